@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_BACKEND_H
+#define PIPIT_KERNELS_BACKEND_H
+
+/* A backend: a device, its memory, and the table of operations of kernels/ops.h.
+ *
+ * `ref` (plain C, the definition), `cpu` (instruction sets chosen at run time), `cuda` (a module
+ * opened at run time). One thread, the engine's worker, makes all calls on one backend. Calls may
+ * return before the device is done; `read` and `sync` wait. Nothing here allocates except create,
+ * alloc, weight_create and reserve. */
+
+#include "base/error.h"
+#include "kernels/ops.h"
+
+struct backend;
+
+struct backend_config {
+    int n_threads;      /* CPU backends; 0: base/cpu.h's count */
+    uint32_t cpu_mask;  /* CPU flags allowed; UINT32_MAX: all this CPU has */
+    bool keep_mapped;   /* prefer the file's map over repacked weights where a layout allows both */
+};
+
+/* Upper bounds of what one call will see, so that scratch is reserved once. */
+struct backend_limits {
+    int32_t max_rows;    /* of a batch */
+    int32_t max_decode;
+    int32_t max_seqs;
+    int32_t max_cols;    /* largest n_cols of a weight */
+    int32_t max_outputs; /* largest n_rows of a weight other than the output head */
+    int32_t max_heads;   /* n_q */
+    int32_t max_head_dim;
+    int32_t max_slots;   /* of one sequence and group */
+    bool observe;        /* a scoring policy may be used */
+};
+
+struct backend_ops {
+    const char *name;
+
+    int (*create)(const struct backend_config *config, struct backend **ret, struct error *reterr);
+    void (*destroy)(struct backend *be); /* takes NULL; frees scratch, not what alloc gave */
+    /* One line: device or CPU, instruction sets, threads; and the kernel chosen for each slot. */
+    void (*describe)(const struct backend *be, char *buf, size_t size);
+
+    /* Memory. `what` is a literal for messages. Zeroed. */
+    int (*alloc)(struct backend *be, uint64_t bytes, const char *what, void **ret, struct error *reterr);
+    void (*free)(struct backend *be, void *device, uint64_t bytes);
+    int (*free_bytes)(struct backend *be, uint64_t *ret); /* what alloc could still give */
+    int (*write)(struct backend *be, void *device, const void *host, uint64_t bytes);
+    int (*read)(struct backend *be, void *host, const void *device, uint64_t bytes);
+    int (*copy)(struct backend *be, void *device, const void *from_device, uint64_t bytes);
+    int (*zero)(struct backend *be, void *device, uint64_t bytes);
+    int (*sync)(struct backend *be);
+
+    /* Scratch for all ops under `limits`: bytes by `plan` (no device needed, be may be NULL),
+     * taken by `reserve`. */
+    uint64_t (*scratch_bytes)(const struct backend_config *config, const struct backend_limits *limits);
+    int (*reserve)(struct backend *be, const struct backend_limits *limits, struct error *reterr);
+
+    /* Weights. weight_bytes: what weight_create will hold, from the description alone. */
+    uint64_t (*weight_bytes)(const struct backend_config *config, const struct ops_weight_desc *desc);
+    int (*weight_create)(struct backend *be, const struct ops_weight_desc *desc, struct ops_weight *ret,
+                         struct error *reterr);
+    void (*weight_destroy)(struct backend *be, struct ops_weight *w);
+
+    /* Fills page_bytes; -ENOTSUP for a combination of types that this backend lacks. */
+    int (*kv_layout)(struct ops_kv_layout *layout, struct error *reterr);
+
+    int (*embed)(struct backend *be, const struct ops_embed *p);
+    int (*norm)(struct backend *be, const struct ops_norm_op *p);
+    int (*matmul)(struct backend *be, const struct ops_matmul *p);
+    int (*gather)(struct backend *be, const struct ops_gather *p);
+    int (*softcap)(struct backend *be, const struct ops_softcap *p);
+    int (*rope_store)(struct backend *be, const struct ops_rope_store *p);
+    int (*attention)(struct backend *be, const struct ops_attention *p);
+    int (*victim)(struct backend *be, const struct ops_victim *p);
+    int (*cut)(struct backend *be, const struct ops_cut *p);
+    int (*kv_export)(struct backend *be, const struct ops_kv_slots *p);
+    int (*kv_import)(struct backend *be, const struct ops_kv_slots *p);
+};
+
+struct backend {
+    const struct backend_ops *ops;
+    /* The backend's own struct begins with this one. */
+};
+
+/* "ref", "cpu"; "cuda" opens the module (-ENODEV with the cause); "auto": cuda, else cpu. */
+int backend_find(const char *name, const struct backend_ops **ret, struct error *reterr) WARN_UNUSED;
+
+#endif

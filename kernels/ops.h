@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_OPS_H
+#define PIPIT_KERNELS_OPS_H
+
+/* What each operation means. A model's step is a sequence of these coarse operations on a batch of
+ * rows (a row = one token of one sequence); kernels/ref/ defines them in plain C, every other
+ * backend is checked against it. struct backend_ops (kernels/backend.h) is the table.
+ *
+ * Addresses. `void *`, `float *` and so on that are called "device" belong to the backend (got from
+ * backend alloc) and are dereferenced by it alone; on CPU backends they are ordinary memory.
+ * Parameter structs and the arrays they hold by value are host memory, read during the call.
+ *
+ * Activations are f32, row-major, rows `ld` floats apart. Outputs never alias inputs unless said.
+ *
+ * Batch invariance (DESIGN §5.12): a row's bits depend on that row's own inputs, its row class and
+ * its sequence's slots only; never on the other rows, the load or the number of threads. A batch
+ * holds rows of class decode first (n_decode of them), then rows of class prefill; the two classes
+ * may use different arithmetic. The class belongs to the sequence's own history (prompt tokens are
+ * prefill rows, generated tokens decode rows), so that a replay meets the same arithmetic.
+ *
+ * All calls return 0 or a negative errno; -EINVAL is our own mistake, -ENODEV a lost device. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "quant/dtype.h"
+
+/* ---- weights ---------------------------------------------------------------------------- */
+
+/* How a weight will be used: decides the packed layout a backend chooses. */
+enum ops_role {
+    OPS_ROLE_MATMUL, /* read whole, row by row, by matmul */
+    OPS_ROLE_EMBED,  /* single rows read by embed; also by matmul when embeddings are tied */
+    OPS_ROLE_VECTOR, /* norm weights and biases: becomes f32 */
+};
+
+struct ops_weight_desc {
+    const char *name;    /* for messages */
+    enum dtype type;
+    enum ops_role role;
+    int32_t n_rows;      /* outputs; 1 for vectors */
+    int32_t n_cols;      /* inputs: the row length */
+    const void *data;    /* host: rows as in the file; NULL while planning */
+};
+
+/* A prepared weight: the backend's own, made by weight_create, const afterwards. `device` is f32 (n_cols)
+ * for vectors, else private to the backend. */
+struct ops_weight {
+    enum dtype type;
+    enum ops_role role;
+    int32_t n_rows;
+    int32_t n_cols;
+    const void *device;
+    uint64_t bytes;      /* device bytes that this weight holds (0 when the file's map is used) */
+    const void *priv;
+};
+
+/* ---- rows ------------------------------------------------------------------------------- */
+
+struct ops_rows {
+    int32_t n;        /* rows in all */
+    int32_t n_decode; /* the first n_decode are of class decode */
+};
+
+enum ops_norm_kind { OPS_NORM_RMS, OPS_NORM_LAYER };
+
+/* y = norm(x) * w (+ b). RMS: x / sqrt(mean(x^2) + eps). Layer: (x - mean) / sqrt(var + eps). */
+struct ops_norm {
+    const struct ops_weight *w; /* NULL: no norm */
+    const struct ops_weight *b; /* or NULL */
+    float eps;
+    enum ops_norm_kind kind;
+};
+
+struct ops_embed {
+    struct ops_rows rows;
+    const int32_t *ids;         /* host (n); each in [0, w->n_rows), the caller checked */
+    const struct ops_weight *w; /* role embed */
+    float scale;                /* y = scale * row; gemma: sqrt(n_embd) */
+    float *y;                   /* device (n, ld) */
+    int32_t ld;
+};
+
+/* y = norm(x), or y += norm(x) when `add`. y may be x. */
+struct ops_norm_op {
+    struct ops_rows rows;
+    struct ops_norm norm;
+    const float *x; /* device (n, ldx) */
+    float *y;       /* device (n, ldy) */
+    int32_t ldx;
+    int32_t ldy;
+    int32_t n_cols;
+    bool add;
+};
+
+enum ops_act { OPS_ACT_NONE, OPS_ACT_SILU, OPS_ACT_GELU_TANH, OPS_ACT_GELU_ERF, OPS_ACT_RELU };
+
+enum { OPS_MATMUL_MAX_PARTS = 8 };
+
+/* For each part: y = x' W^T + bias, where x' = norm(x) (one norm, computed once for all parts).
+ * `gated`: exactly two parts, y0 = act(part 0) * part 1; y of part 1 is not written.
+ * Otherwise each part's act applies to it, and `add` adds the result to what y holds (residual). */
+struct ops_matmul {
+    struct ops_rows rows;
+    struct ops_norm norm;
+    const float *x; /* device (n, ldx) */
+    int32_t ldx;
+    int32_t n_parts;
+    bool gated;
+    bool add;
+    struct {
+        const struct ops_weight *w;    /* (n_rows, n_cols): n_cols the same for all parts */
+        const struct ops_weight *bias; /* or NULL */
+        float *y;                      /* device (n, ldy) */
+        int32_t ldy;
+        enum ops_act act;
+    } part[OPS_MATMUL_MAX_PARTS];
+};
+
+/* y[i] = x[index[i]] for n_rows rows: the rows that need logits, or SwiftKV's survivors. */
+struct ops_gather {
+    const float *x;       /* device (*, ldx) */
+    float *y;             /* device (n_rows, ldy), not aliasing x */
+    const int32_t *index; /* host (n_rows) */
+    int32_t n_rows;
+    int32_t n_cols;
+    int32_t ldx;
+    int32_t ldy;
+};
+
+/* x = cap * tanh(x / cap), elementwise (gemma2's soft-capping of logits). */
+struct ops_softcap {
+    float *x; /* device (n_rows, ld) */
+    int32_t n_rows;
+    int32_t n_cols;
+    int32_t ld;
+    float cap;
+};
+
+/* ---- the cache -------------------------------------------------------------------------- */
+
+enum { OPS_PAGE_SLOTS = 64 };
+
+enum ops_kv_type { OPS_KV_F32, OPS_KV_F16, OPS_KV_BF16, OPS_KV_FP8, OPS_KV_I8, OPS_KV_Q8_0, OPS_KV_Q4_0 };
+
+/* One page = OPS_PAGE_SLOTS slots of one head group of one store, contiguous. A group holds
+ * k_heads K heads and v_heads V heads (n_k / n_groups, n_v / n_groups, n_groups = gcd(n_k, n_v)).
+ * The order of bytes inside is the backend's own. fp8 and i8 carry one f16 scale per slot and head
+ * (DESIGN §5.6). */
+struct ops_kv_layout {
+    int32_t n_groups;
+    int32_t k_heads; /* of one group */
+    int32_t v_heads;
+    int32_t k_dim;   /* of one head */
+    int32_t v_dim;
+    enum ops_kv_type k_type;
+    enum ops_kv_type v_type;
+    bool k_unrotated;  /* pos=new: K stored before RoPE, rotated as read; ref and cpu only */
+    uint64_t page_bytes; /* filled by backend kv_layout(); a multiple of 64 */
+};
+
+/* One sequence's slots in one store, as attention and store see it. */
+struct ops_kv {
+    const struct ops_kv_layout *layout;
+    uint8_t *pool;         /* device: page p at pool + p * layout->page_bytes */
+    const uint32_t *pages; /* device (n_groups, max_pages): which page holds slots [64i, 64i+64) */
+    int32_t max_pages;
+    int32_t cap;           /* slots per group for which slot_pos and score have room */
+    int32_t *slot_pos;     /* device (n_groups, cap): position held, -1 empty; NULL: slot is position */
+    float *score;          /* device (n_groups, cap): the policy's, or NULL */
+    int32_t n_slots;       /* slots [0, n_slots) may hold live tokens, this step's included */
+};
+
+/* One sequence's share of a batch in one call. Rows [row0, row0 + n_rows) are consecutive tokens
+ * at positions [pos0, pos0 + n_rows). */
+struct ops_seq {
+    int32_t row0;
+    int32_t n_rows;
+    int32_t pos0;
+    int32_t slot0;         /* row i goes to slot slot0 + i, in every group (wraps at `ring`) ... */
+    int32_t ring;          /* 0, or the number of slots of a ring: slot = (slot0 + i) % ring */
+    const int32_t *victim; /* ... unless not NULL: device (n_groups): the one row's slot by group */
+    struct ops_kv kv;
+};
+
+enum ops_rope_form { OPS_ROPE_NONE, OPS_ROPE_NORM /* pairs (2i, 2i+1) */, OPS_ROPE_NEOX /* (i, i+d/2) */ };
+
+struct ops_rope {
+    enum ops_rope_form form;
+    int32_t n_dims;      /* leading dims of a head that rotate */
+    /* angle of pair i at position p = p * inv_freq[i]; cos and sin times `mscale`. Llama-3 factors,
+     * linear and YaRN scaling are already in the table. */
+    const float *inv_freq; /* host (n_dims / 2) */
+    float mscale;
+};
+
+/* q and k: optional per-head RMS norm (qwen3, gemma3), then RoPE at the row's position; q is
+ * written back, k and v go to the sequences' slots (converted to the layout's types as they are
+ * written), slot_pos is set where there is one, score of the slot is zeroed where there is one.
+ * n_q = 0: only K and V are stored (SwiftKV's deep layers); n_k = n_v = 0: only q (AcrossKV readers). */
+struct ops_rope_store {
+    struct ops_rows rows;
+    float *q;       /* device (n, ldq): n_q heads of k_dim */
+    const float *k; /* device (n, ldk): n_k heads of k_dim */
+    const float *v; /* device (n, ldv): n_v heads of v_dim */
+    int32_t ldq;
+    int32_t ldk;
+    int32_t ldv;
+    int32_t n_q;
+    int32_t n_k;
+    int32_t n_v;
+    int32_t k_dim;
+    struct ops_norm q_norm; /* w (k_dim) or NULL */
+    struct ops_norm k_norm;
+    struct ops_rope rope;
+    const struct ops_seq *seqs; /* host (n_seqs), rows ascending, covering all rows */
+    int32_t n_seqs;
+};
+
+/* What a scoring policy wants of attention (DESIGN §5 rules 2 and 4). For each row and query head
+ * with logits x over its visible slots, p = softmax((x + noise) / tau); then for each slot
+ *     score[slot] = damp^(rows seen) * score[slot] + row_weight * sum over the group's heads of p
+ * Accumulation in f32 over rows in order, heads in order. noise none and tau 1 is H2O. */
+enum ops_noise { OPS_NOISE_NONE, OPS_NOISE_GUMBEL, OPS_NOISE_GAUSS, OPS_NOISE_CONST };
+
+struct ops_observe {
+    enum ops_noise noise;
+    bool noise_once;  /* key (seed, layer, head, key position); else the query position too */
+    uint64_t seed;
+    int32_t layer;    /* the reading layer */
+    int32_t row_first; /* rows of the sequence before this one are not observed */
+    float row_weight0; /* weight of row row_first; each later row's is row_growth times it */
+    float row_growth;
+    float damp;       /* 1: none */
+    float tau0;       /* tau of the sequence's first row in this call, */
+    float tau_step;   /* and what each row adds */
+};
+
+/* out = softmax(scale * q k^T [+ alibi] [capped]) v over the slots each row may see: those with
+ * 0 <= slot_pos <= row position, and, with a window, slot_pos > row position - window.
+ * Query head h reads K head h * n_k / n_q and V head h * n_v / n_q (contiguous groups).
+ * Long contexts are split in fixed chunks of slots that depend on n_slots only, merged in order. */
+struct ops_attention {
+    struct ops_rows rows;
+    const float *q; /* device (n, ldq): n_q heads of k_dim, already rotated */
+    float *out;     /* device (n, ldo): n_q heads of v_dim */
+    int32_t ldq;
+    int32_t ldo;
+    int32_t n_q;
+    float scale;
+    float softcap;      /* 0: none */
+    float alibi_max;    /* 0: none; else the bias maximum (8 for MPT) */
+    int32_t window;     /* 0: none */
+    const struct ops_seq *seqs; /* host (n_seqs) */
+    int32_t n_seqs;
+    const struct ops_observe *observe; /* host (n_seqs) or NULL; entries with row_first >= n_rows are off */
+    const struct ops_rope *unrotated_rope; /* with layout->k_unrotated: how to rotate; else NULL */
+};
+
+/* The slot that the next token overwrites, for each group: the smallest score among slots
+ * [0, n_slots) whose position p satisfies sinks <= p < pos_protect; ties to the lower position.
+ * Always exists: the policy's budget is larger than what it protects. */
+struct ops_victim {
+    const struct ops_kv *kv;
+    int32_t sinks;
+    int32_t pos_protect;
+    bool by_position; /* window policies: the smallest position, score unused */
+    bool shared;      /* one choice for all groups: scores summed over groups in order */
+    int32_t *victim;  /* device (n_groups), out */
+};
+
+/* The cut at the end of a prompt: keep `budget` slots of [0, n_slots) per group: all with position
+ * < sinks or >= pos_protect, then the largest scores (ties: the lower position is dropped first).
+ * Survivors in slots >= budget move to dead slots < budget, both in ascending order; slot_pos and score
+ * follow; the rest becomes -1. */
+struct ops_cut {
+    const struct ops_kv *kv;
+    int32_t budget;
+    int32_t sinks;
+    int32_t pos_protect;
+    bool by_position;
+    bool shared;
+};
+
+/* Canonical form of one slot and group, for saved sequences and tests: k_heads * k_dim, then
+ * v_heads * v_dim elements in their types (scales last, K's then V's), independent of backend. */
+struct ops_kv_slots {
+    const struct ops_kv *kv;
+    int32_t group;
+    int32_t slot0;
+    int32_t n_slots;
+    void *host; /* n_slots * ops_kv_slot_bytes(layout) */
+};
+
+/* Bytes of one slot and group in canonical form. */
+uint64_t ops_kv_slot_bytes(const struct ops_kv_layout *layout);
+/* Bytes of one element row of n values of a type, scales apart; and of its scales (0 or 2, blocks). */
+uint64_t ops_kv_type_bytes(enum ops_kv_type type, int32_t n);
+const char *ops_kv_type_name(enum ops_kv_type type);
+
+#endif
