@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_ENGINE_H
+#define PIPIT_ENGINE_ENGINE_H
+
+/* The engine as its users see it (pipit-engine's worker, pipit-eval, pipit-bench): one model on one
+ * backend, its memory plan, and a scheduler that turns submitted token sequences into events.
+ *
+ * The engine knows tokens, not text and not sockets: templates, detokenizing and stop strings are
+ * engine/text/, called by its users. It has no threads but the backend's pool; one thread (the
+ * worker) makes all calls, except engine_interrupt(), which any thread and a signal handler may call.
+ *
+ * Life of a request: engine_submit() checks it against the plan and queues it; engine_step() runs
+ * one batch (decode rows of all running sequences, then prefill chunks up to batch_tokens) and
+ * emits events in order; the last event of a request is ENGINE_EV_DONE, also after engine_cancel.
+ * Between two tokens of a running batch nothing is allocated, locked or logged. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/text/sampler.h"
+
+struct engine;
+struct tok;
+struct gguf;
+struct plan; /* engine/kv/plan.h */
+
+struct engine_config {
+    const char *model_path;
+    const char *const *overlay_paths; /* (n_overlays) */
+    int n_overlays;
+    const char *backend;    /* "auto", "ref", "cpu", "cuda" */
+    int n_threads;          /* 0: all this process may use */
+    uint32_t cpu_mask;      /* UINT32_MAX: all */
+    int32_t ctx;            /* positions a sequence may have; 0: the model's own, cut to what fits */
+    int32_t n_seqs;         /* sequences at once, at least 1 */
+    int32_t batch_tokens;   /* rows of one step; 0: 512 + n_seqs */
+    const char *kv;         /* policy text, NULL: "full" (f16, keep all) */
+    uint64_t memory_bytes;  /* 0: what the machine has free */
+    uint64_t extra_bytes;   /* the caller's own part of the plan (lanes, arenas, journal) */
+    const char *cache_dir;  /* for remembered hashes, or NULL */
+};
+
+void engine_config_default(struct engine_config *c);
+
+/* The plan for a configuration from the GGUF's header alone; nothing is loaded. `ret` is filled
+ * also when it does not fit (-ENOMEM, reterr with the numbers and the largest context that would). */
+int engine_plan(const struct engine_config *c, struct plan *ret, struct error *reterr) WARN_UNUSED;
+
+/* Plans, reserves, loads. `progress` (or NULL) gets 0..1 now and then and may return false to stop
+ * (-ECANCELED). Errors: -ENOMEM with numbers, -EBADMSG for the file, -ENOTSUP for an architecture,
+ * tokenizer, type or policy that this build lacks. */
+int engine_create(const struct engine_config *c, bool (*progress)(void *arg, float done), void *arg,
+                  struct engine **ret, struct error *reterr) WARN_UNUSED;
+void engine_destroy(struct engine *e); /* takes NULL */
+
+struct engine_info {
+    const char *model_name;   /* general.name, or the file's name */
+    const char *arch;
+    const char *backend;      /* describe() of the backend */
+    const char *kv;           /* canonical policy text */
+    char sha256[65];          /* of the base file */
+    int32_t n_vocab;
+    int32_t n_embd;
+    int32_t ctx;
+    int32_t n_seqs;
+    uint64_t n_params;
+};
+const struct engine_info *engine_info(const struct engine *e);
+const struct plan *engine_plan_of(const struct engine *e);
+const struct tok *engine_tok(const struct engine *e);
+const struct gguf *engine_gguf(const struct engine *e); /* the base file: template and other text keys */
+
+/* ---- requests --------------------------------------------------------------------------- */
+
+enum engine_kind {
+    ENGINE_GENERATE, /* continue the prompt */
+    ENGINE_SCORE,    /* only the prompt: log-probability of each token after the first */
+};
+
+struct engine_request {
+    enum engine_kind kind;
+    const int32_t *prompt;  /* (n_prompt) at least 1; copied; each id is checked */
+    int32_t n_prompt;
+    const int32_t *forced;  /* (n_forced) already said before a crash: fed as decode rows, not sampled,
+                               not reported; copied */
+    int32_t n_forced;
+    int32_t max_tokens;     /* new tokens, forced ones included; 0: to the end of the context */
+    bool ignore_end;        /* go on after an end token */
+    struct sampler_params sampler;
+    const char *kv;         /* policy text, NULL: the daemon's default */
+    uint64_t principal;     /* fairness: turns go round principals, then by urgency, then by age */
+    int32_t urgency;        /* -100..100, higher sooner */
+    void *user;             /* comes back with each event */
+    /* Where full logits go, or NULL: f32 (logits_rows, n_vocab), written once, straight by the head's
+     * matmul where the backend can. GENERATE: row (i % logits_rows) for the i-th new token. SCORE:
+     * row (i % logits_rows) for prompt position score_first + i, while i < engine_score_credit(). */
+    float *logits;
+    int32_t logits_rows;
+    int32_t score_first;    /* SCORE: first position whose next-token distribution is wanted */
+};
+
+enum engine_reason { ENGINE_STOP, ENGINE_LENGTH, ENGINE_CONTEXT, ENGINE_CANCELLED, ENGINE_ERROR };
+
+enum engine_event_type {
+    ENGINE_EV_PROGRESS, /* prompt tokens read so far in n_done, at most one a step */
+    ENGINE_EV_TOKEN,    /* one new token */
+    ENGINE_EV_SCORE,    /* rows [index, index + n_done) scored: logprobs (n_done) of the prompt's own tokens */
+    ENGINE_EV_DONE,
+};
+
+enum { ENGINE_MAX_ALTS = 20 };
+
+struct engine_usage {
+    int32_t n_prompt;
+    int32_t n_cached;        /* of the prompt, not computed again */
+    int32_t n_new;
+    int64_t queue_ns;        /* submit to first row */
+    int64_t prefill_ns;      /* first row to first token */
+    int64_t decode_ns;
+    uint64_t kv_bytes;       /* held at the end */
+    uint64_t kv_bytes_full;  /* what the full f16 cache would hold */
+    int64_t n_slots;         /* live at the end, summed over stores and groups */
+    int64_t n_evicted;
+};
+
+struct engine_event {
+    enum engine_event_type type;
+    void *user;
+    int32_t n_done;
+    int32_t index;          /* TOKEN: 0-based index of the new token, forced ones counted */
+    int32_t token;
+    float logprob;          /* natural log, of the model's own distribution */
+    int32_t n_alts;
+    struct {
+        int32_t token;
+        float logprob;
+    } alts[ENGINE_MAX_ALTS];
+    const float *logprobs;  /* SCORE; valid during the call */
+    enum engine_reason reason;
+    struct error error;     /* DONE with ENGINE_ERROR */
+    struct engine_usage usage; /* DONE */
+};
+
+typedef void engine_emit(void *arg, const struct engine_event *ev);
+
+/* 0 and a handle (never 0, never reused). -EMSGSIZE prompt + 1 > context (both counts in the text),
+ * -EINVAL (token id, sampler range, policy text with position), -ENOMEM policy needs more than the plan
+ * holds, -ENOTSUP. No queue limit here: the front has it. */
+int engine_submit(struct engine *e, const struct engine_request *r, uint64_t *ret_handle,
+                  struct error *reterr) WARN_UNUSED;
+
+/* Ends a request with `reason` at the next step; its DONE event still comes. -ENOENT. The user of a
+ * text-level stop uses reason ENGINE_STOP. May be called from inside the emit callback. */
+int engine_cancel(struct engine *e, uint64_t handle, enum engine_reason reason);
+
+/* How many score rows may be written in all so far (grows as the reader frees rows). */
+int engine_score_credit(struct engine *e, uint64_t handle, int64_t n_rows);
+
+/* Runs one batch. Returns the number of requests still queued or running, 0 when idle, or a negative
+ * errno when the device is lost (requests are then gone). */
+int engine_step(struct engine *e, engine_emit *emit, void *arg);
+
+/* Makes a running engine_step give up between operations (a layer or a block of rows): the batch's
+ * work is discarded and will be run again by the next step. For cancelling in a long prefill and
+ * for shutdown. Async-signal-safe. */
+void engine_interrupt(struct engine *e);
+
+/* For health: monotonic ns when the worker last finished an operation, and the longest one yet. */
+void engine_heartbeat(const struct engine *e, int64_t *ret_last_ns, int64_t *ret_longest_ns);
+
+struct engine_counters {
+    uint64_t n_steps;
+    uint64_t n_prompt_tokens;
+    uint64_t n_new_tokens;
+    uint64_t n_evicted;
+    int32_t n_running;
+    int32_t n_queued;
+    uint64_t kv_bytes_used;
+    uint64_t kv_bytes_total;
+};
+void engine_counters(const struct engine *e, struct engine_counters *ret);
+
+#endif
