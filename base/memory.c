@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Anonymous memory, counted. From 2 MiB up a mapping is placed on a 2 MiB boundary by mapping 2 MiB
+ * too much and giving the ends back; MADV_HUGEPAGE is a wish, and its refusal is not an error (a
+ * kernel without transparent huge pages runs everything, slower). Below 2 MiB the C library's heap
+ * does, which lets sanitizers see overruns of small state.
+ *
+ * The counter holds what callers asked for, rounded as it was rounded for them; it does not know
+ * which pages have been touched. */
+
+#include "base/memory.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/checked.h"
+
+#define HUGE_BYTES ((size_t)2 << 20)
+#define LINE_BYTES ((size_t)64)
+
+static _Atomic uint64_t mapped_bytes;
+
+static size_t rounded(size_t size)
+{
+    return (size_t)checked_round_up(size, size >= HUGE_BYTES ? 4096 : LINE_BYTES);
+}
+
+static void *map_huge(size_t bytes)
+{
+    uint8_t *raw = mmap(NULL, bytes + HUGE_BYTES, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (raw == MAP_FAILED) {
+        return NULL;
+    }
+    size_t head = (HUGE_BYTES - ((uintptr_t)raw & (HUGE_BYTES - 1))) & (HUGE_BYTES - 1);
+    uint8_t *p = raw + head;
+
+    if (head) {
+        (void)munmap(raw, head);
+    }
+    (void)munmap(p + bytes, HUGE_BYTES - head);
+    (void)madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
+int memory_map(size_t size, const char *what, void **ret, struct error *reterr)
+{
+    size_t bytes = rounded(size);
+    void *p;
+
+    if (size == 0) {
+        *ret = NULL;
+        return 0;
+    }
+    if (bytes == 0 || bytes > SIZE_MAX - HUGE_BYTES) {
+        return error_set(reterr, -ENOMEM, "%s: %zu bytes are more than an address space", what,
+                         size);
+    }
+    if (bytes >= HUGE_BYTES) {
+        p = map_huge(bytes);
+    } else {
+        p = aligned_alloc(LINE_BYTES, bytes);
+        if (p) {
+            memset(p, 0, bytes);
+        }
+    }
+    if (!p) {
+        return error_set(reterr, -ENOMEM, "%s: no memory for %zu bytes", what, size);
+    }
+    atomic_fetch_add_explicit(&mapped_bytes, bytes, memory_order_relaxed);
+    *ret = p;
+    return 0;
+}
+
+void memory_unmap(void *p, size_t size)
+{
+    size_t bytes = rounded(size);
+
+    if (!p) {
+        return;
+    }
+    if (bytes >= HUGE_BYTES) {
+        (void)munmap(p, bytes);
+    } else {
+        free(p);
+    }
+    atomic_fetch_sub_explicit(&mapped_bytes, bytes, memory_order_relaxed);
+}
+
+uint64_t memory_mapped_bytes(void)
+{
+    return atomic_load_explicit(&mapped_bytes, memory_order_relaxed);
+}
+
+void *memory_arena_take(struct memory_arena *a, size_t bytes)
+{
+    size_t at = a->used;
+
+    assert(bytes <= SIZE_MAX - at - LINE_BYTES);
+    a->used = (at + bytes + LINE_BYTES - 1) & ~(LINE_BYTES - 1);
+    if (!a->base) {
+        return NULL;
+    }
+    assert(a->used <= a->size);
+    return a->base + at;
+}
