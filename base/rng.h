@@ -43,10 +43,11 @@ static inline void rng_philox(struct rng_key key, const uint32_t counter[4], uin
     ret[3] = c3;
 }
 
-/* Uniform in (0, 1): 24 bits, never 0 and never 1, exact in f32. */
+/* Uniform in (0, 1): 23 bits and a half, never 0 and never 1, exact in f32 (with 24 bits and a half
+ * the largest value rounds to 1). */
 static inline float rng_uniform(uint32_t bits)
 {
-    return ((float)(bits >> 8) + 0.5f) * 0x1p-24f;
+    return ((float)(bits >> 9) + 0.5f) * 0x1p-23f;
 }
 
 #endif
