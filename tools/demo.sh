@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# One command from a fresh clone to an answer: installs what is missing, builds, fetches the model,
+# starts pipitd on the CPU, asks, prints the streamed answer and a line of figures, stops the daemon.
+# Usage: tools/demo.sh [PROMPT]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+prompt=${1:-Why do birds sing at dawn? Answer in two sentences.}
+build=${PIPIT_BUILD_DIR:-build}
+
+tools/setup.sh --demo
+if [ ! -f "$build/build.ninja" ]; then
+    echo "demo: configuring" >&2
+    meson setup "$build" >"$build.log" 2>&1 || { cat "$build.log" >&2; exit 1; }
+    rm -f "$build.log"
+fi
+echo "demo: building (quick when nothing changed)" >&2
+ninja -C "$build" >"$build/demo.log" 2>&1 || { tail -n 40 "$build/demo.log" >&2; exit 1; }
+
+ask=(ask --stats)
+if model=$(tools/fetch_model.sh); then
+    ask+=(-n 200)
+else
+    cat >&2 <<'EOF'
+demo: **********************************************************************
+demo: SmolLM2 could not be fetched. Falling back to the 1 MB model in the tree:
+demo: it writes little children's stories and cannot answer questions.
+demo: **********************************************************************
+EOF
+    model=tests/data/stories260K.gguf
+    ask+=(--raw --temp 0 -n 100)
+    prompt=${1:-Once upon a time}
+fi
+
+run=$(mktemp -d "${TMPDIR:-/tmp}/pipit-demo.XXXXXX")
+daemon=
+stop() {
+    if [ -n "$daemon" ]; then
+        kill "$daemon" 2>/dev/null || true
+        wait "$daemon" 2>/dev/null || true
+    fi
+    rm -rf "$run"
+}
+trap stop EXIT
+
+"$build/daemon/front/pipitd" --model "$model" --backend cpu --ctx 2048 --runtime-dir "$run" \
+    2>"$run/log" &
+daemon=$!
+pipit() { "$build/client/pipit" "$@" --runtime-dir "$run"; }
+if ! pipit wait --timeout 60; then
+    cat "$run/log" >&2
+    exit 1
+fi
+echo "demo: asking $(basename "$model"): $prompt" >&2
+pipit "${ask[@]}" "$prompt"
