@@ -28,7 +28,7 @@ enum lane_type {
     LANE_LEASE_GET = 2,  /* body lease (arena, length) -> LANE_LEASE or LANE_ERROR */
     LANE_LEASE_PUT = 3,  /* body lease (arena, buf, generation); no answer */
     LANE_REQUEST = 4,    /* body request; a known id attaches to that request instead */
-    LANE_CANCEL = 5,     /* no body; ends with LANE_DONE cancelled, or LANE_ERROR not found */
+    LANE_CANCEL = 5,     /* body cancel; ends with LANE_DONE cancelled, or LANE_ERROR not found */
     LANE_RESUME = 6,     /* body resume; events from next_seq on come to this lane from now on */
     LANE_PING = 7,       /* -> LANE_PONG (body hello_reply) */
     LANE_STATUS_GET = 8, /* -> LANE_STATUS */
@@ -64,7 +64,7 @@ enum lane_type {
 
 enum lane_flag {
     LANE_F_DETACH = 1 << 0,    /* REQUEST: outlives its lane by 10 s */
-    LANE_F_PRINCIPAL = 1 << 1, /* REQUEST on a privileged door: uid and tenant are another's */
+    LANE_F_PRINCIPAL = 1 << 1, /* REQUEST, RESUME, CANCEL on a privileged door: uid and tenant are another's */
     LANE_F_PROGRESS = 1 << 2,  /* REQUEST: LANE_PROGRESS is wanted */
     LANE_F_REPLAYED = 1 << 3,  /* DONE: the request ran through an engine restart */
 };
@@ -186,6 +186,12 @@ struct lane_resume {
     uint8_t tenant[64];
 };
 
+struct lane_cancel { /* from any lane of the same principal */
+    uint32_t uid; /* with LANE_F_PRINCIPAL, as in lane_request */
+    uint32_t tenant_len;
+    uint8_t tenant[64];
+};
+
 struct lane_credit {
     uint64_t n_rows; /* rows free to be written in all, from the start of the output */
 };
@@ -246,6 +252,7 @@ struct lane_done {
     int64_t n_evicted;
     uint32_t replay;     /* 0 none, 1 exact, 2 approximate */
     uint32_t stop_index; /* which stop string, from 1; 0: another cause */
+    uint64_t seed;       /* that the sampler used, given or drawn */
 };
 
 struct lane_error {
@@ -307,6 +314,8 @@ struct lane_e_request {
     uint32_t out_generation;
     uint32_t flags;
     uint32_t pad;
+    uint64_t seed;           /* for a request that names none; drawn once by the front, so that a replay
+                                draws the same numbers */
 };
 
 struct lane_e_cancel {
@@ -343,6 +352,7 @@ struct lane_record {
         struct lane_lease lease;
         struct lane_request request;
         struct lane_resume resume;
+        struct lane_cancel cancel;
         struct lane_credit credit;
         struct lane_accepted accepted;
         struct lane_progress progress;
@@ -359,6 +369,7 @@ struct lane_record {
     };
 };
 
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "records are read in place");
 _Static_assert(sizeof(struct lane_header) == 32, "wire");
 _Static_assert(sizeof(struct lane_record) == LANE_RECORD_BYTES, "wire");
 _Static_assert(sizeof(struct lane_token) <= LANE_BODY_BYTES, "wire");

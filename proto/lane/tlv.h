@@ -33,7 +33,7 @@ enum tlv_sampling_flag {
 };
 
 /* Every number in its neutral value when a client does not set it: use tlv_sampling_default(). */
-struct tlv_sampling {
+struct tlv_sampling { /* 56 bytes */
     float temperature;
     float top_p;
     float min_p;
@@ -48,6 +48,7 @@ struct tlv_sampling {
     int32_t score_first; /* LANE_KIND_SCORE */
     uint64_t seed;
 };
+_Static_assert(sizeof(struct tlv_sampling) == 56, "wire");
 
 struct tlv_sampling tlv_sampling_default(void);
 
@@ -73,5 +74,8 @@ struct tlv_item {
     const uint8_t *data; /* 8-aligned when buf is */
 };
 int tlv_next(struct tlv_reader *r, struct tlv_item *ret, struct error *reterr) WARN_UNUSED;
+
+/* A TLV_SAMPLING item as a struct: a shorter item is filled with zeros, a longer one cut. */
+void tlv_sampling_read(const struct tlv_item *item, struct tlv_sampling *ret);
 
 #endif

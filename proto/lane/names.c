@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Names and exit codes of the lane's enums (record.h): what people and scripts see. The names are
+ * part of the contract (JSON output, logs, DESIGN §8) and so never change. */
+
+#include "proto/lane/record.h"
+
+#include <stddef.h>
+
+struct name {
+    const char *text;
+    int exit_code;
+};
+
+/* clang-format off */
+static const struct name reasons[] = {
+    [LANE_REASON_STOP]          = {"stop", 0},
+    [LANE_REASON_LENGTH]        = {"length", 0},
+    [LANE_REASON_CONTEXT]       = {"context", 5},
+    [LANE_REASON_CANCELLED]     = {"cancelled", 7},
+    [LANE_REASON_TIMEOUT]       = {"timeout", 7},
+    [LANE_REASON_SLOW_CONSUMER] = {"slow_consumer", 8},
+    [LANE_REASON_SHUTDOWN]      = {"shutdown", 8},
+    [LANE_REASON_ERROR]         = {"error", 8},
+};
+
+static const struct name errors[] = {
+    [LANE_E_INVALID]          = {"INVALID", 2},
+    [LANE_E_PROTOCOL]         = {"PROTOCOL", 8},
+    [LANE_E_ABI]              = {"ABI", 3},
+    [LANE_E_DENIED]           = {"DENIED", 4},
+    [LANE_E_BUSY]             = {"BUSY", 4},
+    [LANE_E_CONTEXT_OVERFLOW] = {"CONTEXT_OVERFLOW", 5},
+    [LANE_E_NO_MEMORY]        = {"NO_MEMORY", 4},
+    [LANE_E_UNSUPPORTED]      = {"UNSUPPORTED", 2},
+    [LANE_E_NOT_FOUND]        = {"NOT_FOUND", 4},
+    [LANE_E_MODEL]            = {"MODEL", 6},
+    [LANE_E_ENGINE_CRASHED]   = {"ENGINE_CRASHED", 8},
+    [LANE_E_SHUTDOWN]         = {"SHUTDOWN", 8},
+    [LANE_E_TOO_LARGE]        = {"TOO_LARGE", 4},
+    [LANE_E_INTERNAL]         = {"INTERNAL", 8},
+};
+
+static const struct name states[] = {
+    [LANE_UNLOADED] = {"unloaded", 0},
+    [LANE_LOADING]  = {"loading", 0},
+    [LANE_READY]    = {"ready", 0},
+    [LANE_FAILED]   = {"failed", 0},
+    [LANE_STOPPING] = {"stopping", 0},
+};
+/* clang-format on */
+
+static const struct name *look_up(const struct name *table, size_t n, uint32_t i)
+{
+    static const struct name unknown = {"unknown", 8};
+
+    return i < n && table[i].text ? &table[i] : &unknown;
+}
+
+const char *lane_reason_name(uint32_t reason)
+{
+    return look_up(reasons, sizeof(reasons) / sizeof(reasons[0]), reason)->text;
+}
+
+const char *lane_error_name(uint32_t code)
+{
+    return look_up(errors, sizeof(errors) / sizeof(errors[0]), code)->text;
+}
+
+const char *lane_state_name(uint32_t state)
+{
+    return look_up(states, sizeof(states) / sizeof(states[0]), state)->text;
+}
+
+int lane_reason_exit(uint32_t reason)
+{
+    return look_up(reasons, sizeof(reasons) / sizeof(reasons[0]), reason)->exit_code;
+}
+
+int lane_error_exit(uint32_t code)
+{
+    return look_up(errors, sizeof(errors) / sizeof(errors[0]), code)->exit_code;
+}
