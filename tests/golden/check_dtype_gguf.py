@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Every element type against the Python package `gguf`, bit for bit, on thousands of blocks.
+
+    check_dtype_gguf.py DTYPE_DUMP
+
+Exit 77 without the package.
+"""
+
+import subprocess
+import sys
+
+try:
+    import gguf
+    import numpy as np
+except ImportError as e:
+    print(f"SKIP: {e}; this check needs numpy and gguf from PyPI")
+    sys.exit(77)
+
+from dtype_inputs import ENCODED, TYPES, corner_floats, random_blocks
+
+
+def run(program, what, name, data):
+    return subprocess.run([program, what, name], input=data, stdout=subprocess.PIPE, check=True).stdout
+
+
+def main():
+    program = sys.argv[1]
+    failed = 0
+    for i, (name, (length, _, _)) in enumerate(TYPES.items()):
+        raw = random_blocks(name, 1 << 16 if length == 1 else 4096, i)
+        want = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name]).astype("<f4").reshape(-1)
+        got = np.frombuffer(run(program, "decode", name, raw.tobytes()), "<f4")
+        bad = int((want.view("<u4") != got.view("<u4")).sum())
+        failed += bad
+        print(f"decode {name:5} {want.size:8} elements, {bad} differ")
+    for i, name in enumerate(ENCODED):
+        x = corner_floats(8192, 1000 + i)
+        want = gguf.quants.quantize(x, gguf.GGMLQuantizationType[name]).tobytes()
+        got = run(program, "encode", name, x.astype("<f4").tobytes())
+        bad = sum(a != b for a, b in zip(want, got)) + abs(len(want) - len(got))
+        failed += bad
+        print(f"encode {name:5} {x.size:8} elements, {bad} bytes differ")
+    return 1 if failed else 0
+
+
+sys.exit(main())
