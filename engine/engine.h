@@ -82,9 +82,10 @@ struct engine_request {
     enum engine_kind kind;
     const int32_t *prompt;  /* (n_prompt) at least 1; copied; each id is checked */
     int32_t n_prompt;
-    const int32_t *forced;  /* (n_forced) already said before a crash: fed as decode rows, not sampled,
-                               not reported; copied */
+    const int32_t *forced;  /* (n_forced) new tokens that are given, not sampled, fed as decode rows: what
+                               was said before a crash, or a text to be scored in decode mode; copied */
     int32_t n_forced;
+    bool report_forced;     /* TOKEN events (with logprob and logits row) for forced tokens too */
     int32_t max_tokens;     /* new tokens, forced ones included; 0: to the end of the context */
     bool ignore_end;        /* go on after an end token */
     struct sampler_params sampler;
@@ -93,8 +94,10 @@ struct engine_request {
     int32_t urgency;        /* -100..100, higher sooner */
     void *user;             /* comes back with each event */
     /* Where full logits go, or NULL: f32 (logits_rows, n_vocab), written once, straight by the head's
-     * matmul where the backend can. GENERATE: row (i % logits_rows) for the i-th new token. SCORE:
-     * row (i % logits_rows) for prompt position score_first + i, while i < engine_score_credit(). */
+     * matmul where the backend can. GENERATE: row (i % logits_rows) is the distribution that new
+     * token i was drawn from, written before its TOKEN event (forced ones only with report_forced).
+     * SCORE: row (i % logits_rows) for prompt position score_first + i (it predicts the token at
+     * score_first + i + 1), while i < engine_score_credit(). */
     float *logits;
     int32_t logits_rows;
     int32_t score_first;    /* SCORE: first position whose next-token distribution is wanted */
@@ -105,7 +108,8 @@ enum engine_reason { ENGINE_STOP, ENGINE_LENGTH, ENGINE_CONTEXT, ENGINE_CANCELLE
 enum engine_event_type {
     ENGINE_EV_PROGRESS, /* prompt tokens read so far in n_done, at most one a step */
     ENGINE_EV_TOKEN,    /* one new token */
-    ENGINE_EV_SCORE,    /* rows [index, index + n_done) scored: logprobs (n_done) of the prompt's own tokens */
+    ENGINE_EV_SCORE,    /* rows [index, index + n_done) are scored: logprobs (n_done) of the prompt's own
+                           next tokens; the last position, which predicts nothing known, gives no row */
     ENGINE_EV_DONE,
 };
 
