@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CPU_CPU_H
+#define PIPIT_KERNELS_CPU_CPU_H
+
+/* The cpu backend from inside: its struct, and the ops that its files give to the table in cpu.c.
+ * Device memory is ordinary memory. Calls return when the work is done. */
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/pool.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/table.h"
+
+struct cpu_slab; /* a piece of huge-page memory that holds several weights (weight.c) */
+
+struct cpu {
+    struct backend base;
+    struct pool *pool;
+    int n_threads;
+    uint32_t flags;
+    struct cpu_table table;
+    struct cpu_slab *slab;        /* where the next small weight goes */
+    void *scratch;                /* taken by reserve */
+    uint64_t scratch_bytes;
+    struct backend_limits limits; /* what scratch was made for */
+    uint8_t *matmul_scratch;
+    uint8_t *kv_scratch;
+};
+
+static inline struct cpu *cpu_of(struct backend *be)
+{
+    return (struct cpu *)be; /* base is the first member */
+}
+
+extern const struct backend_ops cpu_backend_ops;
+
+/* matmul.c, rows.c */
+uint64_t cpu_matmul_scratch_bytes(int n_threads, const struct backend_limits *limits);
+int cpu_matmul(struct backend *be, const struct ops_matmul *p);
+int cpu_embed(struct backend *be, const struct ops_embed *p);
+int cpu_norm(struct backend *be, const struct ops_norm_op *p);
+int cpu_gather(struct backend *be, const struct ops_gather *p);
+int cpu_softcap(struct backend *be, const struct ops_softcap *p);
+
+/* weight.c */
+uint64_t cpu_weight_bytes(const struct backend_config *config, const struct ops_weight_desc *desc);
+int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
+                      struct ops_weight *ret, struct error *reterr);
+void cpu_weight_destroy(struct backend *be, struct ops_weight *w);
+
+/* The cache: kv_scratch has cpu_kv_scratch_bytes(), 64-byte aligned, zeroed once. */
+uint64_t cpu_kv_scratch_bytes(int n_threads, const struct backend_limits *limits);
+int cpu_kv_layout(struct ops_kv_layout *layout, struct error *reterr);
+int cpu_rope_store(struct backend *be, const struct ops_rope_store *p);
+int cpu_attention(struct backend *be, const struct ops_attention *p);
+int cpu_victim(struct backend *be, const struct ops_victim *p);
+int cpu_cut(struct backend *be, const struct ops_cut *p);
+int cpu_kv_export(struct backend *be, const struct ops_kv_slots *p);
+int cpu_kv_import(struct backend *be, const struct ops_kv_slots *p);
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_X86_X86_H
+#define PIPIT_KERNELS_X86_X86_H
+
+/* What each instruction set puts into the cpu backend's table, called weakest first for the flags
+ * that are set (kernels/cpu/table.c). Each function lives in a library of its own with its own
+ * compiler flags; nothing else may be compiled with them. */
+
+#include "kernels/cpu/table.h"
+
+void x86_table_avx2(struct cpu_table *t);       /* CPU_AVX2 */
+void x86_table_avxvnni(struct cpu_table *t);    /* CPU_AVX2 and CPU_AVX_VNNI */
+void x86_table_avx512(struct cpu_table *t);     /* CPU_AVX512 */
+void x86_table_avx512vnni(struct cpu_table *t); /* CPU_AVX512 and CPU_AVX512_VNNI */
+
+#endif
