@@ -220,8 +220,12 @@ struct ops_rope_store {
 
 /* What a scoring policy wants of attention (DESIGN §5 rules 2 and 4). For each row and query head
  * with logits x over its visible slots, p = softmax((x + noise) / tau); then for each slot
- *     score[slot] = damp^(rows seen) * score[slot] + row_weight * sum over the group's heads of p
- * Accumulation in f32 over rows in order, heads in order. noise none and tau 1 is H2O. */
+ *     score[slot] = damp^R * score[slot] + sum over observed rows of (row_weight * sum over the
+ *                   group's query heads of p)
+ * with R the number of observed rows of this call, so that damp acts on what was there before; a
+ * row's own age within the call is in row_weight. Slots in [0, n_slots) that a row does not see get
+ * nothing from it. Accumulation in f32 over rows in order, heads in order. noise none and tau 1 is
+ * H2O. The noise itself is defined in kernels/noise.h. */
 enum ops_noise { OPS_NOISE_NONE, OPS_NOISE_GUMBEL, OPS_NOISE_GAUSS, OPS_NOISE_CONST };
 
 struct ops_observe {
@@ -240,6 +244,11 @@ struct ops_observe {
 /* out = softmax(scale * q k^T [+ alibi] [capped]) v over the slots each row may see: those with
  * 0 <= slot_pos <= row position, and, with a window, slot_pos > row position - window.
  * Query head h reads K head h * n_k / n_q and V head h * n_v / n_q (contiguous groups).
+ * Logits are clamped to +-1e30, and a row that sees no slot gives zeros: finite inputs give finite
+ * outputs. In unrotated layouts (pos=new) the distance between a row and a slot is the number of
+ * live slots of the group that lie between them, not the difference of their positions, for RoPE
+ * and for ALiBi: slot s is rotated at rank(s) + D, rank = live slots with a smaller position,
+ * D = P - rank(P), P = position of the sequence's last row in this call.
  * Long contexts are split in fixed chunks of slots that depend on n_slots only, merged in order. */
 struct ops_attention {
     struct ops_rows rows;
@@ -295,8 +304,13 @@ struct ops_kv_slots {
 
 /* Bytes of one slot and group in canonical form. */
 uint64_t ops_kv_slot_bytes(const struct ops_kv_layout *layout);
-/* Bytes of one element row of n values of a type, scales apart; and of its scales (0 or 2, blocks). */
+/* Bytes of one element row of n values of a type, scales apart; and of its scale (0 or 2). */
 uint64_t ops_kv_type_bytes(enum ops_kv_type type, int32_t n);
+uint64_t ops_kv_scale_bytes(enum ops_kv_type type);
 const char *ops_kv_type_name(enum ops_kv_type type);
+
+/* ALiBi: the bias of query head `head` on a key is -slope * (query position - key position), slopes
+ * 2^(-max * (head + 1) / n_heads); for n_heads not a power of two as MPT does it. */
+float ops_alibi_slope(int32_t head, int32_t n_heads, float max);
 
 #endif

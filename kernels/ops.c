@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The helpers of kernels/ops.h that belong to no backend: sizes and names of the cache's element
+ * types, the canonical size of a slot, ALiBi's slopes. */
+
+#include "kernels/ops.h"
+
+#include <math.h>
+
+static const struct {
+    const char *name;
+    int32_t block_len;
+    int32_t block_bytes;
+    int32_t scale_bytes; /* of one slot and head, apart from the elements */
+} kv_types[] = {
+    [OPS_KV_F32] = {"f32", 1, 4, 0},     [OPS_KV_F16] = {"f16", 1, 2, 0},
+    [OPS_KV_BF16] = {"bf16", 1, 2, 0},   [OPS_KV_FP8] = {"fp8", 1, 1, 2},
+    [OPS_KV_I8] = {"i8", 1, 1, 2},       [OPS_KV_Q8_0] = {"q8_0", 32, 34, 0},
+    [OPS_KV_Q4_0] = {"q4_0", 32, 18, 0},
+};
+
+uint64_t ops_kv_type_bytes(enum ops_kv_type type, int32_t n)
+{
+    return (uint64_t)(n / kv_types[type].block_len) * (uint64_t)kv_types[type].block_bytes;
+}
+
+uint64_t ops_kv_scale_bytes(enum ops_kv_type type)
+{
+    return (uint64_t)kv_types[type].scale_bytes;
+}
+
+const char *ops_kv_type_name(enum ops_kv_type type)
+{
+    return kv_types[type].name;
+}
+
+uint64_t ops_kv_slot_bytes(const struct ops_kv_layout *l)
+{
+    uint64_t k = ops_kv_type_bytes(l->k_type, l->k_dim) + ops_kv_scale_bytes(l->k_type);
+    uint64_t v = ops_kv_type_bytes(l->v_type, l->v_dim) + ops_kv_scale_bytes(l->v_type);
+
+    return (uint64_t)l->k_heads * k + (uint64_t)l->v_heads * v;
+}
+
+float ops_alibi_slope(int32_t head, int32_t n_heads, float max)
+{
+    int32_t pow2 = 1;
+
+    while (pow2 * 2 <= n_heads) {
+        pow2 *= 2;
+    }
+    /* Heads beyond the power of two take the odd steps of the next power's finer series. */
+    double step = head < pow2 ? (double)(head + 1) : (double)(head - pow2) + 0.5;
+    return (float)exp2(-(double)max * step / (double)pow2);
+}

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* out = softmax(logits) V, and what a scoring policy observes on the way.
+ *
+ * The work is cut into units of one sequence, one head group and a block of rows, small enough
+ * that the logits of all its (row, query head) pairs fit the thread's scratch. A unit goes over
+ * the pages twice: K gives the logits of every pair, V the weighted sums; each page is decoded once
+ * for all pairs. Between the two lies an ordinary softmax: largest logit, expf, sum in slot order.
+ *
+ * Logits of 16 slots are formed side by side from a transposed page, each sum in order of dims. A
+ * slot that a row does not see contributes nothing whatever bytes it holds.
+ *
+ * An observed sequence's rows add to the same scores in order, so its unit is the whole sequence
+ * (of one group). */
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/kv_code.h"
+#include "kernels/noise.h"
+#include "kernels/ref/ref.h"
+
+struct job {
+    struct ref *ref;
+    const struct ops_attention *p;
+    struct pool_counter next;
+};
+
+/* One unit: rows [row, row_end) of `seq`, a block of them at a time. */
+struct unit {
+    const struct ops_attention *p;
+    const struct ops_seq *seq;
+    const struct ops_observe *observe; /* NULL: not observed */
+    const struct ops_kv_layout *l;
+    const struct ref_thread *t;
+    size_t max_slots; /* row length of t->logits */
+    int32_t group;
+    int32_t n_heads; /* query heads of the group */
+    int32_t row;
+    int32_t row_end;
+    int32_t rank_offset; /* pos=new: D of ops.h */
+};
+
+static int32_t heads_of_group(const struct ops_attention *p, const struct ops_seq *seq)
+{
+    return p->n_q / seq->kv.layout->n_groups;
+}
+
+static int32_t block_rows(int32_t n_heads)
+{
+    return n_heads < REF_PAIRS ? REF_PAIRS / n_heads : 1;
+}
+
+/* ---- logits -------------------------------------------------------------------------------- */
+
+/* Live slots of the group by position: rank[s] of slot s. Quadratic; pos=new budgets are small. */
+static void rank_slots(struct unit *u)
+{
+    const struct ops_kv *kv = &u->seq->kv;
+    int32_t last = u->seq->pos0 + u->seq->n_rows - 1;
+    int32_t below_last = 0;
+
+    for (int32_t s = 0; s < kv->n_slots; s++) {
+        int32_t pos = ref_kv_pos(kv, u->group, s);
+        int32_t rank = 0;
+
+        for (int32_t o = 0; o < kv->n_slots; o++) {
+            int32_t other = ref_kv_pos(kv, u->group, o);
+
+            rank += other >= 0 && other < pos;
+        }
+        u->t->rank[s] = rank;
+        below_last += pos >= 0 && pos < last;
+    }
+    u->rank_offset = last - below_last;
+}
+
+/* Position of a slot for RoPE and ALiBi. */
+static int32_t slot_angle(const struct unit *u, int32_t slot)
+{
+    return u->l->k_unrotated ? u->t->rank[slot] + u->rank_offset
+                             : ref_kv_pos(&u->seq->kv, u->group, slot);
+}
+
+static bool visible(const struct unit *u, int32_t slot, int32_t row_pos)
+{
+    int32_t pos = ref_kv_pos(&u->seq->kv, u->group, slot);
+
+    return pos >= 0 && pos <= row_pos && (u->p->window == 0 || pos > row_pos - u->p->window);
+}
+
+/* One K head of slots [s0, s0 + n), transposed: (k_dim, OPS_PAGE_SLOTS). */
+static void decode_k(const struct unit *u, int32_t k_head, int32_t s0, int32_t n)
+{
+    size_t head_bytes = ops_kv_type_bytes(u->l->k_type, u->l->k_dim);
+    float *head = u->t->head;
+
+    for (int32_t i = 0; i < n; i++) {
+        struct ref_slot s = ref_kv_slot(&u->seq->kv, u->group, s0 + i);
+
+        kv_code_decode(u->l->k_type, s.k + (size_t)k_head * head_bytes,
+                       ops_kv_scale_bytes(u->l->k_type) ? s.k_scale[k_head] : 0, head, u->l->k_dim);
+        if (u->l->k_unrotated && u->p->unrotated_rope) {
+            ref_rope_head(u->p->unrotated_rope, head, slot_angle(u, s0 + i));
+        }
+        for (int32_t d = 0; d < u->l->k_dim; d++) {
+            u->t->page[d * OPS_PAGE_SLOTS + i] = head[d];
+        }
+    }
+}
+
+static void dot_slots(const float *restrict q, const float *restrict kt, int32_t n_dims,
+                      float *restrict ret)
+{
+    float sum[REF_TILE] = {0};
+
+    for (int32_t d = 0; d < n_dims; d++) {
+        for (int i = 0; i < REF_TILE; i++) {
+            sum[i] += q[d] * kt[d * OPS_PAGE_SLOTS + i];
+        }
+    }
+    for (int i = 0; i < REF_TILE; i++) {
+        ret[i] = sum[i];
+    }
+}
+
+static float finish_logit(const struct unit *u, float dot, float slope, int32_t slot,
+                          int32_t row_pos)
+{
+    float x = u->p->scale * dot;
+
+    if (!visible(u, slot, row_pos)) {
+        return -INFINITY;
+    }
+    if (slope != 0) {
+        x -= slope * (float)(row_pos - slot_angle(u, slot));
+    }
+    if (u->p->softcap > 0) {
+        x = u->p->softcap * tanhf(x / u->p->softcap);
+    }
+    return fminf(fmaxf(x, -1e30f), 1e30f);
+}
+
+/* Logits of one page, row and query head. */
+static void page_logits(const struct unit *u, int32_t row, int32_t head, int32_t s0, int32_t n,
+                        float *logits)
+{
+    const struct ops_attention *p = u->p;
+    const float *q =
+        p->q + (size_t)(u->seq->row0 + row) * (size_t)p->ldq + (size_t)head * (size_t)u->l->k_dim;
+    float slope = p->alibi_max > 0 ? ops_alibi_slope(head, p->n_q, p->alibi_max) : 0;
+    float dots[REF_TILE];
+
+    for (int32_t i = 0; i < n; i += REF_TILE) {
+        dot_slots(q, u->t->page + i, u->l->k_dim, dots);
+        for (int32_t j = i; j < n && j < i + REF_TILE; j++) {
+            logits[s0 + j] = finish_logit(u, dots[j - i], slope, s0 + j, u->seq->pos0 + row);
+        }
+    }
+}
+
+/* ---- softmax ------------------------------------------------------------------------------- */
+
+/* x becomes e^(x - max); returns 1 / their sum, 0 when all are -Inf. */
+static float softmax(float *x, int32_t n)
+{
+    float max = -INFINITY;
+    float sum = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        max = fmaxf(max, x[i]);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        x[i] = max > -INFINITY ? expf(x[i] - max) : 0.0f;
+        sum += x[i];
+    }
+    return sum > 0 ? 1.0f / sum : 0.0f;
+}
+
+/* Adds one row's probabilities to the scores; logits (n_heads, max_slots) are still untouched. */
+static void observe_row(const struct unit *u, int32_t row, const float *logits)
+{
+    const struct ops_observe *o = u->observe;
+    const struct ops_kv *kv = &u->seq->kv;
+    float *score = kv->score + (size_t)u->group * (size_t)kv->cap;
+    float tau = o->tau0 + (float)row * o->tau_step;
+    float weight = o->row_weight0;
+    float *p = u->t->p;
+
+    for (int32_t r = o->row_first; r < row; r++) {
+        weight *= o->row_growth;
+    }
+    memset(u->t->p_sum, 0, (size_t)kv->n_slots * sizeof(float));
+    for (int32_t h = 0; h < u->n_heads; h++) {
+        uint32_t head = (uint32_t)(u->group * u->n_heads + h);
+        float inv;
+
+        for (int32_t s = 0; s < kv->n_slots; s++) {
+            float x = logits[(size_t)h * u->max_slots + (size_t)s];
+
+            p[s] = x == -INFINITY ? x
+                                  : (x + noise_draw(o, head, (uint32_t)(u->seq->pos0 + row),
+                                                    (uint32_t)ref_kv_pos(kv, u->group, s))) /
+                                        tau;
+        }
+        inv = softmax(p, kv->n_slots);
+        for (int32_t s = 0; s < kv->n_slots; s++) {
+            u->t->p_sum[s] += p[s] * inv;
+        }
+    }
+    for (int32_t s = 0; s < kv->n_slots; s++) {
+        score[s] += weight * u->t->p_sum[s];
+    }
+}
+
+static void damp_scores(const struct unit *u)
+{
+    const struct ops_kv *kv = &u->seq->kv;
+    float *score = kv->score + (size_t)u->group * (size_t)kv->cap;
+    float factor = 1;
+
+    for (int32_t r = u->observe->row_first; r < u->seq->n_rows; r++) {
+        factor *= u->observe->damp;
+    }
+    for (int32_t s = 0; s < kv->n_slots; s++) {
+        score[s] *= factor;
+    }
+}
+
+/* ---- values -------------------------------------------------------------------------------- */
+
+/* One V head of slots [s0, s0 + n): (n, v_dim). */
+static void decode_v(const struct unit *u, int32_t v_head, int32_t s0, int32_t n)
+{
+    size_t head_bytes = ops_kv_type_bytes(u->l->v_type, u->l->v_dim);
+
+    for (int32_t i = 0; i < n; i++) {
+        struct ref_slot s = ref_kv_slot(&u->seq->kv, u->group, s0 + i);
+
+        kv_code_decode(u->l->v_type, s.v + (size_t)v_head * head_bytes,
+                       ops_kv_scale_bytes(u->l->v_type) ? s.v_scale[v_head] : 0,
+                       u->t->page + (size_t)i * (size_t)u->l->v_dim, u->l->v_dim);
+    }
+}
+
+static float *out_of(const struct unit *u, int32_t row, int32_t head)
+{
+    return u->p->out + (size_t)(u->seq->row0 + row) * (size_t)u->p->ldo +
+           (size_t)head * (size_t)u->l->v_dim;
+}
+
+static void add_values(const struct unit *u, const float *restrict e, int32_t n,
+                       float *restrict out)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (e[i] == 0) {
+            continue;
+        }
+        for (int32_t d = 0; d < u->l->v_dim; d++) {
+            out[d] += e[i] * u->t->page[i * u->l->v_dim + d];
+        }
+    }
+}
+
+/* ---- units --------------------------------------------------------------------------------- */
+
+/* What is done with one decoded page for one row and query head; logits (n_slots). */
+typedef void pair_fn(const struct unit *u, int32_t row, int32_t head, int32_t s0, int32_t n,
+                     float *logits);
+
+static void value_pair(const struct unit *u, int32_t row, int32_t head, int32_t s0, int32_t n,
+                       float *logits)
+{
+    add_values(u, logits + s0, n, out_of(u, row, head));
+}
+
+/* Decodes each page of each K (or V) head once and calls fn for the rows [r0, r1) and the query
+ * heads that read it. */
+static void over_pages(const struct unit *u, int32_t r0, int32_t r1, bool keys, pair_fn *fn)
+{
+    int32_t n_kv_heads = keys ? u->l->k_heads : u->l->v_heads;
+    int32_t share = u->n_heads / n_kv_heads; /* query heads that read one K or V head */
+
+    for (int32_t kv_head = 0; kv_head < n_kv_heads; kv_head++) {
+        for (int32_t s0 = 0; s0 < u->seq->kv.n_slots; s0 += OPS_PAGE_SLOTS) {
+            int32_t left = u->seq->kv.n_slots - s0;
+            int32_t n = left < OPS_PAGE_SLOTS ? left : OPS_PAGE_SLOTS;
+
+            if (keys) {
+                decode_k(u, kv_head, s0, n);
+            } else {
+                decode_v(u, kv_head, s0, n);
+            }
+            for (int32_t pair = 0; pair < (r1 - r0) * share; pair++) {
+                int32_t row = r0 + pair / share;
+                int32_t h = kv_head * share + pair % share;
+
+                fn(u, row, u->group * u->n_heads + h, s0, n,
+                   u->t->logits + (size_t)((row - r0) * u->n_heads + h) * u->max_slots);
+            }
+        }
+    }
+}
+
+static void block(const struct unit *u, int32_t r0, int32_t r1)
+{
+    over_pages(u, r0, r1, true, page_logits);
+    for (int32_t row = r0; row < r1; row++) {
+        float *logits = u->t->logits + (size_t)(row - r0) * (size_t)u->n_heads * u->max_slots;
+
+        if (u->observe && row >= u->observe->row_first) {
+            observe_row(u, row, logits);
+        }
+        for (int32_t h = 0; h < u->n_heads; h++) {
+            float *x = logits + (size_t)h * u->max_slots;
+            float scale = softmax(x, u->seq->kv.n_slots);
+
+            for (int32_t s = 0; s < u->seq->kv.n_slots; s++) {
+                x[s] *= scale;
+            }
+            memset(out_of(u, row, u->group * u->n_heads + h), 0,
+                   (size_t)u->l->v_dim * sizeof(float));
+        }
+    }
+    over_pages(u, r0, r1, false, value_pair);
+}
+
+static void run_unit(struct unit *u)
+{
+    int32_t step = block_rows(u->n_heads);
+
+    if (u->l->k_unrotated) {
+        rank_slots(u);
+    }
+    if (u->observe) {
+        damp_scores(u);
+    }
+    for (int32_t r = u->row; r < u->row_end; r += step) {
+        block(u, r, r + step < u->row_end ? r + step : u->row_end);
+    }
+}
+
+static const struct ops_observe *observe_of(const struct ops_attention *p, int32_t seq)
+{
+    const struct ops_observe *o = p->observe ? &p->observe[seq] : NULL;
+
+    return o && o->row_first < p->seqs[seq].n_rows && p->seqs[seq].kv.score ? o : NULL;
+}
+
+/* Finds unit `index` of the call; false when there are fewer. */
+static bool find_unit(const struct ops_attention *p, int32_t index, struct unit *u)
+{
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        const struct ops_seq *seq = &p->seqs[i];
+        int32_t n_heads = heads_of_group(p, seq);
+        int32_t rows = observe_of(p, i) ? seq->n_rows : block_rows(n_heads);
+        int32_t n_blocks = rows > 0 ? (seq->n_rows + rows - 1) / rows : 0;
+
+        if (index < n_blocks * seq->kv.layout->n_groups) {
+            u->seq = seq;
+            u->observe = observe_of(p, i);
+            u->l = seq->kv.layout;
+            u->n_heads = n_heads;
+            u->group = index / n_blocks;
+            u->row = index % n_blocks * rows;
+            u->row_end = u->row + rows < seq->n_rows ? u->row + rows : seq->n_rows;
+            return true;
+        }
+        index -= n_blocks * seq->kv.layout->n_groups;
+    }
+    return false;
+}
+
+static void units(void *arg, int tid, int n_threads)
+{
+    struct job *job = arg;
+    struct unit u = {
+        .p = job->p,
+        .t = &job->ref->threads[tid],
+        .max_slots = (size_t)job->ref->limits.max_slots,
+    };
+
+    (void)n_threads;
+    while (find_unit(job->p, pool_counter_take(&job->next), &u)) {
+        run_unit(&u);
+    }
+}
+
+int ref_attention(struct backend *be, const struct ops_attention *p)
+{
+    struct ref *ref = (struct ref *)be;
+    struct job job = {.ref = ref, .p = p};
+
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        const struct ops_kv_layout *l = p->seqs[i].kv.layout;
+
+        if (p->seqs[i].kv.n_slots > ref->limits.max_slots ||
+            heads_of_group(p, &p->seqs[i]) > ref->limits.max_heads ||
+            l->k_dim > ref->limits.max_head_dim || l->v_dim > ref->limits.max_head_dim ||
+            p->n_q % (l->n_groups * l->k_heads) != 0 || p->n_q % (l->n_groups * l->v_heads) != 0) {
+            return -EINVAL;
+        }
+    }
+    pool_run(ref->pool, units, &job);
+    return 0;
+}

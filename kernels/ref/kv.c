@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The reference page: K of all 64 slots [slot][k_heads][k_dim], then V [slot][v_heads][v_dim], then
+ * the scales of K [slot][k_heads] and of V [slot][v_heads] where the types have them. Export and
+ * import of slots in canonical form, which is the same order for one slot. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "kernels/ref/ref.h"
+
+struct sizes { /* bytes of one slot's sections */
+    size_t k;
+    size_t v;
+    size_t k_scale;
+    size_t v_scale;
+};
+
+static struct sizes sizes_of(const struct ops_kv_layout *l)
+{
+    return (struct sizes){
+        .k = (size_t)l->k_heads * (size_t)ops_kv_type_bytes(l->k_type, l->k_dim),
+        .v = (size_t)l->v_heads * (size_t)ops_kv_type_bytes(l->v_type, l->v_dim),
+        .k_scale = (size_t)l->k_heads * (size_t)ops_kv_scale_bytes(l->k_type),
+        .v_scale = (size_t)l->v_heads * (size_t)ops_kv_scale_bytes(l->v_type),
+    };
+}
+
+int ref_kv_layout(struct ops_kv_layout *l, struct error *reterr)
+{
+    if (l->k_type > OPS_KV_I8 || l->v_type > OPS_KV_I8) {
+        return error_set(reterr, -ENOTSUP, "backend \"ref\" has no cache of type %s",
+                         ops_kv_type_name(l->k_type > OPS_KV_I8 ? l->k_type : l->v_type));
+    }
+    l->page_bytes = OPS_PAGE_SLOTS * ops_kv_slot_bytes(l);
+    return 0;
+}
+
+struct ref_slot ref_kv_slot(const struct ops_kv *kv, int32_t group, int32_t slot)
+{
+    struct sizes size = sizes_of(kv->layout);
+    size_t i = (size_t)(slot % OPS_PAGE_SLOTS);
+    size_t entry = (size_t)group * (size_t)kv->max_pages + (size_t)(slot / OPS_PAGE_SLOTS);
+    uint8_t *page = kv->pool + (size_t)kv->pages[entry] * kv->layout->page_bytes;
+    uint8_t *v = page + OPS_PAGE_SLOTS * size.k;
+    uint8_t *k_scale = v + OPS_PAGE_SLOTS * size.v;
+    uint8_t *v_scale = k_scale + OPS_PAGE_SLOTS * size.k_scale;
+
+    return (struct ref_slot){
+        .k = page + i * size.k,
+        .v = v + i * size.v,
+        .k_scale = (uint16_t *)(void *)(k_scale + i * size.k_scale),
+        .v_scale = (uint16_t *)(void *)(v_scale + i * size.v_scale),
+    };
+}
+
+int32_t ref_kv_pos(const struct ops_kv *kv, int32_t group, int32_t slot)
+{
+    return kv->slot_pos ? kv->slot_pos[(size_t)group * (size_t)kv->cap + (size_t)slot] : slot;
+}
+
+int ref_kv_export(struct backend *be, const struct ops_kv_slots *p)
+{
+    struct sizes size = sizes_of(p->kv->layout);
+    uint8_t *host = p->host;
+
+    (void)be;
+    for (int32_t i = 0; i < p->n_slots; i++) {
+        struct ref_slot s = ref_kv_slot(p->kv, p->group, p->slot0 + i);
+
+        memcpy(host, s.k, size.k);
+        memcpy(host += size.k, s.v, size.v);
+        memcpy(host += size.v, s.k_scale, size.k_scale);
+        memcpy(host += size.k_scale, s.v_scale, size.v_scale);
+        host += size.v_scale;
+    }
+    return 0;
+}
+
+int ref_kv_import(struct backend *be, const struct ops_kv_slots *p)
+{
+    struct sizes size = sizes_of(p->kv->layout);
+    const uint8_t *host = p->host;
+
+    (void)be;
+    for (int32_t i = 0; i < p->n_slots; i++) {
+        struct ref_slot s = ref_kv_slot(p->kv, p->group, p->slot0 + i);
+
+        memcpy(s.k, host, size.k);
+        memcpy(s.v, host += size.k, size.v);
+        memcpy(s.k_scale, host += size.v, size.k_scale);
+        memcpy(s.v_scale, host += size.k_scale, size.v_scale);
+        host += size.v_scale;
+    }
+    return 0;
+}

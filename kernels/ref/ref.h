@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_REF_REF_H
+#define PIPIT_KERNELS_REF_REF_H
+
+/* The reference backend, inside: one file per operation, all sharing this struct.
+ *
+ * Plain C17, scalar, f32 accumulation in written order. Threads share out whole rows, tokens or
+ * head groups and never a part of a sum, so the bits do not depend on their number. Private: the
+ * rest of the tree sees ref_backend only. */
+
+#include "base/pool.h"
+#include "kernels/backend.h"
+
+enum {
+    REF_TILE = 16,  /* tokens that a matmul inner loop and slots that a logit loop take at once */
+    REF_PAIRS = 32, /* (row, query head) pairs of one attention block, unless n_q is larger */
+};
+
+/* Scratch of one thread. */
+struct ref_thread {
+    float *w;      /* (2, max_cols): two decoded weight rows, or one row of activations */
+    float *logits; /* (max(REF_PAIRS, max_heads), max_slots) */
+    float *page;   /* (OPS_PAGE_SLOTS, max_head_dim): one decoded head of one page */
+    float *head;   /* (max_head_dim) */
+    float *p;      /* (max_slots): probabilities of one observed row and head */
+    float *p_sum;  /* (max_slots): their sum over the heads of a group */
+    int32_t *rank; /* (max_slots): pos=new */
+};
+
+struct ref {
+    struct backend be;
+    struct pool *pool;
+    int n_threads;
+    struct backend_limits limits;
+    void *scratch;
+    size_t scratch_size;
+    struct ref_thread *threads; /* (n_threads) */
+    float *xt;                  /* matmul: (tiles of rows, n_cols, REF_TILE) */
+    int32_t *order;             /* cut: (max_slots) */
+    float *score;               /* shared victim and cut: (max_slots) */
+};
+
+extern const struct backend_ops ref_backend;
+
+/* Where one slot of one group lies: K heads [k_heads][k_dim], V heads, and a scale per head. */
+struct ref_slot {
+    uint8_t *k;
+    uint8_t *v;
+    uint16_t *k_scale;
+    uint16_t *v_scale;
+};
+
+struct ref_slot ref_kv_slot(const struct ops_kv *kv, int32_t group, int32_t slot);
+/* Position held by a slot, -1 when empty. */
+int32_t ref_kv_pos(const struct ops_kv *kv, int32_t group, int32_t slot);
+int ref_kv_layout(struct ops_kv_layout *layout, struct error *reterr);
+
+/* One row of n values; y may be x. */
+void ref_norm_row(const struct ops_norm *norm, const float *x, float *y, int32_t n);
+float ref_act(enum ops_act act, float x);
+/* One head at angle position `pos`, in place. */
+void ref_rope_head(const struct ops_rope *rope, float *x, int32_t pos);
+
+int ref_embed(struct backend *be, const struct ops_embed *p);
+int ref_norm(struct backend *be, const struct ops_norm_op *p);
+int ref_matmul(struct backend *be, const struct ops_matmul *p);
+int ref_gather(struct backend *be, const struct ops_gather *p);
+int ref_softcap(struct backend *be, const struct ops_softcap *p);
+int ref_rope_store(struct backend *be, const struct ops_rope_store *p);
+int ref_attention(struct backend *be, const struct ops_attention *p);
+int ref_victim(struct backend *be, const struct ops_victim *p);
+int ref_cut(struct backend *be, const struct ops_cut *p);
+int ref_kv_export(struct backend *be, const struct ops_kv_slots *p);
+int ref_kv_import(struct backend *be, const struct ops_kv_slots *p);
+
+#endif
