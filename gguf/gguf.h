@@ -5,7 +5,8 @@
 /* GGUF version 3 files (the GGUF specification of ggml), read by memory map and never trusted:
  * every count, length, offset and shape is checked against the file's size, with checked
  * arithmetic, before it is used; after gguf_open() succeeded, everything returned here lies inside
- * the map. A broken file gets a message that names the key or tensor.
+ * the map. A broken file gets a message that names the key or tensor. (A file that somebody
+ * truncates while it is mapped still ends the process with SIGBUS, as any mapped file does.)
  *
  * Checked: magic, version, counts against the bytes left; key and tensor names (valid UTF-8, at
  * most 65,535 and 63 bytes, no duplicates); value types, array nesting (none) and lengths; tensor
@@ -57,9 +58,10 @@ size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);
 const struct gguf_tensor *gguf_tensor_find(const struct gguf *g, const char *name); /* NULL: none */
 
-/* Keys. Each returns 0, -ENOENT without the key, -EBADMSG (with key, expected and found type in
- * reterr) for another type or a value outside the asked range. Integers of every width and sign
- * are accepted where they fit; f64 where f32 is asked. */
+/* Keys. Each returns 0, -ENOENT without the key (reterr untouched: many keys are optional),
+ * -EBADMSG (with key, expected and found type in reterr) for another type or a value outside the
+ * asked range. Integers of every width and sign are accepted where they fit; f64 where f32 is
+ * asked; NaN and infinities are not. */
 bool gguf_has(const struct gguf *g, const char *key);
 int gguf_get_u64(const struct gguf *g, const char *key, uint64_t min, uint64_t max, uint64_t *ret,
                  struct error *reterr) WARN_UNUSED;
@@ -76,7 +78,8 @@ struct gguf_str gguf_array_str(const struct gguf *g, const char *key_of_str_arra
 int gguf_array_f32(const struct gguf *g, const char *key, float *dst, size_t n, struct error *reterr) WARN_UNUSED;
 int gguf_array_i64(const struct gguf *g, const char *key, int64_t *dst, size_t n, struct error *reterr) WARN_UNUSED;
 
-/* Iteration over keys (for copying files): name, type and the raw encoded value. */
+/* Iteration over keys (for copying files): name, type and the raw encoded value, a string's length
+ * or an array's type and count included. */
 size_t gguf_n_keys(const struct gguf *g);
 void gguf_key_at(const struct gguf *g, size_t i, struct gguf_str *ret_name, enum gguf_type *ret_type,
                  const void **ret_raw, size_t *ret_raw_bytes);
@@ -86,7 +89,9 @@ void gguf_key_at(const struct gguf *g, size_t i, struct gguf_str *ret_name, enum
 int gguf_sha256(const char *path, const char *cache_dir, char ret_hex[65], struct error *reterr) WARN_UNUSED;
 
 /* Writing: keys first, then tensors declared, then their data in the declared order. The file is
- * written to "PATH.tmp", fsynced and renamed by finish; abort removes it. */
+ * written to "PATH.tmp", fsynced and renamed by finish; abort removes it. Calls return 0 or a
+ * negative errno; the first failure sticks, and finish returns it with its cause, so a caller may
+ * leave checking to the end. `general.alignment` goes through u32 or raw, before the tensors. */
 struct gguf_writer;
 int gguf_writer_create(const char *path, struct gguf_writer **ret, struct error *reterr) WARN_UNUSED;
 int gguf_writer_u32(struct gguf_writer *w, const char *key, uint32_t v) WARN_UNUSED;
