@@ -162,20 +162,20 @@ static void variable_name(const struct option_row *row, char *ret, size_t size)
     }
 }
 
-static const char *variable_find(char *const environ[], const char *name)
+static const char *variable_find(char *const env[], const char *name)
 {
     size_t n = strlen(name);
 
-    for (size_t i = 0; environ && environ[i]; i++) {
-        if (strncmp(environ[i], name, n) == 0 && environ[i][n] == '=') {
-            return environ[i] + n + 1;
+    for (size_t i = 0; env && env[i]; i++) {
+        if (strncmp(env[i], name, n) == 0 && env[i][n] == '=') {
+            return env[i] + n + 1;
         }
     }
     return NULL;
 }
 
 /* Unknown PIPIT_ variables are not refused: several programs share the prefix. */
-int options_environ(const struct option_table *t, void *config, char *const environ[],
+int options_environ(const struct option_table *t, void *config, char *const env[],
                     struct error *reterr)
 {
     struct options_seen seen = {0};
@@ -189,7 +189,7 @@ int options_environ(const struct option_table *t, void *config, char *const envi
             continue;
         }
         variable_name(row, name, sizeof(name));
-        text = variable_find(environ, name);
+        text = variable_find(env, name);
         int r = text ? options_row_set(t, row, config, text, &seen, name, reterr) : 0;
         if (r < 0) {
             return r;
@@ -346,8 +346,8 @@ int options_argv(const struct option_table *t, void *config, int argc, char *con
 }
 
 int options_load(const struct option_table *t, void *config, int argc, char *const argv[],
-                 char *const environ[], const char *config_option,
-                 struct option_list *ret_positionals, struct error *reterr)
+                 char *const env[], const char *config_option, struct option_list *ret_positionals,
+                 struct error *reterr)
 {
     struct walk w = {.t = t, .argc = argc, .argv = argv, .got = got_find, .wanted = config_option};
     char name[80];
@@ -359,14 +359,14 @@ int options_load(const struct option_table *t, void *config, int argc, char *con
         r = walk(&w, reterr);
         if (r == 0 && row && !w.found) {
             variable_name(row, name, sizeof(name));
-            w.found = variable_find(environ, name);
+            w.found = variable_find(env, name);
         }
         if (r == 0 && w.found) {
             r = options_file(t, config, w.found, reterr);
         }
     }
     if (r == 0) {
-        r = options_environ(t, config, environ, reterr);
+        r = options_environ(t, config, env, reterr);
     }
     if (r == 0) {
         r = options_argv(t, config, argc, argv, ret_positionals, reterr);

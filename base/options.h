@@ -80,17 +80,17 @@ struct option_table {
 };
 
 /* Everything, in order of precedence: defaults, the file that the option `config_option` names on
- * the command line or in the environment (NULL: none), `environ` (NULL: none), argv[1..). What is
+ * the command line or in the environment (NULL: none), `env` (NULL: none), argv[1..). What is
  * not an option goes to *ret_positionals (NULL: refused), "-" included; "--" ends the options. */
 int options_load(const struct option_table *t, void *config, int argc, char *const argv[],
-                 char *const environ[], const char *config_option,
+                 char *const env[], const char *config_option,
                  struct option_list *ret_positionals, struct error *reterr) WARN_UNUSED;
 
 /* The same, source by source. */
 int options_defaults(const struct option_table *t, void *config, struct error *reterr) WARN_UNUSED;
 int options_file(const struct option_table *t, void *config, const char *path,
                  struct error *reterr) WARN_UNUSED;
-int options_environ(const struct option_table *t, void *config, char *const environ[],
+int options_environ(const struct option_table *t, void *config, char *const env[],
                     struct error *reterr) WARN_UNUSED;
 int options_argv(const struct option_table *t, void *config, int argc, char *const argv[],
                  struct option_list *ret_positionals, struct error *reterr) WARN_UNUSED;
