@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_TESTS_KERNELS_CHECK_H
+#define PIPIT_TESTS_KERNELS_CHECK_H
+
+/* Checks one operation of one backend against the reference, and times it, from one body:
+ *
+ *     check_case(c, "rows %d", n);                    a fresh case
+ *     struct check_buf *x = check_buf(c, "x", bytes); fill x->init
+ *     while (check_call(c)) {                         once a side; in bench mode again and again
+ *         p.x = check_dev(c, x); c->err = c->ops->norm(c->be, &p);
+ *     }
+ *     check_floats(c, y, n, ld, n_cols, &tol_reduce); compare
+ *
+ * Sides: 0 the reference, 1 the backend under test with 2 threads, 2 and 3 the same with 1 and 3
+ * threads, whose every output must equal side 1's bit for bit. Buffers lie between guard bytes.
+ *
+ *     check_norm [--backend cpu|ref|cuda] [--mask NAME] [--bench] [--filter TEXT]
+ *
+ * The backend cpu is run once for each set of instructions this CPU has. Exits 77 when the backend
+ * is absent. Each program defines check_op(). */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/backend.h"
+#include "tests/kernels/tolerance.h"
+
+enum { CHECK_SIDES = 4, CHECK_GUARD = 256, CHECK_BUFS = 32, CHECK_SAMPLES = 200 };
+
+struct check_buf {
+    const char *what;
+    size_t bytes;
+    uint8_t *init;             /* what every side starts from */
+    uint8_t *dev[CHECK_SIDES]; /* first guard byte */
+    uint8_t *out[CHECK_SIDES]; /* what the sides made of it */
+};
+
+struct check {
+    /* for the body */
+    const struct backend_ops *ops; /* of the side being called */
+    struct backend *be;
+    int side;
+    int err; /* what the call returned: 0, or the same on all sides */
+    uint64_t bench_bytes; /* bytes that the case has to move, for GB/s */
+    bool bench;
+    /* inside */
+    struct backend *sides[CHECK_SIDES];
+    struct check_buf bufs[CHECK_BUFS];
+    int n_bufs;
+    char name[160];
+    const char *variant;
+    const char *filter;
+    int errs[CHECK_SIDES];
+    bool warm; /* false in a side's first call: set up what buffers cannot hold */
+    int n_samples;
+    double started;
+    double samples[CHECK_SAMPLES];
+    double copy_rate; /* bytes/s, read and written, of a copy that does not fit the L2 */
+    uint32_t counter;
+    uint32_t words[4];
+    uint32_t seed;
+    int n_failed;
+    int n_passed;
+};
+
+void check_op(struct check *c);
+extern const struct backend_limits check_limits;
+
+/* Random numbers, the same for a variant of a program. */
+float check_uniform(struct check *c);                            /* (0, 1) */
+int32_t check_range(struct check *c, int32_t lo, int32_t hi);    /* [lo, hi] */
+float check_normal(struct check *c);
+void check_fill(struct check *c, struct check_buf *b, float scale); /* normal f32 */
+
+/* False: left out by --filter, do nothing more. */
+bool check_case(struct check *c, const char *fmt, ...) PRINTF_LIKE(2, 3);
+struct check_buf *check_buf(struct check *c, const char *what, size_t bytes);
+void *check_dev(const struct check *c, const struct check_buf *b); /* NULL for NULL */
+/* Ends the call before and begins the next; false when all sides have had theirs. */
+bool check_call(struct check *c);
+void check_clear(struct check *c);
+void check_fail(struct check *c, const char *fmt, ...) PRINTF_LIKE(2, 3);
+void check_require(int r, const char *what);
+double check_now(void);
+
+/* n rows of n_cols, `ld` apart, of `got` against `want`. */
+void check_rows(struct check *c, const char *what, const float *got, const float *want, int32_t n,
+                int32_t ld, int32_t n_cols, const struct tolerance *tol);
+/* Side 1 against the reference, and nothing written between the rows. */
+void check_floats(struct check *c, const struct check_buf *b, int32_t n, int32_t ld, int32_t n_cols,
+                  const struct tolerance *tol);
+void check_bits(struct check *c, const char *what, const void *got, const void *want, size_t bytes);
+
+#endif

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The main() of every check program: which backend, which instruction sets, the sides of a check,
+ * the copy bandwidth that benches are measured against. See check.h. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/memory.h"
+#include "base/pool.h"
+#include "tests/kernels/check.h"
+
+#define AVX2 CPU_AVX2
+#define AVX512 (CPU_AVX2 | CPU_AVX512)
+
+static const struct {
+    const char *name;
+    uint32_t mask;
+} variants[] = {
+    {"none", 0},
+    {"avx2", AVX2},
+    {"avx2+vnni", AVX2 | CPU_AVX_VNNI},
+    {"avx512", AVX512},
+    {"avx512+vnni", AVX512 | CPU_AVX512_VNNI},
+    {"avx512+bf16", AVX512 | CPU_AVX512_VNNI | CPU_AVX512_BF16},
+    {"all", UINT32_MAX},
+};
+
+enum { COPY_BYTES = 64 << 20 };
+
+struct copy {
+    uint8_t *from;
+    uint8_t *to;
+};
+
+static void copy_piece(void *arg, int tid, int n_threads)
+{
+    struct copy *copy = arg;
+    size_t piece = COPY_BYTES / (size_t)n_threads / 64 * 64;
+
+    memcpy(copy->to + (size_t)tid * piece, copy->from + (size_t)tid * piece, piece);
+}
+
+/* Bytes read and written a second by two threads that copy 64 MiB. */
+static double copy_rate(void)
+{
+    struct copy copy;
+    struct pool *pool;
+    void *from;
+    void *to;
+    double best = 1e9;
+
+    check_require(pool_create(2, &pool, NULL), "threads");
+    check_require(memory_map(COPY_BYTES, "copy", &from, NULL), "copy");
+    check_require(memory_map(COPY_BYTES, "copy", &to, NULL), "copy");
+    copy = (struct copy){from, to};
+    for (int i = 0; i < 10; i++) {
+        double t = check_now();
+
+        pool_run(pool, copy_piece, &copy);
+        t = check_now() - t;
+        best = t < best ? t : best;
+    }
+    memory_unmap(from, COPY_BYTES);
+    memory_unmap(to, COPY_BYTES);
+    pool_destroy(pool);
+    return 2.0 * COPY_BYTES / best;
+}
+
+static void open_side(struct check *c, int side, const char *name, int n_threads, uint32_t mask)
+{
+    const struct backend_ops *ops;
+    struct error e = {0};
+    struct backend_config config = {.n_threads = n_threads, .cpu_mask = mask};
+
+    if (backend_find(name, &ops, &e) < 0 || ops->create(&config, &c->sides[side], &e) < 0) {
+        printf("SKIP: %s\n", e.text);
+        exit(77);
+    }
+    if (ops->reserve(c->sides[side], &check_limits, &e) < 0) {
+        printf("FAIL: %s\n", e.text);
+        exit(1);
+    }
+}
+
+static void run(struct check *c, const char *backend, const char *name, uint32_t mask)
+{
+    char variant[64];
+    char text[1024];
+    int failed = c->n_failed;
+    int passed = c->n_passed;
+
+    (void)snprintf(variant, sizeof(variant), "%s %s", backend, name);
+    c->variant = variant;
+    c->seed = 1;
+    c->counter = 0;
+    open_side(c, 0, "ref", 2, UINT32_MAX);
+    open_side(c, 1, backend, 2, mask);
+    open_side(c, 2, backend, 1, mask);
+    open_side(c, 3, backend, 3, mask);
+    if (c->bench) {
+        c->sides[1]->ops->describe(c->sides[1], text, sizeof(text));
+        printf("%s\n", text);
+    }
+    check_op(c);
+    check_clear(c);
+    for (int s = 0; s < CHECK_SIDES; s++) {
+        c->sides[s]->ops->destroy(c->sides[s]);
+    }
+    printf("%s: %d passed, %d failed\n", variant, c->n_passed - passed, c->n_failed - failed);
+}
+
+static const char *option(int argc, char **argv, const char *name)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], name) == 0) {
+            return i + 1 < argc ? argv[i + 1] : "";
+        }
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    static struct check c;
+    const char *backend = option(argc, argv, "--backend");
+    const char *only = option(argc, argv, "--mask");
+    uint32_t done[sizeof(variants) / sizeof(variants[0])];
+    int n_done = 0;
+
+    c.bench = option(argc, argv, "--bench") != NULL;
+    c.filter = option(argc, argv, "--filter");
+    backend = backend ? backend : "cpu";
+    if (c.bench) {
+        c.copy_rate = copy_rate();
+        printf("copy: %.1f GB/s\n", c.copy_rate / 1e9);
+    }
+    for (size_t i = 0; i < sizeof(variants) / sizeof(variants[0]); i++) {
+        uint32_t flags = variants[i].mask & cpu_flags();
+        bool known = false;
+
+        for (int j = 0; j < n_done; j++) {
+            known = known || done[j] == flags;
+        }
+        if (strcmp(backend, "cpu") != 0) {
+            run(&c, backend, "", UINT32_MAX);
+            break;
+        }
+        if (only ? strcmp(only, variants[i].name) == 0 : !known) {
+            run(&c, backend, variants[i].name, variants[i].mask);
+            done[n_done++] = flags;
+        }
+    }
+    printf("%d passed, %d failed\n", c.n_passed, c.n_failed);
+    return c.n_failed > 0 || c.n_passed == 0;
+}

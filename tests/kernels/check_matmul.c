@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* matmul: every weight type, norms, biases, activations, gate and residual, several parts, one row
+ * and many; and batch invariance: a row alone has the bits it has in a batch, within its class.
+ * The reference is checked against sums in double. */
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/kernels/check_weight.h"
+
+const struct backend_limits check_limits = {
+    .max_rows = 512,
+    .max_decode = 16,
+    .max_seqs = 8,
+    .max_cols = 2048,
+    .max_outputs = 2048,
+    .max_heads = 8,
+    .max_head_dim = 64,
+    .max_slots = 64,
+};
+
+struct shape {
+    enum dtype type;
+    int32_t n;
+    int32_t n_decode;
+    int32_t n_cols;
+    int32_t n_rows[3]; /* of each part */
+    int n_parts;
+    int options;
+};
+
+enum { GATED = 1, ADD = 2, NORM = 4, BIAS = 8, EXTREME = 16, LAYER = 32 };
+
+struct inputs {
+    struct check_weight w[3];
+    struct check_weight bias[3];
+    struct check_weight norm;
+    struct check_buf *x;
+    struct check_buf *y[3];
+};
+
+static const struct tolerance *tolerance_of(enum dtype type)
+{
+    switch (type) {
+    case DTYPE_F32:
+    case DTYPE_F16:
+    case DTYPE_BF16:
+        return &tol_reduce;
+    default:
+        return &tol_int8_acts;
+    }
+}
+
+/* Row i of a part in double, before activation. */
+static double in_double(const struct shape *s, const struct inputs *in, int part, int32_t i,
+                        int32_t r)
+{
+    const float *x = (const float *)(const void *)in->x->init + (size_t)i * (size_t)s->n_cols;
+    const float *w = in->w[part].f32 + (size_t)r * (size_t)s->n_cols;
+    double mean = 0;
+    double square = 0;
+    double sum = 0;
+
+    for (int32_t k = 0; k < s->n_cols; k++) {
+        mean += s->options & LAYER ? (double)x[k] / s->n_cols : 0;
+    }
+    for (int32_t k = 0; k < s->n_cols; k++) {
+        square += (x[k] - mean) * (x[k] - mean) / s->n_cols;
+    }
+    for (int32_t k = 0; k < s->n_cols; k++) {
+        double v = s->options & NORM ? (x[k] - mean) / sqrt(square + 1e-6) * (double)in->norm.f32[k]
+                                     : (double)x[k];
+
+        sum += v * (double)w[k];
+    }
+    return s->options & BIAS ? sum + (double)in->bias[part].f32[r] : sum;
+}
+
+static double silu(double x)
+{
+    return x / (1 + exp(-x));
+}
+
+static void against_double(struct check *c, const struct shape *s, const struct inputs *in)
+{
+    for (int part = 0; part < (s->options & GATED ? 1 : s->n_parts); part++) {
+        int32_t n_rows = s->n_rows[part];
+        float *want = malloc((size_t)s->n * (size_t)n_rows * 4);
+
+        for (int32_t i = 0; i < s->n; i++) {
+            for (int32_t r = 0; r < n_rows; r++) {
+                size_t at = (size_t)i * (size_t)n_rows + (size_t)r;
+                double v = in_double(s, in, part, i, r);
+
+                if (s->options & GATED) {
+                    v = silu(v) * in_double(s, in, 1, i, r);
+                } else if (part == 0 && s->n_parts > 1) {
+                    v = silu(v);
+                }
+                if (s->options & ADD) {
+                    v += ((const float *)(const void *)in->y[part]->init)[at];
+                }
+                want[at] = (float)v;
+            }
+        }
+        check_rows(c, "reference against double", (const void *)in->y[part]->out[0], want, s->n,
+                   n_rows, n_rows, &tol_reduce);
+        free(want);
+    }
+}
+
+static void prepare(struct check *c, const struct shape *s, struct inputs *in)
+{
+    *in = (struct inputs){0};
+    check_weight_make(c, &in->norm, DTYPE_F32, OPS_ROLE_VECTOR, 1, s->n_cols, 1);
+    in->x = check_buf(c, "x", (size_t)s->n * (size_t)s->n_cols * 4);
+    check_fill(c, in->x, 1);
+    if (s->options & EXTREME) {
+        float *x = (float *)(void *)in->x->init;
+
+        memset(x, 0, (size_t)s->n_cols * 4);
+        for (int32_t k = 0; k < s->n_cols && s->n > 1; k++) {
+            x[s->n_cols + k] = k % 7 == 0 ? 1e12f : 1e-12f;
+        }
+    }
+    for (int i = 0; i < s->n_parts; i++) {
+        check_weight_make(c, &in->w[i], s->type, OPS_ROLE_MATMUL, s->n_rows[i], s->n_cols,
+                          1 / sqrtf((float)s->n_cols));
+        check_weight_make(c, &in->bias[i], DTYPE_F32, OPS_ROLE_VECTOR, 1, s->n_rows[i], 1);
+        in->y[i] = check_buf(c,
+                             i == 0   ? "y0"
+                             : i == 1 ? "y1"
+                                      : "y2",
+                             (size_t)s->n * (size_t)s->n_rows[i] * 4);
+        check_fill(c, in->y[i], 1);
+    }
+}
+
+static struct ops_matmul params(const struct check *c, const struct shape *s,
+                                const struct inputs *in)
+{
+    struct ops_matmul p = {
+        .rows = {s->n, s->n_decode},
+        .norm = {.w = s->options & NORM ? &in->norm.w[c->side] : NULL,
+                 .eps = 1e-6f,
+                 .kind = s->options & LAYER ? OPS_NORM_LAYER : OPS_NORM_RMS},
+        .x = check_dev(c, in->x),
+        .ldx = s->n_cols,
+        .n_parts = s->n_parts,
+        .gated = s->options & GATED,
+        .add = s->options & ADD,
+    };
+
+    for (int i = 0; i < s->n_parts; i++) {
+        p.part[i].w = &in->w[i].w[c->side];
+        p.part[i].bias = s->options & BIAS ? &in->bias[i].w[c->side] : NULL;
+        p.part[i].y = check_dev(c, in->y[i]);
+        p.part[i].ldy = s->n_rows[i];
+        p.part[i].act = i == 0 && s->n_parts > 1 ? OPS_ACT_SILU : OPS_ACT_NONE;
+    }
+    return p;
+}
+
+/* Each of a few rows alone, on the backend under test: the same bits. */
+static void alone(struct check *c, const struct shape *s, const struct inputs *in)
+{
+    c->side = 1;
+    c->be = c->sides[1];
+    c->ops = c->be->ops;
+    for (int32_t i = 0; i<s->n; i += s->n> 4 ? s->n / 4 : 1) {
+        struct ops_matmul p = params(c, s, in);
+        size_t row_bytes = (size_t)s->n_rows[0] * 4;
+        uint8_t *got = malloc(row_bytes);
+        uint8_t *y = check_dev(c, in->y[0]);
+
+        check_require(c->ops->write(c->be, y, in->y[0]->init + (size_t)i * row_bytes, row_bytes),
+                      "y");
+        p.rows = (struct ops_rows){1, i < s->n_decode ? 1 : 0};
+        p.x += (size_t)i * (size_t)s->n_cols;
+        check_require(c->ops->matmul(c->be, &p), "matmul");
+        check_require(c->ops->read(c->be, got, y, row_bytes), "y");
+        check_bits(c, "a row alone", got, in->y[0]->out[1] + (size_t)i * row_bytes, row_bytes);
+        free(got);
+    }
+}
+
+static void one(struct check *c, const struct shape *s)
+{
+    struct inputs in;
+
+    if (!check_case(c, "matmul %s n %d/%d cols %d rows %d,%d,%d options %d",
+                    dtype_info(s->type)->name, s->n, s->n_decode, s->n_cols, s->n_rows[0],
+                    s->n_rows[1], s->n_rows[2], s->options)) {
+        return;
+    }
+    prepare(c, s, &in);
+    for (int i = 0; i < s->n_parts; i++) {
+        uint64_t row_bytes = 0;
+
+        (void)dtype_row_bytes(s->type, (uint64_t)s->n_cols, &row_bytes);
+        c->bench_bytes += row_bytes * (uint64_t)s->n_rows[i];
+    }
+    while (check_call(c)) {
+        struct ops_matmul p = params(c, s, &in);
+
+        c->err = c->ops->matmul(c->be, &p);
+    }
+    if (!c->bench) {
+        for (int i = 0; i < (s->options & GATED ? 1 : s->n_parts); i++) {
+            check_floats(c, in.y[i], s->n, s->n_rows[i], s->n_rows[i], tolerance_of(s->type));
+        }
+        against_double(c, s, &in);
+        alone(c, s, &in);
+    }
+    for (int i = 0; i < 3; i++) {
+        check_weight_free(c, &in.w[i]);
+        check_weight_free(c, &in.bias[i]);
+    }
+    check_weight_free(c, &in.norm);
+}
+
+static void bench(struct check *c)
+{
+    static const enum dtype types[] = {DTYPE_Q4_1, DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_F16};
+    static const int32_t n[] = {1, 8, 512};
+
+    for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+        for (size_t i = 0; i < sizeof(n) / sizeof(n[0]); i++) {
+            struct shape s = {types[t], n[i], n[i] <= 8 ? n[i] : 0, 2048, {2048, 2048}, 2, GATED};
+
+            one(c, &s);
+        }
+    }
+}
+
+void check_op(struct check *c)
+{
+    static const enum dtype types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0,
+                                       DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1, DTYPE_Q8_0,
+                                       DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K};
+
+    if (c->bench) {
+        bench(c);
+        return;
+    }
+    for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+        int32_t block = dtype_info(types[t])->block_len;
+        int32_t odd = block == 1 ? 67 : block == 32 ? 96 : 256;
+        struct shape shapes[] = {
+            {types[t], 1, 1, odd, {1}, 1, 0},
+            {types[t], 1, 0, odd, {17}, 1, NORM},
+            {types[t], 5, 2, odd, {33, 16, 7}, 3, NORM | BIAS},
+            {types[t], 19, 3, 512, {50, 50}, 2, NORM | GATED},
+            {types[t], 35, 0, 256, {64}, 1, ADD | BIAS},
+            {types[t], 4, 4, 1536, {31}, 1, NORM | LAYER},
+            {types[t], 3, 3, 256, {20}, 1, EXTREME},
+            {types[t], 3, 1, 256, {20, 20}, 2, EXTREME | GATED | NORM},
+        };
+
+        for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+            one(c, &shapes[i]);
+        }
+    }
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_TESTS_KERNELS_TOLERANCE_H
+#define PIPIT_TESTS_KERNELS_TOLERANCE_H
+
+/* How far a kernel may be from the reference, and why. nmse = sum((a - b)^2) / sum(b^2) over one
+ * output; max = largest |a - b| as a share of the root mean square of b. A NaN or an infinity where
+ * the reference has none fails whatever the tolerance. Copies, layout, slots, victims and cuts are
+ * compared bit for bit and have no entry. */
+
+struct tolerance {
+    double nmse;
+    double max;
+    const char *reason;
+};
+
+/* clang-format off */
+static const struct tolerance
+    /* f32 sums of up to a few thousand terms in another order, FMA or not: the error of each grows
+     * like sqrt(n) * 2^-24; cancellation can make a single output ten times worse than the mean. */
+    tol_reduce = {1e-11, 1e-4, "f32 sums in another order"},
+    /* Elementwise with a polynomial for exp or tanh, good to 1e-6. */
+    tol_elementwise = {1e-12, 1e-4, "polynomial exp and tanh"},
+    /* Softmax weights by a polynomial exp, several partial sums merged with rescaling. */
+    tol_attention = {1e-11, 2e-4, "polynomial exp, chunks merged"},
+    /* K in f16 or bf16 may be multiplied in that type's products but is summed in f32. */
+    tol_attention_test = {1e-9, 1e-3, "double arithmetic against f32"},
+    /* Scores: probabilities in [0, 1] summed over rows; noise through two logarithms (3e-7 each). */
+    tol_score = {1e-9, 1e-3, "noise through two logarithms"},
+    /* Angles at position 1e5: products in double, f32 sine and cosine. */
+    tol_rope = {1e-12, 1e-4, "f32 rotation"},
+    /* Weights of 4-8 bits meet activations rounded to int8 by blocks of 32: a step is absmax / 127,
+     * the error uniform, about 0.3-0.5 % of each product's size. */
+    tol_int8_acts = {1e-4, 6e-2, "activations in int8 by blocks of 32"},
+    /* A value stored in the cache against the f32 it came from, mean of a head's normal data. */
+    tol_store_f16 = {1e-6, 1e-2, "f16: 2^-11 of each value"},
+    tol_store_bf16 = {2e-5, 4e-2, "bf16: 2^-8 of each value"},
+    tol_store_i8 = {2e-4, 6e-2, "int8: half a step of absmax / 127"},
+    tol_store_fp8 = {2e-3, 4e-1, "e4m3: 2^-4 of each value"};
+/* clang-format on */
+
+#endif
