@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_BENCH_EVAL_SCORE_H
+#define PIPIT_BENCH_EVAL_SCORE_H
+
+/* Teacher-forced logits of chunks of a text, row by row, in the two ways of DESIGN §5.
+ *
+ * prefill: the chunk is one prompt and every position from `first` on is scored, as llama.cpp's
+ * perplexity tool does. decode: positions [0, first] are the prompt, the rest is decoded one by one with
+ * the text's own tokens; what a policy does in decode shows only here. Both score the same rows:
+ * row i is the distribution after position first + i, of the token at first + i + 1. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/engine.h"
+
+struct score_chunk {
+    const int32_t *tokens; /* (n) */
+    int32_t n;
+    int32_t first;         /* n - 1 - first rows are scored */
+};
+
+/* Called for each row of each chunk, rows of a chunk in order. logits (n_vocab) is valid during the
+ * call. `logprob` is the engine's own figure for the token that follows. */
+typedef void score_row(void *arg, int chunk, int row, const float *logits, float logprob);
+
+/* What the engine said of each chunk's cache at the end. */
+struct score_result {
+    struct engine_usage usage;
+};
+
+/* Runs n_chunks chunks at once (at most the engine's n_seqs). `buffer`: (n_chunks * window, n_vocab) f32
+ * scratch of the caller, window >= 1. kv NULL: the engine's default policy. */
+int score_run(struct engine *e, bool decode, const struct score_chunk *chunks, int n_chunks,
+              float *buffer, int window, const char *kv, score_row *row, void *arg,
+              struct score_result *results, struct error *reterr) WARN_UNUSED;
+
+/* Natural-log softmax normaliser of a row, in double. */
+double score_log_sum(const float *logits, int n);
+
+/* KL(p || q) in nats of two rows of logits. */
+double score_kl(const float *p, const float *q, int n);
+
+/* Index of the largest, the lower one on a tie. */
+int score_argmax(const float *logits, int n);
+
+#endif
