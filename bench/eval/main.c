@@ -21,6 +21,7 @@
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/options.h"
+#include "bench/eval/generate.h"
 #include "bench/eval/npy.h"
 #include "bench/eval/score.h"
 #include "engine/engine.h"
@@ -40,6 +41,8 @@ struct config {
     int64_t threads;
     int64_t batch;
     char *dump;
+    char *prompts;
+    char *out;
     bool help;
 };
 
@@ -60,13 +63,15 @@ static const struct option_row rows[] = {
     {"threads", 't', OPTION_INT, ROW(threads), 0, 1024, .fallback = "0", .help = "0: all this process may use"},
     {"batch", 'b', OPTION_INT, ROW(batch), 1, 64, .fallback = "1", .help = "chunks at once"},
     {"dump", 0, OPTION_STRING, ROW(dump), .metavar = "FILE.npy", .help = "write the first policy's logits, f32 (rows, vocabulary)"},
+    {"prompts", 0, OPTION_STRING, ROW(prompts), .metavar = "FILE.jsonl", .help = "instead of a text: prompts to answer greedily, JSON lines (bench/eval/generate.h)"},
+    {"out", 'o', OPTION_STRING, ROW(out), .metavar = "FILE.jsonl", .help = "where answers go; else stdout"},
     {"help", 'h', OPTION_FLAG, ROW(help), .flags = OPTION_ARGV_ONLY},
 };
 /* clang-format on */
 
 static const struct option_table table = {
     rows, sizeof(rows) / sizeof(rows[0]), "pipit-eval --model FILE --text FILE [OPTION]...",
-    "Scores a text under one or more cache policies and prints CSV.", 0};
+    "Scores a text, or answers prompts, under one or more cache policies.", 0};
 
 struct policy {
     const char *kv;
@@ -315,6 +320,36 @@ static int eval(const struct config *c, struct error *e)
     return err ? err : err_dump;
 }
 
+/* Answers of every policy, one engine after the other. */
+static int answer(const struct config *c, struct error *e)
+{
+    static struct eval v;
+    struct generate_list list = {0};
+    FILE *out = c->out ? fopen(c->out, "w") : stdout;
+    int err;
+
+    if (!out) {
+        return error_set_errno(e, -errno, "cannot write %s", c->out);
+    }
+    v.c = c;
+    err = open_policies(&v, e);
+    if (!err) {
+        err = generate_load(v.p[0].e, c->prompts, &list, e);
+    }
+    for (int i = 0; i < v.n_policies && !err; i++) {
+        err = generate_run(v.p[i].e, &list, (int)c->batch, v.p[i].kv, out, e);
+    }
+    if (c->out && fclose(out) && !err) {
+        err = error_set_errno(e, -errno, "cannot write %s", c->out);
+    }
+    generate_clear(&list);
+    for (int i = 0; i < v.n_policies; i++) {
+        engine_destroy(v.p[i].e);
+        free(v.p[i].kl);
+    }
+    return err;
+}
+
 int main(int argc, char **argv)
 {
     struct config c = {0};
@@ -328,11 +363,11 @@ int main(int argc, char **argv)
 
         (void)fputs(help ? help : "", stdout);
         free(help);
-    } else if (!c.model || !c.text) {
-        (void)error_set(&e, -EINVAL, "--model and --text are needed");
+    } else if (!c.model || !c.text == !c.prompts) {
+        (void)error_set(&e, -EINVAL, "--model and one of --text and --prompts are needed");
         rc = 2;
     } else {
-        int err = eval(&c, &e);
+        int err = c.prompts ? answer(&c, &e) : eval(&c, &e);
 
         rc = !err ? 0 : err == -EINVAL ? 2 : err == -ENOMEM ? 4 : 6;
     }

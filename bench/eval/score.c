@@ -100,8 +100,9 @@ int score_run(struct engine *e, bool decode, const struct score_chunk *chunks, i
             q.n_forced = q.max_tokens = c->n - 1 - c->first;
             q.report_forced = true;
         }
-        sampler_params_default(&q.sampler);
+        q.sampler = sampler_params_default();
         q.sampler.temperature = 0;
+        q.sampler.n_logprobs = 0;
         int err = engine_submit(e, &q, &jobs[i].handle, reterr);
         if (err) {
             return err;

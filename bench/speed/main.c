@@ -122,7 +122,7 @@ static int run_once(struct run *r, int n_prompt, int n_new, const char *kv, stru
                                    .kv = kv};
         uint64_t handle;
 
-        sampler_params_default(&q.sampler);
+        q.sampler = sampler_params_default();
         q.sampler.temperature = 0;
         int err = engine_submit(r->e, &q, &handle, reterr);
         if (err) {
