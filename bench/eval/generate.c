@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prompts in, answers out. All prompts are submitted in waves of the engine's sequences; an answer's text is
- * collected by the streaming detokenizer as its tokens come and written when its whole wave is done, so
- * that answers stand in the order of the prompts. */
+/* Prompts in, answers out. All prompts are submitted in waves of the engine's sequences; an
+ * answer's text is collected by the streaming detokenizer as its tokens come and written when its
+ * whole wave is done, so that answers stand in the order of the prompts. */
 
 #include "bench/eval/generate.h"
 
@@ -71,7 +71,8 @@ static int load_line(struct engine *e, const char *text, struct generate_prompt 
     json_int_t max = json_integer_value(json_object_get(line, "max_tokens"));
 
     if (!id || max < 1 || max > 100000) {
-        err = error_set(reterr, -EBADMSG, "\"id\" (text) and \"max_tokens\" (1..100000) are needed");
+        err =
+            error_set(reterr, -EBADMSG, "\"id\" (text) and \"max_tokens\" (1..100000) are needed");
     } else {
         p->id = strdup(id);
         p->max_tokens = (int32_t)max;
@@ -161,14 +162,14 @@ static int write_answer(FILE *out, const struct generate_prompt *p, const char *
                         struct answer *a)
 {
     static const char *const reasons[] = {"stop", "length", "context", "cancelled", "error"};
-    json_t *o = json_pack(
-        "{s:s, s:s, s:s%, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:f}", "id", p->id, "policy",
-        policy, "text", a->text ? a->text : "", a->len, "n_prompt", (int)a->usage.n_prompt, "n_new",
-        (int)a->usage.n_new, "reason", reasons[a->reason], "kv_bytes",
-        (json_int_t)a->usage.kv_bytes, "kv_bytes_full", (json_int_t)a->usage.kv_bytes_full,
-        "n_slots", (json_int_t)a->usage.n_slots, "n_evicted", (json_int_t)a->usage.n_evicted,
-        "prefill_ms", (double)a->usage.prefill_ns * 1e-6, "decode_ms",
-        (double)a->usage.decode_ns * 1e-6);
+    json_t *o = json_pack("{s:s, s:s, s:s%, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:f}", "id",
+                          p->id, "policy", policy, "text", a->text ? a->text : "", a->len,
+                          "n_prompt", (int)a->usage.n_prompt, "n_new", (int)a->usage.n_new,
+                          "reason", reasons[a->reason], "kv_bytes", (json_int_t)a->usage.kv_bytes,
+                          "kv_bytes_full", (json_int_t)a->usage.kv_bytes_full, "n_slots",
+                          (json_int_t)a->usage.n_slots, "n_evicted", (json_int_t)a->usage.n_evicted,
+                          "prefill_ms", (double)a->usage.prefill_ns * 1e-6, "decode_ms",
+                          (double)a->usage.decode_ns * 1e-6);
 
     if (!o || json_dumpf(o, out, JSON_COMPACT) || fputc('\n', out) == EOF || fflush(out)) {
         json_decref(o);

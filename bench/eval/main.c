@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipit-eval: what a cache policy costs in quality, on one model and one text.
  *
- * The text is cut into chunks of --ctx tokens (each beginning with the model's BOS where it wants one)
- * and the second half of each chunk is scored, in prefill or in decode mode (score.h). For each policy:
- * perplexity, and against the first policy of the list mean and 99th-percentile KL divergence of the
- * next-token distributions and the share of rows with the same top token.
+ * The text is cut into chunks of --ctx tokens (each beginning with the model's BOS where it wants
+ * one) and the second half of each chunk is scored, in prefill or in decode mode (score.h). For
+ * each policy: perplexity, and against the first policy of the list mean and 99th-percentile KL
+ * divergence of the next-token distributions and the share of rows with the same top token.
  *
- * Every policy gets an engine of its own over the same mapped file; chunks go through all engines in
- * turn, so only one batch of the first policy's logits is held. */
+ * Every policy gets an engine of its own over the same mapped file; chunks go through all engines
+ * in turn, so only one batch of the first policy's logits is held. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -91,7 +91,7 @@ struct eval {
     int32_t *tokens; /* (chunks, ctx) */
     int n_vocab;
     int first;
-    int rows; /* of a chunk */
+    int rows;         /* of a chunk */
     float *reference; /* (batch * rows, n_vocab): the first policy's, when there are others */
     float *window;
     struct npy *dump;
@@ -240,8 +240,8 @@ static int run_batch(struct eval *v, int64_t at, int n, struct error *reterr)
         p->ns += clock_ns() - t0;
         p->kv_bytes = results[0].usage.kv_bytes;
     }
-    (void)fprintf(stderr, "pipit-eval: %" PRId64 " of %" PRId64 " chunks, perplexity %.4f\n", at + n,
-                  v->c->chunks, exp(v->p[0].nll / (double)v->p[0].n_rows));
+    (void)fprintf(stderr, "pipit-eval: %" PRId64 " of %" PRId64 " chunks, perplexity %.4f\n",
+                  at + n, v->c->chunks, exp(v->p[0].nll / (double)v->p[0].n_rows));
     return v->err ? (*reterr = v->error, v->err) : 0;
 }
 
@@ -264,7 +264,8 @@ static void report(struct eval *v)
             kl += p->kl[j];
         }
         qsort(p->kl, (size_t)p->n_rows, sizeof(*p->kl), compare_double);
-        printf("\"%s\",%s,%" PRId64 ",%" PRId64 ",%" PRId64 ",%.4f,%.6f,%.6f,%.4f,%" PRIu64 ",%.1f\n",
+        printf("\"%s\",%s,%" PRId64 ",%" PRId64 ",%" PRId64 ",%.4f,%.6f,%.6f,%.4f,%" PRIu64
+               ",%.1f\n",
                p->kv, modes[v->c->mode], v->c->ctx, v->c->chunks, p->n_rows,
                exp(p->nll / (double)p->n_rows), i ? kl / (double)p->n_rows : 0.0,
                i ? p->kl[p->n_rows * 99 / 100] : 0.0,

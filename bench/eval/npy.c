@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* .npy version 1.0: magic, a Python literal that describes the array, padded so that the data begins
- * at a multiple of 64, then the data. The shape is fixed at creation; npy_finish() checks that it
- * was kept. */
+/* .npy version 1.0: magic, a Python literal that describes the array, padded so that the data
+ * begins at a multiple of 64, then the data. The shape is fixed at creation; npy_finish() checks
+ * that it was kept. */
 
 #include "bench/eval/npy.h"
 
@@ -22,10 +22,10 @@ int npy_create(const char *path, int64_t n_rows, int64_t n_cols, struct npy **re
 {
     char head[192];
     struct npy *n = calloc(1, sizeof(*n));
-    int len = snprintf(head, sizeof(head),
-                       "{'descr': '<f4', 'fortran_order': False, 'shape': (%" PRId64 ", %" PRId64
-                       "), }",
-                       n_rows, n_cols);
+    int len =
+        snprintf(head, sizeof(head),
+                 "{'descr': '<f4', 'fortran_order': False, 'shape': (%" PRId64 ", %" PRId64 "), }",
+                 n_rows, n_cols);
 
     if (!n) {
         return error_set(reterr, -ENOMEM, "no memory for %s", path);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One engine request per chunk: SCORE in prefill mode, GENERATE with forced tokens in decode mode.
- * Logits go straight to the caller's window; in prefill mode rows are acknowledged as they are read,
- * so the window may be much smaller than a chunk. */
+ * Logits go straight to the caller's window; in prefill mode rows are acknowledged as they are
+ * read, so the window may be much smaller than a chunk. */
 
 #include "bench/eval/score.h"
 

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipit-bench: how fast one model is on one backend, as CSV on stdout.
  *
- * Each figure is made the way a user meets it: a prompt of the asked length is submitted to the engine
- * and its steps are timed. `prefill N`: from submit to the first token. `decode D`: from the first
- * token after a prompt of D to the last of -n tokens, per token. With --batch B the same prompt length
- * runs in B sequences at once and decode counts all their tokens.
+ * Each figure is made the way a user meets it: a prompt of the asked length is submitted to the
+ * engine and its steps are timed. `prefill N`: from submit to the first token. `decode D`: from the
+ * first token after a prompt of D to the last of -n tokens, per token. With --batch B the same
+ * prompt length runs in B sequences at once and decode counts all their tokens.
  *
- * Repeats are interleaved over all figures, so that a change in the machine's speed meets all of them,
- * and medians with the spread are printed. Samples during which the kernel took the CPU away from the
- * worker (involuntary context switches) are marked and left out when cleaner ones exist. */
+ * Repeats are interleaved over all figures, so that a change in the machine's speed meets all of
+ * them, and medians with the spread are printed. Samples during which the kernel took the CPU away
+ * from the worker (involuntary context switches) are marked and left out when cleaner ones exist.
+ */
 
 #include <errno.h>
 #include <inttypes.h>
@@ -251,9 +252,9 @@ static int bench(const struct config *c, struct error *e)
 
             err = run_once(&r, p->n_prompt, p->decode ? r.n_new : 1, NULL, e);
             p->clean[rep] = involuntary() == before;
-            p->tok_s[rep] = p->decode ? 1e9 * r.n_tokens_after / (double)(r.last_ns - r.first_ns)
-                                      : 1e9 * p->n_prompt * r.n_batch /
-                                            (double)(r.first_ns - r.submit_ns);
+            p->tok_s[rep] =
+                p->decode ? 1e9 * r.n_tokens_after / (double)(r.last_ns - r.first_ns)
+                          : 1e9 * p->n_prompt * r.n_batch / (double)(r.first_ns - r.submit_ns);
         }
     }
     if (!err && c->header) {
