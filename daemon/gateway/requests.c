@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of requests: fixed slots, found through hash chains keyed with a random number (ids are
+ * chosen by clients). It keeps and counts; what happens to a request is decided in inbound.c,
+ * outbound.c and deliver.c. */
+
+#include "daemon/gateway/requests.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+void requests_init(struct requests *r, uint64_t hash_key)
+{
+    memset(r, 0, sizeof(*r));
+    memset(r->heads, 0xff, sizeof(r->heads));
+    r->hash_key = hash_key | 1;
+}
+
+void requests_finish(struct requests *r)
+{
+    for (int i = 0; i < REQUESTS_MAX; i++) {
+        requests_gather_clear(&r->slots[i]);
+    }
+}
+
+static int32_t *chain(struct requests *r, const uint8_t id[16])
+{
+    uint64_t half[2];
+
+    memcpy(half, id, sizeof(half));
+    half[0] = (half[0] ^ half[1] * r->hash_key) * r->hash_key;
+    return &r->heads[(half[0] >> 32) % REQUESTS_MAX];
+}
+
+struct request *requests_find(struct requests *r, const uint8_t id[16])
+{
+    for (int32_t i = *chain(r, id); i >= 0; i = r->slots[i].next) {
+        if (memcmp(r->slots[i].id, id, sizeof(r->slots[i].id)) == 0) {
+            return &r->slots[i];
+        }
+    }
+    return NULL;
+}
+
+struct request *requests_add(struct requests *r, const uint8_t id[16])
+{
+    int32_t *head = chain(r, id);
+
+    for (int32_t i = 0; i < REQUESTS_MAX; i++) {
+        struct request *q = &r->slots[i];
+
+        if (!q->used) {
+            *q = (struct request){.used = true, .buf = -1, .next_seq = 1, .next = *head};
+            memcpy(q->id, id, sizeof(q->id));
+            *head = i;
+            r->n_used++;
+            return q;
+        }
+    }
+    return NULL;
+}
+
+void requests_remove(struct requests *r, struct request *q)
+{
+    int32_t *link = chain(r, q->id);
+
+    while (&r->slots[*link] != q) {
+        link = &r->slots[*link].next;
+    }
+    *link = q->next;
+    requests_set_orphan(r, q, 0);
+    requests_gather_clear(q);
+    q->used = false;
+    r->n_used--;
+}
+
+bool requests_owned(const struct request *q, uint32_t uid, const uint8_t *tenant, size_t n)
+{
+    return q->uid == uid && q->tenant_len == n && (n == 0 || memcmp(q->tenant, tenant, n) == 0);
+}
+
+int requests_count_uid(const struct requests *r, uint32_t uid)
+{
+    int n = 0;
+
+    for (int i = 0; i < REQUESTS_MAX; i++) {
+        n += r->slots[i].used && r->slots[i].uid == uid;
+    }
+    return n;
+}
+
+void requests_set_orphan(struct requests *r, struct request *q, int64_t deadline_ns)
+{
+    r->n_orphans += (deadline_ns != 0) - (q->orphan_ns != 0);
+    q->orphan_ns = deadline_ns;
+}
+
+int requests_gather_text(struct request *q, const uint8_t *text, size_t n)
+{
+    struct gathered *g = &q->gathered;
+
+    if (n > REQUESTS_GATHER_BYTES - g->n_text) {
+        return -E2BIG;
+    }
+    if (n > g->cap_text - g->n_text) {
+        size_t cap = g->cap_text ? g->cap_text * 2 : 1024;
+        uint8_t *p;
+
+        while (cap < g->n_text + n) {
+            cap *= 2;
+        }
+        p = realloc(g->text, cap);
+        if (!p) {
+            return -ENOMEM;
+        }
+        g->text = p;
+        g->cap_text = cap;
+    }
+    if (n) {
+        memcpy(g->text + g->n_text, text, n);
+    }
+    g->n_text += n;
+    return 0;
+}
+
+static int grow_tokens(struct gathered *g)
+{
+    size_t cap = g->cap_tokens ? g->cap_tokens * 2 : 256;
+    void *p = realloc(g->tokens, cap * sizeof(*g->tokens));
+
+    if (!p) {
+        return -ENOMEM;
+    }
+    g->tokens = p;
+    p = realloc(g->logprobs, cap * sizeof(*g->logprobs));
+    if (!p) {
+        return -ENOMEM;
+    }
+    g->logprobs = p;
+    g->cap_tokens = cap;
+    return 0;
+}
+
+int requests_gather_token(struct request *q, int32_t token, float logprob)
+{
+    struct gathered *g = &q->gathered;
+
+    if (g->n_tokens >= REQUESTS_GATHER_BYTES / sizeof(*g->tokens)) {
+        return -E2BIG;
+    }
+    if (g->n_tokens == g->cap_tokens) {
+        int rc = grow_tokens(g);
+
+        if (rc) {
+            return rc;
+        }
+    }
+    g->tokens[g->n_tokens] = token;
+    g->logprobs[g->n_tokens++] = logprob;
+    return 0;
+}
+
+void requests_gather_clear(struct request *q)
+{
+    free(q->gathered.text);
+    free(q->gathered.tokens);
+    free(q->gathered.logprobs);
+    q->gathered = (struct gathered){0};
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_GATEWAY_REQUESTS_H
+#define PIPIT_DAEMON_GATEWAY_REQUESTS_H
+
+/* The requests under way on the gateway's lane, by their 16-byte ids, and what the gateway gathers
+ * for each: alternatives until their token comes, the whole text of a unary request. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "proto/lane/record.h"
+
+enum {
+    REQUESTS_MAX = 1024,
+    REQUESTS_PER_CLIENT = 64,
+    REQUESTS_PER_UID = 256,
+    REQUESTS_ALTS = 20,
+    REQUESTS_GATHER_BYTES = 1 << 20, /* text, or token ids, of one unary request */
+};
+
+struct gathered {
+    uint8_t *text;
+    size_t n_text;
+    size_t cap_text;
+    int32_t *tokens;
+    float *logprobs; /* as many as tokens */
+    size_t n_tokens;
+    size_t cap_tokens;
+};
+
+struct request {
+    bool used;
+    uint8_t id[16];
+    uint32_t uid;
+    uint32_t tenant_len;
+    uint8_t tenant[64];
+    uint64_t client;  /* handle: who gets the events; 0: nobody now */
+    uint64_t watcher; /* handle: who asked to cancel it from another socket; gets the last event */
+    uint32_t kind;    /* enum lane_kind; 0: resumed from before this gateway's start */
+    int buf;          /* request buffer lent until LANE_ACCEPTED, or -1 */
+    bool unary;
+    bool detach;
+    bool logprobs;
+    bool scoring;   /* holds the score buffer */
+    bool slow;      /* its client stopped reading: the rest is dropped, the reason rewritten */
+    bool cancelled; /* LANE_CANCEL was sent */
+    bool resuming;  /* drop events until the one of next_seq */
+    uint64_t next_seq;
+    int64_t orphan_ns; /* cancel it then, 0: never */
+    uint16_t n_alts;
+    struct lane_alt alts[REQUESTS_ALTS];
+    struct gathered gathered;
+    int32_t next; /* in its hash chain, -1: last */
+};
+
+struct requests {
+    struct request slots[REQUESTS_MAX];
+    int32_t heads[REQUESTS_MAX]; /* hash chains */
+    uint64_t hash_key;
+    int n_used;
+    int n_orphans; /* with orphan_ns set */
+};
+
+void requests_init(struct requests *r, uint64_t hash_key);
+void requests_finish(struct requests *r);
+
+struct request *requests_find(struct requests *r, const uint8_t id[16]); /* or NULL */
+struct request *requests_add(struct requests *r, const uint8_t id[16]);  /* NULL: full */
+void requests_remove(struct requests *r, struct request *q);
+
+bool requests_owned(const struct request *q, uint32_t uid, const uint8_t *tenant, size_t n);
+int requests_count_uid(const struct requests *r, uint32_t uid);
+void requests_set_orphan(struct requests *r, struct request *q, int64_t deadline_ns); /* 0: no more */
+
+/* Adds to what is gathered. -E2BIG over REQUESTS_GATHER_BYTES, -ENOMEM. */
+int requests_gather_text(struct request *q, const uint8_t *text, size_t n) WARN_UNUSED;
+int requests_gather_token(struct request *q, int32_t token, float logprob) WARN_UNUSED;
+void requests_gather_clear(struct request *q);
+
+#endif
