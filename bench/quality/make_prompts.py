@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the prompt files that pipit-eval --prompts answers and bench/quality/score.py scores. Seeded: the same
+options give the same file, byte for byte.
+
+    make_prompts.py needle  --text war-and-peace.txt --chars 7000,14000 --cells 8
+    make_prompts.py repeat  --text tinyshakespeare.txt --chars 4000,8000 --cases 16
+    make_prompts.py summary --tasks xsum_0shot_300.jsonl --cases 100
+    make_prompts.py chat    --tasks mt_bench.jsonl --cases 80
+
+needle   RULER's niah family (single and multi-key with three distractors): a sentence with a seven-digit number is
+         put at each of five depths into the text, and asked for.
+repeat   "Text Repetition" of the SparQ paper, section 5.1: a context, then the beginning of one of its paragraphs
+         again; the model goes on. The repeated passage begins at a paragraph border.
+"""
+
+import argparse
+import json
+import random
+
+DEPTHS = (0, 25, 50, 75, 100)
+KEYS = ("harbour lantern orchard velvet granite meadow compass thunder willow saddle beacon copper "
+        "marble falcon ribbon cellar anchor pepper bridge candle").split()
+NEEDLE = "One of the special magic numbers for {key} is: {number}."
+ASK = ("Some special magic numbers are hidden within the following text. Make sure to memorize it. I will "
+       "quiz you about the numbers afterwards.\n\n{text}\n\nWhat is the special magic number for {key} "
+       "mentioned in the provided text?")
+
+
+def sentences_cut(text, at):
+    """The end of a sentence at or after `at`."""
+    for i in range(at, min(len(text) - 1, at + 2000)):
+        if text[i] in ".!?" and text[i + 1] in " \n":
+            return i + 1
+    return at
+
+
+def needle(o, rng):
+    text = open(o.text, encoding="utf-8").read().replace("\r", "")
+    for n_chars in o.chars:
+        for depth in DEPTHS:
+            for cell in range(o.cells):
+                start = sentences_cut(text, rng.randrange(len(text) - n_chars - 4000))
+                hay = text[start:start + n_chars].strip()
+                keys = rng.sample(KEYS, 4 if cell % 2 else 1)
+                numbers = [str(rng.randrange(1000000, 10000000)) for _ in keys]
+                at = [sentences_cut(hay, len(hay) * depth // 100)]
+                at += [sentences_cut(hay, rng.randrange(len(hay))) for _ in keys[1:]]
+                for pos, key, number in sorted(zip(at, keys, numbers), reverse=True):
+                    hay = hay[:pos] + " " + NEEDLE.format(key=key, number=number) + " " + hay[pos:]
+                yield {"id": f"needle-{n_chars}-{depth}-{cell}", "user": ASK.format(text=hay, key=keys[0]),
+                       "max_tokens": 24, "answer": numbers[0], "chars": n_chars, "depth": depth,
+                       "kind": "multikey" if len(keys) > 1 else "single"}
+
+
+def repeat(o, rng):
+    text = open(o.text, encoding="utf-8").read().replace("\r", "")
+    for n_chars in o.chars:
+        for case in range(o.cases):
+            at = rng.randrange(len(text) - n_chars - 2000)
+            at = text.index("\n\n", at) + 2
+            context = text[at:at + n_chars]
+            starts = [i + 2 for i in range(len(context) - 800)
+                      if context.startswith("\n\n", i) and i < 0.8 * len(context)]
+            start = rng.choice(starts)
+            shown = context[start:start + 120]
+            shown = shown[:shown.rindex(" ")]
+            yield {"id": f"repeat-{n_chars}-{case}", "prompt": context + "\n\n" + shown, "max_tokens": 128,
+                   "answer": context[start + len(shown):start + len(shown) + 600], "chars": n_chars}
+
+
+def summary(o, rng):
+    lines = [json.loads(line) for line in open(o.tasks, encoding="utf-8")]
+    for case, line in enumerate(lines[:o.cases]):
+        article = line["article"].replace("###\nArticle:", "").split("\n\nSummarize")[0].strip()
+        yield {"id": f"summary-{case}", "user": "Summarize this article in one or two sentences:\n\n" + article,
+               "max_tokens": 96, "answer": line.get("summary_gt") or line.get("summary") or ""}
+
+
+def chat(o, rng):
+    for line in list(open(o.tasks, encoding="utf-8"))[:o.cases]:
+        q = json.loads(line)
+        yield {"id": f"chat-{q['question_id']}", "user": q["turns"][0], "max_tokens": 256, "answer": ""}
+
+
+def main():
+    a = argparse.ArgumentParser()
+    a.add_argument("task", choices=("needle", "repeat", "summary", "chat"))
+    a.add_argument("--text")
+    a.add_argument("--tasks")
+    a.add_argument("--chars", type=lambda s: [int(n) for n in s.split(",")], default=[7000])
+    a.add_argument("--cells", type=int, default=8)
+    a.add_argument("--cases", type=int, default=16)
+    a.add_argument("--seed", type=int, default=1)
+    o = a.parse_args()
+    for row in globals()[o.task](o, random.Random(o.seed)):
+        print(json.dumps(row, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()
