@@ -6,12 +6,17 @@
 #include <errno.h>
 #include <string.h>
 
+#include "kernels/cpu/cpu.h"
 #include "kernels/ref/ref.h"
 
 int backend_find(const char *name, const struct backend_ops **ret, struct error *reterr)
 {
     if (strcmp(name, "ref") == 0) {
         *ret = &ref_backend;
+        return 0;
+    }
+    if (strcmp(name, "cpu") == 0 || strcmp(name, "auto") == 0) {
+        *ret = &cpu_backend;
         return 0;
     }
     if (strcmp(name, "cuda") == 0) {

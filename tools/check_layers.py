@@ -92,7 +92,7 @@ def main():
                 continue
             r = subprocess.run(
                 ["gcc", "-x", lang, f"-std={std}", "-D_GNU_SOURCE", "-Wall", "-Wextra",
-                 "-Wno-unused-parameter", "-Werror", "-I", str(ROOT), "-fsyntax-only", "-"],
+                 "-Wno-unused-parameter", "-Werror", *flags, "-I", str(ROOT), "-fsyntax-only", "-"],
                 input=f'#include "{rel}"\n', text=True, capture_output=True, check=False)
             if r.returncode and "pb-c.h" not in r.stderr:
                 bad.append(f"{rel}: does not compile alone as {lang}:\n{r.stderr.strip()[:600]}")

@@ -32,10 +32,11 @@ static inline struct cpu *cpu_of(struct backend *be)
     return (struct cpu *)be; /* base is the first member */
 }
 
-extern const struct backend_ops cpu_backend_ops;
+extern const struct backend_ops cpu_backend;
 
 /* matmul.c, rows.c */
 uint64_t cpu_matmul_scratch_bytes(int n_threads, const struct backend_limits *limits);
+float *cpu_thread_row(const struct cpu *cpu, int tid); /* (max_cols), scratch of a thread */
 int cpu_matmul(struct backend *be, const struct ops_matmul *p);
 int cpu_embed(struct backend *be, const struct ops_embed *p);
 int cpu_norm(struct backend *be, const struct ops_norm_op *p);
@@ -47,6 +48,7 @@ uint64_t cpu_weight_bytes(const struct backend_config *config, const struct ops_
 int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
                       struct ops_weight *ret, struct error *reterr);
 void cpu_weight_destroy(struct backend *be, struct ops_weight *w);
+void cpu_weight_finish(struct cpu *cpu); /* lets go of the current slab */
 
 /* The cache: kv_scratch has cpu_kv_scratch_bytes(), 64-byte aligned, zeroed once. */
 uint64_t cpu_kv_scratch_bytes(int n_threads, const struct backend_limits *limits);

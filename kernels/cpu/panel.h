@@ -37,8 +37,8 @@
  * Float panels are column after column: F32 f32[16], F16 f16[16]; BF16 goes by pairs of columns,
  * dword of row r = column 2i in the low half, 2i + 1 in the high half (odd counts padded with 0).
  *
- * Activations for quantised weights: blocks of 32 int8 with one f32 scale. nsum are minus the sums
- * of q over each half: shifted left by log2 of a type's zero point they start the integer dot
+ * Activations for quantised weights: blocks of 32 int8 with one f32 scale. nsum are minus the sum
+ * of q, and of its first half: shifted left by log2 of a type's zero point they start the integer dot
  * product, so that (q_w - zero) . q_a is exact in int32. */
 
 #include <stdint.h>
@@ -63,7 +63,7 @@ enum {
 struct panel_act {
     float d;
     float s;          /* d * sum of q */
-    int32_t nsum[2];  /* minus the sum of q[0..15], of q[16..31] */
+    int32_t nsum[2];  /* minus the sum of q[0..31], of q[0..15] */
     int8_t q[32];     /* -127..127 */
 };
 

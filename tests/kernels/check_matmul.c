@@ -78,6 +78,63 @@ static double in_double(const struct shape *s, const struct inputs *in, int part
     return s->options & BIAS ? sum + (double)in->bias[part].f32[r] : sum;
 }
 
+/* Row i of x as a quantised matmul sees it: int8 by blocks of 32. */
+static void round_acts(const struct shape *s, const struct inputs *in, int32_t i, float *ret)
+{
+    const float *x = (const float *)(const void *)in->x->init + (size_t)i * (size_t)s->n_cols;
+
+    for (int32_t b = 0; b < s->n_cols; b += 32) {
+        float top = 0;
+
+        for (int32_t k = b; k < b + 32; k++) {
+            top = fmaxf(top, fabsf(x[k]));
+        }
+        for (int32_t k = b; k < b + 32; k++) {
+            ret[k] = top > 0 ? rintf(x[k] * (127.0f / top)) * (top / 127.0f) : 0;
+        }
+    }
+}
+
+/* A backend that rounds activations must be exact in everything else. */
+static void against_rounded(struct check *c, const struct shape *s, const struct inputs *in)
+{
+    float *x = malloc((size_t)s->n_cols * 4);
+    float *want = malloc((size_t)s->n * (size_t)s->n_rows[0] * 4);
+    float *size = malloc((size_t)s->n * 4);
+
+    for (int32_t i = 0; i < s->n; i++) {
+        double square = 0;
+
+        round_acts(s, in, i, x);
+        for (int32_t r = 0; r < s->n_rows[0]; r++) {
+            const float *w = in->w[0].f32 + (size_t)r * (size_t)s->n_cols;
+            size_t at = (size_t)i * (size_t)s->n_rows[0] + (size_t)r;
+            double v = s->options & BIAS ? (double)in->bias[0].f32[r] : 0;
+
+            for (int32_t k = 0; k < s->n_cols; k++) {
+                v += (double)x[k] * (double)w[k];
+                square += (double)x[k] * w[k] * x[k] * w[k];
+            }
+            v += s->options & ADD ? ((const float *)(const void *)in->y[0]->init)[at] : 0;
+            want[at] = (float)v;
+        }
+        size[i] = (float)sqrt(square / s->n_rows[0]);
+        /* what cancels out is no error: measured against the size of what was summed */
+        for (int32_t r = 0; r < s->n_rows[0]; r++) {
+            size_t at = (size_t)i * (size_t)s->n_rows[0] + (size_t)r;
+            double got = ((const float *)(const void *)in->y[0]->out[1])[at];
+
+            if (!(fabs(got - (double)want[at]) <= tol_reduce.max * (double)size[i])) {
+                check_fail(c, "y[%d][%d] is %g, wanted %g with rounded activations", i, r, got,
+                           (double)want[at]);
+            }
+        }
+    }
+    free(size);
+    free(want);
+    free(x);
+}
+
 static double silu(double x)
 {
     return x / (1 + exp(-x));
@@ -213,6 +270,10 @@ static void one(struct check *c, const struct shape *s)
         }
         against_double(c, s, &in);
         alone(c, s, &in);
+        if (tolerance_of(s->type) == &tol_int8_acts && !(s->options & (NORM | GATED)) &&
+            strcmp(c->sides[1]->ops->name, "cpu") == 0) {
+            against_rounded(c, s, &in);
+        }
     }
     for (int i = 0; i < 3; i++) {
         check_weight_free(c, &in.w[i]);

@@ -29,8 +29,10 @@ static const struct tolerance
     /* Angles at position 1e5: products in double, f32 sine and cosine. */
     tol_rope = {1e-12, 1e-4, "f32 rotation"},
     /* Weights of 4-8 bits meet activations rounded to int8 by blocks of 32: a step is absmax / 127,
-     * the error uniform, about 0.3-0.5 % of each product's size. */
-    tol_int8_acts = {1e-4, 6e-2, "activations in int8 by blocks of 32"},
+     * the error uniform, about 0.3-0.5 % of each product's size; a product of two such sums (gate)
+     * doubles it. Few outputs make a small rms by chance. Without a norm before it the result is
+     * also compared with the same rounding done in the test, to tol_reduce. */
+    tol_int8_acts = {2e-3, 2.5e-1, "activations in int8 by blocks of 32"},
     /* A value stored in the cache against the f32 it came from, mean of a head's normal data. */
     tol_store_f16 = {1e-6, 1e-2, "f16: 2^-11 of each value"},
     tol_store_bf16 = {2e-5, 4e-2, "bf16: 2^-8 of each value"},

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* y = act(norm(x) W^T + bias), gated or added: who does which piece.
+ *
+ * Two steps. First each token is normalised and quantised once for all parts; then panels of 16
+ * rows meet the tokens, and each panel's end (bias, activation, gate, residual) is applied while
+ * its results are in L1. Threads are a grid of token ranges x panel ranges:
+ *
+ *     up to 4 tokens   every thread prepares all tokens for itself: cheaper than a barrier
+ *     below 32 a thread  tokens are shared out for the first step; barrier; panels for the second
+ *     more             each thread has tokens of its own: no barrier, and their activations stay in
+ *                      its L2 while the weights stream past once per chunk of 128 tokens
+ *
+ * Every output is one sum that one thread adds up in a fixed order (panel_body.h), so neither grid
+ * nor batch shows in the bits; rows of class decode and prefill use the same arithmetic. Panel
+ * ranges are cut by bytes of weights, since that is what a few tokens cost. */
+
+#include <errno.h>
+
+#include "kernels/cpu/cpu.h"
+
+enum {
+    FEW_TOKENS = 4,
+    SPLIT_TOKENS = 32, /* a thread's least share when tokens are split */
+    CHUNK_TOKENS = 128,
+    OUT_BYTES = CHUNK_TOKENS * PANEL_ROWS * 4,
+};
+
+/* Scratch of one thread; offsets from matmul_scratch. */
+struct thread_scratch {
+    float *g;            /* (CHUNK_TOKENS, 16) */
+    float *u;            /* (CHUNK_TOKENS, 16) */
+    float *row;          /* (max_cols) a normalised token on its way to quantisation */
+    struct panel_act *q; /* (FEW_TOKENS, max_cols / 32) */
+    float *x;            /* (FEW_TOKENS, max_cols) */
+};
+
+struct job {
+    const struct cpu *cpu;
+    const struct ops_matmul *p;
+    int32_t n_cols;
+    bool need_q; /* a part has quantised weights */
+    bool need_x; /* a part has float weights, and there is a norm */
+    bool use_x;  /* a part has float weights */
+    int token_splits;
+    uint64_t bytes; /* of all units' weights */
+    struct panel_act *q;
+    float *x;
+};
+
+static size_t align64(size_t n)
+{
+    return (n + 63) & ~(size_t)63;
+}
+
+static size_t q_bytes(size_t rows, size_t cols)
+{
+    return align64(rows * ((cols + PANEL_COLS - 1) / PANEL_COLS) * sizeof(struct panel_act));
+}
+
+static size_t x_bytes(size_t rows, size_t cols)
+{
+    return align64(rows * cols * sizeof(float));
+}
+
+static size_t thread_bytes(size_t cols)
+{
+    return 2 * (size_t)OUT_BYTES + x_bytes(1, cols) + q_bytes(FEW_TOKENS, cols) +
+           x_bytes(FEW_TOKENS, cols);
+}
+
+uint64_t cpu_matmul_scratch_bytes(int n_threads, const struct backend_limits *limits)
+{
+    size_t rows = (size_t)limits->max_rows;
+    size_t cols = (size_t)limits->max_cols;
+
+    return q_bytes(rows, cols) + x_bytes(rows, cols) + (size_t)n_threads * thread_bytes(cols);
+}
+
+static struct thread_scratch thread_scratch(const struct cpu *cpu, int tid)
+{
+    size_t rows = (size_t)cpu->limits.max_rows;
+    size_t cols = (size_t)cpu->limits.max_cols;
+    uint8_t *at = cpu->matmul_scratch + q_bytes(rows, cols) + x_bytes(rows, cols) +
+                  (size_t)tid * thread_bytes(cols);
+    struct thread_scratch s;
+
+    s.g = (void *)at;
+    s.u = (void *)(at + OUT_BYTES);
+    s.row = (void *)(at + 2 * OUT_BYTES);
+    s.q = (void *)((uint8_t *)s.row + x_bytes(1, cols));
+    s.x = (void *)((uint8_t *)s.q + q_bytes(FEW_TOKENS, cols));
+    return s;
+}
+
+float *cpu_thread_row(const struct cpu *cpu, int tid)
+{
+    return thread_scratch(cpu, tid).row;
+}
+
+static void prepare_row(const struct job *job, int32_t row, float *tmp, struct panel_act *q,
+                        float *ret_x)
+{
+    const struct cpu_table *table = &job->cpu->table;
+    const struct ops_norm *norm = &job->p->norm;
+    const float *x = job->p->x + (size_t)row * (size_t)job->p->ldx;
+
+    if (norm->w) {
+        float *y = job->need_x ? ret_x : tmp;
+        cpu_norm_fn *fn = norm->kind == OPS_NORM_RMS ? table->norm_rms : table->norm_layer;
+
+        fn(x, norm->w->device, norm->b ? norm->b->device : NULL, norm->eps, job->n_cols, y);
+        x = y;
+    }
+    if (job->need_q) {
+        table->quantize(x, job->n_cols, q);
+    }
+}
+
+static void prepare(const struct job *job, int32_t row0, int32_t row1, float *tmp,
+                    struct panel_act *q, float *x)
+{
+    const size_t n_blocks = (size_t)job->n_cols / PANEL_COLS;
+
+    for (int32_t i = row0; i < row1; i++) {
+        prepare_row(job, i, tmp, q + (size_t)i * n_blocks, x + (size_t)i * (size_t)job->n_cols);
+    }
+}
+
+static int32_t n_panels(const struct ops_weight *w)
+{
+    return (int32_t)(((int64_t)w->n_rows + PANEL_ROWS - 1) / PANEL_ROWS);
+}
+
+/* Panel of a part that begins at or after byte `target` of the job; `before` bytes come first. */
+static int32_t panel_at(uint64_t target, uint64_t before, uint64_t unit_bytes, int32_t n)
+{
+    if (target <= before) {
+        return 0;
+    }
+    uint64_t i = (target - before + unit_bytes - 1) / unit_bytes;
+    return i < (uint64_t)n ? (int32_t)i : n;
+}
+
+/* One panel (of a gated pair: both) and tokens [t0, t0 + n). */
+static void run_panel(const struct job *job, const struct thread_scratch *s,
+                      const struct cpu_acts *acts, int part, int32_t panel, int32_t t0, int32_t n)
+{
+    const struct ops_matmul *p = job->p;
+    const struct ops_weight *w = p->part[part].w;
+    const struct ops_weight *bias = p->part[part].bias;
+    const int32_t row = panel * PANEL_ROWS;
+    const size_t stride = (size_t)panel_bytes(w->type, (uint64_t)w->n_cols);
+    struct cpu_epilogue e = {
+        .g = s->g,
+        .bias = bias ? (const float *)bias->device + row : NULL,
+        .y = p->part[part].y + (size_t)t0 * (size_t)p->part[part].ldy + row,
+        .ldy = (size_t)p->part[part].ldy,
+        .n = n,
+        .n_rows = w->n_rows - row < PANEL_ROWS ? w->n_rows - row : PANEL_ROWS,
+        .act = p->part[part].act,
+        .add = p->add,
+    };
+
+    cpu_table_panel(&job->cpu->table, w->type)((const uint8_t *)w->device + (size_t)panel * stride,
+                                               acts, n, s->g);
+    if (p->gated) {
+        const struct ops_weight *up = p->part[1].w;
+        size_t up_stride = (size_t)panel_bytes(up->type, (uint64_t)up->n_cols);
+
+        cpu_table_panel(&job->cpu->table, up->type)(
+            (const uint8_t *)up->device + (size_t)panel * up_stride, acts, n, s->u);
+        e.u = s->u;
+        e.u_bias = p->part[1].bias ? (const float *)p->part[1].bias->device + row : NULL;
+    }
+    job->cpu->table.epilogue(&e);
+}
+
+static uint64_t unit_bytes(const struct ops_matmul *p, int part)
+{
+    uint64_t bytes = panel_bytes(p->part[part].w->type, (uint64_t)p->part[part].w->n_cols);
+
+    if (p->gated) {
+        bytes += panel_bytes(p->part[1].w->type, (uint64_t)p->part[1].w->n_cols);
+    }
+    return bytes;
+}
+
+/* Tokens [t0, t0 + n) against the thread's share, split `i` of `of`, of all panels. */
+static void run_panels(const struct job *job, const struct thread_scratch *s,
+                       const struct cpu_acts *acts, int i, int of, int32_t t0, int32_t n)
+{
+    const int parts = job->p->gated ? 1 : job->p->n_parts;
+    uint64_t from = job->bytes / (uint64_t)of * (uint64_t)i;
+    uint64_t to = i == of - 1 ? job->bytes : job->bytes / (uint64_t)of * (uint64_t)(i + 1);
+    uint64_t before = 0;
+
+    for (int part = 0; part < parts; part++) {
+        uint64_t unit = unit_bytes(job->p, part);
+        int32_t panels = n_panels(job->p->part[part].w);
+        int32_t end = panel_at(to, before, unit, panels);
+
+        for (int32_t k = panel_at(from, before, unit, panels); k < end; k++) {
+            run_panel(job, s, acts, part, k, t0, n);
+        }
+        before += unit * (uint64_t)panels;
+    }
+}
+
+static void matmul_piece(void *arg, int tid, int n_threads)
+{
+    const struct job *job = arg;
+    const struct ops_matmul *p = job->p;
+    const struct thread_scratch s = thread_scratch(job->cpu, tid);
+    const int64_t n = p->rows.n;
+    const int ti = tid % job->token_splits;
+    const int32_t row0 = (int32_t)(n * ti / job->token_splits);
+    const int32_t row1 = (int32_t)(n * (ti + 1) / job->token_splits);
+    struct panel_act *q = job->q;
+    float *x = job->x;
+
+    if (n <= FEW_TOKENS) {
+        q = s.q;
+        x = s.x;
+        prepare(job, 0, (int32_t)n, s.row, q, x);
+    } else if (job->token_splits == n_threads) {
+        prepare(job, row0, row1, s.row, q, x);
+    } else {
+        prepare(job, (int32_t)(n * tid / n_threads), (int32_t)(n * (tid + 1) / n_threads), s.row, q,
+                x);
+        pool_barrier(job->cpu->pool, tid); /* orders q and x before any thread's panels */
+    }
+    for (int32_t t0 = row0; t0 < row1; t0 += CHUNK_TOKENS) {
+        int32_t chunk = row1 - t0 < CHUNK_TOKENS ? row1 - t0 : CHUNK_TOKENS;
+        struct cpu_acts acts = {.n_cols = job->n_cols};
+
+        acts.ldq = (size_t)job->n_cols / PANEL_COLS;
+        acts.q = q + (size_t)t0 * acts.ldq;
+        acts.ldx = (size_t)(job->need_x ? job->n_cols : p->ldx);
+        acts.x = (job->need_x ? x : p->x) + (size_t)t0 * acts.ldx;
+        run_panels(job, &s, &acts, tid / job->token_splits, n_threads / job->token_splits, t0,
+                   chunk);
+    }
+}
+
+static int check(const struct cpu *cpu, const struct ops_matmul *p)
+{
+    const struct ops_weight *first = p->part[0].w;
+
+    if (p->n_parts < 1 || p->n_parts > OPS_MATMUL_MAX_PARTS || (p->gated && p->n_parts != 2) ||
+        p->rows.n < 0 || p->rows.n > cpu->limits.max_rows || !cpu->matmul_scratch) {
+        return -EINVAL;
+    }
+    for (int i = 0; i < p->n_parts; i++) {
+        const struct ops_weight *w = p->part[i].w;
+
+        if (w->role == OPS_ROLE_VECTOR || w->n_cols != first->n_cols ||
+            w->n_cols > cpu->limits.max_cols || (p->gated && w->n_rows != first->n_rows)) {
+            return -EINVAL;
+        }
+    }
+    return 0;
+}
+
+/* The largest number of token ranges that divides the threads and leaves each range its least. */
+static int choose_token_splits(int n_threads, int32_t n)
+{
+    for (int s = n_threads; s > 1; s--) {
+        if (n_threads % s == 0 && n / s >= SPLIT_TOKENS) {
+            return s;
+        }
+    }
+    return 1;
+}
+
+int cpu_matmul(struct backend *be, const struct ops_matmul *p)
+{
+    struct cpu *cpu = cpu_of(be);
+    struct job job = {.cpu = cpu, .p = p};
+    size_t rows = (size_t)cpu->limits.max_rows;
+    int r = check(cpu, p);
+
+    if (r < 0 || p->rows.n == 0) {
+        return r;
+    }
+    job.n_cols = p->part[0].w->n_cols;
+    for (int i = 0; i < p->n_parts; i++) {
+        const struct ops_weight *w = p->part[i].w;
+        bool is_float = dtype_info(w->type)->block_len == 1;
+
+        job.need_q |= !is_float;
+        job.use_x |= is_float;
+        job.bytes += (uint64_t)n_panels(w) * panel_bytes(w->type, (uint64_t)w->n_cols);
+    }
+    job.need_x = job.use_x && p->norm.w;
+    job.token_splits = choose_token_splits(cpu->n_threads, p->rows.n);
+    job.q = (void *)cpu->matmul_scratch;
+    job.x = (void *)(cpu->matmul_scratch + q_bytes(rows, (size_t)cpu->limits.max_cols));
+    pool_run(cpu->pool, matmul_piece, &job);
+    return 0;
+}

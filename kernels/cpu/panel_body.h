@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CPU_PANEL_BODY_H
+#define PIPIT_KERNELS_CPU_PANEL_BODY_H
+
+/* The panel kernels, written once over the lanes of kernels/cpu/lanes_c.h. A file that offers them
+ * for an instruction set includes that set's lanes first, then this, and calls panel_body_set().
+ *
+ * A tile is one panel (16 rows) by up to LANES_TILE tokens. A quantised block is unpacked into eight
+ * vectors that stay in registers while the tile's tokens pass; each token's block is one integer
+ * dot product (exact), then
+ *
+ *     acc = fma(m, s_a, acc)                 types with a minimum
+ *     acc = fma((float)dot, d_w * d_a, acc)
+ *
+ * in that order for every tile size and lane type, so a token's bits do not depend on its company.
+ * Float types keep four chains, column k in chain k % 4, for the latency of fma. */
+
+#include <stdint.h>
+
+#ifndef LANES_FN
+#include "kernels/cpu/lanes_c.h"
+#endif
+#include "kernels/cpu/table.h"
+
+enum {
+    PANEL_AHEAD = 8192, /* bytes that few-token tiles prefetch ahead; see matmul.c */
+    PANEL_FEW = 4,      /* up to so many tokens the weights come from memory */
+};
+
+LANES_INLINE int panel_is_k(enum dtype type)
+{
+    return type == DTYPE_Q4_K || type == DTYPE_Q5_K || type == DTYPE_Q6_K;
+}
+
+LANES_INLINE int panel_has_min(enum dtype type)
+{
+    return type == DTYPE_Q4_1 || type == DTYPE_Q5_1 || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
+}
+
+LANES_INLINE int panel_code_bits(enum dtype type)
+{
+    switch (type) {
+    case DTYPE_Q8_0:
+        return 8;
+    case DTYPE_Q6_K:
+        return 6;
+    case DTYPE_Q5_0:
+    case DTYPE_Q5_1:
+    case DTYPE_Q5_K:
+        return 5;
+    default:
+        return 4;
+    }
+}
+
+/* Log2 of what is taken from a code, or -1. */
+LANES_INLINE int panel_zero_log2(enum dtype type)
+{
+    switch (type) {
+    case DTYPE_Q4_0:
+        return 3;
+    case DTYPE_Q5_0:
+        return 4;
+    case DTYPE_Q8_0:
+        return LANES_SIGNED8 ? -1 : 7;
+    case DTYPE_Q6_K:
+        return 5;
+    default:
+        return -1;
+    }
+}
+
+LANES_INLINE int panel_code_bytes(enum dtype type)
+{
+    int bits = panel_code_bits(type);
+
+    return bits == 8 ? PANEL_BYTES
+                     : PANEL_NIBBLES + (bits == 5 ? PANEL_HIGH1 : bits == 6 ? PANEL_HIGH2 : 0);
+}
+
+/* The codes of one block: u[j] = columns 4j..4j+3 of 16 rows. */
+LANES_INLINE void panel_unpack(int bits, const uint8_t *w, li u[8])
+{
+    const li low = li_set1_8(15);
+    const li one = li_set1_8(16);
+    const li two = li_set1_8(48);
+
+    if (bits == 8) {
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            u[j] = li_load(w + 64 * j);
+        }
+        return;
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        li v = li_load(w + 64 * j);
+
+        u[j] = li_and(v, low);
+        u[j + 4] = li_and(li_shr(v, 4), low);
+    }
+    if (bits == 5) {
+        li h = li_load(w + PANEL_NIBBLES);
+
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            u[j] = li_or(u[j], li_and(j <= 4 ? li_shl(h, 4 - j) : li_shr(h, j - 4), one));
+        }
+    } else if (bits == 6) {
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            li h = li_load(w + PANEL_NIBBLES + 64 * (j / 4));
+            int at = 2 * (j % 4);
+
+            u[j] = li_or(u[j], li_and(at <= 4 ? li_shl(h, 4 - at) : li_shr(h, at - 4), two));
+        }
+    }
+}
+
+/* One token's block of a type with one scale a block. */
+LANES_INLINE lf panel_block(enum dtype type, const li u[8], lf wd, lf wm, const struct panel_act *a,
+                            lf acc)
+{
+    int zero = panel_zero_log2(type);
+    li dot = zero >= 0 ? li_shl(li_set1(a->nsum[0]), zero) : li_set1(0);
+
+    dot = li_dots(dot, u, a->q, 8, panel_code_bits(type));
+    if (panel_has_min(type)) {
+        acc = lf_fma(wm, lf_set1(a->s), acc);
+    }
+    return lf_fma(lf_of_int(dot), lf_mul(wd, lf_set1(a->d)), acc);
+}
+
+/* Q6_K: each half of the block has its own scale. */
+LANES_INLINE lf panel_block_halves(const li u[8], lf wd, lf sc0, lf sc1, const struct panel_act *a,
+                                   lf acc)
+{
+    li n0 = li_set1(a->nsum[1]);
+    li n1 = li_sub(li_set1(a->nsum[0]), n0);
+    li dot0 = li_dots(li_shl(n0, 5), u, a->q, 4, 6);
+    li dot1 = li_dots(li_shl(n1, 5), u + 4, a->q + 16, 4, 6);
+    lf f = lf_fma(lf_of_int(dot1), sc1, lf_mul(lf_of_int(dot0), sc0));
+
+    return lf_fma(f, lf_mul(wd, lf_set1(a->d)), acc);
+}
+
+LANES_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
+                             const struct panel_act *a, size_t lda, int n, int few, float *out)
+{
+    const int code_bytes = panel_code_bytes(type);
+    const int step = code_bytes + (panel_is_k(type) ? 0 : PANEL_SCALES) +
+                     (panel_is_k(type) || !panel_has_min(type) ? 0 : PANEL_SCALES);
+    const uint8_t *head = w;
+    lf acc[LANES_TILE];
+    lf d = lf_set1(0);
+    lf dmin = lf_set1(0);
+
+#pragma GCC unroll 16
+    for (int t = 0; t < n; t++) {
+        acc[t] = lf_set1(0);
+    }
+    for (int b = 0; b < n_blocks; b++, w += step, a++) {
+        lf wd, wm = d, sc0 = d, sc1 = d;
+        li u[8];
+
+        if (panel_is_k(type) && b % PANEL_SUPER == 0) {
+            head = w;
+            w += PANEL_SUPER_HEAD;
+            d = lf_of_f16(head);
+            dmin = lf_of_f16(head + PANEL_SCALES);
+        }
+        if (few) {
+#pragma GCC unroll 10
+            for (int i = 0; i < step; i += 64) {
+                lanes_prefetch(w + PANEL_AHEAD + i);
+            }
+        }
+        panel_unpack(panel_code_bits(type), w, u);
+        if (type == DTYPE_Q6_K) {
+            const int8_t *sc = (const int8_t *)head + PANEL_SUPER_SC + 32 * (b % PANEL_SUPER);
+
+            wd = d;
+            sc0 = lf_of_int(li_of_i8(sc));
+            sc1 = lf_of_int(li_of_i8(sc + 16));
+        } else if (panel_is_k(type)) {
+            const uint8_t *sc = head + 16 * (b % PANEL_SUPER);
+
+            wd = lf_mul(d, lf_of_int(li_of_u8(sc + PANEL_SUPER_SC)));
+            wm = lf_sub(lf_set1(0), lf_mul(dmin, lf_of_int(li_of_u8(sc + PANEL_SUPER_MN))));
+        } else {
+            wd = lf_of_f16(w + code_bytes);
+            wm = panel_has_min(type) ? lf_of_f16(w + code_bytes + PANEL_SCALES) : wd;
+        }
+#pragma GCC unroll 16
+        for (int t = 0; t < n; t++) {
+            const struct panel_act *at = a + (size_t)t * lda;
+
+            acc[t] = type == DTYPE_Q6_K ? panel_block_halves(u, wd, sc0, sc1, at, acc[t])
+                                        : panel_block(type, u, wd, wm, at, acc[t]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < n; t++) {
+        lf_store(out + 16 * t, acc[t]);
+    }
+}
+
+LANES_INLINE void panel_quant(enum dtype type, const uint8_t *w, const struct cpu_acts *a,
+                              int32_t n, float *out)
+{
+    const int n_blocks = a->n_cols / PANEL_COLS;
+    const struct panel_act *q = a->q;
+    size_t ld = a->ldq;
+
+    for (; n >= LANES_TILE && n > PANEL_FEW; n -= LANES_TILE) {
+        panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 0, out);
+        q += LANES_TILE * ld;
+        out += 16 * LANES_TILE;
+    }
+    if (n >= 4) {
+        panel_tile(type, w, n_blocks, q, ld, 4, 1, out);
+        q += 4 * ld;
+        out += 16 * 4;
+        n -= 4;
+    }
+    if (n >= 2) {
+        panel_tile(type, w, n_blocks, q, ld, 2, 1, out);
+        q += 2 * ld;
+        out += 16 * 2;
+        n -= 2;
+    }
+    if (n >= 1) {
+        panel_tile(type, w, n_blocks, q, ld, 1, 1, out);
+    }
+}
+
+/* Columns k and, for BF16, k + 1 (k even) of a float panel. */
+LANES_INLINE lf panel_column(enum dtype type, const uint8_t *w, int k)
+{
+    if (type == DTYPE_F32) {
+        return lf_load((const float *)(const void *)w + 16 * (size_t)k);
+    }
+    if (type == DTYPE_F16) {
+        return lf_of_f16(w + 32 * (size_t)k);
+    }
+    li pair = li_load(w + 64 * (size_t)(k / 2));
+    return lf_bits(k % 2 ? li_and(pair, li_set1((int32_t)0xffff0000u)) : li_shl(pair, 16));
+}
+
+LANES_INLINE void panel_tile_float(enum dtype type, const uint8_t *w, int n_cols, const float *x,
+                                   size_t ldx, int n, int few, float *out)
+{
+    const int bytes = type == DTYPE_F32 ? 256 : 128; /* of four columns */
+    lf acc[4][4];
+    int k = 0;
+
+#pragma GCC unroll 16
+    for (int i = 0; i < 4 * n; i++) {
+        acc[i / 4][i % 4] = lf_set1(0);
+    }
+    for (; k + 4 <= n_cols; k += 4) {
+        if (few) {
+#pragma GCC unroll 4
+            for (int i = 0; i < bytes; i += 64) {
+                lanes_prefetch(w + PANEL_AHEAD + (size_t)(k / 4) * bytes + i);
+            }
+        }
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) {
+            lf v = panel_column(type, w, k + c);
+
+#pragma GCC unroll 4
+            for (int t = 0; t < n; t++) {
+                acc[t][c] = lf_fma(v, lf_set1(x[(size_t)t * ldx + k + c]), acc[t][c]);
+            }
+        }
+    }
+    for (int c = 0; k + c < n_cols; c++) {
+        lf v = panel_column(type, w, k + c);
+
+        for (int t = 0; t < n; t++) {
+            float xk = x[(size_t)t * ldx + k + c];
+            lf *to = c == 0 ? &acc[t][0] : c == 1 ? &acc[t][1] : &acc[t][2];
+
+            *to = lf_fma(v, lf_set1(xk), *to);
+        }
+    }
+#pragma GCC unroll 4
+    for (int t = 0; t < n; t++) {
+        lf_store(out + 16 * t,
+                 lf_add(lf_add(acc[t][0], acc[t][1]), lf_add(acc[t][2], acc[t][3])));
+    }
+}
+
+LANES_INLINE void panel_float(enum dtype type, const uint8_t *w, const struct cpu_acts *a,
+                              int32_t n, float *out)
+{
+    const float *x = a->x;
+
+    if (n == 1) {
+        panel_tile_float(type, w, a->n_cols, x, a->ldx, 1, 1, out);
+        return;
+    }
+    for (; n >= 4; n -= 4, x += 4 * a->ldx, out += 16 * 4) {
+        panel_tile_float(type, w, a->n_cols, x, a->ldx, 4, 0, out);
+    }
+    if (n >= 2) {
+        panel_tile_float(type, w, a->n_cols, x, a->ldx, 2, 0, out);
+        x += 2 * a->ldx;
+        out += 16 * 2;
+        n -= 2;
+    }
+    if (n >= 1) {
+        panel_tile_float(type, w, a->n_cols, x, a->ldx, 1, 0, out);
+    }
+}
+
+#define PANEL_DEFINE(slot, how, type)                                                              \
+    static void LANES_FN(slot)(const uint8_t *panel, const struct cpu_acts *a, int32_t n,          \
+                               float *out)                                                         \
+    {                                                                                              \
+        how(type, panel, a, n, out);                                                               \
+    }
+
+PANEL_DEFINE(panel_f32, panel_float, DTYPE_F32)
+PANEL_DEFINE(panel_f16, panel_float, DTYPE_F16)
+PANEL_DEFINE(panel_bf16, panel_float, DTYPE_BF16)
+PANEL_DEFINE(panel_q4_0, panel_quant, DTYPE_Q4_0)
+PANEL_DEFINE(panel_q4_1, panel_quant, DTYPE_Q4_1)
+PANEL_DEFINE(panel_q5_0, panel_quant, DTYPE_Q5_0)
+PANEL_DEFINE(panel_q5_1, panel_quant, DTYPE_Q5_1)
+PANEL_DEFINE(panel_q8_0, panel_quant, DTYPE_Q8_0)
+PANEL_DEFINE(panel_q4_k, panel_quant, DTYPE_Q4_K)
+PANEL_DEFINE(panel_q5_k, panel_quant, DTYPE_Q5_K)
+PANEL_DEFINE(panel_q6_k, panel_quant, DTYPE_Q6_K)
+
+#undef PANEL_DEFINE
+
+static inline void panel_body_set(struct cpu_table *t)
+{
+    LANES_SET(t, panel_f32);
+    LANES_SET(t, panel_f16);
+    LANES_SET(t, panel_bf16);
+    LANES_SET(t, panel_q4_0);
+    LANES_SET(t, panel_q4_1);
+    LANES_SET(t, panel_q5_0);
+    LANES_SET(t, panel_q5_1);
+    LANES_SET(t, panel_q8_0);
+    LANES_SET(t, panel_q4_k);
+    LANES_SET(t, panel_q5_k);
+    LANES_SET(t, panel_q6_k);
+}
+
+#endif

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels for AVX2 with AVX-VNNI (client CPUs without AVX-512). The code is in
+ * kernels/cpu/panel_body.h and row_body.h; this file is what the library of this instruction set
+ * compiles with its own flags. */
+
+#include "kernels/x86/lanes_avx2.h"
+
+#include "kernels/cpu/panel_body.h"
+#include "kernels/x86/x86.h"
+
+void x86_table_avxvnni(struct cpu_table *t)
+{
+    panel_body_set(t);
+}
