@@ -112,15 +112,13 @@ static void decode_k(const struct unit *u, int32_t k_head, int32_t s0, int32_t n
 static void dot_slots(const float *restrict q, const float *restrict kt, int32_t n_dims,
                       float *restrict ret)
 {
-    float sum[REF_TILE] = {0};
-
+    for (int i = 0; i < REF_TILE; i++) {
+        ret[i] = 0;
+    }
     for (int32_t d = 0; d < n_dims; d++) {
         for (int i = 0; i < REF_TILE; i++) {
-            sum[i] += q[d] * kt[d * OPS_PAGE_SLOTS + i];
+            ret[i] += q[d] * kt[d * OPS_PAGE_SLOTS + i];
         }
-    }
-    for (int i = 0; i < REF_TILE; i++) {
-        ret[i] = sum[i];
     }
 }
 

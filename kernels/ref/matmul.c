@@ -39,24 +39,20 @@ static void transpose_rows(void *arg, int tid, int n_threads)
     }
 }
 
-/* Two rows of W against 16 tokens. */
+/* Two rows of W against 16 tokens. (Written to the results themselves: with local sums gcc 12 makes
+ * vectors along k, with shuffles, and is five times slower.) */
 static void dot_tile(const float *restrict w0, const float *restrict w1, const float *restrict xt,
                      int32_t n, float *restrict ret0, float *restrict ret1)
 {
-    float s0[REF_TILE] = {0};
-    float s1[REF_TILE] = {0};
-
+    for (int t = 0; t < REF_TILE; t++) {
+        ret0[t] = 0;
+        ret1[t] = 0;
+    }
     for (int32_t k = 0; k < n; k++) {
         for (int t = 0; t < REF_TILE; t++) {
-            s0[t] += w0[k] * xt[k * REF_TILE + t];
+            ret0[t] += w0[k] * xt[k * REF_TILE + t];
+            ret1[t] += w1[k] * xt[k * REF_TILE + t];
         }
-        for (int t = 0; t < REF_TILE; t++) {
-            s1[t] += w1[k] * xt[k * REF_TILE + t];
-        }
-    }
-    for (int t = 0; t < REF_TILE; t++) {
-        ret0[t] = s0[t];
-        ret1[t] = s1[t];
     }
 }
 

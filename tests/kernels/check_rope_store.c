@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rope_store: queries against the reference, and what lies in the cache afterwards: rows written in
+ * their types, every other slot untouched, slot_pos and score set. Both RoPE forms, partial
+ * rotation, per-head norms, rings (also shorter than the rows), victims, K stored unrotated, only q
+ * or only K and V, several sequences. The reference is checked against rotation in double. */
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/kernels/check_kv.h"
+#include "tests/kernels/check_weight.h"
+
+const struct backend_limits check_limits = {
+    .max_rows = 512,
+    .max_decode = 16,
+    .max_seqs = 8,
+    .max_cols = 1024,
+    .max_outputs = 64,
+    .max_heads = 16,
+    .max_head_dim = 256,
+    .max_slots = 1024,
+};
+
+enum { N_SEQS = 3, MAX_ROWS = 512 };
+
+enum { NORM = 1, UNROTATED = 2, RING = 4, VICTIM = 8, NO_Q = 16, NO_KV = 32, POSITIONS = 64 };
+
+struct shape {
+    struct ops_kv_layout l;
+    int32_t n_q;
+    enum ops_rope_form form;
+    int32_t n_dims;
+    int32_t n_rows[N_SEQS];
+    int32_t pos0[N_SEQS];
+    int options;
+};
+
+struct inputs {
+    struct check_kv kv[N_SEQS];
+    struct check_buf *q;
+    struct check_buf *k;
+    struct check_buf *v;
+    struct check_buf *victim;
+    struct check_weight q_norm;
+    struct check_weight k_norm;
+    float inv_freq[128];
+    int32_t n;
+    int32_t ldq;
+    int32_t ldk;
+    int32_t ldv;
+};
+
+enum { CAP = 256, RING_SLOTS = 24 };
+
+static int32_t slot_of(const struct shape *s, int32_t seq, int32_t i)
+{
+    if (s->options & VICTIM) {
+        return 17 + 5 * seq; /* what prepare() wrote, group by group one further */
+    }
+    return s->options & RING ? (s->pos0[seq] + i) % RING_SLOTS : 3 + i;
+}
+
+static void prepare(struct check *c, const struct shape *s, struct inputs *in)
+{
+    const struct ops_kv_layout *l = &s->l;
+
+    *in = (struct inputs){0};
+    for (int i = 0; i < N_SEQS; i++) {
+        in->n += s->n_rows[i];
+        check_kv_make(c, &in->kv[i], l, CAP, CAP, s->options & POSITIONS, s->options & POSITIONS);
+        if (in->kv[i].score) {
+            check_fill(c, in->kv[i].score, 1);
+        }
+    }
+    in->ldq = s->n_q * l->k_dim + 3;
+    in->ldk = l->n_groups * l->k_heads * l->k_dim + 1;
+    in->ldv = l->n_groups * l->v_heads * l->v_dim + 2;
+    in->q = check_buf(c, "q", (size_t)in->n * (size_t)in->ldq * 4);
+    in->k = check_buf(c, "k", (size_t)in->n * (size_t)in->ldk * 4);
+    in->v = check_buf(c, "v", (size_t)in->n * (size_t)in->ldv * 4);
+    in->victim = check_buf(c, "victim", (size_t)N_SEQS * (size_t)l->n_groups * 4);
+    for (int32_t i = 0; i < N_SEQS * l->n_groups; i++) {
+        ((int32_t *)(void *)in->victim->init)[i] = 17 + 5 * (i / l->n_groups) + i % l->n_groups;
+    }
+    check_fill(c, in->q, 2);
+    check_fill(c, in->k, 2);
+    check_fill(c, in->v, 2);
+    check_weight_make(c, &in->q_norm, DTYPE_F32, OPS_ROLE_VECTOR, 1, l->k_dim, 1);
+    check_weight_make(c, &in->k_norm, DTYPE_F32, OPS_ROLE_VECTOR, 1, l->k_dim, 1);
+    for (int32_t i = 0; i < s->n_dims / 2; i++) {
+        in->inv_freq[i] = (float)pow(10000, -2.0 * i / s->n_dims);
+    }
+}
+
+static struct ops_rope rope_of(const struct shape *s, const struct inputs *in)
+{
+    return (struct ops_rope){
+        .form = s->form, .n_dims = s->n_dims, .inv_freq = in->inv_freq, .mscale = 1.1f};
+}
+
+static int call(struct check *c, const struct shape *s, struct inputs *in)
+{
+    struct ops_seq seqs[N_SEQS] = {0};
+    int32_t row0 = 0;
+    bool kv = !(s->options & NO_KV);
+    struct ops_rope_store p = {
+        .rows = {in->n, 2},
+        .q = check_dev(c, in->q),
+        .k = kv ? check_dev(c, in->k) : NULL,
+        .v = kv ? check_dev(c, in->v) : NULL,
+        .ldq = in->ldq,
+        .ldk = in->ldk,
+        .ldv = in->ldv,
+        .n_q = s->options & NO_Q ? 0 : s->n_q,
+        .n_k = kv ? s->l.n_groups * s->l.k_heads : 0,
+        .n_v = kv ? s->l.n_groups * s->l.v_heads : 0,
+        .k_dim = s->l.k_dim,
+        .rope = rope_of(s, in),
+        .seqs = seqs,
+        .n_seqs = N_SEQS,
+    };
+
+    if (s->options & NORM) {
+        p.q_norm = (struct ops_norm){.w = &in->q_norm.w[c->side], .eps = 1e-6f};
+        p.k_norm = (struct ops_norm){.w = &in->k_norm.w[c->side], .eps = 1e-6f};
+    }
+    for (int i = 0; i < N_SEQS; i++) {
+        seqs[i] = (struct ops_seq){
+            .row0 = row0,
+            .n_rows = s->n_rows[i],
+            .pos0 = s->pos0[i],
+            .slot0 = slot_of(s, i, 0),
+            .ring = s->options & RING ? RING_SLOTS : 0,
+            .kv = check_kv_of(c, &in->kv[i]),
+        };
+        if (s->options & VICTIM) {
+            seqs[i].victim = (const int32_t *)check_dev(c, in->victim) + i * s->l.n_groups;
+        }
+        row0 += s->n_rows[i];
+    }
+    return c->ops->rope_store(c->be, &p);
+}
+
+/* One head in double: norm, then rotation at pos (or none). */
+static void head_in_double(const struct shape *s, const struct inputs *in, const float *x,
+                           const float *w, int32_t pos, bool rotate, float *ret)
+{
+    struct ops_rope rope = rope_of(s, in);
+    double y[256];
+    double square = 0;
+
+    for (int32_t d = 0; d < s->l.k_dim; d++) {
+        square += (double)x[d] * (double)x[d] / s->l.k_dim;
+    }
+    for (int32_t d = 0; d < s->l.k_dim; d++) {
+        y[d] = s->options & NORM ? x[d] / sqrt(square + 1e-6) * (double)w[d] : (double)x[d];
+    }
+    for (int32_t i = 0; i < s->n_dims / 2 && rotate && s->form != OPS_ROPE_NONE; i++) {
+        int32_t a = s->form == OPS_ROPE_NORM ? 2 * i : i;
+        int32_t b = s->form == OPS_ROPE_NORM ? 2 * i + 1 : i + s->n_dims / 2;
+        double angle = (double)pos * (double)rope.inv_freq[i];
+        double x0 = y[a];
+        double x1 = y[b];
+
+        y[a] = (x0 * cos(angle) - x1 * sin(angle)) * (double)rope.mscale;
+        y[b] = (x0 * sin(angle) + x1 * cos(angle)) * (double)rope.mscale;
+    }
+    for (int32_t d = 0; d < s->l.k_dim; d++) {
+        ret[d] = (float)y[d];
+    }
+}
+
+static const struct tolerance *store_tolerance(enum ops_kv_type type)
+{
+    switch (type) {
+    case OPS_KV_F16:
+        return &tol_store_f16;
+    case OPS_KV_BF16:
+        return &tol_store_bf16;
+    case OPS_KV_I8:
+        return &tol_store_i8;
+    case OPS_KV_FP8:
+        return &tol_store_fp8;
+    default:
+        return &tol_rope;
+    }
+}
+
+/* One stored slot: both sides against what was to be stored. */
+static void check_slot(struct check *c, const struct shape *s, const struct inputs *in, int seq,
+                       int32_t row, int32_t i, int32_t group, int32_t slot)
+{
+    const struct ops_kv_layout *l = &s->l;
+    const struct check_kv *kv = &in->kv[seq];
+    float want[256];
+    float got[256];
+
+    for (int side = 0; side < 2; side++) {
+        for (int32_t h = 0; h < l->k_heads; h++) {
+            const float *k = (const float *)(const void *)in->k->init +
+                             (size_t)row * (size_t)in->ldk +
+                             (size_t)(group * l->k_heads + h) * (size_t)l->k_dim;
+
+            head_in_double(s, in, k, in->k_norm.f32, s->pos0[seq] + i, !l->k_unrotated, want);
+            check_kv_decode_k(kv, kv->back[side], group, slot, h, got);
+            check_rows(c, side ? "stored K" : "reference's stored K", got, want, 1, l->k_dim,
+                       l->k_dim, store_tolerance(l->k_type));
+        }
+        for (int32_t h = 0; h < l->v_heads; h++) {
+            const float *v = (const float *)(const void *)in->v->init +
+                             (size_t)row * (size_t)in->ldv +
+                             (size_t)(group * l->v_heads + h) * (size_t)l->v_dim;
+
+            check_kv_decode_v(kv, kv->back[side], group, slot, h, got);
+            check_rows(c, side ? "stored V" : "reference's stored V", got, v, 1, l->v_dim, l->v_dim,
+                       store_tolerance(l->v_type));
+        }
+    }
+}
+
+static void check_caches(struct check *c, const struct shape *s, struct inputs *in)
+{
+    int32_t row = 0;
+
+    for (int seq = 0; seq < N_SEQS; seq++) {
+        struct check_kv *kv = &in->kv[seq];
+
+        check_kv_export(c, kv, CAP);
+        for (int32_t g = 0; g < s->l.n_groups; g++) {
+            bool written[CAP] = {false};
+
+            for (int32_t i = 0; i < s->n_rows[seq] && !(s->options & NO_KV); i++) {
+                int32_t slot = slot_of(s, seq, i) + (s->options & VICTIM ? g : 0);
+
+                if (!(s->options & RING) || i + RING_SLOTS >= s->n_rows[seq]) {
+                    written[slot] = true;
+                    check_slot(c, s, in, seq, row + i, i, g, slot);
+                }
+            }
+            for (int32_t slot = 0; slot < CAP; slot++) {
+                size_t at = (size_t)(g * CAP + slot) * kv->slot_bytes;
+
+                if (!written[slot]) {
+                    check_bits(c, "a slot not stored to", kv->back[1] + at, kv->content + at,
+                               kv->slot_bytes);
+                }
+            }
+        }
+        row += s->n_rows[seq];
+        if (kv->slot_pos) {
+            check_bits(c, "slot_pos", kv->slot_pos->out[1], kv->slot_pos->out[0],
+                       kv->slot_pos->bytes);
+            check_bits(c, "score", kv->score->out[1], kv->score->out[0], kv->score->bytes);
+        }
+    }
+}
+
+static void check_queries(struct check *c, const struct shape *s, const struct inputs *in)
+{
+    float *want = calloc(in->q->bytes, 1);
+    int32_t row = 0;
+
+    memcpy(want, in->q->init, in->q->bytes);
+    for (int seq = 0; seq < N_SEQS && !(s->options & NO_Q); seq++) {
+        for (int32_t i = 0; i < s->n_rows[seq]; i++, row++) {
+            for (int32_t h = 0; h < s->n_q; h++) {
+                size_t at = (size_t)row * (size_t)in->ldq + (size_t)h * (size_t)s->l.k_dim;
+
+                head_in_double(s, in, (const float *)(const void *)in->q->init + at, in->q_norm.f32,
+                               s->pos0[seq] + i, true, want + at);
+            }
+        }
+    }
+    check_floats(c, in->q, in->n, in->ldq, s->n_q * s->l.k_dim, &tol_rope);
+    check_rows(c, "reference's q", (const void *)in->q->out[0], want, in->n, in->ldq,
+               s->n_q * s->l.k_dim, &tol_rope);
+    free(want);
+}
+
+static void one(struct check *c, const struct shape *s)
+{
+    struct inputs in;
+    struct ops_kv_layout l = s->l;
+
+    if (!check_kv_offered(c, &l) ||
+        !check_case(c, "%s/%s groups %d k %d x %d v %d x %d q %d form %d dims %d options %d",
+                    ops_kv_type_name(l.k_type), ops_kv_type_name(l.v_type), l.n_groups, l.k_heads,
+                    l.k_dim, l.v_heads, l.v_dim, s->n_q, (int)s->form, s->n_dims, s->options)) {
+        return;
+    }
+    prepare(c, s, &in);
+    c->bench_bytes = in.q->bytes * 2 + in.k->bytes + in.v->bytes +
+                     (uint64_t)in.n * (uint64_t)l.n_groups * in.kv[0].slot_bytes;
+    while (check_call(c)) {
+        c->err = call(c, s, &in);
+    }
+    if (!c->bench) {
+        check_queries(c, s, &in);
+        check_caches(c, s, &in);
+    }
+    for (int i = 0; i < N_SEQS; i++) {
+        check_kv_free(&in.kv[i]);
+    }
+    check_weight_free(c, &in.q_norm);
+    check_weight_free(c, &in.k_norm);
+}
+
+void check_op(struct check *c)
+{
+    if (c->bench) {
+        struct shape decode = {{3, 1, 1, 64, 64, OPS_KV_F16, OPS_KV_F16, false, 0},
+                               9,
+                               OPS_ROPE_NORM,
+                               64,
+                               {1, 1, 1},
+                               {100, 2000, 7000},
+                               0};
+        struct shape prefill = decode;
+
+        one(c, &decode);
+        prefill.n_rows[2] = 240;
+        one(c, &prefill);
+        prefill.l.k_type = prefill.l.v_type = OPS_KV_FP8;
+        one(c, &prefill);
+        return;
+    }
+    for (int t = 0; t < check_kv_n_types; t++) {
+        struct ops_kv_layout l = {3,     1, 1, 64, 64, check_kv_types[t].k, check_kv_types[t].v,
+                                  false, 0};
+        struct ops_kv_layout uneven = {
+            2, 1, 4, 80, 32, check_kv_types[t].k, check_kv_types[t].v, false, 0};
+        struct ops_kv_layout odd = {1,     2, 1, 20, 36, check_kv_types[t].k, check_kv_types[t].v,
+                                    false, 0};
+        struct shape shapes[] = {
+            {l, 9, OPS_ROPE_NORM, 64, {1, 1, 37}, {0, 8191, 100}, 0},
+            {l, 9, OPS_ROPE_NEOX, 64, {1, 1, 3}, {5, 131071, 100}, NORM | POSITIONS},
+            {uneven, 16, OPS_ROPE_NEOX, 40, {1, 5, 9}, {5, 77, 100}, RING | POSITIONS},
+            {uneven, 8, OPS_ROPE_NORM, 80, {1, 1, 61}, {5, 77, 100}, RING},
+            {odd, 4, OPS_ROPE_NEOX, 20, {1, 1, 1}, {5, 77, 100}, VICTIM | POSITIONS | NORM},
+            {l, 3, OPS_ROPE_NONE, 0, {1, 1, 4}, {5, 77, 100}, 0},
+            {l, 3, OPS_ROPE_NEOX, 64, {1, 1, 4}, {5, 77, 100}, NO_Q},
+            {l, 3, OPS_ROPE_NEOX, 64, {1, 1, 4}, {5, 77, 100}, NO_KV},
+        };
+
+        for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+            one(c, &shapes[i]);
+        }
+        shapes[1].l.k_unrotated = true;
+        one(c, &shapes[1]);
+    }
+}
