@@ -1,0 +1,581 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attention, and what policies observe. Batches of two decode rows and two prefills with uneven
+ * numbers of slots; every pair of types; MHA, GQA, MQA, unequal heads and dims; windows, soft-caps,
+ * ALiBi, rings, slots in any order with empty ones between, rows that see nothing, logits of 1e4.
+ *
+ * The backend against the reference, the reference against softmax in double, and batch invariance:
+ * each sequence, and single rows of a prefill, alone, give the bits they gave in company. */
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/noise.h"
+#include "tests/kernels/check_kv.h"
+
+enum { N_SEQS = 4, MAX_DIM = 256 };
+
+const struct backend_limits check_limits = {
+    .max_rows = 512,
+    .max_decode = 8,
+    .max_seqs = 8,
+    .max_cols = 64,
+    .max_outputs = 64,
+    .max_heads = 32,
+    .max_head_dim = MAX_DIM,
+    .max_slots = 8256,
+    .observe = true,
+};
+
+enum { SCATTERED = 1, OBSERVE = 2, BLIND = 4, LARGE = 8, UNROTATED = 16 };
+
+struct shape {
+    struct ops_kv_layout l;
+    int32_t n_q;
+    int32_t n_rows[N_SEQS];  /* the first two are decode rows */
+    int32_t n_slots[N_SEQS]; /* those rows' slots included */
+    int options;
+    int32_t window;
+    float softcap;
+    float alibi_max;
+    struct ops_observe o;
+};
+
+struct inputs {
+    struct check_kv kv[N_SEQS];
+    struct check_buf *q;
+    struct check_buf *out;
+    float inv_freq[MAX_DIM / 2];
+    int32_t n;
+    int32_t ldq;
+    int32_t ldo;
+};
+
+static int32_t pos0_of(const struct shape *s, int seq)
+{
+    return s->options & BLIND && seq == 2 ? -1 : s->n_slots[seq] - s->n_rows[seq];
+}
+
+/* Positions in a random order over the slots, every seventh slot empty. */
+static void scatter(struct check *c, const struct check_kv *kv, int32_t n_groups)
+{
+    for (int32_t g = 0; g < n_groups; g++) {
+        int32_t *pos = (int32_t *)(void *)kv->slot_pos->init + g * kv->cap;
+
+        for (int32_t i = kv->n_slots; i-- > 1;) {
+            int32_t j = check_range(c, 0, i);
+            int32_t held = pos[i];
+
+            pos[i] = pos[j];
+            pos[j] = held;
+        }
+        for (int32_t i = 0; i < kv->n_slots; i += 7) {
+            pos[i] = -1;
+        }
+    }
+}
+
+static void prepare(struct check *c, const struct shape *s, struct inputs *in)
+{
+    bool scores = s->options & OBSERVE;
+
+    *in = (struct inputs){0};
+    for (int i = 0; i < N_SEQS; i++) {
+        in->n += s->n_rows[i];
+        check_kv_make(c, &in->kv[i], &s->l, s->n_slots[i] + 70, s->n_slots[i],
+                      s->options & SCATTERED, scores);
+        if (s->options & SCATTERED) {
+            scatter(c, &in->kv[i], s->l.n_groups);
+        }
+        if (scores) {
+            check_fill(c, in->kv[i].score, 1);
+        }
+    }
+    in->ldq = s->n_q * s->l.k_dim + 16;
+    in->ldo = s->n_q * s->l.v_dim + 5;
+    in->q = check_buf(c, "q", (size_t)in->n * (size_t)in->ldq * 4);
+    in->out = check_buf(c, "out", (size_t)in->n * (size_t)in->ldo * 4);
+    check_fill(c, in->q, s->options & LARGE ? 1e4f : 1.5f);
+    check_fill(c, in->out, 1);
+    for (int32_t i = 0; i < s->l.k_dim / 2; i++) {
+        in->inv_freq[i] = (float)pow(10000, -2.0 * i / s->l.k_dim);
+    }
+}
+
+/* ---- calling -------------------------------------------------------------------------------- */
+
+static struct ops_rope unrotated_rope(const struct shape *s, const struct inputs *in)
+{
+    return (struct ops_rope){
+        .form = OPS_ROPE_NEOX, .n_dims = s->l.k_dim / 2 * 2, .inv_freq = in->inv_freq, .mscale = 1};
+}
+
+static struct ops_attention params(struct check *c, const struct shape *s, struct inputs *in,
+                                   struct ops_seq *seqs, struct ops_observe *observe)
+{
+    int32_t row0 = 0;
+
+    for (int i = 0; i < N_SEQS; i++) {
+        seqs[i] = (struct ops_seq){
+            .row0 = row0,
+            .n_rows = s->n_rows[i],
+            .pos0 = pos0_of(s, i),
+            .kv = check_kv_of(c, &in->kv[i]),
+        };
+        observe[i] = s->o;
+        if (i == 1) {
+            observe[i].row_first = 1; /* off */
+        }
+        row0 += s->n_rows[i];
+    }
+    return (struct ops_attention){
+        .rows = {in->n, 2},
+        .q = check_dev(c, in->q),
+        .out = check_dev(c, in->out),
+        .ldq = in->ldq,
+        .ldo = in->ldo,
+        .n_q = s->n_q,
+        .scale = 1 / sqrtf((float)s->l.k_dim),
+        .softcap = s->softcap,
+        .alibi_max = s->alibi_max,
+        .window = s->window,
+        .seqs = seqs,
+        .n_seqs = N_SEQS,
+        .observe = s->options & OBSERVE ? observe : NULL,
+    };
+}
+
+static int call(struct check *c, const struct shape *s, struct inputs *in)
+{
+    struct ops_seq seqs[N_SEQS];
+    struct ops_observe observe[N_SEQS];
+    struct ops_rope rope = unrotated_rope(s, in);
+    struct ops_attention p = params(c, s, in, seqs, observe);
+
+    p.unrotated_rope = s->l.k_unrotated ? &rope : NULL;
+    return c->ops->attention(c->be, &p);
+}
+
+/* One row of a sequence (or all of them: row < 0) without the others, on the side under test. */
+static void alone(struct check *c, const struct shape *s, struct inputs *in, int seq, int32_t row)
+{
+    struct ops_seq seqs[N_SEQS];
+    struct ops_observe observe[N_SEQS];
+    struct ops_rope rope = unrotated_rope(s, in);
+    struct ops_attention p;
+    size_t row_bytes = (size_t)in->ldo * 4;
+    int32_t first = 0;
+    int32_t n = row < 0 ? s->n_rows[seq] : 1;
+    float *got = malloc((size_t)n * row_bytes);
+
+    c->side = 1;
+    c->be = c->sides[1];
+    c->ops = c->be->ops;
+    c->warm = true;
+    p = params(c, s, in, seqs, observe);
+    p.unrotated_rope = s->l.k_unrotated ? &rope : NULL;
+    p.observe = NULL; /* the scores were made by the whole batch */
+    first = seqs[seq].row0 + (row < 0 ? 0 : row);
+    p.q += (size_t)first * (size_t)in->ldq;
+    p.rows = (struct ops_rows){n, seq < 2 ? n : 0};
+    seqs[seq].pos0 += row < 0 ? 0 : row;
+    seqs[seq].n_rows = n;
+    seqs[seq].row0 = 0;
+    p.seqs = &seqs[seq];
+    p.n_seqs = 1;
+    check_require(c->ops->attention(c->be, &p), "attention");
+    check_require(c->ops->read(c->be, got, p.out, (size_t)n * row_bytes), "out");
+    for (int32_t i = 0; i < n; i++) {
+        check_bits(c, row < 0 ? "a sequence alone" : "a row alone", got + i * in->ldo,
+                   in->out->out[1] + (size_t)(first + i) * row_bytes,
+                   (size_t)s->n_q * (size_t)s->l.v_dim * 4);
+    }
+    free(got);
+}
+
+/* ---- in double ------------------------------------------------------------------------------ */
+
+struct truth {
+    double *logits; /* of one row and head */
+    double *score;  /* (n_groups, n_slots) of one sequence */
+    float *k;       /* (n_groups, n_slots, k_heads, k_dim) */
+    float *v;
+};
+
+static int32_t pos_of(const struct check_kv *kv, int32_t group, int32_t slot)
+{
+    return kv->slot_pos
+               ? ((const int32_t *)(const void *)kv->slot_pos->init)[group * kv->cap + slot]
+               : slot;
+}
+
+static int32_t rank_of(const struct check_kv *kv, int32_t group, int32_t pos)
+{
+    int32_t rank = 0;
+
+    for (int32_t i = 0; i < kv->n_slots; i++) {
+        int32_t other = pos_of(kv, group, i);
+
+        rank += other >= 0 && other < pos;
+    }
+    return rank;
+}
+
+static void rotate(const struct shape *s, const struct inputs *in, const float *k, double pos,
+                   double *ret)
+{
+    int32_t half = s->l.k_dim / 2;
+
+    for (int32_t d = 0; d < s->l.k_dim; d++) {
+        ret[d] = (double)k[d];
+    }
+    for (int32_t i = 0; i < half; i++) {
+        double angle = pos * (double)in->inv_freq[i];
+
+        ret[i] = (double)k[i] * cos(angle) - (double)k[i + half] * sin(angle);
+        ret[i + half] = (double)k[i] * sin(angle) + (double)k[i + half] * cos(angle);
+    }
+}
+
+/* Logits of one row and head; -INFINITY for what it does not see. */
+static void true_logits(const struct shape *s, const struct inputs *in, int seq, int32_t row,
+                        int32_t first_row, int32_t head, const struct truth *t)
+{
+    const struct check_kv *kv = &in->kv[seq];
+    int32_t group = head / (s->n_q / s->l.n_groups);
+    int32_t k_head = head * s->l.n_groups * s->l.k_heads / s->n_q - group * s->l.k_heads;
+    int32_t row_pos = pos0_of(s, seq) + row;
+    int32_t last = pos0_of(s, seq) + s->n_rows[seq] - 1;
+    int32_t offset = s->l.k_unrotated ? last - rank_of(kv, group, last) : 0;
+    const float *q = (const float *)(const void *)in->q->init +
+                     (size_t)(first_row + row) * (size_t)in->ldq +
+                     (size_t)head * (size_t)s->l.k_dim;
+
+    for (int32_t i = 0; i < kv->n_slots; i++) {
+        const float *k =
+            t->k + (size_t)((group * kv->n_slots + i) * s->l.k_heads + k_head) * (size_t)s->l.k_dim;
+        int32_t pos = pos_of(kv, group, i);
+        int32_t angle = s->l.k_unrotated ? rank_of(kv, group, pos) + offset : pos;
+        double rotated[MAX_DIM];
+        double x = 0;
+
+        rotate(s, in, k, s->l.k_unrotated ? angle : 0, rotated);
+        for (int32_t d = 0; d < s->l.k_dim; d++) {
+            x += (double)q[d] * rotated[d];
+        }
+        x /= sqrt(s->l.k_dim);
+        if (s->alibi_max > 0) {
+            x -= exp2(-(double)s->alibi_max * (head + 1) / s->n_q) * (row_pos - angle);
+        }
+        x = s->softcap > 0 ? (double)s->softcap * tanh(x / (double)s->softcap) : x;
+        t->logits[i] =
+            pos >= 0 && pos <= row_pos && (!s->window || pos > row_pos - s->window) ? x : -INFINITY;
+    }
+}
+
+static double softmax_sum(const double *x, int32_t n, double *ret_max)
+{
+    double sum = 0;
+
+    *ret_max = -INFINITY;
+    for (int32_t i = 0; i < n; i++) {
+        *ret_max = fmax(*ret_max, x[i]);
+    }
+    for (int32_t i = 0; i<n && * ret_max> - INFINITY; i++) {
+        sum += exp(x[i] - *ret_max);
+    }
+    return sum;
+}
+
+static void true_row(const struct shape *s, const struct inputs *in, int seq, int32_t head,
+                     const struct truth *t, float *out)
+{
+    const struct check_kv *kv = &in->kv[seq];
+    int32_t group = head / (s->n_q / s->l.n_groups);
+    int32_t v_head = head * s->l.n_groups * s->l.v_heads / s->n_q - group * s->l.v_heads;
+    double sum[MAX_DIM] = {0};
+    double max;
+    double total = softmax_sum(t->logits, kv->n_slots, &max);
+
+    for (int32_t i = 0; i < kv->n_slots && total > 0; i++) {
+        const float *v =
+            t->v + (size_t)((group * kv->n_slots + i) * s->l.v_heads + v_head) * (size_t)s->l.v_dim;
+        double p = exp(t->logits[i] - max) / total;
+
+        for (int32_t d = 0; d < s->l.v_dim; d++) {
+            sum[d] += p * (double)v[d];
+        }
+    }
+    for (int32_t d = 0; d < s->l.v_dim; d++) {
+        out[d] = (float)sum[d];
+    }
+}
+
+static void true_scores(const struct shape *s, const struct inputs *in, int seq, int32_t row,
+                        int32_t head, const struct truth *t)
+{
+    const struct check_kv *kv = &in->kv[seq];
+    int32_t group = head / (s->n_q / s->l.n_groups);
+    double tau = (double)s->o.tau0 + row * (double)s->o.tau_step;
+    double weight = (double)s->o.row_weight0 * pow((double)s->o.row_growth, row - s->o.row_first);
+    double max;
+    double total;
+
+    for (int32_t i = 0; i < kv->n_slots; i++) {
+        uint32_t row_pos = (uint32_t)(pos0_of(s, seq) + row);
+
+        t->logits[i] = t->logits[i] == -INFINITY
+                           ? -INFINITY
+                           : (t->logits[i] + (double)noise_draw(&s->o, (uint32_t)head, row_pos,
+                                                                (uint32_t)pos_of(kv, group, i))) /
+                                 tau;
+    }
+    total = softmax_sum(t->logits, kv->n_slots, &max);
+    for (int32_t i = 0; i < kv->n_slots && total > 0; i++) {
+        t->score[group * kv->n_slots + i] += weight * exp(t->logits[i] - max) / total;
+    }
+}
+
+static void decode_all(const struct shape *s, const struct check_kv *kv, struct truth *t)
+{
+    for (int32_t i = 0; i < s->l.n_groups * kv->n_slots; i++) {
+        for (int32_t h = 0; h < s->l.k_heads; h++) {
+            check_kv_decode_k(kv, kv->content, i / kv->n_slots, i % kv->n_slots, h,
+                              t->k + (size_t)(i * s->l.k_heads + h) * (size_t)s->l.k_dim);
+        }
+        for (int32_t h = 0; h < s->l.v_heads; h++) {
+            check_kv_decode_v(kv, kv->content, i / kv->n_slots, i % kv->n_slots, h,
+                              t->v + (size_t)(i * s->l.v_heads + h) * (size_t)s->l.v_dim);
+        }
+    }
+}
+
+/* The reference's scores of one sequence. The damping acts on what was there before. */
+static void compare_scores(struct check *c, const struct shape *s, const struct inputs *in, int seq,
+                           const struct truth *t)
+{
+    const struct check_kv *kv = &in->kv[seq];
+    const float *before = (const float *)(const void *)kv->score->init;
+    const float *after = (const float *)(const void *)kv->score->out[0];
+    int32_t seen =
+        s->n_rows[seq] > s->o.row_first && seq != 1 ? s->n_rows[seq] - s->o.row_first : 0;
+    float *want = malloc((size_t)s->l.n_groups * (size_t)kv->cap * 4);
+
+    memcpy(want, before, (size_t)s->l.n_groups * (size_t)kv->cap * 4);
+    for (int32_t i = 0; i < s->l.n_groups * kv->n_slots && seen > 0; i++) {
+        int32_t at = i / kv->n_slots * kv->cap + i % kv->n_slots;
+
+        want[at] = (float)((double)before[at] * pow((double)s->o.damp, seen) + t->score[i]);
+    }
+    check_rows(c, "reference's scores against double", after, want, s->l.n_groups, kv->cap, kv->cap,
+               &tol_score);
+    free(want);
+}
+
+static void against_double(struct check *c, const struct shape *s, const struct inputs *in)
+{
+    float *want = calloc(in->out->bytes, 1);
+    int32_t row0 = 0;
+
+    for (int seq = 0; seq < N_SEQS; row0 += s->n_rows[seq++]) {
+        const struct check_kv *kv = &in->kv[seq];
+        size_t n = (size_t)s->l.n_groups * (size_t)kv->n_slots;
+        struct truth t = {.logits = calloc((size_t)kv->n_slots + 1, sizeof(double)),
+                          .score = calloc(n, sizeof(double)),
+                          .k = malloc(n * (size_t)(s->l.k_heads * s->l.k_dim) * 4),
+                          .v = malloc(n * (size_t)(s->l.v_heads * s->l.v_dim) * 4)};
+
+        decode_all(s, kv, &t);
+        for (int32_t row = 0; row < s->n_rows[seq]; row++) {
+            for (int32_t head = 0; head < s->n_q; head++) {
+                true_logits(s, in, seq, row, row0, head, &t);
+                true_row(s, in, seq, head, &t,
+                         want + (size_t)(row0 + row) * (size_t)in->ldo + head * s->l.v_dim);
+                if (s->options & OBSERVE && seq != 1 && row >= s->o.row_first) {
+                    true_scores(s, in, seq, row, head, &t);
+                }
+            }
+        }
+        if (s->options & OBSERVE) {
+            compare_scores(c, s, in, seq, &t);
+        }
+        free(t.logits);
+        free(t.score);
+        free(t.k);
+        free(t.v);
+    }
+    check_rows(c, "reference against double", (const void *)in->out->out[0], want, in->n, in->ldo,
+               s->n_q * s->l.v_dim, &tol_attention_double);
+    free(want);
+}
+
+/* ---- cases ---------------------------------------------------------------------------------- */
+
+static void compare(struct check *c, const struct shape *s, struct inputs *in)
+{
+    check_floats(c, in->out, in->n, in->ldo, s->n_q * s->l.v_dim, &tol_attention);
+    for (int i = 0; i < N_SEQS && s->options & OBSERVE; i++) {
+        struct check_buf *score = in->kv[i].score;
+
+        check_rows(c, "scores", (const void *)score->out[1], (const void *)score->out[0],
+                   s->l.n_groups, in->kv[i].cap, in->kv[i].cap, &tol_score);
+    }
+    if (!(s->options & LARGE)) { /* near-ties of logits of 1e4: f32 decides them otherwise */
+        against_double(c, s, in);
+    }
+    for (int seq = 0; seq < N_SEQS; seq++) {
+        alone(c, s, in, seq, -1);
+        if (!s->l.k_unrotated) { /* there the rows' last position matters */
+            alone(c, s, in, seq, s->n_rows[seq] / 2);
+            alone(c, s, in, seq, s->n_rows[seq] - 1);
+        }
+    }
+}
+
+/* What has to be read: every slot's K and V once per decode row, once per prefill. */
+static uint64_t bytes_moved(const struct shape *s)
+{
+    uint64_t bytes = 0;
+
+    for (int i = 0; i < N_SEQS; i++) {
+        bytes += (uint64_t)s->n_slots[i] * (uint64_t)s->l.n_groups * ops_kv_slot_bytes(&s->l);
+    }
+    return bytes;
+}
+
+static void one(struct check *c, const struct shape *s)
+{
+    struct inputs in;
+    struct ops_kv_layout l = s->l;
+
+    if (!check_kv_offered(c, &l) ||
+        !check_case(c,
+                    "%s/%s %dx(%dx%d,%dx%d) q %d rows %d,%d slots %d..%d win %d cap %g alibi %g "
+                    "noise %d opt %d",
+                    ops_kv_type_name(l.k_type), ops_kv_type_name(l.v_type), l.n_groups, l.k_heads,
+                    l.k_dim, l.v_heads, l.v_dim, s->n_q, s->n_rows[2], s->n_rows[3], s->n_slots[0],
+                    s->n_slots[3], s->window, (double)s->softcap, (double)s->alibi_max,
+                    (int)s->o.noise, s->options)) {
+        return;
+    }
+    prepare(c, s, &in);
+    c->bench_bytes = bytes_moved(s);
+    while (check_call(c)) {
+        c->err = call(c, s, &in);
+    }
+    if (!c->bench) {
+        compare(c, s, &in);
+    }
+    for (int i = 0; i < N_SEQS; i++) {
+        check_kv_free(&in.kv[i]);
+    }
+}
+
+static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_type v)
+{
+    struct ops_kv_layout gqa = {3, 1, 1, 64, 64, k, v, false, 0};
+    struct ops_kv_layout mqa = {1, 1, 1, 128, 128, k, v, false, 0};
+    struct ops_kv_layout uneven = {2, 1, 4, 64, 32, k, v, false, 0};
+    struct ops_kv_layout odd = {2, 2, 1, 20, 36, k, v, false, 0};
+    struct ops_kv_layout wide = {1, 1, 1, 256, 80, k, v, false, 0};
+    struct ops_kv_layout unrotated = {2, 1, 1, 32, 32, k, v, true, 0};
+    struct ops_observe h2o = {.row_weight0 = 1, .row_growth = 1, .damp = 1, .tau0 = 1};
+    struct ops_observe recency = {
+        .row_first = 3, .row_weight0 = 0.3f, .row_growth = 1.05f, .damp = 0.95f, .tau0 = 1};
+    struct ops_observe gumbel = {.noise = OPS_NOISE_GUMBEL,
+                                 .seed = 77,
+                                 .layer = 5,
+                                 .row_weight0 = 1,
+                                 .row_growth = 1,
+                                 .damp = 1,
+                                 .tau0 = 1};
+    struct ops_observe annealed = {.noise = OPS_NOISE_GUMBEL,
+                                   .noise_once = true,
+                                   .row_weight0 = 1,
+                                   .row_growth = 1,
+                                   .damp = 1,
+                                   .tau0 = 1.2f,
+                                   .tau_step = 0.01f};
+    struct ops_observe gauss = {.noise = OPS_NOISE_GAUSS,
+                                .seed = 1ull << 40,
+                                .row_weight0 = 1,
+                                .row_growth = 1,
+                                .damp = 1,
+                                .tau0 = 2};
+    struct ops_observe constant = {
+        .noise = OPS_NOISE_CONST, .row_weight0 = 1, .row_growth = 1, .damp = 1, .tau0 = 1.5f};
+    const struct shape shapes[] = {
+        {gqa, 9, {1, 1, 37, 1}, {1, 70, 37, 200}, 0, 0, 0, 0, h2o},
+        {gqa, 9, {1, 1, 33, 5}, {700, 1300, 150, 64}, 0, 0, 0, 0, h2o},
+        {mqa, 8, {1, 1, 9, 3}, {64, 65, 63, 130}, 0, 0, 0, 0, h2o},
+        {uneven, 16, {1, 1, 20, 3}, {129, 5, 20, 400}, 0, 0, 0, 0, h2o},
+        {odd, 8, {1, 1, 20, 3}, {129, 5, 20, 300}, 0, 0, 0, 0, h2o},
+        {wide, 5, {1, 1, 7, 2}, {90, 5, 20, 80}, 0, 0, 0, 0, h2o},
+        {gqa, 9, {1, 1, 20, 2}, {333, 70, 120, 200}, SCATTERED, 0, 0, 0, h2o},
+        {gqa, 9, {1, 1, 20, 2}, {333, 70, 120, 200}, SCATTERED, 50, 0, 0, h2o},
+        {gqa, 9, {1, 1, 40, 2}, {333, 70, 120, 200}, 0, 33, 20, 0, h2o},
+        {mqa, 8, {1, 1, 20, 2}, {333, 70, 120, 200}, SCATTERED, 0, 0, 8, h2o},
+        {gqa, 9, {1, 1, 3, 2}, {333, 70, 120, 200}, BLIND, 0, 0, 0, h2o},
+        {gqa, 9, {1, 1, 40, 2}, {333, 70, 120, 200}, LARGE, 0, 0, 0, h2o},
+        {unrotated, 4, {1, 1, 20, 2}, {150, 70, 60, 90}, SCATTERED, 0, 0, 0, h2o},
+        {gqa, 9, {1, 1, 40, 5}, {333, 70, 120, 600}, OBSERVE, 0, 0, 0, h2o},
+        {gqa, 9, {1, 1, 40, 5}, {333, 70, 120, 600}, OBSERVE | SCATTERED, 0, 0, 0, recency},
+        {gqa, 9, {1, 1, 40, 5}, {333, 70, 120, 600}, OBSERVE, 0, 0, 0, gumbel},
+        {uneven, 16, {1, 1, 40, 5}, {333, 70, 120, 200}, OBSERVE | SCATTERED, 0, 0, 0, annealed},
+        {odd, 8, {1, 1, 40, 5}, {333, 70, 120, 200}, OBSERVE, 0, 0, 0, gauss},
+        {gqa, 9, {1, 1, 40, 5}, {333, 70, 120, 200}, OBSERVE | SCATTERED, 64, 30, 0, gauss},
+        {gqa, 9, {1, 1, 40, 5}, {333, 70, 120, 200}, OBSERVE | BLIND, 0, 0, 0, constant},
+        {gqa, 9, {1, 1, 40, 5}, {333, 70, 120, 200}, OBSERVE | LARGE, 0, 0, 0, gumbel},
+        {unrotated, 4, {1, 1, 20, 2}, {150, 70, 60, 90}, OBSERVE | SCATTERED, 0, 0, 0, gumbel},
+    };
+
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        one(c, &shapes[i]);
+    }
+}
+
+static void bench(struct check *c)
+{
+    static const struct check_kv_types types[] = {{OPS_KV_F16, OPS_KV_F16},
+                                                  {OPS_KV_FP8, OPS_KV_FP8},
+                                                  {OPS_KV_I8, OPS_KV_FP8},
+                                                  {OPS_KV_BF16, OPS_KV_BF16},
+                                                  {OPS_KV_F32, OPS_KV_F32}};
+    static const int32_t depths[] = {512, 2048, 7936};
+    struct ops_observe h2o = {.row_weight0 = 1, .row_growth = 1, .damp = 1, .tau0 = 1};
+    struct ops_observe gumbel = h2o;
+
+    gumbel.noise = OPS_NOISE_GUMBEL;
+    for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+        struct ops_kv_layout l = {3, 1, 1, 64, 64, types[t].k, types[t].v, false, 0};
+
+        for (size_t d = 0; d < sizeof(depths) / sizeof(depths[0]); d++) {
+            int32_t n = depths[d];
+            struct shape s = {l, 9, {1, 0, 0, 0}, {n, 0, 0, 0}, 0, 0, 0, 0, h2o};
+
+            one(c, &s);
+            s.options = OBSERVE;
+            one(c, &s);
+            s.o = gumbel;
+            one(c, &s);
+            s = (struct shape){l, 9, {0, 0, 0, 512}, {0, 0, 0, n}, 0, 0, 0, 0, h2o};
+            one(c, &s);
+            s.options = OBSERVE;
+            one(c, &s);
+            s.o = gumbel;
+            one(c, &s);
+        }
+    }
+}
+
+void check_op(struct check *c)
+{
+    if (c->bench) {
+        bench(c);
+        return;
+    }
+    for (int t = 0; t < check_kv_n_types; t++) {
+        shapes_of_types(c, check_kv_types[t].k, check_kv_types[t].v);
+    }
+}
