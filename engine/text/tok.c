@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tokenizer's life, the questions asked of it, and the outer steps of encoding: BOS, the
+ * special tokens that stand in the text, and for what lies between them one of the two algorithms.
+ *
+ * Decoding is the inverse token by token (tok_piece); what has to know the neighbours, half
+ * characters and SentencePiece's leading space, is in detok.c, and asks tok_space_after() here,
+ * which is the same rule that the encoder follows. */
+
+#include "engine/text/tok_impl.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cleanup.h"
+#include "gguf/gguf.h"
+
+static bool str_is(struct gguf_str s, const char *text)
+{
+    return s.len == strlen(text) && !memcmp(s.ptr, text, s.len);
+}
+
+/* The algorithm and what it takes as given where the file says nothing. */
+static int choose(struct tok *t, const struct gguf *g, struct error *reterr)
+{
+    struct gguf_str model;
+    struct gguf_str pre = {"default", 7};
+    int r = gguf_get_str(g, "tokenizer.ggml.model", &model, reterr);
+
+    if (r == -ENOENT) {
+        return error_set(reterr, -ENOENT, "the file has no tokenizer (key 'tokenizer.ggml.model')");
+    }
+    if (r < 0) {
+        return r;
+    }
+    t->spm = str_is(model, "llama");
+    if (!t->spm && !str_is(model, "gpt2")) {
+        return error_set(reterr, -ENOTSUP,
+                         "tokenizer model '%.*s' is not known (known: llama, gpt2)",
+                         (int)(model.len < 64 ? model.len : 64), model.ptr);
+    }
+    t->space_prefix = t->spm;
+    t->add_bos = t->spm;
+    if (t->spm) {
+        return 0;
+    }
+    r = gguf_get_str(g, "tokenizer.ggml.pre", &pre, reterr);
+    if (r < 0 && r != -ENOENT) {
+        return r;
+    }
+    r = tok_pre_init(&t->pre, pre.ptr, pre.len, reterr);
+    if (r == 0 && !strncmp(t->pre.name, "llama", 5)) {
+        t->ignore_merges = true;
+        t->add_bos = true;
+    }
+    return r;
+}
+
+int tok_create(const struct gguf *g, struct tok **ret, struct error *reterr)
+{
+    struct tok *t = calloc(1, sizeof(*t));
+    int r;
+
+    if (!t) {
+        return error_set(reterr, -ENOMEM, "no memory for the tokenizer");
+    }
+    r = choose(t, g, reterr);
+    if (r == 0) {
+        r = tok_vocab_load(t, g, reterr);
+    }
+    if (r == 0) {
+        r = t->spm ? tok_spm_load(t, g, reterr) : tok_bpe_load(t, g, reterr);
+    }
+    if (r == 0) {
+        r = tok_special_index(t, reterr);
+    }
+    if (r < 0) {
+        tok_destroy(t);
+        return r;
+    }
+    *ret = t;
+    return 0;
+}
+
+void tok_destroy(struct tok *t)
+{
+    if (!t) {
+        return;
+    }
+    tok_pre_finish(&t->pre);
+    tok_map_finish(&t->by_text);
+    tok_map_finish(&t->by_piece);
+    free(t->bytes);
+    free(t->entries);
+    free(t->rank);
+    free(t->pairs);
+    free(t);
+}
+
+static const struct tok_entry *entry_of(const struct tok *t, int32_t id)
+{
+    return id >= 0 && id < t->n_vocab ? &t->entries[id] : NULL;
+}
+
+static bool gives_no_text(const struct tok_entry *e)
+{
+    return e->kind == TOK_CONTROL || e->kind == TOK_UNKNOWN;
+}
+
+int32_t tok_n_vocab(const struct tok *t)
+{
+    return t->n_vocab;
+}
+
+int32_t tok_bos(const struct tok *t)
+{
+    return t->bos;
+}
+
+int32_t tok_eos(const struct tok *t)
+{
+    return t->eos;
+}
+
+bool tok_adds_bos(const struct tok *t)
+{
+    return t->add_bos;
+}
+
+bool tok_is_end(const struct tok *t, int32_t id)
+{
+    const struct tok_entry *e = entry_of(t, id);
+
+    return e && e->end;
+}
+
+bool tok_is_control(const struct tok *t, int32_t id)
+{
+    const struct tok_entry *e = entry_of(t, id);
+
+    return e && gives_no_text(e);
+}
+
+bool tok_has_byte(const struct tok *t, uint8_t byte)
+{
+    return t->byte_id[byte] >= 0;
+}
+
+const char *tok_model(const struct tok *t)
+{
+    return t->spm ? "llama" : "gpt2";
+}
+
+const char *tok_pre(const struct tok *t)
+{
+    return t->spm ? "default" : t->pre.name;
+}
+
+int32_t tok_find_special(const struct tok *t, const char *text)
+{
+    int32_t id = tok_map_find(&t->by_text, t, text, strlen(text));
+
+    return id >= 0 && gives_no_text(&t->entries[id]) ? id : -1;
+}
+
+size_t tok_bound(size_t len)
+{
+    /* A byte is at most one token; so is the space before each plain part, of which each but the
+     * first follows a special token of at least a byte. */
+    return len + len / 2 + 2;
+}
+
+bool tok_space_after(const struct tok *t, int32_t prev)
+{
+    const struct tok_entry *e = entry_of(t, prev);
+
+    return t->space_prefix && (!e || gives_no_text(e) || (e->kind == TOK_USER && !e->spaced));
+}
+
+void tok_piece(const struct tok *t, int32_t id, const char **ret_ptr, size_t *ret_len)
+{
+    const struct tok_entry *e = entry_of(t, id);
+
+    *ret_ptr = e ? t->bytes + e->piece : "";
+    *ret_len = e ? e->piece_len : 0;
+}
+
+void tok_token_text(const struct tok *t, int32_t id, const char **ret_ptr, size_t *ret_len)
+{
+    const struct tok_entry *e = entry_of(t, id);
+
+    if (e && gives_no_text(e)) {
+        *ret_ptr = t->bytes + e->text;
+        *ret_len = e->text_len;
+        return;
+    }
+    tok_piece(t, id, ret_ptr, ret_len);
+}
+
+/* Can the vocabulary spell every byte? Only small byte-level vocabularies lack some. */
+static int check_bytes(const struct tok *t, const char *text, size_t len, struct error *reterr)
+{
+    for (size_t i = 0; i < len; i++) {
+        if (t->byte_id[(uint8_t)text[i]] < 0) {
+            return error_set(
+                reterr, -EINVAL,
+                "byte 0x%02x at offset %zu: the model's vocabulary has no token for it",
+                (unsigned)(uint8_t)text[i], i);
+        }
+    }
+    return 0;
+}
+
+static int encode_spans(const struct tok *t, const char *text, const struct tok_span *spans,
+                        size_t n, bool space_before, struct tok_sink *sink)
+{
+    struct tok_merge merge = {0};
+    int r = 0;
+
+    for (size_t i = 0; i < n && r == 0; i++) {
+        const struct tok_span *s = &spans[i];
+
+        if (s->id >= 0) {
+            tok_sink_put(sink, s->id);
+            space_before = tok_space_after(t, s->id);
+        } else if (t->spm) {
+            r = tok_spm_encode(t, &merge, text + s->off, s->len, space_before, sink);
+        } else {
+            r = tok_bpe_encode(t, &merge, text + s->off, s->len, sink);
+        }
+    }
+    tok_merge_finish(&merge);
+    return r;
+}
+
+int tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags, int32_t *ids,
+               size_t cap, size_t *ret_n, struct error *reterr)
+{
+    struct tok_sink sink = {ids, cap, 0};
+    AUTO_FREE struct tok_span *spans = NULL;
+    size_t n_spans;
+    int r;
+
+    if (len > TOK_MAX_TEXT) {
+        *ret_n = 0;
+        return error_set(reterr, -E2BIG, "the text has %zu bytes (at most %d)", len, TOK_MAX_TEXT);
+    }
+    r = check_bytes(t, text, len, reterr);
+    if (r < 0) {
+        return r;
+    }
+    if (t->bos >= 0 && ((flags & TOK_FORCE_BOS) || ((flags & TOK_ADD_BOS) && t->add_bos))) {
+        tok_sink_put(&sink, t->bos);
+    }
+    r = tok_special_split(t, text, (uint32_t)len, flags & TOK_PARSE_SPECIAL, &spans, &n_spans);
+    if (r == 0) {
+        r = encode_spans(t, text, spans, n_spans, t->space_prefix && !(flags & TOK_MID_TEXT),
+                         &sink);
+    }
+    if (r < 0) {
+        return error_set(reterr, r, "no memory to tokenize %zu bytes", len);
+    }
+    *ret_n = sink.n;
+    return sink.n <= cap
+               ? 0
+               : error_set(reterr, -E2BIG, "the text has %zu tokens, asked were at most %zu",
+                           sink.n, cap);
+}
+
+int tok_encode_new(const struct tok *t, const char *text, size_t len, unsigned flags,
+                   int32_t **ret_ids, size_t *ret_n, struct error *reterr)
+{
+    AUTO_FREE int32_t *ids = NULL;
+    size_t n;
+    int r;
+
+    if (len > TOK_MAX_TEXT) {
+        return error_set(reterr, -E2BIG, "the text has %zu bytes (at most %d)", len, TOK_MAX_TEXT);
+    }
+    ids = malloc(tok_bound(len) * sizeof(*ids));
+    if (!ids) {
+        return error_set(reterr, -ENOMEM, "no memory to tokenize %zu bytes", len);
+    }
+    r = tok_encode(t, text, len, flags, ids, tok_bound(len), &n, reterr);
+    if (r < 0) {
+        return r;
+    }
+    int32_t *smaller = realloc(ids, (n ? n : 1) * sizeof(*ids));
+    ids = smaller ? smaller : ids;
+    *ret_ids = STEAL(ids);
+    *ret_n = n;
+    return 0;
+}

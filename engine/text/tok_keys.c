@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The vocabulary's single values: the ids of BOS, EOS and their like, the flags, and which tokens
+ * end a generation. Files name one EOS, but models of several turns end on other tokens too, so
+ * those that are known by their spelling count as well, as long as the file does not call them
+ * ordinary text. */
+
+#include "engine/text/tok_impl.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "gguf/gguf.h"
+
+#define KEY(name) "tokenizer.ggml." name
+
+static const char *const ends[] = {
+    "<|im_end|>",    "<|eot_id|>",      "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>",
+    "<|endoftext|>", "<|end_of_turn|>", "<EOT>",      "_<EOT>",  "<|eot|>",
+};
+
+static const char *const markers[] = {"<start_of_turn>", "<end_of_turn>", "<bos>",
+                                      "<eos>",           "<s>",           "</s>",
+                                      "[INST]",          "[/INST]",       "<EOT>"};
+
+static bool is_one_of(const char *text, size_t len, const char *const *list, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (strlen(list[i]) == len && !memcmp(list[i], text, len)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool tok_keys_is_marker(const char *text, size_t len)
+{
+    return (len > 4 && !memcmp(text, "<|", 2) && !memcmp(text + len - 2, "|>", 2)) ||
+           is_one_of(text, len, markers, sizeof(markers) / sizeof(markers[0]));
+}
+
+/* A token's id; -1 without the key. Such a token is never plain text. */
+static int load_id(struct tok *t, const struct gguf *g, const char *key, enum tok_kind kind,
+                   bool end, int32_t *ret, struct error *reterr)
+{
+    uint64_t id;
+    int r = gguf_get_u64(g, key, 0, (uint64_t)t->n_vocab - 1, &id, reterr);
+
+    *ret = -1;
+    if (r == -ENOENT) {
+        return 0;
+    }
+    if (r < 0) {
+        return r;
+    }
+    *ret = (int32_t)id;
+    t->entries[id].kind = (uint8_t)kind;
+    t->entries[id].end |= end;
+    return 0;
+}
+
+/* A flag that stays as it is without the key. */
+static int load_flag(const struct gguf *g, const char *key, bool *flag, struct error *reterr)
+{
+    int r = gguf_get_bool(g, key, flag, reterr);
+
+    return r == -ENOENT ? 0 : r;
+}
+
+int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr)
+{
+    int32_t other;
+    int r;
+
+    /* Order matters where one token has two roles: the last says its kind. */
+    if ((r = load_id(t, g, KEY("unknown_token_id"), TOK_UNKNOWN, false, &other, reterr)) < 0 ||
+        (r = load_id(t, g, KEY("eot_token_id"), TOK_CONTROL, true, &other, reterr)) < 0 ||
+        (r = load_id(t, g, KEY("eom_token_id"), TOK_CONTROL, true, &other, reterr)) < 0 ||
+        (r = load_id(t, g, KEY("bos_token_id"), TOK_CONTROL, false, &t->bos, reterr)) < 0 ||
+        (r = load_id(t, g, KEY("eos_token_id"), TOK_CONTROL, true, &t->eos, reterr)) < 0 ||
+        (r = load_flag(g, KEY("add_bos_token"), &t->add_bos, reterr)) < 0 ||
+        (r = load_flag(g, KEY("add_space_prefix"), &t->space_prefix, reterr)) < 0) {
+        return r;
+    }
+    t->add_bos = t->add_bos && t->bos >= 0;
+    t->space_prefix = t->space_prefix && t->spm;
+    for (int32_t i = 0; i < t->n_vocab; i++) {
+        struct tok_entry *e = &t->entries[i];
+        struct gguf_str s = gguf_array_str(g, KEY("tokens"), (size_t)i);
+
+        if ((e->kind == TOK_CONTROL || e->kind == TOK_USER) &&
+            is_one_of(s.ptr, s.len, ends, sizeof(ends) / sizeof(ends[0]))) {
+            e->kind = TOK_CONTROL;
+            e->end = true;
+        }
+    }
+    return 0;
+}
