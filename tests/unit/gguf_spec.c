@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes the files that the tests of gguf/ open, independently of gguf_writer. */
 
-#include "gguf_spec.h"
+#include "tests/unit/gguf_spec.h"
 
 #include <stdio.h>
 #include <stdlib.h>

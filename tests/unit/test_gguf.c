@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "gguf/gguf.h"
-#include "gguf_spec.h"
+#include "tests/unit/gguf_spec.h"
 
 static uint8_t *file;
 static struct gguf *g;

@@ -11,7 +11,7 @@
 
 #include "base/rng.h"
 #include "gguf/gguf.h"
-#include "gguf_spec.h"
+#include "tests/unit/gguf_spec.h"
 
 static void refused(const struct gguf_spec *s, const char *lie, const char *said)
 {

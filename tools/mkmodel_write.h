@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_TOOLS_MKMODEL_WRITE_H
+#define PIPIT_TOOLS_MKMODEL_WRITE_H
+
+/* Writing made models: a whole one with random weights, or a SwiftKV overlay of an existing one. */
+
+#include "base/pool.h"
+#include "gguf/gguf.h"
+#include "tools/mkmodel_shape.h"
+
+struct mkmodel_plan {
+    struct mkmodel_shape shape;
+    enum dtype type;      /* of the layers' matrices */
+    enum dtype embd_type; /* of token_embd and output */
+    uint64_t seed;
+    const char *name;     /* general.name */
+};
+
+/* Returns counts for a report in ret_params and ret_bytes. */
+int mkmodel_write(const struct mkmodel_plan *plan, const char *path, struct pool *pool,
+                  uint64_t *ret_params, uint64_t *ret_bytes, struct error *reterr) WARN_UNUSED;
+
+/* The untrained start of a distillation: norm_swiftkv is the input norm of layer n_kv_layers, each deep
+ * layer's q its own, k and v of a group's leader the mean of the group's. -EINVAL for a depth or
+ * group that the base does not have, -EBADMSG for a base without the tensors. */
+int mkmodel_swiftkv_write(const char *base_path, int64_t n_kv_layers, int64_t group,
+                          const char *path, struct error *reterr) WARN_UNUSED;
+
+#endif
