@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_CLIENT_PIPIT_H
+#define PIPIT_CLIENT_PIPIT_H
+
+/* libpipit: talking to pipitd, the local language-model daemon.
+ *
+ *     struct pipit_client *client;
+ *     struct pipit_request *request;
+ *     const struct pipit_event *event;
+ *     struct pipit_error error;
+ *
+ *     pipit_client_create(&client);
+ *     pipit_client_connect(client, &error);
+ *     pipit_request_create(client, PIPIT_CHAT, &request);
+ *     pipit_request_add_message(request, "user", "Why is the sky blue?", 20);
+ *     pipit_request_send(request, &error);
+ *     while (pipit_request_next(request, -1, &event) == 1) {
+ *         if (event->type == PIPIT_EVENT_TOKEN) fwrite(event->text, 1, event->text_len, stdout);
+ *     }
+ *     pipit_request_destroy(request);
+ *     pipit_client_destroy(client);
+ *
+ * Returns: 0 or a count, or a negative errno; `reterr` (may be NULL) is written only on failure.
+ * Handles are opaque. Structs that the library hands out by pointer may grow at their end in a later
+ * version; structs that a caller allocates keep their size.
+ *
+ * Threads: no thread, no signal handler, no global state. A client and everything made from it is
+ * used by one thread at a time; different clients are independent. SIGPIPE is never raised.
+ * Fork: after fork() the child may only call pipit_client_destroy() (which then frees memory and
+ * closes descriptors, and tells the daemon nothing); every other call gives -EPERM. Descriptors
+ * are close-on-exec.
+ *
+ * Event loops: poll pipit_client_fd() for reading, then call pipit_client_dispatch(client, 0).
+ * Programs without a loop call pipit_request_next(), which dispatches by itself.
+ *
+ * When the connection is lost while a request runs, the library connects again (for at most the
+ * time set by pipit_client_set_reconnect_ms()) and resumes the request where it stood: the text
+ * goes on without a gap or a repetition, and a PIPIT_EVENT_RESUMED says that it happened. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PIPIT_VERSION_MAJOR 0
+#define PIPIT_VERSION_MINOR 1
+#define PIPIT_VERSION_PATCH 0
+
+#define PIPIT_API __attribute__((visibility("default")))
+#define PIPIT_CHECKED __attribute__((visibility("default"), warn_unused_result))
+
+struct pipit_client;  /* a connection and all that belongs to it; create, destroy */
+struct pipit_request; /* one request and its events; must be destroyed before its client */
+struct pipit_lease;   /* a range of the shared memory; must be put before its client is destroyed */
+
+enum pipit_code {
+    /* said by the daemon */
+    PIPIT_E_INVALID = 1,      /* a value out of range or malformed; the text says which */
+    PIPIT_E_PROTOCOL,         /* a record that does not belong there */
+    PIPIT_E_ABI,              /* daemon and library speak different versions */
+    PIPIT_E_DENIED,           /* not your request, lease or door */
+    PIPIT_E_BUSY,             /* full; try again after retry_after_ms */
+    PIPIT_E_CONTEXT_OVERFLOW, /* count_a tokens asked, count_b fit */
+    PIPIT_E_NO_MEMORY,
+    PIPIT_E_UNSUPPORTED,      /* this build or model lacks it */
+    PIPIT_E_NOT_FOUND,
+    PIPIT_E_MODEL,            /* the model cannot be loaded */
+    PIPIT_E_ENGINE_CRASHED,
+    PIPIT_E_SHUTDOWN,
+    PIPIT_E_TOO_LARGE,        /* count_a asked, count_b allowed */
+    PIPIT_E_INTERNAL,
+    /* said by the library */
+    PIPIT_E_UNREACHABLE = 100, /* no daemon answers; the text says which places were tried */
+    PIPIT_E_LOST,              /* the daemon went away and did not come back in time */
+    PIPIT_E_TIMED_OUT,         /* it is there but does not answer */
+    PIPIT_E_LOCAL,             /* wrong use of the library, or this process is out of something */
+};
+
+struct pipit_error {
+    int err;       /* negative errno */
+    uint32_t code; /* enum pipit_code */
+    uint32_t retry_after_ms;
+    uint32_t reserved0;
+    uint64_t count_a;
+    uint64_t count_b;
+    uint64_t reserved[4];
+    char text[512]; /* one sentence or, for UNREACHABLE, some lines; never prompt text */
+};
+
+enum pipit_state {
+    PIPIT_STATE_UNLOADED,
+    PIPIT_STATE_LOADING,
+    PIPIT_STATE_READY,
+    PIPIT_STATE_FAILED,
+    PIPIT_STATE_STOPPING,
+};
+
+enum pipit_reason {
+    PIPIT_REASON_STOP = 1, /* the model ended its answer, or a stop string came */
+    PIPIT_REASON_LENGTH,   /* max_tokens */
+    PIPIT_REASON_CONTEXT,  /* the context is full */
+    PIPIT_REASON_CANCELLED,
+    PIPIT_REASON_TIMEOUT,
+    PIPIT_REASON_SLOW_CONSUMER,
+    PIPIT_REASON_SHUTDOWN,
+    PIPIT_REASON_ERROR,
+};
+
+/* Names as they appear in JSON and logs ("stop", "BUSY", "ready"); never NULL. */
+PIPIT_API const char *pipit_reason_name(uint32_t reason);
+PIPIT_API const char *pipit_code_name(uint32_t code);
+PIPIT_API const char *pipit_state_name(uint32_t state);
+PIPIT_API const char *pipit_version(void);
+
+/* ---- client ----------------------------------------------------------------------------- */
+
+PIPIT_CHECKED int pipit_client_create(struct pipit_client **ret);
+PIPIT_API void pipit_client_destroy(struct pipit_client *client); /* NULL is fine */
+
+/* Before connecting. Strings are copied.
+ *   runtime_dir   the folder that holds lane.sock; without it $PIPIT_RUNTIME_DIR, and without that
+ *                 /run/user/UID/pipit/INSTANCE, /run/pipit/INSTANCE, /tmp/pipit-UID/INSTANCE
+ *   instance      "default" unless named: letters, digits, '.', '_', '-', at most 64
+ *   program       for the daemon's log and status, at most 31 bytes
+ *   timeout_ms    for the hello and for each answer about the lane (status, lease): 5000
+ *   reconnect_ms  how long to try again once the connection is lost: 15000; 0: not at all
+ *   arena bytes   of the shared memory each way; 0: what the daemon gives */
+PIPIT_CHECKED int pipit_client_set_runtime_dir(struct pipit_client *client, const char *dir);
+PIPIT_CHECKED int pipit_client_set_instance(struct pipit_client *client, const char *name);
+PIPIT_CHECKED int pipit_client_set_program(struct pipit_client *client, const char *name);
+PIPIT_CHECKED int pipit_client_set_timeout_ms(struct pipit_client *client, uint32_t ms);
+PIPIT_CHECKED int pipit_client_set_reconnect_ms(struct pipit_client *client, uint32_t ms);
+PIPIT_CHECKED int pipit_client_set_arena_bytes(struct pipit_client *client, uint64_t to_daemon,
+                                               uint64_t from_daemon);
+
+/* Finds the daemon, says hello, maps the shared memory. */
+PIPIT_CHECKED int pipit_client_connect(struct pipit_client *client, struct pipit_error *reterr);
+
+/* The same over a connected SOCK_SEQPACKET socket, which the client owns from now on (also after a
+ * failure). Such a client cannot connect again by itself. */
+PIPIT_CHECKED int pipit_client_connect_fd(struct pipit_client *client, int fd,
+                                          struct pipit_error *reterr);
+
+/* The places that the last pipit_client_connect() looked at, in order. -ENOENT beyond the last. */
+struct pipit_place {
+    const char *origin; /* "given", "$PIPIT_RUNTIME_DIR", "user", "system", "tmp" */
+    const char *path;   /* of the socket */
+    int err;            /* 0: the daemon answered here; else why not */
+};
+PIPIT_CHECKED int pipit_client_place(const struct pipit_client *client, size_t i,
+                                     struct pipit_place *ret);
+
+struct pipit_info { /* what the daemon said in its hello */
+    const char *path; /* of the socket; "" after connect_fd */
+    uint16_t abi_major;
+    uint16_t abi_minor;
+    uint32_t features;
+    uint64_t front_epoch; /* number of the daemon's start */
+    uint64_t model_epoch;
+    uint64_t lane_id;
+    uint64_t to_daemon_bytes; /* shared memory */
+    uint64_t from_daemon_bytes;
+    uint32_t state;    /* enum pipit_state */
+    uint32_t progress; /* of loading, 0..1000 */
+    uint32_t max_request_bytes;
+    uint32_t max_lease_bytes;
+    int32_t ctx; /* 0 until the model is loaded */
+    int32_t n_vocab;
+    const char *model;
+    int64_t hello_ns; /* from connect to the reply */
+};
+/* NULL before the first connect; the pointer stays valid, its values change with a new hello. */
+PIPIT_API const struct pipit_info *pipit_client_info(const struct pipit_client *client);
+
+/* One descriptor for the client's whole life (across reconnects); readable when dispatch has work. */
+PIPIT_API int pipit_client_fd(const struct pipit_client *client);
+
+/* Does what there is to do, waiting for it at most timeout_ms (0: not at all, -1: for ever).
+ * Callbacks run inside. Returns the number of records handled, or -ENOTCONN once the connection is
+ * lost for good (every running request has then had its PIPIT_EVENT_ERROR). */
+PIPIT_CHECKED int pipit_client_dispatch(struct pipit_client *client, int timeout_ms);
+
+/* The calls below send a question and dispatch until its answer is there or timeout_ms is over.
+ * They may not be used inside a callback (-EDEADLK). */
+
+struct pipit_status {
+    uint64_t front_epoch;
+    uint64_t model_epoch;
+    uint32_t state; /* enum pipit_state */
+    uint32_t progress;
+    uint32_t n_running;
+    uint32_t n_queued;
+    uint32_t n_lanes;
+    uint32_t n_restarts; /* of the engine */
+    uint64_t n_requests; /* since the daemon started */
+    uint64_t n_prompt_tokens;
+    uint64_t n_new_tokens;
+    uint64_t kv_bytes_used;
+    uint64_t kv_bytes_total;
+    uint64_t plan_bytes;
+    int64_t step_age_ns; /* since the engine's last finished operation: its health */
+    int64_t uptime_ns;
+    int32_t ctx;
+    int32_t n_seqs;
+    const char *model;
+    const char *backend;
+};
+/* *ret is valid until the next status call. */
+PIPIT_CHECKED int pipit_client_status(struct pipit_client *client, const struct pipit_status **ret,
+                                      struct pipit_error *reterr);
+
+/* Renews pipit_client_info(). */
+PIPIT_CHECKED int pipit_client_ping(struct pipit_client *client, struct pipit_error *reterr);
+
+/* Cancels any request of the same user by its id. */
+PIPIT_CHECKED int pipit_client_cancel(struct pipit_client *client, const uint8_t id[16],
+                                      struct pipit_error *reterr);
+
+/* The caller frees *ret with free(). These two wait for the model, so without a limit unless
+ * timeout_ms is given (0: none). */
+PIPIT_CHECKED int pipit_client_tokenize(struct pipit_client *client, const char *text, size_t len,
+                                        uint32_t timeout_ms, int32_t **ret, size_t *ret_n,
+                                        struct pipit_error *reterr);
+PIPIT_CHECKED int pipit_client_detokenize(struct pipit_client *client, const int32_t *tokens,
+                                          size_t n, uint32_t timeout_ms, char **ret,
+                                          size_t *ret_len, struct pipit_error *reterr);
+
+/* ---- leases: shared memory without copies ------------------------------------------------ */
+
+enum pipit_arena { PIPIT_TO_DAEMON, PIPIT_FROM_DAEMON };
+
+/* A range of an arena. What is put into a TO_DAEMON lease is read by the daemon when a request names
+ * it; a FROM_DAEMON lease is written by the daemon only and mapped read-only here. A lease made
+ * before a reconnect keeps its memory but names nothing any more: pipit_lease_alive() is 0. */
+PIPIT_CHECKED int pipit_lease_get(struct pipit_client *client, enum pipit_arena arena, size_t bytes,
+                                  struct pipit_lease **ret, struct pipit_error *reterr);
+PIPIT_API void pipit_lease_put(struct pipit_lease *lease); /* NULL is fine */
+PIPIT_API void *pipit_lease_write(struct pipit_lease *lease); /* NULL for FROM_DAEMON */
+PIPIT_API const void *pipit_lease_read(const struct pipit_lease *lease);
+PIPIT_API size_t pipit_lease_bytes(const struct pipit_lease *lease);
+PIPIT_API int pipit_lease_alive(const struct pipit_lease *lease);
+
+/* ---- requests ---------------------------------------------------------------------------- */
+
+enum pipit_kind {
+    PIPIT_GENERATE = 1, /* a prompt (or token ids), continued as it is */
+    PIPIT_CHAT,         /* messages, through the model's template */
+    PIPIT_TOKENIZE,
+    PIPIT_DETOKENIZE,
+    PIPIT_SCORE,
+    PIPIT_EMBED,
+};
+
+enum pipit_param {
+    PIPIT_TEMPERATURE = 1, /* 0..100; 0: the likeliest token */
+    PIPIT_TOP_P,           /* 0..1 */
+    PIPIT_MIN_P,           /* 0..1 */
+    PIPIT_TOP_K,           /* 0: all */
+    PIPIT_REPEAT_PENALTY,  /* above 0; 1: none */
+    PIPIT_PRESENCE_PENALTY,
+    PIPIT_FREQUENCY_PENALTY,
+    PIPIT_PENALTY_LAST_N,
+    PIPIT_MAX_TOKENS,  /* 0: to the end of the context */
+    PIPIT_LOGPROBS,    /* alternatives told with each token, 0..20; -1: no log-probabilities */
+    PIPIT_IGNORE_END,  /* 1: go on after the model's end token */
+    PIPIT_SCORE_FIRST, /* PIPIT_SCORE: the first position that is scored */
+    PIPIT_TIMEOUT_MS,  /* 0: none; the answer then ends with PIPIT_REASON_TIMEOUT */
+    PIPIT_URGENCY,     /* -100..100, higher sooner among the user's own requests */
+    PIPIT_DETACH,      /* 1: outlives a lost connection by 10 s */
+    PIPIT_PROGRESS,    /* 1: PIPIT_EVENT_PROGRESS is wanted */
+};
+
+PIPIT_CHECKED int pipit_request_create(struct pipit_client *client, enum pipit_kind kind,
+                                       struct pipit_request **ret);
+/* Cancels the request if it runs. */
+PIPIT_API void pipit_request_destroy(struct pipit_request *request);
+
+/* Before sending; text and ids are copied. -EINVAL: out of range; -EBUSY: already sent. */
+PIPIT_CHECKED int pipit_request_set_id(struct pipit_request *request, const uint8_t id[16]);
+PIPIT_CHECKED int pipit_request_set_prompt(struct pipit_request *request, const char *text,
+                                           size_t len);
+PIPIT_CHECKED int pipit_request_set_system(struct pipit_request *request, const char *text,
+                                           size_t len);
+/* role: "system", "user" or "assistant" */
+PIPIT_CHECKED int pipit_request_add_message(struct pipit_request *request, const char *role,
+                                            const char *text, size_t len);
+PIPIT_CHECKED int pipit_request_set_tokens(struct pipit_request *request, const int32_t *tokens,
+                                           size_t n);
+PIPIT_CHECKED int pipit_request_add_stop(struct pipit_request *request, const char *text,
+                                         size_t len);
+PIPIT_CHECKED int pipit_request_set_policy(struct pipit_request *request, const char *policy);
+PIPIT_CHECKED int pipit_request_set_session(struct pipit_request *request, const char *name);
+PIPIT_CHECKED int pipit_request_set_schema(struct pipit_request *request, const char *json,
+                                           size_t len);
+PIPIT_CHECKED int pipit_request_set_param(struct pipit_request *request, enum pipit_param param,
+                                          double value);
+PIPIT_CHECKED int pipit_request_set_seed(struct pipit_request *request, uint64_t seed);
+/* Leases stay the caller's and must live until the request ends. */
+PIPIT_CHECKED int pipit_request_set_input(struct pipit_request *request,
+                                          const struct pipit_lease *ids, size_t n_tokens);
+PIPIT_CHECKED int pipit_request_set_output(struct pipit_request *request,
+                                           const struct pipit_lease *lease);
+
+/* 16 random bytes unless set. */
+PIPIT_API const uint8_t *pipit_request_id(const struct pipit_request *request);
+
+enum pipit_event_type {
+    PIPIT_EVENT_ACCEPTED = 1, /* n_ahead */
+    PIPIT_EVENT_PROGRESS,     /* n_done, n_total prompt tokens read */
+    PIPIT_EVENT_TOKEN,        /* index, token, logprob, text, alts */
+    PIPIT_EVENT_TEXT,         /* more text of the token before */
+    PIPIT_EVENT_BULK,         /* bulk */
+    PIPIT_EVENT_RESUMED,      /* the connection was lost and is there again; nothing is missing */
+    PIPIT_EVENT_DONE,         /* done; the last event */
+    PIPIT_EVENT_ERROR,        /* error; the last event */
+};
+
+struct pipit_alt {
+    int32_t token;
+    float logprob;
+    const char *text; /* the token's bytes, perhaps no whole character */
+    size_t text_len;
+};
+
+enum pipit_bulk_kind {
+    PIPIT_BULK_TOKENS = 1, /* int32_t (n_rows) */
+    PIPIT_BULK_LOGPROBS,   /* float (n_rows) */
+    PIPIT_BULK_LOGITS,     /* float (n_rows, n_cols) */
+    PIPIT_BULK_HIDDEN,     /* float (n_rows, n_cols) */
+    PIPIT_BULK_TEXT,       /* bytes */
+};
+
+struct pipit_bulk {
+    uint32_t kind;    /* enum pipit_bulk_kind */
+    const void *data; /* in the output lease, written by the daemon; valid until credit is given */
+    uint64_t bytes;
+    uint64_t row0;
+    uint32_t n_rows;
+    uint32_t n_cols;
+    uint32_t window; /* rows that the lease holds */
+};
+
+struct pipit_done {
+    uint32_t reason;     /* enum pipit_reason */
+    uint32_t stop_index; /* which stop string, from 1; 0: another cause */
+    uint32_t replay;     /* after a crash of the engine: 1 exact, 2 approximate */
+    int32_t n_prompt;
+    int32_t n_cached;
+    int32_t n_new;
+    int64_t queue_ns;
+    int64_t prefill_ns;
+    int64_t decode_ns;
+    int64_t load_ns; /* waited for the model */
+    uint64_t kv_bytes;
+    uint64_t kv_bytes_full; /* that the full cache would have taken */
+    int64_t n_slots;
+    int64_t n_evicted;
+    uint64_t seed; /* that the sampler used */
+};
+
+struct pipit_event {
+    enum pipit_event_type type;
+    uint64_t seq;
+    uint32_t n_ahead;
+    uint32_t n_done;
+    uint32_t n_total;
+    int32_t index;
+    int32_t token;
+    float logprob;
+    const char *text; /* whole UTF-8 characters, NUL after them; "" when there is none */
+    size_t text_len;
+    const struct pipit_alt *alts;
+    size_t n_alts;
+    const struct pipit_bulk *bulk;
+    const struct pipit_done *done;
+    const struct pipit_error *error;
+};
+
+/* Events go to the callback if there is one (inside pipit_client_dispatch(); it may cancel or destroy
+ * its own request and send others), else they wait for pipit_request_next(). */
+typedef void (*pipit_event_fn)(struct pipit_request *request, const struct pipit_event *event,
+                               void *user);
+PIPIT_CHECKED int pipit_request_set_callback(struct pipit_request *request, pipit_event_fn fn,
+                                             void *user);
+
+/* Once for a request. */
+PIPIT_CHECKED int pipit_request_send(struct pipit_request *request, struct pipit_error *reterr);
+
+/* Instead of send: joins a request that is running or ended less than 30 s ago, by its id (set_id),
+ * from the event next_seq (at least 1) on. */
+PIPIT_CHECKED int pipit_request_resume(struct pipit_request *request, uint64_t next_seq,
+                                       struct pipit_error *reterr);
+
+/* 1: *ret is the next event, valid until the next call for this request; 0: there are no more;
+ * -EAGAIN: none within timeout_ms (-1: for ever). */
+PIPIT_CHECKED int pipit_request_next(struct pipit_request *request, int timeout_ms,
+                                     const struct pipit_event **ret);
+
+/* Asks for the end; PIPIT_EVENT_DONE with PIPIT_REASON_CANCELLED follows. */
+PIPIT_API int pipit_request_cancel(struct pipit_request *request);
+
+/* Windowed output: rows read so far, in all. */
+PIPIT_API int pipit_request_credit(struct pipit_request *request, uint64_t n_rows);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
