@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of architectures and the table of tensors.
+ *
+ * A row says which norm, RoPE form, activation and optional tensors a family has; hparams.c reads
+ * the sizes that go with it, weights.c fetches the tensors, forward.c turns both into a program of
+ * operations. Facts worth knowing:
+ *   - GGUF's llama tensors have their Q and K rows permuted so that RoPE turns pairs (2i, 2i+1);
+ *     qwen and gemma files keep the order of the checkpoint: pairs (i, i + d/2).
+ *   - gemma's norm weights are stored with the 1 of (1 + w) already added.
+ *   - llama files may carry biases (some derived models do); qwen2 must have them.
+ *
+ * A family is added by a row, and by a tensor here if it brings one. */
+
+#include "engine/model/arch.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* clang-format off */
+const struct tensor_row arch_layer_tensors[LT_COUNT] = {
+    [LT_ATTN_NORM]      = {"attn_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_ATTN_NORM_B]    = {"attn_norm.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_Q]              = {"attn_q.weight", OPS_ROLE_MATMUL, DIM_Q, DIM_EMBD},
+    [LT_Q_B]            = {"attn_q.bias", OPS_ROLE_VECTOR, DIM_1, DIM_Q},
+    [LT_K]              = {"attn_k.weight", OPS_ROLE_MATMUL, DIM_K, DIM_EMBD},
+    [LT_K_B]            = {"attn_k.bias", OPS_ROLE_VECTOR, DIM_1, DIM_K},
+    [LT_V]              = {"attn_v.weight", OPS_ROLE_MATMUL, DIM_V, DIM_EMBD},
+    [LT_V_B]            = {"attn_v.bias", OPS_ROLE_VECTOR, DIM_1, DIM_V},
+    [LT_Q_GATE]         = {"attn_q_gate.weight", OPS_ROLE_MATMUL, DIM_AUG_Q, DIM_Q},
+    [LT_Q_UP]           = {"attn_q_up.weight", OPS_ROLE_MATMUL, DIM_AUG_Q, DIM_Q},
+    [LT_Q_DOWN]         = {"attn_q_down.weight", OPS_ROLE_MATMUL, DIM_Q, DIM_AUG_Q},
+    [LT_Q_NORM]         = {"attn_q_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_HEAD},
+    [LT_K_NORM]         = {"attn_k_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_HEAD},
+    [LT_O]              = {"attn_output.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_ATT},
+    [LT_O_B]            = {"attn_output.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_POST_ATTN_NORM] = {"post_attention_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_FFN_NORM]       = {"ffn_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_FFN_NORM_B]     = {"ffn_norm.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_GATE]           = {"ffn_gate.weight", OPS_ROLE_MATMUL, DIM_FF, DIM_EMBD},
+    [LT_GATE_B]         = {"ffn_gate.bias", OPS_ROLE_VECTOR, DIM_1, DIM_FF},
+    [LT_UP]             = {"ffn_up.weight", OPS_ROLE_MATMUL, DIM_FF, DIM_EMBD},
+    [LT_UP_B]           = {"ffn_up.bias", OPS_ROLE_VECTOR, DIM_1, DIM_FF},
+    [LT_DOWN]           = {"ffn_down.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_FF},
+    [LT_DOWN_B]         = {"ffn_down.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_POST_FFN_NORM]  = {"post_ffw_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_SWIFT_Q]        = {"attn_q_swiftkv.weight", OPS_ROLE_MATMUL, DIM_Q, DIM_EMBD},
+    [LT_SWIFT_Q_B]      = {"attn_q_swiftkv.bias", OPS_ROLE_VECTOR, DIM_1, DIM_Q},
+    [LT_SWIFT_K]        = {"attn_k_swiftkv.weight", OPS_ROLE_MATMUL, DIM_DEEP_K, DIM_EMBD},
+    [LT_SWIFT_K_B]      = {"attn_k_swiftkv.bias", OPS_ROLE_VECTOR, DIM_1, DIM_DEEP_K},
+    [LT_SWIFT_V]        = {"attn_v_swiftkv.weight", OPS_ROLE_MATMUL, DIM_DEEP_V, DIM_EMBD},
+    [LT_SWIFT_V_B]      = {"attn_v_swiftkv.bias", OPS_ROLE_VECTOR, DIM_1, DIM_DEEP_V},
+};
+
+const struct tensor_row arch_model_tensors[MT_COUNT] = {
+    [MT_EMBED]         = {"token_embd.weight", OPS_ROLE_EMBED, DIM_VOCAB, DIM_EMBD},
+    [MT_ROPE_FREQS]    = {"rope_freqs.weight", OPS_ROLE_VECTOR, DIM_1, DIM_ROT2},
+    [MT_SWIFT_NORM]    = {"norm_swiftkv.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [MT_OUTPUT_NORM]   = {"output_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [MT_OUTPUT_NORM_B] = {"output_norm.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [MT_OUTPUT]        = {"output.weight", OPS_ROLE_MATMUL, DIM_VOCAB, DIM_EMBD},
+};
+
+#define LT_QKVO (LT_BIT(LT_Q) | LT_BIT(LT_K) | LT_BIT(LT_V) | LT_BIT(LT_O))
+#define LT_QKV_B (LT_BIT(LT_Q_B) | LT_BIT(LT_K_B) | LT_BIT(LT_V_B))
+#define LT_QK_NORM (LT_BIT(LT_Q_NORM) | LT_BIT(LT_K_NORM))
+#define LT_GATED (LT_BIT(LT_GATE) | LT_BIT(LT_UP) | LT_BIT(LT_DOWN))
+#define LT_GATED_B (LT_BIT(LT_GATE_B) | LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B))
+#define LT_PRE (LT_BIT(LT_ATTN_NORM) | LT_BIT(LT_FFN_NORM))
+#define LT_POST (LT_BIT(LT_POST_ATTN_NORM) | LT_BIT(LT_POST_FFN_NORM))
+#define LT_AUG_Q (LT_BIT(LT_Q_GATE) | LT_BIT(LT_Q_UP) | LT_BIT(LT_Q_DOWN))
+
+static const struct arch archs[] = {
+    {.name = "llama", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
+     .required = LT_PRE | LT_QKVO | LT_GATED,
+     .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B},
+    {.name = "qwen2", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .required = LT_PRE | LT_QKVO | LT_QKV_B | LT_GATED},
+    {.name = "qwen3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_GATED},
+    {.name = "gemma3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_GELU_TANH, .gated = true,
+     .embed_scaled = true, .window_period = 6, .window_rope_base = 10000.0f,
+     .required = LT_PRE | LT_POST | LT_QKVO | LT_QK_NORM | LT_GATED},
+    {.name = "sigma", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .diff_kv = true,
+     .required = LT_PRE | LT_QKVO | LT_GATED,
+     .optional = LT_AUG_Q},
+};
+/* clang-format on */
+
+const struct arch *arch_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]); i++) {
+        if (strcmp(archs[i].name, name) == 0) {
+            return &archs[i];
+        }
+    }
+    return NULL;
+}
+
+void arch_names(char *buf, size_t size)
+{
+    size_t used = 0;
+
+    buf[0] = 0;
+    for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]) && used < size; i++) {
+        int n = snprintf(buf + used, size - used, "%s%s", i ? ", " : "", archs[i].name);
+
+        used += n > 0 ? (size_t)n : 0;
+    }
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_MODEL_ARCH_H
+#define PIPIT_ENGINE_MODEL_ARCH_H
+
+/* Architectures as rows of data: what differs between two model families is a row here and a list
+ * of tensors, never a forward pass of its own. GGUF names (the GGUF specification and the tensor
+ * names that converters write). */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+
+/* A layer's tensors, in the order in which a step reads them. The last six are SwiftKV's
+ * (DESIGN §4): a deep layer has SWIFT_Q in place of Q, a group's leader SWIFT_K and SWIFT_V. */
+enum layer_tensor {
+    LT_ATTN_NORM,
+    LT_ATTN_NORM_B,
+    LT_Q,
+    LT_Q_B,
+    LT_K,
+    LT_K_B,
+    LT_V,
+    LT_V_B,
+    LT_Q_GATE, /* augmented Q: q = down(act(gate q) * up q) */
+    LT_Q_UP,
+    LT_Q_DOWN,
+    LT_Q_NORM, /* per head */
+    LT_K_NORM,
+    LT_O,
+    LT_O_B,
+    LT_POST_ATTN_NORM, /* of attention's output, before it joins the residual */
+    LT_FFN_NORM,
+    LT_FFN_NORM_B,
+    LT_GATE,
+    LT_GATE_B,
+    LT_UP,
+    LT_UP_B,
+    LT_DOWN,
+    LT_DOWN_B,
+    LT_POST_FFN_NORM,
+    LT_SWIFT_Q,
+    LT_SWIFT_Q_B,
+    LT_SWIFT_K,
+    LT_SWIFT_K_B,
+    LT_SWIFT_V,
+    LT_SWIFT_V_B,
+    LT_COUNT,
+};
+
+enum model_tensor {
+    MT_EMBED,
+    MT_ROPE_FREQS, /* divides the frequencies (Llama 3); read by the host only */
+    MT_SWIFT_NORM, /* of the hidden state from which all deep K and V come */
+    MT_OUTPUT_NORM,
+    MT_OUTPUT_NORM_B,
+    MT_OUTPUT, /* absent: tied to MT_EMBED */
+    MT_COUNT,
+};
+
+/* A side of a tensor, known once the hyperparameters are. */
+enum tensor_dim {
+    DIM_1,
+    DIM_EMBD,
+    DIM_VOCAB,
+    DIM_FF,
+    DIM_AUG_Q,
+    DIM_Q,      /* n_q * k_dim */
+    DIM_K,      /* n_k * k_dim */
+    DIM_V,      /* n_v * v_dim */
+    DIM_ATT,    /* n_q * v_dim */
+    DIM_HEAD,   /* k_dim */
+    DIM_ROT2,   /* n_rot / 2 */
+    DIM_DEEP_K, /* a whole number of heads, read from the file */
+    DIM_DEEP_V,
+};
+
+struct tensor_row {
+    const char *name; /* "blk.%d." goes before a layer's */
+    enum ops_role role;
+    enum tensor_dim rows; /* outputs */
+    enum tensor_dim cols; /* inputs; GGUF's first dimension */
+};
+
+extern const struct tensor_row arch_layer_tensors[LT_COUNT];
+extern const struct tensor_row arch_model_tensors[MT_COUNT];
+
+#define LT_BIT(t) (UINT64_C(1) << (t))
+
+struct arch {
+    const char *name; /* general.architecture, and the prefix of its keys */
+    enum ops_norm_kind norm;
+    enum ops_rope_form rope;
+    enum ops_act act;
+    bool gated;        /* FFN is down(act(gate) * up), else down(act(up)) */
+    bool parallel;     /* FFN and attention both read attn_norm(x) */
+    bool embed_scaled; /* embeddings times sqrt(n_embd) */
+    bool diff_kv;      /* n_k and n_v are keys of their own (DiffQKV) */
+    int32_t window_period;   /* of the model's sliding window: every window_period-th layer is
+                                global; 0: no layer slides */
+    float window_rope_base;  /* RoPE base of sliding layers; 0: the model's */
+    float alibi_max;         /* 0: no ALiBi */
+    uint64_t required;       /* LT_BIT()s of a layer */
+    uint64_t optional;
+};
+
+/* NULL for an architecture this build does not know. */
+const struct arch *arch_find(const char *name);
+/* The known names, separated by ", ", for messages. */
+void arch_names(char *buf, size_t size);
+
+#endif

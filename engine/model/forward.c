@@ -1,0 +1,745 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The program of operations and the machine that runs it.
+ *
+ * At creation the architecture and the layers become a list of instructions, each one backend call
+ * (or a few of the same kind): embed, then for each layer input projections, K and V store,
+ * attention, output, FFN. With SwiftKV an instruction at the split writes the deep K and V of all
+ * rows, eight projections a product, and lets only the rows that matter go on. Running is a loop
+ * over the list with a program counter, so that stopping between operations, taking up again and
+ * running a range of layers need no code in the layers.
+ *
+ * Buffers (device, f32, rows `ld` floats apart, 16 floats aligned):
+ *     x     residual stream of all rows         y    the same of rows beyond the split
+ *     q k v projections                         att  attention's output
+ *     h     FFN or augmented Q                  t    output that is normed before it is added
+ *     deep  K and V of up to four deep stores   head rows whose logits are wanted
+ *
+ * Nothing is allocated after creation. */
+
+#include "engine/model/forward.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+
+enum { DEEP_STORES = OPS_MATMUL_MAX_PARTS / 2 };
+
+typedef int step_fn(struct forward *f, int32_t layer);
+
+struct instr {
+    step_fn *fn;
+    int32_t layer;
+};
+
+struct buffer {
+    float *p; /* device (rows, ld) */
+    int32_t ld;
+};
+
+struct forward {
+    struct model *m;
+    const struct backend_ops *ops;
+    struct backend *be;
+    const atomic_int *interrupt;
+    struct forward_limits limits;
+
+    struct instr *program;
+    int32_t *starts; /* (n_layers + 1) where a layer begins; the last is the end */
+    int32_t n_instr;
+    int32_t pc;
+    int32_t pc_end;
+
+    void *memory; /* device, all buffers */
+    uint64_t bytes;
+    struct buffer x, y, q, k, v, att, h, t, deep, head, logits;
+
+    struct forward_batch b;
+    struct ops_rows rows;        /* of the part that is running: all, or those beyond the split */
+    struct buffer cur;           /* x, y or the caller's hidden */
+    bool beyond;                 /* the split has been passed */
+    struct ops_seq *seqs;        /* (max_seqs) of the running layer */
+    struct ops_observe *observe; /* (max_seqs) */
+    int32_t *index;              /* (max_rows) */
+    int32_t *row0;               /* (max_seqs) first row of a sequence beyond the split */
+    int32_t *dropped;            /* (max_seqs) its rows that stay before the split */
+
+    _Atomic int64_t last_ns;
+    _Atomic int64_t longest_ns;
+};
+
+static int32_t round_ld(int32_t n)
+{
+    return (n + 15) & ~15;
+}
+
+static int32_t max_i32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* ---- memory ----------------------------------------------------------------------------- */
+
+static bool has_post_norms(const struct model *m)
+{
+    return (m->arch->required & LT_BIT(LT_POST_ATTN_NORM)) != 0;
+}
+
+/* Width of the widest run of four deep stores. */
+static int32_t deep_width(const struct model *m)
+{
+    int32_t widest = 0;
+
+    for (int32_t s = 0; s < m->n_stores; s++) {
+        int32_t sum = 0;
+
+        if (!m->stores[s].deep) {
+            continue;
+        }
+        for (int32_t i = s; i < m->n_stores && i < s + DEEP_STORES; i++) {
+            sum +=
+                round_ld(m->stores[i].n_k * m->h.k_dim) + round_ld(m->stores[i].n_v * m->h.v_dim);
+        }
+        widest = max_i32(widest, sum);
+    }
+    return widest;
+}
+
+static void place(struct memory_arena *a, struct buffer *buf, int32_t rows, int32_t cols)
+{
+    buf->ld = round_ld(cols);
+    buf->p = memory_arena_take(a, (size_t)rows * (size_t)buf->ld * sizeof(float));
+}
+
+static void place_buffers(const struct model *m, const struct forward_limits *l,
+                          struct memory_arena *a, struct forward *f)
+{
+    const struct hparams *h = &m->h;
+    int32_t n = l->max_rows;
+    bool swift = h->swift_layers < h->n_layers;
+
+    place(a, &f->x, n, h->n_embd);
+    place(a, &f->y, swift ? n : 0, h->n_embd);
+    place(a, &f->q, n, h->n_q * h->k_dim);
+    place(a, &f->k, n, h->n_k * h->k_dim);
+    place(a, &f->v, n, h->n_v * h->v_dim);
+    place(a, &f->att, n, h->n_q * h->v_dim);
+    place(a, &f->h, n, max_i32(h->n_ff, h->aug_q));
+    place(a, &f->t, has_post_norms(m) ? n : 0, h->n_embd);
+    place(a, &f->deep, swift ? n : 0, deep_width(m));
+    place(a, &f->head, l->max_logits, h->n_embd);
+    f->logits.ld = h->n_vocab;
+    f->logits.p = memory_arena_take(a, (size_t)l->max_logits * (size_t)h->n_vocab * sizeof(float));
+}
+
+uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits)
+{
+    struct memory_arena a = {0};
+    struct forward f = {0};
+
+    place_buffers(m, limits, &a, &f);
+    return a.used;
+}
+
+/* ---- the rows of a layer ---------------------------------------------------------------- */
+
+/* Sequences as the running layer sees them: beyond the split a sequence has only its last rows. */
+static void take_seqs(struct forward *f, int32_t store)
+{
+    const struct ops_seq *from = f->b.seqs + (size_t)store * (size_t)f->b.stride;
+
+    memcpy(f->seqs, from, (size_t)f->b.n_seqs * sizeof(*from));
+    if (!f->beyond) {
+        return;
+    }
+    for (int32_t i = 0; i < f->b.n_seqs; i++) {
+        f->seqs[i].row0 = f->row0[i];
+        f->seqs[i].n_rows -= f->dropped[i];
+        f->seqs[i].pos0 += f->dropped[i];
+    }
+}
+
+/* Sequences that sent no row on are left out of deep layers. */
+static int32_t drop_empty(struct forward *f)
+{
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < f->b.n_seqs; i++) {
+        if (f->seqs[i].n_rows > 0) {
+            f->seqs[n] = f->seqs[i];
+            if (f->b.observe) {
+                f->observe[n] = f->observe[i];
+            }
+            n++;
+        }
+    }
+    return n;
+}
+
+static void take_observe(struct forward *f, int32_t layer)
+{
+    const struct model_layer *l = &f->m->layers[layer];
+    bool first_reader = layer == f->m->stores[l->store].layer;
+
+    memcpy(f->observe, f->b.observe, (size_t)f->b.n_seqs * sizeof(*f->observe));
+    for (int32_t i = 0; i < f->b.n_seqs; i++) {
+        struct ops_observe *o = &f->observe[i];
+
+        o->layer = layer;
+        o->damp = first_reader ? o->damp : 1.0f;
+        if (f->beyond) {
+            o->row_first = max_i32(0, o->row_first - f->dropped[i]);
+        }
+    }
+}
+
+/* ---- instructions ------------------------------------------------------------------------ */
+
+static struct ops_norm norm_of(const struct forward *f, const struct ops_weight *w,
+                               const struct ops_weight *b)
+{
+    return (struct ops_norm){
+        .w = model_opt(w),
+        .b = model_opt(b),
+        .eps = f->m->h.norm_eps,
+        .kind = f->m->arch->norm,
+    };
+}
+
+/* A norm of heads: RMS whatever the model's own kind is. */
+static struct ops_norm head_norm(const struct forward *f, const struct ops_weight *w)
+{
+    return (struct ops_norm){.w = model_opt(w), .eps = f->m->h.norm_eps, .kind = OPS_NORM_RMS};
+}
+
+static void add_part(struct ops_matmul *p, const struct ops_weight *w,
+                     const struct ops_weight *bias, float *y, int32_t ldy, enum ops_act act)
+{
+    p->part[p->n_parts].w = w;
+    p->part[p->n_parts].bias = model_opt(bias);
+    p->part[p->n_parts].y = y;
+    p->part[p->n_parts].ldy = ldy;
+    p->part[p->n_parts].act = act;
+    p->n_parts++;
+}
+
+static int step_embed(struct forward *f, int32_t layer)
+{
+    struct ops_embed p = {
+        .rows = f->rows,
+        .ids = f->b.ids,
+        .w = &f->m->w[MT_EMBED],
+        .scale = f->m->h.embed_scale,
+        .y = f->cur.p,
+        .ld = f->cur.ld,
+    };
+
+    return f->ops->embed(f->be, &p);
+}
+
+static int step_qkv(struct forward *f, int32_t layer)
+{
+    const struct ops_weight *w = f->m->layers[layer].w;
+    bool deep = f->m->layers[layer].deep;
+    struct ops_matmul p = {
+        .rows = f->rows,
+        .norm = norm_of(f, &w[LT_ATTN_NORM], &w[LT_ATTN_NORM_B]),
+        .x = f->cur.p,
+        .ldx = f->cur.ld,
+    };
+
+    add_part(&p, &w[deep ? LT_SWIFT_Q : LT_Q], &w[deep ? LT_SWIFT_Q_B : LT_Q_B], f->q.p, f->q.ld,
+             OPS_ACT_NONE);
+    if (!deep) {
+        add_part(&p, &w[LT_K], &w[LT_K_B], f->k.p, f->k.ld, OPS_ACT_NONE);
+        add_part(&p, &w[LT_V], &w[LT_V_B], f->v.p, f->v.ld, OPS_ACT_NONE);
+    }
+    return f->ops->matmul(f->be, &p);
+}
+
+/* q = down(act(gate q) * up q), DiffQKV's augmented Q. */
+static int step_aug_q_in(struct forward *f, int32_t layer)
+{
+    const struct ops_weight *w = f->m->layers[layer].w;
+    struct ops_matmul p = {.rows = f->rows, .x = f->q.p, .ldx = f->q.ld, .gated = true};
+
+    add_part(&p, &w[LT_Q_GATE], &(struct ops_weight){0}, f->h.p, f->h.ld, f->m->arch->act);
+    add_part(&p, &w[LT_Q_UP], &(struct ops_weight){0}, NULL, f->h.ld, OPS_ACT_NONE);
+    return f->ops->matmul(f->be, &p);
+}
+
+static int step_aug_q_out(struct forward *f, int32_t layer)
+{
+    const struct ops_weight *w = f->m->layers[layer].w;
+    struct ops_matmul p = {.rows = f->rows, .x = f->h.p, .ldx = f->h.ld};
+
+    add_part(&p, &w[LT_Q_DOWN], &(struct ops_weight){0}, f->q.p, f->q.ld, OPS_ACT_NONE);
+    return f->ops->matmul(f->be, &p);
+}
+
+static const struct ops_rope *rope_of(const struct forward *f, int32_t layer)
+{
+    return f->m->layers[layer].local ? &f->m->rope_local.op : &f->m->rope.op;
+}
+
+static int step_store(struct forward *f, int32_t layer)
+{
+    const struct model_layer *l = &f->m->layers[layer];
+    const struct hparams *h = &f->m->h;
+    struct ops_rope_store p = {
+        .rows = f->rows,
+        .q = f->q.p,
+        .k = f->k.p,
+        .v = f->v.p,
+        .ldq = f->q.ld,
+        .ldk = f->k.ld,
+        .ldv = f->v.ld,
+        .n_q = h->n_q,
+        .n_k = l->deep ? 0 : h->n_k,
+        .n_v = l->deep ? 0 : h->n_v,
+        .k_dim = h->k_dim,
+        .q_norm = head_norm(f, &l->w[LT_Q_NORM]),
+        .k_norm = head_norm(f, &l->w[LT_K_NORM]),
+        .rope = *rope_of(f, layer),
+        .seqs = f->seqs,
+    };
+
+    take_seqs(f, l->store);
+    p.n_seqs = drop_empty(f);
+    return f->ops->rope_store(f->be, &p);
+}
+
+static int step_attend(struct forward *f, int32_t layer)
+{
+    const struct model_layer *l = &f->m->layers[layer];
+    const struct hparams *h = &f->m->h;
+    struct ops_attention p = {
+        .rows = f->rows,
+        .q = f->q.p,
+        .out = f->att.p,
+        .ldq = f->q.ld,
+        .ldo = f->att.ld,
+        .n_q = h->n_q,
+        .scale = h->attn_scale,
+        .softcap = h->attn_softcap,
+        .alibi_max = h->alibi_max,
+        .window = l->local ? h->window : 0,
+        .seqs = f->seqs,
+        .unrotated_rope = rope_of(f, layer),
+    };
+
+    take_seqs(f, l->store);
+    if (f->b.observe) {
+        take_observe(f, layer);
+        p.observe = f->observe;
+    }
+    p.n_seqs = drop_empty(f);
+    return f->ops->attention(f->be, &p);
+}
+
+/* A projection back into the residual stream, through a norm of its own where the model has one. */
+static int project_out(struct forward *f, const struct buffer *from, const struct ops_weight *w,
+                       const struct ops_weight *bias, const struct ops_weight *post_norm)
+{
+    bool normed = post_norm->n_cols != 0;
+    struct buffer to = normed ? f->t : f->cur;
+    struct ops_matmul p = {.rows = f->rows, .x = from->p, .ldx = from->ld, .add = !normed};
+
+    add_part(&p, w, bias, to.p, to.ld, OPS_ACT_NONE);
+    int r = f->ops->matmul(f->be, &p);
+
+    if (r || !normed) {
+        return r;
+    }
+    struct ops_norm_op n = {
+        .rows = f->rows,
+        .norm = norm_of(f, post_norm, &(struct ops_weight){0}),
+        .x = f->t.p,
+        .y = f->cur.p,
+        .ldx = f->t.ld,
+        .ldy = f->cur.ld,
+        .n_cols = f->m->h.n_embd,
+        .add = true,
+    };
+    return f->ops->norm(f->be, &n);
+}
+
+static int step_attn_out(struct forward *f, int32_t layer)
+{
+    const struct ops_weight *w = f->m->layers[layer].w;
+
+    return project_out(f, &f->att, &w[LT_O], &w[LT_O_B], &w[LT_POST_ATTN_NORM]);
+}
+
+static int step_ffn_in(struct forward *f, int32_t layer)
+{
+    const struct arch *arch = f->m->arch;
+    const struct ops_weight *w = f->m->layers[layer].w;
+    struct ops_matmul p = {
+        .rows = f->rows,
+        .norm = arch->parallel ? norm_of(f, &w[LT_ATTN_NORM], &w[LT_ATTN_NORM_B])
+                               : norm_of(f, &w[LT_FFN_NORM], &w[LT_FFN_NORM_B]),
+        .x = f->cur.p,
+        .ldx = f->cur.ld,
+        .gated = arch->gated,
+    };
+
+    if (arch->gated) {
+        add_part(&p, &w[LT_GATE], &w[LT_GATE_B], f->h.p, f->h.ld, arch->act);
+        add_part(&p, &w[LT_UP], &w[LT_UP_B], NULL, f->h.ld, OPS_ACT_NONE);
+    } else {
+        add_part(&p, &w[LT_UP], &w[LT_UP_B], f->h.p, f->h.ld, arch->act);
+    }
+    return f->ops->matmul(f->be, &p);
+}
+
+static int step_ffn_out(struct forward *f, int32_t layer)
+{
+    const struct ops_weight *w = f->m->layers[layer].w;
+
+    return project_out(f, &f->h, &w[LT_DOWN], &w[LT_DOWN_B], &w[LT_POST_FFN_NORM]);
+}
+
+/* ---- SwiftKV's split ---------------------------------------------------------------------- */
+
+/* K and V of deep stores [s0, s1) for all rows, one product. */
+static int deep_project(struct forward *f, int32_t s0, int32_t s1)
+{
+    const struct model *m = f->m;
+    struct ops_matmul p = {
+        .rows = f->rows,
+        .norm = norm_of(f, &m->w[MT_SWIFT_NORM], &(struct ops_weight){0}),
+        .x = f->cur.p,
+        .ldx = f->cur.ld,
+    };
+    float *y = f->deep.p;
+
+    for (int32_t s = s0; s < s1; s++) {
+        const struct model_store *st = &m->stores[s];
+        const struct ops_weight *w = m->layers[st->layer].w;
+
+        add_part(&p, &w[LT_SWIFT_K], &w[LT_SWIFT_K_B], y, f->deep.ld, OPS_ACT_NONE);
+        y += round_ld(st->n_k * m->h.k_dim);
+        add_part(&p, &w[LT_SWIFT_V], &w[LT_SWIFT_V_B], y, f->deep.ld, OPS_ACT_NONE);
+        y += round_ld(st->n_v * m->h.v_dim);
+    }
+    return f->ops->matmul(f->be, &p);
+}
+
+static int deep_store(struct forward *f, int32_t s, const float *k)
+{
+    const struct model *m = f->m;
+    const struct model_store *st = &m->stores[s];
+    struct ops_rope_store p = {
+        .rows = f->rows,
+        .k = k,
+        .v = k + round_ld(st->n_k * m->h.k_dim),
+        .ldk = f->deep.ld,
+        .ldv = f->deep.ld,
+        .n_k = st->n_k,
+        .n_v = st->n_v,
+        .k_dim = m->h.k_dim,
+        .k_norm = head_norm(f, &m->layers[st->layer].w[LT_K_NORM]),
+        .rope = *rope_of(f, st->layer),
+        .seqs = f->seqs,
+        .n_seqs = f->b.n_seqs,
+    };
+
+    take_seqs(f, s);
+    return f->ops->rope_store(f->be, &p);
+}
+
+static int step_deep_kv(struct forward *f, int32_t first_store)
+{
+    const struct model *m = f->m;
+    int32_t end = first_store + DEEP_STORES < m->n_stores ? first_store + DEEP_STORES : m->n_stores;
+    const float *k = f->deep.p;
+    int r = deep_project(f, first_store, end);
+
+    for (int32_t s = first_store; !r && s < end; s++) {
+        const struct model_store *st = &m->stores[s];
+
+        r = deep_store(f, s, k);
+        k += round_ld(st->n_k * m->h.k_dim) + round_ld(st->n_v * m->h.v_dim);
+    }
+    return r;
+}
+
+/* Only rows that need logits, or that a policy wants observed, go on. */
+static int step_survivors(struct forward *f, int32_t layer)
+{
+    struct ops_gather p = {
+        .x = f->cur.p,
+        .y = f->y.p,
+        .index = f->index,
+        .n_cols = f->m->h.n_embd,
+        .ldx = f->cur.ld,
+        .ldy = f->y.ld,
+    };
+    int32_t n = 0;
+    int32_t n_decode = 0;
+
+    for (int32_t i = 0; i < f->b.n_seqs; i++) {
+        const struct ops_seq *s = &f->b.seqs[i];
+        int32_t keep = f->b.keep ? f->b.keep[i] : s->n_rows;
+
+        f->dropped[i] = s->n_rows - keep;
+        f->row0[i] = n;
+        for (int32_t j = f->dropped[i]; j < s->n_rows; j++) {
+            n_decode += s->row0 + j < f->rows.n_decode;
+            f->index[n++] = s->row0 + j;
+        }
+    }
+    p.n_rows = n;
+    int r = n ? f->ops->gather(f->be, &p) : 0;
+
+    if (!r) {
+        f->rows = (struct ops_rows){.n = n, .n_decode = n_decode};
+        f->cur = f->y;
+        f->beyond = true;
+    }
+    return r;
+}
+
+/* ---- the program -------------------------------------------------------------------------- */
+
+static void emit_instr(struct forward *f, step_fn *fn, int32_t layer)
+{
+    f->program[f->n_instr++] = (struct instr){.fn = fn, .layer = layer};
+}
+
+static void emit_layer(struct forward *f, int32_t layer)
+{
+    bool aug_q = f->m->layers[layer].w[LT_Q_GATE].n_cols != 0;
+
+    emit_instr(f, step_qkv, layer);
+    if (aug_q) {
+        emit_instr(f, step_aug_q_in, layer);
+        emit_instr(f, step_aug_q_out, layer);
+    }
+    emit_instr(f, step_store, layer);
+    emit_instr(f, step_attend, layer);
+    if (f->m->arch->parallel) { /* both branches read the same x */
+        emit_instr(f, step_ffn_in, layer);
+        emit_instr(f, step_attn_out, layer);
+    } else {
+        emit_instr(f, step_attn_out, layer);
+        emit_instr(f, step_ffn_in, layer);
+    }
+    emit_instr(f, step_ffn_out, layer);
+}
+
+static void compile(struct forward *f)
+{
+    const struct model *m = f->m;
+
+    emit_instr(f, step_embed, 0);
+    for (int32_t il = 0; il < m->h.n_layers; il++) {
+        f->starts[il] = il == 0 ? 0 : f->n_instr;
+        if (il == m->h.swift_layers) {
+            int32_t first = m->layers[il].store;
+
+            for (int32_t s = first; s < m->n_stores; s += DEEP_STORES) {
+                emit_instr(f, step_deep_kv, s);
+            }
+            emit_instr(f, step_survivors, il);
+        }
+        emit_layer(f, il);
+    }
+    f->starts[m->h.n_layers] = f->n_instr;
+}
+
+int forward_create(struct model *m, const struct forward_limits *limits,
+                   const atomic_int *interrupt, struct forward **ret, struct error *reterr)
+{
+    struct forward *f = calloc(1, sizeof(*f));
+    size_t n_seqs = (size_t)limits->max_seqs;
+    size_t n_rows = (size_t)max_i32(limits->max_rows, limits->max_logits);
+    struct memory_arena a = {0};
+    int r = -ENOMEM;
+
+    if (!f) {
+        return error_set(reterr, -ENOMEM, "forward pass: no memory");
+    }
+    f->m = m;
+    f->ops = m->ops;
+    f->be = m->be;
+    f->interrupt = interrupt;
+    f->limits = *limits;
+    f->program = calloc((size_t)m->h.n_layers * 9 + (size_t)m->n_stores + 2, sizeof(*f->program));
+    f->starts = calloc((size_t)m->h.n_layers + 1, sizeof(*f->starts));
+    f->seqs = calloc(n_seqs, sizeof(*f->seqs));
+    f->observe = calloc(n_seqs, sizeof(*f->observe));
+    f->index = calloc(n_rows, sizeof(*f->index));
+    f->row0 = calloc(n_seqs, sizeof(*f->row0));
+    f->dropped = calloc(n_seqs, sizeof(*f->dropped));
+    if (!f->program || !f->starts || !f->seqs || !f->observe || !f->index || !f->row0 ||
+        !f->dropped) {
+        (void)error_set(reterr, -ENOMEM, "forward pass: no memory");
+        goto fail;
+    }
+    f->bytes = forward_bytes(m, limits);
+    r = f->ops->alloc(f->be, f->bytes, "activations", &f->memory, reterr);
+    if (r) {
+        goto fail;
+    }
+    a = (struct memory_arena){.base = f->memory, .size = f->bytes};
+    place_buffers(m, limits, &a, f);
+    compile(f);
+    atomic_store(&f->last_ns, clock_ns());
+    *ret = f;
+    return 0;
+fail:
+    forward_destroy(f);
+    return r;
+}
+
+void forward_destroy(struct forward *f)
+{
+    if (!f) {
+        return;
+    }
+    if (f->memory) {
+        f->ops->free(f->be, f->memory, f->bytes);
+    }
+    free(f->dropped);
+    free(f->row0);
+    free(f->index);
+    free(f->observe);
+    free(f->seqs);
+    free(f->starts);
+    free(f->program);
+    free(f);
+}
+
+/* ---- running ------------------------------------------------------------------------------ */
+
+int32_t forward_ld(const struct forward *f)
+{
+    return f->x.ld;
+}
+
+void forward_begin(struct forward *f, const struct forward_batch *b)
+{
+    f->b = *b;
+    f->rows = b->rows;
+    f->beyond = false;
+    f->cur = f->x;
+    if (b->hidden) {
+        f->cur.p = b->hidden;
+    }
+    f->pc = f->starts[b->first_layer];
+    f->pc_end = f->starts[b->last_layer];
+}
+
+static void beat(struct forward *f, int64_t t0)
+{
+    int64_t now = clock_ns();
+
+    atomic_store_explicit(&f->last_ns, now, memory_order_relaxed);
+    if (now - t0 > atomic_load_explicit(&f->longest_ns, memory_order_relaxed)) {
+        atomic_store_explicit(&f->longest_ns, now - t0, memory_order_relaxed);
+    }
+}
+
+int forward_run(struct forward *f)
+{
+    for (; f->pc < f->pc_end; f->pc++) {
+        const struct instr *in = &f->program[f->pc];
+        int64_t t0 = clock_ns();
+
+        if (atomic_load_explicit(f->interrupt, memory_order_relaxed)) {
+            return -EINTR;
+        }
+        if (f->rows.n == 0) { /* the split let nobody pass */
+            f->pc = f->pc_end;
+            break;
+        }
+        int r = in->fn(f, in->layer);
+
+        if (r) {
+            return r;
+        }
+        beat(f, t0);
+    }
+    return 0;
+}
+
+int forward_take(struct forward *f, const int32_t *rows, int32_t n, float *hidden)
+{
+    struct ops_gather p = {
+        .x = f->cur.p,
+        .y = hidden,
+        .index = f->index,
+        .n_rows = n,
+        .n_cols = f->m->h.n_embd,
+        .ldx = f->cur.ld,
+        .ldy = f->x.ld,
+    };
+    int32_t seq = 0;
+
+    for (int32_t i = 0; i < n; i++) {
+        int32_t row = rows[i];
+
+        if (f->beyond) {
+            while (row >= f->b.seqs[seq].row0 + f->b.seqs[seq].n_rows) {
+                seq++;
+            }
+            row = f->row0[seq] + (row - f->b.seqs[seq].row0 - f->dropped[seq]);
+        }
+        f->index[i] = row;
+    }
+    return f->ops->gather(f->be, &p);
+}
+
+int forward_head(struct forward *f, const float *hidden, int32_t n, int32_t n_decode,
+                 const float **ret)
+{
+    const struct model *m = f->m;
+    const struct ops_weight *w = &m->w[m->w[MT_OUTPUT].n_cols ? MT_OUTPUT : MT_EMBED];
+    struct ops_matmul p = {
+        .rows = {.n = n, .n_decode = n_decode},
+        .norm = norm_of(f, &m->w[MT_OUTPUT_NORM], &m->w[MT_OUTPUT_NORM_B]),
+        .x = hidden,
+        .ldx = f->x.ld,
+    };
+    struct ops_softcap cap = {
+        .x = f->logits.p,
+        .n_rows = n,
+        .n_cols = m->h.n_vocab,
+        .ld = f->logits.ld,
+        .cap = m->h.final_softcap,
+    };
+    int64_t t0 = clock_ns();
+
+    add_part(&p, w, &(struct ops_weight){0}, f->logits.p, f->logits.ld, OPS_ACT_NONE);
+    int r = f->ops->matmul(f->be, &p);
+
+    if (!r && cap.cap > 0.0f) {
+        r = f->ops->softcap(f->be, &cap);
+    }
+    if (!r) {
+        beat(f, t0);
+        *ret = f->logits.p;
+    }
+    return r;
+}
+
+int forward_logits(struct forward *f, const int32_t *rows, int32_t n, const float **ret)
+{
+    int32_t n_decode = 0;
+    int r = forward_take(f, rows, n, f->head.p);
+
+    while (n_decode < n && rows[n_decode] < f->b.rows.n_decode) {
+        n_decode++;
+    }
+    return r ? r : forward_head(f, f->head.p, n, n_decode, ret);
+}
+
+void forward_heartbeat(const struct forward *f, int64_t *ret_last_ns, int64_t *ret_longest_ns)
+{
+    *ret_last_ns = atomic_load_explicit(&f->last_ns, memory_order_relaxed);
+    *ret_longest_ns = atomic_load_explicit(&f->longest_ns, memory_order_relaxed);
+}

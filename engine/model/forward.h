@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_MODEL_FORWARD_H
+#define PIPIT_ENGINE_MODEL_FORWARD_H
+
+/* The forward pass: a model's layers as a program of backend operations on a batch of rows, several
+ * sequences at once.
+ *
+ * A run can stop between two operations (the interrupt flag) and be taken up again where it
+ * stopped, or be given up: K and V already written are written again, the same, by a rerun; only
+ * observed scores are not repeatable, so a batch that observes is taken up, never given up.
+ *
+ * Creator: forward_create; freed by forward_destroy, before its model and backend. All memory is
+ * taken at creation. One thread. */
+
+#include <stdatomic.h>
+
+#include "engine/model/model.h"
+
+struct forward;
+
+struct forward_limits {
+    int32_t max_rows;   /* of a batch */
+    int32_t max_seqs;   /* of a batch */
+    int32_t max_logits; /* rows of one forward_logits() */
+};
+
+/* Bytes of device memory that forward_create takes. */
+uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits);
+
+int forward_create(struct model *m, const struct forward_limits *limits, const atomic_int *interrupt,
+                   struct forward **ret, struct error *reterr) WARN_UNUSED;
+void forward_destroy(struct forward *f); /* takes NULL */
+
+/* A batch; everything it points to stays the caller's and must not change until the run is over. */
+struct forward_batch {
+    struct ops_rows rows;  /* decode rows first */
+    const int32_t *ids;    /* (rows.n) */
+    int32_t n_seqs;
+    /* (n_stores, stride): entry s * stride + i is sequence i's share in store s. Rows and positions
+     * are the same in every store. */
+    const struct ops_seq *seqs;
+    int32_t stride;
+    /* (n_seqs): how many of a sequence's last rows go on beyond the split (SwiftKV), or NULL: all */
+    const int32_t *keep;
+    const struct ops_observe *observe; /* (n_seqs) or NULL */
+    /* (n_seqs): the damping of a row's scores is applied by the store's first reader only */
+    /* Layers [first_layer, last_layer); 0, n_layers for all. With first_layer > 0 the rows are
+     * taken from `hidden`; with last_layer < n_layers they are left there. */
+    int32_t first_layer;
+    int32_t last_layer;
+    float *hidden; /* device (rows.n, forward_ld()) or NULL */
+};
+
+/* Starts on a batch. */
+void forward_begin(struct forward *f, const struct forward_batch *b);
+/* Runs it to its end: 0, -EINTR when the interrupt flag was seen (call again, or begin another), or
+ * the backend's error. */
+int forward_run(struct forward *f) WARN_UNUSED;
+/* Floats from one row of hidden states to the next. */
+int32_t forward_ld(const struct forward *f);
+
+/* Next-token logits of n batch rows (ascending, each of them kept) after forward_run:
+ * device (n, n_vocab), valid until the next call. n at most max_logits. */
+int forward_logits(struct forward *f, const int32_t *rows, int32_t n, const float **ret) WARN_UNUSED;
+
+/* The same in two steps: final hidden states into `hidden` (n, forward_ld()), and logits of such. */
+int forward_take(struct forward *f, const int32_t *rows, int32_t n, float *hidden) WARN_UNUSED;
+int forward_head(struct forward *f, const float *hidden, int32_t n, int32_t n_decode,
+                 const float **ret) WARN_UNUSED;
+
+/* Monotonic ns when an operation last finished, and the longest one's duration. Any thread. */
+void forward_heartbeat(const struct forward *f, int64_t *ret_last_ns, int64_t *ret_longest_ns);
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_MODEL_HPARAMS_H
+#define PIPIT_ENGINE_MODEL_HPARAMS_H
+
+/* A model's sizes and constants, read from GGUF keys, each within a range. */
+
+#include "base/error.h"
+#include "engine/model/arch.h"
+#include "gguf/gguf.h"
+
+enum {
+    HPARAMS_MAX_LAYERS = 1024,
+    HPARAMS_MAX_CTX = 1 << 24,
+    HPARAMS_MAX_HEADS = 1024,
+    HPARAMS_MAX_HEAD_DIM = 1024,
+};
+
+enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_YARN };
+
+struct hparams {
+    int32_t n_layers;
+    int32_t n_embd;
+    int32_t n_ff;
+    int32_t n_vocab;
+    int32_t n_ctx_train;
+    int32_t n_q;    /* query heads */
+    int32_t n_k;    /* K heads; n_q is a multiple */
+    int32_t n_v;    /* V heads; n_q is a multiple */
+    int32_t k_dim;  /* of one head, queries alike */
+    int32_t v_dim;
+    int32_t n_rot;  /* leading dims of a head that rotate, even */
+    int32_t aug_q;  /* width of augmented Q's gate, 0: none */
+    int32_t window; /* of sliding layers, 0: none slides */
+    int32_t window_period;
+    float norm_eps;
+    float embed_scale;
+    float attn_scale;
+    float attn_softcap;  /* 0: none */
+    float final_softcap; /* 0: none */
+    float alibi_max;
+    float rope_base;
+    float rope_base_window; /* of sliding layers */
+    enum rope_scaling rope_scaling;
+    float rope_factor;     /* positions are divided by it, 1: none */
+    float rope_attn_factor;
+    float rope_beta_fast;
+    float rope_beta_slow;
+    int32_t rope_orig_ctx;
+    int32_t swift_layers; /* layers with K and V of their own input; n_layers without SwiftKV */
+    int32_t swift_group;  /* deep layers that share a store */
+};
+
+/* `swift`: the file that holds the pipit.swiftkv keys (the base or an overlay), or NULL.
+ * -EBADMSG naming the key, -ENOTSUP for what this build cannot run. */
+int hparams_read(const struct gguf *g, const struct gguf *swift, const struct arch *arch,
+                 struct hparams *ret, struct error *reterr) WARN_UNUSED;
+
+#endif

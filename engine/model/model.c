@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening: the architecture's row, the hyperparameters, which layer owns which store, and every
+ * tensor by name, type and shape; all of it before a byte of weights is read.
+ *
+ * A tensor is looked for in the base, then in the overlays; two files that both have it are
+ * refused, so an overlay can only add. Tensors of a layer that nothing reads are refused by name
+ * (a file that holds more than this build computes would answer wrongly and in silence), with
+ * one exception: the teacher's deep q, k and v that published SwiftKV checkpoints still carry. */
+
+#include "engine/model/model.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/model/rope.h"
+#include "engine/model/tensors.h"
+
+static const char swift_layers_key[] = "pipit.swiftkv.num_key_value_layers";
+
+static int find_arch(const struct gguf *g, const struct arch **ret, struct error *reterr)
+{
+    struct gguf_str s;
+    char name[64];
+    char known[160];
+    int r = gguf_get_str(g, "general.architecture", &s, reterr);
+
+    if (r < 0) {
+        return error_set(reterr, r == -ENOENT ? -EBADMSG : r,
+                         "key general.architecture is missing");
+    }
+    if (s.len >= sizeof(name)) {
+        return error_set(reterr, -ENOTSUP, "key general.architecture holds an unknown name");
+    }
+    memcpy(name, s.ptr, s.len);
+    name[s.len] = 0;
+    *ret = arch_find(name);
+    if (!*ret) {
+        arch_names(known, sizeof(known));
+        return error_set(reterr, -ENOTSUP, "architecture %s is not offered; this build knows %s",
+                         name, known);
+    }
+    return 0;
+}
+
+/* An overlay names the base, and the overlays it builds on, by SHA-256. */
+static int check_overlay(const struct model_source *s, int32_t i, struct error *reterr)
+{
+    const struct gguf *g = s->overlays[i];
+    const char *key = "pipit.overlay.builds_on";
+    enum gguf_type type;
+    struct gguf_str sha;
+    size_t n = 0;
+    int r = gguf_get_str(g, "pipit.overlay.base_sha256", &sha, reterr);
+
+    if (r < 0) {
+        return error_set(reterr, -EBADMSG, "overlay %s: key pipit.overlay.base_sha256 is missing",
+                         gguf_path(g));
+    }
+    if (!s->base_sha256 || sha.len != 64 || memcmp(sha.ptr, s->base_sha256, 64) != 0) {
+        return error_set(reterr, -EBADMSG,
+                         "overlay %s was made for another base file (SHA-256 %.*s, this one is %s)",
+                         gguf_path(g), (int)(sha.len < 64 ? sha.len : 64), sha.ptr,
+                         s->base_sha256 ? s->base_sha256 : "unknown");
+    }
+    if (!gguf_has(g, key)) {
+        return 0;
+    }
+    r = gguf_get_array(g, key, &type, &n, reterr);
+    if (r < 0 || type != GGUF_STRING) {
+        return error_set(reterr, -EBADMSG, "overlay %s: key %s is no list of strings", gguf_path(g),
+                         key);
+    }
+    for (size_t k = 0; k < n; k++) {
+        bool found = false;
+
+        sha = gguf_array_str(g, key, k);
+        for (int32_t j = 0; j < i && !found; j++) {
+            found = sha.len == 64 && memcmp(sha.ptr, s->overlay_sha256[j], 64) == 0;
+        }
+        if (!found) {
+            return error_set(reterr, -EBADMSG,
+                             "overlay %s builds on another overlay (SHA-256 %.*s) that does not "
+                             "come before it",
+                             gguf_path(g), (int)(sha.len < 64 ? sha.len : 64), sha.ptr);
+        }
+    }
+    return 0;
+}
+
+static const struct gguf *find_swift(const struct model_source *s)
+{
+    for (int32_t i = s->n_overlays - 1; i >= 0; i--) {
+        if (gguf_has(s->overlays[i], swift_layers_key)) {
+            return s->overlays[i];
+        }
+    }
+    return gguf_has(s->base, swift_layers_key) ? s->base : NULL;
+}
+
+/* Which layer owns a store, and who reads it. */
+static void lay_stores(struct model *m)
+{
+    const struct hparams *h = &m->h;
+
+    m->n_stores = 0;
+    for (int32_t il = 0; il < h->n_layers; il++) {
+        struct model_layer *l = &m->layers[il];
+
+        l->deep = il >= h->swift_layers;
+        l->local = h->window > 0 && (il + 1) % h->window_period != 0;
+        l->owner = !l->deep || (il - h->swift_layers) % h->swift_group == 0;
+        if (l->owner) {
+            m->stores[m->n_stores++] = (struct model_store){
+                .layer = il,
+                .n_k = h->n_k,
+                .n_v = h->n_v,
+                .window = l->local ? h->window : 0,
+                .deep = l->deep,
+            };
+        }
+        l->store = m->n_stores - 1;
+    }
+}
+
+/* AcrossKV groups of sliding and global layers together have no meaning: one store, two reaches. */
+static int check_groups(const struct model *m, struct error *reterr)
+{
+    for (int32_t il = m->h.swift_layers; il < m->h.n_layers; il++) {
+        const struct model_layer *l = &m->layers[il];
+
+        if (l->local != m->layers[m->stores[l->store].layer].local) {
+            return error_set(reterr, -ENOTSUP,
+                             "layer %d slides and layer %d does not, so they cannot share a store",
+                             l->local ? il : m->stores[l->store].layer,
+                             l->local ? m->stores[l->store].layer : il);
+        }
+    }
+    return 0;
+}
+
+static int make_ropes(struct model *m, const struct gguf *base, struct error *reterr)
+{
+    const struct hparams *h = &m->h;
+    float factors[HPARAMS_MAX_HEAD_DIM / 2];
+    int r = tensors_rope_factors(base, h, factors, reterr);
+
+    if (r < 0) {
+        return r;
+    }
+    m->rope.op = (struct ops_rope){
+        .form = m->arch->rope,
+        .n_dims = h->n_rot,
+        .inv_freq = m->rope.inv_freq,
+        .mscale = rope_table(h, h->rope_base, true, r > 0 ? factors : NULL, m->rope.inv_freq),
+    };
+    m->rope_local.op = (struct ops_rope){
+        .form = m->arch->rope,
+        .n_dims = h->n_rot,
+        .inv_freq = m->rope_local.inv_freq,
+        .mscale = rope_table(h, h->rope_base_window, false, NULL, m->rope_local.inv_freq),
+    };
+    return 0;
+}
+
+int model_open(const struct model_source *source, struct model **ret, struct error *reterr)
+{
+    struct model *m = calloc(1, sizeof(*m));
+    int r;
+
+    if (!m) {
+        return error_set(reterr, -ENOMEM, "model: no memory");
+    }
+    r = find_arch(source->base, &m->arch, reterr);
+    for (int32_t i = 0; !r && i < source->n_overlays; i++) {
+        r = check_overlay(source, i, reterr);
+    }
+    if (!r) {
+        r = hparams_read(source->base, find_swift(source), m->arch, &m->h, reterr);
+    }
+    if (r) {
+        goto fail;
+    }
+    m->stores = calloc((size_t)m->h.n_layers, sizeof(*m->stores));
+    m->layers = calloc((size_t)m->h.n_layers, sizeof(*m->layers));
+    if (!m->stores || !m->layers) {
+        r = error_set(reterr, -ENOMEM, "model: no memory");
+        goto fail;
+    }
+    lay_stores(m);
+    r = check_groups(m, reterr);
+    if (!r) {
+        r = tensors_find(source, m, reterr);
+    }
+    if (!r) {
+        r = make_ropes(m, source->base, reterr);
+    }
+    if (r) {
+        goto fail;
+    }
+    *ret = m;
+    return 0;
+fail:
+    model_close(m);
+    return r;
+}
+
+void model_close(struct model *m)
+{
+    if (!m) {
+        return;
+    }
+    for (int32_t i = m->n_list - 1; i >= 0 && m->be; i--) {
+        if (m->list[i].loaded) {
+            m->ops->weight_destroy(m->be, m->list[i].dst);
+        }
+    }
+    free(m->list);
+    free(m->layers);
+    free(m->stores);
+    free(m);
+}
+
+void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
+                        const struct backend_config *config, uint64_t *ret_held,
+                        uint64_t *ret_mapped)
+{
+    uint64_t held = 0;
+    uint64_t mapped = 0;
+
+    for (int32_t i = 0; i < m->n_list; i++) {
+        uint64_t b = ops->weight_bytes(config, &m->list[i].desc);
+
+        held += b;
+        mapped += b ? 0 : m->list[i].file_bytes;
+    }
+    *ret_held = held;
+    *ret_mapped = mapped;
+}
+
+void model_limits(const struct model *m, struct backend_limits *ret)
+{
+    const struct hparams *h = &m->h;
+
+    ret->max_heads = h->n_q;
+    ret->max_head_dim = h->k_dim > h->v_dim ? h->k_dim : h->v_dim;
+    ret->max_cols = 0;
+    ret->max_outputs = 0;
+    for (int32_t i = 0; i < m->n_list; i++) {
+        const struct ops_weight_desc *d = &m->list[i].desc;
+
+        if (d->role == OPS_ROLE_VECTOR) {
+            continue;
+        }
+        if (d->n_cols > ret->max_cols) {
+            ret->max_cols = d->n_cols;
+        }
+        if (d->n_rows > ret->max_outputs && m->list[i].dst != &m->w[MT_OUTPUT] &&
+            m->list[i].dst != &m->w[MT_EMBED]) {
+            ret->max_outputs = d->n_rows;
+        }
+    }
+}
+
+int model_load(struct model *m, const struct backend_ops *ops, struct backend *be,
+               bool (*progress)(void *arg, float done), void *arg, struct error *reterr)
+{
+    uint64_t total = 1;
+    uint64_t done = 0;
+
+    m->ops = ops;
+    m->be = be;
+    for (int32_t i = 0; i < m->n_list; i++) {
+        total += m->list[i].file_bytes;
+    }
+    for (int32_t i = 0; i < m->n_list; i++) {
+        struct model_weight *w = &m->list[i];
+        int r = ops->weight_create(be, &w->desc, w->dst, reterr);
+
+        if (r < 0) {
+            return r;
+        }
+        w->loaded = true;
+        done += w->file_bytes;
+        if (progress && (i % 16 == 15 || i == m->n_list - 1) &&
+            !progress(arg, (float)((double)done / (double)total))) {
+            return error_set(reterr, -ECANCELED, "loading was stopped");
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_MODEL_MODEL_H
+#define PIPIT_ENGINE_MODEL_MODEL_H
+
+/* A model: its row of arch.h, its sizes, and its tensors, found and checked in the base file and
+ * its overlays. Opening reads headers only, which is all that a plan needs; loading prepares the
+ * weights on a backend, in the order in which a step reads them.
+ *
+ * Creator: model_open; freed by model_close, after the backend's other users and before the
+ * backend. The gguf files must outlive it. One thread. */
+
+#include "engine/model/hparams.h"
+#include "kernels/backend.h"
+
+enum { MODEL_MAX_OVERLAYS = 8 };
+
+/* The K and V of one layer, which the layers of an AcrossKV group read too. */
+struct model_store {
+    int32_t layer;  /* the owner */
+    int32_t n_k;
+    int32_t n_v;
+    int32_t window; /* of a sliding layer, else 0 */
+    bool deep;      /* written at the split, from the split's hidden state */
+};
+
+struct model_layer {
+    int32_t store; /* index into stores */
+    bool owner;    /* writes the store */
+    bool deep;     /* beyond SwiftKV's split */
+    bool local;    /* sliding window, its own RoPE base */
+    struct ops_weight w[LT_COUNT]; /* n_cols 0: absent */
+};
+
+struct model_rope {
+    struct ops_rope op;
+    float inv_freq[HPARAMS_MAX_HEAD_DIM / 2];
+};
+
+struct model_weight; /* a tensor to prepare */
+
+struct model {
+    const struct arch *arch;
+    struct hparams h;
+    int32_t n_stores;
+    struct model_store *stores; /* (n_stores), ascending by layer */
+    struct model_layer *layers; /* (h.n_layers) */
+    struct ops_weight w[MT_COUNT];
+    struct model_rope rope;       /* of global layers */
+    struct model_rope rope_local; /* of sliding ones */
+    uint64_t n_params;
+
+    struct model_weight *list; /* every weight, in order of execution */
+    int32_t n_list;
+    const struct backend_ops *ops; /* set by model_load */
+    struct backend *be;
+};
+
+struct model_source {
+    const struct gguf *base;
+    const struct gguf *const *overlays; /* (n_overlays), each may add tensors, none may replace one */
+    int32_t n_overlays;
+    const char *base_sha256;                /* 64 hex digits; needed with overlays only */
+    const char *const *overlay_sha256;      /* (n_overlays) */
+};
+
+/* -EBADMSG naming the key or tensor; -ENOTSUP for an architecture or tensor this build lacks. */
+int model_open(const struct model_source *source, struct model **ret, struct error *reterr) WARN_UNUSED;
+void model_close(struct model *m); /* takes NULL */
+
+/* What model_load will hold, and what of the files it will read in place (mapped). */
+void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
+                        const struct backend_config *config, uint64_t *ret_held, uint64_t *ret_mapped);
+
+/* The largest sides, for backend_limits. */
+void model_limits(const struct model *m, struct backend_limits *ret);
+
+/* `progress` as in engine.h. */
+int model_load(struct model *m, const struct backend_ops *ops, struct backend *be,
+               bool (*progress)(void *arg, float done), void *arg, struct error *reterr) WARN_UNUSED;
+
+/* The weight, or NULL where the layer has none. */
+static inline const struct ops_weight *model_opt(const struct ops_weight *w)
+{
+    return w->n_cols ? w : NULL;
+}
+
+#endif

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every tensor of the model, looked up by name, checked for type and shape, and listed in the
+ * order in which a step reads them: a backend that repacks weights lays them out as one stream.
+ *
+ * `finder` marks what it has used, so that at the end anything left over can be named. */
+
+#include "engine/model/tensors.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct finder {
+    const struct model_source *source;
+    struct model *m;
+    struct error *reterr;
+    bool *used[1 + MODEL_MAX_OVERLAYS]; /* by tensor, base first */
+    int32_t cap;
+};
+
+static const struct gguf *file_at(const struct finder *f, int32_t i)
+{
+    return i == 0 ? f->source->base : f->source->overlays[i - 1];
+}
+
+/* NULL with 0: nobody has it. */
+static int lookup(struct finder *f, const char *name, const struct gguf_tensor **ret)
+{
+    const struct gguf_tensor *found = NULL;
+
+    for (int32_t i = 0; i <= f->source->n_overlays; i++) {
+        const struct gguf *g = file_at(f, i);
+        const struct gguf_tensor *t = gguf_tensor_find(g, name);
+
+        if (!t) {
+            continue;
+        }
+        if (found) {
+            return error_set(f->reterr, -EBADMSG,
+                             "tensor %s: overlay %s may add tensors, not replace them", name,
+                             gguf_path(g));
+        }
+        found = t;
+        f->used[i][t - gguf_tensor_at(g, 0)] = true;
+    }
+    *ret = found;
+    return 0;
+}
+
+/* 0 for a side that the file decides. */
+static int32_t dim_size(const struct hparams *h, enum tensor_dim d)
+{
+    switch (d) {
+    case DIM_1:
+        return 1;
+    case DIM_EMBD:
+        return h->n_embd;
+    case DIM_VOCAB:
+        return h->n_vocab;
+    case DIM_FF:
+        return h->n_ff;
+    case DIM_AUG_Q:
+        return h->aug_q;
+    case DIM_Q:
+        return h->n_q * h->k_dim;
+    case DIM_K:
+        return h->n_k * h->k_dim;
+    case DIM_V:
+        return h->n_v * h->v_dim;
+    case DIM_ATT:
+        return h->n_q * h->v_dim;
+    case DIM_HEAD:
+        return h->k_dim;
+    case DIM_ROT2:
+        return h->n_rot / 2;
+    case DIM_DEEP_K:
+    case DIM_DEEP_V:
+        break;
+    }
+    return 0;
+}
+
+/* The heads of a deep K or V of `size` values; 0 where they are no whole, fitting number. */
+static int32_t deep_heads(const struct hparams *h, enum tensor_dim d, uint64_t size)
+{
+    uint64_t dim = (uint64_t)(d == DIM_DEEP_K ? h->k_dim : h->v_dim);
+
+    if (size == 0 || size % dim || size / dim > (uint64_t)h->n_q ||
+        (uint64_t)h->n_q % (size / dim)) {
+        return 0;
+    }
+    return (int32_t)(size / dim);
+}
+
+static int check_shape(struct finder *f, const char *name, const struct gguf_tensor *t,
+                       const struct tensor_row *row)
+{
+    uint64_t cols = (uint64_t)dim_size(&f->m->h, row->cols);
+    uint64_t rows = (uint64_t)dim_size(&f->m->h, row->rows);
+
+    if (row->rows == DIM_DEEP_K || row->rows == DIM_DEEP_V) {
+        rows = deep_heads(&f->m->h, row->rows, t->dims[1]) ? t->dims[1] : 0;
+    }
+    if (row->cols == DIM_DEEP_K || row->cols == DIM_DEEP_V) {
+        cols = deep_heads(&f->m->h, row->cols, t->dims[0]) ? t->dims[0] : 0;
+    }
+    if (rows == 0 || cols == 0) {
+        return error_set(f->reterr, -EBADMSG,
+                         "tensor %s is (%" PRIu64 ", %" PRIu64
+                         "), not a whole number of heads that divides %d query heads",
+                         name, t->dims[0], t->dims[1], f->m->h.n_q);
+    }
+    if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1) {
+        return error_set(f->reterr, -EBADMSG,
+                         "tensor %s is (%" PRIu64 ", %" PRIu64 "%s), but must be (%" PRIu64
+                         ", %" PRIu64 ")",
+                         name, t->dims[0], t->dims[1], t->n_dims > 2 ? ", ..." : "", cols, rows);
+    }
+    if (!dtype_info(t->type)) {
+        return error_set(f->reterr, -ENOTSUP, "tensor %s: type %u is not offered", name,
+                         (unsigned)t->type);
+    }
+    if (row->role == OPS_ROLE_VECTOR && t->type != DTYPE_F32 && t->type != DTYPE_F16 &&
+        t->type != DTYPE_BF16) {
+        return error_set(f->reterr, -EBADMSG, "tensor %s is %s, but must be F32, F16 or BF16", name,
+                         dtype_info(t->type)->name);
+    }
+    return 0;
+}
+
+/* Looks one tensor up and lists it. 1: there; 0: absent, and `required` was false. */
+static int find_one(struct finder *f, const struct tensor_row *row, int32_t layer, bool required,
+                    struct ops_weight *dst)
+{
+    struct model *m = f->m;
+    const struct gguf_tensor *t = NULL;
+    struct model_weight *w = &m->list[m->n_list];
+    int r;
+
+    if (layer >= 0) {
+        (void)snprintf(w->name, sizeof(w->name), "blk.%d.%s", layer, row->name);
+    } else {
+        (void)snprintf(w->name, sizeof(w->name), "%s", row->name);
+    }
+    r = lookup(f, w->name, &t);
+    if (r) {
+        return r;
+    }
+    if (!t) {
+        return required ? error_set(f->reterr, -EBADMSG, "tensor %s is missing", w->name) : 0;
+    }
+    r = check_shape(f, w->name, t, row);
+    if (r) {
+        return r;
+    }
+    w->desc = (struct ops_weight_desc){
+        .type = t->type,
+        .role = row->role,
+        .n_rows = (int32_t)t->dims[1],
+        .n_cols = (int32_t)t->dims[0],
+        .data = t->data,
+    };
+    w->dst = dst;
+    w->file_bytes = t->n_bytes;
+    dst->n_cols = w->desc.n_cols;
+    dst->n_rows = w->desc.n_rows;
+    m->n_params += t->dims[0] * t->dims[1];
+    m->n_list++;
+    return 1;
+}
+
+static int find_global(struct finder *f, enum model_tensor t, bool required)
+{
+    int r = find_one(f, &arch_model_tensors[t], -1, required, &f->m->w[t]);
+
+    return r < 0 ? r : 0;
+}
+
+/* Which of a layer's tensors must and may be there, SwiftKV taken into account. */
+static void layer_sets(const struct model *m, int32_t il, uint64_t *ret_required,
+                       uint64_t *ret_optional)
+{
+    static const enum layer_tensor of_input[] = {LT_Q, LT_Q_B, LT_K, LT_K_B, LT_V, LT_V_B};
+    const struct model_layer *l = &m->layers[il];
+    uint64_t required = m->arch->required;
+    uint64_t optional = m->arch->optional;
+
+    if (m->h.aug_q > 0) {
+        uint64_t aug = LT_BIT(LT_Q_GATE) | LT_BIT(LT_Q_UP) | LT_BIT(LT_Q_DOWN);
+
+        required |= optional & aug;
+        optional &= ~aug;
+    }
+    for (int i = 0; i < 6 && l->deep; i++) {
+        enum layer_tensor t = of_input[i];
+        uint64_t bit = LT_BIT(t);
+        uint64_t swift =
+            l->owner || t == LT_Q || t == LT_Q_B ? LT_BIT((int)LT_SWIFT_Q + (int)t - (int)LT_Q) : 0;
+
+        optional |= optional & bit ? swift : 0;
+        required |= required & bit ? swift : 0;
+        optional &= ~bit;
+        required &= ~bit;
+    }
+    if (l->deep && !l->owner) { /* deep keys take the leader's k-norm */
+        optional |= required & LT_BIT(LT_K_NORM);
+        required &= ~LT_BIT(LT_K_NORM);
+    }
+    *ret_required = required;
+    *ret_optional = optional;
+}
+
+static int find_layer(struct finder *f, int32_t il, int first, int last)
+{
+    struct model_layer *l = &f->m->layers[il];
+    uint64_t required;
+    uint64_t optional;
+
+    layer_sets(f->m, il, &required, &optional);
+    for (int t = first; t <= last; t++) {
+        uint64_t bit = LT_BIT(t);
+
+        if (!((required | optional) & bit)) {
+            continue;
+        }
+        int r = find_one(f, &arch_layer_tensors[t], il, (required & bit) != 0, &l->w[t]);
+
+        if (r < 0) {
+            return r;
+        }
+    }
+    return 0;
+}
+
+/* The norm of the split and every deep K and V: one batched product in a step. */
+static int find_split(struct finder *f)
+{
+    struct model *m = f->m;
+    int r = find_global(f, MT_SWIFT_NORM, true);
+
+    for (int32_t s = 0; !r && s < m->n_stores; s++) {
+        struct model_store *st = &m->stores[s];
+
+        if (!st->deep) {
+            continue;
+        }
+        r = find_layer(f, st->layer, LT_SWIFT_K, LT_SWIFT_V_B);
+        if (!r) {
+            const struct ops_weight *w = m->layers[st->layer].w;
+
+            st->n_k = deep_heads(&m->h, DIM_DEEP_K, (uint64_t)w[LT_SWIFT_K].n_rows);
+            st->n_v = deep_heads(&m->h, DIM_DEEP_V, (uint64_t)w[LT_SWIFT_V].n_rows);
+            if ((w[LT_SWIFT_K_B].n_cols && w[LT_SWIFT_K_B].n_cols != st->n_k * m->h.k_dim) ||
+                (w[LT_SWIFT_V_B].n_cols && w[LT_SWIFT_V_B].n_cols != st->n_v * m->h.v_dim)) {
+                r = error_set(f->reterr, -EBADMSG,
+                              "layer %d: the biases of its deep K and V do not match their weights",
+                              st->layer);
+            }
+        }
+    }
+    return r;
+}
+
+static bool is_leftover(const struct model *m, const char *name)
+{
+    int layer = -1;
+    int at = 0;
+
+    if (sscanf(name, "blk.%d.%n", &layer, &at) != 1 || at == 0 || layer < m->h.swift_layers ||
+        layer >= m->h.n_layers) {
+        return false;
+    }
+    for (int t = LT_Q; t <= LT_V_B; t++) {
+        if (strcmp(name + at, arch_layer_tensors[t].name) == 0) {
+            return true;
+        }
+    }
+    return strcmp(name + at, arch_layer_tensors[LT_K_NORM].name) == 0;
+}
+
+/* What no one has used: refused in a layer of the base, and anywhere in an overlay. */
+static int check_unused(struct finder *f)
+{
+    for (int32_t i = 0; i <= f->source->n_overlays; i++) {
+        const struct gguf *g = file_at(f, i);
+
+        for (size_t k = 0; k < gguf_n_tensors(g); k++) {
+            const struct gguf_tensor *t = gguf_tensor_at(g, k);
+            char name[64];
+            size_t len = t->name.len < sizeof(name) - 1 ? t->name.len : sizeof(name) - 1;
+
+            if (f->used[i][k]) {
+                continue;
+            }
+            memcpy(name, t->name.ptr, len);
+            name[len] = 0;
+            if (i > 0) {
+                return error_set(f->reterr, -EBADMSG, "overlay %s: nothing reads tensor %s",
+                                 gguf_path(g), name);
+            }
+            if (strncmp(name, "blk.", 4) == 0 && !is_leftover(f->m, name)) {
+                return error_set(f->reterr, -ENOTSUP,
+                                 "tensor %s is not part of architecture %s as this build knows it",
+                                 name, f->m->arch->name);
+            }
+        }
+    }
+    return 0;
+}
+
+static int find_all(struct finder *f)
+{
+    struct model *m = f->m;
+    const struct gguf_tensor *rope = NULL;
+    int r = find_global(f, MT_EMBED, true);
+
+    if (!r) {
+        r = lookup(f, arch_model_tensors[MT_ROPE_FREQS].name, &rope);
+    }
+    for (int32_t il = 0; !r && il < m->h.n_layers; il++) {
+        if (il == m->h.swift_layers) {
+            r = find_split(f);
+        }
+        if (!r && m->layers[il].deep) {
+            /* attn_norm, then q of its own, then the rest; K and V were read at the split. */
+            r = find_layer(f, il, LT_ATTN_NORM, LT_ATTN_NORM_B);
+            if (!r) {
+                r = find_layer(f, il, LT_SWIFT_Q, LT_SWIFT_Q_B);
+            }
+            if (!r) {
+                r = find_layer(f, il, LT_Q_GATE, LT_POST_FFN_NORM);
+            }
+        } else if (!r) {
+            r = find_layer(f, il, LT_ATTN_NORM, LT_POST_FFN_NORM);
+        }
+    }
+    if (!r) {
+        r = find_global(f, MT_OUTPUT_NORM, true);
+    }
+    if (!r) {
+        r = find_global(f, MT_OUTPUT_NORM_B, m->arch->norm == OPS_NORM_LAYER);
+    }
+    if (!r) {
+        r = find_global(f, MT_OUTPUT, false);
+    }
+    return r ? r : check_unused(f);
+}
+
+int tensors_find(const struct model_source *source, struct model *m, struct error *reterr)
+{
+    struct finder f = {.source = source, .m = m, .reterr = reterr};
+    int r = 0;
+
+    if (source->n_overlays > MODEL_MAX_OVERLAYS) {
+        return error_set(reterr, -E2BIG, "%d overlays, at most %d are offered", source->n_overlays,
+                         MODEL_MAX_OVERLAYS);
+    }
+    f.cap = MT_COUNT + m->h.n_layers * LT_COUNT + 1;
+    m->list = calloc((size_t)f.cap, sizeof(*m->list));
+    r = m->list ? 0 : -ENOMEM;
+    for (int32_t i = 0; !r && i <= source->n_overlays; i++) {
+        f.used[i] = calloc(gguf_n_tensors(file_at(&f, i)) + 1, sizeof(bool));
+        r = f.used[i] ? 0 : -ENOMEM;
+    }
+    r = r ? error_set(reterr, r, "model: no memory for the list of tensors") : find_all(&f);
+    for (int32_t i = 0; i <= source->n_overlays; i++) {
+        free(f.used[i]);
+    }
+    for (int32_t i = 0; i < m->n_list; i++) {
+        m->list[i].desc.name = m->list[i].name;
+    }
+    return r;
+}
+
+int tensors_rope_factors(const struct gguf *g, const struct hparams *h, float *factors,
+                         struct error *reterr)
+{
+    const struct gguf_tensor *t = gguf_tensor_find(g, arch_model_tensors[MT_ROPE_FREQS].name);
+
+    if (!t) {
+        return 0;
+    }
+    if (t->type != DTYPE_F32 || t->dims[0] != (uint64_t)(h->n_rot / 2) || t->dims[1] != 1) {
+        return error_set(reterr, -EBADMSG, "tensor rope_freqs.weight must be F32 (%d)",
+                         h->n_rot / 2);
+    }
+    memcpy(factors, t->data, (size_t)(h->n_rot / 2) * sizeof(float));
+    for (int32_t i = 0; i < h->n_rot / 2; i++) {
+        if (!(factors[i] > 0.0f) || !isfinite(factors[i])) {
+            return error_set(reterr, -EBADMSG, "tensor rope_freqs.weight: value %d is not positive",
+                             i);
+        }
+    }
+    return 1;
+}
