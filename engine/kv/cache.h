@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_KV_CACHE_H
+#define PIPIT_ENGINE_KV_CACHE_H
+
+/* The cache of all sequences: page slabs by class, and for each seat (a place for one sequence)
+ * its page tables, positions and scores in device memory. All of it is taken at creation, by the
+ * geometry of shape.h; a sequence reserves what it will need at most when it sits down, so that no
+ * step can run out.
+ *
+ * A step over a sequence: cache_prepare (pages for the new rows, the victims that they overwrite),
+ * cache_view for each store, the forward pass, cache_commit. Between prepare and commit a step may
+ * be given up and prepared again: the same pages and victims.
+ *
+ * Creator: cache_create; freed by cache_destroy. One thread. */
+
+#include "engine/kv/pages.h"
+#include "engine/kv/place.h"
+#include "engine/kv/shape.h"
+
+struct cache_seq {
+    bool busy;
+    struct policy policy;
+    const struct place_ops *place;
+    int32_t variant;
+    uint64_t principal;
+    int32_t n_prompt;
+    int32_t budget;    /* slots per group of a global store, 0: all */
+    int32_t n_tokens;  /* committed: the next token's position */
+    int32_t n_slots;   /* that may be live in a global store, committed */
+    int32_t prepared;  /* n_tokens + rows of the prepared step */
+    bool evicting;     /* the prepared row overwrites victims */
+    bool in_peak;      /* positions and scores lie in the peak region */
+    int64_t n_evicted; /* summed over stores and groups */
+    struct shape_need left; /* reserved, not taken */
+    uint8_t *tables;   /* device */
+    uint8_t *state;    /* device */
+    uint32_t *pages;   /* host mirror of the page tables, as laid out in tables */
+    int32_t *n_pages;  /* (n_stores) pages held by each group */
+};
+
+struct cache {
+    struct shape shape;
+    struct backend *be;
+    struct pages classes[SHAPE_MAX_CLASSES];
+    struct cache_seq *seqs; /* (n_seqs) */
+    void *tables;           /* device (n_seqs, table_bytes) */
+    void *state;            /* device (n_seqs, state_bytes) and the peak region */
+    uint8_t *peak_state;
+    uint32_t *pages_host;
+    int32_t *n_pages_host;
+    int32_t peak_holder; /* seat, or -1 */
+};
+
+/* Takes the shape over (the caller's becomes zeroed), also on failure. */
+int cache_create(struct shape *shape, struct backend *be, struct cache **ret, struct error *reterr) WARN_UNUSED;
+void cache_destroy(struct cache *c); /* takes NULL */
+
+/* Can it ever sit down? -ENOMEM with numbers, -ENOTSUP for a page class that the plan lacks. */
+int cache_check(const struct cache *c, const struct policy *p, int32_t n_prompt, int32_t n_tokens,
+                struct error *reterr) WARN_UNUSED;
+
+/* Sits a sequence down on a free seat: the seat's index, or -EBUSY until others leave. */
+int cache_sit(struct cache *c, const struct policy *p, uint64_t principal, int32_t n_prompt,
+              int32_t n_tokens);
+void cache_leave(struct cache *c, int32_t seat);
+
+/* Makes room for n_rows more tokens (one, when the sequence is beyond its prompt). */
+int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows) WARN_UNUSED;
+/* The sequence's share in one store; row0, n_rows and pos0 are the caller's. */
+void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret);
+/* The step is done. */
+void cache_commit(struct cache *c, int32_t seat, int32_t n_rows);
+/* After a commit, while or after the prompt is read: cuts what is above the budget, gives back the
+ * pages above it. `last`: the prompt is complete. */
+int cache_cut(struct cache *c, int32_t seat, bool last) WARN_UNUSED;
+
+/* Bytes of the pages that the sequence holds; its live slots summed over stores and groups. */
+void cache_usage(const struct cache *c, int32_t seat, uint64_t *ret_bytes, int64_t *ret_slots);
+void cache_totals(const struct cache *c, uint64_t *ret_used, uint64_t *ret_total);
+
+#endif

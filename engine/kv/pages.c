@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The free list is a stack: the page freed last is taken first, which keeps the working set small
+ * and, in a run of one sequence, its pages where they were. Nothing is allocated after creation. */
+
+#include "engine/kv/pages.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+uint64_t pages_host_bytes(uint32_t n_pages)
+{
+    return (uint64_t)n_pages *
+           (sizeof(uint32_t) + sizeof(uint16_t) + sizeof(uint64_t) + sizeof(bool));
+}
+
+int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
+                 uint32_t n_pages, struct pages *ret, struct error *reterr)
+{
+    struct pages p = {.ops = ops, .be = be, .page_bytes = page_bytes, .n_pages = n_pages};
+    size_t n = n_pages ? n_pages : 1;
+    void *pool = NULL;
+    int r;
+
+    p.free_list = calloc(n, sizeof(*p.free_list));
+    p.refs = calloc(n, sizeof(*p.refs));
+    p.principal = calloc(n, sizeof(*p.principal));
+    p.used = calloc(n, sizeof(*p.used));
+    if (!p.free_list || !p.refs || !p.principal || !p.used) {
+        r = error_set(reterr, -ENOMEM, "cache: no memory for %u pages", n_pages);
+        goto fail;
+    }
+    r = ops->alloc(be, page_bytes * n_pages, "cache pages", &pool, reterr);
+    if (r) {
+        goto fail;
+    }
+    p.pool = pool;
+    for (uint32_t i = 0; i < n_pages; i++) {
+        p.free_list[i] = n_pages - 1 - i;
+    }
+    p.n_free = n_pages;
+    *ret = p;
+    return 0;
+fail:
+    pages_destroy(&p);
+    return r;
+}
+
+void pages_destroy(struct pages *p)
+{
+    if (p->pool) {
+        p->ops->free(p->be, p->pool, p->page_bytes * p->n_pages);
+    }
+    free(p->used);
+    free(p->principal);
+    free(p->refs);
+    free(p->free_list);
+    *p = (struct pages){0};
+}
+
+bool pages_reserve(struct pages *p, uint32_t n)
+{
+    if (n > p->n_free - p->n_reserved) {
+        return false;
+    }
+    p->n_reserved += n;
+    return true;
+}
+
+void pages_unreserve(struct pages *p, uint32_t n)
+{
+    assert(n <= p->n_reserved);
+    p->n_reserved -= n;
+}
+
+int pages_take(struct pages *p, uint64_t principal, uint32_t *ret)
+{
+    assert(p->n_reserved > 0 && p->n_free > 0);
+    uint32_t page = p->free_list[--p->n_free];
+
+    p->n_reserved--;
+    assert(p->refs[page] == 0);
+    p->refs[page] = 1;
+    if (p->used[page] && p->principal[page] != principal) {
+        int r = p->ops->zero(p->be, p->pool + p->page_bytes * page, p->page_bytes);
+
+        if (r) {
+            return r;
+        }
+    }
+    p->used[page] = true;
+    p->principal[page] = principal;
+    *ret = page;
+    return 0;
+}
+
+void pages_ref(struct pages *p, uint32_t page)
+{
+    assert(p->refs[page] > 0 && p->refs[page] < UINT16_MAX);
+    p->refs[page]++;
+}
+
+bool pages_unref(struct pages *p, uint32_t *page)
+{
+    uint32_t i = *page;
+
+    *page = UINT32_MAX;
+    assert(i < p->n_pages && p->refs[i] > 0);
+    if (--p->refs[i] > 0) {
+        return false;
+    }
+    p->free_list[p->n_free++] = i;
+    return true;
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_KV_PAGES_H
+#define PIPIT_ENGINE_KV_PAGES_H
+
+/* One page class's slab: n_pages pages of one size in one piece of device memory.
+ *
+ * A page's life:
+ *
+ *      +------+  pages_take(principal)   +--------+  pages_ref   +------------+
+ *      | free | -----------------------> | refs 1 | -----------> | refs 2, .. |
+ *      +------+   (zeroed here when      +--------+ <----------- +------------+
+ *         ^        its last holder was       |       pages_unref
+ *         |        another principal)        |
+ *         +----------------------------------+  pages_unref
+ *
+ * A page with more than one reference is read by several sequences and written by none: a writer
+ * takes a page of its own and copies (cache.c). Reservations are counted apart from pages: who has
+ * reserved n may take n later without asking whether there are any.
+ *
+ * Creator: pages_create; freed by pages_destroy. One thread. */
+
+#include "kernels/backend.h"
+
+struct pages {
+    const struct backend_ops *ops;
+    struct backend *be;
+    uint8_t *pool; /* device (n_pages, page_bytes) */
+    uint64_t page_bytes;
+    uint32_t n_pages;
+    uint32_t n_free;
+    uint32_t n_reserved;  /* reserved and not taken */
+    uint32_t *free_list;  /* (n_pages), the first n_free are free */
+    uint16_t *refs;       /* (n_pages) */
+    uint64_t *principal;  /* (n_pages) of the last holder */
+    bool *used;           /* (n_pages) ever held */
+};
+
+int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
+                 uint32_t n_pages, struct pages *ret, struct error *reterr) WARN_UNUSED;
+void pages_destroy(struct pages *p); /* takes a zeroed struct */
+
+/* Host bytes that pages_create takes beside the pool. */
+uint64_t pages_host_bytes(uint32_t n_pages);
+
+bool pages_reserve(struct pages *p, uint32_t n);
+void pages_unreserve(struct pages *p, uint32_t n);
+/* Out of the caller's reservation. */
+int pages_take(struct pages *p, uint64_t principal, uint32_t *ret) WARN_UNUSED;
+void pages_ref(struct pages *p, uint32_t page);
+/* Drops a reference; true when the page is free again. Makes *page UINT32_MAX. */
+bool pages_unref(struct pages *p, uint32_t *page);
+
+#endif

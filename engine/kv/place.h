@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_KV_PLACE_H
+#define PIPIT_ENGINE_KV_PLACE_H
+
+/* Which tokens stay: one small table of functions a policy word (DESIGN §5 rule 2). A policy says
+ * what may not be dropped and what attention is to observe; the search for a victim, the cut and
+ * the sums are backend operations, so these files know no backend. A new policy is one file here
+ * and one row in place.c and policy.c. */
+
+#include "engine/kv/policy.h"
+
+/* What a victim or a cut spares; fields as in ops_victim. */
+struct place_guard {
+    int32_t sinks;
+    int32_t pos_protect;
+    bool by_position;
+    bool shared;
+};
+
+/* Rows of one sequence in one call. */
+struct place_rows {
+    bool prefill;
+    int32_t pos0;
+    int32_t n_rows;
+    int32_t n_prompt;
+    int32_t step;    /* decode: the first row's new token, from 1 */
+    int32_t n_steps; /* over which tau runs */
+};
+
+struct place_ops {
+    bool evicts;
+    bool scores; /* observes attention and keeps a score for each slot */
+    /* `last`: the newest position that will be held. */
+    void (*guard)(const struct policy *p, int32_t budget, int32_t last, struct place_guard *ret);
+    /* What to observe in these rows; layer is set by the forward pass. NULL without scores. */
+    void (*observe)(const struct policy *p, const struct place_rows *rows, struct ops_observe *ret);
+};
+
+const struct place_ops *place_find(enum policy_place place);
+
+extern const struct place_ops place_full;
+extern const struct place_ops place_window;
+extern const struct place_ops place_h2o;
+extern const struct place_ops place_keyformer;
+extern const struct place_ops place_recency;
+
+/* For scoring policies: sinks, and the policy's recent share of the budget. */
+void place_guard_recent(const struct policy *p, int32_t budget, int32_t last, struct place_guard *ret);
+
+#endif

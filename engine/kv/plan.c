@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums, and the search for what would fit.
+ *
+ * A plan for one (context, sequences) pair is a pure function, so the largest context and the
+ * largest number of sequences are found by halving. Context 0 means the model's own where it fits,
+ * else the largest that does, down to 256 positions. */
+
+#include "engine/kv/plan.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/cgroup.h"
+#include "engine/kv/pages.h"
+
+enum { MIN_CTX = 256, MAX_SEQS = 4096 };
+
+/* ---- one pair -------------------------------------------------------------------------------- */
+
+static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, struct plan *p,
+                    struct shape *ret_shape, struct error *reterr)
+{
+    struct shape s;
+    uint64_t n = (uint64_t)n_seqs;
+    int r = shape_make(in->ops, in->stores, in->n_stores, ctx, n_seqs, in->max_chunk, in->mix, &s,
+                       reterr);
+
+    if (r) {
+        return r;
+    }
+    *p = (struct plan){
+        .weights_bytes = in->weights_bytes,
+        .mapped_bytes = in->mapped_bytes,
+        .kv_bytes = s.kv_bytes,
+        .policy_bytes = s.state_bytes * n,
+        .prefill_peak_bytes = s.peak_bytes + s.peak_state_bytes,
+        .scratch_bytes = in->scratch(in->arg, ctx, n_seqs) + s.table_bytes * n * 2,
+        .lane_bytes = in->extra_bytes,
+        .available_bytes = in->available_bytes,
+        .seq_bytes = s.seq_bytes,
+        .ctx = ctx,
+        .n_seqs = n_seqs,
+        .n_classes = s.n_classes,
+    };
+    for (int32_t i = 0; i < s.n_classes; i++) {
+        struct plan_class *c = &p->page_classes[i];
+
+        memcpy(c->name, s.classes[i].name, sizeof(c->name));
+        c->page_bytes = s.classes[i].page_bytes;
+        c->n_pages = s.classes[i].n_pages;
+        p->scratch_bytes += pages_host_bytes(c->n_pages);
+    }
+    p->total_bytes = p->weights_bytes + p->kv_bytes + p->policy_bytes + p->prefill_peak_bytes +
+                     p->scratch_bytes + p->lane_bytes;
+    p->fits = p->total_bytes + p->mapped_bytes <= p->available_bytes;
+    if (ret_shape) {
+        *ret_shape = s;
+    } else {
+        shape_finish(&s);
+    }
+    return 0;
+}
+
+static bool fits(const struct plan_input *in, int32_t ctx, int32_t n_seqs)
+{
+    struct plan p;
+
+    return evaluate(in, ctx, n_seqs, &p, NULL, NULL) == 0 && p.fits;
+}
+
+/* The largest value of [1, max] that fits, 0 for none; what fits fits with less too. */
+static int32_t search(const struct plan_input *in, int32_t max, int32_t fixed, bool over_ctx)
+{
+    int32_t low = 0;
+    int32_t high = max;
+
+    while (low < high) {
+        int32_t mid = low + (high - low + 1) / 2;
+
+        if (over_ctx ? fits(in, mid, fixed) : fits(in, fixed, mid)) {
+            low = mid;
+        } else {
+            high = mid - 1;
+        }
+    }
+    return low;
+}
+
+static int refuse(const struct plan *p, struct error *reterr)
+{
+    return error_set(
+        reterr, -ENOMEM,
+        "the plan needs %" PRIu64 " MiB (weights %" PRIu64 ", cache %" PRIu64 ", the rest %" PRIu64
+        "), %" PRIu64 " MiB are free; a context of %d with %d sequences, or %d sequences with a "
+        "context of %d, would fit",
+        (p->total_bytes + p->mapped_bytes) >> 20, (p->weights_bytes + p->mapped_bytes) >> 20,
+        p->kv_bytes >> 20, (p->total_bytes - p->weights_bytes - p->kv_bytes) >> 20,
+        p->available_bytes >> 20, p->max_ctx, p->n_seqs, p->max_sequences, p->ctx);
+}
+
+int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_shape,
+              struct error *reterr)
+{
+    int32_t ctx = in->ctx ? in->ctx : in->ctx_model;
+    int32_t max_ctx = search(in, in->ctx_model > ctx ? in->ctx_model : ctx, in->n_seqs, true);
+
+    if (in->ctx == 0 && max_ctx < ctx && max_ctx >= MIN_CTX) {
+        ctx = max_ctx;
+    }
+    int r = evaluate(in, ctx, in->n_seqs, ret, ret_shape, reterr);
+
+    if (r) {
+        return r;
+    }
+    ret->max_ctx = max_ctx;
+    ret->max_sequences = search(in, MAX_SEQS, ctx, false);
+    policy_print(&in->mix->part[0].policy, ret->policy, sizeof(ret->policy));
+    return ret->fits ? 0 : refuse(ret, reterr);
+}
+
+/* ---- printing ---------------------------------------------------------------------------------
+ */
+
+struct figure {
+    const char *key;
+    const char *label;
+    uint64_t value;
+};
+
+enum { N_FIGURES = 9 };
+
+static void figures(const struct plan *p, struct figure out[N_FIGURES])
+{
+    const struct figure f[N_FIGURES] = {
+        {"weights_bytes", "weights", p->weights_bytes},
+        {"mapped_bytes", "weights read from the file's map", p->mapped_bytes},
+        {"kv_bytes", "keys and values", p->kv_bytes},
+        {"policy_bytes", "positions and scores", p->policy_bytes},
+        {"prefill_peak_bytes", "while a prompt is read", p->prefill_peak_bytes},
+        {"scratch_bytes", "activations and tables", p->scratch_bytes},
+        {"lane_bytes", "lanes and journal", p->lane_bytes},
+        {"total_bytes", "total without maps", p->total_bytes},
+        {"available_bytes", "available", p->available_bytes},
+    };
+
+    memcpy(out, f, sizeof(f));
+}
+
+void plan_print_json(const struct plan *p, FILE *out)
+{
+    struct figure f[N_FIGURES];
+
+    figures(p, f);
+    fprintf(out, "{");
+    for (int i = 0; i < N_FIGURES; i++) {
+        fprintf(out, "\"%s\": %" PRIu64 ", ", f[i].key, f[i].value);
+    }
+    fprintf(out, "\"seq_bytes\": %" PRIu64 ", \"policy\": \"%s\", \"page_classes\": [",
+            p->seq_bytes, p->policy);
+    for (int32_t i = 0; i < p->n_classes; i++) {
+        const struct plan_class *c = &p->page_classes[i];
+
+        fprintf(out, "%s{\"name\": \"%s\", \"page_bytes\": %" PRIu64 ", \"pages\": %u}",
+                i ? ", " : "", c->name, c->page_bytes, c->n_pages);
+    }
+    fprintf(out,
+            "], \"ctx\": %d, \"sequences\": %d, \"fits\": %s, \"max_ctx\": %d, "
+            "\"max_sequences\": %d}\n",
+            p->ctx, p->n_seqs, p->fits ? "true" : "false", p->max_ctx, p->max_sequences);
+}
+
+void plan_print_table(const struct plan *p, FILE *out)
+{
+    struct figure f[N_FIGURES];
+
+    figures(p, f);
+    for (int i = 0; i < N_FIGURES; i++) {
+        fprintf(out, "%-34s %16" PRIu64 "  %10.1f MiB\n", f[i].label, f[i].value,
+                (double)f[i].value / (1 << 20));
+    }
+    for (int32_t i = 0; i < p->n_classes; i++) {
+        const struct plan_class *c = &p->page_classes[i];
+
+        fprintf(out, "  pages of %-24s %8u x %" PRIu64 " bytes\n", c->name, c->n_pages,
+                c->page_bytes);
+    }
+    fprintf(out, "policy %s\n", p->policy);
+    fprintf(out, "context %d, sequences %d: %s; at most context %d or %d sequences\n", p->ctx,
+            p->n_seqs, p->fits ? "fits" : "does not fit", p->max_ctx, p->max_sequences);
+}
+
+/* ---- what is free ------------------------------------------------------------------------------
+ */
+
+uint64_t plan_memory_available(void)
+{
+    uint64_t least = cgroup_memory_max("/proc/self/cgroup", "/sys/fs/cgroup");
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[128];
+
+    while (f && fgets(line, sizeof(line), f)) {
+        uint64_t kb;
+
+        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kb) == 1) {
+            least = kb * 1024 < least ? kb * 1024 : least;
+        }
+    }
+    if (f) {
+        (void)fclose(f);
+    }
+    return least;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_KV_PLAN_H
+#define PIPIT_ENGINE_KV_PLAN_H
+
+/* The memory plan: every byte the process will hold, computed before loading, by the same code that
+ * later takes them. What does not fit is refused with the numbers and with the largest context and
+ * number of sequences that would. */
+
+#include <stdio.h>
+
+#include "engine/kv/shape.h"
+
+struct plan_class {
+    char name[SHAPE_CLASS_NAME];
+    uint64_t page_bytes;
+    uint32_t n_pages;
+};
+
+struct plan {
+    uint64_t weights_bytes; /* held; weights read from the file's map are in mapped_bytes */
+    uint64_t mapped_bytes;
+    uint64_t kv_bytes;
+    uint64_t policy_bytes;  /* positions, scores, victims */
+    uint64_t prefill_peak_bytes; /* pages and state that only a prompt being read needs */
+    uint64_t scratch_bytes; /* activations, logits, page tables, the backend's scratch */
+    uint64_t lane_bytes;    /* the caller's part (extra_bytes) */
+    uint64_t total_bytes;   /* all of the above but mapped_bytes */
+    uint64_t available_bytes; /* what total and mapped must fit */
+    uint64_t seq_bytes;     /* pages of one full sequence of the default policy */
+    bool fits;
+    int32_t ctx;
+    int32_t n_seqs;
+    int32_t max_ctx;       /* that would fit with n_seqs */
+    int32_t max_sequences; /* that would fit with ctx */
+    int32_t n_classes;
+    struct plan_class page_classes[SHAPE_MAX_CLASSES];
+    char policy[POLICY_TEXT_MAX]; /* canonical, of the default */
+};
+
+/* Where a plan's numbers come from. */
+struct plan_input {
+    const struct backend_ops *ops;
+    const struct shape_store *stores;
+    int32_t n_stores;
+    int32_t ctx;       /* 0: ctx_model, or what fits of it */
+    int32_t ctx_model;
+    int32_t n_seqs;
+    int32_t max_chunk;
+    const struct policy_mix *mix;
+    uint64_t weights_bytes;
+    uint64_t mapped_bytes;
+    uint64_t extra_bytes;
+    uint64_t available_bytes;
+    /* Scratch for a context and a number of sequences. */
+    uint64_t (*scratch)(const void *arg, int32_t ctx, int32_t n_seqs);
+    const void *arg;
+};
+
+/* Fills `ret`, and with `ret_shape` the geometry (shape_finish it). 0, or -ENOMEM with numbers when
+ * it does not fit (`ret` and `ret_shape` are then filled too), or what shape_make returns. */
+int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_shape,
+              struct error *reterr) WARN_UNUSED;
+
+/* As one JSON object, or as a table for people. */
+void plan_print_json(const struct plan *p, FILE *out);
+void plan_print_table(const struct plan *p, FILE *out);
+
+/* The least of MemAvailable and the control group's limit, UINT64_MAX when neither is known. */
+uint64_t plan_memory_available(void);
+
+#endif

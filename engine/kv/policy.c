@@ -1,0 +1,586 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parser of policy texts, and its inverse.
+ *
+ * Three tables hold the language: words (by axis, with defaults), options (which words take them,
+ * range, field) and the names of enumerated values, each with a flag for what is not built yet.
+ * The parser walks the text once and remembers where it is, so that every refusal says at which
+ * character, what was found and what may stand there. Printing walks the same tables: whatever can
+ * be said is printed, so a changed default never changes the meaning of a saved text. */
+
+#include "engine/kv/policy.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum axis { AXIS_PRECISION, AXIS_PLACE, AXIS_SINKS, AXIS_LATER };
+
+struct word_row {
+    const char *name;
+    enum axis axis;
+    int32_t place;         /* AXIS_PLACE */
+    enum ops_kv_type k, v; /* AXIS_PRECISION */
+    const char *amount;    /* NULL: takes none; else what it is, for messages */
+};
+
+#define BIT(place) (1 << (place))
+#define EVICTING (BIT(POLICY_WINDOW) | SCORING)
+#define SCORING (BIT(POLICY_H2O) | BIT(POLICY_KEYFORMER) | BIT(POLICY_RECENCY))
+#define ANY_PLACE (BIT(POLICY_FULL) | EVICTING)
+
+/* clang-format off */
+static const struct word_row words[] = {
+    {"f32", AXIS_PRECISION, 0, OPS_KV_F32, OPS_KV_F32, NULL},
+    {"f16", AXIS_PRECISION, 0, OPS_KV_F16, OPS_KV_F16, NULL},
+    {"bf16", AXIS_PRECISION, 0, OPS_KV_BF16, OPS_KV_BF16, NULL},
+    {"fp8", AXIS_PRECISION, 0, OPS_KV_FP8, OPS_KV_FP8, NULL},
+    {"kv8", AXIS_PRECISION, 0, OPS_KV_I8, OPS_KV_FP8, NULL},
+    {"k16v8", AXIS_PRECISION, 0, OPS_KV_F16, OPS_KV_FP8, NULL},
+    {"q8_0", AXIS_PRECISION, 0, OPS_KV_Q8_0, OPS_KV_Q8_0, NULL},
+    {"q4_0", AXIS_PRECISION, 0, OPS_KV_Q4_0, OPS_KV_Q4_0, NULL},
+    {"full", AXIS_PLACE, POLICY_FULL, 0, 0, NULL},
+    {"window", AXIS_PLACE, POLICY_WINDOW, 0, 0, "budget"},
+    {"h2o", AXIS_PLACE, POLICY_H2O, 0, 0, "budget"},
+    {"keyformer", AXIS_PLACE, POLICY_KEYFORMER, 0, 0, "budget"},
+    {"recency", AXIS_PLACE, POLICY_RECENCY, 0, 0, "budget"},
+    {"sinks", AXIS_SINKS, 0, 0, 0, "slots"},
+    {"sparq", AXIS_LATER, 0, 0, 0, NULL},
+    {"topv", AXIS_LATER, 0, 0, 0, NULL},
+    {"infinigen", AXIS_LATER, 0, 0, 0, NULL},
+    {"exit", AXIS_LATER, 0, 0, 0, NULL},
+};
+
+struct value_row {
+    const char *name;
+    int32_t value;
+    bool later; /* known, not built yet */
+};
+
+static const struct value_row modes[] = {
+    {"paper", POLICY_PAPER, false}, {"as-shipped", POLICY_AS_SHIPPED, true}, {NULL, 0, false}};
+static const struct value_row noises[] = {
+    {"once", POLICY_ONCE, false}, {"fresh", POLICY_FRESH, false}, {"gauss", POLICY_GAUSS, false},
+    {"const", POLICY_CONST, false}, {"none", POLICY_NO_NOISE, false}, {NULL, 0, false}};
+static const struct value_row scopes[] = {
+    {"head", POLICY_PER_HEAD, false}, {"layer", POLICY_PER_LAYER, false},
+    {"shared", POLICY_SHARED, true}, {NULL, 0, false}};
+static const struct value_row positions[] = {{"org", 0, false}, {"new", 1, true}, {NULL, 0, false}};
+static const struct value_row prefills[] = {
+    {"dense", POLICY_DENSE, false}, {"layered", POLICY_LAYERED, true},
+    {"bounded", POLICY_BOUNDED, false}, {NULL, 0, false}};
+
+enum field_type { FIELD_INT, FIELD_PERCENT, FIELD_FLOAT, FIELD_TAU, FIELD_VALUE };
+
+struct option_row {
+    const char *name;
+    int places; /* BIT()s of the place words that take it */
+    enum field_type type;
+    size_t offset;
+    double min, max;
+    const struct value_row *values;
+};
+
+#define FIELD(f) offsetof(struct policy, f)
+static const struct option_row options[] = {
+    {"recent", SCORING, FIELD_PERCENT, FIELD(recent), 0, 100, NULL},
+    {"tau", BIT(POLICY_KEYFORMER), FIELD_TAU, FIELD(tau0), 0.01, 100, NULL},
+    {"mode", BIT(POLICY_KEYFORMER), FIELD_VALUE, FIELD(mode), 0, 0, modes},
+    {"noise", BIT(POLICY_KEYFORMER), FIELD_VALUE, FIELD(noise), 0, 0, noises},
+    {"damp", BIT(POLICY_H2O) | BIT(POLICY_KEYFORMER), FIELD_FLOAT, FIELD(damp), 0.01, 1, NULL},
+    {"decay", BIT(POLICY_RECENCY), FIELD_FLOAT, FIELD(decay), 0.01, 1, NULL},
+    {"score", SCORING, FIELD_VALUE, FIELD(scope), 0, 0, scopes},
+    {"pos", EVICTING, FIELD_VALUE, FIELD(pos_new), 0, 0, positions},
+    {"prefill", EVICTING, FIELD_VALUE, FIELD(prefill), 0, 0, prefills},
+    {"observe", SCORING, FIELD_INT, FIELD(observe), 1, 4096, NULL},
+    {"min", EVICTING, FIELD_INT, FIELD(min), 2, 1 << 24, NULL},
+    {"seed", BIT(POLICY_KEYFORMER), FIELD_INT, FIELD(seed), 0, INT32_MAX, NULL},
+    {"chunk", ANY_PLACE, FIELD_INT, FIELD(chunk), 1, 65536, NULL},
+};
+
+static const struct policy defaults = {
+    .k_type = OPS_KV_F16, .v_type = OPS_KV_F16, .place = POLICY_FULL,
+    .min = 128, .recent = 30, .mode = POLICY_PAPER, .noise = POLICY_ONCE,
+    .scope = POLICY_PER_HEAD, .prefill = POLICY_DENSE, .observe = 64,
+    .chunk = POLICY_DEFAULT_CHUNK, .tau0 = 1.0f, .tau1 = 2.0f, .damp = 1.0f, .decay = 0.95f,
+};
+/* clang-format on */
+
+enum {
+    N_WORDS = sizeof(words) / sizeof(words[0]),
+    N_OPTIONS = sizeof(options) / sizeof(options[0])
+};
+
+struct parser {
+    const char *text;
+    const char *at;
+    struct error *reterr;
+};
+
+static int fault(const struct parser *p, const char *what)
+{
+    return error_set(p->reterr, -EINVAL, "policy, character %d: %s", (int)(p->at - p->text) + 1,
+                     what);
+}
+
+static int later(const struct parser *p, const char *name)
+{
+    return error_set(p->reterr, -ENOTSUP, "policy, character %d: %s is not built yet",
+                     (int)(p->at - p->text) + 1, name);
+}
+
+static bool accept(struct parser *p, char c)
+{
+    if (*p->at != c) {
+        return false;
+    }
+    p->at++;
+    return true;
+}
+
+static size_t name_len(const char *s)
+{
+    return strspn(s, "abcdefghijklmnopqrstuvwxyz0123456789_-");
+}
+
+static bool name_is(const char *s, size_t len, const char *name)
+{
+    return strlen(name) == len && memcmp(s, name, len) == 0;
+}
+
+static int fault_range(const struct parser *p, const char *name, double min, double max)
+{
+    char what[96];
+
+    (void)snprintf(what, sizeof(what), "%s takes a number from %.9g to %.9g", name, min, max);
+    return fault(p, what);
+}
+
+static int parse_int(struct parser *p, const char *name, double min, double max, int32_t *ret)
+{
+    size_t n = strspn(p->at, "0123456789");
+    double v = 0;
+
+    for (size_t i = 0; i < n && i < 16; i++) {
+        v = v * 10 + (p->at[i] - '0');
+    }
+    if (n == 0 || n > 12 || v < min || v > max) {
+        return fault_range(p, name, min, max);
+    }
+    p->at += n;
+    *ret = (int32_t)v;
+    return 0;
+}
+
+/* Digits and one point: no signs, exponents, hex or locale. */
+static int parse_float(struct parser *p, const char *name, double min, double max, float *ret)
+{
+    double v = 0;
+    double scale = 1;
+    const char *s = p->at;
+    int digits = 0;
+
+    for (; *s >= '0' && *s <= '9' && digits < 12; s++, digits++) {
+        v = v * 10 + (*s - '0');
+    }
+    if (*s == '.' && s[1] >= '0' && s[1] <= '9') { /* not the ".." of a range */
+        for (s++; *s >= '0' && *s <= '9' && digits < 12; s++, digits++) {
+            scale /= 10;
+            v += (*s - '0') * scale;
+        }
+    }
+    if (digits == 0 || v < min || v > max) {
+        return fault_range(p, name, min, max);
+    }
+    p->at = s;
+    *ret = (float)v;
+    return 0;
+}
+
+static int parse_value(struct parser *p, const struct option_row *o, int32_t *ret)
+{
+    size_t len = name_len(p->at);
+    char what[160];
+    size_t used;
+
+    for (const struct value_row *v = o->values; v->name; v++) {
+        if (name_is(p->at, len, v->name)) {
+            if (v->later) {
+                (void)snprintf(what, sizeof(what), "%s=%s", o->name, v->name);
+                return later(p, what);
+            }
+            p->at += len;
+            *ret = v->value;
+            return 0;
+        }
+    }
+    used = (size_t)snprintf(what, sizeof(what), "%s is one of", o->name);
+    for (const struct value_row *v = o->values; v->name && used < sizeof(what); v++) {
+        used += (size_t)snprintf(what + used, sizeof(what) - used, " %s", v->name);
+    }
+    return fault(p, what);
+}
+
+static int parse_option(struct parser *p, const struct option_row *o, struct policy *pol)
+{
+    uint8_t *field = (uint8_t *)pol + o->offset;
+    int32_t i = 0;
+    float f = 0;
+    int r;
+
+    switch (o->type) {
+    case FIELD_INT:
+    case FIELD_PERCENT:
+        r = parse_int(p, o->name, o->min, o->max, &i);
+        if (!r && o->type == FIELD_PERCENT && !accept(p, '%')) {
+            r = fault(p, "'%' must follow");
+        }
+        memcpy(field, &i, sizeof(i));
+        return r;
+    case FIELD_VALUE:
+        r = parse_value(p, o, &i);
+        memcpy(field, &i, sizeof(i));
+        return r;
+    case FIELD_FLOAT:
+        r = parse_float(p, o->name, o->min, o->max, &f);
+        memcpy(field, &f, sizeof(f));
+        return r;
+    case FIELD_TAU:
+        break;
+    }
+    r = parse_float(p, o->name, o->min, o->max, &pol->tau0);
+    pol->tau1 = pol->tau0;
+    if (!r && strncmp(p->at, "..", 2) == 0) {
+        p->at += 2;
+        r = parse_float(p, o->name, o->min, o->max, &pol->tau1);
+    }
+    return r;
+}
+
+static int parse_options(struct parser *p, const struct word_row *w, struct policy *pol)
+{
+    while (accept(p, ',')) {
+        size_t len = name_len(p->at);
+        const struct option_row *o = NULL;
+        char what[200];
+        size_t used;
+
+        for (int i = 0; i < N_OPTIONS && w->axis == AXIS_PLACE; i++) {
+            if (name_is(p->at, len, options[i].name) && (options[i].places & BIT(w->place))) {
+                o = &options[i];
+            }
+        }
+        if (!o) {
+            used = (size_t)snprintf(what, sizeof(what), "%s takes the options", w->name);
+            for (int i = 0; i < N_OPTIONS && used < sizeof(what); i++) {
+                if (w->axis == AXIS_PLACE && (options[i].places & BIT(w->place))) {
+                    used +=
+                        (size_t)snprintf(what + used, sizeof(what) - used, " %s", options[i].name);
+                }
+            }
+            if (w->axis != AXIS_PLACE) {
+                (void)snprintf(what, sizeof(what), "%s takes no options", w->name);
+            }
+            return fault(p, what);
+        }
+        p->at += len;
+        if (!accept(p, '=')) {
+            return fault(p, "'=' and a value must follow");
+        }
+        int r = parse_option(p, o, pol);
+
+        if (r) {
+            return r;
+        }
+    }
+    return 0;
+}
+
+static int parse_budget(struct parser *p, struct policy *pol)
+{
+    const char *start = p->at;
+    int r = parse_int(p, "a budget", 2, 1 << 24, &pol->budget);
+
+    if (r) {
+        return r;
+    }
+    pol->budget_kind = POLICY_SLOTS;
+    if (accept(p, '%')) {
+        pol->budget_kind = POLICY_PERCENT;
+        if (strncmp(p->at, "ctx", 3) == 0) {
+            p->at += 3;
+            pol->budget_kind = POLICY_PERCENT_CTX;
+        }
+        if (pol->budget > 100) {
+            p->at = start;
+            return fault_range(p, "a budget in percent", 2, 100);
+        }
+    }
+    return 0;
+}
+
+static const struct word_row *find_word(const char *s, size_t len)
+{
+    for (int i = 0; i < N_WORDS; i++) {
+        if (name_is(s, len, words[i].name)) {
+            return &words[i];
+        }
+    }
+    return NULL;
+}
+
+static int unknown_word(const struct parser *p)
+{
+    char what[200] = "a policy word must stand here, one of";
+    size_t used = strlen(what);
+
+    for (int i = 0; i < N_WORDS && used < sizeof(what); i++) {
+        if (words[i].axis != AXIS_LATER) {
+            used += (size_t)snprintf(what + used, sizeof(what) - used, " %s", words[i].name);
+        }
+    }
+    return fault(p, what);
+}
+
+static int parse_word(struct parser *p, struct policy *pol, bool seen[AXIS_LATER])
+{
+    size_t len = name_len(p->at);
+    const struct word_row *w = find_word(p->at, len);
+    int r = 0;
+
+    if (!w) {
+        return unknown_word(p);
+    }
+    if (w->axis == AXIS_LATER) {
+        return later(p, w->name);
+    }
+    if (seen[w->axis]) {
+        return fault(p, w->axis == AXIS_PRECISION ? "a second word of precision"
+                        : w->axis == AXIS_PLACE   ? "a second word for which tokens stay"
+                                                  : "a second \"sinks\"");
+    }
+    seen[w->axis] = true;
+    p->at += len;
+    if (w->amount && !accept(p, ':')) {
+        return fault(p, w->axis == AXIS_SINKS
+                            ? "':' and a number of slots must follow"
+                            : "':' and a budget must follow (512, 50% or 50%ctx)");
+    }
+    switch (w->axis) {
+    case AXIS_PRECISION:
+        pol->k_type = w->k;
+        pol->v_type = w->v;
+        break;
+    case AXIS_PLACE:
+        pol->place = (enum policy_place)w->place;
+        r = w->amount ? parse_budget(p, pol) : 0;
+        break;
+    case AXIS_SINKS:
+        r = parse_int(p, "sinks", 0, 4096, &pol->sinks);
+        break;
+    case AXIS_LATER:
+        break;
+    }
+    return r ? r : parse_options(p, w, pol);
+}
+
+/* What a budget of slots leaves must be at least one slot that may be overwritten. */
+static int check(const struct parser *p, const struct policy *pol, bool sinks)
+{
+    if (pol->place == POLICY_FULL && sinks) {
+        return fault(p, "\"sinks\" needs a word beside it that drops tokens, such as window:1020");
+    }
+    if (pol->place == POLICY_FULL) {
+        return 0;
+    }
+    int32_t least = pol->budget_kind == POLICY_SLOTS ? policy_budget(pol, 0, INT32_MAX) : pol->min;
+    int32_t recent =
+        pol->place == POLICY_WINDOW ? 1 : (int32_t)((int64_t)least * pol->recent / 100);
+
+    if (pol->sinks + recent > least) {
+        char what[128];
+
+        (void)snprintf(what, sizeof(what),
+                       "%d sinks and %d recent slots leave nothing of a budget of %d", pol->sinks,
+                       recent, least);
+        return fault(p, what);
+    }
+    return 0;
+}
+
+static int parse_policy(struct parser *p, struct policy *ret)
+{
+    struct policy pol = defaults;
+    bool seen[AXIS_LATER] = {false};
+    int r;
+
+    do {
+        r = parse_word(p, &pol, seen);
+    } while (!r && accept(p, '+'));
+    if (!r) {
+        r = check(p, &pol, seen[AXIS_SINKS]);
+    }
+    if (!r) {
+        *ret = pol;
+    }
+    return r;
+}
+
+int policy_parse(const char *text, struct policy *ret, struct error *reterr)
+{
+    struct parser p = {.text = text ? text : "", .reterr = reterr};
+    struct policy pol = defaults;
+
+    p.at = p.text;
+    int r = *p.text ? parse_policy(&p, &pol) : 0;
+
+    if (!r && *p.at) {
+        r = fault(&p, "'+', ',' or the end must stand here");
+    }
+    if (!r) {
+        *ret = pol;
+    }
+    return r;
+}
+
+int policy_parse_mix(const char *text, struct policy_mix *ret, struct error *reterr)
+{
+    struct parser p = {.text = text && *text ? text : "full", .reterr = reterr};
+    struct policy_mix mix = {0};
+    int32_t sum = 0;
+    int r;
+
+    p.at = p.text;
+    do {
+        if (mix.n == POLICY_MAX_MIX) {
+            return fault(&p, "at most 4 policies share a cache");
+        }
+        r = parse_policy(&p, &mix.part[mix.n].policy);
+        mix.part[mix.n].share = 100;
+        if (!r && accept(&p, '=')) {
+            r = parse_int(&p, "a share", 1, 100, &mix.part[mix.n].share);
+            if (!r && !accept(&p, '%')) {
+                r = fault(&p, "'%' must follow");
+            }
+        }
+        if (r) {
+            return r;
+        }
+        sum += mix.part[mix.n++].share;
+    } while (accept(&p, ';'));
+    if (*p.at) {
+        return fault(&p, "'+', ',', '=', ';' or the end must stand here");
+    }
+    if (sum != 100) {
+        return fault(&p, "the shares of all policies must sum to 100%");
+    }
+    *ret = mix;
+    return 0;
+}
+
+/* ---- printing ----------------------------------------------------------------------------- */
+
+struct printer {
+    char *buf;
+    size_t size;
+    size_t used;
+};
+
+static void put(struct printer *o, const char *fmt, ...) PRINTF_LIKE(2, 3);
+static void put(struct printer *o, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (o->used + 1 >= o->size) {
+        return;
+    }
+    va_start(ap, fmt);
+    int n = vsnprintf(o->buf + o->used, o->size - o->used, fmt, ap);
+    va_end(ap);
+    o->used += n > 0 ? (size_t)n : 0;
+}
+
+static void put_option(struct printer *o, const struct option_row *row, const struct policy *p)
+{
+    const uint8_t *field = (const uint8_t *)p + row->offset;
+    int32_t i;
+    float f;
+
+    memcpy(&i, field, sizeof(i));
+    memcpy(&f, field, sizeof(f));
+    put(o, ",%s=", row->name);
+    switch (row->type) {
+    case FIELD_INT:
+        put(o, "%d", i);
+        break;
+    case FIELD_PERCENT:
+        put(o, "%d%%", i);
+        break;
+    case FIELD_FLOAT:
+        put(o, "%.7g", (double)f);
+        break;
+    case FIELD_TAU:
+        put(o, "%.7g..%.7g", (double)p->tau0, (double)p->tau1);
+        break;
+    case FIELD_VALUE:
+        for (const struct value_row *v = row->values; v->name; v++) {
+            if (v->value == i) {
+                put(o, "%s", v->name);
+            }
+        }
+        break;
+    }
+}
+
+void policy_print(const struct policy *p, char *buf, size_t size)
+{
+    struct printer o = {.buf = buf, .size = size};
+
+    if (size) {
+        buf[0] = 0;
+    }
+    for (int i = 0; i < N_WORDS; i++) {
+        if (words[i].axis == AXIS_PRECISION && words[i].k == p->k_type && words[i].v == p->v_type) {
+            put(&o, "%s", words[i].name);
+        }
+    }
+    if (p->place != POLICY_FULL) {
+        put(&o, "+sinks:%d", p->sinks);
+    }
+    for (int i = 0; i < N_WORDS; i++) {
+        if (words[i].axis != AXIS_PLACE || words[i].place != (int32_t)p->place) {
+            continue;
+        }
+        put(&o, "+%s", words[i].name);
+        if (words[i].amount) {
+            put(&o, ":%d%s", p->budget,
+                p->budget_kind == POLICY_SLOTS     ? ""
+                : p->budget_kind == POLICY_PERCENT ? "%"
+                                                   : "%ctx");
+        }
+    }
+    for (int i = 0; i < N_OPTIONS; i++) {
+        if (options[i].places & BIT(p->place)) {
+            put_option(&o, &options[i], p);
+        }
+    }
+}
+
+int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx)
+{
+    int64_t of = p->budget_kind == POLICY_PERCENT_CTX ? ctx : n_tokens;
+    int64_t slots = p->budget;
+
+    if (p->place == POLICY_FULL) {
+        return 0;
+    }
+    if (p->budget_kind == POLICY_SLOTS) {
+        slots += p->place == POLICY_WINDOW ? p->sinks : 0;
+    } else {
+        slots = of * p->budget / 100;
+        slots = slots < p->min ? p->min : slots;
+    }
+    return slots > ctx ? ctx : (int32_t)slots;
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_KV_POLICY_H
+#define PIPIT_ENGINE_KV_POLICY_H
+
+/* The policy text (DESIGN §5): which precision, which tokens stay, how a prompt is read.
+ *
+ *     policy = word {"+" word}            word = name [":" amount] {"," key "=" value}
+ *     mix    = policy ["=" percent] {";" policy "=" percent}
+ *
+ * One word an axis. Precision: f32 f16 bf16 fp8 kv8 k16v8 q8_0 q4_0. Place: full, window:N,
+ * h2o:N, keyformer:N, recency:N, and beside them sinks:N. N is slots, "50%" of the text at the end
+ * of the prompt, or "50%ctx" of the planned context. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "kernels/ops.h"
+
+enum policy_place {
+    POLICY_FULL,
+    POLICY_WINDOW,
+    POLICY_H2O,
+    POLICY_KEYFORMER,
+    POLICY_RECENCY,
+};
+
+enum policy_budget { POLICY_SLOTS, POLICY_PERCENT, POLICY_PERCENT_CTX };
+enum policy_prefill { POLICY_DENSE, POLICY_LAYERED, POLICY_BOUNDED };
+enum policy_noise { POLICY_ONCE, POLICY_FRESH, POLICY_GAUSS, POLICY_CONST, POLICY_NO_NOISE };
+enum policy_mode { POLICY_PAPER, POLICY_AS_SHIPPED };
+enum policy_scope { POLICY_PER_HEAD, POLICY_PER_LAYER, POLICY_SHARED };
+
+struct policy {
+    enum ops_kv_type k_type;
+    enum ops_kv_type v_type;
+    enum policy_place place;
+    enum policy_budget budget_kind;
+    int32_t budget; /* slots or percent; window: the sinks are beside it in slots, inside in percent */
+    int32_t min;    /* slots that a budget in percent has at least */
+    int32_t sinks;  /* first positions that stay */
+    int32_t recent; /* percent of the budget that the latest tokens have for sure */
+    int32_t mode;   /* the enums above; int32_t so that one table describes every field */
+    int32_t noise;
+    int32_t scope;
+    int32_t pos_new;
+    int32_t prefill;
+    int32_t observe; /* last rows of a prompt that score where not all do */
+    int32_t chunk;   /* rows of a prompt read at once */
+    int32_t seed;
+    float tau0;
+    float tau1;
+    float damp;  /* scores are multiplied by it at each new token */
+    float decay; /* recency: weight of a query against the one after it */
+};
+
+enum { POLICY_MAX_MIX = 4, POLICY_TEXT_MAX = 512, POLICY_DEFAULT_CHUNK = 512 };
+
+struct policy_mix {
+    int32_t n;
+    struct {
+        struct policy policy;
+        int32_t share; /* percent of the cache's bytes; they sum to 100 */
+    } part[POLICY_MAX_MIX]; /* the first is the default */
+};
+
+/* NULL or "" is "full". -EINVAL with the position of the fault (from 1) and the allowed values;
+ * -ENOTSUP for what is known but not offered by this build. */
+int policy_parse(const char *text, struct policy *ret, struct error *reterr) WARN_UNUSED;
+int policy_parse_mix(const char *text, struct policy_mix *ret, struct error *reterr) WARN_UNUSED;
+
+/* The canonical, fully expanded text; parsing it gives the same policy. */
+void policy_print(const struct policy *p, char *buf, size_t size);
+
+/* Slots that a head group holds of a text of n_tokens, 0 for all. Never more than ctx. */
+int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx);
+
+#endif

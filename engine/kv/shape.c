@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pages and bytes of the cache.
+ *
+ * Stores whose head groups have the same heads, dims and types share a page class whatever their
+ * layer. A sequence under an evicting policy has `steady_cap` slots for positions and scores a
+ * group; a prompt longer than that needs more while it is read, which one sequence at a time gets
+ * from a region of its own (dense: the whole context for every store; bounded: budget + chunk).
+ *
+ * With a mix of policies the bytes that the default would need for n_seqs sequences are shared out
+ * by percent, each part in the proportion of its own classes.
+ *
+ * All sizes are products of at most four numbers checked to lie below 2^24, 2^20, 2^11 and 2^10
+ * where they were read, so 64 bits hold them; the sums are compared with memory by plan.c. */
+
+#include "engine/kv/shape.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/kv/place.h"
+
+static int32_t gcd(int32_t a, int32_t b)
+{
+    while (b) {
+        int32_t t = a % b;
+
+        a = b;
+        b = t;
+    }
+    return a;
+}
+
+static int32_t pages_of(int32_t slots)
+{
+    return (int32_t)(((int64_t)slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
+}
+
+static uint64_t align64(uint64_t v)
+{
+    return (v + 63) & ~UINT64_C(63);
+}
+
+/* ---- classes ------------------------------------------------------------------------------ */
+
+static bool same_class(const struct ops_kv_layout *a, const struct ops_kv_layout *b)
+{
+    return a->k_heads == b->k_heads && a->v_heads == b->v_heads && a->k_dim == b->k_dim &&
+           a->v_dim == b->v_dim && a->k_type == b->k_type && a->v_type == b->v_type &&
+           a->k_unrotated == b->k_unrotated;
+}
+
+static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_before,
+                      struct error *reterr)
+{
+    for (int32_t i = 0; i < n_before; i++) {
+        if (same_class(&s->layouts[i], l)) {
+            return s->class_of[i];
+        }
+    }
+    if (s->n_classes == SHAPE_MAX_CLASSES) {
+        return error_set(reterr, -ENOTSUP, "the cache would need more than %d page classes",
+                         SHAPE_MAX_CLASSES);
+    }
+    struct shape_class *c = &s->classes[s->n_classes];
+
+    c->page_bytes = l->page_bytes;
+    (void)snprintf(c->name, sizeof(c->name), "%s %dx%d + %s %dx%d", ops_kv_type_name(l->k_type),
+                   l->k_heads, l->k_dim, ops_kv_type_name(l->v_type), l->v_heads, l->v_dim);
+    return s->n_classes++;
+}
+
+static int lay_classes(struct shape *s, struct error *reterr)
+{
+    for (int32_t v = 0; v < s->mix.n; v++) {
+        const struct policy *p = &s->mix.part[v].policy;
+
+        s->variant[v] = v;
+        for (int32_t e = 0; e < v; e++) {
+            const struct policy *q = &s->mix.part[e].policy;
+
+            if (q->k_type == p->k_type && q->v_type == p->v_type && q->pos_new == p->pos_new) {
+                s->variant[v] = s->variant[e];
+                break;
+            }
+        }
+        for (int32_t i = 0; i < s->n_stores; i++) {
+            const struct shape_store *st = &s->stores[i];
+            int32_t n_groups = gcd(st->n_k, st->n_v);
+            int32_t at = v * s->n_stores + i;
+            struct ops_kv_layout *l = &s->layouts[at];
+
+            *l = (struct ops_kv_layout){
+                .n_groups = n_groups,
+                .k_heads = st->n_k / n_groups,
+                .v_heads = st->n_v / n_groups,
+                .k_dim = st->k_dim,
+                .v_dim = st->v_dim,
+                .k_type = p->k_type,
+                .v_type = p->v_type,
+                .k_unrotated = p->pos_new != 0,
+            };
+            int r = s->ops->kv_layout(l, reterr);
+
+            if (r) {
+                return r;
+            }
+            r = find_class(s, l, at, reterr);
+            if (r < 0) {
+                return r;
+            }
+            s->class_of[at] = (uint8_t)r;
+        }
+    }
+    return 0;
+}
+
+/* ---- a seat ------------------------------------------------------------------------------- */
+
+static uint64_t take(uint64_t *at, uint64_t bytes)
+{
+    uint64_t off = *at;
+
+    *at = align64(off + bytes);
+    return off;
+}
+
+/* Slots with a position that policy p keeps at most, and while a prompt is read. */
+static void caps(const struct shape *s, const struct policy *p, int32_t *ret_steady,
+                 int32_t *ret_peak)
+{
+    int32_t b = policy_budget(p, s->ctx, s->ctx);
+    int64_t bounded = (int64_t)b + p->chunk;
+
+    *ret_steady = b;
+    *ret_peak = p->prefill == POLICY_BOUNDED && bounded < s->ctx ? (int32_t)bounded : s->ctx;
+}
+
+static void lay_seat(struct shape *s)
+{
+    uint64_t table = 0;
+    uint64_t state = 0;
+    uint64_t peak = 0;
+
+    for (int32_t v = 0; v < s->mix.n; v++) {
+        const struct policy *p = &s->mix.part[v].policy;
+        const struct place_ops *place = place_find(p->place);
+        int32_t steady;
+        int32_t at_peak;
+
+        if (!place->evicts) {
+            continue;
+        }
+        caps(s, p, &steady, &at_peak);
+        s->steady_cap = steady > s->steady_cap ? steady : s->steady_cap;
+        s->peak_cap = at_peak > s->peak_cap ? at_peak : s->peak_cap;
+        s->scores = s->scores || place->scores;
+    }
+    if (s->peak_cap <= s->steady_cap) {
+        s->peak_cap = 0;
+    }
+    for (int32_t i = 0; i < s->n_stores; i++) {
+        const struct shape_store *st = &s->stores[i];
+        struct shape_seat *q = &s->seats[i];
+        uint64_t n = (uint64_t)gcd(st->n_k, st->n_v);
+        int64_t ring = st->window ? ((int64_t)st->window + s->max_chunk + OPS_PAGE_SLOTS - 2) /
+                                        OPS_PAGE_SLOTS * OPS_PAGE_SLOTS
+                                  : 0;
+
+        q->n_groups = (int32_t)n;
+        q->ring = ring < s->ctx ? (int32_t)ring : 0;
+        q->max_pages = pages_of(q->ring ? q->ring : s->ctx);
+        q->pages_off = take(&table, n * (uint64_t)q->max_pages * sizeof(uint32_t));
+        q->ring_off = take(&table, n * (uint64_t)q->ring * sizeof(int32_t));
+        if (st->window || s->steady_cap == 0) {
+            continue;
+        }
+        q->pos_off = take(&state, n * (uint64_t)s->steady_cap * sizeof(int32_t));
+        q->peak_pos_off = take(&peak, n * (uint64_t)s->peak_cap * sizeof(int32_t));
+        if (s->scores) {
+            q->score_off = take(&state, n * (uint64_t)s->steady_cap * sizeof(float));
+            q->peak_score_off = take(&peak, n * (uint64_t)s->peak_cap * sizeof(float));
+        }
+        q->victim_off = take(&state, n * sizeof(int32_t));
+    }
+    s->table_bytes = table;
+    s->state_bytes = state;
+    s->peak_state_bytes = peak;
+}
+
+/* ---- pages -------------------------------------------------------------------------------- */
+
+int32_t shape_slots(const struct shape *s, int32_t store, int32_t budget, int32_t n_tokens)
+{
+    int32_t ring = s->seats[store].ring;
+    int32_t most = ring ? ring : s->stores[store].window ? 0 : budget;
+
+    return most && n_tokens > most ? most : n_tokens;
+}
+
+void shape_need(const struct shape *s, const struct policy *p, int32_t variant, int32_t n_prompt,
+                int32_t n_tokens, struct shape_need *ret)
+{
+    int32_t budget = policy_budget(p, n_prompt, s->ctx);
+    int64_t bounded = (int64_t)budget + p->chunk;
+    int32_t at_peak =
+        p->prefill == POLICY_BOUNDED && bounded < n_prompt ? (int32_t)bounded : n_prompt;
+
+    memset(ret, 0, sizeof(*ret));
+    for (int32_t i = 0; i < s->n_stores; i++) {
+        int32_t c = shape_class_of(s, variant, i);
+        int32_t n = s->seats[i].n_groups;
+        int32_t steady = pages_of(shape_slots(s, i, budget, n_tokens));
+        int32_t peak = pages_of(s->stores[i].window ? 0 : at_peak);
+
+        ret->pages[c] += (uint32_t)(n * steady);
+        if (budget && peak > steady) {
+            ret->peak[c] += (uint32_t)(n * (peak - steady));
+        }
+    }
+    ret->peak_state = budget && at_peak > s->steady_cap;
+}
+
+static uint64_t need_bytes(const struct shape *s, const uint32_t *pages)
+{
+    uint64_t sum = 0;
+
+    for (int32_t c = 0; c < s->n_classes; c++) {
+        sum += pages[c] * s->classes[c].page_bytes;
+    }
+    return sum;
+}
+
+static int lay_pages(struct shape *s, struct error *reterr)
+{
+    struct shape_need need;
+    uint32_t peak[SHAPE_MAX_CLASSES] = {0};
+    uint64_t total;
+
+    shape_need(s, &s->mix.part[0].policy, s->variant[0], s->ctx, s->ctx, &need);
+    s->seq_bytes = need_bytes(s, need.pages);
+    total = s->seq_bytes * (uint64_t)s->n_seqs;
+    for (int32_t v = 0; v < s->mix.n; v++) {
+        shape_need(s, &s->mix.part[v].policy, s->variant[v], s->ctx, s->ctx, &need);
+        double sets =
+            (double)total * s->mix.part[v].share / 100.0 / (double)need_bytes(s, need.pages);
+
+        if (s->mix.n == 1) {
+            sets = s->n_seqs; /* exact */
+        } else if (sets < 1.0) {
+            return error_set(reterr, -ENOMEM,
+                             "%d%% of the cache does not hold one sequence of %d positions under "
+                             "policy %d; it needs %.0f%%",
+                             s->mix.part[v].share, s->ctx, v + 1,
+                             100.0 * (double)need_bytes(s, need.pages) / (double)total + 0.5);
+        }
+        for (int32_t c = 0; c < s->n_classes; c++) {
+            s->classes[c].n_pages += (uint32_t)(sets * need.pages[c]);
+            peak[c] = need.peak[c] > peak[c] ? need.peak[c] : peak[c];
+        }
+    }
+    for (int32_t c = 0; c < s->n_classes; c++) {
+        s->kv_bytes += s->classes[c].n_pages * s->classes[c].page_bytes;
+        s->peak_bytes += peak[c] * s->classes[c].page_bytes;
+        s->classes[c].n_pages += peak[c];
+    }
+    return 0;
+}
+
+int shape_make(const struct backend_ops *ops, const struct shape_store *stores, int32_t n_stores,
+               int32_t ctx, int32_t n_seqs, int32_t max_chunk, const struct policy_mix *mix,
+               struct shape *ret, struct error *reterr)
+{
+    struct shape s = {
+        .ops = ops,
+        .stores = stores,
+        .mix = *mix,
+        .n_stores = n_stores,
+        .ctx = ctx,
+        .n_seqs = n_seqs,
+        .max_chunk = max_chunk,
+    };
+    size_t n = (size_t)mix->n * (size_t)n_stores;
+    int r;
+
+    s.layouts = calloc(n, sizeof(*s.layouts));
+    s.class_of = calloc(n, sizeof(*s.class_of));
+    s.seats = calloc((size_t)n_stores, sizeof(*s.seats));
+    if (!s.layouts || !s.class_of || !s.seats) {
+        r = error_set(reterr, -ENOMEM, "cache: no memory for its geometry");
+        goto fail;
+    }
+    for (int32_t i = 0; i < n_stores; i++) {
+        s.full_token_bytes += 2 * ((uint64_t)stores[i].n_k * (uint64_t)stores[i].k_dim +
+                                   (uint64_t)stores[i].n_v * (uint64_t)stores[i].v_dim);
+    }
+    r = lay_classes(&s, reterr);
+    if (!r) {
+        lay_seat(&s);
+        r = lay_pages(&s, reterr);
+    }
+    if (r) {
+        goto fail;
+    }
+    *ret = s;
+    return 0;
+fail:
+    shape_finish(&s);
+    return r;
+}
+
+void shape_finish(struct shape *s)
+{
+    free(s->seats);
+    free(s->class_of);
+    free(s->layouts);
+    *s = (struct shape){0};
+}
+
+int shape_variant(const struct shape *s, const struct policy *p)
+{
+    for (int32_t v = 0; v < s->mix.n; v++) {
+        const struct policy *q = &s->mix.part[v].policy;
+
+        if (q->k_type == p->k_type && q->v_type == p->v_type && q->pos_new == p->pos_new) {
+            return s->variant[v];
+        }
+    }
+    return -ENOENT;
+}

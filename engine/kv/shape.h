@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_KV_SHAPE_H
+#define PIPIT_ENGINE_KV_SHAPE_H
+
+/* The cache's geometry: from the model's stores, the context, the number of sequences and the mix
+ * of policies to page classes, pages and bytes. The plan prints it, the cache is built by it: one
+ * computation, so they cannot differ. */
+
+#include "engine/kv/policy.h"
+#include "kernels/backend.h"
+
+enum {
+    SHAPE_MAX_CLASSES = 16,
+    SHAPE_CLASS_NAME = 64,
+};
+
+/* What one layer owns (DESIGN §5 rule 1). */
+struct shape_store {
+    int32_t layer;
+    int32_t n_k;
+    int32_t n_v;
+    int32_t k_dim;
+    int32_t v_dim;
+    int32_t window; /* of a sliding layer: its slots are a ring; else 0 */
+};
+
+struct shape_class {
+    char name[SHAPE_CLASS_NAME]; /* "f16 1x64 + f16 1x64" */
+    uint64_t page_bytes;
+    uint32_t n_pages;
+};
+
+/* Where a sequence's arrays for one store lie, in bytes from its seat's start. */
+struct shape_seat {
+    int32_t n_groups;
+    int32_t ring;       /* slots of a ring, 0: none */
+    int32_t max_pages;  /* per group */
+    uint64_t pages_off; /* u32 (n_groups, max_pages), in the tables */
+    uint64_t ring_off;  /* i32 (n_groups, ring), in the tables */
+    uint64_t pos_off;   /* i32 (n_groups, steady_cap), in the state */
+    uint64_t score_off; /* f32 (n_groups, steady_cap), in the state */
+    uint64_t victim_off; /* i32 (n_groups), in the state */
+    uint64_t peak_pos_off;   /* (n_groups, peak_cap), in the one peak region */
+    uint64_t peak_score_off;
+};
+
+struct shape {
+    const struct backend_ops *ops;
+    const struct shape_store *stores; /* (n_stores), the caller's, must outlive */
+    struct policy_mix mix;
+    int32_t n_stores;
+    int32_t ctx;
+    int32_t n_seqs;
+    int32_t max_chunk; /* rows of one sequence in a batch, at most */
+    int32_t n_classes;
+    struct shape_class classes[SHAPE_MAX_CLASSES];
+    /* By precision: variant i is that of mix.part[i] (the same for equal precisions). */
+    int32_t variant[POLICY_MAX_MIX];
+    struct ops_kv_layout *layouts; /* (mix.n, n_stores) */
+    uint8_t *class_of;             /* (mix.n, n_stores) */
+    struct shape_seat *seats;      /* (n_stores) */
+    int32_t steady_cap; /* slots with position and score that a seat has per group; 0: no policy evicts */
+    int32_t peak_cap;   /* of the one sequence whose prompt is being read; 0: none needed */
+    bool scores;
+    uint64_t table_bytes; /* of one seat */
+    uint64_t state_bytes; /* of one seat */
+    uint64_t peak_state_bytes;
+    uint64_t kv_bytes;      /* all pages but those for the peak */
+    uint64_t peak_bytes;    /* pages that only a prompt being read needs */
+    uint64_t seq_bytes;     /* pages of one sequence of the default policy, filled */
+    uint64_t full_token_bytes; /* f16, keep all: bytes that one position takes */
+};
+
+/* The pages a sequence needs, by class: for good, and beside them while its prompt is read. */
+struct shape_need {
+    uint32_t pages[SHAPE_MAX_CLASSES];
+    uint32_t peak[SHAPE_MAX_CLASSES];
+    bool peak_state; /* needs the one region for prompts longer than steady_cap */
+};
+
+/* -ENOTSUP for types the backend lacks, -EINVAL, -ENOMEM where a share does not hold one sequence. */
+int shape_make(const struct backend_ops *ops, const struct shape_store *stores, int32_t n_stores,
+               int32_t ctx, int32_t n_seqs, int32_t max_chunk, const struct policy_mix *mix,
+               struct shape *ret, struct error *reterr) WARN_UNUSED;
+void shape_finish(struct shape *s); /* takes a zeroed struct */
+
+/* Which of the mix's precisions a policy has; -ENOENT. */
+int shape_variant(const struct shape *s, const struct policy *p);
+
+/* For a policy of a known variant, a prompt of n_prompt and at most n_tokens in the end. */
+void shape_need(const struct shape *s, const struct policy *p, int32_t variant, int32_t n_prompt,
+                int32_t n_tokens, struct shape_need *ret);
+
+/* The slots per group that a store holds at most of n_tokens under a budget (0: all). */
+int32_t shape_slots(const struct shape *s, int32_t store, int32_t budget, int32_t n_tokens);
+
+static inline const struct ops_kv_layout *shape_layout(const struct shape *s, int32_t variant,
+                                                       int32_t store)
+{
+    return &s->layouts[variant * s->n_stores + store];
+}
+
+static inline int32_t shape_class_of(const struct shape *s, int32_t variant, int32_t store)
+{
+    return s->class_of[variant * s->n_stores + store];
+}
+
+#endif
