@@ -1,0 +1,253 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A Llama-shaped model with SwiftKV, AcrossKV and eviction in NumPy, written from the papers, in double precision.
+It is slow, holds everything in plain arrays, and shares no code with pipit: the golden vectors of the cache come
+from here.
+
+    SwiftKV   (Qiao et al.): after layer l-1, z = RMSNorm(x; norm_swiftkv); K and V of every deep layer come from
+              z, for prompt and decoded tokens alike; Q from the layer's own normed input by q_swiftkv. With groups
+              of G (AcrossKV) layers (l + i) .. (l + i + G - 1), i a multiple of G, share one K and V.
+    Keyformer (Adnan et al., Algorithm 1): scores sum softmax((logits + noise) / tau) over queries, apart from the
+              true softmax; the budget keeps the w latest tokens and the best-scored of the others. H2O is
+              the same without noise and with tau = 1.
+    GQA       a K/V head's score is the sum over its query heads; layers that share a store sum as well.
+
+Use: numpy_model.py MODEL.gguf [OVERLAY.gguf] --prompt IDS --new IDS [--policy h2o|keyformer|window|full] ..."""
+
+import argparse
+import json
+import math
+
+import numpy as np
+
+
+def philox(counter, key):
+    """Philox4x32-10 (Salmon et al., SC 2011) on Python integers."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(p1 >> 32) ^ c[1] ^ k[0], p1 & 0xFFFFFFFF, (p0 >> 32) ^ c[3] ^ k[1], p0 & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+def gumbel(seed, layer, head, query, pos):
+    """The counter layout and the word of the result are stated in kernels/noise.h."""
+    words = philox([(pos >> 6) << 4 | (pos & 15), query, layer, head], [seed & 0xFFFFFFFF, seed >> 32])
+    return -math.log(-math.log(uniform(words[pos >> 4 & 3])))
+
+
+def uniform(bits):
+    """base/rng.h: 23 bits and a half, exact in f32."""
+    return float((np.float32(bits >> 9) + np.float32(0.5)) * np.float32(2.0) ** np.float32(-23))
+
+
+class Weights:
+    def __init__(self, paths):
+        import gguf
+        from gguf import quants
+        self.t, self.kv = {}, {}
+        for path in paths:
+            r = gguf.GGUFReader(path)
+            for t in r.tensors:
+                self.t[t.name] = quants.dequantize(t.data, t.tensor_type).astype(np.float64)
+            for name, f in r.fields.items():
+                if not name.startswith("GGUF."):
+                    self.kv.setdefault(name, f.contents())
+
+    def __getitem__(self, name):
+        return self.t[name]
+
+    def get(self, name):
+        return self.t.get(name)
+
+
+class Store:
+    """Slots of one K/V owner: per head lists of (position, k, v, score)."""
+
+    def __init__(self, n_heads):
+        self.pos = [[] for _ in range(n_heads)]
+        self.k = [[] for _ in range(n_heads)]
+        self.v = [[] for _ in range(n_heads)]
+        self.score = [[] for _ in range(n_heads)]
+
+
+def rms(x, w, eps):
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
+
+
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+class Model:
+    def __init__(self, paths, policy):
+        self.w = Weights(paths)
+        kv = self.w.kv
+        arch = kv["general.architecture"]
+        self.n_layer = int(kv[f"{arch}.block_count"])
+        self.n_head = int(kv[f"{arch}.attention.head_count"])
+        self.n_kv = int(kv.get(f"{arch}.attention.head_count_kv", self.n_head))
+        self.eps = float(kv[f"{arch}.attention.layer_norm_rms_epsilon"])
+        self.dim = int(kv.get(f"{arch}.attention.key_length", int(kv[f"{arch}.embedding_length"]) // self.n_head))
+        self.theta = float(kv.get(f"{arch}.rope.freq_base", 10000.0))
+        self.split = int(kv.get("pipit.swiftkv.num_key_value_layers", self.n_layer))
+        self.group = int(kv.get("pipit.swiftkv.key_value_group_size", 1))
+        self.policy = policy
+        self.stores = {self.owner(j): Store(self.n_kv) for j in range(self.n_layer)}
+
+    def owner(self, j):
+        return j if j < self.split else self.split + (j - self.split) // self.group * self.group
+
+    def rope(self, x, pos):
+        """Pairs (2i, 2i+1), as Llama GGUF files store their heads."""
+        half = self.dim // 2
+        angle = pos * np.array([np.float32(self.theta ** (-2.0 * i / self.dim)) for i in range(half)], np.float64)
+        c, s = np.cos(angle), np.sin(angle)
+        y = x.copy()
+        y[..., 0::2] = x[..., 0::2] * c - x[..., 1::2] * s
+        y[..., 1::2] = x[..., 0::2] * s + x[..., 1::2] * c
+        return y
+
+    def project(self, name, x, n):
+        y = self.w[name + ".weight"] @ x
+        bias = self.w.get(name + ".bias")
+        return (y if bias is None else y + bias).reshape(n, self.dim)
+
+    def put(self, j, x, pos, deep):
+        """K and V of store owner j at a position, into an empty slot or a victim's."""
+        s = "_swiftkv" if deep else ""
+        k = self.rope(self.project(f"blk.{j}.attn_k{s}", x, self.n_kv), pos)
+        v = self.project(f"blk.{j}.attn_v{s}", x, self.n_kv)
+        st = self.stores[j]
+        for h in range(self.n_kv):
+            slot = self.victim(st, h, pos)
+            if slot is None:
+                for row, value in ((st.pos, pos), (st.k, k[h]), (st.v, v[h]), (st.score, 0.0)):
+                    row[h].append(value)
+            else:
+                st.pos[h][slot], st.k[h][slot], st.v[h][slot], st.score[h][slot] = pos, k[h], v[h], 0.0
+
+    def victim(self, st, h, pos):
+        p = self.policy
+        if p["name"] == "full" or pos < p["n_prompt"] or len(st.pos[h]) < p["budget"]:
+            return None
+        protect = pos - p["recent"] + 1
+        best = None
+        for s, at in enumerate(st.pos[h]):
+            if p["sinks"] <= at < protect:
+                key = (0.0 if p["name"] == "window" else st.score[h][s], at)
+                if best is None or key < best[0]:
+                    best = (key, s)
+        return best[1]
+
+    def cut(self):
+        """The end of the prompt: protected tokens and the best-scored of the others stay."""
+        p = self.policy
+        if p["name"] == "full" or p["n_prompt"] <= p["budget"]:
+            return
+        for st in self.stores.values():
+            for h in range(self.n_kv):
+                protect = p["n_prompt"] - p["recent"]
+                order = sorted(range(len(st.pos[h])), key=lambda s: (
+                    not (st.pos[h][s] < p["sinks"] or st.pos[h][s] >= protect),
+                    0.0 if p["name"] == "window" else -st.score[h][s], -st.pos[h][s]))
+                keep = sorted(order[:p["budget"]])
+                for row in (st.pos, st.k, st.v, st.score):
+                    row[h] = [row[h][s] for s in keep]
+
+    def observe(self, j, head, logits, pos, st, h, tau):
+        p = self.policy
+        if p["name"] in ("full", "window"):
+            return
+        if p["name"] == "keyformer":
+            query = 0xFFFFFFFF if p["noise"] == "once" else pos
+            x = np.array([l + (0.0 if p["noise"] == "none" else gumbel(p["seed"], j, head, query, at))
+                          for l, at in zip(logits, st.pos[h])])
+        else:
+            x = logits
+        for s, value in enumerate(softmax(x / tau)):
+            st.score[h][s] += value
+
+    def attend(self, j, x, pos, tau):
+        deep = j >= self.split
+        q = self.rope(self.project(f"blk.{j}.attn_q" + ("_swiftkv" if deep else ""), x, self.n_head), pos)
+        st = self.stores[self.owner(j)]
+        out = np.zeros((self.n_head, self.dim))
+        for head in range(self.n_head):
+            h = head * self.n_kv // self.n_head
+            logits = np.array(st.k[h]) @ q[head] / math.sqrt(self.dim)
+            out[head] = softmax(logits) @ np.array(st.v[h])
+            self.observe(j, head, logits, pos, st, h, tau)
+        return self.w[f"blk.{j}.attn_output.weight"] @ out.reshape(-1)
+
+    def token(self, token, pos, tau):
+        """All layers for one token; logits."""
+        w = self.w
+        x = w["token_embd.weight"][token].copy()
+        for j in range(self.n_layer):
+            if j == self.split:
+                z = rms(x, w["norm_swiftkv.weight"], self.eps)
+                for owner in sorted(o for o in self.stores if o >= self.split):
+                    self.put(owner, z, pos, True)
+            n = rms(x, w[f"blk.{j}.attn_norm.weight"], self.eps)
+            if j < self.split:
+                self.put(j, n, pos, False)
+            x = x + self.attend(j, n, pos, tau)
+            n = rms(x, w[f"blk.{j}.ffn_norm.weight"], self.eps)
+            gate = w[f"blk.{j}.ffn_gate.weight"] @ n
+            x = x + w[f"blk.{j}.ffn_down.weight"] @ (gate / (1 + np.exp(-gate)) * (w[f"blk.{j}.ffn_up.weight"] @ n))
+        head = w.get("output.weight")
+        return (w["token_embd.weight"] if head is None else head) @ rms(x, w["output_norm.weight"], self.eps)
+
+
+def run(paths, prompt, new, policy):
+    """Logits after the prompt and after each new token but the last, and each step's live positions by store and
+    head. tau rises from tau0 in the prompt to tau1 at the last new token."""
+    policy = dict(policy, n_prompt=len(prompt))
+    m = Model(paths, policy)
+    for pos, t in enumerate(prompt):
+        logits = m.token(t, pos, policy["tau0"])
+    m.cut()
+    rows, live = [logits], [snapshot(m)]
+    for i, t in enumerate(new[:-1]):
+        step = (i + 1) / len(new)
+        tau = policy["tau0"] + step * (policy["tau1"] - policy["tau0"])
+        rows.append(m.token(t, len(prompt) + i, tau))
+        live.append(snapshot(m))
+    return np.array(rows), live
+
+
+def snapshot(m):
+    return {str(o): [sorted(p) for p in st.pos] for o, st in m.stores.items()}
+
+
+def policy_of(o):
+    return {"name": o.policy, "budget": o.budget, "recent": o.budget * o.recent // 100, "sinks": o.sinks,
+            "noise": o.noise, "seed": o.seed, "tau0": o.tau[0] if o.policy == "keyformer" else 1.0,
+            "tau1": o.tau[1] if o.policy == "keyformer" else 1.0}
+
+
+def main():
+    ints = lambda s: [int(n) for n in s.split(",")]
+    a = argparse.ArgumentParser()
+    a.add_argument("files", nargs="+")
+    a.add_argument("--prompt", type=ints, required=True)
+    a.add_argument("--new", type=ints, required=True)
+    a.add_argument("--policy", default="full", choices=("full", "window", "h2o", "keyformer"))
+    a.add_argument("--budget", type=int, default=0)
+    a.add_argument("--recent", type=int, default=30)
+    a.add_argument("--sinks", type=int, default=0)
+    a.add_argument("--noise", default="once", choices=("once", "fresh", "none"))
+    a.add_argument("--seed", type=int, default=0)
+    a.add_argument("--tau", type=lambda s: [float(n) for n in s.split("..")], default=[1.0, 2.0])
+    a.add_argument("--out", required=True, help="OUT.npy logits, OUT.json live positions")
+    o = a.parse_args()
+    rows, live = run(o.files, o.prompt, o.new, policy_of(o))
+    np.save(o.out + ".npy", rows.astype(np.float32))
+    json.dump(live, open(o.out + ".json", "w"))
+
+
+if __name__ == "__main__":
+    main()
