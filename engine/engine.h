@@ -161,13 +161,15 @@ int engine_cancel(struct engine *e, uint64_t handle, enum engine_reason reason);
 /* How many score rows may be written in all so far (grows as the reader frees rows). */
 int engine_score_credit(struct engine *e, uint64_t handle, int64_t n_rows);
 
-/* Runs one batch. Returns the number of requests still queued or running, 0 when idle, or a negative
+/* Runs one batch. Returns the number of requests that another step can do something for (queued or
+ * running; one that only waits for engine_score_credit() does not count), 0 when idle, or a negative
  * errno when the device is lost (requests are then gone). */
 int engine_step(struct engine *e, engine_emit *emit, void *arg);
 
-/* Makes a running engine_step give up between operations (a layer or a block of rows): the batch's
- * work is discarded and will be run again by the next step. For cancelling in a long prefill and
- * for shutdown. Async-signal-safe. */
+/* Makes a running engine_step (or the next one) return between two operations: the next step takes
+ * the batch up where it stopped, or, where a request in it was cancelled meanwhile, runs it again
+ * without that one; either way with the same results. For cancelling in a long prefill and for
+ * shutdown. Async-signal-safe. */
 void engine_interrupt(struct engine *e);
 
 /* For health: monotonic ns when the worker last finished an operation, and the longest one yet. */

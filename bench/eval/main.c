@@ -131,7 +131,7 @@ static int load_tokens(struct eval *v, const struct tok *tok, struct error *rete
 {
     AUTO_FREE char *text = NULL;
     AUTO_FREE int32_t *ids = NULL;
-    size_t len;
+    size_t len = 0;
     size_t n;
     size_t need = (size_t)v->c->chunks * (size_t)v->c->ctx;
     int err = read_file(v->c->text, &text, &len, reterr);

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's façade: opens files, makes the plan, takes what the plan says, and hands requests to
+ * the scheduler.
+ *
+ * engine_plan() and engine_create() prepare in the same way (struct prepared: files, model, mix,
+ * plan input) and compute the plan by the same code; create then goes on to take the memory. The
+ * order of creation is the order of dependence, destruction its reverse: files, model, backend,
+ * cache, scheduler. */
+
+#include "engine/engine.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/kv/cache.h"
+#include "engine/kv/plan.h"
+#include "engine/model/model.h"
+#include "engine/sched/sched.h"
+#include "engine/text/tok.h"
+
+enum { MAX_SEQS = 4096, MAX_BATCH = 1 << 16 };
+
+struct prepared {
+    struct engine_config config;
+    struct backend_config be_config;
+    const struct backend_ops *ops;
+    struct gguf *base;
+    struct gguf *overlays[MODEL_MAX_OVERLAYS];
+    char sha256[65];
+    char overlay_sha256[MODEL_MAX_OVERLAYS][65];
+    struct model *model;
+    struct policy_mix mix;
+    struct shape_store *stores; /* (model->n_stores) */
+    int32_t max_chunk;
+    int32_t batch_tokens;
+};
+
+struct engine {
+    struct prepared p;
+    struct plan plan;
+    struct backend *be;
+    struct cache *cache;
+    struct sched *sched;
+    struct tok *tok;
+    struct engine_info info;
+    char name[128];
+    char describe[256];
+};
+
+void engine_config_default(struct engine_config *c)
+{
+    *c = (struct engine_config){
+        .backend = "auto",
+        .cpu_mask = UINT32_MAX,
+        .n_seqs = 1,
+    };
+}
+
+/* ---- preparing: everything that needs no memory to speak of --------------------------------- */
+
+static void prepared_finish(struct prepared *p)
+{
+    free(p->stores);
+    model_close(p->model);
+    for (int i = 0; i < MODEL_MAX_OVERLAYS; i++) {
+        gguf_close(p->overlays[i]);
+    }
+    gguf_close(p->base);
+    *p = (struct prepared){0};
+}
+
+static int check_config(const struct engine_config *c, struct error *reterr)
+{
+    if (!c->model_path) {
+        return error_set(reterr, -EINVAL, "no model was given");
+    }
+    if (c->n_seqs < 1 || c->n_seqs > MAX_SEQS) {
+        return error_set(reterr, -EINVAL, "sequences: %d, but must be from 1 to %d", c->n_seqs,
+                         MAX_SEQS);
+    }
+    if (c->ctx < 0 || c->ctx == 1 || c->ctx > HPARAMS_MAX_CTX) {
+        return error_set(reterr, -EINVAL, "context: %d, but must be 0 or from 2 to %d", c->ctx,
+                         HPARAMS_MAX_CTX);
+    }
+    if (c->batch_tokens < 0 || c->batch_tokens > MAX_BATCH) {
+        return error_set(reterr, -EINVAL, "batch tokens: %d, but must be from 0 to %d",
+                         c->batch_tokens, MAX_BATCH);
+    }
+    if (c->n_overlays < 0 || c->n_overlays > MODEL_MAX_OVERLAYS) {
+        return error_set(reterr, -E2BIG, "%d overlays, at most %d are offered", c->n_overlays,
+                         MODEL_MAX_OVERLAYS);
+    }
+    return 0;
+}
+
+static int open_files(struct prepared *p, bool hash, struct error *reterr)
+{
+    const struct engine_config *c = &p->config;
+    const char *sha[MODEL_MAX_OVERLAYS];
+    int r = gguf_open(c->model_path, &p->base, reterr);
+
+    if (!r && (hash || c->n_overlays > 0)) {
+        r = gguf_sha256(c->model_path, c->cache_dir, p->sha256, reterr);
+    }
+    for (int i = 0; !r && i < c->n_overlays; i++) {
+        sha[i] = p->overlay_sha256[i];
+        r = gguf_open(c->overlay_paths[i], &p->overlays[i], reterr);
+        if (!r) {
+            r = gguf_sha256(c->overlay_paths[i], c->cache_dir, p->overlay_sha256[i], reterr);
+        }
+    }
+    if (r) {
+        return r;
+    }
+    struct model_source source = {
+        .base = p->base,
+        .overlays = (const struct gguf *const *)p->overlays,
+        .n_overlays = c->n_overlays,
+        .base_sha256 = p->sha256,
+        .overlay_sha256 = sha,
+    };
+
+    r = model_open(&source, &p->model, reterr);
+    if (r) {
+        (void)error_prefix(reterr, "%s", c->model_path);
+    }
+    return r;
+}
+
+static int describe_stores(struct prepared *p, struct error *reterr)
+{
+    const struct model *m = p->model;
+
+    p->stores = calloc((size_t)m->n_stores, sizeof(*p->stores));
+    if (!p->stores) {
+        return error_set(reterr, -ENOMEM, "model: no memory");
+    }
+    for (int32_t i = 0; i < m->n_stores; i++) {
+        p->stores[i] = (struct shape_store){
+            .layer = m->stores[i].layer,
+            .n_k = m->stores[i].n_k,
+            .n_v = m->stores[i].n_v,
+            .k_dim = m->h.k_dim,
+            .v_dim = m->h.v_dim,
+            .window = m->stores[i].window,
+        };
+    }
+    return 0;
+}
+
+/* A batch holds the largest chunk of the planned policies and a row of every sequence. */
+static int lay_batch(struct prepared *p, struct error *reterr)
+{
+    int32_t n = p->config.batch_tokens;
+
+    p->max_chunk = POLICY_DEFAULT_CHUNK;
+    for (int32_t i = 0; i < p->mix.n; i++) {
+        int32_t chunk = p->mix.part[i].policy.chunk;
+
+        p->max_chunk = chunk > p->max_chunk ? chunk : p->max_chunk;
+    }
+    p->batch_tokens = n ? n : p->max_chunk + p->config.n_seqs;
+    if (p->batch_tokens < p->max_chunk + p->config.n_seqs) {
+        return error_set(reterr, -EINVAL,
+                         "batch tokens: %d, but a chunk of %d and %d sequences need at least %d", n,
+                         p->max_chunk, p->config.n_seqs, p->max_chunk + p->config.n_seqs);
+    }
+    return 0;
+}
+
+static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
+                   struct error *reterr)
+{
+    int r = check_config(c, reterr);
+
+    *p = (struct prepared){
+        .config = *c,
+        .be_config = {.n_threads = c->n_threads, .cpu_mask = c->cpu_mask},
+    };
+    if (!r) {
+        r = backend_find(c->backend ? c->backend : "auto", &p->ops, reterr);
+    }
+    if (!r) {
+        r = policy_parse_mix(c->kv, &p->mix, reterr);
+    }
+    if (!r) {
+        r = lay_batch(p, reterr);
+    }
+    if (!r) {
+        r = open_files(p, hash, reterr);
+    }
+    if (!r) {
+        r = describe_stores(p, reterr);
+    }
+    if (r) {
+        prepared_finish(p);
+    }
+    return r;
+}
+
+/* ---- the plan -------------------------------------------------------------------------------- */
+
+static struct backend_limits limits_for(const struct prepared *p, int32_t ctx, int32_t n_seqs)
+{
+    struct backend_limits l = {
+        .max_rows =
+            p->max_chunk + n_seqs > p->batch_tokens ? p->max_chunk + n_seqs : p->batch_tokens,
+        .max_decode = n_seqs,
+        .max_seqs = n_seqs,
+        .max_slots = ctx,
+    };
+
+    model_limits(p->model, &l);
+    for (int32_t i = 0; i < p->mix.n; i++) {
+        l.observe = l.observe || place_find(p->mix.part[i].policy.place)->scores;
+    }
+    return l;
+}
+
+static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs)
+{
+    const struct prepared *p = arg;
+    struct backend_limits l = limits_for(p, ctx, n_seqs);
+
+    return p->ops->scratch_bytes(&p->be_config, &l) +
+           sched_bytes(p->model, n_seqs, l.max_rows, p->max_chunk);
+}
+
+/* `be` may be NULL: the device's own limit is then not known. */
+static int make_plan(const struct prepared *p, struct backend *be, struct plan *ret,
+                     struct shape *ret_shape, struct error *reterr)
+{
+    uint64_t device = 0;
+    struct plan_input in = {
+        .ops = p->ops,
+        .stores = p->stores,
+        .n_stores = p->model->n_stores,
+        .ctx = p->config.ctx,
+        .ctx_model = p->model->h.n_ctx_train,
+        .n_seqs = p->config.n_seqs,
+        .max_chunk = p->max_chunk,
+        .mix = &p->mix,
+        .extra_bytes = p->config.extra_bytes,
+        .available_bytes = p->config.memory_bytes,
+        .scratch = scratch_for,
+        .arg = p,
+    };
+
+    if (in.available_bytes == 0) {
+        in.available_bytes = plan_memory_available();
+        if (be && p->ops->free_bytes(be, &device) == 0 && device < in.available_bytes) {
+            in.available_bytes = device;
+        }
+    }
+    model_weight_bytes(p->model, p->ops, &p->be_config, &in.weights_bytes, &in.mapped_bytes);
+    return plan_make(&in, ret, ret_shape, reterr);
+}
+
+int engine_plan(const struct engine_config *c, struct plan *ret, struct error *reterr)
+{
+    struct prepared p;
+    struct shape shape = {0};
+    int r;
+
+    memset(ret, 0, sizeof(*ret));
+    r = prepare(c, false, &p, reterr);
+    if (r) {
+        return r;
+    }
+    r = make_plan(&p, NULL, ret, &shape, reterr);
+    shape_finish(&shape);
+    prepared_finish(&p);
+    return r;
+}
+
+/* ---- creation -------------------------------------------------------------------------------- */
+
+static void fill_info(struct engine *e)
+{
+    struct gguf_str s;
+    const char *path = e->p.config.model_path;
+    const char *slash = strrchr(path, '/');
+    size_t n;
+
+    if (gguf_get_str(e->p.base, "general.name", &s, NULL) < 0 || s.len == 0) {
+        s.ptr = slash ? slash + 1 : path;
+        s.len = strlen(s.ptr);
+    }
+    n = s.len < sizeof(e->name) - 1 ? s.len : sizeof(e->name) - 1;
+    memcpy(e->name, s.ptr, n);
+    e->name[n] = 0;
+    e->p.ops->describe(e->be, e->describe, sizeof(e->describe));
+    e->info = (struct engine_info){
+        .model_name = e->name,
+        .arch = e->p.model->arch->name,
+        .backend = e->describe,
+        .kv = e->plan.policy,
+        .n_vocab = e->p.model->h.n_vocab,
+        .n_embd = e->p.model->h.n_embd,
+        .ctx = e->plan.ctx,
+        .n_seqs = e->plan.n_seqs,
+        .n_params = e->p.model->n_params,
+    };
+    memcpy(e->info.sha256, e->p.sha256, sizeof(e->info.sha256));
+}
+
+/* A file without a tokenizer (test vectors) is no error: nothing ends its texts. */
+static int make_tok(struct engine *e, struct error *reterr)
+{
+    struct error error = {0};
+    int r = tok_create(e->p.base, &e->tok, &error);
+
+    if (r && r != -ENOENT) {
+        if (reterr) {
+            *reterr = error;
+        }
+        return r;
+    }
+    return 0;
+}
+
+static int make_parts(struct engine *e, bool (*progress)(void *arg, float done), void *arg,
+                      struct error *reterr)
+{
+    struct shape shape = {0};
+    struct backend_limits limits;
+    int r = e->p.ops->create(&e->p.be_config, &e->be, reterr);
+
+    if (!r) {
+        r = make_plan(&e->p, e->be, &e->plan, &shape, reterr);
+    }
+    if (r) {
+        shape_finish(&shape);
+        return r;
+    }
+    r = cache_create(&shape, e->be, &e->cache, reterr);
+    if (!r) {
+        limits = limits_for(&e->p, e->plan.ctx, e->plan.n_seqs);
+        r = e->p.ops->reserve(e->be, &limits, reterr);
+    }
+    if (!r) {
+        r = model_load(e->p.model, e->p.ops, e->be, progress, arg, reterr);
+    }
+    if (!r) {
+        struct sched_config config = {
+            .model = e->p.model,
+            .cache = e->cache,
+            .tok = e->tok,
+            .ctx = e->plan.ctx,
+            .n_seqs = e->plan.n_seqs,
+            .batch_tokens = e->p.batch_tokens,
+            .max_chunk = e->p.max_chunk,
+        };
+
+        r = sched_create(&config, &e->sched, reterr);
+    }
+    return r;
+}
+
+int engine_create(const struct engine_config *c, bool (*progress)(void *arg, float done), void *arg,
+                  struct engine **ret, struct error *reterr)
+{
+    struct engine *e = calloc(1, sizeof(*e));
+    int r;
+
+    if (!e) {
+        return error_set(reterr, -ENOMEM, "engine: no memory");
+    }
+    r = prepare(c, true, &e->p, reterr);
+    if (!r) {
+        r = make_tok(e, reterr);
+    }
+    if (!r) {
+        r = make_parts(e, progress, arg, reterr);
+    }
+    if (r) {
+        engine_destroy(e);
+        return r;
+    }
+    fill_info(e);
+    *ret = e;
+    return 0;
+}
+
+void engine_destroy(struct engine *e)
+{
+    if (!e) {
+        return;
+    }
+    const struct backend_ops *ops = e->p.ops;
+
+    sched_destroy(e->sched);
+    cache_destroy(e->cache);
+    tok_destroy(e->tok);
+    prepared_finish(&e->p); /* the weights need the backend */
+    if (e->be) {
+        ops->destroy(e->be);
+    }
+    free(e);
+}
+
+const struct engine_info *engine_info(const struct engine *e)
+{
+    return &e->info;
+}
+
+const struct plan *engine_plan_of(const struct engine *e)
+{
+    return &e->plan;
+}
+
+const struct tok *engine_tok(const struct engine *e)
+{
+    return e->tok;
+}
+
+const struct gguf *engine_gguf(const struct engine *e)
+{
+    return e->p.base;
+}
+
+/* ---- requests ---------------------------------------------------------------------------------
+ */
+
+int engine_submit(struct engine *e, const struct engine_request *r, uint64_t *ret_handle,
+                  struct error *reterr)
+{
+    return sched_submit(e->sched, r, ret_handle, reterr);
+}
+
+int engine_cancel(struct engine *e, uint64_t handle, enum engine_reason reason)
+{
+    return sched_cancel(e->sched, handle, reason);
+}
+
+int engine_score_credit(struct engine *e, uint64_t handle, int64_t n_rows)
+{
+    return sched_credit(e->sched, handle, n_rows);
+}
+
+int engine_step(struct engine *e, engine_emit *emit, void *arg)
+{
+    return sched_step(e->sched, emit, arg);
+}
+
+void engine_interrupt(struct engine *e)
+{
+    sched_interrupt(e->sched);
+}
+
+void engine_heartbeat(const struct engine *e, int64_t *ret_last_ns, int64_t *ret_longest_ns)
+{
+    sched_heartbeat(e->sched, ret_last_ns, ret_longest_ns);
+}
+
+void engine_counters(const struct engine *e, struct engine_counters *ret)
+{
+    sched_counters(e->sched, ret);
+}

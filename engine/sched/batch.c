@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From running requests to a batch, and back into their state.
+ *
+ * Decode rows of all sequences first, one each; then whole chunks of prompts, as many as fit in
+ * batch_tokens, in turns of principals. A chunk begins at a multiple of the policy's chunk size
+ * and is never cut for room: what a sequence computes does not depend on who else is served. */
+
+#include <assert.h>
+#include <errno.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "engine/sched/state.h"
+
+static int32_t max_i32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The chunk of its prompt that r reads next. */
+static int32_t chunk_rows(const struct request *r)
+{
+    int32_t left = r->n_prompt - r->n_fed;
+    int32_t rest = r->policy.chunk - r->n_fed % r->policy.chunk;
+
+    return left < rest ? left : rest;
+}
+
+/* First position whose distribution is wanted, or INT32_MAX. */
+static int32_t first_wanted(const struct request *r)
+{
+    return r->kind == ENGINE_SCORE ? r->score_first : r->n_prompt - 1;
+}
+
+static void want_rows(struct batch *b, struct request *r, int32_t row0, int32_t pos0,
+                      int32_t n_rows)
+{
+    /* The last token of a scored text predicts nothing that is known. */
+    int32_t end = r->kind == ENGINE_SCORE ? r->n_prompt - 1 : INT32_MAX;
+
+    for (int32_t pos = max_i32(first_wanted(r), pos0); pos < pos0 + n_rows && pos < end; pos++) {
+        b->wanted[b->n_wanted] = (struct wanted){.r = r, .row = row0 + pos - pos0, .pos = pos};
+        b->wanted_rows[b->n_wanted++] = row0 + pos - pos0;
+    }
+}
+
+/* How many of the last rows go on beyond SwiftKV's split: those that are wanted, and those whose
+ * attention a policy observes. */
+static int32_t rows_beyond(const struct request *r, int32_t pos0, int32_t n_rows, bool scores)
+{
+    int32_t end = r->policy.prefill == POLICY_BOUNDED ? pos0 + n_rows : r->n_prompt;
+    int32_t first = first_wanted(r);
+
+    if (scores && end - r->policy.observe < first) {
+        first = end - r->policy.observe;
+    }
+    first = max_i32(first, pos0);
+    return first >= pos0 + n_rows ? 0 : pos0 + n_rows - first;
+}
+
+static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
+{
+    struct batch *b = &s->batch;
+    struct cache *cache = s->config.cache;
+    bool prefill = r->n_fed < r->n_prompt;
+    const struct place_ops *place = cache->seqs[r->seat].place;
+    struct place_rows rows = {
+        .prefill = prefill,
+        .pos0 = r->n_fed,
+        .n_rows = n_rows,
+        .n_prompt = r->n_prompt,
+        .step = r->n_fed - r->n_prompt + 1,
+        .n_steps = r->n_steps,
+    };
+    int32_t i = b->n_seqs;
+    int e = cache_prepare(cache, r->seat, n_rows);
+
+    if (e) {
+        return e;
+    }
+    for (int32_t st = 0; st < s->config.model->n_stores; st++) {
+        struct ops_seq *q = &b->seqs[st * s->config.n_seqs + i];
+
+        cache_view(cache, r->seat, st, q);
+        q->row0 = b->rows.n;
+        q->n_rows = n_rows;
+        q->pos0 = r->n_fed;
+    }
+    b->observe[i].row_first = INT32_MAX;
+    if (place->scores) {
+        place->observe(&r->policy, &rows, &b->observe[i]);
+        b->observes = true;
+    }
+    b->keep[i] = prefill ? rows_beyond(r, r->n_fed, n_rows, place->scores) : n_rows;
+    memcpy(b->ids + b->rows.n, r->tokens + r->n_fed, (size_t)n_rows * sizeof(*b->ids));
+    want_rows(b, r, b->rows.n, r->n_fed, n_rows);
+    b->rows.n += n_rows;
+    b->rows.n_decode += prefill ? 0 : n_rows;
+    b->of[i] = r;
+    b->n_seqs++;
+    r->in_batch = true;
+    if (!r->first_row_ns) {
+        r->first_row_ns = clock_ns();
+    }
+    return 0;
+}
+
+/* The prompt whose turn it is, of those whose next chunk fits. */
+static struct request *next_prompt(const struct sched *s, int32_t room)
+{
+    struct request *best = NULL;
+
+    for (struct request *r = s->running.first; r; r = r->next) {
+        bool stalled = s->stash.r == r && s->stash.n > 0;
+
+        if (r->in_batch || r->n_fed >= r->n_prompt || stalled || chunk_rows(r) > room) {
+            continue;
+        }
+        if (!best || r->principal->chunk_turn < best->principal->chunk_turn ||
+            (r->principal->chunk_turn == best->principal->chunk_turn &&
+             r->urgency > best->urgency)) {
+            best = r;
+        }
+    }
+    return best;
+}
+
+static void begin(struct sched *s)
+{
+    struct batch *b = &s->batch;
+    struct forward_batch f = {
+        .rows = b->rows,
+        .ids = b->ids,
+        .n_seqs = b->n_seqs,
+        .seqs = b->seqs,
+        .stride = s->config.n_seqs,
+        .keep = b->keep,
+        .observe = b->observes ? b->observe : NULL,
+        .last_layer = s->config.model->h.n_layers,
+    };
+
+    forward_begin(s->forward, &f);
+    b->pending = true;
+}
+
+int batch_build(struct sched *s)
+{
+    struct batch *b = &s->batch;
+    struct request *r;
+
+    assert(b->n_seqs == 0 && !b->pending);
+    b->rows = (struct ops_rows){0};
+    b->observes = false;
+    b->n_wanted = 0;
+    b->done_wanted = 0;
+    for (r = s->running.first; r; r = r->next) {
+        if (r->n_fed >= r->n_prompt && r->n_fed < r->n_prompt + r->n_new) {
+            int e = add_rows(s, r, 1);
+
+            if (e) {
+                return e;
+            }
+        }
+    }
+    while ((r = next_prompt(s, s->config.batch_tokens - b->rows.n)) != NULL) {
+        int e = add_rows(s, r, chunk_rows(r));
+
+        if (e) {
+            return e;
+        }
+        r->principal->chunk_turn = ++s->turn;
+    }
+    if (b->rows.n > 0) {
+        begin(s);
+    }
+    return b->rows.n;
+}
+
+int batch_commit(struct sched *s)
+{
+    struct batch *b = &s->batch;
+
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        struct request *r = b->of[i];
+        int32_t n_rows = b->seqs[i].n_rows;
+        bool prefill = r->n_fed < r->n_prompt;
+
+        cache_commit(s->config.cache, r->seat, n_rows);
+        r->n_fed += n_rows;
+        if (!prefill) {
+            continue;
+        }
+        s->counters.n_prompt_tokens += (uint64_t)n_rows;
+        int e = cache_cut(s->config.cache, r->seat, r->n_fed == r->n_prompt);
+
+        if (e) {
+            return e;
+        }
+        if (!r->finished) {
+            memset(&s->event, 0, sizeof(s->event));
+            s->event.type = ENGINE_EV_PROGRESS;
+            s->event.n_done = r->n_fed;
+            sched_emit(s, r);
+        }
+    }
+    return 0;
+}

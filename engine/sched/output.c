@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From hidden states to tokens and scores.
+ *
+ * The head runs over blocks of wanted rows. Logits are computed into memory of our own, from which
+ * tokens are sampled and scores are read; what a client is to see is copied to the client's
+ * memory once and never read back.
+ *
+ * A scored text whose reader wants full logits may have more rows than the reader has room for.
+ * The hidden states of its wanted rows (2 kB each, where logits are 200 kB) are set aside, and the
+ * head runs over them as credit comes; its next chunk is read when they are used up. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "engine/sched/state.h"
+#include "engine/text/tok.h"
+
+static void new_event(struct sched *s, enum engine_event_type type)
+{
+    memset(&s->event, 0, sizeof(s->event));
+    s->event.type = type;
+}
+
+static void copy_logits(const struct sched *s, const struct request *r, int64_t row,
+                        const float *logits)
+{
+    size_t n = (size_t)s->config.model->h.n_vocab;
+
+    if (r->logits) {
+        memcpy(r->logits + (size_t)(row % r->logits_rows) * n, logits, n * sizeof(float));
+    }
+}
+
+/* The block's logits on the host. */
+static int read_logits(struct sched *s, const float *device, int32_t n)
+{
+    return s->ops->read(s->be, s->logits, device,
+                        (uint64_t)n * (uint64_t)s->config.model->h.n_vocab * sizeof(float));
+}
+
+/* ---- new tokens ------------------------------------------------------------------------------ */
+
+static void emit_token(struct sched *s, struct request *r, const struct sampler_result *t)
+{
+    new_event(s, ENGINE_EV_TOKEN);
+    s->event.index = r->n_new - 1;
+    s->event.token = t->id;
+    s->event.logprob = t->logprob;
+    s->event.n_alts = t->n_alts;
+    for (int32_t i = 0; i < t->n_alts; i++) {
+        s->event.alts[i].token = t->alts[i].id;
+        s->event.alts[i].logprob = t->alts[i].logprob;
+    }
+    sched_emit(s, r);
+}
+
+static void new_token(struct sched *s, struct request *r, const float *logits)
+{
+    bool forced = r->n_new < r->n_forced;
+    struct sampler_result t = {0};
+    struct error error = {0};
+    int e = 0;
+
+    if (!forced) {
+        e = sampler_sample(&r->sampler, &s->sampler, logits, (uint64_t)r->n_new, &t);
+    } else if (r->report_forced) {
+        e = sampler_score(&s->sampler, logits, r->tokens[r->n_fed], r->sampler.params.n_logprobs,
+                          &t);
+    }
+    if (e) {
+        (void)error_set(&error, e, "the model gave no number for token %d of the answer", r->n_new);
+        sched_finish(s, r, ENGINE_ERROR, &error);
+        return;
+    }
+    t.id = forced ? r->tokens[r->n_fed] : t.id;
+    if (!r->first_token_ns) {
+        r->first_token_ns = clock_ns();
+    }
+    r->tokens[r->n_fed] = t.id;
+    sampler_accept(&r->sampler, t.id);
+    s->counters.n_new_tokens++;
+    if (!forced || r->report_forced) {
+        copy_logits(s, r, r->n_new, logits);
+        r->n_new++;
+        emit_token(s, r, &t);
+    } else {
+        r->n_new++;
+    }
+    if (r->cancelled) {
+        sched_finish(s, r, r->reason, NULL);
+    } else if (!forced && !r->ignore_end && s->config.tok && tok_is_end(s->config.tok, t.id)) {
+        sched_finish(s, r, ENGINE_STOP, NULL);
+    } else if (r->n_new == r->max_new) {
+        sched_finish(s, r, r->until_ctx ? ENGINE_CONTEXT : ENGINE_LENGTH, NULL);
+    }
+}
+
+/* ---- scores -----------------------------------------------------------------------------------
+ */
+
+/* Rows [0, n) of s->logits score positions from pos on. */
+static void score_rows(struct sched *s, struct request *r, int32_t pos, const float *logits,
+                       int32_t n)
+{
+    size_t n_vocab = (size_t)s->config.model->h.n_vocab;
+    struct sampler_result t;
+    struct error error = {0};
+
+    for (int32_t i = 0; i < n; i++) {
+        const float *row = logits + (size_t)i * n_vocab;
+        int e = sampler_score(&s->sampler, row, r->tokens[pos + i + 1], 0, &t);
+
+        if (e) {
+            (void)error_set(&error, e, "the model gave no number at position %d", pos + i);
+            sched_finish(s, r, ENGINE_ERROR, &error);
+            return;
+        }
+        s->logprobs[i] = t.logprob;
+        copy_logits(s, r, r->n_scored + i, row);
+    }
+    new_event(s, ENGINE_EV_SCORE);
+    s->event.index = (int32_t)r->n_scored;
+    s->event.n_done = n;
+    s->event.logprobs = s->logprobs;
+    r->n_scored += n;
+    if (!r->first_token_ns) {
+        r->first_token_ns = clock_ns();
+    }
+    sched_emit(s, r);
+}
+
+static void end_of_score(struct sched *s, struct request *r)
+{
+    if (r->cancelled) {
+        sched_finish(s, r, r->reason, NULL);
+    } else if (r->n_fed == r->n_prompt && r->n_scored >= r->n_prompt - 1 - r->score_first) {
+        sched_finish(s, r, ENGINE_LENGTH, NULL);
+    }
+}
+
+bool output_stashes(const struct request *r)
+{
+    return r->kind == ENGINE_SCORE && r->logits;
+}
+
+bool output_can_drain(const struct sched *s)
+{
+    return s->stash.r && s->stash.done < s->stash.n && s->stash.r->n_scored < s->stash.r->credit;
+}
+
+int output_drain(struct sched *s)
+{
+    struct stash *st = &s->stash;
+    int32_t most = sched_logit_rows(s->config.n_seqs);
+
+    while (output_can_drain(s)) {
+        struct request *r = st->r;
+        int64_t room = r->credit - r->n_scored;
+        int32_t n = st->n - st->done;
+        const float *logits;
+
+        if (atomic_load_explicit(&s->interrupt, memory_order_relaxed)) {
+            return -EINTR;
+        }
+        n = n > most ? most : n;
+        n = n > room ? (int32_t)room : n;
+        n = n > r->logits_rows ? r->logits_rows : n;
+        int e =
+            forward_head(s->forward, st->hidden + (size_t)st->done * (size_t)forward_ld(s->forward),
+                         n, 0, &logits);
+
+        if (!e) {
+            e = read_logits(s, logits, n);
+        }
+        if (e) {
+            return e;
+        }
+        st->done += n;
+        int32_t pos = st->pos0 + st->done - n;
+
+        if (st->done == st->n) {
+            st->n = 0;
+            st->done = 0;
+        }
+        score_rows(s, r, pos, s->logits, n);
+        if (st->r == r) {
+            end_of_score(s, r);
+        }
+    }
+    return 0;
+}
+
+/* ---- a batch's wanted rows ---------------------------------------------------------------------
+ */
+
+static int set_aside(struct sched *s, int32_t at, int32_t n)
+{
+    struct batch *b = &s->batch;
+
+    s->stash.pos0 = b->wanted[at].pos;
+    s->stash.n = n;
+    s->stash.done = 0;
+    return forward_take(s->forward, b->wanted_rows + at, n, s->stash.hidden);
+}
+
+/* Wanted rows from `at` that one call of the head may take: whole texts' rows that are scored
+ * together stay together only by chance, and need not. */
+static int32_t block_rows(const struct sched *s, int32_t at)
+{
+    const struct batch *b = &s->batch;
+    int32_t most = sched_logit_rows(s->config.n_seqs);
+    int32_t n = 0;
+
+    while (at + n < b->n_wanted && n < most && !output_stashes(b->wanted[at + n].r)) {
+        n++;
+    }
+    return n;
+}
+
+static int run_block(struct sched *s, int32_t at, int32_t n)
+{
+    struct batch *b = &s->batch;
+    size_t n_vocab = (size_t)s->config.model->h.n_vocab;
+    const float *device;
+    int e = forward_logits(s->forward, b->wanted_rows + at, n, &device);
+
+    if (!e) {
+        e = read_logits(s, device, n);
+    }
+    for (int32_t i = 0; !e && i < n;) {
+        struct request *r = b->wanted[at + i].r;
+        const float *row = s->logits + (size_t)i * n_vocab;
+        int32_t same = 1;
+
+        while (i + same < n && b->wanted[at + i + same].r == r) {
+            same++;
+        }
+        if (!r->finished && r->kind == ENGINE_SCORE) {
+            score_rows(s, r, b->wanted[at + i].pos, row, same);
+        } else if (!r->finished) {
+            new_token(s, r, row);
+        }
+        i += same;
+    }
+    return e;
+}
+
+int output_run(struct sched *s)
+{
+    struct batch *b = &s->batch;
+
+    while (b->done_wanted < b->n_wanted) {
+        int32_t at = b->done_wanted;
+        int32_t n = block_rows(s, at);
+        int e = 0;
+
+        if (atomic_load_explicit(&s->interrupt, memory_order_relaxed)) {
+            return -EINTR;
+        }
+        if (n > 0) {
+            e = run_block(s, at, n);
+        } else {
+            while (at + n < b->n_wanted && b->wanted[at + n].r == b->wanted[at].r) {
+                n++;
+            }
+            e = b->wanted[at].r->finished ? 0 : set_aside(s, at, n);
+        }
+        if (e) {
+            return e;
+        }
+        b->done_wanted += n;
+    }
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        struct request *r = b->of[i];
+
+        if (!r->finished && r->kind == ENGINE_SCORE && !(s->stash.r == r && s->stash.n > 0)) {
+            end_of_score(s, r);
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests own a copy of their tokens with room for every token they may get, so that nothing is
+ * allocated while they run. */
+
+#include "engine/sched/request.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+
+int request_create(const struct engine_request *r, int32_t max_new, struct request **ret,
+                   struct error *reterr)
+{
+    struct request *q = calloc(1, sizeof(*q));
+    size_t n = (size_t)r->n_prompt + (size_t)max_new;
+
+    if (q) {
+        q->tokens = malloc(n * sizeof(*q->tokens));
+    }
+    if (!q || !q->tokens) {
+        free(q);
+        return error_set(reterr, -ENOMEM, "request: no memory for %zu tokens", n);
+    }
+    memcpy(q->tokens, r->prompt, (size_t)r->n_prompt * sizeof(*q->tokens));
+    if (r->n_forced > 0) {
+        memcpy(q->tokens + r->n_prompt, r->forced, (size_t)r->n_forced * sizeof(*q->tokens));
+    }
+    q->kind = r->kind;
+    q->urgency = r->urgency;
+    q->user = r->user;
+    q->n_prompt = r->n_prompt;
+    q->n_forced = r->n_forced;
+    q->max_new = max_new;
+    q->n_tokens_max = r->n_prompt + max_new;
+    q->n_steps = r->max_tokens > 0 ? r->max_tokens : 1024;
+    q->ignore_end = r->ignore_end;
+    q->report_forced = r->report_forced;
+    q->logits = r->logits_rows > 0 ? r->logits : NULL;
+    q->logits_rows = r->logits_rows;
+    q->score_first = r->score_first;
+    q->seat = -1;
+    q->submit_ns = clock_ns();
+    *ret = q;
+    return 0;
+}
+
+void request_destroy(struct request *r)
+{
+    if (r) {
+        free(r->tokens);
+        free(r);
+    }
+}
+
+void request_append(struct request_list *l, struct request *r)
+{
+    struct request **at = &l->first;
+
+    while (*at) {
+        at = &(*at)->next;
+    }
+    r->next = NULL;
+    *at = r;
+    l->n++;
+}
+
+void request_remove(struct request_list *l, struct request *r)
+{
+    struct request **at = &l->first;
+
+    while (*at && *at != r) {
+        at = &(*at)->next;
+    }
+    if (*at) {
+        *at = r->next;
+        l->n--;
+    }
+}
+
+struct request *request_find(const struct request_list *l, uint64_t handle)
+{
+    struct request *r = l->first;
+
+    while (r && r->handle != handle) {
+        r = r->next;
+    }
+    return r;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_SCHED_REQUEST_H
+#define PIPIT_ENGINE_SCHED_REQUEST_H
+
+/* A request from submit to its last event, and the lists of those that wait and those that run.
+ *
+ * One text: `tokens` holds the prompt, then the new tokens (forced ones first). n_fed of them are in
+ * the cache, the one at n_fed is fed next. While n_fed < n_prompt the prompt is being read. */
+
+#include "engine/engine.h"
+#include "engine/kv/policy.h"
+
+struct principal {
+    uint64_t id;
+    int32_t n_requests;  /* waiting and running */
+    uint64_t seat_turn;  /* when one of its requests was last seated, */
+    uint64_t chunk_turn; /* and when one last had a chunk of its prompt read; 0: never */
+};
+
+struct request {
+    struct request *next;
+    uint64_t handle;
+    enum engine_kind kind;
+    struct principal *principal;
+    int32_t urgency;
+    void *user;
+    int32_t *tokens; /* (n_tokens_max) */
+    int32_t n_prompt;
+    int32_t n_forced;
+    int32_t n_new;        /* known new tokens, forced ones counted once their turn has come */
+    int32_t max_new;
+    int32_t n_tokens_max; /* n_prompt + max_new */
+    int32_t n_fed;
+    int32_t n_steps;      /* over which a policy's tau runs */
+    bool until_ctx;       /* max_new is what the context leaves */
+    bool ignore_end;
+    bool report_forced;
+    struct policy policy;
+    struct sampler sampler;
+    float *logits;
+    int32_t logits_rows;
+    int32_t score_first;
+    int64_t n_scored;
+    int64_t credit;
+    int32_t seat; /* -1: waiting */
+    bool in_batch;
+    bool cancelled;
+    bool finished; /* DONE was emitted; kept only while a batch holds its rows */
+    enum engine_reason reason;
+    int64_t submit_ns;
+    int64_t first_row_ns;
+    int64_t first_token_ns;
+};
+
+struct request_list {
+    struct request *first; /* in order of submission */
+    int32_t n;
+};
+
+/* Copies and checks nothing: sched.c did. -ENOMEM. */
+int request_create(const struct engine_request *r, int32_t max_new, struct request **ret,
+                   struct error *reterr) WARN_UNUSED;
+void request_destroy(struct request *r); /* takes NULL */
+
+void request_append(struct request_list *l, struct request *r);
+void request_remove(struct request_list *l, struct request *r);
+struct request *request_find(const struct request_list *l, uint64_t handle);
+
+#endif

@@ -1,0 +1,587 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who sits, who waits, who is done.
+ *
+ * A request waits until a seat is free and its worst case of pages can be reserved; the one whose
+ * turn it is holds up those behind it, so that a large request is not passed by for ever. Turns go
+ * round principals (the one seated longest ago first), within one by urgency, then by age.
+ *
+ * A step: end what was cancelled, seat who can sit, build a batch (or take up the one that was
+ * interrupted), run it, commit it, sample. An interrupted batch of which a request was cancelled
+ * is built anew without it, unless it observes scores: these cannot be repeated, so it runs to its
+ * end and the cancelled rows' results are dropped. */
+
+#include "engine/sched/sched.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "engine/sched/state.h"
+
+enum { MIN_LOGIT_ROWS = 16 };
+
+int32_t sched_logit_rows(int32_t n_seqs)
+{
+    return n_seqs > MIN_LOGIT_ROWS ? n_seqs : MIN_LOGIT_ROWS;
+}
+
+static struct forward_limits limits_of(int32_t n_seqs, int32_t batch_tokens)
+{
+    return (struct forward_limits){
+        .max_rows = batch_tokens,
+        .max_seqs = n_seqs,
+        .max_logits = sched_logit_rows(n_seqs),
+    };
+}
+
+static uint64_t stash_bytes_of(const struct model *m, int32_t max_chunk)
+{
+    return (uint64_t)max_chunk * (((uint64_t)m->h.n_embd + 15) & ~UINT64_C(15)) * sizeof(float);
+}
+
+static uint64_t host_logits_bytes(const struct model *m, int32_t n_seqs)
+{
+    return (uint64_t)sched_logit_rows(n_seqs) * (uint64_t)m->h.n_vocab * sizeof(float);
+}
+
+uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens, int32_t max_chunk)
+{
+    struct forward_limits l = limits_of(n_seqs, batch_tokens);
+
+    return forward_bytes(m, &l) + stash_bytes_of(m, max_chunk) + host_logits_bytes(m, n_seqs) +
+           sampler_scratch_bytes(m->h.n_vocab) +
+           (uint64_t)batch_tokens * (sizeof(struct wanted) + 3 * sizeof(int32_t)) +
+           (uint64_t)n_seqs * (uint64_t)m->n_stores * sizeof(struct ops_seq);
+}
+
+/* ---- creation ------------------------------------------------------------------------------ */
+
+static int alloc_batch(struct sched *s)
+{
+    struct batch *b = &s->batch;
+    size_t n_seqs = (size_t)s->config.n_seqs;
+    size_t n_rows = (size_t)s->config.batch_tokens;
+
+    b->of = calloc(n_seqs, sizeof(struct request *));
+    b->seqs = calloc(n_seqs * (size_t)s->config.model->n_stores, sizeof(*b->seqs));
+    b->observe = calloc(n_seqs, sizeof(*b->observe));
+    b->keep = calloc(n_seqs, sizeof(*b->keep));
+    b->ids = calloc(n_rows, sizeof(*b->ids));
+    b->wanted = calloc(n_rows, sizeof(*b->wanted));
+    b->wanted_rows = calloc(n_rows, sizeof(*b->wanted_rows));
+    s->logprobs = calloc((size_t)sched_logit_rows(s->config.n_seqs), sizeof(*s->logprobs));
+    return b->of && b->seqs && b->observe && b->keep && b->ids && b->wanted && b->wanted_rows &&
+                   s->logprobs
+               ? 0
+               : -ENOMEM;
+}
+
+int sched_create(const struct sched_config *config, struct sched **ret, struct error *reterr)
+{
+    struct sched *s = calloc(1, sizeof(*s));
+    struct model *m = config->model;
+    struct forward_limits limits = limits_of(config->n_seqs, config->batch_tokens);
+    void *p = NULL;
+    int r;
+
+    if (!s) {
+        return error_set(reterr, -ENOMEM, "scheduler: no memory");
+    }
+    s->config = *config;
+    s->ops = m->ops;
+    s->be = m->be;
+    s->next_handle = 1;
+    r = alloc_batch(s);
+    if (r) {
+        (void)error_set(reterr, r, "scheduler: no memory");
+        goto fail;
+    }
+    r = forward_create(m, &limits, &s->interrupt, &s->forward, reterr);
+    if (r) {
+        goto fail;
+    }
+    s->stash_bytes = stash_bytes_of(m, config->max_chunk);
+    r = s->ops->alloc(s->be, s->stash_bytes, "scored rows", &s->stash_memory, reterr);
+    if (r) {
+        goto fail;
+    }
+    s->stash.hidden = s->stash_memory;
+    s->logits_bytes = host_logits_bytes(m, config->n_seqs);
+    r = memory_map((size_t)s->logits_bytes, "logits", &p, reterr);
+    if (r) {
+        goto fail;
+    }
+    s->logits = p;
+    r = memory_map(sampler_scratch_bytes(m->h.n_vocab), "sampler", &s->sampler_memory, reterr);
+    if (r) {
+        goto fail;
+    }
+    sampler_scratch_init(&s->sampler, s->sampler_memory, m->h.n_vocab);
+    *ret = s;
+    return 0;
+fail:
+    sched_destroy(s);
+    return r;
+}
+
+static void free_list(struct request_list *l)
+{
+    while (l->first) {
+        struct request *r = l->first;
+
+        l->first = r->next;
+        request_destroy(r);
+    }
+}
+
+void sched_destroy(struct sched *s)
+{
+    if (!s) {
+        return;
+    }
+    free_list(&s->waiting);
+    free_list(&s->running);
+    for (int32_t i = 0; i < s->n_principals; i++) {
+        free(s->principals[i]);
+    }
+    free(s->principals);
+    memory_unmap(s->sampler_memory, sampler_scratch_bytes(s->config.model->h.n_vocab));
+    memory_unmap(s->logits, (size_t)s->logits_bytes);
+    if (s->stash_memory) {
+        s->ops->free(s->be, s->stash_memory, s->stash_bytes);
+    }
+    forward_destroy(s->forward);
+    free(s->logprobs);
+    free(s->batch.wanted_rows);
+    free(s->batch.wanted);
+    free(s->batch.ids);
+    free(s->batch.keep);
+    free(s->batch.observe);
+    free(s->batch.seqs);
+    free(s->batch.of);
+    free(s);
+}
+
+/* ---- principals ---------------------------------------------------------------------------- */
+
+static struct principal *join_principal(struct sched *s, uint64_t id)
+{
+    struct principal *p = NULL;
+
+    for (int32_t i = 0; i < s->n_principals; i++) {
+        if (s->principals[i]->id == id) {
+            s->principals[i]->n_requests++;
+            return s->principals[i];
+        }
+    }
+    if (s->n_principals == s->cap_principals) {
+        int32_t cap = s->cap_principals ? 2 * s->cap_principals : 8;
+        struct principal **more = realloc(s->principals, (size_t)cap * sizeof(struct principal *));
+
+        if (!more) {
+            return NULL;
+        }
+        s->principals = more;
+        s->cap_principals = cap;
+    }
+    p = calloc(1, sizeof(*p));
+    if (p) {
+        p->id = id;
+        p->n_requests = 1;
+        s->principals[s->n_principals++] = p;
+    }
+    return p;
+}
+
+static void leave_principal(struct sched *s, struct principal *p)
+{
+    if (--p->n_requests > 0) {
+        return;
+    }
+    for (int32_t i = 0; i < s->n_principals; i++) {
+        if (s->principals[i] == p) {
+            s->principals[i] = s->principals[--s->n_principals];
+            break;
+        }
+    }
+    free(p);
+}
+
+/* ---- submitting ----------------------------------------------------------------------------- */
+
+static int check_ids(const struct sched *s, const int32_t *ids, int32_t n, const char *what,
+                     struct error *reterr)
+{
+    int32_t n_vocab = s->config.model->h.n_vocab;
+
+    for (int32_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || ids[i] >= n_vocab) {
+            return error_set(reterr, -EINVAL, "%s %d is token %d, but must be from 0 to %d", what,
+                             i, ids[i], n_vocab - 1);
+        }
+    }
+    return 0;
+}
+
+static int check_request(const struct sched *s, const struct engine_request *r,
+                         struct error *reterr)
+{
+    int32_t room = s->config.ctx - (r->kind == ENGINE_GENERATE ? 1 : 0);
+    int e;
+
+    if (r->n_prompt < 1 || r->n_forced < 0 || r->max_tokens < 0) {
+        return error_set(reterr, -EINVAL, "a request needs at least one prompt token");
+    }
+    if (r->n_prompt > room || r->n_forced > s->config.ctx - r->n_prompt) {
+        return error_set(reterr, -EMSGSIZE,
+                         "prompt of %d tokens%s and %d more do not fit the context of %d",
+                         r->n_prompt, r->n_forced ? ", forced ones" : "",
+                         r->n_forced ? r->n_forced : 1, s->config.ctx);
+    }
+    if (r->urgency < -100 || r->urgency > 100) {
+        return error_set(reterr, -EINVAL, "urgency is %d, but must be from -100 to 100",
+                         r->urgency);
+    }
+    if (r->kind == ENGINE_SCORE &&
+        (r->score_first < 0 || r->score_first >= r->n_prompt || r->n_forced > 0)) {
+        return error_set(reterr, -EINVAL,
+                         "score_first is %d, but must be from 0 to %d, without forced tokens",
+                         r->score_first, r->n_prompt - 1);
+    }
+    if (r->max_tokens > 0 && r->n_forced > r->max_tokens) {
+        return error_set(reterr, -EINVAL, "%d forced tokens are more than max_tokens, %d",
+                         r->n_forced, r->max_tokens);
+    }
+    e = check_ids(s, r->prompt, r->n_prompt, "prompt token", reterr);
+    if (!e) {
+        e = check_ids(s, r->forced, r->n_forced, "forced token", reterr);
+    }
+    return e ? e : sampler_params_check(&r->sampler, reterr);
+}
+
+int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
+                 struct error *reterr)
+{
+    struct policy policy = s->config.cache->shape.mix.part[0].policy;
+    struct request *q = NULL;
+    int e = check_request(s, r, reterr);
+
+    if (!e && r->kv) {
+        e = policy_parse(r->kv, &policy, reterr);
+    }
+    if (e) {
+        return e;
+    }
+    int32_t room = s->config.ctx - r->n_prompt;
+    int32_t max_new = r->kind == ENGINE_SCORE                      ? 0
+                      : r->max_tokens == 0 || r->max_tokens > room ? room
+                                                                   : r->max_tokens;
+
+    e = cache_check(s->config.cache, &policy, r->n_prompt, r->n_prompt + max_new, reterr);
+    if (!e) {
+        e = request_create(r, max_new, &q, reterr);
+    }
+    if (e) {
+        return e;
+    }
+    q->principal = join_principal(s, r->principal);
+    if (!q->principal) {
+        request_destroy(q);
+        return error_set(reterr, -ENOMEM, "request: no memory");
+    }
+    q->handle = s->next_handle++;
+    q->policy = policy;
+    q->until_ctx = r->max_tokens == 0 || r->max_tokens > room;
+    sampler_init(&q->sampler, &r->sampler);
+    for (int32_t i = 0; i < r->n_prompt; i++) {
+        sampler_accept(&q->sampler, r->prompt[i]);
+    }
+    request_append(&s->waiting, q);
+    *ret_handle = q->handle;
+    return 0;
+}
+
+static struct request *find(const struct sched *s, uint64_t handle)
+{
+    struct request *r = request_find(&s->running, handle);
+
+    r = r ? r : request_find(&s->waiting, handle);
+    return r && !r->finished ? r : NULL;
+}
+
+int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason)
+{
+    struct request *r = find(s, handle);
+
+    if (!r) {
+        return -ENOENT;
+    }
+    if (!r->cancelled) {
+        r->cancelled = true;
+        r->reason = reason;
+    }
+    return 0;
+}
+
+int sched_credit(struct sched *s, uint64_t handle, int64_t n_rows)
+{
+    struct request *r = find(s, handle);
+
+    if (!r) {
+        return -ENOENT;
+    }
+    r->credit = n_rows > r->credit ? n_rows : r->credit;
+    return 0;
+}
+
+/* ---- ending --------------------------------------------------------------------------------- */
+
+void sched_emit(struct sched *s, struct request *r)
+{
+    s->event.user = r->user;
+    s->emit(s->emit_arg, &s->event);
+}
+
+static void free_request(struct sched *s, struct request *r)
+{
+    if (r->seat >= 0) {
+        cache_leave(s->config.cache, r->seat);
+        request_remove(&s->running, r);
+    } else {
+        request_remove(&s->waiting, r);
+    }
+    leave_principal(s, r->principal);
+    request_destroy(r);
+}
+
+static void fill_usage(struct sched *s, const struct request *r, struct engine_usage *u)
+{
+    int64_t now = clock_ns();
+    int64_t first_row = r->first_row_ns ? r->first_row_ns : now;
+    int64_t first_token = r->first_token_ns ? r->first_token_ns : now;
+
+    *u = (struct engine_usage){
+        .n_prompt = r->n_prompt,
+        .n_new = r->n_new,
+        .queue_ns = first_row - r->submit_ns,
+        .prefill_ns = r->first_row_ns ? first_token - first_row : 0,
+        .decode_ns = r->first_token_ns ? now - first_token : 0,
+    };
+    if (r->seat >= 0) {
+        cache_usage(s->config.cache, r->seat, &u->kv_bytes, &u->n_slots);
+        u->n_evicted = s->config.cache->seqs[r->seat].n_evicted;
+        u->kv_bytes_full = s->config.cache->shape.full_token_bytes * (uint64_t)r->n_fed;
+    }
+}
+
+void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
+                  const struct error *error)
+{
+    assert(!r->finished);
+    memset(&s->event, 0, sizeof(s->event));
+    s->event.type = ENGINE_EV_DONE;
+    s->event.reason = reason;
+    if (error) {
+        s->event.error = *error;
+    }
+    fill_usage(s, r, &s->event.usage);
+    s->counters.n_evicted += (uint64_t)s->event.usage.n_evicted;
+    r->finished = true;
+    if (s->stash.r == r) {
+        s->stash.r = NULL;
+    }
+    sched_emit(s, r);
+    if (!r->in_batch) {
+        free_request(s, r);
+    }
+}
+
+static void finish_cancelled(struct sched *s, struct request_list *l)
+{
+    struct request *next;
+
+    for (struct request *r = l->first; r; r = next) {
+        next = r->next;
+        if (r->cancelled && !r->finished) {
+            sched_finish(s, r, r->reason, NULL);
+        }
+    }
+}
+
+/* The batch holds nobody any more; those who ended meanwhile go. */
+static void release_batch(struct sched *s)
+{
+    struct batch *b = &s->batch;
+
+    b->pending = false;
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        struct request *r = b->of[i];
+
+        r->in_batch = false;
+        if (r->finished) {
+            free_request(s, r);
+        }
+    }
+    b->n_seqs = 0;
+    b->n_wanted = 0;
+    b->done_wanted = 0;
+}
+
+/* ---- seating -------------------------------------------------------------------------------- */
+
+static bool goes_before(const struct request *a, const struct request *b)
+{
+    if (a->principal->seat_turn != b->principal->seat_turn) {
+        return a->principal->seat_turn < b->principal->seat_turn;
+    }
+    if (a->urgency != b->urgency) {
+        return a->urgency > b->urgency;
+    }
+    return a->handle < b->handle;
+}
+
+static void seat_waiting(struct sched *s)
+{
+    while (s->waiting.first) {
+        struct request *best = NULL;
+
+        for (struct request *r = s->waiting.first; r; r = r->next) {
+            if (!best || goes_before(r, best)) {
+                best = r;
+            }
+        }
+        if (output_stashes(best) && s->stash.r) {
+            return;
+        }
+        int seat = cache_sit(s->config.cache, &best->policy, best->principal->id, best->n_prompt,
+                             best->n_tokens_max);
+
+        if (seat < 0) {
+            return;
+        }
+        request_remove(&s->waiting, best);
+        best->seat = seat;
+        request_append(&s->running, best);
+        best->principal->seat_turn = ++s->turn;
+        if (output_stashes(best)) {
+            s->stash.r = best;
+            s->stash.n = 0;
+            s->stash.done = 0;
+        }
+    }
+}
+
+/* ---- a step --------------------------------------------------------------------------------- */
+
+/* What to do with a batch that was interrupted: 1 go on, 0 build another. */
+static bool takes_up(struct sched *s)
+{
+    struct batch *b = &s->batch;
+    int32_t gone = 0;
+
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        gone += b->of[i]->finished;
+    }
+    if (gone == 0 || (gone < b->n_seqs && b->observes)) {
+        return true;
+    }
+    release_batch(s);
+    return false;
+}
+
+static int run_batch(struct sched *s)
+{
+    struct batch *b = &s->batch;
+    int r = 0;
+
+    if (b->pending) {
+        r = forward_run(s->forward);
+        if (r) {
+            return r;
+        }
+        b->pending = false;
+        s->counters.n_steps++;
+        r = batch_commit(s);
+    }
+    if (!r) {
+        r = output_run(s);
+    }
+    if (!r) {
+        release_batch(s);
+    }
+    return r;
+}
+
+static int step(struct sched *s)
+{
+    int r;
+
+    finish_cancelled(s, &s->waiting);
+    finish_cancelled(s, &s->running);
+    r = output_drain(s);
+    if (r) {
+        return r;
+    }
+    if (s->batch.n_seqs == 0 || (s->batch.pending && !takes_up(s))) {
+        seat_waiting(s);
+        r = batch_build(s);
+        if (r <= 0) {
+            return r;
+        }
+    }
+    r = run_batch(s);
+    return r ? r : output_drain(s);
+}
+
+/* Requests that another step can do something for. */
+static int n_ready(const struct sched *s)
+{
+    int n = s->waiting.n;
+    bool progress = false;
+
+    for (const struct request *r = s->running.first; r; r = r->next) {
+        bool stalled = s->stash.r == r && s->stash.n > 0 && !output_can_drain(s) && !r->cancelled;
+
+        n += !stalled;
+        progress = progress || !stalled;
+    }
+    /* Everybody sits still and nobody can sit down: only credit or a cancel will change that. */
+    return progress || s->running.n == 0 ? n : 0;
+}
+
+int sched_step(struct sched *s, engine_emit *emit, void *arg)
+{
+    s->emit = emit;
+    s->emit_arg = arg;
+    int r = step(s);
+
+    if (r == -EINTR) {
+        atomic_store(&s->interrupt, 0);
+        r = 0;
+    }
+    return r < 0 ? r : n_ready(s);
+}
+
+void sched_interrupt(struct sched *s)
+{
+    atomic_store(&s->interrupt, 1);
+}
+
+void sched_heartbeat(const struct sched *s, int64_t *ret_last_ns, int64_t *ret_longest_ns)
+{
+    forward_heartbeat(s->forward, ret_last_ns, ret_longest_ns);
+}
+
+void sched_counters(const struct sched *s, struct engine_counters *ret)
+{
+    *ret = s->counters;
+    ret->n_running = s->running.n;
+    ret->n_queued = s->waiting.n;
+    for (const struct request *r = s->running.first; r; r = r->next) {
+        ret->n_evicted += (uint64_t)s->config.cache->seqs[r->seat].n_evicted;
+    }
+    cache_totals(s->config.cache, &ret->kv_bytes_used, &ret->kv_bytes_total);
+}

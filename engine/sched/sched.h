@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_SCHED_SCHED_H
+#define PIPIT_ENGINE_SCHED_SCHED_H
+
+/* Continuous batching: requests in, batches of rows through the forward pass, events out. The
+ * contracts are those of engine.h, whose functions of the same names stand on these.
+ *
+ * Creator: sched_create; freed by sched_destroy. One thread, but for sched_interrupt. */
+
+#include <stdatomic.h>
+
+#include "engine/engine.h"
+#include "engine/kv/cache.h"
+#include "engine/model/forward.h"
+
+struct sched;
+
+struct sched_config {
+    struct model *model;        /* loaded */
+    struct cache *cache;        /* the scheduler's user keeps it, and model and tok, until after destroy */
+    const struct tok *tok;      /* or NULL: no token ends a text */
+    int32_t ctx;
+    int32_t n_seqs;
+    int32_t batch_tokens;       /* at least max_chunk + n_seqs */
+    int32_t max_chunk;
+};
+
+/* Device and host bytes that sched_create takes. */
+uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens, int32_t max_chunk);
+/* Rows of logits computed at once. */
+int32_t sched_logit_rows(int32_t n_seqs);
+
+int sched_create(const struct sched_config *config, struct sched **ret, struct error *reterr) WARN_UNUSED;
+void sched_destroy(struct sched *s); /* takes NULL */
+
+int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
+                 struct error *reterr) WARN_UNUSED;
+int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason);
+int sched_credit(struct sched *s, uint64_t handle, int64_t n_rows);
+int sched_step(struct sched *s, engine_emit *emit, void *arg);
+void sched_interrupt(struct sched *s);
+void sched_heartbeat(const struct sched *s, int64_t *ret_last_ns, int64_t *ret_longest_ns);
+void sched_counters(const struct sched *s, struct engine_counters *ret);
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_SCHED_STATE_H
+#define PIPIT_ENGINE_SCHED_STATE_H
+
+/* What sched.c, batch.c and output.c share. Private to engine/sched. */
+
+#include "engine/sched/request.h"
+#include "engine/sched/sched.h"
+
+/* A row whose next-token distribution is wanted. */
+struct wanted {
+    struct request *r;
+    int32_t row; /* of the batch */
+    int32_t pos;
+};
+
+/* The batch that is being run; it outlives a step that was interrupted. */
+struct batch {
+    bool pending;  /* the forward pass has begun and not ended */
+    bool observes;
+    int32_t n_seqs;
+    struct request **of;         /* (n_seqs) whose rows */
+    struct ops_seq *seqs;        /* (n_stores, n_seqs) */
+    struct ops_observe *observe; /* (n_seqs) */
+    int32_t *keep;               /* (n_seqs) */
+    int32_t *ids;                /* (batch_tokens) */
+    struct ops_rows rows;
+    struct wanted *wanted; /* (batch_tokens) */
+    int32_t *wanted_rows;  /* (batch_tokens) */
+    int32_t n_wanted;
+    int32_t done_wanted;
+};
+
+/* Hidden states of scored rows that wait for room at the reader (one request at a time). */
+struct stash {
+    struct request *r;
+    float *hidden; /* device (max_chunk, ld) */
+    int32_t pos0;  /* position of row 0 */
+    int32_t n;
+    int32_t done;
+};
+
+struct sched {
+    struct sched_config config;
+    const struct backend_ops *ops;
+    struct backend *be;
+    struct forward *forward;
+    atomic_int interrupt;
+    struct request_list waiting;
+    struct request_list running;
+    struct principal **principals; /* (n_principals) */
+    int32_t n_principals;
+    int32_t cap_principals;
+    uint64_t turn;
+    uint64_t next_handle;
+    struct batch batch;
+    struct stash stash;
+    void *stash_memory;
+    uint64_t stash_bytes;
+    float *logits;    /* host (logit rows, n_vocab) */
+    uint64_t logits_bytes;
+    float *logprobs;  /* host (logit rows) */
+    void *sampler_memory;
+    struct sampler_scratch sampler;
+    struct engine_event event; /* being built: large, so not on the stack */
+    engine_emit *emit;
+    void *emit_arg;
+    struct engine_counters counters;
+};
+
+/* Ends a request: DONE is emitted, its seat is left (at once, or when the pending batch is over). */
+void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
+                  const struct error *error);
+void sched_emit(struct sched *s, struct request *r);
+
+/* batch.c. Builds a batch of the running requests: the number of rows, or an error. */
+int batch_build(struct sched *s) WARN_UNUSED;
+/* The forward pass is over: tokens are in the cache, prompts are cut. */
+int batch_commit(struct sched *s) WARN_UNUSED;
+
+/* output.c. Logits, tokens and scores of the batch's wanted rows; -EINTR to go on later. */
+int output_run(struct sched *s) WARN_UNUSED;
+/* Scores what the reader has room for. True when rows were written. */
+int output_drain(struct sched *s) WARN_UNUSED;
+bool output_can_drain(const struct sched *s);
+/* Starts the stash with the wanted rows of a scored chunk. */
+bool output_stashes(const struct request *r);
+
+#endif
