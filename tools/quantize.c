@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pipit-quantize: a model file with its matrices in another element type. The answer is the file;
+ * what happened to each tensor goes to stderr. */
+
+#include <errno.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/options.h"
+#include "tools/quantize_model.h"
+
+enum { EXIT_USAGE = 2, EXIT_BAD_FILE = 6, EXIT_INTERNAL = 8 };
+
+struct config {
+    struct option_list keep;
+    char *head_type;
+    int64_t threads;
+    bool quiet;
+    bool help;
+};
+
+/* clang-format off */
+static const struct option_row rows[] = {
+    {"keep", 'k', OPTION_LIST, offsetof(struct config, keep), .metavar = "PATTERN", .help = "leave the tensors of this name as they are (shell pattern, repeats)"},
+    {"head-type", 0, OPTION_STRING, offsetof(struct config, head_type), .metavar = "TYPE", .help = "element type of the head: output.weight, or token_embd.weight where it is both (default: TYPE)"},
+    {"threads", 't', OPTION_INT, offsetof(struct config, threads), 0, 1024, .fallback = "0", .help = "0: one for each CPU"},
+    {"quiet", 'q', OPTION_FLAG, offsetof(struct config, quiet), .help = "no line for each tensor"},
+    {"help", 'h', OPTION_FLAG, offsetof(struct config, help), .flags = OPTION_ARGV_ONLY, .help = "show this text"},
+};
+/* clang-format on */
+
+static const struct option_table table = {
+    .rows = rows,
+    .n_rows = sizeof(rows) / sizeof(rows[0]),
+    .usage = "pipit-quantize [OPTION]... IN.gguf OUT.gguf TYPE",
+    .intro = "Encodes a model's matrices as TYPE: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0 or Q5_1.\n"
+             "Norms, biases and other vectors keep their type; every key is copied.",
+};
+
+static int pick_type(const char *name, enum dtype *ret, struct error *reterr)
+{
+    int type = dtype_from_name(name);
+
+    if (type < 0) {
+        return error_set(reterr, -EINVAL, "'%.40s' is not an element type; see --help", name);
+    }
+    if (!dtype_info((uint32_t)type)->can_encode) {
+        return error_set(reterr, -EINVAL, "%s can be read, but there is no encoder for it",
+                         dtype_info((uint32_t)type)->name);
+    }
+    *ret = (enum dtype)type;
+    return 0;
+}
+
+static int exit_code(int r)
+{
+    switch (r) {
+    case 0:
+        return 0;
+    case -EINVAL:
+        return EXIT_USAGE;
+    case -EBADMSG:
+    case -ENOENT:
+    case -EACCES:
+        return EXIT_BAD_FILE;
+    default:
+        return EXIT_INTERNAL;
+    }
+}
+
+static int run(const struct config *c, const struct option_list *words, struct error *reterr)
+{
+    struct quantize_plan plan = {.keep = &c->keep, .report = c->quiet ? NULL : stderr};
+    struct gguf *in = NULL;
+    int r;
+
+    if (words->n != 3) {
+        return error_set(reterr, -EINVAL, "IN, OUT and TYPE are needed, %zu words are given",
+                         words->n);
+    }
+    r = pick_type(words->v[2], &plan.type, reterr);
+    r = r < 0 ? r : pick_type(c->head_type ? c->head_type : words->v[2], &plan.head_type, reterr);
+    r = r < 0 ? r : pool_create((int)c->threads, &plan.pool, reterr);
+    if (r < 0) {
+        return r;
+    }
+    r = gguf_open(words->v[0], &in, reterr);
+    if (r == 0) {
+        r = quantize_model(&plan, in, words->v[1], reterr);
+        gguf_close(in);
+    }
+    pool_destroy(plan.pool);
+    return r;
+}
+
+int main(int argc, char **argv)
+{
+    struct config c = {0};
+    struct option_list words = {0};
+    struct error e = {0};
+    (void)signal(SIGPIPE, SIG_IGN); /* `2>&1 | head` must not leave half a file */
+    int r = options_load(&table, &c, argc, argv, NULL, NULL, &words, &e);
+
+    if (r == 0 && c.help) {
+        char *text = options_help(&table);
+
+        (void)fputs(text ? text : "", stdout);
+        free(text);
+    } else if (r == 0) {
+        r = run(&c, &words, &e);
+    }
+    if (r < 0) {
+        (void)fprintf(stderr, "pipit-quantize: %s\n", e.text);
+    }
+    options_list_clear(&words);
+    options_clear(&table, &c);
+    return exit_code(r);
+}
