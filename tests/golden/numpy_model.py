@@ -161,6 +161,8 @@ class Model:
         p = self.policy
         if p["name"] in ("full", "window"):
             return
+        if j >= self.split and pos < p["n_prompt"] - p["observe"]:
+            return  # SwiftKV: only the prompt's last tokens run through the deep layers
         if p["name"] == "keyformer":
             query = 0xFFFFFFFF if p["noise"] == "once" else pos
             x = np.array([l + (0.0 if p["noise"] == "none" else gumbel(p["seed"], j, head, query, at))
@@ -225,7 +227,7 @@ def snapshot(m):
 
 def policy_of(o):
     return {"name": o.policy, "budget": o.budget, "recent": o.budget * o.recent // 100, "sinks": o.sinks,
-            "noise": o.noise, "seed": o.seed, "tau0": o.tau[0] if o.policy == "keyformer" else 1.0,
+            "noise": o.noise, "seed": o.seed, "observe": o.observe, "tau0": o.tau[0] if o.policy == "keyformer" else 1.0,
             "tau1": o.tau[1] if o.policy == "keyformer" else 1.0}
 
 
@@ -241,6 +243,7 @@ def main():
     a.add_argument("--sinks", type=int, default=0)
     a.add_argument("--noise", default="once", choices=("once", "fresh", "none"))
     a.add_argument("--seed", type=int, default=0)
+    a.add_argument("--observe", type=int, default=64)
     a.add_argument("--tau", type=lambda s: [float(n) for n in s.split("..")], default=[1.0, 2.0])
     a.add_argument("--out", required=True, help="OUT.npy logits, OUT.json live positions")
     o = a.parse_args()

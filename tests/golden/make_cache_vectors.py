@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes tests/data/cache_*: a tiny random model, SwiftKV overlays of it, and for each policy the logits that
+numpy_model.py gives, which tests/golden/test_cache.c compares with the engine's.
+
+    make_cache_vectors.py PATH/TO/pipit-mkmodel          needs numpy and gguf
+
+A .vec file: "PVEC", i32 n_prompt, n_new, n_vocab, bytes of policy text, bytes of overlay name, then policy text, overlay
+name (both padded to 4 with zeros), prompt ids, new ids (i32), and f32 logits (n_new, n_vocab): the distribution that each
+new token follows."""
+
+import pathlib
+import random
+import struct
+import subprocess
+import sys
+
+import numpy_model
+
+DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
+N_PROMPT, N_NEW, N_VOCAB = 40, 24, 300
+BASE = {"name": "full", "budget": 0, "recent": 0, "sinks": 0, "noise": "none", "seed": 0, "observe": 64,
+        "tau0": 1.0, "tau1": 1.0}
+CASES = [
+    # name, overlay (split, group) or None, policy text, policy of the NumPy model
+    ("full", None, "f32", {}),
+    ("window", None, "f32+window:20", {"name": "window", "budget": 20, "recent": 20}),
+    ("sinks", None, "f32+sinks:4+window:16", {"name": "window", "budget": 20, "recent": 16, "sinks": 4}),
+    ("h2o", None, "f32+h2o:20,recent=50%", {"name": "h2o", "budget": 20, "recent": 10}),
+    ("keyformer", None, "f32+keyformer:20,recent=30%,noise=once,tau=1..2,seed=3",
+     {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0}),
+    ("fresh", None, "f32+keyformer:20,recent=30%,noise=fresh,tau=1..2,seed=3",
+     {"name": "keyformer", "budget": 20, "recent": 6, "noise": "fresh", "seed": 3, "tau1": 2.0}),
+    ("swiftkv", (2, 1), "f32", {}),
+    ("acrosskv", (2, 4), "f32", {}),
+    ("acrosskv_short", (2, 3), "f32", {}),
+    ("acrosskv_keyformer", (2, 4), "f32+keyformer:20,recent=30%,noise=once,tau=1..2,seed=3",
+     {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0}),
+    ("acrosskv_observe", (2, 4), "f32+keyformer:20,recent=30%,noise=once,tau=1..2,seed=3,observe=8",
+     {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0, "observe": 8}),
+]
+
+
+def pad(text):
+    raw = text.encode()
+    return raw + b"\0" * (-len(raw) % 4)
+
+
+def main(mkmodel):
+    base = DATA / "cache_model.gguf"
+    subprocess.run([mkmodel, "--arch", "llama", "--layers", "6", "--hidden", "32", "--heads", "4", "--kv-heads", "2",
+                    "--ffn", "48", "--vocab", str(N_VOCAB), "--ctx", "128", "--type", "F32", "--tied", "yes", "--seed", "11",
+                    str(base)], check=True)
+    overlays = {}
+    for _, split, _, _ in CASES:
+        if split and split not in overlays:
+            overlays[split] = DATA / f"cache_swiftkv_{split[0]}_{split[1]}.gguf"
+            subprocess.run([mkmodel, "--swiftkv", str(split[0]), "--group", str(split[1]), "--base", str(base),
+                            "--type", "F32", str(overlays[split])], check=True)
+    rng = random.Random(5)
+    prompt = [rng.randrange(256) for _ in range(N_PROMPT)]
+    new = [rng.randrange(256) for _ in range(N_NEW)]
+    for name, split, text, policy in CASES:
+        files = [base] + ([overlays[split]] if split else [])
+        rows, _ = numpy_model.run(files, prompt, new, {**BASE, **policy})
+        overlay = overlays[split].name if split else ""
+        with open(DATA / f"cache_{name}.vec", "wb") as f:
+            f.write(b"PVEC" + struct.pack("<5i", N_PROMPT, N_NEW, N_VOCAB, len(pad(text)), len(pad(overlay))))
+            f.write(pad(text) + pad(overlay))
+            f.write(struct.pack(f"<{N_PROMPT + N_NEW}i", *prompt, *new))
+            f.write(rows.astype("<f4").tobytes())
+        print(name, rows.shape, float(abs(rows).max()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

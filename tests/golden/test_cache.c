@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The cache against an independent model: each .vec file (tests/golden/make_cache_vectors.py) holds
+ * a policy text, a prompt, new tokens, and the logits that numpy_model.py gives for them. Here the
+ * engine decodes the same tokens, forced, and its logits must agree: on `ref` to 1e-4 of the row's
+ * largest magnitude, on `cpu` to 2e-3 (f32 weights; attention's exponential is a polynomial there).
+ *
+ *     test_cache FOLDER BACKEND */
+
+#include <dirent.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+struct vec {
+    int32_t n_prompt;
+    int32_t n_new;
+    int32_t n_vocab;
+    char policy[256];
+    char overlay[256];
+    int32_t *ids;  /* (n_prompt + n_new) */
+    float *logits; /* (n_new, n_vocab) */
+};
+
+struct run {
+    const struct vec *v;
+    const float *row;
+    double worst; /* relative to the row's largest magnitude */
+    int worst_row;
+    int n_rows;
+    enum engine_reason reason;
+    struct error error;
+};
+
+static bool read_vec(const char *path, struct vec *v)
+{
+    char magic[4];
+    int32_t head[5];
+    FILE *f = fopen(path, "rb");
+    bool ok = f && fread(magic, 1, 4, f) == 4 && memcmp(magic, "PVEC", 4) == 0 &&
+              fread(head, 4, 5, f) == 5 && head[3] < 256 && head[4] < 256;
+
+    memset(v, 0, sizeof(*v));
+    if (ok) {
+        v->n_prompt = head[0];
+        v->n_new = head[1];
+        v->n_vocab = head[2];
+        size_t n_ids = (size_t)(v->n_prompt + v->n_new);
+        size_t n_logits = (size_t)v->n_new * (size_t)v->n_vocab;
+
+        v->ids = calloc(n_ids, sizeof(*v->ids));
+        v->logits = calloc(n_logits, sizeof(*v->logits));
+        ok = v->ids && v->logits && fread(v->policy, 1, (size_t)head[3], f) == (size_t)head[3] &&
+             fread(v->overlay, 1, (size_t)head[4], f) == (size_t)head[4] &&
+             fread(v->ids, 4, n_ids, f) == n_ids && fread(v->logits, 4, n_logits, f) == n_logits;
+    }
+    if (f) {
+        (void)fclose(f);
+    }
+    return ok;
+}
+
+static void on_event(void *arg, const struct engine_event *ev)
+{
+    struct run *r = arg;
+
+    if (ev->type == ENGINE_EV_TOKEN) {
+        const float *want = r->v->logits + (size_t)ev->index * (size_t)r->v->n_vocab;
+        double largest = 0;
+        double diff = 0;
+
+        for (int i = 0; i < r->v->n_vocab; i++) {
+            double d = fabs((double)want[i] - (double)r->row[i]);
+
+            largest = fmax(largest, fabs((double)want[i]));
+            diff = isfinite(d) ? fmax(diff, d) : INFINITY;
+        }
+        r->n_rows++;
+        if (diff / largest > r->worst) {
+            r->worst = diff / largest;
+            r->worst_row = ev->index;
+        }
+    } else if (ev->type == ENGINE_EV_DONE) {
+        r->reason = ev->reason;
+        r->error = ev->error;
+    }
+}
+
+static int run_vec(const char *folder, const char *name, const char *backend, double limit)
+{
+    char path[512];
+    char model[512];
+    char overlay[512];
+    const char *overlays[1] = {overlay};
+    struct vec v;
+    struct engine_config c;
+    struct engine *e = NULL;
+    struct error err = {0};
+    struct run r = {.v = &v};
+    uint64_t handle;
+    int bad = 1;
+
+    (void)snprintf(path, sizeof(path), "%s/%s", folder, name);
+    (void)snprintf(model, sizeof(model), "%s/cache_model.gguf", folder);
+    if (!read_vec(path, &v)) {
+        (void)fprintf(stderr, "%s: not a vector file\n", path);
+        return 1;
+    }
+    (void)snprintf(overlay, sizeof(overlay), "%s/%s", folder, v.overlay);
+    float *row = calloc((size_t)v.n_vocab, sizeof(*row));
+    engine_config_default(&c);
+    c.model_path = model;
+    c.overlay_paths = overlays;
+    c.n_overlays = v.overlay[0] != '\0';
+    c.backend = backend;
+    c.n_threads = 2;
+    c.ctx = 128;
+    c.kv = v.policy;
+    if (!row || engine_create(&c, NULL, NULL, &e, &err)) {
+        (void)fprintf(stderr, "%s: %s\n", name, err.text);
+        goto out;
+    }
+    r.row = row;
+    struct engine_request q = {.kind = ENGINE_GENERATE,
+                               .prompt = v.ids,
+                               .n_prompt = v.n_prompt,
+                               .forced = v.ids + v.n_prompt,
+                               .n_forced = v.n_new,
+                               .report_forced = true,
+                               .max_tokens = v.n_new,
+                               .ignore_end = true,
+                               .sampler = sampler_params_default(),
+                               .principal = 1,
+                               .logits = row,
+                               .logits_rows = 1};
+    if (engine_submit(e, &q, &handle, &err)) {
+        (void)fprintf(stderr, "%s: %s\n", name, err.text);
+        goto out;
+    }
+    while (engine_step(e, on_event, &r) > 0) {
+    }
+    bad = r.n_rows != v.n_new || r.reason != ENGINE_LENGTH || !(r.worst <= limit);
+    printf("%s %-28s %-70s worst %.2e at row %d of %d%s%s\n", bad ? "FAILED" : "ok    ", name,
+           v.policy, r.worst, r.worst_row, r.n_rows, r.error.code ? ": " : "", r.error.text);
+out:
+    engine_destroy(e);
+    free(row);
+    free(v.ids);
+    free(v.logits);
+    return bad;
+}
+
+int main(int argc, char **argv)
+{
+    int n = 0;
+    int bad = 0;
+
+    if (argc != 3) {
+        (void)fprintf(stderr, "usage: test_cache FOLDER BACKEND\n");
+        return 2;
+    }
+    struct dirent **names;
+    int n_names = scandir(argv[1], &names, NULL, alphasort);
+
+    for (int i = 0; i < n_names; i++) {
+        size_t len = strlen(names[i]->d_name);
+
+        if (len > 10 && strncmp(names[i]->d_name, "cache_", 6) == 0 &&
+            strcmp(names[i]->d_name + len - 4, ".vec") == 0) {
+            n++;
+            bad += run_vec(argv[1], names[i]->d_name, argv[2],
+                           strcmp(argv[2], "ref") == 0 ? 1e-4 : 2e-3);
+        }
+        free(names[i]);
+    }
+    if (n_names >= 0) {
+        free(names);
+    }
+    printf("%d files, %d failed\n", n, bad);
+    return n == 0 || bad > 0;
+}
