@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of pipitd's options. Names are a contract (DESIGN §8): configuration files, PIPIT_*
+ * variables and man page come from them. Options that only the engine understands are passed on
+ * unread: its refusals name the position in a policy, the backends it has, the context that fits.
+ */
+
+#include "daemon/front/config.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "daemon/front/lease.h"
+
+enum { SERVE = 1, PLAN = 2 };
+
+static const char *const backends[] = {"auto", "ref", "cpu", "cuda", NULL};
+
+#define AT(field) offsetof(struct config, field)
+
+/* clang-format off */
+static const struct option_row rows[] = {
+    {"model", 'm', OPTION_STRING, AT(model), .metavar = "FILE", .help = "the model, a GGUF file"},
+    {"overlay", 0, OPTION_LIST, AT(overlays), .metavar = "FILE",
+     .help = "a GGUF that adds tensors to the model; repeats"},
+    {"config", 0, OPTION_STRING, AT(file), .metavar = "FILE", .flags = OPTION_ARGV_ONLY,
+     .help = "read settings from FILE: lines of `key = value`, keys are these names"},
+    {"instance", 0, OPTION_STRING, AT(instance), .metavar = "NAME", .fallback = "default",
+     .help = "name of this daemon's folder among the runtime directories"},
+    {"runtime-dir", 0, OPTION_STRING, AT(runtime_dir), .metavar = "DIR",
+     .help = "where the sockets lie, instead of a folder chosen by instance"},
+    {"ctx", 'c', OPTION_INT, AT(ctx), 0, 1 << 24, .fallback = "0",
+     .help = "positions a text may have; 0: the model's own, cut to what fits"},
+    {"sequences", 0, OPTION_INT, AT(sequences), 1, 1024, .fallback = "1",
+     .help = "texts that are continued at once"},
+    {"batch-tokens", 0, OPTION_INT, AT(batch_tokens), 0, 1 << 20, .fallback = "0",
+     .help = "tokens of one step of the scheduler; 0: 512 and one a sequence"},
+    {"kv", 0, OPTION_STRING, AT(kv), .metavar = "POLICY",
+     .help = "default cache policy, e.g. full"},
+    {"memory", 0, OPTION_BYTES, AT(memory), 0, 0, .fallback = "0",
+     .help = "bytes the plan may use in all; 0: what is free"},
+    {"backend", 0, OPTION_ENUM, AT(backend), .words = backends, .fallback = "auto",
+     .help = "what runs the model"},
+    {"threads", 't', OPTION_INT, AT(threads), 0, 1024, .fallback = "0",
+     .help = "threads of the cpu and ref backends; 0: all this process may use"},
+    {"lanes", 0, OPTION_INT, AT(lanes), 1, 4096, .fallback = "32",
+     .help = "clients connected at once"},
+    {"lane-bytes", 0, OPTION_BYTES, AT(lane_bytes), 64 << 10, 0x1p40, .fallback = "1MiB",
+     .help = "shared memory of one client, both directions together"},
+    {"journal-bytes", 0, OPTION_BYTES, AT(journal_bytes), 1 << 20, 0x1p40, .fallback = "16MiB",
+     .help = "memory for requests and for answers kept for RESUME"},
+    {"max-queue", 0, OPTION_INT, AT(max_queue), 0, 4096, .fallback = "64",
+     .help = "requests that may wait; the next one is told BUSY"},
+    {"gateway", 0, OPTION_FLAG, AT(gateway), .fallback = "yes",
+     .help = "start pipit-gateway, the ZeroMQ door"},
+    {"stall-timeout", 0, OPTION_FLOAT, AT(stall_timeout), 0.1, 3600, .metavar = "SECONDS",
+     .fallback = "10", .help = "a client that reads nothing for so long is cancelled"},
+    {"engine-timeout", 0, OPTION_FLOAT, AT(engine_timeout), 1, 3600, .metavar = "SECONDS",
+     .fallback = "10", .help = "an engine without progress for so long is started again"},
+    {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .metavar = "DIR",
+     .help = "where hashes of model files are remembered"},
+    {"test-hooks", 0, OPTION_FLAG, AT(test_hooks), .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY,
+     .help = "let requests crash or hang the engine, for tests"},
+    {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log each request"},
+    {"json", 0, OPTION_FLAG, AT(json), .flags = OPTION_ARGV_ONLY,
+     .help = "the plan as one JSON object", .commands = PLAN},
+    {"help", 'h', OPTION_FLAG, AT(help), .flags = OPTION_ARGV_ONLY, .help = "this text"},
+    {"version", 'V', OPTION_FLAG, AT(version), .flags = OPTION_ARGV_ONLY,
+     .help = "print the version", .commands = SERVE},
+};
+/* clang-format on */
+
+static struct option_table table_of(bool plan)
+{
+    return (struct option_table){
+        .rows = rows,
+        .n_rows = sizeof(rows) / sizeof(rows[0]),
+        .usage = plan ? "pipitd plan --model FILE [OPTION]..." : "pipitd --model FILE [OPTION]...",
+        .intro = plan ? "Prints every byte the daemon would hold, and whether it fits (exit code 0 "
+                        "or 4)."
+                      : "Serves one language model to local programs.",
+        .command = plan ? PLAN : SERVE,
+    };
+}
+
+/* Half of a lane's bytes each way; the request buffer is half of c2e, and no larger than an eighth
+ * of the journal, into which it is copied. */
+static void derive(struct config *c)
+{
+    uint64_t half = c->lane_bytes / 2 / LEASE_ALIGN * LEASE_ALIGN;
+    uint64_t request = half / 2 / LEASE_ALIGN * LEASE_ALIGN;
+
+    c->journal_bytes = c->journal_bytes / LEASE_ALIGN * LEASE_ALIGN;
+    if (request > c->journal_bytes / 8) {
+        request = c->journal_bytes / 8 / LEASE_ALIGN * LEASE_ALIGN;
+    }
+    if (request > (uint64_t)1 << 30) {
+        request = (uint64_t)1 << 30;
+    }
+    c->c2e_bytes = half;
+    c->e2c_bytes = half;
+    c->max_request_bytes = (uint32_t)request;
+}
+
+static bool name_is_plain(const char *s)
+{
+    return s[0] && s[0] != '.' &&
+           strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+               strlen(s) &&
+           strlen(s) <= 64;
+}
+
+static int check(struct config *c, struct error *reterr)
+{
+    uint64_t lanes;
+
+    if (!c->model || !c->model[0]) {
+        return error_set(reterr, -EINVAL, "--model FILE is needed");
+    }
+    if (!name_is_plain(c->instance ? c->instance : "default")) {
+        return error_set(reterr, -EINVAL,
+                         "--instance %.80s: allowed are 1..64 letters, digits, '.', '_' and '-', "
+                         "the first no '.'",
+                         c->instance);
+    }
+    if (c->lane_bytes > UINT32_MAX) {
+        return error_set(reterr, -EINVAL, "--lane-bytes: allowed are 64KiB..4GiB");
+    }
+    derive(c);
+    if (!checked_mul_u64((uint64_t)c->lanes, c->lane_bytes, &lanes) ||
+        !checked_add_u64(lanes, c->journal_bytes, &c->extra_bytes)) {
+        return error_set(reterr, -EINVAL, "--lanes times --lane-bytes is more than any memory");
+    }
+    return 0;
+}
+
+int config_load(struct config *c, int argc, char *const argv[], char *const environ[],
+                struct error *reterr)
+{
+    bool plan = argc > 1 && strcmp(argv[1], "plan") == 0;
+    struct option_table table = table_of(plan);
+    int rc;
+
+    memset(c, 0, sizeof(*c));
+    c->plan = plan;
+    rc = options_load(&table, c, plan ? argc - 1 : argc, plan ? argv + 1 : argv, environ, "config",
+                      NULL, reterr);
+    if (rc || c->help || c->version) {
+        return rc;
+    }
+    return check(c, reterr);
+}
+
+void config_clear(struct config *c)
+{
+    struct option_table table = table_of(false);
+
+    options_clear(&table, c);
+}
+
+char *config_help(bool plan)
+{
+    struct option_table table = table_of(plan);
+
+    return options_help(&table);
+}
+
+struct words {
+    char **v;
+    size_t n;
+    bool failed;
+};
+
+static void push(struct words *w, const char *name, const char *value)
+{
+    char *word = NULL;
+
+    if (w->failed) {
+        return;
+    }
+    if ((value ? asprintf(&word, "%s=%s", name, value) : asprintf(&word, "%s", name)) < 0) {
+        w->failed = true;
+        return;
+    }
+    w->v[w->n++] = word;
+}
+
+static void push_number(struct words *w, const char *name, uint64_t value)
+{
+    char text[24];
+
+    (void)snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
+    push(w, name, text);
+}
+
+char **config_engine_argv(const struct config *c, const char *program, int front_fd, int journal_fd)
+{
+    struct words w = {.v = calloc(24 + c->overlays.n, sizeof(char *))};
+
+    if (!w.v) {
+        return NULL;
+    }
+    push(&w, program, NULL);
+    push(&w, "--model", c->model);
+    for (size_t i = 0; i < c->overlays.n; i++) {
+        push(&w, "--overlay", c->overlays.v[i]);
+    }
+    push_number(&w, "--ctx", (uint64_t)c->ctx);
+    push_number(&w, "--sequences", (uint64_t)c->sequences);
+    push_number(&w, "--batch-tokens", (uint64_t)c->batch_tokens);
+    if (c->kv) {
+        push(&w, "--kv", c->kv);
+    }
+    push_number(&w, "--memory", c->memory);
+    push(&w, "--backend", backends[c->backend]);
+    push_number(&w, "--threads", (uint64_t)c->threads);
+    push_number(&w, "--extra-bytes", c->extra_bytes);
+    if (c->cache_dir) {
+        push(&w, "--cache-dir", c->cache_dir);
+    }
+    if (c->plan) {
+        push(&w, "--plan", NULL);
+        if (c->json) {
+            push(&w, "--json", NULL);
+        }
+    } else {
+        push_number(&w, "--front-fd", (uint64_t)front_fd);
+        push_number(&w, "--journal-fd", (uint64_t)journal_fd);
+        if (c->test_hooks) {
+            push(&w, "--test-hooks", NULL);
+        }
+    }
+    if (w.failed) {
+        config_free_argv(w.v);
+        return NULL;
+    }
+    return w.v;
+}
+
+void config_free_argv(char **argv)
+{
+    for (char **a = argv; a && *a; a++) {
+        free(*a);
+    }
+    free(argv);
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_FRONT_CONFIG_H
+#define PIPIT_DAEMON_FRONT_CONFIG_H
+
+/* pipitd's settings, from one table (base/options.h), and what follows from them: sizes of arenas
+ * and journal, and the engine's command line. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "base/options.h"
+
+struct config {
+    char *model;
+    struct option_list overlays;
+    char *file;
+    char *instance;
+    char *runtime_dir;
+    int64_t ctx;
+    int64_t sequences;
+    int64_t batch_tokens;
+    char *kv;
+    uint64_t memory;
+    int backend;
+    int64_t threads;
+    int64_t lanes;
+    uint64_t lane_bytes;
+    uint64_t journal_bytes;
+    int64_t max_queue;
+    bool gateway;
+    double stall_timeout;
+    double engine_timeout;
+    char *cache_dir;
+    bool test_hooks;
+    bool verbose;
+    bool json;
+    bool help;
+    bool version;
+
+    /* Derived by config_load(). */
+    bool plan;             /* `pipitd plan` */
+    uint64_t c2e_bytes;    /* of a lane whose hello asks for nothing */
+    uint64_t e2c_bytes;
+    uint32_t max_request_bytes;
+    uint64_t extra_bytes;  /* the front's part of the plan */
+};
+
+/* From argv, the environment and --config. 0, or -EINVAL (exit code 2) with what to say. */
+int config_load(struct config *c, int argc, char *const argv[], char *const environ[],
+                struct error *reterr) WARN_UNUSED;
+void config_clear(struct config *c);
+
+/* --help of `pipitd` or `pipitd plan`; to be freed. */
+char *config_help(bool plan);
+
+/* The engine's arguments after its program name, NULL-terminated, to be freed with
+ * config_free_argv(). Descriptors below 0 are left out. NULL without memory. */
+char **config_engine_argv(const struct config *c, const char *program, int front_fd,
+                          int journal_fd);
+void config_free_argv(char **argv);
+
+#endif

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Front to engine and back. The engine knows a request by the front's number (in the first 8 bytes
+ * of the record's id); what it says about one that is not running here any more is dropped.
+ *
+ * Replay: a generated answer is continued by forcing the tokens in its log; answers of other kinds
+ * are computed again and as many events as the log has are dropped. */
+
+#include "daemon/front/dispatch.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "daemon/front/ending.h"
+#include "daemon/front/engine_link.h"
+#include "daemon/front/front.h"
+#include "daemon/front/lane.h"
+
+static bool is_light(uint32_t kind)
+{
+    return kind == LANE_KIND_TOKENIZE || kind == LANE_KIND_DETOKENIZE;
+}
+
+static bool generates(const struct request *r)
+{
+    return r->kind == LANE_KIND_GENERATE || r->kind == LANE_KIND_CHAT;
+}
+
+static void engine_record(struct lane_record *rec, uint32_t type, const struct request *r)
+{
+    lane_record_init(rec, type, NULL);
+    memcpy(rec->h.id, &r->number, sizeof(r->number));
+}
+
+static int32_t n_slots(const struct front *f)
+{
+    int32_t n = engine_link_info(f->engine)->n_seqs;
+
+    return n > 0 ? n : 1;
+}
+
+bool dispatch_can_start(const struct front *f, uint32_t kind)
+{
+    if (!engine_link_ready(f->engine) || f->queue.n > 0 || f->n_suspects > 0) {
+        return false;
+    }
+    return is_light(kind) ? f->n_light < DISPATCH_LIGHT_MAX : f->n_running < (uint32_t)n_slots(f);
+}
+
+/* The next request to send, taken out of the queue, or NULL. */
+static struct request *next_request(struct front *f)
+{
+    struct request *r;
+
+    if (f->n_suspects > 0) {
+        return NULL; /* one runs, alone */
+    }
+    for (r = f->queue.first; r; r = r->queue_next) {
+        if (r->alone) {
+            if (f->n_running + f->n_light > 0) {
+                return NULL;
+            }
+            queue_remove(&f->queue, r);
+            return r;
+        }
+    }
+    for (r = f->queue.first; r && f->n_light < DISPATCH_LIGHT_MAX; r = r->queue_next) {
+        if (is_light(r->kind)) {
+            queue_remove(&f->queue, r);
+            return r;
+        }
+    }
+    return f->n_running < (uint32_t)n_slots(f) ? queue_pop(&f->queue) : NULL;
+}
+
+/* What the log has already is forced, or dropped when it comes again. */
+static int prepare_replay(struct front *f, struct request *r, struct lane_e_request *q)
+{
+    r->n_suppress = 0;
+    if (!generates(r)) {
+        r->n_suppress = r->log.seen.seq - 2; /* all but LANE_ACCEPTED */
+        return 0;
+    }
+    while (journal_forced(&f->journal, &r->log, &q->forced_offset, &q->n_forced)) {
+        if (!ending_make_room(f)) {
+            return -ENOMEM;
+        }
+    }
+    q->text_sent = r->log.text_bytes;
+    return 0;
+}
+
+static void send_credit(struct front *f, struct request *r)
+{
+    struct lane_record rec;
+
+    engine_record(&rec, LANE_E_CREDIT, r);
+    rec.credit.n_rows = r->credit;
+    engine_link_send(f->engine, &rec);
+}
+
+static void start(struct front *f, struct request *r)
+{
+    struct lane *home = r->in_buf || r->out_buf ? lane_find(f, r->home_lane) : NULL;
+    struct lane_record rec;
+
+    engine_record(&rec, LANE_E_REQUEST, r);
+    rec.e_request = (struct lane_e_request){.kind = r->kind,
+                                            .urgency = r->urgency,
+                                            .lane_id = home ? home->id : 0,
+                                            .journal_offset = journal_tlv_offset(&r->log),
+                                            .tlv_bytes = r->log.tlv_bytes,
+                                            .out_offset = r->out_offset,
+                                            .out_bytes = r->out_bytes,
+                                            .in_offset = r->in_offset,
+                                            .in_bytes = r->in_bytes,
+                                            .principal = r->who->hash,
+                                            .out_buf = r->out_buf,
+                                            .out_generation = r->out_generation,
+                                            .flags = r->flags,
+                                            .seed = r->seed};
+    if (r->n_crashes && prepare_replay(f, r, &rec.e_request)) {
+        ending_error(f, r, LANE_E_NO_MEMORY, "the journal has no room to replay this request");
+        return;
+    }
+    if (home) {
+        engine_link_lane_open(f->engine, home);
+    }
+    r->state = REQUEST_RUNNING;
+    r->started_ns = clock_ns();
+    r->who->n_running++;
+    *(is_light(r->kind) ? &f->n_light : &f->n_running) += 1;
+    f->n_suspects += r->alone;
+    engine_link_send(f->engine, &rec);
+    if (r->credit) {
+        send_credit(f, r);
+    }
+    engine_link_busy(f->engine, true);
+}
+
+void dispatch_run(struct front *f)
+{
+    struct request *r;
+
+    f->dispatch_wanted = false;
+    while (!f->stopping && engine_link_ready(f->engine) && (r = next_request(f))) {
+        start(f, r);
+    }
+}
+
+void dispatch_forget(struct front *f, struct request *r)
+{
+    if (r->state != REQUEST_RUNNING) {
+        return;
+    }
+    r->who->n_running--;
+    *(is_light(r->kind) ? &f->n_light : &f->n_running) -= 1;
+    f->n_suspects -= r->alone;
+    r->alone = false;
+    if (!is_light(r->kind)) {
+        queue_served(&f->queue, clock_ns() - r->started_ns);
+    }
+    if (f->n_running + f->n_light == 0) {
+        engine_link_busy(f->engine, false);
+    }
+}
+
+void dispatch_cancel(struct front *f, struct request *r)
+{
+    struct lane_record rec;
+
+    engine_record(&rec, LANE_E_CANCEL, r);
+    rec.e_cancel.reason = r->stop_reason;
+    engine_link_send(f->engine, &rec);
+}
+
+void dispatch_credit(struct front *f, struct request *r, uint64_t n_rows)
+{
+    if (n_rows > r->credit) {
+        r->credit = n_rows;
+        if (r->state == REQUEST_RUNNING) {
+            send_credit(f, r);
+        }
+    }
+}
+
+/* The front adds to the engine's figures what the engine cannot know. */
+static void complete_done(struct front *f, const struct request *r, struct lane_record *rec)
+{
+    int64_t waited = r->started_ns - r->accepted_ns;
+    int64_t ready = engine_link_ready_ns(f->engine) - r->accepted_ns;
+    int64_t load = ready > 0 ? (ready < waited ? ready : waited) : 0;
+
+    rec->done.load_ns = load;
+    rec->done.queue_ns += waited - load;
+    if (r->n_crashes) {
+        rec->h.flags |= LANE_F_REPLAYED;
+        rec->done.replay = rec->done.replay ? rec->done.replay : 1;
+    }
+}
+
+static void on_token(struct front *f, struct request *r)
+{
+    f->counters.n_new_tokens += generates(r);
+    if (r->log.n_tokens == 1 && generates(r)) {
+        f->counters.ttft_ns += (double)(clock_ns() - r->accepted_ns);
+        f->counters.n_first++;
+    }
+    if (r->alone && r->log.n_tokens >= r->n_at_crash + DISPATCH_TRUST) {
+        r->alone = false;
+        f->n_suspects--;
+        f->dispatch_wanted = true;
+    }
+}
+
+void dispatch_event(struct front *f, struct lane_record *rec)
+{
+    struct request *r;
+    uint64_t number;
+
+    memcpy(&number, rec->h.id, sizeof(number));
+    r = request_by_number(&f->requests, number);
+    if (!r || r->state != REQUEST_RUNNING) {
+        return;
+    }
+    if (rec->h.type == LANE_PROGRESS) {
+        if (r->flags & LANE_F_PROGRESS) {
+            lane_send_progress(r, rec);
+        }
+        return;
+    }
+    if (rec->h.type == LANE_DONE || rec->h.type == LANE_ERROR) {
+        if (rec->h.type == LANE_DONE) {
+            complete_done(f, r, rec);
+        }
+        ending_record(f, r, rec);
+        return;
+    }
+    if (r->n_suppress > 0) {
+        r->n_suppress--;
+        return;
+    }
+    while (journal_append(&f->journal, &r->log, rec)) {
+        if (!ending_make_room(f)) {
+            r->stop_reason = LANE_REASON_ERROR;
+            dispatch_cancel(f, r);
+            ending_error(f, r, LANE_E_NO_MEMORY,
+                         "the journal is full: a larger --journal-bytes holds longer answers");
+            return;
+        }
+    }
+    if (rec->h.type == LANE_TOKEN) {
+        on_token(f, r);
+    }
+    lane_pump(r);
+}
+
+static void lost_one(struct front *f, struct request *r)
+{
+    journal_rewind(&f->journal, &r->log);
+    r->n_crashes++;
+    if (r->stop_reason) {
+        ending_reason(f, r, r->stop_reason);
+    } else if (f->stopping) {
+        ending_reason(f, r, LANE_REASON_SHUTDOWN);
+    } else if (r->n_crashes > 1) {
+        ending_error(f, r, LANE_E_ENGINE_CRASHED,
+                     "the engine died twice while this request was running");
+    } else {
+        dispatch_forget(f, r);
+        r->alone = true;
+        r->n_at_crash = r->log.n_tokens;
+        queue_push_front(&f->queue, r);
+    }
+}
+
+void dispatch_lost(struct front *f)
+{
+    struct request *prev;
+
+    /* Newest first, each to the front of the queue: the oldest will be replayed first. */
+    for (struct request *r = f->requests.newest; r; r = prev) {
+        prev = r->age_prev;
+        if (r->state == REQUEST_RUNNING) {
+            lost_one(f, r);
+        }
+    }
+    engine_link_busy(f->engine, false);
+}
+
+void dispatch_failed(struct front *f, const char *cause)
+{
+    while (f->queue.first) {
+        struct request *r = f->queue.first;
+
+        queue_remove(&f->queue, r);
+        ending_error(f, r, LANE_E_MODEL, "the model cannot be loaded: %.140s", cause);
+    }
+}

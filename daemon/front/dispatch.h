@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_FRONT_DISPATCH_H
+#define PIPIT_DAEMON_FRONT_DISPATCH_H
+
+/* The engine's side of requests: which go to it and when, what it says about them, and what becomes
+ * of them when it dies.
+ *
+ * The engine sees no more texts at once than it has sequences; requests that only tokenize go past
+ * them. After a crash the requests it was running are suspects: each is replayed alone (its tokens
+ * are forced, so it says the same again) until it has come DISPATCH_TRUST tokens further than
+ * before; a second crash ends it with ENGINE_CRASHED. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct front;
+struct lane_record;
+struct request;
+
+enum { DISPATCH_TRUST = 16, DISPATCH_LIGHT_MAX = 64 };
+
+/* Sends waiting requests to the engine while it has room. */
+void dispatch_run(struct front *f);
+
+/* Would a request of that kind, coming now, go to the engine at once? */
+bool dispatch_can_start(const struct front *f, uint32_t kind);
+
+/* A record of the engine about a request. */
+void dispatch_event(struct front *f, struct lane_record *rec);
+
+/* To the engine: the request shall end with its stop_reason. */
+void dispatch_cancel(struct front *f, struct request *r);
+void dispatch_credit(struct front *f, struct request *r, uint64_t n_rows);
+
+/* A request ends: if it runs, it no longer counts as running. */
+void dispatch_forget(struct front *f, struct request *r);
+
+/* The engine died: everything that ran is queued again or ends. */
+void dispatch_lost(struct front *f);
+
+/* No model to wait for: everything that waits ends with LANE_E_MODEL. */
+void dispatch_failed(struct front *f, const char *cause);
+
+#endif

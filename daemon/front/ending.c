@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one place where a request becomes FINISHED: its log gets the last event, counters and leases
+ * are put right, and the clock of forgetting starts. */
+
+#include "daemon/front/ending.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "daemon/front/dispatch.h"
+#include "daemon/front/front.h"
+#include "daemon/front/lane.h"
+
+#define KEEP_NS 30000000000
+#define KEEP_MOST_NS 300000000000
+#define KEEP_STEP_NS 5000000000
+
+static void forget(struct front *f, struct request *r)
+{
+    lane_detach(r);
+    loop_timer_off(&f->loop, &r->deadline);
+    loop_timer_off(&f->loop, &r->fate);
+    if (r->log.first != JOURNAL_NONE) {
+        journal_end(&f->journal, &r->log);
+    }
+    request_destroy(&f->requests, r);
+}
+
+static bool read_to_end(const struct request *r)
+{
+    return r->cursor.seq >= r->log.seen.seq;
+}
+
+static void on_expired(void *arg)
+{
+    struct request *r = arg;
+    struct front *f = r->front;
+    int64_t now = clock_ns();
+
+    if (r->lane && !read_to_end(r)) {
+        if (now < r->ended_ns + KEEP_MOST_NS) {
+            loop_timer_at(&f->loop, &r->fate, now + KEEP_STEP_NS, on_expired, r);
+            return;
+        }
+        /* Its reader would wait for an end that never comes: tell it so in the only way left. */
+        lane_close(r->lane, "reads too slowly");
+    }
+    forget(f, r);
+}
+
+/* Back to the lane that sent the request, where that still exists. */
+static void give_leases_back(struct front *f, const struct request *r)
+{
+    struct lane *home = r->in_buf || r->out_buf ? lane_find(f, r->home_lane) : NULL;
+
+    if (home && r->in_buf) {
+        lease_give_back(&home->leases, r->in_buf);
+    }
+    if (home && r->out_buf) {
+        lease_give_back(&home->leases, r->out_buf);
+    }
+}
+
+static void count(struct front *f, const struct request *r, const struct lane_record *rec)
+{
+    bool done = rec->h.type == LANE_DONE;
+
+    f->counters.n_by_reason[done ? rec->done.reason & 15 : 0]++;
+    if (done) {
+        f->counters.n_prompt_tokens += (uint64_t)rec->done.n_prompt;
+    }
+    if (f->config->verbose) {
+        log_info("request %llu of uid %u: %s, %d + %d tokens, %.1f ms",
+                 (unsigned long long)r->number, r->who->uid,
+                 done ? lane_reason_name(rec->done.reason) : lane_error_name(rec->error.code),
+                 done ? rec->done.n_prompt : 0, done ? rec->done.n_new : 0,
+                 (double)(r->ended_ns - r->accepted_ns) / 1e6);
+    }
+}
+
+void ending_record(struct front *f, struct request *r, struct lane_record *rec)
+{
+    r->ended_ns = clock_ns();
+    dispatch_forget(f, r);
+    if (journal_append(&f->journal, &r->log, rec)) {
+        log_error("request %llu: its last event found no room", (unsigned long long)r->number);
+    }
+    give_leases_back(f, r);
+    count(f, r, rec);
+    r->state = REQUEST_FINISHED;
+    loop_timer_off(&f->loop, &r->deadline);
+    loop_timer_at(&f->loop, &r->fate, r->ended_ns + KEEP_NS, on_expired, r);
+    f->dispatch_wanted = true;
+    f->status_changed = true;
+    lane_pump(r);
+}
+
+void ending_reason(struct front *f, struct request *r, uint32_t reason)
+{
+    struct lane_record rec;
+
+    lane_record_init(&rec, LANE_DONE, NULL);
+    rec.done.reason = reason;
+    rec.done.n_new = (int32_t)r->log.n_tokens;
+    rec.done.queue_ns = (r->started_ns ? r->started_ns : clock_ns()) - r->accepted_ns;
+    rec.done.seed = r->seed;
+    ending_record(f, r, &rec);
+}
+
+void ending_error(struct front *f, struct request *r, uint32_t code, const char *fmt, ...)
+{
+    struct lane_record rec;
+    va_list ap;
+
+    lane_record_init(&rec, LANE_ERROR, NULL);
+    rec.error.code = code;
+    va_start(ap, fmt);
+    (void)vsnprintf(rec.error.text, sizeof(rec.error.text), fmt, ap);
+    va_end(ap);
+    ending_record(f, r, &rec);
+}
+
+void ending_cancel(struct front *f, struct request *r, uint32_t reason)
+{
+    if (r->state == REQUEST_QUEUED) {
+        queue_remove(&f->queue, r);
+        ending_reason(f, r, reason);
+    } else if (r->state == REQUEST_RUNNING && r->stop_reason == 0) {
+        r->stop_reason = reason;
+        dispatch_cancel(f, r);
+    }
+}
+
+void ending_discard(struct front *f, struct request *r)
+{
+    forget(f, r);
+}
+
+bool ending_make_room(struct front *f)
+{
+    for (struct request *r = f->requests.oldest; r; r = r->age_next) {
+        if (r->state == REQUEST_FINISHED && read_to_end(r)) {
+            forget(f, r);
+            return true;
+        }
+    }
+    return false;
+}
+
+void ending_all(struct front *f, bool force)
+{
+    struct request *next;
+
+    for (struct request *r = f->requests.oldest; r; r = next) {
+        next = r->age_next;
+        if (r->state == REQUEST_QUEUED) {
+            ending_cancel(f, r, LANE_REASON_SHUTDOWN);
+        } else if (r->state == REQUEST_RUNNING && force) {
+            ending_reason(f, r, r->stop_reason ? r->stop_reason : LANE_REASON_SHUTDOWN);
+        }
+    }
+}
+
+void ending_forget_all(struct front *f)
+{
+    while (f->requests.oldest) {
+        forget(f, f->requests.oldest);
+    }
+}

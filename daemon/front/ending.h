@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_FRONT_ENDING_H
+#define PIPIT_DAEMON_FRONT_ENDING_H
+
+/* How requests end, and how long their output is kept: 30 s after the ending (so that RESUME finds
+ * it), longer while a lane is still reading it, at most 5 minutes. Where the journal is short of
+ * room, output that was read to the end is forgotten earlier, oldest first. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+
+struct front;
+struct lane_record;
+struct request;
+
+/* The request (running, or just taken from the queue) ends with that LANE_DONE or LANE_ERROR. */
+void ending_record(struct front *f, struct request *r, struct lane_record *rec);
+void ending_reason(struct front *f, struct request *r, uint32_t reason);
+void ending_error(struct front *f, struct request *r, uint32_t code, const char *fmt, ...)
+    PRINTF_LIKE(4, 5);
+
+/* Ends with that reason: now if it waits, soon if it runs; no-op when it has ended. */
+void ending_cancel(struct front *f, struct request *r, uint32_t reason);
+
+/* A request that was never accepted. */
+void ending_discard(struct front *f, struct request *r);
+
+/* Forgets one ended request that was read to the end; false if there is none. */
+bool ending_make_room(struct front *f);
+
+/* Everybody: those that wait end with reason shutdown; with `force` those that run, too. */
+void ending_all(struct front *f, bool force);
+
+/* At exit: frees the table. */
+void ending_forget_all(struct front *f);
+
+#endif

@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's process and socket. Death is handled in one place, engine_down(), and only when the
+ * process has been reaped and everything it said before it died has been read: so a token that
+ * reached the socket is never said twice.
+ *
+ * Records that the socket does not take wait in a ring. It is larger than everything that can be
+ * under way at once (a request and a cancel for each sequence and tokenizing request, an opening
+ * and a closing for each lane); an engine that lets it fill hangs, and is killed for it. */
+
+#include "daemon/front/engine_link.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/sock.h"
+#include "daemon/front/arena.h"
+#include "daemon/front/child.h"
+#include "daemon/front/dispatch.h"
+#include "daemon/front/front.h"
+#include "daemon/front/lane.h"
+
+#define LOAD_TIMEOUT_NS 300000000000 /* without a word while loading */
+#define RETRY_FIRST_NS 100000000
+#define RETRY_MOST_NS 30000000000
+#define STEADY_NS 60000000000 /* ready for so long: the next death is a first one again */
+enum { RING = 1 << 13, READ_BURST = 128, SOCKET_BYTES = 1 << 20, FIRST_START_TRIES = 3 };
+
+struct outgoing {
+    struct lane_record rec;
+    int fds[2]; /* ours; -1: none */
+};
+
+struct engine_link {
+    struct front *front;
+    char path[1024];
+    pid_t pid; /* 0: none */
+    struct loop_watch watch;
+    struct outgoing *ring; /* [RING] */
+    uint32_t begin;
+    uint32_t n;
+
+    uint32_t state; /* enum lane_state */
+    struct lane_e_state info;
+    char cause[sizeof(((struct lane_error *)0)->text)];
+    uint64_t epoch;
+    uint32_t n_starts;
+    uint32_t n_failures; /* in a row */
+    int64_t started_ns;
+    int64_t heard_ns;
+    int64_t ready_ns;
+    int64_t busy_ns; /* since when; 0: idle */
+    bool draining;
+    struct loop_timer retry;
+    struct loop_timer pulse;
+};
+
+static void on_socket(void *arg, uint32_t events);
+static void engine_down(struct engine_link *e, int status);
+
+static void drop_outgoing(struct outgoing *o)
+{
+    close_fd(&o->fds[0]);
+    close_fd(&o->fds[1]);
+}
+
+static void close_socket(struct engine_link *e)
+{
+    loop_del(&e->front->loop, &e->watch);
+    close_fd(&e->watch.fd);
+    while (e->n) {
+        drop_outgoing(&e->ring[e->begin]);
+        e->begin = (e->begin + 1) % RING;
+        e->n--;
+    }
+}
+
+static void kill_engine(struct engine_link *e, const char *why)
+{
+    if (e->pid > 0) {
+        log_error("killing the engine (pid %d): %s", (int)e->pid, why);
+        (void)kill(e->pid, SIGKILL);
+    }
+}
+
+static int64_t step_base(const struct engine_link *e)
+{
+    int64_t step = e->info.last_step_ns;
+
+    return step > e->busy_ns ? step : e->busy_ns;
+}
+
+/* Is it alive? While it loads: has it said anything; while it works: has a step ended. */
+static void on_pulse(void *arg)
+{
+    struct engine_link *e = arg;
+    int64_t limit = (int64_t)(e->front->config->engine_timeout * 1e9);
+    int64_t base = e->heard_ns;
+
+    if (e->pid == 0) {
+        return;
+    }
+    if (e->state == LANE_READY) {
+        if (e->busy_ns == 0) {
+            return;
+        }
+        limit = limit > 4 * e->info.longest_step_ns ? limit : 4 * e->info.longest_step_ns;
+        base = step_base(e);
+    } else {
+        limit = LOAD_TIMEOUT_NS;
+    }
+    if (clock_ns() - base >= limit) {
+        kill_engine(e, e->state == LANE_READY ? "no step ended in time" : "loading is stuck");
+    } else {
+        loop_timer_at(&e->front->loop, &e->pulse, base + limit, on_pulse, e);
+    }
+}
+
+static int make_sockets(int ret[2], struct error *reterr)
+{
+    int size = SOCKET_BYTES;
+
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ret)) {
+        return error_set_errno(reterr, -errno, "cannot create the engine's sockets");
+    }
+    (void)setsockopt(ret[0], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    (void)setsockopt(ret[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    return 0;
+}
+
+static int start(struct engine_link *e, struct error *reterr)
+{
+    struct front *f = e->front;
+    AUTO_CLOSE int journal = -1;
+    AUTO_CLOSE int ours = -1;
+    AUTO_CLOSE int theirs = -1;
+    int pair[2];
+    char **argv;
+    int rc = make_sockets(pair, reterr);
+
+    if (rc) {
+        return rc;
+    }
+    ours = pair[0];
+    theirs = pair[1];
+    rc = arena_read_only(f->journal.fd, &journal, reterr);
+    if (rc) {
+        return rc;
+    }
+    argv = config_engine_argv(f->config, "pipit-engine", 3, 4);
+    if (!argv) {
+        return error_set(reterr, -ENOMEM, "no memory to start the engine");
+    }
+    rc = child_spawn(e->path, argv, (int[]){theirs, journal}, 2, &e->pid, reterr);
+    config_free_argv(argv);
+    if (rc) {
+        return rc;
+    }
+    e->watch = (struct loop_watch){.fd = ours, .events = EPOLLIN, .fn = on_socket, .arg = e};
+    rc = loop_add(&f->loop, &e->watch);
+    if (rc) {
+        (void)kill(e->pid, SIGKILL);
+        return error_set_errno(reterr, rc, "cannot watch the engine");
+    }
+    STEAL_FD(ours);
+    e->state = LANE_LOADING;
+    e->info = (struct lane_e_state){.state = LANE_LOADING};
+    e->cause[0] = '\0';
+    e->n_starts++;
+    e->started_ns = clock_ns();
+    e->heard_ns = e->started_ns;
+    f->status_changed = true;
+    loop_timer_at(&f->loop, &e->pulse, e->heard_ns + LOAD_TIMEOUT_NS, on_pulse, e);
+    return 0;
+}
+
+static void on_retry(void *arg)
+{
+    struct engine_link *e = arg;
+    struct error err = {0};
+
+    if (!e->draining && start(e, &err)) {
+        log_error("cannot start the engine: %s", err.text);
+        loop_timer_at(&e->front->loop, &e->retry, clock_ns() + RETRY_MOST_NS, on_retry, e);
+    }
+}
+
+int engine_link_create(struct front *f, struct engine_link **ret, struct error *reterr)
+{
+    struct engine_link *e = calloc(1, sizeof(*e));
+    int rc;
+
+    if (!e) {
+        return error_set(reterr, -ENOMEM, "no memory for the engine's state");
+    }
+    e->front = f;
+    e->watch.fd = -1;
+    e->ring = calloc(RING, sizeof(*e->ring));
+    rc = e->ring ? child_find("pipit-engine", "worker", e->path, sizeof(e->path), reterr)
+                 : error_set(reterr, -ENOMEM, "no memory for the engine's records");
+    rc = rc ? rc : start(e, reterr);
+    if (rc) {
+        engine_link_destroy(e);
+        return rc;
+    }
+    *ret = e;
+    return 0;
+}
+
+void engine_link_destroy(struct engine_link *e)
+{
+    if (!e) {
+        return;
+    }
+    loop_timer_off(&e->front->loop, &e->retry);
+    loop_timer_off(&e->front->loop, &e->pulse);
+    if (e->pid > 0) {
+        (void)kill(e->pid, SIGKILL);
+        (void)waitpid(e->pid, NULL, 0);
+    }
+    close_socket(e);
+    free(e->ring);
+    free(e);
+}
+
+static void flush(struct engine_link *e)
+{
+    while (e->n) {
+        struct outgoing *o = &e->ring[e->begin];
+        int rc = sock_send(e->watch.fd, &o->rec, sizeof(o->rec), o->fds, o->fds[0] >= 0 ? 2 : 0);
+
+        if (rc == -EAGAIN) {
+            break;
+        }
+        /* Any other failure is its death, which shows as the end of the connection. */
+        drop_outgoing(o);
+        e->begin = (e->begin + 1) % RING;
+        e->n--;
+    }
+    loop_events(&e->front->loop, &e->watch, EPOLLIN | (e->n ? EPOLLOUT : 0));
+}
+
+static void push(struct engine_link *e, const struct lane_record *r, int fd0, int fd1)
+{
+    struct outgoing *o = &e->ring[(e->begin + e->n) % RING];
+
+    if (e->watch.fd < 0) {
+        return;
+    }
+    if (e->n == RING) {
+        kill_engine(e, "it takes no records");
+        return;
+    }
+    *o = (struct outgoing){.rec = *r, .fds = {-1, -1}};
+    if (fd0 >= 0) {
+        o->fds[0] = dup(fd0);
+        o->fds[1] = dup(fd1);
+        if (o->fds[0] < 0 || o->fds[1] < 0) {
+            drop_outgoing(o);
+            log_error("no descriptors left to open a lane at the engine");
+            return; /* the engine refuses requests on a lane that it does not know */
+        }
+    }
+    e->n++;
+    flush(e);
+}
+
+void engine_link_send(struct engine_link *e, const struct lane_record *r)
+{
+    push(e, r, -1, -1);
+}
+
+static void lane_body(const struct lane *l, uint32_t type, struct lane_record *ret)
+{
+    lane_record_init(ret, type, NULL);
+    ret->e_lane = (struct lane_e_lane){
+        .lane_id = l->id, .c2e_bytes = l->c2e_bytes, .e2c_bytes = l->e2c_bytes};
+}
+
+void engine_link_lane_open(struct engine_link *e, struct lane *l)
+{
+    struct lane_record r;
+
+    if (!l->engine_open) {
+        lane_body(l, LANE_E_LANE_OPEN, &r);
+        push(e, &r, l->c2e_fd, l->e2c_fd);
+        l->engine_open = true;
+    }
+}
+
+void engine_link_lane_close(struct engine_link *e, struct lane *l)
+{
+    struct lane_record r;
+
+    lane_body(l, LANE_E_LANE_CLOSE, &r);
+    push(e, &r, -1, -1);
+}
+
+static void on_state(struct engine_link *e, const struct lane_e_state *s)
+{
+    struct front *f = e->front;
+    bool became_ready = s->state == LANE_READY && e->state != LANE_READY;
+
+    e->info = *s;
+    e->state = s->state;
+    f->status_changed = true;
+    if (became_ready) {
+        e->epoch++;
+        e->ready_ns = clock_ns();
+        e->busy_ns = 0;
+        log_info("model %s is ready on %s: %d positions, %d sequences, plan of %.1f MiB, loaded in "
+                 "%.2f s",
+                 s->model, s->backend, s->ctx, s->n_seqs, (double)s->plan_bytes / 0x1p20,
+                 (double)(e->ready_ns - e->started_ns) / 1e9);
+        f->dispatch_wanted = true;
+    }
+    e->heard_ns = clock_ns();
+}
+
+static void on_record(struct engine_link *e, struct lane_record *r)
+{
+    static const uint8_t no_id[16];
+
+    switch (r->h.type) {
+    case LANE_E_STATE:
+        on_state(e, &r->e_state);
+        break;
+    case LANE_E_LANE_QUIET:
+        lane_quiet(e->front, r->e_lane.lane_id);
+        break;
+    case LANE_ERROR:
+        if (memcmp(r->h.id, no_id, sizeof(no_id)) == 0) {
+            memcpy(e->cause, r->error.text, sizeof(e->cause));
+            break;
+        }
+        dispatch_event(e->front, r);
+        break;
+    default:
+        dispatch_event(e->front, r);
+        break;
+    }
+}
+
+/* Up to `most` records; false at the end of the connection. */
+static bool read_records(struct engine_link *e, int most)
+{
+    for (int i = 0; i < most && e->watch.fd >= 0; i++) {
+        struct lane_record r;
+        struct error err = {0};
+        ssize_t n = sock_recv(e->watch.fd, &r, sizeof(r), NULL, NULL);
+
+        if (n == -EAGAIN) {
+            return true;
+        }
+        if (n <= 0) {
+            return false;
+        }
+        if (lane_record_check(&r, (uint64_t)n, LANE_PEER_ENGINE, &err)) {
+            kill_engine(e, err.text);
+            return false;
+        }
+        on_record(e, &r);
+    }
+    return true;
+}
+
+static void on_socket(void *arg, uint32_t events)
+{
+    struct engine_link *e = arg;
+
+    if (events & EPOLLOUT) {
+        flush(e);
+    }
+    if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR)) || read_records(e, READ_BURST)) {
+        return;
+    }
+    /* It closed its end: it is dying, or has lost its mind. engine_down() follows when it is
+     * reaped. */
+    close_socket(e);
+    if (e->pid > 0) {
+        (void)kill(e->pid, SIGKILL);
+    }
+}
+
+bool engine_link_reaped(struct engine_link *e, pid_t pid, int status)
+{
+    if (!e || pid != e->pid || pid == 0) {
+        return false;
+    }
+    e->pid = 0;
+    while (e->watch.fd >= 0 && read_records(e, READ_BURST)) {
+        /* What it said before it died. EAGAIN cannot last: nobody holds the other end. */
+        struct lane_record r;
+
+        if (recv(e->watch.fd, &r, sizeof(r), MSG_PEEK | MSG_DONTWAIT) <= 0) {
+            break;
+        }
+    }
+    close_socket(e);
+    engine_down(e, status);
+    return true;
+}
+
+static int64_t pause_ns(const struct engine_link *e)
+{
+    int64_t ns = RETRY_FIRST_NS;
+
+    if (e->n_failures <= 1) {
+        return 0;
+    }
+    for (uint32_t i = 2; i < e->n_failures && ns < RETRY_MOST_NS; i++) {
+        ns *= 2;
+    }
+    return ns < RETRY_MOST_NS ? ns : RETRY_MOST_NS;
+}
+
+/* An exit code that says: it will be the same the next time. */
+static bool is_refusal(int status)
+{
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+
+    return code == 2 || code == 4 || code == 6;
+}
+
+static void engine_down(struct engine_link *e, int status)
+{
+    struct front *f = e->front;
+    bool was_ready = e->state == LANE_READY;
+    char how[64];
+
+    child_describe(status, how, sizeof(how));
+    loop_timer_off(&f->loop, &e->pulse);
+    e->busy_ns = 0;
+    e->state = LANE_LOADING;
+    lane_engine_gone(f);
+    dispatch_lost(f);
+    f->status_changed = true;
+    if (e->draining) {
+        return;
+    }
+    if (was_ready && clock_ns() - e->ready_ns > STEADY_NS) {
+        e->n_failures = 0;
+    }
+    e->n_failures++;
+    if (e->cause[0] == '\0') {
+        (void)snprintf(e->cause, sizeof(e->cause), "the engine ended with %s", how);
+    }
+    if (e->epoch == 0 && (is_refusal(status) || e->n_failures >= FIRST_START_TRIES)) {
+        /* The engine has said why on stderr, which it shares with us. */
+        front_stop(f, is_refusal(status) ? WEXITSTATUS(status) : 8);
+        return;
+    }
+    if (is_refusal(status)) {
+        e->state = LANE_FAILED;
+        dispatch_failed(f, e->cause);
+    }
+    log_error("the engine ended with %s; starting it again in %.1f s", how,
+              (double)pause_ns(e) / 1e9);
+    loop_timer_at(&f->loop, &e->retry, clock_ns() + pause_ns(e), on_retry, e);
+}
+
+void engine_link_busy(struct engine_link *e, bool busy)
+{
+    if (!busy) {
+        e->busy_ns = 0;
+    } else if (e->busy_ns == 0) {
+        e->busy_ns = clock_ns();
+        if (e->pulse.index == 0 || e->state == LANE_READY) {
+            loop_timer_at(&e->front->loop, &e->pulse,
+                          e->busy_ns + (int64_t)(e->front->config->engine_timeout * 1e9), on_pulse,
+                          e);
+        }
+    }
+}
+
+void engine_link_drain(struct engine_link *e)
+{
+    struct lane_record r;
+
+    e->draining = true;
+    loop_timer_off(&e->front->loop, &e->retry);
+    lane_record_init(&r, LANE_E_DRAIN, NULL);
+    push(e, &r, -1, -1);
+}
+
+bool engine_link_ready(const struct engine_link *e)
+{
+    return e && e->state == LANE_READY && e->watch.fd >= 0;
+}
+
+uint32_t engine_link_state(const struct engine_link *e)
+{
+    return e ? e->state : LANE_LOADING;
+}
+
+const struct lane_e_state *engine_link_info(const struct engine_link *e)
+{
+    static const struct lane_e_state none;
+
+    return e ? &e->info : &none;
+}
+
+const char *engine_link_cause(const struct engine_link *e)
+{
+    return e->cause;
+}
+
+uint64_t engine_link_epoch(const struct engine_link *e)
+{
+    return e ? e->epoch : 0;
+}
+
+int64_t engine_link_ready_ns(const struct engine_link *e)
+{
+    return e->ready_ns;
+}
+
+uint32_t engine_link_restarts(const struct engine_link *e)
+{
+    return e && e->n_starts ? e->n_starts - 1 : 0;
+}
+
+int64_t engine_link_step_age_ns(const struct engine_link *e)
+{
+    return e && e->busy_ns ? clock_ns() - step_base(e) : 0;
+}
+
+int engine_link_pid(const struct engine_link *e)
+{
+    return e ? (int)e->pid : 0;
+}

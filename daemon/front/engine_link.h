@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_FRONT_ENGINE_LINK_H
+#define PIPIT_DAEMON_FRONT_ENGINE_LINK_H
+
+/* The engine process as the front sees it: started with one end of a socketpair (descriptor 3) and
+ * the journal, read-only (descriptor 4); records both ways; its heartbeat; its death and restart.
+ *
+ *     STARTING ─state ready─▶ READY ─exit, hang─▶ BACKOFF ─timer─▶ STARTING
+ *        └─exit code 2, 4, 6: the model cannot be loaded─▶ at the first start the daemon ends with
+ *          that code; later FAILED, tried again with growing pauses
+ *
+ * Health is the age of the worker's last finished operation while something runs: over
+ * engine-timeout, and over four times its longest operation, it is killed and started again. */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/error.h"
+#include "proto/lane/record.h"
+
+struct engine_link;
+struct front;
+struct lane;
+
+int engine_link_create(struct front *f, struct engine_link **ret, struct error *reterr) WARN_UNUSED;
+void engine_link_destroy(struct engine_link *e); /* kills the child; takes NULL */
+
+/* Queues a record; sent in order. */
+void engine_link_send(struct engine_link *e, const struct lane_record *r);
+
+/* Gives the engine a lane's arenas (once), or takes them away: then lane_quiet() follows. */
+void engine_link_lane_open(struct engine_link *e, struct lane *l);
+void engine_link_lane_close(struct engine_link *e, struct lane *l);
+
+bool engine_link_ready(const struct engine_link *e);
+uint32_t engine_link_state(const struct engine_link *e); /* enum lane_state */
+const struct lane_e_state *engine_link_info(const struct engine_link *e); /* the last one it sent */
+const char *engine_link_cause(const struct engine_link *e); /* why it failed; "" */
+uint64_t engine_link_epoch(const struct engine_link *e);    /* counts models that became ready */
+int64_t engine_link_ready_ns(const struct engine_link *e);  /* when the last one did */
+uint32_t engine_link_restarts(const struct engine_link *e);
+int64_t engine_link_step_age_ns(const struct engine_link *e); /* 0 while idle */
+int engine_link_pid(const struct engine_link *e);
+
+/* Something runs or nothing does: the heartbeat is watched only while something runs. */
+void engine_link_busy(struct engine_link *e, bool busy);
+
+/* Asks it to end everything with reason shutdown; no restart from here on. */
+void engine_link_drain(struct engine_link *e);
+
+/* A child was reaped: true if it was the engine. */
+bool engine_link_reaped(struct engine_link *e, pid_t pid, int status);
+
+#endif

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Admission and the client's side of a request's life. A request is refused before anything is
+ * allocated for it where possible: state of the daemon, room in the queue, leases, limits; then its
+ * items are copied, once, from the client's memory into the journal. The client may change its
+ * memory during that copy; nobody looks at it before or after. */
+
+#include "daemon/front/flow.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "daemon/front/dispatch.h"
+#include "daemon/front/ending.h"
+#include "daemon/front/engine_link.h"
+#include "daemon/front/front.h"
+#include "daemon/front/lane.h"
+#include "daemon/front/status.h"
+
+#define ORPHAN_NS 10000000000
+
+/* Somebody reads it (again), from event `seq` on. */
+static bool attach(struct front *f, struct lane *l, struct request *r, uint64_t seq)
+{
+    struct journal_cursor c;
+
+    if (!journal_seek(&f->journal, &r->log, seq, &c)) {
+        return false;
+    }
+    if (r->state != REQUEST_FINISHED) {
+        loop_timer_off(&f->loop, &r->fate);
+    }
+    lane_detach(r);
+    r->cursor = c;
+    lane_attach(l, r);
+    return true;
+}
+
+/* Would it have to wait where there is no room to wait, or is there no daemon to ask? */
+static bool refused_by_state(struct front *f, struct lane *l, const struct principal *who,
+                             const struct lane_record *r)
+{
+    if (f->stopping) {
+        lane_send_error(l, r->h.id, LANE_E_SHUTDOWN, 0, "the daemon is stopping");
+        return true;
+    }
+    if (status_state(f) == LANE_FAILED) {
+        lane_send_error(l, r->h.id, LANE_E_MODEL, 5000, "the model cannot be loaded: %.140s",
+                        engine_link_cause(f->engine));
+        return true;
+    }
+    if (!dispatch_can_start(f, r->request.kind) && !queue_has_room(&f->queue, who)) {
+        uint32_t ms = queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs);
+
+        f->counters.n_refused++;
+        lane_send_error(l, r->h.id, LANE_E_BUSY, ms, "%u requests wait already%s", f->queue.n,
+                        f->queue.n < f->queue.max ? ", most of them this user's" : "");
+        return true;
+    }
+    return false;
+}
+
+static bool lease_error(struct lane *l, const struct lane_record *r, const char *which)
+{
+    lane_send_error(l, r->h.id, LANE_E_DENIED, 0, "the %s lease is not this client's, or in use",
+                    which);
+    return false;
+}
+
+static bool too_large(struct lane *l, const struct lane_record *r, const char *what, uint64_t asked,
+                      uint64_t allowed)
+{
+    struct lane_record e;
+
+    lane_record_init(&e, LANE_ERROR, r->h.id);
+    e.h.seq = 1;
+    e.error.code = LANE_E_TOO_LARGE;
+    e.error.err = -E2BIG;
+    e.error.count_a = asked;
+    e.error.count_b = allowed;
+    (void)strncpy(e.error.text, what, sizeof(e.error.text) - 1);
+    lane_send(l, &e);
+    return false;
+}
+
+struct leases {
+    struct lease *items;
+    struct lease *in;
+    struct lease *out;
+};
+
+static bool find_leases(struct lane *l, const struct lane_record *r, struct leases *ret)
+{
+    const struct lane_request *q = &r->request;
+    uint64_t max = l->front->config->max_request_bytes;
+
+    *ret = (struct leases){0};
+    if (q->tlv_bytes) {
+        ret->items = lease_of_client(&l->leases, LANE_ARENA_C2E, q->buf, q->generation);
+        if (!ret->items) {
+            return lease_error(l, r, "request");
+        }
+        max = max < ret->items->length ? max : ret->items->length;
+        if (q->tlv_bytes > max) {
+            return too_large(l, r, "the request's items are too long", q->tlv_bytes, max);
+        }
+    }
+    if (q->in_buf) {
+        ret->in = lease_of_client(&l->leases, LANE_ARENA_C2E, q->in_buf, q->in_generation);
+        if (!ret->in) {
+            return lease_error(l, r, "token");
+        }
+        if (q->in_bytes > ret->in->length) {
+            return too_large(l, r, "more token ids than their lease holds", q->in_bytes,
+                             ret->in->length);
+        }
+    }
+    if (q->out_buf) {
+        ret->out = lease_of_client(&l->leases, LANE_ARENA_E2C, q->out_buf, q->out_generation);
+        if (!ret->out) {
+            return lease_error(l, r, "output");
+        }
+    }
+    if ((ret->in || ret->out) && (r->h.flags & LANE_F_DETACH)) {
+        lane_send_error(l, r->h.id, LANE_E_INVALID, 0,
+                        "a request with leases cannot be detached from its lane");
+        return false;
+    }
+    return true;
+}
+
+static bool begin_log(struct front *f, struct lane *l, struct request *r,
+                      const struct lane_request *q, const struct leases *leases)
+{
+    struct journal_head head = {.number = r->number,
+                                .uid = r->who->uid,
+                                .tenant_len = r->who->tenant_len,
+                                .kind = r->kind,
+                                .flags = r->flags,
+                                .urgency = r->urgency,
+                                .tlv_bytes = q->tlv_bytes,
+                                .seed = r->seed};
+
+    memcpy(head.id, r->id, sizeof(head.id));
+    memcpy(head.tenant, r->who->tenant, sizeof(head.tenant));
+    while (journal_begin(&f->journal, &head, &r->log)) {
+        if (!ending_make_room(f)) {
+            f->counters.n_refused++;
+            lane_send_error(l, r->id, LANE_E_BUSY,
+                            queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs),
+                            "the journal is full of other requests");
+            return false;
+        }
+    }
+    r->log.hold_bulk = r->kind == LANE_KIND_GENERATE || r->kind == LANE_KIND_CHAT;
+    if (q->tlv_bytes && pread(l->c2e_fd, journal_tlv(&f->journal, &r->log), q->tlv_bytes,
+                              (off_t)leases->items->offset) != (ssize_t)q->tlv_bytes) {
+        lane_send_error(l, r->id, LANE_E_INTERNAL, 0, "cannot copy the request");
+        return false;
+    }
+    return true;
+}
+
+static void lend_leases(struct request *r, const struct lane_request *q,
+                        const struct leases *leases)
+{
+    if (leases->in) {
+        r->in_buf = q->in_buf;
+        r->in_offset = leases->in->offset;
+        r->in_bytes = q->in_bytes;
+        lease_lend(leases->in);
+    }
+    if (leases->out) {
+        r->out_buf = q->out_buf;
+        r->out_generation = q->out_generation;
+        r->out_offset = leases->out->offset;
+        r->out_bytes = leases->out->length;
+        lease_lend(leases->out);
+    }
+}
+
+static void on_deadline(void *arg)
+{
+    struct request *r = arg;
+
+    ending_cancel(r->front, r, LANE_REASON_TIMEOUT);
+}
+
+/* From here on the request is known and will end with a record in its log. */
+static void accept_request(struct front *f, struct lane *l, struct request *r, uint32_t timeout_ms)
+{
+    struct lane_record accepted;
+
+    lane_record_init(&accepted, LANE_ACCEPTED, NULL);
+    accepted.accepted = (struct lane_accepted){.front_epoch = f->epoch,
+                                               .model_epoch = engine_link_epoch(f->engine),
+                                               .n_ahead = f->queue.n};
+    /* A fresh first block has room for it. */
+    if (journal_append(&f->journal, &r->log, &accepted)) {
+        log_error("request %llu: its log has no room for the first event",
+                  (unsigned long long)r->number);
+    }
+    r->accepted_ns = clock_ns();
+    if (timeout_ms) {
+        loop_timer_at(&f->loop, &r->deadline, r->accepted_ns + (int64_t)timeout_ms * 1000000,
+                      on_deadline, r);
+    }
+    f->counters.n_requests++;
+    f->dispatch_wanted = true;
+    f->status_changed = true;
+    queue_push(&f->queue, r);
+    (void)attach(f, l, r, 1);
+}
+
+void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
+                  const struct lane_record *rec)
+{
+    const struct lane_request *q = &rec->request;
+    struct principal *p = request_principal(&f->requests, who->uid, who->tenant, who->tenant_len);
+    struct request *r = request_find(&f->requests, p, rec->h.id);
+    struct leases leases;
+
+    if (r) {
+        (void)attach(f, l, r, 1);
+        return;
+    }
+    if (refused_by_state(f, l, p, rec) || !find_leases(l, rec, &leases)) {
+        return;
+    }
+    if (request_create(&f->requests, who->uid, who->tenant, who->tenant_len, rec->h.id, &r)) {
+        f->counters.n_refused++;
+        lane_send_error(l, rec->h.id, LANE_E_BUSY, 1000, "too many requests are kept");
+        return;
+    }
+    r->front = f;
+    r->kind = q->kind;
+    r->flags = rec->h.flags;
+    r->urgency = q->urgency;
+    r->home_lane = l->id;
+    if (getrandom(&r->seed, sizeof(r->seed), 0) != sizeof(r->seed)) {
+        r->seed = (uint64_t)clock_ns();
+    }
+    if (!begin_log(f, l, r, q, &leases)) {
+        ending_discard(f, r);
+        return;
+    }
+    lend_leases(r, q, &leases);
+    accept_request(f, l, r, q->timeout_ms);
+}
+
+void flow_resume(struct front *f, struct lane *l, const struct flow_who *who, const uint8_t id[16],
+                 uint64_t next_seq)
+{
+    struct principal *p = request_principal(&f->requests, who->uid, who->tenant, who->tenant_len);
+    struct request *r = request_find(&f->requests, p, id);
+
+    if (!r) {
+        lane_send_error(l, id, LANE_E_NOT_FOUND, 0, "no request of that id is known (any more)");
+    } else if (!attach(f, l, r, next_seq)) {
+        lane_send_error(l, id, LANE_E_INVALID, 0, "next_seq is beyond what was said: at most %llu",
+                        (unsigned long long)r->log.seen.seq);
+    }
+}
+
+void flow_cancel(struct front *f, struct lane *l, const struct flow_who *who, const uint8_t id[16])
+{
+    struct principal *p = request_principal(&f->requests, who->uid, who->tenant, who->tenant_len);
+    struct request *r = request_find(&f->requests, p, id);
+    struct lane_record receipt;
+
+    if (!r) {
+        lane_send_error(l, id, LANE_E_NOT_FOUND, 0, "no request of that id is known (any more)");
+        return;
+    }
+    if (r->lane != l) {
+        lane_record_init(&receipt, LANE_DONE, id);
+        receipt.done.reason = LANE_REASON_CANCELLED;
+        lane_send(l, &receipt);
+    }
+    ending_cancel(f, r, LANE_REASON_CANCELLED);
+}
+
+void flow_credit(struct front *f, struct lane *l, const uint8_t id[16], uint64_t n_rows)
+{
+    struct request *r = l->attached;
+
+    for (uint32_t i = 0; i < l->n_attached; i++, r = r->lane_next) {
+        if (r->home_lane == l->id && memcmp(r->id, id, sizeof(r->id)) == 0) {
+            dispatch_credit(f, r, n_rows);
+            return;
+        }
+    }
+}
+
+static void on_orphan(void *arg)
+{
+    struct request *r = arg;
+
+    ending_cancel(r->front, r, LANE_REASON_CANCELLED);
+}
+
+void flow_lane_closed(struct front *f, struct lane *l)
+{
+    struct request *next;
+
+    while (l->attached) {
+        struct request *r = l->attached;
+
+        lane_detach(r);
+        if (r->state == REQUEST_FINISHED) {
+            continue;
+        }
+        if (l->privileged || (r->flags & LANE_F_DETACH)) {
+            loop_timer_at(&f->loop, &r->fate, clock_ns() + ORPHAN_NS, on_orphan, r);
+        } else {
+            ending_cancel(f, r, LANE_REASON_CANCELLED);
+        }
+    }
+    for (struct request *r = f->requests.oldest; r; r = next) {
+        next = r->age_next;
+        if (r->home_lane == l->id && (r->in_buf || r->out_buf) && r->state != REQUEST_FINISHED) {
+            ending_cancel(f, r, LANE_REASON_CANCELLED);
+        }
+    }
+}
+
+void flow_lane_stalled(struct front *f, struct lane *l)
+{
+    struct request *r = l->attached;
+
+    log_info("lane %llu (uid %u, %s) reads nothing: its requests are cancelled",
+             (unsigned long long)l->id, l->uid, l->program);
+    for (uint32_t i = 0, n = l->n_attached; i < n; i++) {
+        struct request *next = r->lane_next;
+
+        ending_cancel(f, r, LANE_REASON_SLOW_CONSUMER);
+        r = next;
+    }
+}

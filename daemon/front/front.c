@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One daemon from its lock to its last record: makes the modules in order, runs the loop, and takes
+ * them down in the opposite order. Signals come as a descriptor. Between two batches of events it
+ * sends waiting requests to the engine and, at most once a second, a status line to systemd.
+ *
+ * Stopping (SIGTERM, SIGINT, SIGHUP): waiting requests end at once; the engine is asked to end the
+ * running ones, which takes it one operation also in a long prefill; after FORCE_NS it is killed
+ * and what still runs ends here. Clients may still connect meanwhile and learn that we are
+ * stopping. */
+
+#include "daemon/front/front.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "daemon/front/accept.h"
+#include "daemon/front/dispatch.h"
+#include "daemon/front/ending.h"
+#include "daemon/front/engine_link.h"
+#include "daemon/front/gateway.h"
+#include "daemon/front/lane.h"
+#include "daemon/front/status.h"
+
+#define FORCE_NS 1400000000
+#define LEAVE_NS 300000000
+#define STATUS_NS 1000000000
+
+static void on_leave(void *arg)
+{
+    struct front *f = arg;
+
+    loop_stop(&f->loop);
+}
+
+static void on_force(void *arg)
+{
+    struct front *f = arg;
+
+    log_warning("the engine did not end its answers in time");
+    ending_all(f, true);
+    loop_timer_at(&f->loop, &f->stop_timer, clock_ns() + LEAVE_NS, on_leave, f);
+}
+
+void front_stop(struct front *f, int exit_code)
+{
+    if (f->stopping) {
+        loop_stop(&f->loop);
+        return;
+    }
+    f->stopping = true;
+    f->exit_code = exit_code;
+    (void)sd_notify(0, "STOPPING=1\nSTATUS=Stopping");
+    if (f->engine) {
+        engine_link_drain(f->engine);
+    }
+    ending_all(f, false);
+    loop_timer_at(&f->loop, &f->stop_timer, clock_ns() + FORCE_NS, on_force, f);
+}
+
+static bool all_sent(const struct front *f)
+{
+    for (const struct lane *l = f->lanes; l; l = l->next) {
+        if (!lane_flushed(l)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void on_status(void *arg)
+{
+    status_notify(arg);
+}
+
+static void after_batch(void *arg)
+{
+    struct front *f = arg;
+
+    if (f->dispatch_wanted) {
+        dispatch_run(f);
+    }
+    if (f->stopping && f->n_running + f->n_light + f->queue.n == 0 && all_sent(f)) {
+        loop_stop(&f->loop);
+    }
+    if (f->status_changed && f->status_timer.index == 0 && !f->stopping) {
+        f->status_changed = false;
+        loop_timer_at(&f->loop, &f->status_timer, clock_ns() + STATUS_NS, on_status, f);
+    }
+}
+
+static void reap(struct front *f)
+{
+    pid_t pid;
+    int status;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (!engine_link_reaped(f->engine, pid, status) &&
+            !gateway_reaped(f->gateway, pid, status)) {
+            log_debug("child %d ended", (int)pid);
+        }
+    }
+}
+
+static void on_signal(void *arg, uint32_t events)
+{
+    struct front *f = arg;
+    struct signalfd_siginfo s;
+
+    (void)events;
+    while (read(f->signals.fd, &s, sizeof(s)) == sizeof(s)) {
+        if (s.ssi_signo == SIGCHLD) {
+            reap(f);
+        } else {
+            log_info("signal %u: stopping", s.ssi_signo);
+            front_stop(f, 0);
+        }
+    }
+}
+
+static int watch_signals(struct front *f, struct error *reterr)
+{
+    sigset_t set;
+
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGINT);
+    (void)sigaddset(&set, SIGHUP);
+    (void)sigaddset(&set, SIGCHLD);
+    (void)sigprocmask(SIG_BLOCK, &set, NULL);
+    f->signals = (struct loop_watch){.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK),
+                                     .events = EPOLLIN,
+                                     .fn = on_signal,
+                                     .arg = f};
+    if (f->signals.fd < 0 || loop_add(&f->loop, &f->signals)) {
+        return error_set_errno(reterr, -errno, "cannot watch signals");
+    }
+    return 0;
+}
+
+/* systemd's watchdog: fed while the engine makes progress or has nothing to do. The engine's own
+ * timeout is shorter; this one is for the front itself. */
+static void on_watchdog(void *arg)
+{
+    struct front *f = arg;
+    int64_t limit = 2 * (int64_t)(f->config->engine_timeout * 1e9);
+
+    if (engine_link_step_age_ns(f->engine) < limit) {
+        (void)sd_notify(0, "WATCHDOG=1");
+    }
+    loop_timer_at(&f->loop, &f->watchdog_timer, clock_ns() + f->watchdog_ns, on_watchdog, f);
+}
+
+static void start_watchdog(struct front *f)
+{
+    uint64_t usec = 0;
+
+    if (sd_watchdog_enabled(0, &usec) > 0) {
+        f->watchdog_ns = (int64_t)usec * 1000 / 3;
+        on_watchdog(f);
+    }
+}
+
+static int start(struct front *f, struct error *reterr)
+{
+    uint64_t random[2];
+    int rc;
+
+    if (getrandom(random, sizeof(random), 0) != sizeof(random)) {
+        return error_set_errno(reterr, -errno, "cannot draw random numbers");
+    }
+    f->epoch = random[0] | 1;
+    request_table_init(&f->requests, random[1]);
+    queue_init(&f->queue, (uint32_t)f->config->max_queue);
+    rc = watch_signals(f, reterr);
+    rc = rc ? rc : rundir_lock(&f->rundir, reterr);
+    rc = rc ? rc : rundir_listen(&f->rundir, reterr);
+    rc = rc ? rc : accept_start(f, reterr);
+    rc = rc ? rc : journal_open(f->config->journal_bytes, &f->journal, reterr);
+    rc = rc ? rc : engine_link_create(f, &f->engine, reterr);
+    if (rc == 0 && f->config->gateway && f->rundir.gateway_fd < 0) {
+        rc = gateway_create(f, &f->gateway, reterr);
+    }
+    return rc;
+}
+
+static void finish(struct front *f)
+{
+    gateway_destroy(f->gateway);
+    f->gateway = NULL;
+    engine_link_destroy(f->engine);
+    f->engine = NULL;
+    lane_engine_gone(f);
+    while (f->lanes) {
+        lane_close(f->lanes, "the daemon stops");
+    }
+    ending_forget_all(f);
+    journal_close(&f->journal);
+    accept_stop(f);
+    rundir_close(&f->rundir);
+    loop_del(&f->loop, &f->signals);
+    close_fd(&f->signals.fd);
+    loop_finish(&f->loop);
+}
+
+/* A locked directory is a refusal, a bad one is the caller's mistake, all else is ours. */
+static int exit_code_of(int rc)
+{
+    switch (rc) {
+    case -EBUSY:
+        return 4;
+    case -ENAMETOOLONG:
+    case -EPERM:
+    case -ENOTDIR:
+    case -EACCES:
+    case -EROFS:
+        return 2;
+    case -ENOMEM:
+        return 4;
+    default:
+        return 8;
+    }
+}
+
+int front_run(const struct config *c, const struct rundir *dir)
+{
+    struct front f = {.config = c,
+                      .rundir = *dir,
+                      .next_lane_id = 1,
+                      .started_ns = clock_ns(),
+                      .signals.fd = -1,
+                      .journal.fd = -1};
+    struct error e = {0};
+    int rc = loop_init(&f.loop, &e);
+
+    rc = rc ? rc : start(&f, &e);
+    if (rc == 0) {
+        log_info("serving %s in %s", c->model, f.rundir.path);
+        (void)sd_notify(0, "READY=1\nSTATUS=Loading the model");
+        start_watchdog(&f);
+        rc = loop_run(&f.loop, after_batch, &f);
+    }
+    if (rc) {
+        log_error("%s", e.code ? e.text : strerror(-rc));
+        f.exit_code = exit_code_of(rc);
+    }
+    finish(&f);
+    return f.exit_code;
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_FRONT_FRONT_H
+#define PIPIT_DAEMON_FRONT_FRONT_H
+
+/* What one running pipitd holds. Made by main.c, touched by its one thread only. The modules hang on
+ * it; none reaches into another's struct except through these headers:
+ *
+ *     lane.h         connections: hello, records in, events out, slow readers
+ *     serve.h        what each record of a client means
+ *     flow.h         what clients do to requests: ask, resume, cancel, vanish
+ *     dispatch.h     what the engine does to them: run, answer, die
+ *     ending.h       how they end and how long they are kept
+ *     engine_link.h  the engine process: start, records, heartbeat, restart
+ *     gateway.h      the gateway process
+ *     status.h       hello, status, metrics, sd_notify's STATUS= */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/front/config.h"
+#include "daemon/front/journal.h"
+#include "daemon/front/loop.h"
+#include "daemon/front/queue.h"
+#include "daemon/front/request.h"
+#include "daemon/front/rundir.h"
+
+struct engine_link;
+struct gateway;
+struct lane;
+
+struct front_counters {
+    uint64_t n_requests;
+    uint64_t n_refused;
+    uint64_t n_prompt_tokens;
+    uint64_t n_new_tokens;
+    uint64_t n_by_reason[16]; /* enum lane_reason; 0: ended by LANE_ERROR */
+    double ttft_ns;           /* sums, over n_first */
+    uint64_t n_first;
+};
+
+struct front {
+    const struct config *config;
+    struct loop loop;
+    struct rundir rundir;
+    struct journal journal;
+    struct request_table requests;
+    struct queue queue;
+    struct engine_link *engine;
+    struct gateway *gateway;
+
+    struct lane *lanes; /* all, closing ones included */
+    uint32_t n_lanes;   /* connected */
+    uint64_t next_lane_id;
+    struct loop_watch lane_listener;
+    struct loop_watch gateway_listener;
+    struct loop_watch signals; /* its fd is ours */
+
+    uint64_t epoch;
+    int64_t started_ns;
+    bool stopping;
+    int exit_code;
+    struct loop_timer stop_timer;
+    struct loop_timer watchdog_timer; /* systemd's */
+    int64_t watchdog_ns;
+    uint32_t n_running; /* in the engine, tokenizing ones not counted */
+    uint32_t n_light;   /* tokenizing ones in the engine */
+    uint32_t n_suspects; /* of n_running and n_light, those that run alone: 0 or 1 */
+    bool dispatch_wanted; /* before the loop sleeps again */
+    bool status_changed;
+    struct loop_timer status_timer; /* STATUS= at most once a second */
+    struct front_counters counters;
+};
+
+/* Serves until a signal or a first start that fails; the exit code. The runtime directory has been
+ * chosen; its listening sockets may have come from systemd. */
+int front_run(const struct config *c, const struct rundir *dir);
+
+/* Begins to stop: tells everybody, ends running answers with reason shutdown, leaves the loop when
+ * they have ended and been sent, or 1.7 s later. A second call leaves at once. */
+void front_stop(struct front *f, int exit_code);
+
+#endif

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Entries, their logs and cursors. An event in the log is 8 bytes {type, flags, body bytes} and the
+ * used part of the body, rounded up to 8: a token with its few bytes of text takes 32 bytes, not
+ * 256, so an answer of 2048 tokens holds 64 KiB.
+ *
+ * Blocks come from a bitmap by first fit; the front is one thread, a block's contents are only ever
+ * written by it, and the engine reads nothing but items and forced ids, which do not change while a
+ * request runs. */
+
+#include "daemon/front/journal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "base/cleanup.h"
+#include "daemon/front/arena.h"
+
+struct block_header {
+    uint32_t next; /* block, or JOURNAL_NONE */
+    uint32_t end;  /* offset behind the last event */
+};
+
+struct event_header {
+    uint16_t type;
+    uint16_t flags;
+    uint32_t body_bytes;
+};
+
+int journal_open(size_t size, struct journal *ret, struct error *reterr)
+{
+    struct journal j = {.fd = -1, .size = size, .n_blocks = (uint32_t)(size / JOURNAL_BLOCK)};
+    size_t words = (j.n_blocks + 63) / 64;
+    int rc = arena_memfd("pipit-journal", size, 0600, &j.fd, reterr);
+
+    if (rc) {
+        return rc;
+    }
+    j.map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, j.fd, 0);
+    if (j.map == MAP_FAILED) {
+        rc = error_set_errno(reterr, -errno, "cannot map the journal of %zu bytes", size);
+        close_fd(&j.fd);
+        return rc;
+    }
+    j.used = calloc(words, sizeof(*j.used));
+    if (!j.used) {
+        (void)munmap(j.map, size);
+        close_fd(&j.fd);
+        return error_set(reterr, -ENOMEM, "no memory for the journal's bitmap");
+    }
+    for (size_t b = j.n_blocks; b < words * 64; b++) {
+        j.used[b / 64] |= 1ull << (b % 64);
+    }
+    j.n_free = j.n_blocks;
+    *ret = j;
+    return 0;
+}
+
+void journal_close(struct journal *j)
+{
+    if (j->map) {
+        (void)munmap(j->map, j->size);
+        close_fd(&j->fd);
+    }
+    free(j->used);
+    *j = (struct journal){.fd = -1};
+}
+
+static bool is_used(const struct journal *j, uint32_t b)
+{
+    return j->used[b / 64] & (1ull << (b % 64));
+}
+
+static void mark(struct journal *j, uint32_t first, uint32_t n, bool used)
+{
+    for (uint32_t b = first; b < first + n; b++) {
+        uint64_t bit = 1ull << (b % 64);
+
+        j->used[b / 64] = used ? j->used[b / 64] | bit : j->used[b / 64] & ~bit;
+    }
+    j->n_free = used ? j->n_free - n : j->n_free + n;
+}
+
+/* `n` blocks in a row, leaving those that are held back; JOURNAL_NONE if there are none. */
+static uint32_t take(struct journal *j, uint32_t n, bool final)
+{
+    uint32_t run = 0;
+
+    if (n > j->n_free || (!final && j->n_free - n < j->n_entries)) {
+        return JOURNAL_NONE;
+    }
+    for (uint32_t b = 0; b < j->n_blocks; b++) {
+        if (run == 0 && b % 64 == 0 && j->used[b / 64] == UINT64_MAX) {
+            b += 63;
+            continue;
+        }
+        run = is_used(j, b) ? 0 : run + 1;
+        if (run == n) {
+            mark(j, b + 1 - n, n, true);
+            return b + 1 - n;
+        }
+    }
+    return JOURNAL_NONE;
+}
+
+static uint8_t *at(const struct journal *j, uint32_t block, uint32_t offset)
+{
+    return j->map + (size_t)block * JOURNAL_BLOCK + offset;
+}
+
+static struct block_header *header_of(const struct journal *j, uint32_t block)
+{
+    return (struct block_header *)(void *)at(j, block, 0);
+}
+
+static uint32_t blocks_for(uint64_t bytes)
+{
+    return (uint32_t)(checked_round_up(bytes, JOURNAL_BLOCK) / JOURNAL_BLOCK);
+}
+
+int journal_begin(struct journal *j, const struct journal_head *head, struct journal_entry *ret)
+{
+    struct journal_entry e = {
+        .tlv_block = JOURNAL_NONE, .tlv_bytes = head->tlv_bytes, .forced_block = JOURNAL_NONE};
+    struct journal_head h = *head;
+
+    e.first = take(j, 1, false);
+    if (e.first == JOURNAL_NONE) {
+        return -EBUSY;
+    }
+    j->n_entries++;
+    if (head->tlv_bytes) {
+        e.tlv_block = take(j, blocks_for(head->tlv_bytes), false);
+        if (e.tlv_block == JOURNAL_NONE) {
+            journal_end(j, &e);
+            return -EBUSY;
+        }
+        h.tlv_offset = journal_tlv_offset(&e);
+    }
+    h.magic = JOURNAL_MAGIC;
+    memcpy(at(j, e.first, sizeof(struct block_header)), &h, sizeof(h));
+    e.end = (struct journal_cursor){
+        .block = e.first, .offset = sizeof(struct block_header) + sizeof(h), .seq = 1};
+    *header_of(j, e.first) = (struct block_header){.next = JOURNAL_NONE, .end = e.end.offset};
+    e.seen = e.end;
+    *ret = e;
+    return 0;
+}
+
+uint8_t *journal_tlv(struct journal *j, const struct journal_entry *e)
+{
+    return at(j, e->tlv_block, 0);
+}
+
+uint64_t journal_tlv_offset(const struct journal_entry *e)
+{
+    return e->tlv_block == JOURNAL_NONE ? 0 : (uint64_t)e->tlv_block * JOURNAL_BLOCK;
+}
+
+static void drop_forced(struct journal *j, struct journal_entry *e)
+{
+    if (e->forced_block != JOURNAL_NONE) {
+        mark(j, e->forced_block, e->n_forced_blocks, false);
+        e->forced_block = JOURNAL_NONE;
+    }
+}
+
+void journal_end(struct journal *j, struct journal_entry *e)
+{
+    drop_forced(j, e);
+    if (e->tlv_block != JOURNAL_NONE) {
+        mark(j, e->tlv_block, blocks_for(e->tlv_bytes), false);
+    }
+    /* A half-made entry has one block and no header yet. */
+    for (uint32_t b = e->first; b != JOURNAL_NONE;) {
+        uint32_t next = e->end.seq ? header_of(j, b)->next : JOURNAL_NONE;
+
+        mark(j, b, 1, false);
+        b = next;
+    }
+    if (!e->finished) {
+        j->n_entries--;
+    }
+    *e = (struct journal_entry){
+        .first = JOURNAL_NONE, .tlv_block = JOURNAL_NONE, .forced_block = JOURNAL_NONE};
+}
+
+/* The part of a body that says something. */
+static uint32_t body_bytes(const struct lane_record *r)
+{
+    switch (r->h.type) {
+    case LANE_TOKEN:
+    case LANE_TEXT:
+        return (uint32_t)offsetof(struct lane_token, text) + r->token.text_len;
+    case LANE_ALT:
+        return (uint32_t)offsetof(struct lane_alt, text) + r->alt.text_len;
+    case LANE_ERROR:
+        return (uint32_t)(offsetof(struct lane_error, text) + strlen(r->error.text) + 1);
+    default:
+        return r->h.size - (uint32_t)sizeof(struct lane_header);
+    }
+}
+
+static void see(struct journal_entry *e, const struct lane_record *r)
+{
+    if (r->h.type == LANE_ALT || (r->h.type == LANE_BULK && e->hold_bulk)) {
+        return;
+    }
+    if (r->h.type == LANE_TOKEN || r->h.type == LANE_TEXT) {
+        e->n_tokens += r->h.type == LANE_TOKEN;
+        e->text_bytes += r->token.text_len;
+    }
+    e->seen = e->end;
+}
+
+int journal_append(struct journal *j, struct journal_entry *e, struct lane_record *r)
+{
+    bool final = r->h.type == LANE_DONE || r->h.type == LANE_ERROR;
+    uint32_t body = body_bytes(r);
+    uint32_t need = (uint32_t)sizeof(struct event_header) + (uint32_t)checked_round_up(body, 8);
+    struct event_header eh = {.type = r->h.type, .flags = r->h.flags, .body_bytes = body};
+
+    if (final && e->end.seq != e->seen.seq) {
+        journal_rewind(j, e);
+    }
+    if (JOURNAL_BLOCK - e->end.offset < need) {
+        uint32_t b = take(j, 1, final);
+
+        if (b == JOURNAL_NONE) {
+            return -ENOSPC;
+        }
+        *header_of(j, b) =
+            (struct block_header){.next = JOURNAL_NONE, .end = sizeof(struct block_header)};
+        header_of(j, e->end.block)->next = b;
+        e->end.block = b;
+        e->end.offset = sizeof(struct block_header);
+    }
+    memcpy(at(j, e->end.block, e->end.offset), &eh, sizeof(eh));
+    memcpy(at(j, e->end.block, e->end.offset + (uint32_t)sizeof(eh)), r->bytes, body);
+    e->end.offset += need;
+    header_of(j, e->end.block)->end = e->end.offset;
+    r->h.seq = e->end.seq++;
+    see(e, r);
+    if (final && !e->finished) {
+        e->finished = true;
+        j->n_entries--;
+    }
+    return 0;
+}
+
+void journal_rewind(struct journal *j, struct journal_entry *e)
+{
+    uint32_t b = header_of(j, e->seen.block)->next;
+
+    while (b != JOURNAL_NONE) {
+        uint32_t next = header_of(j, b)->next;
+
+        mark(j, b, 1, false);
+        b = next;
+    }
+    *header_of(j, e->seen.block) =
+        (struct block_header){.next = JOURNAL_NONE, .end = e->seen.offset};
+    e->end = e->seen;
+}
+
+bool journal_read(const struct journal *j, const struct journal_entry *e, struct journal_cursor *c,
+                  struct lane_record *ret)
+{
+    struct event_header eh;
+
+    if (c->seq >= e->seen.seq) {
+        return false;
+    }
+    if (c->offset >= header_of(j, c->block)->end) {
+        c->block = header_of(j, c->block)->next;
+        c->offset = sizeof(struct block_header);
+    }
+    memcpy(&eh, at(j, c->block, c->offset), sizeof(eh));
+    lane_record_init(ret, eh.type, (const uint8_t *)NULL);
+    ret->h.flags = eh.flags;
+    ret->h.seq = c->seq++;
+    memcpy(ret->bytes, at(j, c->block, c->offset + (uint32_t)sizeof(eh)), eh.body_bytes);
+    c->offset += (uint32_t)(sizeof(eh) + checked_round_up(eh.body_bytes, 8));
+    return true;
+}
+
+bool journal_seek(const struct journal *j, const struct journal_entry *e, uint64_t seq,
+                  struct journal_cursor *ret)
+{
+    struct journal_cursor c = {.block = e->first,
+                               .offset = sizeof(struct block_header) + sizeof(struct journal_head),
+                               .seq = 1};
+    struct lane_record r;
+
+    if (seq < 1 || seq > e->seen.seq) {
+        return false;
+    }
+    while (c.seq < seq) {
+        (void)journal_read(j, e, &c, &r);
+    }
+    *ret = c;
+    return true;
+}
+
+int journal_forced(struct journal *j, struct journal_entry *e, uint64_t *ret_offset,
+                   uint32_t *ret_n)
+{
+    struct journal_cursor c = {0};
+    struct lane_record r;
+    uint32_t n = 0;
+
+    drop_forced(j, e);
+    *ret_offset = 0;
+    *ret_n = 0;
+    if (e->n_tokens == 0) {
+        return 0;
+    }
+    e->n_forced_blocks = blocks_for(e->n_tokens * sizeof(int32_t));
+    e->forced_block = take(j, e->n_forced_blocks, false);
+    if (e->forced_block == JOURNAL_NONE) {
+        return -EBUSY;
+    }
+    (void)journal_seek(j, e, 1, &c);
+    while (journal_read(j, e, &c, &r)) {
+        if (r.h.type == LANE_TOKEN) {
+            memcpy(at(j, e->forced_block, 0) + (size_t)n * sizeof(int32_t), &r.token.token,
+                   sizeof(int32_t));
+            n++;
+        }
+    }
+    *ret_offset = (uint64_t)e->forced_block * JOURNAL_BLOCK;
+    *ret_n = n;
+    return 0;
+}

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_FRONT_JOURNAL_H
+#define PIPIT_DAEMON_FRONT_JOURNAL_H
+
+/* The front's record of requests: a memfd of fixed size, in blocks of 4 KiB. Each entry holds the
+ * one copy of a request's items (which the engine maps read-only and reads) and a compact log of
+ * every event it has had. The log is also the send buffer: a lane reads it with a cursor, so a
+ * slow client, a RESUME and a replay all read the same bytes.
+ *
+ *     entry ─▶ first log block: header, head, events ... ─next─▶ block ─next─▶ block
+ *          └─▶ contiguous blocks: TLVs        (└▶ contiguous blocks: token ids of a replay)
+ *
+ * One block is held back for every entry's last event (final), so that an answer whose log fills the
+ * journal still ends truthfully. Nothing in the memfd is a pointer: a successor may read it.
+ *
+ * A LANE_ALT (and a generated token's LANE_BULK) is visible to cursors only when the token after it
+ * has come, so that an engine's death between the two leaves no half token: journal_rewind() drops
+ * it. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "proto/lane/record.h"
+
+enum { JOURNAL_BLOCK = 4096, JOURNAL_NONE = UINT32_MAX };
+#define JOURNAL_MAGIC 0x314c4e4a54504950ull /* "PIPTJNL1" */
+
+/* What a successor of this front needs to know of a request; at the start of the first log block. */
+struct journal_head {
+    uint64_t magic;
+    uint64_t number;
+    uint8_t id[16];
+    uint32_t uid;
+    uint32_t tenant_len;
+    uint8_t tenant[64];
+    uint32_t kind;
+    uint32_t flags;
+    int32_t urgency;
+    uint32_t tlv_bytes;
+    uint64_t tlv_offset;
+    uint64_t seed;
+};
+
+struct journal {
+    int fd; /* read-write, the front's */
+    uint8_t *map;
+    size_t size;
+    uint32_t n_blocks;
+    uint32_t n_free;
+    uint32_t n_entries; /* blocks held back for last events */
+    uint64_t *used;     /* bitmap; bits past n_blocks are set */
+};
+
+struct journal_cursor {
+    uint32_t block;
+    uint32_t offset; /* in the block */
+    uint64_t seq;    /* of the event that is read next */
+};
+
+struct journal_entry {
+    uint32_t first;
+    uint32_t tlv_block; /* JOURNAL_NONE without items */
+    uint32_t tlv_bytes;
+    uint32_t forced_block;
+    uint32_t n_forced_blocks;
+    struct journal_cursor end;  /* where the next event goes */
+    struct journal_cursor seen; /* cursors read up to here */
+    uint64_t n_tokens;          /* LANE_TOKEN events seen */
+    uint64_t text_bytes;        /* of LANE_TOKEN and LANE_TEXT events seen */
+    bool hold_bulk; /* a generated answer: LANE_BULK belongs to the token after it */
+    bool finished;
+};
+
+int journal_open(size_t size, struct journal *ret, struct error *reterr) WARN_UNUSED;
+void journal_close(struct journal *j); /* takes a zeroed one */
+
+/* A new entry with room for tlv_bytes of items at journal_tlv(). -EBUSY when it does not fit now. */
+int journal_begin(struct journal *j, const struct journal_head *head, struct journal_entry *ret)
+    WARN_UNUSED;
+uint8_t *journal_tlv(struct journal *j, const struct journal_entry *e);
+uint64_t journal_tlv_offset(const struct journal_entry *e);
+void journal_end(struct journal *j, struct journal_entry *e);
+
+/* Numbers an event and writes it. LANE_DONE and LANE_ERROR finish the entry. -ENOSPC when the
+ * journal is full (never for a finishing event). */
+int journal_append(struct journal *j, struct journal_entry *e, struct lane_record *r) WARN_UNUSED;
+
+/* Forgets events that no cursor may see yet. */
+void journal_rewind(struct journal *j, struct journal_entry *e);
+
+/* A cursor before event `seq`; false when there has not been one of that number and it is not the
+ * next. */
+bool journal_seek(const struct journal *j, const struct journal_entry *e, uint64_t seq,
+                  struct journal_cursor *ret);
+
+/* The next event, as it was appended: true, or false at the end. */
+bool journal_read(const struct journal *j, const struct journal_entry *e, struct journal_cursor *c,
+                  struct lane_record *ret);
+
+/* Writes the token ids said so far to blocks of their own: their offset and number. -EBUSY. */
+int journal_forced(struct journal *j, struct journal_entry *e, uint64_t *ret_offset,
+                   uint32_t *ret_n) WARN_UNUSED;
+
+#endif

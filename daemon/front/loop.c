@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* epoll, level-triggered, and a binary heap of timers. A removed watch is struck out of the batch
+ * that is being handed out, so that its callback is never called on freed memory. */
+
+#include "daemon/front/loop.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/cleanup.h"
+#include "base/clock.h"
+#include "base/log.h"
+
+int loop_init(struct loop *l, struct error *reterr)
+{
+    *l = (struct loop){.epoll_fd = epoll_create1(EPOLL_CLOEXEC)};
+    return l->epoll_fd < 0 ? error_set_errno(reterr, -errno, "cannot create an epoll set") : 0;
+}
+
+void loop_finish(struct loop *l)
+{
+    close_fd(&l->epoll_fd);
+    free(l->heap);
+    l->heap = NULL;
+}
+
+int loop_add(struct loop *l, struct loop_watch *w)
+{
+    struct epoll_event ev = {.events = w->events, .data.ptr = w};
+
+    if (epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, w->fd, &ev)) {
+        return -errno;
+    }
+    w->active = true;
+    return 0;
+}
+
+void loop_events(struct loop *l, struct loop_watch *w, uint32_t events)
+{
+    struct epoll_event ev = {.events = events, .data.ptr = w};
+
+    if (!w->active || w->events == events) {
+        return;
+    }
+    w->events = events;
+    (void)epoll_ctl(l->epoll_fd, EPOLL_CTL_MOD, w->fd, &ev);
+}
+
+void loop_del(struct loop *l, struct loop_watch *w)
+{
+    if (!w->active) {
+        return;
+    }
+    w->active = false;
+    (void)epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, w->fd, NULL);
+    for (int i = l->at + 1; i < l->n_batch; i++) {
+        if (l->batch[i].data.ptr == w) {
+            l->batch[i].data.ptr = NULL;
+        }
+    }
+}
+
+static void put(struct loop *l, uint32_t i, struct loop_timer *t)
+{
+    l->heap[i] = t;
+    t->index = i;
+}
+
+static void sift(struct loop *l, uint32_t i)
+{
+    struct loop_timer *t = l->heap[i];
+
+    for (; i > 1 && l->heap[i / 2]->when_ns > t->when_ns; i /= 2) {
+        put(l, i, l->heap[i / 2]);
+    }
+    for (;;) {
+        uint32_t c = 2 * i;
+
+        if (c > l->n_timers) {
+            break;
+        }
+        if (c + 1 <= l->n_timers && l->heap[c + 1]->when_ns < l->heap[c]->when_ns) {
+            c++;
+        }
+        if (l->heap[c]->when_ns >= t->when_ns) {
+            break;
+        }
+        put(l, i, l->heap[c]);
+        i = c;
+    }
+    put(l, i, t);
+}
+
+void loop_timer_at(struct loop *l, struct loop_timer *t, int64_t when_ns, loop_timer_fn *fn,
+                   void *arg)
+{
+    t->when_ns = when_ns;
+    t->fn = fn;
+    t->arg = arg;
+    if (t->index == 0) {
+        if (l->n_timers + 1 >= l->cap_timers) {
+            uint32_t cap = l->cap_timers ? 2 * l->cap_timers : 256;
+            struct loop_timer **heap = realloc(l->heap, cap * sizeof(struct loop_timer *));
+
+            if (!heap) {
+                log_error("no memory for timers");
+                abort();
+            }
+            l->heap = heap;
+            l->cap_timers = cap;
+        }
+        put(l, ++l->n_timers, t);
+    }
+    sift(l, t->index);
+}
+
+void loop_timer_off(struct loop *l, struct loop_timer *t)
+{
+    uint32_t i = t->index;
+
+    if (i == 0) {
+        return;
+    }
+    t->index = 0;
+    if (i < l->n_timers) {
+        put(l, i, l->heap[l->n_timers--]);
+        sift(l, i);
+    } else {
+        l->n_timers--;
+    }
+}
+
+static void fire_timers(struct loop *l)
+{
+    int64_t now = clock_ns();
+
+    while (l->n_timers > 0 && l->heap[1]->when_ns <= now) {
+        struct loop_timer *t = l->heap[1];
+
+        loop_timer_off(l, t);
+        t->fn(t->arg);
+    }
+}
+
+/* Rounded up: a timer never fires early, and never spins through its last millisecond. */
+static int timeout_ms(const struct loop *l)
+{
+    int64_t left;
+
+    if (l->n_timers == 0) {
+        return -1;
+    }
+    left = l->heap[1]->when_ns - clock_ns();
+    if (left <= 0) {
+        return 0;
+    }
+    return left > 3600000000000 ? 3600000 : (int)((left + 999999) / 1000000);
+}
+
+int loop_run(struct loop *l, void (*after)(void *arg), void *arg)
+{
+    l->stop = false;
+    while (!l->stop) {
+        l->n_batch = epoll_wait(l->epoll_fd, l->batch, LOOP_BATCH, timeout_ms(l));
+        if (l->n_batch < 0) {
+            if (errno != EINTR) {
+                return -errno;
+            }
+            l->n_batch = 0;
+        }
+        for (l->at = 0; l->at < l->n_batch; l->at++) {
+            struct loop_watch *w = l->batch[l->at].data.ptr;
+
+            if (w) {
+                w->fn(w->arg, l->batch[l->at].events);
+            }
+        }
+        l->n_batch = 0;
+        fire_timers(l);
+        if (after) {
+            after(arg);
+        }
+    }
+    return 0;
+}
+
+void loop_stop(struct loop *l)
+{
+    l->stop = true;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_FRONT_REQUEST_H
+#define PIPIT_DAEMON_FRONT_REQUEST_H
+
+/* Requests and on whose behalf they are: the table that every record about a request goes through.
+ *
+ * A client's id is unique per principal (uid, tenant); the engine knows a request by the front's own
+ * number, so that two clients' ids never meet. Life:
+ *
+ *     QUEUED ──dispatch──▶ RUNNING ──LANE_DONE──▶ FINISHED ──30 s──▶ freed
+ *        ▲                    │ engine died: replayed
+ *        └────────────────────┘
+ *
+ * At most one lane is attached to a request at a time and reads its log with `cursor`. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "daemon/front/journal.h"
+#include "daemon/front/loop.h"
+
+struct front;
+struct lane;
+
+enum { REQUEST_BUCKETS = 1024, REQUEST_MAX = 8192 };
+
+struct principal {
+    uint32_t uid;
+    uint32_t tenant_len;
+    uint8_t tenant[64];
+    uint64_t hash; /* never 0 */
+    uint32_t n_requests; /* in the table; the principal goes with the last one */
+    uint32_t n_queued;
+    uint32_t n_running;
+    uint64_t last_turn; /* of the queue; see queue.h */
+    struct principal *next;
+};
+
+enum request_state { REQUEST_QUEUED, REQUEST_RUNNING, REQUEST_FINISHED };
+
+struct request {
+    struct front *front; /* for timers */
+    uint64_t number;
+    uint8_t id[16];
+    struct principal *who;
+    enum request_state state;
+    uint32_t kind;  /* enum lane_kind */
+    uint32_t flags; /* enum lane_flag */
+    int32_t urgency;
+    uint64_t seed;
+    struct journal_entry log;
+
+    /* The lane that reads the answer, or NULL: an orphan or nobody's. */
+    struct lane *lane;
+    struct request *lane_prev;
+    struct request *lane_next;
+    struct journal_cursor cursor;
+
+    /* Leases, of the lane that sent the request. */
+    uint64_t home_lane; /* its id */
+    uint32_t in_buf;    /* 0: none */
+    uint32_t out_buf;
+    uint32_t out_generation;
+    uint64_t in_offset;
+    uint64_t in_bytes;
+    uint64_t out_offset;
+    uint64_t out_bytes;
+
+    uint32_t stop_reason; /* enum lane_reason it shall end with; 0: let it end by itself */
+    uint32_t n_crashes;   /* of engines while it ran */
+    bool alone;           /* suspected of killing an engine: nobody else runs beside it */
+    uint64_t n_at_crash;  /* tokens it had said then */
+    uint64_t n_suppress;  /* events of a replay that are in the log already */
+    uint64_t credit;
+
+    int64_t accepted_ns;
+    int64_t started_ns; /* 0: not yet */
+    int64_t ended_ns;
+    struct loop_timer deadline; /* the client's timeout */
+    struct loop_timer fate;     /* orphaned: cancel; finished: forget */
+
+    struct request *by_number; /* hash chains */
+    struct request *by_id;
+    struct request *queue_next; /* of all queued requests, oldest first */
+    struct request *age_prev;   /* of all requests, oldest first */
+    struct request *age_next;
+};
+
+struct request_table {
+    struct request *by_number[REQUEST_BUCKETS];
+    struct request *by_id[REQUEST_BUCKETS];
+    struct principal *principals;
+    struct request *oldest;
+    struct request *newest;
+    uint64_t next_number;
+    uint64_t hash_key; /* random, so that nobody aims at a bucket */
+    uint32_t n;
+};
+
+void request_table_init(struct request_table *t, uint64_t hash_key);
+
+/* The principal, or NULL when it has no request. */
+struct principal *request_principal(const struct request_table *t, uint32_t uid,
+                                    const uint8_t *tenant, uint32_t tenant_len);
+
+struct request *request_find(const struct request_table *t, const struct principal *who,
+                             const uint8_t id[16]);
+struct request *request_by_number(const struct request_table *t, uint64_t number);
+
+/* A new, zeroed request of that principal. The id must not be known. -ENOMEM, -EBUSY (table full). */
+int request_create(struct request_table *t, uint32_t uid, const uint8_t *tenant,
+                   uint32_t tenant_len, const uint8_t id[16], struct request **ret) WARN_UNUSED;
+
+/* Frees a request that no queue, lane or timer knows any more; its log must have been ended. */
+void request_destroy(struct request_table *t, struct request *r);
+
+#endif

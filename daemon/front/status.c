@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Figures for people and machines. Health is the age of the engine's last step, never the front's
+ * own word; names of users, ids of requests and text appear nowhere here. */
+
+#include "daemon/front/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "daemon/front/engine_link.h"
+#include "daemon/front/front.h"
+#include "daemon/front/lane.h"
+
+uint32_t status_state(const struct front *f)
+{
+    return f->stopping ? LANE_STOPPING : engine_link_state(f->engine);
+}
+
+void status_hello(const struct front *f, struct lane_record *ret, uint32_t type)
+{
+    const struct lane_e_state *e = engine_link_info(f->engine);
+
+    lane_record_init(ret, type, NULL);
+    ret->hello_reply = (struct lane_hello_reply){
+        .magic = LANE_MAGIC,
+        .abi_major = LANE_ABI_MAJOR,
+        .abi_minor = LANE_ABI_MINOR,
+        .record_bytes = LANE_RECORD_BYTES,
+        .front_epoch = f->epoch,
+        .model_epoch = engine_link_epoch(f->engine),
+        .state = status_state(f),
+        .progress = e->progress,
+        .ctx = e->ctx,
+        .n_vocab = e->n_vocab,
+    };
+    memcpy(ret->hello_reply.model, e->model, sizeof(e->model));
+}
+
+void status_record(const struct front *f, struct lane_record *ret)
+{
+    const struct lane_e_state *e = engine_link_info(f->engine);
+
+    lane_record_init(ret, LANE_STATUS, NULL);
+    ret->status = (struct lane_status){
+        .front_epoch = f->epoch,
+        .model_epoch = engine_link_epoch(f->engine),
+        .state = status_state(f),
+        .progress = e->progress,
+        .n_running = f->n_running + f->n_light,
+        .n_queued = f->queue.n,
+        .n_lanes = f->n_lanes,
+        .n_restarts = engine_link_restarts(f->engine),
+        .n_requests = f->counters.n_requests,
+        .n_prompt_tokens = f->counters.n_prompt_tokens,
+        .n_new_tokens = f->counters.n_new_tokens,
+        .kv_bytes_used = e->kv_bytes_used,
+        .kv_bytes_total = e->kv_bytes_total,
+        .plan_bytes = e->plan_bytes,
+        .step_age_ns = engine_link_step_age_ns(f->engine),
+        .uptime_ns = clock_ns() - f->started_ns,
+        .ctx = e->ctx,
+        .n_seqs = e->n_seqs,
+    };
+    memcpy(ret->status.model, e->model, sizeof(e->model));
+    memcpy(ret->status.backend, e->backend, sizeof(e->backend));
+}
+
+struct text {
+    char buf[4096];
+    size_t n;
+};
+
+static void add(struct text *t, const char *fmt, ...) PRINTF_LIKE(2, 3);
+
+static void add(struct text *t, const char *fmt, ...)
+{
+    va_list ap;
+    int n;
+
+    va_start(ap, fmt);
+    n = vsnprintf(t->buf + t->n, sizeof(t->buf) - t->n, fmt, ap);
+    va_end(ap);
+    if (n > 0 && (size_t)n < sizeof(t->buf) - t->n) {
+        t->n += (size_t)n;
+    }
+}
+
+static void metric(struct text *t, const char *name, const char *type, double value)
+{
+    add(t, "# TYPE pipit_%s %s\npipit_%s %.17g\n", name, type, name, value);
+}
+
+static void write_metrics(const struct front *f, struct text *t)
+{
+    const struct lane_e_state *e = engine_link_info(f->engine);
+    const struct front_counters *c = &f->counters;
+
+    metric(t, "ready", "gauge", engine_link_ready(f->engine));
+    metric(t, "requests_running", "gauge", f->n_running + f->n_light);
+    metric(t, "requests_waiting", "gauge", f->queue.n);
+    metric(t, "requests_total", "counter", (double)c->n_requests);
+    metric(t, "requests_refused_total", "counter", (double)c->n_refused);
+    add(t, "# TYPE pipit_requests_ended_total counter\n");
+    for (uint32_t r = LANE_REASON_STOP; r <= LANE_REASON_ERROR; r++) {
+        add(t, "pipit_requests_ended_total{reason=\"%s\"} %llu\n", lane_reason_name(r),
+            (unsigned long long)c->n_by_reason[r]);
+    }
+    add(t, "pipit_requests_ended_total{reason=\"refused\"} %llu\n",
+        (unsigned long long)c->n_by_reason[0]);
+    metric(t, "prompt_tokens_total", "counter", (double)c->n_prompt_tokens);
+    metric(t, "generation_tokens_total", "counter", (double)c->n_new_tokens);
+    metric(t, "time_to_first_token_seconds_sum", "counter", c->ttft_ns / 1e9);
+    metric(t, "time_to_first_token_seconds_count", "counter", (double)c->n_first);
+    metric(t, "kv_bytes_used", "gauge", (double)e->kv_bytes_used);
+    metric(t, "kv_bytes_total", "gauge", (double)e->kv_bytes_total);
+    metric(t, "evictions_total", "counter", (double)e->n_evicted);
+    metric(t, "plan_bytes", "gauge", (double)e->plan_bytes);
+    metric(t, "lanes", "gauge", f->n_lanes);
+    metric(t, "engine_restarts_total", "counter", engine_link_restarts(f->engine));
+    metric(t, "step_age_seconds", "gauge", (double)engine_link_step_age_ns(f->engine) / 1e9);
+}
+
+void status_metrics(struct front *f, struct lane *l, const struct lane_record *r)
+{
+    const struct lease *lease =
+        lease_of_client(&l->leases, LANE_ARENA_E2C, r->lease.buf, r->lease.generation);
+    struct text t = {.n = 0};
+    struct lane_record out;
+
+    if (!lease) {
+        lane_send_error(l, NULL, LANE_E_DENIED, 0, "the output lease is not this client's");
+        return;
+    }
+    write_metrics(f, &t);
+    if (t.n > lease->length) {
+        lane_send_error(l, NULL, LANE_E_TOO_LARGE, 0, "the metrics need a lease of %zu bytes",
+                        sizeof(t.buf));
+        return;
+    }
+    if (pwrite(l->e2c_fd, t.buf, t.n, (off_t)lease->offset) != (ssize_t)t.n) {
+        lane_send_error(l, NULL, LANE_E_INTERNAL, 0, "cannot write the metrics");
+        return;
+    }
+    lane_record_init(&out, LANE_BULK, NULL);
+    out.bulk = (struct lane_bulk_body){.kind = LANE_BULK_TEXT,
+                                       .buf = r->lease.buf,
+                                       .generation = r->lease.generation,
+                                       .n_rows = 1,
+                                       .n_cols = (uint32_t)t.n,
+                                       .n_bytes = t.n};
+    lane_send(l, &out);
+    lane_record_init(&out, LANE_DONE, NULL);
+    out.done.reason = LANE_REASON_STOP;
+    lane_send(l, &out);
+}
+
+void status_notify(struct front *f)
+{
+    const struct lane_e_state *e = engine_link_info(f->engine);
+    uint32_t state = status_state(f);
+
+    f->status_changed = false;
+    if (state == LANE_LOADING) {
+        (void)sd_notifyf(0, "STATUS=Loading the model, %u %%", e->progress / 10);
+    } else if (state == LANE_FAILED) {
+        (void)sd_notifyf(0, "STATUS=The model cannot be loaded: %s", engine_link_cause(f->engine));
+    } else {
+        (void)sd_notifyf(0, "STATUS=%s: %s, %u running, %u waiting, %u clients",
+                         lane_state_name(state), e->model, f->n_running + f->n_light, f->queue.n,
+                         f->n_lanes);
+    }
+}
