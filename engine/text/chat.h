@@ -41,9 +41,10 @@ struct chat {
     bool bos;      /* the prompt begins with BOS */
     bool trim;     /* white space round a message's text is dropped */
     bool dated;    /* llama 3.1 and later: the system turn is always there and begins with two dates */
-    int32_t start; /* marker ids; -1 where the marker is plain text or the style has none */
-    int32_t mid;   /* llama3's <|end_header_id|> */
+    int32_t start; /* marker before a role's name; -1: none */
+    int32_t mid;   /* marker after a role's name (llama3); -1: none */
     int32_t end;   /* the token that ends a turn, the assistant's included */
+    int32_t role[3]; /* zephyr: markers by enum chat_role; -1: plain text */
     uint16_t n_system;
     char system[CHAT_MAX_SYSTEM]; /* (n_system) used when the first message is not a system message */
 };
@@ -60,8 +61,9 @@ int chat_detect(const struct tok *t, const char *text, size_t len, struct chat *
 int chat_open(const struct tok *t, const struct gguf *g, struct chat *ret, struct error *reterr) WARN_UNUSED;
 
 /* The conversation as token ids, in memory that the caller frees. With add_generation_prompt it ends
- * where the assistant begins to speak. -EINVAL: no message, a system message that is not the first,
- * or for gemma turns that do not alternate; -E2BIG: more than CHAT_MAX_MESSAGES; else as tok_encode. */
+ * where the assistant begins to speak. -EINVAL: no message, or for gemma turns that do not alternate
+ * from the user's on (one system message may come first); -E2BIG: more than CHAT_MAX_MESSAGES; else as
+ * tok_encode. */
 int chat_render(const struct chat *c, const struct tok *t, const struct chat_message *messages, size_t n,
                 bool add_generation_prompt, int32_t **ret_ids, size_t *ret_n,
                 struct error *reterr) WARN_UNUSED;

@@ -146,6 +146,11 @@ bool tok_has_byte(const struct tok *t, uint8_t byte)
     return t->byte_id[byte] >= 0;
 }
 
+size_t tok_max_piece(const struct tok *t)
+{
+    return t->max_len;
+}
+
 const char *tok_model(const struct tok *t)
 {
     return t->spm ? "llama" : "gpt2";

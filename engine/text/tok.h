@@ -50,6 +50,8 @@ bool tok_has_byte(const struct tok *t, uint8_t byte);
 const char *tok_model(const struct tok *t); /* "llama" or "gpt2" */
 const char *tok_pre(const struct tok *t);   /* the pre-tokenizer's name */
 
+size_t tok_max_piece(const struct tok *t);  /* most bytes that one token may give, spelt or not */
+
 /* The control token spelt exactly so, -1 without one. */
 int32_t tok_find_special(const struct tok *t, const char *text);
 

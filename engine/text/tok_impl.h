@@ -73,6 +73,7 @@ struct tok {
     int32_t n_vocab;
     int32_t bos;
     int32_t eos;
+    uint16_t max_len; /* of any spelling or piece */
     bool spm;
     bool add_bos;
     bool space_prefix;  /* SentencePiece */

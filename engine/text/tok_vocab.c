@@ -202,6 +202,7 @@ static int measure(struct tok *t, const struct gguf *g, struct error *reterr)
                              TOK_MAX_PIECE);
         }
         total += len;
+        t->max_len = len > t->max_len ? (uint16_t)len : t->max_len;
     }
     if (total > INT32_MAX) {
         return error_set(reterr, -EBADMSG, "key '%s': more than 2 GiB of text", TOKENS);

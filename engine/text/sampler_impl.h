@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_TEXT_SAMPLER_IMPL_H
+#define PIPIT_ENGINE_TEXT_SAMPLER_IMPL_H
+
+/* The sampler's exp, shared with its tests. */
+
+#include <stdint.h>
+#include <string.h>
+
+/* e^x for x <= 0, 0 below -87; relative error under 2e-7. x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two
+ * parts, so that r is exact), then Taylor's polynomial to the sixth power, whose rest is 2^-23. Written in operations that IEEE 754
+ * fixes, without contraction, so the bits are the same on every machine. */
+static inline float sampler_exp(float x)
+{
+    float clamped = x > -87.0f ? x : -87.0f;
+    /* Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits. */
+    float shifted = clamped * 1.44269504f + 0x1.8p23f;
+    float n = shifted - 0x1.8p23f;
+    float r = (clamped - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f;
+    float poly = 1.0f / 720;
+    uint32_t bits;
+    float scale;
+
+    poly = poly * r + 1.0f / 120;
+    poly = poly * r + 1.0f / 24;
+    poly = poly * r + 1.0f / 6;
+    poly = poly * r + 0.5f;
+    poly = poly * r + 1.0f;
+    poly = poly * r + 1.0f;
+    memcpy(&bits, &shifted, sizeof(bits));
+    bits = (bits << 23) + 0x3f800000u; /* 2^n: the shift drops everything but n */
+    memcpy(&scale, &bits, sizeof(scale));
+    return x > -87.0f ? poly * scale : 0.0f;
+}
+
+#endif
