@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gateway's tables and the reading of a peer's credentials: what is full, gone or foreign. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/gateway/clients.h"
+#include "daemon/gateway/requests.h"
+#include "daemon/gateway/router.h"
+
+static struct clients clients;
+static struct requests requests;
+
+static struct router_peer peer(uint32_t n, uint32_t uid)
+{
+    struct router_peer p = {.id_len = 5, .uid = uid, .known = true};
+
+    memcpy(p.id + 1, &n, sizeof(n));
+    return p;
+}
+
+Test(gateway_tables, addresses)
+{
+    static const struct {
+        const char *text;
+        bool ok;
+        uint32_t uid;
+    } cases[] = {
+        {"localhost:1000:1001:77", true, 1000},
+        {"localhost:0:0:1", true, 0},
+        {"localhost:4294967295:0:1", true, UINT32_MAX},
+        {"localhost:4294967296:0:1", false, 0},
+        {"localhost:99999999999999999999999:0:1", false, 0},
+        {"localhost:1000:1001", false, 0},
+        {"localhost:1000:1001:", false, 0},
+        {"localhost::1001:77", false, 0},
+        {"localhost:-1:1001:77", false, 0},
+        {"localhost:1000:1001:77x", false, 0},
+        {"localhost:1000:1001:77:8", false, 0},
+        {"localhost", false, 0},
+        {"127.0.0.1", false, 0},
+        {"", false, 0},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint32_t uid = 7;
+
+        cr_assert_eq(router_parse_address(cases[i].text, strlen(cases[i].text), &uid), cases[i].ok,
+                     "%s", cases[i].text);
+        cr_assert(!cases[i].ok || uid == cases[i].uid);
+    }
+}
+
+Test(gateway_tables, own_ids)
+{
+    struct router_peer p = peer(5, 0);
+
+    cr_assert(router_id_is_own(&p));
+    p.id[0] = 1;
+    cr_assert(!router_id_is_own(&p));
+    p.id[0] = 0;
+    p.id_len = 6;
+    cr_assert(!router_id_is_own(&p));
+}
+
+Test(gateway_tables, a_client_keeps_its_uid)
+{
+    struct router_peer p = peer(1, 1000);
+    struct client *a, *b;
+
+    clients_init(&clients);
+    cr_assert_eq(clients_find(&clients, &p, 1, &a), 0);
+    p.delimiter = true;
+    cr_assert_eq(clients_find(&clients, &p, 2, &b), 0);
+    cr_assert(a == b && a->delimiter);
+    cr_assert(clients_get(&clients, a->handle) == a);
+    p.uid = 1001;
+    cr_assert_eq(clients_find(&clients, &p, 3, &b), -EPERM);
+    uint64_t handle = a->handle;
+    clients_forget(&clients, a);
+    cr_assert_null(clients_get(&clients, handle));
+    cr_assert_null(clients_get(&clients, 0));
+    cr_assert_eq(clients_find(&clients, &p, 4, &b), 0);
+    cr_assert_neq(b->handle, handle);
+    clients_finish(&clients);
+}
+
+Test(gateway_tables, the_longest_silent_client_gives_way)
+{
+    struct client *c, *busy = NULL;
+    struct router_peer p;
+    uint64_t oldest = 0;
+
+    clients_init(&clients);
+    for (uint32_t i = 0; i < CLIENTS_MAX; i++) {
+        p = peer(i, 1000);
+        cr_assert_eq(clients_find(&clients, &p, i, &c), 0);
+        if (i == 0) {
+            busy = c;
+            busy->n_requests = 1;
+        } else if (i == 1) {
+            oldest = c->handle;
+        }
+    }
+    p = peer(CLIENTS_MAX, 1000);
+    cr_assert_eq(clients_find(&clients, &p, CLIENTS_MAX, &c), 0);
+    cr_assert_null(clients_get(&clients, oldest));
+    cr_assert_not_null(clients_get(&clients, busy->handle));
+    for (int i = 0; i < CLIENTS_MAX; i++) {
+        clients.slots[i].n_requests = 1;
+    }
+    p = peer(CLIENTS_MAX + 1, 1000);
+    cr_assert_eq(clients_find(&clients, &p, 1, &c), -EBUSY);
+}
+
+Test(gateway_tables, backlog_is_counted)
+{
+    struct router_peer p = peer(1, 1000);
+    struct client *c;
+    zmq_msg_t m;
+
+    clients_init(&clients);
+    cr_assert_eq(clients_find(&clients, &p, 1, &c), 0);
+    for (size_t i = 1; i <= 3; i++) {
+        cr_assert_eq(zmq_msg_init_size(&m, i * 100), 0);
+        cr_assert_eq(clients_append(&clients, c, &m, 5), 0);
+    }
+    cr_assert(c->backlog_bytes == 600 && clients.backlog_bytes == 600 && clients.n_stalled == 1);
+    cr_assert_eq(zmq_msg_size(&c->backlog->body), 100);
+    clients_sent(&clients, c);
+    cr_assert(c->backlog_bytes == 500 && clients.n_stalled == 1 && c->stalled_ns == 5);
+    clients_forget(&clients, c);
+    cr_assert(clients.backlog_bytes == 0 && clients.n_stalled == 0);
+}
+
+Test(gateway_tables, requests_by_id)
+{
+    uint8_t id[16] = {0};
+    struct request *q = NULL;
+
+    requests_init(&requests, 12345);
+    for (int i = 0; i < REQUESTS_MAX; i++) {
+        memcpy(id, &i, sizeof(i));
+        q = requests_add(&requests, id);
+        cr_assert_not_null(q);
+        q->uid = (uint32_t)i % 4;
+    }
+    cr_assert_null(requests_add(&requests, (const uint8_t[16]){9}));
+    cr_assert_eq(requests_count_uid(&requests, 3), REQUESTS_MAX / 4);
+    for (int i = 0; i < REQUESTS_MAX; i += 2) {
+        memcpy(id, &i, sizeof(i));
+        q = requests_find(&requests, id);
+        cr_assert_not_null(q);
+        requests_set_orphan(&requests, q, 77);
+        requests_remove(&requests, q);
+        cr_assert_null(requests_find(&requests, id));
+    }
+    cr_assert(requests.n_orphans == 0 && requests.n_used == REQUESTS_MAX / 2);
+    for (int i = 1; i < REQUESTS_MAX; i += 2) {
+        memcpy(id, &i, sizeof(i));
+        cr_assert_not_null(requests_find(&requests, id));
+    }
+}
+
+Test(gateway_tables, gathering_has_a_limit)
+{
+    static const uint8_t text[1000];
+    struct request *q;
+    size_t n = 0;
+    int rc;
+
+    requests_init(&requests, 1);
+    q = requests_add(&requests, (const uint8_t[16]){1});
+    while ((rc = requests_gather_text(q, text, sizeof(text))) == 0) {
+        n += sizeof(text);
+    }
+    cr_assert(rc == -E2BIG && n <= REQUESTS_GATHER_BYTES && n > REQUESTS_GATHER_BYTES - 1000);
+    cr_assert_eq(requests_gather_text(q, text, 0), 0);
+    for (n = 0; (rc = requests_gather_token(q, (int32_t)n, 0)) == 0; n++) {
+    }
+    cr_assert(rc == -E2BIG && n == REQUESTS_GATHER_BYTES / 4);
+    cr_assert_eq(q->gathered.tokens[n - 1], (int32_t)n - 1);
+    requests_finish(&requests);
+}
+
+Test(gateway_tables, owners)
+{
+    struct request q = {.uid = 5, .tenant_len = 2, .tenant = "ab"};
+
+    cr_assert(requests_owned(&q, 5, (const uint8_t *)"ab", 2));
+    cr_assert(!requests_owned(&q, 6, (const uint8_t *)"ab", 2));
+    cr_assert(!requests_owned(&q, 5, (const uint8_t *)"ac", 2));
+    cr_assert(!requests_owned(&q, 5, (const uint8_t *)"abc", 3));
+    cr_assert(!requests_owned(&q, 5, NULL, 0));
+}
