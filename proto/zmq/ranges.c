@@ -38,7 +38,7 @@ static const struct ranges_row rows[] = {
     {&pipit__sampling__descriptor, "repeat_penalty", 0.01, 100},
     {&pipit__sampling__descriptor, "presence_penalty", -100, 100},
     {&pipit__sampling__descriptor, "frequency_penalty", -100, 100},
-    {&pipit__sampling__descriptor, "penalty_last_n", 0, 65536},
+    {&pipit__sampling__descriptor, "penalty_last_n", 0, 1024},
     {&pipit__sampling__descriptor, "seed", 0, U64_MAX},
     {&pipit__sampling__descriptor, "max_tokens", 0, 16777216},
     {&pipit__sampling__descriptor, "logprobs", 0, 20},

@@ -36,7 +36,7 @@ RANGES = [
     ("generate.sampling.repeat_penalty", 16, field(1, b"x"), [3, 5], 0.01, 100.0),
     ("generate.sampling.presence_penalty", 16, field(1, b"x"), [3, 6], -100.0, 100.0),
     ("generate.sampling.frequency_penalty", 16, field(1, b"x"), [3, 7], -100.0, 100.0),
-    ("generate.sampling.penalty_last_n", 16, field(1, b"x"), [3, 8], 0, 65536),
+    ("generate.sampling.penalty_last_n", 16, field(1, b"x"), [3, 8], 0, 1024),
     ("generate.sampling.seed", 16, field(1, b"x"), [3, 9], 0, 2**64 - 1),
     ("generate.sampling.max_tokens", 16, field(1, b"x"), [3, 10], 0, 16777216),
     ("generate.sampling.logprobs", 16, field(1, b"x"), [3, 11], 0, 20),

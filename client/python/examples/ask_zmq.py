@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+# protoc --python_out=. --proto_path=/usr/share/pipit pipit.proto   (or proto/zmq of the source tree)
+# python3 ask_zmq.py /run/user/1000/pipit/default/zmq.sock "What is the capital of France?"
+import os, sys, zmq, pipit_pb2 as pb  # noqa: E401
+
+socket = zmq.Context().socket(zmq.DEALER)
+socket.connect("ipc://" + sys.argv[1])
+request = pb.Request(id=os.urandom(16))
+request.chat.messages.add(role=pb.Message.USER, content=sys.argv[2].encode())
+request.chat.sampling.temperature = 0
+socket.send(request.SerializeToString())
+while True:
+    event = pb.Event.FromString(socket.recv())
+    print(event.delta.text.decode(), end="", flush=True)
+    if event.HasField("done") or event.HasField("error"):
+        sys.exit(event.error.text.decode() if event.HasField("error") else print())
