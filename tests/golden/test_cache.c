@@ -7,6 +7,7 @@
  *     test_cache FOLDER BACKEND */
 
 #include <dirent.h>
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,8 +119,13 @@ static int run_vec(const char *folder, const char *name, const char *backend, do
     c.n_threads = 2;
     c.ctx = 128;
     c.kv = v.policy;
-    if (!row || engine_create(&c, NULL, NULL, &e, &err)) {
+    int ret = row ? engine_create(&c, NULL, NULL, &e, &err) : -ENOMEM;
+
+    if (ret) {
         (void)fprintf(stderr, "%s: %s\n", name, err.text);
+        if (ret == -ENOTSUP && strcmp(backend, "ref") != 0) {
+            exit(77); /* this backend has no cache yet */
+        }
         goto out;
     }
     r.row = row;
