@@ -122,32 +122,36 @@ Test(client, callback_may_destroy_its_request)
     fake_front_stop(&f);
 }
 
+struct seen {
+    struct pipit_client *client;
+    bool done;
+};
+
 static void wait_in_callback(struct pipit_request *q, const struct pipit_event *ev, void *user)
 {
-    struct pipit_client **c = user;
+    struct seen *seen = user;
     const struct pipit_status *s;
     struct pipit_error e = {0};
 
-    if (*c) {
-        cr_assert_eq(pipit_client_status(*c, &s, &e), -EDEADLK);
-        cr_assert_eq(pipit_client_dispatch(*c, 0), -EDEADLK);
-        *c = NULL;
-    }
+    cr_assert_eq(pipit_client_status(seen->client, &s, &e), -EDEADLK);
+    cr_assert_eq(pipit_client_dispatch(seen->client, 0), -EDEADLK);
+    seen->done = ev->type == PIPIT_EVENT_DONE;
 }
 
 Test(client, waiting_calls_are_refused_in_a_callback)
 {
     struct fake_front f;
     struct pipit_request *q;
+    struct seen seen = {0};
 
     fake_front_start(&f, script_answer);
     struct pipit_client *c = fake_client(&f);
-    struct pipit_client *seen = c;
+    seen.client = c;
     cr_assert_eq(pipit_request_create(c, PIPIT_GENERATE, &q), 0);
     cr_assert_eq(pipit_request_set_prompt(q, "Once", 4), 0);
     cr_assert_eq(pipit_request_set_callback(q, wait_in_callback, &seen), 0);
     cr_assert_eq(pipit_request_send(q, NULL), 0);
-    while (seen) {
+    while (!seen.done) {
         cr_assert_geq(pipit_client_dispatch(c, 2000), 0);
     }
     pipit_request_destroy(q);

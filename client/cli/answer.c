@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Streaming one answer. One loop waits for the daemon, for stdout and for signals at once:
+ *
+ *  - the daemon's events become text (or JSON lines) in the queue before stdout;
+ *  - stdout takes what it can; when its reader is gone, the request is cancelled without a word;
+ *  - the first SIGINT cancels and waits a moment for what was under way, a second one leaves at
+ * once;
+ *  - a time limit is the daemon's to keep; we only step in when it does not.
+ *
+ * The text is kept too: chat needs it for its history, --json for its last line. */
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "client/cli/answer.h"
+
+#define SECOND_NS INT64_C(1000000000)
+
+struct run {
+    struct pipit_client *client;
+    struct pipit_request *request;
+    const struct settings *s;
+    struct answer *a;
+    struct out out;
+    struct progress progress;
+    FILE *logprobs; /* lines for stderr, told at the end */
+    char *logprobs_text;
+    size_t logprobs_size;
+    int64_t deadline_ns; /* 0: none */
+    bool own_timeout;    /* the daemon did not keep the limit */
+    bool ended;
+};
+
+static void keep(struct answer *a, const char *text, size_t len)
+{
+    char *more = realloc(a->text.data, a->text.len + len + 1);
+
+    if (!more) {
+        return; /* the answer itself still reaches stdout */
+    }
+    memcpy(more + a->text.len, text, len);
+    a->text.data = more;
+    a->text.len += len;
+    more[a->text.len] = '\0';
+}
+
+/* A token's bytes between quotes, anything odd as \xNN. */
+static void quote(FILE *f, const char *text, size_t len)
+{
+    bool whole = input_bad_byte(text, len) < 0;
+
+    (void)fputc('"', f);
+    for (size_t i = 0; i < len; i++) {
+        uint8_t b = (uint8_t)text[i];
+
+        if (b < 0x20 || b == 0x7f || b == '"' || b == '\\' || (b >= 0x80 && !whole)) {
+            (void)fprintf(f, "\\x%02x", b);
+        } else {
+            (void)fputc(b, f);
+        }
+    }
+    (void)fputc('"', f);
+}
+
+static void note_logprob(struct run *r, const struct pipit_event *ev)
+{
+    if (!r->logprobs || ev->type != PIPIT_EVENT_TOKEN) {
+        return;
+    }
+    quote(r->logprobs, ev->text, ev->text_len);
+    (void)fprintf(r->logprobs, " %.4f", ev->logprob);
+    for (size_t i = 0; i < ev->n_alts; i++) {
+        (void)fputs(i ? ", " : "  of ", r->logprobs);
+        quote(r->logprobs, ev->alts[i].text, ev->alts[i].text_len);
+        (void)fprintf(r->logprobs, " %.4f", ev->alts[i].logprob);
+    }
+    (void)fputc('\n', r->logprobs);
+}
+
+static void on_event(struct run *r, const struct pipit_event *ev)
+{
+    struct answer *a = r->a;
+
+    if (r->s->json) {
+        json_event(&r->out, r->request, ev, r->s->logprobs >= 0);
+    }
+    switch (ev->type) {
+    case PIPIT_EVENT_ACCEPTED:
+        if (ev->n_ahead) {
+            progress_show(&r->progress, "waiting: %u requests ahead", ev->n_ahead);
+        }
+        break;
+    case PIPIT_EVENT_PROGRESS:
+        progress_show(&r->progress, "reading the prompt: %u of %u tokens", ev->n_done, ev->n_total);
+        break;
+    case PIPIT_EVENT_TOKEN:
+    case PIPIT_EVENT_TEXT:
+        a->first_ns = a->first_ns ? a->first_ns : clock_ns();
+        keep(a, ev->text, ev->text_len);
+        note_logprob(r, ev);
+        if (!r->s->json) {
+            out_put(&r->out, ev->text, ev->text_len);
+        }
+        progress_clear(&r->progress);
+        break;
+    case PIPIT_EVENT_DONE:
+        a->has_done = true;
+        a->done = *ev->done;
+        r->ended = true;
+        break;
+    case PIPIT_EVENT_ERROR:
+        a->error = *ev->error;
+        r->ended = true;
+        break;
+    default:
+        break;
+    }
+}
+
+static void on_signal(struct run *r, int signal)
+{
+    bool again = r->a->signal != 0;
+
+    r->a->signal = again ? r->a->signal : signal;
+    (void)pipit_request_cancel(r->request);
+    if (again) {
+        r->ended = true;
+    }
+    r->deadline_ns = clock_ns() + 2 * SECOND_NS;
+}
+
+static void on_deadline(struct run *r)
+{
+    if (!r->a->signal && !r->own_timeout) {
+        r->own_timeout = true;
+        (void)pipit_request_cancel(r->request);
+        r->deadline_ns = clock_ns() + SECOND_NS;
+        return;
+    }
+    r->ended = true;
+}
+
+static void read_events(struct run *r)
+{
+    const struct pipit_event *ev;
+    int n;
+
+    while (!r->ended && (n = pipit_request_next(r->request, 0, &ev)) == 1) {
+        on_event(r, ev);
+    }
+    if (!r->ended && n != -EAGAIN) {
+        (void)snprintf(r->a->error.text, sizeof(r->a->error.text), "the answer broke off: %s",
+                       n ? strerror(-n) : "no end came");
+        r->a->error.code = PIPIT_E_LOCAL;
+        r->ended = true;
+    }
+}
+
+static int wait_ms(const struct run *r)
+{
+    int64_t left = r->deadline_ns - clock_ns();
+
+    if (r->deadline_ns == 0) {
+        return -1;
+    }
+    return left <= 0 ? 0 : (int)(left / 1000000) + 1;
+}
+
+static void step(struct run *r)
+{
+    struct pollfd p[] = {
+        {.fd = pipit_client_fd(r->client), .events = POLLIN},
+        {.fd = interrupt_fd(), .events = POLLIN},
+        {.fd = STDOUT_FILENO, .events = (short)(out_pending(&r->out) ? POLLOUT : 0)},
+    };
+    int n = poll(p, 3, wait_ms(r));
+    int signal = interrupt_take();
+
+    if (signal) {
+        on_signal(r, signal);
+    }
+    if (n < 0) {
+        return;
+    }
+    if (p[0].revents) {
+        read_events(r);
+    }
+    if ((p[2].revents & (POLLERR | POLLHUP)) && !out_pending(&r->out)) {
+        r->out.err = -EPIPE; /* found out while there was nothing to write */
+    }
+    out_flush_ready(&r->out);
+    if (r->out.err) {
+        r->ended = true;
+        return;
+    }
+    if (r->deadline_ns && clock_ns() >= r->deadline_ns && !r->ended) {
+        on_deadline(r);
+    }
+}
+
+static void stats(const struct answer *a)
+{
+    const struct pipit_done *d = &a->done;
+    char kv[32];
+    char full[32];
+    double prefill_s = (double)d->prefill_ns / 1e9;
+    double decode_s = (double)d->decode_ns / 1e9;
+    int fresh = d->n_prompt - d->n_cached;
+
+    say("prompt %d tokens (%d cached) in %.2f s, %.1f tok/s; answer %d tokens in %.2f s, "
+        "%.1f tok/s; first after %.2f s; kv %s of %s; %s",
+        d->n_prompt, d->n_cached, prefill_s, prefill_s > 0 ? fresh / prefill_s : 0, d->n_new,
+        decode_s, decode_s > 0 ? d->n_new / decode_s : 0,
+        a->first_ns ? (double)(a->first_ns - a->start_ns) / 1e9 : 0, bytes_text(d->kv_bytes, kv),
+        bytes_text(d->kv_bytes_full, full), pipit_reason_name(d->reason));
+}
+
+/* What a person should know about how it ended, and the exit code. */
+static int verdict(const struct run *r)
+{
+    const struct answer *a = r->a;
+
+    if (r->out.err == -EPIPE) {
+        return EXIT_CANCELLED; /* quietly */
+    }
+    if (r->out.err && r->out.err != -EINTR) {
+        say("cannot write the answer: %s", strerror(-r->out.err));
+        return EXIT_INTERNAL;
+    }
+    if (a->signal) {
+        return a->signal == SIGINT ? EXIT_INTERRUPTED : EXIT_CANCELLED;
+    }
+    if (r->own_timeout || (a->has_done && a->done.reason == PIPIT_REASON_TIMEOUT)) {
+        say("no time left: the answer took longer than --timeout %g", r->s->timeout);
+        return EXIT_CANCELLED;
+    }
+    if (a->error.code) {
+        return report(&a->error);
+    }
+    switch (a->done.reason) {
+    case PIPIT_REASON_STOP:
+    case PIPIT_REASON_LENGTH:
+        break;
+    case PIPIT_REASON_CONTEXT:
+        say("the answer ended because the context is full (%d tokens of prompt, %d new)",
+            a->done.n_prompt, a->done.n_new);
+        break;
+    case PIPIT_REASON_CANCELLED:
+        say("somebody cancelled the request");
+        break;
+    case PIPIT_REASON_SHUTDOWN:
+        say("the daemon is shutting down");
+        break;
+    default:
+        say("the answer ended early: %s", pipit_reason_name(a->done.reason));
+        break;
+    }
+    return exit_of_reason(a->done.reason);
+}
+
+static void finish_output(struct run *r)
+{
+    struct answer *a = r->a;
+
+    progress_clear(&r->progress);
+    if (r->s->json) {
+        json_last(&r->out, r->client, a);
+    } else if (a->text.len || (a->has_done && !a->error.code && !a->signal)) {
+        out_put(&r->out, "\n", 1);
+    }
+    out_flush(&r->out);
+    if (r->logprobs) {
+        (void)fclose(r->logprobs);
+        (void)fputs(r->logprobs_text ? r->logprobs_text : "", stderr);
+        free(r->logprobs_text);
+    }
+    if (r->s->stats && a->has_done) {
+        stats(a);
+    }
+}
+
+int answer_run(struct pipit_client *c, struct pipit_request *q, const struct settings *s,
+               struct answer *a)
+{
+    struct run r = {.client = c, .request = q, .s = s, .a = a};
+    int code;
+
+    memset(a, 0, sizeof(*a));
+    memcpy(a->id, pipit_request_id(q), sizeof(a->id));
+    a->start_ns = clock_ns();
+    progress_init(&r.progress);
+    if (s->timeout > 0) { /* the daemon's limit, and a second of grace */
+        r.deadline_ns = a->start_ns + (int64_t)(s->timeout * 1e9) + SECOND_NS;
+    }
+    if (s->logprobs >= 0 && !s->json) {
+        r.logprobs = open_memstream(&r.logprobs_text, &r.logprobs_size);
+    }
+    if (r.progress.on || s->json) {
+        int rc = pipit_request_set_param(q, PIPIT_PROGRESS, 1);
+        (void)rc; /* without it there is just nothing to show */
+    }
+    if (pipit_client_info(c)->state == PIPIT_STATE_LOADING) {
+        progress_show(&r.progress, "the model is being loaded");
+    }
+    if (pipit_request_send(q, &a->error) < 0) {
+        r.ended = true;
+    }
+    read_events(&r); /* what failed at once is there already */
+    while (!r.ended) {
+        step(&r);
+    }
+    a->end_ns = clock_ns();
+    finish_output(&r);
+    code = verdict(&r);
+    out_finish(&r.out);
+    return code;
+}
+
+void answer_clear(struct answer *a)
+{
+    free(a->text.data);
+    memset(a, 0, sizeof(*a));
+}

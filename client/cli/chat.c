@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pipit chat: a conversation. The history lives here and goes along whole with every message; the
+ * daemon keeps nothing of it. In a terminal, lines come from a person (the kernel's own line
+ * editing is enough) and errors are told and forgotten; without one, each line is a message and the
+ * first error ends the program.
+ *
+ * A message whose answer failed does not stay in the history, so that "too long" can be mended by a
+ * shorter one; an answer that was interrupted stays as far as it came. */
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/cli/answer.h"
+
+struct turn {
+    const char *role;
+    struct text text;
+};
+
+struct chat {
+    const struct settings *s;
+    struct pipit_client *client;
+    struct turn *turns;
+    size_t n_turns;
+    bool person; /* on stdin */
+    char *buf;   /* of stdin, not yet given out */
+    size_t len;
+    size_t cap;
+    bool end;
+};
+
+static void forget(struct chat *c, size_t n_left)
+{
+    while (c->n_turns > n_left) {
+        free(c->turns[--c->n_turns].text.data);
+    }
+}
+
+static int remember(struct chat *c, const char *role, const char *data, size_t len)
+{
+    struct turn *more = realloc(c->turns, (c->n_turns + 1) * sizeof(*more));
+    char *copy = more ? malloc(len + 1) : NULL;
+
+    if (more) {
+        c->turns = more;
+    }
+    if (!copy) {
+        say("no memory for the conversation");
+        return -ENOMEM;
+    }
+    memcpy(copy, data, len);
+    copy[len] = '\0';
+    more[c->n_turns++] = (struct turn){role, {copy, len}};
+    return 0;
+}
+
+/* ---- lines ---- */
+
+enum line { LINE_OK, LINE_END, LINE_SIGNAL, LINE_FAILED };
+
+/* More of stdin into the buffer. Read by hand: stdio would not let a signal end the wait. */
+static enum line fill(struct chat *c)
+{
+    struct pollfd p[] = {{.fd = STDIN_FILENO, .events = POLLIN},
+                         {.fd = interrupt_fd(), .events = POLLIN}};
+    ssize_t n;
+
+    if (c->len + 4096 > c->cap) {
+        char *more = c->cap > (64 << 20) ? NULL : realloc(c->buf, c->cap * 2 + 8192);
+
+        if (!more) {
+            say("a line is too long");
+            return LINE_FAILED;
+        }
+        c->buf = more;
+        c->cap = c->cap * 2 + 8192;
+    }
+    if (poll(p, 2, -1) < 0 || p[1].revents) {
+        return LINE_SIGNAL;
+    }
+    n = read(STDIN_FILENO, c->buf + c->len, c->cap - c->len);
+    if (n < 0) {
+        return errno == EINTR ? LINE_SIGNAL : LINE_END;
+    }
+    c->end = n == 0;
+    c->len += (size_t)n;
+    return n == 0 ? LINE_END : LINE_OK;
+}
+
+/* The next line without its newline; the last one may lack it. */
+static enum line read_line(struct chat *c, struct text *ret)
+{
+    char *nl;
+    size_t used;
+
+    while (!(nl = c->len ? memchr(c->buf, '\n', c->len) : NULL)) {
+        enum line l = c->end ? LINE_END : fill(c);
+
+        if (l == LINE_END && c->len) {
+            nl = c->buf + c->len;
+            break;
+        }
+        if (l != LINE_OK) {
+            return l;
+        }
+    }
+    ret->len = (size_t)(nl - c->buf);
+    ret->data = malloc(ret->len + 1);
+    if (!ret->data) {
+        return LINE_FAILED;
+    }
+    memcpy(ret->data, c->buf, ret->len);
+    used = ret->len + (ret->len < c->len);
+    memmove(c->buf, c->buf + used, c->len - used);
+    c->len -= used;
+    if (ret->len && ret->data[ret->len - 1] == '\r') {
+        ret->len--;
+    }
+    ret->data[ret->len] = '\0';
+    return LINE_OK;
+}
+
+static void prompt(const struct chat *c, const char *text)
+{
+    if (c->person) {
+        (void)fputs(text, stderr);
+        (void)fflush(stderr);
+    }
+}
+
+/* A message: lines that end in a backslash go on. */
+static enum line read_message(struct chat *c, struct text *ret)
+{
+    enum line l;
+    struct text more = {0};
+
+    *ret = (struct text){0};
+    prompt(c, "> ");
+    l = read_line(c, ret);
+    while (l == LINE_OK && ret->len && ret->data[ret->len - 1] == '\\') {
+        prompt(c, "… ");
+        ret->data[ret->len - 1] = '\n';
+        l = read_line(c, &more);
+        if (l == LINE_OK) {
+            char *joined = realloc(ret->data, ret->len + more.len + 1);
+
+            if (joined) {
+                memcpy(joined + ret->len, more.data, more.len + 1);
+                ret->data = joined;
+                ret->len += more.len;
+            }
+            free(more.data);
+        } else if (l == LINE_END) {
+            l = LINE_OK;
+            break;
+        }
+    }
+    return l;
+}
+
+/* ---- answers ---- */
+
+static int build(struct chat *c, struct pipit_request **ret)
+{
+    const struct settings *s = c->s;
+    struct error e = {0};
+    int r = pipit_request_create(c->client, PIPIT_CHAT, ret);
+
+    if (r == 0) {
+        r = settings_apply(s, *ret, &e);
+        if (r < 0 && r != -ENOMEM) {
+            return usage_error("chat", "%s", e.text);
+        }
+    }
+    if (r == 0 && s->system) {
+        r = pipit_request_set_system(*ret, s->system, strlen(s->system));
+    }
+    for (size_t i = 0; r == 0 && i < c->n_turns; i++) {
+        const struct turn *t = &c->turns[i];
+
+        r = pipit_request_add_message(*ret, t->role, t->text.data, t->text.len);
+    }
+    if (r < 0) {
+        say(r == -E2BIG ? "the conversation has too many messages"
+                        : "no memory for the conversation");
+        return r == -E2BIG ? EXIT_REFUSED : EXIT_INTERNAL;
+    }
+    return 0;
+}
+
+/* One message and its answer; what is left of them in the history. */
+static int answer(struct chat *c, const struct text *message)
+{
+    size_t before = c->n_turns;
+    struct pipit_request *q = NULL;
+    struct answer a = {0};
+    int code;
+
+    if (remember(c, "user", message->data, message->len) < 0) {
+        return EXIT_INTERNAL;
+    }
+    code = build(c, &q);
+    if (code == 0) {
+        code = answer_run(c->client, q, c->s, &a);
+    }
+    if (a.text.len && (a.has_done || a.signal)) {
+        if (remember(c, "assistant", a.text.data, a.text.len) < 0) {
+            forget(c, before);
+        }
+    } else {
+        forget(c, before);
+    }
+    pipit_request_destroy(q);
+    answer_clear(&a);
+    return code;
+}
+
+static bool command(struct chat *c, const char *word, bool *ret_quit)
+{
+    if (strcmp(word, "/quit") == 0 || strcmp(word, "/exit") == 0) {
+        *ret_quit = true;
+    } else if (strcmp(word, "/clear") == 0) {
+        forget(c, 0);
+    } else if (strcmp(word, "/help") == 0) {
+        (void)fprintf(stderr, "/clear forgets the conversation, /quit or Ctrl-D ends, Ctrl-C ends "
+                              "an answer;\na line that ends in \\ goes on in the next\n");
+    } else if (word[0] == '/' && c->person) {
+        (void)fprintf(stderr, "unknown command %.40s; /help lists them\n", word);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* One message; -1 to go on, else the exit code. */
+static int turn(struct chat *c, const struct text *message)
+{
+    ssize_t bad = input_bad_byte(message->data, message->len);
+    bool quit = false;
+    int code;
+
+    if (message->len == 0 || command(c, message->data, &quit)) {
+        return quit ? EXIT_OK : -1;
+    }
+    if (bad >= 0) {
+        say("the message is not UTF-8 at byte %zd", bad);
+        return c->person ? -1 : EXIT_USAGE;
+    }
+    code = answer(c, message);
+    if (code == EXIT_OK) {
+        return -1;
+    }
+    if (code == EXIT_CONTEXT && c->person) {
+        (void)fprintf(stderr, "/clear begins a new conversation.\n");
+    }
+    if (!c->person || code == EXIT_UNREACHABLE || code == EXIT_USAGE) {
+        return code;
+    }
+    return -1;
+}
+
+static int loop(struct chat *c)
+{
+    int code = -1;
+
+    while (code < 0) {
+        struct text message = {0};
+        enum line l = read_message(c, &message);
+        int signal = l == LINE_SIGNAL ? interrupt_take() : 0;
+
+        if (l == LINE_OK) {
+            code = turn(c, &message);
+        } else if (l == LINE_END) {
+            prompt(c, "\n");
+            code = EXIT_OK;
+        } else if (signal == SIGINT && c->person) {
+            c->len = 0;
+            prompt(c, "\n(/quit or Ctrl-D ends)\n");
+        } else if (signal) {
+            code = signal == SIGINT ? EXIT_INTERRUPTED : EXIT_CANCELLED;
+        } else if (l == LINE_FAILED) {
+            code = EXIT_INTERNAL;
+        }
+        free(message.data);
+    }
+    return code;
+}
+
+int chat_run(struct settings *s, const struct option_list *words)
+{
+    struct chat c = {.s = s, .person = isatty(STDIN_FILENO)};
+    int code;
+
+    if (words->n) {
+        return usage_error("chat", "'%.60s' is not an option; messages are typed in", words->v[0]);
+    }
+    if (s->session) {
+        return usage_error("chat", "--session is not built yet");
+    }
+    s->logprobs = -1;
+    s->json = s->raw = false;
+    code = cli_connect(s, &c.client, false);
+    if (code == 0 && interrupt_init() < 0) {
+        say("cannot set up signals");
+        code = EXIT_INTERNAL;
+    }
+    if (code == 0) {
+        if (c.person) {
+            (void)fprintf(stderr, "%s. /help lists what may be typed besides messages.\n",
+                          pipit_client_info(c.client)->model);
+        }
+        code = loop(&c);
+    }
+    forget(&c, 0);
+    free(c.turns);
+    free(c.buf);
+    pipit_client_destroy(c.client);
+    return code;
+}

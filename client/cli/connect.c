@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A client from the settings. A refusal (BUSY, DENIED) keeps its own exit code; everything else
+ * that stands between us and a hello is "unreachable". */
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/cli/answer.h"
+
+int cli_client(const struct settings *s, struct pipit_client **ret)
+{
+    struct pipit_client *c;
+    int r = pipit_client_create(&c);
+
+    if (r == 0) {
+        *ret = c;
+        r = pipit_client_set_program(c, "pipit");
+        if (r == 0 && s->runtime_dir) {
+            r = pipit_client_set_runtime_dir(c, s->runtime_dir);
+        }
+        if (r == 0 && s->instance) {
+            r = pipit_client_set_instance(c, s->instance);
+        }
+    }
+    if (r < 0) {
+        say("cannot make a client: %s", strerror(-r));
+        return EXIT_INTERNAL;
+    }
+    return 0;
+}
+
+int cli_connect(const struct settings *s, struct pipit_client **ret, bool json)
+{
+    struct answer a = {0};
+    struct out o = {0};
+    int code = cli_client(s, ret);
+
+    if (code || pipit_client_connect(*ret, &a.error) == 0) {
+        return code;
+    }
+    if (json) {
+        json_last(&o, NULL, &a);
+        out_flush(&o);
+        out_finish(&o);
+    }
+    code = report(&a.error);
+    if (a.error.err == -EINVAL && a.error.code == PIPIT_E_LOCAL) {
+        return EXIT_USAGE; /* the instance's name */
+    }
+    return code == EXIT_REFUSED ? code : EXIT_UNREACHABLE;
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pipit: the command line of pipitd. This file knows the commands and how to choose one; each
+ * command is a file of its own, their options are rows in settings.c. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/cli/cli.h"
+
+extern char **environ;
+
+#define CODES                                                                                      \
+    "Exit codes: 0 ok, 2 usage, 3 daemon unreachable, 4 refused (busy, over a limit), 5 prompt\n"  \
+    "longer than the context, 6 model bad, 7 cancelled or timed out, 8 internal error,\n"          \
+    "130 interrupted."
+
+/* clang-format off */
+const struct command commands[] = {
+    {"ask", CMD_ASK, "answer one prompt", "pipit ask [OPTION]... [PROMPT | - | @FILE]",
+     "Asks the model and prints its answer while it comes. stdout carries the answer\n"
+     "and one newline after it, nothing else.\n"
+     "\n"
+     "PROMPT is a text; @FILE reads a file (@@ for a text that begins with @), - or\n"
+     "nothing reads stdin. When PROMPT or @FILE is given and stdin is a pipe or a\n"
+     "file, what it holds is put behind, after a newline: an instruction, then the\n"
+     "document. One newline at the end of stdin or of a file is dropped.\n"
+     "\n"
+     "The prompt goes through the model's chat template as the user's message; with\n"
+     "--raw it is continued as it stands. Nothing is ever cut: a prompt longer than\n"
+     "the context is refused with both numbers.\n"
+     "\n"
+     "Ctrl-C ends the answer and keeps what came. With --json each line is an\n"
+     "object: accepted, progress, token, text, resumed, and last done or error, with\n"
+     "finish_reason, usage, timings, kv and the whole text.\n"
+     "\n"
+     "  pipit ask 'Why is the sky blue?'\n"
+     "  pipit ask 'Summarise in one sentence:' <report.txt\n"
+     "  echo 'The capital of France is' | pipit ask --raw -n 8 --temp 0\n"
+     "  pipit ask --json 'Hello' | jq -r 'select(.type == \"done\") | .usage'\n"
+     "\n" CODES, ask_run},
+    {"chat", CMD_CHAT, "talk with the model", "pipit chat [OPTION]...",
+     "A conversation: a line is a message, the answer follows, everything said so far\n"
+     "goes along with the next message. A line that ends in \\ goes on in the next.\n"
+     "/clear forgets the conversation, /quit (or Ctrl-D) ends, /help lists these.\n"
+     "Ctrl-C ends an answer, not the program; what came of it stays in the\n"
+     "conversation.\n"
+     "\n"
+     "Without a terminal on stdin each line is one message, and the program ends at\n"
+     "the first error with its exit code.\n"
+     "\n" CODES, chat_run},
+    {"tokenize", CMD_TOKENIZE, "text to token ids", "pipit tokenize [OPTION]... [TEXT | - | @FILE]",
+     "Prints the ids of the text's tokens, one a line, as the model of the running\n"
+     "daemon counts them. TEXT, @FILE and stdin are read as by 'pipit ask'.\n"
+     "\n"
+     "  pipit tokenize --count @report.txt\n"
+     "\n" CODES, tokenize_run},
+    {"detokenize", CMD_DETOKENIZE, "token ids to text", "pipit detokenize [OPTION]... [ID]...",
+     "Prints the text of token ids, given as arguments or on stdin, apart by white\n"
+     "space or commas, and one newline.\n"
+     "\n"
+     "  pipit tokenize 'Hello' | pipit detokenize\n"
+     "\n" CODES, detokenize_run},
+    {"status", CMD_STATUS, "what the daemon is doing", "pipit status [OPTION]...",
+     "Prints the model, its state, requests, tokens, memory and health.\n"
+     "\n" CODES, status_run},
+    {"cancel", CMD_CANCEL, "end a running request", "pipit cancel [OPTION]... ID",
+     "Ends a request of the same user. ID is what 'pipit ask --json' prints in its\n"
+     "first line: 32 hexadecimal digits. Exit 4 when no such request runs.\n"
+     "\n" CODES, cancel_run},
+    {"wait", CMD_WAIT, "wait until the model is ready", "pipit wait [OPTION]...",
+     "Returns when a daemon answers and its model can be used: 0 at once if it can\n"
+     "already, 6 if the model cannot be loaded, 7 when --timeout is over.\n"
+     "\n" CODES, wait_run},
+    {"doctor", CMD_DOCTOR, "look for what is wrong", "pipit doctor [OPTION]...",
+     "Looks at everything between here and an answer: the places where the daemon\n"
+     "may be, socket and permissions, hello, model, memory, the CPU and this user's\n"
+     "limits. Says what is wrong and what to do. The exit code is that of the worst\n"
+     "finding.\n"
+     "\n" CODES, doctor_run},
+    {0},
+};
+
+/* Known, but of a later version. */
+static const char *const later[] = {"score", "embed", "batch", "metrics", "session", "load", NULL};
+/* clang-format on */
+
+const struct command *command_find(const char *name)
+{
+    for (const struct command *c = commands; c->name; c++) {
+        if (strcmp(c->name, name) == 0) {
+            return c;
+        }
+    }
+    return NULL;
+}
+
+static void print_overview(FILE *f)
+{
+    (void)fprintf(f, "usage: pipit COMMAND [OPTION]... [ARGUMENT]...\n\n"
+                     "Talks to pipitd, the local language-model daemon.\n\n");
+    for (const struct command *c = commands; c->name; c++) {
+        (void)fprintf(f, "  %-12s%s\n", c->name, c->summary);
+    }
+    (void)fprintf(f, "\n'pipit COMMAND --help' tells the options of a command and has examples.\n"
+                     "All commands take --runtime-dir DIR and --instance NAME.\n\n" CODES "\n");
+}
+
+static int print_help(const struct command *cmd)
+{
+    char *text = settings_help(cmd);
+
+    if (!text) {
+        say("no memory for the help");
+        return EXIT_INTERNAL;
+    }
+    (void)fputs(text, stdout);
+    free(text);
+    return fflush(stdout) ? EXIT_INTERNAL : EXIT_OK;
+}
+
+/* How many letters differ, of two short names (Levenshtein). */
+static size_t distance(const char *a, const char *b)
+{
+    size_t row[32];
+    size_t nb = strlen(b);
+
+    if (strlen(a) > 30 || nb > 30) {
+        return 99;
+    }
+    for (size_t j = 0; j <= nb; j++) {
+        row[j] = j;
+    }
+    for (size_t i = 1; a[i - 1]; i++) {
+        size_t diagonal = row[0];
+
+        row[0] = i;
+        for (size_t j = 1; j <= nb; j++) {
+            size_t change = diagonal + (a[i - 1] != b[j - 1]);
+            size_t least = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
+
+            diagonal = row[j];
+            row[j] = change < least ? change : least;
+        }
+    }
+    return row[nb];
+}
+
+static int unknown_command(const char *name)
+{
+    const char *near = NULL;
+    size_t best = 3;
+
+    for (const char *const *l = later; *l; l++) {
+        if (strcmp(*l, name) == 0) {
+            say("'%s' is not built yet", name);
+            return EXIT_USAGE;
+        }
+    }
+    if (name[0] == '-') {
+        return usage_error(NULL, "'%.60s' comes before a command: options follow the command",
+                           name);
+    }
+    for (const struct command *c = commands; c->name; c++) {
+        size_t d = distance(name, c->name);
+
+        if (d < best) {
+            best = d;
+            near = c->name;
+        }
+    }
+    if (near) {
+        return usage_error(NULL, "unknown command '%.60s'; did you mean '%s'?", name, near);
+    }
+    return usage_error(NULL, "unknown command '%.60s'", name);
+}
+
+static int run(const struct command *cmd, int argc, char *argv[])
+{
+    struct settings s = {0};
+    struct option_list words = {0};
+    struct error e = {0};
+    int code;
+
+    if (settings_load(cmd, &s, argc, argv, environ, &words, &e) < 0) {
+        code = usage_error(cmd->name, "%s", e.text);
+    } else if (s.help) {
+        code = print_help(cmd);
+    } else {
+        code = cmd->run(&s, &words);
+    }
+    options_list_clear(&words);
+    settings_clear(&s);
+    return code;
+}
+
+int main(int argc, char *argv[])
+{
+    const char *name = argc > 1 ? argv[1] : "";
+    const struct command *cmd = command_find(name);
+
+    if (cmd) {
+        return run(cmd, argc - 1, argv + 1);
+    }
+    if (argc < 2) {
+        print_overview(stderr);
+        return EXIT_USAGE;
+    }
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
+        (void)printf("pipit %s\n", pipit_version());
+        return fflush(stdout) ? EXIT_INTERNAL : EXIT_OK;
+    }
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        cmd = argc > 2 ? command_find(argv[2]) : NULL;
+        if (cmd) {
+            return print_help(cmd);
+        }
+        if (argc > 2) {
+            return unknown_command(argv[2]);
+        }
+        print_overview(stdout);
+        return fflush(stdout) ? EXIT_INTERNAL : EXIT_OK;
+    }
+    return unknown_command(name);
+}

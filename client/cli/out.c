@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stdout with a queue before it: text that a full pipe does not take stays here while the answer
+ * goes on, so that a reader who pauses (less, a slow script) does not make us a slow consumer of
+ * the daemon. stdout is not made non-blocking, because its file description is shared with other
+ * programs; instead poll() says when a pipe takes PIPE_BUF bytes, and no more is written at once.
+ */
+
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/cli/answer.h"
+
+void out_put(struct out *o, const char *data, size_t len)
+{
+    if (o->err || len == 0) {
+        return;
+    }
+    if (o->used + len > o->cap) {
+        size_t cap = (o->used + len) * 2;
+        char *more = realloc(o->data, cap);
+
+        if (!more) {
+            o->err = -ENOMEM;
+            return;
+        }
+        o->data = more;
+        o->cap = cap;
+    }
+    memcpy(o->data + o->used, data, len);
+    o->used += len;
+}
+
+bool out_pending(const struct out *o)
+{
+    return !o->err && o->sent < o->used;
+}
+
+/* One write of at most PIPE_BUF bytes. */
+static void write_some(struct out *o)
+{
+    size_t n = o->used - o->sent;
+    ssize_t r = write(STDOUT_FILENO, o->data + o->sent, n > PIPE_BUF ? PIPE_BUF : n);
+
+    if (r < 0) {
+        o->err = errno == EAGAIN ? 0 : -errno;
+        return;
+    }
+    o->sent += (size_t)r;
+    if (o->sent == o->used) {
+        o->sent = o->used = 0;
+    }
+}
+
+void out_flush_ready(struct out *o)
+{
+    struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
+
+    while (out_pending(o) && poll(&p, 1, 0) == 1) {
+        write_some(o);
+        if (o->err == -EINTR) {
+            o->err = 0; /* the loop sees the signal itself */
+            return;
+        }
+    }
+}
+
+void out_flush(struct out *o)
+{
+    struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
+
+    while (out_pending(o)) {
+        if (poll(&p, 1, -1) < 0) {
+            o->err = -errno;
+            return;
+        }
+        write_some(o);
+    }
+}
+
+void out_finish(struct out *o)
+{
+    free(o->data);
+    memset(o, 0, sizeof(*o));
+}

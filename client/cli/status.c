@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pipit status, pipit cancel and pipit wait: short questions about the daemon as a whole. */
+
+#include <errno.h>
+#include <jansson.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "client/cli/answer.h"
+
+static int written(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout)) {
+        return EXIT_OK;
+    }
+    if (errno != EPIPE) {
+        say("cannot write: %s", strerror(errno));
+        return EXIT_INTERNAL;
+    }
+    return EXIT_CANCELLED;
+}
+
+static void print_json(const struct pipit_status *st, const struct pipit_info *info)
+{
+    json_t *obj = json_pack(
+        "{s:i, s:s, s:s, s:s, s:f, s:i, s:i, s:{s:i, s:i, s:I}, s:{s:I, s:I}, s:{s:I, s:I}, s:I,"
+        " s:i, s:i, s:f, s:f, s:I, s:I, s:s}",
+        "v", 1, "state", pipit_state_name(st->state), "model", st->model, "backend", st->backend,
+        "progress", st->progress / 1000.0, "ctx", st->ctx, "sequences", st->n_seqs, "requests",
+        "running", (int)st->n_running, "queued", (int)st->n_queued, "total",
+        (json_int_t)st->n_requests, "tokens", "prompt", (json_int_t)st->n_prompt_tokens, "new",
+        (json_int_t)st->n_new_tokens, "kv", "bytes_used", (json_int_t)st->kv_bytes_used,
+        "bytes_total", (json_int_t)st->kv_bytes_total, "plan_bytes", (json_int_t)st->plan_bytes,
+        "lanes", (int)st->n_lanes, "engine_restarts", (int)st->n_restarts, "step_age_s",
+        (double)st->step_age_ns / 1e9, "uptime_s", (double)st->uptime_ns / 1e9, "front_epoch",
+        (json_int_t)st->front_epoch, "model_epoch", (json_int_t)st->model_epoch, "socket",
+        info->path);
+
+    if (obj) {
+        (void)json_dumpf(obj, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+        (void)putchar('\n');
+    }
+    json_decref(obj);
+}
+
+static void print_text(const struct pipit_status *st, const struct pipit_info *info)
+{
+    char used[32];
+    char total[32];
+    char plan[32];
+
+    (void)printf("model     %s\n", st->model[0] ? st->model : "(not loaded yet)");
+    if (st->state == PIPIT_STATE_LOADING) {
+        (void)printf("state     loading, %u %%\n", st->progress / 10);
+    } else {
+        (void)printf("state     %s\n", pipit_state_name(st->state));
+    }
+    (void)printf("backend   %s\n", st->backend[0] ? st->backend : "-");
+    (void)printf("context   %d tokens, %d sequences\n", st->ctx, st->n_seqs);
+    (void)printf("requests  %u running, %u waiting, %llu since the start\n", st->n_running,
+                 st->n_queued, (unsigned long long)st->n_requests);
+    (void)printf("tokens    %llu read, %llu written\n", (unsigned long long)st->n_prompt_tokens,
+                 (unsigned long long)st->n_new_tokens);
+    (void)printf("memory    %s planned, cache %s of %s\n", bytes_text(st->plan_bytes, plan),
+                 bytes_text(st->kv_bytes_used, used), bytes_text(st->kv_bytes_total, total));
+    (void)printf("engine    last step %.1f s ago, %u restarts\n", (double)st->step_age_ns / 1e9,
+                 st->n_restarts);
+    (void)printf("daemon    up %.0f s, %u clients, %s\n", (double)st->uptime_ns / 1e9, st->n_lanes,
+                 info->path);
+}
+
+int status_run(struct settings *s, const struct option_list *words)
+{
+    struct pipit_client *c = NULL;
+    struct pipit_error e = {0};
+    const struct pipit_status *st;
+    int code;
+
+    if (words->n) {
+        return usage_error("status", "'%.60s' is not an option", words->v[0]);
+    }
+    code = cli_connect(s, &c, false);
+    if (code == 0 && pipit_client_status(c, &st, &e) < 0) {
+        code = report(&e);
+    } else if (code == 0) {
+        if (s->json) {
+            print_json(st, pipit_client_info(c));
+        } else {
+            print_text(st, pipit_client_info(c));
+        }
+        code = written();
+    }
+    pipit_client_destroy(c);
+    return code;
+}
+
+static int parse_id(const char *text, uint8_t ret[16])
+{
+    static const char digits[] = "0123456789abcdef";
+
+    if (strlen(text) != 32) {
+        return -EINVAL;
+    }
+    memset(ret, 0, 16);
+    for (int i = 0; i < 32; i++) {
+        const char *d = strchr(digits, text[i] >= 'A' && text[i] <= 'F' ? text[i] + 32 : text[i]);
+
+        if (!d) {
+            return -EINVAL;
+        }
+        ret[i / 2] = (uint8_t)(ret[i / 2] << 4 | (d - digits));
+    }
+    return 0;
+}
+
+int cancel_run(struct settings *s, const struct option_list *words)
+{
+    static const uint8_t zero[16];
+    struct pipit_client *c = NULL;
+    struct pipit_error e = {0};
+    uint8_t id[16];
+    int code;
+
+    if (words->n != 1) {
+        return usage_error("cancel", words->n ? "one id at a time" : "no id");
+    }
+    if (parse_id(words->v[0], id) < 0 || memcmp(id, zero, sizeof(zero)) == 0) {
+        return usage_error("cancel", "'%.60s' is no id: 32 hexadecimal digits", words->v[0]);
+    }
+    code = cli_connect(s, &c, false);
+    if (code == 0 && pipit_client_cancel(c, id, &e) < 0) {
+        code = report(&e);
+    }
+    pipit_client_destroy(c);
+    return code;
+}
+
+/* -1: not yet. */
+static int look(const struct settings *s, struct pipit_client *c, struct pipit_error *e)
+{
+    const struct pipit_info *info = pipit_client_info(c);
+    int r = info ? pipit_client_ping(c, e) : -ENOTCONN;
+
+    if (r < 0) {
+        r = pipit_client_connect(c, e);
+    }
+    if (r == -EINVAL) {
+        return usage_error("wait", "%s", e->text);
+    }
+    info = pipit_client_info(c);
+    if (r < 0 || !info) {
+        return -1;
+    }
+    switch (info->state) {
+    case PIPIT_STATE_READY:
+    case PIPIT_STATE_UNLOADED: /* loads at the first use */
+        return EXIT_OK;
+    case PIPIT_STATE_FAILED:
+        say("the model cannot be loaded; the daemon's log says why");
+        return EXIT_MODEL;
+    default:
+        e->code = 0; /* it answers: what is missing now is the model */
+        return -1;
+    }
+}
+
+int wait_run(struct settings *s, const struct option_list *words)
+{
+    struct pipit_client *c = NULL;
+    struct pipit_error e = {0};
+    int64_t deadline_ns = clock_ns() + (int64_t)(s->timeout * 1e9);
+    int code =
+        words->n ? usage_error("wait", "'%.60s' is not an option", words->v[0]) : cli_client(s, &c);
+
+    if (code == 0) {
+        uint32_t ms = s->timeout > 0 && s->timeout < 5 ? (uint32_t)(s->timeout * 1000) + 1 : 5000;
+
+        code = pipit_client_set_timeout_ms(c, ms) < 0 || pipit_client_set_reconnect_ms(c, 0) < 0 ||
+                       interrupt_init() < 0
+                   ? EXIT_INTERNAL
+                   : -1;
+    }
+    while (code < 0) {
+        struct pollfd p = {.fd = interrupt_fd(), .events = POLLIN};
+        int signal;
+
+        code = look(s, c, &e);
+        if (code >= 0) {
+            break;
+        }
+        if (s->timeout > 0 && clock_ns() >= deadline_ns) {
+            say("not ready within %g s: %s", s->timeout,
+                e.code ? e.text : "the model is still being loaded");
+            code = EXIT_CANCELLED;
+            break;
+        }
+        (void)poll(&p, 1, 50);
+        signal = interrupt_take();
+        if (signal) {
+            code = signal == SIGINT ? EXIT_INTERRUPTED : EXIT_CANCELLED;
+        }
+    }
+    pipit_client_destroy(c);
+    return code;
+}
