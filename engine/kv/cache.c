@@ -127,7 +127,7 @@ int cache_check(const struct cache *c, const struct policy *p, int32_t n_prompt,
     }
     shape_need(s, p, v, n_prompt, n_tokens, &need);
     if (place->evicts && (s->steady_cap == 0 || (place->scores && !s->scores) ||
-                          (need.peak_state && s->peak_cap < n_prompt) ||
+                          (need.peak_state && need.peak_slots > s->peak_cap) ||
                           policy_budget(p, n_prompt, s->ctx) > s->steady_cap)) {
         return error_set(reterr, -ENOMEM,
                          "the plan holds positions and scores of %d slots a head group, this "

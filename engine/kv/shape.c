@@ -219,6 +219,7 @@ void shape_need(const struct shape *s, const struct policy *p, int32_t variant, 
             ret->peak[c] += (uint32_t)(n * (peak - steady));
         }
     }
+    ret->peak_slots = at_peak;
     ret->peak_state = budget && at_peak > s->steady_cap;
 }
 

@@ -75,7 +75,8 @@ struct shape {
 struct shape_need {
     uint32_t pages[SHAPE_MAX_CLASSES];
     uint32_t peak[SHAPE_MAX_CLASSES];
-    bool peak_state; /* needs the one region for prompts longer than steady_cap */
+    int32_t peak_slots; /* a group's, at most, while the prompt is read */
+    bool peak_state;    /* these are more than steady_cap: needs the one region for it */
 };
 
 /* -ENOTSUP for types the backend lacks, -EINVAL, -ENOMEM where a share does not hold one sequence. */

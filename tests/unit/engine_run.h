@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_TESTS_UNIT_ENGINE_RUN_H
+#define PIPIT_TESTS_UNIT_ENGINE_RUN_H
+
+/* Engines on the small models of tests/data, and requests whose tokens and logits are kept. */
+
+#include "engine/engine.h"
+
+enum { RUN_MAX_NEW = 256 };
+
+struct run {
+    uint64_t handle;
+    int32_t n_new;
+    int32_t tokens[RUN_MAX_NEW];
+    float logprobs[RUN_MAX_NEW]; /* of tokens, or of scored positions */
+    int32_t n_scored;
+    int32_t n_vocab;
+    float *logits;  /* (RUN_MAX_NEW, n_vocab) one row a new token; freed by run_clear */
+    int32_t n_progress;
+    int32_t progress; /* the last one */
+    bool done;
+    enum engine_reason reason;
+    struct error error;
+    struct engine_usage usage;
+};
+
+/* tests/data/NAME. */
+const char *run_data(const char *name);
+
+/* Skips the test, loudly, when the backend has no cache. `kv` NULL: "full". */
+struct engine *run_engine(const char *model, const char *backend, int32_t ctx, int32_t n_seqs,
+                          const char *kv);
+struct engine *run_engine_overlay(const char *model, const char *overlay, const char *backend,
+                                  int32_t ctx, int32_t n_seqs, const char *kv);
+
+/* A greedy request of n_new tokens that ignores end tokens; change it before run_submit. */
+struct engine_request run_request(const int32_t *prompt, int32_t n_prompt, int32_t n_new);
+/* Submits it with r as its user; logits are kept. Asserts success. */
+void run_submit(struct engine *e, const struct engine_request *q, struct run *r);
+/* Steps until idle. */
+void run_all(struct engine *e);
+/* Steps once with the events going to their runs. */
+int run_step(struct engine *e);
+void run_clear(struct run *r);
+
+/* Same tokens and, to the bit, same logits. */
+bool run_same(const struct run *a, const struct run *b);
+
+/* n token ids below n_vocab, from a seed. */
+void run_tokens(uint64_t seed, int32_t n_vocab, int32_t *ids, int32_t n);
+
+#endif

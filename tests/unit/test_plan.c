@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/kv/plan.h and shape.h: bytes known by arithmetic, the share that each axis leaves,
+ * refusals with numbers. The shapes are SmolLM2-135M's: 30 layers, 3 K and V heads of 64, context
+ * 8192. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/kv/plan.h"
+
+enum { CTX = 8192, LAYERS = 30 };
+
+static const uint64_t full = UINT64_C(30) * 2 * 192 * 2 * 8192;
+
+static uint64_t no_scratch(const void *arg, int32_t ctx, int32_t n_seqs)
+{
+    return 1000;
+}
+
+static int make(const char *kv, int32_t n_stores, int32_t ctx, int32_t n_seqs, uint64_t available,
+                struct plan *ret, struct error *e)
+{
+    struct shape_store stores[LAYERS];
+    struct policy_mix mix;
+    struct shape shape = {0};
+    struct plan_input in = {
+        .stores = stores,
+        .n_stores = n_stores,
+        .ctx = ctx,
+        .ctx_model = CTX,
+        .n_seqs = n_seqs,
+        .max_chunk = 512,
+        .mix = &mix,
+        .weights_bytes = 5000,
+        .mapped_bytes = 7000,
+        .extra_bytes = 300,
+        .available_bytes = available,
+        .scratch = no_scratch,
+    };
+
+    for (int32_t i = 0; i < LAYERS; i++) {
+        stores[i] = (struct shape_store){.layer = i, .n_k = 3, .n_v = 3, .k_dim = 64, .v_dim = 64};
+    }
+    cr_assert_eq(backend_find("ref", &in.ops, e), 0);
+    cr_assert_eq(policy_parse_mix(kv, &mix, e), 0, "%s", e->text);
+    int r = plan_make(&in, ret, &shape, e);
+
+    shape_finish(&shape);
+    return r;
+}
+
+static struct plan plan_of(const char *kv, int32_t n_stores)
+{
+    struct plan p;
+    struct error e = {0};
+
+    cr_assert_eq(make(kv, n_stores, CTX, 1, UINT64_MAX, &p, &e), 0, "%s: %s", kv, e.text);
+    return p;
+}
+
+static double share(uint64_t bytes)
+{
+    return 100.0 * (double)bytes / (double)full;
+}
+
+Test(plan, cache_bytes_are_exact)
+{
+    cr_assert_eq(full, 188743680);
+    cr_assert_eq(plan_of("full", 30).kv_bytes, full);
+    cr_assert_eq(plan_of("f32", 30).kv_bytes, 2 * full);
+    cr_assert_eq(plan_of("bf16", 30).kv_bytes, full);
+    cr_assert_eq(plan_of("fp8", 30).kv_bytes, UINT64_C(30) * 3 * 2 * (64 + 2) * 8192);
+    cr_assert_eq(plan_of("kv8", 30).kv_bytes, plan_of("fp8", 30).kv_bytes);
+    cr_assert_float_eq(share(plan_of("fp8", 30).kv_bytes), 51.6, 0.05);
+    /* SwiftKV split 15 with one group: 16 stores; split 14 with one group of 16: 15. */
+    cr_assert_float_eq(share(plan_of("full", 16).kv_bytes), 53.3, 0.05);
+    cr_assert_float_eq(share(plan_of("full", 15).kv_bytes), 50.0, 0.05);
+    cr_assert_float_eq(share(plan_of("fp8+keyformer:50%", 15).kv_bytes), 12.9, 0.05);
+}
+
+Test(plan, sums)
+{
+    struct plan p = plan_of("full", 30);
+
+    cr_assert_eq(p.lane_bytes, 300);
+    cr_assert_eq(p.weights_bytes, 5000);
+    cr_assert_eq(p.policy_bytes, 0);
+    cr_assert_eq(p.prefill_peak_bytes, 0);
+    cr_assert_eq(p.total_bytes, p.weights_bytes + p.kv_bytes + p.policy_bytes +
+                                    p.prefill_peak_bytes + p.scratch_bytes + p.lane_bytes);
+    cr_assert_eq(p.n_classes, 1);
+    cr_assert_eq(p.page_classes[0].n_pages, 30 * 3 * 128);
+    cr_assert_eq(p.page_classes[0].page_bytes, 64 * 256);
+    cr_assert_str_eq(p.policy, "f16+full,chunk=512");
+}
+
+Test(plan, policy_state_and_peak)
+{
+    struct plan p = plan_of("keyformer:50%", 30);
+    uint64_t slots = UINT64_C(30) * 3 * 4096;
+
+    cr_assert_eq(p.kv_bytes, full / 2);
+    /* Eight bytes a slot and head group, and a victim's index. */
+    cr_assert_geq(p.policy_bytes, slots * 8);
+    cr_assert_leq(p.policy_bytes, slots * 8 + 30 * 64);
+    /* Dense: the other half of the pages, and positions and scores of a whole prompt. */
+    cr_assert_eq(p.prefill_peak_bytes, full / 2 + UINT64_C(30) * 3 * 8192 * 8);
+    /* Bounded: one chunk above the budget. */
+    p = plan_of("keyformer:50%,prefill=bounded", 30);
+    cr_assert_eq(p.prefill_peak_bytes, full / 16 + UINT64_C(30) * 3 * (4096 + 512) * 8);
+    p = plan_of("window:1024", 30);
+    cr_assert_eq(p.kv_bytes, full / 8);
+    cr_assert_leq(p.policy_bytes, UINT64_C(30) * (3 * 1024 * 4 + 64));
+}
+
+Test(plan, refusal_has_numbers)
+{
+    struct plan p;
+    struct error e = {0};
+
+    cr_assert_eq(make("full", 30, CTX, 2, full, &p, &e), -ENOMEM);
+    cr_assert_not(p.fits);
+    cr_assert_eq(p.max_sequences, 0, "the rest takes some of it");
+    cr_assert_gt(p.max_ctx, 4000);
+    cr_assert_lt(p.max_ctx, 4096);
+    cr_assert(strstr(e.text, "would fit"), "%s", e.text);
+
+    struct plan q;
+
+    e.code = 0;
+    cr_assert_eq(make("full", 30, p.max_ctx, 2, full, &q, &e), 0, "%s", e.text);
+    cr_assert_neq(make("full", 30, p.max_ctx + 1, 2, full, &q, &e), 0);
+    e.code = 0;
+    /* Context 0 takes what fits. */
+    cr_assert_eq(make("full", 30, 0, 2, full, &q, &e), 0);
+    cr_assert_eq(q.ctx, p.max_ctx);
+    cr_assert_eq(make("full", 30, 0, 2, 10000, &q, &e), -ENOMEM);
+}
+
+Test(plan, mix_shares_the_bytes)
+{
+    struct plan p;
+    struct error e = {0};
+
+    cr_assert_eq(make("full=60%;fp8+keyformer:50%=40%", 30, CTX, 4, UINT64_MAX, &p, &e), 0, "%s",
+                 e.text);
+    cr_assert_eq(p.n_classes, 2);
+    cr_assert_leq(p.kv_bytes, 4 * full);
+    cr_assert_gt(p.kv_bytes, 4 * full - 200000, "rounded down to pages");
+    cr_assert_eq(make("full=90%;f32=10%", 30, CTX, 2, UINT64_MAX, &p, &e), -ENOMEM);
+    cr_assert(strstr(e.text, "does not hold one sequence"));
+}
+
+Test(plan, prints)
+{
+    struct plan p = plan_of("full", 30);
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+
+    plan_print_json(&p, f);
+    plan_print_table(&p, f);
+    (void)fclose(f);
+    cr_assert(strstr(text, "\"kv_bytes\": 188743680"), "%s", text);
+    cr_assert(strstr(text, "\"fits\": true"));
+    free(text);
+}

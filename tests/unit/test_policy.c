@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/kv/policy.h: what may be said, what it means, where a fault is, and that the canonical
+ * text says the same. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/kv/policy.h"
+
+static struct policy parse(const char *text)
+{
+    struct policy p;
+    struct error e = {0};
+
+    cr_assert_eq(policy_parse(text, &p, &e), 0, "%s: %s", text, e.text);
+    return p;
+}
+
+Test(policy, empty_is_full_f16)
+{
+    const char *texts[] = {NULL, "", "full", "f16", "f16+full", "full+f16"};
+
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        struct policy p = parse(texts[i]);
+
+        cr_assert_eq(p.place, POLICY_FULL);
+        cr_assert_eq(p.k_type, OPS_KV_F16);
+        cr_assert_eq(p.v_type, OPS_KV_F16);
+        cr_assert_eq(p.chunk, 512);
+        cr_assert_eq(policy_budget(&p, 1000, 8192), 0);
+    }
+}
+
+Test(policy, words)
+{
+    struct policy p = parse("kv8+sinks:4+window:1020");
+
+    cr_assert_eq(p.k_type, OPS_KV_I8);
+    cr_assert_eq(p.v_type, OPS_KV_FP8);
+    cr_assert_eq(p.place, POLICY_WINDOW);
+    cr_assert_eq(p.sinks, 4);
+    cr_assert_eq(policy_budget(&p, 9999, 8192), 1024);
+    cr_assert_eq(policy_budget(&p, 9999, 1000), 1000, "never more than the context");
+
+    p = parse("keyformer:512,recent=25%,tau=1..3.5,mode=paper,noise=fresh,score=head,pos=org,"
+              "prefill=dense,observe=32,seed=7,damp=0.9,min=64,chunk=128");
+    cr_assert_eq(p.place, POLICY_KEYFORMER);
+    cr_assert_eq(p.recent, 25);
+    cr_assert_float_eq(p.tau1, 3.5f, 1e-6);
+    cr_assert_eq(p.noise, POLICY_FRESH);
+    cr_assert_eq(p.observe, 32);
+    cr_assert_eq(p.seed, 7);
+    cr_assert_float_eq(p.damp, 0.9f, 1e-6);
+    cr_assert_eq(p.chunk, 128);
+    cr_assert_eq(parse("keyformer:512,tau=2").tau1, 2.0f);
+    cr_assert_eq(parse("keyformer:512,recent=0%").recent, 0);
+}
+
+Test(policy, budgets)
+{
+    struct policy p = parse("h2o:50%");
+
+    cr_assert_eq(policy_budget(&p, 1000, 8192), 500);
+    cr_assert_eq(policy_budget(&p, 100, 8192), 128, "at least min");
+    p = parse("h2o:50%,min=16");
+    cr_assert_eq(policy_budget(&p, 100, 8192), 50);
+    p = parse("h2o:25%ctx");
+    cr_assert_eq(policy_budget(&p, 100, 8192), 2048);
+}
+
+Test(policy, canonical_text_says_the_same)
+{
+    const char *texts[] = {
+        "full",
+        "fp8",
+        "k16v8+full,chunk=64",
+        "window:1024",
+        "sinks:4+window:50%",
+        "bf16+sinks:2+keyformer:50%ctx,noise=const,tau=1.25..2,damp=0.5",
+        "recency:300,decay=0.9",
+        "h2o:50%,score=layer,prefill=bounded",
+        "f32+h2o:100",
+    };
+
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        struct policy p = parse(texts[i]);
+        struct policy q;
+        char text[POLICY_TEXT_MAX];
+        char again[POLICY_TEXT_MAX];
+
+        policy_print(&p, text, sizeof(text));
+        q = parse(text);
+        cr_assert_eq(memcmp(&p, &q, sizeof(p)), 0, "%s -> %s", texts[i], text);
+        policy_print(&q, again, sizeof(again));
+        cr_assert_str_eq(text, again);
+    }
+}
+
+Test(policy, faults_say_where)
+{
+    static const struct {
+        const char *text;
+        int at;
+        const char *holds;
+        int code;
+    } faults[] = {
+        {"fulll", 1, "one of", -EINVAL},
+        {"f16+", 5, "one of", -EINVAL},
+        {"f16+fp8", 5, "second word of precision", -EINVAL},
+        {"window:8+h2o:9", 10, "second word", -EINVAL},
+        {"window", 7, "budget must follow", -EINVAL},
+        {"window:", 8, "from 2 to", -EINVAL},
+        {"window:1", 8, "from 2 to", -EINVAL},
+        {"window:-5", 8, "from 2 to", -EINVAL},
+        {"window:99999999999999999999", 8, "from 2 to", -EINVAL},
+        {"h2o:101%", 5, "from 2 to 100", -EINVAL},
+        {"h2o:50%,tau=1", 9, "takes the options", -EINVAL},
+        {"h2o:50%,recent=101%", 16, "from 0 to 100", -EINVAL},
+        {"h2o:50%,recent=30", 18, "'%' must follow", -EINVAL},
+        {"keyformer:50%,tau=0..2", 19, "from 0.01 to 100", -EINVAL},
+        {"keyformer:50%,tau=1..", 22, "from 0.01 to 100", -EINVAL},
+        {"keyformer:50%,tau=nan", 19, "from 0.01 to 100", -EINVAL},
+        {"keyformer:50%,noise=loud", 21, "one of once fresh", -EINVAL},
+        {"full,chunk=0", 12, "from 1 to 65536", -EINVAL},
+        {"full chunk=1", 5, "must stand here", -EINVAL},
+        {"sinks:4", 8, "needs a word beside it", -EINVAL},
+        {"sinks:100+h2o:110", 18, "leave nothing", -EINVAL},
+        {"fp8,chunk=3", 5, "takes no options", -EINVAL},
+        {"sparq:r=16", 1, "not built yet", -ENOTSUP},
+        {"f16+exit:0.9", 5, "not built yet", -ENOTSUP},
+    };
+
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        struct policy p;
+        struct error e = {0};
+        char at[64];
+
+        (void)snprintf(at, sizeof(at), "character %d:", faults[i].at);
+        cr_assert_eq(policy_parse(faults[i].text, &p, &e), faults[i].code, "%s", faults[i].text);
+        cr_assert(strstr(e.text, at), "%s: %s", faults[i].text, e.text);
+        cr_assert(strstr(e.text, faults[i].holds), "%s: %s", faults[i].text, e.text);
+    }
+}
+
+Test(policy, mixes)
+{
+    struct policy_mix m;
+    struct error e = {0};
+
+    cr_assert_eq(policy_parse_mix("full=60%;fp8+keyformer:50%,recent=30%=40%", &m, &e), 0, "%s",
+                 e.text);
+    cr_assert_eq(m.n, 2);
+    cr_assert_eq(m.part[0].share, 60);
+    cr_assert_eq(m.part[1].share, 40);
+    cr_assert_eq(m.part[1].policy.recent, 30);
+    cr_assert_eq(policy_parse_mix(NULL, &m, &e), 0);
+    cr_assert_eq(m.part[0].share, 100);
+    cr_assert_eq(policy_parse_mix("full=60%;fp8=30%", &m, &e), -EINVAL);
+    cr_assert(strstr(e.text, "sum to 100%"));
+    e.code = 0;
+    cr_assert_eq(policy_parse_mix("full;", &m, &e), -EINVAL);
+}
