@@ -19,6 +19,8 @@ enum { SERVE = 1, PLAN = 2 };
 
 static const char *const backends[] = {"auto", "ref", "cpu", "cuda", NULL};
 
+static const char *const no_yes[] = {"no", "yes", NULL};
+
 #define AT(field) offsetof(struct config, field)
 
 /* clang-format off */
@@ -48,13 +50,13 @@ static const struct option_row rows[] = {
      .help = "threads of the cpu and ref backends; 0: all this process may use"},
     {"lanes", 0, OPTION_INT, AT(lanes), 1, 4096, .fallback = "32",
      .help = "clients connected at once"},
-    {"lane-bytes", 0, OPTION_BYTES, AT(lane_bytes), 64 << 10, 0x1p40, .fallback = "1MiB",
+    {"lane-bytes", 0, OPTION_BYTES, AT(lane_bytes), 64 << 10, 0x1p31, .fallback = "1MiB",
      .help = "shared memory of one client, both directions together"},
     {"journal-bytes", 0, OPTION_BYTES, AT(journal_bytes), 1 << 20, 0x1p40, .fallback = "16MiB",
      .help = "memory for requests and for answers kept for RESUME"},
     {"max-queue", 0, OPTION_INT, AT(max_queue), 0, 4096, .fallback = "64",
      .help = "requests that may wait; the next one is told BUSY"},
-    {"gateway", 0, OPTION_FLAG, AT(gateway), .fallback = "yes",
+    {"gateway", 0, OPTION_ENUM, AT(gateway), .words = no_yes, .fallback = "yes",
      .help = "start pipit-gateway, the ZeroMQ door"},
     {"stall-timeout", 0, OPTION_FLOAT, AT(stall_timeout), 0.1, 3600, .metavar = "SECONDS",
      .fallback = "10", .help = "a client that reads nothing for so long is cancelled"},
@@ -125,9 +127,6 @@ static int check(struct config *c, struct error *reterr)
                          "--instance %.80s: allowed are 1..64 letters, digits, '.', '_' and '-', "
                          "the first no '.'",
                          c->instance);
-    }
-    if (c->lane_bytes > UINT32_MAX) {
-        return error_set(reterr, -EINVAL, "--lane-bytes: allowed are 64KiB..4GiB");
     }
     derive(c);
     if (!checked_mul_u64((uint64_t)c->lanes, c->lane_bytes, &lanes) ||

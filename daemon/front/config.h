@@ -28,7 +28,7 @@ struct config {
     uint64_t lane_bytes;
     uint64_t journal_bytes;
     int64_t max_queue;
-    bool gateway;
+    int gateway; /* 0 no, 1 yes */
     double stall_timeout;
     double engine_timeout;
     char *cache_dir;

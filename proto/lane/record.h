@@ -28,7 +28,8 @@ enum lane_type {
     LANE_LEASE_GET = 2,  /* body lease (arena, length) -> LANE_LEASE or LANE_ERROR */
     LANE_LEASE_PUT = 3,  /* body lease (arena, buf, generation); no answer */
     LANE_REQUEST = 4,    /* body request; a known id attaches to that request instead */
-    LANE_CANCEL = 5,     /* body cancel; ends with LANE_DONE cancelled, or LANE_ERROR not found */
+    LANE_CANCEL = 5,     /* body cancel; ends with LANE_DONE cancelled, or LANE_ERROR not found. A lane that
+                            does not read that request's events gets a LANE_DONE with seq 0 as receipt */
     LANE_RESUME = 6,     /* body resume; events from next_seq on come to this lane from now on */
     LANE_PING = 7,       /* -> LANE_PONG (body hello_reply) */
     LANE_STATUS_GET = 8, /* -> LANE_STATUS */
@@ -72,11 +73,18 @@ enum lane_flag {
 enum lane_state { LANE_UNLOADED, LANE_LOADING, LANE_READY, LANE_FAILED, LANE_STOPPING };
 
 enum lane_kind {
-    LANE_KIND_GENERATE = 1, /* TLV prompt text or tokens, no template */
-    LANE_KIND_CHAT = 2,     /* TLV messages, through the model's template */
-    LANE_KIND_TOKENIZE = 3, /* TLV prompt -> LANE_BULK tokens in the output lease (or LANE_TOKENs without one) */
-    LANE_KIND_DETOKENIZE = 4, /* TLV tokens -> LANE_TEXT */
-    LANE_KIND_SCORE = 5,    /* TLV prompt or tokens -> LANE_BULK logprobs, logits */
+    LANE_KIND_GENERATE = 1, /* TLV prompt text or tokens, no template. With an output lease: each new token's
+                               logits go to row (index % window) of it, LANE_BULK before its LANE_TOKEN */
+    LANE_KIND_CHAT = 2,     /* TLV system, messages, last message as prompt, through the model's template */
+    LANE_KIND_TOKENIZE = 3, /* TLV prompt, as GENERATE would read it (BOS included) -> LANE_BULK tokens in the
+                               output lease, or without one LANE_TOKENs whose text is the token's bytes */
+    LANE_KIND_DETOKENIZE = 4, /* TLV tokens or token lease -> LANE_TEXT */
+    LANE_KIND_SCORE = 5,    /* TLV prompt or tokens, positions from score_first on: row i is how probable the
+                               token at score_first + i + 1 was. Without an output lease LANE_TOKENs; with one
+                               LANE_BULK logprobs, f32 (n_prompt - 1 - score_first) from its start; with
+                               TLV_S_LOGITS behind them, from the next multiple of 64 bytes on, a window of
+                               rows of logits: LANE_CREDIT says how many rows in all may be written so far
+                               (at first the window) */
     LANE_KIND_EMBED = 6,
 };
 
@@ -107,7 +115,8 @@ enum lane_arena { LANE_ARENA_C2E = 0, LANE_ARENA_E2C = 1 };
 enum lane_bulk {
     LANE_BULK_TOKENS = 1,   /* i32 (n_rows) */
     LANE_BULK_LOGPROBS = 2, /* f32 (n_rows) */
-    LANE_BULK_LOGITS = 3,   /* f32 (n_rows, n_cols) at byte offset row (row0 % window) */
+    LANE_BULK_LOGITS = 3,   /* f32 (n_rows, n_cols); row r lies n_bytes / n_rows * (r % window) behind the
+                               window's start, so rows of one record may wrap: offset is row0's */
     LANE_BULK_HIDDEN = 4,   /* f32 (n_rows, n_cols) */
     LANE_BULK_TEXT = 5,     /* bytes */
 };

@@ -30,6 +30,7 @@ enum tlv_sampling_flag {
     TLV_S_SEED = 1 << 0,       /* seed given; else the engine draws one */
     TLV_S_IGNORE_END = 1 << 1,
     TLV_S_GREEDY = 1 << 2,     /* temperature 0 said on purpose */
+    TLV_S_LOGITS = 1 << 3,     /* SCORE: full logits too, behind the log-probabilities in the lease */
 };
 
 /* Every number in its neutral value when a client does not set it: use tlv_sampling_default(). */

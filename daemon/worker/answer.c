@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Events to records. A token's records come in this order: its alternatives, its logits
+ * (LANE_BULK), the token with the first 200 bytes of the text it completed, the rest of that text.
+ * Text that is held back (half a character, the beginning of a stop string) comes with a later
+ * token, or, where none follows, as LANE_TEXT before LANE_DONE. */
+
+#include "daemon/worker/answer.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/utf8.h"
+#include "daemon/worker/job.h"
+#include "engine/text/tok.h"
+
+static void send_record(struct job *j, const struct lane_record *r)
+{
+    worker_send(j->worker, r);
+}
+
+/* The longest beginning of `text` of at most `most` bytes that cuts no character. */
+static size_t cut(const char *text, size_t len, size_t most)
+{
+    size_t n = len < most ? len : most;
+
+    while (n < len && n > 0 && ((uint8_t)text[n] & 0xc0) == 0x80) {
+        n--;
+    }
+    return n;
+}
+
+void answer_text(struct worker *w, const uint8_t id[16], int32_t index, const char *text,
+                 size_t len)
+{
+    struct lane_record r;
+
+    while (len > 0) {
+        size_t n = cut(text, len, sizeof(r.token.text));
+
+        lane_record_init(&r, LANE_TEXT, id);
+        r.token.index = index;
+        r.token.token = -1;
+        r.token.text_len = (uint16_t)n;
+        memcpy(r.token.text, text, n);
+        worker_send(w, &r);
+        text += n;
+        len -= n;
+    }
+}
+
+/* Text of one token: detokenized, held back as stop strings demand. Into the worker's scratch. */
+static size_t push_text(struct job *j, int32_t id, char **ret)
+{
+    char *raw = j->worker->text;
+    char *out = raw + j->worker->text_bytes / 2;
+    size_t n = detok_push(&j->detok, id, raw);
+
+    *ret = out;
+    return j->stop.hit >= 0 ? 0 : stop_push(&j->stop, raw, n, out);
+}
+
+/* What was held back, when nothing can follow. */
+static size_t flush_text(struct job *j, char **ret)
+{
+    char *raw = j->worker->text;
+    char *out = raw + j->worker->text_bytes / 2;
+    size_t n;
+
+    *ret = out;
+    if (j->stop.hit >= 0) {
+        return 0;
+    }
+    n = stop_push(&j->stop, raw, detok_flush(&j->detok, raw), out);
+    return j->stop.hit >= 0 ? n : n + stop_flush(&j->stop, out + n);
+}
+
+/* Drops what was sent before a crash from the front of a text. */
+static void skip_sent(struct job *j, char **text, size_t *len)
+{
+    size_t n = *len < j->skip_text ? *len : (size_t)j->skip_text;
+
+    j->skip_text -= n;
+    *text += n;
+    *len -= n;
+}
+
+void answer_replay(struct job *j, const int32_t *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < n && j->stop.hit < 0; i++) {
+        char *text;
+        size_t len = push_text(j, ids[i], &text);
+
+        skip_sent(j, &text, &len);
+        j->index = (int32_t)i;
+        answer_text(j->worker, j->id, j->index, text, len);
+    }
+}
+
+static void send_alts(struct job *j, const struct engine_event *ev)
+{
+    const struct tok *tok = engine_tok(atomic_load(&j->worker->engine));
+
+    for (int32_t i = 0; i < ev->n_alts; i++) {
+        struct lane_record r;
+        const char *piece;
+        size_t len;
+
+        tok_token_text(tok, ev->alts[i].token, &piece, &len);
+        lane_record_init(&r, LANE_ALT, j->id);
+        r.alt.index = ev->index;
+        r.alt.token = ev->alts[i].token;
+        r.alt.logprob = ev->alts[i].logprob;
+        r.alt.rank = (uint16_t)i;
+        r.alt.text_len = (uint16_t)(len < sizeof(r.alt.text) ? len : sizeof(r.alt.text));
+        memcpy(r.alt.text, piece, r.alt.text_len);
+        send_record(j, &r);
+    }
+}
+
+static void send_logits(struct job *j, uint64_t row0, uint32_t n_rows)
+{
+    struct worker *w = j->worker;
+    uint32_t n_vocab = (uint32_t)engine_info(atomic_load(&w->engine))->n_vocab;
+    struct lane_record r;
+
+    lane_record_init(&r, LANE_BULK, j->id);
+    r.bulk = (struct lane_bulk_body){.kind = LANE_BULK_LOGITS,
+                                     .buf = j->out_buf,
+                                     .generation = j->out_generation,
+                                     .window = j->logits_rows,
+                                     .row0 = row0,
+                                     .n_rows = n_rows,
+                                     .n_cols = n_vocab,
+                                     .n_bytes = (uint64_t)n_rows * n_vocab * sizeof(float),
+                                     .offset = j->logits_offset +
+                                               row0 % j->logits_rows * n_vocab * sizeof(float)};
+    send_record(j, &r);
+}
+
+/* Only with --test-hooks. */
+static void obey_hook(const struct job *j)
+{
+    if (j->hang) {
+        for (;;) {
+            (void)pause();
+        }
+    }
+    (void)raise(SIGKILL);
+}
+
+static void on_token(struct job *j, const struct engine_event *ev)
+{
+    struct lane_record r;
+    char *text;
+    size_t len;
+    size_t n;
+
+    if (j->stop.hit >= 0) {
+        return; /* said after a stop string in the same step */
+    }
+    len = push_text(j, ev->token, &text);
+    n = cut(text, len, sizeof(r.token.text));
+    send_alts(j, ev);
+    if (j->logits_rows) {
+        send_logits(j, (uint64_t)ev->index, 1);
+    }
+    lane_record_init(&r, LANE_TOKEN, j->id);
+    r.token.index = ev->index;
+    r.token.token = ev->token;
+    r.token.logprob = ev->logprob;
+    r.token.n_alts = (uint16_t)ev->n_alts;
+    r.token.text_len = (uint16_t)n;
+    memcpy(r.token.text, text, n);
+    send_record(j, &r);
+    answer_text(j->worker, j->id, ev->index, text + n, len - n);
+    j->index = ev->index;
+    if (j->crash_at >= 0 && ev->index + 1 >= j->crash_at) {
+        obey_hook(j);
+    }
+    if (j->stop.hit >= 0) {
+        (void)engine_cancel(atomic_load(&j->worker->engine), j->handle, ENGINE_STOP);
+    }
+}
+
+/* A scored row without an output lease: the token, how probable it was, its text. */
+static void send_scored_tokens(struct job *j, const struct engine_event *ev)
+{
+    const struct tok *tok = engine_tok(atomic_load(&j->worker->engine));
+
+    for (int32_t i = 0; i < ev->n_done; i++) {
+        int32_t row = ev->index + i;
+        struct lane_record r;
+        const char *piece;
+        size_t len;
+
+        lane_record_init(&r, LANE_TOKEN, j->id);
+        r.token.index = row;
+        r.token.token = j->prompt[j->score_first + row + 1];
+        r.token.logprob = ev->logprobs[i];
+        tok_token_text(tok, r.token.token, &piece, &len);
+        r.token.text_len = (uint16_t)(len < sizeof(r.token.text) ? len : sizeof(r.token.text));
+        memcpy(r.token.text, piece, r.token.text_len);
+        send_record(j, &r);
+    }
+}
+
+static void on_score(struct job *j, const struct engine_event *ev)
+{
+    struct lane_record r;
+
+    if (!j->out_logprobs) {
+        send_scored_tokens(j, ev);
+        return;
+    }
+    memcpy(j->out_logprobs + ev->index, ev->logprobs, (size_t)ev->n_done * sizeof(float));
+    lane_record_init(&r, LANE_BULK, j->id);
+    r.bulk = (struct lane_bulk_body){.kind = LANE_BULK_LOGPROBS,
+                                     .buf = j->out_buf,
+                                     .generation = j->out_generation,
+                                     .window = (uint32_t)(j->n_prompt - 1 - j->score_first),
+                                     .row0 = (uint64_t)ev->index,
+                                     .n_rows = (uint32_t)ev->n_done,
+                                     .n_cols = 1,
+                                     .n_bytes = (uint64_t)ev->n_done * sizeof(float),
+                                     .offset = (uint64_t)ev->index * sizeof(float)};
+    send_record(j, &r);
+    if (j->logits_rows) {
+        send_logits(j, (uint64_t)ev->index, (uint32_t)ev->n_done);
+    }
+}
+
+static void on_progress(struct job *j, const struct engine_event *ev)
+{
+    struct lane_record r;
+
+    if (j->flags & LANE_F_PROGRESS) {
+        lane_record_init(&r, LANE_PROGRESS, j->id);
+        r.progress.n_done = (uint32_t)ev->n_done;
+        r.progress.n_total = (uint32_t)j->n_prompt;
+        send_record(j, &r);
+    }
+}
+
+static uint32_t reason_of(const struct job *j, enum engine_reason reason)
+{
+    switch (reason) {
+    case ENGINE_STOP:
+        return LANE_REASON_STOP;
+    case ENGINE_LENGTH:
+        return j->kind == LANE_KIND_SCORE ? LANE_REASON_STOP : LANE_REASON_LENGTH;
+    case ENGINE_CONTEXT:
+        return LANE_REASON_CONTEXT;
+    case ENGINE_CANCELLED:
+        return j->stop_reason ? j->stop_reason : LANE_REASON_CANCELLED;
+    default:
+        return LANE_REASON_ERROR;
+    }
+}
+
+void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usage)
+{
+    struct lane_record r;
+    char *text;
+    size_t len = flush_text(j, &text);
+
+    skip_sent(j, &text, &len);
+    answer_text(j->worker, j->id, j->index, text, len);
+    lane_record_init(&r, LANE_DONE, j->id);
+    r.done.reason = reason;
+    r.done.n_prompt = j->n_prompt;
+    r.done.seed = j->seed;
+    r.done.replay = j->n_forced ? 1 : 0;
+    r.done.n_new = (int32_t)j->n_forced;
+    if (usage) {
+        r.done.n_cached = usage->n_cached;
+        r.done.n_new = usage->n_new;
+        r.done.queue_ns = usage->queue_ns;
+        r.done.prefill_ns = usage->prefill_ns;
+        r.done.decode_ns = usage->decode_ns;
+        r.done.kv_bytes = usage->kv_bytes;
+        r.done.kv_bytes_full = usage->kv_bytes_full;
+        r.done.n_slots = usage->n_slots;
+        r.done.n_evicted = usage->n_evicted;
+    }
+    if (j->stop.hit >= 0) {
+        r.done.reason = LANE_REASON_STOP;
+        r.done.stop_index = (uint32_t)j->stop.hit + 1;
+    }
+    send_record(j, &r);
+}
+
+void answer_event(void *arg, const struct engine_event *ev)
+{
+    struct worker *w = arg;
+    struct job *j = ev->user;
+
+    switch (ev->type) {
+    case ENGINE_EV_PROGRESS:
+        on_progress(j, ev);
+        break;
+    case ENGINE_EV_TOKEN:
+        on_token(j, ev);
+        break;
+    case ENGINE_EV_SCORE:
+        on_score(j, ev);
+        break;
+    case ENGINE_EV_DONE:
+        if (ev->reason == ENGINE_ERROR) {
+            answer_error(w, j->id, &ev->error, 0, 0);
+        } else {
+            answer_done(j, reason_of(j, ev->reason), &ev->usage);
+        }
+        job_end(w, j);
+        break;
+    }
+}
+
+static uint32_t code_of(int err)
+{
+    switch (err) {
+    case -EINVAL:
+    case -EBADMSG:
+        return LANE_E_INVALID;
+    case -EMSGSIZE:
+        return LANE_E_CONTEXT_OVERFLOW;
+    case -E2BIG:
+        return LANE_E_TOO_LARGE;
+    case -EBUSY:
+        return LANE_E_BUSY;
+    case -ENOMEM:
+        return LANE_E_NO_MEMORY;
+    case -ENOTSUP:
+        return LANE_E_UNSUPPORTED;
+    case -ENOENT:
+        return LANE_E_NOT_FOUND;
+    default:
+        return LANE_E_INTERNAL;
+    }
+}
+
+void answer_error(struct worker *w, const uint8_t id[16], const struct error *e, uint64_t count_a,
+                  uint64_t count_b)
+{
+    struct lane_record r;
+
+    lane_record_init(&r, LANE_ERROR, id);
+    r.error.code = code_of(e->code);
+    r.error.err = e->code;
+    r.error.count_a = count_a;
+    r.error.count_b = count_b;
+    memcpy(r.error.text, e->text, cut(e->text, strlen(e->text), sizeof(r.error.text) - 1));
+    worker_send(w, &r);
+}

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Items to ask, ask to ids. Refusals name the item and the allowed values and never hold the
+ * client's text, but for policy texts, whose positions the engine names. */
+
+#include "daemon/worker/ask.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/utf8.h"
+#include "engine/text/tok.h"
+
+enum { MAX_POLICY = 1024, FIRST_MESSAGES = 16 };
+
+/* Where the first byte that is no UTF-8, or a NUL, lies; len without one. */
+static size_t first_bad(const char *s, size_t len)
+{
+    size_t i = 0;
+
+    while (i < len && s[i] != '\0') {
+        int n = utf8_character(s + i, len - i);
+
+        if (n <= 0) {
+            return i;
+        }
+        i += (size_t)n;
+    }
+    return i;
+}
+
+static int check_text(const struct tlv_item *item, const char *what, struct error *reterr)
+{
+    const char *s = (const char *)item->data;
+    size_t bad = first_bad(s, item->len);
+
+    if (bad == item->len) {
+        return 0;
+    }
+    return error_set(reterr, -EINVAL, "%s: %s at byte %zu", what,
+                     s[bad] == '\0' ? "a NUL" : "no valid UTF-8", bad);
+}
+
+static int add_message(struct ask *a, enum chat_role role, const char *text, size_t len,
+                       struct error *reterr)
+{
+    if (a->n_messages == CHAT_MAX_MESSAGES) {
+        return error_set(reterr, -E2BIG, "more than %d messages", (int)CHAT_MAX_MESSAGES);
+    }
+    /* Doubles at 16, 32, 64 ... */
+    if (a->n_messages == 0 ||
+        (a->n_messages >= FIRST_MESSAGES && (a->n_messages & (a->n_messages - 1)) == 0)) {
+        size_t cap = a->n_messages ? 2 * a->n_messages : FIRST_MESSAGES;
+        struct chat_message *m = realloc(a->messages, cap * sizeof(*m));
+
+        if (!m) {
+            return error_set(reterr, -ENOMEM, "no memory for the messages");
+        }
+        a->messages = m;
+    }
+    a->messages[a->n_messages++] = (struct chat_message){.role = role, .text = text, .len = len};
+    return 0;
+}
+
+static int read_stop(struct ask *a, const struct tlv_item *item, struct error *reterr)
+{
+    int rc = check_text(item, "stop string", reterr);
+
+    if (rc) {
+        return rc;
+    }
+    if (a->n_stops == STOP_MAX_STRINGS) {
+        return error_set(reterr, -E2BIG, "more than %d stop strings", (int)STOP_MAX_STRINGS);
+    }
+    a->stops[a->n_stops++] = (struct stop_text){.ptr = (const char *)item->data, .len = item->len};
+    return 0;
+}
+
+static int read_policy(struct ask *a, const struct tlv_item *item, struct error *reterr)
+{
+    int rc = check_text(item, "policy", reterr);
+
+    if (rc) {
+        return rc;
+    }
+    if (a->kv || item->len > MAX_POLICY) {
+        return error_set(reterr, -EINVAL, "policy: one of at most %d bytes is allowed",
+                         (int)MAX_POLICY);
+    }
+    a->kv = strndup((const char *)item->data, item->len);
+    return a->kv ? 0 : error_set(reterr, -ENOMEM, "no memory for the policy");
+}
+
+static int read_sampling(struct ask *a, const struct tlv_item *item, struct error *reterr)
+{
+    struct tlv_sampling *s = &a->sampling;
+    const uint32_t known = TLV_S_SEED | TLV_S_IGNORE_END | TLV_S_GREEDY | TLV_S_LOGITS;
+
+    tlv_sampling_read(item, s);
+    a->has_sampling = true;
+    if (s->max_tokens < 0) {
+        return error_set(reterr, -EINVAL, "max_tokens %d: allowed are 0..2147483647",
+                         s->max_tokens);
+    }
+    if (s->score_first < 0) {
+        return error_set(reterr, -EINVAL, "score_first %d: allowed are 0..2147483647",
+                         s->score_first);
+    }
+    if (s->flags & ~known) {
+        return error_set(reterr, -EINVAL, "unknown sampling flags 0x%x", s->flags & ~known);
+    }
+    return 0;
+}
+
+static int read_tokens(struct ask *a, const struct tlv_item *item, struct error *reterr)
+{
+    if (a->has_tokens || item->len % sizeof(int32_t) != 0) {
+        return error_set(reterr, -EINVAL, "tokens: one item of whole 32-bit ids is allowed");
+    }
+    a->has_tokens = true;
+    a->tokens = item->data;
+    a->n_tokens = item->len / sizeof(int32_t);
+    return 0;
+}
+
+static int read_prompt(struct ask *a, const struct tlv_item *item, struct error *reterr)
+{
+    if (a->has_prompt) {
+        return error_set(reterr, -EINVAL, "two prompts");
+    }
+    a->has_prompt = true;
+    a->prompt = (const char *)item->data;
+    a->prompt_len = item->len;
+    return check_text(item, "prompt", reterr);
+}
+
+/* A role item and the content that must follow it. */
+static int read_message(struct ask *a, struct tlv_reader *r, const struct tlv_item *role,
+                        struct error *reterr)
+{
+    struct tlv_item content;
+    enum chat_role who;
+    int rc = chat_role_parse((const char *)role->data, role->len, &who, reterr);
+
+    if (rc) {
+        return rc;
+    }
+    rc = tlv_next(r, &content, reterr);
+    if (rc < 0) {
+        return rc;
+    }
+    if (rc == 0 || content.type != TLV_CONTENT) {
+        return error_set(reterr, -EINVAL, "a role without its content");
+    }
+    rc = check_text(&content, "message", reterr);
+    return rc ? rc : add_message(a, who, (const char *)content.data, content.len, reterr);
+}
+
+static int read_system(struct ask *a, const struct tlv_item *item, struct error *reterr)
+{
+    int rc = check_text(item, "system text", reterr);
+
+    if (rc) {
+        return rc;
+    }
+    if (a->n_messages) {
+        return error_set(reterr, -EINVAL, "the system text must come before other messages");
+    }
+    return add_message(a, CHAT_SYSTEM, (const char *)item->data, item->len, reterr);
+}
+
+static int read_session(struct ask *a, const struct tlv_item *item, bool hooks,
+                        struct error *reterr)
+{
+    if (!hooks) {
+        return error_set(reterr, -ENOTSUP, "sessions are not built yet");
+    }
+    a->hook = (const char *)item->data;
+    a->hook_len = item->len;
+    return 0;
+}
+
+static int read_item(struct ask *a, struct tlv_reader *r, const struct tlv_item *item, bool hooks,
+                     struct error *reterr)
+{
+    switch (item->type) {
+    case TLV_PROMPT:
+        return read_prompt(a, item, reterr);
+    case TLV_TOKENS:
+        return read_tokens(a, item, reterr);
+    case TLV_SYSTEM:
+        return read_system(a, item, reterr);
+    case TLV_ROLE:
+        return read_message(a, r, item, reterr);
+    case TLV_CONTENT:
+        return error_set(reterr, -EINVAL, "content without a role");
+    case TLV_POLICY:
+        return read_policy(a, item, reterr);
+    case TLV_STOP:
+        return read_stop(a, item, reterr);
+    case TLV_SAMPLING:
+        return read_sampling(a, item, reterr);
+    case TLV_SESSION:
+        return read_session(a, item, hooks, reterr);
+    default:
+        return error_set(reterr, -ENOTSUP, "answers that follow a schema are not built yet");
+    }
+}
+
+int ask_read(const uint8_t *items, size_t size, bool hooks, struct ask *ret, struct error *reterr)
+{
+    struct tlv_reader r = {.buf = items, .size = size};
+    struct tlv_item item;
+    int rc;
+
+    memset(ret, 0, sizeof(*ret));
+    while ((rc = tlv_next(&r, &item, reterr)) == 1) {
+        rc = read_item(ret, &r, &item, hooks, reterr);
+        if (rc) {
+            break;
+        }
+    }
+    if (rc == 0 && ret->has_prompt && ret->has_tokens) {
+        rc = error_set(reterr, -EINVAL, "a prompt as text and as tokens");
+    }
+    if (rc) {
+        ask_clear(ret);
+    }
+    return rc;
+}
+
+void ask_clear(struct ask *a)
+{
+    free(a->kv);
+    free(a->messages);
+    a->kv = NULL;
+    a->messages = NULL;
+}
+
+struct sampler_params ask_sampler(const struct ask *a, uint64_t seed)
+{
+    const struct tlv_sampling *s = &a->sampling;
+    struct sampler_params p = sampler_params_default();
+
+    if (a->has_sampling) {
+        p = (struct sampler_params){.temperature = s->flags & TLV_S_GREEDY ? 0 : s->temperature,
+                                    .top_k = s->top_k,
+                                    .top_p = s->top_p,
+                                    .min_p = s->min_p,
+                                    .repeat_penalty = s->repeat_penalty,
+                                    .presence_penalty = s->presence_penalty,
+                                    .frequency_penalty = s->frequency_penalty,
+                                    .penalty_window = s->penalty_last_n,
+                                    .n_logprobs = s->n_logprobs};
+    }
+    p.seed = a->has_sampling && (s->flags & TLV_S_SEED) ? s->seed : seed;
+    return p;
+}
+
+/* `n` ids, each read once from where the client may be writing. */
+static int copy_ids(const volatile int32_t *ids, const uint8_t *items, size_t n, int32_t n_vocab,
+                    int32_t **ret, struct error *reterr)
+{
+    int32_t *copy;
+
+    if (n > INT32_MAX / 2) {
+        return error_set(reterr, -E2BIG, "%zu tokens are too many", n);
+    }
+    copy = malloc((n ? n : 1) * sizeof(*copy));
+    if (!copy) {
+        return error_set(reterr, -ENOMEM, "no memory for %zu tokens", n);
+    }
+    for (size_t i = 0; i < n; i++) {
+        int32_t id;
+
+        if (ids) {
+            id = ids[i];
+        } else {
+            memcpy(&id, items + i * sizeof(id), sizeof(id));
+        }
+        if (id < 0 || id >= n_vocab) {
+            free(copy);
+            return error_set(reterr, -EINVAL, "token %zu is %d: allowed are 0..%d", i, id,
+                             n_vocab - 1);
+        }
+        copy[i] = id;
+    }
+    *ret = copy;
+    return 0;
+}
+
+int ask_ids(const struct ask *a, const struct ask_source *s, int32_t **ret_ids, size_t *ret_n,
+            struct error *reterr)
+{
+    size_t n = s->lease_ids ? s->n_lease_ids : a->n_tokens;
+    int rc;
+
+    if (!s->lease_ids && !a->has_tokens) {
+        return error_set(reterr, -EINVAL, "no tokens were given");
+    }
+    if (s->lease_ids && (a->has_tokens || a->has_prompt)) {
+        return error_set(reterr, -EINVAL, "a prompt in a lease and another in the items");
+    }
+    rc = copy_ids(s->lease_ids, a->tokens, n, tok_n_vocab(s->tok), ret_ids, reterr);
+    if (rc == 0) {
+        *ret_n = n;
+    }
+    return rc;
+}
+
+static int render_chat(const struct ask *a, const struct ask_source *s, int32_t **ret_ids,
+                       size_t *ret_n, struct error *reterr)
+{
+    struct ask copy = *a; /* its list may move; ours is the one to free */
+    int rc;
+
+    if (!s->chat) {
+        return error_set(reterr, s->chat_error->code, "%s", s->chat_error->text);
+    }
+    if (a->has_tokens || s->lease_ids) {
+        return error_set(reterr, -EINVAL, "a chat takes text, not tokens");
+    }
+    if (a->has_prompt) {
+        size_t n = a->n_messages + 1;
+
+        copy.messages = malloc(n * sizeof(*copy.messages));
+        if (!copy.messages) {
+            return error_set(reterr, -ENOMEM, "no memory for the messages");
+        }
+        if (a->n_messages) {
+            memcpy(copy.messages, a->messages, a->n_messages * sizeof(*copy.messages));
+        }
+        copy.messages[n - 1] =
+            (struct chat_message){.role = CHAT_USER, .text = a->prompt, .len = a->prompt_len};
+        copy.n_messages = n;
+    }
+    rc = chat_render(s->chat, s->tok, copy.messages, copy.n_messages, true, ret_ids, ret_n, reterr);
+    if (copy.messages != a->messages) {
+        free(copy.messages);
+    }
+    return rc;
+}
+
+int ask_prompt(const struct ask *a, bool is_chat, const struct ask_source *s, int32_t **ret_ids,
+               size_t *ret_n, struct error *reterr)
+{
+    int32_t *ids = NULL;
+    size_t n = 0;
+    int rc;
+
+    if (is_chat) {
+        rc = render_chat(a, s, &ids, &n, reterr);
+    } else if (a->n_messages) {
+        return error_set(reterr, -EINVAL, "messages are for chats: a raw prompt is one text");
+    } else if (a->has_prompt && !s->lease_ids) {
+        rc = tok_encode_new(s->tok, a->prompt, a->prompt_len, TOK_ADD_BOS, &ids, &n, reterr);
+    } else {
+        rc = ask_ids(a, s, &ids, &n, reterr);
+    }
+    if (rc == 0 && n == 0) {
+        free(ids);
+        return error_set(reterr, -EINVAL, "the prompt is empty");
+    }
+    if (rc == 0) {
+        *ret_ids = ids;
+        *ret_n = n;
+    }
+    return rc;
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_WORKER_ASK_H
+#define PIPIT_DAEMON_WORKER_ASK_H
+
+/* What a request asks for, read from its items (proto/lane/tlv.h). This is the one place in the
+ * daemon where a client's text is parsed: items, UTF-8, roles, numbers; then template and tokenizer
+ * turn it into ids. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/text/chat.h"
+#include "engine/text/sampler.h"
+#include "engine/text/stop.h"
+#include "proto/lane/tlv.h"
+
+struct tok;
+
+/* Pointers lead into the items, which outlive it; `kv` and `messages` are its own. */
+struct ask {
+    const char *prompt;
+    size_t prompt_len;
+    const uint8_t *tokens; /* (n_tokens) i32 */
+    size_t n_tokens;
+    bool has_prompt;
+    bool has_tokens;
+    bool has_sampling;
+    char *kv; /* NULL: the default policy */
+    struct stop_text stops[STOP_MAX_STRINGS];
+    size_t n_stops;
+    struct chat_message *messages; /* system first, the prompt last */
+    size_t n_messages;
+    struct tlv_sampling sampling;
+    const char *hook; /* TLV_SESSION of a test; not terminated */
+    size_t hook_len;
+};
+
+/* -EBADMSG (items), -EINVAL (values; the text names them), -E2BIG, -ENOTSUP (session, schema),
+ * -ENOMEM. `hooks`: TLV_SESSION is a test's order. After an error the ask is cleared. */
+int ask_read(const uint8_t *items, size_t size, bool hooks, struct ask *ret,
+             struct error *reterr) WARN_UNUSED;
+void ask_clear(struct ask *a);
+
+/* The parameters for the engine's sampler: ranges are the sampler's to check. `seed` is for an ask
+ * that names none. */
+struct sampler_params ask_sampler(const struct ask *a, uint64_t seed);
+
+/* The ids of a prompt: of a chat through the template, else of the text or as given in the items or
+ * in `lease_ids` (memory the client can change: each id is read once). To be freed by the caller;
+ * at least one id, each within the vocabulary. `chat` NULL: the model has no template we know, and
+ * `chat_error` says so. */
+struct ask_source {
+    const struct tok *tok;
+    const struct chat *chat;
+    const struct error *chat_error;
+    const volatile int32_t *lease_ids; /* (n_lease_ids), or NULL */
+    size_t n_lease_ids;
+};
+int ask_prompt(const struct ask *a, bool is_chat, const struct ask_source *s, int32_t **ret_ids,
+               size_t *ret_n, struct error *reterr) WARN_UNUSED;
+
+/* The ids that a request to detokenize brings. */
+int ask_ids(const struct ask *a, const struct ask_source *s, int32_t **ret_ids, size_t *ret_n,
+            struct error *reterr) WARN_UNUSED;
+
+#endif

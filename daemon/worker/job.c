@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making jobs: the request's items and leases are checked and decoded here, before the engine sees
+ * anything. Every path out of job_start() either leaves a submitted job or has sent the request's
+ * last record. */
+
+#include "daemon/worker/job.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "daemon/worker/answer.h"
+#include "daemon/worker/ask.h"
+#include "daemon/worker/light.h"
+#include "daemon/worker/mapping.h"
+#include "engine/text/tok.h"
+
+enum { LOGITS_ALIGN = 64 };
+
+/* Counts for the client beside an error's text. */
+struct counts {
+    uint64_t a;
+    uint64_t b;
+};
+
+struct job *job_find(const struct worker *w, const uint8_t id[16])
+{
+    for (struct job *j = w->jobs; j; j = j->next) {
+        if (memcmp(j->id, id, sizeof(j->id)) == 0) {
+            return j;
+        }
+    }
+    return NULL;
+}
+
+void job_end(struct worker *w, struct job *j)
+{
+    struct job **p = &w->jobs;
+
+    while (*p && *p != j) {
+        p = &(*p)->next;
+    }
+    if (*p) {
+        *p = j->next;
+        w->n_jobs--;
+    }
+    mapping_unref(w, j->mapping);
+    free(j->prompt);
+    free(j);
+}
+
+void job_cancel(struct worker *w, struct job *j, uint32_t reason)
+{
+    if (j->stop_reason == 0) {
+        j->stop_reason = reason;
+        (void)engine_cancel(atomic_load(&w->engine), j->handle, ENGINE_CANCELLED);
+    }
+}
+
+/* Sizes a lease needs against those it has. */
+static int too_small(struct error *reterr, struct counts *c, const char *what, uint64_t need,
+                     uint64_t have)
+{
+    *c = (struct counts){.a = need, .b = have};
+    return error_set(reterr, -E2BIG, "the output lease is too small for %s: %llu bytes are needed",
+                     what, (unsigned long long)need);
+}
+
+/* Where log-probabilities and logits go; the engine's part of it in `q`. */
+static int lay_output(struct job *j, const struct lane_e_request *e, bool logits,
+                      struct engine_request *q, struct counts *c, struct error *reterr)
+{
+    uint64_t row = (uint64_t)engine_info(atomic_load(&j->worker->engine))->n_vocab * sizeof(float);
+    uint64_t scores = 0;
+    uint8_t *out;
+
+    if (e->out_bytes == 0) {
+        return 0;
+    }
+    if (!j->mapping || !checked_range(e->out_offset, e->out_bytes, j->mapping->e2c_bytes)) {
+        return error_set(reterr, -EINVAL, "the output lease lies in no lane of this engine");
+    }
+    out = j->mapping->e2c + e->out_offset;
+    j->out_buf = e->out_buf;
+    j->out_generation = e->out_generation;
+    if (j->kind == LANE_KIND_SCORE) {
+        scores = (uint64_t)(j->n_prompt - 1 - j->score_first) * sizeof(float);
+        if (scores > e->out_bytes) {
+            return too_small(reterr, c, "the log-probabilities", scores, e->out_bytes);
+        }
+        j->out_logprobs = (float *)(void *)out;
+        scores = checked_round_up(scores, LOGITS_ALIGN);
+    }
+    if (!logits) {
+        return 0;
+    }
+    if (scores > e->out_bytes || row > e->out_bytes - scores) {
+        return too_small(reterr, c, "a row of logits", scores + row, e->out_bytes);
+    }
+    j->logits_offset = scores;
+    j->logits_rows = (uint32_t)((e->out_bytes - scores) / row);
+    q->logits = (float *)(void *)(out + scores);
+    q->logits_rows = (int32_t)j->logits_rows;
+    return 0;
+}
+
+/* Orders of a test, in the session item: "crash:N", "hang:N" after N new tokens, the first time
+ * only; "crash-always:N". */
+static void read_hook(struct job *j, const struct ask *a)
+{
+    char text[64];
+    int n = -1;
+
+    j->crash_at = -1;
+    if (!a->hook || a->hook_len >= sizeof(text)) {
+        return;
+    }
+    memcpy(text, a->hook, a->hook_len);
+    text[a->hook_len] = '\0';
+    if (sscanf(text, "crash-always:%d", &n) == 1) {
+        j->crash_at = n;
+    } else if (j->n_forced == 0 && sscanf(text, "crash:%d", &n) == 1) {
+        j->crash_at = n;
+    } else if (j->n_forced == 0 && sscanf(text, "hang:%d", &n) == 1) {
+        j->crash_at = n;
+        j->hang = true;
+    }
+}
+
+/* Detokenizer and stop strings, in the state they were in before a crash. */
+static int prepare_text(struct job *j, const struct ask *a, const struct lane_e_request *e,
+                        const int32_t *forced, struct error *reterr)
+{
+    const struct tok *tok = engine_tok(atomic_load(&j->worker->engine));
+    int rc = stop_init(&j->stop, a->stops, a->n_stops, reterr);
+
+    if (rc) {
+        return rc;
+    }
+    detok_init(&j->detok, tok, j->prompt[j->n_prompt - 1], false);
+    j->skip_text = e->text_sent;
+    j->index = -1;
+    answer_replay(j, forced, j->n_forced);
+    return 0;
+}
+
+/* Did the answer end with the ids that were said already? Then the engine only lacked the time to
+ * say so. */
+static uint32_t ended_before(const struct job *j, const struct ask *a, const int32_t *forced)
+{
+    const struct tok *tok = engine_tok(atomic_load(&j->worker->engine));
+    int32_t max = a->sampling.max_tokens;
+
+    if (j->n_forced == 0) {
+        return 0;
+    }
+    if (j->stop.hit >= 0) {
+        return LANE_REASON_STOP;
+    }
+    if (!(a->sampling.flags & TLV_S_IGNORE_END) && tok_is_end(tok, forced[j->n_forced - 1])) {
+        return LANE_REASON_STOP;
+    }
+    return max > 0 && j->n_forced >= (uint32_t)max ? LANE_REASON_LENGTH : 0;
+}
+
+static int check_forced(const struct worker *w, const struct lane_e_request *e,
+                        struct error *reterr)
+{
+    uint64_t bytes = (uint64_t)e->n_forced * sizeof(int32_t);
+
+    if (!checked_range(e->journal_offset, e->tlv_bytes, w->journal_bytes) ||
+        !checked_range(e->forced_offset, bytes, w->journal_bytes)) {
+        return error_set(reterr, -EBADMSG, "a request beyond the journal's end");
+    }
+    return 0;
+}
+
+static int submit(struct job *j, const struct ask *a, const struct lane_e_request *e,
+                  const int32_t *forced, struct counts *c, struct error *reterr)
+{
+    struct worker *w = j->worker;
+    struct engine *engine = atomic_load(&w->engine);
+    struct engine_request q = {.kind = j->kind == LANE_KIND_SCORE ? ENGINE_SCORE : ENGINE_GENERATE,
+                               .prompt = j->prompt,
+                               .n_prompt = j->n_prompt,
+                               .forced = forced,
+                               .n_forced = (int32_t)j->n_forced,
+                               .max_tokens = a->sampling.max_tokens,
+                               .ignore_end = a->sampling.flags & TLV_S_IGNORE_END,
+                               .sampler = ask_sampler(a, e->seed),
+                               .kv = a->kv,
+                               .principal = e->principal,
+                               .urgency = e->urgency,
+                               .user = j,
+                               .score_first = j->score_first};
+    bool logits = j->kind != LANE_KIND_SCORE || (a->sampling.flags & TLV_S_LOGITS);
+    int rc = sampler_params_check(&q.sampler, reterr);
+
+    j->seed = q.sampler.seed;
+    rc = rc ? rc : lay_output(j, e, logits, &q, c, reterr);
+    rc = rc ? rc : engine_submit(engine, &q, &j->handle, reterr);
+    if (rc == -EMSGSIZE) {
+        *c = (struct counts){.a = (uint64_t)j->n_prompt,
+                             .b = (uint64_t)engine_info(engine)->ctx - 1};
+    }
+    if (rc == 0 && j->kind == LANE_KIND_SCORE) {
+        rc = engine_score_credit(engine, j->handle, q.logits ? q.logits_rows : INT64_MAX);
+    }
+    return rc;
+}
+
+static int begin(struct job *j, const struct ask *a, const struct ask_source *source,
+                 const struct lane_e_request *e, struct counts *c, struct error *reterr)
+{
+    const int32_t *forced = (const int32_t *)(const void *)(j->worker->journal + e->forced_offset);
+    uint32_t ended;
+    size_t n;
+    int rc = ask_prompt(a, j->kind == LANE_KIND_CHAT, source, &j->prompt, &n, reterr);
+
+    if (rc) {
+        return rc;
+    }
+    if (n > INT32_MAX) {
+        return error_set(reterr, -E2BIG, "the prompt has too many tokens");
+    }
+    j->n_prompt = (int32_t)n;
+    j->n_forced = e->n_forced;
+    j->score_first = a->sampling.score_first;
+    if (j->kind == LANE_KIND_SCORE && j->score_first > j->n_prompt - 2) {
+        return error_set(reterr, -EINVAL,
+                         "score_first %d: a prompt of %d tokens allows 0..%d (at least two tokens)",
+                         j->score_first, j->n_prompt, j->n_prompt - 2);
+    }
+    read_hook(j, a);
+    rc = prepare_text(j, a, e, forced, reterr);
+    if (rc) {
+        return rc;
+    }
+    ended = ended_before(j, a, forced);
+    if (ended) {
+        j->seed = ask_sampler(a, e->seed).seed;
+        answer_done(j, ended, NULL);
+        job_end(j->worker, j);
+        return 0;
+    }
+    return submit(j, a, e, forced, c, reterr);
+}
+
+static int take_leases(struct job *j, const struct lane_e_request *e, struct ask_source *source,
+                       struct error *reterr)
+{
+    if (e->out_bytes == 0 && e->in_bytes == 0) {
+        return 0;
+    }
+    j->mapping = mapping_find(j->worker, e->lane_id);
+    if (!j->mapping) {
+        return error_set(reterr, -ENOMEM, "the lane's arenas could not be mapped");
+    }
+    mapping_ref(j->mapping);
+    if (e->in_bytes) {
+        if (!checked_range(e->in_offset, e->in_bytes, j->mapping->c2e_bytes) ||
+            e->in_bytes % sizeof(int32_t) != 0 || e->in_offset % sizeof(int32_t) != 0) {
+            return error_set(reterr, -EINVAL, "the token lease holds no whole 32-bit ids");
+        }
+        source->lease_ids =
+            (const volatile int32_t *)(const void *)(j->mapping->c2e + e->in_offset);
+        source->n_lease_ids = e->in_bytes / sizeof(int32_t);
+    }
+    return 0;
+}
+
+static int dispatch(struct job *j, const struct lane_e_request *e, struct counts *c,
+                    struct error *reterr)
+{
+    struct worker *w = j->worker;
+    struct ask_source source = {.tok = engine_tok(atomic_load(&w->engine)),
+                                .chat = w->has_chat ? &w->chat : NULL,
+                                .chat_error = &w->chat_error};
+    struct ask a;
+    int rc = check_forced(w, e, reterr);
+
+    rc = rc ? rc : take_leases(j, e, &source, reterr);
+    rc =
+        rc ? rc : ask_read(w->journal + e->journal_offset, e->tlv_bytes, w->test_hooks, &a, reterr);
+    if (rc) {
+        return rc;
+    }
+    switch (j->kind) {
+    case LANE_KIND_TOKENIZE:
+        rc = light_tokenize(j, &a, &source, e, reterr);
+        break;
+    case LANE_KIND_DETOKENIZE:
+        rc = light_detokenize(j, &a, &source, reterr);
+        break;
+    case LANE_KIND_EMBED:
+        rc = error_set(reterr, -ENOTSUP, "embeddings are not built yet");
+        break;
+    default:
+        rc = begin(j, &a, &source, e, c, reterr);
+        break;
+    }
+    ask_clear(&a);
+    return rc;
+}
+
+void job_start(struct worker *w, const struct lane_record *rec)
+{
+    struct job *j = calloc(1, sizeof(*j));
+    struct error e = {0};
+    struct counts c = {0};
+
+    if (!j) {
+        (void)error_set(&e, -ENOMEM, "no memory for another request");
+        answer_error(w, rec->h.id, &e, 0, 0);
+        return;
+    }
+    j->worker = w;
+    memcpy(j->id, rec->h.id, sizeof(j->id));
+    j->kind = rec->e_request.kind;
+    j->flags = rec->e_request.flags;
+    j->crash_at = -1;
+    j->next = w->jobs;
+    w->jobs = j;
+    w->n_jobs++;
+    if (dispatch(j, &rec->e_request, &c, &e)) {
+        answer_error(w, rec->h.id, &e, c.a, c.b);
+        job_end(w, j);
+    }
+}

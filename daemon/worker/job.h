@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_WORKER_JOB_H
+#define PIPIT_DAEMON_WORKER_JOB_H
+
+/* One request in the worker thread, from its record to its LANE_DONE. A job is made, decoded and
+ * submitted between two steps; while it runs it allocates nothing. Requests that only tokenize are
+ * answered at once and never become a job.
+ *
+ * Replay: the ids that were said before a crash go through detokenizer and stop strings here again,
+ * without being sent, so that both are in the state they were in; what they would have said beyond
+ * what was sent (the engine died between two records of one token) is sent now. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/worker/worker.h"
+#include "engine/text/detok.h"
+#include "engine/text/stop.h"
+
+struct job {
+    struct worker *worker;
+    uint8_t id[16];  /* of records: the front's number */
+    uint64_t handle; /* the engine's; 0: not submitted */
+    uint32_t kind;   /* enum lane_kind */
+    uint32_t flags;  /* enum lane_flag */
+    uint64_t seed;
+    struct mapping *mapping; /* held while a lease is in use */
+
+    struct detok detok;
+    struct stop stop;
+    uint64_t skip_text; /* bytes that were sent before a crash */
+    int32_t index;      /* of the last new token */
+    uint32_t n_forced;
+    uint32_t stop_reason; /* enum lane_reason it was told to end with; 0: none */
+
+    int32_t *prompt; /* (n_prompt) kept for SCORE without a lease, else NULL */
+    int32_t n_prompt;
+    int32_t score_first;
+
+    /* The output lease. */
+    float *out_logprobs; /* SCORE; in e2c */
+    uint32_t logits_rows; /* 0: no logits wanted */
+    uint32_t out_buf;
+    uint32_t out_generation;
+    uint64_t logits_offset; /* of the window in the lease */
+
+    int32_t crash_at; /* test hook: dies when it has said so many tokens; -1: never */
+    bool hang;        /* ... or stands still instead */
+
+    struct job *next;
+};
+
+/* A record LANE_E_REQUEST, answered or begun. */
+void job_start(struct worker *w, const struct lane_record *rec);
+
+struct job *job_find(const struct worker *w, const uint8_t id[16]);
+void job_cancel(struct worker *w, struct job *j, uint32_t reason);
+
+/* Frees a job whose last record was sent. */
+void job_end(struct worker *w, struct job *j);
+
+#endif

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The worker thread: loads the model, then takes commands and runs steps. With nothing to run it
+ * sleeps on the ring of commands; it has no clock of its own.
+ *
+ * It tells the front its state (LANE_E_STATE) while loading, when ready, and, at most once a second
+ * or when the number of requests changes, after a step. In a long step the I/O thread repeats the
+ * last one with a fresh heartbeat. */
+
+#include "daemon/worker/worker.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/utf8.h"
+#include "daemon/worker/answer.h"
+#include "daemon/worker/job.h"
+#include "daemon/worker/mapping.h"
+#include "engine/kv/plan.h"
+#include "engine/text/stop.h"
+#include "engine/text/tok.h"
+
+#define STATE_NS 1000000000
+#define LOAD_STATE_NS 50000000
+enum {
+    COMMANDS = 1 << 12,
+    RECORDS = 1 << 13,
+    EXIT_USAGE = 2,
+    EXIT_REFUSED = 4,
+    EXIT_MODEL = 6,
+    EXIT_DEVICE = 9
+};
+
+int worker_init(struct worker *w, struct error *reterr)
+{
+    int rc = ring_init(&w->commands, COMMANDS, sizeof(struct command), reterr);
+
+    if (rc == 0) {
+        rc = ring_init(&w->records, RECORDS, sizeof(struct lane_record), reterr);
+        if (rc) {
+            ring_finish(&w->commands);
+        }
+    }
+    atomic_store(&w->exit_code, -1);
+    return rc;
+}
+
+void worker_finish(struct worker *w)
+{
+    ring_finish(&w->commands);
+    ring_finish(&w->records);
+}
+
+void worker_send(struct worker *w, const struct lane_record *r)
+{
+    while (!ring_push(&w->records, r)) {
+        (void)poll(NULL, 0, 1);
+    }
+}
+
+int worker_exit_code(int rc, const struct error *e)
+{
+    bool setting = strncmp(e->text, "policy", 6) == 0 || strncmp(e->text, "backend", 7) == 0;
+
+    if (rc == -ENOMEM) {
+        return EXIT_REFUSED;
+    }
+    return rc == -EINVAL || setting ? EXIT_USAGE : EXIT_MODEL;
+}
+
+/* A name cut at a character, NUL-padded. */
+static void copy_name(char *to, size_t size, const char *from)
+{
+    size_t n = 0;
+
+    memset(to, 0, size);
+    for (;;) {
+        size_t left = strlen(from + n);
+        int c = utf8_character(from + n, left);
+
+        if (left == 0 || c <= 0 || n + (size_t)c >= size) {
+            break;
+        }
+        n += (size_t)c;
+    }
+    memcpy(to, from, n);
+}
+
+static void send_loading(struct worker *w, float done)
+{
+    struct lane_record r;
+
+    lane_record_init(&r, LANE_E_STATE, NULL);
+    r.e_state.state = LANE_LOADING;
+    r.e_state.progress = done < 0 ? 0 : done > 1 ? 1000 : (uint32_t)(done * 1000);
+    r.e_state.last_step_ns = clock_ns();
+    w->state_ns = r.e_state.last_step_ns;
+    worker_send(w, &r);
+}
+
+static void send_state(struct worker *w)
+{
+    struct engine *e = atomic_load(&w->engine);
+    const struct engine_info *info = engine_info(e);
+    struct engine_counters c;
+    struct lane_record r;
+
+    engine_counters(e, &c);
+    lane_record_init(&r, LANE_E_STATE, NULL);
+    r.e_state = (struct lane_e_state){.state = LANE_READY,
+                                      .progress = 1000,
+                                      .ctx = info->ctx,
+                                      .n_vocab = info->n_vocab,
+                                      .n_seqs = info->n_seqs,
+                                      .n_running = (uint32_t)c.n_running,
+                                      .n_queued = (uint32_t)c.n_queued,
+                                      .n_prompt_tokens = c.n_prompt_tokens,
+                                      .n_new_tokens = c.n_new_tokens,
+                                      .n_evicted = c.n_evicted,
+                                      .kv_bytes_used = c.kv_bytes_used,
+                                      .kv_bytes_total = c.kv_bytes_total,
+                                      .plan_bytes = engine_plan_of(e)->total_bytes};
+    engine_heartbeat(e, &r.e_state.last_step_ns, &r.e_state.longest_step_ns);
+    copy_name(r.e_state.model, sizeof(r.e_state.model), info->model_name);
+    copy_name(r.e_state.backend, sizeof(r.e_state.backend), info->backend);
+    w->state_ns = clock_ns();
+    w->state_jobs = w->n_jobs;
+    worker_send(w, &r);
+}
+
+static void send_cause(struct worker *w, const char *text)
+{
+    struct lane_record r;
+
+    log_error("%s", text);
+    lane_record_init(&r, LANE_ERROR, NULL);
+    r.error.code = LANE_E_MODEL;
+    (void)snprintf(r.error.text, sizeof(r.error.text), "%s", text);
+    worker_send(w, &r);
+}
+
+static bool on_progress(void *arg, float done)
+{
+    struct worker *w = arg;
+
+    if (clock_ns() - w->state_ns > LOAD_STATE_NS) {
+        send_loading(w, done);
+    }
+    return !atomic_load(&w->drain);
+}
+
+/* The template is looked at once; a model without a known one still serves raw prompts. */
+static void open_chat(struct worker *w, struct engine *e)
+{
+    struct error err = {0};
+
+    w->has_chat = chat_open(engine_tok(e), engine_gguf(e), &w->chat, &err) == 0;
+    w->chat_error = err;
+}
+
+/* The exit code, or -1 to go on. */
+static int load(struct worker *w)
+{
+    struct engine *e = NULL;
+    struct error err = {0};
+    int rc;
+
+    send_loading(w, 0);
+    rc = engine_create(&w->config, on_progress, w, &e, &err);
+    if (rc == -ECANCELED) {
+        return EXIT_SUCCESS;
+    }
+    if (rc) {
+        send_cause(w, err.text);
+        return worker_exit_code(rc, &err);
+    }
+    w->text_bytes = 2 * (detok_bound(engine_tok(e)) + STOP_MAX_BYTES);
+    w->text = malloc(w->text_bytes);
+    atomic_store(&w->engine, e);
+    if (!w->text) {
+        send_cause(w, "no memory for a token's text");
+        return EXIT_REFUSED;
+    }
+    open_chat(w, e);
+    send_state(w);
+    return -1;
+}
+
+static void obey(struct worker *w, const struct command *c)
+{
+    struct job *j;
+
+    switch (c->rec.h.type) {
+    case LANE_E_LANE_OPEN:
+        if (mapping_add(w, c)) {
+            log_error("no memory to open a lane");
+        }
+        break;
+    case LANE_E_LANE_CLOSE:
+        mapping_close(w, c->rec.e_lane.lane_id);
+        break;
+    case LANE_E_REQUEST:
+        job_start(w, &c->rec);
+        break;
+    case LANE_E_CANCEL:
+        j = job_find(w, c->rec.h.id);
+        if (j) {
+            job_cancel(w, j, c->rec.e_cancel.reason);
+        }
+        break;
+    case LANE_E_CREDIT:
+        j = job_find(w, c->rec.h.id);
+        if (j && j->logits_rows && c->rec.credit.n_rows <= INT64_MAX) {
+            (void)engine_score_credit(atomic_load(&w->engine), j->handle,
+                                      (int64_t)c->rec.credit.n_rows);
+        }
+        break;
+    default: /* LANE_E_DRAIN came as the flag; its record only wakes us */
+        break;
+    }
+}
+
+static void end_all(struct worker *w)
+{
+    for (struct job *j = w->jobs; j; j = j->next) {
+        job_cancel(w, j, LANE_REASON_SHUTDOWN);
+    }
+}
+
+/* One engine_step(): what it says it says through answer_event(). */
+static int step(struct worker *w)
+{
+    int rc;
+
+    atomic_store(&w->step_ns, clock_ns());
+    rc = engine_step(atomic_load(&w->engine), answer_event, w);
+    atomic_store(&w->step_ns, 0);
+    return rc;
+}
+
+static int serve(struct worker *w)
+{
+    bool drained = false;
+    int more = 0;
+
+    for (;;) {
+        struct command c;
+
+        while (ring_pop(&w->commands, &c)) {
+            obey(w, &c);
+            more = 1;
+        }
+        if (atomic_load(&w->drain) && !drained) {
+            drained = true;
+            end_all(w);
+            more = 1;
+        }
+        if (drained && w->n_jobs == 0) {
+            return EXIT_SUCCESS;
+        }
+        if (more > 0 && w->n_jobs > 0) {
+            more = step(w);
+        }
+        if (more < 0) {
+            send_cause(w, "the device was lost");
+            return EXIT_DEVICE;
+        }
+        if (w->n_jobs != w->state_jobs || (more && clock_ns() - w->state_ns > STATE_NS)) {
+            send_state(w);
+        }
+        if (more == 0 || w->n_jobs == 0) {
+            ring_wait(&w->commands);
+            more = 0;
+        }
+    }
+}
+
+void *worker_main(void *arg)
+{
+    struct worker *w = arg;
+    struct engine *e;
+    uint64_t one = 1;
+    int code = load(w);
+
+    if (code < 0) {
+        code = serve(w);
+    }
+    mapping_drop_all(w);
+    e = atomic_exchange(&w->engine, NULL);
+    (void)e; /* the process ends: the kernel takes everything back sooner than we could */
+    free(w->text);
+    atomic_store(&w->exit_code, code);
+    if (write(w->records.wake_fd, &one, sizeof(one)) < 0) {
+        log_error("cannot wake the I/O thread: %s", strerror(errno));
+    }
+    return NULL;
+}

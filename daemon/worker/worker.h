@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_WORKER_WORKER_H
+#define PIPIT_DAEMON_WORKER_WORKER_H
+
+/* pipit-engine's two threads. The main thread does I/O with the front (io.h); the worker thread owns
+ * the engine library, the device and all KV state. Between them two rings (ring.h): commands in,
+ * records out. What else they share are the atomics below.
+ *
+ *     front ══socket══▶ io ──commands──▶ worker ──engine_step()──▶ events
+ *     front ◀══socket══ io ◀──records──── worker ◀──────────────────┘
+ */
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "daemon/worker/ring.h"
+#include "engine/engine.h"
+#include "engine/text/chat.h"
+#include "proto/lane/record.h"
+
+struct job;
+struct mapping;
+
+/* io to worker: a record of the front; with LANE_E_LANE_OPEN the arenas, mapped. */
+struct command {
+    struct lane_record rec;
+    uint8_t *c2e;
+    uint8_t *e2c;
+};
+
+struct worker {
+    /* Set before the thread starts. */
+    struct engine_config config;
+    bool test_hooks;
+    const uint8_t *journal; /* (journal_bytes) read-only */
+    size_t journal_bytes;
+
+    /* Shared. */
+    struct ring commands;             /* struct command */
+    struct ring records;              /* struct lane_record */
+    _Atomic(struct engine *) engine;  /* NULL until loaded */
+    atomic_int_fast64_t step_ns;      /* when the running engine_step() began; 0: none runs */
+    atomic_bool drain;                /* stop loading, end everything */
+    atomic_int exit_code;             /* -1 while the thread runs */
+
+    /* The worker thread's own. */
+    struct chat chat;
+    bool has_chat;
+    struct error chat_error;
+    struct job *jobs;
+    uint32_t n_jobs;
+    struct mapping *mappings;
+    char *text; /* scratch for one token's text */
+    size_t text_bytes;
+    int64_t state_ns; /* when the last LANE_E_STATE was sent */
+    uint32_t state_jobs;
+};
+
+int worker_init(struct worker *w, struct error *reterr) WARN_UNUSED;
+void worker_finish(struct worker *w);
+
+/* The thread: loads, serves until drained or the device is lost. */
+void *worker_main(void *arg);
+
+/* To the front; waits while the ring is full (the front reads always, or we die with it). */
+void worker_send(struct worker *w, const struct lane_record *r);
+
+/* The exit code for an engine that could not be created: 2 a setting, 4 does not fit, 6 the model. */
+int worker_exit_code(int rc, const struct error *e);
+
+#endif
