@@ -2,7 +2,7 @@
 #ifndef PIPIT_GGUF_GGUF_FILE_H
 #define PIPIT_GGUF_GGUF_FILE_H
 
-/* Inside gguf/: the opened file as tables, filled by gguf_parse.c and read by gguf.c. */
+/* Inside gguf/: the opened file as tables, filled by gguf_parse() and read by gguf.c. */
 
 #include <stdbool.h>
 #include <stddef.h>
