@@ -12,7 +12,7 @@ plain spaces where SentencePiece has U+2581.
 import os
 import struct
 
-from .output import ConvertError, Output
+from .output import FILE_TYPES, ConvertError, Output
 
 HEADER = struct.Struct("<7i")
 MAGIC_V1 = 0x616B3432  # "ak42": the later, versioned export
@@ -97,7 +97,7 @@ def convert(path, out_path, type_name, tokenizer, name):
     out = Output(out_path, "llama", type_name)
     w = out.writer
     w.add_name(name or os.path.splitext(os.path.basename(path))[0])
-    w.add_file_type({"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}[type_name])
+    w.add_file_type(FILE_TYPES[type_name])
     w.add_context_length(h["seq_len"])
     w.add_embedding_length(dim)
     w.add_block_count(layers)

@@ -32,6 +32,8 @@ def need(module, package=None):
             f"(pip install {package or module}): {e}", 2) from e
 
 
+# llama.cpp's numbers of general.file_type.
+FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 TYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 Q8_BLOCK = 32
 
@@ -127,7 +129,9 @@ class Output:
             except FileNotFoundError:
                 pass
             if isinstance(e, OSError):
-                raise ConvertError(f"{self.path}: cannot be written: {e.strerror}") from e
+                # NumPy's short writes come without an errno.
+                cause = e.strerror or f"the file system is full or limits the file's size ({e})"
+                raise ConvertError(f"{self.path}: cannot be written: {cause}") from e
             raise
         print(f"pipit-convert: {self.path}: {len(self.tensors)} tensors, {self.n_bytes} bytes of weights",
               file=sys.stderr)
