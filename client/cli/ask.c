@@ -71,10 +71,13 @@ int ask_run(struct settings *s, const struct option_list *words)
         code = usage_error("ask", "the prompt is empty");
     }
     if (code == 0) {
-        code = cli_connect(s, &c, s->json);
+        code = cli_client(s, &c);
     }
     if (code == 0) {
         code = build(s, c, &prompt, &q);
+    }
+    if (code == 0) {
+        code = cli_connect(c, s->json);
     }
     if (code == 0 && interrupt_init() < 0) {
         say("cannot set up signals");

@@ -304,7 +304,7 @@ int chat_run(struct settings *s, const struct option_list *words)
     }
     s->logprobs = -1;
     s->json = s->raw = false;
-    code = cli_connect(s, &c.client, false);
+    code = cli_open(s, &c.client);
     if (code == 0 && interrupt_init() < 0) {
         say("cannot set up signals");
         code = EXIT_INTERNAL;

@@ -107,11 +107,13 @@ void id_text(const uint8_t id[16], char ret[33]);
 
 /* ---- connect.c ---- */
 
-/* A connected client, or the exit code with the error told (json: as an answer's last line, too).
- * *ret is to be destroyed either way. */
-int cli_connect(const struct settings *s, struct pipit_client **ret, bool json);
-/* Created and set up, not connected. */
+/* Created and set up, not connected. 0, or the exit code with the error told; *ret is to be
+ * destroyed either way. */
 int cli_client(const struct settings *s, struct pipit_client **ret);
+/* json: an error is told as an answer's last line, too. */
+int cli_connect(struct pipit_client *c, bool json);
+/* Both. */
+int cli_open(const struct settings *s, struct pipit_client **ret);
 
 /* ---- input.c ---- */
 

@@ -29,14 +29,14 @@ int cli_client(const struct settings *s, struct pipit_client **ret)
     return 0;
 }
 
-int cli_connect(const struct settings *s, struct pipit_client **ret, bool json)
+int cli_connect(struct pipit_client *c, bool json)
 {
     struct answer a = {0};
     struct out o = {0};
-    int code = cli_client(s, ret);
+    int code;
 
-    if (code || pipit_client_connect(*ret, &a.error) == 0) {
-        return code;
+    if (pipit_client_connect(c, &a.error) == 0) {
+        return 0;
     }
     if (json) {
         json_last(&o, NULL, &a);
@@ -48,4 +48,11 @@ int cli_connect(const struct settings *s, struct pipit_client **ret, bool json)
         return EXIT_USAGE; /* the instance's name */
     }
     return code == EXIT_REFUSED ? code : EXIT_UNREACHABLE;
+}
+
+int cli_open(const struct settings *s, struct pipit_client **ret)
+{
+    int code = cli_client(s, ret);
+
+    return code ? code : cli_connect(*ret, false);
 }

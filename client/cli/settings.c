@@ -24,11 +24,11 @@
 static const struct option_row rows[] = {
     {"system", 0, OPTION_STRING, OFF(system), .metavar = "TEXT", .commands = ANSWERS,
      .help = "the system message, before the conversation"},
-    {"max-tokens", 'n', OPTION_INT, OFF(max_tokens), 0, 1 << 30, .fallback = "0", .commands = ANSWERS,
+    {"max-tokens", 'n', OPTION_INT, OFF(max_tokens), 0, 1 << 24, .fallback = "0", .commands = ANSWERS,
      .help = "longest answer in tokens; 0: until the model ends it or the context is full"},
     {"temp", 0, OPTION_FLOAT, OFF(temp), 0, 100, .fallback = "0.7", .commands = ANSWERS,
      .help = "temperature; 0 always takes the likeliest token"},
-    {"top-k", 0, OPTION_INT, OFF(top_k), 0, 1 << 30, .fallback = "0", .commands = ANSWERS,
+    {"top-k", 0, OPTION_INT, OFF(top_k), 0, 1000000, .fallback = "0", .commands = ANSWERS,
      .help = "choose among the K likeliest tokens; 0: all"},
     {"top-p", 0, OPTION_FLOAT, OFF(top_p), 0, 1, .fallback = "0.95", .commands = ANSWERS,
      .help = "choose among the likeliest tokens that make up this probability"},

@@ -83,7 +83,7 @@ int status_run(struct settings *s, const struct option_list *words)
     if (words->n) {
         return usage_error("status", "'%.60s' is not an option", words->v[0]);
     }
-    code = cli_connect(s, &c, false);
+    code = cli_open(s, &c);
     if (code == 0 && pipit_client_status(c, &st, &e) < 0) {
         code = report(&e);
     } else if (code == 0) {
@@ -131,7 +131,7 @@ int cancel_run(struct settings *s, const struct option_list *words)
     if (parse_id(words->v[0], id) < 0 || memcmp(id, zero, sizeof(zero)) == 0) {
         return usage_error("cancel", "'%.60s' is no id: 32 hexadecimal digits", words->v[0]);
     }
-    code = cli_connect(s, &c, false);
+    code = cli_open(s, &c);
     if (code == 0 && pipit_client_cancel(c, id, &e) < 0) {
         code = report(&e);
     }

@@ -70,7 +70,7 @@ int tokenize_run(struct settings *s, const struct option_list *words)
     int code = input_prompt(command_find("tokenize"), words, &text);
 
     if (code == 0) {
-        code = cli_connect(s, &c, false);
+        code = cli_open(s, &c);
     }
     if (code == 0) {
         code = pipit_client_tokenize(c, text.data, text.len, timeout_ms(s), &ids, &n, &e) < 0
@@ -149,7 +149,7 @@ int detokenize_run(struct settings *s, const struct option_list *words)
     int code = collect_ids(words, &ids, &n);
 
     if (code == 0) {
-        code = cli_connect(s, &c, false);
+        code = cli_open(s, &c);
     }
     if (code == 0 && n) {
         code =

@@ -186,6 +186,7 @@ int link_open(struct pipit_client *c, struct pipit_error *reterr) WARN_UNUSED;
 int link_adopt(struct pipit_client *c, int fd, struct pipit_error *reterr) WARN_UNUSED;
 /* The connection ended; tries again if that makes sense (`again`) and something waits for it. */
 void link_drop(struct pipit_client *c, bool again, int err, uint32_t code, const char *why);
+void link_drop_error(struct pipit_client *c, bool again, const struct pipit_error *e);
 void link_timer(struct pipit_client *c);
 void link_hello_reply(struct pipit_client *c, const struct lane_record *r, const int fds[2]);
 void link_info(struct pipit_client *c, const struct lane_hello_reply *h);

@@ -160,10 +160,18 @@ static void give_up(struct pipit_client *c)
 
 void link_drop(struct pipit_client *c, bool again, int err, uint32_t code, const char *text)
 {
+    struct pipit_error e;
+
+    (void)pipit_fail(&e, err, code, "%s", text);
+    link_drop_error(c, again, &e);
+}
+
+void link_drop_error(struct pipit_client *c, bool again, const struct pipit_error *e)
+{
     bool was_up = c->state == LINK_UP;
     int64_t now = clock_ns();
 
-    (void)pipit_fail(&c->last, err, code, "%s", text);
+    c->last = *e;
     link_close(c);
     c->call.lost = c->call.waiting;
     for (struct pipit_request *q = c->requests; q; q = q->next) {
