@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writes the table of tok_spec.h as a GGUF file and reads it back. */
+
+#include "tok_spec.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gguf/gguf.h"
+
+static const char *const markers[] = {
+    "<|im_start|>",   "<|im_end|>",  "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+    "<start_of_turn>", "<end_of_turn>", "<|endoftext|>",
+};
+
+int tok_spec_add(struct tok_spec *s, const char *text, int kind, float score)
+{
+    assert(s->n < TOK_SPEC_MAX);
+    s->tokens[s->n] = text;
+    s->kinds[s->n] = kind;
+    s->scores[s->n] = score;
+    s->n_kinds = s->n_scores = s->n + 1;
+    return s->n++;
+}
+
+int tok_spec_find(const struct tok_spec *s, const char *text)
+{
+    for (int i = 0; i < s->n; i++) {
+        if (!strcmp(s->tokens[i], text)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static void add_markers(struct tok_spec *s)
+{
+    for (size_t i = 0; i < sizeof(markers) / sizeof(markers[0]); i++) {
+        (void)tok_spec_add(s, markers[i], 3, 0);
+    }
+}
+
+/* GPT-2's letter for a byte. */
+static void letter(int byte, char *out)
+{
+    int cp = byte;
+
+    if (byte <= 32) {
+        cp = 256 + byte;
+    } else if (byte >= 127 && byte <= 160) {
+        cp = 256 + 33 + byte - 127;
+    } else if (byte == 173) {
+        cp = 256 + 67;
+    }
+    if (cp < 128) {
+        out[0] = (char)cp;
+    } else {
+        out[0] = (char)(0xc0 | cp >> 6);
+        out[1] = (char)(0x80 | (cp & 0x3f));
+    }
+}
+
+void tok_spec_bpe(struct tok_spec *s)
+{
+    static const char *const words[] = {"he", "ll", "hell", "hello", "us", "er", "user", "\xc4\xa0h",
+                                        "\xc4\xa0hello", "\xc4\x8a\xc4\x8a"};
+    static const char *const merges[] = {"h e", "l l", "he ll", "hell o", "u s", "e r", "us er", "\xc4\xa0 h",
+                                         "\xc4\xa0 hello", "\xc4\x8a \xc4\x8a"};
+
+    memset(s, 0, sizeof(*s));
+    s->model = "gpt2";
+    s->pre = "gpt-2";
+    s->add_bos = -1;
+    for (int i = 0; i < 256; i++) {
+        letter(i, s->letters[i]);
+        (void)tok_spec_add(s, s->letters[i], 1, 0);
+    }
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        (void)tok_spec_add(s, words[i], 1, 0);
+        s->merges[s->n_merges++] = merges[i];
+    }
+    add_markers(s);
+    s->bos = s->eos = tok_spec_find(s, "<|endoftext|>");
+    s->n_scores = -1;
+}
+
+void tok_spec_spm(struct tok_spec *s)
+{
+    static const char *const words[] = {"\xe2\x96\x81", "a", "b", "ab", "\xe2\x96\x81" "a", "\xe2\x96\x81\xe2\x96\x81",
+                                        "s", "<", ">", "/", "<s", "s>", "</", "</s", "\xc3\xa4"};
+
+    memset(s, 0, sizeof(*s));
+    s->model = "llama";
+    s->add_bos = -1;
+    (void)tok_spec_add(s, "<unk>", 2, 0);
+    s->bos = tok_spec_add(s, "<s>", 3, 0);
+    s->eos = tok_spec_add(s, "</s>", 3, 0);
+    for (int i = 0; i < 256; i++) {
+        (void)snprintf(s->letters[i], sizeof(s->letters[i]), "<0x%02X>", (unsigned)i);
+        (void)tok_spec_add(s, s->letters[i], 6, 0);
+    }
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        (void)tok_spec_add(s, words[i], 1, -(float)i);
+    }
+    add_markers(s);
+}
+
+static void write_strings(struct gguf_writer *w, const char *key, const char *const *texts, int n)
+{
+    struct gguf_str *list = calloc((size_t)n + 1, sizeof(*list));
+    int r;
+
+    assert(list);
+    for (int i = 0; i < n; i++) {
+        list[i] = (struct gguf_str){texts[i], strlen(texts[i])};
+    }
+    r = gguf_writer_str_array(w, key, list, (size_t)n);
+    assert(r == 0);
+    (void)r;
+    free(list);
+}
+
+static void write_keys(struct gguf_writer *w, const struct tok_spec *s)
+{
+    int r = 0;
+
+    if (s->model) {
+        r |= gguf_writer_str(w, "tokenizer.ggml.model", s->model, strlen(s->model));
+    }
+    if (s->pre) {
+        r |= gguf_writer_str(w, "tokenizer.ggml.pre", s->pre, strlen(s->pre));
+    }
+    if (s->chat_template) {
+        r |= gguf_writer_str(w, "tokenizer.chat_template", s->chat_template, strlen(s->chat_template));
+    }
+    write_strings(w, "tokenizer.ggml.tokens", s->tokens, s->n);
+    if (s->n_merges >= 0) {
+        write_strings(w, "tokenizer.ggml.merges", s->merges, s->n_merges);
+    }
+    if (s->n_kinds >= 0) {
+        r |= gguf_writer_array(w, "tokenizer.ggml.token_type", GGUF_I32, s->kinds, (size_t)s->n_kinds);
+    }
+    if (s->n_scores >= 0) {
+        r |= gguf_writer_array(w, "tokenizer.ggml.scores", GGUF_F32, s->scores, (size_t)s->n_scores);
+    }
+    if (s->bos >= 0) {
+        r |= gguf_writer_u32(w, "tokenizer.ggml.bos_token_id", (uint32_t)s->bos);
+    }
+    if (s->eos >= 0) {
+        r |= gguf_writer_u32(w, "tokenizer.ggml.eos_token_id", (uint32_t)s->eos);
+    }
+    if (s->add_bos >= 0) {
+        r |= gguf_writer_bool(w, "tokenizer.ggml.add_bos_token", s->add_bos);
+    }
+    assert(r == 0);
+    (void)r;
+}
+
+int tok_spec_make(const struct tok_spec *s, struct tok **ret, struct gguf **ret_g, struct error *reterr)
+{
+    char dir[] = "/tmp/test-tok-XXXXXX";
+    char path[64];
+    struct gguf_writer *w;
+    struct gguf *g;
+    int r;
+
+    if (!mkdtemp(dir)) {
+        abort();
+    }
+    (void)snprintf(path, sizeof(path), "%s/v.gguf", dir);
+    r = gguf_writer_create(path, &w, reterr);
+    if (r == 0) {
+        write_keys(w, s);
+        r = gguf_writer_finish(w, reterr);
+    }
+    if (r == 0) {
+        r = gguf_open(path, &g, reterr);
+    }
+    if (r < 0) {
+        (void)fprintf(stderr, "%s: %s\n", path, reterr->text);
+        abort();
+    }
+    (void)unlink(path);
+    (void)rmdir(dir);
+    r = tok_create(g, ret, reterr);
+    if (r == 0 && ret_g) {
+        *ret_g = g;
+    } else {
+        gguf_close(g);
+    }
+    return r;
+}
