@@ -245,7 +245,7 @@ static void on_done(struct gateway *g, struct request *q, const struct lane_reco
             d.logprobs = a->logprobs;
         }
     } else if (a->n_tokens) {
-        send_tokens(g, q, r->h.seq);
+        send_tokens(g, q, r->h.seq - 1); /* the last token's; Done has its own */
     }
     e.done = &d;
     send_last(g, q, &e);

@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/sock.h"
@@ -99,6 +100,7 @@ static int bind_socket(struct router *r, const char *path, int listen_fd, struct
 {
     char endpoint[SOCK_PATH_MAX + 16];
     struct sockaddr_un a;
+    mode_t mask;
     int rc = sock_address(path, &a, reterr);
 
     if (rc) {
@@ -113,10 +115,14 @@ static int bind_socket(struct router *r, const char *path, int listen_fd, struct
             return rc;
         }
     }
+    /* Who may connect is decided by the folder, as for lane.sock; connecting takes write
+     * permission. */
+    mask = umask(0111);
     if (zmq_bind(r->socket, endpoint)) {
-        return error_set(reterr, -EADDRINUSE, "%s: cannot be bound: %s", path, zmq_strerror(errno));
+        rc = error_set(reterr, -EADDRINUSE, "%s: cannot be bound: %s", path, zmq_strerror(errno));
     }
-    return 0;
+    (void)umask(mask);
+    return rc;
 }
 
 int router_open(struct router *r, const char *path, int listen_fd, size_t max_message,

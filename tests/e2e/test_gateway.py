@@ -114,6 +114,7 @@ class Translation(Base):
         events = list(self.client.events(r))
         self.assertEqual([e.WhichOneof("body") for e in events], ["accepted", "tokens", "tokens", "tokens", "done"])
         self.assertEqual([t for e in events for t in e.tokens.tokens], list(b"ab" * 5000))
+        self.assertEqual([e.seq for e in events], [1, 4097, 8193, 10001, 10002])
         r = pb.Request()
         r.detokenize.tokens.extend(b"xyz")
         self.assertEqual(self.client.text(r)[0], b"xyz")

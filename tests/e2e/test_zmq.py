@@ -1,0 +1,386 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""pipit over ZeroMQ, whole: pipitd, pipit-engine and pipit-gateway, asked by pyzmq and Google's protobuf
+and compared with what the command line says. What the gateway does alone is test_gateway.py."""
+import json
+import os
+import pathlib
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import wire
+from daemon import BUILD, DATA, SLOW, Daemon, wait_until
+from zclient import SOURCE, Client, Timeout, generate, pb, skip, zmq
+
+PIPIT = os.path.join(BUILD, "client/pipit")
+GATEWAY = "pipit-gateway"
+if not os.path.exists(os.path.join(BUILD, "daemon/gateway/pipit-gateway")):
+    skip("pipit-gateway was not built")
+with open(os.path.join(DATA, "stories260K.txt"), "rb") as f:
+    STORY = f.read()
+with open(os.path.join(DATA, "stories260K.ids")) as f:
+    STORY_IDS = [int(line) for line in f]
+
+
+class Served(unittest.TestCase):
+    args = ("--sequences", "4")
+
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon(*cls.args, gateway="yes")
+        cls.daemon.ready().close()
+        cls.path = os.path.join(cls.daemon.folder, "zmq.sock")
+        assert wait_until(lambda: os.path.exists(cls.path))
+
+    @classmethod
+    def tearDownClass(cls):
+        code = cls.daemon.stop()
+        assert code == 0, (code, cls.daemon.text())
+
+    def setUp(self):
+        self.client = Client(self.path)
+        self.addCleanup(self.client.close)
+        self.client.ping(10 * SLOW)
+        self.pids = self.daemon.process.pid, self.daemon.child("pipit-engine")
+
+    def tearDown(self):
+        self.assertEqual(self.pids, (self.daemon.process.pid, self.daemon.child("pipit-engine")), "the engine or the front died")
+
+    def pipit(self, *args, text=None):
+        r = subprocess.run([PIPIT, args[0], "--runtime-dir", self.daemon.folder, *args[1:]], input=text, capture_output=True,
+                           check=False, timeout=60 * SLOW)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        return r.stdout
+
+    def error(self, request, client=None):
+        e = (client or self.client).last(request, 20 * SLOW)
+        self.assertTrue(e.HasField("error"), e)
+        return e.error
+
+
+class Answers(Served):
+    def test_a_dozen_lines(self):
+        """README's client, as it is there. The stories model has no template: the error, in its words."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        subprocess.run(["protoc", f"--python_out={folder.name}", f"--proto_path={SOURCE}/proto/zmq", "pipit.proto"], check=True)
+        example = SOURCE / "client/python/examples/ask_zmq.py"
+        env = {**os.environ, "PYTHONPATH": folder.name}
+        r = subprocess.run([sys.executable, example, self.path, "Hello"], env=env, capture_output=True, text=True, check=False,
+                           timeout=60 * SLOW)
+        self.assertEqual((r.returncode, r.stdout), (1, ""))
+        self.assertIn("template", r.stderr)
+        # The same program without the template.
+        plain = pathlib.Path(folder.name) / "plain.py"
+        source = example.read_text().replace("request.chat.messages.add(role=pb.Message.USER, content=sys.argv[2].encode())",
+                                             "request.generate.prompt = sys.argv[2].encode()")
+        plain.write_text(source.replace("request.chat.sampling.temperature = 0",
+                                        "request.generate.sampling.temperature, request.generate.sampling.max_tokens = 0, 30"))
+        r = subprocess.run([sys.executable, plain, self.path, "Once upon a time"], env=env, capture_output=True, check=False,
+                           timeout=60 * SLOW)
+        want = self.pipit("ask", "--raw", "-n", "30", "--temp", "0", "Once upon a time")
+        self.assertEqual((r.returncode, r.stdout.strip()), (0, want.strip()), r.stderr)
+
+    def test_the_story(self):
+        """200 greedy tokens are llama2.c's, byte for byte, streamed."""
+        deltas = [e.delta for e in self.client.events(generate("", temperature=0, max_tokens=200), 60 * SLOW) if e.HasField("delta")]
+        self.assertEqual([d.token for d in deltas if d.HasField("token")], STORY_IDS)
+        self.assertEqual(b"".join(d.text for d in deltas), STORY)
+        for d in deltas:
+            d.text.decode()  # whole characters only
+
+    def test_equal_to_the_command_line(self):
+        """Tokens, log-probabilities, alternatives, sampling with a seed: the same numbers."""
+        for options, sampling in ((["--temp", "0"], {"temperature": 0}),
+                                  (["--temp", "0.9", "--top-k", "30", "--top-p", "0.9", "--min-p", "0.02", "--seed", "7",
+                                    "--repeat-penalty", "1.1", "--presence-penalty", "0.1", "--frequency-penalty", "0.2"],
+                                   dict(temperature=0.9, top_k=30, top_p=0.9, min_p=0.02, seed=7, repeat_penalty=1.1,
+                                        presence_penalty=0.1, frequency_penalty=0.2))):
+            lines = [json.loads(line) for line in self.pipit(
+                "ask", "--raw", "-n", "24", "--json", "--logprobs", "3", *options, "Lily saw").splitlines()]
+            want = [line for line in lines if line["type"] == "token"]
+            got = [e.delta for e in self.client.events(generate("Lily saw", max_tokens=24, logprobs=3, **sampling), 60 * SLOW)
+                   if e.HasField("delta") and e.delta.HasField("token")]
+            self.assertEqual([d.token for d in got], [w["token"] for w in want])
+            for d, w in zip(got, want):
+                self.assertAlmostEqual(d.logprob, w["logprob"], places=6)
+                self.assertEqual([a.token for a in d.alternatives], [a["token"] for a in w["alternatives"]])
+                for a, b in zip(d.alternatives, w["alternatives"]):
+                    self.assertAlmostEqual(a.logprob, b["logprob"], places=6)
+
+    def test_tokenize_detokenize_score(self):
+        text = "Once upon a time, Tom said \u00fcber \u2603!"
+        want = json.loads(self.pipit("tokenize", "--json", text))["tokens"]
+        r = pb.Request()
+        r.tokenize.text = text.encode()
+        ids = [t for e in self.client.events(r) for t in e.tokens.tokens]
+        self.assertEqual(ids, want)
+        r = pb.Request(unary=True)
+        r.detokenize.tokens.extend(ids)
+        self.assertEqual(self.client.last(r).done.text.decode(), text)
+        # A text's score is what generating it greedily said.
+        prompt = ids[:1]
+        r = pb.Request()
+        r.generate.tokens.extend(prompt)
+        r.generate.sampling.temperature, r.generate.sampling.max_tokens, r.generate.sampling.logprobs = 0, 12, 0
+        said = [e.delta for e in self.client.events(r, 60 * SLOW) if e.HasField("delta") and e.delta.HasField("token")]
+        r = pb.Request()
+        r.score.tokens.extend(prompt + [d.token for d in said])
+        scores = [x for e in self.client.events(r, 60 * SLOW) for x in e.scores.logprobs]
+        self.assertEqual(len(scores), 12)
+        for d, s in zip(said, scores):
+            self.assertAlmostEqual(d.logprob, s, places=4)
+
+    def test_many_clients(self):
+        """16 clients at once, each with its own text; everyone gets all of theirs, and only theirs."""
+        prompts = [f"{name} had a" for name in ("Lily", "Tom", "Sam", "Mia")]
+        alone = {p: self.client.text(generate(p, temperature=0, max_tokens=20), 60 * SLOW)[0] for p in prompts}
+        results = {}
+
+        def ask(i):
+            with Client(self.path) as c:
+                results[i] = c.text(generate(prompts[i % 4], temperature=0, max_tokens=20), 120 * SLOW)[0]
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(16)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        self.assertEqual(results, {i: alone[prompts[i % 4]] for i in range(16)})
+
+    def test_stop_strings(self):
+        text, done = self.client.text(generate("Once upon a time", temperature=0, max_tokens=60, stop=[b"zzz", b"girl named"]))
+        self.assertEqual((text, done.reason, done.stop_index), (b", there was a little ", pb.Done.STOP, 2))
+
+    def test_req_socket(self):
+        with Client(self.path, zmq.REQ) as c:
+            self.assertEqual(c.ping().state, pb.Pong.READY)
+            r = generate("Once upon a time", temperature=0, max_tokens=8)
+            r.unary = True
+            e = c.last(r, 60 * SLOW)
+            self.assertEqual(len(e.done.tokens), 8)
+            self.assertEqual(e.done.text, self.client.text(generate("Once upon a time", temperature=0, max_tokens=8))[0])
+
+    def test_status(self):
+        r = pb.Request()
+        r.status.SetInParent()
+        s = self.client.last(r).status
+        self.assertEqual((s.state, s.ctx, s.n_seqs, s.model), (pb.Pong.READY, 512, 4, b"stories260K"))
+        self.assertEqual(s.gateway_epoch, self.client.ping().gateway_epoch)
+        cli = json.loads(self.pipit("status", "--json"))
+        self.assertEqual(cli["model"], s.model.decode())
+
+    def test_cancel(self):
+        rid = self.client.send(generate("", temperature=0, max_tokens=400, ignore_end=True))
+        while not self.client.receive(20 * SLOW).HasField("delta"):
+            pass
+        r = pb.Request(id=rid)
+        r.cancel.SetInParent()
+        self.client.send(r)
+        while not (e := self.client.receive(20 * SLOW)).HasField("done"):
+            pass
+        self.assertEqual(e.done.reason, pb.Done.CANCELLED)
+        self.assertLess(e.done.n_new, 400)
+        r = pb.Request(id=os.urandom(16))
+        r.cancel.SetInParent()
+        self.assertEqual(self.error(r).code, pb.Error.NOT_FOUND)
+
+    def test_cancel_from_the_command_line(self):
+        rid = self.client.send(generate("", temperature=0, max_tokens=500, ignore_end=True))
+        while not self.client.receive(20 * SLOW).HasField("delta"):
+            pass
+        self.pipit("cancel", rid.hex())
+        while not (e := self.client.receive(20 * SLOW)).HasField("done"):
+            pass
+        self.assertEqual(e.done.reason, pb.Done.CANCELLED)
+
+    def test_timeout(self):
+        r = generate("", temperature=0, max_tokens=500, ignore_end=True)
+        r.timeout_ms = 30
+        self.assertEqual(self.client.last(r, 30 * SLOW).done.reason, pb.Done.TIMEOUT)
+
+
+class BadInput(Served):
+    def test_what_only_the_engine_can_refuse(self):
+        for request, code, words in (
+                (generate(b"\xff\xfe"), pb.Error.INVALID, b"UTF-8"),
+                (generate(b"a\0b"), pb.Error.INVALID, b"NUL"),
+                (generate("word " * 2000), pb.Error.CONTEXT_OVERFLOW, b"512"),
+                (generate("x", stop=[b"\xff"]), pb.Error.INVALID, b"stop")):
+            with self.subTest(words=words):
+                e = self.error(request)
+                self.assertEqual(e.code, code, e)
+                self.assertIn(words, e.text)
+                if code == pb.Error.CONTEXT_OVERFLOW:
+                    self.assertGreater(e.asked, e.allowed)
+        r = generate("x")
+        r.generate.policy = b"banana"
+        self.assertIn(b"policy", self.error(r).text)
+        r = pb.Request()
+        r.generate.tokens.extend([5, 512])
+        self.assertIn(b"512", self.error(r).text)
+
+    def test_every_number(self):
+        for row in wire.RANGES:
+            for value in wire.outside(row):
+                rid = os.urandom(16)
+                self.client.send_raw(wire.with_value(rid, row, value))
+                e = self.client.receive()
+                self.assertEqual((e.id, e.error.code, e.error.field.decode()), (rid, pb.Error.INVALID, row[0]))
+
+    def test_garbage(self):
+        with Client(self.path) as bad:
+            for raw in (b"", b"\0", b"hello", os.urandom(1000), b"\xff" * 5000, b"x" * (1 << 19)):
+                bad.send_raw(raw)
+            for _ in range(5):
+                self.assertIn(bad.receive().error.code, (pb.Error.INVALID, pb.Error.TOO_LARGE))
+        with Client(self.path) as huge:
+            huge.send_raw(b"x" * (32 << 20))
+            self.assertTrue(self.client.ping().ctx)
+
+    def test_floods_leave_others_alone(self):
+        """Idle connections, half handshakes and endless MORE frames while another user is being answered
+        through a lane: their answer does not change, the engine is the same process, ZeroMQ is back."""
+        held = []
+
+        def attack():
+            for i in range(1100):
+                s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                try:
+                    s.settimeout(1)
+                    s.connect(self.path)
+                    if i % 3 == 0:
+                        s.send(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL")
+                except OSError:
+                    pass
+                held.append(s)
+            greeting = b"\xff" + bytes(7) + b"\x01\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+            ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER" + b"\x08Identity" + struct.pack(">I", 0)
+            s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            held.append(s)
+            frames = (b"\x03" + struct.pack(">Q", 60000) + b"m" * 60000) * 20
+            try:
+                s.settimeout(2)
+                s.connect(self.path)
+                s.send(greeting + b"\x04" + bytes([len(ready)]) + ready)
+                for _ in range(900):
+                    s.sendall(frames)
+            except OSError:
+                pass
+        want = self.pipit("ask", "--raw", "-n", "100", "--temp", "0", "Once upon a time")
+        attacker = threading.Thread(target=attack)
+        attacker.start()
+        n = 0
+        while attacker.is_alive() or n < 2:
+            self.assertEqual(self.pipit("ask", "--raw", "-n", "100", "--temp", "0", "Once upon a time"), want)
+            n += 1
+        attacker.join()
+        for s in held:
+            s.close()
+        with Client(self.path) as fresh:
+            self.assertEqual(fresh.ping(20 * SLOW).state, pb.Pong.READY)
+            self.assertEqual(fresh.text(generate("Once upon a time", temperature=0, max_tokens=5), 30 * SLOW)[0],
+                             b", there was a little")
+
+
+class Deaths(unittest.TestCase):
+    """Whoever dies, the stream goes on, and the text is the same."""
+
+    def setUp(self):
+        self.daemon = Daemon("--sequences", "2", gateway="yes")
+        self.addCleanup(self.daemon.stop)
+        self.daemon.ready().close()
+        self.path = os.path.join(self.daemon.folder, "zmq.sock")
+        self.assertTrue(wait_until(lambda: os.path.exists(self.path)))
+        self.client = Client(self.path)
+        self.addCleanup(self.client.close)
+        self.client.ping(10 * SLOW)
+
+    def epoch(self):
+        try:
+            return self.client.ping(0.5 * SLOW).gateway_epoch
+        except Timeout:
+            return None  # it went down with the old gateway
+
+    def start(self, n=300):
+        """A long answer, up to its 20th event; (id, text so far, next seq)."""
+        rid = self.client.send(generate("", temperature=0, max_tokens=n, ignore_end=True))
+        text, seq = b"", 0
+        while seq < 20:
+            e = self.client.receive(20 * SLOW)
+            text, seq = text + e.delta.text, e.seq
+        return rid, text, seq + 1
+
+    def finish(self, client, text, next_seq):
+        while True:
+            e = client.receive(60 * SLOW)
+            if not e.seq:
+                continue
+            self.assertEqual(e.seq, next_seq)
+            next_seq += 1
+            text += e.delta.text
+            if e.HasField("done"):
+                return text, e.done
+            self.assertFalse(e.HasField("error"), e)
+
+    def test_gateway(self):
+        rid, text, next_seq = self.start()
+        before = self.client.ping(10 * SLOW).gateway_epoch
+        os.kill(self.daemon.child(GATEWAY), signal.SIGKILL)
+        # The pings of a client that waits: the epoch tells.
+        self.assertTrue(wait_until(lambda: self.epoch() not in (before, None)))
+        r = pb.Request(id=rid)
+        r.resume.next_seq = next_seq
+        self.client.send(r)
+        text, done = self.finish(self.client, text, next_seq)
+        self.assertEqual(text[:len(STORY)], STORY)
+        self.assertEqual((done.reason, done.n_new), (pb.Done.LENGTH, 300))
+
+    def test_gateway_is_back_soon(self):
+        seconds = []
+        for _ in range(5):
+            time.sleep(1.1)  # a second death within a second waits 50 ms
+            os.kill(self.daemon.child(GATEWAY), signal.SIGKILL)
+            start = time.monotonic()
+            with Client(self.path, reconnect_ivl=2) as fresh:
+                fresh.ping(20 * SLOW)
+            seconds.append(time.monotonic() - start)
+        print("back after", [round(s * 1000) for s in seconds], "ms", file=sys.stderr)
+        self.assertLess(min(seconds), 0.1 * SLOW)
+
+    def test_engine(self):
+        _, text, next_seq = self.start()
+        engine = self.daemon.child("pipit-engine")
+        os.kill(engine, signal.SIGKILL)
+        text, done = self.finish(self.client, text, next_seq)
+        self.assertEqual(text[:len(STORY)], STORY)
+        self.assertEqual((done.reason, done.n_new, done.replay), (pb.Done.LENGTH, 300, pb.Done.REPLAY_EXACT))
+        self.assertNotEqual(self.daemon.child("pipit-engine"), engine)
+
+    def test_shutdown(self):
+        _, text, next_seq = self.start(500)
+        start = time.monotonic()
+        self.daemon.process.send_signal(signal.SIGTERM)
+        _, done = self.finish(self.client, text, next_seq)
+        self.assertEqual(done.reason, pb.Done.SHUTDOWN)
+        self.assertEqual(self.daemon.process.wait(10 * SLOW), 0)
+        self.assertLess(time.monotonic() - start, 2 * SLOW)
+        self.assertFalse(os.path.exists(f"/proc/{self.daemon.process.pid}"))
+
+    def test_vanished_client_is_cancelled(self):
+        with Client(self.path) as other:
+            other.send(generate("", temperature=0, max_tokens=500, ignore_end=True))
+            other.receive(20 * SLOW)
+        r = pb.Request()
+        r.status.SetInParent()
+        self.assertTrue(wait_until(lambda: self.client.last(pb.Request(status=r.status)).status.n_running == 0, 5))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
