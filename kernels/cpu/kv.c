@@ -1,67 +1,230 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cache's operations on the cpu backend. None is offered yet: kv_layout refuses every
- * combination of types, so that no caller gets as far as the others. */
+/* The cpu backend's cache: layout, scratch, export and import of slots.
+ *
+ * Scratch follows from the limits alone. What grows with the context: a decode row's partial
+ * results (a head's sums for every KV_CHUNK slots) and, where policies observe, its weights of all
+ * slots. They are kept for a wave of rows that fits WAVE_BYTES, at least one row; a batch with more
+ * decode rows runs in several waves. */
+
+#include "kernels/cpu/kv.h"
 
 #include <errno.h>
+#include <string.h>
 
-#include "kernels/cpu/cpu.h"
+enum {
+    WAVE_BYTES = 16 << 20,
+    SEEN_BYTES = 4 << 20, /* of one thread's prefill block, observed */
+};
 
-void cpu_table_kv_c(struct cpu_table *t)
+static size_t at_least_one(int32_t n)
 {
-    (void)t;
+    return n > 0 ? (size_t)n : 1;
+}
+
+struct sizes {
+    size_t rows;
+    size_t dim;
+    size_t pad;
+    size_t heads;
+    size_t pairs;
+    size_t slots; /* whole chunks */
+    size_t wave;
+    size_t partial;    /* floats of one row */
+    size_t seen;       /* floats of one decode row, 0 where nothing observes */
+    size_t block_seen; /* floats of a prefill block */
+};
+
+static struct sizes sizes_of(const struct backend_limits *l)
+{
+    struct sizes s = {.rows = at_least_one(l->max_rows), .heads = at_least_one(l->max_heads)};
+    size_t row_bytes;
+
+    s.dim = at_least_one(l->max_head_dim);
+    s.pad = (s.dim + 15) & ~(size_t)15;
+    s.pairs = s.heads > KV_PAIRS ? s.heads : KV_PAIRS;
+    s.slots = (at_least_one(l->max_slots) + KV_CHUNK - 1) / KV_CHUNK * KV_CHUNK;
+    s.partial = s.heads * (s.slots / KV_CHUNK) * (KV_PARTIAL_HEAD + s.pad);
+    s.seen = l->observe ? s.heads * s.slots : 0;
+    row_bytes = (s.partial + s.seen) * sizeof(float);
+    s.wave = WAVE_BYTES / row_bytes;
+    s.wave = s.wave < 1                             ? 1
+             : s.wave > at_least_one(l->max_decode) ? at_least_one(l->max_decode)
+                                                    : s.wave;
+    if (l->observe) {
+        s.block_seen = SEEN_BYTES / sizeof(float);
+        s.block_seen = s.block_seen > s.seen ? s.block_seen : s.seen;
+    }
+    return s;
+}
+
+static struct kv_thread lay_out_thread(struct memory_arena *a, const struct sizes *s,
+                                       const struct backend_limits *l)
+{
+    size_t chunk = s->heads * KV_CHUNK;
+    size_t pages = s->pairs * OPS_PAGE_SLOTS;
+
+    return (struct kv_thread){
+        .k = memory_arena_take(a, OPS_PAGE_SLOTS * s->pad * sizeof(float)),
+        .v = memory_arena_take(a, OPS_PAGE_SLOTS * s->pad * sizeof(float)),
+        .x = memory_arena_take(a, (chunk > pages ? chunk : pages) * sizeof(float)),
+        .acc = memory_arena_take(a, s->pairs * s->pad * sizeof(float)),
+        .state = memory_arena_take(a, 8 * s->pairs * sizeof(float)),
+        .row = memory_arena_take(a, s->pad * sizeof(float)),
+        .noise = memory_arena_take(a, OPS_PAGE_SLOTS * sizeof(float)),
+        .pos = memory_arena_take(a, KV_CHUNK * sizeof(int32_t)),
+        .seen = memory_arena_take(a, s->block_seen * sizeof(float)),
+        .seen_max = memory_arena_take(a, s->block_seen / OPS_PAGE_SLOTS * sizeof(float)),
+        .keys = memory_arena_take(a, at_least_one(l->max_slots) * sizeof(uint64_t)),
+    };
+}
+
+static struct kv_scratch lay_out(struct memory_arena *a, int n_threads, int tid,
+                                 const struct backend_limits *l)
+{
+    struct sizes s = sizes_of(l);
+    struct kv_scratch k = {.wave = (int32_t)s.wave, .seen_floats = s.block_seen};
+
+    for (int i = 0; i < KV_ROPE_TABLES; i++) {
+        k.rope[i] = (struct kv_rope_table){
+            .key = memory_arena_take(a, sizeof(*k.rope[i].key)),
+            .inv_freq = memory_arena_take(a, s.pad * sizeof(float)),
+            .pos = memory_arena_take(a, s.rows * sizeof(int32_t)),
+            .cos = memory_arena_take(a, s.rows * s.pad * sizeof(float)),
+            .sin = memory_arena_take(a, s.rows * s.pad * sizeof(float)),
+            .pad = s.pad,
+        };
+    }
+    k.partial = memory_arena_take(a, s.wave * s.partial * sizeof(float));
+    k.seen = memory_arena_take(a, s.wave * s.seen * sizeof(float));
+    k.commit = memory_arena_take(a, at_least_one(l->max_seqs) * s.heads * sizeof(*k.commit));
+    k.score = memory_arena_take(a, s.slots * sizeof(float));
+    for (int i = 0; i < n_threads; i++) {
+        struct kv_thread t = lay_out_thread(a, &s, l);
+
+        if (i == tid) {
+            k.t = t;
+        }
+    }
+    return k;
 }
 
 uint64_t cpu_kv_scratch_bytes(int n_threads, const struct backend_limits *limits)
 {
-    (void)n_threads;
-    (void)limits;
+    struct memory_arena plan = {0};
+
+    (void)lay_out(&plan, n_threads, 0, limits);
+    return plan.used;
+}
+
+struct kv_scratch cpu_kv_scratch(const struct cpu *cpu, int tid)
+{
+    struct memory_arena a = {.base = cpu->kv_scratch, .size = SIZE_MAX};
+
+    return lay_out(&a, cpu->n_threads, tid, &cpu->limits);
+}
+
+/* ---- layout ------------------------------------------------------------------------------- */
+
+int cpu_kv_layout(struct ops_kv_layout *l, struct error *reterr)
+{
+    enum ops_kv_type refused = l->k_type > OPS_KV_I8 ? l->k_type : l->v_type;
+
+    if (refused > OPS_KV_I8) {
+        return error_set(reterr, -ENOTSUP, "backend \"cpu\" has no cache of type %s",
+                         ops_kv_type_name(refused));
+    }
+    if (l->k_unrotated) {
+        return error_set(reterr, -ENOTSUP, "backend \"cpu\" has no cache of unrotated keys");
+    }
+    l->page_bytes = (uint64_t)l->k_heads * kv_page_k_bytes(l) +
+                    (uint64_t)l->v_heads * kv_page_v_bytes(l) +
+                    OPS_PAGE_SLOTS * ((uint64_t)l->k_heads * ops_kv_scale_bytes(l->k_type) +
+                                      (uint64_t)l->v_heads * ops_kv_scale_bytes(l->v_type));
     return 0;
 }
 
-int cpu_kv_layout(struct ops_kv_layout *layout, struct error *reterr)
+/* ---- canonical slots ---------------------------------------------------------------------- */
+
+static void copy(uint8_t *page, uint8_t *host, size_t n, bool out)
 {
-    (void)layout;
-    return error_set(reterr, -ENOTSUP, "the cpu backend has no cache yet");
+    if (out) {
+        memcpy(host, page, n);
+    } else {
+        memcpy(page, host, n);
+    }
 }
 
-int cpu_rope_store(struct backend *be, const struct ops_rope_store *p)
+/* One slot to (`out`) or from canonical form; returns the byte after it. */
+static uint8_t *copy_slot(const struct ops_kv_slots *p, int32_t slot, uint8_t *host, bool out)
 {
-    (void)be;
-    (void)p;
-    return -ENOTSUP;
-}
+    const struct ops_kv_layout *l = p->kv->layout;
+    uint8_t *page = kv_page_of(p->kv, p->group, slot);
+    size_t i = (size_t)(slot % OPS_PAGE_SLOTS);
+    size_t k_size = kv_page_element(l->k_type);
+    size_t v_size = kv_page_element(l->v_type);
 
-int cpu_attention(struct backend *be, const struct ops_attention *p)
-{
-    (void)be;
-    (void)p;
-    return -ENOTSUP;
-}
+    for (int32_t h = 0; h < l->k_heads; h++) {
+        uint8_t *k = kv_page_k(l, page, h) + i * k_size;
 
-int cpu_victim(struct backend *be, const struct ops_victim *p)
-{
-    (void)be;
-    (void)p;
-    return -ENOTSUP;
-}
-
-int cpu_cut(struct backend *be, const struct ops_cut *p)
-{
-    (void)be;
-    (void)p;
-    return -ENOTSUP;
+        for (int32_t d = 0; d < l->k_dim; d++, host += k_size) {
+            copy(k + (size_t)d * OPS_PAGE_SLOTS * k_size, host, k_size, out);
+        }
+    }
+    for (int32_t h = 0; h < l->v_heads; h++, host += (size_t)l->v_dim * v_size) {
+        copy(kv_page_v(l, page, h) + i * (size_t)kv_page_pad(l->v_dim) * v_size, host,
+             (size_t)l->v_dim * v_size, out);
+    }
+    for (int32_t h = 0; h < l->k_heads && ops_kv_scale_bytes(l->k_type); h++, host += 2) {
+        copy((uint8_t *)(kv_page_k_scale(l, page, h) + i), host, 2, out);
+    }
+    for (int32_t h = 0; h < l->v_heads && ops_kv_scale_bytes(l->v_type); h++, host += 2) {
+        copy((uint8_t *)(kv_page_v_scale(l, page, h) + i), host, 2, out);
+    }
+    return host;
 }
 
 int cpu_kv_export(struct backend *be, const struct ops_kv_slots *p)
 {
+    uint8_t *host = p->host;
+
     (void)be;
-    (void)p;
-    return -ENOTSUP;
+    for (int32_t i = 0; i < p->n_slots; i++) {
+        host = copy_slot(p, p->slot0 + i, host, true);
+    }
+    return 0;
 }
 
 int cpu_kv_import(struct backend *be, const struct ops_kv_slots *p)
 {
+    uint8_t *host = p->host;
+
     (void)be;
-    (void)p;
-    return -ENOTSUP;
+    for (int32_t i = 0; i < p->n_slots; i++) {
+        host = copy_slot(p, p->slot0 + i, host, false);
+    }
+    return 0;
 }
+
+/* ---- kernels by type ---------------------------------------------------------------------- */
+
+#define BY_TYPE(fn_type, stem, f32)                                                                \
+    fn_type *cpu_kv_##stem(const struct cpu_table *t, enum ops_kv_type type)                       \
+    {                                                                                              \
+        switch (type) {                                                                            \
+        case OPS_KV_F16:                                                                           \
+            return t->stem##_f16;                                                                  \
+        case OPS_KV_BF16:                                                                          \
+            return t->stem##_bf16;                                                                 \
+        case OPS_KV_FP8:                                                                           \
+            return t->stem##_fp8;                                                                  \
+        case OPS_KV_I8:                                                                            \
+            return t->stem##_i8;                                                                   \
+        default:                                                                                   \
+            return f32;                                                                            \
+        }                                                                                          \
+    }
+
+BY_TYPE(cpu_kv_qk_fn, qk, t->qk_f32)
+BY_TYPE(cpu_kv_pv_fn, pv, t->pv_f32)
+BY_TYPE(cpu_kv_unpack_fn, unpack, NULL)
+BY_TYPE(cpu_kv_encode_fn, encode, NULL)

@@ -16,7 +16,7 @@
 #include "quant/half.h"
 
 #define LANES_FN(name) name##_c
-#define LANES_SET(t, slot) CPU_SET(t, slot, c)
+#define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, c)
 #define LANES_INLINE static inline __attribute__((always_inline))
 
 enum {

@@ -86,8 +86,8 @@ struct cpu_table {
 #undef CPU_SLOT_MEMBER
 };
 
-/* CPU_SET(t, norm_rms, avx2): the slot becomes norm_rms_avx2, its name "norm_rms_avx2". */
-#define CPU_SET(t, slot, isa) ((t)->slot = slot##_##isa, (t)->slot##_name = #slot "_" #isa)
+/* CPU_TABLE_SET(t, norm_rms, avx2): the slot becomes norm_rms_avx2, its name "norm_rms_avx2". */
+#define CPU_TABLE_SET(t, slot, isa) ((t)->slot = slot##_##isa, (t)->slot##_name = #slot "_" #isa)
 /* clang-format on */
 
 /* Fills every slot by the flags of base/cpu.h. */

@@ -3,10 +3,118 @@
 #define PIPIT_KERNELS_CPU_TABLE_KV_H
 
 /* The cache's part of the table of inner kernels (kernels/cpu/table.h): slots of rope, store,
- * attention and selection, as X(function type, slot). */
+ * attention and scoring, as X(function type, slot). Layout of a page: kernels/cpu/kv_page.h.
+ *
+ * Logits are in units of log2: x = scale * log2(e) * q.k, so that e^ is 2^. "Pairs" are
+ * (row, query head) combinations that read the same K or V head; each pair's result is the same bits
+ * whatever pairs are beside it. The variants of different instruction sets need not agree in bits. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+
+enum { CPU_KV_SLOTS = OPS_PAGE_SLOTS };
+
+/* A logit that is not there. Far below -1e30 * log2(e); 2^(this - m) is 0 for every m in reach. */
+#define CPU_KV_MASKED -3e38f
+
+/* x[i][s] = q[i] . k[:, s] for n pairs and the page's 64 slots. k (k_dim, 64) of the type; q rows
+ * ldq floats apart, x rows ldx. While K is read as much memory from `ahead` on is prefetched. */
+typedef void cpu_kv_qk_fn(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
+                          float *x, size_t ldx, const void *ahead);
+
+/* acc[i][d] += sum over s < n_slots of e[i][s] * v[s][d]. v (64, v_pad) of the type, v_pad a
+ * multiple of 16; acc (n, v_pad). */
+typedef void cpu_kv_pv_fn(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
+                          int32_t n_slots, float *acc);
+
+/* n elements (a multiple of 16) to f32, without scales. */
+typedef void cpu_kv_unpack_fn(const void *src, size_t n, float *dst);
+
+/* What turns dot products into logits, for one pair and one page. */
+struct cpu_kv_logits {
+    float scale;             /* with log2(e) */
+    const uint16_t *k_scale; /* f16 (64) or NULL */
+    float softcap;           /* 0: none */
+    float slope;             /* ALiBi's, 0: none */
+    int32_t row_pos;
+    const int32_t *distance; /* (64): positions for ALiBi; may be NULL without */
+    const int32_t *pos;      /* (64): positions for masking; NULL: all visible */
+    int32_t pos_min;         /* visible: pos_min <= pos <= pos_max */
+    int32_t pos_max;
+};
+
+/* x (64) in place; returns the largest, CPU_KV_MASKED when none is visible. */
+typedef float cpu_kv_logits_fn(const struct cpu_kv_logits *p, float *x);
+
+/* x (64): e = 2^(x - max), 0 where masked; returns their sum. x becomes e * v_scale (f16 (64) or
+ * NULL); e itself goes to `e` unless NULL. */
+typedef float cpu_kv_exp_fn(float *x, float max, const uint16_t *v_scale, float *e);
+
+/* Noise of one page's keys for one query head and row (kernels/noise.h). */
+struct cpu_kv_noise {
+    const struct ops_observe *o;
+    uint32_t head;
+    uint32_t row_pos;
+    const int32_t *pos; /* (64), entries below 0 get anything finite */
+    bool aligned;       /* pos is p, p + 1, ... with p a multiple of 64 */
+};
+
+/* e^noise for Gumbel noise, that is 1 / -log(u). */
+typedef void cpu_kv_gumbel_fn(const struct cpu_kv_noise *p, float *ret);
+
+/* z (64) = (x + noise) / tau, masked where x is; x in log2 units, noise natural or NULL. Returns the
+ * largest. */
+typedef float cpu_kv_temper_fn(const float *x, const float *noise, float tau, float *z);
+
+/* log of n64 * 64 positive floats, in place, times `factor`. */
+typedef void cpu_kv_log_fn(float *x, float factor);
+
+/* y (64) *= w (64); returns the sum. */
+typedef float cpu_kv_weigh_fn(float *y, const float *w);
+
+/* score (64) += weight * sum over n heads of f[i] * p[i] (64), p rows ldp apart. */
+typedef void cpu_kv_score_fn(float *score, const float *p, size_t ldp, const float *f, int32_t n,
+                             float weight);
+
+/* One head of n values, rotated in place: x * cos + partner * sin, with the tables of
+ * kernels/cpu/rope_table.h. */
+typedef void cpu_kv_rope_fn(float *x, const float *cos, const float *sin, int32_t n_dims);
+
+/* kernels/kv_code.h: one head to the type's bytes; returns the scale where the type has one. */
+typedef uint16_t cpu_kv_encode_fn(const float *x, int32_t n, void *dst);
 
 /* clang-format off */
-#define CPU_SLOTS_KV(X)
+#define CPU_SLOTS_KV(X) \
+    X(cpu_kv_qk_fn, qk_f32) \
+    X(cpu_kv_qk_fn, qk_f16) \
+    X(cpu_kv_qk_fn, qk_bf16) \
+    X(cpu_kv_qk_fn, qk_fp8) \
+    X(cpu_kv_qk_fn, qk_i8) \
+    X(cpu_kv_pv_fn, pv_f32) \
+    X(cpu_kv_pv_fn, pv_f16) \
+    X(cpu_kv_pv_fn, pv_bf16) \
+    X(cpu_kv_pv_fn, pv_fp8) \
+    X(cpu_kv_pv_fn, pv_i8) \
+    X(cpu_kv_unpack_fn, unpack_f16) \
+    X(cpu_kv_unpack_fn, unpack_bf16) \
+    X(cpu_kv_unpack_fn, unpack_fp8) \
+    X(cpu_kv_unpack_fn, unpack_i8) \
+    X(cpu_kv_encode_fn, encode_f16) \
+    X(cpu_kv_encode_fn, encode_bf16) \
+    X(cpu_kv_encode_fn, encode_fp8) \
+    X(cpu_kv_encode_fn, encode_i8) \
+    X(cpu_kv_logits_fn, kv_logits) \
+    X(cpu_kv_exp_fn, kv_exp) \
+    X(cpu_kv_gumbel_fn, kv_gumbel) \
+    X(cpu_kv_temper_fn, kv_temper) \
+    X(cpu_kv_log_fn, kv_log) \
+    X(cpu_kv_weigh_fn, kv_weigh) \
+    X(cpu_kv_score_fn, kv_score) \
+    X(cpu_kv_rope_fn, rope_norm) \
+    X(cpu_kv_rope_fn, rope_neox)
 /* clang-format on */
 
 #endif

@@ -11,10 +11,10 @@
 
 #ifdef __AVXVNNI__
 #define LANES_FN(name) name##_avxvnni
-#define LANES_SET(t, slot) CPU_SET(t, slot, avxvnni)
+#define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, avxvnni)
 #else
 #define LANES_FN(name) name##_avx2
-#define LANES_SET(t, slot) CPU_SET(t, slot, avx2)
+#define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, avx2)
 #endif
 #define LANES_INLINE static inline __attribute__((always_inline))
 

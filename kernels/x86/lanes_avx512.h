@@ -11,10 +11,10 @@
 
 #ifdef __AVX512VNNI__
 #define LANES_FN(name) name##_avx512vnni
-#define LANES_SET(t, slot) CPU_SET(t, slot, avx512vnni)
+#define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, avx512vnni)
 #else
 #define LANES_FN(name) name##_avx512
-#define LANES_SET(t, slot) CPU_SET(t, slot, avx512)
+#define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, avx512)
 #endif
 #define LANES_INLINE static inline __attribute__((always_inline))
 

@@ -13,4 +13,5 @@ void x86_table_avx512(struct cpu_table *t)
 {
     panel_body_set(t);
     row_body_set(t);
+    x86_table_kv_avx512(t);
 }

@@ -44,6 +44,7 @@ struct check {
     int err; /* what the call returned: 0, or the same on all sides */
     uint64_t bench_bytes; /* bytes that the case has to move, for GB/s */
     bool bench;
+    bool first; /* variant: what concerns the reference alone need be done once */
     /* inside */
     struct backend *sides[CHECK_SIDES];
     struct check_buf bufs[CHECK_BUFS];
@@ -66,6 +67,9 @@ struct check {
 
 void check_op(struct check *c);
 extern const struct backend_limits check_limits;
+/* The instruction sets (base/cpu.h) that kernels of this operation are chosen by: variants that
+ * differ in others only are the same to it. */
+extern const uint32_t check_flags;
 
 /* Random numbers, the same for a variant of a program. */
 float check_uniform(struct check *c);                            /* (0, 1) */

@@ -6,8 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "tests/kernels/check_kv.h"
 
+const uint32_t check_flags = CPU_AVX2 | CPU_AVX512;
 const struct backend_limits check_limits = {
     .max_rows = 1,
     .max_decode = 1,

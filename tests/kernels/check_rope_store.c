@@ -8,9 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cpu.h"
 #include "tests/kernels/check_kv.h"
 #include "tests/kernels/check_weight.h"
 
+const uint32_t check_flags = CPU_AVX2 | CPU_AVX512;
 const struct backend_limits check_limits = {
     .max_rows = 512,
     .max_decode = 16,

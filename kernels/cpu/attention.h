@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CPU_ATTENTION_H
+#define PIPIT_KERNELS_CPU_ATTENTION_H
+
+/* What decode (attention_decode.c) and prefill (attention_prefill.c) share: a unit of work, its
+ * pages' positions, one pair's logits and what a policy observes of them (attention.c). */
+
+#include "kernels/cpu/kv.h"
+
+struct att_job {
+    const struct cpu *cpu;
+    const struct ops_attention *p;
+    struct pool_counter next;
+    struct pool_counter next_merge;
+    struct pool_counter next_score;
+    int32_t row0; /* decode: the wave's rows */
+    int32_t n_rows;
+};
+
+/* How a row's observed weights come about (ops.h struct ops_observe). */
+enum att_mode {
+    ATT_UNSEEN,
+    ATT_SOFTMAX,  /* tau 1, no noise (or a constant, which cancels): the softmax itself */
+    ATT_GUMBEL,   /* tau 1: the softmax's exponentials times e^noise */
+    ATT_TEMPERED, /* logits, maximum and exponentials of its own */
+};
+
+/* One thread's view of one sequence and group. */
+struct att_unit {
+    const struct cpu *cpu;
+    const struct ops_attention *p;
+    const struct ops_seq *seq;
+    const struct ops_observe *observe; /* NULL: off */
+    const struct ops_kv_layout *l;
+    struct kv_thread t;
+    int32_t group;
+    int32_t n_heads; /* query heads of the group */
+    int32_t share_k; /* query heads of one K head, one V head */
+    int32_t share_v;
+};
+
+struct att_unit att_unit_make(const struct cpu *cpu, const struct ops_attention *p, int32_t seq,
+                              int32_t group, struct kv_thread t);
+
+/* Positions of slots [slot0, slot0 + 64), -1 from n_slots on; written to `pos`. */
+void att_positions(const struct att_unit *u, int32_t slot0, int32_t *pos);
+
+/* Dot products to logits for one pair and page; returns the largest. pos NULL: the row sees all. */
+float att_logits(const struct att_unit *u, int32_t row, int32_t head, uint8_t *page,
+                 const int32_t *pos, bool masked, float *x);
+/* Does the row miss any of the page's 64 slots? */
+bool att_is_masked(const struct att_unit *u, int32_t row, int32_t slot0);
+
+enum att_mode att_mode(const struct att_unit *u, int32_t row);
+float att_tau(const struct att_unit *u, int32_t row);
+/* e^noise (ATT_GUMBEL) or noise (ATT_TEMPERED) of a page's keys; NULL: none. */
+const float *att_noise(const struct att_unit *u, enum att_mode mode, int32_t row, int32_t head,
+                       const int32_t *pos);
+/* score += weight * sum of f[h] * seen[h] over slots [slot0, slot0 + 64). */
+void att_score(const struct att_unit *u, int32_t slot0, const float *seen, size_t ld_seen,
+               const float *f, float weight);
+/* Scores of slots [slot0, slot0 + n) times damp^observed rows. */
+void att_damp(const struct att_unit *u, int32_t slot0, int32_t n);
+
+int att_decode(struct cpu *cpu, const struct ops_attention *p);
+int att_prefill(struct cpu *cpu, const struct ops_attention *p);
+
+#endif

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention of prefill rows: arithmetic is what counts.
+ *
+ * A unit is one sequence, one head group and a block of rows: up to KV_PAIRS (row, query head)
+ * pairs. It goes over the pages in order; each page's K, then V, is converted to f32 once for all
+ * pairs and meets them from L1; softmax is online, each pair with its own maximum and sum, so a
+ * row's bits do not depend on the rows beside it. Pages that no row of the block can see are left
+ * out.
+ *
+ * Observation needs p = e / sum with the final sum: the block keeps its exponentials (or a policy's
+ * own, with noise and tau) and the maximum they were made against, page by page, and adds them to
+ * the scores when the block is done. So a block is as tall as its weights fit SEEN_BYTES of
+ * scratch; nothing is n x n, and no logit or noise is made twice. Scores are f32 sums over rows in
+ * order, so the blocks of one group commit in order: a unit waits for the one before it, which was
+ * taken earlier and needs about as long. */
+
+#include <math.h>
+#include <sched.h>
+#include <string.h>
+
+#include "kernels/cpu/attention.h"
+
+struct block {
+    struct att_unit u;
+    int32_t seq;
+    int32_t index; /* of the block within the sequence */
+    int32_t row0;  /* rows of the sequence */
+    int32_t n_rows;
+    int32_t n_pairs; /* pair = head * n_rows + row */
+    int32_t n_pages; /* of the slots the block may see */
+    /* (n_pairs) each, in t.state */
+    float *max;
+    float *sum;
+    float *seen_max;
+    float *seen_sum;
+};
+
+static int32_t page_count(const struct ops_seq *s)
+{
+    return (s->kv.n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
+}
+
+/* Rows of a block: a function of the sequence's own numbers. */
+static int32_t block_rows(const struct att_unit *u, size_t seen_floats)
+{
+    int32_t rows = KV_PAIRS / u->n_heads;
+    size_t row_floats = (size_t)u->n_heads * (size_t)page_count(u->seq) * OPS_PAGE_SLOTS;
+
+    rows = rows > 64 ? 64 : rows;
+    if (u->observe && (size_t)rows * row_floats > seen_floats) {
+        rows = (int32_t)(seen_floats / row_floats);
+    }
+    return rows > 1 ? rows : 1;
+}
+
+/* ---- one page ---------------------------------------------------------------------------------
+ */
+
+/* A head's 64 slots as f32, as they lie or converted. */
+static const float *as_f32(const struct block *b, enum ops_kv_type type, const void *src, size_t n,
+                           float *dst)
+{
+    cpu_kv_unpack_fn *unpack = cpu_kv_unpack(&b->u.cpu->table, type);
+
+    if (!unpack) {
+        return src;
+    }
+    unpack(src, n, dst);
+    return dst;
+}
+
+static void keys(const struct block *b, uint8_t *page)
+{
+    const struct att_unit *u = &b->u;
+
+    for (int32_t k = 0; k < u->l->k_heads; k++) {
+        const float *keys = as_f32(b, u->l->k_type, kv_page_k(u->l, page, k),
+                                   (size_t)u->l->k_dim * OPS_PAGE_SLOTS, u->t.k);
+
+        for (int32_t h = k * u->share_k; h < (k + 1) * u->share_k; h++) {
+            const float *q = u->p->q + (size_t)(u->seq->row0 + b->row0) * (size_t)u->p->ldq +
+                             (size_t)(u->group * u->n_heads + h) * (size_t)u->l->k_dim;
+
+            u->cpu->table.qk_f32(keys, u->l->k_dim, q, (size_t)u->p->ldq, b->n_rows,
+                                 u->t.x + (size_t)h * (size_t)b->n_rows * OPS_PAGE_SLOTS,
+                                 OPS_PAGE_SLOTS, NULL);
+        }
+    }
+}
+
+static void values(const struct block *b, uint8_t *page, int32_t n_slots)
+{
+    const struct att_unit *u = &b->u;
+    int32_t pad = kv_page_pad(u->l->v_dim);
+
+    for (int32_t v = 0; v < u->l->v_heads; v++) {
+        const float *values =
+            as_f32(b, u->l->v_type, kv_page_v(u->l, page, v), (size_t)pad * OPS_PAGE_SLOTS, u->t.v);
+        size_t pair = (size_t)(v * u->share_v) * (size_t)b->n_rows;
+
+        u->cpu->table.pv_f32(values, pad, u->t.x + pair * OPS_PAGE_SLOTS, OPS_PAGE_SLOTS,
+                             u->share_v * b->n_rows, n_slots, u->t.acc + pair * (size_t)pad);
+    }
+}
+
+/* Brings what a pair has so far to a new maximum. */
+static void raise_max(const struct block *b, int32_t pair, float max, enum att_mode mode)
+{
+    int32_t pad = kv_page_pad(b->u.l->v_dim);
+    float factor = b->max[pair] > CPU_KV_MASKED ? exp2f(b->max[pair] - max) : 0;
+    float *acc = b->u.t.acc + (size_t)pair * (size_t)pad;
+
+    b->max[pair] = max;
+    b->sum[pair] *= factor;
+    b->seen_sum[pair] *= mode == ATT_TEMPERED ? 1.0f : factor; /* which has its own maximum */
+    for (int32_t d = 0; d < pad; d++) {
+        acc[d] *= factor;
+    }
+}
+
+/* Where a pair's observed weights of a page lie, and the maximum they go by. */
+static float *seen_of(const struct block *b, int32_t pair, int32_t page)
+{
+    return b->u.t.seen + ((size_t)pair * (size_t)b->n_pages + (size_t)page) * OPS_PAGE_SLOTS;
+}
+
+static float *seen_max_of(const struct block *b, int32_t pair, int32_t page)
+{
+    return b->u.t.seen_max + (size_t)pair * (size_t)b->n_pages + (size_t)page;
+}
+
+static void temper(const struct block *b, int32_t pair, int32_t page, const float *x,
+                   const int32_t *pos)
+{
+    const struct att_unit *u = &b->u;
+    int32_t row = b->row0 + pair % b->n_rows;
+    float *seen = seen_of(b, pair, page);
+    const float *noise = att_noise(u, ATT_TEMPERED, row, pair / b->n_rows, pos);
+    float max = u->cpu->table.kv_temper(x, noise, att_tau(u, row), seen);
+
+    if (max > b->seen_max[pair]) {
+        b->seen_sum[pair] *= b->seen_max[pair] > CPU_KV_MASKED ? exp2f(b->seen_max[pair] - max) : 0;
+        b->seen_max[pair] = max;
+    }
+    max = b->seen_max[pair];
+    b->seen_sum[pair] += u->cpu->table.kv_exp(seen, max > CPU_KV_MASKED ? max : 0, NULL, NULL);
+    *seen_max_of(b, pair, page) = max;
+}
+
+static void pair_page(const struct block *b, int32_t pair, int32_t page, uint8_t *bytes,
+                      const int32_t *pos)
+{
+    const struct att_unit *u = &b->u;
+    int32_t row = b->row0 + pair % b->n_rows;
+    int32_t head = pair / b->n_rows;
+    enum att_mode mode = att_mode(u, row);
+    float *x = u->t.x + (size_t)pair * OPS_PAGE_SLOTS;
+    float *kept = mode == ATT_SOFTMAX || mode == ATT_GUMBEL ? seen_of(b, pair, page) : NULL;
+    float max =
+        att_logits(u, row, head, bytes, pos, att_is_masked(u, row, page * OPS_PAGE_SLOTS), x);
+    float sum;
+
+    if (max > b->max[pair]) {
+        raise_max(b, pair, max, mode);
+    }
+    if (mode == ATT_TEMPERED) {
+        temper(b, pair, page, x, pos);
+    }
+    max = b->max[pair];
+    sum = u->cpu->table.kv_exp(x, max > CPU_KV_MASKED ? max : 0,
+                               kv_page_v_scale(u->l, bytes, head / u->share_v), kept);
+    b->sum[pair] += sum;
+    if (kept) {
+        *seen_max_of(b, pair, page) = max;
+        if (mode == ATT_GUMBEL) {
+            sum = u->cpu->table.kv_weigh(kept, att_noise(u, mode, row, head, pos));
+        }
+        b->seen_sum[pair] += sum;
+    }
+}
+
+static void one_page(const struct block *b, int32_t page)
+{
+    const struct att_unit *u = &b->u;
+    int32_t slot0 = page * OPS_PAGE_SLOTS;
+    int32_t left = u->seq->kv.n_slots - slot0;
+    uint8_t *bytes = kv_page_of(&u->seq->kv, u->group, slot0);
+
+    att_positions(u, slot0, u->t.pos);
+    keys(b, bytes);
+    for (int32_t pair = 0; pair < b->n_pairs; pair++) {
+        pair_page(b, pair, page, bytes, u->t.pos);
+    }
+    values(b, bytes, left < OPS_PAGE_SLOTS ? left : OPS_PAGE_SLOTS);
+}
+
+/* ---- one block --------------------------------------------------------------------------------
+ */
+
+static void write_out(const struct block *b)
+{
+    const struct att_unit *u = &b->u;
+    int32_t pad = kv_page_pad(u->l->v_dim);
+
+    for (int32_t pair = 0; pair < b->n_pairs; pair++) {
+        const float *acc = u->t.acc + (size_t)pair * (size_t)pad;
+        float *out = u->p->out +
+                     (size_t)(u->seq->row0 + b->row0 + pair % b->n_rows) * (size_t)u->p->ldo +
+                     (size_t)(u->group * u->n_heads + pair / b->n_rows) * (size_t)u->l->v_dim;
+        float inv = b->sum[pair] > 0 ? 1.0f / b->sum[pair] : 0;
+
+        for (int32_t d = 0; d < u->l->v_dim; d++) {
+            out[d] = acc[d] * inv;
+        }
+    }
+}
+
+/* Adds the block's weights to the scores, rows in order. */
+static void commit(const struct block *b)
+{
+    const struct att_unit *u = &b->u;
+    size_t ld = (size_t)b->n_rows * (size_t)b->n_pages * OPS_PAGE_SLOTS; /* from head to head */
+    float *f = u->t.state + 4 * b->n_pairs;
+    float first = u->observe->row_weight0;
+
+    for (int32_t row = u->observe->row_first; row < b->row0; row++) {
+        first *= u->observe->row_growth;
+    }
+    if (b->index == 0) {
+        att_damp(u, 0, u->seq->kv.n_slots);
+    }
+    for (int32_t page = 0; page < b->n_pages; page++) {
+        float weight = first;
+
+        for (int32_t row = 0; row < b->n_rows; row++) {
+            if (b->row0 + row < u->observe->row_first) {
+                continue;
+            }
+            for (int32_t h = 0; h < u->n_heads; h++) {
+                int32_t pair = h * b->n_rows + row;
+                enum att_mode mode = att_mode(u, b->row0 + row);
+                float max = mode == ATT_TEMPERED ? b->seen_max[pair] : b->max[pair];
+
+                f[h] = b->seen_sum[pair] > 0
+                           ? exp2f(*seen_max_of(b, pair, page) - max) / b->seen_sum[pair]
+                           : 0;
+            }
+            att_score(u, page * OPS_PAGE_SLOTS, seen_of(b, row, page), ld, f, weight);
+            weight *= u->observe->row_growth;
+        }
+    }
+}
+
+static void await(atomic_int *done, int32_t index)
+{
+    for (int spins = 0; atomic_load_explicit(done, memory_order_acquire) < index; spins++) {
+        if (spins > 1000) {
+            (void)sched_yield();
+        }
+    }
+}
+
+static void run_block(struct block *b, atomic_int *done)
+{
+    struct att_unit *u = &b->u;
+    int32_t last_pos = u->seq->pos0 + b->row0 + b->n_rows - 1;
+    int32_t oldest = u->p->window > 0 ? u->seq->pos0 + b->row0 - u->p->window + 1 : 0;
+    int32_t first_page = 0;
+    int32_t n_pages = page_count(u->seq);
+
+    b->n_pairs = b->n_rows * u->n_heads;
+    b->max = u->t.state;
+    b->sum = b->max + b->n_pairs;
+    b->seen_max = b->sum + b->n_pairs;
+    b->seen_sum = b->seen_max + b->n_pairs;
+    if (!u->seq->kv.slot_pos) { /* a slot's number is its position */
+        int32_t visible = last_pos < 0 ? 0 : last_pos / OPS_PAGE_SLOTS + 1;
+
+        n_pages = visible < n_pages ? visible : n_pages;
+        first_page = oldest > 0 && !u->observe ? oldest / OPS_PAGE_SLOTS : 0;
+    }
+    b->n_pages = n_pages;
+    for (int32_t i = 0; i < b->n_pairs; i++) {
+        b->max[i] = CPU_KV_MASKED;
+        b->sum[i] = 0;
+        b->seen_max[i] = CPU_KV_MASKED;
+        b->seen_sum[i] = 0;
+    }
+    memset(u->t.acc, 0, (size_t)b->n_pairs * (size_t)kv_page_pad(u->l->v_dim) * sizeof(float));
+    for (int32_t page = first_page; page < n_pages; page++) {
+        one_page(b, page);
+    }
+    write_out(b);
+    if (u->observe) {
+        await(done, b->index);
+        commit(b);
+        atomic_store_explicit(done, b->index + 1, memory_order_release);
+    }
+}
+
+/* ---- units ------------------------------------------------------------------------------------
+ */
+
+/* Unit `index` of the call: sequences in order, blocks in order, groups inside. */
+static bool find_block(const struct att_job *job, const struct kv_scratch *s, int32_t index,
+                       struct block *b)
+{
+    for (int32_t i = 0; i < job->p->n_seqs; i++) {
+        const struct ops_seq *seq = &job->p->seqs[i];
+        int32_t n_groups = seq->kv.layout->n_groups;
+        int32_t rows;
+        int32_t n;
+
+        if (seq->row0 < job->p->rows.n_decode || seq->n_rows < 1) {
+            continue;
+        }
+        b->u = att_unit_make(job->cpu, job->p, i, 0, s->t);
+        rows = block_rows(&b->u, s->seen_floats);
+        n = (seq->n_rows + rows - 1) / rows;
+        if (index < n * n_groups) {
+            b->seq = i;
+            b->index = index / n_groups;
+            b->u.group = index % n_groups;
+            b->row0 = b->index * rows;
+            b->n_rows = seq->n_rows - b->row0 < rows ? seq->n_rows - b->row0 : rows;
+            return true;
+        }
+        index -= n * n_groups;
+    }
+    return false;
+}
+
+static void blocks(void *arg, int tid, int n_threads)
+{
+    struct att_job *job = arg;
+    struct kv_scratch s = cpu_kv_scratch(job->cpu, tid);
+    struct block b;
+
+    (void)n_threads;
+    while (find_block(job, &s, pool_counter_take(&job->next), &b)) {
+        run_block(&b, &s.commit[b.seq * job->cpu->limits.max_heads + b.u.group]);
+    }
+}
+
+int att_prefill(struct cpu *cpu, const struct ops_attention *p)
+{
+    struct att_job job = {.cpu = cpu, .p = p};
+    struct kv_scratch s = cpu_kv_scratch(cpu, 0);
+
+    if (p->rows.n == p->rows.n_decode) {
+        return 0;
+    }
+    for (int32_t i = 0; p->observe && i < p->n_seqs * cpu->limits.max_heads; i++) {
+        atomic_store(&s.commit[i], 0);
+    }
+    pool_run(cpu->pool, blocks, &job);
+    return 0;
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CPU_KV_H
+#define PIPIT_KERNELS_CPU_KV_H
+
+/* What the cache's operations of the cpu backend share: scratch, and small questions about a
+ * sequence's slots. The page's layout is in kv_page.h, the inner kernels in table_kv.h. */
+
+#include <stdatomic.h>
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/kv_page.h"
+
+enum {
+    KV_CHUNK = 256,        /* slots of a decode row that one unit reads */
+    KV_CHUNK_PAGES = KV_CHUNK / OPS_PAGE_SLOTS,
+    KV_PAIRS = 192,        /* (row, head) pairs of a prefill block, or one row's heads */
+    KV_PARTIAL_HEAD = 16,  /* floats before a partial's sums */
+    KV_ROPE_TABLES = 2,    /* models with two RoPEs (local and global layers) alternate */
+};
+
+/* What a RoPE table was made for. Kept in scratch, which starts as zeros. */
+struct kv_rope_key {
+    int32_t n_dims; /* 0: unused */
+    enum ops_rope_form form;
+    float mscale;
+    uint32_t used; /* larger: later */
+};
+
+/* cos and sin of rows' positions, kept from layer to layer. */
+struct kv_rope_table {
+    struct kv_rope_key *key;
+    float *inv_freq; /* (max_head_dim / 2), part of the key */
+    int32_t *pos;    /* (max_rows): the position that row i holds, plus 1; 0 none */
+    float *cos;      /* (max_rows, pad): for each dim the factor of itself ... */
+    float *sin;      /* ... and, with its sign, of its partner */
+    size_t pad;
+};
+
+/* What threads keep apart. */
+struct kv_thread {
+    float *k;      /* (64, max_head_dim): a page's head as f32; also one tile of stores */
+    float *v;      /* (64, pad(max_head_dim)) */
+    float *x;      /* (max(KV_PAIRS, max_heads), 64) or (max_heads, KV_CHUNK) */
+    float *acc;    /* (max(KV_PAIRS, max_heads), pad(max_head_dim)) */
+    float *state;  /* (8, max(KV_PAIRS, max_heads)): running maxima, sums, factors */
+    float *row;    /* (pad(max_head_dim)) */
+    float *noise;  /* (64) */
+    int32_t *pos;  /* (KV_CHUNK) */
+    float *seen;   /* (seen_floats): what observed rows of a prefill block weigh, see attention */
+    float *seen_max; /* (seen_floats / 64) */
+    uint64_t *keys; /* (max_slots): cut */
+};
+
+struct kv_scratch {
+    struct kv_rope_table rope[KV_ROPE_TABLES];
+    struct kv_thread t;         /* of the thread asked for */
+    float *partial;             /* decode: (wave rows, n_q, chunks, KV_PARTIAL_HEAD + v_pad) */
+    float *seen;                /* decode, observed: (wave rows, n_q, chunks * KV_CHUNK) */
+    atomic_int *commit;         /* prefill, observed: (max_seqs * max_heads) blocks done */
+    float *score;               /* (max_slots) shared choices */
+    int32_t wave;               /* decode rows that partial and seen hold */
+    size_t seen_floats;
+};
+
+/* Addresses of everything, for thread `tid`. */
+struct kv_scratch cpu_kv_scratch(const struct cpu *cpu, int tid);
+
+/* Position held by a slot, -1 when empty. */
+static inline int32_t kv_slot_pos(const struct ops_kv *kv, int32_t group, int32_t slot)
+{
+    return kv->slot_pos ? kv->slot_pos[(size_t)group * (size_t)kv->cap + (size_t)slot] : slot;
+}
+
+cpu_kv_qk_fn *cpu_kv_qk(const struct cpu_table *t, enum ops_kv_type type);
+cpu_kv_pv_fn *cpu_kv_pv(const struct cpu_table *t, enum ops_kv_type type);
+cpu_kv_unpack_fn *cpu_kv_unpack(const struct cpu_table *t, enum ops_kv_type type); /* f32: NULL */
+cpu_kv_encode_fn *cpu_kv_encode(const struct cpu_table *t, enum ops_kv_type type); /* f32: NULL */
+
+#endif

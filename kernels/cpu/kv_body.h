@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CPU_KV_BODY_H
+#define PIPIT_KERNELS_CPU_KV_BODY_H
+
+/* Reading the cache, written once over the lanes of kv_lanes_c.h: dot products with K, weighted sums
+ * of V, conversion. Included by one file an instruction set (table_kv_c.c, kernels/x86/kv_avx2.c and
+ * so on), after the lanes; exponentials and noise are in kv_soft_body.h, stores in kv_store_body.h.
+ *
+ * K lies [dim][slot]: a vector is 16 slots, the query enters as a broadcast, no sum crosses lanes.
+ * V lies [slot][dim]: a vector is 16 dims, the weight enters as a broadcast. Both loops keep
+ * KV_ROWS x KV_COLS sums in registers and convert each vector of the cache once for KV_ROWS pairs.
+ * A sum is one chain, over dims or over slots in order, so company does not show in its bits.
+ *
+ * Prefetch: decode reads K and V once from far away. While a row of K is multiplied, K 1 KB ahead
+ * and the same part of V are asked for (two streams; one further ahead was 28 % slower). */
+
+#include "kernels/cpu/table.h"
+
+enum { KV_AHEAD = 1024 };
+
+LANES_INLINE size_t kv_element_bytes(enum ops_kv_type type)
+{
+    return type == OPS_KV_F32 ? 4 : type == OPS_KV_F16 || type == OPS_KV_BF16 ? 2 : 1;
+}
+
+/* 16 elements from index i; fp8 as e4m3 * 2^-8, i8 as integers: scales are the caller's. */
+LANES_INLINE lf kv_load(enum ops_kv_type type, const void *p, size_t i)
+{
+    const uint8_t *at = (const uint8_t *)p + i * kv_element_bytes(type);
+
+    switch (type) {
+    case OPS_KV_F16:
+        return lf_of_f16(at);
+    case OPS_KV_BF16:
+        return lf_of_bf16(at);
+    case OPS_KV_FP8:
+        return lf_of_fp8(at);
+    case OPS_KV_I8:
+        return lf_of_int(li_of_i8((const int8_t *)at));
+    default:
+        return lf_load((const float *)(const void *)at);
+    }
+}
+
+/* rows pairs (a constant, at most KV_ROWS) against a page of K */
+LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int32_t k_dim,
+                             const float *q, size_t ldq, float *x, size_t ldx, const void *ahead)
+{
+    const size_t row_bytes = CPU_KV_SLOTS * kv_element_bytes(type);
+
+    for (int c = 0; c < CPU_KV_SLOTS / 16; c += KV_COLS) {
+        lf sum[KV_ROWS][KV_COLS];
+
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+            for (int j = 0; j < KV_COLS; j++) {
+                sum[r][j] = lf_set1(0.0f);
+            }
+        }
+        for (int32_t d = 0; d < k_dim; d++) {
+            lf v[KV_COLS];
+
+            for (size_t b = 0; ahead && c == 0 && b < row_bytes; b += 64) {
+                lanes_prefetch((const uint8_t *)k + (size_t)d * row_bytes + b + KV_AHEAD);
+                lanes_prefetch((const uint8_t *)ahead + (size_t)d * row_bytes + b);
+            }
+#pragma GCC unroll 8
+            for (int j = 0; j < KV_COLS; j++) {
+                v[j] = kv_load(type, k, (size_t)d * CPU_KV_SLOTS + (size_t)(c + j) * 16);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                lf w = lf_set1(q[(size_t)r * ldq + (size_t)d]);
+
+#pragma GCC unroll 8
+                for (int j = 0; j < KV_COLS; j++) {
+                    sum[r][j] = kv_fma(w, v[j], sum[r][j]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+            for (int j = 0; j < KV_COLS; j++) {
+                lf_store(x + (size_t)r * ldx + (size_t)(c + j) * 16, sum[r][j]);
+            }
+        }
+    }
+}
+
+LANES_INLINE void kv_qk(enum ops_kv_type type, const void *k, int32_t k_dim, const float *q,
+                        size_t ldq, int32_t n, float *x, size_t ldx, const void *ahead)
+{
+    for (; n >= KV_ROWS; n -= KV_ROWS) {
+        kv_qk_rows(type, KV_ROWS, k, k_dim, q, ldq, x, ldx, ahead);
+        q += KV_ROWS * ldq;
+        x += KV_ROWS * ldx;
+        ahead = NULL; /* and K is in L1 now */
+    }
+    switch (n) {
+    case 1:
+        kv_qk_rows(type, 1, k, k_dim, q, ldq, x, ldx, ahead);
+        break;
+    case 2:
+        kv_qk_rows(type, KV_ROWS > 2 ? 2 : 1, k, k_dim, q, ldq, x, ldx, ahead);
+        break;
+    case 3:
+        kv_qk_rows(type, KV_ROWS > 3 ? 3 : 1, k, k_dim, q, ldq, x, ldx, ahead);
+        break;
+    case 4:
+        kv_qk_rows(type, KV_ROWS > 4 ? 4 : 1, k, k_dim, q, ldq, x, ldx, ahead);
+        break;
+    case 5:
+        kv_qk_rows(type, KV_ROWS > 5 ? 5 : 1, k, k_dim, q, ldq, x, ldx, ahead);
+        break;
+    }
+}
+
+/* rows pairs and cols vectors of 16 dims from d0 on */
+LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const void *v,
+                             int32_t v_pad, int32_t d0, const float *e, size_t lde,
+                             int32_t n_slots, float *acc)
+{
+    lf sum[KV_ROWS][KV_COLS];
+
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < cols; j++) {
+            sum[r][j] = lf_load(acc + r * v_pad + d0 + 16 * j);
+        }
+    }
+    for (int32_t s = 0; s < n_slots; s++) {
+        lf x[KV_COLS];
+
+#pragma GCC unroll 8
+        for (int j = 0; j < cols; j++) {
+            x[j] = kv_load(type, v, (size_t)(s * v_pad + d0 + 16 * j));
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            lf w = lf_set1(e[(size_t)r * lde + (size_t)s]);
+
+#pragma GCC unroll 8
+            for (int j = 0; j < cols; j++) {
+                sum[r][j] = kv_fma(w, x[j], sum[r][j]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (int j = 0; j < cols; j++) {
+            lf_store(acc + r * v_pad + d0 + 16 * j, sum[r][j]);
+        }
+    }
+}
+
+LANES_INLINE void kv_pv_rows(enum ops_kv_type type, int rows, const void *v, int32_t v_pad,
+                             const float *e, size_t lde, int32_t n_slots, float *acc)
+{
+    int32_t d = 0;
+
+    for (; d + 16 * KV_COLS <= v_pad; d += 16 * KV_COLS) {
+        kv_pv_tile(type, rows, KV_COLS, v, v_pad, d, e, lde, n_slots, acc);
+    }
+    for (; d < v_pad; d += 16) {
+        kv_pv_tile(type, rows, 1, v, v_pad, d, e, lde, n_slots, acc);
+    }
+}
+
+LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, const float *e,
+                        size_t lde, int32_t n, int32_t n_slots, float *acc)
+{
+    for (; n >= KV_ROWS; n -= KV_ROWS) {
+        kv_pv_rows(type, KV_ROWS, v, v_pad, e, lde, n_slots, acc);
+        e += KV_ROWS * lde;
+        acc += KV_ROWS * v_pad;
+    }
+    switch (n) {
+    case 1:
+        kv_pv_rows(type, 1, v, v_pad, e, lde, n_slots, acc);
+        break;
+    case 2:
+        kv_pv_rows(type, KV_ROWS > 2 ? 2 : 1, v, v_pad, e, lde, n_slots, acc);
+        break;
+    case 3:
+        kv_pv_rows(type, KV_ROWS > 3 ? 3 : 1, v, v_pad, e, lde, n_slots, acc);
+        break;
+    case 4:
+        kv_pv_rows(type, KV_ROWS > 4 ? 4 : 1, v, v_pad, e, lde, n_slots, acc);
+        break;
+    case 5:
+        kv_pv_rows(type, KV_ROWS > 5 ? 5 : 1, v, v_pad, e, lde, n_slots, acc);
+        break;
+    }
+}
+
+#define KV_BODY_TYPE(name, type)                                                                   \
+    static void LANES_FN(qk_##name)(const void *k, int32_t k_dim, const float *q, size_t ldq,      \
+                                    int32_t n, float *x, size_t ldx, const void *ahead)            \
+    {                                                                                              \
+        kv_qk(type, k, k_dim, q, ldq, n, x, ldx, ahead);                                           \
+    }                                                                                              \
+    static void LANES_FN(pv_##name)(const void *v, int32_t v_pad, const float *e, size_t lde,      \
+                                    int32_t n, int32_t n_slots, float *acc)                        \
+    {                                                                                              \
+        kv_pv(type, v, v_pad, e, lde, n, n_slots, acc);                                            \
+    }
+
+#define KV_BODY_UNPACK(name, type)                                                                 \
+    static void LANES_FN(unpack_##name)(const void *src, size_t n, float *dst)                     \
+    {                                                                                              \
+        for (size_t i = 0; i < n; i += 16) {                                                       \
+            lf_store(dst + i, kv_load(type, src, i));                                              \
+        }                                                                                          \
+    }
+
+KV_BODY_TYPE(f32, OPS_KV_F32)
+KV_BODY_TYPE(f16, OPS_KV_F16)
+KV_BODY_TYPE(bf16, OPS_KV_BF16)
+KV_BODY_TYPE(fp8, OPS_KV_FP8)
+KV_BODY_TYPE(i8, OPS_KV_I8)
+KV_BODY_UNPACK(f16, OPS_KV_F16)
+KV_BODY_UNPACK(bf16, OPS_KV_BF16)
+KV_BODY_UNPACK(fp8, OPS_KV_FP8)
+KV_BODY_UNPACK(i8, OPS_KV_I8)
+
+LANES_INLINE void kv_body_set(struct cpu_table *t)
+{
+    LANES_SET(t, qk_f32);
+    LANES_SET(t, qk_f16);
+    LANES_SET(t, qk_bf16);
+    LANES_SET(t, qk_fp8);
+    LANES_SET(t, qk_i8);
+    LANES_SET(t, pv_f32);
+    LANES_SET(t, pv_f16);
+    LANES_SET(t, pv_bf16);
+    LANES_SET(t, pv_fp8);
+    LANES_SET(t, pv_i8);
+    LANES_SET(t, unpack_f16);
+    LANES_SET(t, unpack_bf16);
+    LANES_SET(t, unpack_fp8);
+    LANES_SET(t, unpack_i8);
+}
+
+#endif

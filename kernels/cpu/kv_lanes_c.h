@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CPU_KV_LANES_C_H
+#define PIPIT_KERNELS_CPU_KV_LANES_C_H
+
+/* What the cache's kernels (kv_body.h) need beyond lanes_c.h, in plain C. kernels/x86/kv_lanes_avx2.h
+ * and kv_lanes_avx512.h offer the same names. */
+
+#include "kernels/cpu/lanes_c.h"
+
+enum {
+    KV_ROWS = 2, /* pairs and vectors of 16 that the inner loops keep in registers */
+    KV_COLS = 1,
+};
+
+/* clang-format off */
+/* a * b + c; rounded twice here, once elsewhere: a fused one is a call to the C library. */
+LANES_INLINE lf kv_fma(lf a, lf b, lf c) { LANES_EACH(lf, a.v[i] * b.v[i] + c.v[i]); }
+LANES_INLINE lf lf_of_bf16(const void *p)
+{
+    uint16_t h[16];
+
+    memcpy(h, p, 32);
+    LANES_EACH(lf, half_bf16_to_f32(h[i]));
+}
+/* e4m3 codes times 2^-8 */
+LANES_INLINE lf lf_of_fp8(const uint8_t *p) { LANES_EACH(lf, half_f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7))); }
+LANES_INLINE void lf_store_f16(void *p, lf a)
+{
+    uint16_t h[16];
+
+    for (int i = 0; i < 16; i++) {
+        h[i] = half_f16_from_f32(a.v[i]);
+    }
+    memcpy(p, h, 32);
+}
+/* the low 16 bits of each lane; the low 8 bits */
+LANES_INLINE void li_store_16(void *p, li a)
+{
+    uint16_t h[16];
+
+    for (int i = 0; i < 16; i++) {
+        h[i] = (uint16_t)a.v[i];
+    }
+    memcpy(p, h, 32);
+}
+LANES_INLINE lf lf_sqrt(lf a) { LANES_EACH(lf, sqrtf(a.v[i])); }
+LANES_INLINE li li_xor(li a, li b) { LANES_EACH(li, a.v[i] ^ b.v[i]); }
+LANES_INLINE li li_mul_low(li a, uint32_t b) { LANES_EACH(li, (int32_t)((uint32_t)a.v[i] * b)); }
+LANES_INLINE li li_mul_high(li a, uint32_t b) { LANES_EACH(li, (int32_t)((uint64_t)(uint32_t)a.v[i] * b >> 32)); }
+/* all ones where a > b (signed) */
+LANES_INLINE li li_greater(li a, li b) { LANES_EACH(li, -(a.v[i] > b.v[i])); }
+/* a where the mask is all ones, b where it is 0 */
+LANES_INLINE lf lf_select(li mask, lf a, lf b) { LANES_EACH(lf, mask.v[i] ? a.v[i] : b.v[i]); }
+LANES_INLINE li li_select(li mask, li a, li b) { LANES_EACH(li, mask.v[i] ? a.v[i] : b.v[i]); }
+/* lanes 1, 0, 3, 2, ... */
+LANES_INLINE lf lf_swap_pairs(lf a) { LANES_EACH(lf, a.v[i ^ 1]); }
+LANES_INLINE float lf_max_of(lf a)
+{
+    float m = a.v[0];
+
+    for (int i = 1; i < 16; i++) {
+        m = a.v[i] > m ? a.v[i] : m;
+    }
+    return m;
+}
+/* clang-format on */
+
+#endif

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CPU_KV_PAGE_H
+#define PIPIT_KERNELS_CPU_KV_PAGE_H
+
+/* The cpu backend's page: 64 slots of one head group.
+ *
+ *     K        (k_heads, k_dim, 64)   a dim of 64 slots is one stretch: logits need no shuffles
+ *     V        (v_heads, 64, v_pad)   v_pad = v_dim rounded up to 16, the rest zeros
+ *     K scales (k_heads, 64) f16      types fp8 and i8 only
+ *     V scales (v_heads, 64) f16
+ *
+ * Every part begins on a 64-byte line. */
+
+#include "kernels/ops.h"
+
+static inline int32_t kv_page_pad(int32_t n)
+{
+    return (n + 15) & ~15;
+}
+
+static inline size_t kv_page_element(enum ops_kv_type type)
+{
+    return (size_t)ops_kv_type_bytes(type, 1);
+}
+
+/* Bytes of one head's K, V of 64 slots. */
+static inline size_t kv_page_k_bytes(const struct ops_kv_layout *l)
+{
+    return (size_t)l->k_dim * OPS_PAGE_SLOTS * kv_page_element(l->k_type);
+}
+
+static inline size_t kv_page_v_bytes(const struct ops_kv_layout *l)
+{
+    return (size_t)kv_page_pad(l->v_dim) * OPS_PAGE_SLOTS * kv_page_element(l->v_type);
+}
+
+static inline uint8_t *kv_page_of(const struct ops_kv *kv, int32_t group, int32_t slot)
+{
+    size_t entry = (size_t)group * (size_t)kv->max_pages + (size_t)(slot / OPS_PAGE_SLOTS);
+
+    return kv->pool + (size_t)kv->pages[entry] * kv->layout->page_bytes;
+}
+
+static inline uint8_t *kv_page_k(const struct ops_kv_layout *l, uint8_t *page, int32_t head)
+{
+    return page + (size_t)head * kv_page_k_bytes(l);
+}
+
+static inline uint8_t *kv_page_v(const struct ops_kv_layout *l, uint8_t *page, int32_t head)
+{
+    return kv_page_k(l, page, l->k_heads) + (size_t)head * kv_page_v_bytes(l);
+}
+
+/* (64) f16, or NULL for types without. */
+static inline uint16_t *kv_page_k_scale(const struct ops_kv_layout *l, uint8_t *page, int32_t head)
+{
+    uint8_t *scales = kv_page_v(l, page, l->v_heads);
+
+    return ops_kv_scale_bytes(l->k_type)
+               ? (uint16_t *)(void *)scales + (size_t)head * OPS_PAGE_SLOTS
+               : NULL;
+}
+
+static inline uint16_t *kv_page_v_scale(const struct ops_kv_layout *l, uint8_t *page, int32_t head)
+{
+    uint8_t *scales = kv_page_v(l, page, l->v_heads) +
+                      (size_t)l->k_heads * OPS_PAGE_SLOTS * ops_kv_scale_bytes(l->k_type);
+
+    return ops_kv_scale_bytes(l->v_type)
+               ? (uint16_t *)(void *)scales + (size_t)head * OPS_PAGE_SLOTS
+               : NULL;
+}
+
+#endif

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CPU_KV_SOFT_BODY_H
+#define PIPIT_KERNELS_CPU_KV_SOFT_BODY_H
+
+/* Logits, exponentials, noise and scores of one page of 64 slots, over the lanes (see kv_body.h).
+ *
+ * 2^x: x = n + r, r in [-1/2, 1/2], a polynomial of degree 5 with relative error 7.5e-8, times 2^n
+ * made of n's bits; below -127 exactly 0, so a masked slot weighs nothing without being asked.
+ * log: mantissa in [sqrt(1/2), sqrt(2)), f - f^2 / 2 + f^3 P(f), relative error 3e-8 (also next
+ * to 1, where Gumbel's large draws come from). Both polynomials are least-squares fits reweighted
+ * to equal ripples. */
+
+#include <math.h>
+
+#include "kernels/cpu/table.h"
+#include "kernels/noise.h"
+
+LANES_INLINE lf kv_exp2(lf x)
+{
+    x = lf_min(lf_max(x, lf_set1(-127.0f)), lf_set1(126.0f));
+
+    li n = li_round(x);
+    lf r = lf_sub(x, lf_of_int(n));
+    lf p = lf_set1(0x1.5c08dcp-10f);
+
+    p = kv_fma(p, r, lf_set1(0x1.3d0c52p-7f));
+    p = kv_fma(p, r, lf_set1(0x1.c6b6e6p-5f));
+    p = kv_fma(p, r, lf_set1(0x1.ebf918p-3f));
+    p = kv_fma(p, r, lf_set1(0x1.62e428p-1f));
+    p = kv_fma(p, r, lf_set1(1.0f));
+    return lf_mul(p, lf_bits(li_shl(li_add(n, li_set1(127)), 23)));
+}
+
+/* x > 0, not subnormal */
+LANES_INLINE lf kv_ln(lf x)
+{
+    /* e = exponent once the mantissa is brought into [sqrt(1/2), sqrt(2)) */
+    li shifted = li_add(li_bits(x), li_set1(0x3f800000 - 0x3f3504f3));
+    li e = li_sub(li_shr(shifted, 23), li_set1(127));
+    lf f = lf_sub(lf_bits(li_sub(li_bits(x), li_shl(e, 23))), lf_set1(1.0f));
+    lf p = lf_set1(0x1.645de2p-4f);
+    lf f2 = lf_mul(f, f);
+
+    p = kv_fma(p, f, lf_set1(-0x1.2432aap-3f));
+    p = kv_fma(p, f, lf_set1(0x1.317470p-3f));
+    p = kv_fma(p, f, lf_set1(-0x1.53824cp-3f));
+    p = kv_fma(p, f, lf_set1(0x1.98d7f0p-3f));
+    p = kv_fma(p, f, lf_set1(-0x1.000382p-2f));
+    p = kv_fma(p, f, lf_set1(0x1.5556d8p-2f));
+    p = kv_fma(lf_mul(p, f), f2, kv_fma(lf_set1(-0.5f), f2, f));
+    return kv_fma(lf_of_int(e), lf_set1(0.693147181f), p);
+}
+
+LANES_INLINE lf kv_tanh(lf x)
+{
+    lf e = kv_exp2(lf_mul(x, lf_set1(2.88539008f)));
+
+    return lf_sub(lf_set1(1.0f), lf_div(lf_set1(2.0f), lf_add(e, lf_set1(1.0f))));
+}
+
+/* The rarer terms of a logit, in natural units. */
+LANES_INLINE lf kv_bend(const struct cpu_kv_logits *p, lf x, int i)
+{
+    if (p->slope != 0) {
+        li d = li_sub(li_set1(p->row_pos), li_load(p->distance + i));
+
+        x = lf_sub(x, lf_mul(lf_set1(p->slope), lf_of_int(d)));
+    }
+    if (p->softcap > 0) {
+        x = lf_mul(lf_set1(p->softcap), kv_tanh(lf_div(x, lf_set1(p->softcap))));
+    }
+    return x;
+}
+
+static float LANES_FN(kv_logits)(const struct cpu_kv_logits *p, float *x)
+{
+    const float log2e = 1.44269504f;
+    const bool bent = p->slope != 0 || p->softcap > 0;
+    const lf limit = lf_set1(1e30f * log2e);
+    const lf scale = lf_set1(bent ? p->scale / log2e : p->scale);
+    lf max = lf_set1(CPU_KV_MASKED);
+
+    for (int i = 0; i < CPU_KV_SLOTS; i += 16) {
+        lf v = lf_mul(lf_load(x + i), scale);
+
+        if (p->k_scale) {
+            v = lf_mul(v, lf_of_f16(p->k_scale + i));
+        }
+        if (bent) {
+            v = lf_mul(kv_bend(p, v, i), lf_set1(log2e));
+        }
+        v = lf_min(lf_max(v, lf_sub(lf_set1(0.0f), limit)), limit);
+        if (p->pos) {
+            li pos = li_load(p->pos + i);
+            li seen = li_and(li_greater(pos, li_set1(p->pos_min - 1)),
+                             li_greater(li_set1(p->pos_max), li_sub(pos, li_set1(1))));
+
+            v = lf_select(seen, v, lf_set1(CPU_KV_MASKED));
+        }
+        lf_store(x + i, v);
+        max = lf_max(max, v);
+    }
+    return lf_max_of(max);
+}
+
+static float LANES_FN(kv_exp)(float *x, float max, const uint16_t *v_scale, float *e)
+{
+    const lf m = lf_set1(max);
+    lf sum = lf_set1(0.0f);
+
+    for (int i = 0; i < CPU_KV_SLOTS; i += 16) {
+        lf v = kv_exp2(lf_sub(lf_load(x + i), m));
+
+        sum = lf_add(sum, v);
+        if (e) {
+            lf_store(e + i, v);
+        }
+        lf_store(x + i, v_scale ? lf_mul(v, lf_of_f16(v_scale + i)) : v);
+    }
+    return lf_sum(sum);
+}
+
+/* The draws of noise.h for 16 counters: 4 words each. */
+LANES_INLINE void kv_philox(uint64_t seed, li c0, uint32_t row_pos, const struct ops_observe *o,
+                            uint32_t head, li ret[4])
+{
+    li c1 = li_set1((int32_t)row_pos);
+    li c2 = li_set1(o->layer);
+    li c3 = li_set1((int32_t)head);
+    uint32_t k0 = (uint32_t)seed;
+    uint32_t k1 = (uint32_t)(seed >> 32);
+
+    for (int round = 0; round < 10; round++) {
+        li h0 = li_mul_high(c0, 0xD2511F53u);
+        li l0 = li_mul_low(c0, 0xD2511F53u);
+        li h1 = li_mul_high(c2, 0xCD9E8D57u);
+        li l1 = li_mul_low(c2, 0xCD9E8D57u);
+
+        c0 = li_xor(li_xor(h1, c1), li_set1((int32_t)k0));
+        c2 = li_xor(li_xor(h0, c3), li_set1((int32_t)k1));
+        c1 = l1;
+        c3 = l0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    ret[0] = c0;
+    ret[1] = c1;
+    ret[2] = c2;
+    ret[3] = c3;
+}
+
+/* rng_uniform() of base/rng.h, then 1 / -log */
+LANES_INLINE lf kv_inverse_exponential(li bits)
+{
+    lf u = lf_mul(lf_add(lf_of_int(li_shr(bits, 9)), lf_set1(0.5f)), lf_set1(0x1p-23f));
+
+    return lf_div(lf_set1(-1.0f), kv_ln(u));
+}
+
+static void LANES_FN(kv_gumbel)(const struct cpu_kv_noise *p, float *ret)
+{
+    const uint32_t row_pos = p->o->noise_once ? NOISE_ONCE : p->row_pos;
+    li words[4];
+
+    if (p->aligned) { /* 16 counters are the 64 keys */
+        li c0 = li_or(li_shl(li_shr(li_load(p->pos), 6), 4),
+                      li_and(li_load(p->pos), li_set1(15)));
+
+        kv_philox(p->o->seed, c0, row_pos, p->o, p->head, words);
+        for (int i = 0; i < 4; i++) {
+            lf_store(ret + 16 * i, kv_inverse_exponential(words[i]));
+        }
+        return;
+    }
+    for (int i = 0; i < CPU_KV_SLOTS; i += 16) {
+        li pos = li_load(p->pos + i);
+        li word = li_and(li_shr(pos, 4), li_set1(3));
+        li bits;
+
+        kv_philox(p->o->seed,
+                  li_or(li_shl(li_shr(pos, 6), 4), li_and(pos, li_set1(15))), row_pos, p->o,
+                  p->head, words);
+        bits = li_select(li_greater(word, li_set1(0)), words[1], words[0]);
+        bits = li_select(li_greater(word, li_set1(1)), words[2], bits);
+        bits = li_select(li_greater(word, li_set1(2)), words[3], bits);
+        lf_store(ret + i, kv_inverse_exponential(bits));
+    }
+}
+
+static float LANES_FN(kv_temper)(const float *x, const float *noise, float tau, float *z)
+{
+    const lf masked = lf_set1(CPU_KV_MASKED);
+    lf max = masked;
+
+    for (int i = 0; i < CPU_KV_SLOTS; i += 16) {
+        lf v = lf_load(x + i);
+        li there = li_greater(li_bits(masked), li_bits(v)); /* negative floats: as integers the
+                                                               nearer to 0 the smaller */
+        li positive = li_greater(li_bits(v), li_set1(-1));
+        lf y = noise ? kv_fma(lf_load(noise + i), lf_set1(1.44269504f), v) : v;
+
+        y = lf_div(y, lf_set1(tau));
+        y = lf_select(li_or(there, positive), y, masked);
+        lf_store(z + i, y);
+        max = lf_max(max, y);
+    }
+    return lf_max_of(max);
+}
+
+static void LANES_FN(kv_log)(float *x, float factor)
+{
+    for (int i = 0; i < CPU_KV_SLOTS; i += 16) {
+        lf_store(x + i, lf_mul(kv_ln(lf_load(x + i)), lf_set1(factor)));
+    }
+}
+
+static float LANES_FN(kv_weigh)(float *y, const float *w)
+{
+    lf sum = lf_set1(0.0f);
+
+    for (int i = 0; i < CPU_KV_SLOTS; i += 16) {
+        lf v = lf_mul(lf_load(y + i), lf_load(w + i));
+
+        sum = lf_add(sum, v);
+        lf_store(y + i, v);
+    }
+    return lf_sum(sum);
+}
+
+static void LANES_FN(kv_score)(float *score, const float *p, size_t ldp, const float *f, int32_t n,
+                               float weight)
+{
+    for (int i = 0; i < CPU_KV_SLOTS; i += 16) {
+        lf sum = lf_mul(lf_load(p + i), lf_set1(f[0]));
+
+        for (int32_t h = 1; h < n; h++) {
+            sum = lf_add(sum, lf_mul(lf_load(p + (size_t)h * ldp + i), lf_set1(f[h])));
+        }
+        lf_store(score + i, lf_add(lf_load(score + i), lf_mul(sum, lf_set1(weight))));
+    }
+}
+
+LANES_INLINE void kv_soft_body_set(struct cpu_table *t)
+{
+    LANES_SET(t, kv_logits);
+    LANES_SET(t, kv_exp);
+    LANES_SET(t, kv_gumbel);
+    LANES_SET(t, kv_temper);
+    LANES_SET(t, kv_log);
+    LANES_SET(t, kv_weigh);
+    LANES_SET(t, kv_score);
+}
+
+#endif

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Per-head norm, RoPE, and the store of K and V.
+ *
+ * The angles of a batch's rows are the same in every layer, and their sines and cosines in double
+ * (kernels/ref/rope.c) cost more than the rotation: they are kept in scratch, by frequencies and by
+ * position, and made again only for rows whose position changed.
+ *
+ * Three kinds of units, taken by threads in this order after the table is ready: 64 rows of one
+ * sequence and group to store; 8 rows of queries to rotate. K goes through a tile [row][dim] of its
+ * final type, which is then written transposed: a row at a time would touch a cache line per dim.
+ */
+
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/kv.h"
+
+enum { STORE_ROWS = 64, QUERY_ROWS = 8 };
+
+struct job {
+    const struct cpu *cpu;
+    const struct ops_rope_store *p;
+    bool rotates;
+    struct kv_rope_table table;
+    int32_t n_store; /* units */
+    int32_t n_query;
+    struct pool_counter next;
+};
+
+/* ---- angles -------------------------------------------------------------------------------- */
+
+static bool table_fits(const struct kv_rope_table *t, const struct ops_rope *r)
+{
+    return t->key->n_dims == r->n_dims && t->key->form == r->form && t->key->mscale == r->mscale &&
+           memcmp(t->inv_freq, r->inv_freq, (size_t)(r->n_dims / 2) * sizeof(float)) == 0;
+}
+
+/* The table for these frequencies; the one that was not used for longest is made anew. */
+static struct kv_rope_table find_table(const struct kv_scratch *s, const struct ops_rope *r,
+                                       int32_t max_rows)
+{
+    const struct kv_rope_table *oldest = &s->rope[0];
+    uint32_t latest = 0;
+
+    for (int i = 0; i < KV_ROPE_TABLES; i++) {
+        const struct kv_rope_table *t = &s->rope[i];
+
+        latest = t->key->used > latest ? t->key->used : latest;
+        oldest = t->key->used < oldest->key->used ? t : oldest;
+    }
+    for (int i = 0; i < KV_ROPE_TABLES; i++) {
+        if (table_fits(&s->rope[i], r)) {
+            s->rope[i].key->used = latest + 1;
+            return s->rope[i];
+        }
+    }
+    *oldest->key = (struct kv_rope_key){r->n_dims, r->form, r->mscale, latest + 1};
+    memcpy(oldest->inv_freq, r->inv_freq, (size_t)(r->n_dims / 2) * sizeof(float));
+    memset(oldest->pos, 0, (size_t)max_rows * sizeof(int32_t));
+    return *oldest;
+}
+
+static void fill_angles(const struct kv_rope_table *t, int32_t row, int32_t pos)
+{
+    int32_t half = t->key->n_dims / 2;
+    float *c = t->cos + (size_t)row * t->pad;
+    float *s = t->sin + (size_t)row * t->pad;
+
+    if (t->pos[row] == pos + 1) {
+        return;
+    }
+    for (int32_t i = 0; i < half; i++) {
+        double angle = (double)pos * (double)t->inv_freq[i];
+        int32_t a = t->key->form == OPS_ROPE_NORM ? 2 * i : i;
+        int32_t b = t->key->form == OPS_ROPE_NORM ? 2 * i + 1 : i + half;
+
+        c[a] = (float)cos(angle) * t->key->mscale;
+        c[b] = c[a];
+        s[b] = (float)sin(angle) * t->key->mscale;
+        s[a] = -s[b];
+    }
+    t->pos[row] = pos + 1;
+}
+
+static const struct ops_seq *seq_of_row(const struct ops_rope_store *p, int32_t row)
+{
+    const struct ops_seq *s = p->seqs;
+
+    while (row >= s->row0 + s->n_rows) {
+        s++;
+    }
+    return s;
+}
+
+static void fill_table(const struct job *job, int tid, int n_threads)
+{
+    const struct ops_rope_store *p = job->p;
+
+    for (int32_t row = tid; row < p->rows.n; row += n_threads) {
+        const struct ops_seq *s = seq_of_row(p, row);
+
+        fill_angles(&job->table, row, s->pos0 + row - s->row0);
+    }
+}
+
+static void rotate(const struct job *job, int32_t row, float *x)
+{
+    const struct kv_rope_table *t = &job->table;
+    cpu_kv_rope_fn *fn =
+        job->p->rope.form == OPS_ROPE_NORM ? job->cpu->table.rope_norm : job->cpu->table.rope_neox;
+
+    if (job->rotates) {
+        fn(x, t->cos + (size_t)row * t->pad, t->sin + (size_t)row * t->pad, t->key->n_dims);
+    }
+}
+
+/* ---- heads --------------------------------------------------------------------------------- */
+
+static void normalize(const struct job *job, const struct ops_norm *norm, const float *x, int32_t n,
+                      float *y)
+{
+    const struct cpu_table *t = &job->cpu->table;
+
+    if (!norm->w) {
+        memmove(y, x, (size_t)n * sizeof(float));
+        return;
+    }
+    (norm->kind == OPS_NORM_LAYER ? t->norm_layer : t->norm_rms)(
+        x, norm->w->device, norm->b ? norm->b->device : NULL, norm->eps, n, y);
+}
+
+static void query_row(const struct job *job, int32_t row)
+{
+    const struct ops_rope_store *p = job->p;
+
+    for (int32_t h = 0; h < p->n_q; h++) {
+        float *q = p->q + (size_t)row * (size_t)p->ldq + (size_t)h * (size_t)p->k_dim;
+
+        normalize(job, &p->q_norm, q, p->k_dim, q);
+        rotate(job, row, q);
+    }
+}
+
+/* ---- stores -------------------------------------------------------------------------------- */
+
+/* Rows [row, row + n) of one sequence, whose slots [slot, slot + n) lie in one page. */
+struct run {
+    const struct ops_seq *seq;
+    int32_t group;
+    int32_t row;
+    int32_t slot;
+    int32_t n;
+};
+
+static uint16_t encode(const struct job *job, enum ops_kv_type type, const float *x, int32_t n,
+                       void *dst)
+{
+    cpu_kv_encode_fn *fn = cpu_kv_encode(&job->cpu->table, type);
+
+    if (!fn) {
+        memcpy(dst, x, (size_t)n * sizeof(float));
+        return 0;
+    }
+    return fn(x, n, dst);
+}
+
+/* dst[d][i] = src[i][d] for n rows; src rows `pad` elements, dst rows 64. */
+#define TRANSPOSE(type)                                                                            \
+    do {                                                                                           \
+        const type *from = src;                                                                    \
+        type *to = dst;                                                                            \
+        for (int32_t d = 0; d < n_dims; d++) {                                                     \
+            for (int32_t i = 0; i < n; i++) {                                                      \
+                to[d * OPS_PAGE_SLOTS + i] = from[i * pad + d];                                    \
+            }                                                                                      \
+        }                                                                                          \
+    } while (0)
+
+static void transpose(size_t element, const void *src, void *dst, int32_t pad, int32_t n_dims,
+                      int32_t n)
+{
+    switch (element) {
+    case 1:
+        TRANSPOSE(uint8_t);
+        break;
+    case 2:
+        TRANSPOSE(uint16_t);
+        break;
+    default:
+        TRANSPOSE(uint32_t);
+        break;
+    }
+}
+
+static void store_k(const struct job *job, const struct kv_thread *t, const struct run *r,
+                    uint8_t *page, int32_t head)
+{
+    const struct ops_rope_store *p = job->p;
+    const struct ops_kv_layout *l = r->seq->kv.layout;
+    int32_t pad = kv_page_pad(l->k_dim);
+    size_t element = kv_page_element(l->k_type);
+    int32_t first = r->slot % OPS_PAGE_SLOTS;
+    uint16_t *scales = kv_page_k_scale(l, page, head);
+
+    for (int32_t i = 0; i < r->n; i++) {
+        const float *k = p->k + (size_t)(r->row + i) * (size_t)p->ldk +
+                         (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim;
+        uint16_t scale;
+
+        normalize(job, &p->k_norm, k, l->k_dim, t->row);
+        if (!l->k_unrotated) {
+            rotate(job, r->row + i, t->row);
+        }
+        memset(t->row + l->k_dim, 0, (size_t)(pad - l->k_dim) * sizeof(float));
+        scale = encode(job, l->k_type, t->row, pad,
+                       (uint8_t *)t->k + (size_t)i * (size_t)pad * element);
+        if (scales) {
+            scales[first + i] = scale;
+        }
+    }
+    transpose(element, t->k, kv_page_k(l, page, head) + (size_t)first * element, pad, l->k_dim,
+              r->n);
+}
+
+static void store_v(const struct job *job, const struct kv_thread *t, const struct run *r,
+                    uint8_t *page, int32_t head)
+{
+    const struct ops_rope_store *p = job->p;
+    const struct ops_kv_layout *l = r->seq->kv.layout;
+    int32_t pad = kv_page_pad(l->v_dim);
+    int32_t first = r->slot % OPS_PAGE_SLOTS;
+    uint16_t *scales = kv_page_v_scale(l, page, head);
+
+    for (int32_t i = 0; i < r->n; i++) {
+        const float *v = p->v + (size_t)(r->row + i) * (size_t)p->ldv +
+                         (size_t)(r->group * l->v_heads + head) * (size_t)l->v_dim;
+        uint8_t *dst = kv_page_v(l, page, head) +
+                       (size_t)(first + i) * (size_t)pad * kv_page_element(l->v_type);
+        uint16_t scale;
+
+        if (pad != l->v_dim) {
+            memcpy(t->row, v, (size_t)l->v_dim * sizeof(float));
+            memset(t->row + l->v_dim, 0, (size_t)(pad - l->v_dim) * sizeof(float));
+            v = t->row;
+        }
+        scale = encode(job, l->v_type, v, pad, dst);
+        if (scales) {
+            scales[first + i] = scale;
+        }
+    }
+}
+
+static void store_run(const struct job *job, const struct kv_thread *t, const struct run *r)
+{
+    const struct ops_kv *kv = &r->seq->kv;
+    uint8_t *page = kv_page_of(kv, r->group, r->slot);
+    size_t at = (size_t)r->group * (size_t)kv->cap + (size_t)r->slot;
+
+    for (int32_t h = 0; h < kv->layout->k_heads; h++) {
+        store_k(job, t, r, page, h);
+    }
+    for (int32_t h = 0; h < kv->layout->v_heads; h++) {
+        store_v(job, t, r, page, h);
+    }
+    for (int32_t i = 0; i < r->n && kv->slot_pos; i++) {
+        kv->slot_pos[at + (size_t)i] = r->seq->pos0 + r->row - r->seq->row0 + i;
+    }
+    for (int32_t i = 0; i < r->n && kv->score; i++) {
+        kv->score[at + (size_t)i] = 0;
+    }
+}
+
+/* Rows that a later row of the same call overwrites in a short ring are left out. */
+static int32_t first_row(const struct ops_seq *s)
+{
+    return s->ring > 0 && s->n_rows > s->ring ? s->n_rows - s->ring : 0;
+}
+
+static int32_t units_of(const struct ops_seq *s)
+{
+    return (s->n_rows - first_row(s) + STORE_ROWS - 1) / STORE_ROWS * s->kv.layout->n_groups;
+}
+
+/* Unit u of a sequence: rows in steps of STORE_ROWS, groups inside. Cut at pages and at the ring.
+ */
+static void store_unit(const struct job *job, const struct kv_thread *t, const struct ops_seq *s,
+                       int32_t u)
+{
+    int32_t n_groups = s->kv.layout->n_groups;
+    int32_t i = first_row(s) + u / n_groups * STORE_ROWS;
+    int32_t end = i + STORE_ROWS < s->n_rows ? i + STORE_ROWS : s->n_rows;
+    struct run r = {.seq = s, .group = u % n_groups};
+
+    while (i < end) {
+        int32_t left;
+
+        r.row = s->row0 + i;
+        r.slot = s->victim ? s->victim[r.group] : s->ring ? (s->slot0 + i) % s->ring : s->slot0 + i;
+        left = OPS_PAGE_SLOTS - r.slot % OPS_PAGE_SLOTS;
+        left = s->ring && s->ring - r.slot < left ? s->ring - r.slot : left;
+        r.n = end - i < left ? end - i : left;
+        store_run(job, t, &r);
+        i += r.n;
+    }
+}
+
+static void piece(void *arg, int tid, int n_threads)
+{
+    struct job *job = arg;
+    const struct ops_rope_store *p = job->p;
+    struct kv_scratch scratch = cpu_kv_scratch(job->cpu, tid);
+
+    if (job->rotates) {
+        fill_table(job, tid, n_threads);
+        pool_barrier(job->cpu->pool, tid); /* all rows' angles are written */
+    }
+    for (int32_t u; (u = pool_counter_take(&job->next)) < job->n_store + job->n_query;) {
+        const struct ops_seq *s = p->seqs;
+        int32_t row = (u - job->n_store) * QUERY_ROWS;
+
+        if (u < job->n_store) {
+            for (; u >= units_of(s); s++) {
+                u -= units_of(s);
+            }
+            store_unit(job, &scratch.t, s, u);
+            continue;
+        }
+        for (int32_t i = row; i < p->rows.n && i < row + QUERY_ROWS; i++) {
+            query_row(job, i);
+        }
+    }
+}
+
+static bool valid(const struct cpu *cpu, const struct ops_rope_store *p)
+{
+    if (p->k_dim > cpu->limits.max_head_dim || p->rows.n > cpu->limits.max_rows ||
+        p->rope.n_dims > p->k_dim) {
+        return false;
+    }
+    for (int32_t i = 0; i < p->n_seqs && p->n_k > 0; i++) {
+        const struct ops_kv_layout *l = p->seqs[i].kv.layout;
+
+        if (l->k_dim != p->k_dim || l->n_groups * l->k_heads != p->n_k ||
+            l->n_groups * l->v_heads != p->n_v || l->v_dim > cpu->limits.max_head_dim) {
+            return false;
+        }
+    }
+    return true;
+}
+
+int cpu_rope_store(struct backend *be, const struct ops_rope_store *p)
+{
+    struct cpu *cpu = cpu_of(be);
+    struct job job = {.cpu = cpu, .p = p};
+
+    if (!valid(cpu, p)) {
+        return -EINVAL;
+    }
+    if (p->rope.form != OPS_ROPE_NONE && p->rope.n_dims > 0) {
+        struct kv_scratch scratch = cpu_kv_scratch(cpu, 0);
+
+        job.rotates = true;
+        job.table = find_table(&scratch, &p->rope, cpu->limits.max_rows);
+    }
+    for (int32_t i = 0; i < p->n_seqs && p->n_k > 0; i++) {
+        job.n_store += units_of(&p->seqs[i]);
+    }
+    job.n_query = p->n_q > 0 ? (p->rows.n + QUERY_ROWS - 1) / QUERY_ROWS : 0;
+    pool_run(cpu->pool, piece, &job);
+    return 0;
+}

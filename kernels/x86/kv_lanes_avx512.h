@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_X86_KV_LANES_AVX512_H
+#define PIPIT_KERNELS_X86_KV_LANES_AVX512_H
+
+/* kernels/cpu/kv_lanes_c.h on one 512-bit register. */
+
+#include "kernels/x86/lanes_avx512.h"
+
+enum {
+    KV_ROWS = 6, /* 24 sums, 4 vectors of K or V, one broadcast */
+    KV_COLS = 4,
+};
+
+/* clang-format off */
+LANES_INLINE lf kv_fma(lf a, lf b, lf c) { return _mm512_fmadd_ps(a, b, c); }
+LANES_INLINE lf lf_of_bf16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }
+/* Sign-extended to 16 bits and shifted by 7 the code is an f16 but for a copy of its sign in bit 14. */
+LANES_INLINE lf lf_of_fp8(const uint8_t *p)
+{
+    __m256i w = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p)), 7);
+
+    return _mm512_cvtph_ps(_mm256_and_si256(w, _mm256_set1_epi16((short)0xbfff)));
+}
+LANES_INLINE void lf_store_f16(void *p, lf a) { _mm256_storeu_si256(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+LANES_INLINE void li_store_16(void *p, li a) { _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(a)); }
+LANES_INLINE lf lf_sqrt(lf a) { return _mm512_sqrt_ps(a); }
+LANES_INLINE li li_xor(li a, li b) { return _mm512_xor_si512(a, b); }
+LANES_INLINE li li_mul_low(li a, uint32_t b)
+{
+    __m512i m = _mm512_set1_epi32((int)b);
+    __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), m);
+
+    return _mm512_mask_blend_epi32(0xaaaa, _mm512_mul_epu32(a, m), _mm512_slli_epi64(odd, 32));
+}
+LANES_INLINE li li_mul_high(li a, uint32_t b)
+{
+    __m512i m = _mm512_set1_epi32((int)b);
+    __m512i even = _mm512_mul_epu32(a, m);
+
+    return _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), _mm512_mul_epu32(_mm512_srli_epi64(a, 32), m));
+}
+LANES_INLINE li li_greater(li a, li b) { return _mm512_movm_epi32(_mm512_cmpgt_epi32_mask(a, b)); }
+LANES_INLINE lf lf_select(li mask, lf a, lf b) { return _mm512_mask_blend_ps(_mm512_movepi32_mask(mask), b, a); }
+LANES_INLINE li li_select(li mask, li a, li b) { return _mm512_mask_blend_epi32(_mm512_movepi32_mask(mask), b, a); }
+LANES_INLINE lf lf_swap_pairs(lf a) { return _mm512_permute_ps(a, 0xb1); }
+LANES_INLINE float lf_max_of(lf a) { return _mm512_reduce_max_ps(a); }
+/* clang-format on */
+
+#endif
