@@ -6,9 +6,11 @@
 #include <criterion/parameterized.h>
 #include <errno.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine/kv/plan.h"
 #include "tests/unit/engine_run.h"
@@ -406,16 +408,53 @@ Test(engine, cancels_waiting_and_running)
     engine_destroy(e);
 }
 
-/* A cancel while the batch is held up: the others get what they would have got. */
+static void *interrupt_soon(void *arg)
+{
+    struct engine *e = arg;
+    static int turn;
+    struct timespec t = {.tv_nsec = 1000 * (20 + 67 * (turn++ % 24))};
+
+    (void)nanosleep(&t, NULL);
+    engine_interrupt(e);
+    return NULL;
+}
+
+/* A long prompt joins a sequence that is answering, is stopped somewhere in its batch, and
+ * cancelled: the other one gets what it would have got. */
+static void cancel_somewhere(struct engine *e, const struct run *plain,
+                             const struct engine_request *q, int32_t *ids)
+{
+    struct engine_request longer = *q;
+    struct run kept;
+    struct run gone;
+    pthread_t thread;
+
+    run_submit(e, q, &kept);
+    for (int i = 0; i < 5; i++) {
+        (void)run_step(e);
+    }
+    longer.prompt = ids;
+    longer.n_prompt = 100;
+    run_submit(e, &longer, &gone);
+    cr_assert_eq(pthread_create(&thread, NULL, interrupt_soon, e), 0);
+    (void)run_step(e);
+    cr_assert_eq(engine_cancel(e, gone.handle, ENGINE_CANCELLED), 0);
+    (void)run_step(e);
+    cr_assert(gone.done, "told at once");
+    run_all(e);
+    cr_assert_eq(pthread_join(thread, NULL), 0);
+    cr_assert(run_same(plain, &kept));
+    run_clear(&kept);
+    run_clear(&gone);
+}
+
 FOR_BACKENDS(engine, cancel_in_an_interrupted_batch)
 {
-    static const char *const kv[] = {"full,chunk=64", "h2o:24,chunk=64"};
+    static const char *const kv[] = {"full,chunk=128", "window:24,chunk=128", "h2o:24,chunk=128"};
 
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; k < 3; k++) {
         int32_t ids[100];
         struct run plain;
-        struct run kept;
-        struct run gone;
         struct engine *e = run_engine("cache_model.gguf", backends[*be], 128, 2, kv[k]);
 
         run_tokens(13, engine_info(e)->n_vocab, ids, 100);
@@ -423,22 +462,10 @@ FOR_BACKENDS(engine, cancel_in_an_interrupted_batch)
 
         run_submit(e, &q, &plain);
         run_all(e);
-        run_submit(e, &q, &kept);
-        for (int i = 0; i < 5; i++) {
-            (void)run_step(e);
+        for (int i = 0; i < 24; i++) {
+            cancel_somewhere(e, &plain, &q, ids);
         }
-        q.n_prompt = 100;
-        run_submit(e, &q, &gone);
-        engine_interrupt(e);
-        (void)run_step(e); /* builds the batch of both and stops at once */
-        cr_assert_eq(engine_cancel(e, gone.handle, ENGINE_CANCELLED), 0);
-        (void)run_step(e);
-        cr_assert(gone.done, "told at once");
-        run_all(e);
-        cr_assert(run_same(&plain, &kept), "%s", kv[k]);
         run_clear(&plain);
-        run_clear(&kept);
-        run_clear(&gone);
         engine_destroy(e);
     }
 }
