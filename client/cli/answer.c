@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "client/cli/answer.h"
 
+enum { EVENTS_AT_ONCE = 64 };
 #define SECOND_NS INT64_C(1000000000)
 
 struct run {
@@ -34,6 +35,7 @@ struct run {
     size_t logprobs_size;
     int64_t deadline_ns; /* 0: none */
     bool own_timeout;    /* the daemon did not keep the limit */
+    bool more;           /* events may wait in the library, where poll() does not see them */
     bool ended;
 };
 
@@ -149,12 +151,17 @@ static void on_deadline(struct run *r)
 static void read_events(struct run *r)
 {
     const struct pipit_event *ev;
-    int n;
+    int n = 1;
 
-    while (!r->ended && (n = pipit_request_next(r->request, 0, &ev)) == 1) {
-        on_event(r, ev);
+    /* Not all there are: a daemon faster than we are would keep us from stdout and signals. */
+    for (int i = 0; i < EVENTS_AT_ONCE && n == 1 && !r->ended; i++) {
+        n = pipit_request_next(r->request, 0, &ev);
+        if (n == 1) {
+            on_event(r, ev);
+        }
     }
-    if (!r->ended && n != -EAGAIN) {
+    r->more = n == 1;
+    if (!r->ended && n != 1 && n != -EAGAIN) {
         (void)snprintf(r->a->error.text, sizeof(r->a->error.text), "the answer broke off: %s",
                        n ? strerror(-n) : "no end came");
         r->a->error.code = PIPIT_E_LOCAL;
@@ -166,6 +173,9 @@ static int wait_ms(const struct run *r)
 {
     int64_t left = r->deadline_ns - clock_ns();
 
+    if (r->more) {
+        return 0;
+    }
     if (r->deadline_ns == 0) {
         return -1;
     }
@@ -188,7 +198,7 @@ static void step(struct run *r)
     if (n < 0) {
         return;
     }
-    if (p[0].revents) {
+    if (p[0].revents || r->more) {
         read_events(r);
     }
     if ((p[2].revents & (POLLERR | POLLHUP)) && !out_pending(&r->out)) {

@@ -114,7 +114,8 @@ struct pipit_request {
     bool sent;     /* by its user */
     bool on_wire;  /* to the daemon, on this connection */
     bool accepted;
-    bool resuming; /* LANE_RESUME is out, nothing came yet */
+    bool joining;  /* LANE_RESUME is out, nothing came yet */
+    bool resuming; /* the same, and the user shall hear of it */
     bool ended;
     bool cancel;   /* asked by the user */
     bool detach;

@@ -196,11 +196,15 @@ static void error_record(struct pipit_request *q, const struct lane_record *r)
     event_error(q, &e);
 }
 
-/* True when the record is the next one, or one that is not counted. */
+/* True when the record is the next one, or one that is not counted. The refusal of a resume is no
+ * event of the request, whatever number it bears. */
 static bool in_order(struct pipit_request *q, const struct lane_record *r)
 {
     struct pipit_error e;
 
+    if (q->joining && r->h.type == LANE_ERROR) {
+        return true;
+    }
     if (r->h.seq == 0 || r->h.seq == q->next_seq) {
         q->next_seq += r->h.seq != 0;
         return true;
@@ -271,6 +275,7 @@ void event_record(struct pipit_request *q, const struct lane_record *r)
     q->refs++;
     q->client->give_up_ns = 0;
     if (in_order(q, r)) {
+        q->joining = false;
         if (q->resuming && r->h.type != LANE_ERROR) {
             q->resuming = false;
             event_resumed(q);

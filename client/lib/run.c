@@ -61,6 +61,7 @@ static void send_resume(struct pipit_request *q)
     lane_record_init(&r, LANE_RESUME, q->id);
     r.resume.next_seq = q->next_seq;
     q->on_wire = true;
+    q->joining = true;
     link_send(q->client, &r);
 }
 

@@ -369,7 +369,10 @@ static void script_forgets(struct fake_front *f)
     fake_hang_up(f);
     fake_accept(f);
     (void)fake_expect(f, LANE_RESUME);
-    fake_error(f, id, LANE_E_NOT_FOUND, "no such request");
+    lane_record_init(&r, LANE_ERROR, id);
+    r.h.seq = 1; /* as a refusal's first event; not an old one to be dropped */
+    r.error.code = LANE_E_NOT_FOUND;
+    fake_send(f, &r);
 }
 
 Test(client_faults, a_restarted_daemon_that_forgot)
