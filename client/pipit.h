@@ -233,7 +233,7 @@ enum pipit_arena { PIPIT_TO_DAEMON, PIPIT_FROM_DAEMON };
 
 /* A range of an arena. What is put into a TO_DAEMON lease is read by the daemon when a request names
  * it; a FROM_DAEMON lease is written by the daemon only and mapped read-only here. A lease made
- * before a reconnect keeps its memory but names nothing any more: pipit_lease_alive() is 0. */
+ * before a reconnect stays mapped (empty, perhaps) but names nothing: pipit_lease_alive() is 0. */
 PIPIT_CHECKED int pipit_lease_get(struct pipit_client *client, enum pipit_arena arena, size_t bytes,
                                   struct pipit_lease **ret, struct pipit_error *reterr);
 PIPIT_API void pipit_lease_put(struct pipit_lease *lease); /* NULL is fine */

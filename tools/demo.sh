@@ -53,4 +53,4 @@ if ! pipit wait --timeout 60; then
     exit 1
 fi
 echo "demo: asking $(basename "$model"): $prompt" >&2
-pipit "${ask[@]}" "$prompt"
+pipit "${ask[@]}" "$prompt" </dev/null # a pipe there would be read as part of the prompt

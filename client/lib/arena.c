@@ -32,7 +32,10 @@ static int map_one(int fd, uint64_t bytes, int prot, const char *name, void **re
     if (seals < 0 || !(seals & F_SEAL_SHRINK)) {
         return error_set(reterr, -EBADMSG, "the %s arena is not sealed against shrinking", name);
     }
-    if (fstat(fd, &st) < 0 || st.st_size < 0 || (uint64_t)st.st_size < bytes) {
+    if (fstat(fd, &st) < 0) {
+        return error_set_errno(reterr, -errno, "cannot look at the %s arena", name);
+    }
+    if (st.st_size < 0 || (uint64_t)st.st_size < bytes) {
         return error_set(reterr, -EBADMSG, "the %s arena is smaller than the hello said", name);
     }
     p = mmap(NULL, (size_t)bytes, prot, MAP_SHARED, fd, 0);
@@ -109,6 +112,9 @@ int pipit_lease_get(struct pipit_client *c, enum pipit_arena arena, size_t bytes
     r = dispatch_call(c, &ask, NULL, LANE_LEASE, reterr);
     if (r < 0) {
         return r;
+    }
+    if (!c->arenas) { /* granted, and lost before we came to look */
+        return pipit_fail_copy(reterr, &c->last);
     }
     room = arena == PIPIT_TO_DAEMON ? c->arenas->c2e_bytes : c->arenas->e2c_bytes;
     if (got->arena != (uint32_t)arena || got->length < bytes || got->offset > room ||

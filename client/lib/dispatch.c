@@ -116,7 +116,7 @@ static int read_one(struct pipit_client *c)
         return 0;
     }
     if (rc <= 0) {
-        link_drop(c, true, -ECONNRESET, PIPIT_E_LOST,
+        link_drop(c, true, rc < 0 ? rc : -ECONNRESET, PIPIT_E_LOST,
                   c->state == LINK_HELLO ? "the daemon closed the connection without a hello"
                                          : "the daemon closed the connection");
         return 0;

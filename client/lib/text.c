@@ -106,26 +106,28 @@ static int local(struct pipit_error *reterr, int r)
     return pipit_fail(reterr, r, PIPIT_E_LOCAL, "cannot make the request: %s", strerror(-r));
 }
 
-int pipit_client_tokenize(struct pipit_client *c, const char *text, size_t len, uint32_t timeout_ms,
-                          int32_t **ret, size_t *ret_n, struct pipit_error *reterr)
+static bool want_lease(const struct pipit_client *c, size_t len)
+{
+    uint64_t room = c->hello.max_lease_bytes / sizeof(int32_t);
+
+    return room > EXTRA_TOKENS && len < room - EXTRA_TOKENS;
+}
+
+/* 1: the lease was lost with its connection; another try without one can succeed. */
+static int tokenize(struct pipit_client *c, const char *text, size_t len, uint32_t timeout_ms,
+                    bool with_lease, struct buffer *b, struct pipit_error *reterr)
 {
     struct pipit_request *q = NULL;
     struct pipit_lease *lease = NULL;
-    struct buffer b = {0};
-    int r = dispatch_check(c, reterr);
+    int r = pipit_request_create(c, PIPIT_TOKENIZE, &q);
 
-    if (r < 0) {
-        return r;
-    }
-    r = pipit_request_create(c, PIPIT_TOKENIZE, &q);
     if (r == 0) {
         r = pipit_request_set_prompt(q, text, len);
     }
     if (r == 0) {
         r = pipit_request_set_param(q, PIPIT_TIMEOUT_MS, timeout_ms);
     }
-    if (r == 0 && len < c->hello.max_lease_bytes / sizeof(int32_t) - EXTRA_TOKENS &&
-        c->hello.max_lease_bytes > EXTRA_TOKENS * sizeof(int32_t) &&
+    if (r == 0 && with_lease && want_lease(c, len) &&
         pipit_lease_get(c, PIPIT_FROM_DAEMON, (len + EXTRA_TOKENS) * sizeof(int32_t), &lease,
                         NULL) == 0) {
         r = pipit_request_set_output(q, lease);
@@ -133,13 +135,30 @@ int pipit_client_tokenize(struct pipit_client *c, const char *text, size_t len, 
     if (r < 0) {
         (void)local(reterr, r);
     } else {
-        r = run(q, timeout_ms, true, &b, reterr);
+        r = run(q, timeout_ms, true, b, reterr);
+        r = r < 0 && lease && !pipit_lease_alive(lease) ? 1 : r;
     }
-    if (r == 0 && !b.data && append(&b, "", 0) < 0) {
+    if (r == 0 && !b->data && append(b, "", 0) < 0) {
         r = local(reterr, -ENOMEM);
     }
     pipit_request_destroy(q);
     pipit_lease_put(lease);
+    return r;
+}
+
+int pipit_client_tokenize(struct pipit_client *c, const char *text, size_t len, uint32_t timeout_ms,
+                          int32_t **ret, size_t *ret_n, struct pipit_error *reterr)
+{
+    struct buffer b = {0};
+    int r = dispatch_check(c, reterr);
+
+    if (r == 0) {
+        r = tokenize(c, text, len, timeout_ms, true, &b, reterr);
+    }
+    if (r == 1) {
+        b.used = 0;
+        r = tokenize(c, text, len, timeout_ms, false, &b, reterr);
+    }
     if (r < 0) {
         free(b.data);
         return r;

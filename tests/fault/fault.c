@@ -16,8 +16,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 static atomic_long countdown; /* 0: nothing fails */
@@ -59,6 +63,15 @@ WRAP(int, fsync, (int fd), (fd), EIO, -1)
 WRAP(int, rename, (const char *from, const char *to), (from, to), EIO, -1)
 WRAP(void *, mmap64, (void *p, size_t n, int prot, int flags, int fd, off64_t at), (p, n, prot, flags, fd, at), EIO, MAP_FAILED)
 WRAP(int, pthread_create, (pthread_t *t, const pthread_attr_t *a, void *(*fn)(void *), void *arg), (t, a, fn, arg), EAGAIN, EAGAIN)
+WRAP(int, socket, (int domain, int type, int protocol), (domain, type, protocol), EIO, -1)
+WRAP(int, connect, (int fd, const struct sockaddr *addr, socklen_t n), (fd, addr, n), EIO, -1)
+WRAP(ssize_t, send, (int fd, const void *p, size_t n, int flags), (fd, p, n, flags), EIO, -1)
+WRAP(ssize_t, recvmsg, (int fd, struct msghdr *m, int flags), (fd, m, flags), EIO, -1)
+WRAP(int, epoll_create1, (int flags), (flags), EIO, -1)
+WRAP(int, epoll_ctl, (int ep, int op, int fd, struct epoll_event *ev), (ep, op, fd, ev), EIO, -1)
+WRAP(int, epoll_wait, (int ep, struct epoll_event *ev, int n, int ms), (ep, ev, n, ms), EIO, -1)
+WRAP(int, timerfd_create, (int clock, int flags), (clock, flags), EIO, -1)
+WRAP(ssize_t, getrandom, (void *p, size_t n, unsigned flags), (p, n, flags), EIO, -1)
 /* clang-format on */
 
 int __real_open64(const char *path, int flags, ...);
