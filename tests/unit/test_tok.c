@@ -171,7 +171,7 @@ Test(tok, user_defined_tokens)
     (void)tok_spec_add(&spec, "<|mine|>", 4, 0);
     cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0, "%s", e.text);
     cr_assert_str_eq(spelt("ba<x>b<x>", 0), "b|a<x>|b|<x>", "longer ones first");
-    cr_assert_neq(strstr(spelt("<|mine|>", 0), "<|m|"), "<|mine|>");
+    cr_assert_str_neq(spelt("<|mine|>", 0), "<|mine|>", "not from plain text");
     cr_assert_geq(tok_find_special(t, "<|mine|>"), 0, "spelt like a marker: a control token");
     cr_assert(comes_back("a<x>a<|mine|><x>", 16, 0));
     tok_destroy(t);
@@ -288,7 +288,7 @@ static void check_long_runs(void)
 {
     static const char *const units[] = {"l", " ",  "\n",        "he", "ab", "\xff", "\xe4\xbd\xa0",
                                         "1", "' ", "<|im_end|>"};
-    size_t len = 1000000;
+    size_t len = 300000;
     char *text = malloc(len);
 
     cr_assert(text);

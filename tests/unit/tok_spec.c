@@ -12,8 +12,8 @@
 #include "gguf/gguf.h"
 
 static const char *const markers[] = {
-    "<|im_start|>",   "<|im_end|>",  "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
-    "<start_of_turn>", "<end_of_turn>", "<|endoftext|>",
+    "<|im_start|>", "<|im_end|>",      "<|start_header_id|>", "<|end_header_id|>",
+    "<|eot_id|>",   "<start_of_turn>", "<end_of_turn>",       "<|endoftext|>",
 };
 
 int tok_spec_add(struct tok_spec *s, const char *text, int kind, float score)
@@ -65,10 +65,12 @@ static void letter(int byte, char *out)
 
 void tok_spec_bpe(struct tok_spec *s)
 {
-    static const char *const words[] = {"he", "ll", "hell", "hello", "us", "er", "user", "\xc4\xa0h",
-                                        "\xc4\xa0hello", "\xc4\x8a\xc4\x8a"};
-    static const char *const merges[] = {"h e", "l l", "he ll", "hell o", "u s", "e r", "us er", "\xc4\xa0 h",
-                                         "\xc4\xa0 hello", "\xc4\x8a \xc4\x8a"};
+    static const char *const words[] = {
+        "he", "ll",   "hell",      "hello",         "us",
+        "er", "user", "\xc4\xa0h", "\xc4\xa0hello", "\xc4\x8a\xc4\x8a"};
+    static const char *const merges[] = {
+        "h e", "l l",   "he ll",      "hell o",         "u s",
+        "e r", "us er", "\xc4\xa0 h", "\xc4\xa0 hello", "\xc4\x8a \xc4\x8a"};
 
     memset(s, 0, sizeof(*s));
     s->model = "gpt2";
@@ -89,8 +91,22 @@ void tok_spec_bpe(struct tok_spec *s)
 
 void tok_spec_spm(struct tok_spec *s)
 {
-    static const char *const words[] = {"\xe2\x96\x81", "a", "b", "ab", "\xe2\x96\x81" "a", "\xe2\x96\x81\xe2\x96\x81",
-                                        "s", "<", ">", "/", "<s", "s>", "</", "</s", "\xc3\xa4"};
+    static const char *const words[] = {"\xe2\x96\x81",
+                                        "a",
+                                        "b",
+                                        "ab",
+                                        ("\xe2\x96\x81"
+                                         "a"),
+                                        "\xe2\x96\x81\xe2\x96\x81",
+                                        "s",
+                                        "<",
+                                        ">",
+                                        "/",
+                                        "<s",
+                                        "s>",
+                                        "</",
+                                        "</s",
+                                        "\xc3\xa4"};
 
     memset(s, 0, sizeof(*s));
     s->model = "llama";
@@ -134,17 +150,20 @@ static void write_keys(struct gguf_writer *w, const struct tok_spec *s)
         r |= gguf_writer_str(w, "tokenizer.ggml.pre", s->pre, strlen(s->pre));
     }
     if (s->chat_template) {
-        r |= gguf_writer_str(w, "tokenizer.chat_template", s->chat_template, strlen(s->chat_template));
+        r |= gguf_writer_str(w, "tokenizer.chat_template", s->chat_template,
+                             strlen(s->chat_template));
     }
     write_strings(w, "tokenizer.ggml.tokens", s->tokens, s->n);
     if (s->n_merges >= 0) {
         write_strings(w, "tokenizer.ggml.merges", s->merges, s->n_merges);
     }
     if (s->n_kinds >= 0) {
-        r |= gguf_writer_array(w, "tokenizer.ggml.token_type", GGUF_I32, s->kinds, (size_t)s->n_kinds);
+        r |= gguf_writer_array(w, "tokenizer.ggml.token_type", GGUF_I32, s->kinds,
+                               (size_t)s->n_kinds);
     }
     if (s->n_scores >= 0) {
-        r |= gguf_writer_array(w, "tokenizer.ggml.scores", GGUF_F32, s->scores, (size_t)s->n_scores);
+        r |=
+            gguf_writer_array(w, "tokenizer.ggml.scores", GGUF_F32, s->scores, (size_t)s->n_scores);
     }
     if (s->bos >= 0) {
         r |= gguf_writer_u32(w, "tokenizer.ggml.bos_token_id", (uint32_t)s->bos);
@@ -159,7 +178,8 @@ static void write_keys(struct gguf_writer *w, const struct tok_spec *s)
     (void)r;
 }
 
-int tok_spec_make(const struct tok_spec *s, struct tok **ret, struct gguf **ret_g, struct error *reterr)
+int tok_spec_make(const struct tok_spec *s, struct tok **ret, struct gguf **ret_g,
+                  struct error *reterr)
 {
     char dir[] = "/tmp/test-tok-XXXXXX";
     char path[64];
