@@ -144,6 +144,7 @@ static int describe_stores(struct prepared *p, struct error *reterr)
             .k_dim = m->h.k_dim,
             .v_dim = m->h.v_dim,
             .window = m->stores[i].window,
+            .deep = m->stores[i].deep,
         };
     }
     return 0;
@@ -233,14 +234,18 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
 {
     uint64_t device = 0;
     struct plan_input in = {
-        .ops = p->ops,
-        .stores = p->stores,
-        .n_stores = p->model->n_stores,
-        .ctx = p->config.ctx,
+        .shape =
+            {
+                .ops = p->ops,
+                .stores = p->stores,
+                .n_stores = p->model->n_stores,
+                .ctx = p->config.ctx,
+                .n_seqs = p->config.n_seqs,
+                .max_chunk = p->max_chunk,
+                .hidden_bytes = forward_row_bytes(p->model),
+                .mix = p->mix,
+            },
         .ctx_model = p->model->h.n_ctx_train,
-        .n_seqs = p->config.n_seqs,
-        .max_chunk = p->max_chunk,
-        .mix = &p->mix,
         .extra_bytes = p->config.extra_bytes,
         .available_bytes = p->config.memory_bytes,
         .scratch = scratch_for,

@@ -23,20 +23,20 @@
 static int alloc_seats(struct cache *c, struct error *reterr)
 {
     const struct shape *s = &c->shape;
-    size_t n = (size_t)s->n_seqs;
+    size_t n = (size_t)s->config.n_seqs;
     size_t words = (size_t)(s->table_bytes / sizeof(uint32_t));
     uint64_t state = s->state_bytes * n + s->peak_state_bytes;
     int r = 0;
 
     c->seqs = calloc(n, sizeof(*c->seqs));
     c->pages_host = calloc(n * words, sizeof(uint32_t));
-    c->n_pages_host = calloc(n * (size_t)s->n_stores, sizeof(int32_t));
+    c->n_pages_host = calloc(n * (size_t)s->config.n_stores, sizeof(int32_t));
     if (!c->seqs || !c->pages_host || !c->n_pages_host) {
         return error_set(reterr, -ENOMEM, "cache: no memory for page tables");
     }
-    r = s->ops->alloc(c->be, s->table_bytes * n, "page tables", &c->tables, reterr);
+    r = s->config.ops->alloc(c->be, s->table_bytes * n, "page tables", &c->tables, reterr);
     if (!r && state) {
-        r = s->ops->alloc(c->be, state, "policy state", &c->state, reterr);
+        r = s->config.ops->alloc(c->be, state, "policy state", &c->state, reterr);
     }
     if (r) {
         return r;
@@ -48,7 +48,7 @@ static int alloc_seats(struct cache *c, struct error *reterr)
         q->tables = (uint8_t *)c->tables + s->table_bytes * i;
         q->state = c->state ? (uint8_t *)c->state + s->state_bytes * i : NULL;
         q->pages = c->pages_host + words * i;
-        q->n_pages = c->n_pages_host + (size_t)s->n_stores * i;
+        q->n_pages = c->n_pages_host + (size_t)s->config.n_stores * i;
     }
     return 0;
 }
@@ -69,7 +69,8 @@ int cache_create(struct shape *shape, struct backend *be, struct cache **ret, st
     for (int32_t i = 0; !r && i < c->shape.n_classes; i++) {
         const struct shape_class *k = &c->shape.classes[i];
 
-        r = pages_create(c->shape.ops, be, k->page_bytes, k->n_pages, &c->classes[i], reterr);
+        r = pages_create(c->shape.config.ops, be, k->page_bytes, k->n_pages, &c->classes[i],
+                         reterr);
     }
     if (!r) {
         r = alloc_seats(c, reterr);
@@ -88,16 +89,16 @@ void cache_destroy(struct cache *c)
         return;
     }
     const struct shape *s = &c->shape;
-    size_t n = (size_t)s->n_seqs;
+    size_t n = (size_t)s->config.n_seqs;
 
     for (int32_t i = 0; i < s->n_classes; i++) {
         pages_destroy(&c->classes[i]);
     }
     if (c->state) {
-        s->ops->free(c->be, c->state, s->state_bytes * n + s->peak_state_bytes);
+        s->config.ops->free(c->be, c->state, s->state_bytes * n + s->peak_state_bytes);
     }
     if (c->tables) {
-        s->ops->free(c->be, c->tables, s->table_bytes * n);
+        s->config.ops->free(c->be, c->tables, s->table_bytes * n);
     }
     free(c->n_pages_host);
     free(c->pages_host);
@@ -107,6 +108,33 @@ void cache_destroy(struct cache *c)
 }
 
 /* ---- sitting down and leaving --------------------------------------------------------------- */
+
+/* Positions, scores, and where a long prompt is read. */
+static int check_state(const struct shape *s, const struct policy *p, int32_t n_prompt,
+                       const struct shape_need *need, struct error *reterr)
+{
+    bool scores = place_find(p->place)->scores;
+    int32_t budget = policy_budget(p, n_prompt, s->config.ctx);
+
+    if (s->steady_cap < budget || (scores && !s->scores)) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds %s of %d slots a head group, this policy needs %s of %d; "
+                         "start the daemon with --kv naming it",
+                         s->scores ? "positions and scores" : "positions", s->steady_cap,
+                         scores ? "positions and scores" : "positions", budget);
+    }
+    if (need->peak_state && !need->layered && (!s->whole_peak || need->peak_slots > s->peak_cap)) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds no room for reading a prompt of %d tokens in this "
+                         "policy's way (prefill=); start the daemon with --kv naming it",
+                         n_prompt);
+    }
+    if (need->layered && s->max_survivors && p->observe > s->max_survivors) {
+        return error_set(reterr, -ENOMEM, "observe=%d is more than the %d rows planned for",
+                         p->observe, s->max_survivors);
+    }
+    return 0;
+}
 
 int cache_check(const struct cache *c, const struct policy *p, int32_t n_prompt, int32_t n_tokens,
                 struct error *reterr)
@@ -121,18 +149,15 @@ int cache_check(const struct cache *c, const struct policy *p, int32_t n_prompt,
                          "the plan has no pages of this policy's precision; start the daemon with "
                          "--kv naming it");
     }
-    if (p->chunk > s->max_chunk) {
+    if (p->chunk > s->config.max_chunk) {
         return error_set(reterr, -ENOTSUP, "chunk=%d is more than the %d rows planned for",
-                         p->chunk, s->max_chunk);
+                         p->chunk, s->config.max_chunk);
     }
     shape_need(s, p, v, n_prompt, n_tokens, &need);
-    if (place->evicts && (s->steady_cap == 0 || (place->scores && !s->scores) ||
-                          (need.peak_state && need.peak_slots > s->peak_cap) ||
-                          policy_budget(p, n_prompt, s->ctx) > s->steady_cap)) {
-        return error_set(reterr, -ENOMEM,
-                         "the plan holds positions and scores of %d slots a head group, this "
-                         "policy needs %d; start the daemon with --kv naming it",
-                         s->steady_cap, policy_budget(p, n_prompt, s->ctx));
+    int r = place->evicts ? check_state(s, p, n_prompt, &need, reterr) : 0;
+
+    if (r) {
+        return r;
     }
     for (int32_t i = 0; i < s->n_classes; i++) {
         if (need.pages[i] + need.peak[i] > s->classes[i].n_pages) {
@@ -143,6 +168,14 @@ int cache_check(const struct cache *c, const struct policy *p, int32_t n_prompt,
         }
     }
     return 0;
+}
+
+bool cache_reads_layered(const struct cache *c, const struct policy *p, int32_t n_prompt)
+{
+    struct shape_need need;
+
+    shape_need(&c->shape, p, shape_variant(&c->shape, p), n_prompt, n_prompt, &need);
+    return need.layered;
 }
 
 static bool reserve(struct cache *c, const struct shape_need *need)
@@ -169,10 +202,10 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal, int32
     if (v < 0) {
         return v;
     }
-    while (seat < s->n_seqs && c->seqs[seat].busy) {
+    while (seat < s->config.n_seqs && c->seqs[seat].busy) {
         seat++;
     }
-    if (seat == s->n_seqs) {
+    if (seat == s->config.n_seqs) {
         return -EBUSY;
     }
     shape_need(s, p, v, n_prompt, n_tokens, &need);
@@ -187,22 +220,46 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal, int32
     q->variant = v;
     q->principal = principal;
     q->n_prompt = n_prompt;
-    q->budget = q->place->evicts ? policy_budget(p, n_prompt, s->ctx) : 0;
+    q->budget = q->place->evicts ? policy_budget(p, n_prompt, s->config.ctx) : 0;
     q->n_tokens = 0;
     q->n_slots = 0;
     q->prepared = 0;
     q->evicting = false;
     q->in_peak = need.peak_state;
+    q->layered = need.layered;
     q->n_evicted = 0;
     q->left = need;
     for (int32_t i = 0; i < s->n_classes; i++) { /* one count from here on */
         q->left.pages[i] += need.peak[i];
     }
-    memset(q->n_pages, 0, (size_t)s->n_stores * sizeof(*q->n_pages));
+    memset(q->n_pages, 0, (size_t)s->config.n_stores * sizeof(*q->n_pages));
     if (q->in_peak) {
         c->peak_holder = seat;
     }
     return seat;
+}
+
+/* The first positions and scores of the region that the sequence uses for a store. */
+struct state {
+    uint8_t *pos;
+    uint8_t *score;
+    int32_t cap;
+};
+
+static struct state state_of(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    const struct shape_seat *st = &c->shape.seats[store];
+
+    if (!q->in_peak) {
+        return (struct state){q->state + st->pos_off, q->state + st->score_off,
+                              c->shape.steady_cap};
+    }
+    if (q->layered) {
+        return (struct state){c->peak_state, c->peak_state + st->layer_score_off,
+                              c->shape.peak_cap};
+    }
+    return (struct state){c->peak_state + st->peak_pos_off, c->peak_state + st->peak_score_off,
+                          c->shape.peak_cap};
 }
 
 static uint32_t *host_pages(const struct cache_seq *q, const struct shape_seat *st)
@@ -231,7 +288,7 @@ void cache_leave(struct cache *c, int32_t seat)
     struct cache_seq *q = &c->seqs[seat];
 
     assert(q->busy);
-    for (int32_t i = 0; i < c->shape.n_stores; i++) {
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
         drop_pages(c, q, i, 0);
     }
     for (int32_t i = 0; i < c->shape.n_classes; i++) {
@@ -255,7 +312,7 @@ static int32_t slots_after(const struct cache *c, const struct cache_seq *q, int
     if (st->ring) {
         return n < st->ring ? n : st->ring;
     }
-    if (c->shape.stores[store].window) {
+    if (c->shape.config.stores[store].window) {
         return n;
     }
     return q->n_slots + (q->evicting ? 0 : n_new);
@@ -283,8 +340,8 @@ static int take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32
             }
             q->left.pages[class]--;
         }
-        int r = c->shape.ops->write(c->be, q->tables + st->pages_off + at * sizeof(uint32_t), row,
-                                    (uint64_t)(want - have) * sizeof(uint32_t));
+        int r = c->shape.config.ops->write(c->be, q->tables + st->pages_off + at * sizeof(uint32_t),
+                                           row, (uint64_t)(want - have) * sizeof(uint32_t));
         if (r) {
             return r;
         }
@@ -311,21 +368,19 @@ static struct ops_kv store_kv(const struct cache *c, const struct cache_seq *q, 
     if (st->ring) {
         kv.cap = st->ring;
         kv.slot_pos = (int32_t *)(void *)(q->tables + st->ring_off);
-    } else if (q->budget && !s->stores[store].window) {
-        uint8_t *base = q->in_peak ? c->peak_state : q->state;
+    } else if (q->budget && !s->config.stores[store].window) {
+        struct state state = state_of(c, q, store);
 
-        kv.cap = q->in_peak ? s->peak_cap : s->steady_cap;
-        kv.slot_pos = (int32_t *)(void *)(base + (q->in_peak ? st->peak_pos_off : st->pos_off));
-        if (q->place->scores) {
-            kv.score = (float *)(void *)(base + (q->in_peak ? st->peak_score_off : st->score_off));
-        }
+        kv.cap = state.cap;
+        kv.slot_pos = (int32_t *)(void *)state.pos;
+        kv.score = q->place->scores ? (float *)(void *)state.score : NULL;
     }
     return kv;
 }
 
 static bool is_evicted_from(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    return q->budget > 0 && c->shape.stores[store].window == 0;
+    return q->budget > 0 && c->shape.config.stores[store].window == 0;
 }
 
 static int find_victims(struct cache *c, struct cache_seq *q)
@@ -333,7 +388,7 @@ static int find_victims(struct cache *c, struct cache_seq *q)
     struct place_guard guard;
 
     q->place->guard(&q->policy, q->budget, q->n_tokens, &guard);
-    for (int32_t i = 0; i < c->shape.n_stores; i++) {
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
         if (!is_evicted_from(c, q, i)) {
             continue;
         }
@@ -346,7 +401,7 @@ static int find_victims(struct cache *c, struct cache_seq *q)
             .shared = guard.shared,
             .victim = (int32_t *)(void *)(q->state + c->shape.seats[i].victim_off),
         };
-        int r = c->shape.ops->victim(c->be, &p);
+        int r = c->shape.config.ops->victim(c->be, &p);
 
         if (r) {
             return r;
@@ -369,7 +424,7 @@ int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows)
     if (q->evicting) {
         r = find_victims(c, q);
     }
-    for (int32_t i = 0; !r && i < c->shape.n_stores; i++) {
+    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
         r = take_pages(c, q, i, slots_after(c, q, i, n_rows));
     }
     if (!r) {
@@ -389,7 +444,7 @@ void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_s
     ret->ring = st->ring;
     if (st->ring) {
         ret->slot0 = q->n_tokens % st->ring;
-    } else if (c->shape.stores[store].window) {
+    } else if (c->shape.config.stores[store].window) {
         ret->slot0 = q->n_tokens;
     } else {
         ret->slot0 = q->n_slots;
@@ -409,44 +464,45 @@ void cache_commit(struct cache *c, int32_t seat, int32_t n_rows)
         q->n_slots += n_rows;
         return;
     }
-    for (int32_t i = 0; i < c->shape.n_stores; i++) {
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
         q->n_evicted += is_evicted_from(c, q, i) ? c->shape.seats[i].n_groups : 0;
     }
 }
 
-/* What is left of positions and scores moves from the peak region to the seat. */
-static int leave_peak(struct cache *c, struct cache_seq *q)
+/* What is left of a store's positions and scores moves from the peak region to the seat. */
+static int move_state(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots)
 {
     const struct shape *s = &c->shape;
-    uint64_t bytes = (uint64_t)q->n_slots * sizeof(int32_t);
+    const struct shape_seat *st = &s->seats[store];
+    struct state from = state_of(c, q, store);
+    uint64_t bytes = (uint64_t)n_slots * sizeof(int32_t);
 
-    for (int32_t i = 0; i < s->n_stores; i++) {
-        const struct shape_seat *st = &s->seats[i];
+    for (int32_t g = 0; g < st->n_groups; g++) {
+        uint64_t to = (uint64_t)g * (uint64_t)s->steady_cap * sizeof(int32_t);
+        uint64_t at = (uint64_t)g * (uint64_t)from.cap * sizeof(int32_t);
+        int r = s->config.ops->copy(c->be, q->state + st->pos_off + to, from.pos + at, bytes);
 
-        for (int32_t g = 0; is_evicted_from(c, q, i) && g < st->n_groups; g++) {
-            uint64_t to = (uint64_t)g * (uint64_t)s->steady_cap * sizeof(int32_t);
-            uint64_t from = (uint64_t)g * (uint64_t)s->peak_cap * sizeof(int32_t);
-            int r = s->ops->copy(c->be, q->state + st->pos_off + to,
-                                 c->peak_state + st->peak_pos_off + from, bytes);
-
-            if (!r && q->place->scores) {
-                r = s->ops->copy(c->be, q->state + st->score_off + to,
-                                 c->peak_state + st->peak_score_off + from, bytes);
-            }
-            if (r) {
-                return r;
-            }
+        if (!r && q->place->scores) {
+            r = s->config.ops->copy(c->be, q->state + st->score_off + to, from.score + at, bytes);
+        }
+        if (r) {
+            return r;
         }
     }
-    q->in_peak = false;
-    c->peak_holder = -1;
     return 0;
 }
 
-static int cut_store(struct cache *c, struct cache_seq *q, int32_t store,
+static void leave_peak(struct cache *c, struct cache_seq *q)
+{
+    q->in_peak = false;
+    q->layered = false;
+    c->peak_holder = -1;
+}
+
+static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots,
                      const struct place_guard *guard)
 {
-    struct ops_kv kv = store_kv(c, q, store, q->n_slots);
+    struct ops_kv kv = store_kv(c, q, store, n_slots);
     struct ops_cut p = {
         .kv = &kv,
         .budget = q->budget,
@@ -455,12 +511,29 @@ static int cut_store(struct cache *c, struct cache_seq *q, int32_t store,
         .by_position = guard->by_position,
         .shared = guard->shared,
     };
-    int r = c->shape.ops->cut(c->be, &p);
+    int r = c->shape.config.ops->cut(c->be, &p);
 
     if (!r) {
-        q->n_evicted += (int64_t)c->shape.seats[store].n_groups * (q->n_slots - q->budget);
+        q->n_evicted += (int64_t)c->shape.seats[store].n_groups * (n_slots - q->budget);
     }
     return r;
+}
+
+/* The prompt is read. Of the pages for it alone, those never taken are still reserved; those taken
+ * are free again: both leave the sequence's account. */
+static void end_of_peak(struct cache *c, struct cache_seq *q)
+{
+    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+        uint32_t peak = q->left.peak[i];
+        uint32_t unused = q->left.pages[i] < peak ? q->left.pages[i] : peak;
+
+        pages_unreserve(&c->classes[i], unused);
+        q->left.pages[i] -= unused;
+        q->left.peak[i] = 0;
+    }
+    if (q->in_peak) {
+        leave_peak(c, q);
+    }
 }
 
 int cache_cut(struct cache *c, int32_t seat, bool last)
@@ -474,8 +547,8 @@ int cache_cut(struct cache *c, int32_t seat, bool last)
     }
     if (q->n_slots > q->budget) {
         q->place->guard(&q->policy, q->budget, q->n_tokens - 1, &guard);
-        for (int32_t i = 0; !r && i < c->shape.n_stores; i++) {
-            r = is_evicted_from(c, q, i) ? cut_store(c, q, i, &guard) : 0;
+        for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+            r = is_evicted_from(c, q, i) ? cut_store(c, q, i, q->n_slots, &guard) : 0;
         }
         if (r) {
             return r;
@@ -485,23 +558,89 @@ int cache_cut(struct cache *c, int32_t seat, bool last)
     if (!last) {
         return 0;
     }
-    for (int32_t i = 0; i < c->shape.n_stores; i++) {
+    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
         if (is_evicted_from(c, q, i)) {
             drop_pages(c, q, i, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
+            r = q->in_peak ? move_state(c, q, i, q->n_slots) : 0;
         }
     }
-    for (int32_t i = 0; i < c->shape.n_classes; i++) {
-        uint32_t peak = q->left.peak[i];
+    end_of_peak(c, q);
+    return r;
+}
 
-        /* Of the pages for the prompt alone, those never taken are still reserved; those taken
-         * are free again. Both leave the sequence's account. */
-        uint32_t unused = q->left.pages[i] < peak ? q->left.pages[i] : peak;
+/* ---- layered prefill ------------------------------------------------------------------------- */
 
-        pages_unreserve(&c->classes[i], unused);
-        q->left.pages[i] -= unused;
-        q->left.peak[i] = 0;
+static int32_t layer_slots(const struct cache *c, int32_t store, int32_t n_tokens)
+{
+    int32_t ring = c->shape.seats[store].ring;
+
+    return ring && n_tokens > ring ? ring : n_tokens;
+}
+
+int cache_layer_prepare(struct cache *c, int32_t seat, int32_t store, int32_t n_tokens)
+{
+    return take_pages(c, &c->seqs[seat], store, layer_slots(c, store, n_tokens));
+}
+
+void cache_layer_view(const struct cache *c, int32_t seat, int32_t store, int32_t pos0,
+                      int32_t n_tokens, struct ops_seq *ret)
+{
+    int32_t ring = c->shape.seats[store].ring;
+
+    ret->kv = store_kv(c, &c->seqs[seat], store, layer_slots(c, store, n_tokens));
+    ret->victim = NULL;
+    ret->ring = ring;
+    ret->slot0 = ring ? pos0 % ring : pos0;
+    ret->pos0 = pos0;
+}
+
+int cache_layer_cut(struct cache *c, int32_t seat, int32_t store)
+{
+    struct cache_seq *q = &c->seqs[seat];
+    int32_t class = shape_class_of(&c->shape, q->variant, store);
+    int32_t had = q->n_pages[store];
+    struct place_guard guard;
+
+    if (!is_evicted_from(c, q, store)) {
+        return 0;
     }
-    return q->in_peak ? leave_peak(c, q) : 0;
+    q->place->guard(&q->policy, q->budget, q->n_prompt - 1, &guard);
+    int r = cut_store(c, q, store, q->n_prompt, &guard);
+
+    if (!r) {
+        r = move_state(c, q, store, q->budget);
+    }
+    if (r) {
+        return r;
+    }
+    drop_pages(c, q, store, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
+    /* The next store will need them. */
+    uint32_t n = (uint32_t)((had - q->n_pages[store]) * c->shape.seats[store].n_groups);
+    bool reserved = pages_reserve(&c->classes[class], n);
+
+    assert(reserved);
+    q->left.pages[class] += reserved ? n : 0;
+    return 0;
+}
+
+void cache_layer_done(struct cache *c, int32_t seat)
+{
+    struct cache_seq *q = &c->seqs[seat];
+
+    q->n_tokens = q->n_prompt;
+    q->prepared = q->n_prompt;
+    q->n_slots = q->budget;
+    end_of_peak(c, q);
+}
+
+float *cache_hidden(const struct cache *c)
+{
+    return (float *)(void *)(c->peak_state + c->shape.hidden_off);
+}
+
+float *cache_survivors(const struct cache *c)
+{
+    return (float *)(void *)(c->peak_state + c->shape.survivors_off);
 }
 
 /* ---- figures -------------------------------------------------------------------------------- */
@@ -512,7 +651,7 @@ void cache_usage(const struct cache *c, int32_t seat, uint64_t *ret_bytes, int64
 
     *ret_bytes = 0;
     *ret_slots = 0;
-    for (int32_t i = 0; i < c->shape.n_stores; i++) {
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
         int32_t n = c->shape.seats[i].n_groups;
         int32_t class = shape_class_of(&c->shape, q->variant, i);
 

@@ -30,6 +30,7 @@ struct cache_seq {
     int32_t prepared;  /* n_tokens + rows of the prepared step */
     bool evicting;     /* the prepared row overwrites victims */
     bool in_peak;      /* positions and scores lie in the peak region */
+    bool layered;      /* the prompt is being read layer by layer */
     int64_t n_evicted; /* summed over stores and groups */
     struct shape_need left; /* reserved, not taken */
     uint8_t *tables;   /* device */
@@ -59,6 +60,9 @@ void cache_destroy(struct cache *c); /* takes NULL */
 int cache_check(const struct cache *c, const struct policy *p, int32_t n_prompt, int32_t n_tokens,
                 struct error *reterr) WARN_UNUSED;
 
+/* Would its prompt be read layer by layer? */
+bool cache_reads_layered(const struct cache *c, const struct policy *p, int32_t n_prompt);
+
 /* Sits a sequence down on a free seat: the seat's index, or -EBUSY until others leave. */
 int cache_sit(struct cache *c, const struct policy *p, uint64_t principal, int32_t n_prompt,
               int32_t n_tokens);
@@ -73,6 +77,18 @@ void cache_commit(struct cache *c, int32_t seat, int32_t n_rows);
 /* After a commit, while or after the prompt is read: cuts what is above the budget, gives back the
  * pages above it. `last`: the prompt is complete. */
 int cache_cut(struct cache *c, int32_t seat, bool last) WARN_UNUSED;
+
+/* Layered prefill (q->layered): one store after the other takes the whole prompt and is cut.
+ * Room for tokens up to n_tokens in one store; its view with n_tokens in it, of which the step's
+ * rows begin at pos0; its cut when all of the prompt is in; and the end of it all. */
+int cache_layer_prepare(struct cache *c, int32_t seat, int32_t store, int32_t n_tokens) WARN_UNUSED;
+void cache_layer_view(const struct cache *c, int32_t seat, int32_t store, int32_t pos0, int32_t n_tokens,
+                      struct ops_seq *ret);
+int cache_layer_cut(struct cache *c, int32_t seat, int32_t store) WARN_UNUSED;
+void cache_layer_done(struct cache *c, int32_t seat);
+/* Hidden states: f32 rows of the whole prompt, and of max_survivors rows beyond the split. */
+float *cache_hidden(const struct cache *c);
+float *cache_survivors(const struct cache *c);
 
 /* Bytes of the pages that the sequence holds; its live slots summed over stores and groups. */
 void cache_usage(const struct cache *c, int32_t seat, uint64_t *ret_bytes, int64_t *ret_slots);

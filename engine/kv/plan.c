@@ -23,8 +23,12 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
 {
     struct shape s;
     uint64_t n = (uint64_t)n_seqs;
-    int r = shape_make(in->ops, in->stores, in->n_stores, ctx, n_seqs, in->max_chunk, in->mix, &s,
-                       reterr);
+    struct shape_config config = in->shape;
+    int r;
+
+    config.ctx = ctx;
+    config.n_seqs = n_seqs;
+    r = shape_make(&config, &s, reterr);
 
     if (r) {
         return r;
@@ -102,20 +106,20 @@ static int refuse(const struct plan *p, struct error *reterr)
 int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_shape,
               struct error *reterr)
 {
-    int32_t ctx = in->ctx ? in->ctx : in->ctx_model;
-    int32_t max_ctx = search(in, in->ctx_model > ctx ? in->ctx_model : ctx, in->n_seqs, true);
+    int32_t ctx = in->shape.ctx ? in->shape.ctx : in->ctx_model;
+    int32_t max_ctx = search(in, in->ctx_model > ctx ? in->ctx_model : ctx, in->shape.n_seqs, true);
 
-    if (in->ctx == 0 && max_ctx < ctx && max_ctx >= MIN_CTX) {
+    if (in->shape.ctx == 0 && max_ctx < ctx && max_ctx >= MIN_CTX) {
         ctx = max_ctx;
     }
-    int r = evaluate(in, ctx, in->n_seqs, ret, ret_shape, reterr);
+    int r = evaluate(in, ctx, in->shape.n_seqs, ret, ret_shape, reterr);
 
     if (r) {
         return r;
     }
     ret->max_ctx = max_ctx;
     ret->max_sequences = search(in, MAX_SEQS, ctx, false);
-    policy_print(&in->mix->part[0].policy, ret->policy, sizeof(ret->policy));
+    policy_print(&in->shape.mix.part[0].policy, ret->policy, sizeof(ret->policy));
     return ret->fits ? 0 : refuse(ret, reterr);
 }
 

@@ -39,14 +39,8 @@ struct plan {
 
 /* Where a plan's numbers come from. */
 struct plan_input {
-    const struct backend_ops *ops;
-    const struct shape_store *stores;
-    int32_t n_stores;
-    int32_t ctx;       /* 0: ctx_model, or what fits of it */
+    struct shape_config shape; /* ctx 0: ctx_model, or what fits of it */
     int32_t ctx_model;
-    int32_t n_seqs;
-    int32_t max_chunk;
-    const struct policy_mix *mix;
     uint64_t weights_bytes;
     uint64_t mapped_bytes;
     uint64_t extra_bytes;

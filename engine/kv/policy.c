@@ -69,7 +69,7 @@ static const struct value_row scopes[] = {
     {"shared", POLICY_SHARED, true}, {NULL, 0, false}};
 static const struct value_row positions[] = {{"org", 0, false}, {"new", 1, true}, {NULL, 0, false}};
 static const struct value_row prefills[] = {
-    {"dense", POLICY_DENSE, false}, {"layered", POLICY_LAYERED, true},
+    {"dense", POLICY_DENSE, false}, {"layered", POLICY_LAYERED, false},
     {"bounded", POLICY_BOUNDED, false}, {NULL, 0, false}};
 
 enum field_type { FIELD_INT, FIELD_PERCENT, FIELD_FLOAT, FIELD_TAU, FIELD_VALUE };
@@ -103,7 +103,7 @@ static const struct option_row options[] = {
 static const struct policy defaults = {
     .k_type = OPS_KV_F16, .v_type = OPS_KV_F16, .place = POLICY_FULL,
     .min = 128, .recent = 30, .mode = POLICY_PAPER, .noise = POLICY_ONCE,
-    .scope = POLICY_PER_HEAD, .prefill = POLICY_DENSE, .observe = 64,
+    .scope = POLICY_PER_HEAD, .prefill = POLICY_LAYERED, .observe = 64,
     .chunk = POLICY_DEFAULT_CHUNK, .tau0 = 1.0f, .tau1 = 2.0f, .damp = 1.0f, .decay = 0.95f,
 };
 /* clang-format on */

@@ -4,7 +4,8 @@
  * Stores whose head groups have the same heads, dims and types share a page class whatever their
  * layer. A sequence under an evicting policy has `steady_cap` slots for positions and scores a
  * group; a prompt longer than that needs more while it is read, which one sequence at a time gets
- * from a region of its own (dense: the whole context for every store; bounded: budget + chunk).
+ * from a region of its own (dense: the whole context for every store; bounded: budget + chunk;
+ * layered: the whole context for one store, and the hidden states of the prompt).
  *
  * With a mix of policies the bytes that the default would need for n_seqs sequences are shared out
  * by percent, each part in the proportion of its own classes.
@@ -73,22 +74,22 @@ static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_
 
 static int lay_classes(struct shape *s, struct error *reterr)
 {
-    for (int32_t v = 0; v < s->mix.n; v++) {
-        const struct policy *p = &s->mix.part[v].policy;
+    for (int32_t v = 0; v < s->config.mix.n; v++) {
+        const struct policy *p = &s->config.mix.part[v].policy;
 
         s->variant[v] = v;
         for (int32_t e = 0; e < v; e++) {
-            const struct policy *q = &s->mix.part[e].policy;
+            const struct policy *q = &s->config.mix.part[e].policy;
 
             if (q->k_type == p->k_type && q->v_type == p->v_type && q->pos_new == p->pos_new) {
                 s->variant[v] = s->variant[e];
                 break;
             }
         }
-        for (int32_t i = 0; i < s->n_stores; i++) {
-            const struct shape_store *st = &s->stores[i];
+        for (int32_t i = 0; i < s->config.n_stores; i++) {
+            const struct shape_store *st = &s->config.stores[i];
             int32_t n_groups = gcd(st->n_k, st->n_v);
-            int32_t at = v * s->n_stores + i;
+            int32_t at = v * s->config.n_stores + i;
             struct ops_kv_layout *l = &s->layouts[at];
 
             *l = (struct ops_kv_layout){
@@ -101,7 +102,7 @@ static int lay_classes(struct shape *s, struct error *reterr)
                 .v_type = p->v_type,
                 .k_unrotated = p->pos_new != 0,
             };
-            int r = s->ops->kv_layout(l, reterr);
+            int r = s->config.ops->kv_layout(l, reterr);
 
             if (r) {
                 return r;
@@ -126,67 +127,104 @@ static uint64_t take(uint64_t *at, uint64_t bytes)
     return off;
 }
 
-/* Slots with a position that policy p keeps at most, and while a prompt is read. */
-static void caps(const struct shape *s, const struct policy *p, int32_t *ret_steady,
-                 int32_t *ret_peak)
+/* Slots that need a position: what policies keep at most, and while a prompt is read. */
+static void lay_caps(struct shape *s)
 {
-    int32_t b = policy_budget(p, s->ctx, s->ctx);
-    int64_t bounded = (int64_t)b + p->chunk;
+    for (int32_t v = 0; v < s->config.mix.n; v++) {
+        const struct policy *p = &s->config.mix.part[v].policy;
+        const struct place_ops *place = place_find(p->place);
+        int32_t b = policy_budget(p, s->config.ctx, s->config.ctx);
+        int64_t bounded = (int64_t)b + p->chunk;
+        int32_t peak = p->prefill == POLICY_BOUNDED && bounded < s->config.ctx ? (int32_t)bounded
+                                                                               : s->config.ctx;
 
-    *ret_steady = b;
-    *ret_peak = p->prefill == POLICY_BOUNDED && bounded < s->ctx ? (int32_t)bounded : s->ctx;
+        if (!place->evicts) {
+            continue;
+        }
+        s->steady_cap = b > s->steady_cap ? b : s->steady_cap;
+        s->peak_cap = peak > s->peak_cap ? peak : s->peak_cap;
+        s->scores = s->scores || place->scores;
+        s->whole_peak = s->whole_peak || p->prefill != POLICY_LAYERED;
+        if (p->prefill == POLICY_LAYERED) {
+            s->layered = true;
+            s->max_survivors = p->observe > s->max_survivors ? p->observe : s->max_survivors;
+        }
+    }
+    if (s->peak_cap <= s->steady_cap) {
+        s->peak_cap = 0;
+        s->layered = false;
+    }
+    s->max_survivors = s->max_survivors < s->config.ctx ? s->max_survivors : s->config.ctx;
+}
+
+/* Region for the prompt that is being read: positions and scores of every store (dense, bounded)
+ * or of one at a time (layered), then hidden states. */
+static void lay_peak(struct shape *s)
+{
+    uint64_t whole = 0;
+    uint64_t one = 0;
+    bool deep = false;
+
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        const struct shape_store *st = &s->config.stores[i];
+        struct shape_seat *q = &s->seats[i];
+        uint64_t bytes = (uint64_t)q->n_groups * (uint64_t)s->peak_cap * sizeof(int32_t);
+        uint64_t at = 0;
+
+        deep = deep || st->deep;
+        if (st->window) {
+            continue;
+        }
+        q->peak_pos_off = take(&whole, bytes);
+        q->peak_score_off = take(&whole, s->scores ? bytes : 0);
+        (void)take(&at, bytes);
+        q->layer_score_off = take(&at, s->scores ? bytes : 0);
+        one = at > one ? at : one;
+    }
+    s->peak_state_bytes = s->whole_peak ? whole : s->layered ? one : 0;
+    if (s->layered) {
+        s->peak_state_bytes = one > s->peak_state_bytes ? one : s->peak_state_bytes;
+        s->hidden_off =
+            take(&s->peak_state_bytes, (uint64_t)s->config.ctx * s->config.hidden_bytes);
+        s->max_survivors = deep ? s->max_survivors : 0;
+        s->survivors_off =
+            take(&s->peak_state_bytes, (uint64_t)s->max_survivors * s->config.hidden_bytes);
+    }
 }
 
 static void lay_seat(struct shape *s)
 {
     uint64_t table = 0;
     uint64_t state = 0;
-    uint64_t peak = 0;
 
-    for (int32_t v = 0; v < s->mix.n; v++) {
-        const struct policy *p = &s->mix.part[v].policy;
-        const struct place_ops *place = place_find(p->place);
-        int32_t steady;
-        int32_t at_peak;
-
-        if (!place->evicts) {
-            continue;
-        }
-        caps(s, p, &steady, &at_peak);
-        s->steady_cap = steady > s->steady_cap ? steady : s->steady_cap;
-        s->peak_cap = at_peak > s->peak_cap ? at_peak : s->peak_cap;
-        s->scores = s->scores || place->scores;
-    }
-    if (s->peak_cap <= s->steady_cap) {
-        s->peak_cap = 0;
-    }
-    for (int32_t i = 0; i < s->n_stores; i++) {
-        const struct shape_store *st = &s->stores[i];
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        const struct shape_store *st = &s->config.stores[i];
         struct shape_seat *q = &s->seats[i];
         uint64_t n = (uint64_t)gcd(st->n_k, st->n_v);
-        int64_t ring = st->window ? ((int64_t)st->window + s->max_chunk + OPS_PAGE_SLOTS - 2) /
-                                        OPS_PAGE_SLOTS * OPS_PAGE_SLOTS
-                                  : 0;
+        int64_t ring = st->window
+                           ? ((int64_t)st->window + s->config.max_chunk + OPS_PAGE_SLOTS - 2) /
+                                 OPS_PAGE_SLOTS * OPS_PAGE_SLOTS
+                           : 0;
 
         q->n_groups = (int32_t)n;
-        q->ring = ring < s->ctx ? (int32_t)ring : 0;
-        q->max_pages = pages_of(q->ring ? q->ring : s->ctx);
+        q->ring = ring < s->config.ctx ? (int32_t)ring : 0;
+        q->max_pages = pages_of(q->ring ? q->ring : s->config.ctx);
         q->pages_off = take(&table, n * (uint64_t)q->max_pages * sizeof(uint32_t));
         q->ring_off = take(&table, n * (uint64_t)q->ring * sizeof(int32_t));
         if (st->window || s->steady_cap == 0) {
             continue;
         }
         q->pos_off = take(&state, n * (uint64_t)s->steady_cap * sizeof(int32_t));
-        q->peak_pos_off = take(&peak, n * (uint64_t)s->peak_cap * sizeof(int32_t));
         if (s->scores) {
             q->score_off = take(&state, n * (uint64_t)s->steady_cap * sizeof(float));
-            q->peak_score_off = take(&peak, n * (uint64_t)s->peak_cap * sizeof(float));
         }
         q->victim_off = take(&state, n * sizeof(int32_t));
     }
     s->table_bytes = table;
     s->state_bytes = state;
-    s->peak_state_bytes = peak;
+    if (s->peak_cap > 0) {
+        lay_peak(s);
+    }
 }
 
 /* ---- pages -------------------------------------------------------------------------------- */
@@ -194,33 +232,48 @@ static void lay_seat(struct shape *s)
 int32_t shape_slots(const struct shape *s, int32_t store, int32_t budget, int32_t n_tokens)
 {
     int32_t ring = s->seats[store].ring;
-    int32_t most = ring ? ring : s->stores[store].window ? 0 : budget;
+    int32_t most = ring ? ring : s->config.stores[store].window ? 0 : budget;
 
     return most && n_tokens > most ? most : n_tokens;
+}
+
+/* Dense and layered give the same bits, so what the plan holds decides where it holds but one. */
+static bool reads_layered(const struct shape *s, const struct policy *p, int32_t n_prompt)
+{
+    bool dense = s->whole_peak || n_prompt <= s->steady_cap;
+
+    return p->prefill != POLICY_BOUNDED && s->layered && (p->prefill == POLICY_LAYERED || !dense);
 }
 
 void shape_need(const struct shape *s, const struct policy *p, int32_t variant, int32_t n_prompt,
                 int32_t n_tokens, struct shape_need *ret)
 {
-    int32_t budget = policy_budget(p, n_prompt, s->ctx);
+    int32_t budget = policy_budget(p, n_prompt, s->config.ctx);
     int64_t bounded = (int64_t)budget + p->chunk;
     int32_t at_peak =
         p->prefill == POLICY_BOUNDED && bounded < n_prompt ? (int32_t)bounded : n_prompt;
 
+    bool layered = budget && n_prompt > budget && reads_layered(s, p, n_prompt);
+
     memset(ret, 0, sizeof(*ret));
-    for (int32_t i = 0; i < s->n_stores; i++) {
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
         int32_t c = shape_class_of(s, variant, i);
         int32_t n = s->seats[i].n_groups;
         int32_t steady = pages_of(shape_slots(s, i, budget, n_tokens));
-        int32_t peak = pages_of(s->stores[i].window ? 0 : at_peak);
+        int32_t peak = pages_of(s->config.stores[i].window ? 0 : at_peak);
 
         ret->pages[c] += (uint32_t)(n * steady);
-        if (budget && peak > steady) {
-            ret->peak[c] += (uint32_t)(n * (peak - steady));
+        uint32_t more = budget && peak > steady ? (uint32_t)(n * (peak - steady)) : 0;
+
+        if (!layered) {
+            ret->peak[c] += more;
+        } else if (more > ret->peak[c]) { /* one store at a time */
+            ret->peak[c] = more;
         }
     }
     ret->peak_slots = at_peak;
-    ret->peak_state = budget && at_peak > s->steady_cap;
+    ret->layered = layered;
+    ret->peak_state = budget && (layered || at_peak > s->steady_cap);
 }
 
 static uint64_t need_bytes(const struct shape *s, const uint32_t *pages)
@@ -239,21 +292,23 @@ static int lay_pages(struct shape *s, struct error *reterr)
     uint32_t peak[SHAPE_MAX_CLASSES] = {0};
     uint64_t total;
 
-    shape_need(s, &s->mix.part[0].policy, s->variant[0], s->ctx, s->ctx, &need);
+    shape_need(s, &s->config.mix.part[0].policy, s->variant[0], s->config.ctx, s->config.ctx,
+               &need);
     s->seq_bytes = need_bytes(s, need.pages);
-    total = s->seq_bytes * (uint64_t)s->n_seqs;
-    for (int32_t v = 0; v < s->mix.n; v++) {
-        shape_need(s, &s->mix.part[v].policy, s->variant[v], s->ctx, s->ctx, &need);
+    total = s->seq_bytes * (uint64_t)s->config.n_seqs;
+    for (int32_t v = 0; v < s->config.mix.n; v++) {
+        shape_need(s, &s->config.mix.part[v].policy, s->variant[v], s->config.ctx, s->config.ctx,
+                   &need);
         double sets =
-            (double)total * s->mix.part[v].share / 100.0 / (double)need_bytes(s, need.pages);
+            (double)total * s->config.mix.part[v].share / 100.0 / (double)need_bytes(s, need.pages);
 
-        if (s->mix.n == 1) {
-            sets = s->n_seqs; /* exact */
+        if (s->config.mix.n == 1) {
+            sets = s->config.n_seqs; /* exact */
         } else if (sets < 1.0) {
             return error_set(reterr, -ENOMEM,
                              "%d%% of the cache does not hold one sequence of %d positions under "
                              "policy %d; it needs %.0f%%",
-                             s->mix.part[v].share, s->ctx, v + 1,
+                             s->config.mix.part[v].share, s->config.ctx, v + 1,
                              100.0 * (double)need_bytes(s, need.pages) / (double)total + 0.5);
         }
         for (int32_t c = 0; c < s->n_classes; c++) {
@@ -269,35 +324,28 @@ static int lay_pages(struct shape *s, struct error *reterr)
     return 0;
 }
 
-int shape_make(const struct backend_ops *ops, const struct shape_store *stores, int32_t n_stores,
-               int32_t ctx, int32_t n_seqs, int32_t max_chunk, const struct policy_mix *mix,
-               struct shape *ret, struct error *reterr)
+int shape_make(const struct shape_config *config, struct shape *ret, struct error *reterr)
 {
-    struct shape s = {
-        .ops = ops,
-        .stores = stores,
-        .mix = *mix,
-        .n_stores = n_stores,
-        .ctx = ctx,
-        .n_seqs = n_seqs,
-        .max_chunk = max_chunk,
-    };
-    size_t n = (size_t)mix->n * (size_t)n_stores;
+    struct shape s = {.config = *config};
+    size_t n = (size_t)config->mix.n * (size_t)config->n_stores;
     int r;
 
     s.layouts = calloc(n, sizeof(*s.layouts));
     s.class_of = calloc(n, sizeof(*s.class_of));
-    s.seats = calloc((size_t)n_stores, sizeof(*s.seats));
+    s.seats = calloc((size_t)config->n_stores, sizeof(*s.seats));
     if (!s.layouts || !s.class_of || !s.seats) {
         r = error_set(reterr, -ENOMEM, "cache: no memory for its geometry");
         goto fail;
     }
-    for (int32_t i = 0; i < n_stores; i++) {
-        s.full_token_bytes += 2 * ((uint64_t)stores[i].n_k * (uint64_t)stores[i].k_dim +
-                                   (uint64_t)stores[i].n_v * (uint64_t)stores[i].v_dim);
+    for (int32_t i = 0; i < config->n_stores; i++) {
+        const struct shape_store *st = &config->stores[i];
+
+        s.full_token_bytes +=
+            2 * ((uint64_t)st->n_k * (uint64_t)st->k_dim + (uint64_t)st->n_v * (uint64_t)st->v_dim);
     }
     r = lay_classes(&s, reterr);
     if (!r) {
+        lay_caps(&s);
         lay_seat(&s);
         r = lay_pages(&s, reterr);
     }
@@ -321,8 +369,8 @@ void shape_finish(struct shape *s)
 
 int shape_variant(const struct shape *s, const struct policy *p)
 {
-    for (int32_t v = 0; v < s->mix.n; v++) {
-        const struct policy *q = &s->mix.part[v].policy;
+    for (int32_t v = 0; v < s->config.mix.n; v++) {
+        const struct policy *q = &s->config.mix.part[v].policy;
 
         if (q->k_type == p->k_type && q->v_type == p->v_type && q->pos_new == p->pos_new) {
             return s->variant[v];

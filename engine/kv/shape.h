@@ -22,6 +22,18 @@ struct shape_store {
     int32_t k_dim;
     int32_t v_dim;
     int32_t window; /* of a sliding layer: its slots are a ring; else 0 */
+    bool deep;      /* written at SwiftKV's split */
+};
+
+struct shape_config {
+    const struct backend_ops *ops;
+    const struct shape_store *stores; /* (n_stores), must outlive the shape */
+    int32_t n_stores;
+    int32_t ctx;
+    int32_t n_seqs;
+    int32_t max_chunk;    /* rows of one sequence in a batch, at most */
+    uint64_t hidden_bytes; /* of one row of hidden states, for layered prefill */
+    struct policy_mix mix;
 };
 
 struct shape_class {
@@ -42,16 +54,11 @@ struct shape_seat {
     uint64_t victim_off; /* i32 (n_groups), in the state */
     uint64_t peak_pos_off;   /* (n_groups, peak_cap), in the one peak region */
     uint64_t peak_score_off;
+    uint64_t layer_score_off; /* layered: the region is one store's at a time, positions at 0 */
 };
 
 struct shape {
-    const struct backend_ops *ops;
-    const struct shape_store *stores; /* (n_stores), the caller's, must outlive */
-    struct policy_mix mix;
-    int32_t n_stores;
-    int32_t ctx;
-    int32_t n_seqs;
-    int32_t max_chunk; /* rows of one sequence in a batch, at most */
+    struct shape_config config;
     int32_t n_classes;
     struct shape_class classes[SHAPE_MAX_CLASSES];
     /* By precision: variant i is that of mix.part[i] (the same for equal precisions). */
@@ -62,9 +69,14 @@ struct shape {
     int32_t steady_cap; /* slots with position and score that a seat has per group; 0: no policy evicts */
     int32_t peak_cap;   /* of the one sequence whose prompt is being read; 0: none needed */
     bool scores;
+    bool layered;    /* a planned policy reads prompts layer by layer */
+    bool whole_peak; /* one reads them through all layers at once */
     uint64_t table_bytes; /* of one seat */
     uint64_t state_bytes; /* of one seat */
-    uint64_t peak_state_bytes;
+    uint64_t peak_state_bytes; /* hidden states included */
+    uint64_t hidden_off;     /* layered: f32 rows of the whole prompt, in the peak region */
+    uint64_t survivors_off;  /* layered beyond the split: f32 rows that are observed */
+    int32_t max_survivors;
     uint64_t kv_bytes;      /* all pages but those for the peak */
     uint64_t peak_bytes;    /* pages that only a prompt being read needs */
     uint64_t seq_bytes;     /* pages of one sequence of the default policy, filled */
@@ -76,13 +88,12 @@ struct shape_need {
     uint32_t pages[SHAPE_MAX_CLASSES];
     uint32_t peak[SHAPE_MAX_CLASSES];
     int32_t peak_slots; /* a group's, at most, while the prompt is read */
-    bool peak_state;    /* these are more than steady_cap: needs the one region for it */
+    bool peak_state;    /* needs the one region: these are more than steady_cap, or layered */
+    bool layered;       /* the prompt is longer than the budget and read layer by layer */
 };
 
 /* -ENOTSUP for types the backend lacks, -EINVAL, -ENOMEM where a share does not hold one sequence. */
-int shape_make(const struct backend_ops *ops, const struct shape_store *stores, int32_t n_stores,
-               int32_t ctx, int32_t n_seqs, int32_t max_chunk, const struct policy_mix *mix,
-               struct shape *ret, struct error *reterr) WARN_UNUSED;
+int shape_make(const struct shape_config *config, struct shape *ret, struct error *reterr) WARN_UNUSED;
 void shape_finish(struct shape *s); /* takes a zeroed struct */
 
 /* Which of the mix's precisions a policy has; -ENOENT. */
@@ -98,12 +109,12 @@ int32_t shape_slots(const struct shape *s, int32_t store, int32_t budget, int32_
 static inline const struct ops_kv_layout *shape_layout(const struct shape *s, int32_t variant,
                                                        int32_t store)
 {
-    return &s->layouts[variant * s->n_stores + store];
+    return &s->layouts[variant * s->config.n_stores + store];
 }
 
 static inline int32_t shape_class_of(const struct shape *s, int32_t variant, int32_t store)
 {
-    return s->class_of[variant * s->n_stores + store];
+    return s->class_of[variant * s->config.n_stores + store];
 }
 
 #endif

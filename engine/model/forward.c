@@ -6,7 +6,7 @@
  * attention, output, FFN. With SwiftKV an instruction at the split writes the deep K and V of all
  * rows, eight projections a product, and lets only the rows that matter go on. Running is a loop
  * over the list with a program counter, so that stopping between operations, taking up again and
- * running a range of layers need no code in the layers.
+ * running one layer alone need no code in the layers.
  *
  * Buffers (device, f32, rows `ld` floats apart, 16 floats aligned):
  *     x     residual stream of all rows         y    the same of rows beyond the split
@@ -47,8 +47,10 @@ struct forward {
     struct forward_limits limits;
 
     struct instr *program;
-    int32_t *starts; /* (n_layers + 1) where a layer begins; the last is the end */
-    int32_t n_instr;
+    int32_t *starts;  /* (n_layers) where a layer begins */
+    int32_t *ends;    /* (n_layers) and ends */
+    int32_t *deep_kv; /* (n_stores) a deep store's own instruction, behind the program's end */
+    int32_t n_instr;  /* of the program */
     int32_t pc;
     int32_t pc_end;
 
@@ -132,6 +134,11 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     place(a, &f->head, l->max_logits, h->n_embd);
     f->logits.ld = h->n_vocab;
     f->logits.p = memory_arena_take(a, (size_t)l->max_logits * (size_t)h->n_vocab * sizeof(float));
+}
+
+uint64_t forward_row_bytes(const struct model *m)
+{
+    return (uint64_t)round_ld(m->h.n_embd) * sizeof(float);
 }
 
 uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits)
@@ -467,6 +474,13 @@ static int step_deep_kv(struct forward *f, int32_t first_store)
     return r;
 }
 
+static int step_one_deep_kv(struct forward *f, int32_t store)
+{
+    int r = deep_project(f, store, store + 1);
+
+    return r ? r : deep_store(f, store, f->deep.p);
+}
+
 /* Only rows that need logits, or that a policy wants observed, go on. */
 static int step_survivors(struct forward *f, int32_t layer)
 {
@@ -534,10 +548,10 @@ static void emit_layer(struct forward *f, int32_t layer)
 static void compile(struct forward *f)
 {
     const struct model *m = f->m;
+    int32_t n;
 
     emit_instr(f, step_embed, 0);
     for (int32_t il = 0; il < m->h.n_layers; il++) {
-        f->starts[il] = il == 0 ? 0 : f->n_instr;
         if (il == m->h.swift_layers) {
             int32_t first = m->layers[il].store;
 
@@ -546,9 +560,18 @@ static void compile(struct forward *f)
             }
             emit_instr(f, step_survivors, il);
         }
+        f->starts[il] = il == 0 ? 0 : f->n_instr; /* the first layer's begins with embedding */
         emit_layer(f, il);
+        f->ends[il] = f->n_instr;
     }
-    f->starts[m->h.n_layers] = f->n_instr;
+    n = f->n_instr;
+    for (int32_t s = 0; s < m->n_stores; s++) {
+        f->deep_kv[s] = f->n_instr;
+        if (m->stores[s].deep) {
+            emit_instr(f, step_one_deep_kv, s);
+        }
+    }
+    f->n_instr = n;
 }
 
 int forward_create(struct model *m, const struct forward_limits *limits,
@@ -568,15 +591,18 @@ int forward_create(struct model *m, const struct forward_limits *limits,
     f->be = m->be;
     f->interrupt = interrupt;
     f->limits = *limits;
-    f->program = calloc((size_t)m->h.n_layers * 9 + (size_t)m->n_stores + 2, sizeof(*f->program));
-    f->starts = calloc((size_t)m->h.n_layers + 1, sizeof(*f->starts));
+    f->program =
+        calloc((size_t)m->h.n_layers * 9 + 2 * (size_t)m->n_stores + 2, sizeof(*f->program));
+    f->starts = calloc((size_t)m->h.n_layers, sizeof(*f->starts));
+    f->ends = calloc((size_t)m->h.n_layers, sizeof(*f->ends));
+    f->deep_kv = calloc((size_t)m->n_stores, sizeof(*f->deep_kv));
     f->seqs = calloc(n_seqs, sizeof(*f->seqs));
     f->observe = calloc(n_seqs, sizeof(*f->observe));
     f->index = calloc(n_rows, sizeof(*f->index));
     f->row0 = calloc(n_seqs, sizeof(*f->row0));
     f->dropped = calloc(n_seqs, sizeof(*f->dropped));
-    if (!f->program || !f->starts || !f->seqs || !f->observe || !f->index || !f->row0 ||
-        !f->dropped) {
+    if (!f->program || !f->starts || !f->ends || !f->deep_kv || !f->seqs || !f->observe ||
+        !f->index || !f->row0 || !f->dropped) {
         (void)error_set(reterr, -ENOMEM, "forward pass: no memory");
         goto fail;
     }
@@ -609,6 +635,8 @@ void forward_destroy(struct forward *f)
     free(f->index);
     free(f->observe);
     free(f->seqs);
+    free(f->deep_kv);
+    free(f->ends);
     free(f->starts);
     free(f->program);
     free(f);
@@ -627,11 +655,18 @@ void forward_begin(struct forward *f, const struct forward_batch *b)
     f->rows = b->rows;
     f->beyond = false;
     f->cur = f->x;
-    if (b->hidden) {
+    f->pc = 0;
+    f->pc_end = f->n_instr;
+    if (b->part == FORWARD_LAYER) {
+        f->pc = f->starts[b->at];
+        f->pc_end = f->ends[b->at];
+    } else if (b->part == FORWARD_DEEP_KV) {
+        f->pc = f->deep_kv[b->at];
+        f->pc_end = f->pc + 1;
+    }
+    if (b->part != FORWARD_ALL) {
         f->cur.p = b->hidden;
     }
-    f->pc = f->starts[b->first_layer];
-    f->pc_end = f->starts[b->last_layer];
 }
 
 static void beat(struct forward *f, int64_t t0)

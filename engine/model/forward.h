@@ -24,12 +24,21 @@ struct forward_limits {
     int32_t max_logits; /* rows of one forward_logits() */
 };
 
+/* Bytes of one row of hidden states. */
+uint64_t forward_row_bytes(const struct model *m);
 /* Bytes of device memory that forward_create takes. */
 uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits);
 
 int forward_create(struct model *m, const struct forward_limits *limits, const atomic_int *interrupt,
                    struct forward **ret, struct error *reterr) WARN_UNUSED;
 void forward_destroy(struct forward *f); /* takes NULL */
+
+enum forward_part {
+    FORWARD_ALL,     /* every layer and the split; rows lie in a buffer of ours */
+    FORWARD_LAYER,   /* one layer on `hidden` (layer 0 embeds first); beyond the split the rows are
+                        those that go on, and the store's K and V must be there */
+    FORWARD_DEEP_KV, /* K and V of one deep store from the split's hidden states */
+};
 
 /* A batch; everything it points to stays the caller's and must not change until the run is over. */
 struct forward_batch {
@@ -39,16 +48,14 @@ struct forward_batch {
     /* (n_stores, stride): entry s * stride + i is sequence i's share in store s. Rows and positions
      * are the same in every store. */
     const struct ops_seq *seqs;
-    int32_t stride;
+    int32_t stride; /* 0: one entry for every store */
     /* (n_seqs): how many of a sequence's last rows go on beyond the split (SwiftKV), or NULL: all */
     const int32_t *keep;
     const struct ops_observe *observe; /* (n_seqs) or NULL */
-    /* (n_seqs): the damping of a row's scores is applied by the store's first reader only */
-    /* Layers [first_layer, last_layer); 0, n_layers for all. With first_layer > 0 the rows are
-     * taken from `hidden`; with last_layer < n_layers they are left there. */
-    int32_t first_layer;
-    int32_t last_layer;
-    float *hidden; /* device (rows.n, forward_ld()) or NULL */
+    /* For a prompt that is read layer by layer: */
+    enum forward_part part;
+    int32_t at;    /* FORWARD_LAYER: which; FORWARD_DEEP_KV: which store */
+    float *hidden; /* device (rows.n, forward_ld()): read and, by a layer, written in place */
 };
 
 /* Starts on a batch. */

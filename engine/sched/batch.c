@@ -45,9 +45,7 @@ static void want_rows(struct batch *b, struct request *r, int32_t row0, int32_t 
     }
 }
 
-/* How many of the last rows go on beyond SwiftKV's split: those that are wanted, and those whose
- * attention a policy observes. */
-static int32_t rows_beyond(const struct request *r, int32_t pos0, int32_t n_rows, bool scores)
+int32_t batch_rows_beyond(const struct request *r, int32_t pos0, int32_t n_rows, bool scores)
 {
     int32_t end = r->policy.prefill == POLICY_BOUNDED ? pos0 + n_rows : r->n_prompt;
     int32_t first = first_wanted(r);
@@ -92,7 +90,7 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
         place->observe(&r->policy, &rows, &b->observe[i]);
         b->observes = true;
     }
-    b->keep[i] = prefill ? rows_beyond(r, r->n_fed, n_rows, place->scores) : n_rows;
+    b->keep[i] = prefill ? batch_rows_beyond(r, r->n_fed, n_rows, place->scores) : n_rows;
     memcpy(b->ids + b->rows.n, r->tokens + r->n_fed, (size_t)n_rows * sizeof(*b->ids));
     want_rows(b, r, b->rows.n, r->n_fed, n_rows);
     b->rows.n += n_rows;
@@ -114,7 +112,8 @@ static struct request *next_prompt(const struct sched *s, int32_t room)
     for (struct request *r = s->running.first; r; r = r->next) {
         bool stalled = s->stash.r == r && s->stash.n > 0;
 
-        if (r->in_batch || r->n_fed >= r->n_prompt || stalled || chunk_rows(r) > room) {
+        if (r->in_batch || r->n_fed >= r->n_prompt || stalled || layered_is(s, r) ||
+            chunk_rows(r) > room) {
             continue;
         }
         if (!best || r->principal->chunk_turn < best->principal->chunk_turn ||
@@ -137,7 +136,6 @@ static void begin(struct sched *s)
         .stride = s->config.n_seqs,
         .keep = b->keep,
         .observe = b->observes ? b->observe : NULL,
-        .last_layer = s->config.model->h.n_layers,
     };
 
     forward_begin(s->forward, &f);

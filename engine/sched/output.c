@@ -96,6 +96,20 @@ static void new_token(struct sched *s, struct request *r, const float *logits)
     }
 }
 
+int output_first_token(struct sched *s, struct request *r, const float *hidden)
+{
+    const float *device;
+    int e = forward_head(s->forward, hidden, 1, 0, &device);
+
+    if (!e) {
+        e = read_logits(s, device, 1);
+    }
+    if (!e) {
+        new_token(s, r, s->logits);
+    }
+    return e;
+}
+
 /* ---- scores -----------------------------------------------------------------------------------
  */
 
@@ -139,11 +153,6 @@ static void end_of_score(struct sched *s, struct request *r)
     }
 }
 
-bool output_stashes(const struct request *r)
-{
-    return r->kind == ENGINE_SCORE && r->logits;
-}
-
 bool output_can_drain(const struct sched *s)
 {
     return s->stash.r && s->stash.done < s->stash.n && s->stash.r->n_scored < s->stash.r->credit;
@@ -165,7 +174,7 @@ int output_drain(struct sched *s)
         }
         n = n > most ? most : n;
         n = n > room ? (int32_t)room : n;
-        n = n > r->logits_rows ? r->logits_rows : n;
+        n = r->logits && n > r->logits_rows ? r->logits_rows : n;
         int e =
             forward_head(s->forward, st->hidden + (size_t)st->done * (size_t)forward_ld(s->forward),
                          n, 0, &logits);
@@ -191,6 +200,16 @@ int output_drain(struct sched *s)
     return 0;
 }
 
+int output_stash(struct sched *s, struct request *r, float *hidden)
+{
+    s->stash.hidden = hidden;
+    s->stash.pos0 = r->score_first;
+    s->stash.n = r->n_prompt - 1 - r->score_first;
+    s->stash.done = 0;
+    end_of_score(s, r); /* where there is nothing to score */
+    return 0;
+}
+
 /* ---- a batch's wanted rows ---------------------------------------------------------------------
  */
 
@@ -198,6 +217,7 @@ static int set_aside(struct sched *s, int32_t at, int32_t n)
 {
     struct batch *b = &s->batch;
 
+    s->stash.hidden = s->stash_memory;
     s->stash.pos0 = b->wanted[at].pos;
     s->stash.n = n;
     s->stash.done = 0;
@@ -212,7 +232,7 @@ static int32_t block_rows(const struct sched *s, int32_t at)
     int32_t most = sched_logit_rows(s->config.n_seqs);
     int32_t n = 0;
 
-    while (at + n < b->n_wanted && n < most && !output_stashes(b->wanted[at + n].r)) {
+    while (at + n < b->n_wanted && n < most && !b->wanted[at + n].r->stashes) {
         n++;
     }
     return n;

@@ -42,6 +42,7 @@ struct request {
     int32_t score_first;
     int64_t n_scored;
     int64_t credit;
+    bool stashes; /* scored from hidden states that are set aside */
     int32_t seat; /* -1: waiting */
     bool in_batch;
     bool cancelled;

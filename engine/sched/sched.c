@@ -262,10 +262,15 @@ static int check_request(const struct sched *s, const struct engine_request *r,
     return e ? e : sampler_params_check(&r->sampler, reterr);
 }
 
+static bool has_split(const struct model *m)
+{
+    return m->h.swift_layers < m->h.n_layers;
+}
+
 int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
                  struct error *reterr)
 {
-    struct policy policy = s->config.cache->shape.mix.part[0].policy;
+    struct policy policy = s->config.cache->shape.config.mix.part[0].policy;
     struct request *q = NULL;
     int e = check_request(s, r, reterr);
 
@@ -281,6 +286,12 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
                                                                    : r->max_tokens;
 
     e = cache_check(s->config.cache, &policy, r->n_prompt, r->n_prompt + max_new, reterr);
+    bool layered = !e && cache_reads_layered(s->config.cache, &policy, r->n_prompt);
+
+    if (layered && r->kind == ENGINE_SCORE && has_split(s->config.model)) {
+        e = error_set(reterr, -ENOTSUP,
+                      "scoring beyond a SwiftKV split needs a policy with prefill=dense");
+    }
     if (!e) {
         e = request_create(r, max_new, &q, reterr);
     }
@@ -294,6 +305,8 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     }
     q->handle = s->next_handle++;
     q->policy = policy;
+    q->stashes = r->kind == ENGINE_SCORE && (q->logits || layered);
+    q->credit = q->logits ? 0 : INT64_MAX;
     q->until_ctx = r->max_tokens == 0 || r->max_tokens > room;
     sampler_init(&q->sampler, &r->sampler);
     for (int32_t i = 0; i < r->n_prompt; i++) {
@@ -393,6 +406,9 @@ void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
     if (s->stash.r == r) {
         s->stash.r = NULL;
     }
+    if (s->layered.r == r) {
+        s->layered = (struct layered){0}; /* a unit that was interrupted is given up */
+    }
     sched_emit(s, r);
     if (!r->in_batch) {
         free_request(s, r);
@@ -453,7 +469,7 @@ static void seat_waiting(struct sched *s)
                 best = r;
             }
         }
-        if (output_stashes(best) && s->stash.r) {
+        if (best->stashes && s->stash.r) {
             return;
         }
         int seat = cache_sit(s->config.cache, &best->policy, best->principal->id, best->n_prompt,
@@ -466,7 +482,10 @@ static void seat_waiting(struct sched *s)
         best->seat = seat;
         request_append(&s->running, best);
         best->principal->seat_turn = ++s->turn;
-        if (output_stashes(best)) {
+        if (layered_is(s, best)) {
+            layered_start(s, best);
+        }
+        if (best->stashes) {
             s->stash.r = best;
             s->stash.n = 0;
             s->stash.done = 0;
@@ -525,14 +544,16 @@ static int step(struct sched *s)
     if (r) {
         return r;
     }
-    if (s->batch.n_seqs == 0 || (s->batch.pending && !takes_up(s))) {
-        seat_waiting(s);
-        r = batch_build(s);
-        if (r <= 0) {
-            return r;
+    if (!s->layered.pending) {
+        if (s->batch.n_seqs == 0 || (s->batch.pending && !takes_up(s))) {
+            seat_waiting(s);
+            r = batch_build(s);
         }
+        r = r < 0 ? r : s->batch.n_seqs == 0 ? 0 : run_batch(s);
     }
-    r = run_batch(s);
+    if (!r) {
+        r = layered_run(s);
+    }
     return r ? r : output_drain(s);
 }
 

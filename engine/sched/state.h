@@ -34,10 +34,32 @@ struct batch {
 /* Hidden states of scored rows that wait for room at the reader (one request at a time). */
 struct stash {
     struct request *r;
-    float *hidden; /* device (max_chunk, ld) */
+    float *hidden; /* device (n, ld) */
     int32_t pos0;  /* position of row 0 */
     int32_t n;
     int32_t done;
+};
+
+enum layered_stage {
+    LAYERED_SHALLOW, /* every row through a layer that writes its own store */
+    LAYERED_DEEP_KV, /* every row's K and V into a deep store */
+    LAYERED_DEEP,    /* the rows that go on through a layer that reads it */
+};
+
+/* The prompt that is read layer by layer. */
+struct layered {
+    struct request *r; /* NULL: none */
+    enum layered_stage stage;
+    bool pending;      /* a unit's forward pass has begun and not ended */
+    int32_t layer;
+    int32_t store;     /* LAYERED_DEEP_KV */
+    int32_t pos;       /* first position of the running unit, or of the next */
+    int32_t n_rows;
+    int32_t first_survivor;
+    int32_t n_units;
+    int32_t progress;
+    struct ops_seq seq;
+    struct ops_observe observe;
 };
 
 struct sched {
@@ -54,6 +76,7 @@ struct sched {
     uint64_t turn;
     uint64_t next_handle;
     struct batch batch;
+    struct layered layered;
     struct stash stash;
     void *stash_memory;
     uint64_t stash_bytes;
@@ -78,12 +101,23 @@ int batch_build(struct sched *s) WARN_UNUSED;
 /* The forward pass is over: tokens are in the cache, prompts are cut. */
 int batch_commit(struct sched *s) WARN_UNUSED;
 
+/* How many of the last of n_rows go on beyond SwiftKV's split: those that are wanted, and those
+ * whose attention a policy observes. */
+int32_t batch_rows_beyond(const struct request *r, int32_t pos0, int32_t n_rows, bool scores);
+
+/* layered.c. Reads on in the prompt that is read layer by layer; -EINTR to go on later. */
+int layered_run(struct sched *s) WARN_UNUSED;
+void layered_start(struct sched *s, struct request *r);
+bool layered_is(const struct sched *s, const struct request *r);
+
 /* output.c. Logits, tokens and scores of the batch's wanted rows; -EINTR to go on later. */
 int output_run(struct sched *s) WARN_UNUSED;
 /* Scores what the reader has room for. True when rows were written. */
 int output_drain(struct sched *s) WARN_UNUSED;
 bool output_can_drain(const struct sched *s);
-/* Starts the stash with the wanted rows of a scored chunk. */
-bool output_stashes(const struct request *r);
+/* The first new token from a prompt's last hidden state (device row). */
+int output_first_token(struct sched *s, struct request *r, const float *hidden) WARN_UNUSED;
+/* A whole scored prompt's hidden states from score_first on, to be scored as credit allows. */
+int output_stash(struct sched *s, struct request *r, float *hidden) WARN_UNUSED;
 
 #endif

@@ -110,7 +110,7 @@ FOR_BACKENDS(engine, computes_the_same_alone_and_in_company)
     company(b, "cache_model.gguf", NULL, "sinks:2+h2o:24,prefill=bounded,chunk=8");
     company(b, "cache_model.gguf", NULL, "recency:20");
     company(b, "cache_model.gguf", "cache_swiftkv_2_3.gguf",
-            "kv8+keyformer:20,noise=fresh,chunk=16");
+            "kv8+keyformer:20,noise=fresh,chunk=16,prefill=dense");
 }
 
 FOR_BACKENDS(engine, interrupted_steps_change_nothing)
@@ -201,6 +201,58 @@ FOR_BACKENDS(engine, ample_budgets_equal_the_full_cache)
         engine_destroy(e);
     }
     run_clear(&full);
+}
+
+static void generate(const char *backend, const char *model, const char *overlay, const char *kv,
+                     struct run *r)
+{
+    int32_t ids[110];
+    struct engine *e = run_engine_overlay(model, overlay, backend, 128, 2, kv);
+    struct engine_counters c;
+
+    run_tokens(21, engine_info(e)->n_vocab, ids, 110);
+    struct engine_request q = run_request(ids, 110, 18);
+
+    run_submit(e, &q, r);
+    run_all(e);
+    cr_assert_eq(r->progress, 110);
+    engine_counters(e, &c);
+    cr_assert_eq(c.kv_bytes_used, 0);
+    engine_destroy(e);
+}
+
+/* Layer by layer or all layers at once: the same bits. */
+FOR_BACKENDS(engine, layered_equals_dense)
+{
+    static const struct {
+        const char *model;
+        const char *overlay;
+        const char *kv;
+    } cases[] = {
+        {"cache_model.gguf", NULL, "keyformer:20,recent=30%,chunk=32"},
+        {"cache_model.gguf", NULL, "fp8+sinks:2+window:30,chunk=512"},
+        {"cache_model.gguf", NULL, "recency:20,observe=40,chunk=32"},
+        {"cache_model.gguf", "cache_swiftkv_2_1.gguf", "h2o:20,observe=50,chunk=32"},
+        {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "keyformer:20,noise=fresh,chunk=16"},
+        {"cache_model.gguf", "cache_swiftkv_2_4.gguf", "window:20,chunk=32"},
+        {"arch_gemma3.gguf", NULL, "h2o:50,chunk=32"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct run dense;
+        struct run layered;
+        char kv[128];
+
+        (void)snprintf(kv, sizeof(kv), "%s,prefill=dense", cases[i].kv);
+        generate(backends[*be], cases[i].model, cases[i].overlay, kv, &dense);
+        (void)snprintf(kv, sizeof(kv), "%s,prefill=layered", cases[i].kv);
+        generate(backends[*be], cases[i].model, cases[i].overlay, kv, &layered);
+        cr_assert(run_same(&dense, &layered), "%s differs", kv);
+        cr_assert_eq(dense.usage.n_evicted, layered.usage.n_evicted);
+        cr_assert_eq(dense.usage.n_slots, layered.usage.n_slots);
+        run_clear(&dense);
+        run_clear(&layered);
+    }
 }
 
 Test(engine, evicting_policies_hold_their_budget)

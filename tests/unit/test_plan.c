@@ -23,16 +23,15 @@ static int make(const char *kv, int32_t n_stores, int32_t ctx, int32_t n_seqs, u
                 struct plan *ret, struct error *e)
 {
     struct shape_store stores[LAYERS];
-    struct policy_mix mix;
     struct shape shape = {0};
     struct plan_input in = {
-        .stores = stores,
-        .n_stores = n_stores,
-        .ctx = ctx,
+        .shape = {.stores = stores,
+                  .n_stores = n_stores,
+                  .ctx = ctx,
+                  .n_seqs = n_seqs,
+                  .max_chunk = 512,
+                  .hidden_bytes = 576 * 4},
         .ctx_model = CTX,
-        .n_seqs = n_seqs,
-        .max_chunk = 512,
-        .mix = &mix,
         .weights_bytes = 5000,
         .mapped_bytes = 7000,
         .extra_bytes = 300,
@@ -43,8 +42,8 @@ static int make(const char *kv, int32_t n_stores, int32_t ctx, int32_t n_seqs, u
     for (int32_t i = 0; i < LAYERS; i++) {
         stores[i] = (struct shape_store){.layer = i, .n_k = 3, .n_v = 3, .k_dim = 64, .v_dim = 64};
     }
-    cr_assert_eq(backend_find("ref", &in.ops, e), 0);
-    cr_assert_eq(policy_parse_mix(kv, &mix, e), 0, "%s", e->text);
+    cr_assert_eq(backend_find("ref", &in.shape.ops, e), 0);
+    cr_assert_eq(policy_parse_mix(kv, &in.shape.mix, e), 0, "%s", e->text);
     int r = plan_make(&in, ret, &shape, e);
 
     shape_finish(&shape);
@@ -98,7 +97,7 @@ Test(plan, sums)
 
 Test(plan, policy_state_and_peak)
 {
-    struct plan p = plan_of("keyformer:50%", 30);
+    struct plan p = plan_of("keyformer:50%,prefill=dense", 30);
     uint64_t slots = UINT64_C(30) * 3 * 4096;
 
     cr_assert_eq(p.kv_bytes, full / 2);
@@ -110,6 +109,9 @@ Test(plan, policy_state_and_peak)
     /* Bounded: one chunk above the budget. */
     p = plan_of("keyformer:50%,prefill=bounded", 30);
     cr_assert_eq(p.prefill_peak_bytes, full / 16 + UINT64_C(30) * 3 * (4096 + 512) * 8);
+    /* Layered, the default: one store's, and the hidden states. */
+    p = plan_of("keyformer:50%", 30);
+    cr_assert_eq(p.prefill_peak_bytes, full / 60 + UINT64_C(3) * 8192 * 8 + UINT64_C(8192) * 576 * 4);
     p = plan_of("window:1024", 30);
     cr_assert_eq(p.kv_bytes, full / 8);
     cr_assert_leq(p.policy_bytes, UINT64_C(30) * (3 * 1024 * 4 + 64));
