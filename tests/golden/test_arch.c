@@ -114,7 +114,7 @@ static bool run_once(const char *model, const char *backend, const char *kv, int
     engine_config_default(&c);
     c.model_path = model;
     c.backend = backend;
-    c.n_threads = 2;
+    c.n_threads = 1;
     c.ctx = 1024;
     c.kv = kv;
     int ret = engine_create(&c, NULL, NULL, &e, &err);

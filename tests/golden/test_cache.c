@@ -116,7 +116,7 @@ static int run_vec(const char *folder, const char *name, const char *backend, do
     c.overlay_paths = overlays;
     c.n_overlays = v.overlay[0] != '\0';
     c.backend = backend;
-    c.n_threads = 2;
+    c.n_threads = 1;
     c.ctx = 128;
     c.kv = v.policy;
     int ret = row ? engine_create(&c, NULL, NULL, &e, &err) : -ENOMEM;

@@ -11,6 +11,8 @@
 
 #include "base/rng.h"
 
+int run_threads = 1; /* two cores are often busy with other tests, and spinning threads then crawl */
+
 const char *run_data(const char *name)
 {
     static char path[4][512];
@@ -38,7 +40,7 @@ struct engine *run_engine_overlay(const char *model, const char *overlay, const 
         c.n_overlays = 1;
     }
     c.backend = backend;
-    c.n_threads = 2;
+    c.n_threads = run_threads;
     c.ctx = ctx;
     c.n_seqs = n_seqs;
     c.kv = kv;

@@ -24,6 +24,9 @@ struct run {
     struct engine_usage usage;
 };
 
+/* Threads of the engines made from here on; 1 unless changed. */
+extern int run_threads;
+
 /* tests/data/NAME. */
 const char *run_data(const char *name);
 

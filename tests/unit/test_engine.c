@@ -221,6 +221,19 @@ static void generate(const char *backend, const char *model, const char *overlay
     engine_destroy(e);
 }
 
+FOR_BACKENDS(engine, threads_change_nothing)
+{
+    struct run one;
+    struct run three;
+
+    generate(backends[*be], "cache_model.gguf", "cache_swiftkv_2_3.gguf", "fp8+h2o:40", &one);
+    run_threads = 3;
+    generate(backends[*be], "cache_model.gguf", "cache_swiftkv_2_3.gguf", "fp8+h2o:40", &three);
+    cr_assert(run_same(&one, &three));
+    run_clear(&one);
+    run_clear(&three);
+}
+
 /* Layer by layer or all layers at once: the same bits. */
 FOR_BACKENDS(engine, layered_equals_dense)
 {
@@ -616,7 +629,7 @@ Test(engine, plan_equals_what_is_taken)
     engine_config_default(&c);
     c.model_path = run_data("cache_model.gguf");
     c.backend = "ref";
-    c.n_threads = 2;
+    c.n_threads = run_threads;
     c.ctx = 128;
     c.n_seqs = 3;
     c.kv = "fp8+h2o:50%,min=20";
