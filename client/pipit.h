@@ -218,6 +218,10 @@ PIPIT_CHECKED int pipit_client_ping(struct pipit_client *client, struct pipit_er
 PIPIT_CHECKED int pipit_client_cancel(struct pipit_client *client, const uint8_t id[16],
                                       struct pipit_error *reterr);
 
+/* Figures of the daemon as Prometheus text; the caller frees *ret with free(). */
+PIPIT_CHECKED int pipit_client_metrics(struct pipit_client *client, char **ret, size_t *ret_len,
+                                       struct pipit_error *reterr);
+
 /* The caller frees *ret with free(). These two wait for the model, so without a limit unless
  * timeout_ms is given (0: none). */
 PIPIT_CHECKED int pipit_client_tokenize(struct pipit_client *client, const char *text, size_t len,
@@ -270,6 +274,7 @@ enum pipit_param {
     PIPIT_URGENCY,     /* -100..100, higher sooner among the user's own requests */
     PIPIT_DETACH,      /* 1: outlives a lost connection by 10 s */
     PIPIT_PROGRESS,    /* 1: PIPIT_EVENT_PROGRESS is wanted */
+    PIPIT_LOGITS,      /* PIPIT_SCORE: 1: full logits too, behind the log-probabilities in the output */
 };
 
 PIPIT_CHECKED int pipit_request_create(struct pipit_client *client, enum pipit_kind kind,
@@ -337,9 +342,9 @@ struct pipit_bulk {
     const void *data; /* in the output lease, written by the daemon; valid until credit is given */
     uint64_t bytes;
     uint64_t row0;
-    uint32_t n_rows;
+    uint32_t n_rows; /* one behind the other: what wraps in the window comes as two events */
     uint32_t n_cols;
-    uint32_t window; /* rows that the lease holds */
+    uint32_t window; /* rows that the lease holds; row r lies at r % window */
 };
 
 struct pipit_done {

@@ -52,34 +52,16 @@ static void keep(struct answer *a, const char *text, size_t len)
     more[a->text.len] = '\0';
 }
 
-/* A token's bytes between quotes, anything odd as \xNN. */
-static void quote(FILE *f, const char *text, size_t len)
-{
-    bool whole = input_bad_byte(text, len) < 0;
-
-    (void)fputc('"', f);
-    for (size_t i = 0; i < len; i++) {
-        uint8_t b = (uint8_t)text[i];
-
-        if (b < 0x20 || b == 0x7f || b == '"' || b == '\\' || (b >= 0x80 && !whole)) {
-            (void)fprintf(f, "\\x%02x", b);
-        } else {
-            (void)fputc(b, f);
-        }
-    }
-    (void)fputc('"', f);
-}
-
 static void note_logprob(struct run *r, const struct pipit_event *ev)
 {
     if (!r->logprobs || ev->type != PIPIT_EVENT_TOKEN) {
         return;
     }
-    quote(r->logprobs, ev->text, ev->text_len);
+    quote_bytes(r->logprobs, ev->text, ev->text_len);
     (void)fprintf(r->logprobs, " %.4f", ev->logprob);
     for (size_t i = 0; i < ev->n_alts; i++) {
         (void)fputs(i ? ", " : "  of ", r->logprobs);
-        quote(r->logprobs, ev->alts[i].text, ev->alts[i].text_len);
+        quote_bytes(r->logprobs, ev->alts[i].text, ev->alts[i].text_len);
         (void)fprintf(r->logprobs, " %.4f", ev->alts[i].logprob);
     }
     (void)fputc('\n', r->logprobs);

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/types.h>
 
 #include "base/error.h"
@@ -37,6 +38,8 @@ enum command_bit {
     CMD_CANCEL = 1 << 5,
     CMD_DOCTOR = 1 << 6,
     CMD_WAIT = 1 << 7,
+    CMD_SCORE = 1 << 8,
+    CMD_METRICS = 1 << 9,
     CMD_FROM_FILE = 1 << 30, /* the sources that are no command line */
     CMD_FROM_ENVIRON = 1 << 29,
 };
@@ -54,6 +57,7 @@ struct settings {
     int64_t max_tokens;
     int64_t top_k;
     int64_t logprobs;
+    int64_t first;
     double temp;
     double top_p;
     double min_p;
@@ -65,6 +69,7 @@ struct settings {
     bool json;
     bool stats;
     bool count;
+    bool total;
     bool help;
 };
 
@@ -101,6 +106,8 @@ int usage_error(const char *command, const char *fmt, ...) PRINTF_LIKE(2, 3);
 int report(const struct pipit_error *e);
 int exit_of_code(uint32_t code);
 int exit_of_reason(uint32_t reason);
+/* A token's bytes in quotes, anything odd as \xNN. */
+void quote_bytes(FILE *f, const char *text, size_t len);
 /* Numbers for people: "1.5 MiB", into ret (at least 32 bytes). */
 const char *bytes_text(uint64_t bytes, char ret[32]);
 void id_text(const uint8_t id[16], char ret[33]);
@@ -139,5 +146,7 @@ int status_run(struct settings *s, const struct option_list *words);
 int cancel_run(struct settings *s, const struct option_list *words);
 int doctor_run(struct settings *s, const struct option_list *words);
 int wait_run(struct settings *s, const struct option_list *words);
+int metrics_run(struct settings *s, const struct option_list *words);
+int score_run(struct settings *s, const struct option_list *words);
 
 #endif

@@ -61,9 +61,20 @@ const struct command commands[] = {
      "\n"
      "  pipit tokenize 'Hello' | pipit detokenize\n"
      "\n" CODES, detokenize_run},
+    {"score", CMD_SCORE, "how likely the model finds a text", "pipit score [OPTION]... [TEXT | - | @FILE]",
+     "Prints one line a token, from the second on: its log-probability given all before\n"
+     "it, a tab, its text. TEXT, @FILE and stdin are read as by 'pipit ask'; no chat\n"
+     "template is put round them.\n"
+     "\n"
+     "  pipit score --total @report.txt\n"
+     "\n" CODES, score_run},
     {"status", CMD_STATUS, "what the daemon is doing", "pipit status [OPTION]...",
      "Prints the model, its state, requests, tokens, memory and health.\n"
      "\n" CODES, status_run},
+    {"metrics", CMD_METRICS, "figures for Prometheus", "pipit metrics [OPTION]...",
+     "Prints the daemon's figures as Prometheus text, for a scraper or for the node\n"
+     "exporter's textfile collector.\n"
+     "\n" CODES, metrics_run},
     {"cancel", CMD_CANCEL, "end a running request", "pipit cancel [OPTION]... ID",
      "Ends a request of the same user. ID is what 'pipit ask --json' prints in its\n"
      "first line: 32 hexadecimal digits. Exit 4 when no such request runs.\n"
@@ -82,7 +93,7 @@ const struct command commands[] = {
 };
 
 /* Known, but of a later version. */
-static const char *const later[] = {"score", "embed", "batch", "metrics", "session", "load", NULL};
+static const char *const later[] = {"embed", "batch", "session", "load", NULL};
 /* clang-format on */
 
 const struct command *command_find(const char *name)

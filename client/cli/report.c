@@ -118,3 +118,20 @@ void id_text(const uint8_t id[16], char ret[33])
         (void)snprintf(ret + 2 * i, 3, "%02x", id[i]);
     }
 }
+
+void quote_bytes(FILE *f, const char *text, size_t len)
+{
+    bool whole = input_bad_byte(text, len) < 0;
+
+    (void)fputc('"', f);
+    for (size_t i = 0; i < len; i++) {
+        uint8_t b = (uint8_t)text[i];
+
+        if (b < 0x20 || b == 0x7f || b == '"' || b == '\\' || (b >= 0x80 && !whole)) {
+            (void)fprintf(f, "\\x%02x", b);
+        } else {
+            (void)fputc(b, f);
+        }
+    }
+    (void)fputc('"', f);
+}

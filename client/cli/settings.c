@@ -18,7 +18,7 @@
 #define ANSWERS (CMD_ASK | CMD_CHAT | BOTH)
 #define ALL                                                                                        \
     (CMD_ASK | CMD_CHAT | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_STATUS | CMD_CANCEL | CMD_DOCTOR |   \
-     CMD_WAIT)
+     CMD_WAIT | CMD_SCORE | CMD_METRICS)
 
 /* clang-format off */
 static const struct option_row rows[] = {
@@ -48,7 +48,7 @@ static const struct option_row rows[] = {
      .help = "tell each token's log-probability and this many alternatives, in --json or on stderr; -1: do not"},
     {"raw", 0, OPTION_FLAG, OFF(raw), .commands = CMD_ASK | BOTH,
      .help = "continue the prompt as it is, without the model's chat template"},
-    {"kv", 0, OPTION_STRING, OFF(kv), .metavar = "POLICY", .commands = ANSWERS,
+    {"kv", 0, OPTION_STRING, OFF(kv), .metavar = "POLICY", .commands = ANSWERS | CMD_SCORE,
      .help = "cache policy of this request, such as full; the daemon's own by default"},
     {"session", 0, OPTION_STRING, OFF(session), .metavar = "NAME", .commands = ANSWERS,
      .help = "continue a saved conversation (not built yet)"},
@@ -56,12 +56,16 @@ static const struct option_row rows[] = {
      .help = "answer in JSON of this schema (not built yet)"},
     {"count", 0, OPTION_FLAG, OFF(count), .commands = CMD_TOKENIZE | BOTH,
      .help = "print only how many tokens there are"},
-    {"json", 0, OPTION_FLAG, OFF(json), .commands = CMD_ASK | CMD_TOKENIZE | CMD_STATUS | CMD_DOCTOR | BOTH,
+    {"first", 0, OPTION_INT, OFF(first), 0, 1 << 24, .fallback = "0", .commands = CMD_SCORE | BOTH,
+     .help = "score only what follows the token of this index"},
+    {"total", 0, OPTION_FLAG, OFF(total), .commands = CMD_SCORE | BOTH,
+     .help = "print only the number of tokens, their log-probability in all, and the perplexity"},
+    {"json", 0, OPTION_FLAG, OFF(json), .commands = CMD_ASK | CMD_TOKENIZE | CMD_STATUS | CMD_DOCTOR | CMD_SCORE | BOTH,
      .help = "print JSON, one object a line"},
     {"stats", 0, OPTION_FLAG, OFF(stats), .commands = ANSWERS,
      .help = "after the answer, a line of figures on stderr"},
     {"timeout", 0, OPTION_FLOAT, OFF(timeout), 0, 1e6, .fallback = "0", .metavar = "S",
-     .commands = ANSWERS | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_WAIT,
+     .commands = ANSWERS | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_WAIT | CMD_SCORE,
      .help = "give up after this many seconds (exit 7); 0: never"},
     {"runtime-dir", 0, OPTION_STRING, OFF(runtime_dir), .metavar = "DIR", .commands = ALL | CMD_FROM_FILE,
      .help = "folder of the daemon's sockets; without it $PIPIT_RUNTIME_DIR, or else /run/user/UID/pipit/INSTANCE, "

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipit status, pipit cancel and pipit wait: short questions about the daemon as a whole. */
+/* pipit status, metrics, cancel and wait: short questions about the daemon as a whole. */
 
 #include <errno.h>
 #include <jansson.h>
@@ -94,6 +94,29 @@ int status_run(struct settings *s, const struct option_list *words)
         }
         code = written();
     }
+    pipit_client_destroy(c);
+    return code;
+}
+
+int metrics_run(struct settings *s, const struct option_list *words)
+{
+    struct pipit_client *c = NULL;
+    struct pipit_error e = {0};
+    char *text = NULL;
+    size_t len;
+    int code;
+
+    if (words->n) {
+        return usage_error("metrics", "'%.60s' is not an option", words->v[0]);
+    }
+    code = cli_open(s, &c);
+    if (code == 0 && pipit_client_metrics(c, &text, &len, &e) < 0) {
+        code = report(&e);
+    } else if (code == 0) {
+        (void)fwrite(text, 1, len, stdout);
+        code = written();
+    }
+    free(text);
     pipit_client_destroy(c);
     return code;
 }

@@ -12,6 +12,8 @@
 #include "base/cleanup.h"
 #include "client/lib/client.h"
 
+enum { METRICS_BYTES = 65536 };
+
 int pipit_client_create(struct pipit_client **ret)
 {
     struct pipit_client *c = calloc(1, sizeof(*c));
@@ -244,4 +246,40 @@ int pipit_client_cancel(struct pipit_client *c, const uint8_t id[16], struct pip
     lane_record_init(&ask, LANE_CANCEL, id);
     lane_record_init(&ping, LANE_PING, NULL);
     return dispatch_call(c, &ask, &ping, LANE_PONG, reterr);
+}
+
+/* The daemon writes the text into a lease and says how long it is. */
+int pipit_client_metrics(struct pipit_client *c, char **ret, size_t *ret_len,
+                         struct pipit_error *reterr)
+{
+    const struct lane_bulk_body *b = &c->call.answer.bulk;
+    struct pipit_lease *l = NULL;
+    struct lane_record ask;
+    char *copy = NULL;
+    int r = pipit_lease_get(c, PIPIT_FROM_DAEMON, METRICS_BYTES, &l, reterr);
+
+    if (r < 0) {
+        return r;
+    }
+    lane_record_init(&ask, LANE_METRICS_GET, NULL);
+    ask.lease.arena = LANE_ARENA_E2C;
+    ask.lease.buf = l->buf;
+    ask.lease.generation = l->generation;
+    r = dispatch_call(c, &ask, NULL, LANE_BULK, reterr);
+    if (r == 0 && (b->buf != l->buf || b->generation != l->generation || b->offset > l->bytes ||
+                   b->n_bytes > l->bytes - b->offset)) {
+        r = pipit_fail(reterr, -EBADMSG, PIPIT_E_PROTOCOL,
+                       "the daemon announced data outside the output lease");
+    }
+    if (r == 0 && !(copy = malloc((size_t)b->n_bytes + 1))) {
+        r = pipit_fail(reterr, -ENOMEM, PIPIT_E_LOCAL, "no memory for the metrics");
+    }
+    if (r == 0) {
+        memcpy(copy, (const uint8_t *)pipit_lease_read(l) + b->offset, (size_t)b->n_bytes);
+        copy[b->n_bytes] = '\0';
+        *ret_len = (size_t)b->n_bytes;
+        *ret = copy;
+    }
+    pipit_lease_put(l);
+    return r;
 }

@@ -34,7 +34,7 @@ static bool answers(struct pipit_client *c, const struct lane_record *r)
     if (!k->waiting) {
         return false;
     }
-    if (r->h.type == k->want) {
+    if (r->h.type == k->want && no_id(r)) {
         return r->h.type != LANE_PONG || c->pongs_due == 0;
     }
     return r->h.type == LANE_ERROR &&

@@ -124,36 +124,70 @@ static struct event_node *token_event(struct pipit_request *q, const struct lane
     return n;
 }
 
-static struct event_node *bulk_event(struct pipit_request *q, const struct lane_record *r,
-                                     struct pipit_error *reterr)
+/* Does what the record announces lie in the request's output lease? Rows in a window may wrap. */
+static bool bulk_lies_in_lease(const struct pipit_request *q, const struct lane_bulk_body *b)
 {
-    const struct lane_bulk_body *b = &r->bulk;
     const struct pipit_lease *l = q->output;
-    struct event_node *n;
+    uint64_t row_bytes = b->n_rows ? b->n_bytes / b->n_rows : 0;
+    uint64_t before = b->window ? b->row0 % b->window : 0;
 
     if (!l || l->arenas != q->client->arenas || b->buf != l->buf ||
-        b->generation != l->generation || b->offset > l->bytes ||
-        b->n_bytes > l->bytes - b->offset) {
-        (void)pipit_fail(reterr, -EBADMSG, PIPIT_E_PROTOCOL,
+        b->generation != l->generation || b->offset > l->bytes || row_bytes > l->bytes ||
+        row_bytes * b->n_rows != b->n_bytes) {
+        return false;
+    }
+    if (b->window == 0 || b->n_rows <= b->window - before) {
+        return b->n_bytes <= l->bytes - b->offset;
+    }
+    return b->n_rows <= b->window && before * row_bytes <= b->offset &&
+           (b->window - before) * row_bytes <= l->bytes - b->offset;
+}
+
+static void push_bulk(struct pipit_request *q, const struct lane_record *r, uint32_t skip,
+                      uint32_t n_rows, uint64_t offset)
+{
+    const struct lane_bulk_body *b = &r->bulk;
+    struct event_node *n = node_create(PIPIT_EVENT_BULK, r->h.seq, 0);
+
+    if (n) {
+        n->bulk = (struct pipit_bulk){
+            .kind = b->kind,
+            .data = (const uint8_t *)pipit_lease_read(q->output) + offset,
+            .bytes = n_rows ? b->n_bytes / b->n_rows * n_rows : 0,
+            .row0 = b->row0 + skip,
+            .n_rows = n_rows,
+            .n_cols = b->n_cols,
+            .window = b->window,
+        };
+        n->event.bulk = &n->bulk;
+    }
+    push(q, n);
+}
+
+static void bulk_events(struct pipit_request *q, const struct lane_record *r)
+{
+    const struct lane_bulk_body *b = &r->bulk;
+    struct pipit_error e;
+
+    if (!bulk_lies_in_lease(q, b)) {
+        (void)pipit_fail(&e, -EBADMSG, PIPIT_E_PROTOCOL,
                          "the daemon announced data outside the output lease");
-        return NULL;
+        int rc = pipit_request_cancel(q);
+        (void)rc;
+        event_error(q, &e);
+        return;
     }
-    n = node_create(PIPIT_EVENT_BULK, r->h.seq, 0);
-    if (!n) {
-        (void)pipit_fail(reterr, -ENOMEM, PIPIT_E_LOCAL, "no memory for an event");
-        return NULL;
+    uint64_t before = b->window ? b->row0 % b->window : 0;
+    uint64_t row_bytes = b->n_rows ? b->n_bytes / b->n_rows : 0;
+    uint32_t n_first = b->n_rows;
+
+    if (b->window && b->n_rows > b->window - before) {
+        n_first = (uint32_t)(b->window - before);
     }
-    n->bulk = (struct pipit_bulk){
-        .kind = b->kind,
-        .data = (const uint8_t *)pipit_lease_read(l) + b->offset,
-        .bytes = b->n_bytes,
-        .row0 = b->row0,
-        .n_rows = b->n_rows,
-        .n_cols = b->n_cols,
-        .window = b->window,
-    };
-    n->event.bulk = &n->bulk;
-    return n;
+    push_bulk(q, r, 0, n_first, b->offset);
+    if (n_first < b->n_rows && !q->ended) {
+        push_bulk(q, r, n_first, b->n_rows - n_first, b->offset - before * row_bytes);
+    }
 }
 
 static struct event_node *done_event(const struct lane_record *r)
@@ -223,7 +257,6 @@ static bool in_order(struct pipit_request *q, const struct lane_record *r)
 static void event_one(struct pipit_request *q, const struct lane_record *r)
 {
     struct event_node *n = NULL;
-    struct pipit_error e;
 
     switch (r->h.type) {
     case LANE_ACCEPTED:
@@ -250,14 +283,8 @@ static void event_one(struct pipit_request *q, const struct lane_record *r)
         n = token_event(q, r);
         break;
     case LANE_BULK:
-        n = bulk_event(q, r, &e);
-        if (!n) {
-            int rc = pipit_request_cancel(q);
-            (void)rc;
-            event_error(q, &e);
-            return;
-        }
-        break;
+        bulk_events(q, r);
+        return;
     case LANE_DONE:
         n = done_event(r);
         break;

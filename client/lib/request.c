@@ -291,6 +291,9 @@ static int set_count(struct pipit_request *q, enum pipit_param param, double v)
     case PIPIT_IGNORE_END:
         s->flags = v != 0 ? s->flags | TLV_S_IGNORE_END : s->flags & ~(uint32_t)TLV_S_IGNORE_END;
         return whole(v, 0, 1) ? 0 : -EINVAL;
+    case PIPIT_LOGITS:
+        s->flags = v != 0 ? s->flags | TLV_S_LOGITS : s->flags & ~(uint32_t)TLV_S_LOGITS;
+        return whole(v, 0, 1) ? 0 : -EINVAL;
     default:
         return set_number(q, param, v);
     }

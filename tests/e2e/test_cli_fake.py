@@ -213,8 +213,8 @@ class ExitCodes(Base):
                 (("ask", "x", "--stop", ""), "--stop"), (("ask", "x", "--timeout", "-1"), "--timeout"),
                 (("ask", "two", "words"), "quotes"), (("ask", ""), "empty"), (("ask", "x", "--temp"), "needs a value"),
                 (("ask", "x", "--session", "s"), "not built yet"), (("ask", "x", "--schema", "s"), "not built yet"),
-                (("ask", "--raw", "--system", "s", "x"), "--system"), (("score",), "not built yet"),
-                (("embed",), "not built yet"), (("batch",), "not built yet"), (("metrics",), "not built yet"),
+                (("ask", "--raw", "--system", "s", "x"), "--system"), 
+                (("embed",), "not built yet"), (("batch",), "not built yet"), (("metrics", "x"), "not an option"),
                 (("session", "list"), "not built yet"), (("load",), "not built yet"), (("cancel",), "no id"),
                 (("cancel", "xyz"), "32 hexadecimal digits"), (("cancel", "0" * 32), "32 hexadecimal digits"),
                 (("status", "x"), "'x' is not an option"), (("detokenize", "12", "x1"), "'x1' is not a token id"),
@@ -230,7 +230,8 @@ class ExitCodes(Base):
 
     def test_help(self):
         for args in (("--help",), ("help",), ("help", "ask"), ("--version",), *((c, "--help") for c in (
-                "ask", "chat", "tokenize", "detokenize", "status", "cancel", "doctor", "wait"))):
+                "ask", "chat", "tokenize", "detokenize", "status", "cancel", "doctor", "wait", "score",
+                "metrics"))):
             p = subprocess.run([PIPIT, *args], capture_output=True, stdin=subprocess.DEVNULL)
             self.assertEqual((p.returncode, p.stderr), (0, b""), args)
             self.assertTrue(p.stdout)

@@ -396,6 +396,82 @@ Test(client, tokenize_and_detokenize)
     fake_front_stop(&f);
 }
 
+/* Rows 0..7 of two floats through a window of three rows, which lies 64 bytes into the lease. */
+static void script_window(struct fake_front *f)
+{
+    static const uint32_t parts[] = {2, 3, 3};
+    struct lane_record r;
+    uint64_t row = 0;
+
+    fake_accept(f);
+    grant(f, 4096, 0);
+    r = fake_expect(f, LANE_REQUEST);
+    fake_accepted(f, r.h.id);
+    for (uint64_t i = 0; i < 3; i++) {
+        struct lane_record b;
+
+        for (uint32_t k = 0; k < parts[i]; k++) {
+            float v[2] = {(float)(row + k), -(float)(row + k)};
+
+            memcpy(f->e2c + 4096 + 64 + (row + k) % 3 * sizeof(v), v, sizeof(v));
+        }
+        lane_record_init(&b, LANE_BULK, r.h.id);
+        b.h.seq = 2 + i;
+        b.bulk.kind = LANE_BULK_LOGITS;
+        b.bulk.buf = 5;
+        b.bulk.generation = 9;
+        b.bulk.window = 3;
+        b.bulk.row0 = row;
+        b.bulk.n_rows = parts[i];
+        b.bulk.n_cols = 2;
+        b.bulk.n_bytes = parts[i] * 8;
+        b.bulk.offset = 64 + row % 3 * 8;
+        fake_send(f, &b);
+        row += parts[i];
+        struct lane_record credit = fake_expect(f, LANE_CREDIT);
+        while (credit.credit.n_rows < row + 3) {
+            credit = fake_expect(f, LANE_CREDIT);
+        }
+    }
+    fake_done(f, r.h.id, 5, LANE_REASON_STOP);
+}
+
+Test(client, rows_through_a_window)
+{
+    struct fake_front f;
+    struct pipit_error e = {0};
+    struct pipit_lease *l = NULL;
+    struct pipit_request *q;
+    const struct pipit_event *ev;
+    uint64_t row = 0;
+
+    fake_front_start(&f, script_window);
+    struct pipit_client *c = fake_client(&f);
+    cr_assert_eq(pipit_lease_get(c, PIPIT_FROM_DAEMON, 64 + 24, &l, &e), 0, "%s", e.text);
+    cr_assert_eq(pipit_request_create(c, PIPIT_SCORE, &q), 0);
+    cr_assert_eq(pipit_request_set_prompt(q, "x", 1), 0);
+    cr_assert_eq(pipit_request_set_param(q, PIPIT_LOGITS, 1), 0);
+    cr_assert_eq(pipit_request_set_output(q, l), 0);
+    cr_assert_eq(pipit_request_send(q, &e), 0);
+    while (pipit_request_next(q, 2000, &ev) == 1) {
+        if (ev->type == PIPIT_EVENT_BULK) {
+            const float *v = ev->bulk->data;
+
+            cr_assert_eq(ev->bulk->row0, row);
+            for (uint32_t i = 0; i < ev->bulk->n_rows; i++, row++) {
+                cr_assert(v[2 * i] == (float)row && v[2 * i + 1] == -(float)row);
+            }
+            cr_assert_eq(pipit_request_credit(q, row + 3), 0);
+        }
+        cr_assert_neq(ev->type, PIPIT_EVENT_ERROR);
+    }
+    cr_assert_eq(row, 8);
+    pipit_request_destroy(q);
+    pipit_lease_put(l);
+    pipit_client_destroy(c);
+    fake_front_stop(&f);
+}
+
 /* ---- the caller's slips ---- */
 
 Test(client, setters_refuse_what_is_out_of_range)
