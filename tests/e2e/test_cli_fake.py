@@ -213,7 +213,7 @@ class ExitCodes(Base):
                 (("ask", "x", "--stop", ""), "--stop"), (("ask", "x", "--timeout", "-1"), "--timeout"),
                 (("ask", "two", "words"), "quotes"), (("ask", ""), "empty"), (("ask", "x", "--temp"), "needs a value"),
                 (("ask", "x", "--session", "s"), "not built yet"), (("ask", "x", "--schema", "s"), "not built yet"),
-                (("ask", "--raw", "--system", "s", "x"), "--system"), 
+                (("ask", "--raw", "--system", "s", "x"), "--system"),
                 (("embed",), "not built yet"), (("batch",), "not built yet"), (("metrics", "x"), "not an option"),
                 (("session", "list"), "not built yet"), (("load",), "not built yet"), (("cancel",), "no id"),
                 (("cancel", "xyz"), "32 hexadecimal digits"), (("cancel", "0" * 32), "32 hexadecimal digits"),
