@@ -32,8 +32,9 @@
 #include "base/cpu.h"
 
 #define MAX_THREADS 1024
-#define SPIN_NS 50000 /* longer than the pause between two jobs of a token, shorter than a sleep   \
-                       */
+#define SPIN_NS                                                                                    \
+    50000 /* longer than the pause between two jobs of a token, shorter than a sleep               \
+           */
 #define SPIN_CROWDED_NS 1000
 
 struct gate {

@@ -11,7 +11,8 @@
 
 #include "base/rng.h"
 
-int run_threads = 1; /* two cores are often busy with other tests, and spinning threads then crawl */
+int run_threads =
+    1; /* two cores are often busy with other tests, and spinning threads then crawl */
 
 const char *run_data(const char *name)
 {

@@ -10,7 +10,7 @@
 
 #include "engine/text/chat.h"
 #include "gguf/gguf.h"
-#include "tok_spec.h"
+#include "tests/unit/tok_spec.h"
 
 static struct tok_spec spec;
 static struct tok *t;

@@ -8,7 +8,7 @@
 
 #include "base/utf8.h"
 #include "engine/text/detok.h"
-#include "tok_spec.h"
+#include "tests/unit/tok_spec.h"
 
 static struct tok_spec spec;
 static struct tok *t;

@@ -111,7 +111,8 @@ Test(plan, policy_state_and_peak)
     cr_assert_eq(p.prefill_peak_bytes, full / 16 + UINT64_C(30) * 3 * (4096 + 512) * 8);
     /* Layered, the default: one store's, and the hidden states. */
     p = plan_of("keyformer:50%", 30);
-    cr_assert_eq(p.prefill_peak_bytes, full / 60 + UINT64_C(3) * 8192 * 8 + UINT64_C(8192) * 576 * 4);
+    cr_assert_eq(p.prefill_peak_bytes,
+                 full / 60 + UINT64_C(3) * 8192 * 8 + UINT64_C(8192) * 576 * 4);
     p = plan_of("window:1024", 30);
     cr_assert_eq(p.kv_bytes, full / 8);
     cr_assert_leq(p.policy_bytes, UINT64_C(30) * (3 * 1024 * 4 + 64));

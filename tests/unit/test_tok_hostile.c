@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tok_spec.h"
+#include "tests/unit/tok_spec.h"
 
 static struct tok_spec s;
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "tok_cases.h"
+#include "tests/unit/tok_cases.h"
 
 static const char *const names[] = {"llama-spm",   "smollm2",       "gpt-2",     "gpt-2/smollm",
                                     "gpt-2/qwen2", "gpt-2/default", "llama-bpe", "llama-bpe/qwen2"};

@@ -4,7 +4,7 @@
 
 #include <criterion/criterion.h>
 
-#include "tok_cases.h"
+#include "tests/unit/tok_cases.h"
 
 Test(tok_vectors, stories260K)
 {

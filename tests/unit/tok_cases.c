@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds vocabularies, and checks texts against ids in both directions; see tok_cases.h. */
 
-#include "tok_cases.h"
+#include "tests/unit/tok_cases.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

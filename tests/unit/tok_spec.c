@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes the table of tok_spec.h as a GGUF file and reads it back. */
 
-#include "tok_spec.h"
+#include "tests/unit/tok_spec.h"
 
 #include <assert.h>
 #include <stdio.h>
