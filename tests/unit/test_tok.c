@@ -143,6 +143,19 @@ Test(tok, spm_text_never_merges_to_control_tokens, .init = open_spm, .fini = clo
     cr_assert_str_eq(spelt("<0x41>", TOK_MID_TEXT), "<|0|x|4|1|>");
 }
 
+/* No text has the spelling of such a token: a space in it is never a space of the text. */
+Test(tok, spm_token_with_a_real_space)
+{
+    struct error e = {0};
+
+    tok_spec_spm(&spec);
+    (void)tok_spec_add(&spec, "a b", 1, 5);
+    (void)tok_spec_add(&spec, "a ", 1, 6);
+    cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0, "%s", e.text);
+    cr_assert_str_eq(spelt("a b", TOK_MID_TEXT), "a| |b");
+    tok_destroy(t);
+}
+
 Test(tok, markers_only_where_the_caller_vouches, .init = open_bpe, .fini = close_tok)
 {
     struct error e = {0};
