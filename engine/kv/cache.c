@@ -123,6 +123,13 @@ static int check_state(const struct shape *s, const struct policy *p, int32_t n_
                          s->scores ? "positions and scores" : "positions", s->steady_cap,
                          scores ? "positions and scores" : "positions", budget);
     }
+    for (int32_t i = 1; p->scope == POLICY_SHARED && i < s->config.n_stores; i++) {
+        if (s->seats[i].n_groups != s->seats[0].n_groups) {
+            return error_set(reterr, -ENOTSUP,
+                             "score=shared: layers %d and %d differ in their number of heads",
+                             s->config.stores[0].layer, s->config.stores[i].layer);
+        }
+    }
     if (need->peak_state && !need->layered && (!s->whole_peak || need->peak_slots > s->peak_cap)) {
         return error_set(reterr, -ENOMEM,
                          "the plan holds no room for reading a prompt of %d tokens in this "
@@ -246,6 +253,24 @@ struct state {
     int32_t cap;
 };
 
+static int32_t score_store_of(const struct cache *c, const struct cache_seq *q)
+{
+    int32_t store = 0;
+
+    if (!q->place->scores || q->policy.scope != POLICY_SHARED) {
+        return -1;
+    }
+    while (c->shape.config.stores[store].window) {
+        store++;
+    }
+    return store;
+}
+
+int32_t cache_score_store(const struct cache *c, int32_t seat)
+{
+    return score_store_of(c, &c->seqs[seat]);
+}
+
 static struct state state_of(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
     const struct shape_seat *st = &c->shape.seats[store];
@@ -260,6 +285,13 @@ static struct state state_of(const struct cache *c, const struct cache_seq *q, i
     }
     return (struct state){c->peak_state + st->peak_pos_off, c->peak_state + st->peak_score_off,
                           c->shape.peak_cap};
+}
+
+static uint8_t *score_of(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    int32_t shared = score_store_of(c, q);
+
+    return state_of(c, q, shared >= 0 ? shared : store).score;
 }
 
 static uint32_t *host_pages(const struct cache_seq *q, const struct shape_seat *st)
@@ -373,7 +405,7 @@ static struct ops_kv store_kv(const struct cache *c, const struct cache_seq *q, 
 
         kv.cap = state.cap;
         kv.slot_pos = (int32_t *)(void *)state.pos;
-        kv.score = q->place->scores ? (float *)(void *)state.score : NULL;
+        kv.score = q->place->scores ? (float *)(void *)score_of(c, q, store) : NULL;
     }
     return kv;
 }
@@ -383,13 +415,29 @@ static bool is_evicted_from(const struct cache *c, const struct cache_seq *q, in
     return q->budget > 0 && c->shape.config.stores[store].window == 0;
 }
 
+static void guard_at(const struct cache_seq *q, bool cut, int32_t last, struct place_guard *ret)
+{
+    struct place_when when = {
+        .cut = cut, .budget = q->budget, .n_prompt = q->n_prompt, .last = last};
+
+    q->place->guard(&q->policy, &when, ret);
+}
+
+/* With shared scores the same slots hold the same positions in every store. */
+static int32_t victim_store(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    int32_t shared = score_store_of(c, q);
+
+    return shared >= 0 ? shared : store;
+}
+
 static int find_victims(struct cache *c, struct cache_seq *q)
 {
     struct place_guard guard;
 
-    q->place->guard(&q->policy, q->budget, q->n_tokens, &guard);
+    guard_at(q, false, q->n_tokens, &guard);
     for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        if (!is_evicted_from(c, q, i)) {
+        if (!is_evicted_from(c, q, i) || victim_store(c, q, i) != i) {
             continue;
         }
         struct ops_kv kv = store_kv(c, q, i, q->n_slots);
@@ -449,7 +497,9 @@ void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_s
     } else {
         ret->slot0 = q->n_slots;
         if (q->evicting) {
-            ret->victim = (const int32_t *)(const void *)(q->state + st->victim_off);
+            const struct shape_seat *v = &c->shape.seats[victim_store(c, q, store)];
+
+            ret->victim = (const int32_t *)(const void *)(q->state + v->victim_off);
         }
     }
 }
@@ -499,22 +549,54 @@ static void leave_peak(struct cache *c, struct cache_seq *q)
     c->peak_holder = -1;
 }
 
+/* Scores are not negative, so one below zero goes first. While a prompt is read without cuts in
+ * between, slot is position. */
+static int doom(struct cache *c, const struct ops_kv *kv, int32_t slot)
+{
+    const float least = -1.0f;
+    int r = 0;
+
+    for (int32_t g = 0; !r && g < kv->layout->n_groups; g++) {
+        r = c->shape.config.ops->write(
+            c->be, kv->score + (size_t)g * (size_t)kv->cap + (size_t)slot, &least, sizeof(least));
+    }
+    return r;
+}
+
+static uint64_t score_bytes(const struct ops_kv *kv)
+{
+    return (uint64_t)kv->layout->n_groups * (uint64_t)kv->cap * sizeof(float);
+}
+
 static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots,
                      const struct place_guard *guard)
 {
     struct ops_kv kv = store_kv(c, q, store, n_slots);
     struct ops_cut p = {
         .kv = &kv,
-        .budget = q->budget,
+        .budget = guard->budget,
         .sinks = guard->sinks,
         .pos_protect = guard->pos_protect,
         .by_position = guard->by_position,
         .shared = guard->shared,
     };
-    int r = c->shape.config.ops->cut(c->be, &p);
+    int32_t shared = score_store_of(c, q);
+    int r = 0;
 
+    if (shared >= 0 && shared != store) { /* a cut moves scores along: work on a copy */
+        float *own = (float *)(void *)state_of(c, q, store).score;
+
+        r = c->shape.config.ops->copy(c->be, own, kv.score, score_bytes(&kv));
+        kv.score = own;
+    }
+    if (!r && guard->drop >= 0) {
+        r = doom(c, &kv, guard->drop);
+    }
     if (!r) {
-        q->n_evicted += (int64_t)c->shape.seats[store].n_groups * (n_slots - q->budget);
+        r = c->shape.config.ops->cut(c->be, &p);
+    }
+    if (!r) {
+        q->n_evicted += (int64_t)c->shape.seats[store].n_groups * (n_slots - guard->budget);
     }
     return r;
 }
@@ -545,15 +627,15 @@ int cache_cut(struct cache *c, int32_t seat, bool last)
     if (q->budget == 0 || (!last && q->policy.prefill != POLICY_BOUNDED)) {
         return 0;
     }
-    if (q->n_slots > q->budget) {
-        q->place->guard(&q->policy, q->budget, q->n_tokens - 1, &guard);
-        for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+    guard_at(q, true, q->n_tokens - 1, &guard);
+    if (q->n_slots > guard.budget) {
+        for (int32_t i = c->shape.config.n_stores - 1; !r && i >= 0; i--) { /* shared scores last */
             r = is_evicted_from(c, q, i) ? cut_store(c, q, i, q->n_slots, &guard) : 0;
         }
         if (r) {
             return r;
         }
-        q->n_slots = q->budget;
+        q->n_slots = guard.budget;
     }
     if (!last) {
         return 0;
@@ -604,11 +686,11 @@ int cache_layer_cut(struct cache *c, int32_t seat, int32_t store)
     if (!is_evicted_from(c, q, store)) {
         return 0;
     }
-    q->place->guard(&q->policy, q->budget, q->n_prompt - 1, &guard);
+    guard_at(q, true, q->n_prompt - 1, &guard);
     int r = cut_store(c, q, store, q->n_prompt, &guard);
 
     if (!r) {
-        r = move_state(c, q, store, q->budget);
+        r = move_state(c, q, store, guard.budget);
     }
     if (r) {
         return r;
@@ -626,10 +708,12 @@ int cache_layer_cut(struct cache *c, int32_t seat, int32_t store)
 void cache_layer_done(struct cache *c, int32_t seat)
 {
     struct cache_seq *q = &c->seqs[seat];
+    struct place_guard guard;
 
+    guard_at(q, true, q->n_prompt - 1, &guard);
     q->n_tokens = q->n_prompt;
     q->prepared = q->n_prompt;
-    q->n_slots = q->budget;
+    q->n_slots = guard.budget;
     end_of_peak(c, q);
 }
 

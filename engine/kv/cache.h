@@ -72,6 +72,8 @@ void cache_leave(struct cache *c, int32_t seat);
 int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows) WARN_UNUSED;
 /* The sequence's share in one store; row0, n_rows and pos0 are the caller's. */
 void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret);
+/* The store whose scores all of the sequence's stores use (score=shared), or -1. */
+int32_t cache_score_store(const struct cache *c, int32_t seat);
 /* The step is done. */
 void cache_commit(struct cache *c, int32_t seat, int32_t n_rows);
 /* After a commit, while or after the prompt is read: cuts what is above the budget, gives back the

@@ -20,14 +20,16 @@ const struct place_ops *place_find(enum policy_place place)
     return table[place];
 }
 
-void place_guard_recent(const struct policy *p, int32_t budget, int32_t last,
+void place_guard_recent(const struct policy *p, const struct place_when *when,
                         struct place_guard *ret)
 {
-    int32_t recent = (int32_t)((int64_t)budget * p->recent / 100);
+    int32_t recent = (int32_t)((int64_t)when->budget * p->recent / 100);
 
     *ret = (struct place_guard){
+        .budget = when->budget,
         .sinks = p->sinks,
-        .pos_protect = last - recent + 1,
-        .shared = p->scope == POLICY_PER_LAYER,
+        .pos_protect = when->last - recent + 1,
+        .drop = -1,
+        .shared = p->scope != POLICY_PER_HEAD,
     };
 }

@@ -9,12 +9,22 @@
 
 #include "engine/kv/policy.h"
 
-/* What a victim or a cut spares; fields as in ops_victim. */
+/* What a victim or a cut spares; fields as in ops_victim and ops_cut. */
 struct place_guard {
+    int32_t budget; /* slots that a cut leaves */
     int32_t sinks;
     int32_t pos_protect;
+    int32_t drop;   /* a position that a cut drops whatever its score, or -1 */
     bool by_position;
     bool shared;
+};
+
+/* The moment: a cut, or the search for a victim of the token at position `last`. */
+struct place_when {
+    bool cut;
+    int32_t budget;
+    int32_t n_prompt;
+    int32_t last; /* the newest position that will be held */
 };
 
 /* Rows of one sequence in one call. */
@@ -30,8 +40,7 @@ struct place_rows {
 struct place_ops {
     bool evicts;
     bool scores; /* observes attention and keeps a score for each slot */
-    /* `last`: the newest position that will be held. */
-    void (*guard)(const struct policy *p, int32_t budget, int32_t last, struct place_guard *ret);
+    void (*guard)(const struct policy *p, const struct place_when *when, struct place_guard *ret);
     /* What to observe in these rows; layer is set by the forward pass. NULL without scores. */
     void (*observe)(const struct policy *p, const struct place_rows *rows, struct ops_observe *ret);
 };
@@ -45,6 +54,7 @@ extern const struct place_ops place_keyformer;
 extern const struct place_ops place_recency;
 
 /* For scoring policies: sinks, and the policy's recent share of the budget. */
-void place_guard_recent(const struct policy *p, int32_t budget, int32_t last, struct place_guard *ret);
+void place_guard_recent(const struct policy *p, const struct place_when *when,
+                        struct place_guard *ret);
 
 #endif

@@ -16,6 +16,35 @@ static const enum ops_noise noise_of[] = {
     [POLICY_NO_NOISE] = OPS_NOISE_NONE,
 };
 
+/* Of w recent slots one is the coming token's; at least that one is there. */
+static void guard_as_shipped(const struct policy *p, const struct place_when *when,
+                             struct place_guard *ret)
+{
+    int32_t recent = (int32_t)((int64_t)when->budget * p->recent / 100);
+
+    recent = recent < 1 ? 1 : recent;
+    *ret = (struct place_guard){
+        .budget = when->budget - 1,
+        .sinks = p->sinks,
+        .pos_protect = when->n_prompt - recent + 1,
+        .drop = when->n_prompt - recent,
+    };
+    if (!when->cut) { /* keys lie before the prompt's window, and stay */
+        ret->sinks = when->n_prompt - recent;
+        ret->pos_protect = INT32_MAX;
+        ret->by_position = true;
+    }
+}
+
+static void guard(const struct policy *p, const struct place_when *when, struct place_guard *ret)
+{
+    if (p->mode == POLICY_AS_SHIPPED) {
+        guard_as_shipped(p, when, ret);
+    } else {
+        place_guard_recent(p, when, ret);
+    }
+}
+
 static void observe(const struct policy *p, const struct place_rows *rows, struct ops_observe *ret)
 {
     float per_step = (p->tau1 - p->tau0) / (float)rows->n_steps;
@@ -32,7 +61,10 @@ static void observe(const struct policy *p, const struct place_rows *rows, struc
         .tau0 = over ? p->tau1 : p->tau0 + (float)step * per_step,
         .tau_step = rows->prefill || over ? 0.0f : per_step,
     };
+    if (p->mode == POLICY_AS_SHIPPED && !rows->prefill) {
+        ret->row_first = INT32_MAX; /* the key set is frozen */
+    }
 }
 
 const struct place_ops place_keyformer = {
-    .evicts = true, .scores = true, .guard = place_guard_recent, .observe = observe};
+    .evicts = true, .scores = true, .guard = guard, .observe = observe};

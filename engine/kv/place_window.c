@@ -5,9 +5,11 @@
 
 #include "engine/kv/place.h"
 
-static void guard(const struct policy *p, int32_t budget, int32_t last, struct place_guard *ret)
+static void guard(const struct policy *p, const struct place_when *when, struct place_guard *ret)
 {
     *ret = (struct place_guard){
+        .budget = when->budget,
+        .drop = -1,
         .sinks = p->sinks,
         .pos_protect = INT32_MAX,
         .by_position = true,

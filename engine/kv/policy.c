@@ -60,14 +60,14 @@ struct value_row {
 };
 
 static const struct value_row modes[] = {
-    {"paper", POLICY_PAPER, false}, {"as-shipped", POLICY_AS_SHIPPED, true}, {NULL, 0, false}};
+    {"paper", POLICY_PAPER, false}, {"as-shipped", POLICY_AS_SHIPPED, false}, {NULL, 0, false}};
 static const struct value_row noises[] = {
     {"once", POLICY_ONCE, false}, {"fresh", POLICY_FRESH, false}, {"gauss", POLICY_GAUSS, false},
     {"const", POLICY_CONST, false}, {"none", POLICY_NO_NOISE, false}, {NULL, 0, false}};
 static const struct value_row scopes[] = {
     {"head", POLICY_PER_HEAD, false}, {"layer", POLICY_PER_LAYER, false},
-    {"shared", POLICY_SHARED, true}, {NULL, 0, false}};
-static const struct value_row positions[] = {{"org", 0, false}, {"new", 1, true}, {NULL, 0, false}};
+    {"shared", POLICY_SHARED, false}, {NULL, 0, false}};
+static const struct value_row positions[] = {{"org", 0, false}, {"new", 1, false}, {NULL, 0, false}};
 static const struct value_row prefills[] = {
     {"dense", POLICY_DENSE, false}, {"layered", POLICY_LAYERED, false},
     {"bounded", POLICY_BOUNDED, false}, {NULL, 0, false}};
@@ -102,7 +102,7 @@ static const struct option_row options[] = {
 
 static const struct policy defaults = {
     .k_type = OPS_KV_F16, .v_type = OPS_KV_F16, .place = POLICY_FULL,
-    .min = 128, .recent = 30, .mode = POLICY_PAPER, .noise = POLICY_ONCE,
+    .min = 128, .recent = 30, .mode = POLICY_PAPER, .noise = -1,
     .scope = POLICY_PER_HEAD, .prefill = POLICY_LAYERED, .observe = 64,
     .chunk = POLICY_DEFAULT_CHUNK, .tau0 = 1.0f, .tau1 = 2.0f, .damp = 1.0f, .decay = 0.95f,
 };
@@ -399,6 +399,12 @@ static int check(const struct parser *p, const struct policy *pol, bool sinks)
     int32_t recent =
         pol->place == POLICY_WINDOW ? 1 : (int32_t)((int64_t)least * pol->recent / 100);
 
+    if (pol->mode == POLICY_AS_SHIPPED && pol->prefill == POLICY_BOUNDED) {
+        return fault(p, "mode=as-shipped chooses once, from the whole prompt: not prefill=bounded");
+    }
+    if (pol->scope == POLICY_SHARED && pol->prefill == POLICY_BOUNDED) {
+        return fault(p, "score=shared needs prefill=dense");
+    }
     if (pol->sinks + recent > least) {
         char what[128];
 
@@ -408,6 +414,17 @@ static int check(const struct parser *p, const struct policy *pol, bool sinks)
         return fault(p, what);
     }
     return 0;
+}
+
+/* Defaults that hang on other values. */
+static void settle(struct policy *pol)
+{
+    if (pol->noise < 0) {
+        pol->noise = pol->mode == POLICY_AS_SHIPPED ? POLICY_FRESH : POLICY_ONCE;
+    }
+    if (pol->scope == POLICY_SHARED) {
+        pol->prefill = POLICY_DENSE; /* a layer alone does not have all layers' scores */
+    }
 }
 
 static int parse_policy(struct parser *p, struct policy *ret)
@@ -423,6 +440,7 @@ static int parse_policy(struct parser *p, struct policy *ret)
         r = check(p, &pol, seen[AXIS_SINKS]);
     }
     if (!r) {
+        settle(&pol);
         *ret = pol;
     }
     return r;
@@ -434,6 +452,7 @@ int policy_parse(const char *text, struct policy *ret, struct error *reterr)
     struct policy pol = defaults;
 
     p.at = p.text;
+    settle(&pol);
     int r = *p.text ? parse_policy(&p, &pol) : 0;
 
     if (!r && *p.at) {

@@ -152,6 +152,21 @@ uint64_t forward_bytes(const struct model *m, const struct forward_limits *limit
 
 /* ---- the rows of a layer ---------------------------------------------------------------- */
 
+static int32_t score_store_of(const struct forward *f, int32_t seq)
+{
+    return f->b.score_store ? f->b.score_store[seq] : -1;
+}
+
+/* Scores that all stores share are zeroed with the slot by their own store alone. */
+static void keep_shared_scores(struct forward *f, int32_t store)
+{
+    for (int32_t i = 0; i < f->b.n_seqs; i++) {
+        if (score_store_of(f, i) >= 0 && score_store_of(f, i) != store) {
+            f->seqs[i].kv.score = NULL;
+        }
+    }
+}
+
 /* Sequences as the running layer sees them: beyond the split a sequence has only its last rows. */
 static void take_seqs(struct forward *f, int32_t store)
 {
@@ -188,14 +203,19 @@ static int32_t drop_empty(struct forward *f)
 static void take_observe(struct forward *f, int32_t layer)
 {
     const struct model_layer *l = &f->m->layers[layer];
-    bool first_reader = layer == f->m->stores[l->store].layer;
 
     memcpy(f->observe, f->b.observe, (size_t)f->b.n_seqs * sizeof(*f->observe));
     for (int32_t i = 0; i < f->b.n_seqs; i++) {
         struct ops_observe *o = &f->observe[i];
+        int32_t store = score_store_of(f, i) >= 0 ? score_store_of(f, i) : l->store;
 
         o->layer = layer;
-        o->damp = first_reader ? o->damp : 1.0f;
+        if (layer != f->m->stores[store].layer) {
+            o->damp = 1.0f; /* its first reader has damped the scores */
+        }
+        if (!f->seqs[i].kv.score) {
+            o->row_first = INT32_MAX; /* a sliding layer's ring */
+        }
         if (f->beyond) {
             o->row_first = max_i32(0, o->row_first - f->dropped[i]);
         }
@@ -314,6 +334,7 @@ static int step_store(struct forward *f, int32_t layer)
     };
 
     take_seqs(f, l->store);
+    keep_shared_scores(f, l->store);
     p.n_seqs = drop_empty(f);
     return f->ops->rope_store(f->be, &p);
 }
@@ -455,6 +476,7 @@ static int deep_store(struct forward *f, int32_t s, const float *k)
     };
 
     take_seqs(f, s);
+    keep_shared_scores(f, s);
     return f->ops->rope_store(f->be, &p);
 }
 

@@ -88,8 +88,9 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
     b->observe[i].row_first = INT32_MAX;
     if (place->scores) {
         place->observe(&r->policy, &rows, &b->observe[i]);
-        b->observes = true;
+        b->observes = b->observes || b->observe[i].row_first < n_rows;
     }
+    b->score_store[i] = cache_score_store(cache, r->seat);
     b->keep[i] = prefill ? batch_rows_beyond(r, r->n_fed, n_rows, place->scores) : n_rows;
     memcpy(b->ids + b->rows.n, r->tokens + r->n_fed, (size_t)n_rows * sizeof(*b->ids));
     want_rows(b, r, b->rows.n, r->n_fed, n_rows);
@@ -136,6 +137,7 @@ static void begin(struct sched *s)
         .stride = s->config.n_seqs,
         .keep = b->keep,
         .observe = b->observes ? b->observe : NULL,
+        .score_store = b->score_store,
     };
 
     forward_begin(s->forward, &f);

@@ -69,12 +69,13 @@ static int alloc_batch(struct sched *s)
     b->seqs = calloc(n_seqs * (size_t)s->config.model->n_stores, sizeof(*b->seqs));
     b->observe = calloc(n_seqs, sizeof(*b->observe));
     b->keep = calloc(n_seqs, sizeof(*b->keep));
+    b->score_store = calloc(n_seqs, sizeof(*b->score_store));
     b->ids = calloc(n_rows, sizeof(*b->ids));
     b->wanted = calloc(n_rows, sizeof(*b->wanted));
     b->wanted_rows = calloc(n_rows, sizeof(*b->wanted_rows));
     s->logprobs = calloc((size_t)sched_logit_rows(s->config.n_seqs), sizeof(*s->logprobs));
-    return b->of && b->seqs && b->observe && b->keep && b->ids && b->wanted && b->wanted_rows &&
-                   s->logprobs
+    return b->of && b->seqs && b->observe && b->keep && b->score_store && b->ids && b->wanted &&
+                   b->wanted_rows && s->logprobs
                ? 0
                : -ENOMEM;
 }
@@ -158,6 +159,7 @@ void sched_destroy(struct sched *s)
     free(s->batch.wanted_rows);
     free(s->batch.wanted);
     free(s->batch.ids);
+    free(s->batch.score_store);
     free(s->batch.keep);
     free(s->batch.observe);
     free(s->batch.seqs);

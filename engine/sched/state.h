@@ -23,6 +23,7 @@ struct batch {
     struct ops_seq *seqs;        /* (n_stores, n_seqs) */
     struct ops_observe *observe; /* (n_seqs) */
     int32_t *keep;               /* (n_seqs) */
+    int32_t *score_store;        /* (n_seqs) */
     int32_t *ids;                /* (batch_tokens) */
     struct ops_rows rows;
     struct wanted *wanted; /* (batch_tokens) */

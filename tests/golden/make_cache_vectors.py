@@ -20,7 +20,7 @@ import numpy_model
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 N_PROMPT, N_NEW, N_VOCAB = 40, 24, 300
 BASE = {"name": "full", "budget": 0, "recent": 0, "sinks": 0, "noise": "none", "seed": 0, "observe": 64,
-        "tau0": 1.0, "tau1": 1.0}
+        "tau0": 1.0, "tau1": 1.0, "scope": "head", "pos_new": False, "damp": 1.0}
 CASES = [
     # name, overlay (split, group) or None, policy text, policy of the NumPy model
     ("full", None, "f32", {}),
@@ -31,6 +31,17 @@ CASES = [
      {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0}),
     ("fresh", None, "f32+keyformer:20,recent=30%,noise=fresh,tau=1..2,seed=3",
      {"name": "keyformer", "budget": 20, "recent": 6, "noise": "fresh", "seed": 3, "tau1": 2.0}),
+    ("as_shipped", None, "f32+keyformer:20,recent=30%,mode=as-shipped,tau=1..2,seed=3",
+     {"name": "as-shipped", "budget": 20, "recent": 6, "noise": "fresh", "seed": 3, "tau1": 2.0}),
+    ("damped", None, "f32+keyformer:20,recent=30%,noise=fresh,tau=1..2,seed=3,damp=0.7",
+     {"name": "keyformer", "budget": 20, "recent": 6, "noise": "fresh", "seed": 3, "tau1": 2.0, "damp": 0.7}),
+    ("layer_scores", None, "f32+h2o:20,recent=30%,score=layer", {"name": "h2o", "budget": 20, "recent": 6, "scope": "layer"}),
+    ("shared_scores", None, "f32+keyformer:20,recent=30%,score=shared,seed=3",
+     {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0, "scope": "shared"}),
+    ("acrosskv_shared", (2, 3), "f32+h2o:20,recent=30%,score=shared", {"name": "h2o", "budget": 20, "recent": 6, "scope": "shared"}),
+    ("new_positions", None, "f32+h2o:20,recent=30%,pos=new", {"name": "h2o", "budget": 20, "recent": 6, "pos_new": True}),
+    ("new_sinks", None, "f32+sinks:4+window:16,pos=new",
+     {"name": "window", "budget": 20, "recent": 16, "sinks": 4, "pos_new": True}),
     ("swiftkv", (2, 1), "f32", {}),
     ("acrosskv", (2, 4), "f32", {}),
     ("acrosskv_short", (2, 3), "f32", {}),

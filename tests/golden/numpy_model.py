@@ -8,11 +8,13 @@ from here.
               z, for prompt and decoded tokens alike; Q from the layer's own normed input by q_swiftkv. With groups
               of G (AcrossKV) layers (l + i) .. (l + i + G - 1), i a multiple of G, share one K and V.
     Keyformer (Adnan et al., Algorithm 1): scores sum softmax((logits + noise) / tau) over queries, apart from the
-              true softmax; the budget keeps the w latest tokens and the best-scored of the others. H2O is
+              true softmax, old sums times `damp` at each new token; the budget keeps the w latest tokens and the best-scored of the others. H2O is
               the same without noise and with tau = 1.
+    pos=new   K is kept before RoPE and rotated, as it is read, to its rank among the live slots (counted from the
+              row's own position backwards).
     GQA       a K/V head's score is the sum over its query heads; layers that share a store sum as well.
 
-Use: numpy_model.py MODEL.gguf [OVERLAY.gguf] --prompt IDS --new IDS [--policy h2o|keyformer|window|full] ..."""
+Use: numpy_model.py MODEL.gguf [OVERLAY.gguf] --prompt IDS --new IDS [--policy h2o|keyformer|as-shipped|window|full] ..."""
 
 import argparse
 import json
@@ -70,6 +72,7 @@ class Store:
         self.k = [[] for _ in range(n_heads)]
         self.v = [[] for _ in range(n_heads)]
         self.score = [[] for _ in range(n_heads)]
+        self.mask = [[] for _ in range(n_heads)]  # as-shipped: which positions may be seen
 
 
 def rms(x, w, eps):
@@ -118,26 +121,37 @@ class Model:
     def put(self, j, x, pos, deep):
         """K and V of store owner j at a position, into an empty slot or a victim's."""
         s = "_swiftkv" if deep else ""
-        k = self.rope(self.project(f"blk.{j}.attn_k{s}", x, self.n_kv), pos)
+        k = self.project(f"blk.{j}.attn_k{s}", x, self.n_kv)
+        if not self.policy["pos_new"]:
+            k = self.rope(k, pos)
         v = self.project(f"blk.{j}.attn_v{s}", x, self.n_kv)
         st = self.stores[j]
         for h in range(self.n_kv):
-            slot = self.victim(st, h, pos)
+            slot = self.victims[j, h]
             if slot is None:
                 for row, value in ((st.pos, pos), (st.k, k[h]), (st.v, v[h]), (st.score, 0.0)):
                     row[h].append(value)
             else:
                 st.pos[h][slot], st.k[h][slot], st.v[h][slot], st.score[h][slot] = pos, k[h], v[h], 0.0
 
+    def total(self, st, h, s):
+        """The score that a slot is chosen by: its head's, or the sum over the layer's or all layers' heads."""
+        scope = self.policy["scope"]
+        if scope == "head":
+            return st.score[h][s]
+        at = st.pos[h][s]
+        return sum(o.score[g][o.pos[g].index(at)] for o in (self.stores.values() if scope == "shared" else [st])
+                   for g in range(self.n_kv))
+
     def victim(self, st, h, pos):
         p = self.policy
-        if p["name"] == "full" or pos < p["n_prompt"] or len(st.pos[h]) < p["budget"]:
+        if p["name"] in ("full", "as-shipped") or pos < p["n_prompt"] or len(st.pos[h]) < p["budget"]:
             return None
         protect = pos - p["recent"] + 1
         best = None
         for s, at in enumerate(st.pos[h]):
             if p["sinks"] <= at < protect:
-                key = (0.0 if p["name"] == "window" else st.score[h][s], at)
+                key = (0.0 if p["name"] == "window" else self.total(st, h, s), at)
                 if best is None or key < best[0]:
                     best = (key, s)
         return best[1]
@@ -145,17 +159,35 @@ class Model:
     def cut(self):
         """The end of the prompt: protected tokens and the best-scored of the others stay."""
         p = self.policy
-        if p["name"] == "full" or p["n_prompt"] <= p["budget"]:
+        if p["name"] in ("full", "as-shipped") or p["n_prompt"] <= p["budget"]:
             return
-        for st in self.stores.values():
+        totals = {(o, h): [self.total(st, h, s) for s in range(len(st.pos[h]))]
+                  for o, st in self.stores.items() for h in range(self.n_kv)}
+        for o, st in self.stores.items():
             for h in range(self.n_kv):
                 protect = p["n_prompt"] - p["recent"]
                 order = sorted(range(len(st.pos[h])), key=lambda s: (
                     not (st.pos[h][s] < p["sinks"] or st.pos[h][s] >= protect),
-                    0.0 if p["name"] == "window" else -st.score[h][s], -st.pos[h][s]))
+                    0.0 if p["name"] == "window" else -totals[o, h][s], -st.pos[h][s]))
                 keep = sorted(order[:p["budget"]])
                 for row in (st.pos, st.k, st.v, st.score):
                     row[h] = [row[h][s] for s in keep]
+
+    def remask(self, pos):
+        """The authors' rule, after the forward pass of position pos: of the S keys seen and the one to come, the last
+        w slots and, of [0, S - w), the best-scored budget - w; a key that was masked stays masked, its score is 0."""
+        p = self.policy
+        if p["name"] != "as-shipped" or pos < p["n_prompt"] - 1:
+            return
+        seen, w = pos + 1, p["recent"]
+        for st in self.stores.values():
+            for h in range(self.n_kv):
+                old = st.mask[h] or [True] * seen
+                score = [s * m for s, m in zip(st.score[h], old)]
+                keys = sorted(range(seen - w), key=lambda s: -score[s])[:p["budget"] - w]
+                new = [s in keys or s > seen - w for s in range(seen)]
+                st.mask[h] = [a and b for a, b in zip(old, new)] + [True]
+                st.score[h] = [s * m for s, m in zip(st.score[h], st.mask[h])]
 
     def observe(self, j, head, logits, pos, st, h, tau):
         p = self.policy
@@ -163,7 +195,7 @@ class Model:
             return
         if j >= self.split and pos < p["n_prompt"] - p["observe"]:
             return  # SwiftKV: only the prompt's last tokens run through the deep layers
-        if p["name"] == "keyformer":
+        if p["name"] in ("keyformer", "as-shipped"):
             query = 0xFFFFFFFF if p["noise"] == "once" else pos
             x = np.array([l + (0.0 if p["noise"] == "none" else gumbel(p["seed"], j, head, query, at))
                           for l, at in zip(logits, st.pos[h])])
@@ -174,12 +206,24 @@ class Model:
 
     def attend(self, j, x, pos, tau):
         deep = j >= self.split
+        first = self.policy["scope"] != "shared" and j == self.owner(j) or j == 0
+        if first and pos >= self.policy["n_prompt"]:
+            for o, other in self.stores.items():
+                if self.policy["scope"] == "shared" or o == j:
+                    other.score = [[v * self.policy["damp"] for v in row] for row in other.score]
         q = self.rope(self.project(f"blk.{j}.attn_q" + ("_swiftkv" if deep else ""), x, self.n_head), pos)
         st = self.stores[self.owner(j)]
         out = np.zeros((self.n_head, self.dim))
         for head in range(self.n_head):
             h = head * self.n_kv // self.n_head
-            logits = np.array(st.k[h]) @ q[head] / math.sqrt(self.dim)
+            k = np.array(st.k[h])
+            if self.policy["pos_new"]:
+                rank = np.argsort(np.argsort(st.pos[h]))
+                shift = pos - rank[st.pos[h].index(pos)]
+                k = np.array([self.rope(row, int(r + shift)) for row, r in zip(k, rank)])
+            logits = k @ q[head] / math.sqrt(self.dim)
+            if st.mask[h]:
+                logits = np.where(st.mask[h], logits, -1e30)
             out[head] = softmax(logits) @ np.array(st.v[h])
             self.observe(j, head, logits, pos, st, h, tau)
         return self.w[f"blk.{j}.attn_output.weight"] @ out.reshape(-1)
@@ -188,6 +232,7 @@ class Model:
         """All layers for one token; logits."""
         w = self.w
         x = w["token_embd.weight"][token].copy()
+        self.victims = {(o, h): self.victim(st, h, pos) for o, st in self.stores.items() for h in range(self.n_kv)}
         for j in range(self.n_layer):
             if j == self.split:
                 z = rms(x, w["norm_swiftkv.weight"], self.eps)
@@ -212,23 +257,26 @@ def run(paths, prompt, new, policy):
     for pos, t in enumerate(prompt):
         logits = m.token(t, pos, policy["tau0"])
     m.cut()
+    m.remask(len(prompt) - 1)
     rows, live = [logits], [snapshot(m)]
     for i, t in enumerate(new[:-1]):
         step = (i + 1) / len(new)
         tau = policy["tau0"] + step * (policy["tau1"] - policy["tau0"])
         rows.append(m.token(t, len(prompt) + i, tau))
+        m.remask(len(prompt) + i)
         live.append(snapshot(m))
     return np.array(rows), live
 
 
 def snapshot(m):
-    return {str(o): [sorted(p) for p in st.pos] for o, st in m.stores.items()}
+    return {str(o): [sorted(q for q in p if not st.mask[h] or st.mask[h][q]) for h, p in enumerate(st.pos)]
+            for o, st in m.stores.items()}
 
 
 def policy_of(o):
-    return {"name": o.policy, "budget": o.budget, "recent": o.budget * o.recent // 100, "sinks": o.sinks,
-            "noise": o.noise, "seed": o.seed, "observe": o.observe, "tau0": o.tau[0] if o.policy == "keyformer" else 1.0,
-            "tau1": o.tau[1] if o.policy == "keyformer" else 1.0}
+    return {"scope": o.score, "pos_new": o.pos == "new", "damp": o.damp, "name": o.policy, "budget": o.budget, "recent": o.budget * o.recent // 100, "sinks": o.sinks,
+            "noise": o.noise, "seed": o.seed, "observe": o.observe, "tau0": o.tau[0] if o.policy in ("keyformer", "as-shipped") else 1.0,
+            "tau1": o.tau[1] if o.policy in ("keyformer", "as-shipped") else 1.0}
 
 
 def main():
@@ -237,12 +285,15 @@ def main():
     a.add_argument("files", nargs="+")
     a.add_argument("--prompt", type=ints, required=True)
     a.add_argument("--new", type=ints, required=True)
-    a.add_argument("--policy", default="full", choices=("full", "window", "h2o", "keyformer"))
+    a.add_argument("--policy", default="full", choices=("full", "window", "h2o", "keyformer", "as-shipped"))
     a.add_argument("--budget", type=int, default=0)
     a.add_argument("--recent", type=int, default=30)
     a.add_argument("--sinks", type=int, default=0)
     a.add_argument("--noise", default="once", choices=("once", "fresh", "none"))
     a.add_argument("--seed", type=int, default=0)
+    a.add_argument("--score", default="head", choices=("head", "layer", "shared"))
+    a.add_argument("--pos", default="org", choices=("org", "new"))
+    a.add_argument("--damp", type=float, default=1.0)
     a.add_argument("--observe", type=int, default=64)
     a.add_argument("--tau", type=lambda s: [float(n) for n in s.split("..")], default=[1.0, 2.0])
     a.add_argument("--out", required=True, help="OUT.npy logits, OUT.json live positions")

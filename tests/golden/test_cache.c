@@ -124,7 +124,7 @@ static int run_vec(const char *folder, const char *name, const char *backend, do
     if (ret) {
         (void)fprintf(stderr, "%s: %s\n", name, err.text);
         if (ret == -ENOTSUP && strcmp(backend, "ref") != 0) {
-            exit(77); /* this backend has no cache yet */
+            bad = -1; /* this backend lacks what the policy asks for */
         }
         goto out;
     }
@@ -162,6 +162,7 @@ int main(int argc, char **argv)
 {
     int n = 0;
     int bad = 0;
+    int skipped = 0;
 
     if (argc != 3) {
         (void)fprintf(stderr, "usage: test_cache FOLDER BACKEND\n");
@@ -176,14 +177,20 @@ int main(int argc, char **argv)
         if (len > 10 && strncmp(names[i]->d_name, "cache_", 6) == 0 &&
             strcmp(names[i]->d_name + len - 4, ".vec") == 0) {
             n++;
-            bad += run_vec(argv[1], names[i]->d_name, argv[2],
-                           strcmp(argv[2], "ref") == 0 ? 1e-4 : 2e-3);
+            int r = run_vec(argv[1], names[i]->d_name, argv[2],
+                            strcmp(argv[2], "ref") == 0 ? 1e-4 : 2e-3);
+
+            bad += r > 0;
+            skipped += r < 0;
         }
         free(names[i]);
     }
     if (n_names >= 0) {
         free(names);
     }
-    printf("%d files, %d failed\n", n, bad);
+    printf("%d files, %d failed, %d skipped\n", n, bad, skipped);
+    if (skipped > 0 && skipped == n) {
+        return 77;
+    }
     return n == 0 || bad > 0;
 }

@@ -244,6 +244,7 @@ FOR_BACKENDS(engine, layered_equals_dense)
     } cases[] = {
         {"cache_model.gguf", NULL, "keyformer:20,recent=30%,chunk=32"},
         {"cache_model.gguf", NULL, "fp8+sinks:2+window:30,chunk=512"},
+        {"cache_model.gguf", NULL, "keyformer:20,mode=as-shipped,chunk=32"},
         {"cache_model.gguf", NULL, "recency:20,observe=40,chunk=32"},
         {"cache_model.gguf", "cache_swiftkv_2_1.gguf", "h2o:20,observe=50,chunk=32"},
         {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "keyformer:20,noise=fresh,chunk=16"},
@@ -291,6 +292,27 @@ Test(engine, evicting_policies_hold_their_budget)
     cr_assert_eq(c.n_evicted, (uint64_t)r.usage.n_evicted);
     run_clear(&r);
     engine_destroy(e);
+}
+
+/* The authors' code never changes its key tokens; the paper's algorithm does. With damping the
+ * latter lets go of what only the prompt wanted; with a damping of 1 and few new tokens both may
+ * agree, which is why that is no test. */
+Test(engine, as_shipped_is_frozen_and_paper_is_not)
+{
+    struct run frozen;
+    struct run damped;
+    struct run paper;
+
+    generate("ref", "cache_model.gguf", NULL, "keyformer:20,mode=as-shipped,noise=once", &frozen);
+    generate("ref", "cache_model.gguf", NULL, "keyformer:20,mode=as-shipped,noise=once,damp=0.5",
+             &damped);
+    generate("ref", "cache_model.gguf", NULL, "keyformer:20,noise=once,damp=0.5", &paper);
+    cr_assert(run_same(&frozen, &damped), "nothing is scored after the prompt");
+    cr_assert_not(run_same(&frozen, &paper));
+    cr_assert_eq(frozen.usage.n_slots, paper.usage.n_slots);
+    run_clear(&frozen);
+    run_clear(&damped);
+    run_clear(&paper);
 }
 
 Test(engine, constant_noise_chooses_as_none)
