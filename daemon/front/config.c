@@ -17,6 +17,10 @@
 
 enum { SERVE = 1, PLAN = 2 };
 
+/* Settings that a running daemon takes over when it is told to read its configuration again. The
+ * others size memory or belong to the engine: they wait for a restart. */
+static const char *const live[] = {"max-queue", "stall-timeout", "engine-timeout", "verbose", NULL};
+
 static const char *const backends[] = {"auto", "ref", "cpu", "cuda", NULL};
 
 static const char *const no_yes[] = {"no", "yes", NULL};
@@ -145,6 +149,9 @@ int config_load(struct config *c, int argc, char *const argv[], char *const envi
 
     memset(c, 0, sizeof(*c));
     c->plan = plan;
+    c->argc = argc;
+    c->argv = argv;
+    c->env = environ;
     rc = options_load(&table, c, plan ? argc - 1 : argc, plan ? argv + 1 : argv, environ, "config",
                       NULL, reterr);
     if (rc || c->help || c->version) {
@@ -158,6 +165,88 @@ void config_clear(struct config *c)
     struct option_table table = table_of(false);
 
     options_clear(&table, c);
+}
+
+int config_reload(const struct config *c, struct config *ret, struct error *reterr)
+{
+    return config_load(ret, c->argc, c->argv, c->env, reterr);
+}
+
+static bool same_text(const char *a, const char *b)
+{
+    return a && b ? strcmp(a, b) == 0 : a == b;
+}
+
+static bool same_list(const struct option_list *a, const struct option_list *b)
+{
+    bool same = a->n == b->n;
+
+    for (size_t i = 0; same && i < a->n; i++) {
+        same = strcmp(a->v[i], b->v[i]) == 0;
+    }
+    return same;
+}
+
+static size_t value_size(enum option_type type)
+{
+    static const size_t size[] = {
+        [OPTION_FLAG] = sizeof(bool),
+        [OPTION_INT] = sizeof(int64_t),
+        [OPTION_FLOAT] = sizeof(double),
+        [OPTION_BYTES] = sizeof(uint64_t),
+        [OPTION_STRING] = sizeof(char *),
+        [OPTION_ENUM] = sizeof(int),
+        [OPTION_LIST] = sizeof(struct option_list),
+    };
+
+    return size[type];
+}
+
+static bool same_value(const struct option_row *row, const struct config *a, const struct config *b)
+{
+    const void *va = (const char *)a + row->offset;
+    const void *vb = (const char *)b + row->offset;
+
+    switch (row->type) {
+    case OPTION_STRING:
+        return same_text(*(char *const *)va, *(char *const *)vb);
+    case OPTION_LIST:
+        return same_list(va, vb);
+    default:
+        return memcmp(va, vb, value_size(row->type)) == 0;
+    }
+}
+
+static bool is_live(const struct option_row *row)
+{
+    for (const char *const *name = live; *name; name++) {
+        if (strcmp(*name, row->name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void config_apply(struct config *c, const struct config *from, char *ret_waiting, size_t size)
+{
+    size_t n = 0;
+
+    ret_waiting[0] = '\0';
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        const struct option_row *row = &rows[i];
+
+        if (same_value(row, c, from)) {
+            continue;
+        }
+        if (is_live(row)) { /* numbers and flags: nothing to own */
+            memcpy((char *)c + row->offset, (const char *)from + row->offset,
+                   value_size(row->type));
+        } else if (n < size) {
+            int len = snprintf(ret_waiting + n, size - n, "%s%s", n ? ", " : "", row->name);
+
+            n += len > 0 ? (size_t)len : 0;
+        }
+    }
 }
 
 char *config_help(bool plan)

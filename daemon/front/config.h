@@ -38,6 +38,11 @@ struct config {
     bool help;
     bool version;
 
+    /* Where it came from, for config_reload(); not owned. */
+    int argc;
+    char *const *argv;
+    char *const *env;
+
     /* Derived by config_load(). */
     bool plan;             /* `pipitd plan` */
     uint64_t c2e_bytes;    /* of a lane whose hello asks for nothing */
@@ -50,6 +55,13 @@ struct config {
 int config_load(struct config *c, int argc, char *const argv[], char *const environ[],
                 struct error *reterr) WARN_UNUSED;
 void config_clear(struct config *c);
+
+/* The same sources once more: the file may say something else now. */
+int config_reload(const struct config *c, struct config *ret, struct error *reterr) WARN_UNUSED;
+
+/* Takes over into `c` what may change while it runs (the rows marked LIVE in config.c). What differs
+ * besides and waits for a restart is named in ret_waiting, "model, ctx", or "". */
+void config_apply(struct config *c, const struct config *from, char *ret_waiting, size_t size);
 
 /* --help of `pipitd` or `pipitd plan`; to be freed. */
 char *config_help(bool plan);

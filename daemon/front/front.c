@@ -3,10 +3,10 @@
  * them down in the opposite order. Signals come as a descriptor. Between two batches of events it
  * sends waiting requests to the engine and, at most once a second, a status line to systemd.
  *
- * Stopping (SIGTERM, SIGINT, SIGHUP): waiting requests end at once; the engine is asked to end the
- * running ones, which takes it one operation also in a long prefill; after FORCE_NS it is killed
- * and what still runs ends here. Clients may still connect meanwhile and learn that we are
- * stopping. */
+ * Stopping (SIGTERM, SIGINT; SIGHUP, the closed terminal, unless systemd started us and means a
+ * reload by it): waiting requests end at once; the engine is asked to end the running ones, which
+ * takes it one operation also in a long prefill; after FORCE_NS it is killed and what still runs
+ * ends here. Clients may still connect meanwhile and learn that we are stopping. */
 
 #include "daemon/front/front.h"
 
@@ -28,6 +28,7 @@
 #include "daemon/front/engine_link.h"
 #include "daemon/front/gateway.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/reload.h"
 #include "daemon/front/status.h"
 
 #define FORCE_NS 1400000000
@@ -119,6 +120,10 @@ static void on_signal(void *arg, uint32_t events)
     while (read(f->signals.fd, &s, sizeof(s)) == sizeof(s)) {
         if (s.ssi_signo == SIGCHLD) {
             reap(f);
+        } else if (s.ssi_signo == SIGHUP && f->system) {
+            if (!f->stopping) {
+                reload_run(f);
+            }
         } else {
             log_info("signal %u: stopping", s.ssi_signo);
             front_stop(f, 0);
@@ -231,10 +236,11 @@ static int exit_code_of(int rc)
     }
 }
 
-int front_run(const struct config *c, const struct rundir *dir)
+int front_run(struct config *c, const struct rundir *dir, bool system)
 {
     struct front f = {.config = c,
                       .rundir = *dir,
+                      .system = system,
                       .next_lane_id = 1,
                       .started_ns = clock_ns(),
                       .signals.fd = -1,

@@ -12,6 +12,7 @@
  *     ending.h       how they end and how long they are kept
  *     engine_link.h  the engine process: start, records, heartbeat, restart
  *     gateway.h      the gateway process
+ *     reload.h       reading the configuration again
  *     status.h       hello, status, metrics, sd_notify's STATUS= */
 
 #include <stdbool.h>
@@ -39,7 +40,7 @@ struct front_counters {
 };
 
 struct front {
-    const struct config *config;
+    struct config *config; /* changed by reload.c only */
     struct loop loop;
     struct rundir rundir;
     struct journal journal;
@@ -57,6 +58,7 @@ struct front {
 
     uint64_t epoch;
     int64_t started_ns;
+    bool system; /* started by systemd: SIGHUP means reload */
     bool stopping;
     int exit_code;
     struct loop_timer stop_timer;
@@ -72,8 +74,8 @@ struct front {
 };
 
 /* Serves until a signal or a first start that fails; the exit code. The runtime directory has been
- * chosen; its listening sockets may have come from systemd. */
-int front_run(const struct config *c, const struct rundir *dir);
+ * chosen; its listening sockets may have come from systemd. `system`: systemd started us. */
+int front_run(struct config *c, const struct rundir *dir, bool system);
 
 /* Begins to stop: tells everybody, ends running answers with reason shutdown, leaves the loop when
  * they have ended and been sent, or 1.7 s later. A second call leaves at once. */

@@ -5,6 +5,7 @@
  * environment is read here only. */
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,6 +70,10 @@ static int take_activated(struct rundir *r, struct error *reterr)
                              "socket, or the second of its kind",
                              fd, names && names[i] ? names[i] : "nameless");
         }
+        /* We accept until there is nobody left; systemd hands sockets over blocking. */
+        if (fcntl(fd, F_SETFL, O_NONBLOCK)) {
+            return error_set_errno(reterr, -errno, "descriptor %d from systemd", fd);
+        }
         *slot = fd;
         r->activated = true;
     }
@@ -79,18 +84,19 @@ static int take_activated(struct rundir *r, struct error *reterr)
     return n < 0 ? error_set_errno(reterr, n, "cannot take over systemd's sockets") : 0;
 }
 
-static int serve(const struct config *c)
+static int serve(struct config *c)
 {
     struct rundir dir;
     struct error e = {0};
-    int rc = rundir_choose(c, getenv("NOTIFY_SOCKET") != NULL, &dir, &e);
+    bool system = getenv("NOTIFY_SOCKET") != NULL;
+    int rc = rundir_choose(c, system, &dir, &e);
 
     rc = rc ? rc : take_activated(&dir, &e);
     if (rc) {
         log_error("%s", e.text);
         return EXIT_USAGE;
     }
-    return front_run(c, &dir);
+    return front_run(c, &dir, system);
 }
 
 int main(int argc, char **argv)

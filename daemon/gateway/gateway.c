@@ -28,6 +28,7 @@ enum {
     /* Encoding on top of a request's items, which are limited by the front. */
     MESSAGE_SLACK = 4096,
     ARENA_FACTOR = 8,
+    ORPHANS_MS = 500,
 };
 
 bool waiters_push(struct waiters *w, const struct waiter *who)
@@ -179,17 +180,20 @@ static int read_front(struct gateway *g, struct error *reterr)
     return 0;
 }
 
-static long timeout_ms(const struct gateway *g)
+static long timeout_ms(const struct gateway *g, const struct notify *n)
 {
-    if (g->clients.n_stalled > 0) {
-        return DELIVER_RETRY_MS;
-    }
-    return g->requests.n_orphans > 0 ? 500 : -1;
+    long sign = notify_timeout_ms(n);
+    long own = g->clients.n_stalled > 0    ? (long)DELIVER_RETRY_MS
+               : g->requests.n_orphans > 0 ? (long)ORPHANS_MS
+                                           : -1;
+
+    return own < 0 || (sign >= 0 && sign < own) ? sign : own;
 }
 
 enum { POLL_FRONT, POLL_STOP, POLL_ZAP, POLL_CLIENTS, N_POLL };
 
-static int turn(struct gateway *g, int stop_fd, bool *ret_stop, struct error *reterr)
+static int turn(struct gateway *g, int stop_fd, const struct notify *n, bool *ret_stop,
+                struct error *reterr)
 {
     zmq_pollitem_t items[N_POLL] = {
         [POLL_FRONT] = {.fd = g->door.fd, .events = ZMQ_POLLIN},
@@ -202,7 +206,7 @@ static int turn(struct gateway *g, int stop_fd, bool *ret_stop, struct error *re
     if (door_pending(&g->door)) {
         items[POLL_FRONT].events |= ZMQ_POLLOUT;
     }
-    if (zmq_poll(items, may_read_clients(g) ? N_POLL : POLL_CLIENTS, timeout_ms(g)) < 0 &&
+    if (zmq_poll(items, may_read_clients(g) ? N_POLL : POLL_CLIENTS, timeout_ms(g, n)) < 0 &&
         errno != EINTR) {
         return error_set(reterr, -EIO, "cannot wait for messages: %s", zmq_strerror(errno));
     }
@@ -231,14 +235,17 @@ static int turn(struct gateway *g, int stop_fd, bool *ret_stop, struct error *re
     return rc ? rc : g->failed;
 }
 
-int gateway_run(struct gateway *g, int stop_fd, struct error *reterr)
+int gateway_run(struct gateway *g, int stop_fd, struct notify *n, struct error *reterr)
 {
     bool stop = false;
     int rc = 0;
 
+    notify_send(n, "READY=1\nSTATUS=Serving ZeroMQ clients");
     while (!stop && rc == 0) {
-        rc = turn(g, stop_fd, &stop, reterr);
+        notify_alive(n);
+        rc = turn(g, stop_fd, n, &stop, reterr);
     }
+    notify_send(n, "STOPPING=1");
     if (rc == -EPIPE) {
         log_info("the front ended the lane");
         return 0;

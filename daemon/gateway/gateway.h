@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "daemon/gateway/clients.h"
 #include "daemon/gateway/door.h"
+#include "daemon/gateway/notify.h"
 #include "daemon/gateway/requests.h"
 #include "daemon/gateway/router.h"
 #include "proto/zmq/arena.h"
@@ -48,8 +49,9 @@ int gateway_init(struct gateway *g, int lane_fd, const char *zmq_path, int liste
                  struct error *reterr) WARN_UNUSED;
 void gateway_finish(struct gateway *g);
 
-/* Until the front ends the lane, or `stop_fd` (a signalfd) is readable: 0; else an error. */
-int gateway_run(struct gateway *g, int stop_fd, struct error *reterr) WARN_UNUSED;
+/* Until the front ends the lane, or `stop_fd` (a signalfd) is readable: 0; else an error. `n` is told
+ * that we serve, and from time to time that we still do. */
+int gateway_run(struct gateway *g, int stop_fd, struct notify *n, struct error *reterr) WARN_UNUSED;
 
 /* Sends a record to the front; a lost lane is remembered in g->failed. */
 void gateway_to_front(struct gateway *g, const struct lane_record *r);

@@ -135,11 +135,20 @@ static int reach_front(const struct config *c, int *ret_fd, struct error *reterr
     return door_connect(c->connect ? c->connect : path, ret_fd, reterr);
 }
 
+/* A child of pipitd is not systemd's main process: it has nothing to say there. */
+static int reach_systemd(const struct config *c, struct notify *n, struct error *reterr)
+{
+    bool child = c->lane_fd >= 0;
+
+    return notify_open(n, child ? NULL : getenv("NOTIFY_SOCKET"), getenv("WATCHDOG_USEC"), reterr);
+}
+
 static int serve(const struct config *c, struct error *reterr)
 {
     static struct gateway gateway; /* 3 MB: not for the stack */
     char path[SOCK_PATH_MAX + 64];
     AUTO_CLOSE int stop_fd = stop_signals(reterr);
+    struct notify notify;
     int lane_fd = -1;
     int rc;
 
@@ -148,6 +157,10 @@ static int serve(const struct config *c, struct error *reterr)
     }
     if ((size_t)snprintf(path, sizeof(path), "%s/zmq.sock", c->runtime_dir) >= sizeof(path)) {
         return error_set(reterr, -ENAMETOOLONG, "--runtime-dir is too long for a socket's path");
+    }
+    rc = reach_systemd(c, &notify, reterr);
+    if (rc) {
+        return rc;
     }
     rc = reach_front(c, &lane_fd, reterr);
     if (rc) {
@@ -159,7 +172,8 @@ static int serve(const struct config *c, struct error *reterr)
     }
     log_debug("serving %s, messages up to %zu bytes, %d request buffers", path, gateway.max_message,
               gateway.door.n_bufs);
-    rc = gateway_run(&gateway, stop_fd, reterr);
+    rc = gateway_run(&gateway, stop_fd, &notify, reterr);
+    notify_close(&notify);
     gateway_finish(&gateway);
     return rc;
 }

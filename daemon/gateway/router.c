@@ -19,6 +19,7 @@
 #include "daemon/gateway/router.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,9 +109,15 @@ static int bind_socket(struct router *r, const char *path, int listen_fd, struct
     }
     (void)snprintf(endpoint, sizeof(endpoint), "ipc://%s", path);
     if (listen_fd >= 0) {
-        int fd = dup(listen_fd); /* libzmq closes what it adopts */
+        /* libzmq closes what it adopts, and accepts without asking whether anybody still waits;
+         * systemd hands sockets over blocking. */
+        int fd = fcntl(listen_fd, F_DUPFD_CLOEXEC, 0);
 
-        rc = fd < 0 ? -errno : set_int(r->socket, ZMQ_USE_FD, fd, reterr);
+        if (fd < 0 || fcntl(fd, F_SETFL, O_NONBLOCK)) {
+            return error_set_errno(reterr, -errno, "descriptor %d is no listening socket",
+                                   listen_fd);
+        }
+        rc = set_int(r->socket, ZMQ_USE_FD, fd, reterr);
         if (rc) {
             return rc;
         }
