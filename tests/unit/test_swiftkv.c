@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* SwiftKV and AcrossKV on models made here: what must be equal is equal to the bit, groups hold the
+ * stores they should, and files that do not fit are refused by name. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/unit/engine_run.h"
+#include "tests/unit/tiny_model.h"
+
+static char dir[] = "/tmp/test-swiftkv-XXXXXX";
+static char base[64];
+static char overlay[64];
+
+static void set_up(void)
+{
+    cr_assert(mkdtemp(dir));
+    (void)snprintf(base, sizeof(base), "%s/base.gguf", dir);
+    (void)snprintf(overlay, sizeof(overlay), "%s/overlay.gguf", dir);
+}
+
+static void tear_down(void)
+{
+    (void)unlink(base);
+    (void)unlink(overlay);
+    (void)rmdir(dir);
+}
+
+TestSuite(swiftkv, .init = set_up, .fini = tear_down);
+
+static int create(struct engine **ret, const char *kv, bool with_overlay, struct error *e)
+{
+    struct engine_config c;
+    const char *overlays[1] = {overlay};
+
+    engine_config_default(&c);
+    c.model_path = base;
+    c.overlay_paths = overlays;
+    c.n_overlays = with_overlay;
+    c.backend = "ref";
+    c.n_threads = 1;
+    c.ctx = 128;
+    c.kv = kv;
+    return engine_create(&c, NULL, NULL, ret, e);
+}
+
+static void answer(const char *kv, struct run *r)
+{
+    int32_t ids[60];
+    struct engine *e;
+    struct error err = {0};
+
+    cr_assert_eq(create(&e, kv, true, &err), 0, "%s", err.text);
+    run_tokens(41, TINY_VOCAB, ids, 60);
+    struct engine_request q = run_request(ids, 60, 20);
+
+    run_submit(e, &q, r);
+    run_all(e);
+    cr_assert_eq(r->n_new, 20);
+    engine_destroy(e);
+}
+
+Test(swiftkv, group_one_is_no_sharing)
+{
+    struct run a;
+    struct run b;
+
+    tiny_model(base, 6, NULL);
+    tiny_overlay(overlay, base, 6, 2, 1, false, NULL, NULL);
+    answer("f32", &a);
+    tiny_overlay(overlay, base, 6, 2, -1, false, NULL, NULL);
+    answer("f32", &b);
+    cr_assert(run_same(&a, &b));
+    run_clear(&a);
+    run_clear(&b);
+}
+
+Test(swiftkv, groups_of_equal_projections_are_group_one)
+{
+    static const int32_t groups[] = {2, 3, 4, 5, 16};
+    struct run one;
+
+    tiny_model(base, 7, NULL);
+    tiny_overlay(overlay, base, 7, 2, 1, true, NULL, NULL);
+    answer("f32", &one);
+    cr_assert_eq(one.usage.n_slots, 79 * TINY_KV_HEADS * 7);
+    for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++) {
+        int32_t stores = 2 + (5 + groups[i] - 1) / groups[i];
+        struct run r;
+
+        tiny_overlay(overlay, base, 7, 2, groups[i], true, NULL, NULL);
+        answer("f32", &r);
+        cr_assert(run_same(&one, &r), "groups of %d differ", groups[i]);
+        cr_assert_eq(r.usage.n_slots, 79 * TINY_KV_HEADS * stores);
+        run_clear(&r);
+    }
+    run_clear(&one);
+}
+
+Test(swiftkv, sixteen_deep_layers_hold_one_store)
+{
+    struct run r;
+
+    tiny_model(base, 18, NULL);
+    tiny_overlay(overlay, base, 18, 2, 16, false, NULL, NULL);
+    answer("full", &r);
+    cr_assert_eq(r.usage.n_slots, 79 * TINY_KV_HEADS * 3);
+    run_clear(&r);
+}
+
+Test(swiftkv, chunks_change_nothing)
+{
+    static const int chunks[] = {1, 7, 16, 59};
+    struct run whole;
+
+    tiny_model(base, 6, NULL);
+    tiny_overlay(overlay, base, 6, 2, 2, false, NULL, NULL);
+    answer("f32", &whole);
+    for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
+        struct run r;
+        char kv[64];
+
+        (void)snprintf(kv, sizeof(kv), "f32+full,chunk=%d", chunks[i]);
+        answer(kv, &r);
+        cr_assert(run_same(&whole, &r), "%s", kv);
+        run_clear(&r);
+    }
+    run_clear(&whole);
+}
+
+static void refused(int code, const char *holds)
+{
+    struct engine *e;
+    struct error err = {0};
+
+    cr_assert_eq(create(&e, NULL, true, &err), code, "%s", err.text);
+    cr_assert(strstr(err.text, holds), "%s, not: %s", err.text, holds);
+}
+
+Test(swiftkv, overlays_that_do_not_fit)
+{
+    const char *zeros = "0000000000000000000000000000000000000000000000000000000000000000";
+    static const struct {
+        struct tiny_bend bend;
+        int code;
+        const char *holds;
+    } bends[] = {
+        {{.drop = "blk.2.attn_k_swiftkv.weight"},
+         -EBADMSG,
+         "blk.2.attn_k_swiftkv.weight is missing"},
+        {{.drop = "norm_swiftkv.weight"}, -EBADMSG, "norm_swiftkv.weight is missing"},
+        {{.misshape = "blk.3.attn_q_swiftkv.weight"},
+         -EBADMSG,
+         "blk.3.attn_q_swiftkv.weight is (17"},
+        {{.extra = "blk.3.attn_k_swiftkv.weight"}, -EBADMSG, "nothing reads tensor blk.3.attn_k"},
+        {{.extra = "blk.0.attn_q.weight"}, -EBADMSG, "add tensors, not replace"},
+        {{.key = "pipit.swiftkv.key_value_group_size", .value = 0}, -EBADMSG, "group_size"},
+        {{.key = "pipit.swiftkv.num_key_value_layers", .value = 0}, -EBADMSG, "key_value_layers"},
+        {{.key = "pipit.swiftkv.num_key_value_layers", .value = 7}, -EBADMSG, "key_value_layers"},
+    };
+
+    tiny_model(base, 6, NULL);
+    for (size_t i = 0; i < sizeof(bends) / sizeof(bends[0]); i++) {
+        tiny_overlay(overlay, base, 6, 2, 2, false, NULL, &bends[i].bend);
+        refused(bends[i].code, bends[i].holds);
+    }
+    tiny_overlay(overlay, base, 6, 2, 2, false, zeros, NULL);
+    refused(-EBADMSG, "made for another base file");
+    tiny_overlay(overlay, base, 6, 2, 2, false, "short", NULL);
+    refused(-EBADMSG, "made for another base file");
+}
+
+Test(swiftkv, bases_that_do_not_fit)
+{
+    static const struct {
+        struct tiny_bend bend;
+        int code;
+        const char *holds;
+    } bends[] = {
+        {{.drop = "blk.1.ffn_up.weight"}, -EBADMSG, "blk.1.ffn_up.weight is missing"},
+        {{.drop = "token_embd.weight"}, -EBADMSG, "token_embd.weight is missing"},
+        {{.misshape = "blk.0.attn_output.weight"},
+         -EBADMSG,
+         "blk.0.attn_output.weight is (17, 16)"},
+        {{.extra = "blk.0.ffn_gate_inp.weight"}, -ENOTSUP, "not part of architecture llama"},
+        {{.drop_key = "llama.block_count"}, -EBADMSG, "llama.block_count is missing"},
+        {{.key = "llama.block_count", .value = 0}, -EBADMSG, "llama.block_count"},
+        {{.key = "llama.attention.head_count_kv", .value = 3}, -EBADMSG, "no multiple"},
+        {{.key = "llama.embedding_length", .value = 15}, -EBADMSG, ""},
+        {{.key = "llama.context_length", .value = 0}, -EBADMSG, "llama.context_length"},
+    };
+    struct engine *e;
+
+    for (size_t i = 0; i < sizeof(bends) / sizeof(bends[0]); i++) {
+        struct error err = {0};
+
+        tiny_model(base, 4, &bends[i].bend);
+        cr_assert_eq(create(&e, NULL, false, &err), bends[i].code, "%zu: %s", i, err.text);
+        cr_assert(strstr(err.text, bends[i].holds), "%s, not: %s", err.text, bends[i].holds);
+    }
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_TESTS_UNIT_TINY_MODEL_H
+#define PIPIT_TESTS_UNIT_TINY_MODEL_H
+
+/* Random llama models of 16 dims and SwiftKV overlays of them, written where a test wants them, and
+ * bent where a test wants that. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { TINY_VOCAB = 50, TINY_EMBD = 16, TINY_FF = 24, TINY_HEADS = 4, TINY_KV_HEADS = 2, TINY_DIM = 4 };
+
+struct tiny_bend {
+    const char *drop;      /* tensor that is left out, */
+    const char *misshape;  /* that has one column more, */
+    const char *extra;     /* that nothing reads; or NULL each */
+    const char *drop_key;  /* key that is left out */
+    const char *key;       /* u32 key that is set to value */
+    uint32_t value;
+};
+
+void tiny_model(const char *path, int32_t n_layers, const struct tiny_bend *bend);
+
+/* Deep layers [split, n_layers) of the base in groups. `same`: all leaders' K and V are equal.
+ * group -1: the key is left out. base_sha256 NULL: the file's own. */
+void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t split, int32_t group,
+                  bool same, const char *base_sha256, const struct tiny_bend *bend);
+
+#endif
