@@ -21,7 +21,7 @@
 #include "base/rng.h"
 #include "engine/text/sampler_impl.h"
 
-enum { LANES = 16, FIRST_TRY = 256, DRAW_DOMAIN = 0x73616d70 };
+enum { LANES = 16, BUCKETS = 2048, BUCKETS_A_UNIT = 16, DRAW_DOMAIN = 0x73616d70 };
 
 /* The largest logit; -EBADMSG for NaN or +inf anywhere, or nothing above -inf. */
 static int scan(const float *l, int32_t n, float *ret_max)
@@ -116,6 +116,18 @@ static void rise(struct sampler_alt *heap, int32_t n, struct sampler_alt item)
     heap[i] = item;
 }
 
+/* A heap into falling order. */
+static void sort_heap(struct sampler_alt *heap, int32_t n)
+{
+    while (n > 1) {
+        struct sampler_alt worst = heap[0];
+
+        n--;
+        sift(heap, n, heap[n]);
+        heap[n] = worst;
+    }
+}
+
 static bool any_above(const float *l, float limit)
 {
     int any = 0;
@@ -145,13 +157,7 @@ static void select_best(const float *l, int32_t n, int32_t k, struct sampler_alt
             }
         }
     }
-    while (k > 1) {
-        struct sampler_alt worst = out[0];
-
-        k--;
-        sift(out, k, out[k]);
-        out[k] = worst;
-    }
+    sort_heap(out, k);
 }
 
 /* ---- steps ------------------------------------------------------------------------------- */
@@ -204,11 +210,16 @@ static const float *penalize(const struct sampler *s, struct sampler_scratch *x,
     return x->logits;
 }
 
-/* How many of the n best hold at least p of `total`; 0: all of them do not. */
-static int32_t nucleus(const struct sampler_alt *best, int32_t n, float p, double total)
+/* How many of the n best are needed for p of what they hold together; 0: rounding left none over.
+ */
+static int32_t nucleus(const struct sampler_alt *best, int32_t n, float p)
 {
+    double total = 0;
     double sum = 0;
 
+    for (int32_t i = 0; i < n; i++) {
+        total += (double)sampler_exp(best[i].logprob - best[0].logprob);
+    }
     for (int32_t i = 0; i < n; i++) {
         sum += (double)sampler_exp(best[i].logprob - best[0].logprob);
         if (sum >= (double)p * total) {
@@ -218,46 +229,71 @@ static int32_t nucleus(const struct sampler_alt *best, int32_t n, float p, doubl
     return 0;
 }
 
-static double sum_best(const struct sampler_alt *best, int32_t n)
+/* Which bucket a logit at distance `d` (0 to inf) from the best belongs to. */
+static int bucket_of(float d)
 {
-    double sum = 0;
-
-    for (int32_t i = 0; i < n; i++) {
-        sum += (double)sampler_exp(best[i].logprob - best[0].logprob);
-    }
-    return sum;
+    return d < (float)(BUCKETS - 1) / BUCKETS_A_UNIT ? (int)(d * BUCKETS_A_UNIT) : BUCKETS - 1;
 }
 
-/* top_k and top_p: the survivors in falling order, or all in order of id; returns how many. */
+/* The last token inside the nucleus of all logits; id -1: all are in it. Uses the scratch. */
+static struct sampler_alt find_cut(const float *l, float max, float top_p,
+                                   struct sampler_scratch *x)
+{
+    double mass[BUCKETS] = {0};
+    double total = 0;
+    double sum = 0;
+    int32_t n = 0;
+    int cut = 0;
+
+    for (int32_t i = 0; i < x->n_vocab; i++) {
+        mass[bucket_of(max - l[i])] += (double)sampler_exp(l[i] - max);
+    }
+    for (int b = 0; b < BUCKETS; b++) {
+        total += mass[b];
+    }
+    while (cut < BUCKETS - 1 && sum + mass[cut] < (double)top_p * total) {
+        sum += mass[cut++];
+    }
+    for (int32_t i = 0; i < x->n_vocab; i++) {
+        if (bucket_of(max - l[i]) == cut) {
+            rise(x->sorted, n, (struct sampler_alt){i, l[i]});
+            n++;
+        }
+    }
+    sort_heap(x->sorted, n);
+    for (int32_t i = 0; i < n; i++) {
+        sum += (double)sampler_exp(x->sorted[i].logprob - max);
+        if (sum >= (double)top_p * total) {
+            return x->sorted[i];
+        }
+    }
+    return (struct sampler_alt){-1, 0};
+}
+
+/* top_k and top_p: the survivors in falling order with top_k, else in order of id; returns how
+ * many. */
 static int32_t truncate(const struct sampler_params *p, const float *l, float max,
                         struct sampler_scratch *x)
 {
-    int32_t n = x->n_vocab;
-    bool top_k = p->top_k > 0 && p->top_k < n;
-    int32_t kept = 0;
+    struct sampler_alt cut = {-1, 0};
+    int32_t n = 0;
 
-    if (!top_k && p->top_p >= 1) {
-        for (int32_t i = 0; i < n; i++) {
-            x->sorted[i] = (struct sampler_alt){i, l[i]};
+    if (p->top_k > 0 && p->top_k < x->n_vocab) {
+        select_best(l, x->n_vocab, p->top_k, x->sorted);
+        n = p->top_p < 1 ? nucleus(x->sorted, p->top_k, p->top_p) : 0;
+        return n > 0 ? n : p->top_k;
+    }
+    if (p->top_p < 1) {
+        cut = find_cut(l, max, p->top_p, x);
+    }
+    for (int32_t i = 0; i < x->n_vocab; i++) {
+        struct sampler_alt a = {i, l[i]};
+
+        if (cut.id < 0 || !worse(a, cut)) {
+            x->sorted[n++] = a;
         }
-        return n;
     }
-    if (top_k) {
-        select_best(l, n, p->top_k, x->sorted);
-        kept = p->top_p < 1 ? nucleus(x->sorted, p->top_k, p->top_p, sum_best(x->sorted, p->top_k))
-                            : 0;
-        return kept ? kept : p->top_k;
-    }
-    double total = sum_exp(l, n, max);
-    for (int32_t k = n < FIRST_TRY ? n : FIRST_TRY; kept == 0;) {
-        select_best(l, n, k, x->sorted);
-        kept = nucleus(x->sorted, k, p->top_p, total);
-        if (kept == 0 && k == n) {
-            kept = n;
-        }
-        k = k > n / LANES ? n : k * LANES;
-    }
-    return kept;
+    return n;
 }
 
 /* Drops what is under min_p; the order stays. */

@@ -11,7 +11,8 @@
  *   3. top_k: the k largest logits, ties to the lower id
  *   4. top_p: of those, in falling order, the fewest whose probabilities sum to at least p
  *   5. min_p: those with at least min_p times the largest probability
- *   6. temperature: weights exp((l - max) / temperature), and one draw
+ *   6. temperature: weights exp((l - max) / temperature), and one draw, over the survivors in falling
+ *      order if top_k is on, else in order of id
  *
  * At least one token survives each step. The draw is number `index` of a Philox4x32 stream keyed by
  * `seed`: the n-th token of a request depends on its logits, seed and n, never on batch, threads or

@@ -60,8 +60,8 @@ def sample(logits, p, accepted):
         if np.abs(share - p["top_p"]).min() < NEAR:
             return None
         order = order[:int(np.searchsorted(share, p["top_p"])) + 1]
-    elif not cut:
-        order = list(range(x.size))
+    if not cut:
+        order = sorted(order)
     top = x[order].max()
     ratio = np.exp(x[order] - top)
     if p["min_p"] > 0:

@@ -268,8 +268,8 @@ static int falling(const void *a, const void *b)
     return (v < w) - (v > w);
 }
 
-/* The nucleus is found in three tries at most; each must give what sorting everything gives. */
-Test(sampler, large_nucleus)
+/* Without top_k the cut is found in buckets; it must be where sorting everything puts it. */
+static void check_nucleus(float spread)
 {
     static const float top_p[] = {0.001f, 0.01f, 0.1f, 0.9f, 0.9999f};
     static float sorted[MAX_VOCAB];
@@ -279,36 +279,55 @@ Test(sampler, large_nucleus)
     open_scratch(MAX_VOCAB);
     srand(4);
     for (int i = 0; i < MAX_VOCAB; i++) {
-        logits[i] = rnd() + rnd() * 0x1p-20f; /* no equals */
+        logits[i] = spread * rnd() * rnd() - 3;
         sorted[i] = logits[i];
         total += exp((double)logits[i]);
     }
     qsort(sorted, MAX_VOCAB, sizeof(sorted[0]), falling);
     for (int k = 0; k < 5; k++) {
         double sum = 0;
+        double inside = 0;
+        double before = 0;
         int n_kept = 0;
+        uint32_t bits[4];
 
         while (sum < (double)top_p[k] * total) {
             sum += exp((double)sorted[n_kept++]);
         }
         p.top_p = top_p[k];
-        for (uint64_t i = 0; i < 4; i++) {
-            uint32_t bits[4];
-            double part = 0;
-            int want = 0;
-            float got = logits[sample(&p, i)];
-
-            rng_philox(rng_key_make(p.seed), (uint32_t[4]){(uint32_t)i, 0, 0x73616d70, 0}, bits);
-            double u = ((double)((uint64_t)bits[0] << 20 | bits[1] >> 12) + 0.5) * 0x1p-52;
-            while (want < n_kept - 1 && (part += exp((double)sorted[want])) < u * sum) {
-                want++;
-            }
-            cr_assert_leq(got, sorted[want > 0 ? want - 1 : 0], "p %g, draw %d", (double)top_p[k],
-                          (int)i);
-            cr_assert_geq(got, sorted[want + 1], "p %g, draw %d", (double)top_p[k], (int)i);
+        int32_t id = sample(&p, 7);
+        cr_assert_geq(logits[id], sorted[n_kept], "p %g: outside the nucleus", (double)top_p[k]);
+        /* Of the equals at the cut, those with lower ids are in. */
+        int n_equal = 0;
+        while (n_equal < n_kept && sorted[n_kept - 1 - n_equal] == sorted[n_kept - 1]) {
+            n_equal++;
         }
+        for (int i = 0; i < MAX_VOCAB; i++) {
+            bool in = logits[i] > sorted[n_kept - 1] ||
+                      (logits[i] == sorted[n_kept - 1] && n_equal-- > 0);
+            double w = in ? exp((double)logits[i]) : 0;
+
+            before += i < id ? w : 0;
+            inside += w;
+        }
+        rng_philox(rng_key_make(p.seed), (uint32_t[4]){7, 0, 0x73616d70, 0}, bits);
+        double u = ((double)((uint64_t)bits[0] << 20 | bits[1] >> 12) + 0.5) * 0x1p-52;
+        /* Float exps may move the cut by a few of the smallest. */
+        cr_assert_gt(u, before / inside - 2e-4, "p %g, spread %g", (double)top_p[k],
+                     (double)spread);
+        cr_assert_lt(u, (before + exp((double)logits[id])) / inside + 2e-4, "p %g, spread %g",
+                     (double)top_p[k], (double)spread);
     }
     close_scratch();
+}
+
+Test(sampler, large_nucleus)
+{
+    check_nucleus(0);
+    check_nucleus(0.01f);
+    check_nucleus(1);
+    check_nucleus(30);
+    check_nucleus(300);
 }
 
 Test(sampler, penalties_window)
