@@ -42,6 +42,8 @@ CASES = [
     ("new_positions", None, "f32+h2o:20,recent=30%,pos=new", {"name": "h2o", "budget": 20, "recent": 6, "pos_new": True}),
     ("new_sinks", None, "f32+sinks:4+window:16,pos=new",
      {"name": "window", "budget": 20, "recent": 16, "sinks": 4, "pos_new": True}),
+    ("dense", None, "f32+keyformer:20,recent=0%,noise=none,tau=1..1,prefill=dense",
+     {"name": "keyformer", "budget": 20, "recent": 0}),
     ("swiftkv", (2, 1), "f32", {}),
     ("acrosskv", (2, 4), "f32", {}),
     ("acrosskv_short", (2, 3), "f32", {}),
