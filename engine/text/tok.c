@@ -290,8 +290,6 @@ int tok_encode_new(const struct tok *t, const char *text, size_t len, unsigned f
     if (r < 0) {
         return r;
     }
-    int32_t *smaller = realloc(ids, (n ? n : 1) * sizeof(*ids));
-    ids = smaller ? smaller : ids;
     *ret_ids = STEAL(ids);
     *ret_n = n;
     return 0;
