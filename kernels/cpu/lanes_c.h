@@ -139,4 +139,9 @@ LANES_INLINE void lanes_prefetch(const void *p)
     (void)p;
 }
 
+LANES_INLINE void lanes_prefetch_write(void *p)
+{
+    (void)p;
+}
+
 #endif

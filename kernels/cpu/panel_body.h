@@ -212,10 +212,16 @@ LANES_INLINE void panel_quant(enum dtype type, const uint8_t *w, const struct cp
     const struct panel_act *q = a->q;
     size_t ld = a->ldq;
 
-    for (; n >= LANES_TILE && n > PANEL_FEW; n -= LANES_TILE) {
-        panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 0, out);
+    if (n >= LANES_TILE && n > PANEL_FEW) {
+        panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 1, out);
         q += LANES_TILE * ld;
         out += 16 * LANES_TILE;
+        n -= LANES_TILE;
+        for (; n >= LANES_TILE; n -= LANES_TILE) {
+            panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 0, out);
+            q += LANES_TILE * ld;
+            out += 16 * LANES_TILE;
+        }
     }
     if (n >= 4) {
         panel_tile(type, w, n_blocks, q, ld, 4, 1, out);

@@ -220,6 +220,8 @@ static void LANES_FN(epilogue)(const struct cpu_epilogue *e)
         float *y = e->y + (size_t)t * e->ldy;
         lf v = lf_load(e->g + 16 * (size_t)t);
 
+        /* The next panel's line of this row: rows are far apart, no hardware prefetcher sees it. */
+        lanes_prefetch_write(y + 16);
         v = e->bias ? lf_add(v, bias) : v;
         v = row_act(v, e->act);
         if (e->u) {

@@ -76,6 +76,7 @@ LANES_INLINE li li_of_u8(const uint8_t *p) { return (li){_mm256_cvtepu8_epi32(_m
 LANES_INLINE li li_of_i8(const int8_t *p) { return (li){_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(p + 8)))}; }
 LANES_INLINE li li_round(lf x) { return (li){_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 LANES_INLINE void lanes_prefetch(const void *p) { _mm_prefetch(p, _MM_HINT_T0); }
+LANES_INLINE void lanes_prefetch_write(void *p) { __builtin_prefetch(p, 1, 3); }
 /* clang-format on */
 
 LANES_INLINE void li_store_i8(int8_t *p, li x)

@@ -64,6 +64,7 @@ LANES_INLINE void li_store_i8(int8_t *p, li a) { _mm_storeu_si128((void *)p, _mm
 LANES_INLINE int32_t li_sum(li a) { return _mm512_reduce_add_epi32(a); }
 LANES_INLINE uint32_t li_max_of_u32(li a) { return _mm512_reduce_max_epu32(a); }
 LANES_INLINE void lanes_prefetch(const void *p) { _mm_prefetch(p, _MM_HINT_T0); }
+LANES_INLINE void lanes_prefetch_write(void *p) { __builtin_prefetch(p, 1, 3); }
 /* clang-format on */
 
 LANES_INLINE float lf_sum(lf a)
