@@ -21,6 +21,7 @@
 
 enum {
     LANES_TILE = 4,    /* tokens that a panel kernel takes at once */
+    LANES_ABREAST = 1, /* of those, how many dot products run side by side */
     LANES_SIGNED8 = 0, /* li_dots of 8-bit codes takes off the zero point of 128 itself */
 };
 
@@ -118,20 +119,23 @@ LANES_INLINE uint32_t li_max_of_u32(li a)
     return m;
 }
 
-/* acc + sum over n vectors of (4 unsigned bytes of u[j]'s lane) . (4 signed bytes at a + 4j). Codes
- * have `bits` bits; bytes at a are -127..127. */
-LANES_INLINE li li_dots(li acc, const li *u, const int8_t *a, int n, int bits)
+/* For each of m tokens: dot[t] += sum over n vectors of (4 unsigned bytes of u[j]'s lane) . (4 signed
+ * bytes at a[t] + 4j). Codes have `bits` bits; bytes at a are -127..127. */
+LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *const *a, int m, int n, int bits)
 {
     (void)bits;
-    for (int j = 0; j < n; j++) {
-        for (int i = 0; i < 16; i++) {
-            uint32_t w = (uint32_t)u[j].v[i];
+    for (int t = 0; t < m; t++) {
+        for (int j = 0; j < n; j++) {
+            const int8_t *x = a[t] + 4 * j;
 
-            acc.v[i] += (int32_t)(w & 255) * a[4 * j] + (int32_t)(w >> 8 & 255) * a[4 * j + 1] +
-                        (int32_t)(w >> 16 & 255) * a[4 * j + 2] + (int32_t)(w >> 24) * a[4 * j + 3];
+            for (int i = 0; i < 16; i++) {
+                uint32_t w = (uint32_t)u[j].v[i];
+
+                dot[t].v[i] += (int32_t)(w & 255) * x[0] + (int32_t)(w >> 8 & 255) * x[1] +
+                               (int32_t)(w >> 16 & 255) * x[2] + (int32_t)(w >> 24) * x[3];
+            }
         }
     }
-    return acc;
 }
 
 LANES_INLINE void lanes_prefetch(const void *p)

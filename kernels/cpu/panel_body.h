@@ -21,6 +21,7 @@
 #include "kernels/cpu/lanes_c.h"
 #endif
 #include "kernels/cpu/table.h"
+#include "kernels/cpu/unroll.h"
 
 enum {
     PANEL_AHEAD = 8192, /* bytes that few-token tiles prefetch ahead; see matmul.c */
@@ -86,13 +87,13 @@ LANES_INLINE void panel_unpack(int bits, const uint8_t *w, li u[8])
     const li two = li_set1_8(48);
 
     if (bits == 8) {
-#pragma GCC unroll 8
+        UNROLL_LOOP
         for (int j = 0; j < 8; j++) {
             u[j] = li_load(w + 64 * j);
         }
         return;
     }
-#pragma GCC unroll 4
+    UNROLL_LOOP
     for (int j = 0; j < 4; j++) {
         li v = li_load(w + 64 * j);
 
@@ -102,12 +103,12 @@ LANES_INLINE void panel_unpack(int bits, const uint8_t *w, li u[8])
     if (bits == 5) {
         li h = li_load(w + PANEL_NIBBLES);
 
-#pragma GCC unroll 8
+        UNROLL_LOOP
         for (int j = 0; j < 8; j++) {
             u[j] = li_or(u[j], li_and(j <= 4 ? li_shl(h, 4 - j) : li_shr(h, j - 4), one));
         }
     } else if (bits == 6) {
-#pragma GCC unroll 8
+        UNROLL_LOOP
         for (int j = 0; j < 8; j++) {
             li h = li_load(w + PANEL_NIBBLES + 64 * (j / 4));
             int at = 2 * (j % 4);
@@ -117,31 +118,60 @@ LANES_INLINE void panel_unpack(int bits, const uint8_t *w, li u[8])
     }
 }
 
-/* One token's block of a type with one scale a block. */
-LANES_INLINE lf panel_block(enum dtype type, const li u[8], lf wd, lf wm, const struct panel_act *a,
-                            lf acc)
+/* n tokens' blocks of a type with one scale a block; `a` is the first's, lda blocks apart. */
+LANES_INLINE void panel_blocks(enum dtype type, const li u[8], lf wd, lf wm,
+                               const struct panel_act *a, size_t lda, int n, lf *acc)
 {
     int zero = panel_zero_log2(type);
-    li dot = zero >= 0 ? li_shl(li_set1(a->nsum[0]), zero) : li_set1(0);
+    const int8_t *q[LANES_TILE];
+    li dot[LANES_TILE];
 
-    dot = li_dots(dot, u, a->q, 8, panel_code_bits(type));
-    if (panel_has_min(type)) {
-        acc = lf_fma(wm, lf_set1(a->s), acc);
+    UNROLL_LOOP
+    for (int t = 0; t < n; t++) {
+        const struct panel_act *at = a + (size_t)t * lda;
+
+        q[t] = at->q;
+        dot[t] = zero >= 0 ? li_shl(li_set1(at->nsum[0]), zero) : li_set1(0);
     }
-    return lf_fma(lf_of_int(dot), lf_mul(wd, lf_set1(a->d)), acc);
+    li_dots(dot, u, q, n, 8, panel_code_bits(type));
+    UNROLL_LOOP
+    for (int t = 0; t < n; t++) {
+        const struct panel_act *at = a + (size_t)t * lda;
+
+        if (panel_has_min(type)) {
+            acc[t] = lf_fma(wm, lf_set1(at->s), acc[t]);
+        }
+        acc[t] = lf_fma(lf_of_int(dot[t]), lf_mul(wd, lf_set1(at->d)), acc[t]);
+    }
 }
 
 /* Q6_K: each half of the block has its own scale. */
-LANES_INLINE lf panel_block_halves(const li u[8], lf wd, lf sc0, lf sc1, const struct panel_act *a,
-                                   lf acc)
+LANES_INLINE void panel_halves(const li u[8], lf wd, lf sc0, lf sc1, const struct panel_act *a,
+                               size_t lda, int n, lf *acc)
 {
-    li n0 = li_set1(a->nsum[1]);
-    li n1 = li_sub(li_set1(a->nsum[0]), n0);
-    li dot0 = li_dots(li_shl(n0, 5), u, a->q, 4, 6);
-    li dot1 = li_dots(li_shl(n1, 5), u + 4, a->q + 16, 4, 6);
-    lf f = lf_fma(lf_of_int(dot1), sc1, lf_mul(lf_of_int(dot0), sc0));
+    const int8_t *q0[LANES_TILE];
+    const int8_t *q1[LANES_TILE];
+    li dot0[LANES_TILE];
+    li dot1[LANES_TILE];
 
-    return lf_fma(f, lf_mul(wd, lf_set1(a->d)), acc);
+    UNROLL_LOOP
+    for (int t = 0; t < n; t++) {
+        const struct panel_act *at = a + (size_t)t * lda;
+        li n0 = li_set1(at->nsum[1]);
+
+        dot0[t] = li_shl(n0, 5);
+        dot1[t] = li_shl(li_sub(li_set1(at->nsum[0]), n0), 5);
+        q0[t] = at->q;
+        q1[t] = at->q + 16;
+    }
+    li_dots(dot0, u, q0, n, 4, 6);
+    li_dots(dot1, u + 4, q1, n, 4, 6);
+    UNROLL_LOOP
+    for (int t = 0; t < n; t++) {
+        lf f = lf_fma(lf_of_int(dot1[t]), sc1, lf_mul(lf_of_int(dot0[t]), sc0));
+
+        acc[t] = lf_fma(f, lf_mul(wd, lf_set1(a[(size_t)t * lda].d)), acc[t]);
+    }
 }
 
 LANES_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
@@ -155,7 +185,7 @@ LANES_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
     lf d = lf_set1(0);
     lf dmin = lf_set1(0);
 
-#pragma GCC unroll 16
+    UNROLL_LOOP
     for (int t = 0; t < n; t++) {
         acc[t] = lf_set1(0);
     }
@@ -170,7 +200,7 @@ LANES_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
             dmin = lf_of_f16(head + PANEL_SCALES);
         }
         if (few) {
-#pragma GCC unroll 10
+            UNROLL_LOOP
             for (int i = 0; i < step; i += 64) {
                 lanes_prefetch(w + PANEL_AHEAD + i);
             }
@@ -191,15 +221,19 @@ LANES_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
             wd = lf_of_f16(w + code_bytes);
             wm = panel_has_min(type) ? lf_of_f16(w + code_bytes + PANEL_SCALES) : wd;
         }
-#pragma GCC unroll 16
-        for (int t = 0; t < n; t++) {
+        UNROLL_LOOP
+        for (int t = 0; t < n; t += LANES_ABREAST) {
             const struct panel_act *at = a + (size_t)t * lda;
+            int m = n - t < LANES_ABREAST ? n - t : LANES_ABREAST;
 
-            acc[t] = type == DTYPE_Q6_K ? panel_block_halves(u, wd, sc0, sc1, at, acc[t])
-                                        : panel_block(type, u, wd, wm, at, acc[t]);
+            if (type == DTYPE_Q6_K) {
+                panel_halves(u, wd, sc0, sc1, at, lda, m, acc + t);
+            } else {
+                panel_blocks(type, u, wd, wm, at, lda, m, acc + t);
+            }
         }
     }
-#pragma GCC unroll 16
+    UNROLL_LOOP
     for (int t = 0; t < n; t++) {
         lf_store(out + 16 * t, acc[t]);
     }
@@ -222,6 +256,12 @@ LANES_INLINE void panel_quant(enum dtype type, const uint8_t *w, const struct cp
             q += LANES_TILE * ld;
             out += 16 * LANES_TILE;
         }
+    }
+    if (LANES_TILE > 8 && n >= 8) {
+        panel_tile(type, w, n_blocks, q, ld, LANES_TILE > 8 ? 8 : 1, 1, out);
+        q += 8 * ld;
+        out += 16 * 8;
+        n -= 8;
     }
     if (n >= 4) {
         panel_tile(type, w, n_blocks, q, ld, 4, 1, out);
@@ -260,22 +300,22 @@ LANES_INLINE void panel_tile_float(enum dtype type, const uint8_t *w, int n_cols
     lf acc[4][4];
     int k = 0;
 
-#pragma GCC unroll 16
+    UNROLL_LOOP
     for (int i = 0; i < 4 * n; i++) {
         acc[i / 4][i % 4] = lf_set1(0);
     }
     for (; k + 4 <= n_cols; k += 4) {
         if (few) {
-#pragma GCC unroll 4
+            UNROLL_LOOP
             for (int i = 0; i < bytes; i += 64) {
                 lanes_prefetch(w + PANEL_AHEAD + (size_t)(k / 4) * bytes + i);
             }
         }
-#pragma GCC unroll 4
+        UNROLL_LOOP
         for (int c = 0; c < 4; c++) {
             lf v = panel_column(type, w, k + c);
 
-#pragma GCC unroll 4
+            UNROLL_LOOP
             for (int t = 0; t < n; t++) {
                 acc[t][c] = lf_fma(v, lf_set1(x[(size_t)t * ldx + k + c]), acc[t][c]);
             }
@@ -291,7 +331,7 @@ LANES_INLINE void panel_tile_float(enum dtype type, const uint8_t *w, int n_cols
             *to = lf_fma(v, lf_set1(xk), *to);
         }
     }
-#pragma GCC unroll 4
+    UNROLL_LOOP
     for (int t = 0; t < n; t++) {
         lf_store(out + 16 * t,
                  lf_add(lf_add(acc[t][0], acc[t][1]), lf_add(acc[t][2], acc[t][3])));

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/cpu/unroll.h"
+
 #ifdef __AVXVNNI__
 #define LANES_FN(name) name##_avxvnni
 #define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, avxvnni)
@@ -20,6 +22,7 @@
 
 enum {
     LANES_TILE = 4,
+    LANES_ABREAST = 1,
 #ifdef __AVXVNNI__
     LANES_SIGNED8 = 0,
 #else
@@ -126,10 +129,10 @@ LANES_INLINE int32_t lanes_dword(const int8_t *p)
 
 #ifdef __AVXVNNI__
 
-LANES_INLINE li li_dots(li acc, const li *u, const int8_t *a, int n, int bits)
+LANES_INLINE li lanes_dots_1(li acc, const li *u, const int8_t *a, int n, int bits)
 {
     (void)bits;
-#pragma GCC unroll 8
+    UNROLL_LOOP
     for (int j = 0; j < n; j++) {
         __m256i x = _mm256_set1_epi32(lanes_dword(a + 4 * j));
 
@@ -151,13 +154,13 @@ LANES_INLINE __m256i lanes_pairs(__m256i w, __m256i x, int bits)
     return _mm256_maddubs_epi16(w, x);
 }
 
-LANES_INLINE li li_dots(li acc, const li *u, const int8_t *a, int n, int bits)
+LANES_INLINE li lanes_dots_1(li acc, const li *u, const int8_t *a, int n, int bits)
 {
     const int group = bits == 8 ? 1 : bits == 6 ? 2 : bits == 5 ? 4 : 8;
     const __m256i ones = _mm256_set1_epi16(1);
     li sum = {_mm256_setzero_si256(), _mm256_setzero_si256()};
 
-#pragma GCC unroll 8
+    UNROLL_LOOP
     for (int j = 0; j < n; j++) {
         __m256i x = _mm256_set1_epi32(lanes_dword(a + 4 * j));
         li p = {lanes_pairs(u[j].a, x, bits), lanes_pairs(u[j].b, x, bits)};
@@ -173,5 +176,13 @@ LANES_INLINE li li_dots(li acc, const li *u, const int8_t *a, int n, int bits)
 }
 
 #endif
+
+LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *const *a, int m, int n, int bits)
+{
+    UNROLL_LOOP
+    for (int t = 0; t < m; t++) {
+        dot[t] = lanes_dots_1(dot[t], u, a[t], n, bits);
+    }
+}
 
 #endif

@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/cpu/unroll.h"
+
 
 #ifdef __AVX512VNNI__
 #define LANES_FN(name) name##_avx512vnni
@@ -19,7 +21,8 @@
 #define LANES_INLINE static inline __attribute__((always_inline))
 
 enum {
-    LANES_TILE = 8,
+    LANES_TILE = 16,
+    LANES_ABREAST = 4,
 #ifdef __AVX512VNNI__
     LANES_SIGNED8 = 0,
 #else
@@ -86,27 +89,30 @@ LANES_INLINE int32_t lanes_dword(const int8_t *p)
 
 #ifdef __AVX512VNNI__
 
-LANES_INLINE li li_dots(li acc, const li *u, const int8_t *a, int n, int bits)
+/* Four chains of vpdpbusd (latency 4, two a cycle) side by side. */
+LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *const *a, int m, int n, int bits)
 {
     (void)bits;
-#pragma GCC unroll 8
+    UNROLL_LOOP
     for (int j = 0; j < n; j++) {
-        acc = _mm512_dpbusd_epi32(acc, u[j], _mm512_set1_epi32(lanes_dword(a + 4 * j)));
+        UNROLL_LOOP
+        for (int t = 0; t < m; t++) {
+            dot[t] = _mm512_dpbusd_epi32(dot[t], u[j], _mm512_set1_epi32(lanes_dword(a[t] + 4 * j)));
+        }
     }
-    return acc;
 }
 
 #else
 
 /* Sums of two products fit int16; so do sums of as many of them as (bits) allows, before they are
  * widened. 8-bit codes are taken as code - 128 = +-|code - 128|, the sign moved to the other side. */
-LANES_INLINE li li_dots(li acc, const li *u, const int8_t *a, int n, int bits)
+LANES_INLINE li lanes_dots_1(li acc, const li *u, const int8_t *a, int n, int bits)
 {
     const int group = bits == 8 ? 1 : bits == 6 ? 2 : bits == 5 ? 4 : 8;
     const li ones = _mm512_set1_epi16(1);
     li sum = _mm512_setzero_si512();
 
-#pragma GCC unroll 8
+    UNROLL_LOOP
     for (int j = 0; j < n; j++) {
         li w = u[j];
         li x = _mm512_set1_epi32(lanes_dword(a + 4 * j));
@@ -124,6 +130,14 @@ LANES_INLINE li li_dots(li acc, const li *u, const int8_t *a, int n, int bits)
         }
     }
     return acc;
+}
+
+LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *const *a, int m, int n, int bits)
+{
+    UNROLL_LOOP
+    for (int t = 0; t < m; t++) {
+        dot[t] = lanes_dots_1(dot[t], u, a[t], n, bits);
+    }
 }
 
 #endif
