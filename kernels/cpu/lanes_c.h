@@ -13,11 +13,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/cpu/unroll.h"
 #include "quant/half.h"
 
 #define LANES_FN(name) name##_c
 #define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, c)
-#define LANES_INLINE static inline __attribute__((always_inline))
+#define LANES_INLINE UNROLL_INLINE
 
 enum {
     LANES_TILE = 4,    /* tokens that a panel kernel takes at once */
@@ -119,14 +120,15 @@ LANES_INLINE uint32_t li_max_of_u32(li a)
     return m;
 }
 
-/* For each of m tokens: dot[t] += sum over n vectors of (4 unsigned bytes of u[j]'s lane) . (4 signed
- * bytes at a[t] + 4j). Codes have `bits` bits; bytes at a are -127..127. */
-LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *const *a, int m, int n, int bits)
+/* For each of m tokens, t * stride after a: dot[t] += sum over n vectors of (4 unsigned bytes of
+ * u[j]'s lane) . (4 signed bytes at 4j). Codes have `bits` bits; bytes at a are -127..127. */
+LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *a, size_t stride, int m, int n,
+                          int bits)
 {
     (void)bits;
     for (int t = 0; t < m; t++) {
         for (int j = 0; j < n; j++) {
-            const int8_t *x = a[t] + 4 * j;
+            const int8_t *x = a + (size_t)t * stride + 4 * j;
 
             for (int i = 0; i < 16; i++) {
                 uint32_t w = (uint32_t)u[j].v[i];

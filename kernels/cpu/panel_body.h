@@ -80,7 +80,7 @@ LANES_INLINE int panel_code_bytes(enum dtype type)
 }
 
 /* The codes of one block: u[j] = columns 4j..4j+3 of 16 rows. */
-LANES_INLINE void panel_unpack(int bits, const uint8_t *w, li u[8])
+UNROLL_INLINE void panel_unpack(int bits, const uint8_t *w, li u[8])
 {
     const li low = li_set1_8(15);
     const li one = li_set1_8(16);
@@ -119,21 +119,19 @@ LANES_INLINE void panel_unpack(int bits, const uint8_t *w, li u[8])
 }
 
 /* n tokens' blocks of a type with one scale a block; `a` is the first's, lda blocks apart. */
-LANES_INLINE void panel_blocks(enum dtype type, const li u[8], lf wd, lf wm,
+UNROLL_INLINE void panel_blocks(enum dtype type, const li u[8], lf wd, lf wm,
                                const struct panel_act *a, size_t lda, int n, lf *acc)
 {
     int zero = panel_zero_log2(type);
-    const int8_t *q[LANES_TILE];
     li dot[LANES_TILE];
 
     UNROLL_LOOP
     for (int t = 0; t < n; t++) {
         const struct panel_act *at = a + (size_t)t * lda;
 
-        q[t] = at->q;
         dot[t] = zero >= 0 ? li_shl(li_set1(at->nsum[0]), zero) : li_set1(0);
     }
-    li_dots(dot, u, q, n, 8, panel_code_bits(type));
+    li_dots(dot, u, a->q, lda * sizeof(*a), n, 8, panel_code_bits(type));
     UNROLL_LOOP
     for (int t = 0; t < n; t++) {
         const struct panel_act *at = a + (size_t)t * lda;
@@ -146,11 +144,9 @@ LANES_INLINE void panel_blocks(enum dtype type, const li u[8], lf wd, lf wm,
 }
 
 /* Q6_K: each half of the block has its own scale. */
-LANES_INLINE void panel_halves(const li u[8], lf wd, lf sc0, lf sc1, const struct panel_act *a,
+UNROLL_INLINE void panel_halves(const li u[8], lf wd, lf sc0, lf sc1, const struct panel_act *a,
                                size_t lda, int n, lf *acc)
 {
-    const int8_t *q0[LANES_TILE];
-    const int8_t *q1[LANES_TILE];
     li dot0[LANES_TILE];
     li dot1[LANES_TILE];
 
@@ -161,11 +157,9 @@ LANES_INLINE void panel_halves(const li u[8], lf wd, lf sc0, lf sc1, const struc
 
         dot0[t] = li_shl(n0, 5);
         dot1[t] = li_shl(li_sub(li_set1(at->nsum[0]), n0), 5);
-        q0[t] = at->q;
-        q1[t] = at->q + 16;
     }
-    li_dots(dot0, u, q0, n, 4, 6);
-    li_dots(dot1, u + 4, q1, n, 4, 6);
+    li_dots(dot0, u, a->q, lda * sizeof(*a), n, 4, 6);
+    li_dots(dot1, u + 4, a->q + 16, lda * sizeof(*a), n, 4, 6);
     UNROLL_LOOP
     for (int t = 0; t < n; t++) {
         lf f = lf_fma(lf_of_int(dot1[t]), sc1, lf_mul(lf_of_int(dot0[t]), sc0));
@@ -174,7 +168,7 @@ LANES_INLINE void panel_halves(const li u[8], lf wd, lf sc0, lf sc1, const struc
     }
 }
 
-LANES_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
+UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
                              const struct panel_act *a, size_t lda, int n, int few, float *out)
 {
     const int code_bytes = panel_code_bytes(type);
@@ -239,7 +233,7 @@ LANES_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
     }
 }
 
-LANES_INLINE void panel_quant(enum dtype type, const uint8_t *w, const struct cpu_acts *a,
+UNROLL_INLINE void panel_quant(enum dtype type, const uint8_t *w, const struct cpu_acts *a,
                               int32_t n, float *out)
 {
     const int n_blocks = a->n_cols / PANEL_COLS;
@@ -293,7 +287,7 @@ LANES_INLINE lf panel_column(enum dtype type, const uint8_t *w, int k)
     return lf_bits(k % 2 ? li_and(pair, li_set1((int32_t)0xffff0000u)) : li_shl(pair, 16));
 }
 
-LANES_INLINE void panel_tile_float(enum dtype type, const uint8_t *w, int n_cols, const float *x,
+UNROLL_INLINE void panel_tile_float(enum dtype type, const uint8_t *w, int n_cols, const float *x,
                                    size_t ldx, int n, int few, float *out)
 {
     const int bytes = type == DTYPE_F32 ? 256 : 128; /* of four columns */
@@ -338,7 +332,7 @@ LANES_INLINE void panel_tile_float(enum dtype type, const uint8_t *w, int n_cols
     }
 }
 
-LANES_INLINE void panel_float(enum dtype type, const uint8_t *w, const struct cpu_acts *a,
+UNROLL_INLINE void panel_float(enum dtype type, const uint8_t *w, const struct cpu_acts *a,
                               int32_t n, float *out)
 {
     const float *x = a->x;

@@ -18,7 +18,7 @@
 #define LANES_FN(name) name##_avx2
 #define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, avx2)
 #endif
-#define LANES_INLINE static inline __attribute__((always_inline))
+#define LANES_INLINE UNROLL_INLINE
 
 enum {
     LANES_TILE = 4,
@@ -177,11 +177,12 @@ LANES_INLINE li lanes_dots_1(li acc, const li *u, const int8_t *a, int n, int bi
 
 #endif
 
-LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *const *a, int m, int n, int bits)
+LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *a, size_t stride, int m, int n,
+                          int bits)
 {
     UNROLL_LOOP
     for (int t = 0; t < m; t++) {
-        dot[t] = lanes_dots_1(dot[t], u, a[t], n, bits);
+        dot[t] = lanes_dots_1(dot[t], u, a + (size_t)t * stride, n, bits);
     }
 }
 

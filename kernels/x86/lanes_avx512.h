@@ -18,7 +18,7 @@
 #define LANES_FN(name) name##_avx512
 #define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, avx512)
 #endif
-#define LANES_INLINE static inline __attribute__((always_inline))
+#define LANES_INLINE UNROLL_INLINE
 
 enum {
     LANES_TILE = 16,
@@ -90,14 +90,17 @@ LANES_INLINE int32_t lanes_dword(const int8_t *p)
 #ifdef __AVX512VNNI__
 
 /* Four chains of vpdpbusd (latency 4, two a cycle) side by side. */
-LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *const *a, int m, int n, int bits)
+LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *a, size_t stride, int m, int n,
+                          int bits)
 {
     (void)bits;
     UNROLL_LOOP
     for (int j = 0; j < n; j++) {
         UNROLL_LOOP
         for (int t = 0; t < m; t++) {
-            dot[t] = _mm512_dpbusd_epi32(dot[t], u[j], _mm512_set1_epi32(lanes_dword(a[t] + 4 * j)));
+            const int8_t *x = a + (size_t)t * stride + 4 * j;
+
+            dot[t] = _mm512_dpbusd_epi32(dot[t], u[j], _mm512_set1_epi32(lanes_dword(x)));
         }
     }
 }
@@ -132,11 +135,12 @@ LANES_INLINE li lanes_dots_1(li acc, const li *u, const int8_t *a, int n, int bi
     return acc;
 }
 
-LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *const *a, int m, int n, int bits)
+LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *a, size_t stride, int m, int n,
+                          int bits)
 {
     UNROLL_LOOP
     for (int t = 0; t < m; t++) {
-        dot[t] = lanes_dots_1(dot[t], u, a[t], n, bits);
+        dot[t] = lanes_dots_1(dot[t], u, a + (size_t)t * stride, n, bits);
     }
 }
 
