@@ -29,9 +29,10 @@ int child_find(const char *name, const char *folder, char *ret_path, size_t size
     if (slash) {
         *slash = '\0';
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         int len = i == 0   ? snprintf(ret_path, size, "%s/%s", self, name)
                   : i == 1 ? snprintf(ret_path, size, "%s/../%s/%s", self, folder, name)
+                  : i == 2 ? snprintf(ret_path, size, "%s/../libexec/pipit/%s", self, name)
                            : snprintf(ret_path, size, "%s/%s", PIPIT_LIBEXECDIR, name);
 
         if (len > 0 && (size_t)len < size && access(ret_path, X_OK) == 0) {
