@@ -44,6 +44,7 @@ struct engine {
     struct sched *sched;
     struct tok *tok;
     struct engine_info info;
+    char identity[65];
     char name[128];
     char describe[256];
 };
@@ -325,11 +326,31 @@ static int make_tok(struct engine *e, struct error *reterr)
     return 0;
 }
 
+static int hex_value(char c)
+{
+    return c <= '9' ? c - '0' : c - 'a' + 10;
+}
+
+/* The base's hash, mixed with each overlay's by its place. */
+static void make_identity(struct engine *e)
+{
+    memcpy(e->identity, e->p.sha256, sizeof(e->identity));
+    for (int k = 0; k < e->p.config.n_overlays; k++) {
+        for (int i = 0; i < 64; i++) {
+            int v = hex_value(e->identity[i]) ^ hex_value(e->p.overlay_sha256[k][(i + k + 1) % 64]);
+
+            e->identity[i] = "0123456789abcdef"[v & 15];
+        }
+    }
+}
+
 static int make_parts(struct engine *e, bool (*progress)(void *arg, float done), void *arg,
                       struct error *reterr)
 {
     struct shape shape = {0};
     struct backend_limits limits;
+
+    make_identity(e);
     int r = e->p.ops->create(&e->p.be_config, &e->be, reterr);
 
     if (!r) {
@@ -352,6 +373,7 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
             .model = e->p.model,
             .cache = e->cache,
             .tok = e->tok,
+            .identity = e->identity,
             .ctx = e->plan.ctx,
             .n_seqs = e->plan.n_seqs,
             .batch_tokens = e->p.batch_tokens,
@@ -442,6 +464,12 @@ int engine_cancel(struct engine *e, uint64_t handle, enum engine_reason reason)
 int engine_score_credit(struct engine *e, uint64_t handle, int64_t n_rows)
 {
     return sched_credit(e->sched, handle, n_rows);
+}
+
+int engine_save(struct engine *e, uint64_t handle, void **ret, size_t *ret_size,
+                struct error *reterr)
+{
+    return sched_save(e->sched, handle, ret, ret_size, reterr);
 }
 
 int engine_step(struct engine *e, engine_emit *emit, void *arg)

@@ -15,6 +15,7 @@
  * Between two tokens of a running batch nothing is allocated, locked or logged. */
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -90,6 +91,11 @@ struct engine_request {
     bool ignore_end;        /* go on after an end token */
     struct sampler_params sampler;
     const char *kv;         /* policy text, NULL: the daemon's default */
+    /* A sequence saved by engine_save(), or NULL; copied. Its tokens must begin prompt ++ forced and be
+     * fewer; they are not read again (usage.n_cached), and the token after them, when it is a forced
+     * one, is not reported. Same model, overlays and policy. */
+    const void *saved;
+    size_t saved_size;
     uint64_t principal;     /* fairness: turns go round principals, then by urgency, then by age */
     int32_t urgency;        /* -100..100, higher sooner */
     void *user;             /* comes back with each event */
@@ -149,7 +155,7 @@ struct engine_event {
 typedef void engine_emit(void *arg, const struct engine_event *ev);
 
 /* 0 and a handle (never 0, never reused). -EMSGSIZE prompt + 1 > context (both counts in the text),
- * -EINVAL (token id, sampler range, policy text with position), -ENOMEM policy needs more than the plan
+ * -EINVAL (token id, sampler range, policy text with position, saved text), -EBADMSG (saved), -ENOMEM policy needs more than the plan
  * holds, -ENOTSUP. No queue limit here: the front has it. */
 int engine_submit(struct engine *e, const struct engine_request *r, uint64_t *ret_handle,
                   struct error *reterr) WARN_UNUSED;
@@ -160,6 +166,13 @@ int engine_cancel(struct engine *e, uint64_t handle, enum engine_reason reason);
 
 /* How many score rows may be written in all so far (grows as the reader frees rows). */
 int engine_score_credit(struct engine *e, uint64_t handle, int64_t n_rows);
+
+/* The state of a running sequence in memory that the caller frees: the text in its cache, K and V in
+ * canonical form, positions and scores. To be called between steps, or for a request's own handle
+ * from inside the callback of its TOKEN or DONE event (a DONE that comes with a seat: usage.kv_bytes
+ * is not 0). -ENOENT; -EBUSY while its prompt is being read or a step of it is held up. */
+int engine_save(struct engine *e, uint64_t handle, void **ret, size_t *ret_size,
+                struct error *reterr) WARN_UNUSED;
 
 /* Runs one batch. Returns the number of requests that another step can do something for (queued or
  * running; one that only waits for engine_score_credit() does not count), 0 when idle, or a negative

@@ -57,15 +57,15 @@ int cache_create(struct shape *shape, struct backend *be, struct cache **ret, st
 void cache_destroy(struct cache *c); /* takes NULL */
 
 /* Can it ever sit down? -ENOMEM with numbers, -ENOTSUP for a page class that the plan lacks. */
-int cache_check(const struct cache *c, const struct policy *p, int32_t n_prompt, int32_t n_tokens,
+int cache_check(const struct cache *c, const struct policy *p, const struct shape_text *text,
                 struct error *reterr) WARN_UNUSED;
 
 /* Would its prompt be read layer by layer? */
-bool cache_reads_layered(const struct cache *c, const struct policy *p, int32_t n_prompt);
+bool cache_reads_layered(const struct cache *c, const struct policy *p, const struct shape_text *text);
 
 /* Sits a sequence down on a free seat: the seat's index, or -EBUSY until others leave. */
-int cache_sit(struct cache *c, const struct policy *p, uint64_t principal, int32_t n_prompt,
-              int32_t n_tokens);
+int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
+              const struct shape_text *text);
 void cache_leave(struct cache *c, int32_t seat);
 
 /* Makes room for n_rows more tokens (one, when the sequence is beyond its prompt). */
@@ -91,6 +91,12 @@ void cache_layer_done(struct cache *c, int32_t seat);
 /* Hidden states: f32 rows of the whole prompt, and of max_survivors rows beyond the split. */
 float *cache_hidden(const struct cache *c);
 float *cache_survivors(const struct cache *c);
+
+/* A sequence at rest (no step begun): a store's slots that may be live, as the backend sees them. */
+struct ops_kv cache_store_kv(const struct cache *c, int32_t seat, int32_t store);
+int32_t cache_store_slots(const struct cache *c, int32_t seat, int32_t store);
+/* On a fresh seat: takes the pages of a sequence whose slots the caller then fills (snapshot.c). */
+int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, int32_t n_slots, int64_t n_evicted) WARN_UNUSED;
 
 /* Bytes of the pages that the sequence holds; its live slots summed over stores and groups. */
 void cache_usage(const struct cache *c, int32_t seat, uint64_t *ret_bytes, int64_t *ret_slots);

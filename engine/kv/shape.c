@@ -237,34 +237,49 @@ int32_t shape_slots(const struct shape *s, int32_t store, int32_t budget, int32_
     return most && n_tokens > most ? most : n_tokens;
 }
 
-/* Dense and layered give the same bits, so what the plan holds decides where it holds but one. */
-static bool reads_layered(const struct shape *s, const struct policy *p, int32_t n_prompt)
+int32_t shape_budget(const struct shape *s, const struct policy *p, const struct shape_text *text)
 {
-    bool dense = s->whole_peak || n_prompt <= s->steady_cap;
+    int32_t b = policy_budget(p, text->n_prompt, s->config.ctx);
 
-    return p->prefill != POLICY_BOUNDED && s->layered && (p->prefill == POLICY_LAYERED || !dense);
+    return b && b < text->budget ? text->budget : b;
 }
 
-void shape_need(const struct shape *s, const struct policy *p, int32_t variant, int32_t n_prompt,
-                int32_t n_tokens, struct shape_need *ret)
+/* Dense and layered give the same bits, so what the plan holds decides where it holds but one. */
+static bool reads_layered(const struct shape *s, const struct policy *p,
+                          const struct shape_text *text)
 {
-    int32_t budget = policy_budget(p, n_prompt, s->config.ctx);
-    int64_t bounded = (int64_t)budget + p->chunk;
-    int32_t at_peak =
-        p->prefill == POLICY_BOUNDED && bounded < n_prompt ? (int32_t)bounded : n_prompt;
+    bool dense = s->whole_peak || text->n_prompt <= s->steady_cap;
 
-    bool layered = budget && n_prompt > budget && reads_layered(s, p, n_prompt);
+    return p->prefill != POLICY_BOUNDED && p->scope != POLICY_SHARED && s->layered &&
+           text->held == 0 && (p->prefill == POLICY_LAYERED || !dense);
+}
+
+/* Slots of a global store, at most, while the prompt is read. */
+static int32_t slots_at_peak(const struct policy *p, const struct shape_text *text, int32_t budget)
+{
+    int32_t n = text->n_prompt > text->held ? text->n_prompt - text->held : 0;
+    int64_t all = (int64_t)(budget ? text->held_slots : text->held) + n;
+    int64_t bounded = (int64_t)budget + p->chunk;
+
+    return (int32_t)(budget && p->prefill == POLICY_BOUNDED && bounded < all ? bounded : all);
+}
+
+void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
+                const struct shape_text *text, struct shape_need *ret)
+{
+    int32_t budget = shape_budget(s, p, text);
+    int32_t at_peak = slots_at_peak(p, text, budget);
+    bool layered = budget && text->n_prompt > budget && reads_layered(s, p, text);
 
     memset(ret, 0, sizeof(*ret));
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         int32_t c = shape_class_of(s, variant, i);
         int32_t n = s->seats[i].n_groups;
-        int32_t steady = pages_of(shape_slots(s, i, budget, n_tokens));
+        int32_t steady = pages_of(shape_slots(s, i, budget, text->n_tokens));
         int32_t peak = pages_of(s->config.stores[i].window ? 0 : at_peak);
-
-        ret->pages[c] += (uint32_t)(n * steady);
         uint32_t more = budget && peak > steady ? (uint32_t)(n * (peak - steady)) : 0;
 
+        ret->pages[c] += (uint32_t)(n * steady);
         if (!layered) {
             ret->peak[c] += more;
         } else if (more > ret->peak[c]) { /* one store at a time */
@@ -288,17 +303,16 @@ static uint64_t need_bytes(const struct shape *s, const uint32_t *pages)
 
 static int lay_pages(struct shape *s, struct error *reterr)
 {
+    const struct shape_text whole = {.n_prompt = s->config.ctx, .n_tokens = s->config.ctx};
     struct shape_need need;
     uint32_t peak[SHAPE_MAX_CLASSES] = {0};
     uint64_t total;
 
-    shape_need(s, &s->config.mix.part[0].policy, s->variant[0], s->config.ctx, s->config.ctx,
-               &need);
+    shape_need(s, &s->config.mix.part[0].policy, s->variant[0], &whole, &need);
     s->seq_bytes = need_bytes(s, need.pages);
     total = s->seq_bytes * (uint64_t)s->config.n_seqs;
     for (int32_t v = 0; v < s->config.mix.n; v++) {
-        shape_need(s, &s->config.mix.part[v].policy, s->variant[v], s->config.ctx, s->config.ctx,
-                   &need);
+        shape_need(s, &s->config.mix.part[v].policy, s->variant[v], &whole, &need);
         double sets =
             (double)total * s->config.mix.part[v].share / 100.0 / (double)need_bytes(s, need.pages);
 

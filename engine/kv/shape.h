@@ -83,6 +83,15 @@ struct shape {
     uint64_t full_token_bytes; /* f16, keep all: bytes that one position takes */
 };
 
+/* A text as the cache sees it before it sits down. */
+struct shape_text {
+    int32_t n_prompt;
+    int32_t n_tokens;   /* that may be fed in the end */
+    int32_t held;       /* restored from a snapshot: tokens, */
+    int32_t held_slots; /* slots of a global store, */
+    int32_t budget;     /* and the budget, which a new turn may raise; 0 otherwise */
+};
+
 /* The pages a sequence needs, by class: for good, and beside them while its prompt is read. */
 struct shape_need {
     uint32_t pages[SHAPE_MAX_CLASSES];
@@ -99,9 +108,12 @@ void shape_finish(struct shape *s); /* takes a zeroed struct */
 /* Which of the mix's precisions a policy has; -ENOENT. */
 int shape_variant(const struct shape *s, const struct policy *p);
 
-/* For a policy of a known variant, a prompt of n_prompt and at most n_tokens in the end. */
-void shape_need(const struct shape *s, const struct policy *p, int32_t variant, int32_t n_prompt,
-                int32_t n_tokens, struct shape_need *ret);
+/* For a policy of a known variant. */
+void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
+                const struct shape_text *text, struct shape_need *ret);
+
+/* Slots per group of a global store for a text, 0: all. */
+int32_t shape_budget(const struct shape *s, const struct policy *p, const struct shape_text *text);
 
 /* The slots per group that a store holds at most of n_tokens under a budget (0: all). */
 int32_t shape_slots(const struct shape *s, int32_t store, int32_t budget, int32_t n_tokens);

@@ -19,13 +19,19 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     if (q) {
         q->tokens = malloc(n * sizeof(*q->tokens));
     }
-    if (!q || !q->tokens) {
-        free(q);
+    if (q && r->saved) {
+        q->saved = malloc(r->saved_size);
+    }
+    if (!q || !q->tokens || (r->saved && !q->saved)) {
+        request_destroy(q);
         return error_set(reterr, -ENOMEM, "request: no memory for %zu tokens", n);
     }
     memcpy(q->tokens, r->prompt, (size_t)r->n_prompt * sizeof(*q->tokens));
     if (r->n_forced > 0) {
         memcpy(q->tokens + r->n_prompt, r->forced, (size_t)r->n_forced * sizeof(*q->tokens));
+    }
+    if (r->saved) {
+        memcpy(q->saved, r->saved, r->saved_size);
     }
     q->kind = r->kind;
     q->urgency = r->urgency;
@@ -49,6 +55,7 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
 void request_destroy(struct request *r)
 {
     if (r) {
+        free(r->saved);
         free(r->tokens);
         free(r);
     }

@@ -8,7 +8,7 @@
  * the cache, the one at n_fed is fed next. While n_fed < n_prompt the prompt is being read. */
 
 #include "engine/engine.h"
-#include "engine/kv/policy.h"
+#include "engine/kv/shape.h"
 
 struct principal {
     uint64_t id;
@@ -36,6 +36,8 @@ struct request {
     bool ignore_end;
     bool report_forced;
     struct policy policy;
+    struct shape_text text;
+    void *saved; /* a snapshot to begin with, until it is loaded */
     struct sampler sampler;
     float *logits;
     int32_t logits_rows;

@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "engine/kv/snapshot.h"
 #include "engine/sched/state.h"
 
 enum { MIN_LOGIT_ROWS = 16 };
@@ -167,191 +168,6 @@ void sched_destroy(struct sched *s)
     free(s);
 }
 
-/* ---- principals ---------------------------------------------------------------------------- */
-
-static struct principal *join_principal(struct sched *s, uint64_t id)
-{
-    struct principal *p = NULL;
-
-    for (int32_t i = 0; i < s->n_principals; i++) {
-        if (s->principals[i]->id == id) {
-            s->principals[i]->n_requests++;
-            return s->principals[i];
-        }
-    }
-    if (s->n_principals == s->cap_principals) {
-        int32_t cap = s->cap_principals ? 2 * s->cap_principals : 8;
-        struct principal **more = realloc(s->principals, (size_t)cap * sizeof(struct principal *));
-
-        if (!more) {
-            return NULL;
-        }
-        s->principals = more;
-        s->cap_principals = cap;
-    }
-    p = calloc(1, sizeof(*p));
-    if (p) {
-        p->id = id;
-        p->n_requests = 1;
-        s->principals[s->n_principals++] = p;
-    }
-    return p;
-}
-
-static void leave_principal(struct sched *s, struct principal *p)
-{
-    if (--p->n_requests > 0) {
-        return;
-    }
-    for (int32_t i = 0; i < s->n_principals; i++) {
-        if (s->principals[i] == p) {
-            s->principals[i] = s->principals[--s->n_principals];
-            break;
-        }
-    }
-    free(p);
-}
-
-/* ---- submitting ----------------------------------------------------------------------------- */
-
-static int check_ids(const struct sched *s, const int32_t *ids, int32_t n, const char *what,
-                     struct error *reterr)
-{
-    int32_t n_vocab = s->config.model->h.n_vocab;
-
-    for (int32_t i = 0; i < n; i++) {
-        if (ids[i] < 0 || ids[i] >= n_vocab) {
-            return error_set(reterr, -EINVAL, "%s %d is token %d, but must be from 0 to %d", what,
-                             i, ids[i], n_vocab - 1);
-        }
-    }
-    return 0;
-}
-
-static int check_request(const struct sched *s, const struct engine_request *r,
-                         struct error *reterr)
-{
-    int32_t room = s->config.ctx - (r->kind == ENGINE_GENERATE ? 1 : 0);
-    int e;
-
-    if (r->n_prompt < 1 || r->n_forced < 0 || r->max_tokens < 0) {
-        return error_set(reterr, -EINVAL, "a request needs at least one prompt token");
-    }
-    if (r->n_prompt > room || r->n_forced > s->config.ctx - r->n_prompt) {
-        return error_set(reterr, -EMSGSIZE,
-                         "prompt of %d tokens%s and %d more do not fit the context of %d",
-                         r->n_prompt, r->n_forced ? ", forced ones" : "",
-                         r->n_forced ? r->n_forced : 1, s->config.ctx);
-    }
-    if (r->urgency < -100 || r->urgency > 100) {
-        return error_set(reterr, -EINVAL, "urgency is %d, but must be from -100 to 100",
-                         r->urgency);
-    }
-    if (r->kind == ENGINE_SCORE &&
-        (r->score_first < 0 || r->score_first >= r->n_prompt || r->n_forced > 0)) {
-        return error_set(reterr, -EINVAL,
-                         "score_first is %d, but must be from 0 to %d, without forced tokens",
-                         r->score_first, r->n_prompt - 1);
-    }
-    if (r->max_tokens > 0 && r->n_forced > r->max_tokens) {
-        return error_set(reterr, -EINVAL, "%d forced tokens are more than max_tokens, %d",
-                         r->n_forced, r->max_tokens);
-    }
-    e = check_ids(s, r->prompt, r->n_prompt, "prompt token", reterr);
-    if (!e) {
-        e = check_ids(s, r->forced, r->n_forced, "forced token", reterr);
-    }
-    return e ? e : sampler_params_check(&r->sampler, reterr);
-}
-
-static bool has_split(const struct model *m)
-{
-    return m->h.swift_layers < m->h.n_layers;
-}
-
-int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
-                 struct error *reterr)
-{
-    struct policy policy = s->config.cache->shape.config.mix.part[0].policy;
-    struct request *q = NULL;
-    int e = check_request(s, r, reterr);
-
-    if (!e && r->kv) {
-        e = policy_parse(r->kv, &policy, reterr);
-    }
-    if (e) {
-        return e;
-    }
-    int32_t room = s->config.ctx - r->n_prompt;
-    int32_t max_new = r->kind == ENGINE_SCORE                      ? 0
-                      : r->max_tokens == 0 || r->max_tokens > room ? room
-                                                                   : r->max_tokens;
-
-    e = cache_check(s->config.cache, &policy, r->n_prompt, r->n_prompt + max_new, reterr);
-    bool layered = !e && cache_reads_layered(s->config.cache, &policy, r->n_prompt);
-
-    if (layered && r->kind == ENGINE_SCORE && has_split(s->config.model)) {
-        e = error_set(reterr, -ENOTSUP,
-                      "scoring beyond a SwiftKV split needs a policy with prefill=dense");
-    }
-    if (!e) {
-        e = request_create(r, max_new, &q, reterr);
-    }
-    if (e) {
-        return e;
-    }
-    q->principal = join_principal(s, r->principal);
-    if (!q->principal) {
-        request_destroy(q);
-        return error_set(reterr, -ENOMEM, "request: no memory");
-    }
-    q->handle = s->next_handle++;
-    q->policy = policy;
-    q->stashes = r->kind == ENGINE_SCORE && (q->logits || layered);
-    q->credit = q->logits ? 0 : INT64_MAX;
-    q->until_ctx = r->max_tokens == 0 || r->max_tokens > room;
-    sampler_init(&q->sampler, &r->sampler);
-    for (int32_t i = 0; i < r->n_prompt; i++) {
-        sampler_accept(&q->sampler, r->prompt[i]);
-    }
-    request_append(&s->waiting, q);
-    *ret_handle = q->handle;
-    return 0;
-}
-
-static struct request *find(const struct sched *s, uint64_t handle)
-{
-    struct request *r = request_find(&s->running, handle);
-
-    r = r ? r : request_find(&s->waiting, handle);
-    return r && !r->finished ? r : NULL;
-}
-
-int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason)
-{
-    struct request *r = find(s, handle);
-
-    if (!r) {
-        return -ENOENT;
-    }
-    if (!r->cancelled) {
-        r->cancelled = true;
-        r->reason = reason;
-    }
-    return 0;
-}
-
-int sched_credit(struct sched *s, uint64_t handle, int64_t n_rows)
-{
-    struct request *r = find(s, handle);
-
-    if (!r) {
-        return -ENOENT;
-    }
-    r->credit = n_rows > r->credit ? n_rows : r->credit;
-    return 0;
-}
-
 /* ---- ending --------------------------------------------------------------------------------- */
 
 void sched_emit(struct sched *s, struct request *r)
@@ -368,7 +184,7 @@ static void free_request(struct sched *s, struct request *r)
     } else {
         request_remove(&s->waiting, r);
     }
-    leave_principal(s, r->principal);
+    sched_leave_principal(s, r->principal);
     request_destroy(r);
 }
 
@@ -380,6 +196,7 @@ static void fill_usage(struct sched *s, const struct request *r, struct engine_u
 
     *u = (struct engine_usage){
         .n_prompt = r->n_prompt,
+        .n_cached = r->text.held < r->n_prompt ? r->text.held : r->n_prompt,
         .n_new = r->n_new,
         .queue_ns = first_row - r->submit_ns,
         .prefill_ns = r->first_row_ns ? first_token - first_row : 0,
@@ -461,7 +278,17 @@ static bool goes_before(const struct request *a, const struct request *b)
     return a->handle < b->handle;
 }
 
-static void seat_waiting(struct sched *s)
+static int restore(struct sched *s, struct request *r)
+{
+    int e = snapshot_load(s->config.cache, r->seat, r->saved);
+
+    r->n_fed = r->text.held;
+    free(r->saved);
+    r->saved = NULL;
+    return e;
+}
+
+static int seat_waiting(struct sched *s)
 {
     while (s->waiting.first) {
         struct request *best = NULL;
@@ -472,18 +299,22 @@ static void seat_waiting(struct sched *s)
             }
         }
         if (best->stashes && s->stash.r) {
-            return;
+            return 0;
         }
-        int seat = cache_sit(s->config.cache, &best->policy, best->principal->id, best->n_prompt,
-                             best->n_tokens_max);
+        int seat = cache_sit(s->config.cache, &best->policy, best->principal->id, &best->text);
 
         if (seat < 0) {
-            return;
+            return 0;
         }
         request_remove(&s->waiting, best);
         best->seat = seat;
         request_append(&s->running, best);
         best->principal->seat_turn = ++s->turn;
+        int e = best->saved ? restore(s, best) : 0;
+
+        if (e) {
+            return e;
+        }
         if (layered_is(s, best)) {
             layered_start(s, best);
         }
@@ -493,6 +324,7 @@ static void seat_waiting(struct sched *s)
             s->stash.done = 0;
         }
     }
+    return 0;
 }
 
 /* ---- a step --------------------------------------------------------------------------------- */
@@ -548,8 +380,8 @@ static int step(struct sched *s)
     }
     if (!s->layered.pending) {
         if (s->batch.n_seqs == 0 || (s->batch.pending && !takes_up(s))) {
-            seat_waiting(s);
-            r = batch_build(s);
+            r = seat_waiting(s);
+            r = r ? r : batch_build(s);
         }
         r = r < 0 ? r : s->batch.n_seqs == 0 ? 0 : run_batch(s);
     }

@@ -19,6 +19,7 @@ struct sched_config {
     struct model *model;        /* loaded */
     struct cache *cache;        /* the scheduler's user keeps it, and model and tok, until after destroy */
     const struct tok *tok;      /* or NULL: no token ends a text */
+    const char *identity;       /* 64 characters that name model and overlays */
     int32_t ctx;
     int32_t n_seqs;
     int32_t batch_tokens;       /* at least max_chunk + n_seqs */
@@ -37,6 +38,8 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
                  struct error *reterr) WARN_UNUSED;
 int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason);
 int sched_credit(struct sched *s, uint64_t handle, int64_t n_rows);
+int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size,
+               struct error *reterr) WARN_UNUSED;
 int sched_step(struct sched *s, engine_emit *emit, void *arg);
 void sched_interrupt(struct sched *s);
 void sched_heartbeat(const struct sched *s, int64_t *ret_last_ns, int64_t *ret_longest_ns);

@@ -95,6 +95,8 @@ struct sched {
 /* Ends a request: DONE is emitted, its seat is left (at once, or when the pending batch is over). */
 void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
                   const struct error *error);
+/* submit.c */
+void sched_leave_principal(struct sched *s, struct principal *p);
 void sched_emit(struct sched *s, struct request *r);
 
 /* batch.c. Builds a batch of the running requests: the number of rows, or an error. */

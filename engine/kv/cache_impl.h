@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_KV_CACHE_IMPL_H
+#define PIPIT_ENGINE_KV_CACHE_IMPL_H
+
+/* What the files of the cache share: one store of one sequence. Private to cache*.c. */
+
+#include "engine/kv/cache.h"
+
+/* The first positions and scores of the region that the sequence uses for a store: its seat's, or
+ * the peak region while its prompt is read. */
+struct cache_state {
+    uint8_t *pos;
+    uint8_t *score;
+    int32_t cap;
+};
+
+struct cache_state cache_state_of(const struct cache *c, const struct cache_seq *q, int32_t store);
+
+/* The store whose scores all stores share, or -1. */
+int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q);
+
+/* Does the policy drop tokens of this store? Rings of sliding layers are beyond it. */
+bool cache_evicts_from(const struct cache *c, const struct cache_seq *q, int32_t store);
+
+/* Slots that may be live once n_new more tokens are in. */
+int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int32_t store, int32_t n_new);
+
+/* The store's slots as the backend sees them, of which n_slots may be live. */
+struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int32_t store, int32_t n_slots);
+
+/* Pages for n_slots, out of the reservation; and all but the first `keep` of each group back. */
+int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots) WARN_UNUSED;
+void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
+
+/* What the policy spares at a cut, or from being overwritten by position `last`. */
+void cache_guard_at(const struct cache_seq *q, bool cut, int32_t last, struct place_guard *ret);
+
+#endif

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A step over a sequence: pages for its rows, victims for a token that finds no free slot.
+ *
+ * A global store of a keep-all policy has slot = position. Of an evicting one, a token takes the
+ * next slot while there are slots within the budget, then the slot of a victim; the prompt may
+ * stand above the budget until it is cut. A sliding layer's store is a ring whatever the policy.
+ *
+ * Victims depend on the scores before the step alone, so all of them are found before the forward
+ * pass begins, and a step that was given up must not look for them again. */
+
+#include <assert.h>
+
+#include "engine/kv/cache_impl.h"
+
+/* With shared scores the same slots hold the same positions in every store. */
+static int32_t victim_store(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    int32_t shared = cache_score_store_of(c, q);
+
+    return shared >= 0 ? shared : store;
+}
+
+static int find_victims(struct cache *c, struct cache_seq *q)
+{
+    struct place_guard guard;
+
+    cache_guard_at(q, false, q->n_tokens, &guard);
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        if (!cache_evicts_from(c, q, i) || victim_store(c, q, i) != i) {
+            continue;
+        }
+        struct ops_kv kv = cache_kv_of(c, q, i, q->n_slots);
+        struct ops_victim p = {
+            .kv = &kv,
+            .sinks = guard.sinks,
+            .pos_protect = guard.pos_protect,
+            .by_position = guard.by_position,
+            .shared = guard.shared,
+            .victim = (int32_t *)(void *)(q->state + c->shape.seats[i].victim_off),
+        };
+        int r = c->shape.config.ops->victim(c->be, &p);
+
+        if (r) {
+            return r;
+        }
+    }
+    return 0;
+}
+
+int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows)
+{
+    struct cache_seq *q = &c->seqs[seat];
+    int r = 0;
+
+    assert(q->busy);
+    if (q->prepared == q->n_tokens + n_rows) {
+        return 0; /* the step that was given up: its victims are already overwritten */
+    }
+    q->evicting = q->budget > 0 && q->n_tokens >= q->n_prompt && q->n_slots >= q->budget;
+    assert(!q->evicting || n_rows == 1);
+    if (q->evicting) {
+        r = find_victims(c, q);
+    }
+    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+        r = cache_take_pages(c, q, i, cache_slots_after(c, q, i, n_rows));
+    }
+    if (!r) {
+        q->prepared = q->n_tokens + n_rows;
+    }
+    return r;
+}
+
+void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret)
+{
+    const struct cache_seq *q = &c->seqs[seat];
+    const struct shape_seat *st = &c->shape.seats[store];
+    int32_t n_rows = q->prepared - q->n_tokens;
+
+    ret->kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, n_rows));
+    ret->victim = NULL;
+    ret->ring = st->ring;
+    if (st->ring) {
+        ret->slot0 = q->n_tokens % st->ring;
+    } else if (c->shape.config.stores[store].window) {
+        ret->slot0 = q->n_tokens;
+    } else {
+        ret->slot0 = q->n_slots;
+        if (q->evicting) {
+            const struct shape_seat *v = &c->shape.seats[victim_store(c, q, store)];
+
+            ret->victim = (const int32_t *)(const void *)(q->state + v->victim_off);
+        }
+    }
+}
+
+void cache_commit(struct cache *c, int32_t seat, int32_t n_rows)
+{
+    struct cache_seq *q = &c->seqs[seat];
+
+    assert(q->prepared == q->n_tokens + n_rows);
+    q->n_tokens += n_rows;
+    if (!q->evicting) {
+        q->n_slots += n_rows;
+        return;
+    }
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        q->n_evicted += cache_evicts_from(c, q, i) ? c->shape.seats[i].n_groups : 0;
+    }
+}

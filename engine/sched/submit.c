@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What comes from outside: requests, cancels, credit, and the wish for a copy of a sequence.
+ *
+ * A request is checked in full here, against limits, the plan and, where it goes on from a saved
+ * sequence, that block, so that nothing about it can fail once it sits. */
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "engine/kv/snapshot.h"
+#include "engine/sched/state.h"
+
+/* ---- principals ---------------------------------------------------------------------------- */
+
+static struct principal *join_principal(struct sched *s, uint64_t id)
+{
+    struct principal *p = NULL;
+
+    for (int32_t i = 0; i < s->n_principals; i++) {
+        if (s->principals[i]->id == id) {
+            s->principals[i]->n_requests++;
+            return s->principals[i];
+        }
+    }
+    if (s->n_principals == s->cap_principals) {
+        int32_t cap = s->cap_principals ? 2 * s->cap_principals : 8;
+        struct principal **more = realloc(s->principals, (size_t)cap * sizeof(struct principal *));
+
+        if (!more) {
+            return NULL;
+        }
+        s->principals = more;
+        s->cap_principals = cap;
+    }
+    p = calloc(1, sizeof(*p));
+    if (p) {
+        p->id = id;
+        p->n_requests = 1;
+        s->principals[s->n_principals++] = p;
+    }
+    return p;
+}
+
+void sched_leave_principal(struct sched *s, struct principal *p)
+{
+    if (--p->n_requests > 0) {
+        return;
+    }
+    for (int32_t i = 0; i < s->n_principals; i++) {
+        if (s->principals[i] == p) {
+            s->principals[i] = s->principals[--s->n_principals];
+            break;
+        }
+    }
+    free(p);
+}
+
+/* ---- submitting ----------------------------------------------------------------------------- */
+
+static int check_ids(const struct sched *s, const int32_t *ids, int32_t n, const char *what,
+                     struct error *reterr)
+{
+    int32_t n_vocab = s->config.model->h.n_vocab;
+
+    for (int32_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || ids[i] >= n_vocab) {
+            return error_set(reterr, -EINVAL, "%s %d is token %d, but must be from 0 to %d", what,
+                             i, ids[i], n_vocab - 1);
+        }
+    }
+    return 0;
+}
+
+static int check_request(const struct sched *s, const struct engine_request *r,
+                         struct error *reterr)
+{
+    int32_t room = s->config.ctx - (r->kind == ENGINE_GENERATE ? 1 : 0);
+    int e;
+
+    if (r->n_prompt < 1 || r->n_forced < 0 || r->max_tokens < 0) {
+        return error_set(reterr, -EINVAL, "a request needs at least one prompt token");
+    }
+    if (r->n_prompt > room || r->n_forced > s->config.ctx - r->n_prompt) {
+        return error_set(reterr, -EMSGSIZE,
+                         "prompt of %d tokens%s and %d more do not fit the context of %d",
+                         r->n_prompt, r->n_forced ? ", forced ones" : "",
+                         r->n_forced ? r->n_forced : 1, s->config.ctx);
+    }
+    if (r->urgency < -100 || r->urgency > 100) {
+        return error_set(reterr, -EINVAL, "urgency is %d, but must be from -100 to 100",
+                         r->urgency);
+    }
+    if (r->kind == ENGINE_SCORE &&
+        (r->score_first < 0 || r->score_first >= r->n_prompt || r->n_forced > 0)) {
+        return error_set(reterr, -EINVAL,
+                         "score_first is %d, but must be from 0 to %d, without forced tokens",
+                         r->score_first, r->n_prompt - 1);
+    }
+    if (r->max_tokens > 0 && r->n_forced > r->max_tokens) {
+        return error_set(reterr, -EINVAL, "%d forced tokens are more than max_tokens, %d",
+                         r->n_forced, r->max_tokens);
+    }
+    e = check_ids(s, r->prompt, r->n_prompt, "prompt token", reterr);
+    if (!e) {
+        e = check_ids(s, r->forced, r->n_forced, "forced token", reterr);
+    }
+    return e ? e : sampler_params_check(&r->sampler, reterr);
+}
+
+static bool has_split(const struct model *m)
+{
+    return m->h.swift_layers < m->h.n_layers;
+}
+
+static int32_t token_of(const struct engine_request *r, int32_t i)
+{
+    return i < r->n_prompt ? r->prompt[i] : r->forced[i - r->n_prompt];
+}
+
+/* A saved sequence must be a beginning of the text. */
+static int check_saved(const struct sched *s, const struct engine_request *r,
+                       const struct policy *policy, struct shape_text *text, struct error *reterr)
+{
+    struct snapshot_info info;
+    int e = snapshot_check(s->config.cache, r->saved, r->saved_size, s->config.identity, policy,
+                           &info, reterr);
+
+    if (e) {
+        return e;
+    }
+    if (info.n_tokens >= r->n_prompt + r->n_forced) {
+        return error_set(reterr, -EINVAL, "the saved sequence has %d tokens, the text only %d",
+                         info.n_tokens, r->n_prompt + r->n_forced);
+    }
+    for (int32_t i = 0; i < info.n_tokens; i++) {
+        if (info.tokens[i] != token_of(r, i)) {
+            return error_set(reterr, -EINVAL,
+                             "the saved sequence differs from the text at token %d", i);
+        }
+    }
+    if (r->kind == ENGINE_SCORE && info.n_tokens > r->score_first) {
+        return error_set(reterr, -EINVAL, "the saved sequence reaches beyond score_first");
+    }
+    if (r->kind == ENGINE_GENERATE && info.n_tokens + 1 >= text->n_tokens) {
+        return error_set(reterr, -EINVAL, "the saved sequence leaves no token to say");
+    }
+    if (policy->mode == POLICY_AS_SHIPPED && info.n_tokens < r->n_prompt) {
+        return error_set(reterr, -ENOTSUP, "mode=as-shipped takes no second turn");
+    }
+    text->held = info.n_tokens;
+    text->held_slots = info.n_slots;
+    text->budget = info.budget;
+    return 0;
+}
+
+int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
+                 struct error *reterr)
+{
+    struct policy policy = s->config.cache->shape.config.mix.part[0].policy;
+    struct request *q = NULL;
+    int e = check_request(s, r, reterr);
+
+    if (!e && r->kv) {
+        e = policy_parse(r->kv, &policy, reterr);
+    }
+    if (e) {
+        return e;
+    }
+    int32_t room = s->config.ctx - r->n_prompt;
+    int32_t max_new = r->kind == ENGINE_SCORE                      ? 0
+                      : r->max_tokens == 0 || r->max_tokens > room ? room
+                                                                   : r->max_tokens;
+
+    struct shape_text text = {.n_prompt = r->n_prompt, .n_tokens = r->n_prompt + max_new};
+
+    if (r->saved) {
+        e = check_saved(s, r, &policy, &text, reterr);
+    }
+    if (!e) {
+        e = cache_check(s->config.cache, &policy, &text, reterr);
+    }
+    bool layered = !e && cache_reads_layered(s->config.cache, &policy, &text);
+
+    if (layered && r->kind == ENGINE_SCORE && has_split(s->config.model)) {
+        e = error_set(reterr, -ENOTSUP,
+                      "scoring beyond a SwiftKV split needs a policy with prefill=dense");
+    }
+    if (!e) {
+        e = request_create(r, max_new, &q, reterr);
+    }
+    if (e) {
+        return e;
+    }
+    q->principal = join_principal(s, r->principal);
+    if (!q->principal) {
+        request_destroy(q);
+        return error_set(reterr, -ENOMEM, "request: no memory");
+    }
+    q->handle = s->next_handle++;
+    q->policy = policy;
+    q->text = text;
+    if (text.held >= r->n_prompt) { /* the next one is forced, and known without logits */
+        q->n_new = text.held - r->n_prompt + 1;
+    }
+    q->stashes = r->kind == ENGINE_SCORE && (q->logits || layered);
+    q->credit = q->logits ? 0 : INT64_MAX;
+    q->until_ctx = r->max_tokens == 0 || r->max_tokens > room;
+    sampler_init(&q->sampler, &r->sampler);
+    for (int32_t i = 0; i < r->n_prompt + q->n_new; i++) {
+        sampler_accept(&q->sampler, q->tokens[i]);
+    }
+    request_append(&s->waiting, q);
+    *ret_handle = q->handle;
+    return 0;
+}
+
+static struct request *find(const struct sched *s, uint64_t handle)
+{
+    struct request *r = request_find(&s->running, handle);
+
+    r = r ? r : request_find(&s->waiting, handle);
+    return r && !r->finished ? r : NULL;
+}
+
+int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason)
+{
+    struct request *r = find(s, handle);
+
+    if (!r) {
+        return -ENOENT;
+    }
+    if (!r->cancelled) {
+        r->cancelled = true;
+        r->reason = reason;
+    }
+    return 0;
+}
+
+int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size, struct error *reterr)
+{
+    struct request *r = request_find(&s->running, handle);
+    void *buf;
+
+    if (!r) {
+        return error_set(reterr, -ENOENT, "no such running request");
+    }
+    /* Inside a callback the batch's rows are in the cache, though it is not yet released. */
+    if (r->n_fed < r->n_prompt || (r->in_batch && s->batch.pending)) {
+        return error_set(reterr, -EBUSY, "its prompt is being read, or a step is held up");
+    }
+    uint64_t size = snapshot_bytes(s->config.cache, r->seat);
+
+    buf = malloc((size_t)size);
+    if (!buf) {
+        return error_set(reterr, -ENOMEM, "no memory for a saved sequence of %zu bytes",
+                         (size_t)size);
+    }
+    int e = snapshot_save(s->config.cache, r->seat, s->config.identity, r->tokens, buf);
+
+    if (e) {
+        free(buf);
+        return error_set(reterr, e, "the device gave no copy of the cache");
+    }
+    *ret = buf;
+    *ret_size = (size_t)size;
+    return 0;
+}
+
+int sched_credit(struct sched *s, uint64_t handle, int64_t n_rows)
+{
+    struct request *r = find(s, handle);
+
+    if (!r) {
+        return -ENOENT;
+    }
+    r->credit = n_rows > r->credit ? n_rows : r->credit;
+    return 0;
+}

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Saved sequences: one that left and came back says, to the bit, what it would have said; a text
+ * may go on from one; and nothing that is wrong with a block does harm. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+#include "tests/unit/engine_run.h"
+
+enum { N_PROMPT = 60, N_NEW = 24 };
+
+struct saved {
+    void *p;
+    size_t size;
+};
+
+/* Runs until `at` new tokens are there, and saves. */
+static struct saved leave(struct engine *e, const struct engine_request *q, int32_t at)
+{
+    struct saved s = {0};
+    struct run r;
+    struct error err = {0};
+
+    run_submit(e, q, &r);
+    cr_assert_eq(engine_save(e, r.handle, &s.p, &s.size, &err), -ENOENT, "it waits");
+    while (r.n_new < at) {
+        (void)run_step(e);
+    }
+    err.code = 0;
+    cr_assert_eq(engine_save(e, r.handle, &s.p, &s.size, &err), 0, "%s", err.text);
+    cr_assert_eq(engine_cancel(e, r.handle, ENGINE_CANCELLED), 0);
+    run_all(e);
+    run_clear(&r);
+    return s;
+}
+
+static void come_back(const char *backend, const char *model, const char *overlay, const char *kv)
+{
+    static const int32_t at[] = {1, 2, 13};
+    int32_t ids[N_PROMPT];
+    struct run whole;
+    struct engine *e = run_engine_overlay(model, overlay, backend, 128, 2, kv);
+
+    run_tokens(51, engine_info(e)->n_vocab, ids, N_PROMPT);
+    struct engine_request q = run_request(ids, N_PROMPT, N_NEW);
+
+    q.sampler.temperature = 0.9f;
+    q.sampler.seed = 5;
+    run_submit(e, &q, &whole);
+    run_all(e);
+    for (size_t i = 0; i < sizeof(at) / sizeof(at[0]); i++) {
+        struct saved s = leave(e, &q, at[i]);
+        struct engine *other = run_engine_overlay(model, overlay, backend, 128, 1, kv);
+        struct engine_request again = q;
+        struct run r;
+
+        again.saved = s.p;
+        again.saved_size = s.size;
+        again.forced = whole.tokens;
+        again.n_forced = at[i];
+        run_submit(other, &again, &r);
+        free(s.p);
+        run_all(other);
+        cr_assert_eq(r.usage.n_cached, N_PROMPT);
+        cr_assert_eq(r.n_new, N_NEW - at[i], "%s: %d", kv, r.n_new);
+        cr_assert_eq(memcmp(r.tokens, whole.tokens + at[i], (size_t)r.n_new * sizeof(int32_t)), 0,
+                     "%s differs after %d", kv, at[i]);
+        cr_assert_eq(memcmp(r.logprobs, whole.logprobs + at[i], (size_t)r.n_new * sizeof(float)), 0,
+                     "%s differs after %d", kv, at[i]);
+        cr_assert_eq(r.usage.n_evicted, whole.usage.n_evicted);
+        cr_assert_eq(r.usage.n_slots, whole.usage.n_slots);
+        run_clear(&r);
+        engine_destroy(other);
+    }
+    run_clear(&whole);
+    engine_destroy(e);
+}
+
+Test(saved, as_if_it_had_never_left)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+
+    for (int b = 0; b < 2; b++) {
+        come_back(backends[b], "cache_model.gguf", NULL, "full");
+        come_back(backends[b], "cache_model.gguf", NULL, "kv8+keyformer:20");
+        come_back(backends[b], "cache_model.gguf", NULL, "bf16+sinks:2+window:20");
+        come_back(backends[b], "cache_model.gguf", NULL, "k16v8+h2o:20,score=shared");
+        come_back(backends[b], "cache_model.gguf", NULL, "keyformer:20,mode=as-shipped");
+        come_back(backends[b], "cache_model.gguf", "cache_swiftkv_2_3.gguf", "fp8+recency:20");
+        come_back(backends[b], "arch_gemma3.gguf", NULL, "full");
+    }
+}
+
+/* On ref a prompt's rows and an answer's rows compute alike, so going on equals reading it all. */
+Test(saved, a_second_turn)
+{
+    int32_t ids[100];
+    struct run first;
+    struct run cold;
+    struct run warm;
+    struct engine *e = run_engine("cache_model.gguf", "ref", 128, 1, "f32");
+
+    run_tokens(52, engine_info(e)->n_vocab, ids, 100);
+    struct engine_request q = run_request(ids, 40, 10);
+
+    run_submit(e, &q, &first);
+    run_all(e);
+    memcpy(ids + 40, first.tokens, 10 * sizeof(int32_t));
+    struct saved s = leave(e, &q, 9);
+
+    q = run_request(ids, 90, 10);
+    run_submit(e, &q, &cold);
+    run_all(e);
+    q.saved = s.p;
+    q.saved_size = s.size;
+    run_submit(e, &q, &warm);
+    run_all(e);
+    free(s.p);
+    cr_assert_eq(warm.usage.n_cached, 48);
+    cr_assert(run_same(&cold, &warm));
+    run_clear(&first);
+    run_clear(&cold);
+    run_clear(&warm);
+    engine_destroy(e);
+}
+
+Test(saved, a_second_turn_cuts_again)
+{
+    int32_t ids[100];
+    struct run r;
+    struct engine *e = run_engine("cache_model.gguf", "ref", 128, 1, "h2o:20,prefill=dense");
+
+    run_tokens(53, engine_info(e)->n_vocab, ids, 100);
+    struct engine_request q = run_request(ids, 40, 10);
+    struct saved s = leave(e, &q, 5);
+
+    q = run_request(ids, 90, 10);
+    q.forced = NULL;
+    struct error err = {0};
+    uint64_t h;
+
+    q.saved = s.p;
+    q.saved_size = s.size;
+    cr_assert_eq(engine_submit(e, &q, &h, &err), -EINVAL, "the answer was another");
+    cr_assert(strstr(err.text, "differs from the text at token"), "%s", err.text);
+    free(s.p);
+
+    q = run_request(ids, 40, 10);
+    run_submit(e, &q, &r);
+    run_all(e);
+    memcpy(ids + 40, r.tokens, 10 * sizeof(int32_t));
+    run_clear(&r);
+    q = run_request(ids, 40, 10);
+    s = leave(e, &q, 9);
+    q = run_request(ids, 90, 10);
+    q.saved = s.p;
+    q.saved_size = s.size;
+    run_submit(e, &q, &r);
+    run_all(e);
+    cr_assert_eq(r.n_new, 10);
+    cr_assert_eq(r.usage.n_cached, 48);
+    cr_assert_eq(r.usage.n_slots % 20, 0);
+    run_clear(&r);
+    free(s.p);
+    engine_destroy(e);
+}
+
+Test(saved, broken_blocks_are_refused)
+{
+    int32_t ids[N_PROMPT];
+    struct engine *e = run_engine("cache_model.gguf", "ref", 128, 1, "fp8+h2o:20");
+    struct error err = {0};
+    uint64_t h;
+
+    run_tokens(54, engine_info(e)->n_vocab, ids, N_PROMPT);
+    struct engine_request q = run_request(ids, N_PROMPT, 8);
+    struct saved s = leave(e, &q, 3);
+    struct run r;
+
+    run_submit(e, &q, &r);
+    run_all(e);
+    q.forced = r.tokens;
+    q.n_forced = 3;
+    q.saved = s.p;
+    /* Cut short anywhere. */
+    for (size_t n = 0; n < s.size; n += n < 1200 ? 1 : 97) {
+        err.code = 0;
+        q.saved_size = n;
+        cr_assert_lt(engine_submit(e, &q, &h, &err), 0, "%zu bytes", n);
+    }
+    /* A byte turned over: refused, or (in K, V, scores, positions) an answer that may differ. */
+    q.saved_size = s.size;
+    for (int i = 0; i < 300; i++) {
+        uint8_t *bytes = s.p;
+        uint32_t out[4];
+
+        rng_philox(rng_key_make(77), (uint32_t[4]){(uint32_t)i, 0, 0, 0}, out);
+        size_t at = i < 200 ? out[0] % 700 : out[0] % s.size;
+
+        bytes[at] ^= (uint8_t)(1u << (out[1] % 8));
+        err.code = 0;
+        struct run bent;
+
+        memset(&bent, 0, sizeof(bent));
+        q.user = &bent;
+        bent.n_vocab = 1;
+        bent.logits = NULL;
+        q.logits_rows = 0;
+        if (engine_submit(e, &q, &h, &err) == 0) {
+            run_all(e);
+            cr_assert(bent.done);
+        }
+        bytes[at] ^= (uint8_t)(1u << (out[1] % 8));
+    }
+    /* Another policy, another model. */
+    struct engine *other = run_engine("cache_model.gguf", "ref", 128, 1, "fp8+h2o:24");
+
+    err.code = 0;
+    cr_assert_eq(engine_submit(other, &q, &h, &err), -EINVAL);
+    cr_assert(strstr(err.text, "was saved under policy fp8+sinks:0+h2o:20"), "%s", err.text);
+    engine_destroy(other);
+    other = run_engine_overlay("cache_model.gguf", "cache_swiftkv_2_3.gguf", "ref", 128, 1,
+                               "fp8+h2o:20");
+    err.code = 0;
+    cr_assert_eq(engine_submit(other, &q, &h, &err), -EBADMSG);
+    cr_assert(strstr(err.text, "another model or overlay"), "%s", err.text);
+    engine_destroy(other);
+    free(s.p);
+    run_clear(&r);
+    engine_destroy(e);
+}
