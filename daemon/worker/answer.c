@@ -7,6 +7,7 @@
 #include "daemon/worker/answer.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -147,6 +148,8 @@ static void obey_hook(const struct job *j)
             (void)pause();
         }
     }
+    /* The I/O thread passes on what was said; without that the order would be repeated. */
+    (void)poll(NULL, 0, 50);
     (void)raise(SIGKILL);
 }
 

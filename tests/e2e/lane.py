@@ -88,7 +88,11 @@ class Lane:
         self.timeout, self.fds = timeout, []
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(timeout)
-        self.sock.connect(os.path.join(folder, "lane.sock"))
+        try:
+            self.sock.connect(os.path.join(folder, "lane.sock"))
+        except OSError:
+            self.sock.close()
+            raise
         self.pending = []
         if hello:
             self.send(HELLO, struct.pack("<IHHIIQQ32s", MAGIC, 1, 0, 256, 0, c2e, e2c, b"lane.py"))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts and watches a pipitd for tests. PIPIT_BUILD is the build folder; PIPIT_SLOW (default 1)
+stretches every time limit (sanitizers)."""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import lane
+
+BUILD = os.environ.get("PIPIT_BUILD", "build")
+SLOW = float(os.environ.get("PIPIT_SLOW", "1"))
+PIPITD = os.path.join(BUILD, "daemon/front/pipitd")
+DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data")
+STORIES = os.path.join(DATA, "stories260K.gguf")
+
+
+def wait_until(what, timeout=10.0, step=0.005):
+    end = time.monotonic() + timeout * SLOW
+    while True:
+        value = what()
+        if value or time.monotonic() > end:
+            return value
+        time.sleep(step)
+
+
+class Daemon:
+    def __init__(self, *args, model=STORIES, backend="ref", gateway="no", folder=None, wait=True, env=None):
+        self.own_folder = folder is None
+        self.folder = folder or tempfile.mkdtemp(prefix="pd-")
+        self.last_text = ""
+        self.log_path = os.path.join(self.folder, "log")
+        self.log = open(self.log_path, "ab")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("PIPIT_")}
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [PIPITD, "--model", model, "--backend", backend, "--gateway", gateway, "--runtime-dir", self.folder,
+             "--threads", "1", *args], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+            env={**clean, **(env or {})})
+        if wait:
+            self.lane().close()
+
+    def lane(self, **kw):
+        """A new connection; waits for the socket. The daemon must be there within 10 s."""
+        end = time.monotonic() + 10 * SLOW
+        while True:
+            try:
+                return lane.Lane(self.folder, timeout=20 * SLOW, **kw)
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > end or self.process.poll() is not None:
+                    raise
+                time.sleep(0.001)
+
+    def ready(self, **kw):
+        connection = self.lane(**kw)
+        connection.wait_ready(20 * SLOW)
+        return connection
+
+    def child(self, name):
+        """pid of the child of that name, or None."""
+        try:
+            with open(f"/proc/{self.process.pid}/task/{self.process.pid}/children") as f:
+                pids = f.read().split()
+            for pid in pids:
+                with open(f"/proc/{pid}/comm") as f:
+                    if f.read().strip() == name[:15]:
+                        return int(pid)
+        except FileNotFoundError:
+            pass
+        return None
+
+    def text(self):
+        if not os.path.exists(self.log_path):
+            return self.last_text
+        with open(self.log_path, errors="replace") as f:
+            return f.read()
+
+    def stop(self, timeout=10.0):
+        """SIGTERM; its exit code. Harmless when it has been stopped already."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(timeout * SLOW)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            self.log.close()
+        self.last_text = self.text()
+        if "ERROR: AddressSanitizer" in self.last_text or "runtime error:" in self.last_text:
+            sys.stderr.write(self.last_text)
+            raise AssertionError("a sanitizer complained")
+        if self.own_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return code
