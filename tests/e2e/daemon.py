@@ -55,9 +55,11 @@ class Daemon:
                 time.sleep(0.001)
 
     def ready(self, **kw):
-        connection = self.lane(**kw)
-        connection.wait_ready(20 * SLOW)
-        return connection
+        """A connection made when the model was there: its hello knows the context."""
+        first = self.lane()
+        first.wait_ready(20 * SLOW)
+        first.close()
+        return self.lane(**kw)
 
     def child(self, name):
         """pid of the child of that name, or None."""

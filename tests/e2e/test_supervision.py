@@ -403,7 +403,7 @@ class Idle(Case):
         time.sleep(6)
         for p, b in zip(pids, before):
             with open(f"/proc/{p}/comm") as f:
-                self.assertLessEqual(switches(p) - b, 6, f.read())
+                self.assertLessEqual(switches(p) - b, 6, f.read() + d.text())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* daemon/front/journal.h: what is appended is read back, by any cursor; a full journal still takes
+ * last events; a crash's half token is forgotten; the ids of a replay. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/front/journal.h"
+
+static struct journal j;
+static struct journal_entry e;
+static struct journal_head head = {.number = 7, .tlv_bytes = 5000};
+
+static void begin(void)
+{
+    struct error err = {0};
+
+    cr_assert_eq(journal_open(64 * JOURNAL_BLOCK, &j, &err), 0, "%s", err.text);
+    cr_assert_eq(journal_begin(&j, &head, &e), 0);
+}
+
+static struct lane_record record(uint32_t type, int32_t index, const char *text)
+{
+    struct lane_record r;
+
+    lane_record_init(&r, type, NULL);
+    if (type == LANE_TOKEN || type == LANE_TEXT) {
+        r.token.index = index;
+        r.token.token = 1000 + index;
+        r.token.logprob = -0.5f;
+        r.token.text_len = (uint16_t)strlen(text);
+        memcpy(r.token.text, text, strlen(text));
+    } else if (type == LANE_ALT) {
+        r.alt.index = index;
+        r.alt.text_len = (uint16_t)strlen(text);
+        memcpy(r.alt.text, text, strlen(text));
+    } else if (type == LANE_DONE) {
+        r.done.reason = LANE_REASON_STOP;
+        r.done.n_new = index;
+        r.done.seed = 99;
+    }
+    return r;
+}
+
+static int append(uint32_t type, int32_t index, const char *text)
+{
+    struct lane_record r = record(type, index, text);
+
+    return journal_append(&j, &e, &r);
+}
+
+Test(journal, items_are_contiguous_and_in_the_memfd, .init = begin)
+{
+    char byte = 0;
+
+    memset(journal_tlv(&j, &e), 'x', 5000);
+    cr_assert_eq(journal_tlv_offset(&e) % JOURNAL_BLOCK, 0);
+    cr_assert_eq(pread(j.fd, &byte, 1, (off_t)journal_tlv_offset(&e) + 4999), 1);
+    cr_assert_eq(byte, 'x');
+    cr_assert_eq(j.n_free, 64 - 1 - 2);
+    journal_end(&j, &e);
+    cr_assert_eq(j.n_free, 64);
+    cr_assert_eq(j.n_entries, 0);
+}
+
+Test(journal, events_read_back_as_appended, .init = begin)
+{
+    struct journal_cursor c;
+    struct lane_record got;
+    char text[201];
+
+    for (int i = 0; i < 500; i++) {
+        memset(text, 'a' + i % 26, sizeof(text));
+        text[i % 201] = '\0';
+        cr_assert_eq(append(LANE_TOKEN, i, text), 0);
+    }
+    cr_assert_eq(append(LANE_DONE, 500, ""), 0);
+    cr_assert(e.finished);
+    cr_assert_eq(e.n_tokens, 500);
+    for (uint64_t from = 1; from <= 502; from += 167) {
+        cr_assert(journal_seek(&j, &e, from, &c));
+        for (uint64_t seq = from; seq <= 501; seq++) {
+            int i = (int)seq - 1;
+
+            memset(text, 'a' + i % 26, sizeof(text));
+            text[i % 201] = '\0';
+            struct lane_record want =
+                i < 500 ? record(LANE_TOKEN, i, text) : record(LANE_DONE, 500, "");
+            want.h.seq = seq;
+            cr_assert(journal_read(&j, &e, &c, &got));
+            cr_assert_eq(memcmp(&got, &want, sizeof(got)), 0, "event %d", i);
+        }
+        cr_assert_not(journal_read(&j, &e, &c, &got));
+    }
+    cr_assert_not(journal_seek(&j, &e, 0, &c));
+    cr_assert_not(journal_seek(&j, &e, 503, &c));
+    journal_end(&j, &e);
+    cr_assert_eq(j.n_free, 64);
+}
+
+Test(journal, a_full_one_still_takes_last_events, .init = begin)
+{
+    struct journal_entry other;
+    struct journal_head small = {.number = 8};
+    struct lane_record done = record(LANE_DONE, 0, "");
+    char text[201];
+    int n = 0;
+
+    memset(text, 'x', 200);
+    text[200] = '\0';
+    cr_assert_eq(journal_begin(&j, &small, &other), 0);
+    while (append(LANE_TOKEN, n, text) == 0) {
+        n++;
+    }
+    cr_assert_gt(n, 900);
+    cr_assert_eq(j.n_free, 2);
+    cr_assert_eq(journal_begin(&j, &small, &(struct journal_entry){0}), -EBUSY);
+    cr_assert_eq(append(LANE_DONE, n, ""), 0);
+    cr_assert_eq(journal_append(&j, &other, &done), 0);
+    cr_assert_eq(done.h.seq, 1);
+    journal_end(&j, &e);
+    journal_end(&j, &other);
+    cr_assert_eq(j.n_free, 64);
+}
+
+Test(journal, too_large_leaves_nothing_behind, .init = begin)
+{
+    struct journal_head large = {.tlv_bytes = 62 * JOURNAL_BLOCK};
+    uint32_t before = j.n_free;
+
+    cr_assert_eq(journal_begin(&j, &large, &(struct journal_entry){0}), -EBUSY);
+    cr_assert_eq(j.n_free, before);
+    cr_assert_eq(j.n_entries, 1);
+}
+
+Test(journal, half_a_token_is_invisible_and_rewound, .init = begin)
+{
+    struct journal_cursor c;
+    struct lane_record got;
+    char text[129];
+    uint32_t free_before;
+
+    memset(text, 'y', 128);
+    text[128] = '\0';
+    cr_assert_eq(append(LANE_TOKEN, 0, "a"), 0);
+    free_before = j.n_free;
+    cr_assert(journal_seek(&j, &e, 2, &c));
+    for (int i = 0; i < 60; i++) {
+        cr_assert_eq(append(LANE_ALT, 1, text), 0);
+        cr_assert_not(journal_read(&j, &e, &c, &got));
+    }
+    cr_assert_lt(j.n_free, free_before);
+    journal_rewind(&j, &e);
+    cr_assert_eq(j.n_free, free_before);
+    cr_assert_eq(append(LANE_ALT, 1, "z"), 0);
+    cr_assert_eq(append(LANE_TOKEN, 1, "b"), 0);
+    cr_assert(journal_read(&j, &e, &c, &got));
+    cr_assert(got.h.type == LANE_ALT && got.h.seq == 2 && got.alt.text_len == 1);
+    cr_assert(journal_read(&j, &e, &c, &got));
+    cr_assert(got.h.type == LANE_TOKEN && got.h.seq == 3);
+    cr_assert_eq(append(LANE_ALT, 2, "half"), 0);
+    cr_assert_eq(append(LANE_DONE, 2, ""), 0);
+    cr_assert(journal_read(&j, &e, &c, &got));
+    cr_assert(got.h.type == LANE_DONE && got.h.seq == 4, "the half token is not before the end");
+}
+
+Test(journal, ids_for_a_replay, .init = begin)
+{
+    uint64_t offset;
+    uint32_t n;
+
+    cr_assert_eq(journal_forced(&j, &e, &offset, &n), 0);
+    cr_assert_eq(n, 0);
+    for (int i = 0; i < 2000; i++) {
+        cr_assert_eq(append(LANE_TOKEN, i, "ab"), 0);
+        if (i % 3 == 0) {
+            cr_assert_eq(append(LANE_TEXT, i, "more"), 0);
+        }
+    }
+    cr_assert_eq(e.text_bytes, 2000 * 2 + 667 * 4);
+    cr_assert_eq(journal_forced(&j, &e, &offset, &n), 0);
+    cr_assert_eq(n, 2000);
+    for (int i = 0; i < 2000; i++) {
+        cr_assert_eq(((int32_t *)(void *)(j.map + offset))[i], 1000 + i);
+    }
+    uint32_t left = j.n_free;
+    cr_assert_eq(journal_forced(&j, &e, &offset, &n), 0);
+    cr_assert_eq(j.n_free, left, "the earlier ids were given back");
+    journal_end(&j, &e);
+    cr_assert_eq(j.n_free, 64);
+}

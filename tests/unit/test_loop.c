@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* daemon/front/loop.h: timers in order, removal from inside callbacks. */
+
+#include <criterion/criterion.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "daemon/front/loop.h"
+
+enum { N = 500 };
+
+static struct loop l;
+static int64_t last;
+static int n_fired;
+
+static void fire(void *arg)
+{
+    const struct loop_timer *t = arg;
+
+    cr_assert_geq(t->when_ns, last);
+    last = t->when_ns;
+    n_fired++;
+}
+
+static void stop(void *arg)
+{
+    (void)arg;
+    loop_stop(&l);
+}
+
+Test(loop, timers_fire_in_order_and_only_if_armed)
+{
+    static struct loop_timer t[N];
+    struct loop_timer end = {0};
+    struct error e = {0};
+    int64_t now = clock_ns();
+    uint32_t x = 1;
+    int want = 0;
+
+    cr_assert_eq(loop_init(&l, &e), 0);
+    for (int i = 0; i < N; i++) {
+        x = x * 1664525u + 1013904223u;
+        loop_timer_at(&l, &t[i], now + (x >> 12), fire, &t[i]);
+    }
+    for (int i = 0; i < N; i += 3) {
+        loop_timer_off(&l, &t[i]);
+        loop_timer_off(&l, &t[i]);
+    }
+    for (int i = 1; i < N; i += 5) {
+        x = x * 1664525u + 1013904223u;
+        loop_timer_at(&l, &t[i], now + (x >> 12), fire, &t[i]);
+    }
+    for (int i = 0; i < N; i++) {
+        want += t[i].index != 0;
+    }
+    cr_assert_eq(want, (int)l.n_timers);
+    loop_timer_at(&l, &end, now + 20000000, stop, NULL);
+    cr_assert_eq(loop_run(&l, NULL, NULL), 0);
+    cr_assert_eq(n_fired, want);
+    cr_assert_geq(clock_ns(), now + 20000000, "never early");
+    loop_finish(&l);
+}
+
+static struct loop_watch a;
+static struct loop_watch b;
+static int n_events;
+
+/* Whichever comes first removes the other, which is in the same batch. */
+static void on_event(void *arg, uint32_t events)
+{
+    (void)events;
+    n_events++;
+    loop_del(&l, arg == &a ? &b : &a);
+    loop_del(&l, arg == &a ? &a : &b);
+    loop_stop(&l);
+}
+
+Test(loop, a_removed_watch_is_not_called)
+{
+    struct error e = {0};
+
+    cr_assert_eq(loop_init(&l, &e), 0);
+    a = (struct loop_watch){.fd = eventfd(1, 0), .events = EPOLLIN, .fn = on_event, .arg = &a};
+    b = (struct loop_watch){.fd = eventfd(1, 0), .events = EPOLLIN, .fn = on_event, .arg = &b};
+    cr_assert_eq(loop_add(&l, &a), 0);
+    cr_assert_eq(loop_add(&l, &b), 0);
+    cr_assert_eq(loop_run(&l, NULL, NULL), 0);
+    cr_assert_eq(n_events, 1);
+    (void)close(a.fd);
+    (void)close(b.fd);
+    loop_finish(&l);
+}
