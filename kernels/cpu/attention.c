@@ -54,7 +54,7 @@ bool att_is_masked(const struct att_unit *u, int32_t row, int32_t slot0)
            (u->p->window > 0 && slot0 <= row_pos - u->p->window);
 }
 
-float att_logits(const struct att_unit *u, int32_t row, int32_t head, uint8_t *page,
+float att_logits(const struct att_unit *u, int32_t row, int32_t head, const uint16_t *k_scale,
                  const int32_t *pos, bool masked, float *x)
 {
     const struct ops_attention *p = u->p;
@@ -63,7 +63,7 @@ float att_logits(const struct att_unit *u, int32_t row, int32_t head, uint8_t *p
     int32_t query_head = u->group * u->n_heads + head;
     struct cpu_kv_logits logits = {
         .scale = p->scale * LOG2_E,
-        .k_scale = kv_page_k_scale(u->l, page, head / u->share_k),
+        .k_scale = k_scale,
         .softcap = p->softcap,
         .slope = p->alibi_max > 0 ? ops_alibi_slope(query_head, p->n_q, p->alibi_max) : 0,
         .row_pos = row_pos,

@@ -45,8 +45,8 @@ struct att_unit att_unit_make(const struct cpu *cpu, const struct ops_attention 
 /* Positions of slots [slot0, slot0 + 64), -1 from n_slots on; written to `pos`. */
 void att_positions(const struct att_unit *u, int32_t slot0, int32_t *pos);
 
-/* Dot products to logits for one pair and page; returns the largest. pos NULL: the row sees all. */
-float att_logits(const struct att_unit *u, int32_t row, int32_t head, uint8_t *page,
+/* Dot products (64) to logits for one pair and page; returns the largest. */
+float att_logits(const struct att_unit *u, int32_t row, int32_t head, const uint16_t *k_scale,
                  const int32_t *pos, bool masked, float *x);
 /* Does the row miss any of the page's 64 slots? */
 bool att_is_masked(const struct att_unit *u, int32_t row, int32_t slot0);

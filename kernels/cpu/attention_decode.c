@@ -103,6 +103,35 @@ static void find_pages(struct chunk *c)
     }
 }
 
+/* What is read after a head's K of a page: the next head or page, and then V. */
+static const uint8_t *after_k(const struct chunk *c, int32_t page, int32_t head)
+{
+    const struct ops_kv_layout *l = c->u.l;
+
+    if (head + 1 < l->k_heads) {
+        return kv_page_k(l, c->pages[page], head + 1);
+    }
+    return page + 1 < c->n_pages ? kv_page_k(l, c->pages[page + 1], 0)
+                                 : kv_page_v(l, c->pages[0], 0);
+}
+
+/* The same for V; the last page is followed by the next chunk, which this thread may get. */
+static const uint8_t *after_v(const struct chunk *c, int32_t page, int32_t head)
+{
+    const struct ops_kv_layout *l = c->u.l;
+    int32_t next = c->slot0 + KV_CHUNK;
+
+    if (head + 1 < l->v_heads) {
+        return kv_page_v(l, c->pages[page], head + 1);
+    }
+    if (page + 1 < c->n_pages) {
+        return kv_page_v(l, c->pages[page + 1], 0);
+    }
+    return next < c->u.seq->kv.n_slots
+               ? kv_page_k(l, kv_page_of(&c->u.seq->kv, c->u.group, next), 0)
+               : NULL;
+}
+
 /* Logits of all heads; their maxima to max. */
 static void keys(const struct chunk *c, float *max)
 {
@@ -116,15 +145,13 @@ static void keys(const struct chunk *c, float *max)
     }
     for (int32_t i = 0; i < c->n_pages; i++) {
         for (int32_t k = 0; k < u->l->k_heads; k++) {
-            int32_t v = k < u->l->v_heads ? k : 0;
-
             qk(kv_page_k(u->l, c->pages[i], k), u->l->k_dim,
                q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim, (size_t)u->l->k_dim, u->share_k,
-               x_of(c, k * u->share_k, i), KV_CHUNK, kv_page_v(u->l, c->pages[i], v));
+               x_of(c, k * u->share_k, i), KV_CHUNK, after_k(c, i, k));
         }
         for (int32_t h = 0; h < u->n_heads; h++) {
-            float m = att_logits(u, c->row, h, c->pages[i], u->t.pos + i * OPS_PAGE_SLOTS,
-                                 c->masked[i], x_of(c, h, i));
+            float m = att_logits(u, c->row, h, kv_page_k_scale(u->l, c->pages[i], h / u->share_k),
+                                 u->t.pos + i * OPS_PAGE_SLOTS, c->masked[i], x_of(c, h, i));
 
             max[h] = m > max[h] ? m : max[h];
         }
@@ -203,7 +230,7 @@ static void values(const struct chunk *c)
 
         for (int32_t v = 0; v < u->l->v_heads; v++) {
             pv(kv_page_v(u->l, c->pages[i], v), pad, x_of(c, v * u->share_v, i), KV_CHUNK,
-               u->share_v, n, u->t.acc + (size_t)(v * u->share_v) * (size_t)pad);
+               u->share_v, n, u->t.acc + (size_t)(v * u->share_v) * (size_t)pad, after_v(c, i, v));
         }
     }
 }

@@ -69,38 +69,23 @@ static const float *as_f32(const struct block *b, enum ops_kv_type type, const v
     return dst;
 }
 
-static void keys(const struct block *b, uint8_t *page)
+/* One query head's rows against the K in `k`, then their weights against the V in `v`. */
+static void keys(const struct block *b, const float *k, int32_t head)
 {
     const struct att_unit *u = &b->u;
+    const float *q = u->p->q + (size_t)(u->seq->row0 + b->row0) * (size_t)u->p->ldq +
+                     (size_t)(u->group * u->n_heads + head) * (size_t)u->l->k_dim;
 
-    for (int32_t k = 0; k < u->l->k_heads; k++) {
-        const float *keys = as_f32(b, u->l->k_type, kv_page_k(u->l, page, k),
-                                   (size_t)u->l->k_dim * OPS_PAGE_SLOTS, u->t.k);
-
-        for (int32_t h = k * u->share_k; h < (k + 1) * u->share_k; h++) {
-            const float *q = u->p->q + (size_t)(u->seq->row0 + b->row0) * (size_t)u->p->ldq +
-                             (size_t)(u->group * u->n_heads + h) * (size_t)u->l->k_dim;
-
-            u->cpu->table.qk_f32(keys, u->l->k_dim, q, (size_t)u->p->ldq, b->n_rows,
-                                 u->t.x + (size_t)h * (size_t)b->n_rows * OPS_PAGE_SLOTS,
-                                 OPS_PAGE_SLOTS, NULL);
-        }
-    }
+    u->cpu->table.qk_f32(k, u->l->k_dim, q, (size_t)u->p->ldq, b->n_rows, u->t.x, OPS_PAGE_SLOTS,
+                         NULL);
 }
 
-static void values(const struct block *b, uint8_t *page, int32_t n_slots)
+static void values(const struct block *b, const float *v, int32_t head, int32_t n_slots)
 {
-    const struct att_unit *u = &b->u;
-    int32_t pad = kv_page_pad(u->l->v_dim);
+    int32_t pad = kv_page_pad(b->u.l->v_dim);
 
-    for (int32_t v = 0; v < u->l->v_heads; v++) {
-        const float *values =
-            as_f32(b, u->l->v_type, kv_page_v(u->l, page, v), (size_t)pad * OPS_PAGE_SLOTS, u->t.v);
-        size_t pair = (size_t)(v * u->share_v) * (size_t)b->n_rows;
-
-        u->cpu->table.pv_f32(values, pad, u->t.x + pair * OPS_PAGE_SLOTS, OPS_PAGE_SLOTS,
-                             u->share_v * b->n_rows, n_slots, u->t.acc + pair * (size_t)pad);
-    }
+    b->u.cpu->table.pv_f32(v, pad, b->u.t.x, OPS_PAGE_SLOTS, b->n_rows, n_slots,
+                           b->u.t.acc + (size_t)(head * b->n_rows) * (size_t)pad, NULL);
 }
 
 /* Brings what a pair has so far to a new maximum. */
@@ -129,13 +114,14 @@ static float *seen_max_of(const struct block *b, int32_t pair, int32_t page)
     return b->u.t.seen_max + (size_t)pair * (size_t)b->n_pages + (size_t)page;
 }
 
-static void temper(const struct block *b, int32_t pair, int32_t page, const float *x,
+static void temper(const struct block *b, int32_t head, int32_t i, int32_t page, const float *x,
                    const int32_t *pos)
 {
     const struct att_unit *u = &b->u;
-    int32_t row = b->row0 + pair % b->n_rows;
+    int32_t pair = head * b->n_rows + i;
+    int32_t row = b->row0 + i;
     float *seen = seen_of(b, pair, page);
-    const float *noise = att_noise(u, ATT_TEMPERED, row, pair / b->n_rows, pos);
+    const float *noise = att_noise(u, ATT_TEMPERED, row, head, pos);
     float max = u->cpu->table.kv_temper(x, noise, att_tau(u, row), seen);
 
     if (max > b->seen_max[pair]) {
@@ -147,28 +133,29 @@ static void temper(const struct block *b, int32_t pair, int32_t page, const floa
     *seen_max_of(b, pair, page) = max;
 }
 
-static void pair_page(const struct block *b, int32_t pair, int32_t page, uint8_t *bytes,
-                      const int32_t *pos)
+/* Row i of the block and one head: logits in u->t.x become weights. */
+static void pair_page(const struct block *b, int32_t head, int32_t i, int32_t page,
+                      const uint16_t *k_scale, const uint16_t *v_scale)
 {
     const struct att_unit *u = &b->u;
-    int32_t row = b->row0 + pair % b->n_rows;
-    int32_t head = pair / b->n_rows;
+    const int32_t *pos = u->t.pos;
+    int32_t pair = head * b->n_rows + i;
+    int32_t row = b->row0 + i;
     enum att_mode mode = att_mode(u, row);
-    float *x = u->t.x + (size_t)pair * OPS_PAGE_SLOTS;
+    float *x = u->t.x + (size_t)i * OPS_PAGE_SLOTS;
     float *kept = mode == ATT_SOFTMAX || mode == ATT_GUMBEL ? seen_of(b, pair, page) : NULL;
     float max =
-        att_logits(u, row, head, bytes, pos, att_is_masked(u, row, page * OPS_PAGE_SLOTS), x);
+        att_logits(u, row, head, k_scale, pos, att_is_masked(u, row, page * OPS_PAGE_SLOTS), x);
     float sum;
 
     if (max > b->max[pair]) {
         raise_max(b, pair, max, mode);
     }
     if (mode == ATT_TEMPERED) {
-        temper(b, pair, page, x, pos);
+        temper(b, head, i, page, x, pos);
     }
     max = b->max[pair];
-    sum = u->cpu->table.kv_exp(x, max > CPU_KV_MASKED ? max : 0,
-                               kv_page_v_scale(u->l, bytes, head / u->share_v), kept);
+    sum = u->cpu->table.kv_exp(x, max > CPU_KV_MASKED ? max : 0, v_scale, kept);
     b->sum[pair] += sum;
     if (kept) {
         *seen_max_of(b, pair, page) = max;
@@ -179,19 +166,49 @@ static void pair_page(const struct block *b, int32_t pair, int32_t page, uint8_t
     }
 }
 
+/* Line `i` and every n-th after it of the next page: K and V are near when their turn comes. */
+static void prefetch(const uint8_t *page, uint64_t bytes, int32_t i, int32_t n)
+{
+    for (uint64_t at = (uint64_t)i * 64; at < bytes; at += (uint64_t)n * 64) {
+        __builtin_prefetch(page + at, 0, 2);
+    }
+}
+
+/* Query heads one by one, so that a head's 64 x 64 weights stay in L1. Heads that read the same K
+ * or V head are neighbours: each is converted once. */
 static void one_page(const struct block *b, int32_t page)
 {
     const struct att_unit *u = &b->u;
+    const struct ops_kv_layout *l = u->l;
     int32_t slot0 = page * OPS_PAGE_SLOTS;
     int32_t left = u->seq->kv.n_slots - slot0;
     uint8_t *bytes = kv_page_of(&u->seq->kv, u->group, slot0);
+    int32_t next = page + 1 < b->n_pages ? slot0 + OPS_PAGE_SLOTS : slot0;
+    const uint8_t *next_bytes = kv_page_of(&u->seq->kv, u->group, next);
+    const float *k = NULL;
+    const float *v = NULL;
+    const uint16_t *k_scale;
+    const uint16_t *v_scale;
 
     att_positions(u, slot0, u->t.pos);
-    keys(b, bytes);
-    for (int32_t pair = 0; pair < b->n_pairs; pair++) {
-        pair_page(b, pair, page, bytes, u->t.pos);
+    for (int32_t h = 0; h < u->n_heads; h++) {
+        if (h % u->share_k == 0) {
+            k = as_f32(b, l->k_type, kv_page_k(l, bytes, h / u->share_k),
+                       (size_t)l->k_dim * OPS_PAGE_SLOTS, u->t.k);
+        }
+        if (h % u->share_v == 0) {
+            v = as_f32(b, l->v_type, kv_page_v(l, bytes, h / u->share_v),
+                       (size_t)kv_page_pad(l->v_dim) * OPS_PAGE_SLOTS, u->t.v);
+        }
+        k_scale = kv_page_k_scale(l, bytes, h / u->share_k);
+        v_scale = kv_page_v_scale(l, bytes, h / u->share_v);
+        keys(b, k, h);
+        for (int32_t i = 0; i < b->n_rows; i++) {
+            prefetch(next_bytes, l->page_bytes, h * b->n_rows + i, b->n_pairs);
+            pair_page(b, h, i, page, k_scale, v_scale);
+        }
+        values(b, v, h, left < OPS_PAGE_SLOTS ? left : OPS_PAGE_SLOTS);
     }
-    values(b, bytes, left < OPS_PAGE_SLOTS ? left : OPS_PAGE_SLOTS);
 }
 
 /* ---- one block --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
  */
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/kv.h"
@@ -46,19 +47,53 @@ static uint64_t key_of(const float *score, int32_t slot, int32_t pos)
     return (uint64_t)(score ? ordered(score[slot]) : 0) << 32 | (uint32_t)pos;
 }
 
-static int32_t find_victim(const struct ops_victim *p, int32_t group, const float *score)
+/* Slot of [from, end) that goes first, or -1; its key to *least, if smaller than that. */
+static int32_t first_to_go(const struct ops_victim *p, int32_t group, const float *score,
+                           int32_t from, int32_t end, uint64_t *least)
 {
     int32_t best = -1;
-    uint64_t best_key = UINT64_MAX;
 
-    for (int32_t s = 0; s < p->kv->n_slots; s++) {
+    for (int32_t s = from; s < end; s++) {
         int32_t pos = kv_slot_pos(p->kv, group, s);
         uint64_t key = key_of(score, s, pos);
 
-        if (key < best_key && pos >= 0 && pos >= p->sinks && pos < p->pos_protect) {
+        if (key < *least && pos >= 0 && pos >= p->sinks && pos < p->pos_protect) {
             best = s;
-            best_key = key;
+            *least = key;
         }
+    }
+    return best;
+}
+
+/* Vectors find the least score of each of 64 pieces; only pieces that have the least of all are
+ * looked at slot by slot. */
+static int32_t find_victim(const struct cpu *cpu, const struct ops_victim *p, int32_t group,
+                           const float *score)
+{
+    const struct ops_kv *kv = p->kv;
+    const int32_t *pos = kv->slot_pos + (size_t)group * (size_t)kv->cap;
+    int32_t piece = (kv->n_slots / 64 + 16) & ~15;
+    float least = INFINITY;
+    float of_piece[64];
+    uint64_t key = UINT64_MAX;
+    int32_t best = -1;
+
+    if (!score || !kv->slot_pos) {
+        return first_to_go(p, group, score, 0, kv->n_slots, &key);
+    }
+    for (int32_t i = 0; i * piece < kv->n_slots; i++) {
+        int32_t left = kv->n_slots - i * piece;
+
+        of_piece[i] =
+            cpu->table.kv_least(score + i * piece, pos + i * piece, left < piece ? left : piece,
+                                p->sinks > 0 ? p->sinks : 0, p->pos_protect);
+        least = of_piece[i] < least ? of_piece[i] : least;
+    }
+    for (int32_t i = 0; i * piece < kv->n_slots; i++) {
+        int32_t end = (i + 1) * piece < kv->n_slots ? (i + 1) * piece : kv->n_slots;
+        int32_t s = of_piece[i] == least ? first_to_go(p, group, score, i * piece, end, &key) : -1;
+
+        best = s >= 0 ? s : best;
     }
     return best;
 }
@@ -76,8 +111,8 @@ int cpu_victim(struct backend *be, const struct ops_victim *p)
             p->victim[g] = p->victim[0];
             continue;
         }
-        p->victim[g] =
-            find_victim(p, g, choice_score(p->kv, g, p->by_position, p->shared, scratch.score));
+        p->victim[g] = find_victim(
+            cpu, p, g, choice_score(p->kv, g, p->by_position, p->shared, scratch.score));
         if (p->victim[g] < 0) {
             return -EINVAL;
         }

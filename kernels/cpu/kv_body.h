@@ -11,12 +11,10 @@
  * KV_ROWS x KV_COLS sums in registers and convert each vector of the cache once for KV_ROWS pairs.
  * A sum is one chain, over dims or over slots in order, so company does not show in its bits.
  *
- * Prefetch: decode reads K and V once from far away. While a row of K is multiplied, K 1 KB ahead
- * and the same part of V are asked for (two streams; one further ahead was 28 % slower). */
+ * Prefetch: decode reads K and V once, from far away. While a page is multiplied, the one after it
+ * (`ahead`) is asked for line by line. */
 
 #include "kernels/cpu/table.h"
-
-enum { KV_AHEAD = 1024 };
 
 LANES_INLINE size_t kv_element_bytes(enum ops_kv_type type)
 {
@@ -62,7 +60,6 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
             lf v[KV_COLS];
 
             for (size_t b = 0; ahead && c == 0 && b < row_bytes; b += 64) {
-                lanes_prefetch((const uint8_t *)k + (size_t)d * row_bytes + b + KV_AHEAD);
                 lanes_prefetch((const uint8_t *)ahead + (size_t)d * row_bytes + b);
             }
 #pragma GCC unroll 8
@@ -120,8 +117,10 @@ LANES_INLINE void kv_qk(enum ops_kv_type type, const void *k, int32_t k_dim, con
 /* rows pairs and cols vectors of 16 dims from d0 on */
 LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const void *v,
                              int32_t v_pad, int32_t d0, const float *e, size_t lde,
-                             int32_t n_slots, float *acc)
+                             int32_t n_slots, float *acc, const void *ahead)
 {
+    const size_t row_bytes = (size_t)v_pad * kv_element_bytes(type);
+
     lf sum[KV_ROWS][KV_COLS];
 
 #pragma GCC unroll 8
@@ -134,6 +133,9 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
     for (int32_t s = 0; s < n_slots; s++) {
         lf x[KV_COLS];
 
+        for (size_t b = 0; ahead && d0 == 0 && b < row_bytes; b += 64) {
+            lanes_prefetch((const uint8_t *)ahead + (size_t)s * row_bytes + b);
+        }
 #pragma GCC unroll 8
         for (int j = 0; j < cols; j++) {
             x[j] = kv_load(type, v, (size_t)(s * v_pad + d0 + 16 * j));
@@ -158,41 +160,43 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
 }
 
 LANES_INLINE void kv_pv_rows(enum ops_kv_type type, int rows, const void *v, int32_t v_pad,
-                             const float *e, size_t lde, int32_t n_slots, float *acc)
+                             const float *e, size_t lde, int32_t n_slots, float *acc,
+                             const void *ahead)
 {
     int32_t d = 0;
 
     for (; d + 16 * KV_COLS <= v_pad; d += 16 * KV_COLS) {
-        kv_pv_tile(type, rows, KV_COLS, v, v_pad, d, e, lde, n_slots, acc);
+        kv_pv_tile(type, rows, KV_COLS, v, v_pad, d, e, lde, n_slots, acc, ahead);
     }
     for (; d < v_pad; d += 16) {
-        kv_pv_tile(type, rows, 1, v, v_pad, d, e, lde, n_slots, acc);
+        kv_pv_tile(type, rows, 1, v, v_pad, d, e, lde, n_slots, acc, ahead);
     }
 }
 
 LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, const float *e,
-                        size_t lde, int32_t n, int32_t n_slots, float *acc)
+                        size_t lde, int32_t n, int32_t n_slots, float *acc, const void *ahead)
 {
     for (; n >= KV_ROWS; n -= KV_ROWS) {
-        kv_pv_rows(type, KV_ROWS, v, v_pad, e, lde, n_slots, acc);
+        kv_pv_rows(type, KV_ROWS, v, v_pad, e, lde, n_slots, acc, ahead);
         e += KV_ROWS * lde;
         acc += KV_ROWS * v_pad;
+        ahead = NULL;
     }
     switch (n) {
     case 1:
-        kv_pv_rows(type, 1, v, v_pad, e, lde, n_slots, acc);
+        kv_pv_rows(type, 1, v, v_pad, e, lde, n_slots, acc, ahead);
         break;
     case 2:
-        kv_pv_rows(type, KV_ROWS > 2 ? 2 : 1, v, v_pad, e, lde, n_slots, acc);
+        kv_pv_rows(type, KV_ROWS > 2 ? 2 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
         break;
     case 3:
-        kv_pv_rows(type, KV_ROWS > 3 ? 3 : 1, v, v_pad, e, lde, n_slots, acc);
+        kv_pv_rows(type, KV_ROWS > 3 ? 3 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
         break;
     case 4:
-        kv_pv_rows(type, KV_ROWS > 4 ? 4 : 1, v, v_pad, e, lde, n_slots, acc);
+        kv_pv_rows(type, KV_ROWS > 4 ? 4 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
         break;
     case 5:
-        kv_pv_rows(type, KV_ROWS > 5 ? 5 : 1, v, v_pad, e, lde, n_slots, acc);
+        kv_pv_rows(type, KV_ROWS > 5 ? 5 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
         break;
     }
 }
@@ -204,9 +208,9 @@ LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, con
         kv_qk(type, k, k_dim, q, ldq, n, x, ldx, ahead);                                           \
     }                                                                                              \
     static void LANES_FN(pv_##name)(const void *v, int32_t v_pad, const float *e, size_t lde,      \
-                                    int32_t n, int32_t n_slots, float *acc)                        \
+                                    int32_t n, int32_t n_slots, float *acc, const void *ahead)     \
     {                                                                                              \
-        kv_pv(type, v, v_pad, e, lde, n, n_slots, acc);                                            \
+        kv_pv(type, v, v_pad, e, lde, n, n_slots, acc, ahead);                                     \
     }
 
 #define KV_BODY_UNPACK(name, type)                                                                 \

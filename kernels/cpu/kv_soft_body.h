@@ -240,6 +240,29 @@ static void LANES_FN(kv_score)(float *score, const float *p, size_t ldp, const f
     }
 }
 
+static float LANES_FN(kv_least)(const float *score, const int32_t *pos, int32_t n, int32_t pos_min,
+                                int32_t pos_end)
+{
+    const lf none = lf_set1(INFINITY);
+    lf least = none;
+    float ret;
+    int32_t i = 0;
+
+    for (; i + 16 <= n; i += 16) {
+        li p = li_load(pos + i);
+        li among = li_and(li_greater(p, li_set1(pos_min - 1)), li_greater(li_set1(pos_end), p));
+
+        least = lf_min(least, lf_select(among, lf_load(score + i), none));
+    }
+    ret = -lf_max_of(lf_sub(lf_set1(0.0f), least));
+    for (; i < n; i++) {
+        if (pos[i] >= pos_min && pos[i] < pos_end && score[i] < ret) {
+            ret = score[i];
+        }
+    }
+    return ret;
+}
+
 LANES_INLINE void kv_soft_body_set(struct cpu_table *t)
 {
     LANES_SET(t, kv_logits);
@@ -249,6 +272,7 @@ LANES_INLINE void kv_soft_body_set(struct cpu_table *t)
     LANES_SET(t, kv_log);
     LANES_SET(t, kv_weigh);
     LANES_SET(t, kv_score);
+    LANES_SET(t, kv_least);
 }
 
 #endif

@@ -21,14 +21,14 @@ enum { CPU_KV_SLOTS = OPS_PAGE_SLOTS };
 #define CPU_KV_MASKED -3e38f
 
 /* x[i][s] = q[i] . k[:, s] for n pairs and the page's 64 slots. k (k_dim, 64) of the type; q rows
- * ldq floats apart, x rows ldx. While K is read as much memory from `ahead` on is prefetched. */
+ * ldq floats apart, x rows ldx. While K is read as much memory from `ahead` (or NULL) is prefetched. */
 typedef void cpu_kv_qk_fn(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
                           float *x, size_t ldx, const void *ahead);
 
 /* acc[i][d] += sum over s < n_slots of e[i][s] * v[s][d]. v (64, v_pad) of the type, v_pad a
- * multiple of 16; acc (n, v_pad). */
+ * multiple of 16; acc (n, v_pad); ahead as above. */
 typedef void cpu_kv_pv_fn(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
-                          int32_t n_slots, float *acc);
+                          int32_t n_slots, float *acc, const void *ahead);
 
 /* n elements (a multiple of 16) to f32, without scales. */
 typedef void cpu_kv_unpack_fn(const void *src, size_t n, float *dst);
@@ -79,6 +79,10 @@ typedef float cpu_kv_weigh_fn(float *y, const float *w);
 typedef void cpu_kv_score_fn(float *score, const float *p, size_t ldp, const float *f, int32_t n,
                              float weight);
 
+/* The least score among n slots with pos_min <= pos < pos_end; +Inf when there is none. */
+typedef float cpu_kv_least_fn(const float *score, const int32_t *pos, int32_t n, int32_t pos_min,
+                              int32_t pos_end);
+
 /* One head of n values, rotated in place: x * cos + partner * sin, with the tables of
  * kernels/cpu/rope_table.h. */
 typedef void cpu_kv_rope_fn(float *x, const float *cos, const float *sin, int32_t n_dims);
@@ -113,6 +117,7 @@ typedef uint16_t cpu_kv_encode_fn(const float *x, int32_t n, void *dst);
     X(cpu_kv_log_fn, kv_log) \
     X(cpu_kv_weigh_fn, kv_weigh) \
     X(cpu_kv_score_fn, kv_score) \
+    X(cpu_kv_least_fn, kv_least) \
     X(cpu_kv_rope_fn, rope_norm) \
     X(cpu_kv_rope_fn, rope_neox)
 /* clang-format on */

@@ -14,7 +14,8 @@
  * Sides: 0 the reference, 1 the backend under test with 2 threads, 2 and 3 the same with 1 and 3
  * threads, whose every output must equal side 1's bit for bit. Buffers lie between guard bytes.
  *
- *     check_norm [--backend cpu|ref|cuda] [--mask NAME] [--bench] [--filter TEXT]
+ *     check_norm [--backend cpu|ref|cuda] [--mask NAME] [--filter TEXT]
+ *                [--bench [--cpu-time] [--threads N]]
  *
  * The backend cpu is run once for each set of instructions this CPU has. Exits 77 when the backend
  * is absent. Each program defines check_op(). */
@@ -27,6 +28,7 @@
 #include "tests/kernels/tolerance.h"
 
 enum { CHECK_SIDES = 4, CHECK_GUARD = 256, CHECK_BUFS = 32, CHECK_SAMPLES = 200 };
+enum { CHECK_FLUSH = 64 << 20 };
 
 struct check_buf {
     const char *what;
@@ -57,6 +59,9 @@ struct check {
     int n_samples;
     double started;
     double samples[CHECK_SAMPLES];
+    bool cpu_time;
+    int n_threads; /* of side 1 */
+    uint8_t *flush; /* (CHECK_FLUSH) */
     double copy_rate; /* bytes/s, read and written, of a copy that does not fit the L2 */
     uint32_t counter;
     uint32_t words[4];

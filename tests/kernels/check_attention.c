@@ -132,7 +132,7 @@ static struct ops_attention params(struct check *c, const struct shape *s, struc
         row0 += s->n_rows[i];
     }
     return (struct ops_attention){
-        .rows = {in->n, 2},
+        .rows = {in->n, s->n_rows[0] + s->n_rows[1]},
         .q = check_dev(c, in->q),
         .out = check_dev(c, in->out),
         .ldq = in->ldq,

@@ -97,7 +97,7 @@ static void run(struct check *c, const char *backend, const char *name, uint32_t
     c->seed = 1;
     c->counter = 0;
     open_side(c, 0, "ref", 2, UINT32_MAX);
-    open_side(c, 1, backend, 2, mask);
+    open_side(c, 1, backend, c->n_threads, mask);
     open_side(c, 2, backend, 1, mask);
     open_side(c, 3, backend, 3, mask);
     if (c->bench) {
@@ -127,14 +127,18 @@ int main(int argc, char **argv)
     static struct check c;
     const char *backend = option(argc, argv, "--backend");
     const char *only = option(argc, argv, "--mask");
+    const char *threads = option(argc, argv, "--threads");
     uint32_t done[sizeof(variants) / sizeof(variants[0])];
     int n_done = 0;
 
     c.bench = option(argc, argv, "--bench") != NULL;
     c.filter = option(argc, argv, "--filter");
+    c.cpu_time = option(argc, argv, "--cpu-time") != NULL;
+    c.n_threads = atoi(threads ? threads : "2");
     backend = backend ? backend : "cpu";
     if (c.bench) {
         c.copy_rate = copy_rate();
+        c.flush = calloc(1, CHECK_FLUSH);
         printf("copy: %.1f GB/s\n", c.copy_rate / 1e9);
     }
     for (size_t i = 0; i < sizeof(variants) / sizeof(variants[0]); i++) {
@@ -153,6 +157,7 @@ int main(int argc, char **argv)
             done[n_done++] = flags;
         }
     }
+    free(c.flush);
     printf("%d passed, %d failed\n", c.n_passed, c.n_failed);
     if (c.n_passed + c.n_failed == 0) {
         printf("SKIP: backend \"%s\" offers none of this\n", backend);
