@@ -71,7 +71,7 @@ static int32_t find_victim(const struct cpu *cpu, const struct ops_victim *p, in
                            const float *score)
 {
     const struct ops_kv *kv = p->kv;
-    const int32_t *pos = kv->slot_pos + (size_t)group * (size_t)kv->cap;
+    const int32_t *pos;
     int32_t piece = (kv->n_slots / 64 + 16) & ~15;
     float least = INFINITY;
     float of_piece[64];
@@ -81,6 +81,7 @@ static int32_t find_victim(const struct cpu *cpu, const struct ops_victim *p, in
     if (!score || !kv->slot_pos) {
         return first_to_go(p, group, score, 0, kv->n_slots, &key);
     }
+    pos = kv->slot_pos + (size_t)group * (size_t)kv->cap;
     for (int32_t i = 0; i * piece < kv->n_slots; i++) {
         int32_t left = kv->n_slots - i * piece;
 
