@@ -326,6 +326,14 @@ static int make_tok(struct engine *e, struct error *reterr)
     return 0;
 }
 
+static void drop_files(const struct prepared *p)
+{
+    gguf_drop_pages(p->base);
+    for (int i = 0; i < p->config.n_overlays; i++) {
+        gguf_drop_pages(p->overlays[i]);
+    }
+}
+
 static int hex_value(char c)
 {
     return c <= '9' ? c - '0' : c - 'a' + 10;
@@ -367,6 +375,9 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
     }
     if (!r) {
         r = model_load(e->p.model, e->p.ops, e->be, progress, arg, reterr);
+    }
+    if (!r && e->plan.mapped_bytes == 0) { /* every weight lies elsewhere now */
+        drop_files(&e->p);
     }
     if (!r) {
         struct sched_config config = {

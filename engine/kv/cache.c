@@ -185,6 +185,14 @@ bool cache_reads_layered(const struct cache *c, const struct policy *p,
     return need.layered;
 }
 
+bool cache_needs_peak(const struct cache *c, const struct policy *p, const struct shape_text *text)
+{
+    struct shape_need need;
+
+    shape_need(&c->shape, p, shape_variant(&c->shape, p), text, &need);
+    return need.peak_state;
+}
+
 static bool reserve(struct cache *c, const struct shape_need *need)
 {
     for (int32_t i = 0; i < c->shape.n_classes; i++) {

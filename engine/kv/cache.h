@@ -63,6 +63,9 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
 /* Would its prompt be read layer by layer? */
 bool cache_reads_layered(const struct cache *c, const struct policy *p, const struct shape_text *text);
 
+/* Would it need the one region for long prompts? */
+bool cache_needs_peak(const struct cache *c, const struct policy *p, const struct shape_text *text);
+
 /* Sits a sequence down on a free seat: the seat's index, or -EBUSY until others leave. */
 int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
               const struct shape_text *text);

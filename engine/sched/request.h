@@ -44,6 +44,7 @@ struct request {
     int32_t score_first;
     int64_t n_scored;
     int64_t credit;
+    bool needs_peak; /* the cache's one region for long prompts */
     bool stashes; /* scored from hidden states that are set aside */
     int32_t seat; /* -1: waiting */
     bool in_batch;

@@ -2,8 +2,9 @@
 /* Who sits, who waits, who is done.
  *
  * A request waits until a seat is free and its worst case of pages can be reserved; the one whose
- * turn it is holds up those behind it, so that a large request is not passed by for ever. Turns go
- * round principals (the one seated longest ago first), within one by urgency, then by age.
+ * turn it is holds up those behind it, so that a large request is not passed by for ever (but not
+ * while it waits for what only one request at a time may have). Turns go round principals (the one
+ * seated longest ago first), within one by urgency, then by age.
  *
  * A step: end what was cancelled, seat who can sit, build a batch (or take up the one that was
  * interrupted), run it, commit it, sample. An interrupted batch of which a request was cancelled
@@ -288,17 +289,23 @@ static int restore(struct sched *s, struct request *r)
     return e;
 }
 
+/* Waits for what only one request at a time may have, which others need not. */
+static bool held_up(const struct sched *s, const struct request *r)
+{
+    return (r->stashes && s->stash.r) || (r->needs_peak && s->config.cache->peak_holder >= 0);
+}
+
 static int seat_waiting(struct sched *s)
 {
     while (s->waiting.first) {
         struct request *best = NULL;
 
         for (struct request *r = s->waiting.first; r; r = r->next) {
-            if (!best || goes_before(r, best)) {
+            if (!held_up(s, r) && (!best || goes_before(r, best))) {
                 best = r;
             }
         }
-        if (best->stashes && s->stash.r) {
+        if (!best) {
             return 0;
         }
         int seat = cache_sit(s->config.cache, &best->policy, best->principal->id, &best->text);

@@ -180,6 +180,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
         e = cache_check(s->config.cache, &policy, &text, reterr);
     }
     bool layered = !e && cache_reads_layered(s->config.cache, &policy, &text);
+    bool peak = !e && cache_needs_peak(s->config.cache, &policy, &text);
 
     if (layered && r->kind == ENGINE_SCORE && has_split(s->config.model)) {
         e = error_set(reterr, -ENOTSUP,
@@ -202,6 +203,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     if (text.held >= r->n_prompt) { /* the next one is forced, and known without logits */
         q->n_new = text.held - r->n_prompt + 1;
     }
+    q->needs_peak = peak;
     q->stashes = r->kind == ENGINE_SCORE && (q->logits || layered);
     q->credit = q->logits ? 0 : INT64_MAX;
     q->until_ctx = r->max_tokens == 0 || r->max_tokens > room;

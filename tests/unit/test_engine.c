@@ -433,6 +433,38 @@ Test(engine, scores_through_a_window_of_rows)
     engine_destroy(e);
 }
 
+/* A scored text whose reader has no room holds up other such texts, and nobody else. */
+Test(engine, a_stalled_reader_holds_up_nobody_else)
+{
+    int32_t ids[60];
+    struct run stalled;
+    struct run second;
+    struct run plain;
+    struct engine *e = run_engine("arch_llama.gguf", "ref", 128, 3, NULL);
+
+    run_tokens(15, engine_info(e)->n_vocab, ids, 60);
+    struct engine_request q = run_request(ids, 60, 0);
+
+    q.kind = ENGINE_SCORE;
+    q.logits_rows = 7;
+    run_submit(e, &q, &stalled);
+    run_submit(e, &q, &second);
+    q = run_request(ids, 60, 5);
+    run_submit(e, &q, &plain);
+    run_all(e);
+    cr_assert(plain.done && !stalled.done && !second.done);
+    cr_assert_eq(engine_cancel(e, stalled.handle, ENGINE_CANCELLED), 0);
+    (void)run_step(e);
+    cr_assert(stalled.done);
+    cr_assert_eq(engine_score_credit(e, second.handle, 7), 0);
+    run_all(e);
+    cr_assert_eq(second.n_scored, 7);
+    run_clear(&stalled);
+    run_clear(&second);
+    run_clear(&plain);
+    engine_destroy(e);
+}
+
 Test(engine, forced_tokens_replay_exactly)
 {
     int32_t ids[50];
