@@ -32,7 +32,7 @@ struct shape {
     int options;
 };
 
-enum { GATED = 1, ADD = 2, NORM = 4, BIAS = 8, EXTREME = 16, LAYER = 32 };
+enum { GATED = 1, ADD = 2, NORM = 4, BIAS = 8, EXTREME = 16, LAYER = 32, HEAD = 64 };
 
 struct inputs {
     struct check_weight w[3];
@@ -42,7 +42,7 @@ struct inputs {
     struct check_buf *y[3];
 };
 
-static const struct tolerance *tolerance_of(enum dtype type)
+static const struct tolerance *tolerance_of(enum dtype type, int options)
 {
     switch (type) {
     case DTYPE_F32:
@@ -50,7 +50,7 @@ static const struct tolerance *tolerance_of(enum dtype type)
     case DTYPE_BF16:
         return &tol_reduce;
     default:
-        return &tol_int8_acts;
+        return options & HEAD ? &tol_head : &tol_int8_acts;
     }
 }
 
@@ -184,8 +184,9 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
         }
     }
     for (int i = 0; i < s->n_parts; i++) {
-        check_weight_make(c, &in->w[i], s->type, OPS_ROLE_MATMUL, s->n_rows[i], s->n_cols,
-                          1 / sqrtf((float)s->n_cols));
+        check_weight_make(c, &in->w[i], s->type,
+                          s->options & HEAD ? OPS_ROLE_EMBED : OPS_ROLE_MATMUL, s->n_rows[i],
+                          s->n_cols, 1 / sqrtf((float)s->n_cols));
         check_weight_make(c, &in->bias[i], DTYPE_F32, OPS_ROLE_VECTOR, 1, s->n_rows[i], 1);
         in->y[i] = check_buf(c,
                              i == 0   ? "y0"
@@ -267,13 +268,14 @@ static void one(struct check *c, const struct shape *s)
     }
     if (!c->bench) {
         for (int i = 0; i < (s->options & GATED ? 1 : s->n_parts); i++) {
-            check_floats(c, in.y[i], s->n, s->n_rows[i], s->n_rows[i], tolerance_of(s->type));
+            check_floats(c, in.y[i], s->n, s->n_rows[i], s->n_rows[i],
+                         tolerance_of(s->type, s->options));
         }
         if (c->first) {
             against_double(c, s, &in);
         }
         alone(c, s, &in);
-        if (tolerance_of(s->type) == &tol_int8_acts && !(s->options & (NORM | GATED)) &&
+        if (tolerance_of(s->type, s->options) == &tol_int8_acts && !(s->options & (NORM | GATED)) &&
             strcmp(c->sides[1]->ops->name, "cpu") == 0) {
             against_rounded(c, s, &in);
         }
@@ -321,6 +323,8 @@ void check_op(struct check *c)
             {types[t], 4, 4, 1536, {31}, 1, NORM | LAYER},
             {types[t], 3, 3, 256, {20}, 1, EXTREME},
             {types[t], 3, 1, 256, {20, 20}, 2, EXTREME | GATED | NORM},
+            {types[t], 1, 1, 512, {100}, 1, NORM | HEAD},
+            {types[t], 70, 1, 256, {100}, 1, NORM | HEAD},
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
