@@ -268,8 +268,12 @@ static void one(struct check *c, const struct shape *s)
     }
     if (!c->bench) {
         for (int i = 0; i < (s->options & GATED ? 1 : s->n_parts); i++) {
-            check_floats(c, in.y[i], s->n, s->n_rows[i], s->n_rows[i],
-                         tolerance_of(s->type, s->options));
+            const struct tolerance *tol = tolerance_of(s->type, s->options);
+
+            if (tol == &tol_int8_acts && s->n * s->n_rows[i] < 8) {
+                continue; /* no mean over so few; against_rounded() sees them */
+            }
+            check_floats(c, in.y[i], s->n, s->n_rows[i], s->n_rows[i], tol);
         }
         if (c->first) {
             against_double(c, s, &in);
