@@ -521,6 +521,23 @@ static void put(struct printer *o, const char *fmt, ...)
     o->used += n > 0 ? (size_t)n : 0;
 }
 
+/* The fewest digits that parse to the same number. */
+static void put_float(struct printer *o, float f)
+{
+    char text[32];
+
+    for (int digits = 1; digits <= 9; digits++) {
+        struct parser p = {.text = text, .at = text};
+        float back = 0;
+
+        (void)snprintf(text, sizeof(text), "%.*g", digits, (double)f);
+        if (parse_float(&p, "", 0, 1e9, &back) == 0 && !*p.at && back == f) {
+            break;
+        }
+    }
+    put(o, "%s", text);
+}
+
 static void put_option(struct printer *o, const struct option_row *row, const struct policy *p)
 {
     const uint8_t *field = (const uint8_t *)p + row->offset;
@@ -538,10 +555,12 @@ static void put_option(struct printer *o, const struct option_row *row, const st
         put(o, "%d%%", i);
         break;
     case FIELD_FLOAT:
-        put(o, "%.7g", (double)f);
+        put_float(o, f);
         break;
     case FIELD_TAU:
-        put(o, "%.7g..%.7g", (double)p->tau0, (double)p->tau1);
+        put_float(o, p->tau0);
+        put(o, "..");
+        put_float(o, p->tau1);
         break;
     case FIELD_VALUE:
         for (const struct value_row *v = row->values; v->name; v++) {
