@@ -25,7 +25,7 @@ export PIPIT_SMOLLM2
 # Independent implementations that some tests compare with; without a network those tests skip.
 oracles=$PWD/$out/oracles
 if [ ! -f "$oracles/.complete" ] &&
-    python3 -m pip install --quiet --disable-pip-version-check --target "$oracles" gguf tokenizers \
+    python3 -m pip install --quiet --disable-pip-version-check --target "$oracles" gguf tokenizers jinja2 \
         >"$out/oracles.log" 2>&1; then
     touch "$oracles/.complete"
 fi
