@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* matmul: every weight type, norms, biases, activations, gate and residual, several parts, one row
- * and many; and batch invariance: a row alone has the bits it has in a batch, within its class.
- * The reference is checked against sums in double. */
+ * and many; and batch invariance: a row alone has the bits it has in a batch, within its class,
+ * also beside rows with NaN, Inf and numbers at the ends of f32. The reference is checked against
+ * sums in double. */
 
 #include <math.h>
 #include <stdio.h>
@@ -32,7 +33,7 @@ struct shape {
     int options;
 };
 
-enum { GATED = 1, ADD = 2, NORM = 4, BIAS = 8, EXTREME = 16, LAYER = 32, HEAD = 64 };
+enum { GATED = 1, ADD = 2, NORM = 4, BIAS = 8, EXTREME = 16, LAYER = 32, HEAD = 64, POISON = 128 };
 
 struct inputs {
     struct check_weight w[3];
@@ -183,6 +184,14 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
             x[s->n_cols + k] = k % 7 == 0 ? 1e12f : 1e-12f;
         }
     }
+    if (s->options & POISON) {
+        float *x = (float *)(void *)in->x->init;
+
+        x[s->n_cols + 5] = NAN;
+        x[2 * s->n_cols + 7] = -INFINITY;
+        x[3 * s->n_cols + 9] = 3e38f;
+        x[4 * s->n_cols] = 1e-44f;
+    }
     for (int i = 0; i < s->n_parts; i++) {
         check_weight_make(c, &in->w[i], s->type,
                           s->options & HEAD ? OPS_ROLE_EMBED : OPS_ROLE_MATMUL, s->n_rows[i],
@@ -266,7 +275,9 @@ static void one(struct check *c, const struct shape *s)
 
         c->err = c->ops->matmul(c->be, &p);
     }
-    if (!c->bench) {
+    if (s->options & POISON) { /* nobody crashes, and no row hears of another's NaN */
+        alone(c, s, &in);
+    } else if (!c->bench) {
         for (int i = 0; i < (s->options & GATED ? 1 : s->n_parts); i++) {
             const struct tolerance *tol = tolerance_of(s->type, s->options);
 
@@ -327,6 +338,9 @@ void check_op(struct check *c)
             {types[t], 4, 4, 1536, {31}, 1, NORM | LAYER},
             {types[t], 3, 3, 256, {20}, 1, EXTREME},
             {types[t], 3, 1, 256, {20, 20}, 2, EXTREME | GATED | NORM},
+            {types[t], 9, 1, 256, {40}, 1, POISON},
+            {types[t], 5, 1, 256, {40, 40}, 2, POISON | NORM | GATED},
+            {types[t], 9, 1, 256, {40}, 1, POISON | HEAD},
             {types[t], 1, 1, 512, {100}, 1, NORM | HEAD},
             {types[t], 70, 1, 256, {100}, 1, NORM | HEAD},
         };
