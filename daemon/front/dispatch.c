@@ -179,6 +179,7 @@ void dispatch_credit(struct front *f, struct request *r, uint64_t n_rows)
 {
     if (n_rows > r->credit) {
         r->credit = n_rows;
+        loop_timer_off(&f->loop, &r->reader);
         if (r->state == REQUEST_RUNNING) {
             send_credit(f, r);
         }
@@ -214,6 +215,25 @@ static void on_token(struct front *f, struct request *r)
     }
 }
 
+static void on_slow_reader(void *arg)
+{
+    struct request *r = arg;
+
+    ending_cancel(r->front, r, LANE_REASON_SLOW_CONSUMER);
+}
+
+/* Rows of logits: when the window is full, its reader has as long as one that does not read its
+ * socket. Until then it holds a sequence, and what scored texts share. */
+static void on_rows(struct front *f, struct request *r, const struct lane_bulk_body *b)
+{
+    uint64_t allowed = r->credit > b->window ? r->credit : b->window;
+
+    if (b->row0 + b->n_rows >= allowed && r->reader.index == 0) {
+        loop_timer_at(&f->loop, &r->reader, clock_ns() + (int64_t)(f->config->stall_timeout * 1e9),
+                      on_slow_reader, r);
+    }
+}
+
 void dispatch_event(struct front *f, struct lane_record *rec)
 {
     struct request *r;
@@ -237,6 +257,9 @@ void dispatch_event(struct front *f, struct lane_record *rec)
         ending_record(f, r, rec);
         return;
     }
+    if (rec->h.type == LANE_BULK && rec->bulk.kind == LANE_BULK_LOGITS && !generates(r)) {
+        on_rows(f, r, &rec->bulk);
+    }
     if (r->n_suppress > 0) {
         r->n_suppress--;
         return;
@@ -259,6 +282,7 @@ void dispatch_event(struct front *f, struct lane_record *rec)
 static void lost_one(struct front *f, struct request *r)
 {
     journal_rewind(&f->journal, &r->log);
+    loop_timer_off(&f->loop, &r->reader);
     r->n_crashes++;
     if (r->stop_reason) {
         ending_reason(f, r, r->stop_reason);

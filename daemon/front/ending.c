@@ -22,6 +22,7 @@ static void forget(struct front *f, struct request *r)
     lane_detach(r);
     loop_timer_off(&f->loop, &r->deadline);
     loop_timer_off(&f->loop, &r->fate);
+    loop_timer_off(&f->loop, &r->reader);
     if (r->log.first != JOURNAL_NONE) {
         journal_end(&f->journal, &r->log);
     }
@@ -91,6 +92,7 @@ void ending_record(struct front *f, struct request *r, struct lane_record *rec)
     count(f, r, rec);
     r->state = REQUEST_FINISHED;
     loop_timer_off(&f->loop, &r->deadline);
+    loop_timer_off(&f->loop, &r->reader);
     loop_timer_at(&f->loop, &r->fate, r->ended_ns + KEEP_NS, on_expired, r);
     f->dispatch_wanted = true;
     f->status_changed = true;

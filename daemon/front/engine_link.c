@@ -4,8 +4,8 @@
  * reached the socket is never said twice.
  *
  * Records that the socket does not take wait in a ring. It is larger than everything that can be
- * under way at once (a request and a cancel for each sequence and tokenizing request, an opening
- * and a closing for each lane); an engine that lets it fill hangs, and is killed for it. */
+ * under way at once (a request, a cancel and a credit for each sequence and tokenizing request, an
+ * opening and a closing for each lane); an engine that lets it fill hangs, and is killed for it. */
 
 #include "daemon/front/engine_link.h"
 
@@ -167,6 +167,7 @@ static int start(struct engine_link *e, struct error *reterr)
     e->watch = (struct loop_watch){.fd = ours, .events = EPOLLIN, .fn = on_socket, .arg = e};
     rc = loop_add(&f->loop, &e->watch);
     if (rc) {
+        e->watch.fd = -1;
         (void)kill(e->pid, SIGKILL);
         return error_set_errno(reterr, rc, "cannot watch the engine");
     }
@@ -273,9 +274,27 @@ static void push(struct engine_link *e, const struct lane_record *r, int fd0, in
     flush(e);
 }
 
+/* Credit only grows, and a client may send as much of it as it likes: what waits is overwritten, so
+ * that the ring holds at most one of each request. */
+static bool replace_credit(struct engine_link *e, const struct lane_record *r)
+{
+    for (uint32_t i = 0; r->h.type == LANE_E_CREDIT && i < e->n; i++) {
+        struct lane_record *waiting = &e->ring[(e->begin + i) % RING].rec;
+
+        if (waiting->h.type == LANE_E_CREDIT &&
+            memcmp(waiting->h.id, r->h.id, sizeof(r->h.id)) == 0) {
+            *waiting = *r;
+            return true;
+        }
+    }
+    return false;
+}
+
 void engine_link_send(struct engine_link *e, const struct lane_record *r)
 {
-    push(e, r, -1, -1);
+    if (!replace_credit(e, r)) {
+        push(e, r, -1, -1);
+    }
 }
 
 static void lane_body(const struct lane *l, uint32_t type, struct lane_record *ret)

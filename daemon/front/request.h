@@ -72,13 +72,14 @@ struct request {
     bool alone;           /* suspected of killing an engine: nobody else runs beside it */
     uint64_t n_at_crash;  /* tokens it had said then */
     uint64_t n_suppress;  /* events of a replay that are in the log already */
-    uint64_t credit;
+    uint64_t credit;      /* rows of logits that may be written in all, as the client said */
 
     int64_t accepted_ns;
     int64_t started_ns; /* 0: not yet */
     int64_t ended_ns;
     struct loop_timer deadline; /* the client's timeout */
     struct loop_timer fate;     /* orphaned: cancel; finished: forget */
+    struct loop_timer reader;   /* all credit is used up: cancel as a slow reader's */
 
     struct request *by_number; /* hash chains */
     struct request *by_id;

@@ -148,17 +148,26 @@ static void interrupt_step(struct io *io, int64_t now)
     io->interrupt_ns = 0;
 }
 
-static bool busy(const struct io *io)
+static bool waits(const struct io *io)
 {
-    return atomic_load(&io->w->step_ns) != 0;
+    return atomic_load(&io->w->waits);
 }
 
-/* In a long step the worker says nothing: its heartbeat is told for it. */
+static bool busy(const struct io *io)
+{
+    return atomic_load(&io->w->step_ns) != 0 || waits(io);
+}
+
+/* In a long step the worker says nothing: its heartbeat is told for it. Where every request waits
+ * for its reader there is no step, and nothing is wrong. */
 static void beat(struct io *io, int64_t now)
 {
     if (busy(io) && !io->holds && io->state_ns && now - io->state_ns >= PULSE_NS) {
         engine_heartbeat(atomic_load(&io->w->engine), &io->state.e_state.last_step_ns,
                          &io->state.e_state.longest_step_ns);
+        if (waits(io)) {
+            io->state.e_state.last_step_ns = now;
+        }
         io->held = io->state;
         io->holds = true;
         io->state_ns = now;

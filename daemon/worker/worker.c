@@ -243,6 +243,18 @@ static int step(struct worker *w)
     return rc;
 }
 
+/* While requests wait for their readers the I/O thread says that we are well; the record wakes it.
+ */
+static void wait_for_commands(struct worker *w)
+{
+    if (w->n_jobs > 0) {
+        atomic_store(&w->waits, true);
+        send_state(w);
+    }
+    ring_wait(&w->commands);
+    atomic_store(&w->waits, false);
+}
+
 static int serve(struct worker *w)
 {
     bool drained = false;
@@ -274,7 +286,7 @@ static int serve(struct worker *w)
             send_state(w);
         }
         if (more == 0 || w->n_jobs == 0) {
-            ring_wait(&w->commands);
+            wait_for_commands(w);
             more = 0;
         }
     }

@@ -43,6 +43,7 @@ struct worker {
     struct ring records;              /* struct lane_record */
     _Atomic(struct engine *) engine;  /* NULL until loaded */
     atomic_int_fast64_t step_ns;      /* when the running engine_step() began; 0: none runs */
+    atomic_bool waits;                /* for clients: no step could do anything for any request */
     atomic_bool drain;                /* stop loading, end everything */
     atomic_int exit_code;             /* -1 while the thread runs */
 

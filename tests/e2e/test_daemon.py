@@ -531,6 +531,35 @@ class SlowReaders(Served):
         self.assertIn("slow_consumer", [reasons[r] for r in rids])
         slow.close()
 
+    def test_no_credit(self):
+        """Who leaves a window of logits full holds up nobody for long, and no engine dies of it."""
+        engine = self.daemon.child("pipit-engine")
+        text = item(T_PROMPT, "Once upon a time there was a girl") + sampling(flags=S_LOGITS)
+        slow = [self.daemon.lane() for _ in range(2)]
+        rids = [s.request(text, kind=SCORE, out=s.lease(E2C, 64 + 4 * s.hello.n_vocab)) for s in slow]
+        self.assertEqual(text_of(self.ask(prompt("Once upon a time", 30))), ONCE)
+        for s, rid in zip(slow, rids):
+            self.assertEqual(list(s.events(rid))[-1].reason, "slow_consumer")
+            s.close()
+        self.assertEqual(self.daemon.child("pipit-engine"), engine)
+
+    def test_flood_of_credit(self):
+        """The front tells the engine the last word of it, however often a client says more."""
+        engine = self.daemon.child("pipit-engine")
+        text = item(T_PROMPT, "Once upon a time there was a girl") + sampling(flags=S_LOGITS)
+        rid = self.lane.request(text, kind=SCORE, out=self.lane.lease(E2C, 64 + 4 * self.lane.hello.n_vocab))
+        os.kill(engine, signal.SIGSTOP)
+        try:
+            for i in range(20000):
+                self.lane.send(CREDIT, struct.pack("<Q", 2 + i), rid)
+            other = self.daemon.lane()
+            self.assertEqual(other.status().n_restarts, 0)
+            other.close()
+        finally:
+            os.kill(engine, signal.SIGCONT)
+        self.assertEqual(list(self.lane.events(rid))[-1].reason, "stop")
+        self.assertEqual(self.daemon.child("pipit-engine"), engine)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)
