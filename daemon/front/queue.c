@@ -63,12 +63,20 @@ static uint64_t lane_turn(const struct queue *q, uint64_t lane)
     return q->lanes[lane % QUEUE_LANES].lane == lane ? q->lanes[lane % QUEUE_LANES].turn : 0;
 }
 
+static uint64_t user_turn(const struct queue *q, uint32_t uid)
+{
+    return q->users[uid % QUEUE_USERS].uid == uid ? q->users[uid % QUEUE_USERS].turn : 0;
+}
+
 /* Does `a` go before `b`, the older one? */
 static bool before(const struct queue *q, const struct request *a, const struct request *b)
 {
     uint64_t turn_a = lane_turn(q, a->home_lane);
     uint64_t turn_b = lane_turn(q, b->home_lane);
 
+    if (a->who->uid != b->who->uid) {
+        return user_turn(q, a->who->uid) < user_turn(q, b->who->uid);
+    }
     if (a->who != b->who) {
         return a->who->last_turn < b->who->last_turn;
     }
@@ -93,6 +101,8 @@ struct request *queue_pop(struct queue *q)
     queue_remove(q, best);
     q->turn++;
     best->who->last_turn = q->turn;
+    q->users[best->who->uid % QUEUE_USERS].uid = best->who->uid;
+    q->users[best->who->uid % QUEUE_USERS].turn = q->turn;
     q->lanes[best->home_lane % QUEUE_LANES].lane = best->home_lane;
     q->lanes[best->home_lane % QUEUE_LANES].turn = q->turn;
     return best;

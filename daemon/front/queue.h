@@ -2,7 +2,8 @@
 #ifndef PIPIT_DAEMON_FRONT_QUEUE_H
 #define PIPIT_DAEMON_FRONT_QUEUE_H
 
-/* Who is next. Turns go round the principals; within one the most urgent request, then the lane
+/* Who is next. Turns go round the users, so that nobody gains by making up tenants, and round each
+ * user's tenants; within one the most urgent request, then the lane
  * that has waited longest for a turn, then the oldest request. So a user's script with a hundred
  * requests delays neither another user nor the same user's other program by more than one turn.
  *
@@ -15,7 +16,7 @@
 #include "base/error.h"
 #include "daemon/front/request.h"
 
-enum { QUEUE_LANES = 256 };
+enum { QUEUE_LANES = 256, QUEUE_USERS = 64 };
 
 struct queue {
     struct request *first;
@@ -27,6 +28,10 @@ struct queue {
         uint64_t lane;
         uint64_t turn;
     } lanes[QUEUE_LANES]; /* when a lane was last served, by its id; what collides is forgotten */
+    struct {
+        uint32_t uid;
+        uint64_t turn;
+    } users[QUEUE_USERS]; /* the same of a user */
     double service_ns; /* moving average from dispatch to end; 0: nothing measured yet */
 };
 

@@ -53,6 +53,22 @@ Test(queue, turns_go_round_principals, .init = begin)
     cr_assert_eq(q.n, 0);
 }
 
+Test(queue, new_tenants_are_no_way_past_other_users, .init = begin)
+{
+    struct request *b[2];
+
+    cr_assert_eq(queue_pop(&q), NULL);
+    (void)add(1000, "", 1, 0);
+    b[0] = add(1001, "", 2, 0);
+    b[1] = add(1001, "", 2, 0);
+    (void)queue_pop(&q);
+    cr_assert_eq(queue_pop(&q), b[0]);
+    (void)add(1000, "made up", 1, 0);
+    (void)add(1000, "this too", 1, 0);
+    (void)queue_pop(&q);
+    cr_assert_eq(queue_pop(&q), b[1]);
+}
+
 Test(queue, within_a_principal_urgency_then_lanes_then_age, .init = begin)
 {
     struct request *slow = add(1000, "", 1, 0);
