@@ -55,7 +55,7 @@ bool att_is_masked(const struct att_unit *u, int32_t row, int32_t slot0)
 }
 
 float att_logits(const struct att_unit *u, int32_t row, int32_t head, const uint16_t *k_scale,
-                 const int32_t *pos, bool masked, float *x)
+                 const int32_t *pos, const int32_t *distance, bool masked, float *x)
 {
     const struct ops_attention *p = u->p;
     int32_t row_pos = u->seq->pos0 + row;
@@ -67,7 +67,7 @@ float att_logits(const struct att_unit *u, int32_t row, int32_t head, const uint
         .softcap = p->softcap,
         .slope = p->alibi_max > 0 ? ops_alibi_slope(query_head, p->n_q, p->alibi_max) : 0,
         .row_pos = row_pos,
-        .distance = pos,
+        .distance = distance,
         .pos = masked ? pos : NULL,
         .pos_min = oldest > 0 ? oldest : 0,
         .pos_max = row_pos,
@@ -181,6 +181,10 @@ static bool valid(const struct cpu *cpu, const struct ops_attention *p)
         if (p->seqs[i].kv.n_slots > limits->max_slots || l->k_dim > limits->max_head_dim ||
             l->v_dim > limits->max_head_dim || p->n_q % (l->n_groups * l->k_heads) != 0 ||
             p->n_q % (l->n_groups * l->v_heads) != 0) {
+            return false;
+        }
+        if (l->k_unrotated && p->unrotated_rope && p->unrotated_rope->form != OPS_ROPE_NONE &&
+            p->unrotated_rope->n_dims > l->k_dim) {
             return false;
         }
         if (p->observe && p->observe[i].row_first < p->seqs[i].n_rows && p->seqs[i].kv.score &&

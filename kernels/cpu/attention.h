@@ -13,6 +13,7 @@ struct att_job {
     struct pool_counter next;
     struct pool_counter next_merge;
     struct pool_counter next_score;
+    struct kv_rank_table ranks; /* pos=new */
     int32_t row0; /* decode: the wave's rows */
     int32_t n_rows;
 };
@@ -45,9 +46,10 @@ struct att_unit att_unit_make(const struct cpu *cpu, const struct ops_attention 
 /* Positions of slots [slot0, slot0 + 64), -1 from n_slots on; written to `pos`. */
 void att_positions(const struct att_unit *u, int32_t slot0, int32_t *pos);
 
-/* Dot products (64) to logits for one pair and page; returns the largest. */
+/* Dot products (64) to logits for one pair and page; returns the largest. `distance`: positions for
+ * ALiBi, pos for masking. */
 float att_logits(const struct att_unit *u, int32_t row, int32_t head, const uint16_t *k_scale,
-                 const int32_t *pos, bool masked, float *x);
+                 const int32_t *pos, const int32_t *distance, bool masked, float *x);
 /* Does the row miss any of the page's 64 slots? */
 bool att_is_masked(const struct att_unit *u, int32_t row, int32_t slot0);
 
@@ -61,6 +63,14 @@ void att_score(const struct att_unit *u, int32_t slot0, const float *seen, size_
                const float *f, float weight);
 /* Scores of slots [slot0, slot0 + n) times damp^observed rows. */
 void att_damp(const struct att_unit *u, int32_t slot0, int32_t n);
+
+/* pos=new (unrotated.c). Ranks of the unit's slots to u->t.rank; returns D. */
+int32_t att_rank(const struct att_unit *u);
+struct kv_rank_table att_rank_table(const struct cpu *cpu, const struct kv_scratch *s,
+                                    const struct ops_rope *r);
+void att_rotate_keys(const struct att_unit *u, const struct kv_rank_table *t, int32_t slot0,
+                     float *k);
+void att_turn_query(const struct att_unit *u, int32_t d, const float *q, float *dst);
 
 int att_decode(struct cpu *cpu, const struct ops_attention *p);
 int att_prefill(struct cpu *cpu, const struct ops_attention *p);

@@ -24,9 +24,10 @@ struct partial {
     float factor; /* from merge: what the chunk's observed weights are to be multiplied with */
 };
 
+/* None for unrotated keys: att_prefill() takes those rows. */
 static int32_t n_chunks(const struct ops_seq *s)
 {
-    return (s->kv.n_slots + KV_CHUNK - 1) / KV_CHUNK;
+    return s->kv.layout->k_unrotated ? 0 : (s->kv.n_slots + KV_CHUNK - 1) / KV_CHUNK;
 }
 
 static int32_t seq_of(const struct ops_attention *p, int32_t row)
@@ -144,6 +145,8 @@ static void keys(const struct chunk *c, float *max)
         max[h] = CPU_KV_MASKED;
     }
     for (int32_t i = 0; i < c->n_pages; i++) {
+        const int32_t *pos = u->t.pos + i * OPS_PAGE_SLOTS;
+
         for (int32_t k = 0; k < u->l->k_heads; k++) {
             qk(kv_page_k(u->l, c->pages[i], k), u->l->k_dim,
                q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim, (size_t)u->l->k_dim, u->share_k,
@@ -151,7 +154,7 @@ static void keys(const struct chunk *c, float *max)
         }
         for (int32_t h = 0; h < u->n_heads; h++) {
             float m = att_logits(u, c->row, h, kv_page_k_scale(u->l, c->pages[i], h / u->share_k),
-                                 u->t.pos + i * OPS_PAGE_SLOTS, c->masked[i], x_of(c, h, i));
+                                 pos, pos, c->masked[i], x_of(c, h, i));
 
             max[h] = m > max[h] ? m : max[h];
         }
@@ -277,6 +280,9 @@ static void merge_head(const struct att_job *job, const struct kv_scratch *s, in
     float sum = 0;
     float seen_sum = 0;
 
+    if (seq->kv.layout->k_unrotated) {
+        return;
+    }
     memset(out, 0, (size_t)v_dim * sizeof(float));
     for (int32_t i = 0; i < n; i++) {
         const struct partial *part = partial_of(job, s, w, head, i);

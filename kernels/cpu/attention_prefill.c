@@ -26,8 +26,12 @@ struct block {
     int32_t index; /* of the block within the sequence */
     int32_t row0;  /* rows of the sequence */
     int32_t n_rows;
-    int32_t n_pairs; /* pair = head * n_rows + row */
-    int32_t n_pages; /* of the slots the block may see */
+    int32_t n_pairs;                   /* pair = head * n_rows + row */
+    int32_t n_pages;                   /* of the slots the block may see */
+    const struct kv_rank_table *ranks; /* pos=new */
+    int32_t rank_offset;
+    bool turned;                      /* pos=new with RoPE: queries lie turned back in u.t.q */
+    int32_t distance[OPS_PAGE_SLOTS]; /* of the page's slots, for ALiBi: positions, or ranks + D */
     /* (n_pairs) each, in t.state */
     float *max;
     float *sum;
@@ -69,15 +73,35 @@ static const float *as_f32(const struct block *b, enum ops_kv_type type, const v
     return dst;
 }
 
+static const float *page_keys(const struct block *b, const void *src, int32_t slot0)
+{
+    const struct att_unit *u = &b->u;
+    size_t n = (size_t)u->l->k_dim * OPS_PAGE_SLOTS;
+    const float *k = as_f32(b, u->l->k_type, src, n, u->t.k);
+
+    if (!b->turned) {
+        return k;
+    }
+    if (k != u->t.k) {
+        memcpy(u->t.k, k, n * sizeof(float));
+    }
+    att_rotate_keys(u, b->ranks, slot0, u->t.k);
+    return u->t.k;
+}
+
 /* One query head's rows against the K in `k`, then their weights against the V in `v`. */
 static void keys(const struct block *b, const float *k, int32_t head)
 {
     const struct att_unit *u = &b->u;
     const float *q = u->p->q + (size_t)(u->seq->row0 + b->row0) * (size_t)u->p->ldq +
                      (size_t)(u->group * u->n_heads + head) * (size_t)u->l->k_dim;
+    size_t ldq = (size_t)u->p->ldq;
 
-    u->cpu->table.qk_f32(k, u->l->k_dim, q, (size_t)u->p->ldq, b->n_rows, u->t.x, OPS_PAGE_SLOTS,
-                         NULL);
+    if (b->turned) {
+        ldq = (size_t)u->l->k_dim;
+        q = u->t.q + (size_t)(head * b->n_rows) * ldq;
+    }
+    u->cpu->table.qk_f32(k, u->l->k_dim, q, ldq, b->n_rows, u->t.x, OPS_PAGE_SLOTS, NULL);
 }
 
 static void values(const struct block *b, const float *v, int32_t head, int32_t n_slots)
@@ -144,8 +168,8 @@ static void pair_page(const struct block *b, int32_t head, int32_t i, int32_t pa
     enum att_mode mode = att_mode(u, row);
     float *x = u->t.x + (size_t)i * OPS_PAGE_SLOTS;
     float *kept = mode == ATT_SOFTMAX || mode == ATT_GUMBEL ? seen_of(b, pair, page) : NULL;
-    float max =
-        att_logits(u, row, head, k_scale, pos, att_is_masked(u, row, page * OPS_PAGE_SLOTS), x);
+    float max = att_logits(u, row, head, k_scale, pos, b->distance,
+                           att_is_masked(u, row, page * OPS_PAGE_SLOTS), x);
     float sum;
 
     if (max > b->max[pair]) {
@@ -176,7 +200,7 @@ static void prefetch(const uint8_t *page, uint64_t bytes, int32_t i, int32_t n)
 
 /* Query heads one by one, so that a head's 64 x 64 weights stay in L1. Heads that read the same K
  * or V head are neighbours: each is converted once. */
-static void one_page(const struct block *b, int32_t page)
+static void one_page(struct block *b, int32_t page)
 {
     const struct att_unit *u = &b->u;
     const struct ops_kv_layout *l = u->l;
@@ -191,10 +215,12 @@ static void one_page(const struct block *b, int32_t page)
     const uint16_t *v_scale;
 
     att_positions(u, slot0, u->t.pos);
+    for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
+        b->distance[i] = l->k_unrotated ? u->t.rank[slot0 + i] + b->rank_offset : u->t.pos[i];
+    }
     for (int32_t h = 0; h < u->n_heads; h++) {
         if (h % u->share_k == 0) {
-            k = as_f32(b, l->k_type, kv_page_k(l, bytes, h / u->share_k),
-                       (size_t)l->k_dim * OPS_PAGE_SLOTS, u->t.k);
+            k = page_keys(b, kv_page_k(l, bytes, h / u->share_k), slot0);
         }
         if (h % u->share_v == 0) {
             v = as_f32(b, l->v_type, kv_page_v(l, bytes, h / u->share_v),
@@ -277,6 +303,25 @@ static void await(atomic_int *done, int32_t index)
     }
 }
 
+/* pos=new: ranks of all slots, queries of all rows turned back. */
+static void turn_queries(struct block *b)
+{
+    const struct att_unit *u = &b->u;
+    const struct ops_rope *rope = u->p->unrotated_rope;
+
+    b->rank_offset = att_rank(u);
+    b->turned = rope && rope->form != OPS_ROPE_NONE;
+    for (int32_t pair = 0; pair < b->n_pairs && b->turned; pair++) {
+        int32_t row = u->seq->row0 + b->row0 + pair % b->n_rows;
+        int32_t head = u->group * u->n_heads + pair / b->n_rows;
+
+        att_turn_query(u, b->rank_offset,
+                       u->p->q + (size_t)row * (size_t)u->p->ldq +
+                           (size_t)head * (size_t)u->l->k_dim,
+                       u->t.q + (size_t)pair * (size_t)u->l->k_dim);
+    }
+}
+
 static void run_block(struct block *b, atomic_int *done)
 {
     struct att_unit *u = &b->u;
@@ -297,6 +342,10 @@ static void run_block(struct block *b, atomic_int *done)
         first_page = oldest > 0 && !u->observe ? oldest / OPS_PAGE_SLOTS : 0;
     }
     b->n_pages = n_pages;
+    b->turned = false;
+    if (u->l->k_unrotated) {
+        turn_queries(b);
+    }
     for (int32_t i = 0; i < b->n_pairs; i++) {
         b->max[i] = CPU_KV_MASKED;
         b->sum[i] = 0;
@@ -328,7 +377,8 @@ static bool find_block(const struct att_job *job, const struct kv_scratch *s, in
         int32_t rows;
         int32_t n;
 
-        if (seq->row0 < job->p->rows.n_decode || seq->n_rows < 1) {
+        if ((seq->row0 < job->p->rows.n_decode && !seq->kv.layout->k_unrotated) ||
+            seq->n_rows < 1) {
             continue;
         }
         b->u = att_unit_make(job->cpu, job->p, i, 0, s->t);
@@ -336,6 +386,7 @@ static bool find_block(const struct att_job *job, const struct kv_scratch *s, in
         n = (seq->n_rows + rows - 1) / rows;
         if (index < n * n_groups) {
             b->seq = i;
+            b->ranks = &job->ranks;
             b->index = index / n_groups;
             b->u.group = index % n_groups;
             b->row0 = b->index * rows;
@@ -363,9 +414,16 @@ int att_prefill(struct cpu *cpu, const struct ops_attention *p)
 {
     struct att_job job = {.cpu = cpu, .p = p};
     struct kv_scratch s = cpu_kv_scratch(cpu, 0);
+    bool unrotated = false;
 
-    if (p->rows.n == p->rows.n_decode) {
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        unrotated = unrotated || p->seqs[i].kv.layout->k_unrotated;
+    }
+    if (p->rows.n == p->rows.n_decode && !unrotated) {
         return 0;
+    }
+    if (unrotated && p->unrotated_rope) {
+        job.ranks = att_rank_table(cpu, &s, p->unrotated_rope);
     }
     for (int32_t i = 0; p->observe && i < p->n_seqs * cpu->limits.max_heads; i++) {
         atomic_store(&s.commit[i], 0);

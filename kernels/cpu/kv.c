@@ -57,8 +57,7 @@ static struct sizes sizes_of(const struct backend_limits *l)
     return s;
 }
 
-static struct kv_thread lay_out_thread(struct memory_arena *a, const struct sizes *s,
-                                       const struct backend_limits *l)
+static struct kv_thread lay_out_thread(struct memory_arena *a, const struct sizes *s)
 {
     size_t chunk = s->heads * KV_CHUNK;
     size_t pages = s->pairs * OPS_PAGE_SLOTS;
@@ -74,7 +73,9 @@ static struct kv_thread lay_out_thread(struct memory_arena *a, const struct size
         .pos = memory_arena_take(a, KV_CHUNK * sizeof(int32_t)),
         .seen = memory_arena_take(a, s->block_seen * sizeof(float)),
         .seen_max = memory_arena_take(a, s->block_seen / OPS_PAGE_SLOTS * sizeof(float)),
-        .keys = memory_arena_take(a, at_least_one(l->max_slots) * sizeof(uint64_t)),
+        .keys = memory_arena_take(a, 2 * s->slots * sizeof(uint64_t)),
+        .rank = memory_arena_take(a, s->slots * sizeof(int32_t)),
+        .q = memory_arena_take(a, s->pairs * s->pad * sizeof(float)),
     };
 }
 
@@ -83,6 +84,7 @@ static struct kv_scratch lay_out(struct memory_arena *a, int n_threads, int tid,
 {
     struct sizes s = sizes_of(l);
     struct kv_scratch k = {.wave = (int32_t)s.wave, .seen_floats = s.block_seen};
+    size_t coarse = s.slots / OPS_PAGE_SLOTS + 1;
 
     for (int i = 0; i < KV_ROPE_TABLES; i++) {
         k.rope[i] = (struct kv_rope_table){
@@ -93,13 +95,22 @@ static struct kv_scratch lay_out(struct memory_arena *a, int n_threads, int tid,
             .sin = memory_arena_take(a, s.rows * s.pad * sizeof(float)),
             .pad = s.pad,
         };
+        k.rank[i] = (struct kv_rank_table){
+            .key = memory_arena_take(a, sizeof(*k.rank[i].key)),
+            .inv_freq = memory_arena_take(a, s.pad * sizeof(float)),
+            .coarse_cos = memory_arena_take(a, coarse * (s.pad / 2) * sizeof(float)),
+            .coarse_sin = memory_arena_take(a, coarse * (s.pad / 2) * sizeof(float)),
+            .fine_cos = memory_arena_take(a, OPS_PAGE_SLOTS * (s.pad / 2) * sizeof(float)),
+            .fine_sin = memory_arena_take(a, OPS_PAGE_SLOTS * (s.pad / 2) * sizeof(float)),
+            .ld = s.pad / 2,
+        };
     }
     k.partial = memory_arena_take(a, s.wave * s.partial * sizeof(float));
     k.seen = memory_arena_take(a, s.wave * s.seen * sizeof(float));
     k.commit = memory_arena_take(a, at_least_one(l->max_seqs) * s.heads * sizeof(*k.commit));
     k.score = memory_arena_take(a, s.slots * sizeof(float));
     for (int i = 0; i < n_threads; i++) {
-        struct kv_thread t = lay_out_thread(a, &s, l);
+        struct kv_thread t = lay_out_thread(a, &s);
 
         if (i == tid) {
             k.t = t;
@@ -132,9 +143,6 @@ int cpu_kv_layout(struct ops_kv_layout *l, struct error *reterr)
     if (refused > OPS_KV_I8) {
         return error_set(reterr, -ENOTSUP, "backend \"cpu\" has no cache of type %s",
                          ops_kv_type_name(refused));
-    }
-    if (l->k_unrotated) {
-        return error_set(reterr, -ENOTSUP, "backend \"cpu\" has no cache of unrotated keys");
     }
     l->page_bytes = (uint64_t)l->k_heads * kv_page_k_bytes(l) +
                     (uint64_t)l->v_heads * kv_page_v_bytes(l) +
@@ -203,6 +211,33 @@ int cpu_kv_import(struct backend *be, const struct ops_kv_slots *p)
         host = copy_slot(p, p->slot0 + i, host, false);
     }
     return 0;
+}
+
+/* ---- tables of angles ----------------------------------------------------------------------- */
+
+int cpu_kv_find_table(struct kv_rope_key *const keys[], float *const inv_freqs[],
+                      const struct ops_rope *r, bool *ret_stale)
+{
+    size_t bytes = (size_t)(r->n_dims / 2) * sizeof(float);
+    int found = 0; /* the oldest, unless one fits */
+    uint32_t latest = 0;
+
+    *ret_stale = true;
+    for (int i = 0; i < KV_ROPE_TABLES; i++) {
+        latest = keys[i]->used > latest ? keys[i]->used : latest;
+        found = keys[i]->used < keys[found]->used ? i : found;
+    }
+    for (int i = 0; i < KV_ROPE_TABLES; i++) {
+        if (keys[i]->n_dims == r->n_dims && keys[i]->form == r->form &&
+            keys[i]->mscale == r->mscale && memcmp(inv_freqs[i], r->inv_freq, bytes) == 0) {
+            found = i;
+            *ret_stale = false;
+            break;
+        }
+    }
+    *keys[found] = (struct kv_rope_key){r->n_dims, r->form, r->mscale, latest + 1};
+    memcpy(inv_freqs[found], r->inv_freq, bytes);
+    return found;
 }
 
 /* ---- kernels by type ---------------------------------------------------------------------- */

@@ -36,6 +36,18 @@ struct kv_rope_table {
     size_t pad;
 };
 
+/* The same for ranks (pos=new), in two levels: the angle of rank 64 a + b is that of 64 a plus that
+ * of b. Made once for a model. */
+struct kv_rank_table {
+    struct kv_rope_key *key;
+    float *inv_freq;
+    float *coarse_cos; /* (max_slots / 64 + 1, pad / 2) */
+    float *coarse_sin;
+    float *fine_cos;   /* (64, pad / 2) */
+    float *fine_sin;
+    size_t ld;
+};
+
 /* What threads keep apart. */
 struct kv_thread {
     float *k;      /* (64, max_head_dim): a page's head as f32; also one tile of stores */
@@ -48,11 +60,15 @@ struct kv_thread {
     int32_t *pos;  /* (KV_CHUNK) */
     float *seen;   /* (seen_floats): what observed rows of a prefill block weigh, see attention */
     float *seen_max; /* (seen_floats / 64) */
-    uint64_t *keys; /* (max_slots): cut */
+    uint64_t *keys; /* (2, max_slots): cut, ranks */
+    /* pos=new: */
+    int32_t *rank;  /* (max_slots in whole pages) */
+    float *q;       /* (max(KV_PAIRS, max_heads), pad(max_head_dim)): turned back queries */
 };
 
 struct kv_scratch {
     struct kv_rope_table rope[KV_ROPE_TABLES];
+    struct kv_rank_table rank[KV_ROPE_TABLES];
     struct kv_thread t;         /* of the thread asked for */
     float *partial;             /* decode: (wave rows, n_q, chunks, KV_PARTIAL_HEAD + v_pad) */
     float *seen;                /* decode, observed: (wave rows, n_q, chunks * KV_CHUNK) */
@@ -64,6 +80,11 @@ struct kv_scratch {
 
 /* Addresses of everything, for thread `tid`. */
 struct kv_scratch cpu_kv_scratch(const struct cpu *cpu, int tid);
+
+/* Is a table made for these frequencies? Else the one that was not used for longest is to be made
+ * anew: returns its index, its key set, and true in *ret_stale. */
+int cpu_kv_find_table(struct kv_rope_key *const keys[], float *const inv_freqs[],
+                      const struct ops_rope *rope, bool *ret_stale);
 
 /* Position held by a slot, -1 when empty. */
 static inline int32_t kv_slot_pos(const struct ops_kv *kv, int32_t group, int32_t slot)

@@ -30,35 +30,18 @@ struct job {
 
 /* ---- angles -------------------------------------------------------------------------------- */
 
-static bool table_fits(const struct kv_rope_table *t, const struct ops_rope *r)
-{
-    return t->key->n_dims == r->n_dims && t->key->form == r->form && t->key->mscale == r->mscale &&
-           memcmp(t->inv_freq, r->inv_freq, (size_t)(r->n_dims / 2) * sizeof(float)) == 0;
-}
-
-/* The table for these frequencies; the one that was not used for longest is made anew. */
 static struct kv_rope_table find_table(const struct kv_scratch *s, const struct ops_rope *r,
                                        int32_t max_rows)
 {
-    const struct kv_rope_table *oldest = &s->rope[0];
-    uint32_t latest = 0;
+    struct kv_rope_key *const keys[] = {s->rope[0].key, s->rope[1].key};
+    float *const inv_freqs[] = {s->rope[0].inv_freq, s->rope[1].inv_freq};
+    bool stale;
+    int i = cpu_kv_find_table(keys, inv_freqs, r, &stale);
 
-    for (int i = 0; i < KV_ROPE_TABLES; i++) {
-        const struct kv_rope_table *t = &s->rope[i];
-
-        latest = t->key->used > latest ? t->key->used : latest;
-        oldest = t->key->used < oldest->key->used ? t : oldest;
+    if (stale) {
+        memset(s->rope[i].pos, 0, (size_t)max_rows * sizeof(int32_t));
     }
-    for (int i = 0; i < KV_ROPE_TABLES; i++) {
-        if (table_fits(&s->rope[i], r)) {
-            s->rope[i].key->used = latest + 1;
-            return s->rope[i];
-        }
-    }
-    *oldest->key = (struct kv_rope_key){r->n_dims, r->form, r->mscale, latest + 1};
-    memcpy(oldest->inv_freq, r->inv_freq, (size_t)(r->n_dims / 2) * sizeof(float));
-    memset(oldest->pos, 0, (size_t)max_rows * sizeof(int32_t));
-    return *oldest;
+    return s->rope[i];
 }
 
 static void fill_angles(const struct kv_rope_table *t, int32_t row, int32_t pos)

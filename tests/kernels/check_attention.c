@@ -479,8 +479,10 @@ static void one(struct check *c, const struct shape *s)
     }
 }
 
+/* All shapes with three types; the others differ from them in the conversion only. */
 static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_type v)
 {
+    bool all = k == v && (k == OPS_KV_F32 || k == OPS_KV_F16 || k == OPS_KV_FP8);
     struct ops_kv_layout gqa = {3, 1, 1, 64, 64, k, v, false, 0};
     struct ops_kv_layout mqa = {1, 1, 1, 128, 128, k, v, false, 0};
     struct ops_kv_layout uneven = {2, 1, 4, 64, 32, k, v, false, 0};
@@ -538,7 +540,9 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
     };
 
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        one(c, &shapes[i]);
+        if (all || i % 4 == 1) {
+            one(c, &shapes[i]);
+        }
     }
 }
 
