@@ -34,6 +34,7 @@ struct prepared {
     struct shape_store *stores; /* (model->n_stores) */
     int32_t max_chunk;
     int32_t batch_tokens;
+    uint64_t table_bytes; /* the files' indices and the tokenizer */
 };
 
 struct engine {
@@ -193,6 +194,10 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
         r = open_files(p, hash, reterr);
     }
     if (!r) {
+        p->table_bytes = gguf_index_bytes(p->base) + tok_bytes(p->base);
+        for (int i = 0; i < p->config.n_overlays; i++) {
+            p->table_bytes += gguf_index_bytes(p->overlays[i]);
+        }
         r = describe_stores(p, reterr);
     }
     if (r) {
@@ -225,7 +230,7 @@ static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs)
     const struct prepared *p = arg;
     struct backend_limits l = limits_for(p, ctx, n_seqs);
 
-    return p->ops->scratch_bytes(&p->be_config, &l) +
+    return p->table_bytes + p->ops->scratch_bytes(&p->be_config, &l) +
            sched_bytes(p->model, n_seqs, l.max_rows, p->max_chunk);
 }
 

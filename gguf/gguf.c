@@ -121,6 +121,17 @@ uint64_t gguf_file_bytes(const struct gguf *g)
     return g->size;
 }
 
+uint64_t gguf_index_bytes(const struct gguf *g)
+{
+    uint64_t sum = sizeof(*g) + g->n_keys * (sizeof(*g->keys) + sizeof(*g->keys_by_name)) +
+                   g->n_tensors * (sizeof(*g->tensors) + sizeof(*g->tensors_by_name));
+
+    for (size_t i = 0; i < g->n_keys; i++) {
+        sum += g->keys[i].string_at ? g->keys[i].n * sizeof(*g->keys[i].string_at) : 0;
+    }
+    return sum;
+}
+
 void gguf_drop_pages(const struct gguf *g)
 {
     if (g->mapped) {

@@ -51,6 +51,7 @@ void gguf_close(struct gguf *g); /* takes NULL */
 
 const char *gguf_path(const struct gguf *g); /* "" for memory */
 uint64_t gguf_file_bytes(const struct gguf *g);
+uint64_t gguf_index_bytes(const struct gguf *g); /* held beside the map */
 /* Drops the file's pages from this process (madvise), e.g. once weights are repacked. */
 void gguf_drop_pages(const struct gguf *g);
 

@@ -17,6 +17,10 @@
 
 enum { SERVE = 1, PLAN = 2 };
 
+/* Held by the processes whatever is asked: rings of records between front, I/O thread and worker
+ * (2.1, 1.1 and 2 MiB), and the gateway with libzmq's buffers at rest. */
+enum { RINGS_BYTES = 5376 << 10, GATEWAY_BYTES = 4 << 20 };
+
 /* Settings that a running daemon takes over when it is told to read its configuration again. The
  * others size memory or belong to the engine: they wait for a restart. */
 static const char *const live[] = {"max-queue", "stall-timeout", "engine-timeout", "verbose", NULL};
@@ -137,6 +141,7 @@ static int check(struct config *c, struct error *reterr)
         !checked_add_u64(lanes, c->journal_bytes, &c->extra_bytes)) {
         return error_set(reterr, -EINVAL, "--lanes times --lane-bytes is more than any memory");
     }
+    c->extra_bytes += RINGS_BYTES + (c->gateway ? GATEWAY_BYTES : 0);
     return 0;
 }
 

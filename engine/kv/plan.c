@@ -143,7 +143,7 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
         {"policy_bytes", "positions and scores", p->policy_bytes},
         {"prefill_peak_bytes", "while a prompt is read", p->prefill_peak_bytes},
         {"scratch_bytes", "activations and tables", p->scratch_bytes},
-        {"lane_bytes", "lanes and journal", p->lane_bytes},
+        {"lane_bytes", "lanes, journal, other processes", p->lane_bytes},
         {"total_bytes", "total without maps", p->total_bytes},
         {"available_bytes", "available", p->available_bytes},
     };

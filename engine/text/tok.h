@@ -38,6 +38,8 @@ enum { TOK_MAX_VOCAB = 1 << 21, TOK_MAX_PIECE = 4096 /* bytes of one token */ };
 /* -EBADMSG names the key or token at fault; -ENOTSUP a model or pre-tokenizer that is not here;
  * -ENOENT no tokenizer in the file. */
 int tok_create(const struct gguf *g, struct tok **ret, struct error *reterr) WARN_UNUSED;
+/* Bytes that a tokenizer of this file will hold, from the file's arrays alone. */
+uint64_t tok_bytes(const struct gguf *g);
 void tok_destroy(struct tok *t); /* takes NULL */
 
 int32_t tok_n_vocab(const struct tok *t);
