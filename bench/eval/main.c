@@ -39,6 +39,7 @@ struct config {
     int mode;
     char *backend;
     int64_t threads;
+    int64_t cpu_mask;
     int64_t batch;
     char *dump;
     char *prompts;
@@ -61,6 +62,7 @@ static const struct option_row rows[] = {
     {"mode", 0, OPTION_ENUM, ROW(mode), .words = modes, .fallback = "prefill", .help = "how the scored half is fed"},
     {"backend", 0, OPTION_STRING, ROW(backend), .fallback = "cpu", .metavar = "NAME", .help = "ref, cpu, cuda or auto"},
     {"threads", 't', OPTION_INT, ROW(threads), 0, 1024, .fallback = "0", .help = "0: all this process may use"},
+    {"cpu-mask", 0, OPTION_INT, ROW(cpu_mask), 0, UINT32_MAX, .fallback = "4294967295", .help = "CPU flags allowed, a sum of base/cpu.h's bits (0: plain C, 1: AVX2, 3: AVX-512 without VNNI)"},
     {"batch", 'b', OPTION_INT, ROW(batch), 1, 64, .fallback = "1", .help = "chunks at once"},
     {"dump", 0, OPTION_STRING, ROW(dump), .metavar = "FILE.npy", .help = "write the first policy's logits, f32 (rows, vocabulary)"},
     {"prompts", 0, OPTION_STRING, ROW(prompts), .metavar = "FILE.jsonl", .help = "instead of a text: prompts to answer greedily, JSON lines (bench/eval/generate.h)"},
@@ -203,6 +205,7 @@ static int open_policies(struct eval *v, struct error *reterr)
         ec.n_overlays = (int)c->overlays.n;
         ec.backend = c->backend;
         ec.n_threads = (int)c->threads;
+        ec.cpu_mask = (uint32_t)c->cpu_mask;
         ec.kv = p->kv;
         ec.n_seqs = (int)c->batch;
         ec.ctx = (int32_t)c->ctx;
