@@ -269,7 +269,8 @@ void dispatch_event(struct front *f, struct lane_record *rec)
             r->stop_reason = LANE_REASON_ERROR;
             dispatch_cancel(f, r);
             ending_error(f, r, LANE_E_NO_MEMORY,
-                         "the journal is full: a larger --journal-bytes holds longer answers");
+                         "the journal is full, or most of it is this user's: a larger "
+                         "--journal-bytes holds longer answers");
             return;
         }
     }

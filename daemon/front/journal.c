@@ -74,7 +74,7 @@ static bool is_used(const struct journal *j, uint32_t b)
     return j->used[b / 64] & (1ull << (b % 64));
 }
 
-static void mark(struct journal *j, uint32_t first, uint32_t n, bool used)
+static void mark(struct journal *j, uint32_t user, uint32_t first, uint32_t n, bool used)
 {
     for (uint32_t b = first; b < first + n; b++) {
         uint64_t bit = 1ull << (b % 64);
@@ -82,14 +82,18 @@ static void mark(struct journal *j, uint32_t first, uint32_t n, bool used)
         j->used[b / 64] = used ? j->used[b / 64] | bit : j->used[b / 64] & ~bit;
     }
     j->n_free = used ? j->n_free - n : j->n_free + n;
+    j->n_used[user] += used ? n : -n;
 }
 
 /* `n` blocks in a row, leaving those that are held back; JOURNAL_NONE if there are none. */
-static uint32_t take(struct journal *j, uint32_t n, bool final)
+static uint32_t take(struct journal *j, uint32_t user, uint32_t n, bool final)
 {
     uint32_t run = 0;
 
     if (n > j->n_free || (!final && j->n_free - n < j->n_entries)) {
+        return JOURNAL_NONE;
+    }
+    if (!final && j->n_used[user] + n > j->n_blocks - j->n_blocks / 8) {
         return JOURNAL_NONE;
     }
     for (uint32_t b = 0; b < j->n_blocks; b++) {
@@ -99,7 +103,7 @@ static uint32_t take(struct journal *j, uint32_t n, bool final)
         }
         run = is_used(j, b) ? 0 : run + 1;
         if (run == n) {
-            mark(j, b + 1 - n, n, true);
+            mark(j, user, b + 1 - n, n, true);
             return b + 1 - n;
         }
     }
@@ -124,16 +128,20 @@ static uint32_t blocks_for(uint64_t bytes)
 int journal_begin(struct journal *j, const struct journal_head *head, struct journal_entry *ret)
 {
     struct journal_entry e = {
-        .tlv_block = JOURNAL_NONE, .tlv_bytes = head->tlv_bytes, .forced_block = JOURNAL_NONE};
+        .tlv_block = JOURNAL_NONE,
+        .tlv_bytes = head->tlv_bytes,
+        .forced_block = JOURNAL_NONE,
+        .user = head->uid % JOURNAL_USERS,
+    };
     struct journal_head h = *head;
 
-    e.first = take(j, 1, false);
+    e.first = take(j, e.user, 1, false);
     if (e.first == JOURNAL_NONE) {
         return -EBUSY;
     }
     j->n_entries++;
     if (head->tlv_bytes) {
-        e.tlv_block = take(j, blocks_for(head->tlv_bytes), false);
+        e.tlv_block = take(j, e.user, blocks_for(head->tlv_bytes), false);
         if (e.tlv_block == JOURNAL_NONE) {
             journal_end(j, &e);
             return -EBUSY;
@@ -163,7 +171,7 @@ uint64_t journal_tlv_offset(const struct journal_entry *e)
 static void drop_forced(struct journal *j, struct journal_entry *e)
 {
     if (e->forced_block != JOURNAL_NONE) {
-        mark(j, e->forced_block, e->n_forced_blocks, false);
+        mark(j, e->user, e->forced_block, e->n_forced_blocks, false);
         e->forced_block = JOURNAL_NONE;
     }
 }
@@ -172,13 +180,13 @@ void journal_end(struct journal *j, struct journal_entry *e)
 {
     drop_forced(j, e);
     if (e->tlv_block != JOURNAL_NONE) {
-        mark(j, e->tlv_block, blocks_for(e->tlv_bytes), false);
+        mark(j, e->user, e->tlv_block, blocks_for(e->tlv_bytes), false);
     }
     /* A half-made entry has one block and no header yet. */
     for (uint32_t b = e->first; b != JOURNAL_NONE;) {
         uint32_t next = e->end.seq ? header_of(j, b)->next : JOURNAL_NONE;
 
-        mark(j, b, 1, false);
+        mark(j, e->user, b, 1, false);
         b = next;
     }
     if (!e->finished) {
@@ -227,7 +235,7 @@ int journal_append(struct journal *j, struct journal_entry *e, struct lane_recor
         journal_rewind(j, e);
     }
     if (JOURNAL_BLOCK - e->end.offset < need) {
-        uint32_t b = take(j, 1, final);
+        uint32_t b = take(j, e->user, 1, final);
 
         if (b == JOURNAL_NONE) {
             return -ENOSPC;
@@ -258,7 +266,7 @@ void journal_rewind(struct journal *j, struct journal_entry *e)
     while (b != JOURNAL_NONE) {
         uint32_t next = header_of(j, b)->next;
 
-        mark(j, b, 1, false);
+        mark(j, e->user, b, 1, false);
         b = next;
     }
     *header_of(j, e->seen.block) =
@@ -319,7 +327,7 @@ int journal_forced(struct journal *j, struct journal_entry *e, uint64_t *ret_off
         return 0;
     }
     e->n_forced_blocks = blocks_for(e->n_tokens * sizeof(int32_t));
-    e->forced_block = take(j, e->n_forced_blocks, false);
+    e->forced_block = take(j, e->user, e->n_forced_blocks, false);
     if (e->forced_block == JOURNAL_NONE) {
         return -EBUSY;
     }

@@ -43,6 +43,9 @@ struct journal_head {
     uint64_t seed;
 };
 
+/* Users have slots by uid; two that share one share its limit. */
+enum { JOURNAL_USERS = 256 };
+
 struct journal {
     int fd; /* read-write, the front's */
     uint8_t *map;
@@ -50,6 +53,7 @@ struct journal {
     uint32_t n_blocks;
     uint32_t n_free;
     uint32_t n_entries; /* blocks held back for last events */
+    uint32_t n_used[JOURNAL_USERS]; /* blocks; one user's are at most 7/8 of all */
     uint64_t *used;     /* bitmap; bits past n_blocks are set */
 };
 
@@ -65,6 +69,7 @@ struct journal_entry {
     uint32_t tlv_bytes;
     uint32_t forced_block;
     uint32_t n_forced_blocks;
+    uint32_t user; /* slot in n_used */
     struct journal_cursor end;  /* where the next event goes */
     struct journal_cursor seen; /* cursors read up to here */
     uint64_t n_tokens;          /* LANE_TOKEN events seen */
@@ -84,7 +89,7 @@ uint64_t journal_tlv_offset(const struct journal_entry *e);
 void journal_end(struct journal *j, struct journal_entry *e);
 
 /* Numbers an event and writes it. LANE_DONE and LANE_ERROR finish the entry. -ENOSPC when the
- * journal is full (never for a finishing event). */
+ * journal is full, or the user has 7/8 of it (never for a finishing event). */
 int journal_append(struct journal *j, struct journal_entry *e, struct lane_record *r) WARN_UNUSED;
 
 /* Forgets events that no cursor may see yet. */
