@@ -13,12 +13,18 @@
 #include <stdint.h>
 #include <string.h>
 
+#define UNROLL_PLAIN 1
+
 #include "kernels/cpu/unroll.h"
 #include "quant/half.h"
 
 #define LANES_FN(name) name##_c
 #define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, c)
+#ifdef UNROLL_NOT
 #define LANES_INLINE UNROLL_INLINE
+#else
+#define LANES_INLINE static inline __attribute__((always_inline))
+#endif
 
 enum {
     LANES_TILE = 4,    /* tokens that a panel kernel takes at once */

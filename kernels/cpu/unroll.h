@@ -18,7 +18,10 @@
 #endif
 #endif
 
-#if defined(UNROLL_NOT)
+#if defined(UNROLL_PLAIN) && !defined(UNROLL_NOT) /* plain C lanes: arrays stay arrays anyway */
+#define UNROLL_LOOP
+#define UNROLL_INLINE static inline
+#elif defined(UNROLL_NOT)
 #define UNROLL_LOOP
 #define UNROLL_INLINE static __attribute__((noinline, unused))
 #elif defined(__clang__)
