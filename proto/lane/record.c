@@ -98,8 +98,15 @@ void lane_record_init(struct lane_record *r, uint32_t type, const uint8_t id[16]
     }
 }
 
-static bool terminated(const char *s, size_t n)
+static bool terminated(char *s, size_t n)
 {
+    /* Names and causes come from files and peers, and go to logs, terminals and the service manager:
+     * a line break or an escape there would be a command. */
+    for (size_t i = 0; i < n && s[i]; i++) {
+        if ((unsigned char)s[i] < 0x20 || s[i] == 0x7f) {
+            s[i] = '?';
+        }
+    }
     return memchr(s, 0, n) != NULL;
 }
 
@@ -111,7 +118,7 @@ static bool zero_id(const uint8_t id[16])
 }
 
 /* NULL, or what is wrong with the body. */
-static const char *check_client_body(const struct lane_record *r)
+static const char *check_client_body(struct lane_record *r)
 {
     switch (r->h.type) {
     case LANE_HELLO:
@@ -147,7 +154,7 @@ static const char *check_client_body(const struct lane_record *r)
     }
 }
 
-static const char *check_hello_reply(const struct lane_hello_reply *h)
+static const char *check_hello_reply(struct lane_hello_reply *h)
 {
     if (h->magic != LANE_MAGIC) {
         return "reply without the magic number";
@@ -159,7 +166,7 @@ static const char *check_hello_reply(const struct lane_hello_reply *h)
 }
 
 /* Records that the daemon's processes send; the same rules guard the client and the front. */
-static const char *check_daemon_body(const struct lane_record *r)
+static const char *check_daemon_body(struct lane_record *r)
 {
     switch (r->h.type) {
     case LANE_HELLO_REPLY:

@@ -392,7 +392,7 @@ void lane_record_init(struct lane_record *r, uint32_t type, const uint8_t id[16]
 
 /* Checks what came from a peer as `n` bytes: exactly 256, size in [32, 256], a type that `from` may
  * send, string fields terminated or bounded (text_len, tenant_len), enums in range; zeroes what lies
- * beyond `size`. 0, or -EBADMSG with the cause. Pure; the harness fuzzes it. */
+ * beyond `size`, and puts '?' for control characters in names and causes. 0, or -EBADMSG with the cause. Pure; the harness fuzzes it. */
 enum lane_peer { LANE_PEER_CLIENT, LANE_PEER_FRONT, LANE_PEER_FRONT_TO_ENGINE, LANE_PEER_ENGINE };
 struct error;
 int lane_record_check(struct lane_record *r, uint64_t n, enum lane_peer from, struct error *reterr)

@@ -64,7 +64,7 @@ class Layout(Installed):
                      "share/pipit/pipit.proto", "lib/sysusers.d/pipit.conf", "lib/tmpfiles.d/pipit.conf", "share/man/man8/pipitd.8",
                      "lib/systemd/system/pipitd@.service", "lib/systemd/system/pipit-gateway@.socket"):
             self.assertTrue((self.root / path).is_file(), path)
-        self.assertTrue(list(self.root.glob("lib/**/pkgconfig/libpipit.pc")))
+        self.assertTrue(list(self.root.glob("lib*/**/pkgconfig/libpipit.pc")))
         for unit in self.units:
             self.assertNotRegex(unit.read_text(), r"@\w+dir@")
 

@@ -254,6 +254,18 @@ Test(lane_record, texts_from_the_daemon_are_bounded)
     cr_assert_eq(check(r, LANE_PEER_ENGINE), 0);
 }
 
+Test(lane_record, names_hold_no_control_characters)
+{
+    struct lane_record r;
+
+    lane_record_init(&r, LANE_E_STATE, NULL);
+    r.e_state.state = LANE_READY;
+    (void)strcpy(r.e_state.model, "model\nMAINPID=1\033[2J\177");
+    cr_assert_eq(check(r, LANE_PEER_ENGINE), 0);
+    cr_assert_eq(lane_record_check(&r, sizeof(r), LANE_PEER_ENGINE, NULL), 0);
+    cr_assert_str_eq(r.e_state.model, "model?MAINPID=1?[2J?");
+}
+
 Test(lane_record, names_and_exit_codes)
 {
     cr_assert_str_eq(lane_reason_name(LANE_REASON_SLOW_CONSUMER), "slow_consumer");

@@ -22,11 +22,12 @@ static bool have_set(size_t i)
     return access(tok_cases_shared(sets[i]), R_OK) == 0;
 }
 
+/* Not cr_log_warn(): a warning makes Criterion's exit code 1. */
 Test(tok_sets, vectors)
 {
     for (size_t i = 0; i < N_NAMES; i++) {
         if (tok_cases_vectors(names[i]) == 0) {
-            cr_log_warn("SKIP: the vocabulary %s is not here", names[i]);
+            (void)fprintf(stderr, "SKIP: the vocabulary %s is not here\n", names[i]);
         }
     }
 }
@@ -37,7 +38,7 @@ Test(tok_sets, llama_cpp)
         if (have_set(i)) {
             tok_cases_set(sets[i]);
         } else {
-            cr_log_warn("SKIP: %s is not here", tok_cases_shared(sets[i]));
+            (void)fprintf(stderr, "SKIP: %s is not here\n", tok_cases_shared(sets[i]));
         }
     }
 }
