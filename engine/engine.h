@@ -7,7 +7,8 @@
  *
  * The engine knows tokens, not text and not sockets: templates, detokenizing and stop strings are
  * engine/text/, called by its users. It has no threads but the backend's pool; one thread (the
- * worker) makes all calls, except engine_interrupt(), which any thread and a signal handler may call.
+ * worker) makes all calls, except engine_interrupt(), which any thread and a signal handler may call,
+ * and engine_heartbeat(), which any thread may.
  *
  * Life of a request: engine_submit() checks it against the plan and queues it; engine_step() runs
  * one batch (decode rows of all running sequences, then prefill chunks up to batch_tokens) and

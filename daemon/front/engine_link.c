@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine's process and socket. Death is handled in one place, engine_down(), and only when the
  * process has been reaped and everything it said before it died has been read: so a token that
- * reached the socket is never said twice.
- *
- * Records that the socket does not take wait in a ring. It is larger than everything that can be
- * under way at once (a request, a cancel and a credit for each sequence and tokenizing request, an
- * opening and a closing for each lane); an engine that lets it fill hangs, and is killed for it. */
+ * reached the socket is never said twice. */
 
 #include "daemon/front/engine_link.h"
 
@@ -27,26 +23,20 @@
 #include "daemon/front/dispatch.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/outgoing.h"
 
 #define LOAD_TIMEOUT_NS 300000000000 /* without a word while loading */
 #define RETRY_FIRST_NS 100000000
 #define RETRY_MOST_NS 30000000000
 #define STEADY_NS 60000000000 /* ready for so long: the next death is a first one again */
-enum { RING = 1 << 13, READ_BURST = 128, SOCKET_BYTES = 1 << 20, FIRST_START_TRIES = 3 };
-
-struct outgoing {
-    struct lane_record rec;
-    int fds[2]; /* ours; -1: none */
-};
+enum { READ_BURST = 128, SOCKET_BYTES = 1 << 20, FIRST_START_TRIES = 3 };
 
 struct engine_link {
     struct front *front;
     char path[1024];
     pid_t pid; /* 0: none */
     struct loop_watch watch;
-    struct outgoing *ring; /* [RING] */
-    uint32_t begin;
-    uint32_t n;
+    struct outgoing *out;
 
     uint32_t state; /* enum lane_state */
     struct lane_e_state info;
@@ -66,21 +56,11 @@ struct engine_link {
 static void on_socket(void *arg, uint32_t events);
 static void engine_down(struct engine_link *e, int status);
 
-static void drop_outgoing(struct outgoing *o)
-{
-    close_fd(&o->fds[0]);
-    close_fd(&o->fds[1]);
-}
-
 static void close_socket(struct engine_link *e)
 {
     loop_del(&e->front->loop, &e->watch);
     close_fd(&e->watch.fd);
-    while (e->n) {
-        drop_outgoing(&e->ring[e->begin]);
-        e->begin = (e->begin + 1) % RING;
-        e->n--;
-    }
+    outgoing_clear(e->out);
 }
 
 static void kill_engine(struct engine_link *e, const char *why)
@@ -204,9 +184,9 @@ int engine_link_create(struct front *f, struct engine_link **ret, struct error *
     }
     e->front = f;
     e->watch.fd = -1;
-    e->ring = calloc(RING, sizeof(*e->ring));
-    rc = e->ring ? child_find("pipit-engine", "worker", e->path, sizeof(e->path), reterr)
-                 : error_set(reterr, -ENOMEM, "no memory for the engine's records");
+    e->out = outgoing_create();
+    rc = e->out ? child_find("pipit-engine", "worker", e->path, sizeof(e->path), reterr)
+                : error_set(reterr, -ENOMEM, "no memory for the engine's records");
     rc = rc ? rc : start(e, reterr);
     if (rc) {
         engine_link_destroy(e);
@@ -228,73 +208,38 @@ void engine_link_destroy(struct engine_link *e)
         (void)waitpid(e->pid, NULL, 0);
     }
     close_socket(e);
-    free(e->ring);
+    outgoing_destroy(e->out);
     free(e);
 }
 
 static void flush(struct engine_link *e)
 {
-    while (e->n) {
-        struct outgoing *o = &e->ring[e->begin];
-        int rc = sock_send(e->watch.fd, &o->rec, sizeof(o->rec), o->fds, o->fds[0] >= 0 ? 2 : 0);
+    bool empty = outgoing_flush(e->out, e->watch.fd);
 
-        if (rc == -EAGAIN) {
-            break;
-        }
-        /* Any other failure is its death, which shows as the end of the connection. */
-        drop_outgoing(o);
-        e->begin = (e->begin + 1) % RING;
-        e->n--;
-    }
-    loop_events(&e->front->loop, &e->watch, EPOLLIN | (e->n ? EPOLLOUT : 0));
+    loop_events(&e->front->loop, &e->watch, EPOLLIN | (empty ? 0 : EPOLLOUT));
 }
 
 static void push(struct engine_link *e, const struct lane_record *r, int fd0, int fd1)
 {
-    struct outgoing *o = &e->ring[(e->begin + e->n) % RING];
+    int rc;
 
     if (e->watch.fd < 0) {
         return;
     }
-    if (e->n == RING) {
+    rc = outgoing_push(e->out, r, fd0, fd1);
+    if (rc == -ENOBUFS) {
         kill_engine(e, "it takes no records");
-        return;
+    } else if (rc) {
+        /* The engine refuses requests on a lane that it does not know. */
+        log_error("no descriptors left to open a lane at the engine");
+    } else {
+        flush(e);
     }
-    *o = (struct outgoing){.rec = *r, .fds = {-1, -1}};
-    if (fd0 >= 0) {
-        o->fds[0] = dup(fd0);
-        o->fds[1] = dup(fd1);
-        if (o->fds[0] < 0 || o->fds[1] < 0) {
-            drop_outgoing(o);
-            log_error("no descriptors left to open a lane at the engine");
-            return; /* the engine refuses requests on a lane that it does not know */
-        }
-    }
-    e->n++;
-    flush(e);
-}
-
-/* Credit only grows, and a client may send as much of it as it likes: what waits is overwritten, so
- * that the ring holds at most one of each request. */
-static bool replace_credit(struct engine_link *e, const struct lane_record *r)
-{
-    for (uint32_t i = 0; r->h.type == LANE_E_CREDIT && i < e->n; i++) {
-        struct lane_record *waiting = &e->ring[(e->begin + i) % RING].rec;
-
-        if (waiting->h.type == LANE_E_CREDIT &&
-            memcmp(waiting->h.id, r->h.id, sizeof(r->h.id)) == 0) {
-            *waiting = *r;
-            return true;
-        }
-    }
-    return false;
 }
 
 void engine_link_send(struct engine_link *e, const struct lane_record *r)
 {
-    if (!replace_credit(e, r)) {
-        push(e, r, -1, -1);
-    }
+    push(e, r, -1, -1);
 }
 
 static void lane_body(const struct lane *l, uint32_t type, struct lane_record *ret)
@@ -474,6 +419,7 @@ static void engine_down(struct engine_link *e, int status)
     }
     if (e->epoch == 0 && (is_refusal(status) || e->n_failures >= FIRST_START_TRIES)) {
         /* The engine has said why on stderr, which it shares with us. */
+        dispatch_failed(f, e->cause);
         front_stop(f, is_refusal(status) ? WEXITSTATUS(status) : 8);
         return;
     }
