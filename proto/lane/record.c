@@ -100,8 +100,8 @@ void lane_record_init(struct lane_record *r, uint32_t type, const uint8_t id[16]
 
 static bool terminated(char *s, size_t n)
 {
-    /* Names and causes come from files and peers, and go to logs, terminals and the service manager:
-     * a line break or an escape there would be a command. */
+    /* Names and causes come from files and peers, and go to logs, terminals and the service
+     * manager: a line break or an escape there would be a command. */
     for (size_t i = 0; i < n && s[i]; i++) {
         if ((unsigned char)s[i] < 0x20 || s[i] == 0x7f) {
             s[i] = '?';
