@@ -231,11 +231,6 @@ class Requests(Base):
     def test_repetition_attaches(self):
         r = generate("count 3")
         first = list(self.client.events(r))
-        with Client(self.front.path) as other:
-            r.generate.prompt = b"hang"
-            rid = other.send(r)
-            self.client.send(r)
-            del rid
         r = generate("hang")
         self.client.send(r)
         self.client.receive()
