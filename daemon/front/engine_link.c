@@ -398,6 +398,7 @@ static void engine_down(struct engine_link *e, int status)
 {
     struct front *f = e->front;
     bool was_ready = e->state == LANE_READY;
+    bool hopeless;
     char how[64];
 
     child_describe(status, how, sizeof(how));
@@ -417,15 +418,16 @@ static void engine_down(struct engine_link *e, int status)
     if (e->cause[0] == '\0') {
         (void)snprintf(e->cause, sizeof(e->cause), "the engine ended with %s", how);
     }
-    if (e->epoch == 0 && (is_refusal(status) || e->n_failures >= FIRST_START_TRIES)) {
-        /* The engine has said why on stderr, which it shares with us. */
-        dispatch_failed(f, e->cause);
-        front_stop(f, is_refusal(status) ? WEXITSTATUS(status) : 8);
-        return;
-    }
-    if (is_refusal(status)) {
+    hopeless = is_refusal(status) || (e->epoch == 0 && e->n_failures >= FIRST_START_TRIES);
+    if (hopeless) {
         e->state = LANE_FAILED;
         dispatch_failed(f, e->cause);
+    }
+    /* The engine has said why on stderr, which it shares with us. Under systemd we stay to tell the
+     * clients: ended, the next of them would only start us again. */
+    if (hopeless && e->epoch == 0 && !f->system) {
+        front_stop(f, is_refusal(status) ? WEXITSTATUS(status) : 8);
+        return;
     }
     log_error("the engine ended with %s; starting it again in %.1f s", how,
               (double)pause_ns(e) / 1e9);

@@ -88,7 +88,8 @@ static int serve(struct config *c)
 {
     struct rundir dir;
     struct error e = {0};
-    bool system = getenv("NOTIFY_SOCKET") != NULL;
+    const char *notify = getenv("NOTIFY_SOCKET");
+    bool system = notify && *notify;
     int rc = rundir_choose(c, system, &dir, &e);
 
     rc = rc ? rc : take_activated(&dir, &e);

@@ -210,6 +210,34 @@ class Reload(Base):
         again.close()
 
 
+class Model(Base):
+    def test_without_a_model_it_stays_and_says_so(self):
+        """Ended, the next client would only start it again. The file that comes later is loaded."""
+        late = os.path.join(self.folder, "late.gguf")
+        self.configure(model=late)
+        self.daemon("lane", "gateway")
+        self.systemd.wait_for("READY=1")
+        for _ in range(2):
+            lane = Lane(self.folder)
+            answer = list(lane.events(lane.request(prompt(b"Once", 4))))[-1]
+            self.assertEqual(answer.code, "MODEL", answer)
+            self.assertIn("late.gguf", answer.text)
+            lane.close()
+        self.systemd.wait_for("cannot be loaded")
+        shutil.copy(MODEL, late)
+        lane = Lane(self.folder)
+        lane.wait_ready(WAIT)
+        self.assertTrue(text_of(lane.events(lane.request(prompt(b"Once", 4)))))
+        lane.close()
+
+    def test_by_hand_it_ends(self):
+        pid, log = self.systemd.start([PIPITD, "--model", os.path.join(self.folder, "late.gguf"), "--runtime-dir", self.folder],
+                                      ["lane"], NOTIFY_SOCKET="")
+        self.systemd.children.remove(pid)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 6)
+        self.assertIn(b"late.gguf", log.read())
+
+
 class Alive(Base):
     def test_watchdog_is_fed(self):
         self.daemon("lane", "gateway", WATCHDOG_USEC="600000")
