@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages that building, testing and the demo need; nothing when all are there.
-# Usage: tools/setup.sh [--demo]      --demo: only what tools/demo.sh needs
+# Usage: tools/setup.sh [--demo | --package]
+#   --demo: only what tools/demo.sh needs; --package: what deploy/build_deb.sh needs
 set -euo pipefail
 
 build=(gcc meson ninja-build pkg-config libzmq3-dev libprotobuf-c-dev protobuf-c-compiler
@@ -10,10 +11,14 @@ build=(gcc meson ninja-build pkg-config libzmq3-dev libprotobuf-c-dev protobuf-c
 tests=(clang clang-format libclang-rt-14-dev libcriterion-dev python3-zmq python3-protobuf
     python3-numpy python3-venv jq valgrind procps git)
 
+package=(dpkg-dev debhelper fakeroot lintian git)
+
 packages=("${build[@]}")
-if [ "${1:-}" != "--demo" ]; then
-    packages+=("${tests[@]}")
-fi
+case "${1:-}" in
+--demo) ;;
+--package) packages+=("${package[@]}") ;;
+*) packages+=("${tests[@]}") ;;
+esac
 
 missing=()
 for p in "${packages[@]}"; do
