@@ -53,12 +53,8 @@ static int become_plan(const struct config *c)
     return EXIT_INTERNAL;
 }
 
-/* Sockets that systemd made: by name `lane` and `gateway`; a single nameless one is the lane's. */
-static int take_activated(struct rundir *r, struct error *reterr)
+static int take_each(struct rundir *r, int n, char **names, struct error *reterr)
 {
-    char **names = NULL;
-    int n = sd_listen_fds_with_names(1, &names);
-
     for (int i = 0; i < n; i++) {
         int fd = SD_LISTEN_FDS_START + i;
         bool gateway = names && names[i] && strcmp(names[i], "gateway") == 0;
@@ -77,11 +73,21 @@ static int take_activated(struct rundir *r, struct error *reterr)
         *slot = fd;
         r->activated = true;
     }
+    return n < 0 ? error_set_errno(reterr, n, "cannot take over systemd's sockets") : 0;
+}
+
+/* Sockets that systemd made: by name `lane` and `gateway`; a single nameless one is the lane's. */
+static int take_activated(struct rundir *r, struct error *reterr)
+{
+    char **names = NULL;
+    int n = sd_listen_fds_with_names(1, &names);
+    int rc = take_each(r, n, names, reterr);
+
     for (char **s = names; s && *s; s++) {
         free(*s);
     }
     free(names);
-    return n < 0 ? error_set_errno(reterr, n, "cannot take over systemd's sockets") : 0;
+    return rc;
 }
 
 static int serve(struct config *c)
