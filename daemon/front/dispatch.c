@@ -179,7 +179,9 @@ void dispatch_credit(struct front *f, struct request *r, uint64_t n_rows)
 {
     if (n_rows > r->credit) {
         r->credit = n_rows;
-        loop_timer_off(&f->loop, &r->reader);
+        if (n_rows >= r->credit_due) {
+            loop_timer_off(&f->loop, &r->reader);
+        }
         if (r->state == REQUEST_RUNNING) {
             send_credit(f, r);
         }
@@ -223,12 +225,14 @@ static void on_slow_reader(void *arg)
 }
 
 /* Rows of logits: when the window is full, its reader has as long as one that does not read its
- * socket. Until then it holds a sequence, and what scored texts share. */
+ * socket, and then must have read half the window: a row now and then would hold a sequence, and
+ * what scored texts share, for as long as it liked. */
 static void on_rows(struct front *f, struct request *r, const struct lane_bulk_body *b)
 {
     uint64_t allowed = r->credit > b->window ? r->credit : b->window;
 
     if (b->row0 + b->n_rows >= allowed && r->reader.index == 0) {
+        r->credit_due = allowed + (b->window + 1) / 2;
         loop_timer_at(&f->loop, &r->reader, clock_ns() + (int64_t)(f->config->stall_timeout * 1e9),
                       on_slow_reader, r);
     }

@@ -40,7 +40,7 @@ static bool attach(struct front *f, struct lane *l, struct request *r, uint64_t 
 }
 
 /* Would it have to wait where there is no room to wait, or is there no daemon to ask? */
-static bool refused_by_state(struct front *f, struct lane *l, const struct principal *who,
+static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
                              const struct lane_record *r)
 {
     if (f->stopping) {
@@ -52,7 +52,7 @@ static bool refused_by_state(struct front *f, struct lane *l, const struct princ
                         engine_link_cause(f->engine));
         return true;
     }
-    if (!dispatch_can_start(f, r->request.kind) && !queue_has_room(&f->queue, who)) {
+    if (!dispatch_can_start(f, r->request.kind) && !queue_has_room(&f->queue, uid)) {
         uint32_t ms = queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs);
 
         f->counters.n_refused++;
@@ -227,7 +227,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
         (void)attach(f, l, r, 1);
         return;
     }
-    if (refused_by_state(f, l, p, rec) || !find_leases(l, rec, &leases)) {
+    if (refused_by_state(f, l, who->uid, rec) || !find_leases(l, rec, &leases)) {
         return;
     }
     if (request_create(&f->requests, who->uid, who->tenant, who->tenant_len, rec->h.id, &r)) {

@@ -64,16 +64,21 @@ static void refuse(int fd, const char *text)
     (void)close(fd);
 }
 
-/* An eighth of the lanes is kept for others than the user who has most of them. */
+/* An eighth of the lanes is kept for others than the user who has most of them. A closed lane whose
+ * arenas the engine still maps counts: the plan holds that many arenas and no more. */
 static bool has_room(const struct front *f, uint32_t uid)
 {
     uint32_t max = (uint32_t)f->config->lanes;
+    uint32_t n = 0;
     uint32_t of_uid = 0;
 
     for (const struct lane *l = f->lanes; l; l = l->next) {
-        of_uid += !l->closing && !l->is_gateway && l->uid == uid;
+        bool counts = !l->is_gateway && (!l->closing || l->c2e_bytes || l->e2c_bytes);
+
+        n += counts;
+        of_uid += counts && l->uid == uid;
     }
-    return f->n_lanes < max && of_uid < max - max / 8;
+    return n < max && of_uid < max - max / 8;
 }
 
 struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged, bool is_gateway)

@@ -12,17 +12,19 @@ void queue_init(struct queue *q, uint32_t max)
     *q = (struct queue){.max = max};
 }
 
-bool queue_has_room(const struct queue *q, const struct principal *who)
+bool queue_has_room(const struct queue *q, uint32_t uid)
 {
-    uint32_t share = q->max - q->max / 8;
+    uint32_t of_uid = 0;
 
-    return q->n < q->max && (!who || who->n_queued < share);
+    for (const struct request *r = q->first; r; r = r->queue_next) {
+        of_uid += r->who->uid == uid;
+    }
+    return q->n < q->max && of_uid < q->max - q->max / 8;
 }
 
 static void count_in(struct queue *q, struct request *r)
 {
     q->n++;
-    r->who->n_queued++;
     r->state = REQUEST_QUEUED;
 }
 
@@ -55,7 +57,6 @@ void queue_remove(struct queue *q, struct request *r)
     }
     r->queue_next = NULL;
     q->n--;
-    r->who->n_queued--;
 }
 
 static uint64_t lane_turn(const struct queue *q, uint64_t lane)

@@ -7,7 +7,8 @@
  * that has waited longest for a turn, then the oldest request. So a user's script with a hundred
  * requests delays neither another user nor the same user's other program by more than one turn.
  *
- * The queue is bounded, and one principal may fill at most 7/8 of it, so that another still gets in.
+ * The queue is bounded, and one user, under whatever tenants, may fill at most 7/8 of it, so that
+ * another still gets in.
  * Pure: it knows no engine and no socket. */
 
 #include <stdbool.h>
@@ -37,8 +38,8 @@ struct queue {
 
 void queue_init(struct queue *q, uint32_t max);
 
-/* May this principal (NULL: one without requests) add one more? */
-bool queue_has_room(const struct queue *q, const struct principal *who);
+/* May this user add one more? */
+bool queue_has_room(const struct queue *q, uint32_t uid);
 
 /* At the end; a request that comes back after a crash enters again at the front and always fits. */
 void queue_push(struct queue *q, struct request *r);

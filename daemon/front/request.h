@@ -31,7 +31,6 @@ struct principal {
     uint8_t tenant[64];
     uint64_t hash; /* never 0 */
     uint32_t n_requests; /* in the table; the principal goes with the last one */
-    uint32_t n_queued;
     uint32_t n_running;
     uint64_t last_turn; /* of the queue; see queue.h */
     struct principal *next;
@@ -73,6 +72,7 @@ struct request {
     uint64_t n_at_crash;  /* tokens it had said then */
     uint64_t n_suppress;  /* events of a replay that are in the log already */
     uint64_t credit;      /* rows of logits that may be written in all, as the client said */
+    uint64_t credit_due;  /* credit that stops the reader's clock */
 
     int64_t accepted_ns;
     int64_t started_ns; /* 0: not yet */

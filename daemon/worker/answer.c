@@ -336,6 +336,8 @@ static uint32_t code_of(int err)
         return LANE_E_NO_MEMORY;
     case -ENOTSUP:
         return LANE_E_UNSUPPORTED;
+    case -ESTALE:
+        return LANE_E_MODEL;
     case -ENOENT:
         return LANE_E_NOT_FOUND;
     default:

@@ -165,14 +165,25 @@ static uint32_t ended_before(const struct job *j, const struct ask *a, const int
     return max > 0 && j->n_forced >= (uint32_t)max ? LANE_REASON_LENGTH : 0;
 }
 
+/* A model file may have been replaced since the ids were said. */
 static int check_forced(const struct worker *w, const struct lane_e_request *e,
                         struct error *reterr)
 {
     uint64_t bytes = (uint64_t)e->n_forced * sizeof(int32_t);
+    int32_t n_vocab = tok_n_vocab(engine_tok(atomic_load(&w->engine)));
+    const int32_t *forced;
 
     if (!checked_range(e->journal_offset, e->tlv_bytes, w->journal_bytes) ||
         !checked_range(e->forced_offset, bytes, w->journal_bytes)) {
         return error_set(reterr, -EBADMSG, "a request beyond the journal's end");
+    }
+    forced = (const int32_t *)(const void *)(w->journal + e->forced_offset);
+    for (uint64_t i = 0; i < e->n_forced; i++) {
+        if (forced[i] < 0 || forced[i] >= n_vocab) {
+            return error_set(reterr, -ESTALE,
+                             "the answer cannot go on: the model loaded now has no token %d",
+                             forced[i]);
+        }
     }
     return 0;
 }

@@ -544,6 +544,25 @@ class SlowReaders(Served):
             s.close()
         self.assertEqual(self.daemon.child("pipit-engine"), engine)
 
+    def test_crumbs_of_credit(self):
+        """Who reads a row now and then, of a window of eight, is as slow as one who reads none."""
+        text = item(T_PROMPT, "Once upon a time there was a girl. " * 8) + sampling(flags=S_LOGITS)
+        slow = self.daemon.lane()
+        rid = slow.request(text, kind=SCORE, out=slow.lease(E2C, 64 + 8 * 4 * slow.hello.n_vocab))
+        reason, credit = None, 8
+        while not reason:
+            try:
+                e = slow.recv(timeout=0.4)
+            except TimeoutError:
+                credit += 1
+                self.assertLess(credit, 16)
+                slow.send(CREDIT, struct.pack("<Q", credit), rid)
+                continue
+            self.assertNotEqual(e.type, ERROR, e)
+            reason = e.reason if e.type == DONE else None
+        self.assertEqual(reason, "slow_consumer")
+        slow.close()
+
     def test_flood_of_credit(self):
         """The front tells the engine the last word of it, however often a client says more."""
         engine = self.daemon.child("pipit-engine")

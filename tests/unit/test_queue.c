@@ -107,14 +107,14 @@ Test(queue, two_lanes_that_ask_one_by_one_starve_nobody, .init = begin)
 Test(queue, bounds, .init = begin)
 {
     for (int i = 0; i < 14; i++) {
-        cr_assert(queue_has_room(&q, request_principal(&t, 1000, NULL, 0)));
-        (void)add(1000, "", 1, 0);
+        cr_assert(queue_has_room(&q, 1000));
+        (void)add(1000, i % 2 ? "a" : "b", 1, 0);
     }
-    cr_assert_not(queue_has_room(&q, request_principal(&t, 1000, NULL, 0)), "7/8 are its share");
-    cr_assert(queue_has_room(&q, NULL));
+    cr_assert_not(queue_has_room(&q, 1000), "7/8 are its share, whatever its tenants");
+    cr_assert(queue_has_room(&q, 1001));
     (void)add(1001, "", 1, 0);
     (void)add(1002, "", 1, 0);
-    cr_assert_not(queue_has_room(&q, NULL));
+    cr_assert_not(queue_has_room(&q, 1003));
     cr_assert_eq(queue_retry_ms(&q, 1), 1000, "nothing measured yet");
     queue_served(&q, 4000000000);
     cr_assert_eq(queue_retry_ms(&q, 2), 2000);
