@@ -501,7 +501,7 @@ class Queue(Served):
 
     def test_queued_requests_time_out_and_cancel(self):
         busy = [self.lane.request(prompt("Once", 400, flags=S_IGNORE_END)) for _ in range(5)]
-        late = self.lane.request(prompt("Once", 3), timeout_ms=20)
+        late = self.lane.request(prompt("Once", 3), timeout_ms=1)
         cancelled = self.lane.request(prompt("Once", 3))
         self.lane.cancel(cancelled)
         ends = {}
