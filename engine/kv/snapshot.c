@@ -349,3 +349,41 @@ int snapshot_load(struct cache *c, int32_t seat, const void *buf)
     }
     return r;
 }
+
+int snapshot_positions(const void *buf, size_t size, int32_t store, int32_t group,
+                       const int32_t **ret, int32_t *ret_n)
+{
+    const uint8_t *p = buf;
+    struct store_header h;
+    struct header head;
+    uint64_t at;
+
+    if (size < sizeof(head)) {
+        return -EBADMSG;
+    }
+    memcpy(&head, p, sizeof(head));
+    at = sizeof(head) + pad8((uint64_t)head.n_tokens * sizeof(int32_t));
+    if (store < 0 || store >= head.n_stores || group < 0) {
+        return -ENOENT;
+    }
+    for (int32_t i = 0;; i++) {
+        if (!checked_range(at, sizeof(h), size)) {
+            return -EBADMSG;
+        }
+        memcpy(&h, p + at, sizeof(h));
+        if (!checked_range(at, store_bytes(&h), size)) {
+            return -EBADMSG;
+        }
+        if (i == store) {
+            break;
+        }
+        at += store_bytes(&h);
+    }
+    if (group >= h.n_groups) {
+        return -ENOENT;
+    }
+    at += sizeof(h) + (uint64_t)group * group_bytes(&h);
+    *ret = h.flags & HAS_POS ? (const int32_t *)(const void *)(p + at) : NULL;
+    *ret_n = h.n_slots;
+    return 0;
+}

@@ -33,6 +33,11 @@ int snapshot_save(struct cache *c, int32_t seat, const char identity[64], const 
 int snapshot_check(const struct cache *c, const void *buf, size_t size, const char identity[64],
                    const struct policy *p, struct snapshot_info *ret, struct error *reterr) WARN_UNUSED;
 
+/* The positions that a store's group held when this block was made (by this process: it is not checked
+ * as above): *ret (n_slots) in the block, NULL where slot is position. -ENOENT: no such store or group. */
+int snapshot_positions(const void *buf, size_t size, int32_t store, int32_t group,
+                       const int32_t **ret, int32_t *ret_n) WARN_UNUSED;
+
 /* Fills a seat that has just been sat down on with room for it; buf has passed the check. */
 int snapshot_load(struct cache *c, int32_t seat, const void *buf) WARN_UNUSED;
 
