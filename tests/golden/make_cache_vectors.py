@@ -7,7 +7,10 @@ numpy_model.py gives, which tests/golden/test_cache.c compares with the engine's
 
 A .vec file: "PVEC", i32 n_prompt, n_new, n_vocab, bytes of policy text, bytes of overlay name, then policy text, overlay
 name (both padded to 4 with zeros), prompt ids, new ids (i32), and f32 logits (n_new, n_vocab): the distribution that each
-new token follows."""
+new token follows.
+
+A .live file, for policies that evict: for each of these rows, each store and head the positions that its query could
+see, as bits of a u64 (of the first row: that the prompt's cut left)."""
 
 import pathlib
 import random
@@ -75,13 +78,16 @@ def main(mkmodel):
     new = [rng.randrange(256) for _ in range(N_NEW)]
     for name, split, text, policy in CASES:
         files = [base] + ([overlays[split]] if split else [])
-        rows, _ = numpy_model.run(files, prompt, new, {**BASE, **policy})
+        rows, live = numpy_model.run(files, prompt, new, {**BASE, **policy})
         overlay = overlays[split].name if split else ""
         with open(DATA / f"cache_{name}.vec", "wb") as f:
             f.write(b"PVEC" + struct.pack("<5i", N_PROMPT, N_NEW, N_VOCAB, len(pad(text)), len(pad(overlay))))
             f.write(pad(text) + pad(overlay))
             f.write(struct.pack(f"<{N_PROMPT + N_NEW}i", *prompt, *new))
             f.write(rows.astype("<f4").tobytes())
+        if policy.get("budget"):
+            bits = [sum(1 << q for q in head) for row in live for store in row.values() for head in store]
+            (DATA / f"cache_{name}.live").write_bytes(struct.pack(f"<{len(bits)}Q", *bits))
         print(name, rows.shape, float(abs(rows).max()))
 
 

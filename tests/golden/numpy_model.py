@@ -251,7 +251,7 @@ class Model:
 
 def run(paths, prompt, new, policy):
     """Logits after the prompt and after each new token but the last, and each step's live positions by store and
-    head. tau rises from tau0 in the prompt to tau1 at the last new token."""
+    head: what the cut left, then what each new token's query could see. tau rises from tau0 in the prompt to tau1 at the last new token."""
     policy = dict(policy, n_prompt=len(prompt))
     m = Model(paths, policy)
     for pos, t in enumerate(prompt):
@@ -263,8 +263,8 @@ def run(paths, prompt, new, policy):
         step = (i + 1) / len(new)
         tau = policy["tau0"] + step * (policy["tau1"] - policy["tau0"])
         rows.append(m.token(t, len(prompt) + i, tau))
-        m.remask(len(prompt) + i)
         live.append(snapshot(m))
+        m.remask(len(prompt) + i)
     return np.array(rows), live
 
 

@@ -3,6 +3,8 @@
  * a policy text, a prompt, new tokens, and the logits that numpy_model.py gives for them. Here the
  * engine decodes the same tokens, forced, and its logits must agree: on `ref` to 1e-4 of the row's
  * largest magnitude, on `cpu` to 2e-3 (f32 weights; attention's exponential is a polynomial there).
+ * Where there is a .live file, the positions that every store and head holds at each step are those
+ * of the other model, one by one.
  *
  *     test_cache FOLDER BACKEND */
 
@@ -14,6 +16,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
+#include "engine/kv/snapshot.h"
 
 struct vec {
     int32_t n_prompt;
@@ -27,6 +30,12 @@ struct vec {
 
 struct run {
     const struct vec *v;
+    struct engine *e;
+    uint64_t handle;
+    const uint64_t *live; /* (n_new, stores, heads) bits of positions, or NULL */
+    size_t n_live;
+    int n_strays; /* sets that differ */
+    int first_stray;
     const float *row;
     double worst; /* relative to the row's largest magnitude */
     int worst_row;
@@ -63,6 +72,63 @@ static bool read_vec(const char *path, struct vec *v)
     return ok;
 }
 
+static uint64_t *read_live(const char *path, size_t *ret_n)
+{
+    FILE *f = fopen(path, "rb");
+    uint64_t *bits = NULL;
+
+    if (f && fseek(f, 0, SEEK_END) == 0) {
+        *ret_n = (size_t)ftell(f) / sizeof(*bits);
+        rewind(f);
+        bits = calloc(*ret_n + 1, sizeof(*bits));
+        if (bits && fread(bits, sizeof(*bits), *ret_n, f) != *ret_n) {
+            free(bits);
+            bits = NULL;
+        }
+    }
+    if (f) {
+        (void)fclose(f);
+    }
+    return bits;
+}
+
+/* The sequence's slots, as a saved block tells them, against one row of the .live file. */
+static void compare_live(struct run *r, int row)
+{
+    size_t n_sets = r->n_live / (size_t)r->v->n_new;
+    const uint64_t *want = r->live + (size_t)row * n_sets;
+    size_t n_seen = 0;
+    void *block = NULL;
+    size_t size;
+
+    if (engine_save(r->e, r->handle, &block, &size, &r->error)) {
+        r->n_strays++;
+        return;
+    }
+    for (int32_t store = 0; n_seen < n_sets; store++) {
+        const int32_t *pos;
+        int32_t n;
+
+        if (snapshot_positions(block, size, store, 0, &pos, &n)) {
+            break;
+        }
+        for (int32_t g = 0; !snapshot_positions(block, size, store, g, &pos, &n); g++) {
+            uint64_t bits = 0;
+
+            for (int32_t i = 0; i < n; i++) {
+                bits |= pos && pos[i] < 0 ? 0 : UINT64_C(1) << (pos ? pos[i] : i);
+            }
+            if (n_seen >= n_sets || bits != want[n_seen]) {
+                r->first_stray = r->n_strays ? r->first_stray : row;
+                r->n_strays++;
+            }
+            n_seen++;
+        }
+    }
+    r->n_strays += n_seen != n_sets;
+    free(block);
+}
+
 static void on_event(void *arg, const struct engine_event *ev)
 {
     struct run *r = arg;
@@ -83,6 +149,9 @@ static void on_event(void *arg, const struct engine_event *ev)
             r->worst = diff / largest;
             r->worst_row = ev->index;
         }
+        if (r->live) {
+            compare_live(r, ev->index);
+        }
     } else if (ev->type == ENGINE_EV_DONE) {
         r->reason = ev->reason;
         r->error = ev->error;
@@ -100,7 +169,7 @@ static int run_vec(const char *folder, const char *name, const char *backend, do
     struct engine *e = NULL;
     struct error err = {0};
     struct run r = {.v = &v};
-    uint64_t handle;
+    uint64_t *live = NULL;
     int bad = 1;
 
     (void)snprintf(path, sizeof(path), "%s/%s", folder, name);
@@ -129,6 +198,10 @@ static int run_vec(const char *folder, const char *name, const char *backend, do
         goto out;
     }
     r.row = row;
+    r.e = e;
+    memcpy(strrchr(path, '.'), ".live", sizeof(".live"));
+    live = read_live(path, &r.n_live);
+    r.live = live;
     struct engine_request q = {.kind = ENGINE_GENERATE,
                                .prompt = v.ids,
                                .n_prompt = v.n_prompt,
@@ -141,17 +214,22 @@ static int run_vec(const char *folder, const char *name, const char *backend, do
                                .principal = 1,
                                .logits = row,
                                .logits_rows = 1};
-    if (engine_submit(e, &q, &handle, &err)) {
+    if (engine_submit(e, &q, &r.handle, &err)) {
         (void)fprintf(stderr, "%s: %s\n", name, err.text);
         goto out;
     }
     while (engine_step(e, on_event, &r) > 0) {
     }
-    bad = r.n_rows != v.n_new || r.reason != ENGINE_LENGTH || !(r.worst <= limit);
-    printf("%s %-28s %-70s worst %.2e at row %d of %d%s%s\n", bad ? "FAILED" : "ok    ", name,
-           v.policy, r.worst, r.worst_row, r.n_rows, r.error.code ? ": " : "", r.error.text);
+    bad = r.n_rows != v.n_new || r.reason != ENGINE_LENGTH || !(r.worst <= limit) || r.n_strays > 0;
+    printf("%s %-28s %-70s worst %.2e at row %d of %d%s%s%s\n", bad ? "FAILED" : "ok    ", name,
+           v.policy, r.worst, r.worst_row, r.n_rows,
+           r.n_strays ? ", slots differ"
+           : r.live   ? ", slots equal"
+                      : "",
+           r.error.code ? ": " : "", r.error.text);
 out:
     engine_destroy(e);
+    free(live);
     free(row);
     free(v.ids);
     free(v.logits);
