@@ -40,6 +40,7 @@ enum command_bit {
     CMD_WAIT = 1 << 7,
     CMD_SCORE = 1 << 8,
     CMD_METRICS = 1 << 9,
+    CMD_BATCH = 1 << 10,
     CMD_FROM_FILE = 1 << 30, /* the sources that are no command line */
     CMD_FROM_ENVIRON = 1 << 29,
 };
@@ -58,6 +59,7 @@ struct settings {
     int64_t top_k;
     int64_t logprobs;
     int64_t first;
+    int64_t jobs;
     double temp;
     double top_p;
     double min_p;
@@ -147,6 +149,7 @@ int cancel_run(struct settings *s, const struct option_list *words);
 int doctor_run(struct settings *s, const struct option_list *words);
 int wait_run(struct settings *s, const struct option_list *words);
 int metrics_run(struct settings *s, const struct option_list *words);
+int batch_run(struct settings *s, const struct option_list *words);
 int score_run(struct settings *s, const struct option_list *words);
 
 #endif

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/cli/answer.h"
+#include "client/cli/batch.h"
 
 enum { FORMAT_VERSION = 1 };
 
@@ -142,7 +142,8 @@ static const char *reason(const struct answer *a)
     return a->has_done ? pipit_reason_name(a->done.reason) : a->signal ? "cancelled" : "error";
 }
 
-void json_last(struct out *o, const struct pipit_client *c, const struct answer *a)
+/* NULL without memory. */
+static json_t *last(const struct pipit_client *c, const struct answer *a)
 {
     const struct pipit_done *d = &a->done;
     const struct pipit_info *info = c ? pipit_client_info(c) : NULL;
@@ -166,8 +167,7 @@ void json_last(struct out *o, const struct pipit_client *c, const struct answer 
         (json_int_t)d->kv_bytes_full, "slots", (json_int_t)d->n_slots, "evicted",
         (json_int_t)d->n_evicted);
     if (!obj) {
-        o->err = o->err ? o->err : -ENOMEM;
-        return;
+        return NULL;
     }
     (void)json_object_set_new(obj, "text",
                               json_stringn_nocheck(a->text.data ? a->text.data : "", a->text.len));
@@ -186,6 +186,25 @@ void json_last(struct out *o, const struct pipit_client *c, const struct answer 
     }
     if (a->error.code) {
         (void)json_object_set_new(obj, "error", error_object(&a->error));
+    }
+    return obj;
+}
+
+void json_last(struct out *o, const struct pipit_client *c, const struct answer *a)
+{
+    line(o, last(c, a));
+}
+
+void json_batch(struct out *o, const struct pipit_client *c, const struct answer *a, size_t index,
+                json_t *custom_id)
+{
+    json_t *obj = last(c, a);
+
+    if (obj) {
+        (void)json_object_set_new(obj, "index", json_integer((json_int_t)index));
+    }
+    if (obj && custom_id) {
+        (void)json_object_set(obj, "custom_id", custom_id);
     }
     line(o, obj);
 }

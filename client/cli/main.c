@@ -49,6 +49,22 @@ const struct command commands[] = {
      "Without a terminal on stdin each line is one message, and the program ends at\n"
      "the first error with its exit code.\n"
      "\n" CODES, chat_run},
+    {"batch", CMD_BATCH, "answer many prompts, JSON lines in and out", "pipit batch [OPTION]... [FILE | -]",
+     "Reads one JSON object a line and writes one a line, in the same order, while many\n"
+     "are answered at once. Options hold for all lines; a line's own keys go before:\n"
+     "\n"
+     "  prompt, messages ([{\"role\": ..., \"content\": ...}]) or tokens: exactly one\n"
+     "  custom_id (comes back), system, raw, max_tokens, temperature, top_k, top_p,\n"
+     "  min_p, repeat_penalty, presence_penalty, frequency_penalty, seed, stop, kv,\n"
+     "  timeout (seconds), urgency\n"
+     "\n"
+     "Each answer is the last line of 'pipit ask --json' with the line's index and\n"
+     "custom_id. A line that cannot be answered gives a line with an error, the others\n"
+     "go on; the exit code is that of the first failure. Where the daemon is full, a\n"
+     "line is asked again later. Ctrl-C ends what runs and writes what came.\n"
+     "\n"
+     "  jq -c '{prompt: .question}' faq.json | pipit batch --temp 0 | jq -r .text\n"
+     "\n" CODES, batch_run},
     {"tokenize", CMD_TOKENIZE, "text to token ids", "pipit tokenize [OPTION]... [TEXT | - | @FILE]",
      "Prints the ids of the text's tokens, one a line, as the model of the running\n"
      "daemon counts them. TEXT, @FILE and stdin are read as by 'pipit ask'.\n"
@@ -93,7 +109,7 @@ const struct command commands[] = {
 };
 
 /* Known, but of a later version. */
-static const char *const later[] = {"embed", "batch", "session", "load", NULL};
+static const char *const later[] = {"embed", "session", "load", NULL};
 /* clang-format on */
 
 const struct command *command_find(const char *name)

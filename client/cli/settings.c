@@ -15,10 +15,10 @@
 
 #define OFF(field) offsetof(struct settings, field)
 #define BOTH (CMD_FROM_FILE | CMD_FROM_ENVIRON)
-#define ANSWERS (CMD_ASK | CMD_CHAT | BOTH)
+#define ANSWERS (CMD_ASK | CMD_CHAT | CMD_BATCH | BOTH)
 #define ALL                                                                                        \
     (CMD_ASK | CMD_CHAT | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_STATUS | CMD_CANCEL | CMD_DOCTOR |   \
-     CMD_WAIT | CMD_SCORE | CMD_METRICS)
+     CMD_WAIT | CMD_SCORE | CMD_METRICS | CMD_BATCH)
 
 /* clang-format off */
 static const struct option_row rows[] = {
@@ -46,11 +46,11 @@ static const struct option_row rows[] = {
      .help = "the same, times how often they were said"},
     {"logprobs", 0, OPTION_INT, OFF(logprobs), -1, 20, .fallback = "-1", .commands = CMD_ASK | BOTH,
      .help = "tell each token's log-probability and this many alternatives, in --json or on stderr; -1: do not"},
-    {"raw", 0, OPTION_FLAG, OFF(raw), .commands = CMD_ASK | BOTH,
+    {"raw", 0, OPTION_FLAG, OFF(raw), .commands = CMD_ASK | CMD_BATCH | BOTH,
      .help = "continue the prompt as it is, without the model's chat template"},
     {"kv", 0, OPTION_STRING, OFF(kv), .metavar = "POLICY", .commands = ANSWERS | CMD_SCORE,
      .help = "cache policy of this request, such as full; the daemon's own by default"},
-    {"session", 0, OPTION_STRING, OFF(session), .metavar = "NAME", .commands = ANSWERS,
+    {"session", 0, OPTION_STRING, OFF(session), .metavar = "NAME", .commands = CMD_ASK | CMD_CHAT | BOTH,
      .help = "continue a saved conversation (not built yet)"},
     {"schema", 0, OPTION_STRING, OFF(schema), .metavar = "FILE", .commands = CMD_ASK | BOTH,
      .help = "answer in JSON of this schema (not built yet)"},
@@ -60,9 +60,11 @@ static const struct option_row rows[] = {
      .help = "score only what follows the token of this index"},
     {"total", 0, OPTION_FLAG, OFF(total), .commands = CMD_SCORE | BOTH,
      .help = "print only the number of tokens, their log-probability in all, and the perplexity"},
+    {"jobs", 'j', OPTION_INT, OFF(jobs), 0, 64, .fallback = "0", .commands = CMD_BATCH | BOTH,
+     .help = "requests under way at once; 0: twice as many as the daemon runs"},
     {"json", 0, OPTION_FLAG, OFF(json), .commands = CMD_ASK | CMD_TOKENIZE | CMD_STATUS | CMD_DOCTOR | CMD_SCORE | BOTH,
      .help = "print JSON, one object a line"},
-    {"stats", 0, OPTION_FLAG, OFF(stats), .commands = ANSWERS,
+    {"stats", 0, OPTION_FLAG, OFF(stats), .commands = CMD_ASK | CMD_CHAT | BOTH,
      .help = "after the answer, a line of figures on stderr"},
     {"timeout", 0, OPTION_FLOAT, OFF(timeout), 0, 1e6, .fallback = "0", .metavar = "S",
      .commands = ANSWERS | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_WAIT | CMD_SCORE,
