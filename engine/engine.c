@@ -313,6 +313,9 @@ static void fill_info(struct engine *e)
         .n_seqs = e->plan.n_seqs,
         .n_params = e->p.model->n_params,
     };
+    for (int32_t i = 0; i < e->p.model->n_stores; i++) {
+        e->info.token_slots += e->cache->shape.seats[i].n_groups;
+    }
     memcpy(e->info.sha256, e->p.sha256, sizeof(e->info.sha256));
 }
 

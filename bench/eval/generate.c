@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prompts in, answers out. All prompts are submitted in waves of the engine's sequences; an
- * answer's text is collected by the streaming detokenizer as its tokens come and written when its
- * whole wave is done, so that answers stand in the order of the prompts. */
+/* Prompts in, answers out. All prompts under all policies of a page class are one queue, so that
+ * the engine's batches stay full (engines.h); an answer's text is collected by the streaming
+ * detokenizer as its tokens come. */
 
 #include "bench/eval/generate.h"
 
@@ -10,22 +10,52 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cleanup.h"
+#include "bench/eval/engines.h"
 #include "engine/text/chat.h"
 #include "engine/text/detok.h"
 #include "engine/text/tok.h"
 
+struct prompt {
+    char *id;
+    int32_t *tokens;
+    int32_t n_tokens;
+    int32_t max_tokens;
+};
+
+struct list {
+    struct prompt *v;
+    int n;
+};
+
+struct policy_answers;
+
 struct answer {
+    struct policy_answers *policy;
     struct detok detok;
     char *text;
     size_t len;
     size_t cap;
     enum engine_reason reason;
     struct engine_usage usage;
+};
+
+struct policy_answers {
+    struct run *run;
+    const char *kv;
+    struct answer *v; /* (prompts) */
+    int n_done;
+};
+
+struct run {
+    const struct list *list;
+    struct engine *e;
+    FILE *out;
     struct error error;
     int err;
 };
 
-static int tokenize(struct engine *e, json_t *line, struct generate_prompt *p, struct error *reterr)
+static int tokenize(struct engine *e, json_t *line, struct prompt *p, struct error *reterr)
 {
     const struct tok *tok = engine_tok(e);
     const char *prompt = json_string_value(json_object_get(line, "prompt"));
@@ -57,8 +87,7 @@ static int tokenize(struct engine *e, json_t *line, struct generate_prompt *p, s
     return err;
 }
 
-static int load_line(struct engine *e, const char *text, struct generate_prompt *p,
-                     struct error *reterr)
+static int load_line(struct engine *e, const char *text, struct prompt *p, struct error *reterr)
 {
     json_error_t je;
     json_t *line = json_loads(text, 0, &je);
@@ -82,10 +111,19 @@ static int load_line(struct engine *e, const char *text, struct generate_prompt 
     return err;
 }
 
-int generate_load(struct engine *e, const char *path, struct generate_list *ret,
-                  struct error *reterr)
+static void clear(struct list *list)
 {
-    struct generate_list list = {0};
+    for (int i = 0; i < list->n; i++) {
+        free(list->v[i].id);
+        free(list->v[i].tokens);
+    }
+    free(list->v);
+    *list = (struct list){0};
+}
+
+static int load(struct engine *e, const char *path, struct list *ret, struct error *reterr)
+{
+    struct list list = {0};
     FILE *f = fopen(path, "r");
     char *line = NULL;
     size_t cap = 0;
@@ -95,7 +133,7 @@ int generate_load(struct engine *e, const char *path, struct generate_list *ret,
         return error_set_errno(reterr, -errno, "cannot read %s", path);
     }
     while (!err && getline(&line, &cap, f) > 0) {
-        struct generate_prompt *v = realloc(list.v, (size_t)(list.n + 1) * sizeof(*v));
+        struct prompt *v = realloc(list.v, (size_t)(list.n + 1) * sizeof(*v));
 
         if (!v) {
             err = error_set(reterr, -ENOMEM, "no memory for %s", path);
@@ -112,133 +150,157 @@ int generate_load(struct engine *e, const char *path, struct generate_list *ret,
     free(line);
     (void)fclose(f);
     if (err) {
-        generate_clear(&list);
+        clear(&list);
         return err;
     }
     *ret = list;
     return 0;
 }
 
-void generate_clear(struct generate_list *list)
+static int write_answer(const struct run *r, const struct prompt *p, const struct answer *a)
 {
-    for (int i = 0; i < list->n; i++) {
-        free(list->v[i].id);
-        free(list->v[i].tokens);
+    static const char *const reasons[] = {"stop", "length", "context", "cancelled", "error"};
+    const struct engine_usage *u = &a->usage;
+    json_t *o = json_pack(
+        "{s:s, s:s, s:s%, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:f, s:f}", "id", p->id, "policy",
+        a->policy->kv, "text", a->text ? a->text : "", a->len, "n_prompt", (int)u->n_prompt,
+        "n_new", (int)u->n_new, "reason", reasons[a->reason], "kv_bytes", (json_int_t)u->kv_bytes,
+        "kv_bytes_full", (json_int_t)u->kv_bytes_full, "n_slots", (json_int_t)u->n_slots,
+        "n_evicted", (json_int_t)u->n_evicted, "tokens_per_step", engines_tokens_read(r->e, u),
+        "prefill_ms", (double)u->prefill_ns * 1e-6, "decode_ms", (double)u->decode_ns * 1e-6);
+    int err = !o || json_dumpf(o, r->out, JSON_COMPACT) || fputc('\n', r->out) == EOF ? -EIO : 0;
+
+    json_decref(o);
+    return err;
+}
+
+static void write_policy(struct run *r, const struct policy_answers *p)
+{
+    for (int i = 0; i < r->list->n && !r->err; i++) {
+        r->err = write_answer(r, &r->list->v[i], &p->v[i]);
+        free(p->v[i].text);
+        p->v[i].text = NULL;
     }
-    free(list->v);
-    *list = (struct generate_list){0};
+    if (!r->err && fflush(r->out)) {
+        r->err = -EIO;
+    }
+    if (r->err) {
+        (void)error_set(&r->error, r->err, "cannot write the answers");
+    }
+}
+
+static void add_token(struct run *r, struct answer *a, int32_t token)
+{
+    const struct tok *tok = engine_tok(r->e);
+    size_t need = a->len + detok_bound(tok) + 8;
+
+    if (need > a->cap) {
+        char *text = realloc(a->text, need * 2);
+
+        if (!text) {
+            r->err = error_set(&r->error, -ENOMEM, "no memory for the answers");
+            return;
+        }
+        a->text = text;
+        a->cap = need * 2;
+    }
+    a->len += detok_push(&a->detok, token, a->text + a->len);
 }
 
 static void on_event(void *arg, const struct engine_event *ev)
 {
     struct answer *a = ev->user;
-    const struct tok *tok = arg;
+    struct policy_answers *p = a->policy;
+    struct run *r = p->run;
 
-    if (ev->type == ENGINE_EV_TOKEN && !tok_is_end(tok, ev->token)) {
-        size_t need = a->len + detok_bound(tok) + 8;
-
-        if (need > a->cap) {
-            char *text = realloc(a->text, need * 2);
-
-            if (!text) {
-                a->err = -ENOMEM;
-                return;
-            }
-            a->text = text;
-            a->cap = need * 2;
-        }
-        a->len += detok_push(&a->detok, ev->token, a->text + a->len);
+    (void)arg;
+    if (ev->type == ENGINE_EV_TOKEN && !tok_is_end(engine_tok(r->e), ev->token) && !r->err) {
+        add_token(r, a, ev->token);
     } else if (ev->type == ENGINE_EV_DONE) {
         a->reason = ev->reason;
         a->usage = ev->usage;
-        if (ev->reason == ENGINE_ERROR) {
-            a->err = ev->error.code;
-            a->error = ev->error;
+        if (ev->reason == ENGINE_ERROR && !r->err) {
+            r->err = ev->error.code;
+            r->error = ev->error;
+        }
+        if (++p->n_done % 10 == 0 || p->n_done == r->list->n) {
+            (void)fprintf(stderr, "pipit-eval: %s: %d of %d prompts\n", p->kv, p->n_done,
+                          r->list->n);
+        }
+        if (p->n_done == r->list->n && !r->err) {
+            write_policy(r, p);
         }
     }
 }
 
-static int write_answer(FILE *out, const struct generate_prompt *p, const char *policy,
-                        struct answer *a)
+static int submit(struct run *r, struct policy_answers *p, struct error *reterr)
 {
-    static const char *const reasons[] = {"stop", "length", "context", "cancelled", "error"};
-    json_t *o = json_pack("{s:s, s:s, s:s%, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:f}", "id",
-                          p->id, "policy", policy, "text", a->text ? a->text : "", a->len,
-                          "n_prompt", (int)a->usage.n_prompt, "n_new", (int)a->usage.n_new,
-                          "reason", reasons[a->reason], "kv_bytes", (json_int_t)a->usage.kv_bytes,
-                          "kv_bytes_full", (json_int_t)a->usage.kv_bytes_full, "n_slots",
-                          (json_int_t)a->usage.n_slots, "n_evicted", (json_int_t)a->usage.n_evicted,
-                          "prefill_ms", (double)a->usage.prefill_ns * 1e-6, "decode_ms",
-                          (double)a->usage.decode_ns * 1e-6);
-
-    if (!o || json_dumpf(o, out, JSON_COMPACT) || fputc('\n', out) == EOF || fflush(out)) {
-        json_decref(o);
-        return -EIO;
-    }
-    json_decref(o);
-    return 0;
-}
-
-static int run_wave(struct engine *e, const struct generate_prompt *prompts, int n,
-                    struct answer *answers, struct error *reterr)
-{
-    const struct tok *tok = engine_tok(e);
-
-    for (int i = 0; i < n; i++) {
-        const struct generate_prompt *p = &prompts[i];
-        struct engine_request q = {.kind = ENGINE_GENERATE,
-                                   .prompt = p->tokens,
-                                   .n_prompt = p->n_tokens,
-                                   .max_tokens = p->max_tokens,
-                                   .principal = 1,
-                                   .user = &answers[i]};
-        uint64_t handle;
-
-        q.sampler = sampler_params_default();
-        q.sampler.temperature = 0;
-        detok_init(&answers[i].detok, tok, p->tokens[p->n_tokens - 1], false);
-        int err = engine_submit(e, &q, &handle, reterr);
-        if (err) {
-            (void)error_prefix(reterr, "prompt %s", p->id);
-            return err;
-        }
-    }
-    int left;
-    do {
-        left = engine_step(e, on_event, (void *)(uintptr_t)tok);
-    } while (left > 0);
-    return left;
-}
-
-int generate_run(struct engine *e, const struct generate_list *list, int n_seqs, const char *policy,
-                 FILE *out, struct error *reterr)
-{
-    struct answer *answers = calloc((size_t)n_seqs, sizeof(*answers));
     int err = 0;
 
-    if (!answers) {
-        return error_set(reterr, -ENOMEM, "no memory for the answers");
-    }
-    for (int at = 0; at < list->n && !err; at += n_seqs) {
-        int n = list->n - at < n_seqs ? list->n - at : n_seqs;
+    for (int i = 0; i < r->list->n && !err; i++) {
+        const struct prompt *in = &r->list->v[i];
+        struct engine_request q = {.kind = ENGINE_GENERATE,
+                                   .prompt = in->tokens,
+                                   .n_prompt = in->n_tokens,
+                                   .max_tokens = in->max_tokens,
+                                   .kv = p->kv,
+                                   .principal = 1,
+                                   .user = &p->v[i]};
+        uint64_t handle;
 
-        for (int i = 0; i < n; i++) {
-            answers[i] = (struct answer){.text = answers[i].text, .cap = answers[i].cap};
+        p->v[i].policy = p;
+        detok_init(&p->v[i].detok, engine_tok(r->e), in->tokens[in->n_tokens - 1], false);
+        q.sampler = sampler_params_default();
+        q.sampler.temperature = 0;
+        err = engine_submit(r->e, &q, &handle, reterr);
+        if (err) {
+            (void)error_prefix(reterr, "policy %s, prompt %s", p->kv, in->id);
         }
-        err = run_wave(e, list->v + at, n, answers, reterr);
-        for (int i = 0; i < n && !err; i++) {
-            err = answers[i].err ? answers[i].err
-                                 : write_answer(out, &list->v[at + i], policy, &answers[i]);
-            if (err && reterr) {
-                *reterr = answers[i].error;
-                (void)error_set(reterr, err, "cannot write the answers");
-            }
+    }
+    return err;
+}
+
+int generate_run(const struct generate_job *job, struct error *reterr)
+{
+    struct engines engines;
+    struct list list = {0};
+    struct run r = {.list = &list, .out = job->out};
+    AUTO_FREE struct policy_answers *p = calloc((size_t)job->n_kv, sizeof(*p));
+    int err = engines_open(&job->engine, job->kv, job->n_kv, &engines, reterr);
+
+    if (!err && !p) {
+        err = error_set(reterr, -ENOMEM, "no memory for the answers");
+    }
+    if (!err) {
+        err = load(engines.e[0], job->path, &list, reterr);
+    }
+    for (int i = 0; i < job->n_kv && !err; i++) {
+        p[i] = (struct policy_answers){.run = &r, .kv = job->kv[i]};
+        p[i].v = calloc((size_t)list.n, sizeof(*p[i].v));
+        err = p[i].v ? 0 : error_set(reterr, -ENOMEM, "no memory for the answers");
+    }
+    for (int k = 0; k < engines.n && !err; k++) {
+        int left = 1;
+
+        r.e = engines.e[k];
+        for (int i = 0; i < job->n_kv && !err; i++) {
+            err = engines.of[i] == k ? submit(&r, &p[i], reterr) : 0;
         }
-        (void)fprintf(stderr, "pipit-eval: %s: %d of %d prompts\n", policy, at + n, list->n);
+        while (!err && !r.err && left > 0) {
+            left = engine_step(r.e, on_event, NULL);
+        }
+        if (!err && (r.err || left < 0)) {
+            err = r.err ? r.err : left;
+            *reterr = r.error;
+        }
     }
-    for (int i = 0; i < n_seqs; i++) {
-        free(answers[i].text);
+    engines_close(&engines); /* requests that an error left go with it */
+    for (int i = 0; p && i < job->n_kv; i++) {
+        for (int j = 0; p[i].v && j < list.n; j++) {
+            free(p[i].v[j].text);
+        }
+        free(p[i].v);
     }
-    free(answers);
+    clear(&list);
     return err;
 }

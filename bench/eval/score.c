@@ -7,6 +7,10 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
+
+#include "base/cleanup.h"
+#include "engine/text/sampler_impl.h"
 
 struct job {
     struct run *run;
@@ -22,8 +26,8 @@ struct run {
     int n_vocab;
     int window;
     score_row *row;
+    score_done *done;
     void *arg;
-    struct score_result *results;
     int err;
     struct error error;
 };
@@ -50,8 +54,9 @@ static void on_event(void *arg, const struct engine_event *ev)
         (void)engine_score_credit(r->e, j->handle, j->n_read + r->window);
         break;
     case ENGINE_EV_DONE:
-        r->results[j->chunk].usage = ev->usage;
-        if (ev->reason == ENGINE_ERROR && !r->err) {
+        if (ev->reason != ENGINE_ERROR) {
+            r->done(r->arg, j->chunk, &ev->usage);
+        } else if (!r->err) {
             r->err = ev->error.code;
             r->error = ev->error;
         }
@@ -61,97 +66,160 @@ static void on_event(void *arg, const struct engine_event *ev)
     }
 }
 
-int score_run(struct engine *e, bool decode, const struct score_chunk *chunks, int n_chunks,
-              float *buffer, int window, const char *kv, score_row *row, void *arg,
-              struct score_result *results, struct error *reterr)
+static int submit(struct run *r, struct job *j, bool decode, struct error *reterr)
 {
-    enum { MAX_CHUNKS = 64 };
-    struct job jobs[MAX_CHUNKS];
+    const struct score_chunk *c = &r->chunks[j->chunk];
+    struct engine_request q = {
+        .kind = decode ? ENGINE_GENERATE : ENGINE_SCORE,
+        .prompt = c->tokens,
+        .n_prompt = decode ? c->first + 1 : c->n,
+        .score_first = c->first,
+        .ignore_end = true,
+        .kv = c->kv,
+        .principal = 1,
+        .user = j,
+        .logits = j->window,
+        .logits_rows = r->window,
+    };
+
+    if (decode) {
+        q.forced = c->tokens + c->first + 1;
+        q.n_forced = q.max_tokens = c->n - 1 - c->first;
+        q.report_forced = true;
+    }
+    q.sampler = sampler_params_default();
+    q.sampler.temperature = 0;
+    q.sampler.n_logprobs = 0;
+    int err = engine_submit(r->e, &q, &j->handle, reterr);
+    if (!err && !decode) {
+        (void)engine_score_credit(r->e, j->handle, r->window);
+    }
+    return err;
+}
+
+int score_run(struct engine *e, bool decode, const struct score_chunk *chunks, int n_chunks,
+              float *buffer, int window, score_row *row, score_done *done, void *arg,
+              struct error *reterr)
+{
+    AUTO_FREE struct job *jobs = calloc((size_t)n_chunks, sizeof(*jobs));
     struct run r = {.e = e,
                     .chunks = chunks,
                     .n_vocab = engine_info(e)->n_vocab,
                     .window = window,
                     .row = row,
-                    .arg = arg,
-                    .results = results};
+                    .done = done,
+                    .arg = arg};
+    int err = jobs ? 0 : error_set(reterr, -ENOMEM, "no memory for the chunks");
 
-    if (n_chunks > MAX_CHUNKS || window < 1) {
-        return error_set(reterr, -EINVAL, "at most %d chunks at once", MAX_CHUNKS);
-    }
-    for (int i = 0; i < n_chunks; i++) {
-        const struct score_chunk *c = &chunks[i];
-        struct engine_request q = {
-            .kind = decode ? ENGINE_GENERATE : ENGINE_SCORE,
-            .prompt = c->tokens,
-            .n_prompt = decode ? c->first + 1 : c->n,
-            .score_first = c->first,
-            .ignore_end = true,
-            .kv = kv,
-            .principal = 1,
-            .user = &jobs[i],
-            .logits_rows = window,
-        };
-
+    for (int i = 0; i < n_chunks && !err; i++) {
         jobs[i] = (struct job){.run = &r, .chunk = i};
         jobs[i].window = buffer + (int64_t)i * window * r.n_vocab;
-        q.logits = jobs[i].window;
-        if (decode) {
-            q.forced = c->tokens + c->first + 1;
-            q.n_forced = q.max_tokens = c->n - 1 - c->first;
-            q.report_forced = true;
-        }
-        q.sampler = sampler_params_default();
-        q.sampler.temperature = 0;
-        q.sampler.n_logprobs = 0;
-        int err = engine_submit(e, &q, &jobs[i].handle, reterr);
-        if (err) {
-            return err;
-        }
-        if (!decode) {
-            (void)engine_score_credit(e, jobs[i].handle, window);
+        err = submit(&r, &jobs[i], decode, reterr);
+        for (int k = 0; err && k < i; k++) { /* what was submitted must not outlive `jobs` */
+            (void)engine_cancel(e, jobs[k].handle, ENGINE_CANCELLED);
         }
     }
     int left;
     do {
         left = engine_step(e, on_event, NULL);
     } while (left > 0);
-    if (r.err && reterr) {
+    if (r.err && !err && reterr) {
         *reterr = r.error;
     }
-    return r.err ? r.err : left;
+    return err ? err : r.err ? r.err : left;
+}
+
+/* Sums run in lanes, so that the compiler may use vectors; a block's float sums go to a double. */
+enum { LANES = 16 };
+
+static float add_lanes(float *part)
+{
+    for (int half = LANES / 2; half > 0; half /= 2) {
+        for (int j = 0; j < half; j++) {
+            part[j] += part[j + half];
+        }
+    }
+    return part[0];
+}
+
+static float score_max(const float *logits, int n)
+{
+    float max[LANES];
+    int i = 0;
+
+    for (int j = 0; j < LANES; j++) {
+        max[j] = logits[0];
+    }
+    for (; i + LANES <= n; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            max[j] = logits[i + j] > max[j] ? logits[i + j] : max[j];
+        }
+    }
+    for (; i < n; i++) {
+        max[0] = logits[i] > max[0] ? logits[i] : max[0];
+    }
+    for (int j = 1; j < LANES; j++) {
+        max[0] = max[j] > max[0] ? max[j] : max[0];
+    }
+    return max[0];
 }
 
 double score_log_sum(const float *logits, int n)
 {
-    float m = logits[score_argmax(logits, n)];
+    float m = score_max(logits, n);
     double sum = 0;
+    int i = 0;
 
-    for (int i = 0; i < n; i++) {
-        sum += exp((double)(logits[i] - m));
+    for (; i + LANES <= n; i += LANES) {
+        float part[LANES];
+
+        for (int j = 0; j < LANES; j++) {
+            part[j] = sampler_exp(logits[i + j] - m);
+        }
+        sum += (double)add_lanes(part);
+    }
+    for (; i < n; i++) {
+        sum += (double)sampler_exp(logits[i] - m);
     }
     return (double)m + log(sum);
 }
 
-double score_kl(const float *p, const float *q, int n)
+/* The logarithms' difference is taken once, outside the sum: with d = p - q of a token's logits,
+ * KL = sum of e^(p - lp) d, less (lp - lq). */
+double score_kl(const float *p, double lp, const float *q, double lq, int n)
 {
-    double lp = score_log_sum(p, n);
-    double lq = score_log_sum(q, n);
-    double kl = 0;
+    float at = (float)lp;
+    double mass = 0;
+    double sum = 0;
+    int i = 0;
 
-    for (int i = 0; i < n; i++) {
-        double a = (double)p[i] - lp;
+    for (; i + LANES <= n; i += LANES) {
+        float weight[LANES];
+        float part[LANES];
 
-        kl += exp(a) * (a - ((double)q[i] - lq));
+        for (int j = 0; j < LANES; j++) {
+            weight[j] = sampler_exp(p[i + j] - at);
+            part[j] = weight[j] * (p[i + j] - q[i + j]);
+        }
+        sum += (double)add_lanes(part);
+        mass += (double)add_lanes(weight);
     }
-    return kl;
+    for (; i < n; i++) {
+        double w = (double)sampler_exp(p[i] - at);
+
+        sum += w * (double)(p[i] - q[i]);
+        mass += w;
+    }
+    return sum / mass - (lp - lq); /* mass: 1 but for the rounding of lp */
 }
 
 int score_argmax(const float *logits, int n)
 {
-    int best = 0;
+    float max = score_max(logits, n);
+    int i = 0;
 
-    for (int i = 1; i < n; i++) {
-        best = logits[i] > logits[best] ? i : best;
+    while (i < n - 1 && logits[i] != max) {
+        i++;
     }
-    return best;
+    return i;
 }

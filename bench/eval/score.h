@@ -19,28 +19,27 @@ struct score_chunk {
     const int32_t *tokens; /* (n) */
     int32_t n;
     int32_t first;         /* n - 1 - first rows are scored */
+    const char *kv;        /* policy text, NULL: the engine's default */
 };
 
 /* Called for each row of each chunk, rows of a chunk in order. logits (n_vocab) is valid during the
  * call. `logprob` is the engine's own figure for the token that follows. */
 typedef void score_row(void *arg, int chunk, int row, const float *logits, float logprob);
 
-/* What the engine said of each chunk's cache at the end. */
-struct score_result {
-    struct engine_usage usage;
-};
+/* Called once a chunk, after its rows: what the engine said of its cache. */
+typedef void score_done(void *arg, int chunk, const struct engine_usage *usage);
 
-/* Runs n_chunks chunks at once (at most the engine's n_seqs). `buffer`: (n_chunks * window, n_vocab) f32
- * scratch of the caller, window >= 1. kv NULL: the engine's default policy. */
+/* Runs n_chunks chunks, each under its policy, as many at once as the engine has sequences. `buffer`:
+ * (n_chunks * window, n_vocab) f32 scratch of the caller, window >= 1; 1 is enough in decode mode. */
 int score_run(struct engine *e, bool decode, const struct score_chunk *chunks, int n_chunks,
-              float *buffer, int window, const char *kv, score_row *row, void *arg,
-              struct score_result *results, struct error *reterr) WARN_UNUSED;
+              float *buffer, int window, score_row *row, score_done *done, void *arg,
+              struct error *reterr) WARN_UNUSED;
 
 /* Natural-log softmax normaliser of a row, in double. */
 double score_log_sum(const float *logits, int n);
 
-/* KL(p || q) in nats of two rows of logits. */
-double score_kl(const float *p, const float *q, int n);
+/* KL(p || q) in nats of two rows of logits whose normalisers are lp and lq. */
+double score_kl(const float *p, double lp, const float *q, double lq, int n);
 
 /* Index of the largest, the lower one on a tie. */
 int score_argmax(const float *logits, int n);

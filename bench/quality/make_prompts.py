@@ -17,6 +17,7 @@ repeat   "Text Repetition" of the SparQ paper, section 5.1: a context, then the 
 import argparse
 import json
 import random
+import sys
 
 DEPTHS = (0, 25, 50, 75, 100)
 KEYS = ("harbour lantern orchard velvet granite meadow compass thunder willow saddle beacon copper "
@@ -49,7 +50,7 @@ def needle(o, rng):
                 for pos, key, number in sorted(zip(at, keys, numbers), reverse=True):
                     hay = hay[:pos] + " " + NEEDLE.format(key=key, number=number) + " " + hay[pos:]
                 yield {"id": f"needle-{n_chars}-{depth}-{cell}", "user": ASK.format(text=hay, key=keys[0]),
-                       "max_tokens": 24, "answer": numbers[0], "chars": n_chars, "depth": depth,
+                       "max_tokens": o.tokens or 24, "answer": numbers[0], "chars": n_chars, "depth": depth,
                        "kind": "multikey" if len(keys) > 1 else "single"}
 
 
@@ -65,7 +66,7 @@ def repeat(o, rng):
             start = rng.choice(starts)
             shown = context[start:start + 120]
             shown = shown[:shown.rindex(" ")]
-            yield {"id": f"repeat-{n_chars}-{case}", "prompt": context + "\n\n" + shown, "max_tokens": 128,
+            yield {"id": f"repeat-{n_chars}-{case}", "prompt": context + "\n\n" + shown, "max_tokens": o.tokens or 128,
                    "answer": context[start + len(shown):start + len(shown) + 600], "chars": n_chars}
 
 
@@ -74,16 +75,16 @@ def summary(o, rng):
     for case, line in enumerate(lines[:o.cases]):
         article = line["article"].replace("###\nArticle:", "").split("\n\nSummarize")[0].strip()
         yield {"id": f"summary-{case}", "user": "Summarize this article in one or two sentences:\n\n" + article,
-               "max_tokens": 96, "answer": line.get("summary_gt") or line.get("summary") or ""}
+               "max_tokens": o.tokens or 96, "answer": line.get("summary_gt") or line.get("summary") or ""}
 
 
 def chat(o, rng):
     for line in list(open(o.tasks, encoding="utf-8"))[:o.cases]:
         q = json.loads(line)
-        yield {"id": f"chat-{q['question_id']}", "user": q["turns"][0], "max_tokens": 256, "answer": ""}
+        yield {"id": f"chat-{q['question_id']}", "user": q["turns"][0], "max_tokens": o.tokens or 256, "answer": ""}
 
 
-def main():
+def main(argv=None, out=None):
     a = argparse.ArgumentParser()
     a.add_argument("task", choices=("needle", "repeat", "summary", "chat"))
     a.add_argument("--text")
@@ -91,10 +92,11 @@ def main():
     a.add_argument("--chars", type=lambda s: [int(n) for n in s.split(",")], default=[7000])
     a.add_argument("--cells", type=int, default=8)
     a.add_argument("--cases", type=int, default=16)
+    a.add_argument("--tokens", type=int, help="most tokens of an answer")
     a.add_argument("--seed", type=int, default=1)
-    o = a.parse_args()
+    o = a.parse_args(argv)
     for row in globals()[o.task](o, random.Random(o.seed)):
-        print(json.dumps(row, ensure_ascii=False))
+        print(json.dumps(row, ensure_ascii=False), file=out or sys.stdout)
 
 
 if __name__ == "__main__":

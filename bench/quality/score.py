@@ -6,69 +6,93 @@ needle   share of answers that hold the number, by length and depth and in all
 repeat   matching characters before the answer leaves the passage
 summary, chat   ROUGE-1/2/L (F1, package rouge-score) against the reference policy's answer, and against the
                 article's own summary where there is one
-The reference is the first policy in the answers unless --reference names another."""
+The reference is the first policy in the answers unless --reference names another. se is the standard error of
+the mean over the cases."""
 
 import argparse
 import csv
 import json
+import math
 import os
 import statistics
 import sys
 from collections import defaultdict
 
-FIELDS = ["task", "policy", "cell", "n", "score", "kv_bytes", "kv_share", "n_prompt"]
+FIELDS = ["task", "policy", "cell", "n", "score", "se", "kv_bytes", "kv_share", "tokens_per_step", "n_prompt"]
+ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
 def matching(a, b):
     return len(os.path.commonprefix([a, b]))
 
 
+def mean_se(v):
+    """Mean of v, and its standard error (None for fewer than two)."""
+    return statistics.fmean(v), statistics.stdev(v) / math.sqrt(len(v)) if len(v) > 1 else None
+
+
 def rouge(pairs):
+    """ROUGE F1 in percent of each (reference, text)."""
     from rouge_score import rouge_scorer
-    kinds = ["rouge1", "rouge2", "rougeL"]
-    scorer = rouge_scorer.RougeScorer(kinds, use_stemmer=True)
-    sums = defaultdict(float)
-    for reference, text in pairs:
-        for kind, s in scorer.score(reference, text).items():
-            sums[kind] += s.fmeasure
-    return {k: 100 * sums[k] / max(1, len(pairs)) for k in kinds}
+    scorer = rouge_scorer.RougeScorer(list(ROUGE), use_stemmer=True)
+    kept = {}
+    for pair in pairs:
+        if pair not in kept:
+            kept[pair] = {k: 100 * s.fmeasure for k, s in scorer.score(*pair).items()}
+    return {k: [kept[pair][k] for pair in pairs] for k in ROUGE}
 
 
-def rows(prompts, answers, reference):
+def cells_of(task, prompts, mine, said, reference):
+    """{cell: [score of each case]} of one policy's answers."""
+    cells = defaultdict(list)
+    for a in mine:
+        p = prompts[a["id"]]
+        if task == "needle":
+            ok = p["answer"] in a["text"].replace(",", "")
+            for cell in ("all", str(p["chars"]), f"{p['chars']}@{p['depth']}", p["kind"]):
+                cells[cell].append(100.0 * ok)
+        elif task == "repeat":
+            for cell in ("all", str(p["chars"])):
+                cells[cell].append(matching(p["answer"], a["text"]))
+    if task in ("summary", "chat"):
+        for name, pairs in ((f"vs {reference}", [(said[a["id"]], a["text"]) for a in mine if a["id"] in said]),
+                            ("vs truth", [(prompts[a["id"]]["answer"], a["text"]) for a in mine
+                                          if prompts[a["id"]]["answer"]])):
+            if pairs:
+                for k, v in rouge(pairs).items():
+                    cells[f"{k} {name}"] = v
+    return cells
+
+
+def rows(prompts, answers, reference=None):
     by_policy = defaultdict(list)
     for a in answers:
         by_policy[a["policy"]].append(a)
-    policies = list(by_policy)
-    reference = reference or policies[0]
+    reference = reference or next(iter(by_policy))
     said = {a["id"]: a["text"] for a in by_policy[reference]}
-    for policy in policies:
-        mine = by_policy[policy]
+    for policy, mine in by_policy.items():
+        if not mine:
+            continue
         task = mine[0]["id"].split("-")[0]
-        cells = defaultdict(list)
-        for a in mine:
-            p = prompts[a["id"]]
-            if task == "needle":
-                ok = p["answer"] in a["text"].replace(",", "")
-                for cell in ("all", str(p["chars"]), f"{p['chars']}@{p['depth']}", p["kind"]):
-                    cells[cell].append(100.0 * ok)
-            elif task == "repeat":
-                for cell in ("all", str(p["chars"])):
-                    cells[cell].append(matching(p["answer"], a["text"]))
-        if task in ("summary", "chat"):
-            pairs = [(said[a["id"]], a["text"]) for a in mine if a["id"] in said]
-            for k, v in rouge(pairs).items():
-                cells[f"{k} vs {reference}"] = [v] * len(pairs)
-            truth = [(prompts[a["id"]]["answer"], a["text"]) for a in mine if prompts[a["id"]]["answer"]]
-            if truth:
-                for k, v in rouge(truth).items():
-                    cells[f"{k} vs truth"] = [v] * len(truth)
-        held = statistics.mean(a["kv_bytes"] for a in mine)
-        full = statistics.mean(a["kv_bytes_full"] for a in mine)
-        for cell, v in cells.items():
-            yield {"task": task, "policy": policy, "cell": cell, "n": len(v),
-                   "score": round(statistics.mean(v), 2), "kv_bytes": int(held),
+        held = statistics.fmean(a["kv_bytes"] for a in mine)
+        full = statistics.fmean(a["kv_bytes_full"] for a in mine)
+        for cell, v in cells_of(task, prompts, mine, said, reference).items():
+            mean, se = mean_se(v)
+            yield {"task": task, "policy": policy, "cell": cell, "n": len(v), "score": round(mean, 2),
+                   "se": "" if se is None else round(se, 2), "kv_bytes": int(held),
                    "kv_share": round(held / full, 4) if full else "",
-                   "n_prompt": int(statistics.mean(a["n_prompt"] for a in mine))}
+                   "tokens_per_step": round(statistics.fmean(a["tokens_per_step"] for a in mine), 1),
+                   "n_prompt": int(statistics.fmean(a["n_prompt"] for a in mine))}
+
+
+def read_lines(path):
+    """JSON lines; a last line that a stopped writer left half is dropped."""
+    ret = []
+    with open(path, encoding="utf-8") as f:
+        for line in f:
+            if line.endswith("\n"):
+                ret.append(json.loads(line))
+    return ret
 
 
 def main():
@@ -78,15 +102,11 @@ def main():
     a.add_argument("--csv")
     a.add_argument("--reference")
     o = a.parse_args()
-    prompts = {}
-    for line in open(o.prompts, encoding="utf-8"):
-        p = json.loads(line)
-        prompts[p["id"]] = p
-    answers = [json.loads(line) for line in open(o.answers, encoding="utf-8")]
+    prompts = {p["id"]: p for p in read_lines(o.prompts)}
     out = open(o.csv, "w", newline="", encoding="utf-8") if o.csv else sys.stdout
     w = csv.DictWriter(out, FIELDS)
     w.writeheader()
-    for row in rows(prompts, answers, o.reference):
+    for row in rows(prompts, read_lines(o.answers), o.reference):
         w.writerow(row)
 
 

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The policy an engine is planned with keeps 100 % and scores: that plan has pages for the whole
+ * context and the state (positions, scores) of any other policy, so prompts need no peak region
+ * and any number of them is read at once. */
+
+#include "bench/eval/engines.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "engine/kv/policy.h"
+
+static bool same_class(const struct policy *a, const struct policy *b)
+{
+    return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new;
+}
+
+static int open_class(const struct engine_config *base, const struct policy *p, bool evicts,
+                      struct engine **ret, struct error *reterr)
+{
+    char text[POLICY_TEXT_MAX];
+    struct policy widest;
+    struct engine_config c = *base;
+    int err = policy_parse(evicts ? "keyformer:100%" : "full", &widest, reterr);
+
+    if (err) {
+        return err;
+    }
+    widest.k_type = p->k_type;
+    widest.v_type = p->v_type;
+    widest.pos_new = p->pos_new;
+    widest.chunk = p->chunk;
+    policy_print(&widest, text, sizeof(text));
+    c.kv = text;
+    return engine_create(&c, NULL, NULL, ret, reterr);
+}
+
+int engines_open(const struct engine_config *base, const char *const *kv, int n_kv,
+                 struct engines *ret, struct error *reterr)
+{
+    struct policy class[ENGINES_MAX];
+    bool evicts[ENGINES_MAX] = {false};
+    int err = 0;
+
+    memset(ret, 0, sizeof(*ret));
+    if (n_kv > ENGINES_MAX_POLICIES) {
+        return error_set(reterr, -EINVAL, "at most %d policies", ENGINES_MAX_POLICIES);
+    }
+    for (int i = 0; i < n_kv; i++) {
+        struct policy p;
+        int k = 0;
+
+        err = policy_parse(kv[i], &p, reterr);
+        if (err) {
+            (void)error_prefix(reterr, "policy %s", kv[i]);
+            return err;
+        }
+        while (k < ret->n && !same_class(&class[k], &p)) {
+            k++;
+        }
+        if (k == ENGINES_MAX) {
+            return error_set(reterr, -EINVAL, "at most %d page classes", ENGINES_MAX);
+        }
+        if (k == ret->n) {
+            class[ret->n++] = p;
+        }
+        class[k].chunk = p.chunk > class[k].chunk ? p.chunk : class[k].chunk;
+        evicts[k] = evicts[k] || p.place != POLICY_FULL;
+        ret->of[i] = k;
+    }
+    for (int k = 0; k < ret->n && !err; k++) {
+        err = open_class(base, &class[k], evicts[k], &ret -> e[k], reterr);
+    }
+    if (err) {
+        engines_close(ret);
+    }
+    return err;
+}
+
+void engines_close(struct engines *v)
+{
+    for (int k = 0; k < v->n; k++) {
+        engine_destroy(v->e[k]);
+        v->e[k] = NULL;
+    }
+    v->n = 0;
+}
+
+double engines_tokens_read(const struct engine *e, const struct engine_usage *u)
+{
+    double held = (double)u->n_slots / engine_info(e)->token_slots;
+    double sum = 0;
+
+    /* The first new token comes from the prompt; each later one is a step. */
+    for (int32_t i = 1; i < u->n_new; i++) {
+        double text = (double)u->n_prompt + i;
+
+        sum += text < held ? text : held;
+    }
+    return u->n_new > 1 ? sum / (u->n_new - 1) : held;
+}

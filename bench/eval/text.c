@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first policy goes through as many chunks as its logits may be held of; then all others go
+ * through the same chunks, those of one page class in one queue, so that batches stay full
+ * whatever their policies (engines.h). Then the next chunks. */
+
+#include "bench/eval/text.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/cleanup.h"
+#include "bench/eval/engines.h"
+#include "bench/eval/npy.h"
+#include "bench/eval/score.h"
+#include "engine/text/tok.h"
+
+/* Rows whose logits a scored prompt may have waiting. */
+enum { PREFILL_WINDOW = 64 };
+
+struct policy {
+    const char *kv;
+    double *nll; /* (n_chunks), sums */
+    float *kl;   /* (n_chunks, rows) */
+    int64_t n_rows;
+    int64_t n_same;
+    int n_done;
+    uint64_t kv_bytes;
+    double tokens_read;
+};
+
+/* One sequence: what score_run()'s chunk number stands for. */
+struct seat {
+    int policy;
+    int chunk;
+};
+
+struct eval {
+    const struct text_job *job;
+    struct engines engines;
+    struct policy *p;
+    int32_t *tokens; /* (n_chunks, ctx) */
+    int n_vocab;
+    int first;
+    int rows; /* of a chunk */
+    int held; /* chunks whose reference is held, from held_at */
+    int held_at;
+    float *reference; /* (held, rows, n_vocab) */
+    double *log_sum;  /* (held, rows) */
+    struct seat *seats;
+    struct engine *engine; /* that runs now */
+    struct npy *dump;
+    struct error error;
+    int err;
+};
+
+static int read_file(const char *path, char **ret, size_t *ret_len, struct error *reterr)
+{
+    AUTO_FREE char *buf = NULL;
+    struct stat st;
+    FILE *f = fopen(path, "rb");
+
+    if (!f) {
+        return error_set_errno(reterr, -errno, "cannot read %s", path);
+    }
+    if (fstat(fileno(f), &st) || !S_ISREG(st.st_mode)) {
+        (void)fclose(f);
+        return error_set(reterr, -EINVAL, "%s is no regular file", path);
+    }
+    size_t len = (size_t)st.st_size;
+
+    buf = malloc(len + 1);
+    if (!buf || fread(buf, 1, len, f) != len) {
+        (void)fclose(f);
+        return error_set(reterr, -EIO, "cannot read %s", path);
+    }
+    (void)fclose(f);
+    *ret = STEAL(buf);
+    *ret_len = len;
+    return 0;
+}
+
+/* The text's tokens as (chunks, ctx), each chunk beginning with BOS where the model adds one. */
+static int load_tokens(struct eval *v, const struct tok *tok, struct error *reterr)
+{
+    const struct text_job *job = v->job;
+    AUTO_FREE char *text = NULL;
+    AUTO_FREE int32_t *ids = NULL;
+    size_t len = 0;
+    size_t n;
+    size_t need = (size_t)job->n_chunks * (size_t)job->ctx;
+    int err = read_file(job->path, &text, &len, reterr);
+
+    if (err) {
+        return err;
+    }
+    ids = calloc(len + 2, sizeof(*ids));
+    v->tokens = calloc(need, sizeof(*v->tokens));
+    if (!ids || !v->tokens) {
+        return error_set(reterr, -ENOMEM, "no memory for the text's tokens");
+    }
+    err = tok_encode(tok, text, len, TOK_ADD_BOS, ids, len + 2, &n, reterr);
+    if (err) {
+        return err;
+    }
+    if (n < need) {
+        return error_set(reterr, -EINVAL, "%s has %zu tokens: at most %zu chunks of %" PRId32,
+                         job->path, n, n / (size_t)job->ctx, job->ctx);
+    }
+    memcpy(v->tokens, ids, need * sizeof(*ids));
+    if (ids[0] == tok_bos(tok)) {
+        for (int i = 0; i < job->n_chunks; i++) {
+            v->tokens[(int64_t)i * job->ctx] = ids[0];
+        }
+    }
+    return 0;
+}
+
+static int make_room(struct eval *v, struct error *reterr)
+{
+    const struct text_job *job = v->job;
+    uint64_t chunk_bytes = (uint64_t)v->rows * (uint64_t)v->n_vocab * sizeof(float);
+    uint64_t n = job->reference_bytes / chunk_bytes;
+
+    v->held = n < 1 ? 1 : n > (uint64_t)job->n_chunks ? job->n_chunks : (int)n;
+    if (job->n_kv > 1) {
+        v->reference = malloc((size_t)v->held * chunk_bytes);
+        v->log_sum = malloc((size_t)v->held * (size_t)v->rows * sizeof(*v->log_sum));
+    }
+    v->seats = calloc((size_t)v->held * (size_t)job->n_kv, sizeof(*v->seats));
+    v->p = calloc((size_t)job->n_kv, sizeof(*v->p));
+    if (!v->seats || !v->p || (job->n_kv > 1 && (!v->reference || !v->log_sum))) {
+        return error_set(reterr, -ENOMEM, "no memory for the logits");
+    }
+    for (int i = 0; i < job->n_kv; i++) {
+        struct policy *p = &v->p[i];
+
+        p->kv = job->kv[i];
+        p->nll = calloc((size_t)job->n_chunks, sizeof(*p->nll));
+        p->kl = calloc((size_t)job->n_chunks * (size_t)v->rows, sizeof(*p->kl));
+        if (!p->nll || !p->kl) {
+            return error_set(reterr, -ENOMEM, "no memory for the figures");
+        }
+    }
+    return 0;
+}
+
+static int compare_float(const void *a, const void *b)
+{
+    float x = *(const float *)a;
+    float y = *(const float *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static void report(const struct eval *v, struct policy *p)
+{
+    const struct text_job *job = v->job;
+    double nll = 0;
+    double kl = 0;
+
+    for (int c = 0; c < job->n_chunks; c++) {
+        nll += p->nll[c];
+    }
+    for (int64_t i = 0; i < p->n_rows; i++) {
+        kl += (double)p->kl[i];
+    }
+    (void)fprintf(job->out, "\"%s\",%s,%" PRId32 ",%d,%" PRId64 ",%.4f,%.6f,", p->kv,
+                  job->decode ? "decode" : "prefill", job->ctx, job->n_chunks, p->n_rows,
+                  exp(nll / (double)p->n_rows), kl / (double)p->n_rows);
+    char tail[64];
+    AUTO_FREE char *chunks = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&chunks, &size);
+
+    for (int c = 0; f && c < job->n_chunks; c++) {
+        (void)fprintf(f, "%s%.6f", c ? " " : "", p->nll[c] / v->rows);
+    }
+    for (int c = 0; f && c < job->n_chunks; c++) {
+        double sum = 0;
+
+        for (int i = 0; i < v->rows; i++) {
+            sum += (double)p->kl[(int64_t)c * v->rows + i];
+        }
+        (void)fprintf(f, "%c%.6f", c ? ' ' : ',', sum / v->rows);
+    }
+    if (f) {
+        (void)fclose(f);
+    }
+    qsort(p->kl, (size_t)p->n_rows, sizeof(*p->kl), compare_float);
+    (void)snprintf(tail, sizeof(tail), "%.6f,%.4f", (double)p->kl[p->n_rows * 99 / 100],
+                   (double)p->n_same / (double)p->n_rows);
+    (void)fprintf(job->out, "%s,%" PRIu64 ",%.1f,%s\n", tail, p->kv_bytes,
+                  p->tokens_read / job->n_chunks, chunks ? chunks : ",");
+    (void)fflush(job->out);
+}
+
+static void on_row(void *arg, int at, int row, const float *logits, float logprob)
+{
+    struct eval *v = arg;
+    const struct seat *seat = &v->seats[at];
+    struct policy *p = &v->p[seat->policy];
+    int64_t held = (int64_t)(seat->chunk - v->held_at) * v->rows + row;
+
+    p->nll[seat->chunk] -= (double)logprob;
+    p->n_rows++;
+    if (seat->policy == 0) {
+        if (v->dump && !v->err) {
+            v->err = npy_write(v->dump, logits, 1, &v->error);
+        }
+        if (v->reference) {
+            memcpy(v->reference + held * v->n_vocab, logits, (size_t)v->n_vocab * sizeof(*logits));
+            v->log_sum[held] = score_log_sum(logits, v->n_vocab);
+        }
+        p->n_same++;
+    } else {
+        const float *ref = v->reference + held * v->n_vocab;
+        double kl =
+            score_kl(ref, v->log_sum[held], logits, score_log_sum(logits, v->n_vocab), v->n_vocab);
+
+        p->kl[(int64_t)seat->chunk * v->rows + row] = (float)kl;
+        p->n_same += score_argmax(ref, v->n_vocab) == score_argmax(logits, v->n_vocab);
+    }
+}
+
+static void on_done(void *arg, int at, const struct engine_usage *usage)
+{
+    struct eval *v = arg;
+    struct policy *p = &v->p[v->seats[at].policy];
+
+    p->kv_bytes = usage->kv_bytes;
+    p->tokens_read += v->job->decode ? engines_tokens_read(v->engine, usage) : 0;
+    p->n_done++;
+    (void)fprintf(stderr, "pipit-eval: %s: %d of %d chunks\n", p->kv, p->n_done, v->job->n_chunks);
+    if (p->n_done == v->job->n_chunks) {
+        report(v, p);
+    }
+}
+
+/* Chunks [at, at + n) under policies [first, last) that use engine k. */
+static int run(struct eval *v, int k, int first, int last, int at, int n, struct error *reterr)
+{
+    const struct text_job *job = v->job;
+    int window = job->decode ? 1 : PREFILL_WINDOW;
+    int n_seats = 0;
+
+    for (int i = first; i < last; i++) {
+        for (int c = at; v->engines.of[i] == k && c < at + n; c++) {
+            v->seats[n_seats++] = (struct seat){i, c};
+        }
+    }
+    /* What scores a prompt has a window of logits each, so no more than run at once. */
+    int most = job->decode ? n_seats : job->engine.n_seqs;
+    size_t row_bytes = (size_t)v->n_vocab * sizeof(float);
+    AUTO_FREE struct score_chunk *chunks = calloc((size_t)most + 1, sizeof(*chunks));
+    AUTO_FREE float *buffer = malloc((size_t)most * (size_t)window * row_bytes + 1);
+    struct seat *all = v->seats;
+    int err = 0;
+
+    if (!chunks || !buffer) {
+        return error_set(reterr, -ENOMEM, "no memory for the logits");
+    }
+    v->engine = v->engines.e[k];
+    for (int i = 0; i < n_seats && !err; i += most, v->seats += most) {
+        int now = n_seats - i < most ? n_seats - i : most;
+
+        for (int j = 0; j < now; j++) {
+            const struct seat *seat = &v->seats[j];
+
+            chunks[j] = (struct score_chunk){v->tokens + (int64_t)seat->chunk * job->ctx, job->ctx,
+                                             v->first, v->p[seat->policy].kv};
+        }
+        err = score_run(v->engine, job->decode, chunks, now, buffer, window, on_row, on_done, v,
+                        reterr);
+    }
+    v->seats = all;
+    return err;
+}
+
+static int run_all(struct eval *v, struct error *reterr)
+{
+    const struct text_job *job = v->job;
+    int err = 0;
+
+    for (int at = 0; at < job->n_chunks && !err; at += v->held) {
+        int n = job->n_chunks - at < v->held ? job->n_chunks - at : v->held;
+
+        v->held_at = at;
+        err = run(v, v->engines.of[0], 0, 1, at, n, reterr);
+        for (int k = 0; k < v->engines.n && !err; k++) {
+            err = run(v, k, 1, job->n_kv, at, n, reterr);
+        }
+    }
+    if (!err && v->err) {
+        *reterr = v->error;
+    }
+    return err ? err : v->err;
+}
+
+static void finish(struct eval *v)
+{
+    for (int i = 0; v->p && i < v->job->n_kv; i++) {
+        free(v->p[i].nll);
+        free(v->p[i].kl);
+    }
+    free(v->p);
+    free(v->seats);
+    free(v->reference);
+    free(v->log_sum);
+    free(v->tokens);
+    engines_close(&v->engines);
+}
+
+int text_run(const struct text_job *job, struct error *reterr)
+{
+    struct eval v = {.job = job, .first = job->ctx / 2};
+    int err = engines_open(&job->engine, job->kv, job->n_kv, &v.engines, reterr);
+
+    v.rows = job->ctx - 1 - v.first;
+    if (!err) {
+        v.n_vocab = engine_info(v.engines.e[0])->n_vocab;
+        err = load_tokens(&v, engine_tok(v.engines.e[0]), reterr);
+    }
+    if (!err) {
+        err = make_room(&v, reterr);
+    }
+    if (!err && job->dump) {
+        err = job->engine.n_seqs > 1 ? error_set(reterr, -EINVAL, "--dump needs --batch 1")
+                                     : npy_create(job->dump, (int64_t)job->n_chunks * v.rows,
+                                                  v.n_vocab, &v.dump, reterr);
+    }
+    if (!err) {
+        (void)fputs("policy,mode,ctx,chunks,rows,perplexity,mean_kl,p99_kl,same_top1,kv_bytes,"
+                    "tokens_per_step,chunk_nll,chunk_kl\n",
+                    job->out);
+        err = run_all(&v, reterr);
+    }
+    int err_dump = npy_finish(v.dump, err ? NULL : reterr);
+
+    finish(&v);
+    return err ? err : err_dump;
+}
