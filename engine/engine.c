@@ -221,6 +221,7 @@ static struct backend_limits limits_for(const struct prepared *p, int32_t ctx, i
     model_limits(p->model, &l);
     for (int32_t i = 0; i < p->mix.n; i++) {
         l.observe = l.observe || place_find(p->mix.part[i].policy.place)->scores;
+        l.select = l.select || p->mix.part[i].policy.select != POLICY_READ_ALL;
     }
     return l;
 }
@@ -248,6 +249,7 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
                 .ctx = p->config.ctx,
                 .n_seqs = p->config.n_seqs,
                 .max_chunk = p->max_chunk,
+                .n_q = p->model->h.n_q,
                 .hidden_bytes = forward_row_bytes(p->model),
                 .mix = p->mix,
             },

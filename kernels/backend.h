@@ -31,10 +31,12 @@ struct backend_limits {
     int32_t max_head_dim;
     int32_t max_slots;   /* of one sequence and group */
     bool observe;        /* a scoring policy may be used */
+    bool select;         /* queries may select */
 };
 
 struct backend_ops {
     const char *name;
+    bool selects; /* attention honours ops_select, kv_sum is there */
 
     int (*create)(const struct backend_config *config, struct backend **ret, struct error *reterr);
     void (*destroy)(struct backend *be); /* takes NULL; frees scratch, not what alloc gave */
@@ -72,6 +74,7 @@ struct backend_ops {
     int (*softcap)(struct backend *be, const struct ops_softcap *p);
     int (*rope_store)(struct backend *be, const struct ops_rope_store *p);
     int (*attention)(struct backend *be, const struct ops_attention *p);
+    int (*kv_sum)(struct backend *be, const struct ops_kv_sum *p);
     int (*victim)(struct backend *be, const struct ops_victim *p);
     int (*cut)(struct backend *be, const struct ops_cut *p);
     int (*kv_export)(struct backend *be, const struct ops_kv_slots *p);

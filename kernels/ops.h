@@ -144,6 +144,12 @@ enum { OPS_PAGE_SLOTS = 64 };
 
 enum ops_kv_type { OPS_KV_F32, OPS_KV_F16, OPS_KV_BF16, OPS_KV_FP8, OPS_KV_I8, OPS_KV_Q8_0, OPS_KV_Q4_0 };
 
+/* What a page holds of K for queries that select (struct ops_select). Ranking reads some dims of every
+ * slot, the attention after it every dim of some slots; no one order of bytes serves both. ONCE: K
+ * as it is. 2K: a second copy in the other order. 8: a further one in fp8, and ranking sees K
+ * rounded to it. Canonical slots hold no copies. */
+enum ops_rank { OPS_RANK_ONCE, OPS_RANK_2K, OPS_RANK_8 };
+
 /* One page = OPS_PAGE_SLOTS slots of one head group of one store, contiguous. A group holds
  * k_heads K heads and v_heads V heads (n_k / n_groups, n_v / n_groups, n_groups = gcd(n_k, n_v)).
  * The order of bytes inside is the backend's own. fp8 and i8 carry one f16 scale per slot and head
@@ -158,6 +164,7 @@ struct ops_kv_layout {
     enum ops_kv_type v_type;
     bool k_unrotated;  /* pos=new: K stored before RoPE, rotated as read; ref and cpu only */
     uint64_t page_bytes; /* filled by backend kv_layout(); a multiple of 64 */
+    enum ops_rank rank;
 };
 
 /* One sequence's slots in one store, as attention and store see it. */
@@ -169,6 +176,7 @@ struct ops_kv {
     int32_t cap;           /* slots per group for which slot_pos and score have room */
     int32_t *slot_pos;     /* device (n_groups, cap): position held, -1 empty; NULL: slot is position */
     float *score;          /* device (n_groups, cap): the policy's, or NULL */
+    float *v_sum;          /* device (n_groups, v_heads, v_dim): V summed over live slots, or NULL */
     int32_t n_slots;       /* slots [0, n_slots) may hold live tokens, this step's included */
 };
 
@@ -198,6 +206,9 @@ struct ops_rope {
 /* q and k: optional per-head RMS norm (qwen3, gemma3), then RoPE at the row's position; q is
  * written back, k and v go to the sequences' slots (converted to the layout's types as they are
  * written), slot_pos is set where there is one, score of the slot is zeroed where there is one.
+ * Rows of class decode keep v_sum where there is one: what the cache held in a live slot is taken
+ * from it (the slot's V as it reads back), what it now holds is added; prefill rows leave it as it is,
+ * for kv_sum. A sequence has then at most one decode row a call.
  * n_q = 0: only K and V are stored (SwiftKV's deep layers); n_k = n_v = 0: only q (AcrossKV readers). */
 struct ops_rope_store {
     struct ops_rows rows;
@@ -241,6 +252,37 @@ struct ops_observe {
     float tau_step;   /* and what each row adds */
 };
 
+/* Which slots a row of class decode reads (rows of class prefill read all). In each head group:
+ *
+ * SPARQ (Ribar et al., 2023)
+ *  1. of each K head the r dims with the largest sum of |q| over the query heads that read it (ties:
+ *     the lower dim);
+ *  2. approximate logits x': as below, but q.k over those dims only, times 1 / sqrt(share),
+ *     share = |q| summed over those dims / over all of them (0 / 0 is 1); p' = softmax(x') over the
+ *     visible slots. With scale = 1 / sqrt(k_dim) that is the paper's tau = sqrt(k_dim * share);
+ *  3. the k best visible slots: those of the latest `local` positions first, then by p' summed over the
+ *     group's query heads (ties: the lower position);
+ *  4. out = softmax(x) v over them, x the true logits; with `mean`, a * that + (1 - a) * v_sum / number of
+ *     live slots, a = p' summed over them, 1 where they are all that is visible.
+ *  What observes is given x' in place of x.
+ * TOPV: p = softmax(x) over all; of each V head the k slots with the largest sum of p over the query
+ *  heads that read it (and the latest `local` before them); out = sum of p v over these, with `renorm`
+ *  divided by the sum of their p. What observes is given x.
+ *
+ * A k that covers all visible slots gives what attention without selection gives. Not with
+ * k_unrotated. A kind whose slots are chosen elsewhere (a layer before) would bring its positions
+ * here. */
+enum ops_select_kind { OPS_SELECT_ALL, OPS_SELECT_SPARQ, OPS_SELECT_TOPV };
+
+struct ops_select {
+    enum ops_select_kind kind;
+    int32_t r;     /* 1 to k_dim */
+    int32_t k;     /* at least 1 */
+    int32_t local; /* 0 to k */
+    bool mean;     /* needs kv.v_sum */
+    bool renorm;
+};
+
 /* out = softmax(scale * q k^T [+ alibi] [capped]) v over the slots each row may see: those with
  * 0 <= slot_pos <= row position, and, with a window, slot_pos > row position - window.
  * Query head h reads K head h * n_k / n_q and V head h * n_v / n_q (contiguous groups).
@@ -264,7 +306,13 @@ struct ops_attention {
     const struct ops_seq *seqs; /* host (n_seqs) */
     int32_t n_seqs;
     const struct ops_observe *observe; /* host (n_seqs) or NULL; entries with row_first >= n_rows are off */
+    const struct ops_select *select; /* host (n_seqs) or NULL: rows read all they see */
     const struct ops_rope *unrotated_rope; /* with layout->k_unrotated: how to rotate; else NULL */
+};
+
+/* v_sum anew: V of slots [0, n_slots) that hold a token (slot_pos >= 0, or all). */
+struct ops_kv_sum {
+    const struct ops_kv *kv;
 };
 
 /* The slot that the next token overwrites, for each group: the smallest score among slots

@@ -142,6 +142,22 @@ static int check_state(const struct shape *s, const struct policy *p, const stru
     return 0;
 }
 
+/* What queries that select need beside pages. */
+static int check_select(const struct shape *s, const struct policy *p, struct error *reterr)
+{
+    bool sums = false;
+
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        sums = sums || shape_keeps_sum(s, p, i);
+    }
+    if ((p->select != POLICY_READ_ALL && !s->selects) || (sums && !s->sums)) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds no %s; start the daemon with --kv naming this policy",
+                         s->selects ? "sums of V" : "scratch for queries that select");
+    }
+    return shape_check_select(s, p, reterr);
+}
+
 int cache_check(const struct cache *c, const struct policy *p, const struct shape_text *text,
                 struct error *reterr)
 {
@@ -160,8 +176,11 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
                          p->chunk, s->config.max_chunk);
     }
     shape_need(s, p, v, text, &need);
-    int r = place->evicts ? check_state(s, p, text, &need, reterr) : 0;
+    int r = check_select(s, p, reterr);
 
+    if (!r && place->evicts) {
+        r = check_state(s, p, text, &need, reterr);
+    }
     if (r) {
         return r;
     }

@@ -77,6 +77,8 @@ int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows) WARN_UNUSED;
 void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret);
 /* The store whose scores all of the sequence's stores use (score=shared), or -1. */
 int32_t cache_score_store(const struct cache *c, int32_t seat);
+/* Does a step of it change sums of V? Such a step must not be run twice. */
+bool cache_sums(const struct cache *c, int32_t seat);
 /* The step is done. */
 void cache_commit(struct cache *c, int32_t seat, int32_t n_rows);
 /* After a commit, while or after the prompt is read: cuts what is above the budget, gives back the

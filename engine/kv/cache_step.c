@@ -12,6 +12,8 @@
 
 #include "engine/kv/cache_impl.h"
 
+enum { SUM_STEPS = 1024 };
+
 /* With shared scores the same slots hold the same positions in every store. */
 static int32_t victim_store(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
@@ -47,6 +49,35 @@ static int find_victims(struct cache *c, struct cache_seq *q)
     return 0;
 }
 
+bool cache_sums(const struct cache *c, int32_t seat)
+{
+    bool sums = false;
+
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        sums = sums || shape_keeps_sum(&c->shape, &c->seqs[seat].policy, i);
+    }
+    return sums;
+}
+
+/* Prompts leave sums of V alone, and sums of many steps have lost bits: made anew before the first
+ * new token, and at every SUM_STEPS-th position, so that when depends on the text alone. */
+static int renew_sums(struct cache *c, struct cache_seq *q)
+{
+    int r = 0;
+
+    if (q->n_tokens < q->n_prompt || (q->n_tokens > q->n_prompt && q->n_tokens % SUM_STEPS != 0)) {
+        return 0;
+    }
+    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+        struct ops_kv kv = cache_kv_of(c, q, i, q->n_slots);
+
+        if (kv.v_sum) {
+            r = c->shape.config.ops->kv_sum(c->be, &(struct ops_kv_sum){.kv = &kv});
+        }
+    }
+    return r;
+}
+
 int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows)
 {
     struct cache_seq *q = &c->seqs[seat];
@@ -61,6 +92,7 @@ int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows)
     if (q->evicting) {
         r = find_victims(c, q);
     }
+    r = r ? r : renew_sums(c, q);
     for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
         r = cache_take_pages(c, q, i, cache_slots_after(c, q, i, n_rows));
     }

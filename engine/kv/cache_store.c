@@ -137,6 +137,9 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
         .n_slots = n_slots,
     };
 
+    if (shape_keeps_sum(s, &q->policy, store)) {
+        kv.v_sum = (float *)(void *)(q->state + st->sum_off);
+    }
     if (st->ring) {
         kv.cap = st->ring;
         kv.slot_pos = (int32_t *)(void *)(q->tables + st->ring_off);

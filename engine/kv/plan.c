@@ -140,7 +140,7 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
         {"weights_bytes", "weights", p->weights_bytes},
         {"mapped_bytes", "weights read from the file's map", p->mapped_bytes},
         {"kv_bytes", "keys and values", p->kv_bytes},
-        {"policy_bytes", "positions and scores", p->policy_bytes},
+        {"policy_bytes", "positions, scores, sums", p->policy_bytes},
         {"prefill_peak_bytes", "while a prompt is read", p->prefill_peak_bytes},
         {"scratch_bytes", "activations and tables", p->scratch_bytes},
         {"lane_bytes", "lanes, journal, other processes", p->lane_bytes},

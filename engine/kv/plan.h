@@ -20,7 +20,7 @@ struct plan {
     uint64_t weights_bytes; /* held; weights read from the file's map are in mapped_bytes */
     uint64_t mapped_bytes;
     uint64_t kv_bytes;
-    uint64_t policy_bytes;  /* positions, scores, victims */
+    uint64_t policy_bytes;  /* positions, scores, victims, sums of V */
     uint64_t prefill_peak_bytes; /* pages and state that only a prompt being read needs */
     uint64_t scratch_bytes; /* activations, logits, page tables, the backend's scratch, tokenizer */
     uint64_t lane_bytes;    /* the caller's part (extra_bytes) */

@@ -16,12 +16,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum axis { AXIS_PRECISION, AXIS_PLACE, AXIS_SINKS, AXIS_LATER };
+enum axis { AXIS_PRECISION, AXIS_PLACE, AXIS_SINKS, AXIS_SELECT, AXIS_LATER };
 
 struct word_row {
     const char *name;
     enum axis axis;
-    int32_t place;         /* AXIS_PLACE */
+    int32_t place;         /* AXIS_PLACE; AXIS_SELECT: enum policy_select */
     enum ops_kv_type k, v; /* AXIS_PRECISION */
     const char *amount;    /* NULL: takes none; else what it is, for messages */
 };
@@ -30,6 +30,7 @@ struct word_row {
 #define EVICTING (BIT(POLICY_WINDOW) | SCORING)
 #define SCORING (BIT(POLICY_H2O) | BIT(POLICY_KEYFORMER) | BIT(POLICY_RECENCY))
 #define ANY_PLACE (BIT(POLICY_FULL) | EVICTING)
+#define SELECT_BIT(select) (1 << (8 + (select)))
 
 /* clang-format off */
 static const struct word_row words[] = {
@@ -47,8 +48,8 @@ static const struct word_row words[] = {
     {"keyformer", AXIS_PLACE, POLICY_KEYFORMER, 0, 0, "budget"},
     {"recency", AXIS_PLACE, POLICY_RECENCY, 0, 0, "budget"},
     {"sinks", AXIS_SINKS, 0, 0, 0, "slots"},
-    {"sparq", AXIS_LATER, 0, 0, 0, NULL},
-    {"topv", AXIS_LATER, 0, 0, 0, NULL},
+    {"sparq", AXIS_SELECT, POLICY_SPARQ, 0, 0, NULL},
+    {"topv", AXIS_SELECT, POLICY_TOPV, 0, 0, "count"},
     {"infinigen", AXIS_LATER, 0, 0, 0, NULL},
     {"exit", AXIS_LATER, 0, 0, 0, NULL},
 };
@@ -71,12 +72,19 @@ static const struct value_row positions[] = {{"org", 0, false}, {"new", 1, false
 static const struct value_row prefills[] = {
     {"dense", POLICY_DENSE, false}, {"layered", POLICY_LAYERED, false},
     {"bounded", POLICY_BOUNDED, false}, {NULL, 0, false}};
+static const struct value_row means[] = {
+    {"auto", POLICY_MEAN_AUTO, false}, {"on", POLICY_MEAN_ON, false},
+    {"off", POLICY_MEAN_OFF, false}, {NULL, 0, false}};
+static const struct value_row ranks[] = {
+    {"once", OPS_RANK_ONCE, false}, {"2k", OPS_RANK_2K, false}, {"rank8", OPS_RANK_8, false},
+    {NULL, 0, false}};
+static const struct value_row switches[] = {{"off", 0, false}, {"on", 1, false}, {NULL, 0, false}};
 
 enum field_type { FIELD_INT, FIELD_PERCENT, FIELD_FLOAT, FIELD_TAU, FIELD_VALUE };
 
 struct option_row {
     const char *name;
-    int places; /* BIT()s of the place words that take it */
+    int words; /* BIT()s and SELECT_BIT()s of the words that take it */
     enum field_type type;
     size_t offset;
     double min, max;
@@ -98,6 +106,13 @@ static const struct option_row options[] = {
     {"min", EVICTING, FIELD_INT, FIELD(min), 2, 1 << 24, NULL},
     {"seed", BIT(POLICY_KEYFORMER), FIELD_INT, FIELD(seed), 0, INT32_MAX, NULL},
     {"chunk", ANY_PLACE, FIELD_INT, FIELD(chunk), 1, 65536, NULL},
+    {"r", SELECT_BIT(POLICY_SPARQ), FIELD_INT, FIELD(r), 1, 1024, NULL},
+    {"k", SELECT_BIT(POLICY_SPARQ), FIELD_INT, FIELD(top_k), 1, 1 << 24, NULL},
+    {"local", SELECT_BIT(POLICY_SPARQ), FIELD_INT, FIELD(local), 0, 1 << 24, NULL},
+    {"mode", SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(select_mode), 0, 0, modes},
+    {"mean", SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(mean), 0, 0, means},
+    {"layout", SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(rank), 0, 0, ranks},
+    {"renorm", SELECT_BIT(POLICY_TOPV), FIELD_VALUE, FIELD(renorm), 0, 0, switches},
 };
 
 static const struct policy defaults = {
@@ -105,6 +120,7 @@ static const struct policy defaults = {
     .min = 128, .recent = 30, .mode = POLICY_PAPER, .noise = -1,
     .scope = POLICY_PER_HEAD, .prefill = POLICY_LAYERED, .observe = 64,
     .chunk = POLICY_DEFAULT_CHUNK, .tau0 = 1.0f, .tau1 = 2.0f, .damp = 1.0f, .decay = 0.95f,
+    .select = POLICY_READ_ALL, .r = 32, .top_k = 128, .local = -1, .renorm = 1,
 };
 /* clang-format on */
 
@@ -116,8 +132,17 @@ enum {
 struct parser {
     const char *text;
     const char *at;
+    const char *select; /* where the word of selection stands, or NULL */
     struct error *reterr;
 };
+
+/* The bit by which options know a word. */
+static int word_bit(const struct word_row *w)
+{
+    return w->axis == AXIS_PLACE    ? BIT(w->place)
+           : w->axis == AXIS_SELECT ? SELECT_BIT(w->place)
+                                    : 0;
+}
 
 static int fault(const struct parser *p, const char *what)
 {
@@ -259,28 +284,29 @@ static int parse_option(struct parser *p, const struct option_row *o, struct pol
     return r;
 }
 
-static int parse_options(struct parser *p, const struct word_row *w, struct policy *pol)
+/* `more`: the first option's comma has been read. */
+static int parse_options(struct parser *p, const struct word_row *w, bool more, struct policy *pol)
 {
-    while (accept(p, ',')) {
+    for (; more || accept(p, ','); more = false) {
         size_t len = name_len(p->at);
         const struct option_row *o = NULL;
         char what[200];
         size_t used;
 
-        for (int i = 0; i < N_OPTIONS && w->axis == AXIS_PLACE; i++) {
-            if (name_is(p->at, len, options[i].name) && (options[i].places & BIT(w->place))) {
+        for (int i = 0; i < N_OPTIONS; i++) {
+            if (name_is(p->at, len, options[i].name) && (options[i].words & word_bit(w))) {
                 o = &options[i];
             }
         }
         if (!o) {
             used = (size_t)snprintf(what, sizeof(what), "%s takes the options", w->name);
             for (int i = 0; i < N_OPTIONS && used < sizeof(what); i++) {
-                if (w->axis == AXIS_PLACE && (options[i].places & BIT(w->place))) {
+                if (options[i].words & word_bit(w)) {
                     used +=
                         (size_t)snprintf(what + used, sizeof(what) - used, " %s", options[i].name);
                 }
             }
-            if (w->axis != AXIS_PLACE) {
+            if (word_bit(w) == 0) {
                 (void)snprintf(what, sizeof(what), "%s takes no options", w->name);
             }
             return fault(p, what);
@@ -348,6 +374,7 @@ static int parse_word(struct parser *p, struct policy *pol, bool seen[AXIS_LATER
 {
     size_t len = name_len(p->at);
     const struct word_row *w = find_word(p->at, len);
+    bool more = false;
     int r = 0;
 
     if (!w) {
@@ -359,14 +386,15 @@ static int parse_word(struct parser *p, struct policy *pol, bool seen[AXIS_LATER
     if (seen[w->axis]) {
         return fault(p, w->axis == AXIS_PRECISION ? "a second word of precision"
                         : w->axis == AXIS_PLACE   ? "a second word for which tokens stay"
+                        : w->axis == AXIS_SELECT  ? "a second word for which tokens are read"
                                                   : "a second \"sinks\"");
     }
     seen[w->axis] = true;
+    p->select = w->axis == AXIS_SELECT ? p->at : p->select;
     p->at += len;
     if (w->amount && !accept(p, ':')) {
-        return fault(p, w->axis == AXIS_SINKS
-                            ? "':' and a number of slots must follow"
-                            : "':' and a budget must follow (512, 50% or 50%ctx)");
+        return fault(p, w->axis == AXIS_PLACE ? "':' and a budget must follow (512, 50% or 50%ctx)"
+                                              : "':' and a number of slots must follow");
     }
     switch (w->axis) {
     case AXIS_PRECISION:
@@ -380,10 +408,33 @@ static int parse_word(struct parser *p, struct policy *pol, bool seen[AXIS_LATER
     case AXIS_SINKS:
         r = parse_int(p, "sinks", 0, 4096, &pol->sinks);
         break;
+    case AXIS_SELECT:
+        pol->select = w->place;
+        r = w->amount ? parse_int(p, w->name, 1, 1 << 24, &pol->top_k) : 0;
+        more = !w->amount && accept(p, ':');
+        break;
     case AXIS_LATER:
         break;
     }
-    return r ? r : parse_options(p, w, pol);
+    return r ? r : parse_options(p, w, more, pol);
+}
+
+/* A query must be able to read its latest tokens, at the positions they have. */
+static int check_select(struct parser *p, const struct policy *pol)
+{
+    char what[128];
+
+    if (pol->select == POLICY_SPARQ && pol->local > pol->top_k) {
+        (void)snprintf(what, sizeof(what), "the latest %d slots are more than k=%d", pol->local,
+                       pol->top_k);
+        p->at = p->select;
+        return fault(p, what);
+    }
+    if (pol->select != POLICY_READ_ALL && pol->pos_new) {
+        p->at = p->select;
+        return fault(p, "pos=new rotates every key as it is read, so none can be left out");
+    }
+    return 0;
 }
 
 /* What a budget of slots leaves must be at least one slot that may be overwritten. */
@@ -425,6 +476,9 @@ static void settle(struct policy *pol)
     if (pol->scope == POLICY_SHARED) {
         pol->prefill = POLICY_DENSE; /* a layer alone does not have all layers' scores */
     }
+    if (pol->local < 0) {
+        pol->local = pol->top_k / 4;
+    }
 }
 
 static int parse_policy(struct parser *p, struct policy *ret)
@@ -439,6 +493,7 @@ static int parse_policy(struct parser *p, struct policy *ret)
     if (!r) {
         r = check(p, &pol, seen[AXIS_SINKS]);
     }
+    r = r ? r : check_select(p, &pol);
     if (!r) {
         settle(&pol);
         *ret = pol;
@@ -538,7 +593,8 @@ static void put_float(struct printer *o, float f)
     put(o, "%s", text);
 }
 
-static void put_option(struct printer *o, const struct option_row *row, const struct policy *p)
+static void put_option(struct printer *o, const struct option_row *row, const char *before,
+                       const struct policy *p)
 {
     const uint8_t *field = (const uint8_t *)p + row->offset;
     int32_t i;
@@ -546,7 +602,7 @@ static void put_option(struct printer *o, const struct option_row *row, const st
 
     memcpy(&i, field, sizeof(i));
     memcpy(&f, field, sizeof(f));
-    put(o, ",%s=", row->name);
+    put(o, "%s%s=", before, row->name);
     switch (row->type) {
     case FIELD_INT:
         put(o, "%d", i);
@@ -569,6 +625,17 @@ static void put_option(struct printer *o, const struct option_row *row, const st
             }
         }
         break;
+    }
+}
+
+/* The options of one word, `first` before the first of them. */
+static void put_options(struct printer *o, int bit, const char *first, const struct policy *p)
+{
+    for (int i = 0; i < N_OPTIONS; i++) {
+        if (options[i].words & bit) {
+            put_option(o, &options[i], first, p);
+            first = ",";
+        }
     }
 }
 
@@ -599,10 +666,13 @@ void policy_print(const struct policy *p, char *buf, size_t size)
                                                    : "%ctx");
         }
     }
-    for (int i = 0; i < N_OPTIONS; i++) {
-        if (options[i].places & BIT(p->place)) {
-            put_option(&o, &options[i], p);
-        }
+    put_options(&o, BIT(p->place), ",", p);
+    if (p->select == POLICY_SPARQ) {
+        put(&o, "+sparq");
+        put_options(&o, SELECT_BIT(POLICY_SPARQ), ":", p);
+    } else if (p->select == POLICY_TOPV) {
+        put(&o, "+topv:%d", p->top_k);
+        put_options(&o, SELECT_BIT(POLICY_TOPV), ",", p);
     }
 }
 

@@ -2,14 +2,16 @@
 #ifndef PIPIT_ENGINE_KV_POLICY_H
 #define PIPIT_ENGINE_KV_POLICY_H
 
-/* The policy text (DESIGN §5): which precision, which tokens stay, how a prompt is read.
+/* The policy text (DESIGN §5): which precision, which tokens stay, which of them a query reads, how a
+ * prompt is read.
  *
  *     policy = word {"+" word}            word = name [":" amount] {"," key "=" value}
  *     mix    = policy ["=" percent] {";" policy "=" percent}
  *
  * One word an axis. Precision: f32 f16 bf16 fp8 kv8 k16v8 q8_0 q4_0. Place: full, window:N,
  * h2o:N, keyformer:N, recency:N, and beside them sinks:N. N is slots, "50%" of the text at the end
- * of the prompt, or "50%ctx" of the planned context. */
+ * of the prompt, or "50%ctx" of the planned context. Select: sparq, topv:K. The first option of sparq
+ * may follow a ':' as well. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,6 +32,8 @@ enum policy_prefill { POLICY_DENSE, POLICY_LAYERED, POLICY_BOUNDED };
 enum policy_noise { POLICY_ONCE, POLICY_FRESH, POLICY_GAUSS, POLICY_CONST, POLICY_NO_NOISE };
 enum policy_mode { POLICY_PAPER, POLICY_AS_SHIPPED };
 enum policy_scope { POLICY_PER_HEAD, POLICY_PER_LAYER, POLICY_SHARED };
+enum policy_select { POLICY_READ_ALL, POLICY_SPARQ, POLICY_TOPV };
+enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
 
 struct policy {
     enum ops_kv_type k_type;
@@ -52,6 +56,15 @@ struct policy {
     float tau1;
     float damp;  /* scores are multiplied by it at each new token */
     float decay; /* recency: weight of a query against the one after it */
+    /* What a query of a new token reads: */
+    int32_t select;
+    int32_t r;     /* sparq: dims that rank */
+    int32_t top_k; /* slots that are read; topv: whose V is */
+    int32_t local; /* sparq: of these, the latest */
+    int32_t select_mode;
+    int32_t mean;  /* sparq: the mean of V stands for what is not read; auto: without shared heads */
+    int32_t rank;  /* enum ops_rank */
+    int32_t renorm;
 };
 
 enum { POLICY_MAX_MIX = 4, POLICY_TEXT_MAX = 512, POLICY_DEFAULT_CHUNK = 512 };

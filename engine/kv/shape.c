@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "engine/kv/place.h"
+#include "engine/kv/select.h"
 
 static int32_t gcd(int32_t a, int32_t b)
 {
@@ -49,7 +50,7 @@ static bool same_class(const struct ops_kv_layout *a, const struct ops_kv_layout
 {
     return a->k_heads == b->k_heads && a->v_heads == b->v_heads && a->k_dim == b->k_dim &&
            a->v_dim == b->v_dim && a->k_type == b->k_type && a->v_type == b->v_type &&
-           a->k_unrotated == b->k_unrotated;
+           a->k_unrotated == b->k_unrotated && a->rank == b->rank;
 }
 
 static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_before,
@@ -67,9 +68,19 @@ static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_
     struct shape_class *c = &s->classes[s->n_classes];
 
     c->page_bytes = l->page_bytes;
-    (void)snprintf(c->name, sizeof(c->name), "%s %dx%d + %s %dx%d", ops_kv_type_name(l->k_type),
-                   l->k_heads, l->k_dim, ops_kv_type_name(l->v_type), l->v_heads, l->v_dim);
+    (void)snprintf(c->name, sizeof(c->name), "%s %dx%d + %s %dx%d%s", ops_kv_type_name(l->k_type),
+                   l->k_heads, l->k_dim, ops_kv_type_name(l->v_type), l->v_heads, l->v_dim,
+                   l->rank == OPS_RANK_2K  ? " + K twice"
+                   : l->rank == OPS_RANK_8 ? " + K twice, fp8"
+                                           : "");
     return s->n_classes++;
+}
+
+/* Do two policies want the same pages? */
+static bool same_pages(const struct policy *a, const struct policy *b)
+{
+    return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new &&
+           a->rank == b->rank;
 }
 
 static int lay_classes(struct shape *s, struct error *reterr)
@@ -79,9 +90,7 @@ static int lay_classes(struct shape *s, struct error *reterr)
 
         s->variant[v] = v;
         for (int32_t e = 0; e < v; e++) {
-            const struct policy *q = &s->config.mix.part[e].policy;
-
-            if (q->k_type == p->k_type && q->v_type == p->v_type && q->pos_new == p->pos_new) {
+            if (same_pages(&s->config.mix.part[e].policy, p)) {
                 s->variant[v] = s->variant[e];
                 break;
             }
@@ -101,6 +110,7 @@ static int lay_classes(struct shape *s, struct error *reterr)
                 .k_type = p->k_type,
                 .v_type = p->v_type,
                 .k_unrotated = p->pos_new != 0,
+                .rank = (enum ops_rank)p->rank,
             };
             int r = s->config.ops->kv_layout(l, reterr);
 
@@ -211,6 +221,9 @@ static void lay_seat(struct shape *s)
         q->max_pages = pages_of(q->ring ? q->ring : s->config.ctx);
         q->pages_off = take(&table, n * (uint64_t)q->max_pages * sizeof(uint32_t));
         q->ring_off = take(&table, n * (uint64_t)q->ring * sizeof(int32_t));
+        if (!st->window && s->sums) {
+            q->sum_off = take(&state, (uint64_t)st->n_v * (uint64_t)st->v_dim * sizeof(float));
+        }
         if (st->window || s->steady_cap == 0) {
             continue;
         }
@@ -225,6 +238,50 @@ static void lay_seat(struct shape *s)
     if (s->peak_cap > 0) {
         lay_peak(s);
     }
+}
+
+/* ---- selecting queries -------------------------------------------------------------------- */
+
+int shape_check_select(const struct shape *s, const struct policy *p, struct error *reterr)
+{
+    if (p->select == POLICY_READ_ALL) {
+        return 0;
+    }
+    if (!s->config.ops->selects) {
+        return error_set(reterr, -ENOTSUP, "backend \"%s\" reads all slots: no sparq, no topv",
+                         s->config.ops->name);
+    }
+    for (int32_t i = 0; i < s->config.n_stores && p->select == POLICY_SPARQ; i++) {
+        if (p->r > s->config.stores[i].k_dim) {
+            return error_set(reterr, -EINVAL, "sparq: r=%d, but keys have %d dims", p->r,
+                             s->config.stores[i].k_dim);
+        }
+    }
+    return 0;
+}
+
+bool shape_keeps_sum(const struct shape *s, const struct policy *p, int32_t store)
+{
+    const struct shape_store *st = &s->config.stores[store];
+
+    return st->window == 0 && select_means(p, s->config.n_q, st->n_k, st->n_v);
+}
+
+static int lay_select(struct shape *s, struct error *reterr)
+{
+    for (int32_t v = 0; v < s->config.mix.n; v++) {
+        const struct policy *p = &s->config.mix.part[v].policy;
+        int r = shape_check_select(s, p, reterr);
+
+        if (r) {
+            return r;
+        }
+        s->selects = s->selects || p->select != POLICY_READ_ALL;
+        for (int32_t i = 0; i < s->config.n_stores; i++) {
+            s->sums = s->sums || shape_keeps_sum(s, p, i);
+        }
+    }
+    return 0;
 }
 
 /* ---- pages -------------------------------------------------------------------------------- */
@@ -357,7 +414,10 @@ int shape_make(const struct shape_config *config, struct shape *ret, struct erro
         s.full_token_bytes +=
             2 * ((uint64_t)st->n_k * (uint64_t)st->k_dim + (uint64_t)st->n_v * (uint64_t)st->v_dim);
     }
-    r = lay_classes(&s, reterr);
+    r = lay_select(&s, reterr);
+    if (!r) {
+        r = lay_classes(&s, reterr);
+    }
     if (!r) {
         lay_caps(&s);
         lay_seat(&s);
@@ -384,9 +444,7 @@ void shape_finish(struct shape *s)
 int shape_variant(const struct shape *s, const struct policy *p)
 {
     for (int32_t v = 0; v < s->config.mix.n; v++) {
-        const struct policy *q = &s->config.mix.part[v].policy;
-
-        if (q->k_type == p->k_type && q->v_type == p->v_type && q->pos_new == p->pos_new) {
+        if (same_pages(&s->config.mix.part[v].policy, p)) {
             return s->variant[v];
         }
     }

@@ -32,6 +32,7 @@ struct shape_config {
     int32_t ctx;
     int32_t n_seqs;
     int32_t max_chunk;    /* rows of one sequence in a batch, at most */
+    int32_t n_q;          /* query heads of a layer */
     uint64_t hidden_bytes; /* of one row of hidden states, for layered prefill */
     struct policy_mix mix;
 };
@@ -52,6 +53,7 @@ struct shape_seat {
     uint64_t pos_off;   /* i32 (n_groups, steady_cap), in the state */
     uint64_t score_off; /* f32 (n_groups, steady_cap), in the state */
     uint64_t victim_off; /* i32 (n_groups), in the state */
+    uint64_t sum_off;   /* f32 (n_v, v_dim), in the state */
     uint64_t peak_pos_off;   /* (n_groups, peak_cap), in the one peak region */
     uint64_t peak_score_off;
     uint64_t layer_score_off; /* layered: the region is one store's at a time, positions at 0 */
@@ -69,6 +71,8 @@ struct shape {
     int32_t steady_cap; /* slots with position and score that a seat has per group; 0: no policy evicts */
     int32_t peak_cap;   /* of the one sequence whose prompt is being read; 0: none needed */
     bool scores;
+    bool selects;    /* queries may select */
+    bool sums;       /* seats keep sums of V */
     bool layered;    /* a planned policy reads prompts layer by layer */
     bool whole_peak; /* one reads them through all layers at once */
     uint64_t table_bytes; /* of one seat */
@@ -104,6 +108,11 @@ struct shape_need {
 /* -ENOTSUP for types the backend lacks, -EINVAL, -ENOMEM where a share does not hold one sequence. */
 int shape_make(const struct shape_config *config, struct shape *ret, struct error *reterr) WARN_UNUSED;
 void shape_finish(struct shape *s); /* takes a zeroed struct */
+
+/* Can this model and backend do what the policy wants of queries? -ENOTSUP, -EINVAL. */
+int shape_check_select(const struct shape *s, const struct policy *p, struct error *reterr) WARN_UNUSED;
+/* Does a sequence under the policy keep the sum of V of a store? */
+bool shape_keeps_sum(const struct shape *s, const struct policy *p, int32_t store);
 
 /* Which of the mix's precisions a policy has; -ENOENT. */
 int shape_variant(const struct shape *s, const struct policy *p);

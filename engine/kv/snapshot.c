@@ -5,6 +5,7 @@
  *     i32 tokens (n_tokens), padded to 8 bytes
  *     for each store: struct store_header, then for each group
  *         i32 positions (n_slots) and f32 scores (n_slots) where the store has them,
+ *         f32 sums of V (v_heads of the group, v_dim) where the policy keeps them,
  *         the slots (n_slots, slot_bytes), padded to 8 bytes
  *
  * Positions and scores of a sequence at rest lie in its seat (not in the peak region): prompts that
@@ -18,7 +19,7 @@
 
 #include "base/checked.h"
 
-enum { VERSION = 1, HAS_POS = 1, HAS_SCORE = 2 };
+enum { VERSION = 1, HAS_POS = 1, HAS_SCORE = 2, HAS_SUM = 4, SUM_SHIFT = 8 };
 
 static const char magic[8] = "PIPITSEQ";
 
@@ -52,6 +53,21 @@ static uint64_t pad8(uint64_t n)
     return (n + 7) & ~UINT64_C(7);
 }
 
+/* The flag, and above it the floats of one group's sums. */
+static uint32_t sum_flags(const struct shape *s, const struct policy *p, int32_t variant,
+                          int32_t store)
+{
+    const struct ops_kv_layout *l = shape_layout(s, variant, store);
+
+    return shape_keeps_sum(s, p, store) ? HAS_SUM | (uint32_t)(l->v_heads * l->v_dim) << SUM_SHIFT
+                                        : 0u;
+}
+
+static uint64_t n_sums(const struct store_header *h)
+{
+    return h->flags >> SUM_SHIFT;
+}
+
 /* What a store of a sequence at rest has. */
 static struct store_header describe(const struct cache *c, const struct cache_seq *q, int32_t store,
                                     int32_t n_slots)
@@ -64,7 +80,8 @@ static struct store_header describe(const struct cache *c, const struct cache_se
         .layer = s->config.stores[store].layer,
         .n_groups = s->seats[store].n_groups,
         .n_slots = n_slots,
-        .flags = (ring || evicts ? HAS_POS : 0u) | (evicts && q->place->scores ? HAS_SCORE : 0u),
+        .flags = (ring || evicts ? HAS_POS : 0u) | (evicts && q->place->scores ? HAS_SCORE : 0u) |
+                 sum_flags(s, &q->policy, q->variant, store),
         .slot_bytes = ops_kv_slot_bytes(shape_layout(s, q->variant, store)),
     };
 }
@@ -74,7 +91,8 @@ static uint64_t group_bytes(const struct store_header *h)
     uint64_t n = (uint64_t)h->n_slots;
 
     return pad8(n * (h->flags & HAS_POS ? sizeof(int32_t) : 0)) +
-           pad8(n * (h->flags & HAS_SCORE ? sizeof(float) : 0)) + pad8(n * h->slot_bytes);
+           pad8(n * (h->flags & HAS_SCORE ? sizeof(float) : 0)) + pad8(n_sums(h) * sizeof(float)) +
+           pad8(n * h->slot_bytes);
 }
 
 static uint64_t store_bytes(const struct store_header *h)
@@ -127,6 +145,9 @@ static int copy_group(struct copier *x, const struct store_header *h, const stru
     }
     if (!r && (h->flags & HAS_SCORE)) {
         r = copy_array(x, kv->score + at, n * sizeof(float));
+    }
+    if (!r && (h->flags & HAS_SUM)) {
+        r = copy_array(x, kv->v_sum + (size_t)group * (size_t)n_sums(h), n_sums(h) * sizeof(float));
     }
     if (r) {
         return r;
@@ -252,6 +273,15 @@ static int check_group(const struct store_header *h, const uint8_t *at, int32_t 
         memcpy(&score, at + (size_t)i * sizeof(score), sizeof(score));
         if (!isfinite(score)) {
             return broken(reterr, "a score");
+        }
+    }
+    at += pad8((uint64_t)h->n_slots * (h->flags & HAS_SCORE ? sizeof(float) : 0));
+    for (uint64_t i = 0; i < n_sums(h); i++) {
+        float sum;
+
+        memcpy(&sum, at + (size_t)i * sizeof(sum), sizeof(sum));
+        if (!isfinite(sum)) {
+            return broken(reterr, "a sum of V");
         }
     }
     return 0;

@@ -64,6 +64,7 @@ struct forward {
     bool beyond;                 /* the split has been passed */
     struct ops_seq *seqs;        /* (max_seqs) of the running layer */
     struct ops_observe *observe; /* (max_seqs) */
+    struct ops_select *select;   /* (max_seqs) */
     int32_t *index;              /* (max_rows) */
     int32_t *row0;               /* (max_seqs) first row of a sequence beyond the split */
     int32_t *dropped;            /* (max_seqs) its rows that stay before the split */
@@ -194,6 +195,9 @@ static int32_t drop_empty(struct forward *f)
             if (f->b.observe) {
                 f->observe[n] = f->observe[i];
             }
+            if (f->b.select) {
+                f->select[n] = f->select[i];
+            }
             n++;
         }
     }
@@ -219,6 +223,14 @@ static void take_observe(struct forward *f, int32_t layer)
         if (f->beyond) {
             o->row_first = max_i32(0, o->row_first - f->dropped[i]);
         }
+    }
+}
+
+static void take_select(struct forward *f)
+{
+    memcpy(f->select, f->b.select, (size_t)f->b.n_seqs * sizeof(*f->select));
+    for (int32_t i = 0; i < f->b.n_seqs; i++) {
+        f->select[i].mean = f->select[i].mean && f->seqs[i].kv.v_sum;
     }
 }
 
@@ -362,6 +374,10 @@ static int step_attend(struct forward *f, int32_t layer)
     if (f->b.observe) {
         take_observe(f, layer);
         p.observe = f->observe;
+    }
+    if (f->b.select && !l->local) {
+        take_select(f);
+        p.select = f->select;
     }
     p.n_seqs = drop_empty(f);
     return f->ops->attention(f->be, &p);
@@ -620,11 +636,12 @@ int forward_create(struct model *m, const struct forward_limits *limits,
     f->deep_kv = calloc((size_t)m->n_stores, sizeof(*f->deep_kv));
     f->seqs = calloc(n_seqs, sizeof(*f->seqs));
     f->observe = calloc(n_seqs, sizeof(*f->observe));
+    f->select = calloc(n_seqs, sizeof(*f->select));
     f->index = calloc(n_rows, sizeof(*f->index));
     f->row0 = calloc(n_seqs, sizeof(*f->row0));
     f->dropped = calloc(n_seqs, sizeof(*f->dropped));
     if (!f->program || !f->starts || !f->ends || !f->deep_kv || !f->seqs || !f->observe ||
-        !f->index || !f->row0 || !f->dropped) {
+        !f->select || !f->index || !f->row0 || !f->dropped) {
         (void)error_set(reterr, -ENOMEM, "forward pass: no memory");
         goto fail;
     }
@@ -655,6 +672,7 @@ void forward_destroy(struct forward *f)
     free(f->dropped);
     free(f->row0);
     free(f->index);
+    free(f->select);
     free(f->observe);
     free(f->seqs);
     free(f->deep_kv);

@@ -52,6 +52,8 @@ struct forward_batch {
     /* (n_seqs): how many of a sequence's last rows go on beyond the split (SwiftKV), or NULL: all */
     const int32_t *keep;
     const struct ops_observe *observe; /* (n_seqs) or NULL */
+    /* (n_seqs) or NULL: what decode rows read of global layers; no mean where a store has no v_sum */
+    const struct ops_select *select;
     /* (n_seqs): the store whose scores all stores of a sequence use together, or -1; NULL: -1 */
     const int32_t *score_store;
     /* For a prompt that is read layer by layer: */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "engine/kv/select.h"
 #include "engine/sched/state.h"
 
 static int32_t max_i32(int32_t a, int32_t b)
@@ -90,6 +91,9 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
         place->observe(&r->policy, &rows, &b->observe[i]);
         b->observes = b->observes || b->observe[i].row_first < n_rows;
     }
+    select_make(&r->policy, &b->select[i]);
+    b->selects = b->selects || (!prefill && b->select[i].kind != OPS_SELECT_ALL);
+    b->once = b->once || b->observes || (!prefill && cache_sums(cache, r->seat));
     b->score_store[i] = cache_score_store(cache, r->seat);
     b->keep[i] = prefill ? batch_rows_beyond(r, r->n_fed, n_rows, place->scores) : n_rows;
     memcpy(b->ids + b->rows.n, r->tokens + r->n_fed, (size_t)n_rows * sizeof(*b->ids));
@@ -137,6 +141,7 @@ static void begin(struct sched *s)
         .stride = s->config.n_seqs,
         .keep = b->keep,
         .observe = b->observes ? b->observe : NULL,
+        .select = b->selects ? b->select : NULL,
         .score_store = b->score_store,
     };
 
@@ -152,6 +157,8 @@ int batch_build(struct sched *s)
     assert(b->n_seqs == 0 && !b->pending);
     b->rows = (struct ops_rows){0};
     b->observes = false;
+    b->selects = false;
+    b->once = false;
     b->n_wanted = 0;
     b->done_wanted = 0;
     for (r = s->running.first; r; r = r->next) {

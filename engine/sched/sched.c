@@ -8,8 +8,8 @@
  *
  * A step: end what was cancelled, seat who can sit, build a batch (or take up the one that was
  * interrupted), run it, commit it, sample. An interrupted batch of which a request was cancelled
- * is built anew without it, unless it observes scores: these cannot be repeated, so it runs to its
- * end and the cancelled rows' results are dropped. */
+ * is built anew without it, unless it changes scores or sums of V: these steps cannot be repeated,
+ * so it runs to its end and the cancelled rows' results are dropped. */
 
 #include "engine/sched/sched.h"
 
@@ -70,14 +70,15 @@ static int alloc_batch(struct sched *s)
     b->of = calloc(n_seqs, sizeof(struct request *));
     b->seqs = calloc(n_seqs * (size_t)s->config.model->n_stores, sizeof(*b->seqs));
     b->observe = calloc(n_seqs, sizeof(*b->observe));
+    b->select = calloc(n_seqs, sizeof(*b->select));
     b->keep = calloc(n_seqs, sizeof(*b->keep));
     b->score_store = calloc(n_seqs, sizeof(*b->score_store));
     b->ids = calloc(n_rows, sizeof(*b->ids));
     b->wanted = calloc(n_rows, sizeof(*b->wanted));
     b->wanted_rows = calloc(n_rows, sizeof(*b->wanted_rows));
     s->logprobs = calloc((size_t)sched_logit_rows(s->config.n_seqs), sizeof(*s->logprobs));
-    return b->of && b->seqs && b->observe && b->keep && b->score_store && b->ids && b->wanted &&
-                   b->wanted_rows && s->logprobs
+    return b->of && b->seqs && b->observe && b->select && b->keep && b->score_store && b->ids &&
+                   b->wanted && b->wanted_rows && s->logprobs
                ? 0
                : -ENOMEM;
 }
@@ -163,6 +164,7 @@ void sched_destroy(struct sched *s)
     free(s->batch.ids);
     free(s->batch.score_store);
     free(s->batch.keep);
+    free(s->batch.select);
     free(s->batch.observe);
     free(s->batch.seqs);
     free(s->batch.of);
@@ -345,7 +347,7 @@ static bool takes_up(struct sched *s)
     for (int32_t i = 0; i < b->n_seqs; i++) {
         gone += b->of[i]->finished;
     }
-    if (gone == 0 || (gone < b->n_seqs && b->observes)) {
+    if (gone == 0 || (gone < b->n_seqs && b->once)) {
         return true;
     }
     release_batch(s);

@@ -18,10 +18,13 @@ struct wanted {
 struct batch {
     bool pending;  /* the forward pass has begun and not ended */
     bool observes;
+    bool selects;
+    bool once;     /* changes scores or sums: taken up where it stopped, never run anew */
     int32_t n_seqs;
     struct request **of;         /* (n_seqs) whose rows */
     struct ops_seq *seqs;        /* (n_stores, n_seqs) */
     struct ops_observe *observe; /* (n_seqs) */
+    struct ops_select *select;   /* (n_seqs) */
     int32_t *keep;               /* (n_seqs) */
     int32_t *score_store;        /* (n_seqs) */
     int32_t *ids;                /* (batch_tokens) */

@@ -12,33 +12,19 @@
  * An observed sequence's rows add to the same scores in order, so its unit is the whole sequence
  * (of one group). */
 
+#include "kernels/ref/attention.h"
+
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 
 #include "kernels/kv_code.h"
 #include "kernels/noise.h"
-#include "kernels/ref/ref.h"
 
 struct job {
     struct ref *ref;
     const struct ops_attention *p;
     struct pool_counter next;
-};
-
-/* One unit: rows [row, row_end) of `seq`, a block of them at a time. */
-struct unit {
-    const struct ops_attention *p;
-    const struct ops_seq *seq;
-    const struct ops_observe *observe; /* NULL: not observed */
-    const struct ops_kv_layout *l;
-    const struct ref_thread *t;
-    size_t max_slots; /* row length of t->logits */
-    int32_t group;
-    int32_t n_heads; /* query heads of the group */
-    int32_t row;
-    int32_t row_end;
-    int32_t rank_offset; /* pos=new: D of ops.h */
 };
 
 static int32_t heads_of_group(const struct ops_attention *p, const struct ops_seq *seq)
@@ -54,7 +40,7 @@ static int32_t block_rows(int32_t n_heads)
 /* ---- logits -------------------------------------------------------------------------------- */
 
 /* Live slots of the group by position: rank[s] of slot s. Quadratic; pos=new budgets are small. */
-static void rank_slots(struct unit *u)
+static void rank_slots(struct ref_unit *u)
 {
     const struct ops_kv *kv = &u->seq->kv;
     int32_t last = u->seq->pos0 + u->seq->n_rows - 1;
@@ -76,13 +62,13 @@ static void rank_slots(struct unit *u)
 }
 
 /* Position of a slot for RoPE and ALiBi. */
-static int32_t slot_angle(const struct unit *u, int32_t slot)
+static int32_t slot_angle(const struct ref_unit *u, int32_t slot)
 {
     return u->l->k_unrotated ? u->t->rank[slot] + u->rank_offset
                              : ref_kv_pos(&u->seq->kv, u->group, slot);
 }
 
-static bool visible(const struct unit *u, int32_t slot, int32_t row_pos)
+bool ref_visible(const struct ref_unit *u, int32_t slot, int32_t row_pos)
 {
     int32_t pos = ref_kv_pos(&u->seq->kv, u->group, slot);
 
@@ -90,7 +76,7 @@ static bool visible(const struct unit *u, int32_t slot, int32_t row_pos)
 }
 
 /* One K head of slots [s0, s0 + n), transposed: (k_dim, OPS_PAGE_SLOTS). */
-static void decode_k(const struct unit *u, int32_t k_head, int32_t s0, int32_t n)
+static void decode_k(const struct ref_unit *u, int32_t k_head, int32_t s0, int32_t n)
 {
     size_t head_bytes = ops_kv_type_bytes(u->l->k_type, u->l->k_dim);
     float *head = u->t->head;
@@ -102,6 +88,12 @@ static void decode_k(const struct unit *u, int32_t k_head, int32_t s0, int32_t n
                        ops_kv_scale_bytes(u->l->k_type) ? s.k_scale[k_head] : 0, head, u->l->k_dim);
         if (u->l->k_unrotated && u->p->unrotated_rope) {
             ref_rope_head(u->p->unrotated_rope, head, slot_angle(u, s0 + i));
+        }
+        if (u->round_k) {
+            uint16_t scale;
+
+            kv_code_encode(OPS_KV_FP8, head, u->t->codes, &scale, u->l->k_dim);
+            kv_code_decode(OPS_KV_FP8, u->t->codes, scale, head, u->l->k_dim);
         }
         for (int32_t d = 0; d < u->l->k_dim; d++) {
             u->t->page[d * OPS_PAGE_SLOTS + i] = head[d];
@@ -122,37 +114,47 @@ static void dot_slots(const float *restrict q, const float *restrict kt, int32_t
     }
 }
 
-static float finish_logit(const struct unit *u, float dot, float slope, int32_t slot,
-                          int32_t row_pos)
+float ref_slope(const struct ref_unit *u, int32_t head)
 {
-    float x = u->p->scale * dot;
+    return u->p->alibi_max > 0 ? ops_alibi_slope(head, u->p->n_q, u->p->alibi_max) : 0;
+}
 
-    if (!visible(u, slot, row_pos)) {
+float ref_finish_logit(const struct ref_unit *u, float dot, float slope, int32_t slot,
+                       int32_t row_pos)
+{
+    const struct ops_attention *p = u->p;
+    float x = p->scale * dot;
+
+    if (!ref_visible(u, slot, row_pos)) {
         return -INFINITY;
     }
     if (slope != 0) {
         x -= slope * (float)(row_pos - slot_angle(u, slot));
     }
-    if (u->p->softcap > 0) {
-        x = u->p->softcap * tanhf(x / u->p->softcap);
+    if (p->softcap > 0) {
+        x = p->softcap * tanhf(x / p->softcap);
     }
     return fminf(fmaxf(x, -1e30f), 1e30f);
 }
 
-/* Logits of one page, row and query head. */
-static void page_logits(const struct unit *u, int32_t row, int32_t head, int32_t s0, int32_t n,
-                        float *logits)
+const float *ref_query(const struct ref_unit *u, int32_t row, int32_t head)
 {
-    const struct ops_attention *p = u->p;
-    const float *q =
-        p->q + (size_t)(u->seq->row0 + row) * (size_t)p->ldq + (size_t)head * (size_t)u->l->k_dim;
-    float slope = p->alibi_max > 0 ? ops_alibi_slope(head, p->n_q, p->alibi_max) : 0;
+    return u->p->q + (size_t)(u->seq->row0 + row) * (size_t)u->p->ldq +
+           (size_t)head * (size_t)u->l->k_dim;
+}
+
+/* Logits of one page, row and query head. */
+void ref_page_logits(const struct ref_unit *u, int32_t row, int32_t head, int32_t s0, int32_t n,
+                     float *logits)
+{
+    const float *q = ref_query(u, row, head);
+    float slope = ref_slope(u, head);
     float dots[REF_TILE];
 
     for (int32_t i = 0; i < n; i += REF_TILE) {
         dot_slots(q, u->t->page + i, u->l->k_dim, dots);
         for (int32_t j = i; j < n && j < i + REF_TILE; j++) {
-            logits[s0 + j] = finish_logit(u, dots[j - i], slope, s0 + j, u->seq->pos0 + row);
+            logits[s0 + j] = ref_finish_logit(u, dots[j - i], slope, s0 + j, u->seq->pos0 + row);
         }
     }
 }
@@ -160,7 +162,7 @@ static void page_logits(const struct unit *u, int32_t row, int32_t head, int32_t
 /* ---- softmax ------------------------------------------------------------------------------- */
 
 /* x becomes e^(x - max); returns 1 / their sum, 0 when all are -Inf. */
-static float softmax(float *x, int32_t n)
+float ref_softmax(float *x, int32_t n)
 {
     float max = -INFINITY;
     float sum = 0;
@@ -176,7 +178,7 @@ static float softmax(float *x, int32_t n)
 }
 
 /* Adds one row's probabilities to the scores; logits (n_heads, max_slots) are still untouched. */
-static void observe_row(const struct unit *u, int32_t row, const float *logits)
+void ref_observe_row(const struct ref_unit *u, int32_t row, const float *logits)
 {
     const struct ops_observe *o = u->observe;
     const struct ops_kv *kv = &u->seq->kv;
@@ -201,7 +203,7 @@ static void observe_row(const struct unit *u, int32_t row, const float *logits)
                                                     (uint32_t)ref_kv_pos(kv, u->group, s))) /
                                         tau;
         }
-        inv = softmax(p, kv->n_slots);
+        inv = ref_softmax(p, kv->n_slots);
         for (int32_t s = 0; s < kv->n_slots; s++) {
             u->t->p_sum[s] += p[s] * inv;
         }
@@ -211,7 +213,7 @@ static void observe_row(const struct unit *u, int32_t row, const float *logits)
     }
 }
 
-static void damp_scores(const struct unit *u)
+static void damp_scores(const struct ref_unit *u)
 {
     const struct ops_kv *kv = &u->seq->kv;
     float *score = kv->score + (size_t)u->group * (size_t)kv->cap;
@@ -228,7 +230,7 @@ static void damp_scores(const struct unit *u)
 /* ---- values -------------------------------------------------------------------------------- */
 
 /* One V head of slots [s0, s0 + n): (n, v_dim). */
-static void decode_v(const struct unit *u, int32_t v_head, int32_t s0, int32_t n)
+static void decode_v(const struct ref_unit *u, int32_t v_head, int32_t s0, int32_t n)
 {
     size_t head_bytes = ops_kv_type_bytes(u->l->v_type, u->l->v_dim);
 
@@ -241,13 +243,13 @@ static void decode_v(const struct unit *u, int32_t v_head, int32_t s0, int32_t n
     }
 }
 
-static float *out_of(const struct unit *u, int32_t row, int32_t head)
+float *ref_out(const struct ref_unit *u, int32_t row, int32_t head)
 {
     return u->p->out + (size_t)(u->seq->row0 + row) * (size_t)u->p->ldo +
            (size_t)head * (size_t)u->l->v_dim;
 }
 
-static void add_values(const struct unit *u, const float *restrict e, int32_t n,
+static void add_values(const struct ref_unit *u, const float *restrict e, int32_t n,
                        float *restrict out)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -262,19 +264,15 @@ static void add_values(const struct unit *u, const float *restrict e, int32_t n,
 
 /* ---- units --------------------------------------------------------------------------------- */
 
-/* What is done with one decoded page for one row and query head; logits (n_slots). */
-typedef void pair_fn(const struct unit *u, int32_t row, int32_t head, int32_t s0, int32_t n,
-                     float *logits);
-
-static void value_pair(const struct unit *u, int32_t row, int32_t head, int32_t s0, int32_t n,
-                       float *logits)
+void ref_value_pair(const struct ref_unit *u, int32_t row, int32_t head, int32_t s0, int32_t n,
+                    float *logits)
 {
-    add_values(u, logits + s0, n, out_of(u, row, head));
+    add_values(u, logits + s0, n, ref_out(u, row, head));
 }
 
 /* Decodes each page of each K (or V) head once and calls fn for the rows [r0, r1) and the query
  * heads that read it. */
-static void over_pages(const struct unit *u, int32_t r0, int32_t r1, bool keys, pair_fn *fn)
+void ref_over_pages(const struct ref_unit *u, int32_t r0, int32_t r1, bool keys, ref_pair_fn *fn)
 {
     int32_t n_kv_heads = keys ? u->l->k_heads : u->l->v_heads;
     int32_t share = u->n_heads / n_kv_heads; /* query heads that read one K or V head */
@@ -300,30 +298,30 @@ static void over_pages(const struct unit *u, int32_t r0, int32_t r1, bool keys, 
     }
 }
 
-static void block(const struct unit *u, int32_t r0, int32_t r1)
+static void block(const struct ref_unit *u, int32_t r0, int32_t r1)
 {
-    over_pages(u, r0, r1, true, page_logits);
+    ref_over_pages(u, r0, r1, true, ref_page_logits);
     for (int32_t row = r0; row < r1; row++) {
         float *logits = u->t->logits + (size_t)(row - r0) * (size_t)u->n_heads * u->max_slots;
 
         if (u->observe && row >= u->observe->row_first) {
-            observe_row(u, row, logits);
+            ref_observe_row(u, row, logits);
         }
         for (int32_t h = 0; h < u->n_heads; h++) {
             float *x = logits + (size_t)h * u->max_slots;
-            float scale = softmax(x, u->seq->kv.n_slots);
+            float scale = ref_softmax(x, u->seq->kv.n_slots);
 
             for (int32_t s = 0; s < u->seq->kv.n_slots; s++) {
                 x[s] *= scale;
             }
-            memset(out_of(u, row, u->group * u->n_heads + h), 0,
+            memset(ref_out(u, row, u->group * u->n_heads + h), 0,
                    (size_t)u->l->v_dim * sizeof(float));
         }
     }
-    over_pages(u, r0, r1, false, value_pair);
+    ref_over_pages(u, r0, r1, false, ref_value_pair);
 }
 
-static void run_unit(struct unit *u)
+static void run_unit(struct ref_unit *u)
 {
     int32_t step = block_rows(u->n_heads);
 
@@ -333,8 +331,16 @@ static void run_unit(struct unit *u)
     if (u->observe) {
         damp_scores(u);
     }
-    for (int32_t r = u->row; r < u->row_end; r += step) {
-        block(u, r, r + step < u->row_end ? r + step : u->row_end);
+    for (int32_t r = u->row; r < u->row_end;) {
+        int32_t end = r + step < u->row_end ? r + step : u->row_end;
+
+        if (ref_selects(u, r)) {
+            ref_select_row(u, r);
+            end = r + 1;
+        } else {
+            block(u, r, end);
+        }
+        r = end;
     }
 }
 
@@ -346,7 +352,7 @@ static const struct ops_observe *observe_of(const struct ops_attention *p, int32
 }
 
 /* Finds unit `index` of the call; false when there are fewer. */
-static bool find_unit(const struct ops_attention *p, int32_t index, struct unit *u)
+static bool find_unit(const struct ops_attention *p, int32_t index, struct ref_unit *u)
 {
     for (int32_t i = 0; i < p->n_seqs; i++) {
         const struct ops_seq *seq = &p->seqs[i];
@@ -357,6 +363,7 @@ static bool find_unit(const struct ops_attention *p, int32_t index, struct unit 
         if (index < n_blocks * seq->kv.layout->n_groups) {
             u->seq = seq;
             u->observe = observe_of(p, i);
+            u->select = p->select ? &p->select[i] : NULL;
             u->l = seq->kv.layout;
             u->n_heads = n_heads;
             u->group = index / n_blocks;
@@ -372,7 +379,7 @@ static bool find_unit(const struct ops_attention *p, int32_t index, struct unit 
 static void units(void *arg, int tid, int n_threads)
 {
     struct job *job = arg;
-    struct unit u = {
+    struct ref_unit u = {
         .p = job->p,
         .t = &job->ref->threads[tid],
         .max_slots = (size_t)job->ref->limits.max_slots,
@@ -396,6 +403,9 @@ int ref_attention(struct backend *be, const struct ops_attention *p)
             heads_of_group(p, &p->seqs[i]) > ref->limits.max_heads ||
             l->k_dim > ref->limits.max_head_dim || l->v_dim > ref->limits.max_head_dim ||
             p->n_q % (l->n_groups * l->k_heads) != 0 || p->n_q % (l->n_groups * l->v_heads) != 0) {
+            return -EINVAL;
+        }
+        if (p->select && !ref_select_valid(ref, p, i)) {
             return -EINVAL;
         }
     }

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "kernels/kv_code.h"
 #include "kernels/ref/ref.h"
 
 struct sizes { /* bytes of one slot's sections */
@@ -56,6 +57,43 @@ struct ref_slot ref_kv_slot(const struct ops_kv *kv, int32_t group, int32_t slot
 int32_t ref_kv_pos(const struct ops_kv *kv, int32_t group, int32_t slot)
 {
     return kv->slot_pos ? kv->slot_pos[(size_t)group * (size_t)kv->cap + (size_t)slot] : slot;
+}
+
+void ref_kv_value(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t v_head, float *ret)
+{
+    const struct ops_kv_layout *l = kv->layout;
+    struct ref_slot s = ref_kv_slot(kv, group, slot);
+
+    kv_code_decode(l->v_type, s.v + (size_t)v_head * (size_t)ops_kv_type_bytes(l->v_type, l->v_dim),
+                   ops_kv_scale_bytes(l->v_type) ? s.v_scale[v_head] : 0, ret, l->v_dim);
+}
+
+/* Slots in order. */
+int ref_kv_sum(struct backend *be, const struct ops_kv_sum *p)
+{
+    struct ref *ref = (struct ref *)be;
+    const struct ops_kv *kv = p->kv;
+    const struct ops_kv_layout *l = kv->layout;
+    float *sum = kv->v_sum;
+    float *v = ref->threads[0].head;
+
+    if (!sum || l->v_dim > ref->limits.max_head_dim) {
+        return -EINVAL;
+    }
+    memset(sum, 0, (size_t)l->n_groups * (size_t)l->v_heads * (size_t)l->v_dim * sizeof(*sum));
+    for (int32_t g = 0; g < l->n_groups; g++) {
+        for (int32_t s = 0; s < kv->n_slots; s++) {
+            for (int32_t h = 0; h < l->v_heads && ref_kv_pos(kv, g, s) >= 0; h++) {
+                float *to = sum + (size_t)(g * l->v_heads + h) * (size_t)l->v_dim;
+
+                ref_kv_value(kv, g, s, h, v);
+                for (int32_t d = 0; d < l->v_dim; d++) {
+                    to[d] += v[d];
+                }
+            }
+        }
+    }
+    return 0;
 }
 
 int ref_kv_export(struct backend *be, const struct ops_kv_slots *p)

@@ -32,6 +32,7 @@ static void lay_out(struct memory_arena *a, int n_threads, const struct backend_
     size_t cols = at_least_one(l->max_cols);
     size_t slots = at_least_one(l->max_slots);
     size_t dim = at_least_one(l->max_head_dim);
+    size_t heads = at_least_one(l->max_heads);
     size_t pairs = l->max_heads > REF_PAIRS ? (size_t)l->max_heads : REF_PAIRS;
     size_t tiles = (at_least_one(l->max_rows) + REF_TILE - 1) / REF_TILE;
     float *xt = memory_arena_take(a, tiles * REF_TILE * cols * sizeof(float));
@@ -48,6 +49,15 @@ static void lay_out(struct memory_arena *a, int n_threads, const struct backend_
             .p_sum = memory_arena_take(a, slots * sizeof(float)),
             .rank = memory_arena_take(a, slots * sizeof(int32_t)),
         };
+
+        if (l->select) {
+            t.approx = memory_arena_take(a, heads * slots * sizeof(float));
+            t.order = memory_arena_take(a, slots * sizeof(int32_t));
+            t.chosen = memory_arena_take(a, slots * sizeof(bool));
+            t.dims = memory_arena_take(a, heads * dim * sizeof(bool));
+            t.shrink = memory_arena_take(a, heads * sizeof(float));
+            t.codes = memory_arena_take(a, dim);
+        }
 
         if (ref) {
             ref->threads[i] = t;
@@ -191,6 +201,7 @@ static void ref_weight_destroy(struct backend *be, struct ops_weight *w)
 
 const struct backend_ops ref_backend = {
     .name = "ref",
+    .selects = true,
     .create = ref_create,
     .destroy = ref_destroy,
     .describe = ref_describe,
@@ -215,6 +226,7 @@ const struct backend_ops ref_backend = {
     .softcap = ref_softcap,
     .rope_store = ref_rope_store,
     .attention = ref_attention,
+    .kv_sum = ref_kv_sum,
     .victim = ref_victim,
     .cut = ref_cut,
     .kv_export = ref_kv_export,

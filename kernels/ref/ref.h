@@ -25,6 +25,13 @@ struct ref_thread {
     float *p;      /* (max_slots): probabilities of one observed row and head */
     float *p_sum;  /* (max_slots): their sum over the heads of a group */
     int32_t *rank; /* (max_slots): pos=new */
+    /* Of queries that select: */
+    float *approx;   /* (max_heads, max_slots): probabilities by which slots are chosen */
+    int32_t *order;  /* (max_slots) */
+    bool *chosen;    /* (max_slots) */
+    bool *dims;      /* (max_heads, max_head_dim): of a K head, those that rank */
+    float *shrink;   /* (max_heads): 1 / sqrt(share) */
+    uint8_t *codes;  /* (max_head_dim): one head in fp8 */
 };
 
 struct ref {
@@ -50,6 +57,8 @@ struct ref_slot {
     uint16_t *v_scale;
 };
 
+/* ret (n) gets one V head of a slot. */
+void ref_kv_value(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t v_head, float *ret);
 struct ref_slot ref_kv_slot(const struct ops_kv *kv, int32_t group, int32_t slot);
 /* Position held by a slot, -1 when empty. */
 int32_t ref_kv_pos(const struct ops_kv *kv, int32_t group, int32_t slot);
@@ -68,6 +77,7 @@ int ref_gather(struct backend *be, const struct ops_gather *p);
 int ref_softcap(struct backend *be, const struct ops_softcap *p);
 int ref_rope_store(struct backend *be, const struct ops_rope_store *p);
 int ref_attention(struct backend *be, const struct ops_attention *p);
+int ref_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int ref_victim(struct backend *be, const struct ops_victim *p);
 int ref_cut(struct backend *be, const struct ops_cut *p);
 int ref_kv_export(struct backend *be, const struct ops_kv_slots *p);

@@ -41,6 +41,22 @@ void ref_rope_head(const struct ops_rope *rope, float *x, int32_t pos)
     }
 }
 
+/* v_sum gets `factor` times the slot's V. */
+static void add_to_sum(const struct ops_kv *kv, int32_t group, int32_t slot, float factor,
+                       float *head)
+{
+    const struct ops_kv_layout *l = kv->layout;
+
+    for (int32_t h = 0; h < l->v_heads; h++) {
+        float *sum = kv->v_sum + (size_t)(group * l->v_heads + h) * (size_t)l->v_dim;
+
+        ref_kv_value(kv, group, slot, h, head);
+        for (int32_t d = 0; d < l->v_dim; d++) {
+            sum[d] += factor * head[d];
+        }
+    }
+}
+
 static void store_group(const struct ops_rope_store *p, const struct ops_seq *seq, int32_t i,
                         int32_t group, float *head)
 {
@@ -51,7 +67,11 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
                    : seq->ring ? (seq->slot0 + i) % seq->ring
                                : seq->slot0 + i;
     struct ref_slot to = ref_kv_slot(kv, group, slot);
+    bool sums = kv->v_sum && seq->row0 + i < p->rows.n_decode;
 
+    if (sums && seq->victim && ref_kv_pos(kv, group, slot) >= 0) {
+        add_to_sum(kv, group, slot, -1.0f, head);
+    }
     for (int32_t h = 0; h < l->k_heads; h++) {
         const float *k =
             p->k + row * (size_t)p->ldk + (size_t)(group * l->k_heads + h) * (size_t)l->k_dim;
@@ -75,6 +95,9 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
     }
     if (kv->score) {
         kv->score[(size_t)group * (size_t)kv->cap + (size_t)slot] = 0.0f;
+    }
+    if (sums) {
+        add_to_sum(kv, group, slot, 1.0f, head);
     }
 }
 

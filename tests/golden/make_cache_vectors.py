@@ -23,7 +23,8 @@ import numpy_model
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 N_PROMPT, N_NEW, N_VOCAB = 40, 24, 300
 BASE = {"name": "full", "budget": 0, "recent": 0, "sinks": 0, "noise": "none", "seed": 0, "observe": 64,
-        "tau0": 1.0, "tau1": 1.0, "scope": "head", "pos_new": False, "damp": 1.0}
+        "tau0": 1.0, "tau1": 1.0, "scope": "head", "pos_new": False, "damp": 1.0, "select": None}
+SPARQ = {"name": "sparq", "r": 3, "k": 12, "local": 3, "mean": False}
 CASES = [
     # name, overlay (split, group) or None, policy text, policy of the NumPy model
     ("full", None, "f32", {}),
@@ -47,6 +48,16 @@ CASES = [
      {"name": "window", "budget": 20, "recent": 16, "sinks": 4, "pos_new": True}),
     ("dense", None, "f32+keyformer:20,recent=0%,noise=none,tau=1..1,prefill=dense",
      {"name": "keyformer", "budget": 20, "recent": 0}),
+    ("sparq", None, "f32+sparq:r=3,k=12", {"select": SPARQ}),
+    ("sparq_as_shipped", None, "f32+sparq:r=3,k=12,mode=as-shipped,layout=2k", {"select": {**SPARQ, "mode": "as-shipped"}}),
+    ("sparq_mean", None, "f32+sparq:r=3,k=12,mean=on", {"select": {**SPARQ, "mean": True}}),
+    ("sparq_keyformer", None, "f32+keyformer:20,recent=30%,noise=once,tau=1..2,seed=3+sparq:r=3,k=12,mean=on",
+     {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0, "select": {**SPARQ, "mean": True}}),
+    ("sparq_acrosskv", (2, 3), "f32+window:20+sparq:r=3,k=12,mean=on",
+     {"name": "window", "budget": 20, "recent": 20, "select": {**SPARQ, "mean": True}}),
+    ("topv", None, "f32+topv:9,renorm=off", {"select": {"name": "topv", "k": 9, "renorm": False}}),
+    ("topv_h2o", None, "f32+h2o:20,recent=50%+topv:9,renorm=on",
+     {"name": "h2o", "budget": 20, "recent": 10, "select": {"name": "topv", "k": 9, "renorm": True}}),
     ("swiftkv", (2, 1), "f32", {}),
     ("acrosskv", (2, 4), "f32", {}),
     ("acrosskv_short", (2, 3), "f32", {}),

@@ -13,6 +13,12 @@ from here.
     pos=new   K is kept before RoPE and rotated, as it is read, to its rank among the live slots (counted from the
               row's own position backwards).
     GQA       a K/V head's score is the sum over its query heads; layers that share a store sum as well.
+    SparQ     (Ribar et al., Algorithm 1), for new tokens only: the r components with the largest |q| (summed over the
+              query heads of a K head), tau = sqrt(d |q[r]|_1 / |q|_1) per query head, the k positions with the
+              largest approximate probabilities (summed over the query heads), the latest `local` before them, and
+              alpha of the attention over them, 1 - alpha of the mean of V. as-shipped: the current token is beside k
+              and the window. With an evicting policy the scores sum the approximate probabilities.
+    topv      exact probabilities; of each V head the V of the k largest only, renormalised or not.
 
 Use: numpy_model.py MODEL.gguf [OVERLAY.gguf] --prompt IDS --new IDS [--policy h2o|keyformer|as-shipped|window|full] ..."""
 
@@ -214,6 +220,10 @@ class Model:
         q = self.rope(self.project(f"blk.{j}.attn_q" + ("_swiftkv" if deep else ""), x, self.n_head), pos)
         st = self.stores[self.owner(j)]
         out = np.zeros((self.n_head, self.dim))
+        if self.policy["select"] and pos >= self.policy["n_prompt"]:
+            for h in range(self.n_kv):
+                self.attend_some(j, h, q, pos, st, tau, out)
+            return self.w[f"blk.{j}.attn_output.weight"] @ out.reshape(-1)
         for head in range(self.n_head):
             h = head * self.n_kv // self.n_head
             k = np.array(st.k[h])
@@ -227,6 +237,35 @@ class Model:
             out[head] = softmax(logits) @ np.array(st.v[h])
             self.observe(j, head, logits, pos, st, h, tau)
         return self.w[f"blk.{j}.attn_output.weight"] @ out.reshape(-1)
+
+    def attend_some(self, j, h, q, pos, st, tau, out):
+        """The query heads of K/V head h, into out."""
+        s = self.policy["select"]
+        group = range(h * self.n_head // self.n_kv, (h + 1) * self.n_head // self.n_kv)
+        k, v, at = np.array(st.k[h]), np.array(st.v[h]), np.array(st.pos[h])
+        exact = {head: k @ q[head] / math.sqrt(self.dim) for head in group}
+        rank = exact
+        if s["name"] == "sparq":
+            size = sum(abs(q[head]) for head in group)
+            dims = sorted(range(self.dim), key=lambda d: (-size[d], d))[:s["r"]]
+            rank = {head: k[:, dims] @ q[head][dims] / math.sqrt(self.dim * abs(q[head][dims]).sum() / abs(q[head]).sum())
+                    for head in group}
+        for head in group:
+            self.observe(j, head, rank[head], pos, st, h, tau)
+        p = {head: softmax(rank[head]) for head in group}
+        extra = 1 if s.get("mode") == "as-shipped" else 0
+        n, local = s["k"] + extra, s.get("local", 0) + extra if s["name"] == "sparq" else 0
+        total = sum(p.values())
+        chosen = sorted(range(len(at)), key=lambda i: (at[i] <= pos - local, -total[i] if at[i] <= pos - local else 0, at[i]))[:n]
+        for head in group:
+            if s["name"] == "topv":
+                w = softmax(exact[head])[chosen]
+                out[head] = (w / w.sum() if s["renorm"] else w) @ v[chosen]
+                continue
+            out[head] = softmax(exact[head][chosen]) @ v[chosen]
+            if s["mean"]:
+                alpha = p[head][chosen].sum()
+                out[head] = alpha * out[head] + (1 - alpha) * v.mean(0)
 
     def token(self, token, pos, tau):
         """All layers for one token; logits."""
@@ -274,7 +313,7 @@ def snapshot(m):
 
 
 def policy_of(o):
-    return {"scope": o.score, "pos_new": o.pos == "new", "damp": o.damp, "name": o.policy, "budget": o.budget, "recent": o.budget * o.recent // 100, "sinks": o.sinks,
+    return {"select": json.loads(o.select), "scope": o.score, "pos_new": o.pos == "new", "damp": o.damp, "name": o.policy, "budget": o.budget, "recent": o.budget * o.recent // 100, "sinks": o.sinks,
             "noise": o.noise, "seed": o.seed, "observe": o.observe, "tau0": o.tau[0] if o.policy in ("keyformer", "as-shipped") else 1.0,
             "tau1": o.tau[1] if o.policy in ("keyformer", "as-shipped") else 1.0}
 
@@ -293,6 +332,7 @@ def main():
     a.add_argument("--seed", type=int, default=0)
     a.add_argument("--score", default="head", choices=("head", "layer", "shared"))
     a.add_argument("--pos", default="org", choices=("org", "new"))
+    a.add_argument("--select", default="null", help='JSON: {"name": "sparq", "r": 4, "k": 8, "local": 2, "mean": true}')
     a.add_argument("--damp", type=float, default=1.0)
     a.add_argument("--observe", type=int, default=64)
     a.add_argument("--tau", type=lambda s: [float(n) for n in s.split("..")], default=[1.0, 2.0])

@@ -24,6 +24,10 @@ static const struct tolerance
     tol_attention = {1e-11, 2e-4, "polynomial exp, chunks merged"},
     /* The same where logits reach 1e4: an f32 logit is then known to 1e-3, and so is e^ of it. */
     tol_attention_large = {1e-6, 1e-1, "logits of 1e4 in f32"},
+    /* The same, and the approximate probabilities' share that blends in the mean of V. */
+    tol_select = {1e-11, 2e-4, "polynomial exp, two softmaxes"},
+    /* Up to 170 values added, one taken away and added again, in another order. */
+    tol_sum = {1e-11, 1e-4, "f32 sums in another order"},
     /* The reference itself, f32 sums in order, against double. */
     tol_attention_double = {1e-9, 1e-3, "double arithmetic against f32"},
     /* Scores: probabilities in [0, 1] summed over rows; noise through two logarithms (3e-7 each). */

@@ -118,6 +118,22 @@ Test(plan, policy_state_and_peak)
     cr_assert_leq(p.policy_bytes, UINT64_C(30) * (3 * 1024 * 4 + 64));
 }
 
+Test(plan, what_queries_read)
+{
+    struct plan p = plan_of("sparq:r=16", 30);
+    struct error e = {0};
+
+    cr_assert_eq(p.kv_bytes, full);
+    cr_assert_eq(p.policy_bytes, 0, "no mean where queries share heads");
+    p = plan_of("sparq:r=16,mean=on", 30);
+    cr_assert_eq(p.policy_bytes, UINT64_C(30) * 3 * 64 * 4);
+    p = plan_of("topv:100", 30);
+    cr_assert_eq(p.kv_bytes, full);
+    cr_assert_eq(p.policy_bytes, 0);
+    cr_assert_eq(make("sparq:r=65", 30, CTX, 1, UINT64_MAX, &p, &e), -EINVAL);
+    cr_assert(strstr(e.text, "r=65, but keys have 64 dims"), "%s", e.text);
+}
+
 Test(plan, refusal_has_numbers)
 {
     struct plan p;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "engine/kv/policy.h"
+#include "engine/kv/select.h"
 
 static struct policy parse(const char *text)
 {
@@ -82,6 +83,13 @@ Test(policy, canonical_text_says_the_same)
         "recency:300,decay=0.9",
         "h2o:50%,score=layer,prefill=bounded",
         "f32+h2o:100",
+        "sparq",
+        "k16v8+sparq:r=16,k=128,local=32,mean=on,layout=2k",
+        "h2o:50%+sparq,mode=as-shipped,k=7",
+        "topv:100,renorm=off+fp8",
+        "sinks:4096+keyformer:50%ctx,recent=20%,tau=0.123456..0.654321,damp=0.123456,min=16777216,"
+        "observe=4096,seed=2147483647,prefill=bounded,chunk=65536+sparq:k=16777216,local=16777216,"
+        "mode=as-shipped,layout=rank8",
     };
 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
@@ -96,6 +104,37 @@ Test(policy, canonical_text_says_the_same)
         policy_print(&q, again, sizeof(again));
         cr_assert_str_eq(text, again);
     }
+}
+
+Test(policy, what_queries_read)
+{
+    struct ops_select s;
+    struct policy p = parse("sparq:r=16,k=100");
+
+    cr_assert_eq(p.place, POLICY_FULL);
+    select_make(&p, &s);
+    cr_assert_eq(s.kind, OPS_SELECT_SPARQ);
+    cr_assert_eq(s.r, 16);
+    cr_assert_eq(s.k, 100);
+    cr_assert_eq(s.local, 25, "a quarter of k");
+    cr_assert_not(select_means(&p, 9, 3, 3), "queries share heads");
+    cr_assert(select_means(&p, 8, 8, 8));
+    p = parse("sparq:k=100,mode=as-shipped,local=9,mean=on");
+    select_make(&p, &s);
+    cr_assert_eq(s.k, 101, "the current token is free");
+    cr_assert_eq(s.local, 10);
+    cr_assert(select_means(&p, 9, 3, 3));
+    p = parse("sparq:mean=off");
+    cr_assert_not(select_means(&p, 8, 8, 8));
+    p = parse("topv:64");
+    select_make(&p, &s);
+    cr_assert_eq(s.kind, OPS_SELECT_TOPV);
+    cr_assert_eq(s.k, 64);
+    cr_assert_eq(s.local, 0);
+    cr_assert(s.renorm);
+    p = parse("h2o:40");
+    select_make(&p, &s);
+    cr_assert_eq(s.kind, OPS_SELECT_ALL);
 }
 
 Test(policy, faults_say_where)
@@ -128,7 +167,18 @@ Test(policy, faults_say_where)
         {"sinks:4", 8, "needs a word beside it", -EINVAL},
         {"sinks:100+h2o:110", 18, "leave nothing", -EINVAL},
         {"fp8,chunk=3", 5, "takes no options", -EINVAL},
-        {"sparq:r=16", 1, "not built yet", -ENOTSUP},
+        {"sparq:r=0", 9, "from 1 to 1024", -EINVAL},
+        {"sparq:", 7, "takes the options r k local mode mean layout", -EINVAL},
+        {"sparq:k=16,local=17", 1, "latest 17 slots are more than k=16", -EINVAL},
+        {"fp8+sparq:layout=thrice", 18, "one of once 2k rank8", -EINVAL},
+        {"sparq:tau=1", 7, "takes the options", -EINVAL},
+        {"topv", 5, "number of slots must follow", -EINVAL},
+        {"topv:0", 6, "from 1 to", -EINVAL},
+        {"topv:8,r=4", 8, "takes the options renorm", -EINVAL},
+        {"sparq+topv:9", 7, "a second word for which tokens are read", -EINVAL},
+        {"sparq+window:8,pos=new", 1, "none can be left out", -EINVAL},
+        {"window:8,pos=new+topv:4", 18, "none can be left out", -EINVAL},
+        {"infinigen:alpha=4", 1, "not built yet", -ENOTSUP},
         {"f16+exit:0.9", 5, "not built yet", -ENOTSUP},
     };
 

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Policy words to ops_select.
+ *
+ * mode=paper counts the current token and the local window inside k. mode=as-shipped is the
+ * authors' evaluation code: k and the window are beside the current token, which is free, so both
+ * are one more (the current token is then the latest of the window). */
+
+#include "engine/kv/select.h"
+
+void select_make(const struct policy *p, struct ops_select *ret)
+{
+    int32_t free_token = p->select_mode == POLICY_AS_SHIPPED;
+
+    *ret = (struct ops_select){.kind = OPS_SELECT_ALL};
+    if (p->select == POLICY_SPARQ) {
+        ret->kind = OPS_SELECT_SPARQ;
+        ret->r = p->r;
+        ret->k = p->top_k + free_token;
+        ret->local = p->local + free_token;
+        ret->mean = p->mean != POLICY_MEAN_OFF;
+    } else if (p->select == POLICY_TOPV) {
+        ret->kind = OPS_SELECT_TOPV;
+        ret->k = p->top_k;
+        ret->renorm = p->renorm != 0;
+    }
+}
+
+bool select_means(const struct policy *p, int32_t n_q, int32_t n_k, int32_t n_v)
+{
+    if (p->select != POLICY_SPARQ || p->mean == POLICY_MEAN_OFF) {
+        return false;
+    }
+    return p->mean == POLICY_MEAN_ON || (n_q == n_k && n_q == n_v);
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_KV_SELECT_H
+#define PIPIT_ENGINE_KV_SELECT_H
+
+/* Which slots a new token's query reads: the select axis of a policy (DESIGN §5), as attention is
+ * told it. The choice itself is the backend's (kernels/ops.h struct ops_select). */
+
+#include "engine/kv/policy.h"
+
+/* `ret` for sequences under the policy. The mean is asked for where it may be; stores whose v_sum is
+ * not kept (select_means()) must have it taken out. */
+void select_make(const struct policy *p, struct ops_select *ret);
+
+/* Does the policy keep the mean of V of a store with n_k K heads and n_v V heads read by n_q query
+ * heads? */
+bool select_means(const struct policy *p, int32_t n_q, int32_t n_k, int32_t n_v);
+
+#endif
