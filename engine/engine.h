@@ -98,6 +98,12 @@ struct engine_request {
      * one, is not reported. Same model, overlays and policy. */
     const void *saved;
     size_t saved_size;
+    /* A request that waits or runs, of the same principal, prompt and policy, whose text (what it has
+     * said included) is a beginning of prompt ++ forced, or 0. The new one shares its pages instead
+     * of reading the prompt again (usage.n_cached), where it can: it says the same either way.
+     * Submitted before the other's first token, it draws its own first token; after that, forced
+     * tokens that the other has in its cache are not reported. */
+    uint64_t fork_of;
     uint64_t principal;     /* fairness: turns go round principals, then by urgency, then by age */
     int32_t urgency;        /* -100..100, higher sooner */
     void *user;             /* comes back with each event */

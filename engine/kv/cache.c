@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Seats: creation, who may sit down, who leaves, and what a seat holds.
  *
- * The cache's work is in four files that share cache_impl.h: this one; cache_store.c, one store of
+ * The cache's work is in five files that share cache_impl.h: this one; cache_store.c, one store of
  * one sequence, its pages and arrays; cache_step.c, a step's pages and victims; cache_cut.c, the
- * end of a prompt, and prompts that are read layer by layer.
+ * end of a prompt, and prompts that are read layer by layer; cache_share.c, pages of several
+ * sequences.
  *
  * What a sequence will need at most is reserved when it sits down and taken as tokens come, so no
  * step can run out. */
@@ -212,17 +213,27 @@ bool cache_needs_peak(const struct cache *c, const struct policy *p, const struc
     return need.peak_state;
 }
 
-static bool reserve(struct cache *c, const struct shape_need *need)
+bool cache_reserve(struct cache *c, const uint32_t *n)
 {
     for (int32_t i = 0; i < c->shape.n_classes; i++) {
-        if (!pages_reserve(&c->classes[i], need->pages[i] + need->peak[i])) {
+        if (!pages_reserve(&c->classes[i], n[i])) {
             while (i-- > 0) {
-                pages_unreserve(&c->classes[i], need->pages[i] + need->peak[i]);
+                pages_unreserve(&c->classes[i], n[i]);
             }
             return false;
         }
     }
     return true;
+}
+
+int cache_free_seat(const struct cache *c)
+{
+    for (int32_t i = 0; i < c->shape.config.n_seqs; i++) {
+        if (!c->seqs[i].busy) {
+            return i;
+        }
+    }
+    return -EBUSY;
 }
 
 int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
@@ -231,19 +242,16 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     const struct shape *s = &c->shape;
     struct shape_need need;
     int v = shape_variant(s, p);
-    int32_t seat = 0;
+    int32_t seat = cache_free_seat(c);
 
-    if (v < 0) {
-        return v;
-    }
-    while (seat < s->config.n_seqs && c->seqs[seat].busy) {
-        seat++;
-    }
-    if (seat == s->config.n_seqs) {
-        return -EBUSY;
+    if (v < 0 || seat < 0) {
+        return v < 0 ? v : seat;
     }
     shape_need(s, p, v, text, &need);
-    if ((need.peak_state && c->peak_holder >= 0) || !reserve(c, &need)) {
+    for (int32_t i = 0; i < s->n_classes; i++) { /* one count from here on */
+        need.pages[i] += need.peak[i];
+    }
+    if ((need.peak_state && c->peak_holder >= 0) || !cache_reserve(c, need.pages)) {
         return -EBUSY;
     }
     struct cache_seq *q = &c->seqs[seat];
@@ -262,10 +270,8 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     q->in_peak = need.peak_state;
     q->layered = need.layered;
     q->n_evicted = 0;
+    q->shares = false;
     q->left = need;
-    for (int32_t i = 0; i < s->n_classes; i++) { /* one count from here on */
-        q->left.pages[i] += need.peak[i];
-    }
     memset(q->n_pages, 0, (size_t)s->config.n_stores * sizeof(*q->n_pages));
     if (q->in_peak) {
         c->peak_holder = seat;

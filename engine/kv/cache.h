@@ -31,6 +31,7 @@ struct cache_seq {
     bool evicting;     /* the prepared row overwrites victims */
     bool in_peak;      /* positions and scores lie in the peak region */
     bool layered;      /* the prompt is being read layer by layer */
+    bool shares;       /* some of its pages may be another's too */
     int64_t n_evicted; /* summed over stores and groups */
     struct shape_need left; /* reserved, not taken */
     uint8_t *tables;   /* device */
@@ -70,6 +71,10 @@ bool cache_needs_peak(const struct cache *c, const struct policy *p, const struc
 int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
               const struct shape_text *text);
 void cache_leave(struct cache *c, int32_t seat);
+/* Sits a sequence down that begins as a copy of one at rest whose prompt is read: same policy and
+ * n_prompt, room for text->n_tokens. All pages are shared until one of the two writes. The new
+ * seat, or -EBUSY (no seat or pages, or the other is not at rest), or the device's error. */
+int cache_fork(struct cache *c, int32_t parent, const struct shape_text *text);
 
 /* Makes room for n_rows more tokens (one, when the sequence is beyond its prompt). */
 int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows) WARN_UNUSED;

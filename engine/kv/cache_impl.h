@@ -32,6 +32,24 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
 int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots) WARN_UNUSED;
 void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
 
+/* The host mirror of a store's page table: (n_groups, max_pages). */
+static inline uint32_t *cache_host_pages(const struct cache_seq *q, const struct shape_seat *st)
+{
+    return q->pages + st->pages_off / sizeof(uint32_t);
+}
+
+/* The prepared step's share in a store: what cache_view gives. */
+struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store);
+
+/* Before n_rows are written: pages that they go to and that others share become copies. */
+int cache_own_pages(struct cache *c, struct cache_seq *q, int32_t n_rows) WARN_UNUSED;
+
+/* A seat that nobody has, or -EBUSY. */
+int cache_free_seat(const struct cache *c);
+
+/* Pages by class (SHAPE_MAX_CLASSES), all of them or none. */
+bool cache_reserve(struct cache *c, const uint32_t *n);
+
 /* What the policy spares at a cut, or from being overwritten by position `last`. */
 void cache_guard_at(const struct cache_seq *q, bool cut, int32_t last, struct place_guard *ret);
 

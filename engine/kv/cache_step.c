@@ -5,6 +5,9 @@
  * next slot while there are slots within the budget, then the slot of a victim; the prompt may
  * stand above the budget until it is cut. A sliding layer's store is a ring whatever the policy.
  *
+ * Rows are written into pages of one's own only: those that a fork shares are copied first
+ * (cache_share.c).
+ *
  * Victims depend on the scores before the step alone, so all of them are found before the forward
  * pass begins, and a step that was given up must not look for them again. */
 
@@ -97,32 +100,39 @@ int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows)
         r = cache_take_pages(c, q, i, cache_slots_after(c, q, i, n_rows));
     }
     if (!r) {
+        r = cache_own_pages(c, q, n_rows);
+    }
+    if (!r) {
         q->prepared = q->n_tokens + n_rows;
     }
     return r;
 }
 
-void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret)
+struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    const struct cache_seq *q = &c->seqs[seat];
     const struct shape_seat *st = &c->shape.seats[store];
     int32_t n_rows = q->prepared - q->n_tokens;
+    struct ops_seq view = {.ring = st->ring};
 
-    ret->kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, n_rows));
-    ret->victim = NULL;
-    ret->ring = st->ring;
+    view.kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, n_rows));
     if (st->ring) {
-        ret->slot0 = q->n_tokens % st->ring;
+        view.slot0 = q->n_tokens % st->ring;
     } else if (c->shape.config.stores[store].window) {
-        ret->slot0 = q->n_tokens;
+        view.slot0 = q->n_tokens;
     } else {
-        ret->slot0 = q->n_slots;
+        view.slot0 = q->n_slots;
         if (q->evicting) {
             const struct shape_seat *v = &c->shape.seats[victim_store(c, q, store)];
 
-            ret->victim = (const int32_t *)(const void *)(q->state + v->victim_off);
+            view.victim = (const int32_t *)(const void *)(q->state + v->victim_off);
         }
     }
+    return view;
+}
+
+void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret)
+{
+    *ret = cache_view_of(c, &c->seqs[seat], store);
 }
 
 void cache_commit(struct cache *c, int32_t seat, int32_t n_rows)

@@ -69,11 +69,6 @@ int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int3
     return q->n_slots + (q->evicting ? 0 : n_new);
 }
 
-static uint32_t *host_pages(const struct cache_seq *q, const struct shape_seat *st)
-{
-    return q->pages + st->pages_off / sizeof(uint32_t);
-}
-
 int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots)
 {
     const struct shape_seat *st = &c->shape.seats[store];
@@ -86,7 +81,7 @@ int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_
     }
     for (int32_t g = 0; g < st->n_groups; g++) {
         size_t at = (size_t)g * (size_t)st->max_pages + (size_t)have;
-        uint32_t *row = host_pages(q, st) + at;
+        uint32_t *row = cache_host_pages(q, st) + at;
 
         for (int32_t i = 0; i < want - have; i++) {
             int r = pages_take(&c->classes[class], q->principal, &row[i]);
@@ -113,7 +108,7 @@ void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32
     struct pages *pages = &c->classes[shape_class_of(&c->shape, q->variant, store)];
 
     for (int32_t g = 0; g < st->n_groups; g++) {
-        uint32_t *row = host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
+        uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
 
         for (int32_t i = keep; i < q->n_pages[store]; i++) {
             (void)pages_unref(pages, &row[i]);

@@ -11,7 +11,7 @@
 uint64_t pages_host_bytes(uint32_t n_pages)
 {
     return (uint64_t)n_pages *
-           (sizeof(uint32_t) + sizeof(uint16_t) + sizeof(uint64_t) + sizeof(bool));
+           (sizeof(uint32_t) + 2 * sizeof(uint16_t) + sizeof(uint64_t) + sizeof(bool));
 }
 
 int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
@@ -24,9 +24,10 @@ int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t pag
 
     p.free_list = calloc(n, sizeof(*p.free_list));
     p.refs = calloc(n, sizeof(*p.refs));
+    p.copies = calloc(n, sizeof(*p.copies));
     p.principal = calloc(n, sizeof(*p.principal));
     p.used = calloc(n, sizeof(*p.used));
-    if (!p.free_list || !p.refs || !p.principal || !p.used) {
+    if (!p.free_list || !p.refs || !p.copies || !p.principal || !p.used) {
         r = error_set(reterr, -ENOMEM, "cache: no memory for %u pages", n_pages);
         goto fail;
     }
@@ -53,6 +54,7 @@ void pages_destroy(struct pages *p)
     }
     free(p->used);
     free(p->principal);
+    free(p->copies);
     free(p->refs);
     free(p->free_list);
     *p = (struct pages){0};
@@ -100,6 +102,37 @@ void pages_ref(struct pages *p, uint32_t page)
     p->refs[page]++;
 }
 
+void pages_share(struct pages *p, uint32_t page)
+{
+    pages_ref(p, page);
+    assert(p->n_reserved > 0);
+    p->copies[page]++;
+}
+
+int pages_own(struct pages *p, uint64_t principal, uint32_t *page)
+{
+    uint32_t from = *page;
+    uint32_t to = UINT32_MAX;
+
+    if (p->refs[from] == 1) {
+        return 0;
+    }
+    assert(p->copies[from] > 0);
+    int r = pages_take(p, principal, &to);
+
+    if (!r) {
+        r = p->ops->copy(p->be, p->pool + p->page_bytes * to, p->pool + p->page_bytes * from,
+                         p->page_bytes);
+    }
+    if (r) {
+        return r; /* the device is lost */
+    }
+    p->copies[from]--;
+    p->refs[from]--;
+    *page = to;
+    return 1;
+}
+
 bool pages_unref(struct pages *p, uint32_t *page)
 {
     uint32_t i = *page;
@@ -107,6 +140,10 @@ bool pages_unref(struct pages *p, uint32_t *page)
     *page = UINT32_MAX;
     assert(i < p->n_pages && p->refs[i] > 0);
     if (--p->refs[i] > 0) {
+        if (p->copies[i] >= p->refs[i]) { /* one writer fewer: its copy will not be needed */
+            p->copies[i]--;
+            p->n_reserved--;
+        }
         return false;
     }
     p->free_list[p->n_free++] = i;

@@ -13,9 +13,12 @@
  *         |        another principal)        |
  *         +----------------------------------+  pages_unref
  *
- * A page with more than one reference is read by several sequences and written by none: a writer
- * takes a page of its own and copies (cache.c). Reservations are counted apart from pages: who has
- * reserved n may take n later without asking whether there are any.
+ * A page with more than one reference is read by several holders and written by none: a writer
+ * takes a page of its own first, and copies (pages_own). Reservations are counted apart from pages:
+ * who has reserved n may take n later without asking whether there are any. Of a page that is
+ * shared by holders that may write (pages_share), all but one will need a copy at most, so each new
+ * holder brings one reserved page along; what is left of them goes when holders go. A page that
+ * nobody will write any more (full, of a policy that keeps all) is shared by pages_ref alone.
  *
  * Creator: pages_create; freed by pages_destroy. One thread. */
 
@@ -31,6 +34,7 @@ struct pages {
     uint32_t n_reserved;  /* reserved and not taken */
     uint32_t *free_list;  /* (n_pages), the first n_free are free */
     uint16_t *refs;       /* (n_pages) */
+    uint16_t *copies;     /* (n_pages) reserved for those who will write it; less than refs */
     uint64_t *principal;  /* (n_pages) of the last holder */
     bool *used;           /* (n_pages) ever held */
 };
@@ -47,6 +51,12 @@ void pages_unreserve(struct pages *p, uint32_t n);
 /* Out of the caller's reservation. */
 int pages_take(struct pages *p, uint64_t principal, uint32_t *ret) WARN_UNUSED;
 void pages_ref(struct pages *p, uint32_t page);
+/* A new holder that may write, like those before it: one page of the caller's reservation becomes
+ * the page's. */
+void pages_share(struct pages *p, uint32_t page);
+/* Before its holder writes: a shared page becomes a copy of its own. 1 when it did, 0 when nobody
+ * shared it, or an error. */
+int pages_own(struct pages *p, uint64_t principal, uint32_t *page) WARN_UNUSED;
 /* Drops a reference; true when the page is free again. Makes *page UINT32_MAX. */
 bool pages_unref(struct pages *p, uint32_t *page);
 

@@ -55,7 +55,7 @@ static void emit_token(struct sched *s, struct request *r, const struct sampler_
     sched_emit(s, r);
 }
 
-static void new_token(struct sched *s, struct request *r, const float *logits)
+void output_token(struct sched *s, struct request *r, const float *logits)
 {
     bool forced = r->n_new < r->n_forced;
     struct sampler_result t = {0};
@@ -96,6 +96,17 @@ static void new_token(struct sched *s, struct request *r, const float *logits)
     }
 }
 
+/* Those who wait for its prompt come first: it may end with its first token. */
+static int new_token(struct sched *s, struct request *r, const float *logits)
+{
+    int e = r->n_fed == r->n_prompt ? fork_first_tokens(s, r, logits) : 0;
+
+    if (!e) {
+        output_token(s, r, logits);
+    }
+    return e;
+}
+
 int output_first_token(struct sched *s, struct request *r, const float *hidden)
 {
     const float *device;
@@ -104,10 +115,7 @@ int output_first_token(struct sched *s, struct request *r, const float *hidden)
     if (!e) {
         e = read_logits(s, device, 1);
     }
-    if (!e) {
-        new_token(s, r, s->logits);
-    }
-    return e;
+    return e ? e : new_token(s, r, s->logits);
 }
 
 /* ---- scores -----------------------------------------------------------------------------------
@@ -259,7 +267,7 @@ static int run_block(struct sched *s, int32_t at, int32_t n)
         if (!r->finished && r->kind == ENGINE_SCORE) {
             score_rows(s, r, b->wanted[at + i].pos, row, same);
         } else if (!r->finished) {
-            new_token(s, r, row);
+            e = new_token(s, r, row);
         }
         i += same;
     }

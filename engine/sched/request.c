@@ -46,6 +46,8 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     q->logits = r->logits_rows > 0 ? r->logits : NULL;
     q->logits_rows = r->logits_rows;
     q->score_first = r->score_first;
+    q->resumed = r->saved != NULL;
+    q->fork_of = r->saved ? 0 : r->fork_of;
     q->seat = -1;
     q->submit_ns = clock_ns();
     *ret = q;

@@ -37,7 +37,9 @@ struct request {
     bool report_forced;
     struct policy policy;
     struct shape_text text;
+    uint64_t fork_of; /* handle of one whose text this one begins with, 0: none */
     void *saved; /* a snapshot to begin with, until it is loaded */
+    bool resumed; /* began with one */
     struct sampler sampler;
     float *logits;
     int32_t logits_rows;

@@ -291,10 +291,11 @@ static int restore(struct sched *s, struct request *r)
     return e;
 }
 
-/* Waits for what only one request at a time may have, which others need not. */
+/* Waits for what only one request at a time may have, which others need not, or for its parent. */
 static bool held_up(const struct sched *s, const struct request *r)
 {
-    return (r->stashes && s->stash.r) || (r->needs_peak && s->config.cache->peak_holder >= 0);
+    return fork_waits(s, r) || (r->stashes && s->stash.r) ||
+           (r->needs_peak && s->config.cache->peak_holder >= 0);
 }
 
 static int seat_waiting(struct sched *s)
@@ -310,8 +311,16 @@ static int seat_waiting(struct sched *s)
         if (!best) {
             return 0;
         }
-        int seat = cache_sit(s->config.cache, &best->policy, best->principal->id, &best->text);
+        int seat = fork_seat(s, best);
 
+        if (seat == 0) {
+            best->principal->seat_turn = ++s->turn;
+            continue;
+        }
+        if (seat != -ENOENT && seat != -EBUSY) {
+            return seat;
+        }
+        seat = cache_sit(s->config.cache, &best->policy, best->principal->id, &best->text);
         if (seat < 0) {
             return 0;
         }

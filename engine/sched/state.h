@@ -116,6 +116,14 @@ int layered_run(struct sched *s) WARN_UNUSED;
 void layered_start(struct sched *s, struct request *r);
 bool layered_is(const struct sched *s, const struct request *r);
 
+/* fork.c. Does r wait for another's prompt, to go on from it? */
+bool fork_waits(const struct sched *s, const struct request *r);
+/* Seats r beside the one it forks, where that has got no further than r's known text; -ENOENT when
+ * there is nothing to join, -EBUSY without room. */
+int fork_seat(struct sched *s, struct request *r) WARN_UNUSED;
+/* The prompt of p is read, and these logits follow it: those who wait for it draw theirs. */
+int fork_first_tokens(struct sched *s, struct request *p, const float *logits) WARN_UNUSED;
+
 /* output.c. Logits, tokens and scores of the batch's wanted rows; -EINTR to go on later. */
 int output_run(struct sched *s) WARN_UNUSED;
 /* Scores what the reader has room for. True when rows were written. */
@@ -123,6 +131,8 @@ int output_drain(struct sched *s) WARN_UNUSED;
 bool output_can_drain(const struct sched *s);
 /* The first new token from a prompt's last hidden state (device row). */
 int output_first_token(struct sched *s, struct request *r, const float *hidden) WARN_UNUSED;
+/* The next new token of r, drawn from these logits or given. */
+void output_token(struct sched *s, struct request *r, const float *logits);
 /* A whole scored prompt's hidden states from score_first on, to be scored as credit allows. */
 int output_stash(struct sched *s, struct request *r, float *hidden) WARN_UNUSED;
 
