@@ -250,6 +250,7 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
                 .n_seqs = p->config.n_seqs,
                 .max_chunk = p->max_chunk,
                 .n_q = p->model->h.n_q,
+                .keep_prefixes = p->config.keep_prefixes,
                 .hidden_bytes = forward_row_bytes(p->model),
                 .mix = p->mix,
             },

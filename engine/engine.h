@@ -40,6 +40,7 @@ struct engine_config {
     const char *kv;         /* policy text, NULL: "full" (f16, keep all) */
     uint64_t memory_bytes;  /* 0: what the machine has free */
     uint64_t extra_bytes;   /* the caller's own part of the plan (lanes, arenas, journal) */
+    bool keep_prefixes;     /* pages of prompts are kept for texts of the same principal that begin alike */
     const char *cache_dir;  /* for remembered hashes, or NULL */
 };
 
@@ -201,9 +202,11 @@ struct engine_counters {
     uint64_t n_prompt_tokens;
     uint64_t n_new_tokens;
     uint64_t n_evicted;
+    uint64_t n_prefix_hits;   /* requests that found the beginning of their prompt kept, */
+    uint64_t n_prefix_tokens; /* and so many tokens in all */
     int32_t n_running;
     int32_t n_queued;
-    uint64_t kv_bytes_used;
+    uint64_t kv_bytes_used; /* by running sequences; what is kept beside them is given up when needed */
     uint64_t kv_bytes_total;
 };
 void engine_counters(const struct engine *e, struct engine_counters *ret);

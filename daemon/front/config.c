@@ -70,6 +70,9 @@ static const struct option_row rows[] = {
      .fallback = "10", .help = "a client that reads nothing for so long is cancelled"},
     {"engine-timeout", 0, OPTION_FLOAT, AT(engine_timeout), 1, 3600, .metavar = "SECONDS",
      .fallback = "10", .help = "an engine without progress for so long is started again"},
+    {"prefix-cache", 0, OPTION_ENUM, AT(prefix_cache), .words = no_yes, .fallback = "yes",
+     .help = "keep the cache pages of prompts while nobody needs them, for texts of the same user "
+             "that begin alike"},
     {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .metavar = "DIR",
      .help = "where hashes of model files are remembered"},
     {"test-hooks", 0, OPTION_FLAG, AT(test_hooks), .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY,
@@ -311,6 +314,7 @@ char **config_engine_argv(const struct config *c, const char *program, int front
     push(&w, "--backend", backends[c->backend]);
     push_number(&w, "--threads", (uint64_t)c->threads);
     push_number(&w, "--extra-bytes", c->extra_bytes);
+    push(&w, "--prefix-cache", no_yes[c->prefix_cache]);
     if (c->cache_dir) {
         push(&w, "--cache-dir", c->cache_dir);
     }

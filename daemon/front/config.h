@@ -31,6 +31,7 @@ struct config {
     int gateway; /* 0 no, 1 yes */
     double stall_timeout;
     double engine_timeout;
+    int prefix_cache; /* 0 no, 1 yes */
     char *cache_dir;
     bool test_hooks;
     bool verbose;

@@ -37,6 +37,7 @@ struct settings {
     char *backend;
     int64_t threads;
     uint64_t extra_bytes;
+    int prefix_cache;
     char *cache_dir;
     int64_t front_fd;
     int64_t journal_fd;
@@ -44,6 +45,8 @@ struct settings {
     bool json;
     bool test_hooks;
 };
+
+static const char *const no_yes[] = {"no", "yes", NULL};
 
 #define AT(field) offsetof(struct settings, field)
 
@@ -59,6 +62,8 @@ static const struct option_row rows[] = {
     {"backend", 0, OPTION_STRING, AT(backend), .fallback = "auto", .help = "what runs the model"},
     {"threads", 0, OPTION_INT, AT(threads), 0, 1024, .help = "of the backend"},
     {"extra-bytes", 0, OPTION_BYTES, AT(extra_bytes), .help = "the front's part of the plan"},
+    {"prefix-cache", 0, OPTION_ENUM, AT(prefix_cache), .words = no_yes, .fallback = "no",
+     .help = "keep the pages of prompts"},
     {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .help = "remembered hashes"},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1", .help = "socket to pipitd"},
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1", .help = "the journal"},
@@ -90,6 +95,7 @@ static struct engine_config config_of(const struct settings *s)
     c.kv = s->kv;
     c.memory_bytes = s->memory;
     c.extra_bytes = s->extra_bytes;
+    c.keep_prefixes = s->prefix_cache;
     c.cache_dir = s->cache_dir;
     return c;
 }

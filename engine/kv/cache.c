@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Seats: creation, who may sit down, who leaves, and what a seat holds.
  *
- * The cache's work is in five files that share cache_impl.h: this one; cache_store.c, one store of
+ * The cache's work is in six files that share cache_impl.h: this one; cache_store.c, one store of
  * one sequence, its pages and arrays; cache_step.c, a step's pages and victims; cache_cut.c, the
  * end of a prompt, and prompts that are read layer by layer; cache_share.c, pages of several
- * sequences.
+ * sequences; cache_keep.c, pages that stay for texts to come.
  *
  * What a sequence will need at most is reserved when it sits down and taken as tokens come, so no
  * step can run out. */
@@ -75,6 +75,9 @@ int cache_create(struct shape *shape, struct backend *be, struct cache **ret, st
     if (!r) {
         r = alloc_seats(c, reterr);
     }
+    if (!r) {
+        r = prefix_create(&c->shape, &c->prefix, reterr);
+    }
     if (r) {
         cache_destroy(c);
         return r;
@@ -100,6 +103,7 @@ void cache_destroy(struct cache *c)
     if (c->tables) {
         s->config.ops->free(c->be, c->tables, s->table_bytes * n);
     }
+    prefix_destroy(&c->prefix);
     free(c->n_pages_host);
     free(c->pages_host);
     free(c->seqs);
@@ -213,10 +217,23 @@ bool cache_needs_peak(const struct cache *c, const struct policy *p, const struc
     return need.peak_state;
 }
 
+static bool reserve(struct cache *c, int32_t class, uint32_t n)
+{
+    struct pages *p = &c->classes[class];
+
+    if (n > p->n_free + p->n_idle - p->n_reserved) {
+        return false;
+    }
+    if (n > p->n_free - p->n_reserved) {
+        cache_reclaim(c, class, n);
+    }
+    return pages_reserve(p, n);
+}
+
 bool cache_reserve(struct cache *c, const uint32_t *n)
 {
     for (int32_t i = 0; i < c->shape.n_classes; i++) {
-        if (!pages_reserve(&c->classes[i], n[i])) {
+        if (!reserve(c, i, n[i])) {
             while (i-- > 0) {
                 pages_unreserve(&c->classes[i], n[i]);
             }
@@ -236,22 +253,40 @@ int cache_free_seat(const struct cache *c)
     return -EBUSY;
 }
 
+/* Seat and pages for what the text needs beside n_units that are kept. */
+static int find_room(struct cache *c, struct shape_need *need, int32_t variant, int32_t n_units)
+{
+    uint32_t kept[SHAPE_MAX_CLASSES];
+
+    cache_kept_pages(c, variant, n_units, kept);
+    for (int32_t i = 0; i < c->shape.n_classes; i++) { /* one count from here on */
+        need->pages[i] += need->peak[i];
+        need->pages[i] -= kept[i];
+    }
+    if ((need->peak_state && c->peak_holder >= 0) || !cache_reserve(c, need->pages)) {
+        return -EBUSY;
+    }
+    return 0;
+}
+
 int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
-              const struct shape_text *text)
+              const struct shape_text *text, const int32_t *tokens, int32_t n_known)
 {
     const struct shape *s = &c->shape;
     struct shape_need need;
     int v = shape_variant(s, p);
     int32_t seat = cache_free_seat(c);
+    uint32_t unit;
 
     if (v < 0 || seat < 0) {
         return v < 0 ? v : seat;
     }
+    int32_t n_units = cache_find_kept(c, p, principal, tokens, n_known, &unit);
+
     shape_need(s, p, v, text, &need);
-    for (int32_t i = 0; i < s->n_classes; i++) { /* one count from here on */
-        need.pages[i] += need.peak[i];
-    }
-    if ((need.peak_state && c->peak_holder >= 0) || !cache_reserve(c, need.pages)) {
+    cache_hold_kept(c, v, unit); /* first, so that nobody takes them for the rest */
+    if (find_room(c, &need, v, n_units)) {
+        cache_release_kept(c, v, unit);
         return -EBUSY;
     }
     struct cache_seq *q = &c->seqs[seat];
@@ -265,6 +300,7 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     q->budget = shape_budget(s, p, text);
     q->n_tokens = 0;
     q->n_slots = 0;
+    q->n_kept = 0;
     q->prepared = 0;
     q->evicting = false;
     q->in_peak = need.peak_state;
@@ -276,7 +312,9 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     if (q->in_peak) {
         c->peak_holder = seat;
     }
-    return seat;
+    int r = cache_attach(c, q, unit, n_units);
+
+    return r ? r : seat;
 }
 
 void cache_leave(struct cache *c, int32_t seat)
@@ -352,7 +390,7 @@ void cache_totals(const struct cache *c, uint64_t *ret_used, uint64_t *ret_total
     for (int32_t i = 0; i < c->shape.n_classes; i++) {
         const struct pages *p = &c->classes[i];
 
-        *ret_used += (uint64_t)(p->n_pages - p->n_free) * p->page_bytes;
+        *ret_used += (uint64_t)(p->n_pages - p->n_free - p->n_idle) * p->page_bytes;
         *ret_total += (uint64_t)p->n_pages * p->page_bytes;
     }
 }

@@ -15,6 +15,7 @@
 
 #include "engine/kv/pages.h"
 #include "engine/kv/place.h"
+#include "engine/kv/prefix.h"
 #include "engine/kv/shape.h"
 
 struct cache_seq {
@@ -25,6 +26,7 @@ struct cache_seq {
     uint64_t principal;
     int32_t n_prompt;
     int32_t budget;    /* slots per group of a global store, 0: all */
+    int32_t n_kept;    /* of them, offered to the prefix cache */
     int32_t n_tokens;  /* committed: the next token's position */
     int32_t n_slots;   /* that may be live in a global store, committed */
     int32_t prepared;  /* n_tokens + rows of the prepared step */
@@ -51,6 +53,7 @@ struct cache {
     uint32_t *pages_host;
     int32_t *n_pages_host;
     int32_t peak_holder; /* seat, or -1 */
+    struct prefix prefix;
 };
 
 /* Takes the shape over (the caller's becomes zeroed), also on failure. */
@@ -67,9 +70,10 @@ bool cache_reads_layered(const struct cache *c, const struct policy *p, const st
 /* Would it need the one region for long prompts? */
 bool cache_needs_peak(const struct cache *c, const struct policy *p, const struct shape_text *text);
 
-/* Sits a sequence down on a free seat: the seat's index, or -EBUSY until others leave. */
+/* Sits a sequence down on a free seat: the seat's index, or -EBUSY until others leave. Of its first
+ * n_known tokens those that are kept are there already: seqs[].n_tokens. */
 int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
-              const struct shape_text *text);
+              const struct shape_text *text, const int32_t *tokens, int32_t n_known);
 void cache_leave(struct cache *c, int32_t seat);
 /* Sits a sequence down that begins as a copy of one at rest whose prompt is read: same policy and
  * n_prompt, room for text->n_tokens. All pages are shared until one of the two writes. The new
@@ -89,6 +93,9 @@ void cache_commit(struct cache *c, int32_t seat, int32_t n_rows);
 /* After a commit, while or after the prompt is read: cuts what is above the budget, gives back the
  * pages above it. `last`: the prompt is complete. */
 int cache_cut(struct cache *c, int32_t seat, bool last) WARN_UNUSED;
+
+/* The prompt is read so far; its first n tokens may be kept for others. */
+void cache_keep(struct cache *c, int32_t seat, const int32_t *tokens, int32_t n);
 
 /* Layered prefill (q->layered): one store after the other takes the whole prompt and is cut.
  * Room for tokens up to n_tokens in one store; its view with n_tokens in it, of which the step's

@@ -50,6 +50,19 @@ int cache_free_seat(const struct cache *c);
 /* Pages by class (SHAPE_MAX_CLASSES), all of them or none. */
 bool cache_reserve(struct cache *c, const uint32_t *n);
 
+/* The chain of kept pages that begins these tokens, of whole blocks: its last unit, its length. Its
+ * pages get one holder more, or one fewer. */
+int32_t cache_find_kept(struct cache *c, const struct policy *p, uint64_t principal,
+                        const int32_t *tokens, int32_t n, uint32_t *ret_unit);
+void cache_hold_kept(struct cache *c, int32_t variant, uint32_t unit);
+void cache_release_kept(struct cache *c, int32_t variant, uint32_t unit);
+/* Pages by class of n_units. */
+void cache_kept_pages(const struct cache *c, int32_t variant, int32_t n_units, uint32_t *ret);
+/* On a seat that is new: its tables begin with these pages. */
+int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_units) WARN_UNUSED;
+/* Drops kept pages until n of a class can be reserved. */
+void cache_reclaim(struct cache *c, int32_t class, uint32_t n);
+
 /* What the policy spares at a cut, or from being overwritten by position `last`. */
 void cache_guard_at(const struct cache_seq *q, bool cut, int32_t last, struct place_guard *ret);
 

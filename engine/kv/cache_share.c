@@ -134,7 +134,7 @@ static int copy_seat(struct cache *c, const struct cache_seq *from, struct cache
     const struct shape *s = &c->shape;
     int r = s->config.ops->copy(c->be, to->tables, from->tables, s->table_bytes);
 
-    if (!r && from->budget > 0) {
+    if (!r && s->state_bytes > 0) {
         r = s->config.ops->copy(c->be, to->state, from->state, s->state_bytes);
     }
     memcpy(to->pages, from->pages, (size_t)s->table_bytes);

@@ -11,7 +11,7 @@
 uint64_t pages_host_bytes(uint32_t n_pages)
 {
     return (uint64_t)n_pages *
-           (sizeof(uint32_t) + 2 * sizeof(uint16_t) + sizeof(uint64_t) + sizeof(bool));
+           (sizeof(uint32_t) + 2 * sizeof(uint16_t) + sizeof(uint64_t) + 2 * sizeof(bool));
 }
 
 int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
@@ -27,7 +27,8 @@ int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t pag
     p.copies = calloc(n, sizeof(*p.copies));
     p.principal = calloc(n, sizeof(*p.principal));
     p.used = calloc(n, sizeof(*p.used));
-    if (!p.free_list || !p.refs || !p.copies || !p.principal || !p.used) {
+    p.kept = calloc(n, sizeof(*p.kept));
+    if (!p.free_list || !p.refs || !p.copies || !p.principal || !p.used || !p.kept) {
         r = error_set(reterr, -ENOMEM, "cache: no memory for %u pages", n_pages);
         goto fail;
     }
@@ -52,6 +53,7 @@ void pages_destroy(struct pages *p)
     if (p->pool) {
         p->ops->free(p->be, p->pool, p->page_bytes * p->n_pages);
     }
+    free(p->kept);
     free(p->used);
     free(p->principal);
     free(p->copies);
@@ -99,7 +101,23 @@ int pages_take(struct pages *p, uint64_t principal, uint32_t *ret)
 void pages_ref(struct pages *p, uint32_t page)
 {
     assert(p->refs[page] > 0 && p->refs[page] < UINT16_MAX);
+    p->n_idle -= p->kept[page] && p->refs[page] == 1;
     p->refs[page]++;
+}
+
+void pages_keep(struct pages *p, uint32_t page)
+{
+    assert(!p->kept[page]);
+    pages_ref(p, page);
+    p->kept[page] = true;
+}
+
+void pages_let_go(struct pages *p, uint32_t page)
+{
+    assert(p->kept[page]);
+    p->n_idle -= p->refs[page] == 1;
+    p->kept[page] = false;
+    (void)pages_unref(p, &page);
 }
 
 void pages_share(struct pages *p, uint32_t page)
@@ -144,6 +162,7 @@ bool pages_unref(struct pages *p, uint32_t *page)
             p->copies[i]--;
             p->n_reserved--;
         }
+        p->n_idle += p->kept[i] && p->refs[i] == 1;
         return false;
     }
     p->free_list[p->n_free++] = i;

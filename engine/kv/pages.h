@@ -37,6 +37,8 @@ struct pages {
     uint16_t *copies;     /* (n_pages) reserved for those who will write it; less than refs */
     uint64_t *principal;  /* (n_pages) of the last holder */
     bool *used;           /* (n_pages) ever held */
+    bool *kept;           /* (n_pages) one of its holders is the prefix cache, */
+    uint32_t n_idle;      /* and these have no other */
 };
 
 int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
@@ -57,6 +59,9 @@ void pages_share(struct pages *p, uint32_t page);
 /* Before its holder writes: a shared page becomes a copy of its own. 1 when it did, 0 when nobody
  * shared it, or an error. */
 int pages_own(struct pages *p, uint64_t principal, uint32_t *page) WARN_UNUSED;
+/* The prefix cache becomes a holder of a page that has others, and ceases to be one. */
+void pages_keep(struct pages *p, uint32_t page);
+void pages_let_go(struct pages *p, uint32_t page);
 /* Drops a reference; true when the page is free again. Makes *page UINT32_MAX. */
 bool pages_unref(struct pages *p, uint32_t *page);
 

@@ -13,6 +13,7 @@
 
 #include "base/cgroup.h"
 #include "engine/kv/pages.h"
+#include "engine/kv/prefix.h"
 
 enum { MIN_CTX = 256, MAX_SEQS = 4096 };
 
@@ -39,7 +40,8 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .kv_bytes = s.kv_bytes,
         .policy_bytes = s.state_bytes * n,
         .prefill_peak_bytes = s.peak_bytes + s.peak_state_bytes,
-        .scratch_bytes = in->scratch(in->arg, ctx, n_seqs) + s.table_bytes * n * 2,
+        .scratch_bytes =
+            in->scratch(in->arg, ctx, n_seqs) + s.table_bytes * n * 2 + prefix_bytes(&s),
         .lane_bytes = in->extra_bytes,
         .available_bytes = in->available_bytes,
         .seq_bytes = s.seq_bytes,

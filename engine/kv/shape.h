@@ -33,6 +33,7 @@ struct shape_config {
     int32_t n_seqs;
     int32_t max_chunk;    /* rows of one sequence in a batch, at most */
     int32_t n_q;          /* query heads of a layer */
+    bool keep_prefixes;   /* pages of prompts are kept for texts that begin alike (prefix.h) */
     uint64_t hidden_bytes; /* of one row of hidden states, for layered prefill */
     struct policy_mix mix;
 };

@@ -199,6 +199,7 @@ int batch_commit(struct sched *s)
             continue;
         }
         s->counters.n_prompt_tokens += (uint64_t)n_rows;
+        cache_keep(s->config.cache, r->seat, r->tokens, r->resumed ? 0 : r->n_fed);
         int e = cache_cut(s->config.cache, r->seat, r->n_fed == r->n_prompt);
 
         if (e) {

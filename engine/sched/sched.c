@@ -298,6 +298,25 @@ static bool held_up(const struct sched *s, const struct request *r)
            (r->needs_peak && s->config.cache->peak_holder >= 0);
 }
 
+/* Tokens that need not be read where their keys and values are kept: not those whose logits are
+ * wanted. */
+static int32_t known_tokens(const struct request *r)
+{
+    return r->saved ? 0 : r->kind == ENGINE_SCORE ? r->score_first : r->n_prompt - 1;
+}
+
+static void note_kept(struct sched *s, struct request *r)
+{
+    int32_t n = s->config.cache->seqs[r->seat].n_tokens;
+
+    if (n > 0 && !r->resumed) {
+        r->n_fed = n;
+        r->text.held = n;
+        s->counters.n_prefix_hits++;
+        s->counters.n_prefix_tokens += (uint64_t)n;
+    }
+}
+
 static int seat_waiting(struct sched *s)
 {
     while (s->waiting.first) {
@@ -320,9 +339,10 @@ static int seat_waiting(struct sched *s)
         if (seat != -ENOENT && seat != -EBUSY) {
             return seat;
         }
-        seat = cache_sit(s->config.cache, &best->policy, best->principal->id, &best->text);
+        seat = cache_sit(s->config.cache, &best->policy, best->principal->id, &best->text,
+                         best->tokens, known_tokens(best));
         if (seat < 0) {
-            return 0;
+            return seat == -EBUSY ? 0 : seat;
         }
         request_remove(&s->waiting, best);
         best->seat = seat;
@@ -333,6 +353,7 @@ static int seat_waiting(struct sched *s)
         if (e) {
             return e;
         }
+        note_kept(s, best);
         if (layered_is(s, best)) {
             layered_start(s, best);
         }

@@ -249,7 +249,7 @@ struct lane_bulk_body {
 struct lane_done {
     uint32_t reason;     /* enum lane_reason */
     int32_t n_prompt;
-    int32_t n_cached;
+    int32_t n_cached;    /* of n_prompt: not read again, since their keys and values were kept */
     int32_t n_new;
     int64_t queue_ns;
     int64_t prefill_ns;
@@ -350,6 +350,8 @@ struct lane_e_state {
     int64_t longest_step_ns;
     char model[64];
     char backend[32];
+    uint64_t n_prefix_hits;   /* requests that found the beginning of their prompt kept, */
+    uint64_t n_prefix_tokens; /* and so many tokens */
 };
 
 struct lane_record {

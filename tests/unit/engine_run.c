@@ -14,6 +14,8 @@
 int run_threads =
     1; /* two cores are often busy with other tests, and spinning threads then crawl */
 
+bool run_keep_prefixes;
+
 const char *run_data(const char *name)
 {
     static char path[4][512];
@@ -45,6 +47,7 @@ struct engine *run_engine_overlay(const char *model, const char *overlay, const 
     c.ctx = ctx;
     c.n_seqs = n_seqs;
     c.kv = kv;
+    c.keep_prefixes = run_keep_prefixes;
     int r = engine_create(&c, NULL, NULL, &e, &err);
 
     if (r == -ENOTSUP && strcmp(backend, "ref") != 0) {

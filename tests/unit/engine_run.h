@@ -27,6 +27,9 @@ struct run {
 /* Threads of the engines made from here on; 1 unless changed. */
 extern int run_threads;
 
+/* Whether they keep prompts' pages; not unless changed. */
+extern bool run_keep_prefixes;
+
 /* tests/data/NAME. */
 const char *run_data(const char *name);
 

@@ -49,6 +49,8 @@ static void quiet_steps(const char *backend, const char *model, const char *kv)
 {
     int32_t ids[100];
     struct run r[3];
+
+    run_keep_prefixes = true;
     struct engine *e = run_engine(model, backend, 128, 3, kv);
     struct engine_request q = run_request(ids, 70, 40);
     uint64_t mapped;
@@ -56,7 +58,7 @@ static void quiet_steps(const char *backend, const char *model, const char *kv)
 
     run_tokens(31, engine_info(e)->n_vocab, ids, 100);
     for (int i = 0; i < 3; i++) {
-        q.n_prompt = 30 + 20 * (i == 2);
+        q.n_prompt = 70 + 10 * (i == 2);
         q.fork_of = i == 1 ? r[0].handle : 0; /* shares pages that are copied when one writes */
         run_submit(e, &q, &r[i]);
     }
@@ -69,7 +71,7 @@ static void quiet_steps(const char *backend, const char *model, const char *kv)
     cr_assert_eq(memory_mapped_bytes(), mapped);
     for (int i = 0; i < 3; i++) {
         cr_assert_eq(r[i].n_new, 40);
-        cr_assert_eq(r[i].usage.n_cached, i == 1 ? 30 : 0);
+        cr_assert_eq(r[i].usage.n_cached, i == 1 ? 70 : 0);
         run_clear(&r[i]);
     }
     engine_destroy(e);

@@ -181,6 +181,8 @@ static const struct family families[] = {
     {"cache_model.gguf", NULL, "ref", "sinks:2+window:70"},
     {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "ref", "full"},
     {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "cpu", "fp8+keyformer:70"},
+    {"cache_model.gguf", NULL, "ref", "sparq:r=4,k=32,local=8,mean=on"},
+    {"cache_model.gguf", NULL, "ref", "h2o:70+sparq:r=4,k=32,local=8,mean=on"},
     {"arch_gemma3.gguf", NULL, "cpu", "full"},
 };
 

@@ -89,7 +89,7 @@ static struct lane_record filled(const char *name)
         F(e_state.n_prompt_tokens), F(e_state.n_new_tokens), F(e_state.n_evicted);
         F(e_state.kv_bytes_used), F(e_state.kv_bytes_total), F(e_state.plan_bytes);
         F(e_state.last_step_ns), F(e_state.longest_step_ns), F(e_state.model);
-        F(e_state.backend);
+        F(e_state.backend), F(e_state.n_prefix_hits), F(e_state.n_prefix_tokens);
     } else {
         cr_assert_fail("golden line of unknown name %s", name);
     }
