@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""tools/distill on the small model of the tree: its teacher and its exported overlays against the C engine (ref), its
+8-bit cache against C's, fused.c against PyTorch, training that must succeed where teacher and student can be equal,
+resuming, and what must be refused. Exits 77 without PyTorch or gguf.
+
+usage: test_distill.py PIPIT_EVAL TOK_DUMP [unittest arguments]"""
+import contextlib
+import io
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import gguf
+    import numpy as np
+    import torch
+except ImportError as e:
+    print(f"SKIP: {e}: pip install gguf torch", file=sys.stderr)
+    sys.exit(77)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TRAIN = ROOT / "tools/distill/train.py"
+STORIES = ROOT / "tests/data/stories260K.gguf"
+TEXT = ROOT / "tests/data/stories260K.txt"
+CTX = 64
+PIPIT_EVAL, TOK_DUMP = sys.argv[1:3]
+sys.path.insert(0, str(TRAIN.parent))
+import cache8  # noqa: E402
+import loss  # noqa: E402
+import model  # noqa: E402
+import ops  # noqa: E402
+import overlay  # noqa: E402
+import train  # noqa: E402
+import weights  # noqa: E402
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+
+
+def ids(path, text, n, bos):
+    out = subprocess.run([TOK_DUMP, str(path), "0"], input=text.encode().hex() + "\n", capture_output=True, text=True,
+                         check=True).stdout
+    t = [int(i) for i in out.split()]
+    return torch.tensor([([bos] + t if bos is not None else t)[:n]])
+
+
+def engine(folder, path, text, ctx, kv="f32", over=None):
+    """Logits of the second half of the first ctx tokens, by pipit's reference backend."""
+    (folder / "text").write_text(text)
+    args = [PIPIT_EVAL, "-m", str(path), "--text", str(folder / "text"), "-c", str(ctx), "-n", "1", "--backend", "ref",
+            "--kv", kv, "--dump", str(folder / "dump.npy")] + (["--overlay", str(over)] if over else [])
+    subprocess.run(args, check=True, capture_output=True)
+    return torch.from_numpy(np.load(folder / "dump.npy")).view(ctx - 1 - ctx // 2, -1)
+
+
+def random_student(frozen, split, group, cache="none"):
+    """Projections that are far from their start, so that nothing agrees by chance."""
+    torch.manual_seed(3)
+    s = model.Student(frozen, split, group, cache=cache)
+    with torch.no_grad():
+        for p in s.parameters():
+            p.add_(torch.randn_like(p) * p.std() * 0.5)
+    return s
+
+
+class WithStories(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        ops.use("torch")
+        cls.tmp = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.tmp.name)
+        cls.w = weights.read(STORIES)
+        cls.frozen = model.Frozen(cls.w, CPU, torch.float32)
+        cls.text = TEXT.read_text()
+        cls.tokens = ids(STORIES, cls.text, CTX, 1)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.tmp.cleanup()
+
+
+class AgainstC(WithStories):
+    def compare(self, mine, theirs, tolerance):
+        self.assertLess((mine - theirs).abs().max().item(), tolerance)
+
+    def student(self, split, group, kind, kv):
+        s = random_student(self.frozen, split, group, kv if kv in ("fp8", "kv8") else "none")
+        path = self.folder / "over.gguf"
+        overlay.write(str(path), s, kind)
+        overlay.load(str(path), s)  # what Q8_0 made of it
+        with torch.no_grad():
+            mine = s(self.tokens)[0, CTX // 2:CTX - 1]
+        return mine, engine(self.folder, STORIES, self.text, CTX, kv, path)
+
+    def test_teacher(self):
+        with torch.no_grad():
+            mine = self.frozen.logits(self.frozen.shallow(self.tokens, self.w.n_layers))[0, CTX // 2:CTX - 1]
+        self.compare(mine, engine(self.folder, STORIES, self.text, CTX), 1e-3)
+
+    def test_overlays(self):
+        for split, group in ((4, 1), (2, 1), (2, 3), (1, 3)):  # the last ends in a short group
+            for kind in ("F32", "Q8_0"):
+                with self.subTest(split=split, group=group, kind=kind):
+                    self.compare(*self.student(split, group, kind, "f32"), 1e-3)
+
+    def test_eight_bit_cache(self):
+        """Both round the same numbers, but not from the same bits: a value on the edge between two codes may go
+        either way, so the largest difference is bounded loosely, the usual one tightly, and what leaving the cache
+        out would make is shown to be far outside."""
+        exact = self.student(2, 3, "F32", "f32")[0]
+        for kv in ("fp8", "kv8"):
+            with self.subTest(kv=kv):
+                mine, theirs = self.student(2, 3, "F32", kv)
+                self.compare(mine, theirs, 2e-2)
+                self.assertLess((mine - theirs).abs().median().item(), 1e-3)
+                self.assertGreater((exact - theirs).abs().median().item(), 5e-3)
+
+    def test_rows_of_fp8(self):
+        """Each code's value comes back as it was, ties go to even, and the end saturates."""
+        codes = torch.arange(256, dtype=torch.uint8)
+        values = codes.view(torch.float8_e4m3fn).float()[torch.arange(256) % 128 != 127]
+        row = values * 2.0 ** -8 * 4  # absmax 448 * 2^-8 * 4: the scale is 4
+        self.assertTrue(torch.equal(cache8.fp8_row(row), row))
+        row = torch.tensor([448.0, 17.0, 19.0, 0.0])
+        self.assertEqual(cache8.fp8_row(row).tolist(), [448.0, 16.0, 20.0, 0.0])
+        self.assertEqual(cache8.fp8_row(torch.zeros(4)).tolist(), [0.0] * 4)
+
+    @unittest.skipUnless(os.environ.get("PIPIT_SMOLLM2"), "PIPIT_SMOLLM2 names no model")
+    def test_smollm2(self):
+        path = os.environ["PIPIT_SMOLLM2"]
+        text = self.text[:400]
+        frozen = model.Frozen(weights.read(path), CPU, torch.float32)
+        tokens = ids(path, text, 32, None)
+        theirs = engine(self.folder, path, text, 32)
+        with torch.no_grad():
+            self.compare(frozen.logits(frozen.shallow(tokens, frozen.w.n_layers))[0, 16:31], theirs, 1e-3)
+
+
+class Operations(unittest.TestCase):
+    def test_fused(self):
+        """fused.c in bf16 against PyTorch in f32: values and gradients within bf16's rounding."""
+        try:
+            ops.use("fused")
+        except SystemExit as e:
+            self.skipTest(str(e))
+        torch.manual_seed(0)
+        s, bf = 33, torch.bfloat16
+        angle = torch.outer(torch.arange(float(s)), 1e4 ** (-torch.arange(0, 64, 2) / 64))
+        c, t = angle.cos().contiguous(), angle.sin().contiguous()
+        w, head, teacher = torch.rand(576) + 0.5, torch.randn(5000, 64), torch.randn(s, 64)
+        heads = [torch.randn(2, n, s, 64) for n in (9, 3, 3)]
+        cases = {
+            "rms": (lambda x: ops.rms(x, w, 1e-5, bf if ops._lib else torch.float32), [torch.randn(2, s, 576) * 3], False),
+            "rope": (lambda x: ops.rope_heads(x, c, t, 9), [torch.randn(2, s, 576)], True),
+            "attention": (ops.attention, heads, True),
+            "gate": (ops.gate, [torch.randn(s, 96) * 3, torch.randn(s, 96)], True),
+            "kl": (lambda x: loss.head_kl(x, teacher.to(x.dtype), head.to(x.dtype), 2.0, 16), [torch.randn(s, 64)], True),
+        }
+        for name, (f, inputs, narrow) in cases.items():
+            inputs = [x.to(bf).float() if narrow else x for x in inputs]
+            runs = []
+            for way in ("fused", "torch"):
+                ops.use(way)
+                xs = [(x.to(bf) if narrow and way == "fused" else x.clone()).requires_grad_() for x in inputs]
+                y = f(*xs)
+                g = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+                (y.float() * g).sum().backward()
+                runs.append([y, *(x.grad for x in xs)])
+            for i, (a, b) in enumerate(zip(*runs)):
+                with self.subTest(op=name, output=i):
+                    error = (a.float() - b.float()).norm() / b.float().norm()
+                    self.assertLess(error.item(), 2e-2 if name == "kl" else 6e-3)
+
+    def test_kl_gradient(self):
+        """The hand-written gradient of the chunked KL against autograd of its formula."""
+        ops.use("torch")
+        torch.manual_seed(0)
+        x, t, head = torch.randn(37, 16), torch.randn(37, 16), torch.randn(501, 16)
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        one = loss.head_kl(a, t, head, 2.0, 8)
+        p, q = torch.log_softmax(t @ head.t() / 2, -1), torch.log_softmax(b @ head.t() / 2, -1)
+        two = 4 * (p.exp() * (p - q)).sum(-1).mean()
+        (3 * one).backward()
+        (3 * two).backward()
+        self.assertAlmostEqual(one.item(), two.item(), places=5)
+        self.assertLess((a.grad - b.grad).abs().max().item(), 1e-6)
+
+
+class Training(WithStories):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.data = cls.folder / "data"
+        cls.data.mkdir()
+        rng = np.random.default_rng(0)
+        t = cls.tokens[0].numpy()
+        rows = np.concatenate([np.concatenate([t[rng.integers(0, 40):], rng.integers(3, 512, 40)]) for _ in range(60)])
+        rows.astype(np.uint16).tofile(cls.data / "made.bin")
+        (rng.random(len(rows)) < 0.3).astype(np.uint8).tofile(cls.data / "made.mask")
+        (cls.data / "manifest.json").write_text(json.dumps({"shards": [{"name": "made", "tokens": len(rows)}]}))
+
+    def train(self, name, *args, code=0):
+        """In this process: a fresh PyTorch costs seconds."""
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            try:
+                train.Run(train.options([
+                    "--model", str(STORIES), "--data", str(self.data), "--run", str(self.folder / name), "--ctx", "32",
+                    "--threads", "1", "--dtype", "f32", "--warmup", "1", "--report-every", "1", "--device", "cpu",
+                    *args])).train()
+                self.assertEqual(code, 0)
+            except SystemExit as e:
+                self.assertEqual(code, 1, e)
+                print(e)
+        return said.getvalue()
+
+    def log(self, name):
+        return [json.loads(line) for line in (self.folder / name / "log.jsonl").read_text().splitlines()]
+
+    def test_equal_models_reach_zero(self):
+        """Split at the last layer: its input is the split's state, so the teacher itself is a student. From random
+        projections the loss must come down steadily (to a hundredth here); from the teacher's own it must be 0."""
+        self.train("own", "--split", "4", "--steps", "1")
+        self.assertLess(self.log("own")[0]["kl"], 1e-6)
+        path = self.folder / "start.gguf"
+        overlay.write(str(path), random_student(self.frozen, 4, 1), "F32")
+        self.train("zero", "--split", "4", "--steps", "120", "--lr", "1e-2", "--resume-from", str(path))
+        kl = [line["kl"] for line in self.log("zero")]
+        self.assertGreater(kl[0], 0.1)
+        self.assertLess(kl[-1], kl[0] / 50)
+
+    def test_every_option_learns(self):
+        for i, args in enumerate((["--stage", "attention"], ["--hidden", "1"], ["--on", "answers"], ["--share", "0.5"],
+                                  ["--cache", "fp8"], ["--cache", "kv8"], ["--loss", "lm"], ["--kv-heads", "1"],
+                                  ["--kv-heads", "8"], ["--optimizer", "muon"], ["--micro", "3"], ["--dtype", "bf16"])):
+            with self.subTest(args=args):
+                self.train(f"o{i}", "--split", "2", "--group", "3", "--steps", "12", *args)
+                lines = self.log(f"o{i}")
+                key = "attention" if "attention" in args else "lm" if "lm" in args else "kl"
+                self.assertLess(lines[-1][key], lines[0][key])
+                over = str(self.folder / f"o{i}/overlay.gguf")
+                engine(self.folder, STORIES, self.text, CTX, "f16", over)  # loads and runs
+
+    def test_resumed_is_the_same_curve(self):
+        self.train("whole", "--split", "2", "--steps", "8", "--min-lr", "1")
+        self.train("parts", "--split", "2", "--steps", "3", "--min-lr", "1")
+        self.train("parts", "--split", "2", "--steps", "8", "--min-lr", "1")
+        whole, parts = self.log("whole"), self.log("parts")
+        self.assertEqual([line["kl"] for line in whole], [line["kl"] for line in parts])
+        # a state cut short by a crash: the one before it is taken
+        state = self.folder / "parts/state.pt"
+        state.write_bytes(state.read_bytes()[:1000])
+        self.assertIn("goes on at step 3", self.train("parts", "--split", "2", "--steps", "9", "--min-lr", "1"))
+
+    def test_nan_stops(self):
+        self.train("nan", "--split", "2", "--steps", "2", "--lr", "1e-3")
+        before = (self.folder / "nan/state.pt").read_bytes()
+        said = self.train("nan", "--split", "2", "--steps", "9", "--lr", "1e38", "--clip", "1e30", code=1)
+        self.assertRegex(said, r"step \d+: not finite")
+        self.assertEqual(before, (self.folder / "nan/state.pt").read_bytes())
+
+    def test_refusals(self):
+        def refused(text, *args):
+            said = self.train("bad", *args, code=1)
+            self.assertIn(text, said)
+        refused("--split: 5 is not in 1..4", "--split", "5", "--steps", "1")
+        refused("--group: 4 is not in 1..3", "--split", "2", "--group", "4", "--steps", "1")
+        refused("--kv-heads: 3 does not divide 8", "--split", "2", "--kv-heads", "3", "--steps", "1")
+        refused("no manifest", "--split", "2", "--steps", "1", "--data", str(self.folder / "none"))
+        refused("architecture 'qwen2' is not supported", "--split", "2", "--steps", "1", "--model",
+                str(ROOT / "tests/data/arch_qwen2.gguf"))
+        path = self.folder / "other.gguf"
+        s = random_student(self.frozen, 2, 3)
+        overlay.write(str(path), s, "F32", sha256="0" * 64)
+        refused("made for another base", "--split", "2", "--group", "3", "--steps", "1", "--resume-from", str(path))
+        overlay.write(str(path), s, "F32")
+        refused("has split 2, group 3", "--split", "2", "--group", "1", "--steps", "1", "--resume-from", str(path))
+        self.assertTrue(re.fullmatch("[0-9a-f]{64}", gguf.GGUFReader(path).fields["pipit.overlay.base_sha256"].contents()))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

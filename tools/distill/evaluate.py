@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What an overlay costs against its teacher, and against the untrained start of the same shape.
+
+    evaluate.py --model BASE.gguf --overlay trained=A.gguf --data SHARED/data --out DIR [--pipit-eval PATH]
+
+By PyTorch, teacher-forced, over all positions: perplexity of both and mean KL(teacher || student) at temperature 1 of
+chunks of each text, and accuracy of LAMBADA's last word (all its tokens the most probable). By the C engine, greedy
+(--pipit-eval): arithmetic from a seeded generator, numbers retrieved from 7000 characters (2k tokens), and ROUGE of
+summaries against the teacher's own. "untrained" is always measured beside: the averaged projections.
+
+Prints a table; DIR/scores.json keeps every figure with the sizes of its sample."""
+
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+
+import torch
+
+import loss
+import model
+import ops
+import overlay
+import weights
+from make_data import Tokens
+
+QUALITY = pathlib.Path(__file__).resolve().parents[2] / "bench" / "quality"
+
+
+def students(o, frozen):
+    """name -> Student; the untrained one first."""
+    shapes, out = set(), {}
+    for item in o.overlay:
+        name, path = item.split("=", 1)
+        split, group, reader = overlay.shape(path)
+        rows = next(t for t in reader.tensors if t.name.endswith(f"{split}.attn_k_swiftkv.weight")).shape[1]
+        heads = int(rows) // frozen.w.dim
+        if (split, group, heads) not in shapes:
+            label = "untrained" if not shapes else f"untrained-{split}-{group}-{heads}"
+            out[label] = model.Student(frozen, split, group, heads)
+            shapes.add((split, group, heads))
+        out[name] = model.Student(frozen, split, group, heads)
+        overlay.load(path, out[name])
+    return out
+
+
+@torch.no_grad()
+def text_scores(frozen, models, tokens, ctx, chunks):
+    """name -> mean KL and perplexity over every position of the chunks."""
+    kl, nll, n = dict.fromkeys(models, 0.0), dict.fromkeys(["teacher", *models], 0.0), 0
+    for c in range(min(chunks, (len(tokens) - 1) // ctx)):
+        part = torch.tensor([tokens[c * ctx:(c + 1) * ctx + 1]])
+        goal = part[0, 1:]
+        n += ctx
+        teacher = frozen.last_norm(frozen.shallow(part[:, :-1], frozen.w.n_layers))[0]
+        nll["teacher"] += loss.lm(teacher, frozen.head, goal).item() * ctx
+        for name, s in models.items():
+            h = frozen.last_norm(s.run(frozen.shallow(part[:, :-1], s.split))[-1])[0]
+            nll[name] += loss.lm(h, frozen.head, goal).item() * ctx
+            kl[name] += loss.head_kl(h, teacher, frozen.head, 1.0).item() * ctx
+    ppl = {name: float(torch.tensor(v / n).exp()) for name, v in nll.items()}
+    return {"ctx": ctx, "positions": n, "perplexity": ppl, "kl": {name: v / n for name, v in kl.items()}}
+
+
+@torch.no_grad()
+def lambada(frozen, models, encode, path, cases):
+    """Share of last words whose every token is the most probable one, and agreement with the teacher's hits."""
+    hits = {name: [] for name in ["teacher", *models]}
+    for line in open(path).read().splitlines()[:cases]:
+        item = json.loads(line)
+        start, word = encode([item["context"], " " + item["continuation"].strip()])
+        ids = torch.tensor([start + word])
+        at = slice(len(start) - 1, len(start) + len(word) - 1)
+        for name in hits:
+            s = models.get(name)
+            if s is None:
+                h = frozen.shallow(ids, frozen.w.n_layers)
+            else:
+                h = s.run(frozen.shallow(ids, s.split))[-1]
+            best = frozen.logits(h[:, at])[0].argmax(-1)
+            hits[name].append(bool((best == ids[0, len(start):]).all()))
+    share = {name: sum(v) / len(v) for name, v in hits.items()}
+    return {"cases": len(hits["teacher"]), "accuracy": share,
+            "of_teacher": {n: share[n] / max(share["teacher"], 1e-9) for n in models}}
+
+
+def arithmetic(path, cases, seed=11):
+    """One-step sums that a small model can do: the figure is how many survive, not how many a large model gets."""
+    rng = random.Random(seed)
+    with open(path, "w") as f:
+        for i in range(cases):
+            a, b, c = rng.randint(2, 40), rng.randint(2, 40), rng.randint(2, 9)
+            kind = i % 3
+            ask, answer = ((f"What is {a} + {b}?", a + b), (f"What is {a + b} - {b}?", a), (f"What is {a} * {c}?", a * c))[kind]
+            f.write(json.dumps({"id": f"sum-{i}", "user": ask, "max_tokens": 48, "answer": str(answer)}) + "\n")
+
+
+def generated(o, name, path, prompts, ctx):
+    """The C engine's greedy answers under an overlay (None: the base), id -> text."""
+    out = o.out / f"{prompts.stem}-{name}.jsonl"
+    args = [o.pipit_eval, "-m", o.model, "--prompts", str(prompts), "-c", str(ctx), "--batch", "8", "-o", str(out)]
+    subprocess.run(args + (["--overlay", str(path)] if path else []), check=True, stderr=subprocess.DEVNULL)
+    return {r["id"]: r["text"] for r in map(json.loads, open(out))}
+
+
+def tasks(o, overlays):
+    made = lambda *args: [json.loads(x) for x in subprocess.run(
+        [sys.executable, str(QUALITY / "make_prompts.py"), *args], check=True, capture_output=True, text=True).stdout.splitlines()]
+    files = {"arithmetic": o.out / "arithmetic.jsonl"}
+    arithmetic(files["arithmetic"], o.sums)
+    for name, rows in (("retrieval", made("needle", "--text", str(o.data / "text/war-and-peace.txt"), "--cells", str(o.needles))),
+                       ("summary", made("summary", "--tasks", str(o.data / "tasks/xsum_0shot_300.jsonl"), "--cases", str(o.summaries)))):
+        files[name] = o.out / f"{name}.jsonl"
+        files[name].write_text("".join(json.dumps(r) + "\n" for r in rows))
+    out = {}
+    for task, path in files.items():
+        want = {p["id"]: p.get("answer", "") for p in map(json.loads, open(path))}
+        texts = {n: generated(o, n, p, path, 4096 if task != "arithmetic" else 256) for n, p in overlays.items()}
+        if task == "summary":
+            out[task] = {n: rouge2(texts["teacher"], t) for n, t in texts.items() if n != "teacher"}
+        else:
+            out[task] = {n: sum(want[i] in t.replace(",", "") for i, t in ts.items()) / len(ts) for n, ts in texts.items()}
+        out[task]["cases"] = len(want)
+    return out
+
+
+def rouge2(teacher, mine):
+    """Mean F of word pairs, the teacher's answer being the reference."""
+    def pairs(text):
+        w = text.lower().split()
+        return [tuple(w[i:i + 2]) for i in range(len(w) - 1)]
+    total = 0.0
+    for i, t in teacher.items():
+        a, b = pairs(t), pairs(mine[i])
+        left, both = list(a), 0
+        for p in b:
+            if p in left:
+                left.remove(p)
+                both += 1
+        total += 2 * both / max(len(a) + len(b), 1)
+    return total / len(teacher)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", required=True)
+    p.add_argument("--overlay", nargs="+", required=True, metavar="NAME=FILE")
+    p.add_argument("--data", required=True, type=pathlib.Path, help="folder with text/ and tasks/")
+    p.add_argument("--out", required=True, type=pathlib.Path)
+    p.add_argument("--pipit-eval", help="also the tasks that generate")
+    p.add_argument("--ctx", type=int, default=2048)
+    p.add_argument("--chunks", type=int, default=4)
+    p.add_argument("--lambada", type=int, default=300)
+    p.add_argument("--sums", type=int, default=60)
+    p.add_argument("--needles", type=int, default=2, help="for each of five depths")
+    p.add_argument("--summaries", type=int, default=8)
+    p.add_argument("--dtype", choices=("bf16", "f32"), default="f32")
+    p.add_argument("--threads", type=int, default=0)
+    o = p.parse_args()
+    if o.threads:
+        torch.set_num_threads(o.threads)
+    o.out.mkdir(parents=True, exist_ok=True)
+    ops.use("auto")
+    frozen = model.Frozen(weights.read(o.model), torch.device("cpu"), torch.bfloat16 if o.dtype == "bf16" else torch.float32)
+    models, tokens, scores = students(o, frozen), Tokens(o.model), {}
+    for text in ("tinyshakespeare", "war-and-peace"):
+        raw = (o.data / f"text/{text}.txt").read_text(errors="replace")[:o.ctx * o.chunks * 8]
+        scores[text] = text_scores(frozen, models, tokens.encode([raw])[0], o.ctx, o.chunks)
+        print(json.dumps({text: scores[text]}), flush=True)
+    if o.lambada:
+        scores["lambada"] = lambada(frozen, models, tokens.encode, o.data / "tasks/lambada_openai.jsonl", o.lambada)
+        print(json.dumps({"lambada": scores["lambada"]}), flush=True)
+    if o.pipit_eval:
+        overlays = {"teacher": None}
+        for item, name in zip(o.overlay, (i.split("=", 1)[0] for i in o.overlay)):
+            overlays[name] = item.split("=", 1)[1]
+        for name in models:
+            if name not in overlays:
+                overlays[name] = o.out / f"{name}.gguf"
+                overlay.write(str(overlays[name]), models[name])
+        scores.update(tasks(o, overlays))
+    (o.out / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
+    print(json.dumps(scores, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Teacher and student on one copy of the frozen weights.
+
+The layers below the split are the same for both and run once, without gradients (twice with an 8-bit cache in the
+loop, which the student reads in every layer and the teacher in none). Above it the teacher runs its own
+q, k, v; the student its own q of each layer, and K and V that the leader of a group makes from z = RMSNorm(x; norm),
+x being the hidden state that enters the split layer (paper 001, equations 1 and 2; the norm is in the authors' code).
+
+Everything trainable is in Student: f32 masters, cast to the computing type where they are used. The residual stream
+stays f32; products run in `dtype`."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import cache8
+import ops
+from weights import tensor
+
+
+class Frozen:
+    def __init__(self, w, device, dtype):
+        self.w, self.device, self.dtype = w, device, dtype
+        self.embed = tensor(w.embed, device, dtype)
+        self.head = self.embed if w.head is w.embed else tensor(w.head, device, dtype)
+        self.out_norm = tensor(w.out_norm, device, torch.float32)
+        norm = lambda k: torch.float32 if k.endswith("norm") else dtype
+        self.layers = [{k: tensor(a, device, norm(k)) for k, a in layer.items()} for layer in w.layers]
+        self._angles = None
+
+    def angles(self, s):
+        """cosine, sine (s, d / 2) f32, of positions from 0."""
+        if self._angles is None or self._angles[0].shape[0] < s:
+            d = self.w.dim
+            freq = self.w.theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+            a = torch.outer(torch.arange(s, dtype=torch.float64), freq)
+            self._angles = [x.float().contiguous().to(self.device) for x in (a.cos(), a.sin())]
+        return [x[:s].contiguous() for x in self._angles]
+
+    def heads(self, x, n, turned):
+        if turned:
+            return ops.rope_heads(x, *self.angles(x.shape[1]), n)
+        return x.view(x.shape[0], x.shape[1], n, -1).transpose(1, 2)
+
+    def attend(self, layer, q, k, v):
+        """Rows of q and heads of k, v to what attention adds to the residual stream."""
+        out = ops.attention(self.heads(q, self.w.n_heads, True), k, v)
+        return F.linear(out.transpose(1, 2).flatten(2), layer["o"])
+
+    def mlp(self, layer, h):
+        x = ops.rms(h, layer["ffn_norm"], self.w.eps, self.dtype)
+        return F.linear(ops.gate(F.linear(x, layer["gate"]), F.linear(x, layer["up"])), layer["down"])
+
+    def own_attention(self, layer, h, cache="none"):
+        x = ops.rms(h, layer["attn_norm"], self.w.eps, self.dtype)
+        k = self.heads(F.linear(x, layer["k"]), self.w.n_kv, True)
+        v = self.heads(F.linear(x, layer["v"]), self.w.n_kv, False)
+        return self.attend(layer, F.linear(x, layer["q"]), *cache8.store(k, v, cache))
+
+    @torch.no_grad()
+    def run(self, h, first, last):
+        """The teacher's layers [first, last): each one's input, what its attention added; then the last output."""
+        states, added = [], []
+        for i in range(first, last):
+            states.append(h)
+            a = self.own_attention(self.layers[i], h)
+            added.append(a)
+            h = h + a
+            h = h + self.mlp(self.layers[i], h)
+        return states + [h], added
+
+    @torch.no_grad()
+    def shallow(self, tokens, split, cache="none"):
+        h = self.embed[tokens].float()
+        for i in range(split):
+            h = h + self.own_attention(self.layers[i], h, cache)
+            h = h + self.mlp(self.layers[i], h)
+        return h
+
+    def last_norm(self, h):
+        return ops.rms(h, self.out_norm, self.w.eps, self.dtype)
+
+    def logits(self, h):
+        return self.last_norm(h) @ self.head.t()
+
+
+class Student(nn.Module):
+    """Starts as pipit-mkmodel --swiftkv does: the split layer's norm, each layer's own q, the group's mean k and v."""
+
+    def __init__(self, frozen, split, group, kv_heads=None, cache="none"):
+        super().__init__()
+        w = frozen.w
+        if not 1 <= split < w.n_layers:
+            raise SystemExit(f"distill: --split: {split} is not in 1..{w.n_layers - 1}")
+        if not 1 <= group <= w.n_layers - split:
+            raise SystemExit(f"distill: --group: {group} is not in 1..{w.n_layers - split}")
+        self.frozen, self.split, self.group, self.cache = frozen, split, group, cache
+        self.kv_heads = kv_heads or w.n_kv
+        if w.n_heads % self.kv_heads:
+            raise SystemExit(f"distill: --kv-heads: {self.kv_heads} does not divide {w.n_heads} query heads")
+        param = lambda a: nn.Parameter(tensor(a, frozen.device, torch.float32).clone())
+        self.norm = param(w.layers[split]["attn_norm"])
+        self.q = nn.ParameterList(param(layer["q"]) for layer in w.layers[split:])
+        self.k, self.v = nn.ParameterList(), nn.ParameterList()
+        for at in range(split, w.n_layers, group):
+            members = w.layers[at:at + group]
+            for name, into in (("k", self.k), ("v", self.v)):
+                mean = sum(m[name] for m in members) / len(members)
+                into.append(param(self.spread(mean.reshape(w.n_kv, w.dim, -1))))
+
+    def spread(self, heads):
+        """(n_kv, dim, embd) to kv_heads: each repeated when there are more, means of neighbours when fewer."""
+        n, m = heads.shape[0], self.kv_heads
+        if m >= n:
+            index = [i * n // m for i in range(m)]
+            return heads[index].reshape(-1, heads.shape[-1])
+        return heads.reshape(m, n // m, *heads.shape[1:]).mean(1).reshape(-1, heads.shape[-1])
+
+    def stores(self, x):
+        """K and V (b, kv_heads, s, d) of every group, from the hidden state that enters the split layer."""
+        f = self.frozen
+        z = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + f.w.eps) * self.norm).to(f.dtype)
+        out = []
+        for k, v in zip(self.k, self.v):
+            k = f.heads(F.linear(z, k.to(f.dtype)), self.kv_heads, True)
+            v = f.heads(F.linear(z, v.to(f.dtype)), self.kv_heads, False)
+            out.append(cache8.store(k, v, self.cache))
+        return out
+
+    def attention(self, j, h, stores):
+        """What attention adds in deep layer j, counted from the split."""
+        f = self.frozen
+        layer = f.layers[self.split + j]
+        x = ops.rms(h, layer["attn_norm"], f.w.eps, f.dtype)
+        return f.attend(layer, F.linear(x, self.q[j].to(f.dtype)), *stores[j // self.group])
+
+    def run(self, x):
+        """Inputs of the deep layers and the last output, from the split's hidden state (b, s, embd) f32."""
+        f = self.frozen
+        stores, h, states = self.stores(x), x, []
+        for j in range(len(self.q)):
+            states.append(h)
+            h = h + self.attention(j, h, stores)
+            h = h + f.mlp(f.layers[self.split + j], h)
+        return states + [h]
+
+    def forward(self, tokens):
+        return self.frozen.logits(self.run(self.frozen.shallow(tokens, self.split, self.cache))[-1])

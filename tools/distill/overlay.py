@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Overlays on disk: what the daemon loads with --overlay, and what a later run can start from. Tensors and keys as
+pipit-mkmodel --swiftkv writes them; the projections in Q8_0 (or another type of gguf's quantisers), the norm in f32."""
+
+import os
+
+import numpy as np
+import torch
+
+from weights import to_halves, to_pairs
+
+
+def rows(student):
+    """name -> f32 array, in the GGUF's order of rows. K's and Q's heads have the model's own width."""
+    dim = student.frozen.w.dim
+    get = lambda p: p.detach().float().cpu().numpy()
+    out = {"norm_swiftkv.weight": get(student.norm)}
+    for j, q in enumerate(student.q):
+        at = f"blk.{student.split + j}."
+        out[at + "attn_q_swiftkv.weight"] = to_pairs(get(q), dim)
+        if j % student.group == 0:
+            out[at + "attn_k_swiftkv.weight"] = to_pairs(get(student.k[j // student.group]), dim)
+            out[at + "attn_v_swiftkv.weight"] = get(student.v[j // student.group])
+    return out
+
+
+def write(path, student, kind="Q8_0", sha256=None, notes=None):
+    """Whole or not at all. sha256: of the base GGUF, when the weights came from elsewhere."""
+    import gguf
+    sha256 = sha256 or student.frozen.w.sha256
+    if not sha256:
+        raise SystemExit("distill: an overlay names its base GGUF by SHA-256: give --base-gguf FILE")
+    tmp = f"{path}.tmp"
+    w = gguf.GGUFWriter(tmp, "llama")
+    w.add_string("general.type", "overlay")
+    w.add_string("pipit.overlay.base_sha256", sha256)
+    w.add_uint32("pipit.swiftkv.num_key_value_layers", student.split)
+    w.add_uint32("pipit.swiftkv.key_value_group_size", student.group)
+    for key, value in (notes or {}).items():
+        w.add_string(key, str(value))
+    qtype = gguf.GGMLQuantizationType[kind]
+    for name, a in rows(student).items():
+        a = np.ascontiguousarray(a, dtype=np.float32)
+        if a.ndim == 1 or kind == "F32":
+            w.add_tensor(name, a)
+        else:
+            w.add_tensor(name, gguf.quants.quantize(a, qtype), raw_dtype=qtype)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    os.replace(tmp, path)
+
+
+def shape(path):
+    """(split, group, kv heads' rows of K) of an overlay file, and its reader."""
+    import gguf
+    r = gguf.GGUFReader(path)
+    key = lambda k: int(r.fields[k].contents())
+    try:
+        split, group = key("pipit.swiftkv.num_key_value_layers"), key("pipit.swiftkv.key_value_group_size")
+    except KeyError as e:
+        raise SystemExit(f"distill: {path} is no SwiftKV overlay: {e} is missing") from e
+    return split, group, r
+
+
+def load(path, student):
+    """An overlay's weights into a student of the same shape."""
+    import gguf
+    split, group, r = shape(path)
+    base = r.fields["pipit.overlay.base_sha256"].contents()
+    if student.frozen.w.sha256 and base != student.frozen.w.sha256:
+        raise SystemExit(f"distill: {path} was made for another base (SHA-256 {base})")
+    if (split, group) != (student.split, student.group):
+        raise SystemExit(f"distill: {path} has split {split}, group {group}; asked for {student.split}, {student.group}")
+    t = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32) for t in r.tensors}
+    dim = student.frozen.w.dim
+
+    def put(param, name, turned):
+        a = to_halves(t[name], dim) if turned else t[name]
+        if a.shape != tuple(param.shape):
+            raise SystemExit(f"distill: {path}: {name} is {a.shape}, the student's is {tuple(param.shape)}")
+        param.data.copy_(torch.from_numpy(np.array(a)))
+    put(student.norm, "norm_swiftkv.weight", False)
+    for j, q in enumerate(student.q):
+        at = f"blk.{split + j}."
+        put(q, at + "attn_q_swiftkv.weight", True)
+        if j % group == 0:
+            put(student.k[j // group], at + "attn_k_swiftkv.weight", True)
+            put(student.v[j // group], at + "attn_v_swiftkv.weight", False)

@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Knowledge-preserving distillation of a checkpoint into its SwiftKV form (paper 001, section 3 and B.1).
+
+    train.py --model BASE.gguf --data DIR --run RUN --split 14 --group 16 --minutes 60
+
+RUN holds state.pt (resume: give the same command again), log.jsonl (one line a report) and overlay.gguf. What is
+trained: norm_swiftkv, each deep layer's q, the leaders' k and v; all else is frozen and shared with the teacher.
+
+Two stages. `attention`: each deep layer's attention alone learns to add what the teacher's adds, from the teacher's
+own input to that layer; no head, no way back through layers, so it is quick, and it undoes the worst of averaging
+projections whose heads have nothing in common. `full`: the paper's, KL of the outputs, plus the hidden-state term.
+
+A loss that is not finite ends the run, names the step, and leaves the last good state."""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+
+import torch
+
+import checkpoint
+import loss
+import model
+import ops
+import overlay
+import peak
+import weights
+from data import Shards
+from muon import Muon
+
+
+def options(argv=None):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", required=True, help="GGUF file or Hugging Face folder")
+    p.add_argument("--base-gguf", help="with a folder: the GGUF that overlays are for")
+    p.add_argument("--data", required=True, help="folder of token shards")
+    p.add_argument("--run", required=True, type=pathlib.Path)
+    p.add_argument("--split", type=int, required=True)
+    p.add_argument("--group", type=int, default=1)
+    p.add_argument("--kv-heads", type=int, help="of the shared stores, if not the model's own number")
+    p.add_argument("--resume-from", help="start from this overlay instead of the averaged projections")
+    p.add_argument("--stage", choices=("attention", "full"), default="full")
+    p.add_argument("--loss", choices=("kl", "lm"), default="kl", help="lm: the paper's control without a teacher")
+    p.add_argument("--temperature", type=float, default=2.0)
+    p.add_argument("--hidden", type=float, default=0.0, help="weight of the hidden-state term")
+    p.add_argument("--on", choices=("all", "answers"), default="all", help="positions of the KL")
+    p.add_argument("--share", type=float, default=1.0, help="share of positions drawn for the KL")
+    p.add_argument("--cache", choices=("none", "fp8", "kv8"), default="none", help="8-bit cache in the loop")
+    p.add_argument("--ctx", type=int, default=512)
+    p.add_argument("--batch", type=int, default=8, help="sequences of a step")
+    p.add_argument("--micro", type=int, default=4, help="sequences at once; halved when memory runs out")
+    p.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
+    p.add_argument("--lr", type=float, default=1e-3)
+    p.add_argument("--min-lr", type=float, default=0.05, help="share of lr at the end")
+    p.add_argument("--warmup", type=int, default=20, help="steps")
+    p.add_argument("--weight-decay", type=float, default=0.0)
+    p.add_argument("--betas", type=float, nargs=2, default=(0.9, 0.99))
+    p.add_argument("--clip", type=float, default=1.0)
+    p.add_argument("--minutes", type=float, default=0, help="stop after; lr falls along a half cosine towards it")
+    p.add_argument("--steps", type=int, default=0, help="stop after, and the cosine's length, if --minutes is not")
+    p.add_argument("--save-every", type=float, default=180, help="seconds between states")
+    p.add_argument("--report-every", type=int, default=10, help="steps between log lines")
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
+    p.add_argument("--threads", type=int, default=0)
+    p.add_argument("--ops", choices=("auto", "fused", "torch"), default="auto")
+    p.add_argument("--quant", default="Q8_0", help="type of the overlay's projections")
+    o = p.parse_args(argv)
+    if not o.minutes and not o.steps:
+        p.error("give --minutes or --steps")
+    return o
+
+
+class Run:
+    def __init__(self, o):
+        self.o = o
+        self.device = torch.device(o.device)
+        self.dtype = torch.bfloat16 if o.dtype == "bf16" else torch.float32
+        if o.threads:
+            torch.set_num_threads(o.threads)
+        torch.manual_seed(o.seed)
+        self.ops = ops.use("torch" if self.device.type == "cuda" else o.ops)
+        w = weights.read(o.model)
+        if o.base_gguf:
+            w.sha256 = weights.sha256(o.base_gguf)
+        self.frozen = model.Frozen(w, self.device, self.dtype)
+        self.student = model.Student(self.frozen, o.split, o.group, o.kv_heads, o.cache)
+        if o.resume_from:
+            overlay.load(o.resume_from, self.student)
+        self.data = Shards(o.data, o.ctx, o.seed)
+        self.params = [p for p in self.student.parameters() if p.requires_grad]
+        if o.optimizer == "muon":
+            self.opt = Muon(self.params, o.lr, o.betas, o.weight_decay, self.dtype)
+        else:
+            self.opt = torch.optim.AdamW(self.params, lr=o.lr, betas=tuple(o.betas), weight_decay=o.weight_decay)
+        self.step, self.sequences, self.spent, self.micro = 0, 0, 0.0, min(o.micro, o.batch)
+        o.run.mkdir(parents=True, exist_ok=True)
+        self.state_path = str(o.run / "state.pt")
+        state = checkpoint.load(self.state_path, self.device)
+        if state:
+            self.student.load_state_dict(state["student"])
+            self.opt.load_state_dict(state["opt"])
+            self.step, self.sequences, self.spent = state["step"], state["sequences"], state["spent"]
+            print(f"distill: goes on at step {self.step}", flush=True)
+
+    def save(self):
+        checkpoint.save(self.state_path, {"student": self.student.state_dict(), "opt": self.opt.state_dict(),
+                                          "step": self.step, "sequences": self.sequences, "spent": self.spent})
+
+    def rate(self):
+        o = self.o
+        done = self.spent / (60 * o.minutes) if o.minutes else self.step / o.steps
+        cosine = o.min_lr + (1 - o.min_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        return o.lr * min(1.0, (self.step + 1) / max(o.warmup, 1)) * cosine
+
+    def chosen(self, mask, n):
+        """Positions (flat) of the KL: the answers' if asked, a random share of them, from a generator of the step."""
+        index = mask.flatten().nonzero().flatten() if self.o.on == "answers" else torch.arange(n, device=self.device)
+        if self.o.share < 1 and len(index):
+            g = torch.Generator().manual_seed(self.o.seed * 1000003 + self.sequences)
+            keep = torch.randperm(len(index), generator=g)[:max(1, int(len(index) * self.o.share))]
+            index = index[keep.to(self.device)]
+        return index
+
+    def losses(self, tokens, mask):
+        """The loss of a micro-batch and its parts."""
+        o, f, s = self.o, self.frozen, self.student
+        x = f.shallow(tokens[:, :-1], o.split)
+        mine = x if o.cache == "none" else f.shallow(tokens[:, :-1], o.split, o.cache)
+        if o.stage == "attention":
+            inputs, added = f.run(x, o.split, f.w.n_layers)
+            stores = s.stores(mine)
+            got = [s.attention(j, h, stores) for j, h in enumerate(inputs[:-1])]
+            total = loss.relative(got, added)
+            return total, {"attention": total.item()}
+        states = s.run(mine)
+        index = self.chosen(mask, x.shape[0] * x.shape[1])
+        final = f.last_norm(states[-1]).flatten(0, 1)[index]
+        if o.loss == "lm":
+            total = loss.lm(final, f.head, tokens[:, 1:].flatten()[index])
+            return total, {"lm": total.item()}
+        teacher, _ = f.run(x, o.split, f.w.n_layers)
+        kl = loss.head_kl(final, f.last_norm(teacher[-1]).flatten(0, 1)[index], f.head, o.temperature)
+        parts = {"kl": kl.item()}
+        if o.hidden > 0:
+            hidden = loss.relative(states[1:], teacher[1:])
+            parts["hidden"] = hidden.item()
+            kl = kl + o.hidden * hidden
+        return kl, parts
+
+    def train_step(self):
+        o, sums, at = self.o, {}, 0
+        self.opt.zero_grad(set_to_none=True)
+        while at < o.batch:
+            n = min(self.micro, o.batch - at)
+            try:
+                total, parts = self.losses(*self.data.batch(self.sequences + at, n, self.device))
+                (total * (n / o.batch)).backward()
+            except (torch.OutOfMemoryError, MemoryError) as e:
+                if self.micro == 1:
+                    raise SystemExit(f"distill: step {self.step}: no memory for one sequence: {e}") from e
+                self.micro //= 2
+                print(f"distill: out of memory: {self.micro} sequences at once from here", flush=True)
+                self.opt.zero_grad(set_to_none=True)
+                sums, at = {}, 0
+                continue
+            for k, v in parts.items():
+                sums[k] = sums.get(k, 0.0) + v * n / o.batch
+            at += n
+        norm = torch.nn.utils.clip_grad_norm_(self.params, o.clip).item()
+        if not all(map(math.isfinite, [norm, *sums.values()])):
+            raise SystemExit(f"distill: step {self.step}: not finite (loss {sums}, gradient {norm}); "
+                             f"{self.state_path} is the last good state")
+        for g in self.opt.param_groups:
+            g["lr"] = self.rate()
+        self.opt.step()
+        self.step += 1
+        self.sequences += o.batch
+        sums["grad"] = norm
+        return sums
+
+    def done(self):
+        o = self.o
+        return (o.minutes and self.spent >= 60 * o.minutes) or (o.steps and self.step >= o.steps)
+
+    def train(self):
+        o = self.o
+        best = peak.measured_peak(self.device, self.dtype)
+        flops = peak.flops_per_token(self.student, o.stage, o.share, o.ctx)
+        n = sum(p.numel() for p in self.params)
+        print(f"distill: {n / 1e6:.2f} M parameters of {len(self.student.q)} deep layers, {self.data.tokens / 1e6:.1f} M tokens"
+              f" of text, {self.ops} operations, {torch.get_num_threads()} threads, peak {best / 1e9:.0f} GFLOP/s,"
+              f" {flops / 1e6:.0f} MFLOP a token", flush=True)
+        saved = since = time.monotonic()
+        sums, steps = {}, 0
+        while not self.done():
+            before = time.monotonic()
+            parts = self.train_step()
+            now = time.monotonic()
+            self.spent += now - before
+            for k, v in parts.items():
+                sums[k] = sums.get(k, 0.0) + v
+            steps += 1
+            if steps == o.report_every or self.done():
+                rate = steps * o.batch * o.ctx / (now - since)
+                line = {"step": self.step, "tokens": self.sequences * o.ctx, "stage": o.stage,
+                        **{k: round(v / steps, 5) for k, v in sums.items()}, "lr": round(self.rate(), 7),
+                        "minutes": round(self.spent / 60, 2), "tokens_s": round(rate, 1),
+                        "peak_share": round(rate * flops / best, 3)}
+                with open(o.run / "log.jsonl", "a") as log:
+                    log.write(json.dumps(line) + "\n")
+                print(" ".join(f"{k} {v}" for k, v in line.items()), flush=True)
+                sums, steps, since = {}, 0, now
+            if now - saved >= o.save_every:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+        self.export()
+        return self
+
+    def export(self):
+        path = self.o.run / "overlay.gguf"
+        overlay.write(str(path), self.student, self.o.quant, notes={
+            "general.license": "apache-2.0", "pipit.distill.tokens": self.sequences * self.o.ctx,
+            "pipit.distill.stage": self.o.stage})
+        print(f"distill: {path}: {path.stat().st_size} bytes after {self.step} steps, "
+              f"{self.sequences * self.o.ctx} tokens, {self.spent / 60:.1f} minutes", flush=True)
+
+
+def main():
+    o = options()
+    if os.name == "posix" and o.device == "cpu":
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        Run(o).train()
+    except KeyboardInterrupt:
+        sys.exit("distill: interrupted; the last state stays")
+
+
+if __name__ == "__main__":
+    main()
