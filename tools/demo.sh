@@ -2,10 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # One command from a fresh clone to an answer: installs what is missing, builds, fetches the model,
 # starts pipitd on the CPU, asks, prints the streamed answer and a line of figures, stops the daemon.
-# Usage: tools/demo.sh [PROMPT]
+# Usage: tools/demo.sh [--swiftkv] [PROMPT]
+#   --swiftkv: with the distilled overlay of models/ (16 layers share one K and V), FP8 and
+#   keyformer:50%; the memory plan is printed beside the base model's
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+swiftkv=
+if [ "${1:-}" = --swiftkv ]; then
+    swiftkv=1
+    shift
+fi
 prompt=${1:-Why do birds sing at dawn? Answer in two sentences.}
 build=${PIPIT_BUILD_DIR:-build}
 
@@ -28,6 +35,10 @@ demo: SmolLM2 could not be fetched. Falling back to the 1 MB model in the tree:
 demo: it writes little children's stories and cannot answer questions.
 demo: **********************************************************************
 EOF
+    if [ -n "$swiftkv" ]; then
+        echo "demo: --swiftkv needs SmolLM2: the overlay is for it alone" >&2
+        exit 1
+    fi
     model=tests/data/stories260K.gguf
     ask+=(--raw --temp 0 -n 100)
     prompt=${1:-Once upon a time}
@@ -44,7 +55,15 @@ stop() {
 }
 trap stop EXIT
 
-"$build/daemon/front/pipitd" --model "$model" --backend cpu --ctx 2048 --runtime-dir "$run" \
+settings=(--model "$model" --backend cpu --ctx 2048)
+if [ -n "$swiftkv" ]; then
+    base=("${settings[@]}" --kv full)
+    settings+=(--overlay models/smollm2-135m-swiftkv-14-16.gguf --kv fp8+keyformer:50%)
+    plan() { "$build/daemon/front/pipitd" plan "$@" | sed 's/^policy \([^,]*\).*/policy \1/'; }
+    echo "demo: the plan of the base model (left), and with overlay, FP8 and keyformer:50% (right)" >&2
+    paste -d '|' <(plan "${base[@]}" | awk '{printf "%-64.64s\n", $0}') <(plan "${settings[@]}") >&2
+fi
+"$build/daemon/front/pipitd" "${settings[@]}" --runtime-dir "$run" \
     2>"$run/log" &
 daemon=$!
 pipit() { "$build/client/pipit" "$@" --runtime-dir "$run"; }
