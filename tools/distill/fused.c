@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The passes of a training step that are no matrix products, for bf16 on a CPU. PyTorch runs them at
- * some 3 ns an element (one thread, AVX-512 machine), as long as the products beside them; here each is
- * one loop that the compiler vectorises, in place where it can be. ops.py compiles this file with the
- * system's C compiler, calls it through ctypes, and holds the same mathematics in PyTorch, which runs
- * where there is no compiler and which tests/tools/test_distill.py compares with.
+/* The passes of a training step that are no matrix products, for bf16 on a CPU. PyTorch runs them
+ * at some 3 ns an element (one thread, AVX-512 machine), as long as the products beside them; here
+ * each is one loop that the compiler vectorises, in place where it can be. ops.py compiles this
+ * file with the system's C compiler, calls it through ctypes, and holds the same mathematics in
+ * PyTorch, which runs where there is no compiler and which tests/tools/test_distill.py compares
+ * with.
  *
- * All arrays are dense. bf16 is kept as its bits. Nothing here allocates or keeps state, and rows are
- * independent, so callers may split the rows among threads. */
+ * All arrays are dense. bf16 is kept as its bits. Nothing here allocates or keeps state, and rows
+ * are independent, so callers may split the rows among threads. */
 
 #include <float.h>
 #include <math.h>
@@ -31,8 +32,10 @@ static inline uint16_t store(float f)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-/* y = x / rms(x) * w; ret_inv holds 1 / rms of each row for the way back. x (n, d) f32, y (n, d) bf16. */
-void fused_rms(const float *x, const float *w, int64_t n, int64_t d, float eps, uint16_t *y, float *ret_inv)
+/* y = x / rms(x) * w; ret_inv holds 1 / rms of each row for the way back. x (n, d) f32, y (n, d)
+ * bf16. */
+void fused_rms(const float *x, const float *w, int64_t n, int64_t d, float eps, uint16_t *y,
+               float *ret_inv)
 {
     for (int64_t r = 0; r < n; r++) {
         const float *row = x + r * d;
@@ -50,8 +53,8 @@ void fused_rms(const float *x, const float *w, int64_t n, int64_t d, float eps, 
 }
 
 /* dx = inv * (g - x * inv^2 * mean(g * x)), g = dy * w. dy (n, d) bf16, dx (n, d) f32. */
-void fused_rms_back(const float *x, const float *w, const float *inv, const uint16_t *dy, int64_t n, int64_t d,
-                    float *dx)
+void fused_rms_back(const float *x, const float *w, const float *inv, const uint16_t *dy, int64_t n,
+                    int64_t d, float *dx)
 {
     for (int64_t r = 0; r < n; r++) {
         const float *row = x + r * d;
@@ -68,9 +71,11 @@ void fused_rms_back(const float *x, const float *w, const float *inv, const uint
     }
 }
 
-/* Heads out of a projection's rows, rotated: src (b, s, h * d) to dst (b, h, s, d). Element i of a head
- * pairs with i + d / 2; cosine, sine (s, d / 2). sign -1 turns back; `gather` copies the other way. */
-static void turn(const uint16_t *x, const float *c, const float *s, int64_t half, float sign, uint16_t *y)
+/* Heads out of a projection's rows, rotated: src (b, s, h * d) to dst (b, h, s, d). Element i of a
+ * head pairs with i + d / 2; cosine, sine (s, d / 2). sign -1 turns back; `gather` copies the other
+ * way. */
+static void turn(const uint16_t *x, const float *c, const float *s, int64_t half, float sign,
+                 uint16_t *y)
 {
     for (int64_t i = 0; i < half; i++) {
         float a = load(x[i]);
@@ -82,8 +87,8 @@ static void turn(const uint16_t *x, const float *c, const float *s, int64_t half
     }
 }
 
-void fused_rope(const uint16_t *src, const float *cosine, const float *sine, int64_t b, int64_t s, int64_t h, int64_t d,
-                int32_t back, uint16_t *dst)
+void fused_rope(const uint16_t *src, const float *cosine, const float *sine, int64_t b, int64_t s,
+                int64_t h, int64_t d, int32_t back, uint16_t *dst)
 {
     for (int64_t i = 0; i < b; i++) {
         for (int64_t p = 0; p < s; p++) {
@@ -91,15 +96,15 @@ void fused_rope(const uint16_t *src, const float *cosine, const float *sine, int
                 int64_t rows = ((i * s + p) * h + k) * d;
                 int64_t heads = ((i * h + k) * s + p) * d;
 
-                turn(src + (back ? heads : rows), cosine + p * d / 2, sine + p * d / 2, d / 2, back ? -1.0f : 1.0f,
-                     dst + (back ? rows : heads));
+                turn(src + (back ? heads : rows), cosine + p * d / 2, sine + p * d / 2, d / 2,
+                     back ? -1.0f : 1.0f, dst + (back ? rows : heads));
             }
         }
     }
 }
 
-/* In place: a's row r is that of position r % s and becomes softmax(scale * a) over keys 0..r % s, zero after.
- * a (n, s); scratch (s). */
+/* In place: a's row r is that of position r % s and becomes softmax(scale * a) over keys 0..r % s,
+ * zero after. a (n, s); scratch (s). */
 void fused_softmax(uint16_t *a, int64_t n, int64_t s, float scale, float *scratch)
 {
     for (int64_t r = 0; r < n; r++) {
@@ -154,7 +159,8 @@ void fused_gate(const uint16_t *g, const uint16_t *u, int64_t n, uint16_t *y)
     }
 }
 
-void fused_gate_back(const uint16_t *g, const uint16_t *u, const uint16_t *dy, int64_t n, uint16_t *dg, uint16_t *du)
+void fused_gate_back(const uint16_t *g, const uint16_t *u, const uint16_t *dy, int64_t n,
+                     uint16_t *dg, uint16_t *du)
 {
     for (int64_t i = 0; i < n; i++) {
         float x = load(g[i]);
@@ -166,8 +172,8 @@ void fused_gate_back(const uint16_t *g, const uint16_t *u, const uint16_t *dy, i
     }
 }
 
-/* Row by row: kl = sum p (log p - log q), p = softmax(t / T), q = softmax(s / T), and in place of s its
- * gradient, T * kl's own: q - p (times T^2 / T, left to the caller). s, t (n, v). */
+/* Row by row: kl = sum p (log p - log q), p = softmax(t / T), q = softmax(s / T), and in place of s
+ * its gradient, T * kl's own: q - p (times T^2 / T, left to the caller). s, t (n, v). */
 void fused_kl(uint16_t *s, const uint16_t *t, int64_t n, int64_t v, float inv_t, float *ret_kl)
 {
     for (int64_t r = 0; r < n; r++) {
