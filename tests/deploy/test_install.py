@@ -61,7 +61,7 @@ class Installed(unittest.TestCase):
 class Layout(Installed):
     def test_everything_is_there(self):
         for path in ("bin/pipitd", "bin/pipit", "libexec/pipit/pipit-engine", "libexec/pipit/pipit-gateway", "include/pipit.h",
-                     "share/pipit/pipit.proto", "lib/sysusers.d/pipit.conf", "lib/tmpfiles.d/pipit.conf", "share/man/man8/pipitd.8",
+                     "share/pipit/pipit.proto", "lib/python3/dist-packages/pipit/client.py", "lib/python3/dist-packages/pipit/pipit.h", "lib/sysusers.d/pipit.conf", "lib/tmpfiles.d/pipit.conf", "share/man/man8/pipitd.8",
                      "lib/systemd/system/pipitd@.service", "lib/systemd/system/pipit-gateway@.socket"):
             self.assertTrue((self.root / path).is_file(), path)
         self.assertTrue(list(self.root.glob("lib*/**/pkgconfig/libpipit.pc")))
