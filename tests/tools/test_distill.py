@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zlib
 
 try:
     import gguf
@@ -32,7 +33,9 @@ CTX = 64
 PIPIT_EVAL, TOK_DUMP = sys.argv[1:3]
 sys.path.insert(0, str(TRAIN.parent))
 import cache8  # noqa: E402
+import corpus  # noqa: E402
 import loss  # noqa: E402
+import make_data  # noqa: E402
 import model  # noqa: E402
 import ops  # noqa: E402
 import overlay  # noqa: E402
@@ -282,6 +285,36 @@ class Training(WithStories):
         overlay.write(str(path), s, "F32")
         refused("has split 2, group 3", "--split", "2", "--group", "1", "--steps", "1", "--resume-from", str(path))
         self.assertTrue(re.fullmatch("[0-9a-f]{64}", gguf.GGUFReader(path).fields["pipit.overlay.base_sha256"].contents()))
+
+
+class Data(unittest.TestCase):
+    def test_filter(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as f:
+            f.write("It was the best of times, it was the worst of times, it was the age of wisdom.")
+            f.flush()
+            keep = make_data.Filter([f.name])
+        text = "He said: it was the best of times, IT WAS the worst, and left.\n\nAn honest line of six plain words."
+        self.assertEqual(keep(text), "An honest line of six plain words.")
+        self.assertEqual(keep(text), "")
+        self.assertEqual((keep.overlapping, keep.repeated), (1, 2))
+
+    def test_readers(self):
+        page = b"<html><head><title>no</title></head><body><p>One\n two</p><script>no()</script><p>three</p></body></html>"
+        self.assertEqual(corpus.html_text(page)[0].split(), ["One", "two", "three"])
+        line = "00001740 29 v 02 breathe 0 respire 0 001 | draw air into; \"I can breathe\"  \n"
+        self.assertEqual(corpus.wordnet(line.encode()), ['breathe: draw air into; "I can breathe"'])
+        strings = b"".join(b"\x00\x04\x00\x09" + len(t).to_bytes(4, "big") + t for t in [b"It is a truth", b""] * 1000)
+        raw = b"".join(len(strings).to_bytes(4, "big") + zlib.compress(strings) for _ in range(2))
+        self.assertEqual(corpus.r_strings(raw), ["\n".join(["It is a truth", ""] * 1000)] * 2)
+        self.assertEqual(corpus.man(b".TH X 1\n.SH NAME\nls \\- list\n.B bold\n.\\\" no\n")[0].split(), "NAME ls - list bold".split())
+
+    @unittest.skipUnless(os.environ.get("PIPIT_SMOLLM2"), "PIPIT_SMOLLM2 names no model")
+    def test_tokenizer(self):
+        path = os.environ["PIPIT_SMOLLM2"]
+        text = TEXT.read_text() + " 1234 <|im_start|>user\nIt's  naïve, 東京!\n\n\tx<|im_end|>"
+        out = subprocess.run([TOK_DUMP, path, "4"], input=text.encode().hex() + "\n", capture_output=True, text=True,
+                             check=True).stdout
+        self.assertEqual(make_data.Tokens(path).encode([text])[0], [int(i) for i in out.split()])
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def students(o, frozen):
         split, group, reader = overlay.shape(path)
         rows = next(t for t in reader.tensors if t.name.endswith(f"{split}.attn_k_swiftkv.weight")).shape[1]
         heads = int(rows) // frozen.w.dim
-        if (split, group, heads) not in shapes:
+        if (split, group, heads) not in shapes and not o.skip_untrained:
             label = "untrained" if not shapes else f"untrained-{split}-{group}-{heads}"
             out[label] = model.Student(frozen, split, group, heads)
             shapes.add((split, group, heads))
@@ -157,6 +157,7 @@ def main():
     p.add_argument("--sums", type=int, default=60)
     p.add_argument("--needles", type=int, default=2, help="for each of five depths")
     p.add_argument("--summaries", type=int, default=8)
+    p.add_argument("--skip-untrained", action="store_true", help="when its figures are known")
     p.add_argument("--dtype", choices=("bf16", "f32"), default="f32")
     p.add_argument("--threads", type=int, default=0)
     o = p.parse_args()
