@@ -6,6 +6,7 @@ resuming, and what must be refused. Exits 77 without PyTorch or gguf.
 
 usage: test_distill.py PIPIT_EVAL TOK_DUMP [unittest arguments]"""
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -143,6 +144,25 @@ class AgainstC(WithStories):
         theirs = engine(self.folder, path, text, 32)
         with torch.no_grad():
             self.compare(frozen.logits(frozen.shallow(tokens, frozen.w.n_layers))[0, 16:31], theirs, 1e-3)
+
+
+class AgainstHuggingFace(unittest.TestCase):
+    @unittest.skipUnless(importlib.util.find_spec("transformers") and importlib.util.find_spec("safetensors"),
+                         "transformers is not installed")
+    def test_folder(self):
+        from transformers import LlamaConfig, LlamaForCausalLM
+        ops.use("torch")
+        torch.manual_seed(0)
+        for tied in (True, False):
+            theirs = LlamaForCausalLM(LlamaConfig(
+                vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+                num_key_value_heads=2, rope_theta=5000.0, rms_norm_eps=1e-5, tie_word_embeddings=tied)).eval()
+            with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+                theirs.save_pretrained(folder, safe_serialization=True)
+                mine = model.Frozen(weights.read(folder), CPU, torch.float32)
+                tokens = torch.randint(0, 300, (2, 40))
+                got = mine.logits(mine.shallow(tokens, 3))
+                self.assertLess((got - theirs(tokens).logits).abs().max().item(), 1e-5)
 
 
 class Operations(unittest.TestCase):
