@@ -4,8 +4,10 @@
  * kernel without transparent huge pages runs everything, slower). Below 2 MiB the C library's heap
  * does, which lets sanitizers see overruns of small state.
  *
- * The counter holds what callers asked for, rounded as it was rounded for them; it does not know
- * which pages have been touched. */
+ * Every page is touched before the caller gets it: what a plan counts is then resident from the
+ * start, so the process grows no further, no token waits for a page fault, and a machine that
+ * promised more than it has says so while loading. The counter holds what callers asked for,
+ * rounded as it was rounded for them. */
 
 #include "base/memory.h"
 
@@ -20,12 +22,28 @@
 
 #define HUGE_BYTES ((size_t)2 << 20)
 #define LINE_BYTES ((size_t)64)
+#define PAGE_BYTES ((size_t)4096)
 
 static _Atomic uint64_t mapped_bytes;
 
-static size_t rounded(size_t size)
+/* Linux 5.14; older headers lack it and older kernels refuse it. */
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+uint64_t memory_rounded(uint64_t size)
 {
-    return (size_t)checked_round_up(size, size >= HUGE_BYTES ? 4096 : LINE_BYTES);
+    return checked_round_up(size, size >= HUGE_BYTES ? PAGE_BYTES : LINE_BYTES);
+}
+
+static void touch(uint8_t *p, size_t bytes)
+{
+    if (madvise(p, bytes, MADV_POPULATE_WRITE) == 0) {
+        return;
+    }
+    for (size_t i = 0; i < bytes; i += PAGE_BYTES) {
+        ((volatile uint8_t *)p)[i] = 0;
+    }
 }
 
 static void *map_huge(size_t bytes)
@@ -44,12 +62,13 @@ static void *map_huge(size_t bytes)
     }
     (void)munmap(p + bytes, HUGE_BYTES - head);
     (void)madvise(p, bytes, MADV_HUGEPAGE);
+    touch(p, bytes);
     return p;
 }
 
 int memory_map(size_t size, const char *what, void **ret, struct error *reterr)
 {
-    size_t bytes = rounded(size);
+    size_t bytes = (size_t)memory_rounded(size);
     void *p;
 
     if (size == 0) {
@@ -78,7 +97,7 @@ int memory_map(size_t size, const char *what, void **ret, struct error *reterr)
 
 void memory_unmap(void *p, size_t size)
 {
-    size_t bytes = rounded(size);
+    size_t bytes = (size_t)memory_rounded(size);
 
     if (!p) {
         return;

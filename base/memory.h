@@ -3,9 +3,9 @@
 #define PIPIT_BASE_MEMORY_H
 
 /* Large, zeroed, anonymous memory: 2 MiB aligned with MADV_HUGEPAGE from 2 MiB up (4 KiB pages cost
- * 30-35 % of a GEMV that streams weights), 64-byte aligned below. The process's total is counted,
- * so that the plan can be checked against it. For start-up and per-request state, never between
- * two tokens. */
+ * 30-35 % of a GEMV that streams weights), 64-byte aligned below. All of it is resident when the
+ * call returns. The process's total is counted, so that the plan can be checked against it. For
+ * start-up and per-request state, never between two tokens. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -15,6 +15,9 @@
 /* `what` (a literal) names the memory in the error. size 0 gives NULL and 0. -ENOMEM. */
 int memory_map(size_t size, const char *what, void **ret, struct error *reterr) WARN_UNUSED;
 void memory_unmap(void *p, size_t size); /* takes NULL */
+
+/* What memory_map takes, and counts, for a size; 0 where no number holds it. */
+uint64_t memory_rounded(uint64_t size);
 
 /* Bytes mapped and not yet unmapped by this process. */
 uint64_t memory_mapped_bytes(void);

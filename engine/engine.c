@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "engine/kv/cache.h"
 #include "engine/kv/plan.h"
 #include "engine/model/model.h"
@@ -34,7 +35,7 @@ struct prepared {
     struct shape_store *stores; /* (model->n_stores) */
     int32_t max_chunk;
     int32_t batch_tokens;
-    uint64_t table_bytes; /* the files' indices and the tokenizer */
+    uint64_t index_bytes; /* the files' indices, the tokenizer and the lists of tensors */
 };
 
 struct engine {
@@ -194,9 +195,10 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
         r = open_files(p, hash, reterr);
     }
     if (!r) {
-        p->table_bytes = gguf_index_bytes(p->base) + tok_bytes(p->base);
+        p->index_bytes =
+            gguf_index_bytes(p->base) + tok_bytes(p->base) + model_table_bytes(p->model);
         for (int i = 0; i < p->config.n_overlays; i++) {
-            p->table_bytes += gguf_index_bytes(p->overlays[i]);
+            p->index_bytes += gguf_index_bytes(p->overlays[i]);
         }
         r = describe_stores(p, reterr);
     }
@@ -231,7 +233,7 @@ static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs)
     const struct prepared *p = arg;
     struct backend_limits l = limits_for(p, ctx, n_seqs);
 
-    return p->table_bytes + p->ops->scratch_bytes(&p->be_config, &l) +
+    return memory_rounded(p->ops->scratch_bytes(&p->be_config, &l)) +
            sched_bytes(p->model, n_seqs, l.max_rows, p->max_chunk);
 }
 
@@ -255,6 +257,7 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
                 .mix = p->mix,
             },
         .ctx_model = p->model->h.n_ctx_train,
+        .index_bytes = p->index_bytes,
         .extra_bytes = p->config.extra_bytes,
         .available_bytes = p->config.memory_bytes,
         .scratch = scratch_for,
@@ -385,7 +388,7 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
         r = e->p.ops->reserve(e->be, &limits, reterr);
     }
     if (!r) {
-        r = model_load(e->p.model, e->p.ops, e->be, progress, arg, reterr);
+        r = model_load(e->p.model, e->p.ops, e->be, &e->p.be_config, progress, arg, reterr);
     }
     if (!r && e->plan.mapped_bytes == 0) { /* every weight lies elsewhere now */
         drop_files(&e->p);

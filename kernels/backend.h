@@ -58,7 +58,10 @@ struct backend_ops {
     uint64_t (*scratch_bytes)(const struct backend_config *config, const struct backend_limits *limits);
     int (*reserve)(struct backend *be, const struct backend_limits *limits, struct error *reterr);
 
-    /* Weights. weight_bytes: what weight_create will hold, from the description alone. */
+    /* Weights. weight_bytes: what weight_create will hold, from the description alone.
+     * weights_reserve (or NULL): takes the sum of them in one piece, which the following
+     * weight_create calls fill; a weight that does not fit gets memory of its own. */
+    int (*weights_reserve)(struct backend *be, uint64_t bytes, struct error *reterr);
     uint64_t (*weight_bytes)(const struct backend_config *config, const struct ops_weight_desc *desc);
     int (*weight_create)(struct backend *be, const struct ops_weight_desc *desc, struct ops_weight *ret,
                          struct error *reterr);

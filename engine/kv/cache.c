@@ -16,25 +16,59 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "engine/kv/cache_impl.h"
 
 /* ---- creation -------------------------------------------------------------------------------- */
+
+/* Host arrays of all seats; `c` NULL: only adds up. */
+static size_t lay_host(const struct shape *s, struct memory_arena *a, struct cache *c)
+{
+    size_t n = (size_t)s->config.n_seqs;
+    struct cache_seq *seqs = memory_arena_take(a, n * sizeof(*seqs));
+    uint32_t *pages = memory_arena_take(a, n * (size_t)s->table_bytes);
+    int32_t *n_pages = memory_arena_take(a, n * (size_t)s->config.n_stores * sizeof(*n_pages));
+
+    if (c) {
+        c->seqs = seqs;
+        c->pages_host = pages;
+        c->n_pages_host = n_pages;
+    }
+    return a->used;
+}
+
+static uint64_t state_bytes(const struct shape *s)
+{
+    return s->state_bytes * (uint64_t)s->config.n_seqs + s->peak_state_bytes;
+}
+
+uint64_t cache_bytes(const struct shape *s)
+{
+    uint64_t bytes = memory_rounded(lay_host(s, &(struct memory_arena){0}, NULL)) +
+                     memory_rounded(s->table_bytes * (uint64_t)s->config.n_seqs) +
+                     memory_rounded(state_bytes(s)) + prefix_bytes(s);
+
+    for (int32_t i = 0; i < s->n_classes; i++) {
+        bytes += pages_bytes(s->classes[i].page_bytes, s->classes[i].n_pages);
+    }
+    return bytes;
+}
 
 static int alloc_seats(struct cache *c, struct error *reterr)
 {
     const struct shape *s = &c->shape;
     size_t n = (size_t)s->config.n_seqs;
     size_t words = (size_t)(s->table_bytes / sizeof(uint32_t));
-    uint64_t state = s->state_bytes * n + s->peak_state_bytes;
-    int r = 0;
+    uint64_t state = state_bytes(s);
+    struct memory_arena a = {.size = lay_host(s, &(struct memory_arena){0}, NULL)};
+    void *host = NULL;
+    int r = memory_map(a.size, "page tables", &host, reterr);
 
-    c->seqs = calloc(n, sizeof(*c->seqs));
-    c->pages_host = calloc(n * words, sizeof(uint32_t));
-    c->n_pages_host = calloc(n * (size_t)s->config.n_stores, sizeof(int32_t));
-    if (!c->seqs || !c->pages_host || !c->n_pages_host) {
-        return error_set(reterr, -ENOMEM, "cache: no memory for page tables");
+    if (!r) {
+        a.base = host;
+        (void)lay_host(s, &a, c);
+        r = s->config.ops->alloc(c->be, s->table_bytes * n, "page tables", &c->tables, reterr);
     }
-    r = s->config.ops->alloc(c->be, s->table_bytes * n, "page tables", &c->tables, reterr);
     if (!r && state) {
         r = s->config.ops->alloc(c->be, state, "policy state", &c->state, reterr);
     }
@@ -92,21 +126,18 @@ void cache_destroy(struct cache *c)
         return;
     }
     const struct shape *s = &c->shape;
-    size_t n = (size_t)s->config.n_seqs;
 
     for (int32_t i = 0; i < s->n_classes; i++) {
         pages_destroy(&c->classes[i]);
     }
     if (c->state) {
-        s->config.ops->free(c->be, c->state, s->state_bytes * n + s->peak_state_bytes);
+        s->config.ops->free(c->be, c->state, state_bytes(s));
     }
     if (c->tables) {
-        s->config.ops->free(c->be, c->tables, s->table_bytes * n);
+        s->config.ops->free(c->be, c->tables, s->table_bytes * (uint64_t)s->config.n_seqs);
     }
     prefix_destroy(&c->prefix);
-    free(c->n_pages_host);
-    free(c->pages_host);
-    free(c->seqs);
+    memory_unmap(c->seqs, lay_host(s, &(struct memory_arena){0}, NULL)); /* the arena's first */
     shape_finish(&c->shape);
     free(c);
 }

@@ -56,6 +56,9 @@ struct cache {
     struct prefix prefix;
 };
 
+/* Device and host bytes that cache_create takes. */
+uint64_t cache_bytes(const struct shape *s);
+
 /* Takes the shape over (the caller's becomes zeroed), also on failure. */
 int cache_create(struct shape *shape, struct backend *be, struct cache **ret, struct error *reterr) WARN_UNUSED;
 void cache_destroy(struct cache *c); /* takes NULL */

@@ -6,32 +6,49 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <stdlib.h>
 
-uint64_t pages_host_bytes(uint32_t n_pages)
+#include "base/memory.h"
+
+static void lay_host(struct memory_arena *a, struct pages *p)
 {
-    return (uint64_t)n_pages *
-           (sizeof(uint32_t) + 2 * sizeof(uint16_t) + sizeof(uint64_t) + 2 * sizeof(bool));
+    size_t n = p->n_pages ? p->n_pages : 1;
+
+    p->free_list = memory_arena_take(a, n * sizeof(*p->free_list));
+    p->refs = memory_arena_take(a, n * sizeof(*p->refs));
+    p->copies = memory_arena_take(a, n * sizeof(*p->copies));
+    p->principal = memory_arena_take(a, n * sizeof(*p->principal));
+    p->used = memory_arena_take(a, n * sizeof(*p->used));
+    p->kept = memory_arena_take(a, n * sizeof(*p->kept));
+}
+
+static size_t host_bytes(uint32_t n_pages)
+{
+    struct memory_arena plan = {0};
+    struct pages p = {.n_pages = n_pages};
+
+    lay_host(&plan, &p);
+    return plan.used;
+}
+
+uint64_t pages_bytes(uint64_t page_bytes, uint32_t n_pages)
+{
+    return memory_rounded(page_bytes * n_pages) + memory_rounded(host_bytes(n_pages));
 }
 
 int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
                  uint32_t n_pages, struct pages *ret, struct error *reterr)
 {
     struct pages p = {.ops = ops, .be = be, .page_bytes = page_bytes, .n_pages = n_pages};
-    size_t n = n_pages ? n_pages : 1;
+    struct memory_arena a = {.size = host_bytes(n_pages)};
     void *pool = NULL;
-    int r;
+    void *host = NULL;
+    int r = memory_map(a.size, "tables of cache pages", &host, reterr);
 
-    p.free_list = calloc(n, sizeof(*p.free_list));
-    p.refs = calloc(n, sizeof(*p.refs));
-    p.copies = calloc(n, sizeof(*p.copies));
-    p.principal = calloc(n, sizeof(*p.principal));
-    p.used = calloc(n, sizeof(*p.used));
-    p.kept = calloc(n, sizeof(*p.kept));
-    if (!p.free_list || !p.refs || !p.copies || !p.principal || !p.used || !p.kept) {
-        r = error_set(reterr, -ENOMEM, "cache: no memory for %u pages", n_pages);
+    if (r) {
         goto fail;
     }
+    a.base = host;
+    lay_host(&a, &p);
     r = ops->alloc(be, page_bytes * n_pages, "cache pages", &pool, reterr);
     if (r) {
         goto fail;
@@ -53,12 +70,7 @@ void pages_destroy(struct pages *p)
     if (p->pool) {
         p->ops->free(p->be, p->pool, p->page_bytes * p->n_pages);
     }
-    free(p->kept);
-    free(p->used);
-    free(p->principal);
-    free(p->copies);
-    free(p->refs);
-    free(p->free_list);
+    memory_unmap(p->free_list, host_bytes(p->n_pages)); /* the arena's first */
     *p = (struct pages){0};
 }
 

@@ -45,8 +45,8 @@ int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t pag
                  uint32_t n_pages, struct pages *ret, struct error *reterr) WARN_UNUSED;
 void pages_destroy(struct pages *p); /* takes a zeroed struct */
 
-/* Host bytes that pages_create takes beside the pool. */
-uint64_t pages_host_bytes(uint32_t n_pages);
+/* Device and host bytes that pages_create takes. */
+uint64_t pages_bytes(uint64_t page_bytes, uint32_t n_pages);
 
 bool pages_reserve(struct pages *p, uint32_t n);
 void pages_unreserve(struct pages *p, uint32_t n);

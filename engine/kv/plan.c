@@ -12,10 +12,14 @@
 #include <string.h>
 
 #include "base/cgroup.h"
-#include "engine/kv/pages.h"
-#include "engine/kv/prefix.h"
+#include "engine/kv/cache.h"
 
-enum { MIN_CTX = 256, MAX_SEQS = 4096 };
+enum {
+    LEAST_CTX = 2, /* a prompt of one token and one to follow */
+    MIN_CTX = 256, /* less is not chosen for a user who did not ask for it */
+    MAX_SEQS = 4096,
+    ADVICE_BYTES = 192,
+};
 
 /* ---- one pair -------------------------------------------------------------------------------- */
 
@@ -40,8 +44,7 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .kv_bytes = s.kv_bytes,
         .policy_bytes = s.state_bytes * n,
         .prefill_peak_bytes = s.peak_bytes + s.peak_state_bytes,
-        .scratch_bytes =
-            in->scratch(in->arg, ctx, n_seqs) + s.table_bytes * n * 2 + prefix_bytes(&s),
+        .index_bytes = in->index_bytes,
         .lane_bytes = in->extra_bytes,
         .available_bytes = in->available_bytes,
         .seq_bytes = s.seq_bytes,
@@ -55,10 +58,12 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         memcpy(c->name, s.classes[i].name, sizeof(c->name));
         c->page_bytes = s.classes[i].page_bytes;
         c->n_pages = s.classes[i].n_pages;
-        p->scratch_bytes += pages_host_bytes(c->n_pages);
     }
+    /* What the cache takes beside what has a line of its own: tables, and sizes made even. */
+    p->scratch_bytes = in->scratch(in->arg, ctx, n_seqs) + cache_bytes(&s) - p->kv_bytes -
+                       p->policy_bytes - p->prefill_peak_bytes;
     p->total_bytes = p->weights_bytes + p->kv_bytes + p->policy_bytes + p->prefill_peak_bytes +
-                     p->scratch_bytes + p->lane_bytes;
+                     p->scratch_bytes + p->index_bytes + p->lane_bytes;
     p->fits = p->total_bytes + p->mapped_bytes <= p->available_bytes;
     if (ret_shape) {
         *ret_shape = s;
@@ -93,16 +98,40 @@ static int32_t search(const struct plan_input *in, int32_t max, int32_t fixed, b
     return low;
 }
 
+/* What would fit instead, if anything. */
+static void advise(const struct plan *p, char *text, size_t size)
+{
+    char ctx[80] = "";
+    char seqs[80] = "";
+
+    if (p->max_ctx > 0) {
+        (void)snprintf(ctx, sizeof(ctx), "a context of %d with %d sequence%s", p->max_ctx,
+                       p->n_seqs, p->n_seqs > 1 ? "s" : "");
+    }
+    if (p->max_sequences > 0) {
+        (void)snprintf(seqs, sizeof(seqs), "%d sequence%s with a context of %d", p->max_sequences,
+                       p->max_sequences > 1 ? "s" : "", p->ctx);
+    }
+    if (ctx[0] || seqs[0]) {
+        (void)snprintf(text, size, "%s%s%s would fit", ctx, ctx[0] && seqs[0] ? ", or " : "", seqs);
+    } else {
+        (void)snprintf(text, size, "no context fits with %d sequence%s", p->n_seqs,
+                       p->n_seqs > 1 ? "s" : "");
+    }
+}
+
 static int refuse(const struct plan *p, struct error *reterr)
 {
-    return error_set(
-        reterr, -ENOMEM,
-        "the plan needs %" PRIu64 " MiB (weights %" PRIu64 ", cache %" PRIu64 ", the rest %" PRIu64
-        "), %" PRIu64 " MiB are free; a context of %d with %d sequences, or %d sequences with a "
-        "context of %d, would fit",
-        (p->total_bytes + p->mapped_bytes) >> 20, (p->weights_bytes + p->mapped_bytes) >> 20,
-        p->kv_bytes >> 20, (p->total_bytes - p->weights_bytes - p->kv_bytes) >> 20,
-        p->available_bytes >> 20, p->max_ctx, p->n_seqs, p->max_sequences, p->ctx);
+    char instead[ADVICE_BYTES];
+
+    advise(p, instead, sizeof(instead));
+    return error_set(reterr, -ENOMEM,
+                     "the plan needs %" PRIu64 " MiB (weights %" PRIu64 ", cache %" PRIu64
+                     ", the rest %" PRIu64 "), %" PRIu64 " MiB are free; %s",
+                     (p->total_bytes + p->mapped_bytes) >> 20,
+                     (p->weights_bytes + p->mapped_bytes) >> 20, p->kv_bytes >> 20,
+                     (p->total_bytes - p->weights_bytes - p->kv_bytes) >> 20,
+                     p->available_bytes >> 20, instead);
 }
 
 int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_shape,
@@ -119,7 +148,7 @@ int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_s
     if (r) {
         return r;
     }
-    ret->max_ctx = max_ctx;
+    ret->max_ctx = max_ctx >= LEAST_CTX ? max_ctx : 0;
     ret->max_sequences = search(in, MAX_SEQS, ctx, false);
     policy_print(&in->shape.mix.part[0].policy, ret->policy, sizeof(ret->policy));
     return ret->fits ? 0 : refuse(ret, reterr);
@@ -134,7 +163,7 @@ struct figure {
     uint64_t value;
 };
 
-enum { N_FIGURES = 9 };
+enum { N_FIGURES = 10 };
 
 static void figures(const struct plan *p, struct figure out[N_FIGURES])
 {
@@ -145,6 +174,7 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
         {"policy_bytes", "positions, scores, sums", p->policy_bytes},
         {"prefill_peak_bytes", "while a prompt is read", p->prefill_peak_bytes},
         {"scratch_bytes", "activations and tables", p->scratch_bytes},
+        {"index_bytes", "tokenizer and files' indices", p->index_bytes},
         {"lane_bytes", "lanes, journal, other processes", p->lane_bytes},
         {"total_bytes", "total without maps", p->total_bytes},
         {"available_bytes", "available", p->available_bytes},
@@ -192,8 +222,15 @@ void plan_print_table(const struct plan *p, FILE *out)
                 c->page_bytes);
     }
     fprintf(out, "policy %s\n", p->policy);
-    fprintf(out, "context %d, sequences %d: %s; at most context %d or %d sequences\n", p->ctx,
-            p->n_seqs, p->fits ? "fits" : "does not fit", p->max_ctx, p->max_sequences);
+    if (p->fits) {
+        fprintf(out, "context %d, sequences %d: fits; at most context %d or %d sequences\n", p->ctx,
+                p->n_seqs, p->max_ctx, p->max_sequences);
+    } else {
+        char instead[ADVICE_BYTES];
+
+        advise(p, instead, sizeof(instead));
+        fprintf(out, "context %d, sequences %d: does not fit; %s\n", p->ctx, p->n_seqs, instead);
+    }
 }
 
 /* ---- what is free ------------------------------------------------------------------------------

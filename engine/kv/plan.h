@@ -4,7 +4,12 @@
 
 /* The memory plan: every byte the process will hold, computed before loading, by the same code that
  * later takes them. What does not fit is refused with the numbers and with the largest context and
- * number of sequences that would. */
+ * number of sequences that would.
+ *
+ * But for index_bytes and lane_bytes the sum is what memory_map() will have taken, to the byte
+ * (tests/unit/test_plan_taken.c), and what is taken is resident from then on. Not in it: the
+ * program's own text and data, its threads' stacks, requests' copies of their tokens, and C structs
+ * of less than 64 KiB in all. */
 
 #include <stdio.h>
 
@@ -22,7 +27,8 @@ struct plan {
     uint64_t kv_bytes;
     uint64_t policy_bytes;  /* positions, scores, victims, sums of V */
     uint64_t prefill_peak_bytes; /* pages and state that only a prompt being read needs */
-    uint64_t scratch_bytes; /* activations, logits, page tables, the backend's scratch, tokenizer */
+    uint64_t scratch_bytes; /* activations, logits, page tables, the backend's scratch */
+    uint64_t index_bytes;   /* on the C library's heap: files' indices, lists of tensors, tokenizer */
     uint64_t lane_bytes;    /* the caller's part (extra_bytes) */
     uint64_t total_bytes;   /* all of the above but mapped_bytes */
     uint64_t available_bytes; /* what total and mapped must fit */
@@ -43,6 +49,7 @@ struct plan_input {
     int32_t ctx_model;
     uint64_t weights_bytes;
     uint64_t mapped_bytes;
+    uint64_t index_bytes;
     uint64_t extra_bytes;
     uint64_t available_bytes;
     /* Scratch for a context and a number of sequences. */

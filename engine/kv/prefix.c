@@ -5,10 +5,9 @@
 #include "engine/kv/prefix.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "engine/kv/place.h"
 
 /* ---- creation -------------------------------------------------------------------------------- */
@@ -54,36 +53,62 @@ static uint32_t roots_of(uint32_t cap)
     return cap < PREFIX_MAX_ROOTS ? cap : PREFIX_MAX_ROOTS;
 }
 
+static void lay(struct memory_arena *a, struct prefix *p)
+{
+    p->units = memory_arena_take(a, p->cap * sizeof(*p->units));
+    p->roots = memory_arena_take(a, p->n_roots * sizeof(*p->roots));
+    p->tokens = memory_arena_take(a, (size_t)p->cap * PREFIX_TOKENS * sizeof(*p->tokens));
+    p->pages = memory_arena_take(a, (size_t)p->cap * p->n_rows * sizeof(*p->pages));
+    p->buckets = memory_arena_take(a, p->n_buckets * sizeof(*p->buckets));
+}
+
+static size_t lay_size(const struct prefix *p)
+{
+    struct memory_arena plan = {0};
+    struct prefix at = *p;
+
+    lay(&plan, &at);
+    return plan.used;
+}
+
+static struct prefix sizes_of(const struct shape *s)
+{
+    uint32_t cap = cap_of(s);
+
+    return (struct prefix){
+        .cap = cap,
+        .n_rows = rows_of(s),
+        .n_buckets = cap ? buckets_of(cap) : 0,
+        .n_roots = cap ? roots_of(cap) : 0,
+        .free = PREFIX_NONE,
+    };
+}
+
 uint64_t prefix_bytes(const struct shape *s)
 {
-    uint64_t cap = cap_of(s);
+    struct prefix p = sizes_of(s);
 
-    return cap * (sizeof(struct prefix_unit) + PREFIX_TOKENS * sizeof(int32_t) +
-                  rows_of(s) * sizeof(uint32_t)) +
-           buckets_of((uint32_t)cap) * sizeof(uint32_t) +
-           roots_of((uint32_t)cap) * sizeof(struct prefix_root);
+    return memory_rounded(lay_size(&p));
 }
 
 int prefix_create(const struct shape *s, struct prefix *ret, struct error *reterr)
 {
-    struct prefix p = {.cap = cap_of(s), .n_rows = rows_of(s), .free = PREFIX_NONE};
+    struct prefix p = sizes_of(s);
+    struct memory_arena a = {.size = lay_size(&p)};
+    void *memory = NULL;
 
     p.newest = p.oldest = PREFIX_NONE;
     if (p.cap == 0) {
         *ret = p;
         return 0;
     }
-    p.n_buckets = buckets_of(p.cap);
-    p.n_roots = roots_of(p.cap);
-    p.roots = calloc(p.n_roots, sizeof(*p.roots));
-    p.units = calloc(p.cap, sizeof(*p.units));
-    p.tokens = calloc(p.cap, PREFIX_TOKENS * sizeof(*p.tokens));
-    p.pages = calloc(p.cap, p.n_rows * sizeof(*p.pages));
-    p.buckets = calloc(p.n_buckets, sizeof(*p.buckets));
-    if (!p.roots || !p.units || !p.tokens || !p.pages || !p.buckets) {
-        prefix_destroy(&p);
-        return error_set(reterr, -ENOMEM, "cache: no memory for the index of kept pages");
+    int r = memory_map(a.size, "index of kept pages", &memory, reterr);
+
+    if (r) {
+        return r;
     }
+    a.base = memory;
+    lay(&a, &p);
     memset(p.buckets, 0xff, p.n_buckets * sizeof(*p.buckets)); /* PREFIX_NONE */
     for (uint32_t i = p.cap; i-- > 0;) {
         p.units[i].next = p.free;
@@ -95,11 +120,7 @@ int prefix_create(const struct shape *s, struct prefix *ret, struct error *reter
 
 void prefix_destroy(struct prefix *p)
 {
-    free(p->buckets);
-    free(p->pages);
-    free(p->tokens);
-    free(p->units);
-    free(p->roots);
+    memory_unmap(p->units, lay_size(p)); /* the arena's first */
     *p = (struct prefix){0};
 }
 

@@ -56,6 +56,8 @@ struct forward {
 
     void *memory; /* device, all buffers */
     uint64_t bytes;
+    void *host; /* the arrays below and above */
+    size_t host_bytes;
     struct buffer x, y, q, k, v, att, h, t, deep, head, logits;
 
     struct forward_batch b;
@@ -142,13 +144,47 @@ uint64_t forward_row_bytes(const struct model *m)
     return (uint64_t)round_ld(m->h.n_embd) * sizeof(float);
 }
 
-uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits)
+static void place_host(const struct model *m, const struct forward_limits *l,
+                       struct memory_arena *a, struct forward *f)
 {
-    struct memory_arena a = {0};
+    size_t n_layers = (size_t)m->h.n_layers;
+    size_t n_stores = (size_t)m->n_stores;
+    size_t n_seqs = (size_t)l->max_seqs;
+    size_t n_rows = (size_t)max_i32(l->max_rows, l->max_logits);
+
+    f->program = memory_arena_take(a, (n_layers * 9 + 2 * n_stores + 2) * sizeof(*f->program));
+    f->starts = memory_arena_take(a, n_layers * sizeof(*f->starts));
+    f->ends = memory_arena_take(a, n_layers * sizeof(*f->ends));
+    f->deep_kv = memory_arena_take(a, n_stores * sizeof(*f->deep_kv));
+    f->seqs = memory_arena_take(a, n_seqs * sizeof(*f->seqs));
+    f->observe = memory_arena_take(a, n_seqs * sizeof(*f->observe));
+    f->select = memory_arena_take(a, n_seqs * sizeof(*f->select));
+    f->index = memory_arena_take(a, n_rows * sizeof(*f->index));
+    f->row0 = memory_arena_take(a, n_seqs * sizeof(*f->row0));
+    f->dropped = memory_arena_take(a, n_seqs * sizeof(*f->dropped));
+}
+
+/* Of the device's buffers, and of the host's arrays. */
+static void measure(const struct model *m, const struct forward_limits *limits,
+                    uint64_t *ret_device, size_t *ret_host)
+{
+    struct memory_arena device = {0};
+    struct memory_arena host = {0};
     struct forward f = {0};
 
-    place_buffers(m, limits, &a, &f);
-    return a.used;
+    place_buffers(m, limits, &device, &f);
+    place_host(m, limits, &host, &f);
+    *ret_device = device.used;
+    *ret_host = host.used;
+}
+
+uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits)
+{
+    uint64_t device;
+    size_t host;
+
+    measure(m, limits, &device, &host);
+    return memory_rounded(device) + memory_rounded(host);
 }
 
 /* ---- the rows of a layer ---------------------------------------------------------------- */
@@ -616,10 +652,8 @@ int forward_create(struct model *m, const struct forward_limits *limits,
                    const atomic_int *interrupt, struct forward **ret, struct error *reterr)
 {
     struct forward *f = calloc(1, sizeof(*f));
-    size_t n_seqs = (size_t)limits->max_seqs;
-    size_t n_rows = (size_t)max_i32(limits->max_rows, limits->max_logits);
-    struct memory_arena a = {0};
-    int r = -ENOMEM;
+    struct memory_arena a;
+    int r;
 
     if (!f) {
         return error_set(reterr, -ENOMEM, "forward pass: no memory");
@@ -629,23 +663,13 @@ int forward_create(struct model *m, const struct forward_limits *limits,
     f->be = m->be;
     f->interrupt = interrupt;
     f->limits = *limits;
-    f->program =
-        calloc((size_t)m->h.n_layers * 9 + 2 * (size_t)m->n_stores + 2, sizeof(*f->program));
-    f->starts = calloc((size_t)m->h.n_layers, sizeof(*f->starts));
-    f->ends = calloc((size_t)m->h.n_layers, sizeof(*f->ends));
-    f->deep_kv = calloc((size_t)m->n_stores, sizeof(*f->deep_kv));
-    f->seqs = calloc(n_seqs, sizeof(*f->seqs));
-    f->observe = calloc(n_seqs, sizeof(*f->observe));
-    f->select = calloc(n_seqs, sizeof(*f->select));
-    f->index = calloc(n_rows, sizeof(*f->index));
-    f->row0 = calloc(n_seqs, sizeof(*f->row0));
-    f->dropped = calloc(n_seqs, sizeof(*f->dropped));
-    if (!f->program || !f->starts || !f->ends || !f->deep_kv || !f->seqs || !f->observe ||
-        !f->select || !f->index || !f->row0 || !f->dropped) {
-        (void)error_set(reterr, -ENOMEM, "forward pass: no memory");
+    measure(m, limits, &f->bytes, &f->host_bytes);
+    r = memory_map(f->host_bytes, "forward pass", &f->host, reterr);
+    if (r) {
         goto fail;
     }
-    f->bytes = forward_bytes(m, limits);
+    a = (struct memory_arena){.base = f->host, .size = f->host_bytes};
+    place_host(m, limits, &a, f);
     r = f->ops->alloc(f->be, f->bytes, "activations", &f->memory, reterr);
     if (r) {
         goto fail;
@@ -669,16 +693,7 @@ void forward_destroy(struct forward *f)
     if (f->memory) {
         f->ops->free(f->be, f->memory, f->bytes);
     }
-    free(f->dropped);
-    free(f->row0);
-    free(f->index);
-    free(f->select);
-    free(f->observe);
-    free(f->seqs);
-    free(f->deep_kv);
-    free(f->ends);
-    free(f->starts);
-    free(f->program);
+    memory_unmap(f->host, f->host_bytes);
     free(f);
 }
 

@@ -26,7 +26,7 @@ struct forward_limits {
 
 /* Bytes of one row of hidden states. */
 uint64_t forward_row_bytes(const struct model *m);
-/* Bytes of device memory that forward_create takes. */
+/* Device and host bytes that forward_create takes. */
 uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits);
 
 int forward_create(struct model *m, const struct forward_limits *limits, const atomic_int *interrupt,

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/memory.h"
 #include "engine/model/rope.h"
 #include "engine/model/tensors.h"
 
@@ -222,6 +223,12 @@ void model_close(struct model *m)
     free(m);
 }
 
+uint64_t model_table_bytes(const struct model *m)
+{
+    return sizeof(*m) + (uint64_t)m->n_list * sizeof(*m->list) +
+           (uint64_t)m->h.n_layers * (sizeof(*m->layers) + sizeof(*m->stores));
+}
+
 void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
                         const struct backend_config *config, uint64_t *ret_held,
                         uint64_t *ret_mapped)
@@ -235,7 +242,7 @@ void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
         held += b;
         mapped += b ? 0 : m->list[i].file_bytes;
     }
-    *ret_held = held;
+    *ret_held = ops->weights_reserve ? memory_rounded(held) : held;
     *ret_mapped = mapped;
 }
 
@@ -264,15 +271,25 @@ void model_limits(const struct model *m, struct backend_limits *ret)
 }
 
 int model_load(struct model *m, const struct backend_ops *ops, struct backend *be,
-               bool (*progress)(void *arg, float done), void *arg, struct error *reterr)
+               const struct backend_config *config, bool (*progress)(void *arg, float done),
+               void *arg, struct error *reterr)
 {
     uint64_t total = 1;
     uint64_t done = 0;
+    uint64_t held = 0;
 
     m->ops = ops;
     m->be = be;
     for (int32_t i = 0; i < m->n_list; i++) {
         total += m->list[i].file_bytes;
+        held += ops->weight_bytes(config, &m->list[i].desc);
+    }
+    if (ops->weights_reserve) {
+        int r = ops->weights_reserve(be, held, reterr);
+
+        if (r < 0) {
+            return r;
+        }
     }
     for (int32_t i = 0; i < m->n_list; i++) {
         struct model_weight *w = &m->list[i];

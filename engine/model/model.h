@@ -67,6 +67,9 @@ struct model_source {
 int model_open(const struct model_source *source, struct model **ret, struct error *reterr) WARN_UNUSED;
 void model_close(struct model *m); /* takes NULL */
 
+/* What model_open holds: the lists of layers and tensors. */
+uint64_t model_table_bytes(const struct model *m);
+
 /* What model_load will hold, and what of the files it will read in place (mapped). */
 void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
                         const struct backend_config *config, uint64_t *ret_held, uint64_t *ret_mapped);
@@ -76,7 +79,7 @@ void model_limits(const struct model *m, struct backend_limits *ret);
 
 /* `progress` as in engine.h. */
 int model_load(struct model *m, const struct backend_ops *ops, struct backend *be,
-               bool (*progress)(void *arg, float done), void *arg, struct error *reterr) WARN_UNUSED;
+               const struct backend_config *config, bool (*progress)(void *arg, float done), void *arg, struct error *reterr) WARN_UNUSED;
 
 /* The weight, or NULL where the layer has none. */
 static inline const struct ops_weight *model_opt(const struct ops_weight *w)

@@ -369,6 +369,12 @@ int tensors_find(const struct model_source *source, struct model *m, struct erro
     for (int32_t i = 0; i <= source->n_overlays; i++) {
         free(f.used[i]);
     }
+    if (m->n_list > 0) {
+        struct model_weight *list =
+            realloc(m->list, (size_t)m->n_list * sizeof(*list)); /* smaller */
+
+        m->list = list ? list : m->list;
+    }
     for (int32_t i = 0; i < m->n_list; i++) {
         m->list[i].desc.name = m->list[i].name;
     }

@@ -49,38 +49,57 @@ static uint64_t host_logits_bytes(const struct model *m, int32_t n_seqs)
     return (uint64_t)sched_logit_rows(n_seqs) * (uint64_t)m->h.n_vocab * sizeof(float);
 }
 
+static void lay_batch(struct memory_arena *a, int32_t n_stores, int32_t max_seqs, int32_t max_rows,
+                      struct batch *b, float **logprobs)
+{
+    size_t n_seqs = (size_t)max_seqs;
+    size_t n_rows = (size_t)max_rows;
+
+    b->of = memory_arena_take(a, n_seqs * sizeof(struct request *));
+    b->seqs = memory_arena_take(a, n_seqs * (size_t)n_stores * sizeof(*b->seqs));
+    b->observe = memory_arena_take(a, n_seqs * sizeof(*b->observe));
+    b->select = memory_arena_take(a, n_seqs * sizeof(*b->select));
+    b->keep = memory_arena_take(a, n_seqs * sizeof(*b->keep));
+    b->score_store = memory_arena_take(a, n_seqs * sizeof(*b->score_store));
+    b->ids = memory_arena_take(a, n_rows * sizeof(*b->ids));
+    b->wanted = memory_arena_take(a, n_rows * sizeof(*b->wanted));
+    b->wanted_rows = memory_arena_take(a, n_rows * sizeof(*b->wanted_rows));
+    *logprobs = memory_arena_take(a, (size_t)sched_logit_rows(max_seqs) * sizeof(**logprobs));
+}
+
+static size_t batch_bytes(int32_t n_stores, int32_t n_seqs, int32_t batch_tokens)
+{
+    struct memory_arena plan = {0};
+    struct batch b;
+    float *logprobs;
+
+    lay_batch(&plan, n_stores, n_seqs, batch_tokens, &b, &logprobs);
+    return plan.used;
+}
+
 uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens, int32_t max_chunk)
 {
     struct forward_limits l = limits_of(n_seqs, batch_tokens);
 
-    return forward_bytes(m, &l) + stash_bytes_of(m, max_chunk) + host_logits_bytes(m, n_seqs) +
-           sampler_scratch_bytes(m->h.n_vocab) +
-           (uint64_t)batch_tokens * (sizeof(struct wanted) + 3 * sizeof(int32_t)) +
-           (uint64_t)n_seqs * (uint64_t)m->n_stores * sizeof(struct ops_seq);
+    return forward_bytes(m, &l) + memory_rounded(stash_bytes_of(m, max_chunk)) +
+           memory_rounded(host_logits_bytes(m, n_seqs)) +
+           memory_rounded(sampler_scratch_bytes(m->h.n_vocab)) +
+           memory_rounded(batch_bytes(m->n_stores, n_seqs, batch_tokens));
 }
 
 /* ---- creation ------------------------------------------------------------------------------ */
 
-static int alloc_batch(struct sched *s)
+static int alloc_batch(struct sched *s, struct error *reterr)
 {
-    struct batch *b = &s->batch;
-    size_t n_seqs = (size_t)s->config.n_seqs;
-    size_t n_rows = (size_t)s->config.batch_tokens;
+    const struct sched_config *c = &s->config;
+    struct memory_arena a = {.size = batch_bytes(c->model->n_stores, c->n_seqs, c->batch_tokens)};
+    int r = memory_map(a.size, "scheduler", &s->batch_memory, reterr);
 
-    b->of = calloc(n_seqs, sizeof(struct request *));
-    b->seqs = calloc(n_seqs * (size_t)s->config.model->n_stores, sizeof(*b->seqs));
-    b->observe = calloc(n_seqs, sizeof(*b->observe));
-    b->select = calloc(n_seqs, sizeof(*b->select));
-    b->keep = calloc(n_seqs, sizeof(*b->keep));
-    b->score_store = calloc(n_seqs, sizeof(*b->score_store));
-    b->ids = calloc(n_rows, sizeof(*b->ids));
-    b->wanted = calloc(n_rows, sizeof(*b->wanted));
-    b->wanted_rows = calloc(n_rows, sizeof(*b->wanted_rows));
-    s->logprobs = calloc((size_t)sched_logit_rows(s->config.n_seqs), sizeof(*s->logprobs));
-    return b->of && b->seqs && b->observe && b->select && b->keep && b->score_store && b->ids &&
-                   b->wanted && b->wanted_rows && s->logprobs
-               ? 0
-               : -ENOMEM;
+    if (!r) {
+        a.base = s->batch_memory;
+        lay_batch(&a, c->model->n_stores, c->n_seqs, c->batch_tokens, &s->batch, &s->logprobs);
+    }
+    return r;
 }
 
 int sched_create(const struct sched_config *config, struct sched **ret, struct error *reterr)
@@ -98,9 +117,8 @@ int sched_create(const struct sched_config *config, struct sched **ret, struct e
     s->ops = m->ops;
     s->be = m->be;
     s->next_handle = 1;
-    r = alloc_batch(s);
+    r = alloc_batch(s, reterr);
     if (r) {
-        (void)error_set(reterr, r, "scheduler: no memory");
         goto fail;
     }
     r = forward_create(m, &limits, &s->interrupt, &s->forward, reterr);
@@ -158,16 +176,8 @@ void sched_destroy(struct sched *s)
         s->ops->free(s->be, s->stash_memory, s->stash_bytes);
     }
     forward_destroy(s->forward);
-    free(s->logprobs);
-    free(s->batch.wanted_rows);
-    free(s->batch.wanted);
-    free(s->batch.ids);
-    free(s->batch.score_store);
-    free(s->batch.keep);
-    free(s->batch.select);
-    free(s->batch.observe);
-    free(s->batch.seqs);
-    free(s->batch.of);
+    memory_unmap(s->batch_memory,
+                 batch_bytes(s->config.model->n_stores, s->config.n_seqs, s->config.batch_tokens));
     free(s);
 }
 

@@ -88,6 +88,7 @@ struct sched {
     uint64_t logits_bytes;
     float *logprobs;  /* host (logit rows) */
     void *sampler_memory;
+    void *batch_memory; /* the batch's arrays, and logprobs */
     struct sampler_scratch sampler;
     struct engine_event event; /* being built: large, so not on the stack */
     engine_emit *emit;

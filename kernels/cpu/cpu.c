@@ -123,6 +123,7 @@ const struct backend_ops cpu_backend = {
     .sync = host_sync,
     .scratch_bytes = cpu_scratch_bytes,
     .reserve = cpu_reserve,
+    .weights_reserve = cpu_weights_reserve,
     .weight_bytes = cpu_weight_bytes,
     .weight_create = cpu_weight_create,
     .weight_destroy = cpu_weight_destroy,

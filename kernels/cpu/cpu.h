@@ -19,7 +19,7 @@ struct cpu {
     int n_threads;
     uint32_t flags;
     struct cpu_table table;
-    struct cpu_slab *slab;        /* where the next small weight goes */
+    struct cpu_slab *slab;        /* where the next weight goes */
     void *scratch;                /* taken by reserve */
     uint64_t scratch_bytes;
     struct backend_limits limits; /* what scratch was made for */
@@ -44,6 +44,7 @@ int cpu_gather(struct backend *be, const struct ops_gather *p);
 int cpu_softcap(struct backend *be, const struct ops_softcap *p);
 
 /* weight.c */
+int cpu_weights_reserve(struct backend *be, uint64_t bytes, struct error *reterr);
 uint64_t cpu_weight_bytes(const struct backend_config *config, const struct ops_weight_desc *desc);
 int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
                       struct ops_weight *ret, struct error *reterr);

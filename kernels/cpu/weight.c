@@ -3,10 +3,10 @@
  *
  * A small model's matrices are well below 2 MiB each, and 4 KiB pages cost a third of a GEMV's
  * speed, so weights share slabs, laid one behind the other in the order of creation (which is the
- * order in which a step reads them, if the caller creates them so). A weight of a quarter slab or
- * more has a mapping of its own. A slab counts its weights and goes with the last.
- *
- *     slab 16 MiB: | w0 | w1 | w2 | ...        | untouched, so not resident |
+ * order in which a step reads them, if the caller creates them so). A slab counts its weights and
+ * goes with the last. Who knows the sum of all weights reserves one slab of just that size, so a
+ * plan knows it to the byte. Weights that nobody reserved for go into slabs of 16 MiB, or, from a
+ * quarter of that on, into mappings of their own.
  *
  * Nothing keeps the file's map: no layout here serves from it as fast, so keep_mapped changes
  * nothing. The caller may drop the file's pages after weight_create. */
@@ -55,6 +55,19 @@ static int slab_create(size_t size, struct cpu_slab **ret, struct error *reterr)
     return 0;
 }
 
+static int new_slab(struct cpu *cpu, size_t size, struct error *reterr)
+{
+    struct cpu_slab *slab = NULL;
+    int r = slab_create(size, &slab, reterr);
+
+    if (r < 0) {
+        return r;
+    }
+    slab_unref(cpu->slab);
+    cpu->slab = slab;
+    return 0;
+}
+
 /* Room for one weight; ret_slab is what to give to slab_unref later. */
 static int take(struct cpu *cpu, size_t bytes, struct cpu_slab **ret_slab, uint8_t **ret,
                 struct error *reterr)
@@ -62,6 +75,13 @@ static int take(struct cpu *cpu, size_t bytes, struct cpu_slab **ret_slab, uint8
     struct cpu_slab *slab = cpu->slab;
     int r;
 
+    if (slab && slab->size - slab->used >= bytes) {
+        *ret = slab->mem + slab->used;
+        *ret_slab = slab;
+        slab->used += bytes;
+        slab->n_weights++;
+        return 0;
+    }
     if (bytes >= SLAB_BYTES / 4) {
         r = slab_create(bytes, &slab, reterr);
         if (r < 0) {
@@ -72,19 +92,13 @@ static int take(struct cpu *cpu, size_t bytes, struct cpu_slab **ret_slab, uint8
         *ret = slab->mem;
         return 0;
     }
-    if (!slab || slab->size - slab->used < bytes) {
-        r = slab_create(SLAB_BYTES, &slab, reterr);
-        if (r < 0) {
-            return r;
-        }
-        slab_unref(cpu->slab);
-        cpu->slab = slab;
-    }
-    *ret = slab->mem + slab->used;
-    *ret_slab = slab;
-    slab->used += bytes;
-    slab->n_weights++;
-    return 0;
+    r = new_slab(cpu, SLAB_BYTES, reterr);
+    return r < 0 ? r : take(cpu, bytes, ret_slab, ret, reterr);
+}
+
+int cpu_weights_reserve(struct backend *be, uint64_t bytes, struct error *reterr)
+{
+    return bytes > 0 ? new_slab(cpu_of(be), (size_t)bytes, reterr) : 0;
 }
 
 void cpu_weight_finish(struct cpu *cpu)

@@ -153,7 +153,8 @@ static uint64_t ref_weight_bytes(const struct backend_config *config,
                                  const struct ops_weight_desc *desc)
 {
     (void)config;
-    return desc->role == OPS_ROLE_VECTOR ? (uint64_t)desc->n_cols * sizeof(float) : 0;
+    return desc->role == OPS_ROLE_VECTOR ? memory_rounded((uint64_t)desc->n_cols * sizeof(float))
+                                         : 0;
 }
 
 static int ref_weight_create(struct backend *be, const struct ops_weight_desc *desc,

@@ -34,13 +34,19 @@ static int make(const char *kv, int32_t n_stores, int32_t ctx, int32_t n_seqs, u
         .ctx_model = CTX,
         .weights_bytes = 5000,
         .mapped_bytes = 7000,
+        .index_bytes = 200,
         .extra_bytes = 300,
         .available_bytes = available,
         .scratch = no_scratch,
     };
 
     for (int32_t i = 0; i < LAYERS; i++) {
-        stores[i] = (struct shape_store){.layer = i, .n_k = 3, .n_v = 3, .k_dim = 64, .v_dim = 64};
+        stores[i] = (struct shape_store){.layer = i,
+                                         .n_k = 3,
+                                         .n_v = 3,
+                                         .k_dim = 64,
+                                         .v_dim = 64,
+                                         .deep = n_stores < LAYERS && i == n_stores - 1};
     }
     cr_assert_eq(backend_find("ref", &in.shape.ops, e), 0);
     cr_assert_eq(policy_parse_mix(kv, &in.shape.mix, e), 0, "%s", e->text);
@@ -87,8 +93,11 @@ Test(plan, sums)
     cr_assert_eq(p.weights_bytes, 5000);
     cr_assert_eq(p.policy_bytes, 0);
     cr_assert_eq(p.prefill_peak_bytes, 0);
+    cr_assert_eq(p.index_bytes, 200);
+    cr_assert_gt(p.scratch_bytes, 1000, "the cache's tables are in it");
     cr_assert_eq(p.total_bytes, p.weights_bytes + p.kv_bytes + p.policy_bytes +
-                                    p.prefill_peak_bytes + p.scratch_bytes + p.lane_bytes);
+                                    p.prefill_peak_bytes + p.scratch_bytes + p.index_bytes +
+                                    p.lane_bytes);
     cr_assert_eq(p.n_classes, 1);
     cr_assert_eq(p.page_classes[0].n_pages, 30 * 3 * 128);
     cr_assert_eq(p.page_classes[0].page_bytes, 64 * 256);
@@ -132,6 +141,55 @@ Test(plan, what_queries_read)
     cr_assert_eq(p.policy_bytes, 0);
     cr_assert_eq(make("sparq:r=65", 30, CTX, 1, UINT64_MAX, &p, &e), -EINVAL);
     cr_assert(strstr(e.text, "r=65, but keys have 64 dims"), "%s", e.text);
+}
+
+/* Split 14 of 30, one group of 16: 15 stores, of which one is deep. */
+Test(plan, swiftkv_fp8_keyformer_in_each_way_of_reading_a_prompt)
+{
+    const uint64_t page = UINT64_C(2) * 64 * (64 + 2);
+    const uint64_t groups = UINT64_C(15) * 3;
+    struct {
+        const char *kv;
+        uint64_t peak;
+    } cases[] = {
+        {"fp8+keyformer:50%,prefill=dense", groups * (64 * page + 8192 * 8)},
+        {"fp8+keyformer:50%,prefill=bounded", groups * (8 * page + (4096 + 512) * 8)},
+        /* one store at a time, the prompt's hidden states, and 64 rows that are observed */
+        {"fp8+keyformer:50%,prefill=layered",
+         3 * (64 * page + 8192 * 8) + (UINT64_C(8192) + 64) * 576 * 4},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct plan p = plan_of(cases[i].kv, 15);
+
+        cr_assert_float_eq(share(p.kv_bytes), 12.9, 0.05);
+        cr_assert_eq(p.kv_bytes, groups * 64 * page);
+        cr_assert_leq(p.policy_bytes, groups * 4096 * 8 + 15 * 64);
+        cr_assert_eq(p.prefill_peak_bytes, cases[i].peak, "%s: %zu", cases[i].kv,
+                     (size_t)p.prefill_peak_bytes);
+    }
+}
+
+Test(plan, refusal_offers_only_what_fits)
+{
+    struct plan p;
+    struct error e = {0};
+
+    /* Not one sequence of that context, but shorter ones. */
+    cr_assert_eq(make("full", 30, CTX, 2, full, &p, &e), -ENOMEM);
+    cr_assert(strstr(e.text, "a context of") && !strstr(e.text, ", or "), "%s", e.text);
+    /* Shorter ones and fewer. */
+    e = (struct error){0};
+    cr_assert_eq(make("full", 30, CTX, 4, 2 * full, &p, &e), -ENOMEM);
+    cr_assert(strstr(e.text, "with 4 sequences, or 1 sequence with a context of 8192 would fit"),
+              "%s", e.text);
+    /* Nothing: the rest alone is too much. */
+    e = (struct error){0};
+    cr_assert_eq(make("full", 30, CTX, 1, 10000, &p, &e), -ENOMEM);
+    cr_assert_eq(p.max_ctx, 0);
+    cr_assert_eq(p.max_sequences, 0);
+    cr_assert(strstr(e.text, "no context fits with 1 sequence"), "%s", e.text);
+    cr_assert(!strstr(e.text, "context of 0"), "%s", e.text);
 }
 
 Test(plan, refusal_has_numbers)

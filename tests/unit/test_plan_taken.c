@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The plan against what an engine really takes: its mapped memory to the byte, its heap to some
+ * kilobytes, and what is resident, from the start and after work, to 2 %. */
+
+#include <criterion/criterion.h>
+#include <malloc.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/memory.h"
+#include "engine/kv/plan.h"
+#include "tests/unit/engine_run.h"
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t size);
+void *__real_aligned_alloc(size_t alignment, size_t size);
+void __real_free(void *p);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t size);
+void *__wrap_aligned_alloc(size_t alignment, size_t size);
+void __wrap_free(void *p);
+
+/* Live bytes of this program's own calls (not of the C library's). */
+static _Atomic int64_t heap;
+
+static void *count(void *p)
+{
+    atomic_fetch_add(&heap, (int64_t)malloc_usable_size(p));
+    return p;
+}
+
+void *__wrap_malloc(size_t size)
+{
+    return count(__real_malloc(size));
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+    return count(__real_calloc(n, size));
+}
+
+void *__wrap_realloc(void *p, size_t size)
+{
+    atomic_fetch_sub(&heap, (int64_t)malloc_usable_size(p));
+    return count(__real_realloc(p, size));
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t size)
+{
+    return count(__real_aligned_alloc(alignment, size));
+}
+
+void __wrap_free(void *p)
+{
+    atomic_fetch_sub(&heap, (int64_t)malloc_usable_size(p));
+    __real_free(p);
+}
+
+struct setting {
+    const char *kv;
+    const char *overlay; /* of cache_model.gguf, or NULL */
+    int32_t ctx;
+    int32_t n_seqs;
+    int32_t batch_tokens;
+    bool keep_prefixes;
+};
+
+static const struct setting settings[] = {
+    {"full", NULL, 128, 1, 0},
+    {"full", NULL, 100, 3, 0},
+    {"full", NULL, 512, 2, 0, true},
+    {"f32", NULL, 128, 2, 700},
+    {"full", NULL, 8192, 4, 0}, /* pieces of more than 2 MiB, rounded otherwise */
+    {"fp8", NULL, 128, 2, 0},
+    {"fp8+keyformer:50%,prefill=dense,min=2", NULL, 128, 1, 0},
+    {"fp8+keyformer:50%,prefill=layered,min=2", NULL, 1000, 5, 0},
+    {"fp8+keyformer:50%,prefill=bounded,chunk=16,min=2", NULL, 128, 3, 0},
+    {"keyformer:20,score=shared", NULL, 128, 2, 0},
+    {"sinks:2+window:20", NULL, 128, 2, 0},
+    {"recency:30,pos=new", NULL, 128, 2, 0},
+    {"full=60%;fp8+h2o:50%ctx=40%", NULL, 512, 4, 0},
+    {"full,chunk=2048", NULL, 4096, 2, 0},
+    {"full", "cache_swiftkv_2_1.gguf", 128, 2, 0},
+    {"full", "cache_swiftkv_2_4.gguf", 128, 2, 0},
+    {"fp8+keyformer:50%,min=2,observe=8", "cache_swiftkv_2_3.gguf", 256, 3, 0},
+};
+
+static struct engine *create(const struct setting *s, const char *model, const char *backend)
+{
+    const char *overlays[1] = {s->overlay ? run_data(s->overlay) : NULL};
+    struct engine_config c;
+    struct engine *e = NULL;
+    struct error err = {0};
+
+    engine_config_default(&c);
+    c.model_path = model;
+    c.overlay_paths = overlays;
+    c.n_overlays = s->overlay ? 1 : 0;
+    c.backend = backend;
+    c.n_threads = 1;
+    c.ctx = s->ctx;
+    c.n_seqs = s->n_seqs;
+    c.batch_tokens = s->batch_tokens;
+    c.keep_prefixes = s->keep_prefixes;
+    c.kv = s->kv;
+    c.extra_bytes = 12345;
+    c.memory_bytes = UINT64_C(1) << 40;
+    cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), 0, "%s: %s", s->kv, err.text);
+    return e;
+}
+
+/* The engine's own structs, and what the heap's rounding adds. */
+enum { HEAP_SLACK = 12 << 10 };
+
+/* Returns how many bytes more lie on the heap than planned; 0 where not all is heap. */
+static int64_t compare(const struct setting *s, const char *model, const char *backend)
+{
+    uint64_t mapped = memory_mapped_bytes();
+    int64_t held = atomic_load(&heap);
+    struct engine *e = create(s, model, backend);
+    const struct plan *p = engine_plan_of(e);
+    uint64_t said = p->total_bytes - p->lane_bytes;
+    int64_t more = 0;
+
+    mapped = memory_mapped_bytes() - mapped;
+    held = atomic_load(&heap) - held;
+    cr_assert_eq(p->lane_bytes, 12345);
+    cr_assert_eq(mapped, said - p->index_bytes, "%s, %s, %s: %zu bytes planned, %zu taken", backend,
+                 s->kv, s->overlay ? s->overlay : "no overlay", (size_t)(said - p->index_bytes),
+                 (size_t)mapped);
+    if (mapped < (2 << 20)) { /* else some of it is no heap */
+        more = held - (int64_t)said;
+        cr_assert(more >= 0 && more <= HEAP_SLACK, "%s: %zu bytes planned, %zd on the heap", s->kv,
+                  (size_t)said, (ssize_t)held);
+    }
+    engine_destroy(e);
+    return more;
+}
+
+Test(plan_taken, to_the_byte)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+    char model[512];
+
+    (void)snprintf(model, sizeof(model), "%s", run_data("cache_model.gguf"));
+    for (int b = 0; b < 2; b++) {
+        for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
+            (void)compare(&settings[i], model, backends[b]);
+        }
+    }
+}
+
+Test(plan_taken, an_overlays_index_counts)
+{
+    const struct setting without = {"full", NULL, 128, 2, 0};
+    const struct setting with = {"full", "cache_swiftkv_2_1.gguf", 128, 2, 0};
+    char model[512];
+
+    (void)snprintf(model, sizeof(model), "%s", run_data("cache_model.gguf"));
+    cr_assert_lt(compare(&with, model, "ref"), compare(&without, model, "ref") + 1000,
+                 "its index has 1528 bytes");
+}
+
+/* Weights of more than 2 MiB, and a large tokenizer. */
+Test(plan_taken, a_real_model)
+{
+    static const struct setting real[] = {
+        {"full", NULL, 2048, 4, 0},
+        {"fp8+keyformer:50%", NULL, 2048, 4, 0},
+    };
+    const char *model = getenv("PIPIT_SMOLLM2");
+
+    if (!model) {
+        cr_skip_test("PIPIT_SMOLLM2 is not set");
+    }
+    (void)compare(&real[0], model, "cpu");
+    (void)compare(&real[1], model, "cpu");
+}
+
+/* A sliding window's rings, and a file with a tokenizer. */
+Test(plan_taken, other_models)
+{
+    static const char *const models[] = {"arch_gemma3.gguf", "arch_qwen3.gguf", "stories260K.gguf"};
+    char model[512];
+
+    for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
+        (void)snprintf(model, sizeof(model), "%s", run_data(models[i]));
+        (void)compare(&settings[1], model, "ref");
+        (void)compare(&settings[1], model, "cpu");
+        (void)compare(&settings[6], model, "cpu");
+    }
+}
+
+static uint64_t resident(void)
+{
+    FILE *f = fopen("/proc/self/status", "re");
+    char line[128];
+    unsigned long kb = 0;
+
+    while (f && fgets(line, sizeof(line), f)) {
+        if (sscanf(line, "RssAnon: %lu kB", &kb) == 1) {
+            break;
+        }
+    }
+    if (f) {
+        (void)fclose(f);
+    }
+    return (uint64_t)kb << 10;
+}
+
+static void near_plan(const char *when, const struct plan *p, uint64_t before)
+{
+    double said = (double)(p->total_bytes - p->lane_bytes);
+    double is = (double)(resident() - before);
+
+    cr_assert_float_eq(is / said, 1.0, 0.02, "%s: %.0f bytes planned, %.0f resident", when, said,
+                       is);
+}
+
+/* 40 MiB of cache and scratch. The same is done with a real model by bench/memory.sh. */
+Test(plan_taken, is_resident_from_start_to_end)
+{
+    const struct setting s = {"fp8+keyformer:50%", NULL, 65536, 4, 0};
+    int32_t ids[600];
+    struct run r[4];
+    char model[512];
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    cr_skip_test("a sanitizer's own memory is in the way");
+#endif
+    (void)snprintf(model, sizeof(model), "%s", run_data("cache_model.gguf"));
+    (void)malloc_trim(0);
+    uint64_t before = resident();
+    struct engine *e = create(&s, model, "cpu");
+    const struct plan *p = engine_plan_of(e);
+
+    cr_assert_gt(p->total_bytes, 30 << 20, "large enough for 2 %% to mean something");
+    near_plan("loaded", p, before);
+    run_tokens(51, engine_info(e)->n_vocab, ids, 600);
+    for (int i = 0; i < 4; i++) {
+        struct engine_request q = run_request(ids, 400 + 50 * i, 100);
+
+        q.logits_rows = 0;
+        run_submit(e, &q, &r[i]);
+    }
+    for (int n = 0; run_step(e) > 0; n++) {
+        if (n % 32 == 0) {
+            near_plan("running", p, before);
+        }
+    }
+    near_plan("idle again", p, before);
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(r[i].n_new, 100);
+        run_clear(&r[i]);
+    }
+    engine_destroy(e);
+}
