@@ -17,6 +17,7 @@
 #include "engine/kv/cache.h"
 #include "engine/kv/plan.h"
 #include "engine/model/model.h"
+#include "engine/model/work.h"
 #include "engine/sched/sched.h"
 #include "engine/text/tok.h"
 
@@ -495,6 +496,32 @@ int engine_save(struct engine *e, uint64_t handle, void **ret, size_t *ret_size,
                 struct error *reterr)
 {
     return sched_save(e->sched, handle, ret, ret_size, reterr);
+}
+
+int engine_work(const struct engine *e, const char *kv, int32_t n_prompt, int32_t n_tokens,
+                struct engine_work *ret, struct error *reterr)
+{
+    const struct shape *s = &e->cache->shape;
+    struct policy p = s->config.mix.part[0].policy;
+    int r = kv ? policy_parse(kv, &p, reterr) : 0;
+    int variant = r ? r : shape_variant(s, &p);
+
+    if (r) {
+        return r;
+    }
+    if (variant < 0) {
+        return error_set(reterr, -ENOTSUP, "the plan has no pages of this policy's precision");
+    }
+    struct work w;
+
+    work_of(e->p.model, s, &p, variant, n_prompt, n_tokens, &w);
+    *ret = (struct engine_work){
+        .weight_bytes = w.weight_bytes,
+        .kv_bytes = w.kv_bytes,
+        .state_bytes = w.state_bytes,
+        .prompt_flops = w.prompt_flops,
+    };
+    return 0;
 }
 
 int engine_step(struct engine *e, engine_emit *emit, void *arg)

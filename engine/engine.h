@@ -92,6 +92,8 @@ struct engine_request {
     bool report_forced;     /* TOKEN events (with logprob and logits row) for forced tokens too */
     int32_t max_tokens;     /* new tokens, forced ones included; 0: to the end of the context */
     bool ignore_end;        /* go on after an end token */
+    bool made_up;           /* for measurements: K and V of the whole prompt are made up, not computed;
+                               the first new token is a forced one */
     struct sampler_params sampler;
     const char *kv;         /* policy text, NULL: the daemon's default */
     /* A sequence saved by engine_save(), or NULL; copied. Its tokens must begin prompt ++ forced and be
@@ -196,6 +198,16 @@ void engine_interrupt(struct engine *e);
 
 /* For health: monotonic ns when the worker last finished an operation, and the longest one yet. */
 void engine_heartbeat(const struct engine *e, int64_t *ret_last_ns, int64_t *ret_longest_ns);
+
+/* The least that steps of a sequence under a policy (NULL: the default) must do; for measurements. */
+struct engine_work {
+    uint64_t weight_bytes; /* a decode step reads, whatever the number of sequences */
+    uint64_t kv_bytes;     /* of keys and values at n_tokens, whole lines */
+    uint64_t state_bytes;  /* of positions and scores, read and written */
+    double prompt_flops;   /* to read the prompt, keep-all attention */
+};
+int engine_work(const struct engine *e, const char *kv, int32_t n_prompt, int32_t n_tokens,
+                struct engine_work *ret, struct error *reterr) WARN_UNUSED;
 
 struct engine_counters {
     uint64_t n_steps;

@@ -1,43 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipit-bench: how fast one model is on one backend, as CSV on stdout.
  *
- * Each figure is made the way a user meets it: a prompt of the asked length is submitted to the
- * engine and its steps are timed. `prefill N`: from submit to the first token. `decode D`: from the
- * first token after a prompt of D to the last of -n tokens, per token. With --batch B the same
- * prompt length runs in B sequences at once and decode counts all their tokens.
+ *   prefill N   from submitting a prompt of N to its first token, in tokens a second
+ *   decode D    a step of one token a sequence at depth D, in tokens a second of all sequences,
+ *               beside the bytes that the step must read at least: weights, and K and V (with the
+ *               policy's positions and scores), and beside what the machine reads in a second of a
+ *               working set of the same size
  *
- * Repeats are interleaved over all figures, so that a change in the machine's speed meets all of
- * them, and medians with the spread are printed. Samples during which the kernel took the CPU away
- * from the worker (involuntary context switches) are marked and left out when cleaner ones exist.
- */
+ * Several policies (--kv repeats) and an overlay against none (--plain) are measured in one run,
+ * each on an engine of its own, in turn within every repeat, so that a change in the machine's
+ * speed meets all of them; medians with the spread are printed, and for each policy the ratio to
+ * the first one's speed beside the ratio of bytes. With --arrivals it serves requests instead. */
 
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
-#include "base/clock.h"
 #include "base/options.h"
-#include "base/rng.h"
-#include "engine/engine.h"
+#include "bench/speed/bench.h"
+#include "engine/kv/plan.h"
 
-enum { MAX_POINTS = 32, MAX_REPEATS = 64, MAX_BATCH = 64 };
+enum { MAX_POINTS = 32, MAX_RUNNERS = 16, WARM_UP_TOKENS = 16, MAX_LABEL = 256 };
 
 struct config {
     char *model;
     struct option_list overlays;
+    bool plain;
     char *backend;
     int64_t threads;
-    char *kv;
+    struct option_list kv;
     char *prefill;
     char *depth;
     int64_t batch;
     int64_t n_new;
     int64_t repeats;
     int64_t ctx;
+    bool real;
+    bool limits;
+    bool resident;
+    char *arrivals;
+    uint64_t kv_memory;
+    int64_t requests;
+    int64_t prompt;
+    int64_t answer;
+    char *label;
     bool header;
     bool help;
 };
@@ -48,17 +57,27 @@ struct config {
 static const struct option_row rows[] = {
     {"model", 'm', OPTION_STRING, ROW(model), .metavar = "FILE", .help = "the model, a GGUF file"},
     {"overlay", 0, OPTION_LIST, ROW(overlays), .metavar = "FILE", .help = "a GGUF that adds tensors; repeats"},
+    {"plain", 0, OPTION_FLAG, ROW(plain), .help = "each policy without the overlays too, first"},
     {"backend", 0, OPTION_STRING, ROW(backend), .fallback = "cpu", .metavar = "NAME", .help = "ref, cpu, cuda or auto"},
     {"threads", 't', OPTION_INT, ROW(threads), 0, 1024, .fallback = "0", .help = "0: all this process may use"},
-    {"kv", 0, OPTION_STRING, ROW(kv), .fallback = "full", .metavar = "POLICY", .help = "the cache policy"},
+    {"kv", 0, OPTION_LIST, ROW(kv), .metavar = "POLICY", .help = "a cache policy; repeats: all in one run, in turn (default: full)"},
     {"prefill", 'p', OPTION_STRING, ROW(prefill), .fallback = "512", .metavar = "N,N...", .help = "prompt lengths to time; empty: none"},
     {"depth", 'd', OPTION_STRING, ROW(depth), .fallback = "0", .metavar = "N,N...", .help = "depths at which decode is timed; empty: none"},
-    {"batch", 'b', OPTION_INT, ROW(batch), 1, MAX_BATCH, .fallback = "1", .help = "sequences at once"},
-    {"n-new", 'n', OPTION_INT, ROW(n_new), 2, 100000, .fallback = "64", .help = "tokens decoded at each depth"},
-    {"repeats", 'r', OPTION_INT, ROW(repeats), 1, MAX_REPEATS, .fallback = "5"},
+    {"batch", 'b', OPTION_INT, ROW(batch), 1, BENCH_MAX_BATCH, .fallback = "1", .help = "sequences at once"},
+    {"n-new", 'n', OPTION_INT, ROW(n_new), 2, 4096, .fallback = "32", .help = "decode steps of a sample"},
+    {"repeats", 'r', OPTION_INT, ROW(repeats), 1, BENCH_MAX_REPEATS, .fallback = "5", .help = "samples of each figure"},
     {"ctx", 'c', OPTION_INT, ROW(ctx), 0, 1 << 20, .fallback = "0", .help = "context; 0: as long as the figures need"},
+    {"real", 0, OPTION_FLAG, ROW(real), .help = "read prompts to get to a depth; else their K and V are made up"},
+    {"limits", 0, OPTION_FLAG, ROW(limits), .help = "measure what the machine reads and multiplies, too"},
+    {"resident", 0, OPTION_FLAG, ROW(resident), .help = "print what is resident at the end, and the plan"},
+    {"arrivals", 0, OPTION_STRING, ROW(arrivals), .metavar = "RATE,RATE...", .help = "serve requests that arrive at random, so many a second (0: all at once)"},
+    {"kv-memory", 0, OPTION_BYTES, ROW(kv_memory), .fallback = "64MiB", .help = "with --arrivals: for keys and values; decides how many sit at once"},
+    {"requests", 0, OPTION_INT, ROW(requests), 1, 100000, .fallback = "64", .help = "with --arrivals: how many"},
+    {"prompt", 0, OPTION_INT, ROW(prompt), 1, 1 << 20, .fallback = "512", .help = "with --arrivals: tokens of a prompt"},
+    {"answer", 0, OPTION_INT, ROW(answer), 2, 1 << 20, .fallback = "64", .help = "with --arrivals: tokens of an answer"},
+    {"label", 0, OPTION_STRING, ROW(label), .metavar = "TEXT", .help = "printed in the place of the policy"},
     {"header", 0, OPTION_FLAG, ROW(header), .fallback = "yes", .help = "print the CSV header"},
-    {"help", 'h', OPTION_FLAG, ROW(help), .flags = OPTION_ARGV_ONLY},
+    {"help", 'h', OPTION_FLAG, ROW(help), .flags = OPTION_ARGV_ONLY, .help = "this text"},
 };
 /* clang-format on */
 
@@ -66,96 +85,14 @@ static const struct option_table table = {rows, sizeof(rows) / sizeof(rows[0]),
                                           "pipit-bench --model FILE [OPTION]...",
                                           "Times prefill and decode of a model and prints CSV.", 0};
 
-struct point {
-    bool decode;
-    int n_prompt;
-    double tok_s[MAX_REPEATS];
-    bool clean[MAX_REPEATS];
-};
+/* ---- samples --------------------------------------------------------------------------------- */
 
-struct run {
-    struct engine *e;
-    int32_t *prompt;
-    int n_batch;
-    int n_new;
-    int64_t submit_ns;
-    int64_t first_ns; /* when the last sequence gave its first token */
-    int64_t last_ns;
-    int n_first;
-    int n_tokens_after; /* tokens given after first_ns */
-    int n_done;
-    int err;
-    struct error error;
-};
-
-static void on_event(void *arg, const struct engine_event *ev)
+long bench_switches(void)
 {
-    struct run *r = arg;
+    struct rusage u;
 
-    if (ev->type == ENGINE_EV_TOKEN) {
-        r->last_ns = clock_ns();
-        if (r->n_first == r->n_batch) {
-            r->n_tokens_after++;
-        }
-        if (ev->index == 0 && ++r->n_first == r->n_batch) {
-            r->first_ns = r->last_ns;
-        }
-    } else if (ev->type == ENGINE_EV_DONE) {
-        r->n_done++;
-        if (ev->reason == ENGINE_ERROR) {
-            r->err = ev->error.code;
-            r->error = ev->error;
-        }
-    }
-}
-
-static int run_once(struct run *r, int n_prompt, int n_new, const char *kv, struct error *reterr)
-{
-    r->n_first = r->n_tokens_after = r->n_done = 0;
-    r->submit_ns = clock_ns();
-    for (int i = 0; i < r->n_batch; i++) {
-        struct engine_request q = {.kind = ENGINE_GENERATE,
-                                   .prompt = r->prompt,
-                                   .n_prompt = n_prompt,
-                                   .max_tokens = n_new,
-                                   .ignore_end = true,
-                                   .principal = 1,
-                                   .kv = kv};
-        uint64_t handle;
-
-        q.sampler = sampler_params_default();
-        q.sampler.temperature = 0;
-        int err = engine_submit(r->e, &q, &handle, reterr);
-        if (err) {
-            return err;
-        }
-    }
-    int left;
-    do {
-        left = engine_step(r->e, on_event, r);
-    } while (left > 0);
-    if (r->err) {
-        *reterr = r->error;
-        return r->err;
-    }
-    return left;
-}
-
-static int parse_list(const char *text, bool decode, struct point *points, int *n, struct error *e)
-{
-    while (*text) {
-        char *end;
-        long v = strtol(text, &end, 10);
-
-        if (end == text || v < 0 || v > 1 << 20 || (*end && *end != ',') || *n == MAX_POINTS) {
-            return error_set(e, -EINVAL, "'%s' is no list of at most %d lengths", text, MAX_POINTS);
-        }
-        memset(&points[*n], 0, sizeof(points[*n]));
-        points[*n].decode = decode;
-        points[(*n)++].n_prompt = v > 0 ? (int)v : 1;
-        text = *end ? end + 1 : end;
-    }
-    return 0;
+    (void)getrusage(RUSAGE_SELF, &u);
+    return u.ru_nivcsw;
 }
 
 static int compare_double(const void *a, const void *b)
@@ -166,106 +103,398 @@ static int compare_double(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void print_point(const struct config *c, const struct engine_info *info, struct point *p)
+double bench_median(double *v, int n)
 {
-    double v[MAX_REPEATS];
-    int n = 0;
-
-    for (int pass = 0; pass < 2 && n == 0; pass++) {
-        for (int i = 0; i < c->repeats; i++) {
-            if (p->clean[i] || pass == 1) {
-                v[n++] = p->tok_s[i];
-            }
-        }
-    }
-    int n_clean = 0;
-    for (int i = 0; i < c->repeats; i++) {
-        n_clean += p->clean[i];
-    }
-    qsort(v, (size_t)n, sizeof(v[0]), compare_double);
-    printf("%s,\"%s\",%s,%d,%d,%.1f,%.1f,%.1f,%d,%d\n", info->model_name, info->kv,
-           p->decode ? "decode" : "prefill", p->n_prompt, (int)c->batch, v[n / 2], v[0], v[n - 1],
-           (int)c->repeats, n_clean);
-    (void)fflush(stdout);
+    qsort(v, (size_t)n, sizeof(*v), compare_double);
+    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
-static long involuntary(void)
+void series_add(struct series *s, double value, bool clean)
 {
-    struct rusage u;
+    s->value[s->n] = value;
+    s->clean[s->n++] = clean;
+}
 
-    (void)getrusage(RUSAGE_SELF, &u);
-    return u.ru_nivcsw;
+struct summary series_summary(const struct series *s)
+{
+    struct summary sum = {0};
+    double v[BENCH_MAX_REPEATS];
+    int n = 0;
+
+    for (int i = 0; i < s->n; i++) {
+        sum.n_clean += s->clean[i];
+    }
+    for (int i = 0; i < s->n; i++) {
+        if (s->clean[i] || sum.n_clean == 0) {
+            v[n++] = s->value[i];
+        }
+    }
+    if (n > 0) {
+        sum.median = bench_median(v, n);
+        sum.min = v[0];
+        sum.max = v[n - 1];
+    }
+    return sum;
+}
+
+/* ---- the run --------------------------------------------------------------------------------- */
+
+struct point {
+    bool decode;
+    int n;
+    struct series speed[MAX_RUNNERS]; /* tokens a second */
+    struct series read[MAX_RUNNERS];  /* bytes a second, of a set as large as the step's */
+};
+
+struct bench {
+    const struct config *c;
+    int n_points;
+    int n_runners;
+    struct point points[MAX_POINTS];
+    struct runner *runner[MAX_RUNNERS];
+    char label[MAX_RUNNERS][MAX_LABEL];
+    struct machine *machine;
+};
+
+static int parse_list(struct bench *b, const char *text, bool decode, struct error *e)
+{
+    while (*text) {
+        char *end;
+        long v = strtol(text, &end, 10);
+
+        if (end == text || v < 0 || v > 1 << 20 || (*end && *end != ',') ||
+            b->n_points == MAX_POINTS) {
+            return error_set(e, -EINVAL, "'%s' is no list of at most %d lengths", text, MAX_POINTS);
+        }
+        b->points[b->n_points].decode = decode;
+        b->points[b->n_points++].n = v > 0 ? (int)v : 1;
+        text = *end ? end + 1 : end;
+    }
+    return 0;
+}
+
+static int32_t decoded_at_depth(const struct config *c)
+{
+    return (int32_t)(c->n_new * c->repeats);
+}
+
+static int32_t longest_text(const struct bench *b)
+{
+    int32_t longest = 2 * WARM_UP_TOKENS;
+
+    for (int i = 0; i < b->n_points; i++) {
+        /* A step or two to warm up, and the one to follow. */
+        int32_t more = b->points[i].decode ? decoded_at_depth(b->c) : 0;
+        int32_t n = b->points[i].n + more + WARM_UP_TOKENS;
+
+        longest = n > longest ? n : longest;
+    }
+    return longest;
+}
+
+static struct engine_config engine_config_of(const struct config *c, const char *kv, bool plain)
+{
+    struct engine_config ec;
+
+    engine_config_default(&ec);
+    ec.model_path = c->model;
+    if (!plain) {
+        ec.overlay_paths = (const char *const *)c->overlays.v;
+        ec.n_overlays = (int)c->overlays.n;
+    }
+    ec.backend = c->backend;
+    ec.n_threads = (int)c->threads;
+    ec.kv = kv;
+    ec.n_seqs = (int32_t)c->batch;
+    ec.ctx = (int32_t)c->ctx;
+    return ec;
+}
+
+static int add_runner(struct bench *b, const char *kv, bool plain, struct error *e)
+{
+    const struct config *c = b->c;
+    struct runner_config rc = {
+        .engine = engine_config_of(c, kv, plain), .n_batch = (int)c->batch, .real = c->real};
+
+    if (b->n_runners == MAX_RUNNERS) {
+        return error_set(e, -EINVAL, "more than %d policies", MAX_RUNNERS);
+    }
+    if (rc.engine.ctx == 0) {
+        rc.engine.ctx = longest_text(b);
+    }
+    int err = runner_create(&rc, &b->runner[b->n_runners], e);
+
+    if (err) {
+        return err;
+    }
+    struct engine *engine = runner_engine(b->runner[b->n_runners]);
+
+    (void)snprintf(b->label[b->n_runners], MAX_LABEL, "%s%s",
+                   c->label ? c->label : engine_info(engine)->kv,
+                   !plain && c->overlays.n ? " with overlay" : "");
+    if (b->n_runners++ == 0) {
+        (void)fprintf(stderr, "pipit-bench: %s\n", engine_info(engine)->backend);
+    }
+    return 0;
+}
+
+static int add_runners(struct bench *b, struct error *e)
+{
+    const struct config *c = b->c;
+    int err = 0;
+
+    for (size_t i = 0; !err && i < (c->kv.n ? c->kv.n : 1); i++) {
+        const char *kv = c->kv.n ? c->kv.v[i] : "full";
+
+        if (c->plain && c->overlays.n) {
+            err = add_runner(b, kv, true, e);
+        }
+        err = err ? err : add_runner(b, kv, false, e);
+    }
+    return err;
+}
+
+/* The least bytes of one step of the whole batch. */
+static int step_work(const struct bench *b, int runner, int32_t n_prompt, struct engine_work *ret,
+                     struct error *e)
+{
+    uint64_t n = (uint64_t)b->c->batch;
+    int err = engine_work(runner_engine(b->runner[runner]), NULL, n_prompt,
+                          n_prompt + decoded_at_depth(b->c) / 2, ret, e);
+
+    ret->kv_bytes *= n;
+    ret->state_bytes *= n;
+    return err;
+}
+
+static uint64_t work_bytes(const struct engine_work *w)
+{
+    return w->weight_bytes + w->kv_bytes + w->state_bytes;
+}
+
+static int make_machine(struct bench *b, struct error *e)
+{
+    uint64_t most = 0;
+
+    for (int i = 0; i < b->n_points; i++) {
+        for (int k = 0; b->points[i].decode && k < b->n_runners; k++) {
+            struct engine_work w;
+            int err = step_work(b, k, b->points[i].n, &w, e);
+
+            if (err) {
+                return err;
+            }
+            most = work_bytes(&w) > most ? work_bytes(&w) : most;
+        }
+    }
+    return machine_create((int)b->c->threads, most, &b->machine, e);
+}
+
+static int prefill_repeat(struct bench *b, struct point *p, struct error *e)
+{
+    for (int k = 0; k < b->n_runners; k++) {
+        double ns;
+        bool clean;
+        int err = runner_prefill(b->runner[k], p->n, &ns, &clean, e);
+
+        if (err) {
+            return err;
+        }
+        series_add(&p->speed[k], 1e9 * p->n * (double)b->c->batch / ns, clean);
+    }
+    return 0;
+}
+
+static int decode_sample(struct bench *b, struct point *p, int k, struct error *e)
+{
+    struct engine_work w;
+    double ns;
+    bool clean;
+    int err = step_work(b, k, p->n, &w, e);
+
+    if (!err) {
+        err = runner_steps(b->runner[k], (int)b->c->n_new, &ns, &clean, e);
+    }
+    if (err) {
+        return err;
+    }
+    series_add(&p->speed[k], 1e9 * (double)b->c->batch / ns, clean);
+    long before = bench_switches();
+    double read = machine_read(b->machine, work_bytes(&w));
+
+    series_add(&p->read[k], read, bench_switches() == before);
+    return 0;
+}
+
+static int decode_point(struct bench *b, struct point *p, struct error *e)
+{
+    int err = 0;
+
+    for (int k = 0; !err && k < b->n_runners; k++) {
+        err = runner_begin(b->runner[k], p->n, decoded_at_depth(b->c), e);
+    }
+    for (int rep = 0; !err && rep < b->c->repeats; rep++) {
+        for (int k = 0; !err && k < b->n_runners; k++) {
+            err = decode_sample(b, p, k, e);
+        }
+    }
+    for (int k = 0; !err && k < b->n_runners; k++) {
+        err = runner_end(b->runner[k], e);
+    }
+    return err;
+}
+
+static int measure(struct bench *b, struct error *e)
+{
+    int err = 0;
+
+    for (int k = 0; !err && k < b->n_runners; k++) {
+        double ns;
+        bool clean;
+
+        err = runner_prefill(b->runner[k], WARM_UP_TOKENS, &ns, &clean, e);
+    }
+    for (int rep = 0; !err && rep < b->c->repeats; rep++) {
+        for (int i = 0; !err && i < b->n_points; i++) {
+            err = b->points[i].decode ? 0 : prefill_repeat(b, &b->points[i], e);
+        }
+    }
+    for (int i = 0; !err && i < b->n_points; i++) {
+        err = b->points[i].decode ? decode_point(b, &b->points[i], e) : 0;
+    }
+    return err;
+}
+
+/* ---- printing -------------------------------------------------------------------------------- */
+
+static void print_head(void)
+{
+    printf("model,kv,what,tokens,batch,value,min,max,unit,repeats,clean,"
+           "weight_bytes,kv_bytes,read_gb_s,share,ratio,byte_ratio\n");
+}
+
+/* `share`: of the machine's limit, in the same run; `ratio`: to the first policy. */
+static int print_point(const struct bench *b, const struct point *p, double flops, struct error *e)
+{
+    struct engine_work first = {0};
+    double base = series_summary(&p->speed[0]).median;
+
+    for (int k = 0; k < b->n_runners; k++) {
+        const struct engine_info *info = engine_info(runner_engine(b->runner[k]));
+        struct summary s = series_summary(&p->speed[k]);
+        struct engine_work w;
+        int err = step_work(b, k, p->n, &w, e);
+
+        if (err) {
+            return err;
+        }
+        first = k == 0 ? w : first;
+        printf("\"%s\",\"%s\",%s,%d,%d,%.1f,%.1f,%.1f,tok/s,%d,%d,", info->model_name, b->label[k],
+               p->decode ? "decode" : "prefill", p->n, (int)b->c->batch, s.median, s.min, s.max,
+               p->speed[k].n, s.n_clean);
+        if (p->decode) {
+            double read = series_summary(&p->read[k]).median;
+            double steps = s.median / (double)b->c->batch;
+
+            printf("%" PRIu64 ",%" PRIu64 ",%.1f,%.3f,%.3f,%.3f\n", w.weight_bytes,
+                   w.kv_bytes + w.state_bytes, read / 1e9, (double)work_bytes(&w) * steps / read,
+                   s.median / base, (double)work_bytes(&first) / (double)work_bytes(&w));
+        } else if (flops > 0) {
+            printf(",,,%.3f,%.3f,\n", s.median / p->n * w.prompt_flops / flops, s.median / base);
+        } else {
+            printf(",,,,%.3f,\n", s.median / base);
+        }
+    }
+    return 0;
+}
+
+static double print_limits(struct bench *b)
+{
+    const char *unit;
+    double int8 = machine_peak_int8(b->machine, &unit);
+
+    printf("machine,\"%s\",peak int8,,,%.2f,,,Top/s,,,,,,,,\n", unit, int8 / 1e12);
+    double bf16 = machine_peak_bf16(b->machine, &unit);
+
+    printf("machine,\"%s\",peak bf16,,,%.2f,,,Top/s,,,,,,,,\n", unit, bf16 / 1e12);
+    return bf16;
+}
+
+static void print_resident(const struct bench *b)
+{
+    FILE *f = fopen("/proc/self/status", "re");
+    uint64_t planned = 0;
+    char line[128];
+    unsigned long kb = 0;
+
+    for (int k = 0; k < b->n_runners; k++) {
+        planned += engine_plan_of(runner_engine(b->runner[k]))->total_bytes;
+    }
+    while (f && fgets(line, sizeof(line), f)) {
+        if (sscanf(line, "RssAnon: %lu kB", &kb) == 1) {
+            break;
+        }
+    }
+    if (f) {
+        (void)fclose(f);
+    }
+    printf("machine,,resident,%d,%d,%.1f,,,MB,,,,,,,,\n",
+           (int)engine_info(runner_engine(b->runner[0]))->ctx, (int)b->c->batch,
+           (double)kb * 1024 / 1e6);
+    printf("machine,,planned,%d,%d,%.1f,,,MB,,,,,,,,\n",
+           (int)engine_info(runner_engine(b->runner[0]))->ctx, (int)b->c->batch,
+           (double)planned / 1e6);
 }
 
 static int bench(const struct config *c, struct error *e)
 {
-    static struct point points[MAX_POINTS];
-    int n_points = 0;
-    int longest = 0;
-    struct engine_config ec;
-    struct run r = {.n_batch = (int)c->batch, .n_new = (int)c->n_new};
-    int err = parse_list(c->prefill, false, points, &n_points, e);
+    static struct bench b;
+    int err;
 
-    if (!err) {
-        err = parse_list(c->depth, true, points, &n_points, e);
-    }
-    if (err) {
-        return err;
-    }
-    for (int i = 0; i < n_points; i++) {
-        int need = points[i].n_prompt + (points[i].decode ? (int)c->n_new : 1);
-
-        longest = need > longest ? need : longest;
-    }
-    engine_config_default(&ec);
-    ec.model_path = c->model;
-    ec.overlay_paths = (const char *const *)c->overlays.v;
-    ec.n_overlays = (int)c->overlays.n;
-    ec.backend = c->backend;
-    ec.n_threads = (int)c->threads;
-    ec.kv = c->kv;
-    ec.n_seqs = (int)c->batch;
-    ec.ctx = c->ctx ? (int32_t)c->ctx : longest + 1;
-    err = engine_create(&ec, NULL, NULL, &r.e, e);
-    if (err) {
-        return err;
-    }
-    const struct engine_info *info = engine_info(r.e);
-    (void)fprintf(stderr, "pipit-bench: %s\n", info->backend);
-    r.prompt = calloc((size_t)longest, sizeof(*r.prompt));
-    if (!r.prompt) {
-        engine_destroy(r.e);
-        return error_set(e, -ENOMEM, "no memory for the prompt");
-    }
-    for (int i = 0; i < longest; i++) {
-        uint32_t counter[4] = {(uint32_t)i, 0, 0, 0};
-        uint32_t bits[4];
-
-        rng_philox(rng_key_make(1), counter, bits);
-        r.prompt[i] = (int32_t)(bits[0] % (uint32_t)info->n_vocab);
-    }
-    err = run_once(&r, 16 < longest ? 16 : 1, 2, NULL, e); /* warm up */
-    for (int rep = 0; rep < c->repeats && !err; rep++) {
-        for (int i = 0; i < n_points && !err; i++) {
-            struct point *p = &points[i];
-            long before = involuntary();
-
-            err = run_once(&r, p->n_prompt, p->decode ? r.n_new : 1, NULL, e);
-            p->clean[rep] = involuntary() == before;
-            p->tok_s[rep] =
-                p->decode ? 1e9 * r.n_tokens_after / (double)(r.last_ns - r.first_ns)
-                          : 1e9 * p->n_prompt * r.n_batch / (double)(r.first_ns - r.submit_ns);
-        }
-    }
+    b.c = c;
+    err = parse_list(&b, c->prefill, false, e);
+    err = err ? err : parse_list(&b, c->depth, true, e);
+    err = err ? err : add_runners(&b, e);
     if (!err && c->header) {
-        printf("model,kv,what,tokens,batch,tok_s,tok_s_min,tok_s_max,repeats,clean\n");
+        print_head();
     }
-    for (int i = 0; i < n_points && !err; i++) {
-        print_point(c, info, &points[i]);
+    if (!err && c->resident) { /* before memory of the bench's own is taken */
+        double ns;
+        bool clean;
+
+        err = runner_prefill(b.runner[0], WARM_UP_TOKENS, &ns, &clean, e);
+        print_resident(&b);
     }
-    free(r.prompt);
-    engine_destroy(r.e);
+    err = err ? err : make_machine(&b, e);
+    err = err ? err : measure(&b, e);
+    double flops = !err && c->limits ? print_limits(&b) : 0;
+
+    for (int i = 0; i < b.n_points && !err; i++) {
+        err = print_point(&b, &b.points[i], flops, e);
+    }
+    machine_destroy(b.machine);
+    for (int k = 0; k < b.n_runners; k++) {
+        runner_destroy(b.runner[k]);
+    }
     return err;
+}
+
+static int serve(const struct config *c, struct error *e)
+{
+    struct serve_config s = {
+        .engine = engine_config_of(c, c->kv.n ? c->kv.v[0] : "full", false),
+        .kv_bytes = c->kv_memory,
+        .rates = c->arrivals,
+        .n_requests = (int)c->requests,
+        .n_prompt = (int32_t)c->prompt,
+        .n_new = (int32_t)c->answer,
+        .label = c->label  ? c->label
+                 : c->kv.n ? c->kv.v[0]
+                           : "full",
+        .header = c->header,
+    };
+
+    return serve_run(&s, e);
 }
 
 int main(int argc, char **argv)
@@ -285,7 +514,7 @@ int main(int argc, char **argv)
         (void)error_set(&e, -EINVAL, "--model is needed");
         rc = 2;
     } else {
-        int err = bench(&c, &e);
+        int err = c.arrivals ? serve(&c, &e) : bench(&c, &e);
 
         rc = !err ? 0 : err == -EINVAL ? 2 : err == -ENOMEM ? 4 : 6;
     }

@@ -42,11 +42,12 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     q->n_tokens_max = r->n_prompt + max_new;
     q->n_steps = r->max_tokens > 0 ? r->max_tokens : 1024;
     q->ignore_end = r->ignore_end;
+    q->made_up = r->made_up;
     q->report_forced = r->report_forced;
     q->logits = r->logits_rows > 0 ? r->logits : NULL;
     q->logits_rows = r->logits_rows;
     q->score_first = r->score_first;
-    q->resumed = r->saved != NULL;
+    q->resumed = r->saved != NULL || r->made_up;
     q->fork_of = r->saved ? 0 : r->fork_of;
     q->seat = -1;
     q->submit_ns = clock_ns();

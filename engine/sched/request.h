@@ -39,13 +39,14 @@ struct request {
     struct shape_text text;
     uint64_t fork_of; /* handle of one whose text this one begins with, 0: none */
     void *saved; /* a snapshot to begin with, until it is loaded */
-    bool resumed; /* began with one */
+    bool resumed; /* began with one, or with a made-up cache */
     struct sampler sampler;
     float *logits;
     int32_t logits_rows;
     int32_t score_first;
     int64_t n_scored;
     int64_t credit;
+    bool made_up;    /* its prompt's K and V are */
     bool needs_peak; /* the cache's one region for long prompts */
     bool stashes; /* scored from hidden states that are set aside */
     int32_t seat; /* -1: waiting */

@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "engine/kv/fill.h"
 #include "engine/kv/snapshot.h"
 #include "engine/sched/state.h"
 
@@ -293,7 +294,8 @@ static bool goes_before(const struct request *a, const struct request *b)
 
 static int restore(struct sched *s, struct request *r)
 {
-    int e = snapshot_load(s->config.cache, r->seat, r->saved);
+    int e = r->made_up ? cache_fill(s->config.cache, r->seat)
+                       : snapshot_load(s->config.cache, r->seat, r->saved);
 
     r->n_fed = r->text.held;
     free(r->saved);
@@ -312,7 +314,7 @@ static bool held_up(const struct sched *s, const struct request *r)
  * wanted. */
 static int32_t known_tokens(const struct request *r)
 {
-    return r->saved ? 0 : r->kind == ENGINE_SCORE ? r->score_first : r->n_prompt - 1;
+    return r->saved || r->made_up ? 0 : r->kind == ENGINE_SCORE ? r->score_first : r->n_prompt - 1;
 }
 
 static void note_kept(struct sched *s, struct request *r)
@@ -358,7 +360,7 @@ static int seat_waiting(struct sched *s)
         best->seat = seat;
         request_append(&s->running, best);
         best->principal->seat_turn = ++s->turn;
-        int e = best->saved ? restore(s, best) : 0;
+        int e = best->saved || best->made_up ? restore(s, best) : 0;
 
         if (e) {
             return e;

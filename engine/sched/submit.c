@@ -100,6 +100,10 @@ static int check_request(const struct sched *s, const struct engine_request *r,
         return error_set(reterr, -EINVAL, "%d forced tokens are more than max_tokens, %d",
                          r->n_forced, r->max_tokens);
     }
+    if (r->made_up && (r->kind != ENGINE_GENERATE || r->saved || r->n_forced < 1)) {
+        return error_set(reterr, -EINVAL,
+                         "a made-up prompt needs a forced token and nothing saved");
+    }
     e = check_ids(s, r->prompt, r->n_prompt, "prompt token", reterr);
     if (!e) {
         e = check_ids(s, r->forced, r->n_forced, "forced token", reterr);
@@ -175,6 +179,12 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
 
     if (r->saved) {
         e = check_saved(s, r, &policy, &text, reterr);
+    }
+    if (r->made_up) {
+        int32_t budget = policy_budget(&policy, r->n_prompt, s->config.ctx);
+
+        text.held = r->n_prompt;
+        text.held_slots = budget && budget < r->n_prompt ? budget : r->n_prompt;
     }
     if (!e) {
         e = cache_check(s->config.cache, &policy, &text, reterr);

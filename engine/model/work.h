@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_MODEL_WORK_H
+#define PIPIT_ENGINE_MODEL_WORK_H
+
+/* The least a step can do: bytes that a decode step must read and multiplications that a prompt
+ * needs, from shapes alone. What a kernel does more is its own loss. */
+
+#include "engine/kv/shape.h"
+#include "engine/model/model.h"
+
+struct work {
+    uint64_t weight_bytes;
+    uint64_t kv_bytes;
+    uint64_t state_bytes; /* positions and scores, read and written */
+    double prompt_flops;  /* keep-all attention */
+};
+
+/* For a sequence of n_tokens whose prompt had n_prompt, under a policy of a known variant. */
+void work_of(const struct model *m, const struct shape *s, const struct policy *p, int32_t variant,
+             int32_t n_prompt, int32_t n_tokens, struct work *ret);
+
+#endif
