@@ -12,7 +12,9 @@
 
 static bool same_class(const struct policy *a, const struct policy *b)
 {
-    return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new;
+    return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new &&
+           a->rank == b->rank && a->select == b->select && a->select_mode == b->select_mode &&
+           a->mean == b->mean;
 }
 
 static int open_class(const struct engine_config *base, const struct policy *p, bool evicts,
@@ -30,6 +32,14 @@ static int open_class(const struct engine_config *base, const struct policy *p, 
     widest.v_type = p->v_type;
     widest.pos_new = p->pos_new;
     widest.chunk = p->chunk;
+    widest.select = p->select;
+    widest.r = p->r;
+    widest.top_k = p->top_k;
+    widest.local = p->local;
+    widest.select_mode = p->select_mode;
+    widest.mean = p->mean;
+    widest.rank = p->rank;
+    widest.renorm = p->renorm;
     policy_print(&widest, text, sizeof(text));
     c.kv = text;
     return engine_create(&c, NULL, NULL, ret, reterr);

@@ -2,7 +2,7 @@
 #ifndef PIPIT_EVAL_ENGINES_H
 #define PIPIT_EVAL_ENGINES_H
 
-/* One engine for each page class (types of K and V, positions) among the policies to be compared,
+/* One engine for each page class (types of K and V, positions, what queries read) among the policies to be compared,
  * planned so that a sequence of any placement policy fits: texts under several policies then share
  * batches, and weights are read once a step for all of them. What a sequence computes does not
  * depend on its company, and a prompt that is held whole gives the bits of one read by layers. */
@@ -23,7 +23,8 @@ int engines_open(const struct engine_config *base, const char *const *kv, int n_
 void engines_close(struct engines *v);
 
 /* Tokens whose keys and values a decode step reads of one head, on average over the steps: the text so
- * far, or what was held at the end where that is less (a budget does not grow while generating). */
+ * far, or what was held at the end where that is less (a budget does not grow while generating). What a
+ * query that reads part of the cache (sparq, topv) leaves out is counted here. */
 double engines_tokens_read(const struct engine *e, const struct engine_usage *u);
 
 #endif

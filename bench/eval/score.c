@@ -6,7 +6,6 @@
 #include "bench/eval/score.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 
 #include "base/cleanup.h"
@@ -132,7 +131,13 @@ int score_run(struct engine *e, bool decode, const struct score_chunk *chunks, i
 /* Sums run in lanes, so that the compiler may use vectors; a block's float sums go to a double. */
 enum { LANES = 16 };
 
-static float add_lanes(float *part)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
+#define VECTORS __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define VECTORS
+#endif
+
+static inline float add_lanes(float *part)
 {
     for (int half = LANES / 2; half > 0; half /= 2) {
         for (int j = 0; j < half; j++) {
@@ -142,7 +147,7 @@ static float add_lanes(float *part)
     return part[0];
 }
 
-static float score_max(const float *logits, int n)
+VECTORS static float score_max(const float *logits, int n)
 {
     float max[LANES];
     int i = 0;
@@ -164,29 +169,9 @@ static float score_max(const float *logits, int n)
     return max[0];
 }
 
-double score_log_sum(const float *logits, int n)
-{
-    float m = score_max(logits, n);
-    double sum = 0;
-    int i = 0;
-
-    for (; i + LANES <= n; i += LANES) {
-        float part[LANES];
-
-        for (int j = 0; j < LANES; j++) {
-            part[j] = sampler_exp(logits[i + j] - m);
-        }
-        sum += (double)add_lanes(part);
-    }
-    for (; i < n; i++) {
-        sum += (double)sampler_exp(logits[i] - m);
-    }
-    return (double)m + log(sum);
-}
-
 /* The logarithms' difference is taken once, outside the sum: with d = p - q of a token's logits,
  * KL = sum of e^(p - lp) d, less (lp - lq). */
-double score_kl(const float *p, double lp, const float *q, double lq, int n)
+VECTORS double score_kl(const float *p, double lp, const float *q, double lq, int n)
 {
     float at = (float)lp;
     double mass = 0;

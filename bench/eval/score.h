@@ -35,9 +35,6 @@ int score_run(struct engine *e, bool decode, const struct score_chunk *chunks, i
               float *buffer, int window, score_row *row, score_done *done, void *arg,
               struct error *reterr) WARN_UNUSED;
 
-/* Natural-log softmax normaliser of a row, in double. */
-double score_log_sum(const float *logits, int n);
-
 /* KL(p || q) in nats of two rows of logits whose normalisers are lp and lq. */
 double score_kl(const float *p, double lp, const float *q, double lq, int n);
 

@@ -205,6 +205,10 @@ static void on_row(void *arg, int at, int row, const float *logits, float logpro
     struct policy *p = &v->p[seat->policy];
     int64_t held = (int64_t)(seat->chunk - v->held_at) * v->rows + row;
 
+    /* The engine has summed this row already. */
+    int32_t next = v->tokens[(int64_t)seat->chunk * v->job->ctx + v->first + row + 1];
+    double log_sum = (double)logits[next] - (double)logprob;
+
     p->nll[seat->chunk] -= (double)logprob;
     p->n_rows++;
     if (seat->policy == 0) {
@@ -213,13 +217,12 @@ static void on_row(void *arg, int at, int row, const float *logits, float logpro
         }
         if (v->reference) {
             memcpy(v->reference + held * v->n_vocab, logits, (size_t)v->n_vocab * sizeof(*logits));
-            v->log_sum[held] = score_log_sum(logits, v->n_vocab);
+            v->log_sum[held] = log_sum;
         }
         p->n_same++;
     } else {
         const float *ref = v->reference + held * v->n_vocab;
-        double kl =
-            score_kl(ref, v->log_sum[held], logits, score_log_sum(logits, v->n_vocab), v->n_vocab);
+        double kl = score_kl(ref, v->log_sum[held], logits, log_sum, v->n_vocab);
 
         p->kl[(int64_t)seat->chunk * v->rows + row] = (float)kl;
         p->n_same += score_argmax(ref, v->n_vocab) == score_argmax(logits, v->n_vocab);

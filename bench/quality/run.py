@@ -81,6 +81,8 @@ def prompts_of(o, task, size):
 
 
 def done(o, task, size):
+    if not raw_files(o, task):
+        return set()
     if size["kind"] == "text":
         return set(text_rows(o, task, size))
     return set(answer_rows(o, task, len(score.read_lines(prompts_of(o, task, size)))))
@@ -106,6 +108,7 @@ class Runner:
         self.end = time.monotonic() + 60 * o.minutes
         self.lock = threading.Lock()
         self.children = set()
+        self.in_flight = set()  # cells that were given to a child
         self.stopped = False
         self.failed = []
 
@@ -113,14 +116,17 @@ class Runner:
         o, size = self.o, cells.tasks(self.o.tiny)[task]
         with self.lock:
             there = done(o, task, size)
+            there.update(p for t, p in self.in_flight if t == task)
             todo = [p for p in dict.fromkeys(["full"] + policies) if p not in there]
             if not todo or self.stopped or time.monotonic() >= self.end:
                 return
             if size["kind"] == "text" and "full" not in todo:
                 todo.insert(0, "full")  # what the others are compared with
+            self.in_flight.update((task, p) for p in todo)
             n = 1
             while os.path.exists(out := os.path.join(o.work, f"{task}.{n}.raw")):
                 n += 1
+            open(out, "x").close()  # the name is taken
             log = open(os.path.join(o.work, f"{task}.{n}.log"), "wb")
             child = subprocess.Popen(command(o, task, size, todo, out), stdout=log, stderr=log)
             self.children.add(child)
@@ -153,7 +159,7 @@ class Runner:
 
     def run(self, only):
         steps = queue.Queue()
-        for task, policies in cells.STEPS:
+        for task, policies in cells.steps(self.o.tiny):
             if not only or task in only:
                 steps.put((task, policies))
         signal.signal(signal.SIGINT, self.stop)
@@ -191,10 +197,14 @@ def text_figures(task, rows, full):
                 ("p99 KL", float(r["p99_kl"]), None),
                 ("same top-1 %", 100 * float(r["same_top1"]), None)):
             yield {**common, "metric": metric, "value": round(value, 5), "se": "" if error is None else round(error, 5)}
+        for i, v in enumerate(nll):
+            yield {**common, "metric": f"nll of chunk {i}", "value": v, "se": ""}
 
 
 def figures(o):
     for task, size in cells.tasks(o.tiny).items():
+        if not raw_files(o, task):
+            continue
         if size["kind"] == "text":
             rows = text_rows(o, task, size)
             if "full" in rows:
@@ -242,7 +252,7 @@ def write_csv(o):
 def missing(o, only):
     sizes = cells.tasks(o.tiny)
     there = {task: done(o, task, size) for task, size in sizes.items()}
-    for task, policies in cells.STEPS:
+    for task, policies in cells.steps(o.tiny):
         if not only or task in only:
             yield from ((task, p) for p in policies if p not in there[task])
 

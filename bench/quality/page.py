@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of docs/quality.md from run.py's CSV: page.py CSV docs/quality.md
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; the text around is written by hand and kept. A cell that
+was not measured is a dash."""
+
+import os
+import re
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cells  # noqa: E402
+import table as tables  # noqa: E402
+
+SHAKE, WAR, LONG = "ppl-shakespeare-2k", "ppl-war-and-peace-2k", "ppl-shakespeare-8k"
+DASH = "–"
+
+
+def number(v, digits, sign=False):
+    return DASH if v is None else f"{v:{'+' if sign else ''}.{digits}f}"
+
+
+def with_error(v, se, digits, sign=False):
+    return number(v, digits, sign) + (f" ± {se:.{digits}f}" if v is not None and se is not None else "")
+
+
+def markdown(head, rows):
+    rows = [[c if isinstance(c, str) else str(c) for c in row] for row in rows]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+class Page:
+    def __init__(self, table):
+        self.t = table
+
+    def more(self, task, policy):
+        return with_error(self.t.get(task, policy, "perplexity more %"),
+                          self.t.get(task, policy, "perplexity more %", "se"), 2, sign=True)
+
+    def kl(self, task, policy):
+        return with_error(self.t.get(task, policy, "mean KL"), self.t.get(task, policy, "mean KL", "se"), 4)
+
+    def score(self, task, policy, metric="all", digits=1):
+        return with_error(self.t.get(task, policy, metric), self.t.get(task, policy, metric, "se"), digits)
+
+    def rouge(self, task, policy, against):
+        v = [self.t.get(task, policy, f"{k} {against}") for k in ("rouge1", "rouge2", "rougeL")]
+        return DASH if None in v else " / ".join(f"{x:.1f}" for x in v)
+
+    def about(self):
+        return "\n".join("    " + c[1:].strip() for c in self.t.comments)
+
+    def sizes(self):
+        rows = []
+        for task, size in cells.TASKS.items():
+            n = self.t.rows.get((task, "full", "perplexity")) or self.t.rows.get((task, "full", "all")) or \
+                self.t.rows.get((task, "full", "rouge1 vs full"))
+            policies = len({p for t, p, _ in self.t.rows if t == task})
+            prompt = size["ctx"] // 2 if size["kind"] == "text" else None
+            rows.append([f"`{task}`", f"{size['chunks']} chunks of {size['ctx']}, prompt {prompt}" if prompt else
+                         "greedy answers", n["n"] if n else DASH, policies])
+        return markdown(["task", "size", "rows or answers a policy", "policies measured"], rows)
+
+    def precision(self):
+        rows = []
+        for p in ["full"] + cells.TYPES:
+            rows.append([f"`{p}`", number(self.t.get(SHAKE, p, "perplexity"), 3), self.more(SHAKE, p),
+                         self.kl(SHAKE, p), number(self.t.get(SHAKE, p, "same top-1 %"), 1), self.more(WAR, p),
+                         number(self.t.any(SHAKE, p, "kv_share") and 100 * self.t.any(SHAKE, p, "kv_share"), 1)])
+        return markdown(["K and V", "perplexity", "more, %", "mean KL", "same top-1, %", "War and Peace: more, %",
+                         "bytes, % of full"], rows)
+
+    def budget_table(self, cell):
+        budgets = [b for b in cells.BUDGETS]
+        rows = [[m] + [cell(tables.policy(m, b)) for b in budgets] for m in cells.METHODS]
+        rows = [r for r in rows if any(c != DASH for c in r[1:])]
+        return markdown(["method"] + [f"{b} %" for b in budgets], rows)
+
+    def perplexity(self):
+        return self.budget_table(lambda p: self.more(SHAKE, p))
+
+    def divergence(self):
+        return self.budget_table(lambda p: number(self.t.get(SHAKE, p, "mean KL"), 4))
+
+    def war(self):
+        return self.budget_table(lambda p: self.more(WAR, p))
+
+    def half(self):
+        rows = []
+        for name, p in [("full", "full")] + [(m, tables.policy(m, 50)) for m in cells.METHODS]:
+            rows.append([name, self.more(SHAKE, p), self.kl(SHAKE, p), self.more(WAR, p), self.more(LONG, p),
+                         self.score("repeat", p), self.score("needle-2k", p, digits=0),
+                         self.score("needle-4k", p, digits=0)])
+        return markdown(["method at 50 %", "Shakespeare 2k: perplexity more, %", "KL", "War and Peace 2k, %",
+                         "Shakespeare 8k, %", "repetition, characters", "retrieval 2k, %", "retrieval 4k, %"], rows)
+
+    def answers(self):
+        rows = []
+        for name, p in [("full", "full")] + [(f"`{t}`", t) for t in cells.TYPES] + [
+                (f"{m} {b} %", tables.policy(m, b)) for b in (70, 50, 20) for m in cells.METHODS]:
+            row = [name, self.rouge("chat", p, "vs full"), self.rouge("summary", p, "vs full"),
+                   self.rouge("summary", p, "vs truth")]
+            if any(c != DASH for c in row[1:]):
+                rows.append(row)
+        return markdown(["policy", "MT-Bench against full's answers", "XSum against full's", "XSum against references"],
+                        rows)
+
+    def retrieval(self):
+        return self.budget_table(lambda p: self.score("needle-2k", p, digits=0))
+
+    def repetition(self):
+        return self.budget_table(lambda p: self.score("repeat", p))
+
+    def changes(self, head, changes, other, said):
+        rows = []
+        for name, p in changes.items():
+            rows.append([name, number(self.t.get(SHAKE, p, "perplexity"), 3), self.more(SHAKE, p),
+                         with_error(*self.t.versus(SHAKE, p, other), 2, sign=True), self.kl(SHAKE, p),
+                         number(self.t.get(SHAKE, p, "same top-1 %"), 1)])
+        return markdown([head, "perplexity", "more than full, %", f"more than {said}, %", "mean KL", "same top-1, %"],
+                        [r for r in rows if r[1] != DASH])
+
+    def noise(self):
+        return self.changes("`keyformer:50%`, noise", {**cells.NOISE, "(`h2o:50%`)": tables.policy("h2o", 50)},
+                            cells.NOISE["none"], "without noise")
+
+    def other(self):
+        return self.changes("`keyformer:50%`, else", cells.OTHER, tables.policy("keyformer", 50), "the default")
+
+    def recency(self):
+        return self.changes("`recency:50%`", cells.RECENCY, cells.RECENCY["decay 0.95 (the policy's default)"], "the default")
+
+    def sinks(self):
+        return self.changes("`sinks:4+...:50%`", cells.SINKS, tables.policy("sinks", 50), "`sinks:4+window:50%`")
+
+    def smallest(self):
+        rows = []
+        for m in cells.METHODS:
+            row = [m]
+            for task in tables.YARDSTICKS:
+                best, measured = tables.smallest(self.t, task, m)
+                if not measured:
+                    row.append(DASH)
+                elif best is None:
+                    row.append(f"none (tried {', '.join(str(b) for b in measured)})")
+                else:
+                    row.append(f"{best} %")
+            if any(c != DASH for c in row[1:]):
+                rows.append(row)
+        return markdown(["method"] + [f"`{t}`" for t in tables.YARDSTICKS], rows)
+
+    def memory(self):
+        rows = []
+        for task in cells.TASKS:
+            for p in ("full", "kv8") + tuple(tables.policy("h2o", b) for b in (70, 50, 20)):
+                held = self.t.any(task, p, "kv_bytes")
+                if held is not None:
+                    rows.append([f"`{task}`", f"`{p}`", f"{held / 1e6:.1f}",
+                                 number(100 * self.t.any(task, p, "kv_share"), 1),
+                                 number(self.t.any(task, p, "tokens_per_step"), 0)])
+        return markdown(["task", "policy", "MB held at the end", "% of full", "tokens read a step"], rows)
+
+
+def fill(text, page):
+    """`text` with each table made anew; an unknown name is an error."""
+    def one(m):
+        return f"<!-- table {m[1]} -->\n{getattr(page, m[1])()}\n<!-- end -->"
+    return re.sub(r"<!-- table (\w+) -->\n.*?<!-- end -->", one, text, flags=re.S)
+
+
+def main():
+    csv_path, page_path = sys.argv[1:3]
+    with open(page_path, encoding="utf-8") as f:
+        text = f.read()
+    with open(page_path, "w", encoding="utf-8") as f:
+        f.write(fill(text, Page(tables.Table(csv_path))))
+
+
+if __name__ == "__main__":
+    main()

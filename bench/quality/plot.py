@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Draws run.py's CSV: plot.py CSV docs/pictures
+
+quality-bytes.svg       perplexity and KL divergence against the bytes of KV held, a line a method
+quality-tasks.svg       retrieval and repetition against the same
+quality-retrieval.svg   retrieval by length and depth, a panel a policy
+
+Needs matplotlib."""
+
+import os
+import sys
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cells  # noqa: E402
+import table as tables  # noqa: E402
+
+LOOK = {
+    "sinks": ("#0072b2", "o"), "h2o": ("#e69f00", "s"), "keyformer": ("#009e73", "^"), "recency": ("#cc79a7", "D"),
+    "keyformer bounded": ("#56b4e9", "v"), "keyformer as-shipped": ("#999999", "x"), "window": ("#d55e00", "+"),
+    "full": ("#000000", "*"), "fp8": ("#000000", "1"), "kv8": ("#000000", "2"), "k16v8": ("#000000", "3"),
+}
+# Seven of ten times worse than the rest at any budget: it would flatten every picture.
+OFF_SCALE = ("window",)
+
+
+def points(t, task, metric, method):
+    ret = []
+    for b in sorted(cells.BUDGETS):
+        p = tables.policy(method, b)
+        y, x = t.get(task, p, metric), t.get(task, p, metric, "kv_bytes")
+        if y is not None:
+            ret.append((x / 1e6, y, t.get(task, p, metric, "se") or 0.0))
+    return ret
+
+
+def panel(ax, t, task, metric, title, label):
+    for method in cells.METHODS:
+        v = points(t, task, metric, method)
+        if not v or method in OFF_SCALE:
+            continue
+        color, marker = LOOK[method]
+        x, y, se = zip(*v)
+        ax.errorbar(x, y, yerr=se, color=color, marker=marker, markersize=4, linewidth=1, capsize=2, label=method)
+    for p in ["full"] + cells.TYPES:
+        y, x = t.get(task, p, metric), t.get(task, p, metric, "kv_bytes")
+        if y is not None:
+            ax.plot([x / 1e6], [y], linestyle="none", marker=LOOK[p][1], color=LOOK[p][0], markersize=7, label=p)
+    full = t.get(task, "full", metric)
+    if full is not None:
+        ax.axhline(full, color="#000000", linewidth=0.5, linestyle=":")
+    ax.set_title(title, fontsize=9)
+    ax.set_xlabel("MB of keys and values held at the end", fontsize=8)
+    ax.set_ylabel(label, fontsize=8)
+    ax.set_xlim(left=0)
+    ax.tick_params(labelsize=7)
+    ax.grid(linewidth=0.3)
+
+
+def save(fig, folder, name):
+    handles, labels = {}, []
+    for ax in fig.axes:
+        for h, label in zip(*ax.get_legend_handles_labels()):
+            handles.setdefault(label, h)
+    labels = list(handles)
+    if labels:
+        fig.legend(handles.values(), labels, loc="lower center", ncols=min(8, len(labels)), fontsize=7, frameon=False)
+    fig.tight_layout(rect=(0, 0.08 if labels else 0, 1, 1))
+    fig.savefig(os.path.join(folder, name), metadata={"Date": None, "Creator": None})
+    plt.close(fig)
+
+
+def quality_bytes(t, folder):
+    fig, axes = plt.subplots(1, 3, figsize=(11, 3.6))
+    panel(axes[0], t, "ppl-shakespeare-2k", "perplexity", "tiny Shakespeare, 2k", "perplexity, decode mode")
+    panel(axes[1], t, "ppl-shakespeare-2k", "mean KL", "tiny Shakespeare, 2k", "mean KL from full, nats")
+    panel(axes[2], t, "ppl-war-and-peace-2k", "perplexity", "War and Peace, 2k", "perplexity, decode mode")
+    save(fig, folder, "quality-bytes.svg")
+
+
+def quality_tasks(t, folder):
+    fig, axes = plt.subplots(1, 3, figsize=(11, 3.6))
+    panel(axes[0], t, "needle-2k", "all", "retrieval, 2k", "answers with the number, %")
+    panel(axes[1], t, "repeat", "all", "text repetition", "matching characters")
+    panel(axes[2], t, "chat", "rougeL vs full", "MT-Bench first turns", "ROUGE-L against full's answers")
+    save(fig, folder, "quality-tasks.svg")
+
+
+def depths(t, policy):
+    """(lengths, depths, grid) of a policy's retrieval."""
+    found = {}
+    for (task, p, metric), row in t.rows.items():
+        if task.startswith("needle") and p == policy and "@" in metric:
+            chars, depth = metric.split("@")
+            found[int(chars), int(depth)] = float(row["value"])
+    lengths, at = sorted({k[0] for k in found}), sorted({k[1] for k in found})
+    return lengths, at, [[found.get((n, d), float("nan")) for n in lengths] for d in at]
+
+
+def retrieval(t, folder):
+    wanted = ["full"] + [tables.policy(m, b) for m in cells.METHODS for b in (70, 50, 30, 20)]
+    have = [p for p in wanted if depths(t, p)[0]]
+    if not have:
+        return
+    columns = min(6, len(have))
+    rows = -(-len(have) // columns)
+    fig, axes = plt.subplots(rows, columns, figsize=(1.9 * columns, 2.1 * rows), squeeze=False)
+    image = None
+    for ax in axes.flat:
+        ax.axis("off")
+    for ax, p in zip(axes.flat, have):
+        lengths, at, grid = depths(t, p)
+        ax.axis("on")
+        image = ax.imshow(grid, vmin=0, vmax=100, cmap="viridis", aspect="auto")
+        ax.set_xticks(range(len(lengths)), [f"{n / 1000:g}k" for n in lengths], fontsize=6)
+        ax.set_yticks(range(len(at)), [f"{d} %" for d in at], fontsize=6)
+        ax.set_title(p.replace(",min=16", ""), fontsize=6)
+    fig.tight_layout()
+    fig.colorbar(image, ax=axes, shrink=0.6, label="found, %")
+    fig.savefig(os.path.join(folder, "quality-retrieval.svg"), metadata={"Date": None, "Creator": None})
+    plt.close(fig)
+
+
+def main():
+    t, folder = tables.Table(sys.argv[1]), sys.argv[2]
+    os.makedirs(folder, exist_ok=True)
+    plt.rcParams["svg.fonttype"] = "none"
+    plt.rcParams["svg.hashsalt"] = "pipit"
+    quality_bytes(t, folder)
+    quality_tasks(t, folder)
+    retrieval(t, folder)
+
+
+if __name__ == "__main__":
+    main()

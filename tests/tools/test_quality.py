@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The tools that make docs/quality.md: pipit-eval with several policies at once, bench/quality/run.py that goes on where
+it stopped, scores known by hand, and the page's tables.
+
+    test_quality.py PIPIT_EVAL
+"""
+
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+QUALITY = os.path.join(SOURCE, "bench", "quality")
+MODEL = os.path.join(SOURCE, "tests", "data", "stories260K.gguf")
+STORY = os.path.join(SOURCE, "tests", "data", "stories260K.txt")
+sys.path.insert(0, QUALITY)
+import cells  # noqa: E402
+import page  # noqa: E402
+import score  # noqa: E402
+import table as tables  # noqa: E402
+
+EVAL = sys.argv[1]
+H2O = "h2o:50%,min=16"
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.TemporaryDirectory()
+        self.addCleanup(self.dir.cleanup)
+        os.makedirs(self.path("data/text"))
+        with open(STORY, encoding="utf-8") as f:
+            story = f.read().strip()
+        # Paragraphs that differ, so that a place in the text can be told by what follows.
+        text = "".join(f"Story {i}. {story[13 * i:13 * i + 150]}\n\n" for i in range(40))
+        for name in ("tinyshakespeare", "war-and-peace"):
+            with open(self.path(f"data/text/{name}.txt"), "w", encoding="utf-8") as f:
+                f.write(text)
+
+    def path(self, name):
+        return os.path.join(self.dir.name, name)
+
+
+class Eval(Folder):
+    def rows(self, *options, kv=("full",)):
+        argv = [EVAL, "--model", MODEL, "--text", self.path("data/text/tinyshakespeare.txt"), "--ctx", "128",
+                "--chunks", "3", "--threads", "1", *options]
+        for p in kv:
+            argv += ["--kv", p]
+        r = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        return {row["policy"]: row for row in csv.DictReader(r.stdout.splitlines())}
+
+    def test_decode_is_prefill_for_full(self):
+        a = self.rows("--mode", "decode")["full"]
+        b = self.rows("--mode", "prefill")["full"]
+        self.assertAlmostEqual(float(a["perplexity"]), float(b["perplexity"]), delta=2e-3 * float(b["perplexity"]))
+        self.assertEqual(a["tokens_per_step"], "96.5")  # of 66 to 127 after a prompt of 65
+        self.assertEqual(a["rows"], "189")
+
+    def test_company_does_not_matter(self):
+        kv = ("full", H2O, "keyformer:50%,min=16", "kv8", "window:32")
+        alone = {}
+        for p in kv[1:]:
+            alone.update(self.rows("--mode", "decode", kv=("full", p)))
+        for options in (("--batch", "1"), ("--batch", "7"), ("--batch", "4", "--reference-bytes", "1")):
+            self.assertEqual(self.rows("--mode", "decode", *options, kv=kv), alone)
+        self.assertEqual(alone["full"]["mean_kl"], "0.000000")
+        self.assertGreater(float(alone["window:32"]["mean_kl"]), float(alone["kv8"]["mean_kl"]))
+        self.assertEqual(alone["window:32"]["tokens_per_step"], "32.0")
+
+    def test_divergence_against_dumped_logits(self):
+        try:
+            import numpy as np
+        except ImportError as e:
+            self.skipTest(str(e))
+        for name, p in (("a", "full"), ("b", H2O)):
+            self.rows("--mode", "decode", "--dump", self.path(name + ".npy"), kv=(p,))
+        a, b = (np.load(self.path(n + ".npy")).astype(np.float64) for n in "ab")
+        a -= np.log(np.exp(a).sum(-1, keepdims=True))
+        b -= np.log(np.exp(b).sum(-1, keepdims=True))
+        kl = (np.exp(a) * (a - b)).sum(-1)
+        row = self.rows("--mode", "decode", "--batch", "2", kv=("full", H2O))[H2O]
+        self.assertAlmostEqual(float(row["mean_kl"]), kl.mean(), delta=5e-6)
+        self.assertAlmostEqual(float(row["p99_kl"]), np.sort(kl)[len(kl) * 99 // 100], delta=5e-6)
+        self.assertAlmostEqual(float(row["same_top1"]), (a.argmax(-1) == b.argmax(-1)).mean(), delta=1e-4)
+        for got, want in zip(row["chunk_kl"].split(), kl.reshape(3, -1).mean(-1)):
+            self.assertAlmostEqual(float(got), want, delta=5e-6)
+
+
+class Run(Folder):
+    TASKS = ("ppl-shakespeare-2k", "repeat")
+
+    def run_it(self, *options, code=0):
+        argv = [sys.executable, os.path.join(QUALITY, "run.py"), "--model", MODEL, "--data", self.path("data"), "--work",
+                self.path("work"), "--out", self.path("out.csv"), "--eval", EVAL, "--tiny", "--date", "2026-11-22",
+                "--commit", "abc", *options]
+        for t in self.TASKS:
+            argv += ["--only", t]
+        r = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+        self.assertEqual(r.returncode, code, r.stdout + r.stderr)
+        return r.stdout
+
+    def csv(self):
+        with open(self.path("out.csv"), encoding="utf-8") as f:
+            return f.read()
+
+    def raws(self):
+        return sorted(f for f in os.listdir(self.path("work")) if f.endswith(".raw"))
+
+    def test_stops_and_goes_on(self):
+        said = self.run_it("--minutes", "0")
+        n = len({(t, p) for t, policies in cells.steps(True) if t in self.TASKS for p in policies})
+        self.assertIn(f"0 figures in {self.path('out.csv')}; {n} cells missing", said)
+        self.assertEqual(self.raws(), [])
+
+        self.assertIn("; 0 cells missing", self.run_it("--jobs", "2"))
+        whole = self.csv()
+        self.assertTrue(whole.startswith("# 2026-11-22, "))
+        self.assertIn(", stories260K.gguf, commit abc\n", whole)
+        before = self.raws()
+        self.assertIn("; 0 cells missing", self.run_it())
+        self.assertEqual(self.raws(), before)  # nothing was made again
+
+        # A run that was cut off in the middle of a line, and one that lost its last answer.
+        for task in self.TASKS:
+            path = self.path("work/" + [f for f in before if f.startswith(task)][0])
+            with open(path) as f:
+                lines = f.read().splitlines(keepends=True)
+            with open(path, "w") as f:
+                f.write("".join(lines[:-1]) + lines[-1][:20])
+        self.assertIn("; 2 cells missing", self.run_it("--collect"))
+        self.assertIn("; 0 cells missing", self.run_it())
+        self.assertEqual(len(self.raws()), len(before) + 2)
+        self.assertEqual(sorted(self.csv().splitlines()), sorted(whole.splitlines()))
+
+        with open(self.path("work/repeat.prompts"), "a") as f:
+            f.write("\n")
+        self.assertNotEqual(subprocess.run(
+            [sys.executable, os.path.join(QUALITY, "run.py"), "--model", MODEL, "--data", self.path("data"), "--work",
+             self.path("work"), "--out", self.path("out.csv"), "--tiny", "--collect"], capture_output=True).returncode, 0)
+
+    def test_failure_is_said(self):
+        said = self.run_it("--backend", "nonsense", code=1)
+        self.assertIn("pipit-eval ended with", said)
+
+
+class Scores(unittest.TestCase):
+    def answer(self, i, text, policy="p"):
+        return {"id": i, "policy": policy, "text": text, "kv_bytes": 50, "kv_bytes_full": 200, "tokens_per_step": 7,
+                "n_prompt": 10}
+
+    def scores(self, prompts, answers):
+        return {(r["policy"], r["cell"]): r for r in score.rows({p["id"]: p for p in prompts}, answers)}
+
+    def test_needle(self):
+        prompts = [{"id": f"needle-{d}", "answer": "1234567", "chars": 100, "depth": d, "kind": "single"} for d in (0, 50)]
+        r = self.scores(prompts, [self.answer("needle-0", "It is 1,234,567."), self.answer("needle-50", "1234568")])
+        self.assertEqual(r["p", "all"]["score"], 50)
+        self.assertEqual(r["p", "all"]["se"], 50)
+        self.assertEqual((r["p", "100@0"]["score"], r["p", "100@50"]["score"]), (100, 0))
+        self.assertEqual(r["p", "all"]["kv_share"], 0.25)
+
+    def test_repeat(self):
+        prompts = [{"id": f"repeat-{i}", "answer": "to be or not", "chars": 9} for i in range(2)]
+        r = self.scores(prompts, [self.answer("repeat-0", "to be! or not"), self.answer("repeat-1", "to be or nit")])
+        self.assertEqual(r["p", "all"]["score"], 7.5)  # 5 and 10
+        self.assertEqual(r["p", "all"]["se"], 2.5)
+
+    def test_rouge(self):
+        try:
+            import rouge_score  # noqa: F401
+        except ImportError as e:
+            self.skipTest(str(e))
+        prompts = [{"id": "summary-0", "answer": "the dog sat"}]
+        r = self.scores(prompts, [self.answer("summary-0", "the cat sat", "full"), self.answer("summary-0", "the cat")])
+        self.assertEqual(r["full", "rouge1 vs full"]["score"], 100)
+        self.assertEqual(r["p", "rouge1 vs full"]["score"], 80)     # precision 1, recall 2/3
+        self.assertEqual(r["p", "rouge2 vs full"]["score"], 66.67)  # 1, 1/2
+        self.assertEqual(r["p", "rougeL vs truth"]["score"], 40)    # 1/2, 1/3
+
+
+class Page(unittest.TestCase):
+    ROWS = """# by hand
+task,policy,metric,n,value,se,kv_bytes,kv_share,tokens_per_step
+ppl-shakespeare-2k,full,perplexity,10,20,,100,1,9
+ppl-shakespeare-2k,{h2o90},perplexity,10,20.1,,90,0.9,8
+ppl-shakespeare-2k,{h2o70},perplexity,10,20.2,,70,0.7,7
+ppl-shakespeare-2k,{h2o50},perplexity,10,20.3,,50,0.5,6
+ppl-shakespeare-2k,{h2o50},perplexity more %,10,1.5,0.25,50,0.5,6
+"""
+
+    def test_tables(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as f:
+            f.write(self.ROWS.format(**{f"h2o{b}": f'"{tables.policy("h2o", b)}"' for b in (90, 70, 50)}))
+            f.flush()
+            t = tables.Table(f.name)
+        self.assertEqual(tables.smallest(t, "ppl-shakespeare-2k", "h2o"), (70, [90, 70, 50]))  # 20.2 is 20 / 0.99
+        self.assertEqual(tables.smallest(t, "repeat", "h2o"), (None, []))
+        got = page.fill("kept\n<!-- table perplexity -->\nold\n<!-- end -->\nkept too\n", page.Page(t))
+        self.assertTrue(got.startswith("kept\n<!-- table perplexity -->\n| method |"))
+        self.assertTrue(got.endswith("\n<!-- end -->\nkept too\n"))
+        self.assertIn("| h2o | – | – | – | +1.50 ± 0.25 | – | – |", got)
+        self.assertNotIn("old", got)
+        self.assertEqual(page.fill(got, page.Page(t)), got)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]])
