@@ -49,6 +49,16 @@ RECENCY = {
     "decay 0.99, recent 10 %": "recency:50%,min=16,decay=0.99,recent=10%",
     "decay 0.99, recent 60 %": "recency:50%,min=16,decay=0.99,recent=60%",
 }
+# What was attended to long ago counts for less: the prompt's scores as published, then shrinking at each new token.
+DAMP = {
+    "h2o": "h2o:50%,min=16",
+    "h2o, damp 0.99": "h2o:50%,min=16,damp=0.99",
+    "keyformer": "keyformer:50%,min=16",
+    "keyformer, damp 0.99": "keyformer:50%,min=16,damp=0.99",
+    "keyformer, no noise": "keyformer:50%,min=16,noise=none",
+    "keyformer, no noise, damp 0.99": "keyformer:50%,min=16,noise=none,damp=0.99",
+    "recency, decay 0.99, observe 256": "recency:50%,min=16,decay=0.99,observe=256",
+}
 # The first four tokens kept beside what the scores keep.
 SINKS = {
     "h2o": "sinks:4+h2o:50%,min=16",
@@ -115,6 +125,7 @@ STEPS = [
     ("ppl-shakespeare-2k", at([20], MAIN) + some(OTHER, "damp 0.99") + some(RECENCY, "decay 0.998, observe 512")),
     ("repeat", at([50], MAIN)),
     ("needle-2k", at([50], MAIN)),
+    ("ppl-shakespeare-2k", some(DAMP)),
     ("chat", ["kv8"] + at([50], MAIN)),
     ("ppl-war-and-peace-2k", ["kv8"] + at([50], MAIN)),
     ("ppl-shakespeare-2k", at([70], MAIN)),

@@ -132,6 +132,9 @@ class Page:
     def recency(self):
         return self.changes("`recency:50%`", cells.RECENCY, cells.RECENCY["decay 0.95 (the policy's default)"], "the default")
 
+    def damping(self):
+        return self.changes("at 50 %", cells.DAMP, cells.DAMP["h2o"], "`h2o:50%`")
+
     def sinks(self):
         return self.changes("`sinks:4+...:50%`", cells.SINKS, tables.policy("sinks", 50), "`sinks:4+window:50%`")
 
