@@ -77,9 +77,9 @@ TASKS = {
     "repeat": {"kind": "answers", "ctx": 2048, "batch": 12, "prompts": [
         "repeat", "--text", "text/tinyshakespeare.txt", "--chars", "3000", "--cases", "16", "--tokens", "48"]},
     "needle-2k": {"kind": "answers", "ctx": 2560, "batch": 12, "prompts": [
-        "needle", "--text", "text/war-and-peace.txt", "--chars", "8000", "--cells", "2", "--tokens", "16"]},
+        "needle", "--text", "text/war-and-peace.txt", "--chars", "8000", "--cells", "2", "--tokens", "28"]},
     "needle-4k": {"kind": "answers", "ctx": 5120, "batch": 6, "prompts": [
-        "needle", "--text", "text/war-and-peace.txt", "--chars", "16500", "--cells", "2", "--tokens", "16"]},
+        "needle", "--text", "text/war-and-peace.txt", "--chars", "16500", "--cells", "2", "--tokens", "28"]},
     "chat": {"kind": "answers", "ctx": 1024, "batch": 16, "prompts": [
         "chat", "--tasks", "tasks/mt_bench.jsonl", "--cases", "40", "--tokens", "64"]},
     "summary": {"kind": "answers", "ctx": 3072, "batch": 12, "prompts": [
@@ -138,7 +138,7 @@ STEPS = [
     ("ppl-shakespeare-8k", at([50], MAIN)),
     ("chat", at([70, 20], MAIN)),
     ("ppl-war-and-peace-2k", at([20, 70], MAIN)),
-    ("needle-4k", at([50], MAIN)),
+    ("needle-4k", ["kv8"] + at([50], MAIN)),
     ("ppl-shakespeare-2k", at(BUDGETS)),
     ("ppl-war-and-peace-2k", at(BUDGETS) + TYPES),
     ("repeat", at(BUDGETS) + TYPES),

@@ -91,8 +91,7 @@ class Page:
         rows = []
         for name, p in [("full", "full")] + [(m, tables.policy(m, 50)) for m in cells.METHODS]:
             rows.append([name, self.more(SHAKE, p), self.kl(SHAKE, p), self.more(WAR, p), self.more(LONG, p),
-                         self.score("repeat", p), self.score("needle-2k", p, digits=0),
-                         self.score("needle-4k", p, digits=0)])
+                         self.score("repeat", p), self.needle("needle-2k", p), self.needle("needle-4k", p)])
         return markdown(["method at 50 %", "Shakespeare 2k: perplexity more, %", "KL", "War and Peace 2k, %",
                          "Shakespeare 8k, %", "repetition, characters", "retrieval 2k, %", "retrieval 4k, %"], rows)
 
@@ -107,8 +106,20 @@ class Page:
         return markdown(["policy", "MT-Bench against full's answers", "XSum against full's", "XSum against references"],
                         rows)
 
+    def needle(self, task, policy):
+        return self.score(task, policy, digits=0) if (self.t.get(task, "full", "all") or 0) >= 80 else DASH
+
+    def found(self, task):
+        """Retrieval says something only where the full cache itself finds most."""
+        full = self.t.get(task, "full", "all")
+        if full is None:
+            return f"Not measured: `{task}`."
+        if full < 80:
+            return f"`{task}`: the full cache itself finds {full:.0f} %, so nothing can be told."
+        return f"`{task}` (full: {full:.0f} %):\n\n" + self.budget_table(lambda p: self.needle(task, p))
+
     def retrieval(self):
-        return self.budget_table(lambda p: self.score("needle-2k", p, digits=0))
+        return self.found("needle-2k") + "\n\n" + self.found("needle-4k")
 
     def repetition(self):
         return self.budget_table(lambda p: self.score("repeat", p))
