@@ -158,7 +158,7 @@ class Page:
                 if not measured:
                     row.append(DASH)
                 elif best is None:
-                    row.append(f"none (tried {', '.join(str(b) for b in measured)})")
+                    row.append(f"over {measured[0]} %")  # the largest that was measured
                 else:
                     row.append(f"{best} %")
             if any(c != DASH for c in row[1:]):
