@@ -2,10 +2,10 @@
 /* Attention of prefill rows: arithmetic is what counts.
  *
  * A unit is one sequence, one head group and a block of rows: up to KV_PAIRS (row, query head)
- * pairs. It goes over the pages in order; each page's K, then V, is converted to f32 once for all
- * pairs and meets them from L1; softmax is online, each pair with its own maximum and sum, so a
- * row's bits do not depend on the rows beside it. Pages that no row of the block can see are left
- * out.
+ * pairs. Where the CPU multiplies tiles it goes to attention_tiles.c; else it goes over the pages
+ * in order; each page's K, then V, is converted to f32 once for all pairs and meets them from L1;
+ * softmax is online, each pair with its own maximum and sum, so a row's bits do not depend on the
+ * rows beside it. Pages that no row of the block can see are left out.
  *
  * Observation needs p = e / sum with the final sum: the block keeps its exponentials (or a policy's
  * own, with noise and tau) and the maximum they were made against, page by page, and adds them to
@@ -18,26 +18,12 @@
 #include <sched.h>
 #include <string.h>
 
-#include "kernels/cpu/attention.h"
+#include "kernels/cpu/attention_block.h"
 
-struct block {
-    struct att_unit u;
-    int32_t seq;
-    int32_t index; /* of the block within the sequence */
-    int32_t row0;  /* rows of the sequence */
-    int32_t n_rows;
-    int32_t n_pairs;                   /* pair = head * n_rows + row */
-    int32_t n_pages;                   /* of the slots the block may see */
-    const struct kv_rank_table *ranks; /* pos=new */
-    int32_t rank_offset;
-    bool turned;                      /* pos=new with RoPE: queries lie turned back in u.t.q */
-    int32_t distance[OPS_PAGE_SLOTS]; /* of the page's slots, for ALiBi: positions, or ranks + D */
-    /* (n_pairs) each, in t.state */
-    float *max;
-    float *sum;
-    float *seen_max;
-    float *seen_sum;
-};
+static int32_t min_i32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
 
 static int32_t page_count(const struct ops_seq *s)
 {
@@ -47,10 +33,9 @@ static int32_t page_count(const struct ops_seq *s)
 /* Rows of a block: a function of the sequence's own numbers. */
 static int32_t block_rows(const struct att_unit *u, size_t seen_floats)
 {
-    int32_t rows = KV_PAIRS / u->n_heads;
+    int32_t rows = att_tiles_serve(u) ? att_tiles_rows(u) : min_i32(KV_PAIRS / u->n_heads, 64);
     size_t row_floats = (size_t)u->n_heads * (size_t)page_count(u->seq) * OPS_PAGE_SLOTS;
 
-    rows = rows > 64 ? 64 : rows;
     if (u->observe && (size_t)rows * row_floats > seen_floats) {
         rows = (int32_t)(seen_floats / row_floats);
     }
@@ -61,8 +46,8 @@ static int32_t block_rows(const struct att_unit *u, size_t seen_floats)
  */
 
 /* A head's 64 slots as f32, as they lie or converted. */
-static const float *as_f32(const struct block *b, enum ops_kv_type type, const void *src, size_t n,
-                           float *dst)
+static const float *as_f32(const struct att_block *b, enum ops_kv_type type, const void *src,
+                           size_t n, float *dst)
 {
     cpu_kv_unpack_fn *unpack = cpu_kv_unpack(&b->u.cpu->table, type);
 
@@ -73,7 +58,7 @@ static const float *as_f32(const struct block *b, enum ops_kv_type type, const v
     return dst;
 }
 
-static const float *page_keys(const struct block *b, const void *src, int32_t slot0)
+static const float *page_keys(const struct att_block *b, const void *src, int32_t slot0)
 {
     const struct att_unit *u = &b->u;
     size_t n = (size_t)u->l->k_dim * OPS_PAGE_SLOTS;
@@ -90,7 +75,7 @@ static const float *page_keys(const struct block *b, const void *src, int32_t sl
 }
 
 /* One query head's rows against the K in `k`, then their weights against the V in `v`. */
-static void keys(const struct block *b, const float *k, int32_t head)
+static void keys(const struct att_block *b, const float *k, int32_t head)
 {
     const struct att_unit *u = &b->u;
     const float *q = u->p->q + (size_t)(u->seq->row0 + b->row0) * (size_t)u->p->ldq +
@@ -104,7 +89,7 @@ static void keys(const struct block *b, const float *k, int32_t head)
     u->cpu->table.qk_f32(k, u->l->k_dim, q, ldq, b->n_rows, u->t.x, OPS_PAGE_SLOTS, NULL);
 }
 
-static void values(const struct block *b, const float *v, int32_t head, int32_t n_slots)
+static void values(const struct att_block *b, const float *v, int32_t head, int32_t n_slots)
 {
     int32_t pad = kv_page_pad(b->u.l->v_dim);
 
@@ -113,7 +98,7 @@ static void values(const struct block *b, const float *v, int32_t head, int32_t 
 }
 
 /* Brings what a pair has so far to a new maximum. */
-static void raise_max(const struct block *b, int32_t pair, float max, enum att_mode mode)
+static void raise_max(const struct att_block *b, int32_t pair, float max, enum att_mode mode)
 {
     int32_t pad = kv_page_pad(b->u.l->v_dim);
     float factor = b->max[pair] > CPU_KV_MASKED ? exp2f(b->max[pair] - max) : 0;
@@ -127,24 +112,13 @@ static void raise_max(const struct block *b, int32_t pair, float max, enum att_m
     }
 }
 
-/* Where a pair's observed weights of a page lie, and the maximum they go by. */
-static float *seen_of(const struct block *b, int32_t pair, int32_t page)
-{
-    return b->u.t.seen + ((size_t)pair * (size_t)b->n_pages + (size_t)page) * OPS_PAGE_SLOTS;
-}
-
-static float *seen_max_of(const struct block *b, int32_t pair, int32_t page)
-{
-    return b->u.t.seen_max + (size_t)pair * (size_t)b->n_pages + (size_t)page;
-}
-
-static void temper(const struct block *b, int32_t head, int32_t i, int32_t page, const float *x,
-                   const int32_t *pos)
+void att_temper(const struct att_block *b, int32_t head, int32_t i, int32_t page, const float *x,
+                const int32_t *pos)
 {
     const struct att_unit *u = &b->u;
     int32_t pair = head * b->n_rows + i;
     int32_t row = b->row0 + i;
-    float *seen = seen_of(b, pair, page);
+    float *seen = att_seen_of(b, pair, page);
     const float *noise = att_noise(u, ATT_TEMPERED, row, head, pos);
     float max = u->cpu->table.kv_temper(x, noise, att_tau(u, row), seen);
 
@@ -154,11 +128,11 @@ static void temper(const struct block *b, int32_t head, int32_t i, int32_t page,
     }
     max = b->seen_max[pair];
     b->seen_sum[pair] += u->cpu->table.kv_exp(seen, max > CPU_KV_MASKED ? max : 0, NULL, NULL);
-    *seen_max_of(b, pair, page) = max;
+    *att_seen_max_of(b, pair, page) = max;
 }
 
 /* Row i of the block and one head: logits in u->t.x become weights. */
-static void pair_page(const struct block *b, int32_t head, int32_t i, int32_t page,
+static void pair_page(const struct att_block *b, int32_t head, int32_t i, int32_t page,
                       const uint16_t *k_scale, const uint16_t *v_scale)
 {
     const struct att_unit *u = &b->u;
@@ -167,7 +141,7 @@ static void pair_page(const struct block *b, int32_t head, int32_t i, int32_t pa
     int32_t row = b->row0 + i;
     enum att_mode mode = att_mode(u, row);
     float *x = u->t.x + (size_t)i * OPS_PAGE_SLOTS;
-    float *kept = mode == ATT_SOFTMAX || mode == ATT_GUMBEL ? seen_of(b, pair, page) : NULL;
+    float *kept = mode == ATT_SOFTMAX || mode == ATT_GUMBEL ? att_seen_of(b, pair, page) : NULL;
     float max = att_logits(u, row, head, k_scale, pos, b->distance,
                            att_is_masked(u, row, page * OPS_PAGE_SLOTS), x);
     float sum;
@@ -176,13 +150,13 @@ static void pair_page(const struct block *b, int32_t head, int32_t i, int32_t pa
         raise_max(b, pair, max, mode);
     }
     if (mode == ATT_TEMPERED) {
-        temper(b, head, i, page, x, pos);
+        att_temper(b, head, i, page, x, pos);
     }
     max = b->max[pair];
     sum = u->cpu->table.kv_exp(x, max > CPU_KV_MASKED ? max : 0, v_scale, kept);
     b->sum[pair] += sum;
     if (kept) {
-        *seen_max_of(b, pair, page) = max;
+        *att_seen_max_of(b, pair, page) = max;
         if (mode == ATT_GUMBEL) {
             sum = u->cpu->table.kv_weigh(kept, att_noise(u, mode, row, head, pos));
         }
@@ -200,7 +174,7 @@ static void prefetch(const uint8_t *page, uint64_t bytes, int32_t i, int32_t n)
 
 /* Query heads one by one, so that a head's 64 x 64 weights stay in L1. Heads that read the same K
  * or V head are neighbours: each is converted once. */
-static void one_page(struct block *b, int32_t page)
+static void one_page(struct att_block *b, int32_t page)
 {
     const struct att_unit *u = &b->u;
     const struct ops_kv_layout *l = u->l;
@@ -240,13 +214,14 @@ static void one_page(struct block *b, int32_t page)
 /* ---- one block --------------------------------------------------------------------------------
  */
 
-static void write_out(const struct block *b)
+static void write_out(const struct att_block *b)
 {
     const struct att_unit *u = &b->u;
     int32_t pad = kv_page_pad(u->l->v_dim);
 
     for (int32_t pair = 0; pair < b->n_pairs; pair++) {
-        const float *acc = u->t.acc + (size_t)pair * (size_t)pad;
+        const float *acc =
+            u->t.acc + (size_t)(pair / b->n_rows * b->ld_rows + pair % b->n_rows) * (size_t)pad;
         float *out = u->p->out +
                      (size_t)(u->seq->row0 + b->row0 + pair % b->n_rows) * (size_t)u->p->ldo +
                      (size_t)(u->group * u->n_heads + pair / b->n_rows) * (size_t)u->l->v_dim;
@@ -259,7 +234,7 @@ static void write_out(const struct block *b)
 }
 
 /* Adds the block's weights to the scores, rows in order. */
-static void commit(const struct block *b)
+static void commit(const struct att_block *b)
 {
     const struct att_unit *u = &b->u;
     size_t ld = (size_t)b->n_rows * (size_t)b->n_pages * OPS_PAGE_SLOTS; /* from head to head */
@@ -285,10 +260,10 @@ static void commit(const struct block *b)
                 float max = mode == ATT_TEMPERED ? b->seen_max[pair] : b->max[pair];
 
                 f[h] = b->seen_sum[pair] > 0
-                           ? exp2f(*seen_max_of(b, pair, page) - max) / b->seen_sum[pair]
+                           ? exp2f(*att_seen_max_of(b, pair, page) - max) / b->seen_sum[pair]
                            : 0;
             }
-            att_score(u, page * OPS_PAGE_SLOTS, seen_of(b, row, page), ld, f, weight);
+            att_score(u, page * OPS_PAGE_SLOTS, att_seen_of(b, row, page), ld, f, weight);
             weight *= u->observe->row_growth;
         }
     }
@@ -304,7 +279,7 @@ static void await(atomic_int *done, int32_t index)
 }
 
 /* pos=new: ranks of all slots, queries of all rows turned back. */
-static void turn_queries(struct block *b)
+static void turn_queries(struct att_block *b)
 {
     const struct att_unit *u = &b->u;
     const struct ops_rope *rope = u->p->unrotated_rope;
@@ -322,7 +297,7 @@ static void turn_queries(struct block *b)
     }
 }
 
-static void run_block(struct block *b, atomic_int *done)
+static void run_block(struct att_block *b, atomic_int *done)
 {
     struct att_unit *u = &b->u;
     int32_t last_pos = u->seq->pos0 + b->row0 + b->n_rows - 1;
@@ -352,8 +327,14 @@ static void run_block(struct block *b, atomic_int *done)
         b->seen_max[i] = CPU_KV_MASKED;
         b->seen_sum[i] = 0;
     }
-    memset(u->t.acc, 0, (size_t)b->n_pairs * (size_t)kv_page_pad(u->l->v_dim) * sizeof(float));
-    for (int32_t page = first_page; page < n_pages; page++) {
+    b->tiles = att_tiles_serve(u);
+    b->ld_rows = b->tiles ? (b->n_rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : b->n_rows;
+    memset(u->t.acc, 0,
+           (size_t)(b->ld_rows * u->n_heads) * (size_t)kv_page_pad(u->l->v_dim) * sizeof(float));
+    if (b->tiles) {
+        att_tiles_block(b, first_page);
+    }
+    for (int32_t page = first_page; page < n_pages && !b->tiles; page++) {
         one_page(b, page);
     }
     write_out(b);
@@ -369,7 +350,7 @@ static void run_block(struct block *b, atomic_int *done)
 
 /* Unit `index` of the call: sequences in order, blocks in order, groups inside. */
 static bool find_block(const struct att_job *job, const struct kv_scratch *s, int32_t index,
-                       struct block *b)
+                       struct att_block *b)
 {
     for (int32_t i = 0; i < job->p->n_seqs; i++) {
         const struct ops_seq *seq = &job->p->seqs[i];
@@ -402,7 +383,7 @@ static void blocks(void *arg, int tid, int n_threads)
 {
     struct att_job *job = arg;
     struct kv_scratch s = cpu_kv_scratch(job->cpu, tid);
-    struct block b;
+    struct att_block b;
 
     (void)n_threads;
     while (find_block(job, &s, pool_counter_take(&job->next), &b)) {

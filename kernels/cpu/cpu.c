@@ -2,8 +2,9 @@
 /* The cpu backend's table: creation, description, scratch. Operations lie in the files beside this
  * one, inner kernels in the table of table.h.
  *
- * Scratch is one mapping: first what matmul and rows need, then what the cache's operations need.
- * Its size follows from the limits and the number of threads, so the plan knows it. */
+ * Scratch is one mapping: first what matmul and rows need, then tiles (matmul_tiles.c), then what
+ * the cache's operations need. Its size follows from the limits and the number of threads, so the
+ * plan knows it. */
 
 #include "kernels/cpu/cpu.h"
 
@@ -25,19 +26,29 @@ static uint64_t matmul_bytes(int n_threads, const struct backend_limits *limits)
     return checked_round_up(cpu_matmul_scratch_bytes(n_threads, limits), 64);
 }
 
+/* Without tiles, or without any rows, nothing. */
+static uint64_t tiles_bytes(const struct cpu_table *t, int n_threads,
+                            const struct backend_limits *limits)
+{
+    return t->tile_mul ? checked_round_up(cpu_tiles_scratch_bytes(n_threads, limits), 64) : 0;
+}
+
 static uint64_t cpu_scratch_bytes(const struct backend_config *config,
                                   const struct backend_limits *limits)
 {
     int n = n_threads_of(config);
+    struct cpu_table t;
 
-    return matmul_bytes(n, limits) + checked_round_up(cpu_kv_scratch_bytes(n, limits), 64);
+    cpu_table_init(&t, cpu_flags() & config->cpu_mask);
+    return matmul_bytes(n, limits) + tiles_bytes(&t, n, limits) +
+           checked_round_up(cpu_kv_scratch_bytes(n, t.tile_qk != NULL, limits), 64);
 }
 
 static int cpu_reserve(struct backend *be, const struct backend_limits *limits,
                        struct error *reterr)
 {
     struct cpu *cpu = cpu_of(be);
-    struct backend_config config = {.n_threads = cpu->n_threads};
+    struct backend_config config = {.n_threads = cpu->n_threads, .cpu_mask = cpu->flags};
     uint64_t bytes = cpu_scratch_bytes(&config, limits);
     void *scratch;
     int r = memory_map((size_t)bytes, "scratch of the cpu backend", &scratch, reterr);
@@ -50,7 +61,8 @@ static int cpu_reserve(struct backend *be, const struct backend_limits *limits,
     cpu->scratch_bytes = bytes;
     cpu->limits = *limits;
     cpu->matmul_scratch = scratch;
-    cpu->kv_scratch = cpu->matmul_scratch + matmul_bytes(cpu->n_threads, limits);
+    cpu->tiles_scratch = cpu->matmul_scratch + matmul_bytes(cpu->n_threads, limits);
+    cpu->kv_scratch = cpu->tiles_scratch + tiles_bytes(&cpu->table, cpu->n_threads, limits);
     return 0;
 }
 

@@ -24,6 +24,7 @@ struct cpu {
     uint64_t scratch_bytes;
     struct backend_limits limits; /* what scratch was made for */
     uint8_t *matmul_scratch;
+    uint8_t *tiles_scratch; /* matmul_tiles.c's, where table.tile_mul is */
     uint8_t *kv_scratch;
 };
 
@@ -34,8 +35,9 @@ static inline struct cpu *cpu_of(struct backend *be)
 
 extern const struct backend_ops cpu_backend;
 
-/* matmul.c, rows.c */
+/* matmul.c, matmul_tiles.c, rows.c */
 uint64_t cpu_matmul_scratch_bytes(int n_threads, const struct backend_limits *limits);
+uint64_t cpu_tiles_scratch_bytes(int n_threads, const struct backend_limits *limits);
 float *cpu_thread_row(const struct cpu *cpu, int tid); /* (max_cols), scratch of a thread */
 int cpu_matmul(struct backend *be, const struct ops_matmul *p);
 int cpu_embed(struct backend *be, const struct ops_embed *p);
@@ -52,7 +54,7 @@ void cpu_weight_destroy(struct backend *be, struct ops_weight *w);
 void cpu_weight_finish(struct cpu *cpu); /* lets go of the current slab */
 
 /* The cache: kv_scratch has cpu_kv_scratch_bytes(), 64-byte aligned, zeroed once. */
-uint64_t cpu_kv_scratch_bytes(int n_threads, const struct backend_limits *limits);
+uint64_t cpu_kv_scratch_bytes(int n_threads, bool tiles, const struct backend_limits *limits);
 int cpu_kv_layout(struct ops_kv_layout *layout, struct error *reterr);
 int cpu_rope_store(struct backend *be, const struct ops_rope_store *p);
 int cpu_attention(struct backend *be, const struct ops_attention *p);

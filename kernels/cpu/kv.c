@@ -27,14 +27,16 @@ struct sizes {
     size_t pad;
     size_t heads;
     size_t pairs;
-    size_t slots; /* whole chunks */
+    size_t sums;     /* pairs, or those of a block of tiles */
+    size_t tile_dim; /* 0 without tiles */
+    size_t slots;    /* whole chunks */
     size_t wave;
     size_t partial;    /* floats of one row */
     size_t seen;       /* floats of one decode row, 0 where nothing observes */
     size_t block_seen; /* floats of a prefill block */
 };
 
-static struct sizes sizes_of(const struct backend_limits *l)
+static struct sizes sizes_of(const struct backend_limits *l, bool tiles)
 {
     struct sizes s = {.rows = at_least_one(l->max_rows), .heads = at_least_one(l->max_heads)};
     size_t row_bytes;
@@ -42,6 +44,11 @@ static struct sizes sizes_of(const struct backend_limits *l)
     s.dim = at_least_one(l->max_head_dim);
     s.pad = (s.dim + 15) & ~(size_t)15;
     s.pairs = s.heads > KV_PAIRS ? s.heads : KV_PAIRS;
+    s.sums = s.pairs;
+    if (tiles) {
+        s.tile_dim = (s.dim + TILE_COLS - 1) / TILE_COLS * TILE_COLS;
+        s.sums = s.heads * TILE_QUERIES > KV_TILE_PAIRS ? s.heads * TILE_QUERIES : KV_TILE_PAIRS;
+    }
     s.slots = (at_least_one(l->max_slots) + KV_CHUNK - 1) / KV_CHUNK * KV_CHUNK;
     s.partial = s.heads * (s.slots / KV_CHUNK) * (KV_PARTIAL_HEAD + s.pad);
     s.seen = l->observe ? s.heads * s.slots : 0;
@@ -66,23 +73,29 @@ static struct kv_thread lay_out_thread(struct memory_arena *a, const struct size
         .k = memory_arena_take(a, OPS_PAGE_SLOTS * s->pad * sizeof(float)),
         .v = memory_arena_take(a, OPS_PAGE_SLOTS * s->pad * sizeof(float)),
         .x = memory_arena_take(a, (chunk > pages ? chunk : pages) * sizeof(float)),
-        .acc = memory_arena_take(a, s->pairs * s->pad * sizeof(float)),
-        .state = memory_arena_take(a, 8 * s->pairs * sizeof(float)),
+        .acc = memory_arena_take(a, s->sums * s->pad * sizeof(float)),
+        .state = memory_arena_take(a, 8 * s->sums * sizeof(float)),
         .row = memory_arena_take(a, s->pad * sizeof(float)),
         .noise = memory_arena_take(a, OPS_PAGE_SLOTS * sizeof(float)),
         .pos = memory_arena_take(a, KV_CHUNK * sizeof(int32_t)),
         .seen = memory_arena_take(a, s->block_seen * sizeof(float)),
         .seen_max = memory_arena_take(a, s->block_seen / OPS_PAGE_SLOTS * sizeof(float)),
         .keys = memory_arena_take(a, 2 * s->slots * sizeof(uint64_t)),
+        .tile_q = memory_arena_take(a, s->tile_dim ? s->sums * s->tile_dim * 2 : 0),
+        .tile_k = memory_arena_take(a, TILE_KEYS * s->tile_dim * 2),
+        .tile_v = memory_arena_take(a, TILE_KEYS * s->tile_dim * 2),
+        .tile_s = memory_arena_take(a, s->tile_dim ? TILE_QUERIES * TILE_KEYS * 4 : 0),
+        .tile_p = memory_arena_take(a, s->tile_dim ? TILE_QUERIES * TILE_KEYS * 2 : 0),
+        .tile_mul = memory_arena_take(a, s->tile_dim ? 2 * TILE_KEYS * sizeof(float) : 0),
         .rank = memory_arena_take(a, s->slots * sizeof(int32_t)),
         .q = memory_arena_take(a, s->pairs * s->pad * sizeof(float)),
     };
 }
 
-static struct kv_scratch lay_out(struct memory_arena *a, int n_threads, int tid,
+static struct kv_scratch lay_out(struct memory_arena *a, int n_threads, int tid, bool tiles,
                                  const struct backend_limits *l)
 {
-    struct sizes s = sizes_of(l);
+    struct sizes s = sizes_of(l, tiles);
     struct kv_scratch k = {.wave = (int32_t)s.wave, .seen_floats = s.block_seen};
     size_t coarse = s.slots / OPS_PAGE_SLOTS + 1;
 
@@ -119,11 +132,11 @@ static struct kv_scratch lay_out(struct memory_arena *a, int n_threads, int tid,
     return k;
 }
 
-uint64_t cpu_kv_scratch_bytes(int n_threads, const struct backend_limits *limits)
+uint64_t cpu_kv_scratch_bytes(int n_threads, bool tiles, const struct backend_limits *limits)
 {
     struct memory_arena plan = {0};
 
-    (void)lay_out(&plan, n_threads, 0, limits);
+    (void)lay_out(&plan, n_threads, 0, tiles, limits);
     return plan.used;
 }
 
@@ -131,7 +144,7 @@ struct kv_scratch cpu_kv_scratch(const struct cpu *cpu, int tid)
 {
     struct memory_arena a = {.base = cpu->kv_scratch, .size = SIZE_MAX};
 
-    return lay_out(&a, cpu->n_threads, tid, &cpu->limits);
+    return lay_out(&a, cpu->n_threads, tid, cpu->table.tile_qk != NULL, &cpu->limits);
 }
 
 /* ---- layout ------------------------------------------------------------------------------- */

@@ -14,6 +14,7 @@ enum {
     KV_CHUNK = 256,        /* slots of a decode row that one unit reads */
     KV_CHUNK_PAGES = KV_CHUNK / OPS_PAGE_SLOTS,
     KV_PAIRS = 192,        /* (row, head) pairs of a prefill block, or one row's heads */
+    KV_TILE_PAIRS = 384,   /* of a block that goes as tiles; at least 32 rows */
     KV_PARTIAL_HEAD = 16,  /* floats before a partial's sums */
     KV_ROPE_TABLES = 2,    /* models with two RoPEs (local and global layers) alternate */
 };
@@ -53,14 +54,21 @@ struct kv_thread {
     float *k;      /* (64, max_head_dim): a page's head as f32; also one tile of stores */
     float *v;      /* (64, pad(max_head_dim)) */
     float *x;      /* (max(KV_PAIRS, max_heads), 64) or (max_heads, KV_CHUNK) */
-    float *acc;    /* (max(KV_PAIRS, max_heads), pad(max_head_dim)) */
-    float *state;  /* (8, max(KV_PAIRS, max_heads)): running maxima, sums, factors */
+    float *acc;    /* (max(KV_PAIRS, max_heads), pad(max_head_dim)); with tiles as many as tile_q */
+    float *state;  /* (8, as many): running maxima, sums, factors */
     float *row;    /* (pad(max_head_dim)) */
     float *noise;  /* (64) */
     int32_t *pos;  /* (KV_CHUNK) */
     float *seen;   /* (seen_floats): what observed rows of a prefill block weigh, see attention */
     float *seen_max; /* (seen_floats / 64) */
     uint64_t *keys; /* (2, max_slots): cut, ranks */
+    /* attention_tiles.c, where the CPU has tiles (max_head_dim in whole tiles of 32): */
+    uint16_t *tile_q; /* (max(KV_TILE_PAIRS, 32 max_heads), max_head_dim) */
+    uint16_t *tile_k; /* (TILE_KEYS, max_head_dim) */
+    uint16_t *tile_v; /* (TILE_KEYS, max_head_dim) */
+    float *tile_s;    /* (TILE_QUERIES, TILE_KEYS) */
+    uint16_t *tile_p; /* (TILE_QUERIES, TILE_KEYS) */
+    float *tile_mul;  /* (2, TILE_KEYS) */
     /* pos=new: */
     int32_t *rank;  /* (max_slots in whole pages) */
     float *q;       /* (max(KV_PAIRS, max_heads), pad(max_head_dim)): turned back queries */

@@ -29,6 +29,9 @@ void cpu_table_init(struct cpu_table *t, uint32_t flags)
             if (flags & CPU_AVX512_VNNI) {
                 x86_table_avx512vnni(t);
             }
+            if ((flags & CPU_AVX512_BF16) && (flags & CPU_AMX_BF16)) {
+                x86_table_amx(t);
+            }
         }
     }
 #else
@@ -70,11 +73,12 @@ void cpu_table_describe(const struct cpu_table *t, char *buf, size_t size)
     size_t used = 0;
 
 #define ADD_NAME(type, slot)                                                                       \
-    if (used < size) {                                                                             \
+    if (used < size && t->slot) {                                                                  \
         used +=                                                                                    \
             (size_t)snprintf(buf + used, size - used, "%s%s", used ? " " : "", t->slot##_name);    \
     }
     CPU_SLOTS_DENSE(ADD_NAME)
     CPU_SLOTS_KV(ADD_NAME)
+    CPU_SLOTS_TILE(ADD_NAME)
 #undef ADD_NAME
 }

@@ -18,6 +18,7 @@
 
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/table_kv.h"
+#include "kernels/cpu/table_tile.h"
 #include "kernels/ops.h"
 
 /* What a panel kernel multiplies with: n tokens. Quantised panels read `q`, float panels read `x`. */
@@ -83,6 +84,7 @@ struct cpu_table {
 #define CPU_SLOT_MEMBER(type, slot) type *slot; const char *slot##_name;
     CPU_SLOTS_DENSE(CPU_SLOT_MEMBER)
     CPU_SLOTS_KV(CPU_SLOT_MEMBER)
+    CPU_SLOTS_TILE(CPU_SLOT_MEMBER)
 #undef CPU_SLOT_MEMBER
 };
 
@@ -90,7 +92,7 @@ struct cpu_table {
 #define CPU_TABLE_SET(t, slot, isa) ((t)->slot = slot##_##isa, (t)->slot##_name = #slot "_" #isa)
 /* clang-format on */
 
-/* Fills every slot by the flags of base/cpu.h. */
+/* Fills every slot by the flags of base/cpu.h; those of table_tile.h may stay NULL. */
 void cpu_table_init(struct cpu_table *t, uint32_t flags);
 
 /* The slot that serves a weight type. */

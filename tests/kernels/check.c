@@ -307,3 +307,11 @@ void check_floats(struct check *c, const struct check_buf *b, int32_t n, int32_t
         }
     }
 }
+
+bool check_has_tiles(const struct check *c)
+{
+    char text[4096];
+
+    c->sides[1]->ops->describe(c->sides[1], text, sizeof(text));
+    return strstr(text, " tile_mul") != NULL;
+}

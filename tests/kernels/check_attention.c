@@ -17,7 +17,7 @@
 
 enum { N_SEQS = 4, MAX_DIM = 256 };
 
-const uint32_t check_flags = CPU_AVX2 | CPU_AVX512;
+const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AMX_BF16;
 const struct backend_limits check_limits = {
     .max_rows = 512,
     .max_decode = 8,
@@ -414,18 +414,31 @@ static void against_double(struct check *c, const struct shape *s, const struct 
 
 /* ---- cases ---------------------------------------------------------------------------------- */
 
+/* Do prefill rows go as tiles of bf16? */
+static bool is_tiled(const struct check *c, const struct shape *s)
+{
+    return check_has_tiles(c) && s->softcap == 0 && s->alibi_max == 0 &&
+           !(s->options & UNROTATED) && s->l.k_type != OPS_KV_F32 && s->l.v_type != OPS_KV_F32;
+}
+
 static void compare(struct check *c, const struct shape *s, struct inputs *in)
 {
-    bool large = s->options & LARGE;
+    const bool large = s->options & LARGE;
+    const bool tiles = is_tiled(c, s);
+    const struct tolerance *exact = large ? &tol_attention_large : &tol_attention;
+    const struct tolerance *rough = large ? &tol_attention_bf16_large : &tol_attention_bf16;
 
-    check_floats(c, in->out, in->n, in->ldo, s->n_q * s->l.v_dim,
-                 large ? &tol_attention_large : &tol_attention);
+    check_floats(c, in->out, in->n, in->ldo, s->n_q * s->l.v_dim, tiles ? rough : exact);
+    check_rows(c, "decode rows", (const void *)in->out->out[1], (const void *)in->out->out[0],
+               s->n_rows[0] + s->n_rows[1], in->ldo, s->n_q * s->l.v_dim, exact);
     for (int i = 0; i < N_SEQS && s->options & OBSERVE; i++) {
         struct check_buf *score = in->kv[i].score;
 
         check_rows(c, "scores", (const void *)score->out[1], (const void *)score->out[0],
                    s->l.n_groups, in->kv[i].cap, in->kv[i].cap,
-                   large ? &tol_attention_large : &tol_score);
+                   tiles && i >= 2 ? rough
+                   : large         ? &tol_attention_large
+                                   : &tol_score);
     }
     if (c->first &&
         !(s->options & LARGE)) { /* near-ties of logits of 1e4: f32 decides them otherwise */
