@@ -222,6 +222,13 @@ PIPIT_CHECKED int pipit_client_cancel(struct pipit_client *client, const uint8_t
 PIPIT_CHECKED int pipit_client_metrics(struct pipit_client *client, char **ret, size_t *ret_len,
                                        struct pipit_error *reterr);
 
+/* The user's saved conversations, a line each: name, tab, bytes, tab, seconds since 1970. As
+ * pipit_client_metrics(). */
+PIPIT_CHECKED int pipit_client_sessions(struct pipit_client *client, char **ret, size_t *ret_len,
+                                        struct pipit_error *reterr);
+PIPIT_CHECKED int pipit_client_session_remove(struct pipit_client *client, const char *name,
+                                              struct pipit_error *reterr);
+
 /* The caller frees *ret with free(). These two wait for the model, so without a limit unless
  * timeout_ms is given (0: none). */
 PIPIT_CHECKED int pipit_client_tokenize(struct pipit_client *client, const char *text, size_t len,
@@ -363,6 +370,10 @@ struct pipit_done {
     int64_t n_slots;
     int64_t n_evicted;
     uint64_t seed; /* that the sampler used */
+    uint32_t session;       /* 1 saved, 2 not: then session_cause says why; 0: the request had none */
+    int32_t session_err;    /* negative errno of what was not saved */
+    uint64_t session_bytes; /* of the saved file */
+    char session_cause[96];
 };
 
 struct pipit_event {

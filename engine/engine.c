@@ -314,6 +314,7 @@ static void fill_info(struct engine *e)
         .arch = e->p.model->arch->name,
         .backend = e->describe,
         .kv = e->plan.policy,
+        .identity = e->identity,
         .n_vocab = e->p.model->h.n_vocab,
         .n_embd = e->p.model->h.n_embd,
         .ctx = e->plan.ctx,
@@ -522,6 +523,16 @@ int engine_work(const struct engine *e, const char *kv, int32_t n_prompt, int32_
         .prompt_flops = w.prompt_flops,
     };
     return 0;
+}
+
+int engine_save_bytes(const struct engine *e, uint64_t handle, uint64_t *ret, struct error *reterr)
+{
+    return sched_save_bytes(e->sched, handle, ret, reterr);
+}
+
+int engine_save_to(struct engine *e, uint64_t handle, void *buf, struct error *reterr)
+{
+    return sched_save_to(e->sched, handle, buf, reterr);
 }
 
 int engine_step(struct engine *e, engine_emit *emit, void *arg)

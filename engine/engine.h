@@ -63,6 +63,7 @@ struct engine_info {
     const char *backend;      /* describe() of the backend */
     const char *kv;           /* canonical policy text */
     char sha256[65];          /* of the base file */
+    const char *identity;     /* 64 characters that name the base file and its overlays */
     int32_t n_vocab;
     int32_t n_embd;
     int32_t ctx;
@@ -101,6 +102,7 @@ struct engine_request {
      * one, is not reported. Same model, overlays and policy. */
     const void *saved;
     size_t saved_size;
+    bool saved_stays;       /* not copied: the caller keeps the block as it is until the last event */
     /* A request that waits or runs, of the same principal, prompt and policy, whose text (what it has
      * said included) is a beginning of prompt ++ forced, or 0. The new one shares its pages instead
      * of reading the prompt again (usage.n_cached), where it can: it says the same either way.
@@ -184,6 +186,10 @@ int engine_score_credit(struct engine *e, uint64_t handle, int64_t n_rows);
  * is not 0). -ENOENT; -EBUSY while its prompt is being read or a step of it is held up. */
 int engine_save(struct engine *e, uint64_t handle, void **ret, size_t *ret_size,
                 struct error *reterr) WARN_UNUSED;
+
+/* The same in two steps, for memory of the caller's: the block's size now, and the block. */
+int engine_save_bytes(const struct engine *e, uint64_t handle, uint64_t *ret, struct error *reterr) WARN_UNUSED;
+int engine_save_to(struct engine *e, uint64_t handle, void *buf, struct error *reterr) WARN_UNUSED;
 
 /* Runs one batch. Returns the number of requests that another step can do something for (queued or
  * running; one that only waits for engine_score_credit() does not count), 0 when idle, or a negative

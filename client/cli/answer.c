@@ -235,6 +235,10 @@ static int verdict(const struct run *r)
     if (a->error.code) {
         return report(&a->error);
     }
+    if (a->has_done && a->done.session == 2 && a->done.session_err != -ECANCELED) {
+        say("%s", a->done.session_cause);
+        return EXIT_REFUSED;
+    }
     switch (a->done.reason) {
     case PIPIT_REASON_STOP:
     case PIPIT_REASON_LENGTH:

@@ -30,6 +30,9 @@ static int build(const struct settings *s, struct pipit_client *c, const struct 
         r = s->raw ? pipit_request_set_prompt(q, prompt->data, prompt->len)
                    : pipit_request_add_message(q, "user", prompt->data, prompt->len);
     }
+    if (r == 0 && s->session) {
+        r = pipit_request_set_session(q, s->session);
+    }
     if (r < 0) {
         say("cannot make the request: %s", strerror(-r));
         return r == -E2BIG ? EXIT_REFUSED : EXIT_INTERNAL;
@@ -40,9 +43,6 @@ static int build(const struct settings *s, struct pipit_client *c, const struct 
 /* What can be refused before anything is read or connected. */
 static int check(const struct settings *s)
 {
-    if (s->session) {
-        return usage_error("ask", "--session is not built yet");
-    }
     if (s->schema) {
         return usage_error("ask", "--schema is not built yet");
     }

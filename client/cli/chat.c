@@ -4,6 +4,10 @@
  * editing is enough) and errors are told and forgotten; without one, each line is a message and the
  * first error ends the program.
  *
+ * With --session the daemon keeps the history instead, and each message goes alone; an answer that
+ * was interrupted is then not part of it. /clear forgets nothing of what the daemon has saved, so
+ * it is refused.
+ *
  * A message whose answer failed does not stay in the history, so that "too long" can be mended by a
  * shorter one; an answer that was interrupted stays as far as it came. */
 
@@ -28,6 +32,7 @@ struct chat {
     struct turn *turns;
     size_t n_turns;
     bool person; /* on stdin */
+    bool begun;  /* with --session: an answer has come */
     char *buf;   /* of stdin, not yet given out */
     size_t len;
     size_t cap;
@@ -177,10 +182,14 @@ static int build(struct chat *c, struct pipit_request **ret)
             return usage_error("chat", "%s", e.text);
         }
     }
-    if (r == 0 && s->system) {
+    if (r == 0 && s->session) {
+        r = pipit_request_set_session(*ret, s->session);
+    }
+    if (r == 0 && s->system && (!s->session || !c->begun)) {
         r = pipit_request_set_system(*ret, s->system, strlen(s->system));
     }
-    for (size_t i = 0; r == 0 && i < c->n_turns; i++) {
+    /* The daemon knows a session's earlier messages. */
+    for (size_t i = s->session && c->n_turns ? c->n_turns - 1 : 0; r == 0 && i < c->n_turns; i++) {
         const struct turn *t = &c->turns[i];
 
         r = pipit_request_add_message(*ret, t->role, t->text.data, t->text.len);
@@ -208,6 +217,7 @@ static int answer(struct chat *c, const struct text *message)
     if (code == 0) {
         code = answer_run(c->client, q, c->s, &a);
     }
+    c->begun |= a.has_done;
     if (a.text.len && (a.has_done || a.signal)) {
         if (remember(c, "assistant", a.text.data, a.text.len) < 0) {
             forget(c, before);
@@ -224,6 +234,9 @@ static bool command(struct chat *c, const char *word, bool *ret_quit)
 {
     if (strcmp(word, "/quit") == 0 || strcmp(word, "/exit") == 0) {
         *ret_quit = true;
+    } else if (strcmp(word, "/clear") == 0 && c->s->session) {
+        (void)fprintf(stderr, "'pipit session rm %s' forgets a saved conversation\n",
+                      c->s->session);
     } else if (strcmp(word, "/clear") == 0) {
         forget(c, 0);
     } else if (strcmp(word, "/help") == 0) {
@@ -298,9 +311,6 @@ int chat_run(struct settings *s, const struct option_list *words)
 
     if (words->n) {
         return usage_error("chat", "'%.60s' is not an option; messages are typed in", words->v[0]);
-    }
-    if (s->session) {
-        return usage_error("chat", "--session is not built yet");
     }
     s->logprobs = -1;
     s->json = s->raw = false;

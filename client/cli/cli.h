@@ -41,6 +41,7 @@ enum command_bit {
     CMD_SCORE = 1 << 8,
     CMD_METRICS = 1 << 9,
     CMD_BATCH = 1 << 10,
+    CMD_SESSION = 1 << 11,
     CMD_FROM_FILE = 1 << 30, /* the sources that are no command line */
     CMD_FROM_ENVIRON = 1 << 29,
 };
@@ -149,6 +150,7 @@ int cancel_run(struct settings *s, const struct option_list *words);
 int doctor_run(struct settings *s, const struct option_list *words);
 int wait_run(struct settings *s, const struct option_list *words);
 int metrics_run(struct settings *s, const struct option_list *words);
+int session_run(struct settings *s, const struct option_list *words);
 int batch_run(struct settings *s, const struct option_list *words);
 int score_run(struct settings *s, const struct option_list *words);
 

@@ -91,6 +91,15 @@ const struct command commands[] = {
      "Prints the daemon's figures as Prometheus text, for a scraper or for the node\n"
      "exporter's textfile collector.\n"
      "\n" CODES, metrics_run},
+    {"session", CMD_SESSION, "saved conversations", "pipit session [OPTION]... list | rm NAME...",
+     "Lists this user's saved conversations, or removes some. They are begun and\n"
+     "continued by --session NAME of 'pipit ask' and 'pipit chat', and lie in the\n"
+     "daemon's state directory.\n"
+     "\n"
+     "  pipit ask --session trip 'Three days in Porto: what would you see?'\n"
+     "  pipit ask --session trip 'And if it rains?'\n"
+     "  pipit session rm trip\n"
+     "\n" CODES, session_run},
     {"cancel", CMD_CANCEL, "end a running request", "pipit cancel [OPTION]... ID",
      "Ends a request of the same user. ID is what 'pipit ask --json' prints in its\n"
      "first line: 32 hexadecimal digits. Exit 4 when no such request runs.\n"
@@ -109,7 +118,7 @@ const struct command commands[] = {
 };
 
 /* Known, but of a later version. */
-static const char *const later[] = {"embed", "session", "load", NULL};
+static const char *const later[] = {"embed", "load", NULL};
 /* clang-format on */
 
 const struct command *command_find(const char *name)

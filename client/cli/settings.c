@@ -18,7 +18,7 @@
 #define ANSWERS (CMD_ASK | CMD_CHAT | CMD_BATCH | BOTH)
 #define ALL                                                                                        \
     (CMD_ASK | CMD_CHAT | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_STATUS | CMD_CANCEL | CMD_DOCTOR |   \
-     CMD_WAIT | CMD_SCORE | CMD_METRICS | CMD_BATCH)
+     CMD_WAIT | CMD_SCORE | CMD_METRICS | CMD_BATCH | CMD_SESSION)
 
 /* clang-format off */
 static const struct option_row rows[] = {
@@ -51,7 +51,7 @@ static const struct option_row rows[] = {
     {"kv", 0, OPTION_STRING, OFF(kv), .metavar = "POLICY", .commands = ANSWERS | CMD_SCORE,
      .help = "cache policy of this request, such as full; the daemon's own by default"},
     {"session", 0, OPTION_STRING, OFF(session), .metavar = "NAME", .commands = CMD_ASK | CMD_CHAT | BOTH,
-     .help = "continue a saved conversation (not built yet)"},
+     .help = "continue the saved conversation NAME, or begin it; the daemon saves it after each answer"},
     {"schema", 0, OPTION_STRING, OFF(schema), .metavar = "FILE", .commands = CMD_ASK | BOTH,
      .help = "answer in JSON of this schema (not built yet)"},
     {"count", 0, OPTION_FLAG, OFF(count), .commands = CMD_TOKENIZE | BOTH,
@@ -62,7 +62,7 @@ static const struct option_row rows[] = {
      .help = "print only the number of tokens, their log-probability in all, and the perplexity"},
     {"jobs", 'j', OPTION_INT, OFF(jobs), 0, 64, .fallback = "0", .commands = CMD_BATCH | BOTH,
      .help = "requests under way at once; 0: twice as many as the daemon runs"},
-    {"json", 0, OPTION_FLAG, OFF(json), .commands = CMD_ASK | CMD_TOKENIZE | CMD_STATUS | CMD_DOCTOR | CMD_SCORE | BOTH,
+    {"json", 0, OPTION_FLAG, OFF(json), .commands = CMD_ASK | CMD_TOKENIZE | CMD_STATUS | CMD_DOCTOR | CMD_SCORE | CMD_SESSION | BOTH,
      .help = "print JSON, one object a line"},
     {"stats", 0, OPTION_FLAG, OFF(stats), .commands = CMD_ASK | CMD_CHAT | BOTH,
      .help = "after the answer, a line of figures on stderr"},

@@ -12,7 +12,7 @@
 #include "base/cleanup.h"
 #include "client/lib/client.h"
 
-enum { METRICS_BYTES = 65536 };
+enum { METRICS_BYTES = 65536, SESSIONS_BYTES = 16 << 10 };
 
 int pipit_client_create(struct pipit_client **ret)
 {
@@ -248,31 +248,34 @@ int pipit_client_cancel(struct pipit_client *c, const uint8_t id[16], struct pip
     return dispatch_call(c, &ask, &ping, LANE_PONG, reterr);
 }
 
-/* The daemon writes the text into a lease and says how long it is. */
-int pipit_client_metrics(struct pipit_client *c, char **ret, size_t *ret_len,
-                         struct pipit_error *reterr)
+/* The daemon writes text into a lease and says how long it is. `ask`: but for the lease. */
+static int fetch_text(struct pipit_client *c, struct lane_record *ask, size_t bytes, char **ret,
+                      size_t *ret_len, struct pipit_error *reterr)
 {
     const struct lane_bulk_body *b = &c->call.answer.bulk;
     struct pipit_lease *l = NULL;
-    struct lane_record ask;
     char *copy = NULL;
-    int r = pipit_lease_get(c, PIPIT_FROM_DAEMON, METRICS_BYTES, &l, reterr);
+    int r = pipit_lease_get(c, PIPIT_FROM_DAEMON, bytes, &l, reterr);
 
     if (r < 0) {
         return r;
     }
-    lane_record_init(&ask, LANE_METRICS_GET, NULL);
-    ask.lease.arena = LANE_ARENA_E2C;
-    ask.lease.buf = l->buf;
-    ask.lease.generation = l->generation;
-    r = dispatch_call(c, &ask, NULL, LANE_BULK, reterr);
+    if (ask->h.type == LANE_SESSION) {
+        ask->session.buf = l->buf;
+        ask->session.generation = l->generation;
+    } else {
+        ask->lease.arena = LANE_ARENA_E2C;
+        ask->lease.buf = l->buf;
+        ask->lease.generation = l->generation;
+    }
+    r = dispatch_call(c, ask, NULL, LANE_BULK, reterr);
     if (r == 0 && (b->buf != l->buf || b->generation != l->generation || b->offset > l->bytes ||
                    b->n_bytes > l->bytes - b->offset)) {
         r = pipit_fail(reterr, -EBADMSG, PIPIT_E_PROTOCOL,
                        "the daemon announced data outside the output lease");
     }
     if (r == 0 && !(copy = malloc((size_t)b->n_bytes + 1))) {
-        r = pipit_fail(reterr, -ENOMEM, PIPIT_E_LOCAL, "no memory for the metrics");
+        r = pipit_fail(reterr, -ENOMEM, PIPIT_E_LOCAL, "no memory for the daemon's text");
     }
     if (r == 0) {
         memcpy(copy, (const uint8_t *)pipit_lease_read(l) + b->offset, (size_t)b->n_bytes);
@@ -281,5 +284,45 @@ int pipit_client_metrics(struct pipit_client *c, char **ret, size_t *ret_len,
         *ret = copy;
     }
     pipit_lease_put(l);
+    return r;
+}
+
+int pipit_client_metrics(struct pipit_client *c, char **ret, size_t *ret_len,
+                         struct pipit_error *reterr)
+{
+    struct lane_record ask;
+
+    lane_record_init(&ask, LANE_METRICS_GET, NULL);
+    return fetch_text(c, &ask, METRICS_BYTES, ret, ret_len, reterr);
+}
+
+int pipit_client_sessions(struct pipit_client *c, char **ret, size_t *ret_len,
+                          struct pipit_error *reterr)
+{
+    struct lane_record ask;
+
+    lane_record_init(&ask, LANE_SESSION, NULL);
+    ask.session.op = LANE_SESSION_LIST;
+    return fetch_text(c, &ask, SESSIONS_BYTES, ret, ret_len, reterr);
+}
+
+int pipit_client_session_remove(struct pipit_client *c, const char *name,
+                                struct pipit_error *reterr)
+{
+    struct lane_record ask;
+    char *text = NULL;
+    size_t len;
+    int r;
+
+    if (!lane_session_name_ok(name, strlen(name))) {
+        return pipit_fail(reterr, -EINVAL, PIPIT_E_INVALID,
+                          "session name: allowed are 1..64 letters, digits, '.', '_' and '-', the "
+                          "first no '.'");
+    }
+    lane_record_init(&ask, LANE_SESSION, NULL);
+    ask.session.op = LANE_SESSION_REMOVE;
+    memcpy(ask.session.name, name, strlen(name));
+    r = fetch_text(c, &ask, SESSIONS_BYTES, &text, &len, reterr);
+    free(text);
     return r;
 }

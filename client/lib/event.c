@@ -212,7 +212,11 @@ static struct event_node *done_event(const struct lane_record *r)
             .n_slots = d->n_slots,
             .n_evicted = d->n_evicted,
             .seed = d->seed,
+            .session = d->session,
+            .session_err = d->session_err,
+            .session_bytes = d->session_bytes,
         };
+        memcpy(n->done.session_cause, d->session_cause, sizeof(n->done.session_cause));
         n->event.done = &n->done;
     }
     return n;

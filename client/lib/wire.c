@@ -88,7 +88,8 @@ int wire_put(struct pipit_request *q, struct lane_record *ret, struct pipit_erro
     (void)put_all(q, &w);
     lane_record_init(ret, LANE_REQUEST, q->id);
     ret->h.flags =
-        (uint16_t)((q->detach ? LANE_F_DETACH : 0) | (q->progress ? LANE_F_PROGRESS : 0));
+        (uint16_t)((q->detach ? LANE_F_DETACH : 0) | (q->progress ? LANE_F_PROGRESS : 0) |
+                   (q->session.len ? LANE_F_SESSION : 0));
     ret->request.kind = q->kind;
     ret->request.urgency = q->urgency;
     ret->request.buf = c->hello.request_buf;

@@ -23,7 +23,8 @@ enum { RINGS_BYTES = 5376 << 10, GATEWAY_BYTES = 4 << 20 };
 
 /* Settings that a running daemon takes over when it is told to read its configuration again. The
  * others size memory or belong to the engine: they wait for a restart. */
-static const char *const live[] = {"max-queue", "stall-timeout", "engine-timeout", "verbose", NULL};
+static const char *const live[] = {"max-queue",     "stall-timeout", "engine-timeout",
+                                   "session-bytes", "verbose",       NULL};
 
 static const char *const backends[] = {"auto", "ref", "cpu", "cuda", NULL};
 
@@ -73,6 +74,10 @@ static const struct option_row rows[] = {
     {"prefix-cache", 0, OPTION_ENUM, AT(prefix_cache), .words = no_yes, .fallback = "yes",
      .help = "keep the cache pages of prompts while nobody needs them, for texts of the same user "
              "that begin alike"},
+    {"state-dir", 0, OPTION_STRING, AT(state_dir), .metavar = "DIR",
+     .help = "where saved conversations lie; by default the service's or the user's state directory"},
+    {"session-bytes", 0, OPTION_BYTES, AT(session_bytes), 0, 0x1p50, .fallback = "1GiB",
+     .help = "what one user's saved conversations may take on disk"},
     {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .metavar = "DIR",
      .help = "where hashes of model files are remembered"},
     {"test-hooks", 0, OPTION_FLAG, AT(test_hooks), .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY,

@@ -32,6 +32,8 @@ struct config {
     double stall_timeout;
     double engine_timeout;
     int prefix_cache; /* 0 no, 1 yes */
+    char *state_dir;
+    uint64_t session_bytes;
     char *cache_dir;
     bool test_hooks;
     bool verbose;

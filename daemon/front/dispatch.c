@@ -10,12 +10,14 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "daemon/front/ending.h"
 #include "daemon/front/engine_link.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/sessions.h"
 
 static bool is_light(uint32_t kind)
 {
@@ -103,8 +105,17 @@ static void send_credit(struct front *f, struct request *r)
 static void start(struct front *f, struct request *r)
 {
     struct lane *home = r->in_buf || r->out_buf ? lane_find(f, r->home_lane) : NULL;
+    AUTO_CLOSE int dir = -1;
     struct lane_record rec;
+    struct error e = {0};
 
+    if (r->flags & LANE_F_SESSION) {
+        dir = sessions_folder(f->config, r->who, &e);
+        if (dir < 0) {
+            ending_error(f, r, LANE_E_UNSUPPORTED, "%s", e.text);
+            return;
+        }
+    }
     engine_record(&rec, LANE_E_REQUEST, r);
     rec.e_request = (struct lane_e_request){.kind = r->kind,
                                             .urgency = r->urgency,
@@ -119,7 +130,9 @@ static void start(struct front *f, struct request *r)
                                             .out_buf = r->out_buf,
                                             .out_generation = r->out_generation,
                                             .flags = r->flags,
-                                            .seed = r->seed};
+                                            .seed = r->seed,
+                                            .session_bytes = f->config->session_bytes};
+    memcpy(rec.e_request.client_id, r->id, sizeof(r->id));
     if (r->n_crashes && prepare_replay(f, r, &rec.e_request)) {
         ending_error(f, r, LANE_E_NO_MEMORY, "the journal has no room to replay this request");
         return;
@@ -132,7 +145,7 @@ static void start(struct front *f, struct request *r)
     r->who->n_running++;
     *(is_light(r->kind) ? &f->n_light : &f->n_running) += 1;
     f->n_suspects += r->alone;
-    engine_link_send(f->engine, &rec);
+    engine_link_send_fd(f->engine, &rec, dir);
     if (r->credit) {
         send_credit(f, r);
     }

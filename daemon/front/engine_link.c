@@ -242,6 +242,11 @@ void engine_link_send(struct engine_link *e, const struct lane_record *r)
     push(e, r, -1, -1);
 }
 
+void engine_link_send_fd(struct engine_link *e, const struct lane_record *r, int fd)
+{
+    push(e, r, fd, -1);
+}
+
 static void lane_body(const struct lane *l, uint32_t type, struct lane_record *ret)
 {
     lane_record_init(ret, type, NULL);

@@ -28,6 +28,8 @@ void engine_link_destroy(struct engine_link *e); /* kills the child; takes NULL 
 
 /* Queues a record; sent in order. */
 void engine_link_send(struct engine_link *e, const struct lane_record *r);
+/* ... with a duplicate of a descriptor, or none (-1). */
+void engine_link_send_fd(struct engine_link *e, const struct lane_record *r, int fd);
 
 /* Gives the engine a lane's arenas (once), or takes them away: then lane_quiet() follows. */
 void engine_link_lane_open(struct engine_link *e, struct lane *l);

@@ -83,8 +83,8 @@ int outgoing_push(struct outgoing *o, const struct lane_record *r, int fd0, int 
     *i = (struct item){.rec = *r, .fds = {-1, -1}};
     if (fd0 >= 0) {
         i->fds[0] = fcntl(fd0, F_DUPFD_CLOEXEC, 3);
-        i->fds[1] = fcntl(fd1, F_DUPFD_CLOEXEC, 3);
-        if (i->fds[0] < 0 || i->fds[1] < 0) {
+        i->fds[1] = fd1 < 0 ? -1 : fcntl(fd1, F_DUPFD_CLOEXEC, 3);
+        if (i->fds[0] < 0 || (fd1 >= 0 && i->fds[1] < 0)) {
             close_fd(&i->fds[0]);
             close_fd(&i->fds[1]);
             return -EMFILE;
@@ -98,7 +98,8 @@ bool outgoing_flush(struct outgoing *o, int fd)
 {
     while (o->n) {
         const struct item *i = &o->ring[o->begin];
-        int rc = sock_send(fd, &i->rec, sizeof(i->rec), i->fds, i->fds[0] >= 0 ? 2 : 0);
+        int rc =
+            sock_send(fd, &i->rec, sizeof(i->rec), i->fds, (i->fds[0] >= 0) + (i->fds[1] >= 0));
 
         if (rc == -EAGAIN) {
             return false;

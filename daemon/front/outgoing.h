@@ -17,7 +17,7 @@ struct outgoing *outgoing_create(void); /* NULL without memory */
 void outgoing_destroy(struct outgoing *o); /* takes NULL */
 void outgoing_clear(struct outgoing *o);
 
-/* Adds a record, with duplicates of two descriptors or with none (-1). A credit replaces one of the
+/* Adds a record, with duplicates of two descriptors, of one (fd1 -1), or with none (-1). A credit replaces one of the
  * same request that still waits. -ENOBUFS when the ring is full, -EMFILE. */
 int outgoing_push(struct outgoing *o, const struct lane_record *r, int fd0, int fd1) WARN_UNUSED;
 

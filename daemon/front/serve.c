@@ -16,6 +16,7 @@
 #include "daemon/front/flow.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/sessions.h"
 #include "daemon/front/status.h"
 
 /* Sizes for a client that wants (c2e, e2c), 0 meaning "as you like", within one lane's bytes. */
@@ -224,6 +225,9 @@ bool serve_record(struct lane *l, struct lane_record *r)
         return false;
     case LANE_METRICS_GET:
         status_metrics(l->front, l, r);
+        return false;
+    case LANE_SESSION:
+        sessions_serve(l->front, l, r);
         return false;
     case LANE_CREDIT:
         flow_credit(l->front, l, r->h.id, r->credit.n_rows);

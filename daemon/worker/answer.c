@@ -110,7 +110,7 @@ static void send_alts(struct job *j, const struct engine_event *ev)
 
         tok_token_text(tok, ev->alts[i].token, &piece, &len);
         lane_record_init(&r, LANE_ALT, j->id);
-        r.alt.index = ev->index;
+        r.alt.index = ev->index - j->n_again;
         r.alt.token = ev->alts[i].token;
         r.alt.logprob = ev->alts[i].logprob;
         r.alt.rank = (uint16_t)i;
@@ -160,6 +160,9 @@ static void on_token(struct job *j, const struct engine_event *ev)
     size_t len;
     size_t n;
 
+    if (j->n_text < j->cap_text) {
+        j->text[j->n_text++] = ev->token;
+    }
     if (j->stop.hit >= 0) {
         return; /* said after a stop string in the same step */
     }
@@ -170,16 +173,16 @@ static void on_token(struct job *j, const struct engine_event *ev)
         send_logits(j, (uint64_t)ev->index, 1);
     }
     lane_record_init(&r, LANE_TOKEN, j->id);
-    r.token.index = ev->index;
+    r.token.index = ev->index - j->n_again;
     r.token.token = ev->token;
     r.token.logprob = ev->logprob;
     r.token.n_alts = (uint16_t)ev->n_alts;
     r.token.text_len = (uint16_t)n;
     memcpy(r.token.text, text, n);
     send_record(j, &r);
-    answer_text(j->worker, j->id, ev->index, text + n, len - n);
-    j->index = ev->index;
-    if (j->crash_at >= 0 && ev->index + 1 >= j->crash_at) {
+    j->index = ev->index - j->n_again;
+    answer_text(j->worker, j->id, j->index, text + n, len - n);
+    if (j->crash_at >= 0 && j->index + 1 >= j->crash_at) {
         obey_hook(j);
     }
     if (j->stop.hit >= 0) {
@@ -277,8 +280,8 @@ void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usag
     r.done.replay = j->n_forced ? 1 : 0;
     r.done.n_new = (int32_t)j->n_forced;
     if (usage) {
-        r.done.n_cached = usage->n_cached;
-        r.done.n_new = usage->n_new;
+        r.done.n_cached = j->n_again ? (int32_t)j->session.head.n_text - 1 : usage->n_cached;
+        r.done.n_new = usage->n_new - j->n_again;
         r.done.queue_ns = usage->queue_ns;
         r.done.prefill_ns = usage->prefill_ns;
         r.done.decode_ns = usage->decode_ns;
@@ -287,10 +290,18 @@ void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usag
         r.done.n_slots = usage->n_slots;
         r.done.n_evicted = usage->n_evicted;
     }
+    if (j->ended) {
+        r.done.reason = j->ended;
+    }
     if (j->stop.hit >= 0) {
         r.done.reason = LANE_REASON_STOP;
         r.done.stop_index = (uint32_t)j->stop.hit + 1;
     }
+    r.done.session = j->saved;
+    r.done.session_err = j->saved == LANE_SESSION_NOT_SAVED ? j->save_error.code : 0;
+    r.done.session_bytes = j->saved_bytes;
+    memcpy(r.done.session_cause, j->save_error.text,
+           cut(j->save_error.text, strlen(j->save_error.text), sizeof(r.done.session_cause) - 1));
     send_record(j, &r);
 }
 
@@ -313,6 +324,7 @@ void answer_event(void *arg, const struct engine_event *ev)
         if (ev->reason == ENGINE_ERROR) {
             answer_error(w, j->id, &ev->error, 0, 0);
         } else {
+            job_save(j, ev);
             answer_done(j, reason_of(j, ev->reason), &ev->usage);
         }
         job_end(w, j);

@@ -172,11 +172,18 @@ static int read_system(struct ask *a, const struct tlv_item *item, struct error 
 static int read_session(struct ask *a, const struct tlv_item *item, bool hooks,
                         struct error *reterr)
 {
-    if (!hooks) {
-        return error_set(reterr, -ENOTSUP, "sessions are not built yet");
+    const char *name = (const char *)item->data;
+
+    if (hooks && memchr(name, ':', item->len)) {
+        a->hook = name;
+        a->hook_len = item->len;
+        return 0;
     }
-    a->hook = (const char *)item->data;
-    a->hook_len = item->len;
+    if (a->session) {
+        return error_set(reterr, -EINVAL, "two sessions");
+    }
+    a->session = name;
+    a->session_len = item->len;
     return 0;
 }
 
@@ -308,37 +315,50 @@ int ask_ids(const struct ask *a, const struct ask_source *s, int32_t **ret_ids, 
     return rc;
 }
 
-static int render_chat(const struct ask *a, const struct ask_source *s, int32_t **ret_ids,
-                       size_t *ret_n, struct error *reterr)
+/* `first` messages, then the ask's own, the prompt last. */
+static int render_messages(const struct ask *a, const struct ask_source *s,
+                           const struct chat_message *first, size_t n_first, int32_t **ret_ids,
+                           size_t *ret_n, struct error *reterr)
 {
-    struct ask copy = *a; /* its list may move; ours is the one to free */
+    size_t n = n_first + a->n_messages + (a->has_prompt ? 1 : 0);
+    struct chat_message *all = malloc((n ? n : 1) * sizeof(*all));
     int rc;
 
+    if (!all) {
+        return error_set(reterr, -ENOMEM, "no memory for the messages");
+    }
+    if (n_first) {
+        memcpy(all, first, n_first * sizeof(*all));
+    }
+    if (a->n_messages) {
+        memcpy(all + n_first, a->messages, a->n_messages * sizeof(*all));
+    }
+    if (a->has_prompt) {
+        all[n - 1] =
+            (struct chat_message){.role = CHAT_USER, .text = a->prompt, .len = a->prompt_len};
+    }
+    rc = chat_render(s->chat, s->tok, all, n, true, ret_ids, ret_n, reterr);
+    free(all);
+    return rc;
+}
+
+static int check_chat(const struct ask *a, const struct ask_source *s, struct error *reterr)
+{
     if (!s->chat) {
         return error_set(reterr, s->chat_error->code, "%s", s->chat_error->text);
     }
     if (a->has_tokens || s->lease_ids) {
         return error_set(reterr, -EINVAL, "a chat takes text, not tokens");
     }
-    if (a->has_prompt) {
-        size_t n = a->n_messages + 1;
+    return 0;
+}
 
-        copy.messages = malloc(n * sizeof(*copy.messages));
-        if (!copy.messages) {
-            return error_set(reterr, -ENOMEM, "no memory for the messages");
-        }
-        if (a->n_messages) {
-            memcpy(copy.messages, a->messages, a->n_messages * sizeof(*copy.messages));
-        }
-        copy.messages[n - 1] =
-            (struct chat_message){.role = CHAT_USER, .text = a->prompt, .len = a->prompt_len};
-        copy.n_messages = n;
-    }
-    rc = chat_render(s->chat, s->tok, copy.messages, copy.n_messages, true, ret_ids, ret_n, reterr);
-    if (copy.messages != a->messages) {
-        free(copy.messages);
-    }
-    return rc;
+static int render_chat(const struct ask *a, const struct ask_source *s, int32_t **ret_ids,
+                       size_t *ret_n, struct error *reterr)
+{
+    int rc = check_chat(a, s, reterr);
+
+    return rc ? rc : render_messages(a, s, NULL, 0, ret_ids, ret_n, reterr);
 }
 
 int ask_prompt(const struct ask *a, bool is_chat, const struct ask_source *s, int32_t **ret_ids,
@@ -366,4 +386,52 @@ int ask_prompt(const struct ask *a, bool is_chat, const struct ask_source *s, in
         *ret_n = n;
     }
     return rc;
+}
+
+/* What the template puts between an answer and the next one: a conversation with these messages
+ * behind an empty answer, less its beginning up to that answer. */
+static int render_more(const struct ask *a, const struct ask_source *s, int32_t last,
+                       int32_t **ret_ids, size_t *ret_n, struct error *reterr)
+{
+    static const struct chat_message before[] = {{.role = CHAT_USER, .text = "a", .len = 1},
+                                                 {.role = CHAT_ASSISTANT, .text = "", .len = 0}};
+    int32_t *head = NULL;
+    int32_t *all = NULL;
+    size_t n_head = 0;
+    size_t n = 0;
+    int rc = check_chat(a, s, reterr);
+
+    if (!rc && a->n_messages && a->messages[0].role == CHAT_SYSTEM) {
+        rc = error_set(reterr, -EINVAL, "the session has begun: its system text stays as it was");
+    }
+    rc = rc ? rc : chat_render(s->chat, s->tok, before, 1, true, &head, &n_head, reterr);
+    rc = rc ? rc : render_messages(a, s, before, 2, &all, &n, reterr);
+    if (!rc && (n < n_head || memcmp(all, head, n_head * sizeof(*all)) != 0)) {
+        rc = error_set(reterr, -ENOTSUP, "this model's template does not go on behind an answer");
+    }
+    if (!rc) {
+        size_t from = n_head + (n > n_head && tok_is_end(s->tok, last));
+
+        memmove(all, all + from, (n - from) * sizeof(*all));
+        *ret_ids = all;
+        *ret_n = n - from;
+        all = NULL;
+    }
+    free(all);
+    free(head);
+    return rc;
+}
+
+int ask_more(const struct ask *a, bool is_chat, const struct ask_source *s, int32_t last,
+             int32_t **ret_ids, size_t *ret_n, struct error *reterr)
+{
+    if (is_chat) {
+        return render_more(a, s, last, ret_ids, ret_n, reterr);
+    }
+    if (a->n_messages) {
+        return error_set(reterr, -EINVAL, "messages are for chats: a raw prompt is one text");
+    }
+    return a->has_prompt && !s->lease_ids
+               ? tok_encode_new(s->tok, a->prompt, a->prompt_len, 0, ret_ids, ret_n, reterr)
+               : ask_ids(a, s, ret_ids, ret_n, reterr);
 }

@@ -33,12 +33,14 @@ struct ask {
     struct chat_message *messages; /* system first, the prompt last */
     size_t n_messages;
     struct tlv_sampling sampling;
-    const char *hook; /* TLV_SESSION of a test; not terminated */
+    const char *session; /* TLV_SESSION, not terminated; NULL: none */
+    size_t session_len;
+    const char *hook; /* TLV_SESSION that is a test's order: "crash:3" */
     size_t hook_len;
 };
 
-/* -EBADMSG (items), -EINVAL (values; the text names them), -E2BIG, -ENOTSUP (session, schema),
- * -ENOMEM. `hooks`: TLV_SESSION is a test's order. After an error the ask is cleared. */
+/* -EBADMSG (items), -EINVAL (values; the text names them), -E2BIG, -ENOTSUP (schema),
+ * -ENOMEM. `hooks`: a TLV_SESSION with a colon is a test's order. After an error the ask is cleared. */
 int ask_read(const uint8_t *items, size_t size, bool hooks, struct ask *ret,
              struct error *reterr) WARN_UNUSED;
 void ask_clear(struct ask *a);
@@ -60,6 +62,11 @@ struct ask_source {
 };
 int ask_prompt(const struct ask *a, bool is_chat, const struct ask_source *s, int32_t **ret_ids,
                size_t *ret_n, struct error *reterr) WARN_UNUSED;
+
+/* The ids of a prompt that goes on behind a conversation that ends with the token `last`: a chat's
+ * turn is ended where it has not ended itself, then come the messages. No BOS, no system text. */
+int ask_more(const struct ask *a, bool is_chat, const struct ask_source *s, int32_t last,
+             int32_t **ret_ids, size_t *ret_n, struct error *reterr) WARN_UNUSED;
 
 /* The ids that a request to detokenize brings. */
 int ask_ids(const struct ask *a, const struct ask_source *s, int32_t **ret_ids, size_t *ret_n,

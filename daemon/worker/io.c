@@ -93,12 +93,14 @@ static void take_record(struct io *io, struct lane_record *r, const int *fds, in
 {
     struct error e = {0};
 
-    io->waiting = (struct command){.rec = *r};
+    io->waiting = (struct command){.rec = *r, .dir = -1};
     if (r->h.type == LANE_E_LANE_OPEN) {
         if (n_fds != 2 || mapping_make(&r->e_lane, fds, &io->waiting, &e)) {
             log_error("%s", n_fds == 2 ? e.text : "a lane without its descriptors");
             return;
         }
+    } else if (r->h.type == LANE_E_REQUEST && n_fds == 1) {
+        io->waiting.dir = fds[0];
     } else if (r->h.type == LANE_E_DRAIN) {
         drain(io);
     } else if (r->h.type == LANE_E_CANCEL && io->interrupt_ns == 0) {

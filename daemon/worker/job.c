@@ -11,10 +11,12 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/cleanup.h"
 #include "daemon/worker/answer.h"
 #include "daemon/worker/ask.h"
 #include "daemon/worker/light.h"
 #include "daemon/worker/mapping.h"
+#include "engine/kv/place.h"
 #include "engine/text/tok.h"
 
 enum { LOGITS_ALIGN = 64 };
@@ -47,6 +49,8 @@ void job_end(struct worker *w, struct job *j)
         w->n_jobs--;
     }
     mapping_unref(w, j->mapping);
+    session_close(&j->session);
+    free(j->text);
     free(j->prompt);
     free(j);
 }
@@ -129,6 +133,141 @@ static void read_hook(struct job *j, const struct ask *a)
     }
 }
 
+/* ---- sessions ---- */
+
+static bool in_use(const struct job *j)
+{
+    for (const struct job *o = j->worker->jobs; o; o = o->next) {
+        if (o != j && o->session.dir >= 0 && o->session.principal == j->session.principal &&
+            strcmp(o->session.name, j->session.name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The canonical text of what the request asks for, or the session was saved under. */
+static void note_policy(struct job *j, const struct ask *a)
+{
+    const char *text = a->kv ? a->kv : j->session.map ? j->session.head.policy : NULL;
+    struct policy p;
+
+    text = text ? text : engine_info(atomic_load(&j->worker->engine))->kv;
+    if (policy_parse(text, &p, NULL) == 0) { /* else the engine will say what is wrong */
+        policy_print(&p, j->policy, sizeof(j->policy));
+    }
+}
+
+static int open_session(struct job *j, const struct ask *a, const struct lane_e_request *e, int dir,
+                        struct error *reterr)
+{
+    int rc;
+
+    if (!a->session) {
+        return 0;
+    }
+    if (dir < 0 || j->kind == LANE_KIND_SCORE) {
+        return error_set(reterr, -EINVAL, "a session is for answers, and its request must say so");
+    }
+    j->session.principal = e->principal;
+    j->session.quota = e->session_bytes;
+    memcpy(j->session.request, e->client_id, sizeof(j->session.request));
+    rc = session_open(&j->session, atomic_load(&j->worker->engine), dir, a->session, a->session_len,
+                      reterr);
+    if (!rc && in_use(j)) {
+        rc = error_set(reterr, -EBUSY, "session %s is in use by another request", j->session.name);
+    }
+    if (!rc) {
+        note_policy(j, a);
+    }
+    return rc;
+}
+
+/* A policy that evicts reads what a new turn adds token by token, each evicting one, as it read the
+ * answer before: there is no second cut, and nothing that the plan would have to hold for it. */
+static void split_prompt(struct job *j)
+{
+    struct policy p;
+    bool evicts =
+        j->session.map && policy_parse(j->policy, &p, NULL) == 0 && place_find(p.place)->evicts;
+
+    j->n_first = evicts ? (int32_t)j->session.head.n_prompt : j->n_prompt;
+    j->n_again = j->n_prompt - j->n_first;
+}
+
+/* The whole text so far, with room for all that can be said. */
+static int keep_text(struct job *j, const int32_t *forced, struct error *reterr)
+{
+    size_t ctx = (size_t)engine_info(atomic_load(&j->worker->engine))->ctx;
+    size_t n = (size_t)j->n_prompt + j->n_forced;
+
+    if (j->session.dir < 0) {
+        return 0;
+    }
+    j->cap_text = n > ctx ? n : ctx + 1;
+    j->text = malloc(j->cap_text * sizeof(*j->text));
+    if (!j->text) {
+        return error_set(reterr, -ENOMEM, "no memory for the session's text");
+    }
+    memcpy(j->text, j->prompt, (size_t)j->n_prompt * sizeof(*j->text));
+    if (j->n_forced) {
+        memcpy(j->text + j->n_prompt, forced, j->n_forced * sizeof(*j->text));
+    }
+    j->n_text = n;
+    return 0;
+}
+
+/* The session's text, and behind it what the request adds. */
+static int go_on(struct job *j, const struct ask *a, const struct ask_source *source, size_t *ret_n,
+                 struct error *reterr)
+{
+    const struct session *s = &j->session;
+    int32_t *more = NULL;
+    size_t n = 0;
+    int rc = ask_more(a, j->kind == LANE_KIND_CHAT, source, s->text[s->head.n_text - 1], &more, &n,
+                      reterr);
+
+    if (!rc) {
+        j->prompt = malloc((s->head.n_text + n) * sizeof(*j->prompt));
+        rc = j->prompt ? 0 : error_set(reterr, -ENOMEM, "no memory for the session's text");
+    }
+    if (!rc) {
+        memcpy(j->prompt, s->text, s->head.n_text * sizeof(*j->prompt));
+        if (n) {
+            memcpy(j->prompt + s->head.n_text, more, n * sizeof(*more));
+        }
+        *ret_n = s->head.n_text + n;
+    }
+    free(more);
+    return rc;
+}
+
+void job_save(struct job *j, const struct engine_event *done)
+{
+    bool whole = done->reason == ENGINE_STOP || done->reason == ENGINE_LENGTH ||
+                 done->reason == ENGINE_CONTEXT;
+    int rc;
+
+    if (j->session.dir < 0) {
+        return;
+    }
+    if (whole) {
+        struct session_text text = {
+            .policy = j->policy,
+            .ids = j->text,
+            .n = j->n_text,
+            .n_prompt = j->session.map ? j->session.head.n_prompt : (size_t)j->n_prompt,
+        };
+
+        rc = session_save(&j->session, atomic_load(&j->worker->engine), j->handle, &text,
+                          &j->saved_bytes, &j->save_error);
+    } else {
+        rc = error_set(&j->save_error, -ECANCELED,
+                       "the answer was ended early: the session stays as it was");
+    }
+    j->saved = rc ? LANE_SESSION_NOT_SAVED : LANE_SESSION_SAVED;
+}
+
 /* Detokenizer and stop strings, in the state they were in before a crash. */
 static int prepare_text(struct job *j, const struct ask *a, const struct lane_e_request *e,
                         const int32_t *forced, struct error *reterr)
@@ -195,13 +334,16 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
     struct engine *engine = atomic_load(&w->engine);
     struct engine_request q = {.kind = j->kind == LANE_KIND_SCORE ? ENGINE_SCORE : ENGINE_GENERATE,
                                .prompt = j->prompt,
-                               .n_prompt = j->n_prompt,
-                               .forced = forced,
-                               .n_forced = (int32_t)j->n_forced,
+                               .n_prompt = j->n_first,
+                               .forced = j->n_again ? j->text + j->n_first : forced,
+                               .n_forced = j->n_again + (int32_t)j->n_forced,
                                .max_tokens = a->sampling.max_tokens,
                                .ignore_end = a->sampling.flags & TLV_S_IGNORE_END,
                                .sampler = ask_sampler(a, e->seed),
-                               .kv = a->kv,
+                               .kv = j->policy[0] ? j->policy : a->kv,
+                               .saved = j->session.block,
+                               .saved_size = (size_t)j->session.head.block_bytes,
+                               .saved_stays = true,
                                .principal = e->principal,
                                .urgency = e->urgency,
                                .user = j,
@@ -210,6 +352,12 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
     int rc = sampler_params_check(&q.sampler, reterr);
 
     j->seed = q.sampler.seed;
+    if (j->n_again && q.max_tokens) {
+        q.max_tokens = q.max_tokens < INT32_MAX - j->n_again ? q.max_tokens + j->n_again : 0;
+    }
+    if (j->n_again && e->out_bytes) {
+        return error_set(reterr, -ENOTSUP, "no logits from a session under a policy that evicts");
+    }
     rc = rc ? rc : lay_output(j, e, logits, &q, c, reterr);
     rc = rc ? rc : engine_submit(engine, &q, &j->handle, reterr);
     if (rc == -EMSGSIZE) {
@@ -222,14 +370,35 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
     return rc;
 }
 
-static int begin(struct job *j, const struct ask *a, const struct ask_source *source,
-                 const struct lane_e_request *e, struct counts *c, struct error *reterr)
+/* An engine died between the save and its last record: what the session holds already is not to be
+ * said twice. */
+static bool is_saved(const struct job *j)
+{
+    return j->session.map && j->n_forced > 0 &&
+           memcmp(j->session.head.request, j->session.request, sizeof(j->session.request)) == 0;
+}
+
+static void end_before(struct job *j, const struct ask *a, const struct lane_e_request *e,
+                       uint32_t reason)
+{
+    j->seed = ask_sampler(a, e->seed).seed;
+    answer_done(j, reason, NULL);
+    job_end(j->worker, j);
+}
+
+static int begin(struct job *j, struct ask *a, const struct ask_source *source,
+                 const struct lane_e_request *e, int dir, struct counts *c, struct error *reterr)
 {
     const int32_t *forced = (const int32_t *)(const void *)(j->worker->journal + e->forced_offset);
     uint32_t ended;
     size_t n;
-    int rc = ask_prompt(a, j->kind == LANE_KIND_CHAT, source, &j->prompt, &n, reterr);
+    int rc = open_session(j, a, e, dir, reterr);
 
+    if (!rc) {
+        rc = j->session.map
+                 ? go_on(j, a, source, &n, reterr)
+                 : ask_prompt(a, j->kind == LANE_KIND_CHAT, source, &j->prompt, &n, reterr);
+    }
     if (rc) {
         return rc;
     }
@@ -250,13 +419,23 @@ static int begin(struct job *j, const struct ask *a, const struct ask_source *so
         return rc;
     }
     ended = ended_before(j, a, forced);
-    if (ended) {
-        j->seed = ask_sampler(a, e->seed).seed;
-        answer_done(j, ended, NULL);
-        job_end(j->worker, j);
+    if (is_saved(j)) {
+        j->saved = LANE_SESSION_SAVED;
+        j->saved_bytes = j->session.map_bytes;
+        end_before(j, a, e, ended ? ended : LANE_REASON_STOP);
         return 0;
     }
-    return submit(j, a, e, forced, c, reterr);
+    if (ended && j->session.dir < 0) {
+        end_before(j, a, e, ended);
+        return 0;
+    }
+    if (ended) { /* nothing more is to be said, but it is not saved */
+        j->ended = ended;
+        a->sampling.max_tokens = (int32_t)j->n_forced;
+    }
+    split_prompt(j);
+    rc = keep_text(j, forced, reterr);
+    return rc ? rc : submit(j, a, e, forced, c, reterr);
 }
 
 static int take_leases(struct job *j, const struct lane_e_request *e, struct ask_source *source,
@@ -282,7 +461,8 @@ static int take_leases(struct job *j, const struct lane_e_request *e, struct ask
     return 0;
 }
 
-static int dispatch(struct job *j, const struct lane_e_request *e, struct counts *c,
+/* The folder is the session's from open_session() on. */
+static int dispatch(struct job *j, const struct lane_e_request *e, int *dir, struct counts *c,
                     struct error *reterr)
 {
     struct worker *w = j->worker;
@@ -309,15 +489,16 @@ static int dispatch(struct job *j, const struct lane_e_request *e, struct counts
         rc = error_set(reterr, -ENOTSUP, "embeddings are not built yet");
         break;
     default:
-        rc = begin(j, &a, &source, e, c, reterr);
+        rc = begin(j, &a, &source, e, a.session ? STEAL_FD(*dir) : -1, c, reterr);
         break;
     }
     ask_clear(&a);
     return rc;
 }
 
-void job_start(struct worker *w, const struct lane_record *rec)
+void job_start(struct worker *w, const struct lane_record *rec, int dir)
 {
+    AUTO_CLOSE int own_dir = dir;
     struct job *j = calloc(1, sizeof(*j));
     struct error e = {0};
     struct counts c = {0};
@@ -332,10 +513,11 @@ void job_start(struct worker *w, const struct lane_record *rec)
     j->kind = rec->e_request.kind;
     j->flags = rec->e_request.flags;
     j->crash_at = -1;
+    j->session.dir = -1;
     j->next = w->jobs;
     w->jobs = j;
     w->n_jobs++;
-    if (dispatch(j, &rec->e_request, &c, &e)) {
+    if (dispatch(j, &rec->e_request, &own_dir, &c, &e)) {
         answer_error(w, rec->h.id, &e, c.a, c.b);
         job_end(w, j);
     }

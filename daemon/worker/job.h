@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/worker/session.h"
 #include "daemon/worker/worker.h"
 #include "engine/text/detok.h"
 #include "engine/text/stop.h"
@@ -44,14 +45,30 @@ struct job {
     uint32_t out_generation;
     uint64_t logits_offset; /* of the window in the lease */
 
+    /* A saved conversation, session.dir -1 for none. */
+    struct session session;
+    char policy[SESSION_POLICY_MAX]; /* canonical */
+    int32_t *text; /* (n_text) prompt, and what was said */
+    size_t n_text;
+    size_t cap_text;
+    int32_t n_first; /* of the prompt's tokens, those that the engine is told to be its prompt */
+    int32_t n_again; /* and the others, which it takes one by one, as new ones that are given */
+    uint32_t ended; /* enum lane_reason: it had said all before a crash, and is only to be saved */
+    uint32_t saved; /* enum lane_session_state */
+    uint64_t saved_bytes;
+    struct error save_error;
+
     int32_t crash_at; /* test hook: dies when it has said so many tokens; -1: never */
     bool hang;        /* ... or stands still instead */
 
     struct job *next;
 };
 
-/* A record LANE_E_REQUEST, answered or begun. */
-void job_start(struct worker *w, const struct lane_record *rec);
+/* A record LANE_E_REQUEST, answered or begun. `dir`: its user's folder of sessions, or -1. */
+void job_start(struct worker *w, const struct lane_record *rec, int dir);
+
+/* Its answer is complete, and its sequence still there: saves its session, if it has one. */
+void job_save(struct job *j, const struct engine_event *done);
 
 struct job *job_find(const struct worker *w, const uint8_t id[16]);
 void job_cancel(struct worker *w, struct job *j, uint32_t reason);

@@ -176,6 +176,7 @@ int main(int argc, char **argv)
 
     log_init("pipit-engine", LOG_LEVEL_INFO);
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN); /* a limit on files is an error of the save, not our end */
     if (options_load(&table, &s, argc, argv, NULL, NULL, NULL, &e)) {
         log_error("%s", e.text);
         rc = EXIT_USAGE;

@@ -207,7 +207,7 @@ static void obey(struct worker *w, const struct command *c)
         mapping_close(w, c->rec.e_lane.lane_id);
         break;
     case LANE_E_REQUEST:
-        job_start(w, &c->rec);
+        job_start(w, &c->rec, c->dir);
         break;
     case LANE_E_CANCEL:
         j = job_find(w, c->rec.h.id);

@@ -29,6 +29,7 @@ struct command {
     struct lane_record rec;
     uint8_t *c2e;
     uint8_t *e2c;
+    int dir; /* with a LANE_E_REQUEST of a session: the user's folder; else -1 */
 };
 
 struct worker {

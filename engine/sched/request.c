@@ -19,10 +19,10 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     if (q) {
         q->tokens = malloc(n * sizeof(*q->tokens));
     }
-    if (q && r->saved) {
-        q->saved = malloc(r->saved_size);
+    if (q && r->saved && !r->saved_stays) {
+        q->saved_copy = malloc(r->saved_size);
     }
-    if (!q || !q->tokens || (r->saved && !q->saved)) {
+    if (!q || !q->tokens || (r->saved && !r->saved_stays && !q->saved_copy)) {
         request_destroy(q);
         return error_set(reterr, -ENOMEM, "request: no memory for %zu tokens", n);
     }
@@ -30,8 +30,10 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     if (r->n_forced > 0) {
         memcpy(q->tokens + r->n_prompt, r->forced, (size_t)r->n_forced * sizeof(*q->tokens));
     }
-    if (r->saved) {
-        memcpy(q->saved, r->saved, r->saved_size);
+    q->saved = r->saved;
+    if (q->saved_copy) {
+        memcpy(q->saved_copy, r->saved, r->saved_size);
+        q->saved = q->saved_copy;
     }
     q->kind = r->kind;
     q->urgency = r->urgency;
@@ -58,7 +60,7 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
 void request_destroy(struct request *r)
 {
     if (r) {
-        free(r->saved);
+        free(r->saved_copy);
         free(r->tokens);
         free(r);
     }

@@ -38,7 +38,8 @@ struct request {
     struct policy policy;
     struct shape_text text;
     uint64_t fork_of; /* handle of one whose text this one begins with, 0: none */
-    void *saved; /* a snapshot to begin with, until it is loaded */
+    const void *saved; /* a snapshot to begin with, until it is loaded */
+    void *saved_copy;  /* where it is our own */
     bool resumed; /* began with one, or with a made-up cache */
     struct sampler sampler;
     float *logits;

@@ -298,7 +298,8 @@ static int restore(struct sched *s, struct request *r)
                        : snapshot_load(s->config.cache, r->seat, r->saved);
 
     r->n_fed = r->text.held;
-    free(r->saved);
+    free(r->saved_copy);
+    r->saved_copy = NULL;
     r->saved = NULL;
     return e;
 }

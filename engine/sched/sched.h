@@ -40,6 +40,8 @@ int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason);
 int sched_credit(struct sched *s, uint64_t handle, int64_t n_rows);
 int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size,
                struct error *reterr) WARN_UNUSED;
+int sched_save_bytes(const struct sched *s, uint64_t handle, uint64_t *ret, struct error *reterr) WARN_UNUSED;
+int sched_save_to(struct sched *s, uint64_t handle, void *buf, struct error *reterr) WARN_UNUSED;
 int sched_step(struct sched *s, engine_emit *emit, void *arg);
 void sched_interrupt(struct sched *s);
 void sched_heartbeat(const struct sched *s, int64_t *ret_last_ns, int64_t *ret_longest_ns);

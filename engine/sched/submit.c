@@ -248,10 +248,10 @@ int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason)
     return 0;
 }
 
-int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size, struct error *reterr)
+static int find_at_rest(const struct sched *s, uint64_t handle, const struct request **ret,
+                        struct error *reterr)
 {
-    struct request *r = request_find(&s->running, handle);
-    void *buf;
+    const struct request *r = request_find(&s->running, handle);
 
     if (!r) {
         return error_set(reterr, -ENOENT, "no such running request");
@@ -260,18 +260,51 @@ int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size, s
     if (r->n_fed < r->n_prompt || (r->in_batch && s->batch.pending)) {
         return error_set(reterr, -EBUSY, "its prompt is being read, or a step is held up");
     }
-    uint64_t size = snapshot_bytes(s->config.cache, r->seat);
+    *ret = r;
+    return 0;
+}
 
+int sched_save_bytes(const struct sched *s, uint64_t handle, uint64_t *ret, struct error *reterr)
+{
+    const struct request *r = NULL;
+    int e = find_at_rest(s, handle, &r, reterr);
+
+    if (!e) {
+        *ret = snapshot_bytes(s->config.cache, r->seat);
+    }
+    return e;
+}
+
+int sched_save_to(struct sched *s, uint64_t handle, void *buf, struct error *reterr)
+{
+    const struct request *r = NULL;
+    int e = find_at_rest(s, handle, &r, reterr);
+
+    if (e) {
+        return e;
+    }
+    e = snapshot_save(s->config.cache, r->seat, s->config.identity, r->tokens, buf);
+    return e ? error_set(reterr, e, "the device gave no copy of the cache") : 0;
+}
+
+int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size, struct error *reterr)
+{
+    uint64_t size = 0;
+    void *buf;
+    int e = sched_save_bytes(s, handle, &size, reterr);
+
+    if (e) {
+        return e;
+    }
     buf = malloc((size_t)size);
     if (!buf) {
         return error_set(reterr, -ENOMEM, "no memory for a saved sequence of %zu bytes",
                          (size_t)size);
     }
-    int e = snapshot_save(s->config.cache, r->seat, s->config.identity, r->tokens, buf);
-
+    e = sched_save_to(s, handle, buf, reterr);
     if (e) {
         free(buf);
-        return error_set(reterr, e, "the device gave no copy of the cache");
+        return e;
     }
     *ret = buf;
     *ret_size = (size_t)size;

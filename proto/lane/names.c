@@ -80,3 +80,17 @@ int lane_error_exit(uint32_t code)
 {
     return look_up(errors, sizeof(errors) / sizeof(errors[0]), code)->exit_code;
 }
+
+int lane_session_name_ok(const char *name, uint64_t len)
+{
+    for (uint64_t i = 0; i < len && i <= LANE_SESSION_NAME; i++) {
+        char c = name[i];
+        int plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                    c == '_' || c == '-' || (c == '.' && i > 0);
+
+        if (!plain) {
+            return 0;
+        }
+    }
+    return len >= 1 && len <= LANE_SESSION_NAME;
+}

@@ -38,13 +38,14 @@ static const struct row rows[] = {
     {LANE_LEASE_GET,    sizeof(struct lane_lease),   FROM_CLIENT, 0},
     {LANE_LEASE_PUT,    sizeof(struct lane_lease),   FROM_CLIENT, 0},
     {LANE_REQUEST,      sizeof(struct lane_request), FROM_CLIENT | WITH_ID,
-                        LANE_F_DETACH | LANE_F_PRINCIPAL | LANE_F_PROGRESS},
+                        LANE_F_DETACH | LANE_F_PRINCIPAL | LANE_F_PROGRESS | LANE_F_SESSION},
     {LANE_CANCEL,       sizeof(struct lane_cancel),  FROM_CLIENT | WITH_ID, LANE_F_PRINCIPAL},
     {LANE_RESUME,       sizeof(struct lane_resume),  FROM_CLIENT | WITH_ID, LANE_F_PRINCIPAL},
     {LANE_PING,         0,                           FROM_CLIENT, 0},
     {LANE_STATUS_GET,   0,                           FROM_CLIENT, 0},
     {LANE_METRICS_GET,  sizeof(struct lane_lease),   FROM_CLIENT, 0},
     {LANE_CREDIT,       sizeof(struct lane_credit),  FROM_CLIENT | WITH_ID, 0},
+    {LANE_SESSION,      sizeof(struct lane_session), FROM_CLIENT, 0},
 
     {LANE_HELLO_REPLY,  sizeof(struct lane_hello_reply), FROM_FRONT, 0},
     {LANE_LEASE,        sizeof(struct lane_lease),       FROM_FRONT, 0},
@@ -142,6 +143,11 @@ static const char *check_client_body(struct lane_record *r)
             return "urgency outside -100..100";
         }
         return r->request.tenant_len <= sizeof(r->request.tenant) ? NULL : "tenant over 64 bytes";
+    case LANE_SESSION:
+        if (r->session.op < LANE_SESSION_LIST || r->session.op > LANE_SESSION_REMOVE) {
+            return "unknown wish about sessions";
+        }
+        return terminated(r->session.name, sizeof(r->session.name)) ? NULL : "name not terminated";
     case LANE_CANCEL:
         return r->cancel.tenant_len <= sizeof(r->cancel.tenant) ? NULL : "tenant over 64 bytes";
     case LANE_RESUME:
@@ -184,9 +190,15 @@ static const char *check_daemon_body(struct lane_record *r)
                    ? NULL
                    : "unknown kind of bulk data";
     case LANE_DONE:
-        return r->done.reason >= LANE_REASON_STOP && r->done.reason <= LANE_REASON_ERROR
+        if (r->done.reason < LANE_REASON_STOP || r->done.reason > LANE_REASON_ERROR) {
+            return "unknown finish reason";
+        }
+        if (r->done.session > LANE_SESSION_NOT_SAVED) {
+            return "unknown state of a session";
+        }
+        return terminated(r->done.session_cause, sizeof(r->done.session_cause))
                    ? NULL
-                   : "unknown finish reason";
+                   : "cause not terminated";
     case LANE_ERROR:
         if (r->error.code < LANE_E_INVALID || r->error.code > LANE_E_INTERNAL) {
             return "unknown error code";

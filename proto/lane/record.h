@@ -35,6 +35,7 @@ enum lane_type {
     LANE_STATUS_GET = 8, /* -> LANE_STATUS */
     LANE_METRICS_GET = 9, /* body lease (e2c): Prometheus text is written there -> LANE_BULK, LANE_DONE */
     LANE_CREDIT = 10,    /* body credit: rows of a windowed output that the client has read */
+    LANE_SESSION = 11,   /* body session: about the user's saved conversations -> LANE_BULK, LANE_DONE */
 
     /* front to client */
     LANE_HELLO_REPLY = 0x40, /* body hello_reply; two descriptors: c2e, e2c */
@@ -68,6 +69,8 @@ enum lane_flag {
     LANE_F_PRINCIPAL = 1 << 1, /* REQUEST, RESUME, CANCEL on a privileged door: uid and tenant are another's */
     LANE_F_PROGRESS = 1 << 2,  /* REQUEST: LANE_PROGRESS is wanted */
     LANE_F_REPLAYED = 1 << 3,  /* DONE: the request ran through an engine restart */
+    LANE_F_SESSION = 1 << 4,   /* REQUEST: its items name a saved conversation (TLV_SESSION), which it goes on
+                                  with, or begins, and which is saved at its end */
 };
 
 enum lane_state { LANE_UNLOADED, LANE_LOADING, LANE_READY, LANE_FAILED, LANE_STOPPING };
@@ -262,6 +265,26 @@ struct lane_done {
     uint32_t replay;     /* 0 none, 1 exact, 2 approximate */
     uint32_t stop_index; /* which stop string, from 1; 0: another cause */
     uint64_t seed;       /* that the sampler used, given or drawn */
+    uint32_t session;    /* enum lane_session_state */
+    int32_t session_err; /* negative errno of what was not saved */
+    uint64_t session_bytes; /* of the file */
+    char session_cause[96]; /* NUL-terminated; why it was not saved */
+};
+
+enum lane_session_state { LANE_SESSION_NONE, LANE_SESSION_SAVED, LANE_SESSION_NOT_SAVED };
+
+enum lane_session_op {
+    LANE_SESSION_LIST = 1, /* a line each into the e2c lease: name, tab, bytes, tab, seconds since 1970 */
+    LANE_SESSION_REMOVE,   /* an empty LANE_BULK */
+};
+enum { LANE_SESSION_NAME = 64 };
+
+struct lane_session {
+    uint32_t op;         /* enum lane_session_op */
+    uint32_t buf;        /* e2c lease */
+    uint32_t generation;
+    uint32_t pad;
+    char name[LANE_SESSION_NAME + 8]; /* NUL-padded; as lane_session_name_ok() */
 };
 
 struct lane_error {
@@ -325,6 +348,9 @@ struct lane_e_request {
     uint32_t pad;
     uint64_t seed;           /* for a request that names none; drawn once by the front, so that a replay
                                 draws the same numbers */
+    uint64_t session_bytes;  /* with LANE_F_SESSION, and a descriptor of the user's folder: what all files
+                                in it may take */
+    uint8_t client_id[16];   /* the client's id of the request: a session remembers its last one */
 };
 
 struct lane_e_cancel {
@@ -365,6 +391,7 @@ struct lane_record {
         struct lane_resume resume;
         struct lane_cancel cancel;
         struct lane_credit credit;
+        struct lane_session session;
         struct lane_accepted accepted;
         struct lane_progress progress;
         struct lane_token token;
@@ -399,6 +426,9 @@ enum lane_peer { LANE_PEER_CLIENT, LANE_PEER_FRONT, LANE_PEER_FRONT_TO_ENGINE, L
 struct error;
 int lane_record_check(struct lane_record *r, uint64_t n, enum lane_peer from, struct error *reterr)
     __attribute__((warn_unused_result));
+
+/* 1..64 letters, digits, '.', '_' and '-', the first no '.'. */
+int lane_session_name_ok(const char *name, uint64_t len);
 
 /* "stop", "length", ... and "CONTEXT_OVERFLOW", ...; never NULL. */
 const char *lane_reason_name(uint32_t reason);

@@ -33,8 +33,9 @@ BODIES = {  # type: (format, field names); `text` and names are bytes
     TOKEN: ("<iifHH200s", "index token logprob text_len n_alts text"),
     ALT: ("<iifHH128s", "index token logprob rank text_len text"),
     BULK: ("<IIIIQIIQQ", "kind buf generation window row0 n_rows n_cols n_bytes offset"),
-    DONE: ("<IiiiqqqqQQqqIIQ", "reason n_prompt n_cached n_new queue_ns prefill_ns decode_ns load_ns kv_bytes "
-           "kv_bytes_full n_slots n_evicted replay stop_index seed"),
+    DONE: ("<IiiiqqqqQQqqIIQIiQ96s", "reason n_prompt n_cached n_new queue_ns prefill_ns decode_ns load_ns kv_bytes "
+           "kv_bytes_full n_slots n_evicted replay stop_index seed "
+           "session session_err session_bytes session_cause"),
     ERROR: ("<IiIIQQ184s", "code err retry_after_ms pad count_a count_b text"),
     STATUS: ("<QQIIIIIIQQQQQQqqii64s32s", "front_epoch model_epoch state progress n_running n_queued n_lanes "
              "n_restarts n_requests n_prompt_tokens n_new_tokens kv_bytes_used kv_bytes_total plan_bytes step_age_ns "

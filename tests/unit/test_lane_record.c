@@ -61,7 +61,10 @@ static struct lane_record filled(const char *name)
         F(done.reason), F(done.n_prompt), F(done.n_cached), F(done.n_new), F(done.queue_ns);
         F(done.prefill_ns), F(done.decode_ns), F(done.load_ns), F(done.kv_bytes);
         F(done.kv_bytes_full), F(done.n_slots), F(done.n_evicted), F(done.replay);
-        F(done.stop_index), F(done.seed);
+        F(done.stop_index), F(done.seed), F(done.session), F(done.session_err);
+        F(done.session_bytes), F(done.session_cause);
+    } else if (!strcmp(name, "session")) {
+        F(session.op), F(session.buf), F(session.generation), F(session.pad), F(session.name);
     } else if (!strcmp(name, "error")) {
         F(error.code), F(error.err), F(error.retry_after_ms), F(error.pad), F(error.count_a);
         F(error.count_b), F(error.text);
@@ -81,6 +84,7 @@ static struct lane_record filled(const char *name)
         F(e_request.out_bytes), F(e_request.in_offset), F(e_request.in_bytes);
         F(e_request.principal), F(e_request.out_buf), F(e_request.out_generation);
         F(e_request.flags), F(e_request.pad), F(e_request.seed);
+        F(e_request.session_bytes), F(e_request.client_id);
     } else if (!strcmp(name, "e_cancel")) {
         F(e_cancel.reason);
     } else if (!strcmp(name, "e_state")) {
@@ -124,7 +128,7 @@ Test(lane_record, offsets_are_the_golden_ones)
         n++;
     }
     (void)fclose(f);
-    cr_assert_eq(n, 19);
+    cr_assert_eq(n, 20);
 }
 
 static const uint8_t some_id[16] = {7};

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_FRONT_SESSIONS_H
+#define PIPIT_DAEMON_FRONT_SESSIONS_H
+
+/* Saved conversations, the front's part: whose they are. Each principal has a folder of mode 0700,
+ * sessions/UID, or sessions/UID-TENANT with the tenant in hexadecimal, below the state directory;
+ * the engine gets the folder's descriptor with a request, and writes and reads in it
+ * (daemon/worker/session.h). The front lists and removes files and never opens one.
+ *
+ * The state directory is --state-dir, else $STATE_DIRECTORY (systemd's), else $XDG_STATE_HOME/pipit,
+ * else ~/.local/state/pipit, each but the first with a folder of the instance. It is made when first
+ * needed; where that fails, requests with sessions are refused, and nothing else. */
+
+#include "base/error.h"
+#include "proto/lane/record.h"
+
+struct config;
+struct front;
+struct lane;
+struct principal;
+
+/* A descriptor of the principal's folder, made if need be; or a negative errno. */
+int sessions_folder(const struct config *c, const struct principal *who, struct error *reterr);
+
+/* LANE_SESSION of an ordinary lane: LANE_BULK and LANE_DONE, or LANE_ERROR. */
+void sessions_serve(struct front *f, struct lane *l, const struct lane_record *r);
+
+#endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_WORKER_SESSION_H
+#define PIPIT_DAEMON_WORKER_SESSION_H
+
+/* A saved conversation: one file, NAME.session, in the folder of its user, whose descriptor the
+ * front sends with a request. It holds the whole text as token ids and a snapshot of the cache
+ * (engine_save), so that the next request goes on where the last one ended: after a restart, or on
+ * another machine with the same model. Little-endian:
+ *
+ *     struct session_header       4096 bytes, its own SHA-256 last
+ *     i32 text (n_text)           all that was read and said, and zeros; SHA-256 in the header
+ *     the snapshot                from a multiple of 4096 on; SHA-256 in the header
+ *
+ * The text is longer than the snapshot by the token that was drawn last. A file is never changed: a
+ * new one is written beside it, synced, and takes its name; so the old one stays until the new one
+ * is safe. Nothing in it is trusted: sums, sizes, ids, and what the snapshot's own check looks at. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "proto/lane/record.h"
+
+struct engine;
+
+enum { SESSION_VERSION = 1, SESSION_POLICY_MAX = 512, SESSION_HEADER_BYTES = 4096 };
+
+struct session_header {
+    char magic[8]; /* "PIPITSES" */
+    uint32_t version;
+    uint32_t n_text;
+    char identity[64]; /* of model and overlays */
+    char policy[SESSION_POLICY_MAX]; /* canonical */
+    uint8_t request[16]; /* the client's id of the one that saved it */
+    uint64_t block_offset;
+    uint64_t block_bytes;
+    uint32_t n_prompt; /* of the first request */
+    uint32_t pad;
+    uint8_t text_sha[32];
+    uint8_t block_sha[32];
+    uint8_t zero[SESSION_HEADER_BYTES - 728];
+    uint8_t sha[32]; /* of all before it */
+};
+
+struct session {
+    int dir; /* -1: none */
+    char name[LANE_SESSION_NAME + 1];
+    uint64_t quota; /* bytes of all files in the folder */
+    uint64_t principal;
+    uint8_t request[16];
+    /* What was saved; NULL for a new one. */
+    void *map;
+    size_t map_bytes;
+    struct session_header head;
+    const int32_t *text; /* (head.n_text) */
+    const void *block;   /* (head.block_bytes) */
+};
+
+/* Opens NAME in the folder `dir`, which becomes the session's; a name without a file is a new
+ * session. -EINVAL (name), -EBADMSG (broken, another model), -ENOTSUP (another version), or what
+ * the system says. */
+int session_open(struct session *s, const struct engine *e, int dir, const char *name, size_t len,
+                 struct error *reterr) WARN_UNUSED;
+void session_close(struct session *s); /* takes a zeroed one with dir -1, too */
+
+/* Saves a running request of the engine, whose text this is. 0 and the file's size; -EDQUOT, -ENOSPC,
+ * -EFBIG, or what else the system says: the old file is as it was. */
+struct session_text {
+    const char *policy; /* canonical */
+    const int32_t *ids; /* (n) */
+    size_t n;
+    size_t n_prompt;    /* of the session's first request */
+};
+int session_save(const struct session *s, struct engine *e, uint64_t handle,
+                 const struct session_text *text, uint64_t *ret_bytes,
+                 struct error *reterr) WARN_UNUSED;
+
+#endif

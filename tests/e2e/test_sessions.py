@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Saved conversations with the real pipitd, pipit-engine and pipit: they go on after any restart as if
+there had been none, and nothing that is wrong with a file or the disk loses one.
+
+PIPIT_BUILD is the build folder. With PIPIT_SMOLLM2, a chat through that model's template too."""
+import glob
+import json
+import os
+import resource
+import shutil
+import signal
+import stat
+import struct
+import tempfile
+import unittest
+
+from daemon import wait_until
+from harness import CliDaemon
+
+ASK = ("ask", "--raw", "--temp", "0", "--json")
+
+
+class Sessions(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="ps-")
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.daemon = None
+        self.addCleanup(self.stop)
+
+    def start(self, *args, state="state", **kw):
+        self.state = os.path.join(self.folder, state)
+        self.args = (*args, "--state-dir", self.state)
+        self.kw = kw
+        self.daemon = CliDaemon(*self.args, **kw)
+
+    def stop(self):
+        if self.daemon:
+            self.daemon.stop()
+            self.daemon = None
+
+    def restart(self, how=signal.SIGTERM):
+        engine = self.daemon.child("pipit-engine")
+        self.daemon.process.send_signal(how)
+        self.daemon.process.wait()
+        wait_until(lambda: not os.path.exists(f"/proc/{engine}"))
+        self.daemon.stop()
+        self.daemon = CliDaemon(*self.args, **self.kw)
+
+    def ask(self, text, session="s", n=20, fails=None, more=()):
+        """The last object of an answer; with `fails`, its exit code and cause are checked."""
+        rc, out, err = self.daemon.cli(*ASK, "-n", str(n), "--session", session, *more, text)
+        last = json.loads(out.splitlines()[-1]) if out else {}
+        if fails:
+            self.assertEqual(rc, fails[0], (out, err))
+            self.assertIn(fails[1], err)
+        else:
+            self.assertEqual((rc, err), (0, ""), self.daemon.text())
+        return last
+
+    def file(self, session="s"):
+        return os.path.join(self.state, "sessions", str(os.getuid()), session + ".session")
+
+    def content(self):
+        with open(self.file(), "rb") as f:
+            return f.read()
+
+    def put(self, data):
+        with open(self.file(), "wb") as f:
+            f.write(data)
+
+
+class Continuing(Sessions):
+    TURNS = ("Once upon a time", " Then her mother", " The end. One day", "")
+
+    def turns(self, restarts):
+        texts = []
+        for text, how in zip(self.TURNS, (None, *restarts)):
+            if how:
+                self.restart(how)
+            texts.append(self.ask(text)["text"])
+        return texts
+
+    def test_as_if_there_had_been_no_restart(self):
+        for i, kv in enumerate(("full", "fp8+keyformer:32", "sinks:2+window:30")):
+            with self.subTest(kv):
+                self.start("--kv", kv, state=f"a{i}", backend="cpu")
+                want = self.turns((None, None, None))
+                self.stop()
+                self.start("--kv", kv, state=f"b{i}", backend="cpu")
+                self.assertEqual(self.turns((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)), want)
+                self.stop()
+
+    def test_as_if_it_had_not_been_interrupted(self):
+        """Twice 20 tokens are the 40 that one answer has."""
+        for i, kv in enumerate(("kv8", "keyformer:24,tau=1..1", "keyformer:24,tau=1..1,mode=as-shipped", "h2o:24")):
+            with self.subTest(kv):
+                self.start("--kv", kv, state=f"s{i}")
+                whole = self.ask("Once upon a time", session="whole", n=40)["text"]
+                first = self.ask("Once upon a time")
+                self.restart(signal.SIGKILL)
+                second = self.ask("")
+                self.assertEqual(first["text"] + second["text"], whole)
+                self.assertEqual(second["usage"]["completion_tokens"], 20)
+                self.assertEqual(second["usage"]["cached_tokens"], second["usage"]["prompt_tokens"] - 1)
+                self.stop()
+
+    def test_only_ends_are_saved(self):
+        self.start()
+        self.ask("Once upon a time")
+        before = self.content()
+        p = self.daemon.start(*ASK, "--session", "s", "-n", "400", "--timeout", "0.001", " Then")
+        p.communicate()
+        if p.returncode == 7:
+            self.assertEqual(self.content(), before)
+        self.ask("x", fails=(2, "was saved under policy"), more=("--kv", "full,chunk=64"))
+
+    def test_a_chat_through_its_template(self):
+        model = os.environ.get("PIPIT_SMOLLM2")
+        if not model or not os.path.exists(model):
+            self.skipTest("PIPIT_SMOLLM2 is not set")
+        chat = ("ask", "--temp", "0", "-n", "24", "--session", "c", "--json")
+        lines = ("What is the capital of France?", "And of Italy?")
+        texts = []
+        self.start("--ctx", "1024", model=model, backend="cpu")
+        rc, want, err = self.daemon.cli("chat", "--temp", "0", "-n", "24", stdin="\n".join(lines).encode())
+        self.assertEqual((rc, err), (0, ""))
+        for text in lines:
+            rc, out, err = self.daemon.cli(*chat, text)
+            self.assertEqual((rc, err), (0, ""))
+            texts.append(json.loads(out.splitlines()[-1])["text"] + "\n")
+            self.restart(signal.SIGKILL)
+        self.assertEqual("".join(texts), want.decode(), "as with the whole history in the request")
+        rc, _, err = self.daemon.cli(*chat, "--system", "Be brief.", "Why?")
+        self.assertEqual(rc, 2)
+        self.assertIn("its system text stays", err)
+
+
+class Files(Sessions):
+    def setUp(self):
+        super().setUp()
+        self.start()
+
+    def test_private_listed_and_removed(self):
+        self.ask("Once upon a time", session="first")
+        self.ask("Once upon a time", session="second.2")
+        folder = os.path.dirname(self.file())
+        self.assertEqual(stat.S_IMODE(os.stat(folder).st_mode), 0o700)
+        self.assertEqual(stat.S_IMODE(os.stat(self.file("first")).st_mode), 0o600)
+        self.assertEqual(sorted(os.listdir(folder)), ["first.session", "second.2.session"])
+        rc, out, _ = self.daemon.cli("session", "list", "--json")
+        listed = {o["name"]: o["bytes"] for o in map(json.loads, out.splitlines())}
+        self.assertEqual((rc, listed), (0, {n: os.path.getsize(self.file(n)) for n in ("first", "second.2")}))
+        self.assertEqual(self.daemon.cli("session", "rm", "first")[0], 0)
+        self.assertEqual(os.listdir(folder), ["second.2.session"])
+        rc, _, err = self.daemon.cli("session", "rm", "first")
+        self.assertEqual((rc, err), (4, "pipit: no session first\n"))
+        for name in ("../second.2", ".x", "a/b", "x" * 65, ""):
+            rc, _, err = self.daemon.cli("session", "rm", name)
+            self.assertEqual(rc, 2, (name, err))
+            if name:
+                self.ask("x", session=name, fails=(2, "session name: allowed are"))
+
+    def test_damaged_files_are_refused_and_stay(self):
+        self.ask("Once upon a time")
+        good = self.content()
+        bent = []
+        for at in (0, 100, 700, 4090, 4100, 6000, 8200, len(good) - 1):
+            bent.append((good[:at] + bytes([good[at] ^ 1]) + good[at + 1:], "s "))
+        for size in (0, 1, 4095, 4096, 4200, 8192, len(good) - 1):
+            bent.append((good[:size], "damaged"))
+        bent.append((good + b"\0", "damaged"))
+        bent.append((good[:8] + struct.pack("<I", 2) + good[12:], "of version 2, this is 1"))
+        for data, cause in bent:
+            self.put(data)
+            self.ask(" Then", fails=(2, cause))
+            self.assertEqual(self.content(), data, "it was not touched")
+        self.put(good)
+        self.ask(" Then")
+        self.assertNotEqual(self.content(), good)
+
+    def test_another_model(self):
+        self.ask("Once upon a time")
+        self.stop()
+        other = os.path.join(self.folder, "other.gguf")
+        with open(self.kw.get("model") or glob.glob(os.path.join(os.path.dirname(__file__), "../data/stories260K.gguf"))[0], "rb") as f:
+            data = bytearray(f.read())
+        data[-1] ^= 1  # a weight
+        with open(other, "wb") as f:
+            f.write(data)
+        self.start(model=other)
+        self.ask(" Then", fails=(2, "with another model or overlay"))
+
+    def test_a_full_disk_loses_nothing(self):
+        first = self.ask("Once upon a time")["text"]
+        before = self.content()
+        engine = self.daemon.child("pipit-engine")
+        resource.prlimit(engine, resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+        self.ask(" Then", fails=(4, "cannot be written: File too large"))
+        self.assertEqual(self.content(), before)
+        self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
+        resource.prlimit(engine, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        self.assertEqual(self.ask(" Then", session="s")["usage"]["cached_tokens"] > 20, True, first)
+
+    def test_quota_and_places(self):
+        self.stop()
+        self.start("--session-bytes", "40000")
+        self.ask("Once upon a time")
+        self.ask("Once upon a time", session="t", fails=(4, "this user's others"))
+        self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
+        self.stop()
+        blocked = os.path.join(self.folder, "file")
+        open(blocked, "w").close()
+        self.start(state="file/below")
+        self.ask("Once", fails=(2, "sessions cannot be kept in"))
+        self.assertEqual(self.daemon.cli("ask", "--raw", "-n", "2", "Once")[0], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
