@@ -8,16 +8,20 @@
 
 #include <stdint.h>
 
+#include "base/device.h"
+
 struct rng_key {
     uint32_t k[2];
 };
 
-static inline struct rng_key rng_key_make(uint64_t seed)
+static inline HOST_DEVICE struct rng_key rng_key_make(uint64_t seed)
 {
-    return (struct rng_key){{(uint32_t)seed, (uint32_t)(seed >> 32)}};
+    struct rng_key key = {{(uint32_t)seed, (uint32_t)(seed >> 32)}};
+
+    return key;
 }
 
-static inline void rng_philox(struct rng_key key, const uint32_t counter[4], uint32_t ret[4])
+static inline HOST_DEVICE void rng_philox(struct rng_key key, const uint32_t counter[4], uint32_t ret[4])
 {
     uint32_t c0 = counter[0];
     uint32_t c1 = counter[1];
@@ -45,7 +49,7 @@ static inline void rng_philox(struct rng_key key, const uint32_t counter[4], uin
 
 /* Uniform in (0, 1): 23 bits and a half, never 0 and never 1, exact in f32 (with 24 bits and a half
  * the largest value rounds to 1). */
-static inline float rng_uniform(uint32_t bits)
+static inline HOST_DEVICE float rng_uniform(uint32_t bits)
 {
     return ((float)(bits >> 9) + 0.5f) * 0x1p-23f;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of backends. `ref` is always there; `cpu` is. `cuda` is a module that may be absent. */
+/* The list of backends. `ref` and `cpu` are always there; `cuda` is a module that may be absent, or
+ * find no device. */
 
 #include "kernels/backend.h"
 
@@ -7,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/module.h"
 #include "kernels/ref/ref.h"
 
 int backend_find(const char *name, const struct backend_ops **ret, struct error *reterr)
@@ -15,12 +17,21 @@ int backend_find(const char *name, const struct backend_ops **ret, struct error 
         *ret = &ref_backend;
         return 0;
     }
-    if (strcmp(name, "cpu") == 0 || strcmp(name, "auto") == 0) {
+    if (strcmp(name, "cpu") == 0) {
         *ret = &cpu_backend;
         return 0;
     }
+    if (strcmp(name, "auto") == 0) {
+        if (module_open_cuda(ret, NULL) < 0) {
+            *ret = &cpu_backend;
+        }
+        return 0;
+    }
     if (strcmp(name, "cuda") == 0) {
-        return error_set(reterr, -ENODEV, "backend \"cuda\" is not part of this build");
+        return module_open_cuda(ret, reterr);
+    }
+    if (strchr(name, '/')) {
+        return module_open(name, ret, reterr);
     }
     return error_set(reterr, -EINVAL, "backend \"%s\" is unknown, known are auto, ref, cpu, cuda",
                      name);

@@ -24,6 +24,7 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "base/device.h"
 #include "base/rng.h"
 #include "kernels/ops.h"
 
@@ -31,8 +32,9 @@
 #define NOISE_SIGMA 1.2825f
 #define NOISE_ONCE 0xffffffffu
 
-static inline float noise_uniform(const struct ops_observe *o, uint32_t head, uint32_t query_pos,
-                                  uint32_t key_pos, uint32_t second)
+static inline HOST_DEVICE float noise_uniform(const struct ops_observe *o, uint32_t head,
+                                              uint32_t query_pos, uint32_t key_pos,
+                                              uint32_t second)
 {
     uint32_t counter[4] = {(key_pos >> 6) << 4 | (key_pos & 15) | second << 31,
                            o->noise_once ? NOISE_ONCE : query_pos, (uint32_t)o->layer, head};
@@ -42,8 +44,8 @@ static inline float noise_uniform(const struct ops_observe *o, uint32_t head, ui
     return rng_uniform(words[key_pos >> 4 & 3]);
 }
 
-static inline float noise_draw(const struct ops_observe *o, uint32_t head, uint32_t query_pos,
-                               uint32_t key_pos)
+static inline HOST_DEVICE float noise_draw(const struct ops_observe *o, uint32_t head,
+                                           uint32_t query_pos, uint32_t key_pos)
 {
     float u;
 

@@ -5,6 +5,7 @@
 /* Element types of weights, with GGUF's own numbers (ggml type ids, the GGUF specification), and
  * the one definition of each block's layout. A quantised tensor's rows are whole blocks. */
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -47,14 +48,14 @@ struct block_q4_k { uint16_t d, dmin; uint8_t scales[12]; uint8_t qs[128]; };   
 struct block_q5_k { uint16_t d, dmin; uint8_t scales[12]; uint8_t qh[32]; uint8_t qs[128]; }; /* 256 */
 struct block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; uint16_t d; };        /* 256 */
 
-_Static_assert(sizeof(struct block_q4_0) == 18, "packed by nature");
-_Static_assert(sizeof(struct block_q4_1) == 20, "packed by nature");
-_Static_assert(sizeof(struct block_q5_0) == 22, "packed by nature");
-_Static_assert(sizeof(struct block_q5_1) == 24, "packed by nature");
-_Static_assert(sizeof(struct block_q8_0) == 34, "packed by nature");
-_Static_assert(sizeof(struct block_q4_k) == 144, "packed by nature");
-_Static_assert(sizeof(struct block_q5_k) == 176, "packed by nature");
-_Static_assert(sizeof(struct block_q6_k) == 210, "packed by nature");
+static_assert(sizeof(struct block_q4_0) == 18, "packed by nature");
+static_assert(sizeof(struct block_q4_1) == 20, "packed by nature");
+static_assert(sizeof(struct block_q5_0) == 22, "packed by nature");
+static_assert(sizeof(struct block_q5_1) == 24, "packed by nature");
+static_assert(sizeof(struct block_q8_0) == 34, "packed by nature");
+static_assert(sizeof(struct block_q4_k) == 144, "packed by nature");
+static_assert(sizeof(struct block_q5_k) == 176, "packed by nature");
+static_assert(sizeof(struct block_q6_k) == 210, "packed by nature");
 
 /* Decode n elements (whole blocks) to f32; the definition that every kernel is checked against.
  * Bit for bit what the Python package `gguf` gives. */

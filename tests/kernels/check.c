@@ -228,7 +228,7 @@ bool check_call(struct check *c)
             check_fail(c, "side %d returned %s", c->side, strerror(-c->err));
         }
     }
-    if (++c->side == CHECK_SIDES || (c->bench && c->side == 2)) {
+    if (++c->side == c->n_sides || (c->bench && c->side == 2)) {
         return false;
     }
     c->be = c->sides[c->side];

@@ -14,7 +14,7 @@
  * Sides: 0 the reference, 1 the backend under test with 2 threads, 2 and 3 the same with 1 and 3
  * threads, whose every output must equal side 1's bit for bit. Buffers lie between guard bytes.
  *
- *     check_norm [--backend cpu|ref|cuda] [--mask NAME] [--filter TEXT]
+ *     check_norm [--backend cpu|ref|cuda|FILE.so] [--mask NAME] [--filter TEXT] [--sides N]
  *                [--bench [--cpu-time] [--threads N]]
  *
  * The backend cpu is run once for each set of instructions this CPU has. Exits 77 when the backend
@@ -61,6 +61,7 @@ struct check {
     double samples[CHECK_SAMPLES];
     bool cpu_time;
     int n_threads; /* of side 1 */
+    int n_sides;   /* called: --sides, else all */
     uint8_t *flush; /* (CHECK_FLUSH) */
     double copy_rate; /* bytes/s, read and written, of a copy that does not fit the L2 */
     uint32_t counter;

@@ -128,6 +128,7 @@ int main(int argc, char **argv)
     const char *backend = option(argc, argv, "--backend");
     const char *only = option(argc, argv, "--mask");
     const char *threads = option(argc, argv, "--threads");
+    const char *sides = option(argc, argv, "--sides");
     uint32_t done[sizeof(variants) / sizeof(variants[0])];
     int n_done = 0;
 
@@ -135,6 +136,7 @@ int main(int argc, char **argv)
     c.filter = option(argc, argv, "--filter");
     c.cpu_time = option(argc, argv, "--cpu-time") != NULL;
     c.n_threads = atoi(threads ? threads : "2");
+    c.n_sides = sides ? atoi(sides) : CHECK_SIDES;
     backend = backend ? backend : "cpu";
     if (c.bench) {
         c.copy_rate = copy_rate();

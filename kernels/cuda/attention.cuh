@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CUDA_ATTENTION_CUH
+#define PIPIT_KERNELS_CUDA_ATTENTION_CUH
+
+/* What the attention kernels share: parameters, the logit, heads and groups, the noise. */
+
+#include "kernels/cuda/kv.cuh"
+
+extern "C" {
+#include "kernels/noise.h"
+}
+
+struct attend {
+    struct cuda_seqs seqs;
+    struct ops_observe observe[CUDA_SEQS]; /* row_first beyond the rows: off */
+    const float *q;
+    float *out;
+    int32_t ldq, ldo;
+    int32_t n_q;
+    float scale, softcap, alibi_max;
+    int32_t window;
+    /* scratch */
+    float *part;
+    int32_t part_len;  /* floats of one chunk and head */
+    int32_t n_chunks;  /* of the longest sequence of this launch: strides of part */
+    float *sums;       /* (rows, n_q, 2) */
+    float *logits;     /* (sequences of the launch, n_q, max_slots) */
+    int32_t max_slots;
+};
+
+/* Where query head `head` finds its keys and values. */
+struct attend_head {
+    int32_t group, k_head, v_head;
+};
+
+CUDA_INLINE struct attend_head attend_head_of(const struct attend *p, int32_t head)
+{
+    const struct cuda_layout *l = &p->seqs.layout;
+    int32_t n = p->n_q / l->n_groups;
+    struct attend_head h;
+
+    h.group = head / n;
+    h.k_head = head % n / (n / l->k_heads);
+    h.v_head = head % n / (n / l->v_heads);
+    return h;
+}
+
+CUDA_INLINE bool attend_observed(const struct attend *p, int32_t seq)
+{
+    return p->seqs.s[seq].score && p->observe[seq].row_first < p->seqs.s[seq].n_rows;
+}
+
+/* ops_alibi_slope(). */
+CUDA_INLINE float attend_slope(const struct attend *p, int32_t head)
+{
+    int32_t pow2 = 1;
+
+    if (p->alibi_max <= 0) {
+        return 0.0f;
+    }
+    while (pow2 * 2 <= p->n_q) {
+        pow2 *= 2;
+    }
+    return (float)exp2(-(double)p->alibi_max *
+                       (head < pow2 ? (double)(head + 1) : (double)(head - pow2) + 0.5) /
+                       (double)pow2);
+}
+
+CUDA_INLINE float attend_logit(const struct attend *p, float dot, float slope, int32_t pos,
+                               int32_t row_pos)
+{
+    float x = p->scale * dot;
+
+    if (!kv_visible(pos, row_pos, p->window)) {
+        return -INFINITY;
+    }
+    if (slope != 0) {
+        x -= slope * (float)(row_pos - pos);
+    }
+    if (p->softcap > 0) {
+        x = p->softcap * tanhf(x / p->softcap);
+    }
+    return fminf(fmaxf(x, -1e30f), 1e30f);
+}
+
+/* The logit that a scoring policy takes the softmax of. */
+CUDA_INLINE float attend_noisy(const struct ops_observe *o, float x, int32_t head, int32_t row,
+                               int32_t row_pos, int32_t pos)
+{
+    if (x == -INFINITY) {
+        return x;
+    }
+    return (x + noise_draw(o, (uint32_t)head, (uint32_t)row_pos, (uint32_t)pos)) /
+           (o->tau0 + (float)row * o->tau_step);
+}
+
+/* damp to the number of observed rows. */
+CUDA_INLINE float attend_damp(const struct ops_observe *o, int32_t n_rows)
+{
+    float factor = 1;
+
+    for (int32_t r = o->row_first; r < n_rows; r++) {
+        factor *= o->damp;
+    }
+    return factor;
+}
+
+int cuda_attend_decode(struct cuda *cu, struct attend *p);
+int cuda_attend_prefill(struct cuda *cu, struct attend *p);
+
+#endif

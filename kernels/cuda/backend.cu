@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The cuda backend's table: the device, its memory, scratch, and the module's entry point.
+ *
+ * Memory is cudaMalloc's, zeroed on the stream. Small writes (page tables, every few tokens) go
+ * through pinned memory and do not wait; when it is used up, the stream is waited for once. Large
+ * ones (weights, snapshots) are copied straight and waited for. Scratch is one allocation whose
+ * size follows from the limits, so that the plan needs no device. */
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+#include "kernels/cuda/cuda.cuh"
+
+extern "C" {
+#include "kernels/module.h"
+}
+
+extern const struct backend_ops cuda_backend;
+
+/* ---- scratch -------------------------------------------------------------------------------- */
+
+static uint64_t at_least_one(int32_t n)
+{
+    return n > 0 ? (uint64_t)n : 1;
+}
+
+static uint64_t round_up(uint64_t n, uint64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+struct taker {
+    uint8_t *base;
+    uint64_t used;
+};
+
+template <typename T> static void take(struct taker *t, uint64_t n, T **ret)
+{
+    *ret = t->base ? reinterpret_cast<T *>(t->base + t->used) : NULL;
+    t->used += round_up(n * sizeof(T), 256);
+}
+
+uint64_t cuda_scratch(const struct backend_limits *l, uint8_t *base, struct cuda_scratch *ret)
+{
+    struct taker t = {base, 0};
+    uint64_t rows = at_least_one(l->max_rows);
+    uint64_t cols = round_up(at_least_one(l->max_cols), 256);
+    uint64_t heads = at_least_one(l->max_heads);
+    uint64_t slots = round_up(at_least_one(l->max_slots), 64);
+    uint64_t decode = at_least_one(l->max_decode);
+    uint64_t chunks = 1;
+    uint64_t observed = 0;
+
+    for (int32_t n = 1; n < l->max_slots; n = n < 64 ? 64 : n * 2) { /* not monotonous */
+        uint64_t c = cuda_div_up((uint64_t)n, (uint64_t)cuda_chunk(n));
+
+        chunks = c > chunks ? c : chunks;
+    }
+    if (l->max_slots > 0) {
+        uint64_t c = cuda_div_up(slots, (uint64_t)cuda_chunk(l->max_slots));
+
+        chunks = c > chunks ? c : chunks;
+    }
+    if (l->observe) { /* as many rows at once as 64 MiB hold */
+        observed = ((uint64_t)64 << 20) / (heads * slots * sizeof(float));
+        observed = observed < 1 ? 1 : observed > decode ? decode : observed;
+    }
+    take(&t, rows * cols, &ret->xf);
+    take(&t, 2 * rows * cols, &ret->xq);
+    take(&t, rows * cols / 32, &ret->xd);
+    take(&t, rows * cols / 32, &ret->xs);
+    take(&t, 3 * rows * cols, &ret->xh);
+    take(&t, rows, &ret->xe);
+    take(&t, decode * heads * chunks * (at_least_one(l->max_head_dim) + 4), &ret->part);
+    take(&t, l->observe ? rows * heads * 2 : 0, &ret->sums);
+    take(&t, observed * heads * slots, &ret->logits);
+    take(&t, (heads + 1) * slots, &ret->order);
+    take(&t, heads + 1, &ret->flag);
+    ret->bytes = t.used;
+    ret->n_observed = (int32_t)observed;
+    return t.used;
+}
+
+static uint64_t scratch_bytes(const struct backend_config *config,
+                              const struct backend_limits *limits)
+{
+    struct cuda_scratch plan;
+
+    (void)config;
+    return cuda_scratch(limits, NULL, &plan) + CUDA_STAGE;
+}
+
+static int reserve(struct backend *be, const struct backend_limits *limits, struct error *reterr)
+{
+    struct cuda *cu = cuda_of(be);
+    struct cuda_scratch plan;
+    uint64_t bytes = cuda_scratch(limits, NULL, &plan);
+    void *base = NULL;
+    int r = be->ops->alloc(be, bytes, "scratch of the cuda backend", &base, reterr);
+
+    if (r < 0) {
+        return r;
+    }
+    be->ops->free(be, cu->scratch_base, 0);
+    cu->scratch_base = base;
+    cu->limits = *limits;
+    (void)cuda_scratch(limits, static_cast<uint8_t *>(base), &cu->scratch);
+    return 0;
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static int alloc(struct backend *be, uint64_t bytes, const char *what, void **ret,
+                 struct error *reterr)
+{
+    struct cuda *cu = cuda_of(be);
+    void *p = NULL;
+    cudaError_t e = cudaMalloc(&p, bytes > 0 ? (size_t)bytes : 1);
+    int r;
+
+    if (e == cudaErrorMemoryAllocation) {
+        size_t free_bytes = 0;
+        size_t total = 0;
+
+        (void)cudaGetLastError();
+        (void)cudaMemGetInfo(&free_bytes, &total);
+        return error_set(reterr, -ENOMEM, "%s: %llu bytes, the device has %zu of %zu free", what,
+                         (unsigned long long)bytes, free_bytes, total);
+    }
+    r = cuda_error(cu, e, what, reterr);
+    if (r == 0) {
+        r = cuda_error(cu, cudaMemsetAsync(p, 0, (size_t)bytes, cu->stream), what, reterr);
+    }
+    if (r < 0) {
+        (void)cudaFree(p);
+        return r;
+    }
+    *ret = p;
+    return 0;
+}
+
+static void free_device(struct backend *be, void *device, uint64_t bytes)
+{
+    (void)bytes;
+    if (device) {
+        (void)cudaStreamSynchronize(cuda_of(be)->stream);
+        (void)cudaFree(device);
+    }
+}
+
+static int free_bytes(struct backend *be, uint64_t *ret)
+{
+    size_t available = 0;
+    size_t total = 0;
+    int r = cuda_err(cuda_of(be), cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
+
+    if (r == 0) {
+        *ret = available;
+    }
+    return r;
+}
+
+static int sync(struct backend *be)
+{
+    struct cuda *cu = cuda_of(be);
+    int r = cuda_err(cu, cudaStreamSynchronize(cu->stream), "cudaStreamSynchronize");
+
+    cu->stage_used = 0;
+    return r;
+}
+
+static int write(struct backend *be, void *device, const void *host, uint64_t bytes)
+{
+    struct cuda *cu = cuda_of(be);
+    size_t n = (size_t)round_up(bytes, 256);
+    int r = 0;
+
+    if (bytes == 0) {
+        return cuda_err(cu, cudaSuccess, "write");
+    }
+    if (n > CUDA_STAGE / 4) {
+        r = cuda_err(cu,
+                     cudaMemcpyAsync(device, host, (size_t)bytes, cudaMemcpyHostToDevice,
+                                     cu->stream),
+                     "write");
+        return r < 0 ? r : sync(be);
+    }
+    if (cu->stage_used + n > CUDA_STAGE) {
+        r = sync(be); /* what was copied into it before must have left it */
+    }
+    if (r == 0) {
+        uint8_t *at = cu->stage + cu->stage_used;
+
+        memcpy(at, host, (size_t)bytes);
+        cu->stage_used += n;
+        r = cuda_err(
+            cu, cudaMemcpyAsync(device, at, (size_t)bytes, cudaMemcpyHostToDevice, cu->stream),
+            "write");
+    }
+    return r;
+}
+
+static int read(struct backend *be, void *host, const void *device, uint64_t bytes)
+{
+    struct cuda *cu = cuda_of(be);
+    int r = 0;
+
+    if (bytes > 0) {
+        r = cuda_err(
+            cu,
+            cudaMemcpyAsync(host, device, (size_t)bytes, cudaMemcpyDeviceToHost, cu->stream),
+            "read");
+    }
+    return r < 0 ? r : sync(be);
+}
+
+static int copy(struct backend *be, void *device, const void *from_device, uint64_t bytes)
+{
+    struct cuda *cu = cuda_of(be);
+
+    if (bytes == 0) {
+        return 0;
+    }
+    return cuda_err(cu,
+                    cudaMemcpyAsync(device, from_device, (size_t)bytes, cudaMemcpyDeviceToDevice,
+                                    cu->stream),
+                    "copy");
+}
+
+static int zero(struct backend *be, void *device, uint64_t bytes)
+{
+    struct cuda *cu = cuda_of(be);
+
+    if (bytes == 0) {
+        return 0;
+    }
+    return cuda_err(cu, cudaMemsetAsync(device, 0, (size_t)bytes, cu->stream), "zero");
+}
+
+/* ---- the device ----------------------------------------------------------------------------- */
+
+static void destroy(struct backend *be)
+{
+    struct cuda *cu = cuda_of(be);
+
+    if (!cu) {
+        return;
+    }
+    if (cu->have_stream) {
+        free_device(be, cu->scratch_base, 0);
+        (void)cudaStreamDestroy(cu->stream);
+    }
+    (void)cudaFreeHost(cu->stage);
+    free(cu);
+}
+
+/* Is there a device that this module can use? Nothing is left behind. */
+static int probe(struct error *reterr)
+{
+    int n = 0;
+    int driver = 0;
+    int runtime = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+
+    if (e == cudaSuccess && n > 0) {
+        return 0;
+    }
+    (void)cudaGetLastError();
+    (void)cudaDriverGetVersion(&driver);
+    (void)cudaRuntimeGetVersion(&runtime);
+    if (driver == 0) {
+        return error_set(reterr, -ENODEV, "no CUDA device: no NVIDIA driver is loaded");
+    }
+    if (e == cudaErrorInsufficientDriver) {
+        return error_set(reterr, -ENODEV,
+                         "no CUDA device: the driver offers CUDA %d.%d, this build needs %d.%d",
+                         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    }
+    return error_set(reterr, -ENODEV, "no CUDA device: %s",
+                     cudaGetErrorString(e == cudaSuccess ? cudaErrorNoDevice : e));
+}
+
+static int open_device(struct cuda *cu, struct error *reterr)
+{
+    struct cudaDeviceProp prop;
+    void *stage = NULL;
+    int r = cuda_error(cu, cudaSetDevice(cu->device), "cudaSetDevice", reterr);
+
+    if (r == 0) {
+        r = cuda_error(cu, cudaGetDeviceProperties(&prop, cu->device), "cudaGetDeviceProperties",
+                       reterr);
+    }
+    if (r == 0 && prop.major < 8) {
+        r = error_set(reterr, -ENODEV,
+                      "CUDA device \"%s\" is sm_%d%d, at least sm_80 is needed", prop.name,
+                      prop.major, prop.minor);
+    }
+    if (r == 0) {
+        (void)snprintf(cu->device_name, sizeof(cu->device_name), "%.64s, sm_%d%d", prop.name,
+                       prop.major, prop.minor);
+        cu->n_sms = prop.multiProcessorCount;
+        cu->integrated = prop.integrated != 0;
+        cu->shared_max = prop.sharedMemPerBlockOptin;
+        r = cuda_error(cu, cudaStreamCreateWithFlags(&cu->stream, cudaStreamNonBlocking),
+                       "cudaStreamCreate", reterr);
+        cu->have_stream = r == 0;
+    }
+    if (r == 0) {
+        r = cuda_error(cu, cudaMallocHost(&stage, CUDA_STAGE), "cudaMallocHost", reterr);
+        cu->stage = static_cast<uint8_t *>(stage);
+    }
+    return r;
+}
+
+static int create(const struct backend_config *config, struct backend **ret, struct error *reterr)
+{
+    struct cuda *cu;
+    int r = probe(reterr);
+
+    (void)config;
+    if (r < 0) {
+        return r;
+    }
+    cu = static_cast<struct cuda *>(calloc(1, sizeof(*cu)));
+    if (!cu) {
+        return error_set(reterr, -ENOMEM, "no memory for the cuda backend");
+    }
+    cu->be.ops = &cuda_backend;
+    r = open_device(cu, reterr);
+    if (r < 0) {
+        destroy(&cu->be);
+        return r;
+    }
+    *ret = &cu->be;
+    return 0;
+}
+
+static void describe(const struct backend *be, char *buf, size_t size)
+{
+    const struct cuda *cu = reinterpret_cast<const struct cuda *>(be);
+
+    (void)snprintf(buf, size, "cuda: %s, %d multiprocessors%s%s%s", cu->device_name, cu->n_sms,
+                   cu->integrated ? ", shared memory with the host" : "",
+                   cu->lost ? ", lost: " : "", cu->lost ? cu->cause : "");
+}
+
+const struct backend_ops cuda_backend = {
+    .name = "cuda",
+    .create = create,
+    .destroy = destroy,
+    .describe = describe,
+    .alloc = alloc,
+    .free = free_device,
+    .free_bytes = free_bytes,
+    .write = write,
+    .read = read,
+    .copy = copy,
+    .zero = zero,
+    .sync = sync,
+    .scratch_bytes = scratch_bytes,
+    .reserve = reserve,
+    .weight_bytes = cuda_weight_bytes,
+    .weight_create = cuda_weight_create,
+    .weight_destroy = cuda_weight_destroy,
+    .kv_layout = cuda_kv_layout,
+    .embed = cuda_embed,
+    .norm = cuda_norm,
+    .matmul = cuda_matmul,
+    .gather = cuda_gather,
+    .softcap = cuda_softcap,
+    .rope_store = cuda_rope_store,
+    .attention = cuda_attention,
+    .victim = cuda_victim,
+    .cut = cuda_cut,
+    .kv_export = cuda_kv_export,
+    .kv_import = cuda_kv_import,
+};
+
+extern "C" __attribute__((visibility("default"))) const struct module pipit_backend_module;
+const struct module pipit_backend_module = {
+    .magic = MODULE_MAGIC,
+    .ops_bytes = sizeof(struct backend_ops),
+    .version = PIPIT_VERSION,
+    .ops = &cuda_backend,
+    .probe = probe,
+};

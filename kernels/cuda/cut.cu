@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Eviction: the victim of one token, and the cut at the end of a prompt.
+ *
+ * Slots are ranked by one 64-bit key, score (as an integer of the same order) above position: all
+ * keys differ, so the smallest is the smallest in whatever order threads look, and the ties of
+ * ops.h need no care. One block of 1024 threads a group.
+ *
+ * victim  a minimum over (key, slot). None: -1, which rope_store stores nothing for.
+ * cut     the k-th smallest key by radix, 8 bits a pass over the slots; what is not above it goes.
+ *         Then the survivors above the budget move into dead slots below, paired by their ranks,
+ *         which prefix sums give. Waits, for it answers whether the budget holds what is protected.
+ * Bytes: 8 a slot and pass. Times: not measured. */
+
+#include <cerrno>
+
+#include "kernels/cuda/kv.cuh"
+
+enum { CUT_THREADS = 1024, CUT_WARPS = CUT_THREADS / 32 };
+
+static const uint64_t NO_KEY = ~(uint64_t)0;
+
+struct choice {
+    struct cuda_layout layout;
+    struct cuda_seq s;
+    int32_t sinks, pos_protect, budget;
+    bool by_position, shared;
+    int32_t *victim;
+    int32_t *order; /* (n_groups, max_slots) */
+    int32_t max_slots;
+    int32_t *flag;
+};
+
+/* The key by which slots of `group` are chosen; NO_KEY for those that may not go. */
+CUDA_INLINE uint64_t key_of(const struct choice *p, int32_t group, int32_t slot)
+{
+    int32_t pos = kv_pos(&p->s, group, slot);
+    float score = 0;
+    uint32_t u;
+
+    if (pos < 0 || pos < p->sinks || pos >= p->pos_protect) {
+        return NO_KEY;
+    }
+    if (p->by_position) {
+        return (uint64_t)(uint32_t)pos;
+    }
+    if (p->shared) {
+        for (int32_t g = 0; g < p->layout.n_groups; g++) {
+            score += p->s.score[(size_t)g * p->s.cap + slot];
+        }
+    } else {
+        score = p->s.score[(size_t)group * p->s.cap + slot];
+    }
+    u = __float_as_uint(score == 0.0f ? 0.0f : score); /* -0 is 0 */
+    u = u & 0x80000000u ? ~u : u | 0x80000000u;
+    return (uint64_t)u << 32 | (uint32_t)pos;
+}
+
+CUDA_INLINE uint64_t warp_min64(uint64_t x)
+{
+    for (int m = 16; m > 0; m >>= 1) {
+        uint64_t y = __shfl_xor_sync(ALL_LANES, x, m);
+
+        x = y < x ? y : x;
+    }
+    return x;
+}
+
+CUDA_KERNEL void __launch_bounds__(CUT_THREADS) find_victim(struct choice p)
+{
+    __shared__ uint64_t part[CUT_WARPS];
+    __shared__ uint64_t best;
+    int32_t group = (int32_t)blockIdx.x;
+    uint64_t key = NO_KEY;
+
+    for (int32_t s = (int32_t)threadIdx.x; s < p.s.n_slots; s += CUT_THREADS) {
+        uint64_t k = key_of(&p, group, s);
+
+        key = k < key ? k : key;
+    }
+    key = warp_min64(key);
+    if (threadIdx.x % WARP == 0) {
+        part[threadIdx.x / WARP] = key;
+    }
+    __syncthreads(); /* part: written by all warps, read by the first */
+    if ((int)threadIdx.x < WARP) {
+        key = warp_min64(part[threadIdx.x]);
+        if (threadIdx.x == 0) {
+            best = key;
+            if (key == NO_KEY) {
+                p.victim[group] = -1;
+            }
+        }
+    }
+    __syncthreads(); /* best: written by the first thread, read by all */
+    for (int32_t s = (int32_t)threadIdx.x; s < p.s.n_slots && best != NO_KEY; s += CUT_THREADS) {
+        if (key_of(&p, group, s) == best) {
+            p.victim[group] = s;
+        }
+    }
+}
+
+/* ---- cut ------------------------------------------------------------------------------------ */
+
+/* Sum over the block, and *ret_before: over the threads before this one. */
+CUDA_INLINE int32_t block_scan(int32_t x, int32_t *part, int32_t *ret_before)
+{
+    int lane = (int)threadIdx.x % WARP;
+    int32_t before = 0;
+    int32_t total = 0;
+    int32_t own = 0;
+
+    for (int i = 0; i < WARP; i++) { /* in order of lanes */
+        int32_t y = __shfl_sync(ALL_LANES, x, i);
+
+        before += i < lane ? y : 0;
+        own += y;
+    }
+    __syncthreads(); /* part: what the call before read from it */
+    if (lane == 0) {
+        part[threadIdx.x / WARP] = own;
+    }
+    __syncthreads(); /* part: written above, read below */
+    for (int i = 0; i < CUT_WARPS; i++) {
+        before += i < (int)threadIdx.x / WARP ? part[i] : 0;
+        total += part[i];
+    }
+    *ret_before = before;
+    return total;
+}
+
+/* The n-th smallest key (n >= 1) of the group. */
+CUDA_INLINE uint64_t select_key(const struct choice *p, int32_t group, int32_t n, int32_t *count)
+{
+    __shared__ uint64_t prefix;
+    __shared__ int32_t left;
+
+    if (threadIdx.x == 0) {
+        prefix = 0;
+        left = n;
+    }
+    for (int shift = 56; shift >= 0; shift -= 8) {
+        uint64_t above;
+
+        for (int i = (int)threadIdx.x; i < 256; i += CUT_THREADS) {
+            count[i] = 0;
+        }
+        __syncthreads(); /* count cleared; prefix and left of the pass before */
+        above = prefix;
+        for (int32_t s = (int32_t)threadIdx.x; s < p->s.n_slots; s += CUT_THREADS) {
+            uint64_t key = key_of(p, group, s);
+
+            if (key != NO_KEY && (shift == 56 || key >> (shift + 8) == above)) {
+                atomicAdd(&count[key >> shift & 255], 1);
+            }
+        }
+        __syncthreads(); /* count: complete */
+        if (threadIdx.x == 0) {
+            int i = 0;
+
+            while (i < 255 && left > count[i]) {
+                left -= count[i++];
+            }
+            prefix = above << 8 | (uint64_t)i;
+        }
+        __syncthreads(); /* prefix: written by the first thread, read by all */
+    }
+    return prefix;
+}
+
+CUDA_INLINE void count_slots(const struct choice *p, int32_t group, int32_t *part, int32_t *ret_live,
+                             int32_t *ret_free)
+{
+    int32_t live = 0;
+    int32_t may_go = 0;
+    int32_t before;
+
+    for (int32_t s = (int32_t)threadIdx.x; s < p->s.n_slots; s += CUT_THREADS) {
+        live += kv_pos(&p->s, group, s) >= 0;
+        may_go += key_of(p, group, s) != NO_KEY;
+    }
+    *ret_live = block_scan(live, part, &before);
+    *ret_free = block_scan(may_go, part, &before);
+}
+
+/* How many must go, into flag[1]; flag[0] set when protected slots alone exceed the budget. */
+CUDA_KERNEL void __launch_bounds__(CUT_THREADS) choose_drops(struct choice p)
+{
+    __shared__ int32_t part[CUT_WARPS];
+    __shared__ int32_t count[256];
+    int32_t group = (int32_t)blockIdx.x;
+    int32_t *dead = p.order + (size_t)group * p.max_slots; /* 1: goes */
+    int32_t live;
+    int32_t may_go;
+    int32_t n;
+    uint64_t last = 0;
+
+    count_slots(&p, group, part, &live, &may_go);
+    n = live > p.budget ? live - p.budget : 0;
+    if (n > may_go) {
+        if (threadIdx.x == 0) {
+            p.flag[0] = 1;
+        }
+        n = 0;
+    }
+    if (n > 0) {
+        last = select_key(&p, group, n, count);
+    }
+    for (int32_t s = (int32_t)threadIdx.x; s < p.s.n_slots; s += CUT_THREADS) {
+        uint64_t key = key_of(&p, group, s);
+
+        dead[s] = n > 0 && key != NO_KEY && key <= last;
+    }
+}
+
+/* Drops the chosen, then pairs dead slots below the budget with survivors above it. A block reads
+ * the choice of its own group (of group 0 when shared) and then uses its own part of `order`; when
+ * shared, group 0's block must not overwrite what others still read, so its list lies behind. */
+CUDA_KERNEL void __launch_bounds__(CUT_THREADS) close_gaps(struct choice p)
+{
+    __shared__ int32_t part[CUT_WARPS];
+    int32_t group = (int32_t)blockIdx.x;
+    int32_t *slot_pos = p.s.slot_pos + (size_t)group * p.s.cap;
+    float *score = p.s.score ? p.s.score + (size_t)group * p.s.cap : NULL;
+    const int32_t *drop = p.order + (p.shared ? 0 : (size_t)group * p.max_slots);
+    int32_t *to = p.order + (size_t)(group + (p.shared ? 1 : 0)) * p.max_slots;
+    int32_t n_to = 0;
+    int32_t n_from = 0;
+    int32_t below = p.budget < p.s.n_slots ? p.budget : p.s.n_slots;
+
+    for (int32_t s = (int32_t)threadIdx.x; s < p.s.n_slots; s += CUT_THREADS) {
+        if (drop[s]) {
+            slot_pos[s] = -1;
+            if (score) {
+                score[s] = 0.0f;
+            }
+        }
+    }
+    __syncthreads(); /* drop: read above, its place may be the list's; slot_pos: final */
+    for (int32_t s0 = 0; s0 < below; s0 += CUT_THREADS) {
+        int32_t s = s0 + (int32_t)threadIdx.x;
+        bool is_dead = s < below && slot_pos[s] < 0;
+        int32_t before;
+        int32_t n = block_scan(is_dead, part, &before);
+
+        if (is_dead) {
+            to[n_to + before] = s;
+        }
+        n_to += n;
+    }
+    __syncthreads(); /* to: complete */
+    for (int32_t s0 = below; s0 < p.s.n_slots; s0 += CUT_THREADS) {
+        int32_t s = s0 + (int32_t)threadIdx.x;
+        int32_t pos = s < p.s.n_slots ? slot_pos[s] : -1;
+        int32_t before;
+        int32_t n = block_scan(pos >= 0, part, &before);
+
+        if (pos >= 0) {
+            int32_t target = to[n_from + before];
+
+            slot_pos[target] = pos;
+            slot_pos[s] = -1;
+            if (score) {
+                score[target] = score[s];
+                score[s] = 0.0f;
+            }
+            to[p.max_slots - 1 - (n_from + before)] = s; /* for the copy: targets, then sources */
+        }
+        n_from += n;
+    }
+    if (threadIdx.x == 0) {
+        p.flag[1 + group] = n_from;
+    }
+}
+
+CUDA_INLINE void copy_row(uint8_t *to, const uint8_t *from, uint32_t bytes)
+{
+    for (uint32_t i = threadIdx.x * 8; i < bytes; i += blockDim.x * 8) {
+        *reinterpret_cast<uint2 *>(to + i) = *reinterpret_cast<const uint2 *>(from + i);
+    }
+}
+
+/* One block a group and moved slot. */
+CUDA_KERNEL void move_survivors(struct choice p)
+{
+    int32_t group = (int32_t)blockIdx.y;
+    const int32_t *list = p.order + (size_t)(group + (p.shared ? 1 : 0)) * p.max_slots;
+    int32_t i = (int32_t)blockIdx.x;
+    const struct cuda_layout *l = &p.layout;
+
+    for (; i < p.flag[1 + group]; i += (int32_t)gridDim.x) {
+        int32_t to = list[i];
+        int32_t from = list[p.max_slots - 1 - i];
+        uint8_t *a = kv_page(l, &p.s, group, to);
+        uint8_t *b = kv_page(l, &p.s, group, from);
+
+        for (int32_t h = 0; h < l->k_heads; h++) {
+            copy_row(kv_k_row(l, a, h, to), kv_k_row(l, b, h, from), l->k_row);
+            if (kv_has_scale(l->k_type) && threadIdx.x == 0) {
+                *kv_scale(a, l->k_scale_at, h, to) = *kv_scale(b, l->k_scale_at, h, from);
+            }
+        }
+        for (int32_t h = 0; h < l->v_heads; h++) {
+            copy_row(kv_v_row(l, a, h, to), kv_v_row(l, b, h, from), l->v_row);
+            if (kv_has_scale(l->v_type) && threadIdx.x == 0) {
+                *kv_scale(a, l->v_scale_at, h, to) = *kv_scale(b, l->v_scale_at, h, from);
+            }
+        }
+    }
+}
+
+/* ---- calls ---------------------------------------------------------------------------------- */
+
+static int choice_of(const struct cuda *cu, const struct ops_kv *kv, struct choice *ret)
+{
+    struct ops_seq seq = {};
+    struct cuda_seqs seqs;
+
+    if (kv->n_slots > cu->limits.max_slots || kv->layout->n_groups > cu->limits.max_heads) {
+        return -EINVAL;
+    }
+    seq.kv = *kv;
+    (void)cuda_seqs_take(&seq, 0, 1, &seqs);
+    *ret = {};
+    ret->layout = seqs.layout;
+    ret->s = seqs.s[0];
+    ret->order = cu->scratch.order;
+    ret->max_slots = (cu->limits.max_slots + 63) / 64 * 64;
+    ret->flag = cu->scratch.flag;
+    return 0;
+}
+
+CUDA_KERNEL void share_victim(int32_t *victim)
+{
+    victim[threadIdx.x + 1] = victim[0];
+}
+
+int cuda_victim(struct backend *be, const struct ops_victim *p)
+{
+    struct cuda *cu = cuda_of(be);
+    int32_t groups = p->kv->layout->n_groups;
+    struct choice c;
+    int r = choice_of(cu, p->kv, &c);
+
+    if (r < 0) {
+        return r;
+    }
+    c.sinks = p->sinks;
+    c.pos_protect = p->pos_protect;
+    c.by_position = p->by_position;
+    c.shared = p->shared;
+    c.victim = p->victim;
+    CUDA_LAUNCH(cu->stream, dim3(p->shared ? 1 : (unsigned)groups), dim3(CUT_THREADS), 0,
+                find_victim, c);
+    r = cuda_launched(cu, "find_victim");
+    if (r == 0 && p->shared && groups > 1) {
+        CUDA_LAUNCH(cu->stream, dim3(1), dim3((unsigned)groups - 1), 0, share_victim, p->victim);
+        r = cuda_launched(cu, "share_victim");
+    }
+    return r;
+}
+
+int cuda_cut(struct backend *be, const struct ops_cut *p)
+{
+    struct cuda *cu = cuda_of(be);
+    int32_t groups = p->kv->layout->n_groups;
+    int32_t failed = 0;
+    struct choice c;
+    int r = choice_of(cu, p->kv, &c);
+
+    if (r < 0 || !p->kv->slot_pos) {
+        return -EINVAL;
+    }
+    c.sinks = p->sinks;
+    c.pos_protect = p->pos_protect;
+    c.budget = p->budget;
+    c.by_position = p->by_position;
+    c.shared = p->shared;
+    r = be->ops->zero(be, c.flag, sizeof(*c.flag));
+    if (r == 0) {
+        CUDA_LAUNCH(cu->stream, dim3(p->shared ? 1 : (unsigned)groups), dim3(CUT_THREADS), 0,
+                    choose_drops, c);
+        r = cuda_launched(cu, "choose_drops");
+    }
+    if (r == 0) {
+        r = be->ops->read(be, &failed, c.flag, sizeof(failed));
+    }
+    if (r < 0 || failed) {
+        return r < 0 ? r : -EINVAL;
+    }
+    CUDA_LAUNCH(cu->stream, dim3((unsigned)groups), dim3(CUT_THREADS), 0, close_gaps, c);
+    r = cuda_launched(cu, "close_gaps");
+    if (r == 0) {
+        CUDA_LAUNCH(cu->stream, dim3(256, (unsigned)groups), dim3(32), 0, move_survivors, c);
+        r = cuda_launched(cu, "move_survivors");
+    }
+    return r;
+}

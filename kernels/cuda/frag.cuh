@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CUDA_FRAG_CUH
+#define PIPIT_KERNELS_CUDA_FRAG_CUH
+
+/* Quantised weights in fragment order: what each lane of a warp needs for its matrix instructions
+ * lies in 16 bytes it loads at once, and a warp's load is 512 contiguous bytes.
+ *
+ * A tile is 16 rows; a tile's units follow each other; a unit is BLOCKS (4 or 8) blocks of 32
+ * columns of the 16 rows:
+ *     codes   by groups of 4 blocks. 4 bits: [half of the rows][lane] 4 words, one a block; nibbles
+ *             low: elements 4t..4t+3, high: 16+4t... 8 bits: [pair of blocks][half][lane] 4 words:
+ *             (block, low elements) (block, high) (next block, low) (next, high)
+ *     high    fifth bits: [lane] a byte for each half and block; fifth and sixth: 16 bits
+ *     scales  by row, as the format has them, scales of 6 bits widened to 8
+ * with lane = 4 g + t: rows g (half 0) and g + 8 (half 1). Rows and columns are padded with codes
+ * and scales of 0. Sizes are those of the file but for the K types' scales (148 of 144 bytes).
+ *
+ * value = d q + m; q of the types with a middle (Q4_0, Q5_0, Q6_K) is made signed as it is read. */
+
+#include "kernels/cuda/cuda.cuh"
+
+enum frag_scales { FRAG_D, FRAG_DM, FRAG_K, FRAG_Q6 };
+
+/* NAME, GGUF type, blocks of a unit, bits of a code, high bits, middle, kind of scales */
+#define FRAG_FORMAT(NAME, TYPE_, BLOCKS_, HIGH_, CODE_, MIDDLE_, SCALES_)                          \
+    struct NAME {                                                                                  \
+        static constexpr int TYPE = TYPE_;                                                         \
+        static constexpr int BLOCKS = BLOCKS_;                                                     \
+        static constexpr int GROUPS = BLOCKS_ / 4;                                                 \
+        static constexpr int HIGH = HIGH_;                                                         \
+        static constexpr int CODE = CODE_;                                                         \
+        static constexpr int MIDDLE = MIDDLE_;                                                     \
+        static constexpr int SCALES = SCALES_;                                                     \
+        static constexpr int CODE_BYTES = CODE * 256;                                              \
+        static constexpr int HIGH_BYTES = HIGH * 256;                                              \
+        static constexpr int HIGH_AT = GROUPS * CODE_BYTES;                                        \
+        static constexpr int SCALES_AT = HIGH_AT + GROUPS * HIGH_BYTES;                            \
+        static constexpr int UNIT = SCALES_AT + (SCALES == FRAG_D    ? 128                         \
+                                                 : SCALES == FRAG_DM ? 256                         \
+                                                 : SCALES == FRAG_K  ? 320                         \
+                                                                     : 288);                       \
+        static constexpr int COLS = BLOCKS * 32;                                                   \
+    }
+
+FRAG_FORMAT(frag_q4_0, DTYPE_Q4_0, 4, 0, 4, 8, FRAG_D);
+FRAG_FORMAT(frag_q4_1, DTYPE_Q4_1, 4, 0, 4, 0, FRAG_DM);
+FRAG_FORMAT(frag_q5_0, DTYPE_Q5_0, 4, 1, 4, 16, FRAG_D);
+FRAG_FORMAT(frag_q5_1, DTYPE_Q5_1, 4, 1, 4, 0, FRAG_DM);
+FRAG_FORMAT(frag_q8_0, DTYPE_Q8_0, 4, 0, 8, 0, FRAG_D);
+FRAG_FORMAT(frag_q4_k, DTYPE_Q4_K, 8, 0, 4, 0, FRAG_K);
+FRAG_FORMAT(frag_q5_k, DTYPE_Q5_K, 8, 1, 4, 0, FRAG_K);
+FRAG_FORMAT(frag_q6_k, DTYPE_Q6_K, 8, 2, 4, 32, FRAG_Q6);
+
+#define FRAG_TYPES(DO)                                                                             \
+    DO(DTYPE_Q4_0, frag_q4_0)                                                                      \
+    DO(DTYPE_Q4_1, frag_q4_1)                                                                      \
+    DO(DTYPE_Q5_0, frag_q5_0)                                                                      \
+    DO(DTYPE_Q5_1, frag_q5_1)                                                                      \
+    DO(DTYPE_Q8_0, frag_q8_0)                                                                      \
+    DO(DTYPE_Q4_K, frag_q4_k)                                                                      \
+    DO(DTYPE_Q5_K, frag_q5_k)                                                                      \
+    DO(DTYPE_Q6_K, frag_q6_k)
+
+static inline __host__ __device__ uint64_t frag_units(int32_t n_cols, int32_t unit_cols)
+{
+    return (uint64_t)(n_cols + unit_cols - 1) / unit_cols;
+}
+
+/* Rows of 16-bit and f32 weights lie one after another, padded to 64 bytes. */
+static inline uint64_t plain_pitch(uint32_t type, int32_t n_cols)
+{
+    return ((uint64_t)n_cols * (type == DTYPE_F32 ? 4 : 2) + 63) / 64 * 64;
+}
+
+/* ---- one element: embed and the packing kernel ---------------------------------------------- */
+
+struct frag_at {
+    int32_t row;   /* of the tile */
+    int32_t block; /* of the unit */
+    int32_t code;  /* byte of the unit; the nibble of `high` when codes have 4 bits */
+    int32_t high;  /* 0: elements 0..15 of the block */
+    int32_t more;  /* byte of the high bits */
+    int32_t shift; /* in it */
+};
+
+template <typename F> CUDA_INLINE struct frag_at frag_where(int32_t row, int32_t col)
+{
+    struct frag_at a;
+    int32_t half = row % 16 / 8;
+    int32_t e = col % 32;
+    int32_t j = col % 128 / 32;
+    int32_t group = col % F::COLS / 128;
+    int32_t lane = row % 8 * 4 + e % 16 / 4;
+    int32_t i = e % 4;
+
+    a.row = row % 16;
+    a.block = col % F::COLS / 32;
+    a.high = e / 16;
+    a.code = group * F::CODE_BYTES +
+             (F::CODE == 4 ? half * 512 + lane * 16 + j * 4 + i
+                           : j / 2 * 1024 + half * 512 + lane * 16 + j % 2 * 8 + a.high * 4 + i);
+    a.more = F::HIGH_AT + group * F::HIGH_BYTES +
+             (F::HIGH == 1 ? lane * 8 + half * 4 + j
+                           : lane * 16 + half * 8 + j / 2 * 4 + j % 2 * 2 + a.high);
+    a.shift = F::HIGH == 1 ? a.high * 4 + i : i * 2;
+    return a;
+}
+
+template <typename F>
+CUDA_INLINE const uint8_t *frag_unit(const uint8_t *w, int32_t n_cols, int32_t row, int32_t col)
+{
+    return w + ((uint64_t)(row / 16) * frag_units(n_cols, F::COLS) + col / F::COLS) * F::UNIT;
+}
+
+CUDA_INLINE float frag_f16(const uint8_t *p)
+{
+    return f32_of_f16((uint16_t)(p[0] | p[1] << 8));
+}
+
+/* As quant/dtype.c decodes it, to the bit. */
+template <typename F>
+CUDA_INLINE float frag_value(const uint8_t *w, int32_t n_cols, int32_t row, int32_t col)
+{
+    const uint8_t *unit = frag_unit<F>(w, n_cols, row, col);
+    struct frag_at a = frag_where<F>(row, col);
+    const uint8_t *s = unit + F::SCALES_AT;
+    int32_t q = F::CODE == 8 ? (int8_t)unit[a.code] : unit[a.code] >> (a.high * 4) & 15;
+
+    if (F::HIGH > 0) {
+        q |= (unit[a.more] >> a.shift & (F::HIGH == 1 ? 1 : 3)) << 4;
+    }
+    q -= F::MIDDLE;
+    if (F::SCALES == FRAG_D) {
+        return __fmul_rn(frag_f16(s + (a.row * 4 + a.block) * 2), (float)q);
+    }
+    if (F::SCALES == FRAG_DM) {
+        const uint8_t *dm = s + (a.row * 4 + a.block) * 4;
+
+        return __fadd_rn(__fmul_rn(frag_f16(dm), (float)q), frag_f16(dm + 2));
+    }
+    if (F::SCALES == FRAG_K) {
+        float d = __fmul_rn(frag_f16(s + a.row * 4), (float)s[64 + a.row * 8 + a.block]);
+        float m = __fmul_rn(frag_f16(s + a.row * 4 + 2), (float)s[192 + a.row * 8 + a.block]);
+
+        return __fsub_rn(__fmul_rn(d, (float)q), m);
+    }
+    return __fmul_rn(__fmul_rn(frag_f16(s + 256 + a.row * 2),
+                               (float)(int8_t)s[a.row * 16 + a.block * 2 + a.high]),
+                     (float)q);
+}
+
+/* ---- what a lane needs for one group of 4 blocks -------------------------------------------- */
+
+struct frag_codes {
+    uint32_t lo[2][4]; /* [half of the rows][block]: four signed bytes, elements 4t.. */
+    uint32_t hi[2][4]; /* elements 16+4t.. */
+};
+
+/* Bytes minus `middle`, each in place: the top bit keeps borrows from crossing. */
+template <int MIDDLE> CUDA_INLINE uint32_t frag_centre(uint32_t w)
+{
+    return MIDDLE ? ((w | 0x80808080u) - (uint32_t)MIDDLE * 0x01010101u) ^ 0x80808080u : w;
+}
+
+/* Bit i of a nibble to bit 0 of byte i; pairs of bits likewise. */
+CUDA_INLINE uint32_t frag_spread1(uint32_t nibble)
+{
+    return (nibble & 15) * 0x00204081u & 0x01010101u;
+}
+
+CUDA_INLINE uint32_t frag_spread2(uint32_t byte)
+{
+    uint32_t x = (byte | byte << 12) & 0x000f000fu;
+
+    return (x | x << 6) & 0x03030303u;
+}
+
+template <typename F>
+CUDA_INLINE void frag_load(const uint8_t *unit, int group, int lane, struct frag_codes *ret)
+{
+    const uint4 *codes = reinterpret_cast<const uint4 *>(unit + group * F::CODE_BYTES) + lane;
+    const uint8_t *more = unit + F::HIGH_AT + group * F::HIGH_BYTES;
+
+    for (int half = 0; half < 2; half++) {
+        if (F::CODE == 8) {
+            for (int pair = 0; pair < 2; pair++) {
+                uint4 v = codes[(pair * 2 + half) * 32];
+
+                ret->lo[half][pair * 2] = v.x, ret->hi[half][pair * 2] = v.y;
+                ret->lo[half][pair * 2 + 1] = v.z, ret->hi[half][pair * 2 + 1] = v.w;
+            }
+            continue;
+        }
+        uint4 v = codes[half * 32];
+        uint32_t w[4] = {v.x, v.y, v.z, v.w};
+        uint32_t bits[4] = {0, 0, 0, 0}; /* 8 (or 16) a block */
+
+        if (F::HIGH == 1) {
+            uint32_t h = reinterpret_cast<const uint32_t *>(more)[lane * 2 + half];
+
+            for (int j = 0; j < 4; j++) {
+                bits[j] = h >> (8 * j) & 255;
+            }
+        } else if (F::HIGH == 2) {
+            uint2 h = reinterpret_cast<const uint2 *>(more)[lane * 2 + half];
+
+            bits[0] = h.x & 0xffff, bits[1] = h.x >> 16, bits[2] = h.y & 0xffff, bits[3] = h.y >> 16;
+        }
+        for (int j = 0; j < 4; j++) {
+            uint32_t lo = w[j] & 0x0f0f0f0fu;
+            uint32_t hi = w[j] >> 4 & 0x0f0f0f0fu;
+
+            if (F::HIGH == 1) {
+                lo |= frag_spread1(bits[j]) << 4;
+                hi |= frag_spread1(bits[j] >> 4) << 4;
+            } else if (F::HIGH == 2) {
+                lo |= frag_spread2(bits[j] & 255) << 4;
+                hi |= frag_spread2(bits[j] >> 8) << 4;
+            }
+            ret->lo[half][j] = frag_centre<F::MIDDLE>(lo);
+            ret->hi[half][j] = frag_centre<F::MIDDLE>(hi);
+        }
+    }
+}
+
+/* Scales d and offsets m of one row and the 4 blocks of a group. Q6_K: d alone, and the scales of
+ * 16 columns as integers in `sub` (low half, high half). */
+struct frag_scale {
+    float d[4];
+    float m[4];
+    int sub[4][2];
+};
+
+template <typename F>
+CUDA_INLINE void frag_scale_load(const uint8_t *unit, int group, int row, struct frag_scale *ret)
+{
+    const uint8_t *s = unit + F::SCALES_AT;
+
+    if (F::SCALES == FRAG_D) {
+        uint2 v = reinterpret_cast<const uint2 *>(s)[row];
+        uint32_t w[2] = {v.x, v.y};
+
+        for (int j = 0; j < 4; j++) {
+            ret->d[j] = f32_of_f16((uint16_t)(w[j / 2] >> (j % 2 * 16)));
+        }
+    } else if (F::SCALES == FRAG_DM) {
+        uint4 v = reinterpret_cast<const uint4 *>(s)[row];
+        uint32_t w[4] = {v.x, v.y, v.z, v.w};
+
+        for (int j = 0; j < 4; j++) {
+            ret->d[j] = f32_of_f16((uint16_t)w[j]);
+            ret->m[j] = f32_of_f16((uint16_t)(w[j] >> 16));
+        }
+    } else if (F::SCALES == FRAG_K) {
+        uint32_t dm = reinterpret_cast<const uint32_t *>(s)[row];
+        uint32_t sc = reinterpret_cast<const uint32_t *>(s + 64)[row * 2 + group];
+        uint32_t mn = reinterpret_cast<const uint32_t *>(s + 192)[row * 2 + group];
+        float d = f32_of_f16((uint16_t)dm);
+        float m = f32_of_f16((uint16_t)(dm >> 16));
+
+        for (int j = 0; j < 4; j++) {
+            ret->d[j] = d * (float)(sc >> (8 * j) & 255);
+            ret->m[j] = -m * (float)(mn >> (8 * j) & 255);
+        }
+    } else {
+        uint2 v = reinterpret_cast<const uint2 *>(s)[row * 2 + group];
+        uint32_t w[2] = {v.x, v.y};
+        float d = f32_of_f16(reinterpret_cast<const uint16_t *>(s + 256)[row]);
+
+        for (int j = 0; j < 4; j++) {
+            ret->d[j] = d;
+            ret->sub[j][0] = (int8_t)(w[j / 2] >> (j % 2 * 16));
+            ret->sub[j][1] = (int8_t)(w[j / 2] >> (j % 2 * 16 + 8));
+        }
+    }
+}
+
+/* Has the format offsets, that is, does it need the sums of the activations' blocks? */
+template <typename F> CUDA_INLINE constexpr bool frag_has_offset(void)
+{
+    return F::SCALES == FRAG_DM || F::SCALES == FRAG_K;
+}
+
+#endif

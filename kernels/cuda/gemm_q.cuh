@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CUDA_GEMM_Q_CUH
+#define PIPIT_KERNELS_CUDA_GEMM_Q_CUH
+
+/* Quantised weights times 8-bit activations: one group of 4 blocks of 32 columns, 16 rows and
+ * 8 tokens by a warp's byte matrix instructions. The sum of a block is an integer and exact;
+ * blocks are added in f32 in their order:
+ *     acc += integer * (weight's scale * activations' scale)  [+ offset * sum of activations] */
+
+#include "kernels/cuda/frag.cuh"
+#include "kernels/cuda/gemm.cuh"
+
+struct gemm_scales {
+    struct frag_scale row[2]; /* rows g and g + 8 */
+};
+
+template <typename F>
+CUDA_INLINE void gemm_scales_load(const uint8_t *unit, int group, int lane, struct gemm_scales *ret)
+{
+    frag_scale_load<F>(unit, group, lane / 4, &ret->row[0]);
+    frag_scale_load<F>(unit, group, lane / 4 + 8, &ret->row[1]);
+}
+
+/* Integer sums of block j: c[i] for rows g (i < 2) and g + 8, tokens 2t and 2t + 1. */
+template <typename F>
+CUDA_INLINE void gemm_block(const struct frag_codes *w, const struct gemm_scales *s, int j,
+                            const uint32_t x[8], int c[4])
+{
+    c[0] = c[1] = c[2] = c[3] = 0;
+    if (F::SCALES == FRAG_Q6) {
+        int low[4] = {0, 0, 0, 0};
+        int high[4] = {0, 0, 0, 0};
+        uint32_t a[2] = {w->lo[0][j], w->lo[1][j]};
+        uint32_t b[2] = {w->hi[0][j], w->hi[1][j]};
+
+        mma_s8_k16(low, a, x[2 * j]);
+        mma_s8_k16(high, b, x[2 * j + 1]);
+        for (int i = 0; i < 4; i++) {
+            const int *sub = s->row[i / 2].sub[j];
+
+            c[i] = low[i] * sub[0] + high[i] * sub[1]; /* below 2^24: exact as f32 */
+        }
+        return;
+    }
+    uint32_t a[4] = {w->lo[0][j], w->lo[1][j], w->hi[0][j], w->hi[1][j]};
+
+    mma_s8_k32(c, a, &x[2 * j]);
+}
+
+/* x: 8 words a piece of the lane's token g; xd, xs: of tokens 2t and 2t + 1, by block. */
+template <typename F, int PIECES>
+CUDA_INLINE void gemm_group(const struct frag_codes *w, const struct gemm_scales *s,
+                            const uint32_t (*x)[8], const float (*xd)[4], const float (*xs)[4],
+                            float acc[4])
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int c[4];
+        int left[4];
+
+        gemm_block<F>(w, s, j, x[0], c);
+        if (PIECES == 2) {
+            gemm_block<F>(w, s, j, x[PIECES - 1], left);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float v = (float)c[i];
+
+            if (PIECES == 2) {
+                v += (float)left[i] * (1.0f / 254.0f);
+            }
+            acc[i] += v * (s->row[i / 2].d[j] * xd[i % 2][j]);
+            if (frag_has_offset<F>()) {
+                acc[i] += s->row[i / 2].m[j] * xs[i % 2][j];
+            }
+        }
+    }
+}
+
+CUDA_INLINE void gemm_words(const void *from, uint32_t ret[8])
+{
+    uint4 a = reinterpret_cast<const uint4 *>(from)[0];
+    uint4 b = reinterpret_cast<const uint4 *>(from)[1];
+
+    ret[0] = a.x, ret[1] = a.y, ret[2] = a.z, ret[3] = a.w;
+    ret[4] = b.x, ret[5] = b.y, ret[6] = b.z, ret[7] = b.w;
+}
+
+CUDA_INLINE void gemm_floats(const float *from, float ret[4])
+{
+    float4 v = *reinterpret_cast<const float4 *>(from);
+
+    ret[0] = v.x, ret[1] = v.y, ret[2] = v.z, ret[3] = v.w;
+}
+
+#endif

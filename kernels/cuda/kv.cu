@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The byte layout of pages, sequences as kernels take them, and slots in and out in canonical form.
+ *
+ * Export and import go through pinned memory piece by piece: a kernel turns slots of pages into
+ * canonical slots in a device buffer, which is the scratch's activations (no matmul is under way
+ * between two calls). One block a slot; bytes in any order. They wait: used for saved sequences. */
+
+#include <cerrno>
+
+#include "kernels/cuda/kv.cuh"
+
+static uint32_t row_bytes(enum ops_kv_type type, int32_t dim)
+{
+    return (uint32_t)ops_kv_type_bytes(type, (dim + KV_VEC - 1) / KV_VEC * KV_VEC);
+}
+
+struct cuda_layout cuda_layout_of(const struct ops_kv_layout *l)
+{
+    struct cuda_layout r = {};
+
+    r.n_groups = l->n_groups;
+    r.k_heads = l->k_heads;
+    r.v_heads = l->v_heads;
+    r.k_dim = l->k_dim;
+    r.v_dim = l->v_dim;
+    r.k_type = l->k_type;
+    r.v_type = l->v_type;
+    r.k_row = row_bytes(l->k_type, l->k_dim);
+    r.v_row = row_bytes(l->v_type, l->v_dim);
+    r.v_at = (uint32_t)l->k_heads * OPS_PAGE_SLOTS * r.k_row;
+    r.k_scale_at = r.v_at + (uint32_t)l->v_heads * OPS_PAGE_SLOTS * r.v_row;
+    r.v_scale_at = r.k_scale_at + (uint32_t)(l->k_heads * OPS_PAGE_SLOTS *
+                                             (int32_t)ops_kv_scale_bytes(l->k_type));
+    r.page_bytes = r.v_scale_at + (uint32_t)(l->v_heads * OPS_PAGE_SLOTS *
+                                             (int32_t)ops_kv_scale_bytes(l->v_type));
+    return r;
+}
+
+int cuda_kv_layout(struct ops_kv_layout *l, struct error *reterr)
+{
+    if (l->k_type > OPS_KV_I8 || l->v_type > OPS_KV_I8) {
+        return error_set(reterr, -ENOTSUP, "backend \"cuda\" has no cache of type %s",
+                         ops_kv_type_name(l->k_type > OPS_KV_I8 ? l->k_type : l->v_type));
+    }
+    if (l->k_unrotated) {
+        return error_set(reterr, -ENOTSUP, "backend \"cuda\" has no pos=new caches");
+    }
+    if (l->k_dim > 256 || l->v_dim > 256) {
+        return error_set(reterr, -ENOTSUP, "backend \"cuda\" has heads of at most 256, not of %d",
+                         l->k_dim > l->v_dim ? l->k_dim : l->v_dim);
+    }
+    l->page_bytes = cuda_layout_of(l).page_bytes; /* 64 slots: a multiple of 64 */
+    return 0;
+}
+
+static struct cuda_seq seq_of(const struct ops_kv *kv)
+{
+    struct cuda_seq r = {};
+
+    r.pool = kv->pool;
+    r.pages = kv->pages;
+    r.slot_pos = kv->slot_pos;
+    r.score = kv->score;
+    r.max_pages = kv->max_pages;
+    r.cap = kv->cap;
+    r.n_slots = kv->n_slots;
+    return r;
+}
+
+static bool same_layout(const struct ops_kv_layout *a, const struct ops_kv_layout *b)
+{
+    return a == b || (a->n_groups == b->n_groups && a->k_heads == b->k_heads &&
+                      a->v_heads == b->v_heads && a->k_dim == b->k_dim && a->v_dim == b->v_dim &&
+                      a->k_type == b->k_type && a->v_type == b->v_type);
+}
+
+int32_t cuda_seqs_take(const struct ops_seq *seqs, int32_t first, int32_t n, struct cuda_seqs *ret)
+{
+    int32_t i = 0;
+
+    ret->layout = seqs[first].kv.layout ? cuda_layout_of(seqs[first].kv.layout) : cuda_layout{};
+    for (; i < CUDA_SEQS && first + i < n; i++) {
+        const struct ops_seq *from = &seqs[first + i];
+        struct cuda_seq *s = &ret->s[i];
+
+        if (i > 0 && from->kv.layout != seqs[first].kv.layout &&
+            !same_layout(from->kv.layout, seqs[first].kv.layout)) {
+            break;
+        }
+        *s = seq_of(&from->kv);
+        s->victim = from->victim;
+        s->row0 = from->row0;
+        s->n_rows = from->n_rows;
+        s->pos0 = from->pos0;
+        s->slot0 = from->slot0;
+        s->ring = from->ring;
+    }
+    ret->n = i;
+    return i;
+}
+
+/* ---- canonical slots ------------------------------------------------------------------------ */
+
+struct canon {
+    struct cuda_layout l;
+    struct cuda_seq s;
+    uint8_t *buf;
+    int32_t group, slot0, slot_bytes;
+    int32_t k_bytes, v_bytes, k_scale, v_scale; /* of one head */
+    bool import;
+};
+
+/* n bytes between a row of a page and the canonical slot; what pads the row becomes 0. */
+CUDA_INLINE void move_row(bool import, uint8_t *row, uint32_t row_bytes, uint8_t *canon, int32_t n)
+{
+    for (uint32_t i = threadIdx.x; i < row_bytes; i += blockDim.x) {
+        if (import) {
+            row[i] = i < (uint32_t)n ? canon[i] : 0;
+        } else if (i < (uint32_t)n) {
+            canon[i] = row[i];
+        }
+    }
+}
+
+CUDA_KERNEL void canonical_slots(struct canon p)
+{
+    int32_t slot = p.slot0 + (int32_t)blockIdx.x;
+    uint8_t *page = kv_page(&p.l, &p.s, p.group, slot);
+    uint8_t *at = p.buf + (size_t)blockIdx.x * p.slot_bytes;
+
+    for (int32_t h = 0; h < p.l.k_heads; h++, at += p.k_bytes) {
+        move_row(p.import, kv_k_row(&p.l, page, h, slot), p.l.k_row, at, p.k_bytes);
+    }
+    for (int32_t h = 0; h < p.l.v_heads; h++, at += p.v_bytes) {
+        move_row(p.import, kv_v_row(&p.l, page, h, slot), p.l.v_row, at, p.v_bytes);
+    }
+    for (int32_t h = 0; h < p.l.k_heads; h++, at += p.k_scale) {
+        move_row(p.import, (uint8_t *)kv_scale(page, p.l.k_scale_at, h, slot), p.k_scale, at,
+                 p.k_scale);
+    }
+    for (int32_t h = 0; h < p.l.v_heads; h++, at += p.v_scale) {
+        move_row(p.import, (uint8_t *)kv_scale(page, p.l.v_scale_at, h, slot), p.v_scale, at,
+                 p.v_scale);
+    }
+}
+
+static int move_slots(struct backend *be, const struct ops_kv_slots *p, bool import)
+{
+    struct cuda *cu = cuda_of(be);
+    const struct ops_kv_layout *l = p->kv->layout;
+    uint64_t slot_bytes = ops_kv_slot_bytes(l);
+    uint64_t room = (uint64_t)p->n_slots * slot_bytes < CUDA_STAGE / 4
+                        ? (uint64_t)p->n_slots * slot_bytes
+                        : CUDA_STAGE / 4;
+    int32_t step = (int32_t)(room / slot_bytes);
+    uint8_t *host = static_cast<uint8_t *>(p->host);
+    struct canon c = {};
+    void *buf = NULL;
+    int r = 0;
+
+    if (p->n_slots == 0 || step < 1) {
+        return p->n_slots == 0 ? 0 : -EINVAL;
+    }
+    /* Saved sequences are rare and large: their buffer is taken for the call. */
+    r = cuda_err(cu, cudaMalloc(&buf, (size_t)room), "cudaMalloc");
+    c.l = cuda_layout_of(l);
+    c.s = seq_of(p->kv);
+    c.buf = static_cast<uint8_t *>(buf);
+    c.group = p->group;
+    c.slot_bytes = (int32_t)slot_bytes;
+    c.k_bytes = (int32_t)ops_kv_type_bytes(l->k_type, l->k_dim);
+    c.v_bytes = (int32_t)ops_kv_type_bytes(l->v_type, l->v_dim);
+    c.k_scale = (int32_t)ops_kv_scale_bytes(l->k_type);
+    c.v_scale = (int32_t)ops_kv_scale_bytes(l->v_type);
+    c.import = import;
+    for (int32_t i = 0; i < p->n_slots && r == 0; i += step) {
+        int32_t n = p->n_slots - i < step ? p->n_slots - i : step;
+
+        if (import) {
+            r = be->ops->write(be, buf, host + (size_t)i * slot_bytes, (uint64_t)n * slot_bytes);
+        }
+        if (r == 0) {
+            c.slot0 = p->slot0 + i;
+            CUDA_LAUNCH(cu->stream, dim3((unsigned)n), dim3(64), 0, canonical_slots, c);
+            r = cuda_launched(cu, "canonical_slots");
+        }
+        if (r == 0 && !import) {
+            r = be->ops->read(be, host + (size_t)i * slot_bytes, buf, (uint64_t)n * slot_bytes);
+        }
+    }
+    be->ops->free(be, buf, 0); /* waits */
+    return r;
+}
+
+int cuda_kv_export(struct backend *be, const struct ops_kv_slots *p)
+{
+    return move_slots(be, p, false);
+}
+
+int cuda_kv_import(struct backend *be, const struct ops_kv_slots *p)
+{
+    return move_slots(be, p, true);
+}

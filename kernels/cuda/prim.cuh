@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CUDA_PRIM_CUH
+#define PIPIT_KERNELS_CUDA_PRIM_CUH
+
+/* What kernels use beyond plain CUDA C: launches, dynamic shared memory, number formats, warp and
+ * block sums, matrix fragments, asynchronous copies. The only file with inline PTX, and the only
+ * one that knows whether a GPU's compiler or the CPU emulation of tests/cuda/emu reads it.
+ *
+ * Sums have one order whatever the number of blocks and rows: a butterfly over lanes gives every
+ * lane the same bits (a + b = b + a), warps are added in their order. */
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#else
+#include <emu.cuh>
+#endif
+
+#include <cmath>
+#include <cstdint>
+
+extern "C" {
+#include "quant/half.h"
+}
+
+/* ---- launches ------------------------------------------------------------------------------- */
+
+/* CUDA_LAUNCH(stream, grid, block, shared bytes, kernel, arguments...). The launch's own error is
+ * read by cuda_launched() right after. CUDA_SHARED(type, name): dynamic shared memory. */
+#ifdef __CUDACC__
+#define CUDA_LAUNCH(stream, grid, block, shared, kernel, ...)                                      \
+    kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
+#define CUDA_SHARED(type, name)                                                                    \
+    extern __shared__ __align__(128) uint8_t name##_bytes[];                                       \
+    type *name = reinterpret_cast<type *>(name##_bytes)
+#define CUDA_KERNEL static __global__
+#else
+#define CUDA_LAUNCH(stream, grid, block, shared, kernel, ...)                                      \
+    emu_launch_kernel(#kernel, kernel, grid, block, shared, stream, __VA_ARGS__)
+#define CUDA_SHARED(type, name) type *name = reinterpret_cast<type *>(emu_shared())
+#define CUDA_KERNEL static
+#endif
+#define CUDA_INLINE static __device__ __forceinline__
+
+enum { WARP = 32, ALL_LANES = 0xffffffff };
+
+/* ---- number formats ------------------------------------------------------------------------- */
+
+#ifdef __CUDACC__
+CUDA_INLINE float f32_of_f16(uint16_t h)
+{
+    return __half2float(__ushort_as_half(h));
+}
+CUDA_INLINE float f32_of_bf16(uint16_t h)
+{
+    return __uint_as_float((uint32_t)h << 16);
+}
+CUDA_INLINE uint16_t f16_of_f32(float x)
+{
+    return __half_as_ushort(__float2half_rn(x));
+}
+CUDA_INLINE uint16_t bf16_of_f32(float x)
+{
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+#else
+#define f32_of_f16 half_f16_to_f32
+#define f32_of_bf16 half_bf16_to_f32
+#define f16_of_f32 half_f16_from_f32
+#define bf16_of_f32 half_bf16_from_f32
+#endif
+
+/* quant/fp8.h's e4m3 by integers, as that file defines it: nearest, ties to even, saturating. The
+ * library's own conversion takes some 70 instructions below sm_89 and is wrong in nothing else. */
+CUDA_INLINE uint8_t fp8_of_f32(float x)
+{
+    uint32_t u = __float_as_uint(x);
+    uint32_t sign = u >> 24 & 0x80;
+
+    u &= 0x7fffffff;
+    if (u >= 0x43e00000) {
+        return (uint8_t)(sign | 0x7e);
+    }
+    if (u < 0x3c800000) {
+        float r = __fadd_rn(__uint_as_float(u), 16384.0f);
+
+        return (uint8_t)(sign | (__float_as_uint(r) - 0x46800000));
+    }
+    u += 0x7ffff + (u >> 20 & 1);
+    return (uint8_t)(sign | (u - 0x3c000000) >> 20);
+}
+
+/* The code's value times 2^-8: the bits shifted into an f16. */
+CUDA_INLINE float f32_of_fp8(uint8_t code)
+{
+    return f32_of_f16((uint16_t)((code & 0x80) << 8 | (code & 0x7f) << 7));
+}
+
+/* ---- warps and blocks ----------------------------------------------------------------------- */
+
+CUDA_INLINE float warp_sum(float x)
+{
+    for (int m = 16; m > 0; m >>= 1) {
+        x += __shfl_xor_sync(ALL_LANES, x, m);
+    }
+    return x;
+}
+
+CUDA_INLINE float warp_max(float x)
+{
+    for (int m = 16; m > 0; m >>= 1) {
+        x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, m));
+    }
+    return x;
+}
+
+/* Over a block of n_warps <= 32 whole warps; `part` is shared (32). All threads get the result. */
+CUDA_INLINE float block_sum(float x, float *part, int n_warps)
+{
+    float sum = 0;
+
+    x = warp_sum(x);
+    __syncthreads(); /* part: what the call before read from it */
+    if (threadIdx.x % WARP == 0) {
+        part[threadIdx.x / WARP] = x;
+    }
+    __syncthreads(); /* part: written above, read below */
+    for (int i = 0; i < n_warps; i++) {
+        sum += part[i];
+    }
+    return sum;
+}
+
+CUDA_INLINE float block_max(float x, float *part, int n_warps)
+{
+    x = warp_max(x);
+    __syncthreads(); /* part: what the call before read from it */
+    if (threadIdx.x % WARP == 0) {
+        part[threadIdx.x / WARP] = x;
+    }
+    __syncthreads(); /* part: written above, read below */
+    x = part[0];
+    for (int i = 1; i < n_warps; i++) {
+        x = fmaxf(x, part[i]);
+    }
+    return x;
+}
+
+/* ---- matrix fragments ----------------------------------------------------------------------- */
+
+/* c (16 x 8, f32) += a (16 x 16) b (16 x 8), of one warp. Lane = 4 g + t holds of a rows g and
+ * g + 8, of b column g, of c rows g, g + 8 and columns 2t, 2t + 1. */
+template <bool BF16> CUDA_INLINE void mma_half(float c[4], const uint32_t a[4], const uint32_t b[2])
+{
+#ifdef __CUDACC__
+    if (BF16) {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                     "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                     "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    }
+#else
+    emu_mma_half(c, a, b, BF16);
+#endif
+}
+
+/* c (16 x 8, int) += a (16 x 32) b (32 x 8), signed bytes. */
+CUDA_INLINE void mma_s8_k32(int c[4], const uint32_t a[4], const uint32_t b[2])
+{
+#ifdef __CUDACC__
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+                 "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    emu_mma_s8(c, a, b, 2);
+#endif
+}
+
+/* c (16 x 8, int) += a (16 x 16) b (16 x 8), signed bytes. */
+CUDA_INLINE void mma_s8_k16(int c[4], const uint32_t a[2], uint32_t b)
+{
+#ifdef __CUDACC__
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 "
+                 "{%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(b));
+#else
+    emu_mma_s8(c, a, &b, 1);
+#endif
+}
+
+/* ---- asynchronous copies -------------------------------------------------------------------- */
+
+/* 16 bytes from global to shared memory; groups complete in order. */
+CUDA_INLINE void async_copy16(void *to, const void *from)
+{
+#ifdef __CUDACC__
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from)
+                 : "memory");
+#else
+    emu_async_copy(to, from, 16);
+#endif
+}
+
+CUDA_INLINE void async_commit(void)
+{
+#ifdef __CUDACC__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    emu_async_commit();
+#endif
+}
+
+template <int N_PENDING> CUDA_INLINE void async_wait(void)
+{
+#ifdef __CUDACC__
+    asm volatile("cp.async.wait_group %0;" ::"n"(N_PENDING) : "memory");
+#else
+    emu_async_wait(N_PENDING);
+#endif
+}
+
+#endif

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Weights on the device. Quantised ones are put into fragment order (frag.cuh) by a kernel, from a
+ * piece of the file's rows at a time: one thread a row and block of 32, reading bytes, writing what
+ * belongs to that block alone. 16-bit and f32 matrices keep their rows, padded to 64 bytes. Vectors
+ * become f32 on the host. */
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "kernels/cuda/frag.cuh"
+
+enum { PACK_THREADS = 128, PACK_PIECE = 16 << 20 };
+
+/* ---- packing -------------------------------------------------------------------------------- */
+
+/* The 32 codes of one block of the file, and its scales written to the unit. */
+struct raw {
+    const uint8_t *row; /* as in the file */
+    int32_t col;        /* a multiple of 32 */
+};
+
+template <typename F> CUDA_INLINE uint32_t raw_code(struct raw r, int i)
+{
+    if (F::TYPE == DTYPE_Q8_0) {
+        return r.row[(size_t)r.col / 32 * 34 + 2 + i];
+    }
+    if (F::SCALES == FRAG_D || F::SCALES == FRAG_DM) {
+        int head = F::SCALES == FRAG_D ? 2 : 4;
+        int high = F::HIGH ? 4 : 0;
+        const uint8_t *b = r.row + (size_t)r.col / 32 * (size_t)(head + high + 16);
+        uint32_t q = b[head + high + i % 16] >> (i / 16 * 4) & 15;
+
+        return high ? q | (uint32_t)(b[head + i / 8] >> (i % 8) & 1) << 4 : q;
+    }
+    int g = r.col % 256 / 32;
+
+    if (F::SCALES == FRAG_K) {
+        const uint8_t *b = r.row + (size_t)r.col / 256 * (F::HIGH ? 176 : 144);
+        uint32_t q = b[(F::HIGH ? 48 : 16) + g / 2 * 32 + i] >> (g % 2 * 4) & 15;
+
+        return F::HIGH ? q | (uint32_t)(b[16 + i] >> g & 1) << 4 : q;
+    }
+    const uint8_t *b = r.row + (size_t)r.col / 256 * 210;
+    int k = g % 4 * 32 + i; /* of the half of 128 */
+    uint32_t low = b[g / 4 * 64 + k % 64] >> (k / 64 * 4) & 15;
+
+    return low | (uint32_t)(b[128 + g / 4 * 32 + k % 32] >> (k / 32 * 2) & 3) << 4;
+}
+
+template <typename F> CUDA_INLINE void pack_scales(struct raw r, uint8_t *s, int row, int block)
+{
+    if (F::SCALES == FRAG_D || F::SCALES == FRAG_DM) {
+        int n = F::SCALES == FRAG_D ? 2 : 4;
+        int bytes = n + (F::HIGH ? 4 : 0) + (F::CODE == 8 ? 32 : 16);
+        const uint8_t *b = r.row + (size_t)r.col / 32 * (size_t)bytes;
+
+        for (int i = 0; i < n; i++) {
+            s[(row * 4 + block) * n + i] = b[i];
+        }
+    } else if (F::SCALES == FRAG_K) {
+        const uint8_t *b = r.row + (size_t)r.col / 256 * (F::HIGH ? 176 : 144);
+        const uint8_t *six = b + 4; /* quant/dtype_k.c says how these 12 bytes are cut */
+
+        for (int i = 0; i < 4 && block == 0; i++) {
+            s[row * 4 + i] = b[i];
+        }
+        s[64 + row * 8 + block] =
+            block < 4 ? six[block] & 63 : (six[block + 4] & 15) | (six[block - 4] >> 6) << 4;
+        s[192 + row * 8 + block] =
+            block < 4 ? six[block + 4] & 63 : six[block + 4] >> 4 | (six[block] >> 6) << 4;
+    } else {
+        const uint8_t *b = r.row + (size_t)r.col / 256 * 210;
+
+        for (int i = 0; i < 2; i++) {
+            s[row * 16 + block * 2 + i] = b[192 + block * 2 + i];
+            if (block == 0) {
+                s[256 + row * 2 + i] = b[208 + i];
+            }
+        }
+    }
+}
+
+/* Rows [row0, row0 + n_rows) of the weight from `raw`. */
+template <typename F>
+CUDA_KERNEL void pack_frag(const uint8_t *file, uint64_t row_bytes, uint8_t *w, int32_t row0,
+                           int32_t n_rows, int32_t n_cols)
+{
+    int32_t row = row0 + (int32_t)blockIdx.y;
+    int32_t col = (int32_t)(blockIdx.x * PACK_THREADS + threadIdx.x) * 32;
+    struct raw r = {file + (uint64_t)blockIdx.y * row_bytes, col};
+    uint8_t *unit;
+
+    if (col >= n_cols || (int32_t)blockIdx.y >= n_rows) {
+        return;
+    }
+    unit = const_cast<uint8_t *>(frag_unit<F>(w, n_cols, row, col));
+    for (int i = 0; i < 32; i++) {
+        struct frag_at a = frag_where<F>(row, col + i);
+        uint32_t q = raw_code<F>(r, i);
+
+        if (F::CODE == 8) {
+            unit[a.code] = (uint8_t)q;
+        } else {
+            unit[a.code] |= (uint8_t)((q & 15) << (a.high * 4));
+        }
+        if (F::HIGH > 0) {
+            unit[a.more] |= (uint8_t)(q >> 4 << a.shift);
+        }
+    }
+    pack_scales<F>(r, unit + F::SCALES_AT, row % 16, col % F::COLS / 32);
+}
+
+static int pack_some(struct cuda *cu, enum dtype type, const uint8_t *file, uint64_t row_bytes,
+                     uint8_t *w, int32_t row0, int32_t n_rows, int32_t n_cols)
+{
+    dim3 grid(cuda_div_up((uint64_t)n_cols, 32 * PACK_THREADS), (unsigned)n_rows);
+
+    switch (type) {
+#define PACK(TYPE, F)                                                                              \
+    case TYPE:                                                                                     \
+        CUDA_LAUNCH(cu->stream, grid, dim3(PACK_THREADS), 0, pack_frag<F>, file, row_bytes, w,     \
+                    row0, n_rows, n_cols);                                                         \
+        break;
+        FRAG_TYPES(PACK)
+#undef PACK
+    default:
+        return -EINVAL;
+    }
+    return cuda_launched(cu, "pack_frag");
+}
+
+/* ---- sizes ---------------------------------------------------------------------------------- */
+
+static uint64_t matrix_bytes(const struct ops_weight_desc *d)
+{
+    uint64_t tiles = cuda_div_up((uint64_t)d->n_rows, 16);
+
+    switch (d->type) {
+#define BYTES(TYPE, F)                                                                             \
+    case TYPE:                                                                                     \
+        return tiles * frag_units(d->n_cols, F::COLS) * F::UNIT;
+        FRAG_TYPES(BYTES)
+#undef BYTES
+    default:
+        return (uint64_t)d->n_rows * plain_pitch(d->type, d->n_cols);
+    }
+}
+
+uint64_t cuda_weight_bytes(const struct backend_config *config, const struct ops_weight_desc *desc)
+{
+    (void)config;
+    if (desc->role == OPS_ROLE_VECTOR) {
+        return (uint64_t)desc->n_cols * sizeof(float);
+    }
+    return matrix_bytes(desc);
+}
+
+/* ---- creation ------------------------------------------------------------------------------- */
+
+static bool is_plain(enum dtype type)
+{
+    return type == DTYPE_F32 || type == DTYPE_F16 || type == DTYPE_BF16;
+}
+
+static int fill_vector(struct backend *be, const struct ops_weight_desc *d, void *device)
+{
+    float *f = static_cast<float *>(malloc((size_t)d->n_cols * sizeof(float) + 1));
+    int r = -ENOMEM;
+
+    if (f) {
+        dtype_decode(d->type, d->data, f, (uint64_t)d->n_cols);
+        r = be->ops->write(be, device, f, (uint64_t)d->n_cols * sizeof(float));
+        r = r < 0 ? r : be->ops->sync(be);
+    }
+    free(f);
+    return r;
+}
+
+static int fill_frag(struct backend *be, const struct ops_weight_desc *d, void *device)
+{
+    struct cuda *cu = cuda_of(be);
+    uint64_t row_bytes = 0;
+    void *piece = NULL;
+    int32_t step;
+    int r = 0;
+
+    if (!dtype_row_bytes(d->type, (uint64_t)d->n_cols, &row_bytes)) {
+        return -EINVAL;
+    }
+    step = (int32_t)(PACK_PIECE / row_bytes);
+    step = step < 1 ? 1 : step > 65535 ? 65535 : step;
+    step = step > d->n_rows ? d->n_rows : step;
+    r = cuda_err(cu, cudaMalloc(&piece, (size_t)step * (size_t)row_bytes), "cudaMalloc");
+    for (int32_t row = 0; row < d->n_rows && r == 0; row += step) {
+        int32_t n = d->n_rows - row < step ? d->n_rows - row : step;
+
+        r = be->ops->write(be, piece, static_cast<const uint8_t *>(d->data) + (uint64_t)row * row_bytes,
+                           (uint64_t)n * row_bytes);
+        if (r == 0) {
+            r = pack_some(cu, d->type, static_cast<const uint8_t *>(piece), row_bytes,
+                          static_cast<uint8_t *>(device), row, n, d->n_cols);
+        }
+    }
+    be->ops->free(be, piece, 0); /* waits */
+    return r;
+}
+
+static int fill_plain(struct backend *be, const struct ops_weight_desc *d, void *device)
+{
+    struct cuda *cu = cuda_of(be);
+    size_t row_bytes = (size_t)d->n_cols * (d->type == DTYPE_F32 ? 4 : 2);
+    int r = cuda_err(cu,
+                     cudaMemcpy2DAsync(device, (size_t)plain_pitch(d->type, d->n_cols), d->data,
+                                       row_bytes, row_bytes, (size_t)d->n_rows,
+                                       cudaMemcpyHostToDevice, cu->stream),
+                     "cudaMemcpy2DAsync");
+
+    return r < 0 ? r : be->ops->sync(be);
+}
+
+int cuda_weight_create(struct backend *be, const struct ops_weight_desc *d, struct ops_weight *ret,
+                       struct error *reterr)
+{
+    uint64_t bytes = cuda_weight_bytes(NULL, d);
+    void *device = NULL;
+    int r = be->ops->alloc(be, bytes, d->name, &device, reterr);
+
+    if (r < 0) {
+        return r;
+    }
+    r = d->role == OPS_ROLE_VECTOR ? fill_vector(be, d, device)
+        : is_plain(d->type)        ? fill_plain(be, d, device)
+                                   : fill_frag(be, d, device);
+    if (r < 0) {
+        be->ops->free(be, device, bytes);
+        return error_set_errno(reterr, r, "%s: no copy on the device", d->name);
+    }
+    *ret = {};
+    ret->type = d->type;
+    ret->role = d->role;
+    ret->n_rows = d->n_rows;
+    ret->n_cols = d->n_cols;
+    ret->device = device;
+    ret->bytes = bytes;
+    return 0;
+}
+
+void cuda_weight_destroy(struct backend *be, struct ops_weight *w)
+{
+    be->ops->free(be, const_cast<void *>(w->device), w->bytes);
+    *w = {};
+}
+
+struct cuda_norm cuda_norm_of(const struct ops_norm *n)
+{
+    struct cuda_norm r = {cuda_vector(n->w), cuda_vector(n->b), n->eps, n->kind == OPS_NORM_LAYER};
+
+    return r;
+}
+
+const float *cuda_vector(const struct ops_weight *w)
+{
+    return w ? static_cast<const float *>(w->device) : NULL;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_MODULE_H
+#define PIPIT_KERNELS_MODULE_H
+
+/* A backend in a shared object of its own, opened at run time, so that programs start on machines
+ * that lack what it needs. The object exports `const struct module pipit_backend_module`. Module and program
+ * must come from one build: the version and the table's size are compared. */
+
+#include "kernels/backend.h"
+
+#define MODULE_MAGIC 0x7069706d6f643031ull
+#define MODULE_SYMBOL "pipit_backend_module"
+
+struct module {
+    uint64_t magic;
+    uint64_t ops_bytes;  /* sizeof(struct backend_ops) */
+    const char *version; /* of the build */
+    const struct backend_ops *ops;
+    int (*probe)(struct error *reterr); /* 0 when a device can be used */
+};
+
+/* Opens `path` (never closed again) and probes. -ENOENT: no such file; -ENOEXEC: not a module, or of another
+ * build; -ENODEV: no device. */
+int module_open(const char *path, const struct backend_ops **ret, struct error *reterr) WARN_UNUSED;
+
+/* The CUDA module beside this program: MODULE_DIR, or in a build folder where the build put it. */
+int module_open_cuda(const struct backend_ops **ret, struct error *reterr) WARN_UNUSED;
+
+#endif

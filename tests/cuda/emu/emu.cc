@@ -1,0 +1,765 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The emulator of emu.cuh: fibers, barriers, matrix fragments, and a run-time library over one
+ * reserved piece of memory that is accessible only while a kernel or a copy runs. */
+
+#include "emu.cuh"
+
+#include <cstdio>
+#include <cstdlib>
+#include <sys/mman.h>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+extern "C" {
+#include "quant/half.h"
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+enum { MAX_THREADS = 1024, STACK = 256 << 10, SHARED_MAX = 227 << 10, SHARED_DEFAULT = 48 << 10 };
+enum state { READY, WAIT_WARP, WAIT_BLOCK, DONE };
+
+struct emu_where emu_where;
+
+struct async_copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+    int group;
+};
+
+struct fiber {
+#if defined(__x86_64__)
+    void *sp;
+#else
+    ucontext_t context;
+#endif
+    dim3 thread;
+    enum state state;
+    unsigned mask;
+    int parity;
+    const char *file;
+    int line;
+    struct async_copy copies[64];
+    int n_copies, group;
+};
+
+struct warp {
+    uint64_t words[2][32];
+    float ha[2][32][8], hb[2][32][4];
+    int8_t qa[2][32][16], qb[2][32][8];
+};
+
+static struct fiber fibers[MAX_THREADS];
+static struct warp warps[MAX_THREADS / 32];
+static uint8_t *stacks;
+static struct fiber *current;
+static int current_index;
+static int n_threads;
+static void (*kernel_run)(void *);
+static void *kernel_arg;
+static const char *kernel_name;
+static uint8_t shared_memory[SHARED_MAX] __attribute__((aligned(128)));
+static size_t shared_allowed = SHARED_DEFAULT;
+
+/* ---- switching ------------------------------------------------------------------------------ */
+
+#if defined(__x86_64__)
+static void *main_sp;
+extern "C" void emu_switch(void **save, void *to);
+asm(".text\n.globl emu_switch\n.hidden emu_switch\n.type emu_switch,@function\nemu_switch:\n"
+    "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
+    "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
+    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n"
+    ".size emu_switch,.-emu_switch\n");
+#else
+static ucontext_t main_context;
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+static const void *main_stack;
+static size_t main_stack_size;
+static void *main_fake;
+
+static void leave_main(int i)
+{
+    __sanitizer_start_switch_fiber(&main_fake, stacks + (size_t)i * STACK, STACK);
+}
+static void enter_main(void)
+{
+    __sanitizer_finish_switch_fiber(main_fake, NULL, NULL);
+}
+static void enter_fiber(void)
+{
+    __sanitizer_finish_switch_fiber(NULL, &main_stack, &main_stack_size);
+}
+static void leave_fiber(bool done)
+{
+    static void *fake[MAX_THREADS];
+
+    __sanitizer_start_switch_fiber(done ? NULL : &fake[current_index], main_stack, main_stack_size);
+}
+#else
+static void leave_main(int)
+{
+}
+static void enter_main(void)
+{
+}
+static void enter_fiber(void)
+{
+}
+static void leave_fiber(bool)
+{
+}
+#endif
+
+static void to_main(bool done)
+{
+    leave_fiber(done);
+#if defined(__x86_64__)
+    emu_switch(&current->sp, main_sp);
+#else
+    swapcontext(&current->context, &main_context);
+#endif
+    enter_fiber();
+}
+
+static void fiber_main(void)
+{
+    enter_fiber();
+    kernel_run(kernel_arg);
+    if (current->n_copies > 0) {
+        emu_async_wait(0); /* a thread may end with copies under way */
+    }
+    current->state = DONE;
+    to_main(true);
+    abort();
+}
+
+static void run_fiber(int i)
+{
+    current = &fibers[i];
+    current_index = i;
+    emu_where.thread = current->thread;
+    leave_main(i);
+#if defined(__x86_64__)
+    emu_switch(&main_sp, current->sp);
+#else
+    swapcontext(&main_context, &current->context);
+#endif
+    enter_main();
+}
+
+static void start_fiber(int i)
+{
+    struct fiber *f = &fibers[i];
+    uint8_t *stack = stacks + (size_t)i * STACK;
+
+    f->state = READY;
+    f->parity = 0;
+    f->n_copies = 0;
+    f->group = 0;
+    f->thread = dim3((unsigned)i % emu_where.block_dim.x,
+                     (unsigned)i / emu_where.block_dim.x % emu_where.block_dim.y,
+                     (unsigned)i / emu_where.block_dim.x / emu_where.block_dim.y);
+#if defined(__x86_64__)
+    void **sp = (void **)(stack + STACK - 64);
+
+    *--sp = NULL; /* keeps the stack as a call leaves it */
+    *--sp = (void *)fiber_main;
+    sp -= 6;
+    memset(sp, 0, 6 * sizeof(void *));
+    f->sp = sp;
+#else
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = stack;
+    f->context.uc_stack.ss_size = STACK;
+    f->context.uc_link = NULL;
+    makecontext(&f->context, fiber_main, 0);
+#endif
+}
+
+/* ---- barriers ------------------------------------------------------------------------------- */
+
+void emu_sync_block(const char *file, int line)
+{
+    current->state = WAIT_BLOCK;
+    current->file = file;
+    current->line = line;
+    to_main(false);
+}
+
+void emu_sync_warp(unsigned mask, const char *file, int line)
+{
+    current->state = WAIT_WARP;
+    current->mask = mask;
+    current->file = file;
+    current->line = line;
+    to_main(false);
+}
+
+int emu_lane(void)
+{
+    return current_index % 32;
+}
+
+/* Two buffers in turn: a lane that is one exchange ahead does not overwrite what others read. */
+const uint64_t *emu_exchange(unsigned mask, uint64_t word, const char *file, int line)
+{
+    struct warp *w = &warps[current_index / 32];
+    int parity = current->parity ^= 1;
+
+    w->words[parity][current_index % 32] = word;
+    emu_sync_warp(mask, file, line);
+    return w->words[parity];
+}
+
+void *emu_shared(void)
+{
+    return shared_memory;
+}
+
+static void stuck(void)
+{
+    fprintf(stderr, "emu: %s: block (%u, %u, %u) is stuck, threads wait at\n", kernel_name,
+            emu_where.block.x, emu_where.block.y, emu_where.block.z);
+    for (int i = 0; i < n_threads; i++) {
+        const struct fiber *f = &fibers[i];
+
+        if (i == 0 || f->state != f[-1].state || f->line != f[-1].line) {
+            fprintf(stderr, "  %d: %s %s:%d\n", i,
+                    f->state == DONE        ? "done"
+                    : f->state == WAIT_WARP ? "warp barrier"
+                                            : "block barrier",
+                    f->state == DONE ? "" : f->file, f->state == DONE ? 0 : f->line);
+        }
+    }
+    abort();
+}
+
+/* Lets the lanes of a warp go whose whole mask waits; true when there were some. */
+static bool release_warp(int first, int n)
+{
+    unsigned waiting = 0;
+    unsigned go = 0;
+
+    for (int i = 0; i < n; i++) {
+        waiting |= fibers[first + i].state == WAIT_WARP ? 1u << i : 0;
+    }
+    for (int i = 0; i < n; i++) {
+        unsigned mask = fibers[first + i].mask & (n == 32 ? ~0u : (1u << n) - 1);
+
+        if (waiting >> i & 1 && (mask & ~waiting) == 0) {
+            go |= 1u << i;
+        }
+    }
+    for (int i = 0; i < n; i++) {
+        if (go >> i & 1) {
+            fibers[first + i].state = READY;
+        }
+    }
+    return go != 0;
+}
+
+/* Order in which threads run: forwards, backwards, or by a stride that visits all of 32. */
+static int in_order(int i, int n, int schedule)
+{
+    return schedule == 0 ? i : schedule == 1 ? n - 1 - i : n == 32 ? i * 13 % 32 : n - 1 - i;
+}
+
+static void run_block(int schedule)
+{
+    int n_warps = (n_threads + 31) / 32;
+    int left = n_threads;
+
+    for (int i = 0; i < n_threads; i++) {
+        start_fiber(i);
+    }
+    while (left > 0) {
+        bool moved = false;
+
+        for (int j = 0; j < n_warps; j++) {
+            int first = in_order(j, n_warps, schedule) * 32;
+            int n = n_threads - first < 32 ? n_threads - first : 32;
+
+            do {
+                for (int l = 0; l < n; l++) {
+                    struct fiber *f = &fibers[first + in_order(l, n, n == 32 ? schedule : schedule % 2)];
+
+                    if (f->state == READY) {
+                        run_fiber((int)(f - fibers));
+                        left -= f->state == DONE;
+                        moved = true;
+                    }
+                }
+            } while (release_warp(first, n));
+        }
+        int at_barrier = 0;
+
+        for (int i = 0; i < n_threads; i++) {
+            at_barrier += fibers[i].state == WAIT_BLOCK;
+        }
+        if (left > 0 && at_barrier == left) {
+            for (int i = 0; i < n_threads; i++) {
+                if (fibers[i].state == WAIT_BLOCK) {
+                    fibers[i].state = READY;
+                }
+            }
+        } else if (left > 0 && !moved) {
+            stuck();
+        }
+    }
+}
+
+/* ---- matrix fragments ----------------------------------------------------------------------- */
+
+static float half_of(uint32_t word, int i, bool bf16)
+{
+    uint16_t h = (uint16_t)(word >> (16 * i));
+
+    return bf16 ? half_bf16_to_f32(h) : half_f16_to_f32(h);
+}
+
+void emu_mma_half(float c[4], const uint32_t a[4], const uint32_t b[2], bool bf16)
+{
+    struct warp *w = &warps[current_index / 32];
+    int lane = current_index % 32;
+    int parity = current->parity ^= 1;
+
+    for (int i = 0; i < 8; i++) {
+        w->ha[parity][lane][i] = half_of(a[i / 2], i % 2, bf16);
+    }
+    for (int i = 0; i < 4; i++) {
+        w->hb[parity][lane][i] = half_of(b[i / 2], i % 2, bf16);
+    }
+    emu_sync_warp(~0u, "mma", 0);
+    for (int j = 0; j < 4; j++) {
+        int row = j / 2; /* + 8 */
+        int col = lane % 4 * 2 + j % 2;
+
+        for (int k = 0; k < 16; k++) {
+            const float *fa = w->ha[parity][lane / 4 * 4 + k % 8 / 2];
+            const float *fb = w->hb[parity][col * 4 + k % 8 / 2];
+
+            c[j] += fa[(k / 8 * 2 + row) * 2 + k % 2] * fb[k / 8 * 2 + k % 2];
+        }
+    }
+}
+
+void emu_mma_s8(int c[4], const uint32_t *a, const uint32_t *b, int n_b)
+{
+    struct warp *w = &warps[current_index / 32];
+    int lane = current_index % 32;
+    int parity = current->parity ^= 1;
+
+    memcpy(w->qa[parity][lane], a, (size_t)n_b * 8);
+    memcpy(w->qb[parity][lane], b, (size_t)n_b * 4);
+    emu_sync_warp(~0u, "mma", 0);
+    for (int j = 0; j < 4; j++) {
+        int row = j / 2;
+        int col = lane % 4 * 2 + j % 2;
+
+        for (int k = 0; k < 16 * n_b; k++) {
+            const int8_t *fa = w->qa[parity][lane / 4 * 4 + k % 16 / 4];
+            const int8_t *fb = w->qb[parity][col * 4 + k % 16 / 4];
+
+            c[j] += fa[(k / 16 * 2 + row) * 4 + k % 4] * fb[k / 16 * 4 + k % 4];
+        }
+    }
+}
+
+/* ---- cp.async ------------------------------------------------------------------------------- */
+
+void emu_async_copy(void *to, const void *from, size_t bytes)
+{
+    if (current->n_copies == 64) {
+        fprintf(stderr, "emu: %s: more copies under way than the emulator keeps\n", kernel_name);
+        abort();
+    }
+    current->copies[current->n_copies++] = async_copy{to, from, bytes, current->group};
+}
+
+void emu_async_commit(void)
+{
+    current->group++;
+}
+
+void emu_async_wait(int n_pending)
+{
+    int kept = 0;
+
+    for (int i = 0; i < current->n_copies; i++) {
+        struct async_copy *c = &current->copies[i];
+
+        if (c->group < current->group - n_pending) {
+            memcpy(c->to, c->from, c->bytes);
+        } else {
+            current->copies[kept++] = *c;
+        }
+    }
+    current->n_copies = kept;
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static const size_t DEVICE_BYTES = (size_t)3 << 30;
+static const size_t GAP = 4096;
+static const size_t LARGE = 1 << 20;
+
+struct piece {
+    size_t at, bytes;
+    struct piece *next;
+};
+
+static uint8_t *device;
+static struct piece *pieces; /* by address */
+static uint64_t held;
+static size_t device_end; /* what was ever used */
+static int n_devices = 1;
+static int fail_after;
+static cudaError_t fail_code;
+static cudaError_t last_error;
+static bool fail_sticky;
+
+static void open_device(bool open)
+{
+    if (device_end > 0 && mprotect(device, device_end, open ? PROT_READ | PROT_WRITE : PROT_NONE)) {
+        perror("emu: mprotect");
+        abort();
+    }
+}
+
+static bool is_device(const void *p)
+{
+    return (const uint8_t *)p >= device && (const uint8_t *)p < device + DEVICE_BYTES;
+}
+
+static cudaError_t fails(void)
+{
+    if (fail_sticky) {
+        return fail_code;
+    }
+    if (fail_after > 0 && --fail_after == 0) {
+        fail_sticky = fail_code >= 700 && fail_code < 800;
+        return fail_code;
+    }
+    return cudaSuccess;
+}
+
+extern "C" __attribute__((visibility("default"))) void emu_fail(int n, int code)
+{
+    fail_after = n;
+    fail_code = (cudaError_t)code;
+    fail_sticky = false;
+    last_error = cudaSuccess;
+}
+
+extern "C" __attribute__((visibility("default"))) uint64_t emu_held(void)
+{
+    return held;
+}
+
+extern "C" __attribute__((visibility("default"))) void emu_devices(int n)
+{
+    n_devices = n;
+}
+
+cudaError_t cudaMalloc(void **ret, size_t bytes)
+{
+    size_t need = (bytes + GAP + 255) & ~(size_t)255;
+    struct piece **at = &pieces;
+    size_t from = 0;
+    cudaError_t e = fails();
+
+    if (e != cudaSuccess) {
+        return e;
+    }
+    if (!device) {
+        void *p = mmap(NULL, DEVICE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+        if (p == MAP_FAILED) {
+            return cudaErrorMemoryAllocation;
+        }
+        device = (uint8_t *)p;
+    }
+    while (*at && (*at)->at - from < need) {
+        from = (*at)->at + (((*at)->bytes + GAP + 255) & ~(size_t)255);
+        at = &(*at)->next;
+    }
+    if (need > DEVICE_BYTES || from > DEVICE_BYTES - need) {
+        return cudaErrorMemoryAllocation;
+    }
+    struct piece *p = (struct piece *)malloc(sizeof(*p));
+
+    if (!p) {
+        return cudaErrorMemoryAllocation;
+    }
+    *p = piece{from, bytes, *at};
+    *at = p;
+    held += bytes;
+    device_end = from + need > device_end ? (from + need + 4095) & ~(size_t)4095 : device_end;
+    open_device(true);
+    memset(device + from, 0xff, bytes < LARGE ? bytes : LARGE); /* the rest: 0, and untouched */
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_UNPOISON_MEMORY_REGION(device + from, bytes);
+    ASAN_POISON_MEMORY_REGION(device + from + ((bytes + 7) & ~(size_t)7), need - ((bytes + 7) & ~(size_t)7));
+#endif
+    open_device(false);
+    *ret = device + from;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *p)
+{
+    for (struct piece **at = &pieces; p && *at; at = &(*at)->next) {
+        if (device + (*at)->at == p) {
+            struct piece *gone = *at;
+
+            *at = gone->next;
+            held -= gone->bytes;
+#if defined(__SANITIZE_ADDRESS__)
+            ASAN_UNPOISON_MEMORY_REGION(p, gone->bytes + GAP);
+#endif
+            free(gone);
+            return cudaSuccess;
+        }
+    }
+    return p ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+cudaError_t cudaMallocHost(void **ret, size_t bytes)
+{
+    cudaError_t e = fails();
+    size_t *p = e == cudaSuccess ? (size_t *)malloc(bytes + 64) : NULL;
+
+    if (!p) {
+        return e != cudaSuccess ? e : cudaErrorMemoryAllocation;
+    }
+    *p = bytes;
+    held += bytes;
+    *ret = (uint8_t *)p + 64;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void *p)
+{
+    if (p) {
+        size_t *own = (size_t *)(void *)((uint8_t *)p - 64);
+
+        held -= *own;
+        free(own);
+    }
+    return cudaSuccess;
+}
+
+/* A host pointer where a device's belongs, or the other way round, is what crashes on a GPU. */
+static bool kinds(const void *to, const void *from, cudaMemcpyKind k)
+{
+    return is_device(to) == (k != cudaMemcpyDeviceToHost) &&
+           is_device(from) == (k != cudaMemcpyHostToDevice);
+}
+
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind k, cudaStream_t)
+{
+    cudaError_t e = fails();
+
+    if (e != cudaSuccess) {
+        return e;
+    }
+    if (!kinds(to, from, k)) {
+        return cudaErrorInvalidValue;
+    }
+    open_device(true);
+    for (size_t i = 0; i < height; i++) {
+        memmove((uint8_t *)to + i * to_pitch, (const uint8_t *)from + i * from_pitch, width);
+    }
+    open_device(false);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind k, cudaStream_t s)
+{
+    return cudaMemcpy2DAsync(to, n, from, n, n, 1, k, s);
+}
+
+cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t)
+{
+    cudaError_t e = fails();
+
+    if (e != cudaSuccess || !is_device(p)) {
+        return e != cudaSuccess ? e : cudaErrorInvalidValue;
+    }
+    open_device(true);
+    if (value == 0 && n > 2 * LARGE) { /* pages that nobody touched cost nothing to protect */
+        uintptr_t from = ((uintptr_t)p + 4095) & ~(uintptr_t)4095;
+        uintptr_t to = ((uintptr_t)p + n) & ~(uintptr_t)4095;
+
+        memset(p, 0, from - (uintptr_t)p);
+        memset((void *)to, 0, (uintptr_t)p + n - to);
+        if (madvise((void *)from, to - from, MADV_DONTNEED)) {
+            memset(p, 0, n);
+        }
+    } else {
+        memset(p, value, n);
+    }
+    open_device(false);
+    return cudaSuccess;
+}
+
+/* ---- device, streams, launches -------------------------------------------------------------- */
+
+struct emu_stream {
+    int schedule;
+};
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+    return e == cudaSuccess                   ? "no error"
+           : e == cudaErrorNoDevice           ? "no CUDA-capable device is detected"
+           : e == cudaErrorMemoryAllocation   ? "out of memory"
+           : e == cudaErrorIllegalAddress     ? "an illegal memory access was encountered"
+           : e == cudaErrorInvalidValue       ? "invalid argument"
+           : e == cudaErrorInsufficientDriver ? "CUDA driver version is insufficient for CUDA runtime version"
+                                              : "an error of the emulator";
+}
+
+const char *cudaGetErrorName(cudaError_t e)
+{
+    return e == cudaErrorIllegalAddress ? "cudaErrorIllegalAddress" : "cudaError";
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t e = last_error;
+
+    last_error = cudaSuccess;
+    return e;
+}
+
+cudaError_t cudaGetDeviceCount(int *ret)
+{
+    cudaError_t e = fails();
+
+    *ret = n_devices;
+    return e != cudaSuccess ? e : n_devices > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+
+cudaError_t cudaSetDevice(int)
+{
+    return fails();
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int)
+{
+    memset(ret, 0, sizeof(*ret));
+    snprintf(ret->name, sizeof(ret->name), "emulated on the CPU");
+    ret->major = 9;
+    ret->multiProcessorCount = 1;
+    ret->totalGlobalMem = DEVICE_BYTES;
+    ret->sharedMemPerBlockOptin = SHARED_MAX;
+    return fails();
+}
+
+cudaError_t cudaDriverGetVersion(int *ret)
+{
+    *ret = 13000;
+    return fails();
+}
+
+cudaError_t cudaRuntimeGetVersion(int *ret)
+{
+    *ret = 13000;
+    return fails();
+}
+
+cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
+{
+    *ret_total = DEVICE_BYTES;
+    *ret_free = DEVICE_BYTES - held;
+    return fails();
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned)
+{
+    static int n_streams;
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess) {
+        *ret = (cudaStream_t)malloc(sizeof(**ret));
+        (*ret)->schedule = n_streams++ % 3;
+        held++;
+    }
+    return e;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t s)
+{
+    free(s);
+    held--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t)
+{
+    return fails();
+}
+
+cudaError_t emu_func_shared(size_t bytes)
+{
+    cudaError_t e = fails();
+
+    if (e != cudaSuccess || bytes > SHARED_MAX) {
+        return e != cudaSuccess ? e : cudaErrorInvalidValue;
+    }
+    shared_allowed = bytes > shared_allowed ? bytes : shared_allowed;
+    return cudaSuccess;
+}
+
+void emu_launch(const char *name, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                void (*run)(void *), void *arg)
+{
+    cudaError_t e = fails();
+
+    n_threads = (int)(block.x * block.y * block.z);
+    if (e == cudaSuccess && (n_threads == 0 || n_threads > MAX_THREADS || shared > shared_allowed ||
+                             grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 ||
+                             grid.z > 65535)) {
+        e = cudaErrorInvalidConfiguration;
+    }
+    if (e != cudaSuccess) {
+        last_error = e;
+        return;
+    }
+    if (!stacks) {
+        void *p = mmap(NULL, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+        if (p == MAP_FAILED) {
+            perror("emu: stacks");
+            abort();
+        }
+        stacks = (uint8_t *)p;
+    }
+    kernel_name = name;
+    kernel_run = run;
+    kernel_arg = arg;
+    emu_where.block_dim = block;
+    emu_where.grid_dim = grid;
+    open_device(true);
+    for (unsigned z = 0; z < grid.z; z++) {
+        for (unsigned y = 0; y < grid.y; y++) {
+            for (unsigned x = 0; x < grid.x; x++) {
+                emu_where.block = dim3(x, y, z);
+                memset(shared_memory, 0xff, shared);
+                run_block(stream ? stream->schedule : 0);
+            }
+        }
+    }
+    open_device(false);
+}

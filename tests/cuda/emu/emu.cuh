@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_TESTS_CUDA_EMU_EMU_CUH
+#define PIPIT_TESTS_CUDA_EMU_EMU_CUH
+
+/* CUDA C on a CPU, for tests: the kernels of kernels/cuda/ compiled by a C++ compiler and run one
+ * block after another, each thread of a block a fiber that runs until it waits for the others.
+ * Index arithmetic and numerics are those of the real thing; time and memory order are not.
+ *
+ * What it finds beside wrong results:
+ *   - a barrier that some threads of a warp or block do not reach: the process ends with its name
+ *   - a missing barrier: streams take turns in running threads forwards, backwards and shuffled, so
+ *     results of the three sides of a check differ
+ *   - host code that touches device memory: it is inaccessible but in kernels and copies
+ *   - shared memory read before it is written: it starts as NaN; so does memory from cudaMalloc
+ *   - a read before the wait that an asynchronous copy needs: the copy is made at the wait
+ *
+ * Kernels write CUDA C without inline PTX; what needs PTX is in kernels/cuda/prim.cuh, which calls
+ * the emu_ functions below instead. Launches go through CUDA_LAUNCH there. */
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__ static
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_)
+    {
+    }
+};
+
+struct uint2 {
+    unsigned x, y;
+} __align__(8);
+struct uint4 {
+    unsigned x, y, z, w;
+} __align__(16);
+struct int4 {
+    int x, y, z, w;
+} __align__(16);
+struct float2 {
+    float x, y;
+} __align__(8);
+struct float4 {
+    float x, y, z, w;
+} __align__(16);
+
+static inline uint2 make_uint2(unsigned x, unsigned y)
+{
+    return uint2{x, y};
+}
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
+{
+    return uint4{x, y, z, w};
+}
+static inline float2 make_float2(float x, float y)
+{
+    return float2{x, y};
+}
+static inline float4 make_float4(float x, float y, float z, float w)
+{
+    return float4{x, y, z, w};
+}
+
+/* ---- inside a kernel ------------------------------------------------------------------------ */
+
+struct emu_where {
+    dim3 thread, block, block_dim, grid_dim;
+};
+extern struct emu_where emu_where; /* of the fiber that runs */
+
+#define threadIdx (emu_where.thread)
+#define blockIdx (emu_where.block)
+#define blockDim (emu_where.block_dim)
+#define gridDim (emu_where.grid_dim)
+#define warpSize 32
+
+void *emu_shared(void); /* the block's dynamic shared memory */
+void emu_sync_block(const char *file, int line);
+void emu_sync_warp(unsigned mask, const char *file, int line);
+/* Every lane of the mask gives a word and sees those of all lanes. */
+const uint64_t *emu_exchange(unsigned mask, uint64_t word, const char *file, int line);
+int emu_lane(void);
+
+#define __syncthreads() emu_sync_block(__FILE__, __LINE__)
+#define __syncwarp() emu_sync_warp(0xffffffffu, __FILE__, __LINE__)
+
+template <typename T>
+static inline T emu_shuffle(unsigned mask, T v, int from, const char *file, int line)
+{
+    uint64_t word = 0;
+    T r;
+
+    static_assert(sizeof(T) <= 8, "one word");
+    memcpy(&word, &v, sizeof(T));
+    word = emu_exchange(mask, word, file, line)[from & 31];
+    memcpy(&r, &word, sizeof(T));
+    return r;
+}
+
+#define __shfl_xor_sync(mask, v, m) emu_shuffle(mask, v, emu_lane() ^ (m), __FILE__, __LINE__)
+#define __shfl_sync(mask, v, from) emu_shuffle(mask, v, from, __FILE__, __LINE__)
+
+static inline int emu_any(unsigned mask, int p, const char *file, int line)
+{
+    const uint64_t *w = emu_exchange(mask, p != 0, file, line);
+    int any = 0;
+
+    for (int i = 0; i < 32; i++) {
+        any |= mask >> i & 1 ? (int)w[i] : 0;
+    }
+    return any;
+}
+#define __any_sync(mask, p) emu_any(mask, p, __FILE__, __LINE__)
+
+static inline unsigned emu_ballot(unsigned mask, int p, const char *file, int line)
+{
+    const uint64_t *w = emu_exchange(mask, p != 0, file, line);
+    unsigned bits = 0;
+
+    for (int i = 0; i < 32; i++) {
+        bits |= mask >> i & 1 ? (unsigned)w[i] << i : 0;
+    }
+    return bits;
+}
+#define __ballot_sync(mask, p) emu_ballot(mask, p, __FILE__, __LINE__)
+
+static inline int __popc(unsigned x)
+{
+    return __builtin_popcount(x);
+}
+
+static inline int atomicAdd(int *p, int v)
+{
+    int old = *p;
+
+    *p = old + v;
+    return old;
+}
+
+template <typename T> static inline T min(T a, T b)
+{
+    return a < b ? a : b;
+}
+template <typename T> static inline T max(T a, T b)
+{
+    return a > b ? a : b;
+}
+
+/* No contraction here: the compiler is told so. */
+static inline float __fmul_rn(float a, float b)
+{
+    return a * b;
+}
+static inline float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
+static inline float __fsub_rn(float a, float b)
+{
+    return a - b;
+}
+static inline int __float2int_rn(float x)
+{
+    return x != x ? 0 : x >= 2147483648.0f ? INT32_MAX : x <= -2147483648.0f ? INT32_MIN : (int)rintf(x);
+}
+static inline unsigned __float_as_uint(float x)
+{
+    unsigned u;
+
+    memcpy(&u, &x, 4);
+    return u;
+}
+static inline float __uint_as_float(unsigned u)
+{
+    float x;
+
+    memcpy(&x, &u, 4);
+    return x;
+}
+static inline void sincospif(float x, float *s, float *c)
+{
+    *s = (float)sin(3.14159265358979323846 * (double)x);
+    *c = (float)cos(3.14159265358979323846 * (double)x);
+}
+
+/* d = a b + c by one warp: the fragments of mma.sync m16n8k16 (f16 or bf16) and m16n8k32, m16n8k16
+ * (signed bytes), as the PTX manual draws them. */
+void emu_mma_half(float c[4], const uint32_t a[4], const uint32_t b[2], bool bf16);
+void emu_mma_s8(int c[4], const uint32_t *a, const uint32_t *b, int n_b);
+
+/* cp.async: the copy happens when it is waited for, as late as it may. */
+void emu_async_copy(void *to, const void *from, size_t bytes);
+void emu_async_commit(void);
+void emu_async_wait(int n_pending);
+
+/* ---- the run-time library ------------------------------------------------------------------- */
+
+enum cudaError_t {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorInvalidConfiguration = 9,
+    cudaErrorNoDevice = 100,
+    cudaErrorDevicesUnavailable = 46,
+    cudaErrorSystemDriverMismatch = 803,
+    cudaErrorNoKernelImageForDevice = 209,
+    cudaErrorUnsupportedPtxVersion = 222,
+    cudaErrorECCUncorrectable = 214,
+    cudaErrorHardwareStackError = 714,
+    cudaErrorIllegalInstruction = 715,
+    cudaErrorMisalignedAddress = 716,
+    cudaErrorInvalidAddressSpace = 717,
+    cudaErrorInvalidPc = 718,
+    cudaErrorLaunchFailure = 719,
+    cudaErrorIllegalAddress = 700,
+    cudaErrorLaunchTimeout = 702,
+    cudaErrorAssert = 710,
+    cudaErrorNotSupported = 801,
+    cudaErrorUnknown = 999,
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum { cudaStreamNonBlocking = 1 };
+typedef struct emu_stream *cudaStream_t;
+
+struct cudaDeviceProp {
+    char name[256];
+    int major, minor, multiProcessorCount, integrated;
+    size_t totalGlobalMem, sharedMemPerBlockOptin;
+};
+
+const char *cudaGetErrorString(cudaError_t e);
+const char *cudaGetErrorName(cudaError_t e);
+cudaError_t cudaGetLastError(void);
+cudaError_t cudaGetDeviceCount(int *ret);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device);
+cudaError_t cudaDriverGetVersion(int *ret);
+cudaError_t cudaRuntimeGetVersion(int *ret);
+cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total);
+cudaError_t cudaMalloc(void **ret, size_t bytes);
+cudaError_t cudaFree(void *p);
+cudaError_t cudaMallocHost(void **ret, size_t bytes);
+cudaError_t cudaFreeHost(void *p);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t s);
+cudaError_t cudaStreamSynchronize(cudaStream_t s);
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind k, cudaStream_t s);
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind k, cudaStream_t s);
+cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s);
+cudaError_t emu_func_shared(size_t bytes);
+
+template <typename F>
+static inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute a, int value)
+{
+    (void)kernel;
+    (void)a;
+    return emu_func_shared((size_t)value);
+}
+
+void emu_launch(const char *name, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                void (*run)(void *), void *arg);
+
+template <typename K, typename... A>
+static inline void emu_launch_kernel(const char *name, K *kernel, dim3 grid, dim3 block,
+                                     size_t shared, cudaStream_t stream, A... args)
+{
+    auto call = [=]() { kernel(args...); };
+
+    emu_launch(name, grid, block, shared, stream,
+               [](void *p) { (*static_cast<decltype(call) *>(p))(); }, &call);
+}
+
+/* ---- for tests ------------------------------------------------------------------------------ */
+
+extern "C" {
+/* The n-th call from now on to the run-time library (launches too) fails with `code`; a sticky
+ * code then stays. n = 0: none. */
+void emu_fail(int n, int code);
+/* Bytes that cudaMalloc and cudaMallocHost gave and nobody gave back, and streams open. */
+uint64_t emu_held(void);
+/* 0: as on a machine without a device or driver. */
+void emu_devices(int n);
+}
+
+#endif
