@@ -48,7 +48,7 @@ int cuda_attention(struct backend *be, const struct ops_attention *p)
     struct cuda *cu = cuda_of(be);
     struct attend a = {};
     int32_t n_decode = 0;
-    int32_t r = check(cu, p);
+    int32_t r = p->select ? -ENOTSUP : check(cu, p);
 
     while (n_decode < p->n_seqs && p->seqs[n_decode].row0 < p->rows.n_decode) {
         n_decode++;
