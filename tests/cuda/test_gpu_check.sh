@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# tools/gpu_check.sh without a GPU: what a dry run would do, and a real run of two kernel checks against the emulated
+# module, stopped by its time limit and gone on with.
+# Usage: test_gpu_check.sh GPU_CHECK BUILD MODULE
+set -uo pipefail
+script=$1
+build=$2
+module=$3
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+fail() { echo "FAILED: $*" && exit 1; }
+
+"$script" --dry-run --build "$build" "$dir/dry" >"$dir/dry.txt" || fail "dry run"
+for name in check_attention memcheck_matmul racecheck_cut golden_cache kernel_bench_matmul \
+    bench_llama-3.1-8b_BF16_b1_fp8 bench_sigma-10b_BF16_b1_full; do
+    grep -q "^$name " "$dir/dry.txt" || fail "$name is not in the dry run"
+done
+for program in tests/kernels/check_rows tests/golden/test_stories bench/pipit-bench; do
+    grep -q "$build/$program" "$dir/dry.txt" || fail "$program is not in the dry run"
+    [ -x "$build/$program" ] || fail "$program is not there"
+done
+run() { "$script" --build "$build" --backend "$module" --parts check "$@" "$dir/out"; }
+run --minutes 0 --only rows >/dev/null
+[ $? -eq 3 ] || fail "time is up at once: exit 3 is wanted"
+run --only rows >/dev/null || fail "check_rows"
+run --only norm >/dev/null || fail "check_norm"
+run --only rows >"$dir/again.txt" || fail "check_rows again"
+grep -q check_rows "$dir/again.txt" && fail "check_rows ran twice"
+[ "$(grep -c ',passed,' "$dir/out/results.csv")" -eq 2 ] || fail "results.csv: $(cat "$dir/out/results.csv")"
+grep -q 'passed: 2' "$dir/out/report.txt" || fail "report.txt"
+run --backend ./none.so --only kv_slots >/dev/null
+grep -q 'check_kv_slots,skipped' "$dir/out/results.csv" || fail "no module: skipped is wanted"
+echo "gpu_check: dry run, time limit, resumption, report"

@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that wants a GPU, in one command: kernel checks with and without compute-sanitizer, golden tests of whole
+# models, benches. Each item has a time limit and is done once: run again with the same folder, it goes on where it
+# stopped. Writes into the folder: results.csv (item, outcome, seconds), bench.csv, a log an item, report.txt.
+#
+# Usage: tools/gpu_check.sh [OPTION]... FOLDER
+#   --build DIR     a build that is there (brought along); else FOLDER/build is made for this GPU
+#   --minutes N     begin nothing later than this (default 25)
+#   --parts LIST    of info,build,check,sanitize,golden,bench (default all)
+#   --only TEXT     items whose name holds it
+#   --backend NAME  default cuda; a module's path, to try the script without a GPU
+#   --models DIR    where bench models are made (default FOLDER/models; they are removed after use)
+#   --dry-run       print what would run
+# Exit code: 0 all that ran passed, 1 some failed, 3 time was up before the end.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+
+minutes=25
+parts=info,build,check,sanitize,golden,bench
+only=
+backend=cuda
+build=
+models=
+dry=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --build) build=$2 && shift ;;
+    --minutes) minutes=$2 && shift ;;
+    --parts) parts=$2 && shift ;;
+    --only) only=$2 && shift ;;
+    --backend) backend=$2 && shift ;;
+    --models) models=$2 && shift ;;
+    --dry-run) dry=1 ;;
+    -*)
+        sed -n '3,17s/^# \{0,1\}//p' "$0"
+        exit 2
+        ;;
+    *) break ;;
+    esac
+    shift
+done
+[ $# -eq 1 ] || {
+    sed -n '3,17s/^# \{0,1\}//p' "$0"
+    exit 2
+}
+out=$1
+build=${build:-$out/build}
+models=${models:-$out/models}
+end=$((SECONDS + minutes * 60))
+failed=0
+late=0
+mkdir -p "$out/done" "$out/log"
+
+part() { [[ ,$parts, == *,$1,* ]]; }
+
+# item NAME LIMIT COMMAND...: runs it unless done; 0 passed, 77 counts as skipped.
+item() {
+    local name=$1 limit=$2 began=$SECONDS rc outcome
+    shift 2
+    [[ -z $only || $name == *"$only"* ]] || return 0
+    if [ -n "$dry" ]; then
+        printf '%-40s %4s s  %s\n' "$name" "$limit" "$*"
+        return 0
+    fi
+    [ ! -e "$out/done/$name" ] || return 0
+    if [ "$SECONDS" -ge "$end" ]; then
+        late=1
+        return 1
+    fi
+    [ $((SECONDS + limit)) -le "$end" ] || limit=$((end - SECONDS))
+    timeout -k 5 "$limit" "$@" >"$out/log/$name.log" 2>&1
+    rc=$?
+    case $rc in
+    0) outcome=passed ;;
+    77) outcome=skipped ;;
+    124 | 137) outcome=timeout ;;
+    *) outcome=failed ;;
+    esac
+    if [ "$outcome" = timeout ] && [ "$SECONDS" -ge "$end" ]; then
+        late=1 # the whole run's end, not the item's own limit: to be tried again
+        return 1
+    fi
+    echo "$name,$outcome,$((SECONDS - began))" >>"$out/results.csv"
+    [ "$outcome" = timeout ] || touch "$out/done/$name"
+    printf '%-40s %s (%d s)\n' "$name" "$outcome" $((SECONDS - began))
+    if [ "$outcome" = failed ] || [ "$outcome" = timeout ]; then
+        failed=1
+        tail -n 5 "$out/log/$name.log" | cut -c1-200
+        return 1
+    fi
+    return 0
+}
+
+info() {
+    nvidia-smi --query-gpu=name,compute_cap,driver_version,memory.total,clocks.max.sm,clocks.max.mem \
+        --format=csv || true
+    nvcc --version 2>/dev/null | tail -n 2
+    uname -srm
+    git rev-parse --short HEAD 2>/dev/null
+    true
+}
+
+# The module for this GPU alone.
+make_build() {
+    local arch
+    arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+    [ -n "$arch" ] || { echo "no GPU to build for" && return 1; }
+    meson setup "$build" --buildtype=release -Dcuda=enabled -Dgpu_archs="$arch" && ninja -C "$build"
+}
+
+# bench NAME SHAPE TYPE BATCH DEPTHS POLICY...: makes the model, times each policy, removes the model.
+bench() {
+    local name=$1 shape=$2 type=$3 batch=$4 depths=$5 model=$models/$1.gguf policy
+    shift 5
+    [[ -z $only || bench_$name == *"$only"* ]] || return 0
+    if [ -z "$dry" ]; then
+        for policy in "$@"; do
+            [ -e "$out/done/bench_${name}_b${batch}_${policy//[^a-z0-9]/_}" ] || break
+            policy=
+        done
+        [ -n "$policy" ] || return 0
+        [ "$SECONDS" -lt "$end" ] || { late=1 && return 0; }
+        mkdir -p "$models"
+    fi
+    [ -n "$dry" ] || [ -e "$model" ] || timeout 240 "$build/tools/pipit-mkmodel" --shape "$shape" --type "$type" "$model" \
+        >"$out/log/mkmodel_$name.log" 2>&1 || { echo "mkmodel $name failed" && failed=1 && return 0; }
+    for policy in "$@"; do
+        local id=bench_${name}_b${batch}_${policy//[^a-z0-9]/_}
+        item "$id" 240 "$build/bench/pipit-bench" --model "$model" --backend "$backend" --kv "$policy" \
+            --batch "$batch" --prefill 512,2048 --depth "$depths" --header || continue
+        [ -n "$dry" ] || sed "s/^/$id,/" "$out/log/$id.log" >>"$out/bench.csv"
+    done
+    [ -n "$dry" ] || rm -f "$model"
+}
+
+checks=(rows norm kv_slots matmul rope_store cut attention)
+
+if part info && [ -z "$dry" ]; then
+    info >"$out/info.txt" 2>&1
+fi
+if part build && [ ! -x "$build/tests/kernels/check_rows" ]; then
+    if [ -n "$dry" ]; then
+        echo "build into $build"
+    elif ! make_build >"$out/log/build.log" 2>&1; then
+        echo "no build: $(tail -n 1 "$out/log/build.log")"
+        exit 1
+    fi
+fi
+
+if part check; then
+    for c in "${checks[@]}"; do
+        item "check_$c" 180 "$build/tests/kernels/check_$c" --backend "$backend" --sides 2
+    done
+fi
+
+# compute-sanitizer works on some machines only: the smallest check first.
+if part sanitize; then
+    sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+    if [ -z "$sanitizer" ] && [ -z "$dry" ]; then
+        echo "compute-sanitizer is not installed"
+    elif item sanitize_try 120 "${sanitizer:-compute-sanitizer}" --error-exitcode 9 \
+        "$build/tests/kernels/check_rows" --backend "$backend" --sides 2; then
+        for c in norm kv_slots cut rope_store matmul attention; do
+            item "memcheck_$c" 240 "${sanitizer:-compute-sanitizer}" --error-exitcode 9 \
+                "$build/tests/kernels/check_$c" --backend "$backend" --sides 2
+        done
+        for c in norm cut; do
+            item "racecheck_$c" 240 "${sanitizer:-compute-sanitizer}" --tool racecheck --error-exitcode 9 \
+                "$build/tests/kernels/check_$c" --backend "$backend" --sides 2
+        done
+    else
+        echo "compute-sanitizer does not work here: no memcheck, no racecheck"
+    fi
+fi
+
+if part golden; then
+    for g in stories cache arch; do
+        item "golden_$g" 180 "$build/tests/golden/test_$g" tests/data "$backend"
+    done
+fi
+
+if part bench; then
+    for c in matmul attention rope_store; do
+        item "kernel_bench_$c" 180 "$build/tests/kernels/check_$c" --backend "$backend" --bench
+    done
+    bench llama-3.2-1b_BF16 llama-3.2-1b BF16 1 128,2048,8192 full fp8
+    bench llama-3.1-8b_BF16 llama-3.1-8b BF16 1 128,2048,8192 full fp8 fp8+keyformer:50%
+    bench llama-3.1-8b_Q8_0 llama-3.1-8b Q8_0 1 128,2048 full
+    bench llama-3.1-8b_Q4_K llama-3.1-8b Q4_K 1 128,2048 full
+    bench qwen3-0.6b_BF16 qwen3-0.6b BF16 1 128,2048,8192 full fp8
+    bench qwen3-4b_Q4_K qwen3-4b Q4_K 1 128,2048 full
+    bench qwen3-8b_Q4_K qwen3-8b Q4_K 1 128,2048 full
+    bench llama-2-7b_BF16 llama-2-7b BF16 8 2048 full keyformer:50%
+    bench sigma-10b_BF16 sigma-10b BF16 1 2048,8192 full fp8
+fi
+
+[ -n "$dry" ] && exit 0
+{
+    cat "$out/info.txt" 2>/dev/null
+    echo
+    [ -e "$out/results.csv" ] && awk -F, '{n[$2]++} END {for (o in n) print o ": " n[o]}' "$out/results.csv"
+    grep -E ',(failed|timeout),' "$out/results.csv" 2>/dev/null
+    [ "$late" -eq 0 ] || echo "time was up: run again with the same folder for the rest"
+    echo
+    [ ! -e "$out/bench.csv" ] || cat "$out/bench.csv"
+} >"$out/report.txt"
+echo "report: $out/report.txt"
+[ "$failed" -eq 0 ] || exit 1
+[ "$late" -eq 0 ] || exit 3
