@@ -28,7 +28,12 @@ int backend_find(const char *name, const struct backend_ops **ret, struct error 
         return 0;
     }
     if (strcmp(name, "cuda") == 0) {
-        return module_open_cuda(ret, reterr);
+        int r = module_open_cuda(ret, reterr);
+
+        if (r < 0) {
+            (void)error_prefix(reterr, "backend \"cuda\"");
+        }
+        return r;
     }
     if (strchr(name, '/')) {
         return module_open(name, ret, reterr);

@@ -70,6 +70,5 @@ int module_open_cuda(const struct backend_ops **ret, struct error *reterr)
             return module_open(path, ret, reterr);
         }
     }
-    return error_set(reterr, -ENODEV, "backend \"cuda\": %s/libpipit-cuda.so is not installed",
-                     MODULE_DIR);
+    return error_set(reterr, -ENODEV, "%s/libpipit-cuda.so is not installed", MODULE_DIR);
 }
