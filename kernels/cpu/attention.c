@@ -203,6 +203,6 @@ int cpu_attention(struct backend *be, const struct ops_attention *p)
     if (!valid(cpu, p)) {
         return -EINVAL;
     }
-    r = att_decode(cpu, p);
+    r = p->select ? att_select(cpu, p) : att_decode(cpu, p);
     return r < 0 ? r : att_prefill(cpu, p);
 }

@@ -73,6 +73,8 @@ void att_rotate_keys(const struct att_unit *u, const struct kv_rank_table *t, in
 void att_turn_query(const struct att_unit *u, int32_t d, const float *q, float *dst);
 
 int att_decode(struct cpu *cpu, const struct ops_attention *p);
+/* Decode rows where some select; the others go to att_decode(). */
+int att_select(struct cpu *cpu, const struct ops_attention *p);
 int att_prefill(struct cpu *cpu, const struct ops_attention *p);
 
 #endif

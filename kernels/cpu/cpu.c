@@ -122,6 +122,7 @@ static void cpu_describe(const struct backend *be, char *buf, size_t size)
 
 const struct backend_ops cpu_backend = {
     .name = "cpu",
+    .selects = true,
     .create = cpu_create,
     .destroy = cpu_destroy,
     .describe = cpu_describe,
@@ -147,6 +148,7 @@ const struct backend_ops cpu_backend = {
     .softcap = cpu_softcap,
     .rope_store = cpu_rope_store,
     .attention = cpu_attention,
+    .kv_sum = cpu_kv_sum,
     .victim = cpu_victim,
     .cut = cpu_cut,
     .kv_export = cpu_kv_export,

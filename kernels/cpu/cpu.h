@@ -58,6 +58,7 @@ uint64_t cpu_kv_scratch_bytes(int n_threads, bool tiles, const struct backend_li
 int cpu_kv_layout(struct ops_kv_layout *layout, struct error *reterr);
 int cpu_rope_store(struct backend *be, const struct ops_rope_store *p);
 int cpu_attention(struct backend *be, const struct ops_attention *p);
+int cpu_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cpu_victim(struct backend *be, const struct ops_victim *p);
 int cpu_cut(struct backend *be, const struct ops_cut *p);
 int cpu_kv_export(struct backend *be, const struct ops_kv_slots *p);

@@ -215,6 +215,7 @@ static void move_slot(const struct ops_kv *kv, int32_t group, int32_t to, int32_
             kv_page_k_scale(l, a, h)[i] = kv_page_k_scale(l, b, h)[j];
         }
     }
+    cpu_kv_move_k(l, a, (int32_t)i, b, (int32_t)j);
     for (int32_t h = 0; h < l->v_heads; h++) {
         memcpy(kv_page_v(l, a, h) + i * v_row, kv_page_v(l, b, h) + j * v_row, v_row);
         if (ops_kv_scale_bytes(l->v_type)) {

@@ -64,8 +64,29 @@ static struct sizes sizes_of(const struct backend_limits *l, bool tiles)
     return s;
 }
 
-static struct kv_thread lay_out_thread(struct memory_arena *a, const struct sizes *s)
+static struct kv_select lay_out_select(struct memory_arena *a, const struct sizes *s,
+                                       const struct backend_limits *l)
 {
+    size_t row_bytes = s->heads * s->slots * (l->observe ? 2 : 1) * sizeof(float);
+    size_t wave = WAVE_BYTES / row_bytes;
+
+    wave = wave < 1 ? 1 : wave > at_least_one(l->max_decode) ? at_least_one(l->max_decode) : wave;
+    return (struct kv_select){
+        .seqs = memory_arena_take(a, at_least_one(l->max_seqs) * sizeof(struct ops_seq)),
+        .x = memory_arena_take(a, wave * s->heads * s->slots * sizeof(float)),
+        .seen = memory_arena_take(a, l->observe ? wave * s->heads * s->slots * sizeof(float) : 0),
+        .max = memory_arena_take(a, wave * s->heads * (s->slots / 512 + 1) * sizeof(float)),
+        .q = memory_arena_take(a, wave * s->heads * s->pad * sizeof(float)),
+        .dims = memory_arena_take(a, wave * s->heads * s->pad * sizeof(int32_t)),
+        .ld = s->slots,
+        .pad = s->pad,
+        .wave = (int32_t)wave,
+    };
+}
+
+static struct kv_thread lay_out_thread(struct memory_arena *a, const struct sizes *s, bool select)
+{
+    size_t listed = select ? s->slots : 0;
     size_t chunk = s->heads * KV_CHUNK;
     size_t pages = s->pairs * OPS_PAGE_SLOTS;
 
@@ -87,6 +108,12 @@ static struct kv_thread lay_out_thread(struct memory_arena *a, const struct size
         .tile_s = memory_arena_take(a, s->tile_dim ? TILE_QUERIES * TILE_KEYS * 4 : 0),
         .tile_p = memory_arena_take(a, s->tile_dim ? TILE_QUERIES * TILE_KEYS * 2 : 0),
         .tile_mul = memory_arena_take(a, s->tile_dim ? 2 * TILE_KEYS * sizeof(float) : 0),
+        .total = memory_arena_take(a, listed * sizeof(float)),
+        .left = memory_arena_take(a, listed * sizeof(float)),
+        .list = memory_arena_take(a, listed * sizeof(int32_t)),
+        .list_pos = memory_arena_take(a, listed * sizeof(int32_t)),
+        .list_scale = memory_arena_take(a, listed * sizeof(uint16_t)),
+        .list_rows = memory_arena_take(a, listed * sizeof(void *)),
         .rank = memory_arena_take(a, s->slots * sizeof(int32_t)),
         .q = memory_arena_take(a, s->pairs * s->pad * sizeof(float)),
     };
@@ -122,8 +149,11 @@ static struct kv_scratch lay_out(struct memory_arena *a, int n_threads, int tid,
     k.seen = memory_arena_take(a, s.wave * s.seen * sizeof(float));
     k.commit = memory_arena_take(a, at_least_one(l->max_seqs) * s.heads * sizeof(*k.commit));
     k.score = memory_arena_take(a, s.slots * sizeof(float));
+    if (l->select) {
+        k.select = lay_out_select(a, &s, l);
+    }
     for (int i = 0; i < n_threads; i++) {
-        struct kv_thread t = lay_out_thread(a, &s);
+        struct kv_thread t = lay_out_thread(a, &s, l->select);
 
         if (i == tid) {
             k.t = t;
@@ -160,7 +190,8 @@ int cpu_kv_layout(struct ops_kv_layout *l, struct error *reterr)
     l->page_bytes = (uint64_t)l->k_heads * kv_page_k_bytes(l) +
                     (uint64_t)l->v_heads * kv_page_v_bytes(l) +
                     OPS_PAGE_SLOTS * ((uint64_t)l->k_heads * ops_kv_scale_bytes(l->k_type) +
-                                      (uint64_t)l->v_heads * ops_kv_scale_bytes(l->v_type));
+                                      (uint64_t)l->v_heads * ops_kv_scale_bytes(l->v_type)) +
+                    kv_page_copy_bytes(l);
     return 0;
 }
 
@@ -217,11 +248,18 @@ int cpu_kv_export(struct backend *be, const struct ops_kv_slots *p)
 
 int cpu_kv_import(struct backend *be, const struct ops_kv_slots *p)
 {
+    struct cpu *cpu = cpu_of(be);
+    const struct ops_kv_layout *l = p->kv->layout;
     uint8_t *host = p->host;
 
-    (void)be;
     for (int32_t i = 0; i < p->n_slots; i++) {
-        host = copy_slot(p, p->slot0 + i, host, false);
+        int32_t slot = p->slot0 + i;
+
+        host = copy_slot(p, slot, host, false);
+        for (int32_t h = 0; h < l->k_heads && l->rank != OPS_RANK_ONCE; h++) {
+            cpu_kv_copy_k(cpu, l, kv_page_of(p->kv, p->group, slot), h, slot % OPS_PAGE_SLOTS, 1,
+                          cpu_kv_scratch(cpu, 0).t.k);
+        }
     }
     return 0;
 }
@@ -272,6 +310,9 @@ int cpu_kv_find_table(struct kv_rope_key *const keys[], float *const inv_freqs[]
         }                                                                                          \
     }
 
+BY_TYPE(cpu_kv_dims_fn, dims, t->dims_f32)
+BY_TYPE(cpu_kv_rows_fn, rows, t->rows_f32)
+BY_TYPE(cpu_kv_blend_fn, blend, t->blend_f32)
 BY_TYPE(cpu_kv_qk_fn, qk, t->qk_f32)
 BY_TYPE(cpu_kv_pv_fn, pv, t->pv_f32)
 BY_TYPE(cpu_kv_unpack_fn, unpack, NULL)

@@ -69,9 +69,29 @@ struct kv_thread {
     float *tile_s;    /* (TILE_QUERIES, TILE_KEYS) */
     uint16_t *tile_p; /* (TILE_QUERIES, TILE_KEYS) */
     float *tile_mul;  /* (2, TILE_KEYS) */
+    /* Queries that select: */
+    float *total;          /* (max_slots in whole pages) */
+    float *left;           /* the same */
+    int32_t *list;         /* the same */
+    int32_t *list_pos;
+    uint16_t *list_scale;
+    const void **list_rows;
     /* pos=new: */
     int32_t *rank;  /* (max_slots in whole pages) */
     float *q;       /* (max(KV_PAIRS, max_heads), pad(max_head_dim)): turned back queries */
+};
+
+/* Decode rows that select: what one step leaves for the next. */
+struct kv_select {
+    struct ops_seq *seqs; /* (max_seqs) */
+    float *x;      /* (wave rows, n_q, ld) */
+    float *seen;   /* the same, observed */
+    float *max;    /* (wave rows, n_q, ld / 512 + 1) */
+    float *q;      /* (wave rows, n_q, pad) */
+    int32_t *dims; /* the same */
+    size_t ld;
+    size_t pad;
+    int32_t wave;
 };
 
 struct kv_scratch {
@@ -82,6 +102,7 @@ struct kv_scratch {
     float *seen;                /* decode, observed: (wave rows, n_q, chunks * KV_CHUNK) */
     atomic_int *commit;         /* prefill, observed: (max_seqs * max_heads) blocks done */
     float *score;               /* (max_slots) shared choices */
+    struct kv_select select;
     int32_t wave;               /* decode rows that partial and seen hold */
     size_t seen_floats;
 };
@@ -100,6 +121,18 @@ static inline int32_t kv_slot_pos(const struct ops_kv *kv, int32_t group, int32_
     return kv->slot_pos ? kv->slot_pos[(size_t)group * (size_t)kv->cap + (size_t)slot] : slot;
 }
 
+/* kv_copy.c: copies of K of slots [first, first + n) of a page and head, made anew; scratch (2, pad).
+ * Those of slot j of one page to slot i of another, all heads. */
+void cpu_kv_copy_k(const struct cpu *cpu, const struct ops_kv_layout *l, uint8_t *page,
+                   int32_t head, int32_t first, int32_t n, float *scratch);
+void cpu_kv_move_k(const struct ops_kv_layout *l, uint8_t *to, int32_t i, uint8_t *from, int32_t j);
+/* v_sum gets factor times the slot's V; scratch (v_pad). */
+void cpu_kv_add_value(const struct cpu *cpu, const struct ops_kv *kv, int32_t group, int32_t slot,
+                      float factor, float *scratch);
+
+cpu_kv_dims_fn *cpu_kv_dims(const struct cpu_table *t, enum ops_kv_type type);
+cpu_kv_rows_fn *cpu_kv_rows(const struct cpu_table *t, enum ops_kv_type type);
+cpu_kv_blend_fn *cpu_kv_blend(const struct cpu_table *t, enum ops_kv_type type);
 cpu_kv_qk_fn *cpu_kv_qk(const struct cpu_table *t, enum ops_kv_type type);
 cpu_kv_pv_fn *cpu_kv_pv(const struct cpu_table *t, enum ops_kv_type type);
 cpu_kv_unpack_fn *cpu_kv_unpack(const struct cpu_table *t, enum ops_kv_type type); /* f32: NULL */

@@ -49,6 +49,16 @@ LANES_INLINE li li_mul_low(li a, uint32_t b) { LANES_EACH(li, (int32_t)((uint32_
 LANES_INLINE li li_mul_high(li a, uint32_t b) { LANES_EACH(li, (int32_t)((uint64_t)(uint32_t)a.v[i] * b >> 32)); }
 /* all ones where a > b (signed) */
 LANES_INLINE li li_greater(li a, li b) { LANES_EACH(li, -(a.v[i] > b.v[i])); }
+/* bit i: is lane i all ones? */
+LANES_INLINE uint32_t li_mask(li a)
+{
+    uint32_t bits = 0;
+
+    for (int i = 0; i < 16; i++) {
+        bits |= (uint32_t)(a.v[i] != 0) << i;
+    }
+    return bits;
+}
 /* a where the mask is all ones, b where it is 0 */
 LANES_INLINE lf lf_select(li mask, lf a, lf b) { LANES_EACH(lf, mask.v[i] ? a.v[i] : b.v[i]); }
 LANES_INLINE li li_select(li mask, li a, li b) { LANES_EACH(li, mask.v[i] ? a.v[i] : b.v[i]); }

@@ -8,6 +8,8 @@
  *     V        (v_heads, 64, v_pad)   v_pad = v_dim rounded up to 16, the rest zeros
  *     K scales (k_heads, 64) f16      types fp8 and i8 only
  *     V scales (v_heads, 64) f16
+ *     K rows   (k_heads, 64, k_pad)  K by slot, with OPS_RANK_2K and OPS_RANK_8 (kv_copy.c)
+ *     K ranks  (k_heads, k_dim, 64)  K in fp8, with OPS_RANK_8, and its scales (k_heads, 64) f16
  *
  * Every part begins on a 64-byte line. */
 
@@ -69,6 +71,40 @@ static inline uint16_t *kv_page_v_scale(const struct ops_kv_layout *l, uint8_t *
     return ops_kv_scale_bytes(l->v_type)
                ? (uint16_t *)(void *)scales + (size_t)head * OPS_PAGE_SLOTS
                : NULL;
+}
+
+/* ---- copies of K for queries that select ---- */
+
+static inline size_t kv_page_row_bytes(const struct ops_kv_layout *l)
+{
+    return (size_t)kv_page_pad(l->k_dim) * OPS_PAGE_SLOTS * kv_page_element(l->k_type);
+}
+
+static inline uint8_t *kv_page_rows(const struct ops_kv_layout *l, uint8_t *page, int32_t head)
+{
+    return kv_page_v(l, page, l->v_heads) +
+           OPS_PAGE_SLOTS * ((size_t)l->k_heads * ops_kv_scale_bytes(l->k_type) +
+                             (size_t)l->v_heads * ops_kv_scale_bytes(l->v_type)) +
+           (size_t)head * kv_page_row_bytes(l);
+}
+
+static inline uint8_t *kv_page_rank(const struct ops_kv_layout *l, uint8_t *page, int32_t head)
+{
+    return kv_page_rows(l, page, l->k_heads) + (size_t)head * (size_t)l->k_dim * OPS_PAGE_SLOTS;
+}
+
+static inline uint16_t *kv_page_rank_scale(const struct ops_kv_layout *l, uint8_t *page,
+                                           int32_t head)
+{
+    return (uint16_t *)(void *)kv_page_rank(l, page, l->k_heads) + (size_t)head * OPS_PAGE_SLOTS;
+}
+
+static inline size_t kv_page_copy_bytes(const struct ops_kv_layout *l)
+{
+    size_t rows = l->rank == OPS_RANK_ONCE ? 0 : kv_page_row_bytes(l);
+    size_t rank = l->rank == OPS_RANK_8 ? (size_t)(l->k_dim + 2) * OPS_PAGE_SLOTS : 0;
+
+    return (size_t)l->k_heads * (rows + rank);
 }
 
 #endif

@@ -239,9 +239,14 @@ static void store_run(const struct job *job, const struct kv_thread *t, const st
     const struct ops_kv *kv = &r->seq->kv;
     uint8_t *page = kv_page_of(kv, r->group, r->slot);
     size_t at = (size_t)r->group * (size_t)kv->cap + (size_t)r->slot;
+    bool sums = kv->v_sum && r->row < job->p->rows.n_decode;
 
+    if (sums && r->seq->victim && kv_slot_pos(kv, r->group, r->slot) >= 0) {
+        cpu_kv_add_value(job->cpu, kv, r->group, r->slot, -1, t->row);
+    }
     for (int32_t h = 0; h < kv->layout->k_heads; h++) {
         store_k(job, t, r, page, h);
+        cpu_kv_copy_k(job->cpu, kv->layout, page, h, r->slot % OPS_PAGE_SLOTS, r->n, t->k);
     }
     for (int32_t h = 0; h < kv->layout->v_heads; h++) {
         store_v(job, t, r, page, h);
@@ -251,6 +256,9 @@ static void store_run(const struct job *job, const struct kv_thread *t, const st
     }
     for (int32_t i = 0; i < r->n && kv->score; i++) {
         kv->score[at + (size_t)i] = 0;
+    }
+    for (int32_t i = 0; i < r->n && sums; i++) {
+        cpu_kv_add_value(job->cpu, kv, r->group, r->slot + i, 1, t->row);
     }
 }
 

@@ -18,6 +18,7 @@
 
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/table_kv.h"
+#include "kernels/cpu/table_select.h"
 #include "kernels/cpu/table_tile.h"
 #include "kernels/ops.h"
 
@@ -85,6 +86,7 @@ struct cpu_table {
     CPU_SLOTS_DENSE(CPU_SLOT_MEMBER)
     CPU_SLOTS_KV(CPU_SLOT_MEMBER)
     CPU_SLOTS_TILE(CPU_SLOT_MEMBER)
+    CPU_SLOTS_SELECT(CPU_SLOT_MEMBER)
 #undef CPU_SLOT_MEMBER
 };
 

@@ -69,6 +69,10 @@ LANES_INLINE li li_mul_high(li x, uint32_t b)
     return (li){kv_mul_high(x.a, m), kv_mul_high(x.b, m)};
 }
 LANES_INLINE li li_greater(li x, li y) { return (li){_mm256_cmpgt_epi32(x.a, y.a), _mm256_cmpgt_epi32(x.b, y.b)}; }
+LANES_INLINE uint32_t li_mask(li x)
+{
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(x.a)) | (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(x.b)) << 8;
+}
 LANES_INLINE lf lf_select(li mask, lf x, lf y)
 {
     return (lf){_mm256_blendv_ps(y.a, x.a, _mm256_castsi256_ps(mask.a)), _mm256_blendv_ps(y.b, x.b, _mm256_castsi256_ps(mask.b))};

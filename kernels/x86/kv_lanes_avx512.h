@@ -40,6 +40,7 @@ LANES_INLINE li li_mul_high(li a, uint32_t b)
     return _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), _mm512_mul_epu32(_mm512_srli_epi64(a, 32), m));
 }
 LANES_INLINE li li_greater(li a, li b) { return _mm512_movm_epi32(_mm512_cmpgt_epi32_mask(a, b)); }
+LANES_INLINE uint32_t li_mask(li a) { return _mm512_movepi32_mask(a); }
 LANES_INLINE lf lf_select(li mask, lf a, lf b) { return _mm512_mask_blend_ps(_mm512_movepi32_mask(mask), b, a); }
 LANES_INLINE li li_select(li mask, li a, li b) { return _mm512_mask_blend_epi32(_mm512_movepi32_mask(mask), b, a); }
 LANES_INLINE lf lf_swap_pairs(lf a) { return _mm512_permute_ps(a, 0xb1); }

@@ -19,8 +19,9 @@ static uint64_t no_scratch(const void *arg, int32_t ctx, int32_t n_seqs)
     return 1000;
 }
 
-static int make(const char *kv, int32_t n_stores, int32_t ctx, int32_t n_seqs, uint64_t available,
-                struct plan *ret, struct error *e)
+static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char *kv,
+                      int32_t n_stores, int32_t ctx, int32_t n_seqs, uint64_t available,
+                      struct plan *ret, struct error *e)
 {
     struct shape_store stores[LAYERS];
     struct shape shape = {0};
@@ -42,18 +43,24 @@ static int make(const char *kv, int32_t n_stores, int32_t ctx, int32_t n_seqs, u
 
     for (int32_t i = 0; i < LAYERS; i++) {
         stores[i] = (struct shape_store){.layer = i,
-                                         .n_k = 3,
-                                         .n_v = 3,
+                                         .n_k = n_k,
+                                         .n_v = n_v,
                                          .k_dim = 64,
                                          .v_dim = 64,
                                          .deep = n_stores < LAYERS && i == n_stores - 1};
     }
-    cr_assert_eq(backend_find("ref", &in.shape.ops, e), 0);
+    cr_assert_eq(backend_find(backend, &in.shape.ops, e), 0);
     cr_assert_eq(policy_parse_mix(kv, &in.shape.mix, e), 0, "%s", e->text);
     int r = plan_make(&in, ret, &shape, e);
 
     shape_finish(&shape);
     return r;
+}
+
+static int make(const char *kv, int32_t n_stores, int32_t ctx, int32_t n_seqs, uint64_t available,
+                struct plan *ret, struct error *e)
+{
+    return make_heads(3, 3, "ref", kv, n_stores, ctx, n_seqs, available, ret, e);
 }
 
 static struct plan plan_of(const char *kv, int32_t n_stores)
@@ -125,6 +132,34 @@ Test(plan, policy_state_and_peak)
     p = plan_of("window:1024", 30);
     cr_assert_eq(p.kv_bytes, full / 8);
     cr_assert_leq(p.policy_bytes, UINT64_C(30) * (3 * 1024 * 4 + 64));
+}
+
+Test(plan, unequal_heads)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+    struct plan sigma;
+    struct plan gqa;
+    struct error e = {0};
+
+    for (int i = 0; i < 2; i++) { /* 4 K and 16 V heads: 20 of 32 */
+        cr_assert_eq(make_heads(4, 16, backends[i], "full", 26, CTX, 1, UINT64_MAX, &sigma, &e), 0);
+        cr_assert_eq(make_heads(16, 16, backends[i], "full", 26, CTX, 1, UINT64_MAX, &gqa, &e), 0);
+        cr_assert_eq(sigma.kv_bytes * 8, gqa.kv_bytes * 5, "%s: not 37.5 %% less", backends[i]);
+    }
+}
+
+Test(plan, copies_of_k)
+{
+    struct plan p;
+    struct error e = {0};
+
+    cr_assert_eq(make_heads(3, 3, "cpu", "sparq:layout=2k", 30, CTX, 1, UINT64_MAX, &p, &e), 0);
+    cr_assert_eq(p.kv_bytes, full / 2 * 3);
+    cr_assert(strstr(p.page_classes[0].name, "K twice"), "%s", p.page_classes[0].name);
+    cr_assert_eq(make_heads(3, 3, "cpu", "sparq:layout=rank8", 30, CTX, 1, UINT64_MAX, &p, &e), 0);
+    cr_assert_eq(p.kv_bytes, full / 2 * 3 + UINT64_C(30) * 3 * (64 + 2) * 8192);
+    cr_assert_eq(make_heads(3, 3, "cpu", "sparq", 30, CTX, 1, UINT64_MAX, &p, &e), 0);
+    cr_assert_eq(p.kv_bytes, full);
 }
 
 Test(plan, what_queries_read)

@@ -83,12 +83,13 @@ Test(saved, as_if_it_had_never_left)
 {
     static const char *const backends[] = {"ref", "cpu"};
 
-    come_back("ref", "cache_model.gguf", NULL, "sparq:r=3,k=9,mean=on");
-    come_back("ref", "cache_model.gguf", NULL, "fp8+h2o:20+sparq:r=3,k=9,mean=on,layout=rank8");
-    come_back("ref", "cache_model.gguf", "cache_swiftkv_2_3.gguf", "window:20+topv:5");
     for (int b = 0; b < 2; b++) {
         come_back(backends[b], "cache_model.gguf", NULL, "full");
         come_back(backends[b], "cache_model.gguf", NULL, "kv8+keyformer:20");
+        come_back(backends[b], "cache_model.gguf", NULL, "sparq:r=3,k=9,mean=on");
+        come_back(backends[b], "cache_model.gguf", NULL,
+                  "fp8+h2o:20+sparq:r=3,k=9,mean=on,layout=rank8");
+        come_back(backends[b], "cache_model.gguf", "cache_swiftkv_2_3.gguf", "window:20+topv:5");
         come_back(backends[b], "cache_model.gguf", NULL, "bf16+sinks:2+window:20");
         come_back(backends[b], "cache_model.gguf", NULL, "k16v8+h2o:20,score=shared");
         come_back(backends[b], "cache_model.gguf", NULL, "keyformer:20,mode=as-shipped");
