@@ -86,6 +86,8 @@ static const struct setting settings[] = {
     {"full", "cache_swiftkv_2_1.gguf", 128, 2, 0},
     {"full", "cache_swiftkv_2_4.gguf", 128, 2, 0},
     {"fp8+keyformer:50%,min=2,observe=8", "cache_swiftkv_2_3.gguf", 256, 3, 0},
+    {"sparq:r=4,k=9,mean=on,layout=rank8", NULL, 128, 2, 0},
+    {"h2o:50%+sparq:r=4,k=9,mean=on", "cache_swiftkv_2_3.gguf", 256, 3, 0},
 };
 
 static struct engine *create(const struct setting *s, const char *model, const char *backend)
@@ -114,6 +116,7 @@ static struct engine *create(const struct setting *s, const char *model, const c
 
 /* The engine's own structs (the cpu backend's table of kernels has 1 KiB), and what the heap's
  * rounding adds. */
+/* The engine's own structs, and what the heap's rounding adds. */
 enum { HEAP_SLACK = 13 << 10 };
 
 /* Returns how many bytes more lie on the heap than planned; 0 where not all is heap. */
