@@ -3,9 +3,19 @@
  * saw: opening it means adding 1. Waiters spin on it for a short time (jobs of one token follow
  * each other within microseconds), then sleep on it as a futex.
  *
- *     start    caller opens it, workers wait     a job is there (fn, arg written before)
- *     done     last worker opens it, caller waits   all pieces are finished
+ *     start    caller opens it, workers wait        there may be a job
+ *     done     last worker opens it, caller sleeps  all pieces are finished
  *     barrier  last to arrive opens it              see pool_barrier()
+ *
+ * Whether there is a job, and who is in it, says one word, `entry`: the job's number and how many
+ * workers have not left it. In pool_run() all workers are counted from the start. In pool_share()
+ * a worker counts itself in, if the caller has not closed the job yet: the caller closes it when it
+ * finds no more work, and waits for those inside only: spinning on the word, then asleep. A worker
+ * reads fn and arg after it is counted, and the caller writes them when nobody is, so the word
+ * orders them.
+ *
+ * A share's word holds the job's number too: what is left over from another job counts as 0, and
+ * nobody has to clear the shares between jobs.
  *
  * No wake-up is lost: a waiter counts itself as a sleeper before the kernel compares the
  * generation, the opener changes the generation before it reads the sleepers, both sequentially
@@ -42,6 +52,18 @@ struct gate {
     atomic_int sleepers;
 };
 
+/* pool.entry: job number << 32 | flags | workers inside */
+#define ENTRY_CLOSED 0x80000000u /* nobody counts itself in */
+#define ENTRY_ALL 0x40000000u    /* all workers are counted */
+#define ENTRY_WAKE 0x20000000u   /* the caller sleeps: the last to leave opens `done` */
+#define ENTRY_INSIDE 0xffffu
+
+struct share {
+    _Alignas(64) atomic_uint_least64_t taken; /* job number << 32 | SHARE_OWNED | pieces taken */
+};
+
+#define SHARE_OWNED 0x80000000u /* its own thread is at work */
+
 struct worker {
     struct pool *pool;
     pthread_t thread;
@@ -52,10 +74,12 @@ struct pool {
     struct gate start;
     struct gate done;
     struct gate barrier;
-    _Alignas(64) atomic_int unfinished; /* workers still in fn */
-    _Alignas(64) atomic_int arrived;    /* threads at the barrier */
-    _Alignas(64) pool_fn *fn;           /* written before start opens; NULL ends the workers */
+    _Alignas(64) atomic_int arrived; /* threads at the barrier */
+    _Alignas(64) atomic_uint_least64_t entry;
+    pool_fn *fn; /* NULL ends the workers */
     void *arg;
+    uint32_t job;         /* number of the last one */
+    struct share *shares; /* (n_threads) */
     int n_threads;
     int n_started; /* worker threads that exist */
     int64_t spin_ns;
@@ -81,32 +105,36 @@ static void futex_wake_all(atomic_uint *word)
     (void)syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-static bool gate_passed(struct gate *g, unsigned seen)
+/* Limits spinning: the clock is read every 32nd time round, as it costs as much as a pause. */
+struct patience {
+    unsigned n;
+    int64_t until;
+};
+
+static bool wait_more(struct patience *p, int64_t spin_ns)
 {
-    return atomic_load_explicit(&g->generation, memory_order_acquire) != seen;
+    relax();
+    if (++p->n % 32 == 0) {
+        int64_t now = clock_ns();
+
+        if (p->until == 0) {
+            p->until = now + spin_ns;
+        }
+        return now < p->until;
+    }
+    return true;
 }
 
 /* Returns once the generation is no longer `seen`; what the opener wrote before is visible. */
 static void gate_wait(struct gate *g, unsigned seen, int64_t spin_ns)
 {
-    int64_t until = 0;
+    struct patience p = {0};
 
-    /* The clock is read every 32nd time round: it costs as much as a pause. */
-    for (unsigned n = 1; !gate_passed(g, seen); n++) {
-        relax();
-        if (n % 32 == 0) {
-            int64_t now = clock_ns();
-
-            if (until == 0) {
-                until = now + spin_ns;
-            } else if (now > until) {
-                break;
-            }
+    do {
+        if (atomic_load_explicit(&g->generation, memory_order_acquire) != seen) {
+            return;
         }
-    }
-    if (gate_passed(g, seen)) {
-        return;
-    }
+    } while (wait_more(&p, spin_ns));
     atomic_fetch_add(&g->sleepers, 1);
     while (atomic_load(&g->generation) == seen) {
         futex_wait(&g->generation, seen);
@@ -122,20 +150,58 @@ static void gate_open(struct gate *g)
     }
 }
 
+/* Counts the worker into the job, unless it was in it before or comes too late. */
+static bool enter(struct pool *pool, uint32_t *last)
+{
+    uint_least64_t e = atomic_load_explicit(&pool->entry, memory_order_acquire);
+
+    for (;;) {
+        if ((uint32_t)(e >> 32) == *last) {
+            return false;
+        }
+        if (e & ENTRY_ALL) {
+            break;
+        }
+        if (e & ENTRY_CLOSED) {
+            return false;
+        }
+        if (atomic_compare_exchange_weak_explicit(&pool->entry, &e, e + 1, memory_order_acq_rel,
+                                                  memory_order_acquire)) {
+            break;
+        }
+    }
+    *last = (uint32_t)(e >> 32);
+    return true;
+}
+
+static void leave(struct pool *pool)
+{
+    uint_least64_t e = atomic_fetch_sub_explicit(&pool->entry, 1, memory_order_acq_rel);
+
+    if ((e & ENTRY_INSIDE) == 1 && e & ENTRY_WAKE) {
+        gate_open(&pool->done);
+    }
+}
+
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     struct pool *pool = w->pool;
+    uint32_t last = 0;
+    unsigned seen = 0;
 
-    for (unsigned seen = 0;; seen++) {
+    for (;;) {
         gate_wait(&pool->start, seen, pool->spin_ns);
+        /* Read before `entry`: a job that begins in between opens the gate once more. */
+        seen = atomic_load(&pool->start.generation);
+        if (!enter(pool, &last)) {
+            continue;
+        }
         if (!pool->fn) {
             return NULL;
         }
         pool->fn(pool->arg, w->tid, pool->n_threads);
-        if (atomic_fetch_sub_explicit(&pool->unfinished, 1, memory_order_acq_rel) == 1) {
-            gate_open(&pool->done);
-        }
+        leave(pool);
     }
 }
 
@@ -185,6 +251,12 @@ int pool_create(int n_threads, struct pool **ret, struct error *reterr)
     }
     memset(pool, 0, bytes);
     pool->n_threads = n_threads;
+    pool->shares = aligned_alloc(64, (size_t)n_threads * sizeof(*pool->shares));
+    if (!pool->shares) {
+        pool_destroy(pool);
+        return error_set(reterr, -ENOMEM, "no memory for a pool of %d threads", n_threads);
+    }
+    memset(pool->shares, 0, (size_t)n_threads * sizeof(*pool->shares));
     pool->spin_ns = n_threads > cpus ? SPIN_CROWDED_NS : SPIN_NS;
     r = start_workers(pool, reterr);
     if (r < 0) {
@@ -195,16 +267,27 @@ int pool_create(int n_threads, struct pool **ret, struct error *reterr)
     return 0;
 }
 
+/* Makes (fn, arg) the job that workers find. */
+static void begin(struct pool *pool, pool_fn *fn, void *arg, uint32_t flags)
+{
+    pool->fn = fn;
+    pool->arg = arg;
+    pool->job = pool->job == UINT32_MAX ? 1 : pool->job + 1; /* 0 is no job */
+    atomic_store_explicit(&pool->entry, (uint_least64_t)pool->job << 32 | flags,
+                          memory_order_release);
+    gate_open(&pool->start);
+}
+
 void pool_destroy(struct pool *pool)
 {
     if (!pool) {
         return;
     }
-    pool->fn = NULL;
-    gate_open(&pool->start);
+    begin(pool, NULL, NULL, ENTRY_ALL);
     for (int i = 0; i < pool->n_started; i++) {
         (void)pthread_join(pool->workers[i].thread, NULL);
     }
+    free(pool->shares);
     free(pool);
 }
 
@@ -213,21 +296,63 @@ int pool_n_threads(const struct pool *pool)
     return pool->n_threads;
 }
 
+/* Until all who are in the job have left it. */
+static void wait_for_others(struct pool *pool)
+{
+    unsigned seen = atomic_load_explicit(&pool->done.generation, memory_order_relaxed);
+    uint_least64_t e;
+    struct patience p = {0};
+
+    do {
+        e = atomic_load_explicit(&pool->entry, memory_order_acquire);
+    } while (e & ENTRY_INSIDE && wait_more(&p, pool->spin_ns));
+    if (e & ENTRY_INSIDE &&
+        atomic_fetch_or_explicit(&pool->entry, ENTRY_WAKE, memory_order_acq_rel) & ENTRY_INSIDE) {
+        gate_wait(&pool->done, seen, 0);
+    }
+}
+
 void pool_run(struct pool *pool, pool_fn *fn, void *arg)
 {
-    unsigned seen;
-
-    if (pool->n_threads == 1) {
-        fn(arg, 0, 1);
-        return;
-    }
-    seen = atomic_load_explicit(&pool->done.generation, memory_order_relaxed);
-    pool->fn = fn;
-    pool->arg = arg;
-    atomic_store_explicit(&pool->unfinished, pool->n_threads - 1, memory_order_relaxed);
-    gate_open(&pool->start);
+    begin(pool, fn, arg, ENTRY_ALL | ENTRY_CLOSED | (uint32_t)(pool->n_threads - 1));
     fn(arg, 0, pool->n_threads);
-    gate_wait(&pool->done, seen, pool->spin_ns);
+    wait_for_others(pool);
+}
+
+void pool_share(struct pool *pool, pool_fn *fn, void *arg)
+{
+    begin(pool, fn, arg, 0);
+    fn(arg, 0, pool->n_threads);
+    if (atomic_fetch_or_explicit(&pool->entry, ENTRY_CLOSED, memory_order_acq_rel) & ENTRY_INSIDE) {
+        wait_for_others(pool);
+    }
+}
+
+int32_t pool_take(struct pool *pool, int tid, int share, int32_t n, int32_t grain, int32_t *ret_n)
+{
+    atomic_uint_least64_t *taken = &pool->shares[share].taken;
+    uint_least64_t job = atomic_load_explicit(&pool->entry, memory_order_relaxed) >> 32 << 32;
+    uint_least64_t word = atomic_load_explicit(taken, memory_order_relaxed);
+
+    for (;;) {
+        uint32_t state = word >> 32 << 32 == job ? (uint32_t)word : 0;
+        uint32_t owned = tid == share ? SHARE_OWNED : state & SHARE_OWNED;
+        int32_t first = (int32_t)(state & ~SHARE_OWNED);
+        int32_t left = n - first;
+        int32_t take = left / 4 < 4 * grain ? left / 4 : 4 * grain;
+
+        if (left <= 0 || (tid != share && owned && left <= grain)) {
+            return -1;
+        }
+        take = take > grain ? take : grain;
+        take = take < left ? take : left;
+        if (atomic_compare_exchange_weak_explicit(taken, &word,
+                                                  job | owned | (uint32_t)(first + take),
+                                                  memory_order_relaxed, memory_order_relaxed)) {
+            *ret_n = take;
+            return first;
+        }
+    }
 }
 
 void pool_barrier(struct pool *pool, int tid)

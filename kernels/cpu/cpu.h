@@ -11,6 +11,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/table.h"
 
+struct cpu_known_jobs; /* matmul_few.c */
 struct cpu_slab; /* a piece of huge-page memory that holds several weights (weight.c) */
 
 struct cpu {
@@ -19,6 +20,7 @@ struct cpu {
     int n_threads;
     uint32_t flags;
     struct cpu_table table;
+    struct cpu_known_jobs *known_jobs; /* in scratch */
     struct cpu_slab *slab;        /* where the next weight goes */
     void *scratch;                /* taken by reserve */
     uint64_t scratch_bytes;
@@ -35,7 +37,11 @@ static inline struct cpu *cpu_of(struct backend *be)
 
 extern const struct backend_ops cpu_backend;
 
-/* matmul.c, matmul_tiles.c, rows.c */
+/* matmul.c, matmul_few.c, matmul_tiles.c, rows.c */
+struct cpu_known_jobs *cpu_matmul_known_jobs(const struct cpu *cpu); /* in scratch, zeroed once */
+/* First weights of thread `tid` in the matmul that is likely to come next, or NULL. */
+const uint8_t *cpu_matmul_next(const struct cpu *cpu, int tid);
+void cpu_matmul_forget(struct cpu *cpu);                      /* weights go away */
 uint64_t cpu_matmul_scratch_bytes(int n_threads, const struct backend_limits *limits);
 uint64_t cpu_tiles_scratch_bytes(int n_threads, const struct backend_limits *limits);
 float *cpu_thread_row(const struct cpu *cpu, int tid); /* (max_cols), scratch of a thread */

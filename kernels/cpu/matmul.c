@@ -3,12 +3,10 @@
  *
  * Two steps. First each token is normalised and quantised once for all parts; then panels of 16
  * rows meet the tokens, and each panel's end (bias, activation, gate, residual) is applied while
- * its results are in L1. Threads are a grid of token ranges x panel ranges:
- *
- *     up to 4 tokens   every thread prepares all tokens for itself: cheaper than a barrier
- *     below 32 a thread  tokens are shared out for the first step; barrier; panels for the second
- *     more             each thread has tokens of its own: no barrier, and their activations stay in
- *                      its L2 while the weights stream past once per chunk of 128 tokens
+ * its results are in L1. Below 32 tokens a thread, matmul_few.c shares out panels. From there on
+ * each thread has tokens of its own: no barrier, and their activations stay in its L2 while the
+ * weights stream past once per chunk of 128 tokens. Threads are a grid of token ranges x panel
+ * ranges.
  *
  * The output head (role embed) multiplies twice: with the rounded activations, and with what the
  * rounding left, rounded again. Its error goes straight into the logits, and it has few rows: the
@@ -19,40 +17,11 @@
  * where the CPU multiplies tiles: there rows of class prefill go to matmul_tiles.c. Panel ranges
  * are cut by bytes of weights, since that is what a few tokens cost. */
 
+#include "kernels/cpu/matmul.h"
+
 #include <errno.h>
 
-#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/matmul_tiles.h"
-
-enum {
-    FEW_TOKENS = 4,
-    SPLIT_TOKENS = 32, /* a thread's least share when tokens are split */
-    CHUNK_TOKENS = 128,
-    OUT_BYTES = CHUNK_TOKENS * PANEL_ROWS * 4,
-};
-
-/* Scratch of one thread; offsets from matmul_scratch. */
-struct thread_scratch {
-    float *g;            /* (CHUNK_TOKENS, 16) */
-    float *u;            /* (CHUNK_TOKENS, 16) */
-    float *row;          /* (max_cols) a normalised token on its way to quantisation */
-    struct panel_act *q; /* (FEW_TOKENS, max_cols / 32) */
-    float *x;            /* (FEW_TOKENS, max_cols) */
-};
-
-struct job {
-    const struct cpu *cpu;
-    const struct ops_matmul *p;
-    int32_t n_cols;
-    bool need_q; /* a part has quantised weights */
-    bool need_x; /* a part has float weights, and there is a norm */
-    bool use_x;  /* a part has float weights */
-    bool fine;   /* the output head: the rounding's rest goes to where float rows else lie */
-    int token_splits;
-    uint64_t bytes; /* of all units' weights */
-    struct panel_act *q;
-    float *x;
-};
 
 static size_t align64(size_t n)
 {
@@ -80,10 +49,18 @@ uint64_t cpu_matmul_scratch_bytes(int n_threads, const struct backend_limits *li
     size_t rows = (size_t)limits->max_rows;
     size_t cols = (size_t)limits->max_cols;
 
-    return q_bytes(rows, cols) + x_bytes(rows, cols) + (size_t)n_threads * thread_bytes(cols);
+    return q_bytes(rows, cols) + x_bytes(rows, cols) + (size_t)n_threads * thread_bytes(cols) +
+           align64(matmul_known_jobs_bytes());
 }
 
-static struct thread_scratch thread_scratch(const struct cpu *cpu, int tid)
+struct cpu_known_jobs *cpu_matmul_known_jobs(const struct cpu *cpu)
+{
+    uint64_t end = cpu_matmul_scratch_bytes(cpu->n_threads, &cpu->limits);
+
+    return (void *)(cpu->matmul_scratch + end - align64(matmul_known_jobs_bytes()));
+}
+
+struct thread_scratch matmul_thread(const struct cpu *cpu, int tid)
 {
     size_t rows = (size_t)cpu->limits.max_rows;
     size_t cols = (size_t)cpu->limits.max_cols;
@@ -101,7 +78,7 @@ static struct thread_scratch thread_scratch(const struct cpu *cpu, int tid)
 
 float *cpu_thread_row(const struct cpu *cpu, int tid)
 {
-    return thread_scratch(cpu, tid).row;
+    return matmul_thread(cpu, tid).row;
 }
 
 /* What rounding left of x, rounded in its turn. `tmp` may be x. */
@@ -145,7 +122,7 @@ static struct panel_act *rest_of(float *x)
     return (void *)x;
 }
 
-static void prepare(const struct job *job, int32_t row0, int32_t row1, float *tmp,
+void matmul_prepare(const struct job *job, int32_t row0, int32_t row1, float *tmp,
                     struct panel_act *q, float *x)
 {
     const size_t n_blocks = (size_t)job->n_cols / PANEL_COLS;
@@ -156,19 +133,29 @@ static void prepare(const struct job *job, int32_t row0, int32_t row1, float *tm
     }
 }
 
-static int32_t n_panels(const struct ops_weight *w)
-{
-    return (int32_t)(((int64_t)w->n_rows + PANEL_ROWS - 1) / PANEL_ROWS);
-}
-
-/* Panel of a part that begins at or after byte `target` of the job; `before` bytes come first. */
-static int32_t panel_at(uint64_t target, uint64_t before, uint64_t unit_bytes, int32_t n)
+int32_t matmul_panel_at(uint64_t target, uint64_t before, uint64_t unit_bytes, int32_t n)
 {
     if (target <= before) {
         return 0;
     }
     uint64_t i = (target - before + unit_bytes - 1) / unit_bytes;
     return i < (uint64_t)n ? (int32_t)i : n;
+}
+
+struct unit_acts matmul_acts(const struct job *job, struct panel_act *q, float *x, int32_t t0)
+{
+    const struct ops_matmul *p = job->p;
+    struct unit_acts a = {.acts[0].n_cols = job->n_cols};
+
+    a.acts[0].ldq = (size_t)job->n_cols / PANEL_COLS;
+    a.acts[0].q = q + (size_t)t0 * a.acts[0].ldq;
+    a.acts[0].ldx = (size_t)(job->need_x ? job->n_cols : p->ldx);
+    a.acts[0].x = (job->need_x ? x : p->x) + (size_t)t0 * a.acts[0].ldx;
+    a.acts[1] = a.acts[0];
+    if (job->fine) {
+        a.acts[1].q = rest_of(x) + (size_t)t0 * a.acts[0].ldq;
+    }
+    return a;
 }
 
 /* The second pass of a fine job: g += panel . rest. */
@@ -181,9 +168,8 @@ static void add_rest(const struct thread_scratch *s, cpu_panel_fn *fn, const uin
     }
 }
 
-/* One panel (of a gated pair: both) and tokens [t0, t0 + n). acts[1] is the rest of a fine job. */
-static void run_panel(const struct job *job, const struct thread_scratch *s,
-                      const struct cpu_acts acts[2], int part, int32_t panel, int32_t t0, int32_t n)
+void matmul_panel(const struct job *job, const struct thread_scratch *s, const struct unit_acts *a,
+                  int part, int32_t panel, int32_t t0, int32_t n)
 {
     const struct ops_matmul *p = job->p;
     const struct ops_weight *w = p->part[part].w;
@@ -203,23 +189,23 @@ static void run_panel(const struct job *job, const struct thread_scratch *s,
         .add = p->add,
     };
 
-    fn(at, acts, n, s->g);
+    fn(at, &a->acts[0], n, s->g);
     if (job->fine) {
-        add_rest(s, fn, at, &acts[1], n);
+        add_rest(s, fn, at, &a->acts[1], n);
     }
     if (p->gated) {
         const struct ops_weight *up = p->part[1].w;
         size_t up_stride = (size_t)panel_bytes(up->type, (uint64_t)up->n_cols);
 
         cpu_table_panel(&job->cpu->table, up->type)(
-            (const uint8_t *)up->device + (size_t)panel * up_stride, acts, n, s->u);
+            (const uint8_t *)up->device + (size_t)panel * up_stride, &a->acts[1], n, s->u);
         e.u = s->u;
         e.u_bias = p->part[1].bias ? (const float *)p->part[1].bias->device + row : NULL;
     }
     job->cpu->table.epilogue(&e);
 }
 
-static uint64_t unit_bytes(const struct ops_matmul *p, int part)
+uint64_t matmul_unit_bytes(const struct ops_matmul *p, int part)
 {
     uint64_t bytes = panel_bytes(p->part[part].w->type, (uint64_t)p->part[part].w->n_cols);
 
@@ -231,20 +217,19 @@ static uint64_t unit_bytes(const struct ops_matmul *p, int part)
 
 /* Tokens [t0, t0 + n) against the thread's share, split `i` of `of`, of all panels. */
 static void run_panels(const struct job *job, const struct thread_scratch *s,
-                       const struct cpu_acts acts[2], int i, int of, int32_t t0, int32_t n)
+                       const struct unit_acts *a, int i, int of, int32_t t0, int32_t n)
 {
-    const int parts = job->p->gated ? 1 : job->p->n_parts;
     uint64_t from = job->bytes / (uint64_t)of * (uint64_t)i;
     uint64_t to = i == of - 1 ? job->bytes : job->bytes / (uint64_t)of * (uint64_t)(i + 1);
     uint64_t before = 0;
 
-    for (int part = 0; part < parts; part++) {
-        uint64_t unit = unit_bytes(job->p, part);
-        int32_t panels = n_panels(job->p->part[part].w);
-        int32_t end = panel_at(to, before, unit, panels);
+    for (int part = 0; part < matmul_n_parts(job->p); part++) {
+        uint64_t unit = matmul_unit_bytes(job->p, part);
+        int32_t panels = matmul_n_panels(job->p->part[part].w);
+        int32_t end = matmul_panel_at(to, before, unit, panels);
 
-        for (int32_t k = panel_at(from, before, unit, panels); k < end; k++) {
-            run_panel(job, s, acts, part, k, t0, n);
+        for (int32_t k = matmul_panel_at(from, before, unit, panels); k < end; k++) {
+            matmul_panel(job, s, a, part, k, t0, n);
         }
         before += unit * (uint64_t)panels;
     }
@@ -254,7 +239,7 @@ static void matmul_piece(void *arg, int tid, int n_threads)
 {
     const struct job *job = arg;
     const struct ops_matmul *p = job->p;
-    const struct thread_scratch s = thread_scratch(job->cpu, tid);
+    const struct thread_scratch s = matmul_thread(job->cpu, tid);
     const int64_t n = p->rows.n;
     const int ti = tid % job->token_splits;
     const int32_t row0 = (int32_t)(n * ti / job->token_splits);
@@ -262,29 +247,18 @@ static void matmul_piece(void *arg, int tid, int n_threads)
     struct panel_act *q = job->q;
     float *x = job->x;
 
-    if (n <= FEW_TOKENS) {
-        q = s.q;
-        x = s.x;
-        prepare(job, 0, (int32_t)n, s.row, q, x);
-    } else if (job->token_splits == n_threads) {
-        prepare(job, row0, row1, s.row, q, x);
+    if (job->token_splits == n_threads) {
+        matmul_prepare(job, row0, row1, s.row, q, x);
     } else {
-        prepare(job, (int32_t)(n * tid / n_threads), (int32_t)(n * (tid + 1) / n_threads), s.row, q,
-                x);
+        matmul_prepare(job, (int32_t)(n * tid / n_threads), (int32_t)(n * (tid + 1) / n_threads),
+                       s.row, q, x);
         pool_barrier(job->cpu->pool, tid); /* orders q and x before any thread's panels */
     }
     for (int32_t t0 = row0; t0 < row1; t0 += CHUNK_TOKENS) {
         int32_t chunk = row1 - t0 < CHUNK_TOKENS ? row1 - t0 : CHUNK_TOKENS;
-        struct cpu_acts acts[2] = {{.n_cols = job->n_cols}};
+        struct unit_acts a = matmul_acts(job, q, x, t0);
 
-        acts[0].ldq = (size_t)job->n_cols / PANEL_COLS;
-        acts[0].q = q + (size_t)t0 * acts[0].ldq;
-        acts[0].ldx = (size_t)(job->need_x ? job->n_cols : p->ldx);
-        acts[0].x = (job->need_x ? x : p->x) + (size_t)t0 * acts[0].ldx;
-        acts[1] = acts[0];
-        acts[1].q = rest_of(x) + (size_t)t0 * acts[0].ldq;
-        run_panels(job, &s, acts, tid / job->token_splits, n_threads / job->token_splits, t0,
-                   chunk);
+        run_panels(job, &s, &a, tid / job->token_splits, n_threads / job->token_splits, t0, chunk);
     }
 }
 
@@ -318,7 +292,7 @@ static int choose_token_splits(int n_threads, int32_t n)
     return 1;
 }
 
-static void run_rows(const struct cpu *cpu, const struct ops_matmul *p)
+static void run_rows(struct cpu *cpu, const struct ops_matmul *p)
 {
     struct job job = {.cpu = cpu, .p = p};
     size_t rows = (size_t)cpu->limits.max_rows;
@@ -330,14 +304,18 @@ static void run_rows(const struct cpu *cpu, const struct ops_matmul *p)
 
         job.need_q |= !is_float;
         job.use_x |= is_float;
-        job.bytes += (uint64_t)n_panels(w) * panel_bytes(w->type, (uint64_t)w->n_cols);
+        job.bytes += (uint64_t)matmul_n_panels(w) * panel_bytes(w->type, (uint64_t)w->n_cols);
     }
     job.need_x = job.use_x && p->norm.w;
     job.fine = p->part[0].w->role == OPS_ROLE_EMBED && !p->gated && !job.need_x && job.need_q;
     job.token_splits = choose_token_splits(cpu->n_threads, p->rows.n);
     job.q = (void *)cpu->matmul_scratch;
     job.x = (void *)(cpu->matmul_scratch + q_bytes(rows, (size_t)cpu->limits.max_cols));
-    pool_run(cpu->pool, matmul_piece, &job);
+    if (job.token_splits == 1 && p->rows.n < CHUNK_TOKENS) {
+        matmul_few(&job);
+    } else {
+        pool_run(cpu->pool, matmul_piece, &job);
+    }
 }
 
 int cpu_matmul(struct backend *be, const struct ops_matmul *p)

@@ -24,9 +24,23 @@
 #include "kernels/cpu/unroll.h"
 
 enum {
-    PANEL_AHEAD = 8192, /* bytes that few-token tiles prefetch ahead; see matmul.c */
     PANEL_FEW = 4,      /* up to so many tokens the weights come from memory */
 };
+
+/* What to ask for when `at` is read. One ascending stream of prefetches keeps no more lines in flight
+ * than an L1 has fill buffers; a core's L2 follows many streams at once, one a 4 KiB page. So the 64
+ * lines of the next pages are asked for in turn: 8 from each of the next 8 pages, each 8 following
+ * those that the pages before asked for. On a Sapphire Rapids Xeon two threads read 27 GB/s this way,
+ * 18 with one stream 8 KiB ahead. */
+LANES_INLINE const uint8_t *panel_ahead(const uint8_t *at, const struct cpu_acts *a)
+{
+    uintptr_t x = (uintptr_t)at;
+    uintptr_t slice = x >> 6 & 7; /* the page that is `8 - slice` further, its lines 8 slice.. */
+    const uint8_t *to =
+        (const uint8_t *)((x & ~(uintptr_t)4095) + 4096 * (8 - slice) + 512 * slice + (x >> 9 & 7) * 64);
+
+    return to >= a->end ? to + a->jump : to;
+}
 
 LANES_INLINE int panel_is_k(enum dtype type)
 {
@@ -168,8 +182,10 @@ UNROLL_INLINE void panel_halves(const li u[8], lf wd, lf sc0, lf sc1, const stru
     }
 }
 
+/* few: weights come from memory; `from` tells where their stream goes. */
 UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
-                             const struct panel_act *a, size_t lda, int n, int few, float *out)
+                             const struct panel_act *a, size_t lda, int n, int few,
+                             const struct cpu_acts *from, float *out)
 {
     const int code_bytes = panel_code_bytes(type);
     const int step = code_bytes + (panel_is_k(type) ? 0 : PANEL_SCALES) +
@@ -196,7 +212,7 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
         if (few) {
             UNROLL_LOOP
             for (int i = 0; i < step; i += 64) {
-                lanes_prefetch(w + PANEL_AHEAD + i);
+                lanes_prefetch(panel_ahead(w + i, from));
             }
         }
         panel_unpack(panel_code_bits(type), w, u);
@@ -241,36 +257,36 @@ UNROLL_INLINE void panel_quant(enum dtype type, const uint8_t *w, const struct c
     size_t ld = a->ldq;
 
     if (n >= LANES_TILE && n > PANEL_FEW) {
-        panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 1, out);
+        panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 1, a, out);
         q += LANES_TILE * ld;
         out += 16 * LANES_TILE;
         n -= LANES_TILE;
         for (; n >= LANES_TILE; n -= LANES_TILE) {
-            panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 0, out);
+            panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 0, a, out);
             q += LANES_TILE * ld;
             out += 16 * LANES_TILE;
         }
     }
     if (LANES_TILE > 8 && n >= 8) {
-        panel_tile(type, w, n_blocks, q, ld, LANES_TILE > 8 ? 8 : 1, 1, out);
+        panel_tile(type, w, n_blocks, q, ld, LANES_TILE > 8 ? 8 : 1, 1, a, out);
         q += 8 * ld;
         out += 16 * 8;
         n -= 8;
     }
     if (n >= 4) {
-        panel_tile(type, w, n_blocks, q, ld, 4, 1, out);
+        panel_tile(type, w, n_blocks, q, ld, 4, 1, a, out);
         q += 4 * ld;
         out += 16 * 4;
         n -= 4;
     }
     if (n >= 2) {
-        panel_tile(type, w, n_blocks, q, ld, 2, 1, out);
+        panel_tile(type, w, n_blocks, q, ld, 2, 1, a, out);
         q += 2 * ld;
         out += 16 * 2;
         n -= 2;
     }
     if (n >= 1) {
-        panel_tile(type, w, n_blocks, q, ld, 1, 1, out);
+        panel_tile(type, w, n_blocks, q, ld, 1, 1, a, out);
     }
 }
 
@@ -288,7 +304,8 @@ LANES_INLINE lf panel_column(enum dtype type, const uint8_t *w, int k)
 }
 
 UNROLL_INLINE void panel_tile_float(enum dtype type, const uint8_t *w, int n_cols, const float *x,
-                                   size_t ldx, int n, int few, float *out)
+                                   size_t ldx, int n, int few, const struct cpu_acts *from,
+                                   float *out)
 {
     const int bytes = type == DTYPE_F32 ? 256 : 128; /* of four columns */
     lf acc[4][4];
@@ -302,7 +319,7 @@ UNROLL_INLINE void panel_tile_float(enum dtype type, const uint8_t *w, int n_col
         if (few) {
             UNROLL_LOOP
             for (int i = 0; i < bytes; i += 64) {
-                lanes_prefetch(w + PANEL_AHEAD + (size_t)(k / 4) * bytes + i);
+                lanes_prefetch(panel_ahead(w + (size_t)(k / 4) * bytes + i, from));
             }
         }
         UNROLL_LOOP
@@ -338,20 +355,20 @@ UNROLL_INLINE void panel_float(enum dtype type, const uint8_t *w, const struct c
     const float *x = a->x;
 
     if (n == 1) {
-        panel_tile_float(type, w, a->n_cols, x, a->ldx, 1, 1, out);
+        panel_tile_float(type, w, a->n_cols, x, a->ldx, 1, 1, a, out);
         return;
     }
     for (; n >= 4; n -= 4, x += 4 * a->ldx, out += 16 * 4) {
-        panel_tile_float(type, w, a->n_cols, x, a->ldx, 4, 0, out);
+        panel_tile_float(type, w, a->n_cols, x, a->ldx, 4, 0, a, out);
     }
     if (n >= 2) {
-        panel_tile_float(type, w, a->n_cols, x, a->ldx, 2, 0, out);
+        panel_tile_float(type, w, a->n_cols, x, a->ldx, 2, 0, a, out);
         x += 2 * a->ldx;
         out += 16 * 2;
         n -= 2;
     }
     if (n >= 1) {
-        panel_tile_float(type, w, a->n_cols, x, a->ldx, 1, 0, out);
+        panel_tile_float(type, w, a->n_cols, x, a->ldx, 1, 0, a, out);
     }
 }
 

@@ -29,7 +29,14 @@ struct cpu_acts {
     size_t ldq;                /* blocks from token to token */
     const float *x;            /* (n, ldx) f32 */
     size_t ldx;
+    /* Few tokens: what is asked for ahead, from `end` on, lies `jump` bytes further. Zeros: nothing
+     * is known. */
+    const uint8_t *end;
+    ptrdiff_t jump;
 };
+
+/* How far the kernels of few tokens ask for memory ahead. */
+#define CPU_PANEL_AHEAD 32768
 
 /* out[t * 16 + r] = panel row r . token t, for t in [0, n), n >= 1; out is 64-byte aligned.
  * Bytes after the panel may be prefetched, whatever lies there. */

@@ -191,7 +191,7 @@ int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
 
 void cpu_weight_destroy(struct backend *be, struct ops_weight *w)
 {
-    (void)be;
+    cpu_matmul_forget(cpu_of(be));
     slab_unref((struct cpu_slab *)(uintptr_t)w->priv);
     *w = (struct ops_weight){0};
 }

@@ -15,6 +15,7 @@ struct job {
     struct pool *pool;
     long cell[MAX]; /* plain: the pool orders every access */
     long sum;
+    long piece[MAX][50];
 };
 
 static void step(void *arg, int tid, int n_threads)
@@ -32,6 +33,35 @@ static void step(void *arg, int tid, int n_threads)
     j->cell[(tid + 1) % n_threads] += j->sum > 0;
 }
 
+/* Shares, entered by some of the threads; plain sums again. */
+static void take(void *arg, int tid, int n_threads)
+{
+    struct job *j = arg;
+    int32_t n;
+
+    for (int i = 0; i < n_threads; i++) {
+        int share = (tid + i) % n_threads;
+
+        for (int32_t at; (at = pool_take(j->pool, tid, share, 50, 4, &n)) >= 0;) {
+            for (int32_t k = at; k < at + n; k++) {
+                j->piece[share][k]++;
+            }
+        }
+    }
+}
+
+static long count_pieces(struct job *j, int n_threads)
+{
+    long sum = 0;
+
+    for (int s = 0; s < n_threads; s++) {
+        for (int k = 0; k < 50; k++) {
+            sum += j->piece[s][k];
+        }
+    }
+    return sum;
+}
+
 int main(void)
 {
     for (int n = 1; n <= MAX; n++) {
@@ -47,6 +77,11 @@ int main(void)
         }
         for (int i = 0; i < runs; i++) {
             pool_run(j.pool, step, &j);
+            pool_share(j.pool, take, &j);
+            if (count_pieces(&j, n) != 50L * n * (i + 1)) {
+                (void)fprintf(stderr, "%d threads: pieces\n", n);
+                return 1;
+            }
             all += n;
             want += all;
             all += n;
