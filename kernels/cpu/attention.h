@@ -11,11 +11,12 @@ struct att_job {
     const struct cpu *cpu;
     const struct ops_attention *p;
     struct pool_counter next;
-    struct pool_counter next_merge;
+    struct pool_counter next_merge; /* att_select() */
     struct pool_counter next_score;
     struct kv_rank_table ranks; /* pos=new */
     int32_t row0; /* decode: the wave's rows */
     int32_t n_rows;
+    int32_t n_units;
 };
 
 /* How a row's observed weights come about (ops.h struct ops_observe). */

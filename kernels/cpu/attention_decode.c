@@ -2,13 +2,15 @@
 /* Attention of decode rows: memory is what counts, each K and V is read once.
  *
  * A unit is one row, one head group and one chunk of KV_CHUNK slots: all query heads of the group
- * go over the chunk's K pages, then softmax within the chunk, then over its V pages (which the
- * first pass has asked the memory for). It leaves a partial result: maximum, sum and weighted V of
- * each head. A second step merges a head's chunks in order. Chunks depend on n_slots alone, so
- * neither the number of threads nor the batch shows in the bits. With a policy that observes, a
- * third step adds each chunk's weights to the scores, rows in order.
+ * go over the chunk's K pages, then softmax within the chunk, then over its V pages. It leaves a
+ * partial result: maximum, sum and weighted V of each head. Who finishes the last chunk of a row
+ * and group merges its heads' chunks, in order. Chunks depend on n_slots alone, so neither the
+ * number of threads nor the batch shows in the bits. With a policy that observes, a second step
+ * adds each chunk's weights to the scores, rows in order.
  *
- * Rows go in waves as large as scratch allows; barriers separate the steps. */
+ * Units are shared out in order, so a thread goes through memory as one stream: while it reads a
+ * block of K or V it asks for the next ones, of the next chunk too, and at the end of its share for
+ * the weights of the next matmul. Rows go in waves as large as scratch allows. */
 
 #include <math.h>
 #include <string.h>
@@ -66,6 +68,18 @@ static float *seen_of(const struct att_job *job, const struct kv_scratch *s, int
 /* ---- step 1: partial results ------------------------------------------------------------------
  */
 
+enum {
+    PIECE_BYTES = 4096,
+    CHUNK_PIECES = 256, /* of one chunk; with larger blocks nothing is asked for ahead */
+};
+
+/* See cpu_kv_qk_fn. */
+struct ahead {
+    bool on;
+    int32_t n;
+    const uint8_t *piece[CHUNK_PIECES + 8];
+};
+
 struct chunk {
     struct att_unit u;
     const struct att_job *job;
@@ -104,37 +118,89 @@ static void find_pages(struct chunk *c)
     }
 }
 
-/* What is read after a head's K of a page: the next head or page, and then V. */
-static const uint8_t *after_k(const struct chunk *c, int32_t page, int32_t head)
+/* ---- what will be read ---- */
+
+/* Pieces of one head's K, V of a page. */
+static int32_t k_pieces(const struct ops_kv_layout *l)
+{
+    return (int32_t)((kv_page_k_bytes(l) + PIECE_BYTES - 1) / PIECE_BYTES);
+}
+
+static int32_t v_pieces(const struct ops_kv_layout *l)
+{
+    return (int32_t)((kv_page_v_bytes(l) + PIECE_BYTES - 1) / PIECE_BYTES);
+}
+
+static void add_pieces(struct ahead *a, const uint8_t *block, int32_t n, int32_t limit)
+{
+    for (int32_t i = 0; i < n && a->n < limit; i++) {
+        a->piece[a->n++] = block + (size_t)i * PIECE_BYTES;
+    }
+}
+
+static void add_keys(struct ahead *a, const struct ops_kv_layout *l, uint8_t *page, int32_t limit)
+{
+    for (int32_t h = 0; h < l->k_heads; h++) {
+        add_pieces(a, kv_page_k(l, page, h), k_pieces(l), limit);
+    }
+}
+
+/* The chunk's pieces in the order of reading, then 8 more: of `next`, or of the next weights. */
+static void list_pieces(const struct chunk *c, const struct chunk *next, const uint8_t *weights,
+                        struct ahead *a)
+{
+    const struct ops_kv_layout *l = c->u.l;
+    int32_t end;
+
+    a->n = 0;
+    a->on = c->n_pages * (l->k_heads * k_pieces(l) + l->v_heads * v_pieces(l)) <= CHUNK_PIECES;
+    if (!a->on) {
+        return;
+    }
+    for (int32_t i = 0; i < c->n_pages; i++) {
+        add_keys(a, l, c->pages[i], CHUNK_PIECES);
+    }
+    for (int32_t i = 0; i < c->n_pages; i++) {
+        for (int32_t h = 0; h < l->v_heads; h++) {
+            add_pieces(a, kv_page_v(l, c->pages[i], h), v_pieces(l), CHUNK_PIECES);
+        }
+    }
+    end = a->n + 8;
+    if (next) {
+        const struct ops_kv *kv = &next->u.seq->kv;
+
+        for (int32_t i = 0; i < KV_CHUNK && next->slot0 + i < kv->n_slots; i += OPS_PAGE_SLOTS) {
+            add_keys(a, kv->layout, kv_page_of(kv, next->u.group, next->slot0 + i), end);
+        }
+    } else if (weights) {
+        add_pieces(a, weights, 8, end);
+    }
+    while (a->n < end) { /* nothing known: what is in the caches already */
+        a->piece[a->n++] = a->piece[0];
+    }
+}
+
+/* Scales lie behind a page's K and V, where no stream of reading passes. */
+static void ask_for_scales(const struct chunk *c)
 {
     const struct ops_kv_layout *l = c->u.l;
 
-    if (head + 1 < l->k_heads) {
-        return kv_page_k(l, c->pages[page], head + 1);
+    size_t bytes = OPS_PAGE_SLOTS * ((size_t)l->k_heads * ops_kv_scale_bytes(l->k_type) +
+                                     (size_t)l->v_heads * ops_kv_scale_bytes(l->v_type));
+
+    for (int32_t i = 0; i < c->n_pages; i++) {
+        const uint8_t *from = kv_page_v(l, c->pages[i], l->v_heads);
+
+        for (const uint8_t *at = from; at < from + bytes; at += 64) {
+            __builtin_prefetch(at, 0, 3);
+        }
     }
-    return page + 1 < c->n_pages ? kv_page_k(l, c->pages[page + 1], 0)
-                                 : kv_page_v(l, c->pages[0], 0);
 }
 
-/* The same for V; the last page is followed by the next chunk, which this thread may get. */
-static const uint8_t *after_v(const struct chunk *c, int32_t page, int32_t head)
-{
-    const struct ops_kv_layout *l = c->u.l;
-    int32_t next = c->slot0 + KV_CHUNK;
-
-    if (head + 1 < l->v_heads) {
-        return kv_page_v(l, c->pages[page], head + 1);
-    }
-    if (page + 1 < c->n_pages) {
-        return kv_page_v(l, c->pages[page + 1], 0);
-    }
-    return next < c->u.seq->kv.n_slots
-               ? kv_page_k(l, kv_page_of(&c->u.seq->kv, c->u.group, next), 0)
-               : NULL;
-}
+/* ---- the unit ---- */
 
 /* Logits of all heads; their maxima to max. */
-static void keys(const struct chunk *c, float *max)
+static void keys(const struct chunk *c, const struct ahead *ahead, float *max)
 {
     const struct att_unit *u = &c->u;
     const float *q = u->p->q + (size_t)(u->seq->row0 + c->row) * (size_t)u->p->ldq +
@@ -150,7 +216,8 @@ static void keys(const struct chunk *c, float *max)
         for (int32_t k = 0; k < u->l->k_heads; k++) {
             qk(kv_page_k(u->l, c->pages[i], k), u->l->k_dim,
                q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim, (size_t)u->l->k_dim, u->share_k,
-               x_of(c, k * u->share_k, i), KV_CHUNK, after_k(c, i, k));
+               x_of(c, k * u->share_k, i), KV_CHUNK,
+               ahead->on ? ahead->piece + (i * u->l->k_heads + k) * k_pieces(u->l) : NULL);
         }
         for (int32_t h = 0; h < u->n_heads; h++) {
             float m = att_logits(u, c->row, h, kv_page_k_scale(u->l, c->pages[i], h / u->share_k),
@@ -220,11 +287,12 @@ static void weights(const struct chunk *c, int32_t head, struct partial *out)
     }
 }
 
-static void values(const struct chunk *c)
+static void values(const struct chunk *c, const struct ahead *ahead)
 {
     const struct att_unit *u = &c->u;
     int32_t pad = kv_page_pad(u->l->v_dim);
     cpu_kv_pv_fn *pv = cpu_kv_pv(&u->cpu->table, u->l->v_type);
+    int32_t first = c->n_pages * u->l->k_heads * k_pieces(u->l);
 
     memset(u->t.acc, 0, (size_t)u->n_heads * (size_t)pad * sizeof(float));
     for (int32_t i = 0; i < c->n_pages; i++) {
@@ -233,21 +301,24 @@ static void values(const struct chunk *c)
 
         for (int32_t v = 0; v < u->l->v_heads; v++) {
             pv(kv_page_v(u->l, c->pages[i], v), pad, x_of(c, v * u->share_v, i), KV_CHUNK,
-               u->share_v, n, u->t.acc + (size_t)(v * u->share_v) * (size_t)pad, after_v(c, i, v));
+               u->share_v, n, u->t.acc + (size_t)(v * u->share_v) * (size_t)pad,
+               ahead->on ? ahead->piece + first + (i * u->l->v_heads + v) * v_pieces(u->l) : NULL);
         }
     }
 }
 
-static void chunk_unit(struct chunk *c)
+static void chunk_unit(struct chunk *c, const struct chunk *next, const uint8_t *next_weights)
 {
     const struct att_unit *u = &c->u;
     int32_t pad = kv_page_pad(u->l->v_dim);
     float *max = u->t.state;
+    struct ahead ahead;
 
     c->mode = att_mode(u, c->row);
-    c->slot0 = c->index * KV_CHUNK;
     find_pages(c);
-    keys(c, max);
+    ask_for_scales(c);
+    list_pieces(c, next, next_weights, &ahead);
+    keys(c, &ahead, max);
     for (int32_t h = 0; h < u->n_heads; h++) {
         struct partial *out =
             partial_of(c->job, c->scratch, c->w, u->group * u->n_heads + h, c->index);
@@ -255,7 +326,7 @@ static void chunk_unit(struct chunk *c)
         out->max = max[h];
         weights(c, h, out);
     }
-    values(c);
+    values(c, &ahead);
     for (int32_t h = 0; h < u->n_heads; h++) {
         struct partial *out =
             partial_of(c->job, c->scratch, c->w, u->group * u->n_heads + h, c->index);
@@ -295,9 +366,11 @@ static void merge_head(const struct att_job *job, const struct kv_scratch *s, in
         const float *acc = (const float *)(const void *)part + KV_PARTIAL_HEAD;
         float scale = exp2f(part->max - max);
 
-        part->factor = exp2f(part->seen_max - seen_max);
         sum += scale * part->sum;
-        seen_sum += part->factor * part->seen_sum;
+        if (p->observe) {
+            part->factor = exp2f(part->seen_max - seen_max);
+            seen_sum += part->factor * part->seen_sum;
+        }
         for (int32_t d = 0; d < v_dim; d++) {
             out[d] += scale * acc[d];
         }
@@ -305,7 +378,7 @@ static void merge_head(const struct att_job *job, const struct kv_scratch *s, in
     for (int32_t d = 0; d < v_dim && sum > 0; d++) {
         out[d] /= sum;
     }
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < n && p->observe; i++) {
         struct partial *part = partial_of(job, s, w, head, i);
 
         part->factor = seen_sum > 0 ? part->factor / seen_sum : 0;
@@ -356,66 +429,167 @@ static void score_chunk(const struct att_job *job, const struct kv_scratch *s, i
 /* ---- units ------------------------------------------------------------------------------------
  */
 
+/* Where the units of row `w` of the wave begin. */
+struct cursor {
+    int32_t w;
+    int32_t seq;
+    int32_t first;
+};
+
 /* Unit of (row of the wave, group, chunk); with `by_seq` only the first row of each sequence in the
- * wave has units. False: no such unit. */
-static bool find_chunk(const struct att_job *job, int32_t unit, bool by_seq, int32_t *ret_w,
-                       int32_t *ret_group, int32_t *ret_chunk)
+ * wave has units. Units are asked for in ascending order most of the time. False: no such unit. */
+static bool find_chunk(const struct att_job *job, struct kv_thread t, int32_t unit, bool by_seq,
+                       struct cursor *at, struct chunk *ret)
 {
-    int32_t before = -1;
+    if (unit < at->first) {
+        *at = (struct cursor){0};
+    }
+    for (; at->w < job->n_rows; at->w++) {
+        const struct ops_seq *s;
+        int32_t n;
+        int32_t n_units;
+        bool counted;
 
-    for (int32_t w = 0; w < job->n_rows; w++) {
-        int32_t seq = seq_of(job->p, job->row0 + w);
-        int32_t n = n_chunks(&job->p->seqs[seq]);
-        int32_t n_units = n * job->p->seqs[seq].kv.layout->n_groups;
-
-        if (by_seq && seq == before) {
-            continue;
+        while (job->row0 + at->w >= job->p->seqs[at->seq].row0 + job->p->seqs[at->seq].n_rows) {
+            at->seq++;
         }
-        before = seq;
-        if (unit < n_units) {
-            *ret_w = w;
-            *ret_group = unit / n;
-            *ret_chunk = unit % n;
+        s = &job->p->seqs[at->seq];
+        n = n_chunks(s);
+        n_units = n * s->kv.layout->n_groups;
+        counted = !by_seq || at->w == 0 || job->row0 + at->w == s->row0;
+        if (counted && unit < at->first + n_units) {
+            int32_t i = unit - at->first;
+
+            *ret = (struct chunk){
+                .u = att_unit_make(job->cpu, job->p, at->seq, i / n, t),
+                .job = job,
+                .w = at->w,
+                .row = job->row0 + at->w - s->row0,
+                .index = i % n,
+                .slot0 = i % n * KV_CHUNK,
+            };
             return true;
         }
-        unit -= n_units;
+        at->first += counted ? n_units : 0;
     }
+    at->first = INT32_MAX; /* begin anew */
     return false;
 }
 
-static void wave(void *arg, int tid, int n_threads)
+static int32_t n_units(const struct att_job *job, bool by_seq)
+{
+    int32_t seq = 0;
+    int32_t n = 0;
+
+    for (int32_t w = 0; w < job->n_rows; w++) {
+        const struct ops_seq *s;
+
+        while (job->row0 + w >= job->p->seqs[seq].row0 + job->p->seqs[seq].n_rows) {
+            seq++;
+        }
+        s = &job->p->seqs[seq];
+        if (!by_seq || w == 0 || job->row0 + w == s->row0) {
+            n += n_chunks(s) * s->kv.layout->n_groups;
+        }
+    }
+    return n;
+}
+
+/* The last chunk of its row and group to be finished? All others' partial results are visible then.
+ */
+static bool is_last(const struct chunk *c)
+{
+    atomic_int *done =
+        &c->scratch
+             ->done[(size_t)c->w * (size_t)c->job->cpu->limits.max_heads + (size_t)c->u.group];
+
+    if (atomic_fetch_add_explicit(done, 1, memory_order_acq_rel) + 1 < n_chunks(c->u.seq)) {
+        return false;
+    }
+    atomic_store_explicit(done, 0, memory_order_relaxed); /* for the next wave */
+    return true;
+}
+
+static int32_t share_begin(int32_t n, int share, int n_threads)
+{
+    return (int32_t)((int64_t)n * share / n_threads);
+}
+
+/* Unit `i`; the thread's next one is i + 1, if that is before `end`. */
+static bool run_unit(const struct att_job *job, const struct kv_scratch *s, int32_t i, int32_t end,
+                     const uint8_t *next_weights, struct cursor at[2])
+{
+    struct chunk c;
+    struct chunk next;
+    bool more = i + 1 < end && find_chunk(job, s->t, i + 1, false, &at[1], &next);
+
+    if (!find_chunk(job, s->t, i, false, &at[0], &c)) {
+        return false;
+    }
+    c.scratch = s;
+    chunk_unit(&c, more ? &next : NULL, next_weights);
+    if (is_last(&c)) {
+        for (int32_t h = 0; h < c.u.n_heads; h++) {
+            merge_head(job, s, c.w, c.u.seq, c.u.group * c.u.n_heads + h);
+        }
+    }
+    return true;
+}
+
+static void attend(void *arg, int tid, int n_threads)
+{
+    const struct att_job *job = arg;
+    struct kv_scratch s = cpu_kv_scratch(job->cpu, tid);
+    const uint8_t *next_weights = cpu_matmul_next(job->cpu, tid);
+    struct cursor at[2] = {{0}};
+
+    for (int i = 0; i < n_threads; i++) {
+        int share = (tid + i) % n_threads;
+        int32_t begin = share_begin(job->n_units, share, n_threads);
+        int32_t end = share_begin(job->n_units, share + 1, n_threads);
+        int32_t n;
+
+        for (int32_t k; (k = pool_take(job->cpu->pool, tid, share, end - begin, 1, &n)) >= 0;) {
+            for (int32_t stop = k + n; k < stop; k++) {
+                if (!run_unit(job, &s, begin + k, end, next_weights, at)) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+static void score(void *arg, int tid, int n_threads)
 {
     struct att_job *job = arg;
     struct kv_scratch s = cpu_kv_scratch(job->cpu, tid);
-    int32_t w;
-    int32_t group;
-    int32_t index;
+    struct cursor at = {0};
+    struct chunk c;
 
     (void)n_threads;
-    while (find_chunk(job, pool_counter_take(&job->next), false, &w, &group, &index)) {
-        int32_t seq = seq_of(job->p, job->row0 + w);
-        struct chunk c = {
-            .u = att_unit_make(job->cpu, job->p, seq, group, s.t),
-            .job = job,
-            .scratch = &s,
-            .w = w,
-            .row = job->row0 + w - job->p->seqs[seq].row0,
-            .index = index,
-        };
+    while (find_chunk(job, s.t, pool_counter_take(&job->next), true, &at, &c)) {
+        score_chunk(job, &s, c.w, c.u.group, c.index);
+    }
+}
 
-        chunk_unit(&c);
+static void wave(struct att_job *job)
+{
+    struct kv_scratch s = cpu_kv_scratch(job->cpu, 0);
+
+    for (int32_t w = 0; w < job->n_rows; w++) {
+        const struct ops_seq *seq = &job->p->seqs[seq_of(job->p, job->row0 + w)];
+
+        for (int32_t h = 0; n_chunks(seq) == 0 && h < job->p->n_q; h++) {
+            merge_head(job, &s, w, seq, h); /* nothing to attend to: zeros */
+        }
     }
-    pool_barrier(job->cpu->pool, tid); /* all partial results are written */
-    for (int32_t i; (i = pool_counter_take(&job->next_merge)) < job->n_rows * job->p->n_q;) {
-        w = i / job->p->n_q;
-        merge_head(job, &s, w, &job->p->seqs[seq_of(job->p, job->row0 + w)], i % job->p->n_q);
-    }
-    if (!job->p->observe) {
+    job->n_units = n_units(job, false);
+    if (job->n_units == 0) {
         return;
     }
-    pool_barrier(job->cpu->pool, tid); /* all factors are written */
-    while (find_chunk(job, pool_counter_take(&job->next_score), true, &w, &group, &index)) {
-        score_chunk(job, &s, w, group, index);
+    pool_share(job->cpu->pool, attend, job);
+    if (job->p->observe) {
+        pool_share(job->cpu->pool, score, job); /* all factors are written */
     }
 }
 
@@ -427,7 +601,7 @@ int att_decode(struct cpu *cpu, const struct ops_attention *p)
         int32_t left = p->rows.n_decode - row;
         struct att_job job = {.cpu = cpu, .p = p, .row0 = row, .n_rows = left < size ? left : size};
 
-        pool_run(cpu->pool, wave, &job);
+        wave(&job);
     }
     return 0;
 }

@@ -147,6 +147,7 @@ static struct kv_scratch lay_out(struct memory_arena *a, int n_threads, int tid,
     }
     k.partial = memory_arena_take(a, s.wave * s.partial * sizeof(float));
     k.seen = memory_arena_take(a, s.wave * s.seen * sizeof(float));
+    k.done = memory_arena_take(a, s.wave * s.heads * sizeof(*k.done));
     k.commit = memory_arena_take(a, at_least_one(l->max_seqs) * s.heads * sizeof(*k.commit));
     k.score = memory_arena_take(a, s.slots * sizeof(float));
     if (l->select) {

@@ -100,6 +100,7 @@ struct kv_scratch {
     struct kv_thread t;         /* of the thread asked for */
     float *partial;             /* decode: (wave rows, n_q, chunks, KV_PARTIAL_HEAD + v_pad) */
     float *seen;                /* decode, observed: (wave rows, n_q, chunks * KV_CHUNK) */
+    atomic_int *done;           /* decode: (wave rows, max_heads) chunks of a row and group */
     atomic_int *commit;         /* prefill, observed: (max_seqs * max_heads) blocks done */
     float *score;               /* (max_slots) shared choices */
     struct kv_select select;

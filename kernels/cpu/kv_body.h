@@ -11,8 +11,8 @@
  * KV_ROWS x KV_COLS sums in registers and convert each vector of the cache once for KV_ROWS pairs.
  * A sum is one chain, over dims or over slots in order, so company does not show in its bits.
  *
- * Prefetch: decode reads K and V once, from far away. While a page is multiplied, the one after it
- * (`ahead`) is asked for line by line. */
+ * Prefetch: decode reads K and V once, from far away. While a block is multiplied, those after it
+ * are asked for, 8 pieces of 4 KiB at once (`ahead`; why, see panel_ahead() in panel_body.h). */
 
 #include "kernels/cpu/table.h"
 
@@ -40,9 +40,19 @@ LANES_INLINE lf kv_load(enum ops_kv_type type, const void *p, size_t i)
     }
 }
 
+/* What to ask for when line `line` of a block is read: 8 of each 64 lines belong to each of the next
+ * 8 pieces. */
+LANES_INLINE void kv_ask(const uint8_t *const *ahead, size_t line)
+{
+    size_t slice = line & 7;
+
+    lanes_prefetch(ahead[(line >> 6) + 8 - slice] + 512 * slice + 64 * (line >> 3 & 7));
+}
+
 /* rows pairs (a constant, at most KV_ROWS) against a page of K */
 LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int32_t k_dim,
-                             const float *q, size_t ldq, float *x, size_t ldx, const void *ahead)
+                             const float *q, size_t ldq, float *x, size_t ldx,
+                             const uint8_t *const *ahead)
 {
     const size_t row_bytes = CPU_KV_SLOTS * kv_element_bytes(type);
 
@@ -60,7 +70,7 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
             lf v[KV_COLS];
 
             for (size_t b = 0; ahead && c == 0 && b < row_bytes; b += 64) {
-                lanes_prefetch((const uint8_t *)ahead + (size_t)d * row_bytes + b);
+                kv_ask(ahead, ((size_t)d * row_bytes + b) / 64);
             }
 #pragma GCC unroll 8
             for (int j = 0; j < KV_COLS; j++) {
@@ -87,7 +97,7 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
 }
 
 LANES_INLINE void kv_qk(enum ops_kv_type type, const void *k, int32_t k_dim, const float *q,
-                        size_t ldq, int32_t n, float *x, size_t ldx, const void *ahead)
+                        size_t ldq, int32_t n, float *x, size_t ldx, const uint8_t *const *ahead)
 {
     for (; n >= KV_ROWS; n -= KV_ROWS) {
         kv_qk_rows(type, KV_ROWS, k, k_dim, q, ldq, x, ldx, ahead);
@@ -117,7 +127,7 @@ LANES_INLINE void kv_qk(enum ops_kv_type type, const void *k, int32_t k_dim, con
 /* rows pairs and cols vectors of 16 dims from d0 on */
 LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const void *v,
                              int32_t v_pad, int32_t d0, const float *e, size_t lde,
-                             int32_t n_slots, float *acc, const void *ahead)
+                             int32_t n_slots, float *acc, const uint8_t *const *ahead)
 {
     const size_t row_bytes = (size_t)v_pad * kv_element_bytes(type);
 
@@ -134,7 +144,7 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
         lf x[KV_COLS];
 
         for (size_t b = 0; ahead && d0 == 0 && b < row_bytes; b += 64) {
-            lanes_prefetch((const uint8_t *)ahead + (size_t)s * row_bytes + b);
+            kv_ask(ahead, ((size_t)s * row_bytes + b) / 64);
         }
 #pragma GCC unroll 8
         for (int j = 0; j < cols; j++) {
@@ -161,7 +171,7 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
 
 LANES_INLINE void kv_pv_rows(enum ops_kv_type type, int rows, const void *v, int32_t v_pad,
                              const float *e, size_t lde, int32_t n_slots, float *acc,
-                             const void *ahead)
+                             const uint8_t *const *ahead)
 {
     int32_t d = 0;
 
@@ -174,7 +184,8 @@ LANES_INLINE void kv_pv_rows(enum ops_kv_type type, int rows, const void *v, int
 }
 
 LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, const float *e,
-                        size_t lde, int32_t n, int32_t n_slots, float *acc, const void *ahead)
+                        size_t lde, int32_t n, int32_t n_slots, float *acc,
+                        const uint8_t *const *ahead)
 {
     for (; n >= KV_ROWS; n -= KV_ROWS) {
         kv_pv_rows(type, KV_ROWS, v, v_pad, e, lde, n_slots, acc, ahead);
@@ -203,12 +214,13 @@ LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, con
 
 #define KV_BODY_TYPE(name, type)                                                                   \
     static void LANES_FN(qk_##name)(const void *k, int32_t k_dim, const float *q, size_t ldq,      \
-                                    int32_t n, float *x, size_t ldx, const void *ahead)            \
+                                    int32_t n, float *x, size_t ldx, const uint8_t *const *ahead)  \
     {                                                                                              \
         kv_qk(type, k, k_dim, q, ldq, n, x, ldx, ahead);                                           \
     }                                                                                              \
     static void LANES_FN(pv_##name)(const void *v, int32_t v_pad, const float *e, size_t lde,      \
-                                    int32_t n, int32_t n_slots, float *acc, const void *ahead)     \
+                                    int32_t n, int32_t n_slots, float *acc,                        \
+                                    const uint8_t *const *ahead)                                   \
     {                                                                                              \
         kv_pv(type, v, v_pad, e, lde, n, n_slots, acc, ahead);                                     \
     }

@@ -138,12 +138,9 @@ static void sum_group(const struct job *job, const struct kv_thread *t, int32_t 
         for (int32_t s = 0; s < kv->n_slots; s += OPS_PAGE_SLOTS) {
             uint8_t *page = kv_page_of(kv, group, s);
             int32_t n = kv->n_slots - s < OPS_PAGE_SLOTS ? kv->n_slots - s : OPS_PAGE_SLOTS;
-            const void *next = s + OPS_PAGE_SLOTS < kv->n_slots
-                                   ? kv_page_v(l, kv_page_of(kv, group, s + OPS_PAGE_SLOTS), h)
-                                   : NULL;
 
             live_weights(kv, group, s, kv_page_v_scale(l, page, h), t->x);
-            pv(kv_page_v(l, page, h), pad, t->x, OPS_PAGE_SLOTS, 1, n, t->acc, next);
+            pv(kv_page_v(l, page, h), pad, t->x, OPS_PAGE_SLOTS, 1, n, t->acc, NULL);
         }
         memcpy(kv->v_sum + (size_t)(group * l->v_heads + h) * (size_t)l->v_dim, t->acc,
                (size_t)l->v_dim * sizeof(float));

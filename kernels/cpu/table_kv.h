@@ -21,14 +21,16 @@ enum { CPU_KV_SLOTS = OPS_PAGE_SLOTS };
 #define CPU_KV_MASKED -3e38f
 
 /* x[i][s] = q[i] . k[:, s] for n pairs and the page's 64 slots. k (k_dim, 64) of the type; q rows
- * ldq floats apart, x rows ldx. While K is read as much memory from `ahead` (or NULL) is prefetched. */
+ * ldq floats apart, x rows ldx.
+ * `ahead` (or NULL): what will be read in pieces of 4 KiB, K's own first, the 8 after its last one
+ * too; while K is read as many lines of them are prefetched. */
 typedef void cpu_kv_qk_fn(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
-                          float *x, size_t ldx, const void *ahead);
+                          float *x, size_t ldx, const uint8_t *const *ahead);
 
 /* acc[i][d] += sum over s < n_slots of e[i][s] * v[s][d]. v (64, v_pad) of the type, v_pad a
  * multiple of 16; acc (n, v_pad); ahead as above. */
 typedef void cpu_kv_pv_fn(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
-                          int32_t n_slots, float *acc, const void *ahead);
+                          int32_t n_slots, float *acc, const uint8_t *const *ahead);
 
 /* n elements (a multiple of 16) to f32, without scales. */
 typedef void cpu_kv_unpack_fn(const void *src, size_t n, float *dst);
