@@ -327,6 +327,9 @@ static void step(struct batch *b)
     due = due && b->deadline_ns ? (due < b->deadline_ns ? due : b->deadline_ns)
           : due                 ? due
                                 : b->deadline_ns;
+    if (b->first < b->next && item_of(b, b->first)->state == ENDED) {
+        due = clock_ns(); /* refused before it was sent: nothing will wake us for it */
+    }
     n = poll(p, 4, wait_ms(due));
     signal = interrupt_take();
     if (signal) {

@@ -227,6 +227,11 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
         (void)attach(f, l, r, 1);
         return;
     }
+    if (rec->h.flags & LANE_F_SESSION && who->tenant_len && !l->privileged) {
+        lane_send_error(l, rec->h.id, LANE_E_DENIED, 0,
+                        "sessions are a user's: a request that names a tenant has none");
+        return;
+    }
     if (refused_by_state(f, l, who->uid, rec) || !find_leases(l, rec, &leases)) {
         return;
     }

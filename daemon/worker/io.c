@@ -152,7 +152,7 @@ static void interrupt_step(struct io *io, int64_t now)
 
 static bool waits(const struct io *io)
 {
-    return atomic_load(&io->w->waits);
+    return atomic_load(&io->w->waits) || atomic_load(&io->w->files);
 }
 
 static bool busy(const struct io *io)
@@ -161,12 +161,17 @@ static bool busy(const struct io *io)
 }
 
 /* In a long step the worker says nothing: its heartbeat is told for it. Where every request waits
- * for its reader there is no step, and nothing is wrong. */
+ * for its reader, or the disk for a session, there is no step, and nothing is wrong. */
 static void beat(struct io *io, int64_t now)
 {
     if (busy(io) && !io->holds && io->state_ns && now - io->state_ns >= PULSE_NS) {
         engine_heartbeat(atomic_load(&io->w->engine), &io->state.e_state.last_step_ns,
                          &io->state.e_state.longest_step_ns);
+        int64_t files = atomic_load(&io->w->files_ns);
+
+        if (files > io->state.e_state.last_step_ns) {
+            io->state.e_state.last_step_ns = files;
+        }
         if (waits(io)) {
             io->state.e_state.last_step_ns = now;
         }

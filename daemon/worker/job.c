@@ -12,6 +12,7 @@
 
 #include "base/checked.h"
 #include "base/cleanup.h"
+#include "base/clock.h"
 #include "daemon/worker/answer.h"
 #include "daemon/worker/ask.h"
 #include "daemon/worker/light.h"
@@ -164,16 +165,21 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_e_
     int rc;
 
     if (!a->session) {
+        close_fd(&dir);
         return 0;
     }
+    j->session.dir = dir; /* job_end() closes it, whatever is wrong */
     if (dir < 0 || j->kind == LANE_KIND_SCORE) {
         return error_set(reterr, -EINVAL, "a session is for answers, and its request must say so");
     }
     j->session.principal = e->principal;
     j->session.quota = e->session_bytes;
     memcpy(j->session.request, e->client_id, sizeof(j->session.request));
+    atomic_store(&j->worker->files, true);
     rc = session_open(&j->session, atomic_load(&j->worker->engine), dir, a->session, a->session_len,
                       reterr);
+    atomic_store(&j->worker->files_ns, clock_ns());
+    atomic_store(&j->worker->files, false);
     if (!rc && in_use(j)) {
         rc = error_set(reterr, -EBUSY, "session %s is in use by another request", j->session.name);
     }
@@ -259,8 +265,11 @@ void job_save(struct job *j, const struct engine_event *done)
             .n_prompt = j->session.map ? j->session.head.n_prompt : (size_t)j->n_prompt,
         };
 
+        atomic_store(&j->worker->files, true);
         rc = session_save(&j->session, atomic_load(&j->worker->engine), j->handle, &text,
                           &j->saved_bytes, &j->save_error);
+        atomic_store(&j->worker->files_ns, clock_ns());
+        atomic_store(&j->worker->files, false);
     } else {
         rc = error_set(&j->save_error, -ECANCELED,
                        "the answer was ended early: the session stays as it was");

@@ -44,6 +44,8 @@ struct worker {
     struct ring records;              /* struct lane_record */
     _Atomic(struct engine *) engine;  /* NULL until loaded */
     atomic_int_fast64_t step_ns;      /* when the running engine_step() began; 0: none runs */
+    atomic_bool files;                /* a session's file is read or written: a disk may take its time, */
+    atomic_int_least64_t files_ns;    /* and when that was over */
     atomic_bool waits;                /* for clients: no step could do anything for any request */
     atomic_bool drain;                /* stop loading, end everything */
     atomic_int exit_code;             /* -1 while the thread runs */

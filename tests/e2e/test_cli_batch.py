@@ -69,6 +69,17 @@ class Batch(unittest.TestCase):
             self.assertTrue(o["error"]["text"], b)
         self.assertEqual(rc, 2, "the first failure's code")
 
+    def test_bad_lines_alone(self):
+        """Nothing runs that could wake it: the last line without its newline; more bad lines than the window holds."""
+        for data, n in ((b"[1]", 1), (b'{"prmpt": "a"}\n' * 300, 300)):
+            rc, got, err = self.batch(data)
+            self.assertEqual((rc, [o["type"] for o in got]), (2, ["error"] * n))
+        p = self.daemon.start(*ARGS, stdin=subprocess.PIPE)
+        p.stdin.write(b"{}\n")
+        p.stdin.flush()
+        self.assertEqual(json.loads(read_some(p))["type"], "error")
+        self.assertEqual(finish(p)[0], 2)
+
     def test_a_full_daemon_is_asked_again(self):
         rc, got, err = self.batch(lines_of(*[{"prompt": "Once", "max_tokens": 30}] * 24), "--jobs", "24")
         self.assertEqual((rc, err), (0, ""))

@@ -17,6 +17,7 @@ import unittest
 
 from daemon import wait_until
 from harness import CliDaemon
+from lane import F_SESSION, SCORE, T_PROMPT, T_SESSION, item, sampling
 
 ASK = ("ask", "--raw", "--temp", "0", "--json")
 
@@ -68,6 +69,38 @@ class Sessions(unittest.TestCase):
     def put(self, data):
         with open(self.file(), "wb") as f:
             f.write(data)
+
+
+class Misused(Sessions):
+    def refused(self, lane, n=1, **kw):
+        codes = set()
+        for _ in range(n):
+            rid = lane.request(item(T_PROMPT, "Once upon a time") + item(T_SESSION, "s") + sampling(), flags=F_SESSION, **kw)
+            codes.add(list(lane.events(rid))[-1].code)
+        return codes
+
+    def test_wrong_kind_and_tenants(self):
+        """What a lane may ask for and the command line does not: refused, and nothing of it stays open or on the disk."""
+        self.start()
+        self.ask("Once")
+        lane = self.daemon.lane()
+        engine = self.daemon.child("pipit-engine")
+        self.assertEqual(self.refused(lane, kind=SCORE), {"INVALID"})
+        before = len(os.listdir(f"/proc/{engine}/fd"))
+        self.assertEqual(self.refused(lane, 50, kind=SCORE), {"INVALID"})
+        self.assertLessEqual(len(os.listdir(f"/proc/{engine}/fd")), before + 1)
+        self.assertEqual(self.refused(lane, tenant=b"another"), {"DENIED"})
+        self.assertEqual(os.listdir(os.path.join(self.state, "sessions")), [str(os.getuid())])
+        lane.close()
+
+    def test_a_save_that_was_cut_short_can_be_removed(self):
+        self.start()
+        self.ask("Once")
+        with open(os.path.join(os.path.dirname(self.file()), ".t.session"), "wb") as f:
+            f.write(b"x" * 1000)
+        self.assertEqual(self.daemon.cli("session", "rm", "t")[0], 0)
+        self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
+        self.assertEqual(self.daemon.cli("session", "rm", "t")[0], 4)
 
 
 class Continuing(Sessions):

@@ -285,7 +285,8 @@ class Starting(Case):
                 (("--instance", "../x"), "--instance"),
                 (("extra",), "extra"),
                 (("--kv", "nonsense"), "policy"),
-                (("--kv", "sparq:r=16,k=128"), "not built"),
+                (("--kv", "infinigen:alpha=4"), "not built"),
+                (("--kv", "sparq:r=16,k=128"), "keys have 8 dims"),
                 (("--config", "/nonexistent"), "/nonexistent"),
             ]:
                 model = () if says == "--model" else ("--model", STORIES)
