@@ -126,21 +126,29 @@ static void live_weights(const struct ops_kv *kv, int32_t group, int32_t slot0,
     }
 }
 
+/* In f32 whatever the type: pv of the type may round (table_kv.h), and single rows are taken away
+ * from the sum later (cpu_kv_add_value). */
 static void sum_group(const struct job *job, const struct kv_thread *t, int32_t group)
 {
     const struct ops_kv *kv = job->kv;
     const struct ops_kv_layout *l = kv->layout;
     int32_t pad = kv_page_pad(l->v_dim);
-    cpu_kv_pv_fn *pv = cpu_kv_pv(&job->cpu->table, l->v_type);
+    const struct cpu_table *table = &job->cpu->table;
+    cpu_kv_unpack_fn *unpack = cpu_kv_unpack(table, l->v_type);
 
     for (int32_t h = 0; h < l->v_heads; h++) {
         memset(t->acc, 0, (size_t)pad * sizeof(float));
         for (int32_t s = 0; s < kv->n_slots; s += OPS_PAGE_SLOTS) {
             uint8_t *page = kv_page_of(kv, group, s);
             int32_t n = kv->n_slots - s < OPS_PAGE_SLOTS ? kv->n_slots - s : OPS_PAGE_SLOTS;
+            const void *v = kv_page_v(l, page, h);
 
             live_weights(kv, group, s, kv_page_v_scale(l, page, h), t->x);
-            pv(kv_page_v(l, page, h), pad, t->x, OPS_PAGE_SLOTS, 1, n, t->acc, NULL);
+            if (unpack) {
+                unpack(v, (size_t)n * (size_t)pad, t->v);
+                v = t->v;
+            }
+            table->pv_f32(v, pad, t->x, OPS_PAGE_SLOTS, 1, n, t->acc, NULL);
         }
         memcpy(kv->v_sum + (size_t)(group * l->v_heads + h) * (size_t)l->v_dim, t->acc,
                (size_t)l->v_dim * sizeof(float));

@@ -29,6 +29,9 @@ void cpu_table_init(struct cpu_table *t, uint32_t flags)
             if (flags & CPU_AVX512_VNNI) {
                 x86_table_avx512vnni(t);
             }
+            if (flags & CPU_AVX512_FP16) {
+                x86_table_kv_avx512fp16(t);
+            }
             if ((flags & CPU_AVX512_BF16) && (flags & CPU_AMX_BF16)) {
                 x86_table_amx(t);
             }

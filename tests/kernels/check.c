@@ -308,10 +308,20 @@ void check_floats(struct check *c, const struct check_buf *b, int32_t n, int32_t
     }
 }
 
-bool check_has_tiles(const struct check *c)
+static bool describes(const struct check *c, const char *kernel)
 {
     char text[4096];
 
     c->sides[1]->ops->describe(c->sides[1], text, sizeof(text));
-    return strstr(text, " tile_mul") != NULL;
+    return strstr(text, kernel) != NULL;
+}
+
+bool check_has_tiles(const struct check *c)
+{
+    return describes(c, " tile_mul");
+}
+
+bool check_has_half(const struct check *c)
+{
+    return describes(c, " pv_fp8_avx512fp16");
 }

@@ -17,7 +17,7 @@
 
 enum { N_SEQS = 4, MAX_DIM = 256 };
 
-const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AMX_BF16;
+const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_FP16 | CPU_AMX_BF16;
 const struct backend_limits check_limits = {
     .max_rows = 512,
     .max_decode = 8,
@@ -423,14 +423,22 @@ static bool is_tiled(const struct check *c, const struct shape *s)
 
 static void compare(struct check *c, const struct shape *s, struct inputs *in)
 {
+    const int32_t cols = s->n_q * s->l.v_dim;
+    const int32_t n_decode = s->n_rows[0] + s->n_rows[1];
+    const size_t prefill = (size_t)n_decode * (size_t)in->ldo;
     const bool large = s->options & LARGE;
     const bool tiles = is_tiled(c, s);
     const struct tolerance *exact = large ? &tol_attention_large : &tol_attention;
     const struct tolerance *rough = large ? &tol_attention_bf16_large : &tol_attention_bf16;
+    const struct tolerance *decode =
+        !large && s->l.v_type == OPS_KV_FP8 && check_has_half(c) ? &tol_attention_half : exact;
+    const float *got = (const void *)in->out->out[1];
+    const float *want = (const void *)in->out->out[0];
 
-    check_floats(c, in->out, in->n, in->ldo, s->n_q * s->l.v_dim, tiles ? rough : exact);
-    check_rows(c, "decode rows", (const void *)in->out->out[1], (const void *)in->out->out[0],
-               s->n_rows[0] + s->n_rows[1], in->ldo, s->n_q * s->l.v_dim, exact);
+    check_floats(c, in->out, in->n, in->ldo, cols, tiles ? rough : decode);
+    check_rows(c, "decode rows", got, want, n_decode, in->ldo, cols, decode);
+    check_rows(c, "prefill rows", got + prefill, want + prefill, in->n - n_decode, in->ldo, cols,
+               tiles ? rough : exact);
     for (int i = 0; i < N_SEQS && s->options & OBSERVE; i++) {
         struct check_buf *score = in->kv[i].score;
 

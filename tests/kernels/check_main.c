@@ -24,6 +24,7 @@ static const struct {
     {"avx512", AVX512},
     {"avx512+vnni", AVX512 | CPU_AVX512_VNNI},
     {"avx512+bf16", AVX512 | CPU_AVX512_VNNI | CPU_AVX512_BF16},
+    {"avx512+fp16", AVX512 | CPU_AVX512_VNNI | CPU_AVX512_BF16 | CPU_AVX512_FP16},
     {"all", UINT32_MAX},
 };
 

@@ -33,6 +33,9 @@ static const struct tolerance
      * logits of 1e4 that is 20: which of the nearest keys wins is open. */
     tol_attention_bf16 = {1e-4, 1e-1, "queries, keys, weights, values in bf16"},
     tol_attention_bf16_large = {1e-1, 1e1, "logits of 1e4 in bf16"},
+    /* FP8 values summed in f16 for 32 slots: 2^-12 of each partial sum, in squares a thousandth of
+     * what FP8 itself loses (2^-4 of each value). */
+    tol_attention_half = {4e-6, 2e-2, "f16 sums within a page"},
     /* The reference itself, f32 sums in order, against double. */
     tol_attention_double = {1e-9, 1e-3, "double arithmetic against f32"},
     /* Scores: probabilities in [0, 1] summed over rows; noise through two logarithms (3e-7 each). */
