@@ -173,7 +173,8 @@ static int remove_file(int dir, const char *name, struct error *reterr)
                          "first no '.'",
                          (int)LANE_SESSION_NAME);
     }
-    (void)snprintf(path, sizeof(path), ".%s%s", name, SUFFIX); /* of a save that a crash cut short */
+    (void)snprintf(path, sizeof(path), ".%s%s", name,
+                   SUFFIX); /* of a save that a crash cut short */
     cut_short = unlinkat(dir, path, 0) == 0;
     (void)snprintf(path, sizeof(path), "%s%s", name, SUFFIX);
     /* Not synced: a removal that a power cut undoes can be repeated, and the loop must not wait. */

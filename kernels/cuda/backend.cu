@@ -264,7 +264,16 @@ static int probe(struct error *reterr)
     cudaError_t e = cudaGetDeviceCount(&n);
 
     if (e == cudaSuccess && n > 0) {
-        return 0;
+        cudaDeviceProp prop;
+
+        e = cudaGetDeviceProperties(&prop, 0);
+        if (e == cudaSuccess && prop.major < 8) {
+            return error_set(reterr, -ENODEV, "no CUDA device: %s is sm_%d%d, this build needs sm_80",
+                             prop.name, prop.major, prop.minor);
+        }
+        if (e == cudaSuccess) {
+            return 0;
+        }
     }
     (void)cudaGetLastError();
     (void)cudaDriverGetVersion(&driver);

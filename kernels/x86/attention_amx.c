@@ -215,27 +215,22 @@ static __attribute__((noinline)) void raise_max(const struct cpu_tile_att *t, in
     }
 }
 
-/* Row `row`'s logits of n vectors of slots, in place: scaled, masked where `pos` says so, and
- * within the finite where the row has met nothing finite yet. Returns their maximum lane by lane.
- */
+/* Row `row`'s logits of n vectors of slots, in place: scaled, within +-LOGIT_MAX, masked where `pos`
+ * says so. Returns their maximum lane by lane. */
 UNROLL_INLINE __m512 soft_logits(const struct cpu_tile_att *t, int32_t row, int n, __m512 *x)
 {
     const float *s = t->s + (size_t)row * TILE_KEYS;
     const __m512 masked = _mm512_set1_ps(CPU_KV_MASKED);
+    const __m512 least = _mm512_set1_ps(-LOGIT_MAX);
+    const __m512 limit = _mm512_set1_ps(LOGIT_MAX);
     __m512 m0 = masked;
     __m512 m1 = masked;
 
     UNROLL_LOOP
     for (int j = 0; j < n; j++) {
         x[j] = _mm512_mul_ps(_mm512_loadu_ps(s + 16 * j), _mm512_loadu_ps(t->k_mul + 16 * j));
-    }
-    if (t->max[row] <= CPU_KV_MASKED) {
-        const __m512 limit = _mm512_set1_ps(LOGIT_MAX);
-
-        UNROLL_LOOP
-        for (int j = 0; j < n; j++) { /* NaN becomes the least */
-            x[j] = _mm512_min_ps(_mm512_max_ps(x[j], _mm512_set1_ps(-LOGIT_MAX)), limit);
-        }
+        /* NaN (of infinities that cancel) becomes the least; a maximum would pass it over. */
+        x[j] = _mm512_min_ps(_mm512_max_ps(x[j], least), limit);
     }
     if (t->pos) {
         int32_t hi = t->row_pos + row;
@@ -269,17 +264,7 @@ UNROLL_INLINE void soft_row(const struct cpu_tile_att *t, int32_t row, int n)
 
     t->factor[row] = 1;
     if (_mm512_cmp_ps_mask(top, _mm512_set1_ps(t->max[row] + LAG), _CMP_NLE_UQ)) {
-        float max = _mm512_reduce_max_ps(top);
-
-        if (!(max <= LOGIT_MAX)) { /* infinite or NaN */
-            UNROLL_LOOP
-            for (int j = 0; j < n; j++) {
-                x[j] = _mm512_min_ps(_mm512_max_ps(x[j], _mm512_set1_ps(CPU_KV_MASKED)),
-                                     _mm512_set1_ps(LOGIT_MAX));
-            }
-            max = LOGIT_MAX;
-        }
-        raise_max(t, row, max);
+        raise_max(t, row, _mm512_reduce_max_ps(top));
     }
     const __m512 m = _mm512_set1_ps(t->max[row] > CPU_KV_MASKED ? t->max[row] : 0);
 
