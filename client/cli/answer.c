@@ -39,17 +39,18 @@ struct run {
     bool ended;
 };
 
-static void keep(struct answer *a, const char *text, size_t len)
+int answer_keep(struct answer *a, const char *text, size_t len)
 {
     char *more = realloc(a->text.data, a->text.len + len + 1);
 
     if (!more) {
-        return; /* the answer itself still reaches stdout */
+        return -ENOMEM;
     }
     memcpy(more + a->text.len, text, len);
     a->text.data = more;
     a->text.len += len;
     more[a->text.len] = '\0';
+    return 0;
 }
 
 static void note_logprob(struct run *r, const struct pipit_event *ev)
@@ -86,7 +87,7 @@ static void on_event(struct run *r, const struct pipit_event *ev)
     case PIPIT_EVENT_TOKEN:
     case PIPIT_EVENT_TEXT:
         a->first_ns = a->first_ns ? a->first_ns : clock_ns();
-        keep(a, ev->text, ev->text_len);
+        (void)!answer_keep(a, ev->text, ev->text_len); /* the answer itself still reaches stdout */
         note_logprob(r, ev);
         if (!r->s->json) {
             out_put(&r->out, ev->text, ev->text_len);

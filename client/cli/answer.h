@@ -58,6 +58,8 @@ struct answer {
 /* Sends q, streams its answer to stdout as the settings say, tells errors; the exit code. */
 int answer_run(struct pipit_client *c, struct pipit_request *q, const struct settings *s,
                struct answer *ret);
+/* Adds to the text that is kept; -ENOMEM, and it stays as it was. */
+int answer_keep(struct answer *a, const char *text, size_t len) WARN_UNUSED;
 void answer_clear(struct answer *a);
 
 /* ---- json.c ---- */

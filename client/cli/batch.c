@@ -32,7 +32,6 @@ struct item {
     struct answer a;
     int64_t due_ns; /* WAITING: not before */
     bool over;      /* the request's last event has come */
-    struct batch *b;
 };
 
 struct batch {
@@ -61,21 +60,6 @@ static struct item *item_of(struct batch *b, size_t index)
     return &b->window[index % WINDOW];
 }
 
-static void keep(struct answer *a, const char *text, size_t len)
-{
-    char *more = realloc(a->text.data, a->text.len + len + 1);
-
-    if (!more) {
-        a->error = (struct pipit_error){
-            .err = -ENOMEM, .code = PIPIT_E_LOCAL, .text = "no memory for the answer"};
-        return;
-    }
-    memcpy(more + a->text.len, text, len);
-    a->text.data = more;
-    a->text.len += len;
-    more[a->text.len] = '\0';
-}
-
 static void fail(struct item *it, int err, uint32_t code, const char *text)
 {
     it->a.error = (struct pipit_error){.err = err, .code = code};
@@ -92,7 +76,10 @@ static void on_event(struct pipit_request *q, const struct pipit_event *ev, void
     case PIPIT_EVENT_TOKEN:
     case PIPIT_EVENT_TEXT:
         it->a.first_ns = it->a.first_ns ? it->a.first_ns : clock_ns();
-        keep(&it->a, ev->text, ev->text_len);
+        if (answer_keep(&it->a, ev->text, ev->text_len)) {
+            it->a.error = (struct pipit_error){
+                .err = -ENOMEM, .code = PIPIT_E_LOCAL, .text = "no memory for the answer"};
+        }
         break;
     case PIPIT_EVENT_DONE:
         it->a.has_done = true;
@@ -165,7 +152,6 @@ static void add_line(struct batch *b, const char *text, size_t len)
     json_error_t e;
 
     memset(it, 0, sizeof(*it));
-    it->b = b;
     it->index = b->next++;
     it->state = WAITING;
     if (len > b->max_line) {

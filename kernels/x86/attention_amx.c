@@ -215,8 +215,8 @@ static __attribute__((noinline)) void raise_max(const struct cpu_tile_att *t, in
     }
 }
 
-/* Row `row`'s logits of n vectors of slots, in place: scaled, within +-LOGIT_MAX, masked where `pos`
- * says so. Returns their maximum lane by lane. */
+/* Row `row`'s logits of n vectors of slots, in place: scaled, within +-LOGIT_MAX, masked where
+ * `pos` says so. Returns their maximum lane by lane. */
 UNROLL_INLINE __m512 soft_logits(const struct cpu_tile_att *t, int32_t row, int n, __m512 *x)
 {
     const float *s = t->s + (size_t)row * TILE_KEYS;

@@ -116,7 +116,6 @@ static struct engine *create(const struct setting *s, const char *model, const c
 
 /* The engine's own structs (the cpu backend's table of kernels has 1 KiB), and what the heap's
  * rounding adds. */
-/* The engine's own structs, and what the heap's rounding adds. */
 enum { HEAP_SLACK = 13 << 10 };
 
 /* Returns how many bytes more lie on the heap than planned; 0 where not all is heap. */
