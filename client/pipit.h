@@ -21,8 +21,8 @@
  *     pipit_client_destroy(client);
  *
  * Returns: 0 or a count, or a negative errno; `reterr` (may be NULL) is written only on failure.
- * Handles are opaque. Structs that the library hands out by pointer may grow at their end in a later
- * version; structs that a caller allocates keep their size.
+ * Handles are opaque. Structs that the library hands out by pointer may grow at their end in a
+ * later version; structs that a caller allocates keep their size.
  *
  * Threads: no thread, no signal handler, no global state. A client and everything made from it is
  * used by one thread at a time; different clients are independent. SIGPIPE is never raised.
@@ -37,6 +37,7 @@
  * time set by pipit_client_set_reconnect_ms()) and resumes the request where it stood: the text
  * goes on without a gap or a repetition, and a PIPIT_EVENT_RESUMED says that it happened. */
 
+/* clang-format off */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -94,7 +95,7 @@ enum pipit_state {
     PIPIT_STATE_LOADING,
     PIPIT_STATE_READY,
     PIPIT_STATE_FAILED,
-    PIPIT_STATE_STOPPING,
+    PIPIT_STATE_STOPPING, /* no new requests: it drains or stops */
 };
 
 enum pipit_reason {
@@ -229,6 +230,21 @@ PIPIT_CHECKED int pipit_client_sessions(struct pipit_client *client, char **ret,
 PIPIT_CHECKED int pipit_client_session_remove(struct pipit_client *client, const char *name,
                                               struct pipit_error *reterr);
 
+/* The model and the daemon as a whole. Returns when the daemon has begun; pipit_client_ping() tells
+ * how it goes. All but PIPIT_CONTROL_LOAD are for root and the daemon's own user (PIPIT_E_DENIED).
+ *   LOAD     the model is loaded, as for a request
+ *   UNLOAD   its memory is given back; the next request loads it again; PIPIT_E_BUSY while in use
+ *   DRAIN    no new requests; when the others have ended, or after limit_ms (0: no limit), it ends
+ *   RELOAD   the same, but then configuration and model are read again: a new model_epoch */
+enum pipit_control {
+    PIPIT_CONTROL_LOAD = 1,
+    PIPIT_CONTROL_UNLOAD,
+    PIPIT_CONTROL_DRAIN,
+    PIPIT_CONTROL_RELOAD,
+};
+PIPIT_CHECKED int pipit_client_control(struct pipit_client *client, enum pipit_control what,
+                                       uint32_t limit_ms, struct pipit_error *reterr);
+
 /* The caller frees *ret with free(). These two wait for the model, so without a limit unless
  * timeout_ms is given (0: none). */
 PIPIT_CHECKED int pipit_client_tokenize(struct pipit_client *client, const char *text, size_t len,
@@ -320,7 +336,7 @@ PIPIT_API const uint8_t *pipit_request_id(const struct pipit_request *request);
 
 enum pipit_event_type {
     PIPIT_EVENT_ACCEPTED = 1, /* n_ahead */
-    PIPIT_EVENT_PROGRESS,     /* n_done, n_total prompt tokens read */
+    PIPIT_EVENT_PROGRESS,     /* n_done, n_total prompt tokens read; or loading */
     PIPIT_EVENT_TOKEN,        /* index, token, logprob, text, alts */
     PIPIT_EVENT_TEXT,         /* more text of the token before */
     PIPIT_EVENT_BULK,         /* bulk */
@@ -392,6 +408,7 @@ struct pipit_event {
     const struct pipit_bulk *bulk;
     const struct pipit_done *done;
     const struct pipit_error *error;
+    uint32_t loading; /* PROGRESS: 1: n_done of n_total are parts of the model, being loaded */
 };
 
 /* Events go to the callback if there is one (inside pipit_client_dispatch(); it may cancel or destroy

@@ -82,7 +82,13 @@ static void on_event(struct run *r, const struct pipit_event *ev)
         }
         break;
     case PIPIT_EVENT_PROGRESS:
-        progress_show(&r->progress, "reading the prompt: %u of %u tokens", ev->n_done, ev->n_total);
+        if (ev->loading) {
+            progress_show(&r->progress, "the model is being loaded: %u %%",
+                          ev->n_total ? ev->n_done * 100 / ev->n_total : 0);
+        } else {
+            progress_show(&r->progress, "reading the prompt: %u of %u tokens", ev->n_done,
+                          ev->n_total);
+        }
         break;
     case PIPIT_EVENT_TOKEN:
     case PIPIT_EVENT_TEXT:

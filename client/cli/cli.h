@@ -2,9 +2,11 @@
 #ifndef PIPIT_CLIENT_CLI_CLI_H
 #define PIPIT_CLIENT_CLI_CLI_H
 
-/* What the files of the pipit command share: exit codes, settings, the table of commands, and the way
- * errors are told. stdout carries answers only; everything here that speaks speaks on stderr. */
+/* What the files of the pipit command share: exit codes, settings, the table of commands, and the
+ * way errors are told. stdout carries answers only; everything here that speaks speaks on stderr.
+ */
 
+/* clang-format off */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -42,6 +44,8 @@ enum command_bit {
     CMD_METRICS = 1 << 9,
     CMD_BATCH = 1 << 10,
     CMD_SESSION = 1 << 11,
+    CMD_DRAIN = 1 << 12,
+    CMD_UNLOAD = 1 << 13,
     CMD_FROM_FILE = 1 << 30, /* the sources that are no command line */
     CMD_FROM_ENVIRON = 1 << 29,
 };
@@ -68,11 +72,14 @@ struct settings {
     double presence_penalty;
     double frequency_penalty;
     double timeout; /* seconds, 0: none */
+    double limit;   /* the same, of a drain */
     bool raw;
     bool json;
     bool stats;
     bool count;
     bool total;
+    bool load;
+    bool reload;
     bool help;
 };
 
@@ -152,6 +159,8 @@ int wait_run(struct settings *s, const struct option_list *words);
 int metrics_run(struct settings *s, const struct option_list *words);
 int session_run(struct settings *s, const struct option_list *words);
 int batch_run(struct settings *s, const struct option_list *words);
+int drain_run(struct settings *s, const struct option_list *words);
+int unload_run(struct settings *s, const struct option_list *words);
 int score_run(struct settings *s, const struct option_list *words);
 
 #endif

@@ -91,6 +91,11 @@ void json_event(struct out *o, const struct pipit_request *q, const struct pipit
                           "id", id, "ahead", (json_int_t)ev->n_ahead));
         break;
     case PIPIT_EVENT_PROGRESS:
+        if (ev->loading) {
+            line(o, json_pack("{s:s, s:f}", "type", "loading", "progress",
+                              ev->n_total ? (double)ev->n_done / ev->n_total : 0));
+            break;
+        }
         line(o, json_pack("{s:s, s:I, s:I}", "type", "progress", "done", (json_int_t)ev->n_done,
                           "total", (json_int_t)ev->n_total));
         break;

@@ -106,8 +106,30 @@ const struct command commands[] = {
      "\n" CODES, cancel_run},
     {"wait", CMD_WAIT, "wait until the model is ready", "pipit wait [OPTION]...",
      "Returns when a daemon answers and its model can be used: 0 at once if it can\n"
-     "already, 6 if the model cannot be loaded, 7 when --timeout is over.\n"
+     "already, 6 if the model cannot be loaded, 7 when --timeout is over. A model that\n"
+     "was unloaded counts as ready, since the next request loads it; with --load it is\n"
+     "loaded now.\n"
      "\n" CODES, wait_run},
+    {"drain", CMD_DRAIN, "let requests end, then the daemon", "pipit drain [OPTION]...",
+     "The daemon takes no new requests (they are told to come back later), lets those\n"
+     "that run or wait come to their end, and ends. Under systemd the next connection\n"
+     "starts it again; 'systemctl stop' on its socket keeps it down.\n"
+     "\n"
+     "With --reload it stays and, once nothing runs, reads its configuration and loads\n"
+     "its model again: that is how a model is changed without breaking an answer.\n"
+     "Settings of the daemon's own memory (lanes, journal) still wait for a restart.\n"
+     "\n"
+     "Returns when that has happened: 0; 6 if the new model cannot be loaded. For root\n"
+     "and for the user that the daemon runs as; others exit 4.\n"
+     "\n"
+     "  install -m 644 new.gguf /var/lib/pipit/model.gguf && sudo pipit drain --reload\n"
+     "\n" CODES, drain_run},
+    {"unload", CMD_UNLOAD, "give the model's memory back", "pipit unload [OPTION]...",
+     "Ends the process that holds the model. The daemon and its sockets stay; the next\n"
+     "request loads the model again and waits for it. Saved sessions stay, the prefix\n"
+     "cache is lost. Exit 4 while requests run or wait. For root and for the user that\n"
+     "the daemon runs as. idle-unload in the daemon's configuration does this by itself.\n"
+     "\n" CODES, unload_run},
     {"doctor", CMD_DOCTOR, "look for what is wrong", "pipit doctor [OPTION]...",
      "Looks at everything between here and an answer: the places where the daemon\n"
      "may be, socket and permissions, hello, model, memory, the CPU and this user's\n"

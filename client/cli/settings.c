@@ -18,7 +18,7 @@
 #define ANSWERS (CMD_ASK | CMD_CHAT | CMD_BATCH | BOTH)
 #define ALL                                                                                        \
     (CMD_ASK | CMD_CHAT | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_STATUS | CMD_CANCEL | CMD_DOCTOR |   \
-     CMD_WAIT | CMD_SCORE | CMD_METRICS | CMD_BATCH | CMD_SESSION)
+     CMD_WAIT | CMD_SCORE | CMD_METRICS | CMD_BATCH | CMD_SESSION | CMD_DRAIN | CMD_UNLOAD)
 
 /* clang-format off */
 static const struct option_row rows[] = {
@@ -69,6 +69,12 @@ static const struct option_row rows[] = {
     {"timeout", 0, OPTION_FLOAT, OFF(timeout), 0, 1e6, .fallback = "0", .metavar = "S",
      .commands = ANSWERS | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_WAIT | CMD_SCORE,
      .help = "give up after this many seconds (exit 7); 0: never"},
+    {"load", 0, OPTION_FLAG, OFF(load), .flags = OPTION_ARGV_ONLY, .commands = CMD_WAIT,
+     .help = "if the model is not in memory, load it, and wait for that, too"},
+    {"reload", 0, OPTION_FLAG, OFF(reload), .flags = OPTION_ARGV_ONLY, .commands = CMD_DRAIN,
+     .help = "do not end the daemon: let it read its configuration and load its model again"},
+    {"limit", 0, OPTION_FLOAT, OFF(limit), 0, 4e6, .fallback = "30", .metavar = "S", .commands = CMD_DRAIN | BOTH,
+     .help = "what still runs or waits after this many seconds ends with reason shutdown; 0: no limit"},
     {"runtime-dir", 0, OPTION_STRING, OFF(runtime_dir), .metavar = "DIR", .commands = ALL | CMD_FROM_FILE,
      .help = "folder of the daemon's sockets; without it $PIPIT_RUNTIME_DIR, or else /run/user/UID/pipit/INSTANCE, "
              "/run/pipit/INSTANCE, /tmp/pipit-UID/INSTANCE"},

@@ -179,8 +179,16 @@ static int look(const struct settings *s, struct pipit_client *c, struct pipit_e
         return -1;
     }
     switch (info->state) {
-    case PIPIT_STATE_READY:
     case PIPIT_STATE_UNLOADED: /* loads at the first use */
+        if (s->load) {
+            e->code = 0;
+            return pipit_client_control(c, PIPIT_CONTROL_LOAD, 0, e) < 0 && e->code != 0 &&
+                           e->code != PIPIT_E_SHUTDOWN
+                       ? report(e)
+                       : -1;
+        }
+        return EXIT_OK;
+    case PIPIT_STATE_READY:
         return EXIT_OK;
     case PIPIT_STATE_FAILED:
         say("the model cannot be loaded; the daemon's log says why");

@@ -248,6 +248,17 @@ int pipit_client_cancel(struct pipit_client *c, const uint8_t id[16], struct pip
     return dispatch_call(c, &ask, &ping, LANE_PONG, reterr);
 }
 
+int pipit_client_control(struct pipit_client *c, enum pipit_control what, uint32_t limit_ms,
+                         struct pipit_error *reterr)
+{
+    struct lane_record ask;
+
+    lane_record_init(&ask, LANE_CONTROL, NULL);
+    ask.control.op = what;
+    ask.control.limit_ms = limit_ms;
+    return dispatch_call(c, &ask, NULL, LANE_PONG, reterr);
+}
+
 /* The daemon writes text into a lease and says how long it is. `ask`: but for the lease. */
 static int fetch_text(struct pipit_client *c, struct lane_record *ask, size_t bytes, char **ret,
                       size_t *ret_len, struct pipit_error *reterr)

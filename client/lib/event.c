@@ -275,6 +275,7 @@ static void event_one(struct pipit_request *q, const struct lane_record *r)
         if (n) {
             n->event.n_done = r->progress.n_done;
             n->event.n_total = r->progress.n_total;
+            n->event.loading = r->progress.phase == LANE_PHASE_LOADING;
         }
         break;
     case LANE_ALT:

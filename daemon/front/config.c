@@ -21,14 +21,20 @@ enum { SERVE = 1, PLAN = 2 };
  * (2.1, 1.1 and 2 MiB), and the gateway with libzmq's buffers at rest. */
 enum { RINGS_BYTES = 5376 << 10, GATEWAY_BYTES = 4 << 20 };
 
-/* Settings that a running daemon takes over when it is told to read its configuration again. The
- * others size memory or belong to the engine: they wait for a restart. */
-static const char *const live[] = {"max-queue",     "stall-timeout", "engine-timeout",
-                                   "session-bytes", "verbose",       NULL};
+/* Settings that a running daemon takes over when it is told to read its configuration again; then
+ * those that count when it also loads the model again. The others size memory of the front's: they
+ * wait for a restart. */
+static const char *const live[] = {"max-queue",    "stall-timeout", "engine-timeout", "idle-unload",
+                                   "stop-timeout", "session-bytes", "verbose",        NULL};
+static const char *const of_engine[] = {"model",   "overlay",      "ctx",       "sequences",
+                                        "kv",      "batch-tokens", "memory",    "backend",
+                                        "threads", "prefix-cache", "cache-dir", NULL};
 
 static const char *const backends[] = {"auto", "ref", "cpu", "cuda", NULL};
 
 static const char *const no_yes[] = {"no", "yes", NULL};
+
+static const char *const load_when[] = {"start", "request", NULL}; /* enum config_load_when */
 
 #define AT(field) offsetof(struct config, field)
 
@@ -71,6 +77,13 @@ static const struct option_row rows[] = {
      .fallback = "10", .help = "a client that reads nothing for so long is cancelled"},
     {"engine-timeout", 0, OPTION_FLOAT, AT(engine_timeout), 1, 3600, .metavar = "SECONDS",
      .fallback = "10", .help = "an engine without progress for so long is started again"},
+    {"load", 0, OPTION_ENUM, AT(load), .words = load_when, .fallback = "start",
+     .help = "when the model is loaded first: as the daemon starts, or for the first request"},
+    {"idle-unload", 0, OPTION_FLOAT, AT(idle_unload), 0, 1e7, .metavar = "SECONDS", .fallback = "0",
+     .help = "without requests for so long the model's memory is given back, the next one loads it "
+             "again; 0: never"},
+    {"stop-timeout", 0, OPTION_FLOAT, AT(stop_timeout), 0, 3600, .metavar = "SECONDS",
+     .fallback = "0", .help = "at SIGTERM requests may go on for so long; 0: they end at once"},
     {"prefix-cache", 0, OPTION_ENUM, AT(prefix_cache), .words = no_yes, .fallback = "yes",
      .help = "keep the cache pages of prompts while nobody needs them, for texts of the same user "
              "that begin alike"},
@@ -230,9 +243,9 @@ static bool same_value(const struct option_row *row, const struct config *a, con
     }
 }
 
-static bool is_live(const struct option_row *row)
+static bool is_among(const char *const *names, const struct option_row *row)
 {
-    for (const char *const *name = live; *name; name++) {
+    for (const char *const *name = names; *name; name++) {
         if (strcmp(*name, row->name) == 0) {
             return true;
         }
@@ -240,7 +253,21 @@ static bool is_live(const struct option_row *row)
     return false;
 }
 
-void config_apply(struct config *c, const struct config *from, char *ret_waiting, size_t size)
+/* Each of the two still owns what it holds. */
+static void swap_value(const struct option_row *row, struct config *a, struct config *b)
+{
+    char *va = (char *)a + row->offset;
+    char *vb = (char *)b + row->offset;
+    char t[sizeof(struct option_list)];
+    size_t n = value_size(row->type);
+
+    memcpy(t, va, n);
+    memcpy(va, vb, n);
+    memcpy(vb, t, n);
+}
+
+void config_apply(struct config *c, struct config *from, bool engine, char *ret_waiting,
+                  size_t size)
 {
     size_t n = 0;
 
@@ -251,9 +278,8 @@ void config_apply(struct config *c, const struct config *from, char *ret_waiting
         if (same_value(row, c, from)) {
             continue;
         }
-        if (is_live(row)) { /* numbers and flags: nothing to own */
-            memcpy((char *)c + row->offset, (const char *)from + row->offset,
-                   value_size(row->type));
+        if (is_among(live, row) || (engine && is_among(of_engine, row))) {
+            swap_value(row, c, from);
         } else if (n < size) {
             int len = snprintf(ret_waiting + n, size - n, "%s%s", n ? ", " : "", row->name);
 

@@ -11,6 +11,8 @@
 #include "base/error.h"
 #include "base/options.h"
 
+enum config_load_when { CONFIG_LOAD_START, CONFIG_LOAD_REQUEST };
+
 struct config {
     char *model;
     struct option_list overlays;
@@ -31,6 +33,9 @@ struct config {
     int gateway; /* 0 no, 1 yes */
     double stall_timeout;
     double engine_timeout;
+    int load;           /* enum config_load_when */
+    double idle_unload; /* s; 0: never */
+    double stop_timeout;
     int prefix_cache; /* 0 no, 1 yes */
     char *state_dir;
     uint64_t session_bytes;
@@ -47,11 +52,11 @@ struct config {
     char *const *env;
 
     /* Derived by config_load(). */
-    bool plan;             /* `pipitd plan` */
-    uint64_t c2e_bytes;    /* of a lane whose hello asks for nothing */
+    bool plan;          /* `pipitd plan` */
+    uint64_t c2e_bytes; /* of a lane whose hello asks for nothing */
     uint64_t e2c_bytes;
     uint32_t max_request_bytes;
-    uint64_t extra_bytes;  /* the front's part of the plan */
+    uint64_t extra_bytes; /* the front's part of the plan */
 };
 
 /* From argv, the environment and --config. 0, or -EINVAL (exit code 2) with what to say. */
@@ -62,9 +67,11 @@ void config_clear(struct config *c);
 /* The same sources once more: the file may say something else now. */
 int config_reload(const struct config *c, struct config *ret, struct error *reterr) WARN_UNUSED;
 
-/* Takes over into `c` what may change while it runs (the rows marked LIVE in config.c). What differs
- * besides and waits for a restart is named in ret_waiting, "model, ctx", or "". */
-void config_apply(struct config *c, const struct config *from, char *ret_waiting, size_t size);
+/* Swaps with `from` what may change while it runs (the list `live` in config.c), and, with
+ * `engine`, what another engine process would be told. What differs besides and waits for a restart
+ * is named in ret_waiting, "lanes, gateway", or "". */
+void config_apply(struct config *c, struct config *from, bool engine, char *ret_waiting,
+                  size_t size);
 
 /* --help of `pipitd` or `pipitd plan`; to be freed. */
 char *config_help(bool plan);

@@ -297,6 +297,20 @@ void dispatch_event(struct front *f, struct lane_record *rec)
     lane_pump(r);
 }
 
+void dispatch_loading(struct front *f, uint32_t progress)
+{
+    struct lane_record rec;
+
+    for (struct request *r = f->queue.first; r; r = r->queue_next) {
+        if (r->flags & LANE_F_PROGRESS) {
+            lane_record_init(&rec, LANE_PROGRESS, NULL);
+            rec.progress = (struct lane_progress){
+                .n_done = progress, .n_total = 1000, .phase = LANE_PHASE_LOADING};
+            lane_send_progress(r, &rec);
+        }
+    }
+}
+
 static void lost_one(struct front *f, struct request *r)
 {
     journal_rewind(&f->journal, &r->log);

@@ -35,6 +35,9 @@ void dispatch_credit(struct front *f, struct request *r, uint64_t n_rows);
 /* A request ends: if it runs, it no longer counts as running. */
 void dispatch_forget(struct front *f, struct request *r);
 
+/* The model is being loaded: those who wait and want to know are told, in thousandths. */
+void dispatch_loading(struct front *f, uint32_t progress);
+
 /* The engine died: everything that ran is queued again or ends. */
 void dispatch_lost(struct front *f);
 

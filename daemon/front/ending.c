@@ -165,6 +165,16 @@ void ending_all(struct front *f, bool force)
     }
 }
 
+void ending_stop_all(struct front *f)
+{
+    struct request *next;
+
+    for (struct request *r = f->requests.oldest; r; r = next) {
+        next = r->age_next;
+        ending_cancel(f, r, LANE_REASON_SHUTDOWN);
+    }
+}
+
 void ending_forget_all(struct front *f)
 {
     while (f->requests.oldest) {

@@ -33,6 +33,9 @@ bool ending_make_room(struct front *f);
 /* Everybody: those that wait end with reason shutdown; with `force` those that run, too. */
 void ending_all(struct front *f, bool force);
 
+/* Everybody ends soon with reason shutdown, as if cancelled. */
+void ending_stop_all(struct front *f);
+
 /* At exit: frees the table. */
 void ending_forget_all(struct front *f);
 

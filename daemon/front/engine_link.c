@@ -29,6 +29,7 @@
 #define RETRY_FIRST_NS 100000000
 #define RETRY_MOST_NS 30000000000
 #define STEADY_NS 60000000000 /* ready for so long: the next death is a first one again */
+#define LEAVE_NS 2000000000   /* an engine that was told to end, and does not, is killed */
 enum { READ_BURST = 128, SOCKET_BYTES = 1 << 20, FIRST_START_TRIES = 3 };
 
 struct engine_link {
@@ -42,19 +43,24 @@ struct engine_link {
     struct lane_e_state info;
     char cause[sizeof(((struct lane_error *)0)->text)];
     uint64_t epoch;
-    uint32_t n_starts;
+    uint32_t n_restarts;
+    uint32_t n_unloads;
     uint32_t n_failures; /* in a row */
     int64_t started_ns;
     int64_t heard_ns;
     int64_t ready_ns;
+    int64_t load_ns;
     int64_t busy_ns; /* since when; 0: idle */
     bool draining;
+    bool leaving; /* told to end: what it still says about itself does not count */
+    bool again;   /* ... and to be started anew */
     struct loop_timer retry;
     struct loop_timer pulse;
 };
 
 static void on_socket(void *arg, uint32_t events);
 static void engine_down(struct engine_link *e, int status);
+static void push(struct engine_link *e, const struct lane_record *r, int fd0, int fd1);
 
 static void close_socket(struct engine_link *e)
 {
@@ -86,6 +92,10 @@ static void on_pulse(void *arg)
     int64_t base = e->heard_ns;
 
     if (e->pid == 0) {
+        return;
+    }
+    if (e->leaving) {
+        kill_engine(e, "it was told to end and does not");
         return;
     }
     if (e->state == LANE_READY) {
@@ -155,7 +165,6 @@ static int start(struct engine_link *e, struct error *reterr)
     e->state = LANE_LOADING;
     e->info = (struct lane_e_state){.state = LANE_LOADING};
     e->cause[0] = '\0';
-    e->n_starts++;
     e->started_ns = clock_ns();
     e->heard_ns = e->started_ns;
     f->status_changed = true;
@@ -174,7 +183,57 @@ static void on_retry(void *arg)
     }
 }
 
-int engine_link_create(struct front *f, struct engine_link **ret, struct error *reterr)
+/* No process, on purpose. Whoever asked meanwhile waits in the queue. */
+static void unloaded(struct engine_link *e)
+{
+    bool again = e->again || e->front->queue.n > 0;
+
+    e->leaving = false;
+    e->again = false;
+    e->cause[0] = '\0';
+    e->n_failures = 0;
+    if (again && !e->draining) {
+        on_retry(e);
+    }
+}
+
+void engine_link_load(struct engine_link *e)
+{
+    if (e->draining) {
+        return;
+    }
+    if (e->pid > 0) {
+        e->again |= e->leaving;
+    } else if (e->retry.index == 0) {
+        on_retry(e);
+    }
+}
+
+void engine_link_unload(struct engine_link *e, bool again)
+{
+    struct lane_record r;
+
+    loop_timer_off(&e->front->loop, &e->retry);
+    e->again |= again;
+    e->front->status_changed = true;
+    e->state = LANE_UNLOADED;
+    e->info.state = LANE_UNLOADED;
+    e->info.progress = 0;
+    e->info.kv_bytes_used = 0;
+    e->info.kv_bytes_total = 0;
+    e->info.plan_bytes = 0;
+    e->busy_ns = 0;
+    if (e->pid == 0) {
+        unloaded(e);
+    } else if (!e->leaving) {
+        e->leaving = true;
+        lane_record_init(&r, LANE_E_DRAIN, NULL);
+        push(e, &r, -1, -1);
+        loop_timer_at(&e->front->loop, &e->pulse, clock_ns() + LEAVE_NS, on_pulse, e);
+    }
+}
+
+int engine_link_create(struct front *f, bool load, struct engine_link **ret, struct error *reterr)
 {
     struct engine_link *e = calloc(1, sizeof(*e));
     int rc;
@@ -187,7 +246,7 @@ int engine_link_create(struct front *f, struct engine_link **ret, struct error *
     e->out = outgoing_create();
     rc = e->out ? child_find("pipit-engine", "worker", e->path, sizeof(e->path), reterr)
                 : error_set(reterr, -ENOMEM, "no memory for the engine's records");
-    rc = rc ? rc : start(e, reterr);
+    rc = rc || !load ? rc : start(e, reterr);
     if (rc) {
         engine_link_destroy(e);
         return rc;
@@ -278,18 +337,24 @@ static void on_state(struct engine_link *e, const struct lane_e_state *s)
     struct front *f = e->front;
     bool became_ready = s->state == LANE_READY && e->state != LANE_READY;
 
+    if (e->leaving) {
+        return;
+    }
     e->info = *s;
     e->state = s->state;
     f->status_changed = true;
     if (became_ready) {
         e->epoch++;
         e->ready_ns = clock_ns();
+        e->load_ns = e->ready_ns - e->started_ns;
         e->busy_ns = 0;
         log_info("model %s is ready on %s: %d positions, %d sequences, plan of %.1f MiB, loaded in "
                  "%.2f s",
                  s->model, s->backend, s->ctx, s->n_seqs, (double)s->plan_bytes / 0x1p20,
-                 (double)(e->ready_ns - e->started_ns) / 1e9);
+                 (double)e->load_ns / 1e9);
         f->dispatch_wanted = true;
+    } else if (s->state == LANE_LOADING) {
+        dispatch_loading(f, s->progress);
     }
     e->heard_ns = clock_ns();
 }
@@ -409,10 +474,16 @@ static void engine_down(struct engine_link *e, int status)
     child_describe(status, how, sizeof(how));
     loop_timer_off(&f->loop, &e->pulse);
     e->busy_ns = 0;
-    e->state = LANE_LOADING;
+    e->state = e->leaving ? LANE_UNLOADED : LANE_LOADING;
     lane_engine_gone(f);
     dispatch_lost(f);
     f->status_changed = true;
+    if (e->leaving) {
+        e->n_unloads++;
+        log_info("the model is unloaded");
+        unloaded(e);
+        return;
+    }
     if (e->draining) {
         return;
     }
@@ -430,10 +501,11 @@ static void engine_down(struct engine_link *e, int status)
     }
     /* The engine has said why on stderr, which it shares with us. Under systemd we stay to tell the
      * clients: ended, the next of them would only start us again. */
-    if (hopeless && e->epoch == 0 && !f->system) {
+    if (hopeless && e->epoch == 0 && !f->system && f->config->load == CONFIG_LOAD_START) {
         front_stop(f, is_refusal(status) ? WEXITSTATUS(status) : 8);
         return;
     }
+    e->n_restarts++;
     log_error("the engine ended with %s; starting it again in %.1f s", how,
               (double)pause_ns(e) / 1e9);
     loop_timer_at(&f->loop, &e->retry, clock_ns() + pause_ns(e), on_retry, e);
@@ -495,9 +567,19 @@ int64_t engine_link_ready_ns(const struct engine_link *e)
     return e->ready_ns;
 }
 
+int64_t engine_link_load_ns(const struct engine_link *e)
+{
+    return e->ready_ns > 0 ? e->load_ns : 0;
+}
+
 uint32_t engine_link_restarts(const struct engine_link *e)
 {
-    return e && e->n_starts ? e->n_starts - 1 : 0;
+    return e ? e->n_restarts : 0;
+}
+
+uint32_t engine_link_unloads(const struct engine_link *e)
+{
+    return e->n_unloads;
 }
 
 int64_t engine_link_step_age_ns(const struct engine_link *e)

@@ -8,10 +8,15 @@
  *     STARTING ─state ready─▶ READY ─exit, hang─▶ BACKOFF ─timer─▶ STARTING
  *        └─exit code 2, 4, 6: the model cannot be loaded─▶ at the first start the daemon ends with
  *          that code; later FAILED, tried again with growing pauses
+ *     any ─unload─▶ LEAVING (told to end) ─reaped─▶ UNLOADED ─load─▶ STARTING
+ *
+ * LEAVING is unloaded to everybody else: what is asked meanwhile waits, and starts the next process
+ * as soon as this one has been reaped. It is killed when it does not end.
  *
  * Health is the age of the worker's last finished operation while something runs: over
  * engine-timeout, and over four times its longest operation, it is killed and started again. */
 
+/* clang-format off */
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -23,8 +28,15 @@ struct engine_link;
 struct front;
 struct lane;
 
-int engine_link_create(struct front *f, struct engine_link **ret, struct error *reterr) WARN_UNUSED;
+/* Starts it, or leaves that to engine_link_load(). */
+int engine_link_create(struct front *f, bool load, struct engine_link **ret,
+                       struct error *reterr) WARN_UNUSED;
 void engine_link_destroy(struct engine_link *e); /* kills the child; takes NULL */
+
+/* Somebody needs the model: starts the process unless there is one, or its next start is due. */
+void engine_link_load(struct engine_link *e);
+/* Ends the process, which must have nothing to do; `again`: for another start right after. */
+void engine_link_unload(struct engine_link *e, bool again);
 
 /* Queues a record; sent in order. */
 void engine_link_send(struct engine_link *e, const struct lane_record *r);
@@ -40,8 +52,10 @@ uint32_t engine_link_state(const struct engine_link *e); /* enum lane_state */
 const struct lane_e_state *engine_link_info(const struct engine_link *e); /* the last one it sent */
 const char *engine_link_cause(const struct engine_link *e); /* why it failed; "" */
 uint64_t engine_link_epoch(const struct engine_link *e);    /* counts models that became ready */
-int64_t engine_link_ready_ns(const struct engine_link *e);  /* when the last one did */
-uint32_t engine_link_restarts(const struct engine_link *e);
+int64_t engine_link_ready_ns(const struct engine_link *e);  /* when the last one did, */
+int64_t engine_link_load_ns(const struct engine_link *e);   /* and how long it took */
+uint32_t engine_link_restarts(const struct engine_link *e); /* after deaths */
+uint32_t engine_link_unloads(const struct engine_link *e);
 int64_t engine_link_step_age_ns(const struct engine_link *e); /* 0 while idle */
 int engine_link_pid(const struct engine_link *e);
 

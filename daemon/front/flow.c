@@ -18,6 +18,7 @@
 #include "daemon/front/engine_link.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/lifecycle.h"
 #include "daemon/front/status.h"
 
 #define ORPHAN_NS 10000000000
@@ -47,6 +48,15 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
         lane_send_error(l, r->h.id, LANE_E_SHUTDOWN, 0, "the daemon is stopping");
         return true;
     }
+    if (f->drain) {
+        bool ends = f->drain == LANE_CONTROL_DRAIN;
+
+        f->counters.n_refused++;
+        lane_send_error(l, r->h.id, ends ? LANE_E_SHUTDOWN : LANE_E_BUSY, lifecycle_retry_ms(f),
+                        "the daemon drains: no new requests until it %s",
+                        ends ? "is started again" : "has loaded its model again");
+        return true;
+    }
     if (status_state(f) == LANE_FAILED) {
         lane_send_error(l, r->h.id, LANE_E_MODEL, 5000, "the model cannot be loaded: %.140s",
                         engine_link_cause(f->engine));
@@ -56,6 +66,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
         uint32_t ms = queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs);
 
         f->counters.n_refused++;
+        engine_link_load(f->engine); /* where nothing may wait, nothing else would */
         lane_send_error(l, r->h.id, LANE_E_BUSY, ms, "%u requests wait already%s", f->queue.n,
                         f->queue.n < f->queue.max ? ", most of them this user's" : "");
         return true;

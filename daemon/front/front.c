@@ -3,10 +3,11 @@
  * them down in the opposite order. Signals come as a descriptor. Between two batches of events it
  * sends waiting requests to the engine and, at most once a second, a status line to systemd.
  *
- * Stopping (SIGTERM, SIGINT; SIGHUP, the closed terminal, unless systemd started us and means a
- * reload by it): waiting requests end at once; the engine is asked to end the running ones, which
- * takes it one operation also in a long prefill; after FORCE_NS it is killed and what still runs
- * ends here. Clients may still connect meanwhile and learn that we are stopping. */
+ * Stopping (the end of a drain; SIGTERM, SIGINT; SIGHUP, the closed terminal, unless systemd
+ * started us and means a reload by it; all after stop-timeout): waiting requests end at once; the
+ * engine is asked to end the running ones, which takes it one operation also in a long prefill;
+ * after FORCE_NS it is killed and what still runs ends here. Clients may still connect meanwhile
+ * and learn that we are stopping. */
 
 #include "daemon/front/front.h"
 
@@ -28,6 +29,7 @@
 #include "daemon/front/engine_link.h"
 #include "daemon/front/gateway.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/lifecycle.h"
 #include "daemon/front/reload.h"
 #include "daemon/front/status.h"
 
@@ -89,6 +91,7 @@ static void after_batch(void *arg)
     if (f->dispatch_wanted) {
         dispatch_run(f);
     }
+    lifecycle_check(f);
     if (f->stopping && f->n_running + f->n_light + f->queue.n == 0 && all_sent(f)) {
         loop_stop(&f->loop);
     }
@@ -111,6 +114,24 @@ static void reap(struct front *f)
     }
 }
 
+/* The first may leave requests their time, the second ends them, the third ends us. */
+static void on_stop_signal(struct front *f, uint32_t signo)
+{
+    int64_t limit = (int64_t)(f->config->stop_timeout * 1e9);
+
+    if (limit > 0 && !f->stopping && f->drain != LANE_CONTROL_DRAIN) {
+        /* systemd waits TimeoutStopSec=, unless it is told of more. */
+        (void)sd_notifyf(0, "STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu\nSTATUS=Draining",
+                         (unsigned long long)((limit + FORCE_NS + LEAVE_NS) / 1000 + 1000000));
+        log_info("signal %u: draining", signo);
+        if (lifecycle_drain(f, LANE_CONTROL_DRAIN, limit, NULL) == 0) {
+            return;
+        }
+    }
+    log_info("signal %u: stopping", signo);
+    front_stop(f, 0);
+}
+
 static void on_signal(void *arg, uint32_t events)
 {
     struct front *f = arg;
@@ -125,8 +146,7 @@ static void on_signal(void *arg, uint32_t events)
                 reload_run(f);
             }
         } else {
-            log_info("signal %u: stopping", s.ssi_signo);
-            front_stop(f, 0);
+            on_stop_signal(f, s.ssi_signo);
         }
     }
 }
@@ -191,7 +211,7 @@ static int start(struct front *f, struct error *reterr)
     rc = rc ? rc : rundir_listen(&f->rundir, reterr);
     rc = rc ? rc : accept_start(f, reterr);
     rc = rc ? rc : journal_open(f->config->journal_bytes, &f->journal, reterr);
-    rc = rc ? rc : engine_link_create(f, &f->engine, reterr);
+    rc = rc ? rc : engine_link_create(f, f->config->load == CONFIG_LOAD_START, &f->engine, reterr);
     if (rc == 0 && f->config->gateway && f->rundir.gateway_fd < 0) {
         rc = gateway_create(f, &f->gateway, reterr);
     }
@@ -251,7 +271,8 @@ int front_run(struct config *c, const struct rundir *dir, bool system)
     rc = rc ? rc : start(&f, &e);
     if (rc == 0) {
         log_info("serving %s in %s", c->model, f.rundir.path);
-        (void)sd_notify(0, "READY=1\nSTATUS=Loading the model");
+        (void)sd_notify(0, "READY=1");
+        status_notify(&f);
         start_watchdog(&f);
         rc = loop_run(&f.loop, after_batch, &f);
     }

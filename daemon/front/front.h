@@ -2,8 +2,8 @@
 #ifndef PIPIT_DAEMON_FRONT_FRONT_H
 #define PIPIT_DAEMON_FRONT_FRONT_H
 
-/* What one running pipitd holds. Made by main.c, touched by its one thread only. The modules hang on
- * it; none reaches into another's struct except through these headers:
+/* What one running pipitd holds. Made by main.c, touched by its one thread only. The modules hang
+ * on it; none reaches into another's struct except through these headers:
  *
  *     lane.h         connections: hello, records in, events out, slow readers
  *     serve.h        what each record of a client means
@@ -11,6 +11,7 @@
  *     dispatch.h     what the engine does to them: run, answer, die
  *     ending.h       how they end and how long they are kept
  *     engine_link.h  the engine process: start, records, heartbeat, restart
+ *     lifecycle.h    load on demand, idle unload, drain
  *     gateway.h      the gateway process
  *     reload.h       reading the configuration again
  *     status.h       hello, status, metrics, sd_notify's STATUS= */
@@ -62,11 +63,14 @@ struct front {
     bool stopping;
     int exit_code;
     struct loop_timer stop_timer;
+    uint32_t drain; /* enum lane_control_op: DRAIN or RELOAD; 0: none */
+    struct loop_timer drain_timer;
+    struct loop_timer idle_timer;
     struct loop_timer watchdog_timer; /* systemd's */
     int64_t watchdog_ns;
-    uint32_t n_running; /* in the engine, tokenizing ones not counted */
-    uint32_t n_light;   /* tokenizing ones in the engine */
-    uint32_t n_suspects; /* of n_running and n_light, those that run alone: 0 or 1 */
+    uint32_t n_running;   /* in the engine, tokenizing ones not counted */
+    uint32_t n_light;     /* tokenizing ones in the engine */
+    uint32_t n_suspects;  /* of n_running and n_light, those that run alone: 0 or 1 */
     bool dispatch_wanted; /* before the loop sleeps again */
     bool status_changed;
     struct loop_timer status_timer; /* STATUS= at most once a second */

@@ -11,18 +11,16 @@
 #include "base/log.h"
 #include "daemon/front/front.h"
 
-void reload_run(struct front *f)
+static void read_again(struct front *f, bool engine)
 {
     struct config next;
     struct error e = {0};
     char waiting[256];
 
-    (void)sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu",
-                     (unsigned long long)(clock_ns() / 1000));
     if (config_reload(f->config, &next, &e)) {
         log_error("%s; ignoring it all, the old configuration stays in force", e.text);
     } else {
-        config_apply(f->config, &next, waiting, sizeof(waiting));
+        config_apply(f->config, &next, engine, waiting, sizeof(waiting));
         f->queue.max = (uint32_t)f->config->max_queue;
         log_init("pipitd", f->config->verbose ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO);
         if (waiting[0]) {
@@ -32,6 +30,28 @@ void reload_run(struct front *f)
         }
     }
     config_clear(&next);
-    (void)sd_notify(0, "READY=1");
+    loop_timer_off(&f->loop, &f->idle_timer); /* its length may be another */
     f->status_changed = true;
+}
+
+void reload_run(struct front *f)
+{
+    (void)sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu",
+                     (unsigned long long)(clock_ns() / 1000));
+    read_again(f, false);
+    (void)sd_notify(0, "READY=1");
+}
+
+int reload_check(const struct front *f, struct error *reterr)
+{
+    struct config next;
+    int rc = config_reload(f->config, &next, reterr);
+
+    config_clear(&next);
+    return rc;
+}
+
+void reload_engine(struct front *f)
+{
+    read_again(f, true);
 }

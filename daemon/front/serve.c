@@ -16,6 +16,7 @@
 #include "daemon/front/flow.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/lifecycle.h"
 #include "daemon/front/sessions.h"
 #include "daemon/front/status.h"
 
@@ -228,6 +229,9 @@ bool serve_record(struct lane *l, struct lane_record *r)
         return false;
     case LANE_SESSION:
         sessions_serve(l->front, l, r);
+        return false;
+    case LANE_CONTROL:
+        lifecycle_serve(l->front, l, r);
         return false;
     case LANE_CREDIT:
         flow_credit(l->front, l, r->h.id, r->credit.n_rows);

@@ -17,7 +17,7 @@
 
 uint32_t status_state(const struct front *f)
 {
-    return f->stopping ? LANE_STOPPING : engine_link_state(f->engine);
+    return f->stopping || f->drain ? LANE_STOPPING : engine_link_state(f->engine);
 }
 
 void status_hello(const struct front *f, struct lane_record *ret, uint32_t type)
@@ -70,7 +70,7 @@ void status_record(const struct front *f, struct lane_record *ret)
 }
 
 struct text {
-    char buf[4096];
+    char buf[8192];
     size_t n;
 };
 
@@ -100,6 +100,11 @@ static void write_metrics(const struct front *f, struct text *t)
     const struct front_counters *c = &f->counters;
 
     metric(t, "ready", "gauge", engine_link_ready(f->engine));
+    add(t, "# TYPE pipit_state gauge\n");
+    for (uint32_t s = LANE_UNLOADED; s <= LANE_STOPPING; s++) {
+        add(t, "pipit_state{state=\"%s\"} %d\n", lane_state_name(s), s == status_state(f));
+    }
+    metric(t, "draining", "gauge", f->drain != 0);
     metric(t, "requests_running", "gauge", f->n_running + f->n_light);
     metric(t, "requests_waiting", "gauge", f->queue.n);
     metric(t, "requests_total", "counter", (double)c->n_requests);
@@ -123,6 +128,9 @@ static void write_metrics(const struct front *f, struct text *t)
     metric(t, "plan_bytes", "gauge", (double)e->plan_bytes);
     metric(t, "lanes", "gauge", f->n_lanes);
     metric(t, "engine_restarts_total", "counter", engine_link_restarts(f->engine));
+    metric(t, "model_loads_total", "counter", (double)engine_link_epoch(f->engine));
+    metric(t, "model_unloads_total", "counter", engine_link_unloads(f->engine));
+    metric(t, "model_load_seconds", "gauge", (double)engine_link_load_ns(f->engine) / 1e9);
     metric(t, "step_age_seconds", "gauge", (double)engine_link_step_age_ns(f->engine) / 1e9);
 }
 
@@ -166,7 +174,13 @@ void status_notify(struct front *f)
     uint32_t state = status_state(f);
 
     f->status_changed = false;
-    if (state == LANE_LOADING) {
+    if (f->drain) {
+        (void)sd_notifyf(0, "STATUS=Draining: %u running, %u waiting", f->n_running + f->n_light,
+                         f->queue.n);
+    } else if (state == LANE_UNLOADED) {
+        (void)sd_notifyf(0, "STATUS=unloaded: the next request loads the model; %u clients",
+                         f->n_lanes);
+    } else if (state == LANE_LOADING) {
         (void)sd_notifyf(0, "STATUS=Loading the model, %u %%", e->progress / 10);
     } else if (state == LANE_FAILED) {
         (void)sd_notifyf(0, "STATUS=The model cannot be loaded: %s", engine_link_cause(f->engine));

@@ -94,6 +94,8 @@ static void on_progress(struct gateway *g, struct request *q, const struct lane_
     p.has_n_done = p.has_n_total = true;
     p.n_done = r->progress.n_done;
     p.n_total = r->progress.n_total;
+    p.has_loading = r->progress.phase == LANE_PHASE_LOADING;
+    p.loading = p.has_loading;
     e.progress = &p;
     if (!q->unary) {
         send_event(g, q, &e);

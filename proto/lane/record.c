@@ -46,6 +46,7 @@ static const struct row rows[] = {
     {LANE_METRICS_GET,  sizeof(struct lane_lease),   FROM_CLIENT, 0},
     {LANE_CREDIT,       sizeof(struct lane_credit),  FROM_CLIENT | WITH_ID, 0},
     {LANE_SESSION,      sizeof(struct lane_session), FROM_CLIENT, 0},
+    {LANE_CONTROL,      sizeof(struct lane_control), FROM_CLIENT, 0},
 
     {LANE_HELLO_REPLY,  sizeof(struct lane_hello_reply), FROM_FRONT, 0},
     {LANE_LEASE,        sizeof(struct lane_lease),       FROM_FRONT, 0},
@@ -148,6 +149,10 @@ static const char *check_client_body(struct lane_record *r)
             return "unknown wish about sessions";
         }
         return terminated(r->session.name, sizeof(r->session.name)) ? NULL : "name not terminated";
+    case LANE_CONTROL:
+        return r->control.op >= LANE_CONTROL_LOAD && r->control.op <= LANE_CONTROL_RELOAD
+                   ? NULL
+                   : "unknown wish about the model";
     case LANE_CANCEL:
         return r->cancel.tenant_len <= sizeof(r->cancel.tenant) ? NULL : "tenant over 64 bytes";
     case LANE_RESUME:

@@ -9,14 +9,15 @@
  * ignores what it does not know at the tail (`size` larger than its own struct) and zero-fills what
  * an older peer did not send. Offsets are pinned by static asserts and tests/data/lane_golden.hex.
  *
- * The same records travel between the front and its engine over their socketpair (types from 0x100),
- * where `id` is the front's own number of the request, so that clients' ids never meet.
+ * The same records travel between the front and its engine over their socketpair (types from
+ * 0x100), where `id` is the front's own number of the request, so that clients' ids never meet.
  *
  * Bulk data lies in two arenas that the front makes for each lane and sends with the hello reply:
  * c2e (client writes, engine reads; read-write for both) and e2c (engine writes, client maps
  * read-only). A lease names a range of an arena as {buf, generation}; the front alone knows which
  * offsets that is and tells the client in LANE_LEASE. No offset ever crosses towards the daemon. */
 
+/* clang-format off */
 #include <stdint.h>
 
 enum { LANE_RECORD_BYTES = 256, LANE_BODY_BYTES = 224, LANE_ABI_MAJOR = 1, LANE_ABI_MINOR = 0 };
@@ -36,12 +37,13 @@ enum lane_type {
     LANE_METRICS_GET = 9, /* body lease (e2c): Prometheus text is written there -> LANE_BULK, LANE_DONE */
     LANE_CREDIT = 10,    /* body credit: rows of a windowed output that the client has read */
     LANE_SESSION = 11,   /* body session: about the user's saved conversations -> LANE_BULK, LANE_DONE */
+    LANE_CONTROL = 12,   /* body control: about the model and the daemon -> LANE_PONG or LANE_ERROR */
 
     /* front to client */
     LANE_HELLO_REPLY = 0x40, /* body hello_reply; two descriptors: c2e, e2c */
     LANE_LEASE = 0x41,       /* body lease, offset filled */
     LANE_ACCEPTED = 0x42,    /* body accepted; seq 1 of a request */
-    LANE_PROGRESS = 0x43,    /* body progress: prompt tokens read (not counted in seq: seq 0) */
+    LANE_PROGRESS = 0x43,    /* body progress: what goes before the first token (not counted in seq: seq 0) */
     LANE_TOKEN = 0x44,       /* body token: one token and the text it completed */
     LANE_TEXT = 0x45,        /* body token with token -1: more text of the token before */
     LANE_ALT = 0x46,         /* body alt: one alternative of the token that follows */
@@ -73,6 +75,7 @@ enum lane_flag {
                                   with, or begins, and which is saved at its end */
 };
 
+/* STOPPING: no new requests are taken; those that were may go on (a drain). */
 enum lane_state { LANE_UNLOADED, LANE_LOADING, LANE_READY, LANE_FAILED, LANE_STOPPING };
 
 enum lane_kind {
@@ -214,9 +217,12 @@ struct lane_accepted {
     uint32_t n_ahead; /* requests before this one in the queue */
 };
 
+enum lane_phase { LANE_PHASE_PROMPT, LANE_PHASE_LOADING };
+
 struct lane_progress {
-    uint32_t n_done;
+    uint32_t n_done;  /* tokens of the prompt, or thousandths of the model */
     uint32_t n_total;
+    uint32_t phase;   /* enum lane_phase */
 };
 
 struct lane_token {
@@ -285,6 +291,20 @@ struct lane_session {
     uint32_t generation;
     uint32_t pad;
     char name[LANE_SESSION_NAME + 8]; /* NUL-padded; as lane_session_name_ok() */
+};
+
+enum lane_control_op {
+    LANE_CONTROL_LOAD = 1, /* begins to load the model; anybody's wish, as a request is */
+    LANE_CONTROL_UNLOAD,   /* gives the model's memory back; BUSY while there are requests. This one and
+                              those below are for root and the daemon's own user, else DENIED */
+    LANE_CONTROL_DRAIN,    /* no new requests; when the others have ended, or at the limit, the daemon ends */
+    LANE_CONTROL_RELOAD,   /* the same, but then the configuration is read and the model loaded again: a new
+                              model epoch. INVALID when the configuration cannot be used */
+};
+
+struct lane_control {
+    uint32_t op;       /* enum lane_control_op */
+    uint32_t limit_ms; /* of a drain: what then still runs ends with reason shutdown; 0: none */
 };
 
 struct lane_error {
@@ -392,6 +412,7 @@ struct lane_record {
         struct lane_cancel cancel;
         struct lane_credit credit;
         struct lane_session session;
+        struct lane_control control;
         struct lane_accepted accepted;
         struct lane_progress progress;
         struct lane_token token;

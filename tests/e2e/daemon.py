@@ -36,9 +36,9 @@ class Daemon:
         self.log = open(self.log_path, "ab")
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PIPIT_")}
         self.began = time.monotonic()
+        made = ["--model", model, "--backend", backend, "--threads", "1"] if model else []  # None: the arguments say it
         self.process = subprocess.Popen(
-            [PIPITD, "--model", model, "--backend", backend, "--gateway", gateway, "--runtime-dir", self.folder,
-             "--threads", "1", *args], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+            [PIPITD, *made, "--gateway", gateway, "--runtime-dir", self.folder, *args], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
             env={**clean, **(env or {})})
         if wait:
             self.lane().close()

@@ -10,13 +10,14 @@ import struct
 import time
 
 HEADER = struct.Struct("<HHI16sQ")
-HELLO, LEASE_GET, LEASE_PUT, REQUEST, CANCEL, RESUME, PING, STATUS_GET, METRICS_GET, CREDIT = range(1, 11)
+HELLO, LEASE_GET, LEASE_PUT, REQUEST, CANCEL, RESUME, PING, STATUS_GET, METRICS_GET, CREDIT, SESSION, CONTROL = range(1, 13)
 (HELLO_REPLY, LEASE, ACCEPTED, PROGRESS, TOKEN, TEXT, ALT, BULK, DONE, ERROR, PONG, STATUS) = range(0x40, 0x4c)
 F_DETACH, F_PRINCIPAL, F_PROGRESS, F_REPLAYED, F_SESSION = 1, 2, 4, 8, 16
 GENERATE, CHAT, TOKENIZE, DETOKENIZE, SCORE, EMBED = range(1, 7)
 T_PROMPT, T_TOKENS, T_SYSTEM, T_ROLE, T_CONTENT, T_POLICY, T_STOP, T_SAMPLING, T_SCHEMA, T_SESSION = range(1, 11)
 S_SEED, S_IGNORE_END, S_GREEDY, S_LOGITS = 1, 2, 4, 8
 C2E, E2C = 0, 1
+LOAD, UNLOAD, DRAIN, RELOAD = range(1, 5)
 STATES = ["unloaded", "loading", "ready", "failed", "stopping"]
 REASONS = [None, "stop", "length", "context", "cancelled", "timeout", "slow_consumer", "shutdown", "error"]
 ERRORS = [None, "INVALID", "PROTOCOL", "ABI", "DENIED", "BUSY", "CONTEXT_OVERFLOW", "NO_MEMORY", "UNSUPPORTED",
@@ -29,7 +30,7 @@ BODIES = {  # type: (format, field names); `text` and names are bytes
                   "request_generation model"),
     LEASE: ("<IIIIQQ", "arena buf generation pad offset length"),
     ACCEPTED: ("<QQI", "front_epoch model_epoch n_ahead"),
-    PROGRESS: ("<II", "n_done n_total"),
+    PROGRESS: ("<III", "n_done n_total phase"),
     TOKEN: ("<iifHH200s", "index token logprob text_len n_alts text"),
     ALT: ("<iifHH128s", "index token logprob rank text_len text"),
     BULK: ("<IIIIQIIQQ", "kind buf generation window row0 n_rows n_cols n_bytes offset"),
@@ -147,6 +148,11 @@ class Lane:
             timeout_ms, out.buf if out else 0, out.generation if out else 0, tokens[0].buf if tokens else 0,
             tokens[0].generation if tokens else 0, tokens[1] if tokens else 0, uid, len(tenant), tenant), rid, flags)
         return rid
+
+    def control(self, op, limit_ms=0):
+        """LOAD, UNLOAD, DRAIN, RELOAD; the pong or error."""
+        self.send(CONTROL, struct.pack("<II", op, limit_ms))
+        return self.recv()
 
     def resume(self, rid, next_seq=1):
         self.send(RESUME, struct.pack("<QII64s", next_seq, 0, 0, b""), rid)

@@ -48,7 +48,7 @@ static struct lane_record filled(const char *name)
     } else if (!strcmp(name, "accepted")) {
         F(accepted.front_epoch), F(accepted.model_epoch), F(accepted.n_ahead);
     } else if (!strcmp(name, "progress")) {
-        F(progress.n_done), F(progress.n_total);
+        F(progress.n_done), F(progress.n_total), F(progress.phase);
     } else if (!strcmp(name, "token")) {
         F(token.index), F(token.token), F(token.logprob), F(token.text_len), F(token.n_alts);
         F(token.text);
@@ -65,6 +65,8 @@ static struct lane_record filled(const char *name)
         F(done.session_bytes), F(done.session_cause);
     } else if (!strcmp(name, "session")) {
         F(session.op), F(session.buf), F(session.generation), F(session.pad), F(session.name);
+    } else if (!strcmp(name, "control")) {
+        F(control.op), F(control.limit_ms);
     } else if (!strcmp(name, "error")) {
         F(error.code), F(error.err), F(error.retry_after_ms), F(error.pad), F(error.count_a);
         F(error.count_b), F(error.text);
@@ -128,7 +130,7 @@ Test(lane_record, offsets_are_the_golden_ones)
         n++;
     }
     (void)fclose(f);
-    cr_assert_eq(n, 20);
+    cr_assert_eq(n, 21);
 }
 
 static const uint8_t some_id[16] = {7};
