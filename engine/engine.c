@@ -530,9 +530,12 @@ int engine_save_bytes(const struct engine *e, uint64_t handle, uint64_t *ret, st
     return sched_save_bytes(e->sched, handle, ret, reterr);
 }
 
-int engine_save_to(struct engine *e, uint64_t handle, void *buf, struct error *reterr)
+int engine_save_to(struct engine *e, uint64_t handle,
+                   int (*write)(void *arg, const void *data, size_t n), void *arg,
+                   struct error *reterr)
 {
-    return sched_save_to(e->sched, handle, buf, reterr);
+    return sched_save_to(e->sched, handle, &(struct snapshot_sink){.write = write, .arg = arg},
+                         reterr);
 }
 
 int engine_step(struct engine *e, engine_emit *emit, void *arg)

@@ -2,6 +2,8 @@
 #ifndef PIPIT_ENGINE_ENGINE_H
 #define PIPIT_ENGINE_ENGINE_H
 
+/* clang-format off */
+
 /* The engine as its users see it (pipit-engine's worker, pipit-eval, pipit-bench): one model on one
  * backend, its memory plan, and a scheduler that turns submitted token sequences into events.
  *
@@ -97,12 +99,14 @@ struct engine_request {
                                the first new token is a forced one */
     struct sampler_params sampler;
     const char *kv;         /* policy text, NULL: the daemon's default */
-    /* A sequence saved by engine_save(), or NULL; copied. Its tokens must begin prompt ++ forced and be
-     * fewer; they are not read again (usage.n_cached), and the token after them, when it is a forced
-     * one, is not reported. Same model, overlays and policy. */
+    /* A sequence saved by engine_save(): in memory (copied), or what saved_read reads (all n bytes from
+     * `at` on, or a negative errno; until the request's first TOKEN or its DONE). Its tokens must begin
+     * prompt ++ forced and be fewer; they are not read again (usage.n_cached), and the token after them,
+     * when it is a forced one, is not reported. Same model, overlays and policy. */
     const void *saved;
     size_t saved_size;
-    bool saved_stays;       /* not copied: the caller keeps the block as it is until the last event */
+    int (*saved_read)(void *arg, uint64_t at, void *buf, size_t n);
+    void *saved_arg;
     /* A request that waits or runs, of the same principal, prompt and policy, whose text (what it has
      * said included) is a beginning of prompt ++ forced, or 0. The new one shares its pages instead
      * of reading the prompt again (usage.n_cached), where it can: it says the same either way.
@@ -187,9 +191,11 @@ int engine_score_credit(struct engine *e, uint64_t handle, int64_t n_rows);
 int engine_save(struct engine *e, uint64_t handle, void **ret, size_t *ret_size,
                 struct error *reterr) WARN_UNUSED;
 
-/* The same in two steps, for memory of the caller's: the block's size now, and the block. */
+/* The same to wherever `write` puts the next n bytes, engine_save_bytes() in all; a failure of it ends
+ * the save. */
 int engine_save_bytes(const struct engine *e, uint64_t handle, uint64_t *ret, struct error *reterr) WARN_UNUSED;
-int engine_save_to(struct engine *e, uint64_t handle, void *buf, struct error *reterr) WARN_UNUSED;
+int engine_save_to(struct engine *e, uint64_t handle, int (*write)(void *arg, const void *data, size_t n),
+                   void *arg, struct error *reterr) WARN_UNUSED;
 
 /* Runs one batch. Returns the number of requests that another step can do something for (queued or
  * running; one that only waits for engine_score_credit() does not count), 0 when idle, or a negative

@@ -307,14 +307,61 @@ int pipit_client_metrics(struct pipit_client *c, char **ret, size_t *ret_len,
     return fetch_text(c, &ask, METRICS_BYTES, ret, ret_len, reterr);
 }
 
+/* The last line's name. false: there is none, or it does not come behind `after`. */
+static bool last_name(const char *text, size_t len, char after[LANE_SESSION_NAME + 1])
+{
+    const char *line = len > 1 ? memrchr(text, '\n', len - 1) : NULL;
+    size_t n;
+
+    line = line ? line + 1 : text;
+    n = strcspn(line, "\t\n");
+    if (!lane_session_name_ok(line, n) || (strlen(after) == n && memcmp(after, line, n) == 0)) {
+        return false;
+    }
+    memcpy(after, line, n);
+    after[n] = '\0';
+    return true;
+}
+
+/* Page by page, until one is empty. */
 int pipit_client_sessions(struct pipit_client *c, char **ret, size_t *ret_len,
                           struct pipit_error *reterr)
 {
+    char after[LANE_SESSION_NAME + 1] = "";
     struct lane_record ask;
+    char *all = NULL;
+    size_t n = 0;
 
-    lane_record_init(&ask, LANE_SESSION, NULL);
-    ask.session.op = LANE_SESSION_LIST;
-    return fetch_text(c, &ask, SESSIONS_BYTES, ret, ret_len, reterr);
+    for (;;) {
+        char *page = NULL;
+        size_t len = 0;
+        char *more;
+        int r;
+
+        lane_record_init(&ask, LANE_SESSION, NULL);
+        ask.session.op = LANE_SESSION_LIST;
+        memcpy(ask.session.name, after, strlen(after));
+        r = fetch_text(c, &ask, SESSIONS_BYTES, &page, &len, reterr);
+        more = r == 0 ? realloc(all, n + len + 1) : NULL;
+        if (!more) {
+            free(page);
+            free(all);
+            return r ? r
+                     : pipit_fail(reterr, -ENOMEM, PIPIT_E_LOCAL,
+                                  "no memory for the daemon's text");
+        }
+        all = more;
+        memcpy(all + n, page, len + 1);
+        n += len;
+        r = last_name(page, len, after);
+        free(page);
+        if (!r) {
+            break;
+        }
+    }
+    *ret = all;
+    *ret_len = n;
+    return 0;
 }
 
 int pipit_client_session_remove(struct pipit_client *c, const char *name,

@@ -145,7 +145,11 @@ static void start(struct front *f, struct request *r)
     r->who->n_running++;
     *(is_light(r->kind) ? &f->n_light : &f->n_running) += 1;
     f->n_suspects += r->alone;
-    engine_link_send_fd(f->engine, &rec, dir);
+    if (dir >= 0) {
+        engine_link_give(f->engine, &rec, STEAL_FD(dir));
+    } else {
+        engine_link_send(f->engine, &rec);
+    }
     if (r->credit) {
         send_credit(f, r);
     }

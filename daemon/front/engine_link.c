@@ -301,9 +301,17 @@ void engine_link_send(struct engine_link *e, const struct lane_record *r)
     push(e, r, -1, -1);
 }
 
-void engine_link_send_fd(struct engine_link *e, const struct lane_record *r, int fd)
+/* The descriptor is given away, not copied: where none is left for a copy, the request would have
+ * to be ended by somebody. */
+void engine_link_give(struct engine_link *e, const struct lane_record *r, int fd)
 {
-    push(e, r, fd, -1);
+    if (e->watch.fd < 0) {
+        close_fd(&fd);
+    } else if (outgoing_give(e->out, r, fd)) {
+        kill_engine(e, "it takes no records");
+    } else {
+        flush(e);
+    }
 }
 
 static void lane_body(const struct lane *l, uint32_t type, struct lane_record *ret)

@@ -40,15 +40,15 @@ void engine_link_unload(struct engine_link *e, bool again);
 
 /* Queues a record; sent in order. */
 void engine_link_send(struct engine_link *e, const struct lane_record *r);
-/* ... with a duplicate of a descriptor, or none (-1). */
-void engine_link_send_fd(struct engine_link *e, const struct lane_record *r, int fd);
+/* ... with a descriptor, which is the link's from then on. */
+void engine_link_give(struct engine_link *e, const struct lane_record *r, int fd);
 
 /* Gives the engine a lane's arenas (once), or takes them away: then lane_quiet() follows. */
 void engine_link_lane_open(struct engine_link *e, struct lane *l);
 void engine_link_lane_close(struct engine_link *e, struct lane *l);
 
 bool engine_link_ready(const struct engine_link *e);
-uint32_t engine_link_state(const struct engine_link *e); /* enum lane_state */
+uint32_t engine_link_state(const struct engine_link *e);                  /* enum lane_state */
 const struct lane_e_state *engine_link_info(const struct engine_link *e); /* the last one it sent */
 const char *engine_link_cause(const struct engine_link *e); /* why it failed; "" */
 uint64_t engine_link_epoch(const struct engine_link *e);    /* counts models that became ready */

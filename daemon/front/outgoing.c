@@ -70,6 +70,16 @@ static bool replace_credit(struct outgoing *o, const struct lane_record *r)
     return false;
 }
 
+int outgoing_give(struct outgoing *o, const struct lane_record *r, int fd)
+{
+    if (o->n == RING) {
+        close_fd(&fd);
+        return -ENOBUFS;
+    }
+    o->ring[(o->begin + o->n++) % RING] = (struct item){.rec = *r, .fds = {fd, -1}};
+    return 0;
+}
+
 int outgoing_push(struct outgoing *o, const struct lane_record *r, int fd0, int fd1)
 {
     struct item *i = &o->ring[(o->begin + o->n) % RING];
@@ -83,8 +93,8 @@ int outgoing_push(struct outgoing *o, const struct lane_record *r, int fd0, int 
     *i = (struct item){.rec = *r, .fds = {-1, -1}};
     if (fd0 >= 0) {
         i->fds[0] = fcntl(fd0, F_DUPFD_CLOEXEC, 3);
-        i->fds[1] = fd1 < 0 ? -1 : fcntl(fd1, F_DUPFD_CLOEXEC, 3);
-        if (i->fds[0] < 0 || (fd1 >= 0 && i->fds[1] < 0)) {
+        i->fds[1] = fcntl(fd1, F_DUPFD_CLOEXEC, 3);
+        if (i->fds[0] < 0 || i->fds[1] < 0) {
             close_fd(&i->fds[0]);
             close_fd(&i->fds[1]);
             return -EMFILE;

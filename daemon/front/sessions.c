@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Folders are opened one below the other with O_NOFOLLOW, so that nothing that was put in the way
- * leads elsewhere. Listing reads names and sizes: a few hundred files at most, since their bytes
- * are limited. */
+ * leads elsewhere. A list comes in pages, in order of names, each asked for by the last name of the
+ * one before: a folder of any size is listed through a small lease, and only what goes into the
+ * page has its size looked up. */
 
 #include "daemon/front/sessions.h"
 
@@ -9,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -130,36 +132,101 @@ struct list {
     size_t n;
 };
 
-static int list_files(int dir, struct list *l, struct error *reterr)
+struct names {
+    char (*v)[LANE_SESSION_NAME + 1];
+    size_t n;
+    size_t cap;
+};
+
+static int compare(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+static bool is_session(const char *file, size_t *ret_stem)
+{
+    size_t len = strlen(file);
+    size_t stem = len - (len > sizeof(SUFFIX) - 1 ? sizeof(SUFFIX) - 1 : 0);
+
+    *ret_stem = stem;
+    return stem < len && strcmp(file + stem, SUFFIX) == 0 && lane_session_name_ok(file, stem);
+}
+
+/* The names behind `after`, in order. */
+static int read_names(DIR *d, const char *after, struct names *ret)
+{
+    for (struct dirent *f; (f = readdir(d));) {
+        char name[LANE_SESSION_NAME + 1];
+        size_t stem;
+
+        if (!is_session(f->d_name, &stem)) {
+            continue;
+        }
+        memcpy(name, f->d_name, stem);
+        name[stem] = '\0';
+        if (strcmp(name, after) <= 0) {
+            continue;
+        }
+        if (ret->n == ret->cap) {
+            size_t cap = ret->cap ? 2 * ret->cap : 64;
+            void *more = realloc(ret->v, cap * sizeof(*ret->v));
+
+            if (!more) {
+                return -ENOMEM;
+            }
+            ret->v = more;
+            ret->cap = cap;
+        }
+        memcpy(ret->v[ret->n++], name, sizeof(name));
+    }
+    qsort(ret->v, ret->n, sizeof(*ret->v), compare);
+    return 0;
+}
+
+/* As many lines as fit `room` bytes; -E2BIG when not even one does. */
+static int write_page(int dir, const struct names *names, size_t room, struct list *l)
+{
+    room = room < sizeof(l->text) - 1 ? room : sizeof(l->text) - 1;
+    for (size_t i = 0; i < names->n; i++) {
+        char path[LANE_SESSION_NAME + sizeof(SUFFIX)];
+        char line[LANE_SESSION_NAME + 48];
+        struct stat st;
+        size_t n;
+
+        (void)snprintf(path, sizeof(path), "%s%s", names->v[i], SUFFIX);
+        if (fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode)) {
+            continue;
+        }
+        n = (size_t)snprintf(line, sizeof(line), "%s\t%lld\t%lld\n", names->v[i],
+                             (long long)st.st_size, (long long)st.st_mtime);
+        if (n > room - l->n) {
+            return l->n ? 0 : -E2BIG;
+        }
+        memcpy(l->text + l->n, line, n);
+        l->n += n;
+    }
+    return 0;
+}
+
+static int list_files(int dir, const char *after, size_t room, struct list *l, struct error *reterr)
 {
     int fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *d = fd < 0 ? NULL : fdopendir(fd);
-    bool full = false;
+    struct names names = {0};
+    int r;
 
     if (!d) {
-        int r = error_set_errno(reterr, -errno, "the folder of this user's sessions");
-
+        r = error_set_errno(reterr, -errno, "the folder of this user's sessions");
         close_fd(&fd);
         return r;
     }
-    for (struct dirent *f; !full && (f = readdir(d));) {
-        size_t len = strlen(f->d_name);
-        size_t stem = len - (len > sizeof(SUFFIX) ? sizeof(SUFFIX) - 1 : 0);
-        struct stat st;
-        int n;
-
-        if (stem == len || strcmp(f->d_name + stem, SUFFIX) != 0 ||
-            !lane_session_name_ok(f->d_name, stem) ||
-            fstatat(dir, f->d_name, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode)) {
-            continue;
-        }
-        n = snprintf(l->text + l->n, sizeof(l->text) - l->n, "%.*s\t%lld\t%lld\n", (int)stem,
-                     f->d_name, (long long)st.st_size, (long long)st.st_mtime);
-        full = n < 0 || (size_t)n >= sizeof(l->text) - l->n;
-        l->n += full ? 0 : (size_t)n;
-    }
+    r = read_names(d, after, &names);
     (void)closedir(d);
-    return full ? error_set(reterr, -E2BIG, "more sessions than can be listed") : 0;
+    r = r ? r : write_page(dir, &names, room, l);
+    free(names.v);
+    return r == -E2BIG ? error_set(reterr, r, "the list needs a lease of %d bytes", (int)LIST_MOST)
+           : r         ? error_set(reterr, r, "no memory to list this user's sessions")
+                       : 0;
 }
 
 static int remove_file(int dir, const char *name, struct error *reterr)
@@ -187,7 +254,18 @@ static int remove_file(int dir, const char *name, struct error *reterr)
 
 static uint32_t code_of(int err)
 {
-    return err == -ENOENT ? LANE_E_NOT_FOUND : err == -EINVAL ? LANE_E_INVALID : LANE_E_UNSUPPORTED;
+    switch (err) {
+    case -ENOENT:
+        return LANE_E_NOT_FOUND;
+    case -EINVAL:
+        return LANE_E_INVALID;
+    case -E2BIG:
+        return LANE_E_TOO_LARGE;
+    case -ENOMEM:
+        return LANE_E_NO_MEMORY;
+    default:
+        return LANE_E_UNSUPPORTED;
+    }
 }
 
 static void answer(struct lane *l, const struct lane_record *r, const struct lease *lease,
@@ -195,11 +273,6 @@ static void answer(struct lane *l, const struct lane_record *r, const struct lea
 {
     struct lane_record out;
 
-    if (list->n > lease->length) {
-        lane_send_error(l, NULL, LANE_E_TOO_LARGE, 0, "the list needs a lease of %zu bytes",
-                        sizeof(list->text));
-        return;
-    }
     if (pwrite(l->e2c_fd, list->text, list->n, (off_t)lease->offset) != (ssize_t)list->n) {
         lane_send_error(l, NULL, LANE_E_INTERNAL, 0, "cannot write the list");
         return;
@@ -231,9 +304,10 @@ void sessions_serve(struct front *f, struct lane *l, const struct lane_record *r
         return;
     }
     dir = folder_of(f->config, l->uid, NULL, 0, &e);
-    rc = dir < 0                                ? dir
-         : r->session.op == LANE_SESSION_REMOVE ? remove_file(dir, r->session.name, &e)
-                                                : list_files(dir, &list, &e);
+    rc = dir < 0 ? dir
+         : r->session.op == LANE_SESSION_REMOVE
+             ? remove_file(dir, r->session.name, &e)
+             : list_files(dir, r->session.name, (size_t)lease->length, &list, &e);
     if (rc) {
         lane_send_error(l, NULL, code_of(rc), 0, "%s", e.text);
     } else {

@@ -30,6 +30,7 @@ struct io {
     int fd;
     struct lane_record held; /* taken from the ring, not yet by the socket */
     bool holds;
+    bool of_ring;           /* what it holds; else a heartbeat of its own */
     struct command waiting; /* taken from the socket, not yet by the ring */
     bool waits;
     struct lane_record state; /* the last LANE_E_STATE */
@@ -60,6 +61,9 @@ static bool send_held(struct io *io)
     }
     io->gone = rc != 0;
     io->holds = false;
+    if (rc == 0 && io->of_ring) {
+        atomic_fetch_add(&io->w->n_sent, 1);
+    }
     return rc == 0;
 }
 
@@ -68,6 +72,7 @@ static void send_records(struct io *io)
     while (send_held(io) && ring_pop(&io->w->records, &io->held)) {
         note_state(io, &io->held);
         io->holds = true;
+        io->of_ring = true;
     }
 }
 
@@ -177,6 +182,7 @@ static void beat(struct io *io, int64_t now)
         }
         io->held = io->state;
         io->holds = true;
+        io->of_ring = false;
         io->state_ns = now;
         (void)send_held(io);
     }

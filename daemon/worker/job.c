@@ -6,6 +6,7 @@
 #include "daemon/worker/job.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,8 +112,8 @@ static int lay_output(struct job *j, const struct lane_e_request *e, bool logits
     return 0;
 }
 
-/* Orders of a test, in the session item: "crash:N", "hang:N" after N new tokens, the first time
- * only; "crash-always:N". */
+/* Orders of a test, in an item of the session's type: "crash:N", "hang:N" after N new tokens, the
+ * first time only; "crash-always:N"; "crash:saved" when the session's file has its name. */
 static void read_hook(struct job *j, const struct ask *a)
 {
     char text[64];
@@ -124,7 +125,9 @@ static void read_hook(struct job *j, const struct ask *a)
     }
     memcpy(text, a->hook, a->hook_len);
     text[a->hook_len] = '\0';
-    if (sscanf(text, "crash-always:%d", &n) == 1) {
+    if (strcmp(text, "crash:saved") == 0) {
+        j->crash_saved = true;
+    } else if (sscanf(text, "crash-always:%d", &n) == 1) {
         j->crash_at = n;
     } else if (j->n_forced == 0 && sscanf(text, "crash:%d", &n) == 1) {
         j->crash_at = n;
@@ -150,7 +153,7 @@ static bool in_use(const struct job *j)
 /* The canonical text of what the request asks for, or the session was saved under. */
 static void note_policy(struct job *j, const struct ask *a)
 {
-    const char *text = a->kv ? a->kv : j->session.map ? j->session.head.policy : NULL;
+    const char *text = a->kv ? a->kv : session_exists(&j->session) ? j->session.head.policy : NULL;
     struct policy p;
 
     text = text ? text : engine_info(atomic_load(&j->worker->engine))->kv;
@@ -194,8 +197,8 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_e_
 static void split_prompt(struct job *j)
 {
     struct policy p;
-    bool evicts =
-        j->session.map && policy_parse(j->policy, &p, NULL) == 0 && place_find(p.place)->evicts;
+    bool evicts = session_exists(&j->session) && policy_parse(j->policy, &p, NULL) == 0 &&
+                  place_find(p.place)->evicts;
 
     j->n_first = evicts ? (int32_t)j->session.head.n_prompt : j->n_prompt;
     j->n_again = j->n_prompt - j->n_first;
@@ -248,6 +251,29 @@ static int go_on(struct job *j, const struct ask *a, const struct ask_source *so
     return rc;
 }
 
+/* A file that has its name holds a whole turn: one that the client has not been told in full by
+ * then could not be told again, should the engine die. So what was said goes to the front first. */
+static int save(struct job *j, struct error *reterr)
+{
+    struct session_text text = {
+        .policy = j->policy,
+        .ids = j->text,
+        .n = j->n_text,
+        .n_prompt = session_exists(&j->session) ? j->session.head.n_prompt : (size_t)j->n_prompt,
+    };
+    int rc = session_write(&j->session, atomic_load(&j->worker->engine), j->handle, &text,
+                           &j->saved_bytes, reterr);
+
+    if (!rc) {
+        worker_flush(j->worker);
+        rc = session_commit(&j->session, reterr);
+    }
+    if (!rc && j->crash_saved) {
+        (void)raise(SIGKILL);
+    }
+    return rc;
+}
+
 void job_save(struct job *j, const struct engine_event *done)
 {
     bool whole = done->reason == ENGINE_STOP || done->reason == ENGINE_LENGTH ||
@@ -258,16 +284,8 @@ void job_save(struct job *j, const struct engine_event *done)
         return;
     }
     if (whole) {
-        struct session_text text = {
-            .policy = j->policy,
-            .ids = j->text,
-            .n = j->n_text,
-            .n_prompt = j->session.map ? j->session.head.n_prompt : (size_t)j->n_prompt,
-        };
-
         atomic_store(&j->worker->files, true);
-        rc = session_save(&j->session, atomic_load(&j->worker->engine), j->handle, &text,
-                          &j->saved_bytes, &j->save_error);
+        rc = save(j, &j->save_error);
         atomic_store(&j->worker->files_ns, clock_ns());
         atomic_store(&j->worker->files, false);
     } else {
@@ -350,9 +368,9 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
                                .ignore_end = a->sampling.flags & TLV_S_IGNORE_END,
                                .sampler = ask_sampler(a, e->seed),
                                .kv = j->policy[0] ? j->policy : a->kv,
-                               .saved = j->session.block,
+                               .saved_read = session_exists(&j->session) ? session_read : NULL,
+                               .saved_arg = &j->session,
                                .saved_size = (size_t)j->session.head.block_bytes,
-                               .saved_stays = true,
                                .principal = e->principal,
                                .urgency = e->urgency,
                                .user = j,
@@ -380,10 +398,11 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
 }
 
 /* An engine died between the save and its last record: what the session holds already is not to be
- * said twice. */
+ * said twice. All of it has been said before the file took its name (job_save), so the answer lacks
+ * its last record only. */
 static bool is_saved(const struct job *j)
 {
-    return j->session.map && j->n_forced > 0 &&
+    return session_exists(&j->session) && j->n_forced > 0 &&
            memcmp(j->session.head.request, j->session.request, sizeof(j->session.request)) == 0;
 }
 
@@ -404,7 +423,7 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
     int rc = open_session(j, a, e, dir, reterr);
 
     if (!rc) {
-        rc = j->session.map
+        rc = session_exists(&j->session)
                  ? go_on(j, a, source, &n, reterr)
                  : ask_prompt(a, j->kind == LANE_KIND_CHAT, source, &j->prompt, &n, reterr);
     }
@@ -430,8 +449,8 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
     ended = ended_before(j, a, forced);
     if (is_saved(j)) {
         j->saved = LANE_SESSION_SAVED;
-        j->saved_bytes = j->session.map_bytes;
-        end_before(j, a, e, ended ? ended : LANE_REASON_STOP);
+        j->saved_bytes = j->session.file_bytes;
+        end_before(j, a, e, ended ? ended : LANE_REASON_CONTEXT);
         return 0;
     }
     if (ended && j->session.dir < 0) {
@@ -522,7 +541,7 @@ void job_start(struct worker *w, const struct lane_record *rec, int dir)
     j->kind = rec->e_request.kind;
     j->flags = rec->e_request.flags;
     j->crash_at = -1;
-    j->session.dir = -1;
+    session_init(&j->session);
     j->next = w->jobs;
     w->jobs = j;
     w->n_jobs++;

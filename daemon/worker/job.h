@@ -39,7 +39,7 @@ struct job {
     int32_t score_first;
 
     /* The output lease. */
-    float *out_logprobs; /* SCORE; in e2c */
+    float *out_logprobs;  /* SCORE; in e2c */
     uint32_t logits_rows; /* 0: no logits wanted */
     uint32_t out_buf;
     uint32_t out_generation;
@@ -48,18 +48,19 @@ struct job {
     /* A saved conversation, session.dir -1 for none. */
     struct session session;
     char policy[SESSION_POLICY_MAX]; /* canonical */
-    int32_t *text; /* (n_text) prompt, and what was said */
+    int32_t *text;                   /* (n_text) prompt, and what was said */
     size_t n_text;
     size_t cap_text;
     int32_t n_first; /* of the prompt's tokens, those that the engine is told to be its prompt */
     int32_t n_again; /* and the others, which it takes one by one, as new ones that are given */
-    uint32_t ended; /* enum lane_reason: it had said all before a crash, and is only to be saved */
-    uint32_t saved; /* enum lane_session_state */
+    uint32_t ended;  /* enum lane_reason: it had said all before a crash, and is only to be saved */
+    uint32_t saved;  /* enum lane_session_state */
     uint64_t saved_bytes;
     struct error save_error;
 
     int32_t crash_at; /* test hook: dies when it has said so many tokens; -1: never */
     bool hang;        /* ... or stands still instead */
+    bool crash_saved; /* ... or dies when its session is saved */
 
     struct job *next;
 };

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Both ways go through a map of the file: the snapshot is written straight into the page cache and
- * read straight from it, so that a conversation of a gigabyte needs no memory of the plan's. Room
- * on the disk is taken before the first byte is written, since a map has no way to say that it is
- * full. */
+/* Both ways are streams with a small buffer: a conversation of a gigabyte needs no memory of the
+ * plan's, and a disk that is full, a copy-on-write file system that only then notices, or a file
+ * that is cut short while it is read say so with an errno (a map would with a signal). */
 
 #include "daemon/worker/session.h"
 
@@ -11,8 +10,8 @@
 #include <fcntl.h>
 #include <openssl/evp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,6 +22,7 @@
 _Static_assert(sizeof(struct session_header) == SESSION_HEADER_BYTES, "no padding");
 
 #define SUFFIX ".session"
+enum { BUFFER = 64 << 10 };
 static const char magic[8] = "PIPITSES";
 
 static void path_of(const struct session *s, const char *prefix, char ret[96])
@@ -84,6 +84,88 @@ static int check_header(const struct session *s, const struct engine_info *info,
     return 0;
 }
 
+static int read_all(const struct session *s, uint64_t at, void *buf, size_t n)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t got = pread(s->fd, (uint8_t *)buf + done, n - done, (off_t)(at + done));
+
+        if (got == 0) {
+            return -EBADMSG; /* cut short since its size was asked */
+        }
+        if (got < 0 && errno != EINTR) {
+            return -errno;
+        }
+        done += got > 0 ? (size_t)got : 0;
+    }
+    return 0;
+}
+
+int session_read(void *arg, uint64_t at, void *buf, size_t n)
+{
+    const struct session *s = arg;
+
+    return read_all(s, s->head.block_offset + at, buf, n);
+}
+
+static int unreadable(const struct session *s, int err, struct error *reterr)
+{
+    return err == -EBADMSG ? broken(s, "it is cut short", reterr)
+                           : error_set_errno(reterr, err, "session %s", s->name);
+}
+
+/* The sum of the file's bytes from `at` on. */
+static int check_file_sum(const struct session *s, uint64_t at, uint64_t n, const uint8_t want[32],
+                          const char *what, struct error *reterr)
+{
+    EVP_MD_CTX *sum = EVP_MD_CTX_new();
+    uint8_t *buf = malloc(BUFFER);
+    uint8_t got[32];
+    bool ok = sum && buf && EVP_DigestInit_ex(sum, EVP_sha256(), NULL) == 1;
+    int r = 0;
+
+    for (uint64_t done = 0; ok && !r && done < n; done += BUFFER) {
+        size_t part = n - done < BUFFER ? (size_t)(n - done) : BUFFER;
+
+        r = read_all(s, at + done, buf, part);
+        ok = r || EVP_DigestUpdate(sum, buf, part) == 1;
+    }
+    ok = ok && EVP_DigestFinal_ex(sum, got, NULL) == 1;
+    if (r) {
+        r = unreadable(s, r, reterr);
+    } else if (!ok) {
+        r = error_set(reterr, -EIO, "no SHA-256 from libcrypto");
+    } else if (memcmp(got, want, sizeof(got)) != 0) {
+        r = broken(s, what, reterr);
+    }
+    EVP_MD_CTX_free(sum);
+    free(buf);
+    return r;
+}
+
+/* The text is copied, and its copy looked at. */
+static int take_text(struct session *s, const struct engine_info *info, struct error *reterr)
+{
+    const struct session_header *h = &s->head;
+    size_t bytes = (size_t)(h->block_offset - SESSION_HEADER_BYTES);
+    int r;
+
+    s->text = malloc(bytes);
+    if (!s->text) {
+        return error_set(reterr, -ENOMEM, "no memory for the text of session %s", s->name);
+    }
+    r = read_all(s, SESSION_HEADER_BYTES, s->text, bytes);
+    if (r) {
+        return unreadable(s, r, reterr);
+    }
+    r = check_sum(s, s->text, bytes, h->text_sha, "its text's sum is wrong", reterr);
+    for (uint32_t i = 0; !r && i < h->n_text; i++) {
+        if (s->text[i] < 0 || s->text[i] >= info->n_vocab) {
+            r = broken(s, "a token", reterr);
+        }
+    }
+    return r;
+}
+
 static int check_parts(struct session *s, const struct engine_info *info, struct error *reterr)
 {
     const struct session_header *h = &s->head;
@@ -93,52 +175,42 @@ static int check_parts(struct session *s, const struct engine_info *info, struct
     if (h->n_text == 0 || h->n_text > INT32_MAX || h->n_prompt == 0 || h->n_prompt >= h->n_text ||
         h->block_offset % SESSION_HEADER_BYTES ||
         !checked_range(SESSION_HEADER_BYTES, text_bytes, h->block_offset) ||
-        !checked_range(h->block_offset, h->block_bytes, s->map_bytes) ||
-        h->block_offset + h->block_bytes != s->map_bytes) {
+        h->block_offset - SESSION_HEADER_BYTES - text_bytes >= SESSION_HEADER_BYTES ||
+        !checked_range(h->block_offset, h->block_bytes, s->file_bytes) ||
+        h->block_offset + h->block_bytes != s->file_bytes) {
         return broken(s, "it is cut short, or its sizes are wrong", reterr);
     }
-    s->text = (const int32_t *)(const void *)((const uint8_t *)s->map + SESSION_HEADER_BYTES);
-    s->block = (const uint8_t *)s->map + h->block_offset;
-    r = check_sum(s, s->text, (size_t)(h->block_offset - SESSION_HEADER_BYTES), h->text_sha,
-                  "its text's sum is wrong", reterr);
-    if (!r) {
-        r = check_sum(s, s->block, (size_t)h->block_bytes, h->block_sha, "its cache's sum is wrong",
-                      reterr);
-    }
-    for (uint32_t i = 0; !r && i < h->n_text; i++) {
-        if (s->text[i] < 0 || s->text[i] >= info->n_vocab) {
-            r = broken(s, "a token", reterr);
-        }
-    }
-    return r;
+    r = take_text(s, info, reterr);
+    return r ? r
+             : check_file_sum(s, h->block_offset, h->block_bytes, h->block_sha,
+                              "its cache's sum is wrong", reterr);
 }
 
-static int map_file(struct session *s, int fd, struct error *reterr)
+static int read_header(struct session *s, struct error *reterr)
 {
     struct stat st;
+    int r;
 
-    if (fstat(fd, &st)) {
+    if (fstat(s->fd, &st)) {
         return error_set_errno(reterr, -errno, "session %s", s->name);
     }
     if (!S_ISREG(st.st_mode) || st.st_size < SESSION_HEADER_BYTES) {
         return broken(s, "it is cut short", reterr);
     }
-    void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    s->file_bytes = (uint64_t)st.st_size;
+    r = read_all(s, 0, &s->head, sizeof(s->head));
+    return r ? unreadable(s, r, reterr) : 0;
+}
 
-    if (p == MAP_FAILED) {
-        return error_set_errno(reterr, -errno, "session %s", s->name);
-    }
-    s->map = p;
-    s->map_bytes = (size_t)st.st_size;
-    memcpy(&s->head, p, sizeof(s->head));
-    return 0;
+void session_init(struct session *s)
+{
+    *s = (struct session){.dir = -1, .fd = -1};
 }
 
 int session_open(struct session *s, const struct engine *e, int dir, const char *name, size_t len,
                  struct error *reterr)
 {
     const struct engine_info *info = engine_info(e);
-    AUTO_CLOSE int fd = -1;
     char path[96];
     int r;
 
@@ -152,21 +224,20 @@ int session_open(struct session *s, const struct engine *e, int dir, const char 
     memcpy(s->name, name, len);
     s->name[len] = '\0';
     path_of(s, "", path);
-    fd = openat(dir, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (fd < 0) {
+    s->fd = openat(dir, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (s->fd < 0) {
         return errno == ENOENT ? 0 : error_set_errno(reterr, -errno, "session %s", s->name);
     }
-    r = map_file(s, fd, reterr);
+    r = read_header(s, reterr);
     r = r ? r : check_header(s, info, reterr);
     return r ? r : check_parts(s, info, reterr);
 }
 
 void session_close(struct session *s)
 {
-    if (s->map) {
-        (void)munmap(s->map, s->map_bytes);
-        s->map = NULL;
-    }
+    free(s->text);
+    s->text = NULL;
+    close_fd(&s->fd);
     close_fd(&s->dir);
 }
 
@@ -201,97 +272,160 @@ static int bytes_of_others(const struct session *s, uint64_t *ret, struct error 
     return 0;
 }
 
-/* The file's content, into its map. */
-static int fill(const struct session *s, struct engine *e, uint64_t handle,
-                const struct session_text *text, const struct session_header *sizes, uint8_t *map,
-                struct error *reterr)
-{
-    struct session_header h = *sizes;
-    int r = engine_save_to(e, handle, map + h.block_offset, reterr);
-
-    memcpy(h.magic, magic, sizeof(magic));
-    h.version = SESSION_VERSION;
-    h.n_text = (uint32_t)text->n;
-    h.n_prompt = (uint32_t)text->n_prompt;
-    memcpy(h.identity, engine_info(e)->identity, sizeof(h.identity));
-    (void)snprintf(h.policy, sizeof(h.policy), "%s", text->policy);
-    memcpy(h.request, s->request, sizeof(h.request));
-    memcpy(map + SESSION_HEADER_BYTES, text->ids, text->n * sizeof(*text->ids));
-    r = r ? r
-          : sha(map + SESSION_HEADER_BYTES, (size_t)h.block_offset - SESSION_HEADER_BYTES,
-                h.text_sha, reterr);
-    r = r ? r : sha(map + h.block_offset, (size_t)h.block_bytes, h.block_sha, reterr);
-    r = r ? r : sha(&h, offsetof(struct session_header, sha), h.sha, reterr);
-    if (!r) {
-        memcpy(map, &h, sizeof(h));
-    }
-    return r;
-}
-
 static int failed(const struct session *s, int err, struct error *reterr)
 {
     return error_set_errno(reterr, err, "session %s cannot be written", s->name);
 }
 
+/* The file being written: what came last, and the sum of it since the last cut. */
+struct writer {
+    int fd;
+    uint64_t at;
+    EVP_MD_CTX *sum;
+};
+
+static int write_at(int fd, const void *data, size_t n, uint64_t at)
+{
+    for (size_t done = 0; done < n;) {
+        ssize_t put = pwrite(fd, (const uint8_t *)data + done, n - done, (off_t)(at + done));
+
+        if (put < 0 && errno != EINTR) {
+            return -errno;
+        }
+        done += put > 0 ? (size_t)put : 0;
+    }
+    return 0;
+}
+
+static int write_on(void *arg, const void *data, size_t n)
+{
+    struct writer *w = arg;
+    int r = write_at(w->fd, data, n, w->at);
+
+    w->at += n;
+    return r ? r : EVP_DigestUpdate(w->sum, data, n) == 1 ? 0 : -EIO;
+}
+
+static int write_zeros(struct writer *w, size_t n)
+{
+    static const uint8_t zeros[SESSION_HEADER_BYTES];
+
+    return write_on(w, zeros, n);
+}
+
+/* The sum so far; another one begins. */
+static int cut_sum(struct writer *w, uint8_t ret[32])
+{
+    return EVP_DigestFinal_ex(w->sum, ret, NULL) == 1 &&
+                   EVP_DigestInit_ex(w->sum, EVP_sha256(), NULL) == 1
+               ? 0
+               : -EIO;
+}
+
+static int write_text(struct writer *w, const struct session_text *text,
+                      const struct session_header *h)
+{
+    size_t bytes = text->n * sizeof(*text->ids);
+    int r = write_on(w, text->ids, bytes);
+
+    return r ? r : write_zeros(w, (size_t)h->block_offset - SESSION_HEADER_BYTES - bytes);
+}
+
+static int write_parts(const struct session *s, struct engine *e, uint64_t handle,
+                       const struct session_text *text, struct session_header *h, struct writer *w,
+                       struct error *reterr)
+{
+    int r = EVP_DigestInit_ex(w->sum, EVP_sha256(), NULL) == 1 ? 0 : -EIO;
+
+    r = r ? r : write_text(w, text, h);
+    r = r ? r : cut_sum(w, h->text_sha);
+    if (r) {
+        return failed(s, r, reterr);
+    }
+    r = engine_save_to(e, handle, write_on, w, reterr);
+    if (r) {
+        return error_prefix(reterr, "session %s", s->name);
+    }
+    r = cut_sum(w, h->block_sha);
+    memcpy(h->magic, magic, sizeof(magic));
+    h->version = SESSION_VERSION;
+    h->n_text = (uint32_t)text->n;
+    h->n_prompt = (uint32_t)text->n_prompt;
+    memcpy(h->identity, engine_info(e)->identity, sizeof(h->identity));
+    (void)snprintf(h->policy, sizeof(h->policy), "%s", text->policy);
+    memcpy(h->request, s->request, sizeof(h->request));
+    r = r ? r : sha(h, offsetof(struct session_header, sha), h->sha, reterr);
+    r = r ? r : write_at(w->fd, h, sizeof(*h), 0);
+    r = r || fsync(w->fd) == 0 ? r : -errno;
+    return r ? failed(s, r, reterr) : 0;
+}
+
+/* Room is asked for first, where the file system knows how to: a disk that is full says so before
+ * anything is written. */
 static int write_file(const struct session *s, struct engine *e, uint64_t handle,
-                      const struct session_text *text, const struct session_header *sizes, int fd,
+                      const struct session_text *text, struct session_header *h, int fd,
                       struct error *reterr)
 {
-    size_t bytes = (size_t)(sizes->block_offset + sizes->block_bytes);
-    int r = posix_fallocate(fd, 0, (off_t)bytes);
+    struct writer w = {.fd = fd, .at = SESSION_HEADER_BYTES, .sum = EVP_MD_CTX_new()};
+    int r;
 
-    if (r) {
-        return failed(s, -r, reterr);
-    }
-    uint8_t *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-
-    if (map == MAP_FAILED) {
-        return failed(s, -errno, reterr);
-    }
-    r = fill(s, e, handle, text, sizes, map, reterr);
-    (void)munmap(map, bytes);
-    if (!r && fsync(fd)) {
+    if (fallocate(fd, 0, 0, (off_t)(h->block_offset + h->block_bytes)) && errno != EOPNOTSUPP &&
+        errno != ENOSYS && errno != EINTR) {
         r = failed(s, -errno, reterr);
+    } else {
+        r = w.sum ? write_parts(s, e, handle, text, h, &w, reterr)
+                  : error_set(reterr, -ENOMEM, "no memory to save session %s", s->name);
     }
+    EVP_MD_CTX_free(w.sum);
     return r;
 }
 
-int session_save(const struct session *s, struct engine *e, uint64_t handle,
-                 const struct session_text *text, uint64_t *ret_bytes, struct error *reterr)
+int session_write(const struct session *s, struct engine *e, uint64_t handle,
+                  const struct session_text *text, uint64_t *ret_bytes, struct error *reterr)
 {
-    struct session_header sizes = {0};
+    struct session_header head = {0};
     AUTO_CLOSE int fd = -1;
     uint64_t others = 0;
     char next[96];
-    char path[96];
-    int r = engine_save_bytes(e, handle, &sizes.block_bytes, reterr);
+    int r = engine_save_bytes(e, handle, &head.block_bytes, reterr);
 
     r = r ? r : bytes_of_others(s, &others, reterr);
     if (r) {
         return r;
     }
-    sizes.block_offset =
+    head.block_offset =
         (SESSION_HEADER_BYTES + text->n * sizeof(*text->ids) + SESSION_HEADER_BYTES - 1) /
         SESSION_HEADER_BYTES * SESSION_HEADER_BYTES;
-    *ret_bytes = sizes.block_offset + sizes.block_bytes;
+    *ret_bytes = head.block_offset + head.block_bytes;
     if (*ret_bytes > s->quota || others > s->quota - *ret_bytes) {
         return error_set(reterr, -EDQUOT,
                          "session %s takes %llu bytes, this user's others %llu, allowed are %llu",
                          s->name, (unsigned long long)*ret_bytes, (unsigned long long)others,
                          (unsigned long long)s->quota);
     }
-    path_of(s, "", path);
     path_of(s, ".", next);
     (void)unlinkat(s->dir, next, 0); /* of a save that a crash cut short */
-    fd = openat(s->dir, next, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    fd = openat(s->dir, next, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) {
         return failed(s, -errno, reterr);
     }
-    r = write_file(s, e, handle, text, &sizes, fd, reterr);
-    if (!r && renameat(s->dir, next, s->dir, path)) {
-        r = failed(s, -errno, reterr);
-    }
+    r = write_file(s, e, handle, text, &head, fd, reterr);
     if (r) {
+        (void)unlinkat(s->dir, next, 0);
+    }
+    return r;
+}
+
+int session_commit(const struct session *s, struct error *reterr)
+{
+    char next[96];
+    char path[96];
+
+    path_of(s, "", path);
+    path_of(s, ".", next);
+    if (renameat(s->dir, next, s->dir, path)) {
+        int r = failed(s, -errno, reterr);
+
         (void)unlinkat(s->dir, next, 0);
         return r;
     }

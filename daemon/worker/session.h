@@ -13,7 +13,8 @@
  *
  * The text is longer than the snapshot by the token that was drawn last. A file is never changed: a
  * new one is written beside it, synced, and takes its name; so the old one stays until the new one
- * is safe. Nothing in it is trusted: sums, sizes, ids, and what the snapshot's own check looks at. */
+ * is safe. Nothing in it is trusted: sums, sizes, ids, and what the snapshot's own check looks at;
+ * and it is read, not mapped, so that a file cut short meanwhile is an error and no signal. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,9 +31,9 @@ struct session_header {
     char magic[8]; /* "PIPITSES" */
     uint32_t version;
     uint32_t n_text;
-    char identity[64]; /* of model and overlays */
+    char identity[64];               /* of model and overlays */
     char policy[SESSION_POLICY_MAX]; /* canonical */
-    uint8_t request[16]; /* the client's id of the one that saved it */
+    uint8_t request[16];             /* the client's id of the one that saved it */
     uint64_t block_offset;
     uint64_t block_bytes;
     uint32_t n_prompt; /* of the first request */
@@ -49,31 +50,44 @@ struct session {
     uint64_t quota; /* bytes of all files in the folder */
     uint64_t principal;
     uint8_t request[16];
-    /* What was saved; NULL for a new one. */
-    void *map;
-    size_t map_bytes;
+    /* What was saved; fd -1 for a new one. */
+    int fd;
+    uint64_t file_bytes;
     struct session_header head;
-    const int32_t *text; /* (head.n_text) */
-    const void *block;   /* (head.block_bytes) */
+    int32_t *text; /* (head.n_text) */
 };
+
+static inline bool session_exists(const struct session *s)
+{
+    return s->fd >= 0;
+}
+
+void session_init(struct session *s);
 
 /* Opens NAME in the folder `dir`, which becomes the session's; a name without a file is a new
  * session. -EINVAL (name), -EBADMSG (broken, another model), -ENOTSUP (another version), or what
  * the system says. */
 int session_open(struct session *s, const struct engine *e, int dir, const char *name, size_t len,
                  struct error *reterr) WARN_UNUSED;
-void session_close(struct session *s); /* takes a zeroed one with dir -1, too */
+void session_close(struct session *s); /* takes one that was only initialised, too */
 
-/* Saves a running request of the engine, whose text this is. 0 and the file's size; -EDQUOT, -ENOSPC,
- * -EFBIG, or what else the system says: the old file is as it was. */
+/* Of the snapshot in the file, as engine_request.saved_read; arg: the session. */
+int session_read(void *arg, uint64_t at, void *buf, size_t n);
+
+/* Saves a running request of the engine, whose text this is, beside what is there: synced, but not
+ * under its name. 0 and the file's size; -EDQUOT, -ENOSPC, -EFBIG, or what else the system says:
+ * then nothing is left of it. */
 struct session_text {
     const char *policy; /* canonical */
     const int32_t *ids; /* (n) */
     size_t n;
-    size_t n_prompt;    /* of the session's first request */
+    size_t n_prompt; /* of the session's first request */
 };
-int session_save(const struct session *s, struct engine *e, uint64_t handle,
-                 const struct session_text *text, uint64_t *ret_bytes,
-                 struct error *reterr) WARN_UNUSED;
+int session_write(const struct session *s, struct engine *e, uint64_t handle,
+                  const struct session_text *text, uint64_t *ret_bytes,
+                  struct error *reterr) WARN_UNUSED;
+
+/* What was written takes the session's name. A failure leaves the old file as it was. */
+int session_commit(const struct session *s, struct error *reterr) WARN_UNUSED;
 
 #endif

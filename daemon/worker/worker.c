@@ -61,6 +61,14 @@ void worker_send(struct worker *w, const struct lane_record *r)
     while (!ring_push(&w->records, r)) {
         (void)poll(NULL, 0, 1);
     }
+    w->n_said++;
+}
+
+void worker_flush(struct worker *w)
+{
+    while (atomic_load(&w->n_sent) != w->n_said) {
+        (void)poll(NULL, 0, 1);
+    }
 }
 
 int worker_exit_code(int rc, const struct error *e)

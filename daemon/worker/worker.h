@@ -2,9 +2,9 @@
 #ifndef PIPIT_DAEMON_WORKER_WORKER_H
 #define PIPIT_DAEMON_WORKER_WORKER_H
 
-/* pipit-engine's two threads. The main thread does I/O with the front (io.h); the worker thread owns
- * the engine library, the device and all KV state. Between them two rings (ring.h): commands in,
- * records out. What else they share are the atomics below.
+/* pipit-engine's two threads. The main thread does I/O with the front (io.h); the worker thread
+ * owns the engine library, the device and all KV state. Between them two rings (ring.h): commands
+ * in, records out. What else they share are the atomics below.
  *
  *     front ══socket══▶ io ──commands──▶ worker ──engine_step()──▶ events
  *     front ◀══socket══ io ◀──records──── worker ◀──────────────────┘
@@ -40,15 +40,16 @@ struct worker {
     size_t journal_bytes;
 
     /* Shared. */
-    struct ring commands;             /* struct command */
-    struct ring records;              /* struct lane_record */
-    _Atomic(struct engine *) engine;  /* NULL until loaded */
-    atomic_int_fast64_t step_ns;      /* when the running engine_step() began; 0: none runs */
-    atomic_bool files;                /* a session's file is read or written: a disk may take its time, */
-    atomic_int_least64_t files_ns;    /* and when that was over */
-    atomic_bool waits;                /* for clients: no step could do anything for any request */
-    atomic_bool drain;                /* stop loading, end everything */
-    atomic_int exit_code;             /* -1 while the thread runs */
+    struct ring commands;            /* struct command */
+    struct ring records;             /* struct lane_record */
+    _Atomic(struct engine *) engine; /* NULL until loaded */
+    atomic_int_fast64_t step_ns;     /* when the running engine_step() began; 0: none runs */
+    atomic_bool files; /* a session's file is read or written: a disk may take its time, */
+    atomic_int_least64_t files_ns; /* and when that was over */
+    atomic_uint_fast64_t n_sent;   /* of the ring's records, those that the front's socket took */
+    atomic_bool waits;             /* for clients: no step could do anything for any request */
+    atomic_bool drain;             /* stop loading, end everything */
+    atomic_int exit_code;          /* -1 while the thread runs */
 
     /* The worker thread's own. */
     struct chat chat;
@@ -57,7 +58,8 @@ struct worker {
     struct job *jobs;
     uint32_t n_jobs;
     struct mapping *mappings;
-    char *text; /* scratch for one token's text */
+    uint64_t n_said; /* records put into the ring */
+    char *text;      /* scratch for one token's text */
     size_t text_bytes;
     int64_t state_ns; /* when the last LANE_E_STATE was sent */
     uint32_t state_jobs;
@@ -72,7 +74,11 @@ void *worker_main(void *arg);
 /* To the front; waits while the ring is full (the front reads always, or we die with it). */
 void worker_send(struct worker *w, const struct lane_record *r);
 
-/* The exit code for an engine that could not be created: 2 a setting, 4 does not fit, 6 the model. */
+/* Waits until the front's socket has all that was sent: it reads that also when we die. */
+void worker_flush(struct worker *w);
+
+/* The exit code for an engine that could not be created: 2 a setting, 4 does not fit, 6 the model.
+ */
 int worker_exit_code(int rc, const struct error *e);
 
 #endif

@@ -15,11 +15,12 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
 
-enum { VERSION = 1, HAS_POS = 1, HAS_SCORE = 2, HAS_SUM = 4, SUM_SHIFT = 8 };
+enum { VERSION = 1, HAS_POS = 1, HAS_SCORE = 2, HAS_SUM = 4, SUM_SHIFT = 8, BUFFER = 256 << 10 };
 
 static const char magic[8] = "PIPITSEQ";
 
@@ -86,13 +87,23 @@ static struct store_header describe(const struct cache *c, const struct cache_se
     };
 }
 
-static uint64_t group_bytes(const struct store_header *h)
+/* Of a group, what lies before its slots. */
+static uint64_t state_bytes(const struct store_header *h)
 {
     uint64_t n = (uint64_t)h->n_slots;
 
     return pad8(n * (h->flags & HAS_POS ? sizeof(int32_t) : 0)) +
-           pad8(n * (h->flags & HAS_SCORE ? sizeof(float) : 0)) + pad8(n_sums(h) * sizeof(float)) +
-           pad8(n * h->slot_bytes);
+           pad8(n * (h->flags & HAS_SCORE ? sizeof(float) : 0)) + pad8(n_sums(h) * sizeof(float));
+}
+
+static uint64_t slots_bytes(const struct store_header *h)
+{
+    return (uint64_t)h->n_slots * h->slot_bytes;
+}
+
+static uint64_t group_bytes(const struct store_header *h)
+{
+    return state_bytes(h) + pad8(slots_bytes(h));
 }
 
 static uint64_t store_bytes(const struct store_header *h)
@@ -117,27 +128,94 @@ uint64_t snapshot_bytes(const struct cache *c, int32_t seat)
 
 struct copier {
     struct cache *c;
-    uint8_t *at;
-    bool load;
+    uint8_t *buf;                     /* (BUFFER, or one slot's bytes where that is more) */
+    int other;                        /* what sink or source said, when it failed */
+    const struct snapshot_sink *sink; /* saving, else NULL */
+    /* Loading: the next byte in what is held, and in the block. */
+    const struct snapshot_source *source;
+    const uint8_t *held;
+    uint64_t at;
 };
+
+static uint64_t buffer_bytes(uint64_t slot_bytes)
+{
+    return slot_bytes > BUFFER ? slot_bytes : BUFFER;
+}
+
+static int put(struct copier *x, const void *data, uint64_t n)
+{
+    x->other = x->sink->write(x->sink->arg, data, (size_t)n);
+    return x->other;
+}
+
+/* Up to the next multiple of 8. */
+static int put_pad(struct copier *x, uint64_t n)
+{
+    static const uint8_t zeros[8];
+
+    return pad8(n) > n ? put(x, zeros, pad8(n) - n) : 0;
+}
+
+static int save_array(struct copier *x, const void *device, uint64_t bytes)
+{
+    const struct backend_ops *ops = x->c->shape.config.ops;
+    const uint8_t *from = device;
+    int r = 0;
+
+    for (uint64_t done = 0; !r && done < bytes; done += BUFFER) {
+        uint64_t n = bytes - done < BUFFER ? bytes - done : BUFFER;
+
+        r = ops->read(x->c->be, x->buf, from + done, n);
+        r = r ? r : put(x, x->buf, n);
+    }
+    return r ? r : put_pad(x, bytes);
+}
+
+static int load_array(struct copier *x, void *device, uint64_t bytes)
+{
+    int r = x->c->shape.config.ops->write(x->c->be, device, x->held, bytes);
+
+    x->held += pad8(bytes);
+    x->at += pad8(bytes);
+    return r;
+}
 
 static int copy_array(struct copier *x, void *device, uint64_t bytes)
 {
-    const struct backend_ops *ops = x->c->shape.config.ops;
-    int r = x->load ? ops->write(x->c->be, device, x->at, bytes)
-                    : ops->read(x->c->be, x->at, device, bytes);
+    return x->sink ? save_array(x, device, bytes) : load_array(x, device, bytes);
+}
 
-    x->at += pad8(bytes);
-    return r;
+static int copy_slots(struct copier *x, const struct store_header *h, const struct ops_kv *kv,
+                      int32_t group)
+{
+    const struct backend_ops *ops = x->c->shape.config.ops;
+    int32_t most = (int32_t)(buffer_bytes(h->slot_bytes) / h->slot_bytes);
+    struct ops_kv_slots slots = {.kv = kv, .group = group, .host = x->buf};
+    int r = 0;
+
+    for (; !r && slots.slot0 < h->n_slots; slots.slot0 += most) {
+        slots.n_slots = h->n_slots - slots.slot0 < most ? h->n_slots - slots.slot0 : most;
+        uint64_t bytes = (uint64_t)slots.n_slots * h->slot_bytes;
+
+        if (x->sink) {
+            r = ops->kv_export(x->c->be, &slots);
+            r = r ? r : put(x, x->buf, bytes);
+        } else {
+            uint64_t from = x->at + (uint64_t)slots.slot0 * h->slot_bytes;
+
+            x->other = x->source->read(x->source->arg, from, x->buf, (size_t)bytes);
+            r = x->other ? x->other : ops->kv_import(x->c->be, &slots);
+        }
+    }
+    x->at += pad8(slots_bytes(h));
+    return r || !x->sink ? r : put_pad(x, slots_bytes(h));
 }
 
 static int copy_group(struct copier *x, const struct store_header *h, const struct ops_kv *kv,
                       int32_t group)
 {
-    const struct backend_ops *ops = x->c->shape.config.ops;
     size_t at = (size_t)group * (size_t)kv->cap;
     uint64_t n = (uint64_t)h->n_slots;
-    struct ops_kv_slots slots = {.kv = kv, .group = group, .n_slots = h->n_slots};
     int r = 0;
 
     if (h->flags & HAS_POS) {
@@ -149,19 +227,37 @@ static int copy_group(struct copier *x, const struct store_header *h, const stru
     if (!r && (h->flags & HAS_SUM)) {
         r = copy_array(x, kv->v_sum + (size_t)group * (size_t)n_sums(h), n_sums(h) * sizeof(float));
     }
-    if (r) {
-        return r;
+    return r ? r : copy_slots(x, h, kv, group);
+}
+
+static int save_store(struct copier *x, int32_t seat, int32_t store)
+{
+    struct cache *c = x->c;
+    struct store_header h = describe(c, &c->seqs[seat], store, cache_store_slots(c, seat, store));
+    struct ops_kv kv = cache_store_kv(c, seat, store);
+    int r = put(x, &h, sizeof(h));
+
+    for (int32_t g = 0; !r && g < h.n_groups; g++) {
+        r = copy_group(x, &h, &kv, g);
     }
-    slots.host = x->at;
-    x->at += pad8(n * h->slot_bytes);
-    if (h->n_slots == 0) {
-        return 0;
+    return r;
+}
+
+/* The most bytes that one slot of any store takes. */
+static uint64_t largest_slot(const struct cache *c, int32_t variant)
+{
+    uint64_t most = 0;
+
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        uint64_t n = ops_kv_slot_bytes(shape_layout(&c->shape, variant, i));
+
+        most = n > most ? n : most;
     }
-    return x->load ? ops->kv_import(x->c->be, &slots) : ops->kv_export(x->c->be, &slots);
+    return most;
 }
 
 int snapshot_save(struct cache *c, int32_t seat, const char identity[64], const int32_t *tokens,
-                  void *buf)
+                  const struct snapshot_sink *sink)
 {
     const struct cache_seq *q = &c->seqs[seat];
     struct header head = {
@@ -174,32 +270,22 @@ int snapshot_save(struct cache *c, int32_t seat, const char identity[64], const 
         .n_evicted = q->n_evicted,
         .bytes = snapshot_bytes(c, seat),
     };
-    struct copier x = {.c = c, .at = buf};
+    struct copier x = {
+        .c = c, .sink = sink, .buf = malloc(buffer_bytes(largest_slot(c, q->variant)))};
     uint64_t token_bytes = (uint64_t)q->n_tokens * sizeof(int32_t);
+    int r = x.buf ? 0 : -ENOMEM;
 
     memcpy(head.magic, magic, sizeof(magic));
     memcpy(head.identity, identity, sizeof(head.identity));
     policy_print(&q->policy, head.policy, sizeof(head.policy));
-    memset(buf, 0, (size_t)head.bytes); /* the padding too */
-    memcpy(x.at, &head, sizeof(head));
-    x.at += sizeof(head);
-    memcpy(x.at, tokens, (size_t)token_bytes);
-    x.at += pad8(token_bytes);
-    for (int32_t i = 0; i < head.n_stores; i++) {
-        struct store_header h = describe(c, q, i, cache_store_slots(c, seat, i));
-        struct ops_kv kv = cache_store_kv(c, seat, i);
-        int r = 0;
-
-        memcpy(x.at, &h, sizeof(h));
-        x.at += sizeof(h);
-        for (int32_t g = 0; !r && g < h.n_groups; g++) {
-            r = copy_group(&x, &h, &kv, g);
-        }
-        if (r) {
-            return r;
-        }
+    r = r ? r : put(&x, &head, sizeof(head));
+    r = r ? r : put(&x, tokens, token_bytes);
+    r = r ? r : put_pad(&x, token_bytes);
+    for (int32_t i = 0; !r && i < head.n_stores; i++) {
+        r = save_store(&x, seat, i);
     }
-    return 0;
+    free(x.buf);
+    return r;
 }
 
 /* ---- checking -------------------------------------------------------------------------------- */
@@ -255,129 +341,216 @@ static int32_t slots_of(const struct cache *c, int32_t store, const struct heade
     return h->n_slots;
 }
 
-static int check_group(const struct store_header *h, const uint8_t *at, int32_t n_tokens,
-                       struct error *reterr)
+/* Each slot holds a position, no two the same: a victim is found among such. seen: (n_tokens) bits.
+ */
+static int check_positions(const uint8_t *at, int32_t n, int32_t n_tokens, uint8_t *seen,
+                           struct error *reterr)
 {
-    for (int32_t i = 0; i < h->n_slots && (h->flags & HAS_POS); i++) {
+    memset(seen, 0, (size_t)n_tokens / 8 + 1);
+    for (int32_t i = 0; i < n; i++) {
         int32_t pos;
 
         memcpy(&pos, at + (size_t)i * sizeof(pos), sizeof(pos));
-        if (pos < -1 || pos >= n_tokens) {
+        if (pos < 0 || pos >= n_tokens) {
             return broken(reterr, "a position");
         }
-    }
-    at += pad8((uint64_t)h->n_slots * (h->flags & HAS_POS ? sizeof(int32_t) : 0));
-    for (int32_t i = 0; i < h->n_slots && (h->flags & HAS_SCORE); i++) {
-        float score;
-
-        memcpy(&score, at + (size_t)i * sizeof(score), sizeof(score));
-        if (!isfinite(score)) {
-            return broken(reterr, "a score");
+        if (seen[pos / 8] & 1u << pos % 8) {
+            return broken(reterr, "two slots of one position");
         }
+        seen[pos / 8] |= (uint8_t)(1u << pos % 8);
     }
-    at += pad8((uint64_t)h->n_slots * (h->flags & HAS_SCORE ? sizeof(float) : 0));
-    for (uint64_t i = 0; i < n_sums(h); i++) {
-        float sum;
+    return 0;
+}
 
-        memcpy(&sum, at + (size_t)i * sizeof(sum), sizeof(sum));
-        if (!isfinite(sum)) {
-            return broken(reterr, "a sum of V");
+static int check_finite(const uint8_t *at, uint64_t n, const char *what, struct error *reterr)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float x;
+
+        memcpy(&x, at + (size_t)i * sizeof(x), sizeof(x));
+        if (!isfinite(x)) {
+            return broken(reterr, what);
         }
     }
     return 0;
 }
 
-static int check_store(const struct cache *c, const struct cache_seq *q, int32_t store,
-                       const struct header *head, const uint8_t *at, uint64_t left,
-                       uint64_t *ret_bytes, struct error *reterr)
+static int check_group(const struct store_header *h, const uint8_t *at, int32_t n_tokens,
+                       uint8_t *seen, struct error *reterr)
 {
-    struct store_header want = describe(c, q, store, slots_of(c, store, head));
-    struct store_header h;
+    uint64_t n = (uint64_t)h->n_slots;
     int r = 0;
 
-    if (left < sizeof(h)) {
+    if (h->flags & HAS_POS) {
+        r = check_positions(at, h->n_slots, n_tokens, seen, reterr);
+        at += pad8(n * sizeof(int32_t));
+    }
+    if (!r && (h->flags & HAS_SCORE)) {
+        r = check_finite(at, n, "a score", reterr);
+        at += pad8(n * sizeof(float));
+    }
+    return r ? r : check_finite(at, n_sums(h), "a sum of V", reterr);
+}
+
+/* Takes what is small out of the block, one thing after the other. */
+struct taker {
+    const struct cache *c;
+    const struct snapshot_source *source;
+    struct header head;
+    struct cache_seq seq; /* policy, place and variant of the sequence to be */
+    uint8_t *held;
+    uint8_t *seen;
+    uint64_t n_held;
+    uint64_t at;
+};
+
+static int take(struct taker *t, uint64_t n, struct error *reterr)
+{
+    int r;
+
+    if (!checked_range(t->at, n, t->source->size)) {
         return broken(reterr, "it ends early");
     }
-    memcpy(&h, at, sizeof(h));
-    if (memcmp(&h, &want, sizeof(h)) != 0) {
-        return error_set(reterr, -ENOTSUP,
-                         "the saved sequence's cache of layer %d is laid out otherwise",
-                         want.layer);
+    r = t->source->read(t->source->arg, t->at, t->held + t->n_held, (size_t)n);
+    if (r) {
+        return error_set_errno(reterr, r, "the saved sequence cannot be read");
     }
-    if (left < store_bytes(&h)) {
-        return broken(reterr, "it ends early");
+    t->n_held += n;
+    t->at += n;
+    return 0;
+}
+
+static int take_store(struct taker *t, int32_t store, struct error *reterr)
+{
+    struct store_header want = describe(t->c, &t->seq, store, slots_of(t->c, store, &t->head));
+    int r = take(t, sizeof(want), reterr);
+
+    if (!r && memcmp(t->held + t->n_held - sizeof(want), &want, sizeof(want)) != 0) {
+        r = error_set(reterr, -ENOTSUP,
+                      "the saved sequence's cache of layer %d is laid out otherwise", want.layer);
     }
-    for (int32_t g = 0; !r && g < h.n_groups; g++) {
-        r = check_group(&h, at + sizeof(h) + (uint64_t)g * group_bytes(&h), head->n_tokens, reterr);
+    for (int32_t g = 0; !r && g < want.n_groups; g++) {
+        r = take(t, state_bytes(&want), reterr);
+        r = r ? r
+              : check_group(&want, t->held + t->n_held - state_bytes(&want), t->head.n_tokens,
+                            t->seen, reterr);
+        if (!r && !checked_range(t->at, pad8(slots_bytes(&want)), t->source->size)) {
+            r = broken(reterr, "it ends early");
+        }
+        t->at += pad8(slots_bytes(&want));
     }
-    *ret_bytes = store_bytes(&h);
     return r;
 }
 
-int snapshot_check(const struct cache *c, const void *buf, size_t size, const char identity[64],
-                   const struct policy *p, struct snapshot_info *ret, struct error *reterr)
+/* What a sequence with this header leaves to be held; the header's numbers are within the plan's.
+ */
+static uint64_t held_bytes(const struct taker *t)
 {
-    struct cache_seq q = {.policy = *p, .place = place_find(p->place)};
-    struct header head;
-    uint64_t at = sizeof(head);
-    int r;
+    uint64_t sum = sizeof(t->head) + pad8((uint64_t)t->head.n_tokens * sizeof(int32_t));
 
-    if (size < sizeof(head)) {
-        return broken(reterr, "it ends early");
-    }
-    memcpy(&head, buf, sizeof(head));
-    r = check_header(c, &head, size, identity, p, reterr);
-    if (r) {
-        return r;
-    }
-    q.variant = shape_variant(&c->shape, p);
-    if (q.variant < 0) {
-        return error_set(reterr, -ENOTSUP, "the plan has no pages of this policy's precision");
-    }
-    if (!checked_range(at, pad8((uint64_t)head.n_tokens * sizeof(int32_t)), size)) {
-        return broken(reterr, "it ends early");
-    }
-    at += pad8((uint64_t)head.n_tokens * sizeof(int32_t));
-    for (int32_t i = 0; i < head.n_stores; i++) {
-        uint64_t bytes = 0;
+    for (int32_t i = 0; i < t->head.n_stores; i++) {
+        struct store_header h = describe(t->c, &t->seq, i, slots_of(t->c, i, &t->head));
 
-        r = check_store(c, &q, i, &head, (const uint8_t *)buf + at, size - at, &bytes, reterr);
-        if (r) {
-            return r;
-        }
-        at += bytes;
+        sum += sizeof(h) + (uint64_t)h.n_groups * state_bytes(&h);
     }
-    if (at != size) {
-        return broken(reterr, "it is longer than its stores");
-    }
-    memcpy(ret->policy, head.policy, sizeof(ret->policy));
-    ret->tokens = (const int32_t *)(const void *)((const uint8_t *)buf + sizeof(head));
-    ret->n_tokens = head.n_tokens;
-    ret->n_slots = head.n_slots;
-    ret->budget = head.budget;
-    return 0;
+    return sum;
 }
 
-int snapshot_load(struct cache *c, int32_t seat, const void *buf)
+static int take_all(struct taker *t, struct error *reterr)
+{
+    int r;
+
+    memcpy(t->held, &t->head, sizeof(t->head));
+    t->n_held = sizeof(t->head);
+    t->at = sizeof(t->head);
+    r = take(t, pad8((uint64_t)t->head.n_tokens * sizeof(int32_t)), reterr);
+    for (int32_t i = 0; !r && i < t->head.n_stores; i++) {
+        r = take_store(t, i, reterr);
+    }
+    if (!r && t->at != t->source->size) {
+        r = broken(reterr, "it is longer than its stores");
+    }
+    return r;
+}
+
+int snapshot_open(const struct cache *c, const struct snapshot_source *source,
+                  const char identity[64], const struct policy *p, struct snapshot **ret,
+                  struct error *reterr)
+{
+    struct taker t = {.c = c, .source = source};
+    struct snapshot *s = calloc(1, sizeof(*s));
+    int r;
+
+    if (!s) {
+        return error_set(reterr, -ENOMEM, "no memory for a saved sequence");
+    }
+    t.held = (uint8_t *)&t.head;
+    r = take(&t, sizeof(t.head), reterr);
+    r = r ? r : check_header(c, &t.head, source->size, identity, p, reterr);
+    if (r) {
+        goto fail;
+    }
+    t.seq = (struct cache_seq){
+        .policy = *p, .place = place_find(p->place), .variant = shape_variant(&c->shape, p)};
+    if (t.seq.variant < 0) {
+        r = error_set(reterr, -ENOTSUP, "the plan has no pages of this policy's precision");
+        goto fail;
+    }
+    s->held_bytes = held_bytes(&t);
+    s->held = malloc((size_t)(s->held_bytes + buffer_bytes(largest_slot(c, t.seq.variant))));
+    t.held = s->held;
+    t.seen = malloc((size_t)t.head.n_tokens / 8 + 1);
+    r = t.held && t.seen ? take_all(&t, reterr)
+                         : error_set(reterr, -ENOMEM, "no memory for a saved sequence");
+    free(t.seen);
+    if (r) {
+        goto fail;
+    }
+    s->source = *source;
+    memcpy(s->policy, t.head.policy, sizeof(s->policy));
+    s->tokens = (const int32_t *)(const void *)(s->held + sizeof(t.head));
+    s->n_tokens = t.head.n_tokens;
+    s->n_slots = t.head.n_slots;
+    s->budget = t.head.budget;
+    *ret = s;
+    return 0;
+fail:
+    snapshot_close(s);
+    return r;
+}
+
+void snapshot_close(struct snapshot *s)
+{
+    if (s) {
+        free(s->held);
+        free(s);
+    }
+}
+
+int snapshot_load(struct cache *c, int32_t seat, const struct snapshot *s, int *ret_read)
 {
     struct cache_seq *q = &c->seqs[seat];
-    struct copier x = {.c = c, .at = (uint8_t *)buf, .load = true};
+    struct copier x = {
+        .c = c, .source = &s->source, .held = s->held, .buf = s->held + s->held_bytes};
     struct header head;
     int r;
 
-    memcpy(&head, buf, sizeof(head));
-    x.at += sizeof(head) + pad8((uint64_t)head.n_tokens * sizeof(int32_t));
+    memcpy(&head, x.held, sizeof(head));
+    x.held += sizeof(head) + pad8((uint64_t)head.n_tokens * sizeof(int32_t));
+    x.at = sizeof(head) + pad8((uint64_t)head.n_tokens * sizeof(int32_t));
     r = cache_refill(c, seat, head.n_tokens, head.n_slots, head.n_evicted);
     for (int32_t i = 0; !r && i < head.n_stores; i++) {
         struct store_header h = describe(c, q, i, cache_store_slots(c, seat, i));
         struct ops_kv kv = cache_store_kv(c, seat, i);
 
+        x.held += sizeof(h);
         x.at += sizeof(h);
         for (int32_t g = 0; !r && g < h.n_groups; g++) {
             r = copy_group(&x, &h, &kv, g);
         }
     }
-    return r;
+    *ret_read = x.other;
+    return x.other ? 0 : r;
 }
 
 int snapshot_positions(const void *buf, size_t size, int32_t store, int32_t group,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "engine/kv/snapshot.h"
 
 int request_create(const struct engine_request *r, int32_t max_new, struct request **ret,
                    struct error *reterr)
@@ -19,10 +20,10 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     if (q) {
         q->tokens = malloc(n * sizeof(*q->tokens));
     }
-    if (q && r->saved && !r->saved_stays) {
+    if (q && r->saved) {
         q->saved_copy = malloc(r->saved_size);
     }
-    if (!q || !q->tokens || (r->saved && !r->saved_stays && !q->saved_copy)) {
+    if (!q || !q->tokens || (r->saved && !q->saved_copy)) {
         request_destroy(q);
         return error_set(reterr, -ENOMEM, "request: no memory for %zu tokens", n);
     }
@@ -30,10 +31,8 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     if (r->n_forced > 0) {
         memcpy(q->tokens + r->n_prompt, r->forced, (size_t)r->n_forced * sizeof(*q->tokens));
     }
-    q->saved = r->saved;
     if (q->saved_copy) {
         memcpy(q->saved_copy, r->saved, r->saved_size);
-        q->saved = q->saved_copy;
     }
     q->kind = r->kind;
     q->urgency = r->urgency;
@@ -49,18 +48,26 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     q->logits = r->logits_rows > 0 ? r->logits : NULL;
     q->logits_rows = r->logits_rows;
     q->score_first = r->score_first;
-    q->resumed = r->saved != NULL || r->made_up;
-    q->fork_of = r->saved ? 0 : r->fork_of;
+    q->resumed = r->saved || r->saved_read || r->made_up;
+    q->fork_of = r->saved || r->saved_read ? 0 : r->fork_of;
     q->seat = -1;
     q->submit_ns = clock_ns();
     *ret = q;
     return 0;
 }
 
+void request_drop_saved(struct request *r)
+{
+    snapshot_close(r->saved);
+    r->saved = NULL;
+    free(r->saved_copy);
+    r->saved_copy = NULL;
+}
+
 void request_destroy(struct request *r)
 {
     if (r) {
-        free(r->saved_copy);
+        request_drop_saved(r);
         free(r->tokens);
         free(r);
     }

@@ -4,8 +4,8 @@
 
 /* A request from submit to its last event, and the lists of those that wait and those that run.
  *
- * One text: `tokens` holds the prompt, then the new tokens (forced ones first). n_fed of them are in
- * the cache, the one at n_fed is fed next. While n_fed < n_prompt the prompt is being read. */
+ * One text: `tokens` holds the prompt, then the new tokens (forced ones first). n_fed of them are
+ * in the cache, the one at n_fed is fed next. While n_fed < n_prompt the prompt is being read. */
 
 #include "engine/engine.h"
 #include "engine/kv/shape.h"
@@ -27,20 +27,20 @@ struct request {
     int32_t *tokens; /* (n_tokens_max) */
     int32_t n_prompt;
     int32_t n_forced;
-    int32_t n_new;        /* known new tokens, forced ones counted once their turn has come */
+    int32_t n_new; /* known new tokens, forced ones counted once their turn has come */
     int32_t max_new;
     int32_t n_tokens_max; /* n_prompt + max_new */
     int32_t n_fed;
-    int32_t n_steps;      /* over which a policy's tau runs */
-    bool until_ctx;       /* max_new is what the context leaves */
+    int32_t n_steps; /* over which a policy's tau runs */
+    bool until_ctx;  /* max_new is what the context leaves */
     bool ignore_end;
     bool report_forced;
     struct policy policy;
     struct shape_text text;
-    uint64_t fork_of; /* handle of one whose text this one begins with, 0: none */
-    const void *saved; /* a snapshot to begin with, until it is loaded */
-    void *saved_copy;  /* where it is our own */
-    bool resumed; /* began with one, or with a made-up cache */
+    uint64_t fork_of;       /* handle of one whose text this one begins with, 0: none */
+    struct snapshot *saved; /* to begin with, until it is loaded */
+    void *saved_copy;       /* of its block, where that lay in memory */
+    bool resumed;           /* began with one, or with a made-up cache */
     struct sampler sampler;
     float *logits;
     int32_t logits_rows;
@@ -49,8 +49,8 @@ struct request {
     int64_t credit;
     bool made_up;    /* its prompt's K and V are */
     bool needs_peak; /* the cache's one region for long prompts */
-    bool stashes; /* scored from hidden states that are set aside */
-    int32_t seat; /* -1: waiting */
+    bool stashes;    /* scored from hidden states that are set aside */
+    int32_t seat;    /* -1: waiting */
     bool in_batch;
     bool cancelled;
     bool finished; /* DONE was emitted; kept only while a batch holds its rows */
@@ -69,6 +69,7 @@ struct request_list {
 int request_create(const struct engine_request *r, int32_t max_new, struct request **ret,
                    struct error *reterr) WARN_UNUSED;
 void request_destroy(struct request *r); /* takes NULL */
+void request_drop_saved(struct request *r);
 
 void request_append(struct request_list *l, struct request *r);
 void request_remove(struct request_list *l, struct request *r);

@@ -292,16 +292,23 @@ static bool goes_before(const struct request *a, const struct request *b)
     return a->handle < b->handle;
 }
 
-static int restore(struct sched *s, struct request *r)
+/* *ret_read: not 0 where its block could not be read: then nothing can come of it. */
+static int restore(struct sched *s, struct request *r, int *ret_read)
 {
     int e = r->made_up ? cache_fill(s->config.cache, r->seat)
-                       : snapshot_load(s->config.cache, r->seat, r->saved);
+                       : snapshot_load(s->config.cache, r->seat, r->saved, ret_read);
 
     r->n_fed = r->text.held;
-    free(r->saved_copy);
-    r->saved_copy = NULL;
-    r->saved = NULL;
+    request_drop_saved(r);
     return e;
+}
+
+static void finish_unread(struct sched *s, struct request *r, int err)
+{
+    struct error e = {0};
+
+    (void)error_set_errno(&e, err, "the saved sequence cannot be read");
+    sched_finish(s, r, ENGINE_ERROR, &e);
 }
 
 /* Waits for what only one request at a time may have, which others need not, or for its parent. */
@@ -361,10 +368,15 @@ static int seat_waiting(struct sched *s)
         best->seat = seat;
         request_append(&s->running, best);
         best->principal->seat_turn = ++s->turn;
-        int e = best->saved || best->made_up ? restore(s, best) : 0;
+        int read = 0;
+        int e = best->saved || best->made_up ? restore(s, best, &read) : 0;
 
         if (e) {
             return e;
+        }
+        if (read) {
+            finish_unread(s, best, read);
+            continue;
         }
         note_kept(s, best);
         if (layered_is(s, best)) {

@@ -11,27 +11,30 @@
 
 #include "engine/engine.h"
 #include "engine/kv/cache.h"
+#include "engine/kv/snapshot.h"
 #include "engine/model/forward.h"
 
 struct sched;
 
 struct sched_config {
-    struct model *model;        /* loaded */
-    struct cache *cache;        /* the scheduler's user keeps it, and model and tok, until after destroy */
-    const struct tok *tok;      /* or NULL: no token ends a text */
-    const char *identity;       /* 64 characters that name model and overlays */
+    struct model *model; /* loaded */
+    struct cache *cache; /* the scheduler's user keeps it, and model and tok, until after destroy */
+    const struct tok *tok; /* or NULL: no token ends a text */
+    const char *identity;  /* 64 characters that name model and overlays */
     int32_t ctx;
     int32_t n_seqs;
-    int32_t batch_tokens;       /* at least max_chunk + n_seqs */
+    int32_t batch_tokens; /* at least max_chunk + n_seqs */
     int32_t max_chunk;
 };
 
 /* Device and host bytes that sched_create takes. */
-uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens, int32_t max_chunk);
+uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens,
+                     int32_t max_chunk);
 /* Rows of logits computed at once. */
 int32_t sched_logit_rows(int32_t n_seqs);
 
-int sched_create(const struct sched_config *config, struct sched **ret, struct error *reterr) WARN_UNUSED;
+int sched_create(const struct sched_config *config, struct sched **ret,
+                 struct error *reterr) WARN_UNUSED;
 void sched_destroy(struct sched *s); /* takes NULL */
 
 int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
@@ -40,8 +43,10 @@ int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason);
 int sched_credit(struct sched *s, uint64_t handle, int64_t n_rows);
 int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size,
                struct error *reterr) WARN_UNUSED;
-int sched_save_bytes(const struct sched *s, uint64_t handle, uint64_t *ret, struct error *reterr) WARN_UNUSED;
-int sched_save_to(struct sched *s, uint64_t handle, void *buf, struct error *reterr) WARN_UNUSED;
+int sched_save_bytes(const struct sched *s, uint64_t handle, uint64_t *ret,
+                     struct error *reterr) WARN_UNUSED;
+int sched_save_to(struct sched *s, uint64_t handle, const struct snapshot_sink *sink,
+                  struct error *reterr) WARN_UNUSED;
 int sched_step(struct sched *s, engine_emit *emit, void *arg);
 void sched_interrupt(struct sched *s);
 void sched_heartbeat(const struct sched *s, int64_t *ret_last_ns, int64_t *ret_longest_ns);

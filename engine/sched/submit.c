@@ -5,7 +5,9 @@
  * sequence, that block, so that nothing about it can fail once it sits. */
 
 #include <errno.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/kv/snapshot.h"
 #include "engine/sched/state.h"
@@ -71,6 +73,11 @@ static int check_ids(const struct sched *s, const int32_t *ids, int32_t n, const
     return 0;
 }
 
+static bool has_saved(const struct engine_request *r)
+{
+    return r->saved || r->saved_read;
+}
+
 static int check_request(const struct sched *s, const struct engine_request *r,
                          struct error *reterr)
 {
@@ -100,7 +107,7 @@ static int check_request(const struct sched *s, const struct engine_request *r,
         return error_set(reterr, -EINVAL, "%d forced tokens are more than max_tokens, %d",
                          r->n_forced, r->max_tokens);
     }
-    if (r->made_up && (r->kind != ENGINE_GENERATE || r->saved || r->n_forced < 1)) {
+    if (r->made_up && (r->kind != ENGINE_GENERATE || has_saved(r) || r->n_forced < 1)) {
         return error_set(reterr, -EINVAL,
                          "a made-up prompt needs a forced token and nothing saved");
     }
@@ -121,46 +128,63 @@ static int32_t token_of(const struct engine_request *r, int32_t i)
     return i < r->n_prompt ? r->prompt[i] : r->forced[i - r->n_prompt];
 }
 
-/* A saved sequence must be a beginning of the text. */
-static int check_saved(const struct sched *s, const struct engine_request *r,
-                       const struct policy *policy, struct shape_text *text, struct error *reterr)
+static int read_memory(void *arg, uint64_t at, void *buf, size_t n)
 {
-    struct snapshot_info info;
-    int e = snapshot_check(s->config.cache, r->saved, r->saved_size, s->config.identity, policy,
-                           &info, reterr);
+    memcpy(buf, (const uint8_t *)arg + at, n); /* snapshot.c stays within the source's size */
+    return 0;
+}
 
-    if (e) {
-        return e;
-    }
-    if (info.n_tokens >= r->n_prompt + r->n_forced) {
+/* A saved sequence must be a beginning of the text. */
+static int fits_text(const struct engine_request *r, const struct policy *policy,
+                     const struct snapshot *saved, const struct shape_text *text,
+                     struct error *reterr)
+{
+    if (saved->n_tokens >= r->n_prompt + r->n_forced) {
         return error_set(reterr, -EINVAL, "the saved sequence has %d tokens, the text only %d",
-                         info.n_tokens, r->n_prompt + r->n_forced);
+                         saved->n_tokens, r->n_prompt + r->n_forced);
     }
-    for (int32_t i = 0; i < info.n_tokens; i++) {
-        if (info.tokens[i] != token_of(r, i)) {
+    for (int32_t i = 0; i < saved->n_tokens; i++) {
+        if (saved->tokens[i] != token_of(r, i)) {
             return error_set(reterr, -EINVAL,
                              "the saved sequence differs from the text at token %d", i);
         }
     }
-    if (r->kind == ENGINE_SCORE && info.n_tokens > r->score_first) {
+    if (r->kind == ENGINE_SCORE && saved->n_tokens > r->score_first) {
         return error_set(reterr, -EINVAL, "the saved sequence reaches beyond score_first");
     }
-    if (r->kind == ENGINE_GENERATE && info.n_tokens + 1 >= text->n_tokens) {
+    if (r->kind == ENGINE_GENERATE && saved->n_tokens + 1 >= text->n_tokens) {
         return error_set(reterr, -EINVAL, "the saved sequence leaves no token to say");
     }
-    if (policy->mode == POLICY_AS_SHIPPED && info.n_tokens < r->n_prompt) {
+    if (policy->mode == POLICY_AS_SHIPPED && saved->n_tokens < r->n_prompt) {
         return error_set(reterr, -ENOTSUP, "mode=as-shipped takes no second turn");
     }
-    text->held = info.n_tokens;
-    text->held_slots = info.n_slots;
-    text->budget = info.budget;
     return 0;
+}
+
+static int open_saved(const struct sched *s, const struct engine_request *r,
+                      const struct policy *policy, struct shape_text *text, struct snapshot **ret,
+                      struct error *reterr)
+{
+    struct snapshot_source source = {.read = r->saved_read ? r->saved_read : read_memory,
+                                     .arg =
+                                         r->saved_read ? r->saved_arg : (void *)(uintptr_t)r->saved,
+                                     .size = r->saved_size};
+    int e = snapshot_open(s->config.cache, &source, s->config.identity, policy, ret, reterr);
+
+    e = e ? e : fits_text(r, policy, *ret, text, reterr);
+    if (!e) {
+        text->held = (*ret)->n_tokens;
+        text->held_slots = (*ret)->n_slots;
+        text->budget = (*ret)->budget;
+    }
+    return e;
 }
 
 int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
                  struct error *reterr)
 {
     struct policy policy = s->config.cache->shape.config.mix.part[0].policy;
+    struct snapshot *saved = NULL;
     struct request *q = NULL;
     int e = check_request(s, r, reterr);
 
@@ -177,8 +201,8 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
 
     struct shape_text text = {.n_prompt = r->n_prompt, .n_tokens = r->n_prompt + max_new};
 
-    if (r->saved) {
-        e = check_saved(s, r, &policy, &text, reterr);
+    if (has_saved(r)) {
+        e = open_saved(s, r, &policy, &text, &saved, reterr);
     }
     if (r->made_up) {
         int32_t budget = policy_budget(&policy, r->n_prompt, s->config.ctx);
@@ -200,7 +224,12 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
         e = request_create(r, max_new, &q, reterr);
     }
     if (e) {
+        snapshot_close(saved);
         return e;
+    }
+    q->saved = saved;
+    if (q->saved_copy) {
+        saved->source.arg = q->saved_copy;
     }
     q->principal = join_principal(s, r->principal);
     if (!q->principal) {
@@ -275,7 +304,8 @@ int sched_save_bytes(const struct sched *s, uint64_t handle, uint64_t *ret, stru
     return e;
 }
 
-int sched_save_to(struct sched *s, uint64_t handle, void *buf, struct error *reterr)
+int sched_save_to(struct sched *s, uint64_t handle, const struct snapshot_sink *sink,
+                  struct error *reterr)
 {
     const struct request *r = NULL;
     int e = find_at_rest(s, handle, &r, reterr);
@@ -283,8 +313,17 @@ int sched_save_to(struct sched *s, uint64_t handle, void *buf, struct error *ret
     if (e) {
         return e;
     }
-    e = snapshot_save(s->config.cache, r->seat, s->config.identity, r->tokens, buf);
-    return e ? error_set(reterr, e, "the device gave no copy of the cache") : 0;
+    e = snapshot_save(s->config.cache, r->seat, s->config.identity, r->tokens, sink);
+    return e ? error_set_errno(reterr, e, "the sequence cannot be saved") : 0;
+}
+
+static int write_memory(void *arg, const void *data, size_t n)
+{
+    uint8_t **at = arg;
+
+    memcpy(*at, data, n);
+    *at += n;
+    return 0;
 }
 
 int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size, struct error *reterr)
@@ -301,7 +340,10 @@ int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size, s
         return error_set(reterr, -ENOMEM, "no memory for a saved sequence of %zu bytes",
                          (size_t)size);
     }
-    e = sched_save_to(s, handle, buf, reterr);
+    uint8_t *at = buf;
+
+    e = sched_save_to(s, handle, &(struct snapshot_sink){.write = write_memory, .arg = &at},
+                      reterr);
     if (e) {
         free(buf);
         return e;

@@ -2,6 +2,8 @@
 #ifndef PIPIT_PROTO_LANE_RECORD_H
 #define PIPIT_PROTO_LANE_RECORD_H
 
+/* clang-format off */
+
 /* The lane protocol: the one table of record types and offsets (DESIGN §2).
  *
  * A lane is a SOCK_SEQPACKET Unix connection; every message is one 256-byte record: a 32-byte
@@ -280,7 +282,8 @@ struct lane_done {
 enum lane_session_state { LANE_SESSION_NONE, LANE_SESSION_SAVED, LANE_SESSION_NOT_SAVED };
 
 enum lane_session_op {
-    LANE_SESSION_LIST = 1, /* a line each into the e2c lease: name, tab, bytes, tab, seconds since 1970 */
+    LANE_SESSION_LIST = 1, /* a line each into the e2c lease: name, tab, bytes, tab, seconds since 1970;
+                              in order of names those behind `name`, as many as fit, none at the end */
     LANE_SESSION_REMOVE,   /* an empty LANE_BULK */
 };
 enum { LANE_SESSION_NAME = 64 };

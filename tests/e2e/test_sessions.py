@@ -12,12 +12,15 @@ import shutil
 import signal
 import stat
 import struct
+import subprocess
 import tempfile
+import time
 import unittest
 
 from daemon import wait_until
 from harness import CliDaemon
-from lane import F_SESSION, SCORE, T_PROMPT, T_SESSION, item, sampling
+from lane import (ACCEPTED, F_REPLAYED, F_SESSION, S_IGNORE_END, SCORE, T_PROMPT, T_SESSION, TOKEN, item, sampling,
+                  text_of)
 
 ASK = ("ask", "--raw", "--temp", "0", "--json")
 
@@ -101,6 +104,34 @@ class Misused(Sessions):
         self.assertEqual(self.daemon.cli("session", "rm", "t")[0], 0)
         self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
         self.assertEqual(self.daemon.cli("session", "rm", "t")[0], 4)
+
+
+class Killed(Sessions):
+    def run_to_the_save(self, crash, stopped):
+        """An answer of many records whose engine dies when its file has its name; `stopped`: the front, meanwhile."""
+        lane = self.daemon.lane()
+        hook = item(T_SESSION, "crash:saved") if crash else b""
+        rid = lane.request(item(T_PROMPT, "Once upon a time") + item(T_SESSION, f"c{int(crash)}") + hook +
+                           sampling(max_tokens=400, n_logprobs=20, flags=S_IGNORE_END), flags=F_SESSION)
+        self.assertEqual(lane.recv().type, ACCEPTED)
+        if stopped:
+            self.daemon.process.send_signal(signal.SIGSTOP)
+            time.sleep(2)
+            self.daemon.process.send_signal(signal.SIGCONT)
+        events = list(lane.events(rid))
+        lane.close()
+        return events
+
+    def test_a_turn_that_was_saved_is_said_once_and_in_full(self):
+        self.start("--test-hooks", "--stall-timeout", "30")
+        want = self.run_to_the_save(False, False)
+        got = self.run_to_the_save(True, True)
+        self.assertEqual([e.token for e in got if e.type == TOKEN], [e.token for e in want if e.type == TOKEN])
+        self.assertEqual(text_of(got), text_of(want))
+        self.assertTrue(got[-1].flags & F_REPLAYED)
+        self.assertEqual((got[-1].reason, got[-1].session), ("length", 1))
+        texts = [self.ask(" The", session=s)["text"] for s in ("c0", "c1")]
+        self.assertEqual(texts[0], texts[1])
 
 
 class Continuing(Sessions):
@@ -234,6 +265,43 @@ class Files(Sessions):
         self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
         resource.prlimit(engine, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         self.assertEqual(self.ask(" Then", session="s")["usage"]["cached_tokens"] > 20, True, first)
+
+    def small_disk(self, kind, options):
+        """A file system of its own for the state folder; skips where that needs more rights."""
+        self.stop()
+        os.makedirs(self.state, exist_ok=True)
+        if subprocess.run(["mount", "-t", kind, "-o", options, "none", self.state], capture_output=True).returncode:
+            self.skipTest("file systems cannot be mounted here")
+        self.addCleanup(subprocess.run, ["umount", "-l", self.state], check=True)
+        self.start()
+
+    def test_a_full_file_system_loses_nothing(self):
+        """tmpfs says so when room is asked for; ramfs, as copy-on-write ones, when it is written."""
+        for kind, options, cause in (("tmpfs", "size=100k", "No space left"), ("ramfs", "size=0", "File too large")):
+            with self.subTest(kind):
+                self.small_disk(kind, options)
+                engine = self.daemon.child("pipit-engine")
+                self.ask("Once upon a time")
+                before = self.content()
+                if kind == "ramfs":
+                    resource.prlimit(engine, resource.RLIMIT_FSIZE, (len(before) + 4096, resource.RLIM_INFINITY))
+                self.ask(" Then", n=200, fails=(4, "cannot be"))
+                self.assertEqual(self.content(), before)
+                self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
+                self.assertEqual(self.daemon.child("pipit-engine"), engine, cause)
+                if kind == "ramfs":
+                    resource.prlimit(engine, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                self.ask("", n=2)
+
+    def test_a_long_list_comes_in_pages(self):
+        self.ask("Once")
+        names = sorted("%064d" % (i * i) for i in range(700))
+        for name in names:
+            with open(self.file(name), "w") as f:
+                f.write("x" * 10)
+        rc, out, err = self.daemon.cli("session", "list", "--json")
+        self.assertEqual((rc, err), (0, ""))
+        self.assertEqual([json.loads(line)["name"] for line in out.splitlines()], [*names, "s"])
 
     def test_quota_and_places(self):
         self.stop()

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "engine/kv/snapshot.h"
 #include "tests/unit/engine_run.h"
 
 enum { N_PROMPT = 60, N_NEW = 24 };
@@ -168,6 +169,155 @@ Test(saved, a_second_turn_cuts_again)
     cr_assert_eq(r.usage.n_cached, 48);
     cr_assert_eq(r.usage.n_slots % 20, 0);
     run_clear(&r);
+    free(s.p);
+    engine_destroy(e);
+}
+
+/* Where a store's group has its positions in a block (layout: engine/kv/snapshot.c). */
+static int32_t *positions(const struct saved *s, int32_t *ret_n)
+{
+    const int32_t *at;
+
+    cr_assert_eq(snapshot_positions(s->p, s->size, 1, 0, &at, ret_n), 0);
+    cr_assert_not_null(at);
+    return (int32_t *)(uintptr_t)at;
+}
+
+/* A victim is found among slots with different positions: what has others would end the device. */
+Test(saved, positions_that_leave_no_victim_are_refused)
+{
+    static const char *const kv[] = {"h2o:20", "fp8+keyformer:20", "window:20", "recency:20"};
+
+    for (size_t i = 0; i < sizeof(kv) / sizeof(kv[0]); i++) {
+        int32_t ids[N_PROMPT];
+        struct engine *e = run_engine("cache_model.gguf", "cpu", 128, 1, kv[i]);
+        struct error err = {0};
+        uint64_t h;
+
+        run_tokens(54, engine_info(e)->n_vocab, ids, N_PROMPT);
+        struct engine_request q = run_request(ids, N_PROMPT, 8);
+        struct saved s = leave(e, &q, 3);
+        struct run r;
+        int32_t n;
+        int32_t *pos = positions(&s, &n);
+
+        run_submit(e, &q, &r);
+        run_all(e);
+        q.forced = r.tokens;
+        q.n_forced = 3;
+        q.saved = s.p;
+        q.saved_size = s.size;
+        cr_assert_eq(n, 20);
+        int32_t first = pos[0];
+
+        pos[0] = -1;
+        cr_assert_eq(engine_submit(e, &q, &h, &err), -EBADMSG, "%s", kv[i]);
+        cr_assert(strstr(err.text, "a position"), "%s", err.text);
+        pos[0] = pos[n - 1];
+        err.code = 0;
+        cr_assert_eq(engine_submit(e, &q, &h, &err), -EBADMSG, "%s", kv[i]);
+        cr_assert(strstr(err.text, "two slots of one position"), "%s", err.text);
+        pos[0] = first;
+        err.code = 0;
+        cr_assert_eq(engine_submit(e, &q, &h, &err), 0, "%s: %s", kv[i], err.text);
+        cr_assert_eq(engine_cancel(e, h, ENGINE_CANCELLED), 0);
+        free(s.p);
+        run_clear(&r);
+        engine_destroy(e);
+    }
+}
+
+/* A block on a disk: what is read of it may fail, or change, at any time. */
+struct disk {
+    const struct saved *s;
+    uint64_t n_reads;
+    uint64_t fails_at;
+    bool nan; /* slots come as numbers that are none */
+    bool loading;
+};
+
+static int read_disk(void *arg, uint64_t at, void *buf, size_t n)
+{
+    struct disk *d = arg;
+
+    cr_assert_leq(at + n, d->s->size);
+    memcpy(buf, (const uint8_t *)d->s->p + at, n);
+    if (d->nan && d->loading) {
+        memset(buf, 0xff, n);
+    }
+    return d->n_reads++ == d->fails_at ? -EIO : 0;
+}
+
+Test(saved, a_block_that_cannot_be_read_ends_its_own_request)
+{
+    int32_t ids[N_PROMPT];
+    struct engine *e = run_engine("cache_model.gguf", "cpu", 128, 2, "fp8+h2o:20");
+    struct run whole;
+    uint64_t n_refused = 0;
+    uint64_t n_ended = 0;
+    uint64_t h;
+
+    run_tokens(55, engine_info(e)->n_vocab, ids, N_PROMPT);
+    struct engine_request q = run_request(ids, N_PROMPT, N_NEW);
+    struct saved s = leave(e, &q, 3);
+
+    run_submit(e, &q, &whole);
+    run_all(e);
+    struct engine_request again = q;
+
+    again.forced = whole.tokens;
+    again.n_forced = 3;
+    again.saved_read = read_disk;
+    again.saved_size = s.size;
+    for (uint64_t i = 0;; i++) {
+        struct disk d = {.s = &s, .fails_at = i};
+        struct error err = {0};
+        struct run r;
+        struct run beside;
+
+        again.saved_arg = &d;
+        memset(&r, 0, sizeof(r));
+        again.user = &r;
+        if (engine_submit(e, &again, &h, &err)) {
+            cr_assert(strstr(err.text, "cannot be read"), "%s", err.text);
+            n_refused++;
+            continue;
+        }
+        engine_cancel(e, h, ENGINE_CANCELLED);
+        run_all(e);
+        d.n_reads = 0;
+        run_submit(e, &again, &r);
+        run_submit(e, &q, &beside);
+        run_all(e);
+        cr_assert(r.done);
+        cr_assert_eq(memcmp(beside.tokens, whole.tokens, N_NEW * sizeof(int32_t)), 0, "the other");
+        run_clear(&beside);
+        if (d.n_reads <= i) {
+            cr_assert_eq(r.n_new, N_NEW - 3);
+            run_clear(&r);
+            break;
+        }
+        cr_assert_eq(r.n_new, 0);
+        n_ended++;
+        run_clear(&r);
+    }
+    cr_assert_gt(n_refused, 3);
+    cr_assert_gt(n_ended, 3);
+
+    /* Slots may hold anything: an answer follows, of some tokens. */
+    struct disk d = {.s = &s, .fails_at = UINT64_MAX, .nan = true};
+    struct run r;
+
+    again.saved_arg = &d;
+    run_submit(e, &again, &r);
+    d.loading = true;
+    run_all(e);
+    cr_assert(r.done);
+    for (int32_t i = 0; i < r.n_new; i++) {
+        cr_assert(r.tokens[i] >= 0 && r.tokens[i] < engine_info(e)->n_vocab);
+    }
+    run_clear(&r);
+    run_clear(&whole);
     free(s.p);
     engine_destroy(e);
 }
