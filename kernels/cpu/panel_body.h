@@ -5,9 +5,9 @@
 /* The panel kernels, written once over the lanes of kernels/cpu/lanes_c.h. A file that offers them
  * for an instruction set includes that set's lanes first, then this, and calls panel_body_set().
  *
- * A tile is one panel (16 rows) by up to LANES_TILE tokens. A quantised block is unpacked into eight
- * vectors that stay in registers while the tile's tokens pass; each token's block is one integer
- * dot product (exact), then
+ * A tile is one panel (16 rows) by up to LANES_TILE tokens. A quantised block is unpacked into
+ * eight vectors that stay in registers while the tile's tokens pass; each token's block is one
+ * integer dot product (exact), then
  *
  *     acc = fma(m, s_a, acc)                 types with a minimum
  *     acc = fma((float)dot, d_w * d_a, acc)
@@ -23,21 +23,17 @@
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/unroll.h"
 
-enum {
-    PANEL_FEW = 4,      /* up to so many tokens the weights come from memory */
-};
-
-/* What to ask for when `at` is read. One ascending stream of prefetches keeps no more lines in flight
- * than an L1 has fill buffers; a core's L2 follows many streams at once, one a 4 KiB page. So the 64
- * lines of the next pages are asked for in turn: 8 from each of the next 8 pages, each 8 following
- * those that the pages before asked for. On a Sapphire Rapids Xeon two threads read 27 GB/s this way,
- * 18 with one stream 8 KiB ahead. */
+/* What to ask for when `at` is read. One ascending stream of prefetches keeps no more lines in
+ * flight than an L1 has fill buffers; a core's L2 follows many streams at once, one a 4 KiB page.
+ * So the 64 lines of the next pages are asked for in turn: 8 from each of the next 8 pages, each 8
+ * following those that the pages before asked for. On a Sapphire Rapids Xeon two threads read 27
+ * GB/s this way, 18 with one stream 8 KiB ahead. */
 LANES_INLINE const uint8_t *panel_ahead(const uint8_t *at, const struct cpu_acts *a)
 {
     uintptr_t x = (uintptr_t)at;
     uintptr_t slice = x >> 6 & 7; /* the page that is `8 - slice` further, its lines 8 slice.. */
-    const uint8_t *to =
-        (const uint8_t *)((x & ~(uintptr_t)4095) + 4096 * (8 - slice) + 512 * slice + (x >> 9 & 7) * 64);
+    const uint8_t *to = (const uint8_t *)((x & ~(uintptr_t)4095) + 4096 * (8 - slice) +
+                                          512 * slice + (x >> 9 & 7) * 64);
 
     return to >= a->end ? to + a->jump : to;
 }
@@ -90,7 +86,9 @@ LANES_INLINE int panel_code_bytes(enum dtype type)
     int bits = panel_code_bits(type);
 
     return bits == 8 ? PANEL_BYTES
-                     : PANEL_NIBBLES + (bits == 5 ? PANEL_HIGH1 : bits == 6 ? PANEL_HIGH2 : 0);
+                     : PANEL_NIBBLES + (bits == 5   ? PANEL_HIGH1
+                                        : bits == 6 ? PANEL_HIGH2
+                                                    : 0);
 }
 
 /* The codes of one block: u[j] = columns 4j..4j+3 of 16 rows. */
@@ -134,7 +132,7 @@ UNROLL_INLINE void panel_unpack(int bits, const uint8_t *w, li u[8])
 
 /* n tokens' blocks of a type with one scale a block; `a` is the first's, lda blocks apart. */
 UNROLL_INLINE void panel_blocks(enum dtype type, const li u[8], lf wd, lf wm,
-                               const struct panel_act *a, size_t lda, int n, lf *acc)
+                                const struct panel_act *a, size_t lda, int n, lf *acc)
 {
     int zero = panel_zero_log2(type);
     li dot[LANES_TILE];
@@ -159,7 +157,7 @@ UNROLL_INLINE void panel_blocks(enum dtype type, const li u[8], lf wd, lf wm,
 
 /* Q6_K: each half of the block has its own scale. */
 UNROLL_INLINE void panel_halves(const li u[8], lf wd, lf sc0, lf sc1, const struct panel_act *a,
-                               size_t lda, int n, lf *acc)
+                                size_t lda, int n, lf *acc)
 {
     li dot0[LANES_TILE];
     li dot1[LANES_TILE];
@@ -184,8 +182,8 @@ UNROLL_INLINE void panel_halves(const li u[8], lf wd, lf sc0, lf sc1, const stru
 
 /* few: weights come from memory; `from` tells where their stream goes. */
 UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
-                             const struct panel_act *a, size_t lda, int n, int few,
-                             const struct cpu_acts *from, float *out)
+                              const struct panel_act *a, size_t lda, int n, int few,
+                              const struct cpu_acts *from, float *out)
 {
     const int code_bytes = panel_code_bytes(type);
     const int step = code_bytes + (panel_is_k(type) ? 0 : PANEL_SCALES) +
@@ -249,45 +247,46 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
     }
 }
 
+/* The tokens that no whole tile took, as one more tile: a few rows of whatever lies behind the last
+ * token's cost less than unpacking the panel twice. Their results lie behind the last one's, where
+ * nobody looks. */
+UNROLL_INLINE void panel_rest(enum dtype type, const uint8_t *w, int n_blocks,
+                              const struct panel_act *q, size_t ld, int32_t n, int few,
+                              const struct cpu_acts *a, float *out)
+{
+    const int half = LANES_TILE > 8 ? 8 : 1;
+
+    if (n > 8) {
+        panel_tile(type, w, n_blocks, q, ld, LANES_TILE, few, a, out);
+    } else if (n > 4) {
+        panel_tile(type, w, n_blocks, q, ld, half, few, a, out);
+    } else if (n > 2) {
+        panel_tile(type, w, n_blocks, q, ld, 4, few, a, out);
+    } else if (n == 2) {
+        panel_tile(type, w, n_blocks, q, ld, 2, few, a, out);
+    } else if (n == 1) {
+        panel_tile(type, w, n_blocks, q, ld, 1, few, a, out);
+    }
+}
+
 UNROLL_INLINE void panel_quant(enum dtype type, const uint8_t *w, const struct cpu_acts *a,
-                              int32_t n, float *out)
+                               int32_t n, float *out)
 {
     const int n_blocks = a->n_cols / PANEL_COLS;
     const struct panel_act *q = a->q;
     size_t ld = a->ldq;
 
-    if (n >= LANES_TILE && n > PANEL_FEW) {
-        panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 1, a, out);
+    if (n < LANES_TILE) {
+        panel_rest(type, w, n_blocks, q, ld, n, 1, a, out);
+        return;
+    }
+    panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 1, a, out);
+    for (n -= LANES_TILE; n >= LANES_TILE; n -= LANES_TILE) {
         q += LANES_TILE * ld;
         out += 16 * LANES_TILE;
-        n -= LANES_TILE;
-        for (; n >= LANES_TILE; n -= LANES_TILE) {
-            panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 0, a, out);
-            q += LANES_TILE * ld;
-            out += 16 * LANES_TILE;
-        }
+        panel_tile(type, w, n_blocks, q, ld, LANES_TILE, 0, a, out);
     }
-    if (LANES_TILE > 8 && n >= 8) {
-        panel_tile(type, w, n_blocks, q, ld, LANES_TILE > 8 ? 8 : 1, 1, a, out);
-        q += 8 * ld;
-        out += 16 * 8;
-        n -= 8;
-    }
-    if (n >= 4) {
-        panel_tile(type, w, n_blocks, q, ld, 4, 1, a, out);
-        q += 4 * ld;
-        out += 16 * 4;
-        n -= 4;
-    }
-    if (n >= 2) {
-        panel_tile(type, w, n_blocks, q, ld, 2, 1, a, out);
-        q += 2 * ld;
-        out += 16 * 2;
-        n -= 2;
-    }
-    if (n >= 1) {
-        panel_tile(type, w, n_blocks, q, ld, 1, 1, a, out);
-    }
+    panel_rest(type, w, n_blocks, q + LANES_TILE * ld, ld, n, 0, a, out + 16 * LANES_TILE);
 }
 
 /* Columns k and, for BF16, k + 1 (k even) of a float panel. */
@@ -304,8 +303,8 @@ LANES_INLINE lf panel_column(enum dtype type, const uint8_t *w, int k)
 }
 
 UNROLL_INLINE void panel_tile_float(enum dtype type, const uint8_t *w, int n_cols, const float *x,
-                                   size_t ldx, int n, int few, const struct cpu_acts *from,
-                                   float *out)
+                                    size_t ldx, int n, int few, const struct cpu_acts *from,
+                                    float *out)
 {
     const int bytes = type == DTYPE_F32 ? 256 : 128; /* of four columns */
     lf acc[4][4];
@@ -344,13 +343,12 @@ UNROLL_INLINE void panel_tile_float(enum dtype type, const uint8_t *w, int n_col
     }
     UNROLL_LOOP
     for (int t = 0; t < n; t++) {
-        lf_store(out + 16 * t,
-                 lf_add(lf_add(acc[t][0], acc[t][1]), lf_add(acc[t][2], acc[t][3])));
+        lf_store(out + 16 * t, lf_add(lf_add(acc[t][0], acc[t][1]), lf_add(acc[t][2], acc[t][3])));
     }
 }
 
 UNROLL_INLINE void panel_float(enum dtype type, const uint8_t *w, const struct cpu_acts *a,
-                              int32_t n, float *out)
+                               int32_t n, float *out)
 {
     const float *x = a->x;
 
