@@ -71,23 +71,25 @@ SINKS = {
 
 # kind text: a text scored in decode mode, the second half of each chunk. kind answers: prompts answered greedily.
 TASKS = {
-    "ppl-shakespeare-2k": {"kind": "text", "text": "text/tinyshakespeare.txt", "ctx": 2048, "chunks": 6, "batch": 12},
-    "ppl-war-and-peace-2k": {"kind": "text", "text": "text/war-and-peace.txt", "ctx": 2048, "chunks": 3, "batch": 12},
-    "ppl-shakespeare-8k": {"kind": "text", "text": "text/tinyshakespeare.txt", "ctx": 8192, "chunks": 1, "batch": 6},
-    "repeat": {"kind": "answers", "ctx": 2048, "batch": 12, "prompts": [
+    "ppl-shakespeare-2k": {"kind": "text", "text": "text/tinyshakespeare.txt", "ctx": 2048, "chunks": 4, "batch": 48},
+    "ablations": {"kind": "text", "text": "text/tinyshakespeare.txt", "ctx": 2048, "chunks": 3, "batch": 48},
+    "ppl-war-and-peace-2k": {"kind": "text", "text": "text/war-and-peace.txt", "ctx": 2048, "chunks": 3, "batch": 48},
+    "ppl-shakespeare-8k": {"kind": "text", "text": "text/tinyshakespeare.txt", "ctx": 8192, "chunks": 1, "batch": 12},
+    "repeat": {"kind": "answers", "ctx": 2048, "batch": 32, "prompts": [
         "repeat", "--text", "text/tinyshakespeare.txt", "--chars", "3000", "--cases", "16", "--tokens", "48"]},
-    "needle-2k": {"kind": "answers", "ctx": 2560, "batch": 12, "prompts": [
+    "needle-2k": {"kind": "answers", "ctx": 2560, "batch": 32, "prompts": [
         "needle", "--text", "text/war-and-peace.txt", "--chars", "8000", "--cells", "2", "--tokens", "28"]},
-    "needle-4k": {"kind": "answers", "ctx": 5120, "batch": 6, "prompts": [
+    "needle-4k": {"kind": "answers", "ctx": 5120, "batch": 16, "prompts": [
         "needle", "--text", "text/war-and-peace.txt", "--chars", "16500", "--cells", "2", "--tokens", "28"]},
-    "chat": {"kind": "answers", "ctx": 1024, "batch": 16, "prompts": [
+    "chat": {"kind": "answers", "ctx": 1024, "batch": 48, "prompts": [
         "chat", "--tasks", "tasks/mt_bench.jsonl", "--cases", "40", "--tokens", "64"]},
-    "summary": {"kind": "answers", "ctx": 3072, "batch": 12, "prompts": [
+    "summary": {"kind": "answers", "ctx": 3072, "batch": 32, "prompts": [
         "summary", "--tasks", "tasks/xsum_0shot_300.jsonl", "--cases", "100", "--tokens", "40"]},
 }
 # The same run in seconds, on a model of any quality: for tests.
 TINY = {
     "ppl-shakespeare-2k": {"ctx": 128, "chunks": 2, "batch": 4},
+    "ablations": {"ctx": 128, "chunks": 1, "batch": 4},
     "ppl-war-and-peace-2k": {"ctx": 128, "chunks": 1, "batch": 4},
     "ppl-shakespeare-8k": {"ctx": 256, "chunks": 1, "batch": 2},
     "repeat": {"ctx": 2048, "prompts": ["--chars", "1200", "--cases", "1", "--tokens", "4"]},
@@ -120,33 +122,27 @@ def some(changes, *names):
     return [changes[n] for n in names] if names else list(changes.values())
 
 
+# A step is one pipit-eval, whose policies share its batch: few and large steps are quickest. The policies of a type have
+# an engine of their own.
 STEPS = [
-    ("ppl-shakespeare-2k", at([50]) + TYPES + some(NOISE, "Gumbel, each query", "Gaussian", "none")),
-    ("ppl-shakespeare-2k", at([20], MAIN) + some(OTHER, "damp 0.99") + some(RECENCY, "decay 0.998, observe 512")),
-    ("repeat", at([50], MAIN)),
-    ("needle-2k", at([50], MAIN)),
-    ("ppl-shakespeare-2k", some(DAMP)),
-    ("chat", ["kv8"] + at([50], MAIN)),
-    ("ppl-war-and-peace-2k", ["kv8"] + at([50], MAIN)),
-    ("ppl-shakespeare-2k", at([70], MAIN)),
-    ("ppl-shakespeare-2k", some(NOISE) + some(RECENCY)),
-    ("ppl-shakespeare-2k", at([30, 60, 90], MAIN)),
-    ("repeat", at([70, 20], MAIN) + at([50])),
-    ("summary", at([50], MAIN)),
-    ("needle-2k", at([70, 20], MAIN) + at([50])),
-    ("ppl-shakespeare-2k", some(OTHER) + some(SINKS)),
-    ("ppl-shakespeare-8k", at([50], MAIN)),
-    ("chat", at([70, 20], MAIN)),
-    ("ppl-war-and-peace-2k", at([20, 70], MAIN)),
-    ("needle-4k", ["kv8"] + at([50], MAIN)),
-    ("ppl-shakespeare-2k", at(BUDGETS)),
-    ("ppl-war-and-peace-2k", at(BUDGETS) + TYPES),
-    ("repeat", at(BUDGETS) + TYPES),
-    ("needle-2k", at(BUDGETS) + TYPES),
-    ("chat", at(BUDGETS) + TYPES),
-    ("needle-4k", at(BUDGETS) + TYPES),
-    ("ppl-shakespeare-8k", ["fp8", "kv8"] + at([50, 20])),
-    ("summary", at(BUDGETS) + TYPES),
+    ("ppl-war-and-peace-2k", at([50], MAIN) + TYPES),
+    ("ppl-war-and-peace-2k", at(BUDGETS)),
+    ("repeat", at([50, 20]) + TYPES),
+    ("needle-2k", at([50, 20]) + TYPES),
+    ("ppl-shakespeare-2k", at(BUDGETS) + TYPES),
+    ("chat", at([50, 20]) + TYPES),
+    ("summary", at([50], MAIN) + TYPES),
+    ("ablations", at([50], MAIN) + some(NOISE) + some(OTHER) + some(RECENCY) + some(DAMP) + some(SINKS)),
+    ("ppl-shakespeare-8k", ["fp8", "kv8"] + at([50])),
+    ("needle-4k", at([50], MAIN) + TYPES),
+    ("repeat", at(BUDGETS)),
+    ("needle-2k", at(BUDGETS)),
+    ("chat", at(BUDGETS)),
+    ("ppl-shakespeare-8k", at([20])),
+    ("summary", at([50, 20])),
+    ("needle-4k", at([50, 20])),
+    ("summary", at(BUDGETS)),
+    ("needle-4k", at(BUDGETS)),
 ]
 
 

@@ -14,6 +14,7 @@ import cells  # noqa: E402
 import table as tables  # noqa: E402
 
 SHAKE, WAR, LONG = "ppl-shakespeare-2k", "ppl-war-and-peace-2k", "ppl-shakespeare-8k"
+CHANGES = "ablations"  # one thing changed at a time
 DASH = "–"
 
 
@@ -127,9 +128,9 @@ class Page:
     def changes(self, head, changes, other, said):
         rows = []
         for name, p in changes.items():
-            rows.append([name, number(self.t.get(SHAKE, p, "perplexity"), 3), self.more(SHAKE, p),
-                         with_error(*self.t.versus(SHAKE, p, other), 2, sign=True), self.kl(SHAKE, p),
-                         number(self.t.get(SHAKE, p, "same top-1 %"), 1)])
+            rows.append([name, number(self.t.get(CHANGES, p, "perplexity"), 3), self.more(CHANGES, p),
+                         with_error(*self.t.versus(CHANGES, p, other), 2, sign=True), self.kl(CHANGES, p),
+                         number(self.t.get(CHANGES, p, "same top-1 %"), 1)])
         return markdown([head, "perplexity", "more than full, %", f"more than {said}, %", "mean KL", "same top-1, %"],
                         [r for r in rows if r[1] != DASH])
 
