@@ -298,7 +298,14 @@ enum pipit_param {
     PIPIT_DETACH,      /* 1: outlives a lost connection by 10 s */
     PIPIT_PROGRESS,    /* 1: PIPIT_EVENT_PROGRESS is wanted */
     PIPIT_LOGITS,      /* PIPIT_SCORE: 1: full logits too, behind the log-probabilities in the output */
+    PIPIT_POOLING,     /* PIPIT_EMBED: enum pipit_pooling */
+    PIPIT_UNIT,        /* PIPIT_EMBED: 1 (default): of length 1; 0: as it is */
 };
+
+/* PIPIT_EMBED: the prompt's hidden states behind the model's last norm, f32 (1, n_embd), or
+ * (n_prompt, n_embd) with PIPIT_POOL_NONE, in the output lease, which it needs (TOO_LARGE says in count_a
+ * how large); told by a PIPIT_EVENT_BULK of kind PIPIT_BULK_HIDDEN. */
+enum pipit_pooling { PIPIT_POOL_MEAN, PIPIT_POOL_LAST, PIPIT_POOL_NONE };
 
 PIPIT_CHECKED int pipit_request_create(struct pipit_client *client, enum pipit_kind kind,
                                        struct pipit_request **ret);

@@ -83,6 +83,13 @@ const struct gguf *engine_gguf(const struct engine *e); /* the base file: templa
 enum engine_kind {
     ENGINE_GENERATE, /* continue the prompt */
     ENGINE_SCORE,    /* only the prompt: log-probability of each token after the first */
+    ENGINE_EMBED,    /* only the prompt: its hidden states behind the last norm, pooled */
+};
+
+enum engine_pool {
+    ENGINE_POOL_MEAN, /* of all tokens */
+    ENGINE_POOL_LAST, /* the last token's */
+    ENGINE_POOL_NONE, /* each token's */
 };
 
 struct engine_request {
@@ -123,6 +130,11 @@ struct engine_request {
      * score_first + i + 1), while i < engine_score_credit(). */
     float *logits;
     int32_t logits_rows;
+    /* EMBED: f32 (1, n_embd), or (n_prompt, n_embd) with POOL_NONE, each row of length 1 with `unit`;
+     * written once, before the event HIDDEN. Policies that evict need prefill=dense. */
+    float *hidden;
+    enum engine_pool pool;
+    bool unit;
     int32_t score_first;    /* SCORE: first position whose next-token distribution is wanted */
 };
 
@@ -133,6 +145,7 @@ enum engine_event_type {
     ENGINE_EV_TOKEN,    /* one new token */
     ENGINE_EV_SCORE,    /* rows [index, index + n_done) are scored: logprobs (n_done) of the prompt's own
                            next tokens; the last position, which predicts nothing known, gives no row */
+    ENGINE_EV_HIDDEN,   /* rows [0, n_done) of `hidden` are there */
     ENGINE_EV_DONE,
 };
 

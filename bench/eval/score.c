@@ -52,6 +52,8 @@ static void on_event(void *arg, const struct engine_event *ev)
         j->n_read += ev->n_done;
         (void)engine_score_credit(r->e, j->handle, j->n_read + r->window);
         break;
+    case ENGINE_EV_HIDDEN:
+        break;
     case ENGINE_EV_DONE:
         if (ev->reason != ENGINE_ERROR) {
             r->done(r->arg, j->chunk, &ev->usage);

@@ -46,6 +46,7 @@ enum command_bit {
     CMD_SESSION = 1 << 11,
     CMD_DRAIN = 1 << 12,
     CMD_UNLOAD = 1 << 13,
+    CMD_EMBED = 1 << 14,
     CMD_FROM_FILE = 1 << 30, /* the sources that are no command line */
     CMD_FROM_ENVIRON = 1 << 29,
 };
@@ -78,6 +79,8 @@ struct settings {
     bool stats;
     bool count;
     bool total;
+    bool not_unit;
+    int pooling; /* enum pipit_pooling */
     bool load;
     bool reload;
     bool help;
@@ -161,6 +164,7 @@ int session_run(struct settings *s, const struct option_list *words);
 int batch_run(struct settings *s, const struct option_list *words);
 int drain_run(struct settings *s, const struct option_list *words);
 int unload_run(struct settings *s, const struct option_list *words);
+int embed_run(struct settings *s, const struct option_list *words);
 int score_run(struct settings *s, const struct option_list *words);
 
 #endif

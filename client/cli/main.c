@@ -84,6 +84,14 @@ const struct command commands[] = {
      "\n"
      "  pipit score --total @report.txt\n"
      "\n" CODES, score_run},
+    {"embed", CMD_EMBED, "a text as a vector", "pipit embed [OPTION]... [TEXT | - | @FILE]",
+     "Prints the text's embedding: the mean of its tokens' last hidden states, of length\n"
+     "1, as numbers in one line; with --json an object. TEXT, @FILE and stdin are read as\n"
+     "by 'pipit ask'; no chat template is put round them. --pooling none prints a line a\n"
+     "token.\n"
+     "\n"
+     "  pipit embed --json 'Where is the harbour?' | jq .embedding\n"
+     "\n" CODES, embed_run},
     {"status", CMD_STATUS, "what the daemon is doing", "pipit status [OPTION]...",
      "Prints the model, its state, requests, tokens, memory and health.\n"
      "\n" CODES, status_run},
@@ -140,7 +148,7 @@ const struct command commands[] = {
 };
 
 /* Known, but of a later version. */
-static const char *const later[] = {"embed", "load", NULL};
+static const char *const later[] = {"load", NULL};
 /* clang-format on */
 
 const struct command *command_find(const char *name)

@@ -18,7 +18,10 @@
 #define ANSWERS (CMD_ASK | CMD_CHAT | CMD_BATCH | BOTH)
 #define ALL                                                                                        \
     (CMD_ASK | CMD_CHAT | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_STATUS | CMD_CANCEL | CMD_DOCTOR |   \
-     CMD_WAIT | CMD_SCORE | CMD_METRICS | CMD_BATCH | CMD_SESSION | CMD_DRAIN | CMD_UNLOAD)
+     CMD_WAIT | CMD_SCORE | CMD_METRICS | CMD_BATCH | CMD_SESSION | CMD_DRAIN | CMD_UNLOAD |       \
+     CMD_EMBED)
+
+static const char *const poolings[] = {"mean", "last", "none", NULL};
 
 /* clang-format off */
 static const struct option_row rows[] = {
@@ -48,7 +51,7 @@ static const struct option_row rows[] = {
      .help = "tell each token's log-probability and this many alternatives, in --json or on stderr; -1: do not"},
     {"raw", 0, OPTION_FLAG, OFF(raw), .commands = CMD_ASK | CMD_BATCH | BOTH,
      .help = "continue the prompt as it is, without the model's chat template"},
-    {"kv", 0, OPTION_STRING, OFF(kv), .metavar = "POLICY", .commands = ANSWERS | CMD_SCORE,
+    {"kv", 0, OPTION_STRING, OFF(kv), .metavar = "POLICY", .commands = ANSWERS | CMD_SCORE | CMD_EMBED,
      .help = "cache policy of this request, such as full; the daemon's own by default"},
     {"session", 0, OPTION_STRING, OFF(session), .metavar = "NAME", .commands = CMD_ASK | CMD_CHAT | BOTH,
      .help = "continue the saved conversation NAME, or begin it; the daemon saves it after each answer"},
@@ -60,14 +63,18 @@ static const struct option_row rows[] = {
      .help = "score only what follows the token of this index"},
     {"total", 0, OPTION_FLAG, OFF(total), .commands = CMD_SCORE | BOTH,
      .help = "print only the number of tokens, their log-probability in all, and the perplexity"},
+    {"pooling", 0, OPTION_ENUM, OFF(pooling), .words = poolings, .fallback = "mean", .commands = CMD_EMBED | BOTH,
+     .help = "which tokens: the mean of all, the last one's, or each one's (none)"},
+    {"no-normalize", 0, OPTION_FLAG, OFF(not_unit), .commands = CMD_EMBED | BOTH,
+     .help = "the numbers as the model has them, not of length 1"},
     {"jobs", 'j', OPTION_INT, OFF(jobs), 0, 64, .fallback = "0", .commands = CMD_BATCH | BOTH,
      .help = "requests under way at once; 0: twice as many as the daemon runs"},
-    {"json", 0, OPTION_FLAG, OFF(json), .commands = CMD_ASK | CMD_TOKENIZE | CMD_STATUS | CMD_DOCTOR | CMD_SCORE | CMD_SESSION | BOTH,
+    {"json", 0, OPTION_FLAG, OFF(json), .commands = CMD_ASK | CMD_TOKENIZE | CMD_STATUS | CMD_DOCTOR | CMD_SCORE | CMD_SESSION | CMD_EMBED | BOTH,
      .help = "print JSON, one object a line"},
     {"stats", 0, OPTION_FLAG, OFF(stats), .commands = CMD_ASK | CMD_CHAT | BOTH,
      .help = "after the answer, a line of figures on stderr"},
     {"timeout", 0, OPTION_FLOAT, OFF(timeout), 0, 1e6, .fallback = "0", .metavar = "S",
-     .commands = ANSWERS | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_WAIT | CMD_SCORE,
+     .commands = ANSWERS | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_WAIT | CMD_SCORE | CMD_EMBED,
      .help = "give up after this many seconds (exit 7); 0: never"},
     {"load", 0, OPTION_FLAG, OFF(load), .flags = OPTION_ARGV_ONLY, .commands = CMD_WAIT,
      .help = "if the model is not in memory, load it, and wait for that, too"},

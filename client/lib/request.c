@@ -294,6 +294,15 @@ static int set_count(struct pipit_request *q, enum pipit_param param, double v)
     case PIPIT_LOGITS:
         s->flags = v != 0 ? s->flags | TLV_S_LOGITS : s->flags & ~(uint32_t)TLV_S_LOGITS;
         return whole(v, 0, 1) ? 0 : -EINVAL;
+    case PIPIT_POOLING:
+        s->flags &= ~(uint32_t)(TLV_S_POOL_LAST | TLV_S_POOL_NONE);
+        s->flags |= n == PIPIT_POOL_LAST   ? TLV_S_POOL_LAST
+                    : n == PIPIT_POOL_NONE ? TLV_S_POOL_NONE
+                                           : 0;
+        return whole(v, PIPIT_POOL_MEAN, PIPIT_POOL_NONE) ? 0 : -EINVAL;
+    case PIPIT_UNIT:
+        s->flags = v != 0 ? s->flags & ~(uint32_t)TLV_S_NOT_UNIT : s->flags | TLV_S_NOT_UNIT;
+        return whole(v, 0, 1) ? 0 : -EINVAL;
     default:
         return set_number(q, param, v);
     }

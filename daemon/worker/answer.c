@@ -237,6 +237,22 @@ static void on_score(struct job *j, const struct engine_event *ev)
     }
 }
 
+static void on_hidden(struct job *j, const struct engine_event *ev)
+{
+    uint32_t n_embd = (uint32_t)engine_info(atomic_load(&j->worker->engine))->n_embd;
+    struct lane_record r;
+
+    lane_record_init(&r, LANE_BULK, j->id);
+    r.bulk = (struct lane_bulk_body){.kind = LANE_BULK_HIDDEN,
+                                     .buf = j->out_buf,
+                                     .generation = j->out_generation,
+                                     .window = (uint32_t)ev->n_done,
+                                     .n_rows = (uint32_t)ev->n_done,
+                                     .n_cols = n_embd,
+                                     .n_bytes = (uint64_t)ev->n_done * n_embd * sizeof(float)};
+    send_record(j, &r);
+}
+
 static void on_progress(struct job *j, const struct engine_event *ev)
 {
     struct lane_record r;
@@ -255,7 +271,8 @@ static uint32_t reason_of(const struct job *j, enum engine_reason reason)
     case ENGINE_STOP:
         return LANE_REASON_STOP;
     case ENGINE_LENGTH:
-        return j->kind == LANE_KIND_SCORE ? LANE_REASON_STOP : LANE_REASON_LENGTH;
+        return j->kind == LANE_KIND_SCORE || j->kind == LANE_KIND_EMBED ? LANE_REASON_STOP
+                                                                        : LANE_REASON_LENGTH;
     case ENGINE_CONTEXT:
         return LANE_REASON_CONTEXT;
     case ENGINE_CANCELLED:
@@ -319,6 +336,9 @@ void answer_event(void *arg, const struct engine_event *ev)
         break;
     case ENGINE_EV_SCORE:
         on_score(j, ev);
+        break;
+    case ENGINE_EV_HIDDEN:
+        on_hidden(j, ev);
         break;
     case ENGINE_EV_DONE:
         if (ev->reason == ENGINE_ERROR) {

@@ -74,6 +74,20 @@ static int too_small(struct error *reterr, struct counts *c, const char *what, u
                      what, (unsigned long long)need);
 }
 
+static int lay_hidden(const struct job *j, const struct lane_e_request *e, float *out,
+                      struct engine_request *q, struct counts *c, struct error *reterr)
+{
+    uint64_t rows = q->pool == ENGINE_POOL_NONE ? (uint64_t)j->n_prompt : 1;
+    uint64_t need =
+        rows * (uint64_t)engine_info(atomic_load(&j->worker->engine))->n_embd * sizeof(float);
+
+    if (need > e->out_bytes) {
+        return too_small(reterr, c, "the embedding", need, e->out_bytes);
+    }
+    q->hidden = out;
+    return 0;
+}
+
 /* Where log-probabilities and logits go; the engine's part of it in `q`. */
 static int lay_output(struct job *j, const struct lane_e_request *e, bool logits,
                       struct engine_request *q, struct counts *c, struct error *reterr)
@@ -83,7 +97,9 @@ static int lay_output(struct job *j, const struct lane_e_request *e, bool logits
     uint8_t *out;
 
     if (e->out_bytes == 0) {
-        return 0;
+        return j->kind == LANE_KIND_EMBED
+                   ? error_set(reterr, -EINVAL, "an embedding needs an output lease")
+                   : 0;
     }
     if (!j->mapping || !checked_range(e->out_offset, e->out_bytes, j->mapping->e2c_bytes)) {
         return error_set(reterr, -EINVAL, "the output lease lies in no lane of this engine");
@@ -91,6 +107,9 @@ static int lay_output(struct job *j, const struct lane_e_request *e, bool logits
     out = j->mapping->e2c + e->out_offset;
     j->out_buf = e->out_buf;
     j->out_generation = e->out_generation;
+    if (j->kind == LANE_KIND_EMBED) {
+        return lay_hidden(j, e, (float *)(void *)out, q, c, reterr);
+    }
     if (j->kind == LANE_KIND_SCORE) {
         scores = (uint64_t)(j->n_prompt - 1 - j->score_first) * sizeof(float);
         if (scores > e->out_bytes) {
@@ -172,7 +191,7 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_e_
         return 0;
     }
     j->session.dir = dir; /* job_end() closes it, whatever is wrong */
-    if (dir < 0 || j->kind == LANE_KIND_SCORE) {
+    if (dir < 0 || j->kind == LANE_KIND_SCORE || j->kind == LANE_KIND_EMBED) {
         return error_set(reterr, -EINVAL, "a session is for answers, and its request must say so");
     }
     j->session.principal = e->principal;
@@ -359,7 +378,14 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
 {
     struct worker *w = j->worker;
     struct engine *engine = atomic_load(&w->engine);
-    struct engine_request q = {.kind = j->kind == LANE_KIND_SCORE ? ENGINE_SCORE : ENGINE_GENERATE,
+    uint32_t flags = a->sampling.flags;
+    struct engine_request q = {.kind = j->kind == LANE_KIND_SCORE   ? ENGINE_SCORE
+                                       : j->kind == LANE_KIND_EMBED ? ENGINE_EMBED
+                                                                    : ENGINE_GENERATE,
+                               .pool = flags & TLV_S_POOL_NONE   ? ENGINE_POOL_NONE
+                                       : flags & TLV_S_POOL_LAST ? ENGINE_POOL_LAST
+                                                                 : ENGINE_POOL_MEAN,
+                               .unit = !(flags & TLV_S_NOT_UNIT),
                                .prompt = j->prompt,
                                .n_prompt = j->n_first,
                                .forced = j->n_again ? j->text + j->n_first : forced,
@@ -375,7 +401,8 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
                                .urgency = e->urgency,
                                .user = j,
                                .score_first = j->score_first};
-    bool logits = j->kind != LANE_KIND_SCORE || (a->sampling.flags & TLV_S_LOGITS);
+    bool logits =
+        j->kind == LANE_KIND_GENERATE || j->kind == LANE_KIND_CHAT || (flags & TLV_S_LOGITS);
     int rc = sampler_params_check(&q.sampler, reterr);
 
     j->seed = q.sampler.seed;
@@ -512,9 +539,6 @@ static int dispatch(struct job *j, const struct lane_e_request *e, int *dir, str
         break;
     case LANE_KIND_DETOKENIZE:
         rc = light_detokenize(j, &a, &source, reterr);
-        break;
-    case LANE_KIND_EMBED:
-        rc = error_set(reterr, -ENOTSUP, "embeddings are not built yet");
         break;
     default:
         rc = begin(j, &a, &source, e, a.session ? STEAL_FD(*dir) : -1, c, reterr);

@@ -828,6 +828,29 @@ int forward_logits(struct forward *f, const int32_t *rows, int32_t n, const floa
     return r ? r : forward_head(f, f->head.p, n, n_decode, ret);
 }
 
+int forward_normed(struct forward *f, const int32_t *rows, int32_t n, const float **ret)
+{
+    const struct model *m = f->m;
+    struct ops_norm_op p = {
+        .rows = {.n = n},
+        .norm = norm_of(f, &m->w[MT_OUTPUT_NORM], &m->w[MT_OUTPUT_NORM_B]),
+        .x = f->head.p,
+        .y = f->head.p,
+        .ldx = f->x.ld,
+        .ldy = f->x.ld,
+        .n_cols = m->h.n_embd,
+    };
+    int64_t t0 = clock_ns();
+    int r = forward_take(f, rows, n, f->head.p);
+
+    r = r ? r : f->ops->norm(f->be, &p);
+    if (!r) {
+        beat(f, t0);
+        *ret = f->head.p;
+    }
+    return r;
+}
+
 void forward_heartbeat(const struct forward *f, int64_t *ret_last_ns, int64_t *ret_longest_ns)
 {
     *ret_last_ns = atomic_load_explicit(&f->last_ns, memory_order_relaxed);

@@ -29,8 +29,9 @@ uint64_t forward_row_bytes(const struct model *m);
 /* Device and host bytes that forward_create takes. */
 uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits);
 
-int forward_create(struct model *m, const struct forward_limits *limits, const atomic_int *interrupt,
-                   struct forward **ret, struct error *reterr) WARN_UNUSED;
+int forward_create(struct model *m, const struct forward_limits *limits,
+                   const atomic_int *interrupt, struct forward **ret,
+                   struct error *reterr) WARN_UNUSED;
 void forward_destroy(struct forward *f); /* takes NULL */
 
 enum forward_part {
@@ -42,17 +43,19 @@ enum forward_part {
 
 /* A batch; everything it points to stays the caller's and must not change until the run is over. */
 struct forward_batch {
-    struct ops_rows rows;  /* decode rows first */
-    const int32_t *ids;    /* (rows.n) */
+    struct ops_rows rows; /* decode rows first */
+    const int32_t *ids;   /* (rows.n) */
     int32_t n_seqs;
     /* (n_stores, stride): entry s * stride + i is sequence i's share in store s. Rows and positions
      * are the same in every store. */
     const struct ops_seq *seqs;
     int32_t stride; /* 0: one entry for every store */
-    /* (n_seqs): how many of a sequence's last rows go on beyond the split (SwiftKV), or NULL: all */
+    /* (n_seqs): how many of a sequence's last rows go on beyond the split (SwiftKV), or NULL: all
+     */
     const int32_t *keep;
     const struct ops_observe *observe; /* (n_seqs) or NULL */
-    /* (n_seqs) or NULL: what decode rows read of global layers; no mean where a store has no v_sum */
+    /* (n_seqs) or NULL: what decode rows read of global layers; no mean where a store has no v_sum
+     */
     const struct ops_select *select;
     /* (n_seqs): the store whose scores all stores of a sequence use together, or -1; NULL: -1 */
     const int32_t *score_store;
@@ -72,12 +75,19 @@ int32_t forward_ld(const struct forward *f);
 
 /* Next-token logits of n batch rows (ascending, each of them kept) after forward_run:
  * device (n, n_vocab), valid until the next call. n at most max_logits. */
-int forward_logits(struct forward *f, const int32_t *rows, int32_t n, const float **ret) WARN_UNUSED;
+int forward_logits(struct forward *f, const int32_t *rows, int32_t n,
+                   const float **ret) WARN_UNUSED;
 
-/* The same in two steps: final hidden states into `hidden` (n, forward_ld()), and logits of such. */
+/* The same in two steps: final hidden states into `hidden` (n, forward_ld()), and logits of such.
+ */
 int forward_take(struct forward *f, const int32_t *rows, int32_t n, float *hidden) WARN_UNUSED;
 int forward_head(struct forward *f, const float *hidden, int32_t n, int32_t n_decode,
                  const float **ret) WARN_UNUSED;
+
+/* As forward_logits, what the head would see: hidden states behind the last norm, device
+ * (n, forward_ld()), valid until the next call of these. */
+int forward_normed(struct forward *f, const int32_t *rows, int32_t n,
+                   const float **ret) WARN_UNUSED;
 
 /* Monotonic ns when an operation last finished, and the longest one's duration. Any thread. */
 void forward_heartbeat(const struct forward *f, int64_t *ret_last_ns, int64_t *ret_longest_ns);

@@ -28,10 +28,11 @@ static int32_t chunk_rows(const struct request *r)
     return left < rest ? left : rest;
 }
 
-/* First position whose distribution is wanted, or INT32_MAX. */
-static int32_t first_wanted(const struct request *r)
+int32_t batch_first_wanted(const struct request *r)
 {
-    return r->kind == ENGINE_SCORE ? r->score_first : r->n_prompt - 1;
+    bool all = r->kind == ENGINE_EMBED && r->pool != ENGINE_POOL_LAST;
+
+    return all ? 0 : r->kind == ENGINE_SCORE ? r->score_first : r->n_prompt - 1;
 }
 
 static void want_rows(struct batch *b, struct request *r, int32_t row0, int32_t pos0,
@@ -40,7 +41,8 @@ static void want_rows(struct batch *b, struct request *r, int32_t row0, int32_t 
     /* The last token of a scored text predicts nothing that is known. */
     int32_t end = r->kind == ENGINE_SCORE ? r->n_prompt - 1 : INT32_MAX;
 
-    for (int32_t pos = max_i32(first_wanted(r), pos0); pos < pos0 + n_rows && pos < end; pos++) {
+    for (int32_t pos = max_i32(batch_first_wanted(r), pos0); pos < pos0 + n_rows && pos < end;
+         pos++) {
         b->wanted[b->n_wanted] = (struct wanted){.r = r, .row = row0 + pos - pos0, .pos = pos};
         b->wanted_rows[b->n_wanted++] = row0 + pos - pos0;
     }
@@ -49,7 +51,7 @@ static void want_rows(struct batch *b, struct request *r, int32_t row0, int32_t 
 int32_t batch_rows_beyond(const struct request *r, int32_t pos0, int32_t n_rows, bool scores)
 {
     int32_t end = r->policy.prefill == POLICY_BOUNDED ? pos0 + n_rows : r->n_prompt;
-    int32_t first = first_wanted(r);
+    int32_t first = batch_first_wanted(r);
 
     if (scores && end - r->policy.observe < first) {
         first = end - r->policy.observe;

@@ -10,6 +10,7 @@
  * head runs over them as credit comes; its next chunk is read when they are used up. */
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -232,15 +233,80 @@ static int set_aside(struct sched *s, int32_t at, int32_t n)
     return forward_take(s->forward, b->wanted_rows + at, n, s->stash.hidden);
 }
 
+/* ---- embeddings ------------------------------------------------------------------------------ */
+
+static void put_hidden(const struct request *r, int64_t row, const float *x, int32_t n,
+                       double scale)
+{
+    double sum = 0.0;
+
+    for (int32_t d = 0; d < n; d++) {
+        sum += (double)x[d] * (double)x[d];
+    }
+    if (r->unit) {
+        scale = sum > 0.0 ? 1.0 / sqrt(sum) : 0.0;
+    }
+    for (int32_t d = 0; d < n; d++) {
+        r->hidden[row * n + d] = (float)(scale * (double)x[d]);
+    }
+}
+
+static void end_of_embed(struct sched *s, struct request *r)
+{
+    int32_t n = s->config.model->h.n_embd;
+
+    if (r->pool == ENGINE_POOL_MEAN) {
+        put_hidden(r, 0, r->sum, n, 1.0 / (double)r->n_prompt);
+    }
+    new_event(s, ENGINE_EV_HIDDEN);
+    s->event.n_done = r->pool == ENGINE_POOL_NONE ? r->n_prompt : 1;
+    sched_emit(s, r);
+    sched_finish(s, r, r->cancelled ? r->reason : ENGINE_LENGTH, NULL);
+}
+
+/* Wanted rows of one text. Rows that a batch which was given up has left already come once more. */
+static int embed_block(struct sched *s, struct request *r, int32_t at, int32_t n)
+{
+    int32_t n_embd = s->config.model->h.n_embd;
+    float *x = r->sum + n_embd;
+    const float *device;
+    int e = forward_normed(s->forward, s->batch.wanted_rows + at, n, &device);
+
+    for (int32_t i = 0; !e && !r->finished && i < n; i++) {
+        int32_t pos = s->batch.wanted[at + i].pos;
+
+        if (pos < batch_first_wanted(r) + r->n_scored) {
+            continue;
+        }
+        e = s->ops->read(s->be, x, device + (size_t)i * (size_t)forward_ld(s->forward),
+                         (uint64_t)n_embd * sizeof(*x));
+        if (!e && r->pool == ENGINE_POOL_MEAN) {
+            for (int32_t d = 0; d < n_embd; d++) {
+                r->sum[d] += x[d];
+            }
+        } else if (!e) {
+            put_hidden(r, r->n_scored, x, n_embd, 1.0);
+        }
+        r->n_scored++;
+        if (!e && pos == r->n_prompt - 1) {
+            end_of_embed(s, r);
+        }
+    }
+    return e;
+}
+
 /* Wanted rows from `at` that one call of the head may take: whole texts' rows that are scored
- * together stay together only by chance, and need not. */
+ * together stay together only by chance, and need not. Rows to be embedded are of one text. */
 static int32_t block_rows(const struct sched *s, int32_t at)
 {
     const struct batch *b = &s->batch;
+    const struct request *first = b->wanted[at].r;
     int32_t most = sched_logit_rows(s->config.n_seqs);
     int32_t n = 0;
 
-    while (at + n < b->n_wanted && n < most && !b->wanted[at + n].r->stashes) {
+    while (at + n < b->n_wanted && n < most && !b->wanted[at + n].r->stashes &&
+           (first->kind == ENGINE_EMBED ? b->wanted[at + n].r == first
+                                        : b->wanted[at + n].r->kind != ENGINE_EMBED)) {
         n++;
     }
     return n;
@@ -286,7 +352,9 @@ int output_run(struct sched *s)
         if (atomic_load_explicit(&s->interrupt, memory_order_relaxed)) {
             return -EINTR;
         }
-        if (n > 0) {
+        if (b->wanted[at].r->kind == ENGINE_EMBED) {
+            e = embed_block(s, b->wanted[at].r, at, n);
+        } else if (n > 0) {
             e = run_block(s, at, n);
         } else {
             while (at + n < b->n_wanted && b->wanted[at + n].r == b->wanted[at].r) {

@@ -48,6 +48,9 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     q->logits = r->logits_rows > 0 ? r->logits : NULL;
     q->logits_rows = r->logits_rows;
     q->score_first = r->score_first;
+    q->hidden = r->hidden;
+    q->pool = r->pool;
+    q->unit = r->unit;
     q->resumed = r->saved || r->saved_read || r->made_up;
     q->fork_of = r->saved || r->saved_read ? 0 : r->fork_of;
     q->seat = -1;
@@ -68,6 +71,7 @@ void request_destroy(struct request *r)
 {
     if (r) {
         request_drop_saved(r);
+        free(r->sum);
         free(r->tokens);
         free(r);
     }

@@ -45,7 +45,11 @@ struct request {
     float *logits;
     int32_t logits_rows;
     int32_t score_first;
-    int64_t n_scored;
+    float *hidden; /* EMBED: the caller's */
+    float *sum;    /* (n_embd) of rows so far, and (n_embd) the row that is read */
+    enum engine_pool pool;
+    bool unit;
+    int64_t n_scored; /* rows scored, or embedded */
     int64_t credit;
     bool made_up;    /* its prompt's K and V are */
     bool needs_peak; /* the cache's one region for long prompts */

@@ -322,7 +322,7 @@ static bool held_up(const struct sched *s, const struct request *r)
  * wanted. */
 static int32_t known_tokens(const struct request *r)
 {
-    return r->saved || r->made_up ? 0 : r->kind == ENGINE_SCORE ? r->score_first : r->n_prompt - 1;
+    return r->saved || r->made_up ? 0 : batch_first_wanted(r);
 }
 
 static void note_kept(struct sched *s, struct request *r)

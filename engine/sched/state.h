@@ -16,10 +16,10 @@ struct wanted {
 
 /* The batch that is being run; it outlives a step that was interrupted. */
 struct batch {
-    bool pending;  /* the forward pass has begun and not ended */
+    bool pending; /* the forward pass has begun and not ended */
     bool observes;
     bool selects;
-    bool once;     /* changes scores or sums: taken up where it stopped, never run anew */
+    bool once; /* changes scores or sums: taken up where it stopped, never run anew */
     int32_t n_seqs;
     struct request **of;         /* (n_seqs) whose rows */
     struct ops_seq *seqs;        /* (n_stores, n_seqs) */
@@ -54,10 +54,10 @@ enum layered_stage {
 struct layered {
     struct request *r; /* NULL: none */
     enum layered_stage stage;
-    bool pending;      /* a unit's forward pass has begun and not ended */
+    bool pending; /* a unit's forward pass has begun and not ended */
     int32_t layer;
-    int32_t store;     /* LAYERED_DEEP_KV */
-    int32_t pos;       /* first position of the running unit, or of the next */
+    int32_t store; /* LAYERED_DEEP_KV */
+    int32_t pos;   /* first position of the running unit, or of the next */
     int32_t n_rows;
     int32_t first_survivor;
     int32_t n_units;
@@ -84,9 +84,9 @@ struct sched {
     struct stash stash;
     void *stash_memory;
     uint64_t stash_bytes;
-    float *logits;    /* host (logit rows, n_vocab) */
+    float *logits; /* host (logit rows, n_vocab) */
     uint64_t logits_bytes;
-    float *logprobs;  /* host (logit rows) */
+    float *logprobs; /* host (logit rows) */
     void *sampler_memory;
     void *batch_memory; /* the batch's arrays, and logprobs */
     struct sampler_scratch sampler;
@@ -96,7 +96,8 @@ struct sched {
     struct engine_counters counters;
 };
 
-/* Ends a request: DONE is emitted, its seat is left (at once, or when the pending batch is over). */
+/* Ends a request: DONE is emitted, its seat is left (at once, or when the pending batch is over).
+ */
 void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
                   const struct error *error);
 /* submit.c */
@@ -107,6 +108,9 @@ void sched_emit(struct sched *s, struct request *r);
 int batch_build(struct sched *s) WARN_UNUSED;
 /* The forward pass is over: tokens are in the cache, prompts are cut. */
 int batch_commit(struct sched *s) WARN_UNUSED;
+
+/* First position of the prompt whose hidden state is wanted. */
+int32_t batch_first_wanted(const struct request *r);
 
 /* How many of the last of n_rows go on beyond SwiftKV's split: those that are wanted, and those
  * whose attention a policy observes. */

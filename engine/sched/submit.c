@@ -107,6 +107,10 @@ static int check_request(const struct sched *s, const struct engine_request *r,
         return error_set(reterr, -EINVAL, "%d forced tokens are more than max_tokens, %d",
                          r->n_forced, r->max_tokens);
     }
+    if (r->kind == ENGINE_EMBED && (!r->hidden || r->n_forced > 0 || has_saved(r))) {
+        return error_set(reterr, -EINVAL,
+                         "an embedding needs a place to go to, and a prompt alone");
+    }
     if (r->made_up && (r->kind != ENGINE_GENERATE || has_saved(r) || r->n_forced < 1)) {
         return error_set(reterr, -EINVAL,
                          "a made-up prompt needs a forced token and nothing saved");
@@ -195,7 +199,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
         return e;
     }
     int32_t room = s->config.ctx - r->n_prompt;
-    int32_t max_new = r->kind == ENGINE_SCORE                      ? 0
+    int32_t max_new = r->kind != ENGINE_GENERATE                   ? 0
                       : r->max_tokens == 0 || r->max_tokens > room ? room
                                                                    : r->max_tokens;
 
@@ -220,11 +224,19 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
         e = error_set(reterr, -ENOTSUP,
                       "scoring beyond a SwiftKV split needs a policy with prefill=dense");
     }
+    if (layered && r->kind == ENGINE_EMBED) {
+        e = error_set(reterr, -ENOTSUP, "an embedding needs a policy that keeps the whole prompt");
+    }
     if (!e) {
         e = request_create(r, max_new, &q, reterr);
     }
+    if (!e && r->kind == ENGINE_EMBED) {
+        q->sum = calloc(2 * (size_t)s->config.model->h.n_embd, sizeof(*q->sum));
+        e = q->sum ? 0 : error_set(reterr, -ENOMEM, "request: no memory for an embedding");
+    }
     if (e) {
         snapshot_close(saved);
+        request_destroy(q);
         return e;
     }
     q->saved = saved;

@@ -93,7 +93,9 @@ enum lane_kind {
                                TLV_S_LOGITS behind them, from the next multiple of 64 bytes on, a window of
                                rows of logits: LANE_CREDIT says how many rows in all may be written so far
                                (at first the window) */
-    LANE_KIND_EMBED = 6,
+    LANE_KIND_EMBED = 6,    /* TLV prompt or tokens, no template -> LANE_BULK hidden in the output lease, which is
+                               needed: f32 (1, n_cols), the mean of all tokens' hidden states behind the last
+                               norm, of length 1; TLV_S_POOL_*, TLV_S_NOT_UNIT say otherwise */
 };
 
 enum lane_reason {

@@ -27,10 +27,13 @@ enum tlv_type {
 };
 
 enum tlv_sampling_flag {
-    TLV_S_SEED = 1 << 0,       /* seed given; else the engine draws one */
+    TLV_S_SEED = 1 << 0, /* seed given; else the engine draws one */
     TLV_S_IGNORE_END = 1 << 1,
-    TLV_S_GREEDY = 1 << 2,     /* temperature 0 said on purpose */
-    TLV_S_LOGITS = 1 << 3,     /* SCORE: full logits too, behind the log-probabilities in the lease */
+    TLV_S_GREEDY = 1 << 2, /* temperature 0 said on purpose */
+    TLV_S_LOGITS = 1 << 3, /* SCORE: full logits too, behind the log-probabilities in the lease */
+    TLV_S_POOL_LAST = 1 << 4, /* EMBED: of the last token, not the mean of all */
+    TLV_S_POOL_NONE = 1 << 5, /* EMBED: a row for each token */
+    TLV_S_NOT_UNIT = 1 << 6,  /* EMBED: rows as they are, not of length 1 */
 };
 
 /* Every number in its neutral value when a client does not set it: use tlv_sampling_default(). */

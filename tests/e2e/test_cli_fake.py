@@ -214,7 +214,7 @@ class ExitCodes(Base):
                 (("ask", "two", "words"), "quotes"), (("ask", ""), "empty"), (("ask", "x", "--temp"), "needs a value"),
                 (("ask", "x", "--schema", "s"), "not built yet"),
                 (("ask", "--raw", "--system", "s", "x"), "--system"),
-                (("embed",), "not built yet"), (("metrics", "x"), "not an option"),
+                (("load",), "not built yet"), (("metrics", "x"), "not an option"),
                 (("session", "mv"), "rm NAME"), (("load",), "not built yet"), (("cancel",), "no id"),
                 (("cancel", "xyz"), "32 hexadecimal digits"), (("cancel", "0" * 32), "32 hexadecimal digits"),
                 (("status", "x"), "'x' is not an option"), (("detokenize", "12", "x1"), "'x1' is not a token id"),

@@ -195,7 +195,7 @@ class Answers(Served):
             (item(T_PROMPT, "a") + item(T_POLICY, "nonsense"), {}, "INVALID"),
             (item(T_PROMPT, "a") + item(T_SCHEMA, "{}"), {}, "UNSUPPORTED"),
             (item(T_PROMPT, "a") + item(T_SESSION, "s"), {}, "INVALID"),
-            (item(T_PROMPT, "a"), {"kind": EMBED}, "UNSUPPORTED"),
+            (item(T_PROMPT, "a"), {"kind": EMBED}, "INVALID"),  # without a lease
             (item(T_PROMPT, "a"), {"kind": CHAT}, "UNSUPPORTED"),  # this model has no template
             (item(T_ROLE, "user") + sampling(), {"kind": CHAT}, "INVALID"),
             (item(T_ROLE, "robot") + item(T_CONTENT, "x"), {"kind": CHAT}, "INVALID"),

@@ -57,6 +57,14 @@ class Python(unittest.TestCase):
         self.assertEqual(self.c.detokenize(ids).strip(), "Once upon a time")
         self.assertEqual(self.c.tokenize(""), self.c.tokenize("x")[:1])
 
+    def test_embed(self):
+        unit = self.c.embed("Once upon a time")
+        rows = self.c.embed("Once upon a time", pooling="none", unit=False, bytes=256)
+        self.assertEqual((unit.shape, rows.shape), ((64,), (5, 64)))
+        mean = rows.mean(axis=0)
+        self.assertLess(float(abs(mean / numpy.linalg.norm(mean) - unit).max()), 1e-5)
+        self.assertFalse(unit.flags.writeable)
+
     def test_stream_stop_and_logprobs(self):
         events = list(self.c.stream("Once upon a time", temperature=0, max_tokens=50, stop=[" girl"], logprobs=2))
         text = "".join(t.text for t in events[:-1])

@@ -104,6 +104,9 @@ static void on_event(void *arg, const struct engine_event *ev)
             r->logprobs[r->n_scored++] = ev->logprobs[i];
         }
         break;
+    case ENGINE_EV_HIDDEN:
+        r->n_hidden += ev->n_done;
+        break;
     case ENGINE_EV_DONE:
         r->done = true;
         r->reason = ev->reason;

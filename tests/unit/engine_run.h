@@ -14,8 +14,9 @@ struct run {
     int32_t tokens[RUN_MAX_NEW];
     float logprobs[RUN_MAX_NEW]; /* of tokens, or of scored positions */
     int32_t n_scored;
+    int32_t n_hidden; /* rows */
     int32_t n_vocab;
-    float *logits;  /* (RUN_MAX_NEW, n_vocab) one row a new token; freed by run_clear */
+    float *logits; /* (RUN_MAX_NEW, n_vocab) one row a new token; freed by run_clear */
     int32_t n_progress;
     int32_t progress; /* the last one */
     bool done;

@@ -169,6 +169,26 @@ class Client:
         """A message of the user, after a history of messages."""
         return self.generate([*history, {"role": "user", "content": message}], **options)
 
+    # ---- embeddings ------------------------------------------------------------------------
+
+    def embed(self, prompt: str | Iterable[int], pooling: str = "mean", unit: bool = True, bytes: int = 65536,
+              kv: Optional[str] = None) -> Any:
+        """The text's embedding as a read-only f32 array (n_embd) in the memory shared with the daemon, or, with pooling
+        "none", (n_tokens, n_embd). pooling: "mean", "last" or "none"; unit: of length 1. `bytes` is what the array may
+        take at first; more is asked for when that is too little."""
+        number = {"mean": lib.PIPIT_POOL_MEAN, "last": lib.PIPIT_POOL_LAST, "none": lib.PIPIT_POOL_NONE}[pooling]
+        lease = Lease(self, bytes)
+        found = None
+        try:
+            for ev in self._events(self.start(lib.PIPIT_EMBED, prompt, lease, pooling=number, unit=int(unit), kv=kv)):
+                if isinstance(ev, Bulk) and ev.kind == lib.PIPIT_BULK_HIDDEN:
+                    found = lease.view(ev.data, (ev.n_cols,) if pooling != "none" else (ev.n_rows, ev.n_cols))
+        except PipitError as e:
+            if e.code != "TOO_LARGE" or e.count_a <= bytes:
+                raise
+            return self.embed(prompt, pooling, unit, e.count_a, kv)
+        return found
+
     # ---- scores ----------------------------------------------------------------------------
 
     def score(self, prompt: str | Iterable[int], first: int = 0, kv: Optional[str] = None) -> list[Token]:
