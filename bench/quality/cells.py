@@ -40,14 +40,14 @@ OTHER = {
     "none, tau 1..1, damp 0.95": "keyformer:50%,min=16,noise=none,tau=1..1,damp=0.95",
 }
 RECENCY = {
-    "decay 0.8": "recency:50%,min=16,decay=0.8",
-    "decay 0.95 (the policy's default)": "recency:50%,min=16",
-    "decay 0.99": "recency:50%,min=16,decay=0.99",
-    "decay 0.99, observe 256": "recency:50%,min=16,decay=0.99,observe=256",
+    "decay 0.8, observe 64": "recency:50%,min=16,decay=0.8,observe=64",
+    "decay 0.95, observe 64": "recency:50%,min=16,decay=0.95,observe=64",
+    "decay 0.99, observe 64": "recency:50%,min=16,decay=0.99,observe=64",
+    "decay 0.99, observe 256 (the default)": "recency:50%,min=16,decay=0.99,observe=256",
     "decay 0.998, observe 512": "recency:50%,min=16,decay=0.998,observe=512",
-    "decay 0.95, observe 16": "recency:50%,min=16,observe=16",
-    "decay 0.99, recent 10 %": "recency:50%,min=16,decay=0.99,recent=10%",
-    "decay 0.99, recent 60 %": "recency:50%,min=16,decay=0.99,recent=60%",
+    "decay 0.95, observe 16": "recency:50%,min=16,decay=0.95,observe=16",
+    "decay 0.99, recent 10 %": "recency:50%,min=16,decay=0.99,observe=256,recent=10%",
+    "decay 0.99, recent 60 %": "recency:50%,min=16,decay=0.99,observe=256,recent=60%",
 }
 # What was attended to long ago counts for less: the prompt's scores as published, then shrinking at each new token.
 DAMP = {
@@ -64,16 +64,16 @@ SINKS = {
     "h2o": "sinks:4+h2o:50%,min=16",
     "keyformer": "sinks:4+keyformer:50%,min=16",
     "keyformer, no noise": "sinks:4+keyformer:50%,min=16,noise=none",
-    "recency": "sinks:4+recency:50%,min=16",
-    "recency, decay 0.99": "sinks:4+recency:50%,min=16,decay=0.99",
-    "recency, decay 0.99, observe 256": "sinks:4+recency:50%,min=16,decay=0.99,observe=256",
+    "recency": "sinks:4+recency:50%,min=16,decay=0.99,observe=256",
 }
 
-# kind text: a text scored in decode mode, the second half of each chunk. kind answers: prompts answered greedily.
+# kind text: a text scored, the second half of each chunk, in decode mode or (where it says so) in prefill mode. kind answers:
+# prompts answered greedily.
 TASKS = {
     "ppl-shakespeare-2k": {"kind": "text", "text": "text/tinyshakespeare.txt", "ctx": 2048, "chunks": 4, "batch": 48},
     "ablations": {"kind": "text", "text": "text/tinyshakespeare.txt", "ctx": 2048, "chunks": 3, "batch": 48},
     "ppl-war-and-peace-2k": {"kind": "text", "text": "text/war-and-peace.txt", "ctx": 2048, "chunks": 3, "batch": 48},
+    "precision": {"kind": "text", "mode": "prefill", "text": "text/tinyshakespeare.txt", "ctx": 2048, "chunks": 20, "batch": 4},
     "ppl-shakespeare-8k": {"kind": "text", "text": "text/tinyshakespeare.txt", "ctx": 8192, "chunks": 1, "batch": 12},
     "repeat": {"kind": "answers", "ctx": 2048, "batch": 32, "prompts": [
         "repeat", "--text", "text/tinyshakespeare.txt", "--chars", "3000", "--cases", "16", "--tokens", "48"]},
@@ -91,6 +91,7 @@ TINY = {
     "ppl-shakespeare-2k": {"ctx": 128, "chunks": 2, "batch": 4},
     "ablations": {"ctx": 128, "chunks": 1, "batch": 4},
     "ppl-war-and-peace-2k": {"ctx": 128, "chunks": 1, "batch": 4},
+    "precision": {"ctx": 128, "chunks": 2, "batch": 2},
     "ppl-shakespeare-8k": {"ctx": 256, "chunks": 1, "batch": 2},
     "repeat": {"ctx": 2048, "prompts": ["--chars", "1200", "--cases", "1", "--tokens", "4"]},
     "needle-2k": {"ctx": 2048, "prompts": ["--chars", "500", "--cells", "1", "--tokens", "4"]},
@@ -133,6 +134,7 @@ STEPS = [
     ("chat", at([50, 20]) + TYPES),
     ("summary", at([50], MAIN) + TYPES),
     ("ablations", at([50], MAIN) + some(NOISE) + some(OTHER) + some(RECENCY) + some(DAMP) + some(SINKS)),
+    ("precision", TYPES),
     ("ppl-shakespeare-8k", ["fp8", "kv8"] + at([50])),
     ("needle-4k", at([50], MAIN) + TYPES),
     ("repeat", at(BUDGETS)),

@@ -15,6 +15,7 @@ import table as tables  # noqa: E402
 
 SHAKE, WAR, LONG = "ppl-shakespeare-2k", "ppl-war-and-peace-2k", "ppl-shakespeare-8k"
 CHANGES = "ablations"  # one thing changed at a time
+TYPES = "precision"
 DASH = "–"
 
 
@@ -59,19 +60,22 @@ class Page:
             n = self.t.rows.get((task, "full", "perplexity")) or self.t.rows.get((task, "full", "all")) or \
                 self.t.rows.get((task, "full", "rouge1 vs full"))
             policies = len({p for t, p, _ in self.t.rows if t == task})
-            prompt = size["ctx"] // 2 if size["kind"] == "text" else None
-            rows.append([f"`{task}`", f"{size['chunks']} chunks of {size['ctx']}, prompt {prompt}" if prompt else
-                         "greedy answers", n["n"] if n else DASH, policies])
+            what = "greedy answers"
+            if size["kind"] == "text":
+                what = f"{size['chunks']} chunks of {size['ctx']}, " + (
+                    f"prompt {size['ctx'] // 2}" if size.get("mode", "decode") == "decode" else "prefill mode")
+            rows.append([f"`{task}`", what, n["n"] if n else DASH, policies])
         return markdown(["task", "size", "rows or answers a policy", "policies measured"], rows)
 
     def precision(self):
         rows = []
         for p in ["full"] + cells.TYPES:
-            rows.append([f"`{p}`", number(self.t.get(SHAKE, p, "perplexity"), 3), self.more(SHAKE, p),
-                         self.kl(SHAKE, p), number(self.t.get(SHAKE, p, "same top-1 %"), 1), self.more(WAR, p),
-                         number(self.t.any(SHAKE, p, "kv_share") and 100 * self.t.any(SHAKE, p, "kv_share"), 1)])
-        return markdown(["K and V", "perplexity", "more, %", "mean KL", "same top-1, %", "War and Peace: more, %",
-                         "bytes, % of full"], rows)
+            share = self.t.any(SHAKE, p, "kv_share")
+            rows.append([f"`{p}`", number(self.t.get(TYPES, p, "perplexity"), 3), self.more(TYPES, p), self.kl(TYPES, p),
+                         number(self.t.get(TYPES, p, "same top-1 %"), 1), self.more(SHAKE, p), self.more(WAR, p),
+                         number(share and 100 * share, 1)])
+        return markdown(["K and V", "perplexity, prefill mode", "more, %", "mean KL", "same top-1, %", "decode mode: more, %",
+                         "War and Peace: more, %", "bytes, % of full"], rows)
 
     def budget_table(self, cell):
         budgets = [b for b in cells.BUDGETS]
@@ -142,7 +146,7 @@ class Page:
         return self.changes("`keyformer:50%`, else", cells.OTHER, tables.policy("keyformer", 50), "the default")
 
     def recency(self):
-        return self.changes("`recency:50%`", cells.RECENCY, cells.RECENCY["decay 0.95 (the policy's default)"], "the default")
+        return self.changes("`recency:50%`", cells.RECENCY, tables.policy("recency", 50), "the default")
 
     def damping(self):
         return self.changes("at 50 %", cells.DAMP, cells.DAMP["h2o"], "`h2o:50%`")

@@ -94,7 +94,8 @@ def command(o, task, size, policies, out):
     c = [o.eval, "--model", o.model, "--ctx", str(size["ctx"]), "--batch", str(size["batch"]),
          "--threads", str(o.threads), "--backend", o.backend, "--out", out]
     if size["kind"] == "text":
-        c += ["--mode", "decode", "--text", os.path.join(o.data, size["text"]), "--chunks", str(size["chunks"])]
+        c += ["--mode", size.get("mode", "decode"), "--text", os.path.join(o.data, size["text"])]
+        c += ["--chunks", str(size["chunks"])]
     else:
         c += ["--prompts", prompts_of(o, task, size)]
     for p in policies:

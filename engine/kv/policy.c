@@ -118,8 +118,8 @@ static const struct option_row options[] = {
 static const struct policy defaults = {
     .k_type = OPS_KV_F16, .v_type = OPS_KV_F16, .place = POLICY_FULL,
     .min = 128, .recent = 30, .mode = POLICY_PAPER, .noise = -1,
-    .scope = POLICY_PER_HEAD, .prefill = POLICY_LAYERED, .observe = 64,
-    .chunk = POLICY_DEFAULT_CHUNK, .tau0 = 1.0f, .tau1 = 2.0f, .damp = 1.0f, .decay = 0.95f,
+    .scope = POLICY_PER_HEAD, .prefill = POLICY_LAYERED, .observe = -1,
+    .chunk = POLICY_DEFAULT_CHUNK, .tau0 = 1.0f, .tau1 = 2.0f, .damp = 1.0f, .decay = 0.99f,
     .select = POLICY_READ_ALL, .r = 32, .top_k = 128, .local = -1, .renorm = 1,
 };
 /* clang-format on */
@@ -478,6 +478,9 @@ static void settle(struct policy *pol)
     }
     if (pol->local < 0) {
         pol->local = pol->top_k / 4;
+    }
+    if (pol->observe < 0) { /* at decay 0.99 the 256th query before the last still counts 8 % */
+        pol->observe = pol->place == POLICY_RECENCY ? 256 : 64;
     }
 }
 

@@ -34,6 +34,18 @@ Test(policy, empty_is_full_f16)
     }
 }
 
+Test(policy, observe_hangs_on_the_word)
+{
+    struct policy p = parse("recency:300");
+
+    cr_assert_eq(p.observe, 256);
+    cr_assert_float_eq(p.decay, 0.99f, 1e-7f);
+    p = parse("h2o:50%");
+    cr_assert_eq(p.observe, 64);
+    p = parse("recency:300,observe=64");
+    cr_assert_eq(p.observe, 64);
+}
+
 Test(policy, words)
 {
     struct policy p = parse("kv8+sinks:4+window:1020");
