@@ -141,6 +141,7 @@ static void start(struct front *f, struct request *r)
         engine_link_lane_open(f->engine, home);
     }
     r->state = REQUEST_RUNNING;
+    journal_head(&f->journal, &r->log)->running = 1;
     r->started_ns = clock_ns();
     r->who->n_running++;
     *(is_light(r->kind) ? &f->n_light : &f->n_running) += 1;
@@ -329,6 +330,8 @@ static void lost_one(struct front *f, struct request *r)
                      "the engine died twice while this request was running");
     } else {
         dispatch_forget(f, r);
+        journal_head(&f->journal, &r->log)->n_crashes = r->n_crashes;
+        journal_head(&f->journal, &r->log)->running = 0;
         r->alone = true;
         r->n_at_crash = r->log.n_tokens;
         queue_push_front(&f->queue, r);

@@ -81,6 +81,15 @@ static void count(struct front *f, const struct request *r, const struct lane_re
     }
 }
 
+void ending_keep(struct front *f, struct request *r)
+{
+    r->ended_ns = r->ended_ns ? r->ended_ns : clock_ns();
+    r->state = REQUEST_FINISHED;
+    loop_timer_off(&f->loop, &r->deadline);
+    loop_timer_off(&f->loop, &r->reader);
+    loop_timer_at(&f->loop, &r->fate, r->ended_ns + KEEP_NS, on_expired, r);
+}
+
 void ending_record(struct front *f, struct request *r, struct lane_record *rec)
 {
     r->ended_ns = clock_ns();
@@ -90,10 +99,7 @@ void ending_record(struct front *f, struct request *r, struct lane_record *rec)
     }
     give_leases_back(f, r);
     count(f, r, rec);
-    r->state = REQUEST_FINISHED;
-    loop_timer_off(&f->loop, &r->deadline);
-    loop_timer_off(&f->loop, &r->reader);
-    loop_timer_at(&f->loop, &r->fate, r->ended_ns + KEEP_NS, on_expired, r);
+    ending_keep(f, r);
     f->dispatch_wanted = true;
     f->status_changed = true;
     lane_pump(r);
@@ -131,6 +137,7 @@ void ending_cancel(struct front *f, struct request *r, uint32_t reason)
         ending_reason(f, r, reason);
     } else if (r->state == REQUEST_RUNNING && r->stop_reason == 0) {
         r->stop_reason = reason;
+        journal_head(&f->journal, &r->log)->stop_reason = reason;
         dispatch_cancel(f, r);
     }
 }

@@ -24,6 +24,9 @@ void ending_error(struct front *f, struct request *r, uint32_t code, const char 
 /* Ends with that reason: now if it waits, soon if it runs; no-op when it has ended. */
 void ending_cancel(struct front *f, struct request *r, uint32_t reason);
 
+/* The last event of the request is in its log: it is kept, then forgotten. */
+void ending_keep(struct front *f, struct request *r);
+
 /* A request that was never accepted. */
 void ending_discard(struct front *f, struct request *r);
 

@@ -200,6 +200,18 @@ static void on_deadline(void *arg)
     ending_cancel(r->front, r, LANE_REASON_TIMEOUT);
 }
 
+/* What uses the lane's arenas ends with them. */
+static void keep_for_successor(struct front *f, struct request *r)
+{
+    struct journal_head *head = journal_head(&f->journal, &r->log);
+
+    head->accepted_ns = r->accepted_ns;
+    head->deadline_ns = r->deadline.index ? r->deadline.when_ns : 0;
+    if (r->in_buf == 0 && r->out_buf == 0) {
+        journal_commit(&f->journal, &r->log);
+    }
+}
+
 /* From here on the request is known and will end with a record in its log. */
 static void accept_request(struct front *f, struct lane *l, struct request *r, uint32_t timeout_ms)
 {
@@ -219,6 +231,7 @@ static void accept_request(struct front *f, struct lane *l, struct request *r, u
         loop_timer_at(&f->loop, &r->deadline, r->accepted_ns + (int64_t)timeout_ms * 1000000,
                       on_deadline, r);
     }
+    keep_for_successor(f, r);
     f->counters.n_requests++;
     f->dispatch_wanted = true;
     f->status_changed = true;
@@ -316,6 +329,65 @@ static void on_orphan(void *arg)
     struct request *r = arg;
 
     ending_cancel(r->front, r, LANE_REASON_CANCELLED);
+}
+
+/* A death of the front while an engine had the request counts like one of the engine: it may have
+ * been the cause. */
+static void adopt_unfinished(struct front *f, struct request *r, const struct journal_head *head)
+{
+    struct journal_head *mine = journal_head(&f->journal, &r->log);
+
+    journal_rewind(&f->journal, &r->log);
+    r->n_crashes = (head->n_crashes > 2 ? 2 : head->n_crashes) + (head->running != 0);
+    r->stop_reason = head->stop_reason;
+    mine->running = 0;
+    mine->n_crashes = r->n_crashes;
+    if (r->stop_reason) {
+        ending_reason(f, r, r->stop_reason);
+    } else if (r->n_crashes > 1) {
+        ending_error(f, r, LANE_E_ENGINE_CRASHED,
+                     "the daemon died while this request was running, as something had before");
+    } else {
+        r->alone = r->n_crashes > 0;
+        r->n_at_crash = r->log.n_tokens;
+        if (head->deadline_ns) {
+            loop_timer_at(&f->loop, &r->deadline, head->deadline_ns, on_deadline, r);
+        }
+        loop_timer_at(&f->loop, &r->fate, clock_ns() + ORPHAN_NS, on_orphan, r);
+        queue_push(&f->queue, r);
+    }
+}
+
+int flow_adopt(struct front *f, const struct journal_head *head, const struct journal_entry *log)
+{
+    struct principal *p =
+        request_principal(&f->requests, head->uid, head->tenant, head->tenant_len);
+    struct journal_entry mine = *log;
+    struct request *r = request_find(&f->requests, p, head->id);
+    int64_t now = clock_ns();
+    int rc =
+        r ? -EEXIST
+          : request_create(&f->requests, head->uid, head->tenant, head->tenant_len, head->id, &r);
+
+    if (rc) {
+        journal_end(&f->journal, &mine);
+        return rc;
+    }
+    r->front = f;
+    r->kind = head->kind;
+    r->flags = head->flags;
+    r->urgency = head->urgency;
+    r->seed = head->seed;
+    r->accepted_ns = head->accepted_ns < now ? head->accepted_ns : now;
+    r->log = mine;
+    journal_head(&f->journal, &mine)->number = r->number;
+    if (mine.finished) {
+        ending_keep(f, r);
+    } else {
+        adopt_unfinished(f, r, head);
+    }
+    f->dispatch_wanted = true;
+    return 0;
 }
 
 void flow_lane_closed(struct front *f, struct lane *l)

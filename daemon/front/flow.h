@@ -10,7 +10,11 @@
 
 #include <stdint.h>
 
+#include "base/error.h"
+
 struct front;
+struct journal_entry;
+struct journal_head;
 struct lane;
 struct lane_record;
 
@@ -26,12 +30,16 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
 void flow_resume(struct front *f, struct lane *l, const struct flow_who *who, const uint8_t id[16],
                  uint64_t next_seq);
 /* A lane that does not read that request's answer gets a LANE_DONE with seq 0 as receipt. */
-void flow_cancel(struct front *f, struct lane *l, const struct flow_who *who,
-                 const uint8_t id[16]);
+void flow_cancel(struct front *f, struct lane *l, const struct flow_who *who, const uint8_t id[16]);
 void flow_credit(struct front *f, struct lane *l, const uint8_t id[16], uint64_t n_rows);
 
-/* Requests of an ordinary lane are cancelled, detached ones and those of a privileged lane wait 10 s
- * for somebody to resume them; what uses the lane's leases always ends. */
+/* A request of a front that was killed: it waits again, for its turn and, 10 s, for a client to
+ * resume it; or it has ended and is kept. Takes over the log; non-zero when it cannot be kept. */
+int flow_adopt(struct front *f, const struct journal_head *head,
+               const struct journal_entry *log) WARN_UNUSED;
+
+/* Requests of an ordinary lane are cancelled, detached ones and those of a privileged lane wait 10
+ * s for somebody to resume them; what uses the lane's leases always ends. */
 void flow_lane_closed(struct front *f, struct lane *l);
 void flow_lane_stalled(struct front *f, struct lane *l);
 

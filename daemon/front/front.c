@@ -32,6 +32,7 @@
 #include "daemon/front/lifecycle.h"
 #include "daemon/front/reload.h"
 #include "daemon/front/status.h"
+#include "daemon/front/successor.h"
 
 #define FORCE_NS 1400000000
 #define LEAVE_NS 300000000
@@ -210,16 +211,20 @@ static int start(struct front *f, struct error *reterr)
     rc = rc ? rc : rundir_lock(&f->rundir, reterr);
     rc = rc ? rc : rundir_listen(&f->rundir, reterr);
     rc = rc ? rc : accept_start(f, reterr);
-    rc = rc ? rc : journal_open(f->config->journal_bytes, &f->journal, reterr);
+    rc = rc ? rc : successor_open(f, reterr);
     rc = rc ? rc : engine_link_create(f, f->config->load == CONFIG_LOAD_START, &f->engine, reterr);
     if (rc == 0 && f->config->gateway && f->rundir.gateway_fd < 0) {
         rc = gateway_create(f, &f->gateway, reterr);
+    }
+    if (rc == 0) {
+        successor_adopt(f);
     }
     return rc;
 }
 
 static void finish(struct front *f)
 {
+    loop_timer_off(&f->loop, &f->steady_timer);
     gateway_destroy(f->gateway);
     f->gateway = NULL;
     engine_link_destroy(f->engine);
@@ -275,6 +280,9 @@ int front_run(struct config *c, const struct rundir *dir, bool system)
         status_notify(&f);
         start_watchdog(&f);
         rc = loop_run(&f.loop, after_batch, &f);
+        if (rc == 0) {
+            successor_disown(&f);
+        }
     }
     if (rc) {
         log_error("%s", e.code ? e.text : strerror(-rc));

@@ -12,6 +12,7 @@
  *     ending.h       how they end and how long they are kept
  *     engine_link.h  the engine process: start, records, heartbeat, restart
  *     lifecycle.h    load on demand, idle unload, drain
+ *     successor.h    requests of a front that was killed
  *     gateway.h      the gateway process
  *     reload.h       reading the configuration again
  *     status.h       hello, status, metrics, sd_notify's STATUS= */
@@ -66,6 +67,8 @@ struct front {
     uint32_t drain; /* enum lane_control_op: DRAIN or RELOAD; 0: none */
     struct loop_timer drain_timer;
     struct loop_timer idle_timer;
+    bool heir; /* the journal is another front's, which was killed */
+    struct loop_timer steady_timer;
     struct loop_timer watchdog_timer; /* systemd's */
     int64_t watchdog_ns;
     uint32_t n_running;   /* in the engine, tokenizing ones not counted */

@@ -18,27 +18,15 @@
 #include "base/checked.h"
 #include "base/cleanup.h"
 #include "daemon/front/arena.h"
+#include "daemon/front/journal_format.h"
 
-struct block_header {
-    uint32_t next; /* block, or JOURNAL_NONE */
-    uint32_t end;  /* offset behind the last event */
-};
-
-struct event_header {
-    uint16_t type;
-    uint16_t flags;
-    uint32_t body_bytes;
-};
-
-int journal_open(size_t size, struct journal *ret, struct error *reterr)
+int journal_map(int fd, size_t size, struct journal *ret, struct error *reterr)
 {
-    struct journal j = {.fd = -1, .size = size, .n_blocks = (uint32_t)(size / JOURNAL_BLOCK)};
+    struct journal j = {.fd = fd, .size = size, .n_blocks = (uint32_t)(size / JOURNAL_BLOCK)};
     size_t words = (j.n_blocks + 63) / 64;
-    int rc = arena_memfd("pipit-journal", size, 0600, &j.fd, reterr);
+    int rc;
 
-    if (rc) {
-        return rc;
-    }
+    j.n_reserved = journal_blocks_for(sizeof(struct journal_super) + words * sizeof(*j.used));
     j.map = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, j.fd, 0);
     if (j.map == MAP_FAILED) {
         rc = error_set_errno(reterr, -errno, "cannot map the journal of %zu bytes", size);
@@ -51,10 +39,28 @@ int journal_open(size_t size, struct journal *ret, struct error *reterr)
         close_fd(&j.fd);
         return error_set(reterr, -ENOMEM, "no memory for the journal's bitmap");
     }
-    for (size_t b = j.n_blocks; b < words * 64; b++) {
-        j.used[b / 64] |= 1ull << (b % 64);
+    for (size_t b = 0; b < words * 64; b++) {
+        if (b < j.n_reserved || b >= j.n_blocks) {
+            j.used[b / 64] |= 1ull << (b % 64);
+        }
     }
-    j.n_free = j.n_blocks;
+    j.n_free = j.n_blocks - j.n_reserved;
+    *ret = j;
+    return 0;
+}
+
+int journal_open(size_t size, struct journal *ret, struct error *reterr)
+{
+    struct journal j;
+    int fd;
+    int rc = arena_memfd("pipit-journal", size, 0600, &fd, reterr);
+
+    rc = rc ? rc : journal_map(fd, size, &j, reterr);
+    if (rc) {
+        return rc;
+    }
+    *journal_super(&j) = (struct journal_super){
+        .magic = JOURNAL_SUPER_MAGIC, .n_blocks = j.n_blocks, .n_reserved = j.n_reserved};
     *ret = j;
     return 0;
 }
@@ -69,12 +75,7 @@ void journal_close(struct journal *j)
     *j = (struct journal){.fd = -1};
 }
 
-static bool is_used(const struct journal *j, uint32_t b)
-{
-    return j->used[b / 64] & (1ull << (b % 64));
-}
-
-static void mark(struct journal *j, uint32_t user, uint32_t first, uint32_t n, bool used)
+void journal_mark(struct journal *j, uint32_t user, uint32_t first, uint32_t n, bool used)
 {
     for (uint32_t b = first; b < first + n; b++) {
         uint64_t bit = 1ull << (b % 64);
@@ -101,28 +102,13 @@ static uint32_t take(struct journal *j, uint32_t user, uint32_t n, bool final)
             b += 63;
             continue;
         }
-        run = is_used(j, b) ? 0 : run + 1;
+        run = journal_is_used(j, b) ? 0 : run + 1;
         if (run == n) {
-            mark(j, user, b + 1 - n, n, true);
+            journal_mark(j, user, b + 1 - n, n, true);
             return b + 1 - n;
         }
     }
     return JOURNAL_NONE;
-}
-
-static uint8_t *at(const struct journal *j, uint32_t block, uint32_t offset)
-{
-    return j->map + (size_t)block * JOURNAL_BLOCK + offset;
-}
-
-static struct block_header *header_of(const struct journal *j, uint32_t block)
-{
-    return (struct block_header *)(void *)at(j, block, 0);
-}
-
-static uint32_t blocks_for(uint64_t bytes)
-{
-    return (uint32_t)(checked_round_up(bytes, JOURNAL_BLOCK) / JOURNAL_BLOCK);
 }
 
 int journal_begin(struct journal *j, const struct journal_head *head, struct journal_entry *ret)
@@ -141,7 +127,7 @@ int journal_begin(struct journal *j, const struct journal_head *head, struct jou
     }
     j->n_entries++;
     if (head->tlv_bytes) {
-        e.tlv_block = take(j, e.user, blocks_for(head->tlv_bytes), false);
+        e.tlv_block = take(j, e.user, journal_blocks_for(head->tlv_bytes), false);
         if (e.tlv_block == JOURNAL_NONE) {
             journal_end(j, &e);
             return -EBUSY;
@@ -149,10 +135,10 @@ int journal_begin(struct journal *j, const struct journal_head *head, struct jou
         h.tlv_offset = journal_tlv_offset(&e);
     }
     h.magic = JOURNAL_MAGIC;
-    memcpy(at(j, e.first, sizeof(struct block_header)), &h, sizeof(h));
+    memcpy(journal_at(j, e.first, sizeof(struct block_header)), &h, sizeof(h));
     e.end = (struct journal_cursor){
         .block = e.first, .offset = sizeof(struct block_header) + sizeof(h), .seq = 1};
-    *header_of(j, e.first) = (struct block_header){.next = JOURNAL_NONE, .end = e.end.offset};
+    *journal_header(j, e.first) = (struct block_header){.next = JOURNAL_NONE, .end = e.end.offset};
     e.seen = e.end;
     *ret = e;
     return 0;
@@ -160,7 +146,7 @@ int journal_begin(struct journal *j, const struct journal_head *head, struct jou
 
 uint8_t *journal_tlv(struct journal *j, const struct journal_entry *e)
 {
-    return at(j, e->tlv_block, 0);
+    return journal_at(j, e->tlv_block, 0);
 }
 
 uint64_t journal_tlv_offset(const struct journal_entry *e)
@@ -171,22 +157,41 @@ uint64_t journal_tlv_offset(const struct journal_entry *e)
 static void drop_forced(struct journal *j, struct journal_entry *e)
 {
     if (e->forced_block != JOURNAL_NONE) {
-        mark(j, e->user, e->forced_block, e->n_forced_blocks, false);
+        journal_mark(j, e->user, e->forced_block, e->n_forced_blocks, false);
         e->forced_block = JOURNAL_NONE;
     }
+}
+
+static void set_begin(struct journal *j, const struct journal_entry *e, bool on)
+{
+    uint64_t *word = &journal_begins(j)[e->first / 64];
+    uint64_t bit = 1ull << (e->first % 64);
+
+    JOURNAL_COMMIT(*word, on ? *word | bit : *word & ~bit);
+}
+
+void journal_commit(struct journal *j, const struct journal_entry *e)
+{
+    set_begin(j, e, true);
+}
+
+struct journal_head *journal_head(const struct journal *j, const struct journal_entry *e)
+{
+    return (struct journal_head *)(void *)journal_at(j, e->first, sizeof(struct block_header));
 }
 
 void journal_end(struct journal *j, struct journal_entry *e)
 {
     drop_forced(j, e);
+    set_begin(j, e, false);
     if (e->tlv_block != JOURNAL_NONE) {
-        mark(j, e->user, e->tlv_block, blocks_for(e->tlv_bytes), false);
+        journal_mark(j, e->user, e->tlv_block, journal_blocks_for(e->tlv_bytes), false);
     }
     /* A half-made entry has one block and no header yet. */
     for (uint32_t b = e->first; b != JOURNAL_NONE;) {
-        uint32_t next = e->end.seq ? header_of(j, b)->next : JOURNAL_NONE;
+        uint32_t next = e->end.seq ? journal_header(j, b)->next : JOURNAL_NONE;
 
-        mark(j, e->user, b, 1, false);
+        journal_mark(j, e->user, b, 1, false);
         b = next;
     }
     if (!e->finished) {
@@ -196,8 +201,7 @@ void journal_end(struct journal *j, struct journal_entry *e)
         .first = JOURNAL_NONE, .tlv_block = JOURNAL_NONE, .forced_block = JOURNAL_NONE};
 }
 
-/* The part of a body that says something. */
-static uint32_t body_bytes(const struct lane_record *r)
+uint32_t journal_body_bytes(const struct lane_record *r)
 {
     switch (r->h.type) {
     case LANE_TOKEN:
@@ -212,7 +216,7 @@ static uint32_t body_bytes(const struct lane_record *r)
     }
 }
 
-static void see(struct journal_entry *e, const struct lane_record *r)
+void journal_see(struct journal_entry *e, const struct lane_record *r)
 {
     if (r->h.type == LANE_ALT || (r->h.type == LANE_BULK && e->hold_bulk)) {
         return;
@@ -227,7 +231,7 @@ static void see(struct journal_entry *e, const struct lane_record *r)
 int journal_append(struct journal *j, struct journal_entry *e, struct lane_record *r)
 {
     bool final = r->h.type == LANE_DONE || r->h.type == LANE_ERROR;
-    uint32_t body = body_bytes(r);
+    uint32_t body = journal_body_bytes(r);
     uint32_t need = (uint32_t)sizeof(struct event_header) + (uint32_t)checked_round_up(body, 8);
     struct event_header eh = {.type = r->h.type, .flags = r->h.flags, .body_bytes = body};
 
@@ -240,18 +244,18 @@ int journal_append(struct journal *j, struct journal_entry *e, struct lane_recor
         if (b == JOURNAL_NONE) {
             return -ENOSPC;
         }
-        *header_of(j, b) =
+        *journal_header(j, b) =
             (struct block_header){.next = JOURNAL_NONE, .end = sizeof(struct block_header)};
-        header_of(j, e->end.block)->next = b;
+        JOURNAL_COMMIT(journal_header(j, e->end.block)->next, b);
         e->end.block = b;
         e->end.offset = sizeof(struct block_header);
     }
-    memcpy(at(j, e->end.block, e->end.offset), &eh, sizeof(eh));
-    memcpy(at(j, e->end.block, e->end.offset + (uint32_t)sizeof(eh)), r->bytes, body);
+    memcpy(journal_at(j, e->end.block, e->end.offset), &eh, sizeof(eh));
+    memcpy(journal_at(j, e->end.block, e->end.offset + (uint32_t)sizeof(eh)), r->bytes, body);
     e->end.offset += need;
-    header_of(j, e->end.block)->end = e->end.offset;
+    JOURNAL_COMMIT(journal_header(j, e->end.block)->end, e->end.offset);
     r->h.seq = e->end.seq++;
-    see(e, r);
+    journal_see(e, r);
     if (final && !e->finished) {
         e->finished = true;
         j->n_entries--;
@@ -261,15 +265,15 @@ int journal_append(struct journal *j, struct journal_entry *e, struct lane_recor
 
 void journal_rewind(struct journal *j, struct journal_entry *e)
 {
-    uint32_t b = header_of(j, e->seen.block)->next;
+    uint32_t b = journal_header(j, e->seen.block)->next;
 
     while (b != JOURNAL_NONE) {
-        uint32_t next = header_of(j, b)->next;
+        uint32_t next = journal_header(j, b)->next;
 
-        mark(j, e->user, b, 1, false);
+        journal_mark(j, e->user, b, 1, false);
         b = next;
     }
-    *header_of(j, e->seen.block) =
+    *journal_header(j, e->seen.block) =
         (struct block_header){.next = JOURNAL_NONE, .end = e->seen.offset};
     e->end = e->seen;
 }
@@ -282,15 +286,15 @@ bool journal_read(const struct journal *j, const struct journal_entry *e, struct
     if (c->seq >= e->seen.seq) {
         return false;
     }
-    if (c->offset >= header_of(j, c->block)->end) {
-        c->block = header_of(j, c->block)->next;
+    if (c->offset >= journal_header(j, c->block)->end) {
+        c->block = journal_header(j, c->block)->next;
         c->offset = sizeof(struct block_header);
     }
-    memcpy(&eh, at(j, c->block, c->offset), sizeof(eh));
+    memcpy(&eh, journal_at(j, c->block, c->offset), sizeof(eh));
     lane_record_init(ret, eh.type, (const uint8_t *)NULL);
     ret->h.flags = eh.flags;
     ret->h.seq = c->seq++;
-    memcpy(ret->bytes, at(j, c->block, c->offset + (uint32_t)sizeof(eh)), eh.body_bytes);
+    memcpy(ret->bytes, journal_at(j, c->block, c->offset + (uint32_t)sizeof(eh)), eh.body_bytes);
     c->offset += (uint32_t)(sizeof(eh) + checked_round_up(eh.body_bytes, 8));
     return true;
 }
@@ -326,7 +330,7 @@ int journal_forced(struct journal *j, struct journal_entry *e, uint64_t *ret_off
     if (e->n_tokens == 0) {
         return 0;
     }
-    e->n_forced_blocks = blocks_for(e->n_tokens * sizeof(int32_t));
+    e->n_forced_blocks = journal_blocks_for(e->n_tokens * sizeof(int32_t));
     e->forced_block = take(j, e->user, e->n_forced_blocks, false);
     if (e->forced_block == JOURNAL_NONE) {
         return -EBUSY;
@@ -334,7 +338,7 @@ int journal_forced(struct journal *j, struct journal_entry *e, uint64_t *ret_off
     (void)journal_seek(j, e, 1, &c);
     while (journal_read(j, e, &c, &r)) {
         if (r.h.type == LANE_TOKEN) {
-            memcpy(at(j, e->forced_block, 0) + (size_t)n * sizeof(int32_t), &r.token.token,
+            memcpy(journal_at(j, e->forced_block, 0) + (size_t)n * sizeof(int32_t), &r.token.token,
                    sizeof(int32_t));
             n++;
         }

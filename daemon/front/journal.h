@@ -10,8 +10,9 @@
  *     entry ─▶ first log block: header, head, events ... ─next─▶ block ─next─▶ block
  *          └─▶ contiguous blocks: TLVs        (└▶ contiguous blocks: token ids of a replay)
  *
- * One block is held back for every entry's last event (final), so that an answer whose log fills the
- * journal still ends truthfully. Nothing in the memfd is a pointer: a successor may read it.
+ * One block is held back for every entry's last event (final), so that an answer whose log fills
+ * the journal still ends truthfully. Nothing in the memfd is a pointer: a successor reads it, after
+ * a front was killed (journal_format.h has the layout, and what a kill in the middle leaves).
  *
  * A LANE_ALT (and a generated token's LANE_BULK) is visible to cursors only when the token after it
  * has come, so that an engine's death between the two leaves no half token: journal_rewind() drops
@@ -27,7 +28,8 @@
 enum { JOURNAL_BLOCK = 4096, JOURNAL_NONE = UINT32_MAX };
 #define JOURNAL_MAGIC 0x314c4e4a54504950ull /* "PIPTJNL1" */
 
-/* What a successor of this front needs to know of a request; at the start of the first log block. */
+/* What a successor of this front needs to know of a request; at the start of the first log block.
+ */
 struct journal_head {
     uint64_t magic;
     uint64_t number;
@@ -41,6 +43,13 @@ struct journal_head {
     uint32_t tlv_bytes;
     uint64_t tlv_offset;
     uint64_t seed;
+    /* These change while the request lives: journal_head(). */
+    uint32_t running; /* 1: an engine has it */
+    uint32_t n_crashes;
+    uint32_t stop_reason;
+    uint32_t pad;
+    int64_t accepted_ns; /* CLOCK_MONOTONIC */
+    int64_t deadline_ns; /* 0: none */
 };
 
 /* Users have slots by uid; two that share one share its limit. */
@@ -51,10 +60,11 @@ struct journal {
     uint8_t *map;
     size_t size;
     uint32_t n_blocks;
+    uint32_t n_reserved; /* the first blocks, which say where entries begin */
     uint32_t n_free;
-    uint32_t n_entries; /* blocks held back for last events */
+    uint32_t n_entries;             /* blocks held back for last events */
     uint32_t n_used[JOURNAL_USERS]; /* blocks; one user's are at most 7/8 of all */
-    uint64_t *used;     /* bitmap; bits past n_blocks are set */
+    uint64_t *used;                 /* bitmap; bits past n_blocks are set */
 };
 
 struct journal_cursor {
@@ -69,21 +79,25 @@ struct journal_entry {
     uint32_t tlv_bytes;
     uint32_t forced_block;
     uint32_t n_forced_blocks;
-    uint32_t user; /* slot in n_used */
+    uint32_t user;              /* slot in n_used */
     struct journal_cursor end;  /* where the next event goes */
     struct journal_cursor seen; /* cursors read up to here */
     uint64_t n_tokens;          /* LANE_TOKEN events seen */
     uint64_t text_bytes;        /* of LANE_TOKEN and LANE_TEXT events seen */
-    bool hold_bulk; /* a generated answer: LANE_BULK belongs to the token after it */
+    bool hold_bulk;             /* a generated answer: LANE_BULK belongs to the token after it */
     bool finished;
 };
 
 int journal_open(size_t size, struct journal *ret, struct error *reterr) WARN_UNUSED;
 void journal_close(struct journal *j); /* takes a zeroed one */
 
-/* A new entry with room for tlv_bytes of items at journal_tlv(). -EBUSY when it does not fit now. */
-int journal_begin(struct journal *j, const struct journal_head *head, struct journal_entry *ret)
-    WARN_UNUSED;
+/* A new entry with room for tlv_bytes of items at journal_tlv(). -EBUSY when it does not fit now.
+ */
+int journal_begin(struct journal *j, const struct journal_head *head,
+                  struct journal_entry *ret) WARN_UNUSED;
+/* From now on the entry is a successor's, too: clients know of it. */
+void journal_commit(struct journal *j, const struct journal_entry *e);
+struct journal_head *journal_head(const struct journal *j, const struct journal_entry *e);
 uint8_t *journal_tlv(struct journal *j, const struct journal_entry *e);
 uint64_t journal_tlv_offset(const struct journal_entry *e);
 void journal_end(struct journal *j, struct journal_entry *e);
@@ -107,5 +121,16 @@ bool journal_read(const struct journal *j, const struct journal_entry *e, struct
 /* Writes the token ids said so far to blocks of their own: their offset and number. -EBUSY. */
 int journal_forced(struct journal *j, struct journal_entry *e, uint64_t *ret_offset,
                    uint32_t *ret_n) WARN_UNUSED;
+
+/* The journal of a front that was killed. Takes over `fd`, also after a failure. -EBADMSG with the
+ * cause: it is none, of another size, or too many fronts in a row died with it; when this one has
+ * run for a while, journal_steady() says that it did not. */
+int journal_adopt(int fd, size_t size, struct journal *ret, struct error *reterr) WARN_UNUSED;
+void journal_steady(struct journal *j);
+
+/* Its entries, one after the other, before any journal_begin(): *at is 0 at first. Those that are
+ * not sound are left out and counted. false: there are no more. */
+bool journal_next(struct journal *j, uint32_t *at, struct journal_head *ret_head,
+                  struct journal_entry *ret, uint32_t *ret_bad);
 
 #endif

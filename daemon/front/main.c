@@ -53,10 +53,25 @@ static int become_plan(const struct config *c)
     return EXIT_INTERNAL;
 }
 
+/* What a front that was killed has left (successor.h). There should be one. */
+static void take_journal(struct rundir *r, int fd)
+{
+    if (r->journal_fd >= 0) {
+        (void)close(fd);
+    } else {
+        r->journal_fd = fd;
+    }
+}
+
 static int take_each(struct rundir *r, int n, char **names, struct error *reterr)
 {
     for (int i = 0; i < n; i++) {
         int fd = SD_LISTEN_FDS_START + i;
+
+        if (names && names[i] && strcmp(names[i], RUNDIR_JOURNAL) == 0) {
+            take_journal(r, fd);
+            continue;
+        }
         bool gateway = names && names[i] && strcmp(names[i], "gateway") == 0;
         int *slot = gateway ? &r->gateway_fd : &r->lane_fd;
 

@@ -100,7 +100,7 @@ int rundir_choose(const struct config *c, bool system, struct rundir *ret, struc
     char base[64];
     struct stat st;
 
-    *ret = (struct rundir){.lock_fd = -1, .lane_fd = -1, .gateway_fd = -1};
+    *ret = (struct rundir){.lock_fd = -1, .lane_fd = -1, .gateway_fd = -1, .journal_fd = -1};
     if (c->runtime_dir && c->runtime_dir[0]) {
         return choose_given(c->runtime_dir, ret, reterr);
     }
@@ -206,5 +206,6 @@ void rundir_close(struct rundir *r)
     }
     close_fd(&r->lane_fd);
     close_fd(&r->gateway_fd);
+    close_fd(&r->journal_fd);
     close_fd(&r->lock_fd);
 }

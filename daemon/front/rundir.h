@@ -2,14 +2,15 @@
 #ifndef PIPIT_DAEMON_FRONT_RUNDIR_H
 #define PIPIT_DAEMON_FRONT_RUNDIR_H
 
-/* The runtime directory (DESIGN §8): which one, is it safe, is it ours alone; and the sockets in it.
+/* The runtime directory (DESIGN §8): which one, is it safe, is it ours alone; and the sockets in
+ * it.
  *
  *     DIR/lock       held by flock(2) for as long as the daemon lives; its text is the pid
  *     DIR/lane.sock  the door
  *     DIR/zmq.sock   the gateway's
  *
- * The lock is taken before anything is bound, so a second daemon on the same directory is refused and
- * a stale socket of a dead one can be removed without a race. */
+ * The lock is taken before anything is bound, so a second daemon on the same directory is refused
+ * and a stale socket of a dead one can be removed without a race. */
 
 #include <stdbool.h>
 
@@ -17,18 +18,22 @@
 
 struct config;
 
+/* The name under which systemd keeps the journal. */
+#define RUNDIR_JOURNAL "journal"
+
 struct rundir {
     char path[96];
     int lock_fd;
     int lane_fd;    /* listening */
     int gateway_fd; /* listening, privileged; -1 but under systemd */
+    int journal_fd; /* of a front before us, from systemd; -1: none */
     bool activated; /* sockets came from systemd: not ours to remove */
 };
 
 /* Where DIR is. `system` says that systemd started us as a system service. -ENAMETOOLONG, -EPERM
  * (somebody else's or too open folder), -ENOTDIR ... */
-int rundir_choose(const struct config *c, bool system, struct rundir *ret, struct error *reterr)
-    WARN_UNUSED;
+int rundir_choose(const struct config *c, bool system, struct rundir *ret,
+                  struct error *reterr) WARN_UNUSED;
 
 /* Takes the lock. -EBUSY names the pid that holds it. */
 int rundir_lock(struct rundir *r, struct error *reterr) WARN_UNUSED;

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """pipitd and pipit-gateway as systemd runs them, with this script in systemd's place: sockets made
-beforehand and handed over by name, readiness, reload, signs of life. What only a booted systemd can
+beforehand and handed over by name, readiness, reload, signs of life, and its store of file descriptors, by
+which the requests of a daemon that was killed reach the next. What only a booted systemd can
 show (units, sandbox, restarts) is tests/e2e/booted.sh."""
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 import unittest
 
-from lane import Lane, prompt, text_of
+from lane import ALT, ERROR, F_REPLAYED, S_IGNORE_END, TOKEN, Lane, prompt, text_of
 
 try:
     from zclient import Client
@@ -24,6 +26,7 @@ BUILD = os.environ.get("PIPIT_BUILD", os.path.join(SOURCE, "build"))
 MODEL = os.path.join(SOURCE, "tests/data/stories260K.gguf")
 PIPITD = os.path.join(BUILD, "daemon/front/pipitd")
 GATEWAY = os.path.join(BUILD, "daemon/gateway/pipit-gateway")
+PIPIT = os.path.join(BUILD, "client/pipit")
 WAIT = 60.0
 
 
@@ -43,13 +46,38 @@ class Systemd:
             self.listening[name] = s
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notify.bind(os.path.join(self.folder, "notify"))
+        self.store = []  # (name, descriptor)
+
+    def hear(self, seconds):
+        """One notification, obeyed where it is about the store (sd_notify(3)); "" when none comes in time."""
+        self.notify.settimeout(seconds)
+        try:
+            text, fds, _, _ = socket.recv_fds(self.notify, 4096, 4)
+        except (socket.timeout, BlockingIOError):
+            return ""
+        words = dict(line.split("=", 1) for line in text.decode().splitlines())
+        if words.get("FDSTORE") == "1":
+            assert words.get("FDPOLL") == "0", "it would be polled"
+            self.store += [(words["FDNAME"], fd) for fd in fds]
+            fds = []
+        if words.get("FDSTOREREMOVE") == "1":
+            for name, fd in self.store:
+                fds += [fd] if name == words["FDNAME"] else []
+            self.store = [(n, fd) for n, fd in self.store if fd not in fds]
+        for fd in fds:
+            os.close(fd)
+        return text.decode()
 
     def start(self, argv, names, **env):
-        """The service: its sockets as descriptors 3 and up, as sd_listen_fds(3) has it."""
+        """The service: its sockets and then what is stored as descriptors 3 and up, as sd_listen_fds(3) has it."""
+        while self.hear(0):
+            pass
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            high = [os.dup2(self.listening[n].fileno(), 100 + i) for i, n in enumerate(names)]
+            given = [self.listening[n].fileno() for n in names] + [fd for _, fd in self.store]
+            names = [*names, *(n for n, _ in self.store)]
+            high = [os.dup2(fd, 100 + i) for i, fd in enumerate(given)]
             for i, fd in enumerate(high):
                 os.dup2(fd, 3 + i, inheritable=True)
             os.dup2(write, 2)
@@ -70,11 +98,7 @@ class Systemd:
             left = end - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"{text} not among {heard}")
-            self.notify.settimeout(left)
-            try:
-                heard.append(self.notify.recv(4096).decode())
-            except socket.timeout:
-                continue
+            heard.append(self.hear(left))
             if text in heard[-1]:
                 return heard
 
@@ -88,6 +112,8 @@ class Systemd:
             self.stop(pid, signal.SIGKILL)
         for s in [*self.listening.values(), self.notify, *self.logs]:
             s.close()
+        for _, fd in self.store:
+            os.close(fd)
         shutil.rmtree(self.folder)
 
 
@@ -245,6 +271,174 @@ class Alive(Base):
             self.systemd.wait_for("WATCHDOG=1")
 
 
+class Successor(Base):
+    """The daemon is killed; the next one gets its journal."""
+
+    def slowly(self):
+        """With a model that takes milliseconds for a token: an endless answer is still under way when we look."""
+        path = os.path.join(self.folder, "slow.gguf")
+        subprocess.run([os.path.join(BUILD, "tools/pipit-mkmodel"), "--arch", "llama", "--layers", "4", "--hidden", "256", "--ffn",
+                        "1024", "--heads", "8", "--kv-heads", "4", "--head-dim", "32", "--vocab", "300", "--ctx", "8192", "-t",
+                        "F16", path], check=True, capture_output=True)
+        self.configure(model=path, ctx=8192)
+
+    def begin(self):
+        self.pid, self.log = self.daemon("lane", "gateway")
+        self.systemd.wait_for("READY=1")
+        lane = Lane(self.folder)
+        self.addCleanup(lane.close)
+        lane.wait_ready(WAIT)
+        return lane
+
+    def killed(self, begin=True):
+        self.systemd.stop(self.pid, signal.SIGKILL)
+        return self.begin() if begin else None
+
+    def some(self, lane, rid, n):
+        """The first events, one read after the other: the daemon is in the middle of its answer."""
+        return [e for _, e in zip(range(n), lane.events(rid))]
+
+    def rest(self, lane, rid, events):
+        """Those that are missing, by RESUME; all together."""
+        lane.resume(rid, events[-1].seq + 1 if events else 1)
+        events = events + list(lane.events(rid))
+        self.assertEqual([e.seq for e in events], list(range(1, len(events) + 1)))
+        return events
+
+    def test_answer_goes_on_without_a_gap(self):
+        lane = self.begin()
+        for items in (prompt(b"Once upon a time", 150), prompt(b"Once upon a time", 150, temperature=0.8, seed=3, n_logprobs=2)):
+            whole = list(lane.events(lane.request(items)))
+            rid = lane.request(items)
+            events = self.some(lane, rid, 40)
+            lane = self.killed()
+            events = self.rest(lane, rid, events)
+            self.assertEqual(text_of(events), text_of(whole))
+            self.assertEqual([(e.type, e.token) for e in events if e.type in (TOKEN, ALT)],
+                             [(e.type, e.token) for e in whole if e.type in (TOKEN, ALT)])
+            self.assertEqual((events[-1].reason, events[-1].n_new, events[-1].replay), ("length", 150, 1))
+            self.assertTrue(events[-1].flags & F_REPLAYED)
+
+    def test_those_who_wait_and_those_who_have_ended(self):
+        lane = self.begin()
+        ended = lane.request(prompt(b"There was", 20))
+        answer = list(lane.events(ended))
+        rids = [lane.request(prompt(b"Once upon a time", 120)) for _ in range(4)]
+        first = self.some(lane, rids[0], 5)
+        lane = self.killed()
+        texts = {text_of(self.rest(lane, r, first if r == rids[0] else [])) for r in rids}
+        self.assertEqual(len(texts), 1)
+        again = self.rest(lane, ended, answer[:7])
+        self.assertEqual([(e.type, e.seq) for e in again], [(e.type, e.seq) for e in answer])
+        self.assertEqual(text_of(again), text_of(answer))
+
+    def test_twice_in_the_batch_is_the_end(self):
+        self.slowly()
+        lane = self.begin()
+        rid = lane.request(prompt(b"Once", 0, flags=S_IGNORE_END))
+        events = self.some(lane, rid, 10)
+        waits = lane.request(prompt(b"There", 5))
+        lane.status()
+        lane = self.killed()
+        lane.resume(waits, 1)
+        lane.resume(rid, 11)
+        events += self.some(lane, rid, 12)  # it runs again
+        lane = self.killed()
+        end = self.rest(lane, rid, events)[-1]
+        self.assertEqual((end.type, end.code), (ERROR, "ENGINE_CRASHED"))
+        self.assertEqual(self.rest(lane, waits, [])[-1].reason, "length")
+
+    def test_an_engine_and_then_the_daemon(self):
+        self.slowly()
+        lane = self.begin()
+        rid = lane.request(prompt(b"Once", 0, flags=S_IGNORE_END))
+        events = self.some(lane, rid, 10)
+        with open(f"/proc/{self.pid}/task/{self.pid}/children") as f:
+            os.kill(int(f.read().split()[0]), signal.SIGKILL)
+        events += self.some(lane, rid, 15)  # of a second engine
+        lane = self.killed()
+        self.assertEqual(self.rest(lane, rid, events)[-1].code, "ENGINE_CRASHED")
+
+    def test_cancelled_stays_cancelled(self):
+        self.slowly()
+        lane = self.begin()
+        rid = lane.request(prompt(b"Once", 0, flags=S_IGNORE_END))
+        self.some(lane, rid, 4)
+        with open(f"/proc/{self.pid}/task/{self.pid}/children") as f:
+            os.kill(int(f.read().split()[0]), signal.SIGSTOP)  # it cannot hear of it
+        lane.cancel(rid)
+        lane.status()
+        lane = self.killed()
+        lane.resume(rid, 1)
+        self.assertEqual(list(lane.events(rid))[-1].reason, "cancelled")
+
+    def test_what_lay_in_a_lease_is_lost(self):
+        lane = self.begin()
+        out = lane.lease(1, 4096)
+        rid = lane.request(prompt(b"Once", 3), kind=3, out=out)
+        list(lane.events(rid))
+        lane = self.killed()
+        lane.resume(rid, 1)
+        self.assertEqual(list(lane.events(rid))[-1].code, "NOT_FOUND")
+
+    def test_ended_in_order_it_leaves_nothing(self):
+        lane = self.begin()
+        list(lane.events(lane.request(prompt(b"Once", 3))))
+        self.assertEqual([n for n, _ in self.systemd.store], ["journal"])
+        self.assertEqual(self.systemd.stop(self.pid), 0)
+        while self.systemd.hear(0.1):
+            pass
+        self.assertEqual(self.systemd.store, [])
+
+    def test_without_a_store_the_requests_are_lost(self):
+        lane = self.begin()
+        rid = lane.request(prompt(b"Once upon a time", 150))
+        self.some(lane, rid, 5)
+        while self.systemd.hear(0):
+            pass
+        self.systemd.store.clear()
+        lane = self.killed()
+        lane.resume(rid, 6)
+        self.assertEqual(list(lane.events(rid))[-1].code, "NOT_FOUND")
+
+    def test_a_journal_that_cannot_be_used(self):
+        """Another size, garbage, no memory file: a line of log, a new journal, and service."""
+        for what in ("size", "garbage", "pipe"):
+            lane = self.begin()
+            rid = lane.request(prompt(b"Once upon a time", 150))
+            self.some(lane, rid, 5)
+            self.systemd.stop(self.pid, signal.SIGKILL)
+            while self.systemd.hear(0):
+                pass
+            if what == "size":
+                self.configure(journal_bytes="2MiB")
+            elif what == "garbage":
+                os.pwrite(self.systemd.store[0][1], os.urandom(1 << 16), 0)
+            else:
+                self.systemd.store[0] = ("journal", os.pipe()[0])
+            lane = self.begin()
+            lane.resume(rid, 6)
+            self.assertEqual(list(lane.events(rid))[-1].code, "NOT_FOUND", what)
+            self.assertTrue(text_of(lane.events(lane.request(prompt(b"Once", 4)))))
+            while self.systemd.hear(0):
+                pass
+            self.assertEqual([n for n, _ in self.systemd.store], ["journal"])
+            self.systemd.stop(self.pid)
+
+    @unittest.skipUnless(os.path.exists(PIPIT), "pipit is not built")
+    def test_a_program_of_libpipit_notices_nothing(self):
+        lane = self.begin()
+        ask = [PIPIT, "ask", "--runtime-dir", self.folder, "--raw", "--temp", "0", "-n", "200", "Once upon a time"]
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("PIPIT_")}
+        whole = subprocess.run(ask, capture_output=True, env=clean, timeout=WAIT, stdin=subprocess.DEVNULL).stdout
+        p = subprocess.Popen(ask, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean, stdin=subprocess.DEVNULL, bufsize=0)
+        got = p.stdout.read(60)
+        self.killed()
+        out, err = p.communicate(timeout=WAIT)
+        self.assertEqual((got + out, p.returncode), (whole, 0), err)
+        lane.close()
+
+
 @unittest.skipUnless(Client and os.path.exists(GATEWAY), "pipit-gateway or python3-zmq is missing")
 class Gateway(Base):
     def test_sockets_outlive_both(self):
@@ -289,4 +483,4 @@ if __name__ == "__main__":
         if not os.path.exists(program):
             print(f"SKIP: {program} was not built", file=sys.stderr)
             sys.exit(77)
-    unittest.main(verbosity=2)
+    unittest.main(verbosity=2, warnings="ignore")
