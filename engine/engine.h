@@ -63,6 +63,7 @@ struct engine_info {
     const char *model_name;   /* general.name, or the file's name */
     const char *arch;
     const char *backend;      /* describe() of the backend */
+    const char *passed_by;    /* backend "auto": why it is not the device; "" */
     const char *kv;           /* canonical policy text */
     char sha256[65];          /* of the base file */
     const char *identity;     /* 64 characters that name the base file and its overlays */

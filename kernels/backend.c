@@ -11,6 +11,14 @@
 #include "kernels/module.h"
 #include "kernels/ref/ref.h"
 
+bool backend_passed_by(const char *name, const struct backend_ops *found, struct error *ret_cause)
+{
+    const struct backend_ops *device;
+
+    return strcmp(name, "auto") == 0 && found == &cpu_backend &&
+           module_open_cuda(&device, ret_cause) < 0;
+}
+
 int backend_find(const char *name, const struct backend_ops **ret, struct error *reterr)
 {
     if (strcmp(name, "ref") == 0) {

@@ -9,6 +9,8 @@
  * return before the device is done; `read` and `sync` wait. Nothing here allocates except create,
  * alloc, weight_create and reserve. */
 
+/* clang-format off */
+
 #include "base/error.h"
 #include "kernels/ops.h"
 
@@ -92,5 +94,8 @@ struct backend {
 /* "ref", "cpu"; "cuda" opens the module (-ENODEV with the cause); "auto": cuda, else cpu. With a slash:
  * the file of a module (kernels/module.h). */
 int backend_find(const char *name, const struct backend_ops **ret, struct error *reterr) WARN_UNUSED;
+
+/* Did "auto" pass by the device? Then why. */
+bool backend_passed_by(const char *name, const struct backend_ops *found, struct error *ret_cause);
 
 #endif

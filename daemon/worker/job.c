@@ -202,6 +202,9 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_e_
                       reterr);
     atomic_store(&j->worker->files_ns, clock_ns());
     atomic_store(&j->worker->files, false);
+    if (rc == -EBADMSG) { /* not the request is malformed: a file is bad, as a model may be */
+        reterr->code = -ESTALE;
+    }
     if (!rc && in_use(j)) {
         rc = error_set(reterr, -EBUSY, "session %s is in use by another request", j->session.name);
     }

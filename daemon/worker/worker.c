@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/utf8.h"
 #include "daemon/worker/answer.h"
+#include "daemon/worker/device.h"
 #include "daemon/worker/job.h"
 #include "daemon/worker/mapping.h"
 #include "engine/kv/plan.h"
@@ -33,7 +34,8 @@ enum {
     EXIT_USAGE = 2,
     EXIT_REFUSED = 4,
     EXIT_MODEL = 6,
-    EXIT_DEVICE = 9
+    EXIT_DEVICE = 9,
+    DEVICE_STEP_MS = 100,
 };
 
 int worker_init(struct worker *w, struct error *reterr)
@@ -173,6 +175,25 @@ static void open_chat(struct worker *w, struct engine *e)
     w->chat_error = err;
 }
 
+/* Backends that would use a GPU wait for one whose driver is there already. */
+static void wait_for_device(struct worker *w)
+{
+    const char *backend = w->config.backend;
+    bool wanted = !backend || strcmp(backend, "auto") == 0 || strcmp(backend, "cuda") == 0;
+    int waited = 0;
+
+    while (wanted && waited < DEVICE_WAIT_MS && device_is_late("") && !atomic_load(&w->drain)) {
+        if (waited == 0) {
+            log_info("the GPU's driver is loaded, its device files are not there yet: waiting");
+        }
+        if (waited % 1000 == 0) {
+            send_loading(w, 0);
+        }
+        (void)poll(NULL, 0, DEVICE_STEP_MS);
+        waited += DEVICE_STEP_MS;
+    }
+}
+
 /* The exit code, or -1 to go on. */
 static int load(struct worker *w)
 {
@@ -181,6 +202,7 @@ static int load(struct worker *w)
     int rc;
 
     send_loading(w, 0);
+    wait_for_device(w);
     rc = engine_create(&w->config, on_progress, w, &e, &err);
     if (rc == -ECANCELED) {
         return EXIT_SUCCESS;
@@ -195,6 +217,9 @@ static int load(struct worker *w)
     if (!w->text) {
         send_cause(w, "no memory for a token's text");
         return EXIT_REFUSED;
+    }
+    if (engine_info(e)->passed_by[0]) {
+        log_info("backend auto: no GPU is used (%s)", engine_info(e)->passed_by);
     }
     open_chat(w, e);
     send_state(w);

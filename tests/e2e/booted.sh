@@ -214,6 +214,20 @@ check "asked at once, it answers the same" is "$story" as alice "${ask[@]}" "$pr
 check "it is another daemon" not is "$front" property pipitd@default.service MainPID
 check "a ZeroMQ client is answered by it" zmq ping
 
+# A request that the engine has (it stands still, so that there is time) when the daemon is killed.
+running() { as alice pipit status --json | "$python" -c 'import json,sys; sys.exit(json.load(sys.stdin)["requests"]["running"] < 1)'; }
+check "systemd keeps the daemon's journal" is 1 property pipitd@default.service NFileDescriptorStore
+kill -STOP "$(pid_of pipit-engine)"
+as alice "${ask[@]}" "$prompt" >"$tmp/survived" 2>"$tmp/survived.err" &
+asked=$!
+check "a request runs" until_true 10 running
+front=$(property pipitd@default.service MainPID)
+check "the daemon is killed under it" kill -9 "$(pid_of pipitd)"
+check "the client notices nothing" wait "$asked"
+check "and gets the same answer" is "$story" cat "$tmp/survived"
+check "from another daemon" not is "$front" property pipitd@default.service MainPID
+check "which says that it took the request over" box sh -c 'journalctl --sync; journalctl -u pipitd@default.service | grep -q "took over [1-9]"'
+
 check "the gateway is killed 50 times in a row, each time back in under 100 ms" zmq kills 50
 grep -h '^restart' "$tmp/said" | sed 's/^/        /'
 check "its socket is still active" is active box systemctl is-active pipit-gateway@default.socket
@@ -252,6 +266,38 @@ check "the journal names file, line and key" box sh -c 'journalctl -u pipitd@def
 box sed -i '$d' /etc/pipit/default.conf
 check "the same daemon still answers" is "$story" as alice "${ask[@]}" "$prompt"
 check "its process is the same" is "$front" property pipitd@default.service MainPID
+
+# ---- the model's comings and goings ----
+
+note "idle unload and drain"
+state_is() { as alice pipit status --json | "$python" -c 'import json,sys; sys.exit(json.load(sys.stdin)["state"] != sys.argv[1])' "$1"; }
+epoch() { as alice pipit status --json | "$python" -c 'import json,sys; print(json.load(sys.stdin)["model_epoch"])'; }
+held() { # kB of the daemon and its children
+    local kb=0 p
+    for p in $(pid_of pipitd) $(pid_of pipit-engine); do
+        kb=$((kb + $(awk '/^Pss:/ {print $2}' "/proc/$p/smaps_rollup")))
+    done
+    echo "$kb"
+}
+as alice "${ask[@]}" "$prompt" >"$tmp/said" 2>&1
+loaded=$(held)
+box sh -c 'printf "idle-unload = 1\n" >>/etc/pipit/default.conf; systemctl reload pipitd@default.service'
+check "idle for a second, the model is unloaded" until_true 10 state_is unloaded
+check "no engine runs" until_true 5 not pid_of pipit-engine
+echo "        resident: $loaded kB with the model, $(held) kB without"
+check "a question loads it again" is "$story" as alice "${ask[@]}" "$prompt"
+box sh -c 'sed -i "/^idle-unload/d" /etc/pipit/default.conf; systemctl reload pipitd@default.service'
+check "a member may not drain" refused 4 "for root" as alice pipit drain
+before=$(epoch)
+front=$(property pipitd@default.service MainPID)
+check "root drains for a reload" box pipit drain --reload
+check "it is the next epoch" is "$((before + 1))" epoch
+check "of the same daemon" is "$front" property pipitd@default.service MainPID
+check "root drains" box pipit drain
+check "the daemon has ended" until_true 10 is inactive box systemctl is-active pipitd@default.service
+check "its socket has not" is active box systemctl is-active pipitd@default.socket
+check "nothing is kept of it" is 0 property pipitd@default.service NFileDescriptorStore
+check "a question starts it again" is "$story" as alice "${ask[@]}" "$prompt"
 
 # ---- what is written down ----
 

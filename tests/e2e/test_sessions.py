@@ -237,7 +237,7 @@ class Files(Sessions):
         bent.append((good[:8] + struct.pack("<I", 2) + good[12:], "of version 2, this is 1"))
         for data, cause in bent:
             self.put(data)
-            self.ask(" Then", fails=(2, cause))
+            self.ask(" Then", fails=(6, cause))
             self.assertEqual(self.content(), data, "it was not touched")
         self.put(good)
         self.ask(" Then")
@@ -253,7 +253,7 @@ class Files(Sessions):
         with open(other, "wb") as f:
             f.write(data)
         self.start(model=other)
-        self.ask(" Then", fails=(2, "with another model or overlay"))
+        self.ask(" Then", fails=(6, "with another model or overlay"))
 
     def test_a_full_disk_loses_nothing(self):
         first = self.ask("Once upon a time")["text"]
