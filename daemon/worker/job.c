@@ -202,7 +202,8 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_e_
                       reterr);
     atomic_store(&j->worker->files_ns, clock_ns());
     atomic_store(&j->worker->files, false);
-    if (rc == -EBADMSG) { /* not the request is malformed: a file is bad, as a model may be */
+    if (rc == -EBADMSG ||
+        rc == -ENOTSUP) { /* the request is well: a file is bad, as a model may be */
         reterr->code = -ESTALE;
     }
     if (!rc && in_use(j)) {
