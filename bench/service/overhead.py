@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the service costs beside the engine: CPU of front, gateway and client a token; the speed of an answer through the
+command line beside the engine alone; each step's logits through shared memory beside the same bytes as ZeroMQ messages.
+
+usage: overhead.py [--model FILE] [--tokens N] [--pairs N] [--json FILE]
+PIPIT_BUILD is the build folder; PIPIT_SMOLLM2 the model unless --model says otherwise. Wants a quiet machine."""
+import argparse
+import csv
+import datetime
+import io
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/e2e"))
+from daemon import BUILD, STORIES, Daemon, wait_until  # noqa: E402
+from harness import PIPIT, environment  # noqa: E402
+from lane import BULK, E2C, S_IGNORE_END, TOKEN, prompt  # noqa: E402
+
+T975 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201, 12: 2.179, 14: 2.145, 19: 2.093, 29: 2.045}
+
+
+def cpu_us(pid):
+    """CPU time of all threads of a process."""
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/schedstat") as f:
+            total += int(f.read().split()[0])
+    return total / 1e3
+
+
+def ask(d, n, *more):
+    """(rusage µs of the client, last JSON object)"""
+    command = [PIPIT, "ask", "--runtime-dir", d.folder, "--raw", "--temp", "0", "-n", str(n), *more, "Once upon a time"]
+    p = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment())
+    out = p.stdout.read()
+    _, status, usage = os.wait4(p.pid, 0)
+    p.returncode = os.waitstatus_to_exitcode(status)
+    assert p.returncode == 0, status
+    return (usage.ru_utime + usage.ru_stime) * 1e6, out
+
+
+def through_lane(d, n, repeats):
+    """CPU a token of the front and of `pipit ask`, its start taken off."""
+    start = min(ask(d, 1)[0] for _ in range(5))
+    front = cpu_us(d.process.pid)
+    client = [ask(d, n)[0] - start for _ in range(repeats)]
+    return (cpu_us(d.process.pid) - front) / n / repeats, statistics.median(client) / n
+
+
+def through_gateway(d, n, repeats):
+    """CPU a token of the front and of the gateway."""
+    try:
+        from zclient import Client, generate
+    except SystemExit:
+        return None
+    gateway = d.child("pipit-gateway")
+    with Client(os.path.join(d.folder, "zmq.sock")) as c:
+        c.text(generate("Once upon a time", temperature=0, max_tokens=8, ignore_end=True), 60)
+        before = cpu_us(d.process.pid), cpu_us(gateway)
+        for _ in range(repeats):
+            c.text(generate("Once upon a time", temperature=0, max_tokens=n, ignore_end=True), 60)
+        return ((cpu_us(d.process.pid) - before[0]) / n / repeats, (cpu_us(gateway) - before[1]) / n / repeats)
+
+
+def speed_of_service(d, n):
+    """New tokens a second as the client sees them, from the first token to the end."""
+    out = ask(d, n, "--json")[1]
+    last = json.loads(out.splitlines()[-1])
+    t = last["timings"]
+    return (last["usage"]["completion_tokens"] - 1) / (t["total_ms"] - t["ttft_ms"]) * 1e3
+
+
+def speed_alone(args):
+    command = [os.path.join(BUILD, "bench/pipit-bench"), "--model", args.model, "--backend", args.backend, "-t", str(args.threads),
+               "--prefill", "", "--depth", "5", "-n", str(args.tokens - 1), "-r", "1", "--real", "--header"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(next(r for r in csv.DictReader(io.StringIO(out)) if r["what"] == "decode")["value"])
+
+
+def logits(d, n, repeats):
+    """µs a token with each step's logits in the client's mapping, and without; bytes of a row."""
+    lane = d.ready()
+    row = lane.hello.n_vocab * 4
+    lease = lane.lease(E2C, row)
+    assert lease.type == 0x41, lease
+
+    def run(out):
+        rid, first, count = lane.request(prompt("Once upon a time", n, flags=S_IGNORE_END), out=out), None, 0
+        for e in lane.events(rid):
+            if e.type == BULK:
+                count += 1
+            if e.type == TOKEN and first is None:
+                first = time.perf_counter()
+        assert count == (n if out else 0), count
+        return (time.perf_counter() - first) / (n - 1) * 1e6
+    run(None)
+    pairs = [(run(lease), run(None)) for _ in range(repeats)]
+    lane.close()
+    return row, statistics.median(a - b for a, b in pairs), statistics.median(b for _, b in pairs)
+
+
+def zmq_messages(row, n):
+    """µs of a message of `row` bytes over ipc, sent and received in C by libzmq, one at a time as tokens come."""
+    try:
+        import zmq
+    except ImportError:
+        return None
+    import tempfile
+    import threading
+    with tempfile.TemporaryDirectory() as folder:
+        context = zmq.Context()
+        a, b = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+        a.bind(f"ipc://{folder}/s")
+        b.connect(f"ipc://{folder}/s")
+        data = os.urandom(row)
+
+        def echo():
+            for _ in range(n + 20):
+                m = a.recv(copy=False)
+                a.send(b"x")
+                del m
+        t = threading.Thread(target=echo)
+        t.start()
+        began, cpu = 0.0, 0.0
+        for i in range(n + 20):
+            if i == 20:
+                began, cpu = time.perf_counter(), time.process_time()
+            b.send(data, copy=True)
+            b.recv()
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+        t.join()
+        began2 = time.perf_counter()
+        t = threading.Thread(target=echo)
+        t.start()
+        for i in range(n + 20):
+            if i == 20:
+                began2 = time.perf_counter()
+            b.send(b"y", copy=True)
+            b.recv()
+        empty = time.perf_counter() - began2
+        t.join()
+        context.destroy(0)
+    return (wall - empty) / n * 1e6, cpu / n * 1e6
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--model", default=os.environ.get("PIPIT_SMOLLM2", STORIES))
+    p.add_argument("--backend", default="cpu")
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--tokens", type=int, default=200)
+    p.add_argument("--pairs", type=int, default=10)
+    p.add_argument("--repeats", type=int, default=5)
+    p.add_argument("--json")
+    args = p.parse_args()
+    gateway = os.path.exists(os.path.join(BUILD, "daemon/gateway/pipit-gateway"))
+    d = Daemon("--ctx", "512", model=args.model, backend=args.backend, gateway="yes" if gateway else "no")
+    d.ready().close()
+    front, client = through_lane(d, args.tokens, args.repeats)
+    if gateway:
+        wait_until(lambda: os.path.exists(os.path.join(d.folder, "zmq.sock")))
+    over_zmq = through_gateway(d, args.tokens, args.repeats) if gateway else None
+    row, extra, plain = logits(d, args.tokens, args.repeats)
+    ratios = []
+    for i in range(args.pairs):
+        pair = [lambda: speed_of_service(d, args.tokens), lambda: speed_alone(args)]
+        got = {k: pair[k]() for k in ((0, 1) if i % 2 else (1, 0))}
+        ratios.append(got[0] / got[1])
+    d.stop(30)
+    logs = [math.log(r) for r in ratios]
+    mean, half = statistics.mean(logs), 0.0
+    if len(logs) > 1:
+        t = T975.get(len(logs) - 1, 2.0 if len(logs) > 30 else 2.3)
+        half = t * statistics.stdev(logs) / math.sqrt(len(logs))
+    message = zmq_messages(row, 300)
+    with open("/proc/cpuinfo") as f:
+        cpu = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), "?")
+    worst = (over_zmq[0] + over_zmq[1] if over_zmq else front) + client
+    result = {
+        "command": "bench/service/overhead.py " + " ".join(sys.argv[1:]), "date": datetime.date.today().isoformat(),
+        "machine": f"{cpu}, {os.cpu_count()} CPUs", "model": os.path.basename(args.model), "tokens": args.tokens,
+        "cpu_us_a_token": {"lane_front": round(front, 1), "lane_client": round(client, 1),
+                           "zmq_front": over_zmq and round(over_zmq[0], 1), "zmq_gateway": over_zmq and round(over_zmq[1], 1),
+                           "gateway_front_client": round(worst, 1), "limit": 100},
+        "service_to_engine_speed": {"pairs": len(ratios), "mean": round(math.exp(mean), 4),
+                                    "ci95": [round(math.exp(mean - half), 4), round(math.exp(mean + half), 4)], "limit": 0.95},
+        "logits": {"row_bytes": row, "token_us": round(plain, 1), "lane_extra_us": round(extra, 1), "lane_copies": 1,
+                   "lane_bytes_copied": row, "zmq_extra_us": message and round(message[0], 1),
+                   "zmq_cpu_us": message and round(message[1], 1), "zmq_copies": 3, "zmq_bytes_copied": 3 * row},
+    }
+    print(json.dumps(result, indent=1))
+    if args.json:
+        with open(args.json, "w") as f:
+            f.write(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
