@@ -288,13 +288,24 @@ static void finish_output(struct run *r)
     }
 }
 
+/* Refused because others are served, before anything was said, and there is time to ask again. */
+static bool is_to_wait(const struct run *r)
+{
+    const struct answer *a = r->a;
+
+    return a->error.code == PIPIT_E_BUSY && !a->signal && !r->logprobs && !r->out.err &&
+           a->end_ns + (int64_t)a->error.retry_after_ms * 1000000 < a->retry_until_ns;
+}
+
 int answer_run(struct pipit_client *c, struct pipit_request *q, const struct settings *s,
                struct answer *a)
 {
     struct run r = {.client = c, .request = q, .s = s, .a = a};
+    int64_t retry_until_ns = a->retry_until_ns;
     int code;
 
     memset(a, 0, sizeof(*a));
+    a->retry_until_ns = retry_until_ns;
     memcpy(a->id, pipit_request_id(q), sizeof(a->id));
     a->start_ns = clock_ns();
     progress_init(&r.progress);
@@ -319,8 +330,13 @@ int answer_run(struct pipit_client *c, struct pipit_request *q, const struct set
         step(&r);
     }
     a->end_ns = clock_ns();
-    finish_output(&r);
-    code = verdict(&r);
+    if (is_to_wait(&r)) {
+        progress_clear(&r.progress);
+        code = ANSWER_BUSY;
+    } else {
+        finish_output(&r);
+        code = verdict(&r);
+    }
     out_finish(&r.out);
     return code;
 }

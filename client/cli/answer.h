@@ -2,9 +2,9 @@
 #ifndef PIPIT_CLIENT_CLI_ANSWER_H
 #define PIPIT_CLIENT_CLI_ANSWER_H
 
-/* One answer, streamed: what ask and chat share. answer.c runs the loop; out.c keeps what stdout does
- * not take yet; progress.c owns the line on stderr; json.c writes events as JSON lines; interrupt.c
- * owns the signals. */
+/* One answer, streamed: what ask and chat share. answer.c runs the loop; out.c keeps what stdout
+ * does not take yet; progress.c owns the line on stderr; json.c writes events as JSON lines;
+ * interrupt.c owns the signals. */
 
 #include "client/cli/cli.h"
 
@@ -49,11 +49,15 @@ struct answer {
     bool has_done;
     struct pipit_done done;
     struct pipit_error error; /* code 0: none */
-    int signal; /* that ended it, or 0 */
+    int signal;               /* that ended it, or 0 */
+    int64_t retry_until_ns;   /* set before: a busy daemon is not told of, but ANSWER_BUSY returned,
+                                 until then */
     int64_t start_ns;
     int64_t first_ns; /* 0: nothing came */
     int64_t end_ns;
 };
+
+enum { ANSWER_BUSY = -1 };
 
 /* Sends q, streams its answer to stdout as the settings say, tells errors; the exit code. */
 int answer_run(struct pipit_client *c, struct pipit_request *q, const struct settings *s,

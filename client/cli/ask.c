@@ -2,9 +2,12 @@
 /* pipit ask: one prompt, one answer. The streaming is answer.c's. */
 
 #include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "client/cli/answer.h"
 
 static int build(const struct settings *s, struct pipit_client *c, const struct text *prompt,
@@ -56,6 +59,19 @@ static int check(const struct settings *s)
     return 0;
 }
 
+/* As long as the daemon said. 0, or the exit code when a signal came first. */
+static int wait_for_turn(const struct answer *a)
+{
+    struct pollfd p = {.fd = interrupt_fd(), .events = POLLIN};
+    int ms = a->error.retry_after_ms ? (int)a->error.retry_after_ms : 1000;
+    int signal = 0;
+
+    if (poll(&p, 1, ms) != 0) {
+        signal = interrupt_take();
+    }
+    return signal == 0 ? 0 : signal == SIGINT ? EXIT_INTERRUPTED : EXIT_CANCELLED;
+}
+
 int ask_run(struct settings *s, const struct option_list *words)
 {
     struct pipit_client *c = NULL;
@@ -84,7 +100,16 @@ int ask_run(struct settings *s, const struct option_list *words)
         code = EXIT_INTERNAL;
     }
     if (code == 0) {
+        a.retry_until_ns = s->retry > 0 ? clock_ns() + (int64_t)(s->retry * 1e9) : 0;
         code = answer_run(c, q, s, &a);
+    }
+    while (code == ANSWER_BUSY) {
+        code = wait_for_turn(&a);
+        answer_clear(&a);
+        pipit_request_destroy(q);
+        q = NULL;
+        code = code ? code : build(s, c, &prompt, &q);
+        code = code ? code : answer_run(c, q, s, &a);
     }
     answer_clear(&a);
     pipit_request_destroy(q);

@@ -73,6 +73,7 @@ struct settings {
     double presence_penalty;
     double frequency_penalty;
     double timeout; /* seconds, 0: none */
+    double retry; /* seconds that a busy daemon is asked again */
     double limit;   /* the same, of a drain */
     bool raw;
     bool json;
@@ -80,6 +81,7 @@ struct settings {
     bool count;
     bool total;
     bool not_unit;
+    bool watch;
     int pooling; /* enum pipit_pooling */
     bool load;
     bool reload;

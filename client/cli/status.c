@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "client/cli/answer.h"
@@ -24,7 +25,29 @@ static int written(void)
     return EXIT_CANCELLED;
 }
 
-static void print_json(const struct pipit_status *st, const struct pipit_info *info)
+/* Tokens a second since the last look; negative: there was none. */
+struct rate {
+    double read;
+    double written;
+    uint64_t n_read;
+    uint64_t n_written;
+    int64_t at_ns;
+};
+
+static void rate_of(struct rate *r, const struct pipit_status *st)
+{
+    int64_t now = clock_ns();
+    double s = (double)(now - r->at_ns) / 1e9;
+
+    r->read = r->at_ns ? (double)(st->n_prompt_tokens - r->n_read) / s : -1;
+    r->written = r->at_ns ? (double)(st->n_new_tokens - r->n_written) / s : -1;
+    r->n_read = st->n_prompt_tokens;
+    r->n_written = st->n_new_tokens;
+    r->at_ns = now;
+}
+
+static void print_json(const struct pipit_status *st, const struct pipit_info *info,
+                       const struct rate *rate)
 {
     json_t *obj = json_pack(
         "{s:i, s:s, s:s, s:s, s:f, s:i, s:i, s:{s:i, s:i, s:I}, s:{s:I, s:I}, s:{s:I, s:I}, s:I,"
@@ -40,6 +63,11 @@ static void print_json(const struct pipit_status *st, const struct pipit_info *i
         (json_int_t)st->front_epoch, "model_epoch", (json_int_t)st->model_epoch, "socket",
         info->path);
 
+    if (obj && rate->written >= 0) {
+        (void)json_object_set_new(
+            obj, "tokens_per_second",
+            json_pack("{s:f, s:f}", "prompt", rate->read, "new", rate->written));
+    }
     if (obj) {
         (void)json_dumpf(obj, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
         (void)putchar('\n');
@@ -47,7 +75,8 @@ static void print_json(const struct pipit_status *st, const struct pipit_info *i
     json_decref(obj);
 }
 
-static void print_text(const struct pipit_status *st, const struct pipit_info *info)
+static void print_text(const struct pipit_status *st, const struct pipit_info *info,
+                       const struct rate *rate)
 {
     char used[32];
     char total[32];
@@ -65,6 +94,10 @@ static void print_text(const struct pipit_status *st, const struct pipit_info *i
                  st->n_queued, (unsigned long long)st->n_requests);
     (void)printf("tokens    %llu read, %llu written\n", (unsigned long long)st->n_prompt_tokens,
                  (unsigned long long)st->n_new_tokens);
+    if (rate->written >= 0) {
+        (void)printf("speed     %.1f tokens/s read, %.1f tokens/s written\n", rate->read,
+                     rate->written);
+    }
     (void)printf("memory    %s planned, cache %s of %s\n", bytes_text(st->plan_bytes, plan),
                  bytes_text(st->kv_bytes_used, used), bytes_text(st->kv_bytes_total, total));
     (void)printf("engine    last step %.1f s ago, %u restarts\n", (double)st->step_age_ns / 1e9,
@@ -77,6 +110,7 @@ int status_run(struct settings *s, const struct option_list *words)
 {
     struct pipit_client *c = NULL;
     struct pipit_error e = {0};
+    struct rate rate = {0};
     const struct pipit_status *st;
     int code;
 
@@ -84,15 +118,23 @@ int status_run(struct settings *s, const struct option_list *words)
         return usage_error("status", "'%.60s' is not an option", words->v[0]);
     }
     code = cli_open(s, &c);
-    if (code == 0 && pipit_client_status(c, &st, &e) < 0) {
-        code = report(&e);
-    } else if (code == 0) {
+    while (code == 0) {
+        if (pipit_client_status(c, &st, &e) < 0) {
+            code = report(&e);
+            break;
+        }
+        rate_of(&rate, st);
         if (s->json) {
-            print_json(st, pipit_client_info(c));
+            print_json(st, pipit_client_info(c), &rate);
         } else {
-            print_text(st, pipit_client_info(c));
+            (void)fputs(s->watch && isatty(STDOUT_FILENO) ? "\033[H\033[J" : "", stdout);
+            print_text(st, pipit_client_info(c), &rate);
         }
         code = written();
+        if (!s->watch) {
+            break;
+        }
+        (void)poll(NULL, 0, 1000);
     }
     pipit_client_destroy(c);
     return code;

@@ -186,6 +186,32 @@ class Full(Served):
         p.send_signal(signal.SIGINT)
         self.assertEqual(finish(p)[0], 130)
 
+    def test_busy_is_asked_again(self):
+        long = [self.start(*RAW, "--kv", "full", "-n", "450", "") for _ in range(4)]
+        [read_some(p) for p in long[:1]]
+        rc, out, err = self.cli(*RAW, "-n", "5", "--retry", "60", "Once upon a time")
+        self.assertEqual((rc, err), (0, ""))
+        self.assertEqual(out, b", there was a little\n")
+        p = self.start(*RAW, "-n", "450", "")
+        read_some(p)
+        rc, out, err = self.cli(*RAW, "-n", "5", "--retry", "0.001", "x")
+        if p.poll() is None or rc != 0:
+            self.assertEqual((rc, out), (4, b""), err)
+        for p in (*long, p):
+            p.send_signal(signal.SIGINT)
+            finish(p)
+
+    def test_watched_status(self):
+        p = self.start("status", "--watch", "--json")
+        lines = [json.loads(p.stdout.readline())]
+        self.cli(*RAW, "-n", "50", "--retry", "20", "Once upon a time")
+        lines += [json.loads(p.stdout.readline()) for _ in range(3)]
+        p.kill()
+        finish(p)
+        self.assertNotIn("tokens_per_second", lines[0])
+        self.assertGreater(max(o["tokens_per_second"]["new"] for o in lines[1:]), 0)
+        self.assertNotIn(b"speed", self.cli("status")[1])
+
 
 class Deaths(unittest.TestCase):
     def daemon(self, *args, **kw):
