@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/kv_ahead.h"
 
 /* What a unit leaves of one head; sums (v_pad) follow at KV_PARTIAL_HEAD. */
 struct partial {
@@ -69,15 +70,20 @@ static float *seen_of(const struct att_job *job, const struct kv_scratch *s, int
  */
 
 enum {
-    PIECE_BYTES = 4096,
-    CHUNK_PIECES = 256, /* of one chunk; with larger blocks nothing is asked for ahead */
+    CHUNK_BLOCKS = 320, /* what is beyond is not asked for */
+    /* Lines to ask for while a page's logits become weights of one head, and while they are
+     * observed: about one each 12 cycles, the pace of memory on a Sapphire Rapids Xeon. */
+    SOFT_LINES = 8,
+    NOISE_LINES = 32,
 };
 
-/* See cpu_kv_qk_fn. */
+/* What is asked for while a chunk is worked on. */
 struct ahead {
     bool on;
+    int32_t soft; /* lines to ask for with a page's weights of one head */
     int32_t n;
-    const uint8_t *piece[CHUNK_PIECES + 8];
+    struct cpu_kv_ahead a;
+    const uint8_t *block[CHUNK_BLOCKS + KV_AHEAD_ABREAST];
 };
 
 struct chunk {
@@ -120,79 +126,194 @@ static void find_pages(struct chunk *c)
 
 /* ---- what will be read ---- */
 
-/* Pieces of one head's K, V of a page. */
-static int32_t k_pieces(const struct ops_kv_layout *l)
+static void add_block(struct ahead *a, const uint8_t *block)
 {
-    return (int32_t)((kv_page_k_bytes(l) + PIECE_BYTES - 1) / PIECE_BYTES);
-}
-
-static int32_t v_pieces(const struct ops_kv_layout *l)
-{
-    return (int32_t)((kv_page_v_bytes(l) + PIECE_BYTES - 1) / PIECE_BYTES);
-}
-
-static void add_pieces(struct ahead *a, const uint8_t *block, int32_t n, int32_t limit)
-{
-    for (int32_t i = 0; i < n && a->n < limit; i++) {
-        a->piece[a->n++] = block + (size_t)i * PIECE_BYTES;
+    if (a->n < CHUNK_BLOCKS) {
+        a->block[a->n++] = block;
     }
 }
 
-static void add_keys(struct ahead *a, const struct ops_kv_layout *l, uint8_t *page, int32_t limit)
+static void add_blocks(struct ahead *a, const uint8_t *from, size_t bytes)
 {
-    for (int32_t h = 0; h < l->k_heads; h++) {
-        add_pieces(a, kv_page_k(l, page, h), k_pieces(l), limit);
+    for (size_t i = 0; i < bytes; i += KV_AHEAD_BYTES) {
+        add_block(a, from + i);
     }
 }
 
-/* The chunk's pieces in the order of reading, then 8 more: of `next`, or of the next weights. */
-static void list_pieces(const struct chunk *c, const struct chunk *next, const uint8_t *weights,
-                        struct ahead *a)
+/* ---- pages of whole blocks: a little ahead of reading ---- */
+
+static bool whole_blocks(const struct ops_kv_layout *l)
+{
+    return (l->page_bytes | kv_page_k_bytes(l) | kv_page_v_bytes(l)) % KV_AHEAD_BYTES == 0;
+}
+
+static void add_in_order(struct ahead *a, const struct chunk *c, int32_t limit)
+{
+    const struct ops_kv *kv = &c->u.seq->kv;
+    const struct ops_kv_layout *l = c->u.l;
+    int32_t end = kv->n_slots - c->slot0 < KV_CHUNK ? kv->n_slots : c->slot0 + KV_CHUNK;
+
+    for (int32_t s = c->slot0; s < end && a->n < limit; s += OPS_PAGE_SLOTS) {
+        add_blocks(a, kv_page_of(kv, c->u.group, s), (size_t)l->k_heads * kv_page_k_bytes(l));
+    }
+    for (int32_t s = c->slot0; s < end && a->n < limit; s += OPS_PAGE_SLOTS) {
+        add_blocks(a, kv_page_v(l, kv_page_of(kv, c->u.group, s), 0),
+                   (size_t)l->v_heads * kv_page_v_bytes(l));
+    }
+}
+
+/* ---- others: the next chunk ---- */
+
+/* The blocks of a stretch; those at its ends move into it, so that nothing else is asked for, and
+ * some lines twice. */
+static void add_stretch(struct ahead *a, const uint8_t *from, const uint8_t *end)
+{
+    const uint8_t *last = end - KV_AHEAD_BYTES;
+
+    for (const uint8_t *at = from - (uintptr_t)from % KV_AHEAD_BYTES; at < end;
+         at += KV_AHEAD_BYTES) {
+        add_block(a, at < from ? from : at > last && last >= from ? last : at);
+    }
+}
+
+static void add_by_address(struct ahead *a, const struct chunk *c)
+{
+    const struct ops_kv *kv = &c->u.seq->kv;
+    int32_t end = kv->n_slots - c->slot0 < KV_CHUNK ? kv->n_slots : c->slot0 + KV_CHUNK;
+    const uint8_t *from = kv_page_of(kv, c->u.group, c->slot0);
+    const uint8_t *to = from;
+
+    for (int32_t s = c->slot0; s < end; s += OPS_PAGE_SLOTS) {
+        uint8_t *page = kv_page_of(kv, c->u.group, s);
+
+        if (page != to) {
+            add_stretch(a, from, to);
+            from = page;
+        }
+        to = kv_page_rows(c->u.l, page,
+                          0); /* its copies for queries that select are not read here */
+    }
+    add_stretch(a, from, to);
+}
+
+/* ---- both ---- */
+
+static void ask_for_positions(const struct chunk *c)
+{
+    const struct ops_kv *kv = &c->u.seq->kv;
+
+    for (int32_t i = 0; kv->slot_pos && i < KV_CHUNK; i += 64 / (int32_t)sizeof(int32_t)) {
+        __builtin_prefetch(
+            kv->slot_pos + (size_t)c->u.group * (size_t)kv->cap + (size_t)(c->slot0 + i), 0, 3);
+    }
+}
+
+/* Shares the lines of n blocks out to the chunk's keys, weights and values; returns how many of
+ * them keys do not ask for while they are read. */
+static int32_t set_pace(const struct chunk *c, int32_t n, struct ahead *a)
 {
     const struct ops_kv_layout *l = c->u.l;
-    int32_t end;
+    const int32_t steps = c->n_pages * c->u.n_heads;
+    const int32_t k_lines = c->n_pages * (int32_t)((size_t)l->k_heads * kv_page_k_bytes(l) / 64);
+    const int32_t read =
+        k_lines + c->n_pages * (int32_t)((size_t)l->v_heads * kv_page_v_bytes(l) / 64);
+    int32_t lines = 64 * n;
 
-    a->n = 0;
-    a->on = c->n_pages * (l->k_heads * k_pieces(l) + l->v_heads * v_pieces(l)) <= CHUNK_PIECES;
+    a->soft = SOFT_LINES + (c->mode == ATT_UNSEEN ? 0 : NOISE_LINES);
+    a->soft = steps * a->soft > lines / 4 * 3 ? lines / 4 * 3 / steps : a->soft;
+    lines -= a->soft * steps;
+    lines = lines < read ? lines : read;
+    a->a.at = 0;
+    a->a.step = (uint32_t)((uint64_t)lines * KV_AHEAD_LINE / (uint64_t)read);
+    return k_lines - (int32_t)((int64_t)k_lines * lines / read);
+}
+
+static void look_ahead_skewed(const struct chunk *c, const struct chunk *next,
+                              const uint8_t *weights, struct ahead *a)
+{
+    int32_t lead;
+    int32_t n;
+
+    add_in_order(a, c, CHUNK_BLOCKS);
+    lead = (set_pace(c, a->n, a) + 63) / 64;
+    n = a->n + lead + KV_AHEAD_SKEWED + 1;
+    a->on = n <= CHUNK_BLOCKS;
     if (!a->on) {
         return;
     }
-    for (int32_t i = 0; i < c->n_pages; i++) {
-        add_keys(a, l, c->pages[i], CHUNK_PIECES);
-    }
-    for (int32_t i = 0; i < c->n_pages; i++) {
-        for (int32_t h = 0; h < l->v_heads; h++) {
-            add_pieces(a, kv_page_v(l, c->pages[i], h), v_pieces(l), CHUNK_PIECES);
-        }
-    }
-    end = a->n + 8;
-    if (next) {
-        const struct ops_kv *kv = &next->u.seq->kv;
-
-        for (int32_t i = 0; i < KV_CHUNK && next->slot0 + i < kv->n_slots; i += OPS_PAGE_SLOTS) {
-            add_keys(a, kv->layout, kv_page_of(kv, next->u.group, next->slot0 + i), end);
-        }
+    if (next && whole_blocks(next->u.l)) {
+        add_in_order(a, next, n);
     } else if (weights) {
-        add_pieces(a, weights, 8, end);
+        add_blocks(a, weights, KV_AHEAD_SKEWED * KV_AHEAD_BYTES);
     }
-    while (a->n < end) { /* nothing known: what is in the caches already */
-        a->piece[a->n++] = a->piece[0];
+    for (; a->n < n; a->n++) { /* nothing known: what is in the caches already */
+        a->block[a->n] = a->block[0];
+    }
+    a->a.block = a->block + lead;
+    a->a.n_streams = 0;
+}
+
+static void look_ahead_abreast(const struct chunk *c, const struct chunk *next,
+                               const uint8_t *weights, struct ahead *a)
+{
+    int32_t batches;
+
+    if (next) {
+        add_by_address(a, next);
+    } else if (weights) {
+        add_blocks(a, weights, KV_AHEAD_SKEWED * KV_AHEAD_BYTES);
+    }
+    a->on = a->n > 0;
+    if (!a->on) {
+        return;
+    }
+    batches = (a->n + KV_AHEAD_ABREAST - 1) / KV_AHEAD_ABREAST;
+    a->a.n_streams = (uint32_t)((a->n + batches - 1) / batches);
+    a->a.inverse = (1u << 24) / a->a.n_streams + 1;
+    for (uint32_t i = 0; i < a->a.n_streams; i++) { /* a batch that is not full, rounding */
+        a->block[a->n + (int32_t)i] = a->block[a->n - 1];
+    }
+    a->a.block = a->block;
+    (void)set_pace(c, a->n, a);
+}
+
+static void look_ahead(const struct chunk *c, const struct chunk *next, const uint8_t *weights,
+                       struct ahead *a)
+{
+    a->n = 0;
+    a->soft = 0;
+    if (next) {
+        ask_for_positions(next);
+    }
+    if (whole_blocks(c->u.l)) {
+        look_ahead_skewed(c, next, weights, a);
+    } else {
+        look_ahead_abreast(c, next, weights, a);
     }
 }
 
-/* Scales lie behind a page's K and V, where no stream of reading passes. */
-static void ask_for_scales(const struct chunk *c)
+static void ask(struct ahead *a, int32_t n)
 {
-    const struct ops_kv_layout *l = c->u.l;
+    for (int32_t i = 0; i < n && a->on; i++) {
+        __builtin_prefetch(kv_ahead_line(&a->a, a->a.at), 0, 3);
+        a->a.at += KV_AHEAD_LINE;
+    }
+}
 
-    size_t bytes = OPS_PAGE_SLOTS * ((size_t)l->k_heads * ops_kv_scale_bytes(l->k_type) +
-                                     (size_t)l->v_heads * ops_kv_scale_bytes(l->v_type));
+/* A thread begins: nobody asked for its first chunk. */
+static void ask_at_once(const struct chunk *c)
+{
+    struct ahead a;
 
-    for (int32_t i = 0; i < c->n_pages; i++) {
-        const uint8_t *from = kv_page_v(l, c->pages[i], l->v_heads);
-
-        for (const uint8_t *at = from; at < from + bytes; at += 64) {
-            __builtin_prefetch(at, 0, 3);
+    a.n = 0;
+    if (whole_blocks(c->u.l)) {
+        add_in_order(&a, c, KV_AHEAD_SKEWED);
+    } else {
+        add_by_address(&a, c);
+    }
+    for (int32_t i = 0; i < KV_AHEAD_BYTES; i += 64) {
+        for (int32_t j = 0; j < a.n; j++) {
+            __builtin_prefetch(a.block[j] + i, 0, 2);
         }
     }
 }
@@ -200,7 +321,7 @@ static void ask_for_scales(const struct chunk *c)
 /* ---- the unit ---- */
 
 /* Logits of all heads; their maxima to max. */
-static void keys(const struct chunk *c, const struct ahead *ahead, float *max)
+static void keys(const struct chunk *c, struct ahead *ahead, float *max)
 {
     const struct att_unit *u = &c->u;
     const float *q = u->p->q + (size_t)(u->seq->row0 + c->row) * (size_t)u->p->ldq +
@@ -216,8 +337,7 @@ static void keys(const struct chunk *c, const struct ahead *ahead, float *max)
         for (int32_t k = 0; k < u->l->k_heads; k++) {
             qk(kv_page_k(u->l, c->pages[i], k), u->l->k_dim,
                q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim, (size_t)u->l->k_dim, u->share_k,
-               x_of(c, k * u->share_k, i), KV_CHUNK,
-               ahead->on ? ahead->piece + (i * u->l->k_heads + k) * k_pieces(u->l) : NULL);
+               x_of(c, k * u->share_k, i), KV_CHUNK, ahead->on ? &ahead->a : NULL);
         }
         for (int32_t h = 0; h < u->n_heads; h++) {
             float m = att_logits(u, c->row, h, kv_page_k_scale(u->l, c->pages[i], h / u->share_k),
@@ -253,7 +373,7 @@ static void temper(const struct chunk *c, int32_t head, struct partial *out)
 }
 
 /* Exponentials of one head, and what of them is observed. */
-static void weights(const struct chunk *c, int32_t head, struct partial *out)
+static void weights(const struct chunk *c, int32_t head, struct ahead *ahead, struct partial *out)
 {
     const struct att_unit *u = &c->u;
     float max = out->max > CPU_KV_MASKED ? out->max : 0; /* nothing seen: all become 0 */
@@ -273,8 +393,11 @@ static void weights(const struct chunk *c, int32_t head, struct partial *out)
     }
     for (int32_t i = 0; i < c->n_pages; i++) {
         float *kept = keep ? seen + i * OPS_PAGE_SLOTS : NULL;
-        float sum = u->cpu->table.kv_exp(
-            x_of(c, head, i), max, kv_page_v_scale(u->l, c->pages[i], head / u->share_v), kept);
+        float sum;
+
+        ask(ahead, ahead->soft);
+        sum = u->cpu->table.kv_exp(x_of(c, head, i), max,
+                                   kv_page_v_scale(u->l, c->pages[i], head / u->share_v), kept);
 
         out->sum += sum;
         if (c->mode == ATT_GUMBEL) {
@@ -287,12 +410,11 @@ static void weights(const struct chunk *c, int32_t head, struct partial *out)
     }
 }
 
-static void values(const struct chunk *c, const struct ahead *ahead)
+static void values(const struct chunk *c, struct ahead *ahead)
 {
     const struct att_unit *u = &c->u;
     int32_t pad = kv_page_pad(u->l->v_dim);
     cpu_kv_pv_fn *pv = cpu_kv_pv(&u->cpu->table, u->l->v_type);
-    int32_t first = c->n_pages * u->l->k_heads * k_pieces(u->l);
 
     memset(u->t.acc, 0, (size_t)u->n_heads * (size_t)pad * sizeof(float));
     for (int32_t i = 0; i < c->n_pages; i++) {
@@ -302,7 +424,7 @@ static void values(const struct chunk *c, const struct ahead *ahead)
         for (int32_t v = 0; v < u->l->v_heads; v++) {
             pv(kv_page_v(u->l, c->pages[i], v), pad, x_of(c, v * u->share_v, i), KV_CHUNK,
                u->share_v, n, u->t.acc + (size_t)(v * u->share_v) * (size_t)pad,
-               ahead->on ? ahead->piece + first + (i * u->l->v_heads + v) * v_pieces(u->l) : NULL);
+               ahead->on ? &ahead->a : NULL);
         }
     }
 }
@@ -316,15 +438,14 @@ static void chunk_unit(struct chunk *c, const struct chunk *next, const uint8_t 
 
     c->mode = att_mode(u, c->row);
     find_pages(c);
-    ask_for_scales(c);
-    list_pieces(c, next, next_weights, &ahead);
+    look_ahead(c, next, next_weights, &ahead);
     keys(c, &ahead, max);
     for (int32_t h = 0; h < u->n_heads; h++) {
         struct partial *out =
             partial_of(c->job, c->scratch, c->w, u->group * u->n_heads + h, c->index);
 
         out->max = max[h];
-        weights(c, h, out);
+        weights(c, h, &ahead, out);
     }
     values(c, &ahead);
     for (int32_t h = 0; h < u->n_heads; h++) {
@@ -515,9 +636,10 @@ static int32_t share_begin(int32_t n, int share, int n_threads)
     return (int32_t)((int64_t)n * share / n_threads);
 }
 
-/* Unit `i`; the thread's next one is i + 1, if that is before `end`. */
+/* Unit `i`; the thread's next one is i + 1, if that is before `end`. *expected: the unit that the
+ * one before has asked for. */
 static bool run_unit(const struct att_job *job, const struct kv_scratch *s, int32_t i, int32_t end,
-                     const uint8_t *next_weights, struct cursor at[2])
+                     const uint8_t *next_weights, struct cursor at[2], int32_t *expected)
 {
     struct chunk c;
     struct chunk next;
@@ -527,6 +649,10 @@ static bool run_unit(const struct att_job *job, const struct kv_scratch *s, int3
         return false;
     }
     c.scratch = s;
+    if (i != *expected) {
+        ask_at_once(&c);
+    }
+    *expected = more ? i + 1 : -1;
     chunk_unit(&c, more ? &next : NULL, next_weights);
     if (is_last(&c)) {
         for (int32_t h = 0; h < c.u.n_heads; h++) {
@@ -542,6 +668,7 @@ static void attend(void *arg, int tid, int n_threads)
     struct kv_scratch s = cpu_kv_scratch(job->cpu, tid);
     const uint8_t *next_weights = cpu_matmul_next(job->cpu, tid);
     struct cursor at[2] = {{0}};
+    int32_t expected = -1;
 
     for (int i = 0; i < n_threads; i++) {
         int share = (tid + i) % n_threads;
@@ -551,7 +678,7 @@ static void attend(void *arg, int tid, int n_threads)
 
         for (int32_t k; (k = pool_take(job->cpu->pool, tid, share, end - begin, 1, &n)) >= 0;) {
             for (int32_t stop = k + n; k < stop; k++) {
-                if (!run_unit(job, &s, begin + k, end, next_weights, at)) {
+                if (!run_unit(job, &s, begin + k, end, next_weights, at, &expected)) {
                     return;
                 }
             }

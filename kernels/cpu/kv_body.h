@@ -2,9 +2,10 @@
 #ifndef PIPIT_KERNELS_CPU_KV_BODY_H
 #define PIPIT_KERNELS_CPU_KV_BODY_H
 
-/* Reading the cache, written once over the lanes of kv_lanes_c.h: dot products with K, weighted sums
- * of V, conversion. Included by one file an instruction set (table_kv_c.c, kernels/x86/kv_avx2.c and
- * so on), after the lanes; exponentials and noise are in kv_soft_body.h, stores in kv_store_body.h.
+/* Reading the cache, written once over the lanes of kv_lanes_c.h: dot products with K, weighted
+ * sums of V, conversion. Included by one file an instruction set (table_kv_c.c,
+ * kernels/x86/kv_avx2.c and so on), after the lanes; exponentials and noise are in kv_soft_body.h,
+ * stores in kv_store_body.h.
  *
  * K lies [dim][slot]: a vector is 16 slots, the query enters as a broadcast, no sum crosses lanes.
  * V lies [slot][dim]: a vector is 16 dims, the weight enters as a broadcast. Both loops keep
@@ -12,8 +13,9 @@
  * A sum is one chain, over dims or over slots in order, so company does not show in its bits.
  *
  * Prefetch: decode reads K and V once, from far away. While a block is multiplied, those after it
- * are asked for, 8 pieces of 4 KiB at once (`ahead`; why, see panel_ahead() in panel_body.h). */
+ * are asked for (kv_ahead.h). */
 
+#include "kernels/cpu/kv_ahead.h"
 #include "kernels/cpu/table.h"
 
 LANES_INLINE size_t kv_element_bytes(enum ops_kv_type type)
@@ -40,21 +42,14 @@ LANES_INLINE lf kv_load(enum ops_kv_type type, const void *p, size_t i)
     }
 }
 
-/* What to ask for when line `line` of a block is read: 8 of each 64 lines belong to each of the next
- * 8 pieces. */
-LANES_INLINE void kv_ask(const uint8_t *const *ahead, size_t line)
-{
-    size_t slice = line & 7;
-
-    lanes_prefetch(ahead[(line >> 6) + 8 - slice] + 512 * slice + 64 * (line >> 3 & 7));
-}
-
 /* rows pairs (a constant, at most KV_ROWS) against a page of K */
 LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int32_t k_dim,
                              const float *q, size_t ldq, float *x, size_t ldx,
-                             const uint8_t *const *ahead)
+                             struct cpu_kv_ahead *ahead)
 {
     const size_t row_bytes = CPU_KV_SLOTS * kv_element_bytes(type);
+    const uint32_t step = kv_ahead_step(ahead, row_bytes);
+    uint32_t at = ahead ? ahead->at : 0;
 
     for (int c = 0; c < CPU_KV_SLOTS / 16; c += KV_COLS) {
         lf sum[KV_ROWS][KV_COLS];
@@ -70,7 +65,8 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
             lf v[KV_COLS];
 
             for (size_t b = 0; ahead && c == 0 && b < row_bytes; b += 64) {
-                kv_ask(ahead, ((size_t)d * row_bytes + b) / 64);
+                lanes_prefetch(kv_ahead_line(ahead, at));
+                at += step;
             }
 #pragma GCC unroll 8
             for (int j = 0; j < KV_COLS; j++) {
@@ -94,10 +90,13 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
             }
         }
     }
+    if (ahead) {
+        ahead->at = at;
+    }
 }
 
 LANES_INLINE void kv_qk(enum ops_kv_type type, const void *k, int32_t k_dim, const float *q,
-                        size_t ldq, int32_t n, float *x, size_t ldx, const uint8_t *const *ahead)
+                        size_t ldq, int32_t n, float *x, size_t ldx, struct cpu_kv_ahead *ahead)
 {
     for (; n >= KV_ROWS; n -= KV_ROWS) {
         kv_qk_rows(type, KV_ROWS, k, k_dim, q, ldq, x, ldx, ahead);
@@ -126,11 +125,12 @@ LANES_INLINE void kv_qk(enum ops_kv_type type, const void *k, int32_t k_dim, con
 
 /* rows pairs and cols vectors of 16 dims from d0 on */
 LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const void *v,
-                             int32_t v_pad, int32_t d0, const float *e, size_t lde,
-                             int32_t n_slots, float *acc, const uint8_t *const *ahead)
+                             int32_t v_pad, int32_t d0, const float *e, size_t lde, int32_t n_slots,
+                             float *acc, struct cpu_kv_ahead *ahead)
 {
     const size_t row_bytes = (size_t)v_pad * kv_element_bytes(type);
-
+    const uint32_t step = kv_ahead_step(ahead, row_bytes);
+    uint32_t at = ahead ? ahead->at : 0;
     lf sum[KV_ROWS][KV_COLS];
 
 #pragma GCC unroll 8
@@ -144,7 +144,8 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
         lf x[KV_COLS];
 
         for (size_t b = 0; ahead && d0 == 0 && b < row_bytes; b += 64) {
-            kv_ask(ahead, ((size_t)s * row_bytes + b) / 64);
+            lanes_prefetch(kv_ahead_line(ahead, at));
+            at += step;
         }
 #pragma GCC unroll 8
         for (int j = 0; j < cols; j++) {
@@ -167,11 +168,14 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
             lf_store(acc + r * v_pad + d0 + 16 * j, sum[r][j]);
         }
     }
+    if (ahead) {
+        ahead->at = at;
+    }
 }
 
 LANES_INLINE void kv_pv_rows(enum ops_kv_type type, int rows, const void *v, int32_t v_pad,
                              const float *e, size_t lde, int32_t n_slots, float *acc,
-                             const uint8_t *const *ahead)
+                             struct cpu_kv_ahead *ahead)
 {
     int32_t d = 0;
 
@@ -185,7 +189,7 @@ LANES_INLINE void kv_pv_rows(enum ops_kv_type type, int rows, const void *v, int
 
 LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, const float *e,
                         size_t lde, int32_t n, int32_t n_slots, float *acc,
-                        const uint8_t *const *ahead)
+                        struct cpu_kv_ahead *ahead)
 {
     for (; n >= KV_ROWS; n -= KV_ROWS) {
         kv_pv_rows(type, KV_ROWS, v, v_pad, e, lde, n_slots, acc, ahead);
@@ -214,13 +218,13 @@ LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, con
 
 #define KV_BODY_TYPE(name, type)                                                                   \
     static void LANES_FN(qk_##name)(const void *k, int32_t k_dim, const float *q, size_t ldq,      \
-                                    int32_t n, float *x, size_t ldx, const uint8_t *const *ahead)  \
+                                    int32_t n, float *x, size_t ldx, struct cpu_kv_ahead *ahead)   \
     {                                                                                              \
         kv_qk(type, k, k_dim, q, ldq, n, x, ldx, ahead);                                           \
     }                                                                                              \
     static void LANES_FN(pv_##name)(const void *v, int32_t v_pad, const float *e, size_t lde,      \
                                     int32_t n, int32_t n_slots, float *acc,                        \
-                                    const uint8_t *const *ahead)                                   \
+                                    struct cpu_kv_ahead *ahead)                                    \
     {                                                                                              \
         kv_pv(type, v, v_pad, e, lde, n, n_slots, acc, ahead);                                     \
     }

@@ -1,44 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weighted sums of FP8 values in f16 arithmetic, for AVX-512 FP16.
+/* Products with FP8 keys and weighted sums of FP8 values in f16 arithmetic, for AVX-512 FP16.
  *
- * Converting FP8 to f32 costs more than reading it: 20 instructions for 64 values beside 12
- * multiplications (three query heads). Here the even and the odd bytes of a vector become two
- * vectors of f16 by shifts and masks, 7 instructions, and 6 multiplications follow. Sums stay in
- * f16 for one page, two chains of 32 slots each, and go to f32 with its end. Weights are brought
- * below 2 by a power of two of the page's own, so neither range of f16 is reached (32 * 2 * 1.75).
+ * Converting FP8 to f32 costs more than reading it: 24 instructions for 64 values beside 4
+ * multiplications (one query head). Here the even and the odd bytes of a vector become two vectors
+ * of f16 by shifts and masks, 5 instructions, and 2 multiplications a query head follow.
  *
- * The rounding, 2^-12 of each partial sum, is a thousandth of FP8's own error in squares
- * (tests/kernels/tolerance.h). Dot products with K stay in f32: a logit's error is multiplied
- * by the logit's size, and e^ makes it a relative one. */
+ * Values: sums stay in f16 for one page, two chains of 32 slots each, and go to f32 with its end.
+ * Weights are brought below 2 by a power of two of the page's own, so neither range of f16 is
+ * reached (32 * 2 * 1.75). Keys: the query is brought below 2 by a power of two of its own and
+ * rounded to f16; sums stay in f16 for 16 dims, two chains of 8 each.
+ *
+ * What is rounded, 2^-12 of a query's component and of each partial sum, is a thousandth of FP8's
+ * own error (2^-4 of each value) in squares (tests/kernels/tolerance.h). */
 
 #include <immintrin.h>
 
+#include "kernels/cpu/kv_ahead.h"
 #include "kernels/x86/x86.h"
 
 enum {
-    ROWS = 4,  /* pairs at once: 16 sums, 4 vectors of values */
-    DIMS = 64, /* of one vector of bytes */
+    ROWS = 4,   /* pairs at once: 16 sums, 2 vectors of codes */
+    WIDTH = 64, /* codes of one vector: dims of V, slots of K */
+    BLOCK = 64, /* numbers that become f16 at once: weights of a page, dims of a query */
+    RUN = 16,   /* dims of K between two sums in f32 */
 };
 
 /* 64 codes to e4m3 * 2^-8: sign to bit 15, exponent and mantissa to bits 13..7. */
-static inline void unpack(const uint8_t *p, __mmask64 mask, __m512h *ret_even, __m512h *ret_odd)
+static inline void unpack(__m512i codes, __m512h *ret_even, __m512h *ret_odd)
 {
-    const __m512i sign = _mm512_set1_epi16((short)0x8000);
-    const __m512i rest = _mm512_set1_epi16(0x3f80);
-    __m512i odd = _mm512_maskz_loadu_epi8(mask, p);
-    __m512i even = _mm512_slli_epi16(odd, 8);
+    const __m512i kept = _mm512_set1_epi16((short)0xbf80); /* the shift copies the sign to bit 14 */
+    __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(codes, 8), 1);
 
-    /* 0xf8: a | (b & c) */
-    *ret_even = (__m512h)_mm512_ternarylogic_epi32(_mm512_and_si512(even, sign),
-                                                   _mm512_srli_epi16(even, 1), rest, 0xf8);
-    *ret_odd = (__m512h)_mm512_ternarylogic_epi32(_mm512_and_si512(odd, sign),
-                                                  _mm512_srli_epi16(odd, 1), rest, 0xf8);
+    *ret_even = (__m512h)_mm512_and_si512(even, kept);
+    *ret_odd = (__m512h)_mm512_and_si512(_mm512_srai_epi16(codes, 1), kept);
 }
 
-/* Weights of a page as pairs of equal f16, below 2; returns what they are to be multiplied with. */
-static inline float to_half(const float *e, int32_t n_slots, uint32_t *ret)
+static inline __mmask16 lanes_of(int32_t n)
 {
-    __m512 v[CPU_KV_SLOTS / 16];
+    return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
+}
+
+/* The power of two that brings n floats below 2, and its inverse. */
+struct half_scale {
+    float down;
+    float up;
+};
+
+static inline struct half_scale scale_of(const float *x, int32_t n)
+{
     __m512 largest = _mm512_setzero_ps();
     uint32_t exponent;
     union {
@@ -46,26 +55,29 @@ static inline float to_half(const float *e, int32_t n_slots, uint32_t *ret)
         uint32_t u;
     } max, down, up;
 
-    for (int i = 0; i < CPU_KV_SLOTS / 16; i++) {
-        int32_t left = n_slots - 16 * i;
-        __mmask16 mask = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
-
-        v[i] = _mm512_maskz_loadu_ps(mask, e + 16 * i);
-        largest = _mm512_max_ps(largest, _mm512_abs_ps(v[i]));
+    for (int32_t i = 0; i < n; i += 16) {
+        largest =
+            _mm512_max_ps(largest, _mm512_abs_ps(_mm512_maskz_loadu_ps(lanes_of(n - i), x + i)));
     }
     max.f = _mm512_reduce_max_ps(largest);
     exponent = max.u >> 23;
     exponent = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
     up.u = exponent << 23;
     down.u = (254 - exponent) << 23;
-    for (int i = 0; i < CPU_KV_SLOTS / 16; i++) {
-        __m256i half = _mm512_cvtps_ph(_mm512_mul_ps(v[i], _mm512_set1_ps(down.f)),
+    return (struct half_scale){down.f, up.f};
+}
+
+/* n of BLOCK floats as pairs of equal f16, then zeros. */
+static inline void to_half(const float *x, int32_t n, float factor, uint32_t *ret)
+{
+    for (int i = 0; i < BLOCK; i += 16) {
+        __m512 v = _mm512_maskz_loadu_ps(lanes_of(n - i), x + i);
+        __m256i half = _mm512_cvtps_ph(_mm512_mul_ps(v, _mm512_set1_ps(factor)),
                                        _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         __m512i wide = _mm512_cvtepu16_epi32(half);
 
-        _mm512_storeu_si512(ret + 16 * i, _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16)));
+        _mm512_storeu_si512(ret + i, _mm512_or_si512(wide, _mm512_slli_epi32(wide, 16)));
     }
-    return up.f;
 }
 
 static inline __m512 low_f32(__m512h x)
@@ -78,32 +90,44 @@ static inline __m512 high_f32(__m512h x)
     return _mm512_cvtph_ps(_mm512_extracti64x4_epi64((__m512i)x, 1));
 }
 
-/* acc[0, 64) += factor * values, whose even and odd places come apart. */
-static inline void add(float *acc, int32_t n, __m512 even, __m512 odd, __m512 factor)
+static inline __m512 interleave_low(__m512 even, __m512 odd)
 {
-    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i high =
+    const __m512i at = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+
+    return _mm512_permutex2var_ps(even, at, odd);
+}
+
+static inline __m512 interleave_high(__m512 even, __m512 odd)
+{
+    const __m512i at =
         _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
 
-    if (n > 0) {
-        __m512 x = _mm512_permutex2var_ps(even, low, odd);
+    return _mm512_permutex2var_ps(even, at, odd);
+}
 
-        _mm512_storeu_ps(acc, _mm512_fmadd_ps(x, factor, _mm512_loadu_ps(acc)));
+/* ---- values ---------------------------------------------------------------------------------- */
+
+/* acc[0, n) += factor * values, at most 32, whose even and odd places come apart. */
+static inline void add(float *acc, int32_t n, __m512 even, __m512 odd, __m512 factor)
+{
+    if (n > 0) {
+        _mm512_storeu_ps(acc,
+                         _mm512_fmadd_ps(interleave_low(even, odd), factor, _mm512_loadu_ps(acc)));
     }
     if (n > 16) {
-        __m512 x = _mm512_permutex2var_ps(even, high, odd);
-
-        _mm512_storeu_ps(acc + 16, _mm512_fmadd_ps(x, factor, _mm512_loadu_ps(acc + 16)));
+        _mm512_storeu_ps(acc + 16, _mm512_fmadd_ps(interleave_high(even, odd), factor,
+                                                   _mm512_loadu_ps(acc + 16)));
     }
 }
 
 /* 64 dims from `d0` on (or the `n` that are left) of `rows` pairs. */
-static inline __attribute__((always_inline)) void tile(int rows, const uint8_t *v, int32_t v_pad,
-                                                       int32_t d0, int32_t n, const uint32_t *w,
-                                                       const float *factor, int32_t n_slots,
-                                                       float *acc, const uint8_t *const *ahead)
+static inline __attribute__((always_inline)) void
+pv_tile(int rows, const uint8_t *v, int32_t v_pad, int32_t d0, int32_t n, const uint32_t *w,
+        const struct half_scale *scale, int32_t n_slots, float *acc, struct cpu_kv_ahead *ahead)
 {
-    const __mmask64 mask = n >= DIMS ? ~0ull : (1ull << n) - 1;
+    const __mmask64 mask = n >= WIDTH ? ~0ull : (1ull << n) - 1;
+    const uint32_t step = kv_ahead_step(ahead, (size_t)v_pad);
+    uint32_t ask = ahead ? ahead->at : 0;
     __m512h even[ROWS][2];
     __m512h odd[ROWS][2];
 
@@ -115,33 +139,32 @@ static inline __attribute__((always_inline)) void tile(int rows, const uint8_t *
 #pragma GCC unroll 2
         for (int chain = 0; chain < 2; chain++) {
             const int32_t at = s + chain;
-            const size_t row = (size_t)at * (size_t)v_pad + (size_t)d0;
             __m512h a;
             __m512h b;
 
             if (at >= n_slots) {
                 break;
             }
-            if (ahead) { /* for as many lines, spread as in kv_body.h */
-                size_t line = row / 64;
-                size_t slice = line & 7;
-
-                _mm_prefetch(ahead[(line >> 6) + 8 - slice] + 512 * slice + 64 * (line >> 3 & 7),
-                             _MM_HINT_T0);
+            if (ahead) {
+                _mm_prefetch(kv_ahead_line(ahead, ask), _MM_HINT_T0);
+                ask += step;
             }
-            unpack(v + row, mask, &a, &b);
+            unpack(_mm512_maskz_loadu_epi8(mask, v + (size_t)at * (size_t)v_pad + d0), &a, &b);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
-                __m512h x = (__m512h)_mm512_set1_epi32((int)w[r * CPU_KV_SLOTS + at]);
+                __m512h x = (__m512h)_mm512_set1_epi32((int)w[r * BLOCK + at]);
 
                 even[r][chain] = _mm512_fmadd_ph(x, a, even[r][chain]);
                 odd[r][chain] = _mm512_fmadd_ph(x, b, odd[r][chain]);
             }
         }
     }
+    if (ahead) {
+        ahead->at = ask;
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        const __m512 f = _mm512_set1_ps(factor[r]);
+        const __m512 f = _mm512_set1_ps(scale[r].up);
         float *to = acc + (size_t)r * (size_t)v_pad + d0;
 
         add(to, n, _mm512_add_ps(low_f32(even[r][0]), low_f32(even[r][1])),
@@ -152,32 +175,33 @@ static inline __attribute__((always_inline)) void tile(int rows, const uint8_t *
 }
 
 static void pv_fp8_avx512fp16(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
-                              int32_t n_slots, float *acc, const uint8_t *const *ahead)
+                              int32_t n_slots, float *acc, struct cpu_kv_ahead *ahead)
 {
-    uint32_t w[ROWS * CPU_KV_SLOTS];
-    float factor[ROWS];
+    uint32_t w[ROWS * BLOCK];
+    struct half_scale scale[ROWS];
 
     while (n > 0) {
         int rows = n < ROWS ? n : ROWS;
 
         for (int r = 0; r < rows; r++) {
-            factor[r] = to_half(e + (size_t)r * lde, n_slots, w + r * CPU_KV_SLOTS);
+            scale[r] = scale_of(e + (size_t)r * lde, n_slots);
+            to_half(e + (size_t)r * lde, n_slots, scale[r].down, w + r * BLOCK);
         }
-        for (int32_t d = 0; d < v_pad; d += DIMS) {
-            int32_t left = v_pad - d < DIMS ? v_pad - d : DIMS;
+        for (int32_t d = 0; d < v_pad; d += WIDTH) {
+            int32_t left = v_pad - d < WIDTH ? v_pad - d : WIDTH;
 
             switch (rows) {
             case 1:
-                tile(1, v, v_pad, d, left, w, factor, n_slots, acc, ahead);
+                pv_tile(1, v, v_pad, d, left, w, scale, n_slots, acc, ahead);
                 break;
             case 2:
-                tile(2, v, v_pad, d, left, w, factor, n_slots, acc, ahead);
+                pv_tile(2, v, v_pad, d, left, w, scale, n_slots, acc, ahead);
                 break;
             case 3:
-                tile(3, v, v_pad, d, left, w, factor, n_slots, acc, ahead);
+                pv_tile(3, v, v_pad, d, left, w, scale, n_slots, acc, ahead);
                 break;
             default:
-                tile(ROWS, v, v_pad, d, left, w, factor, n_slots, acc, ahead);
+                pv_tile(ROWS, v, v_pad, d, left, w, scale, n_slots, acc, ahead);
                 break;
             }
         }
@@ -188,7 +212,133 @@ static void pv_fp8_avx512fp16(const void *v, int32_t v_pad, const float *e, size
     }
 }
 
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+/* x = or += the products of at most BLOCK dims, without the queries' scales. */
+static inline __attribute__((always_inline)) void qk_tile(int rows, const uint8_t *k,
+                                                          int32_t n_dims, const uint32_t *w,
+                                                          const struct half_scale *scale,
+                                                          bool first, float *x, size_t ldx,
+                                                          struct cpu_kv_ahead *ahead)
+{
+    const uint32_t step = ahead ? ahead->step : 0;
+    uint32_t ask = ahead ? ahead->at : 0;
+    __m512 sum[ROWS][4];
+
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = _mm512_setzero_ps();
+    }
+    for (int32_t d0 = 0; d0 < n_dims; d0 += RUN) {
+        const int32_t end = d0 + RUN < n_dims ? d0 + RUN : n_dims;
+        __m512h even[ROWS][2];
+        __m512h odd[ROWS][2];
+
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = _mm512_setzero_ph();
+        }
+        for (int32_t s = d0; s < end; s += 2) {
+#pragma GCC unroll 2
+            for (int chain = 0; chain < 2; chain++) {
+                const int32_t d = s + chain;
+                __m512h a;
+                __m512h b;
+
+                if (d >= end) {
+                    break;
+                }
+                if (ahead) {
+                    _mm_prefetch(kv_ahead_line(ahead, ask), _MM_HINT_T0);
+                    ask += step;
+                }
+                unpack(_mm512_loadu_si512(k + (size_t)d * CPU_KV_SLOTS), &a, &b);
+#pragma GCC unroll 4
+                for (int r = 0; r < rows; r++) {
+                    __m512h q = (__m512h)_mm512_set1_epi32((int)w[r * BLOCK + d]);
+
+                    even[r][chain] = _mm512_fmadd_ph(q, a, even[r][chain]);
+                    odd[r][chain] = _mm512_fmadd_ph(q, b, odd[r][chain]);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            __m512h e = _mm512_add_ph(even[r][0], even[r][1]);
+            __m512h o = _mm512_add_ph(odd[r][0], odd[r][1]);
+
+            sum[r][0] = _mm512_add_ps(sum[r][0], low_f32(e));
+            sum[r][1] = _mm512_add_ps(sum[r][1], low_f32(o));
+            sum[r][2] = _mm512_add_ps(sum[r][2], high_f32(e));
+            sum[r][3] = _mm512_add_ps(sum[r][3], high_f32(o));
+        }
+    }
+    if (ahead) {
+        ahead->at = ask;
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        const __m512 f = _mm512_set1_ps(scale[r].up);
+        float *to = x + (size_t)r * ldx;
+
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            __m512 low = interleave_low(sum[r][2 * i], sum[r][2 * i + 1]);
+            __m512 high = interleave_high(sum[r][2 * i], sum[r][2 * i + 1]);
+
+            low = first ? _mm512_mul_ps(low, f)
+                        : _mm512_fmadd_ps(low, f, _mm512_loadu_ps(to + 32 * i));
+            high = first ? _mm512_mul_ps(high, f)
+                         : _mm512_fmadd_ps(high, f, _mm512_loadu_ps(to + 32 * i + 16));
+            _mm512_storeu_ps(to + 32 * i, low);
+            _mm512_storeu_ps(to + 32 * i + 16, high);
+        }
+    }
+}
+
+static void qk_fp8_avx512fp16(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
+                              float *x, size_t ldx, struct cpu_kv_ahead *ahead)
+{
+    uint32_t w[ROWS * BLOCK];
+    struct half_scale scale[ROWS];
+
+    while (n > 0) {
+        int rows = n < ROWS ? n : ROWS;
+
+        for (int r = 0; r < rows; r++) {
+            scale[r] = scale_of(q + (size_t)r * ldq, k_dim);
+        }
+        for (int32_t d = 0; d < k_dim; d += BLOCK) {
+            const uint8_t *from = (const uint8_t *)k + (size_t)d * CPU_KV_SLOTS;
+            int32_t left = k_dim - d < BLOCK ? k_dim - d : BLOCK;
+
+            for (int r = 0; r < rows; r++) {
+                to_half(q + (size_t)r * ldq + d, left, scale[r].down, w + r * BLOCK);
+            }
+            switch (rows) {
+            case 1:
+                qk_tile(1, from, left, w, scale, d == 0, x, ldx, ahead);
+                break;
+            case 2:
+                qk_tile(2, from, left, w, scale, d == 0, x, ldx, ahead);
+                break;
+            case 3:
+                qk_tile(3, from, left, w, scale, d == 0, x, ldx, ahead);
+                break;
+            default:
+                qk_tile(ROWS, from, left, w, scale, d == 0, x, ldx, ahead);
+                break;
+            }
+        }
+        q += (size_t)rows * ldq;
+        x += (size_t)rows * ldx;
+        n -= rows;
+        ahead = NULL;
+    }
+}
+
 void x86_table_kv_avx512fp16(struct cpu_table *t)
 {
+    CPU_TABLE_SET(t, qk_fp8, avx512fp16);
     CPU_TABLE_SET(t, pv_fp8, avx512fp16);
 }

@@ -11,4 +11,5 @@
 void x86_table_avx512vnni(struct cpu_table *t)
 {
     panel_body_set(t);
+    x86_table_kv_avx512vnni(t);
 }

@@ -325,3 +325,8 @@ bool check_has_half(const struct check *c)
 {
     return describes(c, " pv_fp8_avx512fp16");
 }
+
+bool check_has_vnni_keys(const struct check *c)
+{
+    return describes(c, " qk_i8_avx512vnni");
+}

@@ -94,8 +94,10 @@ void check_fail(struct check *c, const char *fmt, ...) PRINTF_LIKE(2, 3);
 void check_require(int r, const char *what);
 /* Does the backend under test multiply rows of class prefill as tiles of bf16? */
 bool check_has_tiles(const struct check *c);
-/* Does it sum FP8 values of rows of class decode in f16? */
+/* Does it sum FP8 keys and values of rows of class decode in f16? */
 bool check_has_half(const struct check *c);
+/* Does it multiply their int8 keys with queries of 15 bits? */
+bool check_has_vnni_keys(const struct check *c);
 double check_now(void);
 
 /* n rows of n_cols, `ld` apart, of `got` against `want`. */

@@ -430,8 +430,12 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
     const bool tiles = is_tiled(c, s);
     const struct tolerance *exact = large ? &tol_attention_large : &tol_attention;
     const struct tolerance *rough = large ? &tol_attention_bf16_large : &tol_attention_bf16;
-    const struct tolerance *decode =
-        !large && s->l.v_type == OPS_KV_FP8 && check_has_half(c) ? &tol_attention_half : exact;
+    const bool fp8 = s->l.k_type == OPS_KV_FP8 || s->l.v_type == OPS_KV_FP8;
+    const struct tolerance *decode = large                      ? exact
+                                     : fp8 && check_has_half(c) ? &tol_attention_half
+                                     : s->l.k_type == OPS_KV_I8 && check_has_vnni_keys(c)
+                                         ? &tol_attention_15
+                                         : exact;
     const float *got = (const void *)in->out->out[1];
     const float *want = (const void *)in->out->out[0];
 
@@ -444,9 +448,10 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
 
         check_rows(c, "scores", (const void *)score->out[1], (const void *)score->out[0],
                    s->l.n_groups, in->kv[i].cap, in->kv[i].cap,
-                   tiles && i >= 2 ? rough
-                   : large         ? &tol_attention_large
-                                   : &tol_score);
+                   tiles && i >= 2            ? rough
+                   : large                    ? &tol_attention_large
+                   : i < 2 && decode != exact ? &tol_score_half
+                                              : &tol_score);
     }
     if (c->first &&
         !(s->options & LARGE)) { /* near-ties of logits of 1e4: f32 decides them otherwise */

@@ -198,11 +198,17 @@ static uint64_t bytes_moved(const struct shape *s, bool selects)
 
 /* ---- cases ---------------------------------------------------------------------------------- */
 
-/* Only decode rows that read everything may be summed in f16. */
+/* Only decode rows that read everything may be summed in f16, or with queries in 15 bits. */
+static bool is_half(const struct check *c, const struct shape *s)
+{
+    return ((s->l.k_type == OPS_KV_FP8 || s->l.v_type == OPS_KV_FP8) && check_has_half(c)) ||
+           (s->l.k_type == OPS_KV_I8 && check_has_vnni_keys(c));
+}
+
 static void compare(struct check *c, const struct shape *s, struct inputs *in)
 {
     const int32_t cols = s->n_q * s->l.v_dim;
-    const bool half = s->l.v_type == OPS_KV_FP8 && check_has_half(c);
+    const bool half = is_half(c, s);
     const float *got = (const void *)in->out->out[1];
     const float *want = (const void *)in->out->out[0];
 
@@ -247,7 +253,8 @@ static void attend(struct check *c, const struct shape *s)
             struct check_buf *score = in.kv[i].score;
 
             check_rows(c, "scores", (const void *)score->out[1], (const void *)score->out[0],
-                       s->l.n_groups, in.kv[i].cap, in.kv[i].cap, &tol_score);
+                       s->l.n_groups, in.kv[i].cap, in.kv[i].cap,
+                       is_half(c, s) ? &tol_score_half : &tol_score);
         }
         if (c->first && s->options & ALL) {
             without(c, s, &in);

@@ -33,13 +33,17 @@ static const struct tolerance
      * logits of 1e4 that is 20: which of the nearest keys wins is open. */
     tol_attention_bf16 = {1e-4, 1e-1, "queries, keys, weights, values in bf16"},
     tol_attention_bf16_large = {1e-1, 1e1, "logits of 1e4 in bf16"},
-    /* FP8 values summed in f16 for 32 slots: 2^-12 of each partial sum, in squares a thousandth of
-     * what FP8 itself loses (2^-4 of each value). */
-    tol_attention_half = {4e-6, 2e-2, "f16 sums within a page"},
+    /* FP8 keys and values in f16: 2^-12 of each component of a query and of each sum of 8 dims or 32
+     * slots, in squares a thousandth of what FP8 itself loses (2^-4 of each value). */
+    tol_attention_half = {4e-6, 2e-2, "f16 sums of FP8 products"},
+    /* Int8 keys: queries in 15 bits of their largest component, products exact; int8 loses 2^-8. */
+    tol_attention_15 = {1e-7, 2e-3, "queries in 15 bits"},
     /* The reference itself, f32 sums in order, against double. */
     tol_attention_double = {1e-9, 1e-3, "double arithmetic against f32"},
     /* Scores: probabilities in [0, 1] summed over rows; noise through two logarithms (3e-7 each). */
     tol_score = {1e-9, 1e-3, "noise through two logarithms"},
+    /* The same where logits come from f16 or 15-bit products. */
+    tol_score_half = {1e-7, 3e-3, "noise, and f16 sums of FP8 products"},
     /* Angles at position 1e5: products in double, f32 sine and cosine. */
     tol_rope = {1e-12, 1e-4, "f32 rotation"},
     /* Weights of 4-8 bits meet activations rounded to int8 by blocks of 32: a step is absmax / 127,
