@@ -6,8 +6,9 @@
  * attention and scoring, as X(function type, slot). Layout of a page: kernels/cpu/kv_page.h.
  *
  * Logits are in units of log2: x = scale * log2(e) * q.k, so that e^ is 2^. "Pairs" are
- * (row, query head) combinations that read the same K or V head; each pair's result is the same bits
- * whatever pairs are beside it. The variants of different instruction sets need not agree in bits. */
+ * (row, query head) combinations that read the same K or V head; each pair's result is the same
+ * bits whatever pairs are beside it. The variants of different instruction sets need not agree in
+ * bits. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,9 +21,10 @@ enum { CPU_KV_SLOTS = OPS_PAGE_SLOTS };
 /* A logit that is not there. Far below -1e30 * log2(e); 2^(this - m) is 0 for every m in reach. */
 #define CPU_KV_MASKED -3e38f
 
-/* What decode attention will read next, in blocks of 4 KiB, and how far it has asked for it. Kernels
- * that are given one ask for `step` lines with each line that they read (kernels/cpu/kv_ahead.h), so
- * that memory is at work evenly, whatever the arithmetic in between. */
+/* What decode attention will read next, in blocks of 4 KiB, and how far it has asked for it.
+ * Kernels that are given one ask for `step` lines with each line that they read
+ * (kernels/cpu/kv_ahead.h), so that memory is at work evenly, whatever the arithmetic in between.
+ */
 struct cpu_kv_ahead {
     const uint8_t *const *block;
     uint32_t n_streams; /* abreast; 0: skewed */
@@ -78,8 +80,8 @@ struct cpu_kv_noise {
 /* e^noise for Gumbel noise, that is 1 / -log(u). */
 typedef void cpu_kv_gumbel_fn(const struct cpu_kv_noise *p, float *ret);
 
-/* z (64) = (x + noise) / tau, masked where x is; x in log2 units, noise natural or NULL. Returns the
- * largest. */
+/* z (64) = (x + noise) / tau, masked where x is; x in log2 units, noise natural or NULL. Returns
+ * the largest. */
 typedef float cpu_kv_temper_fn(const float *x, const float *noise, float tau, float *z);
 
 /* log of n64 * 64 positive floats, in place, times `factor`. */

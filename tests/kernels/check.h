@@ -43,7 +43,7 @@ struct check {
     const struct backend_ops *ops; /* of the side being called */
     struct backend *be;
     int side;
-    int err; /* what the call returned: 0, or the same on all sides */
+    int err;              /* what the call returned: 0, or the same on all sides */
     uint64_t bench_bytes; /* bytes that the case has to move, for GB/s */
     bool bench;
     bool first; /* variant: what concerns the reference alone need be done once */
@@ -60,9 +60,9 @@ struct check {
     double started;
     double samples[CHECK_SAMPLES];
     bool cpu_time;
-    int n_threads; /* of side 1 */
-    int n_sides;   /* called: --sides, else all */
-    uint8_t *flush; /* (CHECK_FLUSH) */
+    int n_threads;    /* of side 1 */
+    int n_sides;      /* called: --sides, else all */
+    uint8_t *flush;   /* (CHECK_FLUSH) */
     double copy_rate; /* bytes/s, read and written, of a copy that does not fit the L2 */
     uint32_t counter;
     uint32_t words[4];
@@ -78,8 +78,8 @@ extern const struct backend_limits check_limits;
 extern const uint32_t check_flags;
 
 /* Random numbers, the same for a variant of a program. */
-float check_uniform(struct check *c);                            /* (0, 1) */
-int32_t check_range(struct check *c, int32_t lo, int32_t hi);    /* [lo, hi] */
+float check_uniform(struct check *c);                         /* (0, 1) */
+int32_t check_range(struct check *c, int32_t lo, int32_t hi); /* [lo, hi] */
 float check_normal(struct check *c);
 void check_fill(struct check *c, struct check_buf *b, float scale); /* normal f32 */
 
