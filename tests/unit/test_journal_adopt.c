@@ -184,6 +184,55 @@ Test(journal_adopt, another_file_is_refused)
     cr_assert_eq(journal_adopt(fd, BYTES, &j, &err), -EBADMSG, "another number of blocks");
 }
 
+/* How many entries are taken, and left out, when that word of a block has another value. */
+static uint32_t taken_with(uint32_t block, uint32_t word, uint32_t value, uint32_t *ret_bad)
+{
+    off_t place = (off_t)block * JOURNAL_BLOCK + 4 * (off_t)word;
+    struct error err = {0};
+    struct journal_entry e;
+    struct journal_head h;
+    struct journal j;
+    uint32_t at = 0;
+    uint32_t n = 0;
+    int fd = leave();
+
+    *ret_bad = 0;
+    cr_assert_eq(pwrite(fd, &value, 4, place), 4);
+    cr_assert_eq(journal_adopt(fd, BYTES, &j, &err), 0, "%s", err.text);
+    while (journal_next(&j, &at, &h, &e, ret_bad)) {
+        n++;
+    }
+    journal_close(&j);
+    return n;
+}
+
+Test(journal_adopt, torn_blocks_are_left_out)
+{
+    enum { NEXT, END };
+    struct block_header b[2];
+    uint32_t bad;
+    int fd = leave();
+
+    cr_assert_eq(taken_with(1, NEXT, 0, &bad), 2, "the answer's second block is the first of all");
+    cr_assert_eq(bad, 1);
+    cr_assert_eq(pread(fd, &b[0], sizeof(b[0]), JOURNAL_BLOCK), (ssize_t)sizeof(b[0]));
+    cr_assert_lt(b[0].next, BLOCKS, "it has a second block");
+    cr_assert_eq(pread(fd, &b[1], sizeof(b[1]), (off_t)b[0].next * JOURNAL_BLOCK),
+                 (ssize_t)sizeof(b[1]));
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t block = i ? b[0].next : 1;
+
+        cr_assert_eq(taken_with(block, END, b[i].end, &bad), 3);
+        cr_assert_eq(taken_with(block, END, b[i].end - 8, &bad), 2, "half an event");
+        cr_assert_eq(taken_with(block, END, b[i].end + 8, &bad), 2, "and more");
+        cr_assert_eq(taken_with(block, END, 4, &bad), 2, "before the block's first event");
+        cr_assert_eq(taken_with(block, END, UINT32_MAX, &bad), 2);
+        cr_assert_eq(taken_with(block, NEXT, 1, &bad), 2, "a ring");
+        cr_assert_eq(taken_with(block, NEXT, BLOCKS, &bad), 2);
+    }
+    (void)close(fd);
+}
+
 static uint64_t rng = 1;
 
 static uint32_t draw(uint32_t n)
