@@ -145,6 +145,7 @@ def over_zmq(folder, stop, want, out):
     common.seat(3)
     zclient.CONTEXT = zclient.zmq.Context()
     c, running, counts, wrong, epoch, rng = Zmq(os.path.join(folder, "zmq.sock")), {}, {}, [], None, random.Random(7)
+    epoch = c.ping(20 * SLOW).gateway_epoch  # one that has changed later means that requests are to be resumed
     while not stop or running:
         while len(running) < 4 and not stop:
             q = rng.choice(QUESTIONS)
@@ -220,13 +221,21 @@ def measured(folder, stop, want, out):
     out.put((gaps, wrong[:5]))
 
 
+def speaks_zmq():
+    try:
+        import zclient  # noqa: F401
+        return True
+    except SystemExit:
+        return False
+
+
 def phase(d, args, want, abuse, failures):
     """One run; gaps, counts, kills [(when, what)]."""
     stop, lane = Stop(args.minutes * 60), d.lane()
     per = (args.clients + 3) // 4
     jobs = [(user, (w, per, d.folder, args.seed, stop, want, abuse)) for w in range(4)]
     jobs.append((measured, (d.folder, stop, want)))
-    if d.has_gateway():
+    if d.has_gateway() and speaks_zmq():
         jobs.append((over_zmq, (d.folder, stop, want)))
     pipes = [fork.SimpleQueue() for _ in jobs]
     run = [fork.Process(target=f, args=(*a, pipes[i])) for i, (f, a) in enumerate(jobs)]
@@ -326,7 +335,7 @@ def main():
               "recovery_s": recoveries, "recovery_limit_s": round(limit, 3), "load_s": loads, "before": before, "after": after}
     if not short and p99[1] > 1.5 * p99[0]:
         failures.append("the well-behaved client's p99 is over 1.5 times that of the quiet load")
-    if any(r > limit for r in recoveries):
+    if not short and any(r > limit for r in recoveries):
         failures.append("a recovery took longer than loading and 1.2 times the replay")
     if not kills or not counts.get("well: length"):
         failures.append("nothing happened")

@@ -136,7 +136,7 @@ def main():
     across, within = ks(times["after the other's"], times["miss"]), ks(times["hit of one's own"], times["miss"])
     if cached != {"hit of one's own": {True}, "miss": {False}, "after the other's": {False}}:
         failures.append(f"what was cached: {cached}")
-    if across[1] <= 0.01:
+    if across[1] <= (0.01 if samples >= 400 else 1e-4):  # often run: one in a hundred would be many
         failures.append(f"the other's prompts can be told: p = {across[1]:.4g}")
     if within[1] >= 1e-6:
         failures.append(f"the test tells nothing: p = {within[1]:.4g} within one principal")
