@@ -37,7 +37,6 @@
  * time set by pipit_client_set_reconnect_ms()) and resumes the request where it stood: the text
  * goes on without a gap or a repetition, and a PIPIT_EVENT_RESUMED says that it happened. */
 
-/* clang-format off */
 #include <stddef.h>
 #include <stdint.h>
 

@@ -2,8 +2,6 @@
 #ifndef PIPIT_ENGINE_ENGINE_H
 #define PIPIT_ENGINE_ENGINE_H
 
-/* clang-format off */
-
 /* The engine as its users see it (pipit-engine's worker, pipit-eval, pipit-bench): one model on one
  * backend, its memory plan, and a scheduler that turns submitted token sequences into events.
  *

@@ -9,8 +9,6 @@
  * return before the device is done; `read` and `sync` wait. Nothing here allocates except create,
  * alloc, weight_create and reserve. */
 
-/* clang-format off */
-
 #include "base/error.h"
 #include "kernels/ops.h"
 

@@ -6,7 +6,6 @@
  * way errors are told. stdout carries answers only; everything here that speaks speaks on stderr.
  */
 
-/* clang-format off */
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>

@@ -16,7 +16,6 @@
  * Health is the age of the worker's last finished operation while something runs: over
  * engine-timeout, and over four times its longest operation, it is killed and started again. */
 
-/* clang-format off */
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>

@@ -171,7 +171,8 @@ static int check_state(const struct shape *s, const struct policy *p, const stru
                          "policy's way (prefill=); start the daemon with --kv naming it",
                          text->n_prompt);
     }
-    if (need->layered && s->max_survivors && p->observe > s->max_survivors) {
+    if (need->layered && s->max_survivors && p->observe > s->max_survivors &&
+        text->n_prompt > s->max_survivors) {
         return error_set(reterr, -ENOMEM, "observe=%d is more than the %d rows planned for",
                          p->observe, s->max_survivors);
     }

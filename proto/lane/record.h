@@ -2,8 +2,6 @@
 #ifndef PIPIT_PROTO_LANE_RECORD_H
 #define PIPIT_PROTO_LANE_RECORD_H
 
-/* clang-format off */
-
 /* The lane protocol: the one table of record types and offsets (DESIGN §2).
  *
  * A lane is a SOCK_SEQPACKET Unix connection; every message is one 256-byte record: a 32-byte
@@ -19,7 +17,6 @@
  * read-only). A lease names a range of an arena as {buf, generation}; the front alone knows which
  * offsets that is and tells the client in LANE_LEASE. No offset ever crosses towards the daemon. */
 
-/* clang-format off */
 #include <stdint.h>
 
 enum { LANE_RECORD_BYTES = 256, LANE_BODY_BYTES = 224, LANE_ABI_MAJOR = 1, LANE_ABI_MINOR = 0 };
