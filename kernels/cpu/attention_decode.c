@@ -349,7 +349,7 @@ static void keys(const struct chunk *c, struct ahead *ahead, float *max)
 }
 
 /* A policy's own logits of one head, kept where its weights will be. */
-static void temper(const struct chunk *c, int32_t head, struct partial *out)
+static void temper(const struct chunk *c, int32_t head, struct ahead *ahead, struct partial *out)
 {
     const struct att_unit *u = &c->u;
     float tau = att_tau(u, c->row);
@@ -359,6 +359,7 @@ static void temper(const struct chunk *c, int32_t head, struct partial *out)
     float sum = 0;
 
     for (int32_t i = 0; i < c->n_pages; i++) {
+        ask(ahead, ahead->soft / 2);
         const float *noise = att_noise(u, c->mode, c->row, head, u->t.pos + i * OPS_PAGE_SLOTS);
         float m = u->cpu->table.kv_temper(x_of(c, head, i), noise, tau, seen + i * OPS_PAGE_SLOTS);
 
@@ -385,7 +386,7 @@ static void weights(const struct chunk *c, int32_t head, struct ahead *ahead, st
     out->seen_max = CPU_KV_MASKED;
     out->seen_sum = 0;
     if (c->mode == ATT_TEMPERED) {
-        temper(c, head, out);
+        temper(c, head, ahead, out);
     }
     if (keep) {
         seen = seen_of(c->job, c->scratch, c->w, u->group * u->n_heads + head, c->slot0, &ld);
@@ -395,7 +396,7 @@ static void weights(const struct chunk *c, int32_t head, struct ahead *ahead, st
         float *kept = keep ? seen + i * OPS_PAGE_SLOTS : NULL;
         float sum;
 
-        ask(ahead, ahead->soft);
+        ask(ahead, c->mode == ATT_TEMPERED ? ahead->soft - ahead->soft / 2 : ahead->soft);
         sum = u->cpu->table.kv_exp(x_of(c, head, i), max,
                                    kv_page_v_scale(u->l, c->pages[i], head / u->share_v), kept);
 
@@ -686,16 +687,28 @@ static void attend(void *arg, int tid, int n_threads)
     }
 }
 
+/* Shared out as in attend(), so that a thread mostly finds the weights that it left. */
 static void score(void *arg, int tid, int n_threads)
 {
-    struct att_job *job = arg;
+    const struct att_job *job = arg;
     struct kv_scratch s = cpu_kv_scratch(job->cpu, tid);
     struct cursor at = {0};
     struct chunk c;
 
-    (void)n_threads;
-    while (find_chunk(job, s.t, pool_counter_take(&job->next), true, &at, &c)) {
-        score_chunk(job, &s, c.w, c.u.group, c.index);
+    for (int i = 0; i < n_threads; i++) {
+        int share = (tid + i) % n_threads;
+        int32_t begin = share_begin(job->n_units, share, n_threads);
+        int32_t end = share_begin(job->n_units, share + 1, n_threads);
+        int32_t n;
+
+        for (int32_t k; (k = pool_take(job->cpu->pool, tid, share, end - begin, 4, &n)) >= 0;) {
+            for (int32_t stop = k + n; k < stop; k++) {
+                if (!find_chunk(job, s.t, begin + k, true, &at, &c)) {
+                    return;
+                }
+                score_chunk(job, &s, c.w, c.u.group, c.index);
+            }
+        }
     }
 }
 
@@ -716,6 +729,7 @@ static void wave(struct att_job *job)
     }
     pool_share(job->cpu->pool, attend, job);
     if (job->p->observe) {
+        job->n_units = n_units(job, true);
         pool_share(job->cpu->pool, score, job); /* all factors are written */
     }
 }

@@ -15,6 +15,8 @@
  *
  * Observation takes the weights of the same softmax. */
 
+#include <string.h>
+
 #include "kernels/cpu/attention_block.h"
 #include "quant/half.h"
 
@@ -162,9 +164,28 @@ static void load_values(const struct att_unit *u, const struct step *s, int32_t 
     load_scales(u, s, false, v_head, 1.0f, u->t.tile_mul + TILE_KEYS);
 }
 
-/* What a policy sees of one row in this step; its weights lie in t.seen already. */
+/* e^noise of a step's keys for one query head, where it is the same for all rows (noise=once):
+ * drawn once a block, or NULL. */
+static const float *noise_of_step(const struct att_block *b, const struct step *s, int32_t head,
+                                  float *ret)
+{
+    const struct att_unit *u = &b->u;
+    const int32_t row = b->row0 + b->n_rows - 1;
+
+    if (att_mode(u, row) != ATT_GUMBEL || !u->observe->noise_once) {
+        return NULL;
+    }
+    for (int32_t at = 0; at < s->n_slots; at += OPS_PAGE_SLOTS) {
+        memcpy(ret + at, att_noise(u, ATT_GUMBEL, row, head, u->t.pos + at),
+               OPS_PAGE_SLOTS * sizeof(float));
+    }
+    return ret;
+}
+
+/* What a policy sees of one row in this step; its weights lie in t.seen already. `once`: from
+ * noise_of_step(). */
 static void see_row(const struct att_block *b, const struct step *s, int32_t head, int32_t i,
-                    float factor, float *logits)
+                    float factor, const float *once, float *logits)
 {
     const struct att_unit *u = &b->u;
     const int32_t row = b->row0 + i;
@@ -188,8 +209,8 @@ static void see_row(const struct att_block *b, const struct step *s, int32_t hea
         }
         *att_seen_max_of(b, pair, page) = b->max[pair];
         if (mode == ATT_GUMBEL) {
-            b->seen_sum[pair] += u->cpu->table.kv_weigh(att_seen_of(b, pair, page),
-                                                        att_noise(u, mode, row, head, pos));
+            b->seen_sum[pair] += u->cpu->table.kv_weigh(
+                att_seen_of(b, pair, page), once ? once + at : att_noise(u, mode, row, head, pos));
         }
     }
     if (mode == ATT_SOFTMAX) {
@@ -198,7 +219,8 @@ static void see_row(const struct att_block *b, const struct step *s, int32_t hea
 }
 
 /* Rows [r, r + TILE_QUERIES) of one query head against a step of slots. */
-static void rows_step(const struct att_block *b, const struct step *s, int32_t head, int32_t r)
+static void rows_step(const struct att_block *b, const struct step *s, int32_t head, int32_t r,
+                      const float *once)
 {
     const struct att_unit *u = &b->u;
     const struct cpu_table *table = &u->cpu->table;
@@ -245,7 +267,7 @@ static void rows_step(const struct att_block *b, const struct step *s, int32_t h
     table->tile_qk(&t);
     table->tile_soft(&t);
     for (int32_t i = 0; u->observe && i < n_rows; i++) {
-        see_row(b, s, head, r + i, factor[i], t.s + (size_t)i * TILE_KEYS);
+        see_row(b, s, head, r + i, factor[i], once, t.s + (size_t)i * TILE_KEYS);
     }
     table->tile_pv(&t);
 }
@@ -261,6 +283,9 @@ void att_tiles_block(struct att_block *b, int32_t first_page)
         struct step s = make_step(b, page);
 
         for (int32_t h = 0; h < u->n_heads; h++) {
+            float noise[TILE_KEYS];
+            const float *once = noise_of_step(b, &s, h, noise);
+
             if (h % u->share_k == 0) {
                 load_keys(u, &s, h / u->share_k);
             }
@@ -268,7 +293,7 @@ void att_tiles_block(struct att_block *b, int32_t first_page)
                 load_values(u, &s, h / u->share_v);
             }
             for (int32_t r = 0; r < b->n_rows; r += TILE_QUERIES) {
-                rows_step(b, &s, h, r);
+                rows_step(b, &s, h, r, once);
             }
         }
     }

@@ -99,26 +99,46 @@ static int32_t find_victim(const struct cpu *cpu, const struct ops_victim *p, in
     return best;
 }
 
+struct victim_job {
+    const struct cpu *cpu;
+    const struct ops_victim *p;
+    struct pool_counter next;
+};
+
+static void victims(void *arg, int tid, int n_threads)
+{
+    struct victim_job *job = arg;
+    const struct ops_victim *p = job->p;
+
+    (void)tid;
+    (void)n_threads;
+    for (int g; (g = pool_counter_take(&job->next)) < p->kv->layout->n_groups;) {
+        p->victim[g] =
+            find_victim(job->cpu, p, g, choice_score(p->kv, g, p->by_position, false, NULL));
+    }
+}
+
 int cpu_victim(struct backend *be, const struct ops_victim *p)
 {
     struct cpu *cpu = cpu_of(be);
     struct kv_scratch scratch = cpu_kv_scratch(cpu, 0);
+    struct victim_job job = {.cpu = cpu, .p = p};
+    int r = 0;
 
     if (p->kv->n_slots > cpu->limits.max_slots) {
         return -EINVAL;
     }
-    for (int32_t g = 0; g < p->kv->layout->n_groups; g++) {
-        if (p->shared && g > 0) {
-            p->victim[g] = p->victim[0];
-            continue;
-        }
-        p->victim[g] = find_victim(
-            cpu, p, g, choice_score(p->kv, g, p->by_position, p->shared, scratch.score));
-        if (p->victim[g] < 0) {
-            return -EINVAL;
-        }
+    if (p->shared) {
+        p->victim[0] =
+            find_victim(cpu, p, 0, choice_score(p->kv, 0, p->by_position, true, scratch.score));
+    } else {
+        pool_share(cpu->pool, victims, &job);
     }
-    return 0;
+    for (int32_t g = 0; g < p->kv->layout->n_groups; g++) {
+        p->victim[g] = p->shared ? p->victim[0] : p->victim[g];
+        r = p->victim[g] < 0 ? -EINVAL : r;
+    }
+    return r;
 }
 
 /* ---- the cut ------------------------------------------------------------------------------- */

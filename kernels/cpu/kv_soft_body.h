@@ -163,8 +163,7 @@ static void LANES_FN(kv_gumbel)(const struct cpu_kv_noise *p, float *ret)
     li words[4];
 
     if (p->aligned) { /* 16 counters are the 64 keys */
-        li c0 = li_or(li_shl(li_shr(li_load(p->pos), 6), 4),
-                      li_and(li_load(p->pos), li_set1(15)));
+        li c0 = li_or(li_shl(li_shr(li_load(p->pos), 6), 4), li_and(li_load(p->pos), li_set1(15)));
 
         kv_philox(p->o->seed, c0, row_pos, p->o, p->head, words);
         for (int i = 0; i < 4; i++) {
@@ -177,9 +176,8 @@ static void LANES_FN(kv_gumbel)(const struct cpu_kv_noise *p, float *ret)
         li word = li_and(li_shr(pos, 4), li_set1(3));
         li bits;
 
-        kv_philox(p->o->seed,
-                  li_or(li_shl(li_shr(pos, 6), 4), li_and(pos, li_set1(15))), row_pos, p->o,
-                  p->head, words);
+        kv_philox(p->o->seed, li_or(li_shl(li_shr(pos, 6), 4), li_and(pos, li_set1(15))), row_pos,
+                  p->o, p->head, words);
         bits = li_select(li_greater(word, li_set1(0)), words[1], words[0]);
         bits = li_select(li_greater(word, li_set1(1)), words[2], bits);
         bits = li_select(li_greater(word, li_set1(2)), words[3], bits);
@@ -190,6 +188,7 @@ static void LANES_FN(kv_gumbel)(const struct cpu_kv_noise *p, float *ret)
 static float LANES_FN(kv_temper)(const float *x, const float *noise, float tau, float *z)
 {
     const lf masked = lf_set1(CPU_KV_MASKED);
+    const lf inverse = lf_set1(1.0f / tau);
     lf max = masked;
 
     for (int i = 0; i < CPU_KV_SLOTS; i += 16) {
@@ -199,7 +198,7 @@ static float LANES_FN(kv_temper)(const float *x, const float *noise, float tau, 
         li positive = li_greater(li_bits(v), li_set1(-1));
         lf y = noise ? kv_fma(lf_load(noise + i), lf_set1(1.44269504f), v) : v;
 
-        y = lf_div(y, lf_set1(tau));
+        y = lf_mul(y, inverse);
         y = lf_select(li_or(there, positive), y, masked);
         lf_store(z + i, y);
         max = lf_max(max, y);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The polynomials of the cpu backend's attention against libm in double, for every instruction set
  * of this CPU: 2^x to 1e-6 relative, exactly 0 for what is masked; 1 / -log(u), the factor that
- * Gumbel noise is, to 1e-6 for draws of noise.h at keys in order and scattered. */
+ * Gumbel noise is, to 1e-6 for draws of noise.h at keys in order and scattered. And a logit that is
+ * NaN (infinities that cancel) weighs nothing in the softmax of tiles, in the first step of 256
+ * slots and in a later one, when a row has a maximum already. */
 
 #include <math.h>
 #include <stdio.h>
@@ -81,9 +83,60 @@ static double worst_gumbel(const struct cpu_table *t, bool aligned)
     return worst;
 }
 
+/* Rows of 512 slots, two steps; NaN in slot `at`. */
+static bool tiles_pass_over_nan(const struct cpu_table *t, int32_t at)
+{
+    static float s[TILE_QUERIES * TILE_KEYS];
+    static uint16_t p[2 * TILE_KEY_TILES * TILE_ELEMENTS];
+    static float acc[TILE_QUERIES * 16];
+    static float seen[TILE_QUERIES * TILE_KEYS];
+    float k_mul[TILE_KEYS];
+    float max[TILE_QUERIES];
+    float sum[TILE_QUERIES] = {0};
+    float factor[TILE_QUERIES];
+    struct cpu_tile_att a = {
+        .n_rows = TILE_QUERIES,
+        .n_slots = TILE_KEYS,
+        .n_kd = 1,
+        .n_vd = 1,
+        .s = s,
+        .p = p,
+        .acc = acc,
+        .ld_acc = 16,
+        .k_mul = k_mul,
+        .max = max,
+        .sum = sum,
+        .factor = factor,
+        .seen = seen,
+        .ld_seen = TILE_KEYS,
+    };
+    bool ok = true;
+
+    for (int32_t i = 0; i < TILE_QUERIES; i++) {
+        max[i] = CPU_KV_MASKED;
+    }
+    for (int32_t step = 0; step < 2; step++) {
+        for (int32_t i = 0; i < TILE_QUERIES * TILE_KEYS; i++) {
+            s[i] = (float)(i % 7) + (step * TILE_KEYS + i % TILE_KEYS == at ? NAN : 0.0f);
+            k_mul[i % TILE_KEYS] = 1;
+        }
+        t->tile_soft(&a);
+        for (int32_t i = 0; i < TILE_QUERIES; i++) {
+            const float *weight = seen + i * TILE_KEYS;
+
+            ok = isfinite(max[i]) && isfinite(sum[i]) && sum[i] > 0 && ok;
+            for (int32_t j = 0; j < TILE_KEYS; j++) {
+                ok = (step * TILE_KEYS + j == at ? weight[j] == 0 : weight[j] > 0) && ok;
+            }
+        }
+    }
+    return ok;
+}
+
 int main(void)
 {
-    static const uint32_t masks[] = {0, CPU_AVX2, CPU_AVX2 | CPU_AVX512};
+    static const uint32_t masks[] = {0, CPU_AVX2, CPU_AVX2 | CPU_AVX512,
+                                     CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16};
     int n_failed = 0;
 
     for (size_t i = 0; i < sizeof(masks) / sizeof(masks[0]); i++) {
@@ -92,7 +145,9 @@ int main(void)
         double g;
 
         if ((masks[i] & cpu_flags()) != masks[i]) {
-            printf("SKIP: this CPU lacks %s\n", masks[i] & CPU_AVX512 ? "AVX-512" : "AVX2");
+            printf("SKIP: this CPU lacks %s\n", masks[i] & CPU_AMX_BF16 ? "AMX"
+                                                : masks[i] & CPU_AVX512 ? "AVX-512"
+                                                                        : "AVX2");
             continue;
         }
         cpu_table_init(&t, masks[i]);
@@ -101,6 +156,12 @@ int main(void)
         printf("%s: 2^x %.1e, 1/-log(u) %.1e, masked %s\n", t.kv_exp_name, e, g,
                masked_is_zero(&t) ? "0" : "NOT 0");
         n_failed += !(e < 1e-6) + !(g < 1e-6) + !masked_is_zero(&t);
+        for (int32_t at = 40; t.tile_soft && at < 2 * TILE_KEYS; at += 260) {
+            bool ok = tiles_pass_over_nan(&t, at);
+
+            printf("%s: NaN at slot %d weighs %s\n", t.tile_soft_name, at, ok ? "0" : "SOMETHING");
+            n_failed += !ok;
+        }
     }
     return n_failed > 0;
 }
