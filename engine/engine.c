@@ -150,6 +150,8 @@ static int describe_stores(struct prepared *p, struct error *reterr)
             .v_dim = m->h.v_dim,
             .window = m->stores[i].window,
             .deep = m->stores[i].deep,
+            .skew = model_opt(&m->layers[m->stores[i].layer].w[LT_SKEW]),
+            .columns = model_opt(&m->layers[m->stores[i].layer].w[LT_COLUMNS]),
         };
     }
     return 0;
@@ -230,13 +232,24 @@ static struct backend_limits limits_for(const struct prepared *p, int32_t ctx, i
     return l;
 }
 
+/* Slots that a layer may be said to read a layer ahead. */
+static int32_t ahead_slots(const struct prepared *p, int32_t ctx)
+{
+    for (int32_t i = 0; i < p->mix.n; i++) {
+        if (p->mix.part[i].policy.select == POLICY_INFINIGEN) {
+            return ctx;
+        }
+    }
+    return 0;
+}
+
 static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs)
 {
     const struct prepared *p = arg;
     struct backend_limits l = limits_for(p, ctx, n_seqs);
 
     return memory_rounded(p->ops->scratch_bytes(&p->be_config, &l)) +
-           sched_bytes(p->model, n_seqs, l.max_rows, p->max_chunk);
+           sched_bytes(p->model, n_seqs, l.max_rows, p->max_chunk, ahead_slots(p, ctx));
 }
 
 /* `be` may be NULL: the device's own limit is then not known. */
@@ -411,6 +424,7 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
             .n_seqs = e->plan.n_seqs,
             .batch_tokens = e->p.batch_tokens,
             .max_chunk = e->p.max_chunk,
+            .ahead_slots = ahead_slots(&e->p, e->plan.ctx),
         };
 
         r = sched_create(&config, &e->sched, reterr);

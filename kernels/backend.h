@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_BACKEND_H
 #define PIPIT_KERNELS_BACKEND_H
-
+/* clang-format off */
 /* A backend: a device, its memory, and the table of operations of kernels/ops.h.
  *
  * `ref` (plain C, the definition), `cpu` (instruction sets chosen at run time), `cuda` (a module
@@ -77,6 +77,7 @@ struct backend_ops {
     int (*softcap)(struct backend *be, const struct ops_softcap *p);
     int (*rope_store)(struct backend *be, const struct ops_rope_store *p);
     int (*attention)(struct backend *be, const struct ops_attention *p);
+    int (*speculate)(struct backend *be, const struct ops_speculate *p); /* NULL: no partial keys */
     int (*kv_sum)(struct backend *be, const struct ops_kv_sum *p);
     int (*victim)(struct backend *be, const struct ops_victim *p);
     int (*cut)(struct backend *be, const struct ops_cut *p);

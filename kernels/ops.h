@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_OPS_H
 #define PIPIT_KERNELS_OPS_H
-
+/* clang-format off */
 /* What each operation means. A model's step is a sequence of these coarse operations on a batch of
  * rows (a row = one token of one sequence); kernels/ref/ defines them in plain C, every other
  * backend is checked against it. struct backend_ops (kernels/backend.h) is the table.
@@ -165,6 +165,11 @@ struct ops_kv_layout {
     bool k_unrotated;  /* pos=new: K stored before RoPE, rotated as read; ref and cpu only */
     uint64_t page_bytes; /* filled by backend kv_layout(); a multiple of 64 */
     enum ops_rank rank;
+    /* Partial keys, by which a layer's slots are ranked one layer ahead (struct ops_speculate): of each
+     * slot and K head the first part_dims values of A k, k as it reads back. 0: none. f32 or f16.
+     * Canonical slots hold none; kv_import makes them anew. */
+    int32_t part_dims;
+    enum ops_kv_type part_type;
 };
 
 /* One sequence's slots in one store, as attention and store see it. */
@@ -177,6 +182,8 @@ struct ops_kv {
     int32_t *slot_pos;     /* device (n_groups, cap): position held, -1 empty; NULL: slot is position */
     float *score;          /* device (n_groups, cap): the policy's, or NULL */
     float *v_sum;          /* device (n_groups, v_heads, v_dim): V summed over live slots, or NULL */
+    const float *skew;     /* device (n_groups, k_heads, k_dim, k_dim): A of each K head, orthogonal;
+                              where the layout has partial keys */
     int32_t n_slots;       /* slots [0, n_slots) may hold live tokens, this step's included */
 };
 
@@ -208,7 +215,8 @@ struct ops_rope {
  * written), slot_pos is set where there is one, score of the slot is zeroed where there is one.
  * Rows of class decode keep v_sum where there is one: what the cache held in a live slot is taken
  * from it (the slot's V as it reads back), what it now holds is added; prefill rows leave it as it is,
- * for kv_sum. A sequence has then at most one decode row a call.
+ * for kv_sum. A sequence has then at most one decode row a call. Partial keys are made where the
+ * layout has them.
  * n_q = 0: only K and V are stored (SwiftKV's deep layers); n_k = n_v = 0: only q (AcrossKV readers). */
 struct ops_rope_store {
     struct ops_rows rows;
@@ -269,10 +277,21 @@ struct ops_observe {
  *  heads that read it (and the latest `local` before them); out = sum of p v over these, with `renorm`
  *  divided by the sum of their p. What observes is given x.
  *
+ * GIVEN: the slots are those that `speculate` listed, and the row's own. No observation. A sequence has
+ *  one decode row, and slot = position.
+ *
  * A k that covers all visible slots gives what attention without selection gives. Not with
- * k_unrotated. A kind whose slots are chosen elsewhere (a layer before) would bring its positions
- * here. */
-enum ops_select_kind { OPS_SELECT_ALL, OPS_SELECT_SPARQ, OPS_SELECT_TOPV };
+ * k_unrotated. */
+enum ops_select_kind { OPS_SELECT_ALL, OPS_SELECT_SPARQ, OPS_SELECT_TOPV, OPS_SELECT_GIVEN };
+
+/* What `speculate` leaves, device: for sequence i of the call n[i] slots of each head group, ascending,
+ * at slots[(i * max_groups + group) * ld]. */
+struct ops_chosen {
+    int32_t *n;     /* (n_seqs) */
+    int32_t *slots; /* (n_seqs, max_groups, ld) */
+    int32_t max_groups;
+    int32_t ld;
+};
 
 struct ops_select {
     enum ops_select_kind kind;
@@ -281,6 +300,38 @@ struct ops_select {
     int32_t local; /* 0 to k */
     bool mean;     /* needs kv.v_sum */
     bool renorm;
+    /* GIVEN: how many slots speculation takes (struct ops_speculate), percent of those before the row: */
+    int32_t count; /* this many; 0: */
+    int32_t share; /* this percent; 0: */
+    float alpha;   /* as many as have a logit that is at most this below the largest, */
+    int32_t cap;   /* and this percent at most */
+    /* and which entry of `chosen` they are (attention). */
+    const struct ops_chosen *chosen;
+    int32_t entry;
+};
+
+/* Which slots a row of class decode will read in a layer to come (Lee et al., 2024, InfiniGen), from
+ * queries made of the input of the layer before. For each sequence whose select is GIVEN, one row at
+ * position P; slots are positions, those before P rank:
+ *  1. of each query head q' = A q, A its K head's kv.skew; logits x as in struct ops_attention, but from
+ *     the first part_dims values of q' with the partial keys;
+ *  2. how many: n = count, or share percent of P, or, for each query head, the slots with x >= max x -
+ *     alpha, their number's mean over all n_q heads, rounded down, at most cap percent of P. At least 1
+ *     and at most P (0 where P is 0); percents are rounded down;
+ *  3. of each head group the n slots with the largest softmax(x), summed over the group's query heads
+ *     (ties: the lower position). */
+struct ops_speculate {
+    struct ops_rows rows; /* all of class decode */
+    const float *q;       /* device (n, ldq): rotated */
+    int32_t ldq;
+    int32_t n_q;
+    float scale;
+    float softcap;
+    float alibi_max;
+    const struct ops_seq *seqs;      /* host (n_seqs) */
+    int32_t n_seqs;
+    const struct ops_select *select; /* host (n_seqs) */
+    const struct ops_chosen *chosen; /* out; entry i is sequence i's */
 };
 
 /* out = softmax(scale * q k^T [+ alibi] [capped]) v over the slots each row may see: those with

@@ -187,10 +187,13 @@ static int check_select(const struct shape *s, const struct policy *p, struct er
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         sums = sums || shape_keeps_sum(s, p, i);
     }
-    if ((p->select != POLICY_READ_ALL && !s->selects) || (sums && !s->sums)) {
+    bool speculates = p->select == POLICY_INFINIGEN;
+
+    if ((p->select != POLICY_READ_ALL && !s->selects) || (sums && !s->sums) ||
+        (speculates && !s->speculates)) {
         return error_set(reterr, -ENOMEM,
                          "the plan holds no %s; start the daemon with --kv naming this policy",
-                         s->selects ? "sums of V" : "scratch for queries that select");
+                         sums && s->selects ? "sums of V" : "scratch for queries that select");
     }
     return shape_check_select(s, p, reterr);
 }

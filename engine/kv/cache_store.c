@@ -132,6 +132,10 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
         .n_slots = n_slots,
     };
 
+    if (kv.layout->part_dims > 0) {
+        kv.skew = (q->policy.skew ? s->config.stores[store].skew : s->config.stores[store].columns)
+                      ->device;
+    }
     if (shape_keeps_sum(s, &q->policy, store)) {
         kv.v_sum = (float *)(void *)(q->state + st->sum_off);
     }

@@ -50,7 +50,7 @@ static const struct word_row words[] = {
     {"sinks", AXIS_SINKS, 0, 0, 0, "slots"},
     {"sparq", AXIS_SELECT, POLICY_SPARQ, 0, 0, NULL},
     {"topv", AXIS_SELECT, POLICY_TOPV, 0, 0, "count"},
-    {"infinigen", AXIS_LATER, 0, 0, 0, NULL},
+    {"infinigen", AXIS_SELECT, POLICY_INFINIGEN, 0, 0, NULL},
     {"exit", AXIS_LATER, 0, 0, 0, NULL},
 };
 
@@ -79,6 +79,10 @@ static const struct value_row ranks[] = {
     {"once", OPS_RANK_ONCE, false}, {"2k", OPS_RANK_2K, false}, {"rank8", OPS_RANK_8, false},
     {NULL, 0, false}};
 static const struct value_row switches[] = {{"off", 0, false}, {"on", 1, false}, {NULL, 0, false}};
+
+static const struct value_row pools[] = {
+    {"device", POLICY_POOL_DEVICE, false}, {"host", POLICY_POOL_HOST, true},
+    {"disk", POLICY_POOL_DISK, true}, {NULL, 0, false}};
 
 enum field_type { FIELD_INT, FIELD_PERCENT, FIELD_FLOAT, FIELD_TAU, FIELD_VALUE };
 
@@ -113,6 +117,13 @@ static const struct option_row options[] = {
     {"mean", SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(mean), 0, 0, means},
     {"layout", SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(rank), 0, 0, ranks},
     {"renorm", SELECT_BIT(POLICY_TOPV), FIELD_VALUE, FIELD(renorm), 0, 0, switches},
+    {"alpha", SELECT_BIT(POLICY_INFINIGEN), FIELD_FLOAT, FIELD(alpha), 0, 1000, NULL},
+    {"cap", SELECT_BIT(POLICY_INFINIGEN), FIELD_PERCENT, FIELD(cap), 1, 100, NULL},
+    {"count", SELECT_BIT(POLICY_INFINIGEN), FIELD_INT, FIELD(count), 0, 1 << 24, NULL},
+    {"share", SELECT_BIT(POLICY_INFINIGEN), FIELD_PERCENT, FIELD(share), 0, 100, NULL},
+    {"partial", SELECT_BIT(POLICY_INFINIGEN), FIELD_FLOAT, FIELD(partial), 0.01, 1, NULL},
+    {"skew", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(skew), 0, 0, switches},
+    {"pool", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(pool), 0, 0, pools},
 };
 
 static const struct policy defaults = {
@@ -121,6 +132,7 @@ static const struct policy defaults = {
     .scope = POLICY_PER_HEAD, .prefill = POLICY_LAYERED, .observe = -1,
     .chunk = POLICY_DEFAULT_CHUNK, .tau0 = 1.0f, .tau1 = 2.0f, .damp = 1.0f, .decay = 0.99f,
     .select = POLICY_READ_ALL, .r = 32, .top_k = 128, .local = -1, .renorm = 1,
+    .alpha = 4.0f, .cap = 20, .partial = 0.3f, .skew = 1,
 };
 /* clang-format on */
 
@@ -430,6 +442,14 @@ static int check_select(struct parser *p, const struct policy *pol)
         p->at = p->select;
         return fault(p, what);
     }
+    if (pol->select == POLICY_INFINIGEN && pol->place != POLICY_FULL) {
+        p->at = p->select;
+        return fault(p, "infinigen's pool decides which tokens stay: no other word for that");
+    }
+    if (pol->select == POLICY_INFINIGEN && pol->count > 0 && pol->share > 0) {
+        p->at = p->select;
+        return fault(p, "count and share both say how many slots are read");
+    }
     if (pol->select != POLICY_READ_ALL && pol->pos_new) {
         p->at = p->select;
         return fault(p, "pos=new rotates every key as it is read, so none can be left out");
@@ -676,6 +696,9 @@ void policy_print(const struct policy *p, char *buf, size_t size)
     } else if (p->select == POLICY_TOPV) {
         put(&o, "+topv:%d", p->top_k);
         put_options(&o, SELECT_BIT(POLICY_TOPV), ",", p);
+    } else if (p->select == POLICY_INFINIGEN) {
+        put(&o, "+infinigen");
+        put_options(&o, SELECT_BIT(POLICY_INFINIGEN), ":", p);
     }
 }
 

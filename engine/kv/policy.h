@@ -2,16 +2,16 @@
 #ifndef PIPIT_ENGINE_KV_POLICY_H
 #define PIPIT_ENGINE_KV_POLICY_H
 
-/* The policy text (DESIGN §5): which precision, which tokens stay, which of them a query reads, how a
- * prompt is read.
+/* The policy text (DESIGN §5): which precision, which tokens stay, which of them a query reads, how
+ * a prompt is read.
  *
  *     policy = word {"+" word}            word = name [":" amount] {"," key "=" value}
  *     mix    = policy ["=" percent] {";" policy "=" percent}
  *
  * One word an axis. Precision: f32 f16 bf16 fp8 kv8 k16v8 q8_0 q4_0. Place: full, window:N,
  * h2o:N, keyformer:N, recency:N, and beside them sinks:N. N is slots, "50%" of the text at the end
- * of the prompt, or "50%ctx" of the planned context. Select: sparq, topv:K. The first option of sparq
- * may follow a ':' as well. */
+ * of the prompt, or "50%ctx" of the planned context. Select: sparq, topv:K. The first option of
+ * sparq may follow a ':' as well. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,7 +32,8 @@ enum policy_prefill { POLICY_DENSE, POLICY_LAYERED, POLICY_BOUNDED };
 enum policy_noise { POLICY_ONCE, POLICY_FRESH, POLICY_GAUSS, POLICY_CONST, POLICY_NO_NOISE };
 enum policy_mode { POLICY_PAPER, POLICY_AS_SHIPPED };
 enum policy_scope { POLICY_PER_HEAD, POLICY_PER_LAYER, POLICY_SHARED };
-enum policy_select { POLICY_READ_ALL, POLICY_SPARQ, POLICY_TOPV };
+enum policy_select { POLICY_READ_ALL, POLICY_SPARQ, POLICY_TOPV, POLICY_INFINIGEN };
+enum policy_pool { POLICY_POOL_DEVICE, POLICY_POOL_HOST, POLICY_POOL_DISK };
 enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
 
 struct policy {
@@ -40,8 +41,9 @@ struct policy {
     enum ops_kv_type v_type;
     enum policy_place place;
     enum policy_budget budget_kind;
-    int32_t budget; /* slots or percent; window: the sinks are beside it in slots, inside in percent */
-    int32_t min;    /* slots that a budget in percent has at least */
+    int32_t
+        budget;  /* slots or percent; window: the sinks are beside it in slots, inside in percent */
+    int32_t min; /* slots that a budget in percent has at least */
     int32_t sinks;  /* first positions that stay */
     int32_t recent; /* percent of the budget that the latest tokens have for sure */
     int32_t mode;   /* the enums above; int32_t so that one table describes every field */
@@ -62,9 +64,17 @@ struct policy {
     int32_t top_k; /* slots that are read; topv: whose V is */
     int32_t local; /* sparq: of these, the latest */
     int32_t select_mode;
-    int32_t mean;  /* sparq: the mean of V stands for what is not read; auto: without shared heads */
-    int32_t rank;  /* enum ops_rank */
+    int32_t mean; /* sparq: the mean of V stands for what is not read; auto: without shared heads */
+    int32_t rank; /* enum ops_rank */
     int32_t renorm;
+    /* infinigen: */
+    float alpha;   /* slots within this of the largest speculated logit */
+    int32_t cap;   /* at most this percent of the text */
+    int32_t count; /* instead: as many as this; 0 */
+    int32_t share; /* or this percent of the text; 0 */
+    float partial; /* share of a key's dims that the partial key has */
+    int32_t skew;  /* partial keys by the overlay's rotation, else by its columns of K as it is */
+    int32_t pool;  /* enum policy_pool: where K and V of all slots lie */
 };
 
 enum { POLICY_MAX_MIX = 4, POLICY_TEXT_MAX = 512, POLICY_DEFAULT_CHUNK = 512 };
@@ -73,7 +83,7 @@ struct policy_mix {
     int32_t n;
     struct {
         struct policy policy;
-        int32_t share; /* percent of the cache's bytes; they sum to 100 */
+        int32_t share;      /* percent of the cache's bytes; they sum to 100 */
     } part[POLICY_MAX_MIX]; /* the first is the default */
 };
 

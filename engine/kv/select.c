@@ -22,7 +22,20 @@ void select_make(const struct policy *p, struct ops_select *ret)
         ret->kind = OPS_SELECT_TOPV;
         ret->k = p->top_k;
         ret->renorm = p->renorm != 0;
+    } else if (p->select == POLICY_INFINIGEN) {
+        ret->kind = OPS_SELECT_GIVEN;
+        ret->alpha = p->alpha;
+        ret->cap = p->cap;
+        ret->count = p->count;
+        ret->share = p->share;
     }
+}
+
+int32_t select_part_dims(const struct policy *p, int32_t k_dim)
+{
+    int32_t n = (int32_t)(p->partial * (float)k_dim);
+
+    return p->select != POLICY_INFINIGEN ? 0 : n > 1 ? n : 1;
 }
 
 bool select_means(const struct policy *p, int32_t n_q, int32_t n_k, int32_t n_v)

@@ -7,9 +7,13 @@
 
 #include "engine/kv/policy.h"
 
-/* `ret` for sequences under the policy. The mean is asked for where it may be; stores whose v_sum is
- * not kept (select_means()) must have it taken out. */
+/* `ret` for sequences under the policy. The mean is asked for where it may be; stores whose v_sum
+ * is not kept (select_means()) must have it taken out. So must a choice made ahead in stores
+ * without partial keys, and be told where it lies in the others. */
 void select_make(const struct policy *p, struct ops_select *ret);
+
+/* Values of a partial key, 0 where the policy has none. */
+int32_t select_part_dims(const struct policy *p, int32_t k_dim);
 
 /* Does the policy keep the mean of V of a store with n_k K heads and n_v V heads read by n_q query
  * heads? */

@@ -50,7 +50,8 @@ static bool same_class(const struct ops_kv_layout *a, const struct ops_kv_layout
 {
     return a->k_heads == b->k_heads && a->v_heads == b->v_heads && a->k_dim == b->k_dim &&
            a->v_dim == b->v_dim && a->k_type == b->k_type && a->v_type == b->v_type &&
-           a->k_unrotated == b->k_unrotated && a->rank == b->rank;
+           a->k_unrotated == b->k_unrotated && a->rank == b->rank && a->part_dims == b->part_dims &&
+           a->part_type == b->part_type;
 }
 
 static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_before,
@@ -66,13 +67,19 @@ static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_
                          SHAPE_MAX_CLASSES);
     }
     struct shape_class *c = &s->classes[s->n_classes];
+    char part[24] = "";
 
     c->page_bytes = l->page_bytes;
-    (void)snprintf(c->name, sizeof(c->name), "%s %dx%d + %s %dx%d%s", ops_kv_type_name(l->k_type),
+    if (l->part_dims > 0) {
+        (void)snprintf(part, sizeof(part), " + %s %dx%d", ops_kv_type_name(l->part_type),
+                       l->k_heads, l->part_dims);
+    }
+    (void)snprintf(c->name, sizeof(c->name), "%s %dx%d + %s %dx%d%s%s", ops_kv_type_name(l->k_type),
                    l->k_heads, l->k_dim, ops_kv_type_name(l->v_type), l->v_heads, l->v_dim,
                    l->rank == OPS_RANK_2K  ? " + K twice"
                    : l->rank == OPS_RANK_8 ? " + K twice, fp8"
-                                           : "");
+                                           : "",
+                   part);
     return s->n_classes++;
 }
 
@@ -80,7 +87,7 @@ static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_
 static bool same_pages(const struct policy *a, const struct policy *b)
 {
     return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new &&
-           a->rank == b->rank;
+           a->rank == b->rank && select_part_dims(a, 1 << 20) == select_part_dims(b, 1 << 20);
 }
 
 static int lay_classes(struct shape *s, struct error *reterr)
@@ -111,7 +118,11 @@ static int lay_classes(struct shape *s, struct error *reterr)
                 .v_type = p->v_type,
                 .k_unrotated = p->pos_new != 0,
                 .rank = (enum ops_rank)p->rank,
+                .part_dims = st->skew ? select_part_dims(p, st->k_dim) : 0,
             };
+            l->part_type = l->part_dims == 0         ? OPS_KV_F32
+                           : p->k_type == OPS_KV_F32 ? OPS_KV_F32
+                                                     : OPS_KV_F16;
             int r = s->config.ops->kv_layout(l, reterr);
 
             if (r) {
@@ -242,14 +253,40 @@ static void lay_seat(struct shape *s)
 
 /* ---- selecting queries -------------------------------------------------------------------- */
 
+/* Of every store that is read from the third layer on only, or of none. */
+static int check_partial_keys(const struct shape *s, struct error *reterr)
+{
+    bool some = false;
+
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        const struct shape_store *st = &s->config.stores[i];
+
+        if (st->layer >= 2 && st->window == 0 && !st->skew) {
+            return error_set(reterr, -ENOTSUP,
+                             "infinigen: no overlay has blk.%d.attn_skew.weight; pipit-skew makes "
+                             "one of this model and its other overlays",
+                             st->layer);
+        }
+        some = some || st->skew;
+    }
+    return some ? 0
+                : error_set(reterr, -ENOTSUP,
+                            "infinigen acts from the third layer on, and this model has none that "
+                            "reads its whole text");
+}
+
 int shape_check_select(const struct shape *s, const struct policy *p, struct error *reterr)
 {
     if (p->select == POLICY_READ_ALL) {
         return 0;
     }
-    if (!s->config.ops->selects) {
-        return error_set(reterr, -ENOTSUP, "backend \"%s\" reads all slots: no sparq, no topv",
+    if (!s->config.ops->selects || (p->select == POLICY_INFINIGEN && !s->config.ops->speculate)) {
+        return error_set(reterr, -ENOTSUP,
+                         "backend \"%s\" reads all slots: no sparq, topv or infinigen",
                          s->config.ops->name);
+    }
+    if (p->select == POLICY_INFINIGEN) {
+        return check_partial_keys(s, reterr);
     }
     for (int32_t i = 0; i < s->config.n_stores && p->select == POLICY_SPARQ; i++) {
         if (p->r > s->config.stores[i].k_dim) {
@@ -277,6 +314,7 @@ static int lay_select(struct shape *s, struct error *reterr)
             return r;
         }
         s->selects = s->selects || p->select != POLICY_READ_ALL;
+        s->speculates = s->speculates || p->select == POLICY_INFINIGEN;
         for (int32_t i = 0; i < s->config.n_stores; i++) {
             s->sums = s->sums || shape_keeps_sum(s, p, i);
         }

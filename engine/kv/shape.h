@@ -23,6 +23,10 @@ struct shape_store {
     int32_t v_dim;
     int32_t window; /* of a sliding layer: its slots are a ring; else 0 */
     bool deep;      /* written at SwiftKV's split */
+    /* What partial keys are made with (struct ops_kv), loaded later; NULL: the overlay has none, or
+     * the store is read by the first layers, which nothing can speculate for. */
+    const struct ops_weight *skew;
+    const struct ops_weight *columns; /* the same without rotation: a permutation */
 };
 
 struct shape_config {
@@ -31,9 +35,9 @@ struct shape_config {
     int32_t n_stores;
     int32_t ctx;
     int32_t n_seqs;
-    int32_t max_chunk;    /* rows of one sequence in a batch, at most */
-    int32_t n_q;          /* query heads of a layer */
-    bool keep_prefixes;   /* pages of prompts are kept for texts that begin alike (prefix.h) */
+    int32_t max_chunk;     /* rows of one sequence in a batch, at most */
+    int32_t n_q;           /* query heads of a layer */
+    bool keep_prefixes;    /* pages of prompts are kept for texts that begin alike (prefix.h) */
     uint64_t hidden_bytes; /* of one row of hidden states, for layered prefill */
     struct policy_mix mix;
 };
@@ -47,15 +51,15 @@ struct shape_class {
 /* Where a sequence's arrays for one store lie, in bytes from its seat's start. */
 struct shape_seat {
     int32_t n_groups;
-    int32_t ring;       /* slots of a ring, 0: none */
-    int32_t max_pages;  /* per group */
-    uint64_t pages_off; /* u32 (n_groups, max_pages), in the tables */
-    uint64_t ring_off;  /* i32 (n_groups, ring), in the tables */
-    uint64_t pos_off;   /* i32 (n_groups, steady_cap), in the state */
-    uint64_t score_off; /* f32 (n_groups, steady_cap), in the state */
-    uint64_t victim_off; /* i32 (n_groups), in the state */
-    uint64_t sum_off;   /* f32 (n_v, v_dim), in the state */
-    uint64_t peak_pos_off;   /* (n_groups, peak_cap), in the one peak region */
+    int32_t ring;          /* slots of a ring, 0: none */
+    int32_t max_pages;     /* per group */
+    uint64_t pages_off;    /* u32 (n_groups, max_pages), in the tables */
+    uint64_t ring_off;     /* i32 (n_groups, ring), in the tables */
+    uint64_t pos_off;      /* i32 (n_groups, steady_cap), in the state */
+    uint64_t score_off;    /* f32 (n_groups, steady_cap), in the state */
+    uint64_t victim_off;   /* i32 (n_groups), in the state */
+    uint64_t sum_off;      /* f32 (n_v, v_dim), in the state */
+    uint64_t peak_pos_off; /* (n_groups, peak_cap), in the one peak region */
     uint64_t peak_score_off;
     uint64_t layer_score_off; /* layered: the region is one store's at a time, positions at 0 */
 };
@@ -69,22 +73,24 @@ struct shape {
     struct ops_kv_layout *layouts; /* (mix.n, n_stores) */
     uint8_t *class_of;             /* (mix.n, n_stores) */
     struct shape_seat *seats;      /* (n_stores) */
-    int32_t steady_cap; /* slots with position and score that a seat has per group; 0: no policy evicts */
+    int32_t steady_cap; /* slots with position and score that a seat has per group; 0: no policy
+                           evicts */
     int32_t peak_cap;   /* of the one sequence whose prompt is being read; 0: none needed */
     bool scores;
-    bool selects;    /* queries may select */
-    bool sums;       /* seats keep sums of V */
-    bool layered;    /* a planned policy reads prompts layer by layer */
-    bool whole_peak; /* one reads them through all layers at once */
-    uint64_t table_bytes; /* of one seat */
-    uint64_t state_bytes; /* of one seat */
+    bool selects;              /* queries may select */
+    bool speculates;           /* a layer ahead */
+    bool sums;                 /* seats keep sums of V */
+    bool layered;              /* a planned policy reads prompts layer by layer */
+    bool whole_peak;           /* one reads them through all layers at once */
+    uint64_t table_bytes;      /* of one seat */
+    uint64_t state_bytes;      /* of one seat */
     uint64_t peak_state_bytes; /* hidden states included */
-    uint64_t hidden_off;     /* layered: f32 rows of the whole prompt, in the peak region */
-    uint64_t survivors_off;  /* layered beyond the split: f32 rows that are observed */
+    uint64_t hidden_off;       /* layered: f32 rows of the whole prompt, in the peak region */
+    uint64_t survivors_off;    /* layered beyond the split: f32 rows that are observed */
     int32_t max_survivors;
-    uint64_t kv_bytes;      /* all pages but those for the peak */
-    uint64_t peak_bytes;    /* pages that only a prompt being read needs */
-    uint64_t seq_bytes;     /* pages of one sequence of the default policy, filled */
+    uint64_t kv_bytes;         /* all pages but those for the peak */
+    uint64_t peak_bytes;       /* pages that only a prompt being read needs */
+    uint64_t seq_bytes;        /* pages of one sequence of the default policy, filled */
     uint64_t full_token_bytes; /* f16, keep all: bytes that one position takes */
 };
 
@@ -106,12 +112,15 @@ struct shape_need {
     bool layered;       /* the prompt is longer than the budget and read layer by layer */
 };
 
-/* -ENOTSUP for types the backend lacks, -EINVAL, -ENOMEM where a share does not hold one sequence. */
-int shape_make(const struct shape_config *config, struct shape *ret, struct error *reterr) WARN_UNUSED;
+/* -ENOTSUP for types the backend lacks, -EINVAL, -ENOMEM where a share does not hold one sequence.
+ */
+int shape_make(const struct shape_config *config, struct shape *ret,
+               struct error *reterr) WARN_UNUSED;
 void shape_finish(struct shape *s); /* takes a zeroed struct */
 
 /* Can this model and backend do what the policy wants of queries? -ENOTSUP, -EINVAL. */
-int shape_check_select(const struct shape *s, const struct policy *p, struct error *reterr) WARN_UNUSED;
+int shape_check_select(const struct shape *s, const struct policy *p,
+                       struct error *reterr) WARN_UNUSED;
 /* Does a sequence under the policy keep the sum of V of a store? */
 bool shape_keeps_sum(const struct shape *s, const struct policy *p, int32_t store);
 

@@ -11,8 +11,9 @@
 
 #include "kernels/ops.h"
 
-/* A layer's tensors, in the order in which a step reads them. The last six are SwiftKV's
- * (DESIGN §4): a deep layer has SWIFT_Q in place of Q, a group's leader SWIFT_K and SWIFT_V. */
+/* A layer's tensors, in the order in which a step reads them. Six are SwiftKV's (DESIGN
+ * §4): a deep layer has SWIFT_Q in place of Q, a group's leader SWIFT_K and SWIFT_V. The last two
+ * are InfiniGen's, made by pipit-skew. */
 enum layer_tensor {
     LT_ATTN_NORM,
     LT_ATTN_NORM_B,
@@ -45,6 +46,9 @@ enum layer_tensor {
     LT_SWIFT_K_B,
     LT_SWIFT_V,
     LT_SWIFT_V_B,
+    LT_SKEW, /* of a store's owner: K heads' rotation (A transposed: its columns are rows) by which
+              */
+    LT_COLUMNS, /* slots are ranked a layer ahead; and a permutation in its place */
     LT_COUNT,
 };
 
@@ -92,15 +96,15 @@ struct arch {
     enum ops_norm_kind norm;
     enum ops_rope_form rope;
     enum ops_act act;
-    bool gated;        /* FFN is down(act(gate) * up), else down(act(up)) */
-    bool parallel;     /* FFN and attention both read attn_norm(x) */
-    bool embed_scaled; /* embeddings times sqrt(n_embd) */
-    bool diff_kv;      /* n_k and n_v are keys of their own (DiffQKV) */
-    int32_t window_period;   /* of the model's sliding window: every window_period-th layer is
-                                global; 0: no layer slides */
-    float window_rope_base;  /* RoPE base of sliding layers; 0: the model's */
-    float alibi_max;         /* 0: no ALiBi */
-    uint64_t required;       /* LT_BIT()s of a layer */
+    bool gated;             /* FFN is down(act(gate) * up), else down(act(up)) */
+    bool parallel;          /* FFN and attention both read attn_norm(x) */
+    bool embed_scaled;      /* embeddings times sqrt(n_embd) */
+    bool diff_kv;           /* n_k and n_v are keys of their own (DiffQKV) */
+    int32_t window_period;  /* of the model's sliding window: every window_period-th layer is
+                               global; 0: no layer slides */
+    float window_rope_base; /* RoPE base of sliding layers; 0: the model's */
+    float alibi_max;        /* 0: no ALiBi */
+    uint64_t required;      /* LT_BIT()s of a layer */
     uint64_t optional;
 };
 

@@ -13,6 +13,7 @@
  *     q k v projections                         att  attention's output
  *     h     FFN or augmented Q                  t    output that is normed before it is added
  *     deep  K and V of up to four deep stores   head rows whose logits are wanted
+ *     ahead queries of the layer to come (forward_ahead.c)
  *
  * Nothing is allocated after creation. */
 
@@ -23,67 +24,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/memory.h"
-
-enum { DEEP_STORES = OPS_MATMUL_MAX_PARTS / 2 };
-
-typedef int step_fn(struct forward *f, int32_t layer);
-
-struct instr {
-    step_fn *fn;
-    int32_t layer;
-};
-
-struct buffer {
-    float *p; /* device (rows, ld) */
-    int32_t ld;
-};
-
-struct forward {
-    struct model *m;
-    const struct backend_ops *ops;
-    struct backend *be;
-    const atomic_int *interrupt;
-    struct forward_limits limits;
-
-    struct instr *program;
-    int32_t *starts;  /* (n_layers) where a layer begins */
-    int32_t *ends;    /* (n_layers) and ends */
-    int32_t *deep_kv; /* (n_stores) a deep store's own instruction, behind the program's end */
-    int32_t n_instr;  /* of the program */
-    int32_t pc;
-    int32_t pc_end;
-
-    void *memory; /* device, all buffers */
-    uint64_t bytes;
-    void *host; /* the arrays below and above */
-    size_t host_bytes;
-    struct buffer x, y, q, k, v, att, h, t, deep, head, logits;
-
-    struct forward_batch b;
-    struct ops_rows rows;        /* of the part that is running: all, or those beyond the split */
-    struct buffer cur;           /* x, y or the caller's hidden */
-    bool beyond;                 /* the split has been passed */
-    struct ops_seq *seqs;        /* (max_seqs) of the running layer */
-    struct ops_observe *observe; /* (max_seqs) */
-    struct ops_select *select;   /* (max_seqs) */
-    int32_t *index;              /* (max_rows) */
-    int32_t *row0;               /* (max_seqs) first row of a sequence beyond the split */
-    int32_t *dropped;            /* (max_seqs) its rows that stay before the split */
-
-    _Atomic int64_t last_ns;
-    _Atomic int64_t longest_ns;
-};
-
-static int32_t round_ld(int32_t n)
-{
-    return (n + 15) & ~15;
-}
-
-static int32_t max_i32(int32_t a, int32_t b)
-{
-    return a > b ? a : b;
-}
+#include "engine/model/forward_impl.h"
 
 /* ---- memory ----------------------------------------------------------------------------- */
 
@@ -112,12 +53,6 @@ static int32_t deep_width(const struct model *m)
     return widest;
 }
 
-static void place(struct memory_arena *a, struct buffer *buf, int32_t rows, int32_t cols)
-{
-    buf->ld = round_ld(cols);
-    buf->p = memory_arena_take(a, (size_t)rows * (size_t)buf->ld * sizeof(float));
-}
-
 static void place_buffers(const struct model *m, const struct forward_limits *l,
                           struct memory_arena *a, struct forward *f)
 {
@@ -135,6 +70,7 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     place(a, &f->t, has_post_norms(m) ? n : 0, h->n_embd);
     place(a, &f->deep, swift ? n : 0, deep_width(m));
     place(a, &f->head, l->max_logits, h->n_embd);
+    forward_ahead_place(m, l, a, f);
     f->logits.ld = h->n_vocab;
     f->logits.p = memory_arena_take(a, (size_t)l->max_logits * (size_t)h->n_vocab * sizeof(float));
 }
@@ -152,7 +88,7 @@ static void place_host(const struct model *m, const struct forward_limits *l,
     size_t n_seqs = (size_t)l->max_seqs;
     size_t n_rows = (size_t)max_i32(l->max_rows, l->max_logits);
 
-    f->program = memory_arena_take(a, (n_layers * 9 + 2 * n_stores + 2) * sizeof(*f->program));
+    f->program = memory_arena_take(a, (n_layers * 10 + 2 * n_stores + 2) * sizeof(*f->program));
     f->starts = memory_arena_take(a, n_layers * sizeof(*f->starts));
     f->ends = memory_arena_take(a, n_layers * sizeof(*f->ends));
     f->deep_kv = memory_arena_take(a, n_stores * sizeof(*f->deep_kv));
@@ -204,8 +140,7 @@ static void keep_shared_scores(struct forward *f, int32_t store)
     }
 }
 
-/* Sequences as the running layer sees them: beyond the split a sequence has only its last rows. */
-static void take_seqs(struct forward *f, int32_t store)
+void forward_take_seqs(struct forward *f, int32_t store)
 {
     const struct ops_seq *from = f->b.seqs + (size_t)store * (size_t)f->b.stride;
 
@@ -262,43 +197,22 @@ static void take_observe(struct forward *f, int32_t layer)
     }
 }
 
-static void take_select(struct forward *f)
+static void take_select(struct forward *f, int32_t store)
 {
     memcpy(f->select, f->b.select, (size_t)f->b.n_seqs * sizeof(*f->select));
     for (int32_t i = 0; i < f->b.n_seqs; i++) {
-        f->select[i].mean = f->select[i].mean && f->seqs[i].kv.v_sum;
+        struct ops_select *s = &f->select[i];
+
+        s->mean = s->mean && f->seqs[i].kv.v_sum;
+        if (s->kind == OPS_SELECT_GIVEN && f->seqs[i].kv.layout->part_dims == 0) {
+            s->kind = OPS_SELECT_ALL;
+        }
+        s->chosen = &f->chosen[store & 1];
+        s->entry = i;
     }
 }
 
 /* ---- instructions ------------------------------------------------------------------------ */
-
-static struct ops_norm norm_of(const struct forward *f, const struct ops_weight *w,
-                               const struct ops_weight *b)
-{
-    return (struct ops_norm){
-        .w = model_opt(w),
-        .b = model_opt(b),
-        .eps = f->m->h.norm_eps,
-        .kind = f->m->arch->norm,
-    };
-}
-
-/* A norm of heads: RMS whatever the model's own kind is. */
-static struct ops_norm head_norm(const struct forward *f, const struct ops_weight *w)
-{
-    return (struct ops_norm){.w = model_opt(w), .eps = f->m->h.norm_eps, .kind = OPS_NORM_RMS};
-}
-
-static void add_part(struct ops_matmul *p, const struct ops_weight *w,
-                     const struct ops_weight *bias, float *y, int32_t ldy, enum ops_act act)
-{
-    p->part[p->n_parts].w = w;
-    p->part[p->n_parts].bias = model_opt(bias);
-    p->part[p->n_parts].y = y;
-    p->part[p->n_parts].ldy = ldy;
-    p->part[p->n_parts].act = act;
-    p->n_parts++;
-}
 
 static int step_embed(struct forward *f, int32_t layer)
 {
@@ -354,11 +268,6 @@ static int step_aug_q_out(struct forward *f, int32_t layer)
     return f->ops->matmul(f->be, &p);
 }
 
-static const struct ops_rope *rope_of(const struct forward *f, int32_t layer)
-{
-    return f->m->layers[layer].local ? &f->m->rope_local.op : &f->m->rope.op;
-}
-
 static int step_store(struct forward *f, int32_t layer)
 {
     const struct model_layer *l = &f->m->layers[layer];
@@ -381,7 +290,7 @@ static int step_store(struct forward *f, int32_t layer)
         .seqs = f->seqs,
     };
 
-    take_seqs(f, l->store);
+    forward_take_seqs(f, l->store);
     keep_shared_scores(f, l->store);
     p.n_seqs = drop_empty(f);
     return f->ops->rope_store(f->be, &p);
@@ -406,13 +315,13 @@ static int step_attend(struct forward *f, int32_t layer)
         .unrotated_rope = rope_of(f, layer),
     };
 
-    take_seqs(f, l->store);
+    forward_take_seqs(f, l->store);
     if (f->b.observe) {
         take_observe(f, layer);
         p.observe = f->observe;
     }
     if (f->b.select && !l->local) {
-        take_select(f);
+        take_select(f, l->store);
         p.select = f->select;
     }
     p.n_seqs = drop_empty(f);
@@ -527,7 +436,7 @@ static int deep_store(struct forward *f, int32_t s, const float *k)
         .n_seqs = f->b.n_seqs,
     };
 
-    take_seqs(f, s);
+    forward_take_seqs(f, s);
     keep_shared_scores(f, s);
     return f->ops->rope_store(f->be, &p);
 }
@@ -603,6 +512,9 @@ static void emit_layer(struct forward *f, int32_t layer)
     bool aug_q = f->m->layers[layer].w[LT_Q_GATE].n_cols != 0;
 
     emit_instr(f, step_qkv, layer);
+    if (forward_ahead_chooses(f->m, layer + 1)) { /* from the same input */
+        emit_instr(f, forward_ahead_step, layer + 1);
+    }
     if (aug_q) {
         emit_instr(f, step_aug_q_in, layer);
         emit_instr(f, step_aug_q_out, layer);

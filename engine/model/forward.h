@@ -22,6 +22,8 @@ struct forward_limits {
     int32_t max_rows;   /* of a batch */
     int32_t max_seqs;   /* of a batch */
     int32_t max_logits; /* rows of one forward_logits() */
+    int32_t
+        ahead_slots; /* that a layer may be said to read one layer ahead (InfiniGen); 0: never */
 };
 
 /* Bytes of one row of hidden states. */

@@ -16,6 +16,7 @@
 
 #include "base/memory.h"
 #include "engine/model/rope.h"
+#include "engine/model/skew.h"
 #include "engine/model/tensors.h"
 
 static const char swift_layers_key[] = "pipit.swiftkv.num_key_value_layers";
@@ -278,6 +279,11 @@ int model_load(struct model *m, const struct backend_ops *ops, struct backend *b
     uint64_t done = 0;
     uint64_t held = 0;
 
+    int r = skew_check(m, reterr);
+
+    if (r) {
+        return r;
+    }
     m->ops = ops;
     m->be = be;
     for (int32_t i = 0; i < m->n_list; i++) {
@@ -285,7 +291,7 @@ int model_load(struct model *m, const struct backend_ops *ops, struct backend *b
         held += ops->weight_bytes(config, &m->list[i].desc);
     }
     if (ops->weights_reserve) {
-        int r = ops->weights_reserve(be, held, reterr);
+        r = ops->weights_reserve(be, held, reterr);
 
         if (r < 0) {
             return r;
@@ -293,7 +299,8 @@ int model_load(struct model *m, const struct backend_ops *ops, struct backend *b
     }
     for (int32_t i = 0; i < m->n_list; i++) {
         struct model_weight *w = &m->list[i];
-        int r = ops->weight_create(be, &w->desc, w->dst, reterr);
+
+        r = ops->weight_create(be, &w->desc, w->dst, reterr);
 
         if (r < 0) {
             return r;

@@ -163,6 +163,10 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
         .n_cols = (int32_t)t->dims[0],
         .data = t->data,
     };
+    if (row->role == OPS_ROLE_VECTOR) { /* a skew has rows too */
+        w->desc.n_cols *= w->desc.n_rows;
+        w->desc.n_rows = 1;
+    }
     w->dst = dst;
     w->file_bytes = t->n_bytes;
     dst->n_cols = w->desc.n_cols;
@@ -264,6 +268,36 @@ static int find_split(struct finder *f)
     return r;
 }
 
+/* What a store's partial keys are made with: both tensors or none, and not where the first two
+ * layers read: there is no layer whose input they could be foretold from. */
+static int find_skews(struct finder *f)
+{
+    struct model *m = f->m;
+    int r = 0;
+
+    for (int32_t s = 0; !r && s < m->n_stores; s++) {
+        const struct model_store *st = &m->stores[s];
+        struct ops_weight *w = m->layers[st->layer].w;
+        int32_t n = st->n_k * m->h.k_dim * m->h.k_dim;
+
+        if (st->window > 0 || st->layer < 2) {
+            continue;
+        }
+        r = find_one(f, &arch_layer_tensors[LT_SKEW], st->layer, false, &w[LT_SKEW]);
+        if (r > 0) {
+            r = find_one(f, &arch_layer_tensors[LT_COLUMNS], st->layer, true, &w[LT_COLUMNS]);
+            r = r > 0 ? 0 : r;
+        }
+        if (!r && w[LT_SKEW].n_cols && (w[LT_SKEW].n_cols != n || w[LT_COLUMNS].n_cols != n)) {
+            r = error_set(f->reterr, -EBADMSG,
+                          "blk.%d.attn_skew.weight and attn_columns.weight must hold %d K heads of "
+                          "%d rows",
+                          st->layer, st->n_k, m->h.k_dim);
+        }
+    }
+    return r;
+}
+
 static bool is_leftover(const struct model *m, const char *name)
 {
     int layer = -1;
@@ -345,6 +379,9 @@ static int find_all(struct finder *f)
     }
     if (!r) {
         r = find_global(f, MT_OUTPUT, false);
+    }
+    if (!r) {
+        r = find_skews(f);
     }
     return r ? r : check_unused(f);
 }

@@ -5,6 +5,8 @@
 
 #include "engine/model/work.h"
 
+#include <string.h>
+
 #include "engine/kv/place.h"
 #include "engine/model/tensors.h"
 
@@ -26,8 +28,12 @@ static uint64_t weight_bytes(const struct model *m)
     uint64_t sum = 0;
 
     for (int32_t i = 0; i < m->n_list; i++) {
-        bool lookup = m->list[i].dst == &m->w[MT_EMBED] && m->list[i].dst != head_of(m);
+        const struct model_weight *w = &m->list[i];
+        bool lookup = w->dst == &m->w[MT_EMBED] && w->dst != head_of(m);
+        bool skew = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_skew.");
+        bool columns = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_columns.");
 
+        lookup = lookup || skew || columns; /* a few rows of them, for the rows that rank */
         sum += lookup ? 0 : m->list[i].file_bytes;
     }
     return sum;
@@ -39,6 +45,14 @@ static uint64_t group_bytes(const struct ops_kv_layout *l, int32_t n_slots)
     uint64_t bytes = units * (l->page_bytes / (OPS_PAGE_SLOTS / SLOT_UNIT));
 
     return (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+}
+
+/* Slots that a choice made ahead reads at most, of n. */
+static int32_t ahead_slots(const struct policy *p, int32_t n)
+{
+    int64_t share = (int64_t)n * (p->share ? p->share : p->cap) / 100;
+
+    return p->count && p->count < n ? p->count : p->count ? n : (int32_t)share;
 }
 
 static void cache_of(const struct model *m, const struct shape *s, const struct policy *p,
@@ -56,7 +70,18 @@ static void cache_of(const struct model *m, const struct shape *s, const struct 
         if (m->stores[store].window && n > m->stores[store].window) {
             n = m->stores[store].window; /* a ring has room for a chunk besides */
         }
-        ret->kv_bytes += (uint64_t)l->n_groups * group_bytes(l, n);
+        if (l->part_dims > 0) { /* all partial keys, and K and V of some slots */
+            struct ops_kv_layout part = *l;
+            struct ops_kv_layout whole = *l;
+
+            part.page_bytes = (uint64_t)(l->k_heads * OPS_PAGE_SLOTS) *
+                              ops_kv_type_bytes(l->part_type, l->part_dims);
+            whole.page_bytes -= part.page_bytes;
+            ret->kv_bytes += (uint64_t)l->n_groups *
+                             (group_bytes(&part, n) + group_bytes(&whole, ahead_slots(p, n)));
+        } else {
+            ret->kv_bytes += (uint64_t)l->n_groups * group_bytes(l, n);
+        }
         ret->state_bytes += chosen ? (uint64_t)l->n_groups * (uint64_t)n * sizeof(int32_t) : 0;
         ret->state_bytes +=
             chosen && place->scores ? (uint64_t)l->n_groups * (uint64_t)n * 2 * sizeof(float) : 0;

@@ -31,12 +31,13 @@ int32_t sched_logit_rows(int32_t n_seqs)
     return n_seqs > MIN_LOGIT_ROWS ? n_seqs : MIN_LOGIT_ROWS;
 }
 
-static struct forward_limits limits_of(int32_t n_seqs, int32_t batch_tokens)
+static struct forward_limits limits_of(int32_t n_seqs, int32_t batch_tokens, int32_t ahead_slots)
 {
     return (struct forward_limits){
         .max_rows = batch_tokens,
         .max_seqs = n_seqs,
         .max_logits = sched_logit_rows(n_seqs),
+        .ahead_slots = ahead_slots,
     };
 }
 
@@ -78,9 +79,10 @@ static size_t batch_bytes(int32_t n_stores, int32_t n_seqs, int32_t batch_tokens
     return plan.used;
 }
 
-uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens, int32_t max_chunk)
+uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens, int32_t max_chunk,
+                     int32_t ahead_slots)
 {
-    struct forward_limits l = limits_of(n_seqs, batch_tokens);
+    struct forward_limits l = limits_of(n_seqs, batch_tokens, ahead_slots);
 
     return forward_bytes(m, &l) + memory_rounded(stash_bytes_of(m, max_chunk)) +
            memory_rounded(host_logits_bytes(m, n_seqs)) +
@@ -107,7 +109,8 @@ int sched_create(const struct sched_config *config, struct sched **ret, struct e
 {
     struct sched *s = calloc(1, sizeof(*s));
     struct model *m = config->model;
-    struct forward_limits limits = limits_of(config->n_seqs, config->batch_tokens);
+    struct forward_limits limits =
+        limits_of(config->n_seqs, config->batch_tokens, config->ahead_slots);
     void *p = NULL;
     int r;
 

@@ -25,11 +25,12 @@ struct sched_config {
     int32_t n_seqs;
     int32_t batch_tokens; /* at least max_chunk + n_seqs */
     int32_t max_chunk;
+    int32_t ahead_slots; /* forward_limits */
 };
 
 /* Device and host bytes that sched_create takes. */
-uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens,
-                     int32_t max_chunk);
+uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens, int32_t max_chunk,
+                     int32_t ahead_slots);
 /* Rows of logits computed at once. */
 int32_t sched_logit_rows(int32_t n_seqs);
 

@@ -458,23 +458,13 @@ static void reallocate(const struct chosen *c)
     }
 }
 
-static void sparq(struct chosen *c)
+/* softmax over the list, from exact logits. */
+static void attend_list(struct chosen *c)
 {
     const struct att_select *a = c->a;
     const struct cpu_table *t = &a->u.cpu->table;
     float *max = a->u.t.state + 2 * (size_t)a->u.n_heads;
 
-    total(c, 0, a->u.n_heads);
-    choose(c);
-    ask(c, a->u.l->rank != OPS_RANK_ONCE);
-    for (int32_t h = 0; h < a->u.n_heads && a->select->mean; h++) {
-        float sum = 0;
-
-        for (int32_t i = 0; i < c->n; i++) {
-            sum += a->x[(size_t)h * a->ld + (size_t)c->list[i]];
-        }
-        c->share[h] = sum * c->inverse[h];
-    }
     exact(c, max);
     for (int32_t v = 0; v < a->u.l->v_heads; v++) {
         const uint16_t *scales = list_scales(c, v, false);
@@ -491,9 +481,45 @@ static void sparq(struct chosen *c)
         }
         blend(c, v, c->inverse);
     }
+}
+
+static void sparq(struct chosen *c)
+{
+    const struct att_select *a = c->a;
+
+    total(c, 0, a->u.n_heads);
+    choose(c);
+    ask(c, a->u.l->rank != OPS_RANK_ONCE);
+    for (int32_t h = 0; h < a->u.n_heads && a->select->mean; h++) {
+        float sum = 0;
+
+        for (int32_t i = 0; i < c->n; i++) {
+            sum += a->x[(size_t)h * a->ld + (size_t)c->list[i]];
+        }
+        c->share[h] = sum * c->inverse[h];
+    }
+    attend_list(c);
     if (a->select->mean && !c->all) {
         reallocate(c);
     }
+}
+
+/* ---- slots chosen a layer ahead -------------------------------------------------------------- */
+
+/* The row's own slot comes last: slot = position. */
+static void given(struct chosen *c)
+{
+    const struct att_select *a = c->a;
+    const struct ops_chosen *from = a->select->chosen;
+    size_t entry = (size_t)a->select->entry;
+
+    c->n = from->n[entry];
+    memcpy(c->list,
+           from->slots + (entry * (size_t)from->max_groups + (size_t)a->u.group) * (size_t)from->ld,
+           (size_t)c->n * sizeof(*c->list));
+    c->list[c->n++] = a->row_pos;
+    ask(c, a->u.l->rank != OPS_RANK_ONCE);
+    attend_list(c);
 }
 
 /* ---- top-k V --------------------------------------------------------------------------------- */
@@ -527,10 +553,11 @@ static void topv(struct chosen *c, int32_t v_head)
     blend(c, v_head, c->inverse);
 }
 
-void att_select_attend(const struct att_select *a)
+static struct chosen chosen_of(const struct att_select *a)
 {
     const struct kv_thread *t = &a->u.t;
-    struct chosen c = {
+
+    return (struct chosen){
         .a = a,
         .total = t->total,
         .left = t->left,
@@ -541,7 +568,27 @@ void att_select_attend(const struct att_select *a)
         .inverse = t->state,
         .share = t->state + a->u.n_heads,
     };
+}
 
+int32_t att_select_list(const struct att_select *a, int32_t *list)
+{
+    struct chosen c = chosen_of(a);
+
+    weigh(&c);
+    total(&c, 0, a->u.n_heads);
+    choose(&c);
+    memcpy(list, c.list, (size_t)c.n * sizeof(*list));
+    return c.n;
+}
+
+void att_select_attend(const struct att_select *a)
+{
+    struct chosen c = chosen_of(a);
+
+    if (a->select->kind == OPS_SELECT_GIVEN) {
+        given(&c);
+        return;
+    }
     weigh(&c);
     if (a->select->kind == OPS_SELECT_SPARQ) {
         sparq(&c);

@@ -39,9 +39,11 @@ static bool observes(const struct ops_attention *p, int32_t seq)
     return p->observe && p->observe[seq].row_first < p->seqs[seq].n_rows && p->seqs[seq].kv.score;
 }
 
-static int32_t n_chunks(const struct ops_seq *s)
+/* None where there is nothing to rank. */
+static int32_t n_chunks(const struct ops_attention *p, int32_t seq)
 {
-    return (s->kv.n_slots + CHUNK - 1) / CHUNK;
+    return p->select[seq].kind == OPS_SELECT_GIVEN ? 0
+                                                   : (p->seqs[seq].kv.n_slots + CHUNK - 1) / CHUNK;
 }
 
 static struct att_select make_unit(const struct step *st)
@@ -150,6 +152,9 @@ static void pack_query(const struct att_select *a, int32_t k_head)
 
 static void pack(const struct att_select *a)
 {
+    if (a->select->kind == OPS_SELECT_GIVEN) {
+        return;
+    }
     if (a->select->kind != OPS_SELECT_SPARQ) {
         for (int32_t h = 0; h < a->u.n_heads; h++) {
             memcpy(a->q + (size_t)h * a->ld_q, att_select_query(a, h),
@@ -248,7 +253,7 @@ static bool find_unit(const struct att_job *job, int32_t unit, bool chunks, stru
 {
     for (int32_t w = 0; find_row(job, w, st); w++) {
         const struct ops_seq *seq = &job->p->seqs[st->seq];
-        int32_t n = chunks ? n_chunks(seq) : 1;
+        int32_t n = chunks ? n_chunks(job->p, st->seq) : 1;
 
         if (unit < n * seq->kv.layout->n_groups) {
             st->group = unit / n;
@@ -283,7 +288,7 @@ static void wave(void *arg, int tid, int n_threads)
     while (find_unit(job, pool_counter_take(&job->next_score), false, &st, &index)) {
         struct att_select a = make_unit(&st);
 
-        a.n_chunks = n_chunks(a.u.seq);
+        a.n_chunks = n_chunks(job->p, st.seq);
         att_select_attend(&a);
     }
 }
@@ -295,6 +300,10 @@ static bool valid(const struct cpu *cpu, const struct ops_attention *p, int32_t 
     const struct ops_select *s = &p->select[seq];
     const struct ops_kv *kv = &p->seqs[seq].kv;
 
+    if (s->kind == OPS_SELECT_GIVEN) {
+        return cpu->limits.select && !kv->layout->k_unrotated && s->chosen && !kv->slot_pos &&
+               p->seqs[seq].n_rows == 1 && !observes(p, seq);
+    }
     return cpu->limits.select && !kv->layout->k_unrotated && s->k >= 1 && s->local >= 0 &&
            s->local <= s->k && (s->kind != OPS_SELECT_SPARQ || s->r >= 1) &&
            (s->kind != OPS_SELECT_SPARQ || s->r <= kv->layout->k_dim) && (!s->mean || kv->v_sum) &&

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_CPU_ATTENTION_SELECT_H
 #define PIPIT_KERNELS_CPU_ATTENTION_SELECT_H
-
+/* clang-format off */
 /* What the two halves of selecting attention share: ranking all slots (attention_select.c), and the
  * choice and what follows it (attention_chosen.c). */
 
@@ -27,7 +27,10 @@ struct att_select {
 };
 
 const float *att_select_query(const struct att_select *a, int32_t head);
-/* From logits to the output. */
+/* From logits, or the slots given, to the output. */
 void att_select_attend(const struct att_select *a);
+/* From logits to the a->select->k best of what a->row_pos sees, ascending, by the sum over heads; the
+ * logits become weights. Returns how many. */
+int32_t att_select_list(const struct att_select *a, int32_t *list);
 
 #endif

@@ -149,6 +149,7 @@ const struct backend_ops cpu_backend = {
     .softcap = cpu_softcap,
     .rope_store = cpu_rope_store,
     .attention = cpu_attention,
+    .speculate = cpu_speculate,
     .kv_sum = cpu_kv_sum,
     .victim = cpu_victim,
     .cut = cpu_cut,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_CPU_CPU_H
 #define PIPIT_KERNELS_CPU_CPU_H
-
+/* clang-format off */
 /* The cpu backend from inside: its struct, and the ops that its files give to the table in cpu.c.
  * Device memory is ordinary memory. Calls return when the work is done. */
 
@@ -64,6 +64,7 @@ uint64_t cpu_kv_scratch_bytes(int n_threads, bool tiles, const struct backend_li
 int cpu_kv_layout(struct ops_kv_layout *layout, struct error *reterr);
 int cpu_rope_store(struct backend *be, const struct ops_rope_store *p);
 int cpu_attention(struct backend *be, const struct ops_attention *p);
+int cpu_speculate(struct backend *be, const struct ops_speculate *p);
 int cpu_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cpu_victim(struct backend *be, const struct ops_victim *p);
 int cpu_cut(struct backend *be, const struct ops_cut *p);

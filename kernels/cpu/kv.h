@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_CPU_KV_H
 #define PIPIT_KERNELS_CPU_KV_H
-
+/* clang-format off */
 /* What the cache's operations of the cpu backend share: scratch, and small questions about a
  * sequence's slots. The page's layout is in kv_page.h, the inner kernels in table_kv.h. */
 
@@ -127,6 +127,9 @@ static inline int32_t kv_slot_pos(const struct ops_kv *kv, int32_t group, int32_
 void cpu_kv_copy_k(const struct cpu *cpu, const struct ops_kv_layout *l, uint8_t *page,
                    int32_t head, int32_t first, int32_t n, float *scratch);
 void cpu_kv_move_k(const struct ops_kv_layout *l, uint8_t *to, int32_t i, uint8_t *from, int32_t j);
+/* kv_part.c: partial keys of slots [slot, slot + n) of one page, made anew from K. x (64, 64): scratch. */
+void cpu_kv_make_part(const struct cpu *cpu, const struct ops_kv *kv, int32_t group, int32_t slot,
+                      int32_t n, float *x);
 /* v_sum gets factor times the slot's V; scratch (v_pad). */
 void cpu_kv_add_value(const struct cpu *cpu, const struct ops_kv *kv, int32_t group, int32_t slot,
                       float factor, float *scratch);

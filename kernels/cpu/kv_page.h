@@ -10,6 +10,7 @@
  *     V scales (v_heads, 64) f16
  *     K rows   (k_heads, 64, k_pad)  K by slot, with OPS_RANK_2K and OPS_RANK_8 (kv_copy.c)
  *     K ranks  (k_heads, k_dim, 64)  K in fp8, with OPS_RANK_8, and its scales (k_heads, 64) f16
+ *     partial  (k_heads, part_dims, 64)  partial keys, f16 or f32
  *
  * Every part begins on a 64-byte line. */
 
@@ -105,6 +106,19 @@ static inline size_t kv_page_copy_bytes(const struct ops_kv_layout *l)
     size_t rank = l->rank == OPS_RANK_8 ? (size_t)(l->k_dim + 2) * OPS_PAGE_SLOTS : 0;
 
     return (size_t)l->k_heads * (rows + rank);
+}
+
+/* ---- partial keys (kv_part.c) ---- */
+
+static inline size_t kv_page_part_bytes(const struct ops_kv_layout *l)
+{
+    return (size_t)l->part_dims * OPS_PAGE_SLOTS * kv_page_element(l->part_type);
+}
+
+/* The last of the page. */
+static inline uint8_t *kv_page_part(const struct ops_kv_layout *l, uint8_t *page, int32_t head)
+{
+    return page + l->page_bytes - (size_t)(l->k_heads - head) * kv_page_part_bytes(l);
 }
 
 #endif

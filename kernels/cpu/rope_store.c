@@ -248,6 +248,9 @@ static void store_run(const struct job *job, const struct kv_thread *t, const st
         store_k(job, t, r, page, h);
         cpu_kv_copy_k(job->cpu, kv->layout, page, h, r->slot % OPS_PAGE_SLOTS, r->n, t->k);
     }
+    if (kv->layout->part_dims > 0) {
+        cpu_kv_make_part(job->cpu, kv, r->group, r->slot, r->n, t->x);
+    }
     for (int32_t h = 0; h < kv->layout->v_heads; h++) {
         store_v(job, t, r, page, h);
     }
@@ -333,7 +336,8 @@ static bool valid(const struct cpu *cpu, const struct ops_rope_store *p)
         const struct ops_kv_layout *l = p->seqs[i].kv.layout;
 
         if (l->k_dim != p->k_dim || l->n_groups * l->k_heads != p->n_k ||
-            l->n_groups * l->v_heads != p->n_v || l->v_dim > cpu->limits.max_head_dim) {
+            l->n_groups * l->v_heads != p->n_v || l->v_dim > cpu->limits.max_head_dim ||
+            (l->part_dims > 0 && !p->seqs[i].kv.skew)) {
             return false;
         }
     }

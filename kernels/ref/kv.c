@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reference page: K of all 64 slots [slot][k_heads][k_dim], then V [slot][v_heads][v_dim], then
- * the scales of K [slot][k_heads] and of V [slot][v_heads] where the types have them. Export and
- * import of slots in canonical form, which is the same order for one slot. */
+ * the scales of K [slot][k_heads] and of V [slot][v_heads] where the types have them, then partial
+ * keys [slot][k_heads][part_dims]. Export and import of slots in canonical form, which is the same
+ * order for one slot without partial keys. */
 
 #include <errno.h>
 #include <string.h>
@@ -26,13 +27,18 @@ static struct sizes sizes_of(const struct ops_kv_layout *l)
     };
 }
 
+static uint64_t part_bytes(const struct ops_kv_layout *l)
+{
+    return ops_kv_type_bytes(l->part_type, l->part_dims);
+}
+
 int ref_kv_layout(struct ops_kv_layout *l, struct error *reterr)
 {
     if (l->k_type > OPS_KV_I8 || l->v_type > OPS_KV_I8) {
         return error_set(reterr, -ENOTSUP, "backend \"ref\" has no cache of type %s",
                          ops_kv_type_name(l->k_type > OPS_KV_I8 ? l->k_type : l->v_type));
     }
-    l->page_bytes = OPS_PAGE_SLOTS * ops_kv_slot_bytes(l);
+    l->page_bytes = OPS_PAGE_SLOTS * (ops_kv_slot_bytes(l) + part_bytes(l) * (uint64_t)l->k_heads);
     return 0;
 }
 
@@ -52,6 +58,39 @@ struct ref_slot ref_kv_slot(const struct ops_kv *kv, int32_t group, int32_t slot
         .k_scale = (uint16_t *)(void *)(k_scale + i * size.k_scale),
         .v_scale = (uint16_t *)(void *)(v_scale + i * size.v_scale),
     };
+}
+
+const uint8_t *ref_kv_part(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t k_head)
+{
+    const struct ops_kv_layout *l = kv->layout;
+    size_t entry = (size_t)group * (size_t)kv->max_pages + (size_t)(slot / OPS_PAGE_SLOTS);
+    size_t head = (size_t)(slot % OPS_PAGE_SLOTS) * (size_t)l->k_heads + (size_t)k_head;
+
+    return kv->pool + (size_t)kv->pages[entry] * l->page_bytes +
+           OPS_PAGE_SLOTS * ops_kv_slot_bytes(l) + head * part_bytes(l);
+}
+
+void ref_kv_make_part(const struct ops_kv *kv, int32_t group, int32_t slot, float *k)
+{
+    const struct ops_kv_layout *l = kv->layout;
+    struct ref_slot s = ref_kv_slot(kv, group, slot);
+
+    for (int32_t h = 0; h < l->k_heads && l->part_dims > 0; h++) {
+        const float *a =
+            kv->skew + (size_t)(group * l->k_heads + h) * (size_t)l->k_dim * (size_t)l->k_dim;
+        uint8_t *to = (uint8_t *)ref_kv_part(kv, group, slot, h);
+
+        kv_code_decode(l->k_type, s.k + (size_t)h * ops_kv_type_bytes(l->k_type, l->k_dim),
+                       ops_kv_scale_bytes(l->k_type) ? s.k_scale[h] : 0, k, l->k_dim);
+        for (int32_t j = 0; j < l->part_dims; j++) {
+            float dot = 0;
+
+            for (int32_t d = 0; d < l->k_dim; d++) {
+                dot += a[j * l->k_dim + d] * k[d];
+            }
+            kv_code_encode(l->part_type, &dot, to + ops_kv_type_bytes(l->part_type, j), NULL, 1);
+        }
+    }
 }
 
 int32_t ref_kv_pos(const struct ops_kv *kv, int32_t group, int32_t slot)
@@ -116,10 +155,10 @@ int ref_kv_export(struct backend *be, const struct ops_kv_slots *p)
 
 int ref_kv_import(struct backend *be, const struct ops_kv_slots *p)
 {
+    struct ref *ref = (struct ref *)be;
     struct sizes size = sizes_of(p->kv->layout);
     const uint8_t *host = p->host;
 
-    (void)be;
     for (int32_t i = 0; i < p->n_slots; i++) {
         struct ref_slot s = ref_kv_slot(p->kv, p->group, p->slot0 + i);
 
@@ -128,6 +167,9 @@ int ref_kv_import(struct backend *be, const struct ops_kv_slots *p)
         memcpy(s.k_scale, host += size.v, size.k_scale);
         memcpy(s.v_scale, host += size.k_scale, size.v_scale);
         host += size.v_scale;
+        if (p->kv->layout->part_dims > 0) {
+            ref_kv_make_part(p->kv, p->group, p->slot0 + i, ref->threads[0].head);
+        }
     }
     return 0;
 }

@@ -227,6 +227,7 @@ const struct backend_ops ref_backend = {
     .softcap = ref_softcap,
     .rope_store = ref_rope_store,
     .attention = ref_attention,
+    .speculate = ref_speculate,
     .kv_sum = ref_kv_sum,
     .victim = ref_victim,
     .cut = ref_cut,

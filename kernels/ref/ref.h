@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_REF_REF_H
 #define PIPIT_KERNELS_REF_REF_H
-
+/* clang-format off */
 /* The reference backend, inside: one file per operation, all sharing this struct.
  *
  * Plain C17, scalar, f32 accumulation in written order. Threads share out whole rows, tokens or
@@ -59,6 +59,9 @@ struct ref_slot {
 
 /* ret (n) gets one V head of a slot. */
 void ref_kv_value(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t v_head, float *ret);
+/* Partial key of one slot and K head; and those of a slot made anew from its K, k (k_dim) scratch. */
+const uint8_t *ref_kv_part(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t k_head);
+void ref_kv_make_part(const struct ops_kv *kv, int32_t group, int32_t slot, float *k);
 struct ref_slot ref_kv_slot(const struct ops_kv *kv, int32_t group, int32_t slot);
 /* Position held by a slot, -1 when empty. */
 int32_t ref_kv_pos(const struct ops_kv *kv, int32_t group, int32_t slot);
@@ -77,6 +80,7 @@ int ref_gather(struct backend *be, const struct ops_gather *p);
 int ref_softcap(struct backend *be, const struct ops_softcap *p);
 int ref_rope_store(struct backend *be, const struct ops_rope_store *p);
 int ref_attention(struct backend *be, const struct ops_attention *p);
+int ref_speculate(struct backend *be, const struct ops_speculate *p);
 int ref_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int ref_victim(struct backend *be, const struct ops_victim *p);
 int ref_cut(struct backend *be, const struct ops_cut *p);

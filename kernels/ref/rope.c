@@ -90,6 +90,7 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
         kv_code_encode(l->v_type, v, to.v + (size_t)h * ops_kv_type_bytes(l->v_type, l->v_dim),
                        to.v_scale + h, l->v_dim);
     }
+    ref_kv_make_part(kv, group, slot, head);
     if (kv->slot_pos) {
         kv->slot_pos[(size_t)group * (size_t)kv->cap + (size_t)slot] = seq->pos0 + i;
     }
@@ -146,7 +147,7 @@ int ref_rope_store(struct backend *be, const struct ops_rope_store *p)
         const struct ops_kv_layout *l = p->seqs[i].kv.layout;
 
         if (l->k_dim != p->k_dim || l->n_groups * l->k_heads != p->n_k ||
-            l->n_groups * l->v_heads != p->n_v) {
+            l->n_groups * l->v_heads != p->n_v || (l->part_dims > 0 && !p->seqs[i].kv.skew)) {
             return -EINVAL;
         }
     }

@@ -25,6 +25,10 @@ bool ref_select_valid(const struct ref *ref, const struct ops_attention *p, int3
     if (s->kind == OPS_SELECT_ALL) {
         return true;
     }
+    if (s->kind == OPS_SELECT_GIVEN) {
+        return ref->limits.select && s->chosen && !kv->slot_pos &&
+               (p->seqs[seq].row0 >= p->rows.n_decode || p->seqs[seq].n_rows == 1);
+    }
     return ref->limits.select && !kv->layout->k_unrotated && s->k >= 1 && s->local >= 0 &&
            s->local <= s->k &&
            (s->kind != OPS_SELECT_SPARQ || (s->r >= 1 && s->r <= kv->layout->k_dim)) &&
@@ -181,14 +185,12 @@ static void sort_slots(const struct rank *r, int32_t *order, int32_t n)
     }
 }
 
-/* Marks the k best visible slots by the sum of t->approx over heads [h0, h1). True when that is all
- * of them. */
-static bool choose(const struct ref_unit *u, int32_t row, int32_t h0, int32_t h1)
+bool ref_choose(const struct ref_unit *u, int32_t row_pos, int32_t k, int32_t local, int32_t h0,
+                int32_t h1)
 {
     const struct ref_thread *t = u->t;
-    int32_t row_pos = u->seq->pos0 + row;
     int32_t n_slots = u->seq->kv.n_slots;
-    struct rank r = {.u = u, .p = t->p_sum, .pos_local = row_pos - u->select->local + 1};
+    struct rank r = {.u = u, .p = t->p_sum, .pos_local = row_pos - local + 1};
     int32_t n = 0;
 
     memset(t->p_sum, 0, (size_t)n_slots * sizeof(float));
@@ -204,10 +206,15 @@ static bool choose(const struct ref_unit *u, int32_t row, int32_t h0, int32_t h1
         }
     }
     sort_slots(&r, t->order, n);
-    for (int32_t i = 0; i < n && i < u->select->k; i++) {
+    for (int32_t i = 0; i < n && i < k; i++) {
         t->chosen[t->order[i]] = true;
     }
-    return n <= u->select->k;
+    return n <= k;
+}
+
+static bool choose(const struct ref_unit *u, int32_t row, int32_t h0, int32_t h1)
+{
+    return ref_choose(u, u->seq->pos0 + row, u->select->k, u->select->local, h0, h1);
 }
 
 /* ---- attention over them ------------------------------------------------------------------- */
@@ -304,11 +311,38 @@ static void topv(const struct ref_unit *u, int32_t row)
     ref_over_pages(u, row, row + 1, false, ref_value_pair);
 }
 
+/* Slots that `speculate` listed, and the row's own. */
+static void given(const struct ref_unit *u, int32_t row)
+{
+    const struct ops_chosen *c = u->select->chosen;
+    size_t entry = (size_t)u->select->entry;
+    const int32_t *slots =
+        c->slots + (entry * (size_t)c->max_groups + (size_t)u->group) * (size_t)c->ld;
+
+    memset(u->t->chosen, 0, (size_t)u->seq->kv.n_slots * sizeof(bool));
+    for (int32_t i = 0; i < c->n[entry]; i++) {
+        u->t->chosen[slots[i]] = true;
+    }
+    u->t->chosen[u->seq->pos0 + row] = true;
+    ref_over_pages(u, row, row + 1, true, ref_page_logits);
+    for (int32_t h = 0; h < u->n_heads; h++) {
+        weigh(u, of_head(u, u->t->logits, h), true);
+    }
+    clear_out(u, row);
+    ref_over_pages(u, row, row + 1, false, ref_value_pair);
+}
+
 void ref_select_row(const struct ref_unit *u, int32_t row)
 {
-    if (u->select->kind == OPS_SELECT_SPARQ) {
+    switch (u->select->kind) {
+    case OPS_SELECT_SPARQ:
         sparq(u, row);
-    } else {
+        break;
+    case OPS_SELECT_GIVEN:
+        given(u, row);
+        break;
+    default:
         topv(u, row);
+        break;
     }
 }

@@ -285,7 +285,7 @@ class Starting(Case):
                 (("--instance", "../x"), "--instance"),
                 (("extra",), "extra"),
                 (("--kv", "nonsense"), "policy"),
-                (("--kv", "infinigen:alpha=4"), "not built"),
+                (("--kv", "infinigen:pool=disk"), "not built"),
                 (("--kv", "sparq:r=16,k=128"), "keys have 8 dims"),
                 (("--config", "/nonexistent"), "/nonexistent"),
             ]:

@@ -12,11 +12,14 @@ new token follows.
 A .live file, for policies that evict: for each of these rows, each store and head the positions that its query could
 see, as bits of a u64 (of the first row: that the prompt's cut left)."""
 
+import hashlib
 import pathlib
 import random
 import struct
 import subprocess
 import sys
+
+import numpy as np
 
 import numpy_model
 
@@ -25,8 +28,9 @@ N_PROMPT, N_NEW, N_VOCAB = 40, 24, 300
 BASE = {"name": "full", "budget": 0, "recent": 0, "sinks": 0, "noise": "none", "seed": 0, "observe": 64,
         "tau0": 1.0, "tau1": 1.0, "scope": "head", "pos_new": False, "damp": 1.0, "select": None}
 SPARQ = {"name": "sparq", "r": 3, "k": 12, "local": 3, "mean": False}
+AHEAD = {"name": "infinigen", "alpha": 4, "cap": 20, "partial": 0.5}
 CASES = [
-    # name, overlay (split, group) or None, policy text, policy of the NumPy model
+    # name, overlay (split, group), () or None, policy text, policy of the NumPy model; infinigen: and a skew
     ("full", None, "f32", {}),
     ("window", None, "f32+window:20", {"name": "window", "budget": 20, "recent": 20}),
     ("sinks", None, "f32+sinks:4+window:16", {"name": "window", "budget": 20, "recent": 16, "sinks": 4}),
@@ -58,6 +62,13 @@ CASES = [
     ("topv", None, "f32+topv:9,renorm=off", {"select": {"name": "topv", "k": 9, "renorm": False}}),
     ("topv_h2o", None, "f32+h2o:20,recent=50%+topv:9,renorm=on",
      {"name": "h2o", "budget": 20, "recent": 10, "select": {"name": "topv", "k": 9, "renorm": True}}),
+    ("infinigen", (), "f32+infinigen:alpha=1,cap=60%,partial=0.5", {"select": {**AHEAD, "alpha": 1, "cap": 60}}),
+    ("infinigen_cap", (), "f32+infinigen:alpha=4,cap=20%,partial=0.3", {"select": {**AHEAD, "partial": 0.3}}),
+    ("infinigen_count", (), "f32+infinigen:count=7,partial=1", {"select": {**AHEAD, "count": 7, "partial": 1}}),
+    ("infinigen_share", (), "f32+infinigen:share=25%,partial=0.5,skew=off", {"select": {**AHEAD, "share": 25, "skew": False}}),
+    ("infinigen_all", (), "f32+infinigen:alpha=1000,cap=100%,partial=0.2", {}),
+    ("infinigen_swiftkv", (2, 1), "f32+infinigen:count=6,partial=0.5", {"select": {**AHEAD, "count": 6}}),
+    ("infinigen_acrosskv", (2, 3), "f32+infinigen:alpha=1,cap=50%,partial=0.5", {"select": {**AHEAD, "alpha": 1, "cap": 50}}),
     ("swiftkv", (2, 1), "f32", {}),
     ("acrosskv", (2, 4), "f32", {}),
     ("acrosskv_short", (2, 3), "f32", {}),
@@ -73,24 +84,51 @@ def pad(text):
     return raw + b"\0" * (-len(raw) % 4)
 
 
+def write_skew(path, base, below, split):
+    """Random rotations and permutations for every store that the third layer or a later one owns."""
+    import gguf
+    rng = np.random.default_rng(23)
+    w = gguf.GGUFWriter(str(path), "llama")
+    w.add_string("general.type", "overlay")
+    w.add_string("pipit.overlay.base_sha256", hashlib.sha256(base.read_bytes()).hexdigest())
+    if below:
+        w.add_array("pipit.overlay.builds_on", [hashlib.sha256(below.read_bytes()).hexdigest()])
+    for j in range(2, 6):
+        if split and (j - split[0]) % split[1]:
+            continue
+        turn = np.concatenate([np.linalg.qr(rng.standard_normal((8, 8)))[0] for _ in range(2)])
+        order = np.concatenate([np.eye(8)[rng.permutation(8)] for _ in range(2)])
+        w.add_tensor(f"blk.{j}.attn_skew.weight", turn.astype(np.float32))
+        w.add_tensor(f"blk.{j}.attn_columns.weight", order.astype(np.float16))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
 def main(mkmodel):
     base = DATA / "cache_model.gguf"
     subprocess.run([mkmodel, "--arch", "llama", "--layers", "6", "--hidden", "32", "--heads", "4", "--kv-heads", "2",
                     "--ffn", "48", "--vocab", str(N_VOCAB), "--ctx", "128", "--type", "F32", "--tied", "yes", "--seed", "11",
                     str(base)], check=True)
     overlays = {}
-    for _, split, _, _ in CASES:
+    skews = {}
+    for name, split, _, _ in CASES:
+        if name.startswith("infinigen") and split not in skews:
+            skews[split] = DATA / ("cache_skew.gguf" if not split else f"cache_skew_{split[0]}_{split[1]}.gguf")
         if split and split not in overlays:
             overlays[split] = DATA / f"cache_swiftkv_{split[0]}_{split[1]}.gguf"
             subprocess.run([mkmodel, "--swiftkv", str(split[0]), "--group", str(split[1]), "--base", str(base),
                             "--type", "F32", str(overlays[split])], check=True)
+    for split, path in skews.items():
+        write_skew(path, base, overlays.get(split), split)
     rng = random.Random(5)
     prompt = [rng.randrange(256) for _ in range(N_PROMPT)]
     new = [rng.randrange(256) for _ in range(N_NEW)]
     for name, split, text, policy in CASES:
-        files = [base] + ([overlays[split]] if split else [])
+        files = [base] + ([overlays[split]] if split else []) + ([skews[split]] if name.startswith("infinigen") else [])
         rows, live = numpy_model.run(files, prompt, new, {**BASE, **policy})
-        overlay = overlays[split].name if split else ""
+        overlay = ",".join(f.name for f in files[1:])
         with open(DATA / f"cache_{name}.vec", "wb") as f:
             f.write(b"PVEC" + struct.pack("<5i", N_PROMPT, N_NEW, N_VOCAB, len(pad(text)), len(pad(overlay))))
             f.write(pad(text) + pad(overlay))

@@ -19,6 +19,12 @@ from here.
               alpha of the attention over them, 1 - alpha of the mean of V. as-shipped: the current token is beside k
               and the window. With an evicting policy the scores sum the approximate probabilities.
     topv      exact probabilities; of each V head the V of the k largest only, renormalised or not.
+    InfiniGen (Lee et al.), for new tokens, from the third layer on: layer j's queries are foretold by its own W_q from
+              what layer j-1 reads (its input by its own norm), and rotated; slots rank by (A q)[:m] . (A k)[:m] /
+              sqrt(d). As many are read as lie within alpha of a query head's best, that number's mean over the heads,
+              at most cap percent of the text (or a fixed count or share); each K/V head its own, by the sum of
+              softmax over its query heads; the current token always. Layers that share a store read what its first
+              reader was foretold. skew off: A is the permutation `attn_columns`.
 
 Use: numpy_model.py MODEL.gguf [OVERLAY.gguf] --prompt IDS --new IDS [--policy h2o|keyformer|as-shipped|window|full] ..."""
 
@@ -105,6 +111,7 @@ class Model:
         self.group = int(kv.get("pipit.swiftkv.key_value_group_size", 1))
         self.policy = policy
         self.stores = {self.owner(j): Store(self.n_kv) for j in range(self.n_layer)}
+        self.foretold = {}
 
     def owner(self, j):
         return j if j < self.split else self.split + (j - self.split) // self.group * self.group
@@ -220,7 +227,14 @@ class Model:
         q = self.rope(self.project(f"blk.{j}.attn_q" + ("_swiftkv" if deep else ""), x, self.n_head), pos)
         st = self.stores[self.owner(j)]
         out = np.zeros((self.n_head, self.dim))
-        if self.policy["select"] and pos >= self.policy["n_prompt"]:
+        if self.ahead() and self.owner(j) >= 2 and pos >= self.policy["n_prompt"]:
+            for head in range(self.n_head):
+                h = head * self.n_kv // self.n_head
+                k, v = np.array(st.k[h]), np.array(st.v[h])
+                read = self.foretold[self.owner(j)][h] + [pos]
+                out[head] = softmax(k[read] @ q[head] / math.sqrt(self.dim)) @ v[read]
+            return self.w[f"blk.{j}.attn_output.weight"] @ out.reshape(-1)
+        if self.policy["select"] and not self.ahead() and pos >= self.policy["n_prompt"]:
             for h in range(self.n_kv):
                 self.attend_some(j, h, q, pos, st, tau, out)
             return self.w[f"blk.{j}.attn_output.weight"] @ out.reshape(-1)
@@ -237,6 +251,33 @@ class Model:
             out[head] = softmax(logits) @ np.array(st.v[h])
             self.observe(j, head, logits, pos, st, h, tau)
         return self.w[f"blk.{j}.attn_output.weight"] @ out.reshape(-1)
+
+    def ahead(self):
+        return self.policy["select"] and self.policy["select"]["name"] == "infinigen"
+
+    def foretell(self, j, x, pos):
+        """What layer j will read, from the normed input of the layer before."""
+        s = self.policy["select"]
+        st = self.stores[j]
+        q = self.rope(self.project(f"blk.{j}.attn_q" + ("_swiftkv" if j >= self.split else ""), x, self.n_head), pos)
+        a = self.w[f"blk.{j}.attn_{'skew' if s.get('skew', True) else 'columns'}.weight"].reshape(self.n_kv, self.dim, self.dim)
+        m = max(1, int(s["partial"] * self.dim))
+        share = self.n_head // self.n_kv
+        x = np.zeros((self.n_head, pos))
+        for head in range(self.n_head):
+            h = head // share
+            x[head] = np.array(st.k[h][:pos]) @ a[h][:m].T @ (a[h][:m] @ q[head]) / math.sqrt(self.dim)
+        if s.get("count"):
+            n = s["count"]
+        elif s.get("share"):
+            n = pos * s["share"] // 100
+        else:
+            n = min(int((x >= x.max(1, keepdims=True) - s["alpha"]).sum()) // self.n_head, pos * s["cap"] // 100)
+        n = min(max(n, 1), pos)
+        self.foretold[j] = []
+        for h in range(self.n_kv):
+            total = sum(softmax(x[head]) for head in range(h * share, (h + 1) * share))
+            self.foretold[j].append(sorted(sorted(range(pos), key=lambda i: (-total[i], i))[:n]))
 
     def attend_some(self, j, h, q, pos, st, tau, out):
         """The query heads of K/V head h, into out."""
@@ -280,6 +321,8 @@ class Model:
             n = rms(x, w[f"blk.{j}.attn_norm.weight"], self.eps)
             if j < self.split:
                 self.put(j, n, pos, False)
+            if self.ahead() and j + 1 >= 2 and j + 1 in self.stores and pos >= self.policy["n_prompt"]:
+                self.foretell(j + 1, n, pos)
             x = x + self.attend(j, n, pos, tau)
             n = rms(x, w[f"blk.{j}.ffn_norm.weight"], self.eps)
             gate = w[f"blk.{j}.ffn_gate.weight"] @ n

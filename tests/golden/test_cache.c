@@ -162,8 +162,8 @@ static int run_vec(const char *folder, const char *name, const char *backend, do
 {
     char path[512];
     char model[512];
-    char overlay[512];
-    const char *overlays[1] = {overlay};
+    char overlay[2][512];
+    const char *overlays[2] = {overlay[0], overlay[1]};
     struct vec v;
     struct engine_config c;
     struct engine *e = NULL;
@@ -178,12 +178,16 @@ static int run_vec(const char *folder, const char *name, const char *backend, do
         (void)fprintf(stderr, "%s: not a vector file\n", path);
         return 1;
     }
-    (void)snprintf(overlay, sizeof(overlay), "%s/%s", folder, v.overlay);
+    size_t first = strcspn(v.overlay, ",");
+
+    (void)snprintf(overlay[0], sizeof(overlay[0]), "%s/%.*s", folder, (int)first, v.overlay);
+    (void)snprintf(overlay[1], sizeof(overlay[1]), "%s/%s", folder,
+                   v.overlay[first] ? v.overlay + first + 1 : "");
     float *row = calloc((size_t)v.n_vocab, sizeof(*row));
     engine_config_default(&c);
     c.model_path = model;
     c.overlay_paths = overlays;
-    c.n_overlays = v.overlay[0] != '\0';
+    c.n_overlays = (v.overlay[0] != '\0') + (v.overlay[first] != '\0');
     c.backend = backend;
     c.n_threads = 1;
     c.ctx = 128;

@@ -5,6 +5,7 @@
 
 #include "tests/kernels/check_kv.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,6 +62,38 @@ static void shuffle_pages(struct check *c, const struct check_kv *kv, int32_t n_
     free(all);
 }
 
+/* A random orthogonal matrix for every K head: Gram-Schmidt. */
+static void fill_skew(struct check *c, const struct ops_kv_layout *l, float *a)
+{
+    int32_t d = l->k_dim;
+
+    for (int32_t row = 0; row < l->n_groups * l->k_heads * d; row++) {
+        float *x = a + (size_t)row * (size_t)d;
+        double sum = 0;
+
+        for (int32_t i = 0; i < d; i++) {
+            x[i] = check_normal(c);
+        }
+        for (int32_t other = row / d * d; other < row; other++) {
+            const float *y = a + (size_t)other * (size_t)d;
+            double dot = 0;
+
+            for (int32_t i = 0; i < d; i++) {
+                dot += (double)x[i] * (double)y[i];
+            }
+            for (int32_t i = 0; i < d; i++) {
+                x[i] -= (float)(dot * (double)y[i]);
+            }
+        }
+        for (int32_t i = 0; i < d; i++) {
+            sum += (double)x[i] * (double)x[i];
+        }
+        for (int32_t i = 0; i < d; i++) {
+            x[i] = (float)((double)x[i] / sqrt(sum));
+        }
+    }
+}
+
 void check_kv_make(struct check *c, struct check_kv *kv, const struct ops_kv_layout *layout,
                    int32_t cap, int32_t n_slots, bool positions, bool scores)
 {
@@ -82,6 +115,12 @@ void check_kv_make(struct check *c, struct check_kv *kv, const struct ops_kv_lay
     kv->pages = check_buf(c, "pages", (size_t)groups * (size_t)kv->max_pages * 4);
     kv->slot_pos = positions ? check_buf(c, "slot_pos", (size_t)groups * (size_t)cap * 4) : NULL;
     kv->score = scores ? check_buf(c, "score", (size_t)groups * (size_t)cap * 4) : NULL;
+    if (layout->part_dims > 0) {
+        kv->skew = check_buf(c, "skew",
+                             (size_t)(groups * layout->k_heads) * (size_t)layout->k_dim *
+                                 (size_t)layout->k_dim * sizeof(float));
+        fill_skew(c, layout, (float *)(void *)kv->skew->init);
+    }
     shuffle_pages(c, kv, n_pages, groups * kv->max_pages);
     for (int32_t i = 0; positions && i < groups * cap; i++) {
         ((int32_t *)(void *)kv->slot_pos->init)[i] = i % cap < n_slots ? i % cap : -1;
@@ -110,6 +149,7 @@ struct ops_kv check_kv_of(struct check *c, const struct check_kv *kv)
         .cap = kv->cap,
         .slot_pos = check_dev(c, kv->slot_pos),
         .score = check_dev(c, kv->score),
+        .skew = check_dev(c, kv->skew),
         .n_slots = kv->n_slots,
     };
 

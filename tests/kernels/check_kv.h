@@ -2,8 +2,8 @@
 #ifndef PIPIT_TESTS_KERNELS_CHECK_KV_H
 #define PIPIT_TESTS_KERNELS_CHECK_KV_H
 
-/* A sequence's cache for the checks: scattered pages, one canonical content for all sides. Pages are
- * laid out by each backend in its own way, so the content goes in and out through kv_import and
+/* A sequence's cache for the checks: scattered pages, one canonical content for all sides. Pages
+ * are laid out by each backend in its own way, so the content goes in and out through kv_import and
  * kv_export. */
 
 #include "tests/kernels/check.h"
@@ -14,6 +14,7 @@ struct check_kv {
     struct check_buf *pages;
     struct check_buf *slot_pos; /* or NULL */
     struct check_buf *score;    /* or NULL */
+    struct check_buf *skew;     /* random rotations where the layout has partial keys, or NULL */
     uint8_t *content;           /* (n_groups, n_slots) canonical slots */
     uint8_t *back[2];           /* the same, as sides 0 and 1 left it: check_kv_export() */
     size_t slot_bytes;
@@ -34,10 +35,10 @@ struct ops_kv check_kv_of(struct check *c, const struct check_kv *kv);
 void check_kv_export(struct check *c, struct check_kv *kv, int32_t n_slots);
 
 /* f32 of one slot and head of canonical slots. */
-void check_kv_decode_k(const struct check_kv *kv, const uint8_t *slots, int32_t group,
-                       int32_t slot, int32_t head, float *ret);
-void check_kv_decode_v(const struct check_kv *kv, const uint8_t *slots, int32_t group,
-                       int32_t slot, int32_t head, float *ret);
+void check_kv_decode_k(const struct check_kv *kv, const uint8_t *slots, int32_t group, int32_t slot,
+                       int32_t head, float *ret);
+void check_kv_decode_v(const struct check_kv *kv, const uint8_t *slots, int32_t group, int32_t slot,
+                       int32_t head, float *ret);
 
 /* The types that a backend may be asked for, n of them; it may refuse with -ENOTSUP. */
 extern const struct check_kv_types {

@@ -183,6 +183,7 @@ static const struct family families[] = {
     {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "cpu", "fp8+keyformer:70"},
     {"cache_model.gguf", NULL, "ref", "sparq:r=4,k=32,local=8,mean=on"},
     {"cache_model.gguf", NULL, "ref", "h2o:70+sparq:r=4,k=32,local=8,mean=on"},
+    {"cache_model.gguf", "cache_skew.gguf", "cpu", "infinigen:alpha=1,cap=50%"},
     {"arch_gemma3.gguf", NULL, "cpu", "full"},
 };
 

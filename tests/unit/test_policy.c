@@ -98,6 +98,9 @@ Test(policy, canonical_text_says_the_same)
         "sparq",
         "k16v8+sparq:r=16,k=128,local=32,mean=on,layout=2k",
         "h2o:50%+sparq,mode=as-shipped,k=7",
+        "fp8+infinigen:alpha=5.2,cap=10%,partial=0.25,skew=off",
+        "infinigen:count=400",
+        "infinigen:share=5%,pool=device",
         "topv:100,renorm=off+fp8",
         "sinks:4096+keyformer:50%ctx,recent=20%,tau=0.123456..0.654321,damp=0.123456,min=16777216,"
         "observe=4096,seed=2147483647,prefill=bounded,chunk=65536+sparq:k=16777216,local=16777216,"
@@ -190,7 +193,13 @@ Test(policy, faults_say_where)
         {"sparq+topv:9", 7, "a second word for which tokens are read", -EINVAL},
         {"sparq+window:8,pos=new", 1, "none can be left out", -EINVAL},
         {"window:8,pos=new+topv:4", 18, "none can be left out", -EINVAL},
-        {"infinigen:alpha=4", 1, "not built yet", -ENOTSUP},
+        {"infinigen:pool=disk", 16, "not built yet", -ENOTSUP},
+        {"infinigen:alpha=-1", 17, "from 0 to 1000", -EINVAL},
+        {"infinigen:partial=0", 19, "from 0.01 to 1", -EINVAL},
+        {"infinigen:cap=20", 17, "'%' must follow", -EINVAL},
+        {"infinigen:share=5%,count=9", 1, "both say how many", -EINVAL},
+        {"f16+infinigen+h2o:50%", 5, "no other word for that", -EINVAL},
+        {"infinigen+sparq", 11, "a second word for which tokens are read", -EINVAL},
         {"f16+exit:0.9", 5, "not built yet", -ENOTSUP},
     };
 

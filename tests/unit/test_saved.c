@@ -95,6 +95,7 @@ Test(saved, as_if_it_had_never_left)
         come_back(backends[b], "cache_model.gguf", NULL, "k16v8+h2o:20,score=shared");
         come_back(backends[b], "cache_model.gguf", NULL, "keyformer:20,mode=as-shipped");
         come_back(backends[b], "cache_model.gguf", "cache_swiftkv_2_3.gguf", "fp8+recency:20");
+        come_back(backends[b], "cache_model.gguf", "cache_skew.gguf", "fp8+infinigen:count=9");
         come_back(backends[b], "arch_gemma3.gguf", NULL, "full");
     }
 }

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_MODEL_FORWARD_IMPL_H
+#define PIPIT_ENGINE_MODEL_FORWARD_IMPL_H
+
+/* The machine that runs the program of operations (forward.c), as its files see it. Private to
+ * forward*.c. */
+
+#include "base/memory.h"
+#include "engine/model/forward.h"
+
+enum { DEEP_STORES = OPS_MATMUL_MAX_PARTS / 2 };
+
+typedef int step_fn(struct forward *f, int32_t layer);
+
+struct instr {
+    step_fn *fn;
+    int32_t layer;
+};
+
+struct buffer {
+    float *p; /* device (rows, ld) */
+    int32_t ld;
+};
+
+struct forward {
+    struct model *m;
+    const struct backend_ops *ops;
+    struct backend *be;
+    const atomic_int *interrupt;
+    struct forward_limits limits;
+
+    struct instr *program;
+    int32_t *starts;  /* (n_layers) where a layer begins */
+    int32_t *ends;    /* (n_layers) and ends */
+    int32_t *deep_kv; /* (n_stores) a deep store's own instruction, behind the program's end */
+    int32_t n_instr;  /* of the program */
+    int32_t pc;
+    int32_t pc_end;
+
+    void *memory; /* device, all buffers */
+    uint64_t bytes;
+    void *host; /* the arrays below and above */
+    size_t host_bytes;
+    struct buffer x, y, q, k, v, att, h, t, deep, head, logits;
+
+    struct forward_batch b;
+    struct ops_rows rows;        /* of the part that is running: all, or those beyond the split */
+    struct buffer cur;           /* x, y or the caller's hidden */
+    bool beyond;                 /* the split has been passed */
+    struct ops_seq *seqs;        /* (max_seqs) of the running layer */
+    struct ops_observe *observe; /* (max_seqs) */
+    struct ops_select *select;   /* (max_seqs) */
+    struct buffer ahead;         /* queries of the layer to come (forward_ahead.c) */
+    struct ops_chosen chosen[2]; /* what they chose, by the store's parity */
+    int32_t *index;              /* (max_rows) */
+    int32_t *row0;               /* (max_seqs) first row of a sequence beyond the split */
+    int32_t *dropped;            /* (max_seqs) its rows that stay before the split */
+
+    _Atomic int64_t last_ns;
+    _Atomic int64_t longest_ns;
+};
+
+static inline int32_t round_ld(int32_t n)
+{
+    return (n + 15) & ~15;
+}
+
+static inline int32_t max_i32(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline void place(struct memory_arena *a, struct buffer *buf, int32_t rows, int32_t cols)
+{
+    buf->ld = round_ld(cols);
+    buf->p = memory_arena_take(a, (size_t)rows * (size_t)buf->ld * sizeof(float));
+}
+
+static inline struct ops_norm norm_of(const struct forward *f, const struct ops_weight *w,
+                                      const struct ops_weight *b)
+{
+    return (struct ops_norm){
+        .w = model_opt(w),
+        .b = model_opt(b),
+        .eps = f->m->h.norm_eps,
+        .kind = f->m->arch->norm,
+    };
+}
+
+/* A norm of heads: RMS whatever the model's own kind is. */
+static inline struct ops_norm head_norm(const struct forward *f, const struct ops_weight *w)
+{
+    return (struct ops_norm){.w = model_opt(w), .eps = f->m->h.norm_eps, .kind = OPS_NORM_RMS};
+}
+
+static inline void add_part(struct ops_matmul *p, const struct ops_weight *w,
+                            const struct ops_weight *bias, float *y, int32_t ldy, enum ops_act act)
+{
+    p->part[p->n_parts].w = w;
+    p->part[p->n_parts].bias = model_opt(bias);
+    p->part[p->n_parts].y = y;
+    p->part[p->n_parts].ldy = ldy;
+    p->part[p->n_parts].act = act;
+    p->n_parts++;
+}
+
+static inline const struct ops_rope *rope_of(const struct forward *f, int32_t layer)
+{
+    return f->m->layers[layer].local ? &f->m->rope_local.op : &f->m->rope.op;
+}
+
+/* Sequences as the running layer sees them: beyond the split a sequence has only its last rows. */
+void forward_take_seqs(struct forward *f, int32_t store);
+
+/* forward_ahead.c: buffers, the instruction that chooses what `layer` will read, and whether there
+ * is anything to choose for it. */
+void forward_ahead_place(const struct model *m, const struct forward_limits *l,
+                         struct memory_arena *a, struct forward *f);
+bool forward_ahead_chooses(const struct model *m, int32_t layer);
+int forward_ahead_step(struct forward *f, int32_t layer);
+
+#endif

@@ -1,0 +1,386 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* speculate, and attention over slots that were given. Three decode rows that speculate and one
+ * that does not; partial keys made by kv_import and by rope_store; GQA, MHA, several K heads in a
+ * group, ALiBi and soft-caps; every rule for how many. Lists are ascending, hold the same number of
+ * slots for every group, and are the reference's but for near ties.
+ *
+ * The reference against itself: with all dims in f32, any rotation leaves the choice to the true
+ * q.k: no slot that is left out has a larger sum of softmax(q.k) than one that is listed, to 1e-4.
+ * And attention over a list of everything is attention without selection. */
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "tests/kernels/check_kv.h"
+
+enum { N_SEQS = 4, SILENT = 2 };
+
+const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_FP16;
+const struct backend_limits check_limits = {
+    .max_rows = 1024,
+    .max_decode = 8,
+    .max_seqs = 8,
+    .max_cols = 64,
+    .max_outputs = 64,
+    .max_heads = 32,
+    .max_head_dim = 128,
+    .max_slots = 8256,
+    .select = true,
+};
+
+struct shape {
+    struct ops_kv_layout l;
+    int32_t n_q;
+    int32_t pos[N_SEQS];
+    struct ops_select select;
+    bool stored; /* K by rope_store, not by import */
+    float softcap;
+    float alibi_max;
+};
+
+struct inputs {
+    struct check_kv kv[N_SEQS];
+    struct check_buf *q;
+    struct check_buf *k; /* (most rows, n_k * k_dim): what rope_store stores */
+    struct check_buf *v;
+    struct check_buf *out;
+    struct check_buf *n;
+    struct check_buf *slots;
+    int32_t ldq;
+    int32_t ldk;
+    int32_t ldv;
+    int32_t ld;
+};
+
+static int32_t most_rows(const struct shape *s)
+{
+    int32_t most = 0;
+
+    for (int i = 0; i < N_SEQS; i++) {
+        most = s->pos[i] > most ? s->pos[i] : most;
+    }
+    return most;
+}
+
+static void prepare(struct check *c, const struct shape *s, struct inputs *in)
+{
+    int32_t rows = most_rows(s);
+
+    *in = (struct inputs){.ldq = s->n_q * s->l.k_dim + 16,
+                          .ldk = s->l.n_groups * s->l.k_heads * s->l.k_dim,
+                          .ldv = s->l.n_groups * s->l.v_heads * s->l.v_dim,
+                          .ld = (rows + 16) & ~15};
+    for (int i = 0; i < N_SEQS; i++) {
+        check_kv_make(c, &in->kv[i], &s->l, s->pos[i] + 70, s->pos[i] + 1, false, false);
+    }
+    in->q = check_buf(c, "q", (size_t)N_SEQS * (size_t)in->ldq * 4);
+    in->k = check_buf(c, "k", (size_t)(s->stored ? rows : 1) * (size_t)in->ldk * 4);
+    in->v = check_buf(c, "v", (size_t)(s->stored ? rows : 1) * (size_t)in->ldv * 4);
+    in->out = check_buf(c, "out", (size_t)N_SEQS * (size_t)(s->n_q * s->l.v_dim) * 4);
+    in->n = check_buf(c, "n", N_SEQS * 4);
+    in->slots = check_buf(c, "slots", (size_t)(N_SEQS * s->l.n_groups * in->ld) * 4);
+    check_fill(c, in->q, 1.5f);
+    check_fill(c, in->k, 1);
+    check_fill(c, in->v, 1);
+}
+
+static void store(struct check *c, const struct shape *s, const struct inputs *in,
+                  const struct ops_seq *to)
+{
+    struct ops_seq seq = *to;
+    struct ops_rope_store p = {
+        .rows = {seq.pos0, 0},
+        .k = check_dev(c, in->k),
+        .v = check_dev(c, in->v),
+        .ldk = in->ldk,
+        .ldv = in->ldv,
+        .n_k = s->l.n_groups * s->l.k_heads,
+        .n_v = s->l.n_groups * s->l.v_heads,
+        .k_dim = s->l.k_dim,
+        .seqs = &seq,
+        .n_seqs = 1,
+    };
+
+    seq.row0 = 0;
+    seq.n_rows = seq.pos0;
+    seq.pos0 = 0;
+    if (seq.n_rows > 0) {
+        check_require(c->ops->rope_store(c->be, &p), "rope_store");
+    }
+}
+
+static int call(struct check *c, const struct shape *s, struct inputs *in, bool selects)
+{
+    struct ops_seq seqs[N_SEQS];
+    struct ops_select select[N_SEQS];
+    struct ops_chosen chosen = {.n = check_dev(c, in->n),
+                                .slots = check_dev(c, in->slots),
+                                .max_groups = s->l.n_groups,
+                                .ld = in->ld};
+    struct ops_speculate p = {
+        .rows = {N_SEQS, N_SEQS},
+        .q = check_dev(c, in->q),
+        .ldq = in->ldq,
+        .n_q = s->n_q,
+        .scale = 1 / sqrtf((float)s->l.k_dim),
+        .softcap = s->softcap,
+        .alibi_max = s->alibi_max,
+        .seqs = seqs,
+        .n_seqs = N_SEQS,
+        .select = select,
+        .chosen = &chosen,
+    };
+    struct ops_attention a = {
+        .rows = p.rows,
+        .q = p.q,
+        .out = check_dev(c, in->out),
+        .ldq = in->ldq,
+        .ldo = s->n_q * s->l.v_dim,
+        .n_q = s->n_q,
+        .scale = p.scale,
+        .softcap = s->softcap,
+        .alibi_max = s->alibi_max,
+        .seqs = seqs,
+        .n_seqs = N_SEQS,
+        .select = selects ? select : NULL,
+    };
+    int r;
+
+    for (int i = 0; i < N_SEQS; i++) {
+        seqs[i] = (struct ops_seq){
+            .row0 = i, .n_rows = 1, .pos0 = s->pos[i], .kv = check_kv_of(c, &in->kv[i])};
+        if (s->stored) {
+            store(c, s, in, &seqs[i]);
+        }
+        select[i] = s->select;
+        select[i].chosen = &chosen;
+        select[i].entry = i;
+        if (i == SILENT) {
+            select[i].kind = OPS_SELECT_ALL;
+        }
+    }
+    r = c->ops->speculate(c->be, &p);
+    return r ? r : c->ops->attention(c->be, &a);
+}
+
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+static const int32_t *list_of(const struct shape *s, const struct inputs *in, int side, int seq,
+                              int32_t group)
+{
+    return (const int32_t *)(const void *)in->slots->out[side] +
+           (size_t)(seq * s->l.n_groups + group) * (size_t)in->ld;
+}
+
+static int32_t count_of(const struct inputs *in, int side, int seq)
+{
+    return ((const int32_t *)(const void *)in->n->out[side])[seq];
+}
+
+/* Near ties may fall either way; the lists of most cases are equal. */
+static void compare_lists(struct check *c, const struct shape *s, const struct inputs *in)
+{
+    for (int i = 0; i < N_SEQS; i++) {
+        int32_t n = count_of(in, 1, i);
+
+        if (i != SILENT && abs(n - count_of(in, 0, i)) > (s->l.part_type == OPS_KV_F32 ? 0 : 1)) {
+            check_fail(c, "sequence %d: %d slots, the reference says %d", i, n, count_of(in, 0, i));
+            return;
+        }
+        for (int32_t g = 0; g < s->l.n_groups && i != SILENT; g++) {
+            const int32_t *got = list_of(s, in, 1, i, g);
+            const int32_t *want = list_of(s, in, 0, i, g);
+            int32_t n_other = 0;
+
+            for (int32_t j = 0, k = 0; j < n; j++) {
+                if (got[j] < 0 || got[j] >= s->pos[i] || (j > 0 && got[j] <= got[j - 1])) {
+                    check_fail(c, "sequence %d, group %d: entry %d is %d", i, g, j, got[j]);
+                    return;
+                }
+                while (k < count_of(in, 0, i) && want[k] < got[j]) {
+                    k++;
+                }
+                n_other += k == count_of(in, 0, i) || want[k] != got[j];
+            }
+            if (n_other > 1 + n / 100) {
+                check_fail(c, "sequence %d, group %d: %d of %d slots are others", i, g, n_other, n);
+            }
+        }
+    }
+}
+
+/* sum over the group's query heads of softmax(q.k), by canonical slots in double. */
+static void exact_sums(const struct shape *s, const struct inputs *in, int seq, int32_t group,
+                       double *sum)
+{
+    int32_t n_heads = s->n_q / s->l.n_groups;
+    double *x = calloc((size_t)s->pos[seq] + 1, sizeof(*x));
+    float k[512];
+
+    for (int32_t h = 0; h < n_heads; h++) {
+        const float *q = (const float *)(const void *)in->q->init + (size_t)seq * (size_t)in->ldq +
+                         (size_t)(group * n_heads + h) * (size_t)s->l.k_dim;
+        double all = 0;
+
+        for (int32_t i = 0; i < s->pos[seq]; i++) {
+            check_kv_decode_k(&in->kv[seq], in->kv[seq].content, group, i,
+                              h / (n_heads / s->l.k_heads), k);
+            x[i] = 0;
+            for (int32_t d = 0; d < s->l.k_dim; d++) {
+                x[i] += (double)q[d] * (double)k[d];
+            }
+            x[i] = exp(x[i] / sqrt((double)s->l.k_dim));
+            all += x[i];
+        }
+        for (int32_t i = 0; i < s->pos[seq]; i++) {
+            sum[i] += x[i] / all;
+        }
+    }
+    free(x);
+}
+
+static void compare_exact(struct check *c, const struct shape *s, const struct inputs *in)
+{
+    for (int i = 0; i < N_SEQS; i++) {
+        for (int32_t g = 0; g < s->l.n_groups && i != SILENT; g++) {
+            double *sum = calloc((size_t)s->pos[i] + 1, sizeof(*sum));
+            const int32_t *list = list_of(s, in, 0, i, g);
+            double least = INFINITY;
+            double best = 0;
+            int32_t at = 0;
+
+            exact_sums(s, in, i, g, sum);
+            for (int32_t p = 0; p < s->pos[i]; p++) {
+                if (at < count_of(in, 0, i) && list[at] == p) {
+                    least = fmin(least, sum[p]);
+                    at++;
+                } else {
+                    best = fmax(best, sum[p]);
+                }
+            }
+            if (best > least * (1 + 1e-4)) {
+                check_fail(c, "sequence %d, group %d: left out %g, listed %g", i, g, best, least);
+            }
+            free(sum);
+        }
+    }
+}
+
+/* What was just computed with a list of everything, without one. */
+static void without(struct check *c, const struct shape *s, struct inputs *in)
+{
+    float *got = malloc(in->out->bytes);
+
+    c->side = 0;
+    c->be = c->sides[0];
+    c->ops = c->be->ops;
+    c->warm = true;
+    check_require(call(c, s, in, false), "attention");
+    check_require(c->ops->read(c->be, got, check_dev(c, in->out), in->out->bytes), "out");
+    check_bits(c, "a list of all slots and none", in->out->out[0], (uint8_t *)got, in->out->bytes);
+    free(got);
+}
+
+static void speculate(struct check *c, const struct shape *s)
+{
+    struct ops_kv_layout l = s->l;
+    struct inputs in;
+
+    if (!c->sides[1]->ops->speculate || !check_kv_offered(c, &l) ||
+        !check_case(c,
+                    "%s %dx(%dx%d,%dx%d) q %d part %d %s pos %d,%d,%d count %d share %d alpha %g "
+                    "cap %d%s softcap %g alibi %g",
+                    ops_kv_type_name(l.k_type), l.n_groups, l.k_heads, l.k_dim, l.v_heads, l.v_dim,
+                    s->n_q, l.part_dims, ops_kv_type_name(l.part_type), s->pos[0], s->pos[1],
+                    s->pos[3], s->select.count, s->select.share, (double)s->select.alpha,
+                    s->select.cap, s->stored ? " stored" : "", (double)s->softcap,
+                    (double)s->alibi_max)) {
+        return;
+    }
+    prepare(c, s, &in);
+    while (check_call(c)) {
+        c->err = call(c, s, &in, true);
+    }
+    if (!c->bench) {
+        bool all = s->select.count >= most_rows(s);
+
+        compare_lists(c, s, &in);
+        if (all) { /* else a near tie would show */
+            /* The row that reads all may be summed in f16, or with queries in 15 bits. */
+            bool half = ((l.k_type == OPS_KV_FP8 || l.v_type == OPS_KV_FP8) && check_has_half(c)) ||
+                        (l.k_type == OPS_KV_I8 && check_has_vnni_keys(c));
+
+            check_floats(c, in.out, N_SEQS, s->n_q * l.v_dim, s->n_q * l.v_dim,
+                         half ? &tol_attention_half : &tol_select);
+        }
+        if (c->first && all) {
+            without(c, s, &in);
+        } else if (c->first && !s->stored && l.part_dims == l.k_dim && l.part_type == OPS_KV_F32 &&
+                   s->softcap == 0 && s->alibi_max == 0) {
+            compare_exact(c, s, &in);
+        }
+    }
+    for (int i = 0; i < N_SEQS; i++) {
+        check_kv_free(&in.kv[i]);
+    }
+}
+
+void check_op(struct check *c)
+{
+    static const struct {
+        enum ops_kv_type k, v, part;
+    } types[] = {{OPS_KV_F32, OPS_KV_F32, OPS_KV_F32},
+                 {OPS_KV_F16, OPS_KV_F16, OPS_KV_F16},
+                 {OPS_KV_I8, OPS_KV_FP8, OPS_KV_F16},
+                 {OPS_KV_FP8, OPS_KV_FP8, OPS_KV_F32}};
+    const struct ops_select alpha = {.kind = OPS_SELECT_GIVEN, .alpha = 1.5f, .cap = 100};
+    const struct ops_select capped = {.kind = OPS_SELECT_GIVEN, .alpha = 4, .cap = 20};
+    const struct ops_select count = {.kind = OPS_SELECT_GIVEN, .count = 37};
+    const struct ops_select share = {.kind = OPS_SELECT_GIVEN, .share = 10};
+    const struct ops_select whole = {.kind = OPS_SELECT_GIVEN, .count = 9999};
+
+    for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+        struct ops_kv_layout gqa = {.n_groups = 3,
+                                    .k_heads = 1,
+                                    .v_heads = 1,
+                                    .k_dim = 64,
+                                    .v_dim = 64,
+                                    .k_type = types[t].k,
+                                    .v_type = types[t].v,
+                                    .part_dims = 19,
+                                    .part_type = types[t].part};
+        struct ops_kv_layout mha = gqa;
+        struct ops_kv_layout more_k = gqa;
+        struct ops_kv_layout more_v = gqa;
+
+        mha.n_groups = 6;
+        mha.part_dims = 64;
+        more_k.n_groups = 2;
+        more_k.k_heads = 2;
+        more_k.k_dim = 24; /* no whole vectors */
+        more_k.part_dims = 24;
+        more_v.n_groups = 1;
+        more_v.v_heads = 4;
+        more_v.k_dim = 128;
+        more_v.part_dims = 128; /* more rows than one pass */
+        const struct shape shapes[] = {
+            {gqa, 9, {300, 1, 40, 700}, alpha, false, 0, 0},
+            {gqa, 9, {513, 64, 40, 127}, capped, true, 0, 0},
+            {gqa, 9, {130, 63, 40, 0}, count, false, 20, 0},
+            {gqa, 9, {200, 128, 40, 65}, share, true, 0, 8},
+            {mha, 6, {300, 70, 40, 192}, alpha, false, 0, 0},
+            {mha, 6, {300, 70, 40, 192}, count, true, 0, 0},
+            {more_k, 8, {300, 70, 40, 12}, count, false, 0, 0},
+            {more_v, 16, {300, 70, 40, 12}, share, false, 0, 0},
+            {gqa, 9, {300, 70, 40, 12}, whole, false, 0, 0},
+            {more_v, 8, {300, 70, 40, 12}, whole, true, 0, 0},
+        };
+
+        for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+            speculate(c, &shapes[i]);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""pipit-skew against NumPy: the queries and keys of a real model by tests/golden/numpy_model.py, which shares no code with
+it, their singular values by LAPACK. And what it refuses.
+
+    test_skew.py PIPIT-SKEW TOK_DUMP          needs numpy and gguf, else exits 77"""
+
+import hashlib
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import gguf
+    import numpy as np
+except ImportError as e:
+    print(f"{e.name} is missing")
+    sys.exit(77)
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA = ROOT / "data"
+sys.path.insert(0, str(ROOT / "golden"))
+import numpy_model  # noqa: E402
+
+MODEL = DATA / "stories260K.gguf"
+N = 96
+BASE = {"name": "full", "budget": 0, "recent": 0, "sinks": 0, "noise": "none", "seed": 0, "observe": 64,
+        "tau0": 1.0, "tau1": 1.0, "scope": "head", "pos_new": False, "damp": 1.0, "select": None, "n_prompt": N}
+
+
+class Recorder(numpy_model.Model):
+    """Keeps every layer's rotated queries."""
+
+    def attend(self, j, x, pos, tau):
+        q = self.rope(self.project(f"blk.{j}.attn_q", x, self.n_head), pos)
+        self.queries.setdefault(j, []).append(q)
+        return super().attend(j, x, pos, tau)
+
+
+def run(*args):
+    return subprocess.run([SKEW, *map(str, args)], capture_output=True, text=True)
+
+
+class Skew(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.dir = tempfile.TemporaryDirectory()
+        cls.out = pathlib.Path(cls.dir.name) / "skew.gguf"
+        cls.text = DATA / "stories260K.txt"
+        cls.result = run("--model", MODEL, "--text", cls.text, "--tokens", N, "--report", cls.out)
+        reader = gguf.GGUFReader(str(cls.out))
+        cls.keys = {k: f.contents() for k, f in reader.fields.items()}
+        cls.tensors = {t.name: np.array(t.data, np.float64) for t in reader.tensors}
+        hexed = cls.text.read_bytes().hex()
+        ids = subprocess.run([DUMP, str(MODEL), "1"], input=hexed + "\n", capture_output=True, text=True).stdout
+        cls.ids = [int(i) for i in ids.split()][:N]
+        cls.m = Recorder([MODEL], BASE)
+        cls.m.queries = {}
+        for pos, token in enumerate(cls.ids):
+            cls.m.token(token, pos, 1.0)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.dir.cleanup()
+
+    def heads(self, layer):
+        """Of each K head: its queries, its keys, and what the file has for it."""
+        m, d = self.m, self.m.dim
+        q = np.array(m.queries[layer])  # (N, n_head, d)
+        share = m.n_head // m.n_kv
+        for h in range(m.n_kv):
+            yield (q[:, h * share:(h + 1) * share].reshape(-1, d), np.array(m.stores[layer].k[h]),
+                   self.tensors[f"blk.{layer}.attn_skew.weight"][h * d:(h + 1) * d],
+                   self.tensors[f"blk.{layer}.attn_columns.weight"][h * d:(h + 1) * d])
+
+    def test_runs(self):
+        self.assertEqual(self.result.returncode, 0, self.result.stderr)
+        self.assertEqual(len(self.ids), N)
+        self.assertEqual(self.keys["pipit.overlay.base_sha256"], hashlib.sha256(MODEL.read_bytes()).hexdigest())
+        layers = sorted({int(name.split(".")[1]) for name in self.tensors})
+        self.assertEqual(layers, list(range(2, self.m.n_layer)))
+        rows = [line.split() for line in self.result.stdout.splitlines()[1:]]
+        self.assertEqual([int(r[0]) for r in rows], list(range(self.m.n_layer)))
+        self.assertTrue(all(-1 <= float(r[1]) <= 1 for r in rows[1:]))
+
+    def test_orthogonal_and_ordered(self):
+        for layer in range(2, self.m.n_layer):
+            for q, k, a, _ in self.heads(layer):
+                self.assertLess(abs(a @ a.T - np.eye(len(a))).max(), 1e-5)
+                self.assertLess(abs((q @ a.T) @ (k @ a.T).T - q @ k.T).max(), 1e-4 * abs(q @ k.T).max())
+                energy = ((q @ a.T) ** 2).sum(0)
+                want = np.linalg.svd(q, compute_uv=False) ** 2
+                self.assertLess(abs(energy - want).max(), 1e-3 * want[0])
+                self.assertTrue((np.diff(energy) <= 1e-3 * want[0]).all())
+
+    def test_columns(self):
+        for layer in range(2, self.m.n_layer):
+            for q, k, _, order in self.heads(layer):
+                self.assertTrue(((order == 0) | (order == 1)).all() and (order.sum(0) == 1).all())
+                sums = order @ (abs(q).sum(0) + abs(k).sum(0))
+                self.assertTrue((np.diff(sums) <= 1e-3 * sums[0]).all())
+
+    def test_refuses(self):
+        out = pathlib.Path(self.dir.name) / "other.gguf"
+        for args, code, says in [
+            (("--model", MODEL, out), 2, "--text"),
+            (("--model", MODEL, "--text", self.text, "--tokens", 100000, out), 2, "are needed"),
+            (("--model", "/nonexistent", "--text", self.text, out), 6, "nonexistent"),
+            (("--model", MODEL, "--text", "/nonexistent", out), 6, "nonexistent"),
+            (("--model", MODEL, "--overlay", self.out, "--text", self.text, out), 2, "skews already"),
+            (("--model", DATA / "cache_model.gguf", "--overlay", self.out, "--text", self.text, out), 6, "another base"),
+        ]:
+            r = run(*args)
+            self.assertEqual(r.returncode, code, r.stderr)
+            self.assertIn(says, r.stderr)
+            self.assertFalse(out.exists())
+
+
+if __name__ == "__main__":
+    SKEW, DUMP = sys.argv[1:3]
+    unittest.main(argv=sys.argv[:1])

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pipit-skew: the overlay that InfiniGen ranks by (docs/infinigen.md). A text is read once; of each
+ * store's queries the right singular vectors become the rows of blk.J.attn_skew.weight, the largest
+ * first, and the order of its dims by |q| + |k| those of blk.J.attn_columns.weight. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/options.h"
+#include "tools/skew_math.h"
+#include "tools/skew_run.h"
+
+enum { EXIT_USAGE = 2, EXIT_BAD_FILE = 6, EXIT_INTERNAL = 8 };
+
+struct config {
+    char *model;
+    struct option_list overlays;
+    char *text;
+    int64_t tokens;
+    int64_t threads;
+    bool report;
+    bool help;
+};
+
+/* clang-format off */
+static const struct option_row rows[] = {
+    {"model", 'm', OPTION_STRING, offsetof(struct config, model), .metavar = "FILE", .help = "the model, a GGUF file"},
+    {"overlay", 0, OPTION_LIST, offsetof(struct config, overlays), .metavar = "FILE", .help = "an overlay that the skew builds on (a distilled SwiftKV); repeats"},
+    {"text", 0, OPTION_STRING, offsetof(struct config, text), .metavar = "FILE", .help = "UTF-8 text to calibrate with"},
+    {"tokens", 'n', OPTION_INT, offsetof(struct config, tokens), 64, 1 << 20, .fallback = "2048", .help = "of the text's start"},
+    {"threads", 't', OPTION_INT, offsetof(struct config, threads), 0, 1024, .fallback = "0", .help = "0: one for each CPU"},
+    {"report", 0, OPTION_FLAG, offsetof(struct config, report), .help = "print by layer how alike successive inputs are, and how many keys hold 0.9 of the weight"},
+    {"help", 'h', OPTION_FLAG, offsetof(struct config, help), .flags = OPTION_ARGV_ONLY, .help = "show this text"},
+};
+/* clang-format on */
+
+static const struct option_table table = {
+    .rows = rows,
+    .n_rows = sizeof(rows) / sizeof(rows[0]),
+    .usage = "pipit-skew --model FILE --text FILE [OPTION]... OUT.gguf",
+    .intro = "Makes the overlay that the cache policy \"infinigen\" needs, from a text that the\n"
+             "model reads once.",
+};
+
+static int read_file(const char *path, char **ret, size_t *ret_len, struct error *reterr)
+{
+    FILE *f = fopen(path, "rb");
+    long n = -1;
+
+    if (f && fseek(f, 0, SEEK_END) == 0) {
+        n = ftell(f);
+        rewind(f);
+    }
+    *ret = n >= 0 ? malloc((size_t)n + 1) : NULL;
+    if (!*ret || fread(*ret, 1, (size_t)n, f) != (size_t)n) {
+        int e = !f || n < 0 ? -errno : *ret ? -EIO : -ENOMEM;
+
+        free(*ret);
+        if (f) {
+            (void)fclose(f);
+        }
+        return error_set_errno(reterr, e, "cannot read %s", path);
+    }
+    (void)fclose(f);
+    *ret_len = (size_t)n;
+    return 0;
+}
+
+/* One store's heads; declares or writes both tensors. */
+static int put_store(struct gguf_writer *w, struct skew_sums *sums, int32_t store, int32_t layer,
+                     int32_t n_heads, int32_t dim, bool declare)
+{
+    size_t d = (size_t)dim;
+    size_t head = (size_t)store * (size_t)sums->heads;
+    uint64_t dims[2] = {d, d * (uint64_t)n_heads};
+    char name[64];
+
+    if (declare) {
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_skew.weight", layer);
+        int r = gguf_writer_tensor(w, name, DTYPE_F32, 2, dims);
+
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_columns.weight", layer);
+        return r ? r : gguf_writer_tensor(w, name, DTYPE_F16, 2, dims);
+    }
+    double *scratch = calloc(d * (d + 1), sizeof(*scratch));
+    float *skew = calloc(d * d * (size_t)n_heads, sizeof(*skew));
+    uint16_t *order = calloc(d * d * (size_t)n_heads, sizeof(*order));
+    int r = scratch && skew && order ? 0 : -ENOMEM;
+
+    for (size_t h = 0; !r && h < (size_t)n_heads; h++) {
+        skew_eigenvectors(sums->qq + (head + h) * d * d, dim, scratch, skew + h * d * d);
+        skew_order(sums->size + (head + h) * d, dim, order + h * d * d);
+    }
+    r = r ? r : gguf_writer_data(w, skew, d * d * (size_t)n_heads * sizeof(*skew));
+    r = r ? r : gguf_writer_data(w, order, d * d * (size_t)n_heads * sizeof(*order));
+    free(scratch);
+    free(skew);
+    free(order);
+    return r;
+}
+
+struct store {
+    int32_t layer;
+    int32_t n_heads; /* 0: has no skew */
+};
+
+static int write_overlay(const struct skew_model *m, const struct store *stores, int32_t n_stores,
+                         int32_t dim, struct skew_sums *sums, const char *path,
+                         struct error *reterr)
+{
+    struct gguf_writer *w = NULL;
+    struct gguf_str arch;
+    struct gguf_str sha[SKEW_MAX_OVERLAYS];
+    int r = gguf_get_str(m->base, "general.architecture", &arch, reterr);
+
+    r = r ? r : gguf_writer_create(path, &w, reterr);
+    if (r) {
+        return r;
+    }
+    for (int i = 0; i < m->n_overlays; i++) {
+        sha[i] = (struct gguf_str){.ptr = m->overlay_sha256[i], .len = 64};
+    }
+    r = gguf_writer_str(w, "general.architecture", arch.ptr, arch.len);
+    r = r ? r : gguf_writer_str(w, "general.type", "overlay", 7);
+    r = r ? r : gguf_writer_str(w, "pipit.overlay.base_sha256", m->sha256, 64);
+    if (!r && m->n_overlays > 0) {
+        r = gguf_writer_str_array(w, "pipit.overlay.builds_on", sha, (size_t)m->n_overlays);
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        for (int32_t s = 0; !r && s < n_stores; s++) {
+            if (stores[s].n_heads > 0) {
+                r = put_store(w, sums, s, stores[s].layer, stores[s].n_heads, dim, pass == 0);
+            }
+        }
+    }
+    if (r) {
+        gguf_writer_abort(w);
+        return error_set_errno(reterr, r, "cannot write %.150s", path);
+    }
+    return gguf_writer_finish(w, reterr);
+}
+
+/* Whose overlay it will be; -EINVAL where there is nothing to rank. */
+static int list_stores(const struct model *m, struct store *stores, struct error *reterr)
+{
+    bool any = false;
+
+    for (int32_t i = 0; i < m->n_stores; i++) {
+        stores[i].layer = m->stores[i].layer;
+        stores[i].n_heads = skew_wanted(m, i) ? m->stores[i].n_k : 0;
+        any = any || skew_wanted(m, i);
+    }
+    return any ? 0
+               : error_set(reterr, -EINVAL,
+                           "no layer from the third on owns a store of the whole text");
+}
+
+static int run(const struct config *c, const struct option_list *words, struct error *reterr)
+{
+    struct skew_model m = {0};
+    struct skew_sums sums = {0};
+    struct store *stores = NULL;
+    char *text = NULL;
+    size_t len = 0;
+    int r;
+
+    if (!c->model || !c->text || words->n != 1) {
+        return error_set(reterr, -EINVAL, "--model, --text and one OUT.gguf are needed");
+    }
+    r = read_file(c->text, &text, &len, reterr);
+    r = r ? r : skew_open(c->model, c->overlays.v, c->overlays.n, &m, reterr);
+    if (!r) {
+        int32_t n_stores = m.model->n_stores; /* the run closes the model */
+        int32_t dim = m.model->h.k_dim;
+
+        stores = calloc((size_t)n_stores, sizeof(*stores));
+        r = stores ? list_stores(m.model, stores, reterr) : error_set(reterr, -ENOMEM, "no memory");
+        r = r ? r
+              : skew_run(&m, text, len, (int32_t)c->tokens, (int)c->threads,
+                         c->report ? stdout : NULL, &sums, reterr);
+        r = r ? r : write_overlay(&m, stores, n_stores, dim, &sums, words->v[0], reterr);
+    }
+    skew_sums_finish(&sums);
+    skew_close(&m);
+    free(stores);
+    free(text);
+    return r;
+}
+
+int main(int argc, char **argv)
+{
+    struct config c = {0};
+    struct option_list words = {0};
+    struct error e = {0};
+    int r = options_load(&table, &c, argc, argv, NULL, NULL, &words, &e);
+
+    if (r == 0 && c.help) {
+        char *text = options_help(&table);
+
+        (void)fputs(text ? text : "", stdout);
+        free(text);
+    } else if (r == 0) {
+        r = run(&c, &words, &e);
+    }
+    if (r < 0) {
+        (void)fprintf(stderr, "pipit-skew: %s\n", e.text);
+    }
+    options_list_clear(&words);
+    options_clear(&table, &c);
+    return r == 0                                          ? 0
+           : r == -EINVAL                                  ? EXIT_USAGE
+           : r == -EBADMSG || r == -ENOENT || r == -EACCES ? EXIT_BAD_FILE
+                                                           : EXIT_INTERNAL;
+}
