@@ -14,7 +14,7 @@ static bool same_class(const struct policy *a, const struct policy *b)
 {
     return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new &&
            a->rank == b->rank && a->select == b->select && a->select_mode == b->select_mode &&
-           a->mean == b->mean;
+           a->mean == b->mean && a->partial == b->partial;
 }
 
 static int open_class(const struct engine_config *base, const struct policy *p, bool evicts,
@@ -40,6 +40,7 @@ static int open_class(const struct engine_config *base, const struct policy *p, 
     widest.mean = p->mean;
     widest.rank = p->rank;
     widest.renorm = p->renorm;
+    widest.partial = p->partial;
     policy_print(&widest, text, sizeof(text));
     c.kv = text;
     return engine_create(&c, NULL, NULL, ret, reterr);
