@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_BACKEND_H
 #define PIPIT_KERNELS_BACKEND_H
-/* clang-format off */
 /* A backend: a device, its memory, and the table of operations of kernels/ops.h.
  *
  * `ref` (plain C, the definition), `cpu` (instruction sets chosen at run time), `cuda` (a module

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_OPS_H
 #define PIPIT_KERNELS_OPS_H
-/* clang-format off */
 /* What each operation means. A model's step is a sequence of these coarse operations on a batch of
  * rows (a row = one token of one sequence); kernels/ref/ defines them in plain C, every other
  * backend is checked against it. struct backend_ops (kernels/backend.h) is the table.

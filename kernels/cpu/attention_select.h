@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_CPU_ATTENTION_SELECT_H
 #define PIPIT_KERNELS_CPU_ATTENTION_SELECT_H
-/* clang-format off */
 /* What the two halves of selecting attention share: ranking all slots (attention_select.c), and the
  * choice and what follows it (attention_chosen.c). */
 

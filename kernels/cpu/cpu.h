@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_CPU_CPU_H
 #define PIPIT_KERNELS_CPU_CPU_H
-/* clang-format off */
 /* The cpu backend from inside: its struct, and the ops that its files give to the table in cpu.c.
  * Device memory is ordinary memory. Calls return when the work is done. */
 

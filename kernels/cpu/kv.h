@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_CPU_KV_H
 #define PIPIT_KERNELS_CPU_KV_H
-/* clang-format off */
 /* What the cache's operations of the cpu backend share: scratch, and small questions about a
  * sequence's slots. The page's layout is in kv_page.h, the inner kernels in table_kv.h. */
 

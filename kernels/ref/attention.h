@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_REF_ATTENTION_H
 #define PIPIT_KERNELS_REF_ATTENTION_H
-/* clang-format off */
 /* What attention of all slots (attention.c) and of some (select.c) share: a unit of work, its pages
  * decoded once for all rows and heads that read them, and the softmax between K and V. */
 

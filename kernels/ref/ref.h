@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #ifndef PIPIT_KERNELS_REF_REF_H
 #define PIPIT_KERNELS_REF_REF_H
-/* clang-format off */
 /* The reference backend, inside: one file per operation, all sharing this struct.
  *
  * Plain C17, scalar, f32 accumulation in written order. Threads share out whole rows, tokens or
