@@ -78,6 +78,7 @@ int ask_run(struct settings *s, const struct option_list *words)
     struct pipit_request *q = NULL;
     struct answer a = {0};
     struct text prompt = {0};
+    int64_t until_ns = 0;
     int code = check(s);
 
     if (code == 0) {
@@ -100,12 +101,14 @@ int ask_run(struct settings *s, const struct option_list *words)
         code = EXIT_INTERNAL;
     }
     if (code == 0) {
-        a.retry_until_ns = s->retry > 0 ? clock_ns() + (int64_t)(s->retry * 1e9) : 0;
+        until_ns = s->retry > 0 ? clock_ns() + (int64_t)(s->retry * 1e9) : 0;
+        a.retry_until_ns = until_ns;
         code = answer_run(c, q, s, &a);
     }
     while (code == ANSWER_BUSY) {
         code = wait_for_turn(&a);
         answer_clear(&a);
+        a.retry_until_ns = until_ns;
         pipit_request_destroy(q);
         q = NULL;
         code = code ? code : build(s, c, &prompt, &q);

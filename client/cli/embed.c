@@ -83,11 +83,16 @@ static int print_json(const struct embed *e)
 {
     static const char *const pooling[] = {"mean", "last", "none"};
     json_t *rows = e->s->pooling == PIPIT_POOL_NONE ? json_array() : row_of(e, 0);
+    bool whole = rows;
     json_t *obj;
     int r;
 
-    for (uint32_t i = 0; rows && e->s->pooling == PIPIT_POOL_NONE && i < e->n_rows; i++) {
-        (void)json_array_append_new(rows, row_of(e, i));
+    for (uint32_t i = 0; whole && e->s->pooling == PIPIT_POOL_NONE && i < e->n_rows; i++) {
+        whole = json_array_append_new(rows, row_of(e, i)) == 0;
+    }
+    if (!whole) {
+        json_decref(rows);
+        return EXIT_INTERNAL;
     }
     obj = json_pack("{s:s, s:i, s:s, s:b, s:i, s:o}", "type", "embedding", "v", 1, "pooling",
                     pooling[e->s->pooling], "normalized", !e->s->not_unit, "prompt_tokens",
@@ -106,7 +111,7 @@ static int print(const struct embed *e)
         (void)putchar('\n');
     }
     if (e->s->json && print_json(e)) {
-        say("no memory to print the embedding");
+        say("the embedding cannot be printed: no memory, or it holds numbers that are not finite");
         return EXIT_INTERNAL;
     }
     if (fflush(stdout) || ferror(stdout)) {

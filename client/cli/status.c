@@ -39,8 +39,12 @@ static void rate_of(struct rate *r, const struct pipit_status *st)
     int64_t now = clock_ns();
     double s = (double)(now - r->at_ns) / 1e9;
 
-    r->read = r->at_ns ? (double)(st->n_prompt_tokens - r->n_read) / s : -1;
-    r->written = r->at_ns ? (double)(st->n_new_tokens - r->n_written) / s : -1;
+    bool first =
+        r->at_ns == 0 || st->n_prompt_tokens < r->n_read || st->n_new_tokens < r->n_written;
+
+    /* Counters that fell are another daemon's. */
+    r->read = first ? -1 : (double)(st->n_prompt_tokens - r->n_read) / s;
+    r->written = first ? -1 : (double)(st->n_new_tokens - r->n_written) / s;
     r->n_read = st->n_prompt_tokens;
     r->n_written = st->n_new_tokens;
     r->at_ns = now;

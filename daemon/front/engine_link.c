@@ -214,7 +214,7 @@ void engine_link_unload(struct engine_link *e, bool again)
     struct lane_record r;
 
     loop_timer_off(&e->front->loop, &e->retry);
-    e->again |= again;
+    e->again = again; /* the last order counts */
     e->front->status_changed = true;
     e->state = LANE_UNLOADED;
     e->info.state = LANE_UNLOADED;

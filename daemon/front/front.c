@@ -120,7 +120,7 @@ static void on_stop_signal(struct front *f, uint32_t signo)
 {
     int64_t limit = (int64_t)(f->config->stop_timeout * 1e9);
 
-    if (limit > 0 && !f->stopping && f->drain != LANE_CONTROL_DRAIN) {
+    if (limit > 0 && !f->stopping && f->n_stop_signals++ == 0) {
         /* systemd waits TimeoutStopSec=, unless it is told of more. */
         (void)sd_notifyf(0, "STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu\nSTATUS=Draining",
                          (unsigned long long)((limit + FORCE_NS + LEAVE_NS) / 1000 + 1000000));
@@ -218,6 +218,7 @@ static int start(struct front *f, struct error *reterr)
     }
     if (rc == 0) {
         successor_adopt(f);
+        lifecycle_check(f);
     }
     return rc;
 }

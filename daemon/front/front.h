@@ -64,6 +64,7 @@ struct front {
     bool stopping;
     int exit_code;
     struct loop_timer stop_timer;
+    uint32_t n_stop_signals;
     uint32_t drain; /* enum lane_control_op: DRAIN or RELOAD; 0: none */
     struct loop_timer drain_timer;
     struct loop_timer idle_timer;

@@ -7,9 +7,10 @@
 #include <dirent.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { PATH_BYTES = 512, TREE_BYTES = 1024 };
+enum { PATH_BYTES = 512, TREE_BYTES = 1024, MOST_CARDS = 32, BOOT_S = 120 };
 
 static bool exists(const char *root, const char *path)
 {
@@ -51,10 +52,30 @@ static bool is_tegra(const char *root)
     return n > 0 && memmem(names, n, "nvidia,tegra", 12) != NULL;
 }
 
+/* Any of them: a container may have been given another than the first. */
+static bool has_card_file(const char *root)
+{
+    char path[32];
+    bool found = false;
+
+    for (int i = 0; i < MOST_CARDS && !found; i++) {
+        (void)snprintf(path, sizeof(path), "/dev/nvidia%d", i);
+        found = exists(root, path);
+    }
+    return found;
+}
+
+bool device_is_booting(void)
+{
+    struct timespec t;
+
+    return clock_gettime(CLOCK_BOOTTIME, &t) == 0 && t.tv_sec < BOOT_S;
+}
+
 bool device_is_late(const char *root)
 {
     if (has_card(root)) {
-        return !exists(root, "/dev/nvidiactl") || !exists(root, "/dev/nvidia0");
+        return !exists(root, "/dev/nvidiactl") || !has_card_file(root);
     }
     return is_tegra(root) && !exists(root, "/dev/nvmap");
 }

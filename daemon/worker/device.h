@@ -16,4 +16,8 @@ enum { DEVICE_WAIT_MS = 15000 };
  * are missing? `root`: "" for this machine's /sys, /proc and /dev. */
 bool device_is_late(const char *root);
 
+/* Is the machine up for less than two minutes? Later on files that are not there will not come: a
+ * container without the card, or a host that makes them when they are first used. */
+bool device_is_booting(void);
+
 #endif

@@ -22,7 +22,7 @@
 _Static_assert(sizeof(struct session_header) == SESSION_HEADER_BYTES, "no padding");
 
 #define SUFFIX ".session"
-enum { BUFFER = 64 << 10 };
+enum { BUFFER = 64 << 10, SESSION_MOST_TOKENS = 1 << 24 };
 static const char magic[8] = "PIPITSES";
 
 static void path_of(const struct session *s, const char *prefix, char ret[96])
@@ -172,8 +172,8 @@ static int check_parts(struct session *s, const struct engine_info *info, struct
     uint64_t text_bytes = (uint64_t)h->n_text * sizeof(int32_t);
     int r;
 
-    if (h->n_text == 0 || h->n_text > INT32_MAX || h->n_prompt == 0 || h->n_prompt >= h->n_text ||
-        h->block_offset % SESSION_HEADER_BYTES ||
+    if (h->n_text == 0 || h->n_text > SESSION_MOST_TOKENS || h->n_prompt == 0 ||
+        h->n_prompt >= h->n_text || h->block_offset % SESSION_HEADER_BYTES ||
         !checked_range(SESSION_HEADER_BYTES, text_bytes, h->block_offset) ||
         h->block_offset - SESSION_HEADER_BYTES - text_bytes >= SESSION_HEADER_BYTES ||
         !checked_range(h->block_offset, h->block_bytes, s->file_bytes) ||

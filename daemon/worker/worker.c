@@ -182,7 +182,8 @@ static void wait_for_device(struct worker *w)
     bool wanted = !backend || strcmp(backend, "auto") == 0 || strcmp(backend, "cuda") == 0;
     int waited = 0;
 
-    while (wanted && waited < DEVICE_WAIT_MS && device_is_late("") && !atomic_load(&w->drain)) {
+    while (wanted && waited < DEVICE_WAIT_MS && device_is_booting() && device_is_late("") &&
+           !atomic_load(&w->drain)) {
         if (waited == 0) {
             log_info("the GPU's driver is loaded, its device files are not there yet: waiting");
         }

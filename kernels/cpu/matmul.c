@@ -235,6 +235,12 @@ static void run_panels(const struct job *job, const struct thread_scratch *s,
     }
 }
 
+/* Where range i of `of` begins: at whole tiles, because a tile's kernel reads all its rows. */
+static int32_t cut_tokens(int64_t n, int i, int of)
+{
+    return i == of ? (int32_t)n : (int32_t)(n * i / of / PANEL_ROWS * PANEL_ROWS);
+}
+
 static void matmul_piece(void *arg, int tid, int n_threads)
 {
     const struct job *job = arg;
@@ -242,8 +248,8 @@ static void matmul_piece(void *arg, int tid, int n_threads)
     const struct thread_scratch s = matmul_thread(job->cpu, tid);
     const int64_t n = p->rows.n;
     const int ti = tid % job->token_splits;
-    const int32_t row0 = (int32_t)(n * ti / job->token_splits);
-    const int32_t row1 = (int32_t)(n * (ti + 1) / job->token_splits);
+    const int32_t row0 = cut_tokens(n, ti, job->token_splits);
+    const int32_t row1 = cut_tokens(n, ti + 1, job->token_splits);
     struct panel_act *q = job->q;
     float *x = job->x;
 

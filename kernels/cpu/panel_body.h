@@ -256,6 +256,7 @@ UNROLL_INLINE void panel_rest(enum dtype type, const uint8_t *w, int n_blocks,
 {
     const int half = LANES_TILE > 8 ? 8 : 1;
 
+    _Static_assert(LANES_TILE == 4 || LANES_TILE == 16, "n is 1..3, or 1..15");
     if (n > 8) {
         panel_tile(type, w, n_blocks, q, ld, LANES_TILE, few, a, out);
     } else if (n > 4) {

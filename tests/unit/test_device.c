@@ -59,7 +59,9 @@ Test(device, a_card_is_late_until_its_files_are_there, .init = begin, .fini = en
     cr_assert(device_is_late(root));
     make("/dev/nvidiactl", "", 0);
     cr_assert(device_is_late(root));
-    make("/dev/nvidia0", "", 0);
+    make("/dev/nvidia-uvm", "", 0);
+    cr_assert(device_is_late(root));
+    make("/dev/nvidia3", "", 0);
     cr_assert_not(device_is_late(root));
 }
 
