@@ -57,6 +57,7 @@ trap stop EXIT
 
 settings=(--model "$model" --backend cpu --ctx 2048)
 if [ -n "$swiftkv" ]; then
+    echo "demo: this overlay has seen little text so far (models/): look at the plan, not at the answer" >&2
     base=("${settings[@]}" --kv full)
     settings+=(--overlay models/smollm2-135m-swiftkv-14-16.gguf --kv fp8+keyformer:50%)
     plan() { "$build/daemon/front/pipitd" plan "$@" | sed 's/^policy \([^,]*\).*/policy \1/'; }

@@ -44,7 +44,7 @@ const struct command commands[] = {
      "goes along with the next message. A line that ends in \\ goes on in the next.\n"
      "/clear forgets the conversation, /quit (or Ctrl-D) ends, /help lists these.\n"
      "Ctrl-C ends an answer, not the program; what came of it stays in the\n"
-     "conversation.\n"
+     "conversation (with --session the turn is not saved: it is as if not asked).\n"
      "\n"
      "Without a terminal on stdin each line is one message, and the program ends at\n"
      "the first error with its exit code.\n"

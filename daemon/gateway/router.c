@@ -97,6 +97,17 @@ static int set_options(struct router *r, size_t max_message, struct error *reter
     return 0;
 }
 
+static bool folder_is_open(const char *path)
+{
+    char folder[SOCK_PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    struct stat st;
+
+    (void)snprintf(folder, sizeof(folder), "%.*s", slash ? (int)(slash - path) : 1,
+                   slash ? path : ".");
+    return stat(folder[0] ? folder : "/", &st) != 0 || (st.st_mode & S_IWOTH);
+}
+
 static int bind_socket(struct router *r, const char *path, int listen_fd, struct error *reterr)
 {
     char endpoint[SOCK_PATH_MAX + 16];
@@ -122,9 +133,9 @@ static int bind_socket(struct router *r, const char *path, int listen_fd, struct
             return rc;
         }
     }
-    /* Who may connect is decided by the folder, as for lane.sock; connecting takes write
-     * permission. */
-    mask = umask(0111);
+    /* As for lane.sock: who may enter the folder may connect (which takes write permission), but
+     * never everyone where everyone may write. */
+    mask = umask(folder_is_open(path) ? 0177 : 0111);
     if (zmq_bind(r->socket, endpoint)) {
         rc = error_set(reterr, -EADDRINUSE, "%s: cannot be bound: %s", path, zmq_strerror(errno));
     }

@@ -350,6 +350,16 @@ class Starting(Case):
             self.assertEqual(mode, 0o600)
             os.chmod(folder, 0o700)
 
+    def test_nobody_else_connects_where_everyone_may_write(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o1777)
+            self.start("--gateway", "yes", folder=folder)
+            path = os.path.join(folder, "zmq.sock")
+            self.assertTrue(wait_until(lambda: os.path.exists(path)))
+            for name in ("lane.sock", "zmq.sock"):
+                self.assertEqual(os.stat(os.path.join(folder, name)).st_mode & 0o007, 0, name)
+            os.chmod(folder, 0o700)
+
     def test_socket_activation(self):
         import socket
         with tempfile.TemporaryDirectory() as folder:
