@@ -115,8 +115,8 @@ static struct engine *create(const struct setting *s, const char *model, const c
     return e;
 }
 
-/* The engine's own structs (the cpu backend's table of kernels has more than 1 KiB), the files' paths,
- * and what the heap's rounding adds. */
+/* The engine's own structs (the cpu backend's table of kernels has more than 1 KiB), the files'
+ * paths, and what the heap's rounding adds. */
 enum { HEAP_SLACK = 14 << 10 };
 
 /* Returns how many bytes more lie on the heap than planned; 0 where not all is heap. */
