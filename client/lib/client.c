@@ -310,7 +310,7 @@ int pipit_client_metrics(struct pipit_client *c, char **ret, size_t *ret_len,
 /* The last line's name. false: there is none, or it does not come behind `after`. */
 static bool last_name(const char *text, size_t len, char after[LANE_SESSION_NAME + 1])
 {
-    const char *line = len > 1 ? memrchr(text, '\n', len - 1) : NULL;
+    const char *line = text && len > 1 ? memrchr(text, '\n', len - 1) : NULL;
     size_t n;
 
     line = line ? line + 1 : text;
