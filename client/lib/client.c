@@ -310,9 +310,13 @@ int pipit_client_metrics(struct pipit_client *c, char **ret, size_t *ret_len,
 /* The last line's name. false: there is none, or it does not come behind `after`. */
 static bool last_name(const char *text, size_t len, char after[LANE_SESSION_NAME + 1])
 {
-    const char *line = text && len > 1 ? memrchr(text, '\n', len - 1) : NULL;
+    const char *line;
     size_t n;
 
+    if (!text || len < 2) {
+        return false;
+    }
+    line = memrchr(text, '\n', len - 1);
     line = line ? line + 1 : text;
     n = strcspn(line, "\t\n");
     if (!lane_session_name_ok(line, n) || (strlen(after) == n && memcmp(after, line, n) == 0)) {
