@@ -179,7 +179,9 @@ static int read_names(DIR *d, const char *after, struct names *ret)
         }
         memcpy(ret->v[ret->n++], name, sizeof(name));
     }
-    qsort(ret->v, ret->n, sizeof(*ret->v), compare);
+    if (ret->n) { /* qsort() takes no null array, not even an empty one */
+        qsort(ret->v, ret->n, sizeof(*ret->v), compare);
+    }
     return 0;
 }
 
