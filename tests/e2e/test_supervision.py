@@ -81,7 +81,7 @@ class EngineDeath(Case):
         other.close()
 
     def test_hanging_engine_is_replaced(self):
-        d = self.start("--test-hooks", "--engine-timeout", "1")
+        d = self.start("--test-hooks", "--engine-timeout", str(int(SLOW)))  # a slow build's steps take longer too
         lane = d.ready()
         expected = text_of(self.plain(lane))
         events = list(lane.events(lane.request(hook("hang:10"))))
