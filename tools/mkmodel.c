@@ -11,10 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/options.h"
+#include "tools/command.h"
 #include "tools/mkmodel_write.h"
-
-enum { EXIT_USAGE = 2, EXIT_BAD_FILE = 6, EXIT_INTERNAL = 8 };
 
 struct config {
     char *shape;
@@ -171,23 +169,9 @@ static int make_model(const struct config *c, const char *path, struct error *re
     return r;
 }
 
-static int exit_code(int r)
+static int run(const void *config, const struct option_list *words, struct error *reterr)
 {
-    switch (r) {
-    case 0:
-        return 0;
-    case -EINVAL:
-        return EXIT_USAGE;
-    case -EBADMSG:
-    case -ENOENT:
-        return EXIT_BAD_FILE;
-    default:
-        return EXIT_INTERNAL;
-    }
-}
-
-static int run(const struct config *c, const struct option_list *words, struct error *reterr)
-{
+    const struct config *c = config;
     if (words->n != 1) {
         return error_set(reterr, -EINVAL, "one output file is needed, %zu are given", words->n);
     }
@@ -206,22 +190,12 @@ static int run(const struct config *c, const struct option_list *words, struct e
 int main(int argc, char **argv)
 {
     struct config c = {.aug_q = -1};
-    struct option_list words = {0};
-    struct error e = {0};
-    int r = options_load(&table, &c, argc, argv, NULL, NULL, &words, &e);
 
-    if (r == 0 && c.help) {
-        char *text = options_help(&table);
-
-        (void)fputs(text ? text : "", stdout);
-        free(text);
-    } else if (r == 0) {
-        r = run(&c, &words, &e);
-    }
-    if (r < 0) {
-        (void)fprintf(stderr, "pipit-mkmodel: %s\n", e.text);
-    }
-    options_list_clear(&words);
-    options_clear(&table, &c);
-    return exit_code(r);
+    return command_main(&(struct command){.name = "pipit-mkmodel",
+                                          .table = &table,
+                                          .config = &c,
+                                          .help = &c.help,
+                                          .takes_words = true,
+                                          .run = run},
+                        argc, argv);
 }

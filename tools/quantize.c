@@ -9,10 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/options.h"
+#include "tools/command.h"
 #include "tools/quantize_model.h"
-
-enum { EXIT_USAGE = 2, EXIT_BAD_FILE = 6, EXIT_INTERNAL = 8 };
 
 struct config {
     struct option_list keep;
@@ -55,24 +53,9 @@ static int pick_type(const char *name, enum dtype *ret, struct error *reterr)
     return 0;
 }
 
-static int exit_code(int r)
+static int run(const void *config, const struct option_list *words, struct error *reterr)
 {
-    switch (r) {
-    case 0:
-        return 0;
-    case -EINVAL:
-        return EXIT_USAGE;
-    case -EBADMSG:
-    case -ENOENT:
-    case -EACCES:
-        return EXIT_BAD_FILE;
-    default:
-        return EXIT_INTERNAL;
-    }
-}
-
-static int run(const struct config *c, const struct option_list *words, struct error *reterr)
-{
+    const struct config *c = config;
     struct quantize_plan plan = {.keep = &c->keep, .report = c->quiet ? NULL : stderr};
     struct gguf *in = NULL;
     int r;
@@ -99,23 +82,13 @@ static int run(const struct config *c, const struct option_list *words, struct e
 int main(int argc, char **argv)
 {
     struct config c = {0};
-    struct option_list words = {0};
-    struct error e = {0};
+
     (void)signal(SIGPIPE, SIG_IGN); /* `2>&1 | head` must not leave half a file */
-    int r = options_load(&table, &c, argc, argv, NULL, NULL, &words, &e);
-
-    if (r == 0 && c.help) {
-        char *text = options_help(&table);
-
-        (void)fputs(text ? text : "", stdout);
-        free(text);
-    } else if (r == 0) {
-        r = run(&c, &words, &e);
-    }
-    if (r < 0) {
-        (void)fprintf(stderr, "pipit-quantize: %s\n", e.text);
-    }
-    options_list_clear(&words);
-    options_clear(&table, &c);
-    return exit_code(r);
+    return command_main(&(struct command){.name = "pipit-quantize",
+                                          .table = &table,
+                                          .config = &c,
+                                          .help = &c.help,
+                                          .takes_words = true,
+                                          .run = run},
+                        argc, argv);
 }

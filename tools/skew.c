@@ -8,11 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/options.h"
+#include "tools/command.h"
 #include "tools/skew_math.h"
 #include "tools/skew_run.h"
-
-enum { EXIT_USAGE = 2, EXIT_BAD_FILE = 6, EXIT_INTERNAL = 8 };
 
 struct config {
     char *model;
@@ -157,8 +155,9 @@ static int list_stores(const struct model *m, struct store *stores, struct error
                            "no layer from the third on owns a store of the whole text");
 }
 
-static int run(const struct config *c, const struct option_list *words, struct error *reterr)
+static int run(const void *config, const struct option_list *words, struct error *reterr)
 {
+    const struct config *c = config;
     struct skew_model m = {0};
     struct skew_sums sums = {0};
     struct store *stores = NULL;
@@ -192,25 +191,12 @@ static int run(const struct config *c, const struct option_list *words, struct e
 int main(int argc, char **argv)
 {
     struct config c = {0};
-    struct option_list words = {0};
-    struct error e = {0};
-    int r = options_load(&table, &c, argc, argv, NULL, NULL, &words, &e);
 
-    if (r == 0 && c.help) {
-        char *text = options_help(&table);
-
-        (void)fputs(text ? text : "", stdout);
-        free(text);
-    } else if (r == 0) {
-        r = run(&c, &words, &e);
-    }
-    if (r < 0) {
-        (void)fprintf(stderr, "pipit-skew: %s\n", e.text);
-    }
-    options_list_clear(&words);
-    options_clear(&table, &c);
-    return r == 0                                          ? 0
-           : r == -EINVAL                                  ? EXIT_USAGE
-           : r == -EBADMSG || r == -ENOENT || r == -EACCES ? EXIT_BAD_FILE
-                                                           : EXIT_INTERNAL;
+    return command_main(&(struct command){.name = "pipit-skew",
+                                          .table = &table,
+                                          .config = &c,
+                                          .help = &c.help,
+                                          .takes_words = true,
+                                          .run = run},
+                        argc, argv);
 }

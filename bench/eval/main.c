@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/options.h"
 #include "bench/eval/generate.h"
 #include "bench/eval/text.h"
+#include "tools/command.h"
 
 struct config {
     char *model;
@@ -74,14 +74,20 @@ static struct engine_config engine_for(const struct config *c)
     return ec;
 }
 
-static int run(const struct config *c, struct error *e)
+static int run(const void *config, const struct option_list *words, struct error *e)
 {
+    const struct config *c = config;
     static const char *const full[] = {"full"};
     const char *const *kv = c->kv.n ? (const char *const *)c->kv.v : full;
     int n_kv = c->kv.n ? (int)c->kv.n : 1;
-    FILE *out = c->out ? fopen(c->out, "w") : stdout;
+    FILE *out;
     int err;
 
+    (void)words;
+    if (!c->model || !c->text == !c->prompts) {
+        return error_set(e, -EINVAL, "--model and one of --text and --prompts are needed");
+    }
+    out = c->out ? fopen(c->out, "w") : stdout;
     if (!out) {
         return error_set_errno(e, -errno, "cannot write %s", c->out);
     }
@@ -112,27 +118,9 @@ static int run(const struct config *c, struct error *e)
 int main(int argc, char **argv)
 {
     struct config c = {0};
-    struct error e = {0};
-    int rc = 0;
 
-    if (options_load(&table, &c, argc, argv, NULL, NULL, NULL, &e)) {
-        rc = 2;
-    } else if (c.help) {
-        char *help = options_help(&table);
-
-        (void)fputs(help ? help : "", stdout);
-        free(help);
-    } else if (!c.model || !c.text == !c.prompts) {
-        (void)error_set(&e, -EINVAL, "--model and one of --text and --prompts are needed");
-        rc = 2;
-    } else {
-        int err = run(&c, &e);
-
-        rc = !err ? 0 : err == -EINVAL ? 2 : err == -ENOMEM ? 4 : 6;
-    }
-    if (rc) {
-        (void)fprintf(stderr, "pipit-eval: %s\n", e.text);
-    }
-    options_clear(&table, &c);
-    return rc;
+    return command_main(
+        &(struct command){
+            .name = "pipit-eval", .table = &table, .config = &c, .help = &c.help, .run = run},
+        argc, argv);
 }

@@ -19,9 +19,9 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include "base/options.h"
 #include "bench/speed/bench.h"
 #include "engine/kv/plan.h"
+#include "tools/command.h"
 
 enum { MAX_POINTS = 32, MAX_RUNNERS = 16, WARM_UP_TOKENS = 16, MAX_LABEL = 256 };
 
@@ -497,30 +497,23 @@ static int serve(const struct config *c, struct error *e)
     return serve_run(&s, e);
 }
 
+static int run(const void *config, const struct option_list *words, struct error *e)
+{
+    const struct config *c = config;
+
+    (void)words;
+    if (!c->model) {
+        return error_set(e, -EINVAL, "--model is needed");
+    }
+    return c->arrivals ? serve(c, e) : bench(c, e);
+}
+
 int main(int argc, char **argv)
 {
     struct config c = {0};
-    struct error e = {0};
-    int rc = 0;
 
-    if (options_load(&table, &c, argc, argv, NULL, NULL, NULL, &e)) {
-        rc = 2;
-    } else if (c.help) {
-        char *help = options_help(&table);
-
-        (void)fputs(help ? help : "", stdout);
-        free(help);
-    } else if (!c.model) {
-        (void)error_set(&e, -EINVAL, "--model is needed");
-        rc = 2;
-    } else {
-        int err = c.arrivals ? serve(&c, &e) : bench(&c, &e);
-
-        rc = !err ? 0 : err == -EINVAL ? 2 : err == -ENOMEM ? 4 : 6;
-    }
-    if (rc) {
-        (void)fprintf(stderr, "pipit-bench: %s\n", e.text);
-    }
-    options_clear(&table, &c);
-    return rc;
+    return command_main(
+        &(struct command){
+            .name = "pipit-bench", .table = &table, .config = &c, .help = &c.help, .run = run},
+        argc, argv);
 }
