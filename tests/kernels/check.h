@@ -107,5 +107,9 @@ void check_rows(struct check *c, const char *what, const float *got, const float
 void check_floats(struct check *c, const struct check_buf *b, int32_t n, int32_t ld, int32_t n_cols,
                   const struct tolerance *tol);
 void check_bits(struct check *c, const char *what, const void *got, const void *want, size_t bytes);
+/* After a comparison: the next calls are the reference's once more, on what it left. */
+void check_reference_again(struct check *c);
+/* What lies in the reference's buffer now, against what the comparison read there, bit by bit. */
+void check_same(struct check *c, const char *what, struct check_buf *b);
 
 #endif

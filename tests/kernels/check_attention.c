@@ -59,25 +59,6 @@ static int32_t pos0_of(const struct shape *s, int seq)
     return s->options & BLIND && seq == 2 ? -1 : s->n_slots[seq] - s->n_rows[seq];
 }
 
-/* Positions in a random order over the slots, every seventh slot empty. */
-static void scatter(struct check *c, const struct check_kv *kv, int32_t n_groups)
-{
-    for (int32_t g = 0; g < n_groups; g++) {
-        int32_t *pos = (int32_t *)(void *)kv->slot_pos->init + g * kv->cap;
-
-        for (int32_t i = kv->n_slots; i-- > 1;) {
-            int32_t j = check_range(c, 0, i);
-            int32_t held = pos[i];
-
-            pos[i] = pos[j];
-            pos[j] = held;
-        }
-        for (int32_t i = 0; i < kv->n_slots; i += 7) {
-            pos[i] = -1;
-        }
-    }
-}
-
 static void prepare(struct check *c, const struct shape *s, struct inputs *in)
 {
     bool scores = s->options & OBSERVE;
@@ -88,7 +69,7 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
         check_kv_make(c, &in->kv[i], &s->l, s->n_slots[i] + 70, s->n_slots[i],
                       s->options & SCATTERED, scores);
         if (s->options & SCATTERED) {
-            scatter(c, &in->kv[i], s->l.n_groups);
+            check_kv_scatter(c, &in->kv[i]);
         }
         if (scores) {
             check_fill(c, in->kv[i].score, 1);

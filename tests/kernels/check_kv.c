@@ -131,6 +131,24 @@ void check_kv_make(struct check *c, struct check_kv *kv, const struct ops_kv_lay
     }
 }
 
+void check_kv_scatter(struct check *c, struct check_kv *kv)
+{
+    for (int32_t g = 0; g < kv->layout[0].n_groups; g++) {
+        int32_t *pos = (int32_t *)(void *)kv->slot_pos->init + g * kv->cap;
+
+        for (int32_t i = kv->n_slots; i-- > 1;) {
+            int32_t j = check_range(c, 0, i);
+            int32_t held = pos[i];
+
+            pos[i] = pos[j];
+            pos[j] = held;
+        }
+        for (int32_t i = 0; i < kv->n_slots; i += 7) {
+            pos[i] = -1;
+        }
+    }
+}
+
 void check_kv_free(struct check_kv *kv)
 {
     free(kv->content);

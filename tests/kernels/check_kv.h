@@ -27,6 +27,8 @@ struct check_kv {
  * layout's heads, dims and types. `positions`: slot_pos is kept; here slot i holds position i. */
 void check_kv_make(struct check *c, struct check_kv *kv, const struct ops_kv_layout *layout,
                    int32_t cap, int32_t n_slots, bool positions, bool scores);
+/* Positions in a random order over the slots, every seventh slot empty; the cache has positions. */
+void check_kv_scatter(struct check *c, struct check_kv *kv);
 void check_kv_free(struct check_kv *kv);
 
 /* For the side being called; imports the content if this is the side's first call. */
