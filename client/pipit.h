@@ -211,6 +211,26 @@ struct pipit_status {
 PIPIT_CHECKED int pipit_client_status(struct pipit_client *client, const struct pipit_status **ret,
                                       struct pipit_error *reterr);
 
+/* What the status has no room for. */
+struct pipit_policy_use {
+    const char *policy;  /* canonical; "others": all that there was no room to list */
+    uint32_t n_seqs;     /* running */
+    uint32_t reserved0;
+    uint64_t n_requests; /* that asked for it since the model was loaded */
+    uint64_t n_slots;    /* live, summed over the model's stores and head groups */
+    uint64_t kv_bytes;   /* of the pages that they hold; a page that two share counts for both */
+    uint64_t n_evicted;  /* since the model was loaded */
+};
+struct pipit_report {
+    const char *backend; /* its whole name; "" */
+    const char *cause;   /* why the model could not be loaded, or died, last; "" once it is ready */
+    const struct pipit_policy_use *const *policies; /* (n_policies), the daemon's own first */
+    size_t n_policies;
+};
+/* *ret is valid until the next report call. A daemon that is older gives an empty one. */
+PIPIT_CHECKED int pipit_client_report(struct pipit_client *client, const struct pipit_report **ret,
+                                      struct pipit_error *reterr);
+
 /* Renews pipit_client_info(). */
 PIPIT_CHECKED int pipit_client_ping(struct pipit_client *client, struct pipit_error *reterr);
 
@@ -267,6 +287,14 @@ PIPIT_API void *pipit_lease_write(struct pipit_lease *lease); /* NULL for FROM_D
 PIPIT_API const void *pipit_lease_read(const struct pipit_lease *lease);
 PIPIT_API size_t pipit_lease_bytes(const struct pipit_lease *lease);
 PIPIT_API int pipit_lease_alive(const struct pipit_lease *lease);
+/* What another door of the daemon calls it: a ZeroMQ request may name the leases of a lane of the same
+ * user. It must not be put, or used by a request here, until that request has ended. */
+struct pipit_lease_name {
+    uint64_t lane; /* pipit_info.lane_id */
+    uint32_t buf;
+    uint32_t generation;
+};
+PIPIT_API struct pipit_lease_name pipit_lease_name(const struct pipit_lease *lease);
 
 /* ---- requests ---------------------------------------------------------------------------- */
 

@@ -49,7 +49,7 @@ struct engine {
     struct engine_info info;
     char identity[65];
     char name[128];
-    char describe[256];
+    char describe[1024];
     struct error passed_by; /* the device, by backend "auto" */
 };
 
@@ -576,4 +576,9 @@ void engine_heartbeat(const struct engine *e, int64_t *ret_last_ns, int64_t *ret
 void engine_counters(const struct engine *e, struct engine_counters *ret)
 {
     sched_counters(e->sched, ret);
+}
+
+bool engine_kv_use(const struct engine *e, int32_t i, struct engine_kv_use *ret)
+{
+    return sched_kv_use(e->sched, i, ret);
 }

@@ -247,4 +247,16 @@ struct engine_counters {
 };
 void engine_counters(const struct engine *e, struct engine_counters *ret);
 
+/* Who holds the cache: row i of the policies that requests have asked for, the planned ones first, and
+ * last, where there were too many, "others". false: there is no such row. */
+struct engine_kv_use {
+    char policy[512];    /* canonical */
+    int32_t n_seqs;      /* running */
+    uint64_t n_requests; /* that asked for it */
+    uint64_t kv_bytes;   /* of pages that running sequences hold; one that several share counts for each */
+    int64_t n_slots;     /* live, summed over stores and groups */
+    uint64_t n_evicted;
+};
+bool engine_kv_use(const struct engine *e, int32_t i, struct engine_kv_use *ret);
+
 #endif

@@ -124,6 +124,8 @@ int exit_of_reason(uint32_t reason);
 void quote_bytes(FILE *f, const char *text, size_t len);
 /* Numbers for people: "1.5 MiB", into ret (at least 32 bytes). */
 const char *bytes_text(uint64_t bytes, char ret[32]);
+/* A backend's name without the list of kernels behind it. */
+int backend_len(const char *backend);
 void id_text(const uint8_t id[16], char ret[33]);
 
 /* ---- connect.c ---- */

@@ -145,24 +145,29 @@ static uint64_t available_bytes(void)
     return kib * 1024;
 }
 
-static void look_model(struct doctor *d, const struct pipit_status *st)
+static void look_model(struct doctor *d, const struct pipit_status *st,
+                       const struct pipit_report *rep)
 {
+    const char *cause = rep && rep->cause[0] ? rep->cause : NULL;
+    const char *backend = rep && rep->backend[0] ? rep->backend : st->backend;
+
     switch (st->state) {
     case PIPIT_STATE_READY:
-        finding(d, FINE, 0, "model", "%s, ready on %s, context %d, %d sequences", st->model,
-                st->backend, st->ctx, st->n_seqs);
+        finding(d, FINE, 0, "model", "%s, ready on %.*s, context %d, %d sequences", st->model,
+                backend_len(backend), backend, st->ctx, st->n_seqs);
         break;
     case PIPIT_STATE_LOADING:
-        finding(d, NOTE, 0, "model", "being loaded, %u %%\n'pipit wait' returns when it is ready",
-                st->progress / 10);
+        finding(d, NOTE, 0, "model",
+                "being loaded, %u %%%s%s\n'pipit wait' returns when it is ready", st->progress / 10,
+                cause ? ", again: " : "", cause ? cause : "");
         break;
     case PIPIT_STATE_UNLOADED:
         finding(d, NOTE, 0, "model", "not loaded; the first request loads it");
         break;
     case PIPIT_STATE_FAILED:
         finding(d, BAD, EXIT_MODEL, "model",
-                "cannot be loaded\nthe daemon's log says why; 'pipitd plan' checks file and "
-                "memory");
+                "cannot be loaded: %s\n'pipitd plan' checks file and memory",
+                cause ? cause : "the daemon's log says why");
         break;
     default:
         finding(d, BAD, EXIT_REFUSED, "model", "the daemon is shutting down\nstart it again");
@@ -229,6 +234,7 @@ int doctor_run(struct settings *s, const struct option_list *words)
     struct pipit_client *c = NULL;
     struct pipit_error e = {0};
     const struct pipit_status *st = NULL;
+    const struct pipit_report *rep = NULL;
     bool connected;
     int code;
 
@@ -252,7 +258,8 @@ int doctor_run(struct settings *s, const struct option_list *words)
             finding(&d, BAD, EXIT_UNREACHABLE, "daemon", "%s\nlook at its log, restart it", e.text);
             st = NULL;
         } else {
-            look_model(&d, st);
+            rep = pipit_client_report(c, &rep, &e) < 0 ? NULL : rep;
+            look_model(&d, st, rep);
         }
     }
     look_memory(&d, st);

@@ -93,7 +93,10 @@ const struct command commands[] = {
      "  pipit embed --json 'Where is the harbour?' | jq .embedding\n"
      "\n" CODES, embed_run},
     {"status", CMD_STATUS, "what the daemon is doing", "pipit status [OPTION]...",
-     "Prints the model, its state, requests, tokens, memory and health.\n"
+     "Prints the model, its state (and why it could not be loaded), requests, tokens,\n"
+     "memory, health, and who holds the cache: for each policy that requests asked for\n"
+     "the sequences that run, their slots (summed over layers and heads) and bytes, and\n"
+     "what was evicted since the model was loaded.\n"
      "\n" CODES, status_run},
     {"metrics", CMD_METRICS, "figures for Prometheus", "pipit metrics [OPTION]...",
      "Prints the daemon's figures as Prometheus text, for a scraper or for the node\n"

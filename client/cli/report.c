@@ -112,6 +112,11 @@ const char *bytes_text(uint64_t bytes, char ret[32])
     return ret;
 }
 
+int backend_len(const char *backend)
+{
+    return (int)strcspn(backend, ";");
+}
+
 void id_text(const uint8_t id[16], char ret[33])
 {
     for (int i = 0; i < 16; i++) {

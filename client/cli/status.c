@@ -50,23 +50,51 @@ static void rate_of(struct rate *r, const struct pipit_status *st)
     r->at_ns = now;
 }
 
-static void print_json(const struct pipit_status *st, const struct pipit_info *info,
-                       const struct rate *rate)
+static json_t *policies_json(const struct pipit_report *rep)
+{
+    json_t *all = json_array();
+
+    for (size_t i = 0; i < rep->n_policies; i++) {
+        const struct pipit_policy_use *p = rep->policies[i];
+
+        (void)json_array_append_new(
+            all, json_pack("{s:s, s:i, s:I, s:I, s:I, s:I}", "policy", p->policy, "sequences",
+                           (int)p->n_seqs, "requests", (json_int_t)p->n_requests, "slots",
+                           (json_int_t)p->n_slots, "bytes", (json_int_t)p->kv_bytes, "evicted",
+                           (json_int_t)p->n_evicted));
+    }
+    return all;
+}
+
+/* Epochs of an older daemon may be beyond what a JSON integer holds. */
+static json_int_t epoch(uint64_t e)
+{
+    return (json_int_t)(e & INT64_MAX);
+}
+
+static void print_json(const struct pipit_status *st, const struct pipit_report *rep,
+                       const struct pipit_info *info, const struct rate *rate)
 {
     json_t *obj = json_pack(
         "{s:i, s:s, s:s, s:s, s:f, s:i, s:i, s:{s:i, s:i, s:I}, s:{s:I, s:I}, s:{s:I, s:I}, s:I,"
         " s:i, s:i, s:f, s:f, s:I, s:I, s:s}",
-        "v", 1, "state", pipit_state_name(st->state), "model", st->model, "backend", st->backend,
-        "progress", st->progress / 1000.0, "ctx", st->ctx, "sequences", st->n_seqs, "requests",
-        "running", (int)st->n_running, "queued", (int)st->n_queued, "total",
-        (json_int_t)st->n_requests, "tokens", "prompt", (json_int_t)st->n_prompt_tokens, "new",
-        (json_int_t)st->n_new_tokens, "kv", "bytes_used", (json_int_t)st->kv_bytes_used,
-        "bytes_total", (json_int_t)st->kv_bytes_total, "plan_bytes", (json_int_t)st->plan_bytes,
-        "lanes", (int)st->n_lanes, "engine_restarts", (int)st->n_restarts, "step_age_s",
-        (double)st->step_age_ns / 1e9, "uptime_s", (double)st->uptime_ns / 1e9, "front_epoch",
-        (json_int_t)st->front_epoch, "model_epoch", (json_int_t)st->model_epoch, "socket",
-        info->path);
+        "v", 1, "state", pipit_state_name(st->state), "model", st->model, "backend",
+        rep->backend[0] ? rep->backend : st->backend, "progress", st->progress / 1000.0, "ctx",
+        st->ctx, "sequences", st->n_seqs, "requests", "running", (int)st->n_running, "queued",
+        (int)st->n_queued, "total", (json_int_t)st->n_requests, "tokens", "prompt",
+        (json_int_t)st->n_prompt_tokens, "new", (json_int_t)st->n_new_tokens, "kv", "bytes_used",
+        (json_int_t)st->kv_bytes_used, "bytes_total", (json_int_t)st->kv_bytes_total, "plan_bytes",
+        (json_int_t)st->plan_bytes, "lanes", (int)st->n_lanes, "engine_restarts",
+        (int)st->n_restarts, "step_age_s", (double)st->step_age_ns / 1e9, "uptime_s",
+        (double)st->uptime_ns / 1e9, "front_epoch", epoch(st->front_epoch), "model_epoch",
+        epoch(st->model_epoch), "socket", info->path);
 
+    if (obj) {
+        (void)json_object_set_new(json_object_get(obj, "kv"), "policies", policies_json(rep));
+        if (rep->cause[0]) {
+            (void)json_object_set_new(obj, "cause", json_string(rep->cause));
+        }
+    }
     if (obj && rate->written >= 0) {
         (void)json_object_set_new(
             obj, "tokens_per_second",
@@ -79,9 +107,23 @@ static void print_json(const struct pipit_status *st, const struct pipit_info *i
     json_decref(obj);
 }
 
-static void print_text(const struct pipit_status *st, const struct pipit_info *info,
-                       const struct rate *rate)
+static void print_policies(const struct pipit_report *rep)
 {
+    for (size_t i = 0; i < rep->n_policies; i++) {
+        const struct pipit_policy_use *p = rep->policies[i];
+        char held[32];
+
+        (void)printf("%-9s %u sequences hold %llu slots in %s; %llu evicted, %llu requests: %s\n",
+                     i ? "" : "cache", p->n_seqs, (unsigned long long)p->n_slots,
+                     bytes_text(p->kv_bytes, held), (unsigned long long)p->n_evicted,
+                     (unsigned long long)p->n_requests, p->policy);
+    }
+}
+
+static void print_text(const struct pipit_status *st, const struct pipit_report *rep,
+                       const struct pipit_info *info, const struct rate *rate)
+{
+    const char *backend = rep->backend[0] ? rep->backend : st->backend[0] ? st->backend : "-";
     char used[32];
     char total[32];
     char plan[32];
@@ -92,7 +134,10 @@ static void print_text(const struct pipit_status *st, const struct pipit_info *i
     } else {
         (void)printf("state     %s\n", pipit_state_name(st->state));
     }
-    (void)printf("backend   %s\n", st->backend[0] ? st->backend : "-");
+    if (rep->cause[0]) {
+        (void)printf("cause     %s\n", rep->cause);
+    }
+    (void)printf("backend   %.*s\n", backend_len(backend), backend);
     (void)printf("context   %d tokens, %d sequences\n", st->ctx, st->n_seqs);
     (void)printf("requests  %u running, %u waiting, %llu since the start\n", st->n_running,
                  st->n_queued, (unsigned long long)st->n_requests);
@@ -104,6 +149,7 @@ static void print_text(const struct pipit_status *st, const struct pipit_info *i
     }
     (void)printf("memory    %s planned, cache %s of %s\n", bytes_text(st->plan_bytes, plan),
                  bytes_text(st->kv_bytes_used, used), bytes_text(st->kv_bytes_total, total));
+    print_policies(rep);
     (void)printf("engine    last step %.1f s ago, %u restarts\n", (double)st->step_age_ns / 1e9,
                  st->n_restarts);
     (void)printf("daemon    up %.0f s, %u clients, %s\n", (double)st->uptime_ns / 1e9, st->n_lanes,
@@ -116,6 +162,7 @@ int status_run(struct settings *s, const struct option_list *words)
     struct pipit_error e = {0};
     struct rate rate = {0};
     const struct pipit_status *st;
+    const struct pipit_report *rep;
     int code;
 
     if (words->n) {
@@ -123,16 +170,16 @@ int status_run(struct settings *s, const struct option_list *words)
     }
     code = cli_open(s, &c);
     while (code == 0) {
-        if (pipit_client_status(c, &st, &e) < 0) {
+        if (pipit_client_status(c, &st, &e) < 0 || pipit_client_report(c, &rep, &e) < 0) {
             code = report(&e);
             break;
         }
         rate_of(&rate, st);
         if (s->json) {
-            print_json(st, pipit_client_info(c), &rate);
+            print_json(st, rep, pipit_client_info(c), &rate);
         } else {
             (void)fputs(s->watch && isatty(STDOUT_FILENO) ? "\033[H\033[J" : "", stdout);
-            print_text(st, pipit_client_info(c), &rate);
+            print_text(st, rep, pipit_client_info(c), &rate);
         }
         code = written();
         if (!s->watch) {
@@ -212,6 +259,7 @@ int cancel_run(struct settings *s, const struct option_list *words)
 static int look(const struct settings *s, struct pipit_client *c, struct pipit_error *e)
 {
     const struct pipit_info *info = pipit_client_info(c);
+    const struct pipit_report *rep;
     int r = info ? pipit_client_ping(c, e) : -ENOTCONN;
 
     if (r < 0) {
@@ -237,7 +285,9 @@ static int look(const struct settings *s, struct pipit_client *c, struct pipit_e
     case PIPIT_STATE_READY:
         return EXIT_OK;
     case PIPIT_STATE_FAILED:
-        say("the model cannot be loaded; the daemon's log says why");
+        r = pipit_client_report(c, &rep, NULL);
+        say("the model cannot be loaded: %s",
+            r == 0 && rep->cause[0] ? rep->cause : "the daemon's log says why");
         return EXIT_MODEL;
     default:
         e->code = 0; /* it answers: what is missing now is the model */

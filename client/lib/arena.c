@@ -175,3 +175,9 @@ int pipit_lease_alive(const struct pipit_lease *l)
 {
     return l->arenas->alive;
 }
+
+struct pipit_lease_name pipit_lease_name(const struct pipit_lease *l)
+{
+    return (struct pipit_lease_name){
+        .lane = l->arenas->lane, .buf = l->buf, .generation = l->generation};
+}

@@ -51,6 +51,7 @@ void pipit_client_destroy(struct pipit_client *c)
     link_close(c);
     close_fd(&c->epoll_fd);
     close_fd(&c->timer_fd);
+    report_free(c->report);
     free(c->runtime_dir);
     free(c->instance);
     free(c);
@@ -259,8 +260,7 @@ int pipit_client_control(struct pipit_client *c, enum pipit_control what, uint32
     return dispatch_call(c, &ask, NULL, LANE_PONG, reterr);
 }
 
-/* The daemon writes text into a lease and says how long it is. `ask`: but for the lease. */
-static int fetch_text(struct pipit_client *c, struct lane_record *ask, size_t bytes, char **ret,
+int client_fetch_text(struct pipit_client *c, struct lane_record *ask, size_t bytes, char **ret,
                       size_t *ret_len, struct pipit_error *reterr)
 {
     const struct lane_bulk_body *b = &c->call.answer.bulk;
@@ -304,7 +304,7 @@ int pipit_client_metrics(struct pipit_client *c, char **ret, size_t *ret_len,
     struct lane_record ask;
 
     lane_record_init(&ask, LANE_METRICS_GET, NULL);
-    return fetch_text(c, &ask, METRICS_BYTES, ret, ret_len, reterr);
+    return client_fetch_text(c, &ask, METRICS_BYTES, ret, ret_len, reterr);
 }
 
 /* The last line's name. false: there is none, or it does not come behind `after`. */
@@ -345,7 +345,7 @@ int pipit_client_sessions(struct pipit_client *c, char **ret, size_t *ret_len,
         lane_record_init(&ask, LANE_SESSION, NULL);
         ask.session.op = LANE_SESSION_LIST;
         memcpy(ask.session.name, after, strlen(after));
-        r = fetch_text(c, &ask, SESSIONS_BYTES, &page, &len, reterr);
+        r = client_fetch_text(c, &ask, SESSIONS_BYTES, &page, &len, reterr);
         more = r == 0 ? realloc(all, n + len + 1) : NULL;
         if (!more) {
             free(page);
@@ -384,7 +384,7 @@ int pipit_client_session_remove(struct pipit_client *c, const char *name,
     lane_record_init(&ask, LANE_SESSION, NULL);
     ask.session.op = LANE_SESSION_REMOVE;
     memcpy(ask.session.name, name, strlen(name));
-    r = fetch_text(c, &ask, SESSIONS_BYTES, &text, &len, reterr);
+    r = client_fetch_text(c, &ask, SESSIONS_BYTES, &text, &len, reterr);
     free(text);
     return r;
 }

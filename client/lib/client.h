@@ -36,6 +36,7 @@ struct place {
 struct arenas {
     int refs;
     bool alive; /* the lane they belong to is still open */
+    uint64_t lane; /* its id */
     uint8_t *c2e;
     size_t c2e_bytes;
     const uint8_t *e2c;
@@ -76,6 +77,7 @@ struct pipit_client {
     struct pipit_info info;
     struct pipit_status status;
     struct lane_status status_body;
+    struct report *report; /* report.c; NULL: none yet */
     struct arenas *arenas;
     struct pipit_request *requests;  /* sent and not ended */
     bool buf_busy;       /* the request lease holds the items of ... */
@@ -190,12 +192,21 @@ void link_drop(struct pipit_client *c, bool again, int err, uint32_t code, const
 void link_drop_error(struct pipit_client *c, bool again, const struct pipit_error *e);
 void link_timer(struct pipit_client *c);
 void link_hello_reply(struct pipit_client *c, const struct lane_record *r, const int fds[2]);
-void link_info(struct pipit_client *c, const struct lane_hello_reply *h);
+void link_info(struct pipit_client *c, const struct lane_hello_reply *h, bool hello); /* or a pong */
 /* Something wants to be sent: a link that is down is tried again. -ENOTCONN: never connected. */
 int link_wanted(struct pipit_client *c, struct pipit_error *reterr) WARN_UNUSED;
 /* Failures drop the link, which whoever waits will hear of. */
 void link_send(struct pipit_client *c, const struct lane_record *r);
 void link_close(struct pipit_client *c);
+
+/* client.c: the daemon writes text into a lease of so many bytes and says how long it is. `ask`: but for
+ * the lease. The copy ends in a NUL that *ret_len leaves out. */
+int client_fetch_text(struct pipit_client *c, struct lane_record *ask, size_t bytes, char **ret,
+                      size_t *ret_len, struct pipit_error *reterr) WARN_UNUSED;
+
+/* report.c */
+struct report;
+void report_free(struct report *r); /* takes NULL */
 
 /* dispatch.c */
 /* 0, -EPERM after fork(), or -EDEADLK inside a callback. */

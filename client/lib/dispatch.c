@@ -53,13 +53,9 @@ static void lane_record(struct pipit_client *c, const struct lane_record *r, con
             link_drop(c, false, -EBADMSG, PIPIT_E_PROTOCOL, "the daemon said hello twice");
         }
         break;
-    case LANE_PONG: {
-        int64_t hello_ns = c->info.hello_ns;
-
-        link_info(c, &r->hello_reply);
-        c->info.hello_ns = hello_ns;
+    case LANE_PONG:
+        link_info(c, &r->hello_reply, false);
         break;
-    }
     case LANE_ERROR: /* about the lane, and nobody asked: the daemon closes it now */
         (void)pipit_fail_lane(&e, &r->error);
         link_drop_error(c, r->error.code == LANE_E_BUSY || r->error.code == LANE_E_SHUTDOWN, &e);

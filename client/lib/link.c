@@ -259,11 +259,21 @@ void link_send(struct pipit_client *c, const struct lane_record *rec)
     }
 }
 
-void link_info(struct pipit_client *c, const struct lane_hello_reply *h)
+void link_info(struct pipit_client *c, const struct lane_hello_reply *h, bool hello)
 {
     struct pipit_info *i = &c->info;
+    struct lane_hello_reply mine = c->hello;
 
     c->hello = *h;
+    if (!hello) { /* a pong says nothing of what the hello gave this lane */
+        c->hello.c2e_bytes = mine.c2e_bytes;
+        c->hello.e2c_bytes = mine.e2c_bytes;
+        c->hello.max_request_bytes = mine.max_request_bytes;
+        c->hello.max_lease_bytes = mine.max_lease_bytes;
+        c->hello.request_buf = mine.request_buf;
+        c->hello.request_generation = mine.request_generation;
+        h = &c->hello;
+    }
     i->path = c->path;
     i->abi_major = h->abi_major;
     i->abi_minor = h->abi_minor;
@@ -305,7 +315,8 @@ void link_hello_reply(struct pipit_client *c, const struct lane_record *r, const
         return;
     }
     bool again = c->hello.magic != 0;
-    link_info(c, h);
+    link_info(c, h, true);
+    c->arenas->lane = h->lane_id;
     c->info.hello_ns = clock_ns() - c->connect_ns;
     c->state = LINK_UP;
     set_timer(c, 0);

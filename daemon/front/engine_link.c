@@ -24,12 +24,14 @@
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
 #include "daemon/front/outgoing.h"
+#include "daemon/front/report.h"
 
 #define LOAD_TIMEOUT_NS 300000000000 /* without a word while loading */
 #define RETRY_FIRST_NS 100000000
 #define RETRY_MOST_NS 30000000000
-#define STEADY_NS 60000000000 /* ready for so long: the next death is a first one again */
-#define LEAVE_NS 2000000000   /* an engine that was told to end, and does not, is killed */
+#define REFUSED_FIRST_NS 1000000000 /* a model that cannot be loaded, where requests load it */
+#define STEADY_NS 60000000000       /* ready for so long: the next death is a first one again */
+#define LEAVE_NS 2000000000         /* an engine that was told to end, and does not, is killed */
 enum { READ_BURST = 128, SOCKET_BYTES = 1 << 20, FIRST_START_TRIES = 3 };
 
 struct engine_link {
@@ -41,7 +43,10 @@ struct engine_link {
 
     uint32_t state; /* enum lane_state */
     struct lane_e_state info;
+    struct report report;
     char cause[sizeof(((struct lane_error *)0)->text)];
+    char failure[sizeof(((struct lane_error *)0)->text)]; /* cause of the last death, until the
+                                                             model is ready again */
     uint64_t epoch;
     uint32_t n_restarts;
     uint32_t n_unloads;
@@ -55,6 +60,7 @@ struct engine_link {
     bool leaving; /* told to end: what it still says about itself does not count */
     bool again;   /* ... and to be started anew */
     struct loop_timer retry;
+    int64_t refuse_until_ns; /* FAILED, and no timer: a request after that starts it again */
     struct loop_timer pulse;
 };
 
@@ -222,6 +228,7 @@ void engine_link_unload(struct engine_link *e, bool again)
     e->info.kv_bytes_used = 0;
     e->info.kv_bytes_total = 0;
     e->info.plan_bytes = 0;
+    report_clear(&e->report);
     e->busy_ns = 0;
     if (e->pid == 0) {
         unloaded(e);
@@ -356,10 +363,11 @@ static void on_state(struct engine_link *e, const struct lane_e_state *s)
         e->ready_ns = clock_ns();
         e->load_ns = e->ready_ns - e->started_ns;
         e->busy_ns = 0;
-        log_info("model %s is ready on %s: %d positions, %d sequences, plan of %.1f MiB, loaded in "
-                 "%.2f s",
-                 s->model, s->backend, s->ctx, s->n_seqs, (double)s->plan_bytes / 0x1p20,
-                 (double)e->load_ns / 1e9);
+        e->failure[0] = '\0';
+        log_info("model %s is ready on %.*s: %d positions, %d sequences, plan of %.1f MiB, loaded "
+                 "in %.2f s",
+                 s->model, (int)strcspn(e->report.backend, ";"), e->report.backend, s->ctx,
+                 s->n_seqs, (double)s->plan_bytes / 0x1p20, (double)e->load_ns / 1e9);
         f->dispatch_wanted = true;
     } else if (s->state == LANE_LOADING) {
         dispatch_loading(f, s->progress);
@@ -374,6 +382,11 @@ static void on_record(struct engine_link *e, struct lane_record *r)
     switch (r->h.type) {
     case LANE_E_STATE:
         on_state(e, &r->e_state);
+        break;
+    case LANE_E_REPORT:
+        if (!e->leaving) {
+            report_take(&e->report, &r->e_report);
+        }
         break;
     case LANE_E_LANE_QUIET:
         lane_quiet(e->front, r->e_lane.lane_id);
@@ -451,17 +464,18 @@ bool engine_link_reaped(struct engine_link *e, pid_t pid, int status)
     return true;
 }
 
-static int64_t pause_ns(const struct engine_link *e)
+/* Doubles with each failure but the first. */
+static int64_t pause_from(const struct engine_link *e, int64_t ns)
 {
-    int64_t ns = RETRY_FIRST_NS;
-
-    if (e->n_failures <= 1) {
-        return 0;
-    }
     for (uint32_t i = 2; i < e->n_failures && ns < RETRY_MOST_NS; i++) {
         ns *= 2;
     }
     return ns < RETRY_MOST_NS ? ns : RETRY_MOST_NS;
+}
+
+static int64_t pause_ns(const struct engine_link *e)
+{
+    return e->n_failures <= 1 ? 0 : pause_from(e, RETRY_FIRST_NS);
 }
 
 /* An exit code that says: it will be the same the next time. */
@@ -482,6 +496,7 @@ static void engine_down(struct engine_link *e, int status)
     child_describe(status, how, sizeof(how));
     loop_timer_off(&f->loop, &e->pulse);
     e->busy_ns = 0;
+    report_clear(&e->report);
     e->state = e->leaving ? LANE_UNLOADED : LANE_LOADING;
     lane_engine_gone(f);
     dispatch_lost(f);
@@ -502,6 +517,7 @@ static void engine_down(struct engine_link *e, int status)
     if (e->cause[0] == '\0') {
         (void)snprintf(e->cause, sizeof(e->cause), "the engine ended with %s", how);
     }
+    memcpy(e->failure, e->cause, sizeof(e->failure));
     hopeless = is_refusal(status) || (e->epoch == 0 && e->n_failures >= FIRST_START_TRIES);
     if (hopeless) {
         e->state = LANE_FAILED;
@@ -511,6 +527,16 @@ static void engine_down(struct engine_link *e, int status)
      * clients: ended, the next of them would only start us again. */
     if (hopeless && e->epoch == 0 && !f->system && f->config->load == CONFIG_LOAD_START) {
         front_stop(f, is_refusal(status) ? WEXITSTATUS(status) : 8);
+        return;
+    }
+    /* Loaded on request, it is tried again on request, and not before it may have changed. */
+    if (hopeless && f->config->load == CONFIG_LOAD_REQUEST) {
+        int64_t ns = pause_from(e, REFUSED_FIRST_NS);
+
+        e->refuse_until_ns = clock_ns() + ns;
+        log_error("the engine ended with %s; requests are refused for %.1f s, then the next one "
+                  "starts it again",
+                  how, (double)ns / 1e9);
         return;
     }
     e->n_restarts++;
@@ -563,6 +589,26 @@ const struct lane_e_state *engine_link_info(const struct engine_link *e)
 const char *engine_link_cause(const struct engine_link *e)
 {
     return e->cause;
+}
+
+const char *engine_link_failure(const struct engine_link *e)
+{
+    return e ? e->failure : "";
+}
+
+const struct report *engine_link_report(const struct engine_link *e)
+{
+    static const struct report none;
+
+    return e ? &e->report : &none;
+}
+
+uint32_t engine_link_refuse_ms(const struct engine_link *e)
+{
+    int64_t at = e->retry.index ? e->retry.when_ns : e->refuse_until_ns;
+    int64_t left = at - clock_ns();
+
+    return left > 0 ? (uint32_t)(left / 1000000) + 1 : e->retry.index ? 1 : 0;
 }
 
 uint64_t engine_link_epoch(const struct engine_link *e)

@@ -26,6 +26,7 @@
 struct engine_link;
 struct front;
 struct lane;
+struct report;
 
 /* Starts it, or leaves that to engine_link_load(). */
 int engine_link_create(struct front *f, bool load, struct engine_link **ret,
@@ -50,6 +51,10 @@ bool engine_link_ready(const struct engine_link *e);
 uint32_t engine_link_state(const struct engine_link *e);                  /* enum lane_state */
 const struct lane_e_state *engine_link_info(const struct engine_link *e); /* the last one it sent */
 const char *engine_link_cause(const struct engine_link *e); /* why it failed; "" */
+const char *engine_link_failure(const struct engine_link *e); /* the same, also while it is tried again */
+/* FAILED: so long until it is tried again, 0: the next request may start it (engine_link_load). */
+uint32_t engine_link_refuse_ms(const struct engine_link *e);
+const struct report *engine_link_report(const struct engine_link *e);
 uint64_t engine_link_epoch(const struct engine_link *e);    /* counts models that became ready */
 int64_t engine_link_ready_ns(const struct engine_link *e);  /* when the last one did, */
 int64_t engine_link_load_ns(const struct engine_link *e);   /* and how long it took */

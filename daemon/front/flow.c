@@ -58,9 +58,14 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
         return true;
     }
     if (status_state(f) == LANE_FAILED) {
-        lane_send_error(l, r->h.id, LANE_E_MODEL, 5000, "the model cannot be loaded: %.140s",
-                        engine_link_cause(f->engine));
-        return true;
+        uint32_t ms = engine_link_refuse_ms(f->engine);
+
+        if (ms > 0) {
+            lane_send_error(l, r->h.id, LANE_E_MODEL, ms, "the model cannot be loaded: %.140s",
+                            engine_link_cause(f->engine));
+            return true;
+        }
+        engine_link_load(f->engine);
     }
     if (!dispatch_can_start(f, r->request.kind) && !queue_has_room(&f->queue, uid)) {
         uint32_t ms = queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs);

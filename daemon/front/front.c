@@ -204,7 +204,7 @@ static int start(struct front *f, struct error *reterr)
     if (getrandom(random, sizeof(random), 0) != sizeof(random)) {
         return error_set_errno(reterr, -errno, "cannot draw random numbers");
     }
-    f->epoch = random[0] | 1;
+    f->epoch = random[0] >> 11 | 1; /* a number that JSON readers keep whole */
     request_table_init(&f->requests, random[1]);
     queue_init(&f->queue, (uint32_t)f->config->max_queue);
     rc = watch_signals(f, reterr);

@@ -15,7 +15,9 @@
  *     successor.h    requests of a front that was killed
  *     gateway.h      the gateway process
  *     reload.h       reading the configuration again
- *     status.h       hello, status, metrics, sd_notify's STATUS= */
+ *     status.h       hello, status, metrics, sd_notify's STATUS=
+ *     report.h       what status has no room for
+ *     bulk.h         texts into a client's lease */
 
 #include <stdbool.h>
 #include <stdint.h>

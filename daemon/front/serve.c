@@ -17,6 +17,7 @@
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
 #include "daemon/front/lifecycle.h"
+#include "daemon/front/report.h"
 #include "daemon/front/sessions.h"
 #include "daemon/front/status.h"
 
@@ -226,6 +227,9 @@ bool serve_record(struct lane *l, struct lane_record *r)
         return false;
     case LANE_METRICS_GET:
         status_metrics(l->front, l, r);
+        return false;
+    case LANE_REPORT_GET:
+        report_serve(l->front, l, r);
         return false;
     case LANE_SESSION:
         sessions_serve(l->front, l, r);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "daemon/front/bulk.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
 
@@ -270,39 +271,15 @@ static uint32_t code_of(int err)
     }
 }
 
-static void answer(struct lane *l, const struct lane_record *r, const struct lease *lease,
-                   const struct list *list)
-{
-    struct lane_record out;
-
-    if (pwrite(l->e2c_fd, list->text, list->n, (off_t)lease->offset) != (ssize_t)list->n) {
-        lane_send_error(l, NULL, LANE_E_INTERNAL, 0, "cannot write the list");
-        return;
-    }
-    lane_record_init(&out, LANE_BULK, NULL);
-    out.bulk = (struct lane_bulk_body){.kind = LANE_BULK_TEXT,
-                                       .buf = r->session.buf,
-                                       .generation = r->session.generation,
-                                       .n_rows = 1,
-                                       .n_cols = (uint32_t)list->n,
-                                       .n_bytes = list->n};
-    lane_send(l, &out);
-    lane_record_init(&out, LANE_DONE, NULL);
-    out.done.reason = LANE_REASON_STOP;
-    lane_send(l, &out);
-}
-
 void sessions_serve(struct front *f, struct lane *l, const struct lane_record *r)
 {
-    const struct lease *lease =
-        lease_of_client(&l->leases, LANE_ARENA_E2C, r->session.buf, r->session.generation);
+    const struct lease *lease = bulk_lease(l, r->session.buf, r->session.generation);
     AUTO_CLOSE int dir = -1;
     struct list list = {.n = 0};
     struct error e = {0};
     int rc;
 
     if (!lease) {
-        lane_send_error(l, NULL, LANE_E_DENIED, 0, "the output lease is not this client's");
         return;
     }
     dir = folder_of(f->config, l->uid, NULL, 0, &e);
@@ -313,6 +290,6 @@ void sessions_serve(struct front *f, struct lane *l, const struct lane_record *r
     if (rc) {
         lane_send_error(l, NULL, code_of(rc), 0, "%s", e.text);
     } else {
-        answer(l, r, lease, &list);
+        bulk_text(l, lease, r->session.buf, "the list's names", list.text, list.n);
     }
 }

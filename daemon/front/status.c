@@ -8,12 +8,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <systemd/sd-daemon.h>
-#include <unistd.h>
 
 #include "base/clock.h"
+#include "daemon/front/bulk.h"
 #include "daemon/front/engine_link.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/report.h"
 
 uint32_t status_state(const struct front *f)
 {
@@ -30,6 +31,7 @@ void status_hello(const struct front *f, struct lane_record *ret, uint32_t type)
         .abi_major = LANE_ABI_MAJOR,
         .abi_minor = LANE_ABI_MINOR,
         .record_bytes = LANE_RECORD_BYTES,
+        .features = LANE_FEATURE_REPORT,
         .front_epoch = f->epoch,
         .model_epoch = engine_link_epoch(f->engine),
         .state = status_state(f),
@@ -70,7 +72,7 @@ void status_record(const struct front *f, struct lane_record *ret)
 }
 
 struct text {
-    char buf[8192];
+    char buf[32768];
     size_t n;
 };
 
@@ -134,38 +136,37 @@ static void write_metrics(const struct front *f, struct text *t)
     metric(t, "step_age_seconds", "gauge", (double)engine_link_step_age_ns(f->engine) / 1e9);
 }
 
+/* Labels of any length: left out where the client's lease has no room for them. */
+static void write_policies(const struct front *f, struct text *t, size_t room)
+{
+    const struct report *r = engine_link_report(f->engine);
+    size_t n = t->n;
+
+    add(t, "# TYPE pipit_policy_kv_bytes gauge\n");
+    for (uint32_t i = 0; i < r->n_kv; i++) {
+        add(t, "pipit_policy_kv_bytes{policy=\"%s\"} %llu\n", r->kv[i].policy,
+            (unsigned long long)r->kv[i].kv_bytes);
+    }
+    add(t, "# TYPE pipit_policy_evictions_total counter\n");
+    for (uint32_t i = 0; i < r->n_kv; i++) {
+        add(t, "pipit_policy_evictions_total{policy=\"%s\"} %llu\n", r->kv[i].policy,
+            (unsigned long long)r->kv[i].n_evicted);
+    }
+    if (t->n > room) {
+        t->n = n;
+    }
+}
+
 void status_metrics(struct front *f, struct lane *l, const struct lane_record *r)
 {
-    const struct lease *lease =
-        lease_of_client(&l->leases, LANE_ARENA_E2C, r->lease.buf, r->lease.generation);
+    const struct lease *lease = bulk_lease(l, r->lease.buf, r->lease.generation);
     struct text t = {.n = 0};
-    struct lane_record out;
 
-    if (!lease) {
-        lane_send_error(l, NULL, LANE_E_DENIED, 0, "the output lease is not this client's");
-        return;
+    if (lease) {
+        write_metrics(f, &t);
+        write_policies(f, &t, (size_t)lease->length);
+        bulk_text(l, lease, r->lease.buf, "the metrics", t.buf, t.n);
     }
-    write_metrics(f, &t);
-    if (t.n > lease->length) {
-        lane_send_error(l, NULL, LANE_E_TOO_LARGE, 0, "the metrics need a lease of %zu bytes",
-                        sizeof(t.buf));
-        return;
-    }
-    if (pwrite(l->e2c_fd, t.buf, t.n, (off_t)lease->offset) != (ssize_t)t.n) {
-        lane_send_error(l, NULL, LANE_E_INTERNAL, 0, "cannot write the metrics");
-        return;
-    }
-    lane_record_init(&out, LANE_BULK, NULL);
-    out.bulk = (struct lane_bulk_body){.kind = LANE_BULK_TEXT,
-                                       .buf = r->lease.buf,
-                                       .generation = r->lease.generation,
-                                       .n_rows = 1,
-                                       .n_cols = (uint32_t)t.n,
-                                       .n_bytes = t.n};
-    lane_send(l, &out);
-    lane_record_init(&out, LANE_DONE, NULL);
-    out.done.reason = LANE_REASON_STOP;
-    lane_send(l, &out);
 }
 
 void status_notify(struct front *f)

@@ -28,6 +28,7 @@
 
 #define STATE_NS 1000000000
 #define LOAD_STATE_NS 50000000
+#define FIGURES_NS 250000000
 enum {
     COMMANDS = 1 << 12,
     RECORDS = 1 << 13,
@@ -145,6 +146,14 @@ static void send_state(struct worker *w)
     worker_send(w, &r);
 }
 
+/* Who holds the cache. The last look before the thread sleeps is always taken, others in a while.
+ */
+static void send_figures(struct worker *w)
+{
+    w->figures_ns = clock_ns();
+    figures_send(w);
+}
+
 static void send_cause(struct worker *w, const char *text)
 {
     struct lane_record r;
@@ -223,6 +232,8 @@ static int load(struct worker *w)
         log_info("backend auto: no GPU is used (%s)", engine_info(e)->passed_by);
     }
     open_chat(w, e);
+    figures_backend(w);
+    send_figures(w);
     send_state(w);
     return -1;
 }
@@ -287,6 +298,7 @@ static void wait_for_commands(struct worker *w)
         atomic_store(&w->waits, true);
         send_state(w);
     }
+    send_figures(w);
     ring_wait(&w->commands);
     atomic_store(&w->waits, false);
 }
@@ -320,6 +332,9 @@ static int serve(struct worker *w)
         }
         if (w->n_jobs != w->state_jobs || (more && clock_ns() - w->state_ns > STATE_NS)) {
             send_state(w);
+        }
+        if (more && clock_ns() - w->figures_ns > FIGURES_NS) {
+            send_figures(w);
         }
         if (more == 0 || w->n_jobs == 0) {
             wait_for_commands(w);

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "daemon/worker/figures.h"
 #include "daemon/worker/ring.h"
 #include "engine/engine.h"
 #include "engine/text/chat.h"
@@ -63,6 +64,8 @@ struct worker {
     size_t text_bytes;
     int64_t state_ns; /* when the last LANE_E_STATE was sent */
     uint32_t state_jobs;
+    struct figures figures;
+    int64_t figures_ns; /* when they were last looked at */
 };
 
 int worker_init(struct worker *w, struct error *reterr) WARN_UNUSED;

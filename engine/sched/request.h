@@ -36,6 +36,7 @@ struct request {
     bool ignore_end;
     bool report_forced;
     struct policy policy;
+    int32_t use; /* row of the table of policies */
     struct shape_text text;
     uint64_t fork_of;       /* handle of one whose text this one begins with, 0: none */
     struct snapshot *saved; /* to begin with, until it is loaded */

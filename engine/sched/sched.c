@@ -121,6 +121,7 @@ int sched_create(const struct sched_config *config, struct sched **ret, struct e
     s->ops = m->ops;
     s->be = m->be;
     s->next_handle = 1;
+    uses_init(&s->uses, &config->cache->shape.config.mix);
     r = alloc_batch(s, reterr);
     if (r) {
         goto fail;
@@ -202,6 +203,7 @@ static void free_request(struct sched *s, struct request *r)
         request_remove(&s->waiting, r);
     }
     sched_leave_principal(s, r->principal);
+    s->uses.rows[r->use].n_live--;
     request_destroy(r);
 }
 
@@ -238,6 +240,7 @@ void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
     }
     fill_usage(s, r, &s->event.usage);
     s->counters.n_evicted += (uint64_t)s->event.usage.n_evicted;
+    s->uses.rows[r->use].n_evicted += (uint64_t)s->event.usage.n_evicted;
     r->finished = true;
     if (s->stash.r == r) {
         s->stash.r = NULL;

@@ -66,6 +66,29 @@ struct layered {
     struct ops_observe observe;
 };
 
+/* Of a policy that requests ask for (uses.c); n_evicted by those that have ended. */
+struct use {
+    char policy[POLICY_TEXT_MAX]; /* canonical */
+    int32_t n_live;               /* requests that wait or run */
+    uint64_t n_requests;
+    uint64_t n_evicted;
+    uint64_t turn; /* when one last came */
+};
+
+enum { USES_MAX = 8 };
+#define USES_OTHERS "others"
+
+struct uses {
+    int32_t n_planned;
+    int32_t n;
+    uint64_t turn;
+    struct use rows[USES_MAX + 1]; /* the last: of all others */
+};
+
+void uses_init(struct uses *u, const struct policy_mix *mix);
+/* A request comes: its row, which it leaves through n_live. */
+int32_t uses_join(struct uses *u, const struct policy *p);
+
 struct sched {
     struct sched_config config;
     const struct backend_ops *ops;
@@ -94,6 +117,7 @@ struct sched {
     engine_emit *emit;
     void *emit_arg;
     struct engine_counters counters;
+    struct uses uses;
 };
 
 /* Ends a request: DONE is emitted, its seat is left (at once, or when the pending batch is over).

@@ -250,6 +250,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     }
     q->handle = s->next_handle++;
     q->policy = policy;
+    q->use = uses_join(&s->uses, &policy);
     q->text = text;
     if (text.held >= r->n_prompt) { /* the next one is forced, and known without logits */
         q->n_new = text.held - r->n_prompt + 1;

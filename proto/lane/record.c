@@ -47,6 +47,7 @@ static const struct row rows[] = {
     {LANE_CREDIT,       sizeof(struct lane_credit),  FROM_CLIENT | WITH_ID, 0},
     {LANE_SESSION,      sizeof(struct lane_session), FROM_CLIENT, 0},
     {LANE_CONTROL,      sizeof(struct lane_control), FROM_CLIENT, 0},
+    {LANE_REPORT_GET,   sizeof(struct lane_lease),   FROM_CLIENT, 0},
 
     {LANE_HELLO_REPLY,  sizeof(struct lane_hello_reply), FROM_FRONT, 0},
     {LANE_LEASE,        sizeof(struct lane_lease),       FROM_FRONT, 0},
@@ -70,6 +71,7 @@ static const struct row rows[] = {
 
     {LANE_E_STATE,      sizeof(struct lane_e_state), FROM_ENGINE, 0},
     {LANE_E_LANE_QUIET, sizeof(struct lane_e_lane),  FROM_ENGINE, 0},
+    {LANE_E_REPORT,     sizeof(struct lane_e_report), FROM_ENGINE, 0},
 };
 /* clang-format on */
 
@@ -112,6 +114,26 @@ static bool terminated(char *s, size_t n)
     return memchr(s, 0, n) != NULL;
 }
 
+/* Not terminated: text_len bytes of a longer text. */
+static const char *check_report(struct lane_e_report *e)
+{
+    if (e->kind < LANE_E_REPORT_BACKEND || e->kind > LANE_E_REPORT_KV) {
+        return "unknown kind of report";
+    }
+    if (e->n_rows > LANE_E_REPORT_ROWS || e->row >= LANE_E_REPORT_ROWS) {
+        return "too many rows";
+    }
+    if (e->text_len > sizeof(e->text)) {
+        return "text over 160 bytes";
+    }
+    for (uint32_t i = 0; i < e->text_len; i++) {
+        if ((unsigned char)e->text[i] < 0x20 || e->text[i] == 0x7f) {
+            e->text[i] = '?';
+        }
+    }
+    return NULL;
+}
+
 static bool zero_id(const uint8_t id[16])
 {
     static const uint8_t zero[16];
@@ -135,6 +157,7 @@ static const char *check_client_body(struct lane_record *r)
     case LANE_LEASE_GET:
     case LANE_LEASE_PUT:
     case LANE_METRICS_GET:
+    case LANE_REPORT_GET:
         return r->lease.arena <= LANE_ARENA_E2C ? NULL : "arena is not 0 or 1";
     case LANE_REQUEST:
         if (r->request.kind < LANE_KIND_GENERATE || r->request.kind > LANE_KIND_EMBED) {
@@ -225,6 +248,8 @@ static const char *check_daemon_body(struct lane_record *r)
         return r->e_request.kind >= LANE_KIND_GENERATE && r->e_request.kind <= LANE_KIND_EMBED
                    ? NULL
                    : "unknown kind of request";
+    case LANE_E_REPORT:
+        return check_report(&r->e_report);
     case LANE_E_STATE:
         if (r->e_state.state > LANE_STOPPING || r->e_state.progress > 1000) {
             return "state or progress out of range";

@@ -37,6 +37,8 @@ enum lane_type {
     LANE_CREDIT = 10,    /* body credit: rows of a windowed output that the client has read */
     LANE_SESSION = 11,   /* body session: about the user's saved conversations -> LANE_BULK, LANE_DONE */
     LANE_CONTROL = 12,   /* body control: about the model and the daemon -> LANE_PONG or LANE_ERROR */
+    LANE_REPORT_GET = 13, /* body lease (e2c): what does not go into LANE_STATUS, as text -> LANE_BULK, LANE_DONE.
+                             Only where the hello has LANE_FEATURE_REPORT */
 
     /* front to client */
     LANE_HELLO_REPLY = 0x40, /* body hello_reply; two descriptors: c2e, e2c */
@@ -63,7 +65,18 @@ enum lane_type {
     /* engine to front; LANE_PROGRESS, _TOKEN, _TEXT, _ALT, _BULK, _DONE, _ERROR as above, seq unset */
     LANE_E_STATE = 0x140,      /* body e_state: while loading, at ready, then every second when busy */
     LANE_E_LANE_QUIET = 0x141, /* body e_lane: the engine no longer touches that lane's arenas */
+    LANE_E_REPORT = 0x142,     /* body e_report: a line of figures and a piece of its text */
 };
+
+/* Of a hello's reply: what this front knows beyond its minor version. */
+enum lane_feature { LANE_FEATURE_REPORT = 1 << 0 };
+
+/* The text of a report, a line each, its fields apart by tabs; a reader ignores lines that it does
+ * not know and fields behind those that it does:
+ *     backend  TEXT                                             of any length, unlike LANE_STATUS's
+ *     cause    TEXT                                             why the model could not be loaded last
+ *     kv       N_SEQS N_REQUESTS N_SLOTS BYTES N_EVICTED POLICY who holds the cache
+ */
 
 enum lane_flag {
     LANE_F_DETACH = 1 << 0,    /* REQUEST: outlives its lane by 10 s */
@@ -402,6 +415,24 @@ struct lane_e_state {
     uint64_t n_prefix_tokens; /* and so many tokens */
 };
 
+enum lane_e_report_kind { LANE_E_REPORT_BACKEND = 1, LANE_E_REPORT_KV };
+enum { LANE_E_REPORT_TEXT = 160, LANE_E_REPORT_ROWS = 16 };
+
+/* A text longer than a record comes in pieces, its first at 0; figures are those of the last piece. */
+struct lane_e_report {
+    uint32_t kind;     /* enum lane_e_report_kind */
+    uint32_t row;      /* KV: of n_rows */
+    uint32_t n_rows;
+    uint32_t n_seqs;   /* KV: running under this policy */
+    uint64_t n_requests;
+    uint64_t n_slots;
+    uint64_t kv_bytes;
+    uint64_t n_evicted;
+    uint32_t text_at;
+    uint32_t text_len; /* of this piece */
+    char text[LANE_E_REPORT_TEXT];
+};
+
 struct lane_record {
     struct lane_header h;
     union {
@@ -427,6 +458,7 @@ struct lane_record {
         struct lane_e_request e_request;
         struct lane_e_cancel e_cancel;
         struct lane_e_state e_state;
+        struct lane_e_report e_report;
     };
 };
 

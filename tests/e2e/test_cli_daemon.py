@@ -174,6 +174,50 @@ class Manners(Served):
         self.assertEqual(self.cli("doctor")[0], 0)
 
 
+class Policies(Served):
+    """Who holds the cache, by policy, whatever clients ask for."""
+    args = ("--sequences", "2", "--kv", "full=60%;fp8+keyformer:50%,min=4=40%")
+
+    def status(self):
+        rc, out, err = self.cli("status", "--json")
+        self.assertEqual(rc, 0, err)
+        return json.loads(out)
+
+    def row(self, word):
+        return next(p for p in self.status()["kv"]["policies"] if word in p["policy"])
+
+    def test_held_and_evicted(self):
+        self.assertGreater(self.status()["front_epoch"], 0)
+        p = self.start(*RAW, "--kv", "fp8+keyformer:50%,min=4", "-n", "480", "Once upon a time there was")
+        held = wait_until(lambda: (r := self.row("keyformer"))["slots"] > 0 and r)
+        self.assertEqual((held["sequences"], held["requests"]), (1, 1))
+        self.assertGreater(held["bytes"], 0)
+        self.assertEqual(self.row("f16")["sequences"], 0)
+        self.assertEqual(finish(p)[0], 0)
+        self.assertTrue(wait_until(lambda: self.row("keyformer")["sequences"] == 0))
+        end = self.row("keyformer")
+        self.assertEqual((end["slots"], end["bytes"], end["requests"]), (0, 0, 1))
+        self.assertGreater(end["evicted"], 1000)
+        text = self.cli("status")[1].decode()
+        self.assertIn(f"{end['evicted']} evicted, 1 requests: {end['policy']}", text)
+        metrics = self.cli("metrics")[1].decode()
+        self.assertIn(f'pipit_policy_evictions_total{{policy="{end["policy"]}"}} {end["evicted"]}\n', metrics)
+        self.assertIn(f"pipit_evictions_total {end['evicted']}\n", metrics)
+
+    def test_more_than_the_table_holds(self):
+        before = sum(p["requests"] for p in self.status()["kv"]["policies"])
+        for n in range(20, 32):
+            self.assertEqual(self.cli(*RAW, "--kv", f"window:{n}", "-n", "40", "Once upon a time")[0], 0)
+        all_of = lambda: self.status()["kv"]["policies"]
+        self.assertTrue(wait_until(lambda: sum(p["requests"] for p in all_of()) == before + 12), all_of())
+        rows = all_of()
+        self.assertEqual(rows[-1]["policy"], "others")
+        self.assertGreater(rows[-1]["evicted"], 0)
+        self.assertEqual(sum(p["evicted"] for p in rows), float(
+            next(l for l in self.cli("metrics")[1].decode().splitlines() if l.startswith("pipit_evictions_total ")).split()[1]))
+        self.assertIn("window:31", rows[-2]["policy"])
+
+
 class Full(Served):
     args = ("--max-queue", "0")
 

@@ -506,6 +506,32 @@ class Commands(Case):
     def metric(self, d, name):
         return {l.split()[0]: float(l.split()[1]) for l in self.cli(d, "metrics")[1].splitlines() if l[0] != "#"}[name]
 
+    def test_a_model_that_cannot_be_loaded(self):
+        """Its cause is in the status; where requests load it, no clock does, and it is not tried at once again."""
+        path = os.path.join(self.folder(), "no-such.gguf")
+        d = self.start("--load", "request", model=path)
+        lane = d.lane()
+        tries = lambda: d.text().count("the engine ended with")
+        e = list(lane.events(lane.request(prompt("Once", 3))))[-1]
+        self.assertEqual((e.type, e.code), (ERROR, "MODEL"))
+        self.assertIn("no-such.gguf", e.text)
+        for command in ("status", "doctor", "wait"):
+            _, out, err = self.cli(d, command)
+            self.assertIn("no-such.gguf", out + err, command)
+        self.assertIn("no-such.gguf", json.loads(self.cli(d, "status", "--json")[1])["cause"])
+        self.assertEqual(self.cli(d, "doctor")[0], 6)
+        self.assertEqual(tries(), 1)
+        e = list(lane.events(lane.request(prompt("Once", 3))))[-1]
+        self.assertEqual((e.type, e.code), (ERROR, "MODEL"))
+        self.assertTrue(0 < e.retry_after_ms <= 1000, e)
+        time.sleep(e.retry_after_ms / 1000 + 0.4)
+        self.assertEqual(tries(), 1, "nobody asked")
+        shutil.copy(STORIES, path)
+        self.answer(lane, 3)
+        self.assertEqual(tries(), 1)
+        self.assertNotIn("cause", json.loads(self.cli(d, "status", "--json")[1]))
+        lane.close()
+
     def test_unload_wait_and_sessions(self):
         d = self.start("--load", "request", "--state-dir", self.folder())
         ask = ("ask", "--raw", "--temp", "0", "-n", "12")

@@ -24,6 +24,7 @@ except ImportError as missing:
     sys.exit(77)
 ctypes.CDLL(os.path.join(BUILD, "client/libpipit.so.0"))  # so that dlopen by name finds this one
 import pipit  # noqa: E402
+from pipit._lib import ffi, lib  # noqa: E402
 
 with open(os.path.join(DATA, "stories260K.txt"), encoding="utf-8") as story_file:
     STORY = story_file.read()
@@ -56,6 +57,10 @@ class Python(unittest.TestCase):
         ids = self.c.tokenize("Once upon a time")
         self.assertEqual(self.c.detokenize(ids).strip(), "Once upon a time")
         self.assertEqual(self.c.tokenize(""), self.c.tokenize("x")[:1])
+
+    def test_a_ping_leaves_the_lane_as_it_was(self):
+        self.assertEqual(lib.pipit_client_ping(self.c.c, ffi.NULL), 0)
+        self.assertEqual(self.c.generate("Once upon a time", temperature=0, max_tokens=5).text, ", there was a little")
 
     def test_embed(self):
         unit = self.c.embed("Once upon a time")

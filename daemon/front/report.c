@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/front/report.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/front/bulk.h"
+#include "daemon/front/engine_link.h"
+#include "daemon/front/front.h"
+#include "daemon/front/lane.h"
+
+enum { LINE_MOST = 1024 + 128 };
+
+/* A piece where it belongs; what does not follow on the piece before is dropped. */
+static void take_text(char *to, size_t size, const struct lane_e_report *said)
+{
+    size_t at = said->text_at;
+    size_t n = said->text_len;
+
+    if (at >= size || n >= size - at || (at > 0 && strlen(to) != at)) {
+        return;
+    }
+    memcpy(to + at, said->text, n);
+    to[at + n] = '\0';
+}
+
+void report_take(struct report *r, const struct lane_e_report *said)
+{
+    struct report_kv *kv;
+
+    if (said->kind == LANE_E_REPORT_BACKEND) {
+        take_text(r->backend, sizeof(r->backend), said);
+        return;
+    }
+    kv = &r->kv[said->row];
+    r->n_kv = said->n_rows;
+    kv->n_seqs = said->n_seqs;
+    kv->n_requests = said->n_requests;
+    kv->n_slots = said->n_slots;
+    kv->kv_bytes = said->kv_bytes;
+    kv->n_evicted = said->n_evicted;
+    take_text(kv->policy, sizeof(kv->policy), said);
+}
+
+void report_clear(struct report *r)
+{
+    memset(r, 0, sizeof(*r));
+}
+
+static size_t put(char *text, size_t n, size_t size, const char *line, int len)
+{
+    if (len <= 0 || (size_t)len >= size - n) {
+        return n;
+    }
+    memcpy(text + n, line, (size_t)len);
+    return n + (size_t)len;
+}
+
+static size_t write_text(const struct front *f, char *text, size_t size)
+{
+    const struct report *r = engine_link_report(f->engine);
+    const char *cause = engine_link_failure(f->engine);
+    char line[LINE_MOST];
+    size_t n = 0;
+
+    if (r->backend[0]) {
+        n = put(text, n, size, line, snprintf(line, sizeof(line), "backend\t%s\n", r->backend));
+    }
+    if (cause[0]) {
+        n = put(text, n, size, line, snprintf(line, sizeof(line), "cause\t%s\n", cause));
+    }
+    for (uint32_t i = 0; i < r->n_kv; i++) {
+        const struct report_kv *kv = &r->kv[i];
+
+        n = put(text, n, size, line,
+                snprintf(line, sizeof(line), "kv\t%u\t%llu\t%llu\t%llu\t%llu\t%s\n", kv->n_seqs,
+                         (unsigned long long)kv->n_requests, (unsigned long long)kv->n_slots,
+                         (unsigned long long)kv->kv_bytes, (unsigned long long)kv->n_evicted,
+                         kv->policy));
+    }
+    return n;
+}
+
+void report_serve(struct front *f, struct lane *l, const struct lane_record *rec)
+{
+    const struct lease *lease = bulk_lease(l, rec->lease.buf, rec->lease.generation);
+    char text[(LANE_E_REPORT_ROWS + 2) * LINE_MOST];
+
+    if (lease) {
+        bulk_text(l, lease, rec->lease.buf, "the report's figures", text,
+                  write_text(f, text, sizeof(text)));
+    }
+}
