@@ -260,7 +260,7 @@ class OnDemand(Case):
         lane.close()
 
     def test_model_that_is_not_there(self):
-        """Asked for, it is missed; the daemon stays, and finds it once it is there."""
+        """Asked for, it is missed; the daemon stays, and an order to load it is obeyed at once."""
         model = os.path.join(self.folder(), "late.gguf")
         d = self.start("--load", "request", model=model)
         lane = d.lane()
@@ -269,6 +269,7 @@ class OnDemand(Case):
             self.assertEqual((e.type, e.code), (ERROR, "MODEL"))
             self.assertIn("late.gguf", e.text)
         shutil.copy(STORIES, model)
+        lane.control(LOAD)
         self.reaches(lane, "ready", 20)
         self.answer(lane, 3)
         lane.close()
