@@ -9,7 +9,7 @@ options give the same file, byte for byte.
     make_prompts.py chat    --tasks mt_bench.jsonl --cases 80
 
 needle   RULER's niah family (single and multi-key with three distractors): a sentence with a seven-digit number is
-         put at each of five depths into the text, and asked for.
+         put at each of five depths into the text, and asked for. --kinds single leaves the second out.
 repeat   "Text Repetition" of the SparQ paper, section 5.1: a context, then the beginning of one of its paragraphs
          again; the model goes on. The repeated passage begins at a paragraph border.
 """
@@ -43,7 +43,7 @@ def needle(o, rng):
             for cell in range(o.cells):
                 start = sentences_cut(text, rng.randrange(len(text) - n_chars - 4000))
                 hay = text[start:start + n_chars].strip()
-                keys = rng.sample(KEYS, 4 if cell % 2 else 1)
+                keys = rng.sample(KEYS, 4 if o.kinds[cell % len(o.kinds)] == "multikey" else 1)
                 numbers = [str(rng.randrange(1000000, 10000000)) for _ in keys]
                 at = [sentences_cut(hay, len(hay) * depth // 100)]
                 at += [sentences_cut(hay, rng.randrange(len(hay))) for _ in keys[1:]]
@@ -91,6 +91,7 @@ def main(argv=None, out=None):
     a.add_argument("--tasks")
     a.add_argument("--chars", type=lambda s: [int(n) for n in s.split(",")], default=[7000])
     a.add_argument("--cells", type=int, default=8)
+    a.add_argument("--kinds", type=lambda s: s.split(","), default=["single", "multikey"], help="of needles, in turns")
     a.add_argument("--cases", type=int, default=16)
     a.add_argument("--tokens", type=int, help="most tokens of an answer")
     a.add_argument("--seed", type=int, default=1)
