@@ -10,7 +10,8 @@
 # llama.cpp's settings the best counts.
 #
 # The peer is llama-cpp-python, the newest on PyPI, built for this CPU with clang (gcc 12 miscompiles ggml's AMX set-up)
-# in a venv under $XDG_CACHE_HOME/pipit; PIPIT_PEER_PYTHON=/path/to/python uses one that is installed already.
+# in a venv under $XDG_CACHE_HOME/pipit; PIPIT_PEER_PYTHON=/path/to/python uses one that is installed already. On a CPU with
+# AMX its instruction sets are named one by one: GGML_NATIVE leaves AMX out where the compiler does not know the CPU's name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -46,6 +47,20 @@ bench=$build/bench/pipit-bench
 out=${out:-bench/results/$(date +%F)-peer-$(basename "$model" .gguf).csv}
 threads=$(nproc)
 
+# ggml's options for this CPU.
+peer_options() {
+    local have option ret="-DGGML_NATIVE=OFF"
+    have=$(sed -n '/^flags/{s/.*: //p;q}' /proc/cpuinfo)
+    if ! grep -qw amx_int8 <<< "$have"; then
+        echo "-DGGML_NATIVE=ON" && return
+    fi
+    for option in sse4_2:SSE42 f16c:F16C fma:FMA bmi2:BMI2 avx:AVX avx2:AVX2 avx_vnni:AVX_VNNI avx512f:AVX512 avx512vbmi:AVX512_VBMI \
+        avx512_vnni:AVX512_VNNI avx512_bf16:AVX512_BF16 amx_tile:AMX_TILE amx_int8:AMX_INT8 amx_bf16:AMX_BF16; do
+        ! grep -qw "${option%:*}" <<< "$have" || ret="$ret -DGGML_${option#*:}=ON"
+    done
+    echo "$ret"
+}
+
 peer_python() {
     if [ -n "${PIPIT_PEER_PYTHON:-}" ]; then
         echo "$PIPIT_PEER_PYTHON" && return
@@ -54,7 +69,7 @@ peer_python() {
     if ! "$venv/bin/python" -c 'import llama_cpp' 2> /dev/null; then
         echo "run.sh: building llama-cpp-python (some ten minutes on two cores)" >&2
         python3 -m venv "$venv" >&2
-        CC=clang CXX=clang++ CMAKE_ARGS="-DGGML_NATIVE=ON" "$venv/bin/pip" install --no-binary llama-cpp-python \
+        CC=clang CXX=clang++ CMAKE_ARGS="$(peer_options)" "$venv/bin/pip" install --no-binary llama-cpp-python \
             llama-cpp-python >&2
     fi
     echo "$venv/bin/python"
