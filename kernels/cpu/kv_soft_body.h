@@ -120,33 +120,43 @@ static float LANES_FN(kv_exp)(float *x, float max, const uint16_t *v_scale, floa
     return lf_sum(sum);
 }
 
-/* The draws of noise.h for 16 counters: 4 words each. */
+/* One round of Philox; `k` is its key. */
+LANES_INLINE void kv_philox_round(li c[4], uint32_t k0, uint32_t k1)
+{
+    li h0 = li_mul_high(c[0], 0xD2511F53u);
+    li l0 = li_mul_low(c[0], 0xD2511F53u);
+    li h1 = li_mul_high(c[2], 0xCD9E8D57u);
+    li l1 = li_mul_low(c[2], 0xCD9E8D57u);
+
+    c[0] = li_xor(li_xor(h1, c[1]), li_set1((int32_t)k0));
+    c[2] = li_xor(li_xor(h0, c[3]), li_set1((int32_t)k1));
+    c[1] = l1;
+    c[3] = l0;
+}
+
+/* The draws of noise.h for 16 counters: 4 words each. Only word 0 differs among the counters, so
+ * that half of the first two rounds' products are one number. */
 LANES_INLINE void kv_philox(uint64_t seed, li c0, uint32_t row_pos, const struct ops_observe *o,
                             uint32_t head, li ret[4])
 {
-    li c1 = li_set1((int32_t)row_pos);
-    li c2 = li_set1(o->layer);
-    li c3 = li_set1((int32_t)head);
     uint32_t k0 = (uint32_t)seed;
     uint32_t k1 = (uint32_t)(seed >> 32);
+    uint64_t p1 = (uint64_t)0xCD9E8D57u * (uint32_t)o->layer;
+    uint64_t p0 = (uint64_t)0xD2511F53u * ((uint32_t)(p1 >> 32) ^ row_pos ^ k0);
+    li c2 = li_xor(li_mul_high(c0, 0xD2511F53u), li_set1((int32_t)(head ^ k1)));
+    li c3 = li_mul_low(c0, 0xD2511F53u);
 
-    for (int round = 0; round < 10; round++) {
-        li h0 = li_mul_high(c0, 0xD2511F53u);
-        li l0 = li_mul_low(c0, 0xD2511F53u);
-        li h1 = li_mul_high(c2, 0xCD9E8D57u);
-        li l1 = li_mul_low(c2, 0xCD9E8D57u);
-
-        c0 = li_xor(li_xor(h1, c1), li_set1((int32_t)k0));
-        c2 = li_xor(li_xor(h0, c3), li_set1((int32_t)k1));
-        c1 = l1;
-        c3 = l0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+    ret[0] = li_xor(li_mul_high(c2, 0xCD9E8D57u), li_set1((int32_t)((uint32_t)p1 ^ k0)));
+    ret[1] = li_mul_low(c2, 0xCD9E8D57u);
+    ret[2] = li_xor(c3, li_set1((int32_t)((uint32_t)(p0 >> 32) ^ k1)));
+    ret[3] = li_set1((int32_t)(uint32_t)p0);
+    for (int round = 2; round < 10; round++) {
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
+        kv_philox_round(ret, k0, k1);
     }
-    ret[0] = c0;
-    ret[1] = c1;
-    ret[2] = c2;
-    ret[3] = c3;
 }
 
 /* rng_uniform() of base/rng.h, then 1 / -log */

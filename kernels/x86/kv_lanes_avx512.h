@@ -25,19 +25,20 @@ LANES_INLINE void lf_store_f16(void *p, lf a) { _mm256_storeu_si256(p, _mm512_cv
 LANES_INLINE void li_store_16(void *p, li a) { _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(a)); }
 LANES_INLINE lf lf_sqrt(lf a) { return _mm512_sqrt_ps(a); }
 LANES_INLINE li li_xor(li a, li b) { return _mm512_xor_si512(a, b); }
+/* Shuffles, where a shift would do: the multiplications have the shifts' port to themselves. What both need is made once. */
 LANES_INLINE li li_mul_low(li a, uint32_t b)
 {
     __m512i m = _mm512_set1_epi32((int)b);
-    __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), m);
+    __m512i odd = _mm512_mul_epu32(_mm512_shuffle_epi32(a, _MM_PERM_DDBB), m);
 
-    return _mm512_mask_blend_epi32(0xaaaa, _mm512_mul_epu32(a, m), _mm512_slli_epi64(odd, 32));
+    return _mm512_mask_shuffle_epi32(_mm512_mul_epu32(a, m), 0xaaaa, odd, _MM_PERM_CCAA);
 }
 LANES_INLINE li li_mul_high(li a, uint32_t b)
 {
     __m512i m = _mm512_set1_epi32((int)b);
-    __m512i even = _mm512_mul_epu32(a, m);
+    __m512i odd = _mm512_mul_epu32(_mm512_shuffle_epi32(a, _MM_PERM_DDBB), m);
 
-    return _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), _mm512_mul_epu32(_mm512_srli_epi64(a, 32), m));
+    return _mm512_mask_shuffle_epi32(odd, 0x5555, _mm512_mul_epu32(a, m), _MM_PERM_DDBB);
 }
 LANES_INLINE li li_greater(li a, li b) { return _mm512_movm_epi32(_mm512_cmpgt_epi32_mask(a, b)); }
 LANES_INLINE uint32_t li_mask(li a) { return _mm512_movepi32_mask(a); }
