@@ -4,6 +4,10 @@
  * and a request buffer is free, so that load stays in the clients' own sockets; answers always
  * flow. Nothing here waits for one client.
  *
+ * It waits with epoll(7) instead of zmq_poll(), which asks libzmq some ten times a turn what it
+ * has. libzmq's descriptors say only that something has changed since libzmq was last used, and
+ * sending uses it too: after either, clients are read until there is no more (router.unread).
+ *
  * The process is expendable by design: libzmq aborts when descriptors or memory run out, which a
  * hostile peer can bring about. State that matters lives in the front; clients see a new epoch in
  * their next Pong and resume. */
@@ -12,9 +16,11 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/random.h>
 #include <time.h>
 
+#include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "daemon/gateway/deliver.h"
@@ -190,41 +196,86 @@ static long timeout_ms(const struct gateway *g, const struct notify *n)
     return own < 0 || (sign >= 0 && sign < own) ? sign : own;
 }
 
-enum { POLL_FRONT, POLL_STOP, POLL_ZAP, POLL_CLIENTS, N_POLL };
+enum { WAKE_FRONT, WAKE_STOP, WAKE_ZAP, WAKE_CLIENTS, N_WAKE };
 
-static int turn(struct gateway *g, int stop_fd, const struct notify *n, bool *ret_stop,
-                struct error *reterr)
+/* What the loop waits for. */
+struct wait {
+    int epoll_fd;
+    uint32_t front_events;
+    const struct notify *notify;
+};
+
+static int add(struct wait *w, uint32_t what, int fd)
 {
-    zmq_pollitem_t items[N_POLL] = {
-        [POLL_FRONT] = {.fd = g->door.fd, .events = ZMQ_POLLIN},
-        [POLL_STOP] = {.fd = stop_fd, .events = ZMQ_POLLIN},
-        [POLL_ZAP] = {.socket = g->router.zap, .events = ZMQ_POLLIN},
-        [POLL_CLIENTS] = {.socket = g->router.socket, .events = ZMQ_POLLIN},
-    };
+    struct epoll_event ev = {.events = EPOLLIN, .data.u32 = what};
+
+    return fd < 0 || epoll_ctl(w->epoll_fd, EPOLL_CTL_ADD, fd, &ev) ? -errno : 0;
+}
+
+static int wait_open(struct wait *w, const struct gateway *g, int stop_fd, struct error *reterr)
+{
+    int rc;
+
+    w->front_events = EPOLLIN;
+    w->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    rc = w->epoll_fd < 0 ? -errno : 0;
+    rc = rc ? rc : add(w, WAKE_FRONT, g->door.fd);
+    rc = rc ? rc : add(w, WAKE_STOP, stop_fd);
+    rc = rc ? rc : add(w, WAKE_ZAP, router_fd(g->router.zap));
+    rc = rc ? rc : add(w, WAKE_CLIENTS, router_fd(g->router.socket));
+    return rc ? error_set_errno(reterr, rc, "cannot wait for messages") : 0;
+}
+
+/* What happened, one bit each of 1 << WAKE_*, and WAKE_FRONT's events. */
+static int wait_next(struct wait *w, const struct gateway *g, uint32_t *ret_front)
+{
+    uint32_t front = EPOLLIN | (door_pending(&g->door) ? (uint32_t)EPOLLOUT : 0);
+    long timeout = g->router.unread && may_read_clients(g) ? 0 : timeout_ms(g, w->notify);
+    struct epoll_event ev[N_WAKE];
+    int what = 0;
+    int n;
+
+    if (front != w->front_events) {
+        struct epoll_event e = {.events = front, .data.u32 = WAKE_FRONT};
+
+        (void)epoll_ctl(w->epoll_fd, EPOLL_CTL_MOD, g->door.fd, &e);
+        w->front_events = front;
+    }
+    *ret_front = 0;
+    n = epoll_wait(w->epoll_fd, ev, N_WAKE, (int)timeout);
+    if (n < 0) {
+        return errno == EINTR ? 0 : -errno;
+    }
+    for (int i = 0; i < n; i++) {
+        what |= 1 << ev[i].data.u32;
+        if (ev[i].data.u32 == WAKE_FRONT) {
+            *ret_front = ev[i].events;
+        }
+    }
+    return what;
+}
+
+static int turn(struct gateway *g, struct wait *w, bool *ret_stop, struct error *reterr)
+{
+    uint32_t front;
+    int what = wait_next(w, g, &front);
     int rc = 0;
 
-    if (door_pending(&g->door)) {
-        items[POLL_FRONT].events |= ZMQ_POLLOUT;
+    if (what < 0) {
+        return error_set_errno(reterr, what, "cannot wait for messages");
     }
-    if (zmq_poll(items, may_read_clients(g) ? N_POLL : POLL_CLIENTS, timeout_ms(g, n)) < 0 &&
-        errno != EINTR) {
-        return error_set(reterr, -EIO, "cannot wait for messages: %s", zmq_strerror(errno));
-    }
-    if (items[POLL_STOP].revents) {
+    if (what & 1 << WAKE_STOP) {
         *ret_stop = true;
         return 0;
     }
-    if (items[POLL_FRONT].revents & ZMQ_POLLOUT) {
+    if (front & EPOLLOUT) {
         rc = door_flush(&g->door);
     }
-    if (rc == 0 && items[POLL_FRONT].revents & (ZMQ_POLLIN | ZMQ_POLLERR)) {
+    if (rc == 0 && front & (EPOLLIN | EPOLLHUP | EPOLLERR)) {
         rc = read_front(g, reterr);
     }
-    if (items[POLL_ZAP].revents) {
+    if (what & 1 << WAKE_ZAP) {
         router_admit(&g->router);
-    }
-    if (items[POLL_CLIENTS].revents) {
-        read_clients(g);
     }
     if (g->clients.n_stalled > 0) {
         deliver_retry(g);
@@ -232,18 +283,31 @@ static int turn(struct gateway *g, int stop_fd, const struct notify *n, bool *re
     if (g->requests.n_orphans > 0) {
         deliver_orphans(g);
     }
+    if (what & 1 << WAKE_CLIENTS) {
+        router_woken(&g->router, may_read_clients(g));
+    }
+    if (g->router.unread) {
+        read_clients(g);
+    }
     return rc ? rc : g->failed;
 }
 
 int gateway_run(struct gateway *g, int stop_fd, struct notify *n, struct error *reterr)
 {
+    AUTO_CLOSE int epoll_fd = -1;
+    struct wait w = {.notify = n};
     bool stop = false;
-    int rc = 0;
+    int rc = wait_open(&w, g, stop_fd, reterr);
 
+    epoll_fd = w.epoll_fd;
+    if (rc) {
+        return rc;
+    }
+    router_admit(&g->router);
     notify_send(n, "READY=1\nSTATUS=Serving ZeroMQ clients");
     while (!stop && rc == 0) {
         notify_alive(n);
-        rc = turn(g, stop_fd, n, &stop, reterr);
+        rc = turn(g, &w, &stop, reterr);
     }
     notify_send(n, "STOPPING=1");
     if (rc == -EPIPE) {

@@ -149,7 +149,7 @@ int router_open(struct router *r, const char *path, int listen_fd, size_t max_me
     unsigned seed = 0;
     int rc;
 
-    *r = (struct router){.context = zmq_ctx_new()};
+    *r = (struct router){.context = zmq_ctx_new(), .unread = true};
     if (!r->context) {
         return error_set(reterr, -ENOMEM, "libzmq cannot start: %s", zmq_strerror(errno));
     }
@@ -213,6 +213,25 @@ static void drop_rest(void *socket, zmq_msg_t *m)
     }
 }
 
+int router_fd(void *socket)
+{
+    int fd = -1;
+    size_t size = sizeof(fd);
+
+    return zmq_getsockopt(socket, ZMQ_FD, &fd, &size) ? -1 : fd;
+}
+
+void router_woken(struct router *r, bool read_now)
+{
+    int events;
+    size_t size = sizeof(events);
+
+    r->unread = true;
+    if (!read_now) {
+        (void)zmq_getsockopt(r->socket, ZMQ_EVENTS, &events, &size);
+    }
+}
+
 int router_receive(struct router *r, struct router_peer *ret_peer, zmq_msg_t *ret_body)
 {
     zmq_msg_t m;
@@ -221,6 +240,7 @@ int router_receive(struct router *r, struct router_peer *ret_peer, zmq_msg_t *re
     (void)zmq_msg_init(&m);
     if (!receive_frame(r->socket, &m)) {
         (void)zmq_msg_close(&m);
+        r->unread = false;
         return 0;
     }
     *ret_peer = (struct router_peer){0};
@@ -255,6 +275,7 @@ bad:
 
 int router_send(struct router *r, const uint8_t *id, size_t id_len, bool delimiter, zmq_msg_t *body)
 {
+    r->unread = true;
     /* A client is refused at the first frame or not at all: the later ones go where it went. */
     if (zmq_send(r->socket, id, id_len, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0) {
         return errno == EAGAIN ? -EAGAIN : -EHOSTUNREACH;

@@ -16,6 +16,7 @@ struct router {
     void *context;
     void *socket;
     void *zap;
+    bool unread; /* messages may wait that no descriptor tells of */
 };
 
 /* Who sent a message, and how to answer. */
@@ -45,6 +46,13 @@ int router_receive(struct router *r, struct router_peer *ret_peer, zmq_msg_t *re
  * is gone; then `body` is still the caller's. */
 int router_send(struct router *r, const uint8_t *id, size_t id_len, bool delimiter,
                 zmq_msg_t *body) WARN_UNUSED;
+
+/* The descriptor that tells when a socket was changed from outside, and only that; or -1. */
+int router_fd(void *socket);
+
+/* The clients' descriptor is readable. `read_now`: router_receive() follows at once, which makes it
+ * unreadable again; else this does. */
+void router_woken(struct router *r, bool read_now);
 
 /* Answers the connections that wait for the ZAP handler. */
 void router_admit(struct router *r);
