@@ -31,7 +31,8 @@
  * are close-on-exec.
  *
  * Event loops: poll pipit_client_fd() for reading, then call pipit_client_dispatch(client, 0).
- * Programs without a loop call pipit_request_next(), which dispatches by itself.
+ * Programs without a loop call pipit_request_next(), which dispatches by itself, or let dispatch
+ * wait for descriptors of theirs, too: pipit_client_watch().
  *
  * When the connection is lost while a request runs, the library connects again (for at most the
  * time set by pipit_client_set_reconnect_ms()) and resumes the request where it stood: the text
@@ -181,6 +182,12 @@ PIPIT_API int pipit_client_fd(const struct pipit_client *client);
  * Callbacks run inside. Returns the number of records handled, or -ENOTCONN once the connection is
  * lost for good (every running request has then had its PIPIT_EVENT_ERROR). */
 PIPIT_CHECKED int pipit_client_dispatch(struct pipit_client *client, int timeout_ms);
+
+/* A dispatch that waits also ends when one of `events` (POLLIN, POLLOUT as for poll(2), or 0) holds
+ * for this descriptor of the caller's, and on its hang-up or error: so that a program without an
+ * event loop can wait for signals or its output too. Called again it changes the events; negative
+ * ones take the descriptor out, as closing it does. 0, or -EPERM for a file that is always ready. */
+PIPIT_CHECKED int pipit_client_watch(struct pipit_client *client, int fd, int events);
 
 /* The calls below send a question and dispatch until its answer is there or timeout_ms is over.
  * They may not be used inside a callback (-EDEADLK). */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streaming one answer. One loop waits for the daemon, for stdout and for signals at once:
+/* Streaming one answer. One loop waits for the daemon, for stdout and for signals at once, in
+ * libpipit's own wait, so that a token costs one wait, one read and one write:
  *
  *  - the daemon's events become text (or JSON lines) in the queue before stdout;
  *  - stdout takes what it can; when its reader is gone, the request is cancelled without a word;
@@ -20,7 +21,6 @@
 #include "base/clock.h"
 #include "client/cli/answer.h"
 
-enum { EVENTS_AT_ONCE = 64 };
 #define SECOND_NS INT64_C(1000000000)
 
 struct run {
@@ -35,7 +35,7 @@ struct run {
     size_t logprobs_size;
     int64_t deadline_ns; /* 0: none */
     bool own_timeout;    /* the daemon did not keep the limit */
-    bool more;           /* events may wait in the library, where poll() does not see them */
+    bool blocked;        /* stdout did not take all: its turn is waited for */
     bool ended;
 };
 
@@ -68,10 +68,15 @@ static void note_logprob(struct run *r, const struct pipit_event *ev)
     (void)fputc('\n', r->logprobs);
 }
 
-static void on_event(struct run *r, const struct pipit_event *ev)
+static void on_event(struct pipit_request *q, const struct pipit_event *ev, void *user)
 {
+    struct run *r = user;
     struct answer *a = r->a;
 
+    (void)q;
+    if (r->ended) {
+        return;
+    }
     if (r->s->json) {
         json_event(&r->out, r->request, ev, r->s->logprobs >= 0);
     }
@@ -137,66 +142,58 @@ static void on_deadline(struct run *r)
     r->ended = true;
 }
 
-static void read_events(struct run *r)
-{
-    const struct pipit_event *ev;
-    int n = 1;
-
-    /* Not all there are: a daemon faster than we are would keep us from stdout and signals. */
-    for (int i = 0; i < EVENTS_AT_ONCE && n == 1 && !r->ended; i++) {
-        n = pipit_request_next(r->request, 0, &ev);
-        if (n == 1) {
-            on_event(r, ev);
-        }
-    }
-    r->more = n == 1;
-    if (!r->ended && n != 1 && n != -EAGAIN) {
-        (void)snprintf(r->a->error.text, sizeof(r->a->error.text), "the answer broke off: %s",
-                       n ? strerror(-n) : "no end came");
-        r->a->error.code = PIPIT_E_LOCAL;
-        r->ended = true;
-    }
-}
-
 static int wait_ms(const struct run *r)
 {
     int64_t left = r->deadline_ns - clock_ns();
 
-    if (r->more) {
-        return 0;
-    }
     if (r->deadline_ns == 0) {
         return -1;
     }
     return left <= 0 ? 0 : (int)(left / 1000000) + 1;
 }
 
-static void step(struct run *r)
+/* A reader who is gone shows without our writing; room in a full pipe is asked for when we need it.
+ * A regular file cannot be watched: it never blocks, and has no reader to lose. */
+static void watch_stdout(struct run *r, bool blocked)
 {
-    struct pollfd p[] = {
-        {.fd = pipit_client_fd(r->client), .events = POLLIN},
-        {.fd = interrupt_fd(), .events = POLLIN},
-        {.fd = STDOUT_FILENO, .events = (short)(out_pending(&r->out) ? POLLOUT : 0)},
-    };
-    int n = poll(p, 3, wait_ms(r));
+    (void)!pipit_client_watch(r->client, STDOUT_FILENO, blocked ? POLLOUT : 0);
+    r->blocked = blocked;
+}
+
+/* Nothing came from the daemon: what ended the wait? */
+static void look_around(struct run *r)
+{
+    struct pollfd p = {.fd = STDOUT_FILENO};
     int signal = interrupt_take();
 
     if (signal) {
         on_signal(r, signal);
     }
-    if (n < 0) {
-        return;
-    }
-    if (p[0].revents || r->more) {
-        read_events(r);
-    }
-    if ((p[2].revents & (POLLERR | POLLHUP)) && !out_pending(&r->out)) {
+    if (poll(&p, 1, 0) == 1 && p.revents & (POLLERR | POLLHUP) && !out_pending(&r->out)) {
         r->out.err = -EPIPE; /* found out while there was nothing to write */
+    }
+}
+
+static void step(struct run *r)
+{
+    int n = pipit_client_dispatch(r->client, wait_ms(r));
+
+    if (n <= 0 || interrupt_noted()) {
+        look_around(r);
+    }
+    if (n < 0 && !r->ended) {
+        (void)snprintf(r->a->error.text, sizeof(r->a->error.text), "the answer broke off: %s",
+                       strerror(-n));
+        r->a->error.code = PIPIT_E_LOCAL;
+        r->ended = true;
     }
     out_flush_ready(&r->out);
     if (r->out.err) {
         r->ended = true;
         return;
+    }
+    if (r->blocked != out_pending(&r->out)) {
+        watch_stdout(r, !r->blocked);
     }
     if (r->deadline_ns && clock_ns() >= r->deadline_ns && !r->ended) {
         on_deadline(r);
@@ -322,13 +319,16 @@ int answer_run(struct pipit_client *c, struct pipit_request *q, const struct set
     if (pipit_client_info(c)->state == PIPIT_STATE_LOADING) {
         progress_show(&r.progress, "the model is being loaded");
     }
-    if (pipit_request_send(q, &a->error) < 0) {
+    (void)!pipit_client_watch(c, interrupt_fd(), POLLIN); /* a signal ends the wait all the same */
+    watch_stdout(&r, false);
+    if (pipit_request_set_callback(q, on_event, &r) < 0 || pipit_request_send(q, &a->error) < 0) {
         r.ended = true;
     }
-    read_events(&r); /* what failed at once is there already */
     while (!r.ended) {
         step(&r);
     }
+    (void)!pipit_client_watch(c, STDOUT_FILENO, -1);
+    (void)!pipit_client_watch(c, interrupt_fd(), -1);
     a->end_ns = clock_ns();
     if (is_to_wait(&r)) {
         progress_clear(&r.progress);

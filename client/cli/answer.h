@@ -14,6 +14,7 @@ int interrupt_init(void) WARN_UNUSED;
 int interrupt_fd(void); /* -1 before interrupt_init() */
 /* The first signal since the last call, or 0. */
 int interrupt_take(void);
+bool interrupt_noted(void); /* would interrupt_take() say one? Costs no system call. */
 
 /* ---- out.c: stdout ---- */
 
@@ -23,6 +24,7 @@ struct out {
     size_t sent;
     size_t cap;
     int err; /* negative errno: stdout is broken; -EPIPE: nobody reads any more */
+    bool ask_first; /* stdout takes no writes that do not wait */
 };
 void out_put(struct out *o, const char *data, size_t len);
 void out_flush_ready(struct out *o); /* as much as stdout takes without waiting */

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <unistd.h>
 
@@ -54,6 +55,11 @@ int interrupt_init(void)
 int interrupt_fd(void)
 {
     return fds[0];
+}
+
+bool interrupt_noted(void)
+{
+    return first != 0;
 }
 
 int interrupt_take(void)

@@ -2,14 +2,16 @@
 /* stdout with a queue before it: text that a full pipe does not take stays here while the answer
  * goes on, so that a reader who pauses (less, a slow script) does not make us a slow consumer of
  * the daemon. stdout is not made non-blocking, because its file description is shared with other
- * programs; instead poll() says when a pipe takes PIPE_BUF bytes, and no more is written at once.
- */
+ * programs. One write that shall not wait (RWF_NOWAIT, which pipes know since Linux 6.4) is tried
+ * first; where that is not possible poll() says when a pipe takes PIPE_BUF bytes, and no more is
+ * written at once. */
 
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "client/cli/answer.h"
@@ -39,6 +41,14 @@ bool out_pending(const struct out *o)
     return !o->err && o->sent < o->used;
 }
 
+static void wrote(struct out *o, ssize_t n)
+{
+    o->sent += (size_t)n;
+    if (o->sent == o->used) {
+        o->sent = o->used = 0;
+    }
+}
+
 /* One write of at most PIPE_BUF bytes. */
 static void write_some(struct out *o)
 {
@@ -49,15 +59,29 @@ static void write_some(struct out *o)
         o->err = errno == EAGAIN ? 0 : -errno;
         return;
     }
-    o->sent += (size_t)r;
-    if (o->sent == o->used) {
-        o->sent = o->used = 0;
+    wrote(o, r);
+}
+
+/* What stdout takes at once; an error is left to write_some() to find. */
+static void write_now(struct out *o)
+{
+    struct iovec v = {.iov_base = o->data + o->sent, .iov_len = o->used - o->sent};
+    ssize_t n = pwritev2(STDOUT_FILENO, &v, 1, -1, RWF_NOWAIT);
+
+    if (n >= 0) {
+        wrote(o, n);
+    } else if (errno != EAGAIN && errno != EINTR) {
+        o->ask_first = true;
     }
 }
 
 void out_flush_ready(struct out *o)
 {
     struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
+
+    if (out_pending(o) && !o->ask_first) {
+        write_now(o);
+    }
 
     while (out_pending(o) && poll(&p, 1, 0) == 1) {
         write_some(o);

@@ -17,7 +17,7 @@ enum { METRICS_BYTES = 65536, SESSIONS_BYTES = 16 << 10 };
 int pipit_client_create(struct pipit_client **ret)
 {
     struct pipit_client *c = calloc(1, sizeof(*c));
-    struct epoll_event ev = {.events = EPOLLIN, .data.u32 = 2};
+    struct epoll_event ev = {.events = EPOLLIN, .data.u32 = WAKE_TIMER};
     int r;
 
     if (!c) {
@@ -188,6 +188,22 @@ const struct pipit_info *pipit_client_info(const struct pipit_client *c)
 int pipit_client_fd(const struct pipit_client *c)
 {
     return c->epoll_fd;
+}
+
+int pipit_client_watch(struct pipit_client *c, int fd, int events)
+{
+    struct epoll_event ev = {.events = (uint32_t)events, .data.u32 = WAKE_FOREIGN};
+
+    if (fd < 0 || fd == c->epoll_fd || fd == c->timer_fd || fd == c->sock) {
+        return -EINVAL;
+    }
+    if (events < 0) {
+        return epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, &ev) ? -errno : 0;
+    }
+    if (epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &ev) == 0) {
+        return 0;
+    }
+    return errno == EEXIST && epoll_ctl(c->epoll_fd, EPOLL_CTL_MOD, fd, &ev) == 0 ? 0 : -errno;
 }
 
 int pipit_client_status(struct pipit_client *c, const struct pipit_status **ret,

@@ -27,6 +27,9 @@ enum link_state {
 
 enum { PLACES_MAX = 4, SOCKET_PATH_MAX = 107, EVENTS_MAX = 65536 };
 
+/* What an event of the epoll descriptor is about. */
+enum { WAKE_SOCKET = 1, WAKE_TIMER, WAKE_FOREIGN };
+
 struct place {
     const char *origin;
     char path[SOCKET_PATH_MAX + 1];

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -158,6 +159,15 @@ static int left_ms(int64_t deadline_ns)
     return left > INT_MAX ? INT_MAX : (int)left;
 }
 
+/* Only a descriptor of the caller's is ready. One that waits for an answer waits on for that alone:
+ * true when there is something of ours, false when the dispatch is to end. */
+static bool own_ready(const struct pipit_client *c, int64_t deadline_ns)
+{
+    struct pollfd p[] = {{.fd = c->sock, .events = POLLIN}, {.fd = c->timer_fd, .events = POLLIN}};
+
+    return c->call.waiting && poll(p, 2, left_ms(deadline_ns)) > 0;
+}
+
 int pipit_client_dispatch(struct pipit_client *c, int timeout_ms)
 {
     int64_t deadline_ns = timeout_ms < 0 ? -1 : clock_ns() + timeout_ms * MS_NS;
@@ -165,26 +175,29 @@ int pipit_client_dispatch(struct pipit_client *c, int timeout_ms)
     int r = dispatch_check(c, NULL);
 
     while (r == 0 && n == 0) {
-        struct epoll_event ev[2];
+        struct epoll_event ev[4];
+        bool foreign = false;
         int got;
 
         if (idle(c)) {
             return -ENOTCONN;
         }
-        got = epoll_wait(c->epoll_fd, ev, 2, left_ms(deadline_ns));
+        got = epoll_wait(c->epoll_fd, ev, 4, left_ms(deadline_ns));
         if (got < 0) {
             return errno == EINTR ? 0 : -errno;
         }
         for (int i = 0; i < got; i++) {
-            if (ev[i].data.u32 == 1) {
+            if (ev[i].data.u32 == WAKE_SOCKET) {
                 for (int k = 0; k < RECORDS_AT_ONCE && c->sock >= 0 && read_one(c); k++) {
                     n++;
                 }
-            } else {
+            } else if (ev[i].data.u32 == WAKE_TIMER) {
                 link_timer(c);
+            } else {
+                foreign = true;
             }
         }
-        if (got == 0 || c->call.lost) {
+        if (got == 0 || c->call.lost || (foreign && !own_ready(c, deadline_ns))) {
             break;
         }
     }

@@ -50,7 +50,7 @@ void link_close(struct pipit_client *c)
 /* Over a fresh socket: register it, say hello. */
 static int say_hello(struct pipit_client *c, int fd)
 {
-    struct epoll_event ev = {.events = EPOLLIN, .data.u32 = 1};
+    struct epoll_event ev = {.events = EPOLLIN, .data.u32 = WAKE_SOCKET};
     struct lane_record r;
 
     if (epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &ev) < 0) {

@@ -159,6 +159,50 @@ Test(client, waiting_calls_are_refused_in_a_callback)
     fake_front_stop(&f);
 }
 
+/* A byte in a pipe of the caller's ends the wait before the daemon says anything; while it lies there
+ * a question is answered all the same. */
+static void script_ping_late(struct fake_front *f)
+{
+    struct lane_record r;
+
+    fake_accept(f);
+    (void)fake_expect(f, LANE_PING);
+    (void)poll(NULL, 0, 50);
+    lane_record_init(&r, LANE_PONG, NULL);
+    r.hello_reply.magic = LANE_MAGIC;
+    fake_send(f, &r);
+    cr_assert(fake_wait_end(f));
+}
+
+Test(client, dispatch_waits_for_a_foreign_descriptor, .timeout = 20)
+{
+    struct fake_front f;
+    struct pipit_error e = {0};
+    char byte = 0;
+    int fds[2];
+
+    fake_front_start(&f, script_ping_late);
+    struct pipit_client *c = fake_client(&f);
+    cr_assert_eq(pipe(fds), 0);
+    cr_assert_eq(pipit_client_watch(c, -1, POLLIN), -EINVAL);
+    cr_assert_eq(pipit_client_watch(c, fds[0], -1), -ENOENT);
+    cr_assert_eq(pipit_client_watch(c, fds[0], POLLIN), 0);
+    cr_assert_eq(pipit_client_dispatch(c, 10), 0, "nothing was there");
+    cr_assert_eq(write(fds[1], &byte, 1), 1);
+    cr_assert_eq(pipit_client_dispatch(c, -1), 0, "the pipe ended the wait");
+    cr_assert_eq(pipit_client_ping(c, &e), 0, "%s", e.text);
+    cr_assert_eq(pipit_client_watch(c, fds[0], 0), 0, "hang-up only");
+    cr_assert_eq(pipit_client_dispatch(c, 10), 0);
+    cr_assert_eq(read(fds[0], &byte, 1), 1);
+    (void)close(fds[1]);
+    cr_assert_eq(pipit_client_dispatch(c, -1), 0, "the hang-up ended the wait");
+    cr_assert_eq(pipit_client_watch(c, fds[0], -1), 0);
+    cr_assert_eq(pipit_client_dispatch(c, 10), 0);
+    (void)close(fds[0]);
+    pipit_client_destroy(c);
+    fake_front_stop(&f);
+}
+
 /* Two at once: the second waits for the request lease, events of both interleave. */
 static void script_two(struct fake_front *f)
 {
