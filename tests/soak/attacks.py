@@ -9,8 +9,9 @@ import struct
 import time
 
 import lane as lane_py
-from lane import (C2E, CREDIT, E2C, F_DETACH, GENERATE, HELLO, LEASE, LEASE_GET, LEASE_PUT, REQUEST, RESUME, S_IGNORE_END,
-                  S_LOGITS, SCORE, T_PROMPT, TOKENIZE, Lane, item, pack, prompt, sampling)
+from lane import (C2E, CREDIT, DONE, DRAIN, E2C, EMBED, ERROR, F_DETACH, GENERATE, HELLO, LEASE, LEASE_GET, LEASE_PUT, LOAD,
+                  PONG, RELOAD, REQUEST, RESUME, S_IGNORE_END, S_LOGITS, SCORE, T_PROMPT, TOKENIZE, UNLOAD, Lane, item, pack,
+                  prompt, sampling)
 
 TYPES = list(range(0, 14)) + list(range(0x40, 0x4e)) + list(range(0x100, 0x108)) + list(range(0x140, 0x143)) + [0xffff]
 
@@ -212,7 +213,63 @@ def requests(folder, rng):
         lane.close()
 
 
-LANE = [wrong_records, bent_records, leases, scribble, keep_mapped, descriptors, connections, requests]
+def controls(folder, rng):
+    """Orders about the model and the daemon, well formed: anybody may have it loaded, nobody but its owner may do more."""
+    owner = os.stat(os.path.join(folder, "lane.sock")).st_uid
+    may = os.geteuid() in (0, owner)
+    lane = connect(folder)
+    try:
+        rid = lane.request(prompt("Once", 0, flags=S_IGNORE_END))
+        for _ in range(60):
+            op = LOAD if may else rng.choice((LOAD, UNLOAD, DRAIN, RELOAD))
+            lane.send(12, struct.pack("<II", op, rng.choice((0, 1, 1000, 2**32 - 1))))
+            while True:
+                e = lane.recv()
+                if e.type == PONG or (e.type == ERROR and e.id == bytes(16)):
+                    break
+            if op != LOAD and (e.type != ERROR or e.code != "DENIED"):
+                raise SystemExit(f"order {op} of uid {os.geteuid()} was obeyed: {e!r}")
+        lane.cancel(rid)
+        drain(lane)
+    finally:
+        lane.close()
+
+
+def embeddings(folder, rng):
+    """Hidden states into leases that fit, that do not, that are put meanwhile; of texts and of ids; cancelled and left."""
+    lane = connect(folder)
+    try:
+        out, small = lane.lease(E2C, 64 << 10), lane.lease(E2C, 64)
+        ids = lane.lease(C2E, 4096)
+        lane.c2e[ids.offset:ids.offset + 4096] = struct.pack("<1024i", *(rng.randrange(512) for _ in range(1024)))
+        for _ in range(10):
+            flags = rng.choice((0, 16, 32, 64, 96, rng.randrange(128)))  # pooling, length, and what is no flag of it
+            rid = lane.request(item(T_PROMPT, "time " * rng.randrange(1, 90)) + sampling(flags=flags), kind=EMBED,
+                               out=rng.choice((out, out, out, small, None)))
+            what = rng.randrange(5)
+            if what == 0:
+                lane.cancel(rid)
+            elif what == 1:
+                lane.request(sampling(flags=flags), kind=EMBED, tokens=(ids, 4 * rng.randrange(1, 200)), out=out)
+            elif what == 2:
+                lane.put(out)
+            elif what == 3:
+                lane.request(item(T_PROMPT, "Once") + sampling(), kind=EMBED, flags=F_DETACH, out=out)
+            elif [e.type for e in lane.events(rid)][-1] not in (DONE, ERROR):
+                raise SystemExit("an embedding did not end")
+            if what == 2:
+                lane.send(LEASE_GET, struct.pack("<IIIIQQ", E2C, 0, 0, 0, 0, 64 << 10))
+                out = lane.recv()
+                while out.type != LEASE:
+                    if out.type == ERROR and out.id == bytes(16):
+                        return  # the old one is lent: it cannot be put
+                    out = lane.recv()
+            drain(lane, 0.02)
+    finally:
+        lane.close()
+
+
+LANE = [wrong_records, bent_records, leases, scribble, keep_mapped, descriptors, connections, requests, controls, embeddings]
 
 # ---- the gateway's socket ----
 
