@@ -159,8 +159,8 @@ Test(client, waiting_calls_are_refused_in_a_callback)
     fake_front_stop(&f);
 }
 
-/* A byte in a pipe of the caller's ends the wait before the daemon says anything; while it lies there
- * a question is answered all the same. */
+/* A byte in a pipe of the caller's ends the wait before the daemon says anything; while it lies
+ * there a question is answered all the same. */
 static void script_ping_late(struct fake_front *f)
 {
     struct lane_record r;
