@@ -139,12 +139,15 @@ STEPS = [
     ("ppl-shakespeare-8k", ["fp8", "kv8"] + at([50])),
     ("repeat", at(BUDGETS)),
     ("needle-2k", at(BUDGETS)),
-    ("needle-4k", at([50, 20]) + TYPES),
     ("chat", at(BUDGETS)),
     ("summary", at([50, 20])),
+    ("needle-4k", at([50], MAIN) + TYPES),
+    ("needle-4k", at([50, 20])),
+    ("summary", at([70, 30])),
     ("ppl-shakespeare-8k", at([20])),
-    ("needle-4k", at(BUDGETS)),
+    ("needle-4k", at([70, 30])),
     ("summary", at(BUDGETS)),
+    ("needle-4k", at(BUDGETS)),
 ]
 
 
