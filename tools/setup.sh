@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages that building, testing and the demo need; nothing when all are there.
-# Usage: tools/setup.sh [--demo | --package]
-#   --demo: only what tools/demo.sh needs; --package: what deploy/build_deb.sh needs
+# Usage: tools/setup.sh [--demo | --package | --aarch64]
+#   --demo: only what tools/demo.sh needs; --package: what deploy/build_deb.sh needs;
+#   --aarch64: what building for AArch64 on x86-64 and running the result in an emulator needs
 set -euo pipefail
 
 build=(gcc meson ninja-build pkg-config libzmq3-dev libprotobuf-c-dev protobuf-c-compiler
@@ -13,10 +14,18 @@ tests=(clang clang-format libclang-rt-14-dev libcriterion-dev python3-zmq python
 
 package=(dpkg-dev debhelper fakeroot lintian git)
 
+# Libraries that nothing can be built without; the daemon's are left out.
+aarch64=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user libssl-dev:arm64 libpcre2-dev:arm64)
+
 packages=("${build[@]}")
+foreign=
 case "${1:-}" in
 --demo) ;;
 --package) packages+=("${package[@]}") ;;
+--aarch64)
+    packages+=("${aarch64[@]}")
+    foreign=arm64
+    ;;
 *) packages+=("${tests[@]}") ;;
 esac
 
@@ -49,6 +58,17 @@ install() {
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         "${missing[@]}" >"$log" 2>&1
 }
+# Libraries of another architecture: dpkg must know it, and forget it again if the mirror does not have it.
+if [ -n "$foreign" ] && ! dpkg --print-foreign-architectures | grep -qx "$foreign"; then
+    "${sudo[@]}" dpkg --add-architecture "$foreign"
+    if ! "${sudo[@]}" apt-get update >"$log" 2>&1 || ! install; then
+        tail -n 20 "$log" >&2
+        "${sudo[@]}" dpkg --remove-architecture "$foreign" || true
+        echo "setup: no packages of architecture $foreign here" >&2
+        exit 1
+    fi
+    exit 0
+fi
 # The package lists may be absent or old: refresh them once before giving up.
 if ! install; then
     "${sudo[@]}" apt-get update >>"$log" 2>&1 || true

@@ -46,10 +46,10 @@ check() {
     esac
 }
 
-# config NAME [meson options]: build with all warnings as errors, then run meson's tests. Which tests a
-# configuration leaves out is said in CONTRIBUTING.md.
+# config NAME[,MORE] [meson options]: build with all warnings as errors, then run meson's tests. Which tests
+# a configuration leaves out is said in CONTRIBUTING.md. MORE distinguishes runs of one build.
 config() {
-    local dir=$out/$1
+    local dir=$out/${1%%,*}
     note "configuration $1"
     rm -f "$dir/meson-logs/testlog.json"
     if [ ! -f "$dir/build.ninja" ] && ! meson setup "$dir" "${@:2}" >"$out/$1.setup.log" 2>&1; then
@@ -128,6 +128,26 @@ if [ -z "$quick" ]; then
     suites=(pool_race)
     targets=(tests/unit/pool_race)
     config tsan -Db_sanitize=thread
+
+    # Another CPU, emulated: its kernels and a whole model, first with all that they know of, then on
+    # one without dot products.
+    if [ "$(uname -m)" != x86_64 ]; then
+        echo "SKIP    aarch64: cross-compiled on x86-64 only, this is $(uname -m)"
+        skipped=$((skipped + 1))
+    elif ! tools/setup.sh --aarch64 >"$out/aarch64.install.log" 2>&1; then
+        echo "SKIP    aarch64: $(tail -n 1 "$out/aarch64.install.log")"
+        skipped=$((skipped + 1))
+    else
+        suites=('bits cpu' 'soft cpu' stories_cpu)
+        targets=(tests/kernels/check_{bits,soft} tests/golden/test_stories)
+        for name in attention cut kv_slots matmul norm rope_store rows select speculate; do
+            suites+=("$name cpu")
+            targets+=("tests/kernels/check_$name")
+        done
+        QEMU_CPU=max config aarch64 --cross-file tools/cross/aarch64.ini -Ddaemon=disabled -Dcuda=disabled
+        suites=('bits cpu' 'norm cpu' stories_cpu)
+        QEMU_CPU=cortex-a72 config aarch64,cortex-a72
+    fi
 fi
 
 # One architecture shows whether the CUDA code compiles; its kernels ran above, emulated.

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "kernels/arm/arm.h"
 #include "kernels/x86/x86.h"
 
 void cpu_table_init(struct cpu_table *t, uint32_t flags)
@@ -34,6 +35,16 @@ void cpu_table_init(struct cpu_table *t, uint32_t flags)
             }
             if ((flags & CPU_AVX512_BF16) && (flags & CPU_AMX_BF16)) {
                 x86_table_amx(t);
+            }
+        }
+    }
+#elif defined(__aarch64__)
+    if (flags & CPU_NEON) {
+        arm_table_neon(t);
+        if (flags & CPU_DOTPROD) {
+            arm_table_dotprod(t);
+            if (flags & CPU_I8MM) {
+                arm_table_i8mm(t);
             }
         }
     }

@@ -83,7 +83,7 @@ void check_clear(struct check *c)
     c->bench_bytes = 0;
 }
 
-/* False: left out by --filter, do nothing more. */
+/* False: left out by --filter or --every, do nothing more. */
 bool check_case(struct check *c, const char *fmt, ...)
 {
     va_list ap;
@@ -92,6 +92,9 @@ bool check_case(struct check *c, const char *fmt, ...)
     va_start(ap, fmt);
     (void)vsnprintf(c->name, sizeof(c->name), fmt, ap);
     va_end(ap);
+    if (c->every > 0 && c->n_cases++ % c->every != 0) {
+        return false;
+    }
     return !c->filter || strstr(c->name, c->filter);
 }
 

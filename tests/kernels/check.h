@@ -14,10 +14,11 @@
  * Sides: 0 the reference, 1 the backend under test with 2 threads, 2 and 3 the same with 1 and 3
  * threads, whose every output must equal side 1's bit for bit. Buffers lie between guard bytes.
  *
- *     check_norm [--backend cpu|ref|cuda|FILE.so] [--mask NAME] [--filter TEXT] [--sides N]
+ *     check_norm [--backend cpu|ref|cuda|FILE.so] [--mask NAME] [--filter TEXT] [--every N] [--sides N]
  *                [--bench [--cpu-time] [--threads N]]
  *
- * The backend cpu is run once for each set of instructions this CPU has. Exits 77 when the backend
+ * The backend cpu is run once for each set of instructions this CPU has. --every N takes every Nth case
+ * only, for CPUs that are emulated. Exits 77 when the backend
  * is absent. Each program defines check_op(). */
 
 #include <stdbool.h>
@@ -54,6 +55,8 @@ struct check {
     char name[160];
     const char *variant;
     const char *filter;
+    int every;  /* cases: one of so many; 0: all */
+    int n_cases;
     int errs[CHECK_SIDES];
     bool warm; /* false in a side's first call: set up what buffers cannot hold */
     int n_samples;
@@ -83,7 +86,7 @@ int32_t check_range(struct check *c, int32_t lo, int32_t hi); /* [lo, hi] */
 float check_normal(struct check *c);
 void check_fill(struct check *c, struct check_buf *b, float scale); /* normal f32 */
 
-/* False: left out by --filter, do nothing more. */
+/* False: left out by --filter or --every, do nothing more. */
 bool check_case(struct check *c, const char *fmt, ...) PRINTF_LIKE(2, 3);
 struct check_buf *check_buf(struct check *c, const char *what, size_t bytes);
 void *check_dev(const struct check *c, const struct check_buf *b); /* NULL for NULL */

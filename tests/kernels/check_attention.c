@@ -17,7 +17,7 @@
 
 enum { N_SEQS = 4, MAX_DIM = 256 };
 
-const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_FP16 | CPU_AMX_BF16;
+const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_FP16 | CPU_AMX_BF16 | CPU_NEON;
 const struct backend_limits check_limits = {
     .max_rows = 512,
     .max_decode = 8,

@@ -25,6 +25,9 @@ static const struct {
     {"avx512+vnni", AVX512 | CPU_AVX512_VNNI},
     {"avx512+bf16", AVX512 | CPU_AVX512_VNNI | CPU_AVX512_BF16},
     {"avx512+fp16", AVX512 | CPU_AVX512_VNNI | CPU_AVX512_BF16 | CPU_AVX512_FP16},
+    {"neon", CPU_NEON},
+    {"neon+dotprod", CPU_NEON | CPU_DOTPROD},
+    {"neon+i8mm", CPU_NEON | CPU_DOTPROD | CPU_I8MM},
     {"all", UINT32_MAX},
 };
 
@@ -97,6 +100,7 @@ static void run(struct check *c, const char *backend, const char *name, uint32_t
     c->first = c->n_passed + c->n_failed == 0;
     c->seed = 1;
     c->counter = 0;
+    c->n_cases = 0;
     open_side(c, 0, "ref", 2, UINT32_MAX);
     open_side(c, 1, backend, c->n_threads, mask);
     open_side(c, 2, backend, 1, mask);
@@ -130,6 +134,7 @@ int main(int argc, char **argv)
     const char *only = option(argc, argv, "--mask");
     const char *threads = option(argc, argv, "--threads");
     const char *sides = option(argc, argv, "--sides");
+    const char *every = option(argc, argv, "--every");
     uint32_t done[sizeof(variants) / sizeof(variants[0])];
     int n_done = 0;
 
@@ -138,6 +143,7 @@ int main(int argc, char **argv)
     c.cpu_time = option(argc, argv, "--cpu-time") != NULL;
     c.n_threads = atoi(threads ? threads : "2");
     c.n_sides = sides ? atoi(sides) : CHECK_SIDES;
+    c.every = every ? atoi(every) : 0;
     backend = backend ? backend : "cpu";
     if (c.bench) {
         c.copy_rate = copy_rate();

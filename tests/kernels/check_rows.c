@@ -8,7 +8,7 @@
 #include "base/cpu.h"
 #include "tests/kernels/check_weight.h"
 
-const uint32_t check_flags = CPU_AVX2 | CPU_AVX512;
+const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_NEON;
 const struct backend_limits check_limits = {
     .max_rows = 64,
     .max_decode = 16,

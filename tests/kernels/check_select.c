@@ -20,7 +20,7 @@
 
 enum { N_SEQS = 4 };
 
-const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_FP16;
+const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_FP16 | CPU_NEON;
 const struct backend_limits check_limits = {
     .max_rows = 64,
     .max_decode = 8,

@@ -135,7 +135,7 @@ static bool tiles_pass_over_nan(const struct cpu_table *t, int32_t at)
 
 int main(void)
 {
-    static const uint32_t masks[] = {0, CPU_AVX2, CPU_AVX2 | CPU_AVX512,
+    static const uint32_t masks[] = {0, CPU_NEON, CPU_AVX2, CPU_AVX2 | CPU_AVX512,
                                      CPU_AVX2 | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16};
     int n_failed = 0;
 
@@ -147,7 +147,8 @@ int main(void)
         if ((masks[i] & cpu_flags()) != masks[i]) {
             printf("SKIP: this CPU lacks %s\n", masks[i] & CPU_AMX_BF16 ? "AMX"
                                                 : masks[i] & CPU_AVX512 ? "AVX-512"
-                                                                        : "AVX2");
+                                                : masks[i] & CPU_AVX2   ? "AVX2"
+                                                                        : "NEON");
             continue;
         }
         cpu_table_init(&t, masks[i]);

@@ -18,7 +18,7 @@
 
 enum { N_SEQS = 4, SILENT = 2 };
 
-const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_FP16;
+const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_FP16 | CPU_NEON;
 const struct backend_limits check_limits = {
     .max_rows = 1024,
     .max_decode = 8,

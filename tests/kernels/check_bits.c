@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every variant of a kernel of weights or rows gives the bits of the plain C one
+ * (kernels/cpu/table.h), for every instruction set of this CPU: panels of all types by all numbers
+ * of tokens up to two tiles, norms, quantised activations, the end of a matmul, soft-capping.
+ * Inputs are made here, directly in the packed layout. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/rng.h"
+#include "kernels/cpu/table.h"
+
+enum { MAX_COLS = 512, MAX_TOKENS = 32, ROWS = 16 };
+
+static const struct {
+    const char *name;
+    uint32_t flags;
+} variants[] = {
+    {"avx2", CPU_AVX2},
+    {"avx2+vnni", CPU_AVX2 | CPU_AVX_VNNI},
+    {"avx512", CPU_AVX2 | CPU_AVX512},
+    {"avx512+vnni", CPU_AVX2 | CPU_AVX512 | CPU_AVX512_VNNI},
+    {"neon", CPU_NEON},
+    {"neon+dotprod", CPU_NEON | CPU_DOTPROD},
+    {"neon+i8mm", CPU_NEON | CPU_DOTPROD | CPU_I8MM},
+};
+
+static uint32_t counter;
+static int n_failed;
+
+static uint32_t random_word(void)
+{
+    static uint32_t words[4];
+
+    if (counter % 4 == 0) {
+        rng_philox(rng_key_make(11), (uint32_t[4]){counter / 4, 0, 0, 0}, words);
+    }
+    return words[counter++ % 4];
+}
+
+static float random_float(void)
+{
+    return (float)(int32_t)random_word() * 0x1p-31f;
+}
+
+static void fill(float *x, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        x[i] = random_float();
+    }
+}
+
+/* 16-bit floats with exponents from e on, eight of them. */
+static void fill_halves(uint8_t *p, size_t n, int mantissa_bits, int e)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t r = random_word();
+        uint32_t kept = 0x8000u | ((1u << mantissa_bits) - 1);
+        uint16_t h = (uint16_t)((r & kept) | ((uint32_t)e + (r >> 16 & 7)) << mantissa_bits);
+
+        memcpy(p + 2 * i, &h, 2);
+    }
+}
+
+static void make_panel(enum dtype type, int32_t n_cols, uint8_t *w)
+{
+    size_t bytes = (size_t)panel_bytes(type, (uint64_t)n_cols);
+    size_t codes = 0; /* before the scales of a block */
+    size_t step = PANEL_SUPER_HEAD;
+
+    for (size_t i = 0; i + 4 <= bytes; i += 4) {
+        uint32_t r = random_word();
+
+        memcpy(w + i, &r, 4);
+    }
+    switch (type) {
+    case DTYPE_F32:
+        fill((float *)(void *)w, n_cols * ROWS);
+        return;
+    case DTYPE_F16:
+        fill_halves(w, bytes / 2, 10, 10);
+        return;
+    case DTYPE_BF16:
+        fill_halves(w, bytes / 2, 7, 120);
+        return;
+    case DTYPE_Q4_K:
+    case DTYPE_Q5_K:
+    case DTYPE_Q6_K:
+        step = (size_t)panel_bytes(type, 256);
+        break;
+    default:
+        step = (size_t)panel_bytes(type, 32);
+        codes = type == DTYPE_Q8_0                         ? PANEL_BYTES
+                : type == DTYPE_Q4_0 || type == DTYPE_Q4_1 ? PANEL_NIBBLES
+                                                           : PANEL_NIBBLES + PANEL_HIGH1;
+        break;
+    }
+    for (size_t at = codes; at < bytes; at += step) {
+        size_t n = codes ? (step - codes) / 2 : 32; /* K-quants: d and dmin */
+
+        fill_halves(w + at, n, 10, 5);
+    }
+}
+
+static void same(const char *variant, const char *slot, int32_t n, const void *got,
+                 const void *want, size_t bytes)
+{
+    if (memcmp(got, want, bytes) != 0) {
+        printf("FAIL %s: %s with n %d gives other bits than plain C\n", variant, slot, n);
+        n_failed++;
+    }
+}
+
+static void panels(const char *variant, const struct cpu_table *t, const struct cpu_table *plain)
+{
+    static const enum dtype types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0,
+                                       DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1, DTYPE_Q8_0,
+                                       DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K};
+    static const int32_t counts[] = {1, 2, 3, 4, 5, 8, 9, 15, 22};
+    static _Alignas(64) uint8_t w[MAX_COLS * 64 + 64];
+    static _Alignas(64) float x[MAX_TOKENS * MAX_COLS];
+    static struct panel_act q[MAX_TOKENS * (MAX_COLS / PANEL_COLS)];
+    static _Alignas(64) float got[MAX_TOKENS * ROWS];
+    static _Alignas(64) float want[MAX_TOKENS * ROWS];
+
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        const int32_t block = dtype_info(types[i])->block_len;
+        const int32_t n_cols = block == 1 ? 131 : block == 32 ? 96 : 512;
+        const struct cpu_acts a = {
+            .n_cols = n_cols, .q = q, .ldq = (size_t)n_cols / PANEL_COLS, .x = x, .ldx = MAX_COLS};
+
+        make_panel(types[i], n_cols, w);
+        fill(x, MAX_TOKENS * MAX_COLS);
+        for (int32_t token = 0; token < MAX_TOKENS; token++) {
+            plain->quantize(x + token * MAX_COLS, n_cols / PANEL_COLS * PANEL_COLS,
+                            q + (size_t)token * a.ldq);
+        }
+        for (size_t k = 0; k < sizeof(counts) / sizeof(counts[0]); k++) {
+            cpu_table_panel(t, types[i])(w, &a, counts[k], got);
+            cpu_table_panel(plain, types[i])(w, &a, counts[k], want);
+            same(variant, dtype_info(types[i])->name, counts[k], got, want,
+                 (size_t)counts[k] * ROWS * sizeof(float));
+        }
+    }
+}
+
+static void ends(const char *variant, const struct cpu_table *t, const struct cpu_table *plain)
+{
+    static const enum ops_act acts[] = {OPS_ACT_NONE, OPS_ACT_SILU, OPS_ACT_GELU_TANH,
+                                        OPS_ACT_GELU_ERF, OPS_ACT_RELU};
+    float g[5 * ROWS];
+    float u[5 * ROWS];
+    float bias[ROWS];
+
+    fill(g, 5 * ROWS);
+    fill(u, 5 * ROWS);
+    fill(bias, ROWS);
+    for (int i = 0; i < 5 * ROWS; i += 3) {
+        g[i] *= 100;
+    }
+    for (int32_t k = 0; k < 5 * 2 * 2; k++) {
+        float got[5 * ROWS] = {0};
+        float want[5 * ROWS] = {0};
+        struct cpu_epilogue e = {
+            .g = g,
+            .u = k % 2 ? u : NULL,
+            .bias = bias,
+            .u_bias = bias,
+            .y = got,
+            .ldy = ROWS,
+            .n = 5,
+            .n_rows = k / 2 % 2 ? 11 : ROWS,
+            .act = acts[k / 4],
+            .add = true,
+        };
+
+        t->epilogue(&e);
+        e.y = want;
+        plain->epilogue(&e);
+        same(variant, t->epilogue_name, k, got, want, sizeof(got));
+    }
+}
+
+static void rows(const char *variant, const struct cpu_table *t, const struct cpu_table *plain)
+{
+    static const int32_t lengths[] = {1, 15, 16, 67, 288};
+    static float x[288];
+    static float w[288];
+    static float b[288];
+    static float got[288];
+    static float want[288];
+    struct panel_act q[2][288 / PANEL_COLS];
+
+    fill(x, 288);
+    fill(w, 288);
+    fill(b, 288);
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        int32_t n = lengths[i];
+        size_t bytes = (size_t)n * sizeof(float);
+
+        t->norm_rms(x, w, b, 1e-5f, n, got);
+        plain->norm_rms(x, w, b, 1e-5f, n, want);
+        same(variant, t->norm_rms_name, n, got, want, bytes);
+        t->norm_layer(x, w, NULL, 1e-5f, n, got);
+        plain->norm_layer(x, w, NULL, 1e-5f, n, want);
+        same(variant, t->norm_layer_name, n, got, want, bytes);
+        memcpy(got, x, bytes);
+        memcpy(want, x, bytes);
+        t->softcap(got, n, 0.7f);
+        plain->softcap(want, n, 0.7f);
+        same(variant, t->softcap_name, n, got, want, bytes);
+    }
+    t->quantize(x, 288, q[0]);
+    plain->quantize(x, 288, q[1]);
+    same(variant, t->quantize_name, 288, q[0], q[1], sizeof(q[0]));
+}
+
+int main(void)
+{
+    struct cpu_table plain;
+    int n_run = 0;
+
+    cpu_table_init(&plain, 0);
+    for (size_t i = 0; i < sizeof(variants) / sizeof(variants[0]); i++) {
+        struct cpu_table t;
+
+        if ((cpu_flags() & variants[i].flags) != variants[i].flags) {
+            continue;
+        }
+        cpu_table_init(&t, variants[i].flags);
+        counter = 0;
+        panels(variants[i].name, &t, &plain);
+        rows(variants[i].name, &t, &plain);
+        ends(variants[i].name, &t, &plain);
+        printf("%s: done\n", variants[i].name);
+        n_run++;
+    }
+    printf("%d variants, %d differences\n", n_run, n_failed);
+    if (n_run == 0) {
+        printf("SKIP: this CPU has plain C only\n");
+        return 77;
+    }
+    return n_failed > 0;
+}
