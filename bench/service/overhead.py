@@ -3,6 +3,11 @@
 """What the service costs beside the engine: CPU of front, gateway and client a token; the speed of an answer through the
 command line beside the engine alone; each step's logits through shared memory beside the same bytes as ZeroMQ messages.
 
+The sum that is held against the limit is of all processes that stand between the engine and the eyes of a client of the
+gateway: front and gateway (both its threads) while a ZeroMQ client is served, and a client, for which `pipit ask` stands, the
+start of its process taken off. CPU time is what the kernel charges them, so it includes waking up, with caches that the pause
+between two tokens has left cold. What as many processes cost that only receive and pass on (relay.c) is measured beside it.
+
 usage: overhead.py [--model FILE] [--tokens N] [--pairs N] [--json FILE]
 PIPIT_BUILD is the build folder; PIPIT_SMOLLM2 the model unless --model says otherwise. Wants a quiet machine."""
 import argparse
@@ -66,6 +71,17 @@ def through_gateway(d, n, repeats):
         for _ in range(repeats):
             c.text(generate("Once upon a time", temperature=0, max_tokens=n, ignore_end=True), 60)
         return ((cpu_us(d.process.pid) - before[0]) / n / repeats, (cpu_us(gateway) - before[1]) / n / repeats)
+
+
+def relays(pace_ms, n):
+    """CPU a record, in order: of processes that only receive and pass on, as many as front, gateway, its I/O thread and client;
+    they are woken by one more, which stands for the engine's I/O thread."""
+    program = os.path.join(BUILD, "bench/relay")
+    if not os.path.exists(program):
+        return None
+    out = subprocess.run([program, f"{pace_ms:.3f}", str(n), "5"], capture_output=True, text=True, check=True).stdout
+    stages = sorted((int(i), float(us)) for i, us in (line.split(",") for line in out.split()))
+    return [us for _, us in stages[1:]]
 
 
 def speed_of_service(d, n):
@@ -179,6 +195,7 @@ def main():
         t = T975.get(len(logs) - 1, 2.0 if len(logs) > 30 else 2.3)
         half = t * statistics.stdev(logs) / math.sqrt(len(logs))
     message = zmq_messages(row, 300)
+    least = relays(plain / 1e3, 200)
     with open("/proc/cpuinfo") as f:
         cpu = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), "?")
     worst = (over_zmq[0] + over_zmq[1] if over_zmq else front) + client
@@ -187,7 +204,8 @@ def main():
         "machine": f"{cpu}, {os.cpu_count()} CPUs", "model": os.path.basename(args.model), "tokens": args.tokens,
         "cpu_us_a_token": {"lane_front": round(front, 1), "lane_client": round(client, 1),
                            "zmq_front": over_zmq and round(over_zmq[0], 1), "zmq_gateway": over_zmq and round(over_zmq[1], 1),
-                           "gateway_front_client": round(worst, 1), "limit": 100},
+                           "gateway_front_client": round(worst, 1), "limit": 100,
+                           "relays_only": least and [round(us, 1) for us in least], "relays_sum": least and round(sum(least), 1)},
         "service_to_engine_speed": {"pairs": len(ratios), "mean": round(math.exp(mean), 4),
                                     "ci95": [round(math.exp(mean - half), 4), round(math.exp(mean + half), 4)], "limit": 0.95},
         "logits": {"row_bytes": row, "token_us": round(plain, 1), "lane_extra_us": round(extra, 1), "lane_copies": 1,

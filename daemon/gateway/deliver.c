@@ -100,6 +100,22 @@ void deliver_event(struct gateway *g, uint64_t handle, const Pipit__Event *e, bo
     }
 }
 
+void deliver_packed(struct gateway *g, uint64_t handle, const uint8_t *data, size_t size)
+{
+    struct client *client = clients_get(&g->clients, handle);
+    zmq_msg_t body;
+
+    if (!client) {
+        return;
+    }
+    if (zmq_msg_init_size(&body, size)) {
+        log_error("no memory for an event of %zu bytes", size);
+        return;
+    }
+    memcpy(zmq_msg_data(&body), data, size);
+    send_or_keep(g, client, &body, false);
+}
+
 /* `e` and `error` live as long as the caller needs them. */
 static void fault_event(const uint8_t *id, const struct fault *f, Pipit__Event *e,
                         Pipit__Error *error)

@@ -24,6 +24,9 @@ enum {
  * and is kept even for a client that does not read. */
 void deliver_event(struct gateway *g, uint64_t client, const Pipit__Event *e, bool last);
 
+/* Sends an Event that is packed already. */
+void deliver_packed(struct gateway *g, uint64_t client, const uint8_t *data, size_t size);
+
 /* Tells a sender what was wrong with its message; id may be NULL. */
 void deliver_fault(struct gateway *g, uint64_t client, const uint8_t *id, const struct fault *f);
 

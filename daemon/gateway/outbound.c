@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "daemon/gateway/deliver.h"
+#include "proto/zmq/delta.h"
 
 enum { TOKENS_PER_EVENT = 4096 };
 
@@ -131,18 +132,13 @@ static void gather(struct gateway *g, struct request *q, const struct lane_recor
     }
 }
 
-static void on_token(struct gateway *g, struct request *q, const struct lane_record *r)
+static void on_alternatives(struct gateway *g, struct request *q, const struct lane_record *r)
 {
     Pipit__Event e = event_of(q->id, r->h.seq, PIPIT__EVENT__BODY_DELTA);
     Pipit__Delta d = PIPIT__DELTA__INIT;
     Pipit__Alternative alts[REQUESTS_ALTS];
     Pipit__Alternative *alt_list[REQUESTS_ALTS];
 
-    if (q->unary || q->kind == LANE_KIND_TOKENIZE) {
-        q->n_alts = 0;
-        gather(g, q, r);
-        return;
-    }
     d.has_index = true;
     d.index = r->token.index;
     d.has_token = r->h.type == LANE_TOKEN;
@@ -166,6 +162,20 @@ static void on_token(struct gateway *g, struct request *q, const struct lane_rec
     }
     e.delta = &d;
     send_event(g, q, &e);
+}
+
+static void on_token(struct gateway *g, struct request *q, const struct lane_record *r)
+{
+    uint8_t packed[DELTA_MAX];
+
+    if (q->unary || q->kind == LANE_KIND_TOKENIZE) {
+        q->n_alts = 0;
+        gather(g, q, r);
+    } else if (q->n_alts > 0) {
+        on_alternatives(g, q, r);
+    } else if (!q->slow) {
+        deliver_packed(g, q->client, packed, delta_pack(r, q->id, q->logprobs, packed));
+    }
 }
 
 /* Rows of scores in the shared buffer: copied out, then given back to the writer. */
