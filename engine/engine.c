@@ -21,7 +21,7 @@
 #include "engine/sched/sched.h"
 #include "engine/text/tok.h"
 
-enum { MAX_SEQS = 4096, MAX_BATCH = 1 << 16 };
+enum { MAX_SEQS = 4096, MAX_BATCH = 1 << 16, MAX_DRAFT_ROWS = 64 };
 
 struct prepared {
     struct engine_config config;
@@ -91,6 +91,10 @@ static int check_config(const struct engine_config *c, struct error *reterr)
     if (c->batch_tokens < 0 || c->batch_tokens > MAX_BATCH) {
         return error_set(reterr, -EINVAL, "batch tokens: %d, but must be from 0 to %d",
                          c->batch_tokens, MAX_BATCH);
+    }
+    if (c->n_draft < 0 || c->n_draft > ENGINE_MAX_DRAFT) {
+        return error_set(reterr, -EINVAL, "drafted tokens: %d, but must be from 0 to %d",
+                         c->n_draft, ENGINE_MAX_DRAFT);
     }
     if (c->n_overlays < 0 || c->n_overlays > MODEL_MAX_OVERLAYS) {
         return error_set(reterr, -E2BIG, "%d overlays, at most %d are offered", c->n_overlays,
@@ -214,12 +218,29 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
 
 /* ---- the plan -------------------------------------------------------------------------------- */
 
+/* Rows of drafted tokens in a step. With many sequences there is no room for drafts between reading
+ * weights and computing. Only where rows are known to be the same bits alone and in company, and
+ * where it was measured to pay. */
+static int32_t draft_rows(const struct prepared *p, int32_t n_seqs)
+{
+    bool known = strcmp(p->ops->name, "ref") == 0 || strcmp(p->ops->name, "cpu") == 0;
+    int32_t n = known ? p->config.n_draft : 0;
+
+    return n_seqs < MAX_DRAFT_ROWS / (n > 0 ? n : 1) ? n * n_seqs : n > 0 ? MAX_DRAFT_ROWS : 0;
+}
+
+static int32_t step_rows(const struct prepared *p, int32_t n_seqs)
+{
+    int32_t least = p->max_chunk + n_seqs;
+
+    return least > p->batch_tokens ? least : p->batch_tokens;
+}
+
 static struct backend_limits limits_for(const struct prepared *p, int32_t ctx, int32_t n_seqs)
 {
     struct backend_limits l = {
-        .max_rows =
-            p->max_chunk + n_seqs > p->batch_tokens ? p->max_chunk + n_seqs : p->batch_tokens,
-        .max_decode = n_seqs,
+        .max_rows = step_rows(p, n_seqs) + draft_rows(p, n_seqs),
+        .max_decode = n_seqs + draft_rows(p, n_seqs),
         .max_seqs = n_seqs,
         .max_slots = ctx,
     };
@@ -247,9 +268,16 @@ static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs)
 {
     const struct prepared *p = arg;
     struct backend_limits l = limits_for(p, ctx, n_seqs);
+    struct sched_config sizes = {
+        .ctx = ctx,
+        .n_seqs = n_seqs,
+        .batch_tokens = step_rows(p, n_seqs),
+        .max_chunk = p->max_chunk,
+        .draft_rows = draft_rows(p, n_seqs),
+        .ahead_slots = ahead_slots(p, ctx),
+    };
 
-    return memory_rounded(p->ops->scratch_bytes(&p->be_config, &l)) +
-           sched_bytes(p->model, n_seqs, l.max_rows, p->max_chunk, ahead_slots(p, ctx));
+    return memory_rounded(p->ops->scratch_bytes(&p->be_config, &l)) + sched_bytes(p->model, &sizes);
 }
 
 /* `be` may be NULL: the device's own limit is then not known. */
@@ -424,6 +452,8 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
             .n_seqs = e->plan.n_seqs,
             .batch_tokens = e->p.batch_tokens,
             .max_chunk = e->p.max_chunk,
+            .draft_rows = draft_rows(&e->p, e->plan.n_seqs),
+            .draft_always = e->p.config.draft_always,
             .ahead_slots = ahead_slots(&e->p, e->plan.ctx),
         };
 

@@ -27,6 +27,8 @@ struct tok;
 struct gguf;
 struct plan; /* engine/kv/plan.h */
 
+enum { ENGINE_MAX_DRAFT = 63 };
+
 struct engine_config {
     const char *model_path;
     const char *const *overlay_paths; /* (n_overlays) */
@@ -40,6 +42,9 @@ struct engine_config {
     const char *kv;         /* policy text, NULL: "full" (f16, keep all) */
     uint64_t memory_bytes;  /* 0: what the machine has free */
     uint64_t extra_bytes;   /* the caller's own part of the plan (lanes, arenas, journal) */
+    int32_t n_draft;        /* tokens that a step may draft for a sequence, 0..ENGINE_MAX_DRAFT; 0: none.
+                               Backends other than ref and cpu draft none */
+    bool draft_always;      /* all that can be drafted, whatever it costs: for tests and measurements */
     bool keep_prefixes;     /* pages of prompts are kept for texts of the same principal that begin alike */
     const char *cache_dir;  /* for remembered hashes, or NULL */
 };
@@ -101,6 +106,11 @@ struct engine_request {
     bool report_forced;     /* TOKEN events (with logprob and logits row) for forced tokens too */
     int32_t max_tokens;     /* new tokens, forced ones included; 0: to the end of the context */
     bool ignore_end;        /* go on after an end token */
+    /* Tokens that may be drafted for it a step, at most what was planned; 0: none. Drafts are looked up in
+     * its own text (forced tokens are known) and checked in the pass that computes the token before
+     * them: it says the same, to the bit, in fewer steps. None are made with `logits`, nor under
+     * policies that evict or select (docs/speculation.md). */
+    int32_t n_draft;
     bool made_up;           /* for measurements: K and V of the whole prompt are made up, not computed;
                                the first new token is a forced one */
     struct sampler_params sampler;
@@ -161,6 +171,8 @@ struct engine_usage {
     uint64_t kv_bytes_full;  /* what the full f16 cache would hold */
     int64_t n_slots;         /* live at the end, summed over stores and groups */
     int64_t n_evicted;
+    int32_t n_drafted;       /* tokens, looked up and computed beside the one before, */
+    int32_t n_accepted;      /* and those of them that it said */
 };
 
 struct engine_event {
@@ -244,6 +256,8 @@ struct engine_counters {
     int32_t n_queued;
     uint64_t kv_bytes_used; /* by running sequences; what is kept beside them is given up when needed */
     uint64_t kv_bytes_total;
+    uint64_t n_drafted;  /* tokens, */
+    uint64_t n_accepted; /* and those of them that were said */
 };
 void engine_counters(const struct engine *e, struct engine_counters *ret);
 

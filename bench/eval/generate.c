@@ -21,6 +21,8 @@ struct prompt {
     int32_t *tokens;
     int32_t n_tokens;
     int32_t max_tokens;
+    int32_t n_draft;
+    float temperature;
 };
 
 struct list {
@@ -99,12 +101,19 @@ static int load_line(struct engine *e, const char *text, struct prompt *p, struc
     const char *id = json_string_value(json_object_get(line, "id"));
     json_int_t max = json_integer_value(json_object_get(line, "max_tokens"));
 
-    if (!id || max < 1 || max > 100000) {
+    json_int_t draft = json_integer_value(json_object_get(line, "draft"));
+    double temperature = json_number_value(json_object_get(line, "temperature"));
+
+    if (draft < 0 || draft > ENGINE_MAX_DRAFT) {
+        err = error_set(reterr, -EBADMSG, "\"draft\" must be from 0 to %d", (int)ENGINE_MAX_DRAFT);
+    } else if (!id || max < 1 || max > 100000) {
         err =
             error_set(reterr, -EBADMSG, "\"id\" (text) and \"max_tokens\" (1..100000) are needed");
     } else {
         p->id = strdup(id);
         p->max_tokens = (int32_t)max;
+        p->n_draft = (int32_t)draft;
+        p->temperature = (float)temperature;
         err = p->id ? tokenize(e, line, p, reterr) : -ENOMEM;
     }
     json_decref(line);
@@ -162,12 +171,14 @@ static int write_answer(const struct run *r, const struct prompt *p, const struc
     static const char *const reasons[] = {"stop", "length", "context", "cancelled", "error"};
     const struct engine_usage *u = &a->usage;
     json_t *o = json_pack(
-        "{s:s, s:s, s:s%, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:f, s:f}", "id", p->id, "policy",
-        a->policy->kv, "text", a->text ? a->text : "", a->len, "n_prompt", (int)u->n_prompt,
-        "n_new", (int)u->n_new, "reason", reasons[a->reason], "kv_bytes", (json_int_t)u->kv_bytes,
-        "kv_bytes_full", (json_int_t)u->kv_bytes_full, "n_slots", (json_int_t)u->n_slots,
-        "n_evicted", (json_int_t)u->n_evicted, "tokens_per_step", engines_tokens_read(r->e, u),
-        "prefill_ms", (double)u->prefill_ns * 1e-6, "decode_ms", (double)u->decode_ns * 1e-6);
+        "{s:s, s:s, s:s%, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:i, s:i}", "id", p->id,
+        "policy", a->policy->kv, "text", a->text ? a->text : "", a->len, "n_prompt",
+        (int)u->n_prompt, "n_new", (int)u->n_new, "reason", reasons[a->reason], "kv_bytes",
+        (json_int_t)u->kv_bytes, "kv_bytes_full", (json_int_t)u->kv_bytes_full, "n_slots",
+        (json_int_t)u->n_slots, "n_evicted", (json_int_t)u->n_evicted, "tokens_per_step",
+        engines_tokens_read(r->e, u), "prefill_ms", (double)u->prefill_ns * 1e-6, "decode_ms",
+        (double)u->decode_ns * 1e-6, "n_drafted", (int)u->n_drafted, "n_accepted",
+        (int)u->n_accepted);
     int err = !o || json_dumpf(o, r->out, JSON_COMPACT) || fputc('\n', r->out) == EOF ? -EIO : 0;
 
     json_decref(o);
@@ -243,6 +254,7 @@ static int submit(struct run *r, struct policy_answers *p, struct error *reterr)
                                    .prompt = in->tokens,
                                    .n_prompt = in->n_tokens,
                                    .max_tokens = in->max_tokens,
+                                   .n_draft = in->n_draft,
                                    .kv = p->kv,
                                    .principal = 1,
                                    .user = &p->v[i]};
@@ -251,7 +263,7 @@ static int submit(struct run *r, struct policy_answers *p, struct error *reterr)
         p->v[i].policy = p;
         detok_init(&p->v[i].detok, engine_tok(r->e), in->tokens[in->n_tokens - 1], false);
         q.sampler = sampler_params_default();
-        q.sampler.temperature = 0;
+        q.sampler.temperature = in->temperature;
         err = engine_submit(r->e, &q, &handle, reterr);
         if (err) {
             (void)error_prefix(reterr, "policy %s, prompt %s", p->kv, in->id);

@@ -2,14 +2,15 @@
 #ifndef PIPIT_BENCH_EVAL_GENERATE_H
 #define PIPIT_BENCH_EVAL_GENERATE_H
 
-/* Greedy answers to a file of prompts under several policies, for tasks that are scored by their text
+/* Answers to a file of prompts under several policies, for tasks that are scored by their text
  * (retrieval, repetition, summaries). Prompts and answers are JSON lines; bench/quality/ makes the
  * first and scores the second.
  *
  * A prompt: {"id": STRING, "prompt": TEXT} or {"id": STRING, "user": TEXT[, "system": TEXT]} (through the
- * model's chat template), with "max_tokens": N.
+ * model's chat template), with "max_tokens": N and, where wanted, "draft": N (tokens drafted a step, at
+ * most what --draft plans) and "temperature": T (the likeliest token without).
  * An answer: {"id", "policy", "text", "n_prompt", "n_new", "reason", "kv_bytes", "kv_bytes_full", "n_slots",
- * "n_evicted", "tokens_per_step", "prefill_ms", "decode_ms"}. */
+ * "n_evicted", "tokens_per_step", "prefill_ms", "decode_ms", "n_drafted", "n_accepted"}. */
 
 #include <stdio.h>
 

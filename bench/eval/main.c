@@ -22,6 +22,7 @@ struct config {
     int64_t threads;
     int64_t cpu_mask;
     int64_t batch;
+    int64_t draft;
     uint64_t reference_bytes;
     char *dump;
     char *prompts;
@@ -46,6 +47,7 @@ static const struct option_row rows[] = {
     {"threads", 't', OPTION_INT, ROW(threads), 0, 1024, .fallback = "0", .help = "0: all this process may use"},
     {"cpu-mask", 0, OPTION_INT, ROW(cpu_mask), 0, UINT32_MAX, .fallback = "4294967295", .help = "CPU flags allowed, a sum of base/cpu.h's bits (0: plain C, 1: AVX2, 3: AVX-512 without VNNI)"},
     {"batch", 'b', OPTION_INT, ROW(batch), 1, 64, .fallback = "1", .help = "sequences at once"},
+    {"draft", 0, OPTION_INT, ROW(draft), 0, ENGINE_MAX_DRAFT, .fallback = "0", .help = "tokens that prompts may want drafted a step"},
     {"reference-bytes", 0, OPTION_BYTES, ROW(reference_bytes), .fallback = "2GiB", .metavar = "BYTES", .help = "of the first policy's logits to hold; with less, policies take turns more often"},
     {"dump", 0, OPTION_STRING, ROW(dump), .metavar = "FILE.npy", .help = "write the first policy's logits, f32 (rows, vocabulary)"},
     {"prompts", 0, OPTION_STRING, ROW(prompts), .metavar = "FILE.jsonl", .help = "instead of a text: prompts to answer greedily, JSON lines (bench/eval/generate.h)"},
@@ -70,6 +72,7 @@ static struct engine_config engine_for(const struct config *c)
     ec.n_threads = (int)c->threads;
     ec.cpu_mask = (uint32_t)c->cpu_mask;
     ec.n_seqs = (int)c->batch;
+    ec.n_draft = (int32_t)c->draft;
     ec.ctx = (int32_t)c->ctx;
     return ec;
 }

@@ -91,8 +91,13 @@ void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_s
 int32_t cache_score_store(const struct cache *c, int32_t seat);
 /* Does a step of it change sums of V? Such a step must not be run twice. */
 bool cache_sums(const struct cache *c, int32_t seat);
-/* The step is done. */
+/* The step is done: its first n_rows rows are in. The others stay prepared; they are committed later, in
+ * order, or taken back: then the cache is as if they had never been. */
 void cache_commit(struct cache *c, int32_t seat, int32_t n_rows);
+void cache_take_back(struct cache *c, int32_t seat);
+/* How many rows a decode step may write that are taken back: nothing may be overwritten by them,
+ * nothing counted, and each must read what it would alone. */
+int32_t cache_spare_rows(const struct cache *c, int32_t seat);
 /* After a commit, while or after the prompt is read: cuts what is above the budget, gives back the
  * pages above it. `last`: the prompt is complete. */
 int cache_cut(struct cache *c, int32_t seat, bool last) WARN_UNUSED;

@@ -139,7 +139,7 @@ void cache_commit(struct cache *c, int32_t seat, int32_t n_rows)
 {
     struct cache_seq *q = &c->seqs[seat];
 
-    assert(q->prepared == q->n_tokens + n_rows);
+    assert(q->prepared >= q->n_tokens + n_rows);
     q->n_tokens += n_rows;
     if (!q->evicting) {
         q->n_slots += n_rows;
@@ -148,4 +148,49 @@ void cache_commit(struct cache *c, int32_t seat, int32_t n_rows)
     for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
         q->n_evicted += cache_evicts_from(c, q, i) ? c->shape.seats[i].n_groups : 0;
     }
+}
+
+int32_t cache_spare_rows(const struct cache *c, int32_t seat)
+{
+    const struct cache_seq *q = &c->seqs[seat];
+    int32_t spare = INT32_MAX;
+
+    if (q->place->evicts || q->policy.select != POLICY_READ_ALL || q->policy.pos_new) {
+        return 0;
+    }
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        int32_t ring = c->shape.seats[i].ring;
+
+        if (ring && ring - q->n_tokens - 1 < spare) { /* a ring that is full forgets at once */
+            spare = ring - q->n_tokens - 1;
+        }
+    }
+    return spare > 0 ? spare : 0;
+}
+
+/* Slots beyond the committed ones are never read before they are written again; a store that keeps
+ * all has no positions. Pages go back to the reservation that they came from. */
+void cache_take_back(struct cache *c, int32_t seat)
+{
+    struct cache_seq *q = &c->seqs[seat];
+
+    assert(!q->evicting);
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        int32_t class = shape_class_of(&c->shape, q->variant, i);
+        int32_t n_slots = cache_slots_after(c, q, i, 0);
+        int32_t keep = (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
+        int32_t gone = q->n_pages[i] - keep;
+
+        if (gone > 0) {
+            uint32_t n = (uint32_t)(gone * c->shape.seats[i].n_groups);
+
+            cache_drop_pages(c, q, i, keep);
+            bool reserved = pages_reserve(&c->classes[class], n); /* they have just come free */
+
+            assert(reserved);
+            (void)reserved;
+            q->left.pages[class] += n;
+        }
+    }
+    q->prepared = q->n_tokens;
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* From running requests to a batch, and back into their state.
  *
- * Decode rows of all sequences first, one each; then whole chunks of prompts, as many as fit in
- * batch_tokens, in turns of principals. A chunk begins at a multiple of the policy's chunk size
- * and is never cut for room: what a sequence computes does not depend on who else is served. */
+ * Decode rows of all sequences first, one each and those of drafted tokens; then whole chunks of
+ * prompts, as many as fit in batch_tokens, in turns of principals. A chunk begins at a multiple of
+ * the policy's chunk size and is never cut for room: what a sequence computes does not depend on
+ * who else is served. */
 
 #include <assert.h>
 #include <errno.h>
@@ -26,6 +27,11 @@ static int32_t chunk_rows(const struct request *r)
     int32_t rest = r->policy.chunk - r->n_fed % r->policy.chunk;
 
     return left < rest ? left : rest;
+}
+
+bool batch_decodes(const struct request *r)
+{
+    return r->n_fed >= r->n_prompt && r->n_fed < r->n_prompt + r->n_new;
 }
 
 int32_t batch_first_wanted(const struct request *r)
@@ -98,7 +104,11 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
     b->once = b->once || b->observes || (!prefill && cache_sums(cache, r->seat));
     b->score_store[i] = cache_score_store(cache, r->seat);
     b->keep[i] = prefill ? batch_rows_beyond(r, r->n_fed, n_rows, place->scores) : n_rows;
-    memcpy(b->ids + b->rows.n, r->tokens + r->n_fed, (size_t)n_rows * sizeof(*b->ids));
+    memcpy(b->ids + b->rows.n, r->tokens + r->n_fed,
+           (size_t)(prefill ? n_rows : 1) * sizeof(*b->ids));
+    if (!prefill) {
+        draft_write(s, r, b->ids + b->rows.n + 1);
+    }
     want_rows(b, r, b->rows.n, r->n_fed, n_rows);
     b->rows.n += n_rows;
     b->rows.n_decode += prefill ? 0 : n_rows;
@@ -163,16 +173,17 @@ int batch_build(struct sched *s)
     b->once = false;
     b->n_wanted = 0;
     b->done_wanted = 0;
+    draft_choose(s);
     for (r = s->running.first; r; r = r->next) {
-        if (r->n_fed >= r->n_prompt && r->n_fed < r->n_prompt + r->n_new) {
-            int e = add_rows(s, r, 1);
+        if (batch_decodes(r)) {
+            int e = add_rows(s, r, 1 + r->n_drafting);
 
             if (e) {
                 return e;
             }
         }
     }
-    while ((r = next_prompt(s, s->config.batch_tokens - b->rows.n)) != NULL) {
+    while ((r = next_prompt(s, s->config.batch_tokens + s->drafts.n_rows - b->rows.n)) != NULL) {
         int e = add_rows(s, r, chunk_rows(r));
 
         if (e) {
@@ -195,6 +206,10 @@ int batch_commit(struct sched *s)
         int32_t n_rows = b->seqs[i].n_rows;
         bool prefill = r->n_fed < r->n_prompt;
 
+        if (!prefill) { /* drafted ones follow as they come true */
+            draft_count(s, r);
+            n_rows = 1;
+        }
         cache_commit(s->config.cache, r->seat, n_rows);
         r->n_fed += n_rows;
         if (!prefill) {

@@ -332,8 +332,12 @@ static int run_block(struct sched *s, int32_t at, int32_t n)
         }
         if (!r->finished && r->kind == ENGINE_SCORE) {
             score_rows(s, r, b->wanted[at + i].pos, row, same);
-        } else if (!r->finished) {
-            e = new_token(s, r, row);
+        } else {
+            for (int32_t k = 0; !e && k < same; k++) {
+                if (!r->finished && draft_holds(s, r, &b->wanted[at + i + k])) {
+                    e = new_token(s, r, row + (size_t)k * n_vocab);
+                }
+            }
         }
         i += same;
     }

@@ -47,6 +47,8 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     q->report_forced = r->report_forced;
     q->logits = r->logits_rows > 0 ? r->logits : NULL;
     q->logits_rows = r->logits_rows;
+    /* Who wants logits reads them row by row, at the pace of tokens. */
+    q->most_drafted = r->kind == ENGINE_GENERATE && !q->logits ? r->n_draft : 0;
     q->score_first = r->score_first;
     q->hidden = r->hidden;
     q->pool = r->pool;

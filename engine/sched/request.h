@@ -35,6 +35,10 @@ struct request {
     bool until_ctx;  /* max_new is what the context leaves */
     bool ignore_end;
     bool report_forced;
+    int32_t most_drafted; /* tokens drafted a step, at most; 0: none */
+    int32_t n_drafting;   /* in the batch that is built or run */
+    int32_t n_drafted;
+    int32_t n_accepted;
     struct policy policy;
     int32_t use; /* row of the table of policies */
     struct shape_text text;

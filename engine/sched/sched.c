@@ -31,13 +31,13 @@ int32_t sched_logit_rows(int32_t n_seqs)
     return n_seqs > MIN_LOGIT_ROWS ? n_seqs : MIN_LOGIT_ROWS;
 }
 
-static struct forward_limits limits_of(int32_t n_seqs, int32_t batch_tokens, int32_t ahead_slots)
+static struct forward_limits limits_of(const struct sched_config *c)
 {
     return (struct forward_limits){
-        .max_rows = batch_tokens,
-        .max_seqs = n_seqs,
-        .max_logits = sched_logit_rows(n_seqs),
-        .ahead_slots = ahead_slots,
+        .max_rows = c->batch_tokens + c->draft_rows,
+        .max_seqs = c->n_seqs,
+        .max_logits = sched_logit_rows(c->n_seqs),
+        .ahead_slots = c->ahead_slots,
     };
 }
 
@@ -51,11 +51,11 @@ static uint64_t host_logits_bytes(const struct model *m, int32_t n_seqs)
     return (uint64_t)sched_logit_rows(n_seqs) * (uint64_t)m->h.n_vocab * sizeof(float);
 }
 
-static void lay_batch(struct memory_arena *a, int32_t n_stores, int32_t max_seqs, int32_t max_rows,
+static void lay_batch(struct memory_arena *a, int32_t n_stores, const struct sched_config *c,
                       struct batch *b, float **logprobs)
 {
-    size_t n_seqs = (size_t)max_seqs;
-    size_t n_rows = (size_t)max_rows;
+    size_t n_seqs = (size_t)c->n_seqs;
+    size_t n_rows = (size_t)c->batch_tokens + (size_t)c->draft_rows;
 
     b->of = memory_arena_take(a, n_seqs * sizeof(struct request *));
     b->seqs = memory_arena_take(a, n_seqs * (size_t)n_stores * sizeof(*b->seqs));
@@ -66,28 +66,27 @@ static void lay_batch(struct memory_arena *a, int32_t n_stores, int32_t max_seqs
     b->ids = memory_arena_take(a, n_rows * sizeof(*b->ids));
     b->wanted = memory_arena_take(a, n_rows * sizeof(*b->wanted));
     b->wanted_rows = memory_arena_take(a, n_rows * sizeof(*b->wanted_rows));
-    *logprobs = memory_arena_take(a, (size_t)sched_logit_rows(max_seqs) * sizeof(**logprobs));
+    *logprobs = memory_arena_take(a, (size_t)sched_logit_rows(c->n_seqs) * sizeof(**logprobs));
 }
 
-static size_t batch_bytes(int32_t n_stores, int32_t n_seqs, int32_t batch_tokens)
+static size_t batch_bytes(int32_t n_stores, const struct sched_config *c)
 {
     struct memory_arena plan = {0};
     struct batch b;
     float *logprobs;
 
-    lay_batch(&plan, n_stores, n_seqs, batch_tokens, &b, &logprobs);
+    lay_batch(&plan, n_stores, c, &b, &logprobs);
     return plan.used;
 }
 
-uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens, int32_t max_chunk,
-                     int32_t ahead_slots)
+uint64_t sched_bytes(const struct model *m, const struct sched_config *c)
 {
-    struct forward_limits l = limits_of(n_seqs, batch_tokens, ahead_slots);
+    struct forward_limits l = limits_of(c);
 
-    return forward_bytes(m, &l) + memory_rounded(stash_bytes_of(m, max_chunk)) +
-           memory_rounded(host_logits_bytes(m, n_seqs)) +
+    return forward_bytes(m, &l) + memory_rounded(stash_bytes_of(m, c->max_chunk)) +
+           memory_rounded(host_logits_bytes(m, c->n_seqs)) +
            memory_rounded(sampler_scratch_bytes(m->h.n_vocab)) +
-           memory_rounded(batch_bytes(m->n_stores, n_seqs, batch_tokens));
+           memory_rounded(batch_bytes(m->n_stores, c)) + memory_rounded(draft_bytes(c));
 }
 
 /* ---- creation ------------------------------------------------------------------------------ */
@@ -95,12 +94,12 @@ uint64_t sched_bytes(const struct model *m, int32_t n_seqs, int32_t batch_tokens
 static int alloc_batch(struct sched *s, struct error *reterr)
 {
     const struct sched_config *c = &s->config;
-    struct memory_arena a = {.size = batch_bytes(c->model->n_stores, c->n_seqs, c->batch_tokens)};
+    struct memory_arena a = {.size = batch_bytes(c->model->n_stores, c)};
     int r = memory_map(a.size, "scheduler", &s->batch_memory, reterr);
 
     if (!r) {
         a.base = s->batch_memory;
-        lay_batch(&a, c->model->n_stores, c->n_seqs, c->batch_tokens, &s->batch, &s->logprobs);
+        lay_batch(&a, c->model->n_stores, c, &s->batch, &s->logprobs);
     }
     return r;
 }
@@ -109,8 +108,7 @@ int sched_create(const struct sched_config *config, struct sched **ret, struct e
 {
     struct sched *s = calloc(1, sizeof(*s));
     struct model *m = config->model;
-    struct forward_limits limits =
-        limits_of(config->n_seqs, config->batch_tokens, config->ahead_slots);
+    struct forward_limits limits = limits_of(config);
     void *p = NULL;
     int r;
 
@@ -147,6 +145,10 @@ int sched_create(const struct sched_config *config, struct sched **ret, struct e
         goto fail;
     }
     sampler_scratch_init(&s->sampler, s->sampler_memory, m->h.n_vocab);
+    r = draft_create(s, reterr);
+    if (r) {
+        goto fail;
+    }
     *ret = s;
     return 0;
 fail:
@@ -175,14 +177,14 @@ void sched_destroy(struct sched *s)
         free(s->principals[i]);
     }
     free(s->principals);
+    draft_destroy(s);
     memory_unmap(s->sampler_memory, sampler_scratch_bytes(s->config.model->h.n_vocab));
     memory_unmap(s->logits, (size_t)s->logits_bytes);
     if (s->stash_memory) {
         s->ops->free(s->be, s->stash_memory, s->stash_bytes);
     }
     forward_destroy(s->forward);
-    memory_unmap(s->batch_memory,
-                 batch_bytes(s->config.model->n_stores, s->config.n_seqs, s->config.batch_tokens));
+    memory_unmap(s->batch_memory, batch_bytes(s->config.model->n_stores, &s->config));
     free(s);
 }
 
@@ -220,6 +222,8 @@ static void fill_usage(struct sched *s, const struct request *r, struct engine_u
         .queue_ns = first_row - r->submit_ns,
         .prefill_ns = r->first_row_ns ? first_token - first_row : 0,
         .decode_ns = r->first_token_ns ? now - first_token : 0,
+        .n_drafted = r->n_drafted,
+        .n_accepted = r->n_accepted,
     };
     if (r->seat >= 0) {
         cache_usage(s->config.cache, r->seat, &u->kv_bytes, &u->n_slots);
@@ -232,6 +236,7 @@ void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
                   const struct error *error)
 {
     assert(!r->finished);
+    draft_take_back(s, r);
     memset(&s->event, 0, sizeof(s->event));
     s->event.type = ENGINE_EV_DONE;
     s->event.reason = reason;
@@ -271,10 +276,11 @@ static void release_batch(struct sched *s)
 {
     struct batch *b = &s->batch;
 
-    b->pending = false;
+    b->pending = false; /* what was drafted and is not said can go */
     for (int32_t i = 0; i < b->n_seqs; i++) {
         struct request *r = b->of[i];
 
+        draft_take_back(s, r);
         r->in_batch = false;
         if (r->finished) {
             free_request(s, r);
@@ -432,6 +438,7 @@ static int run_batch(struct sched *s)
     if (!r) {
         r = output_run(s);
     }
+    draft_measure(s, r);
     if (!r) {
         release_batch(s);
     }

@@ -4,6 +4,7 @@
 
 /* What sched.c, batch.c and output.c share. Private to engine/sched. */
 
+#include "engine/sched/lookup.h"
 #include "engine/sched/request.h"
 #include "engine/sched/sched.h"
 
@@ -89,6 +90,24 @@ void uses_init(struct uses *u, const struct policy_mix *mix);
 /* A request comes: its row, which it leaves through n_live. */
 int32_t uses_join(struct uses *u, const struct policy *p);
 
+/* Drafts: what each seat's text foretells, and what steps with drafted rows cost (draft.c). */
+struct drafts {
+    struct lookup *of;         /* (n_seqs) by seat */
+    uint64_t *handle;          /* (n_seqs) whose text it is; 0: nobody's */
+    double *chance;            /* (n_seqs) that all its drafts so far come true */
+    int32_t *order;            /* (draft_rows) seats, in the order in which rows were given out */
+    int32_t *found;            /* (draft_rows) scratch: one sequence's drafted tokens */
+    double *cost;              /* (draft_rows + 1) time of a step with so many, plain ones' 1; 0: unknown */
+    struct lookup_counts counts;
+    uint64_t crowd;     /* the sequences that plain_ns is of */
+    double plain_ns;    /* time of a step of theirs without drafts, 0: unknown */
+    int32_t n_since;    /* steps since plain_ns was measured */
+    int32_t n_declined; /* times in a row that drafts were there and none was worth its row */
+    int64_t begun_ns;   /* the running step, 0: not to be measured */
+    int32_t n_rows;     /* drafted rows in it */
+    void *memory;
+};
+
 struct sched {
     struct sched_config config;
     const struct backend_ops *ops;
@@ -105,6 +124,7 @@ struct sched {
     struct batch batch;
     struct layered layered;
     struct stash stash;
+    struct drafts drafts;
     void *stash_memory;
     uint64_t stash_bytes;
     float *logits; /* host (logit rows, n_vocab) */
@@ -133,12 +153,33 @@ int batch_build(struct sched *s) WARN_UNUSED;
 /* The forward pass is over: tokens are in the cache, prompts are cut. */
 int batch_commit(struct sched *s) WARN_UNUSED;
 
+/* Has it a new token that is not in the cache yet? */
+bool batch_decodes(const struct request *r);
+
 /* First position of the prompt whose hidden state is wanted. */
 int32_t batch_first_wanted(const struct request *r);
 
 /* How many of the last of n_rows go on beyond SwiftKV's split: those that are wanted, and those
  * whose attention a policy observes. */
 int32_t batch_rows_beyond(const struct request *r, int32_t pos0, int32_t n_rows, bool scores);
+
+/* draft.c */
+uint64_t draft_bytes(const struct sched_config *c);
+int draft_create(struct sched *s, struct error *reterr) WARN_UNUSED;
+void draft_destroy(struct sched *s);
+/* Before a batch is built: n_drafting of all who take part in it. */
+void draft_choose(struct sched *s);
+/* The tokens after the one that r is fed next. */
+void draft_write(struct sched *s, const struct request *r, int32_t *ret);
+/* The batch with them has been computed. */
+void draft_count(struct sched *s, struct request *r);
+/* Is the batch's wanted row that of r's text? One after the newest token is when the token came that
+ * was drafted; it is then committed. */
+bool draft_holds(struct sched *s, struct request *r, const struct wanted *w);
+/* What r has drafted and not said is as if it had never been. Not while the batch is pending. */
+void draft_take_back(struct sched *s, struct request *r);
+/* A step has ended with r (0, or it was cut short); its batch is not yet released. */
+void draft_measure(struct sched *s, int r);
 
 /* layered.c. Reads on in the prompt that is read layer by layer; -EINTR to go on later. */
 int layered_run(struct sched *s) WARN_UNUSED;

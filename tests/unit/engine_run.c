@@ -16,6 +16,8 @@ int run_threads =
 
 bool run_keep_prefixes;
 
+int32_t run_draft;
+
 const char *run_data(const char *name)
 {
     static char path[4][512];
@@ -23,6 +25,9 @@ const char *run_data(const char *name)
     char *p = path[next++ % 4];
     const char *dir = getenv("PIPIT_TEST_DATA");
 
+    if (name[0] == '/') {
+        return name;
+    }
     (void)snprintf(p, sizeof(path[0]), "%s/%s", dir ? dir : "tests/data", name);
     return p;
 }
@@ -48,6 +53,8 @@ struct engine *run_engine_overlay(const char *model, const char *overlay, const 
     c.n_seqs = n_seqs;
     c.kv = kv;
     c.keep_prefixes = run_keep_prefixes;
+    c.n_draft = run_draft;
+    c.draft_always = run_draft > 0;
     int r = engine_create(&c, NULL, NULL, &e, &err);
 
     if (r == -ENOTSUP && strcmp(backend, "ref") != 0) {
@@ -72,6 +79,7 @@ struct engine_request run_request(const int32_t *prompt, int32_t n_prompt, int32
         .max_tokens = n_new,
         .ignore_end = true,
         .report_forced = true,
+        .n_draft = run_draft,
         .sampler = sampler_params_default(),
         .logits_rows = RUN_MAX_NEW,
     };

@@ -28,10 +28,14 @@ struct run {
 /* Threads of the engines made from here on; 1 unless changed. */
 extern int run_threads;
 
+/* Tokens that they draft a step, always; 0 unless changed. A request of run_request() drafts as many, where
+ * it does not keep logits. */
+extern int32_t run_draft;
+
 /* Whether they keep prompts' pages; not unless changed. */
 extern bool run_keep_prefixes;
 
-/* tests/data/NAME. */
+/* tests/data/NAME; or NAME where that is a whole path. */
 const char *run_data(const char *name);
 
 /* Skips the test, loudly, when the backend has no cache. `kv` NULL: "full". */

@@ -66,12 +66,16 @@ struct setting {
     int32_t n_seqs;
     int32_t batch_tokens;
     bool keep_prefixes;
+    int32_t n_draft;
 };
 
 static const struct setting settings[] = {
     {"full", NULL, 128, 1, 0},
     {"full", NULL, 100, 3, 0},
     {"full", NULL, 512, 2, 0, true},
+    {"full", NULL, 512, 1, 0, true, 15},
+    {"full", NULL, 1000, 5, 0, false, 1},
+    {"fp8", NULL, 128, 40, 0, false, 63},
     {"f32", NULL, 128, 2, 700},
     {"full", NULL, 8192, 4, 0}, /* pieces of more than 2 MiB, rounded otherwise */
     {"fp8", NULL, 128, 2, 0},
@@ -108,6 +112,7 @@ static struct engine *create(const struct setting *s, const char *model, const c
     c.n_seqs = s->n_seqs;
     c.batch_tokens = s->batch_tokens;
     c.keep_prefixes = s->keep_prefixes;
+    c.n_draft = s->n_draft;
     c.kv = s->kv;
     c.extra_bytes = 12345;
     c.memory_bytes = UINT64_C(1) << 40;
@@ -172,7 +177,7 @@ Test(plan_taken, an_overlays_index_counts)
 Test(plan_taken, a_real_model)
 {
     static const struct setting real[] = {
-        {"full", NULL, 2048, 4, 0},
+        {"full", NULL, 2048, 4, 0, false, 15},
         {"fp8+keyformer:50%", NULL, 2048, 4, 0},
     };
     const char *model = getenv("PIPIT_SMOLLM2");

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Speculation without a second model: several tokens of a sequence in one step.
+ *
+ * A decode step reads every weight for one row; a few rows more cost little. So behind the row of a
+ * sequence's newest token may go rows of tokens that are only guessed: forced ones, which are
+ * known, or what the sequence's own text foretells (lookup.h). All are computed in one pass, as
+ * rows of class decode. The sampler then draws from the first row as ever; if the token is the one
+ * that was drafted for it, the next row is what the next step would have computed, to the bit
+ * (DESIGN §5.12), and the sampler draws from that, with the next number of the request's stream;
+ * and so on until a draft is wrong, or the request ends. What it says is therefore what it would
+ * have said. Rows beyond are taken back (cache_take_back): from one call of the user to the next a
+ * sequence is in a state that it would have been in without.
+ *
+ * How many. A step that yields E tokens and takes T is worth E / T. Each drafted row adds to E the
+ * chance that it is reached and right, which the lookup counts, and to T what such rows have cost
+ * on this machine, with this model: steps are timed, as multiples of a step of the same sequences
+ * without drafts. Rows are given out one by one to the sequence whose next draft is likeliest, and
+ * as many of them are taken as make E / T largest. What a number of rows costs that was never tried
+ * is interpolated. A step without drafts is run now and then to compare with. The chances are
+ * counted without drafting too, so a text that does not repeat itself costs a lookup a token. */
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+#include "engine/sched/state.h"
+
+enum {
+    PLAIN_EVERY = 64,   /* steps: contexts grow, and with them what a step takes */
+    FORGET_AFTER = 256, /* declined steps: costs that were measured in a bad moment */
+};
+
+/* Assumed of a row before any was measured: little, so that it is tried. */
+static const double unknown_row = 0.05;
+/* A gain below this is noise. */
+static const double least_gain = 1.02;
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static size_t lay_out(const struct sched_config *c, struct memory_arena *a, struct drafts *d)
+{
+    size_t n_seqs = (size_t)c->n_seqs;
+    size_t n_rows = (size_t)c->draft_rows;
+    size_t text = (lookup_bytes(c->ctx) + 63) & ~(size_t)63;
+    uint8_t *texts;
+
+    if (n_rows == 0) {
+        return 0;
+    }
+    d->of = memory_arena_take(a, n_seqs * sizeof(*d->of));
+    d->handle = memory_arena_take(a, n_seqs * sizeof(*d->handle));
+    d->chance = memory_arena_take(a, n_seqs * sizeof(*d->chance));
+    d->order = memory_arena_take(a, n_rows * sizeof(*d->order));
+    d->found = memory_arena_take(a, n_rows * sizeof(*d->found));
+    d->cost = memory_arena_take(a, (n_rows + 1) * sizeof(*d->cost));
+    texts = memory_arena_take(a, n_seqs * text);
+    for (size_t i = 0; texts && i < n_seqs; i++) {
+        lookup_init(&d->of[i], texts + i * text, c->ctx);
+    }
+    return a->used;
+}
+
+uint64_t draft_bytes(const struct sched_config *c)
+{
+    struct drafts d;
+
+    return lay_out(c, &(struct memory_arena){0}, &d);
+}
+
+int draft_create(struct sched *s, struct error *reterr)
+{
+    struct drafts *d = &s->drafts;
+    struct memory_arena a = {.size = (size_t)draft_bytes(&s->config)};
+    int r = memory_map(a.size, "drafts", &d->memory, reterr);
+
+    if (!r && a.size > 0) {
+        a.base = d->memory;
+        (void)lay_out(&s->config, &a, d);
+        lookup_counts_init(&d->counts);
+        d->cost[0] = 1;
+    }
+    return r;
+}
+
+void draft_destroy(struct sched *s)
+{
+    memory_unmap(s->drafts.memory, (size_t)draft_bytes(&s->config));
+}
+
+/* ---- what rows cost ------------------------------------------------------------------------- */
+
+/* Time of a step with n drafted rows, as a multiple of one without. */
+static double cost_of(const struct drafts *d, int32_t n, int32_t most)
+{
+    int32_t below = n;
+    int32_t above = n;
+
+    while (d->cost[below] <= 0) {
+        below--; /* cost[0] is known */
+    }
+    while (above <= most && d->cost[above] <= 0) {
+        above++;
+    }
+    if (below == n) {
+        return d->cost[n];
+    }
+    if (above <= most) {
+        return d->cost[below] +
+               (d->cost[above] - d->cost[below]) * (double)(n - below) / (double)(above - below);
+    }
+    double a_row = below > 0 ? (d->cost[below] - 1) / (double)below : unknown_row;
+
+    return d->cost[below] + a_row * (double)(n - below);
+}
+
+/* Times have outliers upwards: others took the CPU. */
+static double smoothed(double old, double now)
+{
+    double most = 1.5 * old;
+
+    if (old <= 0) {
+        return now;
+    }
+    return now < old ? old + 0.3 * (now - old) : old + 0.1 * ((now < most ? now : most) - old);
+}
+
+void draft_measure(struct sched *s, int r)
+{
+    struct drafts *d = &s->drafts;
+    double ns = (double)(clock_ns() - d->begun_ns);
+
+    if (d->begun_ns == 0 || r) { /* what was cut short is not a step's time */
+        d->begun_ns = 0;
+        return;
+    }
+    d->begun_ns = 0;
+    if (d->n_rows == 0) {
+        d->plain_ns = smoothed(d->plain_ns, ns);
+        d->n_since = 0;
+    } else if (d->plain_ns > 0) {
+        double cost = smoothed(d->cost[d->n_rows], ns / d->plain_ns);
+
+        d->cost[d->n_rows] = cost > 1 ? cost : 1;
+        d->n_since++;
+    }
+}
+
+/* ---- how many ------------------------------------------------------------------------------- */
+
+/* Tokens that may be drafted for r, at most. The last new token is not fed. */
+static int32_t room_of(const struct sched *s, const struct request *r)
+{
+    int32_t room = r->max_new - r->n_new - 1;
+    int32_t spare = cache_spare_rows(s->config.cache, r->seat);
+
+    room = room < r->most_drafted ? room : r->most_drafted;
+    room = room < spare ? room : spare;
+    return room < s->config.draft_rows ? room : s->config.draft_rows;
+}
+
+static int32_t n_known(const struct request *r)
+{
+    int32_t n = r->n_forced - r->n_new;
+
+    return n > 0 ? n : 0;
+}
+
+static struct lookup *lookup_of(struct sched *s, const struct request *r)
+{
+    struct drafts *d = &s->drafts;
+    struct lookup *l = &d->of[r->seat];
+
+    if (d->handle[r->seat] != r->handle) {
+        d->handle[r->seat] = r->handle;
+        lookup_begin(l);
+    }
+    return l;
+}
+
+/* The chance that draft i of r comes true, if those before it have. */
+static double chance_of(struct sched *s, const struct request *r, int32_t i)
+{
+    const struct lookup *l = lookup_of(s, r);
+    int32_t known = n_known(r);
+
+    if (i < known) {
+        return 1;
+    }
+    /* A text of which more is known than is in it foretells nothing yet. */
+    return known == 0 && l->at > 0 ? (double)lookup_chance(l, i, &s->drafts.counts) : 0;
+}
+
+/* The sequence whose next draft is likeliest; NULL: nobody has any. */
+static struct request *likeliest(struct sched *s, double *ret)
+{
+    struct request *best = NULL;
+
+    *ret = 0;
+    for (struct request *r = s->running.first; r; r = r->next) {
+        if (!batch_decodes(r) || r->n_drafting >= room_of(s, r)) {
+            continue;
+        }
+        double chance = s->drafts.chance[r->seat] * chance_of(s, r, r->n_drafting);
+
+        if (chance > *ret) {
+            *ret = chance;
+            best = r;
+        }
+    }
+    return best;
+}
+
+/* Gives rows out in order of chance; how many of them are worth it. */
+static int32_t give_out(struct sched *s, int32_t n_seqs)
+{
+    struct drafts *d = &s->drafts;
+    double tokens = n_seqs;
+    double best = n_seqs * least_gain;
+    int32_t worth = 0;
+    int32_t n = 0;
+
+    while (n < s->config.draft_rows) {
+        double chance;
+        struct request *r = likeliest(s, &chance);
+
+        if (!r) {
+            break;
+        }
+        d->chance[r->seat] = chance;
+        r->n_drafting++;
+        d->order[n++] = r->seat;
+        tokens += chance;
+        double gain = tokens / cost_of(d, n, s->config.draft_rows);
+
+        if (gain > best || s->config.draft_always) {
+            best = gain;
+            worth = n;
+        }
+    }
+    d->n_declined = n > 0 && worth == 0 ? d->n_declined + 1 : 0;
+    if (d->n_declined == FORGET_AFTER) {
+        memset(d->cost + 1, 0, (size_t)s->config.draft_rows * sizeof(*d->cost));
+        d->n_declined = 0;
+    }
+    return worth;
+}
+
+static bool any_drafts(const struct sched *s)
+{
+    bool any = false;
+
+    for (const struct request *r = s->running.first; r; r = r->next) {
+        if (batch_decodes(r) && s->config.cache->seqs[r->seat].policy.select != POLICY_READ_ALL) {
+            return false; /* such rows are one a sequence */
+        }
+        any = any || (batch_decodes(r) && r->most_drafted > 0);
+    }
+    return any;
+}
+
+static void begin_step(struct sched *s, int32_t *ret_seqs, bool *ret_alone)
+{
+    struct drafts *d = &s->drafts;
+    uint64_t crowd = 0;
+
+    *ret_seqs = 0;
+    *ret_alone = true;
+    for (struct request *r = s->running.first; r; r = r->next) {
+        r->n_drafting = 0;
+        if (!batch_decodes(r)) {
+            *ret_alone = false;
+            continue;
+        }
+        d->chance[r->seat] = 1;
+        crowd = (crowd ^ r->handle) * UINT64_C(0x100000001b3);
+        (*ret_seqs)++;
+        if (r->most_drafted > 0 && n_known(r) == 0) {
+            lookup_follow(lookup_of(s, r), r->tokens, r->n_prompt + r->n_new,
+                          r->n_prompt + r->n_forced, &d->counts);
+        }
+    }
+    if (crowd != d->crowd) {
+        d->crowd = crowd;
+        d->plain_ns = 0;
+    }
+}
+
+void draft_choose(struct sched *s)
+{
+    struct drafts *d = &s->drafts;
+    int32_t n_seqs;
+    bool alone;
+    int32_t n = 0;
+
+    d->n_rows = 0;
+    d->begun_ns = 0;
+    if (s->config.draft_rows == 0 || s->running.n > s->config.draft_rows || !any_drafts(s)) {
+        for (struct request *r = s->running.first; r; r = r->next) {
+            r->n_drafting = 0;
+        }
+        return;
+    }
+    int64_t now = clock_ns();
+
+    begin_step(s, &n_seqs, &alone);
+    if (n_seqs == 0) {
+        return;
+    }
+    n = give_out(s, n_seqs);
+    if (alone && !s->config.draft_always && (d->plain_ns <= 0 || d->n_since >= PLAIN_EVERY)) {
+        n = 0; /* nothing to compare with */
+    }
+    for (struct request *r = s->running.first; r; r = r->next) {
+        r->n_drafting = 0;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        for (struct request *r = s->running.first; r; r = r->next) {
+            r->n_drafting += r->seat == d->order[i];
+        }
+    }
+    d->n_rows = n;
+    d->begun_ns = alone ? now : 0; /* beside prompts rows cost next to nothing */
+}
+
+/* ---- the rows ------------------------------------------------------------------------------- */
+
+void draft_write(struct sched *s, const struct request *r, int32_t *ret)
+{
+    int32_t n = r->n_drafting;
+
+    if (n == 0) {
+        return;
+    }
+    if (n_known(r) > 0) {
+        memcpy(ret, r->tokens + r->n_fed + 1, (size_t)n * sizeof(*ret));
+        return;
+    }
+    n = lookup_foretell(lookup_of(s, r), r->tokens, n, ret);
+    assert(n == r->n_drafting);
+}
+
+void draft_count(struct sched *s, struct request *r)
+{
+    int32_t n = n_known(r) > 0 ? 0 : r->n_drafting;
+
+    r->n_drafted += n;
+    s->counters.n_drafted += (uint64_t)n;
+}
+
+bool draft_holds(struct sched *s, struct request *r, const struct wanted *w)
+{
+    if (w->pos == r->n_fed - 1) {
+        return true;
+    }
+    if (w->pos != r->n_fed || s->batch.ids[w->row] != r->tokens[r->n_fed]) {
+        return false;
+    }
+    cache_commit(s->config.cache, r->seat, 1);
+    r->n_fed++;
+    if (r->n_new > r->n_forced) { /* the newest token was drawn */
+        r->n_accepted++;
+        s->counters.n_accepted++;
+    }
+    return true;
+}
+
+void draft_take_back(struct sched *s, struct request *r)
+{
+    if (r->seat < 0 || r->n_drafting == 0 || !r->in_batch || s->batch.pending) {
+        return;
+    }
+    r->n_drafting = 0;
+    cache_take_back(s->config.cache, r->seat);
+}
