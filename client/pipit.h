@@ -334,6 +334,7 @@ enum pipit_param {
     PIPIT_LOGITS,      /* PIPIT_SCORE: 1: full logits too, behind the log-probabilities in the output */
     PIPIT_POOLING,     /* PIPIT_EMBED: enum pipit_pooling */
     PIPIT_UNIT,        /* PIPIT_EMBED: 1 (default): of length 1; 0: as it is */
+    PIPIT_DRAFT,       /* 1 (default): tokens may be guessed and checked together; the answer is the same */
 };
 
 /* PIPIT_EMBED: the prompt's hidden states behind the model's last norm, f32 (1, n_embd), or
@@ -431,6 +432,8 @@ struct pipit_done {
     int32_t session_err;    /* negative errno of what was not saved */
     uint64_t session_bytes; /* of the saved file */
     char session_cause[96];
+    int32_t n_drafted;  /* tokens that were guessed from the text and computed beside the one before, */
+    int32_t n_accepted; /* and those of them that the answer has */
 };
 
 struct pipit_event {

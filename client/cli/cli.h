@@ -75,6 +75,7 @@ struct settings {
     double retry; /* seconds that a busy daemon is asked again */
     double limit;   /* the same, of a drain */
     bool raw;
+    bool no_draft;
     bool json;
     bool stats;
     bool count;

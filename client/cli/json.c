@@ -158,19 +158,21 @@ static json_t *last(const struct pipit_client *c, const struct answer *a)
 
     id_text(a->id, id);
     (void)snprintf(seed, sizeof(seed), "%llu", (unsigned long long)d->seed);
-    obj = json_pack(
-        "{s:s, s:i, s:s, s:s, s:{s:i, s:i, s:i, s:i}, s:{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f},"
-        " s:{s:I, s:I, s:I, s:I}}",
-        "type", a->error.code ? "error" : "done", "v", (int)FORMAT_VERSION, "id", id,
-        "finish_reason", reason(a), "usage", "prompt_tokens", d->n_prompt, "cached_tokens",
-        d->n_cached, "completion_tokens", d->n_new, "total_tokens", d->n_prompt + d->n_new,
-        "timings", "queue_ms", ms(d->queue_ns), "load_ms", ms(d->load_ns), "prefill_ms",
-        ms(d->prefill_ns), "decode_ms", ms(d->decode_ns), "ttft_ms",
-        a->first_ns ? ms(a->first_ns - a->start_ns) : 0.0, "total_ms", ms(a->end_ns - a->start_ns),
-        "prefill_per_second", rate(d->n_prompt - d->n_cached, d->prefill_ns), "decode_per_second",
-        rate(d->n_new, d->decode_ns), "kv", "bytes", (json_int_t)d->kv_bytes, "bytes_full",
-        (json_int_t)d->kv_bytes_full, "slots", (json_int_t)d->n_slots, "evicted",
-        (json_int_t)d->n_evicted);
+    obj = json_pack("{s:s, s:i, s:s, s:s, s:{s:i, s:i, s:i, s:i, s:i, s:i}, s:{s:f, s:f, s:f, s:f, "
+                    "s:f, s:f, s:f, s:f},"
+                    " s:{s:I, s:I, s:I, s:I}}",
+                    "type", a->error.code ? "error" : "done", "v", (int)FORMAT_VERSION, "id", id,
+                    "finish_reason", reason(a), "usage", "prompt_tokens", d->n_prompt,
+                    "cached_tokens", d->n_cached, "completion_tokens", d->n_new, "total_tokens",
+                    d->n_prompt + d->n_new, "drafted_tokens", d->n_drafted, "accepted_tokens",
+                    d->n_accepted, "timings", "queue_ms", ms(d->queue_ns), "load_ms",
+                    ms(d->load_ns), "prefill_ms", ms(d->prefill_ns), "decode_ms", ms(d->decode_ns),
+                    "ttft_ms", a->first_ns ? ms(a->first_ns - a->start_ns) : 0.0, "total_ms",
+                    ms(a->end_ns - a->start_ns), "prefill_per_second",
+                    rate(d->n_prompt - d->n_cached, d->prefill_ns), "decode_per_second",
+                    rate(d->n_new, d->decode_ns), "kv", "bytes", (json_int_t)d->kv_bytes,
+                    "bytes_full", (json_int_t)d->kv_bytes_full, "slots", (json_int_t)d->n_slots,
+                    "evicted", (json_int_t)d->n_evicted);
     if (!obj) {
         return NULL;
     }

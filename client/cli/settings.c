@@ -51,6 +51,8 @@ static const struct option_row rows[] = {
      .help = "tell each token's log-probability and this many alternatives, in --json or on stderr; -1: do not"},
     {"raw", 0, OPTION_FLAG, OFF(raw), .commands = CMD_ASK | CMD_BATCH | BOTH,
      .help = "continue the prompt as it is, without the model's chat template"},
+    {"no-draft", 0, OPTION_FLAG, OFF(no_draft), .commands = ANSWERS,
+     .help = "no tokens are guessed from the text and checked together; the answer is the same"},
     {"kv", 0, OPTION_STRING, OFF(kv), .metavar = "POLICY", .commands = ANSWERS | CMD_SCORE | CMD_EMBED,
      .help = "cache policy of this request, such as full; the daemon's own by default"},
     {"session", 0, OPTION_STRING, OFF(session), .metavar = "NAME", .commands = CMD_ASK | CMD_CHAT | BOTH,
@@ -180,6 +182,7 @@ int settings_apply(const struct settings *s, struct pipit_request *q, struct err
         {PIPIT_FREQUENCY_PENALTY, s->frequency_penalty, "frequency-penalty"},
         {PIPIT_MAX_TOKENS, (double)s->max_tokens, "max-tokens"},
         {PIPIT_LOGPROBS, (double)s->logprobs, "logprobs"},
+        {PIPIT_DRAFT, s->no_draft ? 0 : 1, "no-draft"},
         {PIPIT_TIMEOUT_MS, ceil(s->timeout * 1000), "timeout"},
     };
     /* clang-format on */

@@ -215,6 +215,8 @@ static struct event_node *done_event(const struct lane_record *r)
             .session = d->session,
             .session_err = d->session_err,
             .session_bytes = d->session_bytes,
+            .n_drafted = d->n_drafted,
+            .n_accepted = d->n_accepted,
         };
         memcpy(n->done.session_cause, d->session_cause, sizeof(n->done.session_cause));
         n->event.done = &n->done;

@@ -303,6 +303,9 @@ static int set_count(struct pipit_request *q, enum pipit_param param, double v)
     case PIPIT_UNIT:
         s->flags = v != 0 ? s->flags & ~(uint32_t)TLV_S_NOT_UNIT : s->flags | TLV_S_NOT_UNIT;
         return whole(v, 0, 1) ? 0 : -EINVAL;
+    case PIPIT_DRAFT:
+        s->flags = v != 0 ? s->flags & ~(uint32_t)TLV_S_NO_DRAFT : s->flags | TLV_S_NO_DRAFT;
+        return whole(v, 0, 1) ? 0 : -EINVAL;
     default:
         return set_number(q, param, v);
     }

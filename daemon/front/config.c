@@ -26,9 +26,9 @@ enum { RINGS_BYTES = 5376 << 10, GATEWAY_BYTES = 4 << 20 };
  * wait for a restart. */
 static const char *const live[] = {"max-queue",    "stall-timeout", "engine-timeout", "idle-unload",
                                    "stop-timeout", "session-bytes", "verbose",        NULL};
-static const char *const of_engine[] = {"model",   "overlay",      "ctx",       "sequences",
-                                        "kv",      "batch-tokens", "memory",    "backend",
-                                        "threads", "prefix-cache", "cache-dir", NULL};
+static const char *const of_engine[] = {
+    "model",   "overlay",      "ctx",       "sequences", "kv", "batch-tokens", "memory", "backend",
+    "threads", "prefix-cache", "cache-dir", "draft",     NULL};
 
 static const char *const backends[] = {"auto", "ref", "cpu", "cuda", NULL};
 
@@ -57,6 +57,9 @@ static const struct option_row rows[] = {
      .help = "tokens of one step of the scheduler; 0: 512 and one a sequence"},
     {"kv", 0, OPTION_STRING, AT(kv), .metavar = "POLICY",
      .help = "default cache policy, e.g. full"},
+    {"draft", 0, OPTION_INT, AT(draft), 0, 63, .fallback = "15",
+     .help = "tokens of an answer that may be guessed from its own text and checked together, at "
+             "most, where that pays; the answer is the same; 0: none"},
     {"memory", 0, OPTION_BYTES, AT(memory), 0, 0, .fallback = "0",
      .help = "bytes the plan may use in all; 0: what is free"},
     {"backend", 0, OPTION_ENUM, AT(backend), .words = backends, .fallback = "auto",
@@ -325,7 +328,7 @@ static void push_number(struct words *w, const char *name, uint64_t value)
 
 char **config_engine_argv(const struct config *c, const char *program, int front_fd, int journal_fd)
 {
-    struct words w = {.v = calloc(24 + c->overlays.n, sizeof(char *))};
+    struct words w = {.v = calloc(26 + c->overlays.n, sizeof(char *))};
 
     if (!w.v) {
         return NULL;
@@ -338,6 +341,7 @@ char **config_engine_argv(const struct config *c, const char *program, int front
     push_number(&w, "--ctx", (uint64_t)c->ctx);
     push_number(&w, "--sequences", (uint64_t)c->sequences);
     push_number(&w, "--batch-tokens", (uint64_t)c->batch_tokens);
+    push_number(&w, "--draft", (uint64_t)c->draft);
     if (c->kv) {
         push(&w, "--kv", c->kv);
     }

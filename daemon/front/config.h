@@ -22,6 +22,7 @@ struct config {
     int64_t ctx;
     int64_t sequences;
     int64_t batch_tokens;
+    int64_t draft;
     char *kv;
     uint64_t memory;
     int backend;

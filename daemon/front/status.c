@@ -127,6 +127,8 @@ static void write_metrics(const struct front *f, struct text *t)
     metric(t, "evictions_total", "counter", (double)e->n_evicted);
     metric(t, "prefix_hits_total", "counter", (double)e->n_prefix_hits);
     metric(t, "prefix_tokens_total", "counter", (double)e->n_prefix_tokens);
+    metric(t, "drafted_tokens_total", "counter", (double)e->n_drafted);
+    metric(t, "accepted_tokens_total", "counter", (double)e->n_accepted);
     metric(t, "plan_bytes", "gauge", (double)e->plan_bytes);
     metric(t, "lanes", "gauge", f->n_lanes);
     metric(t, "engine_restarts_total", "counter", engine_link_restarts(f->engine));

@@ -63,7 +63,8 @@ static void put_sampling(struct tlv_writer *w, const Pipit__Sampling *s, int32_t
     t.seed = s->seed;
     t.score_first = score_first;
     t.flags = (s->has_seed ? TLV_S_SEED : 0u) | (s->ignore_end ? TLV_S_IGNORE_END : 0u) |
-              (s->has_temperature && s->temperature == 0 ? TLV_S_GREEDY : 0u);
+              (s->has_temperature && s->temperature == 0 ? TLV_S_GREEDY : 0u) |
+              (s->no_draft ? TLV_S_NO_DRAFT : 0u);
     tlv_put(w, TLV_SAMPLING, &t, sizeof(t));
     for (size_t i = 0; i < s->n_stop; i++) {
         put_bytes(w, TLV_STOP, &s->stop[i]);

@@ -220,6 +220,7 @@ static void fill_done(const struct request *q, const struct lane_done *in, Pipit
     d->has_reason = d->has_n_prompt = d->has_n_cached = d->has_n_new = true;
     d->has_queue_ns = d->has_prefill_ns = d->has_decode_ns = d->has_load_ns = true;
     d->has_kv_bytes = d->has_kv_bytes_full = d->has_n_slots = d->has_n_evicted = true;
+    d->has_n_drafted = d->has_n_accepted = true;
     d->has_replay = d->has_stop_index = d->has_seed = true;
     d->reason = q->slow ? PIPIT__DONE__REASON__SLOW_CONSUMER : (Pipit__Done__Reason)in->reason;
     d->n_prompt = in->n_prompt;
@@ -233,6 +234,8 @@ static void fill_done(const struct request *q, const struct lane_done *in, Pipit
     d->kv_bytes_full = in->kv_bytes_full;
     d->n_slots = in->n_slots;
     d->n_evicted = in->n_evicted;
+    d->n_drafted = in->n_drafted;
+    d->n_accepted = in->n_accepted;
     d->replay = (Pipit__Done__Replay)in->replay;
     d->stop_index = in->stop_index;
     d->seed = in->seed;

@@ -306,6 +306,8 @@ void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usag
         r.done.kv_bytes_full = usage->kv_bytes_full;
         r.done.n_slots = usage->n_slots;
         r.done.n_evicted = usage->n_evicted;
+        r.done.n_drafted = usage->n_drafted;
+        r.done.n_accepted = usage->n_accepted;
     }
     if (j->ended) {
         r.done.reason = j->ended;

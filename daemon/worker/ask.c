@@ -95,7 +95,7 @@ static int read_sampling(struct ask *a, const struct tlv_item *item, struct erro
 {
     struct tlv_sampling *s = &a->sampling;
     const uint32_t known = TLV_S_SEED | TLV_S_IGNORE_END | TLV_S_GREEDY | TLV_S_LOGITS |
-                           TLV_S_POOL_LAST | TLV_S_POOL_NONE | TLV_S_NOT_UNIT;
+                           TLV_S_POOL_LAST | TLV_S_POOL_NONE | TLV_S_NOT_UNIT | TLV_S_NO_DRAFT;
 
     tlv_sampling_read(item, s);
     a->has_sampling = true;

@@ -396,6 +396,7 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
                                .n_forced = j->n_again + (int32_t)j->n_forced,
                                .max_tokens = a->sampling.max_tokens,
                                .ignore_end = a->sampling.flags & TLV_S_IGNORE_END,
+                               .n_draft = flags & TLV_S_NO_DRAFT ? 0 : w->config.n_draft,
                                .sampler = ask_sampler(a, e->seed),
                                .kv = j->policy[0] ? j->policy : a->kv,
                                .saved_read = session_exists(&j->session) ? session_read : NULL,

@@ -38,6 +38,7 @@ struct settings {
     int64_t threads;
     uint64_t extra_bytes;
     int prefix_cache;
+    int64_t draft;
     char *cache_dir;
     int64_t front_fd;
     int64_t journal_fd;
@@ -64,6 +65,7 @@ static const struct option_row rows[] = {
     {"extra-bytes", 0, OPTION_BYTES, AT(extra_bytes), .help = "the front's part of the plan"},
     {"prefix-cache", 0, OPTION_ENUM, AT(prefix_cache), .words = no_yes, .fallback = "no",
      .help = "keep the pages of prompts"},
+    {"draft", 0, OPTION_INT, AT(draft), 0, ENGINE_MAX_DRAFT, .fallback = "0", .help = "tokens drafted a step"},
     {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .help = "remembered hashes"},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1", .help = "socket to pipitd"},
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1", .help = "the journal"},
@@ -96,6 +98,7 @@ static struct engine_config config_of(const struct settings *s)
     c.memory_bytes = s->memory;
     c.extra_bytes = s->extra_bytes;
     c.keep_prefixes = s->prefix_cache;
+    c.n_draft = (int32_t)s->draft;
     c.cache_dir = s->cache_dir;
     return c;
 }

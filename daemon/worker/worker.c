@@ -137,7 +137,9 @@ static void send_state(struct worker *w)
                                       .kv_bytes_total = c.kv_bytes_total,
                                       .plan_bytes = engine_plan_of(e)->total_bytes,
                                       .n_prefix_hits = c.n_prefix_hits,
-                                      .n_prefix_tokens = c.n_prefix_tokens};
+                                      .n_prefix_tokens = c.n_prefix_tokens,
+                                      .n_drafted = c.n_drafted,
+                                      .n_accepted = c.n_accepted};
     engine_heartbeat(e, &r.e_state.last_step_ns, &r.e_state.longest_step_ns);
     copy_name(r.e_state.model, sizeof(r.e_state.model), info->model_name);
     copy_name(r.e_state.backend, sizeof(r.e_state.backend), info->backend);

@@ -289,6 +289,8 @@ struct lane_done {
     int32_t session_err; /* negative errno of what was not saved */
     uint64_t session_bytes; /* of the file */
     char session_cause[96]; /* NUL-terminated; why it was not saved */
+    int32_t n_drafted;   /* tokens that were guessed from the text and computed beside the one before, */
+    int32_t n_accepted;  /* and those of them that were said */
 };
 
 enum lane_session_state { LANE_SESSION_NONE, LANE_SESSION_SAVED, LANE_SESSION_NOT_SAVED };
@@ -413,6 +415,8 @@ struct lane_e_state {
     char backend[32];
     uint64_t n_prefix_hits;   /* requests that found the beginning of their prompt kept, */
     uint64_t n_prefix_tokens; /* and so many tokens */
+    uint64_t n_drafted;       /* tokens, */
+    uint64_t n_accepted;      /* and those of them that were said */
 };
 
 enum lane_e_report_kind { LANE_E_REPORT_BACKEND = 1, LANE_E_REPORT_KV };

@@ -34,6 +34,7 @@ enum tlv_sampling_flag {
     TLV_S_POOL_LAST = 1 << 4, /* EMBED: of the last token, not the mean of all */
     TLV_S_POOL_NONE = 1 << 5, /* EMBED: a row for each token */
     TLV_S_NOT_UNIT = 1 << 6,  /* EMBED: rows as they are, not of length 1 */
+    TLV_S_NO_DRAFT = 1 << 7,  /* no tokens are drafted; the answer is the same either way */
 };
 
 /* Every number in its neutral value when a client does not set it: use tlv_sampling_default(). */

@@ -139,7 +139,8 @@ class Json(Base):
         last = lines[-1]
         self.check_last(last)
         self.assertEqual((last["finish_reason"], last["text"]), ("stop", "0 1 2 "))
-        self.assertEqual(last["usage"], {"prompt_tokens": 10, "cached_tokens": 2, "completion_tokens": 3, "total_tokens": 13})
+        self.assertEqual(last["usage"], {"prompt_tokens": 10, "cached_tokens": 2, "completion_tokens": 3, "total_tokens": 13,
+                                         "drafted_tokens": 0, "accepted_tokens": 0})
         self.assertEqual(last["kv"], {"bytes": 1 << 20, "bytes_full": 2 << 20, "slots": 7, "evicted": 8})
         self.assertEqual(last["timings"]["decode_ms"], 3.0)
         self.assertEqual(last["seed"], str(2**64 - 1))

@@ -13,7 +13,7 @@ import unittest
 
 from daemon import DATA, PIPITD, SLOW, STORIES, Daemon, wait_until
 from lane import (ACCEPTED, ALT, BULK, C2E, CHAT, DETOKENIZE, DONE, E2C, EMBED, ERROR, F_DETACH, F_PRINCIPAL, F_PROGRESS,
-                  GENERATE, HELLO, HELLO_REPLY, LEASE, LEASE_PUT, PING, PONG, PROGRESS, REQUEST, RESUME, S_IGNORE_END,
+                  GENERATE, HELLO, HELLO_REPLY, LEASE, LEASE_PUT, PING, PONG, PROGRESS, REQUEST, RESUME, S_IGNORE_END, S_NO_DRAFT,
                   S_LOGITS, SCORE, STATES, T_CONTENT, T_POLICY, T_PROMPT, T_ROLE, T_SCHEMA, T_SESSION, T_STOP, T_TOKENS,
                   TEXT, TOKEN, TOKENIZE, CREDIT, METRICS_GET, Lane, Record, item, pack, prompt, sampling, text_of)
 import lane as lane_py
@@ -158,6 +158,17 @@ class Answers(Served):
         self.assertEqual(len(seen), n)
         self.assertEqual(len(set(seen)), n)
 
+    def test_drafts_change_nothing(self):
+        for kw in ({}, {"temperature": 0.3, "seed": 4}):
+            done = {}
+            for flags in (S_IGNORE_END, S_IGNORE_END | S_NO_DRAFT):
+                events = self.ask(prompt("the little dog saw the little cat and " * 8, 120, n_logprobs=0, flags=flags, **kw))
+                done[flags] = [(e.token, e.logprob, e.text) for e in events if e.type in (TOKEN, TEXT)], events[-1]
+            (a, with_drafts), (b, without) = done.values()
+            self.assertEqual(a, b)
+            self.assertEqual((without.n_drafted, without.n_accepted), (0, 0))
+            self.assertLessEqual(with_drafts.n_accepted, with_drafts.n_drafted)
+
     def test_progress(self):
         events = self.ask(prompt("time " * 100, 2), flags=F_PROGRESS)
         progress = [e for e in events if e.type == PROGRESS]
@@ -224,6 +235,7 @@ class Answers(Served):
         text = self.lane.e2c[lease.offset:lease.offset + bulk.n_bytes].decode()
         self.assertEqual(done.type, DONE)
         self.assertIn("pipit_requests_total ", text)
+        self.assertIn("pipit_drafted_tokens_total ", text)
         for line in text.splitlines():
             self.assertTrue(line.startswith(("# TYPE pipit_", "pipit_")), line)
 

@@ -535,6 +535,7 @@ Test(client, setters_refuse_what_is_out_of_range)
         {PIPIT_TIMEOUT_MS, {-1, 0.5, 1e12}, 1000},
         {PIPIT_URGENCY, {-101, 101, 0.5}, 100},
         {PIPIT_IGNORE_END, {2, -1, 0.5}, 1},
+        {PIPIT_DRAFT, {2, -1, 0.5}, 0},
         {(enum pipit_param)99, {0, 1, 2}, -1},
     };
     struct pipit_client *c;

@@ -62,7 +62,7 @@ static struct lane_record filled(const char *name)
         F(done.prefill_ns), F(done.decode_ns), F(done.load_ns), F(done.kv_bytes);
         F(done.kv_bytes_full), F(done.n_slots), F(done.n_evicted), F(done.replay);
         F(done.stop_index), F(done.seed), F(done.session), F(done.session_err);
-        F(done.session_bytes), F(done.session_cause);
+        F(done.session_bytes), F(done.session_cause), F(done.n_drafted), F(done.n_accepted);
     } else if (!strcmp(name, "session")) {
         F(session.op), F(session.buf), F(session.generation), F(session.pad), F(session.name);
     } else if (!strcmp(name, "control")) {
@@ -96,6 +96,7 @@ static struct lane_record filled(const char *name)
         F(e_state.kv_bytes_used), F(e_state.kv_bytes_total), F(e_state.plan_bytes);
         F(e_state.last_step_ns), F(e_state.longest_step_ns), F(e_state.model);
         F(e_state.backend), F(e_state.n_prefix_hits), F(e_state.n_prefix_tokens);
+        F(e_state.n_drafted), F(e_state.n_accepted);
     } else if (!strcmp(name, "e_report")) {
         F(e_report.kind), F(e_report.row), F(e_report.n_rows), F(e_report.n_seqs);
         F(e_report.n_requests), F(e_report.n_slots), F(e_report.kv_bytes), F(e_report.n_evicted);

@@ -13,6 +13,7 @@ PARAMS = {
     "repeat_penalty": lib.PIPIT_REPEAT_PENALTY, "presence_penalty": lib.PIPIT_PRESENCE_PENALTY,
     "frequency_penalty": lib.PIPIT_FREQUENCY_PENALTY, "penalty_last_n": lib.PIPIT_PENALTY_LAST_N,
     "max_tokens": lib.PIPIT_MAX_TOKENS, "logprobs": lib.PIPIT_LOGPROBS, "ignore_end": lib.PIPIT_IGNORE_END,
+    "draft": lib.PIPIT_DRAFT,
     "score_first": lib.PIPIT_SCORE_FIRST, "urgency": lib.PIPIT_URGENCY, "logits": lib.PIPIT_LOGITS,
     "pooling": lib.PIPIT_POOLING, "unit": lib.PIPIT_UNIT,
 }

@@ -74,6 +74,8 @@ class Done:
     n_evicted: int
     seed: int
     replay: Optional[str]
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,4 +94,4 @@ def token_of(ev: Any) -> Token:
 def done_of(d: Any) -> Done:
     return Done(text_of(lib.pipit_reason_name(d.reason)), d.n_prompt, d.n_cached, d.n_new, d.queue_ns, d.prefill_ns,
                 d.decode_ns, d.load_ns, d.kv_bytes, d.kv_bytes_full, d.n_slots, d.n_evicted, d.seed,
-                {0: None, 1: "exact"}.get(d.replay, "approximate"))
+                {0: None, 1: "exact"}.get(d.replay, "approximate"), d.n_drafted, d.n_accepted)

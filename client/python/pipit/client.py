@@ -158,7 +158,7 @@ class Client:
         messages ({"role": ..., "content": ...}) goes through the model's template. Leaving the loop cancels.
 
         Options: temperature, top_k, top_p, min_p, max_tokens, stop, seed, kv (a cache policy), timeout (seconds),
-        system, logprobs, repeat_penalty, presence_penalty, frequency_penalty, ignore_end, urgency."""
+        system, logprobs, repeat_penalty, presence_penalty, frequency_penalty, ignore_end, draft, urgency."""
         return self._events(self.start(_kind(prompt), prompt, **options))
 
     def generate(self, prompt: Prompt, **options: Any) -> Answer:
