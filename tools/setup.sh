@@ -29,9 +29,16 @@ case "${1:-}" in
 *) packages+=("${tests[@]}") ;;
 esac
 
+# A package may be there for several architectures: the machine's own counts where none is named.
+native=$(dpkg --print-architecture 2>/dev/null || true)
 missing=()
 for p in "${packages[@]}"; do
-    if [ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null)" != installed ]; then
+    case $p in
+    *:*) arch=${p##*:} ;;
+    *) arch=$native ;;
+    esac
+    if ! dpkg-query -W -f '${Architecture} ${db:Status-Status}\n' "$p" 2>/dev/null |
+        grep -Eqx "(all|$arch) installed"; then
         missing+=("$p")
     fi
 done
