@@ -264,7 +264,7 @@ static int32_t ahead_slots(const struct prepared *p, int32_t ctx)
     return 0;
 }
 
-static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs)
+static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs, uint64_t *ret_host)
 {
     const struct prepared *p = arg;
     struct backend_limits l = limits_for(p, ctx, n_seqs);
@@ -277,14 +277,37 @@ static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs)
         .ahead_slots = ahead_slots(p, ctx),
     };
 
-    return memory_rounded(p->ops->scratch_bytes(&p->be_config, &l)) + sched_bytes(p->model, &sizes);
+    return memory_rounded(p->ops->scratch_bytes(&p->be_config, &l)) +
+           sched_bytes(p->model, &sizes, ret_host);
 }
 
-/* `be` may be NULL: the device's own limit is then not known. */
+/* What the plan must fit. free_bytes() returns 1 where a device shares the host's memory, or is the
+ * host. A device with memory of its own is bounded by what it has free, and by
+ * --memory, which without such a device bounds the sum. */
+static int find_available(const struct prepared *p, struct backend *be, struct plan_input *in,
+                          struct error *reterr)
+{
+    uint64_t limit = p->config.memory_bytes;
+    uint64_t device = 0;
+    int r;
+
+    in->available_bytes = plan_memory_available();
+    r = p->ops->free_bytes(be, &device);
+    if (r == 1) {
+        in->available_bytes = device < in->available_bytes ? device : in->available_bytes;
+        in->available_bytes = limit ? limit : in->available_bytes;
+        return 0;
+    }
+    if (r) {
+        return error_set_errno(reterr, r, "free memory of the device");
+    }
+    in->device_available_bytes = limit && limit < device ? limit : device;
+    return 0;
+}
+
 static int make_plan(const struct prepared *p, struct backend *be, struct plan *ret,
                      struct shape *ret_shape, struct error *reterr)
 {
-    uint64_t device = 0;
     struct plan_input in = {
         .shape =
             {
@@ -302,16 +325,14 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
         .ctx_model = p->model->h.n_ctx_train,
         .index_bytes = p->index_bytes,
         .extra_bytes = p->config.extra_bytes,
-        .available_bytes = p->config.memory_bytes,
         .scratch = scratch_for,
         .arg = p,
     };
 
-    if (in.available_bytes == 0) {
-        in.available_bytes = plan_memory_available();
-        if (be && p->ops->free_bytes(be, &device) == 0 && device < in.available_bytes) {
-            in.available_bytes = device;
-        }
+    int r = find_available(p, be, &in, reterr);
+
+    if (r) {
+        return r;
     }
     model_weight_bytes(p->model, p->ops, &p->be_config, &in.weights_bytes, &in.mapped_bytes);
     return plan_make(&in, ret, ret_shape, reterr);
@@ -319,6 +340,7 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
 
 int engine_plan(const struct engine_config *c, struct plan *ret, struct error *reterr)
 {
+    struct backend *be = NULL;
     struct prepared p;
     struct shape shape = {0};
     int r;
@@ -328,8 +350,14 @@ int engine_plan(const struct engine_config *c, struct plan *ret, struct error *r
     if (r) {
         return r;
     }
-    r = make_plan(&p, NULL, ret, &shape, reterr);
+    r = p.ops->create(&p.be_config, &be, reterr); /* it knows what the device has free */
+    if (!r) {
+        r = make_plan(&p, be, ret, &shape, reterr);
+    }
     shape_finish(&shape);
+    if (be) {
+        p.ops->destroy(be);
+    }
     prepared_finish(&p);
     return r;
 }

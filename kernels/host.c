@@ -51,7 +51,7 @@ int host_free_bytes(struct backend *be, uint64_t *ret)
     (void)fclose(f);
     limit = limit > used ? limit - used : 0;
     *ret = limit < available ? limit : available;
-    return 0;
+    return 1;
 }
 
 int host_write(struct backend *be, void *device, const void *host, uint64_t bytes)

@@ -3,8 +3,8 @@
 #define PIPIT_KERNELS_MODULE_H
 
 /* A backend in a shared object of its own, opened at run time, so that programs start on machines
- * that lack what it needs. The object exports `const struct module pipit_backend_module`. Module and program
- * must come from one build: the version and the table's size are compared. */
+ * that lack what it needs. The object exports `const struct module pipit_backend_module`. Module
+ * and program must come from one build: the version and the table's size are compared. */
 
 #include "kernels/backend.h"
 
@@ -19,9 +19,13 @@ struct module {
     int (*probe)(struct error *reterr); /* 0 when a device can be used */
 };
 
-/* Opens `path` (never closed again) and probes. -ENOENT: no such file; -ENOEXEC: not a module, or of another
- * build; -ENODEV: no device. */
+/* Opens `path` (never closed again) and probes. -ENOENT: no such file; -ENOEXEC: not a module, or
+ * of another build; -ENODEV: no device. */
 int module_open(const char *path, const struct backend_ops **ret, struct error *reterr) WARN_UNUSED;
+
+/* The CUDA module of the build folder that `program` lies in: its path, if its folders are such
+ * that nobody else can have put it there; else -ENOENT. */
+int module_beside(const char *program, char *ret, size_t size) WARN_UNUSED;
 
 /* The CUDA module beside this program: MODULE_DIR, or in a build folder where the build put it. */
 int module_open_cuda(const struct backend_ops **ret, struct error *reterr) WARN_UNUSED;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that wants a GPU, in one command: kernel checks with and without compute-sanitizer, golden tests of whole
 # models, benches. Each item has a time limit and is done once: run again with the same folder, it goes on where it
-# stopped. Writes into the folder: results.csv (item, outcome, seconds), bench.csv, a log an item, report.txt.
+# stopped. Writes into the folder: results.csv (item, outcome, seconds), bench.csv, peers.csv, a log an item, report.txt.
 #
 # Usage: tools/gpu_check.sh [OPTION]... FOLDER
 #   --build DIR     a build that is there (brought along); else FOLDER/build is made for this GPU
@@ -10,7 +10,7 @@
 #   --parts LIST    of info,build,check,sanitize,golden,bench (default all)
 #   --only TEXT     items whose name holds it
 #   --backend NAME  default cuda; a module's path, to try the script without a GPU
-#   --models DIR    where bench models are made (default FOLDER/models; they are removed after use)
+#   --models DIR    where bench models are made (default FOLDER/models); .gguf files there are removed after use
 #   --dry-run       print what would run
 # Exit code: 0 all that ran passed, 1 some failed, 3 time was up before the end.
 set -uo pipefail
@@ -109,32 +109,49 @@ make_build() {
     meson setup "$build" --buildtype=release -Dcuda=enabled -Dgpu_archs="$arch" && ninja -C "$build"
 }
 
-# bench NAME SHAPE TYPE BATCH DEPTHS POLICY...: makes the model, times each policy, removes the model.
-bench() {
-    local name=$1 shape=$2 type=$3 batch=$4 depths=$5 model=$models/$1.gguf policy
-    shift 5
-    [[ -z $only || bench_$name == *"$only"* ]] || return 0
-    if [ -z "$dry" ]; then
-        for policy in "$@"; do
-            [ -e "$out/done/bench_${name}_b${batch}_${policy//[^a-z0-9]/_}" ] || break
-            policy=
-        done
-        [ -n "$policy" ] || return 0
-        [ "$SECONDS" -lt "$end" ] || { late=1 && return 0; }
-        mkdir -p "$models"
-    fi
-    [ -n "$dry" ] || [ -e "$model" ] || timeout 240 "$build/tools/pipit-mkmodel" --shape "$shape" --type "$type" "$model" \
-        >"$out/log/mkmodel_$name.log" 2>&1 || { echo "mkmodel $name failed" && failed=1 && return 0; }
-    for policy in "$@"; do
-        local id=bench_${name}_b${batch}_${policy//[^a-z0-9]/_}
-        item "$id" 240 "$build/bench/pipit-bench" --model "$model" --backend "$backend" --kv "$policy" \
-            --batch "$batch" --prefill 512,2048 --depth "$depths" --header || continue
-        [ -n "$dry" ] || sed "s/^/$id,/" "$out/log/$id.log" >>"$out/bench.csv"
-    done
-    [ -n "$dry" ] || rm -f "$model"
+# model NAME SHAPE TYPE: what bench and with_overlay time until `drop_model`.
+model() {
+    name=$1 shape=$2 type=$3 file=$models/$1.gguf overlay=
 }
 
-checks=(rows norm kv_slots matmul rope_store cut attention)
+# The model's file, made when the first item wants it; with_overlay: SwiftKV from layer $1 on, groups of $2.
+make_model() {
+    mkdir -p "$models"
+    [ -e "$file" ] || timeout 240 "$build/tools/pipit-mkmodel" --shape "$shape" --type "$type" "$file" \
+        >"$out/log/mkmodel_$name.log" 2>&1 || return 1
+    [ -z "$overlay" ] || [ -e "$models/$overlay" ] || timeout 120 "$build/tools/pipit-mkmodel" --base "$file" \
+        --swiftkv "${overlay%%-*}" --group "$(cut -d- -f2 <<<"$overlay")" "$models/$overlay" \
+        >"$out/log/mkmodel_$overlay.log" 2>&1
+}
+
+drop_model() {
+    [ -n "$dry" ] || rm -f "$models"/*.gguf
+}
+
+# bench BATCH PREFILL DEPTHS POLICIES...: each argument of policies (blanks between) is timed in one process, alternating.
+bench() {
+    local batch=$1 prefill=$2 depths=$3 group id policy arguments
+    shift 3
+    for group in "$@"; do
+        id=bench_${name}${overlay:+_swiftkv-${overlay%.gguf}}_b${batch}_d${depths//[^0-9]/-}_${group//[^a-z0-9]/_}
+        [[ -z $only || $id == *"$only"* ]] || continue
+        arguments=()
+        for policy in $group; do
+            arguments+=(--kv "$policy")
+        done
+        [ -z "$overlay" ] || arguments+=(--overlay "$models/$overlay" --plain)
+        if [ -z "$dry" ] && [ ! -e "$out/done/$id" ]; then
+            [ "$SECONDS" -lt "$end" ] || { late=1 && continue; }
+            make_model || { echo "mkmodel $name failed" && failed=1 && continue; }
+        fi
+        item "$id" 240 "$build/bench/pipit-bench" --model "$file" --backend "$backend" "${arguments[@]}" \
+            --batch "$batch" --prefill "$prefill" --depth "$depths" --header || continue
+        [ -n "$dry" ] || [ ! -e "$out/log/$id.log" ] || grep -q "^$id," "$out/bench.csv" 2>/dev/null ||
+            sed "s/^/$id,/" "$out/log/$id.log" >>"$out/bench.csv"
+    done
+}
+
+checks=(rows norm kv_slots matmul rope_store cut attention select)
 
 if part info && [ -z "$dry" ]; then
     info >"$out/info.txt" 2>&1
@@ -161,7 +178,7 @@ if part sanitize; then
         echo "compute-sanitizer is not installed"
     elif item sanitize_try 120 "${sanitizer:-compute-sanitizer}" --error-exitcode 9 \
         "$build/tests/kernels/check_rows" --backend "$backend" --sides 2; then
-        for c in norm kv_slots cut rope_store matmul attention; do
+        for c in norm kv_slots cut rope_store matmul attention select; do
             item "memcheck_$c" 240 "${sanitizer:-compute-sanitizer}" --error-exitcode 9 \
                 "$build/tests/kernels/check_$c" --backend "$backend" --sides 2
         done
@@ -181,18 +198,51 @@ if part golden; then
 fi
 
 if part bench; then
-    for c in matmul attention rope_store; do
+    for c in matmul attention select rope_store; do
         item "kernel_bench_$c" 180 "$build/tests/kernels/check_$c" --backend "$backend" --bench
     done
-    bench llama-3.2-1b_BF16 llama-3.2-1b BF16 1 128,2048,8192 full fp8
-    bench llama-3.1-8b_BF16 llama-3.1-8b BF16 1 128,2048,8192 full fp8 fp8+keyformer:50%
-    bench llama-3.1-8b_Q8_0 llama-3.1-8b Q8_0 1 128,2048 full
-    bench llama-3.1-8b_Q4_K llama-3.1-8b Q4_K 1 128,2048 full
-    bench qwen3-0.6b_BF16 qwen3-0.6b BF16 1 128,2048,8192 full fp8
-    bench qwen3-4b_Q4_K qwen3-4b Q4_K 1 128,2048 full
-    bench qwen3-8b_Q4_K qwen3-8b Q4_K 1 128,2048 full
-    bench llama-2-7b_BF16 llama-2-7b BF16 8 2048 full keyformer:50%
-    bench sigma-10b_BF16 sigma-10b BF16 1 2048,8192 full fp8
+    # The lines of the issue's table, the shortest first. Shares are of the copy rate measured in the same call.
+    model llama-3.2-1b_BF16 llama-3.2-1b BF16
+    bench 1 16,512 128,2048 "full fp8" # decode 80 %; TTFT of 16 tokens
+    drop_model
+    model qwen3-0.6b_BF16 qwen3-0.6b BF16
+    bench 1 512 128,2048 "full fp8" # decode 65 %
+    drop_model
+    model llama-3.1-8b_BF16 llama-3.1-8b BF16
+    bench 1 512 128,2048,8192 "full fp8" # decode 90 %; FP8 ahead from 2k on
+    bench 1 8192 128 full                # prefill 70 % of the matrix rate (peers.csv)
+    bench 1 512 65536,131072 "full fp8"  # attention 88 / 82 %, slope of FP8 53 %
+    bench 1 512 8192 "full fp8+keyformer:50% fp8+window:1024"
+    overlay=16-1.gguf
+    bench 1 8192 128 full # SwiftKV 0.54x
+    overlay=16-16.gguf
+    bench 1 8192 128 full # 0.52x with one group of 16
+    drop_model
+    model llama-3.1-8b_Q8_0 llama-3.1-8b Q8_0
+    bench 1 512 128,2048 full # decode 88 %
+    drop_model
+    model llama-3.1-8b_Q4_K llama-3.1-8b Q4_K
+    bench 1 512 128,2048 full # decode 80 %
+    drop_model
+    model llama-2-7b_BF16 llama-2-7b BF16
+    bench 24 512 8192 full keyformer:50%                       # 1.53x of 1.80x; two processes: both do not fit
+    bench 8 512 4096 "full sparq:r=32,k=128,layout=2k topv:128" # SparQ end to end
+    bench 1 512 4096 "full sparq:r=32,k=128,layout=2k"
+    [ -n "$dry" ] || [ "$SECONDS" -ge "$end" ] || make_model
+    for policy in full keyformer:50%; do # the largest batch in the same memory: 1.7x
+        item "plan_${name}_${policy//[^a-z0-9]/_}" 60 "$build/daemon/front/pipitd" plan --model "$file" \
+            --backend "$backend" --ctx 8192 --kv "$policy" --json
+    done
+    drop_model
+    model sigma-10b_BF16 sigma-10b BF16
+    bench 1 512 32768,65536 full # DiffQKV's slope
+    drop_model
+    for shape in qwen3-4b qwen3-8b; do
+        model ${shape}_Q4_K $shape Q4_K
+        bench 1 512 128,2048 full
+        drop_model
+    done
+    item peers 300 python3 tools/gpu_peers.py "$out/peers.csv"
 fi
 
 [ -n "$dry" ] && exit 0
@@ -204,6 +254,10 @@ fi
     [ "$late" -eq 0 ] || echo "time was up: run again with the same folder for the rest"
     echo
     [ ! -e "$out/bench.csv" ] || cat "$out/bench.csv"
+    [ ! -e "$out/peers.csv" ] || cat "$out/peers.csv"
+    for log in "$out"/log/plan_*.log; do
+        [ ! -e "$log" ] || echo "$(basename "$log" .log): $(grep -o '"max_sequences": [0-9]*' "$log")"
+    done
 } >"$out/report.txt"
 echo "report: $out/report.txt"
 [ "$failed" -eq 0 ] || exit 1

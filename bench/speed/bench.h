@@ -49,7 +49,8 @@ struct runner_config {
     bool real; /* read prompts to get to a depth, instead of making their K and V up */
 };
 
-int runner_create(const struct runner_config *c, struct runner **ret, struct error *reterr) WARN_UNUSED;
+int runner_create(const struct runner_config *c, struct runner **ret,
+                  struct error *reterr) WARN_UNUSED;
 void runner_destroy(struct runner *r); /* takes NULL */
 struct engine *runner_engine(const struct runner *r);
 
@@ -69,23 +70,38 @@ int runner_end(struct runner *r, struct error *reterr) WARN_UNUSED;
 struct machine;
 
 /* Room for working sets of up to max_bytes. */
-int machine_create(int n_threads, uint64_t max_bytes, struct machine **ret, struct error *reterr) WARN_UNUSED;
+int machine_create(int n_threads, uint64_t max_bytes, struct machine **ret,
+                   struct error *reterr) WARN_UNUSED;
 void machine_destroy(struct machine *m); /* takes NULL */
 
-/* Bytes a second that all threads read together, of a working set of `bytes`, the best of some passes. */
+/* Bytes a second that all threads read together, of a working set of `bytes`, the best of some
+ * passes. */
 double machine_read(struct machine *m, uint64_t bytes);
 
 /* Operations a second (a multiplication and an addition are two) of all threads with everything in
- * registers: int8 and bf16 products as the fastest unit of this CPU does them, and which that is. */
+ * registers: int8 and bf16 products as the fastest unit of this CPU does them, and which that is.
+ */
 double machine_peak_int8(struct machine *m, const char **ret_unit);
 double machine_peak_bf16(struct machine *m, const char **ret_unit);
+
+/* ---- a device with memory of its own (device.c) ------------------------------------------------
+ */
+
+struct device;
+
+/* *ret is NULL where the backend computes in the host's memory. */
+int device_create(const char *backend, struct device **ret, struct error *reterr) WARN_UNUSED;
+void device_destroy(struct device *d); /* takes NULL */
+
+/* Bytes a second that copies within the device's memory read and write. */
+double device_copy(struct device *d);
 
 /* ---- requests that arrive (serve.c) ---------------------------------------------------------- */
 
 struct serve_config {
     struct engine_config engine;
-    uint64_t kv_bytes;  /* of keys and values: as many sequences as fit sit at once */
-    const char *rates;  /* requests a second, by commas; 0: all at the start */
+    uint64_t kv_bytes; /* of keys and values: as many sequences as fit sit at once */
+    const char *rates; /* requests a second, by commas; 0: all at the start */
     int n_requests;
     int32_t n_prompt;
     int32_t n_new;

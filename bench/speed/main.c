@@ -5,7 +5,8 @@
  *   decode D    a step of one token a sequence at depth D, in tokens a second of all sequences,
  *               beside the bytes that the step must read at least: weights, and K and V (with the
  *               policy's positions and scores), and beside what the machine reads in a second of a
- *               working set of the same size
+ *               working set of the same size; on a device with memory of its own, beside what it
+ *               copies in a second within that memory, both directions counted
  *
  * Several policies (--kv repeats) and an overlay against none (--plain) are measured in one run,
  * each on an engine of its own, in turn within every repeat, so that a change in the machine's
@@ -154,6 +155,7 @@ struct bench {
     struct runner *runner[MAX_RUNNERS];
     char label[MAX_RUNNERS][MAX_LABEL];
     struct machine *machine;
+    struct device *device; /* or NULL: the host is the device */
 };
 
 static int parse_list(struct bench *b, const char *text, bool decode, struct error *e)
@@ -287,7 +289,9 @@ static int make_machine(struct bench *b, struct error *e)
             most = work_bytes(&w) > most ? work_bytes(&w) : most;
         }
     }
-    return machine_create((int)b->c->threads, most, &b->machine, e);
+    int err = device_create(b->c->backend, &b->device, e);
+
+    return err || b->device ? err : machine_create((int)b->c->threads, most, &b->machine, e);
 }
 
 static int prefill_repeat(struct bench *b, struct point *p, struct error *e)
@@ -320,7 +324,7 @@ static int decode_sample(struct bench *b, struct point *p, int k, struct error *
     }
     series_add(&p->speed[k], 1e9 * (double)b->c->batch / ns, clean);
     long before = bench_switches();
-    double read = machine_read(b->machine, work_bytes(&w));
+    double read = b->device ? device_copy(b->device) : machine_read(b->machine, work_bytes(&w));
 
     series_add(&p->read[k], read, bench_switches() == before);
     return 0;
@@ -467,12 +471,13 @@ static int bench(const struct config *c, struct error *e)
     }
     err = err ? err : make_machine(&b, e);
     err = err ? err : measure(&b, e);
-    double flops = !err && c->limits ? print_limits(&b) : 0;
+    double flops = !err && c->limits && b.machine ? print_limits(&b) : 0;
 
     for (int i = 0; i < b.n_points && !err; i++) {
         err = print_point(&b, &b.points[i], flops, e);
     }
     machine_destroy(b.machine);
+    device_destroy(b.device);
     for (int k = 0; k < b.n_runners; k++) {
         runner_destroy(b.runner[k]);
     }

@@ -42,6 +42,11 @@ static uint64_t state_bytes(const struct shape *s)
     return s->state_bytes * (uint64_t)s->config.n_seqs + s->peak_state_bytes;
 }
 
+uint64_t cache_host_bytes(const struct shape *s)
+{
+    return memory_rounded(lay_host(s, &(struct memory_arena){0}, NULL)) + prefix_bytes(s);
+}
+
 uint64_t cache_bytes(const struct shape *s)
 {
     uint64_t bytes = memory_rounded(lay_host(s, &(struct memory_arena){0}, NULL)) +

@@ -25,21 +25,21 @@ struct cache_seq {
     int32_t variant;
     uint64_t principal;
     int32_t n_prompt;
-    int32_t budget;    /* slots per group of a global store, 0: all */
-    int32_t n_kept;    /* of them, offered to the prefix cache */
-    int32_t n_tokens;  /* committed: the next token's position */
-    int32_t n_slots;   /* that may be live in a global store, committed */
-    int32_t prepared;  /* n_tokens + rows of the prepared step */
-    bool evicting;     /* the prepared row overwrites victims */
-    bool in_peak;      /* positions and scores lie in the peak region */
-    bool layered;      /* the prompt is being read layer by layer */
-    bool shares;       /* some of its pages may be another's too */
-    int64_t n_evicted; /* summed over stores and groups */
+    int32_t budget;         /* slots per group of a global store, 0: all */
+    int32_t n_kept;         /* of them, offered to the prefix cache */
+    int32_t n_tokens;       /* committed: the next token's position */
+    int32_t n_slots;        /* that may be live in a global store, committed */
+    int32_t prepared;       /* n_tokens + rows of the prepared step */
+    bool evicting;          /* the prepared row overwrites victims */
+    bool in_peak;           /* positions and scores lie in the peak region */
+    bool layered;           /* the prompt is being read layer by layer */
+    bool shares;            /* some of its pages may be another's too */
+    int64_t n_evicted;      /* summed over stores and groups */
     struct shape_need left; /* reserved, not taken */
-    uint8_t *tables;   /* device */
-    uint8_t *state;    /* device */
-    uint32_t *pages;   /* host mirror of the page tables, as laid out in tables */
-    int32_t *n_pages;  /* (n_stores) pages held by each group */
+    uint8_t *tables;        /* device */
+    uint8_t *state;         /* device */
+    uint32_t *pages;        /* host mirror of the page tables, as laid out in tables */
+    int32_t *n_pages;       /* (n_stores) pages held by each group */
 };
 
 struct cache {
@@ -58,9 +58,11 @@ struct cache {
 
 /* Device and host bytes that cache_create takes. */
 uint64_t cache_bytes(const struct shape *s);
+uint64_t cache_host_bytes(const struct shape *s);
 
 /* Takes the shape over (the caller's becomes zeroed), also on failure. */
-int cache_create(struct shape *shape, struct backend *be, struct cache **ret, struct error *reterr) WARN_UNUSED;
+int cache_create(struct shape *shape, struct backend *be, struct cache **ret,
+                 struct error *reterr) WARN_UNUSED;
 void cache_destroy(struct cache *c); /* takes NULL */
 
 /* Can it ever sit down? -ENOMEM with numbers, -ENOTSUP for a page class that the plan lacks. */
@@ -68,7 +70,8 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
                 struct error *reterr) WARN_UNUSED;
 
 /* Would its prompt be read layer by layer? */
-bool cache_reads_layered(const struct cache *c, const struct policy *p, const struct shape_text *text);
+bool cache_reads_layered(const struct cache *c, const struct policy *p,
+                         const struct shape_text *text);
 
 /* Would it need the one region for long prompts? */
 bool cache_needs_peak(const struct cache *c, const struct policy *p, const struct shape_text *text);
@@ -109,19 +112,21 @@ void cache_keep(struct cache *c, int32_t seat, const int32_t *tokens, int32_t n)
  * Room for tokens up to n_tokens in one store; its view with n_tokens in it, of which the step's
  * rows begin at pos0; its cut when all of the prompt is in; and the end of it all. */
 int cache_layer_prepare(struct cache *c, int32_t seat, int32_t store, int32_t n_tokens) WARN_UNUSED;
-void cache_layer_view(const struct cache *c, int32_t seat, int32_t store, int32_t pos0, int32_t n_tokens,
-                      struct ops_seq *ret);
+void cache_layer_view(const struct cache *c, int32_t seat, int32_t store, int32_t pos0,
+                      int32_t n_tokens, struct ops_seq *ret);
 int cache_layer_cut(struct cache *c, int32_t seat, int32_t store) WARN_UNUSED;
 void cache_layer_done(struct cache *c, int32_t seat);
 /* Hidden states: f32 rows of the whole prompt, and of max_survivors rows beyond the split. */
 float *cache_hidden(const struct cache *c);
 float *cache_survivors(const struct cache *c);
 
-/* A sequence at rest (no step begun): a store's slots that may be live, as the backend sees them. */
+/* A sequence at rest (no step begun): a store's slots that may be live, as the backend sees them.
+ */
 struct ops_kv cache_store_kv(const struct cache *c, int32_t seat, int32_t store);
 int32_t cache_store_slots(const struct cache *c, int32_t seat, int32_t store);
 /* On a fresh seat: takes the pages of a sequence whose slots the caller then fills (snapshot.c). */
-int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, int32_t n_slots, int64_t n_evicted) WARN_UNUSED;
+int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, int32_t n_slots,
+                 int64_t n_evicted) WARN_UNUSED;
 
 /* Bytes of the pages that the sequence holds; its live slots summed over stores and groups. */
 void cache_usage(const struct cache *c, int32_t seat, uint64_t *ret_bytes, int64_t *ret_slots);

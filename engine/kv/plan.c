@@ -27,6 +27,7 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
                     struct shape *ret_shape, struct error *reterr)
 {
     struct shape s;
+    uint64_t host = 0;
     uint64_t n = (uint64_t)n_seqs;
     struct shape_config config = in->shape;
     int r;
@@ -47,6 +48,7 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .index_bytes = in->index_bytes,
         .lane_bytes = in->extra_bytes,
         .available_bytes = in->available_bytes,
+        .device_available_bytes = in->device_available_bytes,
         .seq_bytes = s.seq_bytes,
         .ctx = ctx,
         .n_seqs = n_seqs,
@@ -60,11 +62,15 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         c->n_pages = s.classes[i].n_pages;
     }
     /* What the cache takes beside what has a line of its own: tables, and sizes made even. */
-    p->scratch_bytes = in->scratch(in->arg, ctx, n_seqs) + cache_bytes(&s) - p->kv_bytes -
+    p->scratch_bytes = in->scratch(in->arg, ctx, n_seqs, &host) + cache_bytes(&s) - p->kv_bytes -
                        p->policy_bytes - p->prefill_peak_bytes;
     p->total_bytes = p->weights_bytes + p->kv_bytes + p->policy_bytes + p->prefill_peak_bytes +
                      p->scratch_bytes + p->index_bytes + p->lane_bytes;
-    p->fits = p->total_bytes + p->mapped_bytes <= p->available_bytes;
+    p->host_bytes = host + cache_host_bytes(&s) + p->index_bytes + p->lane_bytes;
+    p->fits = p->device_available_bytes > 0
+                  ? p->host_bytes + p->mapped_bytes <= p->available_bytes &&
+                        p->total_bytes - p->host_bytes <= p->device_available_bytes
+                  : p->total_bytes + p->mapped_bytes <= p->available_bytes;
     if (ret_shape) {
         *ret_shape = s;
     } else {
@@ -125,6 +131,15 @@ static int refuse(const struct plan *p, struct error *reterr)
     char instead[ADVICE_BYTES];
 
     advise(p, instead, sizeof(instead));
+    if (p->device_available_bytes > 0) {
+        return error_set(
+            reterr, -ENOMEM,
+            "the plan needs %" PRIu64 " MiB of the device (weights %" PRIu64 ", cache %" PRIu64
+            "), where %" PRIu64 " MiB are free, and %" PRIu64 " MiB of the host's %" PRIu64 "; %s",
+            (p->total_bytes - p->host_bytes) >> 20, p->weights_bytes >> 20, p->kv_bytes >> 20,
+            p->device_available_bytes >> 20, (p->host_bytes + p->mapped_bytes) >> 20,
+            p->available_bytes >> 20, instead);
+    }
     return error_set(reterr, -ENOMEM,
                      "the plan needs %" PRIu64 " MiB (weights %" PRIu64 ", cache %" PRIu64
                      ", the rest %" PRIu64 "), %" PRIu64 " MiB are free; %s",
@@ -163,7 +178,7 @@ struct figure {
     uint64_t value;
 };
 
-enum { N_FIGURES = 10 };
+enum { N_FIGURES = 12 };
 
 static void figures(const struct plan *p, struct figure out[N_FIGURES])
 {
@@ -177,7 +192,9 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
         {"index_bytes", "tokenizer and files' indices", p->index_bytes},
         {"lane_bytes", "lanes, journal, other processes", p->lane_bytes},
         {"total_bytes", "total without maps", p->total_bytes},
+        {"host_bytes", "of it on the host in any case", p->host_bytes},
         {"available_bytes", "available", p->available_bytes},
+        {"device_available_bytes", "available on the device", p->device_available_bytes},
     };
 
     memcpy(out, f, sizeof(f));
@@ -211,7 +228,7 @@ void plan_print_table(const struct plan *p, FILE *out)
     struct figure f[N_FIGURES];
 
     figures(p, f);
-    for (int i = 0; i < N_FIGURES; i++) {
+    for (int i = 0; i < N_FIGURES - (p->device_available_bytes == 0); i++) {
         fprintf(out, "%-34s %16" PRIu64 "  %10.1f MiB\n", f[i].label, f[i].value,
                 (double)f[i].value / (1 << 20));
     }

@@ -9,7 +9,11 @@
  * But for index_bytes and lane_bytes the sum is what memory_map() will have taken, to the byte
  * (tests/unit/test_plan_taken.c), and what is taken is resident from then on. Not in it: the
  * program's own text and data, its threads' stacks, requests' copies of their tokens, and C structs
- * of less than 64 KiB in all. */
+ * of less than 64 KiB in all.
+ *
+ * A device may have memory of its own (a graphics card). Then the plan has two sums, the device's
+ * and the host's, and each must fit where it lies. Where they share one memory (Jetson, CPU) there
+ * is one sum. */
 
 #include <stdio.h>
 
@@ -25,14 +29,17 @@ struct plan {
     uint64_t weights_bytes; /* held; weights read from the file's map are in mapped_bytes */
     uint64_t mapped_bytes;
     uint64_t kv_bytes;
-    uint64_t policy_bytes;  /* positions, scores, victims, sums of V */
+    uint64_t policy_bytes;       /* positions, scores, victims, sums of V */
     uint64_t prefill_peak_bytes; /* pages and state that only a prompt being read needs */
-    uint64_t scratch_bytes; /* activations, logits, page tables, the backend's scratch */
-    uint64_t index_bytes;   /* on the C library's heap: files' indices, lists of tensors, tokenizer */
-    uint64_t lane_bytes;    /* the caller's part (extra_bytes) */
-    uint64_t total_bytes;   /* all of the above but mapped_bytes */
-    uint64_t available_bytes; /* what total and mapped must fit */
-    uint64_t seq_bytes;     /* pages of one full sequence of the default policy */
+    uint64_t scratch_bytes;      /* activations, logits, page tables, the backend's scratch */
+    uint64_t index_bytes; /* on the C library's heap: files' indices, lists of tensors, tokenizer */
+    uint64_t lane_bytes;  /* the caller's part (extra_bytes) */
+    uint64_t total_bytes; /* all of the above but mapped_bytes */
+    uint64_t available_bytes;        /* what total and mapped (host and mapped) must fit */
+    uint64_t host_bytes;             /* of the total: on the host, whatever the device is */
+    uint64_t device_available_bytes; /* what total less host must fit; 0: the device has none of its
+                                        own */
+    uint64_t seq_bytes;              /* pages of one full sequence of the default policy */
     bool fits;
     int32_t ctx;
     int32_t n_seqs;
@@ -52,8 +59,9 @@ struct plan_input {
     uint64_t index_bytes;
     uint64_t extra_bytes;
     uint64_t available_bytes;
-    /* Scratch for a context and a number of sequences. */
-    uint64_t (*scratch)(const void *arg, int32_t ctx, int32_t n_seqs);
+    uint64_t device_available_bytes; /* of a device with memory of its own, else 0 */
+    /* Scratch for a context and a number of sequences; *ret_host: how much of it is the host's. */
+    uint64_t (*scratch)(const void *arg, int32_t ctx, int32_t n_seqs, uint64_t *ret_host);
     const void *arg;
 };
 

@@ -114,6 +114,15 @@ static void measure(const struct model *m, const struct forward_limits *limits,
     *ret_host = host.used;
 }
 
+uint64_t forward_host_bytes(const struct model *m, const struct forward_limits *limits)
+{
+    uint64_t device;
+    size_t host;
+
+    measure(m, limits, &device, &host);
+    return memory_rounded(host);
+}
+
 uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits)
 {
     uint64_t device;

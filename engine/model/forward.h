@@ -30,6 +30,7 @@ struct forward_limits {
 uint64_t forward_row_bytes(const struct model *m);
 /* Device and host bytes that forward_create takes. */
 uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits);
+uint64_t forward_host_bytes(const struct model *m, const struct forward_limits *limits);
 
 int forward_create(struct model *m, const struct forward_limits *limits,
                    const atomic_int *interrupt, struct forward **ret,

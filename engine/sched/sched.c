@@ -79,14 +79,15 @@ static size_t batch_bytes(int32_t n_stores, const struct sched_config *c)
     return plan.used;
 }
 
-uint64_t sched_bytes(const struct model *m, const struct sched_config *c)
+uint64_t sched_bytes(const struct model *m, const struct sched_config *c, uint64_t *ret_host)
 {
     struct forward_limits l = limits_of(c);
+    uint64_t host = memory_rounded(host_logits_bytes(m, c->n_seqs)) +
+                    memory_rounded(sampler_scratch_bytes(m->h.n_vocab)) +
+                    memory_rounded(batch_bytes(m->n_stores, c)) + memory_rounded(draft_bytes(c));
 
-    return forward_bytes(m, &l) + memory_rounded(stash_bytes_of(m, c->max_chunk)) +
-           memory_rounded(host_logits_bytes(m, c->n_seqs)) +
-           memory_rounded(sampler_scratch_bytes(m->h.n_vocab)) +
-           memory_rounded(batch_bytes(m->n_stores, c)) + memory_rounded(draft_bytes(c));
+    *ret_host = host + forward_host_bytes(m, &l);
+    return host + forward_bytes(m, &l) + memory_rounded(stash_bytes_of(m, c->max_chunk));
 }
 
 /* ---- creation ------------------------------------------------------------------------------ */

@@ -25,13 +25,15 @@ struct sched_config {
     int32_t n_seqs;
     int32_t batch_tokens; /* at least max_chunk + n_seqs */
     int32_t max_chunk;
-    int32_t draft_rows;  /* beside batch_tokens: rows of drafted tokens in a step, of all sequences */
-    bool draft_always;   /* whatever it costs */
+    int32_t
+        draft_rows;    /* beside batch_tokens: rows of drafted tokens in a step, of all sequences */
+    bool draft_always; /* whatever it costs */
     int32_t ahead_slots; /* forward_limits */
 };
 
-/* Device and host bytes that sched_create takes for these sizes (all but its pointers). */
-uint64_t sched_bytes(const struct model *m, const struct sched_config *sizes);
+/* Device and host bytes that sched_create takes for these sizes (all but its pointers); *ret_host:
+ * the host's alone. */
+uint64_t sched_bytes(const struct model *m, const struct sched_config *sizes, uint64_t *ret_host);
 /* Rows of logits computed at once. */
 int32_t sched_logit_rows(int32_t n_seqs);
 

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention: sequences of the decode class and of the prefill class go to their kernels, in batches
- * that share a page layout. */
+ * that share a page layout. A sequence's several decode rows (drafts) are so many sequences of one
+ * row. Rows that select go apart from those that read everything. */
 
 #include <cerrno>
 
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/select.cuh"
 
 static int check(const struct cuda *cu, const struct ops_attention *p)
 {
+    if (p->rows.n_decode > cu->limits.max_decode || p->rows.n > cu->limits.max_rows) {
+        return -EINVAL;
+    }
     for (int32_t i = 0; i < p->n_seqs; i++) {
         const struct ops_kv_layout *l = p->seqs[i].kv.layout;
 
@@ -16,20 +20,19 @@ static int check(const struct cuda *cu, const struct ops_attention *p)
             l->k_unrotated || p->n_q % (l->n_groups * l->k_heads) != 0 ||
             p->n_q % (l->n_groups * l->v_heads) != 0 ||
             (p->observe && !cu->limits.observe && p->seqs[i].kv.score &&
-             p->observe[i].row_first < p->seqs[i].n_rows)) {
+             p->observe[i].row_first < p->seqs[i].n_rows) ||
+            (p->select && !cuda_select_valid(cu, &p->select[i], &p->seqs[i].kv))) {
             return -EINVAL;
         }
     }
     return 0;
 }
 
-/* Sequences [first, n) of one class; returns how many were done, or an error. */
-static int32_t some(struct cuda *cu, const struct ops_attention *p, struct attend *a, int32_t first,
-                    int32_t n, bool decode)
+/* Prefill sequences [first, n_seqs); returns how many were done, or an error. */
+static int32_t some_prefill(struct cuda *cu, const struct ops_attention *p, struct attend *a,
+                            int32_t first)
 {
-    int32_t room = decode && p->observe ? cu->scratch.n_observed : CUDA_SEQS;
-    int32_t done =
-        cuda_seqs_take(p->seqs, first, n - first < room ? n : first + room, &a->seqs);
+    int32_t done = cuda_seqs_take(p->seqs, first, p->n_seqs, &a->seqs);
     int r;
 
     for (int32_t i = 0; i < done; i++) {
@@ -39,8 +42,90 @@ static int32_t some(struct cuda *cu, const struct ops_attention *p, struct atten
             a->observe[i].row_first = INT32_MAX;
         }
     }
-    r = decode ? cuda_attend_decode(cu, a) : cuda_attend_prefill(cu, a);
+    r = cuda_attend_prefill(cu, a);
     return r < 0 ? r : done;
+}
+
+/* What `row` alone adds to the scores: its own weight and temperature; what was there before is
+ * damped with the first. */
+static struct ops_observe observe_of_row(const struct ops_attention *p, int32_t seq, int32_t row)
+{
+    struct ops_observe o = {};
+
+    o.row_first = INT32_MAX;
+    if (p->observe && row >= p->observe[seq].row_first && p->seqs[seq].kv.score) {
+        o = p->observe[seq];
+        o.damp = row == o.row_first ? attend_damp(&o, p->seqs[seq].n_rows) : 1.0f;
+        for (int32_t r = o.row_first; r < row; r++) {
+            o.row_weight0 *= o.row_growth;
+        }
+        o.tau0 += (float)row * o.tau_step;
+        o.row_first = 0;
+    }
+    return o;
+}
+
+/* May rows of sequences a and b be in one launch? */
+static bool select_alike(const struct ops_attention *p, int32_t a, int32_t b)
+{
+    const struct ops_select *x = p->select ? &p->select[a] : NULL;
+    const struct ops_select *y = p->select ? &p->select[b] : NULL;
+
+    return a == b || !p->select ||
+           (x->kind == y->kind &&
+            (x->kind == OPS_SELECT_ALL ||
+             (x->k == y->k && x->r == y->r && x->local == y->local && x->renorm == y->renorm)));
+}
+
+/* Decode rows from (*seq, *row) on, one launch's worth. A sequence's observed rows add to its
+ * scores in order: only one of them goes at a time. */
+static int some_decode(struct cuda *cu, const struct ops_attention *p, struct attend *a, int32_t n,
+                       int32_t *seq, int32_t *row)
+{
+    struct ops_select select[CUDA_SEQS];
+    int32_t room = CUDA_SEQS;
+    int32_t first = *seq;
+    int32_t done = 0;
+
+    if (p->observe && cu->scratch.n_observed < room) {
+        room = cu->scratch.n_observed;
+    }
+    if (p->select && cu->scratch.n_selected < room) {
+        room = cu->scratch.n_selected;
+    }
+
+    while (*seq < n && done < room) {
+        struct cuda_seqs one;
+        struct ops_observe o = observe_of_row(p, *seq, *row);
+
+        if (*row == p->seqs[*seq].n_rows) {
+            (*seq)++;
+            *row = 0;
+            continue;
+        }
+        first = done == 0 ? *seq : first;
+        (void)cuda_seqs_take(p->seqs, *seq, *seq + 1, &one);
+        if (done > 0 && (!select_alike(p, first, *seq) ||
+                         memcmp(&one.layout, &a->seqs.layout, sizeof(one.layout)) != 0 ||
+                         (*row > 0 && o.row_first == 0))) {
+            break;
+        }
+        a->seqs.layout = one.layout;
+        a->seqs.s[done] = one.s[0];
+        a->seqs.s[done].row0 += *row;
+        a->seqs.s[done].pos0 += *row;
+        a->seqs.s[done].n_rows = 1;
+        if (p->select) {
+            select[done] = p->select[*seq];
+        }
+        a->observe[done++] = o;
+        (*row)++;
+    }
+    a->seqs.n = done;
+    if (done > 0 && p->select && select[0].kind != OPS_SELECT_ALL) {
+        return cuda_attend_select(cu, a, select);
+    }
+    return done > 0 ? cuda_attend_decode(cu, a) : 0;
 }
 
 int cuda_attention(struct backend *be, const struct ops_attention *p)
@@ -48,7 +133,9 @@ int cuda_attention(struct backend *be, const struct ops_attention *p)
     struct cuda *cu = cuda_of(be);
     struct attend a = {};
     int32_t n_decode = 0;
-    int32_t r = p->select ? -ENOTSUP : check(cu, p);
+    int32_t seq = 0;
+    int32_t row = 0;
+    int32_t r = check(cu, p);
 
     while (n_decode < p->n_seqs && p->seqs[n_decode].row0 < p->rows.n_decode) {
         n_decode++;
@@ -67,11 +154,11 @@ int cuda_attention(struct backend *be, const struct ops_attention *p)
     a.sums = cu->scratch.sums;
     a.logits = cu->scratch.logits;
     a.max_slots = (cu->limits.max_slots + 63) / 64 * 64;
-    for (int32_t i = 0; i < n_decode && r >= 0; i += r) {
-        r = some(cu, p, &a, i, n_decode, true);
+    while (seq < n_decode && r == 0) {
+        r = some_decode(cu, p, &a, n_decode, &seq, &row);
     }
     for (int32_t i = n_decode; i < p->n_seqs && r >= 0; i += r) {
-        r = some(cu, p, &a, i, p->n_seqs, false);
+        r = some_prefill(cu, p, &a, i);
     }
     return r < 0 ? r : 0;
 }

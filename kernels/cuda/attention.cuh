@@ -21,10 +21,10 @@ struct attend {
     int32_t window;
     /* scratch */
     float *part;
-    int32_t part_len;  /* floats of one chunk and head */
-    int32_t n_chunks;  /* of the longest sequence of this launch: strides of part */
-    float *sums;       /* (rows, n_q, 2) */
-    float *logits;     /* (sequences of the launch, n_q, max_slots) */
+    int32_t part_len; /* floats of one chunk and head */
+    int32_t n_chunks; /* of the longest sequence of this launch: strides of part */
+    float *sums;      /* (rows, n_q, 2) */
+    float *logits;    /* (sequences of the launch, n_q, max_slots) */
     int32_t max_slots;
 };
 
@@ -95,7 +95,7 @@ CUDA_INLINE float attend_noisy(const struct ops_observe *o, float x, int32_t hea
 }
 
 /* damp to the number of observed rows. */
-CUDA_INLINE float attend_damp(const struct ops_observe *o, int32_t n_rows)
+static inline __host__ __device__ float attend_damp(const struct ops_observe *o, int32_t n_rows)
 {
     float factor = 1;
 
@@ -105,7 +105,44 @@ CUDA_INLINE float attend_damp(const struct ops_observe *o, int32_t n_rows)
     return factor;
 }
 
+/* Partial results of one row and head, part_len floats a chunk: largest logit, sum of e^(logit -
+ * largest), the same of noisy logits, sums of values. 1 / the sum of all (`at` 0, or 2: noisy), and
+ * the largest. */
+CUDA_INLINE float attend_merge_sums(const float *part, int32_t part_len, int32_t n, int at,
+                                    float *ret_max)
+{
+    float top = -INFINITY;
+    float sum = 0;
+
+    for (int32_t c = 0; c < n; c++) {
+        top = fmaxf(top, part[(size_t)c * part_len + at]);
+    }
+    for (int32_t c = 0; c < n && top > -INFINITY; c++) {
+        sum += expf(part[(size_t)c * part_len + at] - top) * part[(size_t)c * part_len + at + 1];
+    }
+    *ret_max = top;
+    return sum > 0 ? 1.0f / sum : 0.0f;
+}
+
+CUDA_INLINE float attend_merge_value(const float *part, int32_t part_len, int32_t n, float top,
+                                     int32_t d)
+{
+    float sum = 0;
+
+    for (int32_t c = 0; c < n && top > -INFINITY; c++) {
+        float w = expf(part[(size_t)c * part_len] - top);
+
+        sum += w > 0 ? w * part[(size_t)c * part_len + 4 + d] : 0.0f;
+    }
+    return sum;
+}
+
+/* Scores of rows of the decode class, from noisy logits and their sums. */
+int cuda_attend_observe(struct cuda *cu, const struct attend *p, int32_t most_slots);
 int cuda_attend_decode(struct cuda *cu, struct attend *p);
 int cuda_attend_prefill(struct cuda *cu, struct attend *p);
+/* Of at most `rows` rows a sequence; `observed_slots`: the most slots of one that is observed, or
+ * 0. */
+int cuda_attend_mma(struct cuda *cu, const struct attend *p, int32_t rows, int32_t observed_slots);
 
 #endif

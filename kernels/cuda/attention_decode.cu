@@ -5,11 +5,11 @@
  *          HB of the query heads that read it, one row. Three passes: logits (two threads a slot,
  *          each half of the dims, q from shared memory by broadcast), softmax (a warp a head),
  *          values (threads over dims and slots; slots of weight 0 are not read). Every K row is
- *          read once for HB heads, V rows once a V head. Shared memory: HB (k_dim + chunk + 1024) floats.
- *          Writes largest logit, sum, and the unnormalised sum of values.
- * merge    One block a row and query head; chunks in order.
- * observe  A thread a slot: sums the heads' probabilities in order into the score. Noisy logits
- *          come from scratch, where `chunk` left them: 4 bytes a slot and head, out of L2.
+ *          read once for HB heads, V rows once a V head. Shared memory: HB (k_dim + chunk + 1024)
+ * floats. Writes largest logit, sum, and the unnormalised sum of values. merge    One block a row
+ * and query head; chunks in order. observe  A thread a slot: sums the heads' probabilities in order
+ * into the score. Noisy logits come from scratch, where `chunk` left them: 4 bytes a slot and head,
+ * out of L2.
  *
  * Each row is its own: bits depend on its sequence alone. Share of the bandwidth: not measured. The
  * products are f32 FMA; 8 heads to one K head cost more issue slots than a fast memory leaves
@@ -89,7 +89,8 @@ CUDA_INLINE void logits_pass(const struct attend *p, const struct item *it, cons
         }
         __syncthreads(); /* other: written by the second half, read by the first */
         if (!half) {
-            float scale = seen ? kv_scale_of(l->k_type, page, l->k_scale_at, it->k_head, slot) : 0.0f;
+            float scale =
+                seen ? kv_scale_of(l->k_type, page, l->k_scale_at, it->k_head, slot) : 0.0f;
 
             for (int h = 0; h < HB; h++) {
                 x[h * x_len + slot - it->s0] =
@@ -126,7 +127,8 @@ CUDA_INLINE void softmax_warp(float *x, int32_t n, float *ret_max, float *ret_su
 }
 
 template <int HB>
-CUDA_INLINE void softmax_pass(const struct attend *p, const struct item *it, float *x, int32_t x_len)
+CUDA_INLINE void softmax_pass(const struct attend *p, const struct item *it, float *x,
+                              int32_t x_len)
 {
     const struct cuda_seq *s = &p->seqs.s[it->seq];
     int lane = (int)threadIdx.x % WARP;
@@ -134,7 +136,8 @@ CUDA_INLINE void softmax_pass(const struct attend *p, const struct item *it, flo
 
     for (int32_t h = (int32_t)threadIdx.x / WARP; h < it->n_heads; h += THREADS / WARP) {
         int32_t head = it->head0 + h;
-        float *part = p->part + ((size_t)(it->seq * p->n_q + head) * p->n_chunks + it->chunk) * p->part_len;
+        float *part =
+            p->part + ((size_t)(it->seq * p->n_q + head) * p->n_chunks + it->chunk) * p->part_len;
         float *own = x + h * x_len;
         float top;
         float sum;
@@ -144,8 +147,8 @@ CUDA_INLINE void softmax_pass(const struct attend *p, const struct item *it, flo
             float *noisy = p->logits + (size_t)(it->seq * p->n_q + head) * p->max_slots + it->s0;
 
             for (int32_t i = lane; i < it->s1 - it->s0; i += WARP) {
-                noisy[i] = attend_noisy(o, own[i], head, 0, it->row_pos,
-                                        kv_pos(s, it->group, it->s0 + i));
+                noisy[i] =
+                    attend_noisy(o, own[i], head, 0, it->row_pos, kv_pos(s, it->group, it->s0 + i));
             }
             softmax_warp<false>(noisy, it->s1 - it->s0, &top, &sum);
             if (lane == 0) {
@@ -222,7 +225,8 @@ CUDA_INLINE void values_pass(const struct attend *p, const struct item *it, cons
         for (int32_t k = 0; k < n_sub; k++) {
             sum += red[((size_t)k * HB + h) * n_vec * KV_VEC + d];
         }
-        p->part[((size_t)(it->seq * p->n_q + it->head0 + h) * p->n_chunks + it->chunk) * p->part_len +
+        p->part[((size_t)(it->seq * p->n_q + it->head0 + h) * p->n_chunks + it->chunk) *
+                    p->part_len +
                 4 + d] = sum;
     }
 }
@@ -248,9 +252,10 @@ template <int HB> CUDA_KERNEL void __launch_bounds__(THREADS) decode_chunk(struc
         int32_t h = i / q_len;
         int32_t d = i % q_len;
 
-        q[i] = h < it.n_heads && d < l->k_dim
-                   ? p.q[(size_t)p.seqs.s[it.seq].row0 * p.ldq + (size_t)(it.head0 + h) * l->k_dim + d]
-                   : 0.0f;
+        q[i] =
+            h < it.n_heads && d < l->k_dim
+                ? p.q[(size_t)p.seqs.s[it.seq].row0 * p.ldq + (size_t)(it.head0 + h) * l->k_dim + d]
+                : 0.0f;
     }
     __syncthreads(); /* q: loaded above, read by all */
     logits_pass<HB>(&p, &it, q, q_len, x, x_len, red);
@@ -259,22 +264,6 @@ template <int HB> CUDA_KERNEL void __launch_bounds__(THREADS) decode_chunk(struc
 }
 
 /* ---- merge ---------------------------------------------------------------------------------- */
-
-/* 1 / sum over chunks of e^(max_c - max) sum_c, and max. */
-CUDA_INLINE float merge_sums(const float *part, int32_t part_len, int32_t n, int at, float *ret_max)
-{
-    float top = -INFINITY;
-    float sum = 0;
-
-    for (int32_t c = 0; c < n; c++) {
-        top = fmaxf(top, part[(size_t)c * part_len + at]);
-    }
-    for (int32_t c = 0; c < n && top > -INFINITY; c++) {
-        sum += expf(part[(size_t)c * part_len + at] - top) * part[(size_t)c * part_len + at + 1];
-    }
-    *ret_max = top;
-    return sum > 0 ? 1.0f / sum : 0.0f;
-}
 
 CUDA_KERNEL void __launch_bounds__(THREADS) decode_merge(struct attend p)
 {
@@ -285,22 +274,15 @@ CUDA_KERNEL void __launch_bounds__(THREADS) decode_merge(struct attend p)
     const float *part = p.part + (size_t)(seq * p.n_q + head) * p.n_chunks * p.part_len;
     float *out = p.out + (size_t)s->row0 * p.ldo + (size_t)head * p.seqs.layout.v_dim;
     float top;
-    float inv = merge_sums(part, p.part_len, n, 0, &top);
+    float inv = attend_merge_sums(part, p.part_len, n, 0, &top);
 
     for (int32_t d = (int32_t)threadIdx.x; d < p.seqs.layout.v_dim; d += THREADS) {
-        float sum = 0;
-
-        for (int32_t c = 0; c < n && top > -INFINITY; c++) {
-            float w = expf(part[(size_t)c * p.part_len] - top);
-
-            sum += w > 0 ? w * part[(size_t)c * p.part_len + 4 + d] : 0.0f;
-        }
-        out[d] = sum * inv;
+        out[d] = attend_merge_value(part, p.part_len, n, top, d) * inv;
     }
     if (threadIdx.x == 0 && attend_observed(&p, seq)) {
         float *sums = p.sums + (size_t)(seq * p.n_q + head) * 2;
 
-        sums[1] = merge_sums(part, p.part_len, n, 2, &sums[0]);
+        sums[1] = attend_merge_sums(part, p.part_len, n, 2, &sums[0]);
     }
 }
 
@@ -329,13 +311,22 @@ CUDA_KERNEL void __launch_bounds__(THREADS) decode_observe(struct attend p)
     *score = *score * o->damp + o->row_weight0 * sum;
 }
 
+int cuda_attend_observe(struct cuda *cu, const struct attend *p, int32_t most_slots)
+{
+    CUDA_LAUNCH(cu,
+                dim3(cuda_div_up((uint64_t)most_slots, THREADS), (unsigned)p->seqs.layout.n_groups,
+                     (unsigned)p->seqs.n),
+                dim3(THREADS), 0, decode_observe, *p);
+    return cuda_launched(cu, "decode_observe");
+}
+
 template <int HB> static int launch(struct cuda *cu, struct attend *p, int32_t chunk, int32_t share)
 {
     const struct cuda_layout *l = &p->seqs.layout;
     int32_t k_len = (l->k_dim + KV_VEC - 1) / KV_VEC * KV_VEC;
     size_t shared = (size_t)HB * (size_t)(k_len + chunk + THREADS * KV_VEC) * sizeof(float);
 
-    CUDA_LAUNCH(cu->stream,
+    CUDA_LAUNCH(cu,
                 dim3((unsigned)p->n_chunks,
                      (unsigned)(l->n_groups * l->k_heads) * cuda_div_up((uint64_t)share, HB),
                      (unsigned)p->seqs.n),
@@ -360,22 +351,15 @@ int cuda_attend_decode(struct cuda *cu, struct attend *p)
         chunk = c > chunk ? c : chunk;
         most = n > most ? n : most;
         p->n_chunks = (n + c - 1) / c > p->n_chunks ? (n + c - 1) / c : p->n_chunks;
-        observed = observed || (p->seqs.s[i].score && p->observe[i].row_first < 1);
+        observed = observed || (n > 0 && p->seqs.s[i].score && p->observe[i].row_first < 1);
     }
     r = share >= 3   ? launch<4>(cu, p, chunk, share)
         : share == 2 ? launch<2>(cu, p, chunk, share)
                      : launch<1>(cu, p, chunk, share);
     if (r == 0) {
-        CUDA_LAUNCH(cu->stream, dim3((unsigned)p->n_q, (unsigned)p->seqs.n), dim3(THREADS), 0,
-                    decode_merge, *p);
+        CUDA_LAUNCH(cu, dim3((unsigned)p->n_q, (unsigned)p->seqs.n), dim3(THREADS), 0, decode_merge,
+                    *p);
         r = cuda_launched(cu, "decode_merge");
     }
-    if (r == 0 && observed) {
-        CUDA_LAUNCH(cu->stream,
-                    dim3(cuda_div_up((uint64_t)most, THREADS), (unsigned)l->n_groups,
-                         (unsigned)p->seqs.n),
-                    dim3(THREADS), 0, decode_observe, *p);
-        r = cuda_launched(cu, "decode_observe");
-    }
-    return r;
+    return r == 0 && observed ? cuda_attend_observe(cu, p, most) : r;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of prefill rows, and what a policy observes of them.
+/* Attention of prefill rows, and what a policy observes of them, where the cache has 32 bits;
+ * others go to attention_mma.cu.
  *
  * prefill  Block of 128 threads: one query head, 32 consecutive rows, over all slots in tiles of
- *          32, softmax as it goes. K and V tiles lie in shared memory as f32, one after the other in
- *          the same place. A thread has 2 rows; 8 threads share them: 4 slots each for the logits,
- *          every eighth four dims for the values. Tiles that no row sees are left out where slots
- *          are positions. A row's bits do not depend on the other 31: a tile it does not see
- *          multiplies by 1 and adds 0.
+ *          32, softmax as it goes. K and V tiles lie in shared memory as f32, one after the other
+ * in the same place. A thread has 2 rows; 8 threads share them: 4 slots each for the logits, every
+ * eighth four dims for the values. Tiles that no row sees are left out where slots are positions. A
+ * row's bits do not depend on the other 31: a tile it does not see multiplies by 1 and adds 0.
  * columns  Block: 32 slots of one group. Rows in order, heads in order, as ops.h has it: the logits
  *          are formed again, and divided by the sums that `prefill` left.
  *
@@ -51,8 +51,8 @@ CUDA_INLINE struct tile tile_of(float *memory, const struct cuda_layout *l)
 }
 
 /* Query rows [row0, row0 + 32) of a sequence; what lies beyond is 0. */
-CUDA_INLINE void load_q(const struct attend *p, const struct cuda_seq *s, int32_t row0, int32_t head,
-                        struct tile *t)
+CUDA_INLINE void load_q(const struct attend *p, const struct cuda_seq *s, int32_t row0,
+                        int32_t head, struct tile *t)
 {
     int32_t k_dim = p->seqs.layout.k_dim;
 
@@ -77,8 +77,8 @@ CUDA_INLINE void load_pos(const struct cuda_seq *s, int32_t group, int32_t s0, s
 }
 
 /* One head of K (or V) of the tile's slots as f32; empty slots are 0. */
-CUDA_INLINE void load_kv(const struct attend *p, const struct cuda_seq *s, int32_t group, int32_t head,
-                         bool is_k, int32_t s0, struct tile *t)
+CUDA_INLINE void load_kv(const struct attend *p, const struct cuda_seq *s, int32_t group,
+                         int32_t head, bool is_k, int32_t s0, struct tile *t)
 {
     const struct cuda_layout *l = &p->seqs.layout;
     int32_t n_vec = padded(is_k ? l->k_dim : l->v_dim) / KV_VEC;
@@ -153,7 +153,8 @@ struct running {
     float top, sum;
 };
 
-/* Takes 4 values of each of the row's 8 threads, which become e^...; returns what earlier sums are multiplied by. */
+/* Takes 4 values of each of the row's 8 threads, which become e^...; returns what earlier sums are
+ * multiplied by. */
 CUDA_INLINE float running_add(struct running *r, float x[4])
 {
     float top = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
@@ -224,7 +225,8 @@ template <int NJ> CUDA_KERNEL void __launch_bounds__(THREADS) prefill(struct att
                 int32_t pos = t.pos[part + 8 * j];
 
                 x[i][j] = attend_logit(&p, x[i][j], slope, pos, row_pos);
-                n[j] = observed ? attend_noisy(o, x[i][j], head, row0 + own + i, row_pos, pos) : 0.0f;
+                n[j] =
+                    observed ? attend_noisy(o, x[i][j], head, row0 + own + i, row_pos, pos) : 0.0f;
             }
             factor = running_add(&sum[i], x[i]);
             if (observed) {
@@ -272,7 +274,8 @@ template <int NJ> CUDA_KERNEL void __launch_bounds__(THREADS) prefill(struct att
             int32_t d = part * 4 + 32 * (j / 4) + j % 4;
 
             if (d < l->v_dim) {
-                out[d] = acc[i][j / 4][j % 4] * inv + 0.0f; /* -0 becomes 0: tiles left out add none */
+                out[d] =
+                    acc[i][j / 4][j % 4] * inv + 0.0f; /* -0 becomes 0: tiles left out add none */
             }
         }
         if (observed && part == 0) {
@@ -300,9 +303,8 @@ CUDA_INLINE void add_head(const struct attend *p, int32_t seq, int32_t row0, int
     for (int i = 0; i < 8; i++) {
         int32_t row = row0 + own + i / 4;
         int32_t pos = t->pos[part + 8 * (i % 4)];
-        float v = row < s->n_rows
-                      ? attend_logit(p, x[i / 4][i % 4], slope, pos, s->pos0 + row)
-                      : -INFINITY;
+        float v = row < s->n_rows ? attend_logit(p, x[i / 4][i % 4], slope, pos, s->pos0 + row)
+                                  : -INFINITY;
 
         if (v > -INFINITY) {
             const float *sums = p->sums + ((size_t)(s->row0 + row) * p->n_q + head) * 2;
@@ -353,8 +355,8 @@ CUDA_KERNEL void __launch_bounds__(THREADS) columns(struct attend p)
             add_head(&p, seq, row0, h, &t, sum);
         }
         for (int i = 0; i < 8; i++) {
-            t.p[((int32_t)threadIdx.x / 8 * 2 + i / 4) * P_LEN + (int32_t)threadIdx.x % 8 + i % 4 * 8] =
-                sum[i / 4][i % 4];
+            t.p[((int32_t)threadIdx.x / 8 * 2 + i / 4) * P_LEN + (int32_t)threadIdx.x % 8 +
+                i % 4 * 8] = sum[i / 4][i % 4];
         }
         __syncthreads(); /* p: written by all, read by the first warp */
         for (int32_t r = 0; r < n && owner; r++) {
@@ -379,7 +381,7 @@ template <int NJ> static int launch(struct cuda *cu, struct attend *p, dim3 grid
                      "cudaFuncSetAttribute");
     }
     if (r == 0) {
-        CUDA_LAUNCH(cu->stream, grid, dim3(THREADS), shared, prefill<NJ>, *p);
+        CUDA_LAUNCH(cu, grid, dim3(THREADS), shared, prefill<NJ>, *p);
         r = cuda_launched(cu, "prefill");
     }
     return r;
@@ -405,6 +407,9 @@ int cuda_attend_prefill(struct cuda *cu, struct attend *p)
     if (rows == 0) {
         return 0;
     }
+    if (l->k_type != OPS_KV_F32 && l->v_type != OPS_KV_F32) {
+        return cuda_attend_mma(cu, p, rows, slots);
+    }
     grid = dim3(cuda_div_up((uint64_t)rows, ROWS), (unsigned)p->n_q, (unsigned)p->seqs.n);
     r = l->v_dim <= 64    ? launch<2>(cu, p, grid, shared)
         : l->v_dim <= 128 ? launch<4>(cu, p, grid, shared)
@@ -417,7 +422,7 @@ int cuda_attend_prefill(struct cuda *cu, struct attend *p)
                          "cudaFuncSetAttribute");
         }
         if (r == 0) {
-            CUDA_LAUNCH(cu->stream,
+            CUDA_LAUNCH(cu,
                         dim3(cuda_div_up((uint64_t)slots, SLOTS), (unsigned)l->n_groups,
                              (unsigned)p->seqs.n),
                         dim3(THREADS), shared, columns, *p);

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The cuda backend's table: the device, its memory, scratch, and the module's entry point.
  *
- * Memory is cudaMalloc's, zeroed on the stream. Small writes (page tables, every few tokens) go
- * through pinned memory and do not wait; when it is used up, the stream is waited for once. Large
- * ones (weights, snapshots) are copied straight and waited for. Scratch is one allocation whose
- * size follows from the limits, so that the plan needs no device. */
+ * Memory is cudaMalloc's, zeroed on the stream; after weights are loaded nothing is allocated.
+ * Small writes (page tables, every few tokens) go through pinned memory and do not wait; when it is
+ * used up, the stream is waited for once. Large ones (weights, snapshots) are copied straight and
+ * waited for. Scratch is one allocation whose size follows from the limits, so that the plan needs
+ * no device. */
 
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/select.cuh"
 
 extern "C" {
 #include "kernels/module.h"
@@ -51,6 +52,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint8_t *base, struct cuda
     uint64_t decode = at_least_one(l->max_decode);
     uint64_t chunks = 1;
     uint64_t observed = 0;
+    uint64_t selected = 0;
 
     for (int32_t n = 1; n < l->max_slots; n = n < 64 ? 64 : n * 2) { /* not monotonous */
         uint64_t c = cuda_div_up((uint64_t)n, (uint64_t)cuda_chunk(n));
@@ -66,6 +68,10 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint8_t *base, struct cuda
         observed = ((uint64_t)64 << 20) / (heads * slots * sizeof(float));
         observed = observed < 1 ? 1 : observed > decode ? decode : observed;
     }
+    if (l->select) {
+        selected = ((uint64_t)64 << 20) / (heads * slots * sizeof(float));
+        selected = selected < 1 ? 1 : selected > decode ? decode : selected;
+    }
     take(&t, rows * cols, &ret->xf);
     take(&t, 2 * rows * cols, &ret->xq);
     take(&t, rows * cols / 32, &ret->xd);
@@ -75,10 +81,16 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint8_t *base, struct cuda
     take(&t, decode * heads * chunks * (at_least_one(l->max_head_dim) + 4), &ret->part);
     take(&t, l->observe ? rows * heads * 2 : 0, &ret->sums);
     take(&t, observed * heads * slots, &ret->logits);
+    take(&t, selected * heads * slots, &ret->approx);
+    take(&t, slots > SELECT_ON_CHIP ? selected * heads * slots : 0, &ret->mass);
+    take(&t, selected * heads * slots, &ret->list);
+    take(&t, selected * heads * 2, &ret->list_n);
+    take(&t, selected * heads * 4, &ret->stats);
     take(&t, (heads + 1) * slots, &ret->order);
     take(&t, heads + 1, &ret->flag);
     ret->bytes = t.used;
     ret->n_observed = (int32_t)observed;
+    ret->n_selected = (int32_t)selected;
     return t.used;
 }
 
@@ -88,7 +100,8 @@ static uint64_t scratch_bytes(const struct backend_config *config,
     struct cuda_scratch plan;
 
     (void)config;
-    return cuda_scratch(limits, NULL, &plan) + CUDA_STAGE;
+    return cuda_scratch(limits, NULL, &plan) + CUDA_STAGE + cuda_queue_bytes() +
+           (uint64_t)CUDA_ALLOCS * CUDA_GRAIN;
 }
 
 static int reserve(struct backend *be, const struct backend_limits *limits, struct error *reterr)
@@ -116,8 +129,13 @@ static int alloc(struct backend *be, uint64_t bytes, const char *what, void **re
 {
     struct cuda *cu = cuda_of(be);
     void *p = NULL;
-    cudaError_t e = cudaMalloc(&p, bytes > 0 ? (size_t)bytes : 1);
-    int r;
+    int r = cuda_queue_flush(cu);
+    cudaError_t e;
+
+    if (r < 0) {
+        return error_set_errno(reterr, r, "%s", what);
+    }
+    e = cudaMalloc(&p, bytes > 0 ? (size_t)bytes : 1);
 
     if (e == cudaErrorMemoryAllocation) {
         size_t free_bytes = 0;
@@ -144,6 +162,7 @@ static void free_device(struct backend *be, void *device, uint64_t bytes)
 {
     (void)bytes;
     if (device) {
+        (void)cuda_queue_flush(cuda_of(be));
         (void)cudaStreamSynchronize(cuda_of(be)->stream);
         (void)cudaFree(device);
     }
@@ -153,7 +172,13 @@ static int free_bytes(struct backend *be, uint64_t *ret)
 {
     size_t available = 0;
     size_t total = 0;
-    int r = cuda_err(cuda_of(be), cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
+    int r;
+
+    if (cuda_of(be)->integrated) {
+        *ret = UINT64_MAX; /* what the kernel says is free is right, what the driver says is not */
+        return 1;
+    }
+    r = cuda_err(cuda_of(be), cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
 
     if (r == 0) {
         *ret = available;
@@ -164,26 +189,26 @@ static int free_bytes(struct backend *be, uint64_t *ret)
 static int sync(struct backend *be)
 {
     struct cuda *cu = cuda_of(be);
+    int launched = cuda_queue_flush(cu);
     int r = cuda_err(cu, cudaStreamSynchronize(cu->stream), "cudaStreamSynchronize");
 
     cu->stage_used = 0;
-    return r;
+    return launched < 0 ? launched : r;
 }
 
 static int write(struct backend *be, void *device, const void *host, uint64_t bytes)
 {
     struct cuda *cu = cuda_of(be);
     size_t n = (size_t)round_up(bytes, 256);
-    int r = 0;
+    int r = cuda_queue_flush(cu);
 
-    if (bytes == 0) {
-        return cuda_err(cu, cudaSuccess, "write");
+    if (bytes == 0 || r < 0) {
+        return r < 0 ? r : cuda_err(cu, cudaSuccess, "write");
     }
     if (n > CUDA_STAGE / 4) {
-        r = cuda_err(cu,
-                     cudaMemcpyAsync(device, host, (size_t)bytes, cudaMemcpyHostToDevice,
-                                     cu->stream),
-                     "write");
+        r = cuda_err(
+            cu, cudaMemcpyAsync(device, host, (size_t)bytes, cudaMemcpyHostToDevice, cu->stream),
+            "write");
         return r < 0 ? r : sync(be);
     }
     if (cu->stage_used + n > CUDA_STAGE) {
@@ -194,9 +219,9 @@ static int write(struct backend *be, void *device, const void *host, uint64_t by
 
         memcpy(at, host, (size_t)bytes);
         cu->stage_used += n;
-        r = cuda_err(
-            cu, cudaMemcpyAsync(device, at, (size_t)bytes, cudaMemcpyHostToDevice, cu->stream),
-            "write");
+        r = cuda_err(cu,
+                     cudaMemcpyAsync(device, at, (size_t)bytes, cudaMemcpyHostToDevice, cu->stream),
+                     "write");
     }
     return r;
 }
@@ -204,36 +229,108 @@ static int write(struct backend *be, void *device, const void *host, uint64_t by
 static int read(struct backend *be, void *host, const void *device, uint64_t bytes)
 {
     struct cuda *cu = cuda_of(be);
-    int r = 0;
+    int r = cuda_queue_flush(cu);
 
-    if (bytes > 0) {
+    if (bytes > 0 && r == 0) {
         r = cuda_err(
-            cu,
-            cudaMemcpyAsync(host, device, (size_t)bytes, cudaMemcpyDeviceToHost, cu->stream),
+            cu, cudaMemcpyAsync(host, device, (size_t)bytes, cudaMemcpyDeviceToHost, cu->stream),
             "read");
     }
     return r < 0 ? r : sync(be);
+}
+
+/* ---- pieces --------------------------------------------------------------------------------- */
+
+int cuda_piece_take(struct cuda *cu, uint64_t least, uint64_t most, struct cuda_piece *ret)
+{
+    void *own = NULL;
+    int r = 0;
+
+    *ret = {};
+    r = cuda_queue_flush(cu);
+    if (r < 0) {
+        return r;
+    }
+    if (cu->integrated && least <= CUDA_STAGE) {
+        r = sync(&cu->be); /* small writes may still be under way from there */
+        ret->host = cu->stage;
+        ret->device = cu->stage;
+        ret->bytes = CUDA_STAGE;
+    } else if (cu->scratch_base && least <= cu->scratch.bytes) {
+        ret->device = static_cast<uint8_t *>(cu->scratch_base);
+        ret->bytes = cu->scratch.bytes;
+    } else {
+        r = cuda_err(cu, cudaMalloc(&own, (size_t)most), "cudaMalloc");
+        ret->device = static_cast<uint8_t *>(own);
+        ret->bytes = most;
+        ret->own = r == 0;
+    }
+    ret->bytes = ret->bytes > most ? most : ret->bytes;
+    return r;
+}
+
+int cuda_piece_drop(struct cuda *cu, struct cuda_piece *p, int r)
+{
+    int waited = sync(&cu->be);
+
+    if (p->own) {
+        (void)cudaFree(p->device);
+    }
+    *p = {};
+    return r < 0 ? r : waited;
+}
+
+int cuda_piece_write(struct cuda *cu, struct cuda_piece *p, const void *from, uint64_t bytes)
+{
+    int r;
+
+    if (!p->host) {
+        return write(&cu->be, p->device, from, bytes);
+    }
+    r = sync(&cu->be); /* what was there before has been used */
+    if (r == 0) {
+        memcpy(p->host, from, (size_t)bytes);
+    }
+    return r;
+}
+
+int cuda_piece_read(struct cuda *cu, struct cuda_piece *p, void *to, uint64_t bytes)
+{
+    int r;
+
+    if (!p->host) {
+        return read(&cu->be, to, p->device, bytes);
+    }
+    r = sync(&cu->be);
+    if (r == 0) {
+        memcpy(to, p->host, (size_t)bytes);
+    }
+    return r;
 }
 
 static int copy(struct backend *be, void *device, const void *from_device, uint64_t bytes)
 {
     struct cuda *cu = cuda_of(be);
 
-    if (bytes == 0) {
-        return 0;
+    int r = cuda_queue_flush(cu);
+
+    if (bytes == 0 || r < 0) {
+        return r;
     }
-    return cuda_err(cu,
-                    cudaMemcpyAsync(device, from_device, (size_t)bytes, cudaMemcpyDeviceToDevice,
-                                    cu->stream),
-                    "copy");
+    return cuda_err(
+        cu,
+        cudaMemcpyAsync(device, from_device, (size_t)bytes, cudaMemcpyDeviceToDevice, cu->stream),
+        "copy");
 }
 
 static int zero(struct backend *be, void *device, uint64_t bytes)
 {
     struct cuda *cu = cuda_of(be);
 
-    if (bytes == 0) {
-        return 0;
+    int r = cuda_queue_flush(cu);
+
+    if (bytes == 0 || r < 0) {
+        return r;
     }
     return cuda_err(cu, cudaMemsetAsync(device, 0, (size_t)bytes, cu->stream), "zero");
 }
@@ -249,8 +346,10 @@ static void destroy(struct backend *be)
     }
     if (cu->have_stream) {
         free_device(be, cu->scratch_base, 0);
+        free_device(be, cu->slab, 0);
         (void)cudaStreamDestroy(cu->stream);
     }
+    cuda_queue_destroy(cu);
     (void)cudaFreeHost(cu->stage);
     free(cu);
 }
@@ -268,8 +367,9 @@ static int probe(struct error *reterr)
 
         e = cudaGetDeviceProperties(&prop, 0);
         if (e == cudaSuccess && prop.major < 8) {
-            return error_set(reterr, -ENODEV, "no CUDA device: %s is sm_%d%d, this build needs sm_80",
-                             prop.name, prop.major, prop.minor);
+            return error_set(reterr, -ENODEV,
+                             "no CUDA device: %s is sm_%d%d, this build needs sm_80", prop.name,
+                             prop.major, prop.minor);
         }
         if (e == cudaSuccess) {
             return 0;
@@ -301,9 +401,8 @@ static int open_device(struct cuda *cu, struct error *reterr)
                        reterr);
     }
     if (r == 0 && prop.major < 8) {
-        r = error_set(reterr, -ENODEV,
-                      "CUDA device \"%s\" is sm_%d%d, at least sm_80 is needed", prop.name,
-                      prop.major, prop.minor);
+        r = error_set(reterr, -ENODEV, "CUDA device \"%s\" is sm_%d%d, at least sm_80 is needed",
+                      prop.name, prop.major, prop.minor);
     }
     if (r == 0) {
         (void)snprintf(cu->device_name, sizeof(cu->device_name), "%.64s, sm_%d%d", prop.name,
@@ -336,7 +435,8 @@ static int create(const struct backend_config *config, struct backend **ret, str
         return error_set(reterr, -ENOMEM, "no memory for the cuda backend");
     }
     cu->be.ops = &cuda_backend;
-    r = open_device(cu, reterr);
+    r = cuda_queue_create(cu);
+    r = r < 0 ? error_set(reterr, r, "no memory for the cuda backend") : open_device(cu, reterr);
     if (r < 0) {
         destroy(&cu->be);
         return r;
@@ -349,13 +449,14 @@ static void describe(const struct backend *be, char *buf, size_t size)
 {
     const struct cuda *cu = reinterpret_cast<const struct cuda *>(be);
 
-    (void)snprintf(buf, size, "cuda: %s, %d multiprocessors%s%s%s", cu->device_name, cu->n_sms,
-                   cu->integrated ? ", shared memory with the host" : "",
+    (void)snprintf(buf, size, "cuda: %s, %d multiprocessors, prefill_mma%s%s%s", cu->device_name,
+                   cu->n_sms, cu->integrated ? ", shared memory with the host" : "",
                    cu->lost ? ", lost: " : "", cu->lost ? cu->cause : "");
 }
 
 const struct backend_ops cuda_backend = {
     .name = "cuda",
+    .selects = true,
     .create = create,
     .destroy = destroy,
     .describe = describe,
@@ -369,6 +470,7 @@ const struct backend_ops cuda_backend = {
     .sync = sync,
     .scratch_bytes = scratch_bytes,
     .reserve = reserve,
+    .weights_reserve = cuda_weights_reserve,
     .weight_bytes = cuda_weight_bytes,
     .weight_create = cuda_weight_create,
     .weight_destroy = cuda_weight_destroy,
@@ -380,6 +482,7 @@ const struct backend_ops cuda_backend = {
     .softcap = cuda_softcap,
     .rope_store = cuda_rope_store,
     .attention = cuda_attention,
+    .kv_sum = cuda_kv_sum,
     .victim = cuda_victim,
     .cut = cuda_cut,
     .kv_export = cuda_kv_export,

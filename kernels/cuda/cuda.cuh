@@ -18,31 +18,43 @@ extern "C" {
 }
 
 enum {
-    CUDA_SEQS = 16,       /* sequences of one launch */
+    CUDA_SEQS = 16, /* sequences of one launch */
     CUDA_ROPE_PAIRS = 128,
     CUDA_IDS = 768,       /* row numbers of one launch */
     CUDA_STAGE = 4 << 20, /* pinned bytes through which small writes go */
+    CUDA_ALIGN = 256,     /* of what lies in one allocation */
+    CUDA_GRAIN = 2 << 20, /* what the driver rounds an allocation up to, */
+    CUDA_ALLOCS = 24,     /* of which an engine makes at most so many */
 };
 
 /* Scratch, laid out by cuda_scratch() from the limits. */
 struct cuda_scratch {
-    float *xf;         /* (max_rows, max_cols): normalised activations */
-    uint8_t *xq;       /* (2, max_rows, x_pad): int8 codes in fragment order, then what they left */
-    float *xd;         /* (max_rows, x_pad / 32): scale of a block */
-    float *xs;         /* (max_rows, x_pad / 32): its sum */
-    uint16_t *xh;      /* (3, max_rows, x_pad): 16-bit pieces */
-    float *xe;         /* (max_rows): factor that the f16 pieces were divided by */
-    float *part;       /* decode attention: (max_decode, heads, chunks, dim + 4) */
-    float *sums;       /* observed: (max_rows, heads, 2): largest logit, 1 / sum */
-    float *logits;     /* observed decode rows: (n_observed, heads, max_slots) */
-    int32_t *order;    /* cut: (heads + 1, max_slots) */
-    int32_t *flag;     /* cut: failed, then slots to move by group (1 + heads) */
+    float *xf;       /* (max_rows, max_cols): normalised activations */
+    uint8_t *xq;     /* (2, max_rows, x_pad): int8 codes in fragment order, then what they left */
+    float *xd;       /* (max_rows, x_pad / 32): scale of a block */
+    float *xs;       /* (max_rows, x_pad / 32): its sum */
+    uint16_t *xh;    /* (3, max_rows, x_pad): 16-bit pieces */
+    float *xe;       /* (max_rows): factor that the f16 pieces were divided by */
+    float *part;     /* decode attention: (max_decode, heads, chunks, dim + 4) */
+    float *sums;     /* observed: (max_rows, heads, 2): largest logit, 1 / sum */
+    float *logits;   /* observed decode rows: (n_observed, heads, max_slots) */
+    float *approx;   /* rows that select: (n_selected, heads, max_slots), what ranks slots */
+    float *mass;     /* the same summed over heads, where it does not fit on chip */
+    int32_t *list;   /* (n_selected, heads, max_slots): chosen slots */
+    int32_t *list_n; /* (n_selected, heads, 2): how many; live slots */
+    float *stats;    /* (n_selected, heads, 4): largest approx, 1 / sum, chosen share */
+    int32_t *order;  /* cut: (heads + 1, max_slots) */
+    int32_t *flag;   /* cut: failed, then slots to move by group (1 + heads) */
     uint64_t bytes;
     int32_t n_observed;
+    int32_t n_selected;
 };
+
+struct cuda_queue; /* queue.cu */
 
 struct cuda {
     struct backend be;
+    struct cuda_queue *queue;
     cudaStream_t stream;
     bool have_stream;
     int device;
@@ -54,6 +66,9 @@ struct cuda {
     struct cuda_scratch scratch;
     uint8_t *stage; /* pinned (CUDA_STAGE) */
     size_t stage_used;
+    uint8_t *slab; /* weights, one after another (weights_reserve) */
+    uint64_t slab_bytes, slab_used;
+    int32_t slab_weights;
     bool lost;
     char device_name[96];
     char cause[160]; /* of the loss */
@@ -65,19 +80,95 @@ struct cuda {
 int cuda_err(struct cuda *cu, cudaError_t e, const char *call);
 /* The same with a text; cu may be NULL. */
 int cuda_error(struct cuda *cu, cudaError_t e, const char *call, struct error *reterr);
-/* After each launch. */
+/* After each launch; what was only written down fails where it is handed over. */
 int cuda_launched(struct cuda *cu, const char *kernel);
+
+/* ---- launches (queue.cu) --------------------------------------------------------------------- */
+
+enum { CUDA_CALL_ARGS = 12, CUDA_CALL_BYTES = 4096 };
+
+/* One launch; its arguments lie in the queue. */
+struct cuda_call {
+    const char *name;
+    const void *kernel;
+    dim3 grid, block;
+    size_t shared;
+    uint32_t at, n_bytes;
+    int32_t n_args;
+};
+
+uint64_t cuda_queue_bytes(void); /* of the host */
+int cuda_queue_create(struct cuda *cu);
+void cuda_queue_destroy(struct cuda *cu);
+/* From here on launches are written down, to go as one graph ... */
+void cuda_queue_begin(struct cuda *cu);
+/* ... at the latest here: before anything else touches the device. */
+int cuda_queue_flush(struct cuda *cu);
+int cuda_queue_error(struct cuda *cu); /* of launches since the last time */
+
+void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, const void *kernel,
+                     dim3 grid, dim3 block, size_t shared);
+void cuda_call_arg(struct cuda *cu, struct cuda_call *c, const void *arg, size_t size,
+                   size_t align);
+void cuda_call_end(struct cuda *cu, struct cuda_call *c);
+
+template <typename P> static inline void cuda_call_put(struct cuda *cu, struct cuda_call *c, P arg)
+{
+    cuda_call_arg(cu, c, &arg, sizeof(P), alignof(P));
+}
+
+template <typename... P, typename... A>
+static inline void cuda_launch(struct cuda *cu, const char *name, void (*kernel)(P...), dim3 grid,
+                               dim3 block, size_t shared, A... args)
+{
+    struct cuda_call c;
+
+    cuda_call_start(cu, &c, name, reinterpret_cast<const void *>(kernel), grid, block, shared);
+    (cuda_call_put<P>(cu, &c, args), ...);
+    cuda_call_end(cu, &c);
+}
+
+/* CUDA_LAUNCH(cu, grid, block, shared bytes, kernel, arguments...), then cuda_launched(). */
+#define CUDA_LAUNCH(cu, grid, block, shared, kernel, ...)                                          \
+    (CUDA_KNOWN(kernel), cuda_launch(cu, #kernel, kernel, grid, block, shared, __VA_ARGS__))
+
+/* ---- pieces (backend.cu) ----------------------------------------------------------------------
+ */
+
+/* Memory for the length of a call in which no operation runs: weights being packed, slots on their
+ * way out. Scratch that is there anyway, so that nothing is allocated after the start; where host
+ * and device share their memory the pinned stage, which then needs no copy (`host` is the same
+ * bytes). Only without scratch (tools, tests) memory of its own. */
+struct cuda_piece {
+    uint8_t *device;
+    uint8_t *host; /* NULL: bytes go by write and read */
+    uint64_t bytes;
+    bool own;
+};
+
+/* At least `least` bytes, `most` where there are as many. */
+int cuda_piece_take(struct cuda *cu, uint64_t least, uint64_t most, struct cuda_piece *ret);
+/* Waits. Returns r, or what the wait found. */
+int cuda_piece_drop(struct cuda *cu, struct cuda_piece *p, int r);
+/* Bytes of the piece from and to the host; `from` and `to` may be anywhere. */
+int cuda_piece_write(struct cuda *cu, struct cuda_piece *p, const void *from, uint64_t bytes);
+int cuda_piece_read(struct cuda *cu, struct cuda_piece *p, void *to, uint64_t bytes);
 
 /* ---- shared by kernels ---------------------------------------------------------------------- */
 
 /* The byte layout of a page: K panels [k_heads][64][k_row], V panels [v_heads][64][v_row], K scales
  * [k_heads][64], V scales [v_heads][64]. A row is padded to whole groups of 8 elements with zeros,
- * so that every load is 8, 16 or 32 aligned bytes. */
+ * so that every load is 8, 16 or 32 aligned bytes. Where queries select, then a copy of K by dim,
+ * [k_heads][k_dim][64], to rank slots by: in K's type (OPS_RANK_2K), or in fp8 with scales of its
+ * own [k_heads][64] (OPS_RANK_8). */
 struct cuda_layout {
     int32_t n_groups, k_heads, v_heads, k_dim, v_dim;
     int32_t k_type, v_type; /* enum ops_kv_type */
     uint32_t k_row, v_row;  /* bytes */
     uint32_t v_at, k_scale_at, v_scale_at;
+    uint32_t rank_at, rank_scale_at;
+    int32_t rank; /* enum ops_rank */
+    int32_t pad;  /* compared as bytes */
     uint64_t page_bytes;
 };
 
@@ -86,6 +177,7 @@ struct cuda_seq {
     const uint32_t *pages;
     int32_t *slot_pos;
     float *score;
+    float *v_sum;
     const int32_t *victim;
     int32_t row0, n_rows, pos0, slot0, ring;
     int32_t max_pages, cap, n_slots;
@@ -131,6 +223,7 @@ static inline __host__ __device__ int32_t cuda_chunk(int32_t n_slots)
 
 uint64_t cuda_scratch(const struct backend_limits *limits, uint8_t *base, struct cuda_scratch *ret);
 
+int cuda_weights_reserve(struct backend *be, uint64_t bytes, struct error *reterr);
 uint64_t cuda_weight_bytes(const struct backend_config *config, const struct ops_weight_desc *desc);
 int cuda_weight_create(struct backend *be, const struct ops_weight_desc *desc,
                        struct ops_weight *ret, struct error *reterr);
@@ -143,6 +236,7 @@ int cuda_gather(struct backend *be, const struct ops_gather *p);
 int cuda_softcap(struct backend *be, const struct ops_softcap *p);
 int cuda_rope_store(struct backend *be, const struct ops_rope_store *p);
 int cuda_attention(struct backend *be, const struct ops_attention *p);
+int cuda_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cuda_victim(struct backend *be, const struct ops_victim *p);
 int cuda_cut(struct backend *be, const struct ops_cut *p);
 int cuda_kv_export(struct backend *be, const struct ops_kv_slots *p);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Eviction: the victim of one token, and the cut at the end of a prompt.
  *
- * Slots are ranked by one 64-bit key, score (as an integer of the same order) above position: all
- * keys differ, so the smallest is the smallest in whatever order threads look, and the ties of
- * ops.h need no care. One block of 1024 threads a group.
+ * Slots are ranked by score above position (topk.cuh). One block of 1024 threads a group.
  *
  * victim  a minimum over (key, slot). None: -1, which rope_store stores nothing for.
  * cut     the k-th smallest key by radix, 8 bits a pass over the slots; what is not above it goes.
@@ -13,11 +11,9 @@
 
 #include <cerrno>
 
-#include "kernels/cuda/kv.cuh"
+#include "kernels/cuda/topk.cuh"
 
-enum { CUT_THREADS = 1024, CUT_WARPS = CUT_THREADS / 32 };
-
-static const uint64_t NO_KEY = ~(uint64_t)0;
+enum { CUT_THREADS = TOPK_THREADS, CUT_WARPS = TOPK_WARPS };
 
 struct choice {
     struct cuda_layout layout;
@@ -30,15 +26,14 @@ struct choice {
     int32_t *flag;
 };
 
-/* The key by which slots of `group` are chosen; NO_KEY for those that may not go. */
-CUDA_INLINE uint64_t key_of(const struct choice *p, int32_t group, int32_t slot)
+/* The key by which slots of `group` are chosen; TOPK_NONE for those that may not go. */
+CUDA_INLINE uint64_t topk_key(const struct choice *p, int32_t group, int32_t slot)
 {
     int32_t pos = kv_pos(&p->s, group, slot);
     float score = 0;
-    uint32_t u;
 
     if (pos < 0 || pos < p->sinks || pos >= p->pos_protect) {
-        return NO_KEY;
+        return TOPK_NONE;
     }
     if (p->by_position) {
         return (uint64_t)(uint32_t)pos;
@@ -50,9 +45,7 @@ CUDA_INLINE uint64_t key_of(const struct choice *p, int32_t group, int32_t slot)
     } else {
         score = p->s.score[(size_t)group * p->s.cap + slot];
     }
-    u = __float_as_uint(score == 0.0f ? 0.0f : score); /* -0 is 0 */
-    u = u & 0x80000000u ? ~u : u | 0x80000000u;
-    return (uint64_t)u << 32 | (uint32_t)pos;
+    return (uint64_t)topk_sortable(score) << 32 | (uint32_t)pos;
 }
 
 CUDA_INLINE uint64_t warp_min64(uint64_t x)
@@ -70,10 +63,10 @@ CUDA_KERNEL void __launch_bounds__(CUT_THREADS) find_victim(struct choice p)
     __shared__ uint64_t part[CUT_WARPS];
     __shared__ uint64_t best;
     int32_t group = (int32_t)blockIdx.x;
-    uint64_t key = NO_KEY;
+    uint64_t key = TOPK_NONE;
 
     for (int32_t s = (int32_t)threadIdx.x; s < p.s.n_slots; s += CUT_THREADS) {
-        uint64_t k = key_of(&p, group, s);
+        uint64_t k = topk_key(&p, group, s);
 
         key = k < key ? k : key;
     }
@@ -86,14 +79,14 @@ CUDA_KERNEL void __launch_bounds__(CUT_THREADS) find_victim(struct choice p)
         key = warp_min64(part[threadIdx.x]);
         if (threadIdx.x == 0) {
             best = key;
-            if (key == NO_KEY) {
+            if (key == TOPK_NONE) {
                 p.victim[group] = -1;
             }
         }
     }
     __syncthreads(); /* best: written by the first thread, read by all */
-    for (int32_t s = (int32_t)threadIdx.x; s < p.s.n_slots && best != NO_KEY; s += CUT_THREADS) {
-        if (key_of(&p, group, s) == best) {
+    for (int32_t s = (int32_t)threadIdx.x; s < p.s.n_slots && best != TOPK_NONE; s += CUT_THREADS) {
+        if (topk_key(&p, group, s) == best) {
             p.victim[group] = s;
         }
     }
@@ -101,74 +94,8 @@ CUDA_KERNEL void __launch_bounds__(CUT_THREADS) find_victim(struct choice p)
 
 /* ---- cut ------------------------------------------------------------------------------------ */
 
-/* Sum over the block, and *ret_before: over the threads before this one. */
-CUDA_INLINE int32_t block_scan(int32_t x, int32_t *part, int32_t *ret_before)
-{
-    int lane = (int)threadIdx.x % WARP;
-    int32_t before = 0;
-    int32_t total = 0;
-    int32_t own = 0;
-
-    for (int i = 0; i < WARP; i++) { /* in order of lanes */
-        int32_t y = __shfl_sync(ALL_LANES, x, i);
-
-        before += i < lane ? y : 0;
-        own += y;
-    }
-    __syncthreads(); /* part: what the call before read from it */
-    if (lane == 0) {
-        part[threadIdx.x / WARP] = own;
-    }
-    __syncthreads(); /* part: written above, read below */
-    for (int i = 0; i < CUT_WARPS; i++) {
-        before += i < (int)threadIdx.x / WARP ? part[i] : 0;
-        total += part[i];
-    }
-    *ret_before = before;
-    return total;
-}
-
-/* The n-th smallest key (n >= 1) of the group. */
-CUDA_INLINE uint64_t select_key(const struct choice *p, int32_t group, int32_t n, int32_t *count)
-{
-    __shared__ uint64_t prefix;
-    __shared__ int32_t left;
-
-    if (threadIdx.x == 0) {
-        prefix = 0;
-        left = n;
-    }
-    for (int shift = 56; shift >= 0; shift -= 8) {
-        uint64_t above;
-
-        for (int i = (int)threadIdx.x; i < 256; i += CUT_THREADS) {
-            count[i] = 0;
-        }
-        __syncthreads(); /* count cleared; prefix and left of the pass before */
-        above = prefix;
-        for (int32_t s = (int32_t)threadIdx.x; s < p->s.n_slots; s += CUT_THREADS) {
-            uint64_t key = key_of(p, group, s);
-
-            if (key != NO_KEY && (shift == 56 || key >> (shift + 8) == above)) {
-                atomicAdd(&count[key >> shift & 255], 1);
-            }
-        }
-        __syncthreads(); /* count: complete */
-        if (threadIdx.x == 0) {
-            int i = 0;
-
-            while (i < 255 && left > count[i]) {
-                left -= count[i++];
-            }
-            prefix = above << 8 | (uint64_t)i;
-        }
-        __syncthreads(); /* prefix: written by the first thread, read by all */
-    }
-    return prefix;
-}
-
-CUDA_INLINE void count_slots(const struct choice *p, int32_t group, int32_t *part, int32_t *ret_live,
-                             int32_t *ret_free)
+CUDA_INLINE void count_slots(const struct choice *p, int32_t group, int32_t *part,
+                             int32_t *ret_live, int32_t *ret_free)
 {
     int32_t live = 0;
     int32_t may_go = 0;
@@ -176,10 +103,10 @@ CUDA_INLINE void count_slots(const struct choice *p, int32_t group, int32_t *par
 
     for (int32_t s = (int32_t)threadIdx.x; s < p->s.n_slots; s += CUT_THREADS) {
         live += kv_pos(&p->s, group, s) >= 0;
-        may_go += key_of(p, group, s) != NO_KEY;
+        may_go += topk_key(p, group, s) != TOPK_NONE;
     }
-    *ret_live = block_scan(live, part, &before);
-    *ret_free = block_scan(may_go, part, &before);
+    *ret_live = topk_scan(live, part, &before);
+    *ret_free = topk_scan(may_go, part, &before);
 }
 
 /* How many must go, into flag[1]; flag[0] set when protected slots alone exceed the budget. */
@@ -203,12 +130,12 @@ CUDA_KERNEL void __launch_bounds__(CUT_THREADS) choose_drops(struct choice p)
         n = 0;
     }
     if (n > 0) {
-        last = select_key(&p, group, n, count);
+        last = topk_nth(&p, group, p.s.n_slots, n, count);
     }
     for (int32_t s = (int32_t)threadIdx.x; s < p.s.n_slots; s += CUT_THREADS) {
-        uint64_t key = key_of(&p, group, s);
+        uint64_t key = topk_key(&p, group, s);
 
-        dead[s] = n > 0 && key != NO_KEY && key <= last;
+        dead[s] = n > 0 && key != TOPK_NONE && key <= last;
     }
 }
 
@@ -240,7 +167,7 @@ CUDA_KERNEL void __launch_bounds__(CUT_THREADS) close_gaps(struct choice p)
         int32_t s = s0 + (int32_t)threadIdx.x;
         bool is_dead = s < below && slot_pos[s] < 0;
         int32_t before;
-        int32_t n = block_scan(is_dead, part, &before);
+        int32_t n = topk_scan(is_dead, part, &before);
 
         if (is_dead) {
             to[n_to + before] = s;
@@ -252,7 +179,7 @@ CUDA_KERNEL void __launch_bounds__(CUT_THREADS) close_gaps(struct choice p)
         int32_t s = s0 + (int32_t)threadIdx.x;
         int32_t pos = s < p.s.n_slots ? slot_pos[s] : -1;
         int32_t before;
-        int32_t n = block_scan(pos >= 0, part, &before);
+        int32_t n = topk_scan(pos >= 0, part, &before);
 
         if (pos >= 0) {
             int32_t target = to[n_from + before];
@@ -298,6 +225,8 @@ CUDA_KERNEL void move_survivors(struct choice p)
             if (kv_has_scale(l->k_type) && threadIdx.x == 0) {
                 *kv_scale(a, l->k_scale_at, h, to) = *kv_scale(b, l->k_scale_at, h, from);
             }
+            __syncwarp(); /* the row and its scale: written by all lanes, read again below */
+            kv_rank_row(l, a, h, to);
         }
         for (int32_t h = 0; h < l->v_heads; h++) {
             copy_row(kv_v_row(l, a, h, to), kv_v_row(l, b, h, from), l->v_row);
@@ -349,11 +278,10 @@ int cuda_victim(struct backend *be, const struct ops_victim *p)
     c.by_position = p->by_position;
     c.shared = p->shared;
     c.victim = p->victim;
-    CUDA_LAUNCH(cu->stream, dim3(p->shared ? 1 : (unsigned)groups), dim3(CUT_THREADS), 0,
-                find_victim, c);
+    CUDA_LAUNCH(cu, dim3(p->shared ? 1 : (unsigned)groups), dim3(CUT_THREADS), 0, find_victim, c);
     r = cuda_launched(cu, "find_victim");
     if (r == 0 && p->shared && groups > 1) {
-        CUDA_LAUNCH(cu->stream, dim3(1), dim3((unsigned)groups - 1), 0, share_victim, p->victim);
+        CUDA_LAUNCH(cu, dim3(1), dim3((unsigned)groups - 1), 0, share_victim, p->victim);
         r = cuda_launched(cu, "share_victim");
     }
     return r;
@@ -377,8 +305,8 @@ int cuda_cut(struct backend *be, const struct ops_cut *p)
     c.shared = p->shared;
     r = be->ops->zero(be, c.flag, sizeof(*c.flag));
     if (r == 0) {
-        CUDA_LAUNCH(cu->stream, dim3(p->shared ? 1 : (unsigned)groups), dim3(CUT_THREADS), 0,
-                    choose_drops, c);
+        CUDA_LAUNCH(cu, dim3(p->shared ? 1 : (unsigned)groups), dim3(CUT_THREADS), 0, choose_drops,
+                    c);
         r = cuda_launched(cu, "choose_drops");
     }
     if (r == 0) {
@@ -387,10 +315,10 @@ int cuda_cut(struct backend *be, const struct ops_cut *p)
     if (r < 0 || failed) {
         return r < 0 ? r : -EINVAL;
     }
-    CUDA_LAUNCH(cu->stream, dim3((unsigned)groups), dim3(CUT_THREADS), 0, close_gaps, c);
+    CUDA_LAUNCH(cu, dim3((unsigned)groups), dim3(CUT_THREADS), 0, close_gaps, c);
     r = cuda_launched(cu, "close_gaps");
     if (r == 0) {
-        CUDA_LAUNCH(cu->stream, dim3(256, (unsigned)groups), dim3(32), 0, move_survivors, c);
+        CUDA_LAUNCH(cu, dim3(256, (unsigned)groups), dim3(32), 0, move_survivors, c);
         r = cuda_launched(cu, "move_survivors");
     }
     return r;

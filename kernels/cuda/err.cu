@@ -75,5 +75,7 @@ int cuda_error(struct cuda *cu, cudaError_t e, const char *call, struct error *r
 
 int cuda_launched(struct cuda *cu, const char *kernel)
 {
-    return cuda_err(cu, cudaGetLastError(), kernel);
+    int r = cuda_queue_error(cu);
+
+    return r < 0 ? r : cuda_err(cu, cudaSuccess, kernel);
 }

@@ -7,7 +7,8 @@
 
 enum { TOKENS = 4 };
 
-CUDA_INLINE void dots(const struct gemm *p, int part, int32_t row, int32_t token0, float sum[TOKENS])
+CUDA_INLINE void dots(const struct gemm *p, int part, int32_t row, int32_t token0,
+                      float sum[TOKENS])
 {
     const float *w = reinterpret_cast<const float *>(p->part[part].w + (uint64_t)row * p->pitch);
 
@@ -59,8 +60,7 @@ int cuda_gemm_f32(struct cuda *cu, struct gemm *p)
 {
     uint32_t blocks = gemm_blocks(p, 1);
 
-    CUDA_LAUNCH(cu->stream,
-                dim3(blocks, cuda_div_up((uint64_t)(p->token_end - p->token0), TOKENS)),
+    CUDA_LAUNCH(cu, dim3(blocks, cuda_div_up((uint64_t)(p->token_end - p->token0), TOKENS)),
                 dim3(GEMM_THREADS), 0, rows_f32, *p);
     return cuda_launched(cu, "rows_f32");
 }

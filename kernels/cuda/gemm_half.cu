@@ -44,7 +44,8 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) stream_half(struct gemm p)
     const uint16_t *x[NT];
 
     for (int i = 0; i < NT; i++) {
-        x[i] = p.xh + (uint64_t)min(token0 + i * 8 + lane / 4, p.token_end - 1) * p.pad + lane % 4 * 8;
+        x[i] =
+            p.xh + (uint64_t)min(token0 + i * 8 + lane / 4, p.token_end - 1) * p.pad + lane % 4 * 8;
     }
     for (int half = 0; half < (p.gated ? 2 : 1); half++) {
         const uint8_t *w = p.part[part + half].w + lane % 4 * 16;
@@ -86,13 +87,13 @@ int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16)
     dim3 grid(blocks, n <= 8 ? 1 : cuda_div_up(n, 32));
 
     if (n <= 8 && bf16) {
-        CUDA_LAUNCH(cu->stream, grid, dim3(GEMM_THREADS), 0, (stream_half<true, 1>), *p);
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<true, 1>), *p);
     } else if (n <= 8) {
-        CUDA_LAUNCH(cu->stream, grid, dim3(GEMM_THREADS), 0, (stream_half<false, 1>), *p);
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<false, 1>), *p);
     } else if (bf16) {
-        CUDA_LAUNCH(cu->stream, grid, dim3(GEMM_THREADS), 0, (stream_half<true, 4>), *p);
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<true, 4>), *p);
     } else {
-        CUDA_LAUNCH(cu->stream, grid, dim3(GEMM_THREADS), 0, (stream_half<false, 4>), *p);
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<false, 4>), *p);
     }
     return cuda_launched(cu, "stream_half");
 }
@@ -116,8 +117,7 @@ CUDA_INLINE void fetch(const struct gemm *p, int32_t token0, int32_t step, struc
     async_commit();
 }
 
-template <bool BF16>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) tiles_half(struct gemm p)
+template <bool BF16> CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) tiles_half(struct gemm p)
 {
     __shared__ __align__(16) struct operands in[2];
     int lane = (int)threadIdx.x % WARP;
@@ -175,9 +175,9 @@ int cuda_gemm_half_tiles(struct cuda *cu, struct gemm *p, bool bf16)
     static_assert(sizeof(struct operands) * 2 >= 4 * 16 * GEMM_TOKENS * sizeof(float),
                   "a gated pair's exchange fits");
     if (bf16) {
-        CUDA_LAUNCH(cu->stream, grid, dim3(GEMM_THREADS), 0, (tiles_half<true>), *p);
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (tiles_half<true>), *p);
     } else {
-        CUDA_LAUNCH(cu->stream, grid, dim3(GEMM_THREADS), 0, (tiles_half<false>), *p);
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (tiles_half<false>), *p);
     }
     return cuda_launched(cu, "tiles_half");
 }

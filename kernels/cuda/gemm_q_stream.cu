@@ -32,7 +32,8 @@ CUDA_INLINE void stream_unit(const struct gemm *p, const uint8_t *unit, int32_t 
             float xs[2][4];
 
             for (int piece = 0; piece < PIECES; piece++) {
-                gemm_words(p->xq + piece * p->piece + (uint64_t)token * p->pad + col + lane % 4 * 32,
+                gemm_words(p->xq + piece * p->piece + (uint64_t)token * p->pad + col +
+                               lane % 4 * 32,
                            x[piece]);
             }
             for (int k = 0; k < 2; k++) {
@@ -78,10 +79,9 @@ template <typename F, int PIECES> static int launch(struct cuda *cu, struct gemm
     uint32_t n = (uint32_t)(p->token_end - p->token0);
 
     if (n <= 8) {
-        CUDA_LAUNCH(cu->stream, dim3(blocks, 1), dim3(GEMM_THREADS), 0,
-                    (stream_q<F, PIECES, 1>), *p);
+        CUDA_LAUNCH(cu, dim3(blocks, 1), dim3(GEMM_THREADS), 0, (stream_q<F, PIECES, 1>), *p);
     } else {
-        CUDA_LAUNCH(cu->stream, dim3(blocks, cuda_div_up(n, 32)), dim3(GEMM_THREADS), 0,
+        CUDA_LAUNCH(cu, dim3(blocks, cuda_div_up(n, 32)), dim3(GEMM_THREADS), 0,
                     (stream_q<F, PIECES, 4>), *p);
     }
     return cuda_launched(cu, "stream_q");

@@ -45,8 +45,7 @@ CUDA_INLINE void fetch(const struct gemm *p, int32_t token0, int32_t group, stru
     async_commit();
 }
 
-template <typename F>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) tiles_q(struct gemm p)
+template <typename F> CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) tiles_q(struct gemm p)
 {
     __shared__ __align__(16) struct operands in[2];
     int lane = (int)threadIdx.x % WARP;
@@ -100,8 +99,8 @@ template <typename F> static int launch(struct cuda *cu, struct gemm *p)
     uint32_t blocks = gemm_blocks(p, p->gated ? 4 : GEMM_WARPS);
     uint32_t n = (uint32_t)(p->token_end - p->token0);
 
-    CUDA_LAUNCH(cu->stream, dim3(blocks, cuda_div_up(n, GEMM_TOKENS)), dim3(GEMM_THREADS), 0,
-                (tiles_q<F>), *p);
+    CUDA_LAUNCH(cu, dim3(blocks, cuda_div_up(n, GEMM_TOKENS)), dim3(GEMM_THREADS), 0, (tiles_q<F>),
+                *p);
     return cuda_launched(cu, "tiles_q");
 }
 

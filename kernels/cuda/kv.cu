@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The byte layout of pages, sequences as kernels take them, and slots in and out in canonical form.
  *
- * Export and import go through pinned memory piece by piece: a kernel turns slots of pages into
- * canonical slots in a device buffer, which is the scratch's activations (no matmul is under way
- * between two calls). One block a slot; bytes in any order. They wait: used for saved sequences. */
+ * Export and import go piece by piece: a kernel turns slots of pages into canonical slots in a
+ * struct cuda_piece. One block a slot; bytes in any order. They wait: used for saved sequences. */
 
 #include <cerrno>
 
@@ -29,10 +28,19 @@ struct cuda_layout cuda_layout_of(const struct ops_kv_layout *l)
     r.v_row = row_bytes(l->v_type, l->v_dim);
     r.v_at = (uint32_t)l->k_heads * OPS_PAGE_SLOTS * r.k_row;
     r.k_scale_at = r.v_at + (uint32_t)l->v_heads * OPS_PAGE_SLOTS * r.v_row;
-    r.v_scale_at = r.k_scale_at + (uint32_t)(l->k_heads * OPS_PAGE_SLOTS *
-                                             (int32_t)ops_kv_scale_bytes(l->k_type));
-    r.page_bytes = r.v_scale_at + (uint32_t)(l->v_heads * OPS_PAGE_SLOTS *
-                                             (int32_t)ops_kv_scale_bytes(l->v_type));
+    r.v_scale_at = r.k_scale_at +
+                   (uint32_t)(l->k_heads * OPS_PAGE_SLOTS * (int32_t)ops_kv_scale_bytes(l->k_type));
+    r.rank_at = r.v_scale_at +
+                (uint32_t)(l->v_heads * OPS_PAGE_SLOTS * (int32_t)ops_kv_scale_bytes(l->v_type));
+    r.rank = l->rank;
+    r.rank_scale_at = r.rank_at;
+    if (l->rank != OPS_RANK_ONCE) {
+        r.rank_scale_at +=
+            (uint32_t)(l->k_heads * l->k_dim * OPS_PAGE_SLOTS *
+                       (l->rank == OPS_RANK_8 ? 1 : (int32_t)ops_kv_type_bytes(l->k_type, 1)));
+    }
+    r.page_bytes =
+        r.rank_scale_at + (l->rank == OPS_RANK_8 ? (uint32_t)(l->k_heads * OPS_PAGE_SLOTS * 2) : 0);
     return r;
 }
 
@@ -61,6 +69,7 @@ static struct cuda_seq seq_of(const struct ops_kv *kv)
     r.pages = kv->pages;
     r.slot_pos = kv->slot_pos;
     r.score = kv->score;
+    r.v_sum = kv->v_sum;
     r.max_pages = kv->max_pages;
     r.cap = kv->cap;
     r.n_slots = kv->n_slots;
@@ -71,7 +80,7 @@ static bool same_layout(const struct ops_kv_layout *a, const struct ops_kv_layou
 {
     return a == b || (a->n_groups == b->n_groups && a->k_heads == b->k_heads &&
                       a->v_heads == b->v_heads && a->k_dim == b->k_dim && a->v_dim == b->v_dim &&
-                      a->k_type == b->k_type && a->v_type == b->v_type);
+                      a->k_type == b->k_type && a->v_type == b->v_type && a->rank == b->rank);
 }
 
 int32_t cuda_seqs_take(const struct ops_seq *seqs, int32_t first, int32_t n, struct cuda_seqs *ret)
@@ -142,6 +151,10 @@ CUDA_KERNEL void canonical_slots(struct canon p)
         move_row(p.import, (uint8_t *)kv_scale(page, p.l.v_scale_at, h, slot), p.v_scale, at,
                  p.v_scale);
     }
+    __syncthreads(); /* the slot: written by all, read again below */
+    for (int32_t h = (int32_t)threadIdx.x / WARP; p.import && h < p.l.k_heads; h += 2) {
+        kv_rank_row(&p.l, page, h, slot);
+    }
 }
 
 static int move_slots(struct backend *be, const struct ops_kv_slots *p, bool import)
@@ -149,23 +162,20 @@ static int move_slots(struct backend *be, const struct ops_kv_slots *p, bool imp
     struct cuda *cu = cuda_of(be);
     const struct ops_kv_layout *l = p->kv->layout;
     uint64_t slot_bytes = ops_kv_slot_bytes(l);
-    uint64_t room = (uint64_t)p->n_slots * slot_bytes < CUDA_STAGE / 4
-                        ? (uint64_t)p->n_slots * slot_bytes
-                        : CUDA_STAGE / 4;
-    int32_t step = (int32_t)(room / slot_bytes);
     uint8_t *host = static_cast<uint8_t *>(p->host);
+    struct cuda_piece piece;
     struct canon c = {};
-    void *buf = NULL;
-    int r = 0;
+    int32_t step;
+    int r;
 
-    if (p->n_slots == 0 || step < 1) {
-        return p->n_slots == 0 ? 0 : -EINVAL;
+    if (p->n_slots == 0) {
+        return 0;
     }
-    /* Saved sequences are rare and large: their buffer is taken for the call. */
-    r = cuda_err(cu, cudaMalloc(&buf, (size_t)room), "cudaMalloc");
+    r = cuda_piece_take(cu, slot_bytes, (uint64_t)p->n_slots * slot_bytes, &piece);
+    step = (int32_t)(piece.bytes / slot_bytes);
     c.l = cuda_layout_of(l);
     c.s = seq_of(p->kv);
-    c.buf = static_cast<uint8_t *>(buf);
+    c.buf = piece.device;
     c.group = p->group;
     c.slot_bytes = (int32_t)slot_bytes;
     c.k_bytes = (int32_t)ops_kv_type_bytes(l->k_type, l->k_dim);
@@ -177,19 +187,20 @@ static int move_slots(struct backend *be, const struct ops_kv_slots *p, bool imp
         int32_t n = p->n_slots - i < step ? p->n_slots - i : step;
 
         if (import) {
-            r = be->ops->write(be, buf, host + (size_t)i * slot_bytes, (uint64_t)n * slot_bytes);
+            r = cuda_piece_write(cu, &piece, host + (size_t)i * slot_bytes,
+                                 (uint64_t)n * slot_bytes);
         }
         if (r == 0) {
             c.slot0 = p->slot0 + i;
-            CUDA_LAUNCH(cu->stream, dim3((unsigned)n), dim3(64), 0, canonical_slots, c);
+            CUDA_LAUNCH(cu, dim3((unsigned)n), dim3(64), 0, canonical_slots, c);
             r = cuda_launched(cu, "canonical_slots");
         }
         if (r == 0 && !import) {
-            r = be->ops->read(be, host + (size_t)i * slot_bytes, buf, (uint64_t)n * slot_bytes);
+            r = cuda_piece_read(cu, &piece, host + (size_t)i * slot_bytes,
+                                (uint64_t)n * slot_bytes);
         }
     }
-    be->ops->free(be, buf, 0); /* waits */
-    return r;
+    return cuda_piece_drop(cu, &piece, r);
 }
 
 int cuda_kv_export(struct backend *be, const struct ops_kv_slots *p)

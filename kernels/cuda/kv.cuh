@@ -10,6 +10,9 @@
 
 enum { KV_VEC = 8 }; /* elements of one load */
 
+/* v_sum of sequences that have one loses what their one decode row's victims hold (kv_sum.cu). */
+int cuda_kv_sum_drop(struct cuda *cu, const struct cuda_seqs *seqs, int32_t n_decode);
+
 CUDA_INLINE int32_t kv_pos(const struct cuda_seq *s, int32_t group, int32_t slot)
 {
     return s->slot_pos ? s->slot_pos[(size_t)group * s->cap + slot] : slot;
@@ -23,12 +26,14 @@ CUDA_INLINE uint8_t *kv_page(const struct cuda_layout *l, const struct cuda_seq 
     return s->pool + (size_t)page * l->page_bytes;
 }
 
-CUDA_INLINE uint8_t *kv_k_row(const struct cuda_layout *l, uint8_t *page, int32_t head, int32_t slot)
+CUDA_INLINE uint8_t *kv_k_row(const struct cuda_layout *l, uint8_t *page, int32_t head,
+                              int32_t slot)
 {
     return page + (size_t)(head * OPS_PAGE_SLOTS + slot % OPS_PAGE_SLOTS) * l->k_row;
 }
 
-CUDA_INLINE uint8_t *kv_v_row(const struct cuda_layout *l, uint8_t *page, int32_t head, int32_t slot)
+CUDA_INLINE uint8_t *kv_v_row(const struct cuda_layout *l, uint8_t *page, int32_t head,
+                              int32_t slot)
 {
     return page + l->v_at + (size_t)(head * OPS_PAGE_SLOTS + slot % OPS_PAGE_SLOTS) * l->v_row;
 }
@@ -77,6 +82,97 @@ CUDA_INLINE void kv_load8(int32_t type, const uint8_t *row, int32_t i, float ret
 CUDA_INLINE float kv_scale_of(int32_t type, uint8_t *page, uint32_t at, int32_t head, int32_t slot)
 {
     return kv_has_scale(type) ? f32_of_f16(*kv_scale(page, at, head, slot)) : 1.0f;
+}
+
+/* One element, times the scale. */
+CUDA_INLINE float kv_element(int32_t type, const uint8_t *row, int32_t i, float scale)
+{
+    switch (type) {
+    case OPS_KV_F32:
+        return reinterpret_cast<const float *>(row)[i];
+    case OPS_KV_F16:
+        return f32_of_f16(reinterpret_cast<const uint16_t *>(row)[i]);
+    case OPS_KV_BF16:
+        return f32_of_bf16(reinterpret_cast<const uint16_t *>(row)[i]);
+    case OPS_KV_FP8:
+        return f32_of_fp8(row[i]) * scale;
+    default:
+        return (float)(int8_t)row[i] * scale;
+    }
+}
+
+CUDA_INLINE int32_t kv_element_bytes(int32_t type)
+{
+    return type == OPS_KV_F32 ? 4 : kv_has_scale(type) ? 1 : 2;
+}
+
+/* ---- the ranking copy ----------------------------------------------------------------------- */
+
+CUDA_INLINE int32_t kv_rank_type(const struct cuda_layout *l)
+{
+    return l->rank == OPS_RANK_8 ? (int32_t)OPS_KV_FP8 : l->k_type;
+}
+
+/* Dim d of slots [0, 64) of a page's head. */
+CUDA_INLINE uint8_t *kv_rank_dim(const struct cuda_layout *l, uint8_t *page, int32_t head,
+                                 int32_t d)
+{
+    return page + l->rank_at +
+           (size_t)(head * l->k_dim + d) * OPS_PAGE_SLOTS * kv_element_bytes(kv_rank_type(l));
+}
+
+CUDA_INLINE float kv_rank_scale(const struct cuda_layout *l, uint8_t *page, int32_t head,
+                                int32_t slot)
+{
+    return kv_scale_of(kv_rank_type(l), page,
+                       l->rank == OPS_RANK_8 ? l->rank_scale_at : l->k_scale_at, head, slot);
+}
+
+/* The scale of a row of codes with the largest absolute value `top` (kernels/kv_code.h). */
+CUDA_INLINE uint16_t kv_code_scale(int32_t type, float top)
+{
+    uint16_t scale = f16_of_f32(top / (type == OPS_KV_FP8 ? 1.75f : 127.0f));
+
+    return scale > 0x7bff ? 0x7bff : scale;
+}
+
+CUDA_INLINE float kv_code_inverse(int32_t type, uint16_t scale)
+{
+    return scale ? (type == OPS_KV_FP8 ? 256.0f : 1.0f) / f32_of_f16(scale) : 0.0f;
+}
+
+/* A slot's part of the ranking copy from K as it lies in the page; by one warp. */
+CUDA_INLINE void kv_rank_row(const struct cuda_layout *l, uint8_t *page, int32_t head, int32_t slot)
+{
+    const uint8_t *row = kv_k_row(l, page, head, slot);
+    int32_t in_page = slot % OPS_PAGE_SLOTS;
+    int lane = (int)threadIdx.x % WARP;
+
+    if (l->rank == OPS_RANK_2K) {
+        int32_t bytes = kv_element_bytes(l->k_type);
+
+        for (int32_t i = lane; i < l->k_dim * bytes; i += WARP) {
+            kv_rank_dim(l, page, head, i / bytes)[in_page * bytes + i % bytes] = row[i];
+        }
+    } else if (l->rank == OPS_RANK_8) {
+        float scale = kv_scale_of(l->k_type, page, l->k_scale_at, head, slot);
+        float top = 0;
+        float inverse;
+        uint16_t code;
+
+        for (int32_t d = lane; d < l->k_dim; d += WARP) {
+            top = fmaxf(top, fabsf(kv_element(l->k_type, row, d, scale)));
+        }
+        code = kv_code_scale(OPS_KV_FP8, warp_max(top));
+        inverse = kv_code_inverse(OPS_KV_FP8, code);
+        for (int32_t d = lane; d < l->k_dim; d += WARP) {
+            kv_rank_dim(l, page, head, d)[in_page] =
+                fp8_of_f32(__fmul_rn(kv_element(l->k_type, row, d, scale), inverse));
+        }
+        if (lane == 0) {
+            *kv_scale(page, l->rank_scale_at, head, slot) = code;
+        }
+    }
 }
 
 /* What a row may see (ops.h). */

@@ -155,7 +155,7 @@ static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form f
     for (int i = 0; i < p->n_parts; i++) {
         prep.exact = prep.exact || p->part[i].w->role == OPS_ROLE_EMBED;
     }
-    CUDA_LAUNCH(cu->stream, dim3((unsigned)p->rows.n), dim3(PREP_THREADS), 0, prepare_rows, prep);
+    CUDA_LAUNCH(cu, dim3((unsigned)p->rows.n), dim3(PREP_THREADS), 0, prepare_rows, prep);
     return cuda_launched(cu, "prepare_rows");
 }
 
@@ -218,9 +218,9 @@ static bool valid(const struct cuda *cu, const struct ops_matmul *p)
             return false;
         }
     }
-    return !p->gated || (p->n_parts == 2 && !p->add &&
-                         p->part[0].w->n_rows == p->part[1].w->n_rows &&
-                         p->part[0].w->type == p->part[1].w->type);
+    return !p->gated ||
+           (p->n_parts == 2 && !p->add && p->part[0].w->n_rows == p->part[1].w->n_rows &&
+            p->part[0].w->type == p->part[1].w->type);
 }
 
 int cuda_matmul(struct backend *be, const struct ops_matmul *p)
@@ -259,7 +259,8 @@ int cuda_matmul(struct backend *be, const struct ops_matmul *p)
             r = prepare(cu, p, form_of(w->type), &g);
         }
         if (r == 0) {
-            g.pitch = (int32_t)(((int64_t)g.n_cols * (w->type == DTYPE_F32 ? 4 : 2) + 63) / 64 * 64);
+            g.pitch =
+                (int32_t)(((int64_t)g.n_cols * (w->type == DTYPE_F32 ? 4 : 2) + 63) / 64 * 64);
             r = run_parts(cu, p, first, end, &g);
         }
         first = end;

@@ -27,18 +27,16 @@ extern "C" {
 
 /* ---- launches ------------------------------------------------------------------------------- */
 
-/* CUDA_LAUNCH(stream, grid, block, shared bytes, kernel, arguments...). The launch's own error is
- * read by cuda_launched() right after. CUDA_SHARED(type, name): dynamic shared memory. */
+/* CUDA_KNOWN(kernel): before a kernel is launched by its address (cuda.cuh's CUDA_LAUNCH); a
+ * compiler for GPUs knows it already. CUDA_SHARED(type, name): dynamic shared memory. */
 #ifdef __CUDACC__
-#define CUDA_LAUNCH(stream, grid, block, shared, kernel, ...)                                      \
-    kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
+#define CUDA_KNOWN(kernel) ((void)0)
 #define CUDA_SHARED(type, name)                                                                    \
     extern __shared__ __align__(128) uint8_t name##_bytes[];                                       \
     type *name = reinterpret_cast<type *>(name##_bytes)
 #define CUDA_KERNEL static __global__
 #else
-#define CUDA_LAUNCH(stream, grid, block, shared, kernel, ...)                                      \
-    emu_launch_kernel(#kernel, kernel, grid, block, shared, stream, __VA_ARGS__)
+#define CUDA_KNOWN(kernel) emu_known(#kernel, kernel)
 #define CUDA_SHARED(type, name) type *name = reinterpret_cast<type *>(emu_shared())
 #define CUDA_KERNEL static
 #endif
@@ -171,6 +169,30 @@ template <bool BF16> CUDA_INLINE void mma_half(float c[4], const uint32_t a[4], 
 #endif
 }
 
+/* Four 8 x 8 matrices of 16-bit elements from shared memory: lane 8 i + r gives the address of row
+ * r of matrix i (16 bytes); of matrix i lane 4 g + t gets elements 2t and 2t + 1 of row g, with
+ * TRANS element g of rows 2t and 2t + 1, in ret[i]. */
+template <bool TRANS> CUDA_INLINE void matrix_load4(const void *row, uint32_t ret[4])
+{
+#ifdef __CUDACC__
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
+
+    if (TRANS) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(ret[0]), "=r"(ret[1]), "=r"(ret[2]), "=r"(ret[3])
+                     : "r"(at)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(ret[0]), "=r"(ret[1]), "=r"(ret[2]), "=r"(ret[3])
+                     : "r"(at)
+                     : "memory");
+    }
+#else
+    emu_matrix_load4(row, ret, TRANS);
+#endif
+}
+
 /* c (16 x 8, int) += a (16 x 32) b (32 x 8), signed bytes. */
 CUDA_INLINE void mma_s8_k32(int c[4], const uint32_t a[4], const uint32_t b[2])
 {
@@ -203,10 +225,10 @@ CUDA_INLINE void mma_s8_k16(int c[4], const uint32_t a[2], uint32_t b)
 CUDA_INLINE void async_copy16(void *to, const void *from)
 {
 #ifdef __CUDACC__
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                     (uint32_t)__cvta_generic_to_shared(to)),
-                 "l"(from)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
 #else
     emu_async_copy(to, from, 16);
 #endif

@@ -2,15 +2,18 @@
 /* Per-head norm, RoPE, and the store of K and V with quantisation in the store.
  *
  * A warp takes one head of one row: q heads, then K heads, then V heads of its sequence. The head
- * lies in shared memory (1 KB a warp) so that both forms of RoPE find their pairs. Bytes: q twice, k and
- * v once, the slot once.
+ * lies in shared memory (1 KB a warp) so that both forms of RoPE find their pairs. Bytes: q twice,
+ * k and v once, the slot once.
  *
  * Angles: position times frequency in double, reduced to half turns there, sine and cosine in f32
  * (sincospi): right to f32 at any position, and a double product costs one instruction. Codes and
  * scales are those of kernels/kv_code.h to the bit.
  *
  * Where a ring is shorter than the sequence's rows, rows that a later one overwrites are left out;
- * so rows may be stored in any order. A negative victim (none found) stores nothing. */
+ * so rows may be stored in any order. A negative victim (none found) stores nothing.
+ *
+ * Sums of V: what a victim's slot held is taken away by a kernel before (kv_sum.cu), what is stored
+ * is added by the warp that stores it. */
 
 #include <cerrno>
 
@@ -27,6 +30,7 @@ struct store {
     int32_t n_q, n_k, n_v, k_dim;
     struct cuda_norm q_norm, k_norm;
     int32_t form, n_dims;
+    int32_t n_decode; /* rows that keep v_sum */
     float mscale;
     float inv_freq[CUDA_ROPE_PAIRS];
 };
@@ -83,19 +87,6 @@ CUDA_INLINE void rope_head(const struct store *p, float *head, int32_t pos)
     __syncwarp(); /* head: pairs written above, read in another order next */
 }
 
-/* quant/fp8.c's scale of a row. */
-CUDA_INLINE uint16_t code_scale(const float *head, int32_t n, float largest)
-{
-    float top = 0;
-    uint16_t scale;
-
-    for (int32_t i = (int32_t)threadIdx.x % WARP; i < n; i += WARP) {
-        top = fmaxf(top, fabsf(head[i]));
-    }
-    scale = f16_of_f32(warp_max(top) / largest);
-    return scale > 0x7bff ? 0x7bff : scale;
-}
-
 /* kv_code_encode() of one head to a row of a page; what pads the row becomes 0. */
 CUDA_INLINE void encode_head(int32_t type, const float *head, int32_t n, uint8_t *row,
                              uint16_t *scale_at)
@@ -105,9 +96,14 @@ CUDA_INLINE void encode_head(int32_t type, const float *head, int32_t n, uint8_t
     float inverse = 0;
 
     if (kv_has_scale(type)) {
-        uint16_t scale = code_scale(head, n, type == OPS_KV_FP8 ? 1.75f : 127.0f);
+        float top = 0;
+        uint16_t scale;
 
-        inverse = scale ? (type == OPS_KV_FP8 ? 256.0f : 1.0f) / f32_of_f16(scale) : 0.0f;
+        for (int32_t i = lane; i < n; i += WARP) {
+            top = fmaxf(top, fabsf(head[i]));
+        }
+        scale = kv_code_scale(type, warp_max(top));
+        inverse = kv_code_inverse(type, scale);
         if (lane == 0) {
             *scale_at = scale;
         }
@@ -135,15 +131,13 @@ CUDA_INLINE void encode_head(int32_t type, const float *head, int32_t n, uint8_t
     }
 }
 
-CUDA_INLINE void store_head(const struct store *p, const struct cuda_seq *s, int32_t i, int32_t head,
-                            bool is_k, const float *values)
+CUDA_INLINE void store_head(const struct store *p, const struct cuda_seq *s, int32_t i,
+                            int32_t head, bool is_k, const float *values)
 {
     const struct cuda_layout *l = &p->seqs.layout;
     int32_t of_group = is_k ? l->k_heads : l->v_heads;
     int32_t group = head / of_group;
-    int32_t slot = s->victim ? s->victim[group]
-                   : s->ring ? (s->slot0 + i) % s->ring
-                             : s->slot0 + i;
+    int32_t slot = s->victim ? s->victim[group] : s->ring ? (s->slot0 + i) % s->ring : s->slot0 + i;
     uint8_t *page;
 
     if (slot < 0 || (s->ring > 0 && i + s->ring < s->n_rows)) {
@@ -153,9 +147,22 @@ CUDA_INLINE void store_head(const struct store *p, const struct cuda_seq *s, int
     if (is_k) {
         encode_head(l->k_type, values, l->k_dim, kv_k_row(l, page, head % of_group, slot),
                     kv_scale(page, l->k_scale_at, head % of_group, slot));
+        __syncwarp(); /* the row and its scale: written by all lanes, read again below */
+        kv_rank_row(l, page, head % of_group, slot);
     } else {
         encode_head(l->v_type, values, l->v_dim, kv_v_row(l, page, head % of_group, slot),
                     kv_scale(page, l->v_scale_at, head % of_group, slot));
+        if (s->v_sum && s->row0 + i < p->n_decode) {
+            const uint8_t *row = kv_v_row(l, page, head % of_group, slot);
+            float *sum = s->v_sum + (size_t)head * l->v_dim;
+
+            __syncwarp(); /* the row and its scale: written by all lanes, read again below */
+            float scale = kv_scale_of(l->v_type, page, l->v_scale_at, head % of_group, slot);
+
+            for (int32_t d = (int32_t)threadIdx.x % WARP; d < l->v_dim; d += WARP) {
+                sum[d] += kv_element(l->v_type, row, d, scale);
+            }
+        }
     }
     if (is_k && head % of_group == 0 && threadIdx.x % WARP == 0) {
         if (s->slot_pos) {
@@ -245,6 +252,7 @@ int cuda_rope_store(struct backend *be, const struct ops_rope_store *p)
     s.form = p->rope.form;
     s.n_dims = p->rope.n_dims;
     s.mscale = p->rope.mscale;
+    s.n_decode = p->n_v > 0 ? p->rows.n_decode : 0;
     for (int32_t i = 0; i < p->rope.n_dims / 2 && r == 0 && s.form != OPS_ROPE_NONE; i++) {
         s.inv_freq[i] = p->rope.inv_freq[i];
     }
@@ -255,8 +263,9 @@ int cuda_rope_store(struct backend *be, const struct ops_rope_store *p)
         for (int32_t j = 0; j < s.seqs.n; j++) {
             rows += s.seqs.s[j].n_rows;
         }
-        if (rows > 0 && s.n_q + s.n_k + s.n_v > 0) {
-            CUDA_LAUNCH(cu->stream,
+        r = cuda_kv_sum_drop(cu, &s.seqs, s.n_decode);
+        if (r == 0 && rows > 0 && s.n_q + s.n_k + s.n_v > 0) {
+            CUDA_LAUNCH(cu,
                         dim3(cuda_div_up((uint64_t)(s.n_q + s.n_k + s.n_v), STORE_THREADS / WARP),
                              (unsigned)rows),
                         dim3(STORE_THREADS), 0, rope_store, s);

@@ -54,15 +54,15 @@ static int embed_some(struct cuda *cu, const struct ops_embed *p, const struct i
     switch (p->w->type) {
 #define EMBED(TYPE, F)                                                                             \
     case TYPE:                                                                                     \
-        CUDA_LAUNCH(cu->stream, grid, dim3(ROW_THREADS), 0, embed_frag<F>, *ids, w, p->w->n_cols,  \
+        CUDA_LAUNCH(cu, grid, dim3(ROW_THREADS), 0, embed_frag<F>, *ids, w, p->w->n_cols,          \
                     p->scale, y, p->ld);                                                           \
         break;
         FRAG_TYPES(EMBED)
 #undef EMBED
     default:
-        CUDA_LAUNCH(cu->stream, grid, dim3(ROW_THREADS), 0, embed_plain, *ids, w,
-                    (int32_t)p->w->type, (int32_t)plain_pitch(p->w->type, p->w->n_cols),
-                    p->w->n_cols, p->scale, y, p->ld);
+        CUDA_LAUNCH(cu, grid, dim3(ROW_THREADS), 0, embed_plain, *ids, w, (int32_t)p->w->type,
+                    (int32_t)plain_pitch(p->w->type, p->w->n_cols), p->w->n_cols, p->scale, y,
+                    p->ld);
     }
     return cuda_launched(cu, "embed");
 }
@@ -70,8 +70,11 @@ static int embed_some(struct cuda *cu, const struct ops_embed *p, const struct i
 int cuda_embed(struct backend *be, const struct ops_embed *p)
 {
     struct cuda *cu = cuda_of(be);
-    int r = 0;
+    int r = cuda_queue_flush(cu);
 
+    if (r == 0 && p->rows.n == p->rows.n_decode) {
+        cuda_queue_begin(cu); /* a step of decode rows alone */
+    }
     for (int32_t i = 0; i < p->rows.n && r == 0; i += CUDA_IDS) {
         int32_t n = p->rows.n - i < CUDA_IDS ? p->rows.n - i : CUDA_IDS;
         struct ids ids;
@@ -85,8 +88,8 @@ int cuda_embed(struct backend *be, const struct ops_embed *p)
 
 /* ---- norm ----------------------------------------------------------------------------------- */
 
-CUDA_KERNEL void norm_rows(struct cuda_norm norm, const float *x, int32_t ldx, float *y, int32_t ldy,
-                           int32_t n_cols, bool add)
+CUDA_KERNEL void norm_rows(struct cuda_norm norm, const float *x, int32_t ldx, float *y,
+                           int32_t ldy, int32_t n_cols, bool add)
 {
     __shared__ float part[32];
     const float *from = x + (size_t)blockIdx.x * ldx;
@@ -110,7 +113,7 @@ int cuda_norm(struct backend *be, const struct ops_norm_op *p)
     if (p->rows.n == 0) {
         return 0;
     }
-    CUDA_LAUNCH(cu->stream, dim3((unsigned)p->rows.n), dim3(ROW_THREADS), 0, norm_rows,
+    CUDA_LAUNCH(cu, dim3((unsigned)p->rows.n), dim3(ROW_THREADS), 0, norm_rows,
                 cuda_norm_of(&p->norm), p->x, p->ldx, p->y, p->ldy, p->n_cols, p->add);
     return cuda_launched(cu, "norm_rows");
 }
@@ -138,8 +141,8 @@ int cuda_gather(struct backend *be, const struct ops_gather *p)
 
         memset(&ids, 0, sizeof(ids));
         memcpy(ids.id, p->index + i, (size_t)n * sizeof(int32_t));
-        CUDA_LAUNCH(cu->stream, dim3((unsigned)n), dim3(ROW_THREADS), 0, gather_rows, ids, p->x,
-                    p->ldx, p->y + (size_t)i * (size_t)p->ldy, p->ldy, p->n_cols);
+        CUDA_LAUNCH(cu, dim3((unsigned)n), dim3(ROW_THREADS), 0, gather_rows, ids, p->x, p->ldx,
+                    p->y + (size_t)i * (size_t)p->ldy, p->ldy, p->n_cols);
         r = cuda_launched(cu, "gather_rows");
     }
     return r;
@@ -162,7 +165,7 @@ int cuda_softcap(struct backend *be, const struct ops_softcap *p)
     if (p->n_rows == 0) {
         return 0;
     }
-    CUDA_LAUNCH(cu->stream, dim3((unsigned)p->n_rows, cuda_div_up(p->n_cols, ROW_THREADS)),
+    CUDA_LAUNCH(cu, dim3((unsigned)p->n_rows, cuda_div_up(p->n_cols, ROW_THREADS)),
                 dim3(ROW_THREADS), 0, softcap_rows, p->x, p->ld, p->n_cols, p->cap);
     return cuda_launched(cu, "softcap_rows");
 }

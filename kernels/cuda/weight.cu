@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights on the device. Quantised ones are put into fragment order (frag.cuh) by a kernel, from a
  * piece of the file's rows at a time: one thread a row and block of 32, reading bytes, writing what
- * belongs to that block alone. 16-bit and f32 matrices keep their rows, padded to 64 bytes. Vectors
- * become f32 on the host. */
+ * belongs to that block alone. All weights of a model lie in one allocation (weights_reserve).
+ * 16-bit and f32 matrices keep their rows, padded to 64 bytes. Vectors become f32 on the host. */
 
 #include <cerrno>
 #include <cstdlib>
@@ -118,8 +118,8 @@ static int pack_some(struct cuda *cu, enum dtype type, const uint8_t *file, uint
     switch (type) {
 #define PACK(TYPE, F)                                                                              \
     case TYPE:                                                                                     \
-        CUDA_LAUNCH(cu->stream, grid, dim3(PACK_THREADS), 0, pack_frag<F>, file, row_bytes, w,     \
-                    row0, n_rows, n_cols);                                                         \
+        CUDA_LAUNCH(cu, grid, dim3(PACK_THREADS), 0, pack_frag<F>, file, row_bytes, w, row0,       \
+                    n_rows, n_cols);                                                               \
         break;
         FRAG_TYPES(PACK)
 #undef PACK
@@ -148,11 +148,58 @@ static uint64_t matrix_bytes(const struct ops_weight_desc *d)
 
 uint64_t cuda_weight_bytes(const struct backend_config *config, const struct ops_weight_desc *desc)
 {
+    uint64_t bytes =
+        desc->role == OPS_ROLE_VECTOR ? (uint64_t)desc->n_cols * sizeof(float) : matrix_bytes(desc);
+
     (void)config;
-    if (desc->role == OPS_ROLE_VECTOR) {
-        return (uint64_t)desc->n_cols * sizeof(float);
+    return (bytes + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
+}
+
+/* ---- the slab ------------------------------------------------------------------------------- */
+
+int cuda_weights_reserve(struct backend *be, uint64_t bytes, struct error *reterr)
+{
+    struct cuda *cu = cuda_of(be);
+    void *p = NULL;
+    int r;
+
+    if (cu->slab_weights > 0) {
+        return error_set(reterr, -EBUSY, "another model's weights are loaded");
     }
-    return matrix_bytes(desc);
+    r = bytes > 0 ? be->ops->alloc(be, bytes, "weights", &p, reterr) : 0;
+    if (r == 0) {
+        be->ops->free(be, cu->slab, cu->slab_bytes);
+        cu->slab = static_cast<uint8_t *>(p);
+        cu->slab_bytes = bytes;
+        cu->slab_used = 0;
+    }
+    return r;
+}
+
+static int take(struct cuda *cu, uint64_t bytes, const char *name, void **ret, struct error *reterr)
+{
+    if (cu->slab_bytes - cu->slab_used < bytes) {
+        return cu->be.ops->alloc(&cu->be, bytes, name, ret, reterr);
+    }
+    *ret = cu->slab + cu->slab_used;
+    cu->slab_used += bytes;
+    cu->slab_weights++;
+    return 0;
+}
+
+static void give(struct cuda *cu, void *device, uint64_t bytes)
+{
+    const uint8_t *p = static_cast<const uint8_t *>(device);
+
+    if (!p || !cu->slab || p < cu->slab || p >= cu->slab + cu->slab_bytes) {
+        cu->be.ops->free(&cu->be, device, bytes);
+        return;
+    }
+    if (--cu->slab_weights == 0) {
+        cu->be.ops->free(&cu->be, cu->slab, cu->slab_bytes);
+        cu->slab = NULL;
+        cu->slab_bytes = cu->slab_used = 0;
+    }
 }
 
 /* ---- creation ------------------------------------------------------------------------------- */
@@ -179,41 +226,44 @@ static int fill_vector(struct backend *be, const struct ops_weight_desc *d, void
 static int fill_frag(struct backend *be, const struct ops_weight_desc *d, void *device)
 {
     struct cuda *cu = cuda_of(be);
+    struct cuda_piece piece;
     uint64_t row_bytes = 0;
-    void *piece = NULL;
     int32_t step;
-    int r = 0;
+    int r;
 
     if (!dtype_row_bytes(d->type, (uint64_t)d->n_cols, &row_bytes)) {
         return -EINVAL;
     }
-    step = (int32_t)(PACK_PIECE / row_bytes);
-    step = step < 1 ? 1 : step > 65535 ? 65535 : step;
-    step = step > d->n_rows ? d->n_rows : step;
-    r = cuda_err(cu, cudaMalloc(&piece, (size_t)step * (size_t)row_bytes), "cudaMalloc");
+    r = cuda_piece_take(cu, row_bytes, row_bytes > PACK_PIECE ? row_bytes : (uint64_t)PACK_PIECE,
+                        &piece);
+    step = (int32_t)(piece.bytes / row_bytes);
+    step = step > 65535 ? 65535 : step;
     for (int32_t row = 0; row < d->n_rows && r == 0; row += step) {
         int32_t n = d->n_rows - row < step ? d->n_rows - row : step;
 
-        r = be->ops->write(be, piece, static_cast<const uint8_t *>(d->data) + (uint64_t)row * row_bytes,
-                           (uint64_t)n * row_bytes);
+        r = cuda_piece_write(cu, &piece,
+                             static_cast<const uint8_t *>(d->data) + (uint64_t)row * row_bytes,
+                             (uint64_t)n * row_bytes);
         if (r == 0) {
-            r = pack_some(cu, d->type, static_cast<const uint8_t *>(piece), row_bytes,
-                          static_cast<uint8_t *>(device), row, n, d->n_cols);
+            r = pack_some(cu, d->type, piece.device, row_bytes, static_cast<uint8_t *>(device), row,
+                          n, d->n_cols);
         }
     }
-    be->ops->free(be, piece, 0); /* waits */
-    return r;
+    return cuda_piece_drop(cu, &piece, r);
 }
 
 static int fill_plain(struct backend *be, const struct ops_weight_desc *d, void *device)
 {
     struct cuda *cu = cuda_of(be);
     size_t row_bytes = (size_t)d->n_cols * (d->type == DTYPE_F32 ? 4 : 2);
-    int r = cuda_err(cu,
-                     cudaMemcpy2DAsync(device, (size_t)plain_pitch(d->type, d->n_cols), d->data,
-                                       row_bytes, row_bytes, (size_t)d->n_rows,
-                                       cudaMemcpyHostToDevice, cu->stream),
-                     "cudaMemcpy2DAsync");
+    int r = cuda_queue_flush(cu);
+
+    r = r < 0 ? r
+              : cuda_err(cu,
+                         cudaMemcpy2DAsync(device, (size_t)plain_pitch(d->type, d->n_cols), d->data,
+                                           row_bytes, row_bytes, (size_t)d->n_rows,
+                                           cudaMemcpyHostToDevice, cu->stream),
+                         "cudaMemcpy2DAsync");
 
     return r < 0 ? r : be->ops->sync(be);
 }
@@ -223,7 +273,7 @@ int cuda_weight_create(struct backend *be, const struct ops_weight_desc *d, stru
 {
     uint64_t bytes = cuda_weight_bytes(NULL, d);
     void *device = NULL;
-    int r = be->ops->alloc(be, bytes, d->name, &device, reterr);
+    int r = take(cuda_of(be), bytes, d->name, &device, reterr);
 
     if (r < 0) {
         return r;
@@ -232,7 +282,7 @@ int cuda_weight_create(struct backend *be, const struct ops_weight_desc *d, stru
         : is_plain(d->type)        ? fill_plain(be, d, device)
                                    : fill_frag(be, d, device);
     if (r < 0) {
-        be->ops->free(be, device, bytes);
+        give(cuda_of(be), device, bytes);
         return error_set_errno(reterr, r, "%s: no copy on the device", d->name);
     }
     *ret = {};
@@ -247,7 +297,7 @@ int cuda_weight_create(struct backend *be, const struct ops_weight_desc *d, stru
 
 void cuda_weight_destroy(struct backend *be, struct ops_weight *w)
 {
-    be->ops->free(be, const_cast<void *>(w->device), w->bytes);
+    give(cuda_of(be), const_cast<void *>(w->device), w->bytes);
     *w = {};
 }
 

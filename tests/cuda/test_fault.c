@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The cuda backend when calls of the CUDA library fail, on the emulated module: every call in turn
  * fails once, as out of memory and as a device fault; errors are errno with a cause, nothing is
- * held afterwards, and after a fault every call answers -ENODEV. Also: no device, no such module,
- * a file that is none. */
+ * held afterwards, and after a fault every call answers -ENODEV. A graph that cannot be had is done
+ * without. Also: no device, no such module, a file that is none; memory that another process took,
+ * at the start and later; and that steps of decode rows go as one graph. */
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,11 +14,14 @@
 
 #include "kernels/backend.h"
 
-enum { OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700, N = 64 };
+enum { OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700, N = 64, STEPS = 6 };
 
 static void (*emu_fail)(int n, int code);
 static uint64_t (*emu_held)(void);
 static void (*emu_devices)(int n);
+static void (*emu_integrated)(int yes);
+static int (*emu_pending)(void);
+static void (*emu_counts)(int ret[4]);
 static int n_failed;
 
 static void expect(bool ok, const char *what, int n)
@@ -28,7 +32,50 @@ static void expect(bool ok, const char *what, int n)
     }
 }
 
-/* A weight, a buffer, a norm and a read. Returns the first error. */
+/* A block of Q8_0 a row: packed, and read back by embed. */
+static int quantised(struct backend *be, float *device, struct error *e)
+{
+    enum { BLOCK = 34, ROWS = 3 };
+    static uint8_t rows[ROWS][BLOCK];
+    struct ops_weight_desc desc = {.name = "q",
+                                   .type = DTYPE_Q8_0,
+                                   .role = OPS_ROLE_EMBED,
+                                   .n_rows = ROWS,
+                                   .n_cols = 32,
+                                   .data = rows};
+    struct ops_weight w = {0};
+    int32_t ids[2];
+    struct ops_embed p = {.ids = ids, .w = &w, .scale = 1, .y = device, .ld = 32};
+    float back[2][32];
+    int r;
+
+    for (int i = 0; i < ROWS * BLOCK; i++) {
+        rows[i / BLOCK][i % BLOCK] = (uint8_t)(i % BLOCK == 0 ? 0 : i % BLOCK == 1 ? 0x3c : i);
+    }
+    r = be->ops->weights_reserve(be, be->ops->weight_bytes(NULL, &desc), e);
+    if (r == 0) {
+        r = be->ops->weight_create(be, &desc, &w, e);
+    }
+    for (int step = 0; step < STEPS && r == 0; step++) { /* of one or two decode rows */
+        ids[0] = step % ROWS;
+        ids[1] = (step + 1) % ROWS;
+        p.rows = (struct ops_rows){1 + step / 2 % 2, 1 + step / 2 % 2};
+        r = be->ops->embed(be, &p);
+        if (r == 0) {
+            r = be->ops->read(be, back, device, sizeof(back));
+        }
+        for (int i = 0; i < p.rows.n && r == 0; i++) {
+            expect(back[i][5] == (float)(int8_t)rows[ids[i]][7], "a quantised row", step);
+        }
+    }
+    if (r == 0) {
+        expect(be->ops->weights_reserve(be, 1, e) == -EBUSY, "one model's weights", 0);
+    }
+    be->ops->weight_destroy(be, &w);
+    return r;
+}
+
+/* Two weights, a buffer, a norm and a read. Returns the first error. */
 static int work(struct backend *be, struct error *e)
 {
     static const float ones[N] = {1, 2, 3};
@@ -59,6 +106,9 @@ static int work(struct backend *be, struct error *e)
     }
     if (r == 0) {
         r = be->ops->read(be, back, x, sizeof(back));
+    }
+    if (r == 0) {
+        r = quantised(be, x, e);
     }
     if (r == -ENODEV) {
         char text[256];
@@ -99,19 +149,59 @@ static int once(const struct backend_ops *ops, struct error *e)
 static void each_call(const struct backend_ops *ops, int code, int want)
 {
     int n = 0;
-    int r;
+    int n_survived = 0;
+    bool pending;
 
     do {
         struct error e = {0};
+        int r;
 
         emu_fail(++n, code);
         r = once(ops, &e);
+        pending = emu_pending();
         emu_fail(0, 0);
         expect(r == 0 || r == want || r == -ENODEV, "the errno", n);
         expect(emu_held() == 0, "nothing is held", n);
-    } while (r != 0 && n < 1000);
+        n_survived += r == 0 && !pending;
+    } while (!pending && n < 1000);
+    expect(code != OUT_OF_MEMORY || n_survived > 5, "a graph is done without", n_survived);
     expect(n > 10 && n < 1000, "calls were counted", n);
     printf("%d calls failed one by one with %d\n", n - 1, code);
+}
+
+/* Steps of one shape: the first goes kernel by kernel, the second becomes a graph, which all later
+ * ones change and launch. */
+static void graphs(const struct backend_ops *ops)
+{
+    struct error e = {0};
+    int n[4];
+
+    emu_counts(n);
+    expect(once(ops, &e) == 0, e.text, 0);
+    emu_counts(n);
+    expect(n[1] == 1, "one graph", n[1]);
+    expect(n[3] == STEPS - 1, "launches of it", n[3]);
+    expect(n[2] == STEPS - 2, "changes of it", n[2]);
+}
+
+/* Another process takes the device's memory: at the start the numbers are said; later nothing is
+ * allocated, so what runs goes on. */
+static void memory_taken(const struct backend_ops *ops)
+{
+    static const struct backend_limits limits = {.max_rows = 1 << 16,
+                                                 .max_cols = 1 << 15,
+                                                 .max_heads = 2,
+                                                 .max_head_dim = 32,
+                                                 .max_slots = 64};
+    struct backend_config config = {0};
+    struct backend *be = NULL;
+    struct error e = {0};
+
+    expect(ops->create(&config, &be, &e) == 0, e.text, 0);
+    expect(ops->reserve(be, &limits, &e) == -ENOMEM, "too much scratch", 0);
+    expect(strstr(e.text, "bytes, the device has") != NULL, e.text, 0);
+    ops->destroy(be);
+    expect(emu_held() == 0, "nothing is held", 0);
 }
 
 int main(int argc, char **argv)
@@ -128,9 +218,19 @@ int main(int argc, char **argv)
     *(void **)&emu_fail = dlsym(module, "emu_fail");
     *(void **)&emu_held = dlsym(module, "emu_held");
     *(void **)&emu_devices = dlsym(module, "emu_devices");
-    expect(once(ops, &e) == 0, "nothing fails", 0);
-    each_call(ops, OUT_OF_MEMORY, -ENOMEM);
-    each_call(ops, ILLEGAL_ADDRESS, -ENODEV);
+    *(void **)&emu_integrated = dlsym(module, "emu_integrated");
+    *(void **)&emu_pending = dlsym(module, "emu_pending");
+    *(void **)&emu_counts = dlsym(module, "emu_counts");
+    expect(once(ops, &e) == 0, e.text, 0);
+    graphs(ops);
+    memory_taken(ops);
+    for (int shared = 0; shared < 2; shared++) {
+        emu_integrated(shared);
+        expect(once(ops, &e) == 0, e.text, 0);
+        each_call(ops, OUT_OF_MEMORY, -ENOMEM);
+        each_call(ops, ILLEGAL_ADDRESS, -ENODEV);
+    }
+    emu_integrated(0);
     emu_devices(0);
     e = (struct error){0};
     expect(backend_find(argv[1], &ops, &e) == -ENODEV, "no device", 0);

@@ -8,7 +8,7 @@
  *
  * Exits 77 while a backend has no cache (-ENOTSUP).
  *
- *     test_arch FOLDER BACKEND */
+ *     test_arch FOLDER BACKEND [NAME]...     only these */
 
 #include <dirent.h>
 #include <errno.h>
@@ -193,14 +193,25 @@ static int run_model(const char *folder, const char *name, const char *backend)
     return bad;
 }
 
+/* No names want every model. */
+static bool is_wanted(const char *name, size_t len, char *const *names)
+{
+    for (char *const *n = names; *n; n++) {
+        if (strlen(*n) == len && strncmp(*n, name, len) == 0) {
+            return true;
+        }
+    }
+    return !*names;
+}
+
 int main(int argc, char **argv)
 {
     struct dirent **names;
     int n = 0;
     int bad = 0;
 
-    if (argc != 3) {
-        (void)fprintf(stderr, "usage: test_arch FOLDER BACKEND\n");
+    if (argc < 3) {
+        (void)fprintf(stderr, "usage: test_arch FOLDER BACKEND [NAME]...\n");
         return 2;
     }
     int n_names = scandir(argv[1], &names, NULL, alphasort);
@@ -209,7 +220,8 @@ int main(int argc, char **argv)
         size_t len = strlen(names[i]->d_name);
 
         if (len > 10 && strncmp(names[i]->d_name, "arch_", 5) == 0 &&
-            strcmp(names[i]->d_name + len - 5, ".gguf") == 0) {
+            strcmp(names[i]->d_name + len - 5, ".gguf") == 0 &&
+            is_wanted(names[i]->d_name + 5, len - 10, argv + 3)) {
             n++;
             bad += run_model(argv[1], names[i]->d_name, argv[2]);
         }

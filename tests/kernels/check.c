@@ -341,6 +341,11 @@ bool check_has_tiles(const struct check *c)
     return describes(c, " tile_mul");
 }
 
+bool check_has_mma(const struct check *c)
+{
+    return describes(c, " prefill_mma");
+}
+
 bool check_has_half(const struct check *c)
 {
     return describes(c, " pv_fp8_avx512fp16");

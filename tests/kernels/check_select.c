@@ -172,6 +172,12 @@ static uint64_t bytes_moved(const struct shape *s, bool selects)
 
 /* ---- cases ---------------------------------------------------------------------------------- */
 
+/* Are prefill rows multiplied in 16 bits? */
+static bool is_mma(const struct check *c, const struct shape *s)
+{
+    return check_has_mma(c) && s->l.k_type != OPS_KV_F32 && s->l.v_type != OPS_KV_F32;
+}
+
 /* Only decode rows that read everything may be summed in f16, or with queries in 15 bits. */
 static bool is_half(const struct check *c, const struct shape *s)
 {
@@ -183,14 +189,19 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
 {
     const int32_t cols = s->n_q * s->l.v_dim;
     const bool half = is_half(c, s);
+    const bool mma = is_mma(c, s);
     const float *got = (const void *)in->out->out[1];
     const float *want = (const void *)in->out->out[0];
 
-    check_floats(c, in->out, in->n, in->ldo, cols, half ? &tol_attention_half : &tol_select);
-    for (int i = 0; i < N_SEQS && half; i++) {
+    check_floats(c, in->out, in->n, in->ldo, cols,
+                 mma    ? &tol_attention_bf16
+                 : half ? &tol_attention_half
+                        : &tol_select);
+    for (int i = 0; i < N_SEQS && (half || mma); i++) {
         int32_t n = rows_of(s, i);
 
-        if (i == N_SEQS - 1 || (s->select.kind != OPS_SELECT_ALL && i != 2)) {
+        if (mma ? i < N_SEQS - 1
+                : i == N_SEQS - 1 || (s->select.kind != OPS_SELECT_ALL && i != 2)) {
             check_rows(c, "rows in f32", got, want, n, in->ldo, cols, &tol_select);
         }
         got += (size_t)n * (size_t)in->ldo;
@@ -228,7 +239,9 @@ static void attend(struct check *c, const struct shape *s)
 
             check_rows(c, "scores", (const void *)score->out[1], (const void *)score->out[0],
                        s->l.n_groups, in.kv[i].cap, in.kv[i].cap,
-                       is_half(c, s) ? &tol_score_half : &tol_score);
+                       is_half(c, s)                     ? &tol_score_half
+                       : i == N_SEQS - 1 && is_mma(c, s) ? &tol_attention_bf16
+                                                         : &tol_score);
         }
         if (c->first && s->options & ALL) {
             without(c, s, &in);

@@ -14,10 +14,13 @@ enum { CTX = 8192, LAYERS = 30 };
 
 static const uint64_t full = UINT64_C(30) * 2 * 192 * 2 * 8192;
 
-static uint64_t no_scratch(const void *arg, int32_t ctx, int32_t n_seqs)
+static uint64_t no_scratch(const void *arg, int32_t ctx, int32_t n_seqs, uint64_t *ret_host)
 {
+    *ret_host = 600;
     return 1000;
 }
+
+static uint64_t device_available; /* of the next plans; 0: one memory */
 
 static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char *kv,
                       int32_t n_stores, int32_t ctx, int32_t n_seqs, uint64_t available,
@@ -38,6 +41,7 @@ static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char 
         .index_bytes = 200,
         .extra_bytes = 300,
         .available_bytes = available,
+        .device_available_bytes = device_available,
         .scratch = no_scratch,
     };
 
@@ -249,6 +253,27 @@ Test(plan, refusal_has_numbers)
     cr_assert_eq(make("full", 30, 0, 2, full, &q, &e), 0);
     cr_assert_eq(q.ctx, p.max_ctx);
     cr_assert_eq(make("full", 30, 0, 2, 10000, &q, &e), -ENOMEM);
+}
+
+Test(plan, a_device_of_its_own)
+{
+    struct plan p = plan_of("full", 30);
+    struct error e = {0};
+    uint64_t device = p.total_bytes - p.host_bytes;
+    uint64_t host = p.host_bytes + p.mapped_bytes;
+
+    cr_assert_gt(p.host_bytes, 600 + 200 + 300, "scratch, index, lanes; the cache's tables");
+    cr_assert_lt(p.host_bytes, 600 + 200 + 300 + 200000);
+    device_available = device;
+    cr_assert_eq(make("full", 30, CTX, 1, host, &p, &e), 0, "%s", e.text);
+    cr_assert_neq(make("full", 30, CTX, 1, host - 1, &p, &e), 0, "the host lacks a byte");
+    cr_assert(strstr(e.text, "of the device") && strstr(e.text, "of the host's"), "%s", e.text);
+    device_available = device - 1;
+    cr_assert_neq(make("full", 30, CTX, 1, UINT64_MAX, &p, &e), 0, "the device lacks a byte");
+    cr_assert_not(p.fits);
+    cr_assert_gt(p.max_ctx, CTX - 100);
+    cr_assert_lt(p.max_ctx, CTX);
+    device_available = 0;
 }
 
 Test(plan, mix_shares_the_bytes)

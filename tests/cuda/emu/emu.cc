@@ -373,6 +373,28 @@ void emu_mma_s8(int c[4], const uint32_t *a, const uint32_t *b, int n_b)
     }
 }
 
+void emu_matrix_load4(const void *row, uint32_t ret[4], bool trans)
+{
+    const uint64_t *rows = emu_exchange(~0u, (uint64_t)(uintptr_t)row, "ldmatrix", 0);
+    int lane = current_index % 32;
+
+    if ((uintptr_t)row % 16 != 0) {
+        fprintf(stderr, "emu: %s: ldmatrix from an address that is not aligned\n", kernel_name);
+        abort();
+    }
+    for (int i = 0; i < 4; i++) {
+        uint16_t e[2];
+
+        for (int j = 0; j < 2; j++) {
+            int r = trans ? lane % 4 * 2 + j : lane / 4;
+            int c = trans ? lane / 4 : lane % 4 * 2 + j;
+
+            e[j] = ((const uint16_t *)(uintptr_t)rows[i * 8 + r])[c];
+        }
+        ret[i] = e[0] | (uint32_t)e[1] << 16;
+    }
+}
+
 /* ---- cp.async ------------------------------------------------------------------------------- */
 
 void emu_async_copy(void *to, const void *from, size_t bytes)
@@ -459,6 +481,11 @@ extern "C" __attribute__((visibility("default"))) void emu_fail(int n, int code)
     last_error = cudaSuccess;
 }
 
+extern "C" __attribute__((visibility("default"))) int emu_pending(void)
+{
+    return fail_after > 0;
+}
+
 extern "C" __attribute__((visibility("default"))) uint64_t emu_held(void)
 {
     return held;
@@ -467,6 +494,13 @@ extern "C" __attribute__((visibility("default"))) uint64_t emu_held(void)
 extern "C" __attribute__((visibility("default"))) void emu_devices(int n)
 {
     n_devices = n;
+}
+
+static int integrated;
+
+extern "C" __attribute__((visibility("default"))) void emu_integrated(int yes)
+{
+    integrated = yes;
 }
 
 cudaError_t cudaMalloc(void **ret, size_t bytes)
@@ -661,6 +695,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int)
     snprintf(ret->name, sizeof(ret->name), "emulated on the CPU");
     ret->major = 9;
     ret->multiProcessorCount = 1;
+    ret->integrated = integrated;
     ret->totalGlobalMem = DEVICE_BYTES;
     ret->sharedMemPerBlockOptin = SHARED_MAX;
     return fails();
@@ -721,10 +756,10 @@ cudaError_t emu_func_shared(size_t bytes)
     return cudaSuccess;
 }
 
-void emu_launch(const char *name, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                void (*run)(void *), void *arg)
+static void run_kernel(const char *name, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                       void (*run)(void *), void *arg)
 {
-    cudaError_t e = fails();
+    cudaError_t e = cudaSuccess;
 
     n_threads = (int)(block.x * block.y * block.z);
     if (e == cudaSuccess && (n_threads == 0 || n_threads > MAX_THREADS || shared > shared_allowed ||
@@ -762,4 +797,208 @@ void emu_launch(const char *name, dim3 grid, dim3 block, size_t shared, cudaStre
         }
     }
     open_device(false);
+}
+
+/* ---- kernels by address --------------------------------------------------------------------- */
+
+struct known {
+    const char *name;
+    const void *kernel;
+    emu_call_fn *call;
+    const size_t *sizes;
+    int n;
+};
+
+static struct known known[256];
+static int n_known;
+static int counts[4];
+
+extern "C" __attribute__((visibility("default"))) void emu_counts(int ret[4])
+{
+    memcpy(ret, counts, sizeof(counts));
+    memset(counts, 0, sizeof(counts));
+}
+
+static const struct known *find_known(const void *kernel)
+{
+    for (int i = 0; i < n_known; i++) {
+        if (known[i].kernel == kernel) {
+            return &known[i];
+        }
+    }
+    return NULL;
+}
+
+void emu_register(const char *name, const void *kernel, emu_call_fn *call, const size_t *sizes, int n)
+{
+    if (find_known(kernel)) {
+        return;
+    }
+    if (n_known == (int)(sizeof(known) / sizeof(known[0]))) {
+        fprintf(stderr, "emu: more kernels than the emulator keeps\n");
+        abort();
+    }
+    known[n_known++] = {name, kernel, call, sizes, n};
+}
+
+struct packed {
+    const struct known *k;
+    void **args;
+};
+
+static void run_packed(void *arg)
+{
+    struct packed *p = (struct packed *)arg;
+
+    p->k->call(p->k->kernel, p->args);
+}
+
+static cudaError_t launch_packed(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
+                                 cudaStream_t stream)
+{
+    static struct packed p; /* kernels do not launch kernels */
+
+    p = {find_known(kernel), args};
+    if (!p.k) {
+        return cudaErrorInvalidValue;
+    }
+    run_kernel(p.k->name, grid, block, shared, stream, run_packed, &p);
+    return cudaGetLastError();
+}
+
+cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
+                             cudaStream_t stream)
+{
+    cudaError_t e = fails();
+
+    counts[0]++;
+    return e != cudaSuccess ? e : launch_packed(kernel, grid, block, args, shared, stream);
+}
+
+/* ---- graphs: chains of kernels alone -------------------------------------------------------- */
+
+struct emu_node {
+    const struct known *k;
+    dim3 grid, block;
+    unsigned shared;
+    uint8_t *bytes[16]; /* arguments */
+    struct emu_node *next;
+};
+
+struct emu_graph {
+    struct emu_node *first, *last;
+    bool exec; /* shares its graph's nodes */
+};
+
+static cudaError_t set_node(struct emu_node *n, const struct cudaKernelNodeParams *p)
+{
+    const struct known *k = find_known(p->func);
+
+    if (!k || (n->k && n->k != k) || k->n > 16 || p->extra) {
+        return cudaErrorInvalidValue;
+    }
+    n->k = k;
+    n->grid = p->gridDim;
+    n->block = p->blockDim;
+    n->shared = p->sharedMemBytes;
+    for (int i = 0; i < k->n; i++) {
+        if (!n->bytes[i]) {
+            n->bytes[i] = (uint8_t *)malloc(k->sizes[i]);
+        }
+        memcpy(n->bytes[i], p->kernelParams[i], k->sizes[i]);
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphCreate(cudaGraph_t *ret, unsigned)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess) {
+        *ret = (cudaGraph_t)calloc(1, sizeof(**ret));
+        held++;
+    }
+    return e;
+}
+
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cudaGraphNode_t *after,
+                                   size_t n_after, const struct cudaKernelNodeParams *p)
+{
+    cudaError_t e = fails();
+    struct emu_node *n;
+
+    if (e != cudaSuccess || n_after != (g->last ? 1u : 0u) || (n_after && *after != g->last)) {
+        return e != cudaSuccess ? e : cudaErrorInvalidValue; /* every kernel after the one before */
+    }
+    n = (struct emu_node *)calloc(1, sizeof(*n));
+    e = set_node(n, p);
+    if (e != cudaSuccess) {
+        free(n);
+        return e;
+    }
+    (g->last ? g->last->next : g->first) = n;
+    g->last = n;
+    *ret = n;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned long long)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess) {
+        counts[1]++;
+        *ret = (cudaGraphExec_t)calloc(1, sizeof(**ret));
+        **ret = emu_graph{g->first, g->last, true};
+        held++;
+    }
+    return e;
+}
+
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t, cudaGraphNode_t node,
+                                             const struct cudaKernelNodeParams *p)
+{
+    cudaError_t e = fails();
+
+    counts[2]++;
+    return e != cudaSuccess ? e : set_node(node, p);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t stream)
+{
+    cudaError_t e = fails();
+
+    counts[3]++;
+    for (struct emu_node *n = g->first; n && e == cudaSuccess; n = n->next) {
+        void *args[16];
+
+        for (int i = 0; i < n->k->n; i++) {
+            args[i] = n->bytes[i];
+        }
+        e = launch_packed(n->k->kernel, n->grid, n->block, args, n->shared, stream);
+    }
+    return e;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g)
+{
+    free(g);
+    held--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t g)
+{
+    for (struct emu_node *n = g->first; n;) {
+        struct emu_node *next = n->next;
+
+        for (int i = 0; i < 16; i++) {
+            free(n->bytes[i]);
+        }
+        free(n);
+        n = next;
+    }
+    free(g);
+    held--;
+    return cudaSuccess;
 }

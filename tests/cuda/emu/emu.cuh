@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #define __global__
 #define __device__
@@ -77,10 +78,10 @@ struct emu_where {
 };
 extern struct emu_where emu_where; /* of the fiber that runs */
 
-#define threadIdx (emu_where.thread)
-#define blockIdx (emu_where.block)
-#define blockDim (emu_where.block_dim)
-#define gridDim (emu_where.grid_dim)
+inline const dim3 &threadIdx = emu_where.thread;
+inline const dim3 &blockIdx = emu_where.block;
+inline const dim3 &blockDim = emu_where.block_dim;
+inline const dim3 &gridDim = emu_where.grid_dim;
 #define warpSize 32
 
 void *emu_shared(void); /* the block's dynamic shared memory */
@@ -170,7 +171,10 @@ static inline float __fsub_rn(float a, float b)
 }
 static inline int __float2int_rn(float x)
 {
-    return x != x ? 0 : x >= 2147483648.0f ? INT32_MAX : x <= -2147483648.0f ? INT32_MIN : (int)rintf(x);
+    return x != x                ? 0
+           : x >= 2147483648.0f  ? INT32_MAX
+           : x <= -2147483648.0f ? INT32_MIN
+                                 : (int)rintf(x);
 }
 static inline unsigned __float_as_uint(float x)
 {
@@ -195,6 +199,8 @@ static inline void sincospif(float x, float *s, float *c)
 /* d = a b + c by one warp: the fragments of mma.sync m16n8k16 (f16 or bf16) and m16n8k32, m16n8k16
  * (signed bytes), as the PTX manual draws them. */
 void emu_mma_half(float c[4], const uint32_t a[4], const uint32_t b[2], bool bf16);
+/* ldmatrix.x4; ends the process when an address is not a multiple of 16. */
+void emu_matrix_load4(const void *row, uint32_t ret[4], bool trans);
 void emu_mma_s8(int c[4], const uint32_t *a, const uint32_t *b, int n_b);
 
 /* cp.async: the copy happens when it is waited for, as late as it may. */
@@ -269,18 +275,52 @@ static inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute a, i
     return emu_func_shared((size_t)value);
 }
 
-void emu_launch(const char *name, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                void (*run)(void *), void *arg);
+/* Kernels are launched by address, their arguments an array of pointers: `call` unpacks them. */
+typedef void emu_call_fn(const void *kernel, void **args);
+void emu_register(const char *name, const void *kernel, emu_call_fn *call, const size_t *sizes,
+                  int n);
 
-template <typename K, typename... A>
-static inline void emu_launch_kernel(const char *name, K *kernel, dim3 grid, dim3 block,
-                                     size_t shared, cudaStream_t stream, A... args)
+template <typename... P, size_t... I>
+static inline void emu_unpack(const void *kernel, void **args, std::index_sequence<I...>)
 {
-    auto call = [=]() { kernel(args...); };
-
-    emu_launch(name, grid, block, shared, stream,
-               [](void *p) { (*static_cast<decltype(call) *>(p))(); }, &call);
+    reinterpret_cast<void (*)(P...)>(const_cast<void *>(kernel))(*static_cast<P *>(args[I])...);
 }
+
+template <typename... P> static inline void emu_known(const char *name, void (*kernel)(P...))
+{
+    static const size_t sizes[] = {sizeof(P)...};
+
+    emu_register(
+        name, reinterpret_cast<const void *>(kernel),
+        [](const void *k, void **args) {
+            emu_unpack<P...>(k, args, std::make_index_sequence<sizeof...(P)>());
+        },
+        sizes, (int)sizeof...(P));
+}
+
+cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
+                             cudaStream_t stream);
+
+typedef struct emu_graph *cudaGraph_t;
+typedef struct emu_graph *cudaGraphExec_t;
+typedef struct emu_node *cudaGraphNode_t;
+struct cudaKernelNodeParams {
+    void *func;
+    dim3 gridDim, blockDim;
+    unsigned sharedMemBytes;
+    void **kernelParams;
+    void **extra;
+};
+cudaError_t cudaGraphCreate(cudaGraph_t *ret, unsigned flags);
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g,
+                                   const cudaGraphNode_t *after, size_t n_after,
+                                   const struct cudaKernelNodeParams *p);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned long long flags);
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t g, cudaGraphNode_t node,
+                                             const struct cudaKernelNodeParams *p);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t stream);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g);
+cudaError_t cudaGraphDestroy(cudaGraph_t g);
 
 /* ---- for tests ------------------------------------------------------------------------------ */
 
@@ -288,10 +328,18 @@ extern "C" {
 /* The n-th call from now on to the run-time library (launches too) fails with `code`; a sticky
  * code then stays. n = 0: none. */
 void emu_fail(int n, int code);
+/* Has the call that was to fail not come yet? */
+int emu_pending(void);
 /* Bytes that cudaMalloc and cudaMallocHost gave and nobody gave back, and streams open. */
 uint64_t emu_held(void);
 /* 0: as on a machine without a device or driver. */
 void emu_devices(int n);
+/* Calls since the last time: kernels launched one by one, graphs instantiated, nodes changed,
+ * graphs launched. */
+void emu_counts(int ret[4]);
+/* Host and device share their memory, as on Jetson: no call may then move bulk data between them.
+ */
+void emu_integrated(int yes);
 }
 
 #endif

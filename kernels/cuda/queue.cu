@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A decode step as one graph.
+ *
+ * A step is some three hundred small kernels; launched one by one each costs the host a few
+ * microseconds, which is what small models then wait for. So from the embedding of a batch of
+ * decode rows on, launches are only written down: kernel, grid, arguments by value. The first call
+ * that needs the device's answer (a read of logits, as a rule) hands them over:
+ *
+ *   - as the graph that this list of kernels has, if it has one. Grids and arguments that differ
+ * from the step before are changed in it; its shape is the list of kernels alone, so a context that
+ * grows, or another slot, page or sequence keep their graph;
+ *   - one by one, if the list is new. Seen a second time, it is made a graph.
+ *
+ * The kernels of a graph run in the order of the list, as on a stream. Every other call of the
+ * backend that touches the device hands over first (cuda_queue_flush), so the order of calls is
+ * kept. Lists longer than QUEUE_MAX go in parts. If the driver refuses a graph, launches go one by
+ * one from then on. Nothing is allocated here but at creation; graphs are the driver's.
+ *
+ * Costs on a device: not measured. */
+
+#include <cerrno>
+#include <cstdlib>
+
+#include "kernels/cuda/cuda.cuh"
+
+enum {
+    QUEUE_MAX = 1024,      /* kernels of one list */
+    QUEUE_BYTES = 2 << 20, /* of their arguments */
+    QUEUE_GRAPHS = 6,
+    QUEUE_SEEN = 16,
+};
+
+struct list {
+    struct cuda_call call[QUEUE_MAX];
+    void *pointer[QUEUE_MAX * 4]; /* to arguments, in order */
+    uint8_t *bytes;               /* (QUEUE_BYTES) the arguments */
+    int32_t n, n_pointers;
+    uint32_t n_bytes;
+};
+
+struct graph {
+    struct list list; /* as the graph has it now */
+    cudaGraphNode_t node[QUEUE_MAX];
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    uint64_t shape, used;
+};
+
+struct cuda_queue {
+    struct list now;
+    struct graph graphs[QUEUE_GRAPHS];
+    uint64_t seen[QUEUE_SEEN]; /* shapes that had no graph yet */
+    uint32_t n_seen;
+    uint64_t clock;
+    bool active, refused;
+    int error; /* of launches since the last cuda_launched */
+    uint8_t *bytes;
+};
+
+uint64_t cuda_queue_bytes(void)
+{
+    return sizeof(struct cuda_queue) + (uint64_t)(QUEUE_GRAPHS + 1) * QUEUE_BYTES;
+}
+
+int cuda_queue_create(struct cuda *cu)
+{
+    struct cuda_queue *q = static_cast<struct cuda_queue *>(calloc(1, sizeof(*q)));
+
+    if (!q) {
+        return -ENOMEM;
+    }
+    cu->queue = q;
+    q->bytes = static_cast<uint8_t *>(malloc((size_t)(QUEUE_GRAPHS + 1) * QUEUE_BYTES));
+    if (!q->bytes) {
+        return -ENOMEM;
+    }
+    q->now.bytes = q->bytes;
+    for (int i = 0; i < QUEUE_GRAPHS; i++) {
+        q->graphs[i].list.bytes = q->bytes + (size_t)(i + 1) * QUEUE_BYTES;
+    }
+    return 0;
+}
+
+static void drop_graph(struct graph *g)
+{
+    if (g->exec) {
+        (void)cudaGraphExecDestroy(g->exec);
+    }
+    if (g->graph) {
+        (void)cudaGraphDestroy(g->graph);
+    }
+    g->exec = NULL;
+    g->graph = NULL;
+}
+
+void cuda_queue_destroy(struct cuda *cu)
+{
+    struct cuda_queue *q = cu->queue;
+
+    if (q) {
+        for (int i = 0; i < QUEUE_GRAPHS; i++) {
+            drop_graph(&q->graphs[i]);
+        }
+        free(q->bytes);
+        free(q);
+    }
+    cu->queue = NULL;
+}
+
+void cuda_queue_begin(struct cuda *cu)
+{
+    cu->queue->active = !cu->queue->refused;
+}
+
+/* ---- one by one ----------------------------------------------------------------------------- */
+
+static int launch(struct cuda *cu, const struct cuda_call *c, void **args)
+{
+    int r = cuda_err(
+        cu, cudaLaunchKernel(c->kernel, c->grid, c->block, args, c->shared, cu->stream), c->name);
+
+    return r < 0 ? r : cuda_err(cu, cudaGetLastError(), c->name);
+}
+
+static int launch_list(struct cuda *cu, struct list *l)
+{
+    void **args = l->pointer;
+    int r = 0;
+
+    for (int32_t i = 0; i < l->n && r == 0; args += l->call[i++].n_args) {
+        r = launch(cu, &l->call[i], args);
+    }
+    return r;
+}
+
+/* ---- graphs --------------------------------------------------------------------------------- */
+
+static uint64_t shape_of(const struct list *l)
+{
+    uint64_t h = 0xcbf29ce484222325ull ^ (uint64_t)l->n;
+
+    for (int32_t i = 0; i < l->n; i++) {
+        h = (h ^ (uint64_t)(uintptr_t)l->call[i].kernel) * 0x100000001b3ull;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static bool same_shape(const struct list *a, const struct list *b)
+{
+    bool same = a->n == b->n && a->n_bytes == b->n_bytes;
+
+    for (int32_t i = 0; i < a->n && same; i++) {
+        same = a->call[i].kernel == b->call[i].kernel && a->call[i].n_args == b->call[i].n_args &&
+               a->call[i].at == b->call[i].at;
+    }
+    return same;
+}
+
+static void copy_list(struct list *to, const struct list *from)
+{
+    uint8_t *bytes = to->bytes;
+
+    *to = *from;
+    to->bytes = bytes;
+    memcpy(bytes, from->bytes, from->n_bytes);
+    for (int32_t i = 0; i < to->n_pointers; i++) {
+        to->pointer[i] = bytes + (static_cast<uint8_t *>(from->pointer[i]) - from->bytes);
+    }
+}
+
+static struct cudaKernelNodeParams node_params(const struct cuda_call *c, void **args)
+{
+    struct cudaKernelNodeParams p = {};
+
+    p.func = const_cast<void *>(c->kernel);
+    p.gridDim = c->grid;
+    p.blockDim = c->block;
+    p.sharedMemBytes = (unsigned)c->shared;
+    p.kernelParams = args;
+    return p;
+}
+
+static cudaError_t build(struct graph *g, const struct list *l)
+{
+    void **args;
+    cudaError_t e;
+
+    drop_graph(g);
+    copy_list(&g->list, l);
+    args = g->list.pointer;
+    e = cudaGraphCreate(&g->graph, 0);
+    for (int32_t i = 0; i < l->n && e == cudaSuccess; args += l->call[i++].n_args) {
+        struct cudaKernelNodeParams p = node_params(&l->call[i], args);
+
+        e = cudaGraphAddKernelNode(&g->node[i], g->graph, i > 0 ? &g->node[i - 1] : NULL, i > 0,
+                                   &p);
+    }
+    return e == cudaSuccess ? cudaGraphInstantiate(&g->exec, g->graph, 0) : e;
+}
+
+static bool same_dim(dim3 a, dim3 b)
+{
+    return a.x == b.x && a.y == b.y && a.z == b.z;
+}
+
+/* Grids and arguments of the graph as the list has them. */
+static cudaError_t update(struct graph *g, const struct list *l)
+{
+    void **args = g->list.pointer;
+    cudaError_t e = cudaSuccess;
+
+    for (int32_t i = 0; i < l->n && e == cudaSuccess; args += l->call[i++].n_args) {
+        const struct cuda_call *c = &l->call[i];
+        struct cuda_call *have = &g->list.call[i];
+        uint8_t *own = g->list.bytes + c->at;
+
+        if (memcmp(own, l->bytes + c->at, c->n_bytes) != 0 || !same_dim(c->grid, have->grid) ||
+            !same_dim(c->block, have->block) || c->shared != have->shared) {
+            struct cudaKernelNodeParams p = node_params(c, args);
+
+            memcpy(own, l->bytes + c->at, c->n_bytes);
+            *have = *c;
+            e = cudaGraphExecKernelNodeSetParams(g->exec, g->node[i], &p);
+        }
+    }
+    return e;
+}
+
+static struct graph *find_graph(struct cuda_queue *q, uint64_t shape)
+{
+    for (int i = 0; i < QUEUE_GRAPHS; i++) {
+        struct graph *g = &q->graphs[i];
+
+        if (g->exec && g->shape == shape && same_shape(&g->list, &q->now)) {
+            return g;
+        }
+    }
+    return NULL;
+}
+
+/* The one unused for longest. */
+static struct graph *oldest_graph(struct cuda_queue *q)
+{
+    struct graph *oldest = &q->graphs[0];
+
+    for (int i = 1; i < QUEUE_GRAPHS; i++) {
+        oldest = q->graphs[i].used < oldest->used ? &q->graphs[i] : oldest;
+    }
+    return oldest;
+}
+
+/* A graph for the list: the one it has, changed, or a new one if the list was seen before. */
+static struct graph *graph_for(struct cuda *cu, cudaError_t *ret_error)
+{
+    struct cuda_queue *q = cu->queue;
+    uint64_t shape = shape_of(&q->now);
+    struct graph *g = find_graph(q, shape);
+
+    *ret_error = cudaSuccess;
+    if (g) {
+        *ret_error = update(g, &q->now);
+        return g;
+    }
+    for (int i = 0; i < QUEUE_SEEN; i++) {
+        if (q->seen[i] == shape) {
+            g = oldest_graph(q);
+            *ret_error = build(g, &q->now);
+            g->shape = shape;
+            return g;
+        }
+    }
+    q->seen[q->n_seen++ % QUEUE_SEEN] = shape;
+    return NULL;
+}
+
+static int flush(struct cuda *cu)
+{
+    struct cuda_queue *q = cu->queue;
+    cudaError_t e = cudaSuccess;
+    struct graph *g = q->refused ? NULL : graph_for(cu, &e);
+    int r;
+
+    if (g && e == cudaSuccess) {
+        g->used = ++q->clock;
+        e = cudaGraphLaunch(g->exec, cu->stream);
+        if (e == cudaSuccess) {
+            return 0;
+        }
+    }
+    if (e != cudaSuccess) {
+        r = cuda_err(cu, e, "graph of a step");
+        if (cu->lost) {
+            return r;
+        }
+        drop_graph(g); /* no graph could be had: launches go on without */
+        q->refused = true;
+    }
+    return launch_list(cu, &q->now);
+}
+
+int cuda_queue_flush(struct cuda *cu)
+{
+    struct cuda_queue *q = cu->queue;
+    int r = 0;
+
+    if (q->now.n > 0) {
+        r = flush(cu);
+        q->now.n = 0;
+        q->now.n_pointers = 0;
+        q->now.n_bytes = 0;
+    }
+    q->active = false;
+    return r;
+}
+
+/* ---- writing down --------------------------------------------------------------------------- */
+
+static uint32_t aligned(uint32_t at, uint32_t to)
+{
+    return (at + to - 1) / to * to;
+}
+
+void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, const void *kernel,
+                     dim3 grid, dim3 block, size_t shared)
+{
+    struct list *l = &cu->queue->now;
+
+    if (l->n == QUEUE_MAX || l->n_bytes + CUDA_CALL_BYTES > QUEUE_BYTES ||
+        l->n_pointers + CUDA_CALL_ARGS > (int32_t)(sizeof(l->pointer) / sizeof(l->pointer[0]))) {
+        bool active = cu->queue->active;
+
+        cu->queue->error = cuda_queue_flush(cu);
+        cu->queue->active = active;
+    }
+    *c = {};
+    c->name = name;
+    c->kernel = kernel;
+    c->grid = grid;
+    c->block = block;
+    c->shared = shared;
+    c->at = aligned(l->n_bytes, 16);
+    memset(l->bytes + l->n_bytes, 0, c->at - l->n_bytes);
+}
+
+void cuda_call_arg(struct cuda *cu, struct cuda_call *c, const void *arg, size_t size, size_t align)
+{
+    struct list *l = &cu->queue->now;
+    uint32_t at = aligned(c->at + c->n_bytes, (uint32_t)align);
+
+    memset(l->bytes + c->at + c->n_bytes, 0, at - c->at - c->n_bytes);
+    memcpy(l->bytes + at, arg, size);
+    l->pointer[l->n_pointers + c->n_args++] = l->bytes + at;
+    c->n_bytes = at + (uint32_t)size - c->at;
+}
+
+void cuda_call_end(struct cuda *cu, struct cuda_call *c)
+{
+    struct cuda_queue *q = cu->queue;
+
+    if (!q->active) {
+        int r = launch(cu, c, q->now.pointer + q->now.n_pointers);
+
+        q->error = q->error < 0 ? q->error : r;
+        return;
+    }
+    q->now.call[q->now.n++] = *c;
+    q->now.n_pointers += c->n_args;
+    q->now.n_bytes = c->at + c->n_bytes;
+}
+
+int cuda_queue_error(struct cuda *cu)
+{
+    int r = cu->queue->error;
+
+    cu->queue->error = 0;
+    return r;
+}
