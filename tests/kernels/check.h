@@ -63,6 +63,7 @@ struct check {
     double started;
     double samples[CHECK_SAMPLES];
     bool cpu_time;
+    bool few; /* --few: on an emulator, cases that differ in more than numbers */
     int n_threads;    /* of side 1 */
     int n_sides;      /* called: --sides, else all */
     uint8_t *flush;   /* (CHECK_FLUSH) */

@@ -141,6 +141,7 @@ int main(int argc, char **argv)
     c.bench = option(argc, argv, "--bench") != NULL;
     c.filter = option(argc, argv, "--filter");
     c.cpu_time = option(argc, argv, "--cpu-time") != NULL;
+    c.few = option(argc, argv, "--few") != NULL;
     c.n_threads = atoi(threads ? threads : "2");
     c.n_sides = sides ? atoi(sides) : CHECK_SIDES;
     c.every = every ? atoi(every) : 0;

@@ -323,7 +323,7 @@ static void sums(struct check *c, const struct ops_kv_layout *layout, bool scatt
 static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_type v,
                             enum ops_rank rank)
 {
-    bool all = k == v && (k == OPS_KV_F32 || k == OPS_KV_F16 || k == OPS_KV_FP8);
+    bool all = !c->few && k == v && (k == OPS_KV_F32 || k == OPS_KV_F16 || k == OPS_KV_FP8);
     struct ops_kv_layout mha = {6, 1, 1, 64, 64, k, v, .rank = rank};
     struct ops_kv_layout gqa = {3, 1, 1, 64, 64, k, v, .rank = rank};
     struct ops_kv_layout mqa = {1, 1, 1, 128, 128, k, v, .rank = rank};
