@@ -282,8 +282,8 @@ static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs, uint64
 }
 
 /* What the plan must fit. free_bytes() returns 1 where a device shares the host's memory, or is the
- * host. A device with memory of its own is bounded by what it has free, and by
- * --memory, which without such a device bounds the sum. */
+ * host. A device with memory of its own has what is free there; --memory bounds its sum and the
+ * host's, each. */
 static int find_available(const struct prepared *p, struct backend *be, struct plan_input *in,
                           struct error *reterr)
 {
@@ -302,6 +302,9 @@ static int find_available(const struct prepared *p, struct backend *be, struct p
         return error_set_errno(reterr, r, "free memory of the device");
     }
     in->device_available_bytes = limit && limit < device ? limit : device;
+    if (limit && limit < in->available_bytes) {
+        in->available_bytes = limit;
+    }
     return 0;
 }
 

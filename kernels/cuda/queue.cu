@@ -329,8 +329,9 @@ void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, con
     if (l->n == QUEUE_MAX || l->n_bytes + CUDA_CALL_BYTES > QUEUE_BYTES ||
         l->n_pointers + CUDA_CALL_ARGS > (int32_t)(sizeof(l->pointer) / sizeof(l->pointer[0]))) {
         bool active = cu->queue->active;
+        int r = cuda_queue_flush(cu);
 
-        cu->queue->error = cuda_queue_flush(cu);
+        cu->queue->error = cu->queue->error < 0 ? cu->queue->error : r; /* the first failure counts */
         cu->queue->active = active;
     }
     *c = {};
