@@ -103,17 +103,38 @@ static bool too_large(struct lane *l, const struct lane_record *r, const char *w
 }
 
 struct leases {
+    struct lane *home; /* whose the others are */
     struct lease *items;
     struct lease *in;
     struct lease *out;
 };
 
-static bool find_leases(struct lane *l, const struct lane_record *r, struct leases *ret)
+/* A request of the gateway may name the leases of a lane that its principal has; whether another's
+ * exists is not told. */
+static struct lane *lease_home(struct lane *l, const struct flow_who *who,
+                               const struct lane_request *q)
+{
+    struct lane *home = q->lease_lane ? lane_find(l->front, q->lease_lane) : l;
+
+    if (home == l) {
+        return l;
+    }
+    return home && l->privileged && !home->privileged && home->hello_done &&
+                   home->uid == who->uid && who->tenant_len == 0
+               ? home
+               : NULL;
+}
+
+static bool find_leases(struct lane *l, const struct flow_who *who, const struct lane_record *r,
+                        struct leases *ret)
 {
     const struct lane_request *q = &r->request;
     uint64_t max = l->front->config->max_request_bytes;
 
-    *ret = (struct leases){0};
+    *ret = (struct leases){.home = lease_home(l, who, q)};
+    if (!ret->home) {
+        return lease_error(l, r, q->in_buf ? "token" : "output");
+    }
     if (q->tlv_bytes) {
         ret->items = lease_of_client(&l->leases, LANE_ARENA_C2E, q->buf, q->generation);
         if (!ret->items) {
@@ -125,7 +146,7 @@ static bool find_leases(struct lane *l, const struct lane_record *r, struct leas
         }
     }
     if (q->in_buf) {
-        ret->in = lease_of_client(&l->leases, LANE_ARENA_C2E, q->in_buf, q->in_generation);
+        ret->in = lease_of_client(&ret->home->leases, LANE_ARENA_C2E, q->in_buf, q->in_generation);
         if (!ret->in) {
             return lease_error(l, r, "token");
         }
@@ -135,7 +156,8 @@ static bool find_leases(struct lane *l, const struct lane_record *r, struct leas
         }
     }
     if (q->out_buf) {
-        ret->out = lease_of_client(&l->leases, LANE_ARENA_E2C, q->out_buf, q->out_generation);
+        ret->out =
+            lease_of_client(&ret->home->leases, LANE_ARENA_E2C, q->out_buf, q->out_generation);
         if (!ret->out) {
             return lease_error(l, r, "output");
         }
@@ -261,7 +283,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
                         "sessions are a user's: a request that names a tenant has none");
         return;
     }
-    if (refused_by_state(f, l, who->uid, rec) || !find_leases(l, rec, &leases)) {
+    if (refused_by_state(f, l, who->uid, rec) || !find_leases(l, who, rec, &leases)) {
         return;
     }
     if (request_create(&f->requests, who->uid, who->tenant, who->tenant_len, rec->h.id, &r)) {
@@ -273,7 +295,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
     r->kind = q->kind;
     r->flags = rec->h.flags;
     r->urgency = q->urgency;
-    r->home_lane = l->id;
+    r->home_lane = leases.home->id;
     if (getrandom(&r->seed, sizeof(r->seed), 0) != sizeof(r->seed)) {
         r->seed = (uint64_t)clock_ns();
     }
@@ -322,7 +344,7 @@ void flow_credit(struct front *f, struct lane *l, const uint8_t id[16], uint64_t
     struct request *r = l->attached;
 
     for (uint32_t i = 0; i < l->n_attached; i++, r = r->lane_next) {
-        if (r->home_lane == l->id && memcmp(r->id, id, sizeof(r->id)) == 0) {
+        if ((r->home_lane == l->id || l->privileged) && memcmp(r->id, id, sizeof(r->id)) == 0) {
             dispatch_credit(f, r, n_rows);
             return;
         }

@@ -56,7 +56,7 @@ struct request {
     struct request *lane_next;
     struct journal_cursor cursor;
 
-    /* Leases, of the lane that sent the request. */
+    /* Leases, of the lane that sent the request, or that the gateway named. */
     uint64_t home_lane; /* its id */
     uint32_t in_buf;    /* 0: none */
     uint32_t out_buf;

@@ -159,6 +159,20 @@ static void handle_ask_front(struct gateway *g, const struct call *c, struct wai
     gateway_to_front(g, &rec);
 }
 
+/* No answer, and none where there is nothing to give it to: it is about what was said before. */
+static void handle_credit(struct gateway *g, const struct call *c)
+{
+    bool foreign;
+    struct request *q = own_request(g, c, &foreign);
+    struct lane_record rec;
+
+    if (q) {
+        lane_record_init(&rec, LANE_CREDIT, q->id);
+        rec.credit.n_rows = c->r->credit->n_rows;
+        gateway_to_front(g, &rec);
+    }
+}
+
 static bool wants_logprobs(const Pipit__Request *r)
 {
     const Pipit__Sampling *s = r->body_case == PIPIT__REQUEST__BODY_GENERATE ? r->generate->sampling
@@ -166,6 +180,24 @@ static bool wants_logprobs(const Pipit__Request *r)
                                                                              : NULL;
 
     return s && s->has_logprobs;
+}
+
+static void name_leases(const Pipit__Request *r, struct lane_request *q)
+{
+    const Pipit__Lease *in = decode_input(r);
+    const Pipit__Lease *out = decode_output(r);
+
+    if (in) {
+        q->in_buf = in->buf;
+        q->in_generation = in->generation;
+        q->in_bytes = in->bytes;
+        q->lease_lane = in->lane;
+    }
+    if (out) {
+        q->out_buf = out->buf;
+        q->out_generation = out->generation;
+        q->lease_lane = out->lane;
+    }
 }
 
 /* Fills the record and the buffer that goes with it. */
@@ -181,13 +213,15 @@ static int write_request(struct gateway *g, struct request *q, const Pipit__Requ
     }
     lane_record_init(rec, LANE_REQUEST, q->id);
     rec->h.flags = (uint16_t)(LANE_F_PRINCIPAL | (r->detach ? LANE_F_DETACH : 0) |
-                              (r->progress && !r->unary ? LANE_F_PROGRESS : 0));
+                              (r->progress && !r->unary ? LANE_F_PROGRESS : 0) |
+                              (items_session(r) ? LANE_F_SESSION : 0));
     rec->request.kind = q->kind;
     rec->request.urgency = r->urgency;
     rec->request.timeout_ms = r->timeout_ms;
     rec->request.buf = buf->buf;
     rec->request.generation = buf->generation;
     rec->request.tlv_bytes = n_bytes;
+    name_leases(r, &rec->request);
     if (q->scoring) {
         rec->request.out_buf = g->door.out.buf;
         rec->request.out_generation = g->door.out.generation;
@@ -200,7 +234,8 @@ static int write_request(struct gateway *g, struct request *q, const Pipit__Requ
 
 static void handle_request(struct gateway *g, const struct call *c)
 {
-    bool score = c->r->body_case == PIPIT__REQUEST__BODY_SCORE;
+    /* Scores without a lease of the client's go through the gateway's one buffer. */
+    bool score = c->r->body_case == PIPIT__REQUEST__BODY_SCORE && !c->r->score->output;
     bool foreign;
     struct request *q = own_request(g, c, &foreign);
     struct lane_record rec;
@@ -252,6 +287,9 @@ static void dispatch(struct gateway *g, const struct call *c)
         break;
     case PIPIT__REQUEST__BODY_RESUME:
         handle_resume(g, c);
+        break;
+    case PIPIT__REQUEST__BODY_CREDIT:
+        handle_credit(g, c);
         break;
     default:
         handle_request(g, c);

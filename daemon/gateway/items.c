@@ -24,9 +24,20 @@ uint32_t items_kind(const Pipit__Request *r)
         return LANE_KIND_DETOKENIZE;
     case PIPIT__REQUEST__BODY_SCORE:
         return LANE_KIND_SCORE;
+    case PIPIT__REQUEST__BODY_EMBED:
+        return LANE_KIND_EMBED;
     default:
         return 0;
     }
+}
+
+const ProtobufCBinaryData *items_session(const Pipit__Request *r)
+{
+    if (r->body_case == PIPIT__REQUEST__BODY_GENERATE && r->generate->has_session) {
+        return &r->generate->session;
+    }
+    return r->body_case == PIPIT__REQUEST__BODY_CHAT && r->chat->has_session ? &r->chat->session
+                                                                             : NULL;
 }
 
 static void put_bytes(struct tlv_writer *w, uint16_t type, const ProtobufCBinaryData *b)
@@ -39,12 +50,12 @@ static void put_source(struct tlv_writer *w, bool has_text, const ProtobufCBinar
 {
     if (has_text) {
         put_bytes(w, TLV_PROMPT, text);
-    } else {
+    } else if (n_tokens) { /* else they lie in a lease */
         tlv_put(w, TLV_TOKENS, tokens, n_tokens * sizeof(*tokens));
     }
 }
 
-static void put_sampling(struct tlv_writer *w, const Pipit__Sampling *s, int32_t score_first)
+static void put_sampling(struct tlv_writer *w, const Pipit__Sampling *s)
 {
     static const Pipit__Sampling none = PIPIT__SAMPLING__INIT;
     struct tlv_sampling t = tlv_sampling_default();
@@ -61,13 +72,35 @@ static void put_sampling(struct tlv_writer *w, const Pipit__Sampling *s, int32_t
     t.max_tokens = s->has_max_tokens ? s->max_tokens : t.max_tokens;
     t.n_logprobs = s->has_logprobs ? s->logprobs : -1;
     t.seed = s->seed;
-    t.score_first = score_first;
     t.flags = (s->has_seed ? TLV_S_SEED : 0u) | (s->ignore_end ? TLV_S_IGNORE_END : 0u) |
               (s->has_temperature && s->temperature == 0 ? TLV_S_GREEDY : 0u) |
               (s->no_draft ? TLV_S_NO_DRAFT : 0u);
     tlv_put(w, TLV_SAMPLING, &t, sizeof(t));
     for (size_t i = 0; i < s->n_stop; i++) {
         put_bytes(w, TLV_STOP, &s->stop[i]);
+    }
+}
+
+/* What scores and embeddings have instead. */
+static void put_wishes(struct tlv_writer *w, int32_t score_first, uint32_t flags)
+{
+    struct tlv_sampling t = tlv_sampling_default();
+
+    t.score_first = score_first;
+    t.flags = flags;
+    tlv_put(w, TLV_SAMPLING, &t, sizeof(t));
+}
+
+static void put_embed(struct tlv_writer *w, const Pipit__Embed *e)
+{
+    put_source(w, e->has_prompt, &e->prompt, e->tokens, e->n_tokens);
+    put_wishes(w, 0,
+               (e->pooling == PIPIT__EMBED__POOLING__LAST   ? TLV_S_POOL_LAST
+                : e->pooling == PIPIT__EMBED__POOLING__NONE ? TLV_S_POOL_NONE
+                                                            : 0u) |
+                   (e->not_unit ? TLV_S_NOT_UNIT : 0u));
+    if (e->has_policy) {
+        put_bytes(w, TLV_POLICY, &e->policy);
     }
 }
 
@@ -79,7 +112,7 @@ static void put_chat(struct tlv_writer *w, const Pipit__Chat *c)
         tlv_put(w, TLV_ROLE, roles[m->role], role_len[m->role]);
         put_bytes(w, TLV_CONTENT, &m->content);
     }
-    put_sampling(w, c->sampling, 0);
+    put_sampling(w, c->sampling);
     if (c->has_policy) {
         put_bytes(w, TLV_POLICY, &c->policy);
     }
@@ -93,7 +126,7 @@ int items_write(const Pipit__Request *r, uint8_t *buf, size_t cap, uint32_t *ret
     case PIPIT__REQUEST__BODY_GENERATE:
         put_source(&w, r->generate->has_prompt, &r->generate->prompt, r->generate->tokens,
                    r->generate->n_tokens);
-        put_sampling(&w, r->generate->sampling, 0);
+        put_sampling(&w, r->generate->sampling);
         if (r->generate->has_policy) {
             put_bytes(&w, TLV_POLICY, &r->generate->policy);
         }
@@ -110,13 +143,19 @@ int items_write(const Pipit__Request *r, uint8_t *buf, size_t cap, uint32_t *ret
     case PIPIT__REQUEST__BODY_SCORE:
         put_source(&w, r->score->has_prompt, &r->score->prompt, r->score->tokens,
                    r->score->n_tokens);
-        put_sampling(&w, NULL, r->score->first);
+        put_wishes(&w, r->score->first, r->score->logits ? TLV_S_LOGITS : 0u);
         if (r->score->has_policy) {
             put_bytes(&w, TLV_POLICY, &r->score->policy);
         }
         break;
+    case PIPIT__REQUEST__BODY_EMBED:
+        put_embed(&w, r->embed);
+        break;
     default:
         break;
+    }
+    if (items_session(r)) {
+        put_bytes(&w, TLV_SESSION, items_session(r));
     }
     if (w.overflow) {
         return -E2BIG;

@@ -14,6 +14,9 @@
 /* The kind of request that a body asks for, or 0: it is none that runs in the engine. */
 uint32_t items_kind(const Pipit__Request *r);
 
+/* The saved conversation that it names, or NULL. */
+const ProtobufCBinaryData *items_session(const Pipit__Request *r);
+
 /* Writes the items; -E2BIG when they do not fit `cap`. */
 int items_write(const Pipit__Request *r, uint8_t *buf, size_t cap, uint32_t *ret_bytes) WARN_UNUSED;
 

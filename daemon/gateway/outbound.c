@@ -178,6 +178,28 @@ static void on_token(struct gateway *g, struct request *q, const struct lane_rec
     }
 }
 
+/* Rows in a lease of the client's own lane: only told. */
+static void on_leased(struct gateway *g, struct request *q, const struct lane_record *r)
+{
+    const struct lane_bulk_body *in = &r->bulk;
+    Pipit__Event e = event_of(q->id, r->h.seq, PIPIT__EVENT__BODY_BULK);
+    Pipit__Bulk b = PIPIT__BULK__INIT;
+
+    b.has_kind = b.has_row0 = b.has_n_rows = b.has_n_cols = b.has_n_bytes = true;
+    b.has_offset = b.has_window = true;
+    b.kind = (Pipit__Bulk__Kind)in->kind;
+    b.row0 = in->row0;
+    b.n_rows = in->n_rows;
+    b.n_cols = in->n_cols;
+    b.n_bytes = in->n_bytes;
+    b.offset = in->offset;
+    b.window = in->window;
+    e.bulk = &b;
+    if (!q->unary) {
+        send_event(g, q, &e);
+    }
+}
+
 /* Rows of scores in the shared buffer: copied out, then given back to the writer. */
 static void on_bulk(struct gateway *g, struct request *q, const struct lane_record *r)
 {
@@ -187,9 +209,13 @@ static void on_bulk(struct gateway *g, struct request *q, const struct lane_reco
     Pipit__Scores s = PIPIT__SCORES__INIT;
     struct lane_record credit;
 
-    if (!q->scoring || b->kind != LANE_BULK_LOGPROBS || b->buf != out->buf ||
-        b->offset > out->length || b->n_bytes > out->length - b->offset ||
-        b->n_bytes != (uint64_t)b->n_rows * sizeof(float) || b->offset % sizeof(float)) {
+    if (!q->scoring) {
+        on_leased(g, q, r);
+        return;
+    }
+    if (b->kind != LANE_BULK_LOGPROBS || b->buf != out->buf || b->offset > out->length ||
+        b->n_bytes > out->length - b->offset || b->n_bytes != (uint64_t)b->n_rows * sizeof(float) ||
+        b->offset % sizeof(float)) {
         log_warning("a bulk record of kind %u outside its buffer; ignoring it", b->kind);
         return;
     }
@@ -239,6 +265,15 @@ static void fill_done(const struct request *q, const struct lane_done *in, Pipit
     d->replay = (Pipit__Done__Replay)in->replay;
     d->stop_index = in->stop_index;
     d->seed = in->seed;
+    if (in->session != LANE_SESSION_NONE) {
+        d->has_session = d->has_session_bytes = true;
+        d->session = (Pipit__Done__Session)in->session;
+        d->session_bytes = in->session_bytes;
+        d->has_session_errno = in->session_err != 0;
+        d->session_errno = in->session_err;
+        d->has_session_cause = in->session_cause[0] != '\0';
+        d->session_cause = string(in->session_cause);
+    }
 }
 
 static void on_done(struct gateway *g, struct request *q, const struct lane_record *r)

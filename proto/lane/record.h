@@ -206,6 +206,8 @@ struct lane_request {
     uint32_t uid;         /* with LANE_F_PRINCIPAL */
     uint32_t tenant_len;  /* at most 64 */
     uint8_t tenant[64];   /* opaque; part of the principal */
+    uint64_t lease_lane;  /* with LANE_F_PRINCIPAL: the lane of that uid whose leases in_buf and out_buf are;
+                             0: this lane */
 };
 
 struct lane_resume {

@@ -11,15 +11,94 @@
 #include "proto/zmq/ranges.h"
 #include "proto/zmq/wire.h"
 
-static int check_source(const char *name, bool has_prompt, size_t n_tokens, struct fault *reterr)
+static int check_source(const char *name, bool has_prompt, size_t n_tokens,
+                        const Pipit__Lease *input, struct fault *reterr)
 {
     struct fault_path path = {.name = name, .index = -1};
 
-    if (has_prompt == (n_tokens > 0)) {
+    if (has_prompt + (n_tokens > 0) + (input != NULL) != 1) {
         return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL,
-                         "needs exactly one of prompt and tokens");
+                         "needs exactly one of prompt, tokens and input");
     }
     return 0;
+}
+
+const Pipit__Lease *decode_input(const Pipit__Request *r)
+{
+    switch (r->body_case) {
+    case PIPIT__REQUEST__BODY_GENERATE:
+        return r->generate->input;
+    case PIPIT__REQUEST__BODY_DETOKENIZE:
+        return r->detokenize->input;
+    case PIPIT__REQUEST__BODY_SCORE:
+        return r->score->input;
+    case PIPIT__REQUEST__BODY_EMBED:
+        return r->embed->input;
+    default:
+        return NULL;
+    }
+}
+
+const Pipit__Lease *decode_output(const Pipit__Request *r)
+{
+    switch (r->body_case) {
+    case PIPIT__REQUEST__BODY_GENERATE:
+        return r->generate->output;
+    case PIPIT__REQUEST__BODY_CHAT:
+        return r->chat->output;
+    case PIPIT__REQUEST__BODY_TOKENIZE:
+        return r->tokenize->output;
+    case PIPIT__REQUEST__BODY_SCORE:
+        return r->score->output;
+    case PIPIT__REQUEST__BODY_EMBED:
+        return r->embed->output;
+    default:
+        return NULL;
+    }
+}
+
+static int check_leases(const Pipit__Request *r, struct fault *reterr)
+{
+    const Pipit__Lease *in = decode_input(r);
+    const Pipit__Lease *out = decode_output(r);
+    struct fault_path path = {.name = "input", .index = -1};
+
+    if (r->body_case == PIPIT__REQUEST__BODY_SCORE && !out && (in || r->score->logits)) {
+        path.name = "output";
+        return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL,
+                         "is missing: input and logits need it");
+    }
+    if (in && !in->has_bytes) {
+        return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL, "needs bytes");
+    }
+    if (in && out && in->lane != out->lane) {
+        return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL,
+                         "lies in another lane than the output");
+    }
+    return 0;
+}
+
+static int check_body(const Pipit__Request *r, struct fault *reterr)
+{
+    switch (r->body_case) {
+    case PIPIT__REQUEST__BODY_GENERATE:
+        return check_source("generate", r->generate->has_prompt, r->generate->n_tokens,
+                            r->generate->input, reterr);
+    case PIPIT__REQUEST__BODY_DETOKENIZE:
+        return check_source("detokenize", false, r->detokenize->n_tokens, r->detokenize->input,
+                            reterr);
+    case PIPIT__REQUEST__BODY_SCORE:
+        return check_source("score", r->score->has_prompt, r->score->n_tokens, r->score->input,
+                            reterr);
+    case PIPIT__REQUEST__BODY_EMBED:
+        return check_source("embed", r->embed->has_prompt, r->embed->n_tokens, r->embed->input,
+                            reterr);
+    case PIPIT__REQUEST__BODY__NOT_SET:
+        return fault_set(reterr, NULL, LANE_E_INVALID, -EINVAL,
+                         "a Request without a body this version knows");
+    default:
+        return 0;
+    }
 }
 
 /* Rules that concern more than one field. */
@@ -27,21 +106,13 @@ static int check_whole(const Pipit__Request *r, struct fault *reterr)
 {
     static const uint8_t zero[16];
     struct fault_path id = {.name = "id", .index = -1};
+    int rc;
 
     if (memcmp(r->id.data, zero, sizeof(zero)) == 0) {
         return fault_set(reterr, &id, LANE_E_INVALID, -EINVAL, "all 16 bytes are zero");
     }
-    switch (r->body_case) {
-    case PIPIT__REQUEST__BODY_GENERATE:
-        return check_source("generate", r->generate->has_prompt, r->generate->n_tokens, reterr);
-    case PIPIT__REQUEST__BODY_SCORE:
-        return check_source("score", r->score->has_prompt, r->score->n_tokens, reterr);
-    case PIPIT__REQUEST__BODY__NOT_SET:
-        return fault_set(reterr, NULL, LANE_E_INVALID, -EINVAL,
-                         "a Request without a body this version knows");
-    default:
-        return 0;
-    }
+    rc = check_body(r, reterr);
+    return rc ? rc : check_leases(r, reterr);
 }
 
 int decode_request(const uint8_t *data, size_t len, size_t max_len, struct arena *a,

@@ -17,4 +17,8 @@
 int decode_request(const uint8_t *data, size_t len, size_t max_len, struct arena *a,
                    const Pipit__Request **ret, struct fault *reterr) WARN_UNUSED;
 
+/* The leases that a request names, or NULL. */
+const Pipit__Lease *decode_input(const Pipit__Request *r);
+const Pipit__Lease *decode_output(const Pipit__Request *r);
+
 #endif

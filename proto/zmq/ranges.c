@@ -25,9 +25,16 @@ static const struct ranges_row rows[] = {
     {&pipit__generate__descriptor, "prompt"},
     {&pipit__generate__descriptor, "tokens", 0, INT32_MAX},
     {&pipit__generate__descriptor, "policy", .min_len = 1, .max_len = 1024},
+    {&pipit__generate__descriptor, "session", .min_len = 1, .max_len = 64},
+
+    {&pipit__lease__descriptor, "lane", 1, U64_MAX, .required = true},
+    {&pipit__lease__descriptor, "buf", 1, UINT32_MAX, .required = true},
+    {&pipit__lease__descriptor, "generation", 0, UINT32_MAX, .required = true},
+    {&pipit__lease__descriptor, "bytes", 4, 1099511627776.0},
 
     {&pipit__chat__descriptor, "messages", .max_count = 1024, .required = true},
     {&pipit__chat__descriptor, "policy", .min_len = 1, .max_len = 1024},
+    {&pipit__chat__descriptor, "session", .min_len = 1, .max_len = 64},
     {&pipit__message__descriptor, "role", 1, 3, .required = true},
     {&pipit__message__descriptor, "content", .required = true},
 
@@ -45,13 +52,20 @@ static const struct ranges_row rows[] = {
     {&pipit__sampling__descriptor, "stop", .min_len = 1, .max_len = 256, .max_count = 16},
 
     {&pipit__tokenize__descriptor, "text", .required = true},
-    {&pipit__detokenize__descriptor, "tokens", 0, INT32_MAX, .required = true},
+    {&pipit__detokenize__descriptor, "tokens", 0, INT32_MAX},
 
     {&pipit__score__descriptor, "prompt"},
     {&pipit__score__descriptor, "tokens", 0, INT32_MAX},
     {&pipit__score__descriptor, "first", 0, 16777216},
     {&pipit__score__descriptor, "policy", .min_len = 1, .max_len = 1024},
 
+    {&pipit__embed__descriptor, "prompt"},
+    {&pipit__embed__descriptor, "tokens", 0, INT32_MAX},
+    {&pipit__embed__descriptor, "pooling", 0, 2},
+    {&pipit__embed__descriptor, "policy", .min_len = 1, .max_len = 1024},
+    {&pipit__embed__descriptor, "output", .required = true},
+
+    {&pipit__credit__descriptor, "n_rows", 1, U64_MAX, .required = true},
     {&pipit__resume__descriptor, "next_seq", 1, U64_MAX, .required = true},
 };
 /* clang-format on */

@@ -3,8 +3,10 @@
 """pipit over ZeroMQ, whole: pipitd, pipit-engine and pipit-gateway, asked by pyzmq and Google's protobuf
 and compared with what the command line says. What the gateway does alone is test_gateway.py."""
 import json
+import math
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import struct
@@ -17,6 +19,7 @@ import unittest
 
 import wire
 from daemon import BUILD, DATA, SLOW, Daemon, wait_until
+from lane import C2E, E2C, LEASE, Lane
 from zclient import SOURCE, Client, Timeout, generate, pb, skip, zmq
 
 PIPIT = os.path.join(BUILD, "client/pipit")
@@ -204,6 +207,230 @@ class Answers(Served):
         r = generate("", temperature=0, max_tokens=500, ignore_end=True)
         r.timeout_ms = 30
         self.assertEqual(self.client.last(r, 30 * SLOW).done.reason, pb.Done.TIMEOUT)
+
+
+class Sessions(Served):
+    """A saved conversation goes on over either door, each turn as if it had all been one text."""
+    args = ("--sequences", "4", "--state-dir", tempfile.mkdtemp(prefix="pz-"))
+
+    @classmethod
+    def tearDownClass(cls):
+        super().tearDownClass()
+        shutil.rmtree(cls.args[-1])
+
+    def turn(self, session, text, n=12, **top):
+        r = generate(text, temperature=0, max_tokens=n)
+        r.generate.session = session
+        for name, value in top.items():
+            setattr(r, name, value)
+        return self.client.text(r, 60 * SLOW)
+
+    def test_goes_on_and_is_the_command_lines(self):
+        first, done = self.turn(b"trip", "Once upon a time")
+        self.assertEqual((done.session, done.session_cause), (pb.Done.SESSION_SAVED, b""))
+        self.assertGreater(done.session_bytes, 4096)
+        self.assertIn(b"trip", self.pipit("session", "list"))
+        cached = done.n_prompt + done.n_new - 1
+        ask = ("ask", "--raw", "--temp", "0", "-n", "12", "--session")
+        self.assertEqual(self.pipit(*ask, "same", "Once upon a time").rstrip(b"\n"), first)
+        second, done = self.turn(b"trip", " Then")
+        self.assertEqual(done.n_cached, cached)
+        self.assertEqual(self.pipit(*ask, "same", " Then").rstrip(b"\n"), second)
+        third, _ = self.turn(b"trip", " And", tenant=b"shop")  # another principal: a session of its own
+        self.assertNotEqual(third, self.turn(b"trip", " And")[0])
+
+    def test_names(self):
+        for name in (b".hidden", b"a/b", b"\xff", b"n n"):
+            r = generate("x")
+            r.generate.session = name
+            self.assertEqual(self.error(r).code, pb.Error.INVALID, name)
+        for name in (b"", b"x" * 65):
+            r = generate("x")
+            r.generate.session = name
+            e = self.error(r)
+            self.assertEqual((e.code, e.field), (pb.Error.INVALID, b"generate.session"), name)
+
+    def test_chat_has_the_field(self):
+        r = pb.Request(id=os.urandom(16))
+        r.chat.messages.add(role=pb.Message.USER, content=b"x")
+        r.chat.session = b".x"
+        self.assertEqual(self.error(r).code, pb.Error.INVALID)
+
+
+class Leases(Served):
+    """Control over ZeroMQ, bulk data in the shared memory of a lane of the same user."""
+
+    def setUp(self):
+        super().setUp()
+        self.lane = self.daemon.lane()
+        self.addCleanup(self.lane.close)
+
+    def lease(self, arena, n_bytes):
+        lease = self.lane.lease(arena, n_bytes)
+        self.assertEqual(lease.type, LEASE, lease)
+        return lease
+
+    def name(self, message, lease, n_bytes=None, **other):
+        message.lane, message.buf, message.generation = self.lane.hello.lane_id, lease.buf, lease.generation
+        if n_bytes is not None:
+            message.bytes = n_bytes
+        for field, value in other.items():
+            setattr(message, field, value)
+
+    def floats(self, lease, at, n):
+        return struct.unpack_from(f"<{n}f", self.lane.e2c, lease.offset + at)
+
+    def owned(self, lease):
+        """The client has it (again): it can be put, and its range be had anew."""
+        self.lane.put(lease)
+        return not self.lane.readable(0.05)
+
+    def test_score_with_logits_through_a_window(self):
+        ids = json.loads(self.pipit("tokenize", "--json", "Once upon a time there was a little girl named Lily"))["tokens"]
+        want = [json.loads(l)["logprob"] for l in self.pipit(
+            "score", "--json", "Once upon a time there was a little girl named Lily").splitlines() if b"logprob" in l]
+        n, n_vocab, window = len(ids) - 1, 512, 3
+        behind = (n * 4 + 63) // 64 * 64
+        into = self.lease(C2E, len(ids) * 4)
+        self.lane.c2e[into.offset:into.offset + len(ids) * 4] = struct.pack(f"<{len(ids)}i", *ids)
+        out = self.lease(E2C, behind + window * n_vocab * 4)
+        r = pb.Request(id=os.urandom(16))
+        self.name(r.score.input, into, len(ids) * 4)
+        self.name(r.score.output, out)
+        r.score.logits = True
+        rows = []
+        for e in self.client.events(r, 20 * SLOW):
+            self.assertFalse(e.HasField("error"), e)
+            if e.HasField("bulk") and e.bulk.kind == pb.Bulk.LOGITS:
+                self.assertEqual((e.bulk.n_cols, e.bulk.window), (n_vocab, window))
+                for row in range(e.bulk.row0, e.bulk.row0 + e.bulk.n_rows):
+                    rows.append(self.floats(out, behind + row % window * n_vocab * 4, n_vocab))
+                c = pb.Request(id=r.id)
+                c.credit.n_rows = len(rows) + window
+                self.client.send(c)
+        self.assertEqual(len(rows), n)
+        got = self.floats(out, 0, n)
+        for i, row in enumerate(rows):
+            top = max(row)
+            logprob = row[ids[i + 1]] - top - math.log(sum(math.exp(x - top) for x in row))
+            self.assertAlmostEqual(logprob, got[i], places=3)
+            self.assertAlmostEqual(got[i], want[i], places=3)
+        self.assertTrue(self.owned(into) and self.owned(out))
+
+    def test_logits_of_each_step_tokens_embedding(self):
+        out = self.lease(E2C, 8 * 512 * 4)
+        r = generate("Once upon a time", temperature=0, max_tokens=5)
+        self.name(r.generate.output, out)
+        events = list(self.client.events(r, 20 * SLOW))
+        said = [e.delta.token for e in events if e.HasField("delta") and e.delta.HasField("token")]
+        bulks = [e.bulk for e in events if e.HasField("bulk")]
+        self.assertEqual([b.row0 for b in bulks], list(range(5)))
+        for b, token in zip(bulks, said):
+            row = self.floats(out, b.offset, 512)
+            self.assertEqual(row.index(max(row)), token)
+        r = pb.Request(id=os.urandom(16))
+        r.tokenize.text = b"Once upon a time"
+        self.name(r.tokenize.output, out)
+        bulk = next(e.bulk for e in self.client.events(r) if e.HasField("bulk"))
+        ids = struct.unpack_from(f"<{bulk.n_rows}i", self.lane.e2c, out.offset)
+        self.assertEqual(list(ids), json.loads(self.pipit("tokenize", "--json", "Once upon a time"))["tokens"])
+        into = self.lease(C2E, len(ids) * 4)
+        self.lane.c2e[into.offset:into.offset + bulk.n_bytes] = struct.pack(f"<{len(ids)}i", *ids)
+        r = pb.Request(unary=True)
+        self.name(r.detokenize.input, into, len(ids) * 4)
+        self.assertEqual(self.client.last(r).done.text, b"Once upon a time")
+        r = pb.Request(id=os.urandom(16))
+        self.name(r.embed.input, into, len(ids) * 4)
+        self.name(r.embed.output, out)
+        bulk = next(e.bulk for e in self.client.events(r) if e.HasField("bulk"))
+        self.assertEqual((bulk.kind, bulk.n_rows, bulk.n_cols), (pb.Bulk.HIDDEN, 1, 64))
+        want = json.loads(self.pipit("embed", "--json", "Once upon a time"))["embedding"]
+        for a, b in zip(self.floats(out, 0, 64), want):
+            self.assertAlmostEqual(a, b, places=5)
+
+    def test_refusals(self):
+        out, small = self.lease(E2C, 4096), self.lease(E2C, 64)
+        other = self.lease(C2E, 64)
+
+        def asks(code, text=None, **other):
+            r = pb.Request(id=os.urandom(16), **{k: v for k, v in other.items() if k in ("tenant", "detach")})
+            r.generate.prompt = b"x"
+            r.generate.sampling.max_tokens = 2
+            self.name(r.generate.output, other.pop("lease", out), **{k: v for k, v in other.items() if k not in ("tenant", "detach")})
+            e = self.error(r)
+            self.assertEqual(e.code, code, e)
+            self.assertIn(text or b"", e.text)
+            return e.text
+        mine = {asks(pb.Error.DENIED, lane=self.lane.hello.lane_id + 1000), asks(pb.Error.DENIED, generation=out.generation + 1),
+                asks(pb.Error.DENIED, buf=200), asks(pb.Error.DENIED, tenant=b"shop"),
+                asks(pb.Error.DENIED, lease=other)}
+        self.assertEqual(len(mine), 1, "what is not there and what is another's sound the same")
+        asks(pb.Error.INVALID, b"detached", detach=True)
+        asks(pb.Error.TOO_LARGE, lease=small)
+        gateway = self.daemon.child(GATEWAY)
+        for lane in range(1, self.lane.hello.lane_id):  # the gateway's own lane is among them
+            asks(pb.Error.DENIED, lane=lane, buf=1, generation=1)
+        self.assertEqual(self.daemon.child(GATEWAY), gateway)
+        r = pb.Request(id=os.urandom(16))
+        self.name(r.score.input, other, 64)
+        self.assertEqual(self.error(r).field, b"output")
+        self.name(r.score.output, out, lane=self.lane.hello.lane_id + 1)
+        self.assertEqual(self.error(r).field, b"input")
+        self.assertTrue(self.owned(out) and self.owned(small) and self.owned(other))
+
+    def test_another_users_lane(self):
+        """Denied in the words for a lane that is not there."""
+        if os.geteuid() != 0:
+            self.skipTest("needs root to be two users")
+        os.chmod(self.daemon.folder, 0o755)
+        os.chmod(os.path.join(self.daemon.folder, "lane.sock"), 0o777)
+        said, say = os.pipe()
+        wait, end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setresuid(12345, 12345, 12345)
+                theirs = Lane(self.daemon.folder)
+                lease = theirs.lease(E2C, 4096)
+                os.write(say, struct.pack("<QII", theirs.hello.lane_id, lease.buf, lease.generation))
+                os.close(end)
+                os.read(wait, 1)
+            finally:
+                os._exit(0)
+        os.close(say)
+        os.close(wait)
+        got = os.read(said, 16)
+        self.assertEqual(len(got), 16, "the other user has no lane")
+        number, buf, generation = struct.unpack("<QII", got)
+        errors = []
+        for lane in (number, number + 1000):
+            r = generate("x", max_tokens=1)
+            r.generate.output.lane, r.generate.output.buf, r.generate.output.generation = lane, buf, generation
+            errors.append(self.error(r))
+        os.close(end)
+        os.close(said)
+        os.waitpid(child, 0)
+        self.assertEqual([e.code for e in errors], [pb.Error.DENIED] * 2)
+        self.assertEqual(errors[0].text, errors[1].text)
+
+    def test_a_lane_that_closes_ends_its_requests(self):
+        out = self.lease(E2C, 4 * 512 * 4)
+        r = generate("", temperature=0, max_tokens=400, ignore_end=True)
+        self.name(r.generate.output, out)
+        self.client.send(r)
+        while not self.client.receive(20 * SLOW).HasField("bulk"):
+            pass
+        self.lane.close()
+        while not (e := self.client.receive(20 * SLOW)).HasField("done"):
+            pass
+        self.assertEqual(e.done.reason, pb.Done.CANCELLED)
+        self.lane = self.daemon.lane()
+
+    def test_credit_of_strangers_is_nothing(self):
+        c = pb.Request(id=os.urandom(16))
+        c.credit.n_rows = 5
+        self.client.send(c)
+        self.assertEqual(self.client.ping().state, pb.Pong.READY)
 
 
 class BadInput(Served):

@@ -43,6 +43,8 @@ RANGES = [
     ("detokenize.tokens[0]", 19, b"", [1], 0, 2**31 - 1),
     ("score.tokens[0]", 20, b"", [2], 0, 2**31 - 1),
     ("score.first", 20, field(1, b"x"), [3], 0, 16777216),
+    ("embed.pooling", 26, field(1, b"x") + field(6, field(1, 1) + field(2, 1) + field(3, 1)), [3], 0, 2),
+    ("credit.n_rows", 25, b"", [1], 1, 2**64 - 1),
     ("resume.next_seq", 23, b"", [1], 1, 2**64 - 1),
 ]
 

@@ -39,6 +39,7 @@ static struct lane_record filled(const char *name)
         F(request.tlv_bytes), F(request.timeout_ms), F(request.out_buf);
         F(request.out_generation), F(request.in_buf), F(request.in_generation);
         F(request.in_bytes), F(request.uid), F(request.tenant_len), F(request.tenant);
+        F(request.lease_lane);
     } else if (!strcmp(name, "resume")) {
         F(resume.next_seq), F(resume.uid), F(resume.tenant_len), F(resume.tenant);
     } else if (!strcmp(name, "cancel")) {
