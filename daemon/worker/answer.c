@@ -143,6 +143,10 @@ static void send_logits(struct job *j, uint64_t row0, uint32_t n_rows)
 /* Only with --test-hooks. */
 static void obey_hook(const struct job *j)
 {
+    if (j->kill_front) {
+        (void)kill(getppid(), SIGSTOP);
+        return;
+    }
     if (j->hang) {
         for (;;) {
             (void)pause();
@@ -153,35 +157,45 @@ static void obey_hook(const struct job *j)
     (void)raise(SIGKILL);
 }
 
-static void on_token(struct job *j, const struct engine_event *ev)
+static void say_token(struct job *j, int32_t index, int32_t token, float logprob, int32_t n_alts)
 {
     struct lane_record r;
     char *text;
-    size_t len;
-    size_t n;
+    size_t len = push_text(j, token, &text);
+    size_t n = cut(text, len, sizeof(r.token.text));
 
+    lane_record_init(&r, LANE_TOKEN, j->id);
+    r.token.index = index;
+    r.token.token = token;
+    r.token.logprob = logprob;
+    r.token.n_alts = (uint16_t)n_alts;
+    r.token.text_len = (uint16_t)n;
+    memcpy(r.token.text, text, n);
+    send_record(j, &r);
+    j->index = index;
+    answer_text(j->worker, j->id, j->index, text + n, len - n);
+}
+
+void answer_said(struct job *j, const int32_t *ids, uint32_t from, uint32_t n)
+{
+    for (uint32_t i = from; i < n && j->stop.hit < 0; i++) {
+        say_token(j, (int32_t)i, ids[i], 0, 0);
+    }
+}
+
+static void on_token(struct job *j, const struct engine_event *ev)
+{
     if (j->n_text < j->cap_text) {
         j->text[j->n_text++] = ev->token;
     }
     if (j->stop.hit >= 0) {
         return; /* said after a stop string in the same step */
     }
-    len = push_text(j, ev->token, &text);
-    n = cut(text, len, sizeof(r.token.text));
     send_alts(j, ev);
     if (j->logits_rows) {
         send_logits(j, (uint64_t)ev->index, 1);
     }
-    lane_record_init(&r, LANE_TOKEN, j->id);
-    r.token.index = ev->index - j->n_again;
-    r.token.token = ev->token;
-    r.token.logprob = ev->logprob;
-    r.token.n_alts = (uint16_t)ev->n_alts;
-    r.token.text_len = (uint16_t)n;
-    memcpy(r.token.text, text, n);
-    send_record(j, &r);
-    j->index = ev->index - j->n_again;
-    answer_text(j->worker, j->id, j->index, text + n, len - n);
+    say_token(j, ev->index - j->n_again, ev->token, ev->logprob, ev->n_alts);
     if (j->crash_at >= 0 && j->index + 1 >= j->crash_at) {
         obey_hook(j);
     }

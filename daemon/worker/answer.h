@@ -26,6 +26,8 @@ void answer_error(struct worker *w, const uint8_t id[16], const struct error *e,
 /* The text of ids that were said before a crash, through detokenizer and stop strings; sends what had
  * not been sent. */
 void answer_replay(struct job *j, const int32_t *ids, uint32_t n);
+/* Says the ids from `from` on as new tokens, whose log-probabilities nobody knows any more. */
+void answer_said(struct job *j, const int32_t *ids, uint32_t from, uint32_t n);
 
 /* LANE_DONE of a job that the engine never had, or has no more to say about. */
 void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usage);

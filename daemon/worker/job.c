@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/checked.h"
 #include "base/cleanup.h"
@@ -132,7 +133,8 @@ static int lay_output(struct job *j, const struct lane_e_request *e, bool logits
 }
 
 /* Orders of a test, in an item of the session's type: "crash:N", "hang:N" after N new tokens, the
- * first time only; "crash-always:N"; "crash:saved" when the session's file has its name. */
+ * first time only; "crash-always:N"; "crash:saved" when the session's file has its name;
+ * "kill-front:N" stops the front then (0: at once), and kills it when the file has its name. */
 static void read_hook(struct job *j, const struct ask *a)
 {
     char text[64];
@@ -146,6 +148,12 @@ static void read_hook(struct job *j, const struct ask *a)
     text[a->hook_len] = '\0';
     if (strcmp(text, "crash:saved") == 0) {
         j->crash_saved = true;
+    } else if (sscanf(text, "kill-front:%d", &n) == 1) {
+        j->kill_front = true;
+        j->crash_at = n;
+        if (n == 0) {
+            (void)kill(getppid(), SIGSTOP);
+        }
     } else if (sscanf(text, "crash-always:%d", &n) == 1) {
         j->crash_at = n;
     } else if (j->n_forced == 0 && sscanf(text, "crash:%d", &n) == 1) {
@@ -274,8 +282,8 @@ static int go_on(struct job *j, const struct ask *a, const struct ask_source *so
     return rc;
 }
 
-/* A file that has its name holds a whole turn: one that the client has not been told in full by
- * then could not be told again, should the engine die. So what was said goes to the front first. */
+/* What was said goes to the front before the file has its name: should the engine die, the client
+ * has it all, with its log-probabilities, which no file holds. */
 static int save(struct job *j, struct error *reterr)
 {
     struct session_text text = {
@@ -283,6 +291,7 @@ static int save(struct job *j, struct error *reterr)
         .ids = j->text,
         .n = j->n_text,
         .n_prompt = session_exists(&j->session) ? j->session.head.n_prompt : (size_t)j->n_prompt,
+        .n_answer = j->n_text - (size_t)j->n_prompt,
     };
     int rc = session_write(&j->session, atomic_load(&j->worker->engine), j->handle, &text,
                            &j->saved_bytes, reterr);
@@ -291,7 +300,10 @@ static int save(struct job *j, struct error *reterr)
         worker_flush(j->worker);
         rc = session_commit(&j->session, reterr);
     }
-    if (!rc && j->crash_saved) {
+    if (!rc && j->kill_front) {
+        (void)kill(getppid(), SIGKILL);
+    }
+    if (!rc && (j->crash_saved || j->kill_front)) {
         (void)raise(SIGKILL);
     }
     return rc;
@@ -337,21 +349,22 @@ static int prepare_text(struct job *j, const struct ask *a, const struct lane_e_
 
 /* Did the answer end with the ids that were said already? Then the engine only lacked the time to
  * say so. */
-static uint32_t ended_before(const struct job *j, const struct ask *a, const int32_t *forced)
+static uint32_t ended_before(const struct job *j, const struct ask *a, const int32_t *said,
+                             uint32_t n)
 {
     const struct tok *tok = engine_tok(atomic_load(&j->worker->engine));
     int32_t max = a->sampling.max_tokens;
 
-    if (j->n_forced == 0) {
+    if (n == 0) {
         return 0;
     }
     if (j->stop.hit >= 0) {
         return LANE_REASON_STOP;
     }
-    if (!(a->sampling.flags & TLV_S_IGNORE_END) && tok_is_end(tok, forced[j->n_forced - 1])) {
+    if (!(a->sampling.flags & TLV_S_IGNORE_END) && tok_is_end(tok, said[n - 1])) {
         return LANE_REASON_STOP;
     }
-    return max > 0 && j->n_forced >= (uint32_t)max ? LANE_REASON_LENGTH : 0;
+    return max > 0 && n >= (uint32_t)max ? LANE_REASON_LENGTH : 0;
 }
 
 /* A model file may have been replaced since the ids were said. */
@@ -429,12 +442,11 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
     return rc;
 }
 
-/* An engine died between the save and its last record: what the session holds already is not to be
- * said twice. All of it has been said before the file took its name (job_save), so the answer lacks
- * its last record only. */
+/* An engine or a front died between the save and the request's last record: the session holds this
+ * turn already, which is not to be said twice. */
 static bool is_saved(const struct job *j)
 {
-    return session_exists(&j->session) && j->n_forced > 0 &&
+    return session_exists(&j->session) &&
            memcmp(j->session.head.request, j->session.request, sizeof(j->session.request)) == 0;
 }
 
@@ -446,6 +458,40 @@ static void end_before(struct job *j, const struct ask *a, const struct lane_e_r
     job_end(j->worker, j);
 }
 
+/* What the front has not heard of a saved turn is said again from the file. */
+static int end_saved(struct job *j, const struct ask *a, const struct lane_e_request *e,
+                     const int32_t *forced, struct error *reterr)
+{
+    const struct session_header *h = &j->session.head;
+    uint32_t n = h->n_answer > e->n_forced ? h->n_answer : e->n_forced;
+    const int32_t *said = n < h->n_text ? j->session.text + h->n_text - n : NULL;
+    uint32_t ended;
+    int rc;
+
+    if (!said || memcmp(said, forced, e->n_forced * sizeof(*said)) != 0) {
+        return error_set(reterr, -ESTALE, "session %s holds another answer to this request",
+                         j->session.name);
+    }
+    j->n_prompt = (int32_t)(h->n_text - n);
+    j->n_forced = e->n_forced;
+    j->prompt = malloc((size_t)j->n_prompt * sizeof(*j->prompt));
+    if (!j->prompt) {
+        return error_set(reterr, -ENOMEM, "no memory for the session's text");
+    }
+    memcpy(j->prompt, j->session.text, (size_t)j->n_prompt * sizeof(*j->prompt));
+    rc = prepare_text(j, a, e, forced, reterr);
+    if (rc) {
+        return rc;
+    }
+    answer_said(j, said, e->n_forced, n);
+    ended = ended_before(j, a, said, n);
+    j->n_forced = n;
+    j->saved = LANE_SESSION_SAVED;
+    j->saved_bytes = j->session.file_bytes;
+    end_before(j, a, e, ended ? ended : LANE_REASON_CONTEXT);
+    return 0;
+}
+
 static int begin(struct job *j, struct ask *a, const struct ask_source *source,
                  const struct lane_e_request *e, int dir, struct counts *c, struct error *reterr)
 {
@@ -454,6 +500,9 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
     size_t n;
     int rc = open_session(j, a, e, dir, reterr);
 
+    if (!rc && is_saved(j)) {
+        return end_saved(j, a, e, forced, reterr);
+    }
     if (!rc) {
         rc = session_exists(&j->session)
                  ? go_on(j, a, source, &n, reterr)
@@ -478,13 +527,7 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
     if (rc) {
         return rc;
     }
-    ended = ended_before(j, a, forced);
-    if (is_saved(j)) {
-        j->saved = LANE_SESSION_SAVED;
-        j->saved_bytes = j->session.file_bytes;
-        end_before(j, a, e, ended ? ended : LANE_REASON_CONTEXT);
-        return 0;
-    }
+    ended = ended_before(j, a, forced, e->n_forced);
     if (ended && j->session.dir < 0) {
         end_before(j, a, e, ended);
         return 0;

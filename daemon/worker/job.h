@@ -60,7 +60,8 @@ struct job {
 
     int32_t crash_at; /* test hook: dies when it has said so many tokens; -1: never */
     bool hang;        /* ... or stands still instead */
-    bool crash_saved; /* ... or dies when its session is saved */
+    bool crash_saved; /* ... or dies when its session is saved, */
+    bool kill_front;  /* the front too, which hears nothing after crash_at tokens */
 
     struct job *next;
 };

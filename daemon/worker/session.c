@@ -173,7 +173,7 @@ static int check_parts(struct session *s, const struct engine_info *info, struct
     int r;
 
     if (h->n_text == 0 || h->n_text > SESSION_MOST_TOKENS || h->n_prompt == 0 ||
-        h->n_prompt >= h->n_text || h->block_offset % SESSION_HEADER_BYTES ||
+        h->n_prompt >= h->n_text || h->n_answer >= h->n_text || h->block_offset % SESSION_HEADER_BYTES ||
         !checked_range(SESSION_HEADER_BYTES, text_bytes, h->block_offset) ||
         h->block_offset - SESSION_HEADER_BYTES - text_bytes >= SESSION_HEADER_BYTES ||
         !checked_range(h->block_offset, h->block_bytes, s->file_bytes) ||
@@ -351,6 +351,7 @@ static int write_parts(const struct session *s, struct engine *e, uint64_t handl
     h->version = SESSION_VERSION;
     h->n_text = (uint32_t)text->n;
     h->n_prompt = (uint32_t)text->n_prompt;
+    h->n_answer = (uint32_t)text->n_answer;
     memcpy(h->identity, engine_info(e)->identity, sizeof(h->identity));
     (void)snprintf(h->policy, sizeof(h->policy), "%s", text->policy);
     memcpy(h->request, s->request, sizeof(h->request));

@@ -37,7 +37,7 @@ struct session_header {
     uint64_t block_offset;
     uint64_t block_bytes;
     uint32_t n_prompt; /* of the first request */
-    uint32_t pad;
+    uint32_t n_answer; /* tokens that the last request said; 0: not known */
     uint8_t text_sha[32];
     uint8_t block_sha[32];
     uint8_t zero[SESSION_HEADER_BYTES - 728];
@@ -82,6 +82,7 @@ struct session_text {
     const int32_t *ids; /* (n) */
     size_t n;
     size_t n_prompt; /* of the session's first request */
+    size_t n_answer; /* of the ids, the last request's answer */
 };
 int session_write(const struct session *s, struct engine *e, uint64_t handle,
                   const struct session_text *text, uint64_t *ret_bytes,

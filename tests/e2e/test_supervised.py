@@ -14,7 +14,8 @@ import tempfile
 import time
 import unittest
 
-from lane import ALT, ERROR, F_REPLAYED, S_IGNORE_END, TOKEN, Lane, prompt, text_of
+from lane import (ALT, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, Lane, item, prompt, sampling,
+                  text_of)
 
 try:
     from zclient import Client
@@ -130,8 +131,10 @@ class Base(unittest.TestCase):
         with open(self.conf, "w", encoding="utf-8") as f:
             f.writelines(f"{k.replace('_', '-')} = {v}\n" for k, v in lines.items())
 
+    arguments = ()
+
     def daemon(self, *names, **env):
-        return self.systemd.start([PIPITD, "--config", self.conf, "--runtime-dir", self.folder], names, **env)
+        return self.systemd.start([PIPITD, "--config", self.conf, "--runtime-dir", self.folder, *self.arguments], names, **env)
 
     def gateway(self, **env):
         return self.systemd.start([GATEWAY, "--runtime-dir", self.folder, "--listen-fd", "3"], ["zmq"], **env)
@@ -318,6 +321,37 @@ class Successor(Base):
                              [(e.type, e.token) for e in whole if e.type in (TOKEN, ALT)])
             self.assertEqual((events[-1].reason, events[-1].n_new, events[-1].replay), ("length", 150, 1))
             self.assertTrue(events[-1].flags & F_REPLAYED)
+
+    def test_a_saved_turn_is_said_once_and_in_full(self):
+        """Killed when the session's file has its name, having heard nothing of the turn, or some of it: what is
+        missing is said from the file, and the turn is not taken again."""
+        self.configure(state_dir=os.path.join(self.folder, "state"))
+        self.arguments = ["--test-hooks"]
+
+        def turn(lane, session, text, hook="", n=60):
+            hook = item(T_SESSION, hook) if hook else b""
+            return lane.request(item(T_PROMPT, text) + item(T_SESSION, session) + hook + sampling(max_tokens=n), flags=F_SESSION)
+        lane = self.begin()
+        whole = list(lane.events(turn(lane, "whole", "Once upon a time")))
+        after = list(lane.events(turn(lane, "whole", " Then", n=9)))
+        for n in (0, 3):
+            rid = turn(lane, f"cut{n}", "Once upon a time", f"kill-front:{n}")
+            events = []
+            try:
+                for e in lane.events(rid, WAIT):
+                    events.append(e)
+            except (EOFError, ConnectionResetError):
+                pass
+            self.assertLess(len(events), 10)
+            os.waitpid(self.pid, 0)
+            self.systemd.children.remove(self.pid)
+            self.assertTrue(os.path.exists(f"{self.folder}/state/sessions/{os.geteuid()}/cut{n}.session"), "not saved")
+            lane = self.begin()
+            events = self.rest(lane, rid, events)
+            self.assertEqual(text_of(events), text_of(whole))
+            self.assertEqual([e.token for e in events if e.type == TOKEN], [e.token for e in whole if e.type == TOKEN])
+            self.assertEqual((events[-1].reason, events[-1].session, events[-1].n_new), ("length", 1, 60))
+            self.assertEqual(text_of(lane.events(turn(lane, f"cut{n}", " Then", n=9))), text_of(after))
 
     def test_those_who_wait_and_those_who_have_ended(self):
         lane = self.begin()
