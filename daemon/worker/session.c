@@ -173,7 +173,8 @@ static int check_parts(struct session *s, const struct engine_info *info, struct
     int r;
 
     if (h->n_text == 0 || h->n_text > SESSION_MOST_TOKENS || h->n_prompt == 0 ||
-        h->n_prompt >= h->n_text || h->n_answer >= h->n_text || h->block_offset % SESSION_HEADER_BYTES ||
+        h->n_prompt >= h->n_text || h->n_answer >= h->n_text ||
+        h->block_offset % SESSION_HEADER_BYTES ||
         !checked_range(SESSION_HEADER_BYTES, text_bytes, h->block_offset) ||
         h->block_offset - SESSION_HEADER_BYTES - text_bytes >= SESSION_HEADER_BYTES ||
         !checked_range(h->block_offset, h->block_bytes, s->file_bytes) ||
