@@ -339,7 +339,8 @@ enum pipit_param {
 
 /* PIPIT_EMBED: the prompt's hidden states behind the model's last norm, f32 (1, n_embd), or
  * (n_prompt, n_embd) with PIPIT_POOL_NONE, in the output lease, which it needs (TOO_LARGE says in count_a
- * how large); told by a PIPIT_EVENT_BULK of kind PIPIT_BULK_HIDDEN. */
+ * how large); told by a PIPIT_EVENT_BULK of kind PIPIT_BULK_HIDDEN. UNSUPPORTED where the cache policy
+ * reads the prompt layer by layer (prefill=layered, longer than its budget): it drops rows. */
 enum pipit_pooling { PIPIT_POOL_MEAN, PIPIT_POOL_LAST, PIPIT_POOL_NONE };
 
 PIPIT_CHECKED int pipit_request_create(struct pipit_client *client, enum pipit_kind kind,

@@ -140,7 +140,8 @@ struct engine_request {
     float *logits;
     int32_t logits_rows;
     /* EMBED: f32 (1, n_embd), or (n_prompt, n_embd) with POOL_NONE, each row of length 1 with `unit`;
-     * written once, before the event HIDDEN. Policies that evict need prefill=dense. */
+     * written once, before the event HIDDEN. Rows are of all the prompt's tokens, behind the last norm,
+     * so a prompt that would be read layer by layer (prefill=layered, longer than the budget) is -ENOTSUP. */
     float *hidden;
     enum engine_pool pool;
     bool unit;

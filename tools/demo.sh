@@ -6,6 +6,10 @@
 #   --swiftkv: with the distilled overlay of models/ (16 layers share one K and V), FP8 and
 #   keyformer:50%; the memory plan is printed beside the base model's
 set -euo pipefail
+if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then
+    sed -n '3,7s/^# \{0,1\}//p' "$0"
+    exit 0
+fi
 cd "$(dirname "$0")/.."
 
 swiftkv=

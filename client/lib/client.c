@@ -12,7 +12,7 @@
 #include "base/cleanup.h"
 #include "client/lib/client.h"
 
-enum { METRICS_BYTES = 65536, SESSIONS_BYTES = 16 << 10 };
+enum { METRICS_BYTES = 65536, SESSIONS_BYTES = 16 << 10, SESSIONS_MOST = 128 << 10 };
 
 int pipit_client_create(struct pipit_client **ret)
 {
@@ -343,6 +343,15 @@ static bool last_name(const char *text, size_t len, char after[LANE_SESSION_NAME
     return true;
 }
 
+/* The daemon reads the folder for each page, so pages are large where the lane has room for them.
+ */
+static size_t page_bytes(const struct pipit_client *c)
+{
+    uint64_t n = c->info.from_daemon_bytes / 4;
+
+    return n < SESSIONS_BYTES ? SESSIONS_BYTES : n > SESSIONS_MOST ? SESSIONS_MOST : (size_t)n;
+}
+
 /* Page by page, until one is empty. */
 int pipit_client_sessions(struct pipit_client *c, char **ret, size_t *ret_len,
                           struct pipit_error *reterr)
@@ -361,7 +370,7 @@ int pipit_client_sessions(struct pipit_client *c, char **ret, size_t *ret_len,
         lane_record_init(&ask, LANE_SESSION, NULL);
         ask.session.op = LANE_SESSION_LIST;
         memcpy(ask.session.name, after, strlen(after));
-        r = client_fetch_text(c, &ask, SESSIONS_BYTES, &page, &len, reterr);
+        r = client_fetch_text(c, &ask, page_bytes(c), &page, &len, reterr);
         more = r == 0 ? realloc(all, n + len + 1) : NULL;
         if (!more) {
             free(page);

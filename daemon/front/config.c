@@ -115,7 +115,8 @@ static struct option_table table_of(bool plan)
         .usage = plan ? "pipitd plan --model FILE [OPTION]..." : "pipitd --model FILE [OPTION]...",
         .intro = plan ? "Prints every byte the daemon would hold, and whether it fits (exit code 0 "
                         "or 4)."
-                      : "Serves one language model to local programs.",
+                      : "Serves one language model to local programs. 'pipitd plan' with the same\n"
+                        "options prints the memory that this takes, and starts nothing.",
         .command = plan ? PLAN : SERVE,
     };
 }

@@ -124,19 +124,32 @@ static void read_pid(int fd, char *ret, size_t size)
     ret[strcspn(ret, "\n")] = '\0';
 }
 
+/* Whoever had it before may have removed it between our open() and our lock. */
+static bool is_named(int fd, const char *path)
+{
+    struct stat a;
+    struct stat b;
+
+    return fstat(fd, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
 int rundir_lock(struct rundir *r, struct error *reterr)
 {
     char path[sizeof(r->path) + 16];
     char pid[24];
+    int rc;
 
     (void)snprintf(path, sizeof(path), "%s/lock", r->path);
-    r->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (r->lock_fd < 0) {
-        return error_set_errno(reterr, -errno, "cannot open %s", path);
-    }
-    if (flock(r->lock_fd, LOCK_EX | LOCK_NB)) {
-        int rc = -errno;
-
+    do {
+        close_fd(&r->lock_fd);
+        r->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (r->lock_fd < 0) {
+            return error_set_errno(reterr, -errno, "cannot open %s", path);
+        }
+        rc = flock(r->lock_fd, LOCK_EX | LOCK_NB) ? -errno : 0;
+    } while (rc == 0 && !is_named(r->lock_fd, path));
+    if (rc) {
         read_pid(r->lock_fd, pid, sizeof(pid));
         close_fd(&r->lock_fd);
         if (rc == -EWOULDBLOCK) {
@@ -202,6 +215,12 @@ void rundir_close(struct rundir *r)
 
     if (r->lane_fd >= 0 && !r->activated) {
         (void)snprintf(path, sizeof(path), "%s/lane.sock", r->path);
+        (void)unlink(path);
+        if (r->gateway_fd < 0) { /* its gateway, which libzmq leaves the name of, was our child */
+            (void)snprintf(path, sizeof(path), "%s/zmq.sock", r->path);
+            (void)unlink(path);
+        }
+        (void)snprintf(path, sizeof(path), "%s/lock", r->path);
         (void)unlink(path);
     }
     close_fd(&r->lane_fd);

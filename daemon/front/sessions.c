@@ -21,7 +21,7 @@
 #include "daemon/front/lane.h"
 
 #define SUFFIX ".session"
-enum { LIST_MOST = 16 << 10 };
+enum { LIST_MOST = 128 << 10 }; /* some 2000 names: a page reads the whole folder */
 
 /* Makes a folder and those above it. */
 static int make_path(const char *path)

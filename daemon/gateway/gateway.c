@@ -311,7 +311,7 @@ int gateway_run(struct gateway *g, int stop_fd, struct notify *n, struct error *
     }
     notify_send(n, "STOPPING=1");
     if (rc == -EPIPE) {
-        log_info("the front ended the lane");
+        log_debug("the front ended the lane");
         return 0;
     }
     if (rc) {

@@ -227,7 +227,9 @@ int main(int argc, char **argv)
     }
     limit_process(&c);
     rc = serve(&c, &e);
-    if (rc) {
+    if (rc == -EPIPE && c.lane_fd >= 0) {
+        log_debug("%s", e.text); /* pipitd, whose child this is, has ended, and said why */
+    } else if (rc) {
         log_error("%s", e.text);
     }
     options_clear(&table, &c);

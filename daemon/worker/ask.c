@@ -10,6 +10,7 @@
 
 #include "base/utf8.h"
 #include "engine/text/tok.h"
+#include "proto/lane/record.h"
 
 enum { MAX_POLICY = 1024, FIRST_MESSAGES = 16 };
 
@@ -235,6 +236,27 @@ int ask_read(const uint8_t *items, size_t size, bool hooks, struct ask *ret, str
         ask_clear(ret);
     }
     return rc;
+}
+
+int ask_check(const struct ask *a, uint32_t kind, struct error *reterr)
+{
+    bool answers = kind == LANE_KIND_GENERATE || kind == LANE_KIND_CHAT;
+    uint32_t fit = answers                   ? TLV_S_SEED | TLV_S_IGNORE_END | TLV_S_GREEDY
+                   : kind == LANE_KIND_SCORE ? TLV_S_LOGITS
+                   : kind == LANE_KIND_EMBED ? TLV_S_POOL_LAST | TLV_S_POOL_NONE | TLV_S_NOT_UNIT
+                                             : 0;
+
+    if (a->sampling.flags & ~fit) {
+        return error_set(reterr, -EINVAL,
+                         "sampling flags 0x%x mean nothing to this kind of request",
+                         a->sampling.flags & ~fit);
+    }
+    if (!answers && (a->n_stops || a->sampling.n_logprobs > 0)) {
+        return error_set(reterr, -EINVAL,
+                         "%s are for answers: this kind of request draws no tokens",
+                         a->n_stops ? "stop strings" : "alternatives");
+    }
+    return 0;
 }
 
 void ask_clear(struct ask *a)

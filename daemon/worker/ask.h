@@ -43,6 +43,8 @@ struct ask {
  * -ENOMEM. `hooks`: a TLV_SESSION with a colon is a test's order. After an error the ask is cleared. */
 int ask_read(const uint8_t *items, size_t size, bool hooks, struct ask *ret,
              struct error *reterr) WARN_UNUSED;
+/* Wishes that mean nothing to a kind of request (enum lane_kind) are refused, not passed over: -EINVAL. */
+int ask_check(const struct ask *a, uint32_t kind, struct error *reterr) WARN_UNUSED;
 void ask_clear(struct ask *a);
 
 /* The parameters for the engine's sampler: ranges are the sampler's to check. `seed` is for an ask

@@ -189,6 +189,35 @@ static void note_policy(struct job *j, const struct ask *a)
     }
 }
 
+/* What its header tells: is it free, and kept as the request wants it, and is there room behind it?
+ */
+static int check_session(const struct job *j, const struct ask *a, struct error *reterr)
+{
+    const struct session *s = &j->session;
+    int32_t ctx = engine_info(atomic_load(&j->worker->engine))->ctx;
+    char policy[SESSION_POLICY_MAX];
+    struct policy p;
+
+    if (in_use(j)) {
+        return error_set(reterr, -EBUSY, "session %s is in use by another request", s->name);
+    }
+    if (!session_exists(s)) {
+        return 0;
+    }
+    if (a->kv && policy_parse(a->kv, &p, NULL) == 0) { /* else the engine will say what is wrong */
+        policy_print(&p, policy, sizeof(policy));
+        if (strcmp(policy, s->head.policy) != 0) {
+            return error_set(reterr, -EINVAL, "session %s was begun with --kv %s: leave --kv out",
+                             s->name, s->head.policy);
+        }
+    }
+    if (s->head.n_text >= (uint32_t)ctx) {
+        return error_set(reterr, -EMSGSIZE, "session %s holds %u tokens, the context %d", s->name,
+                         s->head.n_text, ctx);
+    }
+    return 0;
+}
+
 static int open_session(struct job *j, const struct ask *a, const struct lane_e_request *e, int dir,
                         struct error *reterr)
 {
@@ -208,14 +237,15 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_e_
     atomic_store(&j->worker->files, true);
     rc = session_open(&j->session, atomic_load(&j->worker->engine), dir, a->session, a->session_len,
                       reterr);
+    rc = rc ? rc : check_session(j, a, reterr);
+    if (!rc && session_exists(&j->session)) {
+        rc = session_load(&j->session, atomic_load(&j->worker->engine), reterr);
+    }
     atomic_store(&j->worker->files_ns, clock_ns());
     atomic_store(&j->worker->files, false);
     if (rc == -EBADMSG ||
         rc == -ENOTSUP) { /* the request is well: a file is bad, as a model may be */
         reterr->code = -ESTALE;
-    }
-    if (!rc && in_use(j)) {
-        rc = error_set(reterr, -EBUSY, "session %s is in use by another request", j->session.name);
     }
     if (!rc) {
         note_policy(j, a);
@@ -390,6 +420,21 @@ static int check_forced(const struct worker *w, const struct lane_e_request *e,
     return 0;
 }
 
+/* Refused for want of something that a daemon plans at its start: with what plan it runs, and what
+ * asks for so much. */
+static void explain(const struct job *j, const struct ask *a, struct error *reterr)
+{
+    const char *kv = j->worker->config.kv ? j->worker->config.kv : "full";
+    size_t n = strlen(reterr->text);
+
+    bool open_end =
+        a->sampling.max_tokens == 0 && (j->kind == LANE_KIND_GENERATE || j->kind == LANE_KIND_CHAT);
+
+    /* The shorter part first: the record has 184 bytes. */
+    (void)snprintf(reterr->text + n, sizeof(reterr->text) - n, "%s (this daemon runs with --kv %s)",
+                   open_end ? "; -n N asks for less" : "", kv);
+}
+
 static int submit(struct job *j, const struct ask *a, const struct lane_e_request *e,
                   const int32_t *forced, struct counts *c, struct error *reterr)
 {
@@ -431,7 +476,12 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
         return error_set(reterr, -ENOTSUP, "no logits from a session under a policy that evicts");
     }
     rc = rc ? rc : lay_output(j, e, logits, &q, c, reterr);
-    rc = rc ? rc : engine_submit(engine, &q, &j->handle, reterr);
+    if (!rc) {
+        rc = engine_submit(engine, &q, &j->handle, reterr);
+        if (rc == -ENOMEM) {
+            explain(j, a, reterr);
+        }
+    }
     if (rc == -EMSGSIZE) {
         *c = (struct counts){.a = (uint64_t)j->n_prompt,
                              .b = (uint64_t)engine_info(engine)->ctx - 1};
@@ -579,6 +629,11 @@ static int dispatch(struct job *j, const struct lane_e_request *e, int *dir, str
     rc =
         rc ? rc : ask_read(w->journal + e->journal_offset, e->tlv_bytes, w->test_hooks, &a, reterr);
     if (rc) {
+        return rc;
+    }
+    rc = ask_check(&a, j->kind, reterr);
+    if (rc) {
+        ask_clear(&a);
         return rc;
     }
     switch (j->kind) {

@@ -126,6 +126,7 @@ static int print_plan(const struct settings *s)
     if (rc) {
         log_error("%s", e.text);
     }
+    worker_warn_ctx(plan);
     free(plan);
     return code;
 }

@@ -230,8 +230,12 @@ int session_open(struct session *s, const struct engine *e, int dir, const char 
         return errno == ENOENT ? 0 : error_set_errno(reterr, -errno, "session %s", s->name);
     }
     r = read_header(s, reterr);
-    r = r ? r : check_header(s, info, reterr);
-    return r ? r : check_parts(s, info, reterr);
+    return r ? r : check_header(s, info, reterr);
+}
+
+int session_load(struct session *s, const struct engine *e, struct error *reterr)
+{
+    return check_parts(s, engine_info(e), reterr);
 }
 
 void session_close(struct session *s)

@@ -64,11 +64,14 @@ static inline bool session_exists(const struct session *s)
 
 void session_init(struct session *s);
 
-/* Opens NAME in the folder `dir`, which becomes the session's; a name without a file is a new
- * session. -EINVAL (name), -EBADMSG (broken, another model), -ENOTSUP (another version), or what
+/* Opens NAME in the folder `dir`, which becomes the session's, and looks at its header; a name without a
+ * file is a new session. -EINVAL (name), -EBADMSG (broken, another model), -ENOTSUP (another version), or what
  * the system says. */
 int session_open(struct session *s, const struct engine *e, int dir, const char *name, size_t len,
                  struct error *reterr) WARN_UNUSED;
+/* The text, and the sums of all that the header does not hold: a read of the whole file, so what can be
+ * refused by the header is refused before. -EBADMSG. */
+int session_load(struct session *s, const struct engine *e, struct error *reterr) WARN_UNUSED;
 void session_close(struct session *s); /* takes one that was only initialised, too */
 
 /* Of the snapshot in the file, as engine_request.saved_read; arg: the session. */

@@ -84,6 +84,15 @@ int worker_exit_code(int rc, const struct error *e)
     return rc == -EINVAL || setting ? EXIT_USAGE : EXIT_MODEL;
 }
 
+void worker_warn_ctx(const struct plan *p)
+{
+    if (p->ctx_model > 0 && p->ctx > p->ctx_model) {
+        log_warning("a context of %d: the model was trained on texts of %d tokens, and answers "
+                    "badly beyond them",
+                    p->ctx, p->ctx_model);
+    }
+}
+
 /* A name cut at a character, NUL-padded. */
 static void copy_name(char *to, size_t size, const char *from)
 {
@@ -233,6 +242,7 @@ static int load(struct worker *w)
     if (engine_info(e)->passed_by[0]) {
         log_info("backend auto: no GPU is used (%s)", engine_info(e)->passed_by);
     }
+    worker_warn_ctx(engine_plan_of(e));
     open_chat(w, e);
     figures_backend(w);
     send_figures(w);

@@ -212,13 +212,13 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
     int v = shape_variant(s, p);
 
     if (v < 0) {
-        return error_set(reterr, -ENOTSUP,
+        return error_set(reterr, -ENOMEM,
                          "the plan has no pages of this policy's precision; start the daemon with "
                          "--kv naming it");
     }
     if (p->chunk > s->config.max_chunk) {
-        return error_set(reterr, -ENOTSUP, "chunk=%d is more than the %d rows planned for",
-                         p->chunk, s->config.max_chunk);
+        return error_set(reterr, -ENOMEM, "chunk=%d is more than the %d rows planned for", p->chunk,
+                         s->config.max_chunk);
     }
     shape_need(s, p, v, text, &need);
     int r = check_select(s, p, reterr);

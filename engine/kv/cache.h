@@ -65,7 +65,7 @@ int cache_create(struct shape *shape, struct backend *be, struct cache **ret,
                  struct error *reterr) WARN_UNUSED;
 void cache_destroy(struct cache *c); /* takes NULL */
 
-/* Can it ever sit down? -ENOMEM with numbers, -ENOTSUP for a page class that the plan lacks. */
+/* Can it ever sit down? -ENOMEM for what the plan lacks, with numbers; -ENOTSUP for what no plan has. */
 int cache_check(const struct cache *c, const struct policy *p, const struct shape_text *text,
                 struct error *reterr) WARN_UNUSED;
 

@@ -15,9 +15,9 @@
 #include "engine/kv/cache.h"
 
 enum {
-    LEAST_CTX = 2, /* a prompt of one token and one to follow */
-    MIN_CTX = 256, /* less is not chosen for a user who did not ask for it */
-    MAX_SEQS = 4096,
+    LEAST_CTX = 2,   /* a prompt of one token and one to follow */
+    MIN_CTX = 256,   /* less is not chosen for a user who did not ask for it */
+    MAX_SEQS = 1024, /* as pipitd --sequences */
     ADVICE_BYTES = 192,
 };
 
@@ -163,6 +163,7 @@ int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_s
     if (r) {
         return r;
     }
+    ret->ctx_model = in->ctx_model;
     ret->max_ctx = max_ctx >= LEAST_CTX ? max_ctx : 0;
     ret->max_sequences = search(in, MAX_SEQS, ctx, false);
     policy_print(&in->shape.mix.part[0].policy, ret->policy, sizeof(ret->policy));
@@ -219,8 +220,9 @@ void plan_print_json(const struct plan *p, FILE *out)
     }
     fprintf(out,
             "], \"ctx\": %d, \"sequences\": %d, \"fits\": %s, \"max_ctx\": %d, "
-            "\"max_sequences\": %d}\n",
-            p->ctx, p->n_seqs, p->fits ? "true" : "false", p->max_ctx, p->max_sequences);
+            "\"max_sequences\": %d, \"trained_ctx\": %d}\n",
+            p->ctx, p->n_seqs, p->fits ? "true" : "false", p->max_ctx, p->max_sequences,
+            p->ctx_model);
 }
 
 void plan_print_table(const struct plan *p, FILE *out)

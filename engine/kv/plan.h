@@ -43,6 +43,7 @@ struct plan {
     bool fits;
     int32_t ctx;
     int32_t n_seqs;
+    int32_t ctx_model;     /* that the model was trained on */
     int32_t max_ctx;       /* that would fit with n_seqs */
     int32_t max_sequences; /* that would fit with ctx */
     int32_t n_classes;

@@ -338,8 +338,9 @@ static int parse_options(struct parser *p, const struct word_row *w, bool more, 
 
 static int parse_budget(struct parser *p, struct policy *pol)
 {
-    const char *start = p->at;
-    int r = parse_int(p, "a budget", 2, 1 << 24, &pol->budget);
+    bool percent = p->at[strspn(p->at, "0123456789")] == '%';
+    int r = parse_int(p, percent ? "a budget in percent" : "a budget", 2, percent ? 100 : 1 << 24,
+                      &pol->budget);
 
     if (r) {
         return r;
@@ -350,10 +351,6 @@ static int parse_budget(struct parser *p, struct policy *pol)
         if (strncmp(p->at, "ctx", 3) == 0) {
             p->at += 3;
             pol->budget_kind = POLICY_PERCENT_CTX;
-        }
-        if (pol->budget > 100) {
-            p->at = start;
-            return fault_range(p, "a budget in percent", 2, 100);
         }
     }
     return 0;

@@ -416,9 +416,11 @@ static int lay_pages(struct shape *s, struct error *reterr)
         } else if (sets < 1.0) {
             return error_set(reterr, -ENOMEM,
                              "%d%% of the cache does not hold one sequence of %d positions under "
-                             "policy %d; it needs %.0f%%",
+                             "policy %d: it would with %.0f%%, or with %.0f sequences instead of "
+                             "%d",
                              s->config.mix.part[v].share, s->config.ctx, v + 1,
-                             100.0 * (double)need_bytes(s, need.pages) / (double)total + 0.5);
+                             s->config.mix.part[v].share / sets + 0.5,
+                             s->config.n_seqs / sets + 0.5, s->config.n_seqs);
         }
         for (int32_t c = 0; c < s->n_classes; c++) {
             s->classes[c].n_pages += (uint32_t)(sets * need.pages[c]);

@@ -225,7 +225,9 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
                       "scoring beyond a SwiftKV split needs a policy with prefill=dense");
     }
     if (layered && r->kind == ENGINE_EMBED) {
-        e = error_set(reterr, -ENOTSUP, "an embedding needs a policy that keeps the whole prompt");
+        e = error_set(reterr, -ENOTSUP,
+                      "an embedding needs every token's hidden state: prefill=dense or "
+                      "bounded, or a policy whose budget holds the prompt");
     }
     if (!e) {
         e = request_create(r, max_new, &q, reterr);

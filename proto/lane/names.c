@@ -35,7 +35,7 @@ static const struct name errors[] = {
     [LANE_E_NOT_FOUND]        = {"NOT_FOUND", 4},
     [LANE_E_MODEL]            = {"MODEL", 6},
     [LANE_E_ENGINE_CRASHED]   = {"ENGINE_CRASHED", 8},
-    [LANE_E_SHUTDOWN]         = {"SHUTDOWN", 8},
+    [LANE_E_SHUTDOWN]         = {"SHUTDOWN", 4},
     [LANE_E_TOO_LARGE]        = {"TOO_LARGE", 4},
     [LANE_E_INTERNAL]         = {"INTERNAL", 8},
 };

@@ -204,6 +204,20 @@ class Policies(Served):
         self.assertIn(f'pipit_policy_evictions_total{{policy="{end["policy"]}"}} {end["evicted"]}\n', metrics)
         self.assertIn(f"pipit_evictions_total {end['evicted']}\n", metrics)
 
+    def test_what_this_daemon_does_not_hold(self):
+        """Refused with one exit code, and with what the daemon runs with; a full cache by the whole context names -n."""
+        for kv in ("k16v8", "full,chunk=5000"):
+            rc, out, err = self.cli(*RAW, "--kv", kv, "-n", "4", "x")
+            self.assertEqual((rc, out), (4, b""), err)
+            self.assertIn("this daemon runs with --kv full=60%;fp8+keyformer:50%,min=4=40%", err)
+            self.assertNotIn("-n N", err)
+        d = CliDaemon("--kv", "keyformer:25%,min=4")
+        self.addCleanup(d.stop)
+        rc, _, err = d.cli(*RAW, "--kv", "full", "x")
+        self.assertEqual(rc, 4, err)
+        self.assertIn("-n N asks for less", err)
+        self.assertEqual(d.cli(*RAW, "--kv", "full", "-n", "4", "x")[0], 0)
+
     def test_more_than_the_table_holds(self):
         before = sum(p["requests"] for p in self.status()["kv"]["policies"])
         for n in range(20, 32):

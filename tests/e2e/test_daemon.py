@@ -207,6 +207,12 @@ class Answers(Served):
             (item(T_PROMPT, "a") + item(T_SCHEMA, "{}"), {}, "UNSUPPORTED"),
             (item(T_PROMPT, "a") + item(T_SESSION, "s"), {}, "INVALID"),
             (item(T_PROMPT, "a"), {"kind": EMBED}, "INVALID"),  # without a lease
+            (item(T_PROMPT, "a b") + sampling(seed=1), {"kind": SCORE}, "INVALID"),  # wishes of answers, and
+            (item(T_PROMPT, "a b") + sampling(flags=S_IGNORE_END), {"kind": SCORE}, "INVALID"),
+            (item(T_PROMPT, "a b") + sampling(n_logprobs=2), {"kind": SCORE}, "INVALID"),
+            (item(T_PROMPT, "a b") + item(T_STOP, "b"), {"kind": TOKENIZE}, "INVALID"),
+            (item(T_PROMPT, "a b") + sampling(flags=16), {"kind": SCORE}, "INVALID"),  # of embeddings
+            (item(T_PROMPT, "a b") + sampling(flags=32), {}, "INVALID"),
             (item(T_PROMPT, "a"), {"kind": CHAT}, "UNSUPPORTED"),  # this model has no template
             (item(T_ROLE, "user") + sampling(), {"kind": CHAT}, "INVALID"),
             (item(T_ROLE, "robot") + item(T_CONTENT, "x"), {"kind": CHAT}, "INVALID"),

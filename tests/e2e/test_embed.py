@@ -107,7 +107,8 @@ class Embed(unittest.TestCase):
         self.start("--kv", "h2o:16")
         rc, _, err = self.daemon.cli("embed", GOLDEN[3]["text"])
         self.assertNotEqual(rc, 0)
-        self.assertIn("keeps the whole prompt", err)
+        self.assertIn("prefill=dense or bounded", err)
+        self.embed("--kv", "h2o:16,prefill=bounded", "Once upon a time")
         self.embed("--kv", "h2o:16,prefill=dense", "Once upon a time")
 
 

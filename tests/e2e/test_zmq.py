@@ -599,6 +599,16 @@ class Deaths(unittest.TestCase):
         self.assertEqual(self.daemon.process.wait(10 * SLOW), 0)
         self.assertLess(time.monotonic() - start, 2 * SLOW)
         self.assertFalse(os.path.exists(f"/proc/{self.daemon.process.pid}"))
+        self.assertEqual(os.listdir(self.daemon.folder), ["log"], "nothing is left behind")
+        self.assertNotIn(GATEWAY, self.daemon.text())
+
+    def test_a_start_that_fails(self):
+        """The cause is the engine's to tell, and nobody else's noise."""
+        d = Daemon(model="/nowhere/m.gguf", gateway="yes", wait=False)
+        self.assertEqual(d.process.wait(20 * SLOW), 6)
+        self.assertIn("/nowhere/m.gguf", d.text())
+        self.assertNotIn(GATEWAY, d.text())
+        d.stop()
 
     def test_vanished_client_is_cancelled(self):
         with Client(self.path) as other:

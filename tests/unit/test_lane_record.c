@@ -141,6 +141,12 @@ Test(lane_record, offsets_are_the_golden_ones)
 
 static const uint8_t some_id[16] = {7};
 
+Test(lane_record, exit_codes_of_the_documentation)
+{
+    cr_assert_eq(lane_error_exit(LANE_E_SHUTDOWN), 4, "refused: nothing was begun");
+    cr_assert_eq(lane_reason_exit(LANE_REASON_SHUTDOWN), 8, "an answer was cut");
+}
+
 Test(lane_record, sizes_and_init)
 {
     struct lane_record r;

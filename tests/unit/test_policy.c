@@ -170,6 +170,7 @@ Test(policy, faults_say_where)
         {"window:-5", 8, "from 2 to", -EINVAL},
         {"window:99999999999999999999", 8, "from 2 to", -EINVAL},
         {"h2o:101%", 5, "from 2 to 100", -EINVAL},
+        {"h2o:1%", 5, "a budget in percent takes a number from 2 to 100", -EINVAL},
         {"h2o:50%,tau=1", 9, "takes the options", -EINVAL},
         {"h2o:50%,recent=101%", 16, "from 0 to 100", -EINVAL},
         {"h2o:50%,recent=30", 18, "'%' must follow", -EINVAL},
