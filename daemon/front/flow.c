@@ -114,11 +114,12 @@ struct leases {
 static struct lane *lease_home(struct lane *l, const struct flow_who *who,
                                const struct lane_request *q)
 {
-    struct lane *home = q->lease_lane ? lane_find(l->front, q->lease_lane) : l;
+    struct lane *home = q->lease_lane ? lane_find(l->front, q->lease_lane) : NULL;
 
-    if (home == l) {
+    if (q->lease_lane == 0) {
         return l;
     }
+    /* Not the gateway's own either: there lie the requests of all its clients. */
     return home && l->privileged && !home->privileged && home->hello_done &&
                    home->uid == who->uid && who->tenant_len == 0
                ? home

@@ -370,6 +370,9 @@ class Leases(Served):
         gateway = self.daemon.child(GATEWAY)
         for lane in range(1, self.lane.hello.lane_id):  # the gateway's own lane is among them
             asks(pb.Error.DENIED, lane=lane, buf=1, generation=1)
+            r = pb.Request(unary=True)  # there its clients' requests lie
+            self.name(r.detokenize.input, other, 4, lane=lane, buf=1, generation=1)
+            self.assertEqual(self.error(r).code, pb.Error.DENIED)
         self.assertEqual(self.daemon.child(GATEWAY), gateway)
         r = pb.Request(id=os.urandom(16))
         self.name(r.score.input, other, 64)
