@@ -241,7 +241,7 @@ int ask_read(const uint8_t *items, size_t size, bool hooks, struct ask *ret, str
 int ask_check(const struct ask *a, uint32_t kind, struct error *reterr)
 {
     bool answers = kind == LANE_KIND_GENERATE || kind == LANE_KIND_CHAT;
-    uint32_t fit = answers                   ? TLV_S_SEED | TLV_S_IGNORE_END | TLV_S_GREEDY
+    uint32_t fit = answers ? TLV_S_SEED | TLV_S_IGNORE_END | TLV_S_GREEDY | TLV_S_NO_DRAFT
                    : kind == LANE_KIND_SCORE ? TLV_S_LOGITS
                    : kind == LANE_KIND_EMBED ? TLV_S_POOL_LAST | TLV_S_POOL_NONE | TLV_S_NOT_UNIT
                                              : 0;
