@@ -390,7 +390,7 @@ enum pipit_event_type {
 
 struct pipit_alt {
     int32_t token;
-    float logprob;
+    float logprob; /* NaN: not known (a saved turn, said again) */
     const char *text; /* the token's bytes, perhaps no whole character */
     size_t text_len;
 };

@@ -117,21 +117,22 @@ static void start(struct front *f, struct request *r)
         }
     }
     engine_record(&rec, LANE_E_REQUEST, r);
-    rec.e_request = (struct lane_e_request){.kind = r->kind,
-                                            .urgency = r->urgency,
-                                            .lane_id = home ? home->id : 0,
-                                            .journal_offset = journal_tlv_offset(&r->log),
-                                            .tlv_bytes = r->log.tlv_bytes,
-                                            .out_offset = r->out_offset,
-                                            .out_bytes = r->out_bytes,
-                                            .in_offset = r->in_offset,
-                                            .in_bytes = r->in_bytes,
-                                            .principal = r->who->hash,
-                                            .out_buf = r->out_buf,
-                                            .out_generation = r->out_generation,
-                                            .flags = r->flags,
-                                            .seed = r->seed,
-                                            .session_bytes = f->config->session_bytes};
+    rec.e_request =
+        (struct lane_e_request){.kind = r->kind,
+                                .urgency = r->urgency,
+                                .lane_id = home ? home->id : 0,
+                                .journal_offset = journal_tlv_offset(&r->log),
+                                .tlv_bytes = r->log.tlv_bytes,
+                                .out_offset = r->out_offset,
+                                .out_bytes = r->out_bytes,
+                                .in_offset = r->in_offset,
+                                .in_bytes = r->in_bytes,
+                                .principal = r->who->hash,
+                                .out_buf = r->out_buf,
+                                .out_generation = r->out_generation,
+                                .flags = r->flags | (r->n_crashes ? LANE_F_REPLAYED : 0),
+                                .seed = r->seed,
+                                .session_bytes = f->config->session_bytes};
     memcpy(rec.e_request.client_id, r->id, sizeof(r->id));
     if (r->n_crashes && prepare_replay(f, r, &rec.e_request)) {
         ending_error(f, r, LANE_E_NO_MEMORY, "the journal has no room to replay this request");

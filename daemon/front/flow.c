@@ -279,7 +279,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
         (void)attach(f, l, r, 1);
         return;
     }
-    if (rec->h.flags & LANE_F_SESSION && who->tenant_len && !l->privileged) {
+    if (rec->h.flags & LANE_F_SESSION && who->tenant_len) {
         lane_send_error(l, rec->h.id, LANE_E_DENIED, 0,
                         "sessions are a user's: a request that names a tenant has none");
         return;

@@ -7,6 +7,7 @@
 #include "daemon/worker/answer.h"
 
 #include <errno.h>
+#include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -179,7 +180,7 @@ static void say_token(struct job *j, int32_t index, int32_t token, float logprob
 void answer_said(struct job *j, const int32_t *ids, uint32_t from, uint32_t n)
 {
     for (uint32_t i = from; i < n && j->stop.hit < 0; i++) {
-        say_token(j, (int32_t)i, ids[i], 0, 0);
+        say_token(j, (int32_t)i, ids[i], NAN, 0); /* the file has no probabilities */
     }
 }
 

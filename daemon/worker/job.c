@@ -189,9 +189,21 @@ static void note_policy(struct job *j, const struct ask *a)
     }
 }
 
+/* An engine or a front died between the save and the request's last record: the session holds this
+ * turn already, which is not to be said twice. The front says that it is a replay: a client that
+ * takes an id again has asked something new. A file that does not know how long its answer is
+ * cannot say what nobody has heard. */
+static bool is_saved(const struct job *j, const struct lane_e_request *e)
+{
+    return session_exists(&j->session) && e->flags & LANE_F_REPLAYED &&
+           (j->session.head.n_answer || e->n_forced) &&
+           memcmp(j->session.head.request, j->session.request, sizeof(j->session.request)) == 0;
+}
+
 /* What its header tells: is it free, and kept as the request wants it, and is there room behind it?
  */
-static int check_session(const struct job *j, const struct ask *a, struct error *reterr)
+static int check_session(const struct job *j, const struct ask *a, const struct lane_e_request *e,
+                         struct error *reterr)
 {
     const struct session *s = &j->session;
     int32_t ctx = engine_info(atomic_load(&j->worker->engine))->ctx;
@@ -201,13 +213,13 @@ static int check_session(const struct job *j, const struct ask *a, struct error 
     if (in_use(j)) {
         return error_set(reterr, -EBUSY, "session %s is in use by another request", s->name);
     }
-    if (!session_exists(s)) {
+    if (!session_exists(s) || is_saved(j, e)) {
         return 0;
     }
     if (a->kv && policy_parse(a->kv, &p, NULL) == 0) { /* else the engine will say what is wrong */
         policy_print(&p, policy, sizeof(policy));
         if (strcmp(policy, s->head.policy) != 0) {
-            return error_set(reterr, -EINVAL, "session %s was begun with --kv %s: leave --kv out",
+            return error_set(reterr, -EINVAL, "leave --kv out: session %s was begun with %s",
                              s->name, s->head.policy);
         }
     }
@@ -237,7 +249,7 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_e_
     atomic_store(&j->worker->files, true);
     rc = session_open(&j->session, atomic_load(&j->worker->engine), dir, a->session, a->session_len,
                       reterr);
-    rc = rc ? rc : check_session(j, a, reterr);
+    rc = rc ? rc : check_session(j, a, e, reterr);
     if (!rc && session_exists(&j->session)) {
         rc = session_load(&j->session, atomic_load(&j->worker->engine), reterr);
     }
@@ -492,14 +504,6 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
     return rc;
 }
 
-/* An engine or a front died between the save and the request's last record: the session holds this
- * turn already, which is not to be said twice. */
-static bool is_saved(const struct job *j)
-{
-    return session_exists(&j->session) &&
-           memcmp(j->session.head.request, j->session.request, sizeof(j->session.request)) == 0;
-}
-
 static void end_before(struct job *j, const struct ask *a, const struct lane_e_request *e,
                        uint32_t reason)
 {
@@ -550,7 +554,7 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
     size_t n;
     int rc = open_session(j, a, e, dir, reterr);
 
-    if (!rc && is_saved(j)) {
+    if (!rc && is_saved(j, e)) {
         return end_saved(j, a, e, forced, reterr);
     }
     if (!rc) {

@@ -244,7 +244,7 @@ struct lane_progress {
 struct lane_token {
     int32_t index;   /* of the new token, from 0 */
     int32_t token;   /* -1 in LANE_TEXT */
-    float logprob;
+    float logprob; /* NaN: not known (a saved turn, said again) */
     uint16_t text_len; /* 0 while text is held back (half a character, half a stop string) */
     uint16_t n_alts;   /* LANE_ALT records that came just before */
     uint8_t text[200]; /* whole UTF-8 characters */

@@ -177,7 +177,7 @@ class Continuing(Sessions):
         p.communicate()
         if p.returncode == 7:
             self.assertEqual(self.content(), before)
-        self.ask("x", fails=(2, "was begun with --kv f16+full,chunk=512: leave --kv out"), more=("--kv", "full,chunk=64"))
+        self.ask("x", fails=(2, "leave --kv out: session s was begun with f16+full,chunk=512"), more=("--kv", "full,chunk=64"))
 
     def test_a_chat_through_its_template(self):
         model = os.environ.get("PIPIT_SMOLLM2")

@@ -14,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-from lane import (ALT, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, Lane, item, prompt, sampling,
+from lane import (ALT, DONE, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, Lane, item, prompt, sampling,
                   text_of)
 
 try:
@@ -325,17 +325,25 @@ class Successor(Base):
     def test_a_saved_turn_is_said_once_and_in_full(self):
         """Killed when the session's file has its name, having heard nothing of the turn, or some of it: what is
         missing is said from the file, and the turn is not taken again."""
-        self.configure(state_dir=os.path.join(self.folder, "state"))
-        self.arguments = ["--test-hooks"]
+        self.killed_when_saved((0, 3), "length", n=60)
 
-        def turn(lane, session, text, hook="", n=60):
+    def test_saved_at_the_contexts_end(self):
+        """The same where the saved turn leaves no room for another."""
+        self.killed_when_saved((3,), "context", "--ctx", "64", n=0)
+
+    def killed_when_saved(self, heard, reason, *arguments, n):
+        self.configure(state_dir=os.path.join(self.folder, "state"))
+        self.arguments = ["--test-hooks", *arguments]
+
+        def turn(lane, session, text, hook="", n=n):
             hook = item(T_SESSION, hook) if hook else b""
             return lane.request(item(T_PROMPT, text) + item(T_SESSION, session) + hook + sampling(max_tokens=n), flags=F_SESSION)
         lane = self.begin()
         whole = list(lane.events(turn(lane, "whole", "Once upon a time")))
         after = list(lane.events(turn(lane, "whole", " Then", n=9)))
-        for n in (0, 3):
-            rid = turn(lane, f"cut{n}", "Once upon a time", f"kill-front:{n}")
+        self.assertEqual(after[-1].type, DONE if reason == "length" else ERROR)
+        for k in heard:
+            rid = turn(lane, f"cut{k}", "Once upon a time", f"kill-front:{k}")
             events = []
             try:
                 for e in lane.events(rid, WAIT):
@@ -345,13 +353,13 @@ class Successor(Base):
             self.assertLess(len(events), 10)
             os.waitpid(self.pid, 0)
             self.systemd.children.remove(self.pid)
-            self.assertTrue(os.path.exists(f"{self.folder}/state/sessions/{os.geteuid()}/cut{n}.session"), "not saved")
+            self.assertTrue(os.path.exists(f"{self.folder}/state/sessions/{os.geteuid()}/cut{k}.session"), "not saved")
             lane = self.begin()
             events = self.rest(lane, rid, events)
             self.assertEqual(text_of(events), text_of(whole))
             self.assertEqual([e.token for e in events if e.type == TOKEN], [e.token for e in whole if e.type == TOKEN])
-            self.assertEqual((events[-1].reason, events[-1].session, events[-1].n_new), ("length", 1, 60))
-            self.assertEqual(text_of(lane.events(turn(lane, f"cut{n}", " Then", n=9))), text_of(after))
+            self.assertEqual((events[-1].reason, events[-1].session, events[-1].n_new), (reason, 1, whole[-1].n_new))
+            self.assertEqual(text_of(lane.events(turn(lane, f"cut{k}", " Then", n=9))), text_of(after))
 
     def test_those_who_wait_and_those_who_have_ended(self):
         lane = self.begin()

@@ -236,8 +236,11 @@ class Sessions(Served):
         second, done = self.turn(b"trip", " Then")
         self.assertEqual(done.n_cached, cached)
         self.assertEqual(self.pipit(*ask, "same", " Then").rstrip(b"\n"), second)
-        third, _ = self.turn(b"trip", " And", tenant=b"shop")  # another principal: a session of its own
-        self.assertNotEqual(third, self.turn(b"trip", " And")[0])
+
+    def test_tenants_have_none(self):
+        r = generate("x")  # clients choose tenants freely: each would have a quota of its own
+        r.generate.session, r.tenant = b"trip", b"shop"
+        self.assertEqual(self.error(r).code, pb.Error.DENIED)
 
     def test_names(self):
         for name in (b".hidden", b"a/b", b"\xff", b"n n"):
