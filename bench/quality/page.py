@@ -103,7 +103,7 @@ class Page:
     def answers(self):
         rows = []
         for name, p in [("full", "full")] + [(f"`{t}`", t) for t in cells.TYPES] + [
-                (f"{m} {b} %", tables.policy(m, b)) for b in (70, 50, 20) for m in cells.METHODS]:
+                (f"{m} {b} %", tables.policy(m, b)) for b in cells.BUDGETS for m in cells.METHODS]:
             row = [name, self.rouge("chat", p, "vs full"), self.rouge("summary", p, "vs full"),
                    self.rouge("summary", p, "vs truth")]
             if any(c != DASH for c in row[1:]):
