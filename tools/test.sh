@@ -134,6 +134,9 @@ if [ -z "$quick" ]; then
     if [ "$(uname -m)" != x86_64 ]; then
         echo "SKIP    aarch64: cross-compiled on x86-64 only, this is $(uname -m)"
         skipped=$((skipped + 1))
+    elif [ -z "${PIPIT_AARCH64:-}" ] && ! dpkg --print-foreign-architectures 2>/dev/null | grep -qx arm64; then
+        echo "SKIP    aarch64: PIPIT_AARCH64=1 lets this add the architecture arm64 to dpkg and install its libraries"
+        skipped=$((skipped + 1))
     elif ! tools/setup.sh --aarch64 >"$out/aarch64.install.log" 2>&1; then
         echo "SKIP    aarch64: $(tail -n 1 "$out/aarch64.install.log")"
         skipped=$((skipped + 1))
