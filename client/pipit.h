@@ -185,8 +185,9 @@ PIPIT_CHECKED int pipit_client_dispatch(struct pipit_client *client, int timeout
 
 /* A dispatch that waits also ends when one of `events` (POLLIN, POLLOUT as for poll(2), or 0) holds
  * for this descriptor of the caller's, and on its hang-up or error: so that a program without an
- * event loop can wait for signals or its output too. Called again it changes the events; negative
- * ones take the descriptor out, as closing it does. 0, or -EPERM for a file that is always ready. */
+ * event loop can wait for signals or its output too. Calls that wait for the daemon by themselves
+ * (pipit_request_next(), questions) wait on. Called again it changes the events; negative ones take
+ * the descriptor out: do so before closing it. 0, or -EPERM for a file that is always ready. */
 PIPIT_CHECKED int pipit_client_watch(struct pipit_client *client, int fd, int events);
 
 /* The calls below send a question and dispatch until its answer is there or timeout_ms is over.

@@ -63,6 +63,7 @@ struct pipit_client {
     enum link_state state;
     bool in_callback;
     bool by_fd;
+    bool own_only; /* this dispatch waits for the daemon: descriptors of the caller's do not end it */
     char *runtime_dir;
     char *instance;
     char program[32];
@@ -214,6 +215,8 @@ void report_free(struct report *r); /* takes NULL */
 /* dispatch.c */
 /* 0, -EPERM after fork(), or -EDEADLK inside a callback. */
 int dispatch_check(const struct pipit_client *c, struct pipit_error *reterr) WARN_UNUSED;
+/* A dispatch of a call that waits for the daemon: descriptors of the caller's do not end it. */
+int dispatch_own(struct pipit_client *c, int timeout_ms) WARN_UNUSED;
 int dispatch_until_up(struct pipit_client *c, struct pipit_error *reterr) WARN_UNUSED;
 /* Sends one question (two records if `also` is given) and waits for a record of type `want`. */
 int dispatch_call(struct pipit_client *c, const struct lane_record *ask,

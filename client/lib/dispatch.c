@@ -159,13 +159,14 @@ static int left_ms(int64_t deadline_ns)
     return left > INT_MAX ? INT_MAX : (int)left;
 }
 
-/* Only a descriptor of the caller's is ready. One that waits for an answer waits on for that alone:
- * true when there is something of ours, false when the dispatch is to end. */
+/* A descriptor of the caller's is ready. A wait of the library's own goes on for what is ours
+ * alone, unless the link is gone, of which nothing more comes: true when there is something of
+ * ours, or to be said of the link; false when the dispatch is to end. */
 static bool own_ready(const struct pipit_client *c, int64_t deadline_ns)
 {
     struct pollfd p[] = {{.fd = c->sock, .events = POLLIN}, {.fd = c->timer_fd, .events = POLLIN}};
 
-    return c->call.waiting && poll(p, 2, left_ms(deadline_ns)) > 0;
+    return c->own_only && (idle(c) || poll(p, 2, left_ms(deadline_ns)) > 0);
 }
 
 int pipit_client_dispatch(struct pipit_client *c, int timeout_ms)
@@ -197,17 +198,28 @@ int pipit_client_dispatch(struct pipit_client *c, int timeout_ms)
                 foreign = true;
             }
         }
-        if (got == 0 || c->call.lost || (foreign && !own_ready(c, deadline_ns))) {
+        if (got == 0 || c->call.lost || (foreign && n == 0 && !own_ready(c, deadline_ns))) {
             break;
         }
     }
     return r < 0 ? r : n;
 }
 
+int dispatch_own(struct pipit_client *c, int timeout_ms)
+{
+    bool before = c->own_only;
+    int r;
+
+    c->own_only = true;
+    r = pipit_client_dispatch(c, timeout_ms);
+    c->own_only = before;
+    return r;
+}
+
 int dispatch_until_up(struct pipit_client *c, struct pipit_error *reterr)
 {
     while (c->state == LINK_HELLO || c->state == LINK_RETRY) {
-        int r = pipit_client_dispatch(c, -1);
+        int r = dispatch_own(c, -1);
 
         if (r < 0 && r != -ENOTCONN) {
             return pipit_fail(reterr, r, PIPIT_E_LOCAL, "cannot wait for the daemon: %s",
@@ -224,7 +236,7 @@ static int wait_answer(struct pipit_client *c, struct pipit_error *reterr)
     while (c->call.waiting) {
         int r;
 
-        r = pipit_client_dispatch(c, left_ms(deadline_ns));
+        r = dispatch_own(c, left_ms(deadline_ns));
         if (c->call.lost) {
             return pipit_fail_copy(reterr, &c->last);
         }

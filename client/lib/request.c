@@ -402,7 +402,7 @@ int pipit_request_next(struct pipit_request *q, int timeout_ms, const struct pip
             return -EINVAL;
         }
         left = timeout_ms < 0 ? -1 : left <= 0 ? 0 : (left + 999999) / 1000000;
-        r = pipit_client_dispatch(q->client, (int)left);
+        r = dispatch_own(q->client, (int)left);
         if (r < 0 && !q->head && !q->ended) {
             return r;
         }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "client/pipit.h"
@@ -199,6 +200,111 @@ Test(client, dispatch_waits_for_a_foreign_descriptor, .timeout = 20)
     cr_assert_eq(pipit_client_watch(c, fds[0], -1), 0);
     cr_assert_eq(pipit_client_dispatch(c, 10), 0);
     (void)close(fds[0]);
+    pipit_client_destroy(c);
+    fake_front_stop(&f);
+}
+
+/* Nanoseconds of processor time that this thread has used: what a wait that spins shows. */
+static int64_t spent_ns(void)
+{
+    struct timespec t;
+
+    cr_assert_eq(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t), 0);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+enum { QUIET_NS = 60000000 }; /* of the 200 ms and more that the waits below take */
+
+/* Makes a pipe that the client watches and that stays readable. */
+static void watch_ready(struct pipit_client *c, int fds[2])
+{
+    char byte = 0;
+
+    cr_assert_eq(pipe(fds), 0);
+    cr_assert_eq(write(fds[1], &byte, 1), 1);
+    cr_assert_eq(pipit_client_watch(c, fds[0], POLLIN), 0);
+}
+
+static void unwatch(struct pipit_client *c, int fds[2])
+{
+    cr_assert_eq(pipit_client_watch(c, fds[0], -1), 0);
+    (void)close(fds[0]);
+    (void)close(fds[1]);
+}
+
+static void script_late_then_gone(struct fake_front *f)
+{
+    struct lane_record r;
+
+    fake_accept(f);
+    r = fake_expect(f, LANE_REQUEST);
+    fake_accepted(f, r.h.id);
+    (void)poll(NULL, 0, 500);
+    fake_token(f, r.h.id, 2, "late");
+    (void)poll(NULL, 0, 100);
+    fake_hang_up(f);
+}
+
+Test(client, next_waits_on_while_a_foreign_descriptor_is_ready, .timeout = 20)
+{
+    struct fake_front f;
+    const struct pipit_event *ev;
+    int fds[2];
+
+    fake_front_start(&f, script_late_then_gone);
+    struct pipit_client *c = fake_client(&f);
+    cr_assert_eq(pipit_client_set_reconnect_ms(c, 0), 0);
+    struct pipit_request *q = fake_ask(c, "x");
+    watch_ready(c, fds);
+    int64_t before = spent_ns();
+
+    cr_assert_eq(pipit_request_next(q, 2000, &ev), 1);
+    cr_assert_eq(ev->type, PIPIT_EVENT_ACCEPTED);
+    cr_assert_eq(pipit_request_next(q, 200, &ev), -EAGAIN);
+    cr_assert_eq(pipit_request_next(q, -1, &ev), 1);
+    cr_assert_str_eq(ev->text, "late");
+    cr_assert_eq(pipit_request_next(q, -1, &ev), 1, "the link ended under the wait");
+    cr_assert_eq(ev->type, PIPIT_EVENT_ERROR);
+    cr_assert_lt(spent_ns() - before, QUIET_NS);
+    unwatch(c, fds);
+    pipit_request_destroy(q);
+    pipit_client_destroy(c);
+    fake_front_stop(&f);
+}
+
+static void script_hello_late(struct fake_front *f)
+{
+    struct lane_record r;
+
+    fake_accept(f);
+    (void)fake_expect(f, LANE_PING);
+    fake_pong(f);
+    fake_hang_up(f);
+    fake_accept_only(f);
+    fake_hello_reply(f, &r);
+    (void)poll(NULL, 0, 250);
+    fake_send_hello(f, &r);
+    (void)fake_expect(f, LANE_PING);
+    fake_pong(f);
+    cr_assert(fake_wait_end(f));
+}
+
+Test(client, connecting_waits_while_a_foreign_descriptor_is_ready, .timeout = 20)
+{
+    struct fake_front f;
+    struct pipit_error e = {0};
+    int fds[2];
+
+    fake_front_start(&f, script_hello_late);
+    struct pipit_client *c = fake_client(&f);
+    cr_assert_eq(pipit_client_ping(c, &e), 0, "%s", e.text);
+    cr_assert_eq(pipit_client_dispatch(c, 2000), -ENOTCONN);
+    watch_ready(c, fds);
+    int64_t before = spent_ns();
+
+    cr_assert_eq(pipit_client_ping(c, &e), 0, "%s", e.text);
+    cr_assert_lt(spent_ns() - before, QUIET_NS);
+    unwatch(c, fds);
     pipit_client_destroy(c);
     fake_front_stop(&f);
 }
