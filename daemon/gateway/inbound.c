@@ -261,6 +261,7 @@ static void handle_request(struct gateway *g, const struct call *c)
     }
     q->kind = items_kind(c->r);
     q->logprobs = wants_logprobs(c->r);
+    q->leased = decode_output(c->r) != NULL;
     q->buf = door_buf_free(&g->door);
     g->door.bufs[q->buf].busy = true;
     q->scoring = g->scoring = g->scoring || score;

@@ -60,16 +60,22 @@ static void send_last(struct gateway *g, struct request *q, const Pipit__Event *
     gateway_end_request(g, q);
 }
 
-/* What was gathered does not fit: the answer ends here, with an error that says how to get it. */
-static void too_much(struct gateway *g, struct request *q, int rc)
+/* The answer cannot be told: it ends here, with an error that says how to get it. */
+static void end_early(struct gateway *g, struct request *q, enum lane_error_code code, int rc,
+                      const char *text)
 {
     struct fault f;
 
-    (void)fault_set(&f, NULL, rc == -E2BIG ? LANE_E_TOO_LARGE : LANE_E_NO_MEMORY, rc,
-                    "the answer is larger than one event may be: ask without `unary`");
+    (void)fault_set(&f, NULL, code, rc, "%s", text);
     deliver_fault(g, q->client, q->id, &f);
     gateway_attach(g, q, 0);
     gateway_cancel(g, q);
+}
+
+static void too_much(struct gateway *g, struct request *q, int rc)
+{
+    end_early(g, q, rc == -E2BIG ? LANE_E_TOO_LARGE : LANE_E_NO_MEMORY, rc,
+              "the answer is larger than one event may be: ask without `unary`");
 }
 
 static void on_accepted(struct gateway *g, struct request *q, const struct lane_record *r)
@@ -200,7 +206,9 @@ static void on_leased(struct gateway *g, struct request *q, const struct lane_re
     }
 }
 
-/* Rows of scores in the shared buffer: copied out, then given back to the writer. */
+/* Rows of scores in the shared buffer: copied out, then given back to the writer. A request resumed
+ * from before our start, or after its end, does not say where its log-probabilities lie, and in our
+ * buffer they are another text's by now; all other rows lie in a lease of the client's. */
 static void on_bulk(struct gateway *g, struct request *q, const struct lane_record *r)
 {
     const struct lane_bulk_body *b = &r->bulk;
@@ -209,8 +217,13 @@ static void on_bulk(struct gateway *g, struct request *q, const struct lane_reco
     Pipit__Scores s = PIPIT__SCORES__INIT;
     struct lane_record credit;
 
-    if (!q->scoring) {
+    if (q->leased || (!q->scoring && b->kind != LANE_BULK_LOGPROBS)) {
         on_leased(g, q, r);
+        return;
+    }
+    if (!q->scoring) {
+        end_early(g, q, LANE_E_NOT_FOUND, -ENOENT,
+                  "the scores are not kept: ask again, under a new id");
         return;
     }
     if (b->kind != LANE_BULK_LOGPROBS || b->buf != out->buf || b->offset > out->length ||

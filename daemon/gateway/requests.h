@@ -44,6 +44,7 @@ struct request {
     bool detach;
     bool logprobs;
     bool scoring;   /* holds the score buffer */
+    bool leased;    /* named an output lease of its client's; never known of a resumed one */
     bool slow;      /* its client stopped reading: the rest is dropped, the reason rewritten */
     bool cancelled; /* LANE_CANCEL was sent */
     bool resuming;  /* drop events until the one of next_seq */

@@ -280,6 +280,44 @@ class Requests(Base):
         r.resume.next_seq = 1
         self.assertEqual(self.error(self.client, r).code, pb.Error.NOT_FOUND)
 
+    def test_resumed_rows(self):
+        """Scores lay in the gateway's buffer: never told as rows of a lease. Other rows do lie in one."""
+        r = pb.Request(id=os.urandom(16))
+        r.score.prompt = b"abcd"
+        self.assertEqual([e.WhichOneof("body") for e in self.client.events(r)], ["accepted", "scores", "done"])
+
+        def resumed(rid, next_seq, **top):
+            q = pb.Request(id=rid, **top)
+            q.resume.next_seq = next_seq
+            return list(self.client.events(q))
+        for unary in (False, True):
+            *before, e = resumed(r.id, 1, unary=unary)
+            self.assertEqual([b.WhichOneof("body") for b in before], [] if unary else ["accepted"])
+            self.assertEqual(e.error.code, pb.Error.NOT_FOUND, e)
+            self.assertIn(b"ask again", e.error.text)
+            self.client.ping()
+        self.assertTrue(resumed(r.id, 3)[-1].HasField("done"))
+        # One that named a lease is told where its rows are, and by the next gateway not any more.
+        r = pb.Request(id=os.urandom(16))
+        r.score.prompt = b"abcd"
+        r.score.output.lane, r.score.output.buf, r.score.output.generation = 5, 2, 7
+        events = list(self.client.events(r))
+        self.assertEqual([e.WhichOneof("body") for e in events], ["accepted", "bulk", "done"])
+        self.assertEqual((events[1].bulk.kind, events[1].bulk.n_rows), (pb.Bulk.LOGPROBS, 4))
+        self.assertEqual(resumed(r.id, 1)[-1].error.code, pb.Error.NOT_FOUND)
+        # Logits are always in a lease of the client's.
+        rid = self.client.send(generate("hang"))
+        self.assertTrue(self.client.receive().HasField("accepted"))
+        job = self.front.jobs[(os.getuid(), b"", rid)]
+        os.kill(self.front.process.pid, signal.SIGKILL)
+        self.assertTrue(wait_until(lambda: self.front.n_starts == 2))
+        self.client.ping()
+        self.front.event(job, fake_front.BULK, struct.pack("<IIIIQIIQQ", 3, 9, 7, 16384, 0, 1, 512, 2048, 64))
+        self.front.done(job)
+        events = resumed(rid, 2)
+        self.assertEqual([e.WhichOneof("body") for e in events], ["bulk", "done"])
+        self.assertEqual((events[0].bulk.kind, events[0].bulk.offset), (pb.Bulk.LOGITS, 64))
+
     def test_vanished_client(self):
         with Client(self.front.path) as other:
             rid = other.send(generate("hang"))
