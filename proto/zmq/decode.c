@@ -63,6 +63,11 @@ static int check_leases(const Pipit__Request *r, struct fault *reterr)
     const Pipit__Lease *out = decode_output(r);
     struct fault_path path = {.name = "input", .index = -1};
 
+    if (out && r->unary) {
+        path.name = "unary";
+        return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL,
+                         "goes without output: rows are told by events of their own");
+    }
     if (r->body_case == PIPIT__REQUEST__BODY_SCORE && !out && (in || r->score->logits)) {
         path.name = "output";
         return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL,

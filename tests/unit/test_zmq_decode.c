@@ -263,6 +263,48 @@ Test(zmq_decode, scan_of_small_messages)
     }
 }
 
+Test(zmq_decode, what_goes_with_a_lease)
+{
+    static uint8_t id[16] = "sixteen bytes id";
+    static const struct {
+        bool unary;
+        bool input;
+        bool output;
+        const char *field; /* refused; NULL: not */
+    } cases[] = {
+        {true, false, true, "unary"},  {true, true, true, "unary"}, {false, true, false, "output"},
+        {true, true, false, "output"}, {false, true, true, NULL},   {false, false, true, NULL},
+        {true, false, false, NULL},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        Pipit__Request r = PIPIT__REQUEST__INIT;
+        Pipit__Score score = PIPIT__SCORE__INIT;
+        Pipit__Lease lease = PIPIT__LEASE__INIT;
+        const Pipit__Request *got;
+        uint8_t buf[128];
+        struct fault f = {0};
+
+        lease.has_lane = lease.has_buf = lease.has_generation = lease.has_bytes = true;
+        lease.lane = lease.buf = lease.generation = 5;
+        lease.bytes = 4;
+        score.has_prompt = !cases[i].input;
+        score.prompt = bin("x");
+        score.input = cases[i].input ? &lease : NULL;
+        score.output = cases[i].output ? &lease : NULL;
+        r.has_id = r.has_unary = true;
+        r.id = (ProtobufCBinaryData){16, id};
+        r.unary = cases[i].unary;
+        r.body_case = PIPIT__REQUEST__BODY_SCORE;
+        r.score = &score;
+        size_t n = pipit__request__pack(&r, buf);
+        int rc = decode_request(buf, n, sizeof(buf), &arena, &got, &f);
+
+        cr_assert_eq(rc, cases[i].field ? -EINVAL : 0, "case %zu: %d, %s", i, rc, f.text);
+        cr_assert_str_eq(f.field, cases[i].field ? cases[i].field : "", "case %zu", i);
+    }
+}
+
 Test(zmq_decode, id_of_a_broken_message)
 {
     uint8_t buf[512];
