@@ -211,12 +211,12 @@ class Answers(Served):
 
 class Sessions(Served):
     """A saved conversation goes on over either door, each turn as if it had all been one text."""
-    args = ("--sequences", "4", "--state-dir", tempfile.mkdtemp(prefix="pz-"))
-
     @classmethod
-    def tearDownClass(cls):
-        super().tearDownClass()
-        shutil.rmtree(cls.args[-1])
+    def setUpClass(cls):
+        folder = tempfile.mkdtemp(prefix="pz-")
+        cls.addClassCleanup(shutil.rmtree, folder)
+        cls.args = ("--sequences", "4", "--state-dir", folder)
+        super().setUpClass()
 
     def turn(self, session, text, n=12, **top):
         r = generate(text, temperature=0, max_tokens=n)
@@ -433,10 +433,50 @@ class Leases(Served):
         self.lane = self.daemon.lane()
 
     def test_credit_of_strangers_is_nothing(self):
-        c = pb.Request(id=os.urandom(16))
-        c.credit.n_rows = 5
-        self.client.send(c)
-        self.assertEqual(self.client.ping().state, pb.Pong.READY)
+        """A full window waits for its own reader, whatever another tenant says about that id."""
+        ids = json.loads(self.pipit("tokenize", "--json", "Once upon a time there was a little girl named Lily"))["tokens"]
+        n, n_vocab, window = len(ids) - 1, 512, 3
+        out = self.lease(E2C, (n * 4 + 63) // 64 * 64 + window * n_vocab * 4)
+        r = pb.Request(id=os.urandom(16))
+        r.score.tokens.extend(ids)
+        self.name(r.score.output, out)
+        r.score.logits = True
+        self.client.send(r)
+        rows = 0
+
+        def read(timeout):
+            nonlocal rows
+            e = self.client.receive(timeout)
+            self.assertEqual(e.id, r.id)
+            self.assertFalse(e.HasField("error"), e)
+            if e.HasField("bulk") and e.bulk.kind == pb.Bulk.LOGITS:
+                rows = e.bulk.row0 + e.bulk.n_rows
+            return e
+
+        def credit(client, **top):
+            c = pb.Request(id=r.id, **top)
+            c.credit.n_rows = rows + window
+            client.send(c)
+            self.assertEqual(client.ping().state, pb.Pong.READY)  # it was read
+        while rows < window:
+            read(20 * SLOW)
+        self.assertLess(rows, n)
+        with Client(self.path) as other:
+            credit(other, tenant=b"shop")
+            c = pb.Request(id=os.urandom(16))
+            c.credit.n_rows = n
+            other.send(c)
+            other.ping()
+        with self.assertRaises(Timeout):
+            while True:
+                read(0.5)
+        self.assertEqual(rows, window)
+        with Client(self.path) as second:  # its own principal may, from any socket
+            credit(second)
+            while not (e := read(20 * SLOW)).HasField("done"):
+                if e.HasField("bulk") and rows < n:
+                    credit(second)
+        self.assertEqual((e.done.reason, rows), (pb.Done.STOP, n))
 
 
 class BadInput(Served):
