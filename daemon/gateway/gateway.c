@@ -311,7 +311,11 @@ int gateway_run(struct gateway *g, int stop_fd, struct notify *n, struct error *
     }
     notify_send(n, "STOPPING=1");
     if (rc == -EPIPE) {
-        log_debug("the front ended the lane");
+        if (g->is_child) {
+            log_debug("the front ended the lane");
+        } else {
+            log_info("the front ended the lane: this gateway ends, too");
+        }
         return 0;
     }
     if (rc) {

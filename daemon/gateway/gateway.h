@@ -42,6 +42,7 @@ struct gateway {
     size_t max_message; /* bytes of a frame that is still read */
     bool scoring;       /* the score buffer is lent */
     int failed;         /* negative errno: the lane is lost, the loop ends */
+    bool is_child;      /* pipitd's, which says itself why it ends; the caller's to set */
 };
 
 /* `lane_fd` is taken over. `zmq_path`, `listen_fd` as in router_open(). */

@@ -170,6 +170,7 @@ static int serve(const struct config *c, struct error *reterr)
     if (rc) {
         return rc;
     }
+    gateway.is_child = c->lane_fd >= 0;
     log_debug("serving %s, messages up to %zu bytes, %d request buffers", path, gateway.max_message,
               gateway.door.n_bufs);
     rc = gateway_run(&gateway, stop_fd, &notify, reterr);

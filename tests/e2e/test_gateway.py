@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +20,20 @@ import wire
 from zclient import Client, Timeout, generate, pb, wait_until, zmq
 
 GATEWAY = os.environ.get("PIPIT_GATEWAY", "")
+
+
+class ListeningFront(fake_front.FakeFront):
+    """The gateway connects to gateway.sock, as one with a service unit of its own does."""
+
+    def start_gateway(self):
+        path = os.path.join(self.folder, "gateway.sock")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(path)
+            listener.listen(1)
+            self.process = subprocess.Popen([self.gateway, "--runtime-dir", self.folder], stderr=subprocess.PIPE, text=True)
+            self.sock, self.attached = listener.accept()[0], set()
+        os.unlink(path)
+        self.n_starts += 1
 
 
 class Base(unittest.TestCase):
@@ -490,6 +505,21 @@ class BadInput(Base):
         self.front.stopping = True
         self.front.sock.shutdown(socket.SHUT_RDWR)
         self.assertEqual(self.front.process.wait(5), 0)
+
+    def test_lane_ends_of_a_gateway_of_its_own(self):
+        """Not pipitd's child: nobody else says why it ended, so it does."""
+        with tempfile.TemporaryDirectory(prefix="pg-") as folder:
+            front = ListeningFront(GATEWAY, folder)
+            try:
+                with Client(front.path) as c:
+                    c.ping()
+                front.stopping = True
+                front.sock.shutdown(socket.SHUT_RDWR)
+                _, said = front.process.communicate(timeout=5)
+            finally:
+                front.stop()
+        self.assertEqual(front.process.returncode, 0)
+        self.assertIn("the front ended the lane", said)
 
 
 class Attacks(Base):
