@@ -16,6 +16,7 @@
 #include "engine/kv/shape.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -396,6 +397,33 @@ static uint64_t need_bytes(const struct shape *s, const uint32_t *pages)
     return sum;
 }
 
+enum { MOST_SEQS = 1024 }; /* that --sequences takes */
+
+/* Part `v` of a mix does not hold one sequence, of which it has place for `sets` < 1: what is
+ * possible of a larger share (the other parts keep some) and of more sequences. */
+static int refuse_part(const struct shape *s, int32_t v, double sets, struct error *reterr)
+{
+    int32_t share = s->config.mix.part[v].share;
+    double percent = ceil(share / sets);
+    double n_seqs = ceil(s->config.n_seqs / sets);
+    bool by_share = percent <= 100 - (s->config.mix.n - 1);
+    bool by_seqs = n_seqs <= MOST_SEQS;
+    char larger[32] = "";
+    char more[64] = "";
+
+    if (by_share) {
+        (void)snprintf(larger, sizeof(larger), ": it would with %.0f%%", percent);
+    }
+    if (by_seqs) {
+        (void)snprintf(more, sizeof(more), "%s %.0f sequences instead of %d",
+                       by_share ? ", or with" : ": it would with", n_seqs, s->config.n_seqs);
+    }
+    return error_set(reterr, -ENOMEM,
+                     "%d%% of the cache does not hold one sequence of %d positions under policy "
+                     "%d%s%s",
+                     share, s->config.ctx, v + 1, larger, more);
+}
+
 static int lay_pages(struct shape *s, struct error *reterr)
 {
     const struct shape_text whole = {.n_prompt = s->config.ctx, .n_tokens = s->config.ctx};
@@ -414,13 +442,7 @@ static int lay_pages(struct shape *s, struct error *reterr)
         if (s->config.mix.n == 1) {
             sets = s->config.n_seqs; /* exact */
         } else if (sets < 1.0) {
-            return error_set(reterr, -ENOMEM,
-                             "%d%% of the cache does not hold one sequence of %d positions under "
-                             "policy %d: it would with %.0f%%, or with %.0f sequences instead of "
-                             "%d",
-                             s->config.mix.part[v].share, s->config.ctx, v + 1,
-                             s->config.mix.part[v].share / sets + 0.5,
-                             s->config.n_seqs / sets + 0.5, s->config.n_seqs);
+            return refuse_part(s, v, sets, reterr);
         }
         for (int32_t c = 0; c < s->n_classes; c++) {
             s->classes[c].n_pages += (uint32_t)(sets * need.pages[c]);

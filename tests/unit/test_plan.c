@@ -288,6 +288,16 @@ Test(plan, mix_shares_the_bytes)
     cr_assert_gt(p.kv_bytes, 4 * full - 200000, "rounded down to pages");
     cr_assert_eq(make("full=90%;f32=10%", 30, CTX, 2, UINT64_MAX, &p, &e), -ENOMEM);
     cr_assert(strstr(e.text, "does not hold one sequence"));
+    /* What is said to do does, and what cannot be is not said: a sequence of f32 takes as much as
+     * two full ones, all that there is. */
+    cr_assert(strstr(e.text, "policy 2: it would with 20 sequences instead of 2"), "%s", e.text);
+    e.code = 0;
+    cr_assert_eq(make("full=90%;f32=10%", 30, CTX, 20, UINT64_MAX, &p, &e), 0, "%s", e.text);
+    cr_assert_eq(make("full=90%;f32=10%", 30, CTX, 3, UINT64_MAX, &p, &e), -ENOMEM);
+    cr_assert(strstr(e.text, "would with 67%, or with 20 sequences instead of 3"), "%s", e.text);
+    e.code = 0;
+    cr_assert_eq(make("full=33%;f32=67%", 30, CTX, 3, UINT64_MAX, &p, &e), -ENOMEM);
+    cr_assert(strstr(e.text, "under policy 1: it would with 34%, or"), "%s", e.text);
 }
 
 Test(plan, prints)
