@@ -430,6 +430,7 @@ static int run_batch(struct sched *s)
     if (b->pending) {
         r = forward_run(s->forward);
         if (r) {
+            draft_measure(s, r);
             return r;
         }
         b->pending = false;
