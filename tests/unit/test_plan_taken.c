@@ -162,6 +162,45 @@ Test(plan_taken, to_the_byte)
     }
 }
 
+static uint64_t total(const char *kv, int32_t n_draft)
+{
+    const struct setting s = {kv, NULL, 512, 2, 0, false, n_draft};
+    char model[512];
+
+    (void)snprintf(model, sizeof(model), "%s", run_data("cache_model.gguf"));
+    struct engine *e = create(&s, model, "cpu");
+    uint64_t bytes = engine_plan_of(e)->total_bytes;
+
+    engine_destroy(e);
+    return bytes;
+}
+
+/* A policy under which no row can be drafted takes no memory for it; one part of a mix is enough.
+ */
+Test(plan_taken, drafts_only_where_they_can_be_made)
+{
+    static const struct {
+        const char *kv;
+        bool drafts;
+    } cases[] = {
+        {"full", true},
+        {"fp8", true},
+        {"full=60%;fp8+h2o:50%ctx=40%", true},
+        {"sinks:2+window:20", false},
+        {"h2o:50%", false},
+        {"fp8+keyformer:50%,min=2", false},
+        {"recency:30,pos=new", false},
+        {"sparq:r=4,k=9", false},
+        {"topv:20", false},
+        {"window:20=50%;h2o:24=50%", false},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        cr_assert_eq(total(cases[i].kv, 15) > total(cases[i].kv, 0), cases[i].drafts, "%s",
+                     cases[i].kv);
+    }
+}
+
 Test(plan_taken, an_overlays_index_counts)
 {
     const struct setting without = {"full", NULL, 128, 2, 0};
