@@ -191,6 +191,7 @@ int batch_build(struct sched *s)
         }
         r->principal->chunk_turn = ++s->turn;
     }
+    draft_built(s, b->rows.n == b->rows.n_decode);
     if (b->rows.n > 0) {
         begin(s);
     }

@@ -13,11 +13,14 @@
  *
  * How many. A step that yields E tokens and takes T is worth E / T. Each drafted row adds to E the
  * chance that it is reached and right, which the lookup counts, and to T what such rows have cost
- * on this machine, with this model: steps are timed, as multiples of a step of the same sequences
- * without drafts. Rows are given out one by one to the sequence whose next draft is likeliest, and
- * as many of them are taken as make E / T largest. What a number of rows costs that was never tried
- * is interpolated. A step without drafts is run now and then to compare with. The chances are
- * counted without drafting too, so a text that does not repeat itself costs a lookup a token. */
+ * on this machine, with this model: steps of decode rows alone are timed, as multiples of a step of
+ * the same sequences without drafts (draft_cost.h). Rows are given out one by one to the sequence
+ * whose next draft is likeliest, and as many of them are taken as make E / T largest. What a number
+ * of rows costs that was never tried is interpolated. Steps without drafts are run now and then to
+ * compare with. Beside rows of a prompt nothing is timed; a drafted row costs computing there too,
+ * but of a longer step, so what it costs of a step of decode rows is more than its share. The
+ * chances are counted without drafting too, so a text that does not repeat itself costs a lookup a
+ * token. */
 
 #include <assert.h>
 #include <math.h>
@@ -27,13 +30,6 @@
 #include "base/memory.h"
 #include "engine/sched/state.h"
 
-enum {
-    PLAIN_EVERY = 64,   /* steps: contexts grow, and with them what a step takes */
-    FORGET_AFTER = 256, /* declined steps: costs that were measured in a bad moment */
-};
-
-/* Assumed of a row before any was measured: little, so that it is tried. */
-static const double unknown_row = 0.05;
 /* A gain below this is noise. */
 static const double least_gain = 1.02;
 
@@ -53,8 +49,8 @@ static size_t lay_out(const struct sched_config *c, struct memory_arena *a, stru
     d->handle = memory_arena_take(a, n_seqs * sizeof(*d->handle));
     d->chance = memory_arena_take(a, n_seqs * sizeof(*d->chance));
     d->order = memory_arena_take(a, n_rows * sizeof(*d->order));
-    d->found = memory_arena_take(a, n_rows * sizeof(*d->found));
-    d->cost = memory_arena_take(a, (n_rows + 1) * sizeof(*d->cost));
+    d->cost.of = memory_arena_take(a, (n_rows + 1) * sizeof(*d->cost.of));
+    d->cost.at = memory_arena_take(a, (n_rows + 1) * sizeof(*d->cost.at));
     texts = memory_arena_take(a, n_seqs * text);
     for (size_t i = 0; texts && i < n_seqs; i++) {
         lookup_init(&d->of[i], texts + i * text, c->ctx);
@@ -79,7 +75,7 @@ int draft_create(struct sched *s, struct error *reterr)
         a.base = d->memory;
         (void)lay_out(&s->config, &a, d);
         lookup_counts_init(&d->counts);
-        d->cost[0] = 1;
+        d->cost.n_rows = s->config.draft_rows;
     }
     return r;
 }
@@ -91,60 +87,21 @@ void draft_destroy(struct sched *s)
 
 /* ---- what rows cost ------------------------------------------------------------------------- */
 
-/* Time of a step with n drafted rows, as a multiple of one without. */
-static double cost_of(const struct drafts *d, int32_t n, int32_t most)
+void draft_built(struct sched *s, bool decode_only)
 {
-    int32_t below = n;
-    int32_t above = n;
-
-    while (d->cost[below] <= 0) {
-        below--; /* cost[0] is known */
+    if (!decode_only) {
+        s->drafts.begun_ns = 0;
     }
-    while (above <= most && d->cost[above] <= 0) {
-        above++;
-    }
-    if (below == n) {
-        return d->cost[n];
-    }
-    if (above <= most) {
-        return d->cost[below] +
-               (d->cost[above] - d->cost[below]) * (double)(n - below) / (double)(above - below);
-    }
-    double a_row = below > 0 ? (d->cost[below] - 1) / (double)below : unknown_row;
-
-    return d->cost[below] + a_row * (double)(n - below);
-}
-
-/* Times have outliers upwards: others took the CPU. */
-static double smoothed(double old, double now)
-{
-    double most = 1.5 * old;
-
-    if (old <= 0) {
-        return now;
-    }
-    return now < old ? old + 0.3 * (now - old) : old + 0.1 * ((now < most ? now : most) - old);
 }
 
 void draft_measure(struct sched *s, int r)
 {
     struct drafts *d = &s->drafts;
-    double ns = (double)(clock_ns() - d->begun_ns);
 
-    if (d->begun_ns == 0 || r) { /* what was cut short is not a step's time */
-        d->begun_ns = 0;
-        return;
+    if (d->begun_ns != 0 && r == 0) { /* what was cut short is not a step's time */
+        draft_cost_add(&d->cost, d->n_rows, (double)(clock_ns() - d->begun_ns));
     }
     d->begun_ns = 0;
-    if (d->n_rows == 0) {
-        d->plain_ns = smoothed(d->plain_ns, ns);
-        d->n_since = 0;
-    } else if (d->plain_ns > 0) {
-        double cost = smoothed(d->cost[d->n_rows], ns / d->plain_ns);
-
-        d->cost[d->n_rows] = cost > 1 ? cost : 1;
-        d->n_since++;
-    }
 }
 
 /* ---- how many ------------------------------------------------------------------------------- */
@@ -232,17 +189,12 @@ static int32_t give_out(struct sched *s, int32_t n_seqs)
         r->n_drafting++;
         d->order[n++] = r->seat;
         tokens += chance;
-        double gain = tokens / cost_of(d, n, s->config.draft_rows);
+        double gain = tokens / draft_cost_of(&d->cost, n);
 
         if (gain > best || s->config.draft_always) {
             best = gain;
             worth = n;
         }
-    }
-    d->n_declined = n > 0 && worth == 0 ? d->n_declined + 1 : 0;
-    if (d->n_declined == FORGET_AFTER) {
-        memset(d->cost + 1, 0, (size_t)s->config.draft_rows * sizeof(*d->cost));
-        d->n_declined = 0;
     }
     return worth;
 }
@@ -260,22 +212,21 @@ static bool any_drafts(const struct sched *s)
     return any;
 }
 
-static void begin_step(struct sched *s, int32_t *ret_seqs, bool *ret_alone)
+/* Returns how many sequences decode. */
+static int32_t begin_step(struct sched *s)
 {
     struct drafts *d = &s->drafts;
     uint64_t crowd = 0;
+    int32_t n = 0;
 
-    *ret_seqs = 0;
-    *ret_alone = true;
     for (struct request *r = s->running.first; r; r = r->next) {
         r->n_drafting = 0;
         if (!batch_decodes(r)) {
-            *ret_alone = false;
             continue;
         }
         d->chance[r->seat] = 1;
         crowd = (crowd ^ r->handle) * UINT64_C(0x100000001b3);
-        (*ret_seqs)++;
+        n++;
         if (r->most_drafted > 0 && n_known(r) == 0) {
             lookup_follow(lookup_of(s, r), r->tokens, r->n_prompt + r->n_new,
                           r->n_prompt + r->n_forced, &d->counts);
@@ -283,16 +234,16 @@ static void begin_step(struct sched *s, int32_t *ret_seqs, bool *ret_alone)
     }
     if (crowd != d->crowd) {
         d->crowd = crowd;
-        d->plain_ns = 0;
+        draft_cost_anew(&d->cost);
     }
+    return n;
 }
 
 void draft_choose(struct sched *s)
 {
     struct drafts *d = &s->drafts;
     int32_t n_seqs;
-    bool alone;
-    int32_t n = 0;
+    int32_t n;
 
     d->n_rows = 0;
     d->begun_ns = 0;
@@ -304,13 +255,13 @@ void draft_choose(struct sched *s)
     }
     int64_t now = clock_ns();
 
-    begin_step(s, &n_seqs, &alone);
+    n_seqs = begin_step(s);
     if (n_seqs == 0) {
         return;
     }
     n = give_out(s, n_seqs);
-    if (alone && !s->config.draft_always && (d->plain_ns <= 0 || d->n_since >= PLAIN_EVERY)) {
-        n = 0; /* nothing to compare with */
+    if (!s->config.draft_always && draft_cost_wants_plain(&d->cost)) {
+        n = 0;
     }
     for (struct request *r = s->running.first; r; r = r->next) {
         r->n_drafting = 0;
@@ -321,7 +272,7 @@ void draft_choose(struct sched *s)
         }
     }
     d->n_rows = n;
-    d->begun_ns = alone ? now : 0; /* beside prompts rows cost next to nothing */
+    d->begun_ns = now;
 }
 
 /* ---- the rows ------------------------------------------------------------------------------- */

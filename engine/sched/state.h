@@ -4,6 +4,7 @@
 
 /* What sched.c, batch.c and output.c share. Private to engine/sched. */
 
+#include "engine/sched/draft_cost.h"
 #include "engine/sched/lookup.h"
 #include "engine/sched/request.h"
 #include "engine/sched/sched.h"
@@ -96,15 +97,11 @@ struct drafts {
     uint64_t *handle;          /* (n_seqs) whose text it is; 0: nobody's */
     double *chance;            /* (n_seqs) that all its drafts so far come true */
     int32_t *order;            /* (draft_rows) seats, in the order in which rows were given out */
-    int32_t *found;            /* (draft_rows) scratch: one sequence's drafted tokens */
-    double *cost;              /* (draft_rows + 1) time of a step with so many, plain ones' 1; 0: unknown */
+    struct draft_cost cost;    /* of steps with so many rows */
     struct lookup_counts counts;
-    uint64_t crowd;     /* the sequences that plain_ns is of */
-    double plain_ns;    /* time of a step of theirs without drafts, 0: unknown */
-    int32_t n_since;    /* steps since plain_ns was measured */
-    int32_t n_declined; /* times in a row that drafts were there and none was worth its row */
-    int64_t begun_ns;   /* the running step, 0: not to be measured */
-    int32_t n_rows;     /* drafted rows in it */
+    uint64_t crowd;   /* the sequences that the cost of a plain step is of */
+    int64_t begun_ns; /* the running step, 0: not to be timed */
+    int32_t n_rows;   /* drafted rows in it */
     void *memory;
 };
 
@@ -169,6 +166,8 @@ int draft_create(struct sched *s, struct error *reterr) WARN_UNUSED;
 void draft_destroy(struct sched *s);
 /* Before a batch is built: n_drafting of all who take part in it. */
 void draft_choose(struct sched *s);
+/* It is built; only a step of decode rows alone is timed. */
+void draft_built(struct sched *s, bool decode_only);
 /* The tokens after the one that r is fed next. */
 void draft_write(struct sched *s, const struct request *r, int32_t *ret);
 /* The batch with them has been computed. */
