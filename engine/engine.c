@@ -577,7 +577,11 @@ const struct gguf *engine_gguf(const struct engine *e)
 int engine_submit(struct engine *e, const struct engine_request *r, uint64_t *ret_handle,
                   struct error *reterr)
 {
-    return sched_submit(e->sched, r, ret_handle, reterr);
+    struct engine_request own = *r;
+    int32_t most = e->p.config.n_draft;
+
+    own.n_draft = own.n_draft < 0 ? 0 : own.n_draft < most ? own.n_draft : most;
+    return sched_submit(e->sched, &own, ret_handle, reterr);
 }
 
 int engine_cancel(struct engine *e, uint64_t handle, enum engine_reason reason)

@@ -106,7 +106,8 @@ struct engine_request {
     bool report_forced;     /* TOKEN events (with logprob and logits row) for forced tokens too */
     int32_t max_tokens;     /* new tokens, forced ones included; 0: to the end of the context */
     bool ignore_end;        /* go on after an end token */
-    /* Tokens that may be drafted for it a step, at most what was planned; 0: none. Drafts are looked up in
+    /* Tokens that may be drafted for it a step; what is more than was planned, or less than 0, counts
+     * as that. 0: none. Drafts are looked up in
      * its own text (forced tokens are known) and checked in the pass that computes the token before
      * them: it says the same, to the bit, in fewer steps. None are made with `logits`, nor under
      * policies that evict or select (docs/speculation.md). */
