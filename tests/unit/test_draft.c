@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "engine/sched/draft_cost.h"
 #include "tests/unit/engine_run.h"
 
 enum { MAX_SEQS = 4, MAX_PROMPT = 600, N_DRAFT = 7 };
@@ -274,32 +274,115 @@ Test(draft, forced_tokens)
     run_clear(&got);
 }
 
-/* Who asks for none, or for logits, has none; more than was planned cannot be had. */
+/* Who asks for none, or for logits, has none; more than was planned cannot be had, nor less than
+ * none. */
 Test(draft, only_who_wants_them)
 {
-    static struct run r[3];
+    static const int32_t wanted[4] = {0, 1000, 1000, -1};
+    static struct run r[4];
     int32_t ids[60];
+    int32_t most = 0;
 
     run_draft = 3;
-    struct engine *e = run_engine("stories260K.gguf", "cpu", 256, 3, NULL);
+    struct engine *e = run_engine("stories260K.gguf", "cpu", 256, 4, NULL);
 
     run_tokens(3, engine_info(e)->n_vocab, ids, 30);
     memcpy(ids + 30, ids, sizeof(ids) / 2);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         struct engine_request q = run_request(ids, 60, 100);
 
         q.logits_rows = i == 1 ? q.logits_rows : 0;
-        q.n_draft = i == 0 ? 0 : 1000;
+        q.n_draft = wanted[i];
         run_submit(e, &q, &r[i]);
     }
-    run_all(e);
-    for (int i = 0; i < 3; i++) {
+    for (int32_t before = 0; run_step(e) > 0; before = r[2].n_new) {
+        most = r[2].n_new - before > most ? r[2].n_new - before : most;
+    }
+    cr_assert(most > 1 && most <= 1 + run_draft, "%d tokens in a step", most);
+    for (int i = 0; i < 4; i++) {
         cr_assert_eq(memcmp(r[i].logprobs, r[0].logprobs, sizeof(r[0].logprobs)), 0);
         cr_assert_eq(r[i].usage.n_drafted > 0, i == 2, "%d: %d", i, r[i].usage.n_drafted);
         run_clear(&r[i]);
     }
     engine_destroy(e);
     run_draft = 0;
+}
+
+struct ending {
+    struct run *first; /* ends after its n-th token */
+    int32_t n;
+    struct engine *e;
+    int32_t in_step; /* tokens of `first` in this step */
+    int32_t last;    /* of them in the step that ended it */
+};
+
+static void on_event_ending(void *arg, const struct engine_event *ev)
+{
+    struct ending *x = arg;
+    struct run *r = ev->user;
+
+    if (ev->type == ENGINE_EV_DONE) {
+        r->done = true;
+        r->reason = ev->reason;
+    }
+    if (ev->type != ENGINE_EV_TOKEN) {
+        return;
+    }
+    r->tokens[r->n_new] = ev->token;
+    r->logprobs[r->n_new++] = ev->logprob;
+    x->in_step += r == x->first;
+    if (r == x->first && r->n_new == x->n) {
+        x->last = x->in_step;
+        cr_assert_eq(engine_cancel(x->e, r->handle, ENGINE_STOP), 0);
+    }
+}
+
+/* The user stops a request at a token that came with others in one step (a stop string): none comes
+ * after it, though more were drafted; the other sequence does not notice. */
+Test(draft, stopped_inside_a_draft)
+{
+    static struct run want[2];
+    static struct run r[2];
+    int32_t ids[60];
+    int n_inside = 0;
+
+    for (int32_t stop = 0; stop < 24; stop++) { /* 0: what they say without drafts, to the end */
+        struct run *out_of = stop ? r : want;
+        struct engine_counters c;
+
+        run_draft = stop ? N_DRAFT : 0;
+        struct engine *e = run_engine("stories260K.gguf", "cpu", 256, 2, NULL);
+        struct ending x = {.first = &out_of[0], .n = stop ? 70 + stop : INT32_MAX, .e = e};
+
+        run_tokens(3, engine_info(e)->n_vocab, ids, 30);
+        memcpy(ids + 30, ids, sizeof(ids) / 2);
+        for (int i = 0; i < 2; i++) {
+            struct engine_request q = run_request(ids, 60 - i, 120);
+
+            q.logits_rows = 0;
+            run_submit(e, &q, &out_of[i]);
+        }
+        do {
+            x.in_step = 0;
+        } while (engine_step(e, on_event_ending, &x) > 0);
+        engine_counters(e, &c);
+        cr_assert_eq(c.kv_bytes_used, 0, "all pages are back");
+        engine_destroy(e);
+        for (int i = 0; stop && i < 2; i++) {
+            int32_t n = i == 0 ? x.n : 120;
+
+            cr_assert(r[i].done && r[i].n_new == n, "%d: %d tokens", i, r[i].n_new);
+            cr_assert_eq(r[i].reason, i == 0 ? ENGINE_STOP : ENGINE_LENGTH);
+            cr_assert_eq(memcmp(r[i].tokens, want[i].tokens, (size_t)n * sizeof(int32_t)), 0);
+            cr_assert_eq(memcmp(r[i].logprobs, want[i].logprobs, (size_t)n * sizeof(float)), 0);
+            run_clear(&r[i]);
+        }
+        n_inside += x.last > 1;
+    }
+    cr_assert_gt(n_inside, 5, "stopped at a token that was not its step's first");
+    run_draft = 0;
+    run_clear(&want[0]);
+    run_clear(&want[1]);
 }
 
 /* A fork taken between two steps of a sequence that drafts. */
@@ -345,6 +428,99 @@ Test(draft, forks)
     run_clear(&want);
     run_clear(&r[0]);
     run_clear(&r[1]);
+}
+
+enum { N_COST = 16 };
+
+struct costs {
+    struct draft_cost c;
+    double of[N_COST + 1];
+    int64_t at[N_COST + 1];
+};
+
+static void costs_begin(struct costs *k, int n_plain)
+{
+    *k = (struct costs){.c = {.n_rows = N_COST}};
+    k->c.of = k->of;
+    k->c.at = k->at;
+    for (int i = 0; i < n_plain; i++) {
+        draft_cost_add(&k->c, 0, 1000);
+    }
+}
+
+/* Each row: the plain step's three times, then steps of n rows; what a step of `ask` rows then
+ * costs. */
+Test(draft, costs_from_times)
+{
+    static const struct {
+        double plain[3];
+        struct {
+            int32_t n;
+            double ns;
+        } step[3];
+        int32_t ask;
+        double cost;
+    } cases[] = {
+        {{1000, 1000, 1000}, {{0, 0}}, 4, 1.2},                /* nothing is known: assumed */
+        {{1000, 1000, 1000}, {{4, 1800}}, 4, 1.8},             /* what was measured */
+        {{1000, 1000, 1000}, {{4, 1800}}, 2, 1.4},             /* between it and none */
+        {{1000, 1000, 1000}, {{4, 1800}}, 8, 2.6},             /* beyond it */
+        {{1000, 1000, 1000}, {{4, 1400}, {8, 2600}}, 6, 2.0},  /* between two */
+        {{9000, 1000, 1000}, {{4, 1800}}, 4, 1.8},             /* one plain step in a bad moment: */
+        {{1000, 9000, 1000}, {{4, 1800}}, 4, 1.8},             /* drafts do not seem free */
+        {{1000, 1000, 9000}, {{4, 1800}}, 4, 1.8},             /* whichever it is */
+        {{1000, 100, 1000}, {{4, 1800}}, 4, 1.8},              /* nor dear */
+        {{1000, 1000, 1000}, {{4, 90000}}, 4, 2.4},            /* a first sample in a bad moment */
+        {{1000, 1000, 1000}, {{4, 2000}, {4, 3000}}, 4, 2.2},  /* a fifth of the way up, */
+        {{1000, 1000, 1000}, {{4, 2000}, {4, 1000}}, 4, 1.8},  /* as of the way down */
+        {{1000, 1000, 1000}, {{4, 2000}, {4, 90000}}, 4, 2.4}, /* as if twice what is known */
+        {{1000, 1000, 1000}, {{4, 500}}, 4, 1},                /* more rows cost no less */
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct costs k;
+
+        costs_begin(&k, 0);
+        for (int j = 0; j < 3; j++) {
+            cr_assert(draft_cost_wants_plain(&k.c));
+            draft_cost_add(&k.c, 0, cases[i].plain[j]);
+        }
+        cr_assert(!draft_cost_wants_plain(&k.c));
+        for (int j = 0; j < 3 && cases[i].step[j].n; j++) {
+            draft_cost_add(&k.c, cases[i].step[j].n, cases[i].step[j].ns);
+        }
+        cr_assert_float_eq(draft_cost_of(&k.c, cases[i].ask), cases[i].cost, 1e-9, "case %zu: %f",
+                           i, draft_cost_of(&k.c, cases[i].ask));
+    }
+}
+
+Test(draft, costs_are_forgotten_and_anew)
+{
+    struct costs k;
+
+    costs_begin(&k, 3);
+    draft_cost_add(&k.c, 4, 2000);
+    for (int i = 0; i < DRAFT_COST_AGE - 1; i++) { /* other numbers do not keep it alive */
+        cr_assert_float_eq(draft_cost_of(&k.c, 4), 2, 1e-9, "step %d", i);
+        draft_cost_add(&k.c, i % 2 ? 1 : 0, 1000);
+    }
+    cr_assert_float_eq(draft_cost_of(&k.c, 4), 1, 1e-9, "goes by one row's now");
+
+    /* Steps with drafts, and then one without. */
+    costs_begin(&k, 3);
+    for (int i = 0; i < DRAFT_COST_EVERY; i++) {
+        cr_assert(!draft_cost_wants_plain(&k.c));
+        draft_cost_add(&k.c, 2, 1200);
+    }
+    cr_assert(draft_cost_wants_plain(&k.c));
+    draft_cost_add(&k.c, 0, 1000);
+    cr_assert(!draft_cost_wants_plain(&k.c));
+
+    /* Others decode: no ratio to the time of those before; ratios stay. */
+    draft_cost_anew(&k.c);
+    cr_assert(draft_cost_wants_plain(&k.c));
+    draft_cost_add(&k.c, 2, 90000);
+    cr_assert_float_eq(draft_cost_of(&k.c, 2), 1.2, 1e-9);
 }
 
 Test(draft, a_real_model, .timeout = 120)
