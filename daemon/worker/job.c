@@ -438,13 +438,18 @@ static void explain(const struct job *j, const struct ask *a, struct error *rete
 {
     const char *kv = j->worker->config.kv ? j->worker->config.kv : "full";
     size_t n = strlen(reterr->text);
-
+    size_t room = sizeof(((struct lane_error *)NULL)->text);
     bool open_end =
         a->sampling.max_tokens == 0 && (j->kind == LANE_KIND_GENERATE || j->kind == LANE_KIND_CHAT);
 
-    /* The shorter part first: the record has 184 bytes. */
-    (void)snprintf(reterr->text + n, sizeof(reterr->text) - n, "%s (this daemon runs with --kv %s)",
-                   open_end ? "; -n N asks for less" : "", kv);
+    /* The shorter part first, and none in halves. */
+    room = room < sizeof(reterr->text) ? room : sizeof(reterr->text);
+    if (open_end && n + 32 < room) {
+        n += (size_t)snprintf(reterr->text + n, room - n, "; -n N may ask for less");
+    }
+    if (n + strlen(kv) + 32 < room) {
+        (void)snprintf(reterr->text + n, room - n, " (this daemon runs with --kv %s)", kv);
+    }
 }
 
 static int submit(struct job *j, const struct ask *a, const struct lane_e_request *e,

@@ -493,7 +493,8 @@ int snapshot_open(const struct cache *c, const struct snapshot_source *source,
     t.seq = (struct cache_seq){
         .policy = *p, .place = place_find(p->place), .variant = shape_variant(&c->shape, p)};
     if (t.seq.variant < 0) {
-        r = error_set(reterr, -ENOTSUP, "the plan has no pages of this policy's precision");
+        r = error_set(reterr, -ENOMEM, "it was saved under %s, of which the plan has no pages",
+                      t.head.policy);
         goto fail;
     }
     s->held_bytes = held_bytes(&t);

@@ -48,7 +48,7 @@ int snapshot_save(struct cache *c, int32_t seat, const char identity[64], const 
                   const struct snapshot_sink *sink) WARN_UNUSED;
 
 /* -EBADMSG for a broken block or another model; -ENOTSUP for a version or a layout that this cache
- * does not have. `p`: the policy that the sequence is to go on with; -EINVAL where it was saved
+ * does not have; -ENOMEM for a policy whose pages were not planned. `p`: the policy that the sequence is to go on with; -EINVAL where it was saved
  * under another. */
 int snapshot_open(const struct cache *c, const struct snapshot_source *source,
                   const char identity[64], const struct policy *p, struct snapshot **ret,

@@ -215,7 +215,7 @@ class Policies(Served):
         self.addCleanup(d.stop)
         rc, _, err = d.cli(*RAW, "--kv", "full", "x")
         self.assertEqual(rc, 4, err)
-        self.assertIn("-n N asks for less", err)
+        self.assertIn("-n N may ask for less", err)
         self.assertEqual(d.cli(*RAW, "--kv", "full", "-n", "4", "x")[0], 0)
 
     def test_more_than_the_table_holds(self):
