@@ -14,8 +14,8 @@ import tempfile
 import time
 import unittest
 
-from lane import (ALT, DONE, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, Lane, item, prompt, sampling,
-                  text_of)
+from lane import (ACCEPTED, ALT, DONE, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, STATUS, T_PROMPT, T_SESSION, TOKEN, Lane, item, prompt,
+                  sampling, text_of)
 
 try:
     from zclient import Client
@@ -380,7 +380,7 @@ class Successor(Base):
         rid = lane.request(prompt(b"Once", 0, flags=S_IGNORE_END))
         events = self.some(lane, rid, 10)
         waits = lane.request(prompt(b"There", 5))
-        lane.status()
+        self.assertEqual(next(lane.events(waits)).type, ACCEPTED)
         lane = self.killed()
         lane.resume(waits, 1)
         lane.resume(rid, 11)
@@ -388,7 +388,9 @@ class Successor(Base):
         lane = self.killed()
         end = self.rest(lane, rid, events)[-1]
         self.assertEqual((end.type, end.code), (ERROR, "ENGINE_CRASHED"))
-        self.assertEqual(self.rest(lane, waits, [])[-1].reason, "length")
+        end = self.rest(lane, waits, [])[-1]
+        self.assertEqual(end.type, DONE, vars(end))
+        self.assertEqual(end.reason, "length")
 
     def test_an_engine_and_then_the_daemon(self):
         self.slowly()
@@ -409,7 +411,8 @@ class Successor(Base):
         with open(f"/proc/{self.pid}/task/{self.pid}/children") as f:
             os.kill(int(f.read().split()[0]), signal.SIGSTOP)  # it cannot hear of it
         lane.cancel(rid)
-        lane.status()
+        while lane.status().type != STATUS:  # tokens lie before it
+            pass
         lane = self.killed()
         lane.resume(rid, 1)
         self.assertEqual(list(lane.events(rid))[-1].reason, "cancelled")
