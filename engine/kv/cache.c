@@ -213,8 +213,8 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
 
     if (v < 0) {
         return error_set(reterr, -ENOMEM,
-                         "the plan has no pages of this policy's precision (without a word of "
-                         "it, f16)");
+                         "the plan has no pages of this policy's precision (f16 if it names "
+                         "none); start the daemon with --kv naming it");
     }
     if (p->chunk > s->config.max_chunk) {
         return error_set(reterr, -ENOMEM, "chunk=%d is more than the %d rows planned for", p->chunk,
