@@ -218,17 +218,13 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
 
 /* ---- the plan -------------------------------------------------------------------------------- */
 
-/* Whether a decode row under some part of the mix does nothing but read all and append (else
- * cache_spare_rows() is 0 for every sequence). */
+/* Under some part of the mix; else cache_spare_rows() is 0 for every sequence. */
 static bool may_draft(const struct policy_mix *mix)
 {
     bool may = false;
 
     for (int32_t i = 0; i < mix->n; i++) {
-        const struct policy *pol = &mix->part[i].policy;
-
-        may = may ||
-              (!place_find(pol->place)->evicts && pol->select == POLICY_READ_ALL && !pol->pos_new);
+        may = may || place_only_appends(&mix->part[i].policy);
     }
     return may;
 }

@@ -155,7 +155,7 @@ int32_t cache_spare_rows(const struct cache *c, int32_t seat)
     const struct cache_seq *q = &c->seqs[seat];
     int32_t spare = INT32_MAX;
 
-    if (q->place->evicts || q->policy.select != POLICY_READ_ALL || q->policy.pos_new) {
+    if (!place_only_appends(&q->policy)) {
         return 0;
     }
     for (int32_t i = 0; i < c->shape.config.n_stores; i++) {

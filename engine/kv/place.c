@@ -20,6 +20,11 @@ const struct place_ops *place_find(enum policy_place place)
     return table[place];
 }
 
+bool place_only_appends(const struct policy *p)
+{
+    return !place_find(p->place)->evicts && p->select == POLICY_READ_ALL && !p->pos_new;
+}
+
 void place_guard_recent(const struct policy *p, const struct place_when *when,
                         struct place_guard *ret)
 {

@@ -47,6 +47,10 @@ struct place_ops {
 
 const struct place_ops *place_find(enum policy_place place);
 
+/* Does a query of a new token read all, under positions of its own, and drop nothing? Then rows may
+ * be tried and taken back. */
+bool place_only_appends(const struct policy *p);
+
 extern const struct place_ops place_full;
 extern const struct place_ops place_window;
 extern const struct place_ops place_h2o;
