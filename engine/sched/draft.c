@@ -48,6 +48,7 @@ static size_t lay_out(const struct sched_config *c, struct memory_arena *a, stru
     d->of = memory_arena_take(a, n_seqs * sizeof(*d->of));
     d->handle = memory_arena_take(a, n_seqs * sizeof(*d->handle));
     d->chance = memory_arena_take(a, n_seqs * sizeof(*d->chance));
+    d->room = memory_arena_take(a, n_seqs * sizeof(*d->room));
     d->order = memory_arena_take(a, n_rows * sizeof(*d->order));
     d->cost.of = memory_arena_take(a, (n_rows + 1) * sizeof(*d->cost.of));
     d->cost.at = memory_arena_take(a, (n_rows + 1) * sizeof(*d->cost.at));
@@ -156,7 +157,7 @@ static struct request *likeliest(struct sched *s, double *ret)
 
     *ret = 0;
     for (struct request *r = s->running.first; r; r = r->next) {
-        if (!batch_decodes(r) || r->n_drafting >= room_of(s, r)) {
+        if (!batch_decodes(r) || r->n_drafting >= s->drafts.room[r->seat]) {
             continue;
         }
         double chance = s->drafts.chance[r->seat] * chance_of(s, r, r->n_drafting);
@@ -169,7 +170,8 @@ static struct request *likeliest(struct sched *s, double *ret)
     return best;
 }
 
-/* Gives rows out in order of chance; how many of them are worth it. */
+/* Gives rows out in order of chance, and takes those back that are not worth it; how many are left.
+ */
 static int32_t give_out(struct sched *s, int32_t n_seqs)
 {
     struct drafts *d = &s->drafts;
@@ -187,7 +189,7 @@ static int32_t give_out(struct sched *s, int32_t n_seqs)
         }
         d->chance[r->seat] = chance;
         r->n_drafting++;
-        d->order[n++] = r->seat;
+        d->order[n++] = r;
         tokens += chance;
         double gain = tokens / draft_cost_of(&d->cost, n);
 
@@ -195,6 +197,9 @@ static int32_t give_out(struct sched *s, int32_t n_seqs)
             best = gain;
             worth = n;
         }
+    }
+    while (n > worth) {
+        d->order[--n]->n_drafting--;
     }
     return worth;
 }
@@ -220,11 +225,11 @@ static int32_t begin_step(struct sched *s)
     int32_t n = 0;
 
     for (struct request *r = s->running.first; r; r = r->next) {
-        r->n_drafting = 0;
         if (!batch_decodes(r)) {
             continue;
         }
         d->chance[r->seat] = 1;
+        d->room[r->seat] = room_of(s, r);
         crowd = (crowd ^ r->handle) * UINT64_C(0x100000001b3);
         n++;
         if (r->most_drafted > 0 && n_known(r) == 0) {
@@ -242,36 +247,24 @@ static int32_t begin_step(struct sched *s)
 void draft_choose(struct sched *s)
 {
     struct drafts *d = &s->drafts;
-    int32_t n_seqs;
-    int32_t n;
 
     d->n_rows = 0;
     d->begun_ns = 0;
-    if (s->config.draft_rows == 0 || s->running.n > s->config.draft_rows || !any_drafts(s)) {
-        for (struct request *r = s->running.first; r; r = r->next) {
-            r->n_drafting = 0;
-        }
-        return;
-    }
-    int64_t now = clock_ns();
-
-    n_seqs = begin_step(s);
-    if (n_seqs == 0) {
-        return;
-    }
-    n = give_out(s, n_seqs);
-    if (!s->config.draft_always && draft_cost_wants_plain(&d->cost)) {
-        n = 0;
-    }
     for (struct request *r = s->running.first; r; r = r->next) {
         r->n_drafting = 0;
     }
-    for (int32_t i = 0; i < n; i++) {
-        for (struct request *r = s->running.first; r; r = r->next) {
-            r->n_drafting += r->seat == d->order[i];
-        }
+    if (s->config.draft_rows == 0 || s->running.n > s->config.draft_rows || !any_drafts(s)) {
+        return;
     }
-    d->n_rows = n;
+    int64_t now = clock_ns();
+    int32_t n_seqs = begin_step(s);
+
+    if (n_seqs == 0) {
+        return;
+    }
+    if (s->config.draft_always || !draft_cost_wants_plain(&d->cost)) {
+        d->n_rows = give_out(s, n_seqs);
+    }
     d->begun_ns = now;
 }
 

@@ -25,8 +25,7 @@ struct sched_config {
     int32_t n_seqs;
     int32_t batch_tokens; /* at least max_chunk + n_seqs */
     int32_t max_chunk;
-    int32_t
-        draft_rows;    /* beside batch_tokens: rows of drafted tokens in a step, of all sequences */
+    int32_t draft_rows; /* beside batch_tokens: rows of drafted tokens in a step, of all sequences */
     bool draft_always; /* whatever it costs */
     int32_t ahead_slots; /* forward_limits */
 };

@@ -96,7 +96,8 @@ struct drafts {
     struct lookup *of;         /* (n_seqs) by seat */
     uint64_t *handle;          /* (n_seqs) whose text it is; 0: nobody's */
     double *chance;            /* (n_seqs) that all its drafts so far come true */
-    int32_t *order;            /* (draft_rows) seats, in the order in which rows were given out */
+    int32_t *room;             /* (n_seqs) tokens that may be drafted in this step */
+    struct request **order;    /* (draft_rows) to whom rows were given, in order */
     struct draft_cost cost;    /* of steps with so many rows */
     struct lookup_counts counts;
     uint64_t crowd;   /* the sequences that the cost of a plain step is of */
