@@ -15,9 +15,8 @@
 #include "engine/kv/cache.h"
 
 enum {
-    LEAST_CTX = 2,   /* a prompt of one token and one to follow */
-    MIN_CTX = 256,   /* less is not chosen for a user who did not ask for it */
-    MAX_SEQS = 1024, /* as pipitd --sequences */
+    LEAST_CTX = 2, /* a prompt of one token and one to follow */
+    MIN_CTX = 256, /* less is not chosen for a user who did not ask for it */
     ADVICE_BYTES = 192,
 };
 
@@ -165,7 +164,7 @@ int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_s
     }
     ret->ctx_model = in->ctx_model;
     ret->max_ctx = max_ctx >= LEAST_CTX ? max_ctx : 0;
-    ret->max_sequences = search(in, MAX_SEQS, ctx, false);
+    ret->max_sequences = search(in, SHAPE_MOST_SEQS, ctx, false);
     policy_print(&in->shape.mix.part[0].policy, ret->policy, sizeof(ret->policy));
     return ret->fits ? 0 : refuse(ret, reterr);
 }

@@ -397,8 +397,6 @@ static uint64_t need_bytes(const struct shape *s, const uint32_t *pages)
     return sum;
 }
 
-enum { MOST_SEQS = 1024 }; /* that --sequences takes */
-
 /* Part `v` of a mix does not hold one sequence, of which it has place for `sets` < 1: what is
  * possible of a larger share (the other parts keep some) and of more sequences. */
 static int refuse_part(const struct shape *s, int32_t v, double sets, struct error *reterr)
@@ -407,7 +405,7 @@ static int refuse_part(const struct shape *s, int32_t v, double sets, struct err
     double percent = ceil(share / sets);
     double n_seqs = ceil(s->config.n_seqs / sets);
     bool by_share = percent <= 100 - (s->config.mix.n - 1);
-    bool by_seqs = n_seqs <= MOST_SEQS;
+    bool by_seqs = n_seqs <= SHAPE_MOST_SEQS;
     char larger[32] = "";
     char more[64] = "";
 

@@ -12,6 +12,7 @@
 enum {
     SHAPE_MAX_CLASSES = 16,
     SHAPE_CLASS_NAME = 64,
+    SHAPE_MOST_SEQS = 1024, /* that pipitd --sequences takes, and plans offer */
 };
 
 /* What one layer owns (DESIGN §5 rule 1). */
