@@ -437,13 +437,13 @@ static int check_forced(const struct worker *w, const struct lane_e_request *e,
 static void explain(const struct job *j, const struct ask *a, struct error *reterr)
 {
     const char *kv = j->worker->config.kv ? j->worker->config.kv : "full";
+    const size_t room = sizeof(((struct lane_error *)NULL)->text);
     size_t n = strlen(reterr->text);
-    size_t room = sizeof(((struct lane_error *)NULL)->text);
     bool open_end =
         a->sampling.max_tokens == 0 && (j->kind == LANE_KIND_GENERATE || j->kind == LANE_KIND_CHAT);
 
     /* The shorter part first, and none in halves. */
-    room = room < sizeof(reterr->text) ? room : sizeof(reterr->text);
+    _Static_assert(sizeof(((struct lane_error *)NULL)->text) <= sizeof(reterr->text), "room");
     if (open_end && n + 32 < room) {
         n += (size_t)snprintf(reterr->text + n, room - n, "; -n N may ask for less");
     }

@@ -80,8 +80,8 @@ void worker_send(struct worker *w, const struct lane_record *r);
 /* Waits until the front's socket has all that was sent: it reads that also when we die. */
 void worker_flush(struct worker *w);
 
-/* Says so where the context is longer than what the model was trained on. */
 struct plan;
+/* Says so where the context is longer than what the model was trained on. */
 void worker_warn_ctx(const struct plan *p);
 
 /* The exit code for an engine that could not be created: 2 a setting, 4 does not fit, 6 the model.
