@@ -50,6 +50,14 @@ CUDA_INLINE bool attend_observed(const struct attend *p, int32_t seq)
     return p->seqs.s[seq].score && p->observe[seq].row_first < p->seqs.s[seq].n_rows;
 }
 
+/* Can no row of [first_pos, last_pos] see a slot of [s0, s0 + n)? Where slots are positions. */
+CUDA_INLINE bool attend_unseen(const struct attend *p, const struct cuda_seq *s, int32_t s0,
+                               int32_t n, int32_t first_pos, int32_t last_pos)
+{
+    return !s->slot_pos &&
+           (s0 > last_pos || (p->window > 0 && s0 + n - 1 <= first_pos - p->window));
+}
+
 /* ops_alibi_slope(). */
 CUDA_INLINE float attend_slope(const struct attend *p, int32_t head)
 {

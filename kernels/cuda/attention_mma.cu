@@ -234,19 +234,11 @@ CUDA_INLINE float running_add(struct running *r, float x[8][4], int h)
     return factor;
 }
 
-/* Can no row of [first_pos, last_pos] see a slot of [s0, s0 + 64)? Where slots are positions. */
-CUDA_INLINE bool tile_unseen(const struct attend *p, const struct cuda_seq *s, int32_t s0,
-                             int32_t first_pos, int32_t last_pos)
-{
-    return !s->slot_pos &&
-           (s0 > last_pos || (p->window > 0 && s0 + SLOTS - 1 <= first_pos - p->window));
-}
-
 /* The next tile from s0 on that some row sees; n_slots and beyond: none. */
 CUDA_INLINE int32_t next_tile(const struct attend *p, const struct cuda_seq *s, int32_t s0,
                               int32_t first_pos, int32_t last_pos)
 {
-    while (s0 < s->n_slots && tile_unseen(p, s, s0, first_pos, last_pos)) {
+    while (s0 < s->n_slots && attend_unseen(p, s, s0, SLOTS, first_pos, last_pos)) {
         s0 += SLOTS;
     }
     return s0;
@@ -462,7 +454,8 @@ template <bool KB> CUDA_KERNEL void __launch_bounds__(THREADS) columns_mma(struc
             t.weight[r] = weight;
             weight *= row0 + r >= o->row_first ? o->row_growth : 1.0f;
         }
-        if (tile_unseen(&p, s, s0, s->pos0 + row0, s->pos0 + min(row0 + ROWS, s->n_rows) - 1)) {
+        if (attend_unseen(&p, s, s0, SLOTS, s->pos0 + row0,
+                          s->pos0 + min(row0 + ROWS, s->n_rows) - 1)) {
             continue;
         }
         for (int32_t h = group * n_heads; h < (group + 1) * n_heads; h++) {

@@ -172,14 +172,6 @@ CUDA_INLINE float running_add(struct running *r, float x[4])
     return factor;
 }
 
-/* Can no row of [first_pos, last_pos] see a slot of [s0, s0 + 32)? Where slots are positions. */
-CUDA_INLINE bool tile_unseen(const struct attend *p, const struct cuda_seq *s, int32_t s0,
-                             int32_t first_pos, int32_t last_pos)
-{
-    return !s->slot_pos &&
-           (s0 > last_pos || (p->window > 0 && s0 + SLOTS - 1 <= first_pos - p->window));
-}
-
 template <int NJ> CUDA_KERNEL void __launch_bounds__(THREADS) prefill(struct attend p)
 {
     CUDA_SHARED(float, memory);
@@ -207,7 +199,7 @@ template <int NJ> CUDA_KERNEL void __launch_bounds__(THREADS) prefill(struct att
     for (int32_t s0 = 0; s0 < s->n_slots; s0 += SLOTS) {
         float x[2][4];
 
-        if (tile_unseen(&p, s, s0, s->pos0 + row0, s->pos0 + last_row)) {
+        if (attend_unseen(&p, s, s0, SLOTS, s->pos0 + row0, s->pos0 + last_row)) {
             continue;
         }
         __syncthreads(); /* kv, pos: read by all in the tile before */
@@ -341,7 +333,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS) columns(struct attend p)
     }
     for (int32_t row0 = o->row_first; row0 < s->n_rows; row0 += ROWS) {
         int32_t n = min((int32_t)ROWS, s->n_rows - row0);
-        bool unseen = tile_unseen(&p, s, s0, s->pos0 + row0, s->pos0 + row0 + n - 1);
+        bool unseen = attend_unseen(&p, s, s0, SLOTS, s->pos0 + row0, s->pos0 + row0 + n - 1);
         float sum[2][4] = {};
 
         for (int32_t h = group * n_heads; h < (group + 1) * n_heads && !unseen; h++) {
