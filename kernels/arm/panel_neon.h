@@ -18,6 +18,7 @@
  * Not measured: no Arm machine has run this yet. */
 
 #include "kernels/arm/lanes_neon.h"
+#include "kernels/cpu/panel_block.h"
 #include "kernels/cpu/table.h"
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -41,32 +42,6 @@ LANES_INLINE const uint8_t *panel_ahead(const uint8_t *at, const struct cpu_acts
     const uint8_t *to = (const uint8_t *)((uintptr_t)at + PANEL_AHEAD);
 
     return to >= a->end ? (const uint8_t *)((uintptr_t)to + (uintptr_t)a->jump) : to;
-}
-
-LANES_INLINE int panel_bits(enum dtype type)
-{
-    switch (type) {
-    case DTYPE_Q8_0:
-        return 8;
-    case DTYPE_Q6_K:
-        return 6;
-    case DTYPE_Q5_0:
-    case DTYPE_Q5_1:
-    case DTYPE_Q5_K:
-        return 5;
-    default:
-        return 4;
-    }
-}
-
-LANES_INLINE int panel_has_min(enum dtype type)
-{
-    return type == DTYPE_Q4_1 || type == DTYPE_Q5_1 || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
-}
-
-LANES_INLINE int panel_is_k(enum dtype type)
-{
-    return type == DTYPE_Q4_K || type == DTYPE_Q5_K || type == DTYPE_Q6_K;
 }
 
 /* Rows 4i..4i+3 of 16. */
@@ -262,7 +237,7 @@ UNROLL_INLINE void panel_dots(enum dtype type, const int8x16_t *u, const struct 
     UNROLL_LOOP
     for (int t = 0; t < n_tokens; t++) {
         dot[t] = panel_dot(panel_start(type, x->head[t], half), u + 4 * half, x->q + 2 * t + half,
-                           n, panel_bits(type));
+                           n, panel_code_bits(type));
     }
 }
 
@@ -296,17 +271,9 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
                               const struct panel_act *a, size_t lda, int n, bool few,
                               const struct cpu_acts *from, float *out)
 {
-    const int bits = panel_bits(type);
-    const int code_bytes = bits == 8 ? PANEL_BYTES
-                                     : PANEL_NIBBLES + (bits == 5   ? PANEL_HIGH1
-                                                        : bits == 6 ? PANEL_HIGH2
-                                                                    : 0);
-    const int step =
-        code_bytes + (panel_is_k(type) ? 0 : (1 + panel_has_min(type)) * PANEL_SCALES);
-    const uint8_t *head = w;
+    const int step = panel_step(type);
+    struct panel_super super = {w, lf_set1(0), lf_set1(0)};
     float32x4_t acc[4][PANEL_TOKENS];
-    lf d = lf_set1(0);
-    lf dmin = lf_set1(0);
 
     UNROLL_LOOP
     for (int i = 0; i < 4 * n; i++) {
@@ -314,46 +281,24 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
     }
     for (int b = 0; b < n_blocks; b++, w += step, a++) {
         struct panel_block x;
-        lf wd;
-        lf wm = d;
-        lf sc0 = d;
-        lf sc1 = d;
+        struct panel_factors f;
 
-        if (panel_is_k(type) && b % PANEL_SUPER == 0) {
-            head = w;
-            w += PANEL_SUPER_HEAD;
-            d = lf_of_f16(head);
-            dmin = lf_of_f16(head + PANEL_SCALES);
-        }
+        w = panel_enter(type, w, b, &super);
         if (few) {
             UNROLL_LOOP
             for (int i = 0; i < step; i += 64) {
                 lanes_prefetch(panel_ahead(w + i, from));
             }
         }
-        if (type == DTYPE_Q6_K) {
-            const int8_t *sc = (const int8_t *)head + PANEL_SUPER_SC + 32 * (b % PANEL_SUPER);
-
-            wd = d;
-            sc0 = lf_of_int(li_of_i8(sc));
-            sc1 = lf_of_int(li_of_i8(sc + 16));
-        } else if (panel_is_k(type)) {
-            const uint8_t *sc = head + 16 * (b % PANEL_SUPER);
-
-            wd = lf_mul(d, lf_of_int(li_of_u8(sc + PANEL_SUPER_SC)));
-            wm = lf_sub(lf_set1(0), lf_mul(dmin, lf_of_int(li_of_u8(sc + PANEL_SUPER_MN))));
-        } else {
-            wd = lf_of_f16(w + code_bytes);
-            wm = panel_has_min(type) ? lf_of_f16(w + code_bytes + PANEL_SCALES) : wd;
-        }
+        f = panel_factors_of(type, w, b, &super);
         panel_load(a, lda, n, &x);
         UNROLL_LOOP
         for (int i = 0; i < 4; i++) {
             int8x16_t u[8];
 
-            panel_codes(bits, w + 16 * i, u);
-            panel_add(type, u, &x, n, panel_quarter(wd, i), panel_quarter(wm, i),
-                      panel_quarter(sc0, i), panel_quarter(sc1, i), acc[i]);
+            panel_codes(panel_code_bits(type), w + 16 * i, u);
+            panel_add(type, u, &x, n, panel_quarter(f.d, i), panel_quarter(f.m, i),
+                      panel_quarter(f.sc0, i), panel_quarter(f.sc1, i), acc[i]);
         }
     }
     UNROLL_LOOP

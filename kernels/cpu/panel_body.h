@@ -20,6 +20,7 @@
 #ifndef LANES_FN
 #include "kernels/cpu/lanes_c.h"
 #endif
+#include "kernels/cpu/panel_block.h"
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/unroll.h"
 
@@ -38,32 +39,6 @@ LANES_INLINE const uint8_t *panel_ahead(const uint8_t *at, const struct cpu_acts
     return to >= a->end ? to + a->jump : to;
 }
 
-LANES_INLINE int panel_is_k(enum dtype type)
-{
-    return type == DTYPE_Q4_K || type == DTYPE_Q5_K || type == DTYPE_Q6_K;
-}
-
-LANES_INLINE int panel_has_min(enum dtype type)
-{
-    return type == DTYPE_Q4_1 || type == DTYPE_Q5_1 || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
-}
-
-LANES_INLINE int panel_code_bits(enum dtype type)
-{
-    switch (type) {
-    case DTYPE_Q8_0:
-        return 8;
-    case DTYPE_Q6_K:
-        return 6;
-    case DTYPE_Q5_0:
-    case DTYPE_Q5_1:
-    case DTYPE_Q5_K:
-        return 5;
-    default:
-        return 4;
-    }
-}
-
 /* Log2 of what is taken from a code, or -1. */
 LANES_INLINE int panel_zero_log2(enum dtype type)
 {
@@ -79,16 +54,6 @@ LANES_INLINE int panel_zero_log2(enum dtype type)
     default:
         return -1;
     }
-}
-
-LANES_INLINE int panel_code_bytes(enum dtype type)
-{
-    int bits = panel_code_bits(type);
-
-    return bits == 8 ? PANEL_BYTES
-                     : PANEL_NIBBLES + (bits == 5   ? PANEL_HIGH1
-                                        : bits == 6 ? PANEL_HIGH2
-                                                    : 0);
 }
 
 /* The codes of one block: u[j] = columns 4j..4j+3 of 16 rows. */
@@ -185,28 +150,19 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
                               const struct panel_act *a, size_t lda, int n, int few,
                               const struct cpu_acts *from, float *out)
 {
-    const int code_bytes = panel_code_bytes(type);
-    const int step = code_bytes + (panel_is_k(type) ? 0 : PANEL_SCALES) +
-                     (panel_is_k(type) || !panel_has_min(type) ? 0 : PANEL_SCALES);
-    const uint8_t *head = w;
+    const int step = panel_step(type);
+    struct panel_super super = {w, lf_set1(0), lf_set1(0)};
     lf acc[LANES_TILE];
-    lf d = lf_set1(0);
-    lf dmin = lf_set1(0);
 
     UNROLL_LOOP
     for (int t = 0; t < n; t++) {
         acc[t] = lf_set1(0);
     }
     for (int b = 0; b < n_blocks; b++, w += step, a++) {
-        lf wd, wm = d, sc0 = d, sc1 = d;
+        struct panel_factors f;
         li u[8];
 
-        if (panel_is_k(type) && b % PANEL_SUPER == 0) {
-            head = w;
-            w += PANEL_SUPER_HEAD;
-            d = lf_of_f16(head);
-            dmin = lf_of_f16(head + PANEL_SCALES);
-        }
+        w = panel_enter(type, w, b, &super);
         if (few) {
             UNROLL_LOOP
             for (int i = 0; i < step; i += 64) {
@@ -214,30 +170,16 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
             }
         }
         panel_unpack(panel_code_bits(type), w, u);
-        if (type == DTYPE_Q6_K) {
-            const int8_t *sc = (const int8_t *)head + PANEL_SUPER_SC + 32 * (b % PANEL_SUPER);
-
-            wd = d;
-            sc0 = lf_of_int(li_of_i8(sc));
-            sc1 = lf_of_int(li_of_i8(sc + 16));
-        } else if (panel_is_k(type)) {
-            const uint8_t *sc = head + 16 * (b % PANEL_SUPER);
-
-            wd = lf_mul(d, lf_of_int(li_of_u8(sc + PANEL_SUPER_SC)));
-            wm = lf_sub(lf_set1(0), lf_mul(dmin, lf_of_int(li_of_u8(sc + PANEL_SUPER_MN))));
-        } else {
-            wd = lf_of_f16(w + code_bytes);
-            wm = panel_has_min(type) ? lf_of_f16(w + code_bytes + PANEL_SCALES) : wd;
-        }
+        f = panel_factors_of(type, w, b, &super);
         UNROLL_LOOP
         for (int t = 0; t < n; t += LANES_ABREAST) {
             const struct panel_act *at = a + (size_t)t * lda;
             int m = n - t < LANES_ABREAST ? n - t : LANES_ABREAST;
 
             if (type == DTYPE_Q6_K) {
-                panel_halves(u, wd, sc0, sc1, at, lda, m, acc + t);
+                panel_halves(u, f.d, f.sc0, f.sc1, at, lda, m, acc + t);
             } else {
-                panel_blocks(type, u, wd, wm, at, lda, m, acc + t);
+                panel_blocks(type, u, f.d, f.m, at, lda, m, acc + t);
             }
         }
     }
