@@ -10,8 +10,9 @@
 # llama.cpp's settings the best counts.
 #
 # The peer is llama-cpp-python, the newest on PyPI, built for this CPU with clang (gcc 12 miscompiles ggml's AMX set-up)
-# in a venv under $XDG_CACHE_HOME/pipit; PIPIT_PEER_PYTHON=/path/to/python uses one that is installed already. On a CPU with
-# AMX its instruction sets are named one by one: GGML_NATIVE leaves AMX out where the compiler does not know the CPU's name.
+# in a venv under $XDG_CACHE_HOME/pipit, never taken from pip's cache (a wheel there may be of other instruction sets);
+# PIPIT_PEER_PYTHON=/path/to/python uses one that is installed already. On a CPU with AMX its instruction sets are named one
+# by one: GGML_NATIVE leaves AMX out where the compiler does not know the CPU's name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -69,8 +70,8 @@ peer_python() {
     if ! "$venv/bin/python" -c 'import llama_cpp' 2> /dev/null; then
         echo "run.sh: building llama-cpp-python (some ten minutes on two cores)" >&2
         python3 -m venv "$venv" >&2
-        CC=clang CXX=clang++ CMAKE_ARGS="$(peer_options)" "$venv/bin/pip" install --no-binary llama-cpp-python \
-            llama-cpp-python >&2
+        CC=clang CXX=clang++ CMAKE_ARGS="$(peer_options)" "$venv/bin/pip" install --no-cache-dir \
+            --no-binary llama-cpp-python llama-cpp-python >&2
     fi
     echo "$venv/bin/python"
 }
