@@ -67,6 +67,35 @@ SINKS = {
     "recency": "sinks:4+recency:50%,min=16,decay=0.99,observe=256",
 }
 
+# What a new token reads of a cache that holds all (docs/sparq.md, docs/infinigen.md), at about a half, a quarter and an eighth
+# of the elements that full reads at 1536 tokens, as far down as the method goes. infinigen's need run.py --skew.
+READING = {
+    "sparq, 1/2": "sparq:r=32,k=384",
+    "sparq, 1/4": "sparq:r=16,k=192",
+    "sparq, 1/8": "sparq:r=8,k=96",
+    "sparq, 1/8, mean of V": "sparq:r=8,k=96,mean=on",
+    "sparq, 1/8, as-shipped": "sparq:r=8,k=96,mode=as-shipped",
+    "top-k V, 512": "topv:512",
+    "top-k V, 128": "topv:128",
+    "top-k V, 32": "topv:32",
+    "top-k V, 32, no renormalisation": "topv:32,renorm=off",
+    "infinigen, 20 %": "infinigen:share=20%",
+    "infinigen, 10 %": "infinigen:share=10%",
+    "infinigen, 5 %": "infinigen:share=5%",
+    "infinigen, 10 %, no skew": "infinigen:share=10%,skew=off",
+    "infinigen, 10 %, partial 0.1": "infinigen:share=10%,partial=0.1",
+    "infinigen, alpha 4, at most 20 %": "infinigen:alpha=4,cap=20%",
+}
+# Beside them: what drops instead, at the settings of the methods' own papers, and both at once.
+BESIDE = {
+    "16 sinks and a window, 50 % (LM-infinity)": "sinks:16+window:50%,min=16",
+    "16 sinks and a window, 20 %": "sinks:16+window:20%,min=16",
+    "h2o, a quarter recent, 50 %": "h2o:50%,min=16,recent=25%",
+    "h2o, a quarter recent, 20 %": "h2o:20%,min=16,recent=25%",
+    "fp8 and sparq, 1/4": "fp8+sparq:r=16,k=192",
+    "h2o 50 % and sparq, 1/4 of it": "h2o:50%,min=16+sparq:r=16,k=128",
+}
+
 # kind text: a text scored, the second half of each chunk, in decode mode or (where it says so) in prefill mode. kind answers:
 # prompts answered greedily.
 TASKS = {
@@ -151,8 +180,19 @@ STEPS = [
 ]
 
 
-def steps(tiny):
+# Asked for by run.py --reading.
+FORETOLD = [p for p in READING.values() if p.startswith("infinigen")]
+STEPS_READING = [
+    (task, policies)
+    for task in ("ppl-shakespeare-2k", "repeat", "needle-2k")
+    for policies in ([p for p in list(READING.values()) + list(BESIDE.values()) if p not in FORETOLD], FORETOLD)
+]
+
+
+def steps(tiny, reading=False):
     """Two steps a task are enough to test the tools."""
+    if reading:
+        return STEPS_READING
     if not tiny:
         return STEPS
     return [(t, p) for t in TASKS for p in (["kv8"] + at([50], MAIN), at([20], MAIN))]

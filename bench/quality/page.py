@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/quality.md from run.py's CSV: page.py CSV docs/quality.md
+"""Writes the tables of docs/quality.md from run.py's CSV, and from that of run.py --reading:
+
+    page.py CSV READING-CSV docs/quality.md
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; the text around is written by hand and kept. A cell that
 was not measured is a dash."""
@@ -34,8 +36,9 @@ def markdown(head, rows):
 
 
 class Page:
-    def __init__(self, table):
+    def __init__(self, table, reads=None):
         self.t = table
+        self.reads = reads
 
     def more(self, task, policy):
         return with_error(self.t.get(task, policy, "perplexity more %"),
@@ -154,6 +157,23 @@ class Page:
     def sinks(self):
         return self.changes("`sinks:4+...:50%`", cells.SINKS, tables.policy("sinks", 50), "`sinks:4+window:50%`")
 
+    def reading(self):
+        return Page(self.reads).reading_rows() if self.reads else DASH
+
+    def reading_about(self):
+        return Page(self.reads).about() if self.reads else DASH
+
+    def reading_rows(self):
+        rows = []
+        for name, p in {"full": "full", **cells.READING, **cells.BESIDE}.items():
+            share = self.t.any(SHAKE, p, "kv_share")
+            rows.append([name, f"`{p}`", self.more(SHAKE, p), self.kl(SHAKE, p),
+                         number(self.t.get(SHAKE, p, "same top-1 %"), 1), self.score("repeat", p),
+                         self.needle("needle-2k", p), number(share and 100 * share, 1)])
+        return markdown(["", "policy", "perplexity more, %", "mean KL", "same top-1, %", "repetition, characters",
+                         "retrieval 2k, %", "bytes held, % of full"],
+                        [r for r in rows if any(c != DASH for c in r[2:7])])
+
     def smallest(self):
         rows = []
         for m in cells.METHODS:
@@ -190,11 +210,11 @@ def fill(text, page):
 
 
 def main():
-    csv_path, page_path = sys.argv[1:3]
+    csv_path, reads_path, page_path = sys.argv[1:4]
     with open(page_path, encoding="utf-8") as f:
         text = f.read()
     with open(page_path, "w", encoding="utf-8") as f:
-        f.write(fill(text, Page(tables.Table(csv_path))))
+        f.write(fill(text, Page(tables.Table(csv_path), tables.Table(reads_path))))
 
 
 if __name__ == "__main__":

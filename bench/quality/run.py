@@ -98,6 +98,8 @@ def command(o, task, size, policies, out):
         c += ["--chunks", str(size["chunks"])]
     else:
         c += ["--prompts", prompts_of(o, task, size)]
+    if o.skew and any(p in cells.FORETOLD for p in policies):
+        c += ["--overlay", o.skew]
     for p in policies:
         c += ["--kv", p]
     return c
@@ -115,6 +117,8 @@ class Runner:
 
     def step(self, task, policies):
         o, size = self.o, cells.tasks(self.o.tiny)[task]
+        if not o.skew:
+            policies = [p for p in policies if p not in cells.FORETOLD]
         with self.lock:
             there = done(o, task, size)
             there.update(p for t, p in self.in_flight if t == task)
@@ -160,7 +164,7 @@ class Runner:
 
     def run(self, only):
         steps = queue.Queue()
-        for task, policies in cells.steps(self.o.tiny):
+        for task, policies in cells.steps(self.o.tiny, self.o.reading):
             if not only or task in only:
                 steps.put((task, policies))
         signal.signal(signal.SIGINT, self.stop)
@@ -253,7 +257,7 @@ def write_csv(o):
 def missing(o, only):
     sizes = cells.tasks(o.tiny)
     there = {task: done(o, task, size) for task, size in sizes.items()}
-    for task, policies in cells.steps(o.tiny):
+    for task, policies in cells.steps(o.tiny, o.reading):
         if not only or task in only:
             yield from ((task, p) for p in policies if p not in there[task])
 
@@ -271,6 +275,8 @@ def main():
     a.add_argument("--minutes", type=float, default=1e6, help="stop after so many")
     a.add_argument("--only", action="append", choices=list(cells.TASKS), help="this task alone; repeats")
     a.add_argument("--tiny", action="store_true", help="sizes for a test of the tools, not for figures")
+    a.add_argument("--reading", action="store_true", help="the methods that read part of the cache, instead")
+    a.add_argument("--skew", metavar="FILE", help="pipit-skew's overlay for the model: without it infinigen is left out")
     a.add_argument("--collect", action="store_true", help="measure nothing, make the CSV")
     a.add_argument("--commit", help="that pipit-eval was built from; else the working tree's")
     a.add_argument("--date", default=datetime.date.today().isoformat())
