@@ -1,13 +1,36 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds the Debian packages of this tree and checks them with lintian: pipit, pipit-tools, libpipit0,
-# libpipit-dev. Prints their paths.
-# Usage: deploy/build_deb.sh [FOLDER]     FOLDER: where they go, default build-deb
+# libpipit-dev, python3-pipit. Prints their paths.
+# Usage: deploy/build_deb.sh [--arch ARCH] [FOLDER]
+#   FOLDER: where they go, default build-deb, or build-deb-ARCH
+#   --arch arm64: packages for that architecture, cross-compiled (python3-pipit is for all, and left out)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-out=$(realpath -m "${1:-build-deb}")
-tools/setup.sh --package
+native=$(dpkg --print-architecture)
+arch=$native
+if [ "${1:-}" = --arch ]; then
+    arch=${2:?an architecture}
+    shift 2
+fi
+case $arch in
+"$native")
+    out=build-deb
+    tools/setup.sh --package
+    how=(--build=binary)
+    ;;
+arm64)
+    out=build-deb-$arch
+    tools/setup.sh --package-arm64
+    how=(--build=any --host-arch "$arch")
+    ;;
+*)
+    echo "build_deb: this machine makes packages for $native and arm64, not for $arch" >&2
+    exit 2
+    ;;
+esac
+out=$(realpath -m "${1:-$out}")
 
 version=$(sed -n "s/^ *version: '\([^']*\)',.*/\1/p" meson.build | head -n 1)
 if [ -z "${SOURCE_DATE_EPOCH:-}" ]; then
@@ -42,7 +65,7 @@ mkdir -p "$source/debian/source"
 echo "3.0 (native)" >"$source/debian/source/format"
 
 log=$out/build.log
-if ! (cd "$source" && dpkg-buildpackage --build=binary --unsigned-source --unsigned-changes \
+if ! (cd "$source" && dpkg-buildpackage "${how[@]}" --unsigned-source --unsigned-changes \
     --jobs="${PIPIT_JOBS:-$(nproc)}") >"$log" 2>&1; then
     tail -n 40 "$log" >&2
     echo "build_deb: failed; the whole log is $log" >&2

@@ -10,7 +10,8 @@ list of options is written twice. Used by deploy/meson.build; prints to stdout.
     describe.py zsh  NAME PROGRAM [COMMAND...]
     describe.py conf TEXT PROGRAM        TEXT: what stands above the settings
 
-COMMANDs are those that the overview of --help does not list by itself."""
+COMMANDs are those that the overview of --help does not list by itself. --runner EMULATOR before all that: the
+programs, where they are no scripts, are for another CPU."""
 import re
 import subprocess
 import sys
@@ -47,11 +48,19 @@ class Option:
         return "dir" if self.value == "DIR" else "other"
 
 
+RUNNER = []
+
+
+def runnable(argv):
+    with open(argv[0], "rb") as f:
+        return RUNNER + argv if f.read(4) == b"\x7fELF" else argv
+
+
 class Help:
     """One --help text: usage, paragraphs before the options, options, what follows them."""
 
     def __init__(self, argv):
-        done = subprocess.run(argv + ["--help"], capture_output=True, text=True, check=False)
+        done = subprocess.run(runnable(argv) + ["--help"], capture_output=True, text=True, check=False)
         if done.returncode or not done.stdout.startswith("usage: "):
             sys.exit(f"{' '.join(argv)} --help: exit {done.returncode}\n{done.stderr}")
         head, _, body = done.stdout.partition("\n\n")
@@ -240,4 +249,7 @@ def conf(text, program):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--runner":
+        RUNNER = [sys.argv[2]]
+        del sys.argv[1:3]
     {"man": man, "bash": bash, "zsh": zsh, "conf": conf}[sys.argv[1]](*sys.argv[2:])

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages that building, testing and the demo need; nothing when all are there.
-# Usage: tools/setup.sh [--demo | --package | --aarch64]
+# Usage: tools/setup.sh [--demo | --package | --package-arm64 | --aarch64]
 #   --demo: only what tools/demo.sh needs; --package: what deploy/build_deb.sh needs;
-#   --aarch64: what building for AArch64 on x86-64 and running the result in an emulator needs
+#   --aarch64: what building for AArch64 on x86-64 and running the result in an emulator needs;
+#   --package-arm64: both, and the libraries of the daemon
 set -euo pipefail
 
 build=(gcc meson ninja-build pkg-config libzmq3-dev libprotobuf-c-dev protobuf-c-compiler
@@ -17,11 +18,19 @@ package=(dpkg-dev debhelper fakeroot lintian git)
 # Libraries that nothing can be built without; the daemon's are left out.
 aarch64=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user libssl-dev:arm64 libpcre2-dev:arm64)
 
+# All of them, and what debhelper looks for when it cross-compiles.
+package_arm64=("${package[@]}" "${aarch64[@]}" g++-aarch64-linux-gnu pkg-config:arm64 libzmq3-dev:arm64
+    libprotobuf-c-dev:arm64 libsystemd-dev:arm64 libjansson-dev:arm64)
+
 packages=("${build[@]}")
 foreign=
 case "${1:-}" in
 --demo) ;;
 --package) packages+=("${package[@]}") ;;
+--package-arm64)
+    packages+=("${package_arm64[@]}")
+    foreign=arm64
+    ;;
 --aarch64)
     packages+=("${aarch64[@]}")
     foreign=arm64
