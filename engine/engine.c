@@ -259,7 +259,7 @@ static struct backend_limits limits_for(const struct prepared *p, int32_t ctx, i
 
     model_limits(p->model, &l);
     for (int32_t i = 0; i < p->mix.n; i++) {
-        l.observe = l.observe || place_find(p->mix.part[i].policy.place)->scores;
+        l.observe = l.observe || place_find(p->mix.part[i].policy.place)->observe;
         l.select = l.select || p->mix.part[i].policy.select != POLICY_READ_ALL;
     }
     return l;

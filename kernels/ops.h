@@ -277,10 +277,12 @@ struct ops_observe {
  *  divided by the sum of their p. What observes is given x.
  *
  * GIVEN: the slots are those that `speculate` listed, and the row's own. No observation. A sequence has
- *  one decode row, and slot = position.
+ *  one decode row.
  *
  * A k that covers all visible slots gives what attention without selection gives. Not with
  * k_unrotated. */
+enum ops_use { OPS_USE_NONE, OPS_USE_LAST, OPS_USE_COUNT };
+enum { OPS_USE_MAX = 255 };
 enum ops_select_kind { OPS_SELECT_ALL, OPS_SELECT_SPARQ, OPS_SELECT_TOPV, OPS_SELECT_GIVEN };
 
 /* What `speculate` leaves, device: for sequence i of the call n[i] slots of each head group, ascending,
@@ -303,7 +305,8 @@ struct ops_select {
     int32_t count; /* this many; 0: */
     int32_t share; /* this percent; 0: */
     float alpha;   /* as many as have a logit that is at most this below the largest, */
-    int32_t cap;   /* and this percent at most */
+    int32_t cap;   /* and this percent at most; */
+    enum ops_use use; /* what kv.score keeps of a slot's being listed; NONE where there is no score */
     /* and which entry of `chosen` they are (attention). */
     const struct ops_chosen *chosen;
     int32_t entry;
@@ -311,14 +314,18 @@ struct ops_select {
 
 /* Which slots a row of class decode will read in a layer to come (Lee et al., 2024, InfiniGen), from
  * queries made of the input of the layer before. For each sequence whose select is GIVEN, one row at
- * position P; slots are positions, those before P rank:
+ * position P. All slots [0, n_slots) but the one that the row will take (slot0, or the victim's, which
+ * still holds the victim) hold positions before P, and rank:
  *  1. of each query head q' = A q, A its K head's kv.skew; logits x as in struct ops_attention, but from
  *     the first part_dims values of q' with the partial keys;
  *  2. how many: n = count, or share percent of P, or, for each query head, the slots with x >= max x -
  *     alpha, their number's mean over all n_q heads, rounded down, at most cap percent of P. At least 1
- *     and at most P (0 where P is 0); percents are rounded down;
+ *     and at most as many as rank; percents are rounded down;
  *  3. of each head group the n slots with the largest softmax(x), summed over the group's query heads
- *     (ties: the lower position). */
+ *     (ties: the lower position);
+ *  4. kv.score, of the slots that rank: USE_LAST, the position of the last row that listed the slot, the
+ *     slot's own until one does; USE_COUNT, how often it was listed, 0 to OPS_USE_MAX: where a count would
+ *     pass that, all of the group's are halved first, rounding down. */
 struct ops_speculate {
     struct ops_rows rows; /* all of class decode */
     const float *q;       /* device (n, ldq): rotated */
@@ -379,8 +386,8 @@ struct ops_victim {
 
 /* The cut at the end of a prompt: keep `budget` slots of [0, n_slots) per group: all with position
  * < sinks or >= pos_protect, then the largest scores (ties: the lower position is dropped first).
- * Survivors in slots >= budget move to dead slots < budget, both in ascending order; slot_pos and score
- * follow; the rest becomes -1. */
+ * Survivors in slots >= budget move to dead slots < budget, both in ascending order; slot_pos, score
+ * and partial keys follow; the rest becomes -1. */
 struct ops_cut {
     const struct ops_kv *kv;
     int32_t budget;

@@ -402,10 +402,10 @@ int32_t cache_store_slots(const struct cache *c, int32_t seat, int32_t store)
     const struct cache_seq *q = &c->seqs[seat];
     int32_t ring = c->shape.seats[store].ring;
 
-    if (c->shape.config.stores[store].window) {
-        return ring && q->n_tokens > ring ? ring : q->n_tokens;
+    if (q->budget > 0 && shape_evicts(&c->shape, &q->policy, store)) {
+        return q->n_slots;
     }
-    return q->n_slots;
+    return ring && q->n_tokens > ring ? ring : q->n_tokens;
 }
 
 void cache_usage(const struct cache *c, int32_t seat, uint64_t *ret_bytes, int64_t *ret_slots)

@@ -117,7 +117,7 @@ struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, i
     view.kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, n_rows));
     if (st->ring) {
         view.slot0 = q->n_tokens % st->ring;
-    } else if (c->shape.config.stores[store].window) {
+    } else if (!cache_evicts_from(c, q, store)) {
         view.slot0 = q->n_tokens;
     } else {
         view.slot0 = q->n_slots;

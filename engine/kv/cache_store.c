@@ -50,7 +50,7 @@ static uint8_t *score_of(const struct cache *c, const struct cache_seq *q, int32
 
 bool cache_evicts_from(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    return q->budget > 0 && c->shape.config.stores[store].window == 0;
+    return q->budget > 0 && shape_evicts(&c->shape, &q->policy, store);
 }
 
 /* Slots of a store that may be live once n_new more tokens are in. */
@@ -63,7 +63,7 @@ int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int3
     if (st->ring) {
         return n < st->ring ? n : st->ring;
     }
-    if (c->shape.config.stores[store].window) {
+    if (!cache_evicts_from(c, q, store)) {
         return n;
     }
     return q->n_slots + (q->evicting ? 0 : n_new);
@@ -142,7 +142,7 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
     if (st->ring) {
         kv.cap = st->ring;
         kv.slot_pos = (int32_t *)(void *)(q->tables + st->ring_off);
-    } else if (q->budget && !s->config.stores[store].window) {
+    } else if (cache_evicts_from(c, q, store)) {
         struct cache_state state = cache_state_of(c, q, store);
 
         kv.cap = state.cap;

@@ -11,7 +11,8 @@
 static const struct place_ops *const table[] = {
     [POLICY_FULL] = &place_full,       [POLICY_WINDOW] = &place_window,
     [POLICY_H2O] = &place_h2o,         [POLICY_KEYFORMER] = &place_keyformer,
-    [POLICY_RECENCY] = &place_recency,
+    [POLICY_RECENCY] = &place_recency, [POLICY_FIFO] = &place_pool_fifo,
+    [POLICY_LRU] = &place_pool_used,   [POLICY_COUNTER] = &place_pool_used,
 };
 
 const struct place_ops *place_find(enum policy_place place)

@@ -39,9 +39,10 @@ struct place_rows {
 
 struct place_ops {
     bool evicts;
-    bool scores; /* observes attention and keeps a score for each slot */
+    bool scores; /* keeps a score for each slot */
     void (*guard)(const struct policy *p, const struct place_when *when, struct place_guard *ret);
-    /* What to observe in these rows; layer is set by the forward pass. NULL without scores. */
+    /* What to observe in these rows; layer is set by the forward pass. NULL: scores, if any, are not
+     * of attention. */
     void (*observe)(const struct policy *p, const struct place_rows *rows, struct ops_observe *ret);
 };
 
@@ -56,6 +57,8 @@ extern const struct place_ops place_window;
 extern const struct place_ops place_h2o;
 extern const struct place_ops place_keyformer;
 extern const struct place_ops place_recency;
+extern const struct place_ops place_pool_fifo;
+extern const struct place_ops place_pool_used;
 
 /* For scoring policies: sinks, and the policy's recent share of the budget. */
 void place_guard_recent(const struct policy *p, const struct place_when *when,

@@ -81,10 +81,12 @@ static const struct value_row ranks[] = {
 static const struct value_row switches[] = {{"off", 0, false}, {"on", 1, false}, {NULL, 0, false}};
 
 static const struct value_row pools[] = {
-    {"device", POLICY_POOL_DEVICE, false}, {"host", POLICY_POOL_HOST, true},
-    {"disk", POLICY_POOL_DISK, true}, {NULL, 0, false}};
+    {"device", POLICY_POOL_DEVICE, false}, {"disk", POLICY_POOL_DISK, true}, {NULL, 0, false}};
+static const struct value_row victims[] = {
+    {"fifo", POLICY_FIFO, false}, {"lru", POLICY_LRU, false},
+    {"counter", POLICY_COUNTER, false}, {NULL, 0, false}};
 
-enum field_type { FIELD_INT, FIELD_PERCENT, FIELD_FLOAT, FIELD_TAU, FIELD_VALUE };
+enum field_type { FIELD_INT, FIELD_PERCENT, FIELD_FLOAT, FIELD_TAU, FIELD_VALUE, FIELD_POOL };
 
 struct option_row {
     const char *name;
@@ -123,7 +125,9 @@ static const struct option_row options[] = {
     {"share", SELECT_BIT(POLICY_INFINIGEN), FIELD_PERCENT, FIELD(share), 0, 100, NULL},
     {"partial", SELECT_BIT(POLICY_INFINIGEN), FIELD_FLOAT, FIELD(partial), 0.01, 1, NULL},
     {"skew", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(skew), 0, 0, switches},
-    {"pool", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(pool), 0, 0, pools},
+    {"pool", SELECT_BIT(POLICY_INFINIGEN), FIELD_POOL, FIELD(pool), 0, 0, pools},
+    {"victim", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(victim), 0, 0, victims},
+    {"exempt", SELECT_BIT(POLICY_INFINIGEN), FIELD_INT, FIELD(exempt), 1, 4096, NULL},
 };
 
 static const struct policy defaults = {
@@ -133,6 +137,7 @@ static const struct policy defaults = {
     .chunk = POLICY_DEFAULT_CHUNK, .tau0 = 1.0f, .tau1 = 2.0f, .damp = 1.0f, .decay = 0.99f,
     .select = POLICY_READ_ALL, .r = 32, .top_k = 128, .local = -1, .renorm = 1,
     .alpha = 4.0f, .cap = 20, .partial = 0.3f, .skew = 1,
+    .victim = POLICY_COUNTER, .exempt = 32,
 };
 /* clang-format on */
 
@@ -260,6 +265,45 @@ static int parse_value(struct parser *p, const struct option_row *o, int32_t *re
     return fault(p, what);
 }
 
+static int parse_budget(struct parser *p, struct policy *pol)
+{
+    bool percent = p->at[strspn(p->at, "0123456789")] == '%';
+    int r = parse_int(p, percent ? "a budget in percent" : "a budget", 2, percent ? 100 : 1 << 24,
+                      &pol->budget);
+
+    if (r) {
+        return r;
+    }
+    pol->budget_kind = POLICY_SLOTS;
+    if (accept(p, '%')) {
+        pol->budget_kind = POLICY_PERCENT;
+        if (strncmp(p->at, "ctx", 3) == 0) {
+            p->at += 3;
+            pol->budget_kind = POLICY_PERCENT_CTX;
+        }
+    }
+    return 0;
+}
+
+/* Where all slots lie, or how many there are. */
+static int parse_pool(struct parser *p, const struct option_row *o, struct policy *pol)
+{
+    size_t len = name_len(p->at);
+
+    if (name_is(p->at, len, "host")) {
+        return error_set(
+            p->reterr, -ENOTSUP,
+            "policy, character %d: pool=host is no tier where the device is the CPU or "
+            "shares its memory, and not built for others; pool=disk is",
+            (int)(p->at - p->text) + 1);
+    }
+    if (*p->at >= '0' && *p->at <= '9') {
+        pol->pool = POLICY_POOL_SLOTS;
+        return parse_budget(p, pol);
+    }
+    return parse_value(p, o, &pol->pool);
+}
+
 static int parse_option(struct parser *p, const struct option_row *o, struct policy *pol)
 {
     uint8_t *field = (uint8_t *)pol + o->offset;
@@ -284,6 +328,8 @@ static int parse_option(struct parser *p, const struct option_row *o, struct pol
         r = parse_float(p, o->name, o->min, o->max, &f);
         memcpy(field, &f, sizeof(f));
         return r;
+    case FIELD_POOL:
+        return parse_pool(p, o, pol);
     case FIELD_TAU:
         break;
     }
@@ -331,26 +377,6 @@ static int parse_options(struct parser *p, const struct word_row *w, bool more, 
 
         if (r) {
             return r;
-        }
-    }
-    return 0;
-}
-
-static int parse_budget(struct parser *p, struct policy *pol)
-{
-    bool percent = p->at[strspn(p->at, "0123456789")] == '%';
-    int r = parse_int(p, percent ? "a budget in percent" : "a budget", 2, percent ? 100 : 1 << 24,
-                      &pol->budget);
-
-    if (r) {
-        return r;
-    }
-    pol->budget_kind = POLICY_SLOTS;
-    if (accept(p, '%')) {
-        pol->budget_kind = POLICY_PERCENT;
-        if (strncmp(p->at, "ctx", 3) == 0) {
-            p->at += 3;
-            pol->budget_kind = POLICY_PERCENT_CTX;
         }
     }
     return 0;
@@ -439,10 +465,6 @@ static int check_select(struct parser *p, const struct policy *pol)
         p->at = p->select;
         return fault(p, what);
     }
-    if (pol->select == POLICY_INFINIGEN && pol->place != POLICY_FULL) {
-        p->at = p->select;
-        return fault(p, "infinigen's pool decides which tokens stay: no other word for that");
-    }
     if (pol->select == POLICY_INFINIGEN && pol->count > 0 && pol->share > 0) {
         p->at = p->select;
         return fault(p, "count and share both say how many slots are read");
@@ -464,8 +486,10 @@ static int check(const struct parser *p, const struct policy *pol, bool sinks)
         return 0;
     }
     int32_t least = pol->budget_kind == POLICY_SLOTS ? policy_budget(pol, 0, INT32_MAX) : pol->min;
-    int32_t recent =
-        pol->place == POLICY_WINDOW ? 1 : (int32_t)((int64_t)least * pol->recent / 100);
+    int32_t recent = pol->place == POLICY_COUNTER ? pol->exempt
+                     : pol->place == POLICY_WINDOW || pol->place >= POLICY_FIFO
+                         ? 1
+                         : (int32_t)((int64_t)least * pol->recent / 100);
 
     if (pol->mode == POLICY_AS_SHIPPED && pol->prefill == POLICY_BOUNDED) {
         return fault(p, "mode=as-shipped chooses once, from the whole prompt: not prefill=bounded");
@@ -501,6 +525,22 @@ static void settle(struct policy *pol)
     }
 }
 
+/* A pool of so many slots is a rule for which tokens stay. */
+static int place_pool(struct parser *p, struct policy *pol)
+{
+    if (pol->select != POLICY_INFINIGEN) {
+        return 0;
+    }
+    if (pol->place != POLICY_FULL) {
+        p->at = p->select;
+        return fault(p, "infinigen's pool decides which tokens stay: no other word for that");
+    }
+    if (pol->pool == POLICY_POOL_SLOTS) {
+        pol->place = (enum policy_place)pol->victim;
+    }
+    return 0;
+}
+
 static int parse_policy(struct parser *p, struct policy *ret)
 {
     struct policy pol = defaults;
@@ -510,6 +550,7 @@ static int parse_policy(struct parser *p, struct policy *ret)
     do {
         r = parse_word(p, &pol, seen);
     } while (!r && accept(p, '+'));
+    r = r ? r : place_pool(p, &pol);
     if (!r) {
         r = check(p, &pol, seen[AXIS_SINKS]);
     }
@@ -613,6 +654,14 @@ static void put_float(struct printer *o, float f)
     put(o, "%s", text);
 }
 
+static void put_budget(struct printer *o, const struct policy *p)
+{
+    put(o, "%d%s", p->budget,
+        p->budget_kind == POLICY_SLOTS     ? ""
+        : p->budget_kind == POLICY_PERCENT ? "%"
+                                           : "%ctx");
+}
+
 static void put_option(struct printer *o, const struct option_row *row, const char *before,
                        const struct policy *p)
 {
@@ -638,6 +687,12 @@ static void put_option(struct printer *o, const struct option_row *row, const ch
         put(o, "..");
         put_float(o, p->tau1);
         break;
+    case FIELD_POOL:
+        if (i == POLICY_POOL_SLOTS) {
+            put_budget(o, p);
+            break;
+        }
+        /* fallthrough */
     case FIELD_VALUE:
         for (const struct value_row *v = row->values; v->name; v++) {
             if (v->value == i) {
@@ -662,6 +717,7 @@ static void put_options(struct printer *o, int bit, const char *first, const str
 void policy_print(const struct policy *p, char *buf, size_t size)
 {
     struct printer o = {.buf = buf, .size = size};
+    int32_t place = p->place >= POLICY_FIFO ? POLICY_FULL : (int32_t)p->place; /* a pool's rule */
 
     if (size) {
         buf[0] = 0;
@@ -675,18 +731,16 @@ void policy_print(const struct policy *p, char *buf, size_t size)
         put(&o, "+sinks:%d", p->sinks);
     }
     for (int i = 0; i < N_WORDS; i++) {
-        if (words[i].axis != AXIS_PLACE || words[i].place != (int32_t)p->place) {
+        if (words[i].axis != AXIS_PLACE || words[i].place != place) {
             continue;
         }
         put(&o, "+%s", words[i].name);
         if (words[i].amount) {
-            put(&o, ":%d%s", p->budget,
-                p->budget_kind == POLICY_SLOTS     ? ""
-                : p->budget_kind == POLICY_PERCENT ? "%"
-                                                   : "%ctx");
+            put(&o, ":");
+            put_budget(&o, p);
         }
     }
-    put_options(&o, BIT(p->place), ",", p);
+    put_options(&o, BIT(place), ",", p);
     if (p->select == POLICY_SPARQ) {
         put(&o, "+sparq");
         put_options(&o, SELECT_BIT(POLICY_SPARQ), ":", p);

@@ -10,8 +10,9 @@
  *
  * One word an axis. Precision: f32 f16 bf16 fp8 kv8 k16v8 q8_0 q4_0. Place: full, window:N,
  * h2o:N, keyformer:N, recency:N, and beside them sinks:N. N is slots, "50%" of the text at the end
- * of the prompt, or "50%ctx" of the planned context. Select: sparq, topv:K. The first option of
- * sparq may follow a ':' as well. */
+ * of the prompt, or "50%ctx" of the planned context. Select: sparq, topv:K, infinigen. The first
+ * option of sparq and infinigen may follow a ':' as well. A number as infinigen's pool= is a place of
+ * its own: `place` is then its victim's rule. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -25,6 +26,10 @@ enum policy_place {
     POLICY_H2O,
     POLICY_KEYFORMER,
     POLICY_RECENCY,
+    /* infinigen's pool of so many slots: the victim's rule */
+    POLICY_FIFO,
+    POLICY_LRU,
+    POLICY_COUNTER,
 };
 
 enum policy_budget { POLICY_SLOTS, POLICY_PERCENT, POLICY_PERCENT_CTX };
@@ -33,7 +38,7 @@ enum policy_noise { POLICY_ONCE, POLICY_FRESH, POLICY_GAUSS, POLICY_CONST, POLIC
 enum policy_mode { POLICY_PAPER, POLICY_AS_SHIPPED };
 enum policy_scope { POLICY_PER_HEAD, POLICY_PER_LAYER, POLICY_SHARED };
 enum policy_select { POLICY_READ_ALL, POLICY_SPARQ, POLICY_TOPV, POLICY_INFINIGEN };
-enum policy_pool { POLICY_POOL_DEVICE, POLICY_POOL_HOST, POLICY_POOL_DISK };
+enum policy_pool { POLICY_POOL_DEVICE, POLICY_POOL_DISK, POLICY_POOL_SLOTS };
 enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
 
 struct policy {
@@ -74,7 +79,9 @@ struct policy {
     int32_t share; /* or this percent of the text; 0 */
     float partial; /* share of a key's dims that the partial key has */
     int32_t skew;  /* partial keys by the overlay's rotation, else by its columns of K as it is */
-    int32_t pool;  /* enum policy_pool: where K and V of all slots lie */
+    int32_t pool;  /* enum policy_pool: where K and V of all slots lie, or `budget` of them on the device */
+    int32_t victim; /* of these, which goes: POLICY_FIFO, POLICY_LRU or POLICY_COUNTER */
+    int32_t exempt; /* counter: the latest slots, which stay */
 };
 
 enum { POLICY_MAX_MIX = 4, POLICY_TEXT_MAX = 512, POLICY_DEFAULT_CHUNK = 512 };

@@ -28,6 +28,9 @@ void select_make(const struct policy *p, struct ops_select *ret)
         ret->cap = p->cap;
         ret->count = p->count;
         ret->share = p->share;
+        ret->use = p->place == POLICY_LRU       ? OPS_USE_LAST
+                   : p->place == POLICY_COUNTER ? OPS_USE_COUNT
+                                                : OPS_USE_NONE;
     }
 }
 

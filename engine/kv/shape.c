@@ -325,10 +325,19 @@ static int lay_select(struct shape *s, struct error *reterr)
 
 /* ---- pages -------------------------------------------------------------------------------- */
 
-int32_t shape_slots(const struct shape *s, int32_t store, int32_t budget, int32_t n_tokens)
+bool shape_evicts(const struct shape *s, const struct policy *p, int32_t store)
+{
+    const struct shape_store *st = &s->config.stores[store];
+
+    return st->window == 0 && place_find(p->place)->evicts &&
+           (p->select != POLICY_INFINIGEN || st->skew);
+}
+
+int32_t shape_slots(const struct shape *s, const struct policy *p, int32_t store, int32_t budget,
+                    int32_t n_tokens)
 {
     int32_t ring = s->seats[store].ring;
-    int32_t most = ring ? ring : s->config.stores[store].window ? 0 : budget;
+    int32_t most = ring ? ring : shape_evicts(s, p, store) ? budget : 0;
 
     return most && n_tokens > most ? most : n_tokens;
 }
@@ -371,7 +380,7 @@ void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         int32_t c = shape_class_of(s, variant, i);
         int32_t n = s->seats[i].n_groups;
-        int32_t steady = pages_of(shape_slots(s, i, budget, text->n_tokens));
+        int32_t steady = pages_of(shape_slots(s, p, i, budget, text->n_tokens));
         int32_t peak = pages_of(s->config.stores[i].window ? 0 : at_peak);
         uint32_t more = budget && peak > steady ? (uint32_t)(n * (peak - steady)) : 0;
 

@@ -135,8 +135,13 @@ void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
 /* Slots per group of a global store for a text, 0: all. */
 int32_t shape_budget(const struct shape *s, const struct policy *p, const struct shape_text *text);
 
+/* Does the policy drop tokens of this store? Not of a sliding layer's ring, nor does a pool of those
+ * that nothing can be foretold for. */
+bool shape_evicts(const struct shape *s, const struct policy *p, int32_t store);
+
 /* The slots per group that a store holds at most of n_tokens under a budget (0: all). */
-int32_t shape_slots(const struct shape *s, int32_t store, int32_t budget, int32_t n_tokens);
+int32_t shape_slots(const struct shape *s, const struct policy *p, int32_t store, int32_t budget,
+                    int32_t n_tokens);
 
 static inline const struct ops_kv_layout *shape_layout(const struct shape *s, int32_t variant,
                                                        int32_t store)

@@ -75,7 +75,7 @@ static struct store_header describe(const struct cache *c, const struct cache_se
 {
     const struct shape *s = &c->shape;
     bool ring = s->seats[store].ring > 0;
-    bool evicts = q->place->evicts && s->config.stores[store].window == 0;
+    bool evicts = shape_evicts(s, &q->policy, store);
 
     return (struct store_header){
         .layer = s->config.stores[store].layer,
@@ -331,14 +331,15 @@ static int check_header(const struct cache *c, const struct header *h, size_t si
 }
 
 /* Slots that a store of such a sequence must have. */
-static int32_t slots_of(const struct cache *c, int32_t store, const struct header *h)
+static int32_t slots_of(const struct cache *c, const struct policy *p, int32_t store,
+                        const struct header *h)
 {
     int32_t ring = c->shape.seats[store].ring;
 
-    if (c->shape.config.stores[store].window) {
-        return ring && h->n_tokens > ring ? ring : h->n_tokens;
+    if (h->budget > 0 && shape_evicts(&c->shape, p, store)) {
+        return h->n_slots;
     }
-    return h->n_slots;
+    return ring && h->n_tokens > ring ? ring : h->n_tokens;
 }
 
 /* Each slot holds a position, no two the same: a victim is found among such. seen: (n_tokens) bits.
@@ -422,7 +423,8 @@ static int take(struct taker *t, uint64_t n, struct error *reterr)
 
 static int take_store(struct taker *t, int32_t store, struct error *reterr)
 {
-    struct store_header want = describe(t->c, &t->seq, store, slots_of(t->c, store, &t->head));
+    struct store_header want =
+        describe(t->c, &t->seq, store, slots_of(t->c, &t->seq.policy, store, &t->head));
     int r = take(t, sizeof(want), reterr);
 
     if (!r && memcmp(t->held + t->n_held - sizeof(want), &want, sizeof(want)) != 0) {
@@ -449,7 +451,8 @@ static uint64_t held_bytes(const struct taker *t)
     uint64_t sum = sizeof(t->head) + pad8((uint64_t)t->head.n_tokens * sizeof(int32_t));
 
     for (int32_t i = 0; i < t->head.n_stores; i++) {
-        struct store_header h = describe(t->c, &t->seq, i, slots_of(t->c, i, &t->head));
+        struct store_header h =
+            describe(t->c, &t->seq, i, slots_of(t->c, &t->seq.policy, i, &t->head));
 
         sum += sizeof(h) + (uint64_t)h.n_groups * state_bytes(&h);
     }

@@ -64,8 +64,8 @@ static void cache_of(const struct model *m, const struct shape *s, const struct 
     for (int32_t il = 0; il < m->h.n_layers; il++) {
         int32_t store = m->layers[il].store;
         const struct ops_kv_layout *l = shape_layout(s, variant, store);
-        int32_t n = shape_slots(s, store, budget, n_tokens);
-        bool chosen = place->evicts && !m->stores[store].window;
+        int32_t n = shape_slots(s, p, store, budget, n_tokens);
+        bool chosen = shape_evicts(s, p, store);
 
         if (m->stores[store].window && n > m->stores[store].window) {
             n = m->stores[store].window; /* a ring has room for a chunk besides */

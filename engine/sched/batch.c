@@ -95,15 +95,16 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
         q->pos0 = r->n_fed;
     }
     b->observe[i].row_first = INT32_MAX;
-    if (place->scores) {
+    if (place->observe) {
         place->observe(&r->policy, &rows, &b->observe[i]);
         b->observes = b->observes || b->observe[i].row_first < n_rows;
     }
     select_make(&r->policy, &b->select[i]);
     b->selects = b->selects || (!prefill && b->select[i].kind != OPS_SELECT_ALL);
-    b->once = b->once || b->observes || (!prefill && cache_sums(cache, r->seat));
+    b->once =
+        b->once || b->observes || (!prefill && (b->select[i].use || cache_sums(cache, r->seat)));
     b->score_store[i] = cache_score_store(cache, r->seat);
-    b->keep[i] = prefill ? batch_rows_beyond(r, r->n_fed, n_rows, place->scores) : n_rows;
+    b->keep[i] = prefill ? batch_rows_beyond(r, r->n_fed, n_rows, place->observe) : n_rows;
     memcpy(b->ids + b->rows.n, r->tokens + r->n_fed,
            (size_t)(prefill ? n_rows : 1) * sizeof(*b->ids));
     if (!prefill) {

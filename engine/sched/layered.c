@@ -70,7 +70,7 @@ static int begin_unit(struct sched *s)
     cache_layer_view(cache, r->seat, store, l->pos, end, &l->seq);
     l->seq.row0 = 0;
     l->seq.n_rows = l->n_rows;
-    if (place->scores && l->stage != LAYERED_DEEP_KV) {
+    if (place->observe && l->stage != LAYERED_DEEP_KV) {
         rows.n_rows = l->n_rows;
         rows.n_steps = r->n_steps;
         place->observe(&r->policy, &rows, &l->observe);
@@ -89,8 +89,8 @@ static int pass_split(struct sched *s)
 {
     struct layered *l = &s->layered;
     const struct cache *cache = s->config.cache;
-    bool scores = cache->seqs[l->r->seat].place->scores;
-    int32_t n = batch_rows_beyond(l->r, 0, l->r->n_prompt, scores);
+    bool observes = cache->seqs[l->r->seat].place->observe;
+    int32_t n = batch_rows_beyond(l->r, 0, l->r->n_prompt, observes);
 
     l->stage = LAYERED_DEEP_KV;
     l->store = s->config.model->layers[l->layer].store;

@@ -147,6 +147,9 @@ static void total(struct chosen *c, int32_t h0, int32_t h1)
                                                            : c->total[i];
         }
     }
+    if (a->hidden) {
+        c->total[a->hidden - 1] = -1;
+    }
 }
 
 /* Of those whose bits are `tie` the n with the lowest positions have one of at most this. */
@@ -506,18 +509,25 @@ static void sparq(struct chosen *c)
 
 /* ---- slots chosen a layer ahead -------------------------------------------------------------- */
 
-/* The row's own slot comes last: slot = position. */
+/* The slots of the list and the row's own, ascending. */
 static void given(struct chosen *c)
 {
     const struct att_select *a = c->a;
     const struct ops_chosen *from = a->select->chosen;
     size_t entry = (size_t)a->select->entry;
+    const int32_t *slots =
+        from->slots + (entry * (size_t)from->max_groups + (size_t)a->u.group) * (size_t)from->ld;
+    int32_t own = kv_own_slot(a->u.seq, a->u.group);
+    int32_t n = from->n[entry];
+    int32_t below = n;
 
-    c->n = from->n[entry];
-    memcpy(c->list,
-           from->slots + (entry * (size_t)from->max_groups + (size_t)a->u.group) * (size_t)from->ld,
-           (size_t)c->n * sizeof(*c->list));
-    c->list[c->n++] = a->row_pos;
+    while (below > 0 && slots[below - 1] > own) {
+        below--;
+    }
+    memcpy(c->list, slots, (size_t)below * sizeof(*c->list));
+    c->list[below] = own;
+    memcpy(c->list + below + 1, slots + below, (size_t)(n - below) * sizeof(*c->list));
+    c->n = n + 1;
     ask(c, a->u.l->rank != OPS_RANK_ONCE);
     attend_list(c);
 }

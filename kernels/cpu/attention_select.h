@@ -12,6 +12,7 @@ struct att_select {
     const struct ops_select *select;
     int32_t row;
     int32_t row_pos;
+    int32_t hidden; /* 1 + a slot that is not ranked, or 0 */
     int32_t n_slots;
     int32_t n_dims;
     int32_t n_chunks;

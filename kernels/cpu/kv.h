@@ -121,6 +121,12 @@ static inline int32_t kv_slot_pos(const struct ops_kv *kv, int32_t group, int32_
     return kv->slot_pos ? kv->slot_pos[(size_t)group * (size_t)kv->cap + (size_t)slot] : slot;
 }
 
+/* Where the one row of a sequence goes. */
+static inline int32_t kv_own_slot(const struct ops_seq *seq, int32_t group)
+{
+    return seq->victim ? seq->victim[group] : seq->slot0;
+}
+
 /* kv_copy.c: copies of K of slots [first, first + n) of a page and head, made anew; scratch (2, pad).
  * Those of slot j of one page to slot i of another, all heads. */
 void cpu_kv_copy_k(const struct cpu *cpu, const struct ops_kv_layout *l, uint8_t *page,

@@ -53,6 +53,7 @@ static bool find_unit(const struct job *job, const struct kv_scratch *s, int32_t
         u->a = (struct att_select){
             .u = att_unit_make(job->cpu, &job->as, seq, index, s->t),
             .row_pos = of->pos0 - 1,
+            .hidden = 1 + kv_own_slot(of, index),
             .n_slots = of->kv.n_slots,
             .n_chunks = 1,
             .ld = k->ld,
@@ -88,7 +89,7 @@ static void skew_query(const struct att_select *a, int32_t head)
     }
 }
 
-/* Logits of one page; what the row to come does not see yet, its own slot, is masked. */
+/* Logits of one page; the slot that the row to come will take is masked. */
 static void rank_page(const struct att_select *a, int32_t slot)
 {
     const struct att_unit *u = &a->u;
@@ -98,7 +99,7 @@ static void rank_page(const struct att_select *a, int32_t slot)
                         ? kv_page_of(&u->seq->kv, u->group, slot + OPS_PAGE_SLOTS)
                         : NULL;
     bool masked = att_is_masked(u, 0, slot);
-    int32_t own = u->seq->pos0 - slot; /* in the page */
+    int32_t own = a->hidden - 1 - slot; /* in the page */
 
     for (int32_t k = 0; k < u->l->k_heads; k++) {
         size_t h = (size_t)(k * u->share_k);
@@ -114,7 +115,7 @@ static void rank_page(const struct att_select *a, int32_t slot)
         float *x = a->x + (size_t)h * a->ld + (size_t)slot;
 
         (void)att_logits(u, 0, h, NULL, u->t.pos, u->t.pos, masked, x);
-        if (own < OPS_PAGE_SLOTS) {
+        if (own >= 0 && own < OPS_PAGE_SLOTS) {
             x[own] = CPU_KV_MASKED;
         }
     }
@@ -135,10 +136,10 @@ static void rank(const struct unit *unit, float alpha)
         float max = CPU_KV_MASKED;
         int32_t n = 0;
 
-        for (int32_t s = 0; s <= a->row_pos; s++) {
+        for (int32_t s = 0; s < a->n_slots; s++) {
             max = x[s] > max ? x[s] : max;
         }
-        for (int32_t s = 0; s <= a->row_pos; s++) {
+        for (int32_t s = 0; s < a->n_slots && max > CPU_KV_MASKED; s++) {
             n += x[s] >= max - alpha * LOG2_E;
         }
         a->max[(size_t)h * a->ld_max] = max;
@@ -170,7 +171,30 @@ static int32_t how_many(const struct unit *u, const struct ops_select *how, int3
         k = k < cap ? k : cap;
     }
     k = k > 1 ? k : 1;
-    return k < n ? k : n;
+    return k < u->a.n_slots - 1 ? k : u->a.n_slots - 1;
+}
+
+/* What is kept of the choice of n slots, ascending. */
+static void use(const struct unit *u, enum ops_use how, const int32_t *list, int32_t n)
+{
+    const struct ops_kv *kv = &u->a.u.seq->kv;
+    float *score = kv->score + (size_t)u->a.u.group * (size_t)kv->cap;
+    int32_t pos0 = u->a.u.seq->pos0;
+    bool halve = false;
+
+    for (int32_t i = 0; i < n && how == OPS_USE_COUNT; i++) {
+        halve = halve || score[list[i]] >= OPS_USE_MAX;
+    }
+    for (int32_t s = 0; s < kv->n_slots && (halve || how == OPS_USE_LAST); s++) {
+        float pos = (float)kv_slot_pos(kv, u->a.u.group, s);
+
+        if (s + 1 != u->a.hidden) {
+            score[s] = halve ? (float)((int32_t)score[s] / 2) : score[s] > pos ? score[s] : pos;
+        }
+    }
+    for (int32_t i = 0; i < n; i++) {
+        score[list[i]] = how == OPS_USE_LAST ? (float)pos0 : score[list[i]] + 1;
+    }
 }
 
 static void choose(const struct job *job, struct unit *u)
@@ -178,13 +202,19 @@ static void choose(const struct job *job, struct unit *u)
     const struct ops_chosen *c = job->p->chosen;
     size_t row = (size_t)u->seq * (size_t)c->max_groups + (size_t)u->a.u.group;
 
+    int32_t *list = c->slots + row * (size_t)c->ld;
+    int32_t n = 0;
+
     u->select.k = how_many(u, &job->p->select[u->seq], job->p->n_q);
     u->a.select = &u->select;
     if (u->a.u.group == 0) {
         c->n[u->seq] = u->select.k;
     }
     if (u->select.k > 0) {
-        (void)att_select_list(&u->a, c->slots + row * (size_t)c->ld);
+        n = att_select_list(&u->a, list);
+    }
+    if (job->p->select[u->seq].use != OPS_USE_NONE) {
+        use(u, job->p->select[u->seq].use, list, n);
     }
 }
 
@@ -213,11 +243,12 @@ static bool valid(const struct cpu *cpu, const struct ops_speculate *p, int32_t 
     const struct ops_kv_layout *l = s->kv.layout;
 
     return p->select[i].kind != OPS_SELECT_GIVEN ||
-           (cpu->limits.select && !s->kv.slot_pos && s->kv.skew && l->part_dims >= 1 &&
-            l->part_dims <= l->k_dim && s->n_rows == 1 && p->n_q <= cpu->limits.max_heads &&
-            l->k_dim <= cpu->limits.max_head_dim && s->kv.n_slots <= cpu->limits.max_slots &&
-            p->n_q % (l->n_groups * l->k_heads) == 0 && l->n_groups <= p->chosen->max_groups &&
-            s->pos0 <= p->chosen->ld && s->pos0 < s->kv.n_slots);
+           (cpu->limits.select && s->kv.skew && (!p->select[i].use || s->kv.score) &&
+            l->part_dims >= 1 && l->part_dims <= l->k_dim && s->n_rows == 1 &&
+            p->n_q <= cpu->limits.max_heads && l->k_dim <= cpu->limits.max_head_dim &&
+            s->kv.n_slots <= cpu->limits.max_slots && p->n_q % (l->n_groups * l->k_heads) == 0 &&
+            l->n_groups <= p->chosen->max_groups && s->kv.n_slots >= 1 &&
+            s->kv.n_slots - 1 <= p->chosen->ld && (s->kv.slot_pos || s->pos0 < s->kv.n_slots));
 }
 
 int cpu_speculate(struct backend *be, const struct ops_speculate *p)

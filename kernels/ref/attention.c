@@ -72,7 +72,8 @@ bool ref_visible(const struct ref_unit *u, int32_t slot, int32_t row_pos)
 {
     int32_t pos = ref_kv_pos(&u->seq->kv, u->group, slot);
 
-    return pos >= 0 && pos <= row_pos && (u->p->window == 0 || pos > row_pos - u->p->window);
+    return pos >= 0 && pos <= row_pos && (u->p->window == 0 || pos > row_pos - u->p->window) &&
+           slot + 1 != u->hidden;
 }
 
 /* One K head of slots [s0, s0 + n), transposed: (k_dim, OPS_PAGE_SLOTS). */

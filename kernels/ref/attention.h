@@ -20,6 +20,7 @@ struct ref_unit {
     int32_t row;
     int32_t row_end;
     int32_t rank_offset; /* pos=new: D of ops.h */
+    int32_t hidden;      /* 1 + a slot that no row sees, or 0 */
     bool round_k;        /* K is seen rounded to fp8 (OPS_RANK_8) */
 };
 

@@ -119,6 +119,10 @@ static void move_slot(const struct ops_kv *kv, int32_t group, int32_t to, int32_
     memcpy(a.v, b.v, (size_t)l->v_heads * ops_kv_type_bytes(l->v_type, l->v_dim));
     memcpy(a.k_scale, b.k_scale, (size_t)l->k_heads * ops_kv_scale_bytes(l->k_type));
     memcpy(a.v_scale, b.v_scale, (size_t)l->v_heads * ops_kv_scale_bytes(l->v_type));
+    for (int32_t h = 0; h < l->k_heads && l->part_dims > 0; h++) {
+        memcpy((uint8_t *)ref_kv_part(kv, group, to, h), ref_kv_part(kv, group, from, h),
+               ops_kv_type_bytes(l->part_type, l->part_dims));
+    }
 }
 
 /* Survivors at or above the budget move into dead slots below it, both in ascending order. */

@@ -98,6 +98,11 @@ int32_t ref_kv_pos(const struct ops_kv *kv, int32_t group, int32_t slot)
     return kv->slot_pos ? kv->slot_pos[(size_t)group * (size_t)kv->cap + (size_t)slot] : slot;
 }
 
+int32_t ref_own_slot(const struct ops_seq *seq, int32_t group)
+{
+    return seq->victim ? seq->victim[group] : seq->slot0;
+}
+
 void ref_kv_value(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t v_head, float *ret)
 {
     const struct ops_kv_layout *l = kv->layout;

@@ -64,6 +64,8 @@ void ref_kv_make_part(const struct ops_kv *kv, int32_t group, int32_t slot, floa
 struct ref_slot ref_kv_slot(const struct ops_kv *kv, int32_t group, int32_t slot);
 /* Position held by a slot, -1 when empty. */
 int32_t ref_kv_pos(const struct ops_kv *kv, int32_t group, int32_t slot);
+/* Where the one row of a sequence goes. */
+int32_t ref_own_slot(const struct ops_seq *seq, int32_t group);
 int ref_kv_layout(struct ops_kv_layout *layout, struct error *reterr);
 
 /* One row of n values; y may be x. */

@@ -26,7 +26,7 @@ bool ref_select_valid(const struct ref *ref, const struct ops_attention *p, int3
         return true;
     }
     if (s->kind == OPS_SELECT_GIVEN) {
-        return ref->limits.select && s->chosen && !kv->slot_pos &&
+        return ref->limits.select && s->chosen &&
                (p->seqs[seq].row0 >= p->rows.n_decode || p->seqs[seq].n_rows == 1);
     }
     return ref->limits.select && !kv->layout->k_unrotated && s->k >= 1 && s->local >= 0 &&
@@ -323,7 +323,7 @@ static void given(const struct ref_unit *u, int32_t row)
     for (int32_t i = 0; i < c->n[entry]; i++) {
         u->t->chosen[slots[i]] = true;
     }
-    u->t->chosen[u->seq->pos0 + row] = true;
+    u->t->chosen[ref_own_slot(u->seq, u->group)] = true;
     ref_over_pages(u, row, row + 1, true, ref_page_logits);
     for (int32_t h = 0; h < u->n_heads; h++) {
         weigh(u, of_head(u, u->t->logits, h), true);

@@ -35,7 +35,7 @@ static float *logits_of(const struct ref_unit *u, int32_t head)
 }
 
 /* Logits of one query head of all layers' heads; the skewed query goes to t->page. */
-static void rank_head(const struct ref_unit *u, int32_t head, int32_t n)
+static void rank_head(const struct ref_unit *u, int32_t head)
 {
     const struct ops_kv_layout *l = u->l;
     int32_t k_head = head / (u->p->n_q / (l->n_groups * l->k_heads)); /* of all */
@@ -50,7 +50,7 @@ static void rank_head(const struct ref_unit *u, int32_t head, int32_t n)
             skewed[j] += a[j * l->k_dim + d] * q[d];
         }
     }
-    for (int32_t s = 0; s < n; s++) {
+    for (int32_t s = 0; s < u->seq->kv.n_slots; s++) {
         float dot = 0;
 
         kv_code_decode(l->part_type,
@@ -68,10 +68,12 @@ static int32_t percent_of(int32_t n, int32_t percent)
     return (int32_t)((int64_t)n * percent / 100);
 }
 
-/* How many of n slots. */
-static int32_t count(const struct ref_unit *u, int32_t n)
+/* How many slots. */
+static int32_t count(const struct ref_unit *u)
 {
     const struct ops_select *how = u->select;
+    int32_t n = u->seq->pos0;
+    int32_t n_slots = u->seq->kv.n_slots;
     int64_t sum = 0;
     int32_t k = how->count ? how->count : percent_of(n, how->share);
 
@@ -79,10 +81,10 @@ static int32_t count(const struct ref_unit *u, int32_t n)
         const float *x = logits_of(u, h);
         float max = -INFINITY;
 
-        for (int32_t s = 0; s < n; s++) {
+        for (int32_t s = 0; s < n_slots; s++) {
             max = fmaxf(max, x[s]);
         }
-        for (int32_t s = 0; s < n; s++) {
+        for (int32_t s = 0; s < n_slots && max > -INFINITY; s++) {
             sum += x[s] >= max - how->alpha;
         }
     }
@@ -93,11 +95,35 @@ static int32_t count(const struct ref_unit *u, int32_t n)
         k = k < cap ? k : cap;
     }
     k = k > 1 ? k : 1;
-    return k < n ? k : n;
+    return k < n_slots - 1 ? k : n_slots - 1;
 }
 
-static void list_group(struct ref_unit *u, int32_t n, int32_t k, int32_t *list)
+/* What is kept of the choice in t->chosen. */
+static void use(const struct ref_unit *u)
 {
+    const struct ops_kv *kv = &u->seq->kv;
+    float *score = kv->score + (size_t)u->group * (size_t)kv->cap;
+    bool halve = false;
+
+    for (int32_t s = 0; s < kv->n_slots; s++) {
+        halve = halve || (u->t->chosen[s] && score[s] >= OPS_USE_MAX);
+    }
+    for (int32_t s = 0; s < kv->n_slots; s++) {
+        if (s + 1 == u->hidden) {
+            continue;
+        }
+        if (u->select->use == OPS_USE_LAST) {
+            score[s] = u->t->chosen[s] ? (float)u->seq->pos0
+                                       : fmaxf(score[s], (float)ref_kv_pos(kv, u->group, s));
+        } else {
+            score[s] = floorf(halve ? score[s] / 2 : score[s]) + (float)u->t->chosen[s];
+        }
+    }
+}
+
+static void list_group(struct ref_unit *u, int32_t k, int32_t *list)
+{
+    int32_t n = u->seq->kv.n_slots;
     int32_t at = 0;
 
     for (int32_t h = 0; h < u->n_heads; h++) {
@@ -106,8 +132,8 @@ static void list_group(struct ref_unit *u, int32_t n, int32_t k, int32_t *list)
 
         memcpy(x, logits_of(u, u->group * u->n_heads + h), (size_t)n * sizeof(float));
         scale = ref_softmax(x, n);
-        for (int32_t s = 0; s < u->seq->kv.n_slots; s++) {
-            x[s] = s < n ? x[s] * scale : 0;
+        for (int32_t s = 0; s < n; s++) {
+            x[s] *= scale;
         }
     }
     (void)ref_choose(u, u->seq->pos0 - 1, k, 0, 0, u->n_heads);
@@ -115,6 +141,9 @@ static void list_group(struct ref_unit *u, int32_t n, int32_t k, int32_t *list)
         if (u->t->chosen[s]) {
             list[at++] = s;
         }
+    }
+    if (u->select->use != OPS_USE_NONE) {
+        use(u);
     }
 }
 
@@ -131,19 +160,21 @@ static void one(const struct job *job, const struct ref_thread *t, int32_t i)
         .t = t,
         .max_slots = (size_t)job->ref->limits.max_slots,
     };
-    int32_t n = u.seq->pos0;
     int32_t k;
 
     u.n_heads = p->n_q / u.l->n_groups;
     for (int32_t h = 0; h < p->n_q; h++) {
-        rank_head(&u, h, n);
+        u.group = h / u.n_heads;
+        u.hidden = 1 + ref_own_slot(u.seq, u.group);
+        rank_head(&u, h);
     }
-    k = n > 0 ? count(&u, n) : 0;
+    k = count(&u);
     c->n[i] = k;
     for (u.group = 0; u.group < u.l->n_groups; u.group++) {
         size_t row = (size_t)i * (size_t)c->max_groups + (size_t)u.group;
 
-        list_group(&u, n, k, c->slots + row * (size_t)c->ld);
+        u.hidden = 1 + ref_own_slot(u.seq, u.group);
+        list_group(&u, k, c->slots + row * (size_t)c->ld);
     }
 }
 
@@ -171,11 +202,12 @@ int ref_speculate(struct backend *be, const struct ops_speculate *p)
         if (p->select[i].kind != OPS_SELECT_GIVEN) {
             continue;
         }
-        if (!ref->limits.select || kv->slot_pos || !kv->skew || l->part_dims < 1 ||
-            l->part_dims > l->k_dim || p->seqs[i].n_rows != 1 || p->n_q > ref->limits.max_heads ||
-            l->k_dim > ref->limits.max_head_dim || kv->n_slots > ref->limits.max_slots ||
-            p->n_q % (l->n_groups * l->k_heads) != 0 || l->n_groups > p->chosen->max_groups ||
-            p->seqs[i].pos0 > p->chosen->ld || p->seqs[i].pos0 >= kv->n_slots) {
+        if (!ref->limits.select || !kv->skew || (p->select[i].use && !kv->score) ||
+            l->part_dims < 1 || l->part_dims > l->k_dim || p->seqs[i].n_rows != 1 ||
+            p->n_q > ref->limits.max_heads || l->k_dim > ref->limits.max_head_dim ||
+            kv->n_slots > ref->limits.max_slots || p->n_q % (l->n_groups * l->k_heads) != 0 ||
+            l->n_groups > p->chosen->max_groups || kv->n_slots < 1 ||
+            kv->n_slots - 1 > p->chosen->ld || (!kv->slot_pos && p->seqs[i].pos0 >= kv->n_slots)) {
             return -EINVAL;
         }
     }

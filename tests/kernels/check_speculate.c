@@ -39,6 +39,7 @@ struct shape {
     bool stored; /* K by rope_store, not by import */
     float softcap;
     float alibi_max;
+    bool pool; /* positions in any order; the row takes a victim's slot */
 };
 
 struct inputs {
@@ -49,6 +50,7 @@ struct inputs {
     struct check_buf *out;
     struct check_buf *n;
     struct check_buf *slots;
+    struct check_buf *victim; /* (n_groups) */
     int32_t ldq;
     int32_t ldk;
     int32_t ldv;
@@ -65,6 +67,22 @@ static int32_t most_rows(const struct shape *s)
     return most;
 }
 
+static int32_t victim_of(int32_t group)
+{
+    return 5 - group;
+}
+
+/* Every other position, the latest first; counts up to the largest. */
+static void scatter(const struct shape *s, struct check_kv *kv)
+{
+    for (int32_t i = 0; i < s->l.n_groups * kv->cap; i++) {
+        int32_t slot = i % kv->cap;
+
+        ((int32_t *)(void *)kv->slot_pos->init)[i] = 2 * (kv->n_slots - 1 - slot);
+        ((float *)(void *)kv->score->init)[i] = (float)(slot * 37 % (OPS_USE_MAX + 1));
+    }
+}
+
 static void prepare(struct check *c, const struct shape *s, struct inputs *in)
 {
     int32_t rows = most_rows(s);
@@ -74,7 +92,14 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
                           .ldv = s->l.n_groups * s->l.v_heads * s->l.v_dim,
                           .ld = (rows + 16) & ~15};
     for (int i = 0; i < N_SEQS; i++) {
-        check_kv_make(c, &in->kv[i], &s->l, s->pos[i] + 70, s->pos[i] + 1, false, false);
+        check_kv_make(c, &in->kv[i], &s->l, s->pos[i] + 70, s->pos[i] + 1, s->pool, s->pool);
+        if (s->pool) {
+            scatter(s, &in->kv[i]);
+        }
+    }
+    in->victim = check_buf(c, "victim", (size_t)s->l.n_groups * 4);
+    for (int32_t g = 0; g < s->l.n_groups; g++) {
+        ((int32_t *)(void *)in->victim->init)[g] = victim_of(g);
     }
     in->q = check_buf(c, "q", (size_t)N_SEQS * (size_t)in->ldq * 4);
     in->k = check_buf(c, "k", (size_t)(s->stored ? rows : 1) * (size_t)in->ldk * 4);
@@ -105,6 +130,7 @@ static void store(struct check *c, const struct shape *s, const struct inputs *i
     };
 
     seq.row0 = 0;
+    seq.slot0 = 0;
     seq.n_rows = seq.pos0;
     seq.pos0 = 0;
     if (seq.n_rows > 0) {
@@ -150,8 +176,12 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
     int r;
 
     for (int i = 0; i < N_SEQS; i++) {
-        seqs[i] = (struct ops_seq){
-            .row0 = i, .n_rows = 1, .pos0 = s->pos[i], .kv = check_kv_of(c, &in->kv[i])};
+        seqs[i] = (struct ops_seq){.row0 = i,
+                                   .n_rows = 1,
+                                   .pos0 = s->pool ? 2 * in->kv[i].n_slots : s->pos[i],
+                                   .slot0 = s->pos[i],
+                                   .victim = s->pool ? check_dev(c, in->victim) : NULL,
+                                   .kv = check_kv_of(c, &in->kv[i])};
         if (s->stored) {
             store(c, s, in, &seqs[i]);
         }
@@ -196,7 +226,8 @@ static void compare_lists(struct check *c, const struct shape *s, const struct i
             int32_t n_other = 0;
 
             for (int32_t j = 0, k = 0; j < n; j++) {
-                if (got[j] < 0 || got[j] >= s->pos[i] || (j > 0 && got[j] <= got[j - 1])) {
+                if (got[j] < 0 || got[j] >= s->pos[i] + s->pool ||
+                    (s->pool && got[j] == victim_of(g)) || (j > 0 && got[j] <= got[j - 1])) {
                     check_fail(c, "sequence %d, group %d: entry %d is %d", i, g, j, got[j]);
                     return;
                 }
@@ -208,6 +239,36 @@ static void compare_lists(struct check *c, const struct shape *s, const struct i
             if (n_other > 1 + n / 100) {
                 check_fail(c, "sequence %d, group %d: %d of %d slots are others", i, g, n_other, n);
             }
+        }
+    }
+}
+
+/* What is kept of the lists, where these are equal; a halving would show everywhere. */
+static void compare_scores(struct check *c, const struct shape *s, const struct inputs *in)
+{
+    for (int i = 0; i < N_SEQS; i++) {
+        const float *want = (const float *)(const void *)in->kv[i].score->out[0];
+        const float *got = (const float *)(const void *)in->kv[i].score->out[1];
+        const float *before = (const float *)(const void *)in->kv[i].score->init;
+        int32_t n_other = 0;
+        int32_t n_same = 0;
+
+        for (int32_t g = 0; g < s->l.n_groups; g++) {
+            for (int32_t j = 0; j < in->kv[i].n_slots; j++) {
+                size_t at = (size_t)g * (size_t)in->kv[i].cap + (size_t)j;
+
+                n_other += want[at] != got[at];
+                n_same += got[at] == before[at];
+                if (j == victim_of(g) && got[at] != before[at]) {
+                    check_fail(c, "sequence %d, group %d: the victim's score is touched", i, g);
+                }
+            }
+        }
+        if (n_other > 2 * s->l.n_groups * (1 + count_of(in, 1, i) / 100)) {
+            check_fail(c, "sequence %d: %d scores are others", i, n_other);
+        }
+        if (i != SILENT && n_same == s->l.n_groups * in->kv[i].n_slots) {
+            check_fail(c, "sequence %d: no score has changed", i);
         }
     }
 }
@@ -285,12 +346,12 @@ static void speculate(struct check *c, const struct shape *s)
     if (!c->sides[1]->ops->speculate || !check_kv_offered(c, &l) ||
         !check_case(c,
                     "%s %dx(%dx%d,%dx%d) q %d part %d %s pos %d,%d,%d count %d share %d alpha %g "
-                    "cap %d%s softcap %g alibi %g",
+                    "cap %d%s softcap %g alibi %g%s use %d",
                     ops_kv_type_name(l.k_type), l.n_groups, l.k_heads, l.k_dim, l.v_heads, l.v_dim,
                     s->n_q, l.part_dims, ops_kv_type_name(l.part_type), s->pos[0], s->pos[1],
                     s->pos[3], s->select.count, s->select.share, (double)s->select.alpha,
                     s->select.cap, s->stored ? " stored" : "", (double)s->softcap,
-                    (double)s->alibi_max)) {
+                    (double)s->alibi_max, s->pool ? " pool" : "", (int)s->select.use)) {
         return;
     }
     prepare(c, s, &in);
@@ -301,6 +362,9 @@ static void speculate(struct check *c, const struct shape *s)
         bool all = s->select.count >= most_rows(s);
 
         compare_lists(c, s, &in);
+        if (s->pool) {
+            compare_scores(c, s, &in);
+        }
         if (all) { /* else a near tie would show */
             /* The row that reads all may be summed in f16, or with queries in 15 bits. */
             bool half = ((l.k_type == OPS_KV_FP8 || l.v_type == OPS_KV_FP8) && check_has_half(c)) ||
@@ -311,8 +375,8 @@ static void speculate(struct check *c, const struct shape *s)
         }
         if (c->first && all) {
             without(c, s, &in);
-        } else if (c->first && !s->stored && l.part_dims == l.k_dim && l.part_type == OPS_KV_F32 &&
-                   s->softcap == 0 && s->alibi_max == 0) {
+        } else if (c->first && !s->stored && !s->pool && l.part_dims == l.k_dim &&
+                   l.part_type == OPS_KV_F32 && s->softcap == 0 && s->alibi_max == 0) {
             compare_exact(c, s, &in);
         }
     }
@@ -333,6 +397,11 @@ void check_op(struct check *c)
     const struct ops_select capped = {.kind = OPS_SELECT_GIVEN, .alpha = 4, .cap = 20};
     const struct ops_select count = {.kind = OPS_SELECT_GIVEN, .count = 37};
     const struct ops_select share = {.kind = OPS_SELECT_GIVEN, .share = 10};
+    const struct ops_select last = {.kind = OPS_SELECT_GIVEN, .count = 37, .use = OPS_USE_LAST};
+    const struct ops_select often = {
+        .kind = OPS_SELECT_GIVEN, .alpha = 2, .cap = 30, .use = OPS_USE_COUNT};
+    const struct ops_select all_used = {
+        .kind = OPS_SELECT_GIVEN, .count = 9999, .use = OPS_USE_COUNT};
     const struct ops_select whole = {.kind = OPS_SELECT_GIVEN, .count = 9999};
 
     for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
@@ -360,16 +429,20 @@ void check_op(struct check *c)
         more_v.k_dim = 128;
         more_v.part_dims = 128; /* more rows than one pass */
         const struct shape shapes[] = {
-            {gqa, 9, {300, 1, 40, 700}, alpha, false, 0, 0},
-            {gqa, 9, {513, 64, 40, 127}, capped, true, 0, 0},
-            {gqa, 9, {130, 63, 40, 0}, count, false, 20, 0},
-            {gqa, 9, {200, 128, 40, 65}, share, true, 0, 8},
-            {mha, 6, {300, 70, 40, 192}, alpha, false, 0, 0},
-            {mha, 6, {300, 70, 40, 192}, count, true, 0, 0},
-            {more_k, 8, {300, 70, 40, 12}, count, false, 0, 0},
-            {more_v, 16, {300, 70, 40, 12}, share, false, 0, 0},
-            {gqa, 9, {300, 70, 40, 12}, whole, false, 0, 0},
-            {more_v, 8, {300, 70, 40, 12}, whole, true, 0, 0},
+            {gqa, 9, {300, 1, 40, 700}, alpha, false, 0, 0, false},
+            {gqa, 9, {513, 64, 40, 127}, capped, true, 0, 0, false},
+            {gqa, 9, {130, 63, 40, 0}, count, false, 20, 0, false},
+            {gqa, 9, {200, 128, 40, 65}, share, true, 0, 8, false},
+            {mha, 6, {300, 70, 40, 192}, alpha, false, 0, 0, false},
+            {mha, 6, {300, 70, 40, 192}, count, true, 0, 0, false},
+            {more_k, 8, {300, 70, 40, 12}, count, false, 0, 0, false},
+            {more_v, 16, {300, 70, 40, 12}, share, false, 0, 0, false},
+            {gqa, 9, {300, 70, 40, 12}, whole, false, 0, 0, false},
+            {more_v, 8, {300, 70, 40, 12}, whole, true, 0, 0, false},
+            {gqa, 9, {300, 700, 40, 65}, last, false, 0, 0, true},
+            {gqa, 9, {300, 700, 40, 6}, often, false, 0, 8, true},
+            {more_k, 8, {300, 70, 40, 12}, last, false, 0, 0, true},
+            {more_v, 8, {300, 70, 40, 12}, all_used, false, 0, 0, true},
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {

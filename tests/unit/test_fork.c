@@ -184,6 +184,7 @@ static const struct family families[] = {
     {"cache_model.gguf", NULL, "ref", "sparq:r=4,k=32,local=8,mean=on"},
     {"cache_model.gguf", NULL, "ref", "h2o:70+sparq:r=4,k=32,local=8,mean=on"},
     {"cache_model.gguf", "cache_skew.gguf", "cpu", "infinigen:alpha=1,cap=50%"},
+    {"cache_model.gguf", "cache_skew.gguf", "cpu", "infinigen:count=9,pool=80,victim=counter"},
     {"arch_gemma3.gguf", NULL, "cpu", "full"},
 };
 

@@ -93,6 +93,7 @@ static const struct setting settings[] = {
     {"sparq:r=4,k=9,mean=on,layout=rank8", NULL, 128, 2, 0},
     {"h2o:50%+sparq:r=4,k=9,mean=on", "cache_swiftkv_2_3.gguf", 256, 3, 0},
     {"infinigen:count=9", "cache_skew.gguf", 256, 3, 0},
+    {"infinigen:count=9,pool=60%ctx", "cache_skew.gguf", 256, 3, 0},
 };
 
 static struct engine *create(const struct setting *s, const char *model, const char *backend)

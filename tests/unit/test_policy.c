@@ -101,6 +101,9 @@ Test(policy, canonical_text_says_the_same)
         "fp8+infinigen:alpha=5.2,cap=10%,partial=0.25,skew=off",
         "infinigen:count=400",
         "infinigen:share=5%,pool=device",
+        "infinigen:pool=300,victim=lru",
+        "k16v8+sinks:4+infinigen:share=5%,pool=60%ctx,victim=counter,exempt=100",
+        "infinigen:pool=60%,victim=fifo",
         "topv:100,renorm=off+fp8",
         "sinks:4096+keyformer:50%ctx,recent=20%,tau=0.123456..0.654321,damp=0.123456,min=16777216,"
         "observe=4096,seed=2147483647,prefill=bounded,chunk=65536+sparq:k=16777216,local=16777216,"
@@ -195,6 +198,12 @@ Test(policy, faults_say_where)
         {"sparq+window:8,pos=new", 1, "none can be left out", -EINVAL},
         {"window:8,pos=new+topv:4", 18, "none can be left out", -EINVAL},
         {"infinigen:pool=disk", 16, "not built yet", -ENOTSUP},
+        {"infinigen:pool=host", 16, "is no tier where the device is the CPU", -ENOTSUP},
+        {"infinigen:pool=many", 16, "pool is one of device disk", -EINVAL},
+        {"infinigen:pool=1", 16, "from 2 to", -EINVAL},
+        {"infinigen:pool=30", 18, "32 recent slots leave nothing of a budget of 30", -EINVAL},
+        {"infinigen:pool=90,victim=oldest", 26, "victim is one of fifo lru counter", -EINVAL},
+        {"infinigen:pool=90+window:30", 1, "no other word for that", -EINVAL},
         {"infinigen:alpha=-1", 17, "from 0 to 1000", -EINVAL},
         {"infinigen:partial=0", 19, "from 0.01 to 1", -EINVAL},
         {"infinigen:cap=20", 17, "'%' must follow", -EINVAL},

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* InfiniGen's pool of so many slots (Lee et al., 2024, 4.4): what goes when a token comes and the
+ * pool is full. fifo: the oldest. lru: what was listed for a layer longest ago. counter: what was
+ * listed least often; a new token has not been listed at all, so the latest `exempt` stay.
+ *
+ * Scores are what speculation keeps of its lists (ops.h enum ops_use), so attention is not
+ * observed. A prompt lists nothing: at its end the oldest go under every rule, but for `sinks`. */
+
+#include "engine/kv/place.h"
+
+static void guard(const struct policy *p, const struct place_when *when, struct place_guard *ret)
+{
+    int32_t exempt = p->place == POLICY_COUNTER ? p->exempt : 1; /* the token itself is one */
+
+    *ret = (struct place_guard){
+        .budget = when->budget,
+        .sinks = p->sinks,
+        .pos_protect = when->last - exempt + 1,
+        .drop = -1,
+    };
+    if (when->cut || p->place == POLICY_FIFO) {
+        ret->pos_protect = INT32_MAX;
+        ret->by_position = true;
+    }
+}
+
+const struct place_ops place_pool_fifo = {.evicts = true, .scores = false, .guard = guard};
+const struct place_ops place_pool_used = {.evicts = true, .scores = true, .guard = guard};
