@@ -334,6 +334,8 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
                 .max_chunk = p->max_chunk,
                 .n_q = p->model->h.n_q,
                 .keep_prefixes = p->config.keep_prefixes,
+                .tier_dir = p->config.tier_dir,
+                .tier_calls = p->config.tier_calls,
                 .hidden_bytes = forward_row_bytes(p->model),
                 .mix = p->mix,
             },
@@ -550,6 +552,14 @@ void engine_destroy(struct engine *e)
 const struct engine_info *engine_info(const struct engine *e)
 {
     return &e->info;
+}
+
+void engine_tier_counts(const struct engine *e, struct tier_counts *ret)
+{
+    *ret = (struct tier_counts){0};
+    if (e->cache->tier) {
+        tier_counts(e->cache->tier, ret);
+    }
 }
 
 const struct plan *engine_plan_of(const struct engine *e)

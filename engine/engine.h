@@ -26,6 +26,8 @@ struct engine;
 struct tok;
 struct gguf;
 struct plan; /* engine/kv/plan.h */
+struct tier_calls;
+struct tier_counts; /* engine/kv/tier.h */
 
 enum { ENGINE_MAX_DRAFT = 63 };
 
@@ -47,6 +49,8 @@ struct engine_config {
     bool draft_always;      /* all that can be drafted, whatever it costs: for tests and measurements */
     bool keep_prefixes;     /* pages of prompts are kept for texts of the same principal that begin alike */
     const char *cache_dir;  /* for remembered hashes, or NULL */
+    const char *tier_dir;   /* where the file of pool=disk is made and at once unlinked, or NULL: refused */
+    const struct tier_calls *tier_calls; /* how it is read and written (engine/kv/tier_io.h); NULL: as ever */
 };
 
 void engine_config_default(struct engine_config *c);
@@ -78,6 +82,8 @@ struct engine_info {
     uint64_t n_params;
 };
 const struct engine_info *engine_info(const struct engine *e);
+/* What pool=disk has read and waited for; zeros without. */
+void engine_tier_counts(const struct engine *e, struct tier_counts *ret);
 const struct plan *engine_plan_of(const struct engine *e);
 const struct tok *engine_tok(const struct engine *e);
 const struct gguf *engine_gguf(const struct engine *e); /* the base file: template and other text keys */

@@ -27,8 +27,8 @@ enum { RINGS_BYTES = 5376 << 10, GATEWAY_BYTES = 4 << 20 };
 static const char *const live[] = {"max-queue",    "stall-timeout", "engine-timeout", "idle-unload",
                                    "stop-timeout", "session-bytes", "verbose",        NULL};
 static const char *const of_engine[] = {
-    "model",   "overlay",      "ctx",       "sequences", "kv", "batch-tokens", "memory", "backend",
-    "threads", "prefix-cache", "cache-dir", "draft",     NULL};
+    "model",   "overlay", "ctx",          "sequences", "kv",    "batch-tokens", "memory",
+    "backend", "threads", "prefix-cache", "cache-dir", "draft", "tier-dir",     NULL};
 
 static const char *const backends[] = {"auto", "ref", "cpu", "cuda", NULL};
 
@@ -96,6 +96,9 @@ static const struct option_row rows[] = {
      .help = "what one user's saved conversations may take on disk"},
     {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .metavar = "DIR",
      .help = "where hashes of model files are remembered"},
+    {"tier-dir", 0, OPTION_STRING, AT(tier_dir), .metavar = "DIR",
+     .help = "where the policy infinigen:pool=disk has its file of keys and values, made at start and "
+             "seen by nobody"},
     {"test-hooks", 0, OPTION_FLAG, AT(test_hooks), .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY,
      .help = "let requests crash or hang the engine, for tests"},
     {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log each request"},
@@ -353,6 +356,9 @@ char **config_engine_argv(const struct config *c, const char *program, int front
     push(&w, "--prefix-cache", no_yes[c->prefix_cache]);
     if (c->cache_dir) {
         push(&w, "--cache-dir", c->cache_dir);
+    }
+    if (c->tier_dir) {
+        push(&w, "--tier-dir", c->tier_dir);
     }
     if (c->plan) {
         push(&w, "--plan", NULL);

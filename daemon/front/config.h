@@ -41,6 +41,7 @@ struct config {
     char *state_dir;
     uint64_t session_bytes;
     char *cache_dir;
+    char *tier_dir;
     bool test_hooks;
     bool verbose;
     bool json;

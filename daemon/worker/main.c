@@ -40,6 +40,7 @@ struct settings {
     int prefix_cache;
     int64_t draft;
     char *cache_dir;
+    char *tier_dir;
     int64_t front_fd;
     int64_t journal_fd;
     bool plan;
@@ -67,6 +68,7 @@ static const struct option_row rows[] = {
      .help = "keep the pages of prompts"},
     {"draft", 0, OPTION_INT, AT(draft), 0, ENGINE_MAX_DRAFT, .fallback = "0", .help = "tokens drafted a step"},
     {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .help = "remembered hashes"},
+    {"tier-dir", 0, OPTION_STRING, AT(tier_dir), .help = "the file of pool=disk"},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1", .help = "socket to pipitd"},
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1", .help = "the journal"},
     {"plan", 0, OPTION_FLAG, AT(plan), .help = "print the memory plan and end"},
@@ -100,6 +102,7 @@ static struct engine_config config_of(const struct settings *s)
     c.keep_prefixes = s->prefix_cache;
     c.n_draft = (int32_t)s->draft;
     c.cache_dir = s->cache_dir;
+    c.tier_dir = s->tier_dir;
     return c;
 }
 

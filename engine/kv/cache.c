@@ -53,6 +53,7 @@ uint64_t cache_bytes(const struct shape *s)
                      memory_rounded(s->table_bytes * (uint64_t)s->config.n_seqs) +
                      memory_rounded(state_bytes(s)) + prefix_bytes(s);
 
+    bytes += s->tier.n_stores ? tier_bytes(&s->tier) : 0;
     for (int32_t i = 0; i < s->n_classes; i++) {
         bytes += pages_bytes(s->classes[i].page_bytes, s->classes[i].n_pages);
     }
@@ -117,6 +118,13 @@ int cache_create(struct shape *shape, struct backend *be, struct cache **ret, st
     if (!r) {
         r = prefix_create(&c->shape, &c->prefix, reterr);
     }
+    if (!r && c->shape.tier.n_stores) {
+        r = c->shape.config.tier_dir
+                ? tier_create(&c->shape.tier, be, c->shape.config.tier_dir,
+                              c->shape.config.tier_calls, &c->tier, reterr)
+                : error_set(reterr, -EINVAL,
+                            "pool=disk: no directory is given for its file (--tier-dir)");
+    }
     if (r) {
         cache_destroy(c);
         return r;
@@ -132,6 +140,7 @@ void cache_destroy(struct cache *c)
     }
     const struct shape *s = &c->shape;
 
+    tier_destroy(c->tier);
     for (int32_t i = 0; i < s->n_classes; i++) {
         pages_destroy(&c->classes[i]);
     }
@@ -194,6 +203,12 @@ static int check_select(const struct shape *s, const struct policy *p, struct er
     }
     bool speculates = p->select == POLICY_INFINIGEN;
 
+    if (p->pool == POLICY_POOL_DISK && !s->tier.n_stores) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds no file for K and V; start the daemon with --kv naming "
+                         "this policy");
+    }
+
     if ((p->select != POLICY_READ_ALL && !s->selects) || (sums && !s->sums) ||
         (speculates && !s->speculates)) {
         return error_set(reterr, -ENOMEM,
@@ -222,6 +237,10 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
     }
     shape_need(s, p, v, text, &need);
     int r = check_select(s, p, reterr);
+
+    if (!r && p->pool == POLICY_POOL_DISK && text->held > 0) {
+        r = error_set(reterr, -ENOTSUP, "pool=disk: texts go on from no saved sequence yet");
+    }
 
     if (!r && place->evicts) {
         r = check_state(s, p, text, &need, reterr);
@@ -362,6 +381,9 @@ void cache_leave(struct cache *c, int32_t seat)
     struct cache_seq *q = &c->seqs[seat];
 
     assert(q->busy);
+    if (q->policy.pool == POLICY_POOL_DISK) {
+        tier_leave(c->tier, seat);
+    }
     for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
         cache_drop_pages(c, q, i, 0);
     }
@@ -388,6 +410,18 @@ int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, int32_t n_slot
         r = cache_take_pages(c, q, i, cache_store_slots(c, seat, i));
     }
     return r;
+}
+
+int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store)
+{
+    return shape_on_disk(&c->shape, &c->seqs[seat].policy, store);
+}
+
+int cache_failed(const struct cache *c, int32_t seat, struct error *ret)
+{
+    bool on_disk = c->seqs[seat].policy.pool == POLICY_POOL_DISK;
+
+    return on_disk ? tier_failed(c->tier, seat, ret) : 0;
 }
 
 /* ---- figures --------------------------------------------------------------------------------- */

@@ -53,6 +53,7 @@ struct cache {
     uint32_t *pages_host;
     int32_t *n_pages_host;
     int32_t peak_holder; /* seat, or -1 */
+    struct tier *tier;   /* NULL: nobody's K and V lie on disk */
     struct prefix prefix;
 };
 
@@ -92,6 +93,10 @@ int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows) WARN_UNUSED;
 void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret);
 /* The store whose scores all of the sequence's stores use (score=shared), or -1. */
 int32_t cache_score_store(const struct cache *c, int32_t seat);
+/* The store's number on disk, or -1. */
+int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store);
+/* Have its K and V on disk been lost? A negative errno with the cause; it must then be ended. */
+int cache_failed(const struct cache *c, int32_t seat, struct error *ret);
 /* Does a step of it change sums of V? Such a step must not be run twice. */
 bool cache_sums(const struct cache *c, int32_t seat);
 /* The step is done: its first n_rows rows are in. The others stay prepared; they are committed later, in

@@ -76,7 +76,7 @@ int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_
     int32_t want = (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
     int32_t have = q->n_pages[store];
 
-    if (want <= have) {
+    if (want <= have || shape_on_disk(&c->shape, &q->policy, store) >= 0) {
         return 0;
     }
     for (int32_t g = 0; g < st->n_groups; g++) {
@@ -132,6 +132,9 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
         .n_slots = n_slots,
     };
 
+    if (shape_on_disk(s, &q->policy, store) >= 0) {
+        tier_view(c->tier, (int32_t)(q - c->seqs), &kv);
+    }
     if (kv.layout->part_dims > 0) {
         kv.skew = (q->policy.skew ? s->config.stores[store].skew : s->config.stores[store].columns)
                       ->device;

@@ -44,6 +44,8 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .kv_bytes = s.kv_bytes,
         .policy_bytes = s.state_bytes * n,
         .prefill_peak_bytes = s.peak_bytes + s.peak_state_bytes,
+        .tier_bytes = s.tier.n_stores ? tier_bytes(&s.tier) : 0,
+        .file_bytes = s.tier.n_stores ? tier_file_bytes(&s.tier) : 0,
         .index_bytes = in->index_bytes,
         .lane_bytes = in->extra_bytes,
         .available_bytes = in->available_bytes,
@@ -62,9 +64,9 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
     }
     /* What the cache takes beside what has a line of its own: tables, and sizes made even. */
     p->scratch_bytes = in->scratch(in->arg, ctx, n_seqs, &host) + cache_bytes(&s) - p->kv_bytes -
-                       p->policy_bytes - p->prefill_peak_bytes;
+                       p->policy_bytes - p->prefill_peak_bytes - p->tier_bytes;
     p->total_bytes = p->weights_bytes + p->kv_bytes + p->policy_bytes + p->prefill_peak_bytes +
-                     p->scratch_bytes + p->index_bytes + p->lane_bytes;
+                     p->scratch_bytes + p->tier_bytes + p->index_bytes + p->lane_bytes;
     p->host_bytes = host + cache_host_bytes(&s) + p->index_bytes + p->lane_bytes;
     p->fits = p->device_available_bytes > 0
                   ? p->host_bytes + p->mapped_bytes <= p->available_bytes &&
@@ -178,7 +180,7 @@ struct figure {
     uint64_t value;
 };
 
-enum { N_FIGURES = 12 };
+enum { N_FIGURES = 14 };
 
 static void figures(const struct plan *p, struct figure out[N_FIGURES])
 {
@@ -189,10 +191,12 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
         {"policy_bytes", "positions, scores, sums", p->policy_bytes},
         {"prefill_peak_bytes", "while a prompt is read", p->prefill_peak_bytes},
         {"scratch_bytes", "activations and tables", p->scratch_bytes},
+        {"tier_bytes", "partial keys and staging of the disk", p->tier_bytes},
         {"index_bytes", "tokenizer and files' indices", p->index_bytes},
         {"lane_bytes", "lanes, journal, other processes", p->lane_bytes},
         {"total_bytes", "total without maps", p->total_bytes},
         {"host_bytes", "of it on the host in any case", p->host_bytes},
+        {"file_bytes", "on disk, not memory", p->file_bytes},
         {"available_bytes", "available", p->available_bytes},
         {"device_available_bytes", "available on the device", p->device_available_bytes},
     };

@@ -32,6 +32,7 @@ struct plan {
     uint64_t policy_bytes;       /* positions, scores, victims, sums of V */
     uint64_t prefill_peak_bytes; /* pages and state that only a prompt being read needs */
     uint64_t scratch_bytes;      /* activations, logits, page tables, the backend's scratch */
+    uint64_t tier_bytes;   /* of pool=disk: partial keys, staging, what is being read and written */
     uint64_t index_bytes; /* on the C library's heap: files' indices, lists of tensors, tokenizer */
     uint64_t lane_bytes;  /* the caller's part (extra_bytes) */
     uint64_t total_bytes; /* all of the above but mapped_bytes */
@@ -39,6 +40,7 @@ struct plan {
     uint64_t host_bytes;             /* of the total: on the host, whatever the device is */
     uint64_t device_available_bytes; /* what total less host must fit; 0: the device has none of its
                                         own */
+    uint64_t file_bytes;             /* of pool=disk: the file; not memory, and in no sum */
     uint64_t seq_bytes;              /* pages of one full sequence of the default policy */
     bool fits;
     int32_t ctx;

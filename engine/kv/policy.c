@@ -81,7 +81,7 @@ static const struct value_row ranks[] = {
 static const struct value_row switches[] = {{"off", 0, false}, {"on", 1, false}, {NULL, 0, false}};
 
 static const struct value_row pools[] = {
-    {"device", POLICY_POOL_DEVICE, false}, {"disk", POLICY_POOL_DISK, true}, {NULL, 0, false}};
+    {"device", POLICY_POOL_DEVICE, false}, {"disk", POLICY_POOL_DISK, false}, {NULL, 0, false}};
 static const struct value_row victims[] = {
     {"fifo", POLICY_FIFO, false}, {"lru", POLICY_LRU, false},
     {"counter", POLICY_COUNTER, false}, {NULL, 0, false}};

@@ -276,6 +276,32 @@ static int check_partial_keys(const struct shape *s, struct error *reterr)
                             "reads its whole text");
 }
 
+/* What the file's regions, all alike, can hold. */
+static int check_disk(const struct shape *s, struct error *reterr)
+{
+    const struct shape_store *first = NULL;
+
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        const struct shape_store *st = &s->config.stores[i];
+
+        if (!st->skew) {
+            continue;
+        }
+        if (st->deep) {
+            return error_set(reterr, -ENOTSUP,
+                             "pool=disk: SwiftKV writes deep layers' K and V before they are read; "
+                             "such stores are not kept on disk yet");
+        }
+        if (first && (st->n_k != first->n_k || st->n_v != first->n_v || st->k_dim != first->k_dim ||
+                      st->v_dim != first->v_dim)) {
+            return error_set(reterr, -ENOTSUP, "pool=disk: layers %d and %d differ in their heads",
+                             first->layer, st->layer);
+        }
+        first = st;
+    }
+    return 0;
+}
+
 int shape_check_select(const struct shape *s, const struct policy *p, struct error *reterr)
 {
     if (p->select == POLICY_READ_ALL) {
@@ -287,7 +313,9 @@ int shape_check_select(const struct shape *s, const struct policy *p, struct err
                          s->config.ops->name);
     }
     if (p->select == POLICY_INFINIGEN) {
-        return check_partial_keys(s, reterr);
+        int r = check_partial_keys(s, reterr);
+
+        return r || p->pool != POLICY_POOL_DISK ? r : check_disk(s, reterr);
     }
     for (int32_t i = 0; i < s->config.n_stores && p->select == POLICY_SPARQ; i++) {
         if (p->r > s->config.stores[i].k_dim) {
@@ -324,6 +352,20 @@ static int lay_select(struct shape *s, struct error *reterr)
 }
 
 /* ---- pages -------------------------------------------------------------------------------- */
+
+int32_t shape_on_disk(const struct shape *s, const struct policy *p, int32_t store)
+{
+    int32_t n = 0;
+
+    if (p->select != POLICY_INFINIGEN || p->pool != POLICY_POOL_DISK ||
+        !s->config.stores[store].skew) {
+        return -1;
+    }
+    for (int32_t i = 0; i < store; i++) {
+        n += s->config.stores[i].skew != NULL;
+    }
+    return n;
+}
 
 bool shape_evicts(const struct shape *s, const struct policy *p, int32_t store)
 {
@@ -379,7 +421,7 @@ void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
     memset(ret, 0, sizeof(*ret));
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         int32_t c = shape_class_of(s, variant, i);
-        int32_t n = s->seats[i].n_groups;
+        int32_t n = shape_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
         int32_t steady = pages_of(shape_slots(s, p, i, budget, text->n_tokens));
         int32_t peak = pages_of(s->config.stores[i].window ? 0 : at_peak);
         uint32_t more = budget && peak > steady ? (uint32_t)(n * (peak - steady)) : 0;
@@ -429,6 +471,39 @@ static int refuse_part(const struct shape *s, int32_t v, double sets, struct err
                      "%d%% of the cache does not hold one sequence of %d positions under policy "
                      "%d%s%s",
                      share, s->config.ctx, v + 1, larger, more);
+}
+
+/* One format for every policy on disk; what their pages hold may differ in the first layers' only.
+ */
+static int lay_tier(struct shape *s, struct error *reterr)
+{
+    const struct policy *first = NULL;
+
+    for (int32_t v = 0; v < s->config.mix.n; v++) {
+        const struct policy *p = &s->config.mix.part[v].policy;
+        int32_t last = -1;
+
+        for (int32_t i = 0; i < s->config.n_stores; i++) {
+            if (shape_on_disk(s, p, i) < 0) {
+                continue;
+            }
+            last = i;
+            s->tier.n_stores = shape_on_disk(s, p, i) + 1;
+        }
+        if (last < 0) {
+            continue;
+        }
+        if (first && !same_pages(first, p)) {
+            return error_set(reterr, -ENOTSUP, "two formats of pool=disk in one mix");
+        }
+        first = p;
+        s->tier.layout = *shape_layout(s, s->variant[v], last);
+    }
+    s->tier.ops = s->config.ops;
+    s->tier.n_seats = s->config.n_seqs;
+    s->tier.ctx = s->config.ctx;
+    s->tier.max_chunk = s->config.max_chunk;
+    return 0;
 }
 
 static int lay_pages(struct shape *s, struct error *reterr)
@@ -490,6 +565,9 @@ int shape_make(const struct shape_config *config, struct shape *ret, struct erro
     if (!r) {
         lay_caps(&s);
         lay_seat(&s);
+        r = lay_tier(&s, reterr);
+    }
+    if (!r) {
         r = lay_pages(&s, reterr);
     }
     if (r) {

@@ -7,6 +7,7 @@
  * computation, so they cannot differ. */
 
 #include "engine/kv/policy.h"
+#include "engine/kv/tier.h"
 #include "kernels/backend.h"
 
 enum {
@@ -41,6 +42,8 @@ struct shape_config {
     bool keep_prefixes;    /* pages of prompts are kept for texts that begin alike (prefix.h) */
     uint64_t hidden_bytes; /* of one row of hidden states, for layered prefill */
     struct policy_mix mix;
+    const char *tier_dir; /* where pool=disk has its file, or NULL */
+    const struct tier_calls *tier_calls; /* NULL: the system's */
 };
 
 struct shape_class {
@@ -80,6 +83,7 @@ struct shape {
     bool scores;
     bool selects;              /* queries may select */
     bool speculates;           /* a layer ahead */
+    struct tier_config tier;   /* n_stores 0: no policy has its K and V on disk */
     bool sums;                 /* seats keep sums of V */
     bool layered;              /* a planned policy reads prompts layer by layer */
     bool whole_peak;           /* one reads them through all layers at once */
@@ -138,6 +142,9 @@ int32_t shape_budget(const struct shape *s, const struct policy *p, const struct
 /* Does the policy drop tokens of this store? Not of a sliding layer's ring, nor does a pool of those
  * that nothing can be foretold for. */
 bool shape_evicts(const struct shape *s, const struct policy *p, int32_t store);
+
+/* Its K and V lie in the file: its number there, else -1. */
+int32_t shape_on_disk(const struct shape *s, const struct policy *p, int32_t store);
 
 /* The slots per group that a store holds at most of n_tokens under a budget (0: all). */
 int32_t shape_slots(const struct shape *s, const struct policy *p, int32_t store, int32_t budget,

@@ -302,7 +302,9 @@ static int step_store(struct forward *f, int32_t layer)
     forward_take_seqs(f, l->store);
     keep_shared_scores(f, l->store);
     p.n_seqs = drop_empty(f);
-    return f->ops->rope_store(f->be, &p);
+    int r = f->ops->rope_store(f->be, &p);
+
+    return r ? r : l->owner && !l->deep ? forward_tier_keep(f, l->store) : 0;
 }
 
 static int step_attend(struct forward *f, int32_t layer)
@@ -521,6 +523,9 @@ static void emit_layer(struct forward *f, int32_t layer)
     bool aug_q = f->m->layers[layer].w[LT_Q_GATE].n_cols != 0;
 
     emit_instr(f, step_qkv, layer);
+    if (forward_ahead_chooses(f->m, layer)) {
+        emit_instr(f, forward_tier_land, layer);
+    }
     if (forward_ahead_chooses(f->m, layer + 1)) { /* from the same input */
         emit_instr(f, forward_ahead_step, layer + 1);
     }
@@ -627,6 +632,9 @@ int32_t forward_ld(const struct forward *f)
 
 void forward_begin(struct forward *f, const struct forward_batch *b)
 {
+    if (b->tier) { /* what a step that was given up had asked for */
+        tier_drop(b->tier);
+    }
     f->b = *b;
     f->rows = b->rows;
     f->beyond = false;

@@ -14,6 +14,7 @@
 
 #include <stdatomic.h>
 
+#include "engine/kv/tier.h"
 #include "engine/model/model.h"
 
 struct forward;
@@ -62,6 +63,11 @@ struct forward_batch {
     const struct ops_select *select;
     /* (n_seqs): the store whose scores all stores of a sequence use together, or -1; NULL: -1 */
     const int32_t *score_store;
+    /* Sequences whose K and V lie in a file: the stores' numbers there, (n_stores, stride) as seqs, -1: in
+     * pages; and their seats (n_seqs). tier NULL: none. */
+    struct tier *tier;
+    const int32_t *on_disk;
+    const int32_t *seats;
     /* For a prompt that is read layer by layer: */
     enum forward_part part;
     int32_t at;    /* FORWARD_LAYER: which; FORWARD_DEEP_KV: which store */

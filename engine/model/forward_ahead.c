@@ -82,7 +82,7 @@ static int project(struct forward *f, int32_t layer)
     return f->ops->matmul(f->be, &p);
 }
 
-int forward_ahead_step(struct forward *f, int32_t layer)
+static int foretell(struct forward *f, int32_t layer)
 {
     const struct model_layer *l = &f->m->layers[layer];
     const struct hparams *h = &f->m->h;
@@ -93,6 +93,7 @@ int forward_ahead_step(struct forward *f, int32_t layer)
         return 0;
     }
     forward_take_seqs(f, l->store);
+    forward_tier_parts(f, l->store);
     memcpy(f->select, f->b.select, (size_t)f->b.n_seqs * sizeof(*f->select));
     while (n_seqs < f->b.n_seqs && f->seqs[n_seqs].row0 < f->rows.n_decode) {
         any = any || f->select[n_seqs].kind == OPS_SELECT_GIVEN;
@@ -129,4 +130,15 @@ int forward_ahead_step(struct forward *f, int32_t layer)
 
     r = r ? r : f->ops->rope_store(f->be, &rotate);
     return r ? r : f->ops->speculate(f->be, &p);
+}
+
+int forward_ahead_step(struct forward *f, int32_t layer)
+{
+    int32_t store = f->m->layers[layer].store;
+    int r = foretell(f, layer);
+
+    if (!r) {
+        forward_tier_fetch(f, store, &f->chosen[store & 1]);
+    }
+    return r;
 }

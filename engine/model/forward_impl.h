@@ -119,4 +119,12 @@ void forward_ahead_place(const struct model *m, const struct forward_limits *l,
 bool forward_ahead_chooses(const struct model *m, int32_t layer);
 int forward_ahead_step(struct forward *f, int32_t layer);
 
+/* forward_tier.c: the running layer's slots from disk; the next one's, once they are chosen or all are
+ * wanted; the new rows to disk. Nothing without a tier. */
+int forward_tier_land(struct forward *f, int32_t layer);
+void forward_tier_fetch(struct forward *f, int32_t store, const struct ops_chosen *chosen);
+int forward_tier_keep(struct forward *f, int32_t store);
+/* The partial keys of a store on disk, in place of its staged pages. */
+void forward_tier_parts(struct forward *f, int32_t store);
+
 #endif

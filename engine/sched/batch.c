@@ -93,7 +93,9 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
         q->row0 = b->rows.n;
         q->n_rows = n_rows;
         q->pos0 = r->n_fed;
+        b->on_disk[st * s->config.n_seqs + i] = cache_on_disk(cache, r->seat, st);
     }
+    b->seats[i] = r->seat;
     b->observe[i].row_first = INT32_MAX;
     if (place->observe) {
         place->observe(&r->policy, &rows, &b->observe[i]);
@@ -156,6 +158,9 @@ static void begin(struct sched *s)
         .observe = b->observes ? b->observe : NULL,
         .select = b->selects ? b->select : NULL,
         .score_store = b->score_store,
+        .tier = s->config.cache->tier,
+        .on_disk = b->on_disk,
+        .seats = b->seats,
     };
 
     forward_begin(s->forward, &f);

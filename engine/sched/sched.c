@@ -63,6 +63,8 @@ static void lay_batch(struct memory_arena *a, int32_t n_stores, const struct sch
     b->select = memory_arena_take(a, n_seqs * sizeof(*b->select));
     b->keep = memory_arena_take(a, n_seqs * sizeof(*b->keep));
     b->score_store = memory_arena_take(a, n_seqs * sizeof(*b->score_store));
+    b->on_disk = memory_arena_take(a, n_seqs * (size_t)n_stores * sizeof(*b->on_disk));
+    b->seats = memory_arena_take(a, n_seqs * sizeof(*b->seats));
     b->ids = memory_arena_take(a, n_rows * sizeof(*b->ids));
     b->wanted = memory_arena_take(a, n_rows * sizeof(*b->wanted));
     b->wanted_rows = memory_arena_take(a, n_rows * sizeof(*b->wanted_rows));
@@ -422,6 +424,19 @@ static bool takes_up(struct sched *s)
     return false;
 }
 
+/* Sequences whose K and V on disk were lost end here; what they computed is not looked at. */
+static void finish_failed(struct sched *s)
+{
+    for (int32_t i = 0; i < s->batch.n_seqs; i++) {
+        struct request *r = s->batch.of[i];
+        struct error error;
+
+        if (!r->finished && cache_failed(s->config.cache, r->seat, &error)) {
+            sched_finish(s, r, ENGINE_ERROR, &error);
+        }
+    }
+}
+
 static int run_batch(struct sched *s)
 {
     struct batch *b = &s->batch;
@@ -435,6 +450,7 @@ static int run_batch(struct sched *s)
         }
         b->pending = false;
         s->counters.n_steps++;
+        finish_failed(s);
         r = batch_commit(s);
     }
     if (!r) {

@@ -29,6 +29,8 @@ struct batch {
     struct ops_select *select;   /* (n_seqs) */
     int32_t *keep;               /* (n_seqs) */
     int32_t *score_store;        /* (n_seqs) */
+    int32_t *on_disk;            /* (n_stores, n_seqs) */
+    int32_t *seats;              /* (n_seqs) */
     int32_t *ids;                /* (batch_tokens) */
     struct ops_rows rows;
     struct wanted *wanted; /* (batch_tokens) */

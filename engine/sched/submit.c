@@ -304,6 +304,9 @@ static int find_at_rest(const struct sched *s, uint64_t handle, const struct req
     if (r->n_fed < r->n_prompt || (r->in_batch && s->batch.pending)) {
         return error_set(reterr, -EBUSY, "its prompt is being read, or a step is held up");
     }
+    if (r->policy.pool == POLICY_POOL_DISK) {
+        return error_set(reterr, -ENOTSUP, "pool=disk: sequences are not saved yet");
+    }
     *ret = r;
     return 0;
 }

@@ -66,8 +66,8 @@ const uint8_t *ref_kv_part(const struct ops_kv *kv, int32_t group, int32_t slot,
     size_t entry = (size_t)group * (size_t)kv->max_pages + (size_t)(slot / OPS_PAGE_SLOTS);
     size_t head = (size_t)(slot % OPS_PAGE_SLOTS) * (size_t)l->k_heads + (size_t)k_head;
 
-    return kv->pool + (size_t)kv->pages[entry] * l->page_bytes +
-           OPS_PAGE_SLOTS * ops_kv_slot_bytes(l) + head * part_bytes(l);
+    return kv->pool + (size_t)(kv->pages[entry] + 1) * l->page_bytes -
+           (size_t)(OPS_PAGE_SLOTS * l->k_heads) * part_bytes(l) + head * part_bytes(l);
 }
 
 void ref_kv_make_part(const struct ops_kv *kv, int32_t group, int32_t slot, float *k)

@@ -18,6 +18,8 @@ bool run_keep_prefixes;
 
 int32_t run_draft;
 
+const struct tier_calls *run_tier_calls;
+
 const char *run_data(const char *name)
 {
     static char path[4][512];
@@ -54,6 +56,8 @@ struct engine *run_engine_overlay(const char *model, const char *overlay, const 
     c.kv = kv;
     c.keep_prefixes = run_keep_prefixes;
     c.n_draft = run_draft;
+    c.tier_dir = "/tmp";
+    c.tier_calls = run_tier_calls;
     c.draft_always = run_draft > 0;
     int r = engine_create(&c, NULL, NULL, &e, &err);
 

@@ -5,6 +5,7 @@
 /* Engines on the small models of tests/data, and requests whose tokens and logits are kept. */
 
 #include "engine/engine.h"
+#include "engine/kv/tier.h"
 
 enum { RUN_MAX_NEW = 256 };
 
@@ -34,6 +35,9 @@ extern int32_t run_draft;
 
 /* Whether they keep prompts' pages; not unless changed. */
 extern bool run_keep_prefixes;
+
+/* How the file of pool=disk, which lies in /tmp, is read and written; NULL, as ever, unless changed. */
+extern const struct tier_calls *run_tier_calls;
 
 /* tests/data/NAME; or NAME where that is a whole path. */
 const char *run_data(const char *name);

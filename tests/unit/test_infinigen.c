@@ -88,7 +88,6 @@ Test(infinigen, refuses_what_does_not_fit)
     (void)snprintf(model, sizeof(model), "%s", run_data("cache_model.gguf"));
     (void)snprintf(skew, sizeof(skew), "%s", run_data("cache_skew.gguf"));
     refused(model, NULL, "infinigen", -ENOTSUP, "pipit-skew");
-    refused(model, skew, "infinigen:pool=disk", -ENOTSUP, "pool=disk is not built yet");
     refused(run_data("stories260K.gguf"), skew, "infinigen", -EBADMSG, "for another base file");
     (void)snprintf(skew, sizeof(skew), "%s", run_data("cache_skew_2_1.gguf"));
     refused(model, skew, "infinigen", -EBADMSG, "does not come before it");

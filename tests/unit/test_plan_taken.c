@@ -94,6 +94,8 @@ static const struct setting settings[] = {
     {"h2o:50%+sparq:r=4,k=9,mean=on", "cache_swiftkv_2_3.gguf", 256, 3, 0},
     {"infinigen:count=9", "cache_skew.gguf", 256, 3, 0},
     {"infinigen:count=9,pool=60%ctx", "cache_skew.gguf", 256, 3, 0},
+    {"infinigen:count=9,pool=disk", "cache_skew.gguf", 256, 3, 0},
+    {"full=50%;infinigen:count=9,pool=disk=50%", "cache_skew.gguf", 4096, 2, 0},
 };
 
 static struct engine *create(const struct setting *s, const char *model, const char *backend)
@@ -115,6 +117,7 @@ static struct engine *create(const struct setting *s, const char *model, const c
     c.keep_prefixes = s->keep_prefixes;
     c.n_draft = s->n_draft;
     c.kv = s->kv;
+    c.tier_dir = "/tmp";
     c.extra_bytes = 12345;
     c.memory_bytes = UINT64_C(1) << 40;
     cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), 0, "%s: %s", s->kv, err.text);

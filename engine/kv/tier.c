@@ -1,0 +1,573 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Records, what is fetched, and what stays.
+ *
+ * A record is a page of 64 slots; a slot is all its head groups in canonical form, one after the
+ * other. Where a slot's heads are chosen alike, or it is a block long (8 heads of 128 dims in f16),
+ * that moves fewest blocks; a page of one head group would be touched by nearly every choice.
+ * Blocks that are wanted are read in stretches, across up to GAP that are not: one request for a
+ * stretch costs less than one more, and where many are wanted that ends in one sequential read.
+ *
+ * A page is written when it is full; until then it is in `tail`. Complete pages are put together in
+ * one of N_WRITES buffers, each a group of jobs, so that nobody waits for a write but who needs the
+ * buffer again, or would read what it writes. */
+
+#include "engine/kv/tier.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/memory.h"
+
+enum { GAP = 8, MOST_BLOCKS = 64, N_WRITES = 4, READS = 0 /* their group */ };
+
+struct fetched {
+    int32_t seat;
+    int32_t store;
+    int32_t n; /* slots before the rows to come */
+};
+
+struct tier {
+    struct tier_config config;
+    struct backend *be;
+    struct tier_io *io;
+    struct ops_kv_layout bare; /* without partial keys, at the same addresses */
+    struct ops_kv_layout part; /* partial keys alone */
+    int32_t max_pages;
+    uint64_t group_bytes; /* of a slot and group */
+    uint64_t slot_bytes;  /* of a slot */
+    uint64_t record;      /* bytes of a page in the file, whole blocks */
+    uint64_t region;      /* of a seat and store */
+
+    uint8_t *staging; /* device (n_seats, n_groups * max_pages, page_bytes) */
+    uint8_t *parts;   /* device (n_seats, n_stores, n_groups * max_pages, part bytes) */
+    uint32_t *pages;  /* device (n_groups * max_pages): 0, 1, .. */
+
+    void *host;              /* the arrays below */
+    uint8_t *tail;           /* (n_seats, n_stores, 2, record) pages that are being filled: */
+    int32_t *tail_page;      /* (n_seats, n_stores, 2) which, -1: none */
+    uint8_t *bounce;         /* (n_seats, region) */
+    uint8_t *writes;         /* (N_WRITES, write_bytes) */
+    uint8_t *wanted;         /* (n_seats, ctx) slots */
+    uint8_t *blocks;         /* (n_seats, region / TIER_BLOCK) */
+    uint8_t *moved;          /* (OPS_PAGE_SLOTS, group_bytes) */
+    struct fetched *fetched; /* (n_seats) */
+    int32_t n_fetched;
+    int32_t next_write;
+    struct {
+        int32_t seat;
+        int32_t store;
+    } writing[N_WRITES]; /* seat -1: nobody's */
+    struct tier_counts counts;
+};
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+static int32_t pages_of(int32_t slots)
+{
+    return (slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
+}
+
+static uint64_t whole_blocks(uint64_t bytes)
+{
+    return (bytes + TIER_BLOCK - 1) / TIER_BLOCK * TIER_BLOCK;
+}
+
+static uint64_t part_page_bytes(const struct ops_kv_layout *l)
+{
+    return (uint64_t)(l->k_heads * OPS_PAGE_SLOTS) * ops_kv_type_bytes(l->part_type, l->part_dims);
+}
+
+static void measure(const struct tier_config *c, struct tier *t)
+{
+    t->config = *c;
+    t->bare = c->layout;
+    t->bare.part_dims = 0;
+    t->part = c->layout;
+    t->part.page_bytes = part_page_bytes(&c->layout);
+    t->max_pages = pages_of(c->ctx);
+    t->group_bytes = ops_kv_slot_bytes(&t->bare);
+    t->slot_bytes = t->group_bytes * (uint64_t)c->layout.n_groups;
+    t->record = whole_blocks(t->slot_bytes * OPS_PAGE_SLOTS);
+    t->region = t->record * (uint64_t)t->max_pages;
+}
+
+static uint64_t write_bytes(const struct tier *t)
+{
+    return t->record * (uint64_t)(pages_of(t->config.max_chunk) + 1);
+}
+
+static uint64_t staging_bytes(const struct tier *t)
+{
+    return (uint64_t)t->config.n_seats * (uint64_t)(t->config.layout.n_groups * t->max_pages) *
+           t->config.layout.page_bytes;
+}
+
+static uint64_t parts_bytes(const struct tier *t)
+{
+    return (uint64_t)t->config.n_seats * (uint64_t)t->config.n_stores *
+           (uint64_t)(t->config.layout.n_groups * t->max_pages) * t->part.page_bytes;
+}
+
+static uint64_t pages_bytes(const struct tier *t)
+{
+    return (uint64_t)(t->config.layout.n_groups * t->max_pages) * sizeof(uint32_t);
+}
+
+/* Memory for direct I/O comes first and is aligned by hand. */
+static size_t lay_host(struct memory_arena *a, struct tier *t)
+{
+    size_t n = (size_t)t->config.n_seats;
+    uint8_t *blocks =
+        memory_arena_take(a, TIER_BLOCK + n * (size_t)t->config.n_stores * 2 * t->record +
+                                 n * t->region + N_WRITES * write_bytes(t));
+
+    if (blocks) {
+        blocks += (TIER_BLOCK - (uintptr_t)blocks % TIER_BLOCK) % TIER_BLOCK;
+        t->tail = blocks;
+        t->bounce = t->tail + n * (size_t)t->config.n_stores * 2 * t->record;
+        t->writes = t->bounce + n * t->region;
+    }
+    t->tail_page = memory_arena_take(a, n * (size_t)t->config.n_stores * 2 * sizeof(*t->tail_page));
+    t->wanted = memory_arena_take(a, n * (size_t)t->config.ctx);
+    t->blocks = memory_arena_take(a, n * (size_t)(t->region / TIER_BLOCK));
+    t->moved = memory_arena_take(a, OPS_PAGE_SLOTS * t->group_bytes);
+    t->fetched = memory_arena_take(a, n * sizeof(*t->fetched));
+    return a->used;
+}
+
+static size_t host_bytes(const struct tier *t)
+{
+    struct tier copy = *t;
+
+    return lay_host(&(struct memory_arena){0}, &copy);
+}
+
+uint64_t tier_bytes(const struct tier_config *c)
+{
+    struct tier t = {0};
+
+    measure(c, &t);
+    return memory_rounded(host_bytes(&t)) + memory_rounded(staging_bytes(&t)) +
+           memory_rounded(parts_bytes(&t)) + memory_rounded(pages_bytes(&t)) +
+           tier_io_bytes(c->n_seats);
+}
+
+uint64_t tier_file_bytes(const struct tier_config *c)
+{
+    struct tier t = {0};
+
+    measure(c, &t);
+    return t.region * (uint64_t)c->n_stores * (uint64_t)c->n_seats;
+}
+
+/* ---- creation -------------------------------------------------------------------------------- */
+
+static int number_pages(struct tier *t)
+{
+    uint32_t n = (uint32_t)(t->config.layout.n_groups * t->max_pages);
+    int r = 0;
+
+    for (uint32_t i = 0; !r && i < n; i++) {
+        r = t->config.ops->write(t->be, t->pages + i, &i, sizeof(i));
+    }
+    return r;
+}
+
+int tier_create(const struct tier_config *c, struct backend *be, const char *dir,
+                const struct tier_calls *calls, struct tier **ret, struct error *reterr)
+{
+    struct tier *t = calloc(1, sizeof(*t));
+    void *p[3] = {NULL};
+
+    if (!t) {
+        return error_set(reterr, -ENOMEM, "cache file: no memory");
+    }
+    measure(c, t);
+    t->be = be;
+    int r = memory_map(host_bytes(t), "cache on disk", &t->host, reterr);
+
+    r = r ? r : c->ops->alloc(be, staging_bytes(t), "staged keys and values", &p[0], reterr);
+    t->staging = p[0];
+    r = r ? r : c->ops->alloc(be, parts_bytes(t), "partial keys", &p[1], reterr);
+    t->parts = p[1];
+    r = r ? r : c->ops->alloc(be, pages_bytes(t), "staged pages", &p[2], reterr);
+    t->pages = p[2];
+    r = r ? r : tier_io_create(dir, tier_file_bytes(c), c->n_seats, calls, &t->io, reterr);
+    r = r ? r : number_pages(t);
+    if (r) {
+        tier_destroy(t);
+        return r;
+    }
+    (void)lay_host(&(struct memory_arena){.base = t->host, .size = host_bytes(t)}, t);
+    for (int i = 0; i < N_WRITES; i++) {
+        t->writing[i].seat = -1;
+    }
+    *ret = t;
+    return 0;
+}
+
+void tier_destroy(struct tier *t)
+{
+    if (!t) {
+        return;
+    }
+    const struct backend_ops *ops = t->config.ops;
+
+    tier_io_destroy(t->io); /* its jobs use the memory below */
+    if (t->pages) {
+        ops->free(t->be, t->pages, pages_bytes(t));
+    }
+    if (t->parts) {
+        ops->free(t->be, t->parts, parts_bytes(t));
+    }
+    if (t->staging) {
+        ops->free(t->be, t->staging, staging_bytes(t));
+    }
+    memory_unmap(t->host, host_bytes(t));
+    free(t);
+}
+
+/* ---- views ----------------------------------------------------------------------------------- */
+
+void tier_view(const struct tier *t, int32_t seat, struct ops_kv *kv)
+{
+    kv->layout = &t->config.layout;
+    kv->pool = t->staging + (size_t)seat * (staging_bytes(t) / (uint64_t)t->config.n_seats);
+    kv->pages = t->pages;
+    kv->max_pages = t->max_pages;
+}
+
+static uint8_t *parts_of(const struct tier *t, int32_t seat, int32_t store)
+{
+    return t->parts + ((size_t)seat * (size_t)t->config.n_stores + (size_t)store) *
+                          (size_t)(t->config.layout.n_groups * t->max_pages) * t->part.page_bytes;
+}
+
+void tier_part_view(const struct tier *t, int32_t seat, int32_t store, struct ops_kv *kv)
+{
+    kv->layout = &t->part;
+    kv->pool = parts_of(t, seat, store);
+    kv->pages = t->pages;
+    kv->max_pages = t->max_pages;
+}
+
+/* Partial keys are the last of a page. Those of a page of all groups, from the store's own into the
+ * staged page or back. */
+static int copy_parts(struct tier *t, int32_t seat, int32_t store, int32_t page, bool to_staging)
+{
+    uint64_t page_bytes = t->config.layout.page_bytes;
+    struct ops_kv kv;
+    int r = 0;
+
+    tier_view(t, seat, &kv);
+    for (int32_t g = 0; !r && g < t->config.layout.n_groups; g++) {
+        size_t at = (size_t)(g * t->max_pages + page);
+        uint8_t *staged = kv.pool + at * page_bytes + page_bytes - t->part.page_bytes;
+        uint8_t *own = parts_of(t, seat, store) + at * t->part.page_bytes;
+
+        r = t->config.ops->copy(t->be, to_staging ? staged : own, to_staging ? own : staged,
+                                t->part.page_bytes);
+    }
+    return r;
+}
+
+/* Where a page is being filled. A step may be given up and run again, so the page before, of which
+ * it filled the rest, stays as it was: a page that is begun takes the other place. */
+static uint8_t *tail_of(const struct tier *t, int32_t seat, int32_t store, int32_t page)
+{
+    size_t at = ((size_t)seat * (size_t)t->config.n_stores + (size_t)store) * 2;
+    size_t i = t->tail_page[at] == page ? 0 : 1;
+
+    return t->tail_page[at + i] == page ? t->tail + (at + i) * t->record : NULL;
+}
+
+static uint8_t *begin_tail(struct tier *t, int32_t seat, int32_t store, int32_t page,
+                           int32_t page_before)
+{
+    size_t at = ((size_t)seat * (size_t)t->config.n_stores + (size_t)store) * 2;
+    size_t i = t->tail_page[at] == page_before ? 1 : 0;
+
+    t->tail_page[at + i] = page;
+    return t->tail + (at + i) * t->record;
+}
+
+static uint64_t file_at(const struct tier *t, int32_t seat, int32_t store)
+{
+    return ((uint64_t)seat * (uint64_t)t->config.n_stores + (uint64_t)store) * t->region;
+}
+
+/* Of a slot in a region. */
+static uint64_t offset_of(const struct tier *t, int32_t slot)
+{
+    return (uint64_t)(slot / OPS_PAGE_SLOTS) * t->record +
+           (uint64_t)(slot % OPS_PAGE_SLOTS) * t->slot_bytes;
+}
+
+/* ---- fetching -------------------------------------------------------------------------------- */
+
+static void wait_writes(struct tier *t, int32_t seat, int32_t store)
+{
+    for (int i = 0; i < N_WRITES; i++) {
+        if (t->writing[i].seat == seat && (store < 0 || t->writing[i].store == store)) {
+            tier_io_wait(t->io, 1 + i);
+            t->writing[i].seat = -1;
+        }
+    }
+}
+
+void tier_drop(struct tier *t)
+{
+    tier_io_wait(t->io, READS);
+    for (int32_t i = 0; i < t->n_fetched; i++) {
+        int32_t seat = t->fetched[i].seat;
+
+        memset(t->wanted + (size_t)seat * (size_t)t->config.ctx, 0, (size_t)t->config.ctx);
+    }
+    t->n_fetched = 0;
+}
+
+/* Marks slots, and blocks of those that are not in the tail. */
+static void want(struct tier *t, int32_t seat, int32_t slot, int32_t tail0)
+{
+    uint8_t *wanted = t->wanted + (size_t)seat * (size_t)t->config.ctx;
+    uint8_t *blocks = t->blocks + (size_t)seat * (size_t)(t->region / TIER_BLOCK);
+    uint64_t at = offset_of(t, slot);
+
+    if (wanted[slot]) {
+        return;
+    }
+    wanted[slot] = 1;
+    t->counts.n_slots++;
+    for (uint64_t b = at / TIER_BLOCK; slot < tail0 && b <= (at + t->slot_bytes - 1) / TIER_BLOCK;
+         b++) {
+        blocks[b] = 1;
+    }
+}
+
+/* Marked blocks in stretches; marks go. */
+static void read_blocks(struct tier *t, int32_t seat, int32_t store, uint64_t n)
+{
+    uint8_t *blocks = t->blocks + (size_t)seat * (size_t)(t->region / TIER_BLOCK);
+
+    for (uint64_t b = 0; b < n;) {
+        uint64_t end = b + 1; /* behind the last marked one */
+
+        if (!blocks[b]) {
+            b++;
+            continue;
+        }
+        for (uint64_t i = end; i < n && i <= end + GAP && i - b < MOST_BLOCKS; i++) {
+            end = blocks[i] ? i + 1 : end;
+        }
+        memset(blocks + b, 0, end - b);
+        tier_io_give(t->io, &(struct tier_job){
+                                .at = file_at(t, seat, store) + b * TIER_BLOCK,
+                                .memory = t->bounce + (size_t)seat * t->region + b * TIER_BLOCK,
+                                .bytes = (uint32_t)((end - b) * TIER_BLOCK),
+                                .seat = (int16_t)seat,
+                                .group = READS,
+                            });
+        t->counts.n_reads++;
+        t->counts.n_blocks += end - b;
+        b = end;
+    }
+}
+
+void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t n,
+                const struct ops_chosen *chosen, int32_t entry)
+{
+    int32_t tail0 = n / OPS_PAGE_SLOTS * OPS_PAGE_SLOTS;
+
+    t->fetched[t->n_fetched++] = (struct fetched){.seat = seat, .store = store, .n = n};
+    wait_writes(t, seat, store);
+    for (int32_t s = 0; s < n && !chosen; s++) {
+        want(t, seat, s, tail0);
+    }
+    for (int32_t g = 0; chosen && g < t->config.layout.n_groups; g++) {
+        const int32_t *slots =
+            chosen->slots +
+            ((size_t)entry * (size_t)chosen->max_groups + (size_t)g) * (size_t)chosen->ld;
+
+        for (int32_t i = 0; i < chosen->n[entry]; i++) {
+            want(t, seat, slots[i], tail0);
+        }
+    }
+    read_blocks(t, seat, store, (uint64_t)pages_of(tail0) * t->record / TIER_BLOCK);
+}
+
+/* ---- landing --------------------------------------------------------------------------------- */
+
+/* Slots [s, s + n) of one page, from memory laid out as a record, into the staging store. */
+static int import(struct tier *t, int32_t seat, const uint8_t *record, int32_t s, int32_t n)
+{
+    struct ops_kv kv = {0};
+    int r = 0;
+
+    tier_view(t, seat, &kv);
+    kv.layout = &t->bare;
+    kv.n_slots = s + n;
+    for (int32_t g = 0; !r && g < t->bare.n_groups; g++) {
+        const uint8_t *from =
+            record + (size_t)(s % OPS_PAGE_SLOTS) * t->slot_bytes + (size_t)g * t->group_bytes;
+
+        for (int32_t i = 0; i < n; i++) {
+            memcpy(t->moved + (size_t)i * t->group_bytes, from + (size_t)i * t->slot_bytes,
+                   t->group_bytes);
+        }
+        r = t->config.ops->kv_import(
+            t->be, &(struct ops_kv_slots){
+                       .kv = &kv, .group = g, .slot0 = s, .n_slots = n, .host = t->moved});
+    }
+    return r;
+}
+
+static int land_one(struct tier *t, const struct fetched *f)
+{
+    uint8_t *wanted = t->wanted + (size_t)f->seat * (size_t)t->config.ctx;
+    int32_t tail = f->n / OPS_PAGE_SLOTS;
+    int r = f->n % OPS_PAGE_SLOTS ? copy_parts(t, f->seat, f->store, tail, true) : 0;
+
+    for (int32_t s = 0; !r && s < f->n;) {
+        int32_t page = s / OPS_PAGE_SLOTS;
+        int32_t end = s;
+
+        while (end < f->n && end / OPS_PAGE_SLOTS == page && wanted[end]) {
+            end++;
+        }
+        if (end > s) {
+            r = import(t, f->seat,
+                       page == tail
+                           ? tail_of(t, f->seat, f->store, tail)
+                           : t->bounce + (size_t)f->seat * t->region + (size_t)page * t->record,
+                       s, end - s);
+        }
+        s = end > s ? end : s + 1;
+    }
+    memset(wanted, 0, (size_t)f->n);
+    return r;
+}
+
+int tier_land(struct tier *t)
+{
+    int64_t t0 = clock_ns();
+    int r = 0;
+
+    if (t->n_fetched == 0) {
+        return 0;
+    }
+    tier_io_wait(t->io, READS);
+    int64_t t1 = clock_ns();
+
+    for (int32_t i = 0; !r && i < t->n_fetched; i++) {
+        r = land_one(t, &t->fetched[i]);
+    }
+    t->n_fetched = 0;
+    t->counts.wait_ns += t1 - t0;
+    t->counts.land_ns += clock_ns() - t1;
+    return r;
+}
+
+/* ---- keeping --------------------------------------------------------------------------------- */
+
+/* Slots [s, s + n) of one page, out of the staging store into memory laid out as a record. */
+static int export(struct tier *t, int32_t seat, uint8_t *record, int32_t s, int32_t n)
+{
+    struct ops_kv kv = {0};
+    int r = 0;
+
+    tier_view(t, seat, &kv);
+    kv.layout = &t->bare;
+    kv.n_slots = s + n;
+    for (int32_t g = 0; !r && g < t->bare.n_groups; g++) {
+        uint8_t *to =
+            record + (size_t)(s % OPS_PAGE_SLOTS) * t->slot_bytes + (size_t)g * t->group_bytes;
+
+        r = t->config.ops->kv_export(
+            t->be, &(struct ops_kv_slots){
+                       .kv = &kv, .group = g, .slot0 = s, .n_slots = n, .host = t->moved});
+        for (int32_t i = 0; !r && i < n; i++) {
+            memcpy(to + (size_t)i * t->slot_bytes, t->moved + (size_t)i * t->group_bytes,
+                   t->group_bytes);
+        }
+    }
+    return r;
+}
+
+int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_t n)
+{
+    int64_t t0 = clock_ns();
+    int32_t first = slot0 / OPS_PAGE_SLOTS;
+    int32_t end = slot0 + n;
+    int32_t n_full = end / OPS_PAGE_SLOTS - first; /* pages that are complete now */
+    uint8_t *tail = slot0 % OPS_PAGE_SLOTS ? tail_of(t, seat, store, first) : NULL;
+    uint8_t *full = NULL;
+    int w = t->next_write;
+    int r = 0;
+
+    assert(n <= t->config.max_chunk && (tail || slot0 % OPS_PAGE_SLOTS == 0));
+    if (n_full > 0) {
+        tier_io_wait(t->io, 1 + w);
+        full = t->writes + (size_t)w * write_bytes(t);
+        if (tail) {
+            memcpy(full, tail, (size_t)(slot0 % OPS_PAGE_SLOTS) * t->slot_bytes);
+        }
+    }
+    if (end % OPS_PAGE_SLOTS && (n_full > 0 || !tail)) {
+        tail = begin_tail(t, seat, store, end / OPS_PAGE_SLOTS, n_full > 0 ? first : -1);
+    }
+    for (int32_t s = slot0; !r && s < end;) {
+        int32_t page = s / OPS_PAGE_SLOTS;
+        int32_t to = (page + 1) * OPS_PAGE_SLOTS < end ? (page + 1) * OPS_PAGE_SLOTS : end;
+
+        r = export(t, seat,
+                   page - first < n_full ? full + (size_t)(page - first) * t->record : tail, s,
+                   to - s);
+        r = r ? r : copy_parts(t, seat, store, page, false);
+        s = to;
+    }
+    if (!r && n_full > 0) {
+        tier_io_give(t->io, &(struct tier_job){
+                                .at = file_at(t, seat, store) + (uint64_t)first * t->record,
+                                .memory = full,
+                                .bytes = (uint32_t)((uint64_t)n_full * t->record),
+                                .seat = (int16_t)seat,
+                                .group = (uint8_t)(1 + w),
+                                .write = true,
+                            });
+        t->writing[w].seat = seat;
+        t->writing[w].store = store;
+        t->next_write = (w + 1) % N_WRITES;
+        t->counts.n_written += (uint64_t)n_full * t->record;
+    }
+    t->counts.keep_ns += clock_ns() - t0;
+    return r;
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+int tier_failed(struct tier *t, int32_t seat, struct error *ret)
+{
+    return tier_io_failed(t->io, seat, ret);
+}
+
+void tier_leave(struct tier *t, int32_t seat)
+{
+    bool fetched = false;
+
+    for (int32_t i = 0; i < t->n_fetched; i++) {
+        fetched = fetched || t->fetched[i].seat == seat;
+    }
+    if (fetched) { /* of a step that was given up */
+        tier_drop(t);
+    }
+    wait_writes(t, seat, -1);
+    tier_io_forget(t->io, seat);
+}
+
+void tier_counts(const struct tier *t, struct tier_counts *ret)
+{
+    *ret = t->counts;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stores whose K and V lie in a file (engine/kv/tier.h), as the forward pass meets them.
+ *
+ * Layer i - 1 lands its own store, then asks for layer i's: so one buffer is enough, and reading
+ * overlaps with everything from layer i - 1's attention to layer i's projections. Decode rows read
+ * what was foretold; rows of a prompt, and of a policy that reads all, everything before them. */
+
+#include "engine/model/forward_impl.h"
+
+static int32_t disk_store(const struct forward *f, int32_t seq, int32_t store)
+{
+    return f->b.tier ? f->b.on_disk[store * f->b.stride + seq] : -1;
+}
+
+int forward_tier_land(struct forward *f, int32_t layer)
+{
+    (void)layer;
+    return f->b.tier ? tier_land(f->b.tier) : 0;
+}
+
+void forward_tier_parts(struct forward *f, int32_t store)
+{
+    for (int32_t i = 0; i < f->b.n_seqs; i++) {
+        if (disk_store(f, i, store) >= 0) {
+            tier_part_view(f->b.tier, f->b.seats[i], disk_store(f, i, store), &f->seqs[i].kv);
+        }
+    }
+}
+
+void forward_tier_fetch(struct forward *f, int32_t store, const struct ops_chosen *chosen)
+{
+    for (int32_t i = 0; i < f->b.n_seqs; i++) {
+        const struct ops_seq *s = &f->b.seqs[store * f->b.stride + i];
+        bool some =
+            s->row0 < f->rows.n_decode && f->b.select && f->b.select[i].kind == OPS_SELECT_GIVEN;
+
+        if (disk_store(f, i, store) >= 0 && s->pos0 > 0) {
+            tier_fetch(f->b.tier, f->b.seats[i], disk_store(f, i, store), s->pos0,
+                       some ? chosen : NULL, i);
+        }
+    }
+}
+
+int forward_tier_keep(struct forward *f, int32_t store)
+{
+    int r = 0;
+
+    for (int32_t i = 0; !r && i < f->b.n_seqs; i++) {
+        const struct ops_seq *s = &f->b.seqs[store * f->b.stride + i];
+
+        if (disk_store(f, i, store) >= 0) {
+            r = tier_keep(f->b.tier, f->b.seats[i], disk_store(f, i, store), s->slot0, s->n_rows);
+        }
+    }
+    return r;
+}

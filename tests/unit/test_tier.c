@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* K and V on disk: with all of it read, a sequence says to the bit what it says in memory; with
+ * some of it, what it says when the same is chosen in memory; alone, in company, on a seat that
+ * another had, and in steps that are given up. What fails of the file ends the sequence whose bytes
+ * they were, with the cause, and nobody else. What is not built is refused. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "engine/kv/plan.h"
+#include "tests/unit/engine_run.h"
+
+enum { N_PROMPT = 150, N_NEW = 60, CTX = 256 };
+
+/* Calls that fail on purpose: from offset `from` on. */
+static struct faults {
+    enum { NO_FAULT, SHORT_READ, READ_EIO, DISK_FULL } kind;
+    off_t from;
+    atomic_int n_failed;
+    struct engine *interrupt; /* now and then, from these threads */
+    atomic_int n_calls;
+} faults;
+
+static ssize_t read_or_fail(void *arg, int fd, void *to, size_t n, off_t at)
+{
+    struct faults *f = arg;
+
+    if (f->interrupt && atomic_fetch_add(&f->n_calls, 1) % 3 == 0) {
+        engine_interrupt(f->interrupt);
+    }
+    if ((f->kind == SHORT_READ || f->kind == READ_EIO) && at >= f->from) {
+        atomic_fetch_add(&f->n_failed, 1);
+        errno = EIO;
+        return f->kind == SHORT_READ ? 0 : -1;
+    }
+    return pread(fd, to, n > 4096 && at % 8192 == 0 ? 4096 : n, at); /* some come in pieces */
+}
+
+static ssize_t write_or_fail(void *arg, int fd, const void *from, size_t n, off_t at)
+{
+    struct faults *f = arg;
+
+    if (f->kind == DISK_FULL && at >= f->from) {
+        atomic_fetch_add(&f->n_failed, 1);
+        errno = ENOSPC;
+        return -1;
+    }
+    return pwrite(fd, from, n, at);
+}
+
+static const struct tier_calls faulty = {read_or_fail, write_or_fail, &faults};
+
+static struct engine *open_engine(const char *backend, int32_t n_seqs, const char *kv)
+{
+    run_tier_calls = &faulty;
+    return run_engine_overlay("cache_model.gguf", "cache_skew.gguf", backend, CTX, n_seqs, kv);
+}
+
+static void submit(struct engine *e, int i, struct run *r)
+{
+    int32_t ids[N_PROMPT];
+
+    run_tokens(60 + (uint64_t)i, engine_info(e)->n_vocab, ids, N_PROMPT - 7 * i);
+    struct engine_request q = run_request(ids, N_PROMPT - 7 * i, N_NEW);
+
+    run_submit(e, &q, r);
+}
+
+/* Request 0 behind n - 1 others. */
+static void answers(const char *backend, const char *kv, int n, struct run *r)
+{
+    struct engine *e = open_engine(backend, 3, kv);
+
+    for (int i = n - 1; i >= 0; i--) {
+        submit(e, i, &r[i]);
+        (void)run_step(e);
+    }
+    run_all(e);
+    engine_destroy(e);
+}
+
+static void same(const char *backend, const char *on_disk, const char *in_memory)
+{
+    struct run want;
+    struct run alone;
+    struct run many[3];
+
+    answers(backend, in_memory, 1, &want);
+    answers(backend, on_disk, 1, &alone);
+    answers(backend, on_disk, 3, many);
+    cr_assert_eq(alone.reason, ENGINE_LENGTH, "%s", alone.error.text);
+    cr_assert(run_same(&alone, &want), "%s %s", backend, on_disk);
+    cr_assert(run_same(&many[0], &want), "%s %s in company", backend, on_disk);
+    run_clear(&want);
+    run_clear(&alone);
+    for (int i = 0; i < 3; i++) {
+        run_clear(&many[i]);
+    }
+}
+
+Test(tier, what_is_read_is_what_was_written)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+
+    for (int b = 0; b < 2; b++) {
+        same(backends[b], "infinigen:share=100%,pool=disk", "full");
+        same(backends[b], "fp8+full,chunk=23+infinigen:share=100%,pool=disk", "fp8+full,chunk=23");
+        same(backends[b], "infinigen:count=9,pool=disk", "infinigen:count=9");
+        same(backends[b], "k16v8+full,chunk=100+infinigen:alpha=1,skew=off,pool=disk",
+             "k16v8+full,chunk=100+infinigen:alpha=1,skew=off");
+    }
+}
+
+/* One after the other on one seat, and steps that are interrupted, taken up or given up. */
+Test(tier, seats_and_steps_that_are_given_up)
+{
+    struct run want;
+    struct run other;
+    struct run again;
+    const char *kv = "full,chunk=40+infinigen:count=20,pool=disk";
+    struct engine *e = open_engine("cpu", 1, kv);
+
+    submit(e, 1, &other);
+    run_all(e);
+    submit(e, 0, &again);
+    run_all(e);
+    engine_destroy(e);
+    answers("cpu", kv, 1, &want);
+    cr_assert(run_same(&again, &want));
+    run_clear(&again);
+    run_clear(&other);
+    e = open_engine("cpu", 2, kv);
+    faults.interrupt = e;
+    submit(e, 1, &other);
+    submit(e, 0, &again);
+    for (int i = 0; !again.done; i++) {
+        (void)run_step(e);
+        if (i == 30 && !other.done) {
+            cr_assert_eq(engine_cancel(e, other.handle, ENGINE_CANCELLED), 0);
+        }
+        cr_assert_lt(i, 100000);
+    }
+    faults.interrupt = NULL;
+    run_all(e);
+    engine_destroy(e);
+    cr_assert(run_same(&again, &want));
+    run_clear(&want);
+    run_clear(&again);
+    run_clear(&other);
+}
+
+Test(tier, a_fault_ends_its_own_sequence)
+{
+    static const struct {
+        int kind;
+        const char *says;
+    } cases[] = {
+        {SHORT_READ, "0 of "}, {READ_EIO, "Input/output error"}, {DISK_FULL, "No space left"}};
+    const char *kv = "infinigen:share=100%,pool=disk";
+    struct run want[2];
+    struct engine *e = open_engine("cpu", 2, kv);
+    off_t half = (off_t)engine_plan_of(e)->file_bytes / 2; /* the second seat's */
+
+    for (int i = 0; i < 2; i++) {
+        submit(e, i, &want[i]);
+    }
+    run_all(e);
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        struct run r[2];
+        struct run after;
+        struct engine_counters counters;
+
+        for (int i = 0; i < 2; i++) {
+            submit(e, i, &r[i]);
+        }
+        while (r[1].n_new < 20) {
+            (void)run_step(e);
+        }
+        atomic_store(&faults.n_failed, 0);
+        faults.from = half;
+        faults.kind = cases[c].kind;
+        run_all(e);
+        faults.kind = NO_FAULT;
+        cr_assert_gt(atomic_load(&faults.n_failed), 0);
+        cr_assert_eq(r[1].reason, ENGINE_ERROR, "%s", cases[c].says);
+        cr_assert(strstr(r[1].error.text, cases[c].says), "%s", r[1].error.text);
+        cr_assert(strstr(r[1].error.text, "the file of keys and values"), "%s", r[1].error.text);
+        cr_assert(run_same(&r[0], &want[0]), "%s: the other is hurt", cases[c].says);
+        engine_counters(e, &counters);
+        cr_assert_eq(counters.kv_bytes_used, 0);
+        submit(e, 1, &after); /* the seat is as good as new */
+        run_all(e);
+        cr_assert(run_same(&after, &want[1]));
+        run_clear(&after);
+        run_clear(&r[0]);
+        run_clear(&r[1]);
+    }
+    engine_destroy(e);
+    run_clear(&want[0]);
+    run_clear(&want[1]);
+}
+
+static void refused(const char *overlay, const char *dir, const char *kv, int code,
+                    const char *says)
+{
+    struct engine_config c;
+    const char *overlays[] = {run_data("cache_swiftkv_2_1.gguf"), run_data(overlay)};
+    bool swift = strcmp(overlay, "cache_skew_2_1.gguf") == 0;
+    struct engine *e = NULL;
+    struct error err = {0};
+
+    engine_config_default(&c);
+    c.model_path = run_data("cache_model.gguf");
+    c.overlay_paths = swift ? overlays : overlays + 1;
+    c.n_overlays = swift ? 2 : 1;
+    c.backend = "cpu";
+    c.n_threads = 1;
+    c.ctx = CTX;
+    c.n_seqs = 2;
+    c.kv = kv;
+    c.tier_dir = dir;
+    cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), code, "%s: %s", says, err.text);
+    cr_assert(strstr(err.text, says), "%s: %s", says, err.text);
+}
+
+Test(tier, refuses_what_cannot_be)
+{
+    const char *kv = "infinigen:share=10%,pool=disk";
+    const struct rlimit small = {65536, RLIM_INFINITY};
+
+    refused("cache_skew.gguf", NULL, kv, -EINVAL, "--tier-dir");
+    refused("cache_skew.gguf", "/nowhere", kv, -ENOENT, "/nowhere: no file for keys and values");
+    refused("cache_skew_2_1.gguf", "/tmp", kv, -ENOTSUP, "SwiftKV");
+    (void)signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
+    refused("cache_skew.gguf", "/tmp", kv, -EFBIG, "/tmp: no room for 1 MiB of keys and values");
+}
+
+/* Neither saved nor gone on from; a plan without a file has none to give. */
+Test(tier, says_what_is_not_built)
+{
+    struct engine *e = open_engine("cpu", 1, "infinigen:share=10%,pool=disk");
+    struct run r;
+    struct error err = {0};
+    void *saved = NULL;
+    size_t size = 0;
+    int32_t ids[4] = {1, 2, 3, 4};
+    uint64_t handle;
+
+    submit(e, 0, &r);
+    while (r.n_new < 3) {
+        (void)run_step(e);
+    }
+    cr_assert_eq(engine_save(e, r.handle, &saved, &size, &err), -ENOTSUP);
+    cr_assert(strstr(err.text, "pool=disk"), "%s", err.text);
+    run_all(e);
+    cr_assert_eq(r.reason, ENGINE_LENGTH);
+    run_clear(&r);
+    engine_destroy(e);
+    err.code = 0;
+    e = open_engine("cpu", 1, "infinigen:share=10%");
+    struct engine_request q = run_request(ids, 4, 4);
+
+    q.kv = "infinigen:share=10%,pool=disk";
+    cr_assert_eq(engine_submit(e, &q, &handle, &err), -ENOMEM);
+    cr_assert(strstr(err.text, "holds no file"), "%s", err.text);
+    engine_destroy(e);
+}
