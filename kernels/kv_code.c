@@ -4,14 +4,51 @@
 
 #include "kernels/kv_code.h"
 
+#include <assert.h>
+#include <errno.h>
 #include <string.h>
 
+#include "quant/dtype.h"
 #include "quant/fp8.h"
 #include "quant/half.h"
+
+int kv_code_check(const struct ops_kv_layout *l, struct error *reterr)
+{
+    const enum ops_kv_type type[] = {l->k_type, l->v_type};
+    const int32_t dims[] = {l->k_dim, l->v_dim};
+
+    for (int i = 0; i < 2; i++) {
+        if (dims[i] % ops_kv_block_dims(type[i]) != 0) {
+            return error_set(reterr, -ENOTSUP,
+                             "a cache of type %s has blocks of %d, and the model heads of %d dims",
+                             ops_kv_type_name(type[i]), ops_kv_block_dims(type[i]), dims[i]);
+        }
+    }
+    return 0;
+}
 
 static float clamp(float x, float limit)
 {
     return x > limit ? limit : x < -limit ? -limit : x;
+}
+
+/* Of what f16 holds no block's scale overflows. */
+static void encode_blocks(enum dtype type, const float *src, uint8_t *dst, int32_t n)
+{
+    enum { BLOCK = 32 };
+    size_t bytes = type == DTYPE_Q8_0 ? sizeof(struct block_q8_0) : sizeof(struct block_q4_0);
+
+    for (int32_t b = 0; b < n / BLOCK; b++) {
+        float block[BLOCK];
+
+        for (int i = 0; i < BLOCK; i++) {
+            block[i] = clamp(src[BLOCK * b + i], 65504.0f);
+        }
+        int r = dtype_encode(type, block, dst + (size_t)b * bytes, BLOCK);
+
+        assert(r == 0);
+        (void)r;
+    }
 }
 
 void kv_code_encode(enum ops_kv_type type, const float *src, void *dst, uint16_t *ret_scale,
@@ -40,7 +77,10 @@ void kv_code_encode(enum ops_kv_type type, const float *src, void *dst, uint16_t
         *ret_scale = fp8_encode_row_int8(src, n, dst);
         break;
     case OPS_KV_Q8_0:
+        encode_blocks(DTYPE_Q8_0, src, dst, n);
+        break;
     case OPS_KV_Q4_0:
+        encode_blocks(DTYPE_Q4_0, src, dst, n);
         break;
     }
 }
@@ -70,7 +110,10 @@ void kv_code_decode(enum ops_kv_type type, const void *src, uint16_t scale, floa
         fp8_decode_row_int8(src, scale, n, dst);
         break;
     case OPS_KV_Q8_0:
+        dtype_decode(DTYPE_Q8_0, src, dst, (uint64_t)n);
+        break;
     case OPS_KV_Q4_0:
+        dtype_decode(DTYPE_Q4_0, src, dst, (uint64_t)n);
         break;
     }
 }

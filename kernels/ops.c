@@ -28,6 +28,11 @@ uint64_t ops_kv_scale_bytes(enum ops_kv_type type)
     return (uint64_t)kv_types[type].scale_bytes;
 }
 
+int32_t ops_kv_block_dims(enum ops_kv_type type)
+{
+    return kv_types[type].block_len;
+}
+
 const char *ops_kv_type_name(enum ops_kv_type type)
 {
     return kv_types[type].name;

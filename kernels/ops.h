@@ -412,6 +412,8 @@ uint64_t ops_kv_slot_bytes(const struct ops_kv_layout *layout);
 /* Bytes of one element row of n values of a type, scales apart; and of its scale (0 or 2). */
 uint64_t ops_kv_type_bytes(enum ops_kv_type type, int32_t n);
 uint64_t ops_kv_scale_bytes(enum ops_kv_type type);
+/* Of how many dims one block of a type is; 1 where each is by itself. Heads are whole blocks. */
+int32_t ops_kv_block_dims(enum ops_kv_type type);
 const char *ops_kv_type_name(enum ops_kv_type type);
 
 /* ALiBi: the bias of query head `head` on a key is -slope * (query position - key position), slopes

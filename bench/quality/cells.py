@@ -92,6 +92,8 @@ BESIDE = {
     "16 sinks and a window, 20 %": "sinks:16+window:20%,min=16",
     "h2o, a quarter recent, 50 %": "h2o:50%,min=16,recent=25%",
     "h2o, a quarter recent, 20 %": "h2o:20%,min=16,recent=25%",
+    "integers, 8 bits a block of 32": "q8_0",
+    "integers, 4 bits a block of 32": "q4_0",
     "fp8 and sparq, 1/4": "fp8+sparq:r=16,k=192",
     "h2o 50 % and sparq, 1/4 of it": "h2o:50%,min=16+sparq:r=16,k=128",
 }

@@ -469,6 +469,11 @@ static int check_select(struct parser *p, const struct policy *pol)
         p->at = p->select;
         return fault(p, "count and share both say how many slots are read");
     }
+    if (pol->select != POLICY_READ_ALL &&
+        (ops_kv_block_dims(pol->k_type) > 1 || ops_kv_block_dims(pol->v_type) > 1)) {
+        p->at = p->select;
+        return fault(p, "q8_0 and q4_0 share a scale among 32 dims: no dim or slot is read alone");
+    }
     if (pol->select != POLICY_READ_ALL && pol->pos_new) {
         p->at = p->select;
         return fault(p, "pos=new rotates every key as it is read, so none can be left out");

@@ -27,10 +27,10 @@ struct partial {
     float factor; /* from merge: what the chunk's observed weights are to be multiplied with */
 };
 
-/* None for unrotated keys: att_prefill() takes those rows. */
+/* None where att_prefill() takes the rows. */
 static int32_t n_chunks(const struct ops_seq *s)
 {
-    return s->kv.layout->k_unrotated ? 0 : (s->kv.n_slots + KV_CHUNK - 1) / KV_CHUNK;
+    return att_by_page(s->kv.layout) ? 0 : (s->kv.n_slots + KV_CHUNK - 1) / KV_CHUNK;
 }
 
 static int32_t seq_of(const struct ops_attention *p, int32_t row)
@@ -473,7 +473,7 @@ static void merge_head(const struct att_job *job, const struct kv_scratch *s, in
     float sum = 0;
     float seen_sum = 0;
 
-    if (seq->kv.layout->k_unrotated) {
+    if (att_by_page(seq->kv.layout)) {
         return;
     }
     memset(out, 0, (size_t)v_dim * sizeof(float));

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "kernels/cpu/attention_block.h"
+#include "kernels/kv_code.h"
 
 static int32_t min_i32(int32_t a, int32_t b)
 {
@@ -58,11 +59,38 @@ static const float *as_f32(const struct att_block *b, enum ops_kv_type type, con
     return dst;
 }
 
+/* Types of blocks lie by slot. */
+static const float *page_values(const struct att_block *b, const uint8_t *src)
+{
+    const struct att_unit *u = &b->u;
+    size_t n = (size_t)kv_page_pad(u->l->v_dim) * OPS_PAGE_SLOTS;
+
+    if (!kv_page_by_slot(u->l->v_type)) {
+        return as_f32(b, u->l->v_type, src, n, u->t.v);
+    }
+    kv_code_decode(u->l->v_type, src, 0, u->t.v, (int32_t)n);
+    return u->t.v;
+}
+
+static const float *turned_keys(const struct att_unit *u, const uint8_t *src)
+{
+    size_t row_bytes = (size_t)ops_kv_type_bytes(u->l->k_type, u->l->k_dim);
+
+    for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
+        kv_code_decode(u->l->k_type, src + (size_t)i * row_bytes, 0, u->t.row, u->l->k_dim);
+        for (int32_t d = 0; d < u->l->k_dim; d++) {
+            u->t.k[d * OPS_PAGE_SLOTS + i] = u->t.row[d];
+        }
+    }
+    return u->t.k;
+}
+
 static const float *page_keys(const struct att_block *b, const void *src, int32_t slot0)
 {
     const struct att_unit *u = &b->u;
     size_t n = (size_t)u->l->k_dim * OPS_PAGE_SLOTS;
-    const float *k = as_f32(b, u->l->k_type, src, n, u->t.k);
+    const float *k = kv_page_by_slot(u->l->k_type) ? turned_keys(u, src)
+                                                   : as_f32(b, u->l->k_type, src, n, u->t.k);
 
     if (!b->turned) {
         return k;
@@ -197,8 +225,7 @@ static void one_page(struct att_block *b, int32_t page)
             k = page_keys(b, kv_page_k(l, bytes, h / u->share_k), slot0);
         }
         if (h % u->share_v == 0) {
-            v = as_f32(b, l->v_type, kv_page_v(l, bytes, h / u->share_v),
-                       (size_t)kv_page_pad(l->v_dim) * OPS_PAGE_SLOTS, u->t.v);
+            v = page_values(b, kv_page_v(l, bytes, h / u->share_v));
         }
         k_scale = kv_page_k_scale(l, bytes, h / u->share_k);
         v_scale = kv_page_v_scale(l, bytes, h / u->share_v);
@@ -358,7 +385,7 @@ static bool find_block(const struct att_job *job, const struct kv_scratch *s, in
         int32_t rows;
         int32_t n;
 
-        if ((seq->row0 < job->p->rows.n_decode && !seq->kv.layout->k_unrotated) ||
+        if ((seq->row0 < job->p->rows.n_decode && !att_by_page(seq->kv.layout)) ||
             seq->n_rows < 1) {
             continue;
         }
@@ -395,12 +422,14 @@ int att_prefill(struct cpu *cpu, const struct ops_attention *p)
 {
     struct att_job job = {.cpu = cpu, .p = p};
     struct kv_scratch s = cpu_kv_scratch(cpu, 0);
+    bool by_page = false;
     bool unrotated = false;
 
     for (int32_t i = 0; i < p->n_seqs; i++) {
+        by_page = by_page || att_by_page(p->seqs[i].kv.layout);
         unrotated = unrotated || p->seqs[i].kv.layout->k_unrotated;
     }
-    if (p->rows.n == p->rows.n_decode && !unrotated) {
+    if (p->rows.n == p->rows.n_decode && !by_page) {
         return 0;
     }
     if (unrotated && p->unrotated_rope) {

@@ -220,14 +220,16 @@ static void move_slot(const struct ops_kv *kv, int32_t group, int32_t to, int32_
     uint8_t *b = kv_page_of(kv, group, from);
     size_t i = (size_t)(to % OPS_PAGE_SLOTS);
     size_t j = (size_t)(from % OPS_PAGE_SLOTS);
-    size_t element = kv_page_element(l->k_type);
-    size_t v_row = (size_t)kv_page_pad(l->v_dim) * kv_page_element(l->v_type);
+    bool by_slot = kv_page_by_slot(l->k_type);
+    size_t element =
+        by_slot ? (size_t)ops_kv_type_bytes(l->k_type, l->k_dim) : kv_page_element(l->k_type);
+    size_t v_row = kv_page_v_row_bytes(l);
 
     for (int32_t h = 0; h < l->k_heads; h++) {
         uint8_t *x = kv_page_k(l, a, h) + i * element;
         const uint8_t *y = kv_page_k(l, b, h) + j * element;
 
-        for (int32_t d = 0; d < l->k_dim; d++) {
+        for (int32_t d = 0; d < (by_slot ? 1 : l->k_dim); d++) {
             memcpy(x + (size_t)d * OPS_PAGE_SLOTS * element,
                    y + (size_t)d * OPS_PAGE_SLOTS * element, element);
         }

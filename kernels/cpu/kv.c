@@ -7,6 +7,7 @@
  * decode rows runs in several waves. */
 
 #include "kernels/cpu/kv.h"
+#include "kernels/kv_code.h"
 
 #include <errno.h>
 #include <string.h>
@@ -182,11 +183,15 @@ struct kv_scratch cpu_kv_scratch(const struct cpu *cpu, int tid)
 
 int cpu_kv_layout(struct ops_kv_layout *l, struct error *reterr)
 {
-    enum ops_kv_type refused = l->k_type > OPS_KV_I8 ? l->k_type : l->v_type;
+    int r = kv_code_check(l, reterr);
 
-    if (refused > OPS_KV_I8) {
-        return error_set(reterr, -ENOTSUP, "backend \"cpu\" has no cache of type %s",
-                         ops_kv_type_name(refused));
+    if (r) {
+        return r;
+    }
+    if ((kv_page_by_slot(l->k_type) || kv_page_by_slot(l->v_type)) &&
+        (l->rank != OPS_RANK_ONCE || l->part_dims > 0)) {
+        return error_set(reterr, -ENOTSUP, "backend \"cpu\" cannot select in a cache of type %s",
+                         ops_kv_type_name(kv_page_by_slot(l->k_type) ? l->k_type : l->v_type));
     }
     l->page_bytes = (uint64_t)l->k_heads * kv_page_k_bytes(l) +
                     (uint64_t)l->v_heads * kv_page_v_bytes(l) +
@@ -213,19 +218,20 @@ static uint8_t *copy_slot(const struct ops_kv_slots *p, int32_t slot, uint8_t *h
     const struct ops_kv_layout *l = p->kv->layout;
     uint8_t *page = kv_page_of(p->kv, p->group, slot);
     size_t i = (size_t)(slot % OPS_PAGE_SLOTS);
-    size_t k_size = kv_page_element(l->k_type);
-    size_t v_size = kv_page_element(l->v_type);
+    bool by_slot = kv_page_by_slot(l->k_type);
+    size_t k_size =
+        by_slot ? (size_t)ops_kv_type_bytes(l->k_type, l->k_dim) : kv_page_element(l->k_type);
+    size_t v_size = (size_t)ops_kv_type_bytes(l->v_type, l->v_dim);
 
     for (int32_t h = 0; h < l->k_heads; h++) {
         uint8_t *k = kv_page_k(l, page, h) + i * k_size;
 
-        for (int32_t d = 0; d < l->k_dim; d++, host += k_size) {
+        for (int32_t d = 0; d < (by_slot ? 1 : l->k_dim); d++, host += k_size) {
             copy(k + (size_t)d * OPS_PAGE_SLOTS * k_size, host, k_size, out);
         }
     }
-    for (int32_t h = 0; h < l->v_heads; h++, host += (size_t)l->v_dim * v_size) {
-        copy(kv_page_v(l, page, h) + i * (size_t)kv_page_pad(l->v_dim) * v_size, host,
-             (size_t)l->v_dim * v_size, out);
+    for (int32_t h = 0; h < l->v_heads; h++, host += v_size) {
+        copy(kv_page_v(l, page, h) + i * kv_page_v_row_bytes(l), host, v_size, out);
     }
     for (int32_t h = 0; h < l->k_heads && ops_kv_scale_bytes(l->k_type); h++, host += 2) {
         copy((uint8_t *)(kv_page_k_scale(l, page, h) + i), host, 2, out);

@@ -88,7 +88,7 @@ void cpu_kv_add_value(const struct cpu *cpu, const struct ops_kv *kv, int32_t gr
     const struct ops_kv_layout *l = kv->layout;
     int32_t pad = kv_page_pad(l->v_dim);
     cpu_kv_unpack_fn *unpack = cpu_kv_unpack(&cpu->table, l->v_type);
-    size_t row_bytes = (size_t)pad * kv_page_element(l->v_type);
+    size_t row_bytes = kv_page_v_row_bytes(l);
     uint8_t *page = kv_page_of(kv, group, slot);
     int32_t i = slot % OPS_PAGE_SLOTS;
 

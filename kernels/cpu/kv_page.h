@@ -4,7 +4,8 @@
 
 /* The cpu backend's page: 64 slots of one head group.
  *
- *     K        (k_heads, k_dim, 64)   a dim of 64 slots is one stretch: logits need no shuffles
+ *     K        (k_heads, k_dim, 64)   a dim of 64 slots is one stretch: logits need no shuffles;
+ *                                     types of blocks: (k_heads, 64, k_dim), and so V
  *     V        (v_heads, 64, v_pad)   v_pad = v_dim rounded up to 16, the rest zeros
  *     K scales (k_heads, 64) f16      types fp8 and i8 only
  *     V scales (v_heads, 64) f16
@@ -26,15 +27,28 @@ static inline size_t kv_page_element(enum ops_kv_type type)
     return (size_t)ops_kv_type_bytes(type, 1);
 }
 
+/* q8_0, q4_0: no element stands alone, so a head of a slot is a row of blocks, in K as in V. There
+ * are no kernels for them: pages are decoded to f32, also for decode rows (attention_prefill.c). */
+static inline bool kv_page_by_slot(enum ops_kv_type type)
+{
+    return ops_kv_block_dims(type) > 1;
+}
+
 /* Bytes of one head's K, V of 64 slots. */
 static inline size_t kv_page_k_bytes(const struct ops_kv_layout *l)
 {
-    return (size_t)l->k_dim * OPS_PAGE_SLOTS * kv_page_element(l->k_type);
+    return (size_t)ops_kv_type_bytes(l->k_type, l->k_dim) * OPS_PAGE_SLOTS;
+}
+
+/* Of one slot and head of V. */
+static inline size_t kv_page_v_row_bytes(const struct ops_kv_layout *l)
+{
+    return (size_t)ops_kv_type_bytes(l->v_type, kv_page_pad(l->v_dim));
 }
 
 static inline size_t kv_page_v_bytes(const struct ops_kv_layout *l)
 {
-    return (size_t)kv_page_pad(l->v_dim) * OPS_PAGE_SLOTS * kv_page_element(l->v_type);
+    return kv_page_v_row_bytes(l) * OPS_PAGE_SLOTS;
 }
 
 static inline uint8_t *kv_page_of(const struct ops_kv *kv, int32_t group, int32_t slot)

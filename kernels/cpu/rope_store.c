@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "kernels/cpu/kv.h"
+#include "kernels/kv_code.h"
 
 enum { STORE_ROWS = 64, QUERY_ROWS = 8 };
 
@@ -141,6 +142,10 @@ static uint16_t encode(const struct job *job, enum ops_kv_type type, const float
 {
     cpu_kv_encode_fn *fn = cpu_kv_encode(&job->cpu->table, type);
 
+    if (kv_page_by_slot(type)) {
+        kv_code_encode(type, x, dst, NULL, n);
+        return 0;
+    }
     if (!fn) {
         memcpy(dst, x, (size_t)n * sizeof(float));
         return 0;
@@ -182,8 +187,12 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
     const struct ops_rope_store *p = job->p;
     const struct ops_kv_layout *l = r->seq->kv.layout;
     int32_t pad = kv_page_pad(l->k_dim);
+    bool by_slot = kv_page_by_slot(l->k_type);
     size_t element = kv_page_element(l->k_type);
+    size_t row_bytes = (size_t)ops_kv_type_bytes(l->k_type, pad);
     int32_t first = r->slot % OPS_PAGE_SLOTS;
+    uint8_t *rows =
+        by_slot ? kv_page_k(l, page, head) + (size_t)first * row_bytes : (uint8_t *)t->k;
     uint16_t *scales = kv_page_k_scale(l, page, head);
 
     for (int32_t i = 0; i < r->n; i++) {
@@ -196,14 +205,15 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
             rotate(job, r->row + i, t->row);
         }
         memset(t->row + l->k_dim, 0, (size_t)(pad - l->k_dim) * sizeof(float));
-        scale = encode(job, l->k_type, t->row, pad,
-                       (uint8_t *)t->k + (size_t)i * (size_t)pad * element);
+        scale = encode(job, l->k_type, t->row, pad, rows + (size_t)i * row_bytes);
         if (scales) {
             scales[first + i] = scale;
         }
     }
-    transpose(element, t->k, kv_page_k(l, page, head) + (size_t)first * element, pad, l->k_dim,
-              r->n);
+    if (!by_slot) {
+        transpose(element, t->k, kv_page_k(l, page, head) + (size_t)first * element, pad, l->k_dim,
+                  r->n);
+    }
 }
 
 static void store_v(const struct job *job, const struct kv_thread *t, const struct run *r,
@@ -218,8 +228,7 @@ static void store_v(const struct job *job, const struct kv_thread *t, const stru
     for (int32_t i = 0; i < r->n; i++) {
         const float *v = p->v + (size_t)(r->row + i) * (size_t)p->ldv +
                          (size_t)(r->group * l->v_heads + head) * (size_t)l->v_dim;
-        uint8_t *dst = kv_page_v(l, page, head) +
-                       (size_t)(first + i) * (size_t)pad * kv_page_element(l->v_type);
+        uint8_t *dst = kv_page_v(l, page, head) + (size_t)(first + i) * kv_page_v_row_bytes(l);
         uint16_t scale;
 
         if (pad != l->v_dim) {

@@ -34,9 +34,10 @@ static uint64_t part_bytes(const struct ops_kv_layout *l)
 
 int ref_kv_layout(struct ops_kv_layout *l, struct error *reterr)
 {
-    if (l->k_type > OPS_KV_I8 || l->v_type > OPS_KV_I8) {
-        return error_set(reterr, -ENOTSUP, "backend \"ref\" has no cache of type %s",
-                         ops_kv_type_name(l->k_type > OPS_KV_I8 ? l->k_type : l->v_type));
+    int r = kv_code_check(l, reterr);
+
+    if (r) {
+        return r;
     }
     l->page_bytes = OPS_PAGE_SLOTS * (ops_kv_slot_bytes(l) + part_bytes(l) * (uint64_t)l->k_heads);
     return 0;

@@ -252,6 +252,7 @@ void check_op(struct check *c)
         struct ops_kv_layout l = {3,     1, 2, 20, 32, check_kv_types[t].k, check_kv_types[t].v,
                                   false, 0};
 
+        l.k_dim = ops_kv_block_dims(l.k_type) > 1 ? 32 : l.k_dim;
         if (!check_kv_offered(c, &l)) {
             continue;
         }

@@ -203,7 +203,10 @@ static const struct tolerance *store_tolerance(enum ops_kv_type type)
     case OPS_KV_BF16:
         return &tol_store_bf16;
     case OPS_KV_I8:
+    case OPS_KV_Q8_0:
         return &tol_store_i8;
+    case OPS_KV_Q4_0:
+        return &tol_store_q4_0;
     case OPS_KV_FP8:
         return &tol_store_fp8;
     default:

@@ -57,6 +57,10 @@ Test(policy, words)
     cr_assert_eq(policy_budget(&p, 9999, 8192), 1024);
     cr_assert_eq(policy_budget(&p, 9999, 1000), 1000, "never more than the context");
 
+    p = parse("q4_0+h2o:50%");
+    cr_assert_eq(p.k_type, OPS_KV_Q4_0);
+    cr_assert_eq(p.v_type, OPS_KV_Q4_0);
+
     p = parse("keyformer:512,recent=25%,tau=1..3.5,mode=paper,noise=fresh,score=head,pos=org,"
               "prefill=dense,observe=32,seed=7,damp=0.9,min=64,chunk=128");
     cr_assert_eq(p.place, POLICY_KEYFORMER);
@@ -210,6 +214,8 @@ Test(policy, faults_say_where)
         {"infinigen:share=5%,count=9", 1, "both say how many", -EINVAL},
         {"f16+infinigen+h2o:50%", 5, "no other word for that", -EINVAL},
         {"infinigen+sparq", 11, "a second word for which tokens are read", -EINVAL},
+        {"q8_0+sparq", 6, "no dim or slot is read alone", -EINVAL},
+        {"topv:9+q4_0", 1, "no dim or slot is read alone", -EINVAL},
         {"f16+exit:0.9", 5, "not built yet", -ENOTSUP},
     };
 
