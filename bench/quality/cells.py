@@ -88,8 +88,8 @@ READING = {
 }
 # Beside them: what drops instead, at the settings of the methods' own papers, and both at once.
 BESIDE = {
-    "16 sinks and a window, 50 % (LM-infinity)": "sinks:16+window:50%,min=16",
-    "16 sinks and a window, 20 %": "sinks:16+window:20%,min=16",
+    "16 sinks and a window, 50 % (LM-infinity)": "sinks:16+window:50%,min=32",
+    "16 sinks and a window, 20 %": "sinks:16+window:20%,min=32",
     "h2o, a quarter recent, 50 %": "h2o:50%,min=16,recent=25%",
     "h2o, a quarter recent, 20 %": "h2o:20%,min=16,recent=25%",
     "integers, 8 bits a block of 32": "q8_0",

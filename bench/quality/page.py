@@ -95,6 +95,9 @@ class Page:
     def war(self):
         return self.budget_table(lambda p: self.more(WAR, p))
 
+    def long(self):
+        return self.budget_table(lambda p: self.more(LONG, p))
+
     def half(self):
         rows = []
         for name, p in [("full", "full")] + [(m, tables.policy(m, 50)) for m in cells.METHODS]:
@@ -211,10 +214,11 @@ def fill(text, page):
 
 def main():
     csv_path, reads_path, page_path = sys.argv[1:4]
+    reads = tables.Table(reads_path) if os.path.exists(reads_path) else None
     with open(page_path, encoding="utf-8") as f:
         text = f.read()
     with open(page_path, "w", encoding="utf-8") as f:
-        f.write(fill(text, Page(tables.Table(csv_path), tables.Table(reads_path))))
+        f.write(fill(text, Page(tables.Table(csv_path), reads)))
 
 
 if __name__ == "__main__":
