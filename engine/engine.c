@@ -632,17 +632,21 @@ int engine_work(const struct engine *e, const char *kv, int32_t n_prompt, int32_
     return 0;
 }
 
-int engine_save_bytes(const struct engine *e, uint64_t handle, uint64_t *ret, struct error *reterr)
+int engine_save_begin(struct engine *e, uint64_t handle, uint64_t *ret_bytes, size_t *ret_least,
+                      struct error *reterr)
 {
-    return sched_save_bytes(e->sched, handle, ret, reterr);
+    return sched_save_begin(e->sched, handle, ret_bytes, ret_least, reterr);
 }
 
-int engine_save_to(struct engine *e, uint64_t handle,
-                   int (*write)(void *arg, const void *data, size_t n), void *arg,
-                   struct error *reterr)
+int engine_save_next(struct engine *e, uint64_t handle, void *buf, size_t size, size_t *ret_n,
+                     struct error *reterr)
 {
-    return sched_save_to(e->sched, handle, &(struct snapshot_sink){.write = write, .arg = arg},
-                         reterr);
+    return sched_save_next(e->sched, handle, buf, size, ret_n, reterr);
+}
+
+void engine_save_end(struct engine *e, uint64_t handle)
+{
+    sched_save_end(e->sched, handle);
 }
 
 int engine_step(struct engine *e, engine_emit *emit, void *arg)

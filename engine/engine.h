@@ -223,11 +223,15 @@ int engine_score_credit(struct engine *e, uint64_t handle, int64_t n_rows);
 int engine_save(struct engine *e, uint64_t handle, void **ret, size_t *ret_size,
                 struct error *reterr) WARN_UNUSED;
 
-/* The same to wherever `write` puts the next n bytes, engine_save_bytes() in all; a failure of it ends
- * the save. */
-int engine_save_bytes(const struct engine *e, uint64_t handle, uint64_t *ret, struct error *reterr) WARN_UNUSED;
-int engine_save_to(struct engine *e, uint64_t handle, int (*write)(void *arg, const void *data, size_t n),
-                   void *arg, struct error *reterr) WARN_UNUSED;
+/* The same in slices, so that others need not wait for it: from inside the callback of its DONE event
+ * (as above), which then leaves the sequence in its seat until engine_save_end(). *ret_bytes: of all;
+ * *ret_least: the least buffer for a slice. */
+int engine_save_begin(struct engine *e, uint64_t handle, uint64_t *ret_bytes, size_t *ret_least,
+                      struct error *reterr) WARN_UNUSED;
+/* Between steps: the next bytes, almost as many as fit; *ret_n 0: that was all. */
+int engine_save_next(struct engine *e, uint64_t handle, void *buf, size_t size, size_t *ret_n,
+                     struct error *reterr) WARN_UNUSED;
+void engine_save_end(struct engine *e, uint64_t handle);
 
 /* Runs one batch. Returns the number of requests that another step can do something for (queued or
  * running; one that only waits for engine_score_credit() does not count), 0 when idle, or a negative

@@ -280,7 +280,7 @@ static void on_progress(struct job *j, const struct engine_event *ev)
     }
 }
 
-static uint32_t reason_of(const struct job *j, enum engine_reason reason)
+uint32_t answer_reason(const struct job *j, enum engine_reason reason)
 {
     switch (reason) {
     case ENGINE_STOP:
@@ -361,8 +361,10 @@ void answer_event(void *arg, const struct engine_event *ev)
         if (ev->reason == ENGINE_ERROR) {
             answer_error(w, j->id, &ev->error, 0, 0);
         } else {
-            job_save(j, ev);
-            answer_done(j, reason_of(j, ev->reason), &ev->usage);
+            if (job_save(j, ev)) {
+                break;
+            }
+            answer_done(j, answer_reason(j, ev->reason), &ev->usage);
         }
         job_end(w, j);
         break;

@@ -2,8 +2,8 @@
 #ifndef PIPIT_DAEMON_WORKER_ANSWER_H
 #define PIPIT_DAEMON_WORKER_ANSWER_H
 
-/* From the engine's events to records: detokenizing, stop strings, splitting of long texts, bulk data
- * announced, errno turned into the lane's error codes. */
+/* From the engine's events to records: detokenizing, stop strings, splitting of long texts, bulk
+ * data announced, errno turned into the lane's error codes. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -23,11 +23,14 @@ void answer_event(void *arg, const struct engine_event *ev);
 void answer_error(struct worker *w, const uint8_t id[16], const struct error *e, uint64_t count_a,
                   uint64_t count_b);
 
-/* The text of ids that were said before a crash, through detokenizer and stop strings; sends what had
- * not been sent. */
+/* The text of ids that were said before a crash, through detokenizer and stop strings; sends what
+ * had not been sent. */
 void answer_replay(struct job *j, const int32_t *ids, uint32_t n);
 /* Says the ids from `from` on as new tokens, whose log-probabilities nobody knows any more. */
 void answer_said(struct job *j, const int32_t *ids, uint32_t from, uint32_t n);
+
+/* enum lane_reason */
+uint32_t answer_reason(const struct job *j, enum engine_reason reason);
 
 /* LANE_DONE of a job that the engine never had, or has no more to say about. */
 void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usage);

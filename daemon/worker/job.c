@@ -324,52 +324,22 @@ static int go_on(struct job *j, const struct ask *a, const struct ask_source *so
     return rc;
 }
 
-/* What was said goes to the front before the file has its name: should the engine die, the client
- * has it all, with its log-probabilities, which no file holds. */
-static int save(struct job *j, struct error *reterr)
-{
-    struct session_text text = {
-        .policy = j->policy,
-        .ids = j->text,
-        .n = j->n_text,
-        .n_prompt = session_exists(&j->session) ? j->session.head.n_prompt : (size_t)j->n_prompt,
-        .n_answer = j->n_text - (size_t)j->n_prompt,
-    };
-    int rc = session_write(&j->session, atomic_load(&j->worker->engine), j->handle, &text,
-                           &j->saved_bytes, reterr);
-
-    if (!rc) {
-        worker_flush(j->worker);
-        rc = session_commit(&j->session, reterr);
-    }
-    if (!rc && j->kill_front) {
-        (void)kill(getppid(), SIGKILL);
-    }
-    if (!rc && (j->crash_saved || j->kill_front)) {
-        (void)raise(SIGKILL);
-    }
-    return rc;
-}
-
-void job_save(struct job *j, const struct engine_event *done)
+bool job_save(struct job *j, const struct engine_event *done)
 {
     bool whole = done->reason == ENGINE_STOP || done->reason == ENGINE_LENGTH ||
                  done->reason == ENGINE_CONTEXT;
-    int rc;
 
     if (j->session.dir < 0) {
-        return;
+        return false;
     }
-    if (whole) {
-        atomic_store(&j->worker->files, true);
-        rc = save(j, &j->save_error);
-        atomic_store(&j->worker->files_ns, clock_ns());
-        atomic_store(&j->worker->files, false);
-    } else {
-        rc = error_set(&j->save_error, -ECANCELED,
-                       "the answer was ended early: the session stays as it was");
+    if (!whole) {
+        (void)error_set(&j->save_error, -ECANCELED,
+                        "the answer was ended early: the session stays as it was");
+    } else if (saver_take(&j->worker->saver, j, done, &j->save_error) == 0) {
+        return true;
     }
-    j->saved = rc ? LANE_SESSION_NOT_SAVED : LANE_SESSION_SAVED;
+    j->saved = LANE_SESSION_NOT_SAVED;
+    return false;
 }
 
 /* Detokenizer and stop strings, in the state they were in before a crash. */

@@ -57,6 +57,13 @@ struct job {
     uint32_t saved;  /* enum lane_session_state */
     uint64_t saved_bytes;
     struct error save_error;
+    /* While it is the saver's. */
+    struct job *next_save;
+    struct engine_usage save_usage;
+    uint32_t save_reason; /* enum lane_reason */
+    uint64_t save_bytes;  /* of the snapshot */
+    size_t save_least;
+    uint64_t save_said; /* records that the client is to have before the file has its name */
 
     int32_t crash_at; /* test hook: dies when it has said so many tokens; -1: never */
     bool hang;        /* ... or stands still instead */
@@ -69,8 +76,9 @@ struct job {
 /* A record LANE_E_REQUEST, answered or begun. `dir`: its user's folder of sessions, or -1. */
 void job_start(struct worker *w, const struct lane_record *rec, int dir);
 
-/* Its answer is complete, and its sequence still there: saves its session, if it has one. */
-void job_save(struct job *j, const struct engine_event *done);
+/* Its answer is complete, and its sequence still there: is its session being saved now? Then its
+ * LANE_DONE is said when that is over. */
+bool job_save(struct job *j, const struct engine_event *done);
 
 struct job *job_find(const struct worker *w, const uint8_t id[16]);
 void job_cancel(struct worker *w, struct job *j, uint32_t reason);

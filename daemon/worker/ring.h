@@ -2,14 +2,15 @@
 #ifndef PIPIT_DAEMON_WORKER_RING_H
 #define PIPIT_DAEMON_WORKER_RING_H
 
-/* A ring between two threads: one pushes, one pops, fixed elements, no lock. The consumer may sleep on
- * `wake_fd` (an eventfd, pollable).
+/* A ring between two threads: one pushes, one pops, fixed elements, no lock. The consumer may sleep
+ * on `wake_fd` (an eventfd, pollable).
  *
  * Orderings. The producer writes a slot, then stores `tail` with release; the consumer loads `tail`
- * with acquire before it reads the slot, and stores `head` with release after it; the producer loads
- * `head` with acquire before it writes there again. Going to sleep: the consumer stores `sleeping`,
- * then looks at `tail` once more; the producer stores `tail`, then looks at `sleeping`. Both pairs are
- * sequentially consistent, so at least one of the two sees the other and no wake-up is lost. */
+ * with acquire before it reads the slot, and stores `head` with release after it; the producer
+ * loads `head` with acquire before it writes there again. Going to sleep: the consumer stores
+ * `sleeping`, then looks at `tail` once more; the producer stores `tail`, then looks at `sleeping`.
+ * Both pairs are sequentially consistent, so at least one of the two sees the other and no wake-up
+ * is lost. */
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -43,5 +44,7 @@ bool ring_sleep(struct ring *r);
 void ring_awake(struct ring *r);
 /* Both, with a blocking wait in between. */
 void ring_wait(struct ring *r);
+/* Any thread: the next ring_wait() returns at once, or the present one does. */
+void ring_wake(struct ring *r);
 
 #endif

@@ -302,9 +302,8 @@ static int write_at(int fd, const void *data, size_t n, uint64_t at)
     return 0;
 }
 
-static int write_on(void *arg, const void *data, size_t n)
+static int write_on(struct writer *w, const void *data, size_t n)
 {
-    struct writer *w = arg;
     int r = write_at(w->fd, data, n, w->at);
 
     w->at += n;
@@ -336,9 +335,29 @@ static int write_text(struct writer *w, const struct session_text *text,
     return r ? r : write_zeros(w, (size_t)h->block_offset - SESSION_HEADER_BYTES - bytes);
 }
 
-static int write_parts(const struct session *s, struct engine *e, uint64_t handle,
-                       const struct session_text *text, struct session_header *h, struct writer *w,
+static int write_block(const struct session *s, const struct session_block *block, struct writer *w,
                        struct error *reterr)
+{
+    for (uint64_t done = 0; done < block->bytes;) {
+        const void *data;
+        size_t n;
+        int r = block->next(block->arg, &data, &n, reterr);
+
+        if (r) {
+            return error_prefix(reterr, "session %s", s->name);
+        }
+        r = write_on(w, data, n);
+        if (r) {
+            return failed(s, r, reterr);
+        }
+        done += n;
+    }
+    return 0;
+}
+
+static int write_parts(const struct session *s, const struct session_text *text,
+                       const struct session_block *block, struct session_header *h,
+                       struct writer *w, struct error *reterr)
 {
     int r = EVP_DigestInit_ex(w->sum, EVP_sha256(), NULL) == 1 ? 0 : -EIO;
 
@@ -347,9 +366,9 @@ static int write_parts(const struct session *s, struct engine *e, uint64_t handl
     if (r) {
         return failed(s, r, reterr);
     }
-    r = engine_save_to(e, handle, write_on, w, reterr);
+    r = write_block(s, block, w, reterr);
     if (r) {
-        return error_prefix(reterr, "session %s", s->name);
+        return r;
     }
     r = cut_sum(w, h->block_sha);
     memcpy(h->magic, magic, sizeof(magic));
@@ -357,7 +376,7 @@ static int write_parts(const struct session *s, struct engine *e, uint64_t handl
     h->n_text = (uint32_t)text->n;
     h->n_prompt = (uint32_t)text->n_prompt;
     h->n_answer = (uint32_t)text->n_answer;
-    memcpy(h->identity, engine_info(e)->identity, sizeof(h->identity));
+    memcpy(h->identity, text->identity, sizeof(h->identity));
     (void)snprintf(h->policy, sizeof(h->policy), "%s", text->policy);
     memcpy(h->request, s->request, sizeof(h->request));
     r = r ? r : sha(h, offsetof(struct session_header, sha), h->sha, reterr);
@@ -368,8 +387,8 @@ static int write_parts(const struct session *s, struct engine *e, uint64_t handl
 
 /* Room is asked for first, where the file system knows how to: a disk that is full says so before
  * anything is written. */
-static int write_file(const struct session *s, struct engine *e, uint64_t handle,
-                      const struct session_text *text, struct session_header *h, int fd,
+static int write_file(const struct session *s, const struct session_text *text,
+                      const struct session_block *block, struct session_header *h, int fd,
                       struct error *reterr)
 {
     struct writer w = {.fd = fd, .at = SESSION_HEADER_BYTES, .sum = EVP_MD_CTX_new()};
@@ -379,23 +398,22 @@ static int write_file(const struct session *s, struct engine *e, uint64_t handle
         errno != ENOSYS && errno != EINTR) {
         r = failed(s, -errno, reterr);
     } else {
-        r = w.sum ? write_parts(s, e, handle, text, h, &w, reterr)
+        r = w.sum ? write_parts(s, text, block, h, &w, reterr)
                   : error_set(reterr, -ENOMEM, "no memory to save session %s", s->name);
     }
     EVP_MD_CTX_free(w.sum);
     return r;
 }
 
-int session_write(const struct session *s, struct engine *e, uint64_t handle,
-                  const struct session_text *text, uint64_t *ret_bytes, struct error *reterr)
+int session_write(const struct session *s, const struct session_text *text,
+                  const struct session_block *block, uint64_t *ret_bytes, struct error *reterr)
 {
-    struct session_header head = {0};
+    struct session_header head = {.block_bytes = block->bytes};
     AUTO_CLOSE int fd = -1;
     uint64_t others = 0;
     char next[96];
-    int r = engine_save_bytes(e, handle, &head.block_bytes, reterr);
+    int r = bytes_of_others(s, &others, reterr);
 
-    r = r ? r : bytes_of_others(s, &others, reterr);
     if (r) {
         return r;
     }
@@ -415,7 +433,7 @@ int session_write(const struct session *s, struct engine *e, uint64_t handle,
     if (fd < 0) {
         return failed(s, -errno, reterr);
     }
-    r = write_file(s, e, handle, text, &head, fd, reterr);
+    r = write_file(s, text, block, &head, fd, reterr);
     if (r) {
         (void)unlinkat(s->dir, next, 0);
     }

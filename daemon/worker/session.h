@@ -64,31 +64,38 @@ static inline bool session_exists(const struct session *s)
 
 void session_init(struct session *s);
 
-/* Opens NAME in the folder `dir`, which becomes the session's, and looks at its header; a name without a
- * file is a new session. -EINVAL (name), -EBADMSG (broken, another model), -ENOTSUP (another version), or what
- * the system says. */
+/* Opens NAME in the folder `dir`, which becomes the session's, and looks at its header; a name
+ * without a file is a new session. -EINVAL (name), -EBADMSG (broken, another model), -ENOTSUP
+ * (another version), or what the system says. */
 int session_open(struct session *s, const struct engine *e, int dir, const char *name, size_t len,
                  struct error *reterr) WARN_UNUSED;
-/* The text, and the sums of all that the header does not hold: a read of the whole file, so what can be
- * refused by the header is refused before. -EBADMSG. */
+/* The text, and the sums of all that the header does not hold: a read of the whole file, so what
+ * can be refused by the header is refused before. -EBADMSG. */
 int session_load(struct session *s, const struct engine *e, struct error *reterr) WARN_UNUSED;
 void session_close(struct session *s); /* takes one that was only initialised, too */
 
 /* Of the snapshot in the file, as engine_request.saved_read; arg: the session. */
 int session_read(void *arg, uint64_t at, void *buf, size_t n);
 
-/* Saves a running request of the engine, whose text this is, beside what is there: synced, but not
- * under its name. 0 and the file's size; -EDQUOT, -ENOSPC, -EFBIG, or what else the system says:
- * then nothing is left of it. */
+/* Saves a text and its snapshot beside what is there: synced, but not under its name. Any thread,
+ * as long as nobody changes the session. 0 and the file's size; -EDQUOT, -ENOSPC, -EFBIG, or what
+ * else the system says: then nothing is left of it. */
 struct session_text {
-    const char *policy; /* canonical */
-    const int32_t *ids; /* (n) */
+    const char *identity; /* 64 characters: of model and overlays */
+    const char *policy;   /* canonical */
+    const int32_t *ids;   /* (n) */
     size_t n;
     size_t n_prompt; /* of the session's first request */
     size_t n_answer; /* of the ids, the last request's answer */
 };
-int session_write(const struct session *s, struct engine *e, uint64_t handle,
-                  const struct session_text *text, uint64_t *ret_bytes,
+/* The snapshot: its next bytes, at least one, which stay until the next call. */
+struct session_block {
+    uint64_t bytes; /* in all */
+    int (*next)(void *arg, const void **ret, size_t *ret_n, struct error *reterr);
+    void *arg;
+};
+int session_write(const struct session *s, const struct session_text *text,
+                  const struct session_block *block, uint64_t *ret_bytes,
                   struct error *reterr) WARN_UNUSED;
 
 /* What was written takes the session's name. A failure leaves the old file as it was. */

@@ -39,6 +39,12 @@ enum {
     DEVICE_STEP_MS = 100,
 };
 
+void worker_finish(struct worker *w)
+{
+    ring_finish(&w->commands);
+    ring_finish(&w->records);
+}
+
 int worker_init(struct worker *w, struct error *reterr)
 {
     int rc = ring_init(&w->commands, COMMANDS, sizeof(struct command), reterr);
@@ -49,14 +55,14 @@ int worker_init(struct worker *w, struct error *reterr)
             ring_finish(&w->commands);
         }
     }
+    if (rc == 0) {
+        rc = saver_init(&w->saver, w, reterr);
+        if (rc) {
+            worker_finish(w);
+        }
+    }
     atomic_store(&w->exit_code, -1);
     return rc;
-}
-
-void worker_finish(struct worker *w)
-{
-    ring_finish(&w->commands);
-    ring_finish(&w->records);
 }
 
 void worker_send(struct worker *w, const struct lane_record *r)
@@ -67,9 +73,9 @@ void worker_send(struct worker *w, const struct lane_record *r)
     w->n_said++;
 }
 
-void worker_flush(struct worker *w)
+void worker_flush(const struct worker *w, uint64_t n_said)
 {
-    while (atomic_load(&w->n_sent) != w->n_said) {
+    while (atomic_load(&w->n_sent) < n_said) {
         (void)poll(NULL, 0, 1);
     }
 }
@@ -296,23 +302,36 @@ static int step(struct worker *w)
 {
     int rc;
 
-    atomic_store(&w->step_ns, clock_ns());
+    int64_t began = clock_ns();
+
+    atomic_store(&w->step_ns, began);
     rc = engine_step(atomic_load(&w->engine), answer_event, w);
     atomic_store(&w->step_ns, 0);
+    w->took_ns = clock_ns() - began;
     return rc;
 }
 
-/* While requests wait for their readers the I/O thread says that we are well; the record wakes it.
- */
-static void wait_for_commands(struct worker *w)
+/* While requests wait for their readers, or a disk, the I/O thread says that we are well; the
+ * record wakes it. True when a save has left a seat to those that wait. */
+static bool wait_for_commands(struct worker *w)
 {
-    if (w->n_jobs > 0) {
+    uint32_t n_jobs = w->n_jobs;
+    bool left;
+
+    if (n_jobs > 0) {
         atomic_store(&w->waits, true);
         send_state(w);
     }
     send_figures(w);
-    ring_wait(&w->commands);
+    do {
+        left = saver_run(&w->saver, 0);
+        if (left || w->n_jobs != n_jobs) {
+            break;
+        }
+        ring_wait(&w->commands);
+    } while (saver_busy(&w->saver) && ring_empty(&w->commands) && !atomic_load(&w->drain));
     atomic_store(&w->waits, false);
+    return left;
 }
 
 static int serve(struct worker *w)
@@ -332,6 +351,9 @@ static int serve(struct worker *w)
             end_all(w);
             more = 1;
         }
+        if (saver_run(&w->saver, more > 0 ? w->took_ns : 0)) {
+            more = 1;
+        }
         if (drained && w->n_jobs == 0) {
             return EXIT_SUCCESS;
         }
@@ -349,8 +371,7 @@ static int serve(struct worker *w)
             send_figures(w);
         }
         if (more == 0 || w->n_jobs == 0) {
-            wait_for_commands(w);
-            more = 0;
+            more = wait_for_commands(w);
         }
     }
 }

@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "daemon/worker/figures.h"
 #include "daemon/worker/ring.h"
+#include "daemon/worker/saver.h"
 #include "engine/engine.h"
 #include "engine/text/chat.h"
 #include "proto/lane/record.h"
@@ -45,12 +46,12 @@ struct worker {
     struct ring records;             /* struct lane_record */
     _Atomic(struct engine *) engine; /* NULL until loaded */
     atomic_int_fast64_t step_ns;     /* when the running engine_step() began; 0: none runs */
-    atomic_bool files; /* a session's file is read or written: a disk may take its time, */
-    atomic_int_least64_t files_ns; /* and when that was over */
-    atomic_uint_fast64_t n_sent;   /* of the ring's records, those that the front's socket took */
-    atomic_bool waits;             /* for clients: no step could do anything for any request */
-    atomic_bool drain;             /* stop loading, end everything */
-    atomic_int exit_code;          /* -1 while the thread runs */
+    atomic_bool files;               /* a session's file is read: a disk may take its time, */
+    atomic_int_least64_t files_ns;   /* and when that was over */
+    atomic_uint_fast64_t n_sent;     /* of the ring's records, those that the front's socket took */
+    atomic_bool waits;               /* for clients: no step could do anything for any request */
+    atomic_bool drain;               /* stop loading, end everything */
+    atomic_int exit_code;            /* -1 while the thread runs */
 
     /* The worker thread's own. */
     struct chat chat;
@@ -62,8 +63,10 @@ struct worker {
     uint64_t n_said; /* records put into the ring */
     char *text;      /* scratch for one token's text */
     size_t text_bytes;
+    int64_t took_ns;  /* the last step */
     int64_t state_ns; /* when the last LANE_E_STATE was sent */
     uint32_t state_jobs;
+    struct saver saver;
     struct figures figures;
     int64_t figures_ns; /* when they were last looked at */
 };
@@ -77,8 +80,9 @@ void *worker_main(void *arg);
 /* To the front; waits while the ring is full (the front reads always, or we die with it). */
 void worker_send(struct worker *w, const struct lane_record *r);
 
-/* Waits until the front's socket has all that was sent: it reads that also when we die. */
-void worker_flush(struct worker *w);
+/* Waits until the front's socket has the first n_said records: it reads them also when we die. Any
+ * thread. */
+void worker_flush(const struct worker *w, uint64_t n_said);
 
 struct plan;
 /* Says so where the context is longer than what the model was trained on. */

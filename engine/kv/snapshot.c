@@ -124,124 +124,32 @@ uint64_t snapshot_bytes(const struct cache *c, int32_t seat)
     return sum;
 }
 
-/* ---- one group, either way ------------------------------------------------------------------- */
+/* ---- writing: a block as parts in a row -------------------------------------------------------
+ */
 
-struct copier {
-    struct cache *c;
-    uint8_t *buf;                     /* (BUFFER, or one slot's bytes where that is more) */
-    int other;                        /* what sink or source said, when it failed */
-    const struct snapshot_sink *sink; /* saving, else NULL */
-    /* Loading: the next byte in what is held, and in the block. */
-    const struct snapshot_source *source;
-    const uint8_t *held;
-    uint64_t at;
+enum part {
+    PART_HEADER,
+    PART_TOKENS,
+    PART_STORE,
+    PART_POS,
+    PART_SCORE,
+    PART_SUM,
+    PART_SLOTS,
+    PART_END
 };
 
-static uint64_t buffer_bytes(uint64_t slot_bytes)
-{
-    return slot_bytes > BUFFER ? slot_bytes : BUFFER;
-}
-
-static int put(struct copier *x, const void *data, uint64_t n)
-{
-    x->other = x->sink->write(x->sink->arg, data, (size_t)n);
-    return x->other;
-}
-
-/* Up to the next multiple of 8. */
-static int put_pad(struct copier *x, uint64_t n)
-{
-    static const uint8_t zeros[8];
-
-    return pad8(n) > n ? put(x, zeros, pad8(n) - n) : 0;
-}
-
-static int save_array(struct copier *x, const void *device, uint64_t bytes)
-{
-    const struct backend_ops *ops = x->c->shape.config.ops;
-    const uint8_t *from = device;
-    int r = 0;
-
-    for (uint64_t done = 0; !r && done < bytes; done += BUFFER) {
-        uint64_t n = bytes - done < BUFFER ? bytes - done : BUFFER;
-
-        r = ops->read(x->c->be, x->buf, from + done, n);
-        r = r ? r : put(x, x->buf, n);
-    }
-    return r ? r : put_pad(x, bytes);
-}
-
-static int load_array(struct copier *x, void *device, uint64_t bytes)
-{
-    int r = x->c->shape.config.ops->write(x->c->be, device, x->held, bytes);
-
-    x->held += pad8(bytes);
-    x->at += pad8(bytes);
-    return r;
-}
-
-static int copy_array(struct copier *x, void *device, uint64_t bytes)
-{
-    return x->sink ? save_array(x, device, bytes) : load_array(x, device, bytes);
-}
-
-static int copy_slots(struct copier *x, const struct store_header *h, const struct ops_kv *kv,
-                      int32_t group)
-{
-    const struct backend_ops *ops = x->c->shape.config.ops;
-    int32_t most = (int32_t)(buffer_bytes(h->slot_bytes) / h->slot_bytes);
-    struct ops_kv_slots slots = {.kv = kv, .group = group, .host = x->buf};
-    int r = 0;
-
-    for (; !r && slots.slot0 < h->n_slots; slots.slot0 += most) {
-        slots.n_slots = h->n_slots - slots.slot0 < most ? h->n_slots - slots.slot0 : most;
-        uint64_t bytes = (uint64_t)slots.n_slots * h->slot_bytes;
-
-        if (x->sink) {
-            r = ops->kv_export(x->c->be, &slots);
-            r = r ? r : put(x, x->buf, bytes);
-        } else {
-            uint64_t from = x->at + (uint64_t)slots.slot0 * h->slot_bytes;
-
-            x->other = x->source->read(x->source->arg, from, x->buf, (size_t)bytes);
-            r = x->other ? x->other : ops->kv_import(x->c->be, &slots);
-        }
-    }
-    x->at += pad8(slots_bytes(h));
-    return r || !x->sink ? r : put_pad(x, slots_bytes(h));
-}
-
-static int copy_group(struct copier *x, const struct store_header *h, const struct ops_kv *kv,
-                      int32_t group)
-{
-    size_t at = (size_t)group * (size_t)kv->cap;
-    uint64_t n = (uint64_t)h->n_slots;
-    int r = 0;
-
-    if (h->flags & HAS_POS) {
-        r = copy_array(x, kv->slot_pos + at, n * sizeof(int32_t));
-    }
-    if (!r && (h->flags & HAS_SCORE)) {
-        r = copy_array(x, kv->score + at, n * sizeof(float));
-    }
-    if (!r && (h->flags & HAS_SUM)) {
-        r = copy_array(x, kv->v_sum + (size_t)group * (size_t)n_sums(h), n_sums(h) * sizeof(float));
-    }
-    return r ? r : copy_slots(x, h, kv, group);
-}
-
-static int save_store(struct copier *x, int32_t seat, int32_t store)
-{
-    struct cache *c = x->c;
-    struct store_header h = describe(c, &c->seqs[seat], store, cache_store_slots(c, seat, store));
-    struct ops_kv kv = cache_store_kv(c, seat, store);
-    int r = put(x, &h, sizeof(h));
-
-    for (int32_t g = 0; !r && g < h.n_groups; g++) {
-        r = copy_group(x, &h, &kv, g);
-    }
-    return r;
-}
+struct snapshot_writer {
+    struct cache *c;
+    int32_t seat;
+    const int32_t *tokens;
+    struct header head;
+    size_t least;
+    enum part part;
+    int32_t store;
+    int32_t group;
+    struct store_header h; /* of the store */
+    uint64_t at;           /* in the part, which is padded to 8 bytes */
+};
 
 /* The most bytes that one slot of any store takes. */
 static uint64_t largest_slot(const struct cache *c, int32_t variant)
@@ -256,11 +164,158 @@ static uint64_t largest_slot(const struct cache *c, int32_t variant)
     return most;
 }
 
-int snapshot_save(struct cache *c, int32_t seat, const char identity[64], const int32_t *tokens,
-                  const struct snapshot_sink *sink)
+static uint64_t part_bytes(const struct snapshot_writer *w)
+{
+    const struct store_header *h = &w->h;
+    uint64_t n = (uint64_t)h->n_slots;
+
+    switch (w->part) {
+    case PART_HEADER:
+        return sizeof(w->head);
+    case PART_TOKENS:
+        return (uint64_t)w->head.n_tokens * sizeof(int32_t);
+    case PART_STORE:
+        return sizeof(*h);
+    case PART_POS:
+        return h->flags & HAS_POS ? n * sizeof(int32_t) : 0;
+    case PART_SCORE:
+        return h->flags & HAS_SCORE ? n * sizeof(float) : 0;
+    case PART_SUM:
+        return n_sums(h) * sizeof(float);
+    case PART_SLOTS:
+        return slots_bytes(h);
+    default:
+        return 0;
+    }
+}
+
+static void begin_store(struct snapshot_writer *w)
+{
+    bool more = w->store < w->head.n_stores;
+
+    w->part = more ? PART_STORE : PART_END;
+    w->group = 0;
+    if (more) {
+        w->h = describe(w->c, &w->c->seqs[w->seat], w->store,
+                        cache_store_slots(w->c, w->seat, w->store));
+    }
+}
+
+static void next_part(struct snapshot_writer *w)
+{
+    bool store_ends = w->part == PART_STORE && w->h.n_groups == 0;
+
+    w->at = 0;
+    if (w->part == PART_TOKENS) {
+        begin_store(w);
+    } else if (w->part != PART_SLOTS && !store_ends) {
+        w->part++;
+    } else if (++w->group < w->h.n_groups) {
+        w->part = PART_POS;
+    } else {
+        w->store++;
+        begin_store(w);
+    }
+}
+
+/* n bytes of the part from w->at on; of slots, whole ones. */
+static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
+{
+    const struct backend_ops *ops = w->c->shape.config.ops;
+    struct ops_kv kv;
+    size_t at;
+
+    switch (w->part) {
+    case PART_HEADER:
+        memcpy(buf, (const uint8_t *)&w->head + w->at, n);
+        return 0;
+    case PART_TOKENS:
+        memcpy(buf, (const uint8_t *)w->tokens + w->at, n);
+        return 0;
+    case PART_STORE:
+        memcpy(buf, (const uint8_t *)&w->h + w->at, n);
+        return 0;
+    default:
+        break;
+    }
+    kv = cache_store_kv(w->c, w->seat, w->store);
+    at = (size_t)w->group * (size_t)kv.cap;
+    switch (w->part) {
+    case PART_POS:
+        return ops->read(w->c->be, buf, (const uint8_t *)(kv.slot_pos + at) + w->at, n);
+    case PART_SCORE:
+        return ops->read(w->c->be, buf, (const uint8_t *)(kv.score + at) + w->at, n);
+    case PART_SUM:
+        at = (size_t)w->group * (size_t)n_sums(&w->h);
+        return ops->read(w->c->be, buf, (const uint8_t *)(kv.v_sum + at) + w->at, n);
+    default:
+        return ops->kv_export(w->c->be,
+                              &(struct ops_kv_slots){.kv = &kv,
+                                                     .group = w->group,
+                                                     .host = buf,
+                                                     .slot0 = (int32_t)(w->at / w->h.slot_bytes),
+                                                     .n_slots = (int32_t)(n / w->h.slot_bytes)});
+    }
+}
+
+int snapshot_next(struct snapshot_writer *w, void *buf, size_t size, size_t *ret_n)
+{
+    size_t done = 0;
+
+    while (w->part != PART_END && done < size) {
+        uint8_t *to = (uint8_t *)buf + done;
+        uint64_t bytes = part_bytes(w);
+        uint64_t left = (w->at < bytes ? bytes : pad8(bytes)) - w->at;
+        uint64_t n = left < size - done ? left : size - done;
+        int r = 0;
+
+        if (w->at < bytes && w->part == PART_SLOTS) {
+            n -= n % w->h.slot_bytes;
+        }
+        if (n == 0 && left > 0) {
+            break;
+        }
+        if (n > 0 && w->at < bytes) {
+            r = read_part(w, to, n);
+        } else {
+            memset(to, 0, n);
+        }
+        if (r) {
+            return r;
+        }
+        w->at += n;
+        done += n;
+        if (w->at == pad8(bytes)) {
+            next_part(w);
+        }
+    }
+    if (done == 0 && w->part != PART_END) {
+        return -ENOBUFS;
+    }
+    *ret_n = done;
+    return 0;
+}
+
+size_t snapshot_least(const struct snapshot_writer *w)
+{
+    return w->least;
+}
+
+int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64],
+                           const int32_t *tokens, struct snapshot_writer **ret)
 {
     const struct cache_seq *q = &c->seqs[seat];
-    struct header head = {
+    uint64_t slot = largest_slot(c, q->variant);
+    struct snapshot_writer *w = calloc(1, sizeof(*w));
+
+    if (!w) {
+        return -ENOMEM;
+    }
+    w->c = c;
+    w->seat = seat;
+    w->tokens = tokens;
+    w->least = slot > 8 ? (size_t)slot : 8;
+    w->head = (struct header){
         .version = VERSION,
         .n_stores = c->shape.config.n_stores,
         .n_tokens = q->n_tokens,
@@ -270,22 +325,81 @@ int snapshot_save(struct cache *c, int32_t seat, const char identity[64], const 
         .n_evicted = q->n_evicted,
         .bytes = snapshot_bytes(c, seat),
     };
-    struct copier x = {
-        .c = c, .sink = sink, .buf = malloc(buffer_bytes(largest_slot(c, q->variant)))};
-    uint64_t token_bytes = (uint64_t)q->n_tokens * sizeof(int32_t);
-    int r = x.buf ? 0 : -ENOMEM;
+    memcpy(w->head.magic, magic, sizeof(magic));
+    memcpy(w->head.identity, identity, sizeof(w->head.identity));
+    policy_print(&q->policy, w->head.policy, sizeof(w->head.policy));
+    *ret = w;
+    return 0;
+}
 
-    memcpy(head.magic, magic, sizeof(magic));
-    memcpy(head.identity, identity, sizeof(head.identity));
-    policy_print(&q->policy, head.policy, sizeof(head.policy));
-    r = r ? r : put(&x, &head, sizeof(head));
-    r = r ? r : put(&x, tokens, token_bytes);
-    r = r ? r : put_pad(&x, token_bytes);
-    for (int32_t i = 0; !r && i < head.n_stores; i++) {
-        r = save_store(&x, seat, i);
-    }
-    free(x.buf);
+void snapshot_writer_destroy(struct snapshot_writer *w)
+{
+    free(w);
+}
+
+/* ---- loading one group ------------------------------------------------------------------------
+ */
+
+struct copier {
+    struct cache *c;
+    uint8_t *buf; /* (BUFFER, or one slot's bytes where that is more) */
+    int other;    /* what the source said, when it failed */
+    const struct snapshot_source *source;
+    const uint8_t *held; /* the next byte in what is held, */
+    uint64_t at;         /* and in the block */
+};
+
+static uint64_t buffer_bytes(uint64_t slot_bytes)
+{
+    return slot_bytes > BUFFER ? slot_bytes : BUFFER;
+}
+
+static int load_array(struct copier *x, void *device, uint64_t bytes)
+{
+    int r = x->c->shape.config.ops->write(x->c->be, device, x->held, bytes);
+
+    x->held += pad8(bytes);
+    x->at += pad8(bytes);
     return r;
+}
+
+static int load_slots(struct copier *x, const struct store_header *h, const struct ops_kv *kv,
+                      int32_t group)
+{
+    const struct backend_ops *ops = x->c->shape.config.ops;
+    int32_t most = (int32_t)(buffer_bytes(h->slot_bytes) / h->slot_bytes);
+    struct ops_kv_slots slots = {.kv = kv, .group = group, .host = x->buf};
+    int r = 0;
+
+    for (; !r && slots.slot0 < h->n_slots; slots.slot0 += most) {
+        uint64_t from = x->at + (uint64_t)slots.slot0 * h->slot_bytes;
+
+        slots.n_slots = h->n_slots - slots.slot0 < most ? h->n_slots - slots.slot0 : most;
+        x->other = x->source->read(x->source->arg, from, x->buf,
+                                   (size_t)slots.n_slots * (size_t)h->slot_bytes);
+        r = x->other ? x->other : ops->kv_import(x->c->be, &slots);
+    }
+    x->at += pad8(slots_bytes(h));
+    return r;
+}
+
+static int load_group(struct copier *x, const struct store_header *h, const struct ops_kv *kv,
+                      int32_t group)
+{
+    size_t at = (size_t)group * (size_t)kv->cap;
+    uint64_t n = (uint64_t)h->n_slots;
+    int r = 0;
+
+    if (h->flags & HAS_POS) {
+        r = load_array(x, kv->slot_pos + at, n * sizeof(int32_t));
+    }
+    if (!r && (h->flags & HAS_SCORE)) {
+        r = load_array(x, kv->score + at, n * sizeof(float));
+    }
+    if (!r && (h->flags & HAS_SUM)) {
+        r = load_array(x, kv->v_sum + (size_t)group * (size_t)n_sums(h), n_sums(h) * sizeof(float));
+    }
+    return r ? r : load_slots(x, h, kv, group);
 }
 
 /* ---- checking -------------------------------------------------------------------------------- */
@@ -550,7 +664,7 @@ int snapshot_load(struct cache *c, int32_t seat, const struct snapshot *s, int *
         x.held += sizeof(h);
         x.at += sizeof(h);
         for (int32_t g = 0; !r && g < h.n_groups; g++) {
-            r = copy_group(&x, &h, &kv, g);
+            r = load_group(&x, &h, &kv, g);
         }
     }
     *ret_read = x.other;

@@ -6,8 +6,9 @@
  * (kernels/ops.h), positions and scores. Independent of backend, pages and seats, so it may be
  * restored elsewhere: the same model, policy and precision are all it asks for. Little-endian.
  *
- * A block is written and read as a stream, so that neither way takes memory of its size: what is
- * small (header, tokens, positions, scores) is held, the slots pass through a buffer.
+ * A block is written and read as a stream, so that neither way takes memory of its size. Writing is
+ * in slices, as large as the caller's buffer, between which other sequences go on; reading holds
+ * what is small (header, tokens, positions, scores), and the slots pass through a buffer.
  *
  * A block may come from a disk or a client and is not trusted, nor is its reader to say the same
  * twice: snapshot_open() copies what is small and looks at every number of the copy, and only the
@@ -20,12 +21,6 @@ struct snapshot_source {
     int (*read)(void *arg, uint64_t at, void *buf, size_t n);
     void *arg;
     uint64_t size;
-};
-
-/* Where it goes: the next n bytes. 0 or a negative errno. */
-struct snapshot_sink {
-    int (*write)(void *arg, const void *data, size_t n);
-    void *arg;
 };
 
 /* A block that was looked at. */
@@ -42,14 +37,23 @@ struct snapshot {
 
 uint64_t snapshot_bytes(const struct cache *c, int32_t seat);
 
-/* identity: 64 characters that name the model and its overlays. tokens: (n_tokens of the seat).
- * Writes snapshot_bytes(). -ENOMEM, or what the sink said. */
-int snapshot_save(struct cache *c, int32_t seat, const char identity[64], const int32_t *tokens,
-                  const struct snapshot_sink *sink) WARN_UNUSED;
+/* A block on its way out: snapshot_bytes() in all. The sequence rests in its seat until the end. */
+struct snapshot_writer;
+
+/* identity: 64 characters that name the model and its overlays. tokens: (n_tokens of the seat),
+ * kept by the caller. -ENOMEM. */
+int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64],
+                           const int32_t *tokens, struct snapshot_writer **ret) WARN_UNUSED;
+void snapshot_writer_destroy(struct snapshot_writer *w); /* takes NULL */
+/* The least buffer that snapshot_next() can go on with. */
+size_t snapshot_least(const struct snapshot_writer *w);
+/* The block's next bytes, as many as fit but for a part of a slot; *ret_n 0: that was all.
+ * -ENOBUFS (less than snapshot_least()), or the device's error. */
+int snapshot_next(struct snapshot_writer *w, void *buf, size_t size, size_t *ret_n) WARN_UNUSED;
 
 /* -EBADMSG for a broken block or another model; -ENOTSUP for a version or a layout that this cache
- * does not have; -ENOMEM for a policy whose pages were not planned. `p`: the policy that the sequence is to go on with; -EINVAL where it was saved
- * under another. */
+ * does not have; -ENOMEM for a policy whose pages were not planned. `p`: the policy that the
+ * sequence is to go on with; -EINVAL where it was saved under another. */
 int snapshot_open(const struct cache *c, const struct snapshot_source *source,
                   const char identity[64], const struct policy *p, struct snapshot **ret,
                   struct error *reterr) WARN_UNUSED;

@@ -73,6 +73,7 @@ void request_destroy(struct request *r)
 {
     if (r) {
         request_drop_saved(r);
+        snapshot_writer_destroy(r->save);
         free(r->sum);
         free(r->tokens);
         free(r);

@@ -62,7 +62,9 @@ struct request {
     int32_t seat;    /* -1: waiting */
     bool in_batch;
     bool cancelled;
-    bool finished; /* DONE was emitted; kept only while a batch holds its rows */
+    bool finished; /* DONE was emitted; kept while a batch holds its rows, or it is being saved */
+    struct snapshot_writer *save; /* since its DONE, until sched_save_end() */
+    bool rests;                   /* in the list of those that are only there to be saved */
     enum engine_reason reason;
     int64_t submit_ns;
     int64_t first_row_ns;

@@ -176,6 +176,7 @@ void sched_destroy(struct sched *s)
     }
     free_list(&s->waiting);
     free_list(&s->running);
+    free_list(&s->resting);
     for (int32_t i = 0; i < s->n_principals; i++) {
         free(s->principals[i]);
     }
@@ -199,11 +200,18 @@ void sched_emit(struct sched *s, struct request *r)
     s->emit(s->emit_arg, &s->event);
 }
 
-static void free_request(struct sched *s, struct request *r)
+void sched_leave(struct sched *s, struct request *r)
 {
+    if (r->save) {
+        request_remove(&s->running, r);
+        request_append(&s->resting, r);
+        r->rests = true;
+        return;
+    }
     if (r->seat >= 0) {
         cache_leave(s->config.cache, r->seat);
-        request_remove(&s->running, r);
+        request_remove(r->rests ? &s->resting : &s->running, r);
+        s->full = false;
     } else {
         request_remove(&s->waiting, r);
     }
@@ -258,7 +266,7 @@ void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
     }
     sched_emit(s, r);
     if (!r->in_batch) {
-        free_request(s, r);
+        sched_leave(s, r);
     }
 }
 
@@ -286,7 +294,7 @@ static void release_batch(struct sched *s)
         draft_take_back(s, r);
         r->in_batch = false;
         if (r->finished) {
-            free_request(s, r);
+            sched_leave(s, r);
         }
     }
     b->n_seqs = 0;
@@ -377,7 +385,8 @@ static int seat_waiting(struct sched *s)
         seat = cache_sit(s->config.cache, &best->policy, best->principal->id, &best->text,
                          best->tokens, known_tokens(best));
         if (seat < 0) {
-            return seat == -EBUSY ? 0 : seat;
+            s->full = seat == -EBUSY;
+            return s->full ? 0 : seat;
         }
         request_remove(&s->waiting, best);
         best->seat = seat;
@@ -498,8 +507,9 @@ static int n_ready(const struct sched *s)
         n += !stalled;
         progress = progress || !stalled;
     }
-    /* Everybody sits still and nobody can sit down: only credit or a cancel will change that. */
-    return progress || s->running.n == 0 ? n : 0;
+    /* Everybody sits still and nobody can sit down: only credit, a cancel or the end of a save will
+     * change that. */
+    return progress || (s->running.n == 0 && !(s->resting.n > 0 && s->full)) ? n : 0;
 }
 
 int sched_step(struct sched *s, engine_emit *emit, void *arg)
@@ -531,7 +541,7 @@ void sched_counters(const struct sched *s, struct engine_counters *ret)
     ret->n_running = s->running.n;
     ret->n_queued = s->waiting.n;
     for (const struct request *r = s->running.first; r; r = r->next) {
-        ret->n_evicted += (uint64_t)s->config.cache->seqs[r->seat].n_evicted;
+        ret->n_evicted += r->finished ? 0 : (uint64_t)s->config.cache->seqs[r->seat].n_evicted;
     }
     cache_totals(s->config.cache, &ret->kv_bytes_used, &ret->kv_bytes_total);
 }

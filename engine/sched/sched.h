@@ -46,10 +46,11 @@ int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason);
 int sched_credit(struct sched *s, uint64_t handle, int64_t n_rows);
 int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size,
                struct error *reterr) WARN_UNUSED;
-int sched_save_bytes(const struct sched *s, uint64_t handle, uint64_t *ret,
+int sched_save_begin(struct sched *s, uint64_t handle, uint64_t *ret_bytes, size_t *ret_least,
                      struct error *reterr) WARN_UNUSED;
-int sched_save_to(struct sched *s, uint64_t handle, const struct snapshot_sink *sink,
-                  struct error *reterr) WARN_UNUSED;
+int sched_save_next(struct sched *s, uint64_t handle, void *buf, size_t size, size_t *ret_n,
+                    struct error *reterr) WARN_UNUSED;
+void sched_save_end(struct sched *s, uint64_t handle);
 int sched_step(struct sched *s, engine_emit *emit, void *arg);
 void sched_interrupt(struct sched *s);
 void sched_heartbeat(const struct sched *s, int64_t *ret_last_ns, int64_t *ret_longest_ns);

@@ -116,6 +116,8 @@ struct sched {
     atomic_int interrupt;
     struct request_list waiting;
     struct request_list running;
+    struct request_list resting;   /* finished, being saved: they hold a seat and no row */
+    bool full;                     /* one that waits found no seat, and none was left since */
     struct principal **principals; /* (n_principals) */
     int32_t n_principals;
     int32_t cap_principals;
@@ -144,6 +146,8 @@ struct sched {
  */
 void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
                   const struct error *error);
+/* One that has ended leaves its seat, or rests in it while it is being saved. */
+void sched_leave(struct sched *s, struct request *r);
 /* submit.c */
 void sched_leave_principal(struct sched *s, struct principal *p);
 void sched_emit(struct sched *s, struct request *r);
@@ -175,8 +179,8 @@ void draft_built(struct sched *s, bool decode_only);
 void draft_write(struct sched *s, const struct request *r, int32_t *ret);
 /* The batch with them has been computed. */
 void draft_count(struct sched *s, struct request *r);
-/* Is the batch's wanted row that of r's text? One after the newest token is when the token came that
- * was drafted; it is then committed. */
+/* Is the batch's wanted row that of r's text? One after the newest token is when the token came
+ * that was drafted; it is then committed. */
 bool draft_holds(struct sched *s, struct request *r, const struct wanted *w);
 /* What r has drafted and not said is as if it had never been. Not while the batch is pending. */
 void draft_take_back(struct sched *s, struct request *r);

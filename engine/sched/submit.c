@@ -4,6 +4,7 @@
  * A request is checked in full here, against limits, the plan and, where it goes on from a saved
  * sequence, that block, so that nothing about it can fail once it sits. */
 
+#include <assert.h>
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -292,10 +293,10 @@ int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason)
     return 0;
 }
 
-static int find_at_rest(const struct sched *s, uint64_t handle, const struct request **ret,
+static int find_at_rest(const struct sched *s, uint64_t handle, struct request **ret,
                         struct error *reterr)
 {
-    const struct request *r = request_find(&s->running, handle);
+    struct request *r = request_find(&s->running, handle);
 
     if (!r) {
         return error_set(reterr, -ENOENT, "no such running request");
@@ -311,64 +312,98 @@ static int find_at_rest(const struct sched *s, uint64_t handle, const struct req
     return 0;
 }
 
-int sched_save_bytes(const struct sched *s, uint64_t handle, uint64_t *ret, struct error *reterr)
+static int cannot_save(int err, struct error *reterr)
 {
-    const struct request *r = NULL;
-    int e = find_at_rest(s, handle, &r, reterr);
-
-    if (!e) {
-        *ret = snapshot_bytes(s->config.cache, r->seat);
-    }
-    return e;
-}
-
-int sched_save_to(struct sched *s, uint64_t handle, const struct snapshot_sink *sink,
-                  struct error *reterr)
-{
-    const struct request *r = NULL;
-    int e = find_at_rest(s, handle, &r, reterr);
-
-    if (e) {
-        return e;
-    }
-    e = snapshot_save(s->config.cache, r->seat, s->config.identity, r->tokens, sink);
-    return e ? error_set_errno(reterr, e, "the sequence cannot be saved") : 0;
-}
-
-static int write_memory(void *arg, const void *data, size_t n)
-{
-    uint8_t **at = arg;
-
-    memcpy(*at, data, n);
-    *at += n;
-    return 0;
+    return error_set_errno(reterr, err, "the sequence cannot be saved");
 }
 
 int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size, struct error *reterr)
 {
-    uint64_t size = 0;
-    void *buf;
-    int e = sched_save_bytes(s, handle, &size, reterr);
+    struct snapshot_writer *w = NULL;
+    struct request *r = NULL;
+    uint8_t *buf = NULL;
+    uint64_t size;
+    size_t done = 0;
+    size_t n;
+    int e = find_at_rest(s, handle, &r, reterr);
 
     if (e) {
         return e;
     }
-    buf = malloc((size_t)size);
+    size = snapshot_bytes(s->config.cache, r->seat);
+    e = snapshot_writer_create(s->config.cache, r->seat, s->config.identity, r->tokens, &w);
+    buf = e ? NULL : malloc((size_t)size);
     if (!buf) {
+        snapshot_writer_destroy(w);
         return error_set(reterr, -ENOMEM, "no memory for a saved sequence of %zu bytes",
                          (size_t)size);
     }
-    uint8_t *at = buf;
-
-    e = sched_save_to(s, handle, &(struct snapshot_sink){.write = write_memory, .arg = &at},
-                      reterr);
+    while (!e && done < size) {
+        e = snapshot_next(w, buf + done, (size_t)size - done, &n);
+        done += e ? 0 : n;
+    }
+    snapshot_writer_destroy(w);
     if (e) {
         free(buf);
-        return e;
+        return cannot_save(e, reterr);
     }
     *ret = buf;
     *ret_size = (size_t)size;
     return 0;
+}
+
+int sched_save_begin(struct sched *s, uint64_t handle, uint64_t *ret_bytes, size_t *ret_least,
+                     struct error *reterr)
+{
+    struct request *r = NULL;
+    int e = find_at_rest(s, handle, &r, reterr);
+
+    if (e) {
+        return e;
+    }
+    assert(r->finished && !r->save);
+    e = snapshot_writer_create(s->config.cache, r->seat, s->config.identity, r->tokens, &r->save);
+    if (e) {
+        return cannot_save(e, reterr);
+    }
+    *ret_bytes = snapshot_bytes(s->config.cache, r->seat);
+    *ret_least = snapshot_least(r->save);
+    return 0;
+}
+
+/* One whose batch is not released yet is still among those that run. */
+static struct request *find_saving(const struct sched *s, uint64_t handle)
+{
+    struct request *r = request_find(&s->resting, handle);
+
+    r = r ? r : request_find(&s->running, handle);
+    return r && r->save ? r : NULL;
+}
+
+int sched_save_next(struct sched *s, uint64_t handle, void *buf, size_t size, size_t *ret_n,
+                    struct error *reterr)
+{
+    struct request *r = find_saving(s, handle);
+    int e;
+
+    if (!r) {
+        return error_set(reterr, -ENOENT, "no such sequence is being saved");
+    }
+    e = snapshot_next(r->save, buf, size, ret_n);
+    return e ? cannot_save(e, reterr) : 0;
+}
+
+void sched_save_end(struct sched *s, uint64_t handle)
+{
+    struct request *r = find_saving(s, handle);
+
+    if (r) {
+        snapshot_writer_destroy(r->save);
+        r->save = NULL;
+        if (r->rests) {
+            sched_leave(s, r);
+        }
+    }
 }
 
 int sched_credit(struct sched *s, uint64_t handle, int64_t n_rows)

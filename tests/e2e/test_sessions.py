@@ -17,9 +17,9 @@ import tempfile
 import time
 import unittest
 
-from daemon import wait_until
+from daemon import BUILD, wait_until
 from harness import CliDaemon
-from lane import (ACCEPTED, E2C, F_REPLAYED, F_SESSION, S_IGNORE_END, SCORE, SESSION, T_PROMPT, T_SESSION, TOKEN, item, sampling,
+from lane import (ACCEPTED, DONE, E2C, F_REPLAYED, F_SESSION, S_IGNORE_END, S_NO_DRAFT, SCORE, SESSION, T_PROMPT, T_SESSION, TOKEN, item, sampling,
                   text_of)
 
 ASK = ("ask", "--raw", "--temp", "0", "--json")
@@ -132,6 +132,45 @@ class Killed(Sessions):
         self.assertEqual((got[-1].reason, got[-1].session), ("length", 1))
         texts = [self.ask(" The", session=s)["text"] for s in ("c0", "c1")]
         self.assertEqual(texts[0], texts[1])
+
+
+class Beside(Sessions):
+    """A large session is saved in slices, between the steps of others."""
+
+    def test_others_go_on_while_a_session_is_saved(self):
+        model = os.path.join(self.folder, "large.gguf")
+        subprocess.run([os.path.join(BUILD, "tools/pipit-mkmodel"), "--arch", "llama", "--layers", "8", "--hidden", "256", "--ffn", "256",
+                        "--heads", "8", "--kv-heads", "8", "--head-dim", "128", "--ctx", "2048", "--vocab", "300", model], check=True,
+                       stdout=subprocess.DEVNULL)
+        self.start("--sequences", "2", "--ctx", "2048", model=model, backend="cpu")
+        lane = self.daemon.lane()
+        stream = lane.request(item(T_PROMPT, "Once") + sampling(max_tokens=1900, flags=S_IGNORE_END | S_NO_DRAFT))
+        self.assertEqual(lane.recv().type, ACCEPTED)
+        text = "".join(chr(97 + i * i % 26) for i in range(1000))
+        saved = lane.request(item(T_PROMPT, text) + item(T_SESSION, "s") + sampling(max_tokens=2, flags=S_IGNORE_END), flags=F_SESSION)
+        last = done = None  # of the session's: its last token, its end
+        steps = [time.monotonic()]
+        meanwhile = []
+        while not done:
+            e = lane.recv()
+            now = time.monotonic()
+            self.assertNotEqual((e.id, e.type), (stream, DONE), "the model is too quick for this test")
+            if e.id == stream and e.type == TOKEN:
+                steps.append(now)
+                meanwhile += [now] if last else []
+            elif e.id == saved:
+                last = now if e.type == TOKEN and e.index == 1 else last
+                done = e if e.type == DONE else None
+        lane.cancel(stream)
+        list(lane.events(stream))
+        lane.close()
+        gaps = [b - a for a, b in zip([last, *meanwhile], [*meanwhile, now])]
+        print(f"saving {done.session_bytes / 1e6:.0f} MB took {(now - last) * 1e3:.0f} ms; {len(meanwhile)} tokens of another, "
+              f"at most {max(gaps) * 1e3:.0f} ms apart", flush=True)
+        self.assertEqual(done.session, 1)
+        self.assertGreater(done.session_bytes, 30e6)
+        # Eight slices are copied before a step at the most, of 1 MiB together, so there is one for each MB.
+        self.assertGreater(len(meanwhile), done.session_bytes / 4e6)
 
 
 class Continuing(Sessions):

@@ -391,3 +391,90 @@ Test(saved, broken_blocks_are_refused)
     run_clear(&r);
     engine_destroy(e);
 }
+
+/* One is saved in slices when it is done; another one runs, or waits for its seat, meanwhile. */
+struct sliced {
+    struct engine *e;
+    uint64_t handle; /* of the one to be saved */
+    struct saved whole;
+    uint64_t bytes;
+    size_t least;
+    int32_t n_others; /* tokens of all others */
+};
+
+static void on_event(void *arg, const struct engine_event *ev)
+{
+    struct sliced *x = arg;
+    struct error err = {0};
+
+    if (ev->user != x) {
+        x->n_others += ev->type == ENGINE_EV_TOKEN;
+    } else if (ev->type == ENGINE_EV_DONE) {
+        cr_assert_eq(engine_save(x->e, x->handle, &x->whole.p, &x->whole.size, &err), 0, "%s",
+                     err.text);
+        cr_assert_eq(engine_save_begin(x->e, x->handle, &x->bytes, &x->least, &err), 0, "%s",
+                     err.text);
+    }
+}
+
+static void save_in_slices(const char *kv, int32_t n_seqs, size_t more)
+{
+    struct sliced x = {.e = run_engine("cache_model.gguf", "cpu", 128, n_seqs, kv)};
+    int32_t ids[N_PROMPT];
+    uint64_t other;
+    uint8_t *got;
+    size_t done = 0;
+    size_t n = 1;
+    struct error err = {0};
+
+    run_tokens(51, engine_info(x.e)->n_vocab, ids, N_PROMPT);
+    struct engine_request q = run_request(ids, N_PROMPT, N_NEW);
+
+    q.user = &x;
+    cr_assert_eq(engine_submit(x.e, &q, &x.handle, &err), 0, "%s", err.text);
+    q.user = NULL;
+    q.max_tokens = 2 * N_NEW;
+    cr_assert_eq(engine_submit(x.e, &q, &other, &err), 0, "%s", err.text);
+    while (!x.bytes) {
+        int r = engine_step(x.e, on_event, &x);
+
+        cr_assert(r > 0 || x.bytes);
+    }
+    cr_assert_eq(x.bytes, x.whole.size);
+    got = malloc(x.bytes + x.least + more);
+    cr_assert_eq(engine_save_next(x.e, x.handle, got, 0, &n, &err), -ENOBUFS);
+    for (int32_t others = x.n_others; n > 0; others = x.n_others) {
+        int r = engine_step(x.e, on_event, &x);
+
+        if (n_seqs == 1) {
+            cr_assert(r == 0 && x.n_others == 0, "it has no seat, and nothing is to be done");
+        }
+        cr_assert(n_seqs == 1 || r == 0 || x.n_others > others || others == 0);
+        n = 0;
+        cr_assert_eq(engine_save_next(x.e, x.handle, got + done, x.least + more, &n, &err), 0, "%s",
+                     err.text);
+        done += n;
+        cr_assert_leq(done, x.bytes);
+    }
+    cr_assert_eq(done, x.bytes);
+    cr_assert_eq(memcmp(got, x.whole.p, done), 0, "%s, slices of %zu", kv, x.least + more);
+    engine_save_end(x.e, x.handle);
+    cr_assert_eq(engine_save_next(x.e, x.handle, got, 1, &n, &err), -ENOENT);
+    while (engine_step(x.e, on_event, &x) > 0) {
+    }
+    cr_assert_eq(x.n_others, 2 * N_NEW);
+    free(got);
+    free(x.whole.p);
+    engine_destroy(x.e);
+}
+
+Test(saved, slices)
+{
+    static const char *const kv[] = {"full", "fp8+keyformer:24", "kv8+sinks:2+window:30", "topv:8"};
+
+    for (size_t i = 0; i < sizeof(kv) / sizeof(kv[0]); i++) {
+        save_in_slices(kv[i], 2, 0);
+        save_in_slices(kv[i], 2, 37);
+        save_in_slices(kv[i], 1, 4096);
+    }
+}
