@@ -14,6 +14,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/word.h"
+
 bool options_row_known(const struct option_table *t, const struct option_row *row)
 {
     return t->command == 0 || row->commands == 0 || (row->commands & t->command) != 0;
@@ -33,46 +35,17 @@ const struct option_row *options_row_find(const struct option_table *t, const ch
     return NULL;
 }
 
-/* Insertions, deletions, changes and swapped neighbours that turn one word into the other. */
-static size_t distance(const char *a, size_t n_a, const char *b, size_t n_b)
-{
-    enum { MAX = 40 };
-    size_t d[MAX + 1][MAX + 1];
-
-    if (n_a > MAX || n_b > MAX) {
-        return MAX;
-    }
-    for (size_t i = 0; i <= n_a; i++) {
-        for (size_t j = 0; j <= n_b; j++) {
-            if (i == 0 || j == 0) {
-                d[i][j] = i + j;
-                continue;
-            }
-            size_t best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            size_t skip = (d[i - 1][j] < d[i][j - 1] ? d[i - 1][j] : d[i][j - 1]) + 1;
-
-            best = skip < best ? skip : best;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
-                d[i - 2][j - 2] + 1 < best) {
-                best = d[i - 2][j - 2] + 1;
-            }
-            d[i][j] = best;
-        }
-    }
-    return d[n_a][n_b];
-}
-
 const char *options_row_nearest(const struct option_table *t, const char *name, size_t n)
 {
     const char *nearest = NULL;
-    size_t best = n / 3 + 1; /* farther is another word */
+    size_t best = word_far(n);
 
     for (size_t i = 0; i < t->n_rows; i++) {
         const struct option_row *row = &t->rows[i];
         size_t n_row = strlen(row->name);
         /* An abbreviation is nearer than any typing error. */
         bool begins = n >= 2 && n < n_row && memcmp(row->name, name, n) == 0;
-        size_t d = begins ? 0 : distance(name, n, row->name, n_row);
+        size_t d = begins ? 0 : word_distance(name, n, row->name, n_row);
 
         if (!options_row_known(t, row) || (row->flags & OPTION_HIDDEN)) {
             continue;

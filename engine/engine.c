@@ -303,6 +303,7 @@ static int find_available(const struct prepared *p, struct backend *be, struct p
     uint64_t device = 0;
     int r;
 
+    in->limit_bytes = limit;
     in->available_bytes = plan_memory_available();
     r = p->ops->free_bytes(be, &device);
     if (r == 1) {
@@ -588,6 +589,11 @@ int engine_submit(struct engine *e, const struct engine_request *r, uint64_t *re
 
     own.n_draft = own.n_draft < 0 ? 0 : own.n_draft < most ? own.n_draft : most;
     return sched_submit(e->sched, &own, ret_handle, reterr);
+}
+
+int engine_check(const struct engine *e, const struct engine_request *r, struct error *reterr)
+{
+    return sched_check(e->sched, r, reterr);
 }
 
 int engine_cancel(struct engine *e, uint64_t handle, enum engine_reason reason)

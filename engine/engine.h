@@ -209,6 +209,10 @@ typedef void engine_emit(void *arg, const struct engine_event *ev);
 int engine_submit(struct engine *e, const struct engine_request *r, uint64_t *ret_handle,
                   struct error *reterr) WARN_UNUSED;
 
+/* Would it be taken, as far as policy and plan decide? 0, or what engine_submit() would say of them:
+ * -ENOMEM here is the plan, never the machine. */
+int engine_check(const struct engine *e, const struct engine_request *r, struct error *reterr) WARN_UNUSED;
+
 /* Ends a request with `reason` at the next step; its DONE event still comes. -ENOENT. The user of a
  * text-level stop uses reason ENGINE_STOP. May be called from inside the emit callback. */
 int engine_cancel(struct engine *e, uint64_t handle, enum engine_reason reason);

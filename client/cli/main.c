@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/word.h"
 #include "client/cli/cli.h"
 
 extern char **environ;
@@ -188,33 +189,6 @@ static int print_help(const struct command *cmd)
     return fflush(stdout) ? EXIT_INTERNAL : EXIT_OK;
 }
 
-/* How many letters differ, of two short names (Levenshtein). */
-static size_t distance(const char *a, const char *b)
-{
-    size_t row[32];
-    size_t nb = strlen(b);
-
-    if (strlen(a) > 30 || nb > 30) {
-        return 99;
-    }
-    for (size_t j = 0; j <= nb; j++) {
-        row[j] = j;
-    }
-    for (size_t i = 1; a[i - 1]; i++) {
-        size_t diagonal = row[0];
-
-        row[0] = i;
-        for (size_t j = 1; j <= nb; j++) {
-            size_t change = diagonal + (a[i - 1] != b[j - 1]);
-            size_t least = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
-
-            diagonal = row[j];
-            row[j] = change < least ? change : least;
-        }
-    }
-    return row[nb];
-}
-
 static int unknown_command(const char *name)
 {
     const char *near = NULL;
@@ -231,7 +205,7 @@ static int unknown_command(const char *name)
                            name);
     }
     for (const struct command *c = commands; c->name; c++) {
-        size_t d = distance(name, c->name);
+        size_t d = word_distance(name, strlen(name), c->name, strlen(c->name));
 
         if (d < best) {
             best = d;

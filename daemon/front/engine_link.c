@@ -20,6 +20,7 @@
 #include "base/sock.h"
 #include "daemon/front/arena.h"
 #include "daemon/front/child.h"
+#include "daemon/front/cputime.h"
 #include "daemon/front/dispatch.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
@@ -32,6 +33,7 @@
 #define REFUSED_FIRST_NS 1000000000 /* a model that cannot be loaded, where requests load it */
 #define STEADY_NS 60000000000       /* ready for so long: the next death is a first one again */
 #define LEAVE_NS 2000000000         /* an engine that was told to end, and does not, is killed */
+#define STARVED_LOG_NS 60000000000
 enum { READ_BURST = 128, SOCKET_BYTES = 1 << 20, FIRST_START_TRIES = 3 };
 
 struct engine_link {
@@ -56,6 +58,8 @@ struct engine_link {
     int64_t ready_ns;
     int64_t load_ns;
     int64_t busy_ns; /* since when; 0: idle */
+    int64_t cpu_ns;  /* of the engine, when it last said something or became busy; -1: not known */
+    int64_t starved_ns; /* when that was last logged */
     bool draining;
     bool leaving; /* told to end: what it still says about itself does not count */
     bool again;   /* ... and to be started anew */
@@ -65,6 +69,7 @@ struct engine_link {
 };
 
 static void on_socket(void *arg, uint32_t events);
+static void on_pulse(void *arg);
 static void engine_down(struct engine_link *e, int status);
 static void push(struct engine_link *e, const struct lane_record *r, int fd0, int fd1);
 
@@ -90,6 +95,32 @@ static int64_t step_base(const struct engine_link *e)
     return step > e->busy_ns ? step : e->busy_ns;
 }
 
+/* Nobody lets it run: it has work to do, and in all this time hardly a CPU. Then killing it would
+ * not help: what comes after it would get no more. */
+static bool is_starved(const struct engine_link *e, int64_t limit)
+{
+    int64_t now = cputime_ns(e->pid);
+
+    return e->cpu_ns >= 0 && now >= 0 && now - e->cpu_ns < limit / 2 && cputime_is_wanted(e->pid);
+}
+
+bool engine_link_hangs(const struct engine_link *e, int64_t limit)
+{
+    return e && e->busy_ns && clock_ns() - step_base(e) >= limit && !is_starved(e, limit);
+}
+
+static void wait_for_cpu(struct engine_link *e, int64_t limit)
+{
+    int64_t now = clock_ns();
+
+    if (now - e->starved_ns >= STARVED_LOG_NS) {
+        e->starved_ns = now;
+        log_warning("no step ended in time, but the engine (pid %d) gets no CPU: waiting",
+                    (int)e->pid);
+    }
+    loop_timer_at(&e->front->loop, &e->pulse, now + limit / 4, on_pulse, e);
+}
+
 /* Is it alive? While it loads: has it said anything; while it works: has a step ended. */
 static void on_pulse(void *arg)
 {
@@ -113,7 +144,9 @@ static void on_pulse(void *arg)
     } else {
         limit = LOAD_TIMEOUT_NS;
     }
-    if (clock_ns() - base >= limit) {
+    if (clock_ns() - base >= limit && e->state == LANE_READY && is_starved(e, limit)) {
+        wait_for_cpu(e, limit);
+    } else if (clock_ns() - base >= limit) {
         kill_engine(e, e->state == LANE_READY ? "no step ended in time" : "loading is stuck");
     } else {
         loop_timer_at(&e->front->loop, &e->pulse, base + limit, on_pulse, e);
@@ -357,6 +390,7 @@ static void on_state(struct engine_link *e, const struct lane_e_state *s)
     }
     e->info = *s;
     e->state = s->state;
+    e->cpu_ns = cputime_ns(e->pid);
     f->status_changed = true;
     if (became_ready) {
         e->epoch++;
@@ -551,6 +585,7 @@ void engine_link_busy(struct engine_link *e, bool busy)
         e->busy_ns = 0;
     } else if (e->busy_ns == 0) {
         e->busy_ns = clock_ns();
+        e->cpu_ns = cputime_ns(e->pid);
         if (e->pulse.index == 0 || e->state == LANE_READY) {
             loop_timer_at(&e->front->loop, &e->pulse,
                           e->busy_ns + (int64_t)(e->front->config->engine_timeout * 1e9), on_pulse,

@@ -61,6 +61,8 @@ int64_t engine_link_load_ns(const struct engine_link *e);   /* and how long it t
 uint32_t engine_link_restarts(const struct engine_link *e); /* after deaths */
 uint32_t engine_link_unloads(const struct engine_link *e);
 int64_t engine_link_step_age_ns(const struct engine_link *e); /* 0 while idle */
+/* Busy, and no step ended for so long, though it had a CPU. */
+bool engine_link_hangs(const struct engine_link *e, int64_t limit);
 int engine_link_pid(const struct engine_link *e);
 
 /* Something runs or nothing does: the heartbeat is watched only while something runs. */

@@ -180,7 +180,7 @@ static void on_watchdog(void *arg)
     struct front *f = arg;
     int64_t limit = 2 * (int64_t)(f->config->engine_timeout * 1e9);
 
-    if (engine_link_step_age_ns(f->engine) < limit) {
+    if (!engine_link_hangs(f->engine, limit)) {
         (void)sd_notify(0, "WATCHDOG=1");
     }
     loop_timer_at(&f->loop, &f->watchdog_timer, clock_ns() + f->watchdog_ns, on_watchdog, f);
@@ -276,7 +276,7 @@ int front_run(struct config *c, const struct rundir *dir, bool system)
 
     rc = rc ? rc : start(&f, &e);
     if (rc == 0) {
-        log_info("serving %s in %s", c->model, f.rundir.path);
+        log_info("listening in %s, for the model %s", f.rundir.path, c->model);
         (void)sd_notify(0, "READY=1");
         status_notify(&f);
         start_watchdog(&f);

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/log.h"
 #include "base/sock.h"
 #include "daemon/front/config.h"
 
@@ -93,6 +94,19 @@ static int choose_under(const char *base, const char *instance, bool checked, st
     return rc || !checked ? rc : check_private(ret->path, reterr);
 }
 
+/* A runtime directory, which PIPIT_RUNTIME_DIR may say unseen, is where the sockets are; clients
+ * that are told the instance would look elsewhere. */
+static void warn_instance(const struct config *c)
+{
+    const char *last = strrchr(c->runtime_dir, '/');
+
+    if (c->instance && strcmp(last ? last + 1 : c->runtime_dir, c->instance) != 0) {
+        log_warning("--instance %s does not say where the sockets are: --runtime-dir or "
+                    "PIPIT_RUNTIME_DIR says %s",
+                    c->instance, c->runtime_dir);
+    }
+}
+
 int rundir_choose(const struct config *c, bool system, struct rundir *ret, struct error *reterr)
 {
     const char *instance = c->instance ? c->instance : "default";
@@ -102,6 +116,7 @@ int rundir_choose(const struct config *c, bool system, struct rundir *ret, struc
 
     *ret = (struct rundir){.lock_fd = -1, .lane_fd = -1, .gateway_fd = -1, .journal_fd = -1};
     if (c->runtime_dir && c->runtime_dir[0]) {
+        warn_instance(c);
         return choose_given(c->runtime_dir, ret, reterr);
     }
     if (system && access("/run/pipit", W_OK | X_OK) == 0) {

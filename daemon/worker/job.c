@@ -402,19 +402,24 @@ static int check_forced(const struct worker *w, const struct lane_e_request *e,
     return 0;
 }
 
-/* Refused for want of something that a daemon plans at its start: with what plan it runs, and what
- * asks for so much. */
-static void explain(const struct job *j, const struct ask *a, struct error *reterr)
+/* Refused for want of something that a daemon plans at its start: with what plan it runs, and
+ * whether less could be asked for. Where the machine has no memory, neither would help. */
+static void explain(const struct job *j, const struct engine_request *q, struct error *reterr)
 {
+    const struct engine *e = atomic_load(&j->worker->engine);
     const char *kv = j->worker->config.kv ? j->worker->config.kv : "full";
     const size_t room = sizeof(((struct lane_error *)NULL)->text);
+    struct engine_request less = *q;
+    struct error ignored;
     size_t n = strlen(reterr->text);
-    bool open_end =
-        a->sampling.max_tokens == 0 && (j->kind == LANE_KIND_GENERATE || j->kind == LANE_KIND_CHAT);
 
+    less.max_tokens = 1;
+    if (engine_check(e, q, &ignored) != -ENOMEM) {
+        return;
+    }
     /* The shorter part first, and none in halves. */
     _Static_assert(sizeof(((struct lane_error *)NULL)->text) <= sizeof(reterr->text), "room");
-    if (open_end && n + 32 < room) {
+    if (q->kind == ENGINE_GENERATE && engine_check(e, &less, &ignored) == 0 && n + 32 < room) {
         n += (size_t)snprintf(reterr->text + n, room - n, "; -n N may ask for less");
     }
     if (n + strlen(kv) + 32 < room) {
@@ -466,7 +471,7 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
     if (!rc) {
         rc = engine_submit(engine, &q, &j->handle, reterr);
         if (rc == -ENOMEM) {
-            explain(j, a, reterr);
+            explain(j, &q, reterr);
         }
     }
     if (rc == -EMSGSIZE) {

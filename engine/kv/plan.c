@@ -49,6 +49,7 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .index_bytes = in->index_bytes,
         .lane_bytes = in->extra_bytes,
         .available_bytes = in->available_bytes,
+        .limit_bytes = in->limit_bytes,
         .device_available_bytes = in->device_available_bytes,
         .seq_bytes = s.seq_bytes,
         .ctx = ctx,
@@ -127,6 +128,12 @@ static void advise(const struct plan *p, char *text, size_t size)
     }
 }
 
+/* By what n bytes are bounded: the user's limit, or what there is. */
+static const char *why(const struct plan *p, uint64_t n)
+{
+    return n == p->limit_bytes ? "allowed by --memory" : "free";
+}
+
 static int refuse(const struct plan *p, struct error *reterr)
 {
     char instead[ADVICE_BYTES];
@@ -136,18 +143,18 @@ static int refuse(const struct plan *p, struct error *reterr)
         return error_set(
             reterr, -ENOMEM,
             "the plan needs %" PRIu64 " MiB of the device (weights %" PRIu64 ", cache %" PRIu64
-            "), where %" PRIu64 " MiB are free, and %" PRIu64 " MiB of the host's %" PRIu64 "; %s",
+            "), where %" PRIu64 " MiB are %s, and %" PRIu64 " MiB of the host's %" PRIu64 "; %s",
             (p->total_bytes - p->host_bytes) >> 20, p->weights_bytes >> 20, p->kv_bytes >> 20,
-            p->device_available_bytes >> 20, (p->host_bytes + p->mapped_bytes) >> 20,
-            p->available_bytes >> 20, instead);
+            p->device_available_bytes >> 20, why(p, p->device_available_bytes),
+            (p->host_bytes + p->mapped_bytes) >> 20, p->available_bytes >> 20, instead);
     }
     return error_set(reterr, -ENOMEM,
                      "the plan needs %" PRIu64 " MiB (weights %" PRIu64 ", cache %" PRIu64
-                     ", the rest %" PRIu64 "), %" PRIu64 " MiB are free; %s",
+                     ", the rest %" PRIu64 "), %" PRIu64 " MiB are %s; %s",
                      (p->total_bytes + p->mapped_bytes) >> 20,
                      (p->weights_bytes + p->mapped_bytes) >> 20, p->kv_bytes >> 20,
                      (p->total_bytes - p->weights_bytes - p->kv_bytes) >> 20,
-                     p->available_bytes >> 20, instead);
+                     p->available_bytes >> 20, why(p, p->available_bytes), instead);
 }
 
 int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_shape,

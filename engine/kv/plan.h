@@ -37,6 +37,7 @@ struct plan {
     uint64_t lane_bytes;  /* the caller's part (extra_bytes) */
     uint64_t total_bytes; /* all of the above but mapped_bytes */
     uint64_t available_bytes;        /* what total and mapped (host and mapped) must fit */
+    uint64_t limit_bytes; /* that the user set (--memory), 0: none; available_bytes says if it counts */
     uint64_t host_bytes;             /* of the total: on the host, whatever the device is */
     uint64_t device_available_bytes; /* what total less host must fit; 0: the device has none of its
                                         own */
@@ -61,6 +62,7 @@ struct plan_input {
     uint64_t mapped_bytes;
     uint64_t index_bytes;
     uint64_t extra_bytes;
+    uint64_t limit_bytes; /* --memory, 0: none */
     uint64_t available_bytes;
     uint64_t device_available_bytes; /* of a device with memory of its own, else 0 */
     /* Scratch for a context and a number of sequences; *ret_host: how much of it is the host's. */

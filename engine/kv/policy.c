@@ -16,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/word.h"
+
 enum axis { AXIS_PRECISION, AXIS_PLACE, AXIS_SINKS, AXIS_SELECT, AXIS_LATER };
 
 struct word_row {
@@ -343,6 +345,38 @@ static int parse_option(struct parser *p, const struct option_row *o, struct pol
 }
 
 /* `more`: the first option's comma has been read. */
+static const char *nearest_word(const char *s, size_t len)
+{
+    const char *nearest = NULL;
+    size_t best = word_far(len);
+
+    for (int i = 0; i < N_WORDS; i++) {
+        size_t d = word_distance(s, len, words[i].name, strlen(words[i].name));
+
+        if (words[i].axis != AXIS_LATER && (d < best || (d == best && !nearest))) {
+            best = d;
+            nearest = words[i].name;
+        }
+    }
+    return len > 1 ? nearest : NULL;
+}
+
+static const char *nearest_option(const struct word_row *w, const char *s, size_t len)
+{
+    const char *nearest = NULL;
+    size_t best = word_far(len);
+
+    for (int i = 0; i < N_OPTIONS; i++) {
+        size_t d = word_distance(s, len, options[i].name, strlen(options[i].name));
+
+        if ((options[i].words & word_bit(w)) && (d < best || (d == best && !nearest))) {
+            best = d;
+            nearest = options[i].name;
+        }
+    }
+    return len > 1 ? nearest : NULL;
+}
+
 static int parse_options(struct parser *p, const struct word_row *w, bool more, struct policy *pol)
 {
     for (; more || accept(p, ','); more = false) {
@@ -357,7 +391,11 @@ static int parse_options(struct parser *p, const struct word_row *w, bool more, 
             }
         }
         if (!o) {
-            used = (size_t)snprintf(what, sizeof(what), "%s takes the options", w->name);
+            const char *near = nearest_option(w, p->at, len);
+
+            used = (size_t)snprintf(what, sizeof(what), "%s%s%s%s takes the options",
+                                    near ? "did you mean '" : "", near ? near : "",
+                                    near ? "'? " : "", w->name);
             for (int i = 0; i < N_OPTIONS && used < sizeof(what); i++) {
                 if (options[i].words & word_bit(w)) {
                     used +=
@@ -394,8 +432,16 @@ static const struct word_row *find_word(const char *s, size_t len)
 
 static int unknown_word(const struct parser *p)
 {
+    size_t len = name_len(p->at);
+    const char *near = nearest_word(p->at, len);
     char what[200] = "a policy word must stand here, one of";
     size_t used = strlen(what);
+
+    if (near) {
+        (void)snprintf(what, sizeof(what), "unknown word '%.*s'; did you mean '%s'?",
+                       len < 40 ? (int)len : 40, p->at, near);
+        return fault(p, what);
+    }
 
     for (int i = 0; i < N_WORDS && used < sizeof(what); i++) {
         if (words[i].axis != AXIS_LATER) {

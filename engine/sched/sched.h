@@ -42,6 +42,8 @@ void sched_destroy(struct sched *s); /* takes NULL */
 
 int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
                  struct error *reterr) WARN_UNUSED;
+int sched_check(const struct sched *s, const struct engine_request *r,
+                struct error *reterr) WARN_UNUSED;
 int sched_cancel(struct sched *s, uint64_t handle, enum engine_reason reason);
 int sched_credit(struct sched *s, uint64_t handle, int64_t n_rows);
 int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size,

@@ -185,27 +185,46 @@ static int open_saved(const struct sched *s, const struct engine_request *r,
     return e;
 }
 
-int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
-                 struct error *reterr)
+/* New tokens at most, and the policy. */
+static int read_request(const struct sched *s, const struct engine_request *r, struct policy *ret,
+                        struct shape_text *ret_text, struct error *reterr)
 {
-    struct policy policy = s->config.cache->shape.config.mix.part[0].policy;
-    struct snapshot *saved = NULL;
-    struct request *q = NULL;
-    int e = check_request(s, r, reterr);
-
-    if (!e && r->kv) {
-        e = policy_parse(r->kv, &policy, reterr);
-    }
-    if (e) {
-        return e;
-    }
     int32_t room = s->config.ctx - r->n_prompt;
     int32_t max_new = r->kind != ENGINE_GENERATE                   ? 0
                       : r->max_tokens == 0 || r->max_tokens > room ? room
                                                                    : r->max_tokens;
 
-    struct shape_text text = {.n_prompt = r->n_prompt, .n_tokens = r->n_prompt + max_new};
+    *ret = s->config.cache->shape.config.mix.part[0].policy;
+    *ret_text = (struct shape_text){.n_prompt = r->n_prompt, .n_tokens = r->n_prompt + max_new};
+    return r->kv ? policy_parse(r->kv, ret, reterr) : 0;
+}
 
+int sched_check(const struct sched *s, const struct engine_request *r, struct error *reterr)
+{
+    struct shape_text text;
+    struct policy policy;
+    int e = check_request(s, r, reterr);
+
+    e = e ? e : read_request(s, r, &policy, &text, reterr);
+    return e ? e : cache_check(s->config.cache, &policy, &text, reterr);
+}
+
+int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
+                 struct error *reterr)
+{
+    struct policy policy;
+    struct shape_text text;
+    struct snapshot *saved = NULL;
+    struct request *q = NULL;
+    int32_t room = s->config.ctx - r->n_prompt;
+    int32_t max_new;
+    int e = check_request(s, r, reterr);
+
+    e = e ? e : read_request(s, r, &policy, &text, reterr);
+    if (e) {
+        return e;
+    }
+    max_new = text.n_tokens - r->n_prompt;
     if (has_saved(r)) {
         e = open_saved(s, r, &policy, &text, &saved, reterr);
     }

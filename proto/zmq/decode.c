@@ -63,10 +63,13 @@ static int check_leases(const Pipit__Request *r, struct fault *reterr)
     const Pipit__Lease *out = decode_output(r);
     struct fault_path path = {.name = "input", .index = -1};
 
-    if (out && r->unary) {
+    /* An embedding and log-probabilities lie where they do, and are all there at the end. Of the
+     * others only events say which rows, or how many ids. */
+    if (out && r->unary && r->body_case != PIPIT__REQUEST__BODY_EMBED &&
+        (r->body_case != PIPIT__REQUEST__BODY_SCORE || r->score->logits)) {
         path.name = "unary";
         return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL,
-                         "goes without output: rows are told by events of their own");
+                         "goes without this output: its rows are told by events of their own");
     }
     if (r->body_case == PIPIT__REQUEST__BODY_SCORE && !out && (in || r->score->logits)) {
         path.name = "output";

@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What pipitd does when things die, hang or stop: engine, gateway, itself; start-up, options, the
 runtime directory, idleness."""
+import contextlib
 import json
 import os
+import shutil
 import signal
 import stat
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -88,6 +91,41 @@ class EngineDeath(Case):
         self.assertEqual(text_of(events), expected)
         self.assertTrue(events[-1].flags & F_REPLAYED)
         self.assertIn("no step ended in time", d.text())
+        lane.close()
+
+    def test_starving_engine_is_left_alone(self):
+        """Whoever gets no CPU does not hang: killing it would not give its successor one."""
+        path = os.path.join(tempfile.mkdtemp(prefix="ps-"), "large.gguf")
+        self.addCleanup(shutil.rmtree, os.path.dirname(path))
+        subprocess.run([os.path.join(BUILD, "tools/pipit-mkmodel"), "--arch", "llama", "--layers", "4", "--hidden", "512", "--ffn", "2048",
+                        "--heads", "8", "--kv-heads", "8", "--ctx", "512", "--vocab", "300", path], check=True, stdout=subprocess.DEVNULL)
+        d = self.start("--engine-timeout", str(int(SLOW)), model=path, backend="cpu")
+        lane = d.ready()
+        cpus, engine = os.sched_getaffinity(0), d.child("pipit-engine")
+        hogs = []
+
+        def schedule(policy, where):
+            for tid in map(int, os.listdir(f"/proc/{engine}/task")):
+                os.sched_setaffinity(tid, where)
+                with contextlib.suppress(PermissionError):  # back from IDLE, for who is not root
+                    os.sched_setscheduler(tid, policy, os.sched_param(0))
+        rid = lane.request(item(T_PROMPT, "x") + sampling(max_tokens=60, flags=S_IGNORE_END))
+        while lane.recv().type != TOKEN:
+            pass
+        try:
+            for _ in range(4):
+                hogs.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+                os.sched_setaffinity(hogs[-1].pid, {min(cpus)})
+            schedule(os.SCHED_IDLE, {min(cpus)})
+            told = wait_until(lambda: "gets no CPU" in d.text(), 20)
+        finally:
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
+            schedule(os.SCHED_OTHER, cpus)
+        self.assertTrue(told, d.text())
+        self.assertEqual(list(lane.events(rid, 60 * SLOW))[-1].reason, "length")
+        self.assertEqual(d.child("pipit-engine"), engine)
         lane.close()
 
     def test_scoring_is_repeated(self):

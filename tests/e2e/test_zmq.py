@@ -348,6 +348,15 @@ class Leases(Served):
         bulk = next(e.bulk for e in self.client.events(r) if e.HasField("bulk"))
         self.assertEqual((bulk.kind, bulk.n_rows, bulk.n_cols), (pb.Bulk.HIDDEN, 1, 64))
         want = json.loads(self.pipit("embed", "--json", "Once upon a time"))["embedding"]
+        other = self.lease(E2C, 256)
+        self.name(r.embed.output, other)
+        r.id, r.unary = os.urandom(16), True  # one event, and the row is there
+        self.assertEqual([e.WhichOneof("body") for e in self.client.events(r)], ["done"])
+        self.assertEqual(self.floats(other, 0, 64), self.floats(out, 0, 64))
+        r = generate("x", max_tokens=1)
+        self.name(r.generate.output, out)
+        r.unary = True
+        self.assertEqual(self.error(r).code, pb.Error.INVALID)
         for a, b in zip(self.floats(out, 0, 64), want):
             self.assertAlmostEqual(a, b, places=5)
 

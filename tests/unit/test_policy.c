@@ -168,7 +168,7 @@ Test(policy, faults_say_where)
         const char *holds;
         int code;
     } faults[] = {
-        {"fulll", 1, "one of", -EINVAL},
+        {"fulll", 1, "did you mean", -EINVAL},
         {"f16+", 5, "one of", -EINVAL},
         {"f16+fp8", 5, "second word of precision", -EINVAL},
         {"window:8+h2o:9", 10, "second word", -EINVAL},
@@ -248,4 +248,27 @@ Test(policy, mixes)
     cr_assert(strstr(e.text, "sum to 100%"));
     e.code = 0;
     cr_assert_eq(policy_parse_mix("full;", &m, &e), -EINVAL);
+}
+
+Test(policy, mistyped_words_are_guessed)
+{
+    static const struct {
+        const char *text;
+        const char *said;
+    } cases[] = {
+        {"keyfromer:50%", "unknown word 'keyfromer'; did you mean 'keyformer'?"},
+        {"fp8+h20:24", "unknown word 'h20'; did you mean 'h2o'?"},
+        {"windw:24", "did you mean 'window'?"},
+        {"keyformer:50%,recnt=30%", "did you mean 'recent'? keyformer takes the options"},
+        {"somethingelse", "a policy word must stand here, one of"},
+        {"+", "a policy word must stand here, one of"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct error e = {0};
+        struct policy p;
+
+        cr_assert_eq(policy_parse(cases[i].text, &p, &e), -EINVAL);
+        cr_assert(strstr(e.text, cases[i].said), "%s: %s", cases[i].text, e.text);
+    }
 }

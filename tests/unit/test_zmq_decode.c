@@ -270,11 +270,14 @@ Test(zmq_decode, what_goes_with_a_lease)
         bool unary;
         bool input;
         bool output;
+        bool logits;
         const char *field; /* refused; NULL: not */
     } cases[] = {
-        {true, false, true, "unary"},  {true, true, true, "unary"}, {false, true, false, "output"},
-        {true, true, false, "output"}, {false, true, true, NULL},   {false, false, true, NULL},
-        {true, false, false, NULL},
+        {true, false, true, true, "unary"},    {true, true, true, true, "unary"},
+        {true, false, true, false, NULL},      {true, true, true, false, NULL},
+        {false, true, false, false, "output"}, {true, true, false, false, "output"},
+        {false, true, true, true, NULL},       {false, false, true, false, NULL},
+        {true, false, false, false, NULL},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -292,6 +295,8 @@ Test(zmq_decode, what_goes_with_a_lease)
         score.prompt = bin("x");
         score.input = cases[i].input ? &lease : NULL;
         score.output = cases[i].output ? &lease : NULL;
+        score.has_logits = true;
+        score.logits = cases[i].logits;
         r.has_id = r.has_unary = true;
         r.id = (ProtobufCBinaryData){16, id};
         r.unary = cases[i].unary;
