@@ -21,12 +21,21 @@
 #include "base/clock.h"
 #include "base/memory.h"
 
-enum { GAP = 8, MOST_BLOCKS = 64, N_WRITES = 4, READS = 0 /* their group */ };
+enum { GAP = 8, MOST_BLOCKS = 64, N_WRITES = 4 };
+enum { READS = 0, WRITES = 2 }; /* their groups: one for each turn, one for each buffer */
 
 struct fetched {
     int32_t seat;
     int32_t store;
     int32_t n; /* slots before the rows to come */
+};
+
+/* What is fetched for a store: those with odd numbers and those with even ones take turns. */
+struct turn {
+    uint8_t *bounce;         /* (n_seats, region) */
+    uint8_t *wanted;         /* (n_seats, ctx) slots */
+    struct fetched *fetched; /* (n_seats) */
+    int32_t n;
 };
 
 struct tier {
@@ -45,16 +54,13 @@ struct tier {
     uint8_t *parts;   /* device (n_seats, n_stores, n_groups * max_pages, part bytes) */
     uint32_t *pages;  /* device (n_groups * max_pages): 0, 1, .. */
 
-    void *host;              /* the arrays below */
-    uint8_t *tail;           /* (n_seats, n_stores, 2, record) pages that are being filled: */
-    int32_t *tail_page;      /* (n_seats, n_stores, 2) which, -1: none */
-    uint8_t *bounce;         /* (n_seats, region) */
-    uint8_t *writes;         /* (N_WRITES, write_bytes) */
-    uint8_t *wanted;         /* (n_seats, ctx) slots */
-    uint8_t *blocks;         /* (n_seats, region / TIER_BLOCK) */
-    uint8_t *moved;          /* (OPS_PAGE_SLOTS, group_bytes) */
-    struct fetched *fetched; /* (n_seats) */
-    int32_t n_fetched;
+    void *host;         /* the arrays below */
+    uint8_t *tail;      /* (n_seats, n_stores, 2, record) pages that are being filled: */
+    int32_t *tail_page; /* (n_seats, n_stores, 2) which, -1: none */
+    uint8_t *writes;    /* (N_WRITES, write_bytes) */
+    uint8_t *blocks;    /* (n_seats, region / TIER_BLOCK) */
+    uint8_t *moved;     /* (OPS_PAGE_SLOTS, group_bytes) */
+    struct turn turns[2];
     int32_t next_write;
     struct {
         int32_t seat;
@@ -122,19 +128,22 @@ static size_t lay_host(struct memory_arena *a, struct tier *t)
     size_t n = (size_t)t->config.n_seats;
     uint8_t *blocks =
         memory_arena_take(a, TIER_BLOCK + n * (size_t)t->config.n_stores * 2 * t->record +
-                                 n * t->region + N_WRITES * write_bytes(t));
+                                 2 * n * t->region + N_WRITES * write_bytes(t));
 
     if (blocks) {
         blocks += (TIER_BLOCK - (uintptr_t)blocks % TIER_BLOCK) % TIER_BLOCK;
         t->tail = blocks;
-        t->bounce = t->tail + n * (size_t)t->config.n_stores * 2 * t->record;
-        t->writes = t->bounce + n * t->region;
+        t->turns[0].bounce = t->tail + n * (size_t)t->config.n_stores * 2 * t->record;
+        t->turns[1].bounce = t->turns[0].bounce + n * t->region;
+        t->writes = t->turns[1].bounce + n * t->region;
+    }
+    for (int i = 0; i < 2; i++) {
+        t->turns[i].wanted = memory_arena_take(a, n * (size_t)t->config.ctx);
+        t->turns[i].fetched = memory_arena_take(a, n * sizeof(*t->turns[i].fetched));
     }
     t->tail_page = memory_arena_take(a, n * (size_t)t->config.n_stores * 2 * sizeof(*t->tail_page));
-    t->wanted = memory_arena_take(a, n * (size_t)t->config.ctx);
     t->blocks = memory_arena_take(a, n * (size_t)(t->region / TIER_BLOCK));
     t->moved = memory_arena_take(a, OPS_PAGE_SLOTS * t->group_bytes);
-    t->fetched = memory_arena_take(a, n * sizeof(*t->fetched));
     return a->used;
 }
 
@@ -312,7 +321,7 @@ static void wait_writes(struct tier *t, int32_t seat, int32_t store)
 {
     for (int i = 0; i < N_WRITES; i++) {
         if (t->writing[i].seat == seat && (store < 0 || t->writing[i].store == store)) {
-            tier_io_wait(t->io, 1 + i);
+            tier_io_wait(t->io, WRITES + i);
             t->writing[i].seat = -1;
         }
     }
@@ -320,19 +329,22 @@ static void wait_writes(struct tier *t, int32_t seat, int32_t store)
 
 void tier_drop(struct tier *t)
 {
-    tier_io_wait(t->io, READS);
-    for (int32_t i = 0; i < t->n_fetched; i++) {
-        int32_t seat = t->fetched[i].seat;
+    for (int k = 0; k < 2; k++) {
+        struct turn *turn = &t->turns[k];
 
-        memset(t->wanted + (size_t)seat * (size_t)t->config.ctx, 0, (size_t)t->config.ctx);
+        tier_io_wait(t->io, READS + k);
+        for (int32_t i = 0; i < turn->n; i++) {
+            memset(turn->wanted + (size_t)turn->fetched[i].seat * (size_t)t->config.ctx, 0,
+                   (size_t)t->config.ctx);
+        }
+        turn->n = 0;
     }
-    t->n_fetched = 0;
 }
 
 /* Marks slots, and blocks of those that are not in the tail. */
-static void want(struct tier *t, int32_t seat, int32_t slot, int32_t tail0)
+static void want(struct tier *t, const struct turn *turn, int32_t seat, int32_t slot, int32_t tail0)
 {
-    uint8_t *wanted = t->wanted + (size_t)seat * (size_t)t->config.ctx;
+    uint8_t *wanted = turn->wanted + (size_t)seat * (size_t)t->config.ctx;
     uint8_t *blocks = t->blocks + (size_t)seat * (size_t)(t->region / TIER_BLOCK);
     uint64_t at = offset_of(t, slot);
 
@@ -365,10 +377,11 @@ static void read_blocks(struct tier *t, int32_t seat, int32_t store, uint64_t n)
         memset(blocks + b, 0, end - b);
         tier_io_give(t->io, &(struct tier_job){
                                 .at = file_at(t, seat, store) + b * TIER_BLOCK,
-                                .memory = t->bounce + (size_t)seat * t->region + b * TIER_BLOCK,
+                                .memory = t->turns[store & 1].bounce + (size_t)seat * t->region +
+                                          b * TIER_BLOCK,
                                 .bytes = (uint32_t)((end - b) * TIER_BLOCK),
                                 .seat = (int16_t)seat,
-                                .group = READS,
+                                .group = (uint8_t)(READS + (store & 1)),
                             });
         t->counts.n_reads++;
         t->counts.n_blocks += end - b;
@@ -380,11 +393,12 @@ void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t n,
                 const struct ops_chosen *chosen, int32_t entry)
 {
     int32_t tail0 = n / OPS_PAGE_SLOTS * OPS_PAGE_SLOTS;
+    struct turn *turn = &t->turns[store & 1];
 
-    t->fetched[t->n_fetched++] = (struct fetched){.seat = seat, .store = store, .n = n};
+    turn->fetched[turn->n++] = (struct fetched){.seat = seat, .store = store, .n = n};
     wait_writes(t, seat, store);
     for (int32_t s = 0; s < n && !chosen; s++) {
-        want(t, seat, s, tail0);
+        want(t, turn, seat, s, tail0);
     }
     for (int32_t g = 0; chosen && g < t->config.layout.n_groups; g++) {
         const int32_t *slots =
@@ -392,7 +406,7 @@ void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t n,
             ((size_t)entry * (size_t)chosen->max_groups + (size_t)g) * (size_t)chosen->ld;
 
         for (int32_t i = 0; i < chosen->n[entry]; i++) {
-            want(t, seat, slots[i], tail0);
+            want(t, turn, seat, slots[i], tail0);
         }
     }
     read_blocks(t, seat, store, (uint64_t)pages_of(tail0) * t->record / TIER_BLOCK);
@@ -424,9 +438,9 @@ static int import(struct tier *t, int32_t seat, const uint8_t *record, int32_t s
     return r;
 }
 
-static int land_one(struct tier *t, const struct fetched *f)
+static int land_one(struct tier *t, const struct turn *turn, const struct fetched *f)
 {
-    uint8_t *wanted = t->wanted + (size_t)f->seat * (size_t)t->config.ctx;
+    uint8_t *wanted = turn->wanted + (size_t)f->seat * (size_t)t->config.ctx;
     int32_t tail = f->n / OPS_PAGE_SLOTS;
     int r = f->n % OPS_PAGE_SLOTS ? copy_parts(t, f->seat, f->store, tail, true) : 0;
 
@@ -441,7 +455,7 @@ static int land_one(struct tier *t, const struct fetched *f)
             r = import(t, f->seat,
                        page == tail
                            ? tail_of(t, f->seat, f->store, tail)
-                           : t->bounce + (size_t)f->seat * t->region + (size_t)page * t->record,
+                           : turn->bounce + (size_t)f->seat * t->region + (size_t)page * t->record,
                        s, end - s);
         }
         s = end > s ? end : s + 1;
@@ -450,21 +464,23 @@ static int land_one(struct tier *t, const struct fetched *f)
     return r;
 }
 
-int tier_land(struct tier *t)
+int tier_land(struct tier *t, int32_t store)
 {
+    struct turn *turn = &t->turns[store & 1];
     int64_t t0 = clock_ns();
     int r = 0;
 
-    if (t->n_fetched == 0) {
+    if (turn->n == 0) {
         return 0;
     }
-    tier_io_wait(t->io, READS);
+    tier_io_wait(t->io, READS + (store & 1));
     int64_t t1 = clock_ns();
 
-    for (int32_t i = 0; !r && i < t->n_fetched; i++) {
-        r = land_one(t, &t->fetched[i]);
+    for (int32_t i = 0; !r && i < turn->n; i++) {
+        assert(turn->fetched[i].store == store);
+        r = land_one(t, turn, &turn->fetched[i]);
     }
-    t->n_fetched = 0;
+    turn->n = 0;
     t->counts.wait_ns += t1 - t0;
     t->counts.land_ns += clock_ns() - t1;
     return r;
@@ -509,7 +525,7 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
 
     assert(n <= t->config.max_chunk && (tail || slot0 % OPS_PAGE_SLOTS == 0));
     if (n_full > 0) {
-        tier_io_wait(t->io, 1 + w);
+        tier_io_wait(t->io, WRITES + w);
         full = t->writes + (size_t)w * write_bytes(t);
         if (tail) {
             memcpy(full, tail, (size_t)(slot0 % OPS_PAGE_SLOTS) * t->slot_bytes);
@@ -534,7 +550,7 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
                                 .memory = full,
                                 .bytes = (uint32_t)((uint64_t)n_full * t->record),
                                 .seat = (int16_t)seat,
-                                .group = (uint8_t)(1 + w),
+                                .group = (uint8_t)(WRITES + w),
                                 .write = true,
                             });
         t->writing[w].seat = seat;
@@ -557,8 +573,10 @@ void tier_leave(struct tier *t, int32_t seat)
 {
     bool fetched = false;
 
-    for (int32_t i = 0; i < t->n_fetched; i++) {
-        fetched = fetched || t->fetched[i].seat == seat;
+    for (int k = 0; k < 2; k++) {
+        for (int32_t i = 0; i < t->turns[k].n; i++) {
+            fetched = fetched || t->turns[k].fetched[i].seat == seat;
+        }
     }
     if (fetched) { /* of a step that was given up */
         tier_drop(t);

@@ -7,15 +7,15 @@
  *
  * For each seat (a place for one sequence) and store the file has a region for the whole context,
  * pages of 64 slots, a slot's heads together. Memory holds the partial keys of all of it; the page
- * that is being filled; and, one for a seat and whatever the store: a buffer as large as a region,
- * into which blocks are read where they lie in the region, and a staging store of ordinary pages,
- * where slot = position, as in a cache that keeps all. So attention, and the operation that writes K
+ * that is being filled; and, for a seat and whatever the store: two buffers as large as a region, into
+ * which blocks are read where they lie in the region, and a staging store of ordinary pages, where
+ * slot = position, as in a cache that keeps all. So attention, and the operation that writes K
  * and V, see an ordinary store of which only what will be read is there.
  *
  * A layer's turn: tier_fetch (while the layer before computes), tier_land (waits, and puts what was
  * read into the staging store), then rope_store into it, then tier_keep (takes the new rows out
- * again), then attention. Between a fetch and its landing the buffer is in use, so a store lands
- * before the next is fetched.
+ * again), then attention. A store has landed before the next but one is fetched: stores of odd and even
+ * numbers have a buffer each.
  *
  * What fails is the seat's (tier_failed): its attention then reads what lay there, and its sequence
  * must be ended. Creator: tier_create; freed by tier_destroy. One thread. */
@@ -62,7 +62,8 @@ void tier_drop(struct tier *t);
 /* Of the n slots that the seat has in the store: those of entry i of `chosen`, or all (NULL). */
 void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t n,
                 const struct ops_chosen *chosen, int32_t entry);
-int tier_land(struct tier *t) WARN_UNUSED;
+/* What was fetched of the store is put where attention reads it. */
+int tier_land(struct tier *t, int32_t store) WARN_UNUSED;
 /* Rows [slot0, slot0 + n) are in the staging store. */
 int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_t n) WARN_UNUSED;
 

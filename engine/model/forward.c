@@ -523,11 +523,11 @@ static void emit_layer(struct forward *f, int32_t layer)
     bool aug_q = f->m->layers[layer].w[LT_Q_GATE].n_cols != 0;
 
     emit_instr(f, step_qkv, layer);
-    if (forward_ahead_chooses(f->m, layer)) {
-        emit_instr(f, forward_tier_land, layer);
-    }
     if (forward_ahead_chooses(f->m, layer + 1)) { /* from the same input */
         emit_instr(f, forward_ahead_step, layer + 1);
+    }
+    if (forward_ahead_chooses(f->m, layer)) {
+        emit_instr(f, forward_tier_land, layer);
     }
     if (aug_q) {
         emit_instr(f, step_aug_q_in, layer);

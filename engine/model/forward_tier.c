@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stores whose K and V lie in a file (engine/kv/tier.h), as the forward pass meets them.
  *
- * Layer i - 1 lands its own store, then asks for layer i's: so one buffer is enough, and reading
- * overlaps with everything from layer i - 1's attention to layer i's projections. Decode rows read
- * what was foretold; rows of a prompt, and of a policy that reads all, everything before them. */
+ * Layer i - 1 asks for layer i's store, then lands its own: so reading overlaps with everything
+ * from layer i - 1's landing to layer i's projections, and the disk need not rest in between.
+ * Decode rows read what was foretold; rows of a prompt, and of a policy that reads all, everything
+ * before them. */
 
 #include "engine/model/forward_impl.h"
 
@@ -14,8 +15,14 @@ static int32_t disk_store(const struct forward *f, int32_t seq, int32_t store)
 
 int forward_tier_land(struct forward *f, int32_t layer)
 {
-    (void)layer;
-    return f->b.tier ? tier_land(f->b.tier) : 0;
+    int32_t store = f->m->layers[layer].store;
+
+    for (int32_t i = 0; f->b.tier && i < f->b.n_seqs; i++) {
+        if (disk_store(f, i, store) >= 0) {
+            return tier_land(f->b.tier, disk_store(f, i, store)); /* of all of them */
+        }
+    }
+    return 0;
 }
 
 void forward_tier_parts(struct forward *f, int32_t store)
