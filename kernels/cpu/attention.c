@@ -13,7 +13,7 @@
 #define LOG2_E 1.44269504f
 
 struct att_unit att_unit_make(const struct cpu *cpu, const struct ops_attention *p, int32_t seq,
-                              int32_t group, struct kv_thread t)
+                              int32_t group, const struct kv_thread *t)
 {
     const struct ops_seq *s = &p->seqs[seq];
     const struct ops_observe *o = p->observe ? &p->observe[seq] : NULL;
@@ -122,16 +122,16 @@ const float *att_noise(const struct att_unit *u, enum att_mode mode, int32_t row
     }
     if (o->noise == OPS_NOISE_GAUSS) { /* the paper's comparison only: not worth vectors */
         for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
-            u->t.noise[i] = noise_draw(o, noise.head, noise.row_pos, (uint32_t)pos[i]);
+            u->t->noise[i] = noise_draw(o, noise.head, noise.row_pos, (uint32_t)pos[i]);
         }
-        return u->t.noise;
+        return u->t->noise;
     }
     noise.aligned = aligned(pos);
-    u->cpu->table.kv_gumbel(&noise, u->t.noise);
+    u->cpu->table.kv_gumbel(&noise, u->t->noise);
     if (mode == ATT_TEMPERED) {
-        u->cpu->table.kv_log(u->t.noise, 1.0f);
+        u->cpu->table.kv_log(u->t->noise, 1.0f);
     }
-    return u->t.noise;
+    return u->t->noise;
 }
 
 void att_score(const struct att_unit *u, int32_t slot0, const float *seen, size_t ld_seen,

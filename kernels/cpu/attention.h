@@ -34,7 +34,7 @@ struct att_unit {
     const struct ops_seq *seq;
     const struct ops_observe *observe; /* NULL: off */
     const struct ops_kv_layout *l;
-    struct kv_thread t;
+    const struct kv_thread *t;
     int32_t group;
     int32_t n_heads; /* query heads of the group */
     int32_t share_k; /* query heads of one K head, one V head */
@@ -42,7 +42,7 @@ struct att_unit {
 };
 
 struct att_unit att_unit_make(const struct cpu *cpu, const struct ops_attention *p, int32_t seq,
-                              int32_t group, struct kv_thread t);
+                              int32_t group, const struct kv_thread *t);
 
 /* Positions of slots [slot0, slot0 + 64), -1 from n_slots on; written to `pos`. */
 void att_positions(const struct att_unit *u, int32_t slot0, int32_t *pos);

@@ -31,12 +31,12 @@ struct att_block {
 /* Where a pair's observed weights of a page lie, and the maximum they go by. */
 static inline float *att_seen_of(const struct att_block *b, int32_t pair, int32_t page)
 {
-    return b->u.t.seen + ((size_t)pair * (size_t)b->n_pages + (size_t)page) * OPS_PAGE_SLOTS;
+    return b->u.t->seen + ((size_t)pair * (size_t)b->n_pages + (size_t)page) * OPS_PAGE_SLOTS;
 }
 
 static inline float *att_seen_max_of(const struct att_block *b, int32_t pair, int32_t page)
 {
-    return b->u.t.seen_max + (size_t)pair * (size_t)b->n_pages + (size_t)page;
+    return b->u.t->seen_max + (size_t)pair * (size_t)b->n_pages + (size_t)page;
 }
 
 /* A row's observed weights of one page from its logits x (64): ATT_TEMPERED. Row i of the block. */

@@ -60,8 +60,8 @@ static float observe(const struct att_select *a, int32_t head, const float *x, f
         for (int32_t s = 0; s < a->n_slots; s += OPS_PAGE_SLOTS) {
             float m;
 
-            att_positions(u, s, u->t.pos);
-            m = t->kv_temper(x + s, att_noise(u, mode, a->row, head, u->t.pos), tau, seen + s);
+            att_positions(u, s, u->t->pos);
+            m = t->kv_temper(x + s, att_noise(u, mode, a->row, head, u->t->pos), tau, seen + s);
             max = m > max ? m : max;
         }
     } else {
@@ -71,8 +71,8 @@ static float observe(const struct att_select *a, int32_t head, const float *x, f
         float part = t->kv_exp(seen + s, max > CPU_KV_MASKED ? max : 0, NULL, NULL);
 
         if (mode == ATT_GUMBEL) {
-            att_positions(u, s, u->t.pos);
-            part = t->kv_weigh(seen + s, att_noise(u, mode, a->row, head, u->t.pos));
+            att_positions(u, s, u->t->pos);
+            part = t->kv_weigh(seen + s, att_noise(u, mode, a->row, head, u->t->pos));
         }
         sum += part;
     }
@@ -337,7 +337,7 @@ static void dot_rows(struct chosen *c, int32_t k_head)
     int32_t h0 = k_head * a->u.share_k;
 
     for (int32_t h = 0; h < a->u.share_k; h++) {
-        float *q = a->u.t.q + (size_t)h * (size_t)pad;
+        float *q = a->u.t->q + (size_t)h * (size_t)pad;
 
         memcpy(q, att_select_query(a, h0 + h), (size_t)l->k_dim * sizeof(float));
         memset(q + l->k_dim, 0, (size_t)(pad - l->k_dim) * sizeof(float));
@@ -345,7 +345,7 @@ static void dot_rows(struct chosen *c, int32_t k_head)
     for (int32_t i = 0; i < c->n; i++) {
         c->rows[i] = k_row(c, i, k_head);
     }
-    cpu_kv_rows(&a->u.cpu->table, l->k_type)(c->rows, c->n, pad, a->u.t.q, (size_t)pad,
+    cpu_kv_rows(&a->u.cpu->table, l->k_type)(c->rows, c->n, pad, a->u.t->q, (size_t)pad,
                                              a->u.share_k, a->x + (size_t)h0 * a->ld, a->ld);
 }
 
@@ -357,7 +357,7 @@ static void dot_lines(struct chosen *c, int32_t k_head)
     cpu_kv_dims_fn *fn = cpu_kv_dims(&a->u.cpu->table, l->k_type);
     int32_t line = 64 / (int32_t)kv_page_element(l->k_type);
     int32_t h0 = k_head * a->u.share_k;
-    float *x = a->u.t.x; /* (share_k, 64) */
+    float *x = a->u.t->x; /* (share_k, 64) */
 
     for (int32_t i = 0; i < c->n;) {
         int32_t first = c->list[i] / line * line;
@@ -410,7 +410,7 @@ static void blend(struct chosen *c, int32_t v_head, const float *inverse)
     const struct ops_kv_layout *l = a->u.l;
     int32_t pad = kv_page_pad(l->v_dim);
     int32_t h0 = v_head * a->u.share_v;
-    float *acc = a->u.t.acc;
+    float *acc = a->u.t->acc;
 
     for (int32_t i = 0; i < c->n; i++) {
         c->rows[i] = v_row(c, i, v_head);
@@ -466,7 +466,7 @@ static void attend_list(struct chosen *c)
 {
     const struct att_select *a = c->a;
     const struct cpu_table *t = &a->u.cpu->table;
-    float *max = a->u.t.state + 2 * (size_t)a->u.n_heads;
+    float *max = a->u.t->state + 2 * (size_t)a->u.n_heads;
 
     exact(c, max);
     for (int32_t v = 0; v < a->u.l->v_heads; v++) {
@@ -565,7 +565,7 @@ static void topv(struct chosen *c, int32_t v_head)
 
 static struct chosen chosen_of(const struct att_select *a)
 {
-    const struct kv_thread *t = &a->u.t;
+    const struct kv_thread *t = a->u.t;
 
     return (struct chosen){
         .a = a,

@@ -102,7 +102,7 @@ struct chunk {
 
 static float *x_of(const struct chunk *c, int32_t head, int32_t page)
 {
-    return c->u.t.x + (size_t)head * KV_CHUNK + (size_t)page * OPS_PAGE_SLOTS;
+    return c->u.t->x + (size_t)head * KV_CHUNK + (size_t)page * OPS_PAGE_SLOTS;
 }
 
 static void find_pages(struct chunk *c)
@@ -119,7 +119,7 @@ static void find_pages(struct chunk *c)
         c->pages[i] = kv_page_of(kv, c->u.group, slot);
         c->masked[i] = att_is_masked(&c->u, c->row, slot);
         if (c->masked[i] || positions) {
-            att_positions(&c->u, slot, c->u.t.pos + i * OPS_PAGE_SLOTS);
+            att_positions(&c->u, slot, c->u.t->pos + i * OPS_PAGE_SLOTS);
         }
     }
 }
@@ -223,7 +223,9 @@ static int32_t set_pace(const struct chunk *c, int32_t n, struct ahead *a)
     a->soft = steps * a->soft > lines / 4 * 3 ? lines / 4 * 3 / steps : a->soft;
     lines -= a->soft * steps;
     lines = lines < read ? lines : read;
-    a->a.at = 0;
+    a->a.stream = 0;
+    a->a.offset = 0;
+    a->a.due = 0;
     a->a.step = (uint32_t)((uint64_t)lines * KV_AHEAD_LINE / (uint64_t)read);
     return k_lines - (int32_t)((int64_t)k_lines * lines / read);
 }
@@ -235,7 +237,7 @@ static void look_ahead_skewed(const struct chunk *c, const struct chunk *next,
     int32_t n;
 
     add_in_order(a, c, CHUNK_BLOCKS);
-    lead = (set_pace(c, a->n, a) + 63) / 64;
+    lead = (set_pace(c, a->n, a) + KV_AHEAD_LOT + 63) / 64;
     n = a->n + lead + KV_AHEAD_SKEWED + 1;
     a->on = n <= CHUNK_BLOCKS;
     if (!a->on) {
@@ -269,7 +271,6 @@ static void look_ahead_abreast(const struct chunk *c, const struct chunk *next,
     }
     batches = (a->n + KV_AHEAD_ABREAST - 1) / KV_AHEAD_ABREAST;
     a->a.n_streams = (uint32_t)((a->n + batches - 1) / batches);
-    a->a.inverse = (1u << 24) / a->a.n_streams + 1;
     for (uint32_t i = 0; i < a->a.n_streams; i++) { /* a batch that is not full, rounding */
         a->block[a->n + (int32_t)i] = a->block[a->n - 1];
     }
@@ -294,9 +295,8 @@ static void look_ahead(const struct chunk *c, const struct chunk *next, const ui
 
 static void ask(struct ahead *a, int32_t n)
 {
-    for (int32_t i = 0; i < n && a->on; i++) {
-        __builtin_prefetch(kv_ahead_line(&a->a, a->a.at), 0, 3);
-        a->a.at += KV_AHEAD_LINE;
+    if (a->on) {
+        kv_ahead_due(&a->a, (uint32_t)n * KV_AHEAD_LINE);
     }
 }
 
@@ -332,7 +332,7 @@ static void keys(const struct chunk *c, struct ahead *ahead, float *max)
         max[h] = CPU_KV_MASKED;
     }
     for (int32_t i = 0; i < c->n_pages; i++) {
-        const int32_t *pos = u->t.pos + i * OPS_PAGE_SLOTS;
+        const int32_t *pos = u->t->pos + i * OPS_PAGE_SLOTS;
 
         for (int32_t k = 0; k < u->l->k_heads; k++) {
             qk(kv_page_k(u->l, c->pages[i], k), u->l->k_dim,
@@ -360,7 +360,7 @@ static void temper(const struct chunk *c, int32_t head, struct ahead *ahead, str
 
     for (int32_t i = 0; i < c->n_pages; i++) {
         ask(ahead, ahead->soft / 2);
-        const float *noise = att_noise(u, c->mode, c->row, head, u->t.pos + i * OPS_PAGE_SLOTS);
+        const float *noise = att_noise(u, c->mode, c->row, head, u->t->pos + i * OPS_PAGE_SLOTS);
         float m = u->cpu->table.kv_temper(x_of(c, head, i), noise, tau, seen + i * OPS_PAGE_SLOTS);
 
         max = m > max ? m : max;
@@ -403,7 +403,7 @@ static void weights(const struct chunk *c, int32_t head, struct ahead *ahead, st
         out->sum += sum;
         if (c->mode == ATT_GUMBEL) {
             sum = u->cpu->table.kv_weigh(
-                kept, att_noise(u, c->mode, c->row, head, u->t.pos + i * OPS_PAGE_SLOTS));
+                kept, att_noise(u, c->mode, c->row, head, u->t->pos + i * OPS_PAGE_SLOTS));
         }
         if (keep) {
             out->seen_sum += sum;
@@ -417,14 +417,14 @@ static void values(const struct chunk *c, struct ahead *ahead)
     int32_t pad = kv_page_pad(u->l->v_dim);
     cpu_kv_pv_fn *pv = cpu_kv_pv(&u->cpu->table, u->l->v_type);
 
-    memset(u->t.acc, 0, (size_t)u->n_heads * (size_t)pad * sizeof(float));
+    memset(u->t->acc, 0, (size_t)u->n_heads * (size_t)pad * sizeof(float));
     for (int32_t i = 0; i < c->n_pages; i++) {
         int32_t left = u->seq->kv.n_slots - c->slot0 - i * OPS_PAGE_SLOTS;
         int32_t n = left < OPS_PAGE_SLOTS ? left : OPS_PAGE_SLOTS;
 
         for (int32_t v = 0; v < u->l->v_heads; v++) {
             pv(kv_page_v(u->l, c->pages[i], v), pad, x_of(c, v * u->share_v, i), KV_CHUNK,
-               u->share_v, n, u->t.acc + (size_t)(v * u->share_v) * (size_t)pad,
+               u->share_v, n, u->t->acc + (size_t)(v * u->share_v) * (size_t)pad,
                ahead->on ? &ahead->a : NULL);
         }
     }
@@ -434,7 +434,7 @@ static void chunk_unit(struct chunk *c, const struct chunk *next, const uint8_t 
 {
     const struct att_unit *u = &c->u;
     int32_t pad = kv_page_pad(u->l->v_dim);
-    float *max = u->t.state;
+    float *max = u->t->state;
     struct ahead ahead;
 
     c->mode = att_mode(u, c->row);
@@ -453,7 +453,7 @@ static void chunk_unit(struct chunk *c, const struct chunk *next, const uint8_t 
         struct partial *out =
             partial_of(c->job, c->scratch, c->w, u->group * u->n_heads + h, c->index);
 
-        memcpy((float *)(void *)out + KV_PARTIAL_HEAD, u->t.acc + (size_t)h * (size_t)pad,
+        memcpy((float *)(void *)out + KV_PARTIAL_HEAD, u->t->acc + (size_t)h * (size_t)pad,
                (size_t)u->l->v_dim * sizeof(float));
     }
 }
@@ -516,7 +516,7 @@ static void score_chunk(const struct att_job *job, const struct kv_scratch *s, i
                         int32_t group, int32_t index)
 {
     int32_t seq = seq_of(job->p, job->row0 + w0);
-    struct att_unit u = att_unit_make(job->cpu, job->p, seq, group, s->t);
+    struct att_unit u = att_unit_make(job->cpu, job->p, seq, group, &s->t);
     int32_t slot0 = index * KV_CHUNK;
     int32_t n = u.seq->kv.n_slots - slot0 < KV_CHUNK ? u.seq->kv.n_slots - slot0 : KV_CHUNK;
     int32_t end = u.seq->row0 + u.seq->n_rows;
@@ -530,7 +530,7 @@ static void score_chunk(const struct att_job *job, const struct kv_scratch *s, i
         int32_t w = u.seq->row0 + row - job->row0;
 
         if (w >= 0 && w < job->n_rows && u.seq->row0 + row < end) {
-            float *f = u.t.state;
+            float *f = u.t->state;
             size_t ld;
             const float *seen = seen_of(job, s, w, group * u.n_heads, slot0, &ld);
 
@@ -560,8 +560,8 @@ struct cursor {
 
 /* Unit of (row of the wave, group, chunk); with `by_seq` only the first row of each sequence in the
  * wave has units. Units are asked for in ascending order most of the time. False: no such unit. */
-static bool find_chunk(const struct att_job *job, struct kv_thread t, int32_t unit, bool by_seq,
-                       struct cursor *at, struct chunk *ret)
+static bool find_chunk(const struct att_job *job, const struct kv_thread *t, int32_t unit,
+                       bool by_seq, struct cursor *at, struct chunk *ret)
 {
     if (unit < at->first) {
         *at = (struct cursor){0};
@@ -617,49 +617,78 @@ static int32_t n_units(const struct att_job *job, bool by_seq)
     return n;
 }
 
-/* The last chunk of its row and group to be finished? All others' partial results are visible then.
- */
-static bool is_last(const struct chunk *c)
-{
-    atomic_int *done =
-        &c->scratch
-             ->done[(size_t)c->w * (size_t)c->job->cpu->limits.max_heads + (size_t)c->u.group];
-
-    if (atomic_fetch_add_explicit(done, 1, memory_order_acq_rel) + 1 < n_chunks(c->u.seq)) {
-        return false;
-    }
-    atomic_store_explicit(done, 0, memory_order_relaxed); /* for the next wave */
-    return true;
-}
-
 static int32_t share_begin(int32_t n, int share, int n_threads)
 {
     return (int32_t)((int64_t)n * share / n_threads);
 }
 
-/* Unit `i`; the thread's next one is i + 1, if that is before `end`. *expected: the unit that the
- * one before has asked for. */
-static bool run_unit(const struct att_job *job, const struct kv_scratch *s, int32_t i, int32_t end,
-                     const uint8_t *next_weights, struct cursor at[2], int32_t *expected)
-{
-    struct chunk c;
-    struct chunk next;
-    bool more = i + 1 < end && find_chunk(job, s->t, i + 1, false, &at[1], &next);
+/* One thread's way through the units. */
+struct walk {
+    const struct att_job *job;
+    const struct kv_scratch *s;
+    const uint8_t *next_weights;
+    struct cursor at;
+    struct chunk chunks[2]; /* in turn, this one and the next */
+    int now;
+    int32_t expected; /* the unit that chunks[now] is, which has been asked for; -1 none */
+    /* Chunks of one row and group that are done and not counted yet: threads that count each of
+     * theirs pass the counters' line to and fro. */
+    int32_t n_done;
+    int32_t w;
+    int32_t group;
+    int32_t n_heads;
+    const struct ops_seq *seq;
+};
 
-    if (!find_chunk(job, s->t, i, false, &at[0], &c)) {
-        return false;
+/* Counts the chunks that are done; who counts a row and group's last merges its heads. All others'
+ * partial results are visible then. */
+static void count_done(struct walk *walk)
+{
+    const struct att_job *job = walk->job;
+    int32_t n = walk->n_done;
+    atomic_int *done;
+
+    if (n == 0) {
+        return;
     }
-    c.scratch = s;
-    if (i != *expected) {
-        ask_at_once(&c);
+    walk->n_done = 0;
+    done =
+        &walk->s->done[(size_t)walk->w * (size_t)job->cpu->limits.max_heads + (size_t)walk->group];
+    if (atomic_fetch_add_explicit(done, n, memory_order_acq_rel) + n < n_chunks(walk->seq)) {
+        return;
     }
-    *expected = more ? i + 1 : -1;
-    chunk_unit(&c, more ? &next : NULL, next_weights);
-    if (is_last(&c)) {
-        for (int32_t h = 0; h < c.u.n_heads; h++) {
-            merge_head(job, s, c.w, c.u.seq, c.u.group * c.u.n_heads + h);
+    atomic_store_explicit(done, 0, memory_order_relaxed); /* for the next wave */
+    for (int32_t h = 0; h < walk->n_heads; h++) {
+        merge_head(job, walk->s, walk->w, walk->seq, walk->group * walk->n_heads + h);
+    }
+}
+
+/* Unit `i`; the thread's next one is i + 1, if that is before `end`. */
+static bool run_unit(struct walk *walk, int32_t i, int32_t end)
+{
+    struct chunk *c = &walk->chunks[walk->now];
+    struct chunk *next = &walk->chunks[!walk->now];
+    bool more;
+
+    if (i != walk->expected) {
+        if (!find_chunk(walk->job, &walk->s->t, i, false, &walk->at, c)) {
+            return false;
         }
+        ask_at_once(c);
     }
+    more = i + 1 < end && find_chunk(walk->job, &walk->s->t, i + 1, false, &walk->at, next);
+    walk->expected = more ? i + 1 : -1;
+    walk->now = more ? !walk->now : walk->now;
+    if (walk->w != c->w || walk->group != c->u.group) {
+        count_done(walk);
+        walk->w = c->w;
+        walk->group = c->u.group;
+        walk->n_heads = c->u.n_heads;
+        walk->seq = c->u.seq;
+    }
+    c->scratch = walk->s;
+    chunk_unit(c, more ? next : NULL, walk->next_weights);
+    walk->n_done++;
     return true;
 }
 
@@ -667,24 +696,31 @@ static void attend(void *arg, int tid, int n_threads)
 {
     const struct att_job *job = arg;
     struct kv_scratch s = cpu_kv_scratch(job->cpu, tid);
-    const uint8_t *next_weights = cpu_matmul_next(job->cpu, tid);
-    struct cursor at[2] = {{0}};
-    int32_t expected = -1;
+    struct walk walk;
+    bool ok = true;
 
-    for (int i = 0; i < n_threads; i++) {
+    walk.job = job;
+    walk.s = &s;
+    walk.next_weights = cpu_matmul_next(job->cpu, tid);
+    walk.at = (struct cursor){0};
+    walk.now = 0;
+    walk.expected = -1;
+    walk.n_done = 0;
+    walk.w = -1;
+    for (int i = 0; ok && i < n_threads; i++) {
         int share = (tid + i) % n_threads;
         int32_t begin = share_begin(job->n_units, share, n_threads);
         int32_t end = share_begin(job->n_units, share + 1, n_threads);
         int32_t n;
 
-        for (int32_t k; (k = pool_take(job->cpu->pool, tid, share, end - begin, 1, &n)) >= 0;) {
-            for (int32_t stop = k + n; k < stop; k++) {
-                if (!run_unit(job, &s, begin + k, end, next_weights, at, &expected)) {
-                    return;
-                }
+        for (int32_t k;
+             ok && (k = pool_take(job->cpu->pool, tid, share, end - begin, 1, &n)) >= 0;) {
+            for (int32_t stop = k + n; ok && k < stop; k++) {
+                ok = run_unit(&walk, begin + k, end);
             }
         }
     }
+    count_done(&walk);
 }
 
 /* Shared out as in attend(), so that a thread mostly finds the weights that it left. */
@@ -703,7 +739,7 @@ static void score(void *arg, int tid, int n_threads)
 
         for (int32_t k; (k = pool_take(job->cpu->pool, tid, share, end - begin, 4, &n)) >= 0;) {
             for (int32_t stop = k + n; k < stop; k++) {
-                if (!find_chunk(job, s.t, begin + k, true, &at, &c)) {
+                if (!find_chunk(job, &s.t, begin + k, true, &at, &c)) {
                     return;
                 }
                 score_chunk(job, &s, c.w, c.u.group, c.index);

@@ -66,10 +66,10 @@ static const float *page_values(const struct att_block *b, const uint8_t *src)
     size_t n = (size_t)kv_page_pad(u->l->v_dim) * OPS_PAGE_SLOTS;
 
     if (!kv_page_by_slot(u->l->v_type)) {
-        return as_f32(b, u->l->v_type, src, n, u->t.v);
+        return as_f32(b, u->l->v_type, src, n, u->t->v);
     }
-    kv_code_decode(u->l->v_type, src, 0, u->t.v, (int32_t)n);
-    return u->t.v;
+    kv_code_decode(u->l->v_type, src, 0, u->t->v, (int32_t)n);
+    return u->t->v;
 }
 
 static const float *turned_keys(const struct att_unit *u, const uint8_t *src)
@@ -77,12 +77,12 @@ static const float *turned_keys(const struct att_unit *u, const uint8_t *src)
     size_t row_bytes = (size_t)ops_kv_type_bytes(u->l->k_type, u->l->k_dim);
 
     for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
-        kv_code_decode(u->l->k_type, src + (size_t)i * row_bytes, 0, u->t.row, u->l->k_dim);
+        kv_code_decode(u->l->k_type, src + (size_t)i * row_bytes, 0, u->t->row, u->l->k_dim);
         for (int32_t d = 0; d < u->l->k_dim; d++) {
-            u->t.k[d * OPS_PAGE_SLOTS + i] = u->t.row[d];
+            u->t->k[d * OPS_PAGE_SLOTS + i] = u->t->row[d];
         }
     }
-    return u->t.k;
+    return u->t->k;
 }
 
 static const float *page_keys(const struct att_block *b, const void *src, int32_t slot0)
@@ -90,16 +90,16 @@ static const float *page_keys(const struct att_block *b, const void *src, int32_
     const struct att_unit *u = &b->u;
     size_t n = (size_t)u->l->k_dim * OPS_PAGE_SLOTS;
     const float *k = kv_page_by_slot(u->l->k_type) ? turned_keys(u, src)
-                                                   : as_f32(b, u->l->k_type, src, n, u->t.k);
+                                                   : as_f32(b, u->l->k_type, src, n, u->t->k);
 
     if (!b->turned) {
         return k;
     }
-    if (k != u->t.k) {
-        memcpy(u->t.k, k, n * sizeof(float));
+    if (k != u->t->k) {
+        memcpy(u->t->k, k, n * sizeof(float));
     }
-    att_rotate_keys(u, b->ranks, slot0, u->t.k);
-    return u->t.k;
+    att_rotate_keys(u, b->ranks, slot0, u->t->k);
+    return u->t->k;
 }
 
 /* One query head's rows against the K in `k`, then their weights against the V in `v`. */
@@ -112,17 +112,17 @@ static void keys(const struct att_block *b, const float *k, int32_t head)
 
     if (b->turned) {
         ldq = (size_t)u->l->k_dim;
-        q = u->t.q + (size_t)(head * b->n_rows) * ldq;
+        q = u->t->q + (size_t)(head * b->n_rows) * ldq;
     }
-    u->cpu->table.qk_f32(k, u->l->k_dim, q, ldq, b->n_rows, u->t.x, OPS_PAGE_SLOTS, NULL);
+    u->cpu->table.qk_f32(k, u->l->k_dim, q, ldq, b->n_rows, u->t->x, OPS_PAGE_SLOTS, NULL);
 }
 
 static void values(const struct att_block *b, const float *v, int32_t head, int32_t n_slots)
 {
     int32_t pad = kv_page_pad(b->u.l->v_dim);
 
-    b->u.cpu->table.pv_f32(v, pad, b->u.t.x, OPS_PAGE_SLOTS, b->n_rows, n_slots,
-                           b->u.t.acc + (size_t)(head * b->n_rows) * (size_t)pad, NULL);
+    b->u.cpu->table.pv_f32(v, pad, b->u.t->x, OPS_PAGE_SLOTS, b->n_rows, n_slots,
+                           b->u.t->acc + (size_t)(head * b->n_rows) * (size_t)pad, NULL);
 }
 
 /* Brings what a pair has so far to a new maximum. */
@@ -130,7 +130,7 @@ static void raise_max(const struct att_block *b, int32_t pair, float max, enum a
 {
     int32_t pad = kv_page_pad(b->u.l->v_dim);
     float factor = b->max[pair] > CPU_KV_MASKED ? exp2f(b->max[pair] - max) : 0;
-    float *acc = b->u.t.acc + (size_t)pair * (size_t)pad;
+    float *acc = b->u.t->acc + (size_t)pair * (size_t)pad;
 
     b->max[pair] = max;
     b->sum[pair] *= factor;
@@ -159,16 +159,16 @@ void att_temper(const struct att_block *b, int32_t head, int32_t i, int32_t page
     *att_seen_max_of(b, pair, page) = max;
 }
 
-/* Row i of the block and one head: logits in u->t.x become weights. */
+/* Row i of the block and one head: logits in u->t->x become weights. */
 static void pair_page(const struct att_block *b, int32_t head, int32_t i, int32_t page,
                       const uint16_t *k_scale, const uint16_t *v_scale)
 {
     const struct att_unit *u = &b->u;
-    const int32_t *pos = u->t.pos;
+    const int32_t *pos = u->t->pos;
     int32_t pair = head * b->n_rows + i;
     int32_t row = b->row0 + i;
     enum att_mode mode = att_mode(u, row);
-    float *x = u->t.x + (size_t)i * OPS_PAGE_SLOTS;
+    float *x = u->t->x + (size_t)i * OPS_PAGE_SLOTS;
     float *kept = mode == ATT_SOFTMAX || mode == ATT_GUMBEL ? att_seen_of(b, pair, page) : NULL;
     float max = att_logits(u, row, head, k_scale, pos, b->distance,
                            att_is_masked(u, row, page * OPS_PAGE_SLOTS), x);
@@ -216,9 +216,9 @@ static void one_page(struct att_block *b, int32_t page)
     const uint16_t *k_scale;
     const uint16_t *v_scale;
 
-    att_positions(u, slot0, u->t.pos);
+    att_positions(u, slot0, u->t->pos);
     for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
-        b->distance[i] = l->k_unrotated ? u->t.rank[slot0 + i] + b->rank_offset : u->t.pos[i];
+        b->distance[i] = l->k_unrotated ? u->t->rank[slot0 + i] + b->rank_offset : u->t->pos[i];
     }
     for (int32_t h = 0; h < u->n_heads; h++) {
         if (h % u->share_k == 0) {
@@ -248,7 +248,7 @@ static void write_out(const struct att_block *b)
 
     for (int32_t pair = 0; pair < b->n_pairs; pair++) {
         const float *acc =
-            u->t.acc + (size_t)(pair / b->n_rows * b->ld_rows + pair % b->n_rows) * (size_t)pad;
+            u->t->acc + (size_t)(pair / b->n_rows * b->ld_rows + pair % b->n_rows) * (size_t)pad;
         float *out = u->p->out +
                      (size_t)(u->seq->row0 + b->row0 + pair % b->n_rows) * (size_t)u->p->ldo +
                      (size_t)(u->group * u->n_heads + pair / b->n_rows) * (size_t)u->l->v_dim;
@@ -265,7 +265,7 @@ static void commit(const struct att_block *b)
 {
     const struct att_unit *u = &b->u;
     size_t ld = (size_t)b->n_rows * (size_t)b->n_pages * OPS_PAGE_SLOTS; /* from head to head */
-    float *f = u->t.state + 4 * b->n_pairs;
+    float *f = u->t->state + 4 * b->n_pairs;
     float first = u->observe->row_weight0;
 
     for (int32_t row = u->observe->row_first; row < b->row0; row++) {
@@ -320,7 +320,7 @@ static void turn_queries(struct att_block *b)
         att_turn_query(u, b->rank_offset,
                        u->p->q + (size_t)row * (size_t)u->p->ldq +
                            (size_t)head * (size_t)u->l->k_dim,
-                       u->t.q + (size_t)pair * (size_t)u->l->k_dim);
+                       u->t->q + (size_t)pair * (size_t)u->l->k_dim);
     }
 }
 
@@ -333,7 +333,7 @@ static void run_block(struct att_block *b, atomic_int *done)
     int32_t n_pages = page_count(u->seq);
 
     b->n_pairs = b->n_rows * u->n_heads;
-    b->max = u->t.state;
+    b->max = u->t->state;
     b->sum = b->max + b->n_pairs;
     b->seen_max = b->sum + b->n_pairs;
     b->seen_sum = b->seen_max + b->n_pairs;
@@ -356,7 +356,7 @@ static void run_block(struct att_block *b, atomic_int *done)
     }
     b->tiles = att_tiles_serve(u);
     b->ld_rows = b->tiles ? (b->n_rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS : b->n_rows;
-    memset(u->t.acc, 0,
+    memset(u->t->acc, 0,
            (size_t)(b->ld_rows * u->n_heads) * (size_t)kv_page_pad(u->l->v_dim) * sizeof(float));
     if (b->tiles) {
         att_tiles_block(b, first_page);
@@ -389,7 +389,7 @@ static bool find_block(const struct att_job *job, const struct kv_scratch *s, in
             seq->n_rows < 1) {
             continue;
         }
-        b->u = att_unit_make(job->cpu, job->p, i, 0, s->t);
+        b->u = att_unit_make(job->cpu, job->p, i, 0, &s->t);
         rows = block_rows(&b->u, s->seen_floats);
         n = (seq->n_rows + rows - 1) / rows;
         if (index < n * n_groups) {

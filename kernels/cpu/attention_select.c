@@ -53,7 +53,7 @@ static struct att_select make_unit(const struct step *st)
     size_t heads = (size_t)cpu->limits.max_heads;
     size_t head0 = (size_t)st->w * heads;
     struct att_select a = {
-        .u = att_unit_make(cpu, st->job->p, st->seq, st->group, st->s->t),
+        .u = att_unit_make(cpu, st->job->p, st->seq, st->group, &st->s->t),
         .select = &st->job->p->select[st->seq],
         .row = st->row,
         .ld = k->ld,
@@ -118,7 +118,7 @@ static void pack_query(const struct att_select *a, int32_t k_head)
     const struct att_unit *u = &a->u;
     int32_t n = u->l->k_dim;
     int32_t *dims = a->dims + (size_t)(k_head * u->share_k) * a->ld_q;
-    float *sum = u->t.row;
+    float *sum = u->t->row;
 
     memset(sum, 0, (size_t)n * sizeof(float));
     for (int32_t d = n; d < kv_page_pad(n); d++) {
@@ -202,7 +202,7 @@ static void chunk(const struct att_select *a, int32_t index)
                             ? kv_page_of(kv, u->group, slot + OPS_PAGE_SLOTS)
                             : NULL;
         bool masked = att_is_masked(u, a->row, slot);
-        int32_t *pos = u->t.pos;
+        int32_t *pos = u->t->pos;
 
         for (int32_t k = 0; k < u->l->k_heads; k++) {
             size_t h = (size_t)(k * u->share_k);

@@ -78,7 +78,7 @@ static void load_queries(const struct att_block *b)
             int32_t row = h * b->ld_rows + i;
 
             u->cpu->table.tile_acts(q, u->l->k_dim,
-                                    u->t.tile_q + (size_t)(row / TILE_ROWS) * tile_row +
+                                    u->t->tile_q + (size_t)(row / TILE_ROWS) * tile_row +
                                         (size_t)(row % TILE_ROWS) * TILE_COLS);
         }
     }
@@ -95,11 +95,11 @@ static struct step make_step(const struct att_block *b, int32_t page)
     s.pos_min = INT32_MAX;
     s.pos_max = -1;
     for (int32_t i = 0; i < pages; i++) {
-        att_positions(u, s.slot0 + i * OPS_PAGE_SLOTS, u->t.pos + i * OPS_PAGE_SLOTS);
+        att_positions(u, s.slot0 + i * OPS_PAGE_SLOTS, u->t->pos + i * OPS_PAGE_SLOTS);
     }
     for (int32_t i = 0; i < s.n_slots; i++) {
-        s.pos_min = min_i32(s.pos_min, u->t.pos[i]);
-        s.pos_max = max_i32(s.pos_max, u->t.pos[i]);
+        s.pos_min = min_i32(s.pos_min, u->t->pos[i]);
+        s.pos_max = max_i32(s.pos_max, u->t->pos[i]);
     }
     return s;
 }
@@ -135,14 +135,14 @@ static void load_keys(const struct att_unit *u, const struct step *s, int32_t k_
             .n_rows = u->l->k_dim,
             .n_valid = u->l->k_dim,
             .n_cols = OPS_PAGE_SLOTS,
-            .dst = u->t.tile_k + (size_t)(i / 32) * pair,
+            .dst = u->t->tile_k + (size_t)(i / 32) * pair,
             .row_step = 2 * TILE_ELEMENTS,
             .pair_step = pair,
         };
 
         u->cpu->table.tile_kv(&t);
     }
-    load_scales(u, s, true, k_head, u->p->scale * LOG2_E, u->t.tile_mul);
+    load_scales(u, s, true, k_head, u->p->scale * LOG2_E, u->t->tile_mul);
 }
 
 static void load_values(const struct att_unit *u, const struct step *s, int32_t v_head)
@@ -154,14 +154,14 @@ static void load_values(const struct att_unit *u, const struct step *s, int32_t 
             .n_rows = OPS_PAGE_SLOTS,
             .n_valid = min_i32(s->n_valid - i, OPS_PAGE_SLOTS),
             .n_cols = kv_page_pad(u->l->v_dim),
-            .dst = u->t.tile_v + (size_t)(i / 32) * 2 * TILE_ELEMENTS,
+            .dst = u->t->tile_v + (size_t)(i / 32) * 2 * TILE_ELEMENTS,
             .row_step = 2 * TILE_ELEMENTS,
             .pair_step = (size_t)TILE_KEY_TILES * 2 * TILE_ELEMENTS,
         };
 
         u->cpu->table.tile_kv(&t);
     }
-    load_scales(u, s, false, v_head, 1.0f, u->t.tile_mul + TILE_KEYS);
+    load_scales(u, s, false, v_head, 1.0f, u->t->tile_mul + TILE_KEYS);
 }
 
 /* e^noise of a step's keys for one query head, where it is the same for all rows (noise=once):
@@ -176,7 +176,7 @@ static const float *noise_of_step(const struct att_block *b, const struct step *
         return NULL;
     }
     for (int32_t at = 0; at < s->n_slots; at += OPS_PAGE_SLOTS) {
-        memcpy(ret + at, att_noise(u, ATT_GUMBEL, row, head, u->t.pos + at),
+        memcpy(ret + at, att_noise(u, ATT_GUMBEL, row, head, u->t->pos + at),
                OPS_PAGE_SLOTS * sizeof(float));
     }
     return ret;
@@ -197,7 +197,7 @@ static void see_row(const struct att_block *b, const struct step *s, int32_t hea
     }
     for (int32_t at = 0; at < s->n_slots && mode != ATT_UNSEEN; at += OPS_PAGE_SLOTS) {
         const int32_t page = s->page + at / OPS_PAGE_SLOTS;
-        const int32_t *pos = u->t.pos + at;
+        const int32_t *pos = u->t->pos + at;
 
         if (mode == ATT_TEMPERED) {
             uint8_t *bytes = kv_page_of(&u->seq->kv, u->group, s->slot0 + at);
@@ -237,15 +237,15 @@ static void rows_step(const struct att_block *b, const struct step *s, int32_t h
         .n_slots = s->n_slots,
         .n_kd = n_kd(u),
         .n_vd = pad / 16,
-        .q = u->t.tile_q + (size_t)(head * b->ld_rows + r) * (size_t)n_kd(u) * TILE_COLS,
-        .k = u->t.tile_k,
-        .v = u->t.tile_v,
-        .s = u->t.tile_s,
-        .p = u->t.tile_p,
-        .acc = u->t.acc + (size_t)(head * b->ld_rows + r) * (size_t)pad,
+        .q = u->t->tile_q + (size_t)(head * b->ld_rows + r) * (size_t)n_kd(u) * TILE_COLS,
+        .k = u->t->tile_k,
+        .v = u->t->tile_v,
+        .s = u->t->tile_s,
+        .p = u->t->tile_p,
+        .acc = u->t->acc + (size_t)(head * b->ld_rows + r) * (size_t)pad,
         .ld_acc = (size_t)pad,
-        .k_mul = u->t.tile_mul,
-        .v_mul = ops_kv_scale_bytes(u->l->v_type) ? u->t.tile_mul + TILE_KEYS : NULL,
+        .k_mul = u->t->tile_mul,
+        .v_mul = ops_kv_scale_bytes(u->l->v_type) ? u->t->tile_mul + TILE_KEYS : NULL,
         .row_pos = first,
         .window = window,
         .max = b->max + pair,
@@ -262,7 +262,7 @@ static void rows_step(const struct att_block *b, const struct step *s, int32_t h
         t.n_slots = min_i32(t.n_slots, (last + 1 - s->slot0 + 31) / 32 * 32);
     }
     if (s->pos_min < max_i32(0, window > 0 ? last - window + 1 : 0) || s->pos_max > first) {
-        t.pos = u->t.pos;
+        t.pos = u->t->pos;
     }
     table->tile_qk(&t);
     table->tile_soft(&t);

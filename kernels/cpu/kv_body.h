@@ -48,8 +48,7 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
                              struct cpu_kv_ahead *ahead)
 {
     const size_t row_bytes = CPU_KV_SLOTS * kv_element_bytes(type);
-    const uint32_t step = kv_ahead_step(ahead, row_bytes);
-    uint32_t at = ahead ? ahead->at : 0;
+    const uint32_t due = kv_ahead_share(ahead, row_bytes * (size_t)k_dim, k_dim);
 
     for (int c = 0; c < CPU_KV_SLOTS / 16; c += KV_COLS) {
         lf sum[KV_ROWS][KV_COLS];
@@ -64,9 +63,8 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
         for (int32_t d = 0; d < k_dim; d++) {
             lf v[KV_COLS];
 
-            for (size_t b = 0; ahead && c == 0 && b < row_bytes; b += 64) {
-                lanes_prefetch(kv_ahead_line(ahead, at));
-                at += step;
+            if (ahead && c == 0 && d % KV_AHEAD_ROWS == 0) {
+                kv_ahead_due(ahead, due);
             }
 #pragma GCC unroll 8
             for (int j = 0; j < KV_COLS; j++) {
@@ -89,9 +87,6 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
                 lf_store(x + (size_t)r * ldx + (size_t)(c + j) * 16, sum[r][j]);
             }
         }
-    }
-    if (ahead) {
-        ahead->at = at;
     }
 }
 
@@ -129,8 +124,7 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
                              float *acc, struct cpu_kv_ahead *ahead)
 {
     const size_t row_bytes = (size_t)v_pad * kv_element_bytes(type);
-    const uint32_t step = kv_ahead_step(ahead, row_bytes);
-    uint32_t at = ahead ? ahead->at : 0;
+    const uint32_t due = kv_ahead_share(ahead, row_bytes * (size_t)n_slots, n_slots);
     lf sum[KV_ROWS][KV_COLS];
 
 #pragma GCC unroll 8
@@ -143,9 +137,8 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
     for (int32_t s = 0; s < n_slots; s++) {
         lf x[KV_COLS];
 
-        for (size_t b = 0; ahead && d0 == 0 && b < row_bytes; b += 64) {
-            lanes_prefetch(kv_ahead_line(ahead, at));
-            at += step;
+        if (ahead && d0 == 0 && s % KV_AHEAD_ROWS == 0) {
+            kv_ahead_due(ahead, due);
         }
 #pragma GCC unroll 8
         for (int j = 0; j < cols; j++) {
@@ -167,9 +160,6 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
         for (int j = 0; j < cols; j++) {
             lf_store(acc + r * v_pad + d0 + 16 * j, sum[r][j]);
         }
-    }
-    if (ahead) {
-        ahead->at = at;
     }
 }
 

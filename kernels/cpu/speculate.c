@@ -51,7 +51,7 @@ static bool find_unit(const struct job *job, const struct kv_scratch *s, int32_t
         }
         *u = (struct unit){.seq = seq, .counts = k->dims + (size_t)w * heads * k->pad};
         u->a = (struct att_select){
-            .u = att_unit_make(job->cpu, &job->as, seq, index, s->t),
+            .u = att_unit_make(job->cpu, &job->as, seq, index, &s->t),
             .row_pos = of->pos0 - 1,
             .hidden = 1 + kv_own_slot(of, index),
             .n_slots = of->kv.n_slots,
@@ -109,12 +109,12 @@ static void rank_page(const struct att_select *a, int32_t slot)
            next ? kv_page_part(u->l, next, k) : NULL);
     }
     if (masked || u->p->alibi_max > 0) {
-        att_positions(u, slot, u->t.pos);
+        att_positions(u, slot, u->t->pos);
     }
     for (int32_t h = 0; h < u->n_heads; h++) {
         float *x = a->x + (size_t)h * a->ld + (size_t)slot;
 
-        (void)att_logits(u, 0, h, NULL, u->t.pos, u->t.pos, masked, x);
+        (void)att_logits(u, 0, h, NULL, u->t->pos, u->t->pos, masked, x);
         if (own >= 0 && own < OPS_PAGE_SLOTS) {
             x[own] = CPU_KV_MASKED;
         }

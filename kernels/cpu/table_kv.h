@@ -26,11 +26,12 @@ enum { CPU_KV_SLOTS = OPS_PAGE_SLOTS };
  * (kernels/cpu/kv_ahead.h), so that memory is at work evenly, whatever the arithmetic in between.
  */
 struct cpu_kv_ahead {
-    const uint8_t *const *block;
-    uint32_t n_streams; /* abreast; 0: skewed */
-    uint32_t inverse;   /* 2^24 / n_streams, rounded up */
-    uint32_t at;        /* lines asked for, in 1 / 65536 */
-    uint32_t step;      /* the same unit; at most a line */
+    const uint8_t *const *block; /* the next lot's first */
+    uint32_t n_streams;          /* abreast; 0: skewed */
+    uint32_t stream;             /* abreast: the next line's */
+    uint32_t offset;             /* the next line's in its block (skewed: in an eighth of it) */
+    uint32_t due;                /* lines to be asked for, in 1 / 65536 */
+    uint32_t step;               /* the same unit; at most a line */
 };
 
 /* x[i][s] = q[i] . k[:, s] for n pairs and the page's 64 slots. k (k_dim, 64) of the type; q rows

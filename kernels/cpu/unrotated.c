@@ -40,7 +40,7 @@ int32_t att_rank(const struct att_unit *u)
 {
     const struct ops_kv *kv = &u->seq->kv;
     int32_t last = u->seq->pos0 + u->seq->n_rows - 1;
-    uint64_t *keys = u->t.keys;
+    uint64_t *keys = u->t->keys;
     uint32_t max = 0;
     int32_t below = 0;
     int32_t n = 0;
@@ -48,7 +48,7 @@ int32_t att_rank(const struct att_unit *u)
     for (int32_t s = 0; s < kv->n_slots || s % OPS_PAGE_SLOTS != 0; s++) {
         int32_t pos = s < kv->n_slots ? kv_slot_pos(kv, u->group, s) : -1;
 
-        u->t.rank[s] = 0;
+        u->t->rank[s] = 0;
         if (pos >= 0) {
             keys[n++] = (uint64_t)(uint32_t)pos << 32 | (uint32_t)s;
             max = (uint32_t)pos > max ? (uint32_t)pos : max;
@@ -57,7 +57,7 @@ int32_t att_rank(const struct att_unit *u)
     }
     keys = sort_keys(keys, keys + kv->n_slots, n, max);
     for (int32_t i = 0; i < n; i++) {
-        u->t.rank[(uint32_t)keys[i]] = i;
+        u->t->rank[(uint32_t)keys[i]] = i;
     }
     return last - below;
 }
@@ -104,7 +104,7 @@ void att_rotate_keys(const struct att_unit *u, const struct kv_rank_table *t, in
                      float *k)
 {
     const struct ops_rope *r = u->p->unrotated_rope;
-    const int32_t *rank = u->t.rank + slot0;
+    const int32_t *rank = u->t->rank + slot0;
 
     for (int32_t i = 0; i < r->n_dims / 2; i++) {
         int32_t a;

@@ -120,47 +120,56 @@ static inline void add(float *acc, int32_t n, __m512 even, __m512 odd, __m512 fa
     }
 }
 
+/* n rows of codes, `stride` bytes apart, times w; sums of even and odd rows apart. */
+static inline __attribute__((always_inline)) void multiply(int rows, int n, const uint8_t *codes,
+                                                           size_t stride, __mmask64 mask,
+                                                           const uint32_t *w, __m512h even[ROWS][2],
+                                                           __m512h odd[ROWS][2])
+{
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) {
+        __m512h a;
+        __m512h b;
+
+        unpack(_mm512_maskz_loadu_epi8(mask, codes + (size_t)i * stride), &a, &b);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            __m512h x = (__m512h)_mm512_set1_epi32((int)w[r * BLOCK + i]);
+
+            even[r][i % 2] = _mm512_fmadd_ph(x, a, even[r][i % 2]);
+            odd[r][i % 2] = _mm512_fmadd_ph(x, b, odd[r][i % 2]);
+        }
+    }
+}
+
 /* 64 dims from `d0` on (or the `n` that are left) of `rows` pairs. */
 static inline __attribute__((always_inline)) void
 pv_tile(int rows, const uint8_t *v, int32_t v_pad, int32_t d0, int32_t n, const uint32_t *w,
         const struct half_scale *scale, int32_t n_slots, float *acc, struct cpu_kv_ahead *ahead)
 {
     const __mmask64 mask = n >= WIDTH ? ~0ull : (1ull << n) - 1;
-    const uint32_t step = kv_ahead_step(ahead, (size_t)v_pad);
-    uint32_t ask = ahead ? ahead->at : 0;
+    const uint32_t due = kv_ahead_share(ahead, (size_t)n_slots * (size_t)n, n_slots);
+    const size_t stride = (size_t)v_pad;
+    int32_t s = 0;
     __m512h even[ROWS][2];
     __m512h odd[ROWS][2];
 
+    v += d0;
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
         even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = _mm512_setzero_ph();
     }
-    for (int32_t s = 0; s < n_slots; s += 2) {
-#pragma GCC unroll 2
-        for (int chain = 0; chain < 2; chain++) {
-            const int32_t at = s + chain;
-            __m512h a;
-            __m512h b;
-
-            if (at >= n_slots) {
-                break;
-            }
-            if (ahead) {
-                _mm_prefetch(kv_ahead_line(ahead, ask), _MM_HINT_T0);
-                ask += step;
-            }
-            unpack(_mm512_maskz_loadu_epi8(mask, v + (size_t)at * (size_t)v_pad + d0), &a, &b);
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) {
-                __m512h x = (__m512h)_mm512_set1_epi32((int)w[r * BLOCK + at]);
-
-                even[r][chain] = _mm512_fmadd_ph(x, a, even[r][chain]);
-                odd[r][chain] = _mm512_fmadd_ph(x, b, odd[r][chain]);
-            }
+    for (; s + KV_AHEAD_ROWS <= n_slots; s += KV_AHEAD_ROWS) {
+        if (ahead) {
+            kv_ahead_due(ahead, due);
         }
+        multiply(rows, KV_AHEAD_ROWS, v + (size_t)s * stride, stride, mask, w + s, even, odd);
     }
-    if (ahead) {
-        ahead->at = ask;
+    for (; s + 2 <= n_slots; s += 2) {
+        multiply(rows, 2, v + (size_t)s * stride, stride, mask, w + s, even, odd);
+    }
+    if (s < n_slots) {
+        multiply(rows, 1, v + (size_t)s * stride, stride, mask, w + s, even, odd);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
@@ -221,16 +230,15 @@ static inline __attribute__((always_inline)) void qk_tile(int rows, const uint8_
                                                           bool first, float *x, size_t ldx,
                                                           struct cpu_kv_ahead *ahead)
 {
-    const uint32_t step = ahead ? ahead->step : 0;
-    uint32_t ask = ahead ? ahead->at : 0;
+    const uint32_t due = kv_ahead_share(ahead, CPU_KV_SLOTS * (size_t)n_dims, n_dims);
     __m512 sum[ROWS][4];
 
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
         sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = _mm512_setzero_ps();
     }
-    for (int32_t d0 = 0; d0 < n_dims; d0 += RUN) {
-        const int32_t end = d0 + RUN < n_dims ? d0 + RUN : n_dims;
+    for (int32_t d = 0; d < n_dims;) {
+        const int32_t end = d + RUN < n_dims ? d + RUN : n_dims;
         __m512h even[ROWS][2];
         __m512h odd[ROWS][2];
 
@@ -238,29 +246,18 @@ static inline __attribute__((always_inline)) void qk_tile(int rows, const uint8_
         for (int r = 0; r < rows; r++) {
             even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = _mm512_setzero_ph();
         }
-        for (int32_t s = d0; s < end; s += 2) {
-#pragma GCC unroll 2
-            for (int chain = 0; chain < 2; chain++) {
-                const int32_t d = s + chain;
-                __m512h a;
-                __m512h b;
-
-                if (d >= end) {
-                    break;
-                }
-                if (ahead) {
-                    _mm_prefetch(kv_ahead_line(ahead, ask), _MM_HINT_T0);
-                    ask += step;
-                }
-                unpack(_mm512_loadu_si512(k + (size_t)d * CPU_KV_SLOTS), &a, &b);
-#pragma GCC unroll 4
-                for (int r = 0; r < rows; r++) {
-                    __m512h q = (__m512h)_mm512_set1_epi32((int)w[r * BLOCK + d]);
-
-                    even[r][chain] = _mm512_fmadd_ph(q, a, even[r][chain]);
-                    odd[r][chain] = _mm512_fmadd_ph(q, b, odd[r][chain]);
-                }
+        for (; d + KV_AHEAD_ROWS <= end; d += KV_AHEAD_ROWS) {
+            if (ahead) {
+                kv_ahead_due(ahead, due);
             }
+            multiply(rows, KV_AHEAD_ROWS, k + (size_t)d * CPU_KV_SLOTS, CPU_KV_SLOTS, ~0ull, w + d,
+                     even, odd);
+        }
+        for (; d + 2 <= end; d += 2) {
+            multiply(rows, 2, k + (size_t)d * CPU_KV_SLOTS, CPU_KV_SLOTS, ~0ull, w + d, even, odd);
+        }
+        for (; d < end; d++) {
+            multiply(rows, 1, k + (size_t)d * CPU_KV_SLOTS, CPU_KV_SLOTS, ~0ull, w + d, even, odd);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
@@ -272,9 +269,6 @@ static inline __attribute__((always_inline)) void qk_tile(int rows, const uint8_
             sum[r][2] = _mm512_add_ps(sum[r][2], high_f32(e));
             sum[r][3] = _mm512_add_ps(sum[r][3], high_f32(o));
         }
-    }
-    if (ahead) {
-        ahead->at = ask;
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {

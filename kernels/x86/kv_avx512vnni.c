@@ -96,8 +96,7 @@ UNROLL_INLINE void four_dims(const uint8_t *k, int32_t n, __m512i ret[4])
 UNROLL_INLINE void tile(int rows, const uint8_t *k, int32_t n_dims, const struct query *q,
                         bool first, float *x, size_t ldx, struct cpu_kv_ahead *ahead)
 {
-    const uint32_t step = ahead ? ahead->step : 0;
-    uint32_t ask = ahead ? ahead->at : 0;
+    const uint32_t due = kv_ahead_share(ahead, CPU_KV_SLOTS * (size_t)n_dims, n_dims);
     __m512i sum[ROWS][2][4];
 
     UNROLL_LOOP
@@ -111,9 +110,8 @@ UNROLL_INLINE void tile(int rows, const uint8_t *k, int32_t n_dims, const struct
         const int32_t n = n_dims - d;
         __m512i v[4];
 
-        for (int i = 0; ahead && i < 4 && i < n; i++) {
-            _mm_prefetch(kv_ahead_line(ahead, ask), _MM_HINT_T0);
-            ask += step;
+        if (ahead && d % KV_AHEAD_ROWS == 0) {
+            kv_ahead_due(ahead, due);
         }
         four_dims(k + (size_t)d * CPU_KV_SLOTS, n, v);
         UNROLL_LOOP
@@ -125,9 +123,6 @@ UNROLL_INLINE void tile(int rows, const uint8_t *k, int32_t n_dims, const struct
                 sum[r][i / 4][i % 4] = _mm512_dpbusd_epi32(sum[r][i / 4][i % 4], v[i % 4], w);
             }
         }
-    }
-    if (ahead) {
-        ahead->at = ask;
     }
     UNROLL_LOOP
     for (int r = 0; r < rows; r++) {
