@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of element types, and the way from a type to its decoder and encoder. Types of one
  * element a block (F32, F16, BF16) are done here; blocks of 32 are in dtype_q.c, of 256 in
- * dtype_k.c. Nothing here is fast: kernels have their own readers and are checked against these. */
+ * dtype_k.c and dtype_k_encode.c. Nothing here is fast: kernels have their own readers and are
+ * checked against these. */
 
 #include "quant/dtype.h"
 
@@ -85,9 +86,9 @@ static const struct codec codecs[] = {
     [DTYPE_Q5_0] = {{"Q5_0", 32, sizeof(struct block_q5_0), true}, dtype_decode_q5_0, dtype_encode_q5_0},
     [DTYPE_Q5_1] = {{"Q5_1", 32, sizeof(struct block_q5_1), true}, dtype_decode_q5_1, dtype_encode_q5_1},
     [DTYPE_Q8_0] = {{"Q8_0", 32, sizeof(struct block_q8_0), true}, dtype_decode_q8_0, dtype_encode_q8_0},
-    [DTYPE_Q4_K] = {{"Q4_K", 256, sizeof(struct block_q4_k), false}, dtype_decode_q4_k, NULL},
-    [DTYPE_Q5_K] = {{"Q5_K", 256, sizeof(struct block_q5_k), false}, dtype_decode_q5_k, NULL},
-    [DTYPE_Q6_K] = {{"Q6_K", 256, sizeof(struct block_q6_k), false}, dtype_decode_q6_k, NULL},
+    [DTYPE_Q4_K] = {{"Q4_K", 256, sizeof(struct block_q4_k), true}, dtype_decode_q4_k, dtype_encode_q4_k},
+    [DTYPE_Q5_K] = {{"Q5_K", 256, sizeof(struct block_q5_k), true}, dtype_decode_q5_k, dtype_encode_q5_k},
+    [DTYPE_Q6_K] = {{"Q6_K", 256, sizeof(struct block_q6_k), true}, dtype_decode_q6_k, dtype_encode_q6_k},
 };
 /* clang-format on */
 

@@ -21,5 +21,8 @@ int dtype_encode_q4_1(const float *src, void *dst, uint64_t n_blocks);
 int dtype_encode_q5_0(const float *src, void *dst, uint64_t n_blocks);
 int dtype_encode_q5_1(const float *src, void *dst, uint64_t n_blocks);
 int dtype_encode_q8_0(const float *src, void *dst, uint64_t n_blocks);
+int dtype_encode_q4_k(const float *src, void *dst, uint64_t n_blocks);
+int dtype_encode_q5_k(const float *src, void *dst, uint64_t n_blocks);
+int dtype_encode_q6_k(const float *src, void *dst, uint64_t n_blocks);
 
 #endif

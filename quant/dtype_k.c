@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Decoders of K-quant blocks: 256 elements in 8 (Q4_K, Q5_K) or 16 (Q6_K) groups, each with a small
- * integer scale (and minimum) under the block's f16 scales. Offered for reading only: choosing good
- * scales for them is a search, and files come from tools that do it. */
+ * integer scale (and minimum) under the block's f16 scales. Choosing them is a search
+ * (dtype_k_encode.c). */
 
 #include "quant/dtype_blocks.h"
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "tools/command.h"
 #include "tools/quantize_model.h"
@@ -23,7 +24,7 @@ struct config {
 /* clang-format off */
 static const struct option_row rows[] = {
     {"keep", 'k', OPTION_LIST, offsetof(struct config, keep), .metavar = "PATTERN", .help = "leave the tensors of this name as they are (shell pattern, repeats)"},
-    {"head-type", 0, OPTION_STRING, offsetof(struct config, head_type), .metavar = "TYPE", .help = "element type of the head: output.weight, or token_embd.weight where it is both (default: TYPE)"},
+    {"head-type", 0, OPTION_STRING, offsetof(struct config, head_type), .metavar = "TYPE", .help = "element type of the head: output.weight, or token_embd.weight where it is both (default: TYPE; Q6_K in a mix)"},
     {"threads", 't', OPTION_INT, offsetof(struct config, threads), 0, 1024, .fallback = "0", .help = "0: one for each CPU"},
     {"quiet", 'q', OPTION_FLAG, offsetof(struct config, quiet), .help = "no line for each tensor"},
     {"help", 'h', OPTION_FLAG, offsetof(struct config, help), .flags = OPTION_ARGV_ONLY, .help = "show this text"},
@@ -34,8 +35,12 @@ static const struct option_table table = {
     .rows = rows,
     .n_rows = sizeof(rows) / sizeof(rows[0]),
     .usage = "pipit-quantize [OPTION]... IN.gguf OUT.gguf TYPE",
-    .intro = "Encodes a model's matrices as TYPE: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0 or Q5_1.\n"
-             "Norms, biases and other vectors keep their type; every key is copied.",
+    .intro =
+        "Encodes a model's matrices as TYPE: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K,\n"
+        "Q5_K, Q6_K, or a mix: Q4_K_M or Q5_K_M, which are Q4_K or Q5_K with the head and about\n"
+        "half of the layers' attn_v and ffn_down in Q6_K. Rows that are no whole blocks of 256\n"
+        "become Q5_0, Q5_1 and Q8_0 where they would be Q4_K, Q5_K and Q6_K.\n"
+        "Norms, biases and other vectors keep their type; every key is copied.",
 };
 
 static int pick_type(const char *name, enum dtype *ret, struct error *reterr)
@@ -53,6 +58,22 @@ static int pick_type(const char *name, enum dtype *ret, struct error *reterr)
     return 0;
 }
 
+/* TYPE, which may be a mix, and the head's. */
+static int pick_types(const char *name, const char *head, struct quantize_plan *plan,
+                      struct error *reterr)
+{
+    int r;
+
+    plan->mix = strcasecmp(name, "Q4_K_M") == 0 || strcasecmp(name, "Q5_K_M") == 0;
+    if (plan->mix) {
+        plan->type = name[1] == '4' ? DTYPE_Q4_K : DTYPE_Q5_K;
+        plan->head_type = DTYPE_Q6_K;
+        return head ? pick_type(head, &plan->head_type, reterr) : 0;
+    }
+    r = pick_type(name, &plan->type, reterr);
+    return r < 0 ? r : pick_type(head ? head : name, &plan->head_type, reterr);
+}
+
 static int run(const void *config, const struct option_list *words, struct error *reterr)
 {
     const struct config *c = config;
@@ -64,8 +85,7 @@ static int run(const void *config, const struct option_list *words, struct error
         return error_set(reterr, -EINVAL, "IN, OUT and TYPE are needed, %zu words are given",
                          words->n);
     }
-    r = pick_type(words->v[2], &plan.type, reterr);
-    r = r < 0 ? r : pick_type(c->head_type ? c->head_type : words->v[2], &plan.head_type, reterr);
+    r = pick_types(words->v[2], c->head_type, &plan, reterr);
     r = r < 0 ? r : pool_create((int)c->threads, &plan.pool, reterr);
     if (r < 0) {
         return r;

@@ -4,6 +4,8 @@
  * is not a matrix (norms, biases), what --keep names, and what has the wanted type already, is
  * copied byte for byte.
  *
+ * Rows that are no whole blocks of a K-quant take the type with blocks of 32 that is next above it.
+ *
  * Quality is reported as the root mean square of the change over that of the weights: what the
  * encoding did, in one number a tensor. */
 
@@ -57,6 +59,52 @@ static bool kept(const struct quantize_plan *plan, const char *name)
     return false;
 }
 
+/* The layer of "blk.N.PART.weight", or -1. */
+static int64_t layer_of(struct gguf_str name, const char *part)
+{
+    char text[64];
+    char rest[64];
+    int64_t layer;
+
+    (void)snprintf(text, sizeof(text), "%.*s", (int)name.len, name.ptr);
+    if (sscanf(text, "blk.%7" SCNd64 ".%63s", &layer, rest) != 2) {
+        return -1;
+    }
+    return !part || strcmp(rest, part) == 0 ? layer : -1;
+}
+
+/* What suffers most from few bits: values and what leaves the feed-forward, near both ends. */
+static bool gets_more(const struct gguf *in, struct gguf_str name)
+{
+    int64_t n_layers = 0;
+    int64_t layer = layer_of(name, "attn_v.weight");
+
+    layer = layer < 0 ? layer_of(name, "ffn_down.weight") : layer;
+    if (layer < 0) {
+        return false;
+    }
+    for (size_t i = 0; i < gguf_n_tensors(in); i++) {
+        int64_t l = layer_of(gguf_tensor_at(in, i)->name, NULL);
+
+        n_layers = l + 1 > n_layers ? l + 1 : n_layers;
+    }
+    return layer < n_layers / 8 || layer >= 7 * n_layers / 8 || (layer - n_layers / 8) % 3 == 2;
+}
+
+static enum dtype fallback(enum dtype type)
+{
+    switch (type) {
+    case DTYPE_Q4_K:
+        return DTYPE_Q5_0;
+    case DTYPE_Q5_K:
+        return DTYPE_Q5_1;
+    case DTYPE_Q6_K:
+        return DTYPE_Q8_0;
+    default:
+        return type;
+    }
+}
+
 static int choose(const struct quantize_plan *plan, const struct gguf *in,
                   const struct gguf_tensor *t, const char *name, enum dtype *ret,
                   struct error *reterr)
@@ -67,7 +115,12 @@ static int choose(const struct quantize_plan *plan, const struct gguf *in,
     if (t->n_dims < 2 || is_norm(t->name) || kept(plan, name)) {
         return 0;
     }
-    *ret = is_head(in, t->name) ? plan->head_type : plan->type;
+    *ret = is_head(in, t->name)                  ? plan->head_type
+           : plan->mix && gets_more(in, t->name) ? DTYPE_Q6_K
+                                                 : plan->type;
+    if (!dtype_row_bytes(*ret, t->dims[0], &bytes)) {
+        *ret = fallback(*ret);
+    }
     if (!dtype_row_bytes(*ret, t->dims[0], &bytes)) {
         return error_set(reterr, -EBADMSG,
                          "tensor '%s': its rows of %" PRIu64 " are not whole blocks of %s (%d); "
@@ -80,9 +133,15 @@ static int choose(const struct quantize_plan *plan, const struct gguf *in,
 
 /* ---- keys ---- */
 
-static uint32_t file_type(enum dtype type)
+static uint32_t file_type(enum dtype type, bool mix)
 {
     switch (type) {
+    case DTYPE_Q4_K:
+        return mix ? 15 : 14;
+    case DTYPE_Q5_K:
+        return mix ? 17 : 16;
+    case DTYPE_Q6_K:
+        return 18;
     case DTYPE_F32:
         return 0;
     case DTYPE_F16:
@@ -119,7 +178,7 @@ static int copy_keys(const struct quantize_plan *plan, const struct gguf *in, st
             r = gguf_writer_raw(w, name, type, raw, bytes);
         }
     }
-    r = r < 0 ? r : gguf_writer_u32(w, "general.file_type", file_type(plan->type));
+    r = r < 0 ? r : gguf_writer_u32(w, "general.file_type", file_type(plan->type, plan->mix));
     return r < 0 ? r : gguf_writer_u32(w, "general.quantization_version", 2);
 }
 

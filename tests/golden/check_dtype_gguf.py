@@ -17,7 +17,7 @@ except ImportError as e:
     print(f"SKIP: {e}; this check needs numpy and gguf from PyPI")
     sys.exit(77)
 
-from dtype_inputs import ENCODED, TYPES, corner_floats, random_blocks
+from dtype_inputs import ENCODED, K_QUANTS, TYPES, corner_floats, random_blocks
 
 
 def run(program, what, name, data):
@@ -41,6 +41,16 @@ def main():
         bad = sum(a != b for a, b in zip(want, got)) + abs(len(want) - len(got))
         failed += bad
         print(f"encode {name:5} {x.size:8} elements, {bad} bytes differ")
+    for i, (name, most) in enumerate(K_QUANTS.items()):  # the package has no encoder for these
+        for what, x in (("normal", np.random.default_rng(i).standard_normal((64, 256)).astype("<f4") / 50),
+                        ("corners", corner_floats(512, 2000 + i).reshape(64, 256).astype("<f4"))):
+            raw = run(program, "encode", name, x.tobytes())
+            theirs = gguf.quants.dequantize(np.frombuffer(raw, np.uint8).reshape(64, -1), gguf.GGMLQuantizationType[name])
+            ours = np.frombuffer(run(program, "decode", name, raw), "<f4").reshape(64, 256)
+            bad = int((theirs.astype("<f4").view("<u4") != ours.view("<u4")).sum())
+            error = float(np.sqrt(((theirs - x).astype("f8") ** 2).mean() / (x.astype("f8") ** 2).mean()))
+            failed += bad + (error > most)
+            print(f"encode {name:5} {what}: {bad} elements are read otherwise, relative error {error:.4f}")
     return 1 if failed else 0
 
 

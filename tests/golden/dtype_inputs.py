@@ -17,6 +17,7 @@ TYPES = {
     "Q5_K": (256, 176, [0, 2]),
     "Q6_K": (256, 210, [208]),
 }
+K_QUANTS = {"Q4_K": 0.071, "Q5_K": 0.035, "Q6_K": 0.0175}  # and the relative error of normal values, at most
 ENCODED = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 
 

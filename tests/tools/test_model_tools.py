@@ -213,10 +213,32 @@ class Quantize(Tools):
         self.run_tool(QUANTIZE, "-q", self.path("a"), self.path("b"), "q4_0", "--head-type", "q8_0")
         self.assertEqual(Gguf(self.path("b")).tensors["token_embd.weight"][0], Q8_0)
 
+    def test_mixes(self):
+        wide = ["--layers", "8", "--hidden", "256", "--ffn", "256", "--heads", "4", "--kv-heads", "2", "--vocab", "300"]
+        self.make("a", *wide, "--type", "bf16", "--tied", "no")
+        for mix, base, number in (("Q4_K_M", 12, 15), ("q5_k_m", 13, 17)):
+            self.run_tool(QUANTIZE, "-q", self.path("a"), self.path("b"), mix)
+            b = Gguf(self.path("b"))
+            self.assertEqual(b.keys["general.file_type"], number)
+            for name, (kind, dims, _) in b.tensors.items():
+                layer = int(name.split(".")[1]) if name.startswith("blk.") else -1
+                more = name == "output.weight" or (layer in (0, 3, 6, 7) and ("attn_v" in name or "ffn_down" in name))
+                if len(dims) == 2:
+                    self.assertEqual(kind, 14 if more else base, name)
+        self.run_tool(QUANTIZE, "-q", self.path("a"), self.path("b"), "q4_k_m", "--head-type", "q8_0")
+        self.assertEqual(Gguf(self.path("b")).tensors["output.weight"][0], Q8_0)
+
+    def test_narrow_rows_of_a_k_quant(self):
+        self.make("a", *SMALL, "--type", "f32")
+        for kind, number, head in (("q4_k", 6, 6), ("q5_k", 7, 7), ("q6_k", 8, 8), ("q4_k_m", 6, 8)):
+            self.run_tool(QUANTIZE, "-q", self.path("a"), self.path("b"), kind)
+            b = Gguf(self.path("b"))
+            self.assertEqual(b.tensors["blk.1.attn_q.weight"][0], number)
+            self.assertEqual(b.tensors["token_embd.weight"][0], head)
+
     def test_refusals(self):
         self.make("a", *SMALL, "--ffn", "100")
         out = self.path("x")
-        self.run_tool(QUANTIZE, self.path("a"), out, "q4_k", code=2, says="there is no encoder")
         self.run_tool(QUANTIZE, self.path("a"), out, "q3", code=2, says="'q3' is not an element type")
         self.run_tool(QUANTIZE, self.path("a"), code=2, says="IN, OUT and TYPE are needed")
         self.run_tool(QUANTIZE, self.path("none"), out, "q8_0", code=6, says="No such file")
