@@ -6,6 +6,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "quant/dtype.h"
@@ -42,11 +43,13 @@ static void encode_blocks(enum dtype type, const float *src, uint8_t *dst, int32
         float block[BLOCK];
 
         for (int i = 0; i < BLOCK; i++) {
-            block[i] = clamp(src[BLOCK * b + i], 65504.0f);
+            float x = src[BLOCK * b + i];
+
+            block[i] = isnan(x) ? 0 : clamp(x, 65504.0f); /* a block has no NaN to keep it in */
         }
         int r = dtype_encode(type, block, dst + (size_t)b * bytes, BLOCK);
 
-        assert(r == 0);
+        assert(r == 0); /* finite, and its scale is f16's */
         (void)r;
     }
 }

@@ -8,7 +8,7 @@
  *   f32, f16, bf16  round to nearest even, after clamping to the type's largest finite value: an
  *                   infinity in V would turn every later row into NaN
  *   fp8, i8         codes and an f16 scale as quant/fp8.h defines them
- *   q8_0, q4_0      blocks of 32 as quant/dtype.h has them; heads are whole blocks
+ *   q8_0, q4_0      blocks of 32 as quant/dtype.h has them; heads are whole blocks; NaN becomes 0
  *
  * Inputs are finite. */
 

@@ -18,8 +18,9 @@
 enum { SERVE = 1, PLAN = 2 };
 
 /* Held by the processes whatever is asked: rings of records between front, I/O thread and worker
- * (2.1, 1.1 and 2 MiB), and the gateway with libzmq's buffers at rest. */
-enum { RINGS_BYTES = 5376 << 10, GATEWAY_BYTES = 4 << 20 };
+ * (2.1, 1.1 and 2 MiB), slices of a session that is being saved (1 MiB and their rings;
+ * daemon/worker/saver.c), and the gateway with libzmq's buffers at rest. */
+enum { RINGS_BYTES = 6464 << 10, GATEWAY_BYTES = 4 << 20 };
 
 /* Settings that a running daemon takes over when it is told to read its configuration again; then
  * those that count when it also loads the model again. The others size memory of the front's: they

@@ -388,9 +388,12 @@ static void on_state(struct engine_link *e, const struct lane_e_state *s)
     if (e->leaving) {
         return;
     }
+    /* What is said each second while a step hangs is no progress. */
+    if (s->last_step_ns > e->info.last_step_ns || s->state != e->state) {
+        e->cpu_ns = cputime_ns(e->pid);
+    }
     e->info = *s;
     e->state = s->state;
-    e->cpu_ns = cputime_ns(e->pid);
     f->status_changed = true;
     if (became_ready) {
         e->epoch++;

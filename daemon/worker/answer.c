@@ -148,10 +148,10 @@ static void obey_hook(const struct job *j)
         (void)kill(getppid(), SIGSTOP);
         return;
     }
-    if (j->hang) {
-        for (;;) {
-            (void)pause();
-        }
+    while (j->hang) {
+        (void)pause();
+    }
+    for (volatile bool spins = j->spin; spins;) {
     }
     /* The I/O thread passes on what was said; without that the order would be repeated. */
     (void)poll(NULL, 0, 50);

@@ -132,9 +132,10 @@ static int lay_output(struct job *j, const struct lane_e_request *e, bool logits
     return 0;
 }
 
-/* Orders of a test, in an item of the session's type: "crash:N", "hang:N" after N new tokens, the
- * first time only; "crash-always:N"; "crash:saved" when the session's file has its name;
- * "kill-front:N" stops the front then (0: at once), and kills it when the file has its name. */
+/* Orders of a test, in an item of the session's type: "crash:N", "hang:N", "spin:N" after N new
+ * tokens, the first time only; "crash-always:N"; "crash:saved" when the session's file has its
+ * name; "kill-front:N" stops the front then (0: at once), and kills it when the file has its name.
+ */
 static void read_hook(struct job *j, const struct ask *a)
 {
     char text[64];
@@ -161,6 +162,9 @@ static void read_hook(struct job *j, const struct ask *a)
     } else if (j->n_forced == 0 && sscanf(text, "hang:%d", &n) == 1) {
         j->crash_at = n;
         j->hang = true;
+    } else if (j->n_forced == 0 && sscanf(text, "spin:%d", &n) == 1) {
+        j->crash_at = n;
+        j->spin = true;
     }
 }
 

@@ -67,6 +67,7 @@ struct job {
 
     int32_t crash_at; /* test hook: dies when it has said so many tokens; -1: never */
     bool hang;        /* ... or stands still instead */
+    bool spin;        /* ... or runs in a circle */
     bool crash_saved; /* ... or dies when its session is saved, */
     bool kill_front;  /* the front too, which hears nothing after crash_at tokens */
 

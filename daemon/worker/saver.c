@@ -110,7 +110,7 @@ static void obey_hook(const struct job *j)
 static int save(struct saver *s, struct job *j)
 {
     const struct session_text text = {
-        .identity = engine_info(atomic_load(&s->worker->engine))->identity,
+        .identity = s->identity,
         .policy = j->policy,
         .ids = j->text,
         .n = j->n_text,
@@ -181,6 +181,7 @@ static int begin(struct saver *s, struct error *reterr)
         }
         s->has_thread = true;
     }
+    memcpy(s->identity, engine_info(engine_of(s))->identity, sizeof(s->identity));
     s->block_bytes = j->save_bytes;
     s->n_said = j->save_said;
     s->free_slices = (1u << N_SLICES) - 1;

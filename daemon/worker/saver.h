@@ -38,6 +38,7 @@ struct saver {
     /* Of both: written before it begins. */
     size_t slice_bytes;
     uint64_t block_bytes;
+    char identity[64]; /* the model's: the engine may be gone when the saver has its turn */
     /* The saver's own. */
     int held; /* the slice that session_write() reads, or -1 */
 };

@@ -194,7 +194,8 @@ static int check_state(const struct shape *s, const struct policy *p, const stru
 }
 
 /* What queries that select need beside pages. */
-static int check_select(const struct shape *s, const struct policy *p, struct error *reterr)
+static int check_select(const struct shape *s, const struct policy *p, int32_t variant,
+                        struct error *reterr)
 {
     bool sums = false;
 
@@ -208,7 +209,11 @@ static int check_select(const struct shape *s, const struct policy *p, struct er
                          "the plan holds no file for K and V; start the daemon with --kv naming "
                          "this policy");
     }
-
+    if (p->pool == POLICY_POOL_DISK && variant != s->tier_variant) {
+        return error_set(reterr, -ENOMEM,
+                         "the file for K and V is planned for another precision or partial=; start "
+                         "the daemon with --kv naming this policy");
+    }
     if ((p->select != POLICY_READ_ALL && !s->selects) || (sums && !s->sums) ||
         (speculates && !s->speculates)) {
         return error_set(reterr, -ENOMEM,
@@ -236,7 +241,7 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
                          s->config.max_chunk);
     }
     shape_need(s, p, v, text, &need);
-    int r = check_select(s, p, reterr);
+    int r = check_select(s, p, v, reterr);
 
     if (!r && p->pool == POLICY_POOL_DISK && text->held > 0) {
         r = error_set(reterr, -ENOTSUP, "pool=disk: texts go on from no saved sequence yet");

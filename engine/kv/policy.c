@@ -344,7 +344,6 @@ static int parse_option(struct parser *p, const struct option_row *o, struct pol
     return r;
 }
 
-/* `more`: the first option's comma has been read. */
 static const char *nearest_word(const char *s, size_t len)
 {
     const char *nearest = NULL;
@@ -353,7 +352,7 @@ static const char *nearest_word(const char *s, size_t len)
     for (int i = 0; i < N_WORDS; i++) {
         size_t d = word_distance(s, len, words[i].name, strlen(words[i].name));
 
-        if (words[i].axis != AXIS_LATER && (d < best || (d == best && !nearest))) {
+        if (words[i].axis != AXIS_LATER && d < best) {
             best = d;
             nearest = words[i].name;
         }
@@ -369,7 +368,7 @@ static const char *nearest_option(const struct word_row *w, const char *s, size_
     for (int i = 0; i < N_OPTIONS; i++) {
         size_t d = word_distance(s, len, options[i].name, strlen(options[i].name));
 
-        if ((options[i].words & word_bit(w)) && (d < best || (d == best && !nearest))) {
+        if ((options[i].words & word_bit(w)) && d < best) {
             best = d;
             nearest = options[i].name;
         }
@@ -377,6 +376,7 @@ static const char *nearest_option(const struct word_row *w, const char *s, size_
     return len > 1 ? nearest : NULL;
 }
 
+/* `more`: the first option's comma has been read. */
 static int parse_options(struct parser *p, const struct word_row *w, bool more, struct policy *pol)
 {
     for (; more || accept(p, ','); more = false) {

@@ -498,6 +498,7 @@ static int lay_tier(struct shape *s, struct error *reterr)
         }
         first = p;
         s->tier.layout = *shape_layout(s, s->variant[v], last);
+        s->tier_variant = s->variant[v];
     }
     s->tier.ops = s->config.ops;
     s->tier.n_seats = s->config.n_seqs;

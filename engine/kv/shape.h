@@ -84,6 +84,7 @@ struct shape {
     bool selects;              /* queries may select */
     bool speculates;           /* a layer ahead */
     struct tier_config tier;   /* n_stores 0: no policy has its K and V on disk */
+    int32_t tier_variant;      /* whose format the file has */
     bool sums;                 /* seats keep sums of V */
     bool layered;              /* a planned policy reads prompts layer by layer */
     bool whole_peak;           /* one reads them through all layers at once */

@@ -490,8 +490,22 @@ static int check_finite(const uint8_t *at, uint64_t n, const char *what, struct 
     return 0;
 }
 
-static int check_group(const struct store_header *h, const uint8_t *at, int32_t n_tokens,
-                       uint8_t *seen, struct error *reterr)
+/* Counts of use are whole and have an end (OPS_USE_COUNT). */
+static int check_counts(const uint8_t *at, uint64_t n, struct error *reterr)
+{
+    for (uint64_t i = 0; i < n; i++) {
+        float x;
+
+        memcpy(&x, at + i * sizeof(x), sizeof(x));
+        if (!(x >= 0 && x <= OPS_USE_MAX && x - floorf(x) < 0x1p-23f)) {
+            return broken(reterr, "a count of use");
+        }
+    }
+    return 0;
+}
+
+static int check_group(const struct store_header *h, const struct policy *p, const uint8_t *at,
+                       int32_t n_tokens, uint8_t *seen, struct error *reterr)
 {
     uint64_t n = (uint64_t)h->n_slots;
     int r = 0;
@@ -502,6 +516,7 @@ static int check_group(const struct store_header *h, const uint8_t *at, int32_t 
     }
     if (!r && (h->flags & HAS_SCORE)) {
         r = check_finite(at, n, "a score", reterr);
+        r = !r && p->place == POLICY_COUNTER ? check_counts(at, n, reterr) : r;
         at += pad8(n * sizeof(float));
     }
     return r ? r : check_finite(at, n_sums(h), "a sum of V", reterr);
@@ -548,8 +563,8 @@ static int take_store(struct taker *t, int32_t store, struct error *reterr)
     for (int32_t g = 0; !r && g < want.n_groups; g++) {
         r = take(t, state_bytes(&want), reterr);
         r = r ? r
-              : check_group(&want, t->held + t->n_held - state_bytes(&want), t->head.n_tokens,
-                            t->seen, reterr);
+              : check_group(&want, &t->seq.policy, t->held + t->n_held - state_bytes(&want),
+                            t->head.n_tokens, t->seen, reterr);
         if (!r && !checked_range(t->at, pad8(slots_bytes(&want)), t->source->size)) {
             r = broken(reterr, "it ends early");
         }

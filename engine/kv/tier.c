@@ -460,7 +460,6 @@ static int land_one(struct tier *t, const struct turn *turn, const struct fetche
         }
         s = end > s ? end : s + 1;
     }
-    memset(wanted, 0, (size_t)f->n);
     return r;
 }
 
@@ -476,9 +475,12 @@ int tier_land(struct tier *t, int32_t store)
     tier_io_wait(t->io, READS + (store & 1));
     int64_t t1 = clock_ns();
 
-    for (int32_t i = 0; !r && i < turn->n; i++) {
-        assert(turn->fetched[i].store == store);
-        r = land_one(t, turn, &turn->fetched[i]);
+    for (int32_t i = 0; i < turn->n; i++) {
+        const struct fetched *f = &turn->fetched[i];
+
+        assert(f->store == store);
+        r = r ? r : land_one(t, turn, f);
+        memset(turn->wanted + (size_t)f->seat * (size_t)t->config.ctx, 0, (size_t)f->n);
     }
     turn->n = 0;
     t->counts.wait_ns += t1 - t0;

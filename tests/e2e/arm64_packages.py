@@ -36,8 +36,13 @@ def skip(reason):
 
 
 def packages(folder):
+    """Those that are there, if no file of the tree is younger."""
     found = glob.glob(os.path.join(folder, "*_arm64.deb"))
-    if not found:
+    files = subprocess.run(["git", "-C", SOURCE, "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
+    newest = max(os.path.getmtime(os.path.join(SOURCE, f)) for f in files if os.path.isfile(os.path.join(SOURCE, f)))
+    if not found or min(map(os.path.getmtime, found)) < newest:
+        for old in found:
+            os.unlink(old)
         subprocess.run([os.path.join(SOURCE, "deploy/build_deb.sh"), "--arch", "arm64", folder], check=True)
         found = glob.glob(os.path.join(folder, "*_arm64.deb"))
     return found

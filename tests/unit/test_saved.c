@@ -327,6 +327,50 @@ Test(saved, a_block_that_cannot_be_read_ends_its_own_request)
     engine_destroy(e);
 }
 
+/* A pool's counts, which halving reads as whole numbers. */
+Test(saved, a_count_that_no_pool_has_is_refused)
+{
+    static const float bad[] = {1e30f, 256, -1, 0.5f};
+    int32_t ids[N_PROMPT];
+    struct engine *e = run_engine_overlay("cache_model.gguf", "cache_skew.gguf", "ref", 128, 1,
+                                          "infinigen:count=9,pool=40,victim=counter,exempt=4");
+    struct run r;
+    uint64_t h;
+    int n_refused = 0;
+
+    run_tokens(56, engine_info(e)->n_vocab, ids, N_PROMPT);
+    struct engine_request q = run_request(ids, N_PROMPT, 8);
+    struct saved s = leave(e, &q, 3);
+    uint8_t *bytes = s.p;
+
+    run_submit(e, &q, &r);
+    run_all(e);
+    q.forced = r.tokens;
+    q.n_forced = 3;
+    q.saved = s.p;
+    q.saved_size = s.size;
+    for (size_t at = 0; at + 4 <= s.size; at += 4) {
+        struct error err = {0};
+        uint8_t was[4];
+        struct run bent = {.n_vocab = 1};
+
+        memcpy(was, bytes + at, 4);
+        memcpy(bytes + at, &bad[at / 4 % 4], 4);
+        q.user = &bent;
+        q.logits_rows = 0;
+        if (engine_submit(e, &q, &h, &err) == 0) {
+            cr_assert_eq(engine_cancel(e, h, ENGINE_CANCELLED), 0);
+            run_all(e);
+        }
+        n_refused += strstr(err.text, "a count of use") != NULL;
+        memcpy(bytes + at, was, 4);
+    }
+    cr_assert_geq(n_refused, 40, "%d", n_refused);
+    run_clear(&r);
+    free(s.p);
+    engine_destroy(e);
+}
+
 Test(saved, broken_blocks_are_refused)
 {
     int32_t ids[N_PROMPT];

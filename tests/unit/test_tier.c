@@ -26,6 +26,7 @@ static struct faults {
     atomic_int n_failed;
     struct engine *interrupt; /* now and then, from these threads */
     atomic_int n_calls;
+    atomic_int n_interrupts;
 } faults;
 
 static ssize_t read_or_fail(void *arg, int fd, void *to, size_t n, off_t at)
@@ -34,6 +35,7 @@ static ssize_t read_or_fail(void *arg, int fd, void *to, size_t n, off_t at)
 
     if (f->interrupt && atomic_fetch_add(&f->n_calls, 1) % 3 == 0) {
         engine_interrupt(f->interrupt);
+        atomic_fetch_add(&f->n_interrupts, 1);
     }
     if ((f->kind == SHORT_READ || f->kind == READ_EIO) && at >= f->from) {
         atomic_fetch_add(&f->n_failed, 1);
@@ -140,20 +142,44 @@ Test(tier, seats_and_steps_that_are_given_up)
     faults.interrupt = e;
     submit(e, 1, &other);
     submit(e, 0, &again);
+    int n_without = 0; /* steps that brought nobody a token: given up, or of a prompt */
+
     for (int i = 0; !again.done; i++) {
+        int32_t before = again.n_new + other.n_new;
+
         (void)run_step(e);
-        if (i == 30 && !other.done) {
+        n_without += again.n_new + other.n_new == before;
+        if (i == 30) {
+            cr_assert_not(other.done);
             cr_assert_eq(engine_cancel(e, other.handle, ENGINE_CANCELLED), 0);
         }
         cr_assert_lt(i, 100000);
     }
     faults.interrupt = NULL;
+    cr_assert_gt(atomic_load(&faults.n_interrupts), 100);
+    cr_assert_gt(n_without, 20, "%d", n_without); /* prompts of 150 by 40 are 4 each */
     run_all(e);
     engine_destroy(e);
     cr_assert(run_same(&again, &want));
     run_clear(&want);
     run_clear(&again);
     run_clear(&other);
+}
+
+/* The file has one format: a request that names another is refused, not given the file's. */
+Test(tier, a_request_of_another_format_is_refused)
+{
+    struct engine *e =
+        open_engine("cpu", 12, "fp8+infinigen:count=20,pool=disk=50%;infinigen:count=20=50%");
+    int32_t ids[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    struct engine_request q = run_request(ids, 8, 4);
+    struct error err = {0};
+    uint64_t h;
+
+    q.kv = "infinigen:count=20,pool=disk";
+    cr_assert_eq(engine_submit(e, &q, &h, &err), -ENOMEM);
+    cr_assert(strstr(err.text, "planned for another precision"), "%s", err.text);
+    engine_destroy(e);
 }
 
 Test(tier, a_fault_ends_its_own_sequence)
