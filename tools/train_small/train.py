@@ -10,7 +10,8 @@ pipitd loads. Runs of a seed see the same text in the same order. A run that is 
 text are never trained on; the validation loss is that of their first --validate bytes, in chunks of the context, in nats a byte.
 
 What difference counts was settled before any run: that of two variants' validation losses, paired by seed, whose 95 %
-confidence interval (Student's t) is without zero, and which is at least 0.5 % of the loss."""
+confidence interval (Student's t) is without zero, and which is at least 0.5 % of the loss. The questions (docs/diffqkv.md) were
+settled as well: they are answered below the table."""
 
 import argparse
 import json
@@ -29,6 +30,7 @@ from model import Model, variants  # noqa: E402
 
 AGAINST = ("gqa", "gqa+ffn", "mha")
 LEAST = 0.005
+QUESTIONS = (("v-only", "k-only"), ("k-only", "gqa"), ("gqa+aug", "gqa"), ("gqa+aug", "gqa+ffn"), ("sigma", "gqa"), ("sigma", "k-only"))
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # by degrees of freedom
 
 
@@ -114,6 +116,16 @@ def difference(runs, a, b):
     return statistics.fmean(d), half
 
 
+def said(runs, a, b):
+    """a's loss less b's with half its interval, and whether it counts; empty with fewer than two common seeds."""
+    mean, half = difference(runs, a, b)
+    if mean is None or half is None:
+        return ""
+    loss = statistics.fmean(x["validation"] for x in runs[a].values())
+    counts = abs(mean) > half and abs(mean) >= LEAST * loss
+    return f"{mean:+.4f} ± {half:.4f}" + (" **counts**" if counts else "")
+
+
 def report(runs):
     lines = ["| variant | q/k/v heads | augmented Q | FFN | parameters | K and V elements a token | nats a byte |"
              + "".join(f" less {b} |" for b in AGAINST), "|---" * (7 + len(AGAINST)) + "|"]
@@ -125,13 +137,12 @@ def report(runs):
         cells = [name, "/".join(map(str, r["heads"])), r["aug"] or "", r["ffn"], r["parameters"], r["kv_elements"],
                  f"{statistics.fmean(v):.4f} ({', '.join(f'{x:.4f}' for x in v)})"]
         for b in AGAINST:
-            mean, half = difference(runs, name, b) if b in runs and b != name else (None, None)
-            if mean is None or half is None:
-                cells.append("")
-                continue
-            counts = abs(mean) > half and abs(mean) >= LEAST * statistics.fmean(v)
-            cells.append(f"{mean:+.4f} ± {half:.4f}" + (" **counts**" if counts else ""))
+            cells.append(said(runs, name, b) if b in runs and b != name else "")
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    answers = [(a, b, said(runs, a, b)) for a, b in QUESTIONS if a in runs and b in runs]
+    if any(text for _, _, text in answers):
+        lines += ["", "| question | nats a byte |", "|---|---|"]
+        lines += [f"| {a} less {b} | {text} |" for a, b, text in answers if text]
     return "\n".join(lines)
 
 
