@@ -13,6 +13,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cells  # noqa: E402
+import reads  # noqa: E402
 import table as tables  # noqa: E402
 
 SHAKE, WAR, LONG = "ppl-shakespeare-2k", "ppl-war-and-peace-2k", "ppl-shakespeare-8k"
@@ -170,11 +171,14 @@ class Page:
         rows = []
         for name, p in {"full": "full", **cells.READING, **cells.BESIDE}.items():
             share = self.t.any(SHAKE, p, "kv_share")
+            live = self.t.any(SHAKE, p, "tokens_per_step")
+            step = live and reads.share(p, live, self.t.any(SHAKE, "full", "tokens_per_step"))
             rows.append([name, f"`{p}`", self.more(SHAKE, p), self.kl(SHAKE, p),
                          number(self.t.get(SHAKE, p, "same top-1 %"), 1), self.score("repeat", p),
-                         self.needle("needle-2k", p), number(share and 100 * share, 1)])
+                         self.needle("needle-2k", p), number(step and 100 * step, 0),
+                         number(share and 100 * share, 1)])
         return markdown(["", "policy", "perplexity more, %", "mean KL", "same top-1, %", "repetition, characters",
-                         "retrieval 2k, %", "bytes held, % of full"],
+                         "retrieval 2k, %", "bytes read a step, % of full", "bytes held, % of full"],
                         [r for r in rows if any(c != DASH for c in r[2:7])])
 
     def smallest(self):

@@ -20,6 +20,7 @@ STORY = os.path.join(SOURCE, "tests", "data", "stories260K.txt")
 sys.path.insert(0, QUALITY)
 import cells  # noqa: E402
 import page  # noqa: E402
+import reads  # noqa: E402
 import score  # noqa: E402
 import table as tables  # noqa: E402
 
@@ -181,6 +182,22 @@ class Scores(unittest.TestCase):
         self.assertEqual(r["p", "rouge1 vs full"]["score"], 80)     # precision 1, recall 2/3
         self.assertEqual(r["p", "rouge2 vs full"]["score"], 66.67)  # 1, 1/2
         self.assertEqual(r["p", "rougeL vs truth"]["score"], 40)    # 1/2, 1/3
+
+
+class Reads(unittest.TestCase):
+    def test_by_hand(self):
+        full = 2 * 1000 * 64 + 128
+        for policy, live, bits in (
+                ("full", 1000, 16 * full), ("q4_0", 1000, 4.5 * full), ("fp8", 1000, 8.25 * full),
+                ("h2o:50%,min=16", 500, 16 * (500 * 128 + 128)),
+                ("sparq:r=8,k=96", 1000, 16 * (8000 + 192 * 64 + 256)),
+                ("sparq:r=8,k=96,mode=as-shipped", 1000, 16 * (8000 + 194 * 64 + 256)),
+                ("fp8+sparq:r=8,k=96", 1000, 8.25 * (8000 + 192 * 64 + 256)),
+                ("h2o:50%,min=16+sparq:r=16,k=128", 500, 16 * (8000 + 256 * 64 + 256)),
+                ("topv:128", 1000, 16 * (64000 + 128 * 64 + 128)),
+                ("infinigen:share=10%", 1000, 16 * (2 * full + 28 * (19000 + 101 * 128 + 128)) / 30)):
+            self.assertAlmostEqual(reads.share(policy, live, 1000), bits / (16 * full), places=9, msg=policy)
+        self.assertIsNone(reads.share("infinigen:alpha=4,cap=20%", 1000, 1000))
 
 
 class Page(unittest.TestCase):
