@@ -41,7 +41,10 @@ static inline HOST_DEVICE float noise_uniform(const struct ops_observe *o, uint3
     uint32_t words[4];
 
     rng_philox(rng_key_make(o->seed), counter, words);
-    return rng_uniform(words[key_pos >> 4 & 3]);
+    /* Not words[key_pos >> 4 & 3]: on a GPU the words would leave registers for that. */
+    return rng_uniform(key_pos & 32   ? (key_pos & 16 ? words[3] : words[2])
+                       : key_pos & 16 ? words[1]
+                                      : words[0]);
 }
 
 static inline HOST_DEVICE float noise_draw(const struct ops_observe *o, uint32_t head,

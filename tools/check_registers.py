@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Registers, stack and spills of every CUDA kernel against the committed table kernels/cuda/registers.csv.
+"""Registers, shared memory, stack and spills of every CUDA kernel against the committed kernels/cuda/registers.csv.
 
-Compiles the sources for the given architectures as `ptxas -v` reports them. Fails when a kernel spills more bytes than
-the table says, when one is missing from it, or when the table has one that is gone. With the nvcc that made the table the
-number of registers must be the same, too. --fix writes the table's rows of the given architectures anew.
+Reads what ptxas -v said when a build folder's module was made (--build), or compiles the sources for it. Fails when a
+kernel spills, when one is missing from the table, or when the table has one that is gone; with the nvcc that made the
+table also when registers, stack or shared memory differ (other versions of nvcc differ there). --fix writes the table's
+rows of the given architectures anew, unless a kernel spills.
 
-Usage: tools/check_registers.py [--arch 90[,80...]] [--fix] [--jobs N] [FILE.cu]...
-Exit code: 0 as in the table, 1 not, 77 no nvcc.
+Usage: tools/check_registers.py [--build DIR | --arch 80,90 [--jobs N]] [--fix] [FILE.cu]...
+Exit code: 0 as in the table, 1 not, 77 no nvcc, or a build without the module.
 """
 import argparse
 import concurrent.futures
@@ -21,9 +22,9 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, "kernels", "cuda")
 TABLE = os.path.join(FOLDER, "registers.csv")
-FIELDS = ["nvcc", "arch", "file", "kernel", "registers", "stack", "spill_stores", "spill_loads"]
-FLAGS = ["-std=c++20", "-O3", "-Werror=all-warnings", "--expt-relaxed-constexpr", '-DPIPIT_VERSION="x"', "-D_GNU_SOURCE", "-I", ROOT,
-         "-Xptxas", "-v", "-cubin", "-o", os.devnull]
+FIELDS = ["nvcc", "arch", "file", "kernel", "registers", "shared", "stack", "spill_stores", "spill_loads"]
+FLAGS = ["-std=c++20", "-O3", "-lineinfo", "-Werror=all-warnings", "--expt-relaxed-constexpr", '-DPIPIT_VERSION="x"', '-DCUDA_ARCHS="x"', "-D_GNU_SOURCE",
+         "-I", ROOT, "-Xptxas", "-v", "-cubin", "-o", os.devnull]
 
 
 def find_nvcc():
@@ -42,19 +43,44 @@ def demangle(names):
     return [re.sub(r"\((?:int|bool)\)", "", re.sub(r"^(?:void )?", "", s)).split("(")[0] for s in out]
 
 
-def measure(nvcc, version, arch, name):
+def parse(version, name, log):
+    """Rows of all entry functions that a log of ptxas -v tells of, of all architectures."""
+    rows = []
+    for part in log.split("Compiling entry function '")[1:]:
+        symbol, arch = re.match(r"([^']+)' for 'sm_(\d+)'", part).groups()
+        stack, stores, loads = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
+                                         part).groups()
+        registers = re.search(r"Used (\d+) registers", part).group(1)
+        shared = re.search(r"(\d+) bytes smem", part.split("Compiling entry")[0])
+        rows.append([symbol, arch, registers, shared.group(1) if shared else "0", stack, stores, loads])
+    names = demangle([r[0] for r in rows]) if rows else []
+    return [dict(zip(FIELDS, [version, r[1], name, n, *r[2:]])) for n, r in zip(names, rows)]
+
+
+def compile_one(nvcc, version, arch, name):
     command = [nvcc, *FLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}", os.path.join(FOLDER, name)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{name}, sm_{arch}: {done.stderr.strip()[-2000:]}")
+    return parse(version, name, done.stderr)
+
+
+def read_build(version, build, files):
     rows = []
-    for part in done.stderr.split("Compiling entry function '")[1:]:
-        stack, stores, loads = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
-                                         part).groups()
-        registers = re.search(r"Used (\d+) registers", part).group(1)
-        rows.append([part.split("'")[0], registers, stack, stores, loads])
-    names = demangle([r[0] for r in rows]) if rows else []
-    return [dict(zip(FIELDS, [version, arch, name, n, *r[1:]])) for n, r in zip(names, rows)]
+    for name in files:
+        log = os.path.join(build, "kernels", "cuda", name[:-3] + ".ptxas")
+        if not os.path.exists(log):
+            print(f"{log} is not there: the module was not built, registers are not looked at")
+            sys.exit(77)
+        with open(log) as f:
+            rows += parse(version, name, f.read())
+    return rows
+
+
+def compile_all(nvcc, version, archs, files, jobs):
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        work = [pool.submit(compile_one, nvcc, version, a, f) for a in archs for f in files]
+        return [row for w in work for row in w.result()]
 
 
 def read_table():
@@ -71,6 +97,10 @@ def write_table(rows):
         out.writerows(sorted(rows, key=lambda r: (int(r["arch"]), r["file"], r["kernel"])))
 
 
+def spills(row):
+    return int(row["spill_stores"]) > 0 or int(row["spill_loads"]) > 0
+
+
 def compare(got, table, files, arch):
     bad = []
     want = {r["kernel"] + r["file"]: r for r in table if r["arch"] == arch and r["file"] in files}
@@ -80,37 +110,41 @@ def compare(got, table, files, arch):
         if not w:
             bad.append(f"{what}: not in the table")
             continue
-        for field in ["spill_stores", "spill_loads"]:
-            if int(g[field]) > int(w[field]):
+        for field in ["registers", "shared", "stack"]:
+            if g["nvcc"] == w["nvcc"] and g[field] != w[field]:
                 bad.append(f"{what}: {field} {g[field]}, the table has {w[field]}")
-        if g["nvcc"] == w["nvcc"] and g["registers"] != w["registers"]:
-            bad.append(f"{what}: {g['registers']} registers, the table has {w['registers']}")
     return bad + [f"sm_{arch} {w['file']} {w['kernel']}: in the table, but gone" for w in want.values()]
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--arch", default="90")
+    p.add_argument("--build", help="a build folder in which the module was made")
+    p.add_argument("--arch", default="80,90")
     p.add_argument("--fix", action="store_true")
     p.add_argument("--jobs", type=int, default=2)
     p.add_argument("files", nargs="*", metavar="FILE.cu")
     args = p.parse_args()
     nvcc, version = find_nvcc()
     files = [os.path.basename(f) for f in args.files] or sorted(f for f in os.listdir(FOLDER) if f.endswith(".cu"))
-    archs = args.arch.split(",")
+    if args.build:
+        got = read_build(version, args.build, files)
+    else:
+        got = compile_all(nvcc, version, args.arch.split(","), files, args.jobs)
     table = read_table()
-    bad = []
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        jobs = {(a, f): pool.submit(measure, nvcc, version, a, f) for a in archs for f in files}
-        for arch in archs:
-            got = [row for f in files for row in jobs[arch, f].result()]
-            if args.fix:
-                table = [r for r in table if r["arch"] != arch or r["file"] not in files] + got
-            else:
-                bad += compare(got, table, files, arch)
-            spills = [g for g in got if int(g["spill_stores"]) or int(g["spill_loads"])]
-            print(f"sm_{arch}: {len(got)} kernels, {len(spills)} of them spill")
-    if args.fix:
+    bad = [f"sm_{g['arch']} {g['file']} {g['kernel']} spills: {g['spill_stores']} bytes stored, {g['spill_loads']} loaded"
+           for g in got if spills(g)]
+    known = {r["arch"] for r in table} | ({g["arch"] for g in got} if args.fix else set())
+    for arch in sorted({g["arch"] for g in got}, key=int):
+        of_arch = [g for g in got if g["arch"] == arch]
+        if args.fix:
+            table = [r for r in table if r["arch"] != arch or r["file"] not in files] + of_arch
+        elif arch in known:
+            bad += compare(of_arch, table, files, arch)
+        print(f"sm_{arch}: {len(of_arch)} kernels, {sum(map(spills, of_arch))} of them spill"
+              + ("" if arch in known else "; not in the table"))
+    if not got:
+        bad.append("no kernels were found")
+    if args.fix and not bad:
         write_table(table)
     for line in bad:
         print(line)

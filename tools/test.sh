@@ -156,6 +156,7 @@ fi
 # One architecture shows whether the CUDA code compiles; its kernels ran above, emulated.
 if command -v nvcc >/dev/null; then
     check cuda ninja -C "$out/gcc" kernels/cuda/libpipit-cuda.so
+    check registers tools/check_registers.py --build "$out/gcc"
 else
     echo "SKIP    cuda: no nvcc on this machine, so no CUDA code was compiled for a GPU"
     skipped=$((skipped + 1))

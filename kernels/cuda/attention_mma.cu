@@ -16,8 +16,8 @@
  * scale, rounded once. Sums are f32. Queries beyond f16's range are divided by a power of two, per
  * row.
  *
- * A row's bits do not depend on the other 63. Shared memory: 52 KB at 128, 102 KB at 256 (two
- * blocks an SM from sm_80 on, one on sm_86 and sm_89). Rates: not measured. */
+ * A row's bits do not depend on the other 63. Shared memory: 51 KB at 128, 99 KB at 256 (there two
+ * blocks an SM on sm_90, else one). Rates: not measured. */
 
 #include "kernels/cuda/attention.cuh"
 
@@ -25,12 +25,25 @@ enum { THREADS = 128, WARPS = 4, ROWS = 64, SLOTS = 64 };
 
 struct tile {
     uint16_t *q, *k, *v; /* (ROWS, q_len), (SLOTS, k_len = q_len), (SLOTS, v_len) */
-    float *k_scale;      /* (SLOTS) */
-    float *q_factor;     /* (ROWS) what q was divided by */
-    float *weight;       /* (ROWS) columns: a row's */
-    int32_t *pos;        /* (SLOTS) */
     int32_t q_len, v_len;
 };
+
+/* What a tile knows of row or slot i lies in the 16 bytes that make row i of q longer than the
+ * head: with arrays of their own, 1 KB, heads of 256 would not fit the 99 KB of sm_86, 89 and 120.
+ */
+struct tile_side {
+    int32_t pos;    /* of slot i; -1: none */
+    float k_scale;  /* of slot i */
+    float q_factor; /* what row i of q was divided by */
+    float weight;   /* columns: row i's */
+};
+
+static_assert((int)ROWS == (int)SLOTS && sizeof(struct tile_side) == 8 * sizeof(uint16_t), "fits");
+
+CUDA_INLINE struct tile_side *side(const struct tile *t, int32_t i)
+{
+    return reinterpret_cast<struct tile_side *>(t->q + (i + 1) * t->q_len - 8);
+}
 
 static inline __host__ __device__ int32_t padded(int32_t dim)
 {
@@ -50,12 +63,7 @@ static inline __host__ __device__ uint32_t tile_lay(int32_t k_dim, int32_t v_dim
     t->q = reinterpret_cast<uint16_t *>(memory);
     t->k = t->q + ROWS * q_len;
     t->v = t->k + SLOTS * q_len;
-    at += SLOTS * v_len * 2;
-    t->k_scale = reinterpret_cast<float *>(memory + at);
-    t->q_factor = t->k_scale + SLOTS;
-    t->weight = t->q_factor + ROWS;
-    t->pos = reinterpret_cast<int32_t *>(t->weight + ROWS);
-    return at + (SLOTS + ROWS + ROWS + SLOTS) * 4;
+    return at + SLOTS * v_len * 2;
 }
 
 /* ---- loading -------------------------------------------------------------------------------- */
@@ -85,12 +93,12 @@ CUDA_INLINE void load_q(const struct attend *p, const struct cuda_seq *s, int32_
         if (top > 32768.0f && top < INFINITY) { /* to below 2^15 */
             factor = __uint_as_float(((__float_as_uint(top) >> 23) - 14) << 23);
         }
-        for (int32_t d = lane; d < t->q_len; d += WARP) {
+        for (int32_t d = lane; d < t->q_len - 8; d += WARP) {
             t->q[r * t->q_len + d] =
                 half_of<BF16>(row0 + r < s->n_rows && d < k_dim ? q[d] / factor : 0.0f);
         }
         if (lane == 0) {
-            t->q_factor[r] = factor;
+            side(t, r)->q_factor = factor;
         }
     }
 }
@@ -105,10 +113,11 @@ CUDA_INLINE void load_pos(const struct attend *p, const struct cuda_seq *s, int3
         int32_t slot = s0 + (int32_t)threadIdx.x;
         int32_t pos = slot < s->n_slots ? kv_pos(s, group, slot) : -1;
 
-        t->pos[threadIdx.x] = pos;
-        t->k_scale[threadIdx.x] = pos >= 0 ? kv_scale_of(l->k_type, kv_page(l, s, group, slot),
-                                                         l->k_scale_at, k_head, slot)
-                                           : 1.0f;
+        side(t, (int32_t)threadIdx.x)->pos = pos;
+        side(t, (int32_t)threadIdx.x)->k_scale =
+            pos >= 0
+                ? kv_scale_of(l->k_type, kv_page(l, s, group, slot), l->k_scale_at, k_head, slot)
+                : 1.0f;
     }
 }
 
@@ -131,12 +140,13 @@ CUDA_INLINE uint4 widen8(int32_t type, const uint8_t *row, int32_t i, float scal
 /* One head of K or V of slots [s0, s0 + 64), which are one page, to rows `len` elements apart;
  * those that hold no token become 0. Asynchronous where bytes need no change; commits. */
 CUDA_INLINE void load_rows(const struct attend *p, const struct cuda_seq *s, int32_t group,
-                           int32_t head, bool is_k, int32_t s0, const int32_t *pos, uint16_t *to,
-                           int32_t len)
+                           int32_t head, bool is_k, int32_t s0, const struct tile *t)
 {
     const struct cuda_layout *l = &p->seqs.layout;
     int32_t type = is_k ? l->k_type : l->v_type;
     int32_t n_vec = ((is_k ? l->k_dim : l->v_dim) + KV_VEC - 1) / KV_VEC;
+    uint16_t *to = is_k ? t->k : t->v;
+    int32_t len = is_k ? t->q_len : t->v_len;
     int32_t n_all = (len - 8) / KV_VEC;
     uint8_t *page = kv_page(l, s, group, s0);
 
@@ -146,7 +156,7 @@ CUDA_INLINE void load_rows(const struct attend *p, const struct cuda_seq *s, int
         uint4 *at = reinterpret_cast<uint4 *>(to + slot * len + vec * KV_VEC);
         const uint8_t *row = is_k ? kv_k_row(l, page, head, slot) : kv_v_row(l, page, head, slot);
 
-        if (pos[slot] < 0 || vec >= n_vec) {
+        if (side(t, slot)->pos < 0 || vec >= n_vec) {
             *at = make_uint4(0, 0, 0, 0);
         } else if (kv_has_scale(type)) {
             *at = widen8(type, row, vec,
@@ -161,16 +171,18 @@ CUDA_INLINE void load_rows(const struct attend *p, const struct cuda_seq *s, int
 /* ---- logits --------------------------------------------------------------------------------- */
 
 /* x[j][i]: row 16 warp + g (i < 2) or + 8, slot 8 j + 2t + i % 2: products, then times scales. */
-template <bool BF16> CUDA_INLINE void products(const struct tile *t, float x[8][4])
+template <bool BF16, int UNROLL> CUDA_INLINE void products(const struct tile *t, float x[8][4])
 {
     int warp = (int)threadIdx.x / WARP;
     int lane = (int)threadIdx.x % WARP;
     const uint16_t *q = t->q + (warp * 16 + lane % 16) * t->q_len + lane / 16 * 8;
     const uint16_t *k = t->k + (lane % 8 + lane / 16 * 8) * t->q_len + lane / 8 % 2 * 8;
 
+#pragma unroll
     for (int i = 0; i < 32; i++) {
         x[i / 4][i % 4] = 0.0f;
     }
+#pragma unroll UNROLL
     for (int32_t d = 0; d < t->q_len - 8; d += 16) {
         uint32_t a[4];
 
@@ -186,9 +198,10 @@ template <bool BF16> CUDA_INLINE void products(const struct tile *t, float x[8][
     }
 #pragma unroll
     for (int j = 0; j < 8; j++) {
+#pragma unroll
         for (int i = 0; i < 4; i++) {
-            x[j][i] *= t->k_scale[j * 8 + lane % 4 * 2 + i % 2] *
-                       t->q_factor[warp * 16 + lane / 4 + i / 2 * 8];
+            x[j][i] *= side(t, j * 8 + lane % 4 * 2 + i % 2)->k_scale *
+                       side(t, warp * 16 + lane / 4 + i / 2 * 8)->q_factor;
         }
     }
 }
@@ -210,28 +223,41 @@ CUDA_INLINE float quad_sum(float x)
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-/* Takes the 16 values of row half h that this lane holds, which become e^...; returns what earlier
- * sums are multiplied by. */
-CUDA_INLINE float running_add(struct running *r, float x[8][4], int h)
+/* Takes the 16 values that this lane holds of a row, which become e^...; returns what earlier sums
+ * are multiplied by. */
+template <int UNROLL> CUDA_INLINE float running_add(struct running *r, float v[16])
 {
     float top = -INFINITY;
     float sum = 0;
     float factor;
 
+#pragma unroll UNROLL
     for (int i = 0; i < 16; i++) {
-        top = fmaxf(top, x[i / 2][h * 2 + i % 2]);
+        top = fmaxf(top, v[i]);
     }
     top = fmaxf(r->top, quad_max(top));
     factor = top == r->top ? 1.0f : expf(r->top - top); /* top is finite if they differ */
+#pragma unroll UNROLL
     for (int i = 0; i < 16; i++) {
-        float *v = &x[i / 2][h * 2 + i % 2];
-
-        *v = *v > -INFINITY ? expf(*v - top) : 0.0f;
-        sum += *v;
+        v[i] = v[i] > -INFINITY ? expf(v[i] - top) : 0.0f;
+        sum += v[i];
     }
     r->sum = r->sum * factor + quad_sum(sum);
     r->top = top;
     return factor;
+}
+
+/* A lane's 16 logits of a row with noise. This loop stays one, as its sums do (running_add<1>):
+ * unrolled, its draws are most of the kernel. `n` lies in local memory for it, which rows that
+ * nobody observes do not touch. */
+CUDA_INLINE void add_noise(const struct ops_observe *o, const struct tile *t, int32_t head,
+                           int32_t row, int32_t row_pos, float n[16])
+{
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) {
+        n[i] = attend_noisy(o, n[i], head, row, row_pos,
+                            side(t, i / 2 * 8 + (int)threadIdx.x % 4 * 2 + i % 2)->pos);
+    }
 }
 
 /* The next tile from s0 on that some row sees; n_slots and beyond: none. */
@@ -285,6 +311,7 @@ CUDA_INLINE void write_out(const struct attend *p, const struct cuda_seq *s, int
     int lane = (int)threadIdx.x % WARP;
     int32_t v_dim = p->seqs.layout.v_dim;
 
+#pragma unroll
     for (int h = 0; h < 2; h++) {
         int32_t row = row0 + (int32_t)threadIdx.x / WARP * 16 + lane / 4 + h * 8;
         float inv = sum[h].sum > 0 ? 1.0f / sum[h].sum : 0.0f;
@@ -303,7 +330,7 @@ CUDA_INLINE void write_out(const struct attend *p, const struct cuda_seq *s, int
 }
 
 template <bool KB, bool VB, int N16>
-CUDA_KERNEL void __launch_bounds__(THREADS) prefill_mma(struct attend p)
+CUDA_KERNEL void __launch_bounds__(THREADS, N16 > 4 ? 2 : 3) prefill_mma(struct attend p)
 {
     CUDA_SHARED(uint8_t, memory);
     const struct cuda_layout *l = &p.seqs.layout;
@@ -334,33 +361,43 @@ CUDA_KERNEL void __launch_bounds__(THREADS) prefill_mma(struct attend p)
     if (s0 < s->n_slots) {
         load_pos(&p, s, h.group, h.k_head, s0, &t);
         __syncthreads(); /* pos: written by two warps, read by all */
-        load_rows(&p, s, h.group, h.k_head, true, s0, t.pos, t.k, t.q_len);
+        load_rows(&p, s, h.group, h.k_head, true, s0, &t);
     }
     while (s0 < s->n_slots) {
         int32_t next = next_tile(&p, s, s0 + SLOTS, first_pos, last_pos);
         float x[8][4];
 
-        load_rows(&p, s, h.group, h.v_head, false, s0, t.pos, t.v, t.v_len);
+        load_rows(&p, s, h.group, h.v_head, false, s0, &t);
         async_wait<1>();
         __syncthreads(); /* k (and q): copied by all, read by all */
-        products<KB>(&t, x);
+        /* Wider heads have no registers left for a loop unrolled. */
+        products<KB, (N16 > 8 ? 1 : 4)>(&t, x);
+        /* Both halves written out: else x and acc would lie in local memory. */
+#pragma unroll
         for (int r = 0; r < 2; r++) {
             int32_t row_pos = first_pos + own + r * 8;
-            float n[8][4];
+            float v[16];
             float factor;
 
 #pragma unroll
             for (int i = 0; i < 16; i++) {
-                int32_t pos = t.pos[i / 2 * 8 + lane % 4 * 2 + i % 2];
-                float *v = &x[i / 2][r * 2 + i % 2];
-
-                *v = attend_logit(&p, *v, slope, pos, row_pos);
-                n[i / 2][r * 2 + i % 2] =
-                    observed ? attend_noisy(o, *v, head, row0 + own + r * 8, row_pos, pos) : 0.0f;
+                v[i] = attend_logit(&p, x[i / 2][r * 2 + i % 2], slope,
+                                    side(&t, i / 2 * 8 + lane % 4 * 2 + i % 2)->pos, row_pos);
             }
-            factor = running_add(&sum[r], x, r);
             if (observed) {
-                (void)running_add(&noisy[r], n, r);
+                float n[16];
+
+#pragma unroll
+                for (int i = 0; i < 16; i++) {
+                    n[i] = v[i];
+                }
+                add_noise(o, &t, head, row0 + own + r * 8, row_pos, n);
+                (void)running_add<1>(&noisy[r], n);
+            }
+            factor = running_add<16>(&sum[r], v);
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                x[i / 2][r * 2 + i % 2] = v[i];
             }
 #pragma unroll
             for (int i = 0; i < 2 * N16 * 2; i++) {
@@ -371,7 +408,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS) prefill_mma(struct attend p)
         if (next < s->n_slots) {
             load_pos(&p, s, h.group, h.k_head, next, &t);
             __syncthreads(); /* pos: written by two warps, read by all */
-            load_rows(&p, s, h.group, h.k_head, true, next, t.pos, t.k, t.q_len);
+            load_rows(&p, s, h.group, h.k_head, true, next, &t);
             async_wait<1>();
         } else {
             async_wait<0>();
@@ -405,23 +442,27 @@ CUDA_INLINE void add_columns(const struct attend *p, int32_t seq, int32_t row0, 
     float slope = attend_slope(p, head);
     float x[8][4];
 
-    products<KB>(t, x);
+    products<KB, 4>(t, x);
+    /* Both halves written out: else x and sum would lie in local memory. */
+#pragma unroll
     for (int r = 0; r < 2; r++) {
         int32_t row = row0 + own + r * 8;
-        float weight = t->weight[own + r * 8];
+        float weight = side(t, own + r * 8)->weight;
         const float *sums = p->sums + ((size_t)(s->row0 + row) * p->n_q + head) * 2;
+        float v[16];
 
-        if (row >= s->n_rows || row < p->observe[seq].row_first) {
-            continue;
-        }
+        if (row < s->n_rows && row >= p->observe[seq].row_first) {
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            int32_t pos = t->pos[i / 2 * 8 + lane % 4 * 2 + i % 2];
-            float v = attend_logit(p, x[i / 2][r * 2 + i % 2], slope, pos, s->pos0 + row);
-
-            if (v > -INFINITY) {
-                v = attend_noisy(&p->observe[seq], v, head, row, s->pos0 + row, pos);
-                sum[i / 2][i % 2] += weight * (expf(v - sums[0]) * sums[1]);
+            for (int i = 0; i < 16; i++) {
+                v[i] = attend_logit(p, x[i / 2][r * 2 + i % 2], slope,
+                                    side(t, i / 2 * 8 + lane % 4 * 2 + i % 2)->pos, s->pos0 + row);
+            }
+            add_noise(&p->observe[seq], t, head, row, s->pos0 + row, v);
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                if (v[i] > -INFINITY) {
+                    sum[i / 2][i % 2] += weight * (expf(v[i] - sums[0]) * sums[1]);
+                }
             }
         }
     }
@@ -451,7 +492,7 @@ template <bool KB> CUDA_KERNEL void __launch_bounds__(THREADS) columns_mma(struc
     for (int32_t row0 = o->row_first / ROWS * ROWS; row0 < s->n_rows; row0 += ROWS) {
         __syncthreads(); /* weight: read by all for the rows before */
         for (int32_t r = 0; r < ROWS && threadIdx.x == 0; r++) {
-            t.weight[r] = weight;
+            side(&t, r)->weight = weight;
             weight *= row0 + r >= o->row_first ? o->row_growth : 1.0f;
         }
         if (attend_unseen(&p, s, s0, SLOTS, s->pos0 + row0,
@@ -464,7 +505,7 @@ template <bool KB> CUDA_KERNEL void __launch_bounds__(THREADS) columns_mma(struc
                 k_head = attend_head_of(&p, h).k_head;
                 load_pos(&p, s, group, k_head, s0, &t);
                 __syncthreads(); /* pos: written by two warps, read by all */
-                load_rows(&p, s, group, k_head, true, s0, t.pos, t.k, t.q_len);
+                load_rows(&p, s, group, k_head, true, s0, &t);
             }
             load_q<KB>(&p, s, row0, h, &t);
             async_wait<0>();
@@ -472,6 +513,7 @@ template <bool KB> CUDA_KERNEL void __launch_bounds__(THREADS) columns_mma(struc
             add_columns<KB>(&p, seq, row0, h, &t, sum);
         }
     }
+#pragma unroll
     for (int i = 0; i < 16; i++) { /* over the warp's 16 rows */
         float v = sum[i / 2][i % 2];
 

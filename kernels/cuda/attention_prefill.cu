@@ -15,7 +15,9 @@
 
 #include "kernels/cuda/attention.cuh"
 
-enum { THREADS = 128, ROWS = 32, SLOTS = 32, P_LEN = 36 };
+/* Blocks a multiprocessor that ptxas is told of `prefill`: left alone it saves registers for more, and
+ * spills. */
+enum { THREADS = 128, MIN_BLOCKS = 3, ROWS = 32, SLOTS = 32, P_LEN = 36 };
 
 struct tile {
     float *q;     /* (ROWS, q_len) */
@@ -172,7 +174,7 @@ CUDA_INLINE float running_add(struct running *r, float x[4])
     return factor;
 }
 
-template <int NJ> CUDA_KERNEL void __launch_bounds__(THREADS) prefill(struct attend p)
+template <int NJ> CUDA_KERNEL void __launch_bounds__(THREADS, MIN_BLOCKS) prefill(struct attend p)
 {
     CUDA_SHARED(float, memory);
     const struct cuda_layout *l = &p.seqs.layout;

@@ -25,7 +25,7 @@ CUDA_INLINE void dots(const struct gemm *p, int part, int32_t row, int32_t token
     }
 }
 
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) rows_f32(struct gemm p)
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, 2) rows_f32(struct gemm p)
 {
     int32_t block = (int32_t)blockIdx.x;
     int part = gemm_part_of(&p, &block);

@@ -22,7 +22,8 @@
 
 #include "kernels/cuda/select.cuh"
 
-enum { THREADS = 128, HB = 4, HEAD_MAX = 256, MASS_MAX = SELECT_ON_CHIP };
+/* Blocks a multiprocessor that ptxas is told: left alone it saves registers for more, and spills. */
+enum { THREADS = 128, RANK_BLOCKS = 4, HB = 4, HEAD_MAX = 256, MASS_MAX = SELECT_ON_CHIP };
 
 static_assert(TOPK_THREADS == 1024, "choose has as many");
 
@@ -184,7 +185,7 @@ CUDA_INLINE void products(const struct select *p, int32_t seq, int32_t group, in
     }
 }
 
-CUDA_KERNEL void __launch_bounds__(THREADS) rank(struct select p)
+CUDA_KERNEL void __launch_bounds__(THREADS, RANK_BLOCKS) rank(struct select p)
 {
     __shared__ __align__(16) float q[HB * HEAD_MAX];
     __shared__ float sum[HEAD_MAX + HB];
@@ -292,7 +293,7 @@ CUDA_INLINE int32_t write_list(const struct mass *m, int32_t n_slots, uint64_t l
     return n;
 }
 
-CUDA_KERNEL void __launch_bounds__(TOPK_THREADS) choose(struct select p)
+CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) choose(struct select p)
 {
     CUDA_SHARED(float, memory);
     __shared__ float part[32];
