@@ -12,7 +12,8 @@
 # The peer is llama-cpp-python, the newest on PyPI, built for this CPU with clang (gcc 12 miscompiles ggml's AMX set-up)
 # in a venv under $XDG_CACHE_HOME/pipit, never taken from pip's cache (a wheel there may be of other instruction sets);
 # PIPIT_PEER_PYTHON=/path/to/python uses one that is installed already. On a CPU with AMX its instruction sets are named one
-# by one: GGML_NATIVE leaves AMX out where the compiler does not know the CPU's name.
+# by one: GGML_NATIVE leaves AMX out where the compiler does not know the CPU's name. And clang before 15 says __AMXINT8__
+# where ggml asks for __AMX_INT8__: with the option alone its AMX files compile to nothing, so the macros are defined too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -62,6 +63,10 @@ peer_options() {
     echo "$ret"
 }
 
+peer_macros() {
+    ! grep -qw amx_int8 /proc/cpuinfo || echo "-D__AMX_TILE__ -D__AMX_INT8__ -D__AMX_BF16__"
+}
+
 peer_python() {
     if [ -n "${PIPIT_PEER_PYTHON:-}" ]; then
         echo "$PIPIT_PEER_PYTHON" && return
@@ -70,8 +75,8 @@ peer_python() {
     if ! "$venv/bin/python" -c 'import llama_cpp' 2> /dev/null; then
         echo "run.sh: building llama-cpp-python (some ten minutes on two cores)" >&2
         python3 -m venv "$venv" >&2
-        CC=clang CXX=clang++ CMAKE_ARGS="$(peer_options)" "$venv/bin/pip" install --no-cache-dir \
-            --no-binary llama-cpp-python llama-cpp-python >&2
+        CC=clang CXX=clang++ CMAKE_ARGS="$(peer_options)" CFLAGS="$(peer_macros)" CXXFLAGS="$(peer_macros)" \
+            "$venv/bin/pip" install --no-cache-dir --no-binary llama-cpp-python llama-cpp-python >&2
     fi
     echo "$venv/bin/python"
 }

@@ -86,6 +86,15 @@ struct ahead {
     const uint8_t *block[CHUNK_BLOCKS + KV_AHEAD_ABREAST];
 };
 
+/* Where a page's parts begin, in bytes: found once a chunk, each costs some calls. */
+struct parts {
+    size_t k_bytes; /* of one head */
+    size_t v;
+    size_t v_bytes;
+    size_t k_scale; /* 0: the type has none */
+    size_t v_scale;
+};
+
 struct chunk {
     struct att_unit u;
     const struct att_job *job;
@@ -96,6 +105,7 @@ struct chunk {
     int32_t index;
     int32_t slot0;
     int32_t n_pages;
+    struct parts parts;
     uint8_t *pages[KV_CHUNK_PAGES];
     bool masked[KV_CHUNK_PAGES];
 };
@@ -103,6 +113,28 @@ struct chunk {
 static float *x_of(const struct chunk *c, int32_t head, int32_t page)
 {
     return c->u.t->x + (size_t)head * KV_CHUNK + (size_t)page * OPS_PAGE_SLOTS;
+}
+
+static struct parts find_parts(const struct ops_kv_layout *l, uint8_t *page)
+{
+    const uint16_t *k_scale = kv_page_k_scale(l, page, 0);
+    const uint16_t *v_scale = kv_page_v_scale(l, page, 0);
+
+    return (struct parts){
+        .k_bytes = kv_page_k_bytes(l),
+        .v = (size_t)(kv_page_v(l, page, 0) - page),
+        .v_bytes = kv_page_v_bytes(l),
+        .k_scale = k_scale ? (size_t)((const uint8_t *)k_scale - page) : 0,
+        .v_scale = v_scale ? (size_t)((const uint8_t *)v_scale - page) : 0,
+    };
+}
+
+/* The scales of a head, which begin `at` bytes into the page. */
+static const uint16_t *scales(const struct chunk *c, int32_t page, size_t at, int32_t head)
+{
+    return at ? (const uint16_t *)(const void *)(c->pages[page] + at) +
+                    (size_t)head * OPS_PAGE_SLOTS
+              : NULL;
 }
 
 static void find_pages(struct chunk *c)
@@ -122,6 +154,7 @@ static void find_pages(struct chunk *c)
             att_positions(&c->u, slot, c->u.t->pos + i * OPS_PAGE_SLOTS);
         }
     }
+    c->parts = find_parts(c->u.l, c->pages[0]);
 }
 
 /* ---- what will be read ---- */
@@ -151,14 +184,15 @@ static void add_in_order(struct ahead *a, const struct chunk *c, int32_t limit)
 {
     const struct ops_kv *kv = &c->u.seq->kv;
     const struct ops_kv_layout *l = c->u.l;
+    const size_t k_bytes = (size_t)l->k_heads * kv_page_k_bytes(l);
+    const size_t v_bytes = (size_t)l->v_heads * kv_page_v_bytes(l);
     int32_t end = kv->n_slots - c->slot0 < KV_CHUNK ? kv->n_slots : c->slot0 + KV_CHUNK;
 
     for (int32_t s = c->slot0; s < end && a->n < limit; s += OPS_PAGE_SLOTS) {
-        add_blocks(a, kv_page_of(kv, c->u.group, s), (size_t)l->k_heads * kv_page_k_bytes(l));
+        add_blocks(a, kv_page_of(kv, c->u.group, s), k_bytes);
     }
     for (int32_t s = c->slot0; s < end && a->n < limit; s += OPS_PAGE_SLOTS) {
-        add_blocks(a, kv_page_v(l, kv_page_of(kv, c->u.group, s), 0),
-                   (size_t)l->v_heads * kv_page_v_bytes(l));
+        add_blocks(a, kv_page_of(kv, c->u.group, s) + k_bytes, v_bytes);
     }
 }
 
@@ -335,13 +369,13 @@ static void keys(const struct chunk *c, struct ahead *ahead, float *max)
         const int32_t *pos = u->t->pos + i * OPS_PAGE_SLOTS;
 
         for (int32_t k = 0; k < u->l->k_heads; k++) {
-            qk(kv_page_k(u->l, c->pages[i], k), u->l->k_dim,
+            qk(c->pages[i] + (size_t)k * c->parts.k_bytes, u->l->k_dim,
                q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim, (size_t)u->l->k_dim, u->share_k,
                x_of(c, k * u->share_k, i), KV_CHUNK, ahead->on ? &ahead->a : NULL);
         }
         for (int32_t h = 0; h < u->n_heads; h++) {
-            float m = att_logits(u, c->row, h, kv_page_k_scale(u->l, c->pages[i], h / u->share_k),
-                                 pos, pos, c->masked[i], x_of(c, h, i));
+            float m = att_logits(u, c->row, h, scales(c, i, c->parts.k_scale, h / u->share_k), pos,
+                                 pos, c->masked[i], x_of(c, h, i));
 
             max[h] = m > max[h] ? m : max[h];
         }
@@ -398,7 +432,7 @@ static void weights(const struct chunk *c, int32_t head, struct ahead *ahead, st
 
         ask(ahead, c->mode == ATT_TEMPERED ? ahead->soft - ahead->soft / 2 : ahead->soft);
         sum = u->cpu->table.kv_exp(x_of(c, head, i), max,
-                                   kv_page_v_scale(u->l, c->pages[i], head / u->share_v), kept);
+                                   scales(c, i, c->parts.v_scale, head / u->share_v), kept);
 
         out->sum += sum;
         if (c->mode == ATT_GUMBEL) {
@@ -423,9 +457,9 @@ static void values(const struct chunk *c, struct ahead *ahead)
         int32_t n = left < OPS_PAGE_SLOTS ? left : OPS_PAGE_SLOTS;
 
         for (int32_t v = 0; v < u->l->v_heads; v++) {
-            pv(kv_page_v(u->l, c->pages[i], v), pad, x_of(c, v * u->share_v, i), KV_CHUNK,
-               u->share_v, n, u->t->acc + (size_t)(v * u->share_v) * (size_t)pad,
-               ahead->on ? &ahead->a : NULL);
+            pv(c->pages[i] + c->parts.v + (size_t)v * c->parts.v_bytes, pad,
+               x_of(c, v * u->share_v, i), KV_CHUNK, u->share_v, n,
+               u->t->acc + (size_t)(v * u->share_v) * (size_t)pad, ahead->on ? &ahead->a : NULL);
         }
     }
 }

@@ -64,6 +64,7 @@ static int cpu_reserve(struct backend *be, const struct backend_limits *limits,
     cpu->known_jobs = cpu_matmul_known_jobs(cpu);
     cpu->tiles_scratch = cpu->matmul_scratch + matmul_bytes(cpu->n_threads, limits);
     cpu->kv_scratch = cpu->tiles_scratch + tiles_bytes(&cpu->table, cpu->n_threads, limits);
+    cpu_kv_scratch_ready(cpu);
     return 0;
 }
 

@@ -11,7 +11,7 @@
 #include "kernels/cpu/table.h"
 
 struct cpu_known_jobs; /* matmul_few.c */
-struct cpu_slab; /* a piece of huge-page memory that holds several weights (weight.c) */
+struct cpu_slab;       /* a piece of huge-page memory that holds several weights (weight.c) */
 
 struct cpu {
     struct backend base;
@@ -20,8 +20,8 @@ struct cpu {
     uint32_t flags;
     struct cpu_table table;
     struct cpu_known_jobs *known_jobs; /* in scratch */
-    struct cpu_slab *slab;        /* where the next weight goes */
-    void *scratch;                /* taken by reserve */
+    struct cpu_slab *slab;             /* where the next weight goes */
+    void *scratch;                     /* taken by reserve */
     uint64_t scratch_bytes;
     struct backend_limits limits; /* what scratch was made for */
     uint8_t *matmul_scratch;
@@ -40,7 +40,7 @@ extern const struct backend_ops cpu_backend;
 struct cpu_known_jobs *cpu_matmul_known_jobs(const struct cpu *cpu); /* in scratch, zeroed once */
 /* First weights of thread `tid` in the matmul that is likely to come next, or NULL. */
 const uint8_t *cpu_matmul_next(const struct cpu *cpu, int tid);
-void cpu_matmul_forget(struct cpu *cpu);                      /* weights go away */
+void cpu_matmul_forget(struct cpu *cpu); /* weights go away */
 uint64_t cpu_matmul_scratch_bytes(int n_threads, const struct backend_limits *limits);
 uint64_t cpu_tiles_scratch_bytes(int n_threads, const struct backend_limits *limits);
 float *cpu_thread_row(const struct cpu *cpu, int tid); /* (max_cols), scratch of a thread */
@@ -60,6 +60,9 @@ void cpu_weight_finish(struct cpu *cpu); /* lets go of the current slab */
 
 /* The cache: kv_scratch has cpu_kv_scratch_bytes(), 64-byte aligned, zeroed once. */
 uint64_t cpu_kv_scratch_bytes(int n_threads, bool tiles, const struct backend_limits *limits);
+/* Once, when limits and kv_scratch are set: where each thread's scratch lies (half a microsecond
+ * and more to find, an operation would do it for each thread). */
+void cpu_kv_scratch_ready(struct cpu *cpu);
 int cpu_kv_layout(struct ops_kv_layout *layout, struct error *reterr);
 int cpu_rope_store(struct backend *be, const struct ops_rope_store *p);
 int cpu_attention(struct backend *be, const struct ops_attention *p);

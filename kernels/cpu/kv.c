@@ -127,6 +127,7 @@ static struct kv_scratch lay_out(struct memory_arena *a, int n_threads, int tid,
     struct kv_scratch k = {.wave = (int32_t)s.wave, .seen_floats = s.block_seen};
     size_t coarse = s.slots / OPS_PAGE_SLOTS + 1;
 
+    (void)memory_arena_take(a, (size_t)n_threads * sizeof(k)); /* cpu_kv_scratch_ready() */
     for (int i = 0; i < KV_ROPE_TABLES; i++) {
         k.rope[i] = (struct kv_rope_table){
             .key = memory_arena_take(a, sizeof(*k.rope[i].key)),
@@ -172,11 +173,20 @@ uint64_t cpu_kv_scratch_bytes(int n_threads, bool tiles, const struct backend_li
     return plan.used;
 }
 
+void cpu_kv_scratch_ready(struct cpu *cpu)
+{
+    struct kv_scratch *all = (void *)cpu->kv_scratch;
+
+    for (int i = 0; i < cpu->n_threads; i++) {
+        struct memory_arena a = {.base = cpu->kv_scratch, .size = SIZE_MAX};
+
+        all[i] = lay_out(&a, cpu->n_threads, i, cpu->table.tile_qk != NULL, &cpu->limits);
+    }
+}
+
 struct kv_scratch cpu_kv_scratch(const struct cpu *cpu, int tid)
 {
-    struct memory_arena a = {.base = cpu->kv_scratch, .size = SIZE_MAX};
-
-    return lay_out(&a, cpu->n_threads, tid, cpu->table.tile_qk != NULL, &cpu->limits);
+    return ((const struct kv_scratch *)(const void *)cpu->kv_scratch)[tid];
 }
 
 /* ---- layout ------------------------------------------------------------------------------- */
