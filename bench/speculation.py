@@ -12,8 +12,9 @@ random   the chat's questions at temperature 2: nothing repeats itself, so draft
 
 Rounds are even in number, and each of the two goes first in half of them. A line a kind: tokens a second of
 decoding with drafts and without (medians over cases of the median round), the ratio of these (median, least
-and most over cases), the ratio of the first round alone (cold), tokens said, drafted and accepted in the runs
-with drafts, and whether every answer was the same.
+and most over cases), the ratio of the first round alone (cold), the geometric mean of all pairs' ratios with
+its 95 % interval (`from`, `to`), tokens said, drafted and accepted in the runs with drafts, and whether every
+answer was the same.
 
 The kind random is the control: `possible` is the most that accepted tokens can gain, tokens / (tokens -
 accepted), and `error` by how much its ratio is beyond that. What another kind gains is known no better than so.
@@ -21,6 +22,7 @@ accepted), and `error` by how much its ratio is beyond that. What another kind g
 import argparse
 import csv
 import json
+import math
 import os
 import pathlib
 import re
@@ -104,6 +106,8 @@ def main():
                 sums = {k: v + d[k] for k, v in sums.items()}
         middle = [{k: statistics.median(v) for k, v in r.items()} for r in rate.values()]
         ratio = [r["1"] / r["0"] for r in middle]
+        pairs = [math.log(a / b) for r in rate.values() for a, b in zip(r["1"], r["0"])]
+        half = 1.96 * statistics.stdev(pairs) / len(pairs)**0.5
         possible = sums["n_new"] / (sums["n_new"] - sums["n_accepted"])
         rows.append({"kind": kind, "temp": 2 if kind == "random" else o.temp, "cases": len(rate),
                      "with": round(statistics.median(r["1"] for r in middle), 1),
@@ -111,7 +115,9 @@ def main():
                      "ratio": round(statistics.median(ratio), 3), "least": round(min(ratio), 3),
                      "most": round(max(ratio), 3),
                      "cold": round(statistics.median(r["1"][0] / r["0"][0] for r in rate.values()), 3),
-                     **sums, "possible": round(possible, 3),
+                     "pairs": len(pairs), "mean": round(math.exp(statistics.mean(pairs)), 3),
+                     "from": round(math.exp(statistics.mean(pairs) - half), 3),
+                     "to": round(math.exp(statistics.mean(pairs) + half), 3), **sums, "possible": round(possible, 3),
                      "error": round(statistics.median(ratio) / possible - 1, 3) if kind == "random" else "", "same": same})
         print("  ".join(f"{k} {v}" for k, v in rows[-1].items()), flush=True)
     if o.csv:

@@ -32,7 +32,10 @@ bool att_tiles_serve(const struct att_unit *u)
 
 int32_t att_tiles_rows(const struct att_unit *u)
 {
-    int32_t rows = KV_TILE_PAIRS / u->n_heads;
+    /* Behind a long context blocks take about the same time each, so they may be large: a step's
+     * slots become tiles once a block. Otherwise the last ones take longest. */
+    bool deep = u->seq->pos0 >= 4 * u->seq->n_rows;
+    int32_t rows = (deep ? KV_TILE_PAIRS : KV_TILE_PAIRS / 2) / u->n_heads;
     /* two blocks of each group and thread, so that threads end together */
     int32_t share = u->seq->n_rows * u->l->n_groups / (2 * u->cpu->n_threads);
 

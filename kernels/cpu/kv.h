@@ -13,7 +13,7 @@ enum {
     KV_CHUNK = 256,        /* slots of a decode row that one unit reads */
     KV_CHUNK_PAGES = KV_CHUNK / OPS_PAGE_SLOTS,
     KV_PAIRS = 192,        /* (row, head) pairs of a prefill block, or one row's heads */
-    KV_TILE_PAIRS = 384,   /* of a block that goes as tiles; at least 32 rows */
+    KV_TILE_PAIRS = 768,   /* of a block that goes as tiles; at least 32 rows */
     KV_PARTIAL_HEAD = 16,  /* floats before a partial's sums */
     KV_ROPE_TABLES = 2,    /* models with two RoPEs (local and global layers) alternate */
 };
