@@ -22,7 +22,7 @@ build=${PIPIT_BUILD:-build}
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/pipit
 out="" only="" rounds=3 repeats=3 steps=24 do_list=0 do_prepare=0 do_report=0
 cells="limits prefill-128 prefill-512 prefill-2048 prefill-7900 decode-0 decode-512 decode-2048 decode-4096 decode-7900
-    decode-512-b2 decode-512-b8 resident"
+    decode-512-b2 decode-512-b8 first-512 resident"
 
 usage() { sed -n '3,7p' "$0" | cut -c3-; }
 while [ $# -gt 0 ]; do
@@ -127,6 +127,11 @@ cell() {
         [ "${name%-b*}" != "$name" ] && batch=${name##*-b}
         part "$name" "$round" ours ours -p "" -d "$n" -b "$batch" -n "$steps" -r "$repeats" "${policies[@]}"
         part "$name" "$round" peer peer --depth "$n" --batch "$batch" --n-new "$steps" --repeats "$repeats"
+        ;;
+    first-*)
+        n=${name#first-}
+        part "$name" "$round" ours "$python" bench/service/first_token.py --model "$model" --tokens "$n" --threads "$threads"
+        part "$name" "$round" peer peer --first "$n" --repeats "$repeats" --settings f16,f16-flash
         ;;
     resident)
         part "$name" "$round" ours ours -p "" -d 16 -n 16 -r 1 -c 2048 --resident

@@ -3,6 +3,7 @@
 """Speed of llama.cpp (Python package llama-cpp-python) through its C interface, in pipit-bench's CSV columns.
 
     prefill N   from the first llama_decode of N tokens to its end, one sequence
+    first N     the same as a time: ms until the first token could be drawn
     decode D    the median step of one token a sequence at depth D, for --batch sequences
 
 Samples and steps during which the kernel took a CPU away (involuntary context switches) do not count where others
@@ -136,10 +137,10 @@ def decode(s, depth, salt):
     return s.o.batch / statistics.median(clean if ok else [t for t, _ in steps]), ok
 
 
-def report(name, what, n, batch, samples):
+def report(name, what, n, batch, samples, unit="tok/s"):
     clean = [v for v, ok in samples if ok]
     v = sorted(clean or [v for v, _ in samples])
-    print(f"llama.cpp,{name},{what},{n},{batch},{statistics.median(v):.1f},{v[0]:.1f},{v[-1]:.1f},tok/s,"
+    print(f"llama.cpp,{name},{what},{n},{batch},{statistics.median(v):.1f},{v[0]:.1f},{v[-1]:.1f},{unit},"
           f"{len(samples)},{len(clean)},,,,,,", flush=True)
 
 
@@ -147,6 +148,7 @@ def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--model", required=True)
     a.add_argument("--prefill", default="", help="lengths, by commas")
+    a.add_argument("--first", default="", help="lengths, by commas")
     a.add_argument("--depth", default="", help="depths, by commas")
     a.add_argument("--settings", default="f16,f16-flash,q8_0-flash")
     a.add_argument("--n-new", type=int, default=32)
@@ -169,13 +171,14 @@ def main():
     own = resident_kb("VmRSS:")
     model = L.llama_model_load_from_file(o.model.encode(), L.llama_model_default_params())
     lengths = [int(n) for n in o.prefill.split(",") if n]
+    firsts = [int(n) for n in o.first.split(",") if n]
     depths = [max(1, int(n)) for n in o.depth.split(",") if n]
     if o.states:
         os.makedirs(o.states, exist_ok=True)
     if o.header:
         print(HEADER)
     for name in o.settings.split(","):
-        longest = max([n for n in lengths] + [d + o.n_new * o.repeats + 4 for d in depths] + [o.ctx])
+        longest = max([*lengths, *firsts] + [d + o.n_new * o.repeats + 4 for d in depths] + [o.ctx])
         if o.states and (o.prepare or depths):  # room to load what is cut then
             longest = max([longest] + [d + 8 for d in SAVED_DEPTHS if o.prepare or d <= 512 or max(depths) > 512])
         s = Setting(model, name, o, longest)
@@ -184,6 +187,10 @@ def main():
         for n in lengths:
             prefill(s, 16, 0)
             report(name, "prefill", n, 1, [prefill(s, n, r) for r in range(o.repeats)])
+        for n in firsts:
+            prefill(s, 16, 0)
+            samples = [prefill(s, n, r) for r in range(o.repeats)]
+            report(name, "first", n, 1, [(n / v * 1e3, ok) for v, ok in samples], "ms")
         for d in depths:
             s.go_to(d)
             for i in range(3):

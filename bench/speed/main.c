@@ -421,6 +421,12 @@ static double print_limits(struct bench *b)
     double bf16 = machine_peak_bf16(b->machine, &unit);
 
     printf("machine,\"%s\",peak bf16,,,%.2f,,,Top/s,,,,,,,,\n", unit, bf16 / 1e12);
+    double fed = machine_fed_bf16(b->machine);
+
+    if (fed > 0) {
+        printf("machine,\"AMX bf16, tiles loaded\",peak bf16 fed,,,%.2f,,,Top/s,,,,,,,,\n",
+               fed / 1e12);
+    }
     return bf16;
 }
 

@@ -34,7 +34,7 @@ def main():
     cells = list(dict.fromkeys(k[0] for k in rows))
     peaks = {k[3]: median(v, "value") for k, v in rows.items() if k[0] == "limits" and k[1] == "machine"}
     print("machine: " + ", ".join(f"{k} {v:.2f} Top/s" for k, v in peaks.items() if k.startswith("peak")) + "\n")
-    print("| cell | program | cache | tokens/s (MB) | from .. to | x best peer | share of the limit |")
+    print("| cell | program | cache | tokens/s (MB, ms) | from .. to | x best peer | share of the limit |")
     print("|---|---|---|---|---|---|---|")
     plot = []
     for cell in cells:
@@ -43,7 +43,7 @@ def main():
         wanted = cell.split("-")[0]
         part = {k: v for k, v in rows.items() if k[0] == cell and k[3] == wanted}
         peers = {k: median(v, "value") for k, v in part.items() if k[1] == "llama.cpp"}
-        best = (min if wanted == "resident" else max)(peers.values(), default=None)
+        best = (min if wanted in ("resident", "first") else max)(peers.values(), default=None)
         for k, v in part.items():
             m = median(v, "value")
             low = min(float(r["min"] or r["value"]) for r in v)
@@ -53,7 +53,7 @@ def main():
             ratio = m / best if best else None
             print(f"| {cell} | {name} | {k[2]} | {number(m)} | {number(low)} .. {number(high)} | "
                   f"{'' if ratio is None else f'{ratio:.2f}'} | {'' if share is None else f'{100 * share:.0f} %'} |")
-            if wanted != "resident" and ratio and (name == "pipit" or m == best):
+            if wanted not in ("resident", "first") and ratio and (name == "pipit" or m == best):
                 plot.append((cell, name, k[2], m, share))
     try:
         import matplotlib
