@@ -234,6 +234,16 @@ static int check_session(const struct job *j, const struct ask *a, const struct 
     return 0;
 }
 
+/* The request is well: a file is bad, as a model may be. */
+static int bad_file(int rc, struct error *reterr)
+{
+    if (rc == -EBADMSG || rc == -ENOTSUP) {
+        reterr->code = -ESTALE;
+    }
+    return rc;
+}
+
+/* 1: its file is to be read first; job_loaded() goes on. */
 static int open_session(struct job *j, const struct ask *a, const struct lane_e_request *e, int dir,
                         struct error *reterr)
 {
@@ -254,19 +264,15 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_e_
     rc = session_open(&j->session, atomic_load(&j->worker->engine), dir, a->session, a->session_len,
                       reterr);
     rc = rc ? rc : check_session(j, a, e, reterr);
-    if (!rc && session_exists(&j->session)) {
-        rc = session_load(&j->session, atomic_load(&j->worker->engine), reterr);
-    }
     atomic_store(&j->worker->files_ns, clock_ns());
     atomic_store(&j->worker->files, false);
-    if (rc == -EBADMSG ||
-        rc == -ENOTSUP) { /* the request is well: a file is bad, as a model may be */
-        reterr->code = -ESTALE;
+    if (!rc && session_exists(&j->session)) {
+        j->loads = true;
+        j->load_vocab = engine_info(atomic_load(&j->worker->engine))->n_vocab;
+        rc = loader_take(&j->worker->loader, j, reterr);
+        rc = rc ? rc : 1;
     }
-    if (!rc) {
-        note_policy(j, a);
-    }
-    return rc;
+    return bad_file(rc, reterr);
 }
 
 /* A policy that evicts reads what a new turn adds token by token, each evicting one, as it read the
@@ -536,10 +542,13 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
     const int32_t *forced = (const int32_t *)(const void *)(j->worker->journal + e->forced_offset);
     uint32_t ended;
     size_t n;
-    int rc = open_session(j, a, e, dir, reterr);
+    int rc = j->loads ? 0 : open_session(j, a, e, dir, reterr);
 
     if (!rc && is_saved(j, e)) {
         return end_saved(j, a, e, forced, reterr);
+    }
+    if (!rc && j->session.dir >= 0) {
+        note_policy(j, a);
     }
     if (!rc) {
         rc = session_exists(&j->session)
@@ -585,11 +594,13 @@ static int take_leases(struct job *j, const struct lane_e_request *e, struct ask
     if (e->out_bytes == 0 && e->in_bytes == 0) {
         return 0;
     }
-    j->mapping = mapping_find(j->worker, e->lane_id);
     if (!j->mapping) {
-        return error_set(reterr, -ENOMEM, "the lane's arenas could not be mapped");
+        j->mapping = mapping_find(j->worker, e->lane_id);
+        if (!j->mapping) {
+            return error_set(reterr, -ENOMEM, "the lane's arenas could not be mapped");
+        }
+        mapping_ref(j->mapping);
     }
-    mapping_ref(j->mapping);
     if (e->in_bytes) {
         if (!checked_range(e->in_offset, e->in_bytes, j->mapping->c2e_bytes) ||
             e->in_bytes % sizeof(int32_t) != 0 || e->in_offset % sizeof(int32_t) != 0) {
@@ -602,7 +613,8 @@ static int take_leases(struct job *j, const struct lane_e_request *e, struct ask
     return 0;
 }
 
-/* The folder is the session's from open_session() on. */
+/* The folder is the session's from open_session() on. 1: the job is the loader's, and this is done
+ * again when the file is read. */
 static int dispatch(struct job *j, const struct lane_e_request *e, int *dir, struct counts *c,
                     struct error *reterr)
 {
@@ -660,8 +672,30 @@ void job_start(struct worker *w, const struct lane_record *rec, int dir)
     j->next = w->jobs;
     w->jobs = j;
     w->n_jobs++;
-    if (dispatch(j, &rec->e_request, &own_dir, &c, &e)) {
+    j->rec = *rec;
+    if (dispatch(j, &rec->e_request, &own_dir, &c, &e) < 0) {
         answer_error(w, rec->h.id, &e, c.a, c.b);
         job_end(w, j);
+    }
+}
+
+void job_loaded(struct job *j)
+{
+    struct worker *w = j->worker;
+    const struct lane_record rec = j->rec; /* the job may have ended when dispatch() returns */
+    uint32_t reason = j->stop_reason;
+    struct error e = j->load_error;
+    struct counts c = {0};
+    int no_dir = -1;
+
+    j->stop_reason = 0;
+    if (bad_file(j->load_rc, &e) || dispatch(j, &rec.e_request, &no_dir, &c, &e)) {
+        answer_error(w, rec.h.id, &e, c.a, c.b);
+        job_end(w, j);
+        return;
+    }
+    j = job_find(w, rec.h.id);
+    if (j && reason) {
+        job_cancel(w, j, reason);
     }
 }

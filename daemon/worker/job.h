@@ -65,6 +65,14 @@ struct job {
     size_t save_least;
     uint64_t save_said; /* records that the client is to have before the file has its name */
 
+    /* While it is the loader's, and what that said. */
+    struct lane_record rec; /* the request's */
+    struct job *next_load;
+    bool loads;         /* it is, or was */
+    int32_t load_vocab; /* ids are below */
+    int load_rc;
+    struct error load_error;
+
     int32_t crash_at; /* test hook: dies when it has said so many tokens; -1: never */
     bool hang;        /* ... or stands still instead */
     bool spin;        /* ... or runs in a circle */
@@ -76,6 +84,9 @@ struct job {
 
 /* A record LANE_E_REQUEST, answered or begun. `dir`: its user's folder of sessions, or -1. */
 void job_start(struct worker *w, const struct lane_record *rec, int dir);
+
+/* The loader is through with its session: it is begun, or answered. */
+void job_loaded(struct job *j);
 
 /* Its answer is complete, and its sequence still there: is its session being saved now? Then its
  * LANE_DONE is said when that is over. */

@@ -70,8 +70,9 @@ void session_init(struct session *s);
 int session_open(struct session *s, const struct engine *e, int dir, const char *name, size_t len,
                  struct error *reterr) WARN_UNUSED;
 /* The text, and the sums of all that the header does not hold: a read of the whole file, so what
- * can be refused by the header is refused before. -EBADMSG. */
-int session_load(struct session *s, const struct engine *e, struct error *reterr) WARN_UNUSED;
+ * can be refused by the header is refused before. Any thread, as long as nobody else touches the
+ * session. -EBADMSG. */
+int session_load(struct session *s, int32_t n_vocab, struct error *reterr) WARN_UNUSED;
 void session_close(struct session *s); /* takes one that was only initialised, too */
 
 /* Of the snapshot in the file, as engine_request.saved_read; arg: the session. */

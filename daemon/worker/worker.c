@@ -61,6 +61,13 @@ int worker_init(struct worker *w, struct error *reterr)
             worker_finish(w);
         }
     }
+    if (rc == 0) {
+        rc = loader_init(&w->loader, w, reterr);
+        if (rc) {
+            saver_finish(&w->saver);
+            worker_finish(w);
+        }
+    }
     atomic_store(&w->exit_code, -1);
     return rc;
 }
@@ -329,7 +336,8 @@ static bool wait_for_commands(struct worker *w)
             break;
         }
         ring_wait(&w->commands);
-    } while (saver_busy(&w->saver) && ring_empty(&w->commands) && !atomic_load(&w->drain));
+    } while (saver_busy(&w->saver) && !loader_ready(&w->loader) && ring_empty(&w->commands) &&
+             !atomic_load(&w->drain));
     atomic_store(&w->waits, false);
     return left;
 }
@@ -349,6 +357,9 @@ static int serve(struct worker *w)
         if (atomic_load(&w->drain) && !drained) {
             drained = true;
             end_all(w);
+            more = 1;
+        }
+        if (loader_run(&w->loader)) {
             more = 1;
         }
         if (saver_run(&w->saver, more > 0 ? w->took_ns : 0)) {

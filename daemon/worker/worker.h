@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "daemon/worker/figures.h"
+#include "daemon/worker/loader.h"
 #include "daemon/worker/ring.h"
 #include "daemon/worker/saver.h"
 #include "engine/engine.h"
@@ -46,7 +47,7 @@ struct worker {
     struct ring records;             /* struct lane_record */
     _Atomic(struct engine *) engine; /* NULL until loaded */
     atomic_int_fast64_t step_ns;     /* when the running engine_step() began; 0: none runs */
-    atomic_bool files;               /* a session's file is read: a disk may take its time, */
+    atomic_bool files;               /* a session's file is opened: a disk may take its time, */
     atomic_int_least64_t files_ns;   /* and when that was over */
     atomic_uint_fast64_t n_sent;     /* of the ring's records, those that the front's socket took */
     atomic_bool waits;               /* for clients: no step could do anything for any request */
@@ -67,6 +68,7 @@ struct worker {
     int64_t state_ns; /* when the last LANE_E_STATE was sent */
     uint32_t state_jobs;
     struct saver saver;
+    struct loader loader;
     struct figures figures;
     int64_t figures_ns; /* when they were last looked at */
 };

@@ -20,7 +20,7 @@
 
 #include "base/checked.h"
 
-enum { VERSION = 1, HAS_POS = 1, HAS_SCORE = 2, HAS_SUM = 4, SUM_SHIFT = 8, BUFFER = 256 << 10 };
+enum { VERSION = 1, HAS_POS = 1, HAS_SCORE = 2, HAS_SUM = 4, SUM_SHIFT = 8, BUFFER = 64 << 10 };
 
 static const char magic[8] = "PIPITSEQ";
 
@@ -337,69 +337,114 @@ void snapshot_writer_destroy(struct snapshot_writer *w)
     free(w);
 }
 
-/* ---- loading one group ------------------------------------------------------------------------
+/* ---- loading ----------------------------------------------------------------------------------
  */
-
-struct copier {
-    struct cache *c;
-    uint8_t *buf; /* (BUFFER, or one slot's bytes where that is more) */
-    int other;    /* what the source said, when it failed */
-    const struct snapshot_source *source;
-    const uint8_t *held; /* the next byte in what is held, */
-    uint64_t at;         /* and in the block */
-};
 
 static uint64_t buffer_bytes(uint64_t slot_bytes)
 {
     return slot_bytes > BUFFER ? slot_bytes : BUFFER;
 }
 
-static int load_array(struct copier *x, void *device, uint64_t bytes)
+static int load_array(struct cache *c, struct snapshot *s, void *device, uint64_t bytes)
 {
-    int r = x->c->shape.config.ops->write(x->c->be, device, x->held, bytes);
+    int r = c->shape.config.ops->write(c->be, device, s->held + s->held_at, bytes);
 
-    x->held += pad8(bytes);
-    x->at += pad8(bytes);
+    s->held_at += pad8(bytes);
+    s->at += pad8(bytes);
     return r;
 }
 
-static int load_slots(struct copier *x, const struct store_header *h, const struct ops_kv *kv,
-                      int32_t group)
+/* What comes before the group's slots. */
+static int load_state(struct cache *c, struct snapshot *s, const struct store_header *h,
+                      const struct ops_kv *kv)
 {
-    const struct backend_ops *ops = x->c->shape.config.ops;
-    int32_t most = (int32_t)(buffer_bytes(h->slot_bytes) / h->slot_bytes);
-    struct ops_kv_slots slots = {.kv = kv, .group = group, .host = x->buf};
-    int r = 0;
-
-    for (; !r && slots.slot0 < h->n_slots; slots.slot0 += most) {
-        uint64_t from = x->at + (uint64_t)slots.slot0 * h->slot_bytes;
-
-        slots.n_slots = h->n_slots - slots.slot0 < most ? h->n_slots - slots.slot0 : most;
-        x->other = x->source->read(x->source->arg, from, x->buf,
-                                   (size_t)slots.n_slots * (size_t)h->slot_bytes);
-        r = x->other ? x->other : ops->kv_import(x->c->be, &slots);
-    }
-    x->at += pad8(slots_bytes(h));
-    return r;
-}
-
-static int load_group(struct copier *x, const struct store_header *h, const struct ops_kv *kv,
-                      int32_t group)
-{
-    size_t at = (size_t)group * (size_t)kv->cap;
+    size_t at = (size_t)s->group * (size_t)kv->cap;
     uint64_t n = (uint64_t)h->n_slots;
     int r = 0;
 
+    if (s->group == 0) {
+        s->held_at += sizeof(*h);
+        s->at += sizeof(*h);
+    }
     if (h->flags & HAS_POS) {
-        r = load_array(x, kv->slot_pos + at, n * sizeof(int32_t));
+        r = load_array(c, s, kv->slot_pos + at, n * sizeof(int32_t));
     }
     if (!r && (h->flags & HAS_SCORE)) {
-        r = load_array(x, kv->score + at, n * sizeof(float));
+        r = load_array(c, s, kv->score + at, n * sizeof(float));
     }
     if (!r && (h->flags & HAS_SUM)) {
-        r = load_array(x, kv->v_sum + (size_t)group * (size_t)n_sums(h), n_sums(h) * sizeof(float));
+        r = load_array(c, s, kv->v_sum + (size_t)s->group * (size_t)n_sums(h),
+                       n_sums(h) * sizeof(float));
     }
-    return r ? r : load_slots(x, h, kv, group);
+    return r;
+}
+
+/* The group's next slots, a buffer of them. */
+static int load_slots(struct cache *c, struct snapshot *s, const struct store_header *h,
+                      const struct ops_kv *kv, int *ret_read)
+{
+    int32_t most = (int32_t)(buffer_bytes(h->slot_bytes) / h->slot_bytes);
+    int32_t left = h->n_slots - s->slot;
+    struct ops_kv_slots slots = {.kv = kv,
+                                 .group = s->group,
+                                 .slot0 = s->slot,
+                                 .n_slots = left < most ? left : most,
+                                 .host = s->held + s->held_bytes};
+
+    if (slots.n_slots == 0) {
+        return 0;
+    }
+    *ret_read = s->source.read(s->source.arg, s->at + (uint64_t)s->slot * h->slot_bytes, slots.host,
+                               (size_t)slots.n_slots * (size_t)h->slot_bytes);
+    s->slot += slots.n_slots;
+    return *ret_read ? 0 : c->shape.config.ops->kv_import(c->be, &slots);
+}
+
+/* Is the group whole, the next one's turn has come. */
+static void next_group(struct snapshot *s, const struct store_header *h)
+{
+    if (s->slot < h->n_slots) {
+        return;
+    }
+    s->at += pad8(slots_bytes(h));
+    s->slot = 0;
+    s->group++;
+    if (s->group == h->n_groups) {
+        s->group = 0;
+        s->store++;
+    }
+}
+
+static int begin_load(struct cache *c, int32_t seat, struct snapshot *s)
+{
+    struct header head;
+
+    memcpy(&head, s->held, sizeof(head));
+    s->begun = true;
+    s->held_at = sizeof(head) + pad8((uint64_t)head.n_tokens * sizeof(int32_t));
+    s->at = s->held_at;
+    return cache_refill(c, seat, head.n_tokens, head.n_slots, head.n_evicted);
+}
+
+int snapshot_load(struct cache *c, int32_t seat, struct snapshot *s, uint64_t least,
+                  uint64_t *ret_n, int *ret_read)
+{
+    int r = s->begun ? 0 : begin_load(c, seat, s);
+
+    *ret_n = 0;
+    *ret_read = 0;
+    while (!r && !*ret_read && *ret_n < least && !snapshot_loaded(s)) {
+        struct store_header h =
+            describe(c, &c->seqs[seat], s->store, cache_store_slots(c, seat, s->store));
+        struct ops_kv kv = cache_store_kv(c, seat, s->store);
+        uint64_t from = s->at + (uint64_t)s->slot * h.slot_bytes;
+
+        r = s->slot == 0 ? load_state(c, s, &h, &kv) : 0;
+        r = r ? r : load_slots(c, s, &h, &kv, ret_read);
+        *ret_n += s->at + (uint64_t)s->slot * h.slot_bytes - from;
+        next_group(s, &h);
+    }
+    return r;
 }
 
 /* ---- checking -------------------------------------------------------------------------------- */
@@ -645,6 +690,7 @@ int snapshot_open(const struct cache *c, const struct snapshot_source *source,
     s->n_tokens = t.head.n_tokens;
     s->n_slots = t.head.n_slots;
     s->budget = t.head.budget;
+    s->n_stores = t.head.n_stores;
     *ret = s;
     return 0;
 fail:
@@ -658,32 +704,6 @@ void snapshot_close(struct snapshot *s)
         free(s->held);
         free(s);
     }
-}
-
-int snapshot_load(struct cache *c, int32_t seat, const struct snapshot *s, int *ret_read)
-{
-    struct cache_seq *q = &c->seqs[seat];
-    struct copier x = {
-        .c = c, .source = &s->source, .held = s->held, .buf = s->held + s->held_bytes};
-    struct header head;
-    int r;
-
-    memcpy(&head, x.held, sizeof(head));
-    x.held += sizeof(head) + pad8((uint64_t)head.n_tokens * sizeof(int32_t));
-    x.at = sizeof(head) + pad8((uint64_t)head.n_tokens * sizeof(int32_t));
-    r = cache_refill(c, seat, head.n_tokens, head.n_slots, head.n_evicted);
-    for (int32_t i = 0; !r && i < head.n_stores; i++) {
-        struct store_header h = describe(c, q, i, cache_store_slots(c, seat, i));
-        struct ops_kv kv = cache_store_kv(c, seat, i);
-
-        x.held += sizeof(h);
-        x.at += sizeof(h);
-        for (int32_t g = 0; !r && g < h.n_groups; g++) {
-            r = load_group(&x, &h, &kv, g);
-        }
-    }
-    *ret_read = x.other;
-    return x.other ? 0 : r;
 }
 
 int snapshot_positions(const void *buf, size_t size, int32_t store, int32_t group,

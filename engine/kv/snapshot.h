@@ -8,7 +8,8 @@
  *
  * A block is written and read as a stream, so that neither way takes memory of its size. Writing is
  * in slices, as large as the caller's buffer, between which other sequences go on; reading holds
- * what is small (header, tokens, positions, scores), and the slots pass through a buffer.
+ * what is small (header, tokens, positions, scores), and the slots pass through a buffer, in
+ * slices, too.
  *
  * A block may come from a disk or a client and is not trusted, nor is its reader to say the same
  * twice: snapshot_open() copies what is small and looks at every number of the copy, and only the
@@ -33,6 +34,14 @@ struct snapshot {
     int32_t budget;
     uint8_t *held; /* the block without its slots, and a buffer for those behind it */
     uint64_t held_bytes;
+    /* How far it is loaded: the next slots. */
+    bool begun;
+    int32_t n_stores;
+    int32_t store;
+    int32_t group;
+    int32_t slot;
+    uint64_t held_at; /* the next byte in what is held, */
+    uint64_t at;      /* and in the block */
 };
 
 uint64_t snapshot_bytes(const struct cache *c, int32_t seat);
@@ -59,10 +68,15 @@ int snapshot_open(const struct cache *c, const struct snapshot_source *source,
                   struct error *reterr) WARN_UNUSED;
 void snapshot_close(struct snapshot *s); /* takes NULL */
 
-/* Fills a seat that has just been sat down on with room for it. *ret_read: what the source said, if
- * it failed; the seat must then be left. Another failure is the device's. */
-int snapshot_load(struct cache *c, int32_t seat, const struct snapshot *s,
-                  int *ret_read) WARN_UNUSED;
+/* Fills a seat that has just been sat down on with room for it, at least `least` bytes a call (or
+ * all that are left), until snapshot_loaded(); the seat rests meanwhile. *ret_read: what the source
+ * said, if it failed; the seat must then be left. Another failure is the device's. */
+int snapshot_load(struct cache *c, int32_t seat, struct snapshot *s, uint64_t least,
+                  uint64_t *ret_n, int *ret_read) WARN_UNUSED;
+static inline bool snapshot_loaded(const struct snapshot *s)
+{
+    return s->begun && s->store == s->n_stores;
+}
 
 /* The positions that a store's group held when this block in memory was made (by this process: it
  * is not looked at as above): *ret (n_slots) in the block, NULL where slot is position. -ENOENT: no

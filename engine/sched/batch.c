@@ -132,7 +132,7 @@ static struct request *next_prompt(const struct sched *s, int32_t room)
     for (struct request *r = s->running.first; r; r = r->next) {
         bool stalled = s->stash.r == r && s->stash.n > 0;
 
-        if (r->in_batch || r->n_fed >= r->n_prompt || stalled || layered_is(s, r) ||
+        if (r->in_batch || r->saved || r->n_fed >= r->n_prompt || stalled || layered_is(s, r) ||
             chunk_rows(r) > room) {
             continue;
         }

@@ -43,7 +43,7 @@ struct request {
     int32_t use; /* row of the table of policies */
     struct shape_text text;
     uint64_t fork_of;       /* handle of one whose text this one begins with, 0: none */
-    struct snapshot *saved; /* to begin with, until it is loaded */
+    struct snapshot *saved; /* to begin with, until it is loaded: with a seat, it is being loaded */
     void *saved_copy;       /* of its block, where that lay in memory */
     bool resumed;           /* began with one, or with a made-up cache */
     struct sampler sampler;

@@ -6,10 +6,11 @@
  * while it waits for what only one request at a time may have). Turns go round principals (the one
  * seated longest ago first), within one by urgency, then by age.
  *
- * A step: end what was cancelled, seat who can sit, build a batch (or take up the one that was
- * interrupted), run it, commit it, sample. An interrupted batch of which a request was cancelled
- * is built anew without it, unless it changes scores or sums of V: these steps cannot be repeated,
- * so it runs to its end and the cancelled rows' results are dropped. */
+ * A step: end what was cancelled, seat who can sit, load a slice of who begins with a saved
+ * sequence, build a batch of the others (or take up the one that was interrupted), run it, commit
+ * it, sample. An interrupted batch of which a request was cancelled is built anew without it,
+ * unless it changes scores or sums of V: these steps cannot be repeated, so it runs to its end and
+ * the cancelled rows' results are dropped. */
 
 #include "engine/sched/sched.h"
 
@@ -24,7 +25,14 @@
 #include "engine/kv/snapshot.h"
 #include "engine/sched/state.h"
 
-enum { MIN_LOGIT_ROWS = 16 };
+enum {
+    MIN_LOGIT_ROWS = 16,
+    /* Bytes of saved sequences a step, beside others, and where nobody else runs yet but somebody
+     * may come; and a part of the steps' time that it may take in any case. */
+    LOAD_BESIDE = 1 << 20,
+    LOAD_ALONE = 2 << 20,
+    LOAD_SHARE = 10,
+};
 
 int32_t sched_logit_rows(int32_t n_seqs)
 {
@@ -315,17 +323,6 @@ static bool goes_before(const struct request *a, const struct request *b)
     return a->handle < b->handle;
 }
 
-/* *ret_read: not 0 where its block could not be read: then nothing can come of it. */
-static int restore(struct sched *s, struct request *r, int *ret_read)
-{
-    int e = r->made_up ? cache_fill(s->config.cache, r->seat)
-                       : snapshot_load(s->config.cache, r->seat, r->saved, ret_read);
-
-    r->n_fed = r->text.held;
-    request_drop_saved(r);
-    return e;
-}
-
 static void finish_unread(struct sched *s, struct request *r, int err)
 {
     struct error e = {0};
@@ -392,24 +389,92 @@ static int seat_waiting(struct sched *s)
         best->seat = seat;
         request_append(&s->running, best);
         best->principal->seat_turn = ++s->turn;
-        int read = 0;
-        int e = best->saved || best->made_up ? restore(s, best, &read) : 0;
-
-        if (e) {
-            return e;
+        if (best->stashes) {
+            s->stash.r = best;
+            s->stash.n = 0;
+            s->stash.done = 0;
         }
-        if (read) {
-            finish_unread(s, best, read);
-            continue;
+        if (best->saved) {
+            continue; /* load_saved() */
+        }
+        if (best->made_up) {
+            int e = cache_fill(s->config.cache, best->seat);
+
+            if (e) {
+                return e;
+            }
+            best->n_fed = best->text.held;
         }
         note_kept(s, best);
         if (layered_is(s, best)) {
             layered_start(s, best);
         }
-        if (best->stashes) {
-            s->stash.r = best;
-            s->stash.n = 0;
-            s->stash.done = 0;
+    }
+    return 0;
+}
+
+/* ---- loading saved sequences ---- */
+
+static bool is_loading(const struct request *r)
+{
+    return r->saved && r->seat >= 0;
+}
+
+/* What one step loads at least: where others run, no more than they hardly notice. */
+static uint64_t load_least(const struct sched *s)
+{
+    for (const struct request *r = s->running.first; r; r = r->next) {
+        if (!is_loading(r) && !r->finished) {
+            return LOAD_BESIDE;
+        }
+    }
+    return LOAD_ALONE;
+}
+
+/* One request's next bytes. 1: there are more. */
+static int load_more(struct sched *s, struct request *r, uint64_t least, uint64_t *ret_n)
+{
+    int read;
+    int e = snapshot_load(s->config.cache, r->seat, r->saved, least, ret_n, &read);
+
+    if (e) {
+        return e;
+    }
+    if (read) {
+        finish_unread(s, r, read);
+        return 0;
+    }
+    if (!snapshot_loaded(r->saved)) {
+        return 1;
+    }
+    request_drop_saved(r);
+    r->n_fed = r->text.held;
+    if (layered_is(s, r)) {
+        layered_start(s, r);
+    }
+    return 0;
+}
+
+/* LOAD_BESIDE, and on for a share of the last step's time. */
+static int load_saved(struct sched *s)
+{
+    uint64_t least = load_least(s);
+    uint64_t done = 0;
+    int64_t until = clock_ns() + s->step_ns / LOAD_SHARE;
+    struct request *next;
+
+    for (struct request *r = s->running.first; r; r = next) {
+        int more = is_loading(r);
+
+        next = r->next;
+        while (more > 0 && (done < least || clock_ns() < until)) {
+            uint64_t n;
+
+            more = load_more(s, r, done < least ? least - done : 1, &n);
+            done += n;
+        }
+        if (more < 0) {
+            return more;
         }
     }
     return 0;
@@ -474,6 +539,7 @@ static int run_batch(struct sched *s)
 
 static int step(struct sched *s)
 {
+    int64_t began = clock_ns();
     int r;
 
     finish_cancelled(s, &s->waiting);
@@ -485,6 +551,8 @@ static int step(struct sched *s)
     if (!s->layered.pending) {
         if (s->batch.n_seqs == 0 || (s->batch.pending && !takes_up(s))) {
             r = seat_waiting(s);
+            r = r ? r : load_saved(s);
+            began = clock_ns();
             r = r ? r : batch_build(s);
         }
         r = r < 0 ? r : s->batch.n_seqs == 0 ? 0 : run_batch(s);
@@ -492,6 +560,7 @@ static int step(struct sched *s)
     if (!r) {
         r = layered_run(s);
     }
+    s->step_ns = clock_ns() - began;
     return r ? r : output_drain(s);
 }
 

@@ -95,12 +95,12 @@ int32_t uses_join(struct uses *u, const struct policy *p);
 
 /* Drafts: what each seat's text foretells, and what steps with drafted rows cost (draft.c). */
 struct drafts {
-    struct lookup *of;         /* (n_seqs) by seat */
-    uint64_t *handle;          /* (n_seqs) whose text it is; 0: nobody's */
-    double *chance;            /* (n_seqs) that all its drafts so far come true */
-    int32_t *room;             /* (n_seqs) tokens that may be drafted in this step */
-    struct request **order;    /* (draft_rows) to whom rows were given, in order */
-    struct draft_cost cost;    /* of steps with so many rows */
+    struct lookup *of;      /* (n_seqs) by seat */
+    uint64_t *handle;       /* (n_seqs) whose text it is; 0: nobody's */
+    double *chance;         /* (n_seqs) that all its drafts so far come true */
+    int32_t *room;          /* (n_seqs) tokens that may be drafted in this step */
+    struct request **order; /* (draft_rows) to whom rows were given, in order */
+    struct draft_cost cost; /* of steps with so many rows */
     struct lookup_counts counts;
     uint64_t crowd;   /* the sequences that the cost of a plain step is of */
     int64_t begun_ns; /* the running step, 0: not to be timed */
@@ -117,6 +117,7 @@ struct sched {
     struct request_list waiting;
     struct request_list running;
     struct request_list resting;   /* finished, being saved: they hold a seat and no row */
+    int64_t step_ns;               /* what the last step took, but for loading */
     bool full;                     /* one that waits found no seat, and none was left since */
     struct principal **principals; /* (n_principals) */
     int32_t n_principals;
