@@ -114,6 +114,7 @@ class Runner:
         self.in_flight = set()  # cells that were given to a child
         self.stopped = False
         self.failed = []
+        self.ran = False
 
     def step(self, task, policies):
         o, size = self.o, cells.tasks(self.o.tiny)[task]
@@ -135,6 +136,7 @@ class Runner:
             log = open(os.path.join(o.work, f"{task}.{n}.log"), "wb")
             child = subprocess.Popen(command(o, task, size, todo, out), stdout=log, stderr=log)
             self.children.add(child)
+            self.ran = True
         print(f"run.py: {task}: {len(todo)} policies", flush=True)
         t0 = time.monotonic()
         try:
@@ -285,6 +287,9 @@ def main():
     runner = Runner(o)
     if not o.collect:
         runner.run(o.only)
+    used = os.times()
+    if runner.ran:
+        print(f"run.py: {(used.children_user + used.children_system) / 60:.0f} CPU minutes in pipit-eval")
     n = write_csv(o)
     left = list(dict.fromkeys(missing(o, o.only)))
     print(f"run.py: {n} figures in {o.out}; {len(left)} cells missing"
