@@ -39,9 +39,9 @@ import torch.nn.functional as F
 BUDGETS = ((32, 384), (16, 192), (8, 96))
 SETTINGS = (
     ["full"]
-    + [f"{kind}:{r},{k}" for r, k in BUDGETS for kind in ("sparq", "projection", "components")]
-    + [f"oracle:{k}" for _, k in BUDGETS]
-    + [f"sparq:{r},{k},mean{tau}" for r, k in BUDGETS[1:] for tau in ("", ",tau=rank", ",tau=dim")])
+    + [s for r, k in BUDGETS for s in (f"sparq:{r},{k}", f"oracle:{k}")]
+    + [f"sparq:{r},{k},mean{tau}" for r, k in BUDGETS[:0:-1] for tau in ("", ",tau=rank", ",tau=dim")]
+    + [f"{kind}:{r},{k}" for kind in ("projection", "components") for r, k in BUDGETS])
 AGREEMENT = ((8, 128), (16, 128), (32, 128))
 FIELDS = ["setting", "chunk", "rows", "nll", "kl", "same_top1", "seconds"]
 
@@ -230,14 +230,17 @@ def main():
         todo = [s for s in SETTINGS if s not in there]
         if not todo:
             continue
-        past, found = [], Agreement() if c == 0 else None
+        past, found = [], Agreement() if c == 0 and not os.path.exists(o.agreement) else None
         forward(m, Setting("full"), ids[c, :half], torch.arange(half), past, keep=True)
         full = None
         for text in ["full"] + [s for s in todo if s != "full"]:
             t0 = time.process_time()
             x = forward(m, Setting(text), ids[c, half:-1], at, past, found=found if text == "full" else None)
             logp = log_probabilities(m, x)
-            full = logp if full is None else full
+            if full is None:
+                full = logp
+                if found:
+                    write(o.agreement, list(found.lines[0]), found.lines, o.comment)
             nll = -logp.gather(1, ids[c, half + 1:, None]).mean().item()
             kl = (full.exp() * (full - logp)).sum(-1).mean().item()
             same = (full.argmax(-1) == logp.argmax(-1)).float().mean().item()
@@ -246,8 +249,6 @@ def main():
                               "same_top1": round(same, 5), "seconds": round(time.process_time() - t0, 1)})
                 write(o.out, FIELDS, lines, o.comment)
             print(f"chunk {c}: {text}: {nll:.4f}, KL {kl:.4f}, {time.process_time() - t0:.1f} s", flush=True)
-        if found:
-            write(o.agreement, list(found.lines[0]), found.lines, o.comment)
 
 
 if __name__ == "__main__":
