@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The policy an engine is planned with keeps 100 % and scores: that plan has pages for the whole
- * context and the state (positions, scores) of any other policy, so prompts need no peak region
- * and any number of them is read at once. */
+/* The policy an engine is planned with keeps 100 % and scores (infinigen, beside which no other
+ * placement stands: a pool that counts): that plan has pages for the whole context and the state
+ * (positions, scores) of any other policy, so prompts need no peak region and any number of them
+ * is read at once. */
 
 #include "bench/eval/engines.h"
 
@@ -23,7 +24,10 @@ static int open_class(const struct engine_config *base, const struct policy *p, 
     char text[POLICY_TEXT_MAX];
     struct policy widest;
     struct engine_config c = *base;
-    int err = policy_parse(evicts ? "keyformer:100%" : "full", &widest, reterr);
+    const char *all = !evicts                         ? "full"
+                      : p->select == POLICY_INFINIGEN ? "infinigen:pool=100%ctx,victim=counter"
+                                                      : "keyformer:100%";
+    int err = policy_parse(all, &widest, reterr);
 
     if (err) {
         return err;

@@ -3,7 +3,7 @@
 """The tools that make docs/quality.md: pipit-eval with several policies at once, bench/quality/run.py that goes on where
 it stopped, scores known by hand, and the page's tables.
 
-    test_quality.py PIPIT_EVAL
+    test_quality.py PIPIT_EVAL [PIPIT_SKEW]
 """
 
 import csv
@@ -25,6 +25,7 @@ import score  # noqa: E402
 import table as tables  # noqa: E402
 
 EVAL = sys.argv[1]
+SKEW = sys.argv[2] if len(sys.argv) > 2 else None
 H2O = "h2o:50%,min=16"
 
 
@@ -72,6 +73,20 @@ class Eval(Folder):
         self.assertEqual(alone["full"]["mean_kl"], "0.000000")
         self.assertGreater(float(alone["window:32"]["mean_kl"]), float(alone["kv8"]["mean_kl"]))
         self.assertEqual(alone["window:32"]["tokens_per_step"], "32.0")
+
+    def test_pools_of_every_rule_share_an_engine(self):
+        if not SKEW:
+            self.skipTest("pipit-skew was not built")
+        overlay = self.path("skew.gguf")
+        subprocess.run([SKEW, "--model", MODEL, "--text", self.path("data/text/tinyshakespeare.txt"), "--tokens", "256", overlay],
+                       check=True, capture_output=True, timeout=60)
+        pools = [f"sinks:2+infinigen:share=50%,pool=40,exempt=4,victim={v}" for v in ("fifo", "lru", "counter")]
+        got = self.rows("--mode", "decode", "--batch", "5", "--overlay", overlay, kv=("full", "infinigen:share=50%", *pools))
+        for p in pools:
+            self.assertLess(float(got[p]["tokens_per_step"]), 80)  # layers 0 and 1 hold all, 96.5 on average
+            self.assertNotEqual(got[p]["chunk_nll"], got["infinigen:share=50%"]["chunk_nll"])
+        alone = self.rows("--mode", "decode", "--overlay", overlay, kv=("full", "infinigen:share=50%"))
+        self.assertEqual(got["infinigen:share=50%"], alone["infinigen:share=50%"])
 
     def test_divergence_against_dumped_logits(self):
         try:
