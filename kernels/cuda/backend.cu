@@ -101,7 +101,7 @@ static uint64_t scratch_bytes(const struct backend_config *config,
 
     (void)config;
     return cuda_scratch(limits, NULL, &plan) + CUDA_STAGE + cuda_queue_bytes() +
-           (uint64_t)CUDA_ALLOCS * CUDA_GRAIN;
+           cuda_graph_bytes() + (uint64_t)CUDA_ALLOCS * CUDA_GRAIN;
 }
 
 static int reserve(struct backend *be, const struct backend_limits *limits, struct error *reterr)
@@ -354,6 +354,22 @@ static void destroy(struct backend *be)
     free(cu);
 }
 
+/* Is there code for a device of this kind? For the same major number what was compiled for a minor
+ * one up to its own; what is newer than all takes PTX. */
+static bool has_code(int major, int minor)
+{
+    char *end;
+    long newest = 0;
+
+    for (const char *s = CUDA_ARCHS; *s; s = *end ? end + 1 : end) {
+        newest = strtol(s, &end, 10);
+        if (newest / 10 == major && newest % 10 <= minor) {
+            return true;
+        }
+    }
+    return major * 10 + minor >= newest;
+}
+
 /* Is there a device that this module can use? Nothing is left behind. */
 static int probe(struct error *reterr)
 {
@@ -370,6 +386,11 @@ static int probe(struct error *reterr)
             return error_set(reterr, -ENODEV,
                              "no CUDA device: %s is sm_%d%d, this build needs sm_80", prop.name,
                              prop.major, prop.minor);
+        }
+        if (e == cudaSuccess && !has_code(prop.major, prop.minor)) {
+            return error_set(reterr, -ENODEV,
+                             "no CUDA device: %s is sm_%d%d, this build has code for sm_%s",
+                             prop.name, prop.major, prop.minor, CUDA_ARCHS);
         }
         if (e == cudaSuccess) {
             return 0;
@@ -410,6 +431,9 @@ static int open_device(struct cuda *cu, struct error *reterr)
         cu->n_sms = prop.multiProcessorCount;
         cu->integrated = prop.integrated != 0;
         cu->shared_max = prop.sharedMemPerBlockOptin;
+        r = cuda_code_check(cu, reterr);
+    }
+    if (r == 0) {
         r = cuda_error(cu, cudaStreamCreateWithFlags(&cu->stream, cudaStreamNonBlocking),
                        "cudaStreamCreate", reterr);
         cu->have_stream = r == 0;

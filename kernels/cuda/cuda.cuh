@@ -17,6 +17,10 @@ extern "C" {
 #include "kernels/backend.h"
 }
 
+#ifndef CUDA_ARCHS
+#error "CUDA_ARCHS: the architectures compiled for, ascending, as in 80,90; of the last there is PTX, too"
+#endif
+
 enum {
     CUDA_SEQS = 16, /* sequences of one launch */
     CUDA_ROPE_PAIRS = 128,
@@ -98,6 +102,7 @@ struct cuda_call {
 };
 
 uint64_t cuda_queue_bytes(void); /* of the host */
+uint64_t cuda_graph_bytes(void); /* that graphs may take of the device */
 int cuda_queue_create(struct cuda *cu);
 void cuda_queue_destroy(struct cuda *cu);
 /* From here on launches are written down, to go as one graph ... */
@@ -131,6 +136,9 @@ static inline void cuda_launch(struct cuda *cu, const char *name, void (*kernel)
 /* CUDA_LAUNCH(cu, grid, block, shared bytes, kernel, arguments...), then cuda_launched(). */
 #define CUDA_LAUNCH(cu, grid, block, shared, kernel, ...)                                          \
     (CUDA_KNOWN(kernel), cuda_launch(cu, #kernel, kernel, grid, block, shared, __VA_ARGS__))
+
+/* Has this build code for the device? (row.cu) */
+int cuda_code_check(struct cuda *cu, struct error *reterr);
 
 /* ---- pieces (backend.cu) ----------------------------------------------------------------------
  */

@@ -14,7 +14,11 @@
  * The kernels of a graph run in the order of the list, as on a stream. Every other call of the
  * backend that touches the device hands over first (cuda_queue_flush), so the order of calls is
  * kept. Lists longer than QUEUE_MAX go in parts. If the driver refuses a graph, launches go one by
- * one from then on. Nothing is allocated here but at creation; graphs are the driver's.
+ * one from then on. Nothing is allocated here but at creation; graphs are the driver's. What it takes
+ * of the device for them is not documented, so the plan sets GRAPH_BYTES aside for each, and each is
+ * measured as it is made: beyond the sum there are no more graphs, new lists go one by one. Where
+ * host and device share their memory the driver's figures are not to be relied on, and it is not
+ * measured.
  *
  * Costs on a device: not measured. */
 
@@ -27,6 +31,9 @@ enum {
     QUEUE_MAX = 1024,      /* kernels of one list */
     QUEUE_BYTES = 2 << 20, /* of their arguments */
     QUEUE_GRAPHS = 6,
+    /* The largest list's arguments, 1 KB for each of its kernels, and what the driver rounds up. Not
+     * measured on a device. */
+    GRAPH_BYTES = QUEUE_BYTES + QUEUE_MAX * 1024 + CUDA_GRAIN,
     QUEUE_SEEN = 16,
 };
 
@@ -53,6 +60,8 @@ struct cuda_queue {
     uint32_t n_seen;
     uint64_t clock;
     bool active, refused;
+    bool full;     /* graphs have what the plan has for them */
+    int64_t taken; /* by the driver for graphs */
     int error; /* of launches since the last cuda_launched */
     uint8_t *bytes;
 };
@@ -60,6 +69,11 @@ struct cuda_queue {
 uint64_t cuda_queue_bytes(void)
 {
     return sizeof(struct cuda_queue) + (uint64_t)(QUEUE_GRAPHS + 1) * QUEUE_BYTES;
+}
+
+uint64_t cuda_graph_bytes(void)
+{
+    return (uint64_t)QUEUE_GRAPHS * GRAPH_BYTES;
 }
 
 int cuda_queue_create(struct cuda *cu)
@@ -181,12 +195,23 @@ static struct cudaKernelNodeParams node_params(const struct cuda_call *c, void *
     return p;
 }
 
-static cudaError_t build(struct graph *g, const struct list *l)
+/* What the driver says is free; 0: it does not say, or not rightly. */
+static uint64_t free_bytes(const struct cuda *cu)
+{
+    size_t n = 0;
+    size_t total = 0;
+
+    if (cu->integrated || cudaMemGetInfo(&n, &total) != cudaSuccess) {
+        return 0;
+    }
+    return n;
+}
+
+static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t stream)
 {
     void **args;
     cudaError_t e;
 
-    drop_graph(g);
     copy_list(&g->list, l);
     args = g->list.pointer;
     e = cudaGraphCreate(&g->graph, 0);
@@ -196,7 +221,28 @@ static cudaError_t build(struct graph *g, const struct list *l)
         e = cudaGraphAddKernelNode(&g->node[i], g->graph, i > 0 ? &g->node[i - 1] : NULL, i > 0,
                                    &p);
     }
-    return e == cudaSuccess ? cudaGraphInstantiate(&g->exec, g->graph, 0) : e;
+    e = e == cudaSuccess ? cudaGraphInstantiate(&g->exec, g->graph, 0) : e;
+    /* Its memory is taken now, not by the first launch. */
+    return e == cudaSuccess ? cudaGraphUpload(g->exec, stream) : e;
+}
+
+/* A new graph in place of g, within what the plan has for all of them: else g is none. */
+static cudaError_t replace(struct cuda *cu, struct graph *g, const struct list *l)
+{
+    struct cuda_queue *q = cu->queue;
+    uint64_t before = free_bytes(cu);
+    uint64_t after;
+    cudaError_t e;
+
+    drop_graph(g);
+    e = build(g, l, cu->stream);
+    after = free_bytes(cu);
+    q->taken += before > 0 && after > 0 ? (int64_t)(before - after) : 0;
+    if (e == cudaSuccess && q->taken > (int64_t)cuda_graph_bytes()) {
+        drop_graph(g);
+        q->full = true;
+    }
+    return e;
 }
 
 static bool same_dim(dim3 a, dim3 b)
@@ -262,12 +308,12 @@ static struct graph *graph_for(struct cuda *cu, cudaError_t *ret_error)
         *ret_error = update(g, &q->now);
         return g;
     }
-    for (int i = 0; i < QUEUE_SEEN; i++) {
+    for (int i = 0; i < QUEUE_SEEN && !q->full; i++) {
         if (q->seen[i] == shape) {
             g = oldest_graph(q);
-            *ret_error = build(g, &q->now);
+            *ret_error = replace(cu, g, &q->now);
             g->shape = shape;
-            return g;
+            return g->exec || *ret_error != cudaSuccess ? g : NULL;
         }
     }
     q->seen[q->n_seen++ % QUEUE_SEEN] = shape;
@@ -293,7 +339,9 @@ static int flush(struct cuda *cu)
         if (cu->lost) {
             return r;
         }
-        drop_graph(g); /* no graph could be had: launches go on without */
+        for (int i = 0; i < QUEUE_GRAPHS; i++) { /* one could not be had: launches go on without */
+            drop_graph(&q->graphs[i]);
+        }
         q->refused = true;
     }
     return launch_list(cu, &q->now);

@@ -178,9 +178,9 @@ CUDA_KERNEL void __launch_bounds__(STORE_THREADS) rope_store(struct store p)
 {
     __shared__ float heads[STORE_THREADS / WARP][HEAD_MAX];
     int lane = (int)threadIdx.x % WARP;
-    int32_t index = (int32_t)(blockIdx.x * (STORE_THREADS / WARP) + threadIdx.x / WARP);
+    int32_t index = (int32_t)(blockIdx.y * (STORE_THREADS / WARP) + threadIdx.x / WARP);
     float *head = heads[threadIdx.x / WARP];
-    int32_t row = p.seqs.s[0].row0 + (int32_t)blockIdx.y;
+    int32_t row = p.seqs.s[0].row0 + (int32_t)blockIdx.x; /* y ends at 65,535 */
     const struct cuda_seq *s = p.seqs.s;
     bool is_q = index < p.n_q;
     bool is_k = !is_q && index < p.n_q + p.n_k;
@@ -266,8 +266,8 @@ int cuda_rope_store(struct backend *be, const struct ops_rope_store *p)
         r = cuda_kv_sum_drop(cu, &s.seqs, s.n_decode);
         if (r == 0 && rows > 0 && s.n_q + s.n_k + s.n_v > 0) {
             CUDA_LAUNCH(cu,
-                        dim3(cuda_div_up((uint64_t)(s.n_q + s.n_k + s.n_v), STORE_THREADS / WARP),
-                             (unsigned)rows),
+                        dim3((unsigned)rows,
+                             cuda_div_up((uint64_t)(s.n_q + s.n_k + s.n_v), STORE_THREADS / WARP)),
                         dim3(STORE_THREADS), 0, rope_store, s);
             r = cuda_launched(cu, "rope_store");
         }

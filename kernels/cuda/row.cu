@@ -103,6 +103,23 @@ CUDA_KERNEL void norm_rows(struct cuda_norm norm, const float *x, int32_t ldx, f
     }
 }
 
+/* Any kernel says it for all: they are compiled alike. */
+int cuda_code_check(struct cuda *cu, struct error *reterr)
+{
+    struct cudaFuncAttributes attributes;
+    cudaError_t e =
+        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(norm_rows));
+
+    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
+        e == cudaErrorUnsupportedPtxVersion) {
+        (void)cudaGetLastError();
+        return error_set(reterr, -ENODEV,
+                         "this build has code for sm_%s, the CUDA device is %s: %s", CUDA_ARCHS,
+                         cu->device_name, cudaGetErrorString(e));
+    }
+    return cuda_error(cu, e, "cudaFuncGetAttributes", reterr);
+}
+
 int cuda_norm(struct backend *be, const struct ops_norm_op *p)
 {
     struct cuda *cu = cuda_of(be);

@@ -745,7 +745,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t)
     return fails();
 }
 
-cudaError_t emu_func_shared(size_t bytes)
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *)
+{
+    memset(ret, 0, sizeof(*ret));
+    return fails();
+}
+
+cudaError_t emu_func_shared(const void *, size_t bytes)
 {
     cudaError_t e = fails();
 
@@ -962,6 +968,11 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t, cudaGraphNode_t no
 
     counts[2]++;
     return e != cudaSuccess ? e : set_node(node, p);
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t)
+{
+    return fails();
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t stream)

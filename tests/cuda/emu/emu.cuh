@@ -216,6 +216,7 @@ enum cudaError_t {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInvalidDeviceFunction = 98,
     cudaErrorNoDevice = 100,
     cudaErrorDevicesUnavailable = 46,
     cudaErrorSystemDriverMismatch = 803,
@@ -265,14 +266,17 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                               size_t width, size_t height, cudaMemcpyKind k, cudaStream_t s);
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s);
-cudaError_t emu_func_shared(size_t bytes);
+cudaError_t emu_func_shared(const void *kernel, size_t bytes);
+struct cudaFuncAttributes {
+    size_t localSizeBytes;
+};
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *kernel);
 
 template <typename F>
 static inline cudaError_t cudaFuncSetAttribute(F *kernel, cudaFuncAttribute a, int value)
 {
-    (void)kernel;
     (void)a;
-    return emu_func_shared((size_t)value);
+    return emu_func_shared(reinterpret_cast<const void *>(kernel), (size_t)value);
 }
 
 /* Kernels are launched by address, their arguments an array of pointers: `call` unpacks them. */
@@ -318,6 +322,7 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g,
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned long long flags);
 cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t g, cudaGraphNode_t node,
                                              const struct cudaKernelNodeParams *p);
+cudaError_t cudaGraphUpload(cudaGraphExec_t g, cudaStream_t stream);
 cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t stream);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g);
 cudaError_t cudaGraphDestroy(cudaGraph_t g);
