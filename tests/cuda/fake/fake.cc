@@ -1,0 +1,729 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The run-time library of fake.h. Declarations are the emulator's (../emu/emu.cuh), so the same
+ * sources are compiled the same way; what kernels would call ends the process. */
+
+#include "fake.h"
+#include "emu.cuh"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <sys/mman.h>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+/* ---- what kernels call: they do not run ----------------------------------------------------- */
+
+struct emu_where emu_where;
+
+[[noreturn]] static void ran(void)
+{
+    fprintf(stderr, "fake: a kernel runs\n");
+    abort();
+}
+
+void *emu_shared(void)
+{
+    ran();
+}
+void emu_sync_block(const char *, int)
+{
+    ran();
+}
+void emu_sync_warp(unsigned, const char *, int)
+{
+    ran();
+}
+const uint64_t *emu_exchange(unsigned, uint64_t, const char *, int)
+{
+    ran();
+}
+int emu_lane(void)
+{
+    ran();
+}
+void emu_mma_half(float[4], const uint32_t[4], const uint32_t[2], bool)
+{
+    ran();
+}
+void emu_matrix_load4(const void *, uint32_t[4], bool)
+{
+    ran();
+}
+void emu_mma_s8(int[4], const uint32_t *, const uint32_t *, int)
+{
+    ran();
+}
+void emu_async_copy(void *, const void *, size_t)
+{
+    ran();
+}
+void emu_async_commit(void)
+{
+    ran();
+}
+void emu_async_wait(int)
+{
+    ran();
+}
+
+/* ---- state ---------------------------------------------------------------------------------- */
+
+enum { MAX_CALLS = 1 << 16, MAX_PIECES = 256, MAX_KERNELS = 256, MAX_COPIES = 4096, MAX_ARGS = 16 };
+static const size_t SHARED_UNASKED = 48 << 10;
+
+struct piece {
+    uint8_t *at;
+    size_t bytes;
+    bool pinned;
+};
+
+struct kernel {
+    const char *name;
+    const void *kernel;
+    const size_t *sizes;
+    int n;
+    size_t shared; /* that was asked for */
+};
+
+/* A copy out of pinned memory that is not yet waited for. */
+struct copy {
+    const uint8_t *from;
+    size_t bytes;
+    uint64_t sum;
+};
+
+static struct fake_device device = {9, 0, 132, 0, 227 << 10, (uint64_t)80 << 30, 0, 13000, 1, 0};
+static struct fake_call calls[MAX_CALLS];
+static struct piece pieces[MAX_PIECES];
+static struct kernel kernels[MAX_KERNELS];
+static struct copy copies[MAX_COPIES];
+static int n_calls, n_pieces, n_kernels, n_copies, n_objects;
+static uint64_t graph_held, most;
+static char broken[256];
+static int fail_after;
+static cudaError_t fail_code, last_error;
+static bool fail_sticky;
+
+static void break_rule(const char *format, ...)
+{
+    if (!broken[0]) {
+        va_list args;
+
+        va_start(args, format);
+        (void)vsnprintf(broken, sizeof(broken), format, args);
+        va_end(args);
+    }
+}
+
+static struct fake_call *note(enum fake_kind kind)
+{
+    static struct fake_call none;
+    struct fake_call *c = n_calls < MAX_CALLS ? &calls[n_calls++] : &none;
+
+    if (c == &none) {
+        break_rule("more calls than are kept");
+    }
+    *c = {};
+    c->kind = kind;
+    return c;
+}
+
+static cudaError_t fails(void)
+{
+    if (fail_sticky) {
+        return fail_code;
+    }
+    if (fail_after > 0 && --fail_after == 0) {
+        fail_sticky = (fail_code >= 700 && fail_code < 800) || fail_code == cudaErrorECCUncorrectable ||
+                      fail_code == cudaErrorUnknown;
+        return fail_code;
+    }
+    return cudaSuccess;
+}
+
+static uint64_t held(uint64_t grain, bool pinned)
+{
+    uint64_t sum = 0;
+
+    for (int i = 0; i < n_pieces; i++) {
+        sum += pieces[i].pinned == pinned ? (pieces[i].bytes + grain - 1) / grain * grain : 0;
+    }
+    return sum;
+}
+
+EXPORT uint64_t fake_device_bytes(uint64_t grain)
+{
+    return held(grain, false) + graph_held;
+}
+
+EXPORT uint64_t fake_most_bytes(void)
+{
+    return most;
+}
+
+EXPORT uint64_t fake_pinned_bytes(void)
+{
+    return held(1, true);
+}
+
+EXPORT int fake_objects(void)
+{
+    return n_objects;
+}
+
+EXPORT const char *fake_broken(void)
+{
+    return broken[0] ? broken : NULL;
+}
+
+EXPORT void fake_log_clear(void)
+{
+    n_calls = 0;
+}
+
+EXPORT const struct fake_call *fake_log(int *ret_n)
+{
+    *ret_n = n_calls;
+    return calls;
+}
+
+EXPORT void fake_fail(int n, int code)
+{
+    fail_after = n;
+    fail_code = (cudaError_t)code;
+    fail_sticky = false;
+    last_error = cudaSuccess;
+}
+
+EXPORT int fake_pending(void)
+{
+    return fail_after > 0;
+}
+
+EXPORT void fake_start(const struct fake_device *d)
+{
+    device = *d;
+    broken[0] = 0;
+    if (n_pieces > 0 || n_objects > 0 || graph_held > 0) {
+        break_rule("%d pieces of memory and %d objects are still held", n_pieces, n_objects);
+    }
+    for (int i = 0; i < n_kernels; i++) {
+        kernels[i].shared = 0;
+    }
+    most = 0;
+    n_copies = 0;
+    fake_log_clear();
+    fake_fail(0, 0);
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static cudaError_t give(void **ret, size_t bytes, bool pinned)
+{
+    cudaError_t e = fails();
+    void *p;
+
+    if (e != cudaSuccess) {
+        return e;
+    }
+    if (!pinned && fake_device_bytes(1) + bytes > device.memory) {
+        return cudaErrorMemoryAllocation;
+    }
+    p = pinned ? malloc(bytes)
+               : mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (!p || p == MAP_FAILED || n_pieces == MAX_PIECES) {
+        break_rule("no room for %zu bytes", bytes);
+        return cudaErrorMemoryAllocation;
+    }
+    pieces[n_pieces++] = {static_cast<uint8_t *>(p), bytes, pinned};
+    if (!pinned) {
+        note(FAKE_ALLOC)->bytes = bytes;
+        most = fake_device_bytes(1) > most ? fake_device_bytes(1) : most;
+    }
+    *ret = p;
+    return cudaSuccess;
+}
+
+static cudaError_t take_back(void *p, bool pinned)
+{
+    for (int i = 0; p && i < n_pieces; i++) {
+        if (pieces[i].at == p && pieces[i].pinned == pinned) {
+            if (pinned) {
+                free(p);
+            } else {
+                (void)munmap(p, pieces[i].bytes);
+            }
+            pieces[i] = pieces[--n_pieces];
+            return cudaSuccess;
+        }
+    }
+    if (p) {
+        break_rule("a free of what was not given");
+    }
+    return p ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **ret, size_t bytes)
+{
+    return give(ret, bytes, false);
+}
+
+cudaError_t cudaFree(void *p)
+{
+    return take_back(p, false);
+}
+
+cudaError_t cudaMallocHost(void **ret, size_t bytes)
+{
+    return give(ret, bytes, true);
+}
+
+cudaError_t cudaFreeHost(void *p)
+{
+    return take_back(p, true);
+}
+
+static const struct piece *piece_of(const void *p, size_t bytes)
+{
+    const uint8_t *at = static_cast<const uint8_t *>(p);
+
+    for (int i = 0; i < n_pieces; i++) {
+        if (at >= pieces[i].at && at < pieces[i].at + pieces[i].bytes) {
+            if (bytes > (size_t)(pieces[i].at + pieces[i].bytes - at)) {
+                break_rule("%zu bytes from %zu of an allocation of %zu", bytes, (size_t)(at - pieces[i].at),
+                           pieces[i].bytes);
+            }
+            return &pieces[i];
+        }
+    }
+    return NULL;
+}
+
+/* Is it device memory, or on a device that shares it, pinned memory? */
+static bool on_device(const void *p, size_t bytes)
+{
+    const struct piece *q = piece_of(p, bytes);
+
+    return q && (!q->pinned || device.integrated);
+}
+
+static uint64_t sum_of(const uint8_t *p, size_t n)
+{
+    uint64_t h = 0xcbf29ce484222325ull;
+
+    for (size_t i = 0; i < n; i++) {
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    }
+    return h;
+}
+
+static void check_copies(void)
+{
+    for (int i = 0; i < n_copies; i++) {
+        if (piece_of(copies[i].from, copies[i].bytes) &&
+            sum_of(copies[i].from, copies[i].bytes) != copies[i].sum) {
+            break_rule("%zu pinned bytes changed before the copy of them was waited for", copies[i].bytes);
+        }
+    }
+    n_copies = 0;
+}
+
+static void copy_out(const uint8_t *from, size_t bytes)
+{
+    const struct piece *p = piece_of(from, bytes);
+    uint64_t sum;
+
+    if (bytes > 0 && (!p || !p->pinned)) { /* is it all there? */
+        (void)*static_cast<const volatile uint8_t *>(from);
+        (void)*static_cast<const volatile uint8_t *>(from + bytes - 1);
+    }
+    if (p && p->pinned) {
+        sum = sum_of(from, bytes);
+        if (n_copies == MAX_COPIES) {
+            break_rule("more copies under way than are kept");
+            n_copies = 0;
+        }
+        copies[n_copies++] = {from, bytes, sum};
+    }
+}
+
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind k, cudaStream_t)
+{
+    cudaError_t e = fails();
+    size_t to_bytes = height ? (height - 1) * to_pitch + width : 0;
+    size_t from_bytes = height ? (height - 1) * from_pitch + width : 0;
+
+    if (e != cudaSuccess) {
+        return e;
+    }
+    if (on_device(to, to_bytes) != (k != cudaMemcpyDeviceToHost) ||
+        on_device(from, from_bytes) != (k != cudaMemcpyHostToDevice)) {
+        /* pinned memory of a device that shares it is on either side */
+        if (!device.integrated) {
+            break_rule("a copy between the wrong sides");
+            return cudaErrorInvalidValue;
+        }
+    }
+    if (k == cudaMemcpyHostToDevice) {
+        for (size_t i = 0; i < height; i++) {
+            copy_out(static_cast<const uint8_t *>(from) + i * from_pitch, width);
+        }
+        note(FAKE_WRITE)->bytes = width * height;
+    } else if (k == cudaMemcpyDeviceToHost) {
+        for (size_t i = 0; i < height; i++) {
+            memset(static_cast<uint8_t *>(to) + i * to_pitch, 0, width);
+        }
+        note(FAKE_READ)->bytes = width * height;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind k, cudaStream_t s)
+{
+    return cudaMemcpy2DAsync(to, n, from, n, n, 1, k, s);
+}
+
+cudaError_t cudaMemsetAsync(void *p, int, size_t n, cudaStream_t)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess && n > 0 && !on_device(p, n)) {
+        break_rule("memory that is not the device's is set");
+        return cudaErrorInvalidValue;
+    }
+    return e;
+}
+
+cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
+{
+    uint64_t n = fake_device_bytes(1);
+
+    *ret_total = device.memory;
+    *ret_free = n < device.memory ? device.memory - n : 0;
+    return fails();
+}
+
+/* ---- device and streams --------------------------------------------------------------------- */
+
+struct emu_stream {
+    int unused;
+};
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+    static char text[48];
+
+    (void)snprintf(text, sizeof(text), "CUDA error %d", (int)e);
+    return text;
+}
+
+const char *cudaGetErrorName(cudaError_t e)
+{
+    return cudaGetErrorString(e);
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t e = last_error;
+
+    last_error = cudaSuccess;
+    return e;
+}
+
+cudaError_t cudaGetDeviceCount(int *ret)
+{
+    cudaError_t e = fails();
+
+    *ret = device.n_devices;
+    return e != cudaSuccess          ? e
+           : device.driver == 0     ? cudaErrorInsufficientDriver
+           : device.driver < 12060  ? cudaErrorInsufficientDriver
+           : device.n_devices == 0 ? cudaErrorNoDevice
+                                   : cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int)
+{
+    return fails();
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int)
+{
+    memset(ret, 0, sizeof(*ret));
+    snprintf(ret->name, sizeof(ret->name), "fake %d.%d", device.major, device.minor);
+    ret->major = device.major;
+    ret->minor = device.minor;
+    ret->multiProcessorCount = device.n_sms;
+    ret->integrated = device.integrated;
+    ret->totalGlobalMem = device.memory;
+    ret->sharedMemPerBlockOptin = device.shared_max;
+    return fails();
+}
+
+cudaError_t cudaDriverGetVersion(int *ret)
+{
+    *ret = device.driver;
+    return fails();
+}
+
+cudaError_t cudaRuntimeGetVersion(int *ret)
+{
+    *ret = 13000;
+    return fails();
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess) {
+        *ret = static_cast<cudaStream_t>(malloc(sizeof(**ret)));
+        n_objects++;
+    }
+    return e;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t s)
+{
+    free(s);
+    n_objects--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t)
+{
+    check_copies();
+    (void)note(FAKE_WAIT);
+    return fails();
+}
+
+/* ---- kernels -------------------------------------------------------------------------------- */
+
+static struct kernel *find_kernel(const void *k)
+{
+    for (int i = 0; i < n_kernels; i++) {
+        if (kernels[i].kernel == k) {
+            return &kernels[i];
+        }
+    }
+    return NULL;
+}
+
+void emu_register(const char *name, const void *kernel, emu_call_fn *, const size_t *sizes, int n)
+{
+    struct kernel *k = find_kernel(kernel);
+
+    if (!k && n_kernels == MAX_KERNELS) {
+        break_rule("more kernels than are kept");
+        return;
+    }
+    if (!k) {
+        k = &kernels[n_kernels++];
+        *k = {name, kernel, sizes, n, 0};
+    }
+    if (!k->sizes) { /* its attributes were set first */
+        k->name = name;
+        k->sizes = sizes;
+        k->n = n;
+    }
+}
+
+cudaError_t emu_func_shared(const void *kernel, size_t bytes)
+{
+    cudaError_t e = fails();
+
+    if (e != cudaSuccess) {
+        return e;
+    }
+    if (bytes > device.shared_max) {
+        break_rule("%zu bytes of shared memory asked for, the device has %zu", bytes, device.shared_max);
+        return cudaErrorInvalidValue;
+    }
+    if (!find_kernel(kernel)) {
+        emu_register("", kernel, NULL, NULL, 0);
+    }
+    find_kernel(kernel)->shared = bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *)
+{
+    cudaError_t e = fails();
+
+    memset(ret, 0, sizeof(*ret));
+    return e != cudaSuccess ? e : device.no_code ? cudaErrorNoKernelImageForDevice : cudaSuccess;
+}
+
+/* Within what any device of sm_80 and later takes? Notes the call. */
+static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g, dim3 b, size_t shared)
+{
+    const struct kernel *k = find_kernel(kernel);
+    struct fake_call *c = note(kind);
+    size_t bytes = 0;
+
+    if (!k || !k->sizes) {
+        break_rule("a launch of what is no kernel");
+        return cudaErrorInvalidValue;
+    }
+    (void)snprintf(c->name, sizeof(c->name), "%s", k->name);
+    c->grid[0] = g.x, c->grid[1] = g.y, c->grid[2] = g.z;
+    c->block[0] = b.x, c->block[1] = b.y, c->block[2] = b.z;
+    c->shared = shared;
+    for (int i = 0; i < k->n; i++) {
+        bytes = (bytes + k->sizes[i] + 7) / 8 * 8;
+    }
+    if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535) {
+        break_rule("%s: a grid of %u x %u x %u", k->name, g.x, g.y, g.z);
+    } else if (b.x * b.y * b.z == 0 || b.x * b.y * b.z > 1024 || b.z > 64) {
+        break_rule("%s: a block of %u x %u x %u", k->name, b.x, b.y, b.z);
+    } else if (shared > (k->shared > SHARED_UNASKED ? k->shared : SHARED_UNASKED)) {
+        break_rule("%s: %zu bytes of shared memory, %zu were asked for", k->name, shared, k->shared);
+    } else if (bytes > 4096) {
+        break_rule("%s: %zu bytes of arguments", k->name, bytes);
+    } else {
+        return device.no_code ? cudaErrorNoKernelImageForDevice : cudaSuccess;
+    }
+    return cudaErrorInvalidConfiguration;
+}
+
+cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
+                             cudaStream_t)
+{
+    cudaError_t e = fails();
+
+    (void)args;
+    return e != cudaSuccess ? e : check_launch(FAKE_LAUNCH, kernel, grid, block, shared);
+}
+
+/* ---- graphs --------------------------------------------------------------------------------- */
+
+struct emu_node {
+    struct emu_graph *graph;
+    const void *kernel;
+    struct emu_node *next;
+};
+
+struct emu_graph {
+    struct emu_node *first, *last;
+    struct emu_graph *of; /* an instance: of which graph */
+    int n;
+    uint64_t bytes;
+};
+
+cudaError_t cudaGraphCreate(cudaGraph_t *ret, unsigned)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess) {
+        *ret = static_cast<cudaGraph_t>(calloc(1, sizeof(**ret)));
+        n_objects++;
+    }
+    return e;
+}
+
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cudaGraphNode_t *after,
+                                   size_t n_after, const struct cudaKernelNodeParams *p)
+{
+    cudaError_t e = fails();
+    struct emu_node *n;
+
+    if (e == cudaSuccess) {
+        e = check_launch(FAKE_NODE, p->func, p->gridDim, p->blockDim, p->sharedMemBytes);
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    if (n_after != (g->last ? 1u : 0u) || (n_after && *after != g->last) || !p->kernelParams || p->extra) {
+        break_rule("a node that does not follow the one before");
+        return cudaErrorInvalidValue;
+    }
+    n = static_cast<struct emu_node *>(calloc(1, sizeof(*n)));
+    *n = {g, p->func, NULL};
+    (g->last ? g->last->next : g->first) = n;
+    g->last = n;
+    g->n++;
+    *ret = n;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned long long)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess && fake_device_bytes(1) + device.graph_bytes > device.memory) {
+        e = cudaErrorMemoryAllocation;
+    }
+    if (e == cudaSuccess) {
+        note(FAKE_GRAPH)->n = g->n;
+        *ret = static_cast<cudaGraphExec_t>(calloc(1, sizeof(**ret)));
+        (*ret)->of = g;
+        (*ret)->n = g->n;
+        n_objects++;
+    }
+    return e;
+}
+
+/* The driver takes its memory here. */
+cudaError_t cudaGraphUpload(cudaGraphExec_t g, cudaStream_t)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess && g->bytes == 0) {
+        g->bytes = device.graph_bytes;
+        graph_held += g->bytes;
+        most = fake_device_bytes(1) > most ? fake_device_bytes(1) : most;
+    }
+    return e;
+}
+
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t g, cudaGraphNode_t node,
+                                             const struct cudaKernelNodeParams *p)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess) {
+        e = check_launch(FAKE_CHANGE, p->func, p->gridDim, p->blockDim, p->sharedMemBytes);
+    }
+    if (e == cudaSuccess && (node->graph != g->of || node->kernel != p->func)) {
+        break_rule("a change of another graph's node, or to another kernel");
+        return cudaErrorInvalidValue;
+    }
+    return e;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t s)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess) {
+        note(FAKE_GRAPH_LAUNCH)->n = g->n;
+        if (g->bytes == 0) {
+            break_rule("a graph takes its memory when it is first launched");
+            e = cudaGraphUpload(g, s);
+        }
+    }
+    return e;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t g)
+{
+    graph_held -= g->bytes;
+    free(g);
+    n_objects--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t g)
+{
+    for (struct emu_node *n = g->first; n;) {
+        struct emu_node *next = n->next;
+
+        free(n);
+        n = next;
+    }
+    free(g);
+    n_objects--;
+    return cudaSuccess;
+}

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The host side of the cuda backend under a whole engine, over the fake run-time library: what is
+ * allocated is in the plan and stays as it is; a decode step is one graph, with these kernels, in
+ * this order; errors are errno with a cause and nothing is left behind; a device that shares the
+ * host's memory is planned as one.
+ *
+ *     test_cuda_host MODULE FOLDER */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/engine.h"
+#include "engine/kv/plan.h"
+#include "tests/cuda/fake_open.h"
+
+enum { GRAIN = 2 << 20, ALLOCS = 24 /* that the plan rounds up */, N_PROMPT = 40, N_NEW = 12 };
+
+static const char *folder;
+
+static int make(const char *model, const char *kv, int32_t n_seqs, struct engine **ret,
+                struct error *e)
+{
+    static char path[512];
+    struct engine_config c;
+
+    (void)snprintf(path, sizeof(path), "%s/%s.gguf", folder, model);
+    engine_config_default(&c);
+    c.model_path = path;
+    c.backend = fake_path;
+    c.kv = kv;
+    c.ctx = 256;
+    c.n_seqs = n_seqs;
+    c.n_threads = 1;
+    return engine_create(&c, NULL, NULL, ret, e);
+}
+
+static void on_event(void *arg, const struct engine_event *ev)
+{
+    (void)arg;
+    (void)ev;
+}
+
+static int submit(struct engine *e, struct error *err)
+{
+    int32_t prompt[N_PROMPT];
+    struct engine_request q = {.kind = ENGINE_GENERATE,
+                               .prompt = prompt,
+                               .n_prompt = N_PROMPT,
+                               .max_tokens = N_NEW,
+                               .ignore_end = true,
+                               .sampler = sampler_params_default()};
+    uint64_t handle;
+
+    for (int i = 0; i < N_PROMPT; i++) {
+        prompt[i] = 1 + i % 20;
+    }
+    q.sampler.temperature = 0;
+    return engine_submit(e, &q, &handle, err);
+}
+
+static int run(struct engine *e, int n_requests)
+{
+    struct error err = {0};
+    int r = 0;
+
+    for (int i = 0; i < n_requests && r == 0; i++) {
+        r = submit(e, &err);
+        expect(r == 0, "submit: %s", err.text);
+    }
+    while (r >= 0 && (r = engine_step(e, on_event, NULL)) > 0) {
+    }
+    return r;
+}
+
+/* ---- the plan ----------------------------------------------------------------------------------
+ */
+
+static int count(enum fake_kind kind)
+{
+    const struct fake_call *c;
+    int n;
+    int sum = 0;
+
+    c = fake.log(&n);
+    for (int i = 0; i < n; i++) {
+        sum += c[i].kind == kind;
+    }
+    return sum;
+}
+
+static bool allocated(uint64_t bytes)
+{
+    const struct fake_call *c;
+    int n;
+
+    c = fake.log(&n);
+    for (int i = 0; i < n; i++) {
+        if (c[i].kind == FAKE_ALLOC && c[i].bytes == bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Device memory, as the driver rounds it, and what it may take for graphs, are within the plan; so
+ * are the bytes themselves within the plan without what it rounds up. */
+static void plan_holds(int device, const char *model, const char *kv)
+{
+    const struct fake_device *d = &fake_devices[device];
+    const struct plan *p;
+    struct engine *e = NULL;
+    struct error err = {0};
+    uint64_t planned;
+    uint64_t most;
+    int r;
+
+    fake.start(d);
+    r = make(model, kv, 3, &e, &err);
+    expect(r == 0, "%s %s: %s", model, kv, err.text);
+    if (r < 0) {
+        return;
+    }
+    p = engine_plan_of(e);
+    planned = d->integrated ? p->total_bytes : p->total_bytes - p->host_bytes;
+    expect((p->device_available_bytes == 0) == (d->integrated != 0), "%s: whose memory it is", kv);
+    expect(fake.device_bytes(GRAIN) + fake.pinned_bytes() <= planned,
+           "%s %s: %llu of %llu planned bytes", model, kv,
+           (unsigned long long)fake.device_bytes(GRAIN), (unsigned long long)planned);
+    expect(fake.device_bytes(1) + fake.pinned_bytes() <= planned - (uint64_t)ALLOCS * GRAIN,
+           "%s %s: %llu bytes, %llu planned without what is rounded up", model, kv,
+           (unsigned long long)fake.device_bytes(1),
+           (unsigned long long)planned - (uint64_t)ALLOCS * GRAIN);
+    expect(count(FAKE_ALLOC) <= ALLOCS, "%s: %d allocations", kv, count(FAKE_ALLOC));
+    expect(allocated(p->weights_bytes), "%s: the weights are one allocation, as planned", kv);
+    expect(allocated(p->page_classes[0].page_bytes * p->page_classes[0].n_pages),
+           "%s: and so are the pages", kv);
+    most = fake.most_bytes();
+    fake.log_clear();
+    expect(run(e, 2) == 0 && run(e, 3) == 0, "%s: two batches", kv);
+    expect(count(FAKE_ALLOC) == 0, "%s: nothing is allocated after the start", kv);
+    expect(count(FAKE_GRAPH_LAUNCH) > 0, "%s: steps are graphs", kv);
+    expect(fake.most_bytes() - most <= 6 * d->graph_bytes, "%s: but for graphs", kv);
+    expect(fake.device_bytes(GRAIN) + fake.pinned_bytes() <= planned, "%s: graphs are planned", kv);
+    engine_destroy(e);
+    expect_clean(kv);
+}
+
+/* Graphs beyond what the plan has for them: fewer, or none, and steps go on. */
+static void graphs_bounded(uint64_t bytes, bool some)
+{
+    struct fake_device d = fake_devices[SM_90];
+    struct engine *e = NULL;
+    struct error err = {0};
+
+    d.graph_bytes = bytes;
+    fake.start(&d);
+    expect(make("stories260K", "full", 3, &e, &err) == 0, "%s", err.text);
+    if (!e) {
+        return;
+    }
+    for (int i = 1; i <= 3; i++) {
+        expect(run(e, i) == 0, "%d sequences", i);
+    }
+    expect((count(FAKE_GRAPH_LAUNCH) > 0) == some, "%llu bytes a graph: graphs",
+           (unsigned long long)bytes);
+    expect(fake.device_bytes(GRAIN) + fake.pinned_bytes() <=
+               engine_plan_of(e)->total_bytes - engine_plan_of(e)->host_bytes,
+           "%llu bytes a graph: within the plan", (unsigned long long)bytes);
+    engine_destroy(e);
+    expect_clean("graphs beyond the plan");
+}
+
+/* ---- graphs ------------------------------------------------------------------------------------
+ */
+
+static bool same(const struct fake_call *c, const char *name)
+{
+    return strncmp(c->name + (c->name[0] == '('), name, strlen(name)) == 0;
+}
+
+/* A step of the stories model (5 layers of f32): these kernels in this order, all later steps a
+ * launch of them, in which rope + store and attention are changed. */
+static void graph_of_a_step(void)
+{
+    static const char *const layer[] = {"prepare_rows", "rows_f32",     "rope_store",
+                                        "decode_chunk", "decode_merge", "prepare_rows",
+                                        "rows_f32",     "prepare_rows", "rows_f32",
+                                        "prepare_rows", "rows_f32"};
+    enum { LAYER = sizeof(layer) / sizeof(layer[0]), LAYERS = 5, STEP = 1 + LAYERS * LAYER + 3 };
+    const struct fake_call *c;
+    struct engine *e = NULL;
+    struct error err = {0};
+    int n;
+    int first = -1;
+    int n_nodes = 0;
+    int n_launches = 0;
+
+    fake.start(&fake_devices[SM_90]);
+    expect(make("stories260K", "full", 1, &e, &err) == 0, "%s", err.text);
+    if (!e) {
+        return;
+    }
+    fake.log_clear();
+    expect(run(e, 1) == 0, "a request");
+    c = fake.log(&n);
+    for (int i = 0; i < n; i++) {
+        if (c[i].kind == FAKE_NODE) {
+            first = first < 0 ? i : first;
+            n_nodes++;
+        }
+        if (c[i].kind == FAKE_GRAPH || c[i].kind == FAKE_GRAPH_LAUNCH) {
+            expect(c[i].n == STEP, "%d nodes of %d", c[i].n, STEP);
+            n_launches += c[i].kind == FAKE_GRAPH_LAUNCH;
+        }
+        if (c[i].kind == FAKE_CHANGE) {
+            expect(same(&c[i], "embed") || same(&c[i], "rope_store") ||
+                       same(&c[i], "decode_chunk") || same(&c[i], "decode_merge"),
+                   "%s is changed", c[i].name);
+        }
+    }
+    expect(n_nodes == STEP, "one graph of %d nodes: %d", STEP, n_nodes);
+    /* the first new token comes of the prompt, the first step goes kernel by kernel */
+    expect(n_launches == N_NEW - 2, "%d launches", n_launches);
+    for (int i = 0; i < STEP && n_nodes == STEP; i++) {
+        const char *want = i == 0 ? "embed" : layer[(i - 1) % LAYER];
+
+        if (i >= STEP - 3) { /* rows that need logits, their norm, the head */
+            want = i == STEP - 3 ? "gather_rows" : i == STEP - 2 ? "prepare_rows" : "rows_f32";
+        }
+        expect(same(&c[first + i], want), "node %d is %s, not %s", i, c[first + i].name, want);
+    }
+    engine_destroy(e);
+    expect_clean("a step as a graph");
+}
+
+/* ---- errors ------------------------------------------------------------------------------------
+ */
+
+/* What probing says of a device that cannot be used, and creating a backend on it. */
+static void unusable(struct fake_device d, const char *want)
+{
+    struct backend_config config = {0};
+    const struct backend_ops *ops = NULL;
+    struct backend *be = NULL;
+    struct error e = {0};
+
+    fake.start(&d);
+    expect(backend_find(fake_path, &ops, &e) == -ENODEV || d.no_code, "probed: %s", want);
+    expect(d.no_code || strstr(e.text, want), "\"%s\" says \"%s\"", e.text, want);
+    e = (struct error){0};
+    expect(fake.ops->create(&config, &be, &e) == -ENODEV, "created: %s", want);
+    expect(strstr(e.text, want) != NULL, "\"%s\" says \"%s\"", e.text, want);
+    expect_clean(want);
+}
+
+static void devices(void)
+{
+    struct fake_device d = fake_devices[SM_90];
+
+    d.n_devices = 0;
+    unusable(d, "no CUDA device");
+    d.driver = 0;
+    unusable(d, "no NVIDIA driver is loaded");
+    d = fake_devices[SM_90];
+    d.driver = 12000;
+    unusable(d, "the driver offers CUDA 12.0, this build needs 13.0");
+    d = fake_devices[SM_90];
+    d.major = 7;
+    d.minor = 5;
+    unusable(d, "sm_75, this build needs sm_80");
+    d.major = 8;
+    d.minor = 0; /* the module was made for 86, 87, 89, 90, 100, 120 */
+    unusable(d, "sm_80, this build has code for sm_86,87");
+    d = fake_devices[SM_90];
+    d.no_code = 1;
+    unusable(d, "this build has code for sm_86,87");
+}
+
+/* Memory that is not there at the start, and that another process takes between plan and
+ * allocation. */
+static void memory(void)
+{
+    struct fake_device d = fake_devices[SM_90];
+    struct engine *e = NULL;
+    struct error err = {0};
+    int n = 0;
+    bool pending;
+
+    d.memory = 32 << 20;
+    fake.start(&d);
+    expect(make("stories260K", "full", 3, &e, &err) == -ENOMEM, "a small device");
+    expect(strstr(err.text, "MiB of the device") && strstr(err.text, "32 MiB are free"), "%s",
+           err.text);
+    expect_clean("a small device");
+    do {
+        err = (struct error){0};
+        fake.start(&fake_devices[SM_90]);
+        fake.fail(++n, 2);
+        int r = make("stories260K", "h2o:64", 2, &e, &err);
+
+        pending = fake.pending();
+        fake.fail(0, 0);
+        expect(r == 0 || ((r == -ENOMEM || r == -ENODEV) && err.text[0]), "call %d: %d, %s", n, r,
+               err.text);
+        if (r == 0) {
+            engine_destroy(e);
+        }
+        expect_clean("out of memory at the start");
+    } while (!pending && n < 1000);
+    expect(n > 20 && n < 1000, "%d calls", n);
+}
+
+/* A device that is lost in any call of a running batch ends the engine with -ENODEV; what is not
+ * sticky does not. */
+static void lost(int code, bool sticky)
+{
+    int n_lost = 0;
+    int n = 0;
+    bool pending;
+
+    do {
+        struct engine *e = NULL;
+        struct error err = {0};
+        int r = 0;
+
+        fake.start(&fake_devices[SM_90]);
+        expect(make("stories260K", "full", 1, &e, &err) == 0, "%s", err.text);
+        if (!e) {
+            return;
+        }
+        n += n < 20 ? 1 : 37;
+        fake.fail(n, code);
+        r = run(e, 1);
+        pending = fake.pending();
+        expect(r == 0 || r == -ENODEV || !sticky, "%d at call %d: %d", code, n, r);
+        n_lost += r < 0;
+        expect(!sticky || pending || r == -ENODEV, "%d at call %d is not noticed", code, n);
+        fake.fail(0, 0);
+        engine_destroy(e);
+        expect_clean("a lost device");
+    } while (!pending && n < 5000);
+    expect(n_lost > 0 && n < 5000, "%d: lost %d times", code, n_lost);
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const kv[] = {
+        "full", "fp8", "kv8+h2o:64", "keyformer:50%", "sinks:4+window:60", "sparq:r=4,k=16"};
+    /* sticky: an illegal address, ECC, a launch failure, time out, unknown */
+    static const int sticky[] = {700, 214, 719, 702, 999};
+
+    if (argc != 3) {
+        (void)fprintf(stderr, "usage: test_cuda_host MODULE FOLDER\n");
+        return 2;
+    }
+    folder = argv[2];
+    fake_open(argv[1]);
+    for (int device = 0; device < N_DEVICES; device++) {
+        for (size_t i = 0; i < sizeof(kv) / sizeof(kv[0]); i++) {
+            plan_holds(device, "stories260K", kv[i]);
+        }
+        plan_holds(device, "arch_gemma3", "full");
+        plan_holds(device, "arch_sigma_uneven", "fp8");
+    }
+    graphs_bounded(12 << 20, true);             /* room for some of them */
+    graphs_bounded((uint64_t)1 << 30, false);   /* not for one */
+    graphs_bounded((uint64_t)500 << 30, false); /* the driver has not got it either */
+    graph_of_a_step();
+    devices();
+    memory();
+    for (size_t i = 0; i < sizeof(sticky) / sizeof(sticky[0]); i++) {
+        lost(sticky[i], true);
+    }
+    lost(2, false);
+    printf("%d failed\n", n_failed);
+    return n_failed > 0;
+}
