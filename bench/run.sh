@@ -85,7 +85,7 @@ peer() { "$python" bench/oracle/llama_speed.py --model "$model" --threads "$thre
 ours() { "$bench" --model "$model" --threads "$threads" --no-header "$@" 2> /dev/null; }
 
 if [ $do_prepare = 1 ]; then
-    peer --prepare
+    peer --prepare --settings f16,f16-flash
     exit
 fi
 
@@ -126,7 +126,10 @@ cell() {
         n=${name#decode-} && n=${n%-b*}
         [ "${name%-b*}" != "$name" ] && batch=${name##*-b}
         part "$name" "$round" ours ours -p "" -d "$n" -b "$batch" -n "$steps" -r "$repeats" "${policies[@]}"
-        part "$name" "$round" peer peer --depth "$n" --batch "$batch" --n-new "$steps" --repeats "$repeats"
+        # Its q8_0 cache is the slowest of the three at 2048 already, and takes minutes to read 7900 tokens into.
+        local settings=f16,f16-flash,q8_0-flash
+        [ "$n" -le 2048 ] || settings=f16,f16-flash
+        part "$name" "$round" peer peer --depth "$n" --batch "$batch" --n-new "$steps" --repeats "$repeats" --settings $settings
         ;;
     first-*)
         n=${name#first-}

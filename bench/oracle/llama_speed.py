@@ -107,7 +107,8 @@ class Setting:
     def go_to(self, depth):
         """Every sequence to a depth."""
         self.clear()
-        saved = next((d for d in SAVED_DEPTHS if d >= depth), 0) if self.o.states else 0
+        # A context of several sequences keeps each apart, and does not load what one of a single sequence saved.
+        saved = next((d for d in SAVED_DEPTHS if d >= depth), 0) if self.o.states and self.o.batch == 1 else 0
         for s in range(self.o.batch):
             if depth <= 1 or not saved or not os.path.exists(self.state_path(saved)):
                 self.read(depth, 1, s)
