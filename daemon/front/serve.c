@@ -178,6 +178,15 @@ static void serve_cancel(struct lane *l, const struct lane_record *r)
     }
 }
 
+static void serve_session(struct lane *l, const struct lane_record *r)
+{
+    struct flow_who who;
+
+    if (speaks_for(l, r, r->session.uid, NULL, 0, &who)) {
+        sessions_serve(l->front, l, who.uid, r);
+    }
+}
+
 static void serve_ping(struct lane *l)
 {
     struct lane_record reply;
@@ -232,7 +241,7 @@ bool serve_record(struct lane *l, struct lane_record *r)
         report_serve(l->front, l, r);
         return false;
     case LANE_SESSION:
-        sessions_serve(l->front, l, r);
+        serve_session(l, r);
         return false;
     case LANE_CONTROL:
         lifecycle_serve(l->front, l, r);

@@ -271,7 +271,7 @@ static uint32_t code_of(int err)
     }
 }
 
-void sessions_serve(struct front *f, struct lane *l, const struct lane_record *r)
+void sessions_serve(struct front *f, struct lane *l, uint32_t uid, const struct lane_record *r)
 {
     const struct lease *lease = bulk_lease(l, r->session.buf, r->session.generation);
     AUTO_CLOSE int dir = -1;
@@ -282,7 +282,7 @@ void sessions_serve(struct front *f, struct lane *l, const struct lane_record *r
     if (!lease) {
         return;
     }
-    dir = folder_of(f->config, l->uid, NULL, 0, &e);
+    dir = folder_of(f->config, uid, NULL, 0, &e);
     rc = dir < 0 ? dir
          : r->session.op == LANE_SESSION_REMOVE
              ? remove_file(dir, r->session.name, &e)

@@ -22,7 +22,7 @@ struct principal;
 /* A descriptor of the principal's folder, made if need be; or a negative errno. */
 int sessions_folder(const struct config *c, const struct principal *who, struct error *reterr);
 
-/* LANE_SESSION of an ordinary lane: LANE_BULK and LANE_DONE, or LANE_ERROR. */
-void sessions_serve(struct front *f, struct lane *l, const struct lane_record *r);
+/* LANE_SESSION, about the sessions of `uid`: LANE_BULK and LANE_DONE, or LANE_ERROR. */
+void sessions_serve(struct front *f, struct lane *l, uint32_t uid, const struct lane_record *r);
 
 #endif

@@ -23,7 +23,7 @@
 #include "base/clock.h"
 #include "base/sock.h"
 
-enum { SCORE_BYTES = 1 << 16 };
+enum { SCORE_BYTES = 1 << 16, TEXT_BYTES = 16 << 10 };
 
 int door_connect(const char *path, int *ret_fd, struct error *reterr)
 {
@@ -209,6 +209,9 @@ static int get_leases(struct door *d, int timeout_ms, struct error *reterr)
     d->n_bufs = 1;
     if (d->hello.e2c_bytes >= SCORE_BYTES) {
         rc = get_lease(d, LANE_ARENA_E2C, SCORE_BYTES, timeout_ms, &d->out, &granted, reterr);
+    }
+    if (rc == 0 && d->hello.features & LANE_FEATURE_REPORT && d->hello.e2c_bytes >= TEXT_BYTES) {
+        rc = get_lease(d, LANE_ARENA_E2C, TEXT_BYTES, timeout_ms, &d->text, &granted, reterr);
     }
     for (granted = true; rc == 0 && granted && d->n_bufs < DOOR_MAX_BUFS;) {
         rc = get_lease(d, LANE_ARENA_C2E, d->hello.max_request_bytes, timeout_ms,

@@ -31,6 +31,7 @@ struct door {
     struct door_buf bufs[DOOR_MAX_BUFS]; /* c2e, each of hello.max_request_bytes; a request's items */
     int n_bufs;
     struct door_buf out; /* e2c, where scores are written; length 0: none was granted */
+    struct door_buf text; /* e2c, what the front tells in lines; length 0: none, it tells nothing */
     struct lane_record *tx; /* (DOOR_TX_RECORDS) ring of what the socket had no room for */
     uint32_t tx_head;
     uint32_t tx_tail;

@@ -11,6 +11,7 @@
 #include "daemon/gateway/clients.h"
 #include "daemon/gateway/door.h"
 #include "daemon/gateway/notify.h"
+#include "daemon/gateway/questions.h"
 #include "daemon/gateway/requests.h"
 #include "daemon/gateway/router.h"
 #include "proto/zmq/arena.h"
@@ -37,7 +38,7 @@ struct gateway {
     struct clients clients;
     struct requests requests;
     struct waiters pings;
-    struct waiters statuses;
+    struct questions questions;
     uint64_t epoch;     /* of this start */
     size_t max_message; /* bytes of a frame that is still read */
     bool scoring;       /* the score buffer is lent */

@@ -144,19 +144,45 @@ static void handle_cancel(struct gateway *g, const struct call *c)
     gateway_to_front(g, &rec);
 }
 
-static void handle_ask_front(struct gateway *g, const struct call *c, struct waiters *waiters,
-                             uint32_t type)
+static void handle_ping(struct gateway *g, const struct call *c)
 {
     struct waiter w = {.client = c->client->handle};
     struct lane_record rec;
 
     memcpy(w.id, c->r->id.data, sizeof(w.id));
-    if (!waiters_push(waiters, &w)) {
+    if (!waiters_push(&g->pings, &w)) {
         refuse(g, c, LANE_E_BUSY, NULL, "too many questions to the front are waiting");
         return;
     }
-    lane_record_init(&rec, type, NULL);
+    lane_record_init(&rec, LANE_PING, NULL);
     gateway_to_front(g, &rec);
+}
+
+static void handle_question(struct gateway *g, const struct call *c, enum question_op op,
+                            const ProtobufCBinaryData *name)
+{
+    struct question q = {.op = op, .client = c->client->handle, .uid = c->client->uid};
+
+    if (op != QUESTION_STATUS && c->tenant_len) {
+        refuse(g, c, LANE_E_DENIED, "tenant", "sessions are the user's: ask without a tenant");
+        return;
+    }
+    if (op != QUESTION_STATUS && g->door.text.length == 0) {
+        refuse(g, c, LANE_E_UNSUPPORTED, NULL, "the front gave no room for a list");
+        return;
+    }
+    if (op == QUESTION_REMOVE && !lane_session_name_ok((const char *)name->data, name->len)) {
+        refuse(g, c, LANE_E_INVALID, "session_remove.name",
+               "allowed are letters, digits, '.', '_' and '-', the first no '.'");
+        return;
+    }
+    memcpy(q.id, c->r->id.data, sizeof(q.id));
+    if (name && name->len) { /* at most 64 bytes, ranges.c */
+        memcpy(q.name, name->data, name->len);
+    }
+    if (!questions_push(g, &q)) {
+        refuse(g, c, LANE_E_BUSY, NULL, "too many questions to the front are waiting");
+    }
 }
 
 /* No answer, and none where there is nothing to give it to: it is about what was said before. */
@@ -278,10 +304,16 @@ static void dispatch(struct gateway *g, const struct call *c)
 {
     switch (c->r->body_case) {
     case PIPIT__REQUEST__BODY_PING:
-        handle_ask_front(g, c, &g->pings, LANE_PING);
+        handle_ping(g, c);
         break;
     case PIPIT__REQUEST__BODY_STATUS:
-        handle_ask_front(g, c, &g->statuses, LANE_STATUS_GET);
+        handle_question(g, c, QUESTION_STATUS, NULL);
+        break;
+    case PIPIT__REQUEST__BODY_SESSION_LIST:
+        handle_question(g, c, QUESTION_LIST, &c->r->session_list->after);
+        break;
+    case PIPIT__REQUEST__BODY_SESSION_REMOVE:
+        handle_question(g, c, QUESTION_REMOVE, &c->r->session_remove->name);
         break;
     case PIPIT__REQUEST__BODY_CANCEL:
         handle_cancel(g, c);

@@ -394,47 +394,6 @@ static void on_pong(struct gateway *g, const struct lane_record *r)
     }
 }
 
-static void on_status(struct gateway *g, const struct lane_record *r)
-{
-    const struct lane_status *in = &r->status;
-    Pipit__DaemonStatus s = PIPIT__DAEMON_STATUS__INIT;
-    Pipit__Event e;
-    struct waiter w;
-
-    if (!waiters_pop(&g->statuses, &w) || !w.client) {
-        return;
-    }
-    s.has_state = s.has_progress = s.has_n_running = s.has_n_queued = s.has_n_lanes = true;
-    s.has_n_restarts = s.has_n_requests = s.has_n_prompt_tokens = s.has_n_new_tokens = true;
-    s.has_kv_bytes_used = s.has_kv_bytes_total = s.has_plan_bytes = s.has_step_age_ns = true;
-    s.has_uptime_ns = s.has_ctx = s.has_n_seqs = s.has_model = s.has_backend = true;
-    s.has_front_epoch = s.has_model_epoch = s.has_gateway_epoch = true;
-    s.state = (Pipit__Pong__State)in->state;
-    s.progress = in->progress;
-    s.n_running = in->n_running;
-    s.n_queued = in->n_queued;
-    s.n_lanes = in->n_lanes;
-    s.n_restarts = in->n_restarts;
-    s.n_requests = in->n_requests;
-    s.n_prompt_tokens = in->n_prompt_tokens;
-    s.n_new_tokens = in->n_new_tokens;
-    s.kv_bytes_used = in->kv_bytes_used;
-    s.kv_bytes_total = in->kv_bytes_total;
-    s.plan_bytes = in->plan_bytes;
-    s.step_age_ns = in->step_age_ns;
-    s.uptime_ns = in->uptime_ns;
-    s.ctx = in->ctx;
-    s.n_seqs = in->n_seqs;
-    s.model = string(in->model);
-    s.backend = string(in->backend);
-    s.front_epoch = in->front_epoch;
-    s.model_epoch = in->model_epoch;
-    s.gateway_epoch = g->epoch;
-    e = event_of(w.id, 0, PIPIT__EVENT__BODY_STATUS);
-    e.status = &s;
-    deliver_event(g, w.client, &e, false);
-}
-
 /* Is this event one that the request's reader has not had? */
 static bool is_next(struct request *q, const struct lane_record *r)
 {
@@ -497,12 +456,8 @@ void outbound_record(struct gateway *g, const struct lane_record *r)
         on_pong(g, r);
         return;
     }
-    if (r->h.type == LANE_STATUS) {
-        on_status(g, r);
-        return;
-    }
     if (memcmp(r->h.id, none, sizeof(none)) == 0) {
-        if (r->h.type == LANE_ERROR) {
+        if (!questions_record(g, r) && r->h.type == LANE_ERROR) {
             log_warning("the front complains: %s: %s", lane_error_name(r->error.code),
                         r->error.text);
         }

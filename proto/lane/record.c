@@ -45,7 +45,7 @@ static const struct row rows[] = {
     {LANE_STATUS_GET,   0,                           FROM_CLIENT, 0},
     {LANE_METRICS_GET,  sizeof(struct lane_lease),   FROM_CLIENT, 0},
     {LANE_CREDIT,       sizeof(struct lane_credit),  FROM_CLIENT | WITH_ID, 0},
-    {LANE_SESSION,      sizeof(struct lane_session), FROM_CLIENT, 0},
+    {LANE_SESSION,      sizeof(struct lane_session), FROM_CLIENT, LANE_F_PRINCIPAL},
     {LANE_CONTROL,      sizeof(struct lane_control), FROM_CLIENT, 0},
     {LANE_REPORT_GET,   sizeof(struct lane_lease),   FROM_CLIENT, 0},
 

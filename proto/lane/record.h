@@ -80,7 +80,7 @@ enum lane_feature { LANE_FEATURE_REPORT = 1 << 0 };
 
 enum lane_flag {
     LANE_F_DETACH = 1 << 0,    /* REQUEST: outlives its lane by 10 s */
-    LANE_F_PRINCIPAL = 1 << 1, /* REQUEST, RESUME, CANCEL on a privileged door: uid and tenant are another's */
+    LANE_F_PRINCIPAL = 1 << 1, /* REQUEST, RESUME, CANCEL, SESSION on a privileged door: uid and tenant are another's */
     LANE_F_PROGRESS = 1 << 2,  /* REQUEST: LANE_PROGRESS is wanted */
     LANE_F_REPLAYED = 1 << 3,  /* DONE: the request ran through an engine restart */
     LANE_F_SESSION = 1 << 4,   /* REQUEST: its items name a saved conversation (TLV_SESSION), which it goes on
@@ -308,7 +308,7 @@ struct lane_session {
     uint32_t op;         /* enum lane_session_op */
     uint32_t buf;        /* e2c lease */
     uint32_t generation;
-    uint32_t pad;
+    uint32_t uid;        /* with LANE_F_PRINCIPAL: whose */
     char name[LANE_SESSION_NAME + 8]; /* NUL-padded; as lane_session_name_ok() */
 };
 

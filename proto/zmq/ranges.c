@@ -65,6 +65,9 @@ static const struct ranges_row rows[] = {
     {&pipit__embed__descriptor, "policy", .min_len = 1, .max_len = 1024},
     {&pipit__embed__descriptor, "output", .required = true},
 
+    {&pipit__session_list__descriptor, "after", .max_len = 64},
+    {&pipit__session_remove__descriptor, "name", .min_len = 1, .max_len = 64, .required = true},
+
     {&pipit__credit__descriptor, "n_rows", 1, U64_MAX, .required = true},
     {&pipit__resume__descriptor, "next_seq", 1, U64_MAX, .required = true},
 };

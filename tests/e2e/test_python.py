@@ -7,8 +7,10 @@ import asyncio
 import ctypes
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import unittest
 
 from daemon import BUILD, DATA, wait_until
@@ -50,10 +52,30 @@ class Python(unittest.TestCase):
         self.assertEqual((a.done.reason, a.done.n_new, len(a.tokens)), ("length", 200, 200))
         self.assertGreater(a.done.kv_bytes, 0)
 
+    def test_sessions(self):
+        folder = tempfile.mkdtemp(prefix="pp-")
+        self.addCleanup(shutil.rmtree, folder)
+        daemon = CliDaemon("--state-dir", folder)
+        self.addCleanup(daemon.stop)
+        with pipit.Client(daemon.folder) as c:
+            self.assertEqual(c.sessions(), [])
+            self.assertEqual(daemon.cli("ask", "--raw", "-n", "2", "--session", "trip", "Once")[0], 0)
+            listed = c.sessions()
+            self.assertEqual([s["name"] for s in listed], ["trip"])
+            self.assertGreater(listed[0]["bytes"], 4096)
+            c.session_remove("trip")
+            self.assertEqual(c.sessions(), [])
+            with self.assertRaises(pipit.PipitError) as caught:
+                c.session_remove("trip")
+            self.assertIn("no session trip", str(caught.exception))
+
     def test_about(self):
         self.assertEqual(self.c.info()["state"], "ready")
         self.assertGreater(self.c.status()["kv_bytes_total"], 0)
         self.assertIn("\npipit_ready 1\n", self.c.metrics())
+        report = self.c.report()
+        self.assertEqual((report["backend"], report["cause"]), (self.c.status()["backend"], ""))
+        self.assertIn("full", report["policies"][0]["policy"])
         ids = self.c.tokenize("Once upon a time")
         self.assertEqual(self.c.detokenize(ids).strip(), "Once upon a time")
         self.assertEqual(self.c.tokenize(""), self.c.tokenize("x")[:1])

@@ -19,7 +19,7 @@ import unittest
 
 import wire
 from daemon import BUILD, DATA, SLOW, Daemon, wait_until
-from lane import C2E, E2C, LEASE, Lane
+from lane import C2E, E2C, F_PRINCIPAL, LEASE, SESSION, Lane
 from zclient import SOURCE, Client, Timeout, generate, pb, skip, zmq
 
 PIPIT = os.path.join(BUILD, "client/pipit")
@@ -178,6 +178,31 @@ class Answers(Served):
         self.assertEqual(s.gateway_epoch, self.client.ping().gateway_epoch)
         cli = json.loads(self.pipit("status", "--json"))
         self.assertEqual(cli["model"], s.model.decode())
+        self.assertEqual(cli["backend"], s.backend.decode())
+
+    def test_who_holds_the_cache(self):
+        """As the command line has it, while a request runs and when it has ended."""
+        def policies():
+            r = pb.Request()
+            r.status.SetInParent()
+            return {p.policy.decode(): p for p in self.client.last(r).status.policies}
+
+        r = generate("Once upon a time", temperature=0, max_tokens=400, ignore_end=True)
+        with Client(self.path) as other:
+            rid = other.send(r)
+            while not other.receive(20 * SLOW).HasField("delta"):
+                pass
+            self.assertTrue(wait_until(lambda: any("full" in n and p.n_seqs == 1 and p.kv_bytes > 0 and p.n_slots > 0
+                                                   for n, p in policies().items()), 5 * SLOW))
+            r = pb.Request(id=rid)
+            r.cancel.SetInParent()
+            other.last(r, 20 * SLOW)
+        self.assertTrue(wait_until(lambda: all(p.n_seqs == 0 for p in policies().values()), 5 * SLOW))
+        got = policies()
+        cli = json.loads(self.pipit("status", "--json"))["kv"]["policies"]
+        self.assertEqual([(p["policy"], p["requests"], p["evicted"], p["bytes"]) for p in cli],
+                         [(n, p.n_requests, p.n_evicted, p.kv_bytes) for n, p in got.items()])
+        self.assertGreater(max(p.n_requests for p in got.values()), 0)
 
     def test_cancel(self):
         rid = self.client.send(generate("", temperature=0, max_tokens=400, ignore_end=True))
@@ -236,6 +261,99 @@ class Sessions(Served):
         second, done = self.turn(b"trip", " Then")
         self.assertEqual(done.n_cached, cached)
         self.assertEqual(self.pipit(*ask, "same", " Then").rstrip(b"\n"), second)
+
+    def ask_list(self, after=b"", client=None, **top):
+        r = pb.Request(**top)
+        r.session_list.after = after
+        return (client or self.client).last(r, 20 * SLOW)
+
+    def remove(self, name, client=None, **top):
+        r = pb.Request(**top)
+        r.session_remove.name = name
+        return (client or self.client).last(r, 20 * SLOW)
+
+    def all_names(self):
+        names = []
+        while page := self.ask_list(names[-1] if names else b"").sessions.sessions:
+            names += [s.name for s in page]
+        return names
+
+    def test_listed_and_removed(self):
+        self.turn(b"gone", "Once upon a time", n=2)
+        self.turn(b"stays", "Once upon a time", n=2)
+        listed = {s.name.decode(): (s.bytes, s.modified) for s in self.ask_list().sessions.sessions}
+        cli = [json.loads(line) for line in self.pipit("session", "list", "--json").splitlines()]
+        self.assertEqual(listed, {o["name"]: (o["bytes"], o["modified"]) for o in cli})
+        self.assertTrue(self.remove(b"gone").HasField("sessions"))
+        self.assertEqual(set(map(str.encode, listed)) - {b"gone"}, set(self.all_names()))
+        self.assertEqual(self.remove(b"gone").error.code, pb.Error.NOT_FOUND)
+        for name in (b"../stays", b".stays", b"a/b", b"stays\0x"):
+            e = self.remove(name).error
+            self.assertEqual((e.code, e.field), (pb.Error.INVALID, b"session_remove.name"), name)
+        for name in (b"", b"x" * 65):
+            e = self.remove(name).error
+            self.assertEqual((e.code, e.field), (pb.Error.INVALID, b"session_remove.name"))
+        self.assertEqual(self.ask_list(tenant=b"shop").error.code, pb.Error.DENIED)
+        self.assertEqual(self.remove(b"stays", tenant=b"shop").error.code, pb.Error.DENIED)
+        self.assertIn(b"stays", self.all_names())
+
+    def test_a_long_list_comes_in_pages(self):
+        self.turn(b"stays", "Once upon a time", n=2)
+        folder = os.path.join(self.args[-1], "sessions", str(os.getuid()))
+        files = [os.path.join(folder, "%064d.session" % i) for i in range(600)]
+        for path in files:
+            open(path, "w").close()
+        try:
+            self.assertEqual(self.all_names(), sorted(n[:-8].encode() for n in os.listdir(folder) if n.endswith(".session")))
+            self.assertLess(len(self.ask_list().sessions.sessions), 600)
+        finally:
+            for path in files:
+                os.unlink(path)
+
+    def test_many_questions_at_once(self):
+        """Of two kinds, in any order: each has its own answer."""
+        self.turn(b"stays", "Once upon a time", n=2)
+        asked = {}
+        for i in range(100):
+            r = pb.Request(id=os.urandom(16))
+            (r.session_list if i % 3 else r.status).SetInParent()
+            asked[self.client.send(r)] = "sessions" if i % 3 else "status"
+        for _ in range(100):
+            e = self.client.receive(20 * SLOW)
+            self.assertEqual(e.WhichOneof("body"), asked.pop(e.id))
+            if e.HasField("sessions"):
+                self.assertIn(b"stays", [s.name for s in e.sessions.sessions])
+
+    def test_anothers_sessions(self):
+        """Another user's list is empty, and what they remove is their own; a lane cannot speak for others."""
+        if os.getuid():
+            self.skipTest("needs root to become another user")
+        self.turn(b"mine", "Once upon a time", n=2)
+        os.chmod(self.daemon.folder, 0o755)
+        os.chmod(self.path, 0o666)
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.setresuid(12345, 12345, 12345)
+                with Client(self.path, context=zmq.Context()) as c:
+                    listed = self.ask_list(client=c)
+                    removed = self.remove(b"mine", client=c)
+                    os.write(write, b"%d %d %d" % (listed.HasField("sessions"), len(listed.sessions.sessions), removed.error.code))
+                    code = 0
+            finally:
+                os._exit(code)
+        os.close(write)
+        self.assertEqual(os.waitpid(pid, 0)[1], 0)
+        self.assertEqual(os.read(read, 100).split(), [b"1", b"0", b"%d" % pb.Error.NOT_FOUND])
+        os.close(read)
+        self.assertIn(b"mine", self.all_names())
+        lane = Lane(self.daemon.folder)
+        lease = lane.lease(E2C, 16 << 10)
+        lane.send(SESSION, struct.pack("<IIII72s", 1, lease.buf, lease.generation, 12345, b""), flags=F_PRINCIPAL)
+        self.assertEqual(lane.recv().code, "DENIED")
+        lane.close()
 
     def test_tenants_have_none(self):
         r = generate("x")  # clients choose tenants freely: each would have a quota of its own

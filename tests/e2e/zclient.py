@@ -49,8 +49,8 @@ class Timeout(Exception):
 
 
 class Client:
-    def __init__(self, path, kind=zmq.DEALER, **options):
-        self.socket = CONTEXT.socket(kind)
+    def __init__(self, path, kind=zmq.DEALER, context=CONTEXT, **options):
+        self.socket = context.socket(kind)
         self.socket.linger = 0
         self.socket.reconnect_ivl = 10
         for name, value in options.items():
@@ -93,7 +93,7 @@ class Client:
             if e.id not in (rid, b""):
                 continue
             yield e
-            if e.WhichOneof("body") in ("done", "error", "pong", "status"):
+            if e.WhichOneof("body") in ("done", "error", "pong", "status", "sessions"):
                 return
 
     def last(self, request, timeout=20.0):

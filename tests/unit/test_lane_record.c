@@ -65,7 +65,7 @@ static struct lane_record filled(const char *name)
         F(done.stop_index), F(done.seed), F(done.session), F(done.session_err);
         F(done.session_bytes), F(done.session_cause), F(done.n_drafted), F(done.n_accepted);
     } else if (!strcmp(name, "session")) {
-        F(session.op), F(session.buf), F(session.generation), F(session.pad), F(session.name);
+        F(session.op), F(session.buf), F(session.generation), F(session.uid), F(session.name);
     } else if (!strcmp(name, "control")) {
         F(control.op), F(control.limit_ms);
     } else if (!strcmp(name, "error")) {

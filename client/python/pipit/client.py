@@ -96,6 +96,28 @@ class Client:
         return {"state": text_of(lib.pipit_state_name(s.state)), "model": text_of(s.model),
                 "backend": text_of(s.backend), **{n: getattr(s, n) for n in names}}
 
+    def report(self) -> dict[str, Any]:
+        """What status() has no room for: the backend's whole name, why the model could not be loaded, and who holds the
+        cache, by policy."""
+        p, e = ffi.new("const struct pipit_report **"), ffi.new("struct pipit_error *")
+        check(lib.pipit_client_report(self._open(), p, e), e, "report")
+        r, names = p[0], ("n_seqs", "n_requests", "n_slots", "kv_bytes", "n_evicted")
+        return {"backend": text_of(r.backend), "cause": text_of(r.cause),
+                "policies": [{"policy": text_of(u.policy), **{n: getattr(u, n) for n in names}}
+                             for u in (r.policies[i] for i in range(r.n_policies))]}
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """This user's saved conversations."""
+        p, n, e = ffi.new("char **"), ffi.new("size_t *"), ffi.new("struct pipit_error *")
+        check(lib.pipit_client_sessions(self._open(), p, n, e), e, "sessions")
+        lines = bytes(ffi.buffer(_owned(p[0]), n[0])).decode().splitlines()
+        return [{"name": name, "bytes": int(size), "modified": int(when)}
+                for name, size, when in (line.split("\t")[:3] for line in lines)]
+
+    def session_remove(self, name: str) -> None:
+        e = ffi.new("struct pipit_error *")
+        check(lib.pipit_client_session_remove(self._open(), name.encode(), e), e, "session_remove")
+
     def metrics(self) -> str:
         p, n, e = ffi.new("char **"), ffi.new("size_t *"), ffi.new("struct pipit_error *")
         check(lib.pipit_client_metrics(self._open(), p, n, e), e, "metrics")
