@@ -15,7 +15,6 @@ infinigen-layers.svg    InfiniGen's Table 1 and Fig. 5: likeness of layers' inpu
 Bars are from the least to the most of the chunks, where they are not said to be standard errors. Needs matplotlib."""
 
 import csv
-import math
 import os
 import statistics
 import sys
@@ -111,12 +110,12 @@ def reading_bytes(prefix, folder):
 # ---- SparQ's parts -------------------------------------------------------------------------------------------------------
 
 def study_points(study):
-    """{setting: [perplexity more in percent, a chunk each]}, of chunks in which all settings stand."""
+    """{setting: [KL of a chunk]}, of chunks in which all settings stand."""
     by, names = {}, {x["setting"] for x in study}
     for x in study:
-        by.setdefault(int(x["chunk"]), {})[x["setting"]] = float(x["nll"])
+        by.setdefault(int(x["chunk"]), {})[x["setting"]] = float(x["kl"])
     whole = [c for c in by.values() if len(c) == len(names)]
-    return {s: [100 * math.expm1(c[s] - c["full"]) for c in whole] for s in names}
+    return {s: [c[s] for c in whole] for s in names}
 
 
 def elements(setting):
@@ -134,9 +133,9 @@ def ranks(ax, points):
         have = sorted((elements(s), s) for s in points if s.startswith(kind + ":") and s.count(",") < 2)
         if have:
             bars(ax, [x for x, _ in have], [points[s] for _, s in have], color, marker, label)
-    ax.set_yscale("symlog", linthresh=1)
-    small(ax, "a. what ranks (PyTorch)", "elements read, % of full's", "perplexity more, %")
-    ax.legend(fontsize=6)
+    ax.set_yscale("log")
+    small(ax, "a. what ranks", "elements read, % of full's", "mean KL from full, nats")
+    ax.legend(fontsize=6, loc="lower left")
 
 
 def temperatures(ax, points):
@@ -146,41 +145,48 @@ def temperatures(ax, points):
         for j, suffix in enumerate(forms):
             v = points.get(f"sparq:{b}{suffix}")
             if v:
-                ax.bar([i + 0.2 * j], [statistics.fmean(v)], width=0.18, color=COLORS[j], label=forms[suffix] if i == 0 else None)
+                ax.bar([i + 0.2 * j], [statistics.fmean(v)], width=0.18, color=COLORS[j], label=forms[suffix] if i else None)
                 ax.plot([i + 0.2 * j] * len(v), v, linestyle="none", marker=".", markersize=4, color="black")
     ax.set_xticks([i + 0.3 for i in range(len(budgets))], [f"r={b.split(',')[0]}, k={b.split(',')[1]}" for b in budgets])
-    small(ax, "b. mean of V, by temperature (PyTorch)", "", "perplexity more, % (dots: chunks)")
+    small(ax, "b. mean of V, by temperature", "", "mean KL from full, nats (dots: chunks)")
     ax.legend(fontsize=6)
 
 
-def grid(ax, rows):
-    full = next(r for r in rows if r["policy"] == "full")
-    ref = [float(v) for v in full["chunk_nll"].split()]
-    by = {}
-    for r in rows:
-        name, o = reads.options(r["policy"])
+def engine_points(rows):
+    """The same of pipit-eval's lines."""
+    ret = {}
+    for row in rows:
+        name, o = reads.options(row["policy"])
         if name == "sparq":
-            more = [100 * math.expm1(float(v) - w) for v, w in zip(r["chunk_nll"].split(), ref)]
-            by.setdefault(int(o["r"]), []).append((100 * reads.share(r["policy"], TOKENS, TOKENS), int(o["k"]), more))
+            ret[f"sparq:{o['r']},{o['k']}"] = [float(v) for v in row["chunk_kl"].split()]
+    return ret
+
+
+def grid(ax, points, said):
+    by = {}
+    for s, v in points.items():
+        if s.startswith("sparq:") and s.count(",") == 1:
+            r, k = (int(w) for w in s[6:].split(","))
+            by.setdefault(r, []).append((elements(s), k, v))
     for (r, v), color, marker in zip(sorted(by.items()), COLORS, "so^D"):
         v.sort()
         bars(ax, [x[0] for x in v], [x[2] for x in v], color, marker, f"r={r}" + (" (all of K)" if r == reads.DIM else ""))
         for x in v:
-            ax.annotate(f"{x[1]}", (x[0], statistics.fmean(x[2])), fontsize=5, xytext=(3, 3), textcoords="offset points")
-    ax.set_yscale("symlog", linthresh=1)
-    small(ax, "c. r by line, k by point (engine)", "elements read, % of full's", "perplexity more, %")
+            ax.annotate(f"{x[1]}", (x[0], statistics.fmean(x[2])), fontsize=6, xytext=(3, 3), textcoords="offset points")
+    ax.set_yscale("log")
+    small(ax, f"c. r by line, k by point{said}", "elements read, % of full's", "mean KL from full, nats")
     ax.legend(fontsize=6)
 
 
 def ablations(prefix, folder):
     study, rows = lines(f"{prefix}-sparq-study.csv"), lines(f"{prefix}-sparq-grid.csv")
-    if not study or not rows:
+    if not study:
         return
     fig, axes = plt.subplots(1, 3, figsize=(12, 3.9))
     points = study_points(study)
     ranks(axes[0], points)
     temperatures(axes[1], points)
-    grid(axes[2], rows)
+    grid(axes[2], engine_points(rows) if rows else points, " (engine)" if rows else "")
     fig.tight_layout()
     fig.savefig(os.path.join(folder, "sparq-ablations.svg"), metadata={"Date": None, "Creator": None})
     plt.close(fig)

@@ -41,7 +41,8 @@ SETTINGS = (
     ["full"]
     + [s for r, k in BUDGETS for s in (f"sparq:{r},{k}", f"oracle:{k}")]
     + [f"sparq:{r},{k},mean{tau}" for r, k in BUDGETS[:0:-1] for tau in ("", ",tau=rank", ",tau=dim")]
-    + [f"{kind}:{r},{k}" for kind in ("projection", "components") for r, k in BUDGETS])
+    + [f"{kind}:{r},{k}" for kind in ("projection", "components") for r, k in BUDGETS]
+    + [f"sparq:{r},{k}" for i, (r, _) in enumerate(BUDGETS) for j, (_, k) in enumerate(BUDGETS) if i != j])
 AGREEMENT = ((8, 128), (16, 128), (32, 128))
 FIELDS = ["setting", "chunk", "rows", "nll", "kl", "same_top1", "seconds"]
 
