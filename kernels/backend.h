@@ -82,6 +82,7 @@ struct backend_ops {
     int (*cut)(struct backend *be, const struct ops_cut *p);
     int (*kv_export)(struct backend *be, const struct ops_kv_slots *p);
     int (*kv_import)(struct backend *be, const struct ops_kv_slots *p);
+    int (*sample)(struct backend *be, const struct ops_sample *p); /* NULL: the host draws */
 };
 
 struct backend {

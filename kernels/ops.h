@@ -137,6 +137,32 @@ struct ops_softcap {
     float cap;
 };
 
+/* One token a row, drawn from its logits by the engine's sampler: greedy with temperature 0 (ties: the
+ * lower id), else the top_k largest, of those in falling order the fewest whose e^(l - max) sum to top_p
+ * of all of them, of those the ones with at least min_p, and one draw of e^((l - max) / temperature) in
+ * falling order, by number `index` of the Philox stream of `seed`. The same token, to the bit of every
+ * weight, as sampler_sample() gives without penalties. -1: a NaN or +inf among the logits, or all -inf.
+ * -ENOTSUP: some row is none that the backend draws for; the host then does. */
+enum { OPS_SAMPLE_DOMAIN = 0x73616d70 }; /* counter word 2 of the stream */
+
+struct ops_sample_row {
+    float temperature;
+    float top_p; /* 1: off */
+    float min_p; /* 0: off */
+    int32_t top_k;
+    uint64_t seed;
+    uint64_t index;
+};
+
+struct ops_sample {
+    const float *logits; /* device (n_rows, ld) */
+    int32_t n_rows;
+    int32_t n_vocab;
+    int32_t ld;
+    const struct ops_sample_row *rows; /* host (n_rows) */
+    int32_t *ids;                      /* device (n_rows), out */
+};
+
 /* ---- the cache -------------------------------------------------------------------------- */
 
 enum { OPS_PAGE_SLOTS = 64 };

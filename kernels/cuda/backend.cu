@@ -511,6 +511,7 @@ const struct backend_ops cuda_backend = {
     .cut = cuda_cut,
     .kv_export = cuda_kv_export,
     .kv_import = cuda_kv_import,
+    .sample = cuda_sample,
 };
 
 extern "C" __attribute__((visibility("default"))) const struct module pipit_backend_module;

@@ -249,5 +249,6 @@ int cuda_victim(struct backend *be, const struct ops_victim *p);
 int cuda_cut(struct backend *be, const struct ops_cut *p);
 int cuda_kv_export(struct backend *be, const struct ops_kv_slots *p);
 int cuda_kv_import(struct backend *be, const struct ops_kv_slots *p);
+int cuda_sample(struct backend *be, const struct ops_sample *p);
 
 #endif
