@@ -86,7 +86,7 @@ def relays(pace_ms, n):
 
 def speed_of_service(d, n):
     """New tokens a second as the client sees them, from the first token to the end."""
-    out = ask(d, n, "--json")[1]
+    out = ask(d, n, "--json", "--no-draft")[1]  # the engine alone drafts nothing
     last = json.loads(out.splitlines()[-1])
     t = last["timings"]
     return (last["usage"]["completion_tokens"] - 1) / (t["total_ms"] - t["ttft_ms"]) * 1e3
