@@ -71,7 +71,9 @@ peer_python() {
     if [ -n "${PIPIT_PEER_PYTHON:-}" ]; then
         echo "$PIPIT_PEER_PYTHON" && return
     fi
-    local venv=$cache/peer-venv
+    # One of other options is another peer: built before AMX was in it, it would be three times slower at prompts.
+    local venv
+    venv=$cache/peer-venv-$(printf '%s' "$(peer_options) $(peer_macros)" | sha256sum | cut -c 1-8)
     if ! "$venv/bin/python" -c 'import llama_cpp' 2> /dev/null; then
         echo "run.sh: building llama-cpp-python (some ten minutes on two cores)" >&2
         python3 -m venv "$venv" >&2

@@ -13,7 +13,7 @@ random   the chat's questions at temperature 2: nothing repeats itself, so draft
 Rounds are even in number, and each of the two goes first in half of them. A line a kind: tokens a second of
 decoding with drafts and without (medians over cases of the median round), the ratio of these (median, least
 and most over cases), the ratio of the first round alone (cold), the geometric mean of all pairs' ratios with
-its 95 % interval (`from`, `to`), tokens said, drafted and accepted in the runs with drafts, and whether every
+its 95 % interval (`from`, `to`; cases are what is drawn, the pairs of one case are its mean), tokens said, drafted and accepted in the runs with drafts, and whether every
 answer was the same.
 
 The kind random is the control: `possible` is the most that accepted tokens can gain, tokens / (tokens -
@@ -33,6 +33,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("PIPIT_BUILD", ROOT / "build"))
+T975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201, 15: 2.131}
 EDIT = "Rename the function `{old}` to `{new}` and give back the whole code, with nothing else changed.\n\n```python\n{code}```"
 
 
@@ -106,8 +107,8 @@ def main():
                 sums = {k: v + d[k] for k, v in sums.items()}
         middle = [{k: statistics.median(v) for k, v in r.items()} for r in rate.values()]
         ratio = [r["1"] / r["0"] for r in middle]
-        pairs = [math.log(a / b) for r in rate.values() for a, b in zip(r["1"], r["0"])]
-        half = 1.96 * statistics.stdev(pairs) / len(pairs)**0.5
+        pairs = [statistics.mean(math.log(a / b) for a, b in zip(r["1"], r["0"])) for r in rate.values()]
+        half = T975.get(len(pairs) - 1, 2.1) * statistics.stdev(pairs) / len(pairs)**0.5 if len(pairs) > 1 else math.inf
         possible = sums["n_new"] / (sums["n_new"] - sums["n_accepted"])
         rows.append({"kind": kind, "temp": 2 if kind == "random" else o.temp, "cases": len(rate),
                      "with": round(statistics.median(r["1"] for r in middle), 1),
@@ -115,7 +116,7 @@ def main():
                      "ratio": round(statistics.median(ratio), 3), "least": round(min(ratio), 3),
                      "most": round(max(ratio), 3),
                      "cold": round(statistics.median(r["1"][0] / r["0"][0] for r in rate.values()), 3),
-                     "pairs": len(pairs), "mean": round(math.exp(statistics.mean(pairs)), 3),
+                     "pairs": sum(len(r["1"]) for r in rate.values()), "mean": round(math.exp(statistics.mean(pairs)), 3),
                      "from": round(math.exp(statistics.mean(pairs) - half), 3),
                      "to": round(math.exp(statistics.mean(pairs) + half), 3), **sums, "possible": round(possible, 3),
                      "error": round(statistics.median(ratio) / possible - 1, 3) if kind == "random" else "", "same": same})

@@ -16,7 +16,7 @@ SYSTEM = re.compile(r"^\s*#\s*include\s+<([^>]+)>", re.M)
 SKIP = ("build", ".git")
 # Libraries that only these folders may see.
 LIBRARIES = {
-    "zmq.h": ("daemon/gateway", "bench"),
+    "zmq.h": ("daemon/gateway", "bench/service"),
     "protobuf-c/": ("proto/zmq", "daemon/gateway"),
     "systemd/": ("daemon/front",),
     "jansson.h": ("client/cli", "engine/text", "bench/eval"),

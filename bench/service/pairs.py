@@ -26,7 +26,7 @@ def main():
     p.add_argument("--seconds", type=float, default=45)
     p.add_argument("--log", required=True)
     args = p.parse_args()
-    d = overhead.Daemon("--ctx", "512", model=args.model, backend=args.backend)
+    d = overhead.Daemon("--ctx", "512", "--model", args.model, "--backend", args.backend, "--threads", str(args.threads), model=None)
     d.ready().close()
     end = time.monotonic() + args.seconds
     i = 0
@@ -38,8 +38,12 @@ def main():
             i += 1
     d.stop(30)
     with open(args.log) as log:
-        logs = [math.log(float(a) / float(b)) for a, b in (line.split(",") for line in log)]
-    mean, half = statistics.mean(logs), 1.98 * statistics.stdev(logs) / math.sqrt(len(logs))
+        logs = [math.log(float(a) / float(b)) for a, b in (line.split(",") for line in log if line[0].isdigit())]
+    if len(logs) < 2:
+        print(f"{len(logs)} pair says nothing")
+        return 1
+    t = overhead.T975.get(len(logs) - 1, 2.05 if len(logs) <= 60 else 2.0)
+    mean, half = statistics.mean(logs), t * statistics.stdev(logs) / math.sqrt(len(logs))
     print(f"{len(logs)} pairs: {math.exp(mean):.4f} of the engine's speed, 95 % between {math.exp(mean - half):.4f} and "
           f"{math.exp(mean + half):.4f}; the middle one {math.exp(statistics.median(logs)):.4f}")
     return 0

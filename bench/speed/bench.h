@@ -83,7 +83,7 @@ double machine_read(struct machine *m, uint64_t bytes);
  */
 double machine_peak_int8(struct machine *m, const char **ret_unit);
 double machine_peak_bf16(struct machine *m, const char **ret_unit);
-/* bf16 products of tiles loaded from L1, one load a product; 0 where the CPU has none. */
+/* bf16 products of tiles loaded from L1 and L2, one load a product; 0 where the CPU has none. */
 double machine_fed_bf16(struct machine *m);
 
 /* ---- a device with memory of its own (device.c) ------------------------------------------------
