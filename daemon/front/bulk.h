@@ -10,11 +10,15 @@
 struct lane;
 struct lease;
 
-/* The e2c lease of that name, or NULL after telling the client that it is not its own. */
-struct lease *bulk_lease(struct lane *l, uint32_t buf, uint32_t generation);
+/* For lane_send_error(): NULL for none. */
+const uint8_t *bulk_id(const uint8_t id[16]);
+
+/* The e2c lease of that name, or NULL after telling the client that it is not its own. `id`: the
+ * question's, which every answer bears; zero for none. */
+struct lease *bulk_lease(struct lane *l, const uint8_t id[16], uint32_t buf, uint32_t generation);
 
 /* LANE_BULK and LANE_DONE, or an error when the text (`what`, for its words) does not fit. */
-void bulk_text(struct lane *l, const struct lease *lease, uint32_t buf, const char *what,
-               const char *text, size_t n);
+void bulk_text(struct lane *l, const uint8_t id[16], const struct lease *lease, uint32_t buf,
+               const char *what, const char *text, size_t n);
 
 #endif

@@ -83,11 +83,11 @@ static size_t write_text(const struct front *f, char *text, size_t size)
 
 void report_serve(struct front *f, struct lane *l, const struct lane_record *rec)
 {
-    const struct lease *lease = bulk_lease(l, rec->lease.buf, rec->lease.generation);
+    const struct lease *lease = bulk_lease(l, rec->h.id, rec->lease.buf, rec->lease.generation);
     char text[(LANE_E_REPORT_ROWS + 2) * LINE_MOST];
 
     if (lease) {
-        bulk_text(l, lease, rec->lease.buf, "the report's figures", text,
+        bulk_text(l, rec->h.id, lease, rec->lease.buf, "the report's figures", text,
                   write_text(f, text, sizeof(text)));
     }
 }

@@ -273,7 +273,7 @@ static uint32_t code_of(int err)
 
 void sessions_serve(struct front *f, struct lane *l, uint32_t uid, const struct lane_record *r)
 {
-    const struct lease *lease = bulk_lease(l, r->session.buf, r->session.generation);
+    const struct lease *lease = bulk_lease(l, r->h.id, r->session.buf, r->session.generation);
     AUTO_CLOSE int dir = -1;
     struct list list = {.n = 0};
     struct error e = {0};
@@ -288,8 +288,8 @@ void sessions_serve(struct front *f, struct lane *l, uint32_t uid, const struct 
              ? remove_file(dir, r->session.name, &e)
              : list_files(dir, r->session.name, (size_t)lease->length, &list, &e);
     if (rc) {
-        lane_send_error(l, NULL, code_of(rc), 0, "%s", e.text);
+        lane_send_error(l, bulk_id(r->h.id), code_of(rc), 0, "%s", e.text);
     } else {
-        bulk_text(l, lease, r->session.buf, "the list's names", list.text, list.n);
+        bulk_text(l, r->h.id, lease, r->session.buf, "the list's names", list.text, list.n);
     }
 }

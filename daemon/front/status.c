@@ -161,13 +161,13 @@ static void write_policies(const struct front *f, struct text *t, size_t room)
 
 void status_metrics(struct front *f, struct lane *l, const struct lane_record *r)
 {
-    const struct lease *lease = bulk_lease(l, r->lease.buf, r->lease.generation);
+    const struct lease *lease = bulk_lease(l, r->h.id, r->lease.buf, r->lease.generation);
     struct text t = {.n = 0};
 
     if (lease) {
         write_metrics(f, &t);
         write_policies(f, &t, (size_t)lease->length);
-        bulk_text(l, lease, r->lease.buf, "the metrics", t.buf, t.n);
+        bulk_text(l, r->h.id, lease, r->lease.buf, "the metrics", t.buf, t.n);
     }
 }
 

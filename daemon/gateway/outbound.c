@@ -456,7 +456,7 @@ void outbound_record(struct gateway *g, const struct lane_record *r)
         on_pong(g, r);
         return;
     }
-    if (memcmp(r->h.id, none, sizeof(none)) == 0) {
+    if (memcmp(r->h.id, none, sizeof(none)) == 0 || questions_own(g, r)) {
         if (!questions_record(g, r) && r->h.type == LANE_ERROR) {
             log_warning("the front complains: %s: %s", lane_error_name(r->error.code),
                         r->error.text);

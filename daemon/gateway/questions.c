@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "daemon/gateway/deliver.h"
 #include "daemon/gateway/gateway.h"
@@ -27,7 +28,7 @@ static void ask_status(struct gateway *g)
     lane_record_init(&r, LANE_STATUS_GET, NULL);
     gateway_to_front(g, &r);
     if (g->door.text.length) {
-        lane_record_init(&r, LANE_REPORT_GET, NULL);
+        lane_record_init(&r, LANE_REPORT_GET, g->questions.id);
         r.lease.arena = LANE_ARENA_E2C;
         r.lease.buf = g->door.text.buf;
         r.lease.generation = g->door.text.generation;
@@ -39,7 +40,7 @@ static void ask_sessions(struct gateway *g, const struct question *q)
 {
     struct lane_record r;
 
-    lane_record_init(&r, LANE_SESSION, NULL);
+    lane_record_init(&r, LANE_SESSION, g->questions.id);
     r.h.flags = LANE_F_PRINCIPAL;
     r.session.op = q->op == QUESTION_REMOVE ? LANE_SESSION_REMOVE : LANE_SESSION_LIST;
     r.session.uid = q->uid;
@@ -57,6 +58,9 @@ static void ask(struct gateway *g)
     if (all->asked || all->head == all->tail) {
         return;
     }
+    /* Clients choose their requests' ids: one that they could guess they could answer. */
+    while (getrandom(all->id, sizeof(all->id), 0) != sizeof(all->id)) {
+    }
     all->asked = true;
     all->has_status = false;
     all->text[0] = '\0';
@@ -70,8 +74,15 @@ static void ask(struct gateway *g)
 bool questions_push(struct gateway *g, const struct question *q)
 {
     struct questions *all = &g->questions;
+    uint32_t n_client = 0;
+    uint32_t n_uid = 0;
 
-    if (all->head - all->tail >= QUESTIONS_MAX) {
+    for (uint32_t i = all->tail; i != all->head; i++) {
+        n_client += all->ring[i % QUESTIONS_MAX].client == q->client;
+        n_uid += all->ring[i % QUESTIONS_MAX].uid == q->uid;
+    }
+    if (all->head - all->tail >= QUESTIONS_MAX || n_client >= QUESTIONS_PER_CLIENT ||
+        n_uid >= QUESTIONS_PER_UID) {
         return false;
     }
     all->ring[all->head++ % QUESTIONS_MAX] = *q;
@@ -264,7 +275,8 @@ static void copy_text(struct gateway *g, const struct lane_bulk_body *b)
     const struct door_buf *lease = &g->door.text;
 
     if (b->kind == LANE_BULK_TEXT && lease->length && b->buf == lease->buf &&
-        b->n_bytes <= lease->length && b->n_bytes <= QUESTIONS_TEXT) {
+        b->generation == lease->generation && b->n_bytes <= lease->length &&
+        b->n_bytes <= QUESTIONS_TEXT) {
         memcpy(g->questions.text, g->door.e2c + lease->offset, b->n_bytes);
         g->questions.text[b->n_bytes] = '\0';
     }
@@ -280,16 +292,29 @@ static void fail(struct gateway *g, const struct lane_error *e)
     next_question(g);
 }
 
+bool questions_own(const struct gateway *g, const struct lane_record *r)
+{
+    return g->questions.asked && memcmp(r->h.id, g->questions.id, sizeof(r->h.id)) == 0;
+}
+
 bool questions_record(struct gateway *g, const struct lane_record *r)
 {
     struct questions *all = &g->questions;
     const struct question *q = current(all);
 
-    if (!all->asked || (q->op == QUESTION_STATUS && !all->has_status && r->h.type != LANE_STATUS)) {
+    /* A status bears none, which is nobody's own; texts and ends must. */
+    if (!all->asked ||
+        (!questions_own(g, r) && r->h.type != LANE_STATUS && r->h.type != LANE_ERROR)) {
+        return false;
+    }
+    if (q->op == QUESTION_STATUS && !all->has_status && r->h.type != LANE_STATUS) {
         return false;
     }
     switch (r->h.type) {
     case LANE_STATUS:
+        if (q->op != QUESTION_STATUS) {
+            return false;
+        }
         all->status = r->status;
         all->has_status = true;
         if (!g->door.text.length) {

@@ -297,6 +297,15 @@ uint32_t answer_reason(const struct job *j, enum engine_reason reason)
     }
 }
 
+static void say_session(const struct job *j, struct lane_done *ret)
+{
+    ret->session = j->saved;
+    ret->session_err = j->saved == LANE_SESSION_NOT_SAVED ? j->save_error.code : 0;
+    ret->session_bytes = j->saved_bytes;
+    memcpy(ret->session_cause, j->save_error.text,
+           cut(j->save_error.text, strlen(j->save_error.text), sizeof(ret->session_cause) - 1));
+}
+
 void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usage)
 {
     struct lane_record r;
@@ -331,11 +340,21 @@ void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usag
         r.done.reason = LANE_REASON_STOP;
         r.done.stop_index = (uint32_t)j->stop.hit + 1;
     }
-    r.done.session = j->saved;
-    r.done.session_err = j->saved == LANE_SESSION_NOT_SAVED ? j->save_error.code : 0;
-    r.done.session_bytes = j->saved_bytes;
-    memcpy(r.done.session_cause, j->save_error.text,
-           cut(j->save_error.text, strlen(j->save_error.text), sizeof(r.done.session_cause) - 1));
+    say_session(j, &r.done);
+    send_record(j, &r);
+}
+
+void answer_stopped(struct job *j)
+{
+    uint32_t n_said = j->rec.e_request.n_forced; /* before a crash */
+    struct lane_record r;
+
+    lane_record_init(&r, LANE_DONE, j->id);
+    r.done.reason = j->stop_reason;
+    r.done.seed = j->rec.e_request.seed;
+    r.done.replay = n_said ? 1 : 0;
+    r.done.n_new = (int32_t)n_said;
+    say_session(j, &r.done);
     send_record(j, &r);
 }
 

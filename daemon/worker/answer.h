@@ -34,6 +34,8 @@ uint32_t answer_reason(const struct job *j, enum engine_reason reason);
 
 /* LANE_DONE of a job that the engine never had, or has no more to say about. */
 void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usage);
+/* LANE_DONE of a job that was told to end before it was begun. */
+void answer_stopped(struct job *j);
 
 /* `len` bytes of whole characters as LANE_TEXT records. */
 void answer_text(struct worker *w, const uint8_t id[16], int32_t index, const char *text,

@@ -58,11 +58,29 @@ void job_end(struct worker *w, struct job *j)
     free(j);
 }
 
+/* Before the engine had it. */
+static void end_stopped(struct worker *w, struct job *j)
+{
+    (void)error_set(&j->save_error, -ECANCELED,
+                    "the answer was ended before it began: the session stays as it was");
+    j->saved = LANE_SESSION_NOT_SAVED;
+    answer_stopped(j);
+    job_end(w, j);
+}
+
 void job_cancel(struct worker *w, struct job *j, uint32_t reason)
 {
-    if (j->stop_reason == 0) {
-        j->stop_reason = reason;
+    if (j->stop_reason) {
+        return;
+    }
+    j->stop_reason = reason;
+    if (!j->loading) {
         (void)engine_cancel(atomic_load(&w->engine), j->handle, ENGINE_CANCELLED);
+        return;
+    }
+    atomic_store(&j->load_stop, true);
+    if (loader_drop(&w->loader, j)) {
+        end_stopped(w, j);
     }
 }
 
@@ -243,6 +261,18 @@ static int bad_file(int rc, struct error *reterr)
     return rc;
 }
 
+/* Around what may wait for a disk on the worker thread: the I/O thread says that we are well. */
+static void files_begin(struct worker *w)
+{
+    atomic_store(&w->files, true);
+}
+
+static void files_end(struct worker *w)
+{
+    atomic_store(&w->files_ns, clock_ns());
+    atomic_store(&w->files, false);
+}
+
 /* 1: its file is to be read first; job_loaded() goes on. */
 static int open_session(struct job *j, const struct ask *a, const struct lane_e_request *e, int dir,
                         struct error *reterr)
@@ -260,16 +290,16 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_e_
     j->session.principal = e->principal;
     j->session.quota = e->session_bytes;
     memcpy(j->session.request, e->client_id, sizeof(j->session.request));
-    atomic_store(&j->worker->files, true);
+    files_begin(j->worker);
     rc = session_open(&j->session, atomic_load(&j->worker->engine), dir, a->session, a->session_len,
                       reterr);
     rc = rc ? rc : check_session(j, a, e, reterr);
-    atomic_store(&j->worker->files_ns, clock_ns());
-    atomic_store(&j->worker->files, false);
+    files_end(j->worker);
     if (!rc && session_exists(&j->session)) {
         j->loads = true;
         j->load_vocab = engine_info(atomic_load(&j->worker->engine))->n_vocab;
         rc = loader_take(&j->worker->loader, j, reterr);
+        j->loading = rc == 0;
         rc = rc ? rc : 1;
     }
     return bad_file(rc, reterr);
@@ -479,7 +509,13 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
     }
     rc = rc ? rc : lay_output(j, e, logits, &q, c, reterr);
     if (!rc) {
+        if (q.saved_read) { /* the snapshot's headers and states */
+            files_begin(w);
+        }
         rc = engine_submit(engine, &q, &j->handle, reterr);
+        if (q.saved_read) {
+            files_end(w);
+        }
         if (rc == -ENOMEM) {
             explain(j, &q, reterr);
         }
@@ -683,19 +719,17 @@ void job_loaded(struct job *j)
 {
     struct worker *w = j->worker;
     const struct lane_record rec = j->rec; /* the job may have ended when dispatch() returns */
-    uint32_t reason = j->stop_reason;
     struct error e = j->load_error;
     struct counts c = {0};
     int no_dir = -1;
 
-    j->stop_reason = 0;
+    j->loading = false;
+    if (j->stop_reason) {
+        end_stopped(w, j);
+        return;
+    }
     if (bad_file(j->load_rc, &e) || dispatch(j, &rec.e_request, &no_dir, &c, &e)) {
         answer_error(w, rec.h.id, &e, c.a, c.b);
         job_end(w, j);
-        return;
-    }
-    j = job_find(w, rec.h.id);
-    if (j && reason) {
-        job_cancel(w, j, reason);
     }
 }

@@ -10,6 +10,7 @@
  * without being sent, so that both are in the state they were in; what they would have said beyond
  * what was sent (the engine died between two records of one token) is sent now. */
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -68,7 +69,9 @@ struct job {
     /* While it is the loader's, and what that said. */
     struct lane_record rec; /* the request's */
     struct job *next_load;
-    bool loads;         /* it is, or was */
+    bool loads;   /* it is, or was */
+    bool loading; /* it is: not begun yet */
+    atomic_bool load_stop;
     int32_t load_vocab; /* ids are below */
     int load_rc;
     struct error load_error;
@@ -93,6 +96,8 @@ void job_loaded(struct job *j);
 bool job_save(struct job *j, const struct engine_event *done);
 
 struct job *job_find(const struct worker *w, const uint8_t id[16]);
+
+/* It will end for this reason; one whose session waits to be read has ended, and is freed. */
 void job_cancel(struct worker *w, struct job *j, uint32_t reason);
 
 /* Frees a job whose last record was sent. */

@@ -24,12 +24,6 @@ int loader_init(struct loader *l, struct worker *w, struct error *reterr)
     return r;
 }
 
-void loader_finish(struct loader *l)
-{
-    ring_finish(&l->to_disk);
-    ring_finish(&l->back);
-}
-
 static void *run(void *arg)
 {
     struct loader *l = arg;
@@ -41,7 +35,7 @@ static void *run(void *arg)
         while (!ring_pop(&l->to_disk, &j)) {
             ring_wait(&l->to_disk);
         }
-        j->load_rc = session_load(&j->session, j->load_vocab, &j->load_error);
+        j->load_rc = session_load(&j->session, j->load_vocab, &j->load_stop, &j->load_error);
         (void)ring_push(&l->back, &j);
         ring_wake(&l->worker->commands);
     }
@@ -69,6 +63,17 @@ int loader_take(struct loader *l, struct job *j, struct error *reterr)
         (void)ring_push(&l->to_disk, &j);
     }
     return 0;
+}
+
+bool loader_drop(struct loader *l, const struct job *j)
+{
+    for (struct job *before = l->first; before; before = before->next_load) {
+        if (before->next_load == j) {
+            before->next_load = j->next_load;
+            return true;
+        }
+    }
+    return false;
 }
 
 bool loader_ready(const struct loader *l)

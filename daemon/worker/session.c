@@ -116,7 +116,7 @@ static int unreadable(const struct session *s, int err, struct error *reterr)
 
 /* The sum of the file's bytes from `at` on. */
 static int check_file_sum(const struct session *s, uint64_t at, uint64_t n, const uint8_t want[32],
-                          const char *what, struct error *reterr)
+                          const char *what, const atomic_bool *stop, struct error *reterr)
 {
     EVP_MD_CTX *sum = EVP_MD_CTX_new();
     uint8_t *buf = malloc(BUFFER);
@@ -127,6 +127,10 @@ static int check_file_sum(const struct session *s, uint64_t at, uint64_t n, cons
     for (uint64_t done = 0; ok && !r && done < n; done += BUFFER) {
         size_t part = n - done < BUFFER ? (size_t)(n - done) : BUFFER;
 
+        if (done % YIELD_BYTES == 0 && atomic_load(stop)) {
+            r = -ECANCELED;
+            break;
+        }
         r = read_all(s, at + done, buf, part);
         ok = r || EVP_DigestUpdate(sum, buf, part) == 1;
         if (done % YIELD_BYTES == 0) { /* under a real-time policy a step may not preempt us */
@@ -170,7 +174,7 @@ static int take_text(struct session *s, int32_t n_vocab, struct error *reterr)
     return r;
 }
 
-int session_load(struct session *s, int32_t n_vocab, struct error *reterr)
+int session_load(struct session *s, int32_t n_vocab, const atomic_bool *stop, struct error *reterr)
 {
     const struct session_header *h = &s->head;
     uint64_t text_bytes = (uint64_t)h->n_text * sizeof(int32_t);
@@ -188,7 +192,7 @@ int session_load(struct session *s, int32_t n_vocab, struct error *reterr)
     r = take_text(s, n_vocab, reterr);
     return r ? r
              : check_file_sum(s, h->block_offset, h->block_bytes, h->block_sha,
-                              "its cache's sum is wrong", reterr);
+                              "its cache's sum is wrong", stop, reterr);
 }
 
 static int read_header(struct session *s, struct error *reterr)

@@ -16,6 +16,7 @@
  * is safe. Nothing in it is trusted: sums, sizes, ids, and what the snapshot's own check looks at;
  * and it is read, not mapped, so that a file cut short meanwhile is an error and no signal. */
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -71,8 +72,9 @@ int session_open(struct session *s, const struct engine *e, int dir, const char 
                  struct error *reterr) WARN_UNUSED;
 /* The text, and the sums of all that the header does not hold: a read of the whole file, so what
  * can be refused by the header is refused before. Any thread, as long as nobody else touches the
- * session. -EBADMSG. */
-int session_load(struct session *s, int32_t n_vocab, struct error *reterr) WARN_UNUSED;
+ * session. It looks at `stop` every MiB: -ECANCELED. -EBADMSG. */
+int session_load(struct session *s, int32_t n_vocab, const atomic_bool *stop,
+                 struct error *reterr) WARN_UNUSED;
 void session_close(struct session *s); /* takes one that was only initialised, too */
 
 /* Of the snapshot in the file, as engine_request.saved_read; arg: the session. */

@@ -299,7 +299,10 @@ static void obey(struct worker *w, const struct command *c)
 
 static void end_all(struct worker *w)
 {
-    for (struct job *j = w->jobs; j; j = j->next) {
+    struct job *next;
+
+    for (struct job *j = w->jobs; j; j = next) {
+        next = j->next;
         job_cancel(w, j, LANE_REASON_SHUTDOWN);
     }
 }

@@ -13,6 +13,7 @@
 
 #include "engine/kv/snapshot.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -437,6 +438,8 @@ int snapshot_load(struct cache *c, int32_t seat, struct snapshot *s, uint64_t le
         struct store_header h =
             describe(c, &c->seqs[seat], s->store, cache_store_slots(c, seat, s->store));
         struct ops_kv kv = cache_store_kv(c, seat, s->store);
+
+        assert(h.n_groups > 0); /* the greatest common divisor of two counts of heads */
         uint64_t from = s->at + (uint64_t)s->slot * h.slot_bytes;
 
         r = s->slot == 0 ? load_state(c, s, &h, &kv) : 0;

@@ -35,7 +35,8 @@ enum lane_type {
     LANE_STATUS_GET = 8, /* -> LANE_STATUS */
     LANE_METRICS_GET = 9, /* body lease (e2c): Prometheus text is written there -> LANE_BULK, LANE_DONE */
     LANE_CREDIT = 10,    /* body credit: rows of a windowed output that the client has read */
-    LANE_SESSION = 11,   /* body session: about the user's saved conversations -> LANE_BULK, LANE_DONE */
+    LANE_SESSION = 11,   /* body session: about the user's saved conversations -> LANE_BULK, LANE_DONE. An
+                             id that is not zero comes back in the answer, as with the two others of a lease */
     LANE_CONTROL = 12,   /* body control: about the model and the daemon -> LANE_PONG or LANE_ERROR */
     LANE_REPORT_GET = 13, /* body lease (e2c): what does not go into LANE_STATUS, as text -> LANE_BULK, LANE_DONE.
                              Only where the hello has LANE_FEATURE_REPORT */

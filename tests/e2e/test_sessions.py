@@ -5,6 +5,7 @@ there had been none, and nothing that is wrong with a file or the disk loses one
 
 PIPIT_BUILD is the build folder. With PIPIT_SMOLLM2, a chat through that model's template too."""
 import glob
+import hashlib
 import json
 import os
 import resource
@@ -17,7 +18,7 @@ import tempfile
 import time
 import unittest
 
-from daemon import BUILD, wait_until
+from daemon import BUILD, SLOW, wait_until
 from harness import CliDaemon
 from lane import (ACCEPTED, DONE, E2C, F_REPLAYED, F_SESSION, S_IGNORE_END, S_NO_DRAFT, SCORE, SESSION, T_PROMPT, T_SESSION, TOKEN, item, sampling,
                   text_of)
@@ -234,6 +235,59 @@ class Beside(Sessions):
             self.assertEqual((last.reason, last.session), ("cancelled", 2))
         self.assertEqual(self.content(), before)
         self.ask_beside("", True)
+
+
+class Stopped(Sessions):
+    def grow(self, name, size=64 << 30):
+        """Session s under another name, whose cache is said to have `size` bytes, nearly all of them zeros that no disk
+        holds: its header is well, and to read it takes a minute."""
+        at = struct.calcsize("<8sII64s512s16s")
+        with open(self.file(), "rb") as f:
+            data = bytearray(f.read())
+        offset = struct.unpack_from("<Q", data, at)[0]
+        struct.pack_into("<Q", data, at + 8, size)
+        data[4064:4096] = hashlib.sha256(data[:4064]).digest()
+        with open(self.file(name), "wb") as f:
+            f.write(data)
+            f.truncate(offset + size)
+
+    def test_an_end_does_not_wait_for_a_long_file(self):
+        """Neither that of the request whose file is being read, nor of those that wait behind it; and the next one's is read."""
+        self.start("--sequences", "4")
+        self.ask("Once upon a time")
+        lane = self.daemon.lane()
+        self.addCleanup(lane.close)
+
+        def begin(session, **kw):
+            rid = lane.request(item(T_PROMPT, "") + item(T_SESSION, session) + sampling(max_tokens=4), flags=F_SESSION, **kw)
+            e = lane.recv()
+            self.assertEqual((e.id, e.type), (rid, ACCEPTED))
+            return rid
+
+        def ends(rid, reason):
+            e = lane.recv(2 * SLOW)
+            self.assertEqual((e.id, e.type), (rid, DONE), e)
+            self.assertEqual((e.reason, e.session), (reason, 2))
+
+        for name in "tuv":
+            self.grow(name)
+        t, u, v = map(begin, "tuv")
+        time.sleep(0.1)
+        for rid in (u, t, v):
+            lane.cancel(rid)
+            ends(rid, "cancelled")
+        ends(begin("t", timeout_ms=300), "timeout")
+        t, s = map(begin, "ts")
+        lane.cancel(t)
+        ends(t, "cancelled")
+        self.assertEqual(list(lane.events(s))[-1].n_new, 4)
+        begin("t")
+        begin("u")
+        time.sleep(0.1)
+        began = time.monotonic()
+        self.daemon.process.send_signal(signal.SIGTERM)
+        self.daemon.process.wait(20 * SLOW)
+        print(f"a drain took {time.monotonic() - began:.2f} s", flush=True)
 
 
 class Continuing(Sessions):

@@ -314,15 +314,40 @@ class Sessions(Served):
         """Of two kinds, in any order: each has its own answer."""
         self.turn(b"stays", "Once upon a time", n=2)
         asked = {}
-        for i in range(100):
-            r = pb.Request(id=os.urandom(16))
-            (r.session_list if i % 3 else r.status).SetInParent()
-            asked[self.client.send(r)] = "sessions" if i % 3 else "status"
-        for _ in range(100):
+        for i in range(103):
+            if i < 100:
+                r = pb.Request(id=os.urandom(16))
+                (r.session_list if i % 3 else r.status).SetInParent()
+                asked[self.client.send(r)] = "sessions" if i % 3 else "status"
+            if i < 3:
+                continue
             e = self.client.receive(20 * SLOW)
             self.assertEqual(e.WhichOneof("body"), asked.pop(e.id))
             if e.HasField("sessions"):
                 self.assertIn(b"stays", [s.name for s in e.sessions.sessions])
+
+    def test_one_cannot_ask_everything(self):
+        """While the front is busy: four of a socket, 64 of a user; the others are told, and have nothing of it."""
+        r = pb.Request()
+        r.session_list.SetInParent()
+        self.turn(b"stays", "Once upon a time", n=2)
+        clients = [Client(self.path) for _ in range(17)]
+        for c in clients:
+            self.addCleanup(c.close)
+            c.ping(10 * SLOW)
+        os.kill(self.daemon.process.pid, signal.SIGSTOP)
+        try:
+            for n, c in enumerate(clients):
+                for _ in range(5):
+                    r.id = os.urandom(16)
+                    c.send(r)
+                for _ in range(1 if n < 16 else 5):
+                    self.assertEqual(c.receive(10 * SLOW).error.code, pb.Error.BUSY)
+        finally:
+            os.kill(self.daemon.process.pid, signal.SIGCONT)
+        for c in clients[:16]:
+            for _ in range(4):
+                self.assertIn(b"stays", [s.name for s in c.receive(20 * SLOW).sessions.sessions])
 
     def test_anothers_sessions(self):
         """Another user's list is empty, and what they remove is their own; a lane cannot speak for others."""
