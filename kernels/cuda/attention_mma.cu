@@ -17,7 +17,7 @@
  * row.
  *
  * A row's bits do not depend on the other 63. Shared memory: 51 KB at 128, 99 KB at 256 (there two
- * blocks an SM on sm_90, else one). Rates: not measured. */
+ * blocks an SM on sm_90 and sm_100, else one). Rates: not measured. */
 
 #include "kernels/cuda/attention.cuh"
 

@@ -15,8 +15,8 @@
 
 #include "kernels/cuda/attention.cuh"
 
-/* Blocks a multiprocessor that ptxas is told of `prefill`: left alone it saves registers for more, and
- * spills. */
+/* Blocks a multiprocessor that ptxas is told of `prefill`: left alone it saves registers for more,
+ * and spills. */
 enum { THREADS = 128, MIN_BLOCKS = 3, ROWS = 32, SLOTS = 32, P_LEN = 36 };
 
 struct tile {

@@ -141,8 +141,8 @@ static int alloc(struct backend *be, uint64_t bytes, const char *what, void **re
         size_t free_bytes = 0;
         size_t total = 0;
 
-        (void)cudaGetLastError();
         (void)cudaMemGetInfo(&free_bytes, &total);
+        (void)cudaGetLastError();
         return error_set(reterr, -ENOMEM, "%s: %llu bytes, the device has %zu of %zu free", what,
                          (unsigned long long)bytes, free_bytes, total);
     }
@@ -354,8 +354,17 @@ static void destroy(struct backend *be)
     free(cu);
 }
 
-/* Is there code for a device of this kind? For the same major number what was compiled for a minor
- * one up to its own; what is newer than all takes PTX. */
+/* A device on one chip with its host (Orin, Thor) takes no binary made for another kind, nor does a
+ * card take its. */
+static bool is_tegra(int major, int minor)
+{
+    int sm = major * 10 + minor;
+
+    return sm == 87 || sm == 88 || sm == 101 || sm == 110;
+}
+
+/* Is there code for a device of this kind? Its own; for a card, of the same major number, also what
+ * was compiled for a card of a lower minor one; what is newer than all takes PTX. */
 static bool has_code(int major, int minor)
 {
     char *end;
@@ -363,7 +372,9 @@ static bool has_code(int major, int minor)
 
     for (const char *s = CUDA_ARCHS; *s; s = *end ? end + 1 : end) {
         newest = strtol(s, &end, 10);
-        if (newest / 10 == major && newest % 10 <= minor) {
+        if (newest == major * 10 + minor ||
+            (newest / 10 == major && newest % 10 < minor && !is_tegra(major, minor) &&
+             !is_tegra((int)(newest / 10), (int)(newest % 10)))) {
             return true;
         }
     }

@@ -14,11 +14,12 @@
  * The kernels of a graph run in the order of the list, as on a stream. Every other call of the
  * backend that touches the device hands over first (cuda_queue_flush), so the order of calls is
  * kept. Lists longer than QUEUE_MAX go in parts. If the driver refuses a graph, launches go one by
- * one from then on. Nothing is allocated here but at creation; graphs are the driver's. What it takes
- * of the device for them is not documented, so the plan sets GRAPH_BYTES aside for each, and each is
- * measured as it is made: beyond the sum there are no more graphs, new lists go one by one. Where
- * host and device share their memory the driver's figures are not to be relied on, and it is not
- * measured.
+ * one from then on. Nothing is allocated here but at creation; graphs are the driver's. What it
+ * takes of the device for them is not documented, so the plan sets GRAPH_BYTES aside for each, and
+ * each is measured as it is made. One that goes beyond the sum is given back, and with it one that
+ * was not used for BACK_MIN lists; the next is tried after BACK_MIN lists, then twice as many each
+ * time. Where host and device share their memory, or the driver does not say what is free, a graph
+ * counts as GRAPH_BYTES.
  *
  * Costs on a device: not measured. */
 
@@ -31,10 +32,12 @@ enum {
     QUEUE_MAX = 1024,      /* kernels of one list */
     QUEUE_BYTES = 2 << 20, /* of their arguments */
     QUEUE_GRAPHS = 6,
-    /* The largest list's arguments, 1 KB for each of its kernels, and what the driver rounds up. Not
-     * measured on a device. */
+    /* The largest list's arguments, 1 KB for each of its kernels, and what the driver rounds up.
+     * Not measured on a device. */
     GRAPH_BYTES = QUEUE_BYTES + QUEUE_MAX * 1024 + CUDA_GRAIN,
     QUEUE_SEEN = 16,
+    BACK_MIN = 64, /* lists */
+    BACK_MAX = 1 << 20,
 };
 
 struct list {
@@ -50,7 +53,8 @@ struct graph {
     cudaGraphNode_t node[QUEUE_MAX];
     cudaGraph_t graph;
     cudaGraphExec_t exec;
-    uint64_t shape, used;
+    uint64_t shape, used; /* used: the clock at its last launch; 0: none here */
+    uint64_t bytes;       /* that the driver took for it */
 };
 
 struct cuda_queue {
@@ -58,11 +62,11 @@ struct cuda_queue {
     struct graph graphs[QUEUE_GRAPHS];
     uint64_t seen[QUEUE_SEEN]; /* shapes that had no graph yet */
     uint32_t n_seen;
-    uint64_t clock;
+    uint64_t clock; /* lists handed over */
     bool active, refused;
-    bool full;     /* graphs have what the plan has for them */
-    int64_t taken; /* by the driver for graphs */
-    int error; /* of launches since the last cuda_launched */
+    uint64_t next_new; /* the clock from which on a new graph is tried; */
+    uint64_t back;     /* and how many lists it waits when one is given back */
+    int error;         /* of launches since the last cuda_launched */
     uint8_t *bytes;
 };
 
@@ -89,6 +93,7 @@ int cuda_queue_create(struct cuda *cu)
         return -ENOMEM;
     }
     q->now.bytes = q->bytes;
+    q->back = BACK_MIN;
     for (int i = 0; i < QUEUE_GRAPHS; i++) {
         q->graphs[i].list.bytes = q->bytes + (size_t)(i + 1) * QUEUE_BYTES;
     }
@@ -105,6 +110,8 @@ static void drop_graph(struct graph *g)
     }
     g->exec = NULL;
     g->graph = NULL;
+    g->bytes = 0;
+    g->used = 0;
 }
 
 void cuda_queue_destroy(struct cuda *cu)
@@ -195,16 +202,17 @@ static struct cudaKernelNodeParams node_params(const struct cuda_call *c, void *
     return p;
 }
 
-/* What the driver says is free; 0: it does not say, or not rightly. */
-static uint64_t free_bytes(const struct cuda *cu)
+/* Does the driver say what is free, and rightly? */
+static bool free_bytes(struct cuda *cu, uint64_t *ret)
 {
     size_t n = 0;
     size_t total = 0;
 
-    if (cu->integrated || cudaMemGetInfo(&n, &total) != cudaSuccess) {
-        return 0;
+    if (cu->integrated || cuda_err(cu, cudaMemGetInfo(&n, &total), "cudaMemGetInfo") < 0) {
+        return false;
     }
-    return n;
+    *ret = n;
+    return true;
 }
 
 static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t stream)
@@ -226,21 +234,68 @@ static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t str
     return e == cudaSuccess ? cudaGraphUpload(g->exec, stream) : e;
 }
 
-/* A new graph in place of g, within what the plan has for all of them: else g is none. */
+static uint64_t taken(const struct cuda_queue *q)
+{
+    uint64_t sum = 0;
+
+    for (int i = 0; i < QUEUE_GRAPHS; i++) {
+        sum += q->graphs[i].bytes;
+    }
+    return sum;
+}
+
+/* The one unused for longest; first of all a place without one. */
+static struct graph *oldest_graph(struct cuda_queue *q)
+{
+    struct graph *oldest = &q->graphs[0];
+
+    for (int i = 1; i < QUEUE_GRAPHS; i++) {
+        oldest = q->graphs[i].used < oldest->used ? &q->graphs[i] : oldest;
+    }
+    return oldest;
+}
+
+/* The graph is beyond the plan. If it is not so alone, one that stands unused makes room. */
+static void give_back(struct cuda_queue *q, struct graph *g)
+{
+    bool fits_alone = g->bytes <= cuda_graph_bytes();
+    struct graph *idle = NULL;
+
+    drop_graph(g);
+    for (int i = 0; i < QUEUE_GRAPHS && fits_alone; i++) {
+        struct graph *o = &q->graphs[i];
+
+        if (o->exec && o->used + BACK_MIN <= q->clock && (!idle || o->used < idle->used)) {
+            idle = o;
+        }
+    }
+    if (idle) {
+        drop_graph(idle);
+    }
+    q->next_new = q->clock + q->back;
+    q->back *= q->back < BACK_MAX ? 2 : 1;
+}
+
+/* A new graph in place of g, within what the plan has for all of them: else g is none. What of an
+ * old graph's memory the driver kept for the new one counts as the new one's. */
 static cudaError_t replace(struct cuda *cu, struct graph *g, const struct list *l)
 {
-    struct cuda_queue *q = cu->queue;
-    uint64_t before = free_bytes(cu);
-    uint64_t after;
+    uint64_t old = g->bytes;
+    uint64_t before = 0;
+    uint64_t after = 0;
+    bool known = free_bytes(cu, &before);
     cudaError_t e;
 
     drop_graph(g);
     e = build(g, l, cu->stream);
-    after = free_bytes(cu);
-    q->taken += before > 0 && after > 0 ? (int64_t)(before - after) : 0;
-    if (e == cudaSuccess && q->taken > (int64_t)cuda_graph_bytes()) {
-        drop_graph(g);
-        q->full = true;
+    known = free_bytes(cu, &after) && known;
+    if (known) {
+        g->bytes = old + before > after ? old + before - after : 0;
+    } else {
+        g->bytes = GRAPH_BYTES;
+    }
+    if (e == cudaSuccess && taken(cu->queue) > cuda_graph_bytes()) {
+        give_back(cu->queue, g);
     }
     return e;
 }
@@ -285,17 +340,6 @@ static struct graph *find_graph(struct cuda_queue *q, uint64_t shape)
     return NULL;
 }
 
-/* The one unused for longest. */
-static struct graph *oldest_graph(struct cuda_queue *q)
-{
-    struct graph *oldest = &q->graphs[0];
-
-    for (int i = 1; i < QUEUE_GRAPHS; i++) {
-        oldest = q->graphs[i].used < oldest->used ? &q->graphs[i] : oldest;
-    }
-    return oldest;
-}
-
 /* A graph for the list: the one it has, changed, or a new one if the list was seen before. */
 static struct graph *graph_for(struct cuda *cu, cudaError_t *ret_error)
 {
@@ -308,7 +352,7 @@ static struct graph *graph_for(struct cuda *cu, cudaError_t *ret_error)
         *ret_error = update(g, &q->now);
         return g;
     }
-    for (int i = 0; i < QUEUE_SEEN && !q->full; i++) {
+    for (int i = 0; i < QUEUE_SEEN && q->clock >= q->next_new; i++) {
         if (q->seen[i] == shape) {
             g = oldest_graph(q);
             *ret_error = replace(cu, g, &q->now);
@@ -324,11 +368,13 @@ static int flush(struct cuda *cu)
 {
     struct cuda_queue *q = cu->queue;
     cudaError_t e = cudaSuccess;
-    struct graph *g = q->refused ? NULL : graph_for(cu, &e);
+    struct graph *g;
     int r;
 
+    q->clock++;
+    g = q->refused ? NULL : graph_for(cu, &e);
     if (g && e == cudaSuccess) {
-        g->used = ++q->clock;
+        g->used = q->clock;
         e = cudaGraphLaunch(g->exec, cu->stream);
         if (e == cudaSuccess) {
             return 0;
@@ -379,7 +425,8 @@ void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, con
         bool active = cu->queue->active;
         int r = cuda_queue_flush(cu);
 
-        cu->queue->error = cu->queue->error < 0 ? cu->queue->error : r; /* the first failure counts */
+        /* the first failure counts */
+        cu->queue->error = cu->queue->error < 0 ? cu->queue->error : r;
         cu->queue->active = active;
     }
     *c = {};

@@ -22,7 +22,8 @@
 
 #include "kernels/cuda/select.cuh"
 
-/* Blocks a multiprocessor that ptxas is told: left alone it saves registers for more, and spills. */
+/* Blocks a multiprocessor that ptxas is told: left alone it saves registers for more, and
+ * spills. */
 enum { THREADS = 128, RANK_BLOCKS = 4, HB = 4, HEAD_MAX = 256, MASS_MAX = SELECT_ON_CHIP };
 
 static_assert(TOPK_THREADS == 1024, "choose has as many");

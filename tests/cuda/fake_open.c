@@ -59,6 +59,8 @@ void fake_open(const char *path)
     FIND(log);
     FIND(log_clear);
     FIND(fail);
+    FIND(fail_free);
+    FIND(graph_bytes);
     FIND(pending);
     FIND(broken);
     FIND(device_bytes);

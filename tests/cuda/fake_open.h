@@ -17,6 +17,8 @@ struct fake {
     const struct fake_call *(*log)(int *ret_n);
     void (*log_clear)(void);
     void (*fail)(int n, int code);
+    void (*fail_free)(int code);
+    void (*graph_bytes)(uint64_t bytes);
     int (*pending)(void);
     const char *(*broken)(void);
     uint64_t (*device_bytes)(uint64_t grain);

@@ -102,7 +102,7 @@ static int n_calls, n_pieces, n_kernels, n_copies, n_objects;
 static uint64_t graph_held, most;
 static char broken[256];
 static int fail_after;
-static cudaError_t fail_code, last_error;
+static cudaError_t fail_code, fail_free, last_error;
 static bool fail_sticky;
 
 static void break_rule(const char *format, ...)
@@ -129,15 +129,22 @@ static struct fake_call *note(enum fake_kind kind)
     return c;
 }
 
+/* What is no success stays for cudaGetLastError. */
+static cudaError_t ended(cudaError_t e)
+{
+    last_error = e != cudaSuccess ? e : last_error;
+    return e;
+}
+
 static cudaError_t fails(void)
 {
     if (fail_sticky) {
-        return fail_code;
+        return ended(fail_code);
     }
     if (fail_after > 0 && --fail_after == 0) {
         fail_sticky = (fail_code >= 700 && fail_code < 800) || fail_code == cudaErrorECCUncorrectable ||
                       fail_code == cudaErrorUnknown;
-        return fail_code;
+        return ended(fail_code);
     }
     return cudaSuccess;
 }
@@ -193,7 +200,18 @@ EXPORT void fake_fail(int n, int code)
     fail_after = n;
     fail_code = (cudaError_t)code;
     fail_sticky = false;
+    fail_free = cudaSuccess;
     last_error = cudaSuccess;
+}
+
+EXPORT void fake_fail_free(int code)
+{
+    fail_free = (cudaError_t)code;
+}
+
+EXPORT void fake_graph_bytes(uint64_t bytes)
+{
+    device.graph_bytes = bytes;
 }
 
 EXPORT int fake_pending(void)
@@ -228,13 +246,13 @@ static cudaError_t give(void **ret, size_t bytes, bool pinned)
         return e;
     }
     if (!pinned && fake_device_bytes(1) + bytes > device.memory) {
-        return cudaErrorMemoryAllocation;
+        return ended(cudaErrorMemoryAllocation);
     }
     p = pinned ? malloc(bytes)
                : mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!p || p == MAP_FAILED || n_pieces == MAX_PIECES) {
         break_rule("no room for %zu bytes", bytes);
-        return cudaErrorMemoryAllocation;
+        return ended(cudaErrorMemoryAllocation);
     }
     pieces[n_pieces++] = {static_cast<uint8_t *>(p), bytes, pinned};
     if (!pinned) {
@@ -261,7 +279,7 @@ static cudaError_t take_back(void *p, bool pinned)
     if (p) {
         break_rule("a free of what was not given");
     }
-    return p ? cudaErrorInvalidValue : cudaSuccess;
+    return ended(p ? cudaErrorInvalidValue : cudaSuccess);
 }
 
 cudaError_t cudaMalloc(void **ret, size_t bytes)
@@ -363,7 +381,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
         /* pinned memory of a device that shares it is on either side */
         if (!device.integrated) {
             break_rule("a copy between the wrong sides");
-            return cudaErrorInvalidValue;
+            return ended(cudaErrorInvalidValue);
         }
     }
     if (k == cudaMemcpyHostToDevice) {
@@ -391,7 +409,7 @@ cudaError_t cudaMemsetAsync(void *p, int, size_t n, cudaStream_t)
 
     if (e == cudaSuccess && n > 0 && !on_device(p, n)) {
         break_rule("memory that is not the device's is set");
-        return cudaErrorInvalidValue;
+        return ended(cudaErrorInvalidValue);
     }
     return e;
 }
@@ -402,6 +420,9 @@ cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
 
     *ret_total = device.memory;
     *ret_free = n < device.memory ? device.memory - n : 0;
+    if (fail_free != cudaSuccess) {
+        return ended(fail_free);
+    }
     return fails();
 }
 
@@ -428,7 +449,7 @@ cudaError_t cudaGetLastError(void)
 {
     cudaError_t e = last_error;
 
-    last_error = cudaSuccess;
+    last_error = fail_sticky ? fail_code : cudaSuccess;
     return e;
 }
 
@@ -437,10 +458,9 @@ cudaError_t cudaGetDeviceCount(int *ret)
     cudaError_t e = fails();
 
     *ret = device.n_devices;
-    return e != cudaSuccess          ? e
-           : device.driver == 0     ? cudaErrorInsufficientDriver
-           : device.driver < 12060  ? cudaErrorInsufficientDriver
-           : device.n_devices == 0 ? cudaErrorNoDevice
+    return e != cudaSuccess         ? e
+           : device.driver < 12060 ? ended(cudaErrorInsufficientDriver)
+           : device.n_devices == 0 ? ended(cudaErrorNoDevice)
                                    : cudaSuccess;
 }
 
@@ -539,7 +559,7 @@ cudaError_t emu_func_shared(const void *kernel, size_t bytes)
     }
     if (bytes > device.shared_max) {
         break_rule("%zu bytes of shared memory asked for, the device has %zu", bytes, device.shared_max);
-        return cudaErrorInvalidValue;
+        return ended(cudaErrorInvalidValue);
     }
     if (!find_kernel(kernel)) {
         emu_register("", kernel, NULL, NULL, 0);
@@ -553,7 +573,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *)
     cudaError_t e = fails();
 
     memset(ret, 0, sizeof(*ret));
-    return e != cudaSuccess ? e : device.no_code ? cudaErrorNoKernelImageForDevice : cudaSuccess;
+    return ended(e == cudaSuccess && device.no_code ? cudaErrorNoKernelImageForDevice : e);
 }
 
 /* Within what any device of sm_80 and later takes? Notes the call. */
@@ -565,7 +585,7 @@ static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g,
 
     if (!k || !k->sizes) {
         break_rule("a launch of what is no kernel");
-        return cudaErrorInvalidValue;
+        return ended(cudaErrorInvalidValue);
     }
     (void)snprintf(c->name, sizeof(c->name), "%s", k->name);
     c->grid[0] = g.x, c->grid[1] = g.y, c->grid[2] = g.z;
@@ -583,9 +603,9 @@ static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g,
     } else if (bytes > 4096) {
         break_rule("%s: %zu bytes of arguments", k->name, bytes);
     } else {
-        return device.no_code ? cudaErrorNoKernelImageForDevice : cudaSuccess;
+        return ended(device.no_code ? cudaErrorNoKernelImageForDevice : cudaSuccess);
     }
-    return cudaErrorInvalidConfiguration;
+    return ended(cudaErrorInvalidConfiguration);
 }
 
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
@@ -637,7 +657,7 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cu
     }
     if (n_after != (g->last ? 1u : 0u) || (n_after && *after != g->last) || !p->kernelParams || p->extra) {
         break_rule("a node that does not follow the one before");
-        return cudaErrorInvalidValue;
+        return ended(cudaErrorInvalidValue);
     }
     n = static_cast<struct emu_node *>(calloc(1, sizeof(*n)));
     *n = {g, p->func, NULL};
@@ -653,7 +673,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned l
     cudaError_t e = fails();
 
     if (e == cudaSuccess && fake_device_bytes(1) + device.graph_bytes > device.memory) {
-        e = cudaErrorMemoryAllocation;
+        e = ended(cudaErrorMemoryAllocation);
     }
     if (e == cudaSuccess) {
         note(FAKE_GRAPH)->n = g->n;
@@ -688,7 +708,7 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t g, cudaGraphNode_t 
     }
     if (e == cudaSuccess && (node->graph != g->of || node->kernel != p->func)) {
         break_rule("a change of another graph's node, or to another kernel");
-        return cudaErrorInvalidValue;
+        return ended(cudaErrorInvalidValue);
     }
     return e;
 }

@@ -60,6 +60,10 @@ const struct fake_call *fake_log(int *ret_n);
 void fake_log_clear(void);
 /* The n-th call from now on fails with `code`; a sticky one then stays. n = 0: none. */
 void fake_fail(int n, int code);
+/* Every question for free memory from now on fails with `code`, which is not sticky; 0: none. */
+void fake_fail_free(int code);
+/* The driver takes as much for each graph from now on. */
+void fake_graph_bytes(uint64_t bytes);
 int fake_pending(void);
 /* NULL, or the first rule that was broken. */
 const char *fake_broken(void);
