@@ -101,8 +101,8 @@ static void tile_kv_amx(const struct cpu_tile_kv *t)
 /* ---- products ---------------------------------------------------------------------------------
  */
 
-/* k_dim of 33 to 64: all of 32 queries stay in four tiles while the keys pass, so a product takes half
- * a tile load instead of a whole one. */
+/* k_dim of 33 to 64: all of 32 queries stay in four tiles while the keys pass, so a product takes
+ * half a tile load instead of a whole one. */
 static void qk_resident(const struct cpu_tile_att *t)
 {
     const uint16_t *k = t->k;
