@@ -10,7 +10,9 @@
 
 static void guard(const struct policy *p, const struct place_when *when, struct place_guard *ret)
 {
-    int32_t exempt = p->place == POLICY_COUNTER ? p->exempt : 1; /* the token itself is one */
+    /* The token itself is one. Under lru the one before it, too: a row is written with a score of
+     * 0, and the speculation that gives it its position comes after this search. */
+    int32_t exempt = p->place == POLICY_COUNTER ? p->exempt : p->place == POLICY_LRU ? 2 : 1;
 
     *ret = (struct place_guard){
         .budget = when->budget,
