@@ -5,9 +5,10 @@
 
     with pipit.Client() as c:
         print(c.chat("Why is the sky blue?").text)
-        for ev in c.stream("Once upon a time", max_tokens=40, kv="fp8+keyformer:50%"):
+        for ev in c.stream("Once upon a time", max_tokens=40):
             ...
-        for position, rows in c.logits("Some text"):  # NumPy views of memory shared with the daemon
+        # NumPy views of memory shared with the daemon; a wider window needs a lane of more bytes (pipitd --lane-bytes)
+        for position, rows in c.logits("Some text", window=1):
             ...
 
 pipit.aio.Client is the same for asyncio. Errors are PipitError, with the daemon's code (BUSY, CONTEXT_OVERFLOW, ...).
