@@ -31,9 +31,10 @@ import subprocess
 import sys
 import tempfile
 
+from student import t975
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("PIPIT_BUILD", ROOT / "build"))
-T975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201, 15: 2.131}
 EDIT = "Rename the function `{old}` to `{new}` and give back the whole code, with nothing else changed.\n\n```python\n{code}```"
 
 
@@ -108,7 +109,7 @@ def main():
         middle = [{k: statistics.median(v) for k, v in r.items()} for r in rate.values()]
         ratio = [r["1"] / r["0"] for r in middle]
         pairs = [statistics.mean(math.log(a / b) for a, b in zip(r["1"], r["0"])) for r in rate.values()]
-        half = T975.get(len(pairs) - 1, 2.1) * statistics.stdev(pairs) / len(pairs)**0.5 if len(pairs) > 1 else math.inf
+        half = t975(len(pairs) - 1) * statistics.stdev(pairs) / len(pairs)**0.5 if len(pairs) > 1 else math.inf
         possible = sums["n_new"] / (sums["n_new"] - sums["n_accepted"])
         rows.append({"kind": kind, "temp": 2 if kind == "random" else o.temp, "cases": len(rate),
                      "with": round(statistics.median(r["1"] for r in middle), 1),

@@ -62,7 +62,19 @@ def panel(ax, t, task, metric, title, label):
     ax.grid(linewidth=0.3)
 
 
+def begin(folder):
+    os.makedirs(folder, exist_ok=True)
+    plt.rcParams["svg.fonttype"] = "none"
+    plt.rcParams["svg.hashsalt"] = "pipit"
+
+
+def write(fig, folder, name):
+    fig.savefig(os.path.join(folder, name), metadata={"Date": None, "Creator": None})
+    plt.close(fig)
+
+
 def save(fig, folder, name):
+    """With one legend below for all panels."""
     handles, labels = {}, []
     for ax in fig.axes:
         for h, label in zip(*ax.get_legend_handles_labels()):
@@ -71,8 +83,7 @@ def save(fig, folder, name):
     if labels:
         fig.legend(handles.values(), labels, loc="lower center", ncols=min(6, len(labels)), fontsize=7, frameon=False)
     fig.tight_layout(rect=(0, 0.11 if labels else 0, 1, 1))
-    fig.savefig(os.path.join(folder, name), metadata={"Date": None, "Creator": None})
-    plt.close(fig)
+    write(fig, folder, name)
 
 
 def panels(t, folder, name, wanted):
@@ -131,15 +142,12 @@ def retrieval(t, folder):
         ax.set_title(p.replace(",min=16", ""), fontsize=6)
     fig.tight_layout()
     fig.colorbar(image, ax=axes, shrink=0.6, label="found, %")
-    fig.savefig(os.path.join(folder, "quality-retrieval.svg"), metadata={"Date": None, "Creator": None})
-    plt.close(fig)
+    write(fig, folder, "quality-retrieval.svg")
 
 
 def main():
     t, folder = tables.Table(sys.argv[1]), sys.argv[2]
-    os.makedirs(folder, exist_ok=True)
-    plt.rcParams["svg.fonttype"] = "none"
-    plt.rcParams["svg.hashsalt"] = "pipit"
+    begin(folder)
     quality_bytes(t, folder)
     quality_tasks(t, folder)
     retrieval(t, folder)

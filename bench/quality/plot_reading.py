@@ -28,7 +28,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cells  # noqa: E402
 import reads  # noqa: E402
 import table as tables  # noqa: E402
-from plot import LOOK, save  # noqa: E402
+from plot import LOOK, begin, save, write  # noqa: E402
 
 TASK = "ppl-shakespeare-2k"
 TOKENS = 1536.5  # of the text, the mean over the scored half of 2048
@@ -188,8 +188,7 @@ def ablations(prefix, folder):
     temperatures(axes[1], points)
     grid(axes[2], engine_points(rows) if rows else points, " (engine)" if rows else "")
     fig.tight_layout()
-    fig.savefig(os.path.join(folder, "sparq-ablations.svg"), metadata={"Date": None, "Creator": None})
-    plt.close(fig)
+    write(fig, folder, "sparq-ablations.svg")
 
 
 def agreement(prefix, folder):
@@ -228,9 +227,7 @@ def layers(prefix, folder):
 
 def main():
     prefix, folder = sys.argv[1:3]
-    os.makedirs(folder, exist_ok=True)
-    plt.rcParams["svg.fonttype"] = "none"
-    plt.rcParams["svg.hashsalt"] = "pipit"
+    begin(folder)
     reading_bytes(prefix, folder)
     ablations(prefix, folder)
     agreement(prefix, folder)

@@ -78,18 +78,44 @@ static float look_at(const float *row, size_t n)
     return most;
 }
 
-static void *open_socket(void *context, int type, const char *endpoint, bool binds)
+/* A process's end of WAY_ZMQ, and a row of its own. */
+struct peer {
+    void *context;
+    void *socket;
+    float *own; /* (n) */
+};
+
+static int open_peer(struct peer *p, const struct run *r, bool binds)
 {
-    void *s = zmq_socket(context, type);
     int n = 0;
 
-    if (s && (zmq_setsockopt(s, ZMQ_SNDHWM, &n, sizeof(n)) ||
-              zmq_setsockopt(s, ZMQ_LINGER, &(int){LINGER_MS}, sizeof(int)) ||
-              (binds ? zmq_bind(s, endpoint) : zmq_connect(s, endpoint)))) {
-        (void)zmq_close(s);
-        s = NULL;
+    *p = (struct peer){.own = calloc(r->n, sizeof(*p->own))};
+    if (!p->own) {
+        return -ENOMEM;
     }
-    return s;
+    if (r->way != WAY_ZMQ) {
+        return 0;
+    }
+    p->context = zmq_ctx_new();
+    p->socket = p->context ? zmq_socket(p->context, ZMQ_PAIR) : NULL;
+    if (!p->socket || zmq_setsockopt(p->socket, ZMQ_SNDHWM, &n, sizeof(n)) ||
+        zmq_setsockopt(p->socket, ZMQ_LINGER, &(int){LINGER_MS}, sizeof(int)) ||
+        (binds ? zmq_bind(p->socket, r->endpoint) : zmq_connect(p->socket, r->endpoint))) {
+        return -errno;
+    }
+    return 0;
+}
+
+/* Waits until what was sent is gone, LINGER_MS at most. */
+static void close_peer(struct peer *p)
+{
+    free(p->own);
+    if (p->socket) {
+        (void)zmq_close(p->socket);
+    }
+    if (p->context) {
+        (void)zmq_ctx_term(p->context);
+    }
 }
 
 static void wait_until(int64_t until)
@@ -101,13 +127,11 @@ static void wait_until(int64_t until)
 /* CPU time that is not waiting: the producer spins at its pace, and so that time is left out. */
 static int produce(const struct run *r, double *ret_us)
 {
-    void *context = r->way == WAY_ZMQ ? zmq_ctx_new() : NULL;
-    void *socket = context ? open_socket(context, ZMQ_PAIR, r->endpoint, true) : NULL;
-    float *own = calloc(r->n, sizeof(*own));
+    struct peer p;
     uint8_t record[RECORD_BYTES] = {0};
     double spun = 0;
     double began = 0;
-    int rc = !own || (r->way == WAY_ZMQ && !socket) ? -ENOMEM : 0;
+    int rc = open_peer(&p, r, true);
 
     for (long i = 0; !rc && i < r->steps + WARM_UP; i++) {
         double before = thread_us();
@@ -118,35 +142,27 @@ static int produce(const struct run *r, double *ret_us)
             began = cpu_us();
             spun = 0;
         }
-        float *row = r->way == WAY_LEASE ? r->shared + (size_t)(i % WINDOW) * r->n : own;
+        float *row = r->way == WAY_LEASE ? r->shared + (size_t)(i % WINDOW) * r->n : p.own;
 
         make_row(row, r->n, i);
         if (r->way == WAY_LEASE) {
             rc = send(r->pair[0], record, sizeof(record), MSG_NOSIGNAL) < 0 ? -errno : 0;
         } else if (r->way == WAY_ZMQ) {
-            rc = zmq_send(socket, row, r->n * sizeof(*row), 0) < 0 ? -errno : 0;
+            rc = zmq_send(p.socket, row, r->n * sizeof(*row), 0) < 0 ? -errno : 0;
         }
     }
     *ret_us = (cpu_us() - began - spun) / (double)r->steps;
-    free(own);
-    if (socket) {
-        (void)zmq_close(socket);
-    }
-    if (context) {
-        (void)zmq_ctx_term(context);
-    }
+    close_peer(&p);
     return rc;
 }
 
 static int consume(const struct run *r, double *ret_us)
 {
-    void *context = r->way == WAY_ZMQ ? zmq_ctx_new() : NULL;
-    void *socket = context ? open_socket(context, ZMQ_PAIR, r->endpoint, false) : NULL;
-    float *own = calloc(r->n, sizeof(*own));
+    struct peer p;
     uint8_t record[RECORD_BYTES];
     volatile float seen = 0;
     double began = 0;
-    int rc = !own || (r->way == WAY_ZMQ && !socket) ? -ENOMEM : 0;
+    int rc = open_peer(&p, r, false);
 
     for (long i = 0; !rc && i < r->steps + WARM_UP; i++) {
         zmq_msg_t m;
@@ -159,24 +175,18 @@ static int consume(const struct run *r, double *ret_us)
             seen = seen + look_at(r->shared + (size_t)(i % WINDOW) * r->n, r->n);
         } else if (r->way == WAY_ZMQ) {
             (void)zmq_msg_init(&m);
-            rc = zmq_msg_recv(&m, socket, 0) == (int)(r->n * sizeof(float)) ? 0 : -EPIPE;
+            rc = zmq_msg_recv(&m, p.socket, 0) == (int)(r->n * sizeof(float)) ? 0 : -EPIPE;
             seen = seen + (rc ? 0 : look_at(zmq_msg_data(&m), r->n));
             (void)zmq_msg_close(&m);
         } else {
             struct timespec pause = {.tv_nsec = (long)r->pace_ns};
 
             (void)nanosleep(&pause, NULL);
-            seen = seen + look_at(own, r->n);
+            seen = seen + look_at(p.own, r->n);
         }
     }
     *ret_us = (cpu_us() - began) / (double)r->steps;
-    free(own);
-    if (socket) {
-        (void)zmq_close(socket);
-    }
-    if (context) {
-        (void)zmq_ctx_term(context);
-    }
+    close_peer(&p);
     return rc;
 }
 

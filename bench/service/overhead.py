@@ -22,12 +22,12 @@ import subprocess
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/e2e"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "../../tests/e2e"), os.path.join(HERE, "..")]
 from daemon import BUILD, STORIES, Daemon, wait_until  # noqa: E402
 from harness import PIPIT, environment  # noqa: E402
 from lane import BULK, E2C, S_IGNORE_END, TOKEN, prompt  # noqa: E402
-
-T975 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201, 12: 2.179, 14: 2.145, 19: 2.093, 29: 2.045}
+from student import t975  # noqa: E402
 
 
 def cpu_us(pid):
@@ -192,8 +192,7 @@ def main():
     logs = [math.log(r) for r in ratios]
     mean, half = statistics.mean(logs), 0.0
     if len(logs) > 1:
-        t = T975.get(len(logs) - 1, 2.0 if len(logs) > 30 else 2.3)
-        half = t * statistics.stdev(logs) / math.sqrt(len(logs))
+        half = t975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     message = zmq_messages(row, 300)
     least = relays(plain / 1e3, 200)
     with open("/proc/cpuinfo") as f:

@@ -42,8 +42,7 @@ def main():
     if len(logs) < 2:
         print(f"{len(logs)} pair says nothing")
         return 1
-    t = overhead.T975.get(len(logs) - 1, 2.05 if len(logs) <= 60 else 2.0)
-    mean, half = statistics.mean(logs), t * statistics.stdev(logs) / math.sqrt(len(logs))
+    mean, half = statistics.mean(logs), overhead.t975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     print(f"{len(logs)} pairs: {math.exp(mean):.4f} of the engine's speed, 95 % between {math.exp(mean - half):.4f} and "
           f"{math.exp(mean + half):.4f}; the middle one {math.exp(statistics.median(logs)):.4f}")
     return 0

@@ -10,6 +10,9 @@ import sys
 from collections import defaultdict
 
 
+LESS_IS_MORE = ("resident", "first")  # bytes and milliseconds; the others are rates
+
+
 def read(path):
     rows = defaultdict(list)
     with open(path) as f:
@@ -43,7 +46,7 @@ def main():
         wanted = cell.split("-")[0]
         part = {k: v for k, v in rows.items() if k[0] == cell and k[3] == wanted}
         peers = {k: median(v, "value") for k, v in part.items() if k[1] == "llama.cpp"}
-        best = (min if wanted in ("resident", "first") else max)(peers.values(), default=None)
+        best = (min if wanted in LESS_IS_MORE else max)(peers.values(), default=None)
         for k, v in part.items():
             m = median(v, "value")
             low = min(float(r["min"] or r["value"]) for r in v)
@@ -53,7 +56,7 @@ def main():
             ratio = m / best if best else None
             print(f"| {cell} | {name} | {k[2]} | {number(m)} | {number(low)} .. {number(high)} | "
                   f"{'' if ratio is None else f'{ratio:.2f}'} | {'' if share is None else f'{100 * share:.0f} %'} |")
-            if wanted not in ("resident", "first") and ratio and (name == "pipit" or m == best):
+            if wanted not in LESS_IS_MORE and ratio and (name == "pipit" or m == best):
                 plot.append((cell, name, k[2], m, share))
     try:
         import matplotlib

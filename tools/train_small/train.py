@@ -24,14 +24,15 @@ import time
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "../../bench")]
 import export  # noqa: E402
 from model import Model, variants  # noqa: E402
+from student import t975  # noqa: E402
 
 AGAINST = ("gqa", "gqa+ffn", "mha")
 LEAST = 0.005
 QUESTIONS = (("v-only", "k-only"), ("k-only", "gqa"), ("gqa+aug", "gqa"), ("gqa+aug", "gqa+ffn"), ("sigma", "gqa"), ("sigma", "k-only"))
-T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # by degrees of freedom
 
 
 def load(paths, ctx):
@@ -112,7 +113,7 @@ def difference(runs, a, b):
     d = [runs[a][s]["validation"] - runs[b][s]["validation"] for s in sorted(runs[a].keys() & runs[b].keys())]
     if not d:
         return None, None
-    half = T95[len(d) - 1] * statistics.stdev(d) / len(d) ** 0.5 if 2 <= len(d) <= 10 else None
+    half = t975(len(d) - 1) * statistics.stdev(d) / len(d) ** 0.5 if len(d) >= 2 else None
     return statistics.fmean(d), half
 
 
