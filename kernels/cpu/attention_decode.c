@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "kernels/cpu/attention.h"
-#include "kernels/cpu/kv_ahead.h"
+#include "kernels/cpu/attention_ahead.h"
 
 /* What a unit leaves of one head; sums (v_pad) follow at KV_PARTIAL_HEAD. */
 struct partial {
@@ -68,23 +68,6 @@ static float *seen_of(const struct att_job *job, const struct kv_scratch *s, int
 
 /* ---- step 1: partial results ------------------------------------------------------------------
  */
-
-enum {
-    CHUNK_BLOCKS = 320, /* what is beyond is not asked for */
-    /* Lines to ask for while a page's logits become weights of one head, and while they are
-     * observed: about one each 12 cycles, the pace of memory on a Sapphire Rapids Xeon. */
-    SOFT_LINES = 8,
-    NOISE_LINES = 32,
-};
-
-/* What is asked for while a chunk is worked on. */
-struct ahead {
-    bool on;
-    int32_t soft; /* lines to ask for with a page's weights of one head */
-    int32_t n;
-    struct cpu_kv_ahead a;
-    const uint8_t *block[CHUNK_BLOCKS + KV_AHEAD_ABREAST];
-};
 
 /* Where a page's parts begin, in bytes: found once a chunk, each costs some calls. */
 struct parts {
@@ -157,205 +140,10 @@ static void find_pages(struct chunk *c)
     c->parts = find_parts(c->u.l, c->pages[0]);
 }
 
-/* ---- what will be read ---- */
-
-static void add_block(struct ahead *a, const uint8_t *block)
-{
-    if (a->n < CHUNK_BLOCKS) {
-        a->block[a->n++] = block;
-    }
-}
-
-static void add_blocks(struct ahead *a, const uint8_t *from, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i += KV_AHEAD_BYTES) {
-        add_block(a, from + i);
-    }
-}
-
-/* ---- pages of whole blocks: a little ahead of reading ---- */
-
-static bool whole_blocks(const struct ops_kv_layout *l)
-{
-    return (l->page_bytes | kv_page_k_bytes(l) | kv_page_v_bytes(l)) % KV_AHEAD_BYTES == 0;
-}
-
-static void add_in_order(struct ahead *a, const struct chunk *c, int32_t limit)
-{
-    const struct ops_kv *kv = &c->u.seq->kv;
-    const struct ops_kv_layout *l = c->u.l;
-    const size_t k_bytes = (size_t)l->k_heads * kv_page_k_bytes(l);
-    const size_t v_bytes = (size_t)l->v_heads * kv_page_v_bytes(l);
-    int32_t end = kv->n_slots - c->slot0 < KV_CHUNK ? kv->n_slots : c->slot0 + KV_CHUNK;
-
-    for (int32_t s = c->slot0; s < end && a->n < limit; s += OPS_PAGE_SLOTS) {
-        add_blocks(a, kv_page_of(kv, c->u.group, s), k_bytes);
-    }
-    for (int32_t s = c->slot0; s < end && a->n < limit; s += OPS_PAGE_SLOTS) {
-        add_blocks(a, kv_page_of(kv, c->u.group, s) + k_bytes, v_bytes);
-    }
-}
-
-/* ---- others: the next chunk ---- */
-
-/* The blocks of a stretch; those at its ends move into it, so that nothing else is asked for, and
- * some lines twice. */
-static void add_stretch(struct ahead *a, const uint8_t *from, const uint8_t *end)
-{
-    const uint8_t *last = end - KV_AHEAD_BYTES;
-
-    for (const uint8_t *at = from - (uintptr_t)from % KV_AHEAD_BYTES; at < end;
-         at += KV_AHEAD_BYTES) {
-        add_block(a, at < from ? from : at > last && last >= from ? last : at);
-    }
-}
-
-static void add_by_address(struct ahead *a, const struct chunk *c)
-{
-    const struct ops_kv *kv = &c->u.seq->kv;
-    int32_t end = kv->n_slots - c->slot0 < KV_CHUNK ? kv->n_slots : c->slot0 + KV_CHUNK;
-    const uint8_t *from = kv_page_of(kv, c->u.group, c->slot0);
-    const uint8_t *to = from;
-
-    for (int32_t s = c->slot0; s < end; s += OPS_PAGE_SLOTS) {
-        uint8_t *page = kv_page_of(kv, c->u.group, s);
-
-        if (page != to) {
-            add_stretch(a, from, to);
-            from = page;
-        }
-        to = kv_page_rows(c->u.l, page,
-                          0); /* its copies for queries that select are not read here */
-    }
-    add_stretch(a, from, to);
-}
-
-/* ---- both ---- */
-
-static void ask_for_positions(const struct chunk *c)
-{
-    const struct ops_kv *kv = &c->u.seq->kv;
-
-    for (int32_t i = 0; kv->slot_pos && i < KV_CHUNK; i += 64 / (int32_t)sizeof(int32_t)) {
-        __builtin_prefetch(
-            kv->slot_pos + (size_t)c->u.group * (size_t)kv->cap + (size_t)(c->slot0 + i), 0, 3);
-    }
-}
-
-/* Shares the lines of n blocks out to the chunk's keys, weights and values; returns how many of
- * them keys do not ask for while they are read. */
-static int32_t set_pace(const struct chunk *c, int32_t n, struct ahead *a)
-{
-    const struct ops_kv_layout *l = c->u.l;
-    const int32_t steps = c->n_pages * c->u.n_heads;
-    const int32_t k_lines = c->n_pages * (int32_t)((size_t)l->k_heads * kv_page_k_bytes(l) / 64);
-    const int32_t read =
-        k_lines + c->n_pages * (int32_t)((size_t)l->v_heads * kv_page_v_bytes(l) / 64);
-    int32_t lines = 64 * n;
-
-    a->soft = SOFT_LINES + (c->mode == ATT_UNSEEN ? 0 : NOISE_LINES);
-    a->soft = steps * a->soft > lines / 4 * 3 ? lines / 4 * 3 / steps : a->soft;
-    lines -= a->soft * steps;
-    lines = lines < read ? lines : read;
-    a->a.stream = 0;
-    a->a.offset = 0;
-    a->a.due = 0;
-    a->a.step = (uint32_t)((uint64_t)lines * KV_AHEAD_LINE / (uint64_t)read);
-    return k_lines - (int32_t)((int64_t)k_lines * lines / read);
-}
-
-static void look_ahead_skewed(const struct chunk *c, const struct chunk *next,
-                              const uint8_t *weights, struct ahead *a)
-{
-    int32_t lead;
-    int32_t n;
-
-    add_in_order(a, c, CHUNK_BLOCKS);
-    lead = (set_pace(c, a->n, a) + KV_AHEAD_LOT + 63) / 64;
-    n = a->n + lead + KV_AHEAD_SKEWED + 1;
-    a->on = n <= CHUNK_BLOCKS;
-    if (!a->on) {
-        return;
-    }
-    if (next && whole_blocks(next->u.l)) {
-        add_in_order(a, next, n);
-    } else if (weights) {
-        add_blocks(a, weights, KV_AHEAD_SKEWED * KV_AHEAD_BYTES);
-    }
-    for (; a->n < n; a->n++) { /* nothing known: what is in the caches already */
-        a->block[a->n] = a->block[0];
-    }
-    a->a.block = a->block + lead;
-    a->a.n_streams = 0;
-}
-
-static void look_ahead_abreast(const struct chunk *c, const struct chunk *next,
-                               const uint8_t *weights, struct ahead *a)
-{
-    int32_t batches;
-
-    if (next) {
-        add_by_address(a, next);
-    } else if (weights) {
-        add_blocks(a, weights, KV_AHEAD_SKEWED * KV_AHEAD_BYTES);
-    }
-    a->on = a->n > 0;
-    if (!a->on) {
-        return;
-    }
-    batches = (a->n + KV_AHEAD_ABREAST - 1) / KV_AHEAD_ABREAST;
-    a->a.n_streams = (uint32_t)((a->n + batches - 1) / batches);
-    for (uint32_t i = 0; i < a->a.n_streams; i++) { /* a batch that is not full, rounding */
-        a->block[a->n + (int32_t)i] = a->block[a->n - 1];
-    }
-    a->a.block = a->block;
-    (void)set_pace(c, a->n, a);
-}
-
-static void look_ahead(const struct chunk *c, const struct chunk *next, const uint8_t *weights,
-                       struct ahead *a)
-{
-    a->n = 0;
-    a->soft = 0;
-    if (next) {
-        ask_for_positions(next);
-    }
-    if (whole_blocks(c->u.l)) {
-        look_ahead_skewed(c, next, weights, a);
-    } else {
-        look_ahead_abreast(c, next, weights, a);
-    }
-}
-
-static void ask(struct ahead *a, int32_t n)
-{
-    if (a->on) {
-        kv_ahead_due(&a->a, (uint32_t)n * KV_AHEAD_LINE);
-    }
-}
-
-/* A thread begins: nobody asked for its first chunk. */
-static void ask_at_once(const struct chunk *c)
-{
-    struct ahead a;
-
-    a.n = 0;
-    if (whole_blocks(c->u.l)) {
-        add_in_order(&a, c, KV_AHEAD_SKEWED);
-    } else {
-        add_by_address(&a, c);
-    }
-    for (int32_t i = 0; i < KV_AHEAD_BYTES; i += 64) {
-        for (int32_t j = 0; j < a.n; j++) {
-            __builtin_prefetch(a.block[j] + i, 0, 2);
-        }
-    }
-}
-
 /* ---- the unit ---- */
 
 /* Logits of all heads; their maxima to max. */
-static void keys(const struct chunk *c, struct ahead *ahead, float *max)
+static void keys(const struct chunk *c, struct att_ahead *ahead, float *max)
 {
     const struct att_unit *u = &c->u;
     const float *q = u->p->q + (size_t)(u->seq->row0 + c->row) * (size_t)u->p->ldq +
@@ -383,7 +171,8 @@ static void keys(const struct chunk *c, struct ahead *ahead, float *max)
 }
 
 /* A policy's own logits of one head, kept where its weights will be. */
-static void temper(const struct chunk *c, int32_t head, struct ahead *ahead, struct partial *out)
+static void temper(const struct chunk *c, int32_t head, struct att_ahead *ahead,
+                   struct partial *out)
 {
     const struct att_unit *u = &c->u;
     float tau = att_tau(u, c->row);
@@ -393,7 +182,7 @@ static void temper(const struct chunk *c, int32_t head, struct ahead *ahead, str
     float sum = 0;
 
     for (int32_t i = 0; i < c->n_pages; i++) {
-        ask(ahead, ahead->soft / 2);
+        att_ask(ahead, ahead->soft / 2);
         const float *noise = att_noise(u, c->mode, c->row, head, u->t->pos + i * OPS_PAGE_SLOTS);
         float m = u->cpu->table.kv_temper(x_of(c, head, i), noise, tau, seen + i * OPS_PAGE_SLOTS);
 
@@ -408,7 +197,8 @@ static void temper(const struct chunk *c, int32_t head, struct ahead *ahead, str
 }
 
 /* Exponentials of one head, and what of them is observed. */
-static void weights(const struct chunk *c, int32_t head, struct ahead *ahead, struct partial *out)
+static void weights(const struct chunk *c, int32_t head, struct att_ahead *ahead,
+                    struct partial *out)
 {
     const struct att_unit *u = &c->u;
     float max = out->max > CPU_KV_MASKED ? out->max : 0; /* nothing seen: all become 0 */
@@ -430,7 +220,7 @@ static void weights(const struct chunk *c, int32_t head, struct ahead *ahead, st
         float *kept = keep ? seen + i * OPS_PAGE_SLOTS : NULL;
         float sum;
 
-        ask(ahead, c->mode == ATT_TEMPERED ? ahead->soft - ahead->soft / 2 : ahead->soft);
+        att_ask(ahead, c->mode == ATT_TEMPERED ? ahead->soft - ahead->soft / 2 : ahead->soft);
         sum = u->cpu->table.kv_exp(x_of(c, head, i), max,
                                    scales(c, i, c->parts.v_scale, head / u->share_v), kept);
 
@@ -445,7 +235,7 @@ static void weights(const struct chunk *c, int32_t head, struct ahead *ahead, st
     }
 }
 
-static void values(const struct chunk *c, struct ahead *ahead)
+static void values(const struct chunk *c, struct att_ahead *ahead)
 {
     const struct att_unit *u = &c->u;
     int32_t pad = kv_page_pad(u->l->v_dim);
@@ -464,12 +254,33 @@ static void values(const struct chunk *c, struct ahead *ahead)
     }
 }
 
+static struct att_span span_of(const struct chunk *c)
+{
+    return (struct att_span){
+        .kv = &c->u.seq->kv,
+        .group = c->u.group,
+        .slot0 = c->slot0,
+        .n_heads = c->u.n_heads,
+        .observed = c->mode != ATT_UNSEEN,
+    };
+}
+
+/* What is read after the chunk is asked for while it is worked on. */
+static void look_ahead(const struct chunk *c, const struct chunk *next, const uint8_t *next_weights,
+                       struct att_ahead *ret)
+{
+    struct att_span now = span_of(c);
+    struct att_span then = next ? span_of(next) : now;
+
+    att_look_ahead(&now, next ? &then : NULL, next_weights, ret);
+}
+
 static void chunk_unit(struct chunk *c, const struct chunk *next, const uint8_t *next_weights)
 {
     const struct att_unit *u = &c->u;
     int32_t pad = kv_page_pad(u->l->v_dim);
     float *max = u->t->state;
-    struct ahead ahead;
+    struct att_ahead ahead;
 
     c->mode = att_mode(u, c->row);
     find_pages(c);
@@ -708,7 +519,9 @@ static bool run_unit(struct walk *walk, int32_t i, int32_t end)
         if (!find_chunk(walk->job, &walk->s->t, i, false, &walk->at, c)) {
             return false;
         }
-        ask_at_once(c);
+        struct att_span first = span_of(c);
+
+        att_ask_at_once(&first);
     }
     more = i + 1 < end && find_chunk(walk->job, &walk->s->t, i + 1, false, &walk->at, next);
     walk->expected = more ? i + 1 : -1;
