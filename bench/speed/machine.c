@@ -2,7 +2,8 @@
 /* What the machine could do: reading alone, multiplying alone.
  *
  * Reading: each thread sums its share of the working set in four streams, again and again, so that
- * a set that fits a cache is read from there, as a step that uses no more would find it.
+ * a set that fits a cache is read from there, as a step that uses no more would find it. And in
+ * pieces, one of every four: what reading the chosen dims of K (SparQ's ranking) comes to.
  * Multiplying: independent chains on registers or tiles; and of tiles that are each loaded first,
  * 18 long as kernels/cpu/matmul_tiles.c takes them: 72 KiB, from L1 and L2. A core whose other
  * thread works for somebody else keeps its rate in the first and loses up to three quarters of it
@@ -30,6 +31,9 @@ enum {
     PEAK_ROUNDS = 5,
     PEAK_LOOPS = 20000,
     LINE = 64,
+    PIECES_BYTES = 256 << 20, /* more than caches hold */
+    PIECES_OF = 4,
+    PIECES_AHEAD = 32,
     FED_STEPS = 18,
     TILE = 1024
 };
@@ -108,6 +112,70 @@ double machine_read(struct machine *m, uint64_t bytes)
         best = t < best ? t : best;
     }
     return 1e9 * (double)m->bytes / (double)best;
+}
+
+/* ---- in pieces ---- */
+
+struct pieces {
+    struct machine *m;
+    const uint8_t *data;
+    size_t bytes; /* of one */
+    uint32_t pass;
+};
+
+/* One of the PIECES_OF that begin at piece PIECES_OF i; another in each pass. */
+static const uint8_t *piece_at(const struct pieces *p, size_t i)
+{
+    uint32_t scattered = (uint32_t)i * 2654435761U >> 30;
+
+    return p->data + (PIECES_OF * i + (scattered + p->pass) % PIECES_OF) * p->bytes;
+}
+
+static void read_pieces(void *arg, int tid, int n_threads)
+{
+    const struct pieces *p = arg;
+    size_t n = PIECES_BYTES / PIECES_OF / p->bytes;
+    size_t end = n * ((size_t)tid + 1) / (size_t)n_threads;
+    uint64_t sum[8] = {0};
+
+    for (size_t i = n * (size_t)tid / (size_t)n_threads; i < end; i++) {
+        const uint8_t *ahead = piece_at(p, i + PIECES_AHEAD < n ? i + PIECES_AHEAD : i);
+        const uint64_t *v = (const void *)piece_at(p, i);
+
+        for (size_t k = 0; k < p->bytes; k += LINE) {
+            __builtin_prefetch(ahead + k, 0, 3);
+            for (size_t j = 0; j < 8; j++) {
+                sum[j] += v[k / 8 + j];
+            }
+        }
+    }
+    for (int j = 0; j < 8; j++) {
+        p->m->sink += sum[j];
+    }
+}
+
+int machine_read_pieces(struct machine *m, uint32_t bytes, double *ret_rate, struct error *reterr)
+{
+    struct pieces p = {.m = m, .bytes = bytes};
+    void *data = NULL;
+    int64_t best = INT64_MAX;
+    int r = memory_map(PIECES_BYTES, "pieces to read", &data, reterr);
+
+    if (r) {
+        return r;
+    }
+    memset(data, 1, PIECES_BYTES);
+    p.data = data;
+    for (p.pass = 0; p.pass < PIECES_OF; p.pass++) {
+        int64_t t = clock_ns();
+
+        pool_run(m->pool, read_pieces, &p);
+        t = clock_ns() - t;
+        best = t < best ? t : best;
+    }
+    memory_unmap(data, PIECES_BYTES);
+    *ret_rate = 1e9 * (PIECES_BYTES / PIECES_OF) / (double)best;
+    return 0;
 }
 
 /* ---- multiplying ----------------------------------------------------------------------------- */

@@ -412,6 +412,21 @@ static int print_point(const struct bench *b, const struct point *p, double flop
     return 0;
 }
 
+static void print_pieces(struct bench *b)
+{
+    for (uint32_t bytes = 128; bytes <= 4096; bytes *= 2) {
+        struct error e = {0};
+        double rate;
+
+        if (machine_read_pieces(b->machine, bytes, &rate, &e)) {
+            (void)fprintf(stderr, "pipit-bench: %s\n", e.text);
+            return;
+        }
+        printf("machine,\"one of every four\",read pieces,%" PRIu32 ",,%.1f,,,GB/s,,,,,,,,\n",
+               bytes, rate / 1e9);
+    }
+}
+
 static double print_limits(struct bench *b)
 {
     const char *unit;
@@ -427,6 +442,7 @@ static double print_limits(struct bench *b)
         printf("machine,\"AMX bf16, tiles loaded\",peak bf16 fed,,,%.2f,,,Top/s,,,,,,,,\n",
                fed / 1e12);
     }
+    print_pieces(b);
     return bf16;
 }
 
