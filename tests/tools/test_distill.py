@@ -166,31 +166,36 @@ class AgainstHuggingFace(unittest.TestCase):
 
 
 class Operations(unittest.TestCase):
-    def test_fused(self):
-        """fused.c in bf16 against PyTorch in f32: values and gradients within bf16's rounding."""
+    def compare_with_torch(self, way, s, v):
+        """`way` in bf16 against PyTorch in f32: values and gradients within bf16's rounding."""
         try:
-            ops.use("fused")
+            ops.use(way)
         except SystemExit as e:
             self.skipTest(str(e))
         torch.manual_seed(0)
-        s, bf = 33, torch.bfloat16
+        bf = torch.bfloat16
         angle = torch.outer(torch.arange(float(s)), 1e4 ** (-torch.arange(0, 64, 2) / 64))
         c, t = angle.cos().contiguous(), angle.sin().contiguous()
-        w, head, teacher = torch.rand(576) + 0.5, torch.randn(5000, 64), torch.randn(s, 64)
+        w, head, teacher = torch.rand(576) + 0.5, torch.randn(v, 64), torch.randn(s, 64)
         heads = [torch.randn(2, n, s, 64) for n in (9, 3, 3)]
+        wide, narrow_ = torch.randn(2, 160, 96) / 8, torch.randn(96, 160) / 8
+        layers = {k: {"ffn_norm": w[:96].contiguous(), "gate": wide[0].to(k), "up": wide[1].to(k), "down": narrow_.to(k)}
+                  for k in (bf, torch.float32)}
+        kind = lambda: bf if ops._lib else torch.float32
         cases = {
-            "rms": (lambda x: ops.rms(x, w, 1e-5, bf if ops._lib else torch.float32), [torch.randn(2, s, 576) * 3], False),
+            "rms": (lambda x: ops.rms(x, w, 1e-5, kind()), [torch.randn(2, s, 576) * 3], False),
             "rope": (lambda x: ops.rope_heads(x, c, t, 9), [torch.randn(2, s, 576)], True),
             "attention": (ops.attention, heads, True),
             "gate": (ops.gate, [torch.randn(s, 96) * 3, torch.randn(s, 96)], True),
+            "mlp": (lambda x: ops.mlp(x, layers[kind()], 1e-5, kind()) - x, [torch.randn(2, s, 96)], False),
             "kl": (lambda x: loss.head_kl(x, teacher.to(x.dtype), head.to(x.dtype), 2.0, 16), [torch.randn(s, 64)], True),
         }
         for name, (f, inputs, narrow) in cases.items():
             inputs = [x.to(bf).float() if narrow else x for x in inputs]
             runs = []
-            for way in ("fused", "torch"):
-                ops.use(way)
-                xs = [(x.to(bf) if narrow and way == "fused" else x.clone()).requires_grad_() for x in inputs]
+            for path in (way, "torch"):
+                ops.use(path)
+                xs = [(x.to(bf) if narrow and path == way else x.clone()).requires_grad_() for x in inputs]
                 y = f(*xs)
                 g = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
                 (y.float() * g).sum().backward()
@@ -199,6 +204,15 @@ class Operations(unittest.TestCase):
                 with self.subTest(op=name, output=i):
                     error = (a.float() - b.float()).norm() / b.float().norm()
                     self.assertLess(error.item(), 2e-2 if name == "kl" else 6e-3)
+
+    def test_fused(self):
+        self.compare_with_torch("fused", 33, 5000)
+
+    def test_amx(self):
+        """Sequences of several blocks; and of a length that amx.c leaves to fused.c. 160 rows are more than one
+        block of rows, 1056 words two slices and a part."""
+        self.compare_with_torch("amx", 160, 1056)
+        self.compare_with_torch("amx", 33, 1056)
 
     def test_kl_gradient(self):
         """The hand-written gradient of the chunked KL against autograd of its formula."""
@@ -280,6 +294,19 @@ class Training(WithStories):
         state = self.folder / "parts/state.pt"
         state.write_bytes(state.read_bytes()[:1000])
         self.assertIn("goes on at step 3", self.train("parts", "--split", "2", "--steps", "9", "--min-lr", "1"))
+
+    def test_running_mean(self):
+        """--ema writes the mean of the weights: here, of the first two steps, half of each; and a resumed run's."""
+        rate = ["--split", "2", "--min-lr", "1", "--quant", "F32", "--lr", "1e-2", "--ema", "0.9"]
+        get = lambda: {t.name: np.array(t.data) for t in gguf.GGUFReader(self.folder / "mean/overlay.gguf").tensors}
+        self.train("mean", *rate, "--steps", "1")
+        one = get()
+        self.train("mean", *rate, "--steps", "2")
+        state = torch.load(self.folder / "mean/state.pt", weights_only=True)
+        name = "blk.3.attn_v_swiftkv.weight"
+        last = state["student"]["v.1"].numpy()
+        self.assertGreater(np.abs(last - one[name]).max(), 1e-3)
+        np.testing.assert_allclose(get()[name], (one[name] + last) / 2, atol=1e-6)
 
     def test_nan_stops(self):
         self.train("nan", "--split", "2", "--steps", "2", "--lr", "1e-3")

@@ -48,8 +48,7 @@ class Frozen:
         return F.linear(out.transpose(1, 2).flatten(2), layer["o"])
 
     def mlp(self, layer, h):
-        x = ops.rms(h, layer["ffn_norm"], self.w.eps, self.dtype)
-        return F.linear(ops.gate(F.linear(x, layer["gate"]), F.linear(x, layer["up"])), layer["down"])
+        return ops.mlp(h, layer, self.w.eps, self.dtype)
 
     def own_attention(self, layer, h, cache="none"):
         x = ops.rms(h, layer["attn_norm"], self.w.eps, self.dtype)
@@ -66,7 +65,7 @@ class Frozen:
             a = self.own_attention(self.layers[i], h)
             added.append(a)
             h = h + a
-            h = h + self.mlp(self.layers[i], h)
+            h = self.mlp(self.layers[i], h)
         return states + [h], added
 
     @torch.no_grad()
@@ -74,7 +73,7 @@ class Frozen:
         h = self.embed[tokens].float()
         for i in range(split):
             h = h + self.own_attention(self.layers[i], h, cache)
-            h = h + self.mlp(self.layers[i], h)
+            h = self.mlp(self.layers[i], h)
         return h
 
     def last_norm(self, h):
@@ -141,7 +140,7 @@ class Student(nn.Module):
         for j in range(len(self.q)):
             states.append(h)
             h = h + self.attention(j, h, stores)
-            h = h + f.mlp(f.layers[self.split + j], h)
+            h = f.mlp(f.layers[self.split + j], h)
         return states + [h]
 
     def forward(self, tokens):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of a layer with their gradients: RMS norm, heads with RoPE, causal attention, gated FFN, KL rows.
 
-Each has one meaning and two ways: PyTorch's own operations (any device, any type), and for bf16 on a CPU the loops of
-fused.c between PyTorch's matrix products. `use("torch")` takes the first everywhere; tests compare the two."""
+Each has one meaning and up to three ways: PyTorch's own operations (any device, any type); for bf16 on a CPU the loops
+of fused.c between PyTorch's matrix products; and where the processor has AMX the whole passes of amx.c. `use("torch")`
+takes the first everywhere; tests compare them."""
 
 import ctypes
 import hashlib
@@ -15,27 +16,41 @@ import torch
 import torch.nn.functional as F
 
 _lib = None
+_amx = None
+_space = torch.empty(0, dtype=torch.uint8)
 
 
 def use(way):
-    """"torch", "fused" (an error without a C compiler), or "auto". Returns what it took."""
-    global _lib
-    _lib = None
+    """"torch", "fused" or "amx" (each includes the one before; an error where it cannot be), or "auto". Returns what
+    it took."""
+    global _lib, _amx
+    _lib = _amx = None
     if way != "torch":
         try:
-            _lib = _build()
+            _lib = _build("fused.c")
+            if way != "fused" and " amx_bf16 " in _processor():
+                _amx = _build("amx.c")
+                if _amx.amx_request():
+                    raise OSError("the system grants no tile registers")
         except (OSError, subprocess.CalledProcessError) as e:
-            if way == "fused":
-                raise SystemExit(f"distill: fused.c cannot be compiled: {e}") from e
-    return "fused" if _lib else "torch"
+            _amx = None
+            if way != "auto":
+                raise SystemExit(f"distill: --ops {way}: not to be had here: {e}") from e
+        if way == "amx" and not _amx:
+            raise SystemExit("distill: --ops amx: this processor has no AMX for bf16")
+    return "amx" if _amx else "fused" if _lib else "torch"
 
 
-def _build():
+def _processor():
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line + " " for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _build(name):
     """Compiled for this machine's own processor, once for each text of the source. Not linked with -ffast-math: gcc
     would then change how the whole process treats denormal numbers."""
-    source = pathlib.Path(__file__).with_name("fused.c")
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    source = pathlib.Path(__file__).with_name(name)
+    cpu = _processor()
     tag = hashlib.sha256(source.read_bytes() + cpu.encode()).hexdigest()[:16]
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "pipit"
     cache.mkdir(parents=True, exist_ok=True)
@@ -46,9 +61,9 @@ def _build():
             flags = ["-O3", "-march=native", "-ffast-math", "-fPIC"]
             if " avx512f " in cpu:
                 flags.append("-mprefer-vector-width=512")
-            subprocess.run(cc + flags + ["-c", str(source), "-o", f"{tmp}/fused.o"], check=True)
-            subprocess.run(cc + ["-shared", f"{tmp}/fused.o", "-o", f"{tmp}/fused.so", "-lm"], check=True)
-            os.rename(f"{tmp}/fused.so", path)
+            subprocess.run(cc + flags + ["-c", str(source), "-o", f"{tmp}/made.o"], check=True)
+            subprocess.run(cc + ["-shared", f"{tmp}/made.o", "-o", f"{tmp}/made.so", "-lm"], check=True)
+            os.rename(f"{tmp}/made.so", path)
     return ctypes.CDLL(str(path))
 
 
@@ -61,8 +76,27 @@ def _call(name, *args):
         if isinstance(a, torch.Tensor):
             assert a.is_contiguous()
             return ctypes.c_void_p(a.data_ptr())
+        if a is None:
+            return ctypes.c_void_p(None)
         return ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int64(a)
-    getattr(_lib, name)(*[convert(a) for a in args])
+    getattr(_amx if name.startswith("amx") else _lib, name)(*[convert(a) for a in args])
+
+
+def _scratch(size):
+    global _space
+    if _space.numel() < size:
+        _space = torch.empty(size, dtype=torch.uint8)
+    return _space
+
+
+def _packed(w, plain):
+    """A frozen bf16 matrix as amx.c's right operand: for x w^T, or (`plain`) for x w. Kept with the tensor."""
+    kept = w.__dict__.setdefault("packed", {})
+    if plain not in kept:
+        m, k = reversed(w.shape) if plain else w.shape
+        kept[plain] = torch.empty(m * k, dtype=torch.bfloat16)
+        _call("amx_pack", w, w.shape[1], m, k, int(plain), kept[plain])
+    return kept[plain]
 
 
 class _Rms(torch.autograd.Function):
@@ -148,8 +182,32 @@ class _Attention(torch.autograd.Function):
         return dq, dk.view(b, ctx.n, s, -1), dv.view(b, ctx.n, s, -1)
 
 
+class _AmxAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        b, h, s, d = q.shape
+        ctx.sizes = b * k.shape[1], h // k.shape[1], s, d ** -0.5
+        o = torch.empty_like(q)
+        log_sum = torch.empty((b, h, s)) if any(ctx.needs_input_grad) else None
+        _call("amx_attention", q, k, v, *ctx.sizes, o, log_sum, _scratch(s * 256 + 192 * s))
+        if log_sum is not None:
+            ctx.save_for_backward(q, k, v, o, log_sum)
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, o, log_sum = ctx.saved_tensors
+        s = q.shape[2]
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        _call("amx_attention_back", q, k, v, o, log_sum, do.contiguous(), *ctx.sizes, dq, dk, dv,
+              _scratch(s * (1024 + 128 + 128 + 4 + 512) + 2 * s * s))
+        return dq, dk, dv
+
+
 def attention(q, k, v):
     """Causal. q (b, heads, s, d), k and v (b, kv heads, s, d); query heads [i * g, i * g + g) read K/V head i."""
+    if _amx and _fused(q, k, v) and q.shape[2] % 32 == 0 and q.shape[3] == v.shape[3] == 64:
+        return _AmxAttention.apply(q.contiguous(), k.contiguous(), v.contiguous())
     if _fused(q, k, v):
         return _Attention.apply(q.contiguous(), k.contiguous(), v.contiguous())
     g = q.shape[1] // k.shape[1]
@@ -178,6 +236,64 @@ def gate(g, u):
     if _fused(g, u):
         return _Gate.apply(g.contiguous(), u.contiguous())
     return F.silu(g) * u
+
+
+class _AmxMlp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h, layer, eps):
+        gate, down = layer["gate"], layer["down"]
+        d, width = down.shape
+        n = h.numel() // d
+        both = layer.get("gate_up")
+        if both is None:
+            both = torch.stack((gate.view(-1, 16, d), layer["up"].view(-1, 16, d)), 1).reshape(2 * width, d)
+            layer["gate_up"] = both
+        out, inv, g, u = torch.empty_like(h), None, None, None
+        if ctx.needs_input_grad[0]:
+            inv, g = torch.empty(n), torch.empty((n, width), dtype=torch.bfloat16)
+            u = torch.empty_like(g)
+            ctx.save_for_backward(h, inv, g, u)
+            ctx.layer = layer
+        _call("amx_mlp", h, n, d, width, layer["ffn_norm"], float(eps), _packed(both, False), _packed(down, False), out,
+              inv, g, u, _scratch(256 * (d + width)))
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        h, inv, g, u = ctx.saved_tensors
+        layer, (n, width), d = ctx.layer, g.shape, h.shape[-1]
+        both = layer.get("gate_up_rows")
+        if both is None:
+            layer["gate_up_rows"] = both = torch.cat((layer["gate"], layer["up"]))
+        dh = torch.empty_like(h)
+        _call("amx_mlp_back", dout.contiguous(), h, inv, g, u, n, d, width, layer["ffn_norm"], _packed(both, True),
+              _packed(layer["down"], True), dh, _scratch(128 * (d * 6 + width * 4)))
+        return dh, None, None
+
+
+def mlp(h, layer, eps, dtype):
+    """h (..., d) f32 plus down(silu(gate(x)) * up(x)), x its norm; weights of `layer` are frozen."""
+    w = layer["gate"]
+    rows = h.numel() // h.shape[-1]
+    if _amx and _fused(w) and rows % 32 == 0 and w.shape[0] % 32 == 0 and w.shape[1] % 32 == 0:
+        return _AmxMlp.apply(h.contiguous(), layer, eps)
+    x = rms(h, layer["ffn_norm"], eps, dtype)
+    return h + F.linear(gate(F.linear(x, w), F.linear(x, layer["up"])), layer["down"])
+
+
+def kl_head(s, t, head, temperature):
+    """States s, t (n, d) of student and teacher and the head (v, d): the sum of KL(t || s) over rows, and its gradient
+    by s, T times it, in s's type. None where amx.c cannot."""
+    n, d = s.shape
+    v = head.shape[0]
+    if not (_amx and _fused(s, t, head) and d % 32 == 0 and v % 32 == 0):
+        return None
+    rows = (n + 31) // 32 * 32
+    s, t = [F.pad(x, (0, 0, 0, rows - n)).contiguous() for x in (s, t)]
+    kl, grad = torch.empty(rows), torch.empty((rows, d))
+    _call("amx_kl", s, t, rows, d, v, _packed(head, False), _packed(head, True), 1.0 / temperature, kl, grad,
+          _scratch(128 * (4 * d + 4 * v + 2 * 512 + 136)))
+    return kl[:n].sum(), grad[:n].to(s.dtype)
 
 
 def kl_rows(s, t, temperature):

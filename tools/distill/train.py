@@ -61,6 +61,9 @@ def options(argv=None):
     p.add_argument("--weight-decay", type=float, default=0.0)
     p.add_argument("--betas", type=float, nargs=2, default=(0.9, 0.99))
     p.add_argument("--clip", type=float, default=1.0)
+    p.add_argument("--ema", type=float, default=0.0,
+                   help="export the running mean of the weights, this share of it kept a step (it stands in for the "
+                        "end of a falling rate, whenever the run is stopped)")
     p.add_argument("--minutes", type=float, default=0, help="stop after; lr falls along a half cosine towards it")
     p.add_argument("--steps", type=int, default=0, help="stop after, and the cosine's length, if --minutes is not")
     p.add_argument("--save-every", type=float, default=180, help="seconds between states")
@@ -69,7 +72,7 @@ def options(argv=None):
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
     p.add_argument("--threads", type=int, default=0)
-    p.add_argument("--ops", choices=("auto", "fused", "torch"), default="auto")
+    p.add_argument("--ops", choices=("auto", "amx", "fused", "torch"), default="auto")
     p.add_argument("--quant", default="Q8_0", help="type of the overlay's projections")
     o = p.parse_args(argv)
     if not o.minutes and not o.steps:
@@ -100,6 +103,7 @@ class Run:
         else:
             self.opt = torch.optim.AdamW(self.params, lr=o.lr, betas=tuple(o.betas), weight_decay=o.weight_decay)
         self.step, self.sequences, self.spent, self.micro = 0, 0, 0.0, min(o.micro, o.batch)
+        self.mean = [p.detach().clone() for p in self.params] if o.ema else None
         o.run.mkdir(parents=True, exist_ok=True)
         self.state_path = str(o.run / "state.pt")
         state = checkpoint.load(self.state_path, self.device)
@@ -107,11 +111,14 @@ class Run:
             self.student.load_state_dict(state["student"])
             self.opt.load_state_dict(state["opt"])
             self.step, self.sequences, self.spent = state["step"], state["sequences"], state["spent"]
+            if o.ema:
+                self.mean = state.get("mean") or [p.detach().clone() for p in self.params]
             print(f"distill: goes on at step {self.step}", flush=True)
 
     def save(self):
         checkpoint.save(self.state_path, {"student": self.student.state_dict(), "opt": self.opt.state_dict(),
-                                          "step": self.step, "sequences": self.sequences, "spent": self.spent})
+                                          "step": self.step, "sequences": self.sequences, "spent": self.spent,
+                                          "mean": self.mean})
 
     def rate(self):
         o = self.o
@@ -180,6 +187,9 @@ class Run:
         for g in self.opt.param_groups:
             g["lr"] = self.rate()
         self.opt.step()
+        for mean, p in zip(self.mean or (), self.params):
+            # while few steps are behind, the plain mean of all of them
+            mean.lerp_(p.detach(), max(1 - o.ema, 1 / (self.step + 1)))
         self.step += 1
         self.sequences += o.batch
         sums["grad"] = norm
@@ -219,18 +229,25 @@ class Run:
                 sums, steps, since = {}, 0, now
             if now - saved >= o.save_every:
                 self.save()
+                self.export(quiet=True)
                 saved = time.monotonic()
         self.save()
         self.export()
         return self
 
-    def export(self):
+    def export(self, quiet=False):
         path = self.o.run / "overlay.gguf"
+        mine = [p.data for p in self.params]
+        for mean, p in zip(self.mean or (), self.params):
+            p.data = mean
         overlay.write(str(path), self.student, self.o.quant, notes={
             "general.license": "apache-2.0", "pipit.distill.tokens": self.sequences * self.o.ctx,
             "pipit.distill.stage": self.o.stage})
-        print(f"distill: {path}: {path.stat().st_size} bytes after {self.step} steps, "
-              f"{self.sequences * self.o.ctx} tokens, {self.spent / 60:.1f} minutes", flush=True)
+        for data, p in zip(mine, self.params):
+            p.data = data
+        if not quiet:
+            print(f"distill: {path}: {path.stat().st_size} bytes after {self.step} steps, "
+                  f"{self.sequences * self.o.ctx} tokens, {self.spent / 60:.1f} minutes", flush=True)
 
 
 def main():
