@@ -21,7 +21,8 @@ static inline HOST_DEVICE struct rng_key rng_key_make(uint64_t seed)
     return key;
 }
 
-static inline HOST_DEVICE void rng_philox(struct rng_key key, const uint32_t counter[4], uint32_t ret[4])
+static inline HOST_DEVICE void rng_philox(struct rng_key key, const uint32_t counter[4],
+                                          uint32_t ret[4])
 {
     uint32_t c0 = counter[0];
     uint32_t c1 = counter[1];
@@ -52,6 +53,18 @@ static inline HOST_DEVICE void rng_philox(struct rng_key key, const uint32_t cou
 static inline HOST_DEVICE float rng_uniform(uint32_t bits)
 {
     return ((float)(bits >> 9) + 0.5f) * 0x1p-23f;
+}
+
+/* Number `index` of a sampler's stream: uniform in (0, 1), 52 bits and a half. */
+enum { RNG_SAMPLER_DOMAIN = 0x73616d70 }; /* counter word 2; Keyformer's noise has others */
+
+static inline HOST_DEVICE double rng_draw(uint64_t seed, uint64_t index)
+{
+    const uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), RNG_SAMPLER_DOMAIN, 0};
+    uint32_t bits[4];
+
+    rng_philox(rng_key_make(seed), counter, bits);
+    return ((double)((uint64_t)bits[0] << 20 | bits[1] >> 12) + 0.5) * 0x1p-52;
 }
 
 #endif

@@ -500,6 +500,8 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
             .max_chunk = e->p.max_chunk,
             .draft_rows = draft_rows(&e->p, e->plan.n_seqs),
             .draft_always = e->p.config.draft_always,
+            .device_draws = e->p.config.draw == ENGINE_DRAW_DEVICE ||
+                            (e->p.config.draw == ENGINE_DRAW_AUTO && e->p.ops->ahead),
             .ahead_slots = ahead_slots(&e->p, e->plan.ctx),
         };
 
@@ -663,6 +665,11 @@ int engine_step(struct engine *e, engine_emit *emit, void *arg)
 void engine_interrupt(struct engine *e)
 {
     sched_interrupt(e->sched);
+}
+
+void engine_notice(struct engine *e)
+{
+    sched_notice(e->sched);
 }
 
 void engine_heartbeat(const struct engine *e, int64_t *ret_last_ns, int64_t *ret_longest_ns)

@@ -8,7 +8,7 @@
  * The engine knows tokens, not text and not sockets: templates, detokenizing and stop strings are
  * engine/text/, called by its users. It has no threads but the backend's pool; one thread (the
  * worker) makes all calls, except engine_interrupt(), which any thread and a signal handler may call,
- * and engine_heartbeat(), which any thread may.
+ * and engine_notice() and engine_heartbeat(), which any thread may.
  *
  * Life of a request: engine_submit() checks it against the plan and queues it; engine_step() runs
  * one batch (decode rows of all running sequences, then prefill chunks up to batch_tokens) and
@@ -31,6 +31,10 @@ struct tier_counts; /* engine/kv/tier.h */
 
 enum { ENGINE_MAX_DRAFT = 63 };
 
+/* Who draws tokens; they are the same. AUTO: the device where it works while the host does, and then the
+ * next step is begun before the token is known (engine/sched/ahead.c). */
+enum engine_draw { ENGINE_DRAW_AUTO, ENGINE_DRAW_HOST, ENGINE_DRAW_DEVICE };
+
 struct engine_config {
     const char *model_path;
     const char *const *overlay_paths; /* (n_overlays) */
@@ -46,6 +50,7 @@ struct engine_config {
     uint64_t extra_bytes;   /* the caller's own part of the plan (lanes, arenas, journal) */
     int32_t n_draft;        /* tokens that a step may draft for a sequence, 0..ENGINE_MAX_DRAFT; 0: none.
                                Backends other than ref and cpu draft none */
+    enum engine_draw draw;
     bool draft_always;      /* all that can be drafted, whatever it costs: for tests and measurements */
     bool keep_prefixes;     /* pages of prompts are kept for texts of the same principal that begin alike */
     const char *cache_dir;  /* for remembered hashes, or NULL */
@@ -247,6 +252,8 @@ int engine_step(struct engine *e, engine_emit *emit, void *arg);
  * without that one; either way with the same results. For cancelling in a long prefill and for
  * shutdown. Async-signal-safe. */
 void engine_interrupt(struct engine *e);
+/* Somebody waits for engine_step()'s caller: it returns after the next token. */
+void engine_notice(struct engine *e);
 
 /* For health: monotonic ns when the worker last finished an operation, and the longest one yet. */
 void engine_heartbeat(const struct engine *e, int64_t *ret_last_ns, int64_t *ret_longest_ns);
@@ -274,6 +281,7 @@ struct engine_counters {
     uint64_t kv_bytes_total;
     uint64_t n_drafted;  /* tokens, */
     uint64_t n_accepted; /* and those of them that were said */
+    uint64_t n_ahead;    /* steps begun before the tokens that they read were known */
 };
 void engine_counters(const struct engine *e, struct engine_counters *ret);
 

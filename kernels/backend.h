@@ -33,9 +33,12 @@ struct backend_limits {
     bool select;         /* queries may select */
 };
 
+enum { BACKEND_FETCHES = 2, BACKEND_FETCH_BYTES = 16 << 10 };
+
 struct backend_ops {
     const char *name;
     bool selects; /* attention honours ops_select, kv_sum is there */
+    bool ahead;   /* the device works while the host does: what it draws need not be waited for */
 
     int (*create)(const struct backend_config *config, struct backend **ret, struct error *reterr);
     void (*destroy)(struct backend *be); /* takes NULL; frees scratch, not what alloc gave */
@@ -82,7 +85,12 @@ struct backend_ops {
     int (*cut)(struct backend *be, const struct ops_cut *p);
     int (*kv_export)(struct backend *be, const struct ops_kv_slots *p);
     int (*kv_import)(struct backend *be, const struct ops_kv_slots *p);
-    int (*sample)(struct backend *be, const struct ops_sample *p); /* NULL: the host draws */
+    /* NULL, all three: the host draws. fetch starts to bring what the device has computed by then to
+     * the host (at most BACKEND_FETCH_BYTES, in one of two places); fetched waits for that, and for
+     * nothing that came after it. */
+    int (*sample)(struct backend *be, const struct ops_sample *p);
+    int (*fetch)(struct backend *be, int place, const void *device, uint64_t bytes);
+    int (*fetched)(struct backend *be, int place, void *host, uint64_t bytes);
 };
 
 struct backend {

@@ -75,6 +75,7 @@ struct ops_norm {
 struct ops_embed {
     struct ops_rows rows;
     const int32_t *ids;         /* host (n); each in [0, w->n_rows), the caller checked */
+    const int32_t *drawn;       /* or device (n), what `sample` left: below 0 is taken as 0; else NULL */
     const struct ops_weight *w; /* role embed */
     float scale;                /* y = scale * row; gemma: sqrt(n_embd) */
     float *y;                   /* device (n, ld) */
@@ -140,10 +141,11 @@ struct ops_softcap {
 /* One token a row, drawn from its logits by the engine's sampler: greedy with temperature 0 (ties: the
  * lower id), else the top_k largest, of those in falling order the fewest whose e^(l - max) sum to top_p
  * of all of them, of those the ones with at least min_p, and one draw of e^((l - max) / temperature) in
- * falling order, by number `index` of the Philox stream of `seed`. The same token, to the bit of every
+ * falling order, by rng_draw(seed, index). The same token, to the bit of every
  * weight, as sampler_sample() gives without penalties. -1: a NaN or +inf among the logits, or all -inf.
- * -ENOTSUP: some row is none that the backend draws for; the host then does. */
-enum { OPS_SAMPLE_DOMAIN = 0x73616d70 }; /* counter word 2 of the stream */
+ * Rows that are drawn for (ops_sample_covers): greedy ones, and those with top_k from 1 to
+ * OPS_SAMPLE_MAX_K and below n_vocab. -ENOTSUP where some row is none; the host then draws. */
+enum { OPS_SAMPLE_MAX_K = 1024 };
 
 struct ops_sample_row {
     float temperature;
@@ -162,6 +164,8 @@ struct ops_sample {
     const struct ops_sample_row *rows; /* host (n_rows) */
     int32_t *ids;                      /* device (n_rows), out */
 };
+
+bool ops_sample_covers(const struct ops_sample_row *row, int32_t n_vocab);
 
 /* ---- the cache -------------------------------------------------------------------------- */
 

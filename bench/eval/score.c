@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "base/cleanup.h"
-#include "engine/text/sampler_impl.h"
+#include "base/exp_fixed.h"
 
 struct job {
     struct run *run;
@@ -185,14 +185,14 @@ VECTORS double score_kl(const float *p, double lp, const float *q, double lq, in
         float part[LANES];
 
         for (int j = 0; j < LANES; j++) {
-            weight[j] = sampler_exp(p[i + j] - at);
+            weight[j] = exp_fixed(p[i + j] - at);
             part[j] = weight[j] * (p[i + j] - q[i + j]);
         }
         sum += (double)add_lanes(part);
         mass += (double)add_lanes(weight);
     }
     for (; i < n; i++) {
-        double w = (double)sampler_exp(p[i] - at);
+        double w = (double)exp_fixed(p[i] - at);
 
         sum += w * (double)(p[i] - q[i]);
         mass += w;

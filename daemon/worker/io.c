@@ -89,8 +89,13 @@ static void drain(struct io *io)
 
 static void pass_on(struct io *io)
 {
+    struct engine *e = atomic_load(&io->w->engine);
+
     if (io->waits && ring_push(&io->w->commands, &io->waiting)) {
         io->waits = false;
+        if (e) {
+            engine_notice(e);
+        }
     }
 }
 

@@ -14,6 +14,7 @@
  *     h     FFN or augmented Q                  t    output that is normed before it is added
  *     deep  K and V of up to four deep stores   head rows whose logits are wanted
  *     ahead queries of the layer to come (forward_ahead.c)
+ *     drawn tokens that the device drew
  *
  * Nothing is allocated after creation. */
 
@@ -73,6 +74,7 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     forward_ahead_place(m, l, a, f);
     f->logits.ld = h->n_vocab;
     f->logits.p = memory_arena_take(a, (size_t)l->max_logits * (size_t)h->n_vocab * sizeof(float));
+    f->drawn = memory_arena_take(a, (size_t)l->max_logits * sizeof(*f->drawn));
 }
 
 uint64_t forward_row_bytes(const struct model *m)
@@ -228,6 +230,7 @@ static int step_embed(struct forward *f, int32_t layer)
     struct ops_embed p = {
         .rows = f->rows,
         .ids = f->b.ids,
+        .drawn = f->b.drawn ? f->drawn : NULL,
         .w = &f->m->w[MT_EMBED],
         .scale = f->m->h.embed_scale,
         .y = f->cur.p,
@@ -755,6 +758,21 @@ int forward_logits(struct forward *f, const int32_t *rows, int32_t n, const floa
         n_decode++;
     }
     return r ? r : forward_head(f, f->head.p, n, n_decode, ret);
+}
+
+int forward_draw(struct forward *f, const struct ops_sample_row *rows, int32_t n, int place)
+{
+    struct ops_sample p = {
+        .logits = f->logits.p,
+        .n_rows = n,
+        .n_vocab = f->m->h.n_vocab,
+        .ld = f->logits.ld,
+        .rows = rows,
+        .ids = f->drawn,
+    };
+    int r = f->ops->sample ? f->ops->sample(f->be, &p) : -ENOTSUP;
+
+    return r ? r : f->ops->fetch(f->be, place, f->drawn, (uint64_t)n * sizeof(*f->drawn));
 }
 
 int forward_normed(struct forward *f, const int32_t *rows, int32_t n, const float **ret)

@@ -48,7 +48,8 @@ enum forward_part {
 /* A batch; everything it points to stays the caller's and must not change until the run is over. */
 struct forward_batch {
     struct ops_rows rows; /* decode rows first */
-    const int32_t *ids;   /* (rows.n) */
+    const int32_t *ids;   /* (rows.n), */
+    bool drawn;           /* or those that forward_draw() left, row by row */
     int32_t n_seqs;
     /* (n_stores, stride): entry s * stride + i is sequence i's share in store s. Rows and positions
      * are the same in every store. */
@@ -86,6 +87,12 @@ int32_t forward_ld(const struct forward *f);
  * device (n, n_vocab), valid until the next call. n at most max_logits. */
 int forward_logits(struct forward *f, const int32_t *rows, int32_t n,
                    const float **ret) WARN_UNUSED;
+
+/* A token of each of the n rows of logits that forward_logits() or forward_head() left, drawn on the
+ * device; they start on their way to the host, to `place` (backend's fetch). -ENOTSUP: not by this
+ * backend, or not such a row. */
+int forward_draw(struct forward *f, const struct ops_sample_row *rows, int32_t n,
+                 int place) WARN_UNUSED;
 
 /* The same in two steps: final hidden states into `hidden` (n, forward_ld()), and logits of such.
  */

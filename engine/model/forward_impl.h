@@ -51,6 +51,7 @@ struct forward {
     struct ops_observe *observe; /* (max_seqs) */
     struct ops_select *select;   /* (max_seqs) */
     struct buffer ahead;         /* queries of the layer to come (forward_ahead.c) */
+    int32_t *drawn;              /* device (max_logits): tokens */
     struct ops_chosen chosen[2]; /* what they chose, by the store's parity */
     int32_t *index;              /* (max_rows) */
     int32_t *row0;               /* (max_seqs) first row of a sequence beyond the split */

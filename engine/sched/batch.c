@@ -145,12 +145,13 @@ static struct request *next_prompt(const struct sched *s, int32_t room)
     return best;
 }
 
-static void begin(struct sched *s)
+void batch_begin(struct sched *s, bool drawn)
 {
     struct batch *b = &s->batch;
     struct forward_batch f = {
         .rows = b->rows,
         .ids = b->ids,
+        .drawn = drawn,
         .n_seqs = b->n_seqs,
         .seqs = b->seqs,
         .stride = s->config.n_seqs,
@@ -199,7 +200,7 @@ int batch_build(struct sched *s)
     }
     draft_built(s, b->rows.n == b->rows.n_decode);
     if (b->rows.n > 0) {
-        begin(s);
+        batch_begin(s, false);
     }
     return b->rows.n;
 }

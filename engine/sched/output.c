@@ -56,11 +56,44 @@ static void emit_token(struct sched *s, struct request *r, const struct sampler_
     sched_emit(s, r);
 }
 
+static void no_number(struct sched *s, struct request *r, int e)
+{
+    struct error error = {0};
+
+    (void)error_set(&error, e, "the model gave no number for token %d of the answer", r->n_new);
+    sched_finish(s, r, ENGINE_ERROR, &error);
+}
+
+/* logits: NULL where nobody wants to see them. */
+static void take_token(struct sched *s, struct request *r, const struct sampler_result *t,
+                       bool forced, const float *logits)
+{
+    if (!r->first_token_ns) {
+        r->first_token_ns = clock_ns();
+    }
+    r->tokens[r->n_fed] = t->id;
+    sampler_accept(&r->sampler, t->id);
+    s->counters.n_new_tokens++;
+    if (!forced || r->report_forced) {
+        copy_logits(s, r, r->n_new, logits);
+        r->n_new++;
+        emit_token(s, r, t);
+    } else {
+        r->n_new++;
+    }
+    if (r->cancelled) {
+        sched_finish(s, r, r->reason, NULL);
+    } else if (!forced && !r->ignore_end && s->config.tok && tok_is_end(s->config.tok, t->id)) {
+        sched_finish(s, r, ENGINE_STOP, NULL);
+    } else if (r->n_new == r->max_new) {
+        sched_finish(s, r, r->until_ctx ? ENGINE_CONTEXT : ENGINE_LENGTH, NULL);
+    }
+}
+
 void output_token(struct sched *s, struct request *r, const float *logits)
 {
     bool forced = r->n_new < r->n_forced;
     struct sampler_result t = {0};
-    struct error error = {0};
     int e = 0;
 
     if (!forced) {
@@ -70,31 +103,22 @@ void output_token(struct sched *s, struct request *r, const float *logits)
                           &t);
     }
     if (e) {
-        (void)error_set(&error, e, "the model gave no number for token %d of the answer", r->n_new);
-        sched_finish(s, r, ENGINE_ERROR, &error);
+        no_number(s, r, e);
         return;
     }
     t.id = forced ? r->tokens[r->n_fed] : t.id;
-    if (!r->first_token_ns) {
-        r->first_token_ns = clock_ns();
+    take_token(s, r, &t, forced, logits);
+}
+
+void output_drawn(struct sched *s, struct request *r, int32_t id)
+{
+    struct sampler_result t = {.id = id};
+
+    if (id < 0) {
+        no_number(s, r, -EBADMSG);
+        return;
     }
-    r->tokens[r->n_fed] = t.id;
-    sampler_accept(&r->sampler, t.id);
-    s->counters.n_new_tokens++;
-    if (!forced || r->report_forced) {
-        copy_logits(s, r, r->n_new, logits);
-        r->n_new++;
-        emit_token(s, r, &t);
-    } else {
-        r->n_new++;
-    }
-    if (r->cancelled) {
-        sched_finish(s, r, r->reason, NULL);
-    } else if (!forced && !r->ignore_end && s->config.tok && tok_is_end(s->config.tok, t.id)) {
-        sched_finish(s, r, ENGINE_STOP, NULL);
-    } else if (r->n_new == r->max_new) {
-        sched_finish(s, r, r->until_ctx ? ENGINE_CONTEXT : ENGINE_LENGTH, NULL);
-    }
+    take_token(s, r, &t, false, NULL);
 }
 
 /* Those who wait for its prompt come first: it may end with its first token. */

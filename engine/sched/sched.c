@@ -76,6 +76,8 @@ static void lay_batch(struct memory_arena *a, int32_t n_stores, const struct sch
     b->ids = memory_arena_take(a, n_rows * sizeof(*b->ids));
     b->wanted = memory_arena_take(a, n_rows * sizeof(*b->wanted));
     b->wanted_rows = memory_arena_take(a, n_rows * sizeof(*b->wanted_rows));
+    b->draws = memory_arena_take(a, n_seqs * sizeof(*b->draws));
+    b->drawn = memory_arena_take(a, n_seqs * sizeof(*b->drawn));
     *logprobs = memory_arena_take(a, (size_t)sched_logit_rows(c->n_seqs) * sizeof(**logprobs));
 }
 
@@ -528,7 +530,8 @@ static int run_batch(struct sched *s)
         r = batch_commit(s);
     }
     if (!r) {
-        r = output_run(s);
+        r = ahead_run(s);
+        r = r == -ENOTSUP ? output_run(s) : r;
     }
     draft_measure(s, r);
     if (!r) {
@@ -591,12 +594,18 @@ int sched_step(struct sched *s, engine_emit *emit, void *arg)
         atomic_store(&s->interrupt, 0);
         r = 0;
     }
+    atomic_store(&s->notice, false);
     return r < 0 ? r : n_ready(s);
 }
 
 void sched_interrupt(struct sched *s)
 {
     atomic_store(&s->interrupt, 1);
+}
+
+void sched_notice(struct sched *s)
+{
+    atomic_store(&s->notice, true);
 }
 
 void sched_heartbeat(const struct sched *s, int64_t *ret_last_ns, int64_t *ret_longest_ns)

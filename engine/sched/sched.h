@@ -5,7 +5,7 @@
 /* Continuous batching: requests in, batches of rows through the forward pass, events out. The
  * contracts are those of engine.h, whose functions of the same names stand on these.
  *
- * Creator: sched_create; freed by sched_destroy. One thread, but for sched_interrupt. */
+ * Creator: sched_create; freed by sched_destroy. One thread, but for sched_interrupt and sched_notice. */
 
 #include <stdatomic.h>
 
@@ -27,6 +27,7 @@ struct sched_config {
     int32_t max_chunk;
     int32_t draft_rows; /* beside batch_tokens: rows of drafted tokens in a step, of all sequences */
     bool draft_always; /* whatever it costs */
+    bool device_draws; /* where the backend can */
     int32_t ahead_slots; /* forward_limits */
 };
 
@@ -55,6 +56,7 @@ int sched_save_next(struct sched *s, uint64_t handle, void *buf, size_t size, si
 void sched_save_end(struct sched *s, uint64_t handle);
 int sched_step(struct sched *s, engine_emit *emit, void *arg);
 void sched_interrupt(struct sched *s);
+void sched_notice(struct sched *s);
 void sched_heartbeat(const struct sched *s, int64_t *ret_last_ns, int64_t *ret_longest_ns);
 void sched_counters(const struct sched *s, struct engine_counters *ret);
 bool sched_kv_use(const struct sched *s, int32_t i, struct engine_kv_use *ret);

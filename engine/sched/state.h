@@ -35,6 +35,8 @@ struct batch {
     struct ops_rows rows;
     struct wanted *wanted; /* (batch_tokens) */
     int32_t *wanted_rows;  /* (batch_tokens) */
+    struct ops_sample_row *draws; /* (n_seqs) */
+    int32_t *drawn;               /* (n_seqs) */
     int32_t n_wanted;
     int32_t done_wanted;
 };
@@ -114,6 +116,7 @@ struct sched {
     struct backend *be;
     struct forward *forward;
     atomic_int interrupt;
+    atomic_bool notice; /* no step is begun ahead of its turn */
     struct request_list waiting;
     struct request_list running;
     struct request_list resting;   /* finished, being saved: they hold a seat and no row */
@@ -155,6 +158,8 @@ void sched_emit(struct sched *s, struct request *r);
 
 /* batch.c. Builds a batch of the running requests: the number of rows, or an error. */
 int batch_build(struct sched *s) WARN_UNUSED;
+/* The forward pass over the batch starts; drawn: its tokens are those that the device drew last. */
+void batch_begin(struct sched *s, bool drawn);
 /* The forward pass is over: tokens are in the cache, prompts are cut. */
 int batch_commit(struct sched *s) WARN_UNUSED;
 
@@ -167,6 +172,11 @@ int32_t batch_first_wanted(const struct request *r);
 /* How many of the last of n_rows go on beyond SwiftKV's split: those that are wanted, and those
  * whose attention a policy observes. */
 int32_t batch_rows_beyond(const struct request *r, int32_t pos0, int32_t n_rows, bool scores);
+
+/* ahead.c. The batch is computed: draws its tokens on the device, and begins the step after it without
+ * waiting for them, as long as it may; all that was begun is over when it returns. -ENOTSUP: the
+ * host draws; -EINTR to go on later. */
+int ahead_run(struct sched *s) WARN_UNUSED;
 
 /* draft.c */
 uint64_t draft_bytes(const struct sched_config *c);
@@ -208,6 +218,8 @@ int output_drain(struct sched *s) WARN_UNUSED;
 bool output_can_drain(const struct sched *s);
 /* The first new token from a prompt's last hidden state (device row). */
 int output_first_token(struct sched *s, struct request *r, const float *hidden) WARN_UNUSED;
+/* The next new token of r, which the device has drawn; below 0: it could not. */
+void output_drawn(struct sched *s, struct request *r, int32_t id);
 /* The next new token of r, drawn from these logits or given. */
 void output_token(struct sched *s, struct request *r, const float *logits);
 /* A whole scored prompt's hidden states from score_first on, to be scored as credit allows. */

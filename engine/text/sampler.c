@@ -7,7 +7,7 @@
  * compilers turn into vector code. With top_k off and top_p on, the best 256 are tried first, then
  * sixteen times as many, until they hold p of the whole; sorting everything is the last resort.
  *
- * All sums that decide anything are made in a fixed order, and exp is sampler_exp(): no libm
+ * All sums that decide anything are made in a fixed order, and exp is exp_fixed(): no libm
  * function, thread count or instruction set has a say in which token comes. */
 
 #include "engine/text/sampler.h"
@@ -18,10 +18,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/exp_fixed.h"
 #include "base/rng.h"
-#include "engine/text/sampler_impl.h"
 
-enum { LANES = 16, BUCKETS = 2048, BUCKETS_A_UNIT = 16, DRAW_DOMAIN = 0x73616d70 };
+enum { LANES = 16, BUCKETS = 2048, BUCKETS_A_UNIT = 16 };
 
 /* The largest logit; -EBADMSG for NaN or +inf anywhere, or nothing above -inf. */
 static int scan(const float *l, int32_t n, float *ret_max)
@@ -60,7 +60,7 @@ static double sum_exp(const float *l, int32_t n, float max)
         float part[LANES];
 
         for (int j = 0; j < LANES; j++) {
-            part[j] = sampler_exp(l[i + j] - max);
+            part[j] = exp_fixed(l[i + j] - max);
         }
         for (int half = LANES / 2; half > 0; half /= 2) {
             for (int j = 0; j < half; j++) {
@@ -70,7 +70,7 @@ static double sum_exp(const float *l, int32_t n, float max)
         sum += (double)part[0];
     }
     for (; i < n; i++) {
-        sum += (double)sampler_exp(l[i] - max);
+        sum += (double)exp_fixed(l[i] - max);
     }
     return sum;
 }
@@ -218,10 +218,10 @@ static int32_t nucleus(const struct sampler_alt *best, int32_t n, float p)
     double sum = 0;
 
     for (int32_t i = 0; i < n; i++) {
-        total += (double)sampler_exp(best[i].logprob - best[0].logprob);
+        total += (double)exp_fixed(best[i].logprob - best[0].logprob);
     }
     for (int32_t i = 0; i < n; i++) {
-        sum += (double)sampler_exp(best[i].logprob - best[0].logprob);
+        sum += (double)exp_fixed(best[i].logprob - best[0].logprob);
         if (sum >= (double)p * total) {
             return i + 1;
         }
@@ -246,7 +246,7 @@ static struct sampler_alt find_cut(const float *l, float max, float top_p,
     int cut = 0;
 
     for (int32_t i = 0; i < x->n_vocab; i++) {
-        mass[bucket_of(max - l[i])] += (double)sampler_exp(l[i] - max);
+        mass[bucket_of(max - l[i])] += (double)exp_fixed(l[i] - max);
     }
     for (int b = 0; b < BUCKETS; b++) {
         total += mass[b];
@@ -262,7 +262,7 @@ static struct sampler_alt find_cut(const float *l, float max, float top_p,
     }
     sort_heap(x->sorted, n);
     for (int32_t i = 0; i < n; i++) {
-        sum += (double)sampler_exp(x->sorted[i].logprob - max);
+        sum += (double)exp_fixed(x->sorted[i].logprob - max);
         if (sum >= (double)top_p * total) {
             return x->sorted[i];
         }
@@ -302,22 +302,11 @@ static int32_t drop_small(float min_p, struct sampler_alt *c, int32_t n, float m
     int32_t kept = 0;
 
     for (int32_t i = 0; i < n && min_p > 0; i++) {
-        if (sampler_exp(c[i].logprob - max) >= min_p) {
+        if (exp_fixed(c[i].logprob - max) >= min_p) {
             c[kept++] = c[i];
         }
     }
     return min_p > 0 ? kept : n;
-}
-
-/* Uniform in (0, 1) with 52 bits and a half, from the request's stream. */
-static double uniform(uint64_t seed, uint64_t index)
-{
-    const uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), DRAW_DOMAIN, 0};
-    uint32_t bits[4];
-
-    rng_philox(rng_key_make(seed), counter, bits);
-    uint64_t wide = (uint64_t)bits[0] << 20 | bits[1] >> 12;
-    return ((double)wide + 0.5) * 0x1p-52;
 }
 
 static int32_t draw(struct sampler_alt *c, int32_t n, float max, float temperature, double u)
@@ -327,7 +316,7 @@ static int32_t draw(struct sampler_alt *c, int32_t n, float max, float temperatu
     int32_t last = 0;
 
     for (int32_t i = 0; i < n; i++) {
-        c[i].logprob = sampler_exp((c[i].logprob - max) / temperature);
+        c[i].logprob = exp_fixed((c[i].logprob - max) / temperature);
         total += (double)c[i].logprob;
     }
     for (int32_t i = 0; i < n; i++) {
@@ -445,7 +434,7 @@ int sampler_sample(const struct sampler *s, struct sampler_scratch *x, const flo
         int32_t n = truncate(p, l, max, x);
 
         n = drop_small(p->min_p, x->sorted, n, max);
-        ret->id = draw(x->sorted, n, max, p->temperature, uniform(p->seed, index));
+        ret->id = draw(x->sorted, n, max, p->temperature, rng_draw(p->seed, index));
     }
     report(x, logits, model_max, p->n_logprobs, ret);
     return 0;

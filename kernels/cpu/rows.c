@@ -58,7 +58,7 @@ static void embed_row(const struct cpu *cpu, const void *params, int32_t i, int 
 
 int cpu_embed(struct backend *be, const struct ops_embed *p)
 {
-    if (p->w->role != OPS_ROLE_EMBED || p->rows.n < 0 || p->ld < p->w->n_cols) {
+    if (p->drawn || p->w->role != OPS_ROLE_EMBED || p->rows.n < 0 || p->ld < p->w->n_cols) {
         return -EINVAL;
     }
     for_rows(be, p->rows.n, p, embed_row);

@@ -100,7 +100,7 @@ static uint64_t scratch_bytes(const struct backend_config *config,
     struct cuda_scratch plan;
 
     (void)config;
-    return cuda_scratch(limits, NULL, &plan) + CUDA_STAGE + cuda_queue_bytes() +
+    return cuda_scratch(limits, NULL, &plan) + CUDA_PINNED + cuda_queue_bytes() +
            cuda_graph_bytes() + (uint64_t)CUDA_ALLOCS * CUDA_GRAIN;
 }
 
@@ -239,6 +239,40 @@ static int read(struct backend *be, void *host, const void *device, uint64_t byt
     return r < 0 ? r : sync(be);
 }
 
+/* A copy behind what was launched, and an event behind the copy: what is launched afterwards is not
+ * waited for. */
+static int fetch(struct backend *be, int place, const void *device, uint64_t bytes)
+{
+    struct cuda *cu = cuda_of(be);
+    int r = cuda_queue_flush(cu);
+
+    if (bytes > BACKEND_FETCH_BYTES || place < 0 || place >= BACKEND_FETCHES) {
+        return -EINVAL;
+    }
+    if (r == 0) {
+        r = cuda_err(cu,
+                     cudaMemcpyAsync(cu->stage + CUDA_STAGE + place * BACKEND_FETCH_BYTES, device,
+                                     (size_t)bytes, cudaMemcpyDeviceToHost, cu->stream),
+                     "fetch");
+    }
+    return r < 0 ? r : cuda_err(cu, cudaEventRecord(cu->fetched[place], cu->stream), "fetch");
+}
+
+static int fetched(struct backend *be, int place, void *host, uint64_t bytes)
+{
+    struct cuda *cu = cuda_of(be);
+    int r;
+
+    if (bytes > BACKEND_FETCH_BYTES || place < 0 || place >= BACKEND_FETCHES) {
+        return -EINVAL;
+    }
+    r = cuda_err(cu, cudaEventSynchronize(cu->fetched[place]), "cudaEventSynchronize");
+    if (r == 0) {
+        memcpy(host, cu->stage + CUDA_STAGE + place * BACKEND_FETCH_BYTES, (size_t)bytes);
+    }
+    return r;
+}
+
 /* ---- pieces --------------------------------------------------------------------------------- */
 
 int cuda_piece_take(struct cuda *cu, uint64_t least, uint64_t most, struct cuda_piece *ret)
@@ -349,6 +383,11 @@ static void destroy(struct backend *be)
         free_device(be, cu->slab, 0);
         (void)cudaStreamDestroy(cu->stream);
     }
+    for (int i = 0; i < BACKEND_FETCHES; i++) {
+        if (cu->fetched[i]) {
+            (void)cudaEventDestroy(cu->fetched[i]);
+        }
+    }
     cuda_queue_destroy(cu);
     (void)cudaFreeHost(cu->stage);
     free(cu);
@@ -450,8 +489,12 @@ static int open_device(struct cuda *cu, struct error *reterr)
         cu->have_stream = r == 0;
     }
     if (r == 0) {
-        r = cuda_error(cu, cudaMallocHost(&stage, CUDA_STAGE), "cudaMallocHost", reterr);
+        r = cuda_error(cu, cudaMallocHost(&stage, CUDA_PINNED), "cudaMallocHost", reterr);
         cu->stage = static_cast<uint8_t *>(stage);
+    }
+    for (int i = 0; i < BACKEND_FETCHES && r == 0; i++) {
+        r = cuda_error(cu, cudaEventCreateWithFlags(&cu->fetched[i], cudaEventDisableTiming),
+                       "cudaEventCreate", reterr);
     }
     return r;
 }
@@ -492,6 +535,7 @@ static void describe(const struct backend *be, char *buf, size_t size)
 const struct backend_ops cuda_backend = {
     .name = "cuda",
     .selects = true,
+    .ahead = true,
     .create = create,
     .destroy = destroy,
     .describe = describe,
@@ -523,6 +567,8 @@ const struct backend_ops cuda_backend = {
     .kv_export = cuda_kv_export,
     .kv_import = cuda_kv_import,
     .sample = cuda_sample,
+    .fetch = fetch,
+    .fetched = fetched,
 };
 
 extern "C" __attribute__((visibility("default"))) const struct module pipit_backend_module;

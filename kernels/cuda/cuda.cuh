@@ -25,7 +25,8 @@ enum {
     CUDA_SEQS = 16, /* sequences of one launch */
     CUDA_ROPE_PAIRS = 128,
     CUDA_IDS = 768,       /* row numbers of one launch */
-    CUDA_STAGE = 4 << 20, /* pinned bytes through which small writes go */
+    CUDA_STAGE = 4 << 20, /* pinned bytes through which small writes go; and all of them */
+    CUDA_PINNED = CUDA_STAGE + BACKEND_FETCHES * BACKEND_FETCH_BYTES,
     CUDA_ALIGN = 256,     /* of what lies in one allocation */
     CUDA_GRAIN = 2 << 20, /* what the driver rounds an allocation up to, */
     CUDA_ALLOCS = 24,     /* of which an engine makes at most so many */
@@ -68,7 +69,8 @@ struct cuda {
     struct backend_limits limits;
     void *scratch_base;
     struct cuda_scratch scratch;
-    uint8_t *stage; /* pinned (CUDA_STAGE) */
+    uint8_t *stage; /* pinned (CUDA_STAGE), then what `fetch` brings (BACKEND_FETCHES) */
+    cudaEvent_t fetched[BACKEND_FETCHES];
     size_t stage_used;
     uint8_t *slab; /* weights, one after another (weights_reserve) */
     uint64_t slab_bytes, slab_used;

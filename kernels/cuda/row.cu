@@ -19,21 +19,29 @@ struct ids {
 
 /* ---- embed ---------------------------------------------------------------------------------- */
 
-template <typename F>
-CUDA_KERNEL void embed_frag(struct ids ids, const uint8_t *w, int32_t n_cols, float scale, float *y,
-                            int32_t ld)
+/* The token of the block's row; a draw that failed, which the host will notice, is token 0. */
+CUDA_INLINE int32_t row_id(const struct ids *ids, const int32_t *drawn)
 {
-    int32_t id = ids.id[blockIdx.x];
+    int32_t id = drawn ? drawn[blockIdx.x] : ids->id[blockIdx.x];
+
+    return id < 0 ? 0 : id;
+}
+
+template <typename F>
+CUDA_KERNEL void embed_frag(struct ids ids, const int32_t *drawn, const uint8_t *w, int32_t n_cols,
+                            float scale, float *y, int32_t ld)
+{
+    int32_t id = row_id(&ids, drawn);
 
     for (int32_t c = (int32_t)threadIdx.x; c < n_cols; c += ROW_THREADS) {
         y[(size_t)blockIdx.x * ld + c] = __fmul_rn(frag_value<F>(w, n_cols, id, c), scale);
     }
 }
 
-CUDA_KERNEL void embed_plain(struct ids ids, const uint8_t *w, int32_t type, int32_t pitch,
-                             int32_t n_cols, float scale, float *y, int32_t ld)
+CUDA_KERNEL void embed_plain(struct ids ids, const int32_t *drawn, const uint8_t *w, int32_t type,
+                             int32_t pitch, int32_t n_cols, float scale, float *y, int32_t ld)
 {
-    const uint8_t *row = w + (size_t)ids.id[blockIdx.x] * pitch;
+    const uint8_t *row = w + (size_t)row_id(&ids, drawn) * pitch;
 
     for (int32_t c = (int32_t)threadIdx.x; c < n_cols; c += ROW_THREADS) {
         uint16_t half = type == DTYPE_F32 ? 0 : reinterpret_cast<const uint16_t *>(row)[c];
@@ -45,8 +53,8 @@ CUDA_KERNEL void embed_plain(struct ids ids, const uint8_t *w, int32_t type, int
     }
 }
 
-static int embed_some(struct cuda *cu, const struct ops_embed *p, const struct ids *ids, int32_t n,
-                      float *y)
+static int embed_some(struct cuda *cu, const struct ops_embed *p, const struct ids *ids,
+                      const int32_t *drawn, int32_t n, float *y)
 {
     const uint8_t *w = static_cast<const uint8_t *>(p->w->device);
     dim3 grid((unsigned)n);
@@ -54,13 +62,13 @@ static int embed_some(struct cuda *cu, const struct ops_embed *p, const struct i
     switch (p->w->type) {
 #define EMBED(TYPE, F)                                                                             \
     case TYPE:                                                                                     \
-        CUDA_LAUNCH(cu, grid, dim3(ROW_THREADS), 0, embed_frag<F>, *ids, w, p->w->n_cols,          \
+        CUDA_LAUNCH(cu, grid, dim3(ROW_THREADS), 0, embed_frag<F>, *ids, drawn, w, p->w->n_cols,   \
                     p->scale, y, p->ld);                                                           \
         break;
         FRAG_TYPES(EMBED)
 #undef EMBED
     default:
-        CUDA_LAUNCH(cu, grid, dim3(ROW_THREADS), 0, embed_plain, *ids, w, (int32_t)p->w->type,
+        CUDA_LAUNCH(cu, grid, dim3(ROW_THREADS), 0, embed_plain, *ids, drawn, w, (int32_t)p->w->type,
                     (int32_t)plain_pitch(p->w->type, p->w->n_cols), p->w->n_cols, p->scale, y,
                     p->ld);
     }
@@ -80,8 +88,11 @@ int cuda_embed(struct backend *be, const struct ops_embed *p)
         struct ids ids;
 
         memset(&ids, 0, sizeof(ids));
-        memcpy(ids.id, p->ids + i, (size_t)n * sizeof(int32_t));
-        r = embed_some(cu, p, &ids, n, p->y + (size_t)i * (size_t)p->ld);
+        if (!p->drawn) {
+            memcpy(ids.id, p->ids + i, (size_t)n * sizeof(int32_t));
+        }
+        r = embed_some(cu, p, &ids, p->drawn ? p->drawn + i : NULL, n,
+                       p->y + (size_t)i * (size_t)p->ld);
     }
     return r;
 }

@@ -18,7 +18,9 @@ extern "C" {
 #include "base/rng.h"
 }
 
-enum { SAMPLE_ROWS = 32, SAMPLE_K = TOPK_THREADS };
+enum { SAMPLE_ROWS = 32, SAMPLE_K = OPS_SAMPLE_MAX_K };
+
+static_assert((int)SAMPLE_K == (int)TOPK_THREADS, "a thread for each of the best");
 
 struct sample {
     const float *logits;
@@ -55,17 +57,6 @@ CUDA_INLINE float sample_exp(float x)
     return x > -87.0f
                ? __fmul_rn(poly, __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u))
                : 0.0f;
-}
-
-/* Uniform in (0, 1): number `index` of the stream of `seed`. */
-CUDA_INLINE double sample_uniform(const struct ops_sample_row *r)
-{
-    const uint32_t counter[4] = {(uint32_t)r->index, (uint32_t)(r->index >> 32), OPS_SAMPLE_DOMAIN,
-                                 0};
-    uint32_t bits[4];
-
-    rng_philox(rng_key_make(r->seed), counter, bits);
-    return ((double)((uint64_t)bits[0] << 20 | bits[1] >> 12) + 0.5) * 0x1p-52;
 }
 
 /* The best key of the block's row, all threads get it; TOPK_NONE: a NaN or +inf among the logits.
@@ -120,7 +111,7 @@ CUDA_INLINE int32_t nucleus(const float *w, int32_t n, float top_p)
 /* One thread: which of the n best, falling, it is. */
 CUDA_INLINE int32_t draw(const struct ops_sample_row *r, const float *l, const float *w, int32_t n)
 {
-    double u = sample_uniform(r);
+    double u = rng_draw(r->seed, r->index);
     double total = 0;
     double sum = 0;
     int32_t last = -1;
@@ -196,20 +187,13 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_rows(struct sample p)
     }
 }
 
-/* Does a kernel draw for such a row? Else the host does. */
-static bool covered(const struct ops_sample_row *r, int32_t n_vocab)
-{
-    return r->temperature <= 0 ||
-           (r->top_k > 0 && r->top_k <= (int32_t)SAMPLE_K && r->top_k < n_vocab);
-}
-
 int cuda_sample(struct backend *be, const struct ops_sample *p)
 {
     struct cuda *cu = cuda_of(be);
     int r = 0;
 
     for (int32_t i = 0; i < p->n_rows; i++) {
-        if (!covered(&p->rows[i], p->n_vocab)) {
+        if (!ops_sample_covers(&p->rows[i], p->n_vocab)) {
             return -ENOTSUP;
         }
     }

@@ -38,6 +38,7 @@ static void lay_out(struct memory_arena *a, int n_threads, const struct backend_
     float *xt = memory_arena_take(a, tiles * REF_TILE * cols * sizeof(float));
     int32_t *order = memory_arena_take(a, slots * sizeof(int32_t));
     float *score = memory_arena_take(a, slots * sizeof(float));
+    uint8_t *fetched = memory_arena_take(a, BACKEND_FETCHES * BACKEND_FETCH_BYTES);
 
     for (int i = 0; i < n_threads; i++) {
         struct ref_thread t = {
@@ -67,6 +68,7 @@ static void lay_out(struct memory_arena *a, int n_threads, const struct backend_
         ref->xt = xt;
         ref->order = order;
         ref->score = score;
+        ref->fetched = fetched;
     }
 }
 
@@ -233,4 +235,7 @@ const struct backend_ops ref_backend = {
     .cut = ref_cut,
     .kv_export = ref_kv_export,
     .kv_import = ref_kv_import,
+    .sample = ref_sample,
+    .fetch = ref_fetch,
+    .fetched = ref_fetched,
 };

@@ -44,6 +44,7 @@ struct ref {
     float *xt;                  /* matmul: (tiles of rows, n_cols, REF_TILE) */
     int32_t *order;             /* cut: (max_slots) */
     float *score;               /* shared victim and cut: (max_slots) */
+    uint8_t *fetched;           /* (BACKEND_FETCHES, BACKEND_FETCH_BYTES) */
 };
 
 extern const struct backend_ops ref_backend;
@@ -87,5 +88,8 @@ int ref_victim(struct backend *be, const struct ops_victim *p);
 int ref_cut(struct backend *be, const struct ops_cut *p);
 int ref_kv_export(struct backend *be, const struct ops_kv_slots *p);
 int ref_kv_import(struct backend *be, const struct ops_kv_slots *p);
+int ref_sample(struct backend *be, const struct ops_sample *p);
+int ref_fetch(struct backend *be, int place, const void *device, uint64_t bytes);
+int ref_fetched(struct backend *be, int place, void *host, uint64_t bytes);
 
 #endif

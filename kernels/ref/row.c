@@ -71,8 +71,9 @@ static void embed_rows(void *arg, int tid, int n_threads)
     (void)dtype_row_bytes(w->type, (uint64_t)w->n_cols, &row_bytes);
     for (int i; (i = pool_counter_take(&job->next)) < p->rows.n;) {
         float *y = p->y + (size_t)i * (size_t)p->ld;
+        int32_t id = p->drawn ? p->drawn[i] : p->ids[i];
 
-        dtype_decode(w->type, (const uint8_t *)w->device + (size_t)p->ids[i] * row_bytes, y,
+        dtype_decode(w->type, (const uint8_t *)w->device + (size_t)(id > 0 ? id : 0) * row_bytes, y,
                      (uint64_t)w->n_cols);
         for (int32_t c = 0; c < w->n_cols; c++) {
             y[c] *= p->scale;

@@ -125,6 +125,7 @@ int main(int argc, char **argv)
     struct backend_config config = {0};
     struct error e = {0};
     struct sampler_scratch x;
+    uint64_t bytes = ((uint64_t)MAX_VOCAB + 1) * ROWS * sizeof(float);
     float *logits = malloc((size_t)ROWS * MAX_VOCAB * sizeof(float));
     void *scratch = aligned_alloc(64, (sampler_scratch_bytes(MAX_VOCAB) + 63) / 64 * 64);
 
@@ -140,9 +141,7 @@ int main(int argc, char **argv)
         struct backend *be = NULL;
         void *device = NULL;
 
-        if (ops->create(&config, &be, &e) < 0 ||
-            ops->alloc(be, ((uint64_t)MAX_VOCAB + 1) * ROWS * sizeof(float), "logits", &device,
-                       &e) < 0) {
+        if (ops->create(&config, &be, &e) < 0 || ops->alloc(be, bytes, "logits", &device, &e) < 0) {
             printf("FAILED: %s\n", e.text);
             return 1;
         }
@@ -152,7 +151,7 @@ int main(int argc, char **argv)
                 check(be, vocab[i], index * 0x100000001ull, logits, &x, device);
             }
         }
-        ops->free(be, device, 0);
+        ops->free(be, device, bytes);
         ops->destroy(be);
     }
     free(logits);

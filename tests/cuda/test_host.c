@@ -228,15 +228,35 @@ static bool same(const struct fake_call *c, const char *name)
     return strncmp(c->name + (c->name[0] == '('), name, strlen(name)) == 0;
 }
 
+/* Each step is handed over before the tokens of the one before it are waited for, and nothing else
+ * is: `n` calls of a request's decode steps. */
+static void begun_ahead(const struct fake_call *c, int n)
+{
+    int n_steps = 0;
+    int n_events = 0;
+
+    for (int i = 0; i < n; i++) {
+        n_steps += c[i].kind == FAKE_GRAPH_LAUNCH ||
+                   (c[i].kind == FAKE_LAUNCH && same(&c[i], "sample_rows"));
+        n_events += c[i].kind == FAKE_EVENT;
+        expect(c[i].kind != FAKE_EVENT || n_steps > n_events || n_events == N_NEW - 1,
+               "token %d is waited for when %d steps are under way", n_events, n_steps);
+        expect(c[i].kind != FAKE_WAIT || n_steps == 0, "a wait for everything at step %d", n_steps);
+        expect(c[i].kind != FAKE_READ || n_steps == 0 || c[i].bytes == sizeof(int32_t),
+               "step %d reads %llu bytes", n_steps, (unsigned long long)c[i].bytes);
+    }
+    expect(n_steps == N_NEW - 1 && n_events == N_NEW - 1, "%d steps, %d waits", n_steps, n_events);
+}
+
 /* A step of the stories model (5 layers of f32): these kernels in this order, all later steps a
- * launch of them, in which rope + store and attention are changed. */
+ * launch of them, in which rope + store, attention and the draw are changed. */
 static void graph_of_a_step(void)
 {
     static const char *const layer[] = {"prepare_rows", "rows_f32",     "rope_store",
                                         "decode_chunk", "decode_merge", "prepare_rows",
                                         "rows_f32",     "prepare_rows", "rows_f32",
                                         "prepare_rows", "rows_f32"};
-    enum { LAYER = sizeof(layer) / sizeof(layer[0]), LAYERS = 5, STEP = 1 + LAYERS * LAYER + 3 };
+    enum { LAYER = sizeof(layer) / sizeof(layer[0]), LAYERS = 5, STEP = 1 + LAYERS * LAYER + 4 };
     const struct fake_call *c;
     struct engine *e = NULL;
     struct error err = {0};
@@ -263,19 +283,23 @@ static void graph_of_a_step(void)
             n_launches += c[i].kind == FAKE_GRAPH_LAUNCH;
         }
         if (c[i].kind == FAKE_CHANGE) {
-            expect(same(&c[i], "embed") || same(&c[i], "rope_store") ||
-                       same(&c[i], "decode_chunk") || same(&c[i], "decode_merge"),
+            expect(same(&c[i], "rope_store") || same(&c[i], "decode_chunk") ||
+                       same(&c[i], "decode_merge") || same(&c[i], "sample_rows"),
                    "%s is changed", c[i].name);
         }
     }
+    begun_ahead(c, n);
     expect(n_nodes == STEP, "one graph of %d nodes: %d", STEP, n_nodes);
     /* the first new token comes of the prompt, the first step goes kernel by kernel */
     expect(n_launches == N_NEW - 2, "%d launches", n_launches);
     for (int i = 0; i < STEP && n_nodes == STEP; i++) {
         const char *want = i == 0 ? "embed" : layer[(i - 1) % LAYER];
 
-        if (i >= STEP - 3) { /* rows that need logits, their norm, the head */
-            want = i == STEP - 3 ? "gather_rows" : i == STEP - 2 ? "prepare_rows" : "rows_f32";
+        if (i >= STEP - 4) { /* rows that need logits, their norm, the head, the token */
+            static const char *const last[] = {"gather_rows", "prepare_rows", "rows_f32",
+                                               "sample_rows"};
+
+            want = last[i - (STEP - 4)];
         }
         expect(same(&c[first + i], want), "node %d is %s, not %s", i, c[first + i].name, want);
     }

@@ -519,6 +519,39 @@ cudaError_t cudaStreamSynchronize(cudaStream_t)
     return fails();
 }
 
+struct emu_event {
+    int unused;
+};
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess) {
+        *ret = static_cast<cudaEvent_t>(malloc(sizeof(**ret)));
+        n_objects++;
+    }
+    return e;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+    free(e);
+    n_objects--;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t)
+{
+    return fails();
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t)
+{
+    (void)note(FAKE_EVENT);
+    return fails();
+}
+
 /* ---- kernels -------------------------------------------------------------------------------- */
 
 static struct kernel *find_kernel(const void *k)

@@ -42,7 +42,8 @@ enum fake_kind {
     FAKE_ALLOC,        /* device memory */
     FAKE_WRITE,        /* host to device */
     FAKE_READ,
-    FAKE_WAIT,
+    FAKE_WAIT,  /* for everything */
+    FAKE_EVENT, /* for what came before an event */
 };
 
 struct fake_call {

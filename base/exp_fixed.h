@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PIPIT_ENGINE_TEXT_SAMPLER_IMPL_H
-#define PIPIT_ENGINE_TEXT_SAMPLER_IMPL_H
+#ifndef PIPIT_BASE_EXP_FIXED_H
+#define PIPIT_BASE_EXP_FIXED_H
 
-/* The sampler's exp, shared with its tests. */
+/* The exp that decides which token is drawn: of the host's sampler, of kernels/ref/ and, in the
+ * same operations, of the cuda backend. */
 
 #include <stdint.h>
 #include <string.h>
 
-/* e^x for x <= 0, 0 below -87; relative error under 2e-7. x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two
- * parts, so that r is exact), then Taylor's polynomial to the sixth power, whose rest is 2^-23. Written in operations that IEEE 754
- * fixes, without contraction, so the bits are the same on every machine. */
-static inline float sampler_exp(float x)
+/* e^x for x <= 0, 0 below -87; relative error under 2e-7. x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2
+ * in two parts, so that r is exact), then Taylor's polynomial to the sixth power, whose rest is
+ * 2^-23. Written in operations that IEEE 754 fixes, without contraction, so the bits are the same
+ * on every machine. */
+static inline float exp_fixed(float x)
 {
     float clamped = x > -87.0f ? x : -87.0f;
     /* Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits. */

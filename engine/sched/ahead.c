@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Steps whose tokens the device draws, and the step after one begun before its tokens are known.
+ *
+ * A step of decode rows ends in logits. Where every row of it is one that the backend draws for
+ * (ops.h ops_sample), they stay on the device: it draws, the step after takes its tokens from where
+ * they lie (ops_embed.drawn), and four bytes a row come to the host when the next step is already
+ * under way. The host then does what it does with a token: text, events, stop conditions.
+ *
+ * So that one is noticed a step late. The step begun meanwhile is for its row a draft that was not
+ * asked for: its keys and values lie in a slot that is not committed, and are taken back
+ * (cache_take_back), its token is not looked at. That takes caches that only append, as drafts do;
+ * with others, and where a step changes more than slots, tokens are drawn on the device and waited
+ * for. A step is begun ahead only where the next batch would hold the same rows: nobody can be
+ * seated, reads a prompt, is loaded or saved; no row is at its last token. All that was begun is
+ * over when ahead_run() returns, so that nobody else sees a step in flight; it returns at the
+ * latest after AHEAD_MOST tokens a row, or when somebody knocks (sched_notice).
+ *
+ * The host draws where it must see logits: penalties, log-probabilities, a client's logits, forced
+ * tokens, drafts, no top_k. What is drawn is the same either way. */
+
+#include <assert.h>
+#include <errno.h>
+
+#include "engine/sched/state.h"
+
+enum { AHEAD_MOST = 64 };
+
+static struct ops_sample_row row_of(const struct request *r, int32_t n_unknown)
+{
+    const struct sampler_params *p = &r->sampler.params;
+
+    return (struct ops_sample_row){
+        .temperature = p->temperature,
+        .top_p = p->top_p,
+        .min_p = p->min_p,
+        .top_k = p->top_k,
+        .seed = p->seed,
+        .index = (uint64_t)(r->n_new + n_unknown),
+    };
+}
+
+static bool has_penalties(const struct sampler_params *p)
+{
+    return p->penalty_window > 0 &&
+           (p->repeat_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0);
+}
+
+static bool row_is_drawn(const struct sched *s, const struct request *r)
+{
+    const struct sampler_params *p = &r->sampler.params;
+    struct ops_sample_row row = row_of(r, 0);
+
+    return r->kind == ENGINE_GENERATE && !r->finished && !r->logits && r->n_new >= r->n_forced &&
+           r->n_fed > r->n_prompt && p->n_logprobs < 0 && !has_penalties(p) &&
+           ops_sample_covers(&row, s->config.model->h.n_vocab);
+}
+
+/* Does the device draw for the batch, a token of each sequence? */
+static bool batch_is_drawn(const struct sched *s)
+{
+    const struct batch *b = &s->batch;
+
+    if (!s->config.device_draws || !s->ops->sample || b->rows.n != b->rows.n_decode ||
+        b->rows.n != b->n_seqs || b->n_wanted != b->n_seqs || b->done_wanted > 0) {
+        return false;
+    }
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        if (!row_is_drawn(s, b->of[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* May the step after the batch, whose tokens are not known, be begun? */
+static bool goes_on(const struct sched *s)
+{
+    const struct batch *b = &s->batch;
+
+    if (b->once || s->config.draft_rows > 0 || s->running.n != b->n_seqs || s->resting.n > 0 ||
+        (s->waiting.n > 0 && !s->full) ||
+        atomic_load_explicit(&s->interrupt, memory_order_relaxed) ||
+        atomic_load_explicit(&s->notice, memory_order_relaxed)) {
+        return false;
+    }
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        const struct request *r = b->of[i];
+
+        if (r->finished || r->cancelled || r->n_new + 2 > r->max_new ||
+            r->policy.pool == POLICY_POOL_DISK || cache_spare_rows(s->config.cache, r->seat) < 1) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The batch's tokens, drawn and on their way. n_unknown: new tokens before them that are not
+ * delivered. */
+static int draw(struct sched *s, int32_t n_unknown, int place)
+{
+    struct batch *b = &s->batch;
+    const float *logits;
+    int e = forward_logits(s->forward, b->wanted_rows, b->n_wanted, &logits);
+
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        b->draws[i] = row_of(b->of[i], n_unknown);
+    }
+    return e ? e : forward_draw(s->forward, b->draws, b->n_seqs, place);
+}
+
+/* The step after, all of it; -EINTR: the batch is pending. */
+static int run_next(struct sched *s, int place)
+{
+    struct batch *b = &s->batch;
+    struct cache *cache = s->config.cache;
+
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        struct request *r = b->of[i];
+        int e = cache_prepare(cache, r->seat, 1);
+
+        if (e) {
+            return e;
+        }
+        for (int32_t st = 0; st < s->config.model->n_stores; st++) {
+            struct ops_seq *q = &b->seqs[st * s->config.n_seqs + i];
+
+            cache_view(cache, r->seat, st, q);
+            q->row0 = i;
+            q->n_rows = 1;
+            q->pos0 = r->n_fed;
+        }
+        b->wanted[i].pos = r->n_fed;
+    }
+    batch_begin(s, true);
+    int e = forward_run(s->forward);
+
+    s->counters.n_ahead += e == 0;
+    return e ? e : draw(s, 1, place);
+}
+
+/* Waits for the tokens and says them. */
+static int deliver(struct sched *s, int place)
+{
+    struct batch *b = &s->batch;
+    bool held_up = b->pending;
+    int e;
+
+    b->pending = false; /* committed tokens are at rest in the cache, and may be saved */
+    e = s->ops->fetched(s->be, place, b->drawn, (uint64_t)b->n_seqs * sizeof(*b->drawn));
+
+    for (int32_t i = 0; !e && i < b->n_seqs; i++) {
+        if (!b->of[i]->finished) {
+            output_drawn(s, b->of[i], b->drawn[i]);
+        }
+    }
+    b->pending = held_up;
+    return e;
+}
+
+/* What was begun ahead is computed. */
+static void commit(struct sched *s)
+{
+    struct batch *b = &s->batch;
+
+    b->pending = false;
+    s->counters.n_steps++;
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        struct request *r = b->of[i];
+
+        if (r->finished) {
+            cache_take_back(s->config.cache, r->seat);
+        } else {
+            cache_commit(s->config.cache, r->seat, 1);
+            r->n_fed++;
+        }
+    }
+}
+
+int ahead_run(struct sched *s)
+{
+    int place = 0;
+
+    if (!batch_is_drawn(s)) {
+        return -ENOTSUP;
+    }
+    int e = draw(s, 0, place);
+
+    for (int32_t n = 1; !e; n++) {
+        bool more = n < AHEAD_MOST && goes_on(s);
+        int next = more ? run_next(s, !place) : 0;
+
+        if (next && next != -EINTR) {
+            return next;
+        }
+        e = deliver(s, place);
+        if (e || next || !more) {
+            return e ? e : next;
+        }
+        commit(s);
+        place = !place;
+    }
+    return e;
+}
