@@ -244,7 +244,8 @@ void engine_save_end(struct engine *e, uint64_t handle);
 
 /* Runs one batch. Returns the number of requests that another step can do something for (queued or
  * running; one that only waits for engine_score_credit() does not count), 0 when idle, or a negative
- * errno when the device is lost (requests are then gone). */
+ * errno when the device is lost (requests are then gone). A device that has no memory left for a step
+ * ends the requests that run, with ENGINE_ERROR; those that wait go on. */
 int engine_step(struct engine *e, engine_emit *emit, void *arg);
 
 /* Makes a running engine_step (or the next one) return between two operations: the next step takes

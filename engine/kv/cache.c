@@ -378,6 +378,9 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     }
     int r = cache_attach(c, q, unit, n_units);
 
+    if (r) {
+        cache_leave(c, seat);
+    }
     return r ? r : seat;
 }
 

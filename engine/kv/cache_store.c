@@ -69,36 +69,68 @@ int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int3
     return q->n_slots + (q->evicting ? 0 : n_new);
 }
 
-int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots)
+/* A group's pages up to `want`, all of them or none. */
+static int take_row(struct cache *c, struct cache_seq *q, int32_t store, int32_t group,
+                    int32_t want)
 {
     const struct shape_seat *st = &c->shape.seats[store];
     int32_t class = shape_class_of(&c->shape, q->variant, store);
+    size_t at = (size_t)group * (size_t)st->max_pages + (size_t)q->n_pages[store];
+    uint32_t *row = cache_host_pages(q, st) + at;
+    int32_t n = want - q->n_pages[store];
+    int32_t taken = 0;
+    int r = 0;
+
+    for (; !r && taken < n; taken += !r) {
+        r = pages_take(&c->classes[class], q->principal, &row[taken]);
+    }
+    if (!r) {
+        r = c->shape.config.ops->write(c->be, q->tables + st->pages_off + at * sizeof(uint32_t),
+                                       row, (uint64_t)n * sizeof(uint32_t));
+    }
+    for (; r && taken > 0; taken--) {
+        pages_put_back(&c->classes[class], &row[taken - 1]);
+    }
+    q->left.pages[class] -= (uint32_t)taken;
+    return r;
+}
+
+/* What groups [0, n_groups) have taken. */
+static void put_back_rows(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_groups,
+                          int32_t want)
+{
+    const struct shape_seat *st = &c->shape.seats[store];
+    int32_t class = shape_class_of(&c->shape, q->variant, store);
+
+    for (int32_t g = 0; g < n_groups; g++) {
+        uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
+
+        for (int32_t i = q->n_pages[store]; i < want; i++) {
+            pages_put_back(&c->classes[class], &row[i]);
+            q->left.pages[class]++;
+        }
+    }
+}
+
+int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots)
+{
+    const struct shape_seat *st = &c->shape.seats[store];
     int32_t want = (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
     int32_t have = q->n_pages[store];
 
     if (want <= have || shape_on_disk(&c->shape, &q->policy, store) >= 0) {
         return 0;
     }
-    for (int32_t g = 0; g < st->n_groups; g++) {
-        size_t at = (size_t)g * (size_t)st->max_pages + (size_t)have;
-        uint32_t *row = cache_host_pages(q, st) + at;
+    int r = 0;
 
-        for (int32_t i = 0; i < want - have; i++) {
-            int r = pages_take(&c->classes[class], q->principal, &row[i]);
-
-            if (r) {
-                return r;
-            }
-            q->left.pages[class]--;
-        }
-        int r = c->shape.config.ops->write(c->be, q->tables + st->pages_off + at * sizeof(uint32_t),
-                                           row, (uint64_t)(want - have) * sizeof(uint32_t));
+    for (int32_t g = 0; !r && g < st->n_groups; g++) {
+        r = take_row(c, q, store, g, want);
         if (r) {
-            return r;
+            put_back_rows(c, q, store, g, want);
         }
     }
-    q->n_pages[store] = want;
-    return 0;
+    q->n_pages[store] = r ? have : want;
+    return r;
 }
 
 /* Gives back a store's pages from `keep` a group on. */

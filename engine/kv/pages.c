@@ -92,22 +92,30 @@ void pages_unreserve(struct pages *p, uint32_t n)
 int pages_take(struct pages *p, uint64_t principal, uint32_t *ret)
 {
     assert(p->n_reserved > 0 && p->n_free > 0);
-    uint32_t page = p->free_list[--p->n_free];
+    uint32_t page = p->free_list[p->n_free - 1];
 
-    p->n_reserved--;
     assert(p->refs[page] == 0);
-    p->refs[page] = 1;
     if (p->used[page] && p->principal[page] != principal) {
         int r = p->ops->zero(p->be, p->pool + p->page_bytes * page, p->page_bytes);
 
         if (r) {
-            return r;
+            return r; /* nothing is taken */
         }
     }
+    p->n_free--;
+    p->n_reserved--;
+    p->refs[page] = 1;
     p->used[page] = true;
     p->principal[page] = principal;
     *ret = page;
     return 0;
+}
+
+void pages_put_back(struct pages *p, uint32_t *page)
+{
+    assert(p->refs[*page] == 1 && !p->kept[*page] && p->copies[*page] == 0);
+    (void)pages_unref(p, page);
+    p->n_reserved++;
 }
 
 void pages_ref(struct pages *p, uint32_t page)
@@ -155,7 +163,10 @@ int pages_own(struct pages *p, uint64_t principal, uint32_t *page)
                          p->page_bytes);
     }
     if (r) {
-        return r; /* the device is lost */
+        if (to != UINT32_MAX) {
+            pages_put_back(p, &to);
+        }
+        return r;
     }
     p->copies[from]--;
     p->refs[from]--;

@@ -62,6 +62,8 @@ int pages_own(struct pages *p, uint64_t principal, uint32_t *page) WARN_UNUSED;
 /* The prefix cache becomes a holder of a page that has others, and ceases to be one. */
 void pages_keep(struct pages *p, uint32_t page);
 void pages_let_go(struct pages *p, uint32_t page);
+/* Undoes a take: the page is free, and the caller's reservation has it again. */
+void pages_put_back(struct pages *p, uint32_t *page);
 /* Drops a reference; true when the page is free again. Makes *page UINT32_MAX. */
 bool pages_unref(struct pages *p, uint32_t *page);
 

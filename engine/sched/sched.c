@@ -333,6 +333,16 @@ static void finish_unread(struct sched *s, struct request *r, int err)
     sched_finish(s, r, ENGINE_ERROR, &e);
 }
 
+static void finish_without_memory(struct sched *s, struct request *r)
+{
+    struct error e = {0};
+
+    (void)error_set(&e, -ENOMEM,
+                    "the device had no memory left for a step; another process may "
+                    "hold it");
+    sched_finish(s, r, ENGINE_ERROR, &e);
+}
+
 /* Waits for what only one request at a time may have, which others need not, or for its parent. */
 static bool held_up(const struct sched *s, const struct request *r)
 {
@@ -378,11 +388,17 @@ static int seat_waiting(struct sched *s)
             best->principal->seat_turn = ++s->turn;
             continue;
         }
-        if (seat != -ENOENT && seat != -EBUSY) {
+        if (seat != -ENOENT && seat != -EBUSY && seat != -ENOMEM) {
             return seat;
         }
-        seat = cache_sit(s->config.cache, &best->policy, best->principal->id, &best->text,
-                         best->tokens, known_tokens(best));
+        if (seat != -ENOMEM) {
+            seat = cache_sit(s->config.cache, &best->policy, best->principal->id, &best->text,
+                             best->tokens, known_tokens(best));
+        }
+        if (seat == -ENOMEM) {
+            finish_without_memory(s, best);
+            continue;
+        }
         if (seat < 0) {
             s->full = seat == -EBUSY;
             return s->full ? 0 : seat;
@@ -584,6 +600,23 @@ static int n_ready(const struct sched *s)
     return progress || (s->running.n == 0 && !(s->resting.n > 0 && s->full)) ? n : 0;
 }
 
+/* The device had no memory for something in the step. What it has computed of it is not known, so
+ * all who run end here; those who wait have lost nothing. */
+static void give_up(struct sched *s)
+{
+    struct request *next;
+
+    s->batch.pending = false;
+    for (struct request *r = s->running.first; r; r = next) {
+        next = r->next;
+        if (!r->finished) {
+            finish_without_memory(s, r);
+        }
+    }
+    s->layered = (struct layered){0};
+    release_batch(s);
+}
+
 int sched_step(struct sched *s, engine_emit *emit, void *arg)
 {
     s->emit = emit;
@@ -592,6 +625,10 @@ int sched_step(struct sched *s, engine_emit *emit, void *arg)
 
     if (r == -EINTR) {
         atomic_store(&s->interrupt, 0);
+        r = 0;
+    }
+    if (r == -ENOMEM) {
+        give_up(s);
         r = 0;
     }
     atomic_store(&s->notice, false);
