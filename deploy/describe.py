@@ -139,8 +139,9 @@ def man(name, section, summary, extra, version, program, *commands):
     out += [".SH DESCRIPTION", *paragraphs(p.help.before)]
     if p.help.options:
         out += [".SH OPTIONS", *option_list(p.help.options)]
-    if p.help.after:
-        out += [".SH NOTES", *paragraphs(p.help.after)]
+    notes = paragraphs(p.help.after)
+    if notes:
+        out += [".SH NOTES", *notes]
     if p.commands:
         out.append(".SH COMMANDS")
     for c, h in p.commands.items():

@@ -28,7 +28,7 @@ static int map_file(struct gguf *g, const char *path, struct error *reterr)
     AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 
     if (fd < 0 || fstat(fd, &st) < 0) {
-        return error_set_errno(reterr, -errno, "cannot open the model file %.150s", path);
+        return error_set_errno(reterr, -errno, "cannot open %.150s", path);
     }
     if (!S_ISREG(st.st_mode)) {
         return error_set(reterr, -EBADMSG, "%.150s is not a regular file", path);
@@ -38,7 +38,7 @@ static int map_file(struct gguf *g, const char *path, struct error *reterr)
     }
     p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (p == MAP_FAILED) {
-        return error_set_errno(reterr, -errno, "cannot map the model file %.150s", path);
+        return error_set_errno(reterr, -errno, "cannot map %.150s", path);
     }
     g->data = p;
     g->size = (size_t)st.st_size;

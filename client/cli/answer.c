@@ -210,7 +210,7 @@ static void stats(const struct answer *a)
     int fresh = d->n_prompt - d->n_cached;
 
     say("prompt %d tokens (%d cached) in %.2f s, %.1f tok/s; answer %d tokens in %.2f s, "
-        "%.1f tok/s; first after %.2f s; kv %s held, %s if all were kept in f16; %s",
+        "%.1f tok/s; first after %.2f s; kv %s held in whole pages, %s if all were kept in f16; %s",
         d->n_prompt, d->n_cached, prefill_s, prefill_s > 0 ? fresh / prefill_s : 0, d->n_new,
         decode_s, decode_s > 0 ? d->n_new / decode_s : 0,
         a->first_ns ? (double)(a->first_ns - a->start_ns) / 1e9 : 0, bytes_text(d->kv_bytes, kv),

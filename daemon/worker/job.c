@@ -451,19 +451,20 @@ static void explain(const struct job *j, const struct engine_request *q, struct 
     const size_t room = sizeof(((struct lane_error *)NULL)->text);
     struct engine_request less = *q;
     struct error ignored;
-    size_t n = strlen(reterr->text);
+    size_t n;
 
     less.max_tokens = 1;
     if (engine_check(e, q, &ignored) != -ENOMEM) {
         return;
     }
-    /* The shorter part first, and none in halves. */
+    /* None in halves. */
     _Static_assert(sizeof(((struct lane_error *)NULL)->text) <= sizeof(reterr->text), "room");
-    if (q->kind == ENGINE_GENERATE && engine_check(e, &less, &ignored) == 0 && n + 32 < room) {
-        n += (size_t)snprintf(reterr->text + n, room - n, "; -n N may ask for less");
+    if (strlen(reterr->text) + strlen(kv) + 32 < room) {
+        (void)error_prefix(reterr, "this daemon runs with --kv %s", kv);
     }
-    if (n + strlen(kv) + 32 < room) {
-        (void)snprintf(reterr->text + n, room - n, " (this daemon runs with --kv %s)", kv);
+    n = strlen(reterr->text);
+    if (q->kind == ENGINE_GENERATE && engine_check(e, &less, &ignored) == 0 && n + 32 < room) {
+        (void)snprintf(reterr->text + n, room - n, "; -n N may ask for less");
     }
 }
 
@@ -600,9 +601,12 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
     j->n_prompt = (int32_t)n;
     j->n_forced = e->n_forced;
     j->score_first = a->sampling.score_first;
+    if (j->kind == LANE_KIND_SCORE && j->n_prompt < 2) {
+        return error_set(reterr, -EINVAL, "a score takes at least two tokens, the prompt has %d",
+                         j->n_prompt);
+    }
     if (j->kind == LANE_KIND_SCORE && j->score_first > j->n_prompt - 2) {
-        return error_set(reterr, -EINVAL,
-                         "score_first %d: a prompt of %d tokens allows 0..%d (at least two tokens)",
+        return error_set(reterr, -EINVAL, "score_first %d: a prompt of %d tokens allows 0..%d",
                          j->score_first, j->n_prompt, j->n_prompt - 2);
     }
     read_hook(j, a);

@@ -62,11 +62,22 @@ class Layout(Installed):
     def test_everything_is_there(self):
         for path in ("bin/pipitd", "bin/pipit", "libexec/pipit/pipit-engine", "libexec/pipit/pipit-gateway", "include/pipit.h",
                      "share/pipit/pipit.proto", "lib/python3/dist-packages/pipit/client.py", "lib/python3/dist-packages/pipit/pipit.h", "lib/sysusers.d/pipit.conf", "lib/tmpfiles.d/pipit.conf", "share/man/man8/pipitd.8",
+                     "share/man/man7/pipit-policy.7",
                      "lib/systemd/system/pipitd@.service", "lib/systemd/system/pipit-gateway@.socket"):
             self.assertTrue((self.root / path).is_file(), path)
         self.assertTrue(list(self.root.glob("lib*/**/pkgconfig/libpipit.pc")))
         for unit in self.units:
             self.assertNotRegex(unit.read_text(), r"@\w+dir@")
+
+    def test_policy_page_has_every_word(self):
+        """Of the list that a refusal gives, and no heading without a text."""
+        page = (self.root / "share/man/man7/pipit-policy.7").read_text().replace("\\", "")
+        words = run(self.root / "bin/pipitd", "plan", "--model", MODEL, "--kv", "?").stderr.partition("one of ")[2].split()
+        self.assertGreater(len(words), 10)
+        for word in words:
+            self.assertIn(f"fB{word}", page)
+        for man in self.root.glob("share/man/man*/*"):
+            self.assertNotRegex(man.read_text(), r"\n\.SH [^\n]*\n\.SH", man)
 
     def test_daemon_finds_its_processes(self):
         with tempfile.TemporaryDirectory(prefix="pipit-") as folder:

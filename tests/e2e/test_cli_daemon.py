@@ -209,7 +209,7 @@ class Policies(Served):
         for kv in ("k16v8", "full,chunk=5000"):
             rc, out, err = self.cli(*RAW, "--kv", kv, "-n", "4", "x")
             self.assertEqual((rc, out), (4, b""), err)
-            self.assertIn("this daemon runs with --kv full=60%;fp8+keyformer:50%,min=4=40%", err)
+            self.assertIn("this daemon runs with --kv full=60%;fp8+keyformer:50%,min=4=40%: ", err)
             self.assertNotIn("-n N", err)
         d = CliDaemon("--kv", "keyformer:25%,min=4")
         self.addCleanup(d.stop)

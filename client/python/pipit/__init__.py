@@ -8,7 +8,7 @@
         for ev in c.stream("Once upon a time", max_tokens=40):
             ...
         # NumPy views of memory shared with the daemon; a wider window needs a lane of more bytes (pipitd --lane-bytes)
-        for position, rows in c.logits("Some text", window=1):
+        for position, rows in c.logits("Some text"):
             ...
 
 pipit.aio.Client is the same for asyncio. Errors are PipitError, with the daemon's code (BUSY, CONTEXT_OVERFLOW, ...).

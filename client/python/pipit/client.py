@@ -85,7 +85,8 @@ class Client:
     def info(self) -> dict[str, Any]:
         i = lib.pipit_client_info(self._open())
         return {"path": text_of(i.path), "model": text_of(i.model), "state": text_of(lib.pipit_state_name(i.state)),
-                "ctx": i.ctx, "n_vocab": i.n_vocab, "max_request_bytes": i.max_request_bytes, "hello_ns": i.hello_ns}
+                "ctx": i.ctx, "n_vocab": i.n_vocab, "max_request_bytes": i.max_request_bytes,
+                "from_daemon_bytes": i.from_daemon_bytes, "hello_ns": i.hello_ns}
 
     def status(self) -> dict[str, Any]:
         p, e = ffi.new("const struct pipit_status **"), ffi.new("struct pipit_error *")
@@ -218,14 +219,17 @@ class Client:
         options: dict[str, Any] = {"score_first": first, "kv": kv}
         return [t for t in self._events(self.start(lib.PIPIT_SCORE, prompt, **options)) if isinstance(t, Token)]
 
-    def logits(self, prompt: str | Iterable[int], first: int = 0, window: int = 16,
+    def logits(self, prompt: str | Iterable[int], first: int = 0, window: Optional[int] = None,
                kv: Optional[str] = None) -> Iterator[tuple[int, Any]]:
         """(position, rows): the next-token logits of positions from `first` on, as read-only f32 arrays (n, n_vocab)
         in the memory shared with the daemon. An array is valid until the next is asked for: copy what is to stay.
-        At most `window` rows are held at once, so a text of any length takes bounded memory."""
+        At most `window` rows are held at once (None: as many as half of the lane has room for, 16 at most), so a
+        text of any length takes bounded memory."""
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         n_vocab = self.info()["n_vocab"]
         n_scores = max(0, len(tokens) - 1 - first)
+        if window is None:
+            window = max(1, min(16, self.info()["from_daemon_bytes"] // 2 // (n_vocab * 4)))
         lease = Lease(self, (n_scores * 4 + 63) // 64 * 64 + window * n_vocab * 4)
         r = self.start(lib.PIPIT_SCORE, tokens, lease, score_first=first, logits=1, kv=kv)
         seen = 0
