@@ -667,6 +667,11 @@ void engine_interrupt(struct engine *e)
     sched_interrupt(e->sched);
 }
 
+bool engine_news(struct engine *e, char *buf, size_t size)
+{
+    return e->p.ops->news && e->p.ops->news(e->be, buf, size);
+}
+
 void engine_notice(struct engine *e)
 {
     sched_notice(e->sched);

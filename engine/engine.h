@@ -256,6 +256,10 @@ void engine_interrupt(struct engine *e);
 /* Somebody waits for engine_step()'s caller: it returns after the next token. */
 void engine_notice(struct engine *e);
 
+/* What the log should say of the backend since the last time (a device lost, and why; graphs given back):
+ * true and a text, or false. Of the worker, between steps; also after engine_step() failed. */
+bool engine_news(struct engine *e, char *buf, size_t size);
+
 /* For health: monotonic ns when the worker last finished an operation, and the longest one yet. */
 void engine_heartbeat(const struct engine *e, int64_t *ret_last_ns, int64_t *ret_longest_ns);
 

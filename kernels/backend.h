@@ -45,6 +45,9 @@ struct backend_ops {
     /* One line: device or CPU, instruction sets, threads; and the kernel chosen for each slot. */
     void (*describe)(const struct backend *be, char *buf, size_t size);
 
+    /* What its user's log should say of it, once: text in buf and true, or false. NULL: never anything. */
+    bool (*news)(struct backend *be, char *buf, size_t size);
+
     /* Memory. `what` is a literal for messages. Zeroed. */
     int (*alloc)(struct backend *be, uint64_t bytes, const char *what, void **ret, struct error *reterr);
     void (*free)(struct backend *be, void *device, uint64_t bytes);

@@ -352,6 +352,7 @@ static int serve(struct worker *w)
 
     for (;;) {
         struct command c;
+        char news[256];
 
         while (ring_pop(&w->commands, &c)) {
             obey(w, &c);
@@ -374,9 +375,14 @@ static int serve(struct worker *w)
         if (more > 0 && w->n_jobs > 0) {
             more = step(w);
         }
+        bool said = engine_news(atomic_load(&w->engine), news, sizeof(news));
+
         if (more < 0) {
-            send_cause(w, "the device was lost");
+            send_cause(w, said ? news : "the device was lost");
             return EXIT_DEVICE;
+        }
+        if (said) {
+            log_warning("%s", news);
         }
         if (w->n_jobs != w->state_jobs || (more && clock_ns() - w->state_ns > STATE_NS)) {
             send_state(w);

@@ -420,13 +420,19 @@ static bool has_code(int major, int minor)
     return major * 10 + minor >= newest;
 }
 
-/* Is there a device that this module can use? Nothing is left behind. */
+/* Is there a device that this module can use? Nothing is left behind.
+ *
+ * The first call of the run-time library in the process: the driver reads then how code is to be
+ * loaded. All of it at once, with the context, before the plan asks what is free; code that came
+ * with a kernel's first launch would be memory that is in no plan. Who has set the variable, knows
+ * why. */
 static int probe(struct error *reterr)
 {
     int n = 0;
     int driver = 0;
     int runtime = 0;
-    cudaError_t e = cudaGetDeviceCount(&n);
+    bool eager = setenv("CUDA_MODULE_LOADING", "EAGER", 0) == 0;
+    cudaError_t e = eager ? cudaGetDeviceCount(&n) : cudaErrorMemoryAllocation;
 
     if (e == cudaSuccess && n > 0) {
         cudaDeviceProp prop;
@@ -532,6 +538,18 @@ static void describe(const struct backend *be, char *buf, size_t size)
                    cu->lost ? ", lost: " : "", cu->lost ? cu->cause : "");
 }
 
+static bool news(struct backend *be, char *buf, size_t size)
+{
+    struct cuda *cu = cuda_of(be);
+    bool any = cu->news[0] != '\0';
+
+    if (any) {
+        (void)snprintf(buf, size, "%s", cu->news);
+        cu->news[0] = '\0';
+    }
+    return any;
+}
+
 const struct backend_ops cuda_backend = {
     .name = "cuda",
     .selects = true,
@@ -539,6 +557,7 @@ const struct backend_ops cuda_backend = {
     .create = create,
     .destroy = destroy,
     .describe = describe,
+    .news = news,
     .alloc = alloc,
     .free = free_device,
     .free_bytes = free_bytes,

@@ -78,6 +78,7 @@ struct cuda {
     bool lost;
     char device_name[96];
     char cause[160]; /* of the loss */
+    char news[240];  /* that nobody has asked for yet; "": none */
 };
 
 /* ---- err.cu --------------------------------------------------------------------------------- */

@@ -56,6 +56,8 @@ int cuda_err(struct cuda *cu, cudaError_t e, const char *call)
     if (cu && is_sticky(e) && !cu->lost) {
         cu->lost = true;
         (void)snprintf(cu->cause, sizeof(cu->cause), "%s: %s", call, cudaGetErrorString(e));
+        (void)snprintf(cu->news, sizeof(cu->news), "the CUDA device (%.60s) is lost: %.150s",
+                       cu->device_name, cu->cause);
     }
     return is_sticky(e) ? -ENODEV : errno_of(e);
 }

@@ -24,6 +24,7 @@
  * Costs on a device: not measured. */
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 
 #include "kernels/cuda/cuda.cuh"
@@ -256,10 +257,17 @@ static struct graph *oldest_graph(struct cuda_queue *q)
 }
 
 /* The graph is beyond the plan. If it is not so alone, one that stands unused makes room. */
-static void give_back(struct cuda_queue *q, struct graph *g)
+static void give_back(struct cuda *cu, struct graph *g)
 {
+    struct cuda_queue *q = cu->queue;
     bool fits_alone = g->bytes <= cuda_graph_bytes();
     struct graph *idle = NULL;
+
+    (void)snprintf(cu->news, sizeof(cu->news),
+                   "a step's graph took %llu MiB of the device, with the others %llu MiB, %llu are "
+                   "planned: it is given back, such steps go kernel by kernel",
+                   (unsigned long long)(g->bytes >> 20), (unsigned long long)(taken(q) >> 20),
+                   (unsigned long long)(cuda_graph_bytes() >> 20));
 
     drop_graph(g);
     for (int i = 0; i < QUEUE_GRAPHS && fits_alone; i++) {
@@ -295,7 +303,7 @@ static cudaError_t replace(struct cuda *cu, struct graph *g, const struct list *
         g->bytes = GRAPH_BYTES;
     }
     if (e == cudaSuccess && taken(cu->queue) > cuda_graph_bytes()) {
-        give_back(cu->queue, g);
+        give_back(cu, g);
     }
     return e;
 }
@@ -385,6 +393,9 @@ static int flush(struct cuda *cu)
         if (cu->lost) {
             return r;
         }
+        (void)snprintf(cu->news, sizeof(cu->news),
+                       "the driver gives no graph of a step (%.120s): steps go kernel by kernel",
+                       cudaGetErrorString(e));
         for (int i = 0; i < QUEUE_GRAPHS; i++) { /* one could not be had: launches go on without */
             drop_graph(&q->graphs[i]);
         }

@@ -149,6 +149,7 @@ static void plan_holds(int device, const char *model, const char *kv)
 /* Graphs beyond what the plan has for them: fewer, or none, and steps go on. */
 static void graphs_bounded(uint64_t bytes, bool some)
 {
+    char news[256] = "";
     struct fake_device d = fake_devices[SM_90];
     struct engine *e = NULL;
     struct error err = {0};
@@ -164,6 +165,11 @@ static void graphs_bounded(uint64_t bytes, bool some)
     }
     expect((count(FAKE_GRAPH_LAUNCH) > 0) == some, "%llu bytes a graph: graphs",
            (unsigned long long)bytes);
+    expect(engine_news(e, news, sizeof(news)) != some, "%llu bytes a graph: something is said",
+           (unsigned long long)bytes);
+    expect(some || strstr(news, "kernel by kernel"), "%llu bytes a graph: \"%s\" is said",
+           (unsigned long long)bytes, news);
+    expect(!engine_news(e, news, sizeof(news)), "once");
     expect(fake.device_bytes(GRAIN) + fake.pinned_bytes() <=
                engine_plan_of(e)->total_bytes - engine_plan_of(e)->host_bytes,
            "%llu bytes a graph: within the plan", (unsigned long long)bytes);
@@ -396,6 +402,7 @@ static void lost(int code)
     do {
         struct engine *e = NULL;
         struct error err = {0};
+        char news[256] = "";
         int r = 0;
 
         fake.start(&fake_devices[SM_90]);
@@ -410,6 +417,9 @@ static void lost(int code)
         n_failures += r < 0;
         expect(r == 0 || r == -ENODEV, "%d at call %d: %d", code, n, r);
         expect(pending || r == -ENODEV, "%d at call %d is not noticed", code, n);
+        expect(r == 0 || (engine_news(e, news, sizeof(news)) && strstr(news, "is lost: ") &&
+                          strstr(news, "CUDA error")),
+               "%d at call %d: \"%s\" is said", code, n, news);
         fake.fail(0, 0);
         engine_destroy(e);
         expect_clean("a lost device");

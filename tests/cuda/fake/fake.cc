@@ -84,6 +84,7 @@ struct kernel {
     const size_t *sizes;
     int n;
     size_t shared; /* that was asked for */
+    bool loaded;
 };
 
 /* A copy out of pinned memory that is not yet waited for. */
@@ -99,7 +100,8 @@ static struct piece pieces[MAX_PIECES];
 static struct kernel kernels[MAX_KERNELS];
 static struct copy copies[MAX_COPIES];
 static int n_calls, n_pieces, n_kernels, n_copies, n_objects;
-static uint64_t graph_held, most;
+static uint64_t graph_held, code_held, most;
+static bool eager; /* code is loaded at once, as the environment said when the library was first called */
 static char broken[256];
 static int fail_after;
 static cudaError_t fail_code, fail_free, last_error;
@@ -161,7 +163,7 @@ static uint64_t held(uint64_t grain, bool pinned)
 
 EXPORT uint64_t fake_device_bytes(uint64_t grain)
 {
-    return held(grain, false) + graph_held;
+    return held(grain, false) + graph_held + code_held;
 }
 
 EXPORT uint64_t fake_most_bytes(void)
@@ -228,7 +230,9 @@ EXPORT void fake_start(const struct fake_device *d)
     }
     for (int i = 0; i < n_kernels; i++) {
         kernels[i].shared = 0;
+        kernels[i].loaded = false;
     }
+    code_held = 0;
     most = 0;
     n_copies = 0;
     fake_log_clear();
@@ -456,7 +460,9 @@ cudaError_t cudaGetLastError(void)
 cudaError_t cudaGetDeviceCount(int *ret)
 {
     cudaError_t e = fails();
+    const char *loading = getenv("CUDA_MODULE_LOADING");
 
+    eager = loading && strcmp(loading, "EAGER") == 0;
     *ret = device.n_devices;
     return e != cudaSuccess         ? e
            : device.driver < 12060 ? ended(cudaErrorInsufficientDriver)
@@ -574,7 +580,7 @@ void emu_register(const char *name, const void *kernel, emu_call_fn *, const siz
     }
     if (!k) {
         k = &kernels[n_kernels++];
-        *k = {name, kernel, sizes, n, 0};
+        *k = {name, kernel, sizes, n, 0, false};
     }
     if (!k->sizes) { /* its attributes were set first */
         k->name = name;
@@ -612,7 +618,8 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *)
 /* Within what any device of sm_80 and later takes? Notes the call. */
 static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g, dim3 b, size_t shared)
 {
-    const struct kernel *k = find_kernel(kernel);
+    static const uint64_t code_bytes = 1 << 20;
+    struct kernel *k = find_kernel(kernel);
     struct fake_call *c = note(kind);
     size_t bytes = 0;
 
@@ -620,6 +627,11 @@ static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g,
         break_rule("a launch of what is no kernel");
         return ended(cudaErrorInvalidValue);
     }
+    if (!k->loaded && !eager) { /* after the start: what no plan holds */
+        code_held += code_bytes;
+        break_rule("%s: its code takes memory when it is first launched", k->name);
+    }
+    k->loaded = true;
     (void)snprintf(c->name, sizeof(c->name), "%s", k->name);
     c->grid[0] = g.x, c->grid[1] = g.y, c->grid[2] = g.z;
     c->block[0] = b.x, c->block[1] = b.y, c->block[2] = b.z;

@@ -13,7 +13,7 @@
  * The first rule that is broken is kept in fake_broken(): a launch beyond the device's limits; a
  * node that is not chained to the one before; a copy outside of what was allocated, or between the
  * wrong sides; pinned memory that changes while a copy out of it may still be under way; a free of
- * what was not given. */
+ * what was not given; code that is loaded when a kernel is first launched. */
 
 #include <stddef.h>
 #include <stdint.h>
