@@ -7,12 +7,13 @@
  *
  * stream  8 warps, 16 rows, 8 NT tokens; warp w takes steps w, w + 8, ... of 32 columns, four
  *         unrolled: 128 bytes of weights a lane under way, 32 KB a block. Activations in 2 (f16) or
- *         3 (bf16) pieces.
+ *         3 (bf16) pieces. A single token's are made in the block, norm included.
  * tiles   8 warps, 128 rows (64 of a gated pair), 64 tokens; activations, one piece, through shared
  *         memory in pieces of 64 columns, two deep; rows 144 bytes apart against bank conflicts.
  * Shares of bandwidth and matrix rate: not measured. */
 
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/row.cuh"
 
 /* 32 columns of 16 rows and 8 tokens. */
 template <bool BF16>
@@ -29,12 +30,13 @@ CUDA_INLINE void step32(const uint4 &w0, const uint4 &w8, const uint4 &x, float 
 
 /* ---- stream --------------------------------------------------------------------------------- */
 
+/* The block's 16 rows for the tokens of its y; xh: pieces, `piece` elements apart, xe: a token's
+ * factor. */
 template <bool BF16, int NT>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) stream_half(struct gemm p)
+CUDA_INLINE void stream_rows(const struct gemm &p, const uint16_t *xh, uint64_t piece_elements,
+                             const float *xe, float (*red)[16][8 * NT], float (*out)[16][8 * NT])
 {
     constexpr int PIECES = BF16 ? 3 : 2;
-    __shared__ float red[GEMM_WARPS][16][8 * NT];
-    __shared__ float out[2][16][8 * NT];
     int32_t block = (int32_t)blockIdx.x;
     int part = gemm_part_of(&p, &block);
     int lane = (int)threadIdx.x % WARP;
@@ -44,8 +46,8 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) stream_half(struct gemm p)
     const uint16_t *x[NT];
 
     for (int i = 0; i < NT; i++) {
-        x[i] =
-            p.xh + (uint64_t)min(token0 + i * 8 + lane / 4, p.token_end - 1) * p.pad + lane % 4 * 8;
+        x[i] = xh + (uint64_t)min(token0 + i * 8 + lane / 4, p.token_end - 1) * p.pad +
+               lane % 4 * 8;
     }
     for (int half = 0; half < (p.gated ? 2 : 1); half++) {
         const uint8_t *w = p.part[part + half].w + lane % 4 * 16;
@@ -62,22 +64,93 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) stream_half(struct gemm p)
             for (int i = 0; i < NT; i++) {
 #pragma unroll
                 for (int piece = 0; piece < PIECES; piece++) {
-                    step32<BF16>(
-                        w0, w8,
-                        *reinterpret_cast<const uint4 *>(x[i] + piece * p.piece + (uint64_t)s * 32),
-                        acc[i]);
+                    step32<BF16>(w0, w8,
+                                 *reinterpret_cast<const uint4 *>(
+                                     x[i] + piece * piece_elements + (uint64_t)s * 32),
+                                 acc[i]);
                 }
             }
         }
         if (!BF16) {
             for (int i = 0; i < NT * 4; i++) {
                 acc[i / 4][i % 4] *=
-                    p.xe[min(token0 + i / 4 * 8 + lane % 4 * 2 + i % 2, p.token_end - 1)];
+                    xe[min(token0 + i / 4 * 8 + lane % 4 * 2 + i % 2, p.token_end - 1)];
             }
         }
         gemm_reduce<NT>(acc, red, out[half]);
     }
     gemm_store<NT>(&p, part, block * 16, token0, out);
+}
+
+template <bool BF16, int NT>
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) stream_half(struct gemm p)
+{
+    __shared__ float red[GEMM_WARPS][16][8 * NT];
+    __shared__ float out[2][16][8 * NT];
+
+    stream_rows<BF16, NT>(p, p.xh, p.piece, p.xe, red, out);
+}
+
+/* One token, from its row as it is: every block makes the pieces for itself, in shared memory. For
+ * 4,096 columns that is 16 KB read from L2 and some 400 instructions a thread beside 128 KB of
+ * weights, and a launch less. */
+template <bool BF16>
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS)
+    norm_stream_half(struct gemm p, struct cuda_norm norm, const float *x)
+{
+    CUDA_SHARED(uint16_t, xh); /* (pieces, pad) */
+    __shared__ float red[GEMM_WARPS][16][8];
+    __shared__ float out[2][16][8];
+    __shared__ float part[32];
+    __shared__ float xe;
+    struct row_norm r = row_norm_of<GEMM_THREADS>(&norm, x, p.n_cols, part);
+    float scale = 1.0f;
+
+    if (!BF16) {
+        float top = 0.0f;
+
+        for (int32_t c = (int32_t)threadIdx.x; c < p.n_cols; c += GEMM_THREADS) {
+            top = fmaxf(top, fabsf(row_normed(&norm, r, x[c], c)));
+        }
+        scale = half_scale(block_max(top, part, GEMM_WARPS));
+        if (threadIdx.x == 0) {
+            xe = 1.0f / scale; /* a power of two: exact */
+        }
+    }
+    for (int32_t c = (int32_t)threadIdx.x; c < p.pad; c += GEMM_THREADS) {
+        float v = c < p.n_cols ? row_normed(&norm, r, x[c], c) * scale : 0.0f;
+
+        half_pieces<BF16, BF16 ? 3 : 2>(v, xh + c, (uint64_t)p.pad);
+    }
+    __syncthreads(); /* xh, xe: written by all, read by all */
+    stream_rows<BF16, 1>(p, xh, (uint64_t)p.pad, &xe, red, out);
+}
+
+static size_t pieces_bytes(int32_t pad, bool bf16)
+{
+    return (size_t)pad * (bf16 ? 3 : 2) * sizeof(uint16_t);
+}
+
+/* Without more shared memory than a block has unasked. */
+bool cuda_gemm_half_fuses(int32_t pad, bool bf16)
+{
+    return pieces_bytes(pad, bf16) <= 40 << 10;
+}
+
+int cuda_gemm_half_fused(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_norm *norm,
+                         const float *x)
+{
+    uint32_t blocks = gemm_blocks(p, 1);
+    size_t shared = pieces_bytes(p->pad, bf16);
+
+    if (bf16) {
+        CUDA_LAUNCH(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared, norm_stream_half<true>, *p,
+                    *norm, x);
+    } else {
+        CUDA_LAUNCH(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared, norm_stream_half<false>, *p,
+                    *norm, x);
+    }
+    return cuda_launched(cu, "norm_stream_half");
 }
 
 int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16)

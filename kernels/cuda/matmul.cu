@@ -2,7 +2,9 @@
 /* y = norm(x) W^T + bias, activated, gated or added: preparation of the activations, and which
  * kernel runs.
  *
- * One kernel normalises each row once and writes it in the form that the weights' kernels read:
+ * A single decode row of 16-bit weights is normalised and cut into pieces by the kernel that
+ * multiplies (norm_stream_half), to the same bits. Else one kernel normalises each row once and
+ * writes it in the form that the weights' kernels read:
  *   f32   as it is
  *   q8    8 bits by blocks of 32 (scale absmax / 127), in fragment order; for the output head also
  *         what that left, in 8 bits of 1/254 of a step
@@ -77,25 +79,19 @@ CUDA_INLINE void prep_half(const struct prep *p, const float *row, float *part)
         top = fmaxf(top, fabsf(row[c]));
     }
     if (!bf16) {
-        uint32_t e;
-
-        top = block_max(top, part, PREP_THREADS / WARP);
-        e = __float_as_uint(top) >> 23 & 255;
-        if (e > 14 && e < 255) { /* not for what is tiny, nor for infinities */
-            scale = __uint_as_float((127 + 14 - (e - 127)) << 23);
-        }
+        scale = half_scale(block_max(top, part, PREP_THREADS / WARP));
         if (threadIdx.x == 0) {
             p->xe[token] = 1.0f / scale; /* a power of two: exact */
         }
     }
     for (int32_t c = (int32_t)threadIdx.x; c < p->pad; c += PREP_THREADS) {
         float v = c < p->n_cols ? row[c] * scale : 0.0f;
+        uint16_t *to = p->xh + token * p->pad + c;
 
-        for (int i = 0; i < 3; i++) {
-            uint16_t h = bf16 ? bf16_of_f32(v) : f16_of_f32(v);
-
-            p->xh[(uint64_t)i * p->piece + token * p->pad + c] = h;
-            v -= bf16 ? f32_of_bf16(h) : f32_of_f16(h);
+        if (bf16) {
+            half_pieces<true, 3>(v, to, p->piece);
+        } else {
+            half_pieces<false, 2>(v, to, p->piece);
         }
     }
 }
@@ -180,11 +176,8 @@ static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *w, bool
 }
 
 /* Parts [first, end) have one type and role. */
-static int run_parts(struct cuda *cu, const struct ops_matmul *p, int first, int end,
-                     struct gemm *g)
+static void take_parts(const struct ops_matmul *p, int first, int end, struct gemm *g)
 {
-    int r;
-
     g->n_parts = end - first;
     for (int i = first; i < end; i++) {
         struct gemm_part *part = &g->part[i - first];
@@ -196,6 +189,34 @@ static int run_parts(struct cuda *cu, const struct ops_matmul *p, int first, int
         part->n_rows = p->part[i].w->n_rows;
         part->act = p->part[i].act;
     }
+}
+
+/* One decode row of 16-bit weights needs no preparation of its own. */
+static bool fuses(const struct ops_matmul *p, const struct ops_weight *w, int32_t pad)
+{
+    enum gemm_form form = form_of(w->type);
+
+    return p->rows.n == 1 && p->rows.n_decode == 1 && (form == GEMM_F16 || form == GEMM_BF16) &&
+           cuda_gemm_half_fuses(pad, form == GEMM_BF16);
+}
+
+static int run_fused(struct cuda *cu, const struct ops_matmul *p, int first, int end,
+                     struct gemm *g)
+{
+    struct cuda_norm norm = cuda_norm_of(&p->norm);
+
+    take_parts(p, first, end, g);
+    g->token0 = 0;
+    g->token_end = 1;
+    return cuda_gemm_half_fused(cu, g, p->part[first].w->type == DTYPE_BF16, &norm, p->x);
+}
+
+static int run_parts(struct cuda *cu, const struct ops_matmul *p, int first, int end,
+                     struct gemm *g)
+{
+    int r;
+
+    take_parts(p, first, end, g);
     g->token0 = 0;
     g->token_end = p->rows.n_decode;
     r = run(cu, g, p->part[first].w, true);
@@ -254,13 +275,17 @@ int cuda_matmul(struct backend *be, const struct ops_matmul *p)
                p->part[end].w->role == w->role) {
             end++;
         }
+        g.pitch = (int32_t)(((int64_t)g.n_cols * (w->type == DTYPE_F32 ? 4 : 2) + 63) / 64 * 64);
+        if (fuses(p, w, g.pad)) {
+            r = run_fused(cu, p, first, end, &g);
+            first = end;
+            continue;
+        }
         if (prepared != (int)form_of(w->type)) {
             prepared = form_of(w->type);
             r = prepare(cu, p, form_of(w->type), &g);
         }
         if (r == 0) {
-            g.pitch =
-                (int32_t)(((int64_t)g.n_cols * (w->type == DTYPE_F32 ? 4 : 2) + 63) / 64 * 64);
             r = run_parts(cu, p, first, end, &g);
         }
         first = end;

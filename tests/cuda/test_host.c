@@ -313,6 +313,109 @@ static void graph_of_a_step(void)
     expect_clean("a step as a graph");
 }
 
+/* SwiftKV's prompt: K and V of all four deep stores of every row are one product of eight parts,
+ * behind the shallow layers, and one row goes on. */
+static void deep_product(void)
+{
+    enum { SHALLOW = 2, DEEP = 4, TILE = 4 };
+    const char *overlays[1];
+    static char path[2][512];
+    const struct fake_call *c;
+    struct engine_config config;
+    struct engine *e = NULL;
+    struct error err = {0};
+    int n_products = 0;
+    int n_deep = 0;
+    int n_stores = 0;
+    int n;
+
+    fake.start(&fake_devices[SM_90]);
+    (void)snprintf(path[0], sizeof(path[0]), "%s/cache_model.gguf", folder);
+    (void)snprintf(path[1], sizeof(path[1]), "%s/cache_swiftkv_2_1.gguf", folder);
+    engine_config_default(&config);
+    overlays[0] = path[1];
+    config.model_path = path[0];
+    config.overlay_paths = overlays;
+    config.n_overlays = 1;
+    config.backend = fake_path;
+    config.ctx = 128;
+    config.n_threads = 1;
+    expect(engine_create(&config, NULL, NULL, &e, &err) == 0, "%s", err.text);
+    if (!e) {
+        return;
+    }
+    fake.log_clear();
+    expect(submit(e, &err) == 0 && engine_step(e, on_event, NULL) >= 0, "a prompt: %s", err.text);
+    c = fake.log(&n);
+    for (int i = 0; i < n; i++) {
+        bool product = c[i].kind == FAKE_LAUNCH && same(&c[i], "rows_f32");
+
+        n_products += product;
+        n_stores += n_deep > 0 && n_products == 4 * SHALLOW + 1 && same(&c[i], "rope_store");
+        if (product && c[i].grid[0] == 2 * DEEP && c[i].grid[1] == N_PROMPT / TILE) {
+            expect(n_products == 4 * SHALLOW + 1, "the deep product is number %d", n_products);
+            n_deep++;
+        }
+        expect(!product || n_products <= 4 * SHALLOW + 1 || c[i].grid[1] == 1,
+               "product %d is of more than a row", n_products);
+    }
+    expect(n_deep == 1, "%d deep products", n_deep);
+    expect(n_products == 4 * SHALLOW + 1 + 4 * DEEP + 1, "%d products", n_products);
+    expect(n_stores == DEEP, "%d stores of what it gave", n_stores);
+    engine_destroy(e);
+    expect_clean("SwiftKV's prompt");
+}
+
+/* A decode row of 16-bit weights is one launch, norm included; more rows, and rows too wide for
+ * a block's shared memory, are two. */
+static void fused_products(void)
+{
+    static const int32_t cols[] = {64, 6656, 8192, 10240, 12288};
+    static uint16_t rows[16 * 12288];
+    static const float ones[12288];
+    struct backend_limits limits = {.max_rows = 2, .max_decode = 2, .max_cols = 12288};
+    struct backend_config config = {0};
+    struct backend *be = NULL;
+    struct error err = {0};
+    void *x = NULL;
+    int r;
+
+    fake.start(&fake_devices[SM_90]);
+    r = fake.ops->create(&config, &be, &err);
+    r = r ? r : fake.ops->reserve(be, &limits, &err);
+    r = r ? r : fake.ops->alloc(be, 4 * sizeof(ones), "x", &x, &err);
+    for (int i = 0; !r && i < 2 * 5; i++) {
+        enum dtype type = i % 2 ? DTYPE_BF16 : DTYPE_F16;
+        int32_t n = cols[i / 2];
+        struct ops_weight_desc dw = {"w", type, OPS_ROLE_MATMUL, 16, n, rows};
+        struct ops_weight_desc dn = {"n", DTYPE_F32, OPS_ROLE_VECTOR, 1, n, ones};
+        struct ops_weight w = {0};
+        struct ops_weight norm = {0};
+
+        r = fake.ops->weight_create(be, &dw, &w, &err);
+        r = r ? r : fake.ops->weight_create(be, &dn, &norm, &err);
+        for (int k = 1; !r && k <= 2; k++) {
+            struct ops_matmul p = {
+                .rows = {k, k}, .norm = {.w = &norm, .eps = 1e-5f}, .x = x, .ldx = n, .n_parts = 1};
+            bool fused = k == 1 && n <= (type == DTYPE_BF16 ? 6656 : 10240);
+
+            p.part[0].w = &w;
+            p.part[0].y = (float *)x + 2 * (size_t)n;
+            p.part[0].ldy = 16;
+            fake.log_clear();
+            r = fake.ops->matmul(be, &p);
+            expect(count(FAKE_LAUNCH) == (fused ? 1 : 2), "%d rows of %d columns: %d launches", k,
+                   n, count(FAKE_LAUNCH));
+        }
+        fake.ops->weight_destroy(be, &w);
+        fake.ops->weight_destroy(be, &norm);
+    }
+    expect(r == 0, "%d: %s", r, err.text);
+    fake.ops->free(be, x, 0);
+    fake.ops->destroy(be);
+    expect_clean("fused products");
+}
+
 /* ---- errors ------------------------------------------------------------------------------------
  */
 
@@ -545,6 +648,8 @@ int main(int argc, char **argv)
     free_unknown();
     graph_takes_all();
     graph_of_a_step();
+    deep_product();
+    fused_products();
     devices();
     memory();
     for (size_t i = 0; i < sizeof(sticky) / sizeof(sticky[0]); i++) {
