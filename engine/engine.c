@@ -202,6 +202,9 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
     if (!r) {
         r = open_files(p, hash, reterr);
     }
+    for (int32_t i = 0; !r && i < p->mix.n; i++) {
+        r = sched_check_exit(p->model, &p->mix.part[i].policy, reterr);
+    }
     if (!r) {
         p->index_bytes =
             gguf_index_bytes(p->base) + tok_bytes(p->base) + model_table_bytes(p->model);

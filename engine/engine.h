@@ -186,6 +186,7 @@ struct engine_usage {
     int64_t n_evicted;
     int32_t n_drafted;       /* tokens, looked up and computed beside the one before, */
     int32_t n_accepted;      /* and those of them that it said */
+    int32_t n_exited;        /* of n_new, that needed no deep layers (exit:P) */
 };
 
 struct engine_event {
@@ -287,6 +288,7 @@ struct engine_counters {
     uint64_t n_drafted;  /* tokens, */
     uint64_t n_accepted; /* and those of them that were said */
     uint64_t n_ahead;    /* steps begun before the tokens that they read were known */
+    uint64_t n_exited;   /* of n_new_tokens, that needed no deep layers */
 };
 void engine_counters(const struct engine *e, struct engine_counters *ret);
 

@@ -171,14 +171,14 @@ static int write_answer(const struct run *r, const struct prompt *p, const struc
     static const char *const reasons[] = {"stop", "length", "context", "cancelled", "error"};
     const struct engine_usage *u = &a->usage;
     json_t *o = json_pack(
-        "{s:s, s:s, s:s%, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:i, s:i}", "id", p->id,
-        "policy", a->policy->kv, "text", a->text ? a->text : "", a->len, "n_prompt",
+        "{s:s, s:s, s:s%, s:i, s:i, s:s, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:i, s:i, s:i}", "id",
+        p->id, "policy", a->policy->kv, "text", a->text ? a->text : "", a->len, "n_prompt",
         (int)u->n_prompt, "n_new", (int)u->n_new, "reason", reasons[a->reason], "kv_bytes",
         (json_int_t)u->kv_bytes, "kv_bytes_full", (json_int_t)u->kv_bytes_full, "n_slots",
         (json_int_t)u->n_slots, "n_evicted", (json_int_t)u->n_evicted, "tokens_per_step",
         engines_tokens_read(r->e, u), "prefill_ms", (double)u->prefill_ns * 1e-6, "decode_ms",
         (double)u->decode_ns * 1e-6, "n_drafted", (int)u->n_drafted, "n_accepted",
-        (int)u->n_accepted);
+        (int)u->n_accepted, "n_exited", (int)u->n_exited);
     int err = !o || json_dumpf(o, r->out, JSON_COMPACT) || fputc('\n', r->out) == EOF ? -EIO : 0;
 
     json_decref(o);

@@ -10,7 +10,7 @@
  * model's chat template), with "max_tokens": N and, where wanted, "draft": N (tokens drafted a step, at
  * most what --draft plans) and "temperature": T (the likeliest token without).
  * An answer: {"id", "policy", "text", "n_prompt", "n_new", "reason", "kv_bytes", "kv_bytes_full", "n_slots",
- * "n_evicted", "tokens_per_step", "prefill_ms", "decode_ms", "n_drafted", "n_accepted"}. */
+ * "n_evicted", "tokens_per_step", "prefill_ms", "decode_ms", "n_drafted", "n_accepted", "n_exited"}. */
 
 #include <stdio.h>
 

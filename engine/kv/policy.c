@@ -18,7 +18,7 @@
 
 #include "base/word.h"
 
-enum axis { AXIS_PRECISION, AXIS_PLACE, AXIS_SINKS, AXIS_SELECT, AXIS_LATER };
+enum axis { AXIS_PRECISION, AXIS_PLACE, AXIS_SINKS, AXIS_SELECT, AXIS_EXIT, AXIS_COUNT };
 
 struct word_row {
     const char *name;
@@ -53,7 +53,7 @@ static const struct word_row words[] = {
     {"sparq", AXIS_SELECT, POLICY_SPARQ, 0, 0, NULL},
     {"topv", AXIS_SELECT, POLICY_TOPV, 0, 0, "count"},
     {"infinigen", AXIS_SELECT, POLICY_INFINIGEN, 0, 0, NULL},
-    {"exit", AXIS_LATER, 0, 0, 0, NULL},
+    {"exit", AXIS_EXIT, 0, 0, 0, "probability"},
 };
 
 struct value_row {
@@ -152,6 +152,7 @@ struct parser {
     const char *text;
     const char *at;
     const char *select; /* where the word of selection stands, or NULL */
+    const char *exit;   /* and that of early exit */
     struct error *reterr;
 };
 
@@ -352,7 +353,7 @@ static const char *nearest_word(const char *s, size_t len)
     for (int i = 0; i < N_WORDS; i++) {
         size_t d = word_distance(s, len, words[i].name, strlen(words[i].name));
 
-        if (words[i].axis != AXIS_LATER && d < best) {
+        if (d < best) {
             best = d;
             nearest = words[i].name;
         }
@@ -444,14 +445,12 @@ static int unknown_word(const struct parser *p)
     }
 
     for (int i = 0; i < N_WORDS && used < sizeof(what); i++) {
-        if (words[i].axis != AXIS_LATER) {
-            used += (size_t)snprintf(what + used, sizeof(what) - used, " %s", words[i].name);
-        }
+        used += (size_t)snprintf(what + used, sizeof(what) - used, " %s", words[i].name);
     }
     return fault(p, what);
 }
 
-static int parse_word(struct parser *p, struct policy *pol, bool seen[AXIS_LATER])
+static int parse_word(struct parser *p, struct policy *pol, bool seen[AXIS_COUNT])
 {
     size_t len = name_len(p->at);
     const struct word_row *w = find_word(p->at, len);
@@ -461,21 +460,21 @@ static int parse_word(struct parser *p, struct policy *pol, bool seen[AXIS_LATER
     if (!w) {
         return unknown_word(p);
     }
-    if (w->axis == AXIS_LATER) {
-        return later(p, w->name);
-    }
     if (seen[w->axis]) {
         return fault(p, w->axis == AXIS_PRECISION ? "a second word of precision"
                         : w->axis == AXIS_PLACE   ? "a second word for which tokens stay"
                         : w->axis == AXIS_SELECT  ? "a second word for which tokens are read"
+                        : w->axis == AXIS_EXIT    ? "a second \"exit\""
                                                   : "a second \"sinks\"");
     }
     seen[w->axis] = true;
     p->select = w->axis == AXIS_SELECT ? p->at : p->select;
+    p->exit = w->axis == AXIS_EXIT ? p->at : p->exit;
     p->at += len;
     if (w->amount && !accept(p, ':')) {
-        return fault(p, w->axis == AXIS_PLACE ? "':' and a budget must follow (512, 50% or 50%ctx)"
-                                              : "':' and a number of slots must follow");
+        return fault(p, w->axis == AXIS_PLACE  ? "':' and a budget must follow (512, 50% or 50%ctx)"
+                        : w->axis == AXIS_EXIT ? "':' and a probability must follow (0.95)"
+                                               : "':' and a number of slots must follow");
     }
     switch (w->axis) {
     case AXIS_PRECISION:
@@ -494,7 +493,10 @@ static int parse_word(struct parser *p, struct policy *pol, bool seen[AXIS_LATER
         r = w->amount ? parse_int(p, w->name, 1, 1 << 24, &pol->top_k) : 0;
         more = !w->amount && accept(p, ':');
         break;
-    case AXIS_LATER:
+    case AXIS_EXIT:
+        r = parse_float(p, "exit", 0.01, 1, &pol->exit);
+        break;
+    case AXIS_COUNT:
         break;
     }
     return r ? r : parse_options(p, w, more, pol);
@@ -523,6 +525,17 @@ static int check_select(struct parser *p, const struct policy *pol)
     if (pol->select != POLICY_READ_ALL && pol->pos_new) {
         p->at = p->select;
         return fault(p, "pos=new rotates every key as it is read, so none can be left out");
+    }
+    return 0;
+}
+
+/* What skips layers cannot stand beside what follows every token through all of them. */
+static int check_exit(struct parser *p, const struct policy *pol)
+{
+    if (pol->exit > 0 && (pol->select != POLICY_READ_ALL || (BIT(pol->place) & SCORING))) {
+        p->at = p->exit;
+        return fault(p, "exit skips layers for some tokens: not beside h2o, keyformer or recency, "
+                        "which score every token's attention, nor beside sparq, topv or infinigen");
     }
     return 0;
 }
@@ -595,7 +608,7 @@ static int place_pool(struct parser *p, struct policy *pol)
 static int parse_policy(struct parser *p, struct policy *ret)
 {
     struct policy pol = defaults;
-    bool seen[AXIS_LATER] = {false};
+    bool seen[AXIS_COUNT] = {false};
     int r;
 
     do {
@@ -606,6 +619,7 @@ static int parse_policy(struct parser *p, struct policy *ret)
         r = check(p, &pol, seen[AXIS_SINKS]);
     }
     r = r ? r : check_select(p, &pol);
+    r = r ? r : check_exit(p, &pol);
     if (!r) {
         settle(&pol);
         *ret = pol;
@@ -801,6 +815,10 @@ void policy_print(const struct policy *p, char *buf, size_t size)
     } else if (p->select == POLICY_INFINIGEN) {
         put(&o, "+infinigen");
         put_options(&o, SELECT_BIT(POLICY_INFINIGEN), ":", p);
+    }
+    if (p->exit > 0) {
+        put(&o, "+exit:");
+        put_float(&o, p->exit);
     }
 }
 

@@ -10,7 +10,8 @@
  *
  * One word an axis. Precision: f32 f16 bf16 fp8 kv8 k16v8 q8_0 q4_0. Place: full, window:N,
  * h2o:N, keyformer:N, recency:N, and beside them sinks:N. N is slots, "50%" of the text at the end
- * of the prompt, or "50%ctx" of the planned context. Select: sparq, topv:K, infinigen. The first
+ * of the prompt, or "50%ctx" of the planned context. Select: sparq, topv:K, infinigen. Early exit:
+ * exit:P. The first
  * option of sparq and infinigen may follow a ':' as well. A number as infinigen's pool= is a place of
  * its own: `place` is then its victim's rule. */
 
@@ -82,6 +83,9 @@ struct policy {
     int32_t pool;  /* enum policy_pool: where K and V of all slots lie, or `budget` of them on the device */
     int32_t victim; /* of these, which goes: POLICY_FIFO, POLICY_LRU or POLICY_COUNTER */
     int32_t exempt; /* counter: the latest slots, which stay */
+    /* A new token to which the early-exit head gives a larger probability needs no deep layers; 0: every
+     * one does. */
+    float exit;
 };
 
 enum { POLICY_MAX_MIX = 4, POLICY_TEXT_MAX = 512, POLICY_DEFAULT_CHUNK = 512 };

@@ -56,6 +56,8 @@ enum model_tensor {
     MT_EMBED,
     MT_ROPE_FREQS, /* divides the frequencies (Llama 3); read by the host only */
     MT_SWIFT_NORM, /* of the hidden state from which all deep K and V come */
+    MT_EXIT_NORM, /* early exit, an overlay's: norm and head on the split's hidden state; */
+    MT_EXIT_HEAD, /* a row a word of pipit.exit.words, the last for every other word */
     MT_OUTPUT_NORM,
     MT_OUTPUT_NORM_B,
     MT_OUTPUT, /* absent: tied to MT_EMBED */
@@ -77,6 +79,7 @@ enum tensor_dim {
     DIM_ROT2,   /* n_rot / 2 */
     DIM_DEEP_K, /* a whole number of heads, read from the file */
     DIM_DEEP_V,
+    DIM_EXIT, /* 2 to n_vocab, read from the file */
 };
 
 struct tensor_row {

@@ -15,6 +15,7 @@
  *     deep  K and V of up to four deep stores   head rows whose logits are wanted
  *     ahead queries of the layer to come (forward_ahead.c)
  *     drawn tokens that the device drew
+ *     exit  logits of the early-exit head (forward_exit.c)
  *
  * Nothing is allocated after creation. */
 
@@ -72,6 +73,7 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     place(a, &f->deep, swift ? n : 0, deep_width(m));
     place(a, &f->head, l->max_logits, h->n_embd);
     forward_ahead_place(m, l, a, f);
+    forward_exit_place(m, l, a, f);
     f->logits.ld = h->n_vocab;
     f->logits.p = memory_arena_take(a, (size_t)l->max_logits * (size_t)h->n_vocab * sizeof(float));
     f->drawn = memory_arena_take(a, (size_t)l->max_logits * sizeof(*f->drawn));
@@ -100,6 +102,7 @@ static void place_host(const struct model *m, const struct forward_limits *l,
     f->index = memory_arena_take(a, n_rows * sizeof(*f->index));
     f->row0 = memory_arena_take(a, n_seqs * sizeof(*f->row0));
     f->dropped = memory_arena_take(a, n_seqs * sizeof(*f->dropped));
+    forward_exit_place_host(m, l, a, f);
 }
 
 /* Of the device's buffers, and of the host's arrays. */
@@ -478,7 +481,8 @@ static int step_one_deep_kv(struct forward *f, int32_t store)
     return r ? r : deep_store(f, store, f->deep.p);
 }
 
-/* Only rows that need logits, or that a policy wants observed, go on. */
+/* Only rows that need logits, or that a policy wants observed, go on; and of those that may exit,
+ * the ones of which the head is not sure. */
 static int step_survivors(struct forward *f, int32_t layer)
 {
     struct ops_gather p = {
@@ -491,10 +495,14 @@ static int step_survivors(struct forward *f, int32_t layer)
     };
     int32_t n = 0;
     int32_t n_decode = 0;
+    int r = forward_exit_choose(f);
 
+    if (r) {
+        return r;
+    }
     for (int32_t i = 0; i < f->b.n_seqs; i++) {
         const struct ops_seq *s = &f->b.seqs[i];
-        int32_t keep = f->b.keep ? f->b.keep[i] : s->n_rows;
+        int32_t keep = f->exit_row[i] >= 0 ? 0 : f->b.keep ? f->b.keep[i] : s->n_rows;
 
         f->dropped[i] = s->n_rows - keep;
         f->row0[i] = n;
@@ -504,8 +512,7 @@ static int step_survivors(struct forward *f, int32_t layer)
         }
     }
     p.n_rows = n;
-    int r = n ? f->ops->gather(f->be, &p) : 0;
-
+    r = n ? f->ops->gather(f->be, &p) : 0;
     if (!r) {
         f->rows = (struct ops_rows){.n = n, .n_decode = n_decode};
         f->cur = f->y;
@@ -641,6 +648,7 @@ void forward_begin(struct forward *f, const struct forward_batch *b)
     f->b = *b;
     f->rows = b->rows;
     f->beyond = false;
+    forward_exit_clear(f);
     f->cur = f->x;
     f->pc = 0;
     f->pc_end = f->n_instr;

@@ -62,6 +62,9 @@ struct forward_batch {
     /* (n_seqs) or NULL: what decode rows read of global layers; no mean where a store has no v_sum
      */
     const struct ops_select *select;
+    /* (n_seqs) or NULL: the probability above which a sequence's row, if it is one of class decode, goes
+     * no further than the split; 0: it goes on */
+    const float *exit;
     /* (n_seqs): the store whose scores all stores of a sequence use together, or -1; NULL: -1 */
     const int32_t *score_store;
     /* Sequences whose K and V lie in a file: the stores' numbers there, (n_stores, stride) as seqs, -1: in
@@ -83,7 +86,11 @@ int forward_run(struct forward *f) WARN_UNUSED;
 /* Floats from one row of hidden states to the next. */
 int32_t forward_ld(const struct forward *f);
 
-/* Next-token logits of n batch rows (ascending, each of them kept) after forward_run:
+/* What the early-exit head said of a sequence's row, if it was sure enough: logits on the host, one a
+ * word of the model's exit_words and one for all others; else NULL. Until the next forward_begin. */
+const float *forward_exited(const struct forward *f, int32_t seq);
+
+/* Next-token logits of n batch rows (ascending, each of them kept, none exited) after forward_run:
  * device (n, n_vocab), valid until the next call. n at most max_logits. */
 int forward_logits(struct forward *f, const int32_t *rows, int32_t n,
                    const float **ret) WARN_UNUSED;

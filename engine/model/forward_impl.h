@@ -56,6 +56,9 @@ struct forward {
     int32_t *index;              /* (max_rows) */
     int32_t *row0;               /* (max_seqs) first row of a sequence beyond the split */
     int32_t *dropped;            /* (max_seqs) its rows that stay before the split */
+    struct buffer exit;          /* logits of the early-exit head */
+    float *exit_host;            /* (max_seqs, exit.ld) the same */
+    int32_t *exit_row;           /* (max_seqs) a sequence's row there if it exited, else -1 */
 
     _Atomic int64_t last_ns;
     _Atomic int64_t longest_ns;
@@ -119,6 +122,14 @@ void forward_ahead_place(const struct model *m, const struct forward_limits *l,
                          struct memory_arena *a, struct forward *f);
 bool forward_ahead_chooses(const struct model *m, int32_t layer);
 int forward_ahead_step(struct forward *f, int32_t layer);
+
+/* forward_exit.c: buffers, and at the split: which sequences' rows go no further. */
+void forward_exit_place(const struct model *m, const struct forward_limits *l,
+                        struct memory_arena *a, struct forward *f);
+void forward_exit_place_host(const struct model *m, const struct forward_limits *l,
+                             struct memory_arena *a, struct forward *f);
+void forward_exit_clear(struct forward *f);
+int forward_exit_choose(struct forward *f);
 
 /* forward_tier.c: the running layer's slots from disk; the next one's, once they are chosen or all are
  * wanted; the new rows to disk. Nothing without a tier. */

@@ -219,6 +219,7 @@ void model_close(struct model *m)
         }
     }
     free(m->list);
+    free(m->exit_words);
     free(m->layers);
     free(m->stores);
     free(m);
@@ -226,7 +227,9 @@ void model_close(struct model *m)
 
 uint64_t model_table_bytes(const struct model *m)
 {
-    return sizeof(*m) + (uint64_t)m->n_list * sizeof(*m->list) +
+    uint64_t words = model_can_exit(m) ? (uint64_t)m->w[MT_EXIT_HEAD].n_rows - 1 : 0;
+
+    return sizeof(*m) + (uint64_t)m->n_list * sizeof(*m->list) + words * sizeof(*m->exit_words) +
            (uint64_t)m->h.n_layers * (sizeof(*m->layers) + sizeof(*m->stores));
 }
 

@@ -48,6 +48,7 @@ struct model {
     struct model_rope rope;       /* of global layers */
     struct model_rope rope_local; /* of sliding ones */
     uint64_t n_params;
+    int32_t *exit_words; /* (w[MT_EXIT_HEAD].n_rows - 1) ascending token ids; NULL without that head */
 
     struct model_weight *list; /* every weight, in order of execution */
     int32_t n_list;
@@ -80,6 +81,12 @@ void model_limits(const struct model *m, struct backend_limits *ret);
 /* `progress` as in engine.h. */
 int model_load(struct model *m, const struct backend_ops *ops, struct backend *be,
                const struct backend_config *config, bool (*progress)(void *arg, float done), void *arg, struct error *reterr) WARN_UNUSED;
+
+/* Has it a head from which tokens may exit before the deep layers? */
+static inline bool model_can_exit(const struct model *m)
+{
+    return m->w[MT_EXIT_HEAD].n_cols != 0;
+}
 
 /* The weight, or NULL where the layer has none. */
 static inline const struct ops_weight *model_opt(const struct ops_weight *w)

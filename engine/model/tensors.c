@@ -78,6 +78,7 @@ static int32_t dim_size(const struct hparams *h, enum tensor_dim d)
         return h->n_rot / 2;
     case DIM_DEEP_K:
     case DIM_DEEP_V:
+    case DIM_EXIT:
         break;
     }
     return 0;
@@ -101,6 +102,15 @@ static int check_shape(struct finder *f, const char *name, const struct gguf_ten
     uint64_t cols = (uint64_t)dim_size(&f->m->h, row->cols);
     uint64_t rows = (uint64_t)dim_size(&f->m->h, row->rows);
 
+    if (row->rows == DIM_EXIT) {
+        rows = t->dims[1];
+        if (rows < 2 || rows > (uint64_t)f->m->h.n_vocab) {
+            return error_set(f->reterr, -EBADMSG,
+                             "tensor %s has %" PRIu64 " rows: some words' and one for the others', "
+                             "2 to %d",
+                             name, rows, f->m->h.n_vocab);
+        }
+    }
     if (row->rows == DIM_DEEP_K || row->rows == DIM_DEEP_V) {
         rows = deep_heads(&f->m->h, row->rows, t->dims[1]) ? t->dims[1] : 0;
     }
@@ -239,6 +249,49 @@ static int find_layer(struct finder *f, int32_t il, int first, int last)
     return 0;
 }
 
+/* The words that rows of the early-exit head stand for. */
+static int find_exit_words(struct finder *f)
+{
+    static const char key[] = "pipit.exit.words";
+    struct model *m = f->m;
+    size_t n = (size_t)m->w[MT_EXIT_HEAD].n_rows - 1;
+    const struct gguf *g = NULL;
+    int64_t *ids;
+    int r;
+
+    for (int32_t i = 0; i <= f->source->n_overlays; i++) {
+        g = gguf_has(file_at(f, i), key) ? file_at(f, i) : g;
+    }
+    if (!g) {
+        return error_set(f->reterr, -EBADMSG, "key %s is missing, exit_head.weight is there", key);
+    }
+    ids = calloc(n, sizeof(*ids));
+    m->exit_words = calloc(n, sizeof(*m->exit_words));
+    r = ids && m->exit_words ? gguf_array_i64(g, key, ids, n, f->reterr) : -ENOMEM;
+    for (size_t i = 0; !r && i < n; i++) {
+        if (ids[i] < 0 || ids[i] >= m->h.n_vocab || (i > 0 && ids[i] <= ids[i - 1])) {
+            r = error_set(f->reterr, -EBADMSG,
+                          "key %s: entry %zu is no token id above the one before", key, i);
+            break;
+        }
+        m->exit_words[i] = (int32_t)ids[i];
+    }
+    free(ids);
+    return r == -ENOMEM ? error_set(f->reterr, r, "model: no memory") : r;
+}
+
+/* Both tensors of the early-exit head, or none. */
+static int find_exit(struct finder *f)
+{
+    int r = find_global(f, MT_EXIT_HEAD, false);
+
+    if (r || !model_can_exit(f->m)) {
+        return r;
+    }
+    r = find_global(f, MT_EXIT_NORM, true);
+    return r ? r : find_exit_words(f);
+}
+
 /* The norm of the split and every deep K and V: one batched product in a step. */
 static int find_split(struct finder *f)
 {
@@ -265,7 +318,7 @@ static int find_split(struct finder *f)
             }
         }
     }
-    return r;
+    return r ? r : find_exit(f);
 }
 
 /* What a store's partial keys are made with: both tensors or none, and not where the first two

@@ -30,10 +30,13 @@ static uint64_t weight_bytes(const struct model *m)
     for (int32_t i = 0; i < m->n_list; i++) {
         const struct model_weight *w = &m->list[i];
         bool lookup = w->dst == &m->w[MT_EMBED] && w->dst != head_of(m);
+        bool exit = w->dst == &m->w[MT_EXIT_HEAD] || w->dst == &m->w[MT_EXIT_NORM];
         bool skew = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_skew.");
         bool columns = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_columns.");
 
-        lookup = lookup || skew || columns; /* a few rows of them, for the rows that rank */
+        /* a few rows of them, for the rows that rank; the exit head's is a choice of the policy's
+         */
+        lookup = lookup || skew || columns || exit;
         sum += lookup ? 0 : m->list[i].file_bytes;
     }
     return sum;

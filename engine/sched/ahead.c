@@ -16,7 +16,7 @@
  * latest after AHEAD_MOST tokens a row, or when somebody knocks (sched_notice).
  *
  * The host draws where it must see logits: penalties, log-probabilities, a client's logits, forced
- * tokens, drafts, no top_k. What is drawn is the same either way. */
+ * tokens, drafts, no top_k, a policy with early exit. What is drawn is the same either way. */
 
 #include <assert.h>
 #include <errno.h>
@@ -51,8 +51,8 @@ static bool row_is_drawn(const struct sched *s, const struct request *r)
     struct ops_sample_row row = row_of(r, 0);
 
     return r->kind == ENGINE_GENERATE && !r->finished && !r->logits && r->n_new >= r->n_forced &&
-           r->n_fed > r->n_prompt && p->n_logprobs < 0 && !has_penalties(p) &&
-           ops_sample_covers(&row, s->config.model->h.n_vocab);
+           r->n_fed > r->n_prompt && r->policy.exit == 0 && p->n_logprobs < 0 &&
+           !has_penalties(p) && ops_sample_covers(&row, s->config.model->h.n_vocab);
 }
 
 /* Does the device draw for the batch, a token of each sequence? */

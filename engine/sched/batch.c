@@ -41,7 +41,7 @@ int32_t batch_first_wanted(const struct request *r)
     return all ? 0 : r->kind == ENGINE_SCORE ? r->score_first : r->n_prompt - 1;
 }
 
-static void want_rows(struct batch *b, struct request *r, int32_t row0, int32_t pos0,
+static void want_rows(struct batch *b, struct request *r, int32_t seq, int32_t row0, int32_t pos0,
                       int32_t n_rows)
 {
     /* The last token of a scored text predicts nothing that is known. */
@@ -49,7 +49,8 @@ static void want_rows(struct batch *b, struct request *r, int32_t row0, int32_t 
 
     for (int32_t pos = max_i32(batch_first_wanted(r), pos0); pos < pos0 + n_rows && pos < end;
          pos++) {
-        b->wanted[b->n_wanted] = (struct wanted){.r = r, .row = row0 + pos - pos0, .pos = pos};
+        b->wanted[b->n_wanted] =
+            (struct wanted){.r = r, .seq = seq, .row = row0 + pos - pos0, .pos = pos};
         b->wanted_rows[b->n_wanted++] = row0 + pos - pos0;
     }
 }
@@ -107,12 +108,14 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
         b->once || b->observes || (!prefill && (b->select[i].use || cache_sums(cache, r->seat)));
     b->score_store[i] = cache_score_store(cache, r->seat);
     b->keep[i] = prefill ? batch_rows_beyond(r, r->n_fed, n_rows, place->observe) : n_rows;
+    b->exit[i] = prefill ? 0.0f : r->policy.exit;
+    b->exits = b->exits || b->exit[i] > 0;
     memcpy(b->ids + b->rows.n, r->tokens + r->n_fed,
            (size_t)(prefill ? n_rows : 1) * sizeof(*b->ids));
     if (!prefill) {
         draft_write(s, r, b->ids + b->rows.n + 1);
     }
-    want_rows(b, r, b->rows.n, r->n_fed, n_rows);
+    want_rows(b, r, i, b->rows.n, r->n_fed, n_rows);
     b->rows.n += n_rows;
     b->rows.n_decode += prefill ? 0 : n_rows;
     b->of[i] = r;
@@ -158,6 +161,7 @@ void batch_begin(struct sched *s, bool drawn)
         .keep = b->keep,
         .observe = b->observes ? b->observe : NULL,
         .select = b->selects ? b->select : NULL,
+        .exit = b->exits ? b->exit : NULL,
         .score_store = b->score_store,
         .tier = s->config.cache->tier,
         .on_disk = b->on_disk,
@@ -177,6 +181,7 @@ int batch_build(struct sched *s)
     b->rows = (struct ops_rows){0};
     b->observes = false;
     b->selects = false;
+    b->exits = false;
     b->once = false;
     b->n_wanted = 0;
     b->done_wanted = 0;

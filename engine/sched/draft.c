@@ -20,7 +20,10 @@
  * compare with. Beside rows of a prompt nothing is timed; a drafted row costs computing there too,
  * but of a longer step, so what it costs of a step of decode rows is more than its share. The
  * chances are counted without drafting too, so a text that does not repeat itself costs a lookup a
- * token. */
+ * token.
+ *
+ * A sequence that may exit early drafts nothing: its rows would go through the deep layers
+ * together, where alone some of them would not, and say what it would not have said. */
 
 #include <assert.h>
 #include <math.h>
@@ -111,7 +114,7 @@ void draft_measure(struct sched *s, int r)
 static int32_t room_of(const struct sched *s, const struct request *r)
 {
     int32_t room = r->max_new - r->n_new - 1;
-    int32_t spare = cache_spare_rows(s->config.cache, r->seat);
+    int32_t spare = r->policy.exit > 0 ? 0 : cache_spare_rows(s->config.cache, r->seat);
 
     room = room < r->most_drafted ? room : r->most_drafted;
     room = room < spare ? room : spare;

@@ -132,6 +132,28 @@ static int new_token(struct sched *s, struct request *r, const float *logits)
     return e;
 }
 
+/* A row that went no further than the split: the rest of the vocabulary shares what its head gives
+ * to other words. */
+static int exited_token(struct sched *s, const struct wanted *w, const float *exit)
+{
+    const struct model *m = s->config.model;
+    int32_t n = m->w[MT_EXIT_HEAD].n_rows - 1;
+    float other = exit[n] - logf((float)(m->h.n_vocab - n));
+
+    if (w->r->finished || !draft_holds(s, w->r, w)) {
+        return 0;
+    }
+    for (int32_t i = 0; i < m->h.n_vocab; i++) {
+        s->logits[i] = other;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        s->logits[m->exit_words[i]] = exit[i];
+    }
+    w->r->n_exited++;
+    s->counters.n_exited++;
+    return new_token(s, w->r, s->logits);
+}
+
 int output_first_token(struct sched *s, struct request *r, const float *hidden)
 {
     const float *device;
@@ -329,6 +351,7 @@ static int32_t block_rows(const struct sched *s, int32_t at)
     int32_t n = 0;
 
     while (at + n < b->n_wanted && n < most && !b->wanted[at + n].r->stashes &&
+           !forward_exited(s->forward, b->wanted[at + n].seq) &&
            (first->kind == ENGINE_EMBED ? b->wanted[at + n].r == first
                                         : b->wanted[at + n].r->kind != ENGINE_EMBED)) {
         n++;
@@ -375,12 +398,16 @@ int output_run(struct sched *s)
     while (b->done_wanted < b->n_wanted) {
         int32_t at = b->done_wanted;
         int32_t n = block_rows(s, at);
+        const float *exit = forward_exited(s->forward, b->wanted[at].seq);
         int e = 0;
 
         if (atomic_load_explicit(&s->interrupt, memory_order_relaxed)) {
             return -EINTR;
         }
-        if (b->wanted[at].r->kind == ENGINE_EMBED) {
+        if (exit) {
+            n = 1;
+            e = exited_token(s, &b->wanted[at], exit);
+        } else if (b->wanted[at].r->kind == ENGINE_EMBED) {
             e = embed_block(s, b->wanted[at].r, at, n);
         } else if (n > 0) {
             e = run_block(s, at, n);

@@ -39,6 +39,7 @@ struct request {
     int32_t n_drafting;   /* in the batch that is built or run */
     int32_t n_drafted;
     int32_t n_accepted;
+    int32_t n_exited;
     struct policy policy;
     int32_t use; /* row of the table of policies */
     struct shape_text text;

@@ -70,6 +70,7 @@ static void lay_batch(struct memory_arena *a, int32_t n_stores, const struct sch
     b->observe = memory_arena_take(a, n_seqs * sizeof(*b->observe));
     b->select = memory_arena_take(a, n_seqs * sizeof(*b->select));
     b->keep = memory_arena_take(a, n_seqs * sizeof(*b->keep));
+    b->exit = memory_arena_take(a, n_seqs * sizeof(*b->exit));
     b->score_store = memory_arena_take(a, n_seqs * sizeof(*b->score_store));
     b->on_disk = memory_arena_take(a, n_seqs * (size_t)n_stores * sizeof(*b->on_disk));
     b->seats = memory_arena_take(a, n_seqs * sizeof(*b->seats));
@@ -245,6 +246,7 @@ static void fill_usage(struct sched *s, const struct request *r, struct engine_u
         .decode_ns = r->first_token_ns ? now - first_token : 0,
         .n_drafted = r->n_drafted,
         .n_accepted = r->n_accepted,
+        .n_exited = r->n_exited,
     };
     if (r->seat >= 0) {
         cache_usage(s->config.cache, r->seat, &u->kv_bytes, &u->n_slots);

@@ -12,7 +12,8 @@
 /* A row whose next-token distribution is wanted. */
 struct wanted {
     struct request *r;
-    int32_t row; /* of the batch */
+    int32_t seq; /* of the batch, */
+    int32_t row; /* and row of it */
     int32_t pos;
 };
 
@@ -21,6 +22,7 @@ struct batch {
     bool pending; /* the forward pass has begun and not ended */
     bool observes;
     bool selects;
+    bool exits;
     bool once; /* changes scores or sums: taken up where it stopped, never run anew */
     int32_t n_seqs;
     struct request **of;         /* (n_seqs) whose rows */
@@ -28,6 +30,7 @@ struct batch {
     struct ops_observe *observe; /* (n_seqs) */
     struct ops_select *select;   /* (n_seqs) */
     int32_t *keep;               /* (n_seqs) */
+    float *exit;                 /* (n_seqs) */
     int32_t *score_store;        /* (n_seqs) */
     int32_t *on_disk;            /* (n_stores, n_seqs) */
     int32_t *seats;              /* (n_seqs) */

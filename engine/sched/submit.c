@@ -199,6 +199,18 @@ static int read_request(const struct sched *s, const struct engine_request *r, s
     return r->kv ? policy_parse(r->kv, ret, reterr) : 0;
 }
 
+int sched_check_exit(const struct model *m, const struct policy *p, struct error *reterr)
+{
+    if (p->exit > 0 && !model_can_exit(m)) {
+        return error_set(
+            reterr, -ENOTSUP,
+            "policy: exit needs a model with an early-exit head, which a SwiftKV overlay "
+            "may bring (exit_head.weight)%s",
+            m->h.swift_layers < m->h.n_layers ? "; this one's brings none" : "");
+    }
+    return 0;
+}
+
 int sched_check(const struct sched *s, const struct engine_request *r, struct error *reterr)
 {
     struct shape_text text;
@@ -206,6 +218,7 @@ int sched_check(const struct sched *s, const struct engine_request *r, struct er
     int e = check_request(s, r, reterr);
 
     e = e ? e : read_request(s, r, &policy, &text, reterr);
+    e = e ? e : sched_check_exit(s->config.model, &policy, reterr);
     return e ? e : cache_check(s->config.cache, &policy, &text, reterr);
 }
 
@@ -221,6 +234,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     int e = check_request(s, r, reterr);
 
     e = e ? e : read_request(s, r, &policy, &text, reterr);
+    e = e ? e : sched_check_exit(s->config.model, &policy, reterr);
     if (e) {
         return e;
     }

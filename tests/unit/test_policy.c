@@ -216,7 +216,13 @@ Test(policy, faults_say_where)
         {"infinigen+sparq", 11, "a second word for which tokens are read", -EINVAL},
         {"q8_0+sparq", 6, "no dim or slot is read alone", -EINVAL},
         {"topv:9+q4_0", 1, "no dim or slot is read alone", -EINVAL},
-        {"f16+exit:0.9", 5, "not built yet", -ENOTSUP},
+        {"f16+exit", 9, "':' and a probability must follow", -EINVAL},
+        {"exit:0", 6, "exit takes a number from 0.01 to 1", -EINVAL},
+        {"exit:1.1", 6, "exit takes a number from 0.01 to 1", -EINVAL},
+        {"exit:0.9+exit:0.8", 10, "a second \"exit\"", -EINVAL},
+        {"exit:0.9,k=3", 10, "exit takes no options", -EINVAL},
+        {"fp8+exit:0.9+keyformer:50%", 5, "exit skips layers for some tokens", -EINVAL},
+        {"sparq+exit:0.9", 7, "exit skips layers for some tokens", -EINVAL},
     };
 
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {

@@ -143,6 +143,24 @@ void tiny_model(const char *path, int32_t n_layers, const struct tiny_bend *bend
     write_tensors(&f);
 }
 
+static void add_exit(struct file *f)
+{
+    uint32_t ids[TINY_VOCAB];
+    int32_t n = f->bend->exit_words;
+
+    for (int32_t i = 0; i < n; i++) {
+        ids[i] = (uint32_t)i;
+    }
+    ids[1] = f->bend->words == TINY_WORDS_TWICE ? 0 : ids[1];
+    ids[n - 1] = f->bend->words == TINY_WORDS_BEYOND ? TINY_VOCAB : ids[n - 1];
+    if (f->bend->words != TINY_WORDS_ABSENT) {
+        n -= f->bend->words == TINY_WORDS_FEW;
+        cr_assert_eq(gguf_writer_array(f->w, "pipit.exit.words", GGUF_U32, ids, (size_t)n), 0);
+    }
+    add(f, "exit_norm.weight", "output_norm.weight", TINY_EMBD, 1);
+    add(f, "exit_head.weight", "token_embd.weight", TINY_EMBD, (uint64_t)f->bend->exit_words + 1);
+}
+
 void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t split,
                   int32_t group, bool same, const char *base_sha256, const struct tiny_bend *bend)
 {
@@ -160,6 +178,9 @@ void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t 
         put_u32(&f, "pipit.swiftkv.key_value_group_size", (uint32_t)group);
     }
     add(&f, "norm_swiftkv.weight", "norm_swiftkv.weight", TINY_EMBD, 1);
+    if (bend && bend->exit_words > 0) {
+        add_exit(&f);
+    }
     for (int32_t il = split; il < n_layers; il++) {
         char name[64];
 

@@ -10,6 +10,8 @@
 
 enum { TINY_VOCAB = 50, TINY_EMBD = 16, TINY_FF = 24, TINY_HEADS = 4, TINY_KV_HEADS = 2, TINY_DIM = 4 };
 
+enum tiny_words { TINY_WORDS_GOOD, TINY_WORDS_ABSENT, TINY_WORDS_TWICE, TINY_WORDS_BEYOND, TINY_WORDS_FEW };
+
 struct tiny_bend {
     const char *drop;      /* tensor that is left out, */
     const char *misshape;  /* that has one column more, */
@@ -17,12 +19,16 @@ struct tiny_bend {
     const char *drop_key;  /* key that is left out */
     const char *key;       /* u32 key that is set to value */
     uint32_t value;
+    int32_t exit_words;    /* an overlay's early-exit head for this many words, 0 and on, */
+    enum tiny_words words; /* their list's fault */
 };
 
 void tiny_model(const char *path, int32_t n_layers, const struct tiny_bend *bend);
 
 /* Deep layers [split, n_layers) of the base in groups. `same`: all leaders' K and V are equal.
  * group -1: the key is left out. base_sha256 NULL: the file's own. */
+/* Row i of an early-exit head is the embedding's row i, and its norm is the output's: the head's logits
+ * are those of the base cut off at the split. */
 void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t split, int32_t group,
                   bool same, const char *base_sha256, const struct tiny_bend *bend);
 
