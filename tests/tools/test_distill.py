@@ -275,11 +275,11 @@ class Training(WithStories):
     def test_every_option_learns(self):
         for i, args in enumerate((["--stage", "attention"], ["--hidden", "1"], ["--on", "answers"], ["--share", "0.5"],
                                   ["--cache", "fp8"], ["--cache", "kv8"], ["--loss", "lm"], ["--kv-heads", "1"],
-                                  ["--kv-heads", "8"], ["--optimizer", "muon"], ["--micro", "3"], ["--dtype", "bf16"])):
+                                  ["--kv-heads", "8"], ["--optimizer", "muon"], ["--stage", "exit", "--exit-words", "99"], ["--micro", "3"], ["--dtype", "bf16"])):
             with self.subTest(args=args):
                 self.train(f"o{i}", "--split", "2", "--group", "3", "--steps", "12", *args)
                 lines = self.log(f"o{i}")
-                key = "attention" if "attention" in args else "lm" if "lm" in args else "kl"
+                key = next((k for k in ("attention", "lm", "exit") if k in args), "kl")
                 self.assertLess(lines[-1][key], lines[0][key])
                 over = str(self.folder / f"o{i}/overlay.gguf")
                 engine(self.folder, STORIES, self.text, CTX, "f16", over)  # loads and runs
@@ -308,6 +308,75 @@ class Training(WithStories):
         self.assertGreater(np.abs(last - one[name]).max(), 1e-3)
         np.testing.assert_allclose(get()[name], (one[name] + last) / 2, atol=1e-6)
 
+    def test_exit_head(self):
+        """Its KL falls; training it touches nothing else; and what it says of the split's state, greedily, token after
+        token, is what C says with exit:P."""
+        s = random_student(self.frozen, 4, 1)
+        start = self.folder / "exit-start.gguf"
+        overlay.write(str(start), s, "F32")
+        rate = ["--split", "4", "--stage", "exit", "--lr", "1e-2", "--quant", "F32", "--resume-from", str(start)]
+        self.train("exit", *rate, "--exit-words", "200", "--steps", "40")
+        kl = [line["exit"] for line in self.log("exit")]
+        self.assertLess(kl[-1], kl[0] / 2)
+        path = self.folder / "exit/overlay.gguf"
+        made = {t.name: np.array(t.data) for t in gguf.GGUFReader(path).tensors}
+        for t in gguf.GGUFReader(start).tensors:
+            np.testing.assert_array_equal(made[t.name], t.data)
+        overlay.load(str(path), s)
+        self.assertEqual(len(s.exit_words), len(s.exit_head) - 1)
+        # C, greedy, every token exits: each must be the head's own choice at its place
+        prompts = self.folder / "exit.jsonl"
+        prompts.write_text(json.dumps({"id": "a", "prompt": "Once upon a time", "max_tokens": 24}) + "\n")
+        out = self.folder / "exit-out.jsonl"
+        subprocess.run([PIPIT_EVAL, "-m", str(STORIES), "--prompts", str(prompts), "--backend", "ref", "-c", "128", "--overlay",
+                        str(path), "--kv", "f32+exit:0.01", "-o", str(out)], check=True, capture_output=True)
+        got = json.loads(out.read_text().splitlines()[0])
+        self.assertEqual(got["n_exited"], got["n_new"] - 1)
+        row = ids(STORIES, "Once upon a time", 99, 1)
+        vocabulary = gguf.GGUFReader(STORIES).fields["tokenizer.ggml.tokens"].contents()
+        said = ""
+        with torch.no_grad():
+            for i in range(got["n_new"]):
+                x = self.frozen.shallow(row, 4)
+                if i == 0:  # follows the prompt, whose rows do not exit
+                    logits = self.frozen.logits(s.run(x)[-1])[0, -1]
+                else:
+                    own = s.exit_logits(x)[0, -1]
+                    rest = len(vocabulary) - len(s.exit_words)
+                    logits = torch.full((len(vocabulary),), (own[-1] - np.log(rest)).item())
+                    logits[s.exit_words] = own[:-1]
+                row = torch.cat((row, logits.argmax().view(1, 1)), 1)
+                said += vocabulary[row[0, -1]].replace("\u2581", " ")
+        said = re.sub("<0x(..)>", lambda m: chr(int(m[1], 16)), said)
+        self.assertTrue(said.strip().startswith(got["text"].strip()) and len(got["text"]) > 10, f"{said!r}, C: {got['text']!r}")
+
+    def test_whole_deep_layers(self):
+        """--train all moves what else is frozen, comes further, and says that it leaves no overlay."""
+        said = self.train("all", "--split", "2", "--group", "3", "--steps", "12", "--train", "all")
+        self.train("some", "--split", "2", "--group", "3", "--steps", "12")
+        self.assertIn("no overlay", said)
+        self.assertFalse((self.folder / "all/overlay.gguf").exists())
+        self.assertLess(self.log("all")[-1]["kl"], self.log("some")[-1]["kl"])
+        state = torch.load(self.folder / "all/state.pt", weights_only=True)["student"]
+        self.assertGreater((state["deep.0.o"] - self.frozen.layers[2]["o"]).abs().max().item(), 1e-4)
+
+    def test_out_of_memory(self):
+        """A micro-batch that memory does not hold is halved and the step repeated: the same curve as with small ones."""
+        self.train("small", "--split", "2", "--steps", "3", "--micro", "1", "--min-lr", "1")
+        whole = train.Run.losses
+
+        def greedy(run, tokens, mask):
+            if len(tokens) > 1:
+                torch.empty(1 << 60)  # a real refusal of PyTorch's allocator
+            return whole(run, tokens, mask)
+        train.Run.losses = greedy
+        try:
+            said = self.train("big", "--split", "2", "--steps", "3", "--micro", "4", "--min-lr", "1")
+        finally:
+            train.Run.losses = whole
+        self.assertIn("out of memory: 1 sequences at once", said)
+        self.assertEqual([line["kl"] for line in self.log("small")], [line["kl"] for line in self.log("big")])
+
     def test_nan_stops(self):
         self.train("nan", "--split", "2", "--steps", "2", "--lr", "1e-3")
         before = (self.folder / "nan/state.pt").read_bytes()
@@ -322,6 +391,7 @@ class Training(WithStories):
         refused("--split: 5 is not in 1..4", "--split", "5", "--steps", "1")
         refused("--group: 4 is not in 1..3", "--split", "2", "--group", "4", "--steps", "1")
         refused("--kv-heads: 3 does not divide 8", "--split", "2", "--kv-heads", "3", "--steps", "1")
+        refused("--exit-words: 512 is not in 1..511", "--split", "2", "--steps", "1", "--stage", "exit", "--exit-words", "512")
         refused("no manifest", "--split", "2", "--steps", "1", "--data", str(self.folder / "none"))
         refused("architecture 'qwen2' is not supported", "--split", "2", "--steps", "1", "--model",
                 str(ROOT / "tests/data/arch_qwen2.gguf"))

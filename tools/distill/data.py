@@ -42,6 +42,12 @@ class Shards:
                 out += [(i, at) for at in range(start, len(tokens) - self.ctx, self.ctx)]
         return [out[k] for k in rng.permutation(len(out))]
 
+    def commonest(self, n):
+        """The n commonest token ids of all shards, ascending; fewer where there are not so many."""
+        count = sum(np.bincount(t, minlength=65536) * repeat for t, _, repeat in self.shards)
+        order = np.argsort(-count, kind="stable")[:n]
+        return sorted(int(i) for i in order if count[i] > 0)
+
     def sequence(self, n):
         """The n-th sequence of the run: tokens (ctx + 1) and mask (ctx + 1), 1 everywhere without a mask file."""
         epoch = 0

@@ -48,6 +48,20 @@ def head_kl(hidden, teacher, head, temperature, rows=256):
     return _HeadKl.apply(hidden, teacher, head, temperature, rows)
 
 
+def exit_kl(logits, words, teacher, head, temperature, rows=256):
+    """The same KL for an early-exit head's logits (n, words + 1): the teacher's probabilities of `words`, and of all
+    other words together as the last."""
+    total = 0.0
+    for at in range(0, teacher.shape[0], rows):
+        with torch.no_grad():
+            p = torch.softmax((teacher[at:at + rows] @ head.t()).float() / temperature, -1)
+            known = p[:, words]
+            p = torch.cat((known, (1 - known.sum(-1, keepdim=True)).clamp(min=0)), -1)
+        log_q = torch.log_softmax(logits[at:at + rows].float() / temperature, -1)
+        total = total + torch.nn.functional.kl_div(log_q, p, reduction="sum")
+    return total * (temperature * temperature / teacher.shape[0])
+
+
 def relative(students, teachers):
     """Two lists of (b, s, d) f32."""
     total = 0.0

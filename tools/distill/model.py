@@ -84,9 +84,10 @@ class Frozen:
 
 
 class Student(nn.Module):
-    """Starts as pipit-mkmodel --swiftkv does: the split layer's norm, each layer's own q, the group's mean k and v."""
+    """Starts as pipit-mkmodel --swiftkv does: the split layer's norm, each layer's own q, the group's mean k and v.
+    `whole`: all other weights of the deep layers are its own and trained too (the paper's control, Table 6)."""
 
-    def __init__(self, frozen, split, group, kv_heads=None, cache="none"):
+    def __init__(self, frozen, split, group, kv_heads=None, cache="none", whole=False):
         super().__init__()
         w = frozen.w
         if not 1 <= split < w.n_layers:
@@ -107,6 +108,33 @@ class Student(nn.Module):
                 mean = sum(m[name] for m in members) / len(members)
                 into.append(param(self.spread(mean.reshape(w.n_kv, w.dim, -1))))
 
+        self.deep = nn.ModuleList()
+        for layer in w.layers[split:] if whole else ():
+            self.deep.append(nn.ParameterDict({k: param(a) for k, a in layer.items() if k not in "qkv"}))
+        self.exit_words = None
+
+    def add_exit(self, words):
+        """An early-exit head for these token ids (ascending) and one row for all other words, on the split's state. It
+        starts as the model's own last norm and its head's rows; the last row as zeros."""
+        f = self.frozen
+        self.exit_words = torch.as_tensor(words, dtype=torch.int64, device=f.device)
+        rows = f.head[self.exit_words].float()
+        self.exit_norm = nn.Parameter(f.out_norm.clone())
+        self.exit_head = nn.Parameter(torch.cat((rows, torch.zeros_like(rows[:1]))))
+
+    def exit_logits(self, x):
+        """(..., words + 1) from the hidden state that enters the split layer."""
+        f = self.frozen
+        x = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + f.w.eps) * self.exit_norm).to(f.dtype)
+        return F.linear(x, self.exit_head.to(f.dtype))
+
+    def layer(self, j):
+        """The weights of deep layer j but q, k, v."""
+        f = self.frozen
+        if not self.deep:
+            return f.layers[self.split + j]
+        return {k: p if k.endswith("norm") else p.to(f.dtype) for k, p in self.deep[j].items()}
+
     def spread(self, heads):
         """(n_kv, dim, embd) to kv_heads: each repeated when there are more, means of neighbours when fewer."""
         n, m = heads.shape[0], self.kv_heads
@@ -126,10 +154,10 @@ class Student(nn.Module):
             out.append(cache8.store(k, v, self.cache))
         return out
 
-    def attention(self, j, h, stores):
+    def attention(self, j, h, stores, layer=None):
         """What attention adds in deep layer j, counted from the split."""
         f = self.frozen
-        layer = f.layers[self.split + j]
+        layer = layer or self.layer(j)
         x = ops.rms(h, layer["attn_norm"], f.w.eps, f.dtype)
         return f.attend(layer, F.linear(x, self.q[j].to(f.dtype)), *stores[j // self.group])
 
@@ -139,8 +167,9 @@ class Student(nn.Module):
         stores, h, states = self.stores(x), x, []
         for j in range(len(self.q)):
             states.append(h)
-            h = h + self.attention(j, h, stores)
-            h = f.mlp(f.layers[self.split + j], h)
+            layer = self.layer(j)
+            h = h + self.attention(j, h, stores, layer)
+            h = f.mlp(layer, h)
         return states + [h]
 
     def forward(self, tokens):

@@ -275,7 +275,7 @@ def mlp(h, layer, eps, dtype):
     """h (..., d) f32 plus down(silu(gate(x)) * up(x)), x its norm; weights of `layer` are frozen."""
     w = layer["gate"]
     rows = h.numel() // h.shape[-1]
-    if _amx and _fused(w) and rows % 32 == 0 and w.shape[0] % 32 == 0 and w.shape[1] % 32 == 0:
+    if _amx and _fused(w) and not w.requires_grad and rows % 32 == 0 and w.shape[0] % 32 == 0 and w.shape[1] % 32 == 0:
         return _AmxMlp.apply(h.contiguous(), layer, eps)
     x = rms(h, layer["ffn_norm"], eps, dtype)
     return h + F.linear(gate(F.linear(x, w), F.linear(x, layer["up"])), layer["down"])

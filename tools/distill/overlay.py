@@ -21,6 +21,8 @@ def rows(student):
         if j % student.group == 0:
             out[at + "attn_k_swiftkv.weight"] = to_pairs(get(student.k[j // student.group]), dim)
             out[at + "attn_v_swiftkv.weight"] = get(student.v[j // student.group])
+    if student.exit_words is not None:
+        out["exit_norm.weight"], out["exit_head.weight"] = get(student.exit_norm), get(student.exit_head)
     return out
 
 
@@ -36,6 +38,8 @@ def write(path, student, kind="Q8_0", sha256=None, notes=None):
     w.add_string("pipit.overlay.base_sha256", sha256)
     w.add_uint32("pipit.swiftkv.num_key_value_layers", student.split)
     w.add_uint32("pipit.swiftkv.key_value_group_size", student.group)
+    if student.exit_words is not None:
+        w.add_array("pipit.exit.words", student.exit_words.tolist())
     for key, value in (notes or {}).items():
         w.add_string(key, str(value))
     qtype = gguf.GGMLQuantizationType[kind]
@@ -88,3 +92,7 @@ def load(path, student):
         if j % group == 0:
             put(student.k[j // group], at + "attn_k_swiftkv.weight", True)
             put(student.v[j // group], at + "attn_v_swiftkv.weight", False)
+    if "exit_head.weight" in t:
+        student.add_exit(r.fields["pipit.exit.words"].contents())
+        put(student.exit_norm, "exit_norm.weight", False)
+        put(student.exit_head, "exit_head.weight", False)

@@ -16,6 +16,8 @@ def flops_per_token(student, stage, head_share, ctx):
     head = 2 * w.n_embd * w.embed.shape[0]
     deep, shared = w.n_layers - student.split, len(student.k) * 4 * w.n_embd * student.kv_heads * w.dim
     teacher = w.n_layers * (attn + own_kv + mlp)
+    if stage == "exit":
+        return teacher + head_share * (head + 3 * 2 * w.n_embd * student.exit_head.shape[0])
     if stage == "attention":
         return teacher + deep * (3 * attn - 4 * w.n_embd * width) + 2 * shared  # q's input needs no gradient
     # back: gradients by inputs of everything, by weights of q, k, v only

@@ -11,6 +11,8 @@ Two stages. `attention`: each deep layer's attention alone learns to add what th
 own input to that layer; no head, no way back through layers, so it is quick, and it undoes the worst of averaging
 projections whose heads have nothing in common. `full`: the paper's, KL of the outputs, plus the hidden-state term.
 
+A third trains the early-exit head that `exit:P` asks at decode: `exit`, by the same KL, nothing else being touched.
+
 A loss that is not finite ends the run, names the step, and leaves the last good state."""
 
 import argparse
@@ -44,7 +46,11 @@ def options(argv=None):
     p.add_argument("--group", type=int, default=1)
     p.add_argument("--kv-heads", type=int, help="of the shared stores, if not the model's own number")
     p.add_argument("--resume-from", help="start from this overlay instead of the averaged projections")
-    p.add_argument("--stage", choices=("attention", "full"), default="full")
+    p.add_argument("--stage", choices=("attention", "full", "exit"), default="full")
+    p.add_argument("--exit-words", type=int, default=4095,
+                   help="stage exit: rows of a new head, for the commonest words of the data; one more is for all others")
+    p.add_argument("--train", choices=("projections", "all"), default="projections",
+                   help="all: the paper's control, every weight of the deep layers; no overlay can hold that")
     p.add_argument("--loss", choices=("kl", "lm"), default="kl", help="lm: the paper's control without a teacher")
     p.add_argument("--temperature", type=float, default=2.0)
     p.add_argument("--hidden", type=float, default=0.0, help="weight of the hidden-state term")
@@ -93,10 +99,16 @@ class Run:
         if o.base_gguf:
             w.sha256 = weights.sha256(o.base_gguf)
         self.frozen = model.Frozen(w, self.device, self.dtype)
-        self.student = model.Student(self.frozen, o.split, o.group, o.kv_heads, o.cache)
+        self.student = model.Student(self.frozen, o.split, o.group, o.kv_heads, o.cache, o.train == "all")
         if o.resume_from:
             overlay.load(o.resume_from, self.student)
         self.data = Shards(o.data, o.ctx, o.seed)
+        if o.stage == "exit" and self.student.exit_words is None:
+            if not 1 <= o.exit_words < len(w.embed):
+                raise SystemExit(f"distill: --exit-words: {o.exit_words} is not in 1..{len(w.embed) - 1}")
+            self.student.add_exit(self.data.commonest(o.exit_words))
+        for name, p in self.student.named_parameters():
+            p.requires_grad_(name.startswith("exit_") == (o.stage == "exit"))
         self.params = [p for p in self.student.parameters() if p.requires_grad]
         if o.optimizer == "muon":
             self.opt = Muon(self.params, o.lr, o.betas, o.weight_decay, self.dtype)
@@ -146,6 +158,12 @@ class Run:
             got = [s.attention(j, h, stores) for j, h in enumerate(inputs[:-1])]
             total = loss.relative(got, added)
             return total, {"attention": total.item()}
+        if o.stage == "exit":
+            index = self.chosen(mask, x.shape[0] * x.shape[1])
+            teacher, _ = f.run(x, o.split, f.w.n_layers)
+            total = loss.exit_kl(s.exit_logits(mine.flatten(0, 1)[index]), s.exit_words,
+                                 f.last_norm(teacher[-1]).flatten(0, 1)[index], f.head, o.temperature)
+            return total, {"exit": total.item()}
         states = s.run(mine)
         index = self.chosen(mask, x.shape[0] * x.shape[1])
         final = f.last_norm(states[-1]).flatten(0, 1)[index]
@@ -169,7 +187,10 @@ class Run:
             try:
                 total, parts = self.losses(*self.data.batch(self.sequences + at, n, self.device))
                 (total * (n / o.batch)).backward()
-            except (torch.OutOfMemoryError, MemoryError) as e:
+            except (RuntimeError, MemoryError) as e:
+                # on a CPU PyTorch has no type for it
+                if not isinstance(e, (torch.OutOfMemoryError, MemoryError)) and "allocate memory" not in str(e):
+                    raise
                 if self.micro == 1:
                     raise SystemExit(f"distill: step {self.step}: no memory for one sequence: {e}") from e
                 self.micro //= 2
@@ -237,6 +258,9 @@ class Run:
 
     def export(self, quiet=False):
         path = self.o.run / "overlay.gguf"
+        if self.o.train == "all":
+            print(f"distill: {self.step} steps; no overlay: it would replace the base's own tensors", flush=True)
+            return
         mine = [p.data for p in self.params]
         for mean, p in zip(self.mean or (), self.params):
             p.data = mean
