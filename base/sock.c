@@ -11,7 +11,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-int sock_send(int fd, const void *buf, size_t size, const int *fds, int n_fds)
+#include "base/hot.h"
+
+HOT int sock_send(int fd, const void *buf, size_t size, const int *fds, int n_fds)
 {
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(SOCK_MAX_FDS * sizeof(int))] = {0};
     struct iovec iov = {.iov_base = (void *)(uintptr_t)buf, .iov_len = size};
@@ -64,7 +66,7 @@ static int take_fds(struct msghdr *msg, int *fds)
     return n;
 }
 
-ssize_t sock_recv(int fd, void *buf, size_t size, int *fds, int *ret_n_fds)
+HOT ssize_t sock_recv(int fd, void *buf, size_t size, int *fds, int *ret_n_fds)
 {
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(SOCK_MAX_FDS * sizeof(int))];
     struct iovec iov = {.iov_base = buf, .iov_len = size};

@@ -8,7 +8,7 @@ gateway: front and gateway (both its threads) while a ZeroMQ client is served, a
 start of its process taken off. CPU time is what the kernel charges them, so it includes waking up, with caches that the pause
 between two tokens has left cold. What as many processes cost that only receive and pass on (relay.c) is measured beside it.
 
-usage: overhead.py [--model FILE] [--tokens N] [--pairs N] [--json FILE]
+usage: overhead.py [--model FILE] [--tokens N] [--pairs N] [--draft N] [--json FILE]
 PIPIT_BUILD is the build folder; PIPIT_SMOLLM2 the model unless --model says otherwise. Wants a quiet machine."""
 import argparse
 import csv
@@ -28,6 +28,8 @@ from daemon import BUILD, STORIES, Daemon, wait_until  # noqa: E402
 from harness import PIPIT, environment  # noqa: E402
 from lane import BULK, E2C, S_IGNORE_END, TOKEN, prompt  # noqa: E402
 from student import t975  # noqa: E402
+
+EIGHT = 8
 
 
 def cpu_us(pid):
@@ -71,6 +73,56 @@ def through_gateway(d, n, repeats):
         for _ in range(repeats):
             c.text(generate("Once upon a time", temperature=0, max_tokens=n, ignore_end=True), 60)
         return ((cpu_us(d.process.pid) - before[0]) / n / repeats, (cpu_us(gateway) - before[1]) / n / repeats)
+
+
+def of_eight(d, n, repeats):
+    """CPU a token of front, gateway and client while eight clients are served in one batch, whose step tells all of them their
+    token: eight of the gateway's, then eight `pipit ask` over lanes, the start of their processes taken off."""
+    from zclient import Client, generate
+    import zmq
+    gateway = d.child("pipit-gateway")
+    clients = [Client(os.path.join(d.folder, "zmq.sock")) for _ in range(EIGHT)]
+    poller = zmq.Poller()
+    for c in clients:
+        poller.register(c.socket, zmq.POLLIN)
+    by_socket = {c.socket: c for c in clients}
+
+    def over_zmq(m):
+        for i, c in enumerate(clients):
+            c.send(generate(f"Once upon a time {i}", temperature=0, max_tokens=m, ignore_end=True))
+        left = EIGHT
+        while left:
+            ready = poller.poll(60000)
+            assert ready, "no event within a minute"
+            for socket, _ in ready:
+                e = by_socket[socket].receive()
+                assert not e.HasField("error"), e.error
+                left -= e.HasField("done")
+
+    def over_lanes(m):
+        command = [PIPIT, "ask", "--runtime-dir", d.folder, "--raw", "--temp", "0", "-n", str(m)]
+        running = [subprocess.Popen([*command, f"Once upon a time {i}"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL,
+                                    env=environment()) for i in range(EIGHT)]
+        total = 0
+        for p in running:
+            p.stdout.read()
+            _, status, usage = os.wait4(p.pid, 0)
+            p.returncode = os.waitstatus_to_exitcode(status)
+            assert p.returncode == 0, status
+            total += (usage.ru_utime + usage.ru_stime) * 1e6
+        return total
+    over_zmq(8)
+    before = cpu_us(d.process.pid), cpu_us(gateway)
+    for _ in range(repeats):
+        over_zmq(n)
+    tokens = n * EIGHT
+    front, door = (cpu_us(d.process.pid) - before[0]) / tokens / repeats, (cpu_us(gateway) - before[1]) / tokens / repeats
+    start = min(over_lanes(1) for _ in range(3))
+    client = statistics.median(over_lanes(n) - start for _ in range(repeats)) / tokens
+    for c in clients:
+        c.close()
+    return {"zmq_front": round(front, 1), "zmq_gateway": round(door, 1), "lane_client": round(client, 1),
+            "gateway_front_client": round(front + door + client, 1)}
 
 
 def relays(pace_ms, n):
@@ -173,15 +225,26 @@ def main():
     p.add_argument("--tokens", type=int, default=200)
     p.add_argument("--pairs", type=int, default=10)
     p.add_argument("--repeats", type=int, default=5)
+    p.add_argument("--draft", type=int, help="of the daemon, while CPU time is measured; drafts put several tokens into one step")
     p.add_argument("--json")
     args = p.parse_args()
     gateway = os.path.exists(os.path.join(BUILD, "daemon/gateway/pipit-gateway"))
-    d = Daemon("--ctx", "512", model=args.model, backend=args.backend, gateway="yes" if gateway else "no")
+    draft = ["--draft", str(args.draft)] if args.draft is not None else []
+    d = Daemon("--ctx", "512", *draft, model=args.model, backend=args.backend, gateway="yes" if gateway else "no")
     d.ready().close()
     front, client = through_lane(d, args.tokens, args.repeats)
     if gateway:
         wait_until(lambda: os.path.exists(os.path.join(d.folder, "zmq.sock")))
     over_zmq = through_gateway(d, args.tokens, args.repeats) if gateway else None
+    d.stop(30)
+    d = Daemon("--ctx", "2048", "--sequences", str(EIGHT), *draft, model=args.model, backend=args.backend,
+               gateway="yes" if gateway else "no")
+    d.ready().close()
+    if gateway:
+        wait_until(lambda: os.path.exists(os.path.join(d.folder, "zmq.sock")))
+    eight = of_eight(d, args.tokens, args.repeats) if over_zmq else None
+    d.stop(30)
+    d = Daemon("--ctx", "512", model=args.model, backend=args.backend, gateway="no")
     row, extra, plain = logits(d, args.tokens, args.repeats)
     ratios = []
     for i in range(args.pairs):
@@ -204,6 +267,7 @@ def main():
         "cpu_us_a_token": {"lane_front": round(front, 1), "lane_client": round(client, 1),
                            "zmq_front": over_zmq and round(over_zmq[0], 1), "zmq_gateway": over_zmq and round(over_zmq[1], 1),
                            "gateway_front_client": round(worst, 1), "limit": 100,
+                           "eight_clients": eight,
                            "relays_only": least and [round(us, 1) for us in least], "relays_sum": least and round(sum(least), 1)},
         "service_to_engine_speed": {"pairs": len(ratios), "mean": round(math.exp(mean), 4),
                                     "ci95": [round(math.exp(mean - half), 4), round(math.exp(mean + half), 4)], "limit": 0.95},

@@ -13,6 +13,8 @@
 
 #include "client/cli/answer.h"
 
+#include "base/hot.h"
+
 static int fds[2] = {-1, -1};
 static volatile sig_atomic_t first;
 
@@ -57,7 +59,7 @@ int interrupt_fd(void)
     return fds[0];
 }
 
-bool interrupt_noted(void)
+HOT bool interrupt_noted(void)
 {
     return first != 0;
 }

@@ -16,7 +16,9 @@
 
 #include "client/cli/answer.h"
 
-void out_put(struct out *o, const char *data, size_t len)
+#include "base/hot.h"
+
+HOT void out_put(struct out *o, const char *data, size_t len)
 {
     if (o->err || len == 0) {
         return;
@@ -36,7 +38,7 @@ void out_put(struct out *o, const char *data, size_t len)
     o->used += len;
 }
 
-bool out_pending(const struct out *o)
+HOT bool out_pending(const struct out *o)
 {
     return !o->err && o->sent < o->used;
 }
@@ -75,7 +77,7 @@ static void write_now(struct out *o)
     }
 }
 
-void out_flush_ready(struct out *o)
+HOT void out_flush_ready(struct out *o)
 {
     struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
 

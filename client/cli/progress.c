@@ -12,6 +12,8 @@
 #include "base/clock.h"
 #include "client/cli/answer.h"
 
+#include "base/hot.h"
+
 enum { QUIET_NS = 300000000 };
 
 void progress_init(struct progress *p)
@@ -39,7 +41,7 @@ void progress_show(struct progress *p, const char *fmt, ...)
     p->width = p->width > n ? p->width : n;
 }
 
-void progress_clear(struct progress *p)
+HOT void progress_clear(struct progress *p)
 {
     if (p->width > 0) {
         (void)fprintf(stderr, "\r%*s\r", p->width, "");

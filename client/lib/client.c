@@ -52,6 +52,7 @@ void pipit_client_destroy(struct pipit_client *c)
     close_fd(&c->epoll_fd);
     close_fd(&c->timer_fd);
     report_free(c->report);
+    free(c->spare);
     free(c->runtime_dir);
     free(c->instance);
     free(c);

@@ -2,9 +2,9 @@
 #ifndef PIPIT_CLIENT_LIB_CLIENT_H
 #define PIPIT_CLIENT_LIB_CLIENT_H
 
-/* Inside libpipit: what its files share. Ownership: the client owns socket, epoll, timer and the list
- * of running requests; arenas are counted (client and leases); requests are counted (their user, and
- * dispatch while a callback runs). */
+/* Inside libpipit: what its files share. Ownership: the client owns socket, epoll, timer and the
+ * list of running requests; arenas are counted (client and leases); requests are counted (their
+ * user, and dispatch while a callback runs). */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,12 +17,12 @@
 #include "proto/lane/tlv.h"
 
 enum link_state {
-    LINK_NEW,     /* never connected */
-    LINK_DOWN,    /* lost, nothing runs; the next send connects again */
-    LINK_RETRY,   /* lost; the timer tries again */
-    LINK_HELLO,   /* connected, reply awaited */
+    LINK_NEW,   /* never connected */
+    LINK_DOWN,  /* lost, nothing runs; the next send connects again */
+    LINK_RETRY, /* lost; the timer tries again */
+    LINK_HELLO, /* connected, reply awaited */
     LINK_UP,
-    LINK_LOST,    /* given up */
+    LINK_LOST, /* given up */
 };
 
 enum { PLACES_MAX = 4, SOCKET_PATH_MAX = 107, EVENTS_MAX = 65536 };
@@ -38,7 +38,7 @@ struct place {
 
 struct arenas {
     int refs;
-    bool alive; /* the lane they belong to is still open */
+    bool alive;    /* the lane they belong to is still open */
     uint64_t lane; /* its id */
     uint8_t *c2e;
     size_t c2e_bytes;
@@ -63,7 +63,8 @@ struct pipit_client {
     enum link_state state;
     bool in_callback;
     bool by_fd;
-    bool own_only; /* this dispatch waits for the daemon: descriptors of the caller's do not end it */
+    bool own_only; /* this dispatch waits for the daemon: descriptors of the caller's do not end it
+                    */
     char *runtime_dir;
     char *instance;
     char program[32];
@@ -83,11 +84,12 @@ struct pipit_client {
     struct lane_status status_body;
     struct report *report; /* report.c; NULL: none yet */
     struct arenas *arenas;
-    struct pipit_request *requests;  /* sent and not ended */
-    bool buf_busy;       /* the request lease holds the items of ... */
-    uint8_t buf_id[16];  /* ... this request, until it is accepted or refused */
+    struct pipit_request *requests; /* sent and not ended */
+    struct event_node *spare;       /* or NULL */
+    bool buf_busy;                  /* the request lease holds the items of ... */
+    uint8_t buf_id[16];             /* ... this request, until it is accepted or refused */
     struct call call;
-    unsigned pongs_due; /* of calls that did not wait for theirs, too */
+    unsigned pongs_due;      /* of calls that did not wait for theirs, too */
     struct pipit_error last; /* why the link is down */
 };
 
@@ -117,13 +119,13 @@ struct pipit_request {
     int refs;
     enum pipit_kind kind;
     uint8_t id[16];
-    bool sent;     /* by its user */
-    bool on_wire;  /* to the daemon, on this connection */
+    bool sent;    /* by its user */
+    bool on_wire; /* to the daemon, on this connection */
     bool accepted;
     bool joining;  /* LANE_RESUME is out, nothing came yet */
     bool resuming; /* the same, and the user shall hear of it */
     bool ended;
-    bool cancel;   /* asked by the user */
+    bool cancel; /* asked by the user */
     bool detach;
     bool progress;
     bool has_sampling;
@@ -196,15 +198,16 @@ void link_drop(struct pipit_client *c, bool again, int err, uint32_t code, const
 void link_drop_error(struct pipit_client *c, bool again, const struct pipit_error *e);
 void link_timer(struct pipit_client *c);
 void link_hello_reply(struct pipit_client *c, const struct lane_record *r, const int fds[2]);
-void link_info(struct pipit_client *c, const struct lane_hello_reply *h, bool hello); /* or a pong */
+void link_info(struct pipit_client *c, const struct lane_hello_reply *h,
+               bool hello); /* or a pong */
 /* Something wants to be sent: a link that is down is tried again. -ENOTCONN: never connected. */
 int link_wanted(struct pipit_client *c, struct pipit_error *reterr) WARN_UNUSED;
 /* Failures drop the link, which whoever waits will hear of. */
 void link_send(struct pipit_client *c, const struct lane_record *r);
 void link_close(struct pipit_client *c);
 
-/* client.c: the daemon writes text into a lease of so many bytes and says how long it is. `ask`: but for
- * the lease. The copy ends in a NUL that *ret_len leaves out. */
+/* client.c: the daemon writes text into a lease of so many bytes and says how long it is. `ask`:
+ * but for the lease. The copy ends in a NUL that *ret_len leaves out. */
 int client_fetch_text(struct pipit_client *c, struct lane_record *ask, size_t bytes, char **ret,
                       size_t *ret_len, struct pipit_error *reterr) WARN_UNUSED;
 
@@ -220,8 +223,8 @@ int dispatch_own(struct pipit_client *c, int timeout_ms) WARN_UNUSED;
 int dispatch_until_up(struct pipit_client *c, struct pipit_error *reterr) WARN_UNUSED;
 /* Sends one question (two records if `also` is given) and waits for a record of type `want`. */
 int dispatch_call(struct pipit_client *c, const struct lane_record *ask,
-                  const struct lane_record *also, uint32_t want, struct pipit_error *reterr)
-    WARN_UNUSED;
+                  const struct lane_record *also, uint32_t want,
+                  struct pipit_error *reterr) WARN_UNUSED;
 
 /* request.c */
 struct pipit_request *request_find(struct pipit_client *c, const uint8_t id[16]);
@@ -235,8 +238,8 @@ void run_reconnected(struct pipit_client *c);
 void run_fail_all(struct pipit_client *c, const struct pipit_error *e);
 
 /* wire.c: request -> items in the request lease and a LANE_REQUEST. */
-int wire_put(struct pipit_request *q, struct lane_record *ret, struct pipit_error *reterr)
-    WARN_UNUSED;
+int wire_put(struct pipit_request *q, struct lane_record *ret,
+             struct pipit_error *reterr) WARN_UNUSED;
 
 /* event.c: records -> events. */
 void event_record(struct pipit_request *q, const struct lane_record *r);

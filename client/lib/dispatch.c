@@ -15,6 +15,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/hot.h"
 #include "client/lib/client.h"
 
 enum { RECORDS_AT_ONCE = 64 };
@@ -66,7 +67,7 @@ static void lane_record(struct pipit_client *c, const struct lane_record *r, con
     }
 }
 
-static void take(struct pipit_client *c, const struct lane_record *r, const int fds[2])
+HOT static void take(struct pipit_client *c, const struct lane_record *r, const int fds[2])
 {
     struct pipit_request *q;
 
@@ -101,7 +102,7 @@ static void take(struct pipit_client *c, const struct lane_record *r, const int 
 }
 
 /* One record: 1 handled, 0 nothing there (or the link is gone). */
-static int read_one(struct pipit_client *c)
+HOT static int read_one(struct pipit_client *c)
 {
     struct lane_record r;
     struct error e = {0};
@@ -129,7 +130,7 @@ static int read_one(struct pipit_client *c)
     return 1;
 }
 
-int dispatch_check(const struct pipit_client *c, struct pipit_error *reterr)
+HOT int dispatch_check(const struct pipit_client *c, struct pipit_error *reterr)
 {
     if (c->pid != getpid()) {
         return pipit_fail(reterr, -EPERM, PIPIT_E_LOCAL,
@@ -169,7 +170,7 @@ static bool own_ready(const struct pipit_client *c, int64_t deadline_ns)
     return c->own_only && (idle(c) || poll(p, 2, left_ms(deadline_ns)) > 0);
 }
 
-int pipit_client_dispatch(struct pipit_client *c, int timeout_ms)
+HOT int pipit_client_dispatch(struct pipit_client *c, int timeout_ms)
 {
     int64_t deadline_ns = timeout_ms < 0 ? -1 : clock_ns() + timeout_ms * MS_NS;
     int n = 0;

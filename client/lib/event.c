@@ -14,18 +14,35 @@
 
 #include "client/lib/client.h"
 
-static struct event_node *node_create(enum pipit_event_type type, uint64_t seq, size_t n_alts)
+#include "base/hot.h"
+
+/* One that a callback has seen is used again, so that a token allocates nothing. */
+HOT static struct event_node *node_create(struct pipit_client *c, enum pipit_event_type type,
+                                          uint64_t seq, size_t n_alts)
 {
-    struct event_node *n = calloc(1, sizeof(*n) + n_alts * (sizeof(n->alts[0]) + ALT_TEXT_BYTES));
+    struct event_node *n = n_alts == 0 ? c->spare : NULL;
 
     if (n) {
-        n->event.type = type;
-        n->event.seq = seq;
-        n->event.text = n->text;
-        n->event.alts = n->alts;
-        n->event.n_alts = n_alts;
+        c->spare = NULL;
+    } else {
+        n = malloc(sizeof(*n) + n_alts * (sizeof(n->alts[0]) + ALT_TEXT_BYTES));
+    }
+    if (n) {
+        n->next = NULL;
+        n->text[0] = '\0';
+        n->event = (struct pipit_event){
+            .type = type, .seq = seq, .text = n->text, .alts = n->alts, .n_alts = n_alts};
     }
     return n;
+}
+
+HOT static void node_done(struct pipit_client *c, struct event_node *n)
+{
+    if (!c->spare && n->event.n_alts == 0) {
+        c->spare = n;
+    } else {
+        free(n);
+    }
 }
 
 static bool last(const struct event_node *n)
@@ -33,7 +50,7 @@ static bool last(const struct event_node *n)
     return n->event.type == PIPIT_EVENT_DONE || n->event.type == PIPIT_EVENT_ERROR;
 }
 
-static void deliver(struct pipit_request *q, struct event_node *n)
+HOT static void deliver(struct pipit_request *q, struct event_node *n)
 {
     struct pipit_client *c = q->client;
 
@@ -53,7 +70,7 @@ static void deliver(struct pipit_request *q, struct event_node *n)
     q->fn(q, &n->event, q->user);
     c->in_callback = nested;
     request_unref(q);
-    free(n);
+    node_done(c, n);
 }
 
 /* Nobody reads the events, or there is no memory for them: the request ends, here and there. */
@@ -67,7 +84,7 @@ static void overflow(struct pipit_request *q, int err, const char *text)
     event_error(q, &e);
 }
 
-static void push(struct pipit_request *q, struct event_node *n)
+HOT static void push(struct pipit_request *q, struct event_node *n)
 {
     if (!n) {
         overflow(q, -ENOMEM, "no memory for an event");
@@ -81,7 +98,7 @@ static void push(struct pipit_request *q, struct event_node *n)
 
 void event_error(struct pipit_request *q, const struct pipit_error *e)
 {
-    struct event_node *n = node_create(PIPIT_EVENT_ERROR, 0, 0);
+    struct event_node *n = node_create(q->client, PIPIT_EVENT_ERROR, 0, 0);
 
     if (!n) { /* next() then says that there are no more events */
         request_end(q);
@@ -94,22 +111,23 @@ void event_error(struct pipit_request *q, const struct pipit_error *e)
 
 void event_resumed(struct pipit_request *q)
 {
-    push(q, node_create(PIPIT_EVENT_RESUMED, 0, 0));
+    push(q, node_create(q->client, PIPIT_EVENT_RESUMED, 0, 0));
 }
 
-static struct event_node *token_event(struct pipit_request *q, const struct lane_record *r)
+HOT static struct event_node *token_event(struct pipit_request *q, const struct lane_record *r)
 {
     const struct lane_token *t = &r->token;
     bool whole = r->h.type == LANE_TOKEN;
     size_t n_alts = whole ? q->n_alts : 0;
     struct event_node *n =
-        node_create(whole ? PIPIT_EVENT_TOKEN : PIPIT_EVENT_TEXT, r->h.seq, n_alts);
+        node_create(q->client, whole ? PIPIT_EVENT_TOKEN : PIPIT_EVENT_TEXT, r->h.seq, n_alts);
     char *text = n ? (char *)(n->alts + n_alts) : NULL;
 
     if (!n) {
         return NULL;
     }
     memcpy(n->text, t->text, t->text_len);
+    n->text[t->text_len] = '\0';
     n->event.text_len = t->text_len;
     n->event.index = t->index;
     n->event.token = t->token;
@@ -118,6 +136,7 @@ static struct event_node *token_event(struct pipit_request *q, const struct lane
         const struct lane_alt *a = &q->alts[i];
 
         memcpy(text, a->text, a->text_len);
+        text[a->text_len] = '\0';
         n->alts[i] = (struct pipit_alt){a->token, a->logprob, text, a->text_len};
     }
     q->n_alts = whole ? 0 : q->n_alts;
@@ -147,7 +166,7 @@ static void push_bulk(struct pipit_request *q, const struct lane_record *r, uint
                       uint32_t n_rows, uint64_t offset)
 {
     const struct lane_bulk_body *b = &r->bulk;
-    struct event_node *n = node_create(PIPIT_EVENT_BULK, r->h.seq, 0);
+    struct event_node *n = node_create(q->client, PIPIT_EVENT_BULK, r->h.seq, 0);
 
     if (n) {
         n->bulk = (struct pipit_bulk){
@@ -190,10 +209,10 @@ static void bulk_events(struct pipit_request *q, const struct lane_record *r)
     }
 }
 
-static struct event_node *done_event(const struct lane_record *r)
+static struct event_node *done_event(struct pipit_request *q, const struct lane_record *r)
 {
     const struct lane_done *d = &r->done;
-    struct event_node *n = node_create(PIPIT_EVENT_DONE, r->h.seq, 0);
+    struct event_node *n = node_create(q->client, PIPIT_EVENT_DONE, r->h.seq, 0);
 
     if (n) {
         n->done = (struct pipit_done){
@@ -238,7 +257,7 @@ static void error_record(struct pipit_request *q, const struct lane_record *r)
 
 /* True when the record is the next one, or one that is not counted. The refusal of a resume is no
  * event of the request, whatever number it bears. */
-static bool in_order(struct pipit_request *q, const struct lane_record *r)
+HOT static bool in_order(struct pipit_request *q, const struct lane_record *r)
 {
     struct pipit_error e;
 
@@ -260,20 +279,20 @@ static bool in_order(struct pipit_request *q, const struct lane_record *r)
     return false;
 }
 
-static void event_one(struct pipit_request *q, const struct lane_record *r)
+HOT static void event_one(struct pipit_request *q, const struct lane_record *r)
 {
     struct event_node *n = NULL;
 
     switch (r->h.type) {
     case LANE_ACCEPTED:
         q->accepted = true;
-        n = node_create(PIPIT_EVENT_ACCEPTED, r->h.seq, 0);
+        n = node_create(q->client, PIPIT_EVENT_ACCEPTED, r->h.seq, 0);
         if (n) {
             n->event.n_ahead = r->accepted.n_ahead;
         }
         break;
     case LANE_PROGRESS:
-        n = node_create(PIPIT_EVENT_PROGRESS, 0, 0);
+        n = node_create(q->client, PIPIT_EVENT_PROGRESS, 0, 0);
         if (n) {
             n->event.n_done = r->progress.n_done;
             n->event.n_total = r->progress.n_total;
@@ -293,7 +312,7 @@ static void event_one(struct pipit_request *q, const struct lane_record *r)
         bulk_events(q, r);
         return;
     case LANE_DONE:
-        n = done_event(r);
+        n = done_event(q, r);
         break;
     case LANE_ERROR:
         error_record(q, r);
@@ -304,7 +323,7 @@ static void event_one(struct pipit_request *q, const struct lane_record *r)
     push(q, n);
 }
 
-void event_record(struct pipit_request *q, const struct lane_record *r)
+HOT void event_record(struct pipit_request *q, const struct lane_record *r)
 {
     q->refs++;
     q->client->give_up_ns = 0;

@@ -13,6 +13,8 @@
 #include "base/clock.h"
 #include "client/lib/client.h"
 
+#include "base/hot.h"
+
 int pipit_request_create(struct pipit_client *c, enum pipit_kind kind, struct pipit_request **ret)
 {
     struct pipit_request *q;
@@ -38,7 +40,7 @@ int pipit_request_create(struct pipit_client *c, enum pipit_kind kind, struct pi
     return 0;
 }
 
-void request_unref(struct pipit_request *q)
+HOT void request_unref(struct pipit_request *q)
 {
     struct blob *single[] = {&q->prompt, &q->system,  &q->tokens,
                              &q->policy, &q->session, &q->schema};
@@ -64,7 +66,7 @@ void request_unref(struct pipit_request *q)
     free(q);
 }
 
-struct pipit_request *request_find(struct pipit_client *c, const uint8_t id[16])
+HOT struct pipit_request *request_find(struct pipit_client *c, const uint8_t id[16])
 {
     for (struct pipit_request *q = c->requests; q; q = q->next) {
         if (memcmp(q->id, id, sizeof(q->id)) == 0) {

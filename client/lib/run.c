@@ -11,6 +11,8 @@
 
 #include "client/lib/client.h"
 
+#include "base/hot.h"
+
 static void end_cancelled(struct pipit_request *q)
 {
     struct lane_record r;
@@ -31,7 +33,7 @@ static struct pipit_request *waiting(struct pipit_client *c)
     return NULL;
 }
 
-void run_pump(struct pipit_client *c)
+HOT void run_pump(struct pipit_client *c)
 {
     struct pipit_request *q;
 

@@ -13,6 +13,8 @@
 #include "base/cleanup.h"
 #include "client/lib/client.h"
 
+#include "base/hot.h"
+
 enum { FDS_MAX = 16 };
 
 int socket_connect(const char *path, int *ret)
@@ -83,7 +85,7 @@ static void take_fds(struct msghdr *m, int fds[2])
     }
 }
 
-int socket_recv(int sock, struct lane_record *ret, ssize_t *ret_n, int fds[2])
+HOT int socket_recv(int sock, struct lane_record *ret, ssize_t *ret_n, int fds[2])
 {
     union {
         struct cmsghdr align;

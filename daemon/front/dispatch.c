@@ -12,6 +12,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/hot.h"
 #include "base/log.h"
 #include "daemon/front/ending.h"
 #include "daemon/front/engine_link.h"
@@ -257,7 +258,7 @@ static void on_rows(struct front *f, struct request *r, const struct lane_bulk_b
     }
 }
 
-void dispatch_event(struct front *f, struct lane_record *rec)
+HOT void dispatch_event(struct front *f, struct lane_record *rec)
 {
     struct request *r;
     uint64_t number;

@@ -16,6 +16,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/hot.h"
 #include "base/log.h"
 #include "base/sock.h"
 #include "daemon/front/arena.h"
@@ -412,7 +413,7 @@ static void on_state(struct engine_link *e, const struct lane_e_state *s)
     e->heard_ns = clock_ns();
 }
 
-static void on_record(struct engine_link *e, struct lane_record *r)
+HOT static void on_record(struct engine_link *e, struct lane_record *r)
 {
     static const uint8_t no_id[16];
 
@@ -442,7 +443,7 @@ static void on_record(struct engine_link *e, struct lane_record *r)
 }
 
 /* Up to `most` records; false at the end of the connection. */
-static bool read_records(struct engine_link *e, int most)
+HOT static bool read_records(struct engine_link *e, int most)
 {
     for (int i = 0; i < most && e->watch.fd >= 0; i++) {
         struct lane_record r;
@@ -464,7 +465,7 @@ static bool read_records(struct engine_link *e, int most)
     return true;
 }
 
-static void on_socket(void *arg, uint32_t events)
+HOT static void on_socket(void *arg, uint32_t events)
 {
     struct engine_link *e = arg;
 

@@ -22,6 +22,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/hot.h"
 #include "base/log.h"
 #include "daemon/front/accept.h"
 #include "daemon/front/dispatch.h"
@@ -85,7 +86,7 @@ static void on_status(void *arg)
     status_notify(arg);
 }
 
-static void after_batch(void *arg)
+HOT static void after_batch(void *arg)
 {
     struct front *f = arg;
 

@@ -17,6 +17,7 @@
 
 #include "base/checked.h"
 #include "base/cleanup.h"
+#include "base/hot.h"
 #include "daemon/front/arena.h"
 #include "daemon/front/journal_format.h"
 
@@ -201,7 +202,7 @@ void journal_end(struct journal *j, struct journal_entry *e)
         .first = JOURNAL_NONE, .tlv_block = JOURNAL_NONE, .forced_block = JOURNAL_NONE};
 }
 
-uint32_t journal_body_bytes(const struct lane_record *r)
+HOT uint32_t journal_body_bytes(const struct lane_record *r)
 {
     switch (r->h.type) {
     case LANE_TOKEN:
@@ -216,7 +217,7 @@ uint32_t journal_body_bytes(const struct lane_record *r)
     }
 }
 
-void journal_see(struct journal_entry *e, const struct lane_record *r)
+HOT void journal_see(struct journal_entry *e, const struct lane_record *r)
 {
     if (r->h.type == LANE_ALT || (r->h.type == LANE_BULK && e->hold_bulk)) {
         return;
@@ -228,7 +229,7 @@ void journal_see(struct journal_entry *e, const struct lane_record *r)
     e->seen = e->end;
 }
 
-int journal_append(struct journal *j, struct journal_entry *e, struct lane_record *r)
+HOT int journal_append(struct journal *j, struct journal_entry *e, struct lane_record *r)
 {
     bool final = r->h.type == LANE_DONE || r->h.type == LANE_ERROR;
     uint32_t body = journal_body_bytes(r);
@@ -278,8 +279,8 @@ void journal_rewind(struct journal *j, struct journal_entry *e)
     e->end = e->seen;
 }
 
-bool journal_read(const struct journal *j, const struct journal_entry *e, struct journal_cursor *c,
-                  struct lane_record *ret)
+HOT bool journal_read(const struct journal *j, const struct journal_entry *e,
+                      struct journal_cursor *c, struct lane_record *ret)
 {
     struct event_header eh;
 

@@ -19,6 +19,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/hot.h"
 #include "base/log.h"
 #include "base/sock.h"
 #include "daemon/front/arena.h"
@@ -207,7 +208,7 @@ static void on_stall(void *arg)
 }
 
 /* 0, -EAGAIN, or another errno after which the lane is closed by its caller. */
-static int write_record(struct lane *l, const struct lane_record *r)
+HOT static int write_record(struct lane *l, const struct lane_record *r)
 {
     int rc = sock_send(l->watch.fd, r, sizeof(*r), NULL, 0);
 
@@ -241,7 +242,7 @@ static int flush_ring(struct lane *l)
     return 0;
 }
 
-static int flush_request(struct lane *l, struct request *r)
+HOT static int flush_request(struct lane *l, struct request *r)
 {
     struct journal_cursor before = r->cursor;
     struct lane_record rec;
@@ -345,7 +346,7 @@ void lane_detach(struct request *r)
     r->lane_prev = NULL;
 }
 
-void lane_pump(struct request *r)
+HOT void lane_pump(struct request *r)
 {
     struct lane *l = r->lane;
 

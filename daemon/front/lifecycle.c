@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/hot.h"
 #include "base/log.h"
 #include "daemon/front/ending.h"
 #include "daemon/front/engine_link.h"
@@ -65,7 +66,7 @@ static void end_drain(struct front *f)
     engine_link_unload(f->engine, true);
 }
 
-void lifecycle_check(struct front *f)
+HOT void lifecycle_check(struct front *f)
 {
     if (f->stopping) {
         loop_timer_off(&f->loop, &f->drain_timer);

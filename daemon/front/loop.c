@@ -1,25 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* epoll, level-triggered, and a binary heap of timers. A removed watch is struck out of the batch
- * that is being handed out, so that its callback is never called on freed memory. */
+ * that is being handed out, so that its callback is never called on freed memory.
+ *
+ * The heap's first timer stands in a timerfd, set only when it becomes an earlier one than the
+ * timerfd knows: a turn without a due timer, which is each token's, asks no clock. A timer that was
+ * taken away meanwhile costs one wake-up for nothing. */
 
 #include "daemon/front/loop.h"
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/hot.h"
 #include "base/log.h"
+
+static void on_timerfd(void *arg, uint32_t events)
+{
+    struct loop *l = arg;
+    uint64_t n;
+
+    (void)events;
+    l->due = read(l->timer.fd, &n, sizeof(n)) > 0;
+    l->set_ns = INT64_MAX;
+}
 
 int loop_init(struct loop *l, struct error *reterr)
 {
-    *l = (struct loop){.epoll_fd = epoll_create1(EPOLL_CLOEXEC)};
-    return l->epoll_fd < 0 ? error_set_errno(reterr, -errno, "cannot create an epoll set") : 0;
+    int rc;
+
+    *l = (struct loop){.epoll_fd = epoll_create1(EPOLL_CLOEXEC), .set_ns = INT64_MAX};
+    l->timer = (struct loop_watch){
+        .fd = l->epoll_fd < 0 ? -1 : timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK),
+        .events = EPOLLIN,
+        .fn = on_timerfd,
+        .arg = l};
+    rc = l->timer.fd < 0 ? -errno : loop_add(l, &l->timer);
+    if (rc) {
+        loop_finish(l);
+        return error_set_errno(reterr, rc, "cannot create an epoll set with a timer");
+    }
+    return 0;
 }
 
 void loop_finish(struct loop *l)
 {
+    close_fd(&l->timer.fd);
     close_fd(&l->epoll_fd);
     free(l->heap);
     l->heap = NULL;
@@ -36,7 +65,7 @@ int loop_add(struct loop *l, struct loop_watch *w)
     return 0;
 }
 
-void loop_events(struct loop *l, struct loop_watch *w, uint32_t events)
+HOT void loop_events(struct loop *l, struct loop_watch *w, uint32_t events)
 {
     struct epoll_event ev = {.events = events, .data.ptr = w};
 
@@ -135,6 +164,7 @@ static void fire_timers(struct loop *l)
 {
     int64_t now = clock_ns();
 
+    l->due = false;
     while (l->n_timers > 0 && l->heap[1]->when_ns <= now) {
         struct loop_timer *t = l->heap[1];
 
@@ -143,26 +173,27 @@ static void fire_timers(struct loop *l)
     }
 }
 
-/* Rounded up: a timer never fires early, and never spins through its last millisecond. */
-static int timeout_ms(const struct loop *l)
+/* 0 would switch it off; a time that is over fires at once. */
+static void set_timer(struct loop *l)
 {
-    int64_t left;
+    int64_t at = l->heap[1]->when_ns > 0 ? l->heap[1]->when_ns : 1;
+    struct itimerspec t = {.it_value = {at / 1000000000, at % 1000000000}};
 
-    if (l->n_timers == 0) {
-        return -1;
+    if (timerfd_settime(l->timer.fd, TFD_TIMER_ABSTIME, &t, NULL)) {
+        log_error("cannot set the timer");
+        abort();
     }
-    left = l->heap[1]->when_ns - clock_ns();
-    if (left <= 0) {
-        return 0;
-    }
-    return left > 3600000000000 ? 3600000 : (int)((left + 999999) / 1000000);
+    l->set_ns = at;
 }
 
-int loop_run(struct loop *l, void (*after)(void *arg), void *arg)
+HOT int loop_run(struct loop *l, void (*after)(void *arg), void *arg)
 {
     l->stop = false;
     while (!l->stop) {
-        l->n_batch = epoll_wait(l->epoll_fd, l->batch, LOOP_BATCH, timeout_ms(l));
+        if (l->n_timers > 0 && l->heap[1]->when_ns < l->set_ns) {
+            set_timer(l);
+        }
+        l->n_batch = epoll_wait(l->epoll_fd, l->batch, LOOP_BATCH, -1);
         if (l->n_batch < 0) {
             if (errno != EINTR) {
                 return -errno;
@@ -177,7 +208,9 @@ int loop_run(struct loop *l, void (*after)(void *arg), void *arg)
             }
         }
         l->n_batch = 0;
-        fire_timers(l);
+        if (l->due) {
+            fire_timers(l);
+        }
         if (after) {
             after(arg);
         }

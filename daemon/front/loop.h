@@ -34,6 +34,9 @@ enum { LOOP_BATCH = 64 };
 
 struct loop {
     int epoll_fd;
+    struct loop_watch timer;  /* a timerfd */
+    int64_t set_ns;           /* what it is set to, or INT64_MAX */
+    bool due;                 /* it rang: timers are looked at when the batch is done */
     struct loop_timer **heap; /* [1..n_timers] */
     uint32_t n_timers;
     uint32_t cap_timers;

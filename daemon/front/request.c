@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hot.h"
+
 void request_table_init(struct request_table *t, uint64_t hash_key)
 {
     memset(t, 0, sizeof(*t));
@@ -68,7 +70,7 @@ struct request *request_find(const struct request_table *t, const struct princip
     return NULL;
 }
 
-struct request *request_by_number(const struct request_table *t, uint64_t number)
+HOT struct request *request_by_number(const struct request_table *t, uint64_t number)
 {
     for (struct request *r = *number_bucket(t, number); r; r = r->by_number) {
         if (r->number == number) {

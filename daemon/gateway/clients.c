@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hot.h"
+
 void clients_init(struct clients *c)
 {
     memset(c, 0, sizeof(*c));
@@ -23,7 +25,7 @@ void clients_finish(struct clients *c)
     }
 }
 
-struct client *clients_get(struct clients *c, uint64_t handle)
+HOT struct client *clients_get(struct clients *c, uint64_t handle)
 {
     struct client *client = &c->slots[handle % CLIENTS_MAX];
 

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/hot.h"
 #include "base/log.h"
 
 static const int64_t second_ns = 1000000000;
@@ -63,7 +64,7 @@ static bool pack(const Pipit__Event *e, zmq_msg_t *ret)
     return true;
 }
 
-static void send_or_keep(struct gateway *g, struct client *client, zmq_msg_t *body, bool last)
+HOT static void send_or_keep(struct gateway *g, struct client *client, zmq_msg_t *body, bool last)
 {
     size_t size = zmq_msg_size(body);
     int rc = -EAGAIN;
@@ -100,7 +101,7 @@ void deliver_event(struct gateway *g, uint64_t handle, const Pipit__Event *e, bo
     }
 }
 
-void deliver_packed(struct gateway *g, uint64_t handle, const uint8_t *data, size_t size)
+HOT void deliver_packed(struct gateway *g, uint64_t handle, const uint8_t *data, size_t size)
 {
     struct client *client = clients_get(&g->clients, handle);
     zmq_msg_t body;

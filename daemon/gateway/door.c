@@ -21,6 +21,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/hot.h"
 #include "base/sock.h"
 
 enum { SCORE_BYTES = 1 << 16, TEXT_BYTES = 16 << 10 };
@@ -261,7 +262,7 @@ void door_close(struct door *d)
     *d = (struct door){.fd = -1};
 }
 
-bool door_pending(const struct door *d)
+HOT bool door_pending(const struct door *d)
 {
     return d->tx_head != d->tx_tail;
 }
@@ -295,7 +296,7 @@ int door_send(struct door *d, const struct lane_record *r)
     return 0;
 }
 
-int door_receive(struct door *d, struct lane_record *ret, struct error *reterr)
+HOT int door_receive(struct door *d, struct lane_record *ret, struct error *reterr)
 {
     ssize_t n = sock_recv(d->fd, ret, sizeof(*ret), NULL, NULL);
     int rc;
@@ -313,7 +314,7 @@ int door_receive(struct door *d, struct lane_record *ret, struct error *reterr)
     return rc ? rc : 1;
 }
 
-int door_buf_free(const struct door *d)
+HOT int door_buf_free(const struct door *d)
 {
     for (int i = 0; i < d->n_bufs; i++) {
         if (!d->bufs[i].busy) {

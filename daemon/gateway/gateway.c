@@ -22,6 +22,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/hot.h"
 #include "base/log.h"
 #include "daemon/gateway/deliver.h"
 #include "daemon/gateway/inbound.h"
@@ -152,7 +153,7 @@ static bool may_read_clients(const struct gateway *g)
     return !door_pending(&g->door) && door_buf_free(&g->door) >= 0;
 }
 
-static void read_clients(struct gateway *g)
+HOT static void read_clients(struct gateway *g)
 {
     for (int i = 0; i < MESSAGES_A_TURN && may_read_clients(g) && !g->failed; i++) {
         struct router_peer peer;
@@ -172,7 +173,7 @@ static void read_clients(struct gateway *g)
 }
 
 /* 0, or -EPIPE when the front ended the lane. */
-static int read_front(struct gateway *g, struct error *reterr)
+HOT static int read_front(struct gateway *g, struct error *reterr)
 {
     for (int i = 0; i < RECORDS_A_TURN; i++) {
         struct lane_record r;
@@ -227,7 +228,7 @@ static int wait_open(struct wait *w, const struct gateway *g, int stop_fd, struc
 }
 
 /* What happened, one bit each of 1 << WAKE_*, and WAKE_FRONT's events. */
-static int wait_next(struct wait *w, const struct gateway *g, uint32_t *ret_front)
+HOT static int wait_next(struct wait *w, const struct gateway *g, uint32_t *ret_front)
 {
     uint32_t front = EPOLLIN | (door_pending(&g->door) ? (uint32_t)EPOLLOUT : 0);
     long timeout = g->router.unread && may_read_clients(g) ? 0 : timeout_ms(g, w->notify);
@@ -255,7 +256,7 @@ static int wait_next(struct wait *w, const struct gateway *g, uint32_t *ret_fron
     return what;
 }
 
-static int turn(struct gateway *g, struct wait *w, bool *ret_stop, struct error *reterr)
+HOT static int turn(struct gateway *g, struct wait *w, bool *ret_stop, struct error *reterr)
 {
     uint32_t front;
     int what = wait_next(w, g, &front);

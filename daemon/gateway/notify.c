@@ -16,6 +16,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/hot.h"
 
 enum { SIGNS_A_PERIOD = 3 };
 
@@ -73,7 +74,7 @@ void notify_send(struct notify *n, const char *text)
     }
 }
 
-void notify_alive(struct notify *n)
+HOT void notify_alive(struct notify *n)
 {
     int64_t now;
 
@@ -87,7 +88,7 @@ void notify_alive(struct notify *n)
     }
 }
 
-long notify_timeout_ms(const struct notify *n)
+HOT long notify_timeout_ms(const struct notify *n)
 {
     int64_t left;
 

@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/hot.h"
 #include "base/log.h"
 #include "daemon/gateway/deliver.h"
 #include "proto/zmq/delta.h"
@@ -170,7 +171,7 @@ static void on_alternatives(struct gateway *g, struct request *q, const struct l
     send_event(g, q, &e);
 }
 
-static void on_token(struct gateway *g, struct request *q, const struct lane_record *r)
+HOT static void on_token(struct gateway *g, struct request *q, const struct lane_record *r)
 {
     uint8_t packed[DELTA_MAX];
 
@@ -395,7 +396,7 @@ static void on_pong(struct gateway *g, const struct lane_record *r)
 }
 
 /* Is this event one that the request's reader has not had? */
-static bool is_next(struct request *q, const struct lane_record *r)
+HOT static bool is_next(struct request *q, const struct lane_record *r)
 {
     if (r->h.seq == 0) {
         return !q->resuming || r->h.type == LANE_ERROR;
@@ -408,7 +409,7 @@ static bool is_next(struct request *q, const struct lane_record *r)
     return true;
 }
 
-static void on_event(struct gateway *g, struct request *q, const struct lane_record *r)
+HOT static void on_event(struct gateway *g, struct request *q, const struct lane_record *r)
 {
     if (q->buf >= 0) { /* accepted or refused: either way the front has read it */
         g->door.bufs[q->buf].busy = false;
@@ -447,7 +448,7 @@ static void on_event(struct gateway *g, struct request *q, const struct lane_rec
     }
 }
 
-void outbound_record(struct gateway *g, const struct lane_record *r)
+HOT void outbound_record(struct gateway *g, const struct lane_record *r)
 {
     static const uint8_t none[16];
     struct request *q;

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/hot.h"
 #include "daemon/gateway/deliver.h"
 #include "daemon/gateway/gateway.h"
 
@@ -292,7 +293,7 @@ static void fail(struct gateway *g, const struct lane_error *e)
     next_question(g);
 }
 
-bool questions_own(const struct gateway *g, const struct lane_record *r)
+HOT bool questions_own(const struct gateway *g, const struct lane_record *r)
 {
     return g->questions.asked && memcmp(r->h.id, g->questions.id, sizeof(r->h.id)) == 0;
 }

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hot.h"
+
 void requests_init(struct requests *r, uint64_t hash_key)
 {
     memset(r, 0, sizeof(*r));
@@ -32,7 +34,7 @@ static int32_t *chain(struct requests *r, const uint8_t id[16])
     return &r->heads[(half[0] >> 32) % REQUESTS_MAX];
 }
 
-struct request *requests_find(struct requests *r, const uint8_t id[16])
+HOT struct request *requests_find(struct requests *r, const uint8_t id[16])
 {
     for (int32_t i = *chain(r, id); i >= 0; i = r->slots[i].next) {
         if (memcmp(r->slots[i].id, id, sizeof(r->slots[i].id)) == 0) {

@@ -27,6 +27,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/hot.h"
 #include "base/sock.h"
 
 enum { ROUTER_SNDHWM = 64, ROUTER_RCVHWM = 16, HANDSHAKE_MS = 1000, ROUTER_BACKLOG = 128 };
@@ -197,7 +198,7 @@ void router_close(struct router *r)
     *r = (struct router){0};
 }
 
-static bool receive_frame(void *socket, zmq_msg_t *m)
+HOT static bool receive_frame(void *socket, zmq_msg_t *m)
 {
     int rc;
 
@@ -232,7 +233,7 @@ void router_woken(struct router *r, bool read_now)
     }
 }
 
-int router_receive(struct router *r, struct router_peer *ret_peer, zmq_msg_t *ret_body)
+HOT int router_receive(struct router *r, struct router_peer *ret_peer, zmq_msg_t *ret_body)
 {
     zmq_msg_t m;
     const char *address;
@@ -273,7 +274,8 @@ bad:
     return -EBADMSG;
 }
 
-int router_send(struct router *r, const uint8_t *id, size_t id_len, bool delimiter, zmq_msg_t *body)
+HOT int router_send(struct router *r, const uint8_t *id, size_t id_len, bool delimiter,
+                    zmq_msg_t *body)
 {
     r->unread = true;
     /* A client is refused at the first frame or not at all: the later ones go where it went. */

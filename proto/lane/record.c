@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/hot.h"
 
 enum {
     FROM_CLIENT = 1 << LANE_PEER_CLIENT,
@@ -92,7 +93,7 @@ uint32_t lane_record_size(uint32_t type)
     return row ? (uint32_t)sizeof(struct lane_header) + row->body : 0;
 }
 
-void lane_record_init(struct lane_record *r, uint32_t type, const uint8_t id[16])
+HOT void lane_record_init(struct lane_record *r, uint32_t type, const uint8_t id[16])
 {
     memset(r, 0, sizeof(*r));
     r->h.type = (uint16_t)type;
@@ -263,7 +264,8 @@ static const char *check_daemon_body(struct lane_record *r)
     }
 }
 
-int lane_record_check(struct lane_record *r, uint64_t n, enum lane_peer from, struct error *reterr)
+HOT int lane_record_check(struct lane_record *r, uint64_t n, enum lane_peer from,
+                          struct error *reterr)
 {
     const struct row *row;
     const char *wrong;

@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "base/hot.h"
+
 enum { VARINT = 0, BYTES = 2, FIXED32 = 5 };
 enum { EVENT_ID = 1, EVENT_SEQ = 2, EVENT_DELTA = 18 };
 enum { DELTA_INDEX = 1, DELTA_TOKEN = 2, DELTA_TEXT = 3, DELTA_LOGPROB = 4 };
@@ -37,8 +39,8 @@ static uint8_t *put_bytes(uint8_t *p, uint32_t field, const void *data, size_t l
     return p + len;
 }
 
-size_t delta_pack(const struct lane_record *r, const uint8_t id[16], bool logprob,
-                  uint8_t ret[DELTA_MAX])
+HOT size_t delta_pack(const struct lane_record *r, const uint8_t id[16], bool logprob,
+                      uint8_t ret[DELTA_MAX])
 {
     const struct lane_token *t = &r->token;
     uint8_t body[DELTA_MAX];

@@ -62,6 +62,51 @@ Test(loop, timers_fire_in_order_and_only_if_armed)
     loop_finish(&l);
 }
 
+static struct loop_timer near_by;
+static struct loop_watch wake;
+static int64_t near_ns;
+
+static void on_near(void *arg)
+{
+    (void)arg;
+    near_ns = clock_ns();
+    loop_stop(&l);
+}
+
+static void on_wake(void *arg, uint32_t events)
+{
+    (void)arg;
+    (void)events;
+    loop_del(&l, &wake);
+    loop_timer_at(&l, &near_by, clock_ns() + 5000000, on_near, NULL);
+}
+
+static void never(void *arg)
+{
+    (void)arg;
+    cr_assert_fail("it was taken away, or its time is not over");
+}
+
+/* The loop waits for one timer already when an earlier one is armed. */
+Test(loop, an_earlier_timer_does_not_wait_for_a_later_one)
+{
+    struct loop_timer far_off = {0};
+    struct loop_timer gone = {0};
+    struct error e = {0};
+    int64_t now = clock_ns();
+
+    cr_assert_eq(loop_init(&l, &e), 0);
+    wake = (struct loop_watch){.fd = eventfd(1, 0), .events = EPOLLIN, .fn = on_wake};
+    cr_assert_eq(loop_add(&l, &wake), 0);
+    loop_timer_at(&l, &far_off, now + 2000000000, never, NULL);
+    loop_timer_at(&l, &gone, now + 1000000, never, NULL);
+    loop_timer_off(&l, &gone);
+    cr_assert_eq(loop_run(&l, NULL, NULL), 0);
+    cr_assert_geq(near_ns, now + 5000000, "never early");
+    (void)close(wake.fd);
+    loop_finish(&l);
+}
+
 static struct loop_watch a;
 static struct loop_watch b;
 static int n_events;
