@@ -80,6 +80,10 @@ class Answers(Served):
                            timeout=60 * SLOW)
         self.assertEqual((r.returncode, r.stdout), (1, ""))
         self.assertIn("template", r.stderr)
+        for arguments, said in (([], "usage: "), ([self.path + "x", "Hello"], self.path + "x: nobody answers")):
+            r = subprocess.run([sys.executable, example, *arguments], env=env, capture_output=True, text=True, check=False,
+                               timeout=60 * SLOW)
+            self.assertEqual((r.returncode, r.stdout, r.stderr[:len(said)]), (1, "", said))
         # The same program without the template.
         plain = pathlib.Path(folder.name) / "plain.py"
         source = example.read_text().replace("request.chat.messages.add(role=pb.Message.USER, content=sys.argv[2].encode())",

@@ -59,6 +59,8 @@ class Answer:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: resume_zmq.py ZMQ_SOCKET PROMPT")
     for text in Answer(sys.argv[1], sys.argv[2]).run():
         sys.stdout.buffer.write(text)
         sys.stdout.flush()
