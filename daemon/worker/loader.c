@@ -37,7 +37,7 @@ static void *run(void *arg)
         }
         j->load_rc = session_load(&j->session, j->load_vocab, &j->load_stop, &j->load_error);
         (void)ring_push(&l->back, &j);
-        ring_wake(&l->worker->commands);
+        worker_wake(l->worker);
     }
     return NULL;
 }

@@ -61,7 +61,7 @@ void saver_finish(struct saver *s)
 static void say(struct saver *s, const struct saver_item *item)
 {
     (void)ring_push(&s->back, item); /* there is room for all that can come */
-    ring_wake(&s->worker->commands);
+    worker_wake(s->worker);
 }
 
 static void give_back(struct saver *s)

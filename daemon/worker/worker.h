@@ -64,7 +64,8 @@ struct worker {
     uint64_t n_said; /* records put into the ring */
     char *text;      /* scratch for one token's text */
     size_t text_bytes;
-    int64_t took_ns;  /* the last step */
+    int64_t took_ns;  /* a step of the last engine_step(), which may do many */
+    uint64_t n_ahead; /* of the engine's counters, as they were then */
     int64_t state_ns; /* when the last LANE_E_STATE was sent */
     uint32_t state_jobs;
     struct saver saver;
@@ -81,6 +82,10 @@ void *worker_main(void *arg);
 
 /* To the front; waits while the ring is full (the front reads always, or we die with it). */
 void worker_send(struct worker *w, const struct lane_record *r);
+
+/* A thread of the worker's own has something for it: it looks before it begins another step. Any
+ * thread. */
+void worker_wake(struct worker *w);
 
 /* Waits until the front's socket has the first n_said records: it reads them also when we die. Any
  * thread. */

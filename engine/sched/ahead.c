@@ -8,12 +8,14 @@
  *
  * So that one is noticed a step late. The step begun meanwhile is for its row a draft that was not
  * asked for: its keys and values lie in a slot that is not committed, and are taken back
- * (cache_take_back), its token is not looked at. That takes caches that only append, as drafts do;
- * with others, and where a step changes more than slots, tokens are drawn on the device and waited
- * for. A step is begun ahead only where the next batch would hold the same rows: nobody can be
- * seated, reads a prompt, is loaded or saved; no row is at its last token. All that was begun is
- * over when ahead_run() returns, so that nobody else sees a step in flight; it returns at the
- * latest after AHEAD_MOST tokens a row, or when somebody knocks (sched_notice).
+ * (draft_take_back) before the row's end is said, its token is not looked at. The pages that become
+ * free with it are nobody's before the device is done: it works in order. That takes caches that
+ * only append, as drafts do; with others, and where a step changes more than slots, tokens are
+ * drawn on the device and waited for. A step is begun ahead only where the next batch would hold
+ * the same rows: nobody can be seated, reads a prompt, is loaded or saved; no row is at its last
+ * token. All that was begun is over when ahead_run() returns, so that nobody else sees a step in
+ * flight; it returns at the latest after AHEAD_MOST tokens a row, or when somebody knocks
+ * (sched_notice).
  *
  * The host draws where it must see logits: penalties, log-probabilities, a client's logits, forced
  * tokens, drafts, no top_k, a policy with early exit. What is drawn is the same either way. */
@@ -138,14 +140,15 @@ static int run_next(struct sched *s, int place)
     return e ? e : draw(s, 1, place);
 }
 
-/* Waits for the tokens and says them. */
-static int deliver(struct sched *s, int place)
+/* Waits for the tokens and says them; more: the step after them was begun. */
+static int deliver(struct sched *s, int place, bool more)
 {
     struct batch *b = &s->batch;
     bool held_up = b->pending;
     int e;
 
     b->pending = false; /* committed tokens are at rest in the cache, and may be saved */
+    b->surplus = more;
     e = s->ops->fetched(s->be, place, b->drawn, (uint64_t)b->n_seqs * sizeof(*b->drawn));
 
     for (int32_t i = 0; !e && i < b->n_seqs; i++) {
@@ -153,6 +156,7 @@ static int deliver(struct sched *s, int place)
             output_drawn(s, b->of[i], b->drawn[i]);
         }
     }
+    b->surplus = false;
     b->pending = held_up;
     return e;
 }
@@ -167,9 +171,7 @@ static void commit(struct sched *s)
     for (int32_t i = 0; i < b->n_seqs; i++) {
         struct request *r = b->of[i];
 
-        if (r->finished) {
-            cache_take_back(s->config.cache, r->seat);
-        } else {
+        if (!r->finished) {
             cache_commit(s->config.cache, r->seat, 1);
             r->n_fed++;
         }
@@ -189,12 +191,11 @@ int ahead_run(struct sched *s)
         bool more = n < AHEAD_MOST && goes_on(s);
         int next = more ? run_next(s, !place) : 0;
 
-        if (next && next != -EINTR) {
-            return next;
-        }
-        e = deliver(s, place);
+        /* the token is drawn, whatever became of the step after it */
+        e = deliver(s, place, more);
         if (e || next || !more) {
-            return e ? e : next;
+            e = e ? e : next;
+            return e == -ENOTSUP ? -EIO : e; /* its logits may be gone: the host cannot draw it */
         }
         commit(s);
         place = !place;

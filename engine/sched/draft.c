@@ -315,7 +315,8 @@ bool draft_holds(struct sched *s, struct request *r, const struct wanted *w)
 
 void draft_take_back(struct sched *s, struct request *r)
 {
-    if (r->seat < 0 || r->n_drafting == 0 || !r->in_batch || s->batch.pending) {
+    if (r->seat < 0 || (r->n_drafting == 0 && !s->batch.surplus) || !r->in_batch ||
+        s->batch.pending) {
         return;
     }
     r->n_drafting = 0;

@@ -475,7 +475,7 @@ static int load_more(struct sched *s, struct request *r, uint64_t least, uint64_
     return 0;
 }
 
-/* LOAD_BESIDE, and on for a share of the last step's time. */
+/* LOAD_BESIDE, and on for a share of a step's time. */
 static int load_saved(struct sched *s)
 {
     uint64_t least = load_least(s);
@@ -561,6 +561,7 @@ static int run_batch(struct sched *s)
 static int step(struct sched *s)
 {
     int64_t began = clock_ns();
+    uint64_t n_ahead = s->counters.n_ahead;
     int r;
 
     finish_cancelled(s, &s->waiting);
@@ -581,7 +582,7 @@ static int step(struct sched *s)
     if (!r) {
         r = layered_run(s);
     }
-    s->step_ns = clock_ns() - began;
+    s->step_ns = (clock_ns() - began) / (int64_t)(1 + s->counters.n_ahead - n_ahead);
     return r ? r : output_drain(s);
 }
 

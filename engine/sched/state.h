@@ -24,6 +24,7 @@ struct batch {
     bool selects;
     bool exits;
     bool once; /* changes scores or sums: taken up where it stopped, never run anew */
+    bool surplus; /* a row of each beyond what is said is prepared (ahead.c) */
     int32_t n_seqs;
     struct request **of;         /* (n_seqs) whose rows */
     struct ops_seq *seqs;        /* (n_stores, n_seqs) */
@@ -123,7 +124,7 @@ struct sched {
     struct request_list waiting;
     struct request_list running;
     struct request_list resting;   /* finished, being saved: they hold a seat and no row */
-    int64_t step_ns;               /* what the last step took, but for loading */
+    int64_t step_ns;               /* what a step took last, but for loading */
     bool full;                     /* one that waits found no seat, and none was left since */
     struct principal **principals; /* (n_principals) */
     int32_t n_principals;
@@ -196,7 +197,8 @@ void draft_count(struct sched *s, struct request *r);
 /* Is the batch's wanted row that of r's text? One after the newest token is when the token came
  * that was drafted; it is then committed. */
 bool draft_holds(struct sched *s, struct request *r, const struct wanted *w);
-/* What r has drafted and not said is as if it had never been. Not while the batch is pending. */
+/* What r has drafted and not said, or began ahead, is as if it had never been. Not while the batch is
+ * pending. */
 void draft_take_back(struct sched *s, struct request *r);
 /* A step has ended with r (0, or it was cut short); its batch is not yet released. */
 void draft_measure(struct sched *s, int r);

@@ -12,7 +12,7 @@
 #include "engine/engine.h"
 #include "engine/text/tok.h"
 
-enum { MAX_REQUESTS = 4, MAX_NEW = 200, N_PROMPT = 9 };
+enum { MAX_REQUESTS = 4, MAX_NEW = 200, N_PROMPT = 9, PAGE = 64 };
 
 struct scenario {
     const char *name;
@@ -40,6 +40,8 @@ struct answer {
     bool done;
     enum engine_reason reason;
     int32_t usage_new;
+    uint64_t kv_bytes;
+    int64_t n_slots;
     void *saved;
     size_t saved_size;
 };
@@ -89,6 +91,8 @@ static void on_event(void *arg, const struct engine_event *ev)
         a->done = true;
         a->reason = ev->reason;
         a->usage_new = ev->usage.n_new;
+        a->kv_bytes = ev->usage.kv_bytes;
+        a->n_slots = ev->usage.n_slots;
         if (a == &run->a[0] && ev->reason != ENGINE_ERROR && ev->reason != ENGINE_CANCELLED &&
             engine_save(run->e, a->handle, &a->saved, &a->saved_size, &err) < 0) {
             expect(false, sc, err.text, 0, 0);
@@ -221,6 +225,10 @@ static void compare(const struct scenario *sc)
         expect(a->reason == b->reason, sc, "the reason", b->reason, a->reason);
         expect(cut || a->usage_new == b->usage_new, sc, "tokens counted", b->usage_new,
                a->usage_new);
+        expect(cut || a->kv_bytes == b->kv_bytes, sc, "bytes counted", (long)b->kv_bytes,
+               (long)a->kv_bytes);
+        expect(cut || a->n_slots == b->n_slots, sc, "slots counted", (long)b->n_slots,
+               (long)a->n_slots);
     }
     expect(next_host.n == next_device.n &&
                memcmp(next_host.tokens, next_device.tokens, sizeof(next_host.tokens)) == 0,
@@ -250,6 +258,17 @@ int main(int argc, char **argv)
          .n_new = 90,
          .temperature = 1,
          .cancel_at = 65,
+         .ahead = true},
+        {.name = "stopped at a page's end",
+         .n_requests = 2,
+         .n_new = 90,
+         .temperature = 1,
+         .cancel_at = PAGE - N_PROMPT + 1,
+         .ahead = true},
+        {.name = "stopped a slot later",
+         .n_requests = 1,
+         .n_new = 90,
+         .cancel_at = PAGE - N_PROMPT + 2,
          .ahead = true},
         {.name = "another one cancelled",
          .n_requests = 2,
