@@ -27,11 +27,14 @@ enum { RINGS_BYTES = 6464 << 10, GATEWAY_BYTES = 4 << 20 };
  * wait for a restart. */
 static const char *const live[] = {"max-queue",    "stall-timeout", "engine-timeout", "idle-unload",
                                    "stop-timeout", "session-bytes", "verbose",        NULL};
-static const char *const of_engine[] = {
-    "model",   "overlay", "ctx",          "sequences", "kv",    "batch-tokens", "memory",
-    "backend", "threads", "prefix-cache", "cache-dir", "draft", "tier-dir",     NULL};
+static const char *const of_engine[] = {"model",    "overlay",      "ctx",       "sequences",
+                                        "kv",       "batch-tokens", "memory",    "backend",
+                                        "threads",  "prefix-cache", "cache-dir", "draft",
+                                        "tier-dir", "draw",         NULL};
 
 static const char *const backends[] = {"auto", "ref", "cpu", "cuda", NULL};
+
+static const char *const draws[] = {"auto", "host", "device", NULL}; /* enum engine_draw */
 
 static const char *const no_yes[] = {"no", "yes", NULL};
 
@@ -61,6 +64,10 @@ static const struct option_row rows[] = {
     {"draft", 0, OPTION_INT, AT(draft), 0, 63, .fallback = "15",
      .help = "tokens of an answer that may be guessed from its own text and checked together, at "
              "most, where that pays; the answer is the same; 0: none"},
+    {"draw", 0, OPTION_ENUM, AT(draw), .words = draws, .fallback = "auto",
+     .help = "who draws tokens from what the model says, where both can; the tokens are the same. auto: "
+             "a device that computes beside the host, which then begins the next step before the token "
+             "is known"},
     {"memory", 0, OPTION_BYTES, AT(memory), 0, 0, .fallback = "0",
      .help = "bytes the plan may use in all; 0: what is free"},
     {"backend", 0, OPTION_ENUM, AT(backend), .words = backends, .fallback = "auto",
@@ -333,7 +340,7 @@ static void push_number(struct words *w, const char *name, uint64_t value)
 
 char **config_engine_argv(const struct config *c, const char *program, int front_fd, int journal_fd)
 {
-    struct words w = {.v = calloc(26 + c->overlays.n, sizeof(char *))};
+    struct words w = {.v = calloc(27 + c->overlays.n, sizeof(char *))};
 
     if (!w.v) {
         return NULL;
@@ -347,6 +354,7 @@ char **config_engine_argv(const struct config *c, const char *program, int front
     push_number(&w, "--sequences", (uint64_t)c->sequences);
     push_number(&w, "--batch-tokens", (uint64_t)c->batch_tokens);
     push_number(&w, "--draft", (uint64_t)c->draft);
+    push(&w, "--draw", draws[c->draw]);
     if (c->kv) {
         push(&w, "--kv", c->kv);
     }

@@ -23,6 +23,7 @@ struct config {
     int64_t sequences;
     int64_t batch_tokens;
     int64_t draft;
+    int draw; /* enum engine_draw */
     char *kv;
     uint64_t memory;
     int backend;

@@ -39,6 +39,7 @@ struct settings {
     uint64_t extra_bytes;
     int prefix_cache;
     int64_t draft;
+    int draw;
     char *cache_dir;
     char *tier_dir;
     int64_t front_fd;
@@ -49,6 +50,10 @@ struct settings {
 };
 
 static const char *const no_yes[] = {"no", "yes", NULL};
+static const char *const draws[] = {"auto", "host", "device", NULL};
+
+_Static_assert(ENGINE_DRAW_AUTO == 0 && ENGINE_DRAW_HOST == 1 && ENGINE_DRAW_DEVICE == 2,
+               "the words' order");
 
 #define AT(field) offsetof(struct settings, field)
 
@@ -67,6 +72,7 @@ static const struct option_row rows[] = {
     {"prefix-cache", 0, OPTION_ENUM, AT(prefix_cache), .words = no_yes, .fallback = "no",
      .help = "keep the pages of prompts"},
     {"draft", 0, OPTION_INT, AT(draft), 0, ENGINE_MAX_DRAFT, .fallback = "0", .help = "tokens drafted a step"},
+    {"draw", 0, OPTION_ENUM, AT(draw), .words = draws, .fallback = "auto", .help = "who draws tokens"},
     {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .help = "remembered hashes"},
     {"tier-dir", 0, OPTION_STRING, AT(tier_dir), .help = "the file of pool=disk"},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1", .help = "socket to pipitd"},
@@ -101,6 +107,7 @@ static struct engine_config config_of(const struct settings *s)
     c.extra_bytes = s->extra_bytes;
     c.keep_prefixes = s->prefix_cache;
     c.n_draft = (int32_t)s->draft;
+    c.draw = (enum engine_draw)s->draw;
     c.cache_dir = s->cache_dir;
     c.tier_dir = s->tier_dir;
     return c;
@@ -182,6 +189,12 @@ int main(int argc, char **argv)
     int rc;
 
     log_init("pipit-engine", LOG_LEVEL_INFO);
+    /* The cuda backend wants all its code loaded at once (kernels/cuda/backend.cu) and would set
+     * this in the worker thread, while another may read the environment. */
+    if (setenv("CUDA_MODULE_LOADING", "EAGER", 0)) {
+        log_error("no memory");
+        return EXIT_INTERNAL;
+    }
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGXFSZ, SIG_IGN); /* a limit on files is an error of the save, not our end */
     if (options_load(&table, &s, argc, argv, NULL, NULL, NULL, &e)) {

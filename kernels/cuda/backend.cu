@@ -425,7 +425,8 @@ static bool has_code(int major, int minor)
  * The first call of the run-time library in the process: the driver reads then how code is to be
  * loaded. All of it at once, with the context, before the plan asks what is free; code that came
  * with a kernel's first launch would be memory that is in no plan. Who has set the variable, knows
- * why. */
+ * why: that changes nothing then. pipit-engine has, before it had threads; only another program is
+ * changed here. */
 static int probe(struct error *reterr)
 {
     int n = 0;

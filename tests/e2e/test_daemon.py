@@ -261,6 +261,32 @@ class NoDrafts(Served):
         self.assertEqual((done.n_new, done.n_drafted, done.n_accepted), (60, 0, 0))
 
 
+class Draw:
+    """ref can draw: whoever draws, the answers are these."""
+
+    def test_answers(self):
+        texts = []
+        for kw in ({}, {"temperature": 0.9, "seed": 4}):
+            events = self.ask(prompt("Once upon a time", 40, flags=S_IGNORE_END, **kw))
+            texts.append([e.token for e in events if e.type == TOKEN])
+            self.assertEqual(events[-1].n_new, 40)
+        self.said.append(texts)
+        self.assertEqual(texts, self.said[0])
+        pid = self.daemon.child("pipit-engine")
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            self.assertIn(f"--draw={self.args[-1]}".encode(), f.read().split(b"\0"))
+
+    said: list = []
+
+
+class DrawHost(Draw, Served):
+    args = ("--draft", "0", "--draw", "host")
+
+
+class DrawDevice(Draw, Served):
+    args = ("--draft", "0", "--draw", "device")
+
+
 class Leases(Served):
     def test_life(self):
         a, b = self.lane.lease(E2C, 5000), self.lane.lease(E2C, 4096)
