@@ -270,7 +270,7 @@ def main():
                            "eight_clients": eight,
                            "relays_only": least and [round(us, 1) for us in least], "relays_sum": least and round(sum(least), 1)},
         "service_to_engine_speed": {"pairs": len(ratios), "mean": round(math.exp(mean), 4),
-                                    "ci95": [round(math.exp(mean - half), 4), round(math.exp(mean + half), 4)], "limit": 0.95},
+                                    "ci95": [round(math.exp(mean - half), 4), round(math.exp(mean + half), 4)] if half else None, "limit": 0.95},
         "logits": {"row_bytes": row, "token_us": round(plain, 1), "lane_extra_us": round(extra, 1), "lane_copies": 1,
                    "lane_bytes_copied": row, "zmq_extra_us": message and round(message[0], 1),
                    "zmq_cpu_us": message and round(message[1], 1), "zmq_copies": 3, "zmq_bytes_copied": 3 * row},

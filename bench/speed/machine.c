@@ -33,7 +33,6 @@ enum {
     LINE = 64,
     PIECES_BYTES = 256 << 20, /* more than caches hold */
     PIECES_OF = 4,
-    PIECES_AHEAD = 32,
     FED_STEPS = 18,
     TILE = 1024
 };
@@ -120,6 +119,7 @@ struct pieces {
     struct machine *m;
     const uint8_t *data;
     size_t bytes; /* of one */
+    size_t ahead; /* so many are asked for before they are read */
     uint32_t pass;
 };
 
@@ -139,7 +139,7 @@ static void read_pieces(void *arg, int tid, int n_threads)
     uint64_t sum[8] = {0};
 
     for (size_t i = n * (size_t)tid / (size_t)n_threads; i < end; i++) {
-        const uint8_t *ahead = piece_at(p, i + PIECES_AHEAD < n ? i + PIECES_AHEAD : i);
+        const uint8_t *ahead = piece_at(p, i + p->ahead < n ? i + p->ahead : i);
         const uint64_t *v = (const void *)piece_at(p, i);
 
         for (size_t k = 0; k < p->bytes; k += LINE) {
@@ -166,12 +166,15 @@ int machine_read_pieces(struct machine *m, uint32_t bytes, double *ret_rate, str
     }
     memset(data, 1, PIECES_BYTES);
     p.data = data;
-    for (p.pass = 0; p.pass < PIECES_OF; p.pass++) {
-        int64_t t = clock_ns();
+    for (size_t ahead = 1 << 10; ahead <= 1 << 16; ahead *= 2) {
+        p.ahead = ahead > bytes ? ahead / bytes : 1;
+        for (p.pass = 0; p.pass < PIECES_OF; p.pass++) {
+            int64_t t = clock_ns();
 
-        pool_run(m->pool, read_pieces, &p);
-        t = clock_ns() - t;
-        best = t < best ? t : best;
+            pool_run(m->pool, read_pieces, &p);
+            t = clock_ns() - t;
+            best = t < best ? t : best;
+        }
     }
     memory_unmap(data, PIECES_BYTES);
     *ret_rate = 1e9 * (PIECES_BYTES / PIECES_OF) / (double)best;
