@@ -91,9 +91,16 @@ static void add(struct text *t, const char *fmt, ...)
     }
 }
 
-static void metric(struct text *t, const char *name, const char *type, double value)
+static void head(struct text *t, const char *name, const char *type, const char *help)
 {
-    add(t, "# TYPE pipit_%s %s\npipit_%s %.17g\n", name, type, name, value);
+    add(t, "# HELP pipit_%s %s\n# TYPE pipit_%s %s\n", name, help, name, type);
+}
+
+static void metric(struct text *t, const char *name, const char *type, const char *help,
+                   double value)
+{
+    head(t, name, type, help);
+    add(t, "pipit_%s %.17g\n", name, value);
 }
 
 static void write_metrics(const struct front *f, struct text *t)
@@ -101,41 +108,62 @@ static void write_metrics(const struct front *f, struct text *t)
     const struct lane_e_state *e = engine_link_info(f->engine);
     const struct front_counters *c = &f->counters;
 
-    metric(t, "ready", "gauge", engine_link_ready(f->engine));
-    add(t, "# TYPE pipit_state gauge\n");
+    metric(t, "ready", "gauge", "1 while the model is loaded and answers.",
+           engine_link_ready(f->engine));
+    head(t, "state", "gauge", "1 for the state that the daemon is in.");
     for (uint32_t s = LANE_UNLOADED; s <= LANE_STOPPING; s++) {
         add(t, "pipit_state{state=\"%s\"} %d\n", lane_state_name(s), s == status_state(f));
     }
-    metric(t, "draining", "gauge", f->drain != 0);
-    metric(t, "requests_running", "gauge", f->n_running + f->n_light);
-    metric(t, "requests_waiting", "gauge", f->queue.n);
-    metric(t, "requests_total", "counter", (double)c->n_requests);
-    metric(t, "requests_refused_total", "counter", (double)c->n_refused);
-    add(t, "# TYPE pipit_requests_ended_total counter\n");
+    metric(t, "draining", "gauge", "1 while no new requests are taken.", f->drain != 0);
+    metric(t, "requests_running", "gauge", "Requests that the engine works on.",
+           f->n_running + f->n_light);
+    metric(t, "requests_waiting", "gauge", "Requests in the queue.", f->queue.n);
+    metric(t, "requests_total", "counter", "Requests accepted.", (double)c->n_requests);
+    metric(t, "requests_refused_total", "counter",
+           "Requests turned away before they were accepted: queue or journal full, draining.",
+           (double)c->n_refused);
+    head(t, "requests_ended_total", "counter",
+         "Accepted requests that ended, by reason; failed: with an error.");
     for (uint32_t r = LANE_REASON_STOP; r <= LANE_REASON_ERROR; r++) {
         add(t, "pipit_requests_ended_total{reason=\"%s\"} %llu\n", lane_reason_name(r),
             (unsigned long long)c->n_by_reason[r]);
     }
-    add(t, "pipit_requests_ended_total{reason=\"refused\"} %llu\n",
+    add(t, "pipit_requests_ended_total{reason=\"failed\"} %llu\n",
         (unsigned long long)c->n_by_reason[0]);
-    metric(t, "prompt_tokens_total", "counter", (double)c->n_prompt_tokens);
-    metric(t, "generation_tokens_total", "counter", (double)c->n_new_tokens);
-    metric(t, "time_to_first_token_seconds_sum", "counter", c->ttft_ns / 1e9);
-    metric(t, "time_to_first_token_seconds_count", "counter", (double)c->n_first);
-    metric(t, "kv_bytes_used", "gauge", (double)e->kv_bytes_used);
-    metric(t, "kv_bytes_total", "gauge", (double)e->kv_bytes_total);
-    metric(t, "evictions_total", "counter", (double)e->n_evicted);
-    metric(t, "prefix_hits_total", "counter", (double)e->n_prefix_hits);
-    metric(t, "prefix_tokens_total", "counter", (double)e->n_prefix_tokens);
-    metric(t, "drafted_tokens_total", "counter", (double)e->n_drafted);
-    metric(t, "accepted_tokens_total", "counter", (double)e->n_accepted);
-    metric(t, "plan_bytes", "gauge", (double)e->plan_bytes);
-    metric(t, "lanes", "gauge", f->n_lanes);
-    metric(t, "engine_restarts_total", "counter", engine_link_restarts(f->engine));
-    metric(t, "model_loads_total", "counter", (double)engine_link_epoch(f->engine));
-    metric(t, "model_unloads_total", "counter", engine_link_unloads(f->engine));
-    metric(t, "model_load_seconds", "gauge", (double)engine_link_load_ns(f->engine) / 1e9);
-    metric(t, "step_age_seconds", "gauge", (double)engine_link_step_age_ns(f->engine) / 1e9);
+    metric(t, "prompt_tokens_total", "counter", "Tokens of prompts, cached ones among them.",
+           (double)c->n_prompt_tokens);
+    metric(t, "generation_tokens_total", "counter", "Tokens answered.", (double)c->n_new_tokens);
+    metric(t, "time_to_first_token_seconds_sum", "counter",
+           "From a request's arrival to its first token.", c->ttft_ns / 1e9);
+    metric(t, "time_to_first_token_seconds_count", "counter", "Requests that had a first token.",
+           (double)c->n_first);
+    metric(t, "kv_bytes_used", "gauge", "Bytes of keys and values held, in whole pages.",
+           (double)e->kv_bytes_used);
+    metric(t, "kv_bytes_total", "gauge", "Bytes of keys and values in the plan.",
+           (double)e->kv_bytes_total);
+    metric(t, "evictions_total", "counter", "Tokens that placement policies dropped.",
+           (double)e->n_evicted);
+    metric(t, "prefix_hits_total", "counter", "Prompts that began like one that was kept.",
+           (double)e->n_prefix_hits);
+    metric(t, "prefix_tokens_total", "counter", "Tokens of prompts that were not read again.",
+           (double)e->n_prefix_tokens);
+    metric(t, "drafted_tokens_total", "counter", "Tokens drafted by speculation.",
+           (double)e->n_drafted);
+    metric(t, "accepted_tokens_total", "counter", "Drafted tokens that were answered.",
+           (double)e->n_accepted);
+    metric(t, "plan_bytes", "gauge", "Memory that the plan says.", (double)e->plan_bytes);
+    metric(t, "lanes", "gauge", "Connected clients, the gateway as one.", f->n_lanes);
+    metric(t, "engine_restarts_total", "counter", "Starts of the engine after it died.",
+           engine_link_restarts(f->engine));
+    metric(t, "model_loads_total", "counter", "Times that a model was loaded.",
+           (double)engine_link_epoch(f->engine));
+    metric(t, "model_unloads_total", "counter", "Times that the model was given back.",
+           engine_link_unloads(f->engine));
+    metric(t, "model_load_seconds", "gauge", "What the last load took.",
+           (double)engine_link_load_ns(f->engine) / 1e9);
+    metric(t, "step_age_seconds", "gauge",
+           "Since the engine last finished a step; 0 while it has nothing to do.",
+           (double)engine_link_step_age_ns(f->engine) / 1e9);
 }
 
 /* Labels of any length: left out where the client's lease has no room for them. */
@@ -144,12 +172,12 @@ static void write_policies(const struct front *f, struct text *t, size_t room)
     const struct report *r = engine_link_report(f->engine);
     size_t n = t->n;
 
-    add(t, "# TYPE pipit_policy_kv_bytes gauge\n");
+    head(t, "policy_kv_bytes", "gauge", "Bytes of keys and values held under a policy.");
     for (uint32_t i = 0; i < r->n_kv; i++) {
         add(t, "pipit_policy_kv_bytes{policy=\"%s\"} %llu\n", r->kv[i].policy,
             (unsigned long long)r->kv[i].kv_bytes);
     }
-    add(t, "# TYPE pipit_policy_evictions_total counter\n");
+    head(t, "policy_evictions_total", "counter", "Tokens dropped under a policy.");
     for (uint32_t i = 0; i < r->n_kv; i++) {
         add(t, "pipit_policy_evictions_total{policy=\"%s\"} %llu\n", r->kv[i].policy,
             (unsigned long long)r->kv[i].n_evicted);

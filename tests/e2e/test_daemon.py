@@ -3,6 +3,7 @@
 """pipitd and pipit-engine through the lane: answers, leases, limits, resume, bad input."""
 import mmap
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -231,8 +232,20 @@ class Answers(Served):
         self.assertEqual(done.type, DONE)
         self.assertIn("pipit_requests_total ", text)
         self.assertIn("pipit_drafted_tokens_total ", text)
+        helped, typed = [], {}
         for line in text.splitlines():
-            self.assertTrue(line.startswith(("# TYPE pipit_", "pipit_")), line)
+            what = re.fullmatch(r"# (HELP|TYPE) (pipit_\w+) (\S.*)", line)
+            if what and what[1] == "HELP":
+                helped.append(what[2])
+            elif what:
+                self.assertEqual(helped[-1], what[2])
+                self.assertIn(what[3], ("gauge", "counter"))
+                typed[what[2]] = what[3]
+            else:
+                name = re.fullmatch(r'(pipit_\w+)(?:\{\w+="[^"\\]*"\})? [-+.\de]+', line)
+                self.assertTrue(name, line)
+                self.assertEqual(name[1], helped[-1])
+        self.assertEqual(sorted(helped), sorted(typed))  # each once
 
 
 class Drafts(Served):
