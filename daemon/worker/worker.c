@@ -176,6 +176,7 @@ static void send_state(struct worker *w)
     engine_heartbeat(e, &r.e_state.last_step_ns, &r.e_state.longest_step_ns);
     copy_name(r.e_state.model, sizeof(r.e_state.model), info->model_name);
     copy_name(r.e_state.backend, sizeof(r.e_state.backend), info->backend);
+    r.e_state.backend[strcspn(r.e_state.backend, ":")] = 0; /* the rest is in the report */
     w->state_ns = clock_ns();
     w->state_jobs = w->n_jobs;
     worker_send(w, &r);
