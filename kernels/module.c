@@ -111,5 +111,7 @@ int module_open_cuda(const struct backend_ops **ret, struct error *reterr)
     if (module_beside(program, path, sizeof(path)) == 0) {
         return module_open(path, ret, reterr);
     }
-    return error_set(reterr, -ENODEV, "%s/libpipit-cuda.so is not installed", MODULE_DIR);
+    return error_set(reterr, -ENODEV,
+                     "%s/libpipit-cuda.so is not installed and none is beside the program",
+                     MODULE_DIR);
 }

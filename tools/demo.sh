@@ -29,7 +29,7 @@ fi
 echo "demo: building (quick when nothing changed)" >&2
 ninja -C "$build" >"$build/demo.log" 2>&1 || { tail -n 40 "$build/demo.log" >&2; exit 1; }
 
-ask=(ask --stats)
+ask=(ask --stats --temp 0)
 if model=$(tools/fetch_model.sh); then
     ask+=(-n 200)
 else

@@ -14,7 +14,7 @@ extern char **environ;
 #define CODES                                                                                      \
     "Exit codes: 0 ok, 2 usage, 3 daemon unreachable, 4 refused (busy, over a limit), 5 prompt\n"  \
     "longer than the context, 6 model or saved session bad, 7 cancelled or timed out,\n"           \
-    "8 internal error, 130 interrupted."
+    "8 cut by the daemon's end or its fault, 130 interrupted."
 
 /* clang-format off */
 const struct command commands[] = {

@@ -295,11 +295,16 @@ static int look(const struct settings *s, struct pipit_client *c, struct pipit_e
     }
 }
 
+/* In a terminal: after so long it says what it waits for. */
+#define WAIT_QUIET_NS INT64_C(2000000000)
+
 int wait_run(struct settings *s, const struct option_list *words)
 {
     struct pipit_client *c = NULL;
     struct pipit_error e = {0};
-    int64_t deadline_ns = clock_ns() + (int64_t)(s->timeout * 1e9);
+    const int64_t start_ns = clock_ns();
+    const int64_t deadline_ns = start_ns + (int64_t)(s->timeout * 1e9);
+    bool told = false;
     int code =
         words->n ? usage_error("wait", "'%.60s' is not an option", words->v[0]) : cli_client(s, &c);
 
@@ -324,6 +329,10 @@ int wait_run(struct settings *s, const struct option_list *words)
                 e.code ? e.text : "the model is still being loaded");
             code = EXIT_CANCELLED;
             break;
+        }
+        if (!told && clock_ns() - start_ns > WAIT_QUIET_NS && isatty(STDERR_FILENO)) {
+            told = true;
+            say("waiting: %s", e.code ? e.text : "the model is still being loaded");
         }
         (void)poll(&p, 1, 50);
         signal = interrupt_take();

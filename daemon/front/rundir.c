@@ -95,12 +95,13 @@ static int choose_under(const char *base, const char *instance, bool checked, st
 }
 
 /* A runtime directory, which PIPIT_RUNTIME_DIR may say unseen, is where the sockets are; clients
- * that are told the instance would look elsewhere. */
+ * that are told the instance would look elsewhere. ("default" is what nobody said.) */
 static void warn_instance(const struct config *c)
 {
     const char *last = strrchr(c->runtime_dir, '/');
 
-    if (c->instance && strcmp(last ? last + 1 : c->runtime_dir, c->instance) != 0) {
+    if (c->instance && strcmp(c->instance, "default") != 0 &&
+        strcmp(last ? last + 1 : c->runtime_dir, c->instance) != 0) {
         log_warning("--instance %s does not say where the sockets are: --runtime-dir or "
                     "PIPIT_RUNTIME_DIR says %s",
                     c->instance, c->runtime_dir);

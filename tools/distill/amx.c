@@ -584,7 +584,8 @@ static void turned(const float *x, int64_t from, uint16_t *y, int64_t to)
 }
 
 /* The way back of `attend`, one K/V head. dout, dq as q; dk, dv f32 (s, 64) get their sums.
- * scratch: s * (64 * 16 + 64 * 2) + 32 * s * 4 + s * s * 2 + s * 4 bytes, of which it leaves some. */
+ * scratch: s * (64 * 16 + 64 * 2) + 32 * s * 4 + s * s * 2 + s * 4 bytes, of which it leaves some.
+ */
 static void attend_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const uint16_t *o,
                         const float *log_sum, const uint16_t *dout, int64_t heads, int64_t s,
                         float scale, uint16_t *dq, float *dk, float *dv, uint8_t *scratch)
