@@ -325,7 +325,7 @@ class Starting(Case):
                 (("--instance", "../x"), "--instance"),
                 (("extra",), "extra"),
                 (("--kv", "nonsense"), "policy"),
-                (("--kv", "f16+exit:0.9"), "not built"),
+                (("--kv", "f16+exit:0.9"), "early-exit head"),
                 (("--kv", "sparq:r=16,k=128"), "keys have 8 dims"),
                 (("--config", "/nonexistent"), "/nonexistent"),
             ]:
