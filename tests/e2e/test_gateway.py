@@ -17,6 +17,7 @@ import unittest
 
 import fake_front
 import wire
+from daemon import SLOW
 from zclient import Client, Timeout, generate, pb, wait_until, zmq
 
 GATEWAY = os.environ.get("PIPIT_GATEWAY", "")
@@ -610,7 +611,8 @@ class Attacks(Base):
             self.assertEqual(fresh.ping(10).front_epoch, 11)
         with open(f"/proc/{self.front.process.pid}/status") as f:
             resident = next(int(line.split()[1]) for line in f if line.startswith("VmRSS"))
-        self.assertLess(resident, 300 << 10)
+        if SLOW == 1:  # under a sanitizer there is no limit: how much came in 15 s is the machine's speed
+            self.assertLess(resident, 300 << 10)
 
     def test_idle_is_quiet(self):
         def switches():
