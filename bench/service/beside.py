@@ -10,7 +10,6 @@ import datetime
 import json
 import os
 import statistics
-import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -34,13 +33,7 @@ class Service:
         self.rounds = []
 
     def ask(self, n):
-        p = subprocess.Popen([self.cli, "ask", "--runtime-dir", self.daemon.folder, "--raw", "--temp", "0", "-n", str(n),
-                              "Once upon a time"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=overhead.environment())
-        p.stdout.read()
-        _, status, usage = os.wait4(p.pid, 0)
-        p.returncode = os.waitstatus_to_exitcode(status)
-        assert p.returncode == 0, status
-        return (usage.ru_utime + usage.ru_stime) * 1e6
+        return overhead.ask(self.daemon, n, cli=self.cli)[0]
 
     def zmq(self, n):
         self.client.text(generate("Once upon a time", temperature=0, max_tokens=n, ignore_end=True), 60)

@@ -41,15 +41,22 @@ def cpu_us(pid):
     return total / 1e3
 
 
-def ask(d, n, *more):
-    """(rusage µs of the client, last JSON object)"""
-    command = [PIPIT, "ask", "--runtime-dir", d.folder, "--raw", "--temp", "0", "-n", str(n), *more, "Once upon a time"]
-    p = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment())
+def start_ask(d, n, *more, text="Once upon a time", cli=PIPIT):
+    command = [cli, "ask", "--runtime-dir", d.folder, "--raw", "--temp", "0", "-n", str(n), *more, text]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment())
+
+
+def end_ask(p):
+    """(rusage µs of the client, what it said)"""
     out = p.stdout.read()
     _, status, usage = os.wait4(p.pid, 0)
     p.returncode = os.waitstatus_to_exitcode(status)
     assert p.returncode == 0, status
     return (usage.ru_utime + usage.ru_stime) * 1e6, out
+
+
+def ask(d, n, *more, **kw):
+    return end_ask(start_ask(d, n, *more, **kw))
 
 
 def through_lane(d, n, repeats):
@@ -100,17 +107,9 @@ def of_eight(d, n, repeats):
                 left -= e.HasField("done")
 
     def over_lanes(m):
-        command = [PIPIT, "ask", "--runtime-dir", d.folder, "--raw", "--temp", "0", "-n", str(m)]
-        running = [subprocess.Popen([*command, f"Once upon a time {i}"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL,
-                                    env=environment()) for i in range(EIGHT)]
-        total = 0
-        for p in running:
-            p.stdout.read()
-            _, status, usage = os.wait4(p.pid, 0)
-            p.returncode = os.waitstatus_to_exitcode(status)
-            assert p.returncode == 0, status
-            total += (usage.ru_utime + usage.ru_stime) * 1e6
-        return total
+        running = [start_ask(d, m, text=f"Once upon a time {i}") for i in range(EIGHT)]
+        return sum(end_ask(p)[0] for p in running)
+
     over_zmq(8)
     before = cpu_us(d.process.pid), cpu_us(gateway)
     for _ in range(repeats):

@@ -41,12 +41,6 @@ static struct ops_sample_row row_of(const struct request *r, int32_t n_unknown)
     };
 }
 
-static bool has_penalties(const struct sampler_params *p)
-{
-    return p->penalty_window > 0 &&
-           (p->repeat_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0);
-}
-
 static bool row_is_drawn(const struct sched *s, const struct request *r)
 {
     const struct sampler_params *p = &r->sampler.params;
@@ -54,7 +48,8 @@ static bool row_is_drawn(const struct sched *s, const struct request *r)
 
     return r->kind == ENGINE_GENERATE && !r->finished && !r->logits && r->n_new >= r->n_forced &&
            r->n_fed > r->n_prompt && r->policy.exit == 0 && p->n_logprobs < 0 &&
-           !has_penalties(p) && ops_sample_covers(&row, s->config.model->h.n_vocab);
+           !(p->penalty_window > 0 && sampler_penalizes(p)) &&
+           ops_sample_covers(&row, s->config.model->h.n_vocab);
 }
 
 /* Does the device draw for the batch, a token of each sequence? */

@@ -162,12 +162,9 @@ static void select_best(const float *l, int32_t n, int32_t k, struct sampler_alt
 
 /* ---- steps ------------------------------------------------------------------------------- */
 
-static bool has_penalties(const struct sampler *s)
+bool sampler_penalizes(const struct sampler_params *p)
 {
-    const struct sampler_params *p = &s->params;
-
-    return s->n_window > 0 &&
-           (p->repeat_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0);
+    return p->repeat_penalty != 1 || p->presence_penalty != 0 || p->frequency_penalty != 0;
 }
 
 static float within_floats(float v)
@@ -423,7 +420,7 @@ int sampler_sample(const struct sampler *s, struct sampler_scratch *x, const flo
         return r;
     }
     max = model_max;
-    if (has_penalties(s)) {
+    if (s->n_window > 0 && sampler_penalizes(&s->params)) {
         l = penalize(s, x, logits);
         r = scan(l, x->n_vocab, &max);
         assert(r == 0);

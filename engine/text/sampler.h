@@ -47,6 +47,8 @@ struct sampler_params {
 struct sampler_params sampler_params_default(void);
 /* -EINVAL naming the parameter and its range; NaN is out of every range. */
 int sampler_params_check(const struct sampler_params *p, struct error *reterr) WARN_UNUSED;
+/* Do the penalties change any logit, of a token in the window? */
+bool sampler_penalizes(const struct sampler_params *p);
 
 /* One sequence's sampler: plain values, may be copied and saved as bytes. */
 struct sampler {
