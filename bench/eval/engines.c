@@ -18,87 +18,93 @@ static bool same_class(const struct policy *a, const struct policy *b)
            a->mean == b->mean && a->partial == b->partial;
 }
 
-static int open_class(const struct engine_config *base, const struct policy *p, bool evicts,
-                      struct engine **ret, struct error *reterr)
+int engines_use(struct engines *v, int class, struct engine **ret, struct error *reterr)
 {
-    char text[POLICY_TEXT_MAX];
-    struct policy widest;
-    struct engine_config c = *base;
-    const char *all = !evicts                         ? "full"
+    const struct engines_class *c = &v->class[class];
+    const struct policy *p = &c->policy;
+    const char *all = !c->evicts                      ? "full"
                       : p->select == POLICY_INFINIGEN ? "infinigen:pool=100%ctx,victim=counter"
                                                       : "keyformer:100%";
-    int err = policy_parse(all, &widest, reterr);
-
-    if (err) {
-        return err;
-    }
-    widest.k_type = p->k_type;
-    widest.v_type = p->v_type;
-    widest.pos_new = p->pos_new;
-    widest.chunk = p->chunk;
-    widest.select = p->select;
-    widest.r = p->r;
-    widest.top_k = p->top_k;
-    widest.local = p->local;
-    widest.select_mode = p->select_mode;
-    widest.mean = p->mean;
-    widest.rank = p->rank;
-    widest.renorm = p->renorm;
-    widest.partial = p->partial;
-    policy_print(&widest, text, sizeof(text));
-    c.kv = text;
-    return engine_create(&c, NULL, NULL, ret, reterr);
-}
-
-int engines_open(const struct engine_config *base, const char *const *kv, int n_kv,
-                 struct engines *ret, struct error *reterr)
-{
-    struct policy class[ENGINES_MAX];
-    bool evicts[ENGINES_MAX] = {false};
+    struct engine_config config = v->base;
+    char text[POLICY_TEXT_MAX];
+    struct policy widest;
     int err = 0;
 
+    if (!v->open || v->open_class != class) {
+        engines_close(v);
+        err = policy_parse(all, &widest, reterr);
+        if (err) {
+            return err;
+        }
+        widest.k_type = p->k_type;
+        widest.v_type = p->v_type;
+        widest.pos_new = p->pos_new;
+        widest.chunk = p->chunk;
+        widest.select = p->select;
+        widest.r = p->r;
+        widest.top_k = p->top_k;
+        widest.local = p->local;
+        widest.select_mode = p->select_mode;
+        widest.mean = p->mean;
+        widest.rank = p->rank;
+        widest.renorm = p->renorm;
+        widest.partial = p->partial;
+        policy_print(&widest, text, sizeof(text));
+        config.kv = text;
+        if (c->n_policies < config.n_seqs && v->n_texts < config.n_seqs / c->n_policies) {
+            config.n_seqs = c->n_policies * v->n_texts;
+        }
+        err = engine_create(&config, NULL, NULL, &v->open, reterr);
+        v->open_class = class;
+    }
+    *ret = v->open;
+    return err;
+}
+
+int engines_open(const struct engine_config *base, const char *const *kv, int n_kv, int n_texts,
+                 struct engines *ret, struct error *reterr)
+{
+    struct engine *first;
+
     memset(ret, 0, sizeof(*ret));
+    ret->base = *base;
+    ret->n_texts = n_texts;
     if (n_kv > ENGINES_MAX_POLICIES) {
         return error_set(reterr, -EINVAL, "at most %d policies", ENGINES_MAX_POLICIES);
     }
     for (int i = 0; i < n_kv; i++) {
         struct policy p;
         int k = 0;
+        int err = policy_parse(kv[i], &p, reterr);
 
-        err = policy_parse(kv[i], &p, reterr);
         if (err) {
             (void)error_prefix(reterr, "policy %s", kv[i]);
             return err;
         }
-        while (k < ret->n && !same_class(&class[k], &p)) {
+        while (k < ret->n && !same_class(&ret->class[k].policy, &p)) {
             k++;
         }
         if (k == ENGINES_MAX) {
             return error_set(reterr, -EINVAL, "at most %d page classes", ENGINES_MAX);
         }
+        struct engines_class *c = &ret->class[k];
+
         if (k == ret->n) {
-            class[ret->n++] = p;
+            c->policy = p;
+            ret->n++;
         }
-        class[k].chunk = p.chunk > class[k].chunk ? p.chunk : class[k].chunk;
-        evicts[k] = evicts[k] || p.place != POLICY_FULL;
+        c->policy.chunk = p.chunk > c->policy.chunk ? p.chunk : c->policy.chunk;
+        c->evicts = c->evicts || p.place != POLICY_FULL;
+        c->n_policies++;
         ret->of[i] = k;
     }
-    for (int k = 0; k < ret->n && !err; k++) {
-        err = open_class(base, &class[k], evicts[k], &ret -> e[k], reterr);
-    }
-    if (err) {
-        engines_close(ret);
-    }
-    return err;
+    return engines_use(ret, 0, &first, reterr);
 }
 
 void engines_close(struct engines *v)
 {
-    for (int k = 0; k < v->n; k++) {
-        engine_destroy(v->e[k]);
-        v->e[k] = NULL;
-    }
-    v->n = 0;
+    engine_destroy(v->open);
+    v->open = NULL;
 }
 
 double engines_tokens_read(const struct engine *e, const struct engine_usage *u)

@@ -6,6 +6,7 @@
 #include "bench/eval/generate.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -278,13 +279,13 @@ int generate_run(const struct generate_job *job, struct error *reterr)
     struct list list = {0};
     struct run r = {.list = &list, .out = job->out};
     AUTO_FREE struct policy_answers *p = calloc((size_t)job->n_kv, sizeof(*p));
-    int err = engines_open(&job->engine, job->kv, job->n_kv, &engines, reterr);
+    int err = engines_open(&job->engine, job->kv, job->n_kv, INT_MAX, &engines, reterr);
 
     if (!err && !p) {
         err = error_set(reterr, -ENOMEM, "no memory for the answers");
     }
     if (!err) {
-        err = load(engines.e[0], job->path, &list, reterr);
+        err = load(engines.open, job->path, &list, reterr);
     }
     for (int i = 0; i < job->n_kv && !err; i++) {
         p[i] = (struct policy_answers){.run = &r, .kv = job->kv[i]};
@@ -294,7 +295,7 @@ int generate_run(const struct generate_job *job, struct error *reterr)
     for (int k = 0; k < engines.n && !err; k++) {
         int left = 1;
 
-        r.e = engines.e[k];
+        err = engines_use(&engines, k, &r.e, reterr);
         for (int i = 0; i < job->n_kv && !err; i++) {
             err = engines.of[i] == k ? submit(&r, &p[i], reterr) : 0;
         }

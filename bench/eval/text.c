@@ -21,7 +21,8 @@
 /* Rows whose logits a scored prompt may have waiting. */
 enum { PREFILL_WINDOW = 64 };
 
-struct policy {
+/* A policy and what it scored. */
+struct scored {
     const char *kv;
     double *nll; /* (n_chunks), sums */
     float *kl;   /* (n_chunks, rows) */
@@ -41,7 +42,7 @@ struct seat {
 struct eval {
     const struct text_job *job;
     struct engines engines;
-    struct policy *p;
+    struct scored *p;
     int32_t *tokens; /* (n_chunks, ctx) */
     int n_vocab;
     int first;
@@ -136,7 +137,7 @@ static int make_room(struct eval *v, struct error *reterr)
         return error_set(reterr, -ENOMEM, "no memory for the logits");
     }
     for (int i = 0; i < job->n_kv; i++) {
-        struct policy *p = &v->p[i];
+        struct scored *p = &v->p[i];
 
         p->kv = job->kv[i];
         p->nll = calloc((size_t)job->n_chunks, sizeof(*p->nll));
@@ -156,7 +157,7 @@ static int compare_float(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void report(const struct eval *v, struct policy *p)
+static void report(const struct eval *v, struct scored *p)
 {
     const struct text_job *job = v->job;
     double nll = 0;
@@ -202,7 +203,7 @@ static void on_row(void *arg, int at, int row, const float *logits, float logpro
 {
     struct eval *v = arg;
     const struct seat *seat = &v->seats[at];
-    struct policy *p = &v->p[seat->policy];
+    struct scored *p = &v->p[seat->policy];
     int64_t held = (int64_t)(seat->chunk - v->held_at) * v->rows + row;
 
     /* The engine has summed this row already. */
@@ -232,7 +233,7 @@ static void on_row(void *arg, int at, int row, const float *logits, float logpro
 static void on_done(void *arg, int at, const struct engine_usage *usage)
 {
     struct eval *v = arg;
-    struct policy *p = &v->p[v->seats[at].policy];
+    struct scored *p = &v->p[v->seats[at].policy];
 
     p->kv_bytes = usage->kv_bytes;
     p->tokens_read += v->job->decode ? engines_tokens_read(v->engine, usage) : 0;
@@ -266,7 +267,9 @@ static int run(struct eval *v, int k, int first, int last, int at, int n, struct
     if (!chunks || !buffer) {
         return error_set(reterr, -ENOMEM, "no memory for the logits");
     }
-    v->engine = v->engines.e[k];
+    if (n_seats > 0) {
+        err = engines_use(&v->engines, k, &v->engine, reterr);
+    }
     for (int i = 0; i < n_seats && !err; i += most, v->seats += most) {
         int now = n_seats - i < most ? n_seats - i : most;
 
@@ -320,12 +323,12 @@ static void finish(struct eval *v)
 int text_run(const struct text_job *job, struct error *reterr)
 {
     struct eval v = {.job = job, .first = job->ctx / 2};
-    int err = engines_open(&job->engine, job->kv, job->n_kv, &v.engines, reterr);
+    int err = engines_open(&job->engine, job->kv, job->n_kv, job->n_chunks, &v.engines, reterr);
 
     v.rows = job->ctx - 1 - v.first;
     if (!err) {
-        v.n_vocab = engine_info(v.engines.e[0])->n_vocab;
-        err = load_tokens(&v, engine_tok(v.engines.e[0]), reterr);
+        v.n_vocab = engine_info(v.engines.open)->n_vocab;
+        err = load_tokens(&v, engine_tok(v.engines.open), reterr);
     }
     if (!err) {
         err = make_room(&v, reterr);
