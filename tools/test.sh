@@ -31,6 +31,12 @@ if [ ! -f "$oracles/.complete" ] &&
 fi
 [ -f "$oracles/.complete" ] && export PYTHONPATH=$oracles
 
+# What is sampled (tests/kernels/check.h) begins elsewhere for each commit.
+if [ -z "${PIPIT_PHASE:-}" ]; then
+    PIPIT_PHASE=$((0x$(git rev-parse --short=7 HEAD 2>/dev/null | cut -c1-7 || true)0))
+fi
+export PIPIT_PHASE
+
 note() { echo "== $*"; }
 
 # check NAME COMMAND...: one test that is not meson's.
@@ -112,6 +118,7 @@ else:
 PY
 }
 
+note "PIPIT_PHASE=$PIPIT_PHASE"
 note "style"
 check layers tools/check_layers.py
 check style tools/check_style.py

@@ -268,6 +268,11 @@ static int load(struct worker *w)
         log_info("backend auto: no GPU is used (%s)", engine_info(e)->passed_by);
     }
     worker_warn_ctx(engine_plan_of(e));
+    if (engine_plan_of(e)->ctx_is_cut) {
+        log_info("a context of %d, where the model was trained on %d: the memory holds no more "
+                 "(pipitd plan shows what takes it)",
+                 engine_info(e)->ctx, engine_plan_of(e)->ctx_model);
+    }
     open_chat(w, e);
     figures_backend(w);
     send_figures(w);

@@ -123,8 +123,10 @@ static void advise(const struct plan *p, char *text, size_t size)
     if (ctx[0] || seqs[0]) {
         (void)snprintf(text, size, "%s%s%s would fit", ctx, ctx[0] && seqs[0] ? ", or " : "", seqs);
     } else {
-        (void)snprintf(text, size, "no context fits with %d sequence%s", p->n_seqs,
-                       p->n_seqs > 1 ? "s" : "");
+        (void)snprintf(
+            text, size,
+            "no context fits with %d sequence%s: the shortest, of %d, needs %" PRIu64 " MiB",
+            p->n_seqs, p->n_seqs > 1 ? "s" : "", LEAST_CTX, (p->least_bytes + (1 << 20) - 1) >> 20);
     }
 }
 
@@ -167,9 +169,14 @@ int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_s
         ctx = max_ctx;
     }
     int r = evaluate(in, ctx, in->shape.n_seqs, ret, ret_shape, reterr);
+    struct plan least;
 
     if (r) {
         return r;
+    }
+    ret->ctx_is_cut = in->shape.ctx == 0 && ctx < in->ctx_model;
+    if (max_ctx < LEAST_CTX && evaluate(in, LEAST_CTX, in->shape.n_seqs, &least, NULL, NULL) == 0) {
+        ret->least_bytes = least.total_bytes + least.mapped_bytes;
     }
     ret->ctx_model = in->ctx_model;
     ret->max_ctx = max_ctx >= LEAST_CTX ? max_ctx : 0;
@@ -254,6 +261,12 @@ void plan_print_table(const struct plan *p, FILE *out)
     if (p->fits) {
         fprintf(out, "context %d, sequences %d: fits; at most context %d or %d sequences\n", p->ctx,
                 p->n_seqs, p->max_ctx, p->max_sequences);
+        if (p->ctx_is_cut) {
+            fprintf(out,
+                    "the model was trained on %d: the context is what %" PRIu64
+                    " MiB %s leave of it\n",
+                    p->ctx_model, p->available_bytes >> 20, why(p, p->available_bytes));
+        }
     } else {
         char instead[ADVICE_BYTES];
 

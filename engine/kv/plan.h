@@ -43,7 +43,9 @@ struct plan {
                                         own */
     uint64_t file_bytes;             /* of pool=disk: the file; not memory, and in no sum */
     uint64_t seq_bytes;              /* pages of one full sequence of the default policy */
+    uint64_t least_bytes; /* total and maps of the shortest context, where none fits; else 0 */
     bool fits;
+    bool ctx_is_cut; /* nobody asked for it, and the model was trained on more than fits */
     int32_t ctx;
     int32_t n_seqs;
     int32_t ctx_model;     /* that the model was trained on */

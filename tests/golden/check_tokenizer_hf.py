@@ -3,11 +3,12 @@
 """Every pre-tokenizer against the package `tokenizers`, and SentencePiece against its definition, on
 random texts; tok_dump also says when a text does not come back from its ids.
 
-    check_tokenizer_hf.py TOK_DUMP [TEXTS [SEED]]
+    check_tokenizer_hf.py TOK_DUMP [TEXTS [SEED]]       (the default seed is $PIPIT_PHASE)
 
 Vocabularies: tests/data/stories260K.gguf, $PIPIT_SMOLLM2, and the vocabulary files of
 $PIPIT_SHARED/data/tokenizer (or ../shared). Exit 77 without the packages."""
 
+import os
 import pathlib
 import random
 import subprocess
@@ -48,8 +49,8 @@ def compare(program, path, model, n, seed):
 
 
 def main():
-    program, n = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 200
-    seed = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    program, n = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 100
+    seed = int(sys.argv[3]) if len(sys.argv) > 3 else int(os.environ.get("PIPIT_PHASE", 1))
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         for name, path, pre in sources(pathlib.Path(__file__).resolve().parents[2]):

@@ -6,7 +6,9 @@
  * Where there is a .live file, the positions that every store and head holds at each step are those
  * of the other model, one by one.
  *
- *     test_cache FOLDER BACKEND */
+ *     test_cache FOLDER BACKEND [N]
+ *
+ * N: one file of so many, beginning with number $PIPIT_PHASE modulo N. */
 
 #include <dirent.h>
 #include <errno.h>
@@ -245,10 +247,18 @@ int main(int argc, char **argv)
     int n = 0;
     int bad = 0;
     int skipped = 0;
+    int seen = 0;
+    int every = argc > 3 ? atoi(argv[3]) : 1;
+    const char *phase = getenv("PIPIT_PHASE");
 
-    if (argc != 3) {
-        (void)fprintf(stderr, "usage: test_cache FOLDER BACKEND\n");
+    if (argc < 3 || every < 1) {
+        (void)fprintf(stderr, "usage: test_cache FOLDER BACKEND [N]\n");
         return 2;
+    }
+    int begin = (int)(strtoul(phase ? phase : "0", NULL, 10) % (unsigned)every);
+
+    if (every > 1) {
+        printf("one file of %d: PIPIT_PHASE=%d\n", every, begin);
     }
     struct dirent **names;
     int n_names = scandir(argv[1], &names, NULL, alphasort);
@@ -257,7 +267,7 @@ int main(int argc, char **argv)
         size_t len = strlen(names[i]->d_name);
 
         if (len > 10 && strncmp(names[i]->d_name, "cache_", 6) == 0 &&
-            strcmp(names[i]->d_name + len - 4, ".vec") == 0) {
+            strcmp(names[i]->d_name + len - 4, ".vec") == 0 && seen++ % every == begin) {
             n++;
             int r = run_vec(argv[1], names[i]->d_name, argv[2],
                             strcmp(argv[2], "ref") == 0 ? 1e-4 : 2e-3);

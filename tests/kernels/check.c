@@ -92,7 +92,7 @@ bool check_case(struct check *c, const char *fmt, ...)
     va_start(ap, fmt);
     (void)vsnprintf(c->name, sizeof(c->name), fmt, ap);
     va_end(ap);
-    if (c->every > 0 && c->n_cases++ % c->every != 0) {
+    if (c->every > 0 && c->n_cases++ % c->every != c->phase) {
         return false;
     }
     return !c->filter || strstr(c->name, c->filter);

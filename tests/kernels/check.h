@@ -18,8 +18,8 @@
  *                [--bench [--cpu-time] [--threads N]]
  *
  * The backend cpu is run once for each set of instructions this CPU has. --every N takes every Nth case
- * only, for CPUs that are emulated. Exits 77 when the backend
- * is absent. Each program defines check_op(). */
+ * only, for CPUs that are emulated, beginning with number $PIPIT_PHASE modulo N (tools/test.sh: another
+ * one for each commit). Exits 77 when the backend is absent. Each program defines check_op(). */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -56,6 +56,7 @@ struct check {
     const char *variant;
     const char *filter;
     int every;  /* cases: one of so many; 0: all */
+    int phase;  /* which of them */
     int n_cases;
     int errs[CHECK_SIDES];
     bool warm; /* false in a side's first call: set up what buffers cannot hold */

@@ -145,6 +145,12 @@ int main(int argc, char **argv)
     c.n_threads = atoi(threads ? threads : "2");
     c.n_sides = sides ? atoi(sides) : CHECK_SIDES;
     c.every = every ? atoi(every) : 0;
+    if (c.every > 0) {
+        const char *phase = getenv("PIPIT_PHASE");
+
+        c.phase = (int)(strtoul(phase ? phase : "0", NULL, 10) % (unsigned)c.every);
+        printf("one case of %d: PIPIT_PHASE=%d\n", c.every, c.phase);
+    }
     backend = backend ? backend : "cpu";
     if (c.bench) {
         c.copy_rate = copy_rate();

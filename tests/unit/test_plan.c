@@ -229,8 +229,15 @@ Test(plan, refusal_offers_only_what_fits)
     cr_assert_eq(make("full", 30, CTX, 1, 10000, &p, &e), -ENOMEM);
     cr_assert_eq(p.max_ctx, 0);
     cr_assert_eq(p.max_sequences, 0);
-    cr_assert(strstr(e.text, "no context fits with 1 sequence"), "%s", e.text);
+    cr_assert(strstr(e.text, "no context fits with 1 sequence: the shortest, of 2, needs"), "%s",
+              e.text);
     cr_assert(!strstr(e.text, "context of 0"), "%s", e.text);
+
+    struct plan q;
+
+    e = (struct error){0};
+    cr_assert_eq(make("full", 30, 2, 1, p.least_bytes, &q, &e), 0, "%s", e.text);
+    cr_assert_eq(make("full", 30, 2, 1, p.least_bytes - 1, &q, &e), -ENOMEM);
 }
 
 Test(plan, refusal_has_numbers)
@@ -254,6 +261,8 @@ Test(plan, refusal_has_numbers)
     /* Context 0 takes what fits. */
     cr_assert_eq(make("full", 30, 0, 2, full, &q, &e), 0);
     cr_assert_eq(q.ctx, p.max_ctx);
+    cr_assert(q.ctx_is_cut);
+    cr_assert_not(p.ctx_is_cut, "asked for");
     cr_assert_eq(make("full", 30, 0, 2, 10000, &q, &e), -ENOMEM);
 }
 
