@@ -134,7 +134,12 @@ class Runner:
                 n += 1
             open(out, "x").close()  # the name is taken
             log = open(os.path.join(o.work, f"{task}.{n}.log"), "wb")
-            child = subprocess.Popen(command(o, task, size, todo, out), stdout=log, stderr=log)
+            try:
+                child = subprocess.Popen(command(o, task, size, todo, out), stdout=log, stderr=log)
+            except OSError as e:
+                self.failed.append(task)
+                print(f"run.py: {task}: cannot start {o.eval}: {e.strerror}", flush=True)
+                return
             self.children.add(child)
             self.ran = True
         print(f"run.py: {task}: {len(todo)} policies", flush=True)
