@@ -81,6 +81,11 @@ struct backend_ops {
     int (*gather)(struct backend *be, const struct ops_gather *p);
     int (*softcap)(struct backend *be, const struct ops_softcap *p);
     int (*rope_store)(struct backend *be, const struct ops_rope_store *p);
+    /* matmul(qkv), then rope_store(store), to the bit: every buffer holds afterwards what these two
+     * leave. qkv's parts write store's q, k and v, in this order, those that there are. NULL: no
+     * better than the two. */
+    int (*qkv_store)(struct backend *be, const struct ops_matmul *qkv,
+                     const struct ops_rope_store *store);
     int (*attention)(struct backend *be, const struct ops_attention *p);
     int (*speculate)(struct backend *be, const struct ops_speculate *p); /* NULL: no partial keys */
     int (*kv_sum)(struct backend *be, const struct ops_kv_sum *p);

@@ -243,7 +243,7 @@ static int step_embed(struct forward *f, int32_t layer)
     return f->ops->embed(f->be, &p);
 }
 
-static int step_qkv(struct forward *f, int32_t layer)
+static struct ops_matmul qkv_of(struct forward *f, int32_t layer)
 {
     const struct ops_weight *w = f->m->layers[layer].w;
     bool deep = f->m->layers[layer].deep;
@@ -260,6 +260,13 @@ static int step_qkv(struct forward *f, int32_t layer)
         add_part(&p, &w[LT_K], &w[LT_K_B], f->k.p, f->k.ld, OPS_ACT_NONE);
         add_part(&p, &w[LT_V], &w[LT_V_B], f->v.p, f->v.ld, OPS_ACT_NONE);
     }
+    return p;
+}
+
+static int step_qkv(struct forward *f, int32_t layer)
+{
+    struct ops_matmul p = qkv_of(f, layer);
+
     return f->ops->matmul(f->be, &p);
 }
 
@@ -283,7 +290,8 @@ static int step_aug_q_out(struct forward *f, int32_t layer)
     return f->ops->matmul(f->be, &p);
 }
 
-static int step_store(struct forward *f, int32_t layer)
+/* The sequences become the layer's. */
+static struct ops_rope_store store_of(struct forward *f, int32_t layer)
 {
     const struct model_layer *l = &f->m->layers[layer];
     const struct hparams *h = &f->m->h;
@@ -308,9 +316,33 @@ static int step_store(struct forward *f, int32_t layer)
     forward_take_seqs(f, l->store);
     keep_shared_scores(f, l->store);
     p.n_seqs = drop_empty(f);
+    return p;
+}
+
+/* The layer's new rows to disk, where they lie there. */
+static int keep(struct forward *f, int32_t layer)
+{
+    const struct model_layer *l = &f->m->layers[layer];
+
+    return l->owner && !l->deep ? forward_tier_keep(f, l->store) : 0;
+}
+
+static int step_store(struct forward *f, int32_t layer)
+{
+    struct ops_rope_store p = store_of(f, layer);
     int r = f->ops->rope_store(f->be, &p);
 
-    return r ? r : l->owner && !l->deep ? forward_tier_keep(f, l->store) : 0;
+    return r ? r : keep(f, layer);
+}
+
+/* Both in one, where the backend has it and nothing comes between them. */
+static int step_qkv_store(struct forward *f, int32_t layer)
+{
+    struct ops_matmul qkv = qkv_of(f, layer);
+    struct ops_rope_store p = store_of(f, layer);
+    int r = f->ops->qkv_store(f->be, &qkv, &p);
+
+    return r ? r : keep(f, layer);
 }
 
 static int step_attend(struct forward *f, int32_t layer)
@@ -531,8 +563,11 @@ static void emit_instr(struct forward *f, step_fn *fn, int32_t layer)
 static void emit_layer(struct forward *f, int32_t layer)
 {
     bool aug_q = f->m->layers[layer].w[LT_Q_GATE].n_cols != 0;
+    bool fused = f->ops->qkv_store && !aug_q;
 
-    emit_instr(f, step_qkv, layer);
+    if (!fused) {
+        emit_instr(f, step_qkv, layer);
+    }
     if (forward_ahead_chooses(f->m, layer + 1)) { /* from the same input */
         emit_instr(f, forward_ahead_step, layer + 1);
     }
@@ -543,7 +578,7 @@ static void emit_layer(struct forward *f, int32_t layer)
         emit_instr(f, step_aug_q_in, layer);
         emit_instr(f, step_aug_q_out, layer);
     }
-    emit_instr(f, step_store, layer);
+    emit_instr(f, fused ? step_qkv_store : step_store, layer);
     emit_instr(f, step_attend, layer);
     if (f->m->arch->parallel) { /* both branches read the same x */
         emit_instr(f, step_ffn_in, layer);

@@ -89,6 +89,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint8_t *base, struct cuda
     take(&t, (heads + 1) * slots, &ret->order);
     take(&t, heads + 1, &ret->flag);
     ret->bytes = t.used;
+    take(&t, 3 * heads, &ret->arrived);
     ret->n_observed = (int32_t)observed;
     ret->n_selected = (int32_t)selected;
     return t.used;
@@ -580,6 +581,7 @@ const struct backend_ops cuda_backend = {
     .gather = cuda_gather,
     .softcap = cuda_softcap,
     .rope_store = cuda_rope_store,
+    .qkv_store = cuda_qkv_store,
     .attention = cuda_attention,
     .kv_sum = cuda_kv_sum,
     .victim = cuda_victim,

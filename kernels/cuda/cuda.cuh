@@ -50,7 +50,8 @@ struct cuda_scratch {
     float *stats;    /* (n_selected, heads, 4): largest approx, 1 / sum, chosen share */
     int32_t *order;  /* cut: (heads + 1, max_slots) */
     int32_t *flag;   /* cut: failed, then slots to move by group (1 + heads) */
-    uint64_t bytes;
+    uint64_t bytes;    /* of all that comes before, which pieces may overwrite; behind it: */
+    uint32_t *arrived; /* (3 heads) blocks at a head (gemm_heads.cuh): 0 between launches */
     int32_t n_observed;
     int32_t n_selected;
 };
@@ -246,6 +247,7 @@ int cuda_matmul(struct backend *be, const struct ops_matmul *p);
 int cuda_gather(struct backend *be, const struct ops_gather *p);
 int cuda_softcap(struct backend *be, const struct ops_softcap *p);
 int cuda_rope_store(struct backend *be, const struct ops_rope_store *p);
+int cuda_qkv_store(struct backend *be, const struct ops_matmul *p, const struct ops_rope_store *s);
 int cuda_attention(struct backend *be, const struct ops_attention *p);
 int cuda_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cuda_victim(struct backend *be, const struct ops_victim *p);

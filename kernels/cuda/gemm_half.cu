@@ -12,7 +12,7 @@
  *         memory in pieces of 64 columns, two deep; rows 144 bytes apart against bank conflicts.
  * Shares of bandwidth and matrix rate: not measured. */
 
-#include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/gemm_heads.cuh"
 #include "kernels/cuda/row.cuh"
 
 /* 32 columns of 16 rows and 8 tokens. */
@@ -31,10 +31,11 @@ CUDA_INLINE void step32(const uint4 &w0, const uint4 &w8, const uint4 &x, float 
 /* ---- stream --------------------------------------------------------------------------------- */
 
 /* The block's 16 rows for the tokens of its y; xh: pieces, `piece` elements apart, xe: a token's
- * factor. */
+ * factor. `store`: what becomes of the heads, or NULL. */
 template <bool BF16, int NT>
 CUDA_INLINE void stream_rows(const struct gemm &p, const uint16_t *xh, uint64_t piece_elements,
-                             const float *xe, float (*red)[16][8 * NT], float (*out)[16][8 * NT])
+                             const float *xe, float (*red)[16][8 * NT], float (*out)[16][8 * NT],
+                             const struct cuda_store *store)
 {
     constexpr int PIECES = BF16 ? 3 : 2;
     int32_t block = (int32_t)blockIdx.x;
@@ -46,8 +47,8 @@ CUDA_INLINE void stream_rows(const struct gemm &p, const uint16_t *xh, uint64_t 
     const uint16_t *x[NT];
 
     for (int i = 0; i < NT; i++) {
-        x[i] = xh + (uint64_t)min(token0 + i * 8 + lane / 4, p.token_end - 1) * p.pad +
-               lane % 4 * 8;
+        x[i] =
+            xh + (uint64_t)min(token0 + i * 8 + lane / 4, p.token_end - 1) * p.pad + lane % 4 * 8;
     }
     for (int half = 0; half < (p.gated ? 2 : 1); half++) {
         const uint8_t *w = p.part[part + half].w + lane % 4 * 16;
@@ -65,8 +66,8 @@ CUDA_INLINE void stream_rows(const struct gemm &p, const uint16_t *xh, uint64_t 
 #pragma unroll
                 for (int piece = 0; piece < PIECES; piece++) {
                     step32<BF16>(w0, w8,
-                                 *reinterpret_cast<const uint4 *>(
-                                     x[i] + piece * piece_elements + (uint64_t)s * 32),
+                                 *reinterpret_cast<const uint4 *>(x[i] + piece * piece_elements +
+                                                                  (uint64_t)s * 32),
                                  acc[i]);
                 }
             }
@@ -80,6 +81,9 @@ CUDA_INLINE void stream_rows(const struct gemm &p, const uint16_t *xh, uint64_t 
         gemm_reduce<NT>(acc, red, out[half]);
     }
     gemm_store<NT>(&p, part, block * 16, token0, out);
+    if (store) {
+        gemm_store_heads<NT>(&p, store, part, block * 16, &red[0][0][0]);
+    }
 }
 
 template <bool BF16, int NT>
@@ -88,15 +92,25 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) stream_half(struct gemm p)
     __shared__ float red[GEMM_WARPS][16][8 * NT];
     __shared__ float out[2][16][8 * NT];
 
-    stream_rows<BF16, NT>(p, p.xh, p.piece, p.xe, red, out);
+    stream_rows<BF16, NT>(p, p.xh, p.piece, p.xe, red, out, NULL);
+}
+
+template <bool BF16, int NT>
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS)
+    stream_half_store(struct gemm p, struct cuda_store store)
+{
+    __shared__ float red[GEMM_WARPS][16][8 * NT];
+    __shared__ float out[2][16][8 * NT];
+
+    stream_rows<BF16, NT>(p, p.xh, p.piece, p.xe, red, out, &store);
 }
 
 /* One token, from its row as it is: every block makes the pieces for itself, in shared memory. For
  * 4,096 columns that is 16 KB read from L2 and some 400 instructions a thread beside 128 KB of
  * weights, and a launch less. */
 template <bool BF16>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS)
-    norm_stream_half(struct gemm p, struct cuda_norm norm, const float *x)
+CUDA_INLINE void norm_stream_rows(const struct gemm &p, const struct cuda_norm &norm,
+                                  const float *x, const struct cuda_store *store)
 {
     CUDA_SHARED(uint16_t, xh); /* (pieces, pad) */
     __shared__ float red[GEMM_WARPS][16][8];
@@ -123,7 +137,22 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS)
         half_pieces<BF16, BF16 ? 3 : 2>(v, xh + c, (uint64_t)p.pad);
     }
     __syncthreads(); /* xh, xe: written by all, read by all */
-    stream_rows<BF16, 1>(p, xh, (uint64_t)p.pad, &xe, red, out);
+    stream_rows<BF16, 1>(p, xh, (uint64_t)p.pad, &xe, red, out, store);
+}
+
+template <bool BF16>
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS)
+    norm_stream_half(struct gemm p, struct cuda_norm norm, const float *x)
+{
+    norm_stream_rows<BF16>(p, norm, x, NULL);
+}
+
+template <bool BF16>
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS)
+    norm_stream_half_store(struct gemm p, struct cuda_norm norm, const float *x,
+                           struct cuda_store store)
+{
+    norm_stream_rows<BF16>(p, norm, x, &store);
 }
 
 static size_t pieces_bytes(int32_t pad, bool bf16)
@@ -151,6 +180,40 @@ int cuda_gemm_half_fused(struct cuda *cu, struct gemm *p, bool bf16, const struc
                     *norm, x);
     }
     return cuda_launched(cu, "norm_stream_half");
+}
+
+int cuda_gemm_half_fused_store(struct cuda *cu, struct gemm *p, bool bf16,
+                               const struct cuda_norm *norm, const float *x,
+                               const struct cuda_store *s)
+{
+    uint32_t blocks = gemm_blocks(p, 1);
+    size_t shared = pieces_bytes(p->pad, bf16);
+
+    if (bf16) {
+        CUDA_LAUNCH(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared, norm_stream_half_store<true>,
+                    *p, *norm, x, *s);
+    } else {
+        CUDA_LAUNCH(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared, norm_stream_half_store<false>,
+                    *p, *norm, x, *s);
+    }
+    return cuda_launched(cu, "norm_stream_half_store");
+}
+
+int cuda_gemm_half_store(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_store *s)
+{
+    dim3 grid(gemm_blocks(p, 1), 1);
+    bool few = p->token_end - p->token0 <= 8;
+
+    if (few && bf16) {
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<true, 1>), *p, *s);
+    } else if (few) {
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<false, 1>), *p, *s);
+    } else if (bf16) {
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<true, 4>), *p, *s);
+    } else {
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<false, 4>), *p, *s);
+    }
+    return cuda_launched(cu, "stream_half_store");
 }
 
 int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16)

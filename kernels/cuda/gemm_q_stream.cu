@@ -8,6 +8,7 @@
 
 #include <cerrno>
 
+#include "kernels/cuda/gemm_heads.cuh"
 #include "kernels/cuda/gemm_q.cuh"
 
 /* Blocks a multiprocessor that ptxas is told, 0 for none: left alone it fits this one into 80
@@ -58,9 +59,9 @@ CUDA_INLINE void stream_unit(const struct gemm *p, const uint8_t *unit, int32_t 
     }
 }
 
+/* The block's 16 rows for the tokens of its y. `store`: what becomes of the heads, or NULL. */
 template <typename F, int PIECES, int NT>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (stream_blocks<F, PIECES, NT>()))
-    stream_q(struct gemm p)
+CUDA_INLINE void stream_rows(const struct gemm &p, const struct cuda_store *store)
 {
     __shared__ float red[GEMM_WARPS][16][8 * NT];
     __shared__ float out[2][16][8 * NT];
@@ -79,6 +80,23 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (stream_blocks<F, PIECES, NT>()
         gemm_reduce<NT>(acc, red, out[half]);
     }
     gemm_store<NT>(&p, part, block * 16, token0, out);
+    if (store) {
+        gemm_store_heads<NT>(&p, store, part, block * 16, &red[0][0][0]);
+    }
+}
+
+template <typename F, int PIECES, int NT>
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (stream_blocks<F, PIECES, NT>()))
+    stream_q(struct gemm p)
+{
+    stream_rows<F, PIECES, NT>(p, NULL);
+}
+
+template <typename F, int NT>
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (stream_blocks<F, 1, NT>()))
+    stream_q_store(struct gemm p, struct cuda_store store)
+{
+    stream_rows<F, 1, NT>(p, &store);
 }
 
 template <typename F, int PIECES> static int launch(struct cuda *cu, struct gemm *p)
@@ -103,6 +121,32 @@ int cuda_gemm_q_stream(struct cuda *cu, struct gemm *p, enum dtype type, bool ex
         return exact ? launch<F, 2>(cu, p) : launch<F, 1>(cu, p);
         FRAG_TYPES(STREAM)
 #undef STREAM
+    default:
+        return -EINVAL;
+    }
+}
+
+template <typename F>
+static int launch_store(struct cuda *cu, struct gemm *p, const struct cuda_store *s)
+{
+    dim3 grid(gemm_blocks(p, 1), 1);
+
+    if (p->token_end - p->token0 <= 8) {
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_q_store<F, 1>), *p, *s);
+    } else {
+        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_q_store<F, 4>), *p, *s);
+    }
+    return cuda_launched(cu, "stream_q_store");
+}
+
+int cuda_gemm_q_store(struct cuda *cu, struct gemm *p, enum dtype type, const struct cuda_store *s)
+{
+    switch (type) {
+#define STORE(TYPE, F)                                                                             \
+    case TYPE:                                                                                     \
+        return launch_store<F>(cu, p, s);
+        FRAG_TYPES(STORE)
+#undef STORE
     default:
         return -EINVAL;
     }

@@ -2,6 +2,8 @@
 /* y = norm(x) W^T + bias, activated, gated or added: preparation of the activations, and which
  * kernel runs.
  *
+ * The products of q, k and v of decode rows store what they give (gemm_heads.cuh).
+ *
  * A single decode row of 16-bit weights is normalised and cut into pieces by the kernel that
  * multiplies (norm_stream_half), to the same bits. Else one kernel normalises each row once and
  * writes it in the form that the weights' kernels read:
@@ -17,7 +19,7 @@
 
 #include <cerrno>
 
-#include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/gemm_heads.cuh"
 #include "kernels/cuda/row.cuh"
 
 enum { PREP_THREADS = 256 };
@@ -33,17 +35,19 @@ struct prep {
     float *xe;
     uint64_t piece;
     int32_t ldx, n_cols, pad;
-    int32_t form; /* enum gemm_form */
+    int32_t slice; /* columns of a block, a multiple of 256 */
+    int32_t form;  /* enum gemm_form */
     bool exact;
 };
 
-/* Blocks of 32, a warp each. */
-CUDA_INLINE void prep_q8(const struct prep *p, const float *row)
+/* Blocks of 32 of columns [from, end), a warp each. */
+CUDA_INLINE void prep_q8(const struct prep *p, const float *row, int32_t from, int32_t end)
 {
     int lane = (int)threadIdx.x % WARP;
     uint64_t token = blockIdx.x;
 
-    for (int32_t b = (int32_t)threadIdx.x / WARP; b < p->pad / 32; b += PREP_THREADS / WARP) {
+    for (int32_t b = from / 32 + (int32_t)threadIdx.x / WARP; b < end / 32;
+         b += PREP_THREADS / WARP) {
         int32_t c = b * 32 + lane;
         float v = c < p->n_cols ? row[c] : 0.0f;
         float top = warp_max(fabsf(v));
@@ -68,7 +72,9 @@ CUDA_INLINE void prep_q8(const struct prep *p, const float *row)
     }
 }
 
-CUDA_INLINE void prep_half(const struct prep *p, const float *row, float *part)
+/* Columns [from, end); an f16 row's factor is that of all its columns. */
+CUDA_INLINE void prep_half(const struct prep *p, const float *x, struct row_norm r, int32_t from,
+                           int32_t end, float *part)
 {
     uint64_t token = blockIdx.x;
     bool bf16 = p->form == GEMM_BF16;
@@ -76,16 +82,16 @@ CUDA_INLINE void prep_half(const struct prep *p, const float *row, float *part)
     float top = 0.0f;
 
     for (int32_t c = (int32_t)threadIdx.x; c < p->n_cols && !bf16; c += PREP_THREADS) {
-        top = fmaxf(top, fabsf(row[c]));
+        top = fmaxf(top, fabsf(row_normed(&p->norm, r, x[c], c)));
     }
     if (!bf16) {
         scale = half_scale(block_max(top, part, PREP_THREADS / WARP));
-        if (threadIdx.x == 0) {
+        if (threadIdx.x == 0 && from == 0) {
             p->xe[token] = 1.0f / scale; /* a power of two: exact */
         }
     }
-    for (int32_t c = (int32_t)threadIdx.x; c < p->pad; c += PREP_THREADS) {
-        float v = c < p->n_cols ? row[c] * scale : 0.0f;
+    for (int32_t c = from + (int32_t)threadIdx.x; c < end; c += PREP_THREADS) {
+        float v = c < p->n_cols ? row_normed(&p->norm, r, x[c], c) * scale : 0.0f;
         uint16_t *to = p->xh + token * p->pad + c;
 
         if (bf16) {
@@ -96,21 +102,27 @@ CUDA_INLINE void prep_half(const struct prep *p, const float *row, float *part)
     }
 }
 
+/* A row is shared out among blocks, each of which forms the norm's sums for itself: they are a
+ * fraction of the work, and a row's bits do not depend on how many share it. */
 CUDA_KERNEL void prepare_rows(struct prep p)
 {
     __shared__ float part[32];
     const float *x = p.x + (size_t)blockIdx.x * p.ldx;
     float *row = p.xf + (size_t)blockIdx.x * p.pad;
+    int32_t from = (int32_t)blockIdx.y * p.slice;
+    int32_t end = min(from + p.slice, p.pad);
     struct row_norm r = row_norm_of<PREP_THREADS>(&p.norm, x, p.n_cols, part);
 
-    for (int32_t c = (int32_t)threadIdx.x; c < p.n_cols; c += PREP_THREADS) {
+    if (p.form == GEMM_F16 || p.form == GEMM_BF16) {
+        prep_half(&p, x, r, from, end, part);
+        return;
+    }
+    for (int32_t c = from + (int32_t)threadIdx.x; c < min(end, p.n_cols); c += PREP_THREADS) {
         row[c] = row_normed(&p.norm, r, x[c], c);
     }
     __syncthreads(); /* row: written above by other threads than those that read it below */
     if (p.form == GEMM_Q8) {
-        prep_q8(&p, row);
-    } else if (p.form != GEMM_F32) {
-        prep_half(&p, row, part);
+        prep_q8(&p, row, from, end);
     }
 }
 
@@ -128,6 +140,16 @@ static enum gemm_form form_of(enum dtype type)
     default:
         return GEMM_Q8;
     }
+}
+
+/* Blocks of 512 columns or more, at most one a multiprocessor. */
+static int32_t slice_of(const struct cuda *cu, int32_t n_rows, int32_t pad)
+{
+    int32_t most = cu->n_sms / n_rows;
+    int32_t slices = pad / 512 < most ? pad / 512 : most;
+    int32_t columns = slices > 1 ? (pad + slices - 1) / slices : pad;
+
+    return (columns + 255) / 256 * 256;
 }
 
 static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form form, struct gemm *g)
@@ -151,17 +173,25 @@ static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form f
     for (int i = 0; i < p->n_parts; i++) {
         prep.exact = prep.exact || p->part[i].w->role == OPS_ROLE_EMBED;
     }
-    CUDA_LAUNCH(cu, dim3((unsigned)p->rows.n), dim3(PREP_THREADS), 0, prepare_rows, prep);
+    prep.slice = slice_of(cu, p->rows.n, g->pad);
+    CUDA_LAUNCH(cu, dim3((unsigned)p->rows.n, cuda_div_up((uint64_t)g->pad, (uint64_t)prep.slice)),
+                dim3(PREP_THREADS), 0, prepare_rows, prep);
     return cuda_launched(cu, "prepare_rows");
 }
 
 /* Tokens [g->token0, g->token_end) of parts of one type. */
-static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *w, bool decode)
+static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *w, bool decode,
+               const struct cuda_store *store)
 {
     bool head = w->role == OPS_ROLE_EMBED;
 
     if (g->token0 == g->token_end) {
         return 0;
+    }
+    if (store) {
+        return form_of(w->type) == GEMM_Q8
+                   ? cuda_gemm_q_store(cu, g, w->type, store)
+                   : cuda_gemm_half_store(cu, g, w->type == DTYPE_BF16, store);
     }
     switch (form_of(w->type)) {
     case GEMM_F32:
@@ -201,29 +231,31 @@ static bool fuses(const struct ops_matmul *p, const struct ops_weight *w, int32_
 }
 
 static int run_fused(struct cuda *cu, const struct ops_matmul *p, int first, int end,
-                     struct gemm *g)
+                     struct gemm *g, const struct cuda_store *store)
 {
     struct cuda_norm norm = cuda_norm_of(&p->norm);
+    bool bf16 = p->part[first].w->type == DTYPE_BF16;
 
     take_parts(p, first, end, g);
     g->token0 = 0;
     g->token_end = 1;
-    return cuda_gemm_half_fused(cu, g, p->part[first].w->type == DTYPE_BF16, &norm, p->x);
+    return store ? cuda_gemm_half_fused_store(cu, g, bf16, &norm, p->x, store)
+                 : cuda_gemm_half_fused(cu, g, bf16, &norm, p->x);
 }
 
 static int run_parts(struct cuda *cu, const struct ops_matmul *p, int first, int end,
-                     struct gemm *g)
+                     struct gemm *g, const struct cuda_store *store)
 {
     int r;
 
     take_parts(p, first, end, g);
     g->token0 = 0;
     g->token_end = p->rows.n_decode;
-    r = run(cu, g, p->part[first].w, true);
+    r = run(cu, g, p->part[first].w, true, store);
     if (r == 0) {
         g->token0 = p->rows.n_decode;
         g->token_end = p->rows.n;
-        r = run(cu, g, p->part[first].w, false);
+        r = run(cu, g, p->part[first].w, false, NULL);
     }
     return r;
 }
@@ -244,10 +276,11 @@ static bool valid(const struct cuda *cu, const struct ops_matmul *p)
             p->part[0].w->type == p->part[1].w->type);
 }
 
-int cuda_matmul(struct backend *be, const struct ops_matmul *p)
+/* `store`: what the parts write are heads, which the products store; or NULL. */
+static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_store *store)
 {
-    struct cuda *cu = cuda_of(be);
     const struct cuda_scratch *s = &cu->scratch;
+    int32_t kind = store ? store->first : 0; /* of part 0 */
     struct gemm g = {};
     int prepared = -1;
     int r = 0;
@@ -276,8 +309,11 @@ int cuda_matmul(struct backend *be, const struct ops_matmul *p)
             end++;
         }
         g.pitch = (int32_t)(((int64_t)g.n_cols * (w->type == DTYPE_F32 ? 4 : 2) + 63) / 64 * 64);
+        if (store) {
+            store->first = kind + first;
+        }
         if (fuses(p, w, g.pad)) {
-            r = run_fused(cu, p, first, end, &g);
+            r = run_fused(cu, p, first, end, &g, store);
             first = end;
             continue;
         }
@@ -286,9 +322,72 @@ int cuda_matmul(struct backend *be, const struct ops_matmul *p)
             r = prepare(cu, p, form_of(w->type), &g);
         }
         if (r == 0) {
-            r = run_parts(cu, p, first, end, &g);
+            r = run_parts(cu, p, first, end, &g, store);
         }
         first = end;
     }
     return r;
+}
+
+int cuda_matmul(struct backend *be, const struct ops_matmul *p)
+{
+    return multiply(cuda_of(be), p, NULL);
+}
+
+/* ---- q, k and v, and their store ------------------------------------------------------------ */
+
+/* Does part i give n heads of `dim` to y, as they are? */
+static bool gives_heads(const struct ops_matmul *p, int i, int32_t n, int32_t dim, const float *y,
+                        int32_t ldy)
+{
+    const struct ops_weight *w = p->part[i].w;
+
+    return i < p->n_parts && w->type != DTYPE_F32 && w->role == OPS_ROLE_MATMUL &&
+           w->n_rows == n * dim && p->part[i].act == OPS_ACT_NONE && p->part[i].y == y &&
+           p->part[i].ldy == ldy;
+}
+
+/* Decode rows, few enough for one launch's parameters and one block's tokens, of weights that the
+ * streaming kernels read. Sets store->seqs. */
+static bool stores(const struct cuda *cu, const struct ops_matmul *p,
+                   const struct ops_rope_store *s, struct cuda_store *store)
+{
+    int32_t n = p->rows.n;
+    int32_t n_seq_rows = 0;
+    int i = 0;
+
+    if (n < 1 || n > 32 || p->rows.n_decode != n || p->gated || p->add || s->n_seqs > CUDA_SEQS ||
+        s->n_seqs < 1 || s->rows.n != n || s->rows.n_decode != n || s->seqs[0].row0 != 0 ||
+        s->n_q + s->n_k + s->n_v > 3 * cu->limits.max_heads ||
+        cuda_seqs_take(s->seqs, 0, s->n_seqs, &store->seqs) != s->n_seqs) {
+        return false;
+    }
+    for (int32_t j = 0; j < s->n_seqs; j++) {
+        n_seq_rows += s->seqs[j].n_rows;
+    }
+    if (n_seq_rows != n || (s->n_q > 0 && !gives_heads(p, i++, s->n_q, s->k_dim, s->q, s->ldq)) ||
+        (s->n_k > 0 && !gives_heads(p, i++, s->n_k, s->k_dim, s->k, s->ldk)) ||
+        (s->n_v > 0 && !gives_heads(p, i++, s->n_v, s->seqs[0].kv.layout->v_dim, s->v, s->ldv))) {
+        return false;
+    }
+    return i == p->n_parts && i > 0 && (s->n_k > 0) == (s->n_v > 0);
+}
+
+int cuda_qkv_store(struct backend *be, const struct ops_matmul *p, const struct ops_rope_store *s)
+{
+    struct cuda *cu = cuda_of(be);
+    struct cuda_store store = cuda_store_of(s);
+    int r = cuda_store_check(cu, s);
+
+    if (r < 0) {
+        return r;
+    }
+    if (!stores(cu, p, s, &store)) {
+        r = cuda_matmul(be, p);
+        return r < 0 ? r : cuda_rope_store(be, s);
+    }
+    store.arrived = cu->scratch.arrived;
+    store.first = s->n_q > 0 ? STORE_Q : STORE_K;
+    r = cuda_kv_sum_drop(cu, &store.seqs, store.n_decode);
+    return r < 0 ? r : multiply(cu, p, &store);
 }

@@ -416,6 +416,98 @@ static void fused_products(void)
     expect_clean("fused products");
 }
 
+/* q, k and v of decode rows are normed, rotated and stored by the product that makes them: a launch
+ * for each type of weight, and one more to prepare the rows but for one row of 16 bits alone. What
+ * the products do not store goes the long way. */
+static void fused_stores(void)
+{
+    enum { K = 256, DIM = 64 };
+    static const struct {
+        enum dtype type[3];
+        int32_t n, n_decode;
+        int launches;
+    } cases[] = {
+        {{DTYPE_BF16, DTYPE_BF16, DTYPE_BF16}, 1, 1, 1},
+        {{DTYPE_F16, DTYPE_F16, DTYPE_F16}, 4, 4, 2},
+        {{DTYPE_Q4_K, DTYPE_Q4_K, DTYPE_Q4_K}, 1, 1, 2},
+        {{DTYPE_Q4_K, DTYPE_Q4_K, DTYPE_Q6_K}, 9, 9, 3},
+        {{DTYPE_BF16, DTYPE_BF16, DTYPE_Q8_0}, 1, 1, 3},
+        {{DTYPE_F32, DTYPE_F32, DTYPE_F32}, 1, 1, 3},
+        {{DTYPE_Q8_0, DTYPE_Q8_0, DTYPE_Q8_0}, 2, 1, 4},
+        {{DTYPE_Q8_0, DTYPE_Q8_0, DTYPE_Q8_0}, 17, 17, 4},
+    };
+    static const int32_t heads[3] = {4, 2, 2};
+    struct backend_limits limits = {.max_rows = 32,
+                                    .max_decode = 32,
+                                    .max_seqs = 32,
+                                    .max_cols = K,
+                                    .max_heads = 4,
+                                    .max_head_dim = DIM,
+                                    .max_slots = 64};
+    struct ops_kv_layout l = {.n_groups = 2,
+                              .k_heads = 1,
+                              .v_heads = 1,
+                              .k_dim = DIM,
+                              .v_dim = DIM,
+                              .k_type = OPS_KV_FP8,
+                              .v_type = OPS_KV_FP8};
+    struct backend_config config = {0};
+    struct backend *be = NULL;
+    struct error err = {0};
+    void *at = NULL;
+    int r;
+
+    fake.start(&fake_devices[SM_90]);
+    r = fake.ops->create(&config, &be, &err);
+    r = r ? r : fake.ops->reserve(be, &limits, &err);
+    r = r ? r : fake.ops->kv_layout(&l, &err);
+    r = r ? r : fake.ops->alloc(be, 1 << 20, "operands", &at, &err);
+    for (size_t i = 0; !r && i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct ops_rows rows = {cases[i].n, cases[i].n_decode};
+        struct ops_seq seqs[32] = {0};
+        struct ops_weight w[3];
+        struct ops_matmul m = {.rows = rows, .x = at, .ldx = K, .n_parts = 3};
+        struct ops_rope_store p = {.rows = rows,
+                                   .q = at,
+                                   .k = at,
+                                   .v = at,
+                                   .ldq = 4 * DIM,
+                                   .ldk = 2 * DIM,
+                                   .ldv = 2 * DIM,
+                                   .n_q = heads[0],
+                                   .n_k = heads[1],
+                                   .n_v = heads[2],
+                                   .k_dim = DIM,
+                                   .seqs = seqs,
+                                   .n_seqs = cases[i].n};
+
+        for (int k = 0; k < 3; k++) {
+            w[k] = (struct ops_weight){.type = cases[i].type[k],
+                                       .role = OPS_ROLE_MATMUL,
+                                       .n_rows = heads[k] * DIM,
+                                       .n_cols = K,
+                                       .device = at};
+            m.part[k].w = &w[k];
+            m.part[k].y = at;
+            m.part[k].ldy = heads[k] * DIM;
+        }
+        for (int32_t k = 0; k < cases[i].n; k++) {
+            seqs[k] = (struct ops_seq){.row0 = k, .n_rows = 1, .pos0 = k};
+            seqs[k].kv = (struct ops_kv){
+                .layout = &l, .pool = at, .pages = at, .max_pages = 1, .cap = 64, .n_slots = 1};
+        }
+        fake.log_clear();
+        r = fake.ops->qkv_store(be, &m, &p);
+        /* 17 sequences are stored by two launches */
+        expect(count(FAKE_LAUNCH) == cases[i].launches, "case %zu of fused stores: %d launches", i,
+               count(FAKE_LAUNCH));
+    }
+    expect(r == 0, "%d: %s", r, err.text);
+    fake.ops->free(be, at, 0);
+    fake.ops->destroy(be);
+    expect_clean("fused stores");
+}
+
 /* ---- errors ------------------------------------------------------------------------------------
  */
 
@@ -706,6 +798,7 @@ int main(int argc, char **argv)
     graph_of_a_step();
     deep_product();
     fused_products();
+    fused_stores();
     devices();
     memory();
     for (size_t i = 0; i < sizeof(sticky) / sizeof(sticky[0]); i++) {

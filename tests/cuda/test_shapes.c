@@ -218,6 +218,22 @@ static void attend(const struct shape *s, const struct ops_kv_layout *l, int32_t
                                         .local = 16,
                                         .mean = mode == 2};
     }
+    if (decode && mode < 2) {
+        struct ops_weight w[3] = {
+            weight(DTYPE_Q4_K, OPS_ROLE_MATMUL, p.n_q * s->k_dim, MAX_COLS),
+            weight(DTYPE_BF16, OPS_ROLE_MATMUL, p.n_k * s->k_dim, MAX_COLS),
+            weight(DTYPE_Q4_K, OPS_ROLE_MATMUL, p.n_v * s->v_dim, MAX_COLS),
+        };
+        struct ops_matmul m = {.rows = a.rows, .x = (float *)memory, .ldx = MAX_COLS, .n_parts = 3};
+        const int32_t ld[] = {p.ldq, p.ldk, p.ldv};
+
+        for (int k = 0; k < 3; k++) {
+            m.part[k].w = &w[k];
+            m.part[k].y = (float *)memory;
+            m.part[k].ldy = ld[k];
+        }
+        done(be->ops->qkv_store(be, &m, &p), "qkv_store", s->k_dim, n, mode);
+    }
     a.observe = mode == 1 ? observe : NULL;
     a.select = mode >= 2 && decode ? select : NULL;
     done(be->ops->rope_store(be, &p), "rope_store", s->k_dim, n, mode);

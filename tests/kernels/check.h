@@ -28,7 +28,7 @@
 #include "kernels/backend.h"
 #include "tests/kernels/tolerance.h"
 
-enum { CHECK_SIDES = 4, CHECK_GUARD = 256, CHECK_BUFS = 32, CHECK_SAMPLES = 200 };
+enum { CHECK_SIDES = 4, CHECK_GUARD = 256, CHECK_BUFS = 192, CHECK_SAMPLES = 200 };
 enum { CHECK_FLUSH = 64 << 20 };
 
 struct check_buf {

@@ -784,7 +784,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int)
     memset(ret, 0, sizeof(*ret));
     snprintf(ret->name, sizeof(ret->name), "emulated on the CPU");
     ret->major = 9;
-    ret->multiProcessorCount = 1;
+    ret->multiProcessorCount = 8;
     ret->integrated = integrated;
     ret->totalGlobalMem = DEVICE_BYTES;
     ret->sharedMemPerBlockOptin = SHARED_MAX;
@@ -887,9 +887,13 @@ static void run_kernel(const char *name, dim3 grid, dim3 block, size_t shared, c
     for (unsigned z = 0; z < grid.z; z++) {
         for (unsigned y = 0; y < grid.y; y++) {
             for (unsigned x = 0; x < grid.x; x++) {
-                emu_where.block = dim3(x, y, z);
+                int schedule = stream ? stream->schedule : 0;
+
+                /* blocks in other orders, too: nobody may count on who comes last */
+                emu_where.block = schedule == 0 ? dim3(x, y, z)
+                                                : dim3(grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z);
                 memset(shared_memory, 0xff, shared);
-                run_block(stream ? stream->schedule : 0);
+                run_block(schedule);
             }
         }
     }

@@ -147,6 +147,23 @@ static inline int atomicAdd(int *p, int v)
     return old;
 }
 
+static inline unsigned atomicInc(unsigned *p, unsigned last)
+{
+    unsigned old = *p;
+
+    *p = old >= last ? 0 : old + 1;
+    return old;
+}
+
+static inline void __threadfence(void)
+{
+}
+
+static inline float __ldcg(const float *p)
+{
+    return *p;
+}
+
 template <typename T> static inline T min(T a, T b)
 {
     return a < b ? a : b;
