@@ -242,6 +242,8 @@ template <int HB> CUDA_KERNEL void __launch_bounds__(THREADS) decode_chunk(struc
     float *red;
     int32_t x_len;
 
+    grid_begin();
+    grid_wait();
     if (!item_of<HB>(&p, &it)) {
         return;
     }
@@ -274,8 +276,11 @@ CUDA_KERNEL void __launch_bounds__(THREADS) decode_merge(struct attend p)
     const float *part = p.part + (size_t)(seq * p.n_q + head) * p.n_chunks * p.part_len;
     float *out = p.out + (size_t)s->row0 * p.ldo + (size_t)head * p.seqs.layout.v_dim;
     float top;
-    float inv = attend_merge_sums(part, p.part_len, n, 0, &top);
+    float inv;
 
+    grid_begin();
+    grid_wait();
+    inv = attend_merge_sums(part, p.part_len, n, 0, &top);
     for (int32_t d = (int32_t)threadIdx.x; d < p.seqs.layout.v_dim; d += THREADS) {
         out[d] = attend_merge_value(part, p.part_len, n, top, d) * inv;
     }
@@ -326,11 +331,11 @@ template <int HB> static int launch(struct cuda *cu, struct attend *p, int32_t c
     int32_t k_len = (l->k_dim + KV_VEC - 1) / KV_VEC * KV_VEC;
     size_t shared = (size_t)HB * (size_t)(k_len + chunk + THREADS * KV_VEC) * sizeof(float);
 
-    CUDA_LAUNCH(cu,
-                dim3((unsigned)p->n_chunks,
-                     (unsigned)(l->n_groups * l->k_heads) * cuda_div_up((uint64_t)share, HB),
-                     (unsigned)p->seqs.n),
-                dim3(THREADS), shared, decode_chunk<HB>, *p);
+    CUDA_LAUNCH_EARLY(cu,
+                      dim3((unsigned)p->n_chunks,
+                           (unsigned)(l->n_groups * l->k_heads) * cuda_div_up((uint64_t)share, HB),
+                           (unsigned)p->seqs.n),
+                      dim3(THREADS), shared, decode_chunk<HB>, *p);
     return cuda_launched(cu, "decode_chunk");
 }
 
@@ -357,8 +362,8 @@ int cuda_attend_decode(struct cuda *cu, struct attend *p)
         : share == 2 ? launch<2>(cu, p, chunk, share)
                      : launch<1>(cu, p, chunk, share);
     if (r == 0) {
-        CUDA_LAUNCH(cu, dim3((unsigned)p->n_q, (unsigned)p->seqs.n), dim3(THREADS), 0, decode_merge,
-                    *p);
+        CUDA_LAUNCH_EARLY(cu, dim3((unsigned)p->n_q, (unsigned)p->seqs.n), dim3(THREADS), 0,
+                          decode_merge, *p);
         r = cuda_launched(cu, "decode_merge");
     }
     return r == 0 && observed ? cuda_attend_observe(cu, p, most) : r;

@@ -488,6 +488,7 @@ static int open_device(struct cuda *cu, struct error *reterr)
                        prop.major, prop.minor);
         cu->n_sms = prop.multiProcessorCount;
         cu->integrated = prop.integrated != 0;
+        cu->early = prop.major >= 9;
         cu->shared_max = prop.sharedMemPerBlockOptin;
         r = cuda_code_check(cu, reterr);
     }

@@ -66,6 +66,7 @@ struct cuda {
     int device;
     int n_sms;
     bool integrated;
+    bool early; /* a graph's kernels may be launched before the one ahead has ended */
     size_t shared_max; /* dynamic shared memory of one block */
     struct backend_limits limits;
     void *scratch_base;
@@ -103,6 +104,7 @@ struct cuda_call {
     size_t shared;
     uint32_t at, n_bytes;
     int32_t n_args;
+    bool early; /* the kernel waits for itself: grid_wait() */
 };
 
 uint64_t cuda_queue_bytes(void); /* of the host */
@@ -115,6 +117,8 @@ void cuda_queue_begin(struct cuda *cu);
 int cuda_queue_flush(struct cuda *cu);
 int cuda_queue_error(struct cuda *cu); /* of launches since the last time */
 
+/* The next launch is one of those. */
+void cuda_call_early(struct cuda *cu);
 void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, const void *kernel,
                      dim3 grid, dim3 block, size_t shared);
 void cuda_call_arg(struct cuda *cu, struct cuda_call *c, const void *arg, size_t size,
@@ -140,6 +144,9 @@ static inline void cuda_launch(struct cuda *cu, const char *name, void (*kernel)
 /* CUDA_LAUNCH(cu, grid, block, shared bytes, kernel, arguments...), then cuda_launched(). */
 #define CUDA_LAUNCH(cu, grid, block, shared, kernel, ...)                                          \
     (CUDA_KNOWN(kernel), cuda_launch(cu, #kernel, kernel, grid, block, shared, __VA_ARGS__))
+
+/* The same of a kernel that calls grid_begin() and grid_wait() (prim.cuh). */
+#define CUDA_LAUNCH_EARLY(cu, ...) (cuda_call_early(cu), CUDA_LAUNCH(cu, __VA_ARGS__))
 
 /* Has this build code for the device? (row.cu) */
 int cuda_code_check(struct cuda *cu, struct error *reterr);

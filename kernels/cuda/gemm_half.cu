@@ -30,6 +30,22 @@ CUDA_INLINE void step32(const uint4 &w0, const uint4 &w8, const uint4 &x, float 
 
 /* ---- stream --------------------------------------------------------------------------------- */
 
+/* Before anything: 2 KB of each of the block's rows, 128 bytes a thread, to L2 while the kernel
+ * ahead still runs; then the wait for it. */
+CUDA_INLINE void stream_begin(const struct gemm &p)
+{
+    int32_t block = (int32_t)blockIdx.x;
+    int part = gemm_part_of(&p, &block);
+    int32_t row = min(block * 16 + (int32_t)threadIdx.x % 16, p.part[part].n_rows - 1);
+    int32_t at = (int32_t)threadIdx.x / 16 * 128;
+
+    grid_begin();
+    if (at < p.pitch) {
+        grid_prefetch(p.part[part].w + (uint64_t)row * p.pitch + at);
+    }
+    grid_wait();
+}
+
 /* The block's 16 rows for the tokens of its y; xh: pieces, `piece` elements apart, xe: a token's
  * factor. `store`: what becomes of the heads, or NULL. */
 template <bool BF16, int NT>
@@ -92,6 +108,7 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) stream_half(struct gemm p)
     __shared__ float red[GEMM_WARPS][16][8 * NT];
     __shared__ float out[2][16][8 * NT];
 
+    stream_begin(p);
     stream_rows<BF16, NT>(p, p.xh, p.piece, p.xe, red, out, NULL);
 }
 
@@ -102,6 +119,7 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS)
     __shared__ float red[GEMM_WARPS][16][8 * NT];
     __shared__ float out[2][16][8 * NT];
 
+    stream_begin(p);
     stream_rows<BF16, NT>(p, p.xh, p.piece, p.xe, red, out, &store);
 }
 
@@ -117,9 +135,11 @@ CUDA_INLINE void norm_stream_rows(const struct gemm &p, const struct cuda_norm &
     __shared__ float out[2][16][8];
     __shared__ float part[32];
     __shared__ float xe;
-    struct row_norm r = row_norm_of<GEMM_THREADS>(&norm, x, p.n_cols, part);
+    struct row_norm r;
     float scale = 1.0f;
 
+    stream_begin(p);
+    r = row_norm_of<GEMM_THREADS>(&norm, x, p.n_cols, part);
     if (!BF16) {
         float top = 0.0f;
 
@@ -173,11 +193,11 @@ int cuda_gemm_half_fused(struct cuda *cu, struct gemm *p, bool bf16, const struc
     size_t shared = pieces_bytes(p->pad, bf16);
 
     if (bf16) {
-        CUDA_LAUNCH(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared, norm_stream_half<true>, *p,
-                    *norm, x);
+        CUDA_LAUNCH_EARLY(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared, norm_stream_half<true>,
+                          *p, *norm, x);
     } else {
-        CUDA_LAUNCH(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared, norm_stream_half<false>, *p,
-                    *norm, x);
+        CUDA_LAUNCH_EARLY(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared, norm_stream_half<false>,
+                          *p, *norm, x);
     }
     return cuda_launched(cu, "norm_stream_half");
 }
@@ -190,11 +210,11 @@ int cuda_gemm_half_fused_store(struct cuda *cu, struct gemm *p, bool bf16,
     size_t shared = pieces_bytes(p->pad, bf16);
 
     if (bf16) {
-        CUDA_LAUNCH(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared, norm_stream_half_store<true>,
-                    *p, *norm, x, *s);
+        CUDA_LAUNCH_EARLY(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared,
+                          norm_stream_half_store<true>, *p, *norm, x, *s);
     } else {
-        CUDA_LAUNCH(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared, norm_stream_half_store<false>,
-                    *p, *norm, x, *s);
+        CUDA_LAUNCH_EARLY(cu, dim3(blocks, 1), dim3(GEMM_THREADS), shared,
+                          norm_stream_half_store<false>, *p, *norm, x, *s);
     }
     return cuda_launched(cu, "norm_stream_half_store");
 }
@@ -205,13 +225,13 @@ int cuda_gemm_half_store(struct cuda *cu, struct gemm *p, bool bf16, const struc
     bool few = p->token_end - p->token0 <= 8;
 
     if (few && bf16) {
-        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<true, 1>), *p, *s);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<true, 1>), *p, *s);
     } else if (few) {
-        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<false, 1>), *p, *s);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<false, 1>), *p, *s);
     } else if (bf16) {
-        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<true, 4>), *p, *s);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<true, 4>), *p, *s);
     } else {
-        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<false, 4>), *p, *s);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_half_store<false, 4>), *p, *s);
     }
     return cuda_launched(cu, "stream_half_store");
 }
@@ -223,13 +243,13 @@ int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16)
     dim3 grid(blocks, n <= 8 ? 1 : cuda_div_up(n, 32));
 
     if (n <= 8 && bf16) {
-        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<true, 1>), *p);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<true, 1>), *p);
     } else if (n <= 8) {
-        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<false, 1>), *p);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<false, 1>), *p);
     } else if (bf16) {
-        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<true, 4>), *p);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<true, 4>), *p);
     } else {
-        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<false, 4>), *p);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_half<false, 4>), *p);
     }
     return cuda_launched(cu, "stream_half");
 }

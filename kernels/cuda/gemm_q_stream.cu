@@ -69,7 +69,13 @@ CUDA_INLINE void stream_rows(const struct gemm &p, const struct cuda_store *stor
     int part = gemm_part_of(&p, &block);
     int32_t token0 = p.token0 + (int32_t)blockIdx.y * 8 * NT;
     int32_t n_units = (int32_t)frag_units(p.n_cols, F::COLS);
+    int32_t first = (int32_t)threadIdx.x / WARP * F::UNIT + (int32_t)threadIdx.x % WARP * 128;
 
+    grid_begin(); /* each warp's first unit to L2 while the kernel ahead still runs */
+    if (first < ((int32_t)threadIdx.x / WARP + 1) * F::UNIT && first < n_units * F::UNIT) {
+        grid_prefetch(p.part[part].w + (uint64_t)block * n_units * F::UNIT + first);
+    }
+    grid_wait();
     for (int half = 0; half < (p.gated ? 2 : 1); half++) {
         const uint8_t *tile = p.part[part + half].w + (uint64_t)block * n_units * F::UNIT;
         float acc[NT][4] = {};
@@ -105,10 +111,10 @@ template <typename F, int PIECES> static int launch(struct cuda *cu, struct gemm
     uint32_t n = (uint32_t)(p->token_end - p->token0);
 
     if (n <= 8) {
-        CUDA_LAUNCH(cu, dim3(blocks, 1), dim3(GEMM_THREADS), 0, (stream_q<F, PIECES, 1>), *p);
+        CUDA_LAUNCH_EARLY(cu, dim3(blocks, 1), dim3(GEMM_THREADS), 0, (stream_q<F, PIECES, 1>), *p);
     } else {
-        CUDA_LAUNCH(cu, dim3(blocks, cuda_div_up(n, 32)), dim3(GEMM_THREADS), 0,
-                    (stream_q<F, PIECES, 4>), *p);
+        CUDA_LAUNCH_EARLY(cu, dim3(blocks, cuda_div_up(n, 32)), dim3(GEMM_THREADS), 0,
+                          (stream_q<F, PIECES, 4>), *p);
     }
     return cuda_launched(cu, "stream_q");
 }
@@ -132,9 +138,9 @@ static int launch_store(struct cuda *cu, struct gemm *p, const struct cuda_store
     dim3 grid(gemm_blocks(p, 1), 1);
 
     if (p->token_end - p->token0 <= 8) {
-        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_q_store<F, 1>), *p, *s);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_q_store<F, 1>), *p, *s);
     } else {
-        CUDA_LAUNCH(cu, grid, dim3(GEMM_THREADS), 0, (stream_q_store<F, 4>), *p, *s);
+        CUDA_LAUNCH_EARLY(cu, grid, dim3(GEMM_THREADS), 0, (stream_q_store<F, 4>), *p, *s);
     }
     return cuda_launched(cu, "stream_q_store");
 }

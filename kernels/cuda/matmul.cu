@@ -111,8 +111,11 @@ CUDA_KERNEL void prepare_rows(struct prep p)
     float *row = p.xf + (size_t)blockIdx.x * p.pad;
     int32_t from = (int32_t)blockIdx.y * p.slice;
     int32_t end = min(from + p.slice, p.pad);
-    struct row_norm r = row_norm_of<PREP_THREADS>(&p.norm, x, p.n_cols, part);
+    struct row_norm r;
 
+    grid_begin();
+    grid_wait();
+    r = row_norm_of<PREP_THREADS>(&p.norm, x, p.n_cols, part);
     if (p.form == GEMM_F16 || p.form == GEMM_BF16) {
         prep_half(&p, x, r, from, end, part);
         return;
@@ -174,8 +177,9 @@ static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form f
         prep.exact = prep.exact || p->part[i].w->role == OPS_ROLE_EMBED;
     }
     prep.slice = slice_of(cu, p->rows.n, g->pad);
-    CUDA_LAUNCH(cu, dim3((unsigned)p->rows.n, cuda_div_up((uint64_t)g->pad, (uint64_t)prep.slice)),
-                dim3(PREP_THREADS), 0, prepare_rows, prep);
+    CUDA_LAUNCH_EARLY(
+        cu, dim3((unsigned)p->rows.n, cuda_div_up((uint64_t)g->pad, (uint64_t)prep.slice)),
+        dim3(PREP_THREADS), 0, prepare_rows, prep);
     return cuda_launched(cu, "prepare_rows");
 }
 

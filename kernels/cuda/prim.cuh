@@ -44,6 +44,37 @@ extern "C" {
 
 enum { WARP = 32, ALL_LANES = 0xffffffff };
 
+/* Kernels that may be launched before the one ahead of them has ended (CUDA_LAUNCH_EARLY; sm_90 and up,
+ * elsewhere nothing): grid_begin() at once, so that the next may come early in turn, grid_prefetch() of
+ * 128 bytes that no kernel writes (weights), and grid_wait() by every thread before it touches anything
+ * else. The one ahead has then ended, and so has everything before it, for it waited in turn. */
+#ifdef __CUDACC__
+CUDA_INLINE void grid_begin(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+CUDA_INLINE void grid_prefetch(const void *p)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
+#else
+    (void)p;
+#endif
+}
+CUDA_INLINE void grid_wait(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+#else
+#define grid_begin() ((void)0)
+#define grid_prefetch(p) ((void)(p))
+#define grid_wait() emu_grid_wait(__FILE__, __LINE__)
+#endif
+
 /* ---- number formats ------------------------------------------------------------------------- */
 
 #ifdef __CUDACC__

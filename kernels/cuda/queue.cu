@@ -11,15 +11,18 @@
  * grows, or another slot, page or sequence keep their graph;
  *   - one by one, if the list is new. Seen a second time, it is made a graph.
  *
- * The kernels of a graph run in the order of the list, as on a stream. Every other call of the
- * backend that touches the device hands over first (cuda_queue_flush), so the order of calls is
- * kept. Lists longer than QUEUE_MAX go in parts. If the driver refuses a graph, launches go one by
- * one from then on. Nothing is allocated here but at creation; graphs are the driver's. What it
- * takes of the device for them is not documented, so the plan sets GRAPH_BYTES aside for each, and
- * each is measured as it is made. One that goes beyond the sum is given back, and with it one that
- * was not used for BACK_MIN lists; the next is tried after BACK_MIN lists, then twice as many each
- * time. Where host and device share their memory, or the driver does not say what is free, a graph
- * counts as GRAPH_BYTES.
+ * The kernels of a graph run in the order of the list, as on a stream. From sm_90 on those that
+ * wait for themselves (CUDA_LAUNCH_EARLY) are launched while the one ahead still runs: the edge
+ * between the two is a programmatic one. If the driver refuses such an edge or a change behind one,
+ * graphs are made without. Kernel by kernel there are none. Every other call of the backend that
+ * touches the device hands over first (cuda_queue_flush), so the order of calls is kept. Lists
+ * longer than QUEUE_MAX go in parts. If the driver refuses a graph, launches go one by one from
+ * then on. Nothing is allocated here but at creation; graphs are the driver's. What it takes of the
+ * device for them is not documented, so the plan sets GRAPH_BYTES aside for each, and each is
+ * measured as it is made. One that goes beyond the sum is given back, and with it one that was not
+ * used for BACK_MIN lists; the next is tried after BACK_MIN lists, then twice as many each time.
+ * Where host and device share their memory, or the driver does not say what is free, a graph counts
+ * as GRAPH_BYTES.
  *
  * Costs on a device: not measured. */
 
@@ -65,6 +68,7 @@ struct cuda_queue {
     uint32_t n_seen;
     uint64_t clock; /* lists handed over */
     bool active, refused;
+    bool early;        /* the call that comes next */
     uint64_t next_new; /* the clock from which on a new graph is tried; */
     uint64_t back;     /* and how many lists it waits when one is given back */
     int error;         /* of launches since the last cuda_launched */
@@ -216,7 +220,25 @@ static bool free_bytes(struct cuda *cu, uint64_t *ret)
     return true;
 }
 
-static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t stream)
+/* `to` may be launched once all blocks of `from` have begun (grid_begin), and waits itself. */
+static cudaError_t depend_early(cudaGraph_t g, cudaGraphNode_t from, cudaGraphNode_t to)
+{
+#if CUDART_VERSION >= 12030
+    cudaGraphEdgeData edge = {};
+
+    edge.from_port = cudaGraphKernelNodePortProgrammatic;
+    edge.type = cudaGraphDependencyTypeProgrammatic;
+#if CUDART_VERSION >= 13000
+    return cudaGraphAddDependencies(g, &from, &to, &edge, 1);
+#else
+    return cudaGraphAddDependencies_v2(g, &from, &to, &edge, 1);
+#endif
+#else
+    return cudaGraphAddDependencies(g, &from, &to, 1);
+#endif
+}
+
+static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t stream, bool early)
 {
     void **args;
     cudaError_t e;
@@ -226,9 +248,14 @@ static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t str
     e = cudaGraphCreate(&g->graph, 0);
     for (int32_t i = 0; i < l->n && e == cudaSuccess; args += l->call[i++].n_args) {
         struct cudaKernelNodeParams p = node_params(&l->call[i], args);
+        bool ahead = early && i > 0 && l->call[i].early;
+        bool behind = i > 0 && !ahead;
 
-        e = cudaGraphAddKernelNode(&g->node[i], g->graph, i > 0 ? &g->node[i - 1] : NULL, i > 0,
+        e = cudaGraphAddKernelNode(&g->node[i], g->graph, behind ? &g->node[i - 1] : NULL, behind,
                                    &p);
+        if (e == cudaSuccess && ahead) {
+            e = depend_early(g->graph, g->node[i - 1], g->node[i]);
+        }
     }
     e = e == cudaSuccess ? cudaGraphInstantiate(&g->exec, g->graph, 0) : e;
     /* Its memory is taken now, not by the first launch. */
@@ -295,7 +322,7 @@ static cudaError_t replace(struct cuda *cu, struct graph *g, const struct list *
     cudaError_t e;
 
     drop_graph(g);
-    e = build(g, l, cu->stream);
+    e = build(g, l, cu->stream, cu->early);
     known = free_bytes(cu, &after) && known;
     if (known) {
         g->bytes = old + before > after ? old + before - after : 0;
@@ -393,13 +420,19 @@ static int flush(struct cuda *cu)
         if (cu->lost) {
             return r;
         }
+        bool edges = cu->early && (e == cudaErrorNotSupported || e == cudaErrorInvalidValue);
+
         (void)snprintf(cu->news, sizeof(cu->news),
-                       "the driver gives no graph of a step (%.120s): steps go kernel by kernel",
+                       edges ? "the driver gives no graph whose kernels begin early (%.120s): they "
+                               "wait for each other"
+                             : "the driver gives no graph of a step (%.120s): steps go kernel by "
+                               "kernel",
                        cudaGetErrorString(e));
         for (int i = 0; i < QUEUE_GRAPHS; i++) { /* one could not be had: launches go on without */
             drop_graph(&q->graphs[i]);
         }
-        q->refused = true;
+        cu->early = cu->early && !edges;
+        q->refused = !edges;
     }
     return launch_list(cu, &q->now);
 }
@@ -426,6 +459,11 @@ static uint32_t aligned(uint32_t at, uint32_t to)
     return (at + to - 1) / to * to;
 }
 
+void cuda_call_early(struct cuda *cu)
+{
+    cu->queue->early = true;
+}
+
 void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, const void *kernel,
                      dim3 grid, dim3 block, size_t shared)
 {
@@ -446,6 +484,8 @@ void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, con
     c->grid = grid;
     c->block = block;
     c->shared = shared;
+    c->early = cu->queue->early;
+    cu->queue->early = false;
     c->at = aligned(l->n_bytes, 16);
     memset(l->bytes + l->n_bytes, 0, c->at - l->n_bytes);
 }

@@ -255,8 +255,9 @@ static void begun_ahead(const struct fake_call *c, int n)
 }
 
 /* A step of the stories model (5 layers of f32): these kernels in this order, all later steps a
- * launch of them, in which rope + store, attention and the draw are changed. */
-static void graph_of_a_step(void)
+ * launch of them, in which rope + store, attention and the draw are changed. From sm_90 on those
+ * that wait for themselves begin early. */
+static void graph_of_a_step(int device)
 {
     static const char *const layer[] = {"prepare_rows", "rows_f32",     "rope_store",
                                         "decode_chunk", "decode_merge", "prepare_rows",
@@ -266,12 +267,14 @@ static void graph_of_a_step(void)
     const struct fake_call *c;
     struct engine *e = NULL;
     struct error err = {0};
+    int nodes[STEP];
     int n;
-    int first = -1;
     int n_nodes = 0;
     int n_launches = 0;
+    int n_wait = 0; /* nodes that could begin early */
+    int n_early = 0;
 
-    fake.start(&fake_devices[SM_90]);
+    fake.start(&fake_devices[device]);
     expect(make("stories260K", "full", 1, &e, &err) == 0, "%s", err.text);
     if (!e) {
         return;
@@ -281,9 +284,11 @@ static void graph_of_a_step(void)
     c = fake.log(&n);
     for (int i = 0; i < n; i++) {
         if (c[i].kind == FAKE_NODE) {
-            first = first < 0 ? i : first;
-            n_nodes++;
+            nodes[n_nodes++ % STEP] = i;
+            n_wait += same(&c[i], "prepare_rows") || same(&c[i], "decode_chunk") ||
+                      same(&c[i], "decode_merge");
         }
+        n_early += c[i].kind == FAKE_EARLY;
         if (c[i].kind == FAKE_GRAPH || c[i].kind == FAKE_GRAPH_LAUNCH) {
             expect(c[i].n == STEP, "%d nodes of %d", c[i].n, STEP);
             n_launches += c[i].kind == FAKE_GRAPH_LAUNCH;
@@ -296,6 +301,8 @@ static void graph_of_a_step(void)
     }
     begun_ahead(c, n);
     expect(n_nodes == STEP, "one graph of %d nodes: %d", STEP, n_nodes);
+    expect(n_early == (device == SM_86 ? 0 : n_wait), "%d of %d nodes begin early", n_early,
+           n_wait);
     /* the first new token comes of the prompt, the first step goes kernel by kernel */
     expect(n_launches == N_NEW - 2, "%d launches", n_launches);
     for (int i = 0; i < STEP && n_nodes == STEP; i++) {
@@ -307,10 +314,35 @@ static void graph_of_a_step(void)
 
             want = last[i - (STEP - 4)];
         }
-        expect(same(&c[first + i], want), "node %d is %s, not %s", i, c[first + i].name, want);
+        expect(same(&c[nodes[i]], want), "node %d is %s, not %s", i, c[nodes[i]].name, want);
     }
     engine_destroy(e);
     expect_clean("a step as a graph");
+}
+
+/* A driver that refuses such edges: graphs without them, and it is said once. */
+static void no_early_edges(void)
+{
+    char news[256] = "";
+    struct fake_device d = fake_devices[SM_90];
+    struct engine *e = NULL;
+    struct error err = {0};
+
+    d.no_early = 1;
+    fake.start(&d);
+    expect(make("stories260K", "full", 1, &e, &err) == 0, "%s", err.text);
+    if (!e) {
+        return;
+    }
+    expect(run(e, 1) == 0, "a request");
+    expect(engine_news(e, news, sizeof(news)) && strstr(news, "begin early"), "\"%s\" is said",
+           news);
+    fake.log_clear();
+    expect(run(e, 1) == 0, "the next");
+    expect(count(FAKE_GRAPH_LAUNCH) > 0 && count(FAKE_EARLY) == 0, "graphs without early edges");
+    expect(!engine_news(e, news, sizeof(news)), "once");
+    engine_destroy(e);
+    expect_clean("no early edges");
 }
 
 /* SwiftKV's prompt: K and V of all four deep stores of every row are one product of eight parts,
@@ -795,7 +827,9 @@ int main(int argc, char **argv)
     graphs_bounded((uint64_t)500 << 30, false); /* the driver has not got it either */
     free_unknown();
     graph_takes_all();
-    graph_of_a_step();
+    graph_of_a_step(SM_90);
+    graph_of_a_step(SM_86);
+    no_early_edges();
     deep_product();
     fused_products();
     fused_stores();

@@ -3,8 +3,9 @@
  * v, pages, positions, scores and sums of V. All types of weights (also different ones in one call)
  * and of caches, heads that share a block of the product and heads of several, both RoPE forms,
  * per-head norms, biases, rings, victims, only q; few rows, many rows, and rows of class prefill
- * among them, which no product stores. Two steps a case, so that what one leaves behind is found by
- * the next. */
+ * among them, which no product stores. Three steps a case, so that what
+ * one leaves behind is found by the next; each begins with an embedding, so that a backend that
+ * makes graphs of steps makes one of these. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -25,7 +26,7 @@ const struct backend_limits check_limits = {
     .max_slots = 128,
 };
 
-enum { MAX_SEQS = 20, CAP = 64, STEPS = 2, RING_SLOTS = 6 };
+enum { MAX_SEQS = 20, CAP = 64, STEPS = 3, RING_SLOTS = 6 };
 enum { NORM = 1, BIAS = 2, RING = 4, VICTIM = 8, NO_KV = 16, POSITIONS = 32, PREFILL = 64 };
 
 struct shape {
@@ -49,7 +50,8 @@ struct inputs {
     struct outputs set[2];
     struct check_buf *x;
     struct check_buf *victim; /* (MAX_SEQS, n_groups) */
-    struct check_weight w[3], bias[3], norm, q_norm, k_norm;
+    struct check_buf *embedded;
+    struct check_weight w[3], bias[3], norm, q_norm, k_norm, embed;
     int32_t n_cols;
     int32_t heads[3];
     int32_t dim[3];
@@ -77,6 +79,8 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
     }
     in->x = check_buf(c, "x", (size_t)s->n * (size_t)in->n_cols * 4);
     check_fill(c, in->x, 1);
+    in->embedded = check_buf(c, "embedded", (size_t)s->n * 32 * 4);
+    check_weight_make(c, &in->embed, DTYPE_F32, OPS_ROLE_EMBED, 4, 32, 1);
     in->victim = check_buf(c, "victim", (size_t)MAX_SEQS * (size_t)l->n_groups * 4);
     for (int32_t i = 0; i < MAX_SEQS * l->n_groups; i++) {
         ((int32_t *)(void *)in->victim->init)[i] = 3 + i % 17;
@@ -182,7 +186,17 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, int s
         }
     }
     if (set == 0 && c->ops->qkv_store) {
-        return c->ops->qkv_store(c->be, &m, &p);
+        static const int32_t ids[MAX_SEQS];
+        struct ops_embed e = {.rows = m.rows,
+                              .ids = ids,
+                              .w = &in->embed.w[c->side],
+                              .scale = 1,
+                              .y = check_dev(c, in->embedded),
+                              .ld = 32};
+        int r = c->ops->embed(c->be, &e);
+
+        r = r ? r : c->ops->qkv_store(c->be, &m, &p);
+        return r ? r : c->ops->sync(c->be);
     }
     int r = c->ops->matmul(c->be, &m);
 
@@ -242,6 +256,7 @@ static void one(struct check *c, const struct shape *s)
         check_weight_free(c, &in.w[i]);
         check_weight_free(c, &in.bias[i]);
     }
+    check_weight_free(c, &in.embed);
     check_weight_free(c, &in.norm);
     check_weight_free(c, &in.q_norm);
     check_weight_free(c, &in.k_norm);

@@ -46,6 +46,7 @@ struct fiber {
     int line;
     struct async_copy copies[64];
     int n_copies, group;
+    bool waited; /* emu_grid_wait */
 };
 
 struct warp {
@@ -63,6 +64,7 @@ static int n_threads;
 static void (*kernel_run)(void *);
 static void *kernel_arg;
 static const char *kernel_name;
+static bool kernel_early; /* launched before the one ahead has ended */
 static uint8_t shared_memory[SHARED_MAX] __attribute__((aligned(128)));
 static size_t shared_allowed = SHARED_DEFAULT;
 
@@ -136,6 +138,10 @@ static void fiber_main(void)
     if (current->n_copies > 0) {
         emu_async_wait(0); /* a thread may end with copies under way */
     }
+    if (kernel_early && !current->waited) {
+        fprintf(stderr, "emu: %s begins early and does not wait\n", kernel_name);
+        abort();
+    }
     current->state = DONE;
     to_main(true);
     abort();
@@ -164,6 +170,7 @@ static void start_fiber(int i)
     f->parity = 0;
     f->n_copies = 0;
     f->group = 0;
+    f->waited = false;
     f->thread = dim3((unsigned)i % emu_where.block_dim.x,
                      (unsigned)i / emu_where.block_dim.x % emu_where.block_dim.y,
                      (unsigned)i / emu_where.block_dim.x / emu_where.block_dim.y);
@@ -453,6 +460,19 @@ static void open_device(bool open)
     if (device_end > 0 && mprotect(device, device_end, open ? PROT_READ | PROT_WRITE : PROT_NONE)) {
         perror("emu: mprotect");
         abort();
+    }
+}
+
+/* Of a kernel that begins early: all threads come here before the first goes on. */
+void emu_grid_wait(const char *file, int line)
+{
+    current->waited = true;
+    if (kernel_early) {
+        emu_sync_block(file, line);
+        if (current_index == 0) {
+            open_device(true);
+        }
+        emu_sync_block(file, line);
     }
 }
 
@@ -854,7 +874,7 @@ cudaError_t emu_func_shared(const void *, size_t bytes)
 }
 
 static void run_kernel(const char *name, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                       void (*run)(void *), void *arg)
+                       bool early, void (*run)(void *), void *arg)
 {
     cudaError_t e = cudaSuccess;
 
@@ -879,6 +899,7 @@ static void run_kernel(const char *name, dim3 grid, dim3 block, size_t shared, c
         stacks = (uint8_t *)p;
     }
     kernel_name = name;
+    kernel_early = early;
     kernel_run = run;
     kernel_arg = arg;
     emu_where.block_dim = block;
@@ -893,6 +914,9 @@ static void run_kernel(const char *name, dim3 grid, dim3 block, size_t shared, c
                 emu_where.block = schedule == 0 ? dim3(x, y, z)
                                                 : dim3(grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z);
                 memset(shared_memory, 0xff, shared);
+                if (early) {
+                    open_device(false); /* until all of the block's threads have waited */
+                }
                 run_block(schedule);
             }
         }
@@ -955,7 +979,7 @@ static void run_packed(void *arg)
 }
 
 static cudaError_t launch_packed(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
-                                 cudaStream_t stream)
+                                 cudaStream_t stream, bool early)
 {
     static struct packed p; /* kernels do not launch kernels */
 
@@ -963,7 +987,7 @@ static cudaError_t launch_packed(const void *kernel, dim3 grid, dim3 block, void
     if (!p.k) {
         return cudaErrorInvalidValue;
     }
-    run_kernel(p.k->name, grid, block, shared, stream, run_packed, &p);
+    run_kernel(p.k->name, grid, block, shared, stream, early, run_packed, &p);
     return cudaGetLastError();
 }
 
@@ -973,7 +997,7 @@ cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **a
     cudaError_t e = fails();
 
     counts[0]++;
-    return e != cudaSuccess ? e : launch_packed(kernel, grid, block, args, shared, stream);
+    return e != cudaSuccess ? e : launch_packed(kernel, grid, block, args, shared, stream, false);
 }
 
 /* ---- graphs: chains of kernels alone -------------------------------------------------------- */
@@ -983,7 +1007,8 @@ struct emu_node {
     dim3 grid, block;
     unsigned shared;
     uint8_t *bytes[16]; /* arguments */
-    struct emu_node *next;
+    struct emu_node *before, *next;
+    bool chained, early; /* there is an edge from `before`; a programmatic one */
 };
 
 struct emu_graph {
@@ -1028,7 +1053,7 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cu
     cudaError_t e = fails();
     struct emu_node *n;
 
-    if (e != cudaSuccess || n_after != (g->last ? 1u : 0u) || (n_after && *after != g->last)) {
+    if (e != cudaSuccess || n_after > 1 || (n_after && *after != g->last)) {
         return e != cudaSuccess ? e : cudaErrorInvalidValue; /* every kernel after the one before */
     }
     n = (struct emu_node *)calloc(1, sizeof(*n));
@@ -1037,9 +1062,28 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cu
         free(n);
         return e;
     }
+    n->before = g->last;
+    n->chained = n_after > 0 || !g->last;
     (g->last ? g->last->next : g->first) = n;
     g->last = n;
     *ret = n;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from,
+                                     const cudaGraphNode_t *to,
+                                     const struct cudaGraphEdgeData *edge, size_t n)
+{
+    cudaError_t e = fails();
+    struct emu_node *node = *to;
+
+    if (e != cudaSuccess || n != 1 || node != g->last || node->chained || *from != node->before ||
+        edge->from_port != cudaGraphKernelNodePortProgrammatic || edge->to_port != 0 ||
+        edge->type != cudaGraphDependencyTypeProgrammatic) {
+        return e != cudaSuccess ? e : cudaErrorInvalidValue;
+    }
+    node->chained = true;
+    node->early = true;
     return cudaSuccess;
 }
 
@@ -1047,6 +1091,9 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned l
 {
     cudaError_t e = fails();
 
+    for (struct emu_node *n = g->first; n && e == cudaSuccess; n = n->next) {
+        e = n->chained ? cudaSuccess : cudaErrorInvalidValue;
+    }
     if (e == cudaSuccess) {
         counts[1]++;
         *ret = (cudaGraphExec_t)calloc(1, sizeof(**ret));
@@ -1081,7 +1128,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t stream)
         for (int i = 0; i < n->k->n; i++) {
             args[i] = n->bytes[i];
         }
-        e = launch_packed(n->k->kernel, n->grid, n->block, args, n->shared, stream);
+        e = launch_packed(n->k->kernel, n->grid, n->block, args, n->shared, stream, n->early);
     }
     return e;
 }

@@ -91,6 +91,10 @@ void emu_sync_warp(unsigned mask, const char *file, int line);
 const uint64_t *emu_exchange(unsigned mask, uint64_t word, const char *file, int line);
 int emu_lane(void);
 
+/* griddepcontrol.wait. Of a kernel that a graph launches early every thread must come here, and before
+ * that device memory is inaccessible. */
+void emu_grid_wait(const char *file, int line);
+
 #define __syncthreads() emu_sync_block(__FILE__, __LINE__)
 #define __syncwarp() emu_sync_warp(0xffffffffu, __FILE__, __LINE__)
 
@@ -342,6 +346,15 @@ cudaError_t cudaGraphCreate(cudaGraph_t *ret, unsigned flags);
 cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g,
                                    const cudaGraphNode_t *after, size_t n_after,
                                    const struct cudaKernelNodeParams *p);
+#define CUDART_VERSION 13000
+enum { cudaGraphKernelNodePortProgrammatic = 1 };
+enum cudaGraphDependencyType { cudaGraphDependencyTypeProgrammatic = 1 };
+struct cudaGraphEdgeData {
+    unsigned char from_port, to_port, type, reserved[5];
+};
+cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from,
+                                     const cudaGraphNode_t *to,
+                                     const struct cudaGraphEdgeData *edge, size_t n);
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned long long flags);
 cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t g, cudaGraphNode_t node,
                                              const struct cudaKernelNodeParams *p);

@@ -667,7 +667,8 @@ cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **a
 struct emu_node {
     struct emu_graph *graph;
     const void *kernel;
-    struct emu_node *next;
+    struct emu_node *before, *next;
+    bool chained;
 };
 
 struct emu_graph {
@@ -700,12 +701,12 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cu
     if (e != cudaSuccess) {
         return e;
     }
-    if (n_after != (g->last ? 1u : 0u) || (n_after && *after != g->last) || !p->kernelParams || p->extra) {
+    if (n_after > 1 || (n_after && *after != g->last) || !p->kernelParams || p->extra) {
         break_rule("a node that does not follow the one before");
         return ended(cudaErrorInvalidValue);
     }
     n = static_cast<struct emu_node *>(calloc(1, sizeof(*n)));
-    *n = {g, p->func, NULL};
+    *n = {g, p->func, g->last, NULL, n_after > 0 || !g->last};
     (g->last ? g->last->next : g->first) = n;
     g->last = n;
     g->n++;
@@ -713,9 +714,39 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cu
     return cudaSuccess;
 }
 
+cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from,
+                                     const cudaGraphNode_t *to,
+                                     const struct cudaGraphEdgeData *edge, size_t n)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess && device.no_early) {
+        return ended(cudaErrorNotSupported);
+    }
+    if (e != cudaSuccess) {
+        return e;
+    }
+    if (n != 1 || *to != g->last || g->last->chained || *from != g->last->before) {
+        break_rule("an edge that is not from the node before");
+    }
+    if (device.major < 9 || edge->from_port != cudaGraphKernelNodePortProgrammatic ||
+        edge->type != cudaGraphDependencyTypeProgrammatic) {
+        break_rule("a programmatic edge that this device has not");
+    }
+    note(FAKE_EARLY);
+    g->last->chained = true;
+    return e;
+}
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned long long)
 {
     cudaError_t e = fails();
+
+    for (struct emu_node *n = g->first; n; n = n->next) {
+        if (!n->chained) {
+            break_rule("a node that does not follow the one before");
+        }
+    }
 
     if (e == cudaSuccess && fake_device_bytes(1) + device.graph_bytes > device.memory) {
         e = ended(cudaErrorMemoryAllocation);

@@ -31,11 +31,13 @@ struct fake_device {
     int driver;           /* CUDA version, 13000; 0: none */
     int n_devices;
     int no_code; /* the build has no code for it */
+    int no_early; /* the driver refuses programmatic edges */
 };
 
 enum fake_kind {
     FAKE_LAUNCH,       /* one kernel */
     FAKE_NODE,         /* of the graph that the next FAKE_GRAPH makes */
+    FAKE_EARLY,        /* that node may begin before the one ahead has ended */
     FAKE_GRAPH,        /* instantiated; n: nodes */
     FAKE_CHANGE,       /* of a node of a graph */
     FAKE_GRAPH_LAUNCH, /* n: nodes */
