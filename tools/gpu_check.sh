@@ -151,7 +151,7 @@ bench() {
     done
 }
 
-checks=(rows norm kv_slots matmul rope_store cut attention select)
+checks=(rows norm kv_slots matmul rope_store qkv_store cut attention select)
 
 if part info && [ -z "$dry" ]; then
     info >"$out/info.txt" 2>&1
@@ -178,7 +178,7 @@ if part sanitize; then
         echo "compute-sanitizer is not installed"
     elif item sanitize_try 120 "${sanitizer:-compute-sanitizer}" --error-exitcode 9 \
         "$build/tests/kernels/check_rows" --backend "$backend" --sides 2; then
-        for c in norm kv_slots cut rope_store matmul attention select; do
+        for c in norm kv_slots cut rope_store qkv_store matmul attention select; do
             item "memcheck_$c" 240 "${sanitizer:-compute-sanitizer}" --error-exitcode 9 \
                 "$build/tests/kernels/check_$c" --backend "$backend" --sides 2
         done

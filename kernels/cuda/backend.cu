@@ -469,6 +469,15 @@ static int probe(struct error *reterr)
                      cudaGetErrorString(e == cudaSuccess ? cudaErrorNoDevice : e));
 }
 
+/* Of all that was compiled, the last. A device from sm_90 on runs code of its own major number or
+ * this, so if this is older, kernels have no grid_wait(). */
+static long newest_code(void)
+{
+    const char *last = strrchr(CUDA_ARCHS, ',');
+
+    return strtol(last ? last + 1 : CUDA_ARCHS, NULL, 10);
+}
+
 static int open_device(struct cuda *cu, struct error *reterr)
 {
     struct cudaDeviceProp prop;
@@ -488,7 +497,7 @@ static int open_device(struct cuda *cu, struct error *reterr)
                        prop.major, prop.minor);
         cu->n_sms = prop.multiProcessorCount;
         cu->integrated = prop.integrated != 0;
-        cu->early = prop.major >= 9;
+        cu->early = prop.major >= 9 && newest_code() >= 90;
         cu->shared_max = prop.sharedMemPerBlockOptin;
         r = cuda_code_check(cu, reterr);
     }
