@@ -113,7 +113,7 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) stream_half(struct gemm p)
 }
 
 template <bool BF16, int NT>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS)
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, GEMM_STORE_BLOCKS(NT))
     stream_half_store(struct gemm p, struct cuda_store store)
 {
     __shared__ float red[GEMM_WARPS][16][8 * NT];
@@ -168,7 +168,7 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS)
 }
 
 template <bool BF16>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS)
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, GEMM_STORE_BLOCKS(1))
     norm_stream_half_store(struct gemm p, struct cuda_norm norm, const float *x,
                            struct cuda_store store)
 {

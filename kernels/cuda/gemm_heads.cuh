@@ -19,6 +19,10 @@
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/store.cuh"
 
+/* Blocks a multiprocessor that ptxas is told of kernels that store: left alone it fits them into 64
+ * registers for four, and spills. */
+#define GEMM_STORE_BLOCKS(NT) ((NT) == 1 ? 2 : 1)
+
 /* Of the block's 16 rows from row0 of `part`, written to y by all its threads. `heads`: shared
  * (1024 NT), free. All tokens of the launch are the block's. */
 template <int NT>

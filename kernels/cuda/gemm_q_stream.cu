@@ -99,7 +99,7 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (stream_blocks<F, PIECES, NT>()
 }
 
 template <typename F, int NT>
-CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (stream_blocks<F, 1, NT>()))
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, GEMM_STORE_BLOCKS(NT))
     stream_q_store(struct gemm p, struct cuda_store store)
 {
     stream_rows<F, 1, NT>(p, &store);
