@@ -35,6 +35,7 @@ PIPIT_EVAL, TOK_DUMP = sys.argv[1:3]
 sys.path.insert(0, str(TRAIN.parent))
 import cache8  # noqa: E402
 import corpus  # noqa: E402
+import layers  # noqa: E402
 import loss  # noqa: E402
 import make_data  # noqa: E402
 import model  # noqa: E402
@@ -209,10 +210,29 @@ class Operations(unittest.TestCase):
         self.compare_with_torch("fused", 33, 5000)
 
     def test_amx(self):
-        """Sequences of several blocks; and of a length that amx.c leaves to fused.c. 160 rows are more than one
-        block of rows, 1056 words two slices and a part."""
+        """Sequences of several blocks; and of a length that the AMX files leave to fused.c. 160 rows are more than one
+        block of rows back, 1056 words two slices and a part."""
         self.compare_with_torch("amx", 160, 1056)
         self.compare_with_torch("amx", 33, 1056)
+
+    def test_kl_of_far_logits(self):
+        """Sums of powers beyond f32, both ways, and a row that is not: amx_kl.c must find the rows' maxima."""
+        try:
+            ops.use("amx")
+        except SystemExit as e:
+            self.skipTest(str(e))
+        torch.manual_seed(0)
+        bf = torch.bfloat16
+        head, s, t = torch.randn(96, 64), torch.randn(300, 64), torch.randn(300, 64)
+        head[:, 0], s[:, 0], t[:, 0] = 8, 0, 0
+        s[:100, 0], t[:100, 0], s[150:200, 0], t[200:299, 0] = 100, 90, -100, -120  # times 8, over a temperature of 2
+        head, s, t = head.to(bf), s.to(bf), t.to(bf)
+        kl, grad = ops.kl_head(s, t, head, 2.0)
+        log_q, log_p = [torch.log_softmax(x.float() @ head.float().t() / 2, -1) for x in (s, t)]
+        want = (log_p.exp() * (log_p - log_q)).sum().item()
+        self.assertLess(abs(kl.item() / want - 1), 1e-3)
+        want = (log_q.exp() - log_p.exp()) @ head.float()
+        self.assertLess(((grad.float() - want).norm() / want.norm()).item(), 1e-2)
 
     def test_kl_gradient(self):
         """The hand-written gradient of the chunked KL against autograd of its formula."""
@@ -227,6 +247,83 @@ class Operations(unittest.TestCase):
         (3 * two).backward()
         self.assertAlmostEqual(one.item(), two.item(), places=5)
         self.assertLess((a.grad - b.grad).abs().max().item(), 1e-6)
+
+
+class WholeLayers(unittest.TestCase):
+    """amx_layer.c in bf16 against PyTorch in f32: the shallow and the teacher's layers, the student's, and the gradients of
+    a loss with both terms by everything that is trained. Weights are exact in bf16; 288 positions are more than a block
+    of rows; query heads are wider together than the residual stream; the last group is short."""
+    S, SPLIT = 288, 1
+
+    @classmethod
+    def setUpClass(cls):
+        rng = np.random.default_rng(5)
+        make = lambda *shape: torch.from_numpy(rng.standard_normal(shape) / shape[-1] ** 0.5).bfloat16().float().numpy()
+        norm = lambda: (1 + rng.standard_normal(96) / 4).astype(np.float32)
+        layer = lambda: {"q": make(256, 96), "k": make(128, 96), "v": make(128, 96), "o": make(96, 256),
+                         "gate": make(160, 96), "up": make(160, 96), "down": make(96, 160), "attn_norm": norm(),
+                         "ffn_norm": norm()}
+        embed = 2 * make(352, 96)
+        cls.w = weights.Weights(4, 4, 2, 64, 96, 1e-5, 1e4, embed, embed, norm(), [layer() for _ in range(4)])
+        cls.tokens = torch.from_numpy(rng.integers(0, 352, (3, cls.S)))
+
+    def made(self, way, dtype, hidden):
+        ops.use(way)
+        frozen = model.Frozen(self.w, CPU, dtype)
+        torch.manual_seed(3)
+        s = model.Student(frozen, self.SPLIT, 2, kv_heads=1)
+        with torch.no_grad():
+            for p in s.parameters():
+                p.add_(torch.randn_like(p) * p.std() * 0.5)
+                if p.ndim == 2:
+                    p.copy_(p.bfloat16())
+        x = frozen.shallow(self.tokens, self.SPLIT)
+        self.assertEqual(layers.able(frozen, x), way == "amx")
+        teacher = frozen.states(x, self.SPLIT, 4)
+        last, error = s.outcome(x, teacher if hidden else None)
+        index = torch.arange(0, 3 * self.S, 2)
+        rows = lambda h: frozen.last_norm(h).flatten(0, 1)[index]
+        total = loss.head_kl(rows(last), rows(teacher[-1]), frozen.head, 2.0)
+        out = {"shallow": x, "teacher": torch.stack(teacher), "last": last, "kl": total}
+        if hidden:
+            out["hidden"], total = error, total + 0.7 * error
+        total.backward()
+        return out | {n: p.grad for n, p in s.named_parameters()}
+
+    def test_gradients(self):
+        try:
+            ops.use("amx")
+        except SystemExit as e:
+            self.skipTest(str(e))
+        for hidden in (True, False):
+            want = self.made("torch", torch.float32, hidden)
+            self.assertEqual(len(want), 4 + hidden + 1 + 3 + 2 + 2)
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                got = self.made("amx", torch.bfloat16, hidden)
+                torch.set_num_threads(1)
+                for name, a in want.items():
+                    with self.subTest(name=name, hidden=hidden, threads=threads):
+                        error = ((got[name].float() - a).norm() / a.norm()).item()
+                        self.assertLess(error, 2e-2)
+
+    def test_packed_again_when_trained(self):
+        """What is packed of a trained projection follows an optimizer's step and a loaded state."""
+        try:
+            ops.use("amx")
+        except SystemExit as e:
+            self.skipTest(str(e))
+        frozen = model.Frozen(self.w, CPU, torch.bfloat16)
+        s = model.Student(frozen, self.SPLIT, 3)
+        with torch.no_grad():
+            x = frozen.shallow(self.tokens, self.SPLIT)
+            one = s.outcome(x)[0]
+            state = {k: v.clone() for k, v in s.state_dict().items()}
+            s.q[1].mul_(-1)
+            two = s.outcome(x)[0]
+            s.load_state_dict(state)
+            self.assertTrue(torch.equal(one, s.outcome(x)[0]))
+        self.assertGreater((one - two).abs().max().item(), 1e-2)
 
 
 class Training(WithStories):

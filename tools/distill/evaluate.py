@@ -58,7 +58,7 @@ def text_scores(frozen, models, tokens, ctx, chunks):
         teacher = frozen.last_norm(frozen.shallow(part[:, :-1], frozen.w.n_layers))[0]
         nll["teacher"] += loss.lm(teacher, frozen.head, goal).item() * ctx
         for name, s in models.items():
-            h = frozen.last_norm(s.run(frozen.shallow(part[:, :-1], s.split))[-1])[0]
+            h = frozen.last_norm(s.outcome(frozen.shallow(part[:, :-1], s.split))[0])[0]
             nll[name] += loss.lm(h, frozen.head, goal).item() * ctx
             kl[name] += loss.head_kl(h, teacher, frozen.head, 1.0).item() * ctx
     ppl = {name: float(torch.tensor(v / n).exp()) for name, v in nll.items()}
@@ -79,7 +79,7 @@ def lambada(frozen, models, encode, path, cases):
             if s is None:
                 h = frozen.shallow(ids, frozen.w.n_layers)
             else:
-                h = s.run(frozen.shallow(ids, s.split))[-1]
+                h = s.outcome(frozen.shallow(ids, s.split))[0]
             best = frozen.logits(h[:, at])[0].argmax(-1)
             hits[name].append(bool((best == ids[0, len(start):]).all()))
     share = {name: sum(v) / len(v) for name, v in hits.items()}

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import cache8
+import layers
+import loss
 import ops
 from weights import tensor
 
@@ -69,8 +71,17 @@ class Frozen:
         return states + [h], added
 
     @torch.no_grad()
+    def states(self, h, first, last):
+        """Inputs of the teacher's layers [first, last) and the last output."""
+        if layers.able(self, h):
+            return layers.frozen_run(self, h.clone(), first, last, True)
+        return self.run(h, first, last)[0]
+
+    @torch.no_grad()
     def shallow(self, tokens, split, cache="none"):
         h = self.embed[tokens].float()
+        if cache == "none" and layers.able(self, h):
+            return layers.frozen_run(self, h, 0, split)
         for i in range(split):
             h = h + self.own_attention(self.layers[i], h, cache)
             h = self.mlp(self.layers[i], h)
@@ -172,5 +183,13 @@ class Student(nn.Module):
             h = f.mlp(layer, h)
         return states + [h]
 
+    def outcome(self, x, teacher=None):
+        """The last output, and the hidden-state loss against the teacher's states (None without them)."""
+        if not self.deep and layers.able(self.frozen, x):
+            last, error = layers.deep(self.frozen, self.split, self.group, self.q, self.stores(x), x, teacher)
+            return last, None if teacher is None else error
+        states = self.run(x)
+        return states[-1], None if teacher is None else loss.relative(states[1:], teacher[1:])
+
     def forward(self, tokens):
-        return self.frozen.logits(self.run(self.frozen.shallow(tokens, self.split, self.cache))[-1])
+        return self.frozen.logits(self.outcome(self.frozen.shallow(tokens, self.split, self.cache))[0])

@@ -13,7 +13,7 @@ def orthogonal(g, dtype, steps=5):
     x = x / (x.norm() + 1e-7)
     for _ in range(steps):
         a = x @ x.t()
-        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        x = torch.addmm(x, torch.addmm(a, a, a, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
     return (x.t() if tall else x).float()
 
 

@@ -84,7 +84,8 @@ def load(path, student):
         a = to_halves(t[name], dim) if turned else t[name]
         if a.shape != tuple(param.shape):
             raise SystemExit(f"distill: {path}: {name} is {a.shape}, the student's is {tuple(param.shape)}")
-        param.data.copy_(torch.from_numpy(np.array(a)))
+        with torch.no_grad():
+            param.copy_(torch.from_numpy(np.array(a)))
     put(student.norm, "norm_swiftkv.weight", False)
     for j, q in enumerate(student.q):
         at = f"blk.{split + j}."

@@ -160,21 +160,20 @@ class Run:
             return total, {"attention": total.item()}
         if o.stage == "exit":
             index = self.chosen(mask, x.shape[0] * x.shape[1])
-            teacher, _ = f.run(x, o.split, f.w.n_layers)
+            teacher = f.states(x, o.split, f.w.n_layers)
             total = loss.exit_kl(s.exit_logits(mine.flatten(0, 1)[index]), s.exit_words,
                                  f.last_norm(teacher[-1]).flatten(0, 1)[index], f.head, o.temperature)
             return total, {"exit": total.item()}
-        states = s.run(mine)
+        teacher = None if o.loss == "lm" else f.states(x, o.split, f.w.n_layers)
+        last, hidden = s.outcome(mine, teacher if o.hidden > 0 else None)
         index = self.chosen(mask, x.shape[0] * x.shape[1])
-        final = f.last_norm(states[-1]).flatten(0, 1)[index]
+        final = f.last_norm(last).flatten(0, 1)[index]
         if o.loss == "lm":
             total = loss.lm(final, f.head, tokens[:, 1:].flatten()[index])
             return total, {"lm": total.item()}
-        teacher, _ = f.run(x, o.split, f.w.n_layers)
         kl = loss.head_kl(final, f.last_norm(teacher[-1]).flatten(0, 1)[index], f.head, o.temperature)
         parts = {"kl": kl.item()}
-        if o.hidden > 0:
-            hidden = loss.relative(states[1:], teacher[1:])
+        if hidden is not None:
             parts["hidden"] = hidden.item()
             kl = kl + o.hidden * hidden
         return kl, parts

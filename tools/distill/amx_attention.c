@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packing, and causal attention both ways: heads of 64, sequences of multiples of 32; only blocks
+ * at or below the diagonal are computed. The way back computes the logits again from the row's log
+ * sum, instead of keeping the probabilities, and works on transposed blocks (keys by queries), of
+ * which every operand of its three products is a plain or a pair-wise store. See amx.h.
+ */
+
+#include "amx.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* 0, or -1 where the system grants no tile registers. */
+int amx_request(void)
+{
+    return syscall(SYS_arch_prctl, 0x1023, 18) ? -1 : 0;
+}
+
+/* Right operand of m columns and k rows from w (m, k), rows `ld` apart: for x w^T. With `plain`
+ * from w (k, m): for x w. */
+void amx_pack(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plain, uint16_t *dst)
+{
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i rows = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)(ld / 2)));
+
+    for (int64_t p = 0; p < m / 16; p++) {
+        uint16_t *tiles = dst + p / 2 * 32 * k + p % 2 * TILE;
+
+        for (int64_t r = 0; r < k / 2; r++) {
+            __m512i pairs;
+
+            if (plain) {
+                const __m256i *even = (const void *)(w + 2 * r * ld + p * 16);
+                const __m256i *odd = (const void *)(w + (2 * r + 1) * ld + p * 16);
+
+                pairs = _mm512_or_si512(
+                    _mm512_cvtepu16_epi32(_mm256_loadu_si256(even)),
+                    _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(odd)), 16));
+            } else {
+                pairs = _mm512_i32gather_epi32(rows, w + p * 16 * ld + 2 * r, 4);
+            }
+            _mm512_storeu_si512(tiles + r / 16 * 2 * TILE + r % 16 * 32, pairs);
+        }
+    }
+}
+
+/* Where row r of (heads, s, 64) lies, columns from c (a multiple of 32). */
+static inline uint16_t *at_head(uint16_t *o, int64_t width, int64_t col, int64_t s, int64_t r,
+                                int64_t c)
+{
+    return width ? tiled(o, width, r % s, col + r / s * DIM + c) : o + r * DIM + c;
+}
+
+/* Causal attention of heads of 64. One K/V head, `heads` query heads that read it: q, o bf16
+ * (heads, s, 64), k, v bf16 (s, 64); log_sum (heads, s), base 2, for the way back, unless null. */
+void attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t heads, int64_t s,
+            float scale, uint16_t *o, int64_t width, int64_t col, float *log_sum, uint8_t *scratch)
+{
+    uint16_t *kp = (uint16_t *)scratch;
+    uint16_t *vp = kp + s * DIM;
+    uint16_t *p = vp + s * DIM;
+    float *logits = (float *)(p + 32 * s);
+    /* rows a power of two apart would share a few sets of the L1 cache */
+    const int64_t ld = s + 16;
+    const __m512 f = _mm512_set1_ps(scale * LOG2E);
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    _Alignas(64) float t[1024];
+
+    amx_pack(k, DIM, s, DIM, 0, kp);
+    amx_pack(v, DIM, DIM, s, 1, vp);
+    for (int64_t r = 0; r < heads * s; r += 32) {
+        int64_t keys = r % s + 32;
+        float inv[32];
+
+        for (int64_t c = 0; c < keys; c += 32) {
+            block(0, q + r * DIM, q + (r + 16) * DIM, 32, DIM * 2, kp + c * DIM, DIM / 32,
+                  logits + c, ld);
+        }
+        for (int64_t i = 0; i < 32; i++) {
+            float *row = logits + i * ld;
+            const __m512 low = _mm512_set1_ps(-1e30f);
+            __m512 top = low;
+            __m512 sum = _mm512_setzero_ps();
+
+            for (int64_t h = keys - 32; h < keys; h += 16) {
+                __mmask16 live =
+                    _mm512_cmple_epi32_mask(lane, _mm512_set1_epi32((int)(keys - 32 + i - h)));
+
+                _mm512_storeu_ps(row + h,
+                                 _mm512_mask_blend_ps(live, low, _mm512_loadu_ps(row + h)));
+            }
+            for (int64_t c = 0; c < keys; c += 16) {
+                top = _mm512_max_ps(top, _mm512_loadu_ps(row + c));
+            }
+            top = _mm512_mul_ps(f, _mm512_set1_ps(_mm512_reduce_max_ps(top)));
+            for (int64_t c = 0; c < keys; c += 32) {
+                __m512 a = exp2_16(_mm512_fmsub_ps(f, _mm512_loadu_ps(row + c), top));
+                __m512 b = exp2_16(_mm512_fmsub_ps(f, _mm512_loadu_ps(row + c + 16), top));
+
+                sum = _mm512_add_ps(sum, _mm512_add_ps(a, b));
+                store32(tiled(p, keys, i, c), a, b);
+            }
+            float total = _mm512_reduce_add_ps(sum);
+
+            inv[i] = 1 / total;
+            if (log_sum) {
+                log_sum[r + i] = _mm512_cvtss_f32(top) + __builtin_log2f(total);
+            }
+        }
+        for (int64_t c = 0; c < DIM; c += 32) {
+            block(0, p, p + 16 * keys, TILE, 64, vp + c * s, keys / 32, t, 32);
+            for (int64_t i = 0; i < 32; i++) {
+                const float *row = t + i * 32;
+                __m512 one = _mm512_set1_ps(inv[i]);
+
+                store32(at_head(o, width, col, s, r + i, c),
+                        _mm512_mul_ps(one, _mm512_load_ps(row)),
+                        _mm512_mul_ps(one, _mm512_load_ps(row + 16)));
+            }
+        }
+    }
+}
+
+/* q, o bf16 (b, kv * heads, s, 64), k, v bf16 (b, kv, s, 64); log_sum (b, kv * heads, s) or null.
+ */
+void amx_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t groups,
+                   int64_t heads, int64_t s, float scale, uint16_t *o, float *log_sum,
+                   uint8_t *scratch)
+{
+    configure();
+    for (int64_t i = 0; i < groups; i++) {
+        int64_t at = i * heads * s;
+
+        attend(q + at * DIM, k + i * s * DIM, v + i * s * DIM, heads, s, scale, o + at * DIM, 0, 0,
+               log_sum ? log_sum + at : 0, scratch);
+    }
+    _tile_release();
+}
+
+/* 16 x 16 floats turned over its diagonal, rows `from` apart, to rows of bf16 `to` apart. */
+static void turned(const float *x, int64_t from, uint16_t *y, int64_t to)
+{
+    const __m512i at =
+        _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                           _mm512_set1_epi32((int)from));
+
+    for (int64_t i = 0; i < 16; i++) {
+        store16(y + i * to, _mm512_i32gather_ps(at, x + i, 4));
+    }
+}
+
+/* The way back of `attend`. dout, dq as q; dk, dv f32 (s, 64) += their sums. */
+void attend_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const uint16_t *o,
+                 int64_t width, int64_t col, const float *log_sum, const uint16_t *dout,
+                 int64_t heads, int64_t s, float scale, uint16_t *dq, float *dk, float *dv,
+                 uint8_t *scratch)
+{
+    const int64_t ld = s + 32;
+    uint16_t *q_right = (uint16_t *)scratch;
+    uint16_t *q_rows = q_right + s * DIM;
+    uint16_t *do_right = q_rows + s * DIM;
+    uint16_t *do_rows = do_right + s * DIM;
+    uint16_t *k_turned = do_rows + s * DIM;
+    uint16_t *p = k_turned + ld * DIM;
+    uint16_t *ds = p + 32 * s;
+    uint16_t *ds_right = ds + 32 * s;
+    float *dot = (float *)(ds_right + s * s);
+    const __m512 f = _mm512_set1_ps(scale * LOG2E);
+    const __m512 by = _mm512_set1_ps(scale);
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i mix = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
+                                         8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i by_rows = _mm512_slli_epi32(lane, 5);
+    _Alignas(64) float t[1024];
+    _Alignas(64) float u[1024];
+
+    for (int64_t j = 0; j < s; j += 16) {
+        for (int64_t i = 0; i < DIM; i += 2) {
+            __m512i pairs = _mm512_i32gather_epi32(by_rows, k + j * DIM + i, 4);
+
+            _mm256_storeu_si256((void *)(k_turned + i * ld + j), _mm512_cvtepi32_epi16(pairs));
+            _mm256_storeu_si256((void *)(k_turned + (i + 1) * ld + j),
+                                _mm512_cvtepi32_epi16(_mm512_srli_epi32(pairs, 16)));
+        }
+    }
+    for (int64_t head = 0; head < heads; head++) {
+        const uint16_t *mine = q + head * s * DIM;
+        const uint16_t *dmine = dout + head * s * DIM;
+        const float *log_row = log_sum + head * s;
+
+        amx_pack(mine, DIM, s, DIM, 0, q_right);
+        amx_pack(mine, DIM, DIM, s, 1, q_rows);
+        amx_pack(dmine, DIM, s, DIM, 0, do_right);
+        amx_pack(dmine, DIM, DIM, s, 1, do_rows);
+        for (int64_t i = 0; i < s; i++) {
+            __m512 sum = _mm512_setzero_ps();
+
+            for (int64_t j = 0; j < DIM; j += 16) {
+                const uint16_t *from =
+                    at_head((uint16_t *)o, width, col, s, head * s + i, j / 32 * 32);
+
+                sum = _mm512_fmadd_ps(load16(dmine + i * DIM + j), load16(from + j % 32), sum);
+            }
+            dot[i] = _mm512_reduce_add_ps(sum);
+        }
+        for (int64_t key = 0; key < s; key += 32) {
+            int64_t queries = s - key;
+
+            for (int64_t c = key; c < s; c += 32) {
+                block(0, k + key * DIM, k + (key + 16) * DIM, 32, DIM * 2, q_right + c * DIM,
+                      DIM / 32, t, 32);
+                block(0, v + key * DIM, v + (key + 16) * DIM, 32, DIM * 2, do_right + c * DIM,
+                      DIM / 32, u, 32);
+                for (int64_t i = 0; i < 32; i += 2) {
+                    __m512 g[2][2];
+
+                    for (int64_t e = 0; e < 2; e++) {
+                        const int64_t row = (i + e) * 32;
+                        __m512 prob[2];
+
+                        for (int64_t h = 0; h < 2; h++) {
+                            __m512 x = _mm512_fmsub_ps(f, _mm512_load_ps(t + row + h * 16),
+                                                       _mm512_loadu_ps(log_row + c + h * 16));
+                            __mmask16 live = 0xffff;
+
+                            if (c == key) {
+                                live = _mm512_cmpge_epi32_mask(
+                                    lane, _mm512_set1_epi32((int)(i + e - h * 16)));
+                            }
+                            prob[h] = _mm512_maskz_mov_ps(live, exp2_16(x));
+                            x = _mm512_sub_ps(_mm512_load_ps(u + row + h * 16),
+                                              _mm512_loadu_ps(dot + c + h * 16));
+                            g[e][h] = _mm512_mul_ps(_mm512_mul_ps(prob[h], x), by);
+                        }
+                        store32(tiled(p, queries, i + e, c - key), prob[0], prob[1]);
+                        store32(tiled(ds, queries, i + e, c - key), g[e][0], g[e][1]);
+                    }
+                    for (int64_t h = 0; h < 2; h++) {
+                        __m512i pair = (__m512i)_mm512_cvtne2ps_pbh(g[1][h], g[0][h]);
+
+                        _mm512_storeu_si512(ds_right + c * s + key * 32 + h * TILE + i / 2 * 32,
+                                            _mm512_permutexvar_epi16(mix, pair));
+                    }
+                }
+            }
+            for (int64_t c = 0; c < DIM; c += 32) {
+                for (int64_t way = 0; way < 2; way++) {
+                    const uint16_t *a = way ? ds : p;
+                    float *to = (way ? dk : dv) + key * DIM + c;
+
+                    block(1, a, a + 16 * queries, TILE, 64,
+                          (way ? q_rows : do_rows) + c * s + key * 32, queries / 32, to, DIM);
+                }
+            }
+        }
+        for (int64_t c = 0; c < s; c += 32) {
+            for (int64_t i = 0; i < DIM; i += 32) {
+                block(0, k_turned + i * ld, k_turned + (i + 16) * ld, 32, ld * 2, ds_right + c * s,
+                      c / 32 + 1, t, 32);
+                for (int64_t h = 0; h < 4; h++) {
+                    turned(t + h / 2 * 512 + h % 2 * 16, 32,
+                           dq + (head * s + c + h % 2 * 16) * DIM + i + h / 2 * 16, DIM);
+                }
+            }
+        }
+    }
+}
+
+/* dk and dv bf16 (b, kv, s, 64). scratch: attend_back_scratch and s * 64 * 8 bytes. */
+void amx_attention_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const uint16_t *o,
+                        const float *log_sum, const uint16_t *dout, int64_t groups, int64_t heads,
+                        int64_t s, float scale, uint16_t *dq, uint16_t *dk, uint16_t *dv,
+                        uint8_t *scratch)
+{
+    float *sum_k = (float *)scratch;
+    float *sum_v = sum_k + s * DIM;
+
+    configure();
+    for (int64_t i = 0; i < groups; i++) {
+        int64_t at = i * heads * s;
+
+        memset(sum_k, 0, (size_t)(2 * s * DIM) * sizeof(*sum_k));
+        attend_back(q + at * DIM, k + i * s * DIM, v + i * s * DIM, o + at * DIM, 0, 0,
+                    log_sum + at, dout + at * DIM, heads, s, scale, dq + at * DIM, sum_k, sum_v,
+                    scratch + s * DIM * 8);
+        for (int64_t j = 0; j < s * DIM; j += 32) {
+            store32(dk + i * s * DIM + j, _mm512_loadu_ps(sum_k + j),
+                    _mm512_loadu_ps(sum_k + j + 16));
+            store32(dv + i * s * DIM + j, _mm512_loadu_ps(sum_v + j),
+                    _mm512_loadu_ps(sum_v + j + 16));
+        }
+    }
+    _tile_release();
+}

@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A layer both ways, whole: norm, projections, RoPE, attention, output, MLP and the residual
+ * stream, which is changed in place, sequence by sequence, so that it and what lies between two
+ * products stay in the L2 cache. The way there keeps, where asked, what the way back reads: the
+ * states before attention and MLP, 1 / rms of both, rotated queries, attention's result, its log
+ * sums, gate and up. Gradients are by the residual stream, by the stores (summed over layers) and,
+ * as two factors, by the query projection; all other weights are frozen. See amx.h.
+ */
+
+#include "amx.h"
+
+/* Left operand y = x / rms(x) * w; inv (n), unless null, gets 1 / rms. */
+static void rms(const float *x, const float *w, int64_t n, int64_t d, float eps, uint16_t *y,
+                float *inv)
+{
+    for (int64_t r = 0; r < n; r++) {
+        const float *row = x + r * d;
+        __m512 sum = _mm512_setzero_ps();
+
+        for (int64_t i = 0; i < d; i += 16) {
+            __m512 v = _mm512_loadu_ps(row + i);
+
+            sum = _mm512_fmadd_ps(v, v, sum);
+        }
+        float one = 1 / __builtin_sqrtf(_mm512_reduce_add_ps(sum) / (float)d + eps);
+        __m512 f = _mm512_set1_ps(one);
+
+        for (int64_t i = 0; i < d; i += 32) {
+            __m512 a =
+                _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(row + i), f), _mm512_loadu_ps(w + i));
+            __m512 b = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(row + i + 16), f),
+                                     _mm512_loadu_ps(w + i + 16));
+
+            store32(tiled(y, d, r, i), a, b);
+        }
+        if (inv) {
+            inv[r] = one;
+        }
+    }
+}
+
+/* dx = above + inv * (g - x * inv^2 * mean(g * x)), g = dy * w; all (n, d) f32. */
+static void rms_back(const float *x, const float *w, const float *inv, const float *dy,
+                     const float *above, int64_t n, int64_t d, float *dx)
+{
+    for (int64_t r = 0; r < n; r++) {
+        __m512 sum = _mm512_setzero_ps();
+
+        for (int64_t i = r * d; i < (r + 1) * d; i += 16) {
+            __m512 g = _mm512_mul_ps(_mm512_loadu_ps(dy + i), _mm512_loadu_ps(w + i - r * d));
+
+            sum = _mm512_fmadd_ps(g, _mm512_loadu_ps(x + i), sum);
+        }
+        __m512 c = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / (float)d * inv[r] * inv[r]);
+        __m512 f = _mm512_set1_ps(inv[r]);
+
+        for (int64_t i = r * d; i < (r + 1) * d; i += 16) {
+            __m512 g = _mm512_mul_ps(_mm512_loadu_ps(dy + i), _mm512_loadu_ps(w + i - r * d));
+            __m512 v = _mm512_fnmadd_ps(_mm512_loadu_ps(x + i), c, g);
+
+            _mm512_storeu_ps(dx + i, _mm512_fmadd_ps(f, v, _mm512_loadu_ps(above + i)));
+        }
+    }
+}
+
+static void to_left(const float *x, int64_t n, int64_t d, uint16_t *y)
+{
+    for (int64_t r = 0; r < n; r++) {
+        for (int64_t i = 0; i < d; i += 32) {
+            store32(tiled(y, d, r, i), _mm512_loadu_ps(x + r * d + i),
+                    _mm512_loadu_ps(x + r * d + i + 16));
+        }
+    }
+}
+
+/* To memory that is not read soon. */
+static void stream(void *to, const void *from, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += 64) {
+        _mm512_stream_si512((void *)((char *)to + i), _mm512_loadu_si512((const char *)from + i));
+    }
+}
+
+/* out = h + down(silu(gate(x)) * up(x)), x = rms(h). h, out (n, d) f32, out may be h; width: of
+ * gate and up. inv (n) f32, gated bf16 (n, 2 * width) are kept for the way back, unless null. */
+static void mlp(const float *h, int64_t n, int64_t d, int64_t width, const float *norm, float eps,
+                const uint16_t *gate_up, const uint16_t *down, float *out, float *inv,
+                uint16_t *gated, uint16_t *scratch)
+{
+    uint16_t *x = scratch;
+    uint16_t *y = x + BLOCK * d;
+
+    for (int64_t r = 0; r < n; r += BLOCK) {
+        int64_t rows = n - r < BLOCK ? n - r : BLOCK;
+
+        rms(h + r * d, norm, rows, d, eps, x, inv ? inv + r : 0);
+        product(GATE, x, rows, d, gate_up, d * 32, 2 * width, y, gated ? gated + r * 2 * width : 0,
+                0);
+        product(ADD, y, rows, width, down, width * 32, d, out + r * d, (void *)(h + r * d), 0);
+    }
+}
+
+static int64_t mlp_scratch(int64_t d, int64_t width)
+{
+    return BLOCK * (d + width) * 2;
+}
+
+/* The gradient by h from that by out; dh may be dout. gate_up_back (2 * width rows: gate's, then
+ * up's; d columns) and down_back (d rows, width columns) packed. */
+static void mlp_back(const float *dout, const float *h, const float *inv, const uint16_t *gated,
+                     int64_t n, int64_t d, int64_t width, const float *norm,
+                     const uint16_t *gate_up_back, const uint16_t *down_back, float *dh,
+                     uint16_t *scratch)
+{
+    uint16_t *left = scratch;
+    uint16_t *by = left + BLOCK_BACK * d;
+    float *dx = (float *)(by + BLOCK_BACK * 2 * width);
+
+    for (int64_t r = 0; r < n; r += BLOCK_BACK) {
+        int64_t rows = n - r < BLOCK_BACK ? n - r : BLOCK_BACK;
+
+        to_left(dout + r * d, rows, d, left);
+        product(GATE_BACK, left, rows, d, down_back, d * 32, width, by,
+                (void *)(gated + r * 2 * width), 0);
+        product(F32, by, rows, 2 * width, gate_up_back, width * 64, d, dx, 0, 0);
+        rms_back(h + r * d, norm, inv + r, dx, dout + r * d, rows, d, dh + r * d);
+    }
+}
+
+static int64_t mlp_back_scratch(int64_t d, int64_t width)
+{
+    return BLOCK_BACK * (d * 6 + width * 4);
+}
+
+int64_t amx_mlp_scratch(int64_t d, int64_t width)
+{
+    int64_t there = mlp_scratch(d, width);
+    int64_t back = mlp_back_scratch(d, width);
+
+    return there > back ? there : back;
+}
+
+void amx_mlp(const float *h, int64_t n, int64_t d, int64_t width, const float *norm, float eps,
+             const uint16_t *gate_up, const uint16_t *down, float *out, float *inv, uint16_t *gated,
+             uint16_t *scratch)
+{
+    configure();
+    mlp(h, n, d, width, norm, eps, gate_up, down, out, inv, gated, scratch);
+    _mm_sfence();
+    _tile_release();
+}
+
+void amx_mlp_back(const float *dout, const float *h, const float *inv, const uint16_t *gated,
+                  int64_t n, int64_t d, int64_t width, const float *norm,
+                  const uint16_t *gate_up_back, const uint16_t *down_back, float *dh,
+                  uint16_t *scratch)
+{
+    configure();
+    mlp_back(dout, h, inv, gated, n, d, width, norm, gate_up_back, down_back, dh, scratch);
+    _tile_release();
+}
+
+/* Every field of these two has 8 bytes; layers.py has the same lists. Weights are packed; q, k, v
+ * and o_back have their rows or columns in the order of `halves`. k and v are null where the layer
+ * reads a shared store. */
+struct amx_layer {
+    int64_t s;
+    int64_t d;
+    int64_t heads;
+    int64_t kv;
+    int64_t width;
+    double eps;
+    const float *cosine; /* (s, 32) */
+    const float *sine;
+    const float *attn_norm;
+    const float *ffn_norm;
+    const uint16_t *q;
+    const uint16_t *k;
+    const uint16_t *v;
+    const uint16_t *o;
+    const uint16_t *gate_up;
+    const uint16_t *down;
+    const uint16_t *q_back;
+    const uint16_t *o_back;
+    const uint16_t *gate_up_back;
+    const uint16_t *down_back;
+};
+
+/* What the way back needs of a layer, for all sequences; only `state` may be alone. */
+struct amx_kept {
+    float *state;      /* the layer's input (b, s, d) */
+    float *mid;        /* after attention (b, s, d) */
+    float *inv_attn;   /* (b, s) */
+    float *inv_ffn;    /* (b, s) */
+    float *log_sum;    /* (b, heads, s) */
+    uint16_t *queries; /* (b, heads, s, 64) */
+    uint16_t *out;     /* of attention: (b) left operands of heads * 64 columns */
+    uint16_t *gated;   /* (b, s, 2 * width) */
+};
+
+int64_t amx_layer_scratch(const struct amx_layer *l)
+{
+    int64_t inner = l->heads * DIM;
+    int64_t there = l->s * (l->d * 2 + inner * 4 + l->kv * DIM * 4);
+    int64_t back = l->s * (l->d * 2 + inner * 4) + BLOCK_BACK * l->d * 4;
+    int64_t work = attend_back_scratch(l->s);
+    int64_t ffn = amx_mlp_scratch(l->d, l->width);
+
+    work = work > attend_scratch(l->s) ? work : attend_scratch(l->s);
+    return (there > back ? there : back) + (work > ffn ? work : ffn);
+}
+
+/* Sequences [first, end) of h (b, s, d) through the layer, in place. k, v bf16 (b, kv, s, 64): the
+ * store, unless the layer has its own. */
+void amx_layer(const struct amx_layer *l, const struct amx_kept *keep, const uint16_t *k,
+               const uint16_t *v, int64_t first, int64_t end, float *h, uint8_t *scratch)
+{
+    const int64_t s = l->s;
+    const int64_t d = l->d;
+    const int64_t inner = l->heads * DIM;
+    const int64_t group = l->heads / l->kv;
+    const float scale = 1 / __builtin_sqrtf(DIM);
+    uint16_t *left = (uint16_t *)scratch;
+    uint16_t *q = left + s * d;
+    uint16_t *o = q + s * inner;
+    uint16_t *own_k = o + s * inner;
+    uint16_t *own_v = own_k + s * l->kv * DIM;
+    uint16_t *work = own_v + s * l->kv * DIM;
+    const int all = keep->mid != 0;
+
+    configure();
+    for (int64_t i = first; i < end; i++) {
+        float *x = h + i * s * d;
+        const uint16_t *store_k = l->k ? own_k : k + i * l->kv * s * DIM;
+        const uint16_t *store_v = l->k ? own_v : v + i * l->kv * s * DIM;
+
+        if (keep->state) {
+            stream(keep->state + i * s * d, x, s * d * 4);
+        }
+        rms(x, l->attn_norm, s, d, (float)l->eps, left, all ? keep->inv_attn + i * s : 0);
+        product(ROPE, left, s, d, l->q, d * 32, inner, q, (void *)l->cosine, (void *)l->sine);
+        if (l->k) {
+            product(ROPE, left, s, d, l->k, d * 32, l->kv * DIM, own_k, (void *)l->cosine,
+                    (void *)l->sine);
+            product(HEADS, left, s, d, l->v, d * 32, l->kv * DIM, own_v, 0, 0);
+        }
+        for (int64_t g = 0; g < l->kv; g++) {
+            float *log_sum = all ? keep->log_sum + (i * l->heads + g * group) * s : 0;
+
+            attend(q + g * group * s * DIM, store_k + g * s * DIM, store_v + g * s * DIM, group, s,
+                   scale, o, inner, g * group * DIM, log_sum, (uint8_t *)work);
+        }
+        product(ADD, o, s, inner, l->o, inner * 32, d, x, x, 0);
+        if (all) {
+            stream(keep->queries + i * s * inner, q, s * inner * 2);
+            stream(keep->out + i * s * inner, o, s * inner * 2);
+            stream(keep->mid + i * s * d, x, s * d * 4);
+        }
+        mlp(x, s, d, l->width, l->ffn_norm, (float)l->eps, l->gate_up, l->down, x,
+            all ? keep->inv_ffn + i * s : 0, all ? keep->gated + i * s * 2 * l->width : 0, work);
+    }
+    _mm_sfence();
+    _tile_release();
+}
+
+/* Gradients by rotated heads dq (heads, s, 64), turned back: rows (s, heads * 64) and the same as a
+ * left operand. */
+static void unturn(const uint16_t *dq, const float *cosine, const float *sine, int64_t heads,
+                   int64_t s, uint16_t *rows, uint16_t *left)
+{
+    for (int64_t r = 0; r < s; r++) {
+        for (int64_t h = 0; h < heads; h++) {
+            const uint16_t *from = dq + (h * s + r) * DIM;
+            __m512 low[2];
+            __m512 high[2];
+
+            for (int64_t i = 0; i < 2; i++) {
+                __m512 a = load16(from + i * 16);
+                __m512 b = load16(from + 32 + i * 16);
+                __m512 c = _mm512_loadu_ps(cosine + r * 32 + i * 16);
+                __m512 t = _mm512_loadu_ps(sine + r * 32 + i * 16);
+
+                low[i] = _mm512_fmadd_ps(a, c, _mm512_mul_ps(b, t));
+                high[i] = _mm512_fmsub_ps(b, c, _mm512_mul_ps(a, t));
+            }
+            uint16_t *row = rows + (r * heads + h) * DIM;
+
+            store32(row, low[0], low[1]);
+            store32(row + 32, high[0], high[1]);
+            memcpy(tiled(left, heads * DIM, r, h * DIM), row, 64);
+            memcpy(tiled(left, heads * DIM, r, h * DIM + 32), row + 32, 64);
+        }
+    }
+}
+
+/* The way back. dh (b, s, d) f32: the gradient by the layer's output becomes that by its input (not
+ * with `last`, where nobody asks for it). dk, dv f32 (b, kv, s, 64) are added to. The gradient by
+ * the query projection is dq^T x: dq bf16 (b, s, heads * 64), x bf16 (b, s, d). */
+void amx_layer_back(const struct amx_layer *l, const struct amx_kept *kept, const uint16_t *k,
+                    const uint16_t *v, int64_t first, int64_t end, int64_t last, float *dh,
+                    float *dk, float *dv, uint16_t *dq, uint16_t *x, uint8_t *scratch)
+{
+    const int64_t s = l->s;
+    const int64_t d = l->d;
+    const int64_t inner = l->heads * DIM;
+    const int64_t group = l->heads / l->kv;
+    const float scale = 1 / __builtin_sqrtf(DIM);
+    uint16_t *left = (uint16_t *)scratch;
+    uint16_t *dout = left + s * d;
+    uint16_t *turned = dout + s * inner;
+    float *dx = (float *)(turned + s * inner);
+    uint16_t *work = (uint16_t *)(dx + BLOCK_BACK * d);
+
+    configure();
+    for (int64_t i = first; i < end; i++) {
+        float *g = dh + i * s * d;
+        const float *state = kept->state + i * s * d;
+        const float *inv = kept->inv_attn + i * s;
+        uint16_t *rows = dq + i * s * inner;
+
+        mlp_back(g, kept->mid + i * s * d, kept->inv_ffn + i * s,
+                 kept->gated + i * s * 2 * l->width, s, d, l->width, l->ffn_norm, l->gate_up_back,
+                 l->down_back, g, work);
+        to_left(g, s, d, left);
+        product(HEADS, left, s, d, l->o_back, d * 32, inner, dout, 0, 0);
+        for (int64_t j = 0; j < l->kv; j++) {
+            int64_t heads = j * group * s * DIM;
+            int64_t store = (i * l->kv + j) * s * DIM;
+
+            attend_back(kept->queries + i * s * inner + heads, k + store, v + store,
+                        kept->out + i * s * inner, inner, j * group * DIM,
+                        kept->log_sum + (i * l->heads + j * group) * s, dout + heads, group, s,
+                        scale, turned + heads, dk + store, dv + store, (uint8_t *)work);
+        }
+        /* attention is done with dout */
+        unturn(turned, l->cosine, l->sine, l->heads, s, rows, dout);
+        for (int64_t r = 0; r < s; r++) {
+            __m512 f = _mm512_set1_ps(inv[r]);
+
+            for (int64_t c = 0; c < d; c += 32) {
+                const float *from = state + r * d + c;
+                __m512 a = _mm512_mul_ps(_mm512_loadu_ps(from), f);
+                __m512 b = _mm512_mul_ps(_mm512_loadu_ps(from + 16), f);
+
+                store32(x + (i * s + r) * d + c,
+                        _mm512_mul_ps(a, _mm512_loadu_ps(l->attn_norm + c)),
+                        _mm512_mul_ps(b, _mm512_loadu_ps(l->attn_norm + c + 16)));
+            }
+        }
+        if (!last) {
+            for (int64_t r = 0; r < s; r += BLOCK_BACK) {
+                int64_t n = s - r < BLOCK_BACK ? s - r : BLOCK_BACK;
+
+                product(F32, dout + r * inner, n, inner, l->q_back, inner * 32, d, dx, 0, 0);
+                rms_back(state + r * d, l->attn_norm, inv + r, dx, g + r * d, n, d, g + r * d);
+            }
+        }
+    }
+    _tile_release();
+}
+
+/* Row by row: weight (n) = 1 / (|t|^2 + 1e-6), and the mean over rows of |s - t|^2 * weight. */
+void amx_relative(const float *s, const float *t, int64_t n, int64_t d, float *weight, float *ret)
+{
+    double total = 0;
+
+    for (int64_t r = 0; r < n; r++) {
+        __m512 above = _mm512_setzero_ps();
+        __m512 below = _mm512_setzero_ps();
+
+        for (int64_t i = r * d; i < (r + 1) * d; i += 16) {
+            __m512 b = _mm512_loadu_ps(t + i);
+            __m512 a = _mm512_sub_ps(_mm512_loadu_ps(s + i), b);
+
+            above = _mm512_fmadd_ps(a, a, above);
+            below = _mm512_fmadd_ps(b, b, below);
+        }
+        weight[r] = 1 / (_mm512_reduce_add_ps(below) + 1e-6f);
+        total += _mm512_reduce_add_ps(above) * weight[r];
+    }
+    *ret = (float)(total / (double)n);
+}
+
+/* dh += factor * weight * (s - t). */
+void amx_relative_back(const float *s, const float *t, const float *weight, float factor, int64_t n,
+                       int64_t d, float *dh)
+{
+    for (int64_t r = 0; r < n; r++) {
+        __m512 f = _mm512_set1_ps(factor * weight[r]);
+
+        for (int64_t i = r * d; i < (r + 1) * d; i += 16) {
+            __m512 a = _mm512_sub_ps(_mm512_loadu_ps(s + i), _mm512_loadu_ps(t + i));
+
+            _mm512_storeu_ps(dh + i, _mm512_fmadd_ps(a, f, _mm512_loadu_ps(dh + i)));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole layers by amx_layer.c: the teacher's, in place and without gradients, and a student's deep half as one
+operation of autograd, whose way back is written out. Same meaning as model.py's layers, but that q, k, v and what
+attention adds are not rounded to bf16 between products, and that gradients by the stores are summed over layers in f32.
+
+With more than one thread, sequences are divided among them; packed weights are kept with the weights."""
+
+import ctypes
+
+import torch
+
+import ops
+
+
+class Layer(ctypes.Structure):
+    """struct amx_layer"""
+    _fields_ = [(n, ctypes.c_int64) for n in ("s", "d", "heads", "kv", "width")] + [("eps", ctypes.c_double)] + [
+        (n, ctypes.c_void_p) for n in ("cosine", "sine", "attn_norm", "ffn_norm", "q", "k", "v", "o", "gate_up", "down",
+                                       "q_back", "o_back", "gate_up_back", "down_back")]
+
+
+class Kept(ctypes.Structure):
+    """struct amx_kept"""
+    _fields_ = [(n, ctypes.c_void_p) for n in ("state", "mid", "inv_attn", "inv_ffn", "log_sum", "queries", "out", "gated")]
+
+
+def able(frozen, x):
+    """Whether amx_layer.c can take x (b, s, d) through layers of this model."""
+    w = frozen.w
+    width = w.layers[0]["gate"].shape[0]
+    return (ops.has_amx() and frozen.dtype == torch.bfloat16 and x.device.type == "cpu" and not x.requires_grad
+            and w.dim == 64 and x.shape[1] % 32 == 0 and w.n_embd % 32 == 0 and width % 32 == 0)
+
+
+def halves(w):
+    """Rows (heads * 64, d) in the order that RoPE wants beside each other in a panel: 0..15, 32..47, 16..31, 48..63."""
+    return w.reshape(-1, 2, 2, 16, w.shape[-1]).transpose(1, 2).reshape(w.shape)
+
+
+def _pack(w, plain):
+    return ops.packed(w.contiguous(), plain)
+
+
+def _frozen_weights(layer, name):
+    """A packed matrix of a frozen layer, made when first asked for."""
+    kept = layer.setdefault("whole", {})
+    if name not in kept:
+        d = layer["gate"].shape[1]
+        make = {
+            "q": lambda: _pack(halves(layer["q"]), False),
+            "k": lambda: _pack(halves(layer["k"]), False),
+            "v": lambda: _pack(halves(layer["v"]), False),
+            "o": lambda: _pack(layer["o"], False),
+            "gate_up": lambda: _pack(torch.stack((layer["gate"].view(-1, 16, d), layer["up"].view(-1, 16, d)), 1)
+                                     .reshape(-1, d), False),
+            "down": lambda: _pack(layer["down"], False),
+            "o_back": lambda: _pack(halves(layer["o"].t()).t(), True),
+            "gate_up_back": lambda: _pack(torch.cat((layer["gate"], layer["up"])), True),
+            "down_back": lambda: _pack(layer["down"], True),
+        }
+        kept[name] = make[name]()
+    return kept[name]
+
+
+def _trained(p):
+    """A trained query projection packed both ways, again whenever it has changed."""
+    now = (p._version, p.data_ptr())
+    if p.__dict__.get("packed_at") != now:
+        w = p.detach().to(torch.bfloat16)
+        p.packed_ways, p.packed_at = (_pack(halves(w), False), _pack(w, True)), now
+    return p.packed_ways
+
+
+def _layer(frozen, layer, shape, names, kv, q=None):
+    """A struct amx_layer and what must live as long as it is used."""
+    b, s, d = shape
+    w = frozen.w
+    use = {n: _frozen_weights(layer, n) for n in names}
+    if q is not None:
+        use["q"], use["q_back"] = _trained(q)
+    use["cosine"], use["sine"] = frozen.angles(s)
+    use["attn_norm"], use["ffn_norm"] = layer["attn_norm"], layer["ffn_norm"]
+    made = Layer(s=s, d=d, heads=w.n_heads, kv=kv, width=layer["gate"].shape[0], eps=w.eps,
+                 **{n: t.data_ptr() for n, t in use.items()})
+    return made, use
+
+
+_spare = []
+
+
+def _arrays(b, s, d, heads, width):
+    """What the way back reads of one layer. Sets go round: fresh ones of this size would be mapped and zeroed each time."""
+    if _spare and _spare[-1]["gated"].shape == (b, s, 2 * width) and _spare[-1]["out"].shape[2] == heads * 64 \
+            and _spare[-1]["state"].shape[2] == d:
+        return _spare.pop()
+    _spare.clear()
+    f32, bf = torch.empty, lambda *shape: torch.empty(shape, dtype=torch.bfloat16)
+    return {"state": f32(b, s, d), "mid": f32(b, s, d), "inv_attn": f32(b, s), "inv_ffn": f32(b, s),
+            "log_sum": f32(b, heads, s), "queries": bf(b, heads, s, 64), "out": bf(b, s, heads * 64),
+            "gated": bf(b, s, 2 * width)}
+
+
+def _kept(tensors):
+    return Kept(**{n: t.data_ptr() for n, t in tensors.items()})
+
+
+def frozen_run(frozen, h, first, last, states=False):
+    """The model's own layers [first, last) from h (b, s, d) f32, which is overwritten: the last output, or (`states`) a
+    list of each layer's input and the last output."""
+    out = []
+    for i in range(first, last):
+        layer, use = _layer(frozen, frozen.layers[i], h.shape, ("q", "k", "v", "o", "gate_up", "down"), frozen.w.n_kv)
+        kept = {"state": torch.empty_like(h)} if states else {}
+        out += kept.values()
+        keep = _kept(kept)
+        ops.each(ops.parts(h.shape[0]), ops.size("amx_layer_scratch", layer),
+             lambda a, b, space: ops.call("amx_layer", layer, keep, None, None, a, b, h, space))
+        del use
+    return out + [h] if states else h
+
+
+class _Deep(torch.autograd.Function):
+    """(last output, mean over layers of the relative error to `teacher`, 0 without) of a student's deep layers. `tensors`:
+    every layer's q, then every group's K and V, bf16 (b, kv, s, 64)."""
+
+    @staticmethod
+    def forward(ctx, keep_all, frozen, split, group, qs, teacher, x, *tensors):
+        n = len(qs)
+        stores = [t.contiguous() for t in tensors[n:]]
+        ks, vs = stores[:len(stores) // 2], stores[len(stores) // 2:]
+        b, s, d = x.shape
+        heads, kv = frozen.w.n_heads, ks[0].shape[1]
+        h, error, kept, weights = x.clone(), 0.0, [], []
+        keep_all = keep_all and any(ctx.needs_input_grad)
+        for j in range(n):
+            layer, use = _layer(frozen, frozen.layers[split + j], x.shape, ("o", "gate_up", "down"), kv, qs[j])
+            mine = _arrays(b, s, d, heads, layer.width) if keep_all else {}
+            keep = _kept(mine)
+            ops.each(ops.parts(b), ops.size("amx_layer_scratch", layer), lambda a, e, space: ops.call(
+                "amx_layer", layer, keep, ks[j // group], vs[j // group], a, e, h, space))
+            kept.append(mine)
+            if teacher is not None:
+                weight, one = torch.empty(b * s), torch.empty(1)
+                ops.call("amx_relative", h, teacher[j + 1], b * s, d, weight, one)
+                weights.append(weight)
+                error += one.item() / n
+            del use
+        if keep_all:
+            ctx.of = frozen, split, group, qs, teacher
+            ctx.lists = kept, ks, vs, weights
+            ctx.save_for_backward(h)
+        return h, torch.tensor(error)
+
+    @staticmethod
+    def backward(ctx, dh, derror):
+        frozen, split, group, qs, teacher = ctx.of
+        kept, ks, vs, weights = ctx.lists
+        (after,) = ctx.saved_tensors
+        b, s, d = after.shape
+        n, kv, inner = len(qs), ks[0].shape[1], frozen.w.n_heads * 64
+        dh = dh.clone(memory_format=torch.contiguous_format)
+        dk, dv = [torch.zeros(k.shape) for k in ks], [torch.zeros(v.shape) for v in vs]
+        dq, x = torch.empty(b, s, inner, dtype=torch.bfloat16), torch.empty(b, s, d, dtype=torch.bfloat16)
+        grads = [None] * n
+        for j in reversed(range(n)):
+            layer, use = _layer(frozen, frozen.layers[split + j], after.shape,
+                                ("o_back", "gate_up_back", "down_back"), kv, qs[j])
+            if teacher is not None:
+                ops.call("amx_relative_back", after, teacher[j + 1], weights[j], 2 * derror.item() / (b * s * n), b * s, d, dh)
+            keep, g = _kept(kept[j]), j // group
+            ops.each(ops.parts(b), ops.size("amx_layer_scratch", layer), lambda a, e, space: ops.call(
+                "amx_layer_back", layer, keep, ks[g], vs[g], a, e, int(j == 0), dh, dk[g], dv[g], dq, x, space))
+            grads[j] = (dq.view(-1, inner).t() @ x.view(-1, d)).float()
+            after = kept[j]["state"]
+            del use
+        ctx.lists = None
+        _spare.extend(kept)
+        return (None,) * 7 + tuple(grads) + tuple(g.to(ks[0].dtype) for g in dk + dv)
+
+
+def deep(frozen, split, group, qs, stores, x, teacher=None):
+    """A student's deep layers on x (b, s, d) f32: the last output and the mean relative error to the teacher's states
+    (a list: the split's, then each layer's output)."""
+    return _Deep.apply(torch.is_grad_enabled(), frozen, split, group, list(qs), teacher, x, *qs,
+                       *(k for k, _ in stores), *(v for _, v in stores))
