@@ -86,8 +86,10 @@ def main():
             if lang == "c++" and rel not in seen_by_cuda:
                 continue
             flags = []
-            if rel.startswith("kernels/x86"):
+            if rel.startswith(("kernels/x86", "tools/distill/amx")):
                 flags = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
+            if rel.startswith("tools/distill/amx"):
+                flags += ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
             if rel.startswith("kernels/arm"):
                 continue
             r = subprocess.run(

@@ -5,7 +5,7 @@
  * which every operand of its three products is a plain or a pair-wise store. See amx.h.
  */
 
-#include "amx.h"
+#include "tools/distill/amx.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>

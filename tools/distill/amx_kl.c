@@ -9,7 +9,7 @@
  * maxima are found by another pass and the first is done again with them.
  */
 
-#include "amx.h"
+#include "tools/distill/amx.h"
 
 /* Positions that go through together, and columns of the vocabulary whose gradients are held. */
 enum { ROWS = 256, SLICE = 512 };

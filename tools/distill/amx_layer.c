@@ -7,7 +7,7 @@
  * as two factors, by the query projection; all other weights are frozen. See amx.h.
  */
 
-#include "amx.h"
+#include "tools/distill/amx.h"
 
 /* Left operand y = x / rms(x) * w; inv (n), unless null, gets 1 / rms. */
 static void rms(const float *x, const float *w, int64_t n, int64_t d, float eps, uint16_t *y,

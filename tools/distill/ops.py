@@ -52,7 +52,7 @@ def _processor():
 def _build(*names):
     """Compiled for this machine's own processor, once for each text of the sources. Not linked with -ffast-math: gcc
     would then change how the whole process treats denormal numbers."""
-    sources = [pathlib.Path(__file__).with_name(name) for name in names]
+    sources = [pathlib.Path(__file__).resolve().with_name(name) for name in names]
     cpu = _processor()
     tag = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + cpu.encode()).hexdigest()[:16]
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "pipit"
@@ -61,7 +61,7 @@ def _build(*names):
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=cache) as tmp:
             cc = os.environ.get("CC", "cc").split()
-            flags = ["-O3", "-march=native", "-ffast-math", "-fPIC"]
+            flags = ["-O3", "-march=native", "-ffast-math", "-fPIC", f"-I{sources[0].parents[2]}"]
             if " avx512f " in cpu:
                 flags.append("-mprefer-vector-width=512")
             made = []
