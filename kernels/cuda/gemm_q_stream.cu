@@ -11,11 +11,11 @@
 #include "kernels/cuda/gemm_heads.cuh"
 #include "kernels/cuda/gemm_q.cuh"
 
-/* Blocks a multiprocessor that ptxas is told, 0 for none: left alone it fits this one into 80
+/* Blocks a multiprocessor that ptxas is told, 0 for none: left alone it fits these into 80
  * registers for three, and spills. */
 template <typename F, int PIECES, int NT> static constexpr int stream_blocks(void)
 {
-    return F::TYPE == DTYPE_Q5_1 && PIECES == 1 && NT == 1 ? 2 : 0;
+    return (F::TYPE == DTYPE_Q5_1 || F::TYPE == DTYPE_Q6_K) && PIECES == 1 && NT == 1 ? 2 : 0;
 }
 
 template <typename F, int PIECES, int NT>
