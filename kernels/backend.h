@@ -38,6 +38,7 @@ enum { BACKEND_FETCHES = 2, BACKEND_FETCH_BYTES = 16 << 10 };
 struct backend_ops {
     const char *name;
     bool selects; /* attention honours ops_select, kv_sum is there */
+    bool in_host; /* what it allocates is ordinary memory: a tier may reach into it */
     bool ahead;   /* the device works while the host does: what it draws need not be waited for */
 
     int (*create)(const struct backend_config *config, struct backend **ret, struct error *reterr);

@@ -114,14 +114,15 @@ model() {
     name=$1 shape=$2 type=$3 file=$models/$1.gguf overlay=
 }
 
-# The model's file, made when the first item wants it; with_overlay: SwiftKV from layer $1 on, groups of $2.
+# The model's file, made when the first item wants it; and its overlay: SwiftKV (layer, group) or a skew.
 make_model() {
     mkdir -p "$models"
     [ -e "$file" ] || timeout 240 "$build/tools/pipit-mkmodel" --shape "$shape" --type "$type" "$file" \
         >"$out/log/mkmodel_$name.log" 2>&1 || return 1
+    local kind=(--skew)
+    [[ $overlay != swiftkv-* ]] || kind=(--swiftkv "$(cut -d- -f2 <<<"$overlay")" --group "$(cut -d- -f3 <<<"${overlay%.gguf}")")
     [ -z "$overlay" ] || [ -e "$models/$overlay" ] || timeout 120 "$build/tools/pipit-mkmodel" --base "$file" \
-        --swiftkv "${overlay%%-*}" --group "$(cut -d- -f2 <<<"$overlay")" "$models/$overlay" \
-        >"$out/log/mkmodel_$overlay.log" 2>&1
+        "${kind[@]}" "$models/$overlay" >"$out/log/mkmodel_$overlay.log" 2>&1
 }
 
 drop_model() {
@@ -133,13 +134,14 @@ bench() {
     local batch=$1 prefill=$2 depths=$3 group id policy arguments
     shift 3
     for group in "$@"; do
-        id=bench_${name}${overlay:+_swiftkv-${overlay%.gguf}}_b${batch}_d${depths//[^0-9]/-}_${group//[^a-z0-9]/_}
+        id=bench_${name}${overlay:+_${overlay%.gguf}}_b${batch}_d${depths//[^0-9]/-}_${group//[^a-z0-9]/_}
         [[ -z $only || $id == *"$only"* ]] || continue
         arguments=()
         for policy in $group; do
             arguments+=(--kv "$policy")
         done
-        [ -z "$overlay" ] || arguments+=(--overlay "$models/$overlay" --plain)
+        [ -z "$overlay" ] || arguments+=(--overlay "$models/$overlay")
+        [[ $overlay != swiftkv-* ]] || arguments+=(--plain)
         if [ -z "$dry" ] && [ ! -e "$out/done/$id" ]; then
             [ "$SECONDS" -lt "$end" ] || { late=1 && continue; }
             make_model || { echo "mkmodel $name failed" && failed=1 && continue; }
@@ -151,7 +153,7 @@ bench() {
     done
 }
 
-checks=(rows norm kv_slots matmul rope_store qkv_store cut attention select)
+checks=(rows norm kv_slots matmul rope_store qkv_store cut attention select speculate)
 
 if part info && [ -z "$dry" ]; then
     info >"$out/info.txt" 2>&1
@@ -178,7 +180,7 @@ if part sanitize; then
         echo "compute-sanitizer is not installed"
     elif item sanitize_try 120 "${sanitizer:-compute-sanitizer}" --error-exitcode 9 \
         "$build/tests/kernels/check_rows" --backend "$backend" --sides 2; then
-        for c in norm kv_slots cut rope_store qkv_store matmul attention select; do
+        for c in norm kv_slots cut rope_store qkv_store matmul attention select speculate; do
             item "memcheck_$c" 240 "${sanitizer:-compute-sanitizer}" --error-exitcode 9 \
                 "$build/tests/kernels/check_$c" --backend "$backend" --sides 2
         done
@@ -198,7 +200,7 @@ if part golden; then
 fi
 
 if part bench; then
-    for c in matmul attention select rope_store; do
+    for c in matmul attention select speculate rope_store; do
         item "kernel_bench_$c" 180 "$build/tests/kernels/check_$c" --backend "$backend" --bench
     done
     # The lines of the issue's table, the shortest first. Shares are of the copy rate measured in the same call.
@@ -213,10 +215,12 @@ if part bench; then
     bench 1 8192 128 full                # prefill 70 % of the matrix rate (peers.csv)
     bench 1 512 65536,131072 "full fp8"  # attention 88 / 82 %, slope of FP8 53 %
     bench 1 512 8192 "full fp8+keyformer:50% fp8+window:1024"
-    overlay=16-1.gguf
+    overlay=swiftkv-16-1.gguf
     bench 1 8192 128 full # SwiftKV 0.54x
-    overlay=16-16.gguf
+    overlay=swiftkv-16-16.gguf
     bench 1 8192 128 full # 0.52x with one group of 16
+    overlay=skew.gguf
+    bench 1 512 8192,32768 "full infinigen:share=15% infinigen:share=7%" # its device half: all K and V resident
     drop_model
     model llama-3.1-8b_Q8_0 llama-3.1-8b Q8_0
     bench 1 512 128,2048 full # decode 88 %

@@ -2,7 +2,7 @@
 #ifndef PIPIT_TOOLS_MKMODEL_WRITE_H
 #define PIPIT_TOOLS_MKMODEL_WRITE_H
 
-/* Writing made models: a whole one with random weights, or a SwiftKV overlay of an existing one. */
+/* Writing made models: a whole one with random weights, or an overlay of an existing one. */
 
 #include "base/pool.h"
 #include "gguf/gguf.h"
@@ -25,5 +25,8 @@ int mkmodel_write(const struct mkmodel_plan *plan, const char *path, struct pool
  * group that the base does not have, -EBADMSG for a base without the tensors. */
 int mkmodel_swiftkv_write(const char *base_path, int64_t n_kv_layers, int64_t group,
                           const char *path, struct error *reterr) WARN_UNUSED;
+
+/* What infinigen needs of a model without a text: unit matrices for K heads from the third layer on. */
+int mkmodel_skew_write(const char *base_path, const char *path, struct error *reterr) WARN_UNUSED;
 
 #endif

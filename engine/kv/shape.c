@@ -281,6 +281,12 @@ static int check_disk(const struct shape *s, struct error *reterr)
 {
     const struct shape_store *first = NULL;
 
+    if (!s->config.ops->in_host) {
+        return error_set(reterr, -ENOTSUP,
+                         "pool=disk: backend \"%s\" has memory of its own, which the file's slots "
+                         "do not go to yet; pool=device is there",
+                         s->config.ops->name);
+    }
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         const struct shape_store *st = &s->config.stores[i];
 

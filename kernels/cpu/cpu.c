@@ -125,6 +125,7 @@ static void cpu_describe(const struct backend *be, char *buf, size_t size)
 const struct backend_ops cpu_backend = {
     .name = "cpu",
     .selects = true,
+    .in_host = true,
     .create = cpu_create,
     .destroy = cpu_destroy,
     .describe = cpu_describe,

@@ -21,7 +21,7 @@ static int check(const struct cuda *cu, const struct ops_attention *p)
             p->n_q % (l->n_groups * l->v_heads) != 0 ||
             (p->observe && !cu->limits.observe && p->seqs[i].kv.score &&
              p->observe[i].row_first < p->seqs[i].n_rows) ||
-            (p->select && !cuda_select_valid(cu, &p->select[i], &p->seqs[i].kv))) {
+            (p->select && !cuda_select_valid(cu, p, i))) {
             return -EINVAL;
         }
     }
@@ -74,7 +74,8 @@ static bool select_alike(const struct ops_attention *p, int32_t a, int32_t b)
     return a == b || !p->select ||
            (x->kind == y->kind &&
             (x->kind == OPS_SELECT_ALL ||
-             (x->k == y->k && x->r == y->r && x->local == y->local && x->renorm == y->renorm)));
+             (x->k == y->k && x->r == y->r && x->local == y->local && x->renorm == y->renorm &&
+              x->chosen == y->chosen)));
 }
 
 /* Decode rows from (*seq, *row) on, one launch's worth. A sequence's observed rows add to its

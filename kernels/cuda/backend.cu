@@ -86,6 +86,8 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint8_t *base, struct cuda
     take(&t, selected * heads * slots, &ret->list);
     take(&t, selected * heads * 2, &ret->list_n);
     take(&t, selected * heads * 4, &ret->stats);
+    take(&t, selected * heads * at_least_one(l->max_head_dim), &ret->skewed);
+    take(&t, selected * heads, &ret->near);
     take(&t, (heads + 1) * slots, &ret->order);
     take(&t, heads + 1, &ret->flag);
     ret->bytes = t.used;
@@ -593,6 +595,7 @@ const struct backend_ops cuda_backend = {
     .rope_store = cuda_rope_store,
     .qkv_store = cuda_qkv_store,
     .attention = cuda_attention,
+    .speculate = cuda_speculate,
     .kv_sum = cuda_kv_sum,
     .victim = cuda_victim,
     .cut = cuda_cut,

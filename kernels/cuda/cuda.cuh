@@ -48,6 +48,8 @@ struct cuda_scratch {
     int32_t *list;   /* (n_selected, heads, max_slots): chosen slots */
     int32_t *list_n; /* (n_selected, heads, 2): how many; live slots */
     float *stats;    /* (n_selected, heads, 4): largest approx, 1 / sum, chosen share */
+    float *skewed;   /* (n_selected, heads, max_head_dim): queries that rank partial keys */
+    int32_t *near;   /* (n_selected, heads): slots near the largest logit */
     int32_t *order;  /* cut: (heads + 1, max_slots) */
     int32_t *flag;   /* cut: failed, then slots to move by group (1 + heads) */
     uint64_t bytes;    /* of all that comes before, which pieces may overwrite; behind it: */
@@ -179,15 +181,16 @@ int cuda_piece_read(struct cuda *cu, struct cuda_piece *p, void *to, uint64_t by
  * [k_heads][64], V scales [v_heads][64]. A row is padded to whole groups of 8 elements with zeros,
  * so that every load is 8, 16 or 32 aligned bytes. Where queries select, then a copy of K by dim,
  * [k_heads][k_dim][64], to rank slots by: in K's type (OPS_RANK_2K), or in fp8 with scales of its
- * own [k_heads][64] (OPS_RANK_8). */
+ * own [k_heads][64] (OPS_RANK_8). Last the partial keys, by dim, too: [k_heads][part_dims][64]. */
 struct cuda_layout {
     int32_t n_groups, k_heads, v_heads, k_dim, v_dim;
     int32_t k_type, v_type; /* enum ops_kv_type */
     uint32_t k_row, v_row;  /* bytes */
     uint32_t v_at, k_scale_at, v_scale_at;
     uint32_t rank_at, rank_scale_at;
+    uint32_t part_at;
     int32_t rank; /* enum ops_rank */
-    int32_t pad;  /* compared as bytes */
+    int32_t part_dims, part_type; /* 0: no partial keys */
     uint64_t page_bytes;
 };
 
@@ -197,6 +200,7 @@ struct cuda_seq {
     int32_t *slot_pos;
     float *score;
     float *v_sum;
+    const float *skew;
     const int32_t *victim;
     int32_t row0, n_rows, pos0, slot0, ring;
     int32_t max_pages, cap, n_slots;
@@ -256,6 +260,7 @@ int cuda_softcap(struct backend *be, const struct ops_softcap *p);
 int cuda_rope_store(struct backend *be, const struct ops_rope_store *p);
 int cuda_qkv_store(struct backend *be, const struct ops_matmul *p, const struct ops_rope_store *s);
 int cuda_attention(struct backend *be, const struct ops_attention *p);
+int cuda_speculate(struct backend *be, const struct ops_speculate *p);
 int cuda_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cuda_victim(struct backend *be, const struct ops_victim *p);
 int cuda_cut(struct backend *be, const struct ops_cut *p);

@@ -34,13 +34,17 @@ struct cuda_layout cuda_layout_of(const struct ops_kv_layout *l)
                 (uint32_t)(l->v_heads * OPS_PAGE_SLOTS * (int32_t)ops_kv_scale_bytes(l->v_type));
     r.rank = l->rank;
     r.rank_scale_at = r.rank_at;
+    r.part_dims = l->part_dims;
+    r.part_type = l->part_dims > 0 ? l->part_type : OPS_KV_F32;
     if (l->rank != OPS_RANK_ONCE) {
         r.rank_scale_at +=
             (uint32_t)(l->k_heads * l->k_dim * OPS_PAGE_SLOTS *
                        (l->rank == OPS_RANK_8 ? 1 : (int32_t)ops_kv_type_bytes(l->k_type, 1)));
     }
-    r.page_bytes =
+    r.part_at =
         r.rank_scale_at + (l->rank == OPS_RANK_8 ? (uint32_t)(l->k_heads * OPS_PAGE_SLOTS * 2) : 0);
+    r.page_bytes = r.part_at + (uint32_t)(l->k_heads * OPS_PAGE_SLOTS *
+                                          (int32_t)ops_kv_type_bytes(l->part_type, l->part_dims));
     return r;
 }
 
@@ -70,6 +74,7 @@ static struct cuda_seq seq_of(const struct ops_kv *kv)
     r.slot_pos = kv->slot_pos;
     r.score = kv->score;
     r.v_sum = kv->v_sum;
+    r.skew = kv->skew;
     r.max_pages = kv->max_pages;
     r.cap = kv->cap;
     r.n_slots = kv->n_slots;
@@ -80,7 +85,8 @@ static bool same_layout(const struct ops_kv_layout *a, const struct ops_kv_layou
 {
     return a == b || (a->n_groups == b->n_groups && a->k_heads == b->k_heads &&
                       a->v_heads == b->v_heads && a->k_dim == b->k_dim && a->v_dim == b->v_dim &&
-                      a->k_type == b->k_type && a->v_type == b->v_type && a->rank == b->rank);
+                      a->k_type == b->k_type && a->v_type == b->v_type && a->rank == b->rank &&
+                      a->part_dims == b->part_dims && a->part_type == b->part_type);
 }
 
 int32_t cuda_seqs_take(const struct ops_seq *seqs, int32_t first, int32_t n, struct cuda_seqs *ret)
@@ -154,6 +160,7 @@ CUDA_KERNEL void canonical_slots(struct canon p)
     __syncthreads(); /* the slot: written by all, read again below */
     for (int32_t h = (int32_t)threadIdx.x / WARP; p.import && h < p.l.k_heads; h += 2) {
         kv_rank_row(&p.l, page, h, slot);
+        kv_part_row(&p.l, &p.s, page, p.group, h, slot);
     }
 }
 
@@ -168,6 +175,9 @@ static int move_slots(struct backend *be, const struct ops_kv_slots *p, bool imp
     int32_t step;
     int r;
 
+    if (import && l->part_dims > 0 && !p->kv->skew) {
+        return -EINVAL;
+    }
     if (p->n_slots == 0) {
         return 0;
     }

@@ -175,6 +175,111 @@ CUDA_INLINE void kv_rank_row(const struct cuda_layout *l, uint8_t *page, int32_t
     }
 }
 
+/* ---- partial keys --------------------------------------------------------------------------- */
+
+/* Dim j of slots [0, 64) of a page's head. */
+CUDA_INLINE uint8_t *kv_part_dim(const struct cuda_layout *l, uint8_t *page, int32_t head,
+                                 int32_t j)
+{
+    return page + l->part_at +
+           (size_t)(head * l->part_dims + j) * OPS_PAGE_SLOTS * kv_element_bytes(l->part_type);
+}
+
+enum { SKEW_ROWS = 8, SKEW_LANE_DIMS = 256 / WARP };
+
+/* Rows [0, n_rows) of A (n_rows, n) times a vector of which lane i holds elements i, i + 32, ...; by
+ * one warp, eight rows at once: their lines are under way together, and 9 shuffles add up all of
+ * them. Lane 4 i gets row i's. */
+CUDA_INLINE float kv_skew_rows(const float *a, int32_t n_rows, int32_t n,
+                               const float x[SKEW_LANE_DIMS])
+{
+    int lane = (int)threadIdx.x % WARP;
+    float dot[SKEW_ROWS] = {};
+
+#pragma unroll
+    for (int i = 0; i < SKEW_LANE_DIMS; i++) {
+        int32_t d = i * WARP + lane;
+
+#pragma unroll
+        for (int j = 0; j < SKEW_ROWS; j++) {
+            if (d < n && j < n_rows) {
+                dot[j] += a[(size_t)j * n + d] * x[i];
+            }
+        }
+    }
+#pragma unroll
+    for (int keep = SKEW_ROWS / 2; keep > 0; keep /= 2) { /* a lane keeps half of the rows */
+        bool upper = (lane & keep * 4) != 0;
+
+#pragma unroll
+        for (int i = 0; i < SKEW_ROWS / 2; i++) {
+            if (i < keep) {
+                float other = __shfl_xor_sync(ALL_LANES, upper ? dot[i] : dot[i + keep], keep * 4);
+
+                dot[i] = (upper ? dot[i + keep] : dot[i]) + other;
+            }
+        }
+    }
+    dot[0] += __shfl_xor_sync(ALL_LANES, dot[0], 2);
+    return dot[0] + __shfl_xor_sync(ALL_LANES, dot[0], 1);
+}
+
+/* The first part_dims values of A k, k as it reads back from the page; by one warp. */
+CUDA_INLINE void kv_part_row(const struct cuda_layout *l, const struct cuda_seq *s, uint8_t *page,
+                             int32_t group, int32_t head, int32_t slot)
+{
+    const uint8_t *row = kv_k_row(l, page, head, slot);
+    const float *a = s->skew + (size_t)(group * l->k_heads + head) * l->k_dim * l->k_dim;
+    int lane = (int)threadIdx.x % WARP;
+    float k[SKEW_LANE_DIMS];
+    float scale;
+
+    if (l->part_dims == 0) {
+        return;
+    }
+    scale = kv_scale_of(l->k_type, page, l->k_scale_at, head, slot);
+#pragma unroll
+    for (int i = 0; i < SKEW_LANE_DIMS; i++) {
+        int32_t d = i * WARP + lane;
+
+        k[i] = d < l->k_dim ? kv_element(l->k_type, row, d, scale) : 0.0f;
+    }
+    for (int32_t j0 = 0; j0 < l->part_dims; j0 += SKEW_ROWS) {
+        float x = kv_skew_rows(a + (size_t)j0 * l->k_dim, l->part_dims - j0, l->k_dim, k);
+        int32_t j = j0 + lane / 4;
+
+        if (lane % 4 == 0 && j < l->part_dims) {
+            uint8_t *to = kv_part_dim(l, page, head, j);
+
+            if (l->part_type == OPS_KV_F32) {
+                reinterpret_cast<float *>(to)[slot % OPS_PAGE_SLOTS] = x;
+            } else {
+                reinterpret_cast<uint16_t *>(to)[slot % OPS_PAGE_SLOTS] =
+                    f16_of_f32(fminf(fmaxf(x, -65504.0f), 65504.0f));
+            }
+        }
+    }
+}
+
+/* One dim of slot `from` to slot `to`. */
+CUDA_INLINE void kv_copy_part(const struct cuda_layout *l, uint8_t *a, int32_t to, const uint8_t *b,
+                              int32_t from)
+{
+    to %= OPS_PAGE_SLOTS;
+    from %= OPS_PAGE_SLOTS;
+    if (l->part_type == OPS_KV_F32) {
+        reinterpret_cast<float *>(a)[to] = reinterpret_cast<const float *>(b)[from];
+    } else {
+        reinterpret_cast<uint16_t *>(a)[to] = reinterpret_cast<const uint16_t *>(b)[from];
+    }
+}
+
+/* The slot that the sequence's one row takes (ops.h ops_speculate). */
+CUDA_INLINE int32_t kv_own_slot(const struct cuda_seq *s, int32_t group)
+{
+    return s->victim ? s->victim[group] : s->slot0;
+}
+
 /* What a row may see (ops.h). */
 CUDA_INLINE bool kv_visible(int32_t pos, int32_t row_pos, int32_t window)
 {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of decode rows that read some of their slots: SparQ and top-k V (ops.h ops_select).
+/* Attention of decode rows that read some of their slots: SparQ, top-k V, and slots that were given
+ * (ops.h ops_select). The last begin at `logits`: their list lies where speculate.cu left it, and
+ * the row's own slot comes behind it. How long it is the host does not know; grids and chunks are
+ * those of the longest that it can be.
  *
  * rank     Block of 128 threads: 128 slots, one K head, up to 4 of the query heads that read it; a
  *          thread a slot. SparQ: the dims with the largest sums of |q| are found by each block anew
@@ -32,6 +35,9 @@ struct select {
     struct attend a;
     int32_t kind, k, local; /* of all rows of the launch */
     int32_t r;
+    int32_t most[CUDA_SEQS]; /* slots of its lists at most: its chunks follow from that */
+    int32_t entry[CUDA_SEQS];
+    struct ops_chosen chosen;
     bool renorm;
     bool on_chip;
     bool mean[CUDA_SEQS];
@@ -51,7 +57,7 @@ CUDA_INLINE int32_t lists_of(const struct select *p)
 {
     const struct cuda_layout *l = &p->a.seqs.layout;
 
-    return p->kind == OPS_SELECT_SPARQ ? l->n_groups : l->n_groups * l->v_heads;
+    return p->kind == OPS_SELECT_TOPV ? l->n_groups * l->v_heads : l->n_groups;
 }
 
 CUDA_INLINE int32_t list_of(const struct select *p, int32_t head)
@@ -65,6 +71,25 @@ CUDA_INLINE struct ranked ranked_of(const struct select *p, int32_t list)
     struct ranked r = {list * n / (p->a.n_q / p->a.seqs.layout.n_groups), list * n, (list + 1) * n};
 
     return r;
+}
+
+CUDA_INLINE int32_t list_length(const struct select *p, int32_t seq, int32_t list)
+{
+    return p->kind == OPS_SELECT_GIVEN ? p->chosen.n[p->entry[seq]] + 1
+                                       : p->list_n[(size_t)(seq * p->a.n_q + list) * 2];
+}
+
+/* Slot i of a list of `n`. */
+CUDA_INLINE int32_t list_slot(const struct select *p, int32_t seq, int32_t list, int32_t i,
+                              int32_t n)
+{
+    if (p->kind != OPS_SELECT_GIVEN) {
+        return p->list[(size_t)(seq * p->a.n_q + list) * p->a.max_slots + i];
+    }
+    return i == n - 1 ? kv_own_slot(&p->a.seqs.s[seq], list)
+                      : p->chosen.slots[(size_t)(p->entry[seq] * p->chosen.max_groups + list) *
+                                            p->chosen.ld +
+                                        i];
 }
 
 /* Rows of scratch: (rows of the launch, n_q, max_slots). */
@@ -233,67 +258,6 @@ CUDA_KERNEL void __launch_bounds__(THREADS, RANK_BLOCKS) rank(struct select p)
 
 /* ---- choose --------------------------------------------------------------------------------- */
 
-/* Largest value and 1 / sum of e^(x - largest); all threads of the block get them. */
-CUDA_INLINE void softmax_sums(const float *x, int32_t n, float *part, float *ret_max,
-                              float *ret_inv)
-{
-    float top = -INFINITY;
-    float sum = 0;
-
-    for (int32_t s = (int32_t)threadIdx.x; s < n; s += TOPK_THREADS) {
-        top = fmaxf(top, x[s]);
-    }
-    top = block_max(top, part, TOPK_WARPS);
-    for (int32_t s = (int32_t)threadIdx.x; s < n && top > -INFINITY; s += TOPK_THREADS) {
-        sum += expf(x[s] - top);
-    }
-    sum = block_sum(sum, part, TOPK_WARPS);
-    *ret_max = top;
-    *ret_inv = sum > 0 ? 1.0f / sum : 0.0f;
-}
-
-/* What topk_key ranks a list's slots by. */
-struct mass {
-    const struct cuda_seq *s;
-    const float *p; /* (n_slots), -1 for slots that the row does not see */
-    int32_t group, pos_local;
-};
-
-CUDA_INLINE uint64_t topk_key(const struct mass *m, int32_t list, int32_t slot)
-{
-    int32_t pos;
-
-    if (m->p[slot] < 0) {
-        return TOPK_NONE;
-    }
-    pos = kv_pos(m->s, m->group, slot);
-    if (pos >= m->pos_local) {
-        return (uint32_t)pos; /* before all others */
-    }
-    return (uint64_t)~topk_sortable(m->p[slot]) << 32 | (uint32_t)pos;
-}
-
-/* Slots whose key is at most `last`, in ascending order. */
-CUDA_INLINE int32_t write_list(const struct mass *m, int32_t n_slots, uint64_t last, int32_t *list,
-                               int32_t *part)
-{
-    int32_t n = 0;
-
-    for (int32_t s0 = 0; s0 < n_slots; s0 += TOPK_THREADS) {
-        int32_t slot = s0 + (int32_t)threadIdx.x;
-        uint64_t key = slot < n_slots ? topk_key(m, 0, slot) : TOPK_NONE;
-        bool in = key != TOPK_NONE && key <= last;
-        int32_t before;
-        int32_t all = topk_scan(in, part, &before);
-
-        if (in) {
-            list[n + before] = slot;
-        }
-        n += all;
-    }
-    return n;
-}
-
 CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) choose(struct select p)
 {
     CUDA_SHARED(float, memory);
@@ -394,17 +358,17 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_logits(struct select p)
     int32_t k = (int32_t)blockIdx.y;
     int32_t group = k / l->k_heads;
     int32_t share = p.a.n_q / (l->n_groups * l->k_heads);
-    size_t list = (size_t)(seq * p.a.n_q + group);
+    int32_t n = list_length(&p, seq, group);
     int32_t i = (int32_t)(blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP);
     int lane = (int)threadIdx.x % WARP;
     int32_t slot;
     uint8_t *page;
     float v[KV_VEC] = {};
 
-    if (i >= p.list_n[list * 2]) {
+    if (i >= n) {
         return;
     }
-    slot = p.list[list * p.a.max_slots + i];
+    slot = list_slot(&p, seq, group, i, n);
     page = kv_page(l, s, group, slot);
     if (lane * KV_VEC < l->k_dim) {
         kv_load8(l->k_type, kv_k_row(l, page, k % l->k_heads, slot), lane, v);
@@ -434,11 +398,10 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_values(struct select p)
     int32_t head = (int32_t)blockIdx.y;
     const struct cuda_seq *s = &p.a.seqs.s[seq];
     struct attend_head at = attend_head_of(&p.a, head);
-    size_t list = (size_t)(seq * p.a.n_q + list_of(&p, head));
-    const int32_t *slots = p.list + list * p.a.max_slots;
+    int32_t list = list_of(&p, head);
     const float *x = p.approx + head_at(&p, seq, head);
-    int32_t n = p.list_n[list * 2];
-    int32_t chunk = cuda_chunk(min(p.k, s->n_slots));
+    int32_t n = list_length(&p, seq, list);
+    int32_t chunk = cuda_chunk(p.most[seq]);
     int32_t i0 = (int32_t)blockIdx.x * chunk;
     int32_t i1 = min(i0 + chunk, n);
     int32_t n_vec = (l->v_dim + KV_VEC - 1) / KV_VEC;
@@ -455,7 +418,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_values(struct select p)
         return;
     }
     for (int32_t i = i0 + (int32_t)threadIdx.x; i < i1; i += THREADS) {
-        w[i - i0] = x[p.kind == OPS_SELECT_SPARQ ? i : slots[i]];
+        w[i - i0] = x[p.kind == OPS_SELECT_TOPV ? list_slot(&p, seq, list, i, n) : i];
         top = fmaxf(top, w[i - i0]);
     }
     top = block_max(top, part, THREADS / WARP);
@@ -465,11 +428,12 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_values(struct select p)
     }
     sum = block_sum(sum, part, THREADS / WARP); /* its barriers: w is complete */
     for (int32_t i = i0 + sub; i < i1 && sub < n_sub; i += n_sub) {
-        uint8_t *page = kv_page(l, s, at.group, slots[i]);
-        float e = w[i - i0] * kv_scale_of(l->v_type, page, l->v_scale_at, at.v_head, slots[i]);
+        int32_t slot = list_slot(&p, seq, list, i, n);
+        uint8_t *page = kv_page(l, s, at.group, slot);
+        float e = w[i - i0] * kv_scale_of(l->v_type, page, l->v_scale_at, at.v_head, slot);
         float v[KV_VEC];
 
-        kv_load8(l->v_type, kv_v_row(l, page, at.v_head, slots[i]), vec, v);
+        kv_load8(l->v_type, kv_v_row(l, page, at.v_head, slot), vec, v);
         for (int j = 0; j < KV_VEC; j++) {
             acc[j] += e * v[j];
         }
@@ -499,9 +463,9 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_merge(struct select p)
     int32_t seq = (int32_t)blockIdx.y;
     const struct cuda_seq *s = &p.a.seqs.s[seq];
     struct attend_head at = attend_head_of(&p.a, head);
-    size_t list = (size_t)(seq * p.a.n_q + list_of(&p, head));
-    int32_t chunk = cuda_chunk(min(p.k, s->n_slots));
-    int32_t n = (p.list_n[list * 2] + chunk - 1) / chunk;
+    int32_t list = list_of(&p, head);
+    int32_t chunk = cuda_chunk(p.most[seq]);
+    int32_t n = (list_length(&p, seq, list) + chunk - 1) / chunk;
     const float *part = p.a.part + (size_t)(seq * p.a.n_q + head) * p.a.n_chunks * p.a.part_len;
     const float *stats = p.stats + (size_t)(seq * p.a.n_q + head) * 4;
     const float *v_sum = s->v_sum + (size_t)(at.group * l->v_heads + at.v_head) * l->v_dim;
@@ -517,17 +481,28 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_merge(struct select p)
         float v = attend_merge_value(part, p.a.part_len, n, top, d) * inv;
 
         out[d] = mean
-                     ? stats[2] * v + (1.0f - stats[2]) * (v_sum[d] / (float)p.list_n[list * 2 + 1])
+                     ? stats[2] * v +
+                           (1.0f - stats[2]) *
+                               (v_sum[d] /
+                                (float)p.list_n[(size_t)(seq * p.a.n_q + list) * 2 + 1])
                      : v;
     }
 }
 
 /* ---- the call ------------------------------------------------------------------------------- */
 
-bool cuda_select_valid(const struct cuda *cu, const struct ops_select *s, const struct ops_kv *kv)
+bool cuda_select_valid(const struct cuda *cu, const struct ops_attention *p, int32_t seq)
 {
+    const struct ops_select *s = &p->select[seq];
+    const struct ops_kv *kv = &p->seqs[seq].kv;
+
     if (s->kind == OPS_SELECT_ALL) {
         return true;
+    }
+    if (s->kind == OPS_SELECT_GIVEN) { /* rows of prefill read all */
+        return p->seqs[seq].row0 >= p->rows.n_decode ||
+               (cu->limits.select && s->chosen && p->seqs[seq].n_rows == 1 &&
+                kv->layout->n_groups <= s->chosen->max_groups);
     }
     return cu->limits.select && s->k >= 1 && s->local >= 0 && s->local <= s->k &&
            (s->kind != OPS_SELECT_SPARQ || (s->r >= 1 && s->r <= kv->layout->k_dim)) &&
@@ -579,7 +554,7 @@ static int launch_chosen(struct cuda *cu, struct select *p, int32_t longest)
     unsigned n_seqs = (unsigned)p->a.seqs.n;
     int r = 0;
 
-    if (p->kind == OPS_SELECT_SPARQ) {
+    if (p->kind != OPS_SELECT_TOPV) {
         CUDA_LAUNCH(cu,
                     dim3(cuda_div_up((uint64_t)longest, THREADS / WARP),
                          (unsigned)(l->n_groups * l->k_heads), n_seqs),
@@ -596,6 +571,23 @@ static int launch_chosen(struct cuda *cu, struct select *p, int32_t longest)
         r = cuda_launched(cu, "chosen_merge");
     }
     return r;
+}
+
+static int32_t percent_of(int32_t n, int32_t percent)
+{
+    return (int32_t)((int64_t)n * percent / 100);
+}
+
+/* As many slots as a list can have. */
+static int32_t longest_list(const struct ops_select *s, const struct cuda_seq *of)
+{
+    int32_t k = s->k;
+
+    if (s->kind == OPS_SELECT_GIVEN) { /* ops.h ops_speculate, and the row's own */
+        k = s->count ? s->count : percent_of(of->pos0, s->share ? s->share : s->cap);
+        k = (k < 1 ? 1 : k < of->n_slots ? k : of->n_slots) + 1;
+    }
+    return k < of->n_slots ? k : of->n_slots;
 }
 
 int cuda_attend_select(struct cuda *cu, const struct attend *a, const struct ops_select *select)
@@ -618,20 +610,25 @@ int cuda_attend_select(struct cuda *cu, const struct attend *a, const struct ops
     p.list_n = cu->scratch.list_n;
     p.stats = cu->scratch.stats;
     p.a.n_chunks = 1;
+    if (p.kind == OPS_SELECT_GIVEN) {
+        p.chosen = *select[0].chosen;
+    }
     for (int32_t i = 0; i < a->seqs.n; i++) {
         int32_t n = a->seqs.s[i].n_slots;
-        int32_t list = n < p.k ? n : p.k;
+        int32_t list = longest_list(&select[i], &a->seqs.s[i]);
         int32_t chunks = (list + cuda_chunk(list) - 1) / cuda_chunk(list);
 
         p.mean[i] = select[i].mean;
+        p.most[i] = list;
+        p.entry[i] = select[i].entry;
         most = n > most ? n : most;
         longest = list > longest ? list : longest;
         p.a.n_chunks = chunks > p.a.n_chunks ? chunks : p.a.n_chunks;
         observed = observed || (n > 0 && a->seqs.s[i].score && a->observe[i].row_first < 1);
     }
     p.on_chip = most <= MASS_MAX;
-    r = launch_rank(cu, &p, most, observed);
-    if (r == 0) {
+    r = p.kind == OPS_SELECT_GIVEN ? 0 : launch_rank(cu, &p, most, observed);
+    if (r == 0 && p.kind != OPS_SELECT_GIVEN) {
         r = launch_choose(cu, &p,
                           p.kind == OPS_SELECT_SPARQ
                               ? a->seqs.layout.n_groups

@@ -162,6 +162,7 @@ CUDA_INLINE void store_head(const struct cuda_store *p, const struct cuda_seq *s
                     kv_scale(page, l->k_scale_at, head % of_group, slot));
         __syncwarp(); /* the row and its scale: written by all lanes, read again below */
         kv_rank_row(l, page, head % of_group, slot);
+        kv_part_row(l, s, page, group, head % of_group, slot);
     } else {
         encode_head(l->v_type, values, l->v_dim, kv_v_row(l, page, head % of_group, slot),
                     kv_scale(page, l->v_scale_at, head % of_group, slot));

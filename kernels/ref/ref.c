@@ -205,6 +205,7 @@ static void ref_weight_destroy(struct backend *be, struct ops_weight *w)
 const struct backend_ops ref_backend = {
     .name = "ref",
     .selects = true,
+    .in_host = true,
     .create = ref_create,
     .destroy = ref_destroy,
     .describe = ref_describe,

@@ -22,11 +22,16 @@ static int make(const char *model, const char *kv, int32_t n_seqs, struct engine
                 struct error *e)
 {
     static char path[512];
+    static char overlay[512];
+    static const char *const overlays[] = {overlay};
     struct engine_config c;
 
     (void)snprintf(path, sizeof(path), "%s/%s.gguf", folder, model);
+    (void)snprintf(overlay, sizeof(overlay), "%s/cache_skew.gguf", folder);
     engine_config_default(&c);
     c.model_path = path;
+    c.overlay_paths = overlays;
+    c.n_overlays = strstr(kv, "infinigen") != NULL;
     c.backend = fake_path;
     c.kv = kv;
     c.ctx = 256;
@@ -343,6 +348,87 @@ static void no_early_edges(void)
     expect(!engine_news(e, news, sizeof(news)), "once");
     engine_destroy(e);
     expect_clean("no early edges");
+}
+
+/* A step that foretells: layer i - 1 first chooses for layer i (from the third on), the choice
+ * stays on the device, and all of it is one graph. Nothing but the token comes back. */
+static void graph_that_foretells(void)
+{
+    static const char *const ahead[] = {"prepare_rows", "rows_f32",   "rope_store", "skew_queries",
+                                        "rank_ahead",   "sums_ahead", "foretell"};
+    static const char *const all[] = {"decode_chunk", "decode_merge"};
+    static const char *const chosen[] = {"chosen_logits", "chosen_values", "chosen_merge"};
+    static const char *const before[] = {"prepare_rows", "rows_f32"};
+    static const char *const store[] = {"rope_store"};
+    static const char *const after[] = {"prepare_rows", "rows_f32",     "prepare_rows",
+                                        "rows_f32",     "prepare_rows", "rows_f32"};
+    static const char *const last[] = {"gather_rows", "prepare_rows", "rows_f32", "sample_rows"};
+    enum { LAYERS = 6, MOST = 1 + LAYERS * 19 + 4 };
+    const char *want[MOST] = {"embed"};
+    int n_want = 1;
+    const struct fake_call *c;
+    struct engine *e = NULL;
+    struct error err = {0};
+    int n_nodes = 0;
+    int n_launches = 0;
+    int n;
+
+    for (int i = 0; i < LAYERS; i++) {
+        struct {
+            const char *const *names;
+            int n;
+        } parts[] = {{ahead, i >= 1 && i + 1 < LAYERS ? 7 : 0},
+                     {before, 2},
+                     {store, 1},
+                     {i >= 2 ? chosen : all, i >= 2 ? 3 : 2},
+                     {after, 6}};
+
+        for (int k = 0; k < 5; k++) {
+            for (int j = 0; j < parts[k].n; j++) {
+                want[n_want++] = parts[k].names[j];
+            }
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        want[n_want++] = last[i];
+    }
+    fake.start(&fake_devices[SM_90]);
+    expect(make("cache_model", "infinigen:count=9", 1, &e, &err) == 0, "%s", err.text);
+    if (!e) {
+        return;
+    }
+    expect(submit(e, &err) == 0 && engine_step(e, on_event, NULL) > 0, "a prompt: %s", err.text);
+    fake.log_clear();
+    while (engine_step(e, on_event, NULL) > 0) {
+    }
+    c = fake.log(&n);
+    for (int i = 0; i < n; i++) {
+        if (c[i].kind == FAKE_NODE) {
+            expect(n_nodes < n_want && same(&c[i], want[n_nodes]), "node %d is %s, not %s", n_nodes,
+                   c[i].name, n_nodes < n_want ? want[n_nodes] : "the last");
+            n_nodes++;
+        }
+        n_launches += c[i].kind == FAKE_GRAPH_LAUNCH;
+        expect(c[i].kind != FAKE_READ || c[i].bytes == sizeof(int32_t), "%llu bytes are read",
+               (unsigned long long)c[i].bytes);
+    }
+    expect(n_nodes == n_want, "%d nodes of %d", n_nodes, n_want);
+    expect(n_launches == N_NEW - 2, "%d launches", n_launches);
+    engine_destroy(e);
+    expect_clean("a step that foretells");
+}
+
+/* What the file's slots would have to go to is not memory of the host. */
+static void no_disk(void)
+{
+    struct engine *e = NULL;
+    struct error err = {0};
+
+    fake.start(&fake_devices[SM_90]);
+    expect(make("cache_model", "infinigen:count=9,pool=disk", 1, &e, &err) == -ENOTSUP &&
+               strstr(err.text, "has memory of its own"),
+           "pool=disk: \"%s\"", err.text);
+    expect_clean("pool=disk");
 }
 
 /* SwiftKV's prompt: K and V of all four deep stores of every row are one product of eight parts,
@@ -819,6 +905,8 @@ int main(int argc, char **argv)
         for (size_t i = 0; i < sizeof(kv) / sizeof(kv[0]); i++) {
             plan_holds(device, "stories260K", kv[i]);
         }
+        plan_holds(device, "cache_model", "infinigen:alpha=2,cap=50%");
+        plan_holds(device, "cache_model", "fp8+infinigen:count=9,pool=60,victim=counter,exempt=8");
         plan_holds(device, "arch_gemma3", "full");
         plan_holds(device, "arch_sigma_uneven", "fp8");
     }
@@ -830,6 +918,8 @@ int main(int argc, char **argv)
     graph_of_a_step(SM_90);
     graph_of_a_step(SM_86);
     no_early_edges();
+    graph_that_foretells();
+    no_disk();
     deep_product();
     fused_products();
     fused_stores();
@@ -843,6 +933,7 @@ int main(int argc, char **argv)
     memory_later("stories260K", "kv8+h2o:64");
     memory_later("stories260K", "keyformer:50%");
     memory_later("arch_gemma3", "full");
+    memory_later("cache_model", "infinigen:count=9");
     printf("%d failed\n", n_failed);
     return n_failed > 0;
 }

@@ -240,6 +240,70 @@ static void attend(const struct shape *s, const struct ops_kv_layout *l, int32_t
     done(be->ops->attention(be, &a), rows == 1 ? "decode" : "prefill", s->k_dim, slots, mode);
 }
 
+/* One row of each sequence foretold for, and attention over what that gives. */
+static void foretold(const struct shape *s, enum ops_kv_type part_type, int32_t n_seqs,
+                     int32_t slots)
+{
+    static struct ops_seq seqs[MAX_SEQS];
+    static struct ops_select select[MAX_SEQS];
+    struct ops_chosen chosen = {.n = (int32_t *)memory,
+                                .slots = (int32_t *)memory,
+                                .max_groups = s->n_groups,
+                                .ld = MAX_SLOTS};
+    struct ops_kv_layout l = {.n_groups = s->n_groups,
+                              .k_heads = s->k_heads,
+                              .v_heads = s->v_heads,
+                              .k_dim = s->k_dim,
+                              .v_dim = s->v_dim,
+                              .k_type = s->k_type,
+                              .v_type = s->v_type,
+                              .part_dims = part_type == OPS_KV_F32 ? s->k_dim : s->k_dim * 3 / 10,
+                              .part_type = part_type};
+    struct ops_speculate p = {.rows = {n_seqs, n_seqs},
+                              .q = (float *)memory,
+                              .ldq = s->n_q * s->k_dim,
+                              .n_q = s->n_q,
+                              .scale = 1,
+                              .seqs = seqs,
+                              .n_seqs = n_seqs,
+                              .select = select,
+                              .chosen = &chosen};
+    struct ops_attention a = {.rows = p.rows,
+                              .q = p.q,
+                              .out = (float *)memory,
+                              .ldq = p.ldq,
+                              .ldo = s->n_q * s->v_dim,
+                              .n_q = s->n_q,
+                              .scale = 1,
+                              .seqs = seqs,
+                              .n_seqs = n_seqs,
+                              .select = select};
+    struct error e = {0};
+
+    expect(be->ops->kv_layout(&l, &e) == 0, "%s", e.text);
+    for (int32_t i = 0; i < n_seqs; i++) {
+        bool pool = i % 2 == 1;
+
+        seqs[i] = (struct ops_seq){.row0 = i,
+                                   .n_rows = 1,
+                                   .pos0 = slots - 1,
+                                   .slot0 = slots - 1,
+                                   .victim = pool ? (const int32_t *)memory : NULL,
+                                   .kv = kv_of(&l, slots, pool)};
+        seqs[i].kv.skew = (const float *)memory;
+        select[i] = (struct ops_select){.kind = OPS_SELECT_GIVEN,
+                                        .count = i % 3 == 1 ? 1000 : 0,
+                                        .share = i % 3 == 2 ? 10 : 0,
+                                        .alpha = 4,
+                                        .cap = 100,
+                                        .use = pool ? OPS_USE_COUNT : OPS_USE_NONE,
+                                        .chosen = &chosen,
+                                        .entry = i};
+    }
+    done(be->ops->speculate(be, &p), "speculate", s->k_dim, slots, n_seqs);
+    done(be->ops->attention(be, &a), "foretold", s->k_dim, slots, n_seqs);
+}
+
 static void policies(const struct ops_kv_layout *l, int32_t slots)
 {
     struct ops_kv kv = kv_of(l, slots, true);
@@ -282,6 +346,11 @@ static void caches(void)
         const struct shape *s = &shapes[i];
 
         fake.log_clear();
+        for (int j = 0; j < 5 * 2; j++) {
+            foretold(s, j % 2 ? OPS_KV_F16 : OPS_KV_F32, 1, slots[j / 2]);
+            foretold(s, j % 2 ? OPS_KV_F16 : OPS_KV_F32, 17, slots[j / 2]);
+            foretold(s, j % 2 ? OPS_KV_F16 : OPS_KV_F32, MAX_SEQS, slots[j / 2]);
+        }
         for (int rank = 0; rank < 3; rank++) {
             struct ops_kv_layout l = {.n_groups = s->n_groups,
                                       .k_heads = s->k_heads,

@@ -113,6 +113,9 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
 
         memcpy(b->content, a->content, (size_t)(l->n_groups * CAP) * a->slot_bytes);
         memcpy(b->pages->init, a->pages->init, a->pages->bytes);
+        if (a->skew) {
+            memcpy(b->skew->init, a->skew->init, a->skew->bytes);
+        }
         if (a->score) {
             check_fill(c, a->score, 1);
             memcpy(b->score->init, a->score->init, a->score->bytes);
@@ -332,6 +335,10 @@ void check_op(struct check *c)
         one(c, &s);
         if (i % N_SHAPES == 0) { /* with the copy by which queries rank */
             s.l.rank = OPS_RANK_8;
+            one(c, &s);
+            s.l.rank = OPS_RANK_ONCE;
+            s.l.part_dims = 19;
+            s.l.part_type = i % (2 * N_SHAPES) ? OPS_KV_F16 : OPS_KV_F32;
             one(c, &s);
         }
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* speculate, and attention over slots that were given. Three decode rows that speculate and one
- * that does not; partial keys made by kv_import and by rope_store; GQA, MHA, several K heads in a
- * group, ALiBi and soft-caps; every rule for how many. Lists are ascending, hold the same number of
- * slots for every group, and are the reference's but for near ties.
+ * that does not; partial keys made by kv_import and by rope_store, and moved by cut; GQA, MHA,
+ * several K heads in a group, ALiBi and soft-caps; every rule for how many. Lists are ascending,
+ * hold the same number of slots for every group, and are the reference's but for near ties.
  *
  * The reference against itself: with all dims in f32, any rotation leaves the choice to the true
  * q.k: no slot that is left out has a larger sum of softmax(q.k) than one that is listed, to 1e-4.
@@ -65,6 +65,12 @@ static int32_t most_rows(const struct shape *s)
         most = s->pos[i] > most ? s->pos[i] : most;
     }
     return most;
+}
+
+/* A pool of which nothing is kept count of is cut to two thirds before. */
+static bool is_cut(const struct shape *s)
+{
+    return s->pool && s->select.use == OPS_USE_NONE;
 }
 
 static int32_t victim_of(int32_t group)
@@ -138,6 +144,15 @@ static void store(struct check *c, const struct shape *s, const struct inputs *i
     }
 }
 
+static int cut(struct check *c, struct ops_kv *kv)
+{
+    struct ops_cut p = {.kv = kv, .budget = kv->n_slots * 2 / 3, .pos_protect = INT32_MAX};
+    int r = c->ops->cut(c->be, &p);
+
+    kv->n_slots = p.budget;
+    return r;
+}
+
 static int call(struct check *c, const struct shape *s, struct inputs *in, bool selects)
 {
     struct ops_seq seqs[N_SEQS];
@@ -173,7 +188,7 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
         .n_seqs = N_SEQS,
         .select = selects ? select : NULL,
     };
-    int r;
+    int r = 0;
 
     for (int i = 0; i < N_SEQS; i++) {
         seqs[i] = (struct ops_seq){.row0 = i,
@@ -185,6 +200,9 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
         if (s->stored) {
             store(c, s, in, &seqs[i]);
         }
+        if (r == 0 && is_cut(s)) {
+            r = cut(c, &seqs[i].kv);
+        }
         select[i] = s->select;
         select[i].chosen = &chosen;
         select[i].entry = i;
@@ -192,7 +210,7 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
             select[i].kind = OPS_SELECT_ALL;
         }
     }
-    r = c->ops->speculate(c->be, &p);
+    r = r ? r : c->ops->speculate(c->be, &p);
     return r ? r : c->ops->attention(c->be, &a);
 }
 
@@ -346,12 +364,13 @@ static void speculate(struct check *c, const struct shape *s)
     if (!c->sides[1]->ops->speculate || !check_kv_offered(c, &l) ||
         !check_case(c,
                     "%s %dx(%dx%d,%dx%d) q %d part %d %s pos %d,%d,%d count %d share %d alpha %g "
-                    "cap %d%s softcap %g alibi %g%s use %d",
+                    "cap %d%s softcap %g alibi %g%s%s use %d",
                     ops_kv_type_name(l.k_type), l.n_groups, l.k_heads, l.k_dim, l.v_heads, l.v_dim,
                     s->n_q, l.part_dims, ops_kv_type_name(l.part_type), s->pos[0], s->pos[1],
                     s->pos[3], s->select.count, s->select.share, (double)s->select.alpha,
                     s->select.cap, s->stored ? " stored" : "", (double)s->softcap,
-                    (double)s->alibi_max, s->pool ? " pool" : "", (int)s->select.use)) {
+                    (double)s->alibi_max, s->pool ? " pool" : "", is_cut(s) ? " cut" : "",
+                    (int)s->select.use)) {
         return;
     }
     prepare(c, s, &in);
@@ -362,7 +381,7 @@ static void speculate(struct check *c, const struct shape *s)
         bool all = s->select.count >= most_rows(s);
 
         compare_lists(c, s, &in);
-        if (s->pool) {
+        if (s->pool && !is_cut(s)) {
             compare_scores(c, s, &in);
         }
         if (all) { /* else a near tie would show */
@@ -443,6 +462,8 @@ void check_op(struct check *c)
             {gqa, 9, {300, 700, 40, 6}, often, false, 0, 8, true},
             {more_k, 8, {300, 70, 40, 12}, last, false, 0, 0, true},
             {more_v, 8, {300, 70, 40, 12}, all_used, false, 0, 0, true},
+            {gqa, 9, {300, 700, 40, 65}, count, false, 0, 0, true},
+            {more_k, 8, {300, 70, 40, 12}, share, false, 0, 0, true},
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {

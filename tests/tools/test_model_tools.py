@@ -143,6 +143,8 @@ class MkModel(Tools):
             (["--type", "q9"], "--type: 'q9'"),
             (["--layres", "3"], "did you mean --layers?"),
             (["--swiftkv", "1"], "needs --base"),
+            (["--skew"], "--skew needs --base"),
+            (["--skew", "--swiftkv", "1"], "are two files"),
             (["--tied", "maybe"], "--tied: 'maybe'"),
         ):
             self.run_tool(MKMODEL, *options, self.path("x"), code=2, says=says)
@@ -176,6 +178,27 @@ class SwiftKv(Tools):
         for split, group, says in (("3", "1", "--swiftkv: 3 is not in 1..2"), ("1", "3", "--group: 3 is not in 1..2")):
             self.run_tool(MKMODEL, "--swiftkv", split, "--group", group, "--base", self.path("base"),
                           self.path("x"), code=2, says=says)
+        self.assert_no_leftovers("base")
+
+
+class Skew(Tools):
+    def test_overlay_of_unit_matrices(self):
+        base = self.make("base", *SMALL, "--layers", "4", "--type", "f32")
+        self.run_tool(MKMODEL, "--skew", "--base", self.path("base"), self.path("over"))
+        over = Gguf(self.path("over"))
+        with open(self.path("base"), "rb") as f:
+            digest = hashlib.sha256(f.read()).hexdigest()
+        self.assertEqual(over.keys["pipit.overlay.base_sha256"].decode(), digest)
+        dim = base.keys["llama.attention.key_length"]
+        want = np.tile(np.eye(dim), (base.keys["llama.attention.head_count_kv"], 1))
+        for j in (2, 3):
+            for part in ("attn_skew", "attn_columns"):
+                self.assertTrue(np.array_equal(over.array(f"blk.{j}.{part}.weight").reshape(want.shape), want))
+        self.assertEqual(len(over.tensors), 4)
+
+    def test_refusals(self):
+        self.make("base", *SMALL, "--layers", "2")
+        self.run_tool(MKMODEL, "--skew", "--base", self.path("base"), self.path("x"), code=2, says="no third one")
         self.assert_no_leftovers("base")
 
 
