@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights count with the bytes that they have in the file; of the embedding one row is read, which
- * is left out, unless it is the head too. A store is read once for each layer that attends over it;
- * a page's last, partial part counts in slots of 16, since K lies by dimension. */
+ * is left out, unless it is the head too. A store is read once for each layer that attends over it,
+ * partial keys once for the layers that share one. Keys and values count in lines of 64 bytes, as
+ * the cpu's page has them (kernels/kv_lines.h), those of slots that were chosen by their mean. A
+ * choice made by alpha counts as its cap; what pool=disk reads of its file is in no figure here. */
 
 #include "engine/model/work.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "engine/kv/place.h"
+#include "engine/kv/select.h"
 #include "engine/model/tensors.h"
+#include "kernels/kv_lines.h"
 
-enum { SLOT_UNIT = 16, LINE_BYTES = 64 };
+enum { LINE_BYTES = 64 };
 
 static bool is_matrix(const struct model_weight *w)
 {
@@ -23,7 +28,22 @@ static const struct ops_weight *head_of(const struct model *m)
     return &m->w[m->w[MT_OUTPUT].n_cols ? MT_OUTPUT : MT_EMBED];
 }
 
-static uint64_t weight_bytes(const struct model *m)
+/* Is it a query projection that choosing a layer ahead multiplies with, too? */
+static bool asks_ahead(const struct model *m, const struct ops_weight *w)
+{
+    for (int32_t il = 2; il < m->h.n_layers; il++) {
+        const struct model_layer *l = &m->layers[il];
+        bool chooses = l->owner && l->w[LT_SKEW].n_cols != 0;
+
+        if (chooses && (w == &l->w[l->deep ? LT_SWIFT_Q : LT_Q] || w == &l->w[LT_Q_GATE] ||
+                        w == &l->w[LT_Q_UP] || w == &l->w[LT_Q_DOWN])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint64_t weight_bytes(const struct model *m, const struct policy *p)
 {
     uint64_t sum = 0;
 
@@ -33,29 +53,45 @@ static uint64_t weight_bytes(const struct model *m)
         bool exit = w->dst == &m->w[MT_EXIT_HEAD] || w->dst == &m->w[MT_EXIT_NORM];
         bool skew = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_skew.");
         bool columns = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_columns.");
+        bool twice = p->select == POLICY_INFINIGEN && asks_ahead(m, w->dst);
 
         /* a few rows of them, for the rows that rank; the exit head's is a choice of the policy's
          */
         lookup = lookup || skew || columns || exit;
-        sum += lookup ? 0 : m->list[i].file_bytes;
+        sum += lookup ? 0 : m->list[i].file_bytes * (twice ? 2 : 1);
     }
     return sum;
 }
 
-static uint64_t group_bytes(const struct ops_kv_layout *l, int32_t n_slots)
-{
-    uint64_t units = ((uint64_t)n_slots + SLOT_UNIT - 1) / SLOT_UNIT;
-    uint64_t bytes = units * (l->page_bytes / (OPS_PAGE_SLOTS / SLOT_UNIT));
-
-    return (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-}
-
-/* Slots that a choice made ahead reads at most, of n. */
+/* Slots that a choice made ahead of n slots reads at most, the row's own among them; as `speculate`
+ * counts them. */
 static int32_t ahead_slots(const struct policy *p, int32_t n)
 {
-    int64_t share = (int64_t)n * (p->share ? p->share : p->cap) / 100;
+    int64_t percent = (int64_t)(n - 1) * (p->share ? p->share : p->cap) / 100;
+    int64_t k = p->count ? p->count : percent;
 
-    return p->count && p->count < n ? p->count : p->count ? n : (int32_t)share;
+    k = k > 1 ? k : 1;
+    return (int32_t)(k < n - 1 ? k : n - 1) + 1;
+}
+
+/* What a layer's query reads of a store with n slots. */
+static struct ops_select select_of(const struct policy *p, const struct ops_kv_layout *l, int32_t n)
+{
+    struct ops_select ret;
+
+    select_make(p, &ret);
+    if (ret.kind == OPS_SELECT_GIVEN && l->part_dims == 0) {
+        ret.kind = OPS_SELECT_ALL; /* nothing can be told for the first layers */
+    } else if (ret.kind == OPS_SELECT_GIVEN) {
+        ret.k = ahead_slots(p, n);
+        ret.local = 1;
+    }
+    return ret;
+}
+
+static uint64_t line_bytes(double lines)
+{
+    return (uint64_t)llround(lines * LINE_BYTES);
 }
 
 static void cache_of(const struct model *m, const struct shape *s, const struct policy *p,
@@ -63,6 +99,7 @@ static void cache_of(const struct model *m, const struct shape *s, const struct 
 {
     const struct place_ops *place = place_find(p->place);
     int32_t budget = policy_budget(p, n_prompt, s->config.ctx);
+    double lines = 0;
 
     for (int32_t il = 0; il < m->h.n_layers; il++) {
         int32_t store = m->layers[il].store;
@@ -73,22 +110,19 @@ static void cache_of(const struct model *m, const struct shape *s, const struct 
         if (m->stores[store].window && n > m->stores[store].window) {
             n = m->stores[store].window; /* a ring has room for a chunk besides */
         }
-        if (l->part_dims > 0) { /* all partial keys, and K and V of some slots */
-            struct ops_kv_layout part = *l;
-            struct ops_kv_layout whole = *l;
+        struct ops_select select = select_of(p, l, n);
+        bool told = select.kind == OPS_SELECT_GIVEN && m->layers[il].owner;
 
-            part.page_bytes = (uint64_t)(l->k_heads * OPS_PAGE_SLOTS) *
-                              ops_kv_type_bytes(l->part_type, l->part_dims);
-            whole.page_bytes -= part.page_bytes;
-            ret->kv_bytes += (uint64_t)l->n_groups *
-                             (group_bytes(&part, n) + group_bytes(&whole, ahead_slots(p, n)));
-        } else {
-            ret->kv_bytes += (uint64_t)l->n_groups * group_bytes(l, n);
-        }
+        lines += l->n_groups * (kv_lines_read(l, &select, n) + (told ? kv_lines_part(l, n) : 0));
         ret->state_bytes += chosen ? (uint64_t)l->n_groups * (uint64_t)n * sizeof(int32_t) : 0;
         ret->state_bytes +=
             chosen && place->scores ? (uint64_t)l->n_groups * (uint64_t)n * 2 * sizeof(float) : 0;
+        if (shape_keeps_sum(s, p, store)) { /* the new token's V is added to it */
+            ret->state_bytes +=
+                2 * sizeof(float) * (uint64_t)(l->n_groups * l->v_heads) * (uint64_t)l->v_dim;
+        }
     }
+    ret->kv_bytes = line_bytes(lines);
 }
 
 /* Of one layer's weights, those that see every prompt token. */
@@ -131,7 +165,7 @@ static double prompt_flops(const struct model *m, int32_t n)
 void work_of(const struct model *m, const struct shape *s, const struct policy *p, int32_t variant,
              int32_t n_prompt, int32_t n_tokens, struct work *ret)
 {
-    *ret = (struct work){.weight_bytes = weight_bytes(m)};
+    *ret = (struct work){.weight_bytes = weight_bytes(m, p)};
     cache_of(m, s, p, variant, n_prompt, n_tokens, ret);
     ret->prompt_flops = prompt_flops(m, n_prompt);
 }

@@ -2,8 +2,9 @@
 #ifndef PIPIT_ENGINE_MODEL_WORK_H
 #define PIPIT_ENGINE_MODEL_WORK_H
 
-/* The least a step can do: bytes that a decode step must read and multiplications that a prompt
- * needs, from shapes alone. What a kernel does more is its own loss. */
+/* The least a step can do: bytes that a decode step must move under a policy (lines of 64 bytes, not
+ * what is asked for of them) and multiplications that a prompt needs, from shapes alone. What a
+ * kernel does more is its own loss. */
 
 #include "engine/kv/shape.h"
 #include "engine/model/model.h"
@@ -11,7 +12,7 @@
 struct work {
     uint64_t weight_bytes;
     uint64_t kv_bytes;
-    uint64_t state_bytes; /* positions and scores, read and written */
+    uint64_t state_bytes; /* positions, scores and sums of V, read and written */
     double prompt_flops;  /* keep-all attention */
 };
 

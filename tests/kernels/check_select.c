@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "kernels/kv_lines.h"
 #include "tests/kernels/check_kv.h"
 
 enum { N_SEQS = 4 };
@@ -143,31 +144,17 @@ static void without(struct check *c, const struct shape *s, struct inputs *in)
 
 /* ---- bytes ---------------------------------------------------------------------------------- */
 
-static uint64_t lines(uint64_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
-
-/* What one decode row has to read of a sequence, in lines (docs/sparq.md). `once` is taken at its
- * best: K of the chosen slots in whole lines of their own. */
+/* What one decode row has to read of a sequence, in lines (kernels/kv_lines.h; check_lines measures
+ * them): of `once` the mean over choices. */
 static uint64_t bytes_moved(const struct shape *s, bool selects)
 {
     const struct ops_kv_layout *l = &s->l;
-    uint64_t slots = (uint64_t)s->n_slots[0];
-    uint64_t k_slot = (uint64_t)l->k_heads * lines(ops_kv_type_bytes(l->k_type, l->k_dim));
-    uint64_t v_slot = (uint64_t)l->v_heads * lines(ops_kv_type_bytes(l->v_type, l->v_dim));
-    uint64_t chosen = (uint64_t)s->select.k < slots ? (uint64_t)s->select.k : slots;
-    uint64_t bytes = slots * (k_slot + v_slot);
+    struct ops_select how = s->select;
+    uint64_t sums = how.mean ? (uint64_t)(l->v_heads * l->v_dim) * sizeof(float) : 0;
 
-    if (selects && s->select.kind == OPS_SELECT_SPARQ) {
-        uint64_t element = l->rank == OPS_RANK_8 ? 1 : ops_kv_type_bytes(l->k_type, 1);
-
-        bytes = (uint64_t)l->k_heads * (uint64_t)s->select.r * lines(slots * element) +
-                chosen * (k_slot + v_slot) + (uint64_t)l->v_heads * (uint64_t)l->v_dim * 4;
-    } else if (selects) {
-        bytes = slots * k_slot + chosen * v_slot * (uint64_t)1;
-    }
-    return bytes * (uint64_t)l->n_groups;
+    how.kind = selects ? how.kind : OPS_SELECT_ALL;
+    return (uint64_t)l->n_groups *
+           ((uint64_t)llround(64 * kv_lines_read(l, &how, s->n_slots[0])) + (selects ? sums : 0));
 }
 
 /* ---- cases ---------------------------------------------------------------------------------- */
