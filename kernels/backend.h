@@ -39,6 +39,8 @@ struct backend_ops {
     const char *name;
     bool selects; /* attention honours ops_select, kv_sum is there */
     bool in_host; /* what it allocates is ordinary memory: a tier may reach into it */
+    bool sums_by_row; /* what attention observes is added row by row: however a sequence's rows are
+                         dealt out to calls, the scores are the same bits */
     bool ahead;   /* the device works while the host does: what it draws need not be waited for */
 
     int (*create)(const struct backend_config *config, struct backend **ret, struct error *reterr);

@@ -2,9 +2,10 @@
 /* From running requests to a batch, and back into their state.
  *
  * Decode rows of all sequences first, one each and those of drafted tokens; then whole chunks of
- * prompts, as many as fit in batch_tokens, in turns of principals. A chunk begins at a multiple of
- * the policy's chunk size and is never cut for room: what a sequence computes does not depend on
- * who else is served. */
+ * prompts, as many as fit in batch_tokens, in turns of principals. While somebody waits for a next
+ * token, a step reads as few rows of prompts as slice.h says. What a sequence computes does not
+ * depend on who else is served: a row has the same bits in any company, and a chunk is cut only
+ * where its policy does not see that (cut_rows()). */
 
 #include <assert.h>
 #include <errno.h>
@@ -27,6 +28,52 @@ static int32_t chunk_rows(const struct request *r)
     int32_t rest = r->policy.chunk - r->n_fed % r->policy.chunk;
 
     return left < rest ? left : rest;
+}
+
+/* How many of the next chunk's rows may be dealt out to steps of any size; the rest go at once,
+ * with whatever of these is left. A bounded prefill evicts between chunks, and what it observes
+ * counts from a chunk's end. Weights of observed rows that are computed from the first one's differ
+ * in their last bits when it is another. */
+static int32_t cut_rows(const struct sched *s, const struct request *r)
+{
+    const struct cache_seq *q = &s->config.cache->seqs[r->seat];
+    int32_t n = chunk_rows(r);
+    struct place_rows rows = {
+        .prefill = true, .pos0 = r->n_fed, .n_rows = n, .n_prompt = r->n_prompt};
+    struct ops_observe o = {.row_first = INT32_MAX};
+
+    if (r->policy.prefill == POLICY_BOUNDED) {
+        return 0;
+    }
+    if (q->place->observe) {
+        q->place->observe(&r->policy, &rows, &o);
+    }
+    if (s->ops->sums_by_row && o.row_growth == 1.0f && o.damp == 1.0f) {
+        return n;
+    }
+    return o.row_first < n ? max_i32(o.row_first, 0) : n;
+}
+
+/* The rows of its prompt that r reads in a step with room for so many, `calm` for those that keep
+ * others waiting; 0: none. */
+static int32_t step_rows(const struct sched *s, const struct request *r, int32_t room, int32_t calm)
+{
+    int32_t n = chunk_rows(r);
+
+    calm = r->urgency > s->batch.urgency ? INT32_MAX : calm;
+    int32_t cut = calm < n ? cut_rows(s, r) : 0;
+
+    if (n > room || calm == 0) {
+        return 0;
+    }
+    if (calm >= n) {
+        return n;
+    }
+    if (cut > calm) {
+        return calm;
+    }
+    /* What cannot be cut goes at once, and first. */
+    return cut > 0 ? cut : s->batch.rows.n == s->batch.rows.n_decode ? n : 0;
 }
 
 bool batch_decodes(const struct request *r)
@@ -127,8 +174,8 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
     return 0;
 }
 
-/* The prompt whose turn it is, of those whose next chunk fits. */
-static struct request *next_prompt(const struct sched *s, int32_t room)
+/* The prompt whose turn it is, of those whose next rows fit. */
+static struct request *next_prompt(const struct sched *s, int32_t room, int32_t calm)
 {
     struct request *best = NULL;
 
@@ -136,7 +183,7 @@ static struct request *next_prompt(const struct sched *s, int32_t room)
         bool stalled = s->stash.r == r && s->stash.n > 0;
 
         if (r->in_batch || r->saved || r->n_fed >= r->n_prompt || stalled || layered_is(s, r) ||
-            chunk_rows(r) > room) {
+            step_rows(s, r, room, calm) == 0) {
             continue;
         }
         if (!best || r->principal->chunk_turn < best->principal->chunk_turn ||
@@ -185,6 +232,8 @@ int batch_build(struct sched *s)
     b->once = false;
     b->n_wanted = 0;
     b->done_wanted = 0;
+    b->urgency = INT32_MIN;
+    b->begun_ns = clock_ns();
     draft_choose(s);
     for (r = s->running.first; r; r = r->next) {
         if (batch_decodes(r)) {
@@ -193,14 +242,22 @@ int batch_build(struct sched *s)
             if (e) {
                 return e;
             }
+            b->urgency = max_i32(b->urgency, r->urgency);
         }
     }
-    while ((r = next_prompt(s, s->config.batch_tokens + s->drafts.n_rows - b->rows.n)) != NULL) {
-        int e = add_rows(s, r, chunk_rows(r));
+    int32_t calm = slice_room(&s->slice, b->rows.n_decode);
+    int32_t room = s->config.batch_tokens + s->drafts.n_rows - b->rows.n;
+
+    while ((r = next_prompt(s, room, calm)) != NULL) {
+        int32_t n = step_rows(s, r, room, calm);
+
+        int e = add_rows(s, r, n);
 
         if (e) {
             return e;
         }
+        room -= n;
+        calm = calm > n ? calm - n : 0;
         r->principal->chunk_turn = ++s->turn;
     }
     draft_built(s, b->rows.n == b->rows.n_decode);
@@ -229,6 +286,9 @@ int batch_commit(struct sched *s)
             continue;
         }
         s->counters.n_prompt_tokens += (uint64_t)n_rows;
+        if (r->n_fed % r->policy.chunk != 0 && r->n_fed < r->n_prompt) {
+            continue; /* within a chunk */
+        }
         cache_keep(s->config.cache, r->seat, r->tokens, r->resumed ? 0 : r->n_fed);
         int e = cache_cut(s->config.cache, r->seat, r->n_fed == r->n_prompt);
 

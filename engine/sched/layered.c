@@ -9,7 +9,7 @@
  *
  * The order of operations on a row, and on a store's scores, is that of a dense prefill followed
  * by the cut, and so are the bits. One prompt at a time is read so; a step does about the work of
- * one chunk through all layers, and answers go on in between. */
+ * one chunk through all layers, or while others decode as few of these units as slice.h says. */
 
 #include <errno.h>
 #include <string.h>
@@ -181,19 +181,24 @@ static int finish_prompt(struct sched *s)
 int layered_run(struct sched *s)
 {
     struct layered *l = &s->layered;
-    int32_t left = s->config.model->h.n_layers;
+    int32_t left = slice_units(&s->slice, s->batch.rows.n_decode, s->config.model->h.n_layers);
     int e = 0;
 
     if (l->r && !l->r->first_row_ns) {
         l->r->first_row_ns = clock_ns();
     }
     while (!e && l->r && left-- > 0) {
+        int64_t began = l->pending ? 0 : clock_ns();
+
         e = l->pending ? 0 : begin_unit(s);
         e = e ? e : forward_run(s->forward);
         if (e) {
             return e;
         }
         l->pending = false;
+        if (began) {
+            slice_add_unit(&s->slice, (double)(clock_ns() - began));
+        }
         l->n_units += l->stage != LAYERED_DEEP_KV;
         l->pos += l->n_rows;
         if (l->pos == l->r->n_prompt) {

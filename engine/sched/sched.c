@@ -531,15 +531,29 @@ static void finish_failed(struct sched *s)
     }
 }
 
+/* What a whole step took, unless the backend has computed several. */
+static void measure(struct sched *s, uint64_t n_ahead)
+{
+    struct batch *b = &s->batch;
+    int32_t n_prompt = b->rows.n - b->rows.n_decode;
+
+    if (b->begun_ns != 0 && s->counters.n_ahead == n_ahead) {
+        slice_add(&s->slice, b->rows.n_decode, n_prompt, (double)(clock_ns() - b->begun_ns));
+    }
+    b->begun_ns = 0;
+}
+
 static int run_batch(struct sched *s)
 {
     struct batch *b = &s->batch;
+    uint64_t n_ahead = s->counters.n_ahead;
     int r = 0;
 
     if (b->pending) {
         r = forward_run(s->forward);
         if (r) {
             draft_measure(s, r);
+            b->begun_ns = 0;
             return r;
         }
         b->pending = false;
@@ -553,6 +567,7 @@ static int run_batch(struct sched *s)
     }
     draft_measure(s, r);
     if (!r) {
+        measure(s, n_ahead);
         release_batch(s);
     }
     return r;

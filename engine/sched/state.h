@@ -8,6 +8,7 @@
 #include "engine/sched/lookup.h"
 #include "engine/sched/request.h"
 #include "engine/sched/sched.h"
+#include "engine/sched/slice.h"
 
 /* A row whose next-token distribution is wanted. */
 struct wanted {
@@ -43,6 +44,8 @@ struct batch {
     int32_t *drawn;               /* (n_seqs) */
     int32_t n_wanted;
     int32_t done_wanted;
+    int64_t begun_ns; /* the step, 0: not to be timed */
+    int32_t urgency;  /* the highest of those that decode */
 };
 
 /* Hidden states of scored rows that wait for room at the reader (one request at a time). */
@@ -132,6 +135,7 @@ struct sched {
     uint64_t turn;
     uint64_t next_handle;
     struct batch batch;
+    struct slice slice;
     struct layered layered;
     struct stash stash;
     struct drafts drafts;

@@ -126,6 +126,7 @@ const struct backend_ops cpu_backend = {
     .name = "cpu",
     .selects = true,
     .in_host = true,
+    .sums_by_row = true,
     .create = cpu_create,
     .destroy = cpu_destroy,
     .describe = cpu_describe,

@@ -206,6 +206,7 @@ const struct backend_ops ref_backend = {
     .name = "ref",
     .selects = true,
     .in_host = true,
+    .sums_by_row = true,
     .create = ref_create,
     .destroy = ref_destroy,
     .describe = ref_describe,
