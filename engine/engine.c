@@ -23,6 +23,10 @@
 
 enum { MAX_SEQS = 4096, MAX_BATCH = 1 << 16, MAX_DRAFT_ROWS = 64 };
 
+_Static_assert((int)ENGINE_PREFILL_OWN == (int)BACKEND_PREFILL_OWN &&
+                   (int)ENGINE_PREFILL_CUBLAS == (int)BACKEND_PREFILL_CUBLAS,
+               "one order");
+
 struct prepared {
     struct engine_config config;
     struct backend_config be_config;
@@ -188,7 +192,9 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
 
     *p = (struct prepared){
         .config = *c,
-        .be_config = {.n_threads = c->n_threads, .cpu_mask = c->cpu_mask},
+        .be_config = {.n_threads = c->n_threads,
+                      .cpu_mask = c->cpu_mask,
+                      .prefill = (enum backend_prefill)c->prefill},
     };
     if (!r) {
         r = backend_find(c->backend ? c->backend : "auto", &p->ops, reterr);

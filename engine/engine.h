@@ -35,6 +35,10 @@ enum { ENGINE_MAX_DRAFT = 63 };
  * next step is begun before the token is known (engine/sched/ahead.c). */
 enum engine_draw { ENGINE_DRAW_AUTO, ENGINE_DRAW_HOST, ENGINE_DRAW_DEVICE };
 
+/* What multiplies prompts by 16-bit weights on a GPU: own kernels, or cublasLt, without which nothing
+ * then starts. AUTO: cublasLt where it is found, on cards. */
+enum engine_prefill { ENGINE_PREFILL_AUTO, ENGINE_PREFILL_OWN, ENGINE_PREFILL_CUBLAS };
+
 struct engine_config {
     const char *model_path;
     const char *const *overlay_paths; /* (n_overlays) */
@@ -51,6 +55,7 @@ struct engine_config {
     int32_t n_draft;        /* tokens that a step may draft for a sequence, 0..ENGINE_MAX_DRAFT; 0: none.
                                Backends other than ref and cpu draft none */
     enum engine_draw draw;
+    enum engine_prefill prefill;
     bool draft_always;      /* all that can be drafted, whatever it costs: for tests and measurements */
     bool keep_prefixes;     /* pages of prompts are kept for texts of the same principal that begin alike */
     const char *cache_dir;  /* for remembered hashes, or NULL */

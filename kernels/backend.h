@@ -13,10 +13,15 @@
 
 struct backend;
 
+/* What multiplies prompts' rows by 16-bit weights, where a backend has the choice (cuda): its own
+ * kernels, or the vendor's library, which then must be there. */
+enum backend_prefill { BACKEND_PREFILL_AUTO, BACKEND_PREFILL_OWN, BACKEND_PREFILL_CUBLAS };
+
 struct backend_config {
     int n_threads;      /* CPU backends; 0: base/cpu.h's count */
     uint32_t cpu_mask;  /* CPU flags allowed; UINT32_MAX: all this CPU has */
     bool keep_mapped;   /* prefer the file's map over repacked weights where a layout allows both */
+    enum backend_prefill prefill;
 };
 
 /* Upper bounds of what one call will see, so that scratch is reserved once. */

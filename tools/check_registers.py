@@ -23,7 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDER = os.path.join(ROOT, "kernels", "cuda")
 TABLE = os.path.join(FOLDER, "registers.csv")
 FIELDS = ["nvcc", "arch", "file", "kernel", "registers", "shared", "stack", "spill_stores", "spill_loads"]
-FLAGS = ["-std=c++20", "-O3", "-lineinfo", "-Werror=all-warnings", "--expt-relaxed-constexpr", '-DPIPIT_VERSION="x"', '-DCUDA_ARCHS="x"', "-D_GNU_SOURCE",
+FLAGS = ["-std=c++20", "-O3", "-lineinfo", "-Werror=all-warnings", "--expt-relaxed-constexpr", '-DPIPIT_VERSION="x"', '-DCUDA_ARCHS="x"', "-DCUDA_LT=1", "-D_GNU_SOURCE",
          "-I", ROOT, "-Xptxas", "-v", "-cubin", "-o", os.devnull]
 
 

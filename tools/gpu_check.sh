@@ -23,6 +23,7 @@ backend=cuda
 build=
 models=
 dry=
+products=
 while [ $# -gt 0 ]; do
     case $1 in
     --build) build=$2 && shift ;;
@@ -130,11 +131,12 @@ drop_model() {
 }
 
 # bench BATCH PREFILL DEPTHS POLICIES...: each argument of policies (blanks between) is timed in one process, alternating.
+# products=own or cublas before it: what multiplies prompts by 16-bit weights (else as the daemon does by itself).
 bench() {
     local batch=$1 prefill=$2 depths=$3 group id policy arguments
     shift 3
     for group in "$@"; do
-        id=bench_${name}${overlay:+_${overlay%.gguf}}_b${batch}_d${depths//[^0-9]/-}_${group//[^a-z0-9]/_}
+        id=bench_${name}${overlay:+_${overlay%.gguf}}_b${batch}_d${depths//[^0-9]/-}_${group//[^a-z0-9]/_}${products:+_$products}
         [[ -z $only || $id == *"$only"* ]] || continue
         arguments=()
         for policy in $group; do
@@ -147,7 +149,7 @@ bench() {
             make_model || { echo "mkmodel $name failed" && failed=1 && continue; }
         fi
         item "$id" 240 "$build/bench/pipit-bench" --model "$file" --backend "$backend" "${arguments[@]}" \
-            --batch "$batch" --prefill "$prefill" --depth "$depths" --header || continue
+            --batch "$batch" --prefill "$prefill" --depth "$depths" --products "${products:-auto}" --header || continue
         [ -n "$dry" ] || [ ! -e "$out/log/$id.log" ] || grep -q "^$id," "$out/bench.csv" 2>/dev/null ||
             sed "s/^/$id,/" "$out/log/$id.log" >>"$out/bench.csv"
     done
@@ -171,6 +173,12 @@ if part check; then
     for c in "${checks[@]}"; do
         item "check_$c" 180 "$build/tests/kernels/check_$c" --backend "$backend" --sides 2
     done
+    # the row above took cublasLt if the machine has it: both by name (cublas: skipped where it is not)
+    for products in own cublas; do
+        item "check_matmul_$products" 180 "$build/tests/kernels/check_matmul" --backend "$backend" --sides 2 \
+            --filter F16 --prefill "$products"
+    done
+    products=
 fi
 
 # compute-sanitizer works on some machines only: the smallest check first.
@@ -197,6 +205,9 @@ if part golden; then
     for g in stories cache arch; do
         item "golden_$g" 180 "$build/tests/golden/test_$g" tests/data "$backend"
     done
+    # own tiles and this machine's cublasLt: nearly the same logits, each the same to the bit in chunks of any length
+    item golden_cublas 180 "$build/tests/cuda/test_cuda_lt_model" "$backend" - tests/data/stories260K.ids \
+        "$build/tests/cuda/stories_bf16.gguf" "$build/tests/cuda/stories_f16.gguf"
 fi
 
 if part bench; then
@@ -212,7 +223,11 @@ if part bench; then
     drop_model
     model llama-3.1-8b_BF16 llama-3.1-8b BF16
     bench 1 512 128,2048,8192 "full fp8" # decode 90 %; FP8 ahead from 2k on
-    bench 1 8192 128 full                # prefill 70 % of the matrix rate (peers.csv)
+    # prefill 70 % of the matrix rate (peers.csv): own tiles beside cublasLt, which the daemon takes where it is
+    for products in own cublas; do
+        bench 1 16,512,2048,8192 128 full
+    done
+    products=
     bench 1 512 65536,131072 "full fp8"  # attention 88 / 82 %, slope of FP8 53 %
     bench 1 512 8192 "full fp8+keyformer:50% fp8+window:1024"
     overlay=swiftkv-16-1.gguf

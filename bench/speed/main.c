@@ -31,6 +31,7 @@ struct config {
     struct option_list overlays;
     bool plain;
     char *backend;
+    int products; /* enum engine_prefill */
     int64_t threads;
     struct option_list kv;
     char *prefill;
@@ -52,6 +53,8 @@ struct config {
     bool help;
 };
 
+static const char *const products[] = {"auto", "own", "cublas", NULL};
+
 #define ROW(field) offsetof(struct config, field)
 
 /* clang-format off */
@@ -60,6 +63,7 @@ static const struct option_row rows[] = {
     {"overlay", 0, OPTION_LIST, ROW(overlays), .metavar = "FILE", .help = "a GGUF that adds tensors; repeats"},
     {"plain", 0, OPTION_FLAG, ROW(plain), .help = "each policy without the overlays too, first"},
     {"backend", 0, OPTION_STRING, ROW(backend), .fallback = "cpu", .metavar = "NAME", .help = "ref, cpu, cuda or auto"},
+    {"products", 0, OPTION_ENUM, ROW(products), .words = products, .fallback = "auto", .help = "of prompts, on a GPU: own kernels, or cublas"},
     {"threads", 't', OPTION_INT, ROW(threads), 0, 1024, .fallback = "0", .help = "0: all this process may use"},
     {"kv", 0, OPTION_LIST, ROW(kv), .metavar = "POLICY", .help = "a cache policy; repeats: all in one run, in turn (default: full)"},
     {"prefill", 'p', OPTION_STRING, ROW(prefill), .fallback = "512", .metavar = "N,N...", .help = "prompt lengths to time; empty: none"},
@@ -205,6 +209,7 @@ static struct engine_config engine_config_of(const struct config *c, const char 
         ec.n_overlays = (int)c->overlays.n;
     }
     ec.backend = c->backend;
+    ec.prefill = (enum engine_prefill)c->products;
     ec.n_threads = (int)c->threads;
     ec.kv = kv;
     ec.n_seqs = (int32_t)c->batch;

@@ -30,11 +30,13 @@ static const char *const live[] = {"max-queue",    "stall-timeout", "engine-time
 static const char *const of_engine[] = {"model",    "overlay",      "ctx",       "sequences",
                                         "kv",       "batch-tokens", "memory",    "backend",
                                         "threads",  "prefix-cache", "cache-dir", "draft",
-                                        "tier-dir", "draw",         NULL};
+                                        "tier-dir", "draw",         "prefill",   NULL};
 
 static const char *const backends[] = {"auto", "ref", "cpu", "cuda", NULL};
 
 static const char *const draws[] = {"auto", "host", "device", NULL}; /* enum engine_draw */
+
+static const char *const prefills[] = {"auto", "own", "cublas", NULL}; /* enum engine_prefill */
 
 static const char *const no_yes[] = {"no", "yes", NULL};
 
@@ -68,6 +70,9 @@ static const struct option_row rows[] = {
      .help = "who draws tokens from what the model says, where both can; the tokens are the same. auto: "
              "a device that computes beside the host, which then begins the next step before the token "
              "is known"},
+    {"prefill", 0, OPTION_ENUM, AT(prefill), .words = prefills, .fallback = "auto",
+     .help = "what multiplies prompts by weights of 16 bits on a GPU: own kernels, or cublasLt, without which "
+             "the daemon then loads no model. auto: cublasLt where it is installed, on cards"},
     {"memory", 0, OPTION_BYTES, AT(memory), 0, 0, .fallback = "0",
      .help = "bytes the plan may use in all; 0: what is free"},
     {"backend", 0, OPTION_ENUM, AT(backend), .words = backends, .fallback = "auto",
@@ -355,6 +360,7 @@ char **config_engine_argv(const struct config *c, const char *program, int front
     push_number(&w, "--batch-tokens", (uint64_t)c->batch_tokens);
     push_number(&w, "--draft", (uint64_t)c->draft);
     push(&w, "--draw", draws[c->draw]);
+    push(&w, "--prefill", prefills[c->prefill]);
     if (c->kv) {
         push(&w, "--kv", c->kv);
     }

@@ -23,7 +23,8 @@ struct config {
     int64_t sequences;
     int64_t batch_tokens;
     int64_t draft;
-    int draw; /* enum engine_draw */
+    int draw;    /* enum engine_draw */
+    int prefill; /* enum engine_prefill */
     char *kv;
     uint64_t memory;
     int backend;

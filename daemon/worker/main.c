@@ -40,6 +40,7 @@ struct settings {
     int prefix_cache;
     int64_t draft;
     int draw;
+    int prefill;
     char *cache_dir;
     char *tier_dir;
     int64_t front_fd;
@@ -51,8 +52,11 @@ struct settings {
 
 static const char *const no_yes[] = {"no", "yes", NULL};
 static const char *const draws[] = {"auto", "host", "device", NULL};
+static const char *const prefills[] = {"auto", "own", "cublas", NULL};
 
 _Static_assert(ENGINE_DRAW_AUTO == 0 && ENGINE_DRAW_HOST == 1 && ENGINE_DRAW_DEVICE == 2,
+               "the words' order");
+_Static_assert(ENGINE_PREFILL_AUTO == 0 && ENGINE_PREFILL_OWN == 1 && ENGINE_PREFILL_CUBLAS == 2,
                "the words' order");
 
 #define AT(field) offsetof(struct settings, field)
@@ -73,6 +77,7 @@ static const struct option_row rows[] = {
      .help = "keep the pages of prompts"},
     {"draft", 0, OPTION_INT, AT(draft), 0, ENGINE_MAX_DRAFT, .fallback = "0", .help = "tokens drafted a step"},
     {"draw", 0, OPTION_ENUM, AT(draw), .words = draws, .fallback = "auto", .help = "who draws tokens"},
+    {"prefill", 0, OPTION_ENUM, AT(prefill), .words = prefills, .fallback = "auto", .help = "what multiplies prompts"},
     {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .help = "remembered hashes"},
     {"tier-dir", 0, OPTION_STRING, AT(tier_dir), .help = "the file of pool=disk"},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1", .help = "socket to pipitd"},
@@ -108,6 +113,7 @@ static struct engine_config config_of(const struct settings *s)
     c.keep_prefixes = s->prefix_cache;
     c.n_draft = (int32_t)s->draft;
     c.draw = (enum engine_draw)s->draw;
+    c.prefill = (enum engine_prefill)s->prefill;
     c.cache_dir = s->cache_dir;
     c.tier_dir = s->tier_dir;
     return c;

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "kernels/cuda/cublas.cuh"
 #include "kernels/cuda/select.cuh"
 
 extern "C" {
@@ -42,7 +43,8 @@ template <typename T> static void take(struct taker *t, uint64_t n, T **ret)
     t->used += round_up(n * sizeof(T), 256);
 }
 
-uint64_t cuda_scratch(const struct backend_limits *l, uint8_t *base, struct cuda_scratch *ret)
+uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t *base,
+                      struct cuda_scratch *ret)
 {
     struct taker t = {base, 0};
     uint64_t rows = at_least_one(l->max_rows);
@@ -53,6 +55,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint8_t *base, struct cuda
     uint64_t chunks = 1;
     uint64_t observed = 0;
     uint64_t selected = 0;
+    uint64_t lt_rows = rows < (uint64_t)CUDA_LT_ROWS ? rows : (uint64_t)CUDA_LT_ROWS;
 
     for (int32_t n = 1; n < l->max_slots; n = n < 64 ? 64 : n * 2) { /* not monotonous */
         uint64_t c = cuda_div_up((uint64_t)n, (uint64_t)cuda_chunk(n));
@@ -68,6 +71,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint8_t *base, struct cuda
         observed = ((uint64_t)64 << 20) / (heads * slots * sizeof(float));
         observed = observed < 1 ? 1 : observed > decode ? decode : observed;
     }
+    lt_rows = lt_work > 0 ? lt_rows : 0;
     if (l->select) {
         selected = ((uint64_t)64 << 20) / (heads * slots * sizeof(float));
         selected = selected < 1 ? 1 : selected > decode ? decode : selected;
@@ -90,10 +94,14 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint8_t *base, struct cuda
     take(&t, selected * heads, &ret->near);
     take(&t, (heads + 1) * slots, &ret->order);
     take(&t, heads + 1, &ret->flag);
+    take(&t, lt_rows > 0 ? (lt_rows + 1) * round_up(at_least_one(l->max_outputs), 16) : 0,
+         &ret->lt_sums);
+    take(&t, lt_work, &ret->lt_work);
     ret->bytes = t.used;
     take(&t, 3 * heads, &ret->arrived);
     ret->n_observed = (int32_t)observed;
     ret->n_selected = (int32_t)selected;
+    ret->lt_rows = (int32_t)lt_rows;
     return t.used;
 }
 
@@ -102,16 +110,16 @@ static uint64_t scratch_bytes(const struct backend_config *config,
 {
     struct cuda_scratch plan;
 
-    (void)config;
-    return cuda_scratch(limits, NULL, &plan) + CUDA_PINNED + cuda_queue_bytes() +
-           cuda_graph_bytes() + (uint64_t)CUDA_ALLOCS * CUDA_GRAIN;
+    return cuda_scratch(limits, cuda_lt_workspace(config), NULL, &plan) + CUDA_PINNED +
+           cuda_queue_bytes() + cuda_graph_bytes() + (uint64_t)CUDA_ALLOCS * CUDA_GRAIN;
 }
 
 static int reserve(struct backend *be, const struct backend_limits *limits, struct error *reterr)
 {
     struct cuda *cu = cuda_of(be);
     struct cuda_scratch plan;
-    uint64_t bytes = cuda_scratch(limits, NULL, &plan);
+    uint64_t lt_work = cuda_lt_held(cu);
+    uint64_t bytes = cuda_scratch(limits, lt_work, NULL, &plan);
     void *base = NULL;
     int r = be->ops->alloc(be, bytes, "scratch of the cuda backend", &base, reterr);
 
@@ -121,7 +129,8 @@ static int reserve(struct backend *be, const struct backend_limits *limits, stru
     be->ops->free(be, cu->scratch_base, 0);
     cu->scratch_base = base;
     cu->limits = *limits;
-    (void)cuda_scratch(limits, static_cast<uint8_t *>(base), &cu->scratch);
+    (void)cuda_scratch(limits, lt_work, static_cast<uint8_t *>(base), &cu->scratch);
+    cuda_lt_limits(cu);
     return 0;
 }
 
@@ -384,6 +393,7 @@ static void destroy(struct backend *be)
     if (cu->have_stream) {
         free_device(be, cu->scratch_base, 0);
         free_device(be, cu->slab, 0);
+        cuda_lt_destroy(cu);
         (void)cudaStreamDestroy(cu->stream);
     }
     for (int i = 0; i < BACKEND_FETCHES; i++) {
@@ -498,6 +508,7 @@ static int open_device(struct cuda *cu, struct error *reterr)
         (void)snprintf(cu->device_name, sizeof(cu->device_name), "%.64s, sm_%d%d", prop.name,
                        prop.major, prop.minor);
         cu->n_sms = prop.multiProcessorCount;
+        cu->sm_major = prop.major;
         cu->integrated = prop.integrated != 0;
         cu->early = prop.major >= 9 && newest_code() >= 90;
         cu->shared_max = prop.sharedMemPerBlockOptin;
@@ -524,7 +535,6 @@ static int create(const struct backend_config *config, struct backend **ret, str
     struct cuda *cu;
     int r = probe(reterr);
 
-    (void)config;
     if (r < 0) {
         return r;
     }
@@ -535,6 +545,7 @@ static int create(const struct backend_config *config, struct backend **ret, str
     cu->be.ops = &cuda_backend;
     r = cuda_queue_create(cu);
     r = r < 0 ? error_set(reterr, r, "no memory for the cuda backend") : open_device(cu, reterr);
+    r = r < 0 ? r : cuda_lt_create(cu, config->prefill, reterr);
     if (r < 0) {
         destroy(&cu->be);
         return r;
@@ -546,9 +557,12 @@ static int create(const struct backend_config *config, struct backend **ret, str
 static void describe(const struct backend *be, char *buf, size_t size)
 {
     const struct cuda *cu = reinterpret_cast<const struct cuda *>(be);
+    char prefill[400];
 
-    (void)snprintf(buf, size, "cuda: %s, %d multiprocessors, prefill_mma%s%s%s", cu->device_name,
-                   cu->n_sms, cu->integrated ? ", shared memory with the host" : "",
+    cuda_lt_describe(cu, prefill, sizeof(prefill));
+    (void)snprintf(buf, size, "cuda: %s, %d multiprocessors, prefill_mma, %s%s%s%s",
+                   cu->device_name, cu->n_sms, prefill,
+                   cu->integrated ? ", shared memory with the host" : "",
                    cu->lost ? ", lost: " : "", cu->lost ? cu->cause : "");
 }
 

@@ -52,13 +52,17 @@ struct cuda_scratch {
     int32_t *near;   /* (n_selected, heads): slots near the largest logit */
     int32_t *order;  /* cut: (heads + 1, max_slots) */
     int32_t *flag;   /* cut: failed, then slots to move by group (1 + heads) */
+    float *lt_sums;  /* (lt_rows + 1, max_outputs): products by cublasLt that are finished later */
+    uint8_t *lt_work; /* its workspace */
     uint64_t bytes;    /* of all that comes before, which pieces may overwrite; behind it: */
     uint32_t *arrived; /* (3 heads) blocks at a head (gemm_heads.cuh): 0 between launches */
     int32_t n_observed;
     int32_t n_selected;
+    int32_t lt_rows; /* of one product by cublasLt; 0: there are none */
 };
 
 struct cuda_queue; /* queue.cu */
+struct cuda_lt;    /* cublas.cu */
 
 struct cuda {
     struct backend be;
@@ -67,6 +71,7 @@ struct cuda {
     bool have_stream;
     int device;
     int n_sms;
+    int sm_major;
     bool integrated;
     bool early; /* a graph's kernels may be launched before the one ahead has ended */
     size_t shared_max; /* dynamic shared memory of one block */
@@ -80,6 +85,8 @@ struct cuda {
     uint64_t slab_bytes, slab_used;
     int32_t slab_weights;
     bool lost;
+    struct cuda_lt *lt; /* cublasLt (cublas.cu), or NULL */
+    char lt_text[240];
     char device_name[96];
     char cause[160]; /* of the loss */
     char news[240];  /* that nobody has asked for yet; "": none */
@@ -244,7 +251,9 @@ static inline __host__ __device__ int32_t cuda_chunk(int32_t n_slots)
 
 /* ---- operations ----------------------------------------------------------------------------- */
 
-uint64_t cuda_scratch(const struct backend_limits *limits, uint8_t *base, struct cuda_scratch *ret);
+/* `lt_work`: cublasLt's workspace; 0: it is not used. */
+uint64_t cuda_scratch(const struct backend_limits *limits, uint64_t lt_work, uint8_t *base,
+                      struct cuda_scratch *ret);
 
 int cuda_weights_reserve(struct backend *be, uint64_t bytes, struct error *reterr);
 uint64_t cuda_weight_bytes(const struct backend_config *config, const struct ops_weight_desc *desc);

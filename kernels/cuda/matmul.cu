@@ -19,6 +19,7 @@
 
 #include <cerrno>
 
+#include "kernels/cuda/cublas.cuh"
 #include "kernels/cuda/gemm_heads.cuh"
 #include "kernels/cuda/row.cuh"
 
@@ -205,7 +206,7 @@ static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *w, bool
                               : cuda_gemm_q_tiles(cu, g, w->type);
     default:
         return decode || head ? cuda_gemm_half_stream(cu, g, w->type == DTYPE_BF16)
-                              : cuda_gemm_half_tiles(cu, g, w->type == DTYPE_BF16);
+                              : cuda_lt_products(cu, g, w->type == DTYPE_BF16);
     }
 }
 

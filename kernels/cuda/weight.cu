@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "kernels/cuda/cublas.cuh"
 #include "kernels/cuda/frag.cuh"
 
 enum { PACK_THREADS = 128, PACK_PIECE = 16 << 20 };
@@ -292,6 +293,11 @@ int cuda_weight_create(struct backend *be, const struct ops_weight_desc *d, stru
     ret->n_cols = d->n_cols;
     ret->device = device;
     ret->bytes = bytes;
+    r = cuda_lt_weight(cuda_of(be), ret);
+    if (r < 0) {
+        cuda_weight_destroy(be, ret);
+        return error_set_errno(reterr, r, "%s: tried by cublasLt", d->name);
+    }
     return 0;
 }
 

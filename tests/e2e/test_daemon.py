@@ -287,13 +287,15 @@ class Draw:
         self.assertEqual(texts, self.said[0])
         pid = self.daemon.child("pipit-engine")
         with open(f"/proc/{pid}/cmdline", "rb") as f:
-            self.assertIn(f"--draw={self.args[-1]}".encode(), f.read().split(b"\0"))
+            arguments = f.read().split(b"\0")
+        self.assertIn(f"--draw={self.args[-1]}".encode(), arguments)
+        self.assertIn(b"--prefill=own" if "own" in self.args else b"--prefill=auto", arguments)
 
     said: list = []
 
 
 class DrawHost(Draw, Served):
-    args = ("--draft", "0", "--draw", "host")
+    args = ("--draft", "0", "--prefill", "own", "--draw", "host")
 
 
 class DrawDevice(Draw, Served):

@@ -65,6 +65,7 @@ struct check {
     double samples[CHECK_SAMPLES];
     bool cpu_time;
     bool few; /* --few: on an emulator, cases that differ in more than numbers */
+    enum backend_prefill prefill; /* of the backend under test */
     int n_threads;    /* of side 1 */
     int n_sides;      /* called: --sides, else all */
     uint8_t *flush;   /* (CHECK_FLUSH) */

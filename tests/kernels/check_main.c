@@ -76,7 +76,8 @@ static void open_side(struct check *c, int side, const char *name, int n_threads
 {
     const struct backend_ops *ops;
     struct error e = {0};
-    struct backend_config config = {.n_threads = n_threads, .cpu_mask = mask};
+    struct backend_config config = {
+        .n_threads = n_threads, .cpu_mask = mask, .prefill = c->prefill};
 
     if (backend_find(name, &ops, &e) < 0 || ops->create(&config, &c->sides[side], &e) < 0) {
         printf("SKIP: %s\n", e.text);
@@ -127,6 +128,14 @@ static const char *option(int argc, char **argv, const char *name)
     return NULL;
 }
 
+/* "own" or "cublas": what multiplies prompts on a GPU. */
+static enum backend_prefill prefill_of(const char *s)
+{
+    return !s                         ? BACKEND_PREFILL_AUTO
+           : strcmp(s, "cublas") == 0 ? BACKEND_PREFILL_CUBLAS
+                                      : BACKEND_PREFILL_OWN;
+}
+
 int main(int argc, char **argv)
 {
     static struct check c;
@@ -142,6 +151,7 @@ int main(int argc, char **argv)
     c.filter = option(argc, argv, "--filter");
     c.cpu_time = option(argc, argv, "--cpu-time") != NULL;
     c.few = option(argc, argv, "--few") != NULL;
+    c.prefill = prefill_of(option(argc, argv, "--prefill"));
     c.n_threads = atoi(threads ? threads : "2");
     c.n_sides = sides ? atoi(sides) : CHECK_SIDES;
     c.every = every ? atoi(every) : 0;

@@ -758,9 +758,38 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t)
 
 /* ---- device, streams, launches -------------------------------------------------------------- */
 
-struct emu_stream {
-    int schedule;
-};
+/* Are the bytes of one allocation? */
+static bool is_held(const struct emu_range *r)
+{
+    for (const struct piece *p = pieces; p; p = p->next) {
+        const uint8_t *at = device + p->at;
+
+        if ((const uint8_t *)r->at >= at && (const uint8_t *)r->at + r->bytes <= at + p->bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static cudaError_t run_work(const char *name, void (*work)(void *arg), void *arg,
+                            const struct emu_range *touched, int n)
+{
+    cudaError_t e = fails();
+
+    for (int i = 0; i < n && e == cudaSuccess; i++) {
+        if (!is_held(&touched[i])) {
+            fprintf(stderr, "emu: %s: operand %d is not the device's\n", name, i);
+            abort();
+        }
+    }
+    if (e != cudaSuccess) {
+        return last_error = e;
+    }
+    open_device(true);
+    work(arg);
+    open_device(false);
+    return cudaSuccess;
+}
 
 const char *cudaGetErrorString(cudaError_t e)
 {
@@ -838,6 +867,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned)
     if (e == cudaSuccess) {
         *ret = (cudaStream_t)malloc(sizeof(**ret));
         (*ret)->schedule = n_streams++ % 3;
+        (*ret)->run = run_work;
         held++;
     }
     return e;

@@ -261,6 +261,18 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum { cudaStreamNonBlocking = 1 };
 typedef struct emu_stream *cudaStream_t;
 
+/* What another library may do on a stream: work(arg) runs as a kernel would, on these bytes of the
+ * device. */
+struct emu_range {
+    const void *at;
+    size_t bytes;
+};
+struct emu_stream {
+    int schedule;
+    cudaError_t (*run)(const char *name, void (*work)(void *arg), void *arg,
+                       const struct emu_range *touched, int n);
+};
+
 struct cudaDeviceProp {
     char name[256];
     int major, minor, multiProcessorCount, integrated;

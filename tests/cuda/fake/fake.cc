@@ -436,9 +436,23 @@ cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
 
 /* ---- device and streams --------------------------------------------------------------------- */
 
-struct emu_stream {
-    int unused;
-};
+/* What another library does on a stream: noted as a launch, not done. */
+static cudaError_t run_work(const char *name, void (*)(void *), void *, const struct emu_range *touched,
+                            int n)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess) {
+        (void)snprintf(note(FAKE_LAUNCH)->name, sizeof(calls[0].name), "%s", name);
+    }
+    for (int i = 0; i < n && e == cudaSuccess; i++) {
+        if (!on_device(touched[i].at, touched[i].bytes)) {
+            break_rule("%s: operand %d is not the device's", name, i);
+            return ended(cudaErrorInvalidValue);
+        }
+    }
+    return e;
+}
 
 const char *cudaGetErrorString(cudaError_t e)
 {
@@ -509,7 +523,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned)
     cudaError_t e = fails();
 
     if (e == cudaSuccess) {
-        *ret = static_cast<cudaStream_t>(malloc(sizeof(**ret)));
+        *ret = static_cast<cudaStream_t>(calloc(1, sizeof(**ret)));
+        (*ret)->run = run_work;
         n_objects++;
     }
     return e;
