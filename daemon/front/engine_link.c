@@ -403,7 +403,7 @@ static void on_state(struct engine_link *e, const struct lane_e_state *s)
         e->busy_ns = 0;
         e->failure[0] = '\0';
         log_info("model %s is ready on %.*s: %d positions, %d sequences, plan of %.1f MiB, loaded "
-                 "in %.2f s",
+                 "in %.3f s",
                  s->model, (int)strcspn(e->report.backend, ";"), e->report.backend, s->ctx,
                  s->n_seqs, (double)s->plan_bytes / 0x1p20, (double)e->load_ns / 1e9);
         f->dispatch_wanted = true;

@@ -5,7 +5,7 @@ exits 1 when one is over its limit (times PIPIT_SLOW):
 
     ready      from exec to a model that answers, its file in the page cache: 1 s
     recovery   from the kill of the engine in mid-answer to the next token: loading, as it was measured at starts, and
-               1.2 times what the answer had taken up to there
+               1.2 times what the answer had taken up to there; of the runs, that in the middle and the worst
     on demand  the same load, by a request that finds the model unloaded: told, no limit of its own
     idle       context switches a process (one a second) and clock ticks of CPU time (one in all)
 
@@ -60,11 +60,12 @@ def ask(lane, n):
 
 
 def recovery(a, load_s):
-    """Killed behind the token of that number: all that had come is read, so the replay begins where we look."""
-    best = None
-    d, lane, _ = start(a, "--sequences", "1")
-    list(lane.events(ask(lane, 4)))  # pages that the first answer touches
-    for _ in range(a.runs):
+    """Killed behind the token of that number: all that had come is read, so the replay begins where we look. Each run has a
+    daemon of its own: an engine that dies again within a minute is started after a pause, of 100 ms and more."""
+    runs = []  # (part of its limit, s, limit, tokens)
+    for i in range(a.runs):
+        d, lane, _ = start(a, "--sequences", "1")
+        list(lane.events(ask(lane, 4)))  # pages that the first answer touches
         rid, began, n = ask(lane, 4 * a.tokens), time.monotonic(), 0
         while n < a.tokens:
             n += lane.recv(60 * SLOW).type == TOKEN
@@ -80,12 +81,15 @@ def recovery(a, load_s):
         e = lane.recv(120 * SLOW)
         took = time.monotonic() - began
         assert e.type == TOKEN, e
-        best = min(best or (9, 0, 0, 0), (took / (load_s + 1.2 * replay_s), took, replay_s, n))
+        limit = load_s + 1.2 * replay_s
+        runs.append((took / limit, took, limit, n))
         lane.cancel(rid)
         assert [x for x in lane.events(rid)][-1].type == DONE
-    _, took, replay_s, n = best
-    tell("recovery", took * 1e3, (load_s + 1.2 * replay_s) * 1e3,
-         note=f"best of {a.runs}; load {load_s * 1e3:.0f} ms, {n} tokens had taken {replay_s * 1e3:.0f} ms")
+        if i < a.runs - 1:
+            lane.close()
+            assert d.stop() == 0, d.text()
+    for what, (_, took, limit, n) in (("median", median(runs)), ("worst", max(runs))):
+        tell("recovery", took * 1e3, limit * 1e3, note=f"{what} of {a.runs}; load {load_s * 1e3:.0f} ms, {n} tokens repeated")
     lane.control(UNLOAD)
     done = list(lane.events(ask(lane, 4)))[-1]
     tell("on demand", done.load_ns / 1e6)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What hostile programs of one user do to the sockets, each as a function of a folder and a random.Random. They end by
-themselves after a moment; whatever the daemon does to their connection is right, as long as others do not feel it."""
+themselves after a moment; whatever the daemon does to their connection is right, as long as others do not feel it. Where
+nobody listens they raise what connect() says: an attack that met nobody was none."""
 import array
+import ctypes
+import errno
 import mmap
 import os
 import socket
@@ -149,13 +152,29 @@ def keep_mapped(folder, rng):
         del KEPT[:10]
 
 
+def io_uring():
+    """A new one's descriptor, or -1: the system call is 425 wherever there is it."""
+    params = ctypes.create_string_buffer(120)
+    return ctypes.CDLL(None, use_errno=True).syscall(425, 4, params)
+
+
 def descriptors(folder, rng):
-    """253 descriptors in a message, of all sorts."""
+    """253 descriptors in a message, of all sorts: also closed ones (what is sent is then refused by the kernel, here) and an
+    io_uring's, where the kernel has that."""
     lane = connect(folder, hello=rng.random() < 0.5)
     sorts = [os.open("/dev/null", os.O_RDONLY), os.open("/", os.O_RDONLY), os.memfd_create("attack"), lane.sock.fileno()]
     pair = socket.socketpair()
     sorts += [s.fileno() for s in pair]
+    ring = io_uring()
+    sorts += [ring] if ring >= 0 else []
+    closed = os.dup(sorts[0])
+    os.close(closed)
     try:
+        try:
+            lane.sock.sendmsg([pack(7)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [sorts[0], closed]))])
+        except OSError as e:
+            if e.errno != errno.EBADF:
+                raise
         for _ in range(5):
             lane.sock.sendmsg([hello(rng) if rng.random() < 0.3 else pack(7)],
                               [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [rng.choice(sorts) for _ in range(253)]))])
@@ -164,7 +183,7 @@ def descriptors(folder, rng):
         lane.close()
         for s in pair:
             s.close()
-        for fd in sorts[:3]:
+        for fd in sorts[:3] + ([ring] if ring >= 0 else []):
             os.close(fd)
 
 
@@ -176,6 +195,9 @@ def connections(folder, rng):
         s.settimeout(2)
         try:
             s.connect(os.path.join(folder, "lane.sock"))
+        except BlockingIOError:
+            continue  # its queue of new ones is full
+        try:
             what = rng.randrange(4)
             if what:
                 s.send((hello(rng), hello(rng)[:100], pack(8))[what - 1])
@@ -285,9 +307,9 @@ def raw(folder):
 
 
 def idle_connections(folder, rng, n=2000):
-    held = []
+    held = [raw(folder)]
     try:
-        for _ in range(n):
+        for _ in range(n - 1):
             held.append(raw(folder))
     except OSError:
         pass

@@ -3,7 +3,10 @@
 
 Each soak is a command with --minutes, --seed and --json FILE (the result, to be committed below bench/results/); without
 arguments it runs for some seconds, as the tests do. Run as root the clients are of several users; else of one, and the
-result says so. PIPIT_BUILD is the build folder, which may be one with sanitizers."""
+result says so. PIPIT_BUILD is the build folder, which may be one with sanitizers.
+
+On a machine of few cores the clients' own Python would take the cores that the engine needs, and what is measured were the
+kernel's time slices (docs/service.md). So who is not measured is humble(): nice, as what stands for other machines' work."""
 import argparse
 import datetime
 import json
@@ -11,16 +14,18 @@ import multiprocessing
 import os
 import platform
 import resource
+import subprocess
 import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../e2e"))
 import daemon  # noqa: E402
-from daemon import SLOW, STORIES, wait_until  # noqa: E402,F401
+from daemon import BUILD, SLOW, STORIES, wait_until  # noqa: E402,F401
 import lane as lane_py  # noqa: E402
 
 fork = multiprocessing.get_context("fork")
 FIRST_UID = 61100  # and those above: nobody's, in a usual system
+NICE = 10  # of clients that are not measured
 
 
 def arguments(what, seconds):
@@ -41,10 +46,42 @@ def seat(i):
         os.setuid(FIRST_UID + i)
 
 
+def humble(by=NICE):
+    os.nice(by)
+
+
+def meson_info(name):
+    """What meson says of the build folder, of introspection file `name`; {} or [] where there is none."""
+    try:
+        with open(os.path.join(BUILD, "meson-info", name)) as f:
+            return json.load(f)
+    except FileNotFoundError:
+        return {}
+
+
+SANITIZERS = next((o["value"] for o in meson_info("intro-buildoptions.json") if o["name"] == "b_sanitize"), "unknown")
+
+
+def commit():
+    """Of the source that the build folder is made from, "+" when it is not as committed."""
+    source = meson_info("meson-info.json").get("directories", {}).get("source", ".")
+
+    def git(*args):
+        return subprocess.run(["git", "-C", source, *args], capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 class Daemon(daemon.Daemon):
-    """Its folder and sockets are open to all users of this machine while it runs."""
+    """Its folder and sockets are open to all users of this machine while it runs. AddressSanitizer keeps what was freed, up to
+    256 MB a process, for finding uses of it: little enough of it here that what is not freed shows."""
 
     def __init__(self, *args, **kw):
+        if "address" in SANITIZERS:
+            options = [os.environ.get("ASAN_OPTIONS"), "quarantine_size_mb=1:thread_local_quarantine_size_kb=64"]
+            kw["env"] = {**kw.get("env", {}), "ASAN_OPTIONS": ":".join(o for o in options if o)}
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         super().__init__(*args, **kw)
@@ -67,10 +104,49 @@ class Daemon(daemon.Daemon):
     def has_gateway(self):
         return os.path.exists(os.path.join(self.folder, "zmq.sock"))
 
-    def figures(self):
-        """Descriptors and bytes of memory that are its own, of the front and the engine."""
-        return {name: {"fds": len(os.listdir(f"/proc/{pid}/fd")), "bytes": own_bytes(pid)}
-                for name, pid in (("front", self.process.pid), ("engine", self.child("pipit-engine"))) if pid}
+    def processes(self):
+        pids = {"front": self.process.pid, "engine": self.child("pipit-engine"), "gateway": self.child("pipit-gateway")}
+        return {name: pid for name, pid in pids.items() if pid}
+
+    def figures(self, lane=None):
+        """Descriptors and bytes of memory that are its own, of each process; with a lane, also what the daemon itself counts."""
+        got = {}
+        for name, pid in self.processes().items():
+            try:
+                got[name] = {"fds": len(os.listdir(f"/proc/{pid}/fd")), "bytes": own_bytes(pid)}
+            except FileNotFoundError:
+                pass  # it died meanwhile
+        if lane:
+            s = lane.status()
+            got["counted"] = {"running": s.n_running, "waiting": s.n_queued, "lanes": s.n_lanes, "kv_bytes": s.kv_bytes_used,
+                              "kv_bytes_total": s.kv_bytes_total, "plan_bytes": s.plan_bytes}
+        return got
+
+    def compare(self, before, lane, failures):
+        """figures() when all is at rest again, and what is amiss with them. An arena that had not been given back would be a
+        descriptor of the front; leases lie in their lane's arena and end with it."""
+        limit = 0.02, (16 if "address" in SANITIZERS else 4) << 20  # what allocators keep, redzones too
+
+        def descriptors_back():
+            now = self.figures()
+            return all(k in now and now[k]["fds"] <= before[k]["fds"] for k in before if k != "counted")
+        wait_until(descriptors_back, 20)
+        after = self.figures(lane)
+        for k in before:
+            if k == "counted":
+                continue
+            if k not in after:
+                failures.append(f"{k}: gone")
+                continue
+            if after[k]["fds"] > before[k]["fds"]:
+                failures.append(f"{k}: {after[k]['fds']} descriptors, {before[k]['fds']} before")
+            if SANITIZERS in ("none", "address", "address,undefined", "undefined") and \
+                    after[k]["bytes"] > before[k]["bytes"] * (1 + limit[0]) + limit[1]:
+                failures.append(f"{k}: {after[k]['bytes']} bytes, {before[k]['bytes']} before")
+        for k, was in before["counted"].items():
+            if after["counted"][k] > was:
+                failures.append(f"{k}: {after['counted'][k]}, {was} before")
+        return after
 
     def at_rest(self, lane, others=1):
         s = lane.status()
@@ -93,8 +169,8 @@ def finish(args, result, failures):
     with open("/proc/cpuinfo") as f:
         cpu = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), platform.machine())
     result = {"command": "tests/soak/" + os.path.basename(sys.argv[0]) + "".join(" " + a for a in sys.argv[1:]),
-              "date": datetime.date.today().isoformat(), "machine": f"{cpu}, {os.cpu_count()} CPUs",
-              "sanitizers": SLOW > 1, "users": "several" if os.getuid() == 0 else "one", "seed": args.seed,
+              "date": datetime.date.today().isoformat(), "commit": commit(), "machine": f"{cpu}, {os.cpu_count()} CPUs",
+              "model": os.path.basename(args.model), "sanitizers": SANITIZERS, "users": "several" if os.getuid() == 0 else "one", "seed": args.seed,
               "minutes": args.minutes, **result, "failures": failures, "passed": not failures}
     text = json.dumps(result, indent=1)
     print(text)
