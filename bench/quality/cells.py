@@ -86,6 +86,8 @@ READING = {
     "infinigen, 10 %, partial 0.1": "infinigen:share=10%,partial=0.1",
     "infinigen, alpha 4, at most 20 %": "infinigen:alpha=4,cap=20%",
 }
+# Of these the table has another line: the same dims and slots, read from copies of K by slot, move less and hold more.
+IN_2K = ("sparq, 1/2", "sparq, 1/4", "sparq, 1/8", "fp8 and sparq, 1/4")
 # Beside them: what drops instead, at the settings of the methods' own papers, and both at once.
 BESIDE = {
     "16 sinks and a window, 50 % (LM-infinity)": "sinks:16+window:50%,min=32",

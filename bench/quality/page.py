@@ -167,19 +167,26 @@ class Page:
     def reading_about(self):
         return Page(self.reads).about() if self.reads else DASH
 
+    def reading_bytes(self, policy, layout=None):
+        """Asked for, moved and held, in % of full's."""
+        share = self.t.any(SHAKE, policy, "kv_share")
+        live, tokens = self.t.any(SHAKE, policy, "tokens_per_step"), self.t.any(SHAKE, "full", "tokens_per_step")
+        held = share and share * (reads.held_2k(policy) if layout else 1)
+        step = (reads.asked(policy, live, tokens), reads.moved(policy, live, tokens, layout)) if live else (None, None)
+        return [number(v and 100 * v, digits) for v, digits in ((step[0], 0), (step[1], 0), (held, 1))]
+
     def reading_rows(self):
         rows = []
         for name, p in {"full": "full", **cells.READING, **cells.BESIDE}.items():
-            share = self.t.any(SHAKE, p, "kv_share")
-            live = self.t.any(SHAKE, p, "tokens_per_step")
-            step = live and reads.share(p, live, self.t.any(SHAKE, "full", "tokens_per_step"))
-            rows.append([name, f"`{p}`", self.more(SHAKE, p), self.kl(SHAKE, p),
-                         number(self.t.get(SHAKE, p, "same top-1 %"), 1), self.score("repeat", p),
-                         self.needle("needle-2k", p), number(step and 100 * step, 0),
-                         number(share and 100 * share, 1)])
+            said = [self.more(SHAKE, p), self.kl(SHAKE, p), number(self.t.get(SHAKE, p, "same top-1 %"), 1),
+                    self.score("repeat", p), self.needle("needle-2k", p)]
+            if all(c == DASH for c in said):
+                continue
+            rows.append([name, f"`{p}`", *said, *self.reading_bytes(p)])
+            if name in cells.IN_2K:
+                rows.append(["not run: the same slots", f"`{p},layout=2k`", *[DASH] * len(said), *self.reading_bytes(p, "2k")])
         return markdown(["", "policy", "perplexity more, %", "mean KL", "same top-1, %", "repetition, characters",
-                         "retrieval 2k, %", "bytes read a step, % of full", "bytes held, % of full"],
-                        [r for r in rows if any(c != DASH for c in r[2:7])])
+                         "retrieval 2k, %", "bytes asked for a step, % of full", "bytes moved", "bytes held"], rows)
 
     def smallest(self):
         rows = []

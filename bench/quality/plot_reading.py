@@ -7,7 +7,7 @@
 reads DATE-quality-smollm2.csv, DATE-quality-reading.csv (run.py), DATE-sparq-study.csv, DATE-sparq-agreement.csv
 (sparq_study.py), DATE-sparq-grid.csv and DATE-infinigen-layers.csv (pipit-eval, pipit-skew) as far as they are there, and writes
 
-reading-bytes.svg       perplexity against bytes read a step and against bytes held, all methods
+reading-bytes.svg       perplexity against bytes moved a step and against bytes held, all methods
 sparq-ablations.svg     the SparQ paper's Fig. 7: what ranks, the temperature, r and k
 sparq-agreement.svg     its Fig. 4e by layer: what r dims find of the true k best
 infinigen-layers.svg    InfiniGen's Table 1 and Fig. 5: likeness of layers' inputs, keys that hold 0.9 of the weight
@@ -70,15 +70,16 @@ def bars(ax, xs, many, color, marker, label, style="-"):
 
 # ---- all methods -------------------------------------------------------------------------------------------------------
 
-def of(t, policies):
-    """(bytes read, bytes held, perplexity more, error), in percent."""
+def of(t, policies, layout=None):
+    """(bytes moved, bytes held, perplexity more, error), in percent; with layout=2k as it would be."""
     ret = []
     for p in policies:
         more = t.get(TASK, p, "perplexity more %")
         if more is None:
             continue
         live = t.any(TASK, p, "tokens_per_step")
-        ret.append((100 * reads.share(p, live, TOKENS), 100 * t.any(TASK, p, "kv_share"), more,
+        held = t.any(TASK, p, "kv_share") * (reads.held_2k(p) if layout else 1)
+        ret.append((100 * reads.moved(p, live, TOKENS, layout), 100 * held, more,
                     t.get(TASK, p, "perplexity more %", "se") or 0.0))
     return sorted(ret)
 
@@ -94,8 +95,9 @@ def reading_bytes(prefix, folder):
     curves |= {p: (of(drops, [p]), *LOOK[p], "none") for p in ("fp8", "kv8")}
     for (name, parts), color, marker in zip(FAMILIES.items(), COLORS[4:] + COLORS, "PX*hdpv"):
         curves[name] = (of(partly, [all_of[p] for p in parts]), color, marker, "-" if len(parts) > 1 else "none")
+    curves["sparq, layout=2k (not run)"] = (of(partly, [all_of[p] for p in FAMILIES["sparq"]], "2k"), *curves["sparq"][1:3], "--")
     fig, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True)
-    for ax, column, x in zip(axes, (0, 1), ("K and V read a step, % of full's bytes", "K and V held at the end, % of full's bytes")):
+    for ax, column, x in zip(axes, (0, 1), ("K and V moved a step, % of full's bytes", "K and V held at the end, % of full's bytes")):
         for name, (v, color, marker, style) in curves.items():
             if v:
                 ax.errorbar([p[column] for p in v], [max(p[2], 0.05) for p in v], yerr=[p[3] for p in v], color=color, marker=marker,
@@ -123,7 +125,7 @@ def elements(setting):
     kind, _, rest = setting.partition(":")
     n = [int(w) for w in rest.split(",") if w.isdigit()]
     r, k = (0, n[0]) if kind == "oracle" else n
-    return 100 * reads.share(f"sparq:r={r},k={k}", TOKENS, TOKENS)
+    return 100 * reads.asked(f"sparq:r={r},k={k}", TOKENS, TOKENS)
 
 
 def ranks(ax, points):

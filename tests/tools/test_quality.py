@@ -211,8 +211,25 @@ class Reads(unittest.TestCase):
                 ("h2o:50%,min=16+sparq:r=16,k=128", 500, 16 * (8000 + 256 * 64 + 256)),
                 ("topv:128", 1000, 16 * (64000 + 128 * 64 + 128)),
                 ("infinigen:share=10%", 1000, 16 * (2 * full + 28 * (19000 + 101 * 128 + 128)) / 30)):
-            self.assertAlmostEqual(reads.share(policy, live, 1000), bits / (16 * full), places=9, msg=policy)
-        self.assertIsNone(reads.share("infinigen:alpha=4,cap=20%", 1000, 1000))
+            self.assertAlmostEqual(reads.asked(policy, live, 1000), bits / (16 * full), places=9, msg=policy)
+        self.assertIsNone(reads.asked("infinigen:alpha=4,cap=20%", 1000, 1000))
+        self.assertIsNone(reads.moved("infinigen:alpha=4,cap=20%", 1000, 1000))
+
+    def test_lines_are_the_engines(self):
+        """Of the rows of the engine's own bytes that keep no positions or scores: 7900 tokens and half of 8 more."""
+        path = os.path.join(SOURCE, "bench", "results", "2026-11-22-reading-7900.csv")
+        with open(path, encoding="utf-8") as f:
+            rows = list(csv.DictReader(line for line in f if not line.startswith("#")))
+        full = float(rows[0]["kv_bytes"])
+        n = 0
+        for row in rows:
+            policy = row["kv"].removesuffix(" with overlay").replace(",chunk=512", "").replace("count=0,", "")
+            if "window" in policy or "h2o" in policy:
+                continue
+            n += 1
+            self.assertAlmostEqual(reads.moved(policy, 7904, 7904), float(row["kv_bytes"]) / full, delta=0.0005, msg=policy)
+        self.assertGreater(n, 20)
+        self.assertAlmostEqual(reads.some(64, 2, 1, 2), 1 + 32 / 63)
 
 
 class Page(unittest.TestCase):
