@@ -7,14 +7,35 @@ more pairs than a machine stays quiet for comes together in pieces.
 usage: pairs.py --model FILE --log FILE [--tokens N] [--seconds S]
 PIPIT_BUILD is the build folder."""
 import argparse
+import csv
+import io
+import json
 import math
 import os
 import statistics
+import subprocess
 import sys
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..")]
 import overhead  # noqa: E402
+from student import t975  # noqa: E402
+
+
+def speed_of_service(d, n):
+    """New tokens a second as the client sees them, from the first token to the end."""
+    out = overhead.ask(d, n, "--json", "--no-draft")[1]  # the engine alone drafts nothing
+    last = json.loads(out.splitlines()[-1])
+    t = last["timings"]
+    return (last["usage"]["completion_tokens"] - 1) / (t["total_ms"] - t["ttft_ms"]) * 1e3
+
+
+def speed_alone(args):
+    command = [os.path.join(overhead.BUILD, "bench/pipit-bench"), "--model", args.model, "--backend", args.backend, "-t", str(args.threads),
+               "--prefill", "", "--depth", "5", "-n", str(args.tokens - 1), "-r", "1", "--real", "--header"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(next(r for r in csv.DictReader(io.StringIO(out)) if r["what"] == "decode")["value"])
 
 
 def main():
@@ -32,7 +53,7 @@ def main():
     i = 0
     with open(args.log, "a") as log:
         while time.monotonic() < end:
-            runs = [lambda: overhead.speed_of_service(d, args.tokens), lambda: overhead.speed_alone(args)]
+            runs = [lambda: speed_of_service(d, args.tokens), lambda: speed_alone(args)]
             got = {k: runs[k]() for k in ((0, 1) if i % 2 else (1, 0))}
             log.write(f"{got[0]:.3f},{got[1]:.3f}\n")
             i += 1
@@ -42,7 +63,7 @@ def main():
     if len(logs) < 2:
         print(f"{len(logs)} pair says nothing")
         return 1
-    mean, half = statistics.mean(logs), overhead.t975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    mean, half = statistics.mean(logs), t975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     print(f"{len(logs)} pairs: {math.exp(mean):.4f} of the engine's speed, 95 % between {math.exp(mean - half):.4f} and "
           f"{math.exp(mean + half):.4f}; the middle one {math.exp(statistics.median(logs)):.4f}")
     return 0
