@@ -1,19 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One formatted line, one write(2): lines of several threads and processes never mix. */
+/* One formatted line, one write(2) or one datagram: lines of several threads and processes never
+ * mix. Nothing here waits for journald: a socket that is full means stderr. */
 
 #include "base/log.h"
 
 #include <stdarg.h>
-#include <stdbool.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "base/sock.h"
+
+enum { LINE_BYTES = 1024 };
 
 static const char *log_program = "pipit";
 static enum log_level log_max = LOG_LEVEL_INFO;
 static bool log_to_journal;
+static const char *log_socket = "/run/systemd/journal/socket";
+static atomic_int log_fd = -1; /* opened by the first line with fields, then kept */
 
 void log_init(const char *program, enum log_level max_level)
 {
@@ -29,29 +37,116 @@ void log_init(const char *program, enum log_level max_level)
                      fstat(STDERR_FILENO, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
 }
 
+void log_set_socket(const char *path)
+{
+    log_socket = path;
+}
+
+/* A client's or a file's words end no line and begin no field. */
+static void clean(char *text, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f) {
+            text[i] = ' ';
+        }
+    }
+}
+
+static void to_stderr(enum log_level level, const char *text)
+{
+    char line[LINE_BYTES + 64];
+    int n = log_to_journal ? snprintf(line, sizeof(line), "<%d>%s\n", (int)level, text)
+                           : snprintf(line, sizeof(line), "%.60s: %s\n", log_program, text);
+
+    if (n < 0 || write(STDERR_FILENO, line, (size_t)n) < 0) {
+        /* Nowhere left to say it. */
+        return;
+    }
+}
+
+/* False: journald did not take it. */
+static bool to_journal(enum log_level level, const struct log_fields *f, const char *text)
+{
+    char datagram[LINE_BYTES + sizeof(f->text) + 128];
+    struct sockaddr_un to;
+    int fd = atomic_load(&log_fd);
+    int n;
+
+    if (f->full || sock_address(log_socket, &to, NULL)) {
+        return false;
+    }
+    if (fd < 0) {
+        int none = -1;
+
+        fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        if (fd < 0) {
+            return false;
+        }
+        if (!atomic_compare_exchange_strong(&log_fd, &none, fd)) {
+            (void)close(fd); /* another thread was first */
+            fd = none;
+        }
+    }
+    n = snprintf(datagram, sizeof(datagram),
+                 "MESSAGE=%s\nPRIORITY=%d\nSYSLOG_IDENTIFIER=%.60s\n%.*s", text, (int)level,
+                 log_program, (int)f->len, f->text);
+    return n > 0 && (size_t)n < sizeof(datagram) &&
+           sendto(fd, datagram, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL, (struct sockaddr *)&to,
+                  sizeof(to)) == n;
+}
+
 void log_write(enum log_level level, const char *fmt, ...)
 {
-    char line[1024];
+    char text[LINE_BYTES];
     va_list ap;
-    int n;
 
     if (level > log_max) {
         return;
     }
-    n = log_to_journal ? snprintf(line, sizeof(line), "<%d>", (int)level)
-                       : snprintf(line, sizeof(line), "%s: ", log_program);
     va_start(ap, fmt);
-    (void)vsnprintf(line + n, sizeof(line) - (size_t)n - 1, fmt, ap);
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    size_t len = strlen(line);
-    for (size_t i = 0; i < len; i++) {
-        if ((unsigned char)line[i] < ' ' || line[i] == 0x7f) { /* a client's or a file's words */
-            line[i] = ' ';
-        }
-    }
-    line[len++] = '\n';
-    if (write(STDERR_FILENO, line, len) < 0) {
-        /* Nowhere left to say it. */
+    clean(text, strlen(text));
+    to_stderr(level, text);
+}
+
+void log_field(struct log_fields *f, const char *name, const char *fmt, ...)
+{
+    size_t room = sizeof(f->text) - f->len;
+    char *at = f->text + f->len;
+    va_list ap;
+    int n_name = snprintf(at, room, "%s=", name);
+    int n;
+
+    if (n_name < 0 || (size_t)n_name >= room) {
+        f->full = true;
         return;
+    }
+    va_start(ap, fmt);
+    n = vsnprintf(at + n_name, room - (size_t)n_name, fmt, ap);
+    va_end(ap);
+    if (n < 0 || (size_t)n + 1 >= room - (size_t)n_name) { /* the newline */
+        f->full = true;
+        return;
+    }
+    clean(at + n_name, (size_t)n);
+    at[n_name + n] = '\n';
+    f->len += (size_t)n_name + (size_t)n + 1;
+}
+
+void log_write_fields(enum log_level level, const struct log_fields *f, const char *fmt, ...)
+{
+    char text[LINE_BYTES];
+    va_list ap;
+
+    if (level > log_max) {
+        return;
+    }
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    clean(text, strlen(text));
+    if (!log_to_journal || !to_journal(level, f, text)) {
+        to_stderr(level, text);
     }
 }

@@ -84,7 +84,12 @@ static void close_socket(struct engine_link *e)
 static void kill_engine(struct engine_link *e, const char *why)
 {
     if (e->pid > 0) {
-        log_error("killing the engine (pid %d): %s", (int)e->pid, why);
+        struct log_fields fields = {0};
+
+        log_field(&fields, "PIPIT_EVENT", "engine-killed");
+        log_field(&fields, "PIPIT_REASON", "%s", why);
+        log_write_fields(LOG_LEVEL_ERR, &fields, "killing the engine (pid %d): %s", (int)e->pid,
+                         why);
         (void)kill(e->pid, SIGKILL);
     }
 }
@@ -397,15 +402,22 @@ static void on_state(struct engine_link *e, const struct lane_e_state *s)
     e->state = s->state;
     f->status_changed = true;
     if (became_ready) {
+        struct log_fields fields = {0};
+
         e->epoch++;
         e->ready_ns = clock_ns();
         e->load_ns = e->ready_ns - e->started_ns;
         e->busy_ns = 0;
         e->failure[0] = '\0';
-        log_info("model %s is ready on %.*s: %d positions, %d sequences, plan of %.1f MiB, loaded "
-                 "in %.3f s",
-                 s->model, (int)strcspn(e->report.backend, ";"), e->report.backend, s->ctx,
-                 s->n_seqs, (double)s->plan_bytes / 0x1p20, (double)e->load_ns / 1e9);
+        log_field(&fields, "PIPIT_EVENT", "model-ready");
+        log_field(&fields, "PIPIT_MODEL", "%s", s->model);
+        log_field(&fields, "PIPIT_EPOCH", "%u", (unsigned)e->epoch);
+        log_field(&fields, "PIPIT_MS", "%.1f", (double)e->load_ns / 1e6);
+        log_write_fields(LOG_LEVEL_INFO, &fields,
+                         "model %s is ready on %.*s: %d positions, %d sequences, plan of %.1f MiB, "
+                         "loaded in %.3f s",
+                         s->model, (int)strcspn(e->report.backend, ";"), e->report.backend, s->ctx,
+                         s->n_seqs, (double)s->plan_bytes / 0x1p20, (double)e->load_ns / 1e9);
         f->dispatch_wanted = true;
     } else if (s->state == LANE_LOADING) {
         dispatch_loading(f, s->progress);
@@ -528,6 +540,7 @@ static void engine_down(struct engine_link *e, int status)
 {
     struct front *f = e->front;
     bool was_ready = e->state == LANE_READY;
+    struct log_fields fields = {0};
     bool hopeless;
     char how[64];
 
@@ -541,7 +554,8 @@ static void engine_down(struct engine_link *e, int status)
     f->status_changed = true;
     if (e->leaving) {
         e->n_unloads++;
-        log_info("the model is unloaded");
+        log_field(&fields, "PIPIT_EVENT", "model-unloaded");
+        log_write_fields(LOG_LEVEL_INFO, &fields, "the model is unloaded");
         unloaded(e);
         return;
     }
@@ -556,6 +570,8 @@ static void engine_down(struct engine_link *e, int status)
         (void)snprintf(e->cause, sizeof(e->cause), "the engine ended with %s", how);
     }
     memcpy(e->failure, e->cause, sizeof(e->failure));
+    log_field(&fields, "PIPIT_EVENT", "engine-died");
+    log_field(&fields, "PIPIT_REASON", "%s", how);
     hopeless = is_refusal(status) || (e->epoch == 0 && e->n_failures >= FIRST_START_TRIES);
     if (hopeless) {
         e->state = LANE_FAILED;
@@ -572,14 +588,16 @@ static void engine_down(struct engine_link *e, int status)
         int64_t ns = pause_from(e, REFUSED_FIRST_NS);
 
         e->refuse_until_ns = clock_ns() + ns;
-        log_error("the engine ended with %s; requests are refused for %.1f s, then the next one "
-                  "starts it again",
-                  how, (double)ns / 1e9);
+        log_write_fields(LOG_LEVEL_ERR, &fields,
+                         "the engine ended with %s; requests are refused for %.1f s, then the next "
+                         "one starts it again",
+                         how, (double)ns / 1e9);
         return;
     }
     e->n_restarts++;
-    log_error("the engine ended with %s; starting it again in %.1f s", how,
-              (double)pause_ns(e) / 1e9);
+    log_write_fields(LOG_LEVEL_ERR, &fields,
+                     "the engine ended with %s; starting it again in %.1f s", how,
+                     (double)pause_ns(e) / 1e9);
     loop_timer_at(&f->loop, &e->retry, clock_ns() + pause_ns(e), on_retry, e);
 }
 

@@ -110,6 +110,7 @@ bool gateway_reaped(struct gateway *g, int pid, int status)
 {
     bool quick;
     char how[64];
+    struct log_fields fields = {0};
 
     if (!g || pid != g->pid || pid == 0) {
         return false;
@@ -121,7 +122,10 @@ bool gateway_reaped(struct gateway *g, int pid, int status)
     quick = clock_ns() - g->started_ns < QUICK_NS;
     g->n_quick = quick ? g->n_quick + 1 : 0;
     child_describe(status, how, sizeof(how));
-    log_warning("the gateway ended with %s; starting it again", how);
+    log_field(&fields, "PIPIT_EVENT", "gateway-died");
+    log_field(&fields, "PIPIT_REASON", "%s", how);
+    log_write_fields(LOG_LEVEL_WARNING, &fields, "the gateway ended with %s; starting it again",
+                     how);
     retry_in(g, !quick ? 0 : g->n_quick > QUICK_MANY ? QUICK_NS : PAUSE_NS);
     return true;
 }

@@ -16,17 +16,22 @@ static void read_again(struct front *f, bool engine)
     struct config next;
     struct error e = {0};
     char waiting[256];
+    struct log_fields fields = {0};
 
+    log_field(&fields, "PIPIT_EVENT", "reload");
     if (config_reload(f->config, &next, &e)) {
-        log_error("%s; ignoring it all, the old configuration stays in force", e.text);
+        log_field(&fields, "PIPIT_REASON", "refused");
+        log_write_fields(LOG_LEVEL_ERR, &fields,
+                         "%s; ignoring it all, the old configuration stays in force", e.text);
     } else {
         config_apply(f->config, &next, engine, waiting, sizeof(waiting));
         f->queue.max = (uint32_t)f->config->max_queue;
         log_init("pipitd", f->config->verbose ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO);
         if (waiting[0]) {
-            log_warning("configuration read again; waiting for a restart: %s", waiting);
+            log_write_fields(LOG_LEVEL_WARNING, &fields,
+                             "configuration read again; waiting for a restart: %s", waiting);
         } else {
-            log_info("configuration read again");
+            log_write_fields(LOG_LEVEL_INFO, &fields, "configuration read again");
         }
     }
     config_clear(&next);
