@@ -6,9 +6,15 @@ into it by /proc/LEADER/root.
     booted.py pid LEADER NAME     the pid of the process of that name in LEADER's container
     booted.py ping LEADER         one Ping, one Pong
     booted.py kills LEADER N      kills the gateway N times; fails when a Pong of the next one takes 100 ms
-                                  (times what this machine is slowed down by other work, which is told)"""
+                                  (times what this machine is slowed down by other work, which is told)
+    booted.py hang LEADER         the engine hangs under a stream (a daemon with --test-hooks): it goes on with
+                                  the text of one that is left alone
+    booted.py journal LEADER F... the newest line of the journal with field F[=VALUE]... has all of them, and no
+                                  field of any line has the prompt or the answer"""
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -78,12 +84,48 @@ def kills(leader, path, count):
     return took[-1] < LIMIT_S * factor
 
 
+def hang(leader):
+    import lane as lanes
+    folder = os.path.join("/proc", leader, "root", "run/pipit/default")
+    lane = lanes.Lane(folder, timeout=60)
+    items = lanes.item(lanes.T_PROMPT, "Once upon a time") + lanes.sampling(max_tokens=60, flags=lanes.S_IGNORE_END)
+    texts, flags = [], []
+    for order in (b"", lanes.item(lanes.T_SESSION, "hang:10")):
+        events = list(lane.events(lane.request(order + items), 60))
+        if [e.seq for e in events] != list(range(1, len(events) + 1)):
+            sys.exit("seq has a gap")
+        texts.append(lanes.text_of(events))
+        flags.append(events[-1].flags & lanes.F_REPLAYED)
+    print(texts, flags)
+    return len(texts[0]) > 40 and texts[0] == texts[1] and not flags[0] and bool(flags[1])
+
+
+def journal(leader, *wanted):
+    lines = subprocess.run(["nsenter", "-t", leader, "-a", "--", "journalctl", "-o", "json", "--no-pager"], check=True,
+                           stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    entries = [json.loads(line) for line in lines]
+    for e in entries:
+        for name, value in e.items():
+            text = bytes(value).decode(errors="replace") if isinstance(value, list) and all(isinstance(v, int) for v in value) else str(value)
+            if "xylophone" in text.lower() or "once upon" in text.lower():
+                sys.exit(f"prompt or answer in {name}: {text}")
+    pairs = [w.partition("=") for w in wanted]
+    found = [e for e in entries if all(name in e and (not sep or e[name] == value) for name, sep, value in pairs)]
+    print(found[-1] if found else [e for e in entries if "PIPIT_EVENT" in e])
+    ids = [e["PIPIT_REQUEST_ID"] for e in found if "PIPIT_REQUEST_ID" in e]
+    return bool(found) and all(len(i) == 32 and int(i, 16) >= 0 for i in ids)
+
+
 def main(what, leader, *rest):
     path = os.path.join("/proc", leader, "root", "run/pipit/default/zmq.sock")
     if what == "pid":
         pid = pid_of(leader, rest[0])
         print(pid or "")
         return pid is not None
+    if what == "hang":
+        return hang(leader)
+    if what == "journal":
+        return journal(leader, *rest)
     if what == "ping":
         return bool(ping(path))
     return kills(leader, path, int(rest[0]))
