@@ -30,10 +30,10 @@ static int32_t chunk_rows(const struct request *r)
     return left < rest ? left : rest;
 }
 
-/* How many of the next chunk's rows may be dealt out to steps of any size; the rest go at once,
- * with whatever of these is left. A bounded prefill evicts between chunks, and what it observes
- * counts from a chunk's end. Weights of observed rows that are computed from the first one's differ
- * in their last bits when it is another. */
+/* How many of the next chunk's rows may be dealt out to steps of any size; the rest of it goes at
+ * once. A bounded prefill evicts between chunks, and what it observes counts from a chunk's end.
+ * Weights of observed rows that are computed from the call's first one differ in their last bits
+ * when it is another; and where sums are not taken row by row, so do the sums. */
 static int32_t cut_rows(const struct sched *s, const struct request *r)
 {
     const struct cache_seq *q = &s->config.cache->seqs[r->seat];
@@ -48,10 +48,10 @@ static int32_t cut_rows(const struct sched *s, const struct request *r)
     if (q->place->observe) {
         q->place->observe(&r->policy, &rows, &o);
     }
-    if (s->ops->sums_by_row && o.row_growth == 1.0f && o.damp == 1.0f) {
+    if (o.row_first >= n || (s->ops->sums_by_row && o.row_growth == 1.0f && o.damp == 1.0f)) {
         return n;
     }
-    return o.row_first < n ? max_i32(o.row_first, 0) : n;
+    return s->ops->sums_by_row ? max_i32(o.row_first, 0) : 0;
 }
 
 /* The rows of its prompt that r reads in a step with room for so many, `calm` for those that keep
@@ -60,7 +60,9 @@ static int32_t step_rows(const struct sched *s, const struct request *r, int32_t
 {
     int32_t n = chunk_rows(r);
 
-    calm = r->urgency > s->batch.urgency ? INT32_MAX : calm;
+    if (calm > 0 && r->principal == s->batch.principal && r->urgency > s->batch.urgency) {
+        calm = INT32_MAX;
+    }
     int32_t cut = calm < n ? cut_rows(s, r) : 0;
 
     if (n > room || calm == 0) {
@@ -233,6 +235,7 @@ int batch_build(struct sched *s)
     b->n_wanted = 0;
     b->done_wanted = 0;
     b->urgency = INT32_MIN;
+    b->principal = NULL;
     b->begun_ns = clock_ns();
     draft_choose(s);
     for (r = s->running.first; r; r = r->next) {
@@ -243,6 +246,7 @@ int batch_build(struct sched *s)
                 return e;
             }
             b->urgency = max_i32(b->urgency, r->urgency);
+            b->principal = b->n_seqs == 1 || b->principal == r->principal ? r->principal : NULL;
         }
     }
     int32_t calm = slice_room(&s->slice, b->rows.n_decode);

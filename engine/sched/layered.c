@@ -182,8 +182,12 @@ int layered_run(struct sched *s)
 {
     struct layered *l = &s->layered;
     int32_t left = slice_units(&s->slice, s->batch.rows.n_decode, s->config.model->h.n_layers);
+    bool waited_for = s->batch.rows.n_decode > 0;
     int e = 0;
 
+    if (waited_for && s->batch.rows.n > s->batch.rows.n_decode) {
+        left = 1; /* another's prompt has had the time */
+    }
     if (l->r && !l->r->first_row_ns) {
         l->r->first_row_ns = clock_ns();
     }
@@ -196,7 +200,11 @@ int layered_run(struct sched *s)
             return e;
         }
         l->pending = false;
-        if (began) {
+        if (began && waited_for) { /* a device has only been told of it */
+            e = s->ops->sync(s->be);
+            if (e) {
+                return e;
+            }
             slice_add_unit(&s->slice, (double)(clock_ns() - began));
         }
         l->n_units += l->stage != LAYERED_DEEP_KV;

@@ -537,7 +537,10 @@ static void measure(struct sched *s, uint64_t n_ahead)
     struct batch *b = &s->batch;
     int32_t n_prompt = b->rows.n - b->rows.n_decode;
 
-    if (b->begun_ns != 0 && s->counters.n_ahead == n_ahead) {
+    /* A device may not have begun a chunk of which nothing was wanted. */
+    bool known = !s->ops->ahead || b->rows.n_decode > 0;
+
+    if (b->begun_ns != 0 && known && s->counters.n_ahead == n_ahead) {
         slice_add(&s->slice, b->rows.n_decode, n_prompt, (double)(clock_ns() - b->begun_ns));
     }
     b->begun_ns = 0;
@@ -566,7 +569,9 @@ static int run_batch(struct sched *s)
         r = r == -ENOTSUP ? output_run(s) : r;
     }
     draft_measure(s, r);
-    if (!r) {
+    if (r) {
+        b->begun_ns = 0;
+    } else {
         measure(s, n_ahead);
         release_batch(s);
     }

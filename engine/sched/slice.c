@@ -5,9 +5,11 @@ static const double times = 2;  /* a plain step's time */
 static const double slow = 2;   /* a row's time at full speed */
 static const double first = 64; /* rows of the first slice */
 static const double more = 1.25, less = 0.8;
+static const double forget = 1.25;
+static const int32_t large = 256;
 /* How far a sample moves what is known, and how far off it may be. */
 static const double gain = 0.3;
-static const double most_off = 4;
+static const double most_off = 1.5;
 
 static int crowd(int32_t n_decode)
 {
@@ -33,26 +35,24 @@ static double plain_near(const struct slice *s, int at)
     return 0;
 }
 
-int32_t slice_room(const struct slice *s, int32_t n_decode)
+int32_t slice_room(struct slice *s, int32_t n_decode)
 {
     int i = crowd(n_decode);
     bool fresh = s->plain_ns[i] > 0 && s->n_steps - s->at[i] < SLICE_AGE;
+    bool ask = !fresh && (s->n_since >= SLICE_BETWEEN || s->plain_ns[i] == 0);
 
     if (n_decode == 0) {
         return INT32_MAX;
     }
-    if (!fresh && (s->n_since >= SLICE_BETWEEN || plain_near(s, i) == 0)) {
-        return 0;
-    }
-    return (int32_t)(s->rows > 0 ? s->rows : first) / SLICE_LEAST * SLICE_LEAST;
+    s->asks = ask && !s->asks;
+    s->given = s->asks ? 0 : (int32_t)(s->rows > 0 ? s->rows : first) / SLICE_LEAST * SLICE_LEAST;
+    return s->given;
 }
 
 static void learn(double *known, double sample)
 {
     if (*known > 0) {
-        sample = sample > most_off * *known   ? most_off * *known
-                 : sample < *known / most_off ? *known / most_off
-                                              : sample;
+        sample = sample > most_off * *known ? most_off * *known : sample;
         sample = *known + gain * (sample - *known);
     }
     *known = sample;
@@ -98,12 +98,21 @@ void slice_add(struct slice *s, int32_t n_decode, int32_t n_prompt, double ns)
     }
     s->n_since++;
     s->rows = s->rows > 0 ? s->rows : first;
-    double row = (ns > plain ? ns - plain : 0.01 * ns) / n_prompt;
+    /* Of another crowd's time, or one that was off, nothing is learnt; nor of what may not be cut,
+     * or of a prompt's end. */
+    if (s->plain_ns[i] == 0 || ns <= plain || n_prompt > s->given ||
+        2 * n_prompt < (int32_t)s->rows) {
+        return;
+    }
+    double row = (ns - plain) / n_prompt;
 
-    s->full_ns = s->full_ns > 0 && s->full_ns < row ? s->full_ns : row;
-    if (2 * n_prompt < (int32_t)s->rows) {
-        return; /* the end of a prompt says nothing of slices */
+    if (s->full_ns == 0) {
+        s->full_ns = row;
+    } else if (row < s->full_ns) {
+        s->full_ns += gain * (row - s->full_ns);
+    } else if (row > slow * s->full_ns && n_prompt >= large) {
+        s->full_ns *= forget; /* so many rows are no slower by nature: it was off */
     }
     s->rows *= row > slow * s->full_ns || ns < times * plain ? more : less;
-    s->rows = s->rows < SLICE_LEAST ? SLICE_LEAST : s->rows > (1 << 16) ? 1 << 16 : s->rows;
+    s->rows = s->rows < SLICE_LEAST ? SLICE_LEAST : s->rows > SLICE_MOST ? SLICE_MOST : s->rows;
 }

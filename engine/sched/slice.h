@@ -12,6 +12,7 @@
 
 enum {
     SLICE_LEAST = 8, /* rows */
+    SLICE_MOST = 512,
     SLICE_CROWDS = 12,
     SLICE_AGE = 64,   /* steps for which a plain step's time is believed */
     SLICE_BETWEEN = 4 /* steps with prompt rows between two plain ones, at least */
@@ -25,18 +26,21 @@ struct slice {
     double unit_ns;                /* a chunk through one layer (layered.c); 0: unknown */
     uint64_t n_steps;
     int32_t n_since; /* steps since a plain one */
+    int32_t given;   /* what slice_room() said last, */
+    bool asks;       /* for a plain step */
 };
 
 /* Rows of prompts that a step with n_decode rows may read, 0: none, so that a plain step is timed
- * (which is never so for more than one step in SLICE_BETWEEN). Without decode rows: INT32_MAX. */
-int32_t slice_room(const struct slice *s, int32_t n_decode);
+ * (never twice in a row, whether that came to be measured or not). Without decode rows: INT32_MAX. */
+int32_t slice_room(struct slice *s, int32_t n_decode);
 
 /* Units of a prompt that is read layer by layer, at least one and at most `most`, which it is without
  * decode rows. They are not counted by slice_add(). */
 int32_t slice_units(const struct slice *s, int32_t n_decode, int32_t most);
 void slice_add_unit(struct slice *s, double ns);
 
-/* A whole step took ns, with so many rows of either kind. */
+/* A whole step took ns, with so many rows of either kind. Steps without decode rows only where the
+ * backend has ended its work by then. */
 void slice_add(struct slice *s, int32_t n_decode, int32_t n_prompt, double ns);
 
 #endif

@@ -45,7 +45,8 @@ struct batch {
     int32_t n_wanted;
     int32_t done_wanted;
     int64_t begun_ns; /* the step, 0: not to be timed */
-    int32_t urgency;  /* the highest of those that decode */
+    int32_t urgency;  /* the highest of those that decode, */
+    struct principal *principal; /* and whose they are, NULL: several principals' */
 };
 
 /* Hidden states of scored rows that wait for room at the reader (one request at a time). */
