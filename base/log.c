@@ -95,19 +95,31 @@ static bool to_journal(enum log_level level, const struct log_fields *f, const c
                   sizeof(to)) == n;
 }
 
-void log_write(enum log_level level, const char *fmt, ...)
+/* Without fields the stream is enough: journald reads the level from it. */
+static void put(enum log_level level, const struct log_fields *f, const char *fmt, va_list ap)
+    __attribute__((format(printf, 3, 0)));
+
+static void put(enum log_level level, const struct log_fields *f, const char *fmt, va_list ap)
 {
     char text[LINE_BYTES];
-    va_list ap;
 
     if (level > log_max) {
         return;
     }
-    va_start(ap, fmt);
     (void)vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
     clean(text, strlen(text));
-    to_stderr(level, text);
+    if (!f || !log_to_journal || !to_journal(level, f, text)) {
+        to_stderr(level, text);
+    }
+}
+
+void log_write(enum log_level level, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    put(level, NULL, fmt, ap);
+    va_end(ap);
 }
 
 void log_field(struct log_fields *f, const char *name, const char *fmt, ...)
@@ -136,17 +148,9 @@ void log_field(struct log_fields *f, const char *name, const char *fmt, ...)
 
 void log_write_fields(enum log_level level, const struct log_fields *f, const char *fmt, ...)
 {
-    char text[LINE_BYTES];
     va_list ap;
 
-    if (level > log_max) {
-        return;
-    }
     va_start(ap, fmt);
-    (void)vsnprintf(text, sizeof(text), fmt, ap);
+    put(level, f, fmt, ap);
     va_end(ap);
-    clean(text, strlen(text));
-    if (!log_to_journal || !to_journal(level, f, text)) {
-        to_stderr(level, text);
-    }
 }

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/hex.h"
 #include "gguf/gguf.h"
 
 enum { PIECE = 1 << 20, MAX_CACHE_BYTES = 64 << 10 };
@@ -121,8 +122,8 @@ static int hash_to_hex(int fd, char ret_hex[65])
 
     EVP_MD_CTX_free(ctx);
     free(piece);
-    for (int i = 0; r == 0 && i < 32; i++) {
-        (void)snprintf(ret_hex + 2 * i, 3, "%02x", sum[i]);
+    if (r == 0) {
+        hex_of(sum, sizeof(sum), ret_hex);
     }
     return r;
 }

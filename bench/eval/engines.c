@@ -18,7 +18,8 @@ static bool same_class(const struct policy *a, const struct policy *b)
            a->mean == b->mean && a->partial == b->partial;
 }
 
-int engines_use(struct engines *v, int class, struct engine **ret, struct error *reterr)
+/* With room for everything that a class's policies may keep. */
+static int open_class(struct engines *v, int class, struct error *reterr)
 {
     const struct engines_class *c = &v->class[class];
     const struct policy *p = &c->policy;
@@ -28,34 +29,40 @@ int engines_use(struct engines *v, int class, struct engine **ret, struct error 
     struct engine_config config = v->base;
     char text[POLICY_TEXT_MAX];
     struct policy widest;
+    int err = policy_parse(all, &widest, reterr);
+
+    if (err) {
+        return err;
+    }
+    widest.k_type = p->k_type;
+    widest.v_type = p->v_type;
+    widest.pos_new = p->pos_new;
+    widest.chunk = p->chunk;
+    widest.select = p->select;
+    widest.r = p->r;
+    widest.top_k = p->top_k;
+    widest.local = p->local;
+    widest.select_mode = p->select_mode;
+    widest.mean = p->mean;
+    widest.rank = p->rank;
+    widest.renorm = p->renorm;
+    widest.partial = p->partial;
+    policy_print(&widest, text, sizeof(text));
+    config.kv = text;
+    if (c->n_policies < config.n_seqs && v->n_texts < config.n_seqs / c->n_policies) {
+        config.n_seqs = c->n_policies * v->n_texts;
+    }
+    v->open_class = class;
+    return engine_create(&config, NULL, NULL, &v->open, reterr);
+}
+
+int engines_use(struct engines *v, int class, struct engine **ret, struct error *reterr)
+{
     int err = 0;
 
     if (!v->open || v->open_class != class) {
         engines_close(v);
-        err = policy_parse(all, &widest, reterr);
-        if (err) {
-            return err;
-        }
-        widest.k_type = p->k_type;
-        widest.v_type = p->v_type;
-        widest.pos_new = p->pos_new;
-        widest.chunk = p->chunk;
-        widest.select = p->select;
-        widest.r = p->r;
-        widest.top_k = p->top_k;
-        widest.local = p->local;
-        widest.select_mode = p->select_mode;
-        widest.mean = p->mean;
-        widest.rank = p->rank;
-        widest.renorm = p->renorm;
-        widest.partial = p->partial;
-        policy_print(&widest, text, sizeof(text));
-        config.kv = text;
-        if (c->n_policies < config.n_seqs && v->n_texts < config.n_seqs / c->n_policies) {
-            config.n_seqs = c->n_policies * v->n_texts;
-        }
-        err = engine_create(&config, NULL, NULL, &v->open, reterr);
-        v->open_class = class;
+        err = open_class(v, class, reterr);
     }
     *ret = v->open;
     return err;

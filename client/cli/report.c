@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hex.h"
 #include "client/cli/cli.h"
 #include "proto/lane/record.h"
 
@@ -119,9 +120,7 @@ int backend_len(const char *backend)
 
 void id_text(const uint8_t id[16], char ret[33])
 {
-    for (int i = 0; i < 16; i++) {
-        (void)snprintf(ret + 2 * i, 3, "%02x", id[i]);
-    }
+    hex_of(id, 16, ret);
 }
 
 void quote_bytes(FILE *f, const char *text, size_t len)

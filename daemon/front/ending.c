@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/hex.h"
 #include "base/log.h"
 #include "daemon/front/dispatch.h"
 #include "daemon/front/front.h"
@@ -79,9 +80,7 @@ static void count(struct front *f, const struct request *r, const struct lane_re
         double ms = (double)(r->ended_ns - r->accepted_ns) / 1e6;
         char id[2 * sizeof(r->id) + 1];
 
-        for (size_t i = 0; i < sizeof(r->id); i++) {
-            (void)snprintf(id + 2 * i, 3, "%02x", r->id[i]);
-        }
+        hex_of(r->id, sizeof(r->id), id);
         log_field(&fields, "PIPIT_EVENT", "request");
         log_field(&fields, "PIPIT_REQUEST_ID", "%s", id);
         log_field(&fields, "PIPIT_PRINCIPAL", "%u", r->who->uid);

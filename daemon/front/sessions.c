@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/hex.h"
 #include "daemon/front/bulk.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
@@ -114,9 +115,7 @@ static int folder_of(const struct config *c, uint32_t uid, const uint8_t *tenant
     if (base < 0) {
         return base;
     }
-    for (uint32_t i = 0; i < tenant_len; i++) {
-        n += snprintf(name + n, sizeof(name) - (size_t)n, "%02x", tenant[i]);
-    }
+    hex_of(tenant, tenant_len, name + n);
     fd = open_below(base, name);
     return fd < 0 ? error_set_errno(reterr, fd, "the folder of this user's sessions") : fd;
 }
