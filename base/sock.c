@@ -37,7 +37,10 @@ HOT int sock_send(int fd, const void *buf, size_t size, const int *fds, int n_fd
     do {
         n = sendmsg(fd, &msg, MSG_NOSIGNAL);
     } while (n < 0 && errno == EINTR);
-    return n < 0 ? -errno : 0;
+    if (n < 0) {
+        return errno == ECONNRESET ? -EPIPE : -errno;
+    }
+    return 0;
 }
 
 /* Hands the descriptors over, or closes them where there are more than the caller has room for. */
@@ -66,11 +69,20 @@ static int take_fds(struct msghdr *msg, int *fds)
     return n;
 }
 
+bool sock_reset(bool *seen)
+{
+    bool first = errno == ECONNRESET && !*seen;
+
+    *seen = *seen || first;
+    return first;
+}
+
 HOT ssize_t sock_recv(int fd, void *buf, size_t size, int *fds, int *ret_n_fds)
 {
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(SOCK_MAX_FDS * sizeof(int))];
     struct iovec iov = {.iov_base = buf, .iov_len = size};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+    bool reset = false;
     ssize_t n;
 
     if (fds) {
@@ -80,7 +92,7 @@ HOT ssize_t sock_recv(int fd, void *buf, size_t size, int *fds, int *ret_n_fds)
     }
     do {
         n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC | MSG_TRUNC);
-    } while (n < 0 && errno == EINTR);
+    } while (n < 0 && (errno == EINTR || sock_reset(&reset)));
     if (n < 0) {
         return -errno;
     }

@@ -5,6 +5,7 @@
 /* Messages with descriptors over AF_UNIX sequenced-packet sockets, and the checks on paths that
  * every program here needs. Nothing here blocks unless the socket does. */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 #include <sys/un.h>
@@ -12,6 +13,11 @@
 #include "base/error.h"
 
 enum { SOCK_MAX_FDS = 4, SOCK_PATH_MAX = 107 };
+
+/* A peer that ends while something of ours lies unread in its socket leaves ECONNRESET in ours,
+ * once, before what it sent itself. Nothing is lost by it: what was sent is read next, then the
+ * end. So whoever reads tries again after the first (`*seen` begins as false); with errno set. */
+bool sock_reset(bool *seen);
 
 /* Sends one whole message with `n_fds` descriptors (which stay the caller's). 0, or a negative
  * errno; -EAGAIN when the peer's queue is full, -EPIPE when it is gone (no SIGPIPE). */

@@ -11,9 +11,9 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
-#include "client/lib/client.h"
-
 #include "base/hot.h"
+#include "base/sock.h"
+#include "client/lib/client.h"
 
 enum { FDS_MAX = 16 };
 
@@ -96,11 +96,12 @@ HOT int socket_recv(int sock, struct lane_record *ret, ssize_t *ret_n, int fds[2
                        .msg_iovlen = 1,
                        .msg_control = control.bytes,
                        .msg_controllen = sizeof(control.bytes)};
+    bool reset = false;
     ssize_t n;
 
     do {
         n = recvmsg(sock, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    } while (n < 0 && errno == EINTR);
+    } while (n < 0 && (errno == EINTR || sock_reset(&reset)));
     fds[0] = fds[1] = -1;
     if (n < 0) {
         return -errno;

@@ -304,7 +304,7 @@ HOT int door_receive(struct door *d, struct lane_record *ret, struct error *rete
     if (n == -EAGAIN) {
         return 0;
     }
-    if (n == 0 || n == -ECONNRESET || n == -EPIPE) {
+    if (n == 0) {
         return error_set(reterr, -EPIPE, "the front closed the lane");
     }
     if (n < 0) {

@@ -458,6 +458,20 @@ class Connections(Served):
         gone.close()
         self.assertTrue(wait_until(lambda: self.lane.status().n_running == 0, 2))
 
+    def test_what_one_that_left_had_sent_is_read(self):
+        """Its pong lies unread in its socket as it closes, its request in ours."""
+        a = self.daemon.lane()
+        a.send(PING)
+        self.assertTrue(a.readable(5 * SLOW))
+        os.kill(self.daemon.process.pid, signal.SIGSTOP)
+        try:
+            rid = a.request(prompt("Once upon a time", 5), flags=F_DETACH)
+            a.close()
+        finally:
+            os.kill(self.daemon.process.pid, signal.SIGCONT)
+        self.lane.resume(rid, 1)
+        self.assertEqual(list(self.lane.events(rid))[-1].type, DONE)
+
     def test_resume(self):
         a = self.daemon.lane()
         rid = a.request(prompt("Once upon a time", 60), flags=F_DETACH)
