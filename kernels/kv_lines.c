@@ -116,7 +116,10 @@ double kv_lines_read(const struct ops_kv_layout *l, const struct ops_select *s, 
 
 double kv_lines_part(const struct ops_kv_layout *l, int32_t n)
 {
-    return l->part_dims == 0 ? 0
-                             : (double)l->k_heads * l->part_dims *
-                                   kv_lines_some(n, n, 0, ops_kv_type_bytes(l->part_type, 1));
+    struct some every = {n, n, 0};
+
+    return l->part_dims == 0
+               ? 0
+               : l->k_heads * (l->part_dims * all(&every, ops_kv_type_bytes(l->part_type, 1)) +
+                               (ops_kv_scale_bytes(l->part_type) ? all(&every, 2) : 0));
 }

@@ -28,6 +28,13 @@ uint64_t ops_kv_scale_bytes(enum ops_kv_type type)
     return (uint64_t)kv_types[type].scale_bytes;
 }
 
+uint64_t ops_kv_part_bytes(const struct ops_kv_layout *l)
+{
+    return l->part_dims == 0
+               ? 0
+               : ops_kv_type_bytes(l->part_type, l->part_dims) + ops_kv_scale_bytes(l->part_type);
+}
+
 int32_t ops_kv_block_dims(enum ops_kv_type type)
 {
     return kv_types[type].block_len;

@@ -195,7 +195,8 @@ struct ops_kv_layout {
     uint64_t page_bytes; /* filled by backend kv_layout(); a multiple of 64 */
     enum ops_rank rank;
     /* Partial keys, by which a layer's slots are ranked one layer ahead (struct ops_speculate): of each
-     * slot and K head the first part_dims values of A k, k as it reads back. 0: none. f32 or f16.
+     * slot and K head the first part_dims values of A k, k as it reads back. 0: none. f32, f16 or fp8,
+     * the last with one f16 scale per slot and K head, of these values alone.
      * Canonical slots hold none; kv_import makes them anew. */
     int32_t part_dims;
     enum ops_kv_type part_type;
@@ -442,6 +443,8 @@ uint64_t ops_kv_slot_bytes(const struct ops_kv_layout *layout);
 /* Bytes of one element row of n values of a type, scales apart; and of its scale (0 or 2). */
 uint64_t ops_kv_type_bytes(enum ops_kv_type type, int32_t n);
 uint64_t ops_kv_scale_bytes(enum ops_kv_type type);
+/* Of one slot's partial key of one K head, its scale included; 0 without partial keys. */
+uint64_t ops_kv_part_bytes(const struct ops_kv_layout *layout);
 /* Of how many dims one block of a type is; 1 where each is by itself. Heads are whole blocks. */
 int32_t ops_kv_block_dims(enum ops_kv_type type);
 const char *ops_kv_type_name(enum ops_kv_type type);

@@ -15,7 +15,7 @@ static bool same_class(const struct policy *a, const struct policy *b)
 {
     return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new &&
            a->rank == b->rank && a->select == b->select && a->select_mode == b->select_mode &&
-           a->mean == b->mean && a->partial == b->partial;
+           a->mean == b->mean && a->partial == b->partial && a->partial8 == b->partial8;
 }
 
 /* With room for everything that a class's policies may keep. */
@@ -47,6 +47,7 @@ static int open_class(struct engines *v, int class, struct error *reterr)
     widest.rank = p->rank;
     widest.renorm = p->renorm;
     widest.partial = p->partial;
+    widest.partial8 = p->partial8;
     policy_print(&widest, text, sizeof(text));
     config.kv = text;
     if (c->n_policies < config.n_seqs && v->n_texts < config.n_seqs / c->n_policies) {

@@ -210,9 +210,10 @@ static int check_select(const struct shape *s, const struct policy *p, int32_t v
                          "this policy");
     }
     if (p->pool == POLICY_POOL_DISK && variant != s->tier_variant) {
-        return error_set(reterr, -ENOMEM,
-                         "the file for K and V is planned for another precision or partial=; start "
-                         "the daemon with --kv naming this policy");
+        return error_set(
+            reterr, -ENOMEM,
+            "the file for K and V is planned for another precision or partial key; start "
+            "the daemon with --kv naming this policy");
     }
     if ((p->select != POLICY_READ_ALL && !s->selects) || (sums && !s->sums) ||
         (speculates && !s->speculates)) {

@@ -126,6 +126,7 @@ static const struct option_row options[] = {
     {"count", SELECT_BIT(POLICY_INFINIGEN), FIELD_INT, FIELD(count), 0, 1 << 24, NULL},
     {"share", SELECT_BIT(POLICY_INFINIGEN), FIELD_PERCENT, FIELD(share), 0, 100, NULL},
     {"partial", SELECT_BIT(POLICY_INFINIGEN), FIELD_FLOAT, FIELD(partial), 0.01, 1, NULL},
+    {"partial8", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(partial8), 0, 0, switches},
     {"skew", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(skew), 0, 0, switches},
     {"pool", SELECT_BIT(POLICY_INFINIGEN), FIELD_POOL, FIELD(pool), 0, 0, pools},
     {"victim", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(victim), 0, 0, victims},

@@ -79,6 +79,7 @@ struct policy {
     int32_t count; /* instead: as many as this; 0 */
     int32_t share; /* or this percent of the text; 0 */
     float partial; /* share of a key's dims that the partial key has */
+    int32_t partial8; /* in fp8, else in f16 (f32 where K is) */
     int32_t skew;  /* partial keys by the overlay's rotation, else by its columns of K as it is */
     int32_t pool;  /* enum policy_pool: where K and V of all slots lie, or `budget` of them on the device */
     int32_t victim; /* of these, which goes: POLICY_FIFO, POLICY_LRU or POLICY_COUNTER */

@@ -43,6 +43,14 @@ int32_t select_part_dims(const struct policy *p, int32_t k_dim)
     return p->select != POLICY_INFINIGEN ? 0 : n > 1 ? n : 1;
 }
 
+enum ops_kv_type select_part_type(const struct policy *p)
+{
+    return p->select != POLICY_INFINIGEN ? OPS_KV_F32
+           : p->partial8                 ? OPS_KV_FP8
+           : p->k_type == OPS_KV_F32     ? OPS_KV_F32
+                                         : OPS_KV_F16;
+}
+
 bool select_means(const struct policy *p, int32_t n_q, int32_t n_k, int32_t n_v)
 {
     if (p->select != POLICY_SPARQ || p->mean == POLICY_MEAN_OFF) {

@@ -14,6 +14,8 @@ void select_make(const struct policy *p, struct ops_select *ret);
 
 /* Values of a partial key, 0 where the policy has none. */
 int32_t select_part_dims(const struct policy *p, int32_t k_dim);
+/* Their type, f32 where there are none. */
+enum ops_kv_type select_part_type(const struct policy *p);
 
 /* Does the policy keep the mean of V of a store with n_k K heads and n_v V heads read by n_q query
  * heads? */

@@ -88,7 +88,8 @@ static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_
 static bool same_pages(const struct policy *a, const struct policy *b)
 {
     return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new &&
-           a->rank == b->rank && select_part_dims(a, 1 << 20) == select_part_dims(b, 1 << 20);
+           a->rank == b->rank && select_part_dims(a, 1 << 20) == select_part_dims(b, 1 << 20) &&
+           select_part_type(a) == select_part_type(b);
 }
 
 static int lay_classes(struct shape *s, struct error *reterr)
@@ -121,9 +122,7 @@ static int lay_classes(struct shape *s, struct error *reterr)
                 .rank = (enum ops_rank)p->rank,
                 .part_dims = st->skew ? select_part_dims(p, st->k_dim) : 0,
             };
-            l->part_type = l->part_dims == 0         ? OPS_KV_F32
-                           : p->k_type == OPS_KV_F32 ? OPS_KV_F32
-                                                     : OPS_KV_F16;
+            l->part_type = l->part_dims == 0 ? OPS_KV_F32 : select_part_type(p);
             int r = s->config.ops->kv_layout(l, reterr);
 
             if (r) {

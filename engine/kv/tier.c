@@ -83,7 +83,7 @@ static uint64_t whole_blocks(uint64_t bytes)
 
 static uint64_t part_page_bytes(const struct ops_kv_layout *l)
 {
-    return (uint64_t)(l->k_heads * OPS_PAGE_SLOTS) * ops_kv_type_bytes(l->part_type, l->part_dims);
+    return (uint64_t)(l->k_heads * OPS_PAGE_SLOTS) * ops_kv_part_bytes(l);
 }
 
 static void measure(const struct tier_config *c, struct tier *t)

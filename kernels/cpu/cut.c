@@ -238,16 +238,7 @@ static void move_slot(const struct ops_kv *kv, int32_t group, int32_t to, int32_
         }
     }
     cpu_kv_move_k(l, a, (int32_t)i, b, (int32_t)j);
-    for (int32_t h = 0; h < l->k_heads && l->part_dims > 0; h++) {
-        size_t part = kv_page_element(l->part_type);
-
-        for (int32_t d = 0; d < l->part_dims; d++) {
-            size_t row = (size_t)d * OPS_PAGE_SLOTS;
-
-            memcpy(kv_page_part(l, a, h) + (row + i) * part,
-                   kv_page_part(l, b, h) + (row + j) * part, part);
-        }
-    }
+    cpu_kv_move_part(l, a, (int32_t)i, b, (int32_t)j);
     for (int32_t h = 0; h < l->v_heads; h++) {
         memcpy(kv_page_v(l, a, h) + i * v_row, kv_page_v(l, b, h) + j * v_row, v_row);
         if (ops_kv_scale_bytes(l->v_type)) {

@@ -207,7 +207,7 @@ int cpu_kv_layout(struct ops_kv_layout *l, struct error *reterr)
                     (uint64_t)l->v_heads * kv_page_v_bytes(l) +
                     OPS_PAGE_SLOTS * ((uint64_t)l->k_heads * ops_kv_scale_bytes(l->k_type) +
                                       (uint64_t)l->v_heads * ops_kv_scale_bytes(l->v_type)) +
-                    kv_page_copy_bytes(l) + (uint64_t)l->k_heads * kv_page_part_bytes(l);
+                    kv_page_copy_bytes(l) + kv_page_part_bytes(l);
     return 0;
 }
 
@@ -279,10 +279,11 @@ int cpu_kv_import(struct backend *be, const struct ops_kv_slots *p)
         }
     }
     for (int32_t i = 0; i < p->n_slots && l->part_dims > 0;) {
+        struct kv_scratch s = cpu_kv_scratch(cpu, 0);
         int32_t left = OPS_PAGE_SLOTS - (p->slot0 + i) % OPS_PAGE_SLOTS;
         int32_t n = p->n_slots - i < left ? p->n_slots - i : left;
 
-        cpu_kv_make_part(cpu, p->kv, p->group, p->slot0 + i, n, cpu_kv_scratch(cpu, 0).t.x);
+        cpu_kv_make_part(cpu, p->kv, p->group, p->slot0 + i, n, &s.t);
         i += n;
     }
     return 0;

@@ -132,9 +132,12 @@ static inline int32_t kv_own_slot(const struct ops_seq *seq, int32_t group)
 void cpu_kv_copy_k(const struct cpu *cpu, const struct ops_kv_layout *l, uint8_t *page,
                    int32_t head, int32_t first, int32_t n, float *scratch);
 void cpu_kv_move_k(const struct ops_kv_layout *l, uint8_t *to, int32_t i, uint8_t *from, int32_t j);
-/* kv_part.c: partial keys of slots [slot, slot + n) of one page, made anew from K. x (64, 64): scratch. */
+/* kv_part.c: partial keys of slots [slot, slot + n) of one page, made anew from K; and those of slot j
+ * of one page to slot i of another, all heads. Uses the thread's k, x and row. */
 void cpu_kv_make_part(const struct cpu *cpu, const struct ops_kv *kv, int32_t group, int32_t slot,
-                      int32_t n, float *x);
+                      int32_t n, const struct kv_thread *t);
+void cpu_kv_move_part(const struct ops_kv_layout *l, uint8_t *to, int32_t i, uint8_t *from,
+                      int32_t j);
 /* v_sum gets factor times the slot's V; scratch (v_pad). */
 void cpu_kv_add_value(const struct cpu *cpu, const struct ops_kv *kv, int32_t group, int32_t slot,
                       float factor, float *scratch);

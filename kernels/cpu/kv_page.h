@@ -11,7 +11,8 @@
  *     V scales (v_heads, 64) f16
  *     K rows   (k_heads, 64, k_pad)  K by slot, with OPS_RANK_2K and OPS_RANK_8 (kv_copy.c)
  *     K ranks  (k_heads, k_dim, 64)  K in fp8, with OPS_RANK_8, and its scales (k_heads, 64) f16
- *     partial  (k_heads, part_dims, 64)  partial keys, f16 or f32
+ *     partial  (k_heads, part_dims, 64)  partial keys: f32, f16 or fp8, then the scales of fp8,
+ *                                        (k_heads, 64) f16
  *
  * Every part begins on a 64-byte line. */
 
@@ -124,15 +125,27 @@ static inline size_t kv_page_copy_bytes(const struct ops_kv_layout *l)
 
 /* ---- partial keys (kv_part.c) ---- */
 
+/* Of all heads, scales included. */
 static inline size_t kv_page_part_bytes(const struct ops_kv_layout *l)
 {
-    return (size_t)l->part_dims * OPS_PAGE_SLOTS * kv_page_element(l->part_type);
+    return (size_t)l->k_heads * OPS_PAGE_SLOTS * (size_t)ops_kv_part_bytes(l);
 }
 
 /* The last of the page. */
 static inline uint8_t *kv_page_part(const struct ops_kv_layout *l, uint8_t *page, int32_t head)
 {
-    return page + l->page_bytes - (size_t)(l->k_heads - head) * kv_page_part_bytes(l);
+    return page + l->page_bytes - kv_page_part_bytes(l) +
+           (size_t)(head * l->part_dims * OPS_PAGE_SLOTS) * kv_page_element(l->part_type);
+}
+
+/* (64) f16, or NULL for types without. */
+static inline uint16_t *kv_page_part_scale(const struct ops_kv_layout *l, uint8_t *page,
+                                           int32_t head)
+{
+    return ops_kv_scale_bytes(l->part_type)
+               ? (uint16_t *)(void *)kv_page_part(l, page, l->k_heads) +
+                     (size_t)head * OPS_PAGE_SLOTS
+               : NULL;
 }
 
 #endif

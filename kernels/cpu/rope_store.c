@@ -258,7 +258,7 @@ static void store_run(const struct job *job, const struct kv_thread *t, const st
         cpu_kv_copy_k(job->cpu, kv->layout, page, h, r->slot % OPS_PAGE_SLOTS, r->n, t->k);
     }
     if (kv->layout->part_dims > 0) {
-        cpu_kv_make_part(job->cpu, kv, r->group, r->slot, r->n, t->x);
+        cpu_kv_make_part(job->cpu, kv, r->group, r->slot, r->n, t);
     }
     for (int32_t h = 0; h < kv->layout->v_heads; h++) {
         store_v(job, t, r, page, h);

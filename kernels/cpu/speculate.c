@@ -114,7 +114,8 @@ static void rank_page(const struct att_select *a, int32_t slot)
     for (int32_t h = 0; h < u->n_heads; h++) {
         float *x = a->x + (size_t)h * a->ld + (size_t)slot;
 
-        (void)att_logits(u, 0, h, NULL, u->t->pos, u->t->pos, masked, x);
+        (void)att_logits(u, 0, h, kv_page_part_scale(u->l, page, h / u->share_k), u->t->pos,
+                         u->t->pos, masked, x);
         if (own >= 0 && own < OPS_PAGE_SLOTS) {
             x[own] = CPU_KV_MASKED;
         }

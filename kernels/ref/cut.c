@@ -120,8 +120,8 @@ static void move_slot(const struct ops_kv *kv, int32_t group, int32_t to, int32_
     memcpy(a.k_scale, b.k_scale, (size_t)l->k_heads * ops_kv_scale_bytes(l->k_type));
     memcpy(a.v_scale, b.v_scale, (size_t)l->v_heads * ops_kv_scale_bytes(l->v_type));
     for (int32_t h = 0; h < l->k_heads && l->part_dims > 0; h++) {
-        memcpy((uint8_t *)ref_kv_part(kv, group, to, h), ref_kv_part(kv, group, from, h),
-               ops_kv_type_bytes(l->part_type, l->part_dims));
+        memcpy(ref_kv_part(kv, group, to, h), ref_kv_part(kv, group, from, h),
+               ops_kv_part_bytes(l));
     }
 }
 

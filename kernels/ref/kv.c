@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reference page: K of all 64 slots [slot][k_heads][k_dim], then V [slot][v_heads][v_dim], then
  * the scales of K [slot][k_heads] and of V [slot][v_heads] where the types have them, then partial
- * keys [slot][k_heads][part_dims]. Export and import of slots in canonical form, which is the same
- * order for one slot without partial keys. */
+ * keys [slot][k_heads], each part_dims values and the scale where their type has one. Export and
+ * import of slots in canonical form, which is the same order for one slot without partial keys. */
 
 #include <errno.h>
 #include <string.h>
@@ -27,11 +27,6 @@ static struct sizes sizes_of(const struct ops_kv_layout *l)
     };
 }
 
-static uint64_t part_bytes(const struct ops_kv_layout *l)
-{
-    return ops_kv_type_bytes(l->part_type, l->part_dims);
-}
-
 int ref_kv_layout(struct ops_kv_layout *l, struct error *reterr)
 {
     int r = kv_code_check(l, reterr);
@@ -39,7 +34,8 @@ int ref_kv_layout(struct ops_kv_layout *l, struct error *reterr)
     if (r) {
         return r;
     }
-    l->page_bytes = OPS_PAGE_SLOTS * (ops_kv_slot_bytes(l) + part_bytes(l) * (uint64_t)l->k_heads);
+    l->page_bytes =
+        OPS_PAGE_SLOTS * (ops_kv_slot_bytes(l) + ops_kv_part_bytes(l) * (uint64_t)l->k_heads);
     return 0;
 }
 
@@ -61,17 +57,29 @@ struct ref_slot ref_kv_slot(const struct ops_kv *kv, int32_t group, int32_t slot
     };
 }
 
-const uint8_t *ref_kv_part(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t k_head)
+uint8_t *ref_kv_part(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t k_head)
 {
     const struct ops_kv_layout *l = kv->layout;
     size_t entry = (size_t)group * (size_t)kv->max_pages + (size_t)(slot / OPS_PAGE_SLOTS);
     size_t head = (size_t)(slot % OPS_PAGE_SLOTS) * (size_t)l->k_heads + (size_t)k_head;
 
     return kv->pool + (size_t)(kv->pages[entry] + 1) * l->page_bytes -
-           (size_t)(OPS_PAGE_SLOTS * l->k_heads) * part_bytes(l) + head * part_bytes(l);
+           ((size_t)(OPS_PAGE_SLOTS * l->k_heads) - head) * ops_kv_part_bytes(l);
 }
 
-void ref_kv_make_part(const struct ops_kv *kv, int32_t group, int32_t slot, float *k)
+void ref_kv_part_values(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t k_head,
+                        float *ret)
+{
+    const struct ops_kv_layout *l = kv->layout;
+    const uint8_t *part = ref_kv_part(kv, group, slot, k_head);
+    uint16_t scale = 0;
+
+    memcpy(&scale, part + ops_kv_type_bytes(l->part_type, l->part_dims),
+           ops_kv_scale_bytes(l->part_type));
+    kv_code_decode(l->part_type, part, scale, ret, l->part_dims);
+}
+
+void ref_kv_make_part(const struct ops_kv *kv, int32_t group, int32_t slot, float *k, float *x)
 {
     const struct ops_kv_layout *l = kv->layout;
     struct ref_slot s = ref_kv_slot(kv, group, slot);
@@ -79,18 +87,20 @@ void ref_kv_make_part(const struct ops_kv *kv, int32_t group, int32_t slot, floa
     for (int32_t h = 0; h < l->k_heads && l->part_dims > 0; h++) {
         const float *a =
             kv->skew + (size_t)(group * l->k_heads + h) * (size_t)l->k_dim * (size_t)l->k_dim;
-        uint8_t *to = (uint8_t *)ref_kv_part(kv, group, slot, h);
+        uint8_t *to = ref_kv_part(kv, group, slot, h);
+        uint16_t scale = 0;
 
         kv_code_decode(l->k_type, s.k + (size_t)h * ops_kv_type_bytes(l->k_type, l->k_dim),
                        ops_kv_scale_bytes(l->k_type) ? s.k_scale[h] : 0, k, l->k_dim);
         for (int32_t j = 0; j < l->part_dims; j++) {
-            float dot = 0;
-
+            x[j] = 0;
             for (int32_t d = 0; d < l->k_dim; d++) {
-                dot += a[j * l->k_dim + d] * k[d];
+                x[j] += a[j * l->k_dim + d] * k[d];
             }
-            kv_code_encode(l->part_type, &dot, to + ops_kv_type_bytes(l->part_type, j), NULL, 1);
         }
+        kv_code_encode(l->part_type, x, to, &scale, l->part_dims);
+        memcpy(to + ops_kv_type_bytes(l->part_type, l->part_dims), &scale,
+               ops_kv_scale_bytes(l->part_type));
     }
 }
 
@@ -174,7 +184,8 @@ int ref_kv_import(struct backend *be, const struct ops_kv_slots *p)
         memcpy(s.v_scale, host += size.k_scale, size.v_scale);
         host += size.v_scale;
         if (p->kv->layout->part_dims > 0) {
-            ref_kv_make_part(p->kv, p->group, p->slot0 + i, ref->threads[0].head);
+            ref_kv_make_part(p->kv, p->group, p->slot0 + i, ref->threads[0].head,
+                             ref->threads[0].page);
         }
     }
     return 0;

@@ -59,9 +59,12 @@ struct ref_slot {
 
 /* ret (n) gets one V head of a slot. */
 void ref_kv_value(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t v_head, float *ret);
-/* Partial key of one slot and K head; and those of a slot made anew from its K, k (k_dim) scratch. */
-const uint8_t *ref_kv_part(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t k_head);
-void ref_kv_make_part(const struct ops_kv *kv, int32_t group, int32_t slot, float *k);
+/* Partial key of one slot and K head, its scale behind it; its values, ret (part_dims); and those of
+ * a slot made anew from its K, k and x (k_dim) scratch. */
+uint8_t *ref_kv_part(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t k_head);
+void ref_kv_part_values(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t k_head,
+                        float *ret);
+void ref_kv_make_part(const struct ops_kv *kv, int32_t group, int32_t slot, float *k, float *x);
 struct ref_slot ref_kv_slot(const struct ops_kv *kv, int32_t group, int32_t slot);
 /* Position held by a slot, -1 when empty. */
 int32_t ref_kv_pos(const struct ops_kv *kv, int32_t group, int32_t slot);

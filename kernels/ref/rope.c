@@ -58,8 +58,9 @@ static void add_to_sum(const struct ops_kv *kv, int32_t group, int32_t slot, flo
 }
 
 static void store_group(const struct ops_rope_store *p, const struct ops_seq *seq, int32_t i,
-                        int32_t group, float *head)
+                        int32_t group, const struct ref_thread *t)
 {
+    float *head = t->head;
     const struct ops_kv *kv = &seq->kv;
     const struct ops_kv_layout *l = kv->layout;
     size_t row = (size_t)(seq->row0 + i);
@@ -90,7 +91,7 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
         kv_code_encode(l->v_type, v, to.v + (size_t)h * ops_kv_type_bytes(l->v_type, l->v_dim),
                        to.v_scale + h, l->v_dim);
     }
-    ref_kv_make_part(kv, group, slot, head);
+    ref_kv_make_part(kv, group, slot, head, t->page);
     if (kv->slot_pos) {
         kv->slot_pos[(size_t)group * (size_t)kv->cap + (size_t)slot] = seq->pos0 + i;
     }
@@ -102,7 +103,8 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
     }
 }
 
-static void one_row(struct job *job, const struct ops_seq *seq, int32_t i, float *head)
+static void one_row(struct job *job, const struct ops_seq *seq, int32_t i,
+                    const struct ref_thread *t)
 {
     const struct ops_rope_store *p = job->p;
     bool overwritten = seq->ring > 0 && i + seq->ring < seq->n_rows;
@@ -115,7 +117,7 @@ static void one_row(struct job *job, const struct ops_seq *seq, int32_t i, float
     }
     if (p->n_k > 0 && !overwritten) {
         for (int32_t g = 0; g < seq->kv.layout->n_groups; g++) {
-            store_group(p, seq, i, g, head);
+            store_group(p, seq, i, g, t);
         }
     }
 }
@@ -131,7 +133,7 @@ static void rows(void *arg, int tid, int n_threads)
         while (s + 1 < p->n_seqs && i >= p->seqs[s].row0 + p->seqs[s].n_rows) {
             s++;
         }
-        one_row(job, &p->seqs[s], i - p->seqs[s].row0, job->ref->threads[tid].head);
+        one_row(job, &p->seqs[s], i - p->seqs[s].row0, &job->ref->threads[tid]);
     }
 }
 

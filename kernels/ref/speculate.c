@@ -53,9 +53,7 @@ static void rank_head(const struct ref_unit *u, int32_t head)
     for (int32_t s = 0; s < u->seq->kv.n_slots; s++) {
         float dot = 0;
 
-        kv_code_decode(l->part_type,
-                       ref_kv_part(&u->seq->kv, k_head / l->k_heads, s, k_head % l->k_heads), 0,
-                       u->t->head, l->part_dims);
+        ref_kv_part_values(&u->seq->kv, k_head / l->k_heads, s, k_head % l->k_heads, u->t->head);
         for (int32_t j = 0; j < l->part_dims; j++) {
             dot += skewed[j] * u->t->head[j];
         }

@@ -67,6 +67,7 @@ CASES = [
     ("infinigen_count", (), "f32+infinigen:count=7,partial=1", {"select": {**AHEAD, "count": 7, "partial": 1}}),
     ("infinigen_share", (), "f32+infinigen:share=25%,partial=0.5,skew=off", {"select": {**AHEAD, "share": 25, "skew": False}}),
     ("infinigen_all", (), "f32+infinigen:alpha=1000,cap=100%,partial=0.2", {}),
+    ("infinigen_partial8", (), "f32+infinigen:count=7,partial=0.5,partial8=on", {"select": {**AHEAD, "count": 7, "partial8": True}}),
     ("infinigen_swiftkv", (2, 1), "f32+infinigen:count=6,partial=0.5", {"select": {**AHEAD, "count": 6}}),
     ("infinigen_acrosskv", (2, 3), "f32+infinigen:alpha=1,cap=50%,partial=0.5", {"select": {**AHEAD, "alpha": 1, "cap": 50}}),
     ("swiftkv", (2, 1), "f32", {}),

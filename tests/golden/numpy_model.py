@@ -96,6 +96,16 @@ def softmax(x):
     return e / e.sum()
 
 
+def fp8(x):
+    """A row as it comes back from FP8: codes E4M3 (bias 7, largest 448), and scale = largest |x| / 1.75 in f16 at code 256."""
+    scale = float(np.float16(abs(x).max() / 1.75))
+    if scale == 0:
+        return np.zeros_like(x)
+    y = np.minimum(abs(x) / scale * 256, 448)
+    step = 2.0 ** (np.maximum(np.floor(np.log2(np.maximum(y, 2.0 ** -9))), -6) - 3)
+    return np.copysign(np.round(y / step) * step, x) * scale / 256
+
+
 class Model:
     def __init__(self, paths, policy):
         self.w = Weights(paths)
@@ -266,7 +276,9 @@ class Model:
         x = np.zeros((self.n_head, pos))
         for head in range(self.n_head):
             h = head // share
-            x[head] = np.array(st.k[h][:pos]) @ a[h][:m].T @ (a[h][:m] @ q[head]) / math.sqrt(self.dim)
+            part = np.array(st.k[h][:pos]) @ a[h][:m].T
+            part = np.array([fp8(row) for row in part]) if s.get("partial8") else part
+            x[head] = part @ (a[h][:m] @ q[head]) / math.sqrt(self.dim)
         if s.get("count"):
             n = s["count"]
         elif s.get("share"):

@@ -408,10 +408,9 @@ void check_op(struct check *c)
 {
     static const struct {
         enum ops_kv_type k, v, part;
-    } types[] = {{OPS_KV_F32, OPS_KV_F32, OPS_KV_F32},
-                 {OPS_KV_F16, OPS_KV_F16, OPS_KV_F16},
-                 {OPS_KV_I8, OPS_KV_FP8, OPS_KV_F16},
-                 {OPS_KV_FP8, OPS_KV_FP8, OPS_KV_F32}};
+    } types[] = {{OPS_KV_F32, OPS_KV_F32, OPS_KV_F32}, {OPS_KV_F16, OPS_KV_F16, OPS_KV_F16},
+                 {OPS_KV_I8, OPS_KV_FP8, OPS_KV_F16},  {OPS_KV_FP8, OPS_KV_FP8, OPS_KV_F32},
+                 {OPS_KV_F16, OPS_KV_F16, OPS_KV_FP8}, {OPS_KV_FP8, OPS_KV_FP8, OPS_KV_FP8}};
     const struct ops_select alpha = {.kind = OPS_SELECT_GIVEN, .alpha = 1.5f, .cap = 100};
     const struct ops_select capped = {.kind = OPS_SELECT_GIVEN, .alpha = 4, .cap = 20};
     const struct ops_select count = {.kind = OPS_SELECT_GIVEN, .count = 37};

@@ -144,15 +144,17 @@ static void answers(const char *backend, const char *kv, int n, struct run *r)
 
 Test(infinigen, alone_and_in_company)
 {
-    static const char *const backends[] = {"ref", "cpu"};
+    static const char *const backends[] = {"ref", "cpu", "ref", "cpu"};
 
-    for (int b = 0; b < 2; b++) {
+    for (int b = 0; b < 4; b++) {
+        const char *kv = b < 2 ? "f16+infinigen:alpha=2,partial=0.5"
+                               : "f16+infinigen:alpha=2,partial=0.5,partial8=on";
         struct run alone;
         struct run many[3];
 
-        answers(backends[b], "f16+infinigen:alpha=2,partial=0.5", 1, &alone);
-        answers(backends[b], "f16+infinigen:alpha=2,partial=0.5", 3, many);
-        cr_assert(run_same(&alone, &many[0]), "%s", backends[b]);
+        answers(backends[b], kv, 1, &alone);
+        answers(backends[b], kv, 3, many);
+        cr_assert(run_same(&alone, &many[0]), "%s %s", backends[b], kv);
         run_clear(&alone);
         for (int i = 0; i < 3; i++) {
             run_clear(&many[i]);
@@ -174,4 +176,39 @@ Test(infinigen, everything_is_full)
     run_clear(&all);
     run_clear(&full);
     run_clear(&few);
+}
+
+/* Pages of a mix: whose partial keys are of which type. */
+Test(infinigen, partial_keys_of_both_types)
+{
+    static const char *const half = "infinigen:count=2,partial=0.3";
+    static const char *const eight = "infinigen:count=2,partial=0.3,partial8=on";
+    struct run alone[2];
+    char model[256];
+    char skew[256];
+    char mix[256];
+    struct engine *e = NULL;
+    struct error err = {0};
+    int32_t ids[N_PROMPT];
+
+    answers("cpu", half, 1, &alone[0]);
+    answers("cpu", eight, 1, &alone[1]);
+    cr_assert_not(run_same(&alone[0], &alone[1]), "nothing hangs on it in this text");
+    (void)snprintf(model, sizeof(model), "%s", run_data("cache_model.gguf"));
+    (void)snprintf(skew, sizeof(skew), "%s", run_data("cache_skew.gguf"));
+    (void)snprintf(mix, sizeof(mix), "%s=50%%;%s=50%%", half, eight);
+    cr_assert_eq(create(model, skew, "cpu", mix, &e, &err), 0, "%s", err.text);
+    run_tokens(60, engine_info(e)->n_vocab, ids, N_PROMPT);
+    for (int i = 0; i < 2; i++) {
+        struct engine_request q = run_request(ids, N_PROMPT, N_NEW);
+        struct run r;
+
+        q.kv = i ? eight : half;
+        run_submit(e, &q, &r);
+        run_all(e);
+        cr_assert(run_same(&r, &alone[i]), "%s", q.kv);
+        run_clear(&r);
+        run_clear(&alone[i]);
+    }
+    engine_destroy(e);
 }

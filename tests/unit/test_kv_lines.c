@@ -99,4 +99,6 @@ Test(kv_lines, of_heads_and_partial_keys)
     same("partial keys", kv_lines_part(&l, 128), 19 * 4);
     l.k_heads = 2;
     same("of two heads", kv_lines_part(&l, 128), 2 * 19 * 4);
+    l.part_type = OPS_KV_FP8;
+    same("in fp8, and their scales", kv_lines_part(&l, 128), 2 * (19 * 2 + 4));
 }

@@ -26,6 +26,7 @@ static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char 
                       int32_t n_stores, int32_t ctx, int32_t n_seqs, uint64_t available,
                       struct plan *ret, struct error *e)
 {
+    static const struct ops_weight skew;
     struct shape_store stores[LAYERS];
     struct shape shape = {0};
     struct plan_input in = {
@@ -51,7 +52,8 @@ static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char 
                                          .n_v = n_v,
                                          .k_dim = 64,
                                          .v_dim = 64,
-                                         .deep = n_stores < LAYERS && i == n_stores - 1};
+                                         .deep = n_stores < LAYERS && i == n_stores - 1,
+                                         .skew = i >= 2 ? &skew : NULL};
     }
     cr_assert_eq(backend_find(backend, &in.shape.ops, e), 0);
     cr_assert_eq(policy_parse_mix(kv, &in.shape.mix, e), 0, "%s", e->text);
@@ -166,6 +168,34 @@ Test(plan, copies_of_k)
     cr_assert_eq(p.kv_bytes, full / 2 * 3 + UINT64_C(30) * 3 * (64 + 2) * 8192);
     cr_assert_eq(make_heads(3, 3, "cpu", "sparq", 30, CTX, 1, UINT64_MAX, &p, &e), 0);
     cr_assert_eq(p.kv_bytes, full);
+}
+
+/* 19 of 64 dims of the stores that can be foretold. */
+Test(plan, partial_keys)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+    uint64_t heads = UINT64_C(28) * 3 * 8192;
+    struct plan p;
+    struct error e = {0};
+
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(make_heads(3, 3, backends[i], "infinigen", 30, CTX, 1, UINT64_MAX, &p, &e), 0);
+        cr_assert_eq(p.kv_bytes, full + heads * 19 * 2);
+        cr_assert_eq(make_heads(3, 3, backends[i], "f32+infinigen", 30, CTX, 1, UINT64_MAX, &p, &e),
+                     0);
+        cr_assert_eq(p.kv_bytes, 2 * full + heads * 19 * 4);
+        cr_assert_eq(
+            make_heads(3, 3, backends[i], "infinigen:partial8=on", 30, CTX, 1, UINT64_MAX, &p, &e),
+            0);
+        cr_assert_eq(p.kv_bytes, full + heads * (19 + 2), "%s", backends[i]);
+        cr_assert(strstr(p.page_classes[1].name, " + fp8 1x19") ||
+                      strstr(p.page_classes[0].name, " + fp8 1x19"),
+                  "%s", p.page_classes[0].name);
+        cr_assert_eq(make_heads(3, 3, backends[i], "infinigen=50%;infinigen:partial8=on=50%", 30,
+                                CTX, 2, UINT64_MAX, &p, &e),
+                     0, "%s", e.text);
+        cr_assert_eq(p.n_classes, 3);
+    }
 }
 
 Test(plan, what_queries_read)

@@ -161,7 +161,7 @@ Test(pool_rules, a_pool_holds_what_it_was_given)
     static const char *const pools[] = {
         "infinigen:count=9,pool=64,victim=fifo", "infinigen:count=9,pool=64,victim=lru",
         "infinigen:count=9,pool=64,victim=counter,exempt=8",
-        "sinks:2+infinigen:alpha=1,pool=40,victim=counter,exempt=4"};
+        "sinks:2+infinigen:alpha=1,partial8=on,pool=40,victim=counter,exempt=4"};
 
     for (int i = 0; i < 8; i++) {
         struct run alone;

@@ -97,7 +97,7 @@ Test(saved, as_if_it_had_never_left)
         come_back(backends[b], "cache_model.gguf", "cache_swiftkv_2_3.gguf", "fp8+recency:20");
         come_back(backends[b], "cache_model.gguf", "cache_skew.gguf", "fp8+infinigen:count=9");
         come_back(backends[b], "cache_model.gguf", "cache_skew.gguf",
-                  "fp8+infinigen:count=9,pool=65,victim=counter,exempt=8");
+                  "fp8+infinigen:count=9,partial8=on,pool=65,victim=counter,exempt=8");
         come_back(backends[b], "cache_model.gguf", "cache_skew.gguf",
                   "infinigen:alpha=1,pool=40,victim=lru");
         come_back(backends[b], "arch_gemma3.gguf", NULL, "full");

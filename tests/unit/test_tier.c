@@ -115,6 +115,8 @@ Test(tier, what_is_read_is_what_was_written)
         same(backends[b], "infinigen:share=100%,pool=disk", "full");
         same(backends[b], "fp8+full,chunk=23+infinigen:share=100%,pool=disk", "fp8+full,chunk=23");
         same(backends[b], "infinigen:count=9,pool=disk", "infinigen:count=9");
+        same(backends[b], "infinigen:count=9,partial8=on,pool=disk",
+             "infinigen:count=9,partial8=on");
         same(backends[b], "k16v8+full,chunk=100+infinigen:alpha=1,skew=off,pool=disk",
              "k16v8+full,chunk=100+infinigen:alpha=1,skew=off");
     }
