@@ -93,7 +93,7 @@ class Daemon:
         finally:
             self.log.close()
         self.last_text = self.text()
-        if "ERROR: AddressSanitizer" in self.last_text or "runtime error:" in self.last_text:
+        if any(word in self.last_text for word in ("ERROR: AddressSanitizer", "ERROR: LeakSanitizer", "runtime error:")):
             sys.stderr.write(self.last_text)
             raise AssertionError("a sanitizer complained")
         if self.own_folder:
