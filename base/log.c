@@ -154,3 +154,14 @@ void log_write_fields(enum log_level level, const struct log_fields *f, const ch
     put(level, f, fmt, ap);
     va_end(ap);
 }
+
+void log_event(enum log_level level, const char *event, const char *fmt, ...)
+{
+    struct log_fields f = {0};
+    va_list ap;
+
+    log_field(&f, "PIPIT_EVENT", "%s", event);
+    va_start(ap, fmt);
+    put(level, &f, fmt, ap);
+    va_end(ap);
+}

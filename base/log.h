@@ -34,6 +34,9 @@ void log_field(struct log_fields *f, const char *name, const char *fmt, ...) PRI
 void log_write_fields(enum log_level level, const struct log_fields *f, const char *fmt, ...)
     PRINTF_LIKE(3, 4);
 
+/* A line whose only field is PIPIT_EVENT=event. */
+void log_event(enum log_level level, const char *event, const char *fmt, ...) PRINTF_LIKE(3, 4);
+
 #define log_error(...) log_write(LOG_LEVEL_ERR, __VA_ARGS__)
 #define log_warning(...) log_write(LOG_LEVEL_WARNING, __VA_ARGS__)
 #define log_info(...) log_write(LOG_LEVEL_INFO, __VA_ARGS__)

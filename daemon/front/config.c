@@ -25,8 +25,9 @@ enum { RINGS_BYTES = 6464 << 10, GATEWAY_BYTES = 4 << 20 };
 /* Settings that a running daemon takes over when it is told to read its configuration again; then
  * those that count when it also loads the model again. The others size memory of the front's: they
  * wait for a restart. */
-static const char *const live[] = {"max-queue",    "stall-timeout", "engine-timeout", "idle-unload",
-                                   "stop-timeout", "session-bytes", "verbose",        NULL};
+static const char *const live[] = {"max-queue",    "stall-timeout", "engine-timeout",
+                                   "idle-unload",  "stop-timeout",  "session-bytes",
+                                   "log-requests", "verbose",       NULL};
 static const char *const of_engine[] = {"model",    "overlay",      "ctx",       "sequences",
                                         "kv",       "batch-tokens", "memory",    "backend",
                                         "threads",  "prefix-cache", "cache-dir", "draft",
@@ -39,6 +40,8 @@ static const char *const draws[] = {"auto", "host", "device", NULL}; /* enum eng
 static const char *const prefills[] = {"auto", "own", "cublas", NULL}; /* enum engine_prefill */
 
 static const char *const no_yes[] = {"no", "yes", NULL};
+
+static const char *const log_which[] = {"no", "failed", "yes", NULL}; /* enum logline_which */
 
 static const char *const load_when[] = {"start", "request", NULL}; /* enum config_load_when */
 
@@ -114,7 +117,10 @@ static const struct option_row rows[] = {
              "seen by nobody"},
     {"test-hooks", 0, OPTION_FLAG, AT(test_hooks), .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY,
      .help = "let requests crash or hang the engine, for tests"},
-    {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log each request"},
+    {"log-requests", 0, OPTION_ENUM, AT(log_requests), .words = log_which, .fallback = "yes",
+     .help = "which requests' ends are logged, a line each, without their texts, some 10 a second at most: all, those "
+             "that failed, or none, where the log lies on flash that wears"},
+    {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log more"},
     {"json", 0, OPTION_FLAG, AT(json), .flags = OPTION_ARGV_ONLY,
      .help = "the plan as one JSON object", .commands = PLAN},
     {"help", 'h', OPTION_FLAG, AT(help), .flags = OPTION_ARGV_ONLY, .help = "this text"},

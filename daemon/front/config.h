@@ -45,6 +45,7 @@ struct config {
     char *cache_dir;
     char *tier_dir;
     bool test_hooks;
+    int log_requests; /* enum logline_which */
     bool verbose;
     bool json;
     bool help;

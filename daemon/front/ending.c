@@ -8,11 +8,11 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "base/hex.h"
 #include "base/log.h"
 #include "daemon/front/dispatch.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/logline.h"
 
 #define KEEP_NS 30000000000
 #define KEEP_MOST_NS 300000000000
@@ -73,26 +73,7 @@ static void count(struct front *f, const struct request *r, const struct lane_re
     if (done) {
         f->counters.n_prompt_tokens += (uint64_t)rec->done.n_prompt;
     }
-    if (f->config->verbose) {
-        struct log_fields fields = {0};
-        const char *end =
-            done ? lane_reason_name(rec->done.reason) : lane_error_name(rec->error.code);
-        double ms = (double)(r->ended_ns - r->accepted_ns) / 1e6;
-        char id[2 * sizeof(r->id) + 1];
-
-        hex_of(r->id, sizeof(r->id), id);
-        log_field(&fields, "PIPIT_EVENT", "request");
-        log_field(&fields, "PIPIT_REQUEST_ID", "%s", id);
-        log_field(&fields, "PIPIT_PRINCIPAL", "%u", r->who->uid);
-        log_field(&fields, "PIPIT_REASON", "%s", end);
-        log_field(&fields, "PIPIT_PROMPT_TOKENS", "%d", done ? rec->done.n_prompt : 0);
-        log_field(&fields, "PIPIT_NEW_TOKENS", "%d", done ? rec->done.n_new : 0);
-        log_field(&fields, "PIPIT_MS", "%.1f", ms);
-        log_write_fields(LOG_LEVEL_INFO, &fields,
-                         "request %llu of uid %u: %s, %d + %d tokens, %.1f ms",
-                         (unsigned long long)r->number, r->who->uid, end,
-                         done ? rec->done.n_prompt : 0, done ? rec->done.n_new : 0, ms);
-    }
+    logline_request(f, r, rec);
 }
 
 void ending_keep(struct front *f, struct request *r)

@@ -11,6 +11,7 @@
  *     dispatch.h     what the engine does to them: run, answer, die
  *     ending.h       how they end and how long they are kept
  *     engine_link.h  the engine process: start, records, heartbeat, restart
+ *     logline.h      what the log says of requests
  *     lifecycle.h    load on demand, idle unload, drain
  *     successor.h    requests of a front that was killed
  *     gateway.h      the gateway process
@@ -24,6 +25,7 @@
 
 #include "daemon/front/config.h"
 #include "daemon/front/journal.h"
+#include "daemon/front/logline.h"
 #include "daemon/front/loop.h"
 #include "daemon/front/queue.h"
 #include "daemon/front/request.h"
@@ -81,6 +83,7 @@ struct front {
     bool status_changed;
     struct loop_timer status_timer; /* STATUS= at most once a second */
     struct front_counters counters;
+    struct logline logline;
 };
 
 /* Serves until a signal or a first start that fails; the exit code. The runtime directory has been

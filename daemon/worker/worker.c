@@ -111,9 +111,10 @@ int worker_exit_code(int rc, const struct error *e)
 void worker_warn_ctx(const struct plan *p)
 {
     if (p->ctx_model > 0 && p->ctx > p->ctx_model) {
-        log_warning("a context of %d: the model was trained on texts of %d tokens, and answers "
-                    "badly beyond them",
-                    p->ctx, p->ctx_model);
+        log_event(LOG_LEVEL_WARNING, "context-long",
+                  "a context of %d: the model was trained on texts of %d tokens, and answers "
+                  "badly beyond them",
+                  p->ctx, p->ctx_model);
     }
 }
 
@@ -190,11 +191,11 @@ static void send_figures(struct worker *w)
     figures_send(w);
 }
 
-static void send_cause(struct worker *w, const char *text)
+static void send_cause(struct worker *w, const char *event, const char *text)
 {
     struct lane_record r;
 
-    log_error("%s", text);
+    log_event(LOG_LEVEL_ERR, event, "%s", text);
     lane_record_init(&r, LANE_ERROR, NULL);
     r.error.code = LANE_E_MODEL;
     (void)snprintf(r.error.text, sizeof(r.error.text), "%s", text);
@@ -230,7 +231,8 @@ static void wait_for_device(struct worker *w)
     while (wanted && waited < DEVICE_WAIT_MS && device_is_booting() && device_is_late("") &&
            !atomic_load(&w->drain)) {
         if (waited == 0) {
-            log_info("the GPU's driver is loaded, its device files are not there yet: waiting");
+            log_event(LOG_LEVEL_INFO, "device-late",
+                      "the GPU's driver is loaded, its device files are not there yet: waiting");
         }
         if (waited % 1000 == 0) {
             send_loading(w, 0);
@@ -254,24 +256,26 @@ static int load(struct worker *w)
         return EXIT_SUCCESS;
     }
     if (rc) {
-        send_cause(w, err.text);
+        send_cause(w, "model-failed", err.text);
         return worker_exit_code(rc, &err);
     }
     w->text_bytes = 2 * (detok_bound(engine_tok(e)) + STOP_MAX_BYTES);
     w->text = malloc(w->text_bytes);
     atomic_store(&w->engine, e);
     if (!w->text) {
-        send_cause(w, "no memory for a token's text");
+        send_cause(w, "model-failed", "no memory for a token's text");
         return EXIT_REFUSED;
     }
     if (engine_info(e)->passed_by[0]) {
-        log_info("backend auto: no GPU is used (%s)", engine_info(e)->passed_by);
+        log_event(LOG_LEVEL_INFO, "no-device", "backend auto: no GPU is used (%s)",
+                  engine_info(e)->passed_by);
     }
     worker_warn_ctx(engine_plan_of(e));
     if (engine_plan_of(e)->ctx_is_cut) {
-        log_info("a context of %d, where the model was trained on %d: the memory holds no more "
-                 "(pipitd plan shows what takes it)",
-                 engine_info(e)->ctx, engine_plan_of(e)->ctx_model);
+        log_event(LOG_LEVEL_INFO, "context-cut",
+                  "a context of %d, where the model was trained on %d: the memory holds no more "
+                  "(pipitd plan shows what takes it)",
+                  engine_info(e)->ctx, engine_plan_of(e)->ctx_model);
     }
     open_chat(w, e);
     figures_backend(w);
@@ -400,11 +404,11 @@ static int serve(struct worker *w)
         bool said = engine_news(atomic_load(&w->engine), news, sizeof(news));
 
         if (more < 0) {
-            send_cause(w, said ? news : "the device was lost");
+            send_cause(w, "device-lost", said ? news : "the device was lost");
             return EXIT_DEVICE;
         }
         if (said) {
-            log_warning("%s", news);
+            log_event(LOG_LEVEL_WARNING, "device", "%s", news);
         }
         if (w->n_jobs != w->state_jobs || (more && clock_ns() - w->state_ns > STATE_NS)) {
             send_state(w);

@@ -49,6 +49,12 @@ static const struct name states[] = {
 };
 /* clang-format on */
 
+static const char *const kinds[] = {
+    [LANE_KIND_GENERATE] = "generate", [LANE_KIND_CHAT] = "chat",
+    [LANE_KIND_TOKENIZE] = "tokenize", [LANE_KIND_DETOKENIZE] = "detokenize",
+    [LANE_KIND_SCORE] = "score",       [LANE_KIND_EMBED] = "embed",
+};
+
 static const struct name *look_up(const struct name *table, size_t n, uint32_t i)
 {
     static const struct name unknown = {"unknown", 8};
@@ -64,6 +70,11 @@ const char *lane_reason_name(uint32_t reason)
 const char *lane_error_name(uint32_t code)
 {
     return look_up(errors, sizeof(errors) / sizeof(errors[0]), code)->text;
+}
+
+const char *lane_kind_name(uint32_t kind)
+{
+    return kind < sizeof(kinds) / sizeof(kinds[0]) && kinds[kind] ? kinds[kind] : "unknown";
 }
 
 const char *lane_state_name(uint32_t state)

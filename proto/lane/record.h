@@ -496,6 +496,7 @@ int lane_session_name_ok(const char *name, uint64_t len);
 const char *lane_reason_name(uint32_t reason);
 const char *lane_error_name(uint32_t code);
 const char *lane_state_name(uint32_t state);
+const char *lane_kind_name(uint32_t kind);
 /* Exit code of the command line for a reason or an error code (DESIGN §8). */
 int lane_reason_exit(uint32_t reason);
 int lane_error_exit(uint32_t code);

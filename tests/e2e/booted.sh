@@ -350,11 +350,20 @@ check "the journal has lines of the daemon" box sh -c 'journalctl -u pipitd@defa
 check "no prompt and no answer is in it" box sh -c '! journalctl -o export | grep -a -i -e xylophone -e "once upon"'
 box sh -c 'printf "verbose = yes\n" >>/etc/pipit/default.conf; systemctl reload pipitd@default.service'
 as alice "${ask[@]}" "$prompt" >"$tmp/said" 2>&1
-check "nor when every request is logged" box sh -c '! journalctl -o export | grep -a -i -e xylophone -e "once upon"'
+box sh -c 'sed -i "/^verbose/d" /etc/pipit/default.conf; systemctl reload pipitd@default.service'
+as alice "${ask[@]}" "$prompt" >"$tmp/said" 2>&1
+check "nor when more is logged" box sh -c '! journalctl -o export | grep -a -i -e xylophone -e "once upon"'
 box journalctl --sync
 check "a request's line has its fields" zmq journal PIPIT_EVENT=request "PIPIT_PRINCIPAL=$(box id -u alice)" PIPIT_REASON=length PIPIT_NEW_TOKENS=40 \
-    PIPIT_REQUEST_ID PIPIT_PROMPT_TOKENS PIPIT_MS PRIORITY=6 SYSLOG_IDENTIFIER=pipitd _SYSTEMD_UNIT=pipitd@default.service
+    PIPIT_REQUEST_ID PIPIT_PROMPT_TOKENS PIPIT_QUEUE_MS PIPIT_DECODE_MS PIPIT_MS PRIORITY=6 SYSLOG_IDENTIFIER=pipitd _SYSTEMD_UNIT=pipitd@default.service
 check "a loaded model's, too" zmq journal PIPIT_EVENT=model-ready PIPIT_MODEL PIPIT_EPOCH PIPIT_MS
+check "and the engine's own" zmq journal PIPIT_EVENT=model-failed PRIORITY=3 SYSLOG_IDENTIFIER=pipit-engine _SYSTEMD_UNIT=pipitd@default.service
+box sh -c 'printf "log-requests = no\n" >>/etc/pipit/default.conf; systemctl reload pipitd@default.service'
+ends() { box sh -c 'journalctl --sync; journalctl -o cat PIPIT_EVENT=request | wc -l'; }
+before=$(ends)
+as alice "${ask[@]}" "$prompt" >"$tmp/said" 2>&1
+check "ends of requests can be left out" is "$before" ends
+box sh -c 'sed -i "/^log-requests/d" /etc/pipit/default.conf; systemctl reload pipitd@default.service'
 check "a reload's, too" zmq journal PIPIT_EVENT=reload PRIORITY=6
 check "nothing in it is an error of the units" box sh -c '! journalctl -b -p warning -o cat -t systemd | grep -i pipit | grep -v -i -e watchdog -e "status=9/KILL" -e "status=6/ABRT" -e "result .signal" -e "result .exit-code" -e "Control process exited" -e "Reload failed" -e "Main process exited" -e Killing'
 

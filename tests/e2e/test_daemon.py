@@ -603,6 +603,36 @@ class Queue(Served):
         self.assertTrue(wait_until(lambda: self.daemon_running() == 0, 5))
 
 
+class Ends(unittest.TestCase):
+    """What the log says of requests."""
+
+    def lines(self, n, *args):
+        d = Daemon(*args)
+        lane = d.ready()
+        for _ in range(n):
+            list(lane.events(lane.request(prompt("Once upon a midnight dreary", 2))))
+        list(lane.events(lane.request(prompt("word " * 600, 2))))
+        lane.close()
+        self.assertEqual(d.stop(), 0)
+        self.assertNotIn("midnight", d.text())
+        return re.findall(r"request \d+ of uid \d+: (\S+), (\d+) \+ (\d+) tokens, [\d.]+ ms(.*)", d.text())
+
+    def test_each_has_a_line(self):
+        got = self.lines(3)
+        self.assertEqual([(g[0], g[2]) for g in got], [("length", "2")] * 3 + [("CONTEXT_OVERFLOW", "0")])
+        self.assertGreater(int(got[0][1]), 4)
+
+    def test_or_only_failures_or_none(self):
+        self.assertEqual([g[0] for g in self.lines(3, "--log-requests", "failed")], ["CONTEXT_OVERFLOW"])
+        self.assertEqual(self.lines(3, "--log-requests", "no"), [])
+
+    def test_not_more_than_some(self):
+        began = time.monotonic()
+        got = self.lines(200)
+        self.assertGreaterEqual(len(got), 100)
+        self.assertLessEqual(len(got), 101 + 10 * (time.monotonic() - began))
+
+
 class SlowReaders(Served):
     args = ("--stall-timeout", "0.5", "--sequences", "2")
 

@@ -69,6 +69,15 @@ static const char *on_stderr(void)
     return buf;
 }
 
+Test(log, an_event_is_a_field)
+{
+    log_event(LOG_LEVEL_ERR, "model-failed", "%s: %d", "no such file", 2);
+    cr_assert_str_eq(received(), "MESSAGE=no such file: 2\nPRIORITY=3\nSYSLOG_IDENTIFIER=unit\n"
+                                 "PIPIT_EVENT=model-failed\n");
+    log_event(LOG_LEVEL_DEBUG, "x", "y");
+    cr_assert_str_eq(received(), "");
+}
+
 Test(log, fields_arrive_in_one_datagram)
 {
     struct log_fields f = {0};

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rate is a bucket of LINES lines that fills by one each STEP_NS, kept as the time at which it
+ * is full. What is left out is said by the next line that is written; metrics count all ends. */
+
+#include "daemon/front/logline.h"
+
+#include <stdio.h>
+
+#include "base/hex.h"
+#include "base/log.h"
+#include "daemon/front/front.h"
+
+#define STEP_NS 100000000
+enum { LINES = 100 };
+
+static bool has_room(struct logline *l, int64_t now)
+{
+    int64_t full = l->full_ns > now ? l->full_ns : now;
+
+    if (full - now > (int64_t)(LINES - 1) * STEP_NS) {
+        l->n_left_out++;
+        return false;
+    }
+    l->full_ns = full + STEP_NS;
+    return true;
+}
+
+static bool is_failure(const struct lane_record *last)
+{
+    return last->h.type == LANE_ERROR || last->done.reason == LANE_REASON_ERROR ||
+           last->done.reason == LANE_REASON_SLOW_CONSUMER ||
+           last->done.reason == LANE_REASON_TIMEOUT;
+}
+
+/* Ours to look into, not the client's. */
+static bool is_ours(const struct lane_record *last)
+{
+    return last->h.type == LANE_ERROR &&
+           (last->error.code == LANE_E_INTERNAL || last->error.code == LANE_E_ENGINE_CRASHED);
+}
+
+static void add_ms(struct log_fields *fields, const char *name, int64_t ns)
+{
+    log_field(fields, name, "%.1f", (double)ns / 1e6);
+}
+
+static void add_done(struct log_fields *fields, const struct lane_done *d)
+{
+    static const char *const session[] = {
+        [LANE_SESSION_SAVED] = "saved", [LANE_SESSION_NOT_SAVED] = "not-saved"};
+
+    add_ms(fields, "PIPIT_LOAD_MS", d->load_ns);
+    add_ms(fields, "PIPIT_PREFILL_MS", d->prefill_ns);
+    add_ms(fields, "PIPIT_DECODE_MS", d->decode_ns);
+    if (d->session == LANE_SESSION_SAVED || d->session == LANE_SESSION_NOT_SAVED) {
+        log_field(fields, "PIPIT_SESSION", "%s", session[d->session]);
+    }
+}
+
+void logline_request(struct front *f, const struct request *r, const struct lane_record *last)
+{
+    bool done = last->h.type == LANE_DONE;
+    const char *end =
+        done ? lane_reason_name(last->done.reason) : lane_error_name(last->error.code);
+    int64_t queue_ns = (r->started_ns ? r->started_ns : r->ended_ns) - r->accepted_ns;
+    int n_prompt = done ? last->done.n_prompt : 0;
+    int n_cached = done ? last->done.n_cached : 0;
+    int n_new = (int)r->log.n_tokens;
+    struct log_fields fields = {0};
+    char left_out[64] = "";
+    char id[2 * sizeof(r->id) + 1];
+    double ms = (double)(r->ended_ns - r->accepted_ns) / 1e6;
+
+    if (f->config->log_requests == LOGLINE_NONE ||
+        (f->config->log_requests == LOGLINE_FAILED && !is_failure(last)) ||
+        !has_room(&f->logline, r->ended_ns)) {
+        return;
+    }
+    hex_of(r->id, sizeof(r->id), id);
+    log_field(&fields, "PIPIT_EVENT", "request");
+    log_field(&fields, "PIPIT_REQUEST_ID", "%s", id);
+    log_field(&fields, "PIPIT_PRINCIPAL", "%u", r->who->uid);
+    log_field(&fields, "PIPIT_KIND", "%s", lane_kind_name(r->kind));
+    log_field(&fields, "PIPIT_REASON", "%s", end);
+    log_field(&fields, "PIPIT_PROMPT_TOKENS", "%d", n_prompt);
+    log_field(&fields, "PIPIT_CACHED_TOKENS", "%d", n_cached);
+    log_field(&fields, "PIPIT_NEW_TOKENS", "%d", n_new);
+    add_ms(&fields, "PIPIT_QUEUE_MS", queue_ns);
+    if (done) {
+        add_done(&fields, &last->done);
+    }
+    add_ms(&fields, "PIPIT_MS", r->ended_ns - r->accepted_ns);
+    if (f->logline.n_left_out) {
+        log_field(&fields, "PIPIT_LEFT_OUT", "%llu", (unsigned long long)f->logline.n_left_out);
+        (void)snprintf(left_out, sizeof(left_out), " (%llu before it not told: too many)",
+                       (unsigned long long)f->logline.n_left_out);
+        f->logline.n_left_out = 0;
+    }
+    log_write_fields(is_ours(last) ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, &fields,
+                     "request %llu of uid %u: %s, %d + %d tokens, %.1f ms%s",
+                     (unsigned long long)r->number, r->who->uid, end, n_prompt, n_new, ms,
+                     left_out);
+}

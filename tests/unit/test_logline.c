@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* daemon/front/logline.h through base/log.h, with a datagram socket of its own in journald's place:
+ * what a request's line holds, which ends are told, and how many at most. */
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "daemon/front/front.h"
+
+static char folder[] = "/tmp/logline-XXXXXX";
+static char path[64];
+static int listener;
+static struct config config;
+static struct front f;
+static struct principal who = {.uid = 1000};
+static struct request r;
+
+static void setup(void)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    char stream[64];
+    struct stat st;
+    int err;
+
+    cr_assert(mkdtemp(folder));
+    (void)snprintf(path, sizeof(path), "%s/socket", folder);
+    memcpy(a.sun_path, path, strlen(path) + 1);
+    listener = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    cr_assert_eq(bind(listener, (struct sockaddr *)&a, sizeof(a)), 0);
+    err = memfd_create("stderr", 0);
+    cr_assert_eq(dup2(err, STDERR_FILENO), STDERR_FILENO);
+    cr_assert_eq(fstat(err, &st), 0);
+    (void)snprintf(stream, sizeof(stream), "%llu:%llu", (unsigned long long)st.st_dev,
+                   (unsigned long long)st.st_ino);
+    cr_assert_eq(setenv("JOURNAL_STREAM", stream, 1), 0);
+    log_init("unit", LOG_LEVEL_INFO);
+    log_set_socket(path);
+
+    f.config = &config;
+    config.log_requests = LOGLINE_ALL;
+    r = (struct request){.front = &f, .number = 7, .who = &who, .kind = LANE_KIND_CHAT};
+    memset(r.id, 0xab, sizeof(r.id));
+    r.log.n_tokens = 40;
+    r.accepted_ns = 1000000000;
+    r.started_ns = 1002500000;
+    r.ended_ns = 1100000000;
+}
+
+static void teardown(void)
+{
+    (void)close(listener);
+    (void)unlink(path);
+    (void)rmdir(folder);
+}
+
+TestSuite(logline, .init = setup, .fini = teardown);
+
+static const char *received(void)
+{
+    static char buf[4096];
+    ssize_t n = recv(listener, buf, sizeof(buf) - 1, 0);
+
+    buf[n > 0 ? n : 0] = '\0';
+    return buf;
+}
+
+static struct lane_record done(uint32_t reason)
+{
+    struct lane_record rec;
+
+    lane_record_init(&rec, LANE_DONE, r.id);
+    rec.done.reason = reason;
+    rec.done.n_prompt = 9;
+    rec.done.n_cached = 4;
+    rec.done.n_new = 40;
+    rec.done.prefill_ns = 12300000;
+    rec.done.decode_ns = 80000000;
+    rec.done.session = LANE_SESSION_NOT_SAVED;
+    (void)strcpy(rec.done.session_cause, "secret cause");
+    return rec;
+}
+
+static struct lane_record failed(uint32_t code)
+{
+    struct lane_record rec;
+
+    lane_record_init(&rec, LANE_ERROR, r.id);
+    rec.error.code = code;
+    (void)strcpy(rec.error.text, "secret text");
+    return rec;
+}
+
+Test(logline, a_line_has_its_fields_and_no_text)
+{
+    struct lane_record last = done(LANE_REASON_LENGTH);
+
+    logline_request(&f, &r, &last);
+    cr_assert_str_eq(received(),
+                     "MESSAGE=request 7 of uid 1000: length, 9 + 40 tokens, 100.0 ms\n"
+                     "PRIORITY=6\nSYSLOG_IDENTIFIER=unit\nPIPIT_EVENT=request\n"
+                     "PIPIT_REQUEST_ID=abababababababababababababababab\nPIPIT_PRINCIPAL=1000\n"
+                     "PIPIT_KIND=chat\nPIPIT_REASON=length\nPIPIT_PROMPT_TOKENS=9\n"
+                     "PIPIT_CACHED_TOKENS=4\nPIPIT_NEW_TOKENS=40\nPIPIT_QUEUE_MS=2.5\n"
+                     "PIPIT_LOAD_MS=0.0\nPIPIT_PREFILL_MS=12.3\nPIPIT_DECODE_MS=80.0\n"
+                     "PIPIT_SESSION=not-saved\nPIPIT_MS=100.0\n");
+}
+
+Test(logline, an_error_has_its_name_and_ours_are_warnings)
+{
+    struct lane_record last = failed(LANE_E_CONTEXT_OVERFLOW);
+    const char *got;
+
+    logline_request(&f, &r, &last);
+    got = received();
+    cr_assert(strstr(got, "PRIORITY=6\n"), "%s", got);
+    cr_assert(strstr(got, "PIPIT_REASON=CONTEXT_OVERFLOW\n"), "%s", got);
+    cr_assert(!strstr(got, "secret"), "%s", got);
+    last = failed(LANE_E_ENGINE_CRASHED);
+    logline_request(&f, &r, &last);
+    got = received();
+    cr_assert(strstr(got, "PRIORITY=4\n"), "%s", got);
+}
+
+Test(logline, which_ends_are_told)
+{
+    static const struct {
+        uint32_t reason;
+        bool failed;
+    } ends[] = {{LANE_REASON_STOP, false},   {LANE_REASON_CANCELLED, false},
+                {LANE_REASON_TIMEOUT, true}, {LANE_REASON_SLOW_CONSUMER, true},
+                {LANE_REASON_ERROR, true},   {0, true}};
+
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        struct lane_record last = ends[i].reason ? done(ends[i].reason) : failed(LANE_E_INTERNAL);
+
+        config.log_requests = LOGLINE_ALL;
+        logline_request(&f, &r, &last);
+        cr_assert(received()[0]);
+        config.log_requests = LOGLINE_FAILED;
+        logline_request(&f, &r, &last);
+        cr_assert_eq(received()[0] != 0, ends[i].failed, "%zu", i);
+        config.log_requests = LOGLINE_NONE;
+        logline_request(&f, &r, &last);
+        cr_assert(!received()[0]);
+    }
+}
+
+/* 100 at once, then 10 a second; the next line says how many it stands for. */
+Test(logline, no_more_than_that)
+{
+    struct lane_record last = done(LANE_REASON_STOP);
+    const char *got;
+
+    for (int i = 0; i < 250; i++) {
+        logline_request(&f, &r, &last);
+        cr_assert_eq(received()[0] != 0, i < 100, "%d", i);
+    }
+    r.ended_ns += 1000000000;
+    for (int i = 0; i < 20; i++) {
+        logline_request(&f, &r, &last);
+        got = received();
+        cr_assert_eq(got[0] != 0, i < 10, "%d", i);
+        cr_assert_eq(strstr(got, "PIPIT_LEFT_OUT=150\n") != NULL, i == 0, "%s", got);
+    }
+    r.ended_ns += 60000000000;
+    for (int i = 0; i < 101; i++) {
+        logline_request(&f, &r, &last);
+        cr_assert_eq(received()[0] != 0, i < 100, "%d", i);
+    }
+}
