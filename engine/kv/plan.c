@@ -46,6 +46,7 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .prefill_peak_bytes = s.peak_bytes + s.peak_state_bytes,
         .tier_bytes = s.tier.n_stores ? tier_bytes(&s.tier) : 0,
         .file_bytes = s.tier.n_stores ? tier_file_bytes(&s.tier) : 0,
+        .prompt_read_bytes = s.prompt_read_bytes,
         .index_bytes = in->index_bytes,
         .lane_bytes = in->extra_bytes,
         .available_bytes = in->available_bytes,
@@ -194,7 +195,7 @@ struct figure {
     uint64_t value;
 };
 
-enum { N_FIGURES = 14 };
+enum { N_FIGURES = 15 };
 
 static void figures(const struct plan *p, struct figure out[N_FIGURES])
 {
@@ -211,6 +212,7 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
         {"total_bytes", "total without maps", p->total_bytes},
         {"host_bytes", "of it on the host in any case", p->host_bytes},
         {"file_bytes", "on disk, not memory", p->file_bytes},
+        {"prompt_read_bytes", "  read of it by a prompt that long", p->prompt_read_bytes},
         {"available_bytes", "available", p->available_bytes},
         {"device_available_bytes", "available on the device", p->device_available_bytes},
     };

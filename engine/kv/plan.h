@@ -42,6 +42,7 @@ struct plan {
     uint64_t device_available_bytes; /* what total less host must fit; 0: the device has none of its
                                         own */
     uint64_t file_bytes;             /* of pool=disk: the file; not memory, and in no sum */
+    uint64_t prompt_read_bytes; /* of it, by one prompt as long as the context, read in whole chunks */
     uint64_t seq_bytes;              /* pages of one full sequence of the default policy */
     uint64_t least_bytes; /* total and maps of the shortest context, where none fits; else 0 */
     bool fits;

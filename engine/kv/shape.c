@@ -292,11 +292,6 @@ static int check_disk(const struct shape *s, struct error *reterr)
         if (!st->skew) {
             continue;
         }
-        if (st->deep) {
-            return error_set(reterr, -ENOTSUP,
-                             "pool=disk: SwiftKV writes deep layers' K and V before they are read; "
-                             "such stores are not kept on disk yet");
-        }
         if (first && (st->n_k != first->n_k || st->n_v != first->n_v || st->k_dim != first->k_dim ||
                       st->v_dim != first->v_dim)) {
             return error_set(reterr, -ENOTSUP, "pool=disk: layers %d and %d differ in their heads",
@@ -501,7 +496,7 @@ static int lay_tier(struct shape *s, struct error *reterr)
         if (first && !same_pages(first, p)) {
             return error_set(reterr, -ENOTSUP, "two formats of pool=disk in one mix");
         }
-        first = p;
+        first = first ? first : p;
         s->tier.layout = *shape_layout(s, s->variant[v], last);
         s->tier_variant = s->variant[v];
     }
@@ -509,6 +504,12 @@ static int lay_tier(struct shape *s, struct error *reterr)
     s->tier.n_seats = s->config.n_seqs;
     s->tier.ctx = s->config.ctx;
     s->tier.max_chunk = s->config.max_chunk;
+    for (int32_t i = 0; first && i < s->config.n_stores; i++) {
+        s->prompt_read_bytes += shape_on_disk(s, first, i) < 0
+                                    ? 0
+                                    : tier_prompt_bytes(&s->tier, s->config.ctx, first->chunk,
+                                                        s->config.stores[i].deep);
+    }
     return 0;
 }
 

@@ -85,6 +85,7 @@ struct shape {
     bool speculates;           /* a layer ahead */
     struct tier_config tier;   /* n_stores 0: no policy has its K and V on disk */
     int32_t tier_variant;      /* whose format the file has */
+    uint64_t prompt_read_bytes; /* from the file, for a prompt as long as the context */
     bool sums;                 /* seats keep sums of V */
     bool layered;              /* a planned policy reads prompts layer by layer */
     bool whole_peak;           /* one reads them through all layers at once */

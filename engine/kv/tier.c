@@ -21,20 +21,21 @@
 #include "base/clock.h"
 #include "base/memory.h"
 
-enum { GAP = 8, MOST_BLOCKS = 64, N_WRITES = 4 };
+enum { GAP = 8, MOST_BLOCKS = 64, N_WRITES = 2 };
 enum { READS = 0, WRITES = 2 }; /* their groups: one for each turn, one for each buffer */
 
 struct fetched {
     int32_t seat;
     int32_t store;
-    int32_t n; /* slots before the rows to come */
+    int32_t from; /* slots [from, n) */
+    int32_t n;
 };
 
 /* What is fetched for a store: those with odd numbers and those with even ones take turns. */
 struct turn {
     uint8_t *bounce;         /* (n_seats, region) */
     uint8_t *wanted;         /* (n_seats, ctx) slots */
-    struct fetched *fetched; /* (n_seats) */
+    struct fetched *fetched; /* (2 * n_seats) what was there, and rows that are written already */
     int32_t n;
 };
 
@@ -139,7 +140,7 @@ static size_t lay_host(struct memory_arena *a, struct tier *t)
     }
     for (int i = 0; i < 2; i++) {
         t->turns[i].wanted = memory_arena_take(a, n * (size_t)t->config.ctx);
-        t->turns[i].fetched = memory_arena_take(a, n * sizeof(*t->turns[i].fetched));
+        t->turns[i].fetched = memory_arena_take(a, 2 * n * sizeof(*t->turns[i].fetched));
     }
     t->tail_page = memory_arena_take(a, n * (size_t)t->config.n_stores * 2 * sizeof(*t->tail_page));
     t->blocks = memory_arena_take(a, n * (size_t)(t->region / TIER_BLOCK));
@@ -172,7 +173,35 @@ uint64_t tier_file_bytes(const struct tier_config *c)
     return t.region * (uint64_t)c->n_stores * (uint64_t)c->n_seats;
 }
 
+/* Whole pages lie in the file; a chunk reads those before its first row. Of a store that is written
+ * before it is read, the last chunk alone does, and takes its own rows' pages back. */
+uint64_t tier_prompt_bytes(const struct tier_config *c, int32_t n_prompt, int32_t chunk, bool deep)
+{
+    struct tier t = {0};
+    uint64_t n = 0;
+    int32_t last = n_prompt > 0 ? (n_prompt - 1) / chunk * chunk : 0;
+
+    measure(c, &t);
+    for (int32_t at = deep ? last : 0; at <= last; at += chunk) {
+        n += (uint64_t)(at / OPS_PAGE_SLOTS);
+    }
+    if (deep && n_prompt / OPS_PAGE_SLOTS > pages_of(last)) {
+        n += (uint64_t)(n_prompt / OPS_PAGE_SLOTS - pages_of(last));
+    }
+    return n * t.record;
+}
+
 /* ---- creation -------------------------------------------------------------------------------- */
+
+/* Nothing is being filled. */
+static void forget_tails(struct tier *t, int32_t seat)
+{
+    size_t n = (size_t)t->config.n_stores * 2;
+
+    for (size_t i = 0; i < n; i++) {
+        t->tail_page[(size_t)seat * n + i] = -1;
+    }
+}
 
 static int number_pages(struct tier *t)
 {
@@ -213,6 +242,9 @@ int tier_create(const struct tier_config *c, struct backend *be, const char *dir
     (void)lay_host(&(struct memory_arena){.base = t->host, .size = host_bytes(t)}, t);
     for (int i = 0; i < N_WRITES; i++) {
         t->writing[i].seat = -1;
+    }
+    for (int32_t i = 0; i < c->n_seats; i++) {
+        forget_tails(t, i);
     }
     *ret = t;
     return 0;
@@ -341,20 +373,28 @@ void tier_drop(struct tier *t)
     }
 }
 
-/* Marks slots, and blocks of those that are not in the tail. */
-static void want(struct tier *t, const struct turn *turn, int32_t seat, int32_t slot, int32_t tail0)
+/* Is a page of what is fetched in memory? That which the rows after it go on in is, and that which
+ * they went on in, complete or not: a tail stays until two more have been begun. */
+static bool in_tail(const struct fetched *f, int32_t page)
 {
-    uint8_t *wanted = turn->wanted + (size_t)seat * (size_t)t->config.ctx;
-    uint8_t *blocks = t->blocks + (size_t)seat * (size_t)(t->region / TIER_BLOCK);
+    return page == f->n / OPS_PAGE_SLOTS ||
+           (f->from % OPS_PAGE_SLOTS != 0 && page == f->from / OPS_PAGE_SLOTS);
+}
+
+/* Marks slots, and blocks of those that are not in a tail. */
+static void want(struct tier *t, const struct turn *turn, const struct fetched *f, int32_t slot)
+{
+    uint8_t *wanted = turn->wanted + (size_t)f->seat * (size_t)t->config.ctx;
+    uint8_t *blocks = t->blocks + (size_t)f->seat * (size_t)(t->region / TIER_BLOCK);
     uint64_t at = offset_of(t, slot);
+    bool in_file = !in_tail(f, slot / OPS_PAGE_SLOTS);
 
     if (wanted[slot]) {
         return;
     }
     wanted[slot] = 1;
     t->counts.n_slots++;
-    for (uint64_t b = at / TIER_BLOCK; slot < tail0 && b <= (at + t->slot_bytes - 1) / TIER_BLOCK;
-         b++) {
+    for (uint64_t b = at / TIER_BLOCK; in_file && b <= (at + t->slot_bytes - 1) / TIER_BLOCK; b++) {
         blocks[b] = 1;
     }
 }
@@ -389,16 +429,16 @@ static void read_blocks(struct tier *t, int32_t seat, int32_t store, uint64_t n)
     }
 }
 
-void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t n,
+void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t from, int32_t n,
                 const struct ops_chosen *chosen, int32_t entry)
 {
-    int32_t tail0 = n / OPS_PAGE_SLOTS * OPS_PAGE_SLOTS;
     struct turn *turn = &t->turns[store & 1];
+    struct fetched *f = &turn->fetched[turn->n++];
 
-    turn->fetched[turn->n++] = (struct fetched){.seat = seat, .store = store, .n = n};
+    *f = (struct fetched){.seat = seat, .store = store, .from = from, .n = n};
     wait_writes(t, seat, store);
-    for (int32_t s = 0; s < n && !chosen; s++) {
-        want(t, turn, seat, s, tail0);
+    for (int32_t s = from; s < n && !chosen; s++) {
+        want(t, turn, f, s);
     }
     for (int32_t g = 0; chosen && g < t->config.layout.n_groups; g++) {
         const int32_t *slots =
@@ -406,10 +446,10 @@ void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t n,
             ((size_t)entry * (size_t)chosen->max_groups + (size_t)g) * (size_t)chosen->ld;
 
         for (int32_t i = 0; i < chosen->n[entry]; i++) {
-            want(t, turn, seat, slots[i], tail0);
+            want(t, turn, f, slots[i]);
         }
     }
-    read_blocks(t, seat, store, (uint64_t)pages_of(tail0) * t->record / TIER_BLOCK);
+    read_blocks(t, seat, store, (uint64_t)(n / OPS_PAGE_SLOTS) * t->record / TIER_BLOCK);
 }
 
 /* ---- landing --------------------------------------------------------------------------------- */
@@ -441,10 +481,9 @@ static int import(struct tier *t, int32_t seat, const uint8_t *record, int32_t s
 static int land_one(struct tier *t, const struct turn *turn, const struct fetched *f)
 {
     uint8_t *wanted = turn->wanted + (size_t)f->seat * (size_t)t->config.ctx;
-    int32_t tail = f->n / OPS_PAGE_SLOTS;
-    int r = f->n % OPS_PAGE_SLOTS ? copy_parts(t, f->seat, f->store, tail, true) : 0;
+    int r = 0;
 
-    for (int32_t s = 0; !r && s < f->n;) {
+    for (int32_t s = f->from; !r && s < f->n;) {
         int32_t page = s / OPS_PAGE_SLOTS;
         int32_t end = s;
 
@@ -453,8 +492,8 @@ static int land_one(struct tier *t, const struct turn *turn, const struct fetche
         }
         if (end > s) {
             r = import(t, f->seat,
-                       page == tail
-                           ? tail_of(t, f->seat, f->store, tail)
+                       in_tail(f, page)
+                           ? tail_of(t, f->seat, f->store, page)
                            : turn->bounce + (size_t)f->seat * t->region + (size_t)page * t->record,
                        s, end - s);
         }
@@ -514,6 +553,11 @@ static int export(struct tier *t, int32_t seat, uint8_t *record, int32_t s, int3
     return r;
 }
 
+int tier_open(struct tier *t, int32_t seat, int32_t store, int32_t slot0)
+{
+    return slot0 % OPS_PAGE_SLOTS ? copy_parts(t, seat, store, slot0 / OPS_PAGE_SLOTS, true) : 0;
+}
+
 int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_t n)
 {
     int64_t t0 = clock_ns();
@@ -521,6 +565,7 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
     int32_t end = slot0 + n;
     int32_t n_full = end / OPS_PAGE_SLOTS - first; /* pages that are complete now */
     uint8_t *tail = slot0 % OPS_PAGE_SLOTS ? tail_of(t, seat, store, first) : NULL;
+    uint8_t *begun = NULL;
     uint8_t *full = NULL;
     int w = t->next_write;
     int r = 0;
@@ -529,24 +574,26 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
     if (n_full > 0) {
         tier_io_wait(t->io, WRITES + w);
         full = t->writes + (size_t)w * write_bytes(t);
-        if (tail) {
-            memcpy(full, tail, (size_t)(slot0 % OPS_PAGE_SLOTS) * t->slot_bytes);
-        }
     }
     if (end % OPS_PAGE_SLOTS && (n_full > 0 || !tail)) {
-        tail = begin_tail(t, seat, store, end / OPS_PAGE_SLOTS, n_full > 0 ? first : -1);
+        begun = begin_tail(t, seat, store, end / OPS_PAGE_SLOTS, n_full > 0 ? first : -1);
     }
     for (int32_t s = slot0; !r && s < end;) {
         int32_t page = s / OPS_PAGE_SLOTS;
         int32_t to = (page + 1) * OPS_PAGE_SLOTS < end ? (page + 1) * OPS_PAGE_SLOTS : end;
 
         r = export(t, seat,
-                   page - first < n_full ? full + (size_t)(page - first) * t->record : tail, s,
-                   to - s);
+                   page == first && tail   ? tail
+                   : page - first < n_full ? full + (size_t)(page - first) * t->record
+                                           : begun,
+                   s, to - s);
         r = r ? r : copy_parts(t, seat, store, page, false);
         s = to;
     }
     if (!r && n_full > 0) {
+        if (tail) { /* complete */
+            memcpy(full, tail, t->record);
+        }
         tier_io_give(t->io, &(struct tier_job){
                                 .at = file_at(t, seat, store) + (uint64_t)first * t->record,
                                 .memory = full,
@@ -584,6 +631,7 @@ void tier_leave(struct tier *t, int32_t seat)
         tier_drop(t);
     }
     wait_writes(t, seat, -1);
+    forget_tails(t, seat);
     tier_io_forget(t->io, seat);
 }
 

@@ -13,9 +13,10 @@
  * and V, see an ordinary store of which only what will be read is there.
  *
  * A layer's turn: tier_fetch (while the layer before computes), tier_land (waits, and puts what was
- * read into the staging store), then rope_store into it, then tier_keep (takes the new rows out
- * again), then attention. A store has landed before the next but one is fetched: stores of odd and even
- * numbers have a buffer each.
+ * read into the staging store), tier_open, then rope_store into it, then tier_keep (takes the new
+ * rows out again), then attention. A store has landed before the next but one is fetched: stores of
+ * odd and even numbers have a buffer each. Stores that are written before they are read (SwiftKV's deep
+ * ones: open, rope_store, keep, one after the other) fetch their new rows too.
  *
  * What fails is the seat's (tier_failed): its attention then reads what lay there, and its sequence
  * must be ended. Creator: tier_create; freed by tier_destroy. One thread. */
@@ -47,6 +48,9 @@ struct tier_counts {
 
 uint64_t tier_bytes(const struct tier_config *c); /* memory */
 uint64_t tier_file_bytes(const struct tier_config *c);
+/* Read of one store in the file for a prompt in whole chunks. deep: written before it is read, and read by
+ * the prompt's last chunk alone. */
+uint64_t tier_prompt_bytes(const struct tier_config *c, int32_t n_prompt, int32_t chunk, bool deep);
 
 int tier_create(const struct tier_config *c, struct backend *be, const char *dir,
                 const struct tier_calls *calls, struct tier **ret, struct error *reterr) WARN_UNUSED;
@@ -59,12 +63,15 @@ void tier_part_view(const struct tier *t, int32_t seat, int32_t store, struct op
 
 /* What was fetched and has not landed is given up. */
 void tier_drop(struct tier *t);
-/* Of the n slots that the seat has in the store: those of entry i of `chosen`, or all (NULL). */
-void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t n,
+/* Of slots [from, n) of the store: those of entry i of `chosen`, or all (NULL). The next row to be kept, or
+ * the one kept last, is n - 1 or n. */
+void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t from, int32_t n,
                 const struct ops_chosen *chosen, int32_t entry);
 /* What was fetched of the store is put where attention reads it. */
 int tier_land(struct tier *t, int32_t store) WARN_UNUSED;
-/* Rows [slot0, slot0 + n) are in the staging store. */
+/* Rows from slot0 on are about to be written into the staging store; then rows [slot0, slot0 + n) are in
+ * it. */
+int tier_open(struct tier *t, int32_t seat, int32_t store, int32_t slot0) WARN_UNUSED;
 int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_t n) WARN_UNUSED;
 
 int tier_failed(struct tier *t, int32_t seat, struct error *ret);

@@ -319,20 +319,32 @@ static struct ops_rope_store store_of(struct forward *f, int32_t layer)
     return p;
 }
 
-/* The layer's new rows to disk, where they lie there. */
-static int keep(struct forward *f, int32_t layer)
+/* Does the layer itself write its new rows? */
+static bool writes(const struct forward *f, int32_t layer)
 {
     const struct model_layer *l = &f->m->layers[layer];
 
-    return l->owner && !l->deep ? forward_tier_keep(f, l->store) : 0;
+    return l->owner && !l->deep;
+}
+
+/* Before and after new rows: where they lie on disk. */
+static int open_rows(struct forward *f, int32_t layer)
+{
+    return writes(f, layer) ? forward_tier_open(f, f->m->layers[layer].store) : 0;
+}
+
+static int keep_rows(struct forward *f, int32_t layer)
+{
+    return writes(f, layer) ? forward_tier_keep(f, f->m->layers[layer].store) : 0;
 }
 
 static int step_store(struct forward *f, int32_t layer)
 {
     struct ops_rope_store p = store_of(f, layer);
-    int r = f->ops->rope_store(f->be, &p);
+    int r = open_rows(f, layer);
 
-    return r ? r : keep(f, layer);
+    r = r ? r : f->ops->rope_store(f->be, &p);
+    return r ? r : keep_rows(f, layer);
 }
 
 /* Both in one, where the backend has it and nothing comes between them. */
@@ -340,9 +352,11 @@ static int step_qkv_store(struct forward *f, int32_t layer)
 {
     struct ops_matmul qkv = qkv_of(f, layer);
     struct ops_rope_store p = store_of(f, layer);
-    int r = f->ops->qkv_store(f->be, &qkv, &p);
+    int r = open_rows(f, layer);
 
-    return r ? r : keep(f, layer);
+    r = r ? r : f->ops->qkv_store(f->be, &qkv, &p);
+
+    return r ? r : keep_rows(f, layer);
 }
 
 static int step_attend(struct forward *f, int32_t layer)
@@ -487,7 +501,10 @@ static int deep_store(struct forward *f, int32_t s, const float *k)
 
     forward_take_seqs(f, s);
     keep_shared_scores(f, s);
-    return f->ops->rope_store(f->be, &p);
+    int r = forward_tier_open(f, s);
+
+    r = r ? r : f->ops->rope_store(f->be, &p);
+    return r ? r : forward_tier_keep(f, s);
 }
 
 static int step_deep_kv(struct forward *f, int32_t first_store)

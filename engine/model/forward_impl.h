@@ -132,9 +132,10 @@ void forward_exit_clear(struct forward *f);
 int forward_exit_choose(struct forward *f);
 
 /* forward_tier.c: the running layer's slots from disk; the next one's, once they are chosen or all are
- * wanted; the new rows to disk. Nothing without a tier. */
+ * wanted; before new rows are written, and the new rows to disk. Nothing without a tier. */
 int forward_tier_land(struct forward *f, int32_t layer);
 void forward_tier_fetch(struct forward *f, int32_t store, const struct ops_chosen *chosen);
+int forward_tier_open(struct forward *f, int32_t store);
 int forward_tier_keep(struct forward *f, int32_t store);
 /* The partial keys of a store on disk, in place of its staged pages. */
 void forward_tier_parts(struct forward *f, int32_t store);

@@ -20,6 +20,8 @@ int32_t run_draft;
 
 const struct tier_calls *run_tier_calls;
 
+const char *run_overlay_below;
+
 const char *run_data(const char *name)
 {
     static char path[4][512];
@@ -40,14 +42,16 @@ struct engine *run_engine_overlay(const char *model, const char *overlay, const 
     struct engine_config c;
     struct engine *e = NULL;
     struct error err = {0};
-    const char *overlays[1] = {NULL};
+    const char *overlays[2] = {NULL};
 
     engine_config_default(&c);
     c.model_path = run_data(model);
+    c.overlay_paths = overlays;
+    if (run_overlay_below) {
+        overlays[c.n_overlays++] = run_data(run_overlay_below);
+    }
     if (overlay) {
-        overlays[0] = run_data(overlay);
-        c.overlay_paths = overlays;
-        c.n_overlays = 1;
+        overlays[c.n_overlays++] = run_data(overlay);
     }
     c.backend = backend;
     c.n_threads = run_threads;

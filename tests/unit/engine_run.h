@@ -39,6 +39,9 @@ extern bool run_keep_prefixes;
 /* How the file of pool=disk, which lies in /tmp, is read and written; NULL, as ever, unless changed. */
 extern const struct tier_calls *run_tier_calls;
 
+/* An overlay that the one of run_engine_overlay() builds on; NULL, as ever, unless changed. */
+extern const char *run_overlay_below;
+
 /* tests/data/NAME; or NAME where that is a whole path. */
 const char *run_data(const char *name);
 
