@@ -189,7 +189,7 @@ struct engine_usage {
     uint64_t kv_bytes_full;  /* what the full f16 cache would hold */
     int64_t n_slots;         /* live at the end, summed over stores and groups */
     int64_t n_evicted;
-    int32_t n_drafted;       /* tokens, looked up and computed beside the one before, */
+    int32_t n_drafted;       /* tokens, guessed and computed beside the one before, */
     int32_t n_accepted;      /* and those of them that it said */
     int32_t n_exited;        /* of n_new, that needed no deep layers (exit:P) */
 };

@@ -53,7 +53,7 @@ static const struct word_row words[] = {
     {"sparq", AXIS_SELECT, POLICY_SPARQ, 0, 0, NULL},
     {"topv", AXIS_SELECT, POLICY_TOPV, 0, 0, "count"},
     {"infinigen", AXIS_SELECT, POLICY_INFINIGEN, 0, 0, NULL},
-    {"exit", AXIS_EXIT, 0, 0, 0, "probability"},
+    {"exit", AXIS_EXIT, 0, 0, 0, "probability, or \"draft\""},
 };
 
 struct value_row {
@@ -243,6 +243,20 @@ static int parse_float(struct parser *p, const char *name, double min, double ma
     p->at = s;
     *ret = (float)v;
     return 0;
+}
+
+/* A probability, or "draft". */
+static int parse_exit(struct parser *p, struct policy *pol)
+{
+    if (name_len(p->at) == 5 && strncmp(p->at, "draft", 5) == 0) {
+        p->at += 5;
+        pol->exit_draft = true;
+        return 0;
+    }
+    if (strchr("0123456789.", *p->at) == NULL || *p->at == '\0') {
+        return fault(p, "exit takes a number from 0.01 to 1, or \"draft\"");
+    }
+    return parse_float(p, "exit", 0.01, 1, &pol->exit);
 }
 
 static int parse_value(struct parser *p, const struct option_row *o, int32_t *ret)
@@ -495,7 +509,7 @@ static int parse_word(struct parser *p, struct policy *pol, bool seen[AXIS_COUNT
         more = !w->amount && accept(p, ':');
         break;
     case AXIS_EXIT:
-        r = parse_float(p, "exit", 0.01, 1, &pol->exit);
+        r = parse_exit(p, pol);
         break;
     case AXIS_COUNT:
         break;
@@ -533,6 +547,12 @@ static int check_select(struct parser *p, const struct policy *pol)
 /* What skips layers cannot stand beside what follows every token through all of them. */
 static int check_exit(struct parser *p, const struct policy *pol)
 {
+    if (pol->exit_draft && (pol->select != POLICY_READ_ALL || pol->place != POLICY_FULL)) {
+        p->at = p->exit;
+        return fault(
+            p, "exit:draft takes back the rows that were guessed wrong: beside full alone, not "
+               "beside words that drop tokens, score them or choose which are read");
+    }
     if (pol->exit > 0 && (pol->select != POLICY_READ_ALL || (BIT(pol->place) & SCORING))) {
         p->at = p->exit;
         return fault(p, "exit skips layers for some tokens: not beside h2o, keyformer or recency, "
@@ -820,6 +840,8 @@ void policy_print(const struct policy *p, char *buf, size_t size)
     if (p->exit > 0) {
         put(&o, "+exit:");
         put_float(&o, p->exit);
+    } else if (p->exit_draft) {
+        put(&o, "+exit:draft");
     }
 }
 

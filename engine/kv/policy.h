@@ -11,7 +11,7 @@
  * One word an axis. Precision: f32 f16 bf16 fp8 kv8 k16v8 q8_0 q4_0. Place: full, window:N,
  * h2o:N, keyformer:N, recency:N, and beside them sinks:N. N is slots, "50%" of the text at the end
  * of the prompt, or "50%ctx" of the planned context. Select: sparq, topv:K, infinigen. Early exit:
- * exit:P. The first
+ * exit:P or exit:draft. The first
  * option of sparq and infinigen may follow a ':' as well. A number as infinigen's pool= is a place of
  * its own: `place` is then its victim's rule. */
 
@@ -87,6 +87,7 @@ struct policy {
     /* A new token to which the early-exit head gives a larger probability needs no deep layers; 0: every
      * one does. */
     float exit;
+    int32_t exit_draft; /* the early-exit head proposes tokens, the whole model verifies them */
 };
 
 enum { POLICY_MAX_MIX = 4, POLICY_TEXT_MAX = 512, POLICY_DEFAULT_CHUNK = 512 };

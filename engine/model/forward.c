@@ -17,6 +17,10 @@
  *     drawn tokens that the device drew
  *     exit  logits of the early-exit head (forward_exit.c)
  *
+ * Rows whose tokens the early-exit head proposes go through the shallow layers in rounds, each
+ * round behind the one before it in x; at the last one's split all go on together
+ * (forward_rounds.c).
+ *
  * Nothing is allocated after creation. */
 
 #include "engine/model/forward.h"
@@ -101,8 +105,11 @@ static void place_host(const struct model *m, const struct forward_limits *l,
     f->select = memory_arena_take(a, n_seqs * sizeof(*f->select));
     f->index = memory_arena_take(a, n_rows * sizeof(*f->index));
     f->row0 = memory_arena_take(a, n_seqs * sizeof(*f->row0));
-    f->dropped = memory_arena_take(a, n_seqs * sizeof(*f->dropped));
+    f->first = memory_arena_take(a, n_seqs * sizeof(*f->first));
+    f->count = memory_arena_take(a, n_seqs * sizeof(*f->count));
+    f->ran = memory_arena_take(a, n_seqs * sizeof(*f->ran));
     forward_exit_place_host(m, l, a, f);
+    forward_rounds_place_host(m, l, a, f);
 }
 
 /* Of the device's buffers, and of the host's arrays. */
@@ -159,13 +166,18 @@ void forward_take_seqs(struct forward *f, int32_t store)
     const struct ops_seq *from = f->b.seqs + (size_t)store * (size_t)f->b.stride;
 
     memcpy(f->seqs, from, (size_t)f->b.n_seqs * sizeof(*from));
-    if (!f->beyond) {
+    if (!f->viewed) {
         return;
     }
     for (int32_t i = 0; i < f->b.n_seqs; i++) {
-        f->seqs[i].row0 = f->row0[i];
-        f->seqs[i].n_rows -= f->dropped[i];
-        f->seqs[i].pos0 += f->dropped[i];
+        struct ops_seq *s = &f->seqs[i];
+
+        /* Slots of rows that are still to come hold nothing that may be read. */
+        s->kv.n_slots -= s->n_rows - f->first[i] - f->count[i];
+        s->row0 = f->row0[i];
+        s->n_rows = f->count[i];
+        s->pos0 += f->first[i];
+        s->slot0 += f->first[i];
     }
 }
 
@@ -205,8 +217,8 @@ static void take_observe(struct forward *f, int32_t layer)
         if (!f->seqs[i].kv.score) {
             o->row_first = INT32_MAX; /* a sliding layer's ring */
         }
-        if (f->beyond) {
-            o->row_first = max_i32(0, o->row_first - f->dropped[i]);
+        if (f->viewed) {
+            o->row_first = max_i32(0, o->row_first - f->first[i]);
         }
     }
 }
@@ -232,7 +244,7 @@ static int step_embed(struct forward *f, int32_t layer)
 {
     struct ops_embed p = {
         .rows = f->rows,
-        .ids = f->b.ids,
+        .ids = f->viewed ? f->ids : f->b.ids,
         .drawn = f->b.drawn ? f->drawn : NULL,
         .w = &f->m->w[MT_EMBED],
         .scale = f->m->h.embed_scale,
@@ -324,7 +336,7 @@ static bool writes(const struct forward *f, int32_t layer)
 {
     const struct model_layer *l = &f->m->layers[layer];
 
-    return l->owner && !l->deep;
+    return l->owner && !l->deep && !f->again;
 }
 
 /* Before and after new rows: where they lie on disk. */
@@ -496,11 +508,11 @@ static int deep_store(struct forward *f, int32_t s, const float *k)
         .k_norm = head_norm(f, &m->layers[st->layer].w[LT_K_NORM]),
         .rope = *rope_of(f, st->layer),
         .seqs = f->seqs,
-        .n_seqs = f->b.n_seqs,
     };
 
     forward_take_seqs(f, s);
     keep_shared_scores(f, s);
+    p.n_seqs = drop_empty(f);
     int r = forward_tier_open(f, s);
 
     r = r ? r : f->ops->rope_store(f->be, &p);
@@ -531,11 +543,12 @@ static int step_one_deep_kv(struct forward *f, int32_t store)
 }
 
 /* Only rows that need logits, or that a policy wants observed, go on; and of those that may exit,
- * the ones of which the head is not sure. */
+ * the ones of which the head is not sure. Not before all that the head is to propose has come as
+ * far. */
 static int step_survivors(struct forward *f, int32_t layer)
 {
     struct ops_gather p = {
-        .x = f->cur.p,
+        .x = f->x.p,
         .y = f->y.p,
         .index = f->index,
         .n_cols = f->m->h.n_embd,
@@ -544,20 +557,25 @@ static int step_survivors(struct forward *f, int32_t layer)
     };
     int32_t n = 0;
     int32_t n_decode = 0;
-    int r = forward_exit_choose(f);
+    bool again = false;
+    int r = f->again ? 0 : forward_exit_choose(f);
 
-    if (r) {
+    r = r || !f->b.propose ? r : forward_rounds_next(f, &again);
+    if (r || again) {
+        f->pc = again ? -1 : f->pc; /* the program's first instruction is the next */
         return r;
     }
     for (int32_t i = 0; i < f->b.n_seqs; i++) {
         const struct ops_seq *s = &f->b.seqs[i];
-        int32_t keep = f->exit_row[i] >= 0 ? 0 : f->b.keep ? f->b.keep[i] : s->n_rows;
+        int32_t lost = s->n_rows - f->ran[i]; /* not proposed */
+        int32_t keep = f->exit_row[i] >= 0 ? 0 : (f->b.keep ? f->b.keep[i] : s->n_rows) - lost;
 
-        f->dropped[i] = s->n_rows - keep;
+        f->first[i] = f->ran[i] - keep;
+        f->count[i] = keep;
         f->row0[i] = n;
-        for (int32_t j = f->dropped[i]; j < s->n_rows; j++) {
-            n_decode += s->row0 + j < f->rows.n_decode;
-            f->index[n++] = s->row0 + j;
+        for (int32_t j = s->row0 + f->first[i]; j < s->row0 + f->ran[i]; j++) {
+            n_decode += j < f->b.rows.n_decode;
+            f->index[n++] = f->b.propose ? f->place[j] : j;
         }
     }
     p.n_rows = n;
@@ -566,6 +584,7 @@ static int step_survivors(struct forward *f, int32_t layer)
         f->rows = (struct ops_rows){.n = n, .n_decode = n_decode};
         f->cur = f->y;
         f->beyond = true;
+        f->viewed = true;
     }
     return r;
 }
@@ -700,8 +719,16 @@ void forward_begin(struct forward *f, const struct forward_batch *b)
     f->b = *b;
     f->rows = b->rows;
     f->beyond = false;
+    f->viewed = false;
+    f->again = false;
     forward_exit_clear(f);
     f->cur = f->x;
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        f->ran[i] = b->seqs[i].n_rows;
+    }
+    if (b->propose) {
+        forward_rounds_begin(f);
+    }
     f->pc = 0;
     f->pc_end = f->n_instr;
     if (b->part == FORWARD_LAYER) {
@@ -769,7 +796,7 @@ int forward_take(struct forward *f, const int32_t *rows, int32_t n, float *hidde
             while (row >= f->b.seqs[seq].row0 + f->b.seqs[seq].n_rows) {
                 seq++;
             }
-            row = f->row0[seq] + (row - f->b.seqs[seq].row0 - f->dropped[seq]);
+            row = f->row0[seq] + (row - f->b.seqs[seq].row0 - f->first[seq]);
         }
         f->index[i] = row;
     }

@@ -65,6 +65,13 @@ struct forward_batch {
     /* (n_seqs) or NULL: the probability above which a sequence's row, if it is one of class decode, goes
      * no further than the split; 0: it goes on */
     const float *exit;
+    /* (n_seqs) or NULL: how many of a sequence's last rows, of class decode, hold tokens that are not known:
+     * the early-exit head is to propose them, each from the row before it, which goes no further than
+     * the split until all are proposed (forward_rounds.c). Where its largest probability is not a word's,
+     * or below `least`, a sequence's rows end: forward_ran(). */
+    const int32_t *propose;
+    int32_t *proposed; /* (rows.n), with propose: the array that `ids` is; what was proposed is written */
+    float least;
     /* (n_seqs): the store whose scores all stores of a sequence use together, or -1; NULL: -1 */
     const int32_t *score_store;
     /* Sequences whose K and V lie in a file: the stores' numbers there, (n_stores, stride) as seqs, -1: in
@@ -89,6 +96,9 @@ int32_t forward_ld(const struct forward *f);
 /* What the early-exit head said of a sequence's row, if it was sure enough: logits on the host, one a
  * word of the model's exit_words and one for all others; else NULL. Until the next forward_begin. */
 const float *forward_exited(const struct forward *f, int32_t seq);
+
+/* How many of a sequence's rows were run: all, but where the head did not propose what was asked of it. */
+int32_t forward_ran(const struct forward *f, int32_t seq);
 
 /* Next-token logits of n batch rows (ascending, each of them kept, none exited) after forward_run:
  * device (n, n_vocab), valid until the next call. n at most max_logits. */

@@ -35,74 +35,81 @@ void forward_exit_place_host(const struct model *m, const struct forward_limits 
 
 void forward_exit_clear(struct forward *f)
 {
+    f->n_exit = 0;
     for (int32_t i = 0; i < f->b.n_seqs; i++) {
         f->exit_row[i] = -1;
     }
 }
 
-/* Of the likeliest word; the last logit is of all others. */
-static double largest_probability(const float *logits, int32_t n)
+double forward_exit_sure(const float *logits, int32_t n, int32_t *ret_word)
 {
     float top = logits[0];
-    float word = logits[0];
+    int32_t word = 0;
     double sum = 0;
 
     for (int32_t i = 1; i < n; i++) {
-        word = i < n - 1 && logits[i] > word ? logits[i] : word;
+        word = i < n - 1 && logits[i] > logits[word] ? i : word;
         top = logits[i] > top ? logits[i] : top;
     }
     for (int32_t i = 0; i < n; i++) {
         sum += exp((double)logits[i] - (double)top);
     }
-    return exp((double)word - (double)top) / sum;
+    *ret_word = word;
+    return exp((double)logits[word] - (double)top) / sum;
 }
 
-int forward_exit_choose(struct forward *f)
+int forward_exit_ask(struct forward *f, int32_t n, int32_t at)
 {
     const struct model *m = f->m;
     struct ops_gather rows = {
         .x = f->cur.p,
         .y = f->y.p,
         .index = f->index,
+        .n_rows = n,
         .n_cols = m->h.n_embd,
         .ldx = f->cur.ld,
         .ldy = f->y.ld,
     };
     struct ops_matmul head = {
+        .rows = {.n = n, .n_decode = n},
         .norm = norm_of(f, &m->w[MT_EXIT_NORM], &(struct ops_weight){0}),
         .x = f->y.p,
         .ldx = f->y.ld,
     };
-    int32_t n_logits = m->w[MT_EXIT_HEAD].n_rows;
+
+    add_part(&head, &m->w[MT_EXIT_HEAD], &(struct ops_weight){0}, f->exit.p, f->exit.ld,
+             OPS_ACT_NONE);
+    int r = f->ops->gather(f->be, &rows);
+
+    r = r ? r : f->ops->matmul(f->be, &head);
+    return r ? r
+             : f->ops->read(f->be, f->exit_host + (size_t)at * (size_t)f->exit.ld, f->exit.p,
+                            (uint64_t)n * (uint64_t)f->exit.ld * sizeof(float));
+}
+
+int forward_exit_choose(struct forward *f)
+{
+    int32_t n_logits = f->m->w[MT_EXIT_HEAD].n_rows;
     int32_t n = 0;
-    int r;
 
     forward_exit_clear(f);
     for (int32_t i = 0; f->b.exit && i < f->b.n_seqs; i++) {
         const struct ops_seq *s = &f->b.seqs[i];
 
-        if (f->b.exit[i] > 0 && s->n_rows == 1 && s->row0 < f->rows.n_decode) {
+        if (f->b.exit[i] > 0 && s->n_rows == 1 && s->row0 < f->b.rows.n_decode) {
             f->exit_row[i] = n;
-            f->index[n++] = s->row0;
+            f->index[n++] = f->viewed ? f->row0[i] : s->row0;
         }
     }
-    if (n == 0) {
-        return 0;
-    }
-    rows.n_rows = n;
-    head.rows = (struct ops_rows){.n = n, .n_decode = n};
-    add_part(&head, &m->w[MT_EXIT_HEAD], &(struct ops_weight){0}, f->exit.p, f->exit.ld,
-             OPS_ACT_NONE);
-    r = f->ops->gather(f->be, &rows);
-    r = r ? r : f->ops->matmul(f->be, &head);
-    r = r ? r
-          : f->ops->read(f->be, f->exit_host, f->exit.p,
-                         (uint64_t)n * (uint64_t)f->exit.ld * sizeof(float));
+    f->n_exit = n;
+    int r = n ? forward_exit_ask(f, n, 0) : 0;
+
     for (int32_t i = 0; !r && i < f->b.n_seqs; i++) {
         int32_t row = f->exit_row[i];
+        int32_t word;
 
-        if (row >= 0 && !(largest_probability(f->exit_host + (size_t)row * (size_t)f->exit.ld,
-                                              n_logits) > (double)f->b.exit[i])) {
+        if (row >= 0 && !(forward_exit_sure(f->exit_host + (size_t)row * (size_t)f->exit.ld,
+                                            n_logits, &word) > (double)f->b.exit[i])) {
             f->exit_row[i] = -1;
         }
     }

@@ -47,6 +47,7 @@ struct forward {
     struct ops_rows rows;        /* of the part that is running: all, or those beyond the split */
     struct buffer cur;           /* x, y or the caller's hidden */
     bool beyond;                 /* the split has been passed */
+    bool viewed;                 /* sequences have some of their rows only: row0, first, count */
     struct ops_seq *seqs;        /* (max_seqs) of the running layer */
     struct ops_observe *observe; /* (max_seqs) */
     struct ops_select *select;   /* (max_seqs) */
@@ -54,11 +55,19 @@ struct forward {
     int32_t *drawn;              /* device (max_logits): tokens */
     struct ops_chosen chosen[2]; /* what they chose, by the store's parity */
     int32_t *index;              /* (max_rows) */
-    int32_t *row0;               /* (max_seqs) first row of a sequence beyond the split */
-    int32_t *dropped;            /* (max_seqs) its rows that stay before the split */
+    int32_t *row0;               /* (max_seqs) viewed: first row of a sequence, */
+    int32_t *first;              /* (max_seqs) which of its rows that is, */
+    int32_t *count;              /* (max_seqs) and how many there are */
+    int32_t *ran;                /* (max_seqs) rows of a sequence that have begun */
+    bool *open;                  /* (max_seqs) it waits for a proposal */
+    int32_t *place;              /* (max_rows) where in x a row of the batch lies, with rounds */
+    int32_t *ids;                /* (max_rows) tokens of a round's rows */
+    int32_t base;                /* row of x at which the round begins */
+    bool again;                  /* a round after the first */
     struct buffer exit;          /* logits of the early-exit head */
     float *exit_host;            /* (max_seqs, exit.ld) the same */
     int32_t *exit_row;           /* (max_seqs) a sequence's row there if it exited, else -1 */
+    int32_t n_exit;              /* rows there that must stay */
 
     _Atomic int64_t last_ns;
     _Atomic int64_t longest_ns;
@@ -130,6 +139,17 @@ void forward_exit_place_host(const struct model *m, const struct forward_limits 
                              struct memory_arena *a, struct forward *f);
 void forward_exit_clear(struct forward *f);
 int forward_exit_choose(struct forward *f);
+/* The head on n rows of the running part (f->index), logits to row `at` of exit_host and on. */
+int forward_exit_ask(struct forward *f, int32_t n, int32_t at);
+/* Of the likeliest word, ret_word; the last logit is of all others. */
+double forward_exit_sure(const float *logits, int32_t n, int32_t *ret_word);
+
+/* forward_rounds.c: arrays; the first round's rows; at the split: proposals, and whether another round
+ * begins (ret_again), whose rows are then the running ones. */
+void forward_rounds_place_host(const struct model *m, const struct forward_limits *l,
+                               struct memory_arena *a, struct forward *f);
+void forward_rounds_begin(struct forward *f);
+int forward_rounds_next(struct forward *f, bool *ret_again);
 
 /* forward_tier.c: the running layer's slots from disk; the next one's, once they are chosen or all are
  * wanted; before new rows are written, and the new rows to disk. Nothing without a tier. */

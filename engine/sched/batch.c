@@ -159,9 +159,12 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
     b->keep[i] = prefill ? batch_rows_beyond(r, r->n_fed, n_rows, place->observe) : n_rows;
     b->exit[i] = prefill ? 0.0f : r->policy.exit;
     b->exits = b->exits || b->exit[i] > 0;
+    b->propose[i] = r->n_proposing;
+    b->proposes = b->proposes || b->propose[i] > 0;
     memcpy(b->ids + b->rows.n, r->tokens + r->n_fed,
            (size_t)(prefill ? n_rows : 1) * sizeof(*b->ids));
     if (!prefill) {
+        memset(b->ids + b->rows.n + 1, 0, (size_t)r->n_proposing * sizeof(*b->ids));
         draft_write(s, r, b->ids + b->rows.n + 1);
     }
     want_rows(b, r, i, b->rows.n, r->n_fed, n_rows);
@@ -211,6 +214,9 @@ void batch_begin(struct sched *s, bool drawn)
         .observe = b->observes ? b->observe : NULL,
         .select = b->selects ? b->select : NULL,
         .exit = b->exits ? b->exit : NULL,
+        .propose = b->proposes ? b->propose : NULL,
+        .proposed = b->ids,
+        .least = b->least,
         .score_store = b->score_store,
         .tier = s->config.cache->tier,
         .on_disk = b->on_disk,
@@ -231,6 +237,7 @@ int batch_build(struct sched *s)
     b->observes = false;
     b->selects = false;
     b->exits = false;
+    b->proposes = false;
     b->once = false;
     b->n_wanted = 0;
     b->done_wanted = 0;
@@ -240,7 +247,7 @@ int batch_build(struct sched *s)
     draft_choose(s);
     for (r = s->running.first; r; r = r->next) {
         if (batch_decodes(r)) {
-            int e = add_rows(s, r, 1 + r->n_drafting);
+            int e = add_rows(s, r, 1 + r->n_drafting + r->n_proposing);
 
             if (e) {
                 return e;
@@ -271,17 +278,35 @@ int batch_build(struct sched *s)
     return b->rows.n;
 }
 
+/* Rows that the early-exit head was asked for and did not propose were not computed. */
+static void forget_rows(struct sched *s)
+{
+    struct batch *b = &s->batch;
+    int32_t n = 0;
+
+    for (int32_t i = 0; i < b->n_wanted; i++) {
+        const struct wanted *w = &b->wanted[i];
+
+        if (w->row - b->seqs[w->seq].row0 < forward_ran(s->forward, w->seq)) {
+            b->wanted_rows[n] = b->wanted_rows[i];
+            b->wanted[n++] = *w;
+        }
+    }
+    b->n_wanted = n;
+}
+
 int batch_commit(struct sched *s)
 {
     struct batch *b = &s->batch;
 
+    forget_rows(s);
     for (int32_t i = 0; i < b->n_seqs; i++) {
         struct request *r = b->of[i];
         int32_t n_rows = b->seqs[i].n_rows;
         bool prefill = r->n_fed < r->n_prompt;
 
         if (!prefill) { /* drafted ones follow as they come true */
-            draft_count(s, r);
+            draft_count(s, r, i);
             n_rows = 1;
         }
         cache_commit(s->config.cache, r->seat, n_rows);

@@ -23,7 +23,13 @@
  * token.
  *
  * A sequence that may exit early drafts nothing: its rows would go through the deep layers
- * together, where alone some of them would not, and say what it would not have said. */
+ * together, where alone some of them would not, and say what it would not have said.
+ *
+ * One whose policy is exit:draft looks nothing up: the early-exit head proposes its tokens, within
+ * the run that verifies them (forward_rounds.c). Its rows are there when the batch is built, and
+ * their tokens when it has been run; all else is as above. How many rounds that takes is chosen
+ * from times of their own (draft_rounds.h). There are none while a prompt is read: a round is a
+ * pass of its own, and the prompt's rows would wait for it. */
 
 #include <assert.h>
 #include <math.h>
@@ -52,6 +58,11 @@ static size_t lay_out(const struct sched_config *c, struct memory_arena *a, stru
     d->handle = memory_arena_take(a, n_seqs * sizeof(*d->handle));
     d->chance = memory_arena_take(a, n_seqs * sizeof(*d->chance));
     d->room = memory_arena_take(a, n_seqs * sizeof(*d->room));
+    d->rounds.of = memory_arena_take(a, n_seqs * sizeof(*d->rounds.of));
+    d->rounds.cost.of = memory_arena_take(a, (n_rows + 1) * sizeof(*d->rounds.cost.of));
+    d->rounds.cost.at = memory_arena_take(a, (n_rows + 1) * sizeof(*d->rounds.cost.at));
+    d->sure = memory_arena_take(a, n_seqs * sizeof(struct draft_sure *));
+    d->asks = memory_arena_take(a, n_seqs * sizeof(*d->asks));
     d->order = memory_arena_take(a, n_rows * sizeof(*d->order));
     d->cost.of = memory_arena_take(a, (n_rows + 1) * sizeof(*d->cost.of));
     d->cost.at = memory_arena_take(a, (n_rows + 1) * sizeof(*d->cost.at));
@@ -80,6 +91,8 @@ int draft_create(struct sched *s, struct error *reterr)
         (void)lay_out(&s->config, &a, d);
         lookup_counts_init(&d->counts);
         d->cost.n_rows = s->config.draft_rows;
+        d->rounds.cost.n_rows = s->config.draft_rows;
+        draft_sure_init(&d->rounds.all);
     }
     return r;
 }
@@ -103,7 +116,14 @@ void draft_measure(struct sched *s, int r)
     struct drafts *d = &s->drafts;
 
     if (d->begun_ns != 0 && r == 0) { /* what was cut short is not a step's time */
-        draft_cost_add(&d->cost, d->n_rows, (double)(clock_ns() - d->begun_ns));
+        double ns = (double)(clock_ns() - d->begun_ns);
+
+        if (d->n_rounds == 0) {
+            draft_cost_add(&d->cost, d->n_rows, ns);
+        }
+        if (d->n_rows == 0 && (d->n_done > 0 || d->n_rounds == 0)) {
+            draft_cost_add(&d->rounds.cost, d->n_done, ns);
+        }
     }
     d->begun_ns = 0;
 }
@@ -136,6 +156,7 @@ static struct lookup *lookup_of(struct sched *s, const struct request *r)
     if (d->handle[r->seat] != r->handle) {
         d->handle[r->seat] = r->handle;
         lookup_begin(l);
+        draft_sure_begin(&d->rounds.of[r->seat], &d->rounds.all);
     }
     return l;
 }
@@ -150,7 +171,9 @@ static double chance_of(struct sched *s, const struct request *r, int32_t i)
         return 1;
     }
     /* A text of which more is known than is in it foretells nothing yet. */
-    return known == 0 && l->at > 0 ? (double)lookup_chance(l, i, &s->drafts.counts) : 0;
+    return known == 0 && l->at > 0 && !r->policy.exit_draft
+               ? (double)lookup_chance(l, i, &s->drafts.counts)
+               : 0;
 }
 
 /* The sequence whose next draft is likeliest; NULL: nobody has any. */
@@ -235,7 +258,7 @@ static int32_t begin_step(struct sched *s)
         d->room[r->seat] = room_of(s, r);
         crowd = (crowd ^ r->handle) * UINT64_C(0x100000001b3);
         n++;
-        if (r->most_drafted > 0 && n_known(r) == 0) {
+        if (r->most_drafted > 0 && n_known(r) == 0 && !r->policy.exit_draft) {
             lookup_follow(lookup_of(s, r), r->tokens, r->n_prompt + r->n_new,
                           r->n_prompt + r->n_forced, &d->counts);
         }
@@ -243,8 +266,58 @@ static int32_t begin_step(struct sched *s)
     if (crowd != d->crowd) {
         d->crowd = crowd;
         draft_cost_anew(&d->cost);
+        draft_cost_anew(&d->rounds.cost);
     }
     return n;
+}
+
+/* Does the head propose for r in this step? */
+static bool proposes(const struct sched *s, const struct request *r)
+{
+    return batch_decodes(r) && r->policy.exit_draft && n_known(r) == 0 &&
+           s->drafts.room[r->seat] > 0;
+}
+
+static bool reads_prompts(const struct sched *s)
+{
+    const struct request *r = s->running.first;
+
+    while (r && r->n_fed >= r->n_prompt) {
+        r = r->next;
+    }
+    return r != NULL;
+}
+
+/* Gives rows to those for whom the head proposes, as many rounds as are worth it. */
+static void plan_rounds(struct sched *s, int32_t n_seqs)
+{
+    struct drafts *d = &s->drafts;
+    int32_t longest = 0;
+    int32_t n = 0;
+
+    for (const struct request *r = s->running.first; r; r = r->next) {
+        if (proposes(s, r)) {
+            (void)lookup_of(s, r); /* a new text's counts begin */
+            d->sure[n] = &d->rounds.of[r->seat];
+            d->asks[n++] = d->room[r->seat];
+            longest = longest > d->room[r->seat] ? longest : d->room[r->seat];
+        }
+    }
+    if (n == 0 || reads_prompts(s)) {
+        return;
+    }
+    int32_t most = (s->config.draft_rows - d->n_rows) / n;
+
+    most = most < longest ? most : longest;
+    d->n_rounds = s->config.draft_always
+                      ? most
+                      : draft_rounds_choose(&d->rounds, d->sure, d->asks, n, n_seqs, most);
+    s->batch.least = s->config.draft_always ? 0 : (float)(draft_cost_of(&d->rounds.cost, 1) - 1.0);
+    for (struct request *r = s->running.first; r; r = r->next) {
+        if (proposes(s, r)) {
+            r->n_proposing = d->n_rounds < d->room[r->seat] ? d->n_rounds : d->room[r->seat];
+        }
+    }
 }
 
 void draft_choose(struct sched *s)
@@ -252,9 +325,12 @@ void draft_choose(struct sched *s)
     struct drafts *d = &s->drafts;
 
     d->n_rows = 0;
+    d->n_rounds = 0;
+    d->n_done = 0;
     d->begun_ns = 0;
     for (struct request *r = s->running.first; r; r = r->next) {
         r->n_drafting = 0;
+        r->n_proposing = 0;
     }
     if (s->config.draft_rows == 0 || s->running.n > s->config.draft_rows || !any_drafts(s)) {
         return;
@@ -265,8 +341,10 @@ void draft_choose(struct sched *s)
     if (n_seqs == 0) {
         return;
     }
-    if (s->config.draft_always || !draft_cost_wants_plain(&d->cost)) {
+    if (s->config.draft_always ||
+        !(draft_cost_wants_plain(&d->cost) || draft_cost_wants_plain(&d->rounds.cost))) {
         d->n_rows = give_out(s, n_seqs);
+        plan_rounds(s, n_seqs);
     }
     d->begun_ns = now;
 }
@@ -288,10 +366,17 @@ void draft_write(struct sched *s, const struct request *r, int32_t *ret)
     assert(n == r->n_drafting);
 }
 
-void draft_count(struct sched *s, struct request *r)
+void draft_count(struct sched *s, struct request *r, int32_t seq)
 {
+    struct drafts *d = &s->drafts;
     int32_t n = n_known(r) > 0 ? 0 : r->n_drafting;
 
+    if (r->n_proposing > 0) {
+        n = forward_ran(s->forward, seq) - 1;
+        draft_sure_asked(&d->rounds.of[r->seat], n, n < r->n_proposing);
+        draft_sure_asked(&d->rounds.all, n, n < r->n_proposing);
+        d->n_done = d->n_done > n ? d->n_done : n;
+    }
     r->n_drafted += n;
     s->counters.n_drafted += (uint64_t)n;
 }
@@ -301,7 +386,16 @@ bool draft_holds(struct sched *s, struct request *r, const struct wanted *w)
     if (w->pos == r->n_fed - 1) {
         return true;
     }
-    if (w->pos != r->n_fed || s->batch.ids[w->row] != r->tokens[r->n_fed]) {
+    if (w->pos != r->n_fed) {
+        return false;
+    }
+    bool right = s->batch.ids[w->row] == r->tokens[r->n_fed];
+
+    if (r->n_proposing > 0) {
+        draft_sure_tried(&s->drafts.rounds.of[r->seat], right);
+        draft_sure_tried(&s->drafts.rounds.all, right);
+    }
+    if (!right) {
         return false;
     }
     cache_commit(s->config.cache, r->seat, 1);
@@ -315,10 +409,11 @@ bool draft_holds(struct sched *s, struct request *r, const struct wanted *w)
 
 void draft_take_back(struct sched *s, struct request *r)
 {
-    if (r->seat < 0 || (r->n_drafting == 0 && !s->batch.surplus) || !r->in_batch ||
+    if (r->seat < 0 || (r->n_drafting + r->n_proposing == 0 && !s->batch.surplus) || !r->in_batch ||
         s->batch.pending) {
         return;
     }
     r->n_drafting = 0;
+    r->n_proposing = 0;
     cache_take_back(s->config.cache, r->seat);
 }

@@ -37,6 +37,7 @@ struct request {
     bool report_forced;
     int32_t most_drafted; /* tokens drafted a step, at most; 0: none */
     int32_t n_drafting;   /* in the batch that is built or run */
+    int32_t n_proposing;  /* rows of it there that the early-exit head is to fill */
     int32_t n_drafted;
     int32_t n_accepted;
     int32_t n_exited;

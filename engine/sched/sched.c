@@ -71,6 +71,7 @@ static void lay_batch(struct memory_arena *a, int32_t n_stores, const struct sch
     b->select = memory_arena_take(a, n_seqs * sizeof(*b->select));
     b->keep = memory_arena_take(a, n_seqs * sizeof(*b->keep));
     b->exit = memory_arena_take(a, n_seqs * sizeof(*b->exit));
+    b->propose = memory_arena_take(a, n_seqs * sizeof(*b->propose));
     b->score_store = memory_arena_take(a, n_seqs * sizeof(*b->score_store));
     b->on_disk = memory_arena_take(a, n_seqs * (size_t)n_stores * sizeof(*b->on_disk));
     b->seats = memory_arena_take(a, n_seqs * sizeof(*b->seats));

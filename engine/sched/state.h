@@ -5,6 +5,7 @@
 /* What sched.c, batch.c and output.c share. Private to engine/sched. */
 
 #include "engine/sched/draft_cost.h"
+#include "engine/sched/draft_rounds.h"
 #include "engine/sched/lookup.h"
 #include "engine/sched/request.h"
 #include "engine/sched/sched.h"
@@ -24,6 +25,7 @@ struct batch {
     bool observes;
     bool selects;
     bool exits;
+    bool proposes;
     bool once; /* changes scores or sums: taken up where it stopped, never run anew */
     bool surplus; /* a row of each beyond what is said is prepared (ahead.c) */
     int32_t n_seqs;
@@ -33,6 +35,8 @@ struct batch {
     struct ops_select *select;   /* (n_seqs) */
     int32_t *keep;               /* (n_seqs) */
     float *exit;                 /* (n_seqs) */
+    int32_t *propose;            /* (n_seqs) */
+    float least;                 /* probability of a token that is worth proposing */
     int32_t *score_store;        /* (n_seqs) */
     int32_t *on_disk;            /* (n_stores, n_seqs) */
     int32_t *seats;              /* (n_seqs) */
@@ -112,9 +116,14 @@ struct drafts {
     struct request **order; /* (draft_rows) to whom rows were given, in order */
     struct draft_cost cost; /* of steps with so many rows */
     struct lookup_counts counts;
+    struct draft_rounds rounds; /* what the early-exit head proposes, */
+    const struct draft_sure **sure; /* (n_seqs) for whom in this step, */
+    int32_t *asks;                  /* (n_seqs) and how many tokens at most */
     uint64_t crowd;   /* the sequences that the cost of a plain step is of */
     int64_t begun_ns; /* the running step, 0: not to be timed */
-    int32_t n_rows;   /* drafted rows in it */
+    int32_t n_rows;   /* drafted rows in it, */
+    int32_t n_rounds; /* and rounds of proposals that were planned, */
+    int32_t n_done;   /* and run */
     void *memory;
 };
 
@@ -197,8 +206,8 @@ void draft_choose(struct sched *s);
 void draft_built(struct sched *s, bool decode_only);
 /* The tokens after the one that r is fed next. */
 void draft_write(struct sched *s, const struct request *r, int32_t *ret);
-/* The batch with them has been computed. */
-void draft_count(struct sched *s, struct request *r);
+/* The batch with them has been computed; r is its sequence seq. */
+void draft_count(struct sched *s, struct request *r, int32_t seq);
 /* Is the batch's wanted row that of r's text? One after the newest token is when the token came
  * that was drafted; it is then committed. */
 bool draft_holds(struct sched *s, struct request *r, const struct wanted *w);

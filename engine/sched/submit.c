@@ -201,7 +201,7 @@ static int read_request(const struct sched *s, const struct engine_request *r, s
 
 int sched_check_exit(const struct model *m, const struct policy *p, struct error *reterr)
 {
-    if (p->exit > 0 && !model_can_exit(m)) {
+    if ((p->exit > 0 || p->exit_draft) && !model_can_exit(m)) {
         return error_set(
             reterr, -ENOTSUP,
             "policy: exit needs a model with an early-exit head, which a SwiftKV overlay "

@@ -18,6 +18,7 @@ struct tensor {
     char seed[64]; /* values are those of this name */
     uint64_t dims[2];
     bool norm;
+    bool zero;
 };
 
 struct file {
@@ -42,6 +43,7 @@ static void add(struct file *f, const char *name, const char *seed, uint64_t col
     t->dims[0] = cols + (b && b->misshape && strcmp(b->misshape, name) == 0);
     t->dims[1] = rows;
     t->norm = rows == 1;
+    t->zero = false;
 }
 
 static void add_layer(struct file *f, int32_t layer, const char *name, uint64_t cols, uint64_t rows)
@@ -49,7 +51,13 @@ static void add_layer(struct file *f, int32_t layer, const char *name, uint64_t 
     char full[64];
 
     (void)snprintf(full, sizeof(full), "blk.%d.%s", layer, name);
+    int n = f->n;
+
     add(f, full, full, cols, rows);
+    if (f->n > n && f->bend && f->bend->idle_from && layer >= f->bend->idle_from) {
+        f->t[n].zero =
+            strcmp(name, "attn_output.weight") == 0 || strcmp(name, "ffn_down.weight") == 0;
+    }
 }
 
 static void put_u32(struct file *f, const char *key, uint32_t value)
@@ -96,7 +104,7 @@ static void write_tensors(struct file *f)
 
         cr_assert_leq(n, MAX_VALUES);
         for (size_t k = 0; k < n; k++) {
-            values[k] = value_of(&f->t[i], (uint32_t)k);
+            values[k] = f->t[i].zero ? 0 : value_of(&f->t[i], (uint32_t)k);
         }
         cr_assert_eq(gguf_writer_data(f->w, values, n * sizeof(float)), 0);
     }

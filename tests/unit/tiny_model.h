@@ -21,6 +21,7 @@ struct tiny_bend {
     uint32_t value;
     int32_t exit_words;    /* an overlay's early-exit head for this many words, 0 and on, */
     enum tiny_words words; /* their list's fault */
+    int32_t idle_from;     /* layers from this one on add nothing to the residual stream; 0: none */
 };
 
 void tiny_model(const char *path, int32_t n_layers, const struct tiny_bend *bend);
