@@ -31,7 +31,6 @@ import os
 import time
 
 import gguf
-import llama_cpp
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -217,6 +216,7 @@ def main():
     a.add_argument("--threads", type=int, default=1)
     a.add_argument("--comment", default="bench/quality/sparq_study.py", help="the first line of both files")
     o = a.parse_args()
+    import llama_cpp  # what infinigen_study.py takes from here does without
     torch.set_num_threads(o.threads)
     m = Weights(o.model)
     with open(o.text, "rb") as f:
