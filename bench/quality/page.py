@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/quality.md from run.py's CSV, and from that of run.py --reading:
+"""Writes the tables of docs/quality.md and docs/speed.md from run.py's CSV, from that of run.py --reading, and from step_time.py's:
 
-    page.py CSV READING-CSV docs/quality.md
+    page.py CSV READING-CSV STEPS-CSV [--agreement CSV]... PAGE.md...
+
+--agreement: of sparq_study.py and infinigen_study.py.
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; the text around is written by hand and kept. A cell that
 was not measured is a dash."""
 
+import argparse
 import os
 import re
+import statistics
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cells  # noqa: E402
 import reads  # noqa: E402
+import step_time  # noqa: E402
 import table as tables  # noqa: E402
 
 SHAKE, WAR, LONG = "ppl-shakespeare-2k", "ppl-war-and-peace-2k", "ppl-shakespeare-8k"
@@ -37,9 +42,11 @@ def markdown(head, rows):
 
 
 class Page:
-    def __init__(self, table, reads=None):
+    def __init__(self, table, reads=None, steps=None, agreements=None):
         self.t = table
         self.reads = reads
+        self.steps = steps or {}
+        self.agreements = agreements or {}
 
     def more(self, task, policy):
         return with_error(self.t.get(task, policy, "perplexity more %"),
@@ -162,7 +169,38 @@ class Page:
         return self.changes("`sinks:4+...:50%`", cells.SINKS, tables.policy("sinks", 50), "`sinks:4+window:50%`")
 
     def reading(self):
-        return Page(self.reads).reading_rows() if self.reads else DASH
+        return Page(self.reads, steps=self.steps, agreements=self.agreements).reading_rows() if self.reads else DASH
+
+    def agreed(self, policy):
+        """Of as many slots as it chooses, how many are among those with the largest exact weights, in %."""
+        name, o = reads.options(next((w for w in policy.split("+") if w.startswith(("sparq", "topv", "infinigen"))), ""))
+        if policy == "full" or name == "topv":
+            return "100"
+        if name == "sparq" and "+" not in policy:
+            return number(self.agreements.get(f"sparq:r={o['r']}"), 0)
+        words = [f"share={o['share'].rstrip('%')}"] if name == "infinigen" and "share" in o else [""]
+        words += ["partial8"] * (o.get("partial8") == "on") + ["off"] * (o.get("skew") == "off")
+        words += [f"partial={o['partial']}"] if "partial" in o else []
+        return number(self.agreements.get(",".join(words)), 0)
+
+    def step(self, policy):
+        """Bytes and time of one step at depth 7900, in % of full's."""
+        row = self.steps.get(policy, {"bytes_of_full": 1, "time_of_full": 1} if policy == "full" and self.steps else None)
+        return [number(row and 100 * float(row[field]), 0) for field in ("bytes_of_full", "time_of_full")]
+
+    def steps_about(self):
+        return "\n".join("    " + c for c in self.steps_comments)
+
+    steps_comments = ()
+
+    def step_rows(self):
+        rows = []
+        for p, row in self.steps.items():
+            bytes_, time_ = float(row["bytes_of_full"]), float(row["time_of_full"])
+            rows.append([f"`{row['timed']}`", f"{float(row['kv_bytes']) / 1e6:.1f}", f"{100 * bytes_:.0f}",
+                         f"{row['ms']} ({row['least_ms']} .. {row['most_ms']})", row["full_ms"], f"{100 * time_:.0f}"])
+        return markdown(["policy", "MB of K and V moved", "bytes of the step, % of full's", "ms", "full in the same run, ms",
+                         "time, % of full's"], rows) if rows else DASH
 
     def reading_about(self):
         return Page(self.reads).about() if self.reads else DASH
@@ -182,11 +220,13 @@ class Page:
                     self.score("repeat", p), self.needle("needle-2k", p)]
             if all(c == DASH for c in said):
                 continue
-            rows.append([name, f"`{p}`", *said, *self.reading_bytes(p)])
+            rows.append([name, f"`{p}`", *said, self.agreed(p), *self.reading_bytes(p), *self.step(p)])
             if name in cells.IN_2K:
-                rows.append(["not run: the same slots", f"`{p},layout=2k`", *[DASH] * len(said), *self.reading_bytes(p, "2k")])
+                rows.append(["the same slots", f"`{p},layout=2k`", *[DASH] * len(said), self.agreed(p), *self.reading_bytes(p, "2k"),
+                             *self.step(f"{p},layout=2k")])
         return markdown(["", "policy", "perplexity more, %", "mean KL", "same top-1, %", "repetition, characters",
-                         "retrieval 2k, %", "bytes asked for a step, % of full", "bytes moved", "bytes held"], rows)
+                         "retrieval 2k, %", "of the true best chosen, %", "K and V asked for a step, % of full", "moved", "held",
+                         "whole step at 7900: bytes, % of full's", "its time, % of full's"], rows)
 
     def smallest(self):
         rows = []
@@ -223,13 +263,32 @@ def fill(text, page):
     return re.sub(r"<!-- table (\w+) -->\n.*?<!-- end -->", one, text, flags=re.S)
 
 
+def agreements(paths):
+    """{setting of infinigen_study.py, or sparq:r=R: mean over layers, heads and chunks in %}."""
+    of = {}
+    for path in paths:
+        for r in step_time.read(path):
+            of.setdefault(r["setting"] if "setting" in r else f"sparq:r={r['r']}", []).append(100 * float(r["agreement"]))
+    return {setting: statistics.fmean(v) for setting, v in of.items()}
+
+
 def main():
-    csv_path, reads_path, page_path = sys.argv[1:4]
-    reads = tables.Table(reads_path) if os.path.exists(reads_path) else None
-    with open(page_path, encoding="utf-8") as f:
-        text = f.read()
-    with open(page_path, "w", encoding="utf-8") as f:
-        f.write(fill(text, Page(tables.Table(csv_path), reads)))
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("csv", "reading", "steps"):
+        a.add_argument(name)
+    a.add_argument("--agreement", action="append", default=[], metavar="CSV")
+    a.add_argument("pages", nargs="+")
+    o = a.parse_args()
+    reading = tables.Table(o.reading) if os.path.exists(o.reading) else None
+    page = Page(tables.Table(o.csv), reading, {r["policy"]: r for r in step_time.read(o.steps)}, agreements(o.agreement))
+    if page.steps:
+        with open(o.steps, encoding="utf-8") as f:
+            page.steps_comments = [line[1:].strip() for line in f if line.startswith("#")]
+    for path in o.pages:
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(fill(text, page))
 
 
 if __name__ == "__main__":

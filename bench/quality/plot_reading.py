@@ -5,11 +5,12 @@
     plot_reading.py bench/results/DATE docs/pictures
 
 reads DATE-quality-smollm2.csv, DATE-quality-reading.csv (run.py), DATE-sparq-study.csv, DATE-sparq-agreement.csv
-(sparq_study.py), DATE-sparq-grid.csv and DATE-infinigen-layers.csv (pipit-eval, pipit-skew) as far as they are there, and writes
+(sparq_study.py), DATE-infinigen-agreement.csv, DATE-sparq-grid.csv and DATE-infinigen-layers.csv (pipit-eval, pipit-skew) as far as they are there, and writes
 
 reading-bytes.svg       perplexity against bytes moved a step and against bytes held, all methods
 sparq-ablations.svg     the SparQ paper's Fig. 7: what ranks, the temperature, r and k
 sparq-agreement.svg     its Fig. 4e by layer: what r dims find of the true k best
+infinigen-agreement.svg what InfiniGen foretells of the true best, by layer (infinigen_study.py)
 infinigen-layers.svg    InfiniGen's Table 1 and Fig. 5: likeness of layers' inputs, keys that hold 0.9 of the weight
 
 Bars are from the least to the most of the chunks, where they are not said to be standard errors. Needs matplotlib."""
@@ -38,6 +39,7 @@ FAMILIES = {
     "sparq": ["sparq, 1/2", "sparq, 1/4", "sparq, 1/8"],
     "top-k V": ["top-k V, 512", "top-k V, 128", "top-k V, 32"],
     "infinigen": ["infinigen, 20 %", "infinigen, 10 %", "infinigen, 5 %"],
+    "infinigen, FP8 partial keys": [f"infinigen, {n} %, FP8 partial keys" for n in (20, 10, 5)],
     "fp8 and sparq, 1/4": ["fp8 and sparq, 1/4"],
     "h2o 50 % and sparq": ["h2o 50 % and sparq, 1/4 of it"],
     "q8_0": ["integers, 8 bits a block of 32"],
@@ -93,7 +95,7 @@ def reading_bytes(prefix, folder):
     curves = {m: (of(drops, [tables.policy(m, b) for b in cells.BUDGETS]), *LOOK[m], ":")
               for m in ("sinks", "h2o", "keyformer", "recency")}
     curves |= {p: (of(drops, [p]), *LOOK[p], "none") for p in ("fp8", "kv8")}
-    for (name, parts), color, marker in zip(FAMILIES.items(), COLORS[4:] + COLORS, "PX*hdpv"):
+    for (name, parts), color, marker in zip(FAMILIES.items(), COLORS[4:] + COLORS, "PX*<hdpv"):
         curves[name] = (of(partly, [all_of[p] for p in parts]), color, marker, "-" if len(parts) > 1 else "none")
     curves["sparq, layout=2k (not run)"] = (of(partly, [all_of[p] for p in FAMILIES["sparq"]], "2k"), *curves["sparq"][1:3], "--")
     fig, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True)
@@ -211,6 +213,35 @@ def agreement(prefix, folder):
     save(fig, folder, "sparq-agreement.svg")
 
 
+def foretold(prefix, folder):
+    rows = lines(f"{prefix}-infinigen-agreement.csv")
+    if not rows:
+        return
+    fig, axes = plt.subplots(1, 3, figsize=(12.5, 3.8))
+    of_layer = sorted({int(x["layer"]) for x in rows})
+
+    def draw(ax, curves, value):
+        for (setting, label), color, marker in zip(curves.items(), COLORS, "so^D*v"):
+            mine = [x for x in rows if x["setting"] == setting]
+            ax.plot(of_layer, [statistics.fmean(value(x) for x in mine if int(x["layer"]) == i) for i in of_layer], color=color,
+                    marker=marker, markersize=3.5, linewidth=1, label=label)
+        ax.set_ylim(top=100)
+        ax.legend(fontsize=6, loc="lower right")
+
+    draw(axes[0], {"share=10": "foretold, 19 of 64 dims", "share=10,partial8": "the same in FP8",
+                   "share=10,own": "the layer's own queries, 19 dims", "share=10,whole": "foretold, whole keys",
+                   "share=10,off": "without skew", "share=10,partial=0.1": "6 dims"}, lambda x: 100 * float(x["agreement"]))
+    small(axes[0], "of the true best 10 %, how many are chosen", "layer", "% (mean over heads and rows)")
+    draw(axes[1], {f"share={n}": f"{n} %" for n in (20, 10, 5)}, lambda x: 100 * float(x["weight"]) / float(x["weight_true"]))
+    small(axes[1], "weight of what is chosen", "layer", "% of what as many true best hold")
+    draw(axes[2], {"share=20": "no pool", "share=20,pool=60,counter": "60 %, counter", "share=20,pool=60,fifo": "60 %, fifo",
+                   "share=20,pool=40,lru": "40 %, lru", "share=20,pool=40,counter": "40 %, counter",
+                   "share=20,pool=40,fifo": "40 %, fifo"}, lambda x: 100 * float(x["weight"]) / float(x["weight_true"]))
+    small(axes[2], "the same of 20 %, from a pool", "layer", "")
+    fig.tight_layout()
+    write(fig, folder, "infinigen-agreement.svg")
+
+
 def layers(prefix, folder):
     rows = lines(f"{prefix}-infinigen-layers.csv")
     if not rows:
@@ -233,6 +264,7 @@ def main():
     reading_bytes(prefix, folder)
     ablations(prefix, folder)
     agreement(prefix, folder)
+    foretold(prefix, folder)
     layers(prefix, folder)
 
 

@@ -25,6 +25,15 @@ def options(word):
     return name, ret
 
 
+def part_dims(o):
+    return max(1, int(float(o.get("partial", 0.3)) * DIM))
+
+
+def coded(o):
+    """Are infinigen's partial keys in FP8, with a scale a slot?"""
+    return o.get("partial8") == "on"
+
+
 def precision(policy):
     return next((name for name in BITS if name in policy.split("+")), "f16")
 
@@ -43,7 +52,8 @@ def elements(policy, live):
             if "share" not in o:
                 return None
             chosen = float(o["share"].rstrip("%")) / 100 * live + 1
-            part = round(float(o.get("partial", 0.3)) * DIM)
+            part = part_dims(o) * (8 if coded(o) else 16) + (16 if coded(o) else 0)  # bits
+            part /= BITS[precision(policy)]
             whole, some_ = 2 * live * DIM + 2 * DIM, live * part + 2 * chosen * DIM + 2 * DIM
             return (RESIDENT * whole + (LAYERS - RESIDENT) * some_) / LAYERS
     return 2 * live * DIM + 2 * DIM
@@ -119,7 +129,7 @@ def lines(policy, live, layout=None):
             if "share" not in o:
                 return None
             k = max(1, (n - 1) * int(o["share"].rstrip("%")) // 100) + 1
-            part = int(float(o.get("partial", 0.3)) * DIM) * all_lines(n, 2)
+            part = part_dims(o) * all_lines(n, 1 if coded(o) else 2) + (all_lines(n, 2) if coded(o) else 0)
             chosen = DIM * some(n, k, 1, element) + (some(n, k, 1, k_scale) if k_scale else 0) + values(k, 1)
             return (RESIDENT * whole + (LAYERS - RESIDENT) * (part + chosen)) / LAYERS
     return whole

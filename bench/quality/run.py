@@ -45,15 +45,17 @@ def raw_files(o, task):
 
 
 def text_rows(o, task, size):
-    """{policy: row}; the reference is in every file, once is enough. Half a last line is dropped."""
+    """{policy: row}; half a last line is dropped. row["full"]: the file's own, since a build later rounds otherwise."""
     ret = {}
     for path in raw_files(o, task):
         with open(path, encoding="utf-8") as f:
             whole = [line for line in f if line.endswith("\n")]
+        full = None
         for row in csv.DictReader(whole):
             if int(row["ctx"]) != size["ctx"] or int(row["chunks"]) != size["chunks"]:
                 sys.exit(f"run.py: {path} has other sizes than cells.py: take another --work")
-            ret.setdefault(row["policy"], row)
+            full = row if row["policy"] == "full" else full
+            ret.setdefault(row["policy"], {**row, "full": full})
     return ret
 
 
@@ -190,10 +192,11 @@ def numbers(text):
     return [float(v) for v in text.split()]
 
 
-def text_figures(task, rows, full):
+def text_figures(task, rows):
     """Errors are over chunks: those of a difference from `full` are of the paired differences, which vary far less than
     the texts do."""
     for policy, r in rows.items():
+        full = r["full"]
         nll, ref, kl = numbers(r["chunk_nll"]), numbers(full["chunk_nll"]), numbers(r["chunk_kl"])
         ppl = math.exp(statistics.fmean(nll))
         more, se = score.mean_se([a - b for a, b in zip(nll, ref)])
@@ -220,7 +223,7 @@ def figures(o):
         if size["kind"] == "text":
             rows = text_rows(o, task, size)
             if "full" in rows:
-                yield from text_figures(task, rows, rows["full"])
+                yield from text_figures(task, rows)
         else:
             prompts = {p["id"]: p for p in score.read_lines(prompts_of(o, task, size))}
             answers = answer_rows(o, task, len(prompts))

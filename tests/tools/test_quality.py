@@ -22,6 +22,7 @@ import cells  # noqa: E402
 import page  # noqa: E402
 import reads  # noqa: E402
 import score  # noqa: E402
+import step_time  # noqa: E402
 import table as tables  # noqa: E402
 
 EVAL = sys.argv[1]
@@ -210,7 +211,9 @@ class Reads(unittest.TestCase):
                 ("fp8+sparq:r=8,k=96", 1000, 8.25 * (8000 + 192 * 64 + 256)),
                 ("h2o:50%,min=16+sparq:r=16,k=128", 500, 16 * (8000 + 256 * 64 + 256)),
                 ("topv:128", 1000, 16 * (64000 + 128 * 64 + 128)),
-                ("infinigen:share=10%", 1000, 16 * (2 * full + 28 * (19000 + 101 * 128 + 128)) / 30)):
+                ("infinigen:share=10%", 1000, 16 * (2 * full + 28 * (19000 + 101 * 128 + 128)) / 30),
+                ("infinigen:share=10%,partial8=on", 1000,
+                 (32 * full + 28 * (1000 * (19 * 8 + 16) + 16 * (101 * 128 + 128))) / 30)):
             self.assertAlmostEqual(reads.asked(policy, live, 1000), bits / (16 * full), places=9, msg=policy)
         self.assertIsNone(reads.asked("infinigen:alpha=4,cap=20%", 1000, 1000))
         self.assertIsNone(reads.moved("infinigen:alpha=4,cap=20%", 1000, 1000))
@@ -230,6 +233,40 @@ class Reads(unittest.TestCase):
             self.assertAlmostEqual(reads.moved(policy, 7904, 7904), float(row["kv_bytes"]) / full, delta=0.0005, msg=policy)
         self.assertGreater(n, 20)
         self.assertAlmostEqual(reads.some(64, 2, 1, 2), 1 + 32 / 63)
+
+
+class Steps(unittest.TestCase):
+    def test_scaled(self):
+        for policy, timed in (("sparq:r=32,k=384,layout=2k", "sparq:r=32,k=1975,layout=2k"), ("topv:32,renorm=off", "topv:165,renorm=off"),
+                              ("sinks:16+window:50%,min=32", "sinks:16+window:33%,min=32"), ("q8_0", "q8_0"),
+                              ("h2o:20%,min=16,recent=25%", "h2o:13%,min=16,recent=25%"),
+                              ("infinigen:share=20%,partial8=on", "infinigen:share=20%,partial8=on")):
+            self.assertEqual(step_time.scaled(policy), timed)
+
+    def test_each_policy_once(self):
+        all_of = [p for mine in step_time.runs() for p in mine]
+        self.assertEqual(sorted(all_of), sorted(set(step_time.policies())))
+        for mine in step_time.runs():
+            self.assertEqual(len({p in cells.FORETOLD for p in mine}), 1, mine)
+
+    def test_of_the_table(self):
+        p = page.Page(None, steps={"q8_0": {"policy": "q8_0", "bytes_of_full": "0.531", "time_of_full": "7.49"}})
+        self.assertEqual(p.step("q8_0"), ["53", "749"])
+        self.assertEqual(p.step("full"), ["100", "100"])
+        self.assertEqual(p.step("q4_0"), [page.DASH] * 2)
+        self.assertEqual(page.Page(None).step("full"), [page.DASH] * 2)
+
+    def test_agreements(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as a, tempfile.NamedTemporaryFile("w", suffix=".csv") as b:
+            a.write("# by hand\nsetting,layer,agreement\nshare=10,2,0.5\nshare=10,3,0.7\n\"share=10,partial8\",2,0.4\n")
+            b.write("layer,r,k,agreement\n0,8,128,0.25\n0,16,128,0.75\n")
+            a.flush(), b.flush()
+            p = page.Page(None, agreements=page.agreements([a.name, b.name]))
+        for policy, said in (("infinigen:share=10%", "60"), ("infinigen:share=10%,partial8=on", "40"), ("infinigen:share=20%", page.DASH),
+                             ("infinigen:share=10%,skew=off", page.DASH), ("infinigen:alpha=4,cap=20%", page.DASH),
+                             ("sparq:r=8,k=96", "25"), ("sparq:r=32,k=96", page.DASH), ("fp8+sparq:r=16,k=192", page.DASH),
+                             ("topv:32", "100"), ("full", "100"), ("q8_0", page.DASH)):
+            self.assertEqual(p.agreed(policy), said, policy)
 
 
 class Page(unittest.TestCase):
