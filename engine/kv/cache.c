@@ -204,12 +204,12 @@ static int check_select(const struct shape *s, const struct policy *p, int32_t v
     }
     bool speculates = p->select == POLICY_INFINIGEN;
 
-    if (p->pool == POLICY_POOL_DISK && !s->tier.n_stores) {
+    if (policy_on_disk(p) && !s->tier.n_stores) {
         return error_set(reterr, -ENOMEM,
                          "the plan holds no file for K and V; start the daemon with --kv naming "
                          "this policy");
     }
-    if (p->pool == POLICY_POOL_DISK && variant != s->tier_variant) {
+    if (policy_on_disk(p) && variant != s->tier_variant) {
         return error_set(
             reterr, -ENOMEM,
             "the file for K and V is planned for another precision or partial key; start "
@@ -244,7 +244,7 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
     shape_need(s, p, v, text, &need);
     int r = check_select(s, p, v, reterr);
 
-    if (!r && p->pool == POLICY_POOL_DISK && text->held > 0) {
+    if (!r && policy_on_disk(p) && text->held > 0) {
         r = error_set(reterr, -ENOTSUP, "pool=disk: texts go on from no saved sequence yet");
     }
 
@@ -253,6 +253,12 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
     }
     if (r) {
         return r;
+    }
+    if (policy_pool_slots(p, text->n_prompt, s->config.ctx) > s->tier.pool_slots) {
+        return error_set(reterr, -ENOMEM,
+                         "this policy needs a pool of %d slots beside the file, the plan has %d; "
+                         "start the daemon with --kv naming it",
+                         policy_pool_slots(p, text->n_prompt, s->config.ctx), s->tier.pool_slots);
     }
     for (int32_t i = 0; i < s->n_classes; i++) {
         if (need.pages[i] + need.peak[i] > s->classes[i].n_pages) {
@@ -377,6 +383,14 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     if (q->in_peak) {
         c->peak_holder = seat;
     }
+    if (policy_on_disk(p)) {
+        tier_sit(c->tier, seat,
+                 &(struct tier_pool_rule){
+                     .victim = (enum policy_place)p->victim,
+                     .n_slots = policy_pool_slots(p, text->n_prompt, s->config.ctx),
+                     .exempt = p->exempt,
+                 });
+    }
     int r = cache_attach(c, q, unit, n_units);
 
     if (r) {
@@ -390,7 +404,7 @@ void cache_leave(struct cache *c, int32_t seat)
     struct cache_seq *q = &c->seqs[seat];
 
     assert(q->busy);
-    if (q->policy.pool == POLICY_POOL_DISK) {
+    if (policy_on_disk(&q->policy)) {
         tier_leave(c->tier, seat);
     }
     for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
@@ -428,7 +442,7 @@ int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store)
 
 int cache_failed(const struct cache *c, int32_t seat, struct error *ret)
 {
-    bool on_disk = c->seqs[seat].policy.pool == POLICY_POOL_DISK;
+    bool on_disk = policy_on_disk(&c->seqs[seat].policy);
 
     return on_disk ? tier_failed(c->tier, seat, ret) : 0;
 }

@@ -88,6 +88,9 @@ static const struct value_row victims[] = {
     {"fifo", POLICY_FIFO, false}, {"lru", POLICY_LRU, false},
     {"counter", POLICY_COUNTER, false}, {NULL, 0, false}};
 
+static const struct value_row fulls[] = {
+    {"drop", POLICY_DROP, false}, {"spill", POLICY_SPILL, false}, {NULL, 0, false}};
+
 enum field_type { FIELD_INT, FIELD_PERCENT, FIELD_FLOAT, FIELD_TAU, FIELD_VALUE, FIELD_POOL };
 
 struct option_row {
@@ -131,6 +134,7 @@ static const struct option_row options[] = {
     {"pool", SELECT_BIT(POLICY_INFINIGEN), FIELD_POOL, FIELD(pool), 0, 0, pools},
     {"victim", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(victim), 0, 0, victims},
     {"exempt", SELECT_BIT(POLICY_INFINIGEN), FIELD_INT, FIELD(exempt), 1, 4096, NULL},
+    {"full", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(full), 0, 0, fulls},
 };
 
 static const struct policy defaults = {
@@ -567,14 +571,18 @@ static int check(const struct parser *p, const struct policy *pol, bool sinks)
     if (pol->place == POLICY_FULL && sinks) {
         return fault(p, "\"sinks\" needs a word beside it that drops tokens, such as window:1020");
     }
-    if (pol->place == POLICY_FULL) {
+    if (pol->place == POLICY_FULL && !policy_spills(pol)) {
         return 0;
     }
-    int32_t least = pol->budget_kind == POLICY_SLOTS ? policy_budget(pol, 0, INT32_MAX) : pol->min;
-    int32_t recent = pol->place == POLICY_COUNTER ? pol->exempt
-                     : pol->place == POLICY_WINDOW || pol->place >= POLICY_FIFO
-                         ? 1
-                         : (int32_t)((int64_t)least * pol->recent / 100);
+    int32_t least = pol->budget_kind != POLICY_SLOTS ? pol->min
+                    : policy_spills(pol)             ? pol->budget
+                                                     : policy_budget(pol, 0, INT32_MAX);
+    int32_t recent =
+        pol->place == POLICY_COUNTER || (policy_spills(pol) && pol->victim == POLICY_COUNTER)
+            ? pol->exempt
+        : pol->place == POLICY_WINDOW || pol->place >= POLICY_FIFO
+            ? 1
+            : (int32_t)((int64_t)least * pol->recent / 100);
 
     if (pol->mode == POLICY_AS_SHIPPED && pol->prefill == POLICY_BOUNDED) {
         return fault(p, "mode=as-shipped chooses once, from the whole prompt: not prefill=bounded");
@@ -620,7 +628,11 @@ static int place_pool(struct parser *p, struct policy *pol)
         p->at = p->select;
         return fault(p, "infinigen's pool decides which tokens stay: no other word for that");
     }
-    if (pol->pool == POLICY_POOL_SLOTS) {
+    if (pol->full == POLICY_SPILL && pol->pool != POLICY_POOL_SLOTS) {
+        p->at = p->select;
+        return fault(p, "full=spill needs a pool of so many slots, such as pool=60%ctx");
+    }
+    if (pol->pool == POLICY_POOL_SLOTS && pol->full == POLICY_DROP) {
         pol->place = (enum policy_place)pol->victim;
     }
     return 0;
@@ -845,14 +857,21 @@ void policy_print(const struct policy *p, char *buf, size_t size)
     }
 }
 
-int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx)
+bool policy_spills(const struct policy *p)
+{
+    return p->select == POLICY_INFINIGEN && p->pool == POLICY_POOL_SLOTS && p->full == POLICY_SPILL;
+}
+
+bool policy_on_disk(const struct policy *p)
+{
+    return p->select == POLICY_INFINIGEN && (p->pool == POLICY_POOL_DISK || policy_spills(p));
+}
+
+static int32_t slots_of(const struct policy *p, int32_t n_tokens, int32_t ctx)
 {
     int64_t of = p->budget_kind == POLICY_PERCENT_CTX ? ctx : n_tokens;
     int64_t slots = p->budget;
 
-    if (p->place == POLICY_FULL) {
-        return 0;
-    }
     if (p->budget_kind == POLICY_SLOTS) {
         slots += p->place == POLICY_WINDOW ? p->sinks : 0;
     } else {
@@ -860,4 +879,14 @@ int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx)
         slots = slots < p->min ? p->min : slots;
     }
     return slots > ctx ? ctx : (int32_t)slots;
+}
+
+int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx)
+{
+    return p->place == POLICY_FULL ? 0 : slots_of(p, n_tokens, ctx);
+}
+
+int32_t policy_pool_slots(const struct policy *p, int32_t n_tokens, int32_t ctx)
+{
+    return policy_spills(p) ? slots_of(p, n_tokens, ctx) : 0;
 }

@@ -40,6 +40,7 @@ enum policy_mode { POLICY_PAPER, POLICY_AS_SHIPPED };
 enum policy_scope { POLICY_PER_HEAD, POLICY_PER_LAYER, POLICY_SHARED };
 enum policy_select { POLICY_READ_ALL, POLICY_SPARQ, POLICY_TOPV, POLICY_INFINIGEN };
 enum policy_pool { POLICY_POOL_DEVICE, POLICY_POOL_DISK, POLICY_POOL_SLOTS };
+enum policy_full { POLICY_DROP, POLICY_SPILL };
 enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
 
 struct policy {
@@ -84,6 +85,8 @@ struct policy {
     int32_t pool;  /* enum policy_pool: where K and V of all slots lie, or `budget` of them on the device */
     int32_t victim; /* of these, which goes: POLICY_FIFO, POLICY_LRU or POLICY_COUNTER */
     int32_t exempt; /* counter: the latest slots, which stay */
+    int32_t full;   /* enum policy_full: a victim is lost, or read from disk when it is listed again; then
+                       `place` is POLICY_FULL */
     /* A new token to which the early-exit head gives a larger probability needs no deep layers; 0: every
      * one does. */
     float exit;
@@ -107,6 +110,12 @@ int policy_parse_mix(const char *text, struct policy_mix *ret, struct error *ret
 
 /* The canonical, fully expanded text; parsing it gives the same policy. */
 void policy_print(const struct policy *p, char *buf, size_t size);
+
+/* Do K and V of all slots lie in a file? And is there a pool of slots in memory beside it? */
+bool policy_on_disk(const struct policy *p);
+bool policy_spills(const struct policy *p);
+/* The slots of that pool for a head group, 0 where there is none. */
+int32_t policy_pool_slots(const struct policy *p, int32_t n_tokens, int32_t ctx);
 
 /* Slots that a head group holds of a text of n_tokens, 0 for all. Never more than ctx. */
 int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx);

@@ -130,7 +130,7 @@ int32_t prefix_block(const struct prefix *p, const struct policy *policy)
 {
     int32_t block = policy->chunk;
 
-    if (p->cap == 0 || place_find(policy->place)->evicts || policy->pool == POLICY_POOL_DISK) {
+    if (p->cap == 0 || place_find(policy->place)->evicts || policy_on_disk(policy)) {
         return 0;
     }
     while (block % PREFIX_TOKENS) { /* ends: 64 chunks are whole units */

@@ -23,7 +23,7 @@ void select_make(const struct policy *p, struct ops_select *ret)
         ret->k = p->top_k;
         ret->renorm = p->renorm != 0;
     } else if (p->select == POLICY_INFINIGEN) {
-        bool all = p->pool == POLICY_POOL_DISK && p->share == 100; /* read as one, no choice */
+        bool all = policy_on_disk(p) && p->share == 100; /* read as one, no choice */
 
         ret->kind = all ? OPS_SELECT_ALL : OPS_SELECT_GIVEN;
         ret->alpha = p->alpha;

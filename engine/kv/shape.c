@@ -315,7 +315,7 @@ int shape_check_select(const struct shape *s, const struct policy *p, struct err
     if (p->select == POLICY_INFINIGEN) {
         int r = check_partial_keys(s, reterr);
 
-        return r || p->pool != POLICY_POOL_DISK ? r : check_disk(s, reterr);
+        return r || !policy_on_disk(p) ? r : check_disk(s, reterr);
     }
     for (int32_t i = 0; i < s->config.n_stores && p->select == POLICY_SPARQ; i++) {
         if (p->r > s->config.stores[i].k_dim) {
@@ -357,8 +357,7 @@ int32_t shape_on_disk(const struct shape *s, const struct policy *p, int32_t sto
 {
     int32_t n = 0;
 
-    if (p->select != POLICY_INFINIGEN || p->pool != POLICY_POOL_DISK ||
-        !s->config.stores[store].skew) {
+    if (!policy_on_disk(p) || !s->config.stores[store].skew) {
         return -1;
     }
     for (int32_t i = 0; i < store; i++) {
@@ -490,6 +489,9 @@ static int lay_tier(struct shape *s, struct error *reterr)
             last = i;
             s->tier.n_stores = shape_on_disk(s, p, i) + 1;
         }
+        int32_t pool = policy_pool_slots(p, s->config.ctx, s->config.ctx);
+
+        s->tier.pool_slots = pool > s->tier.pool_slots ? pool : s->tier.pool_slots;
         if (last < 0) {
             continue;
         }

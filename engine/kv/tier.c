@@ -29,12 +29,13 @@ struct fetched {
     int32_t store;
     int32_t from; /* slots [from, n) */
     int32_t n;
+    bool listed; /* of them those that were chosen */
 };
 
 /* What is fetched for a store: those with odd numbers and those with even ones take turns. */
 struct turn {
     uint8_t *bounce;         /* (n_seats, region) */
-    uint8_t *wanted;         /* (n_seats, ctx) slots */
+    uint8_t *wanted;         /* (n_seats, n_groups, ctx) enum tier_mark */
     struct fetched *fetched; /* (2 * n_seats) what was there, and rows that are written already */
     int32_t n;
 };
@@ -43,6 +44,7 @@ struct tier {
     struct tier_config config;
     struct backend *be;
     struct tier_io *io;
+    struct tier_pool *pool;    /* NULL: no slots stay */
     struct ops_kv_layout bare; /* without partial keys, at the same addresses */
     struct ops_kv_layout part; /* partial keys alone */
     int32_t max_pages;
@@ -123,6 +125,23 @@ static uint64_t pages_bytes(const struct tier *t)
     return (uint64_t)(t->config.layout.n_groups * t->max_pages) * sizeof(uint32_t);
 }
 
+/* Marks of a seat. */
+static size_t marks_bytes(const struct tier *t)
+{
+    return (size_t)t->config.layout.n_groups * (size_t)t->config.ctx;
+}
+
+static struct tier_pool_config pool_config(const struct tier *t)
+{
+    return (struct tier_pool_config){
+        .n_seats = t->config.n_seats,
+        .n_sets = t->config.n_stores * t->config.layout.n_groups,
+        .n_slots = t->config.pool_slots,
+        .ctx = t->config.ctx,
+        .slot_bytes = t->group_bytes,
+    };
+}
+
 /* Memory for direct I/O comes first and is aligned by hand. */
 static size_t lay_host(struct memory_arena *a, struct tier *t)
 {
@@ -139,7 +158,7 @@ static size_t lay_host(struct memory_arena *a, struct tier *t)
         t->writes = t->turns[1].bounce + n * t->region;
     }
     for (int i = 0; i < 2; i++) {
-        t->turns[i].wanted = memory_arena_take(a, n * (size_t)t->config.ctx);
+        t->turns[i].wanted = memory_arena_take(a, n * marks_bytes(t));
         t->turns[i].fetched = memory_arena_take(a, 2 * n * sizeof(*t->turns[i].fetched));
     }
     t->tail_page = memory_arena_take(a, n * (size_t)t->config.n_stores * 2 * sizeof(*t->tail_page));
@@ -160,9 +179,11 @@ uint64_t tier_bytes(const struct tier_config *c)
     struct tier t = {0};
 
     measure(c, &t);
+    struct tier_pool_config pool = pool_config(&t);
+
     return memory_rounded(host_bytes(&t)) + memory_rounded(staging_bytes(&t)) +
            memory_rounded(parts_bytes(&t)) + memory_rounded(pages_bytes(&t)) +
-           tier_io_bytes(c->n_seats);
+           tier_io_bytes(c->n_seats) + (c->pool_slots > 0 ? tier_pool_bytes(&pool) : 0);
 }
 
 uint64_t tier_file_bytes(const struct tier_config *c)
@@ -233,6 +254,9 @@ int tier_create(const struct tier_config *c, struct backend *be, const char *dir
     t->parts = p[1];
     r = r ? r : c->ops->alloc(be, pages_bytes(t), "staged pages", &p[2], reterr);
     t->pages = p[2];
+    struct tier_pool_config pool = pool_config(t);
+
+    r = r || c->pool_slots == 0 ? r : tier_pool_create(&pool, &t->pool, reterr);
     r = r ? r : tier_io_create(dir, tier_file_bytes(c), c->n_seats, calls, &t->io, reterr);
     r = r ? r : number_pages(t);
     if (r) {
@@ -258,6 +282,7 @@ void tier_destroy(struct tier *t)
     const struct backend_ops *ops = t->config.ops;
 
     tier_io_destroy(t->io); /* its jobs use the memory below */
+    tier_pool_destroy(t->pool);
     if (t->pages) {
         ops->free(t->be, t->pages, pages_bytes(t));
     }
@@ -366,8 +391,8 @@ void tier_drop(struct tier *t)
 
         tier_io_wait(t->io, READS + k);
         for (int32_t i = 0; i < turn->n; i++) {
-            memset(turn->wanted + (size_t)turn->fetched[i].seat * (size_t)t->config.ctx, 0,
-                   (size_t)t->config.ctx);
+            memset(turn->wanted + (size_t)turn->fetched[i].seat * marks_bytes(t), 0,
+                   marks_bytes(t));
         }
         turn->n = 0;
     }
@@ -381,20 +406,36 @@ static bool in_tail(const struct fetched *f, int32_t page)
            (f->from % OPS_PAGE_SLOTS != 0 && page == f->from / OPS_PAGE_SLOTS);
 }
 
-/* Marks slots, and blocks of those that are not in a tail. */
-static void want(struct tier *t, const struct turn *turn, const struct fetched *f, int32_t slot)
+static uint8_t *marks_of(const struct tier *t, const struct turn *turn, int32_t seat, int32_t group)
 {
-    uint8_t *wanted = turn->wanted + (size_t)f->seat * (size_t)t->config.ctx;
-    uint8_t *blocks = t->blocks + (size_t)f->seat * (size_t)(t->region / TIER_BLOCK);
-    uint64_t at = offset_of(t, slot);
-    bool in_file = !in_tail(f, slot / OPS_PAGE_SLOTS);
+    return turn->wanted + (size_t)seat * marks_bytes(t) + (size_t)group * (size_t)t->config.ctx;
+}
 
-    if (wanted[slot]) {
+static int32_t set_of(const struct tier *t, int32_t store, int32_t group)
+{
+    return store * t->config.layout.n_groups + group;
+}
+
+/* Marks a group's slot, and its blocks where it is neither in the pool nor in a tail. */
+static void want(struct tier *t, const struct turn *turn, const struct fetched *f, int32_t group,
+                 int32_t slot)
+{
+    uint8_t *mark = marks_of(t, turn, f->seat, group) + slot;
+    uint8_t *blocks = t->blocks + (size_t)f->seat * (size_t)(t->region / TIER_BLOCK);
+    uint64_t at = offset_of(t, slot) + (uint64_t)group * t->group_bytes;
+    int32_t set = set_of(t, f->store, group);
+
+    t->counts.n_slots++;
+    if (t->pool && tier_pool_find(t->pool, f->seat, set, slot)) {
+        *mark = TIER_IN_POOL;
+        t->counts.n_pooled++;
         return;
     }
-    wanted[slot] = 1;
-    t->counts.n_slots++;
-    for (uint64_t b = at / TIER_BLOCK; in_file && b <= (at + t->slot_bytes - 1) / TIER_BLOCK; b++) {
+    *mark = TIER_IN_FILE;
+    if (in_tail(f, slot / OPS_PAGE_SLOTS)) {
+        return;
+    }
+    for (uint64_t b = at / TIER_BLOCK; b <= (at + t->group_bytes - 1) / TIER_BLOCK; b++) {
         blocks[b] = 1;
     }
 }
@@ -437,16 +478,21 @@ void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t from, int32
 
     *f = (struct fetched){.seat = seat, .store = store, .from = from, .n = n};
     wait_writes(t, seat, store);
-    for (int32_t s = from; s < n && !chosen; s++) {
-        want(t, turn, f, s);
-    }
-    for (int32_t g = 0; chosen && g < t->config.layout.n_groups; g++) {
+    f->listed = chosen != NULL;
+    for (int32_t g = 0; g < t->config.layout.n_groups; g++) {
+        for (int32_t s = from; s < n && !chosen; s++) {
+            want(t, turn, f, g, s);
+        }
         const int32_t *slots =
-            chosen->slots +
-            ((size_t)entry * (size_t)chosen->max_groups + (size_t)g) * (size_t)chosen->ld;
+            !chosen ? NULL
+                    : chosen->slots + ((size_t)entry * (size_t)chosen->max_groups + (size_t)g) *
+                                          (size_t)chosen->ld;
 
-        for (int32_t i = 0; i < chosen->n[entry]; i++) {
-            want(t, turn, f, slots[i]);
+        for (int32_t i = 0; chosen && i < chosen->n[entry]; i++) {
+            want(t, turn, f, g, slots[i]);
+            if (t->pool) {
+                tier_pool_list(t->pool, seat, set_of(t, store, g), slots[i]);
+            }
         }
     }
     read_blocks(t, seat, store, (uint64_t)(n / OPS_PAGE_SLOTS) * t->record / TIER_BLOCK);
@@ -454,50 +500,81 @@ void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t from, int32
 
 /* ---- landing --------------------------------------------------------------------------------- */
 
-/* Slots [s, s + n) of one page, from memory laid out as a record, into the staging store. */
-static int import(struct tier *t, int32_t seat, const uint8_t *record, int32_t s, int32_t n)
+/* Where a group's slot of what was fetched is. */
+static const uint8_t *found(const struct tier *t, const struct turn *turn, const struct fetched *f,
+                            int32_t group, int32_t slot, uint8_t mark)
 {
-    struct ops_kv kv = {0};
-    int r = 0;
+    int32_t page = slot / OPS_PAGE_SLOTS;
 
-    tier_view(t, seat, &kv);
-    kv.layout = &t->bare;
-    kv.n_slots = s + n;
-    for (int32_t g = 0; !r && g < t->bare.n_groups; g++) {
-        const uint8_t *from =
-            record + (size_t)(s % OPS_PAGE_SLOTS) * t->slot_bytes + (size_t)g * t->group_bytes;
-
-        for (int32_t i = 0; i < n; i++) {
-            memcpy(t->moved + (size_t)i * t->group_bytes, from + (size_t)i * t->slot_bytes,
-                   t->group_bytes);
-        }
-        r = t->config.ops->kv_import(
-            t->be, &(struct ops_kv_slots){
-                       .kv = &kv, .group = g, .slot0 = s, .n_slots = n, .host = t->moved});
+    if (mark == TIER_IN_POOL) {
+        return tier_pool_find(t->pool, f->seat, set_of(t, f->store, group), slot);
     }
-    return r;
+    return (in_tail(f, page)
+                ? tail_of(t, f->seat, f->store, page)
+                : turn->bounce + (size_t)f->seat * t->region + (size_t)page * t->record) +
+           (size_t)(slot % OPS_PAGE_SLOTS) * t->slot_bytes + (size_t)group * t->group_bytes;
 }
 
-static int land_one(struct tier *t, const struct turn *turn, const struct fetched *f)
+/* A group's slots [s, s + n) of one page into the staging store. What was read for a choice stays
+ * in the pool, where that takes it. */
+static int land_run(struct tier *t, const struct turn *turn, const struct fetched *f, int32_t group,
+                    int32_t s, int32_t n)
 {
-    uint8_t *wanted = turn->wanted + (size_t)f->seat * (size_t)t->config.ctx;
+    const uint8_t *marks = marks_of(t, turn, f->seat, group);
+    bool stays = t->pool && f->listed && tier_pool_readmits(t->pool, f->seat);
+    struct ops_kv kv = {0};
+
+    for (int32_t i = 0; i < n; i++) {
+        uint8_t *to = t->moved + (size_t)i * t->group_bytes;
+
+        memcpy(to, found(t, turn, f, group, s + i, marks[s + i]), t->group_bytes);
+        if (stays && marks[s + i] == TIER_IN_FILE) {
+            int32_t set = set_of(t, f->store, group);
+
+            tier_pool_put(t->pool, f->seat, set, s + i, to, marks, f->n);
+            tier_pool_list(t->pool, f->seat, set, s + i);
+        }
+    }
+    tier_view(t, f->seat, &kv);
+    kv.layout = &t->bare;
+    kv.n_slots = s + n;
+    return t->config.ops->kv_import(
+        t->be, &(struct ops_kv_slots){
+                   .kv = &kv, .group = group, .slot0 = s, .n_slots = n, .host = t->moved});
+}
+
+/* The next marked slot from s on, or n: most are not, so eight at a time. */
+static int32_t next_marked(const uint8_t *marks, int32_t s, int32_t n)
+{
+    uint64_t eight = 0;
+
+    for (; s + 8 <= n; s += 8) {
+        memcpy(&eight, marks + s, sizeof(eight));
+        if (eight) {
+            break;
+        }
+    }
+    while (s < n && !marks[s]) {
+        s++;
+    }
+    return s;
+}
+
+static int land_group(struct tier *t, const struct turn *turn, const struct fetched *f,
+                      int32_t group)
+{
+    const uint8_t *marks = marks_of(t, turn, f->seat, group);
+    int32_t s = next_marked(marks, f->from, f->n);
     int r = 0;
 
-    for (int32_t s = f->from; !r && s < f->n;) {
-        int32_t page = s / OPS_PAGE_SLOTS;
-        int32_t end = s;
+    while (!r && s < f->n) {
+        int32_t end = s + 1;
 
-        while (end < f->n && end / OPS_PAGE_SLOTS == page && wanted[end]) {
+        while (end < f->n && end / OPS_PAGE_SLOTS == s / OPS_PAGE_SLOTS && marks[end]) {
             end++;
         }
-        if (end > s) {
-            r = import(t, f->seat,
-                       in_tail(f, page)
-                           ? tail_of(t, f->seat, f->store, page)
-                           : turn->bounce + (size_t)f->seat * t->region + (size_t)page * t->record,
-                       s, end - s);
-        }
-        s = end > s ? end : s + 1;
+        r = land_run(t, turn, f, group, s, end - s);
+        s = next_marked(marks, end, f->n);
     }
     return r;
 }
@@ -518,8 +595,14 @@ int tier_land(struct tier *t, int32_t store)
         const struct fetched *f = &turn->fetched[i];
 
         assert(f->store == store);
-        r = r ? r : land_one(t, turn, f);
-        memset(turn->wanted + (size_t)f->seat * (size_t)t->config.ctx, 0, (size_t)f->n);
+        for (int32_t g = 0; g < t->config.layout.n_groups; g++) {
+            r = r ? r : land_group(t, turn, f, g);
+        }
+    }
+    for (int32_t i = 0; i < turn->n; i++) {
+        for (int32_t g = 0; g < t->config.layout.n_groups; g++) {
+            memset(marks_of(t, turn, turn->fetched[i].seat, g), 0, (size_t)turn->fetched[i].n);
+        }
     }
     turn->n = 0;
     t->counts.wait_ns += t1 - t0;
@@ -553,6 +636,22 @@ static int export(struct tier *t, int32_t seat, uint8_t *record, int32_t s, int3
     return r;
 }
 
+/* The same slots stay in memory as well, for the time being. A list may be waiting to land. */
+static void pool_rows(struct tier *t, int32_t seat, int32_t store, const uint8_t *record, int32_t s,
+                      int32_t n)
+{
+    for (int32_t g = 0; t->pool && g < t->config.layout.n_groups; g++) {
+        const uint8_t *marks = marks_of(t, &t->turns[store & 1], seat, g);
+
+        for (int32_t i = s; i < s + n; i++) {
+            tier_pool_put(t->pool, seat, set_of(t, store, g), i,
+                          record + (size_t)(i % OPS_PAGE_SLOTS) * t->slot_bytes +
+                              (size_t)g * t->group_bytes,
+                          marks, s + n - 1);
+        }
+    }
+}
+
 int tier_open(struct tier *t, int32_t seat, int32_t store, int32_t slot0)
 {
     return slot0 % OPS_PAGE_SLOTS ? copy_parts(t, seat, store, slot0 / OPS_PAGE_SLOTS, true) : 0;
@@ -582,12 +681,15 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
         int32_t page = s / OPS_PAGE_SLOTS;
         int32_t to = (page + 1) * OPS_PAGE_SLOTS < end ? (page + 1) * OPS_PAGE_SLOTS : end;
 
-        r = export(t, seat,
-                   page == first && tail   ? tail
-                   : page - first < n_full ? full + (size_t)(page - first) * t->record
-                                           : begun,
-                   s, to - s);
+        uint8_t *record = page == first && tail   ? tail
+                          : page - first < n_full ? full + (size_t)(page - first) * t->record
+                                                  : begun;
+
+        r = export(t, seat, record, s, to - s);
         r = r ? r : copy_parts(t, seat, store, page, false);
+        if (!r) {
+            pool_rows(t, seat, store, record, s, to - s);
+        }
         s = to;
     }
     if (!r && n_full > 0) {
@@ -611,11 +713,18 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
     return r;
 }
 
-/* ---- ends ------------------------------------------------------------------------------------ */
+/* ---- seats ----------------------------------------------------------------------------------- */
 
 int tier_failed(struct tier *t, int32_t seat, struct error *ret)
 {
     return tier_io_failed(t->io, seat, ret);
+}
+
+void tier_sit(struct tier *t, int32_t seat, const struct tier_pool_rule *rule)
+{
+    if (t->pool) {
+        tier_pool_sit(t->pool, seat, rule);
+    }
 }
 
 void tier_leave(struct tier *t, int32_t seat)

@@ -18,10 +18,13 @@
  * odd and even numbers have a buffer each. Stores that are written before they are read (SwiftKV's deep
  * ones: open, rope_store, keep, one after the other) fetch their new rows too.
  *
+ * Some slots may stay in memory, too (tier_pool.h); those are not read from the file.
+ *
  * What fails is the seat's (tier_failed): its attention then reads what lay there, and its sequence
  * must be ended. Creator: tier_create; freed by tier_destroy. One thread. */
 
 #include "engine/kv/tier_io.h"
+#include "engine/kv/tier_pool.h"
 #include "kernels/backend.h"
 
 struct tier;
@@ -32,14 +35,16 @@ struct tier_config {
     int32_t n_stores;            /* in the file */
     int32_t n_seats;
     int32_t ctx;
-    int32_t max_chunk; /* rows that one call keeps, at most */
+    int32_t max_chunk;  /* rows that one call keeps, at most */
+    int32_t pool_slots; /* of a head group that stay in memory, at most */
 };
 
 /* Since creation. */
 struct tier_counts {
     uint64_t n_blocks; /* of TIER_BLOCK bytes read */
     uint64_t n_reads;
-    uint64_t n_slots; /* that were asked for */
+    uint64_t n_slots; /* of head groups that were asked for, */
+    uint64_t n_pooled; /* and of these, in the pool */
     uint64_t n_written; /* bytes */
     int64_t wait_ns;  /* that the caller waited for reads, */
     int64_t land_ns;  /* put them into pages, */
@@ -61,6 +66,8 @@ void tier_destroy(struct tier *t); /* takes NULL */
 void tier_view(const struct tier *t, int32_t seat, struct ops_kv *kv);
 void tier_part_view(const struct tier *t, int32_t seat, int32_t store, struct ops_kv *kv);
 
+/* A sequence sits down; what stays of it in memory. */
+void tier_sit(struct tier *t, int32_t seat, const struct tier_pool_rule *rule);
 /* What was fetched and has not landed is given up. */
 void tier_drop(struct tier *t);
 /* Of slots [from, n) of the store: those of entry i of `chosen`, or all (NULL). The next row to be kept, or

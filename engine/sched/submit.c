@@ -338,7 +338,7 @@ static int find_at_rest(const struct sched *s, uint64_t handle, struct request *
     if (r->n_fed < r->n_prompt || (r->in_batch && s->batch.pending)) {
         return error_set(reterr, -EBUSY, "its prompt is being read, or a step is held up");
     }
-    if (r->policy.pool == POLICY_POOL_DISK) {
+    if (policy_on_disk(&r->policy)) {
         return error_set(reterr, -ENOTSUP, "pool=disk: sequences are not saved yet");
     }
     *ret = r;

@@ -95,6 +95,7 @@ static const struct setting settings[] = {
     {"infinigen:count=9", "cache_skew.gguf", 256, 3, 0},
     {"infinigen:count=9,pool=60%ctx", "cache_skew.gguf", 256, 3, 0},
     {"infinigen:count=9,pool=disk", "cache_skew.gguf", 256, 3, 0},
+    {"infinigen:count=9,pool=60%ctx,full=spill", "cache_skew.gguf", 256, 3, 0},
     {"infinigen:count=9,partial8=on,pool=disk", "cache_skew.gguf", 256, 3, 0},
     {"full=50%;infinigen:count=9,pool=disk=50%", "cache_skew.gguf", 4096, 2, 0},
 };

@@ -109,6 +109,8 @@ Test(policy, canonical_text_says_the_same)
         "infinigen:pool=300,victim=lru",
         "k16v8+sinks:4+infinigen:share=5%,pool=60%ctx,victim=counter,exempt=100",
         "infinigen:pool=60%,victim=fifo",
+        "infinigen:pool=60%ctx,full=spill,victim=lru",
+        "infinigen:pool=90,full=spill,exempt=89",
         "topv:100,renorm=off+fp8",
         "sinks:4096+keyformer:50%ctx,recent=20%,tau=0.123456..0.654321,damp=0.123456,min=16777216,"
         "observe=4096,seed=2147483647,prefill=bounded,chunk=65536+sparq:k=16777216,local=16777216,"
@@ -207,6 +209,11 @@ Test(policy, faults_say_where)
         {"infinigen:pool=1", 16, "from 2 to", -EINVAL},
         {"infinigen:pool=30", 18, "32 recent slots leave nothing of a budget of 30", -EINVAL},
         {"infinigen:pool=90,victim=oldest", 26, "victim is one of fifo lru counter", -EINVAL},
+        {"infinigen:full=spill", 1, "needs a pool of so many slots", -EINVAL},
+        {"infinigen:full=spill,pool=disk", 1, "needs a pool of so many slots", -EINVAL},
+        {"infinigen:pool=90,full=keep", 24, "full is one of drop spill", -EINVAL},
+        {"infinigen:pool=30,full=spill", 29, "32 recent slots leave nothing", -EINVAL},
+        {"sinks:4+infinigen:pool=90,full=spill", 37, "needs a word beside it", -EINVAL},
         {"infinigen:pool=90+window:30", 1, "no other word for that", -EINVAL},
         {"infinigen:alpha=-1", 17, "from 0 to 1000", -EINVAL},
         {"infinigen:partial=0", 19, "from 0.01 to 1", -EINVAL},

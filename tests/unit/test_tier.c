@@ -157,6 +157,155 @@ Test(tier, acrosskv)
     deep("cache_swiftkv_2_3.gguf", "cache_skew_2_3.gguf");
 }
 
+/* A pool beside the file changes where slots come from, not which are chosen: so the bits are those
+ * of a cache without a bound, though 90 of up to 209 slots stay, and 40 where lists take 63. */
+Test(tier, a_pool_that_spills_loses_nothing)
+{
+    static const char *const victims[] = {"fifo", "lru", "counter"};
+    char kv[128];
+
+    for (int b = 0; b < 2; b++) {
+        const char *backend = b ? "cpu" : "ref";
+
+        for (int v = 0; v < 3; v++) {
+            (void)snprintf(kv, sizeof(kv), "infinigen:count=9,pool=90,full=spill,victim=%s",
+                           victims[v]);
+            same(backend, kv, "infinigen:count=9");
+        }
+        same(backend, "fp8+full,chunk=23+infinigen:share=30%,pool=40,full=spill,victim=lru",
+             "fp8+full,chunk=23+infinigen:share=30%");
+        same(backend, "infinigen:share=100%,pool=40,full=spill", "full");
+        swift = b ? "cache_swiftkv_2_1.gguf" : "cache_swiftkv_2_3.gguf";
+        skew = b ? "cache_skew_2_1.gguf" : "cache_skew_2_3.gguf";
+        for (int v = 0; v < 3; v++) {
+            (void)snprintf(kv, sizeof(kv),
+                           "full,chunk=50+infinigen:count=30,pool=%d,full=spill,victim=%s",
+                           v == 2 ? 40 : 33, victims[v]);
+            same(backend, kv, "full,chunk=50+infinigen:count=30");
+        }
+        swift = NULL;
+        skew = "cache_skew.gguf";
+    }
+}
+
+/* Blocks read for new tokens, and for the prompt before them. */
+static uint64_t blocks(const char *kv, uint64_t *ret_prompt)
+{
+    struct engine *e = open_engine("cpu", 1, kv);
+    struct tier_counts at_prompt;
+    struct tier_counts at_end;
+    struct run r;
+
+    submit(e, 0, &r);
+    while (r.n_new == 0) {
+        (void)run_step(e);
+    }
+    engine_tier_counts(e, &at_prompt);
+    run_all(e);
+    engine_tier_counts(e, &at_end);
+    cr_assert_eq(r.reason, ENGINE_LENGTH);
+    run_clear(&r);
+    engine_destroy(e);
+    *ret_prompt = at_prompt.n_blocks;
+    return at_end.n_blocks - at_prompt.n_blocks;
+}
+
+/* What is in the pool is not read: nothing where it holds all, less where it holds some. */
+Test(tier, what_stays_is_not_read)
+{
+    static const char *const victims[] = {"fifo", "lru", "counter"};
+    uint64_t prompt[3];
+    uint64_t n[3];
+    uint64_t fifo = 0;
+    char kv[128];
+
+    n[0] = blocks("full,chunk=50+infinigen:count=9,pool=disk", &prompt[0]);
+    for (int v = 0; v < 3; v++) {
+        for (int i = 1; i < 3; i++) {
+            (void)snprintf(kv, sizeof(kv),
+                           "full,chunk=50+infinigen:count=9,pool=%s,full=spill,victim=%s",
+                           i == 1 ? "130" : "100%ctx", victims[v]);
+            n[i] = blocks(kv, &prompt[i]);
+        }
+        cr_assert(0 < n[1] && n[1] < n[0], "%s: %zu of %zu", victims[v], (size_t)n[1],
+                  (size_t)n[0]);
+        fifo = v == 0 ? n[1] : fifo;
+        cr_assert(v == 0 || n[1] < fifo, "%s: what was listed comes in again", victims[v]);
+        cr_assert_eq(n[2], 0);
+        cr_assert_lt(prompt[1], prompt[0]);
+        cr_assert_eq(prompt[2], 0);
+    }
+}
+
+/* Slots that lie across blocks, three groups of 64 dims, of which each fetches others: every one
+ * that was asked for is there again, whatever was there in between. */
+Test(tier, slots_across_blocks)
+{
+    enum { N = 200, GROUPS = 3, BYTES = 256, EACH = 20 };
+    const struct backend_config config = {.n_threads = 1};
+    struct tier_config c = {.n_stores = 2, .n_seats = 1, .ctx = N, .max_chunk = N};
+    struct backend *be = NULL;
+    struct tier *t = NULL;
+    struct error err = {0};
+    static uint8_t rows[2][GROUPS][N][BYTES];
+    static uint8_t got[N][BYTES];
+    int32_t n_chosen = EACH;
+    int32_t slots[GROUPS][EACH];
+    const struct ops_chosen chosen = {&n_chosen, slots[0], GROUPS, EACH};
+    struct ops_kv kv = {.n_slots = N};
+
+    cr_assert_eq(backend_find("cpu", &c.ops, &err), 0, "%s", err.text);
+    cr_assert_eq(c.ops->create(&config, &be, &err), 0, "%s", err.text);
+    c.layout = (struct ops_kv_layout){.n_groups = GROUPS,
+                                      .k_heads = 1,
+                                      .v_heads = 1,
+                                      .k_dim = 64,
+                                      .v_dim = 64,
+                                      .k_type = OPS_KV_F16,
+                                      .v_type = OPS_KV_F16};
+    cr_assert_eq(c.ops->kv_layout(&c.layout, &err), 0);
+    cr_assert_eq(ops_kv_slot_bytes(&c.layout), BYTES);
+    cr_assert_eq(tier_create(&c, be, "/tmp", NULL, &t, &err), 0, "%s", err.text);
+    tier_view(t, 0, &kv);
+    for (int store = 0; store < 2; store++) {
+        for (int32_t g = 0; g < GROUPS; g++) {
+            for (int i = 0; i < N * BYTES; i++) {
+                rows[store][g][i / BYTES][i % BYTES] =
+                    (uint8_t)((store * 89 + g * 31 + i / BYTES * 7 + i % BYTES) % 60);
+            }
+            struct ops_kv_slots in = {
+                .kv = &kv, .group = g, .n_slots = N, .host = rows[store][g][0]};
+
+            cr_assert_eq(c.ops->kv_import(be, &in), 0);
+        }
+        cr_assert_eq(tier_open(t, 0, store, 0), 0);
+        cr_assert_eq(tier_keep(t, 0, store, 0, N), 0);
+    }
+    for (int round = 0; round < 40; round++) {
+        int store = round % 2;
+
+        for (int32_t i = 0; i < GROUPS * EACH; i++) { /* ascending, one in ten */
+            slots[i / EACH][i % EACH] = i % EACH * 10 + (round * 3 + i / EACH * 5) % 10;
+        }
+        tier_fetch(t, 0, store, 0, N, &chosen, 0);
+        cr_assert_eq(tier_land(t, store), 0);
+        for (int32_t g = 0; g < GROUPS; g++) {
+            struct ops_kv_slots out = {.kv = &kv, .group = g, .n_slots = N, .host = got[0]};
+
+            cr_assert_eq(c.ops->kv_export(be, &out), 0);
+            for (int32_t i = 0; i < EACH; i++) {
+                int32_t s = slots[g][i];
+
+                cr_assert_eq(memcmp(got[s], rows[store][g][s], BYTES), 0,
+                             "round %d, group %d, slot %d", round, g, s);
+            }
+        }
+    }
+    cr_assert_eq(tier_failed(t, 0, &err), 0);
+    tier_destroy(t);
+    c.ops->destroy(be);
+}
+
 /* What the plan says that a prompt as long as the context reads is what it reads. */
 static void reads(int32_t ctx, const char *chunk)
 {
@@ -204,12 +353,11 @@ Test(tier, a_prompt_reads_what_the_plan_says)
 }
 
 /* One after the other on one seat, and steps that are interrupted, taken up or given up. */
-static void given_up(void)
+static void given_up(const char *kv)
 {
     struct run want;
     struct run other;
     struct run again;
-    const char *kv = "full,chunk=40+infinigen:count=20,pool=disk";
     struct engine *e = open_engine("cpu", 1, kv);
 
     submit(e, 1, &other);
@@ -251,10 +399,12 @@ static void given_up(void)
 
 Test(tier, seats_and_steps_that_are_given_up)
 {
-    given_up();
+    given_up("full,chunk=40+infinigen:count=20,pool=disk");
+    given_up("full,chunk=40+infinigen:count=20,pool=80,full=spill,victim=lru");
     swift = "cache_swiftkv_2_3.gguf";
     skew = "cache_skew_2_3.gguf";
-    given_up();
+    given_up("full,chunk=40+infinigen:count=20,pool=disk");
+    given_up("full,chunk=40+infinigen:count=20,pool=80,full=spill,victim=counter");
 }
 
 /* The file has one format: a request that names another is refused, not given the file's. */
@@ -273,14 +423,13 @@ Test(tier, a_request_of_another_format_is_refused)
     engine_destroy(e);
 }
 
-Test(tier, a_fault_ends_its_own_sequence)
+static void fault_ends_its_own(const char *kv)
 {
     static const struct {
         int kind;
         const char *says;
     } cases[] = {
         {SHORT_READ, "0 of "}, {READ_EIO, "Input/output error"}, {DISK_FULL, "No space left"}};
-    const char *kv = "infinigen:share=100%,pool=disk";
     struct run want[2];
     struct engine *e = open_engine("cpu", 2, kv);
     off_t half = (off_t)engine_plan_of(e)->file_bytes / 2; /* the second seat's */
@@ -322,6 +471,12 @@ Test(tier, a_fault_ends_its_own_sequence)
     engine_destroy(e);
     run_clear(&want[0]);
     run_clear(&want[1]);
+}
+
+Test(tier, a_fault_ends_its_own_sequence)
+{
+    fault_ends_its_own("infinigen:share=100%,pool=disk");
+    fault_ends_its_own("infinigen:count=30,pool=64,full=spill,victim=lru");
 }
 
 static void refused(const char *overlay, const char *dir, const char *kv, int code,
@@ -386,5 +541,14 @@ Test(tier, says_what_is_not_built)
     q.kv = "infinigen:share=10%,pool=disk";
     cr_assert_eq(engine_submit(e, &q, &handle, &err), -ENOMEM);
     cr_assert(strstr(err.text, "holds no file"), "%s", err.text);
+    engine_destroy(e);
+    err.code = 0;
+    e = open_engine("cpu", 1, "infinigen:share=10%,pool=60,full=spill");
+    q.kv = "infinigen:share=10%,pool=61,full=spill";
+    cr_assert_eq(engine_submit(e, &q, &handle, &err), -ENOMEM);
+    cr_assert(strstr(err.text, "a pool of 61 slots beside the file, the plan has 60"), "%s",
+              err.text);
+    q.kv = "infinigen:share=10%,pool=disk";
+    cr_assert_eq(engine_submit(e, &q, &handle, &err), 0);
     engine_destroy(e);
 }
