@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,12 +36,15 @@ PIPIT_EVAL, TOK_DUMP = sys.argv[1:3]
 sys.path.insert(0, str(TRAIN.parent))
 import cache8  # noqa: E402
 import corpus  # noqa: E402
+import data  # noqa: E402
+import evaluate  # noqa: E402
 import layers  # noqa: E402
 import loss  # noqa: E402
 import make_data  # noqa: E402
 import model  # noqa: E402
 import ops  # noqa: E402
 import overlay  # noqa: E402
+import run_all  # noqa: E402
 import train  # noqa: E402
 import weights  # noqa: E402
 
@@ -392,6 +396,79 @@ class Training(WithStories):
         state.write_bytes(state.read_bytes()[:1000])
         self.assertIn("goes on at step 3", self.train("parts", "--split", "2", "--steps", "9", "--min-lr", "1"))
 
+    def all_of_them(self, name, *args, code=0):
+        """run_all.main() with a small table; what it said."""
+        said, models = io.StringIO(), self.folder / name / "models"
+        models.mkdir(parents=True, exist_ok=True)
+        stage = ["--ctx", "32", "--batch", "4", "--lr", "1e-2", "--min-lr", "1"]
+        (self.folder / name / "settings.json").write_text(json.dumps({
+            "x": {"name": "small", "shape": ["--split", "2", "--group", "3"],
+                  "stages": [["attention", 4 * 128, [*stage, "--stage", "attention"]], ["full", 12 * 128, [*stage, "--stage", "full"]]]},
+            "y": {"name": "after", "shape": ["--split", "2", "--group", "3"], "from": "x",
+                  "stages": [["exit", 2 * 128, [*stage, "--stage", "exit", "--exit-words", "99"]]]}}))
+        data = self.folder / name / "work/data"
+        if not data.exists():
+            shutil.copytree(self.data, data)
+        with contextlib.redirect_stdout(said):
+            try:
+                run_all.main(["--model", str(STORIES), "--work", str(self.folder / name / "work"), "--models", str(models),
+                              "--settings", str(self.folder / name / "settings.json"), "--threads", "1", "--dtype", "f32",
+                              "--warmup", "1", "--report-every", "1", "--device", "cpu", "--quant", "F32", *args])
+                self.assertEqual(code, 0)
+            except SystemExit as e:
+                self.assertEqual(code, 1, e)
+                print(e)
+        return said.getvalue()
+
+    def test_all_survives_a_bare_machine(self):
+        """Sessions of five steps. With state.pt the curve is that of a run that never stopped; when all but models/ is
+        lost in the middle, the same data come at the same steps, the loss stays down, and the tokens add up."""
+        curve = lambda name: {(x["stage"], x["step"]): x for x in map(json.loads, (
+            self.folder / name / "models/small.run.jsonl").read_text().splitlines())}
+        self.assertIn("y (after): done, 2304 tokens seen in all", self.all_of_them("once"))
+        said = [self.all_of_them("kept", "--session-steps", "5", "--only", "x") for _ in range(3)]
+        self.assertIn("stage full, step 5 of 12, 1152 tokens", said[0])
+        self.assertIn("x (small): done, 2048 tokens", said[2])
+        whole, kept = curve("once"), curve("kept")
+        self.assertEqual(len(whole), 16)
+        self.assertEqual({k: v.get("kl") for k, v in whole.items()}, {k: v.get("kl") for k, v in kept.items()})
+
+        batches, read = [], data.Shards.batch
+        self.all_of_them("bare", "--session-steps", "5", "--only", "x")
+        shutil.rmtree(self.folder / "bare/work")
+        data.Shards.batch = lambda s, first, n, device: batches.append(first) or read(s, first, n, device)
+        try:
+            said = self.all_of_them("bare")
+        finally:
+            data.Shards.batch = read
+        self.assertIn("goes on at step 5 from small.place.json; the optimizer begins anew", said)
+        self.assertEqual(batches[0], 5 * 4)  # not from the start
+        self.assertIn("x (small): done, 2048 tokens", said)
+        self.assertIn("y (after): done, 2304 tokens", said)
+        bare = curve("bare")
+        self.assertEqual(list(bare), list(whole))
+        self.assertEqual(bare["full", 5]["kl"], whole["full", 5]["kl"])
+        self.assertAlmostEqual(bare["full", 6]["kl"], whole["full", 6]["kl"], places=3)  # the weights, less than a step's change
+        self.assertNotEqual(bare["full", 5]["kl"], bare["full", 6]["kl"])
+        self.assertLess(bare["full", 12]["kl"], bare["full", 1]["kl"])
+        loaded = gguf.GGUFReader(self.folder / "bare/models/after.gguf")
+        self.assertEqual(loaded.fields["pipit.distill.tokens"].contents(), "2304")
+
+    def test_all_refuses(self):
+        """Data that came out otherwise, a shard that is not its manifest's, an overlay that is not its place's."""
+        self.all_of_them("odd", "--session-steps", "5", "--only", "x")
+        shard = self.folder / "odd/work/data/made.bin"
+        whole = shard.read_bytes()
+        shard.write_bytes(whole[:-2] + b"\1\1")
+        self.assertIn("made.bin is not what its manifest says", self.all_of_them("odd", code=1))
+        manifest = json.loads((self.data / "manifest.json").read_text())  # without a hash: as another make_data.py made it
+        (self.folder / "odd/work/data/manifest.json").write_text(json.dumps(manifest))
+        self.assertIn("these shards are not those of", self.all_of_them("odd", code=1))
+        self.assertIn(": made. Packages", self.all_of_them("odd", code=1))
+        self.assertIn("step 10 of 12", self.all_of_them("odd", "--new-data", "--session-steps", "5", "--only", "x"))
+        (self.folder / "odd/models/small.gguf").write_bytes(b"GGUF")
+        self.assertIn("is not the overlay of small.place.json", self.all_of_them("odd", "--new-data", code=1))
+
     def test_running_mean(self):
         """--ema writes the mean of the weights: here, of the first two steps, half of each; and a resumed run's."""
         rate = ["--split", "2", "--min-lr", "1", "--quant", "F32", "--lr", "1e-2", "--ema", "0.9"]
@@ -511,6 +588,25 @@ class Data(unittest.TestCase):
         self.assertEqual(keep(text), "An honest line of six plain words.")
         self.assertEqual(keep(text), "")
         self.assertEqual((keep.overlapping, keep.repeated), (1, 2))
+
+    def test_evaluation_table(self):
+        """Every figure of scores.json is in both tables, a task that was not run in neither, and missing data are said."""
+        scores = {"war-and-peace": {"ctx": 2048, "positions": 4096, "perplexity": {"teacher": 27.36, "untrained": 6909.5, "mine": 72.49},
+                                    "kl": {"untrained": 5.6, "mine": 0.99}},
+                  "lambada": {"cases": 100, "accuracy": {"teacher": 0.3, "untrained": 0.0, "mine": 0.25}, "of_teacher": {}},
+                  "summary": {"cases": 4, "untrained": 0.0, "mine": 0.125}}
+        rows = evaluate.rows(scores)
+        self.assertEqual(rows[0], ["war-and-peace: perplexity", 4096, {"teacher": 27.36, "untrained": 6909.5, "mine": 72.49}])
+        self.assertEqual(rows[1], ["war-and-peace: KL from the teacher, nats", 4096, {"teacher": 0, "untrained": 5.6, "mine": 0.99}])
+        with tempfile.TemporaryDirectory() as d:
+            evaluate.write_tables(pathlib.Path(d), scores)
+            table, text = (pathlib.Path(d) / "scores.csv").read_text(), (pathlib.Path(d) / "scores.md").read_text()
+        self.assertIn("war-and-peace: perplexity,4096,mine,72.49\n", table)
+        self.assertIn("| measure | sample | teacher | untrained | mine |", text)
+        self.assertIn("| LAMBADA, last word | 100 | 30.0% | 0.0% | 25.0% |", text)
+        self.assertIn("| summaries, F of word pairs against the teacher's | 4 | 1 | 0.000 | 0.125 |", text)
+        self.assertEqual(table.count("\n"), 1 + 4 * 3)
+        self.assertFalse(evaluate.there(pathlib.Path("/nonexistent/lambada.jsonl"), "LAMBADA"))
 
     def test_readers(self):
         page = b"<html><head><title>no</title></head><body><p>One\n two</p><script>no()</script><p>three</p></body></html>"

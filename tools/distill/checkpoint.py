@@ -18,6 +18,15 @@ def save(path, state):
     os.replace(tmp, path)
 
 
+def write_text(path, text):
+    tmp = f"{path}.tmp"
+    with open(tmp, "w") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(tmp, path)
+
+
 def load(path, device):
     """The newest readable state, or None."""
     for p in (path, f"{path}.1"):

@@ -8,6 +8,7 @@ where only answers are to be learnt, NAME.mask (uint8, 1: an answer's token). Th
 Order is a function of seed, epoch and context alone: a run that resumes with the number of sequences seen goes on
 exactly where it was. Each epoch cuts the shards at another offset."""
 
+import hashlib
 import json
 import pathlib
 
@@ -23,6 +24,10 @@ class Shards:
         except (OSError, ValueError) as e:
             raise SystemExit(f"distill: {folder}: no manifest of token shards (make_data.py makes it): {e}") from e
         self.ctx, self.seed, self.shards = ctx, seed, []
+        # of what decides which tokens the n-th sequence has
+        self.fingerprint = hashlib.sha256(json.dumps(
+            [seed, ctx, [[s["name"], s["tokens"], s.get("repeat", 1), s.get("sha256")] for s in manifest["shards"]]]
+        ).encode()).hexdigest()
         for s in manifest["shards"]:
             tokens = np.memmap(folder / (s["name"] + ".bin"), np.uint16, "r")
             mask = folder / (s["name"] + ".mask")

@@ -9,11 +9,15 @@ chunks of each text, and accuracy of LAMBADA's last word (all its tokens the mos
 (--pipit-eval): arithmetic from a seeded generator, numbers retrieved from 7000 characters (2k tokens), and ROUGE of
 summaries against the teacher's own. "untrained" is always measured beside: the averaged projections.
 
-Prints a table; DIR/scores.json keeps every figure with the sizes of its sample."""
+What --data lacks is left out, loudly. DIR/scores.json keeps every figure with the sizes of its sample, scores.csv and
+scores.md are its tables; --tables makes them again from scores.json alone."""
 
 import argparse
+import csv
+import datetime
 import json
 import pathlib
+import platform
 import random
 import subprocess
 import sys
@@ -112,15 +116,71 @@ def generated(o, name, path, prompts, ctx):
     return {r["id"]: r["text"] for r in map(json.loads, open(out))}
 
 
+LABELS = {"lambada": ("LAMBADA, last word", "accuracy"), "arithmetic": ("sums of two numbers", None),
+          "retrieval": ("numbers found in 7000 characters (2k tokens)", None),
+          "summary": ("summaries, F of word pairs against the teacher's", None)}
+
+
+def rows(scores):
+    """[measure, size of its sample, model -> figure] of what was measured; the teacher's own distance is 0, its likeness 1."""
+    out = []
+    for name, s in scores.items():
+        if "perplexity" in s:
+            out.append([f"{name}: perplexity", s["positions"], s["perplexity"]])
+            out.append([f"{name}: KL from the teacher, nats", s["positions"], {"teacher": 0, **s["kl"]}])
+        elif name in LABELS:
+            label, key = LABELS[name]
+            found = s[key] if key else {k: v for k, v in s.items() if k != "cases"}
+            out.append([label, s["cases"], {"teacher": 1, **found} if name == "summary" else found])
+    return out
+
+
+def write_tables(folder, scores):
+    table = rows(scores)
+    models = sorted({m for _, _, found in table for m in found}, key=lambda m: (m != "teacher", not m.startswith("untrained"), m))
+    with open(folder / "scores.csv", "w", newline="") as f:
+        out = csv.writer(f, lineterminator="\n")
+        out.writerow(["measure", "sample", "model", "value"])
+        out.writerows([label, n, m, round(found[m], 5)] for label, n, found in table for m in models if m in found)
+
+    def shown(label, v):
+        if v in (0, 1) and ("KL" in label or "F of" in label):
+            return str(v) if isinstance(v, int) else f"{v:.3f}"
+        return f"{v:,.1f}" if "perplexity" in label else f"{v:.2f}" if "KL" in label else f"{v:.3f}" if "F of" in label else f"{100 * v:.1f}%"
+    lines = ["| measure | sample | " + " | ".join(models) + " |", "|---" * (len(models) + 2) + "|"]
+    for label, n, found in table:
+        lines.append(f"| {label} | {n} | " + " | ".join(shown(label, found[m]) if m in found else "" for m in models) + " |")
+    if "made" in scores:
+        lines += ["", f"`{scores['made']['command']}`, {scores['made']['date']}, {scores['made']['machine']}, commit {scores['made']['commit']}"]
+    (folder / "scores.md").write_text("\n".join(lines) + "\n")
+
+
+def there(path, what):
+    if not path.exists():
+        print(f"evaluate: {what} is LEFT OUT: there is no {path}", file=sys.stderr, flush=True)
+    return path.exists()
+
+
+def about():
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=QUALITY, capture_output=True, text=True).stdout.strip()
+    names = [x.split(":", 1)[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")] \
+        if pathlib.Path("/proc/cpuinfo").exists() else [platform.processor()]
+    return {"command": "evaluate.py " + " ".join(a if "/" not in a else ("=".join(filter(None, [a.partition("=")[0] if "=" in a else "",
+            pathlib.Path(a).name]))) for a in sys.argv[1:]), "date": str(datetime.date.today()),
+            "machine": f"{names[0]}, {len(names)} CPUs", "commit": git}
+
+
 def tasks(o, overlays):
     made = lambda *args: [json.loads(x) for x in subprocess.run(
         [sys.executable, str(QUALITY / "make_prompts.py"), *args], check=True, capture_output=True, text=True).stdout.splitlines()]
     files = {"arithmetic": o.out / "arithmetic.jsonl"}
     arithmetic(files["arithmetic"], o.sums)
-    for name, rows in (("retrieval", made("needle", "--text", str(o.data / "text/war-and-peace.txt"), "--cells", str(o.needles))),
-                       ("summary", made("summary", "--tasks", str(o.data / "tasks/xsum_0shot_300.jsonl"), "--cases", str(o.summaries)))):
-        files[name] = o.out / f"{name}.jsonl"
-        files[name].write_text("".join(json.dumps(r) + "\n" for r in rows))
+    book, articles = o.data / "text/war-and-peace.txt", o.data / "tasks/xsum_0shot_300.jsonl"
+    for name, source, args in (("retrieval", book, ("needle", "--text", str(book), "--cells", str(o.needles))),
+                               ("summary", articles, ("summary", "--tasks", str(articles), "--cases", str(o.summaries)))):
+        if there(source, name):
+            files[name] = o.out / f"{name}.jsonl"
+            files[name].write_text("".join(json.dumps(r) + "\n" for r in made(*args)))
     out = {}
     for task, path in files.items():
         want = {p["id"]: p.get("answer", "") for p in map(json.loads, open(path))}
@@ -152,9 +212,9 @@ def rouge2(teacher, mine):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--model", required=True)
-    p.add_argument("--overlay", nargs="+", required=True, metavar="NAME=FILE")
-    p.add_argument("--data", required=True, type=pathlib.Path, help="folder with text/ and tasks/")
+    p.add_argument("--model")
+    p.add_argument("--overlay", nargs="+", metavar="NAME=FILE")
+    p.add_argument("--data", type=pathlib.Path, help="folder with text/ and tasks/")
     p.add_argument("--out", required=True, type=pathlib.Path)
     p.add_argument("--pipit-eval", help="also the tasks that generate")
     p.add_argument("--ctx", type=int, default=2048)
@@ -166,7 +226,12 @@ def main():
     p.add_argument("--skip-untrained", action="store_true", help="when its figures are known")
     p.add_argument("--dtype", choices=("bf16", "f32"), default="f32")
     p.add_argument("--threads", type=int, default=0)
+    p.add_argument("--tables", action="store_true", help="only make the tables of --out's scores.json again")
     o = p.parse_args()
+    if o.tables:
+        return write_tables(o.out, json.loads((o.out / "scores.json").read_text()))
+    if not (o.model and o.overlay and o.data):
+        p.error("give --model, --overlay and --data, or --tables")
     if o.threads:
         torch.set_num_threads(o.threads)
     o.out.mkdir(parents=True, exist_ok=True)
@@ -174,10 +239,12 @@ def main():
     frozen = model.Frozen(weights.read(o.model), torch.device("cpu"), torch.bfloat16 if o.dtype == "bf16" else torch.float32)
     models, tokens, scores = students(o, frozen), Tokens(o.model), {}
     for text in ("tinyshakespeare", "war-and-peace") if o.chunks else ():
+        if not there(o.data / f"text/{text}.txt", text):
+            continue
         raw = (o.data / f"text/{text}.txt").read_text(errors="replace")[:o.ctx * o.chunks * 8]
         scores[text] = text_scores(frozen, models, tokens.encode([raw])[0], o.ctx, o.chunks)
         print(json.dumps({text: scores[text]}), flush=True)
-    if o.lambada:
+    if o.lambada and there(o.data / "tasks/lambada_openai.jsonl", "LAMBADA"):
         scores["lambada"] = lambada(frozen, models, tokens.encode, o.data / "tasks/lambada_openai.jsonl", o.lambada)
         print(json.dumps({"lambada": scores["lambada"]}), flush=True)
     if o.pipit_eval:
@@ -189,8 +256,10 @@ def main():
                 overlays[name] = o.out / f"{name}.gguf"
                 overlay.write(str(overlays[name]), models[name])
         scores.update(tasks(o, overlays))
+    scores["made"] = about()
     (o.out / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
-    print(json.dumps(scores, indent=1))
+    write_tables(o.out, scores)
+    print((o.out / "scores.md").read_text())
 
 
 if __name__ == "__main__":

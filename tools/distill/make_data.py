@@ -109,7 +109,8 @@ class Shard:
         path = self.folder / "manifest.json"
         manifest = json.loads(path.read_text()) if path.exists() else {"shards": []}
         manifest["shards"] = [s for s in manifest["shards"] if s["name"] != self.name]
-        manifest["shards"].append({"name": self.name, "tokens": self.n, **about})
+        found = hashlib.sha256((self.folder / f"{self.name}.bin").read_bytes()).hexdigest()
+        manifest["shards"].append({"name": self.name, "tokens": self.n, "sha256": found, **about})
         path.write_text(json.dumps(manifest, indent=1) + "\n")
         print(f"{self.name}: {self.n} tokens", about, flush=True)
 

@@ -4,7 +4,8 @@
 
     train.py --model BASE.gguf --data DIR --run RUN --split 14 --group 16 --minutes 60
 
-RUN holds state.pt (resume: give the same command again), log.jsonl (one line a report) and overlay.gguf. What is
+RUN holds state.pt (resume: give the same command again), log.jsonl (one line a report), overlay.gguf and place.json, from
+which --place goes on where state.pt is lost (run_all.py keeps them). What is
 trained: norm_swiftkv, each deep layer's q, the leaders' k and v; all else is frozen and shared with the teacher.
 
 Two stages. `attention`: each deep layer's attention alone learns to add what the teacher's adds, from the teacher's
@@ -72,6 +73,10 @@ def options(argv=None):
                         "end of a falling rate, whenever the run is stopped)")
     p.add_argument("--minutes", type=float, default=0, help="stop after; lr falls along a half cosine towards it")
     p.add_argument("--steps", type=int, default=0, help="stop after, and the cosine's length, if --minutes is not")
+    p.add_argument("--place", type=pathlib.Path,
+                   help="a place.json of an earlier run, the overlay beside it: goes on from there where state.pt is gone or behind")
+    p.add_argument("--session-minutes", type=float, default=0, help="stop this session after; the rate's length is --steps'")
+    p.add_argument("--session-steps", type=int, default=0, help="the same, in steps")
     p.add_argument("--save-every", type=float, default=180, help="seconds between states")
     p.add_argument("--report-every", type=int, default=10, help="steps between log lines")
     p.add_argument("--seed", type=int, default=1)
@@ -115,28 +120,59 @@ class Run:
         else:
             self.opt = torch.optim.AdamW(self.params, lr=o.lr, betas=tuple(o.betas), weight_decay=o.weight_decay)
         self.step, self.sequences, self.spent, self.micro = 0, 0, 0.0, min(o.micro, o.batch)
-        self.mean = [p.detach().clone() for p in self.params] if o.ema else None
+        self.before = 0  # tokens that the overlay had seen before this run
+        self.anew = 0    # the step at which the optimizer began, for the warm-up
         o.run.mkdir(parents=True, exist_ok=True)
         self.state_path = str(o.run / "state.pt")
-        state = checkpoint.load(self.state_path, self.device)
+        state, place = checkpoint.load(self.state_path, self.device), self.place()
+        if place and (not state or state["step"] < place["step"]):
+            overlay.load(str(o.place.parent / place["overlay"]), self.student)
+            self.step, self.sequences, self.spent = place["step"], place["sequences"], place["spent"]
+            self.before, self.anew, state = place["before"], self.step, None
+            print(f"distill: goes on at step {self.step} from {o.place.name}; the optimizer begins anew", flush=True)
+        self.mean = [p.detach().clone() for p in self.params] if o.ema else None
         if state:
             self.student.load_state_dict(state["student"])
             self.opt.load_state_dict(state["opt"])
             self.step, self.sequences, self.spent = state["step"], state["sequences"], state["spent"]
+            self.before, self.anew = state.get("before", 0), state.get("anew", 0)
             if o.ema:
                 self.mean = state.get("mean") or [p.detach().clone() for p in self.params]
             print(f"distill: goes on at step {self.step}", flush=True)
 
+    def place(self):
+        """What --place says, if its overlay is the one that it was written for and the data are the same."""
+        if not self.o.place:
+            return None
+        try:
+            place = json.loads(self.o.place.read_text())
+            found = weights.sha256(str(self.o.place.parent / place["overlay"]))
+        except (OSError, ValueError, KeyError) as e:
+            raise SystemExit(f"distill: --place {self.o.place}: {e}") from e
+        if found != place["sha256"]:
+            raise SystemExit(f"distill: {place['overlay']} is not the overlay of {self.o.place.name}: put back the two that were "
+                             "written together")
+        if place["step"] and place["data"] != self.data.fingerprint:
+            print("distill: other data than before: their first epoch begins", flush=True)
+            place["sequences"], place["before"] = 0, place["before"] + place["sequences"] * self.o.ctx
+        if place["step"] and (place["stage"], place["ctx"]) != (self.o.stage, self.o.ctx):
+            raise SystemExit(f"distill: {self.o.place.name} is of stage {place['stage']}, {place['ctx']} tokens a sequence")
+        return place
+
+    def tokens(self):
+        """Seen in all."""
+        return self.before + self.sequences * self.o.ctx
+
     def save(self):
         checkpoint.save(self.state_path, {"student": self.student.state_dict(), "opt": self.opt.state_dict(),
                                           "step": self.step, "sequences": self.sequences, "spent": self.spent,
-                                          "mean": self.mean})
+                                          "mean": self.mean, "before": self.before, "anew": self.anew})
 
     def rate(self):
         o = self.o
         done = self.spent / (60 * o.minutes) if o.minutes else self.step / o.steps
         cosine = o.min_lr + (1 - o.min_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-        return o.lr * min(1.0, (self.step + 1) / max(o.warmup, 1)) * cosine
+        return o.lr * min(1.0, (self.step - self.anew + 1) / max(o.warmup, 1)) * cosine
 
     def chosen(self, mask, n):
         """Positions (flat) of the KL: the answers' if asked, a random share of them, from a generator of the step."""
@@ -209,7 +245,7 @@ class Run:
         self.opt.step()
         for mean, p in zip(self.mean or (), self.params):
             # while few steps are behind, the plain mean of all of them
-            mean.lerp_(p.detach(), max(1 - o.ema, 1 / (self.step + 1)))
+            mean.lerp_(p.detach(), max(1 - o.ema, 1 / (self.step - self.anew + 1)))
         self.step += 1
         self.sequences += o.batch
         sums["grad"] = norm
@@ -219,8 +255,14 @@ class Run:
         o = self.o
         return (o.minutes and self.spent >= 60 * o.minutes) or (o.steps and self.step >= o.steps)
 
-    def train(self):
+    def ends(self, began, first):
+        """The run, or this session of it."""
         o = self.o
+        return self.done() or (o.session_minutes and time.monotonic() - began >= 60 * o.session_minutes) or \
+            (o.session_steps and self.step - first >= o.session_steps)
+
+    def train(self):
+        o, began, first = self.o, time.monotonic(), self.step
         best = peak.measured_peak(self.device, self.dtype)
         flops = peak.flops_per_token(self.student, o.stage, o.share, o.ctx)
         n = sum(p.numel() for p in self.params)
@@ -229,7 +271,7 @@ class Run:
               f" {flops / 1e6:.0f} MFLOP a token", flush=True)
         saved = since = time.monotonic()
         sums, steps = {}, 0
-        while not self.done():
+        while not self.ends(began, first):
             before = time.monotonic()
             parts = self.train_step()
             now = time.monotonic()
@@ -237,7 +279,7 @@ class Run:
             for k, v in parts.items():
                 sums[k] = sums.get(k, 0.0) + v
             steps += 1
-            if steps == o.report_every or self.done():
+            if steps == o.report_every or self.ends(began, first):
                 rate = steps * o.batch * o.ctx / (now - since)
                 line = {"step": self.step, "tokens": self.sequences * o.ctx, "stage": o.stage,
                         **{k: round(v / steps, 5) for k, v in sums.items()}, "lr": round(self.rate(), 7),
@@ -264,13 +306,17 @@ class Run:
         for mean, p in zip(self.mean or (), self.params):
             p.data = mean
         overlay.write(str(path), self.student, self.o.quant, notes={
-            "general.license": "apache-2.0", "pipit.distill.tokens": self.sequences * self.o.ctx,
+            "general.license": "apache-2.0", "pipit.distill.tokens": self.tokens(),
             "pipit.distill.stage": self.o.stage})
         for data, p in zip(mine, self.params):
             p.data = data
+        checkpoint.write_text(self.o.run / "place.json", json.dumps({
+            "overlay": path.name, "sha256": weights.sha256(str(path)), "stage": self.o.stage, "step": self.step,
+            "sequences": self.sequences, "ctx": self.o.ctx, "spent": round(self.spent, 1), "before": self.before,
+            "tokens": self.tokens(), "data": self.data.fingerprint}, indent=1) + "\n")
         if not quiet:
             print(f"distill: {path}: {path.stat().st_size} bytes after {self.step} steps, "
-                  f"{self.sequences * self.o.ctx} tokens, {self.spent / 60:.1f} minutes", flush=True)
+                  f"{self.sequences * self.o.ctx} tokens, {self.tokens()} in all, {self.spent / 60:.1f} minutes", flush=True)
 
 
 def main():

@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The overlays of the plan, each by its settings, on a machine that may forget everything but the project.
+
+    run_all.py --model BASE.gguf --work DIR [--only c d] [--session-minutes 60] [--avoid EVALUATION-TEXTS...]
+    run_all.py --status
+
+What must outlast the machine lies in models/ and is to be committed after every session: of each overlay NAME.gguf, and
+NAME.place.json (stage, step, place in the data, tokens seen in all, the file's SHA-256, the data's fingerprint).
+DIR has the token shards and each stage's run folder with state.pt. With state.pt a run goes on as if it had not stopped;
+without, from the overlay at its place: same data order, same point of the rate's fall, the optimizer's moments anew and a
+short warm-up for them. The shards are made again by make_data.py where DIR has none, and must have the
+hashes of models/data.manifest.json; where the packages have changed, --new-data begins their first epoch.
+
+Prints what each overlay has seen, and the git command that keeps it."""
+
+import argparse
+import hashlib
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+
+# Tokens of a stage are its rate's length. d goes on from c's overlay.
+COMMON = ["--ctx", "512", "--batch", "8", "--micro", "2"]
+FULL = [*COMMON, "--stage", "full", "--hidden", "1", "--share", "0.5", "--optimizer", "muon", "--lr", "2e-3", "--ema", "0.99"]
+ATTENTION = [*COMMON, "--stage", "attention", "--lr", "3e-3", "--min-lr", "0.3"]
+EXIT = [*COMMON, "--stage", "exit", "--temperature", "1", "--lr", "1e-3"]
+SETTINGS = {
+    "a": {"name": "smollm2-135m-swiftkv-15-1", "shape": ["--split", "15", "--group", "1"],
+          "stages": [["attention", 1e6, ATTENTION], ["full", 20e6, FULL]]},
+    "b": {"name": "smollm2-135m-swiftkv-15-4", "shape": ["--split", "15", "--group", "4"],
+          "stages": [["attention", 1e6, ATTENTION], ["full", 20e6, FULL]]},
+    "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16"],
+          "stages": [["attention", 1e6, ATTENTION], ["full", 20e6, FULL]]},
+    "d": {"name": "smollm2-135m-swiftkv-14-16-fp8-exit", "shape": ["--split", "14", "--group", "16"], "from": "c",
+          "stages": [["full", 5e6, [*FULL, "--cache", "fp8"]], ["exit", 5e6, [*EXIT, "--cache", "fp8"]]]},
+    "e": {"name": "smollm2-135m-swiftkv-18-12", "shape": ["--split", "18", "--group", "12"],
+          "stages": [["attention", 1e6, ATTENTION], ["full", 20e6, FULL]]},
+}
+
+
+def sha256(path):
+    h = hashlib.sha256()
+    with open(path, "rb") as f:
+        while block := f.read(1 << 20):
+            h.update(block)
+    return h.hexdigest()
+
+
+def load(path):
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def replace(path, text):
+    tmp = path.with_name(path.name + ".tmp")
+    tmp.write_text(text)
+    tmp.replace(path)
+
+
+# ---- data ----------------------------------------------------------------------------------------------------------
+
+
+def hashes(manifest):
+    return {s["name"]: (s.get("sha256"), s.get("repeat", 1)) for s in manifest["shards"]}
+
+
+def make_data(o):
+    """The shards in DIR/data, made where they are not, and what they must be."""
+    folder, kept = o.work / "data", o.models / "data.manifest.json"
+    if not (folder / "manifest.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        run = [sys.executable, str(HERE / "make_data.py")]
+        subprocess.run([*run, "text", "--model", o.model, "--out", str(folder), "--avoid", *o.avoid], check=True)
+        answers = [o.models / f"{n}.jsonl" for n in ("prompts", "answers")]
+        if all(a.exists() for a in answers):
+            for a in answers:
+                shutil.copy(a, folder / a.name)
+            subprocess.run([*run, "answers", "--model", o.model, "--out", str(folder), "--avoid", *o.avoid], check=True)
+    manifest = load(folder / "manifest.json")
+    for s in manifest["shards"]:
+        found = sha256(folder / (s["name"] + ".bin"))
+        if s.setdefault("sha256", found) != found:
+            raise SystemExit(f"run_all: {folder}/{s['name']}.bin is not what its manifest says (SHA-256 {found}): "
+                             "delete the folder, and it is made again")
+    text = json.dumps(manifest, indent=1) + "\n"
+    if load(folder / "manifest.json") != manifest:
+        replace(folder / "manifest.json", text)
+    want = load(kept)
+    if want is None or o.new_data:
+        replace(kept, text)
+    elif hashes(want) != hashes(manifest):
+        a, b = hashes(want), hashes(manifest)
+        bad = sorted(n for n in a.keys() | b.keys() if a.get(n) != b.get(n))
+        raise SystemExit(f"run_all: these shards are not those of {kept}: {', '.join(bad)}. Packages may have changed: "
+                         "--new-data goes on with what there is, from its first epoch")
+    return folder
+
+
+# ---- an overlay ----------------------------------------------------------------------------------------------------
+
+
+class Overlay:
+    def __init__(self, o, key):
+        self.o, self.key, self.settings = o, key, o.settings[key]
+        name = self.settings["name"]
+        self.file, self.place_file = o.models / f"{name}.gguf", o.models / f"{name}.place.json"
+        self.log = o.models / f"{name}.run.jsonl"
+        self.place = load(self.place_file)
+        if self.place and self.file.exists() and sha256(self.file) != self.place["sha256"]:
+            raise SystemExit(f"run_all: {self.file} is not the overlay of {self.place_file.name}: "
+                             "put back the two that were committed together")
+
+    def seen(self):
+        return self.place["tokens"] if self.place else 0
+
+    def stage(self):
+        return self.place["stage_index"] if self.place else 0
+
+    def done(self):
+        return self.stage() >= len(self.settings["stages"])
+
+    def steps(self, index):
+        _, tokens, args = self.settings["stages"][index]
+        value = lambda k: int(args[args.index(k) + 1])
+        return max(1, int(tokens) // (value("--ctx") * value("--batch")))
+
+    def start(self):
+        """(overlay that the next stage begins with, or None; tokens seen before it)"""
+        if self.place:
+            return self.file, self.seen()
+        if "from" in self.settings:
+            other = Overlay(self.o, self.settings["from"])
+            if not other.place:
+                raise SystemExit(f"run_all: overlay {self.key} goes on from {other.key}, which there is not yet")
+            return other.file, other.seen()
+        return None, 0
+
+    def run(self, data, session):
+        import train
+        index = self.stage()
+        name, _, args = self.settings["stages"][index]
+        folder = self.o.work / self.key / f"{index}-{name}"
+        overlay, before = self.start()
+        more = ["--resume-from", str(overlay)] if overlay else []
+        inside = self.place and self.place["step"] > 0
+        if inside:
+            more += ["--place", str(self.place_file)]
+        print(f"run_all: overlay {self.key}, stage {name}: {before} tokens seen in all", flush=True)
+        run = train.Run(train.options([
+            "--model", self.o.model, "--data", str(data), "--run", str(folder), *self.settings["shape"], *args, *more,
+            "--steps", str(self.steps(index)), *session, *self.o.extra]))
+        if not inside and run.step == 0:
+            run.before = before
+        try:
+            run.train()
+        finally:
+            self.publish(folder, index, run)
+        return run
+
+    def publish(self, folder, index, run):
+        """From the run's folder into models/, what belongs together last by its place."""
+        place = load(folder / "place.json")
+        if place is None:
+            return
+        over = run.step >= run.o.steps
+        shutil.copy(folder / "overlay.gguf", self.file.with_name(self.file.name + ".tmp"))
+        self.file.with_name(self.file.name + ".tmp").replace(self.file)
+        place |= {"stage_index": index + 1 if over else index, "overlay": self.file.name}
+        if over:
+            place |= {"step": 0, "sequences": 0, "spent": 0.0, "before": place["tokens"]}
+        replace(self.place_file, json.dumps(place, indent=1) + "\n")
+        self.place = place
+        lines = (folder / "log.jsonl").read_text().splitlines() if (folder / "log.jsonl").exists() else []
+        if lines:
+            at = lambda line: (json.loads(line)["stage"], json.loads(line)["step"])
+            old = self.log.read_text().splitlines() if self.log.exists() else []
+            first = at(lines[0])
+            old = [x for x in old if at(x)[0] != first[0] or at(x)[1] < first[1]]
+            replace(self.log, "\n".join(old + lines) + "\n")
+
+
+def status(o):
+    for key in o.settings:
+        x = Overlay(o, key)
+        stages = x.settings["stages"]
+        where = "not begun" if not x.place else "done" if x.done() else \
+            f"stage {stages[x.stage()][0]}, step {x.place['step']} of {x.steps(x.stage())}"
+        print(f"run_all: {key} ({x.settings['name']}): {where}, {x.seen()} tokens seen in all", flush=True)
+
+
+def options(argv):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", help="the base, a GGUF")
+    p.add_argument("--work", type=pathlib.Path, help="a folder that may be lost")
+    p.add_argument("--models", type=pathlib.Path, default=ROOT / "models", help="the folder that is committed")
+    p.add_argument("--only", nargs="+", help="these overlays; else all that are not done, in order")
+    p.add_argument("--settings", type=pathlib.Path, help="JSON instead of the table in this file")
+    p.add_argument("--avoid", nargs="*", default=[], help="texts that no paragraph of the data may overlap")
+    p.add_argument("--session-minutes", type=float, default=0, help="stop after; what there is then is kept")
+    p.add_argument("--session-steps", type=int, default=0, help="the same in steps of each stage")
+    p.add_argument("--new-data", action="store_true", help="packages have changed: go on with what they hold now")
+    p.add_argument("--status", action="store_true", help="only say what was reached")
+    o, o.extra = p.parse_known_args(argv)  # the rest goes to train.py: --threads, --device, ...
+    o.settings = load(o.settings) if o.settings else SETTINGS
+    for key in o.only or []:
+        if key not in o.settings:
+            p.error(f"--only: {key} is none of {', '.join(o.settings)}")
+    if not o.status and not (o.model and o.work):
+        p.error("give --model and --work, or --status")
+    return o
+
+
+def main(argv=None):
+    import time
+    o = options(argv)
+    if o.status:
+        return status(o)
+    sys.path.insert(0, str(HERE))
+    data = make_data(o)
+    until = time.monotonic() + 60 * o.session_minutes
+    for key in o.only or list(o.settings):
+        x = Overlay(o, key)
+        while not x.done():
+            left = (until - time.monotonic()) / 60
+            if o.session_minutes and left <= 0:
+                break
+            session = ["--session-steps", str(o.session_steps)] if o.session_steps else []
+            run = x.run(data, session + (["--session-minutes", f"{left:.3f}"] if o.session_minutes else []))
+            if run.step < run.o.steps:
+                break
+    status(o)
+    print(f"run_all: keep it: git add {o.models} && git commit -m 'models: what this session trained'", flush=True)
+
+
+if __name__ == "__main__":
+    main()
