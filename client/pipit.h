@@ -234,6 +234,11 @@ struct pipit_report {
     const char *cause;   /* why the model could not be loaded, or died, last; "" once it is ready */
     const struct pipit_policy_use *const *policies; /* (n_policies), the daemon's own first */
     size_t n_policies;
+    /* What saving this user's sessions may write in 24 hours, what is left of it now, and what was
+     * written in all; 0, 0, 0: there is no limit, or the daemon is older. */
+    uint64_t writes_limit;
+    uint64_t writes_left;
+    uint64_t written;
 };
 /* *ret is valid until the next report call. A daemon that is older gives an empty one. */
 PIPIT_CHECKED int pipit_client_report(struct pipit_client *client, const struct pipit_report **ret,

@@ -91,6 +91,12 @@ static void print_json(const struct pipit_status *st, const struct pipit_report 
 
     if (obj) {
         (void)json_object_set_new(json_object_get(obj, "kv"), "policies", policies_json(rep));
+        if (rep->writes_limit) {
+            (void)json_object_set_new(
+                obj, "sessions_writes",
+                json_pack("{s:I, s:I, s:I}", "limit_a_day", (json_int_t)rep->writes_limit, "left",
+                          (json_int_t)rep->writes_left, "written", (json_int_t)rep->written));
+        }
         if (rep->cause[0]) {
             (void)json_object_set_new(obj, "cause", json_string(rep->cause));
         }
@@ -150,6 +156,13 @@ static void print_text(const struct pipit_status *st, const struct pipit_report 
     (void)printf("memory    %s planned, cache %s of %s\n", bytes_text(st->plan_bytes, plan),
                  bytes_text(st->kv_bytes_used, used), bytes_text(st->kv_bytes_total, total));
     print_policies(rep);
+    if (rep->writes_limit) {
+        char left[32];
+        char limit[32];
+
+        (void)printf("sessions  yours may still write %s of %s a day\n",
+                     bytes_text(rep->writes_left, left), bytes_text(rep->writes_limit, limit));
+    }
     (void)printf("engine    last step %.1f s ago, %u restarts\n", (double)st->step_age_ns / 1e9,
                  st->n_restarts);
     (void)printf("daemon    up %.0f s, %u clients, %s\n", (double)st->uptime_ns / 1e9, st->n_lanes,

@@ -3,6 +3,7 @@
  * in place. Lines of an unknown kind, and those that lack a field, are passed over. */
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,6 +53,17 @@ static void take_policy(struct report *r, char *fields)
     }
 }
 
+static void take_writes(struct report *r, const char *fields)
+{
+    unsigned long long v[3];
+
+    if (sscanf(fields, "%llu\t%llu\t%llu", &v[0], &v[1], &v[2]) == 3) {
+        r->shown.writes_limit = v[0];
+        r->shown.writes_left = v[1];
+        r->shown.written = v[2];
+    }
+}
+
 static void take_lines(struct report *r)
 {
     char *next = r->text;
@@ -69,6 +81,8 @@ static void take_lines(struct report *r)
             r->shown.cause = value;
         } else if (strcmp(line, "kv") == 0) {
             take_policy(r, value);
+        } else if (strcmp(line, "writes") == 0) {
+            take_writes(r, value);
         }
     }
     r->shown.policies = r->list;

@@ -25,9 +25,9 @@ enum { RINGS_BYTES = 6464 << 10, GATEWAY_BYTES = 4 << 20 };
 /* Settings that a running daemon takes over when it is told to read its configuration again; then
  * those that count when it also loads the model again. The others size memory of the front's: they
  * wait for a restart. */
-static const char *const live[] = {"max-queue",    "stall-timeout", "engine-timeout",
-                                   "idle-unload",  "stop-timeout",  "session-bytes",
-                                   "log-requests", "verbose",       NULL};
+static const char *const live[] = {
+    "max-queue",     "stall-timeout",  "engine-timeout", "idle-unload", "stop-timeout",
+    "session-bytes", "session-writes", "log-requests",   "verbose",     NULL};
 static const char *const of_engine[] = {"model",    "overlay",      "ctx",       "sequences",
                                         "kv",       "batch-tokens", "memory",    "backend",
                                         "threads",  "prefix-cache", "cache-dir", "draft",
@@ -110,6 +110,8 @@ static const struct option_row rows[] = {
      .help = "where saved conversations lie; by default the service's or the user's state directory"},
     {"session-bytes", 0, OPTION_BYTES, AT(session_bytes), 0, 0x1p50, .fallback = "1GiB",
      .help = "what one user's saved conversations may take on disk"},
+    {"session-writes", 0, OPTION_BYTES, AT(session_writes), 0, 0x1p50, .fallback = "32GiB",
+     .help = "what saving them may write in 24 hours that the machine runs, for each user, since flash wears; 0: any number"},
     {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .metavar = "DIR",
      .help = "where hashes of model files are remembered"},
     {"tier-dir", 0, OPTION_STRING, AT(tier_dir), .metavar = "DIR",

@@ -42,6 +42,7 @@ struct config {
     int prefix_cache; /* 0 no, 1 yes */
     char *state_dir;
     uint64_t session_bytes;
+    uint64_t session_writes; /* a day; 0: any number */
     char *cache_dir;
     char *tier_dir;
     bool test_hooks;

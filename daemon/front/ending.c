@@ -72,6 +72,11 @@ static void count(struct front *f, const struct request *r, const struct lane_re
     f->counters.n_by_reason[done ? rec->done.reason & 15 : 0]++;
     if (done) {
         f->counters.n_prompt_tokens += (uint64_t)rec->done.n_prompt;
+        f->counters.n_not_saved += rec->done.session == LANE_SESSION_NOT_SAVED;
+        if (rec->done.session == LANE_SESSION_SAVED) {
+            f->counters.n_saved++;
+            f->counters.session_bytes += rec->done.session_bytes;
+        }
     }
     logline_request(f, r, rec);
 }

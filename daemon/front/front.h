@@ -40,6 +40,9 @@ struct front_counters {
     uint64_t n_refused;
     uint64_t n_prompt_tokens;
     uint64_t n_new_tokens;
+    uint64_t session_bytes; /* written, of sessions that were saved */
+    uint64_t n_saved;
+    uint64_t n_not_saved;
     uint64_t n_by_reason[16]; /* enum lane_reason; 0: ended by LANE_ERROR */
     double ttft_ns;           /* sums, over n_first */
     uint64_t n_first;

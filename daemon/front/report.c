@@ -4,10 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/budget.h"
 #include "daemon/front/bulk.h"
 #include "daemon/front/engine_link.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/sessions.h"
 
 enum { LINE_MOST = 1024 + 128 };
 
@@ -56,7 +58,23 @@ static size_t put(char *text, size_t n, size_t size, const char *line, int len)
     return n + (size_t)len;
 }
 
-static size_t write_text(const struct front *f, char *text, size_t size)
+/* Of the user who asks; the gateway asks for many. */
+static size_t write_budget(const struct front *f, const struct lane *l, char *text, size_t n,
+                           size_t size)
+{
+    struct budget b;
+    char line[LINE_MOST];
+
+    if (l->privileged || !sessions_budget(f->config, l->uid, &b)) {
+        return n;
+    }
+    return put(text, n, size, line,
+               snprintf(line, sizeof(line), "writes\t%llu\t%llu\t%llu\n",
+                        (unsigned long long)b.limit, (unsigned long long)budget_left(&b),
+                        (unsigned long long)b.written));
+}
+
+static size_t write_text(const struct front *f, const struct lane *l, char *text, size_t size)
 {
     const struct report *r = engine_link_report(f->engine);
     const char *cause = engine_link_failure(f->engine);
@@ -69,6 +87,7 @@ static size_t write_text(const struct front *f, char *text, size_t size)
     if (cause[0]) {
         n = put(text, n, size, line, snprintf(line, sizeof(line), "cause\t%s\n", cause));
     }
+    n = write_budget(f, l, text, n, size);
     for (uint32_t i = 0; i < r->n_kv; i++) {
         const struct report_kv *kv = &r->kv[i];
 
@@ -84,10 +103,10 @@ static size_t write_text(const struct front *f, char *text, size_t size)
 void report_serve(struct front *f, struct lane *l, const struct lane_record *rec)
 {
     const struct lease *lease = bulk_lease(l, rec->h.id, rec->lease.buf, rec->lease.generation);
-    char text[(LANE_E_REPORT_ROWS + 2) * LINE_MOST];
+    char text[(LANE_E_REPORT_ROWS + 3) * LINE_MOST];
 
     if (lease) {
         bulk_text(l, rec->h.id, lease, rec->lease.buf, "the report's figures", text,
-                  write_text(f, text, sizeof(text)));
+                  write_text(f, l, text, sizeof(text)));
     }
 }

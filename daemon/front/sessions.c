@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/budget.h"
 #include "base/cleanup.h"
 #include "base/hex.h"
 #include "daemon/front/bulk.h"
@@ -123,6 +124,26 @@ static int folder_of(const struct config *c, uint32_t uid, const uint8_t *tenant
 int sessions_folder(const struct config *c, const struct principal *who, struct error *reterr)
 {
     return folder_of(c, who->uid, who->tenant, who->tenant_len, reterr);
+}
+
+bool sessions_budget(const struct config *c, uint32_t uid, struct budget *ret)
+{
+    AUTO_CLOSE int dir = -1;
+    struct budget_time now;
+    char path[1024];
+    char below[sizeof(path) + 32];
+
+    if (c->session_writes == 0 || state_path(c, path, sizeof(path))) {
+        return false;
+    }
+    (void)snprintf(below, sizeof(below), "%s/sessions/%u", path, uid);
+    dir = open(below, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    budget_now(&now);
+    if (dir < 0) { /* has saved nothing yet */
+        *ret = (struct budget){.limit = c->session_writes, .at = now};
+        return errno == ENOENT;
+    }
+    return budget_read(dir, c->session_writes, &now, ret) == 0;
 }
 
 /* ---- listing and removing -------------------------------------------------------------------- */

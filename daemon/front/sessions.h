@@ -11,6 +11,9 @@
  * else ~/.local/state/pipit, each but the first with a folder of the instance. It is made when first
  * needed; where that fails, requests with sessions are refused, and nothing else. */
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "base/error.h"
 #include "proto/lane/record.h"
 
@@ -21,6 +24,11 @@ struct principal;
 
 /* A descriptor of the principal's folder, made if need be; or a negative errno. */
 int sessions_folder(const struct config *c, const struct principal *who, struct error *reterr);
+
+/* What is left of what this uid's saves may write; false where there is no limit or it is not known.
+ * Makes nothing. */
+struct budget;
+bool sessions_budget(const struct config *c, uint32_t uid, struct budget *ret);
 
 /* LANE_SESSION, about the sessions of `uid`: LANE_BULK and LANE_DONE, or LANE_ERROR. */
 void sessions_serve(struct front *f, struct lane *l, uint32_t uid, const struct lane_record *r);

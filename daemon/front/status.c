@@ -151,6 +151,16 @@ static void write_metrics(const struct front *f, struct text *t)
            (double)e->n_drafted);
     metric(t, "accepted_tokens_total", "counter", "Drafted tokens that were answered.",
            (double)e->n_accepted);
+    metric(t, "sessions_saved_total", "counter", "Times that a session was saved.",
+           (double)c->n_saved);
+    metric(t, "sessions_not_saved_total", "counter",
+           "Answers whose session was not saved: quota, budget of writes, disk, ended early.",
+           (double)c->n_not_saved);
+    metric(t, "session_written_bytes_total", "counter", "Bytes of the sessions that were saved.",
+           (double)c->session_bytes);
+    metric(t, "session_writes_limit_bytes", "gauge",
+           "What one user's saves may write in 24 hours; 0: any number.",
+           (double)f->config->session_writes);
     metric(t, "plan_bytes", "gauge", "Memory that the plan says.", (double)e->plan_bytes);
     metric(t, "lanes", "gauge", "Connected clients, the gateway as one.", f->n_lanes);
     metric(t, "engine_restarts_total", "counter", "Starts of the engine after it died.",

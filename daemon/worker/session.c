@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/budget.h"
 #include "base/checked.h"
 #include "base/cleanup.h"
 #include "engine/engine.h"
@@ -272,6 +273,7 @@ static int bytes_of_others(const struct session *s, uint64_t *ret, struct error 
         struct stat st;
 
         if (strcmp(f->d_name, own) != 0 && strcmp(f->d_name, next) != 0 &&
+            strcmp(f->d_name, BUDGET_FILE) != 0 &&
             fstatat(s->dir, f->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)) {
             *ret += (uint64_t)st.st_size;
         }
@@ -283,6 +285,48 @@ static int bytes_of_others(const struct session *s, uint64_t *ret, struct error 
 static int failed(const struct session *s, int err, struct error *reterr)
 {
     return error_set_errno(reterr, err, "session %s cannot be written", s->name);
+}
+
+/* The cause has 95 bytes in a LANE_DONE, so bytes are told in MB and time in its largest unit. */
+static int over_budget(const struct session *s, const struct budget *b, uint64_t bytes,
+                       struct error *reterr)
+{
+    int64_t wait_s = budget_wait_s(b, bytes);
+    const char *unit = wait_s > 5400 ? "hours" : wait_s > 90 ? "minutes" : "seconds";
+    int64_t units = wait_s > 5400 ? (wait_s + 3599) / 3600
+                    : wait_s > 90 ? (wait_s + 59) / 60
+                                  : wait_s;
+    double mb = 1e6;
+
+    if (wait_s < 0) {
+        return error_set(reterr, -EDQUOT,
+                         "%.2f MB to write, session-writes allows %.2f a day: never",
+                         (double)bytes / mb, (double)s->writes / mb);
+    }
+    return error_set(reterr, -EDQUOT,
+                     "%.2f MB to write, %.2f left of session-writes, %.2f a day: in %lld %s",
+                     (double)bytes / mb, (double)budget_left(b) / mb, (double)s->writes / mb,
+                     (long long)units, unit);
+}
+
+/* Counts what is about to be written, and the budget's own slot. */
+static int charge(const struct session *s, uint64_t bytes, struct error *reterr)
+{
+    struct budget_time now;
+    struct budget b;
+    int r;
+
+    if (s->writes == 0) {
+        return 0;
+    }
+    bytes += SESSION_HEADER_BYTES;
+    budget_now(&now);
+    r = budget_read(s->dir, s->writes, &now, &b);
+    r = r ? r : budget_charge(s->dir, &b, bytes);
+    if (r == -EDQUOT) {
+        return over_budget(s, &b, bytes, reterr);
+    }
+    return r ? error_set_errno(reterr, r, "what may be written a day cannot be counted") : 0;
 }
 
 /* The file being written: what came last, and the sum of it since the last cut. */
@@ -400,9 +444,11 @@ static int write_file(const struct session *s, const struct session_text *text,
     if (fallocate(fd, 0, 0, (off_t)(h->block_offset + h->block_bytes)) && errno != EOPNOTSUPP &&
         errno != ENOSYS && errno != EINTR) {
         r = failed(s, -errno, reterr);
+    } else if (!w.sum) {
+        r = error_set(reterr, -ENOMEM, "no memory to save session %s", s->name);
     } else {
-        r = w.sum ? write_parts(s, text, block, h, &w, reterr)
-                  : error_set(reterr, -ENOMEM, "no memory to save session %s", s->name);
+        r = charge(s, h->block_offset + h->block_bytes, reterr);
+        r = r ? r : write_parts(s, text, block, h, &w, reterr);
     }
     EVP_MD_CTX_free(w.sum);
     return r;

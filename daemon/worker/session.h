@@ -49,6 +49,7 @@ struct session {
     int dir; /* -1: none */
     char name[LANE_SESSION_NAME + 1];
     uint64_t quota; /* bytes of all files in the folder */
+    uint64_t writes; /* bytes that may be written to it a day (base/budget.h); 0: any number */
     uint64_t principal;
     uint8_t request[16];
     /* What was saved; fd -1 for a new one. */
@@ -81,7 +82,8 @@ void session_close(struct session *s); /* takes one that was only initialised, t
 int session_read(void *arg, uint64_t at, void *buf, size_t n);
 
 /* Saves a text and its snapshot beside what is there: synced, but not under its name. Any thread,
- * as long as nobody changes the session. 0 and the file's size; -EDQUOT, -ENOSPC, -EFBIG, or what
+ * as long as nobody changes the session. 0 and the file's size; -EDQUOT (the
+ * quota, or the budget of writes, with the time until it holds as much), -ENOSPC, -EFBIG, or what
  * else the system says: then nothing is left of it. */
 struct session_text {
     const char *identity; /* 64 characters: of model and overlays */

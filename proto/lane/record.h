@@ -77,6 +77,8 @@ enum lane_feature { LANE_FEATURE_REPORT = 1 << 0 };
  *     backend  TEXT                                             of any length, unlike LANE_STATUS's
  *     cause    TEXT                                             why the model could not be loaded last
  *     kv       N_SEQS N_REQUESTS N_SLOTS BYTES N_EVICTED POLICY who holds the cache
+ *     writes   LIMIT LEFT WRITTEN                               bytes of the asking user's saves: in 24 h, of them
+ *                                                               now, ever; only where there is a limit
  */
 
 enum lane_flag {
@@ -391,6 +393,7 @@ struct lane_e_request {
     uint64_t session_bytes;  /* with LANE_F_SESSION, and a descriptor of the user's folder: what all files
                                 in it may take */
     uint8_t client_id[16];   /* the client's id of the request: a session remembers its last one */
+    uint64_t session_writes; /* bytes that may be written to that folder a day; 0: any number */
 };
 
 struct lane_e_cancel {

@@ -66,6 +66,10 @@ class Sessions(unittest.TestCase):
     def file(self, session="s"):
         return os.path.join(self.state, "sessions", str(os.getuid()), session + ".session")
 
+    def files(self):
+        """All but what counts writes."""
+        return sorted(f for f in os.listdir(os.path.dirname(self.file())) if f != ".writes")
+
     def content(self):
         with open(self.file(), "rb") as f:
             return f.read()
@@ -103,7 +107,7 @@ class Misused(Sessions):
         with open(os.path.join(os.path.dirname(self.file()), ".t.session"), "wb") as f:
             f.write(b"x" * 1000)
         self.assertEqual(self.daemon.cli("session", "rm", "t")[0], 0)
-        self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
+        self.assertEqual(self.files(), ["s.session"])
         self.assertEqual(self.daemon.cli("session", "rm", "t")[0], 4)
 
 
@@ -367,12 +371,12 @@ class Files(Sessions):
         folder = os.path.dirname(self.file())
         self.assertEqual(stat.S_IMODE(os.stat(folder).st_mode), 0o700)
         self.assertEqual(stat.S_IMODE(os.stat(self.file("first")).st_mode), 0o600)
-        self.assertEqual(sorted(os.listdir(folder)), ["first.session", "second.2.session"])
+        self.assertEqual(self.files(), ["first.session", "second.2.session"])
         rc, out, _ = self.daemon.cli("session", "list", "--json")
         listed = {o["name"]: o["bytes"] for o in map(json.loads, out.splitlines())}
         self.assertEqual((rc, listed), (0, {n: os.path.getsize(self.file(n)) for n in ("first", "second.2")}))
         self.assertEqual(self.daemon.cli("session", "rm", "first")[0], 0)
-        self.assertEqual(os.listdir(folder), ["second.2.session"])
+        self.assertEqual(self.files(), ["second.2.session"])
         rc, _, err = self.daemon.cli("session", "rm", "first")
         self.assertEqual((rc, err), (4, "pipit: no session first\n"))
         for name in ("../second.2", ".x", "a/b", "x" * 65, ""):
@@ -429,7 +433,7 @@ class Files(Sessions):
         resource.prlimit(engine, resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
         self.ask(" Then", fails=(4, "cannot be written: File too large"))
         self.assertEqual(self.content(), before)
-        self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
+        self.assertEqual(self.files(), ["s.session"])
         resource.prlimit(engine, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         self.assertEqual(self.ask(" Then", session="s")["usage"]["cached_tokens"] > 20, True, first)
 
@@ -454,7 +458,7 @@ class Files(Sessions):
                     resource.prlimit(engine, resource.RLIMIT_FSIZE, (len(before) + 4096, resource.RLIM_INFINITY))
                 self.ask(" Then", n=200, fails=(4, "cannot be"))
                 self.assertEqual(self.content(), before)
-                self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
+                self.assertEqual(self.files(), ["s.session"])
                 self.assertEqual(self.daemon.child("pipit-engine"), engine, cause)
                 if kind == "ramfs":
                     resource.prlimit(engine, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -481,13 +485,106 @@ class Files(Sessions):
         self.start("--session-bytes", "40000")
         self.ask("Once upon a time")
         self.ask("Once upon a time", session="t", fails=(4, "this user's others"))
-        self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
+        self.assertEqual(self.files(), ["s.session"])
         self.stop()
         blocked = os.path.join(self.folder, "file")
         open(blocked, "w").close()
         self.start(state="file/below")
         self.ask("Once", fails=(2, "sessions cannot be kept in"))
         self.assertEqual(self.daemon.cli("ask", "--raw", "-n", "2", "Once")[0], 0)
+
+
+class Writes(Sessions):
+    """Flash wears: what saves write in a day is limited, for each user."""
+
+    def status(self):
+        return json.loads(self.daemon.cli("status", "--json")[1])["sessions_writes"]
+
+    def metric(self, name):
+        text = self.daemon.cli("metrics")[1].decode()
+        return float(next(line.split()[1] for line in text.splitlines() if line.startswith(f"pipit_{name} ")))
+
+    def fill(self, limit):
+        """Saves until the budget has no room for another; the last file that was saved, and what its bytes were."""
+        for i in range(50):
+            last = self.ask("Once upon a time", session=f"s{i}") if not i else None
+            rc, out, err = self.daemon.cli(*ASK, "-n", "20", "--session", f"t{i}", "Once upon a time")
+            if rc:
+                self.assertEqual(rc, 4, err)
+                self.assertRegex(err, r"[\d.]+ MB to write, [\d.]+ left of session-writes, [\d.]+ a day: in \d+ (hours|minutes|seconds)")
+                self.assertIn(b'"text"', out)
+                return i
+        self.fail("it was never refused")
+
+    def test_the_limit_holds_and_survives_restarts(self):
+        limit = 400000
+        self.start("--session-writes", str(limit))
+        self.assertEqual((self.status()["left"], self.status()["written"]), (limit, 0))
+        n = self.fill(limit)
+        self.assertGreaterEqual(n, 2)
+        names = self.files()
+        s = self.status()
+        size = os.path.getsize(self.file("t0"))
+        self.assertEqual(s["limit_a_day"], limit)
+        self.assertEqual(s["written"], (size + 4096) * len(names))
+        self.assertLess(s["left"], size + 4096)
+        self.assertGreaterEqual(s["left"], limit - s["written"])
+        self.assertLess(s["left"], limit - s["written"] + limit / 86400 * 100 * SLOW)  # what came free since
+        self.assertEqual(self.metric("session_written_bytes_total"), size * len(names))
+        self.assertEqual((self.metric("sessions_saved_total"), self.metric("sessions_not_saved_total")), (len(names), 1))
+        self.assertEqual(self.metric("session_writes_limit_bytes"), limit)
+        text = self.daemon.cli("status")[1].decode()
+        self.assertRegex(text, r"sessions  yours may still write .* of .* a day")
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            self.restart(how)
+            self.ask("Once upon a time", session="again", fails=(4, "left of session-writes"))
+            self.assertEqual(self.files(), names, "what was refused left something behind")
+            self.assertEqual(self.status()["written"], s["written"])
+
+    def test_a_session_that_is_refused_stays_as_it_was(self):
+        self.start("--session-writes", "100000")
+        self.ask("Once upon a time")
+        before = self.content()
+        for _ in range(10):
+            rc, _, err = self.daemon.cli(*ASK, "-n", "1", "--session", "s", "")
+            if rc:
+                break
+            before = self.content()
+        self.assertIn("left of session-writes", err)
+        self.assertEqual(self.content(), before)
+
+    def test_larger_than_a_day(self):
+        self.start("--session-writes", "9000")
+        self.ask("Once upon a time", fails=(4, "a day: never"))
+        self.assertEqual(self.files(), [])
+
+    def test_as_the_hours_go_by(self):
+        """Its slot, as it were written some hours ago: as much has come free."""
+        self.start("--session-writes", "100000")
+        self.fill(100000)
+        path = os.path.join(os.path.dirname(self.file()), ".writes")
+        with open(path, "r+b") as f:
+            for at in (0, 2048):
+                f.seek(at)
+                raw = bytearray(f.read(72))
+                ns = struct.unpack_from("<q", raw, 40)[0]
+                struct.pack_into("<q", raw, 40, max(0, ns - 12 * 3600 * 10**9))
+                gone = (ns - max(0, ns - 12 * 3600 * 10**9)) / 1e9
+                total = 0xcbf29ce484222325
+                for b in raw[:64]:
+                    total = (total ^ b) * 0x100000001b3 & (2**64 - 1)
+                struct.pack_into("<Q", raw, 64, total)
+                f.seek(at)
+                f.write(raw)
+        left = self.status()["left"]
+        self.assertGreaterEqual(left, 100000 / 86400 * gone * 0.99)
+        self.assertLess(left, 100000 / 86400 * gone + 60000)
+
+    def test_without_a_limit_nothing_is_kept(self):
+        self.start("--session-writes", "0")
+        self.ask("Once upon a time")
+        self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
+        self.assertNotIn("sessions_writes", json.loads(self.daemon.cli("status", "--json")[1]))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ static struct lane_record filled(const char *name)
         F(e_request.out_bytes), F(e_request.in_offset), F(e_request.in_bytes);
         F(e_request.principal), F(e_request.out_buf), F(e_request.out_generation);
         F(e_request.flags), F(e_request.pad), F(e_request.seed);
-        F(e_request.session_bytes), F(e_request.client_id);
+        F(e_request.session_bytes), F(e_request.client_id), F(e_request.session_writes);
     } else if (!strcmp(name, "e_cancel")) {
         F(e_cancel.reason);
     } else if (!strcmp(name, "e_state")) {
