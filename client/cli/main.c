@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/streams.h"
 #include "base/word.h"
 #include "client/cli/cli.h"
 
@@ -242,6 +243,9 @@ int main(int argc, char *argv[])
     const char *name = argc > 1 ? argv[1] : "";
     const struct command *cmd = command_find(name);
 
+    if (streams_hold()) {
+        return EXIT_INTERNAL;
+    }
     if (cmd) {
         return run(cmd, argc - 1, argv + 1);
     }

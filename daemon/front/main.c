@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/streams.h"
 #include "daemon/front/child.h"
 #include "daemon/front/config.h"
 #include "daemon/front/front.h"
@@ -127,6 +128,9 @@ int main(int argc, char **argv)
     struct error e = {0};
     int rc;
 
+    if (streams_hold()) {
+        return EXIT_INTERNAL;
+    }
     log_init("pipitd", LOG_LEVEL_INFO);
     if (config_load(&c, argc, argv, environ, &e)) {
         log_error("%s", e.text);

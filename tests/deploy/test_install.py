@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
@@ -91,6 +92,9 @@ class Layout(Installed):
                 log.seek(0)
                 self.assertEqual((waited.returncode, asked.returncode), (0, 0), log.read())
                 self.assertTrue(asked.stdout.strip())
+                end = time.monotonic() + 30  # the gateway begins beside the daemon
+                while not os.path.exists(os.path.join(folder, "zmq.sock")) and time.monotonic() < end:
+                    time.sleep(0.05)
                 self.assertTrue(os.path.exists(os.path.join(folder, "zmq.sock")))
             finally:
                 daemon.terminate()
