@@ -262,6 +262,19 @@ stopped=$(pid_of pipitd)
 kill -STOP "$stopped"
 check "a daemon that stands still is ended by the watchdog" until_true 30 not kill -0 "$stopped"
 check "asked, its successor answers the same" is "$story" as alice "${ask[@]}" "$prompt"
+# The same under a request that the engine has (it stands still, so that there is time).
+kill -STOP "$(pid_of pipit-engine)"
+as alice "${ask[@]}" "$prompt" >"$tmp/survived" 2>"$tmp/survived.err" &
+asked=$!
+check "a request runs" until_true 10 running
+stopped=$(pid_of pipitd)
+restarts=$(property pipitd@default.service NRestarts)
+kill -STOP "$stopped"
+check "the daemon that stands still under it is ended" until_true 30 not kill -0 "$stopped"
+check "the client notices nothing" wait "$asked"
+check "and gets the same answer" is "$story" cat "$tmp/survived"
+check "systemd says that its watchdog did that" box sh -c 'journalctl --sync; journalctl -u pipitd@default.service -o cat | grep -c "Watchdog timeout" | grep -qx 2'
+check "and started it once more" is "$((restarts + 1))" property pipitd@default.service NRestarts
 box sh -c "sed -n 's|^ExecStart=|&|p' \$(systemctl show -p FragmentPath --value pipitd@default.service)" >"$tmp/exec"
 box sh -c "printf '[Service]\nExecStart=\n%s --test-hooks --engine-timeout 2\n' '$(cat "$tmp/exec")' >/run/systemd/system/pipitd@default.service.d/hooks.conf"
 box systemctl daemon-reload
@@ -295,6 +308,7 @@ check "the same turn of a new conversation is another" not is "$(cat "$tmp/whole
 writable() { nsenter -t "$(pid_of pipitd)" -m -- sh -c 'for d; do if touch "$d/.written" 2>/dev/null; then rm "$d/.written"; echo "$d"; fi; done' sh "$@" | paste -sd ' ' -; }
 check "the session lies in the state folder" box sh -c 'test -s /var/lib/pipit/default/sessions/$(id -u alice)/broken.session'
 check "of / /etc /usr /var /var/lib /var/lib/pipit only that is writable" is /var/lib/pipit writable / /etc /usr /var /var/lib /var/lib/pipit
+check "and of /run only its own folder there" is /run/pipit/default writable /run /run/lock /run/pipit /run/systemd /run/systemd/journal /run/pipit/default
 
 # ---- reload ----
 
@@ -373,6 +387,8 @@ note "sandbox"
 units="pipitd@default.service pipitd@default.socket pipitd-privileged@default.socket pipit-gateway@default.service pipit-gateway@default.socket"
 check "systemd-analyze verify has nothing to say" is "" box sh -c "systemd-analyze verify --man=no $units 2>&1"
 check "exposure of pipitd at most 0.7" box systemd-analyze security --no-pager --threshold=7 pipitd@default.service
+check "the service weighs three times another one beside it" is "/system.slice/pipitd@default.service 300" \
+    sh -c "echo \$(nsenter -t $leader -a -- systemctl show -p ControlGroup --value pipitd@default.service) \$(nsenter -t $leader -a -- systemctl show -p CPUWeight --value pipitd@default.service)"
 check "exposure of the gateway at most 0.3" box systemd-analyze security --no-pager --threshold=3 pipit-gateway@default.service
 box install -m 0755 /mnt/probe /usr/libexec/pipit/probe
 box sh -c 'echo secret >/home/alice/note && chmod 755 /home/alice && chmod 644 /home/alice/note'
@@ -389,7 +405,7 @@ for unit in pipitd pipit-gateway; do
     box systemctl daemon-reload
     check "under $unit@.service, every attempt fails" box systemctl start "$unit@probe.service"
     box cat "/run/$unit.probe" | sed 's/^/        /'
-    check "all eight were made" is 8 box grep -c '^shut' "/run/$unit.probe"
+    check "all ten were made" is 10 box grep -c '^shut' "/run/$unit.probe"
 done
 
 # ---- a second instance, and the end ----

@@ -21,6 +21,7 @@
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -56,6 +57,14 @@ static bool tcp(int port)
     int fd = socket(AF_INET, SOCK_STREAM, 0);
 
     a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return fd >= 0 && connect(fd, (const struct sockaddr *)&a, sizeof(a)) == 0;
+}
+
+static bool speaks_to_dbus(void)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX, .sun_path = "/run/dbus/system_bus_socket"};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+
     return fd >= 0 && connect(fd, (const struct sockaddr *)&a, sizeof(a)) == 0;
 }
 
@@ -148,6 +157,8 @@ int main(int argc, char **argv)
     say("make memory writable and executable", writes_code());
     say("make a namespace", makes_namespace());
     say("write in /usr", access("/usr", W_OK) == 0);
+    say("write in /run", access("/run", W_OK) == 0);
+    say("speak to D-Bus", speaks_to_dbus());
     (void)kill(child, SIGKILL);
     return n_open > 0;
 }
