@@ -239,17 +239,20 @@ Test(tier, what_stays_is_not_read)
 
 /* Slots that lie across blocks, three groups of 64 dims, of which each fetches others: every one
  * that was asked for is there again, whatever was there in between. */
-Test(tier, slots_across_blocks)
+static void across_blocks(const struct tier_pool_rule *rule)
 {
     enum { N = 200, GROUPS = 3, BYTES = 256, EACH = 20 };
     const struct backend_config config = {.n_threads = 1};
-    struct tier_config c = {.n_stores = 2, .n_seats = 1, .ctx = N, .max_chunk = N};
+    struct tier_config c = {
+        .n_stores = 2, .n_seats = 1, .ctx = N, .max_chunk = N, .pool_slots = rule->n_slots};
+    struct tier_counts before;
+    struct tier_counts after;
     struct backend *be = NULL;
     struct tier *t = NULL;
     struct error err = {0};
     static uint8_t rows[2][GROUPS][N][BYTES];
     static uint8_t got[N][BYTES];
-    int32_t n_chosen = EACH;
+    int32_t n_chosen = 1;
     int32_t slots[GROUPS][EACH];
     const struct ops_chosen chosen = {&n_chosen, slots[0], GROUPS, EACH};
     struct ops_kv kv = {.n_slots = N};
@@ -266,6 +269,7 @@ Test(tier, slots_across_blocks)
     cr_assert_eq(c.ops->kv_layout(&c.layout, &err), 0);
     cr_assert_eq(ops_kv_slot_bytes(&c.layout), BYTES);
     cr_assert_eq(tier_create(&c, be, "/tmp", NULL, &t, &err), 0, "%s", err.text);
+    tier_sit(t, 0, rule);
     tier_view(t, 0, &kv);
     for (int store = 0; store < 2; store++) {
         for (int32_t g = 0; g < GROUPS; g++) {
@@ -282,18 +286,29 @@ Test(tier, slots_across_blocks)
         cr_assert_eq(tier_keep(t, 0, store, 0, N), 0);
     }
     for (int round = 0; round < 40; round++) {
-        int store = round % 2;
+        int store = round < 2 ? 0 : round % 2;
 
+        n_chosen = round < 2 ? 1 : EACH;
         for (int32_t i = 0; i < GROUPS * EACH; i++) { /* ascending, one in ten */
             slots[i / EACH][i % EACH] = i % EACH * 10 + (round * 3 + i / EACH * 5) % 10;
         }
+        for (int32_t g = 0; g < GROUPS && round < 2; g++) {
+            slots[g][0] = 5; /* the first head ends a block, the others begin the next */
+        }
+        tier_counts(t, &before);
         tier_fetch(t, 0, store, 0, N, &chosen, 0);
         cr_assert_eq(tier_land(t, store), 0);
+        tier_counts(t, &after);
+        if (round < 2) { /* again: it has come into the pool, or has not */
+            bool here = round == 1 && rule->n_slots > 0 && rule->victim == POLICY_LRU;
+
+            cr_assert_eq(after.n_blocks - before.n_blocks, here ? 0 : 2);
+        }
         for (int32_t g = 0; g < GROUPS; g++) {
             struct ops_kv_slots out = {.kv = &kv, .group = g, .n_slots = N, .host = got[0]};
 
             cr_assert_eq(c.ops->kv_export(be, &out), 0);
-            for (int32_t i = 0; i < EACH; i++) {
+            for (int32_t i = 0; i < n_chosen; i++) {
                 int32_t s = slots[g][i];
 
                 cr_assert_eq(memcmp(got[s], rows[store][g][s], BYTES), 0,
@@ -304,6 +319,13 @@ Test(tier, slots_across_blocks)
     cr_assert_eq(tier_failed(t, 0, &err), 0);
     tier_destroy(t);
     c.ops->destroy(be);
+}
+
+Test(tier, slots_across_blocks)
+{
+    across_blocks(&(struct tier_pool_rule){POLICY_FIFO, 0, 1});
+    across_blocks(&(struct tier_pool_rule){POLICY_FIFO, 150, 1});
+    across_blocks(&(struct tier_pool_rule){POLICY_LRU, 150, 1});
 }
 
 /* What the plan says that a prompt as long as the context reads is what it reads. */
