@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long tokens of a running answer are apart while another's long prompt is read, beside how long they are apart alone; and how
+"""How long tokens of running answers are apart while another's long prompt is read, beside how long they are apart alone; and how
 long that prompt takes then and alone.
 
-usage: stall.py --model FILE [--prompt TOKENS] [--kv POLICY] [--threads N] [--rounds N] [--json FILE]
-PIPIT_BUILD is the build folder."""
+usage: stall.py --model FILE [--overlay FILE] [--prompt TOKENS] [--running N] [--depth TOKENS] [--kv POLICY] [--threads N]
+                [--rounds N] [--json FILE]
+Tokens are about 2.5 a word of the made-up prompts. PIPIT_BUILD is the build folder."""
 import argparse
 import datetime
 import json
@@ -51,14 +52,18 @@ def figures(v):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--model", default=os.environ.get("PIPIT_SMOLLM2", overhead.STORIES))
+    p.add_argument("--overlay")
     p.add_argument("--prompt", type=int, default=4000)
+    p.add_argument("--running", type=int, default=2)
+    p.add_argument("--depth", type=int, default=500)
     p.add_argument("--kv", default="full")
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--json")
     args = p.parse_args()
-    d = overhead.Daemon("--ctx", str(args.prompt + 400), "--sequences", "2", "--model", args.model, "--kv", args.kv, "--draft", "0",
-                        "--threads", str(args.threads), model=None)
+    d = overhead.Daemon("--ctx", str(args.prompt + 400), "--sequences", str(args.running + 1), "--model", args.model, "--kv", args.kv,
+                        "--draft", "0", "--threads", str(args.threads), *(["--overlay", args.overlay] if args.overlay else []),
+                        model=None)
     d.ready().close()
     alone, beside, prompt_alone, prompt_beside = [], [], [], []
     for i in range(args.rounds):
@@ -66,25 +71,28 @@ def main():
         t0 = time.monotonic()
         Stream(d, words, 1).end()
         prompt_alone.append(time.monotonic() - t0)
-        a = Stream(d, "Once upon a time", 1200)
-        while len(a.times) < 60:
+        running = [Stream(d, " ".join(f"{i}{k}{j} times" for j in range(args.depth // 6)), 3000) for k in range(args.running)]
+        while min(len(a.times) for a in running) < 100:
             time.sleep(0.01)
         t0 = time.monotonic()
         b = Stream(d, words[1:], 1)
         b.end()
         t1 = time.monotonic()
         prompt_beside.append(t1 - t0)
-        a.process.terminate()
-        a.thread.join()
-        a.process.wait()
-        alone += gaps(a.times[8:], 0, t0)
-        beside += gaps(a.times, t0 + 0.02, t1 - 0.01)
+        all_running = max(a.times[8] for a in running)
+        for a in running:
+            assert a.process.poll() is None, "an answer ended before the prompt was read: a shorter --prompt"
+            a.process.terminate()
+        for a in running:
+            a.thread.join()
+            a.process.wait()
+            alone += gaps(a.times, all_running, t0)
+            beside += gaps(a.times, t0 + 0.02, t1 - 0.01)
     d.stop(30)
-    ret = {"command": "bench/service/stall.py", "date": str(datetime.date.today()), "model": os.path.basename(args.model), "kv": args.kv,
-           "threads": args.threads, "ms_between_tokens_alone": figures(alone),
-           "ms_between_tokens_beside": figures(beside),
-           "ratio_p50": round(statistics.median(beside) / statistics.median(alone), 2),
-           "ratio_p90": round(figures(beside)["p90"] / figures(alone)["p90"], 2),
+    ret = {"command": "bench/service/stall.py", "date": str(datetime.date.today()), "model": os.path.basename(args.model),
+           "overlay": args.overlay and os.path.basename(args.overlay), "kv": args.kv, "running": args.running, "depth": args.depth,
+           "threads": args.threads, "ms_between_tokens_alone": figures(alone), "ms_between_tokens_beside": figures(beside),
+           "to_p50_alone": {k: round(v / statistics.median(alone), 2) for k, v in figures(beside).items() if k != "n"},
            "prompt_s_alone": [round(x, 2) for x in prompt_alone], "prompt_s_beside": [round(x, 2) for x in prompt_beside]}
     print(json.dumps(ret, indent=1))
     if args.json:

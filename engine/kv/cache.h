@@ -91,6 +91,9 @@ int cache_fork(struct cache *c, int32_t parent, const struct shape_text *text);
 int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows) WARN_UNUSED;
 /* The sequence's share in one store; row0, n_rows and pos0 are the caller's. */
 void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret);
+/* The same of n of the prepared rows, from the first-th on: those after them are not in yet. */
+void cache_view_piece(const struct cache *c, int32_t seat, int32_t store, int32_t first, int32_t n,
+                      struct ops_seq *ret);
 /* The store whose scores all of the sequence's stores use (score=shared), or -1. */
 int32_t cache_score_store(const struct cache *c, int32_t seat);
 /* The store's number on disk, or -1. */

@@ -135,6 +135,18 @@ void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_s
     *ret = cache_view_of(c, &c->seqs[seat], store);
 }
 
+void cache_view_piece(const struct cache *c, int32_t seat, int32_t store, int32_t first, int32_t n,
+                      struct ops_seq *ret)
+{
+    struct cache_seq q = c->seqs[seat];
+
+    assert(!q.evicting && q.n_tokens + first + n <= q.prepared);
+    q.n_tokens += first;
+    q.n_slots += first;
+    q.prepared = q.n_tokens + n;
+    *ret = cache_view_of(c, &q, store);
+}
+
 void cache_commit(struct cache *c, int32_t seat, int32_t n_rows)
 {
     struct cache_seq *q = &c->seqs[seat];

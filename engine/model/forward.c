@@ -711,6 +711,24 @@ int32_t forward_ld(const struct forward *f)
     return f->x.ld;
 }
 
+float *forward_spare(const struct forward *f, int32_t n)
+{
+    return f->x.p + (size_t)(f->limits.max_rows - n) * (size_t)f->x.ld;
+}
+
+void forward_computed(struct forward *f, float *hidden, int32_t n)
+{
+    f->b = (struct forward_batch){.rows = {.n = n}, .n_seqs = 1};
+    f->rows = f->b.rows;
+    f->beyond = false;
+    f->viewed = false;
+    f->again = false;
+    forward_exit_clear(f);
+    f->cur = f->x;
+    f->cur.p = hidden;
+    f->pc = f->pc_end;
+}
+
 void forward_begin(struct forward *f, const struct forward_batch *b)
 {
     if (b->tier) { /* what a step that was given up had asked for */

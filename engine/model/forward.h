@@ -85,11 +85,18 @@ struct forward_batch {
     float *hidden; /* device (rows.n, forward_ld()): read and, by a layer, written in place */
 };
 
+/* Hidden states (n, forward_ld()) that batches of at most max_rows - n rows leave alone: room for a
+ * prompt's rows that are read layer by layer between them. */
+float *forward_spare(const struct forward *f, int32_t n);
+
 /* Starts on a batch. */
 void forward_begin(struct forward *f, const struct forward_batch *b);
 /* Runs it to its end: 0, -EINTR when the interrupt flag was seen (call again, or begin another), or
  * the backend's error. */
 int forward_run(struct forward *f) WARN_UNUSED;
+/* As if a batch of one sequence had just been run whose n rows have these final hidden states: they
+ * are what forward_logits() and the others take rows of. */
+void forward_computed(struct forward *f, float *hidden, int32_t n);
 /* Floats from one row of hidden states to the next. */
 int32_t forward_ld(const struct forward *f);
 

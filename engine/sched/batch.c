@@ -3,9 +3,10 @@
  *
  * Decode rows of all sequences first, one each and those of drafted tokens; then whole chunks of
  * prompts, as many as fit in batch_tokens, in turns of principals. While somebody waits for a next
- * token, a step reads as few rows of prompts as slice.h says. What a sequence computes does not
- * depend on who else is served: a row has the same bits in any company, and a chunk is cut only
- * where its policy does not see that (cut_rows()). */
+ * token, chunks are read between batches (pieces.c); what cannot be (disks, devices that work
+ * while the host does) has as few rows in a step as slice.h says. What a sequence computes does
+ * not depend on who else is served: a row has the same bits in any company, and a chunk is cut
+ * only where its policy does not see that (batch_cut()). */
 
 #include <assert.h>
 #include <errno.h>
@@ -21,8 +22,7 @@ static int32_t max_i32(int32_t a, int32_t b)
     return a > b ? a : b;
 }
 
-/* The chunk of its prompt that r reads next. */
-static int32_t chunk_rows(const struct request *r)
+int32_t batch_chunk(const struct request *r)
 {
     int32_t left = r->n_prompt - r->n_fed;
     int32_t rest = r->policy.chunk - r->n_fed % r->policy.chunk;
@@ -30,14 +30,22 @@ static int32_t chunk_rows(const struct request *r)
     return left < rest ? left : rest;
 }
 
-/* How many of the next chunk's rows may be dealt out to steps of any size; the rest of it goes at
- * once. A bounded prefill evicts between chunks, and what it observes counts from a chunk's end.
- * Weights of observed rows that are computed from the call's first one differ in their last bits
+/* Weights of observed rows that are computed from the call's first one differ in their last bits
  * when it is another; and where sums are not taken row by row, so do the sums. */
+int32_t batch_cut(const struct sched *s, const struct ops_observe *o, int32_t n)
+{
+    if (o->row_first >= n || (s->ops->sums_by_row && o->row_growth == 1.0f && o->damp == 1.0f)) {
+        return n;
+    }
+    return s->ops->sums_by_row ? max_i32(o->row_first, 0) : 0;
+}
+
+/* Of the next chunk's rows, as batch_cut(). A bounded prefill evicts between chunks, and what it
+ * observes counts from a chunk's end. */
 static int32_t cut_rows(const struct sched *s, const struct request *r)
 {
     const struct cache_seq *q = &s->config.cache->seqs[r->seat];
-    int32_t n = chunk_rows(r);
+    int32_t n = batch_chunk(r);
     struct place_rows rows = {
         .prefill = true, .pos0 = r->n_fed, .n_rows = n, .n_prompt = r->n_prompt};
     struct ops_observe o = {.row_first = INT32_MAX};
@@ -48,24 +56,27 @@ static int32_t cut_rows(const struct sched *s, const struct request *r)
     if (q->place->observe) {
         q->place->observe(&r->policy, &rows, &o);
     }
-    if (o.row_first >= n || (s->ops->sums_by_row && o.row_growth == 1.0f && o.damp == 1.0f)) {
-        return n;
-    }
-    return s->ops->sums_by_row ? max_i32(o.row_first, 0) : 0;
+    return batch_cut(s, &o, n);
+}
+
+/* Does r hold up those who decode, because it is more urgent than they are? */
+static bool is_urgent(const struct sched *s, const struct request *r)
+{
+    return r->principal == s->batch.principal && r->urgency > s->batch.urgency;
 }
 
 /* The rows of its prompt that r reads in a step with room for so many, `calm` for those that keep
  * others waiting; 0: none. */
 static int32_t step_rows(const struct sched *s, const struct request *r, int32_t room, int32_t calm)
 {
-    int32_t n = chunk_rows(r);
+    int32_t n = batch_chunk(r);
 
-    if (calm > 0 && r->principal == s->batch.principal && r->urgency > s->batch.urgency) {
+    if (calm > 0 && is_urgent(s, r)) {
         calm = INT32_MAX;
     }
     int32_t cut = calm < n ? cut_rows(s, r) : 0;
 
-    if (n > room || calm == 0) {
+    if (n > room || calm == 0 || (calm < INT32_MAX && n > SLICE_LEAST && pieces_can(s, r))) {
         return 0;
     }
     if (calm >= n) {
@@ -179,25 +190,56 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
     return 0;
 }
 
+/* Does it read rows of its prompt in batches, or in pieces between them? */
+static bool reads(const struct sched *s, const struct request *r)
+{
+    bool stalled = s->stash.r == r && s->stash.n > 0;
+
+    return !r->in_batch && !r->saved && r->n_fed < r->n_prompt && !stalled && !layered_is(s, r) &&
+           s->pieces.r != r;
+}
+
+static bool goes_before(const struct request *a, const struct request *b)
+{
+    return !b || a->principal->chunk_turn < b->principal->chunk_turn ||
+           (a->principal->chunk_turn == b->principal->chunk_turn && a->urgency > b->urgency);
+}
+
 /* The prompt whose turn it is, of those whose next rows fit. */
 static struct request *next_prompt(const struct sched *s, int32_t room, int32_t calm)
 {
     struct request *best = NULL;
 
     for (struct request *r = s->running.first; r; r = r->next) {
-        bool stalled = s->stash.r == r && s->stash.n > 0;
-
-        if (r->in_batch || r->saved || r->n_fed >= r->n_prompt || stalled || layered_is(s, r) ||
-            step_rows(s, r, room, calm) == 0) {
-            continue;
-        }
-        if (!best || r->principal->chunk_turn < best->principal->chunk_turn ||
-            (r->principal->chunk_turn == best->principal->chunk_turn &&
-             r->urgency > best->urgency)) {
+        if (reads(s, r) && step_rows(s, r, room, calm) > 0 && goes_before(r, best)) {
             best = r;
         }
     }
     return best;
+}
+
+/* While others decode: whose next chunk is read in pieces; and whether somebody urgent needs the
+ * room that the one takes whose turn it is. */
+static int choose_pieces(struct sched *s)
+{
+    struct request *best = NULL;
+    bool urgent = false;
+
+    s->pieces.hurries = false;
+    for (struct request *r = s->running.first; r; r = r->next) {
+        if (is_urgent(s, r) && r->n_fed < r->n_prompt && !layered_is(s, r)) {
+            urgent = true;
+            s->pieces.hurries = s->pieces.hurries || reads(s, r);
+        } else if (reads(s, r) && batch_chunk(r) > SLICE_LEAST && pieces_can(s, r) &&
+                   goes_before(r, best)) {
+            best = r;
+        }
+    }
+    if (s->pieces.r || !best || urgent || s->batch.rows.n_decode == 0) {
+        return 0;
+    }
+    best->principal->chunk_turn = ++s->turn;
+    return pieces_start(s, best);
 }
 
 void batch_begin(struct sched *s, bool drawn)
@@ -244,6 +286,7 @@ int batch_build(struct sched *s)
     b->urgency = INT32_MIN;
     b->principal = NULL;
     b->begun_ns = clock_ns();
+    b->took_ns = 0;
     draft_choose(s);
     for (r = s->running.first; r; r = r->next) {
         if (batch_decodes(r)) {
@@ -259,6 +302,7 @@ int batch_build(struct sched *s)
     int32_t calm = slice_room(&s->slice, b->rows.n_decode);
     int32_t room = s->config.batch_tokens + s->drafts.n_rows - b->rows.n;
 
+    room -= s->pieces.r ? s->config.max_chunk : 0; /* their hidden states */
     while ((r = next_prompt(s, room, calm)) != NULL) {
         int32_t n = step_rows(s, r, room, calm);
 
@@ -270,6 +314,11 @@ int batch_build(struct sched *s)
         room -= n;
         calm = calm > n ? calm - n : 0;
         r->principal->chunk_turn = ++s->turn;
+    }
+    int e = choose_pieces(s);
+
+    if (e) {
+        return e;
     }
     draft_built(s, b->rows.n == b->rows.n_decode);
     if (b->rows.n > 0) {
@@ -295,41 +344,61 @@ static void forget_rows(struct sched *s)
     b->n_wanted = n;
 }
 
+int batch_commit_prompt(struct sched *s, struct request *r, int32_t n_rows)
+{
+    cache_commit(s->config.cache, r->seat, n_rows);
+    r->n_fed += n_rows;
+    s->counters.n_prompt_tokens += (uint64_t)n_rows;
+    if (r->n_fed % r->policy.chunk != 0 && r->n_fed < r->n_prompt) {
+        return 0; /* within a chunk */
+    }
+    cache_keep(s->config.cache, r->seat, r->tokens, r->resumed ? 0 : r->n_fed);
+    int e = cache_cut(s->config.cache, r->seat, r->n_fed == r->n_prompt);
+
+    if (!e && !r->finished) {
+        memset(&s->event, 0, sizeof(s->event));
+        s->event.type = ENGINE_EV_PROGRESS;
+        s->event.n_done = r->n_fed;
+        sched_emit(s, r);
+    }
+    return e;
+}
+
 int batch_commit(struct sched *s)
 {
     struct batch *b = &s->batch;
+    int e = 0;
 
     forget_rows(s);
-    for (int32_t i = 0; i < b->n_seqs; i++) {
+    for (int32_t i = 0; !e && i < b->n_seqs; i++) {
         struct request *r = b->of[i];
-        int32_t n_rows = b->seqs[i].n_rows;
-        bool prefill = r->n_fed < r->n_prompt;
 
-        if (!prefill) { /* drafted ones follow as they come true */
-            draft_count(s, r, i);
-            n_rows = 1;
-        }
-        cache_commit(s->config.cache, r->seat, n_rows);
-        r->n_fed += n_rows;
-        if (!prefill) {
+        if (r->n_fed < r->n_prompt) {
+            e = batch_commit_prompt(s, r, b->seqs[i].n_rows);
             continue;
         }
-        s->counters.n_prompt_tokens += (uint64_t)n_rows;
-        if (r->n_fed % r->policy.chunk != 0 && r->n_fed < r->n_prompt) {
-            continue; /* within a chunk */
-        }
-        cache_keep(s->config.cache, r->seat, r->tokens, r->resumed ? 0 : r->n_fed);
-        int e = cache_cut(s->config.cache, r->seat, r->n_fed == r->n_prompt);
+        draft_count(s, r, i);
+        cache_commit(s->config.cache, r->seat, 1); /* drafted ones follow as they come true */
+        r->n_fed++;
+    }
+    return e;
+}
 
-        if (e) {
-            return e;
-        }
-        if (!r->finished) {
-            memset(&s->event, 0, sizeof(s->event));
-            s->event.type = ENGINE_EV_PROGRESS;
-            s->event.n_done = r->n_fed;
-            sched_emit(s, r);
+void batch_release(struct sched *s)
+{
+    struct batch *b = &s->batch;
+
+    b->pending = false; /* what was drafted and is not said can go */
+    for (int32_t i = 0; i < b->n_seqs; i++) {
+        struct request *r = b->of[i];
+
+        draft_take_back(s, r);
+        r->in_batch = false;
+        if (r->finished) {
+            sched_leave(s, r);
         }
     }
-    return 0;
+    b->n_seqs = 0;
+    b->n_wanted = 0;
+    b->done_wanted = 0;
 }

@@ -8,8 +8,8 @@
  * buffer of their own.
  *
  * The order of operations on a row, and on a store's scores, is that of a dense prefill followed
- * by the cut, and so are the bits. One prompt at a time is read so; a step does about the work of
- * one chunk through all layers, or while others decode as few of these units as slice.h says. */
+ * by the cut, and so are the bits. One prompt at a time is read so, in units that beside.c chooses:
+ * rows of one chunk through one layer. */
 
 #include <errno.h>
 #include <string.h>
@@ -32,21 +32,68 @@ static float *row_at(const struct sched *s, float *rows, int32_t i)
     return rows + (size_t)i * (size_t)forward_ld(s->forward);
 }
 
-/* ---- the running unit: one chunk through one layer, or into one deep store --------------------
+/* ---- the running unit: of a chunk, through one layer, or into one deep store ------------------
  */
 
-static int begin_unit(struct sched *s)
+static int32_t min_i32(int32_t a, int32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* What the policy observes of the running chunk, from row l->pos on; how many of these rows can be
+ * cut into units. */
+static int32_t observe_chunk(const struct sched *s, struct ops_observe *ret)
+{
+    const struct layered *l = &s->layered;
+    const struct request *r = l->r;
+    const struct place_ops *place = s->config.cache->seqs[r->seat].place;
+    int32_t pos0 = l->pos / r->policy.chunk * r->policy.chunk;
+    int32_t end = min_i32(pos0 + r->policy.chunk, r->n_prompt);
+    struct place_rows rows = {
+        .prefill = true,
+        .pos0 = pos0,
+        .n_rows = end - pos0,
+        .n_prompt = r->n_prompt,
+        .n_steps = r->n_steps,
+    };
+
+    *ret = (struct ops_observe){.row_first = INT32_MAX};
+    if (place->observe && l->stage != LAYERED_DEEP_KV) {
+        place->observe(&r->policy, &rows, ret);
+        ret->row_first = ret->row_first - (l->pos - pos0);
+        ret->row_first = ret->row_first < 0 ? 0 : ret->row_first;
+    }
+    return batch_cut(s, ret, end - l->pos);
+}
+
+struct slice_unit layered_unit(const struct sched *s)
+{
+    const struct layered *l = &s->layered;
+    int32_t chunk = l->r->policy.chunk;
+    int32_t at = l->pos % chunk;
+    int32_t left = min_i32(chunk - at, l->r->n_prompt - l->pos);
+    struct ops_observe o;
+    int32_t cut = observe_chunk(s, &o);
+
+    left = cut > 0 ? cut : left;
+    return (struct slice_unit){
+        .kind = l->stage == LAYERED_DEEP_KV ? SLICE_DEEP_KV : SLICE_LAYER,
+        .quarter = SLICE_QUARTERS * at / chunk,
+        .least = cut > 0 ? min_i32(left, SLICE_PIECE) : left,
+        .most = left,
+    };
+}
+
+int layered_begin(struct sched *s, int32_t n_rows)
 {
     struct layered *l = &s->layered;
     struct request *r = l->r;
     const struct model *m = s->config.model;
     struct cache *cache = s->config.cache;
-    const struct place_ops *place = cache->seqs[r->seat].place;
     int32_t store = l->stage == LAYERED_DEEP_KV ? l->store : m->layers[l->layer].store;
-    int32_t chunk = r->policy.chunk;
-    int32_t end = (l->pos / chunk + 1) * chunk;
-    struct place_rows rows = {.prefill = true, .pos0 = l->pos, .n_prompt = r->n_prompt};
+    int32_t end = l->pos + n_rows;
     struct forward_batch f = {
+        .rows = {.n = n_rows},
         .ids = r->tokens + l->pos,
         .n_seqs = 1,
         .seqs = &l->seq,
@@ -57,9 +104,7 @@ static int begin_unit(struct sched *s)
                       : row_at(s, cache_hidden(cache), l->pos),
     };
 
-    end = end < r->n_prompt ? end : r->n_prompt;
-    l->n_rows = end - l->pos;
-    f.rows.n = l->n_rows;
+    l->n_rows = n_rows;
     if (l->stage != LAYERED_DEEP) {
         int e = cache_layer_prepare(cache, r->seat, store, end);
 
@@ -69,15 +114,13 @@ static int begin_unit(struct sched *s)
     }
     cache_layer_view(cache, r->seat, store, l->pos, end, &l->seq);
     l->seq.row0 = 0;
-    l->seq.n_rows = l->n_rows;
-    if (place->observe && l->stage != LAYERED_DEEP_KV) {
-        rows.n_rows = l->n_rows;
-        rows.n_steps = r->n_steps;
-        place->observe(&r->policy, &rows, &l->observe);
-        f.observe = &l->observe;
+    l->seq.n_rows = n_rows;
+    (void)observe_chunk(s, &l->observe);
+    f.observe = l->observe.row_first < n_rows ? &l->observe : NULL;
+    if (!r->first_row_ns) {
+        r->first_row_ns = clock_ns();
     }
     forward_begin(s->forward, &f);
-    l->pending = true;
     return 0;
 }
 
@@ -131,19 +174,11 @@ static int next_layer(struct sched *s)
     return l->layer == m->h.swift_layers ? pass_split(s) : 0;
 }
 
-static int32_t units_of(const struct sched *s, const struct request *r)
-{
-    int32_t chunks = (r->n_prompt + r->policy.chunk - 1) / r->policy.chunk;
-
-    return s->config.model->h.n_layers * chunks;
-}
-
-static void emit_progress(struct sched *s)
+void layered_progress(struct sched *s)
 {
     struct layered *l = &s->layered;
-    int32_t units = units_of(s, l->r);
-    int32_t done = l->n_units < units ? l->n_units : units - 1;
-    int32_t n = (int32_t)((int64_t)l->r->n_prompt * done / units);
+    int64_t done = l->n_read / s->config.model->h.n_layers;
+    int32_t n = done < l->r->n_prompt ? (int32_t)done : l->r->n_prompt - 1;
 
     if (n > l->progress) {
         l->progress = n;
@@ -163,7 +198,6 @@ static int finish_prompt(struct sched *s)
                       ? row_at(s, cache_survivors(cache), r->n_prompt - 1 - l->first_survivor)
                       : row_at(s, cache_hidden(cache), r->n_prompt - 1);
 
-    l->n_units = units_of(s, r);
     r->n_fed = r->n_prompt;
     s->counters.n_prompt_tokens += (uint64_t)r->n_prompt;
     memset(&s->event, 0, sizeof(s->event));
@@ -178,46 +212,15 @@ static int finish_prompt(struct sched *s)
     return output_first_token(s, r, last);
 }
 
-int layered_run(struct sched *s)
+int layered_end(struct sched *s)
 {
     struct layered *l = &s->layered;
-    int32_t left = slice_units(&s->slice, s->batch.rows.n_decode, s->config.model->h.n_layers);
-    bool waited_for = s->batch.rows.n_decode > 0;
     int e = 0;
 
-    if (waited_for && s->batch.rows.n > s->batch.rows.n_decode) {
-        left = 1; /* another's prompt has had the time */
+    l->n_read += l->stage == LAYERED_DEEP_KV ? 0 : l->n_rows;
+    l->pos += l->n_rows;
+    if (l->pos == l->r->n_prompt) {
+        e = next_layer(s);
     }
-    if (l->r && !l->r->first_row_ns) {
-        l->r->first_row_ns = clock_ns();
-    }
-    while (!e && l->r && left-- > 0) {
-        int64_t began = l->pending ? 0 : clock_ns();
-
-        e = l->pending ? 0 : begin_unit(s);
-        e = e ? e : forward_run(s->forward);
-        if (e) {
-            return e;
-        }
-        l->pending = false;
-        if (began && waited_for) { /* a device has only been told of it */
-            e = s->ops->sync(s->be);
-            if (e) {
-                return e;
-            }
-            slice_add_unit(&s->slice, (double)(clock_ns() - began));
-        }
-        l->n_units += l->stage != LAYERED_DEEP_KV;
-        l->pos += l->n_rows;
-        if (l->pos == l->r->n_prompt) {
-            e = next_layer(s);
-        }
-        if (e == 1) {
-            return finish_prompt(s);
-        }
-    }
-    if (!e && l->r) {
-        emit_progress(s);
-    }
-    return e;
+    return e == 1 ? finish_prompt(s) : e;
 }

@@ -9,6 +9,7 @@
  * The hidden states of its wanted rows (2 kB each, where logits are 200 kB) are set aside, and the
  * head runs over them as credit comes; its next chunk is read when they are used up. */
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -388,6 +389,27 @@ static int run_block(struct sched *s, int32_t at, int32_t n)
         }
         i += same;
     }
+    return e;
+}
+
+int output_rows(struct sched *s, struct request *r, float *hidden, int32_t pos0, int32_t n_rows,
+                int32_t pos, int32_t n)
+{
+    struct batch *b = &s->batch;
+
+    assert(b->n_seqs == 0);
+    forward_computed(s->forward, hidden, n_rows);
+    b->of[0] = r;
+    b->n_seqs = 1;
+    r->in_batch = true;
+    for (int32_t i = 0; i < n; i++) {
+        b->wanted[i] = (struct wanted){.r = r, .row = pos - pos0 + i, .pos = pos + i};
+        b->wanted_rows[i] = b->wanted[i].row;
+    }
+    b->n_wanted = n;
+    int e = output_run(s);
+
+    batch_release(s);
     return e;
 }
 

@@ -277,6 +277,9 @@ void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
     if (s->layered.r == r) {
         s->layered = (struct layered){0}; /* a unit that was interrupted is given up */
     }
+    if (s->pieces.r == r) {
+        s->pieces = (struct pieces){0};
+    }
     sched_emit(s, r);
     if (!r->in_batch) {
         sched_leave(s, r);
@@ -293,26 +296,6 @@ static void finish_cancelled(struct sched *s, struct request_list *l)
             sched_finish(s, r, r->reason, NULL);
         }
     }
-}
-
-/* The batch holds nobody any more; those who ended meanwhile go. */
-static void release_batch(struct sched *s)
-{
-    struct batch *b = &s->batch;
-
-    b->pending = false; /* what was drafted and is not said can go */
-    for (int32_t i = 0; i < b->n_seqs; i++) {
-        struct request *r = b->of[i];
-
-        draft_take_back(s, r);
-        r->in_batch = false;
-        if (r->finished) {
-            sched_leave(s, r);
-        }
-    }
-    b->n_seqs = 0;
-    b->n_wanted = 0;
-    b->done_wanted = 0;
 }
 
 /* ---- seating -------------------------------------------------------------------------------- */
@@ -515,7 +498,7 @@ static bool takes_up(struct sched *s)
     if (gone == 0 || (gone < b->n_seqs && b->once)) {
         return true;
     }
-    release_batch(s);
+    batch_release(s);
     return false;
 }
 
@@ -542,7 +525,8 @@ static void measure(struct sched *s, uint64_t n_ahead)
     bool known = !s->ops->ahead || b->rows.n_decode > 0;
 
     if (b->begun_ns != 0 && known && s->counters.n_ahead == n_ahead) {
-        slice_add(&s->slice, b->rows.n_decode, n_prompt, (double)(clock_ns() - b->begun_ns));
+        b->took_ns = (double)(clock_ns() - b->begun_ns);
+        slice_add(&s->slice, b->rows.n_decode, n_prompt, b->took_ns);
     }
     b->begun_ns = 0;
 }
@@ -574,7 +558,7 @@ static int run_batch(struct sched *s)
         b->begun_ns = 0;
     } else {
         measure(s, n_ahead);
-        release_batch(s);
+        batch_release(s);
     }
     return r;
 }
@@ -591,7 +575,7 @@ static int step(struct sched *s)
     if (r) {
         return r;
     }
-    if (!s->layered.pending) {
+    if (!s->layered.pending && !s->pieces.pending) {
         if (s->batch.n_seqs == 0 || (s->batch.pending && !takes_up(s))) {
             r = seat_waiting(s);
             r = r ? r : load_saved(s);
@@ -601,7 +585,7 @@ static int step(struct sched *s)
         r = r < 0 ? r : s->batch.n_seqs == 0 ? 0 : run_batch(s);
     }
     if (!r) {
-        r = layered_run(s);
+        r = beside_run(s);
     }
     s->step_ns = (clock_ns() - began) / (int64_t)(1 + s->counters.n_ahead - n_ahead);
     return r ? r : output_drain(s);
@@ -638,7 +622,8 @@ static void give_up(struct sched *s)
         }
     }
     s->layered = (struct layered){0};
-    release_batch(s);
+    s->pieces = (struct pieces){0};
+    batch_release(s);
 }
 
 int sched_step(struct sched *s, engine_emit *emit, void *arg)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/sched/slice.h"
 
+#include <math.h>
+
 static const double times = 2;  /* a plain step's time */
 static const double slow = 2;   /* a row's time at full speed */
 static const double first = 64; /* rows of the first slice */
@@ -10,6 +12,8 @@ static const int32_t large = 256;
 /* How far a sample moves what is known, and how far off it may be. */
 static const double gain = 0.3;
 static const double most_off = 1.5;
+/* Of the time that a step with units may take: they vary. */
+static const double aim = 0.88;
 
 static int crowd(int32_t n_decode)
 {
@@ -58,32 +62,54 @@ static void learn(double *known, double sample)
     *known = sample;
 }
 
-int32_t slice_units(const struct slice *s, int32_t n_decode, int32_t most)
+double slice_budget(const struct slice *s, int32_t n_decode, double step_ns)
 {
-    double plain = plain_near(s, crowd(n_decode));
+    double left = aim * times * plain_near(s, crowd(n_decode)) - step_ns;
 
-    if (n_decode == 0) {
-        return most;
-    }
-    if (plain == 0 || s->unit_ns == 0) {
-        return 1;
-    }
-    double n = (times - 1) * plain / s->unit_ns;
-
-    return n < 1 ? 1 : n > most ? most : (int32_t)n;
+    return n_decode == 0 ? INFINITY : left > 0 ? left : 0;
 }
 
-void slice_add_unit(struct slice *s, double ns)
+bool slice_rests(struct slice *s, int32_t n_decode)
 {
-    learn(&s->unit_ns, ns);
+    s->n_beside += n_decode > 0;
+    return n_decode > 0 && s->n_beside % SLICE_REST == 0;
+}
+
+int32_t slice_piece(const struct slice *s, struct slice_unit u, double left_ns, bool opens)
+{
+    double row = s->piece_ns[u.kind][u.quarter];
+    double n = row > 0 ? left_ns / row : 0;
+    int32_t least = opens || u.least > SLICE_MORE ? u.least : SLICE_MORE;
+
+    if (n >= u.most || left_ns == INFINITY) {
+        return u.most;
+    }
+    int32_t whole = n < SLICE_PIECE ? 0 : (int32_t)n / SLICE_PIECE * SLICE_PIECE;
+
+    return whole >= least ? whole : opens ? least : 0;
+}
+
+void slice_add_piece(struct slice *s, struct slice_unit u, int32_t n, double ns)
+{
+    double *known = &s->piece_ns[u.kind][u.quarter];
+
+    s->after_unit = true;
+    if (n >= SLICE_PIECE || *known == 0) { /* fewer are slower */
+        learn(known, ns / n);
+    }
 }
 
 void slice_add(struct slice *s, int32_t n_decode, int32_t n_prompt, double ns)
 {
     int i = crowd(n_decode);
     double plain = plain_near(s, i);
+    bool after_unit = s->after_unit;
 
     s->n_steps++;
+    s->after_unit = false;
+    if (n_prompt == 0 && after_unit && s->plain_ns[i] > 0) {
+        return; /* the unit has left the caches cold */
+    }
     if (n_prompt == 0) {
         learn(&s->plain_ns[i], ns);
         s->at[i] = s->n_steps;

@@ -48,8 +48,9 @@ struct batch {
     int32_t *drawn;               /* (n_seqs) */
     int32_t n_wanted;
     int32_t done_wanted;
-    int64_t begun_ns; /* the step, 0: not to be timed */
-    int32_t urgency;  /* the highest of those that decode, */
+    int64_t begun_ns;            /* the step, 0: not to be timed */
+    double took_ns;              /* it, when it is over; 0: not timed */
+    int32_t urgency;             /* the highest of those that decode, */
     struct principal *principal; /* and whose they are, NULL: several principals' */
 };
 
@@ -62,13 +63,15 @@ struct stash {
     int32_t done;
 };
 
+/* Where a prompt is that is read layer by layer. */
 enum layered_stage {
     LAYERED_SHALLOW, /* every row through a layer that writes its own store */
     LAYERED_DEEP_KV, /* every row's K and V into a deep store */
     LAYERED_DEEP,    /* the rows that go on through a layer that reads it */
+    LAYERED_OUTPUT,  /* what is wanted of a chunk's hidden states (pieces.c) */
 };
 
-/* The prompt that is read layer by layer. */
+/* The prompt of which all goes through one layer before the next. */
 struct layered {
     struct request *r; /* NULL: none */
     enum layered_stage stage;
@@ -78,10 +81,31 @@ struct layered {
     int32_t pos;   /* first position of the running unit, or of the next */
     int32_t n_rows;
     int32_t first_survivor;
-    int32_t n_units;
+    int64_t n_read; /* rows times layers */
     int32_t progress;
     struct ops_seq seq;
     struct ops_observe observe;
+};
+
+/* The prompt of which a chunk goes through one layer before the next. */
+struct pieces {
+    struct request *r; /* NULL: none */
+    enum layered_stage stage;
+    bool pending; /* as above */
+    bool hurries; /* who is urgent waits for it */
+    int32_t layer;
+    int32_t store;  /* LAYERED_DEEP_KV */
+    int32_t pos0;   /* of the chunk, */
+    int32_t n;      /* its rows, */
+    int32_t at;     /* and the first of them that is not through the layer */
+    int32_t n_rows; /* of the running unit */
+    int32_t first;  /* the first row that goes on beyond the split */
+    int32_t end;    /* LAYERED_OUTPUT: of the wanted rows */
+    float *hidden;  /* device (n, forward_ld()) */
+    struct ops_seq seq;
+    struct ops_observe whole; /* what is observed of the chunk, */
+    struct ops_observe observe;
+    int32_t score_store;
 };
 
 /* Of a policy that requests ask for (uses.c); n_evicted by those that have ended. */
@@ -147,6 +171,8 @@ struct sched {
     struct batch batch;
     struct slice slice;
     struct layered layered;
+    struct pieces pieces;
+    bool pieces_next; /* whose turn it is of the two */
     struct stash stash;
     struct drafts drafts;
     void *stash_memory;
@@ -180,6 +206,18 @@ int batch_build(struct sched *s) WARN_UNUSED;
 void batch_begin(struct sched *s, bool drawn);
 /* The forward pass is over: tokens are in the cache, prompts are cut. */
 int batch_commit(struct sched *s) WARN_UNUSED;
+
+/* n of r's prompt's rows are through all layers: they are in the cache, and at a chunk's end kept,
+ * cut and told of. */
+int batch_commit_prompt(struct sched *s, struct request *r, int32_t n_rows) WARN_UNUSED;
+/* The batch holds nobody any more; those who ended meanwhile go. */
+void batch_release(struct sched *s);
+
+/* Rows of the chunk of its prompt that r reads next. */
+int32_t batch_chunk(const struct request *r);
+/* How many of n rows, of which so much is observed, may be dealt out to calls of any size; the rest
+ * goes at once. */
+int32_t batch_cut(const struct sched *s, const struct ops_observe *o, int32_t n);
 
 /* Has it a new token that is not in the cache yet? */
 bool batch_decodes(const struct request *r);
@@ -217,10 +255,24 @@ void draft_take_back(struct sched *s, struct request *r);
 /* A step has ended with r (0, or it was cut short); its batch is not yet released. */
 void draft_measure(struct sched *s, int r);
 
-/* layered.c. Reads on in the prompt that is read layer by layer; -EINTR to go on later. */
-int layered_run(struct sched *s) WARN_UNUSED;
+/* beside.c. Units of prompts that are read layer by layer, one at least and as many as those who
+ * decode may be kept waiting for; -EINTR to go on later. */
+int beside_run(struct sched *s) WARN_UNUSED;
+
+/* layered.c. The unit that comes next; begins with so many of its rows; it is over. */
 void layered_start(struct sched *s, struct request *r);
 bool layered_is(const struct sched *s, const struct request *r);
+struct slice_unit layered_unit(const struct sched *s);
+int layered_begin(struct sched *s, int32_t n_rows) WARN_UNUSED;
+int layered_end(struct sched *s) WARN_UNUSED;
+void layered_progress(struct sched *s);
+
+/* pieces.c, likewise of a prompt's chunk; can r's be read so? */
+bool pieces_can(const struct sched *s, const struct request *r);
+int pieces_start(struct sched *s, struct request *r) WARN_UNUSED;
+struct slice_unit pieces_unit(const struct sched *s);
+int pieces_begin(struct sched *s, int32_t n_rows) WARN_UNUSED;
+int pieces_end(struct sched *s) WARN_UNUSED;
 
 /* fork.c. Does r wait for another's prompt, to go on from it? */
 bool fork_waits(const struct sched *s, const struct request *r);
@@ -235,6 +287,10 @@ int output_run(struct sched *s) WARN_UNUSED;
 /* Scores what the reader has room for. True when rows were written. */
 int output_drain(struct sched *s) WARN_UNUSED;
 bool output_can_drain(const struct sched *s);
+/* The same of rows [pos, pos + n) of r's prompt alone, that are committed; their hidden states are
+ * among n_rows from position pos0 on. r may be gone when it returns. No batch is held. */
+int output_rows(struct sched *s, struct request *r, float *hidden, int32_t pos0, int32_t n_rows,
+                int32_t pos, int32_t n) WARN_UNUSED;
 /* The first new token from a prompt's last hidden state (device row). */
 int output_first_token(struct sched *s, struct request *r, const float *hidden) WARN_UNUSED;
 /* The next new token of r, which the device has drawn; below 0: it could not. */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prompts that are read in slices while others decode: what is learnt from times, and that no bit
- * of any answer depends on where a prompt was cut. */
+/* Prompts that are read in slices, or layer by layer in units, while others decode: what is learnt
+ * from times, and that no bit of any answer depends on where a prompt was cut. */
 
 #include <criterion/criterion.h>
+#include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "engine/sched/slice.h"
 #include "tests/unit/engine_run.h"
@@ -109,74 +111,413 @@ Test(slice, goes_on_when_crowds_change)
     cr_assert_leq(n_none, 1000 / 2, "prompts stand still");
 }
 
-enum { CTX = 400, N_PROMPT = 330, N_NEW = 30, N_LONG = 120 };
-
-static void compare(const char *backend, const char *kv, bool is_cut)
+/* A chunk of 512 rows through one layer in units, beside steps that take plain; a row of the i-th
+ * quarter takes row * (1 + i / 8), a unit `fixed` beside its rows. ns a step; of the budget what
+ * was used. */
+static double units_beside(struct slice *s, double plain, double fixed, double row, int32_t n_steps,
+                           double *ret_longest, double *ret_used)
 {
-    static struct run talker, alone, beside;
-    int32_t first[8];
-    int32_t ids[N_PROMPT];
-    struct engine *e = run_engine("stories260K.gguf", backend, CTX, 2, kv);
+    int32_t at = 0;
+    double spent = 0;
+    double given = 0;
+
+    *ret_longest = 0;
+    for (int32_t i = 0; i < n_steps; i++) {
+        double left;
+        double step = plain;
+        bool opens = true;
+
+        slice_add(s, 1, 0, plain);
+        left = slice_budget(s, 1, plain);
+        given += left;
+        for (; !slice_rests(s, 1);) {
+            struct slice_unit u = {SLICE_LAYER, at * SLICE_QUARTERS / 512, 16, 512 - at};
+            int32_t n = slice_piece(s, u, left, opens);
+
+            u.least = u.least < u.most ? u.least : u.most;
+            if (n == 0) {
+                break;
+            }
+            cr_assert(n >= u.least && n <= u.most, "%d rows of %d", n, u.most);
+            double ns = fixed + n * row * (1 + u.quarter / 8.0);
+
+            slice_add_piece(s, u, n, ns);
+            at = (at + n) % 512;
+            left -= ns;
+            step += ns;
+            opens = false;
+        }
+        spent += step - plain;
+        /* what is not known yet is tried with few rows */
+        *ret_longest = i > 20 && step > *ret_longest ? step : *ret_longest;
+    }
+    *ret_used = spent / given;
+    return spent;
+}
+
+Test(slice, units_fill_a_second_step)
+{
+    static const double rows[] = {1e3, 1e4, 5e4, 2e5};
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct slice s = {0};
+        double longest;
+        double used;
+
+        (void)units_beside(&s, 5e6, 1e5, rows[i], 2000, &longest, &used);
+        cr_expect_lt(longest, 2 * 5e6, "rows of %.0f ns: a step of %.0f", rows[i], longest);
+        cr_expect_gt(used, 0.7, "rows of %.0f ns: %.2f of the budget", rows[i], used);
+    }
+    /* A unit that takes longer whatever its rows are goes on all the same. */
+    struct slice slow = {0};
+    double longest;
+    double used;
+
+    cr_expect_gt(units_beside(&slow, 1e5, 1e6, 1e5, 100, &longest, &used), 99 * 1e6);
+}
+
+Test(slice, budget_is_of_plain_steps)
+{
+    struct slice s = {0};
+    struct slice_unit u = {SLICE_LAYER, 0, 16, 512};
+
+    cr_expect(isinf(slice_budget(&s, 0, 0)), "nobody waits");
+    cr_expect_eq(slice_budget(&s, 1, 0), 0, "nothing is known");
+    cr_expect_eq(slice_piece(&s, u, 0, true), 16);
+    cr_expect_eq(slice_piece(&s, u, INFINITY, false), 512);
+    slice_add(&s, 1, 0, 1e6);
+    double first = slice_budget(&s, 1, 1e6);
+
+    cr_expect(first > 0.5e6 && first <= 1e6);
+    for (int i = 0; i < 1000; i++) { /* steps that units have slowed down are no measure */
+        slice_add_piece(&s, u, 16, 1e5);
+        slice_add(&s, 1, 0, 3e6);
+    }
+    cr_expect_eq(slice_budget(&s, 1, 1e6), first);
+    cr_expect_eq(slice_budget(&s, 1, 3e6), 0, "this one was slow");
+}
+
+/* ---- engines: one talks, a long prompt comes --------------------------------------------------
+ */
+
+enum { CTX = 400, N_PROMPT = 330, N_NEW = 30, N_LONG = 120, N_EMBD_MAX = 256 };
+
+struct setting {
+    const char *model;
+    const char *overlay;
+    const char *kv;
+    int32_t ctx;
+    int32_t n_prompt;
+};
+
+static int32_t ids[N_PROMPT];
+static float hidden[2][N_PROMPT * N_EMBD_MAX];
+
+static struct engine *start(const struct setting *of, const char *backend, struct run *talker)
+{
+    struct engine *e = run_engine_overlay(of->model, of->overlay, backend, of->ctx, 2, of->kv);
     int32_t n_vocab = engine_info(e)->n_vocab;
+    int32_t first[8];
 
     run_tokens(1, n_vocab, first, 8);
-    run_tokens(2, n_vocab, ids, N_PROMPT);
-    struct engine_request talk = run_request(first, 8, N_LONG);
-    struct engine_request ask = run_request(ids, N_PROMPT, N_NEW);
+    run_tokens(2, n_vocab, ids, of->n_prompt);
+    struct engine_request talk = run_request(first, 8, of->ctx > 200 ? N_LONG : of->ctx - 10);
 
+    run_submit(e, &talk, talker);
+    while (talker->n_new < 5) {
+        (void)run_step(e);
+    }
+    return e;
+}
+
+/* Steps that the talker's tokens came in until the request said something, interrupted now and
+ * then. */
+static int32_t steps_until(struct engine *e, const struct run *talker, const struct run *r)
+{
+    int32_t before = talker->n_new;
+    int32_t n = 0;
+
+    while (r->n_new == 0 && r->n_scored == 0 && r->n_hidden == 0 && !r->done) {
+        if (++n % 5 == 0) {
+            engine_interrupt(e);
+        }
+        (void)run_step(e);
+    }
+    return talker->n_new - before;
+}
+
+static void compare(const struct setting *of, const char *backend, struct engine_request ask)
+{
+    static struct run talker, alone, beside, quiet;
+    struct engine *e = start(of, backend, &talker);
+
+    ask.prompt = ids;
+    ask.n_prompt = of->n_prompt;
+    ask.hidden = ask.kind == ENGINE_EMBED ? hidden[0] : NULL;
+    run_submit(e, &ask, &beside);
+    int32_t steps = steps_until(e, &talker, &beside);
+
+    /* The prompt is three chunks or more; a step has at most as many units as there are layers. */
+    cr_expect(steps >= 4, "%s, %s: %d steps", backend, of->kv, steps);
+    run_all(e);
+    cr_expect_eq(beside.progress, of->n_prompt);
+    memset(hidden[1], 0, sizeof(hidden[1]));
+    ask.hidden = ask.kind == ENGINE_EMBED ? hidden[1] : NULL;
     run_submit(e, &ask, &alone);
     run_all(e);
-    run_submit(e, &talk, &talker);
-    while (talker.n_new < 5) {
-        (void)run_step(e);
-    }
-    run_submit(e, &ask, &beside);
-    int32_t before = talker.n_new;
-
-    while (beside.n_new == 0 && !beside.done) {
-        (void)run_step(e);
-    }
-    /* 330 tokens in chunks of 128 are three steps; slices begin with 64 rows, and a plain step may
-     * come between. */
-    int32_t steps = talker.n_new - before;
-
-    cr_expect(is_cut ? steps >= 5 : steps <= 4, "%s, %s: %d steps", backend, kv, steps);
+    cr_expect(run_same(&alone, &beside), "%s, %s, kind %d: the answer depends on its company",
+              backend, of->kv, ask.kind);
+    cr_expect_eq(alone.usage.n_evicted, beside.usage.n_evicted);
+    cr_expect_eq(alone.n_hidden, beside.n_hidden);
+    cr_expect(memcmp(hidden[0], hidden[1],
+                     (size_t)alone.n_hidden * (size_t)engine_info(e)->n_embd * sizeof(float)) == 0,
+              "%s, %s: hidden states depend on their company", backend, of->kv);
+    engine_destroy(e);
+    /* Nor does the talker's. */
+    e = start(of, backend, &quiet);
     run_all(e);
-    cr_expect(run_same(&alone, &beside), "%s, %s: the answer depends on its company", backend, kv);
-    cr_expect_eq(beside.progress, N_PROMPT);
+    cr_expect(run_same(&talker, &quiet), "%s, %s: the talker hears it", backend, of->kv);
     run_clear(&talker);
     run_clear(&alone);
     run_clear(&beside);
+    run_clear(&quiet);
     engine_destroy(e);
+}
+
+static const struct engine_request *generate(void)
+{
+    static struct engine_request q;
+
+    q = run_request(NULL, 0, N_NEW);
+    return &q;
 }
 
 Test(slice, no_bit_depends_on_it, .timeout = 300)
 {
-    static const struct {
-        const char *kv;
-        bool is_cut;
-    } of[] = {
-        {"full,chunk=128", true},
-        {"fp8+window:50%,chunk=128", true},
-        {"kv8+sinks:4+window:50%,chunk=128", true},
-        {"h2o:50%,chunk=128", true},
-        {"h2o:50%,chunk=128,prefill=dense", true},
-        {"keyformer:50%,chunk=128,prefill=dense", true},
-        {"recency:50%,chunk=128,observe=200,prefill=dense",
-         true}, /* up to the first row observed */
-        {"recency:50%,chunk=128,observe=330,prefill=dense",
-         false},                           /* weights from a call's first row */
-        {"keyformer:50%,chunk=128", true}, /* layer by layer: three units a layer */
-        {"recency:50%,chunk=128", true},
-        {"keyformer:50%,chunk=128,prefill=bounded", false},
-        {"recency:50%,chunk=128,prefill=bounded", false},
-        {"full,chunk=128+sparq:r=4,k=32,local=8", true},
+    static const char *const of[] = {
+        "full,chunk=128",
+        "fp8+window:50%,chunk=128",
+        "kv8+sinks:4+window:50%,chunk=128",
+        "h2o:50%,chunk=128",
+        "h2o:50%,chunk=128,prefill=dense",
+        "keyformer:50%,chunk=128,prefill=dense",
+        "recency:50%,chunk=128,observe=200,prefill=dense", /* up to the first row observed */
+        "recency:50%,chunk=128,observe=330,prefill=dense", /* weights from a call's first row */
+        "keyformer:50%,chunk=128",                         /* layer by layer */
+        "recency:50%,chunk=128,observe=200",
+        "keyformer:50%,chunk=128,prefill=bounded",
+        "recency:50%,chunk=128,prefill=bounded",
+        "full,chunk=128+sparq:r=4,k=32,local=8",
+        "h2o:50%,chunk=128,score=shared,prefill=dense",
     };
 
     for (size_t i = 0; i < sizeof(of) / sizeof(of[0]); i++) {
+        const struct setting on = {"stories260K.gguf", NULL, of[i], CTX, N_PROMPT};
+
         if (i % 4 == 0) {
-            compare("ref", of[i].kv, of[i].is_cut);
+            compare(&on, "ref", *generate());
         }
-        compare("cpu", of[i].kv, of[i].is_cut);
+        compare(&on, "cpu", *generate());
     }
+}
+
+/* SwiftKV's split, sliding windows, augmented queries. */
+Test(slice, no_bit_of_other_models_depends_on_it, .timeout = 300)
+{
+    static const struct setting of[] = {
+        {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "full,chunk=32", 128, 100},
+        {"cache_model.gguf", "cache_swiftkv_2_4.gguf", "fp8+full,chunk=32", 128, 100},
+        {"cache_model.gguf", "cache_swiftkv_2_1.gguf", "keyformer:40,chunk=32", 128, 100},
+        {"cache_model.gguf", "cache_swiftkv_2_3.gguf",
+         "recency:40,observe=20,chunk=32,prefill=dense", 128, 100},
+        {"arch_gemma3.gguf", NULL, "full,chunk=32", 128, 100},
+        {"arch_sigma.gguf", NULL, "full,chunk=32", 128, 100},
+    };
+
+    for (size_t i = 0; i < sizeof(of) / sizeof(of[0]); i++) {
+        struct engine_request score = run_request(NULL, 0, 0);
+
+        score.kind = ENGINE_SCORE;
+        score.logits_rows = 0;
+        score.score_first = 20;
+        compare(&of[i], i % 2 ? "cpu" : "ref", *generate());
+        compare(&of[i], "cpu", *generate());
+        if (i != 2) { /* beyond the split scores need a dense prefill */
+            compare(&of[i], "cpu", score);
+        }
+    }
+}
+
+Test(slice, scores_and_embeddings_too, .timeout = 300)
+{
+    static const struct setting of[] = {
+        {"stories260K.gguf", NULL, "full,chunk=128", CTX, N_PROMPT},
+        {"stories260K.gguf", NULL, "kv8+full,chunk=64", CTX, N_PROMPT},
+        {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "full,chunk=32", 128, 100},
+    };
+
+    for (size_t i = 0; i < sizeof(of) / sizeof(of[0]); i++) {
+        struct engine_request q = run_request(NULL, 0, 0);
+
+        q.logits_rows = 0;
+        q.kind = ENGINE_SCORE;
+        compare(&of[i], "cpu", q);
+        q.score_first = of[i].n_prompt - 1; /* nothing to score */
+        compare(&of[i], "cpu", q);
+        q.score_first = 0;
+        q.kind = ENGINE_EMBED;
+        for (q.pool = ENGINE_POOL_MEAN; q.pool <= ENGINE_POOL_NONE; q.pool++) {
+            q.unit = !q.unit;
+            compare(&of[i], "cpu", q);
+        }
+    }
+}
+
+/* Scored rows with their logits wait for credit: they are set aside a chunk at a time. */
+Test(slice, rows_that_are_set_aside, .timeout = 300)
+{
+    static const struct setting of = {"stories260K.gguf", NULL, "full,chunk=128", CTX, N_PROMPT};
+    static struct run talker, r[2];
+
+    for (int i = 0; i < 2; i++) {
+        struct engine *e = start(&of, "cpu", &talker);
+        struct engine_request q = run_request(ids, N_PROMPT, 0);
+
+        if (i == 1) {
+            run_all(e); /* alone */
+        }
+        q.kind = ENGINE_SCORE;
+        q.score_first = N_PROMPT - 200;
+        q.logits_rows = 4;
+        run_submit(e, &q, &r[i]);
+        while (!r[i].done) {
+            (void)run_step(e);
+            if (!r[i].done) {
+                (void)engine_score_credit(e, r[i].handle, r[i].n_scored + 4);
+            }
+        }
+        cr_expect_eq(r[i].n_scored, 199);
+        run_all(e);
+        run_clear(&talker);
+        engine_destroy(e);
+    }
+    cr_expect(memcmp(r[0].logprobs, r[1].logprobs, 199 * sizeof(float)) == 0);
+    run_clear(&r[0]);
+    run_clear(&r[1]);
+}
+
+static uint64_t bytes_used(struct engine *e)
+{
+    struct engine_counters c;
+
+    engine_counters(e, &c);
+    return c.kv_bytes_used;
+}
+
+/* A cancel between the units of a chunk, after every number of steps that its prompt takes. */
+static void cancel(const char *kv)
+{
+    const struct setting of = {"stories260K.gguf", NULL, kv, CTX, N_PROMPT};
+    static struct run talker, quiet, gone, alone, after;
+    struct engine *e = start(&of, "cpu", &talker);
+    struct engine_request ask = run_request(ids, N_PROMPT, 4);
+    int32_t n_mid = 0;
+
+    for (int32_t n = 1; n <= 12 && !talker.done; n++) {
+        uint64_t used = bytes_used(e);
+        int32_t said = talker.n_new;
+
+        run_submit(e, &ask, &gone);
+        for (int32_t i = 0; i < n && gone.n_new == 0; i++) {
+            if (i == n - 1 && n % 2) {
+                engine_interrupt(e);
+            }
+            (void)run_step(e);
+        }
+        n_mid += gone.n_new == 0;
+        cr_expect(n == 1 || bytes_used(e) > used, "%s: %d steps took no pages", kv, n);
+        cr_expect(!gone.done && engine_cancel(e, gone.handle, ENGINE_CANCELLED) == 0);
+        (void)run_step(e);
+        cr_expect(gone.done && gone.reason == ENGINE_CANCELLED, "%s: after %d steps", kv, n);
+        cr_expect_leq(bytes_used(e), used + 2 * (uint64_t)(talker.n_new - said) * 4096,
+                      "%s: pages are held after %d steps", kv, n);
+        run_clear(&gone);
+    }
+    cr_expect_gt(n_mid, 3, "%s: its prompt was never half read", kv);
+    if (!talker.done) {
+        run_submit(e, &ask, &after); /* beside */
+    }
+    run_all(e);
+    uint64_t used = bytes_used(e);
+
+    cr_expect_eq(used, 0, "%s: %llu bytes are still held", kv, (unsigned long long)used);
+    run_submit(e, &ask, &alone);
+    run_all(e);
+    cr_expect(!after.done || run_same(&after, &alone), "%s", kv);
+    engine_destroy(e);
+    e = start(&of, "cpu", &quiet);
+    run_all(e);
+    cr_expect(run_same(&talker, &quiet), "%s: the talker hears it", kv);
+    run_clear(&talker);
+    run_clear(&quiet);
+    run_clear(&alone);
+    run_clear(&after);
+    engine_destroy(e);
+}
+
+Test(slice, cancel_between_units, .timeout = 300)
+{
+    cancel("full,chunk=128");
+    cancel("keyformer:50%,chunk=128");
+    cancel("keyformer:50%,chunk=128,prefill=dense");
+    cancel("recency:50%,chunk=128,prefill=bounded");
+}
+
+/* Two prompts at once, one of them layer by layer throughout, and one that is urgent. */
+Test(slice, several_prompts, .timeout = 300)
+{
+    static struct run talker, r[3], alone[3];
+    static const char *const kv[] = {"full,chunk=128", "keyformer:50%,chunk=128", "full,chunk=128"};
+    struct engine *e = run_engine("stories260K.gguf", "cpu", CTX, 4,
+                                  "full,chunk=128=50%;keyformer:50%,chunk=128=50%");
+    int32_t n_vocab = engine_info(e)->n_vocab;
+
+    run_tokens(2, n_vocab, ids, N_PROMPT);
+    for (int i = 0; i < 3; i++) {
+        struct engine_request q = run_request(ids + i, N_PROMPT - 10 * i, 6);
+
+        q.kv = kv[i];
+        run_submit(e, &q, &alone[i]);
+        run_all(e);
+    }
+    struct engine_request talk = run_request(ids + 9, 8, N_LONG);
+
+    talk.kv = kv[0];
+    run_submit(e, &talk, &talker);
+    while (talker.n_new < 5) {
+        (void)run_step(e);
+    }
+    for (int i = 0; i < 3; i++) {
+        struct engine_request q = run_request(ids + i, N_PROMPT - 10 * i, 6);
+
+        q.kv = kv[i];
+        q.urgency = i == 2;
+        run_submit(e, &q, &r[i]);
+        if (i == 1) {
+            (void)run_step(e); /* both have begun */
+            (void)run_step(e);
+        }
+    }
+    while (r[2].n_new == 0) {
+        (void)run_step(e);
+    }
+    cr_expect_eq(r[0].n_new, 0, "the urgent one came first");
+    run_all(e);
+    for (int i = 0; i < 3; i++) {
+        cr_expect(run_same(&r[i], &alone[i]), "%d", i);
+        run_clear(&r[i]);
+        run_clear(&alone[i]);
+    }
+    run_clear(&talker);
+    engine_destroy(e);
 }
