@@ -171,7 +171,8 @@ static void check(const struct setting *s, bool drafts)
         cr_assert_gt(drafted->c.n_accepted, 5, "%s %s: %zu of %zu", s->model, s->backend,
                      (size_t)drafted->c.n_accepted, (size_t)drafted->c.n_drafted);
         cr_assert_gt(drafted->c.n_drafted, drafted->c.n_accepted);
-        cr_assert_lt(drafted->c.n_steps, plain->c.n_steps);
+        /* How many steps others take beside a prompt depends on time. */
+        cr_assert(s->n_seqs > 1 || drafted->c.n_steps < plain->c.n_steps);
     } else {
         cr_assert_eq(drafted->c.n_drafted, 0, "%s", s->kv);
     }

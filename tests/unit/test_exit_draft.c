@@ -190,7 +190,8 @@ static void check(const struct setting *s, double least, double most)
                   (double)drafted->c.n_accepted, n);
     cr_assert_geq((double)drafted->c.n_accepted, n * least, "%g of %g",
                   (double)drafted->c.n_accepted, n);
-    cr_assert_lt(drafted->c.n_steps, plain->c.n_steps);
+    /* How many steps others take beside a prompt depends on time. */
+    cr_assert(s->n_seqs > 1 || drafted->c.n_steps < plain->c.n_steps);
     drop(drafted);
     drop(plain);
 }
