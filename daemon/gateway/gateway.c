@@ -187,14 +187,20 @@ HOT static int read_front(struct gateway *g, struct error *reterr)
     return 0;
 }
 
+/* -1 is never. */
+static long sooner(long a, long b)
+{
+    return a < 0 || (b >= 0 && b < a) ? b : a;
+}
+
 static long timeout_ms(const struct gateway *g, const struct notify *n)
 {
-    long sign = notify_timeout_ms(n);
     long own = g->clients.n_stalled > 0    ? (long)DELIVER_RETRY_MS
                : g->requests.n_orphans > 0 ? (long)ORPHANS_MS
                                            : -1;
 
-    return own < 0 || (sign >= 0 && sign < own) ? sign : own;
+    own = sooner(own, trim_timeout_ms(&g->trim, clock_ns()));
+    return sooner(own, notify_timeout_ms(n));
 }
 
 enum { WAKE_FRONT, WAKE_STOP, WAKE_ZAP, WAKE_CLIENTS, N_WAKE };
@@ -269,6 +275,9 @@ HOT static int turn(struct gateway *g, struct wait *w, bool *ret_stop, struct er
         *ret_stop = true;
         return 0;
     }
+    if (what) {
+        trim_wish(&g->trim, clock_ns());
+    }
     if (front & EPOLLOUT) {
         rc = door_flush(&g->door);
     }
@@ -308,6 +317,7 @@ int gateway_run(struct gateway *g, int stop_fd, struct notify *n, struct error *
     notify_send(n, "READY=1\nSTATUS=Serving ZeroMQ clients");
     while (!stop && rc == 0) {
         notify_alive(n);
+        trim_due(&g->trim, clock_ns());
         rc = turn(g, &w, &stop, reterr);
     }
     notify_send(n, "STOPPING=1");

@@ -14,6 +14,7 @@
 #include "daemon/gateway/questions.h"
 #include "daemon/gateway/requests.h"
 #include "daemon/gateway/router.h"
+#include "daemon/gateway/trim.h"
 #include "proto/zmq/arena.h"
 
 enum { GATEWAY_WAITERS = 256 };
@@ -36,6 +37,7 @@ struct gateway {
     struct door door;
     struct arena arena; /* of the request being decoded */
     struct clients clients;
+    struct trim trim;
     struct requests requests;
     struct waiters pings;
     struct questions questions;

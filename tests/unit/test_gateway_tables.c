@@ -3,11 +3,15 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/gateway/clients.h"
 #include "daemon/gateway/requests.h"
 #include "daemon/gateway/router.h"
+#include "daemon/gateway/trim.h"
 
 static struct clients clients;
 static struct requests requests;
@@ -193,4 +197,72 @@ Test(gateway_tables, owners)
     cr_assert(!requests_owned(&q, 5, (const uint8_t *)"ac", 2));
     cr_assert(!requests_owned(&q, 5, (const uint8_t *)"abc", 3));
     cr_assert(!requests_owned(&q, 5, NULL, 0));
+}
+
+/* What is wished for again meanwhile does not put it off. */
+Test(gateway_tables, memory_is_given_back_after_a_while)
+{
+    const int64_t ms = 1000000;
+    struct trim t = {0};
+
+    cr_assert_eq(trim_timeout_ms(&t, 5 * ms), -1);
+    trim_wish(&t, 5 * ms);
+    trim_wish(&t, 900 * ms);
+    cr_assert_eq(trim_timeout_ms(&t, 5 * ms), TRIM_AFTER_MS);
+    cr_assert_eq(trim_timeout_ms(&t, 4 * ms + TRIM_AFTER_MS * ms + 1), 1);
+    trim_due(&t, 4 * ms + TRIM_AFTER_MS * ms);
+    cr_assert_eq(trim_timeout_ms(&t, 5 * ms + TRIM_AFTER_MS * ms), 0);
+    trim_due(&t, 5 * ms + TRIM_AFTER_MS * ms);
+    cr_assert_eq(trim_timeout_ms(&t, 5 * ms + TRIM_AFTER_MS * ms), -1);
+}
+
+static int64_t resident_kb(void)
+{
+    char line[256];
+    int64_t kb = -1;
+    FILE *f = fopen("/proc/self/status", "re");
+
+    while (f && kb < 0 && fgets(line, sizeof(line), f)) {
+        (void)sscanf(line, "VmRSS: %" SCNd64, &kb);
+    }
+    if (f) {
+        (void)fclose(f);
+    }
+    return kb;
+}
+
+/* 64 MB in pieces, every 64th of which stays: free pages lie between such as are in use. */
+Test(gateway_tables, pages_amid_others_are_given_back)
+{
+    enum { N = 64 * 1024, BYTES = 1000, MB = 1024 };
+    char **piece = calloc(N, sizeof(*piece));
+    struct trim t = {.next_ns = 1};
+    int64_t most;
+    int64_t kept;
+    int64_t left;
+
+#if defined(__SANITIZE_ADDRESS__)
+    cr_skip_test("the sanitizer's allocator keeps what was freed");
+#endif
+    cr_assert_not_null(piece);
+    for (int i = 0; i < N; i++) {
+        piece[i] = malloc(BYTES);
+        cr_assert_not_null(piece[i]);
+        memset(piece[i], i, BYTES);
+    }
+    most = resident_kb();
+    for (int i = 0; i < N; i++) {
+        if (i % 64 != 0) {
+            free(piece[i]);
+        }
+    }
+    kept = resident_kb();
+    trim_due(&t, 2);
+    left = resident_kb();
+    cr_assert_lt(left, most - 40 * MB, "%jd kB, %jd before", (intmax_t)left, (intmax_t)most);
+    cr_expect_gt(kept, left + 40 * MB, "%jd kB were given back anyway", (intmax_t)kept);
+    for (int i = 0; i < N; i += 64) {
+        free(piece[i]);
+    }
+    free(piece);
 }
