@@ -61,6 +61,13 @@ class Daemon:
         first.close()
         return self.lane(**kw)
 
+    def rest_engine(self, seconds=1.2):
+        """The engine says its state once a second; a fast one has ended what it was asked before. After a rest its next step says it."""
+        pid = self.child("pipit-engine")
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        os.kill(pid, signal.SIGCONT)
+
     def child(self, name):
         """pid of the child of that name, or None."""
         try:

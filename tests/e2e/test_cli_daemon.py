@@ -190,10 +190,7 @@ class Policies(Served):
         self.assertGreater(self.status()["front_epoch"], 0)
         p = self.start(*RAW, "--kv", "fp8+keyformer:50%,min=4", "-n", "480", "Once upon a time there was")
         read_some(p)
-        engine = self.daemon.child("pipit-engine")
-        os.kill(engine, signal.SIGSTOP)  # it says its state once a second, and a fast machine has said all 480 before
-        time.sleep(1.2)
-        os.kill(engine, signal.SIGCONT)
+        self.daemon.rest_engine()
         held = wait_until(lambda: (r := self.row("keyformer"))["slots"] > 0 and r)
         self.assertTrue(held, "no slot was seen to be held")
         self.assertEqual((held["sequences"], held["requests"]), (1, 1))

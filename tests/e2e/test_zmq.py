@@ -196,6 +196,7 @@ class Answers(Served):
             rid = other.send(r)
             while not other.receive(20 * SLOW).HasField("delta"):
                 pass
+            self.daemon.rest_engine()
             self.assertTrue(wait_until(lambda: any("full" in n and p.n_seqs == 1 and p.kv_bytes > 0 and p.n_slots > 0
                                                    for n, p in policies().items()), 5 * SLOW))
             r = pb.Request(id=rid)
