@@ -49,6 +49,7 @@ enum {
     LT_SHAPES = 64,
     LT_TRIES = 8, /* algorithms of one shape that are looked at */
     LT_ALIGN = 16,
+    TRIAL_ROWS = 3, /* that a trial compares: first, middle, last */
     FINISH_THREADS = 256,
     FINISH_ROWS = 1024, /* outputs of a block */
 };
@@ -428,17 +429,26 @@ static bool takes_all(struct cuda_lt *lt, const struct lt_shape *s)
     return true;
 }
 
-/* The last of n equal rows, to the host. */
-static int last_row(struct cuda *cu, const struct lt_shape *s, const uint8_t *w, int32_t n,
-                    float *ret)
+/* Products of n equal rows: as they are, then added to that, the two forms that prompts ask for,
+ * with the distance of rows that they ask for. The first, the middle and the last row of each, to
+ * the host: (2, TRIAL_ROWS, n_rows). */
+static int trial(struct cuda *cu, const struct lt_shape *s, const uint8_t *w, int32_t n, float *ret)
 {
     const struct cuda_scratch *c = &cu->scratch;
+    const int32_t rows[TRIAL_ROWS] = {0, n / 2, n - 1};
     int64_t ld = sums_ld(s->n_rows);
-    int r = product(cu, s, w, c->xh, n, c->lt_sums, ld, false);
+    int r = 0;
 
-    return r < 0 ? r
-                 : cu->be.ops->read(&cu->be, ret, c->lt_sums + (int64_t)(n - 1) * ld,
-                                    (uint64_t)s->n_rows * sizeof(float));
+    for (int i = 0; i < 2 * TRIAL_ROWS && r == 0; i++) {
+        if (i % TRIAL_ROWS == 0) {
+            r = product(cu, s, w, c->xh, n, c->lt_sums, ld, i > 0);
+        }
+        r = r < 0 ? r
+                  : cu->be.ops->read(&cu->be, ret + (size_t)i * s->n_rows,
+                                     c->lt_sums + rows[i % TRIAL_ROWS] * ld,
+                                     (uint64_t)s->n_rows * sizeof(float));
+    }
+    return r;
 }
 
 /* Rows for a trial, all the same: numbers of all mantissas from 2^-4 to 2^4, for with few bits
@@ -475,18 +485,22 @@ static int same_bits(struct cuda *cu, const struct lt_shape *s, const uint8_t *w
 {
     static const int32_t counts[] = {1, 2, 8, 15, 16, 17, 33, 64, 65, 129, 257, 513, 1025};
     struct cuda_lt *lt = cu->lt;
-    size_t bytes = (size_t)s->n_rows * sizeof(float);
-    float *all = static_cast<float *>(malloc(bytes * 2));
-    float *few = all ? all + s->n_rows : NULL;
+    size_t n = (size_t)s->n_rows;
+    float *all = static_cast<float *>(malloc(4 * TRIAL_ROWS * n * sizeof(float)));
+    float *few = all ? all + 2 * TRIAL_ROWS * n : NULL;
     bool same = true;
     int r = all ? 0 : -ENOMEM;
 
     r = r < 0 ? r : fill_trial(cu, s);
-    r = r < 0 ? r : last_row(cu, s, w, lt->max_rows, all);
-    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]) && r == 0 && same; i++) {
-        if (counts[i] < lt->max_rows) {
-            r = last_row(cu, s, w, counts[i], few);
-            same = r < 0 || memcmp(all, few, bytes) == 0;
+    r = r < 0 ? r : trial(cu, s, w, lt->max_rows, all);
+    for (size_t i = 0; i <= sizeof(counts) / sizeof(counts[0]) && r == 0 && same; i++) {
+        int32_t rows = i > 0 ? counts[i - 1] : lt->max_rows; /* rows of one product first */
+
+        r = rows < lt->max_rows ? trial(cu, s, w, rows, few) : 0;
+        for (int j = 0; j < 2 * TRIAL_ROWS && r == 0 && same; j++) {
+            same = memcmp(all + (size_t)(j / TRIAL_ROWS * TRIAL_ROWS) * n,
+                          (rows < lt->max_rows ? few : all) + (size_t)j * n,
+                          n * sizeof(float)) == 0;
         }
     }
     free(all);
@@ -602,15 +616,16 @@ static int finish(struct cuda *cu, const struct gemm *p, const struct lt_sums &s
     return cuda_launched(cu, "lt_finish");
 }
 
-static bool aligned(const struct gemm_part *to)
+/* May the library write there? At the distance of rows that its algorithm was tried with alone. */
+static bool straight(const struct gemm_part *to, const struct lt_shape *s)
 {
-    return to->ldy % 4 == 0 && reinterpret_cast<uintptr_t>(to->y) % LT_ALIGN == 0;
+    return to->ldy == sums_ld(s->n_rows) && reinterpret_cast<uintptr_t>(to->y) % LT_ALIGN == 0;
 }
 
 static int one_part(struct cuda *cu, const struct gemm *p, int part, const struct lt_shape *s)
 {
     const struct gemm_part *to = &p->part[part];
-    bool direct = s->bf16 && to->act == OPS_ACT_NONE && !to->bias && aligned(to);
+    bool direct = s->bf16 && to->act == OPS_ACT_NONE && !to->bias && straight(to, s);
     struct lt_sums sums = {};
     int r = 0;
 
@@ -638,7 +653,7 @@ static int gated(struct cuda *cu, const struct gemm *p, const struct lt_shape *s
 {
     const struct gemm_part *to = &p->part[0];
     int64_t ld = sums_ld(s->n_rows);
-    bool direct = aligned(to);
+    bool direct = straight(to, s);
     int32_t most = direct ? cu->lt->max_rows : (cu->lt->max_rows + 1) / 2;
     struct lt_sums sums = {};
     int r = 0;

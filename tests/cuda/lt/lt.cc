@@ -42,6 +42,7 @@ enum { A_MAGIC, A_NUMBER, A_M, A_K, A_TYPE, A_SPLIT, A_WORKSPACE };
 static struct fake_lt_call calls[MAX_CALLS];
 static int n_calls, n_objects, fail_after, fail_status;
 static uint64_t n_algos, few, refused_m, refused_n;
+static int where;
 static char broken[200];
 
 static void break_rule(const char *format, ...)
@@ -100,6 +101,11 @@ EXPORT void fake_lt_few(uint64_t n)
     few = n;
 }
 
+EXPORT void fake_lt_where(int w)
+{
+    where = w;
+}
+
 EXPORT void fake_lt_refuse(uint64_t m, uint64_t n)
 {
     refused_m = m;
@@ -112,6 +118,7 @@ EXPORT void fake_lt_start(void)
     n_calls = 0;
     fake_lt_fail(0, 0);
     fake_lt_few(0);
+    fake_lt_where(0);
     fake_lt_refuse(0, 0);
 }
 
@@ -308,7 +315,6 @@ static float of16(const uint8_t *p, uint64_t i, bool bf16)
 static void multiply(void *arg)
 {
     const struct problem *p = static_cast<const struct problem *>(arg);
-    uint64_t half = p->n < few ? p->k / 2 : 0; /* another order */
     float *a = static_cast<float *>(malloc((p->n + 1) * p->k * sizeof(float)));
     float *b = a ? a + p->k : NULL;
 
@@ -324,6 +330,9 @@ static void multiply(void *arg)
             float part[8] = {};
             float sum = 0;
             float old = 0;
+            bool here = where == 0 || (where == 1 && p->beta != 0.0f) || (where == 2 && j == 0) ||
+                        (where == 3 && j == p->n / 2) || (where == 4 && j == p->n - 1);
+            uint64_t half = p->n < few && here ? p->k / 2 : 0; /* another order */
 
             for (uint64_t k = 0; k < p->k; k += 8) {
                 uint64_t c = (k + half) % p->k;
