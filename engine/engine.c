@@ -361,6 +361,7 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
     if (r) {
         return r;
     }
+    in.shape.one_memory = in.device_available_bytes == 0;
     model_weight_bytes(p->model, p->ops, &p->be_config, &in.weights_bytes, &in.mapped_bytes);
     return plan_make(&in, ret, ret_shape, reterr);
 }

@@ -59,6 +59,11 @@ struct backend_ops {
     /* Memory. `what` is a literal for messages. Zeroed. */
     int (*alloc)(struct backend *be, uint64_t bytes, const char *what, void **ret, struct error *reterr);
     void (*free)(struct backend *be, void *device, uint64_t bytes);
+    /* Memory of the host that the device's kernels reach, slowly: for pages that `bring` reads. Zeroed. NULL,
+     * all three: the device's memory is the host's. */
+    int (*alloc_mapped)(struct backend *be, uint64_t bytes, const char *what, void **ret, struct error *reterr);
+    void (*free_mapped)(struct backend *be, void *device, uint64_t bytes);
+    int (*bring)(struct backend *be, const struct ops_bring *p);
     int (*free_bytes)(struct backend *be, uint64_t *ret); /* what alloc could still give */
     int (*write)(struct backend *be, void *device, const void *host, uint64_t bytes);
     int (*read)(struct backend *be, void *host, const void *device, uint64_t bytes);

@@ -200,6 +200,9 @@ struct ops_kv_layout {
      * Canonical slots hold none; kv_import makes them anew. */
     int32_t part_dims;
     enum ops_kv_type part_type;
+    /* They lie in pages of their own, of the same numbers (ops_kv.part); page_bytes is then without them. */
+    bool part_apart;
+    uint64_t part_bytes; /* of such a page; filled by kv_layout() */
 };
 
 /* One sequence's slots in one store, as attention and store see it. */
@@ -212,6 +215,8 @@ struct ops_kv {
     int32_t *slot_pos;     /* device (n_groups, cap): position held, -1 empty; NULL: slot is position */
     float *score;          /* device (n_groups, cap): the policy's, or NULL */
     float *v_sum;          /* device (n_groups, v_heads, v_dim): V summed over live slots, or NULL */
+    uint8_t *part;         /* device, where partial keys lie apart: page p's at part + p * layout->part_bytes;
+                              NULL: none are made */
     const float *skew;     /* device (n_groups, k_heads, k_dim, k_dim): A of each K head, orthogonal;
                               where the layout has partial keys */
     int32_t n_slots;       /* slots [0, n_slots) may hold live tokens, this step's included */
@@ -247,7 +252,8 @@ struct ops_rope {
  * from it (the slot's V as it reads back), what it now holds is added; prefill rows leave it as it is,
  * for kv_sum. A sequence has then at most one decode row a call. Partial keys are made where the
  * layout has them.
- * n_q = 0: only K and V are stored (SwiftKV's deep layers); n_k = n_v = 0: only q (AcrossKV readers). */
+ * n_q = 0: only K and V are stored (SwiftKV's deep layers), and the sequences may be some, whose rows lie
+ * one behind the other; n_k = n_v = 0: only q (AcrossKV readers). */
 struct ops_rope_store {
     struct ops_rows rows;
     float *q;       /* device (n, ldq): n_q heads of k_dim */
@@ -317,10 +323,12 @@ enum { OPS_USE_MAX = 255 };
 enum ops_select_kind { OPS_SELECT_ALL, OPS_SELECT_SPARQ, OPS_SELECT_TOPV, OPS_SELECT_GIVEN };
 
 /* What `speculate` leaves, device: for sequence i of the call n[i] slots of each head group, ascending,
- * at slots[(i * max_groups + group) * ld]. */
+ * at slots[(i * max_groups + group) * ld]; in a group of which fewer rank, then -1. */
 struct ops_chosen {
     int32_t *n;     /* (n_seqs) */
     int32_t *slots; /* (n_seqs, max_groups, ld) */
+    int32_t *own;   /* (n_seqs, max_groups) n[i] once more, for each group: the place behind the list, as
+                       ops_seq.victim says it; NULL: not wanted */
     int32_t max_groups;
     int32_t ld;
 };
@@ -341,6 +349,29 @@ struct ops_select {
     /* and which entry of `chosen` they are (attention). */
     const struct ops_chosen *chosen;
     int32_t entry;
+    /* NULL, or where K and V are read (`bring`): slot i holds the list's entry i, the row's own lies behind
+     * them. Positions are the sequence's own. */
+    const struct ops_kv *staged;
+};
+
+/* K and V on their way from pages in memory of the host (alloc_mapped) to pages of the device: copies
+ * beside what else runs, for which an attention waits that `joins`. What they read must have been written by
+ * calls before; what they write must not be touched by calls between, but for other slots. */
+struct ops_bring_seq {
+    struct ops_kv from;
+    struct ops_kv to; /* slot_pos, score and v_sum are not looked at */
+    /* Listed: the slots that entry `entry` of `chosen` lists to slots 0, 1, ..., then, where it is not
+     * negative, slot `own`. Else slots [0, n) each to its own number. */
+    bool listed;
+    int32_t entry;
+    int32_t own;
+    int32_t n; /* listed: so many at most, with `own` */
+};
+
+struct ops_bring {
+    const struct ops_bring_seq *seqs; /* host (n_seqs) */
+    int32_t n_seqs;
+    const struct ops_chosen *chosen;
 };
 
 /* Which slots a row of class decode will read in a layer to come (Lee et al., 2024, InfiniGen), from
@@ -395,6 +426,7 @@ struct ops_attention {
     int32_t n_seqs;
     const struct ops_observe *observe; /* host (n_seqs) or NULL; entries with row_first >= n_rows are off */
     const struct ops_select *select; /* host (n_seqs) or NULL: rows read all they see */
+    bool joins; /* what `bring` copies is read by this */
     const struct ops_rope *unrotated_rope; /* with layout->k_unrotated: how to rotate; else NULL */
 };
 

@@ -44,7 +44,14 @@ static uint64_t state_bytes(const struct shape *s)
 
 uint64_t cache_host_bytes(const struct shape *s)
 {
-    return memory_rounded(lay_host(s, &(struct memory_arena){0}, NULL)) + prefix_bytes(s);
+    uint64_t bytes = memory_rounded(lay_host(s, &(struct memory_arena){0}, NULL)) + prefix_bytes(s);
+
+    for (int32_t i = 0; i < s->n_classes; i++) {
+        const struct shape_class *c = &s->classes[i];
+
+        bytes += pages_mapped_bytes(c->page_bytes, c->part_bytes, c->n_pages);
+    }
+    return bytes;
 }
 
 uint64_t cache_bytes(const struct shape *s)
@@ -54,8 +61,11 @@ uint64_t cache_bytes(const struct shape *s)
                      memory_rounded(state_bytes(s)) + prefix_bytes(s);
 
     bytes += s->tier.n_stores ? tier_bytes(&s->tier) : 0;
+    bytes += s->staging.seq_bytes ? staging_bytes(&s->staging) : 0;
     for (int32_t i = 0; i < s->n_classes; i++) {
-        bytes += pages_bytes(s->classes[i].page_bytes, s->classes[i].n_pages);
+        const struct shape_class *c = &s->classes[i];
+
+        bytes += pages_bytes(c->page_bytes, c->part_bytes, c->n_pages);
     }
     return bytes;
 }
@@ -109,14 +119,19 @@ int cache_create(struct shape *shape, struct backend *be, struct cache **ret, st
     for (int32_t i = 0; !r && i < c->shape.n_classes; i++) {
         const struct shape_class *k = &c->shape.classes[i];
 
-        r = pages_create(c->shape.config.ops, be, k->page_bytes, k->n_pages, &c->classes[i],
-                         reterr);
+        r = k->part_bytes ? pages_create_mapped(c->shape.config.ops, be, k->page_bytes,
+                                                k->part_bytes, k->n_pages, &c->classes[i], reterr)
+                          : pages_create(c->shape.config.ops, be, k->page_bytes, k->n_pages,
+                                         &c->classes[i], reterr);
     }
     if (!r) {
         r = alloc_seats(c, reterr);
     }
     if (!r) {
         r = prefix_create(&c->shape, &c->prefix, reterr);
+    }
+    if (!r && c->shape.staging.seq_bytes) {
+        r = staging_create(&c->shape.staging, be, &c->staging, reterr);
     }
     if (!r && c->shape.tier.n_stores) {
         r = c->shape.config.tier_dir
@@ -141,6 +156,7 @@ void cache_destroy(struct cache *c)
     const struct shape *s = &c->shape;
 
     tier_destroy(c->tier);
+    staging_destroy(c->staging);
     for (int32_t i = 0; i < s->n_classes; i++) {
         pages_destroy(&c->classes[i]);
     }

@@ -53,6 +53,7 @@ struct cache {
     uint32_t *pages_host;
     int32_t *n_pages_host;
     int32_t peak_holder; /* seat, or -1 */
+    struct staging *staging; /* NULL: nobody's pages lie on the host */
     struct tier *tier;   /* NULL: nobody's K and V lie on disk */
     struct prefix prefix;
 };

@@ -159,6 +159,7 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
     struct ops_kv kv = {
         .layout = shape_layout(s, q->variant, store),
         .pool = pages->pool,
+        .part = pages->part,
         .pages = (const uint32_t *)(const void *)(q->tables + st->pages_off),
         .max_pages = st->max_pages,
         .n_slots = n_slots,

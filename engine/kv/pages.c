@@ -30,17 +30,28 @@ static size_t host_bytes(uint32_t n_pages)
     return plan.used;
 }
 
-uint64_t pages_bytes(uint64_t page_bytes, uint32_t n_pages)
+uint64_t pages_bytes(uint64_t page_bytes, uint64_t part_bytes, uint32_t n_pages)
 {
-    return memory_rounded(page_bytes * n_pages) + memory_rounded(host_bytes(n_pages));
+    return memory_rounded(page_bytes * n_pages) + memory_rounded(part_bytes * n_pages) +
+           memory_rounded(host_bytes(n_pages));
 }
 
-int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
-                 uint32_t n_pages, struct pages *ret, struct error *reterr)
+uint64_t pages_mapped_bytes(uint64_t page_bytes, uint64_t part_bytes, uint32_t n_pages)
 {
-    struct pages p = {.ops = ops, .be = be, .page_bytes = page_bytes, .n_pages = n_pages};
+    return part_bytes ? memory_rounded(page_bytes * n_pages) : 0;
+}
+
+static int create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
+                  uint64_t part_bytes, uint32_t n_pages, struct pages *ret, struct error *reterr)
+{
+    struct pages p = {.ops = ops,
+                      .be = be,
+                      .page_bytes = page_bytes,
+                      .part_bytes = part_bytes,
+                      .n_pages = n_pages};
     struct memory_arena a = {.size = host_bytes(n_pages)};
     void *pool = NULL;
+    void *part = NULL;
     void *host = NULL;
     int r = memory_map(a.size, "tables of cache pages", &host, reterr);
 
@@ -49,11 +60,16 @@ int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t pag
     }
     a.base = host;
     lay_host(&a, &p);
-    r = ops->alloc(be, page_bytes * n_pages, "cache pages", &pool, reterr);
+    r = part_bytes ? ops->alloc_mapped(be, page_bytes * n_pages, "cache pages", &pool, reterr)
+                   : ops->alloc(be, page_bytes * n_pages, "cache pages", &pool, reterr);
+    p.pool = pool;
+    if (!r && part_bytes) {
+        r = ops->alloc(be, part_bytes * n_pages, "partial keys", &part, reterr);
+        p.part = part;
+    }
     if (r) {
         goto fail;
     }
-    p.pool = pool;
     for (uint32_t i = 0; i < n_pages; i++) {
         p.free_list[i] = n_pages - 1 - i;
     }
@@ -65,10 +81,28 @@ fail:
     return r;
 }
 
+int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
+                 uint32_t n_pages, struct pages *ret, struct error *reterr)
+{
+    return create(ops, be, page_bytes, 0, n_pages, ret, reterr);
+}
+
+int pages_create_mapped(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
+                        uint64_t part_bytes, uint32_t n_pages, struct pages *ret,
+                        struct error *reterr)
+{
+    return create(ops, be, page_bytes, part_bytes, n_pages, ret, reterr);
+}
+
 void pages_destroy(struct pages *p)
 {
-    if (p->pool) {
+    if (p->pool && p->part_bytes) {
+        p->ops->free_mapped(p->be, p->pool, p->page_bytes * p->n_pages);
+    } else if (p->pool) {
         p->ops->free(p->be, p->pool, p->page_bytes * p->n_pages);
+    }
+    if (p->part) {
+        p->ops->free(p->be, p->part, p->part_bytes * p->n_pages);
     }
     memory_unmap(p->free_list, host_bytes(p->n_pages)); /* the arena's first */
     *p = (struct pages){0};
@@ -98,6 +132,9 @@ int pages_take(struct pages *p, uint64_t principal, uint32_t *ret)
     if (p->used[page] && p->principal[page] != principal) {
         int r = p->ops->zero(p->be, p->pool + p->page_bytes * page, p->page_bytes);
 
+        if (!r && p->part) {
+            r = p->ops->zero(p->be, p->part + p->part_bytes * page, p->part_bytes);
+        }
         if (r) {
             return r; /* nothing is taken */
         }
@@ -161,6 +198,10 @@ int pages_own(struct pages *p, uint64_t principal, uint32_t *page)
     if (!r) {
         r = p->ops->copy(p->be, p->pool + p->page_bytes * to, p->pool + p->page_bytes * from,
                          p->page_bytes);
+    }
+    if (!r && p->part) {
+        r = p->ops->copy(p->be, p->part + p->part_bytes * to, p->part + p->part_bytes * from,
+                         p->part_bytes);
     }
     if (r) {
         if (to != UINT32_MAX) {

@@ -20,6 +20,9 @@
  * holder brings one reserved page along; what is left of them goes when holders go. A page that
  * nobody will write any more (full, of a policy that keeps all) is shared by pages_ref alone.
  *
+ * Pages may lie in memory of the host that the device reaches (pages_create_mapped): then partial keys
+ * lie apart, on the device, in pages of the same numbers.
+ *
  * Creator: pages_create; freed by pages_destroy. One thread. */
 
 #include "kernels/backend.h"
@@ -29,6 +32,8 @@ struct pages {
     struct backend *be;
     uint8_t *pool; /* device (n_pages, page_bytes) */
     uint64_t page_bytes;
+    uint8_t *part;       /* device (n_pages, part_bytes); NULL: pool is the device's */
+    uint64_t part_bytes;
     uint32_t n_pages;
     uint32_t n_free;
     uint32_t n_reserved;  /* reserved and not taken */
@@ -43,10 +48,15 @@ struct pages {
 
 int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
                  uint32_t n_pages, struct pages *ret, struct error *reterr) WARN_UNUSED;
+int pages_create_mapped(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
+                        uint64_t part_bytes, uint32_t n_pages, struct pages *ret,
+                        struct error *reterr) WARN_UNUSED;
 void pages_destroy(struct pages *p); /* takes a zeroed struct */
 
-/* Device and host bytes that pages_create takes. */
-uint64_t pages_bytes(uint64_t page_bytes, uint32_t n_pages);
+/* Device and host bytes that pages_create takes, or, with partial keys apart, pages_create_mapped; and the
+ * host's part of the latter. */
+uint64_t pages_bytes(uint64_t page_bytes, uint64_t part_bytes, uint32_t n_pages);
+uint64_t pages_mapped_bytes(uint64_t page_bytes, uint64_t part_bytes, uint32_t n_pages);
 
 bool pages_reserve(struct pages *p, uint32_t n);
 void pages_unreserve(struct pages *p, uint32_t n);

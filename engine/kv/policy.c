@@ -83,7 +83,8 @@ static const struct value_row ranks[] = {
 static const struct value_row switches[] = {{"off", 0, false}, {"on", 1, false}, {NULL, 0, false}};
 
 static const struct value_row pools[] = {
-    {"device", POLICY_POOL_DEVICE, false}, {"disk", POLICY_POOL_DISK, false}, {NULL, 0, false}};
+    {"device", POLICY_POOL_DEVICE, false}, {"host", POLICY_POOL_HOST, false},
+    {"disk", POLICY_POOL_DISK, false}, {NULL, 0, false}};
 static const struct value_row victims[] = {
     {"fifo", POLICY_FIFO, false}, {"lru", POLICY_LRU, false},
     {"counter", POLICY_COUNTER, false}, {NULL, 0, false}};
@@ -310,15 +311,6 @@ static int parse_budget(struct parser *p, struct policy *pol)
 /* Where all slots lie, or how many there are. */
 static int parse_pool(struct parser *p, const struct option_row *o, struct policy *pol)
 {
-    size_t len = name_len(p->at);
-
-    if (name_is(p->at, len, "host")) {
-        return error_set(
-            p->reterr, -ENOTSUP,
-            "policy, character %d: pool=host is no tier where the device is the CPU or "
-            "shares its memory, and not built for others; pool=disk is",
-            (int)(p->at - p->text) + 1);
-    }
     if (*p->at >= '0' && *p->at <= '9') {
         pol->pool = POLICY_POOL_SLOTS;
         return parse_budget(p, pol);

@@ -52,7 +52,7 @@ static bool same_class(const struct ops_kv_layout *a, const struct ops_kv_layout
     return a->k_heads == b->k_heads && a->v_heads == b->v_heads && a->k_dim == b->k_dim &&
            a->v_dim == b->v_dim && a->k_type == b->k_type && a->v_type == b->v_type &&
            a->k_unrotated == b->k_unrotated && a->rank == b->rank && a->part_dims == b->part_dims &&
-           a->part_type == b->part_type;
+           a->part_type == b->part_type && a->part_apart == b->part_apart;
 }
 
 static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_before,
@@ -68,12 +68,13 @@ static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_
                          SHAPE_MAX_CLASSES);
     }
     struct shape_class *c = &s->classes[s->n_classes];
-    char part[24] = "";
+    char part[32] = "";
 
     c->page_bytes = l->page_bytes;
+    c->part_bytes = l->part_apart ? l->part_bytes : 0;
     if (l->part_dims > 0) {
-        (void)snprintf(part, sizeof(part), " + %s %dx%d", ops_kv_type_name(l->part_type),
-                       l->k_heads, l->part_dims);
+        (void)snprintf(part, sizeof(part), "%s + %s %dx%d", l->part_apart ? " (host)" : "",
+                       ops_kv_type_name(l->part_type), l->k_heads, l->part_dims);
     }
     (void)snprintf(c->name, sizeof(c->name), "%s %dx%d + %s %dx%d%s%s", ops_kv_type_name(l->k_type),
                    l->k_heads, l->k_dim, ops_kv_type_name(l->v_type), l->v_heads, l->v_dim,
@@ -89,7 +90,8 @@ static bool same_pages(const struct policy *a, const struct policy *b)
 {
     return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new &&
            a->rank == b->rank && select_part_dims(a, 1 << 20) == select_part_dims(b, 1 << 20) &&
-           select_part_type(a) == select_part_type(b);
+           select_part_type(a) == select_part_type(b) &&
+           (a->pool == POLICY_POOL_HOST) == (b->pool == POLICY_POOL_HOST);
 }
 
 static int lay_classes(struct shape *s, struct error *reterr)
@@ -123,6 +125,7 @@ static int lay_classes(struct shape *s, struct error *reterr)
                 .part_dims = st->skew ? select_part_dims(p, st->k_dim) : 0,
             };
             l->part_type = l->part_dims == 0 ? OPS_KV_F32 : select_part_type(p);
+            l->part_apart = l->part_dims > 0 && p->pool == POLICY_POOL_HOST;
             int r = s->config.ops->kv_layout(l, reterr);
 
             if (r) {
@@ -302,6 +305,17 @@ static int check_disk(const struct shape *s, struct error *reterr)
     return 0;
 }
 
+/* Pages in the host's memory: where that is not the device's anyway. */
+static int check_host(const struct shape *s, struct error *reterr)
+{
+    if (!s->config.ops->bring || s->config.one_memory) {
+        return error_set(reterr, -ENOTSUP,
+                         "pool=host is no tier where the device is the CPU or shares its memory; "
+                         "pool=device and pool=disk are there");
+    }
+    return 0;
+}
+
 int shape_check_select(const struct shape *s, const struct policy *p, struct error *reterr)
 {
     if (p->select == POLICY_READ_ALL) {
@@ -315,7 +329,8 @@ int shape_check_select(const struct shape *s, const struct policy *p, struct err
     if (p->select == POLICY_INFINIGEN) {
         int r = check_partial_keys(s, reterr);
 
-        return r || !policy_on_disk(p) ? r : check_disk(s, reterr);
+        r = r || !policy_on_disk(p) ? r : check_disk(s, reterr);
+        return r || p->pool != POLICY_POOL_HOST ? r : check_host(s, reterr);
     }
     for (int32_t i = 0; i < s->config.n_stores && p->select == POLICY_SPARQ; i++) {
         if (p->r > s->config.stores[i].k_dim) {
@@ -442,7 +457,7 @@ static uint64_t need_bytes(const struct shape *s, const uint32_t *pages)
     uint64_t sum = 0;
 
     for (int32_t c = 0; c < s->n_classes; c++) {
-        sum += pages[c] * s->classes[c].page_bytes;
+        sum += pages[c] * (s->classes[c].page_bytes + s->classes[c].part_bytes);
     }
     return sum;
 }
@@ -515,6 +530,23 @@ static int lay_tier(struct shape *s, struct error *reterr)
     return 0;
 }
 
+/* The largest store of those whose pages lie on the host, and the widest. */
+static void lay_staging(struct shape *s)
+{
+    s->staging = (struct staging_config){
+        .ops = s->config.ops, .n_seqs = s->config.n_seqs, .max_pages = pages_of(s->config.ctx)};
+    for (int32_t i = 0; i < s->config.mix.n * s->config.n_stores; i++) {
+        const struct ops_kv_layout *l = &s->layouts[i];
+        uint64_t bytes = (uint64_t)l->n_groups * (uint64_t)s->staging.max_pages * l->page_bytes;
+
+        if (l->part_apart) {
+            s->staging.seq_bytes = bytes > s->staging.seq_bytes ? bytes : s->staging.seq_bytes;
+            s->staging.max_groups =
+                l->n_groups > s->staging.max_groups ? l->n_groups : s->staging.max_groups;
+        }
+    }
+}
+
 static int lay_pages(struct shape *s, struct error *reterr)
 {
     const struct shape_text whole = {.n_prompt = s->config.ctx, .n_tokens = s->config.ctx};
@@ -541,8 +573,9 @@ static int lay_pages(struct shape *s, struct error *reterr)
         }
     }
     for (int32_t c = 0; c < s->n_classes; c++) {
-        s->kv_bytes += s->classes[c].n_pages * s->classes[c].page_bytes;
-        s->peak_bytes += peak[c] * s->classes[c].page_bytes;
+        s->kv_bytes +=
+            s->classes[c].n_pages * (s->classes[c].page_bytes + s->classes[c].part_bytes);
+        s->peak_bytes += peak[c] * (s->classes[c].page_bytes + s->classes[c].part_bytes);
         s->classes[c].n_pages += peak[c];
     }
     return 0;
@@ -574,6 +607,7 @@ int shape_make(const struct shape_config *config, struct shape *ret, struct erro
     if (!r) {
         lay_caps(&s);
         lay_seat(&s);
+        lay_staging(&s);
         r = lay_tier(&s, reterr);
     }
     if (!r) {

@@ -7,6 +7,7 @@
  * computation, so they cannot differ. */
 
 #include "engine/kv/policy.h"
+#include "engine/kv/staging.h"
 #include "engine/kv/tier.h"
 #include "kernels/backend.h"
 
@@ -42,6 +43,7 @@ struct shape_config {
     bool keep_prefixes;    /* pages of prompts are kept for texts that begin alike (prefix.h) */
     uint64_t hidden_bytes; /* of one row of hidden states, for layered prefill */
     struct policy_mix mix;
+    bool one_memory; /* the device shares the host's */
     const char *tier_dir; /* where pool=disk has its file, or NULL */
     const struct tier_calls *tier_calls; /* NULL: the system's */
 };
@@ -49,6 +51,7 @@ struct shape_config {
 struct shape_class {
     char name[SHAPE_CLASS_NAME]; /* "f16 1x64 + f16 1x64" */
     uint64_t page_bytes;
+    uint64_t part_bytes; /* not 0: pages lie in the host's memory, and so much of each on the device */
     uint32_t n_pages;
 };
 
@@ -84,6 +87,7 @@ struct shape {
     bool selects;              /* queries may select */
     bool speculates;           /* a layer ahead */
     struct tier_config tier;   /* n_stores 0: no policy has its K and V on disk */
+    struct staging_config staging; /* seq_bytes 0: no policy has its pages on the host */
     int32_t tier_variant;      /* whose format the file has */
     uint64_t prompt_read_bytes; /* from the file, for a prompt as long as the context */
     bool sums;                 /* seats keep sums of V */

@@ -96,13 +96,15 @@ static void place_host(const struct model *m, const struct forward_limits *l,
     size_t n_seqs = (size_t)l->max_seqs;
     size_t n_rows = (size_t)max_i32(l->max_rows, l->max_logits);
 
-    f->program = memory_arena_take(a, (n_layers * 10 + 2 * n_stores + 2) * sizeof(*f->program));
+    f->program = memory_arena_take(a, (n_layers * 12 + 2 * n_stores + 2) * sizeof(*f->program));
     f->starts = memory_arena_take(a, n_layers * sizeof(*f->starts));
     f->ends = memory_arena_take(a, n_layers * sizeof(*f->ends));
     f->deep_kv = memory_arena_take(a, n_stores * sizeof(*f->deep_kv));
     f->seqs = memory_arena_take(a, n_seqs * sizeof(*f->seqs));
     f->observe = memory_arena_take(a, n_seqs * sizeof(*f->observe));
     f->select = memory_arena_take(a, n_seqs * sizeof(*f->select));
+    f->staged = memory_arena_take(a, n_seqs * sizeof(*f->staged));
+    f->brings = memory_arena_take(a, n_seqs * sizeof(*f->brings));
     f->index = memory_arena_take(a, n_rows * sizeof(*f->index));
     f->row0 = memory_arena_take(a, n_seqs * sizeof(*f->row0));
     f->first = memory_arena_take(a, n_seqs * sizeof(*f->first));
@@ -356,7 +358,8 @@ static int step_store(struct forward *f, int32_t layer)
     int r = open_rows(f, layer);
 
     r = r ? r : f->ops->rope_store(f->be, &p);
-    return r ? r : keep_rows(f, layer);
+    r = r ? r : keep_rows(f, layer);
+    return r ? r : forward_host_store(f, layer, &p);
 }
 
 /* Both in one, where the backend has it and nothing comes between them. */
@@ -367,8 +370,8 @@ static int step_qkv_store(struct forward *f, int32_t layer)
     int r = open_rows(f, layer);
 
     r = r ? r : f->ops->qkv_store(f->be, &qkv, &p);
-
-    return r ? r : keep_rows(f, layer);
+    r = r ? r : keep_rows(f, layer);
+    return r ? r : forward_host_store(f, layer, &p);
 }
 
 static int step_attend(struct forward *f, int32_t layer)
@@ -399,6 +402,7 @@ static int step_attend(struct forward *f, int32_t layer)
         take_select(f, l->store);
         p.select = f->select;
     }
+    forward_host_attend(f, layer, &p);
     p.n_seqs = drop_empty(f);
     return f->ops->attention(f->be, &p);
 }
@@ -607,6 +611,9 @@ static void emit_layer(struct forward *f, int32_t layer)
     if (forward_ahead_chooses(f->m, layer + 1)) { /* from the same input */
         emit_instr(f, forward_ahead_step, layer + 1);
     }
+    if (forward_ahead_chooses(f->m, layer) && layer == f->m->h.swift_layers) {
+        emit_instr(f, forward_host_bring, layer); /* the split has just written its rows */
+    }
     if (forward_ahead_chooses(f->m, layer)) {
         emit_instr(f, forward_tier_land, layer);
     }
@@ -616,6 +623,9 @@ static void emit_layer(struct forward *f, int32_t layer)
     }
     emit_instr(f, fused ? step_qkv_store : step_store, layer);
     emit_instr(f, step_attend, layer);
+    if (forward_ahead_chooses(f->m, layer + 1) && layer + 1 != f->m->h.swift_layers) {
+        emit_instr(f, forward_host_bring, layer + 1);
+    }
     if (f->m->arch->parallel) { /* both branches read the same x */
         emit_instr(f, step_ffn_in, layer);
         emit_instr(f, step_attn_out, layer);

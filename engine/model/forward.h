@@ -14,6 +14,7 @@
 
 #include <stdatomic.h>
 
+#include "engine/kv/staging.h"
 #include "engine/kv/tier.h"
 #include "engine/model/model.h"
 
@@ -79,6 +80,8 @@ struct forward_batch {
     struct tier *tier;
     const int32_t *on_disk;
     const int32_t *seats;
+    /* Where the K and V are read of stores whose pages lie on the host (their layouts say it); NULL: none. */
+    const struct staging *staging;
     /* For a prompt that is read layer by layer: */
     enum forward_part part;
     int32_t at;    /* FORWARD_LAYER: which; FORWARD_DEEP_KV: which store */

@@ -37,6 +37,7 @@ void forward_ahead_place(const struct model *m, const struct forward_limits *l,
         c->max_groups = widest_store(m);
         c->ld = round_ld(l->ahead_slots);
         c->n = memory_arena_take(a, (size_t)n * sizeof(*c->n));
+        c->own = memory_arena_take(a, (size_t)n * (size_t)c->max_groups * sizeof(*c->own));
         c->slots = memory_arena_take(a, (size_t)n * (size_t)c->max_groups * (size_t)c->ld *
                                             sizeof(*c->slots));
     }

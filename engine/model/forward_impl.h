@@ -53,6 +53,8 @@ struct forward {
     struct ops_select *select;   /* (max_seqs) */
     struct buffer ahead;         /* queries of the layer to come (forward_ahead.c) */
     int32_t *drawn;              /* device (max_logits): tokens */
+    struct ops_kv *staged;       /* (max_seqs) where the running layer's K and V are read */
+    struct ops_bring_seq *brings; /* (max_seqs) */
     struct ops_chosen chosen[2]; /* what they chose, by the store's parity */
     int32_t *index;              /* (max_rows) */
     int32_t *row0;               /* (max_seqs) viewed: first row of a sequence, */
@@ -159,5 +161,12 @@ int forward_tier_open(struct forward *f, int32_t store);
 int forward_tier_keep(struct forward *f, int32_t store);
 /* The partial keys of a store on disk, in place of its staged pages. */
 void forward_tier_parts(struct forward *f, int32_t store);
+
+/* forward_host.c: K and V of stores whose pages lie on the host. The next layer's on their way to
+ * staging; the running layer's new rows there, as `home` stored them; attention over what is there. Nothing
+ * without staging. */
+int forward_host_bring(struct forward *f, int32_t layer);
+int forward_host_store(struct forward *f, int32_t layer, const struct ops_rope_store *home);
+void forward_host_attend(struct forward *f, int32_t layer, struct ops_attention *p);
 
 #endif

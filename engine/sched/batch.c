@@ -260,6 +260,7 @@ void batch_begin(struct sched *s, bool drawn)
         .proposed = b->ids,
         .least = b->least,
         .score_store = b->score_store,
+        .staging = s->config.cache->staging,
         .tier = s->config.cache->tier,
         .on_disk = b->on_disk,
         .seats = b->seats,

@@ -519,8 +519,12 @@ static void given(struct chosen *c)
         from->slots + (entry * (size_t)from->max_groups + (size_t)a->u.group) * (size_t)from->ld;
     int32_t own = kv_own_slot(a->u.seq, a->u.group);
     int32_t n = from->n[entry];
-    int32_t below = n;
+    int32_t below;
 
+    while (n > 0 && slots[n - 1] < 0) { /* fewer ranked in this group */
+        n--;
+    }
+    below = n;
     while (below > 0 && slots[below - 1] > own) {
         below--;
     }

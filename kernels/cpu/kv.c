@@ -203,6 +203,9 @@ int cpu_kv_layout(struct ops_kv_layout *l, struct error *reterr)
         return error_set(reterr, -ENOTSUP, "backend \"cpu\" cannot select in a cache of type %s",
                          ops_kv_type_name(kv_page_by_slot(l->k_type) ? l->k_type : l->v_type));
     }
+    if (l->part_apart) {
+        return error_set(reterr, -ENOTSUP, "backend \"cpu\" has partial keys in the page alone");
+    }
     l->page_bytes = (uint64_t)l->k_heads * kv_page_k_bytes(l) +
                     (uint64_t)l->v_heads * kv_page_v_bytes(l) +
                     OPS_PAGE_SLOTS * ((uint64_t)l->k_heads * ops_kv_scale_bytes(l->k_type) +

@@ -214,6 +214,9 @@ static void choose(const struct job *job, struct unit *u)
     if (u->select.k > 0) {
         n = att_select_list(&u->a, list);
     }
+    for (int32_t i = n; i < u->select.k; i++) {
+        list[i] = -1; /* fewer rank here */
+    }
     if (job->p->select[u->seq].use != OPS_USE_NONE) {
         use(u, job->p->select[u->seq].use, list, n);
     }

@@ -180,6 +180,54 @@ static void free_device(struct backend *be, void *device, uint64_t bytes)
     }
 }
 
+/* The device's address of memory of the host. On every device that is served (64 bits, unified
+ * addresses) it is the host's own. */
+static int alloc_mapped(struct backend *be, uint64_t bytes, const char *what, void **ret,
+                        struct error *reterr)
+{
+    struct cuda *cu = cuda_of(be);
+    void *host = NULL;
+    void *device = NULL;
+    int r = cuda_queue_flush(cu);
+    cudaError_t e;
+
+    if (r < 0) {
+        return error_set_errno(reterr, r, "%s", what);
+    }
+    e = cudaHostAlloc(&host, bytes > 0 ? (size_t)bytes : 1, cudaHostAllocMapped);
+    if (e == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        return error_set(reterr, -ENOMEM,
+                         "%s: the driver does not pin %llu bytes of the host's memory", what,
+                         (unsigned long long)bytes);
+    }
+    r = cuda_error(cu, e, what, reterr);
+    if (r < 0) {
+        return r;
+    }
+    r = cuda_error(cu, cudaHostGetDevicePointer(&device, host, 0), what, reterr);
+    if (r == 0 && device != host) {
+        r = error_set(reterr, -ENOTSUP, "%s: the device has other addresses than the host", what);
+    }
+    if (r < 0) {
+        (void)cudaFreeHost(host);
+        return r;
+    }
+    memset(host, 0, (size_t)bytes);
+    *ret = device;
+    return 0;
+}
+
+static void free_mapped(struct backend *be, void *device, uint64_t bytes)
+{
+    (void)bytes;
+    if (device) {
+        (void)cuda_queue_flush(cuda_of(be));
+        (void)cudaStreamSynchronize(cuda_of(be)->stream);
+        (void)cudaFreeHost(device);
+    }
+}
+
 static int free_bytes(struct backend *be, uint64_t *ret)
 {
     size_t available = 0;
@@ -365,7 +413,7 @@ static int copy(struct backend *be, void *device, const void *from_device, uint6
     }
     return cuda_err(
         cu,
-        cudaMemcpyAsync(device, from_device, (size_t)bytes, cudaMemcpyDeviceToDevice, cu->stream),
+        cudaMemcpyAsync(device, from_device, (size_t)bytes, cudaMemcpyDefault, cu->stream),
         "copy");
 }
 
@@ -395,6 +443,14 @@ static void destroy(struct backend *be)
         free_device(be, cu->slab, 0);
         cuda_lt_destroy(cu);
         (void)cudaStreamDestroy(cu->stream);
+    }
+    if (cu->side) {
+        (void)cudaStreamDestroy(cu->side);
+    }
+    for (cudaEvent_t at : {cu->main_at, cu->side_at}) {
+        if (at) {
+            (void)cudaEventDestroy(at);
+        }
     }
     for (int i = 0; i < BACKEND_FETCHES; i++) {
         if (cu->fetched[i]) {
@@ -519,6 +575,15 @@ static int open_device(struct cuda *cu, struct error *reterr)
                        "cudaStreamCreate", reterr);
         cu->have_stream = r == 0;
     }
+    if (r == 0) { /* 0: no more urgent than the other */
+        r = cuda_error(cu, cudaStreamCreateWithPriority(&cu->side, cudaStreamNonBlocking, 0),
+                       "cudaStreamCreate", reterr);
+    }
+    for (cudaEvent_t *at : {&cu->main_at, &cu->side_at}) {
+        r = r < 0 ? r
+                  : cuda_error(cu, cudaEventCreateWithFlags(at, cudaEventDisableTiming),
+                               "cudaEventCreate", reterr);
+    }
     if (r == 0) {
         r = cuda_error(cu, cudaMallocHost(&stage, CUDA_PINNED), "cudaMallocHost", reterr);
         cu->stage = static_cast<uint8_t *>(stage);
@@ -588,6 +653,9 @@ const struct backend_ops cuda_backend = {
     .news = news,
     .alloc = alloc,
     .free = free_device,
+    .alloc_mapped = alloc_mapped,
+    .free_mapped = free_mapped,
+    .bring = cuda_bring,
     .free_bytes = free_bytes,
     .write = write,
     .read = read,

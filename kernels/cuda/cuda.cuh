@@ -29,7 +29,7 @@ enum {
     CUDA_PINNED = CUDA_STAGE + BACKEND_FETCHES * BACKEND_FETCH_BYTES,
     CUDA_ALIGN = 256,     /* of what lies in one allocation */
     CUDA_GRAIN = 2 << 20, /* what the driver rounds an allocation up to, */
-    CUDA_ALLOCS = 24,     /* of which an engine makes at most so many */
+    CUDA_ALLOCS = 26,     /* of which an engine makes at most so many */
 };
 
 /* Scratch, laid out by cuda_scratch() from the limits. */
@@ -69,6 +69,8 @@ struct cuda {
     struct cuda_queue *queue;
     cudaStream_t stream;
     bool have_stream;
+    cudaStream_t side;             /* what runs beside: `bring` (queue.cu) */
+    cudaEvent_t main_at, side_at;
     int device;
     int n_sms;
     int sm_major;
@@ -114,6 +116,8 @@ struct cuda_call {
     uint32_t at, n_bytes;
     int32_t n_args;
     bool early; /* the kernel waits for itself: grid_wait() */
+    bool side;  /* runs beside what comes next, behind what came before */
+    bool join;  /* waits for what runs beside, too */
 };
 
 uint64_t cuda_queue_bytes(void); /* of the host */
@@ -128,6 +132,9 @@ int cuda_queue_error(struct cuda *cu); /* of launches since the last time */
 
 /* The next launch is one of those. */
 void cuda_call_early(struct cuda *cu);
+/* The next launch runs beside those behind it, until one that joins or the queue's end. */
+void cuda_call_side(struct cuda *cu);
+void cuda_call_join(struct cuda *cu);
 void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, const void *kernel,
                      dim3 grid, dim3 block, size_t shared);
 void cuda_call_arg(struct cuda *cu, struct cuda_call *c, const void *arg, size_t size,
@@ -188,21 +195,23 @@ int cuda_piece_read(struct cuda *cu, struct cuda_piece *p, void *to, uint64_t by
  * [k_heads][64], V scales [v_heads][64]. A row is padded to whole groups of 8 elements with zeros,
  * so that every load is 8, 16 or 32 aligned bytes. Where queries select, then a copy of K by dim,
  * [k_heads][k_dim][64], to rank slots by: in K's type (OPS_RANK_2K), or in fp8 with scales of its
- * own [k_heads][64] (OPS_RANK_8). Last the partial keys, by dim, too: [k_heads][part_dims][64]. */
+ * own [k_heads][64] (OPS_RANK_8). Last the partial keys, by dim, too: [k_heads][part_dims][64]; or
+ * these alone in pages of their own. */
 struct cuda_layout {
     int32_t n_groups, k_heads, v_heads, k_dim, v_dim;
     int32_t k_type, v_type; /* enum ops_kv_type */
     uint32_t k_row, v_row;  /* bytes */
     uint32_t v_at, k_scale_at, v_scale_at;
     uint32_t rank_at, rank_scale_at;
-    uint32_t part_at;
     int32_t rank; /* enum ops_rank */
     int32_t part_dims, part_type; /* 0: no partial keys */
     uint64_t page_bytes;
+    uint64_t part_bytes; /* from a page's partial keys to the next one's */
 };
 
 struct cuda_seq {
     uint8_t *pool;
+    uint8_t *part; /* partial keys of page 0; NULL: none are made */
     const uint32_t *pages;
     int32_t *slot_pos;
     float *score;
@@ -270,6 +279,7 @@ int cuda_rope_store(struct backend *be, const struct ops_rope_store *p);
 int cuda_qkv_store(struct backend *be, const struct ops_matmul *p, const struct ops_rope_store *s);
 int cuda_attention(struct backend *be, const struct ops_attention *p);
 int cuda_speculate(struct backend *be, const struct ops_speculate *p);
+int cuda_bring(struct backend *be, const struct ops_bring *p);
 int cuda_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cuda_victim(struct backend *be, const struct ops_victim *p);
 int cuda_cut(struct backend *be, const struct ops_cut *p);

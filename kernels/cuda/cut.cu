@@ -219,6 +219,8 @@ CUDA_KERNEL void move_survivors(struct choice p)
         int32_t from = list[p.max_slots - 1 - i];
         uint8_t *a = kv_page(l, &p.s, group, to);
         uint8_t *b = kv_page(l, &p.s, group, from);
+        uint8_t *part_a = kv_part_page(l, &p.s, group, to);
+        uint8_t *part_b = kv_part_page(l, &p.s, group, from);
 
         for (int32_t h = 0; h < l->k_heads; h++) {
             copy_row(kv_k_row(l, a, h, to), kv_k_row(l, b, h, from), l->k_row);
@@ -228,7 +230,8 @@ CUDA_KERNEL void move_survivors(struct choice p)
             __syncwarp(); /* the row and its scale: written by all lanes, read again below */
             kv_rank_row(l, a, h, to);
             for (int32_t d = (int32_t)threadIdx.x; d < l->part_dims; d += (int32_t)blockDim.x) {
-                kv_copy_part(l, kv_part_dim(l, a, h, d), to, kv_part_dim(l, b, h, d), from);
+                kv_copy_part(l, kv_part_dim(l, part_a, h, d), to, kv_part_dim(l, part_b, h, d),
+                             from);
             }
         }
         for (int32_t h = 0; h < l->v_heads; h++) {

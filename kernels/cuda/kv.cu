@@ -13,6 +13,13 @@ static uint32_t row_bytes(enum ops_kv_type type, int32_t dim)
     return (uint32_t)ops_kv_type_bytes(type, (dim + KV_VEC - 1) / KV_VEC * KV_VEC);
 }
 
+/* Bytes of a page without its partial keys. */
+static uint64_t part_at(const struct ops_kv_layout *l, const struct cuda_layout *c)
+{
+    return c->rank_scale_at +
+           (l->rank == OPS_RANK_8 ? (uint32_t)(l->k_heads * OPS_PAGE_SLOTS * 2) : 0);
+}
+
 struct cuda_layout cuda_layout_of(const struct ops_kv_layout *l)
 {
     struct cuda_layout r = {};
@@ -41,10 +48,13 @@ struct cuda_layout cuda_layout_of(const struct ops_kv_layout *l)
             (uint32_t)(l->k_heads * l->k_dim * OPS_PAGE_SLOTS *
                        (l->rank == OPS_RANK_8 ? 1 : (int32_t)ops_kv_type_bytes(l->k_type, 1)));
     }
-    r.part_at =
-        r.rank_scale_at + (l->rank == OPS_RANK_8 ? (uint32_t)(l->k_heads * OPS_PAGE_SLOTS * 2) : 0);
-    r.page_bytes = r.part_at + (uint32_t)(l->k_heads * OPS_PAGE_SLOTS *
-                                          (int32_t)ops_kv_type_bytes(l->part_type, l->part_dims));
+    r.page_bytes = part_at(l, &r);
+    r.part_bytes = (uint64_t)l->k_heads * OPS_PAGE_SLOTS *
+                   ops_kv_type_bytes(l->part_type, l->part_dims);
+    if (!l->part_apart) {
+        r.page_bytes += r.part_bytes;
+        r.part_bytes = r.page_bytes;
+    }
     return r;
 }
 
@@ -66,7 +76,15 @@ int cuda_kv_layout(struct ops_kv_layout *l, struct error *reterr)
                          "backend \"cuda\" has no partial keys in fp8 yet: partial8=off");
     }
     l->page_bytes = cuda_layout_of(l).page_bytes; /* 64 slots: a multiple of 64 */
+    l->part_bytes = l->part_apart ? cuda_layout_of(l).part_bytes : 0;
     return 0;
+}
+
+static uint64_t in_page(const struct ops_kv_layout *l)
+{
+    struct cuda_layout c = cuda_layout_of(l);
+
+    return part_at(l, &c);
 }
 
 static struct cuda_seq seq_of(const struct ops_kv *kv)
@@ -74,6 +92,9 @@ static struct cuda_seq seq_of(const struct ops_kv *kv)
     struct cuda_seq r = {};
 
     r.pool = kv->pool;
+    if (kv->layout && kv->layout->part_dims > 0) {
+        r.part = kv->layout->part_apart ? kv->part : kv->pool + in_page(kv->layout);
+    }
     r.pages = kv->pages;
     r.slot_pos = kv->slot_pos;
     r.score = kv->score;
@@ -90,7 +111,8 @@ static bool same_layout(const struct ops_kv_layout *a, const struct ops_kv_layou
     return a == b || (a->n_groups == b->n_groups && a->k_heads == b->k_heads &&
                       a->v_heads == b->v_heads && a->k_dim == b->k_dim && a->v_dim == b->v_dim &&
                       a->k_type == b->k_type && a->v_type == b->v_type && a->rank == b->rank &&
-                      a->part_dims == b->part_dims && a->part_type == b->part_type);
+                      a->part_dims == b->part_dims && a->part_type == b->part_type &&
+                      a->part_apart == b->part_apart);
 }
 
 int32_t cuda_seqs_take(const struct ops_seq *seqs, int32_t first, int32_t n, struct cuda_seqs *ret)
@@ -179,7 +201,7 @@ static int move_slots(struct backend *be, const struct ops_kv_slots *p, bool imp
     int32_t step;
     int r;
 
-    if (import && l->part_dims > 0 && !p->kv->skew) {
+    if (import && l->part_dims > 0 && (!p->kv->skew || (l->part_apart && !p->kv->part))) {
         return -EINVAL;
     }
     if (p->n_slots == 0) {

@@ -177,11 +177,20 @@ CUDA_INLINE void kv_rank_row(const struct cuda_layout *l, uint8_t *page, int32_t
 
 /* ---- partial keys --------------------------------------------------------------------------- */
 
+/* Those of the page that holds a slot. */
+CUDA_INLINE uint8_t *kv_part_page(const struct cuda_layout *l, const struct cuda_seq *s,
+                                  int32_t group, int32_t slot)
+{
+    uint32_t page = s->pages[(size_t)group * s->max_pages + slot / OPS_PAGE_SLOTS];
+
+    return s->part + (size_t)page * l->part_bytes;
+}
+
 /* Dim j of slots [0, 64) of a page's head. */
-CUDA_INLINE uint8_t *kv_part_dim(const struct cuda_layout *l, uint8_t *page, int32_t head,
+CUDA_INLINE uint8_t *kv_part_dim(const struct cuda_layout *l, uint8_t *part_page, int32_t head,
                                  int32_t j)
 {
-    return page + l->part_at +
+    return part_page +
            (size_t)(head * l->part_dims + j) * OPS_PAGE_SLOTS * kv_element_bytes(l->part_type);
 }
 
@@ -232,11 +241,13 @@ CUDA_INLINE void kv_part_row(const struct cuda_layout *l, const struct cuda_seq 
     const float *a = s->skew + (size_t)(group * l->k_heads + head) * l->k_dim * l->k_dim;
     int lane = (int)threadIdx.x % WARP;
     float k[SKEW_LANE_DIMS];
+    uint8_t *part;
     float scale;
 
-    if (l->part_dims == 0) {
+    if (l->part_dims == 0 || !s->part) {
         return;
     }
+    part = kv_part_page(l, s, group, slot);
     scale = kv_scale_of(l->k_type, page, l->k_scale_at, head, slot);
 #pragma unroll
     for (int i = 0; i < SKEW_LANE_DIMS; i++) {
@@ -249,7 +260,7 @@ CUDA_INLINE void kv_part_row(const struct cuda_layout *l, const struct cuda_seq 
         int32_t j = j0 + lane / 4;
 
         if (lane % 4 == 0 && j < l->part_dims) {
-            uint8_t *to = kv_part_dim(l, page, head, j);
+            uint8_t *to = kv_part_dim(l, part, head, j);
 
             if (l->part_type == OPS_KV_F32) {
                 reinterpret_cast<float *>(to)[slot % OPS_PAGE_SLOTS] = x;

@@ -11,7 +11,11 @@
  * grows, or another slot, page or sequence keep their graph;
  *   - one by one, if the list is new. Seen a second time, it is made a graph.
  *
- * The kernels of a graph run in the order of the list, as on a stream. From sm_90 on those that
+ * The kernels of a graph run in the order of the list, as on a stream; but for those on the side
+ * (cuda_call_side): such a one follows the last kernel of the main chain and the last one on the
+ * side, the main chain goes on from where it was, and a kernel that joins follows both. What is
+ * never joined ends with the graph: what comes behind a graph waits for all of it. Kernel by kernel
+ * the same by a second stream and two events, and whatever is flushed is joined. From sm_90 on those that
  * wait for themselves (CUDA_LAUNCH_EARLY) are launched while the one ahead still runs: the edge
  * between the two is a programmatic one. If the driver refuses such an edge or a change behind one,
  * graphs are made without. Kernel by kernel there are none. Every other call of the backend that
@@ -68,7 +72,8 @@ struct cuda_queue {
     uint32_t n_seen;
     uint64_t clock; /* lists handed over */
     bool active, refused;
-    bool early;        /* the call that comes next */
+    bool early, side, join; /* the call that comes next */
+    bool beside;       /* the second stream has work that the first has not waited for */
     uint64_t next_new; /* the clock from which on a new graph is tried; */
     uint64_t back;     /* and how many lists it waits when one is given back */
     int error;         /* of launches since the last cuda_launched */
@@ -140,11 +145,36 @@ void cuda_queue_begin(struct cuda *cu)
 
 /* ---- one by one ----------------------------------------------------------------------------- */
 
+/* What is launched on `to` from here on waits for what `from` has now. */
+static int follow(struct cuda *cu, cudaStream_t to, cudaStream_t from, cudaEvent_t at)
+{
+    int r = cuda_err(cu, cudaEventRecord(at, from), "cudaEventRecord");
+
+    return r < 0 ? r : cuda_err(cu, cudaStreamWaitEvent(to, at, 0), "cudaStreamWaitEvent");
+}
+
+static int join(struct cuda *cu)
+{
+    struct cuda_queue *q = cu->queue;
+    int r = q->beside ? follow(cu, cu->stream, cu->side, cu->side_at) : 0;
+
+    q->beside = q->beside && r < 0;
+    return r;
+}
+
 static int launch(struct cuda *cu, const struct cuda_call *c, void **args)
 {
-    int r = cuda_err(
-        cu, cudaLaunchKernel(c->kernel, c->grid, c->block, args, c->shared, cu->stream), c->name);
+    cudaStream_t stream = c->side ? cu->side : cu->stream;
+    int r = c->side   ? follow(cu, cu->side, cu->stream, cu->main_at)
+            : c->join ? join(cu)
+                      : 0;
 
+    if (r < 0) {
+        return r;
+    }
+    cu->queue->beside = cu->queue->beside || c->side;
+    r = cuda_err(cu, cudaLaunchKernel(c->kernel, c->grid, c->block, args, c->shared, stream),
+                 c->name);
     return r < 0 ? r : cuda_err(cu, cudaGetLastError(), c->name);
 }
 
@@ -178,7 +208,8 @@ static bool same_shape(const struct list *a, const struct list *b)
 
     for (int32_t i = 0; i < a->n && same; i++) {
         same = a->call[i].kernel == b->call[i].kernel && a->call[i].n_args == b->call[i].n_args &&
-               a->call[i].at == b->call[i].at;
+               a->call[i].at == b->call[i].at && a->call[i].side == b->call[i].side &&
+               a->call[i].join == b->call[i].join;
     }
     return same;
 }
@@ -240,6 +271,7 @@ static cudaError_t depend_early(cudaGraph_t g, cudaGraphNode_t from, cudaGraphNo
 
 static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t stream, bool early)
 {
+    int32_t last[2] = {-1, -1}; /* of the main chain, on the side */
     void **args;
     cudaError_t e;
 
@@ -247,15 +279,24 @@ static cudaError_t build(struct graph *g, const struct list *l, cudaStream_t str
     args = g->list.pointer;
     e = cudaGraphCreate(&g->graph, 0);
     for (int32_t i = 0; i < l->n && e == cudaSuccess; args += l->call[i++].n_args) {
-        struct cudaKernelNodeParams p = node_params(&l->call[i], args);
-        bool ahead = early && i > 0 && l->call[i].early;
-        bool behind = i > 0 && !ahead;
+        const struct cuda_call *c = &l->call[i];
+        struct cudaKernelNodeParams p = node_params(c, args);
+        bool ahead = early && last[0] >= 0 && c->early && !c->join;
+        cudaGraphNode_t behind[2];
+        size_t n = 0;
 
-        e = cudaGraphAddKernelNode(&g->node[i], g->graph, behind ? &g->node[i - 1] : NULL, behind,
-                                   &p);
-        if (e == cudaSuccess && ahead) {
-            e = depend_early(g->graph, g->node[i - 1], g->node[i]);
+        if (last[0] >= 0 && !ahead) {
+            behind[n++] = g->node[last[0]];
         }
+        if (last[1] >= 0 && (c->side || c->join)) {
+            behind[n++] = g->node[last[1]];
+        }
+        e = cudaGraphAddKernelNode(&g->node[i], g->graph, behind, n, &p);
+        if (e == cudaSuccess && ahead) {
+            e = depend_early(g->graph, g->node[last[0]], g->node[i]);
+        }
+        last[1] = c->join ? -1 : last[1]; /* the main chain is behind it from here on */
+        last[c->side] = i;
     }
     e = e == cudaSuccess ? cudaGraphInstantiate(&g->exec, g->graph, 0) : e;
     /* Its memory is taken now, not by the first launch. */
@@ -440,6 +481,7 @@ static int flush(struct cuda *cu)
 int cuda_queue_flush(struct cuda *cu)
 {
     struct cuda_queue *q = cu->queue;
+    int joined;
     int r = 0;
 
     if (q->now.n > 0) {
@@ -448,8 +490,9 @@ int cuda_queue_flush(struct cuda *cu)
         q->now.n_pointers = 0;
         q->now.n_bytes = 0;
     }
+    joined = join(cu);
     q->active = false;
-    return r;
+    return r < 0 ? r : joined;
 }
 
 /* ---- writing down --------------------------------------------------------------------------- */
@@ -462,6 +505,16 @@ static uint32_t aligned(uint32_t at, uint32_t to)
 void cuda_call_early(struct cuda *cu)
 {
     cu->queue->early = true;
+}
+
+void cuda_call_side(struct cuda *cu)
+{
+    cu->queue->side = true;
+}
+
+void cuda_call_join(struct cuda *cu)
+{
+    cu->queue->join = true;
 }
 
 void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, const void *kernel,
@@ -485,7 +538,11 @@ void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, con
     c->block = block;
     c->shared = shared;
     c->early = cu->queue->early;
+    c->side = cu->queue->side;
+    c->join = cu->queue->join && !c->side;
     cu->queue->early = false;
+    cu->queue->side = false;
+    cu->queue->join = cu->queue->join && !c->join;
     c->at = aligned(l->n_bytes, 16);
     memset(l->bytes + l->n_bytes, 0, c->at - l->n_bytes);
 }

@@ -44,7 +44,7 @@ int cuda_store_check(const struct cuda *cu, const struct ops_rope_store *p)
 
         if (l->k_dim != p->k_dim || l->n_groups * l->k_heads != p->n_k ||
             l->n_groups * l->v_heads != p->n_v || l->v_dim > HEAD_MAX ||
-            (l->part_dims > 0 && !p->seqs[i].kv.skew)) {
+            (l->part_dims > 0 && !p->seqs[i].kv.skew && !(l->part_apart && !p->seqs[i].kv.part))) {
             return -EINVAL;
         }
     }

@@ -40,6 +40,7 @@ struct select {
     struct ops_chosen chosen;
     bool renorm;
     bool on_chip;
+    bool staged; /* entry i of a list lies in slot i of the pages; its number says its position */
     bool mean[CUDA_SEQS];
     float *approx;
     float *mass;
@@ -362,6 +363,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_logits(struct select p)
     int32_t i = (int32_t)(blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP);
     int lane = (int)threadIdx.x % WARP;
     int32_t slot;
+    int32_t pos;
     uint8_t *page;
     float v[KV_VEC] = {};
 
@@ -369,6 +371,14 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_logits(struct select p)
         return;
     }
     slot = list_slot(&p, seq, group, i, n);
+    if (slot < 0) { /* the group lists fewer */
+        for (int32_t h = k * share + lane; h < (k + 1) * share; h += WARP) {
+            p.approx[head_at(&p, seq, h) + i] = -INFINITY;
+        }
+        return;
+    }
+    pos = kv_pos(s, group, slot);
+    slot = p.staged ? i : slot;
     page = kv_page(l, s, group, slot);
     if (lane * KV_VEC < l->k_dim) {
         kv_load8(l->k_type, kv_k_row(l, page, k % l->k_heads, slot), lane, v);
@@ -383,7 +393,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_logits(struct select p)
         dot = warp_sum(dot) * kv_scale_of(l->k_type, page, l->k_scale_at, k % l->k_heads, slot);
         if (lane == 0) {
             p.approx[head_at(&p, seq, h) + i] =
-                attend_logit(&p.a, dot, attend_slope(&p.a, h), kv_pos(s, group, slot), s->pos0);
+                attend_logit(&p.a, dot, attend_slope(&p.a, h), pos, s->pos0);
         }
     }
 }
@@ -423,12 +433,18 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_values(struct select p)
     }
     top = block_max(top, part, THREADS / WARP);
     for (int32_t i = i0 + (int32_t)threadIdx.x; i < i1; i += THREADS) {
-        w[i - i0] = expf(w[i - i0] - top);
+        w[i - i0] = top > -INFINITY ? expf(w[i - i0] - top) : 0.0f;
         sum += w[i - i0];
     }
     sum = block_sum(sum, part, THREADS / WARP); /* its barriers: w is complete */
     for (int32_t i = i0 + sub; i < i1 && sub < n_sub; i += n_sub) {
         int32_t slot = list_slot(&p, seq, list, i, n);
+
+        if (slot < 0) {
+            continue;
+        }
+        slot = p.staged ? i : slot;
+
         uint8_t *page = kv_page(l, s, at.group, slot);
         float e = w[i - i0] * kv_scale_of(l->v_type, page, l->v_scale_at, at.v_head, slot);
         float v[KV_VEC];
@@ -612,6 +628,12 @@ int cuda_attend_select(struct cuda *cu, const struct attend *a, const struct ops
     p.a.n_chunks = 1;
     if (p.kind == OPS_SELECT_GIVEN) {
         p.chosen = *select[0].chosen;
+        p.staged = select[0].staged != NULL;
+    }
+    for (int32_t i = 0; i < a->seqs.n && p.staged; i++) {
+        p.a.seqs.s[i].pool = select[i].staged->pool;
+        p.a.seqs.s[i].pages = select[i].staged->pages;
+        p.a.seqs.s[i].max_pages = select[i].staged->max_pages;
     }
     for (int32_t i = 0; i < a->seqs.n; i++) {
         int32_t n = a->seqs.s[i].n_slots;

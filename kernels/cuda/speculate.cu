@@ -117,7 +117,8 @@ CUDA_KERNEL void __launch_bounds__(THREADS) rank_ahead(struct ahead p)
     if (slot == kv_own_slot(s, group) || !kv_visible(pos, s->pos0 - 1, 0)) {
         pos = -1;
     } else {
-        const uint8_t *part = kv_part_dim(l, kv_page(l, s, group, slot), k % l->k_heads, 0);
+        const uint8_t *part =
+            kv_part_dim(l, kv_part_page(l, s, group, slot), k % l->k_heads, 0);
 
 #pragma unroll 8
         for (int32_t j = 0; j < l->part_dims; j++) {
@@ -233,6 +234,7 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) foretell(struct ahead p)
     int32_t entry = p.entry[seq];
     int32_t *list = p.chosen.slots + (size_t)(entry * p.chosen.max_groups + group) * p.chosen.ld;
     int32_t n = how_many(&p, seq);
+    int32_t listed;
     float seen = 0; /* exact, as above */
     uint64_t last = TOPK_NONE - 1;
 
@@ -252,9 +254,15 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) foretell(struct ahead p)
     if (seen > (float)n) {
         last = n > 0 ? topk_nth(&m, 0, s->n_slots, n, count) : 0;
     }
-    (void)write_list(&m, s->n_slots, last, list, ipart);
+    listed = write_list(&m, s->n_slots, last, list, ipart);
+    for (int32_t i = listed + (int32_t)threadIdx.x; i < n; i += TOPK_THREADS) {
+        list[i] = -1; /* fewer rank here */
+    }
     if (group == 0 && threadIdx.x == 0) {
         p.chosen.n[entry] = n;
+    }
+    if (p.chosen.own && threadIdx.x == 0) {
+        p.chosen.own[entry * p.chosen.max_groups + group] = n;
     }
     if (p.rule[seq].use != OPS_USE_NONE) {
         keep_use(&p, seq, group, &m, last, part);
@@ -268,7 +276,8 @@ static bool valid(const struct cuda *cu, const struct ops_speculate *p, int32_t 
     const struct ops_kv *kv = &p->seqs[seq].kv;
     const struct ops_kv_layout *l = kv->layout;
 
-    return cu->limits.select && kv->skew && (!p->select[seq].use || kv->score) &&
+    return cu->limits.select && kv->skew && (!l->part_apart || kv->part) &&
+           (!p->select[seq].use || kv->score) &&
            l->part_dims >= 1 && l->part_dims <= l->k_dim && p->seqs[seq].n_rows == 1 &&
            p->n_q <= cu->limits.max_heads && l->k_dim <= cu->limits.max_head_dim &&
            l->k_dim <= HEAD_MAX && kv->n_slots <= cu->limits.max_slots &&

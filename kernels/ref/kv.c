@@ -34,6 +34,9 @@ int ref_kv_layout(struct ops_kv_layout *l, struct error *reterr)
     if (r) {
         return r;
     }
+    if (l->part_apart) {
+        return error_set(reterr, -ENOTSUP, "backend \"ref\" has partial keys in the page alone");
+    }
     l->page_bytes =
         OPS_PAGE_SLOTS * (ops_kv_slot_bytes(l) + ops_kv_part_bytes(l) * (uint64_t)l->k_heads);
     return 0;

@@ -321,7 +321,9 @@ static void given(const struct ref_unit *u, int32_t row)
 
     memset(u->t->chosen, 0, (size_t)u->seq->kv.n_slots * sizeof(bool));
     for (int32_t i = 0; i < c->n[entry]; i++) {
-        u->t->chosen[slots[i]] = true;
+        if (slots[i] >= 0) {
+            u->t->chosen[slots[i]] = true;
+        }
     }
     u->t->chosen[ref_own_slot(u->seq, u->group)] = true;
     ref_over_pages(u, row, row + 1, true, ref_page_logits);

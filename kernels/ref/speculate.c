@@ -140,6 +140,9 @@ static void list_group(struct ref_unit *u, int32_t k, int32_t *list)
             list[at++] = s;
         }
     }
+    for (; at < k; at++) {
+        list[at] = -1; /* fewer rank here */
+    }
     if (u->select->use != OPS_USE_NONE) {
         use(u);
     }

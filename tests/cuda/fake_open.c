@@ -66,6 +66,7 @@ void fake_open(const char *path)
     FIND(device_bytes);
     FIND(most_bytes);
     FIND(pinned_bytes);
+    FIND(mapped_bytes);
     FIND(objects);
 #undef FIND
 }

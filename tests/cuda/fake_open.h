@@ -24,6 +24,7 @@ struct fake {
     uint64_t (*device_bytes)(uint64_t grain);
     uint64_t (*most_bytes)(void);
     uint64_t (*pinned_bytes)(void);
+    uint64_t (*mapped_bytes)(void);
     int (*objects)(void);
 };
 

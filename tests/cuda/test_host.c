@@ -418,6 +418,80 @@ static void graph_that_foretells(void)
     expect_clean("a step that foretells");
 }
 
+/* Pages in memory of the host: they are the host's sum, the rest the device's; what a layer will
+ * read is brought on a branch that its attention joins, and nothing but the token comes back. */
+static void pool_on_the_host(void)
+{
+    const struct fake_call *c;
+    const struct plan *p;
+    struct engine *e = NULL;
+    struct error err = {0};
+    uint64_t pages = 0;
+    int n_brings = 0;
+    int branch = 0; /* the last bring's number, until it is joined */
+    int from = 0;   /* and what it follows */
+    int n;
+
+    fake.start(&fake_devices[SM_90]);
+    expect(make("cache_model", "infinigen:count=9,pool=host", 1, &e, &err) == 0, "%s", err.text);
+    if (!e) {
+        return;
+    }
+    p = engine_plan_of(e);
+    for (int32_t i = 0; i < p->n_classes; i++) {
+        pages += strstr(p->page_classes[i].name, "(host)")
+                     ? p->page_classes[i].page_bytes * p->page_classes[i].n_pages
+                     : 0;
+    }
+    expect(pages > 0 && fake.mapped_bytes() == pages, "%llu bytes are mapped, of %llu",
+           (unsigned long long)fake.mapped_bytes(), (unsigned long long)pages);
+    expect(p->host_bytes >= pages, "they are the host's");
+    expect(fake.device_bytes(1) + fake.pinned_bytes() <= p->total_bytes - p->host_bytes,
+           "%llu bytes of the device, %llu planned", (unsigned long long)fake.device_bytes(1),
+           (unsigned long long)(p->total_bytes - p->host_bytes));
+    expect(submit(e, &err) == 0 && engine_step(e, on_event, NULL) > 0, "a prompt: %s", err.text);
+    fake.log_clear();
+    while (engine_step(e, on_event, NULL) > 0) {
+    }
+    c = fake.log(&n);
+    for (int i = 0; i < n; i++) {
+        expect(c[i].kind != FAKE_READ || c[i].bytes == sizeof(int32_t), "%llu bytes are read",
+               (unsigned long long)c[i].bytes);
+        expect(c[i].kind != FAKE_LAUNCH || !same(&c[i], "bring") || c[i].stream == 1,
+               "kernel by kernel it has a stream of its own");
+        if (c[i].kind != FAKE_NODE) {
+            continue;
+        }
+        if (same(&c[i], "bring")) {
+            n_brings++;
+            branch = c[i].node;
+            from = c[i].after[0];
+            expect(from == branch - 1, "bring follows the attention before");
+        } else if (branch && c[i].node == branch + 1) {
+            expect(c[i].after[0] == from && c[i].after[1] == 0, "the main chain goes on beside it");
+        }
+        if (same(&c[i], "chosen_logits")) {
+            expect(branch > 0 && c[i].after[1] == branch, "attention waits for what was brought");
+        } else {
+            expect(c[i].after[1] == 0 || same(&c[i], "bring"), "%s waits for a branch", c[i].name);
+        }
+    }
+    expect(n_brings == 4, "%d layers are brought", n_brings);
+    engine_destroy(e);
+    expect(fake.mapped_bytes() == 0, "mapped memory is given back");
+    expect_clean("pool=host");
+    for (int device = 0; device < N_DEVICES; device++) {
+        if (fake_devices[device].integrated) {
+            fake.start(&fake_devices[device]);
+            e = NULL;
+            expect(make("cache_model", "infinigen:count=9,pool=host", 1, &e, &err) == -ENOTSUP &&
+                       strstr(err.text, "shares its memory"),
+                   "pool=host where there is one memory: \"%s\"", err.text);
+            expect_clean("pool=host, one memory");
+        }
+    }
+}
+
 /* What the file's slots would have to go to is not memory of the host. */
 static void no_disk(void)
 {
@@ -920,6 +994,7 @@ int main(int argc, char **argv)
     no_early_edges();
     graph_that_foretells();
     no_disk();
+    pool_on_the_host();
     deep_product();
     fused_products();
     fused_stores();
@@ -934,6 +1009,7 @@ int main(int argc, char **argv)
     memory_later("stories260K", "keyformer:50%");
     memory_later("arch_gemma3", "full");
     memory_later("cache_model", "infinigen:count=9");
+    memory_later("cache_model", "infinigen:count=9,pool=host");
     printf("%d failed\n", n_failed);
     return n_failed > 0;
 }

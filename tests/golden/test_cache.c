@@ -4,7 +4,9 @@
  * engine decodes the same tokens, forced, and its logits must agree: on `ref` to 1e-4 of the row's
  * largest magnitude, on `cpu` to 2e-3 (f32 weights; attention's exponential is a polynomial there).
  * Where there is a .live file, the positions that every store and head holds at each step are those
- * of the other model, one by one. InfiniGen's files are run a second time with K and V on disk.
+ * of the other model, one by one. InfiniGen's files are run a second time with K and V on disk;
+ * and, where the backend is a module, with them in the host's memory and the prompt in chunks: the
+ * same logits then, bit for bit.
  *
  *     test_cache FOLDER BACKEND [N]
  *
@@ -39,6 +41,7 @@ struct run {
     int n_strays; /* sets that differ */
     int first_stray;
     const float *row;
+    float *all;   /* (n_new, n_vocab) of it, or NULL */
     double worst; /* relative to the row's largest magnitude */
     int worst_row;
     int n_rows;
@@ -147,6 +150,10 @@ static void on_event(void *arg, const struct engine_event *ev)
             diff = isfinite(d) ? fmax(diff, d) : INFINITY;
         }
         r->n_rows++;
+        if (r->all) {
+            memcpy(r->all + (size_t)ev->index * (size_t)r->v->n_vocab, r->row,
+                   (size_t)r->v->n_vocab * sizeof(*r->row));
+        }
         if (diff / largest > r->worst) {
             r->worst = diff / largest;
             r->worst_row = ev->index;
@@ -160,8 +167,9 @@ static void on_event(void *arg, const struct engine_event *ev)
     }
 }
 
+/* `more` is added to the policy; all logits go to *ret_all, which the caller frees. */
 static int run_vec(const char *folder, const char *name, const char *backend, double limit,
-                   const char *more)
+                   const char *more, float **ret_all, size_t *ret_bytes)
 {
     char path[512];
     char model[512];
@@ -181,8 +189,19 @@ static int run_vec(const char *folder, const char *name, const char *backend, do
         (void)fprintf(stderr, "%s: not a vector file\n", path);
         return 1;
     }
-    memcpy(v.policy + strlen(v.policy), more, strlen(more) + 1);
     size_t first = strcspn(v.overlay, ",");
+    char policy[2 * sizeof(v.policy)];
+    size_t type = strcspn(v.policy, "+") + 1;
+
+    if (strcmp(more, ",pool=disk") == 0) {
+        memcpy(v.policy + strlen(v.policy), more, strlen(more) + 1);
+    } else if (*more) { /* a prompt in parts, too */
+        (void)snprintf(policy, sizeof(policy), "%.*sfull,chunk=5+%.*s%s", (int)type, v.policy,
+                       (int)sizeof(v.policy) - 64, v.policy + type, more);
+        memcpy(v.policy, policy, sizeof(v.policy) - 1);
+    }
+    *ret_bytes = (size_t)v.n_new * (size_t)v.n_vocab * sizeof(**ret_all);
+    r.all = *ret_all = calloc(*ret_bytes + 1, 1);
 
     (void)snprintf(overlay[0], sizeof(overlay[0]), "%s/%.*s", folder, (int)first, v.overlay);
     (void)snprintf(overlay[1], sizeof(overlay[1]), "%s/%s", folder,
@@ -245,6 +264,26 @@ out:
     return bad;
 }
 
+/* The vector; and its twin with pages in the host's memory, where there is a difference. */
+static int run_both(const char *folder, const char *name, const char *backend, double limit)
+{
+    float *all[2] = {NULL, NULL};
+    size_t bytes[2];
+    bool away = strstr(name, "infinigen") && strchr(backend, '/');
+    int bad = run_vec(folder, name, backend, limit, "", &all[0], &bytes[0]);
+
+    if (bad == 0 && away) {
+        bad = run_vec(folder, name, backend, limit, ",pool=host", &all[1], &bytes[1]);
+        if (bad || bytes[0] != bytes[1] || memcmp(all[0], all[1], bytes[0]) != 0) {
+            printf("FAILED %s: other logits with pool=host\n", name);
+            bad = 1;
+        }
+    }
+    free(all[0]);
+    free(all[1]);
+    return bad;
+}
+
 int main(int argc, char **argv)
 {
     int n = 0;
@@ -272,11 +311,18 @@ int main(int argc, char **argv)
         if (len > 10 && strncmp(names[i]->d_name, "cache_", 6) == 0 &&
             strcmp(names[i]->d_name + len - 4, ".vec") == 0 && seen++ % every == begin) {
             bool ahead = strncmp(names[i]->d_name, "cache_infinigen", 15) == 0;
+            float *all = NULL;
+            size_t bytes;
             double limit = strcmp(argv[2], "ref") == 0 ? 1e-4 : 2e-3;
 
             for (int k = 0; k < 1 + ahead; k++) {
-                int r = run_vec(argv[1], names[i]->d_name, argv[2], limit, k ? ",pool=disk" : "");
+                int r = k == 0 ? run_both(argv[1], names[i]->d_name, argv[2], limit)
+                               : run_vec(argv[1], names[i]->d_name, argv[2], limit, ",pool=disk",
+                                         &all, &bytes);
 
+                if (k > 0) {
+                    free(all);
+                }
                 n++;
                 bad += r > 0;
                 skipped += r < 0;

@@ -4,6 +4,10 @@
  * several K heads in a group, ALiBi and soft-caps; every rule for how many. Lists are ascending,
  * hold the same number of slots for every group, and are the reference's but for near ties.
  *
+ * A backend that has memory of its own: the same once more with pages in memory of the host and
+ * partial keys apart, and what is listed brought to the device: lists and outputs are those of
+ * pages on the device, bit for bit.
+ *
  * The reference against itself: with all dims in f32, any rotation leaves the choice to the true
  * q.k: no slot that is left out has a larger sum of softmax(q.k) than one that is listed, to 1e-4.
  * And attention over a list of everything is attention without selection. */
@@ -39,7 +43,21 @@ struct shape {
     bool stored; /* K by rope_store, not by import */
     float softcap;
     float alibi_max;
-    bool pool; /* positions in any order; the row takes a victim's slot */
+    bool pool;  /* positions in any order; the row takes a victim's slot */
+    bool holes; /* and the first group has few slots that hold one */
+};
+
+/* Pages in memory of the host, partial keys apart, and where listed slots are brought to. */
+struct away {
+    struct ops_kv_layout layout;
+    struct ops_kv staged[N_SEQS];
+    void *pool[N_SEQS];
+    void *part[N_SEQS];
+    uint64_t pool_bytes[N_SEQS], part_bytes[N_SEQS];
+    void *stage;
+    uint32_t *pages; /* 0, 1, 2, ... */
+    int32_t *own;
+    uint64_t stage_bytes, pages_bytes, own_bytes;
 };
 
 struct inputs {
@@ -55,6 +73,7 @@ struct inputs {
     int32_t ldk;
     int32_t ldv;
     int32_t ld;
+    struct away *away; /* or NULL */
 };
 
 static int32_t most_rows(const struct shape *s)
@@ -84,7 +103,9 @@ static void scatter(const struct shape *s, struct check_kv *kv)
     for (int32_t i = 0; i < s->l.n_groups * kv->cap; i++) {
         int32_t slot = i % kv->cap;
 
-        ((int32_t *)(void *)kv->slot_pos->init)[i] = 2 * (kv->n_slots - 1 - slot);
+        bool hole = s->holes && i < kv->cap && slot >= 9 && slot % 64 != 9;
+
+        ((int32_t *)(void *)kv->slot_pos->init)[i] = hole ? -1 : 2 * (kv->n_slots - 1 - slot);
         ((float *)(void *)kv->score->init)[i] = (float)(slot * 37 % (OPS_USE_MAX + 1));
     }
 }
@@ -153,12 +174,128 @@ static int cut(struct check *c, struct ops_kv *kv)
     return r;
 }
 
+/* ---- pages in memory of the host ---------------------------------------------------------------
+ */
+
+static int32_t pages_of(int32_t slots)
+{
+    return (slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
+}
+
+static void *device(struct check *c, uint64_t bytes, const void *content)
+{
+    void *p = NULL;
+
+    check_require(c->ops->alloc(c->be, bytes, "staging", &p, NULL), "alloc");
+    check_require(c->ops->write(c->be, p, content, bytes), "write");
+    return p;
+}
+
+static void away_make(struct check *c, const struct shape *s, struct inputs *in, struct away *a)
+{
+    int32_t most = pages_of(most_rows(s) + 1) + 1;
+    uint8_t *nothing;
+    uint32_t *numbers;
+    int32_t groups = s->l.n_groups;
+    int32_t n = N_SEQS * groups * most;
+
+    *a = (struct away){.layout = s->l};
+    a->layout.part_apart = true;
+    check_require(c->ops->kv_layout(&a->layout, NULL), "kv_layout");
+    a->stage_bytes = (uint64_t)n * a->layout.page_bytes;
+    a->pages_bytes = (uint64_t)n * sizeof(*numbers);
+    a->own_bytes = (uint64_t)(N_SEQS * groups) * sizeof(int32_t);
+    nothing = malloc(a->stage_bytes + a->own_bytes);
+    numbers = malloc(a->pages_bytes);
+    memset(nothing, 0xff, a->stage_bytes + a->own_bytes); /* NaN */
+    for (int32_t i = 0; i < n; i++) {
+        numbers[i] = (uint32_t)(n - 1 - i);
+    }
+    a->stage = device(c, a->stage_bytes, nothing);
+    a->own = device(c, a->own_bytes, nothing);
+    a->pages = device(c, a->pages_bytes, numbers);
+    for (int i = 0; i < N_SEQS; i++) {
+        uint64_t n_pages = (uint64_t)(groups * in->kv[i].max_pages) + 3;
+
+        a->pool_bytes[i] = n_pages * a->layout.page_bytes;
+        a->part_bytes[i] = n_pages * a->layout.part_bytes;
+        check_require(c->ops->alloc_mapped(c->be, a->pool_bytes[i], "pages", &a->pool[i], NULL),
+                      "alloc_mapped");
+        check_require(c->ops->alloc(c->be, a->part_bytes[i], "partial keys", &a->part[i], NULL),
+                      "alloc");
+        a->staged[i] = (struct ops_kv){.layout = &a->layout,
+                                       .pool = a->stage,
+                                       .pages = a->pages + i * groups * most,
+                                       .max_pages = most};
+    }
+    free(numbers);
+    free(nothing);
+}
+
+static void away_free(struct check *c, struct away *a)
+{
+    check_require(c->ops->sync(c->be), "sync");
+    for (int i = 0; i < N_SEQS; i++) {
+        c->ops->free_mapped(c->be, a->pool[i], a->pool_bytes[i]);
+        c->ops->free(c->be, a->part[i], a->part_bytes[i]);
+    }
+    c->ops->free(c->be, a->stage, a->stage_bytes);
+    c->ops->free(c->be, a->own, a->own_bytes);
+    c->ops->free(c->be, a->pages, a->pages_bytes);
+}
+
+/* The sequence's slots there, filled. */
+static struct ops_kv away_kv(struct check *c, const struct check_kv *kv, const struct away *a,
+                             int seq)
+{
+    struct ops_kv of = check_kv_of(c, kv);
+
+    of.layout = &a->layout;
+    of.pool = a->pool[seq];
+    of.part = a->part[seq];
+    for (int32_t g = 0; g < a->layout.n_groups; g++) {
+        struct ops_kv_slots slots = {
+            .kv = &of,
+            .group = g,
+            .n_slots = kv->cap,
+            .host = kv->content + (size_t)(g * kv->cap) * kv->slot_bytes,
+        };
+
+        check_require(c->ops->kv_import(c->be, &slots), "kv_import");
+    }
+    return of;
+}
+
+/* What each sequence that lists will read: the list, and its own slot. */
+static int bring(struct check *c, const struct away *a, const struct ops_seq *seqs,
+                 struct ops_chosen *chosen)
+{
+    struct ops_bring_seq b[N_SEQS];
+    struct ops_bring p = {.seqs = b, .chosen = chosen};
+
+    for (int i = 0; i < N_SEQS; i++) {
+        if (i == SILENT) {
+            continue;
+        }
+        b[p.n_seqs++] = (struct ops_bring_seq){
+            .from = seqs[i].kv,
+            .to = a->staged[i],
+            .listed = true,
+            .entry = i,
+            .own = seqs[i].slot0,
+            .n = seqs[i].kv.n_slots,
+        };
+    }
+    return c->ops->bring(c->be, &p);
+}
+
 static int call(struct check *c, const struct shape *s, struct inputs *in, bool selects)
 {
     struct ops_seq seqs[N_SEQS];
     struct ops_select select[N_SEQS];
     struct ops_chosen chosen = {.n = check_dev(c, in->n),
                                 .slots = check_dev(c, in->slots),
+                                .own = in->away ? in->away->own : NULL,
                                 .max_groups = s->l.n_groups,
                                 .ld = in->ld};
     struct ops_speculate p = {
@@ -196,7 +333,8 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
                                    .pos0 = s->pool ? 2 * in->kv[i].n_slots : s->pos[i],
                                    .slot0 = s->pos[i],
                                    .victim = s->pool ? check_dev(c, in->victim) : NULL,
-                                   .kv = check_kv_of(c, &in->kv[i])};
+                                   .kv = in->away ? away_kv(c, &in->kv[i], in->away, i)
+                                                  : check_kv_of(c, &in->kv[i])};
         if (s->stored) {
             store(c, s, in, &seqs[i]);
         }
@@ -206,11 +344,16 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
         select[i] = s->select;
         select[i].chosen = &chosen;
         select[i].entry = i;
+        select[i].staged = in->away ? &in->away->staged[i] : NULL;
         if (i == SILENT) {
             select[i].kind = OPS_SELECT_ALL;
         }
     }
     r = r ? r : c->ops->speculate(c->be, &p);
+    if (in->away) {
+        r = r ? r : bring(c, in->away, seqs, &chosen);
+        a.joins = true;
+    }
     return r ? r : c->ops->attention(c->be, &a);
 }
 
@@ -233,6 +376,7 @@ static void compare_lists(struct check *c, const struct shape *s, const struct i
 {
     for (int i = 0; i < N_SEQS; i++) {
         int32_t n = count_of(in, 1, i);
+        bool short_list = false;
 
         if (i != SILENT && abs(n - count_of(in, 0, i)) > (s->l.part_type == OPS_KV_F32 ? 0 : 1)) {
             check_fail(c, "sequence %d: %d slots, the reference says %d", i, n, count_of(in, 0, i));
@@ -244,6 +388,11 @@ static void compare_lists(struct check *c, const struct shape *s, const struct i
             int32_t n_other = 0;
 
             for (int32_t j = 0, k = 0; j < n; j++) {
+                if (s->holes && g == 0 && got[j] == -1) { /* no more rank */
+                    short_list = true;
+                    n_other += want[j] != -1;
+                    continue;
+                }
                 if (got[j] < 0 || got[j] >= s->pos[i] + s->pool ||
                     (s->pool && got[j] == victim_of(g)) || (j > 0 && got[j] <= got[j - 1])) {
                     check_fail(c, "sequence %d, group %d: entry %d is %d", i, g, j, got[j]);
@@ -257,6 +406,9 @@ static void compare_lists(struct check *c, const struct shape *s, const struct i
             if (n_other > 1 + n / 100) {
                 check_fail(c, "sequence %d, group %d: %d of %d slots are others", i, g, n_other, n);
             }
+        }
+        if (s->holes && i != SILENT && !short_list) {
+            check_fail(c, "sequence %d: no group lists fewer than the others", i);
         }
     }
 }
@@ -356,6 +508,60 @@ static void without(struct check *c, const struct shape *s, struct inputs *in)
     check_same(c, "a list of all slots and none", in->out);
 }
 
+static void start_again(struct check *c, const struct check_buf *b)
+{
+    if (b) {
+        check_require(c->ops->write(c->be, check_dev(c, b), b->init, b->bytes), b->what);
+    }
+}
+
+static void same_as_before(struct check *c, const char *what, const struct check_buf *b)
+{
+    uint8_t *got = malloc(b->bytes);
+
+    check_require(c->ops->read(c->be, got, check_dev(c, b), b->bytes), b->what);
+    check_bits(c, what, got, b->out[1], b->bytes);
+    free(got);
+}
+
+/* What was just computed, with pages in memory of the host. */
+static void from_the_host(struct check *c, const struct shape *s, struct inputs *in)
+{
+    struct away a;
+    int32_t *own;
+
+    c->side = 1;
+    c->be = c->sides[1];
+    c->ops = c->be->ops;
+    c->warm = true;
+    away_make(c, s, in, &a);
+    in->away = &a;
+    for (int i = 0; i < N_SEQS; i++) {
+        start_again(c, in->kv[i].slot_pos);
+        start_again(c, in->kv[i].score);
+    }
+    start_again(c, in->out);
+    start_again(c, in->n);
+    start_again(c, in->slots);
+    check_require(call(c, s, in, true), "with pages on the host");
+    check_require(c->ops->sync(c->be), "sync");
+    same_as_before(c, "lists' lengths, pages on the host", in->n);
+    same_as_before(c, "lists, pages on the host", in->slots);
+    same_as_before(c, "out, pages on the host", in->out);
+    own = malloc(a.own_bytes);
+    check_require(c->ops->read(c->be, own, a.own, a.own_bytes), "own");
+    for (int32_t i = 0; i < N_SEQS * s->l.n_groups; i++) {
+        int seq = i / s->l.n_groups;
+
+        if (own[i] != (seq == SILENT ? -1 : count_of(in, 1, seq))) {
+            check_fail(c, "sequence %d: its own slot goes to %d", seq, own[i]);
+        }
+    }
+    free(own);
+    away_free(c, &a);
+    in->away = NULL;
+}
+
 static void speculate(struct check *c, const struct shape *s)
 {
     struct ops_kv_layout l = s->l;
@@ -364,13 +570,13 @@ static void speculate(struct check *c, const struct shape *s)
     if (!c->sides[1]->ops->speculate || !check_kv_offered(c, &l) ||
         !check_case(c,
                     "%s %dx(%dx%d,%dx%d) q %d part %d %s pos %d,%d,%d count %d share %d alpha %g "
-                    "cap %d%s softcap %g alibi %g%s%s use %d",
+                    "cap %d%s softcap %g alibi %g%s%s%s use %d",
                     ops_kv_type_name(l.k_type), l.n_groups, l.k_heads, l.k_dim, l.v_heads, l.v_dim,
                     s->n_q, l.part_dims, ops_kv_type_name(l.part_type), s->pos[0], s->pos[1],
                     s->pos[3], s->select.count, s->select.share, (double)s->select.alpha,
                     s->select.cap, s->stored ? " stored" : "", (double)s->softcap,
                     (double)s->alibi_max, s->pool ? " pool" : "", is_cut(s) ? " cut" : "",
-                    (int)s->select.use)) {
+                    s->holes ? " holes" : "", (int)s->select.use)) {
         return;
     }
     prepare(c, s, &in);
@@ -397,6 +603,9 @@ static void speculate(struct check *c, const struct shape *s)
         } else if (c->first && !s->stored && !s->pool && l.part_dims == l.k_dim &&
                    l.part_type == OPS_KV_F32 && s->softcap == 0 && s->alibi_max == 0) {
             compare_exact(c, s, &in);
+        }
+        if (c->sides[1]->ops->bring && !s->pool) {
+            from_the_host(c, s, &in);
         }
     }
     for (int i = 0; i < N_SEQS; i++) {
@@ -447,22 +656,23 @@ void check_op(struct check *c)
         more_v.k_dim = 128;
         more_v.part_dims = 128; /* more rows than one pass */
         const struct shape shapes[] = {
-            {gqa, 9, {300, 1, 40, 700}, alpha, false, 0, 0, false},
-            {gqa, 9, {513, 64, 40, 127}, capped, true, 0, 0, false},
-            {gqa, 9, {130, 63, 40, 0}, count, false, 20, 0, false},
-            {gqa, 9, {200, 128, 40, 65}, share, true, 0, 8, false},
-            {mha, 6, {300, 70, 40, 192}, alpha, false, 0, 0, false},
-            {mha, 6, {300, 70, 40, 192}, count, true, 0, 0, false},
-            {more_k, 8, {300, 70, 40, 12}, count, false, 0, 0, false},
-            {more_v, 16, {300, 70, 40, 12}, share, false, 0, 0, false},
-            {gqa, 9, {300, 70, 40, 12}, whole, false, 0, 0, false},
-            {more_v, 8, {300, 70, 40, 12}, whole, true, 0, 0, false},
-            {gqa, 9, {300, 700, 40, 65}, last, false, 0, 0, true},
-            {gqa, 9, {300, 700, 40, 6}, often, false, 0, 8, true},
-            {more_k, 8, {300, 70, 40, 12}, last, false, 0, 0, true},
-            {more_v, 8, {300, 70, 40, 12}, all_used, false, 0, 0, true},
-            {gqa, 9, {300, 700, 40, 65}, count, false, 0, 0, true},
-            {more_k, 8, {300, 70, 40, 12}, share, false, 0, 0, true},
+            {gqa, 9, {300, 1, 40, 700}, alpha, false, 0, 0, false, false},
+            {gqa, 9, {513, 64, 40, 127}, capped, true, 0, 0, false, false},
+            {gqa, 9, {130, 63, 40, 0}, count, false, 20, 0, false, false},
+            {gqa, 9, {200, 128, 40, 65}, share, true, 0, 8, false, false},
+            {mha, 6, {300, 70, 40, 192}, alpha, false, 0, 0, false, false},
+            {mha, 6, {300, 70, 40, 192}, count, true, 0, 0, false, false},
+            {more_k, 8, {300, 70, 40, 12}, count, false, 0, 0, false, false},
+            {more_v, 16, {300, 70, 40, 12}, share, false, 0, 0, false, false},
+            {gqa, 9, {300, 70, 40, 12}, whole, false, 0, 0, false, false},
+            {more_v, 8, {300, 70, 40, 12}, whole, true, 0, 0, false, false},
+            {gqa, 9, {300, 700, 40, 65}, last, false, 0, 0, true, false},
+            {gqa, 9, {300, 700, 40, 6}, often, false, 0, 8, true, false},
+            {gqa, 9, {300, 700, 40, 400}, last, false, 0, 0, true, true},
+            {more_k, 8, {300, 70, 40, 12}, last, false, 0, 0, true, false},
+            {more_v, 8, {300, 70, 40, 12}, all_used, false, 0, 0, true, false},
+            {gqa, 9, {300, 700, 40, 65}, count, false, 0, 0, true, false},
+            {more_k, 8, {300, 70, 40, 12}, share, false, 0, 0, true, false},
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {

@@ -254,7 +254,8 @@ static void across_blocks(const struct tier_pool_rule *rule)
     static uint8_t got[N][BYTES];
     int32_t n_chosen = 1;
     int32_t slots[GROUPS][EACH];
-    const struct ops_chosen chosen = {&n_chosen, slots[0], GROUPS, EACH};
+    const struct ops_chosen chosen = {
+        .n = &n_chosen, .slots = slots[0], .max_groups = GROUPS, .ld = EACH};
     struct ops_kv kv = {.n_slots = N};
 
     cr_assert_eq(backend_find("cpu", &c.ops, &err), 0, "%s", err.text);

@@ -597,6 +597,7 @@ struct late {
 
 struct emu_event {
     uint64_t number; /* of the last copy before it */
+    cudaStream_t stream;
 };
 
 static struct late late[8];
@@ -651,16 +652,27 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
     return cudaSuccess;
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t)
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     e->number = n_late;
+    e->stream = s;
     return fails();
 }
+
+static cudaError_t run_later(cudaStream_t s);
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     end_copies(e->number);
     return fails();
+}
+
+/* The first stream's kernels have run anyway. */
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t e, unsigned)
+{
+    cudaError_t r = fails();
+
+    return r == cudaSuccess && e->stream->second ? run_later(e->stream) : r;
 }
 
 cudaError_t cudaMallocHost(void **ret, size_t bytes)
@@ -683,9 +695,44 @@ cudaError_t cudaMallocHost(void **ret, size_t bytes)
     return cudaSuccess;
 }
 
+static uint8_t *mapped[16]; /* memory of the host that kernels reach, pinned like other */
+
+cudaError_t cudaHostAlloc(void **ret, size_t bytes, unsigned flags)
+{
+    cudaError_t e = flags == cudaHostAllocMapped ? cudaMallocHost(ret, bytes) : cudaErrorInvalidValue;
+
+    for (int i = 0; i < 16 && e == cudaSuccess; i++) {
+        if (!mapped[i]) {
+            mapped[i] = (uint8_t *)*ret;
+            memset(*ret, 0xff, bytes);
+            return e;
+        }
+    }
+    return e;
+}
+
+cudaError_t cudaHostGetDevicePointer(void **ret, void *host, unsigned)
+{
+    *ret = host;
+    return fails();
+}
+
+static bool is_mapped(const void *p)
+{
+    bool is = false;
+
+    for (uint8_t *m : mapped) {
+        is = is || (m && (const uint8_t *)p >= m && (const uint8_t *)p < m + *(size_t *)(void *)(m - 64));
+    }
+    return is;
+}
+
 cudaError_t cudaFreeHost(void *p)
 {
     end_copies(n_late);
+    for (uint8_t *&at : mapped) {
+        at = at == p ? NULL : at;
+    }
     for (uint8_t *&at : pinned) {
         at = at == p ? NULL : at;
     }
@@ -701,6 +748,9 @@ cudaError_t cudaFreeHost(void *p)
 /* A host pointer where a device's belongs, or the other way round, is what crashes on a GPU. */
 static bool kinds(const void *to, const void *from, cudaMemcpyKind k)
 {
+    if (k == cudaMemcpyDefault) {
+        return (is_device(to) || is_mapped(to)) && (is_device(from) || is_mapped(from));
+    }
     return is_device(to) == (k != cudaMemcpyDeviceToHost) &&
            is_device(from) == (k != cudaMemcpyHostToDevice);
 }
@@ -736,11 +786,11 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t)
 {
     cudaError_t e = fails();
 
-    if (e != cudaSuccess || !is_device(p)) {
+    if (e != cudaSuccess || (!is_device(p) && !is_mapped(p))) {
         return e != cudaSuccess ? e : cudaErrorInvalidValue;
     }
     open_device(true);
-    if (value == 0 && n > 2 * LARGE) { /* pages that nobody touched cost nothing to protect */
+    if (value == 0 && n > 2 * LARGE && is_device(p)) { /* pages that nobody touched cost nothing to protect */
         uintptr_t from = ((uintptr_t)p + 4095) & ~(uintptr_t)4095;
         uintptr_t to = ((uintptr_t)p + n) & ~(uintptr_t)4095;
 
@@ -865,7 +915,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned)
     cudaError_t e = fails();
 
     if (e == cudaSuccess) {
-        *ret = (cudaStream_t)malloc(sizeof(**ret));
+        *ret = (cudaStream_t)calloc(1, sizeof(**ret));
         (*ret)->schedule = n_streams++ % 3;
         (*ret)->run = run_work;
         held++;
@@ -873,8 +923,24 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned)
     return e;
 }
 
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret, unsigned, int)
+{
+    cudaError_t e = fails();
+
+    if (e == cudaSuccess) {
+        *ret = (cudaStream_t)calloc(1, sizeof(**ret));
+        (*ret)->schedule = 1;
+        (*ret)->second = true;
+        held++;
+    }
+    return e;
+}
+
+static void drop_later(cudaStream_t s);
+
 cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
+    drop_later(s);
     free(s);
     held--;
     return cudaSuccess;
@@ -1021,24 +1087,92 @@ static cudaError_t launch_packed(const void *kernel, dim3 grid, dim3 block, void
     return cudaGetLastError();
 }
 
+/* A kernel that waits to be waited for. */
+struct emu_later {
+    const void *kernel;
+    dim3 grid, block;
+    size_t shared;
+    uint8_t *bytes[16]; /* arguments */
+    struct emu_later *next;
+};
+
+static cudaError_t launch_later(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
+                                cudaStream_t s)
+{
+    const struct known *k = find_known(kernel);
+    struct emu_later **end = &s->later;
+    struct emu_later *l = (struct emu_later *)calloc(1, sizeof(*l));
+
+    l->kernel = kernel;
+    l->grid = grid;
+    l->block = block;
+    l->shared = shared;
+    for (int i = 0; k && i < k->n; i++) {
+        l->bytes[i] = (uint8_t *)malloc(k->sizes[i]);
+        memcpy(l->bytes[i], args[i], k->sizes[i]);
+    }
+    while (*end) {
+        end = &(*end)->next;
+    }
+    *end = l;
+    return cudaSuccess;
+}
+
+static void drop_first(cudaStream_t s)
+{
+    struct emu_later *l = s->later;
+
+    s->later = l->next;
+    for (uint8_t *b : l->bytes) {
+        free(b);
+    }
+    free(l);
+}
+
+static void drop_later(cudaStream_t s)
+{
+    while (s->later) {
+        drop_first(s);
+    }
+}
+
+static cudaError_t run_later(cudaStream_t s)
+{
+    cudaError_t e = cudaSuccess;
+
+    while (s->later) {
+        struct emu_later *l = s->later;
+
+        e = e != cudaSuccess ? e : launch_packed(l->kernel, l->grid, l->block, (void **)l->bytes,
+                                                 l->shared, s, false);
+        drop_first(s);
+    }
+    return e;
+}
+
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
                              cudaStream_t stream)
 {
     cudaError_t e = fails();
 
     counts[0]++;
+    if (e == cudaSuccess && stream->second) {
+        return launch_later(kernel, grid, block, args, shared, stream);
+    }
     return e != cudaSuccess ? e : launch_packed(kernel, grid, block, args, shared, stream, false);
 }
 
-/* ---- graphs: chains of kernels alone -------------------------------------------------------- */
+/* ---- graphs: chains of kernels with branches ------------------------------------------------ */
 
 struct emu_node {
     const struct known *k;
     dim3 grid, block;
     unsigned shared;
     uint8_t *bytes[16]; /* arguments */
-    struct emu_node *before, *next;
-    bool chained, early; /* there is an edge from `before`; a programmatic one */
+    struct emu_node *before[2], *next; /* edges from; the first says what the main chain is */
+    int n_before;
+    bool early;      /* that edge is a programmatic one */
+    bool main, done; /* of the launch under way */
 };
 
 struct emu_graph {
@@ -1083,8 +1217,8 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cu
     cudaError_t e = fails();
     struct emu_node *n;
 
-    if (e != cudaSuccess || n_after > 1 || (n_after && *after != g->last)) {
-        return e != cudaSuccess ? e : cudaErrorInvalidValue; /* every kernel after the one before */
+    if (e != cudaSuccess || n_after > 2) {
+        return e != cudaSuccess ? e : cudaErrorInvalidValue;
     }
     n = (struct emu_node *)calloc(1, sizeof(*n));
     e = set_node(n, p);
@@ -1092,8 +1226,9 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cu
         free(n);
         return e;
     }
-    n->before = g->last;
-    n->chained = n_after > 0 || !g->last;
+    for (size_t i = 0; i < n_after; i++) {
+        n->before[n->n_before++] = after[i];
+    }
     (g->last ? g->last->next : g->first) = n;
     g->last = n;
     *ret = n;
@@ -1107,12 +1242,12 @@ cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from,
     cudaError_t e = fails();
     struct emu_node *node = *to;
 
-    if (e != cudaSuccess || n != 1 || node != g->last || node->chained || *from != node->before ||
+    if (e != cudaSuccess || n != 1 || node != g->last || node->n_before > 0 || *from == node ||
         edge->from_port != cudaGraphKernelNodePortProgrammatic || edge->to_port != 0 ||
         edge->type != cudaGraphDependencyTypeProgrammatic) {
         return e != cudaSuccess ? e : cudaErrorInvalidValue;
     }
-    node->chained = true;
+    node->before[node->n_before++] = *from;
     node->early = true;
     return cudaSuccess;
 }
@@ -1122,7 +1257,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned l
     cudaError_t e = fails();
 
     for (struct emu_node *n = g->first; n && e == cudaSuccess; n = n->next) {
-        e = n->chained ? cudaSuccess : cudaErrorInvalidValue;
+        e = n->n_before > 0 || n == g->first ? cudaSuccess : cudaErrorInvalidValue;
     }
     if (e == cudaSuccess) {
         counts[1]++;
@@ -1147,18 +1282,42 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t)
     return fails();
 }
 
+/* The node, and before it what it waits for. */
+static cudaError_t run_node(struct emu_node *n, cudaStream_t stream)
+{
+    cudaError_t e = cudaSuccess;
+    void *args[16];
+
+    for (int i = 0; i < n->n_before && e == cudaSuccess; i++) {
+        e = n->before[i]->done ? e : run_node(n->before[i], stream);
+    }
+    for (int i = 0; i < n->k->n; i++) {
+        args[i] = n->bytes[i];
+    }
+    n->done = true;
+    return e != cudaSuccess ? e
+                            : launch_packed(n->k->kernel, n->grid, n->block, args, n->shared, stream,
+                                            n->early);
+}
+
+/* The main chain leads back from the last node; what branches off runs as late as it may. */
 cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t stream)
 {
     cudaError_t e = fails();
 
     counts[3]++;
-    for (struct emu_node *n = g->first; n && e == cudaSuccess; n = n->next) {
-        void *args[16];
-
-        for (int i = 0; i < n->k->n; i++) {
-            args[i] = n->bytes[i];
+    for (struct emu_node *n = g->first; n; n = n->next) {
+        n->main = n->done = false;
+    }
+    for (struct emu_node *n = g->last; n; n = n->n_before > 0 ? n->before[0] : NULL) {
+        n->main = true;
+    }
+    for (int all = 0; all < 2; all++) {
+        for (struct emu_node *n = g->first; n && e == cudaSuccess; n = n->next) {
+            if ((all || n->main) && !n->done) {
+                e = run_node(n, stream);
+            }
         }
-        e = launch_packed(n->k->kernel, n->grid, n->block, args, n->shared, stream, n->early);
     }
     return e;
 }

@@ -13,6 +13,8 @@
  *   - host code that touches device memory: it is inaccessible but in kernels and copies
  *   - shared memory read before it is written: it starts as NaN; so does memory from cudaMalloc
  *   - a read before the wait that an asynchronous copy needs: the copy is made at the wait
+ *   - a kernel that does not wait for one beside it (a second stream, a branch of a graph) which
+ *     writes what it reads: the one beside runs when it is waited for, in a graph at its end
  *
  * Kernels write CUDA C without inline PTX; what needs PTX is in kernels/cuda/prim.cuh, which calls
  * the emu_ functions below instead. Launches go through CUDA_LAUNCH there. */
@@ -256,7 +258,12 @@ enum cudaError_t {
     cudaErrorNotSupported = 801,
     cudaErrorUnknown = 999,
 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault, /* between memory that kernels reach */
+};
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum { cudaStreamNonBlocking = 1 };
 typedef struct emu_stream *cudaStream_t;
@@ -269,6 +276,8 @@ struct emu_range {
 };
 struct emu_stream {
     int schedule;
+    bool second;             /* made with a priority: beside the first */
+    struct emu_later *later; /* its kernels run when they are waited for */
     cudaError_t (*run)(const char *name, void (*work)(void *arg), void *arg,
                        const struct emu_range *touched, int n);
 };
@@ -292,7 +301,11 @@ cudaError_t cudaMalloc(void **ret, size_t bytes);
 cudaError_t cudaFree(void *p);
 cudaError_t cudaMallocHost(void **ret, size_t bytes);
 cudaError_t cudaFreeHost(void *p);
+enum { cudaHostAllocMapped = 2 };
+cudaError_t cudaHostAlloc(void **ret, size_t bytes, unsigned flags);
+cudaError_t cudaHostGetDevicePointer(void **ret, void *host, unsigned flags);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned flags);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t s);
 cudaError_t cudaStreamSynchronize(cudaStream_t s);
 typedef struct emu_event *cudaEvent_t;
@@ -301,6 +314,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind k, cudaStream_t s);
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                               size_t width, size_t height, cudaMemcpyKind k, cudaStream_t s);

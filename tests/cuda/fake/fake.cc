@@ -80,6 +80,7 @@ struct piece {
     uint8_t *at;
     size_t bytes;
     bool pinned;
+    bool mapped; /* pinned, and kernels reach it */
 };
 
 struct kernel {
@@ -160,7 +161,7 @@ static uint64_t held(uint64_t grain, bool pinned)
     uint64_t sum = 0;
 
     for (int i = 0; i < n_pieces; i++) {
-        sum += pieces[i].pinned == pinned ? (pieces[i].bytes + grain - 1) / grain * grain : 0;
+        sum += pieces[i].pinned == pinned && !pieces[i].mapped ? (pieces[i].bytes + grain - 1) / grain * grain : 0;
     }
     return sum;
 }
@@ -178,6 +179,16 @@ EXPORT uint64_t fake_most_bytes(void)
 EXPORT uint64_t fake_pinned_bytes(void)
 {
     return held(1, true);
+}
+
+EXPORT uint64_t fake_mapped_bytes(void)
+{
+    uint64_t sum = 0;
+
+    for (int i = 0; i < n_pieces; i++) {
+        sum += pieces[i].mapped ? pieces[i].bytes : 0;
+    }
+    return sum;
 }
 
 EXPORT int fake_objects(void)
@@ -262,7 +273,7 @@ static cudaError_t give(void **ret, size_t bytes, bool pinned)
         break_rule("no room for %zu bytes", bytes);
         return ended(cudaErrorMemoryAllocation);
     }
-    pieces[n_pieces++] = {static_cast<uint8_t *>(p), bytes, pinned};
+    pieces[n_pieces++] = {static_cast<uint8_t *>(p), bytes, pinned, false};
     if (!pinned) {
         note(FAKE_ALLOC)->bytes = bytes;
         most = fake_device_bytes(1) > most ? fake_device_bytes(1) : most;
@@ -305,6 +316,26 @@ cudaError_t cudaMallocHost(void **ret, size_t bytes)
     return give(ret, bytes, true);
 }
 
+cudaError_t cudaHostAlloc(void **ret, size_t bytes, unsigned flags)
+{
+    cudaError_t e = give(ret, bytes, true);
+
+    if (flags != cudaHostAllocMapped || device.integrated) {
+        break_rule("memory of the host is mapped that is the device's anyway");
+    }
+    if (e == cudaSuccess) {
+        pieces[n_pieces - 1].mapped = true;
+        note(FAKE_MAP)->bytes = bytes;
+    }
+    return e;
+}
+
+cudaError_t cudaHostGetDevicePointer(void **ret, void *host, unsigned)
+{
+    *ret = host;
+    return fails();
+}
+
 cudaError_t cudaFreeHost(void *p)
 {
     return take_back(p, true);
@@ -331,7 +362,7 @@ static bool on_device(const void *p, size_t bytes)
 {
     const struct piece *q = piece_of(p, bytes);
 
-    return q && (!q->pinned || device.integrated);
+    return q && (!q->pinned || q->mapped || device.integrated);
 }
 
 static uint64_t sum_of(const uint8_t *p, size_t n)
@@ -544,8 +575,18 @@ cudaError_t cudaStreamSynchronize(cudaStream_t)
     return fails();
 }
 
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret, unsigned flags, int)
+{
+    cudaError_t e = cudaStreamCreateWithFlags(ret, flags);
+
+    if (e == cudaSuccess) {
+        (*ret)->second = true;
+    }
+    return e;
+}
+
 struct emu_event {
-    int unused;
+    cudaStream_t at;
 };
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned)
@@ -553,7 +594,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned)
     cudaError_t e = fails();
 
     if (e == cudaSuccess) {
-        *ret = static_cast<cudaEvent_t>(malloc(sizeof(**ret)));
+        *ret = static_cast<cudaEvent_t>(calloc(1, sizeof(**ret)));
         n_objects++;
     }
     return e;
@@ -566,8 +607,18 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
     return cudaSuccess;
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t)
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
+    e->at = s;
+    return fails();
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
+{
+    if (!e->at || e->at == s) {
+        break_rule("a stream waits for itself, or for nothing");
+    }
+    note(FAKE_FOLLOW)->stream = s->second;
     return fails();
 }
 
@@ -673,12 +724,16 @@ static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g,
 }
 
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
-                             cudaStream_t)
+                             cudaStream_t s)
 {
     cudaError_t e = fails();
 
     (void)args;
-    return e != cudaSuccess ? e : check_launch(FAKE_LAUNCH, kernel, grid, block, shared);
+    e = e != cudaSuccess ? e : check_launch(FAKE_LAUNCH, kernel, grid, block, shared);
+    if (e == cudaSuccess && n_calls > 0) {
+        calls[n_calls - 1].stream = s->second;
+    }
+    return e;
 }
 
 /* ---- graphs --------------------------------------------------------------------------------- */
@@ -686,8 +741,9 @@ cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **a
 struct emu_node {
     struct emu_graph *graph;
     const void *kernel;
-    struct emu_node *before, *next;
-    bool chained;
+    struct emu_node *before, *next; /* before: what the first edge comes from */
+    int number;
+    struct fake_call *call;
 };
 
 struct emu_graph {
@@ -708,6 +764,12 @@ cudaError_t cudaGraphCreate(cudaGraph_t *ret, unsigned)
     return e;
 }
 
+/* May the next node's first edge come from there? */
+static bool follows(const struct emu_graph *g, const struct emu_node *from)
+{
+    return from == g->last || (g->last && from == g->last->before);
+}
+
 cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cudaGraphNode_t *after,
                                    size_t n_after, const struct cudaKernelNodeParams *p)
 {
@@ -720,12 +782,18 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cu
     if (e != cudaSuccess) {
         return e;
     }
-    if (n_after > 1 || (n_after && *after != g->last) || !p->kernelParams || p->extra) {
+    if (n_after > 2 || (n_after && !follows(g, after[0])) || !p->kernelParams || p->extra) {
         break_rule("a node that does not follow the one before");
         return ended(cudaErrorInvalidValue);
     }
     n = static_cast<struct emu_node *>(calloc(1, sizeof(*n)));
-    *n = {g, p->func, g->last, NULL, n_after > 0 || !g->last};
+    *n = {g, p->func, n_after ? after[0] : NULL, NULL, g->n + 1, n_calls > 0 ? &calls[n_calls - 1] : NULL};
+    for (size_t i = 0; i < n_after && n->call; i++) {
+        n->call->after[i] = after[i]->number;
+    }
+    if (n->call) {
+        n->call->node = n->number;
+    }
     (g->last ? g->last->next : g->first) = n;
     g->last = n;
     g->n++;
@@ -745,15 +813,16 @@ cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from,
     if (e != cudaSuccess) {
         return e;
     }
-    if (n != 1 || *to != g->last || g->last->chained || *from != g->last->before) {
-        break_rule("an edge that is not from the node before");
+    if (n != 1 || *to != g->last || g->last->before || (*from)->graph != g || *from == *to) {
+        break_rule("an edge that is not from a node before");
     }
     if (device.major < 9 || edge->from_port != cudaGraphKernelNodePortProgrammatic ||
         edge->type != cudaGraphDependencyTypeProgrammatic) {
         break_rule("a programmatic edge that this device has not");
     }
     note(FAKE_EARLY);
-    g->last->chained = true;
+    g->last->before = *from;
+    g->last->call->after[0] = (*from)->number;
     return e;
 }
 
@@ -762,7 +831,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned l
     cudaError_t e = fails();
 
     for (struct emu_node *n = g->first; n; n = n->next) {
-        if (!n->chained) {
+        if (!n->before && n != g->first) {
             break_rule("a node that does not follow the one before");
         }
     }

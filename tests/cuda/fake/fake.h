@@ -11,7 +11,7 @@
  * takes shapes of any size, and devices of any kind.
  *
  * The first rule that is broken is kept in fake_broken(): a launch beyond the device's limits; a
- * node that is not chained to the one before; a copy outside of what was allocated, or between the
+ * node that follows neither the one before nor what that one branched off; a copy outside of what was allocated, or between the
  * wrong sides; pinned memory that changes while a copy out of it may still be under way; a free of
  * what was not given; code that is loaded when a kernel is first launched. */
 
@@ -42,10 +42,12 @@ enum fake_kind {
     FAKE_CHANGE,       /* of a node of a graph */
     FAKE_GRAPH_LAUNCH, /* n: nodes */
     FAKE_ALLOC,        /* device memory */
+    FAKE_MAP,          /* of the host, that kernels reach */
     FAKE_WRITE,        /* host to device */
     FAKE_READ,
     FAKE_WAIT,  /* for everything */
     FAKE_EVENT, /* for what came before an event */
+    FAKE_FOLLOW, /* a stream waits for what the other has by then */
 };
 
 struct fake_call {
@@ -55,6 +57,9 @@ struct fake_call {
     size_t shared;
     uint64_t bytes; /* copied, allocated */
     int n;
+    int node;     /* FAKE_NODE: its number, from 1 on; */
+    int after[2]; /* those that it follows, 0: none. An early edge's is there, too, once it is made */
+    int stream;   /* FAKE_LAUNCH: on which; FAKE_FOLLOW: which waits. 0: the first made, 1: the second */
 };
 
 /* Another device; nothing may be held. The log is emptied, the rules hold again. */
@@ -71,10 +76,11 @@ int fake_pending(void);
 /* NULL, or the first rule that was broken. */
 const char *fake_broken(void);
 /* Held: device memory, each allocation rounded up to `grain`, graphs included; the most there ever
- * was; pinned memory. And objects (streams, graphs). */
+ * was; pinned memory, without what is mapped; that. And objects (streams, graphs). */
 uint64_t fake_device_bytes(uint64_t grain);
 uint64_t fake_most_bytes(void);
 uint64_t fake_pinned_bytes(void);
+uint64_t fake_mapped_bytes(void);
 int fake_objects(void);
 
 #ifdef __cplusplus
