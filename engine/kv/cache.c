@@ -137,8 +137,8 @@ int cache_create(struct shape *shape, struct backend *be, struct cache **ret, st
         r = c->shape.config.tier_dir
                 ? tier_create(&c->shape.tier, be, c->shape.config.tier_dir,
                               c->shape.config.tier_calls, &c->tier, reterr)
-                : error_set(reterr, -EINVAL,
-                            "pool=disk: no directory is given for its file (--tier-dir)");
+                : error_set(reterr, -EINVAL, "%s: no directory is given for its file (--tier-dir)",
+                            c->shape.tier_option);
     }
     if (r) {
         cache_destroy(c);
@@ -261,7 +261,8 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
     int r = check_select(s, p, v, reterr);
 
     if (!r && policy_on_disk(p) && text->held > 0) {
-        r = error_set(reterr, -ENOTSUP, "pool=disk: texts go on from no saved sequence yet");
+        r = error_set(reterr, -ENOTSUP, "%s: texts go on from no saved sequence yet",
+                      policy_disk_option(p));
     }
 
     if (!r && place->evicts) {

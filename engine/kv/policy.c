@@ -258,10 +258,15 @@ static int parse_exit(struct parser *p, struct policy *pol)
         pol->exit_draft = true;
         return 0;
     }
-    if (strchr("0123456789.", *p->at) == NULL || *p->at == '\0') {
+    struct error numbers_alone = {0};
+    struct parser number = *p;
+
+    number.reterr = &numbers_alone;
+    if (parse_float(&number, "exit", 0.01, 1, &pol->exit)) {
         return fault(p, "exit takes a number from 0.01 to 1, or \"draft\"");
     }
-    return parse_float(p, "exit", 0.01, 1, &pol->exit);
+    p->at = number.at;
+    return 0;
 }
 
 static int parse_value(struct parser *p, const struct option_row *o, int32_t *ret)
@@ -388,6 +393,29 @@ static const char *nearest_option(const struct word_row *w, const char *s, size_
     return len > 1 ? nearest : NULL;
 }
 
+static const struct word_row *find_word(const char *s, size_t len)
+{
+    for (int i = 0; i < N_WORDS; i++) {
+        if (name_is(s, len, words[i].name)) {
+            return &words[i];
+        }
+    }
+    return NULL;
+}
+
+/* A word that stands where an option or its value should. */
+static int fault_word(const struct parser *p, const struct word_row *w, const struct option_row *o)
+{
+    size_t len = name_len(p->at);
+    char what[160];
+
+    (void)snprintf(what, sizeof(what),
+                   "'%.*s' is a word of its own, so '+' must stand before it%s%s%s", (int)len,
+                   p->at, o ? "; the option of " : "", o ? w->name : "",
+                   o ? " has '=' and a value" : "");
+    return fault(p, what);
+}
+
 /* `more`: the first option's comma has been read. */
 static int parse_options(struct parser *p, const struct word_row *w, bool more, struct policy *pol)
 {
@@ -401,6 +429,9 @@ static int parse_options(struct parser *p, const struct word_row *w, bool more, 
             if (name_is(p->at, len, options[i].name) && (options[i].words & word_bit(w))) {
                 o = &options[i];
             }
+        }
+        if (find_word(p->at, len) && p->at[len] != '=') {
+            return fault_word(p, w, o);
         }
         if (!o) {
             const char *near = nearest_option(w, p->at, len);
@@ -430,16 +461,6 @@ static int parse_options(struct parser *p, const struct word_row *w, bool more, 
         }
     }
     return 0;
-}
-
-static const struct word_row *find_word(const char *s, size_t len)
-{
-    for (int i = 0; i < N_WORDS; i++) {
-        if (name_is(s, len, words[i].name)) {
-            return &words[i];
-        }
-    }
-    return NULL;
 }
 
 static int unknown_word(const struct parser *p)
@@ -857,6 +878,11 @@ bool policy_spills(const struct policy *p)
 bool policy_on_disk(const struct policy *p)
 {
     return p->select == POLICY_INFINIGEN && (p->pool == POLICY_POOL_DISK || policy_spills(p));
+}
+
+const char *policy_disk_option(const struct policy *p)
+{
+    return policy_spills(p) ? "full=spill" : "pool=disk";
 }
 
 static int32_t slots_of(const struct policy *p, int32_t n_tokens, int32_t ctx)

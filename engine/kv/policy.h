@@ -114,6 +114,8 @@ void policy_print(const struct policy *p, char *buf, size_t size);
 /* Do K and V of all slots lie in a file? And is there a pool of slots in memory beside it? */
 bool policy_on_disk(const struct policy *p);
 bool policy_spills(const struct policy *p);
+/* Of a policy on disk: the option that put it there, for messages; a constant. */
+const char *policy_disk_option(const struct policy *p);
 /* The slots of that pool for a head group, 0 where there is none. */
 int32_t policy_pool_slots(const struct policy *p, int32_t n_tokens, int32_t ctx);
 

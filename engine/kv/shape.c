@@ -279,15 +279,15 @@ static int check_partial_keys(const struct shape *s, struct error *reterr)
 }
 
 /* What the file's regions, all alike, can hold. */
-static int check_disk(const struct shape *s, struct error *reterr)
+static int check_disk(const struct shape *s, const struct policy *p, struct error *reterr)
 {
     const struct shape_store *first = NULL;
 
     if (!s->config.ops->in_host) {
         return error_set(reterr, -ENOTSUP,
-                         "pool=disk: backend \"%s\" has memory of its own, which the file's slots "
-                         "do not go to yet; pool=device is there",
-                         s->config.ops->name);
+                         "%s: backend \"%s\" has memory of its own, which the file's slots do not "
+                         "go to yet; pool=device is there",
+                         policy_disk_option(p), s->config.ops->name);
     }
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         const struct shape_store *st = &s->config.stores[i];
@@ -297,8 +297,8 @@ static int check_disk(const struct shape *s, struct error *reterr)
         }
         if (first && (st->n_k != first->n_k || st->n_v != first->n_v || st->k_dim != first->k_dim ||
                       st->v_dim != first->v_dim)) {
-            return error_set(reterr, -ENOTSUP, "pool=disk: layers %d and %d differ in their heads",
-                             first->layer, st->layer);
+            return error_set(reterr, -ENOTSUP, "%s: layers %d and %d differ in their heads",
+                             policy_disk_option(p), first->layer, st->layer);
         }
         first = st;
     }
@@ -329,7 +329,7 @@ int shape_check_select(const struct shape *s, const struct policy *p, struct err
     if (p->select == POLICY_INFINIGEN) {
         int r = check_partial_keys(s, reterr);
 
-        r = r || !policy_on_disk(p) ? r : check_disk(s, reterr);
+        r = r || !policy_on_disk(p) ? r : check_disk(s, p, reterr);
         return r || p->pool != POLICY_POOL_HOST ? r : check_host(s, reterr);
     }
     for (int32_t i = 0; i < s->config.n_stores && p->select == POLICY_SPARQ; i++) {
@@ -511,11 +511,14 @@ static int lay_tier(struct shape *s, struct error *reterr)
             continue;
         }
         if (first && !same_pages(first, p)) {
-            return error_set(reterr, -ENOTSUP, "two formats of pool=disk in one mix");
+            return error_set(reterr, -ENOTSUP,
+                             "%s beside %s in one mix: the file has keys and values of one format",
+                             policy_disk_option(first), policy_disk_option(p));
         }
         first = first ? first : p;
         s->tier.layout = *shape_layout(s, s->variant[v], last);
         s->tier_variant = s->variant[v];
+        s->tier_option = policy_disk_option(first);
     }
     s->tier.ops = s->config.ops;
     s->tier.n_seats = s->config.n_seqs;

@@ -89,6 +89,7 @@ struct shape {
     struct tier_config tier;   /* n_stores 0: no policy has its K and V on disk */
     struct staging_config staging; /* seq_bytes 0: no policy has its pages on the host */
     int32_t tier_variant;      /* whose format the file has */
+    const char *tier_option;   /* and what asked for it first, policy_disk_option's */
     uint64_t prompt_read_bytes; /* from the file, for a prompt as long as the context */
     bool sums;                 /* seats keep sums of V */
     bool layered;              /* a planned policy reads prompts layer by layer */

@@ -339,7 +339,8 @@ static int find_at_rest(const struct sched *s, uint64_t handle, struct request *
         return error_set(reterr, -EBUSY, "its prompt is being read, or a step is held up");
     }
     if (policy_on_disk(&r->policy)) {
-        return error_set(reterr, -ENOTSUP, "pool=disk: sequences are not saved yet");
+        return error_set(reterr, -ENOTSUP, "%s: sequences are not saved yet",
+                         policy_disk_option(&r->policy));
     }
     *ret = r;
     return 0;

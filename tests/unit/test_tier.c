@@ -536,6 +536,33 @@ Test(tier, refuses_what_cannot_be)
     refused("cache_skew.gguf", "/tmp", kv, -EFBIG, "/tmp: no room for 1 MiB of keys and values");
 }
 
+/* Messages name the option that put K and V into the file. */
+Test(tier, names_the_option_in_force)
+{
+    const char *spill = "infinigen:share=10%,pool=60,full=spill";
+
+    refused("cache_skew.gguf", NULL, spill, -EINVAL, "full=spill: no directory");
+    refused("cache_skew.gguf", NULL, "infinigen:pool=disk", -EINVAL, "pool=disk: no directory");
+    refused("cache_skew.gguf", "/tmp",
+            "infinigen:pool=disk=50%;fp8+infinigen:share=10%,pool=60,full=spill=50%", -ENOTSUP,
+            "pool=disk beside full=spill in one mix");
+    struct engine *e = open_engine("cpu", 1, spill);
+    struct run r;
+    struct error err = {0};
+    void *saved = NULL;
+    size_t size = 0;
+
+    submit(e, 0, &r);
+    while (r.n_new < 3) {
+        (void)run_step(e);
+    }
+    cr_assert_eq(engine_save(e, r.handle, &saved, &size, &err), -ENOTSUP);
+    cr_assert_str_eq(err.text, "full=spill: sequences are not saved yet");
+    run_all(e);
+    run_clear(&r);
+    engine_destroy(e);
+}
+
 /* Neither saved nor gone on from; a plan without a file has none to give. */
 Test(tier, says_what_is_not_built)
 {
