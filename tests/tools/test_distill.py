@@ -606,6 +606,11 @@ class Data(unittest.TestCase):
         self.assertIn("| LAMBADA, last word | 100 | 30.0% | 0.0% | 25.0% |", text)
         self.assertIn("| summaries, F of word pairs against the teacher's | 4 | 1 | 0.000 | 0.125 |", text)
         self.assertEqual(table.count("\n"), 1 + 4 * 3)
+        with tempfile.TemporaryDirectory() as d:
+            made = {"command": "evaluate.py --out DIR", "date": "2026-11-23", "machine": "AMD EPYC, 2 CPUs", "commit": "926d7e1"}
+            evaluate.write_tables(pathlib.Path(d), {**scores, "made": made})
+            said = (pathlib.Path(d) / "scores.csv").read_text()
+        self.assertEqual(said, "# 2026-11-23, AMD EPYC, 2 CPUs, commit 926d7e1\n# evaluate.py --out DIR\n" + table)
         self.assertFalse(evaluate.there(pathlib.Path("/nonexistent/lambada.jsonl"), "LAMBADA"))
 
     def test_readers(self):

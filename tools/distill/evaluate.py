@@ -139,6 +139,9 @@ def write_tables(folder, scores):
     table = rows(scores)
     models = sorted({m for _, _, found in table for m in found}, key=lambda m: (m != "teacher", not m.startswith("untrained"), m))
     with open(folder / "scores.csv", "w", newline="") as f:
+        if "made" in scores:
+            made = scores["made"]
+            f.write(f"# {made['date']}, {made['machine']}, commit {made['commit']}\n# {made['command']}\n")
         out = csv.writer(f, lineterminator="\n")
         out.writerow(["measure", "sample", "model", "value"])
         out.writerows([label, n, m, round(found[m], 5)] for label, n, found in table for m in models if m in found)
