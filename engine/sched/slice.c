@@ -13,7 +13,7 @@ static const int32_t large = 256;
 static const double gain = 0.3;
 static const double most_off = 1.5;
 /* Of the time that a step with units may take: they vary. */
-static const double aim = 0.88;
+static const double aim = 0.76;
 
 static int crowd(int32_t n_decode)
 {
