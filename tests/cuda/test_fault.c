@@ -2,11 +2,13 @@
 /* The cuda backend when calls of the CUDA library fail, on the emulated module: every call in turn
  * fails once, as out of memory and as a device fault; errors are errno with a cause, nothing is
  * held afterwards, and after a fault every call answers -ENODEV. A graph that cannot be had is done
- * without. Also: no device, no such module, a file that is none; memory that another process took,
- * at the start and later; and that steps of decode rows go as one graph. */
+ * without. So do slots that are brought from the host's memory beside a step. Also: no device, no
+ * such module, a file that is none; memory that another process took, at the start and later; and
+ * that steps of decode rows go as one graph. */
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +16,7 @@
 
 #include "kernels/backend.h"
 
-enum { OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700, N = 64, STEPS = 6 };
+enum { OUT_OF_MEMORY = 2, ILLEGAL_ADDRESS = 700, N = 64, STEPS = 6, SLOTS = 40, DIM = 8 };
 
 static void (*emu_fail)(int n, int code);
 static uint64_t (*emu_held)(void);
@@ -32,8 +34,89 @@ static void expect(bool ok, const char *what, int n)
     }
 }
 
-/* A block of Q8_0 a row: packed, and read back by embed. */
-static int quantised(struct backend *be, float *device, struct error *e)
+/* A store of one head whose page lies in the host's memory, and a page of the device. */
+struct away {
+    struct ops_kv_layout layout;
+    void *home;
+    void *staging;
+    void *page;  /* its number, 0 */
+    float *rows; /* device (2, DIM): a query of zeros; what attention makes of it */
+};
+
+static int away_make(struct backend *be, struct away *a, struct error *e)
+{
+    static const uint32_t zero = 0;
+    void *rows = NULL;
+    int r;
+
+    *a = (struct away){.layout = {.n_groups = 1,
+                                  .k_heads = 1,
+                                  .v_heads = 1,
+                                  .k_dim = DIM,
+                                  .v_dim = DIM,
+                                  .k_type = OPS_KV_F32,
+                                  .v_type = OPS_KV_F32}};
+    r = be->ops->kv_layout(&a->layout, e);
+    r = r ? r : be->ops->alloc_mapped(be, a->layout.page_bytes, "a page", &a->home, e);
+    r = r ? r : be->ops->alloc(be, a->layout.page_bytes, "staging", &a->staging, e);
+    r = r ? r : be->ops->alloc(be, sizeof(zero), "its number", &a->page, e);
+    r = r ? r : be->ops->alloc(be, sizeof(float[2][DIM]), "rows", &rows, e);
+    a->rows = rows;
+    return r ? r : be->ops->write(be, a->page, &zero, sizeof(zero));
+}
+
+static void away_free(struct backend *be, struct away *a)
+{
+    be->ops->free_mapped(be, a->home, a->layout.page_bytes);
+    be->ops->free(be, a->staging, a->layout.page_bytes);
+    be->ops->free(be, a->page, sizeof(uint32_t));
+    be->ops->free(be, a->rows, sizeof(float[2][DIM]));
+}
+
+/* All values of all slots, at home. */
+static int away_fill(struct backend *be, struct away *a, float value)
+{
+    float slots[SLOTS][2 * DIM];
+    struct ops_kv kv = {.layout = &a->layout, .pool = a->home, .pages = a->page, .max_pages = 1};
+    struct ops_kv_slots p = {.kv = &kv, .n_slots = SLOTS, .host = slots};
+
+    for (int i = 0; i < SLOTS * 2 * DIM; i++) {
+        slots[i / (2 * DIM)][i % (2 * DIM)] = i % (2 * DIM) < DIM ? 1.0f : value;
+    }
+    return be->ops->kv_import(be, &p);
+}
+
+/* They come to staging, and are read there. */
+static int away_bring(struct backend *be, struct away *a)
+{
+    struct ops_kv home = {
+        .layout = &a->layout, .pool = a->home, .pages = a->page, .max_pages = 1, .n_slots = SLOTS};
+    struct ops_kv staged = home;
+    struct ops_bring_seq s = {.from = home, .own = -1, .n = SLOTS};
+    struct ops_bring b = {.seqs = &s, .n_seqs = 1};
+    struct ops_seq seq = {.n_rows = 1, .pos0 = SLOTS - 1, .slot0 = SLOTS - 1};
+    struct ops_attention p = {.rows = {1, 1},
+                              .q = a->rows,
+                              .out = a->rows + DIM,
+                              .ldq = DIM,
+                              .ldo = DIM,
+                              .n_q = 1,
+                              .scale = 1,
+                              .seqs = &seq,
+                              .n_seqs = 1,
+                              .joins = true};
+    int r;
+
+    staged.pool = a->staging;
+    s.to = staged;
+    seq.kv = staged;
+    r = be->ops->bring(be, &b);
+    return r ? r : be->ops->attention(be, &p);
+}
+
+/* A block of Q8_0 a row: packed, and read back by embed. Beside it, where `a` says so, what is
+ * brought. */
+static int quantised(struct backend *be, float *device, struct away *a, struct error *e)
 {
     enum { BLOCK = 34, ROWS = 3 };
     static uint8_t rows[ROWS][BLOCK];
@@ -47,6 +130,7 @@ static int quantised(struct backend *be, float *device, struct error *e)
     int32_t ids[2];
     struct ops_embed p = {.ids = ids, .w = &w, .scale = 1, .y = device, .ld = 32};
     float back[2][32];
+    float read[DIM] = {0};
     int r;
 
     for (int i = 0; i < ROWS * BLOCK; i++) {
@@ -60,10 +144,15 @@ static int quantised(struct backend *be, float *device, struct error *e)
         ids[0] = step % ROWS;
         ids[1] = (step + 1) % ROWS;
         p.rows = (struct ops_rows){1 + step / 2 % 2, 1 + step / 2 % 2};
-        r = be->ops->embed(be, &p);
+        r = a ? away_fill(be, a, (float)(step + 1)) : 0;
+        r = r ? r : be->ops->embed(be, &p);
+        r = r || !a ? r : away_bring(be, a);
         if (r == 0) {
             r = be->ops->read(be, back, device, sizeof(back));
         }
+        r = r || !a ? r : be->ops->read(be, read, a->rows + DIM, sizeof(read));
+        expect(r || !a || fabsf(read[DIM - 1] - (float)(step + 1)) < 1e-5f, "what was brought",
+               step);
         for (int i = 0; i < p.rows.n && r == 0; i++) {
             expect(back[i][5] == (float)(int8_t)rows[ids[i]][7], "a quantised row", step);
         }
@@ -75,9 +164,12 @@ static int quantised(struct backend *be, float *device, struct error *e)
     return r;
 }
 
+static bool brings; /* the work is done with slots on the host, too */
+
 /* Two weights, a buffer, a norm and a read. Returns the first error. */
 static int work(struct backend *be, struct error *e)
 {
+    struct away a = {0};
     static const float ones[N] = {1, 2, 3};
     struct ops_weight_desc desc = {.name = "w",
                                    .type = DTYPE_F32,
@@ -107,8 +199,11 @@ static int work(struct backend *be, struct error *e)
     if (r == 0) {
         r = be->ops->read(be, back, x, sizeof(back));
     }
+    if (r == 0 && brings) {
+        r = away_make(be, &a, e);
+    }
     if (r == 0) {
-        r = quantised(be, x, e);
+        r = quantised(be, x, brings ? &a : NULL, e);
     }
     if (r == -ENODEV) {
         char text[256];
@@ -117,6 +212,7 @@ static int work(struct backend *be, struct error *e)
         expect(strstr(text, "lost: ") != NULL, "the description says that the device is lost", 0);
         expect(be->ops->sync(be) == -ENODEV, "later calls answer -ENODEV", 0);
     }
+    away_free(be, &a);
     be->ops->free(be, x, sizeof(ones));
     be->ops->weight_destroy(be, &w);
     return r;
@@ -229,6 +325,12 @@ int main(int argc, char **argv)
         expect(once(ops, &e) == 0, e.text, 0);
         each_call(ops, OUT_OF_MEMORY, -ENOMEM);
         each_call(ops, ILLEGAL_ADDRESS, -ENODEV);
+        brings = true;
+        expect(once(ops, &e) == 0, e.text, 0);
+        graphs(ops);
+        each_call(ops, OUT_OF_MEMORY, -ENOMEM);
+        each_call(ops, ILLEGAL_ADDRESS, -ENODEV);
+        brings = false;
     }
     emu_integrated(0);
     emu_devices(0);

@@ -106,20 +106,28 @@ static bool same(const float *a, const float *b)
 /* What only the fake library shows: its rules were kept; bits that depend on the number of rows. */
 static void one_fake(void *library, const char *name, const char *path, const float *own)
 {
+    static const char *const places[] = {"all rows", "what is added to", "the first row",
+                                         "the middle row", "the last row"};
     void (*few)(uint64_t n);
+    void (*where)(int where);
     const char *(*broken)(void);
     char said[1024];
     float *split;
 
     *(void **)&few = dlsym(library, "fake_lt_few");
+    *(void **)&where = dlsym(library, "fake_lt_where");
     *(void **)&broken = dlsym(library, "fake_lt_broken");
     expect(!broken(), name, broken() ? broken() : "no rule was broken", 0);
-    few(16); /* fewer rows than that in another order */
-    split = score(path, module, "f32", ENGINE_PREFILL_AUTO, said, sizeof(said));
-    expect(strstr(said, "bits that depend on the number of rows") && same(split, own), name, said,
-           apart(own, split));
+    few(16); /* fewer rows than that in another order: all, or one place alone */
+    for (int i = 0; i < (int)(sizeof(places) / sizeof(places[0])); i++) {
+        where(i);
+        split = score(path, module, "f32", ENGINE_PREFILL_AUTO, said, sizeof(said));
+        expect(strstr(said, "bits that depend on the number of rows") && same(split, own), name,
+               places[i], apart(own, split));
+        free(split);
+    }
+    where(0);
     few(0);
-    free(split);
 }
 
 static void one(const char *path, void *library)
