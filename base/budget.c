@@ -75,7 +75,7 @@ static uint64_t forgiven(const struct slot *s, uint64_t limit, const struct budg
 {
     bool same = memcmp(s->boot, now->boot, sizeof(s->boot)) == 0 && now->ns >= s->ns;
     double seconds = (double)(now->ns - (same ? s->ns : 0)) / 1e9;
-    double bytes = (double)limit / DAY_S * seconds;
+    double bytes = (double)(limit > s->used ? limit : s->used) / DAY_S * seconds;
 
     return bytes >= (double)s->used ? s->used : (uint64_t)bytes;
 }
@@ -102,7 +102,6 @@ int budget_read(int dir, uint64_t limit, const struct budget_time *now, struct b
     *ret =
         (struct budget){.limit = limit, .written = best.written, .serial = best.serial, .at = *now};
     if (best.serial) {
-        best.used = best.used < limit ? best.used : limit;
         ret->used = best.used - forgiven(&best, limit, now);
     }
     return 0;
@@ -110,32 +109,34 @@ int budget_read(int dir, uint64_t limit, const struct budget_time *now, struct b
 
 uint64_t budget_left(const struct budget *b)
 {
-    return b->limit - b->used;
+    if (b->limit == 0) {
+        return UINT64_MAX;
+    }
+    return b->used < b->limit ? b->limit - b->used : 0;
 }
 
 int64_t budget_wait_s(const struct budget *b, uint64_t bytes)
 {
-    if (bytes > b->limit) {
-        return -1;
+    uint64_t rate = b->limit > b->used ? b->limit : b->used;
+
+    if (bytes <= budget_left(b)) {
+        return 0;
     }
-    return bytes <= budget_left(b)
-               ? 0
-               : (int64_t)((double)(bytes - budget_left(b)) / ((double)b->limit / DAY_S)) + 1;
+    return bytes > b->limit
+               ? -1
+               : (int64_t)((double)(bytes - (b->limit - b->used)) / ((double)rate / DAY_S)) + 1;
 }
 
-int budget_charge(int dir, struct budget *b, uint64_t bytes)
+static int put(int dir, struct budget *b, uint64_t used, uint64_t written)
 {
     AUTO_CLOSE int fd = -1;
     struct slot s = {.version = BUDGET_VERSION,
                      .serial = b->serial + 1,
                      .ns = b->at.ns,
-                     .used = b->used + bytes,
-                     .written = b->written + bytes};
+                     .used = used,
+                     .written = written};
     ssize_t n;
 
-    if (bytes > budget_left(b)) {
-        return -EDQUOT;
-    }
     memcpy(s.magic, slot_magic, sizeof(s.magic));
     memcpy(s.boot, b->at.boot, sizeof(s.boot));
     s.sum = sum_of(&s);
@@ -153,4 +154,18 @@ int budget_charge(int dir, struct budget *b, uint64_t bytes)
     b->written = s.written;
     b->serial = s.serial;
     return 0;
+}
+
+int budget_charge(int dir, struct budget *b, uint64_t bytes)
+{
+    if (bytes > budget_left(b)) {
+        return -EDQUOT;
+    }
+    return put(dir, b, b->used + bytes, b->written + bytes);
+}
+
+int budget_give_back(int dir, struct budget *b, uint64_t bytes)
+{
+    return put(dir, b, b->used > bytes ? b->used - bytes : 0,
+               b->written > bytes ? b->written - bytes : 0);
 }

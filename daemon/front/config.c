@@ -120,8 +120,8 @@ static const struct option_row rows[] = {
     {"test-hooks", 0, OPTION_FLAG, AT(test_hooks), .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY,
      .help = "let requests crash or hang the engine, for tests"},
     {"log-requests", 0, OPTION_ENUM, AT(log_requests), .words = log_which, .fallback = "yes",
-     .help = "which requests' ends are logged, a line each, without their texts, some 10 a second at most: all, those "
-             "that failed, or none, where the log lies on flash that wears"},
+     .help = "which requests' ends are logged, a line each, without their texts, of each user 100 at once and one a "
+             "second (60 MB a day) at most: all, those that failed, or none, where the log lies on flash that wears"},
     {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log more"},
     {"json", 0, OPTION_FLAG, AT(json), .flags = OPTION_ARGV_ONLY,
      .help = "the plan as one JSON object", .commands = PLAN},

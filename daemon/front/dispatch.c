@@ -111,7 +111,7 @@ static void start(struct front *f, struct request *r)
     struct error e = {0};
 
     if (r->flags & LANE_F_SESSION) {
-        dir = sessions_folder(f->config, r->who, &e);
+        dir = sessions_folder(f->config, r->who->uid, &e);
         if (dir < 0) {
             ending_error(f, r, LANE_E_UNSUPPORTED, "%s", e.text);
             return;
@@ -133,8 +133,8 @@ static void start(struct front *f, struct request *r)
                                 .out_generation = r->out_generation,
                                 .flags = r->flags | (r->n_crashes ? LANE_F_REPLAYED : 0),
                                 .seed = r->seed,
-                                .session_bytes = f->config->session_bytes,
-                                .session_writes = f->config->session_writes};
+                                .session_bytes = f->config->session_bytes};
+    rec.e_request.session_writes = lane_session_writes_field(f->config->session_writes);
     memcpy(rec.e_request.client_id, r->id, sizeof(r->id));
     if (r->n_crashes && prepare_replay(f, r, &rec.e_request)) {
         ending_error(f, r, LANE_E_NO_MEMORY, "the journal has no room to replay this request");

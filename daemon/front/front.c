@@ -235,6 +235,7 @@ static void finish(struct front *f)
     while (f->lanes) {
         lane_close(f->lanes, "the daemon stops");
     }
+    logline_flush(f);
     ending_forget_all(f);
     journal_close(&f->journal);
     accept_stop(f);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rate is a bucket of LINES lines that fills by one each STEP_NS, kept as the time at which it
- * is full. What is left out is said by the next line that is written; metrics count all ends. */
+/* A rate is a bucket of LINES lines that fills by one each STEP_NS, kept as the time at which it is
+ * full: one that is full is like one that was never used, so its place may become another user's.
+ * What is left out is said by that user's next line, or after TELL_NS; metrics count all ends. */
 
 #include "daemon/front/logline.h"
 
@@ -10,19 +11,75 @@
 #include "base/log.h"
 #include "daemon/front/front.h"
 
-#define STEP_NS 100000000
+#define STEP_NS 1000000000
+#define TELL_NS 60000000000
 enum { LINES = 100 };
 
-static bool has_room(struct logline *l, int64_t now)
+static struct logline_rate *rate_of(struct logline *l, uint32_t uid, int64_t now)
 {
-    int64_t full = l->full_ns > now ? l->full_ns : now;
+    struct logline_rate *free_one = NULL;
+
+    for (int i = 0; i < LOGLINE_USERS; i++) {
+        struct logline_rate *r = &l->users[i];
+
+        bool used = r->full_ns > now || r->n_left_out;
+
+        if (used && r->uid == uid) {
+            return r;
+        }
+        free_one = used || free_one ? free_one : r;
+    }
+    if (!free_one) {
+        return &l->users[uid % LOGLINE_USERS];
+    }
+    free_one->uid = uid;
+    return free_one;
+}
+
+static bool has_room(struct logline_rate *r, int64_t now)
+{
+    int64_t full = r->full_ns > now ? r->full_ns : now;
 
     if (full - now > (int64_t)(LINES - 1) * STEP_NS) {
-        l->n_left_out++;
+        r->n_left_out++;
         return false;
     }
-    l->full_ns = full + STEP_NS;
+    r->full_ns = full + STEP_NS;
     return true;
+}
+
+static void tell(struct logline_rate *r, bool ours)
+{
+    struct log_fields fields = {0};
+    char whose[32] = "failures of ours";
+
+    if (r->n_left_out == 0) {
+        return;
+    }
+    log_field(&fields, "PIPIT_EVENT", "requests-left-out");
+    if (!ours) {
+        log_field(&fields, "PIPIT_PRINCIPAL", "%u", r->uid);
+        (void)snprintf(whose, sizeof(whose), "uid %u", r->uid);
+    }
+    log_field(&fields, "PIPIT_LEFT_OUT", "%llu", (unsigned long long)r->n_left_out);
+    log_write_fields(ours ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, &fields,
+                     "ends of %llu requests not told, of %s: too many",
+                     (unsigned long long)r->n_left_out, whose);
+    r->n_left_out = 0;
+}
+
+void logline_flush(struct front *f)
+{
+    loop_timer_off(&f->loop, &f->logline.timer);
+    for (int i = 0; i < LOGLINE_USERS; i++) {
+        tell(&f->logline.users[i], false);
+    }
+    tell(&f->logline.ours, true);
+}
+
+static void on_timer(void *arg)
+{
+    logline_flush(arg);
 }
 
 static bool is_failure(const struct lane_record *last)
@@ -66,14 +123,21 @@ void logline_request(struct front *f, const struct request *r, const struct lane
     int n_prompt = done ? last->done.n_prompt : 0;
     int n_cached = done ? last->done.n_cached : 0;
     int n_new = (int)r->log.n_tokens;
+    struct logline_rate *rate;
     struct log_fields fields = {0};
     char left_out[64] = "";
     char id[2 * sizeof(r->id) + 1];
     double ms = (double)(r->ended_ns - r->accepted_ns) / 1e6;
 
     if (f->config->log_requests == LOGLINE_NONE ||
-        (f->config->log_requests == LOGLINE_FAILED && !is_failure(last)) ||
-        !has_room(&f->logline, r->ended_ns)) {
+        (f->config->log_requests == LOGLINE_FAILED && !is_failure(last))) {
+        return;
+    }
+    rate = is_ours(last) ? &f->logline.ours : rate_of(&f->logline, r->who->uid, r->ended_ns);
+    if (!has_room(rate, r->ended_ns)) {
+        if (f->logline.timer.index == 0) {
+            loop_timer_at(&f->loop, &f->logline.timer, r->ended_ns + TELL_NS, on_timer, f);
+        }
         return;
     }
     hex_of(r->id, sizeof(r->id), id);
@@ -90,11 +154,11 @@ void logline_request(struct front *f, const struct request *r, const struct lane
         add_done(&fields, &last->done);
     }
     add_ms(&fields, "PIPIT_MS", r->ended_ns - r->accepted_ns);
-    if (f->logline.n_left_out) {
-        log_field(&fields, "PIPIT_LEFT_OUT", "%llu", (unsigned long long)f->logline.n_left_out);
+    if (rate->n_left_out) {
+        log_field(&fields, "PIPIT_LEFT_OUT", "%llu", (unsigned long long)rate->n_left_out);
         (void)snprintf(left_out, sizeof(left_out), " (%llu before it not told: too many)",
-                       (unsigned long long)f->logline.n_left_out);
-        f->logline.n_left_out = 0;
+                       (unsigned long long)rate->n_left_out);
+        rate->n_left_out = 0;
     }
     log_write_fields(is_ours(last) ? LOG_LEVEL_WARNING : LOG_LEVEL_INFO, &fields,
                      "request %llu of uid %u: %s, %d + %d tokens, %.1f ms%s",

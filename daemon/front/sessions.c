@@ -17,7 +17,6 @@
 
 #include "base/budget.h"
 #include "base/cleanup.h"
-#include "base/hex.h"
 #include "daemon/front/bulk.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
@@ -105,25 +104,18 @@ static int open_base(const struct config *c, struct error *reterr)
     return r < 0 ? error_set_errno(reterr, r, "sessions cannot be kept in %s", path) : r;
 }
 
-static int folder_of(const struct config *c, uint32_t uid, const uint8_t *tenant,
-                     uint32_t tenant_len, struct error *reterr)
+int sessions_folder(const struct config *c, uint32_t uid, struct error *reterr)
 {
     AUTO_CLOSE int base = open_base(c, reterr);
-    char name[16 + 2 * sizeof(((struct principal *)0)->tenant)];
-    int n = snprintf(name, sizeof(name), "%u%s", uid, tenant_len ? "-" : "");
+    char name[16];
     int fd;
 
     if (base < 0) {
         return base;
     }
-    hex_of(tenant, tenant_len, name + n);
+    (void)snprintf(name, sizeof(name), "%u", uid);
     fd = open_below(base, name);
     return fd < 0 ? error_set_errno(reterr, fd, "the folder of this user's sessions") : fd;
-}
-
-int sessions_folder(const struct config *c, const struct principal *who, struct error *reterr)
-{
-    return folder_of(c, who->uid, who->tenant, who->tenant_len, reterr);
 }
 
 bool sessions_budget(const struct config *c, uint32_t uid, struct budget *ret)
@@ -132,16 +124,18 @@ bool sessions_budget(const struct config *c, uint32_t uid, struct budget *ret)
     struct budget_time now;
     char path[1024];
     char below[sizeof(path) + 32];
+    int err;
 
     if (c->session_writes == 0 || state_path(c, path, sizeof(path))) {
         return false;
     }
     (void)snprintf(below, sizeof(below), "%s/sessions/%u", path, uid);
     dir = open(below, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    err = errno;
     budget_now(&now);
     if (dir < 0) { /* has saved nothing yet */
         *ret = (struct budget){.limit = c->session_writes, .at = now};
-        return errno == ENOENT;
+        return err == ENOENT;
     }
     return budget_read(dir, c->session_writes, &now, ret) == 0;
 }
@@ -302,7 +296,7 @@ void sessions_serve(struct front *f, struct lane *l, uint32_t uid, const struct 
     if (!lease) {
         return;
     }
-    dir = folder_of(f->config, uid, NULL, 0, &e);
+    dir = sessions_folder(f->config, uid, &e);
     rc = dir < 0 ? dir
          : r->session.op == LANE_SESSION_REMOVE
              ? remove_file(dir, r->session.name, &e)

@@ -2,9 +2,9 @@
 #ifndef PIPIT_DAEMON_FRONT_SESSIONS_H
 #define PIPIT_DAEMON_FRONT_SESSIONS_H
 
-/* Saved conversations, the front's part: whose they are. Each principal has a folder of mode 0700,
- * sessions/UID, or sessions/UID-TENANT with the tenant in hexadecimal, below the state directory;
- * the engine gets the folder's descriptor with a request, and writes and reads in it
+/* Saved conversations, the front's part: whose they are. Each uid has a folder of mode 0700,
+ * sessions/UID, below the state directory (a request that names a tenant has no session, so nobody
+ * has more room, or more to write, by naming many); the engine gets the folder's descriptor with a request, and writes and reads in it
  * (daemon/worker/session.h). The front lists and removes files and never opens one.
  *
  * The state directory is --state-dir, else $STATE_DIRECTORY (systemd's), else $XDG_STATE_HOME/pipit,
@@ -20,12 +20,11 @@
 struct config;
 struct front;
 struct lane;
-struct principal;
 
-/* A descriptor of the principal's folder, made if need be; or a negative errno. */
-int sessions_folder(const struct config *c, const struct principal *who, struct error *reterr);
+/* A descriptor of the uid's folder, made if need be; or a negative errno. */
+int sessions_folder(const struct config *c, uint32_t uid, struct error *reterr);
 
-/* What is left of what this uid's saves may write; false where there is no limit or it is not known.
+/* What is left of what this uid's saves may write, over whichever door; false where there is no limit or it is not known.
  * Makes nothing. */
 struct budget;
 bool sessions_budget(const struct config *c, uint32_t uid, struct budget *ret);

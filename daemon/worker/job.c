@@ -289,7 +289,7 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_e_
     }
     j->session.principal = e->principal;
     j->session.quota = e->session_bytes;
-    j->session.writes = e->session_writes;
+    j->session.writes = lane_session_writes(e->session_writes);
     memcpy(j->session.request, e->client_id, sizeof(j->session.request));
     files_begin(j->worker);
     rc = session_open(&j->session, atomic_load(&j->worker->engine), dir, a->session, a->session_len,

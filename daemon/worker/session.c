@@ -309,49 +309,64 @@ static int over_budget(const struct session *s, const struct budget *b, uint64_t
                      (long long)units, unit);
 }
 
-/* Counts what is about to be written, and the budget's own slot. */
+/* Counts what is about to be written, and the budget's own slot. Without a limit a count that fails
+ * is no reason not to save. */
 static int charge(const struct session *s, uint64_t bytes, struct error *reterr)
 {
     struct budget_time now;
     struct budget b;
     int r;
 
-    if (s->writes == 0) {
-        return 0;
-    }
     bytes += SESSION_HEADER_BYTES;
     budget_now(&now);
     r = budget_read(s->dir, s->writes, &now, &b);
     r = r ? r : budget_charge(s->dir, &b, bytes);
+    if (s->writes == 0) {
+        return 0;
+    }
     if (r == -EDQUOT) {
         return over_budget(s, &b, bytes, reterr);
     }
     return r ? error_set_errno(reterr, r, "what may be written a day cannot be counted") : 0;
 }
 
+/* After a save that failed. What cannot be given back stays counted. */
+static void give_back(const struct session *s, uint64_t bytes)
+{
+    struct budget_time now;
+    struct budget b;
+
+    budget_now(&now);
+    if (bytes && budget_read(s->dir, s->writes, &now, &b) == 0) {
+        (void)!budget_give_back(s->dir, &b, bytes);
+    }
+}
+
 /* The file being written: what came last, and the sum of it since the last cut. */
 struct writer {
     int fd;
     uint64_t at;
+    uint64_t n_put; /* bytes that were written */
     EVP_MD_CTX *sum;
 };
 
-static int write_at(int fd, const void *data, size_t n, uint64_t at)
+static int write_at(struct writer *w, const void *data, size_t n, uint64_t at)
 {
     for (size_t done = 0; done < n;) {
-        ssize_t put = pwrite(fd, (const uint8_t *)data + done, n - done, (off_t)(at + done));
+        ssize_t put = pwrite(w->fd, (const uint8_t *)data + done, n - done, (off_t)(at + done));
 
         if (put < 0 && errno != EINTR) {
             return -errno;
         }
         done += put > 0 ? (size_t)put : 0;
+        w->n_put += put > 0 ? (uint64_t)put : 0;
     }
     return 0;
 }
 
 static int write_on(struct writer *w, const void *data, size_t n)
 {
-    int r = write_at(w->fd, data, n, w->at);
+    int r = write_at(w, data, n, w->at);
 
     w->at += n;
     return r ? r : EVP_DigestUpdate(w->sum, data, n) == 1 ? 0 : -EIO;
@@ -427,7 +442,7 @@ static int write_parts(const struct session *s, const struct session_text *text,
     (void)snprintf(h->policy, sizeof(h->policy), "%s", text->policy);
     memcpy(h->request, s->request, sizeof(h->request));
     r = r ? r : sha(h, offsetof(struct session_header, sha), h->sha, reterr);
-    r = r ? r : write_at(w->fd, h, sizeof(*h), 0);
+    r = r ? r : write_at(w, h, sizeof(*h), 0);
     r = r || fsync(w->fd) == 0 ? r : -errno;
     return r ? failed(s, r, reterr) : 0;
 }
@@ -436,7 +451,7 @@ static int write_parts(const struct session *s, const struct session_text *text,
  * anything is written. */
 static int write_file(const struct session *s, const struct session_text *text,
                       const struct session_block *block, struct session_header *h, int fd,
-                      struct error *reterr)
+                      uint64_t *ret_put, struct error *reterr)
 {
     struct writer w = {.fd = fd, .at = SESSION_HEADER_BYTES, .sum = EVP_MD_CTX_new()};
     int r;
@@ -447,9 +462,9 @@ static int write_file(const struct session *s, const struct session_text *text,
     } else if (!w.sum) {
         r = error_set(reterr, -ENOMEM, "no memory to save session %s", s->name);
     } else {
-        r = charge(s, h->block_offset + h->block_bytes, reterr);
-        r = r ? r : write_parts(s, text, block, h, &w, reterr);
+        r = write_parts(s, text, block, h, &w, reterr);
     }
+    *ret_put = w.n_put;
     EVP_MD_CTX_free(w.sum);
     return r;
 }
@@ -460,6 +475,7 @@ int session_write(const struct session *s, const struct session_text *text,
     struct session_header head = {.block_bytes = block->bytes};
     AUTO_CLOSE int fd = -1;
     uint64_t others = 0;
+    uint64_t n_put = 0;
     char next[96];
     int r = bytes_of_others(s, &others, reterr);
 
@@ -476,15 +492,22 @@ int session_write(const struct session *s, const struct session_text *text,
                          s->name, (unsigned long long)*ret_bytes, (unsigned long long)others,
                          (unsigned long long)s->quota);
     }
+    r = charge(s, *ret_bytes, reterr);
+    if (r) {
+        return r;
+    }
     path_of(s, ".", next);
     (void)unlinkat(s->dir, next, 0); /* of a save that a crash cut short */
     fd = openat(s->dir, next, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) {
-        return failed(s, -errno, reterr);
+        r = failed(s, -errno, reterr);
+        give_back(s, *ret_bytes);
+        return r;
     }
-    r = write_file(s, text, block, &head, fd, reterr);
+    r = write_file(s, text, block, &head, fd, &n_put, reterr);
     if (r) {
         (void)unlinkat(s->dir, next, 0);
+        give_back(s, *ret_bytes - n_put);
     }
     return r;
 }

@@ -49,7 +49,7 @@ struct session {
     int dir; /* -1: none */
     char name[LANE_SESSION_NAME + 1];
     uint64_t quota; /* bytes of all files in the folder */
-    uint64_t writes; /* bytes that may be written to it a day (base/budget.h); 0: any number */
+    uint64_t writes; /* bytes that its user may write a day (base/budget.h); 0: any number */
     uint64_t principal;
     uint8_t request[16];
     /* What was saved; fd -1 for a new one. */

@@ -370,6 +370,9 @@ struct lane_e_lane {
     uint64_t e2c_bytes;
 };
 
+#define LANE_ANY_WRITES UINT64_MAX
+#define LANE_SESSION_WRITES (32ull << 30)
+
 struct lane_e_request {
     uint32_t kind;
     int32_t urgency;
@@ -393,7 +396,8 @@ struct lane_e_request {
     uint64_t session_bytes;  /* with LANE_F_SESSION, and a descriptor of the user's folder: what all files
                                 in it may take */
     uint8_t client_id[16];   /* the client's id of the request: a session remembers its last one */
-    uint64_t session_writes; /* bytes that may be written to that folder a day; 0: any number */
+    uint64_t session_writes; /* bytes that this user's saves may write a day; LANE_ANY_WRITES: any
+                                number; 0, of a front that does not know: LANE_SESSION_WRITES */
 };
 
 struct lane_e_cancel {
@@ -503,5 +507,17 @@ const char *lane_kind_name(uint32_t kind);
 /* Exit code of the command line for a reason or an error code (DESIGN §8). */
 int lane_reason_exit(uint32_t reason);
 int lane_error_exit(uint32_t code);
+
+/* lane_e_request.session_writes and what it says, in bytes a day, 0 for any number: records of a
+ * peer that is older are filled with zeros, and those must not mean that there is no limit. */
+static inline uint64_t lane_session_writes_field(uint64_t limit)
+{
+    return limit ? limit : LANE_ANY_WRITES;
+}
+
+static inline uint64_t lane_session_writes(uint64_t field)
+{
+    return field == LANE_ANY_WRITES ? 0 : field ? field : LANE_SESSION_WRITES;
+}
 
 #endif

@@ -536,10 +536,13 @@ class Writes(Sessions):
         self.assertEqual(self.metric("session_writes_limit_bytes"), limit)
         text = self.daemon.cli("status")[1].decode()
         self.assertRegex(text, r"sessions  yours may still write .* of .* a day")
+        folder = os.path.dirname(self.file())
         for how in (signal.SIGTERM, signal.SIGKILL):
             self.restart(how)
+            changed = os.stat(folder).st_mtime_ns
             self.ask("Once upon a time", session="again", fails=(4, "left of session-writes"))
             self.assertEqual(self.files(), names, "what was refused left something behind")
+            self.assertEqual(os.stat(folder).st_mtime_ns, changed, "it was refused after its file had been made")
             self.assertEqual(self.status()["written"], s["written"])
 
     def test_a_session_that_is_refused_stays_as_it_was(self):
@@ -581,11 +584,38 @@ class Writes(Sessions):
         self.assertGreaterEqual(left, 100000 / 86400 * gone * 0.99)
         self.assertLess(left, 100000 / 86400 * gone + 60000)
 
-    def test_without_a_limit_nothing_is_kept(self):
+    def test_without_a_limit_all_is_counted(self):
         self.start("--session-writes", "0")
         self.ask("Once upon a time")
-        self.assertEqual(os.listdir(os.path.dirname(self.file())), ["s.session"])
         self.assertNotIn("sessions_writes", json.loads(self.daemon.cli("status", "--json")[1]))
+        size = os.path.getsize(self.file())
+        self.stop()
+        self.start("--session-writes", "100000")
+        self.assertEqual(self.status()["written"], size + 4096)
+        self.assertLess(self.status()["left"], 100000 - size)
+
+    def test_without_a_limit_no_count_is_needed(self):
+        self.start("--session-writes", "0")
+        self.ask("Once upon a time")
+        count = os.path.join(os.path.dirname(self.file()), ".writes")
+        os.unlink(count)
+        os.mkdir(count)
+        self.ask(" Then")
+        self.stop()
+        self.start("--session-writes", "10M")
+        self.ask(" Then", fails=(4, "cannot be counted"))
+
+    def test_what_was_not_written_is_given_back(self):
+        self.start("--session-writes", "10M")
+        self.ask("Once upon a time")
+        size = os.path.getsize(self.file())
+        engine = self.daemon.child("pipit-engine")
+        resource.prlimit(engine, resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
+        before = self.status()["written"]
+        self.ask("Once upon a time", session="t", fails=(4, "File too large"))
+        self.assertGreaterEqual(self.status()["written"], before + 4096)
+        self.assertLessEqual(self.status()["written"], before + 4096 + 8192)
+        self.assertGreater(size, 8192, "or this says nothing")
 
 
 if __name__ == "__main__":

@@ -184,5 +184,34 @@ class Sessions(Served):
         self.assertEqual(self.error(r).code, pb.Error.INVALID)
 
 
+class Writes(Served):
+    """What is saved over ZeroMQ counts as the user's, and status shows it; tenants have no sessions, so no budgets of their own."""
+    turn = Sessions.turn
+    LIMIT = 200000
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.mkdtemp(prefix="pz-")
+        cls.addClassCleanup(shutil.rmtree, folder)
+        cls.args = ("--sequences", "4", "--session-writes", str(cls.LIMIT), "--state-dir", folder)
+        super().setUpClass()
+
+    def test_one_budget(self):
+        written = 0
+        for i in range(50):
+            _, done = self.turn(b"s%d" % i, "Once upon a time", n=2)
+            if done.session == pb.Done.SESSION_NOT_SAVED:
+                self.assertIn(b"left of session-writes", done.session_cause)
+                break
+            written += done.session_bytes + 4096
+            self.assertEqual(json.loads(self.pipit("status", "--json"))["sessions_writes"]["written"], written)
+        self.assertGreaterEqual(i, 2)
+        self.assertLessEqual(written, self.LIMIT)
+        r = generate("Once upon a time", max_tokens=2)
+        r.generate.session, r.tenant = b"s", b"shop"
+        self.assertEqual(self.error(r).code, pb.Error.DENIED)
+        self.assertEqual(os.listdir(os.path.join(self.args[-1], "sessions")), [str(os.getuid())])
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -111,9 +111,69 @@ Test(budget, a_smaller_limit_counts_at_once)
     cr_assert_eq(charge(1, 0, LIMIT), 0);
     cr_assert_eq(budget_read(dir, 86400, &now, &b), 0);
     cr_assert_eq(budget_left(&b), 0);
-    now.ns = 50 * S;
+    cr_assert_eq(b.used, LIMIT);
+    cr_assert_eq(budget_wait_s(&b, 86401), -1);
+    cr_assert_eq(budget_wait_s(&b, 86400), 86401);
+    now.ns = DAY * 9 / 10 + 50 * S; /* ten times as much as it is: nine tenths of a day */
     cr_assert_eq(budget_read(dir, 86400, &now, &b), 0);
-    cr_assert_eq(budget_left(&b), 50);
+    cr_assert_eq(budget_left(&b), 500);
+    now.ns = DAY;
+    cr_assert_eq(budget_read(dir, 86400, &now, &b), 0);
+    cr_assert_eq(budget_left(&b), 86400);
+}
+
+/* A limit that was lower for a moment, with a write under it, forgives nothing of before. */
+Test(budget, a_limit_that_comes_and_goes)
+{
+    struct budget_time now = {.boot = {1}, .ns = 0};
+    struct budget b;
+
+    cr_assert_eq(charge(1, 0, LIMIT), 0);
+    now.ns = DAY * 95 / 100; /* 43200 are left of it */
+    cr_assert_eq(budget_read(dir, 50000, &now, &b), 0);
+    cr_assert_eq(budget_charge(dir, &b, 6000), 0);
+    cr_assert_eq(at(1, now.ns).used, 49200);
+    cr_assert_eq(budget_read(dir, 10000, &now, &b), 0);
+    cr_assert_eq(budget_charge(dir, &b, 1), -EDQUOT);
+    cr_assert_eq(at(1, now.ns).used, 49200);
+}
+
+/* Without one all is counted, and a day later forgotten. */
+Test(budget, without_a_limit)
+{
+    struct budget_time now = {.boot = {1}, .ns = 0};
+    struct budget b;
+
+    for (int i = 1; i <= 3; i++) {
+        cr_assert_eq(budget_read(dir, 0, &now, &b), 0);
+        cr_assert_eq(budget_left(&b), UINT64_MAX);
+        cr_assert_eq(budget_wait_s(&b, LIMIT), 0);
+        cr_assert_eq(budget_charge(dir, &b, LIMIT), 0);
+        cr_assert_eq(b.written, (uint64_t)i * LIMIT);
+    }
+    cr_assert_eq(at(1, 0).used, 3 * LIMIT);
+    cr_assert_eq(charge(1, 0, 1), -EDQUOT);
+    now.ns = DAY;
+    cr_assert_eq(budget_read(dir, 0, &now, &b), 0);
+    cr_assert_eq(b.used, 0);
+    cr_assert_eq(b.written, 3 * LIMIT);
+}
+
+Test(budget, what_was_not_written_is_given_back)
+{
+    struct budget b;
+
+    cr_assert_eq(charge(1, 0, 1000), 0);
+    cr_assert_eq(charge(1, 10 * S, 5000), 0); /* 100 forgiven */
+    b = at(1, 20 * S);
+    cr_assert_eq(budget_give_back(dir, &b, 4000), 0);
+    b = at(1, 20 * S);
+    cr_assert_eq(b.used, 1800);
+    cr_assert_eq(b.written, 2000);
+    cr_assert_eq(budget_give_back(dir, &b, 4000), 0);
+    b = at(1, 20 * S);
+    cr_assert_eq(b.used, 0);
+    cr_assert_eq(b.written, 0);
 }
 
 /* Each byte of the newest slot damaged in turn: the one before counts, and never a wrong number. */

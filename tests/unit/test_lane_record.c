@@ -108,6 +108,14 @@ static struct lane_record filled(const char *name)
     return r;
 }
 
+/* What an older front does not say is no leave to write without end. */
+Test(lane_record, writes_that_nobody_limited)
+{
+    cr_assert_eq(lane_session_writes(0), LANE_SESSION_WRITES);
+    cr_assert_eq(lane_session_writes(lane_session_writes_field(0)), 0);
+    cr_assert_eq(lane_session_writes(lane_session_writes_field(5)), 5);
+}
+
 Test(lane_record, offsets_are_the_golden_ones)
 {
     const char *dir = getenv("PIPIT_TEST_DATA");

@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "daemon/front/front.h"
 
@@ -28,8 +29,10 @@ static void setup(void)
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     char stream[64];
     struct stat st;
+    struct error e = {0};
     int err;
 
+    cr_assert_eq(loop_init(&f.loop, &e), 0);
     cr_assert(mkdtemp(folder));
     (void)snprintf(path, sizeof(path), "%s/socket", folder);
     memcpy(a.sun_path, path, strlen(path) + 1);
@@ -153,7 +156,18 @@ Test(logline, which_ends_are_told)
     }
 }
 
-/* 100 at once, then 10 a second; the next line says how many it stands for. */
+static int n_told(const struct lane_record *last, int n)
+{
+    int told = 0;
+
+    for (int i = 0; i < n; i++) {
+        logline_request(&f, &r, last);
+        told += received()[0] != 0;
+    }
+    return told;
+}
+
+/* 100 at once, then one a second; the next line says how many it stands for. */
 Test(logline, no_more_than_that)
 {
     struct lane_record last = done(LANE_REASON_STOP);
@@ -163,16 +177,86 @@ Test(logline, no_more_than_that)
         logline_request(&f, &r, &last);
         cr_assert_eq(received()[0] != 0, i < 100, "%d", i);
     }
-    r.ended_ns += 1000000000;
+    r.ended_ns += 10000000000;
     for (int i = 0; i < 20; i++) {
         logline_request(&f, &r, &last);
         got = received();
         cr_assert_eq(got[0] != 0, i < 10, "%d", i);
         cr_assert_eq(strstr(got, "PIPIT_LEFT_OUT=150\n") != NULL, i == 0, "%s", got);
     }
-    r.ended_ns += 60000000000;
-    for (int i = 0; i < 101; i++) {
-        logline_request(&f, &r, &last);
-        cr_assert_eq(received()[0] != 0, i < 100, "%d", i);
+    r.ended_ns += 600000000000;
+    cr_assert_eq(n_told(&last, 101), 100);
+}
+
+/* One user's flood leaves out no other's line, whatever tenant it says it is, and no fault of ours.
+ */
+Test(logline, each_user_has_a_rate)
+{
+    struct lane_record last = done(LANE_REASON_STOP);
+    struct lane_record fault = failed(LANE_E_INTERNAL);
+    struct principal tenant = {.uid = 1000, .tenant_len = 1, .tenant = "t"};
+    struct principal other = {.uid = 1001};
+
+    cr_assert_eq(n_told(&last, 150), 100);
+    cr_assert_eq(n_told(&fault, 150), 100);
+    r.who = &tenant;
+    cr_assert_eq(n_told(&last, 5), 0);
+    r.who = &other;
+    logline_request(&f, &r, &last);
+    cr_assert(!strstr(received(), "LEFT_OUT"), "another's");
+    cr_assert_eq(n_told(&last, 150), 99);
+    cr_assert_eq(n_told(&fault, 1), 0);
+}
+
+/* More users than there are places: each is told, or shares one; none is without bound. */
+Test(logline, many_users)
+{
+    struct lane_record last = done(LANE_REASON_STOP);
+    int told = 0;
+
+    for (uint32_t uid = 0; uid < 3 * LOGLINE_USERS; uid++) {
+        who.uid = uid;
+        told += n_told(&last, 110);
     }
+    cr_assert_eq(told, 100 * LOGLINE_USERS);
+    logline_flush(&f);
+    while (received()[0]) {
+    }
+    r.ended_ns += 101000000000; /* all are free again */
+    who.uid = 5000;
+    cr_assert_eq(n_told(&last, 110), 100);
+}
+
+static void stop(void *arg)
+{
+    loop_stop(arg);
+}
+
+/* Nobody's next line comes: the timer tells, or the end. */
+Test(logline, what_was_left_out_is_told)
+{
+    struct lane_record last = done(LANE_REASON_STOP);
+    struct lane_record fault = failed(LANE_E_INTERNAL);
+    struct loop_timer end = {0};
+    const char *got;
+
+    cr_assert_eq(n_told(&last, 142), 100);
+    cr_assert_eq(n_told(&fault, 101), 100);
+    logline_flush(&f);
+    cr_assert_str_eq(received(),
+                     "MESSAGE=ends of 42 requests not told, of uid 1000: too many\n"
+                     "PRIORITY=6\nSYSLOG_IDENTIFIER=unit\nPIPIT_EVENT=requests-left-out\n"
+                     "PIPIT_PRINCIPAL=1000\nPIPIT_LEFT_OUT=42\n");
+    got = received();
+    cr_assert(strstr(got, "ends of 1 requests not told, of failures of ours"), "%s", got);
+    logline_flush(&f);
+    cr_assert(!received()[0], "told once");
+
+    r.ended_ns = clock_ns() - 59900000000; /* due in a tenth of a second */
+    f.logline.users[0].full_ns = r.ended_ns + 200000000000;
+    cr_assert_eq(n_told(&last, 3), 0);
+    loop_timer_at(&f.loop, &end, clock_ns() + 300000000, stop, &f.loop);
+    cr_assert_eq(loop_run(&f.loop, NULL, NULL), 0);
+    got = received();
+    cr_assert(strstr(got, "PIPIT_LEFT_OUT=3\n"), "%s", got);
 }
