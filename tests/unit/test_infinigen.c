@@ -96,6 +96,8 @@ Test(infinigen, refuses_what_does_not_fit)
     refused(model, spoilt, "full", -EBADMSG,
             "blk.3.attn_skew.weight: the rows of head 0 are not orthonormal");
     (void)unlink(spoilt);
+    refused(model, skew, "infinigen:pool=host", -ENOTSUP,
+            "pool=host is no tier where the device is the CPU");
 }
 
 Test(infinigen, the_plan_must_name_it)
