@@ -428,8 +428,9 @@ static void pool_on_the_host(void)
     struct error err = {0};
     uint64_t pages = 0;
     int n_brings = 0;
-    int branch = 0; /* the last bring's number, until it is joined */
-    int from = 0;   /* and what it follows */
+    int n_launched = 0; /* of them kernel by kernel */
+    int branch = 0;     /* the last bring's number, until it is joined */
+    int from = 0;       /* and what it follows */
     int n;
 
     fake.start(&fake_devices[SM_90]);
@@ -457,8 +458,12 @@ static void pool_on_the_host(void)
     for (int i = 0; i < n; i++) {
         expect(c[i].kind != FAKE_READ || c[i].bytes == sizeof(int32_t), "%llu bytes are read",
                (unsigned long long)c[i].bytes);
-        expect(c[i].kind != FAKE_LAUNCH || !same(&c[i], "bring") || c[i].stream == 1,
-               "kernel by kernel it has a stream of its own");
+        if (c[i].kind == FAKE_LAUNCH && same(&c[i], "bring")) {
+            n_launched++;
+            expect(c[i].stream == 1, "kernel by kernel it has a stream of its own");
+            expect(i > 0 && c[i - 1].kind == FAKE_FOLLOW && c[i - 1].stream == 1,
+                   "which waits for the kernels before");
+        }
         if (c[i].kind != FAKE_NODE) {
             continue;
         }
@@ -476,7 +481,8 @@ static void pool_on_the_host(void)
             expect(c[i].after[1] == 0 || same(&c[i], "bring"), "%s waits for a branch", c[i].name);
         }
     }
-    expect(n_brings == 4, "%d layers are brought", n_brings);
+    expect(n_brings == 4 && n_launched >= 4, "%d layers are brought, %d kernel by kernel", n_brings,
+           n_launched);
     engine_destroy(e);
     expect(fake.mapped_bytes() == 0, "mapped memory is given back");
     expect_clean("pool=host");
