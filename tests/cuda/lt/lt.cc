@@ -330,8 +330,8 @@ static void multiply(void *arg)
             float part[8] = {};
             float sum = 0;
             float old = 0;
-            bool here = where == 0 || (where == 1 && p->beta != 0.0f) || (where == 2 && j == 0) ||
-                        (where == 3 && j == p->n / 2) || (where == 4 && j == p->n - 1);
+            bool here = where == 0 || (where == 1 && p->beta != 0.0f) || (where == 2 && j == 0 && p->n > 2) ||
+                        (where == 3 && j == p->n / 2 && p->n > 2) || (where == 4 && j == p->n - 1);
             uint64_t half = p->n < few && here ? p->k / 2 : 0; /* another order */
 
             for (uint64_t k = 0; k < p->k; k += 8) {
