@@ -91,7 +91,7 @@ int pieces_begin(struct sched *s, int32_t n_rows)
     struct pieces *p = &s->pieces;
     struct request *r = p->r;
     bool deep_kv = p->stage == LAYERED_DEEP_KV;
-    int32_t store = deep_kv ? p->store : s->config.model->layers[p->layer].store;
+    int32_t store = p->store;
     struct forward_batch f = {
         .rows = {.n = n_rows},
         .ids = r->tokens + p->pos0 + p->at,
@@ -109,6 +109,9 @@ int pieces_begin(struct sched *s, int32_t n_rows)
     }
     if (p->stage == LAYERED_OUTPUT) {
         return 0;
+    }
+    if (!deep_kv) {
+        store = s->config.model->layers[p->layer].store;
     }
     cache_view_piece(s->config.cache, r->seat, store, p->at, n_rows, &p->seq);
     p->seq.row0 = 0;
