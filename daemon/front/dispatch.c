@@ -346,7 +346,7 @@ void dispatch_lost(struct front *f)
     struct request *prev;
 
     /* Newest first, each to the front of the queue: the oldest will be replayed first. */
-    for (struct request *r = f->requests.newest; r; r = prev) {
+    for (struct request *r = f->requests.open.newest; r; r = prev) {
         prev = r->age_prev;
         if (r->state == REQUEST_RUNNING) {
             lost_one(f, r);

@@ -84,7 +84,7 @@ static void count(struct front *f, const struct request *r, const struct lane_re
 void ending_keep(struct front *f, struct request *r)
 {
     r->ended_ns = r->ended_ns ? r->ended_ns : clock_ns();
-    r->state = REQUEST_FINISHED;
+    request_finish(&f->requests, r);
     loop_timer_off(&f->loop, &r->deadline);
     loop_timer_off(&f->loop, &r->reader);
     loop_timer_at(&f->loop, &r->fate, r->ended_ns + KEEP_NS, on_expired, r);
@@ -149,8 +149,8 @@ void ending_discard(struct front *f, struct request *r)
 
 bool ending_make_room(struct front *f)
 {
-    for (struct request *r = f->requests.oldest; r; r = r->age_next) {
-        if (r->state == REQUEST_FINISHED && read_to_end(r)) {
+    for (struct request *r = f->requests.finished.oldest; r; r = r->age_next) {
+        if (read_to_end(r)) {
             forget(f, r);
             return true;
         }
@@ -162,7 +162,7 @@ void ending_all(struct front *f, bool force)
 {
     struct request *next;
 
-    for (struct request *r = f->requests.oldest; r; r = next) {
+    for (struct request *r = f->requests.open.oldest; r; r = next) {
         next = r->age_next;
         if (r->state == REQUEST_QUEUED) {
             ending_cancel(f, r, LANE_REASON_SHUTDOWN);
@@ -176,7 +176,7 @@ void ending_stop_all(struct front *f)
 {
     struct request *next;
 
-    for (struct request *r = f->requests.oldest; r; r = next) {
+    for (struct request *r = f->requests.open.oldest; r; r = next) {
         next = r->age_next;
         ending_cancel(f, r, LANE_REASON_SHUTDOWN);
     }
@@ -184,7 +184,10 @@ void ending_stop_all(struct front *f)
 
 void ending_forget_all(struct front *f)
 {
-    while (f->requests.oldest) {
-        forget(f, f->requests.oldest);
+    while (f->requests.open.oldest) {
+        forget(f, f->requests.open.oldest);
+    }
+    while (f->requests.finished.oldest) {
+        forget(f, f->requests.finished.oldest);
     }
 }

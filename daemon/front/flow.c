@@ -435,9 +435,9 @@ void flow_lane_closed(struct front *f, struct lane *l)
             ending_cancel(f, r, LANE_REASON_CANCELLED);
         }
     }
-    for (struct request *r = f->requests.oldest; r; r = next) {
+    for (struct request *r = f->requests.open.oldest; r; r = next) {
         next = r->age_next;
-        if (r->home_lane == l->id && (r->in_buf || r->out_buf) && r->state != REQUEST_FINISHED) {
+        if (r->home_lane == l->id && (r->in_buf || r->out_buf)) {
             ending_cancel(f, r, LANE_REASON_CANCELLED);
         }
     }

@@ -114,6 +114,25 @@ static void principal_release(struct request_table *t, struct principal *who)
     }
 }
 
+static struct request_list *list_of(struct request_table *t, const struct request *r)
+{
+    return r->state == REQUEST_FINISHED ? &t->finished : &t->open;
+}
+
+static void list_add(struct request_list *l, struct request *r)
+{
+    r->age_prev = l->newest;
+    r->age_next = NULL;
+    *(l->newest ? &l->newest->age_next : &l->oldest) = r;
+    l->newest = r;
+}
+
+static void list_remove(struct request_list *l, struct request *r)
+{
+    *(r->age_prev ? &r->age_prev->age_next : &l->oldest) = r->age_next;
+    *(r->age_next ? &r->age_next->age_prev : &l->newest) = r->age_prev;
+}
+
 int request_create(struct request_table *t, uint32_t uid, const uint8_t *tenant,
                    uint32_t tenant_len, const uint8_t id[16], struct request **ret)
 {
@@ -145,12 +164,19 @@ int request_create(struct request_table *t, uint32_t uid, const uint8_t *tenant,
     bucket = id_bucket(t, who, id);
     r->by_id = *bucket;
     *bucket = r;
-    r->age_prev = t->newest;
-    *(t->newest ? &t->newest->age_next : &t->oldest) = r;
-    t->newest = r;
+    list_add(list_of(t, r), r);
     t->n++;
     *ret = r;
     return 0;
+}
+
+void request_finish(struct request_table *t, struct request *r)
+{
+    if (r->state != REQUEST_FINISHED) {
+        list_remove(&t->open, r);
+        r->state = REQUEST_FINISHED;
+        list_add(&t->finished, r);
+    }
 }
 
 void request_destroy(struct request_table *t, struct request *r)
@@ -163,8 +189,7 @@ void request_destroy(struct request_table *t, struct request *r)
     for (p = id_bucket(t, r->who, r->id); *p != r; p = &(*p)->by_id) {
     }
     *p = r->by_id;
-    *(r->age_prev ? &r->age_prev->age_next : &t->oldest) = r->age_next;
-    *(r->age_next ? &r->age_next->age_prev : &t->newest) = r->age_prev;
+    list_remove(list_of(t, r), r);
     t->n--;
     r->who->n_requests--;
     principal_release(t, r->who);

@@ -84,16 +84,24 @@ struct request {
     struct request *by_number; /* hash chains */
     struct request *by_id;
     struct request *queue_next; /* of all queued requests, oldest first */
-    struct request *age_prev;   /* of all requests, oldest first */
+    struct request *age_prev;   /* of those that are open, oldest first; or of the finished ones */
     struct request *age_next;
+};
+
+/* The open ones are few, as many as run and may wait; the finished are all those of the last half
+ * minute, thousands on a busy machine. So they are two lists: what concerns only the former, which
+ * is everything that a closed lane or a lost engine asks for, must not walk over the latter. */
+struct request_list {
+    struct request *oldest;
+    struct request *newest;
 };
 
 struct request_table {
     struct request *by_number[REQUEST_BUCKETS];
     struct request *by_id[REQUEST_BUCKETS];
     struct principal *principals;
-    struct request *oldest;
-    struct request *newest;
+    struct request_list open;     /* queued and running, in the order in which they came */
+    struct request_list finished; /* in the order in which they ended */
     uint64_t next_number;
     uint64_t hash_key; /* random, so that nobody aims at a bucket */
     uint32_t n;
@@ -112,6 +120,9 @@ struct request *request_by_number(const struct request_table *t, uint64_t number
 /* A new, zeroed request of that principal. The id must not be known. -ENOMEM, -EBUSY (table full). */
 int request_create(struct request_table *t, uint32_t uid, const uint8_t *tenant,
                    uint32_t tenant_len, const uint8_t id[16], struct request **ret) WARN_UNUSED;
+
+/* The request's state is FINISHED from now on. Asked again, nothing changes. */
+void request_finish(struct request_table *t, struct request *r);
 
 /* Frees a request that no queue, lane or timer knows any more; its log must have been ended. */
 void request_destroy(struct request_table *t, struct request *r);

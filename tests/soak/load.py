@@ -365,16 +365,19 @@ def phase(d, lane, args, want, abuse, failures):
 
 
 def recoveries(gaps, kills, load_s, others_s):
-    """Of each kill of the engine: (from, to) its client's resumed token, and the limit. No engine answers before it has loaded,
-    so what comes earlier than the quickest load was on its way at the kill. What is repeated is what its answer had taken up to
-    there; before it come the other sequences that ran, one after the other: half a question each, as far as one is on average
-    at any moment, and TRUST tokens alone."""
-    for t in (t for t, name in kills if name == "pipit-engine"):
+    """Of each kill of the engine: (from, to) its client's resumed token, and the limit. `load_s`: what the engine said of every
+    load, the first at the start and then one a kill; where it is not (an engine killed while it loaded), their median stands
+    for each. No engine answers before it has loaded, so what comes earlier was on its way at the kill. What is repeated is what
+    its answer had taken up to there; before it come the other sequences that ran, one after the other: half a question each, as
+    far as one is on average at any moment, and TRUST tokens alone."""
+    died = [t for t, name in kills if name == "pipit-engine"]
+    own = load_s[1:] if len(load_s) == len(died) + 1 else [statistics.median(load_s)] * len(died)
+    for t, load in zip(died, own):
         after = [(when, gap, age) for when, gap, age in gaps if when >= t + min(load_s)]
         if after:
             when, gap, age = after[0]
             replay = max(0.0, age) if when - gap <= t + min(load_s) else 0.0
-            yield t, when, statistics.median(load_s) + 1.2 * (replay + others_s)
+            yield t, when, load + 1.2 * (replay + others_s)
 
 
 def main():

@@ -163,12 +163,42 @@ Test(request, ids_belong_to_principals, .init = begin)
     cr_assert_eq(request_by_number(&t, b->number), b);
     request_destroy(&t, b);
     cr_assert_null(request_principal(&t, 2, NULL, 0), "gone with its last request");
-    cr_assert_eq(t.oldest, a);
+    cr_assert_eq(t.open.oldest, a);
     cr_assert_eq(a->age_next, c);
     request_destroy(&t, a);
     request_destroy(&t, c);
-    cr_assert_null(t.oldest);
-    cr_assert_null(t.newest);
+    cr_assert_null(t.open.oldest);
+    cr_assert_null(t.open.newest);
+    cr_assert_eq(t.n, 0);
+}
+
+/* What asks for the open ones never walks over those that ended, however many are kept. */
+Test(request, a_finished_one_is_open_no_more, .init = begin)
+{
+    struct request *r[3];
+    uint8_t id[16] = {0};
+
+    for (uint8_t i = 0; i < 3; i++) {
+        id[0] = i;
+        cr_assert_eq(request_create(&t, 1, NULL, 0, id, &r[i]), 0);
+    }
+    request_finish(&t, r[1]);
+    request_finish(&t, r[0]);
+    request_finish(&t, r[1]);
+    cr_assert_eq(t.open.oldest, r[2]);
+    cr_assert_eq(t.open.newest, r[2]);
+    cr_assert_null(r[2]->age_prev);
+    cr_assert_null(r[2]->age_next);
+    cr_assert_eq(t.finished.oldest, r[1], "in the order in which they ended");
+    cr_assert_eq(t.finished.newest, r[0]);
+    cr_assert_eq(r[1]->age_next, r[0]);
+    cr_assert_eq(request_by_number(&t, r[1]->number), r[1]);
+    request_destroy(&t, r[1]);
+    cr_assert_eq(t.finished.oldest, r[0]);
+    request_destroy(&t, r[2]);
+    request_destroy(&t, r[0]);
+    cr_assert_null(t.open.oldest);
+    cr_assert_null(t.finished.newest);
     cr_assert_eq(t.n, 0);
 }
 
@@ -184,7 +214,7 @@ Test(request, the_table_is_bounded, .init = begin)
     }
     id[14] = 1;
     cr_assert_eq(request_create(&t, 1, NULL, 0, id, &r), -EBUSY);
-    while (t.oldest) {
-        request_destroy(&t, t.oldest);
+    while (t.open.oldest) {
+        request_destroy(&t, t.open.oldest);
     }
 }
