@@ -116,6 +116,7 @@ static void on_event(void *arg, const struct engine_event *ev)
         break;
     case ENGINE_EV_SCORE:
         cr_assert_eq(ev->index, r->n_scored);
+        cr_assert_leq(r->n_scored + ev->n_done, RUN_MAX_SCORED);
         for (int32_t i = 0; i < ev->n_done; i++) {
             r->logprobs[r->n_scored++] = ev->logprobs[i];
         }

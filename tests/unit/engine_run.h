@@ -7,13 +7,13 @@
 #include "engine/engine.h"
 #include "engine/kv/tier.h"
 
-enum { RUN_MAX_NEW = 256 };
+enum { RUN_MAX_NEW = 256, RUN_MAX_SCORED = 512 };
 
 struct run {
     uint64_t handle;
     int32_t n_new;
     int32_t tokens[RUN_MAX_NEW];
-    float logprobs[RUN_MAX_NEW]; /* of tokens, or of scored positions */
+    float logprobs[RUN_MAX_SCORED]; /* of tokens, or of scored positions */
     int32_t n_scored;
     int32_t n_hidden; /* rows */
     int32_t n_vocab;
