@@ -13,6 +13,15 @@
 
 #include "base/hot.h"
 
+/* Of these it is no matter of the peer or the descriptor: the same call may do a moment later. Too
+ * many descriptors under way (ETOOMANYREFS) are fewer when others have been received. */
+static int error_of(int err)
+{
+    bool later = err == ENOMEM || err == ENOBUFS || err == ETOOMANYREFS;
+
+    return later ? -EAGAIN : -err;
+}
+
 HOT int sock_send(int fd, const void *buf, size_t size, const int *fds, int n_fds)
 {
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(SOCK_MAX_FDS * sizeof(int))] = {0};
@@ -38,7 +47,7 @@ HOT int sock_send(int fd, const void *buf, size_t size, const int *fds, int n_fd
         n = sendmsg(fd, &msg, MSG_NOSIGNAL);
     } while (n < 0 && errno == EINTR);
     if (n < 0) {
-        return errno == ECONNRESET ? -EPIPE : -errno;
+        return errno == ECONNRESET ? -EPIPE : error_of(errno);
     }
     return 0;
 }
@@ -94,7 +103,7 @@ HOT ssize_t sock_recv(int fd, void *buf, size_t size, int *fds, int *ret_n_fds)
         n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC | MSG_TRUNC);
     } while (n < 0 && (errno == EINTR || sock_reset(&reset)));
     if (n < 0) {
-        return -errno;
+        return error_of(errno);
     }
     if (fds) {
         *ret_n_fds = take_fds(&msg, fds);

@@ -20,11 +20,13 @@ enum { SOCK_MAX_FDS = 4, SOCK_PATH_MAX = 107 };
 bool sock_reset(bool *seen);
 
 /* Sends one whole message with `n_fds` descriptors (which stay the caller's). 0, or a negative
- * errno; -EAGAIN when the peer's queue is full, -EPIPE when it is gone (no SIGPIPE). */
+ * errno; -EAGAIN when the peer's queue is full or the kernel has no memory for it now, -EPIPE when
+ * it is gone (no SIGPIPE). */
 int sock_send(int fd, const void *buf, size_t size, const int *fds, int n_fds) WARN_UNUSED;
 
 /* Receives one message of at most `size` bytes: its true length (which may be larger: the rest is
- * lost), 0 at the end of the connection, or a negative errno. With `fds` (room for SOCK_MAX_FDS)
+ * lost), 0 at the end of the connection, or a negative errno; -EAGAIN also when the kernel has no
+ * memory for it now. With `fds` (room for SOCK_MAX_FDS)
  * the descriptors that came are the caller's, close-on-exec; without it the kernel drops them. */
 ssize_t sock_recv(int fd, void *buf, size_t size, int *fds, int *ret_n_fds) WARN_UNUSED;
 

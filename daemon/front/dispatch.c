@@ -140,8 +140,9 @@ static void start(struct front *f, struct request *r)
         ending_error(f, r, LANE_E_NO_MEMORY, "the journal has no room to replay this request");
         return;
     }
-    if (home) {
-        engine_link_lane_open(f->engine, home);
+    if (home && engine_link_lane_open(f->engine, home)) {
+        ending_error(f, r, LANE_E_NO_MEMORY, "no descriptors are left to open the lane's arenas");
+        return;
     }
     r->state = REQUEST_RUNNING;
     journal_head(&f->journal, &r->log)->running = 1;

@@ -72,7 +72,7 @@ struct engine_link {
 static void on_socket(void *arg, uint32_t events);
 static void on_pulse(void *arg);
 static void engine_down(struct engine_link *e, int status);
-static void push(struct engine_link *e, const struct lane_record *r, int fd0, int fd1);
+static int push(struct engine_link *e, const struct lane_record *r, int fd0, int fd1);
 
 static void close_socket(struct engine_link *e)
 {
@@ -217,14 +217,26 @@ static int start(struct engine_link *e, struct error *reterr)
     return 0;
 }
 
+/* Doubles with each failure but the first. */
+static int64_t pause_from(const struct engine_link *e, int64_t ns)
+{
+    for (uint32_t i = 2; i < e->n_failures && ns < RETRY_MOST_NS; i++) {
+        ns *= 2;
+    }
+    return ns < RETRY_MOST_NS ? ns : RETRY_MOST_NS;
+}
+
 static void on_retry(void *arg)
 {
     struct engine_link *e = arg;
     struct error err = {0};
 
     if (!e->draining && start(e, &err)) {
-        log_error("cannot start the engine: %s", err.text);
-        loop_timer_at(&e->front->loop, &e->retry, clock_ns() + RETRY_MOST_NS, on_retry, e);
+        e->n_failures++; /* of a moment, maybe: soon at first, then less and less often */
+        log_error("cannot start the engine: %s; again in %.1f s", err.text,
+                  (double)pause_from(e, RETRY_FIRST_NS) / 1e9);
+        loop_timer_at(&e->front->loop, &e->retry, clock_ns() + pause_from(e, RETRY_FIRST_NS),
+                      on_retry, e);
     }
 }
 
@@ -274,7 +286,7 @@ void engine_link_unload(struct engine_link *e, bool again)
     } else if (!e->leaving) {
         e->leaving = true;
         lane_record_init(&r, LANE_E_DRAIN, NULL);
-        push(e, &r, -1, -1);
+        (void)push(e, &r, -1, -1);
         loop_timer_at(&e->front->loop, &e->pulse, clock_ns() + LEAVE_NS, on_pulse, e);
     }
 }
@@ -324,27 +336,29 @@ static void flush(struct engine_link *e)
     loop_events(&e->front->loop, &e->watch, EPOLLIN | (empty ? 0 : EPOLLOUT));
 }
 
-static void push(struct engine_link *e, const struct lane_record *r, int fd0, int fd1)
+/* 0, or -EMFILE where a record with descriptors was not taken because none are left for copies.
+ * What is meant for an engine that is gone, or now is, is dropped: its requests are sent again. */
+static int push(struct engine_link *e, const struct lane_record *r, int fd0, int fd1)
 {
     int rc;
 
     if (e->watch.fd < 0) {
-        return;
+        return 0;
     }
     rc = outgoing_push(e->out, r, fd0, fd1);
     if (rc == -ENOBUFS) {
         kill_engine(e, "it takes no records");
-    } else if (rc) {
-        /* The engine refuses requests on a lane that it does not know. */
-        log_error("no descriptors left to open a lane at the engine");
-    } else {
+        return 0;
+    }
+    if (rc == 0) {
         flush(e);
     }
+    return rc;
 }
 
 void engine_link_send(struct engine_link *e, const struct lane_record *r)
 {
-    push(e, r, -1, -1);
+    (void)push(e, r, -1, -1);
 }
 
 /* The descriptor is given away, not copied: where none is left for a copy, the request would have
@@ -367,15 +381,17 @@ static void lane_body(const struct lane *l, uint32_t type, struct lane_record *r
         .lane_id = l->id, .c2e_bytes = l->c2e_bytes, .e2c_bytes = l->e2c_bytes};
 }
 
-void engine_link_lane_open(struct engine_link *e, struct lane *l)
+int engine_link_lane_open(struct engine_link *e, struct lane *l)
 {
     struct lane_record r;
+    int rc = 0;
 
     if (!l->engine_open) {
         lane_body(l, LANE_E_LANE_OPEN, &r);
-        push(e, &r, l->c2e_fd, l->e2c_fd);
-        l->engine_open = true;
+        rc = push(e, &r, l->c2e_fd, l->e2c_fd);
+        l->engine_open = rc == 0;
     }
+    return rc;
 }
 
 void engine_link_lane_close(struct engine_link *e, struct lane *l)
@@ -383,7 +399,7 @@ void engine_link_lane_close(struct engine_link *e, struct lane *l)
     struct lane_record r;
 
     lane_body(l, LANE_E_LANE_CLOSE, &r);
-    push(e, &r, -1, -1);
+    (void)push(e, &r, -1, -1);
 }
 
 static void on_state(struct engine_link *e, const struct lane_e_state *s)
@@ -514,15 +530,6 @@ bool engine_link_reaped(struct engine_link *e, pid_t pid, int status)
     return true;
 }
 
-/* Doubles with each failure but the first. */
-static int64_t pause_from(const struct engine_link *e, int64_t ns)
-{
-    for (uint32_t i = 2; i < e->n_failures && ns < RETRY_MOST_NS; i++) {
-        ns *= 2;
-    }
-    return ns < RETRY_MOST_NS ? ns : RETRY_MOST_NS;
-}
-
 static int64_t pause_ns(const struct engine_link *e)
 {
     return e->n_failures <= 1 ? 0 : pause_from(e, RETRY_FIRST_NS);
@@ -623,7 +630,7 @@ void engine_link_drain(struct engine_link *e)
     e->draining = true;
     loop_timer_off(&e->front->loop, &e->retry);
     lane_record_init(&r, LANE_E_DRAIN, NULL);
-    push(e, &r, -1, -1);
+    (void)push(e, &r, -1, -1);
 }
 
 bool engine_link_ready(const struct engine_link *e)

@@ -43,8 +43,9 @@ void engine_link_send(struct engine_link *e, const struct lane_record *r);
 /* ... with a descriptor, which is the link's from then on. */
 void engine_link_give(struct engine_link *e, const struct lane_record *r, int fd);
 
-/* Gives the engine a lane's arenas (once), or takes them away: then lane_quiet() follows. */
-void engine_link_lane_open(struct engine_link *e, struct lane *l);
+/* Gives the engine a lane's arenas (once; -EMFILE where no descriptors are left for copies, and
+ * another try may follow), or takes them away: then lane_quiet() follows. */
+int engine_link_lane_open(struct engine_link *e, struct lane *l) WARN_UNUSED;
 void engine_link_lane_close(struct engine_link *e, struct lane *l);
 
 bool engine_link_ready(const struct engine_link *e);

@@ -264,6 +264,15 @@ static int exit_code_of(int rc)
     }
 }
 
+/* Of each lane one, of each request three, and some of our own; a gateway's lane is not counted
+ * among those that clients may have. */
+static uint32_t most_timers(const struct config *c)
+{
+    enum { OF_A_REQUEST = 3, OTHERS = 32 };
+
+    return (uint32_t)c->lanes + OF_A_REQUEST * REQUEST_MAX + OTHERS;
+}
+
 int front_run(struct config *c, const struct rundir *dir, bool system)
 {
     struct front f = {.config = c,
@@ -274,7 +283,7 @@ int front_run(struct config *c, const struct rundir *dir, bool system)
                       .signals.fd = -1,
                       .journal.fd = -1};
     struct error e = {0};
-    int rc = loop_init(&f.loop, &e);
+    int rc = loop_init(&f.loop, most_timers(c), &e);
 
     rc = rc ? rc : start(&f, &e);
     if (rc == 0) {

@@ -91,13 +91,14 @@ int gateway_create(struct front *f, struct gateway **ret, struct error *reterr)
         return error_set(reterr, -ENOMEM, "no memory for the gateway's state");
     }
     g->front = f;
-    if (child_find("pipit-gateway", "gateway", g->path, sizeof(g->path), &e)) {
+    rc = child_find("pipit-gateway", "gateway", g->path, sizeof(g->path), &e);
+    if (rc == -ENOENT) { /* not installed */
         log_warning("no ZeroMQ door: %s", e.text);
         free(g);
         *ret = NULL;
         return 0;
     }
-    rc = start(g, reterr);
+    rc = rc ? error_set(reterr, rc, "%s", e.text) : start(g, reterr);
     if (rc) {
         free(g);
         return rc;

@@ -18,6 +18,8 @@
 #include "base/hot.h"
 #include "base/log.h"
 
+enum { LATE_MS = 10 };
+
 static void on_timerfd(void *arg, uint32_t events)
 {
     struct loop *l = arg;
@@ -28,11 +30,17 @@ static void on_timerfd(void *arg, uint32_t events)
     l->set_ns = INT64_MAX;
 }
 
-int loop_init(struct loop *l, struct error *reterr)
+int loop_init(struct loop *l, uint32_t most_timers, struct error *reterr)
 {
     int rc;
 
-    *l = (struct loop){.epoll_fd = epoll_create1(EPOLL_CLOEXEC), .set_ns = INT64_MAX};
+    *l = (struct loop){.epoll_fd = -1, .set_ns = INT64_MAX, .most_timers = most_timers};
+    l->timer.fd = -1;
+    l->heap = calloc((size_t)most_timers + 1, sizeof(*l->heap));
+    if (!l->heap) {
+        return error_set(reterr, -ENOMEM, "no memory for %u timers", most_timers);
+    }
+    l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     l->timer = (struct loop_watch){
         .fd = l->epoll_fd < 0 ? -1 : timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK),
         .events = EPOLLIN,
@@ -73,13 +81,47 @@ HOT void loop_events(struct loop *l, struct loop_watch *w, uint32_t events)
         return;
     }
     w->events = events;
-    (void)epoll_ctl(l->epoll_fd, EPOLL_CTL_MOD, w->fd, &ev);
+    if (epoll_ctl(l->epoll_fd, EPOLL_CTL_MOD, w->fd, &ev) && !w->late) {
+        w->late = true;
+        w->late_next = l->late;
+        l->late = w;
+    }
+}
+
+static void retry_late(struct loop *l)
+{
+    struct loop_watch *w = l->late;
+
+    l->late = NULL;
+    while (w) {
+        struct loop_watch *next = w->late_next;
+        uint32_t events = w->events;
+
+        w->late = false;
+        w->events = 0;
+        loop_events(l, w, events);
+        w = next;
+    }
+}
+
+static void forget_late(struct loop *l, struct loop_watch *w)
+{
+    struct loop_watch **p = &l->late;
+
+    while (*p != w) {
+        p = &(*p)->late_next;
+    }
+    *p = w->late_next;
+    w->late = false;
 }
 
 void loop_del(struct loop *l, struct loop_watch *w)
 {
     if (!w->active) {
         return;
+    }
+    if (w->late) {
+        forget_late(l, w);
     }
     w->active = false;
     (void)epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, w->fd, NULL);
@@ -128,16 +170,9 @@ void loop_timer_at(struct loop *l, struct loop_timer *t, int64_t when_ns, loop_t
     t->fn = fn;
     t->arg = arg;
     if (t->index == 0) {
-        if (l->n_timers + 1 >= l->cap_timers) {
-            uint32_t cap = l->cap_timers ? 2 * l->cap_timers : 256;
-            struct loop_timer **heap = realloc(l->heap, cap * sizeof(struct loop_timer *));
-
-            if (!heap) {
-                log_error("no memory for timers");
-                abort();
-            }
-            l->heap = heap;
-            l->cap_timers = cap;
+        if (l->n_timers == l->most_timers) {
+            log_error("more than %u timers", l->most_timers);
+            abort();
         }
         put(l, ++l->n_timers, t);
     }
@@ -193,7 +228,10 @@ HOT int loop_run(struct loop *l, void (*after)(void *arg), void *arg)
         if (l->n_timers > 0 && l->heap[1]->when_ns < l->set_ns) {
             set_timer(l);
         }
-        l->n_batch = epoll_wait(l->epoll_fd, l->batch, LOOP_BATCH, -1);
+        if (l->late) {
+            retry_late(l);
+        }
+        l->n_batch = epoll_wait(l->epoll_fd, l->batch, LOOP_BATCH, l->late ? LATE_MS : -1);
         if (l->n_batch < 0) {
             if (errno != EINTR) {
                 return -errno;

@@ -21,6 +21,8 @@ struct loop_watch {
     loop_watch_fn *fn;
     void *arg;
     bool active;
+    bool late;                   /* its events are not yet what they should be */
+    struct loop_watch *late_next;
 };
 
 struct loop_timer {
@@ -37,25 +39,28 @@ struct loop {
     struct loop_watch timer;  /* a timerfd */
     int64_t set_ns;           /* what it is set to, or INT64_MAX */
     bool due;                 /* it rang: timers are looked at when the batch is done */
+    struct loop_watch *late;  /* of which epoll_ctl(2) had no memory for a change */
     struct loop_timer **heap; /* [1..n_timers] */
     uint32_t n_timers;
-    uint32_t cap_timers;
+    uint32_t most_timers;
     struct epoll_event batch[LOOP_BATCH];
     int n_batch;
     int at; /* in the batch */
     bool stop;
 };
 
-int loop_init(struct loop *l, struct error *reterr) WARN_UNUSED;
+/* Room for `most_timers` armed at once is taken now: no memory later would be a lost deadline. */
+int loop_init(struct loop *l, uint32_t most_timers, struct error *reterr) WARN_UNUSED;
 void loop_finish(struct loop *l);
 
 /* fd, events, fn and arg must be set. */
 int loop_add(struct loop *l, struct loop_watch *w) WARN_UNUSED;
+/* Where the kernel has no memory for it now, it is done a moment later. */
 void loop_events(struct loop *l, struct loop_watch *w, uint32_t events);
 void loop_del(struct loop *l, struct loop_watch *w); /* no-op when not active */
 
-/* Arms or re-arms; fires once. Without memory for the heap the timer is late by never: the process
- * ends, because a lost deadline would be silent. */
+/* Arms or re-arms; fires once. One more than `most_timers` is a bug, and ends the process: a lost
+ * deadline would be silent. */
 void loop_timer_at(struct loop *l, struct loop_timer *t, int64_t when_ns, loop_timer_fn *fn,
                    void *arg);
 void loop_timer_off(struct loop *l, struct loop_timer *t);

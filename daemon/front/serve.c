@@ -86,8 +86,11 @@ static bool serve_hello(struct lane *l, const struct lane_record *r)
         (uint32_t)(l->c2e_bytes > l->e2c_bytes ? l->c2e_bytes : l->e2c_bytes);
     reply.hello_reply.request_buf = LEASE_REQUEST_BUF;
     reply.hello_reply.request_generation = 1;
-    /* The first record on this socket: it always fits. */
-    if (sock_send(l->watch.fd, &reply, sizeof(reply), (int[]){l->c2e_fd, read_only}, 2)) {
+    /* The first record on this socket: there is room for it, if memory. */
+    int rc = sock_send(l->watch.fd, &reply, sizeof(reply), (int[]){l->c2e_fd, read_only}, 2);
+    if (rc) {
+        lane_send_error(l, NULL, LANE_E_NO_MEMORY, 1000, "cannot send the arenas: %s",
+                        strerror(-rc));
         return true;
     }
     l->front->status_changed = true;

@@ -54,10 +54,19 @@ static void client_slow(struct gateway *g, struct client *client)
     }
 }
 
-static bool pack(const Pipit__Event *e, zmq_msg_t *ret)
+/* An event that is not sent leaves a client with a hole in its text, or waiting for an end that has
+ * been. So without memory this process ends, as it does where libzmq has none: clients connect to
+ * the next one and resume, and the front has all of it. */
+static void no_memory(struct gateway *g, size_t size)
+{
+    log_error("no memory for an event of %zu bytes", size);
+    g->failed = g->failed ? g->failed : -ENOMEM;
+}
+
+static bool pack(struct gateway *g, const Pipit__Event *e, zmq_msg_t *ret)
 {
     if (zmq_msg_init_size(ret, pipit__event__get_packed_size(e))) {
-        log_error("no memory for an event of %zu bytes", pipit__event__get_packed_size(e));
+        no_memory(g, pipit__event__get_packed_size(e));
         return false;
     }
     (void)pipit__event__pack(e, zmq_msg_data(ret));
@@ -87,7 +96,7 @@ HOT static void send_or_keep(struct gateway *g, struct client *client, zmq_msg_t
         return;
     }
     if (clients_append(&g->clients, client, body, clock_ns())) {
-        client_slow(g, client);
+        no_memory(g, size);
     }
 }
 
@@ -96,7 +105,7 @@ void deliver_event(struct gateway *g, uint64_t handle, const Pipit__Event *e, bo
     struct client *client = clients_get(&g->clients, handle);
     zmq_msg_t body;
 
-    if (client && pack(e, &body)) {
+    if (client && pack(g, e, &body)) {
         send_or_keep(g, client, &body, last);
     }
 }
@@ -110,7 +119,7 @@ HOT void deliver_packed(struct gateway *g, uint64_t handle, const uint8_t *data,
         return;
     }
     if (zmq_msg_init_size(&body, size)) {
-        log_error("no memory for an event of %zu bytes", size);
+        no_memory(g, size);
         return;
     }
     memcpy(zmq_msg_data(&body), data, size);
@@ -159,7 +168,7 @@ void deliver_refusal(struct gateway *g, const struct router_peer *p, const uint8
     zmq_msg_t body;
 
     fault_event(id, f, &e, &error);
-    if (pack(&e, &body) && router_send(&g->router, p->id, p->id_len, p->delimiter, &body)) {
+    if (pack(g, &e, &body) && router_send(&g->router, p->id, p->id_len, p->delimiter, &body)) {
         (void)zmq_msg_close(&body);
     }
 }

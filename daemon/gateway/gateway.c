@@ -242,13 +242,15 @@ HOT static int wait_next(struct wait *w, const struct gateway *g, uint32_t *ret_
     int what = 0;
     int n;
 
+    *ret_front = 0;
     if (front != w->front_events) {
         struct epoll_event e = {.events = front, .data.u32 = WAKE_FRONT};
 
-        (void)epoll_ctl(w->epoll_fd, EPOLL_CTL_MOD, g->door.fd, &e);
+        if (epoll_ctl(w->epoll_fd, EPOLL_CTL_MOD, g->door.fd, &e)) {
+            return -errno;
+        }
         w->front_events = front;
     }
-    *ret_front = 0;
     n = epoll_wait(w->epoll_fd, ev, N_WAKE, (int)timeout);
     if (n < 0) {
         return errno == EINTR ? 0 : -errno;
@@ -330,7 +332,7 @@ int gateway_run(struct gateway *g, int stop_fd, struct notify *n, struct error *
         return 0;
     }
     if (rc) {
-        (void)error_set_errno(reterr, rc, "the lane is lost");
+        (void)error_set_errno(reterr, rc, rc == -ENOMEM ? "an event is lost" : "the lane is lost");
     }
     return rc;
 }

@@ -208,6 +208,28 @@ HOT static bool receive_frame(void *socket, zmq_msg_t *m)
     return rc >= 0;
 }
 
+/* libzmq waits for its own threads' words even when it does not wait for the peer; EINTR says that
+ * nothing was sent, not that nobody is there. */
+HOT static int send_frame(void *socket, const void *data, size_t size, int flags)
+{
+    int rc;
+
+    do {
+        rc = zmq_send(socket, data, size, flags);
+    } while (rc < 0 && errno == EINTR);
+    return rc;
+}
+
+HOT static int send_message(void *socket, zmq_msg_t *m, int flags)
+{
+    int rc;
+
+    do {
+        rc = zmq_msg_send(m, socket, flags);
+    } while (rc < 0 && errno == EINTR);
+    return rc;
+}
+
 static void drop_rest(void *socket, zmq_msg_t *m)
 {
     while (zmq_msg_more(m) && receive_frame(socket, m)) {
@@ -279,13 +301,13 @@ HOT int router_send(struct router *r, const uint8_t *id, size_t id_len, bool del
 {
     r->unread = true;
     /* A client is refused at the first frame or not at all: the later ones go where it went. */
-    if (zmq_send(r->socket, id, id_len, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0) {
+    if (send_frame(r->socket, id, id_len, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0) {
         return errno == EAGAIN ? -EAGAIN : -EHOSTUNREACH;
     }
-    if (delimiter && zmq_send(r->socket, "", 0, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0) {
+    if (delimiter && send_frame(r->socket, "", 0, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0) {
         return -EHOSTUNREACH;
     }
-    if (zmq_msg_send(body, r->socket, ZMQ_DONTWAIT) < 0) {
+    if (send_message(r->socket, body, ZMQ_DONTWAIT) < 0) {
         return -EHOSTUNREACH;
     }
     return 0;
@@ -328,13 +350,13 @@ static bool answer_zap(void *zap)
     if (ok) {
         (void)snprintf(user, sizeof(user), "%u", uid);
     }
-    (void)zmq_send(zap, "1.0", 3, ZMQ_SNDMORE);
-    (void)zmq_send(zap, n > ZAP_REQUEST_ID ? zmq_msg_data(&frame[ZAP_REQUEST_ID]) : "",
-                   n > ZAP_REQUEST_ID ? zmq_msg_size(&frame[ZAP_REQUEST_ID]) : 0, ZMQ_SNDMORE);
-    (void)zmq_send(zap, ok ? "200" : "400", 3, ZMQ_SNDMORE);
-    (void)zmq_send(zap, "", 0, ZMQ_SNDMORE);
-    (void)zmq_send(zap, user, strlen(user), ZMQ_SNDMORE);
-    (void)zmq_send(zap, "", 0, 0);
+    (void)send_frame(zap, "1.0", 3, ZMQ_SNDMORE);
+    (void)send_frame(zap, n > ZAP_REQUEST_ID ? zmq_msg_data(&frame[ZAP_REQUEST_ID]) : "",
+                     n > ZAP_REQUEST_ID ? zmq_msg_size(&frame[ZAP_REQUEST_ID]) : 0, ZMQ_SNDMORE);
+    (void)send_frame(zap, ok ? "200" : "400", 3, ZMQ_SNDMORE);
+    (void)send_frame(zap, "", 0, ZMQ_SNDMORE);
+    (void)send_frame(zap, user, strlen(user), ZMQ_SNDMORE);
+    (void)send_frame(zap, "", 0, 0);
     for (int i = 0; i < n; i++) {
         (void)zmq_msg_close(&frame[i]);
     }

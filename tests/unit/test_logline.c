@@ -32,7 +32,7 @@ static void setup(void)
     struct error e = {0};
     int err;
 
-    cr_assert_eq(loop_init(&f.loop, &e), 0);
+    cr_assert_eq(loop_init(&f.loop, 8, &e), 0);
     cr_assert(mkdtemp(folder));
     (void)snprintf(path, sizeof(path), "%s/socket", folder);
     memcpy(a.sun_path, path, strlen(path) + 1);

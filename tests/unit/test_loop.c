@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* daemon/front/loop.h: timers in order, removal from inside callbacks. */
+/* daemon/front/loop.h: timers in order, removal from inside callbacks, a
+ * change of events that the kernel had no memory for. */
 
 #include <criterion/criterion.h>
 #include <sys/eventfd.h>
@@ -38,7 +39,7 @@ Test(loop, timers_fire_in_order_and_only_if_armed)
     uint32_t x = 1;
     int want = 0;
 
-    cr_assert_eq(loop_init(&l, &e), 0);
+    cr_assert_eq(loop_init(&l, N + 1, &e), 0);
     for (int i = 0; i < N; i++) {
         x = x * 1664525u + 1013904223u;
         loop_timer_at(&l, &t[i], now + (x >> 12), fire, &t[i]);
@@ -95,7 +96,7 @@ Test(loop, an_earlier_timer_does_not_wait_for_a_later_one)
     struct error e = {0};
     int64_t now = clock_ns();
 
-    cr_assert_eq(loop_init(&l, &e), 0);
+    cr_assert_eq(loop_init(&l, N + 1, &e), 0);
     wake = (struct loop_watch){.fd = eventfd(1, 0), .events = EPOLLIN, .fn = on_wake};
     cr_assert_eq(loop_add(&l, &wake), 0);
     loop_timer_at(&l, &far_off, now + 2000000000, never, NULL);
@@ -125,13 +126,48 @@ Test(loop, a_removed_watch_is_not_called)
 {
     struct error e = {0};
 
-    cr_assert_eq(loop_init(&l, &e), 0);
+    cr_assert_eq(loop_init(&l, N + 1, &e), 0);
     a = (struct loop_watch){.fd = eventfd(1, 0), .events = EPOLLIN, .fn = on_event, .arg = &a};
     b = (struct loop_watch){.fd = eventfd(1, 0), .events = EPOLLIN, .fn = on_event, .arg = &b};
     cr_assert_eq(loop_add(&l, &a), 0);
     cr_assert_eq(loop_add(&l, &b), 0);
     cr_assert_eq(loop_run(&l, NULL, NULL), 0);
     cr_assert_eq(n_events, 1);
+    (void)close(a.fd);
+    (void)close(b.fd);
+    loop_finish(&l);
+}
+
+static void on_late(void *arg, uint32_t events)
+{
+    (void)arg;
+    n_events += events == EPOLLOUT;
+    loop_stop(&l);
+}
+
+/* No descriptor is what fails here; the one that is taken back meanwhile is not tried again. */
+Test(loop, a_change_that_failed_is_made_later)
+{
+    struct error e = {0};
+    int fd;
+
+    cr_assert_eq(loop_init(&l, 1, &e), 0);
+    a = (struct loop_watch){.fd = eventfd(0, 0), .events = EPOLLIN, .fn = on_late};
+    b = (struct loop_watch){.fd = eventfd(0, 0), .events = EPOLLIN, .fn = on_late};
+    cr_assert_eq(loop_add(&l, &a), 0);
+    cr_assert_eq(loop_add(&l, &b), 0);
+    fd = a.fd;
+    a.fd = -1;
+    loop_events(&l, &a, EPOLLOUT);
+    a.fd = fd;
+    fd = b.fd;
+    b.fd = -1;
+    loop_events(&l, &b, EPOLLOUT);
+    b.fd = fd;
+    loop_del(&l, &b);
+    cr_assert_eq(loop_run(&l, NULL, NULL), 0);
+    cr_assert_eq(n_events, 1);
+    cr_assert_null(l.late);
     (void)close(a.fd);
     (void)close(b.fd);
     loop_finish(&l);
