@@ -83,6 +83,10 @@ def sampling(temperature=0.0, top_p=1.0, min_p=0.0, top_k=0, max_tokens=0, n_log
                                         max_tokens, n_logprobs, flags, score_first, seed or 0))
 
 
+class Refused(AssertionError):
+    """A hello that was answered with an error; its record."""
+
+
 class Lane:
     """A connection; connects and says hello. Blocking, with a time limit on every wait."""
 
@@ -97,13 +101,20 @@ class Lane:
             raise
         self.pending = []
         if hello:
-            self.send(HELLO, struct.pack("<IHHIIQQ32s", MAGIC, 1, 0, 256, 0, c2e, e2c, b"lane.py"))
-            raw, anc, _, _ = self.sock.recvmsg(256, socket.CMSG_SPACE(16))
+            try:
+                self.send(HELLO, struct.pack("<IHHIIQQ32s", MAGIC, 1, 0, 256, 0, c2e, e2c, b"lane.py"))
+            except BrokenPipeError:
+                pass  # refused before a word: why lies in the socket
+            raw, anc = self.recv_raw()
             for level, kind, data in anc:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     self.fds += array.array("i", data[:len(data) // 4 * 4])
+            if not raw:
+                raise EOFError
             self.hello = Record(raw)
-            assert self.hello.type == HELLO_REPLY, self.hello
+            if self.hello.type != HELLO_REPLY:
+                self.sock.close()
+                raise Refused(self.hello)
             assert self.hello.magic == MAGIC and len(self.fds) == 2
             self.c2e = mmap.mmap(self.fds[0], self.hello.c2e_bytes)
             self.e2c = mmap.mmap(self.fds[1], self.hello.e2c_bytes, prot=mmap.PROT_READ)
@@ -117,9 +128,16 @@ class Lane:
     def send(self, kind, body=b"", rid=bytes(16), flags=0):
         self.sock.send(pack(kind, body, rid, flags))
 
+    def recv_raw(self):
+        """Bytes and descriptors. A peer that left something of ours unread shows as a reset, once, before what it said."""
+        try:
+            return self.sock.recvmsg(512, socket.CMSG_SPACE(16))[:2]
+        except ConnectionResetError:
+            return self.sock.recvmsg(512, socket.CMSG_SPACE(16))[:2]
+
     def recv(self, timeout=None):
         self.sock.settimeout(self.timeout if timeout is None else timeout)
-        raw = self.sock.recv(512)
+        raw, _ = self.recv_raw()
         if not raw:
             raise EOFError
         return Record(raw)
