@@ -170,7 +170,8 @@ static bool is_session(const char *file, size_t *ret_stem)
 /* The names behind `after`, in order. */
 static int read_names(DIR *d, const char *after, struct names *ret)
 {
-    for (struct dirent *f; (f = readdir(d));) {
+    errno = 0;
+    for (struct dirent *f; (f = readdir(d)); errno = 0) {
         char name[LANE_SESSION_NAME + 1];
         size_t stem;
 
@@ -194,13 +195,17 @@ static int read_names(DIR *d, const char *after, struct names *ret)
         }
         memcpy(ret->v[ret->n++], name, sizeof(name));
     }
+    if (errno) {
+        return -errno;
+    }
     if (ret->n) { /* qsort() takes no null array, not even an empty one */
         qsort(ret->v, ret->n, sizeof(*ret->v), compare);
     }
     return 0;
 }
 
-/* As many lines as fit `room` bytes; -E2BIG when not even one does. */
+/* As many lines as fit `room` bytes; -E2BIG when not even one does. A session that cannot be looked
+ * at is an error: left out, it would seem to be gone. */
 static int write_page(int dir, const struct names *names, size_t room, struct list *l)
 {
     room = room < sizeof(l->text) - 1 ? room : sizeof(l->text) - 1;
@@ -211,7 +216,13 @@ static int write_page(int dir, const struct names *names, size_t room, struct li
         size_t n;
 
         (void)snprintf(path, sizeof(path), "%s%s", names->v[i], SUFFIX);
-        if (fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) || !S_ISREG(st.st_mode)) {
+        if (fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW)) {
+            if (errno != ENOENT) { /* removed meanwhile */
+                return -errno;
+            }
+            continue;
+        }
+        if (!S_ISREG(st.st_mode)) {
             continue;
         }
         n = (size_t)snprintf(line, sizeof(line), "%s\t%lld\t%lld\n", names->v[i],
@@ -242,7 +253,7 @@ static int list_files(int dir, const char *after, size_t room, struct list *l, s
     r = r ? r : write_page(dir, &names, room, l);
     free(names.v);
     return r == -E2BIG ? error_set(reterr, r, "the list needs a lease of %d bytes", (int)LIST_MOST)
-           : r         ? error_set(reterr, r, "no memory to list this user's sessions")
+           : r         ? error_set_errno(reterr, r, "cannot list this user's sessions")
                        : 0;
 }
 
