@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The n-th allocation or system call of pipitd or of pipit-gateway fails, for n = 1, 2, 3 ... (fault_preload.c): at their start,
 and while a client streams and others say hello, ask, tokenize through a lease, cancel, resume, save, list and remove a session,
-look at the state and ask over ZeroMQ. After each failure:
+look at the state, ask over ZeroMQ and unload the model, which the next request loads again. After each failure:
 
     every call got what it asked for, or an error that says why; a lost connection is made anew and the request resumed
     the front lives (at the start: ends with a message and a code); the gateway may end, and is started again
@@ -30,8 +30,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, "../e2e"), os.path.join(HERE, "../soak")]
 from common import SANITIZERS, commit  # noqa: E402
 from daemon import BUILD, SLOW, Daemon, wait_until  # noqa: E402
-from lane import (BULK, DONE, E2C, ERROR, F_DETACH, F_SESSION, LEASE, METRICS_GET, S_IGNORE_END, SESSION, STATUS, T_PROMPT, T_SESSION,  # noqa: E402
-                  TOKEN, TOKENIZE, Refused, item, prompt, sampling, text_of)
+from lane import (BULK, DONE, E2C, ERROR, F_DETACH, F_SESSION, LEASE, METRICS_GET, PONG, S_IGNORE_END, SESSION, STATUS, T_PROMPT, T_SESSION,  # noqa: E402
+                  TOKEN, TOKENIZE, UNLOAD, Refused, item, prompt, sampling, text_of)
 
 try:
     import zclient
@@ -239,6 +239,11 @@ class Served:
             r = lane.recv()
             need(r.type == BULK or r.text, "metrics")
 
+    def unload(self, lane):
+        """The next request starts another engine."""
+        r = lane.control(UNLOAD)
+        need(r.type == PONG or r.text, f"unloaded: {r}")
+
     def over_zmq(self, n):
         """The text; None for an error that says why, or where the gateway has died and came back."""
         before = self.pid("pipit-gateway")
@@ -293,6 +298,9 @@ class Served:
             self.n_lost += 1
             _, _, got = self.events(self.lane(), b"", rid=rid)
         need(not self.told(got) or text_of(got) == self.right, "the stream's text is another")
+        self.small(self.unload)
+        _, text = self.text(12)
+        need(text in (None, self.right[:len(text or b"")]), f"wrong text {text} of a model that was loaded again")
         self.close()
 
     def learn(self):

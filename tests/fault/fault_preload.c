@@ -41,7 +41,7 @@
 
 enum { MEMORY = 1, SYSTEM = 2 };
 
-struct control { /* fault_daemon.py knows the offsets */
+struct control {            /* fault_daemon.py knows the offsets */
     atomic_llong countdown; /* the call that takes it to 0 fails; 0: none does */
     atomic_llong kinds;     /* MEMORY, SYSTEM: what is counted and fails */
     atomic_llong n_calls;
@@ -86,12 +86,12 @@ static bool hit(int kind, int code, const char *call, void *from)
 /* ---- memory ---- */
 
 /* The sanitizer's where it is there, else the C library's: dlsym(3) may itself allocate. */
-#define REAL(type, name, params)                                \
-    type __libc_##name params;                                  \
-    type __interceptor_##name params __attribute__((weak));     \
-    static type (*real_##name(void)) params                     \
-    {                                                           \
-        return __interceptor_##name ? __interceptor_##name : __libc_##name; \
+#define REAL(type, name, params)                                                                   \
+    type __libc_##name params;                                                                     \
+    type __interceptor_##name params __attribute__((weak));                                        \
+    static type(*real_##name(void)) params                                                         \
+    {                                                                                              \
+        return __interceptor_##name ? __interceptor_##name : __libc_##name;                        \
     }
 
 /* clang-format off */
@@ -204,6 +204,7 @@ WRAP(void *, mmap64, (void *p, size_t n, int prot, int flags, int fd, off64_t at
 WRAP(FILE *, fopen64, (const char *path, const char *mode), (path, mode), EMFILE, NULL)
 WRAP(DIR *, opendir, (const char *path), (path), EMFILE, NULL)
 WRAP(DIR *, fdopendir, (int fd), (fd), ENOMEM, NULL)
+WRAP(struct dirent64 *, readdir64, (DIR *d), (d), EIO, NULL)
 WRAP(ssize_t, read, (int fd, void *p, size_t n), (fd, p, n), EINTR, -1)
 WRAP(ssize_t, write, (int fd, const void *p, size_t n), (fd, p, n), ENOSPC, -1)
 WRAP(ssize_t, pread64, (int fd, void *p, size_t n, off64_t at), (fd, p, n, at), EIO, -1)
@@ -228,9 +229,8 @@ WRAP(pid_t, fork, (void), (), EAGAIN, -1)
 int epoll_ctl(int ep, int op, int fd, struct epoll_event *ev)
 {
     NEXT(epoll_ctl);
-    if (op != EPOLL_CTL_DEL &&
-        HIT(SYSTEM, op == EPOLL_CTL_ADD ? ENOSPC : ENOMEM,
-            op == EPOLL_CTL_ADD ? "epoll_ctl add" : "epoll_ctl mod")) {
+    if (op != EPOLL_CTL_DEL && HIT(SYSTEM, op == EPOLL_CTL_ADD ? ENOSPC : ENOMEM,
+                                   op == EPOLL_CTL_ADD ? "epoll_ctl add" : "epoll_ctl mod")) {
         return -1;
     }
     return next(ep, op, fd, ev);
