@@ -98,6 +98,23 @@ class Control:
         return f"{self.text(64, 64)} of {os.path.basename(self.text(128, 256))}+{self.get(7):#x}"
 
 
+class Patient(zclient.Client if zclient else object):
+    """A ZeroMQ client that waits no longer than there is hope."""
+
+    def __init__(self, path, hopeless):
+        super().__init__(path)
+        self.hopeless = hopeless
+
+    def receive(self, timeout=LIMIT):
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return super().receive(SLOW / 2)
+            except zclient.Timeout:
+                if time.monotonic() > end or self.hopeless():
+                    raise
+
+
 class Served:
     """A pipitd with the library loaded."""
 
@@ -249,26 +266,29 @@ class Served:
         before = self.pid("pipit-gateway")
         if not wait_until(lambda: os.path.exists(self.zmq), LIMIT):
             raise Fault("the gateway does not come back")
-        with zclient.Client(self.zmq) as c:
+        control = self.controls["pipit-gateway"]
+
+        def hopeless():
+            """It has died, or libzmq has dropped the connection, as it does when a call of its own fails."""
+            return self.pid("pipit-gateway") != before or self.pid_died(before) or control.fired() and not control.own()
+        with Patient(self.zmq, hopeless) as c:
             try:
                 r = zclient.generate(STORY, max_tokens=n, temperature=0)
                 r.generate.sampling.ignore_end = True
                 text = b""
-                for e in c.events(r, LIMIT / 2):
+                for e in c.events(r, LIMIT):
                     if e.HasField("error"):
                         need(e.error.text, "an error without a text")
                         return None
                     text += e.delta.text if e.HasField("delta") else b""
                 s = zclient.pb.Request()
                 s.status.SetInParent()
-                e = c.last(s, LIMIT / 2)
+                e = c.last(s, LIMIT)
                 need(e.HasField("status") or e.error.text, "a status that is none")
                 return text
             except zclient.Timeout:
-                control = self.controls["pipit-gateway"]
-                need(self.pid("pipit-gateway") != before or self.pid_died(before) or control.fired() and not control.own(),
-                     f"no answer over ZeroMQ within {LIMIT / 2} s")
-                self.n_lost += 1  # libzmq drops a connection whose call fails: a client that hears nothing resumes
+                need(hopeless(), f"no answer over ZeroMQ within {LIMIT} s")
+                self.n_lost += 1
                 return None
 
     def pid_died(self, pid):
@@ -351,7 +371,7 @@ class Served:
         _, text = self.text(LONG)
         need(text == self.right, "afterwards: the text is another")
         if zclient:
-            text = self.over_zmq(LONG) or self.over_zmq(LONG)
+            text = next(filter(None, (self.over_zmq(LONG) for _ in range(4))), None)
             need(text == self.right, f"afterwards: the text over ZeroMQ is another: {text}")
         self.close()
 
@@ -423,7 +443,7 @@ class Walk:
 
     def serving(self, name, end):
         """Failures while clients are served."""
-        where, n_missed, n_rounds = f"{name} serving", 0, 0
+        where, n_missed, rounds = f"{name} serving", 0, []  # rounds: of one daemon
         for n in self.numbers(self.started().n_calls[name]):
             if not self.args.all and time.monotonic() > end or n_missed == 3:
                 break
@@ -440,11 +460,16 @@ class Walk:
             except (Fault, OSError, AssertionError) as e:
                 self.count(where, "failures")
                 self.note(where, n, control, repr(e) if not isinstance(e, Fault) else e)
-                self.stopped(f"{where}, to {n}")
-            n_rounds += 1
-            if n_rounds % 25 == 0:
-                self.stopped(f"{where}, {n - 24} to {n}")
-        self.stopped(f"{where}, the last ones")
+                self.stopped(f"{where}, calls {rounds} and {n}")
+                rounds = []
+                continue
+            rounds.append(n)
+            if self.args.all and n % 100 == 0:
+                print(f"{where}: {n}", flush=True)
+            if len(rounds) == 25:
+                self.stopped(f"{where}, calls {rounds}")
+                rounds = []
+        self.stopped(f"{where}, calls {rounds}")
 
     def start(self, name, n):
         served = Served(self.folder, arm={name: n}, ready=False)
