@@ -10,7 +10,7 @@ look at the state, ask over ZeroMQ and unload the model, which the next request 
     descriptors are as many as before, and the heap, once all has ended, is what it is without a failure
     no sanitizer complained
 
-Without arguments a sample, of --seconds (18, under a sanitizer 36) and --seed; --all walks every n until none is hit (some ten minutes).
+Without arguments a sample, of --seconds (18, under a sanitizer 36) and --seed; --all walks every n until none is hit (some five minutes on two cores).
 PIPIT_BUILD is the build folder. Without pyzmq the ZeroMQ part is left out, and said."""
 import argparse
 import contextlib
