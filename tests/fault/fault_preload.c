@@ -2,9 +2,9 @@
 /* Loaded into pipitd and pipit-gateway by fault_daemon.py (LD_PRELOAD): makes the n-th of the calls
  * below fail, with an errno that the call may have. What fails and what is counted lies in a file
  * that the script maps, too: FAULT_DIR/NAME for the program NAME (struct control, all of it written
- * by this library but `countdown` and `kinds`); a program without such a file runs as always. So a
- * failure is armed at any time without a thread, a descriptor or a signal in the process, and
- * before its start, when counting begins with main().
+ * by this library but `countdown`, `kinds` and `only`); a program without such a file runs as
+ * always. So a failure is armed at any time without a thread, a descriptor or a signal in the
+ * process, and before its start, when counting begins with main().
  *
  * Not made to fail: EAGAIN, which is no failure; close(2), epoll_wait(2)'s errors but EINTR,
  * timerfd_settime(2), clocks: the kernel has no reason to. A child between fork(2) and exec(2)
@@ -52,6 +52,7 @@ struct control {            /* fault_daemon.py knows the offsets */
     atomic_llong offset; /* of the failed call's return address in `object` */
     char call[64];
     char object[256];
+    char only[64]; /* nothing but this call is counted and fails; "": all */
 };
 
 static struct control *control;
@@ -65,6 +66,9 @@ static bool hit(int kind, int code, const char *call, void *from)
     Dl_info info;
 
     if (!begun || !(atomic_load(&control->kinds) & kind) || getpid() != own_pid) {
+        return false;
+    }
+    if (control->only[0] && strcmp(control->only, call) != 0) {
         return false;
     }
     atomic_fetch_add(&control->n_calls, 1);
