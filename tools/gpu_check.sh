@@ -236,6 +236,7 @@ if part bench; then
     bench 1 8192 128 full # 0.52x with one group of 16
     overlay=skew.gguf
     bench 1 512 8192,32768 "full infinigen:share=15% infinigen:share=7% infinigen:share=15%,pool=host infinigen:share=7%,pool=host" # host pool: 15 % at 8k, 7 % at 32k
+    bench 1 512 8192,32768 "infinigen:share=7% infinigen:share=7%,partial8=on infinigen:share=7%,partial8=on,pool=host" # partial keys in FP8
     drop_model
     model llama-3.1-8b_Q8_0 llama-3.1-8b Q8_0
     bench 1 512 128,2048 full # decode 88 %

@@ -195,8 +195,8 @@ int cuda_piece_read(struct cuda *cu, struct cuda_piece *p, void *to, uint64_t by
  * [k_heads][64], V scales [v_heads][64]. A row is padded to whole groups of 8 elements with zeros,
  * so that every load is 8, 16 or 32 aligned bytes. Where queries select, then a copy of K by dim,
  * [k_heads][k_dim][64], to rank slots by: in K's type (OPS_RANK_2K), or in fp8 with scales of its
- * own [k_heads][64] (OPS_RANK_8). Last the partial keys, by dim, too: [k_heads][part_dims][64]; or
- * these alone in pages of their own. */
+ * own [k_heads][64] (OPS_RANK_8). Last the partial keys, by dim, too: [k_heads][part_dims][64], in
+ * fp8 with scales [k_heads][64]; or these alone in pages of their own. */
 struct cuda_layout {
     int32_t n_groups, k_heads, v_heads, k_dim, v_dim;
     int32_t k_type, v_type; /* enum ops_kv_type */

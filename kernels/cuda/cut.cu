@@ -11,6 +11,7 @@
 
 #include <cerrno>
 
+#include "kernels/cuda/kv_part.cuh"
 #include "kernels/cuda/topk.cuh"
 
 enum { CUT_THREADS = TOPK_THREADS, CUT_WARPS = TOPK_WARPS };
@@ -229,10 +230,7 @@ CUDA_KERNEL void move_survivors(struct choice p)
             }
             __syncwarp(); /* the row and its scale: written by all lanes, read again below */
             kv_rank_row(l, a, h, to);
-            for (int32_t d = (int32_t)threadIdx.x; d < l->part_dims; d += (int32_t)blockDim.x) {
-                kv_copy_part(l, kv_part_dim(l, part_a, h, d), to, kv_part_dim(l, part_b, h, d),
-                             from);
-            }
+            kv_part_move(l, part_a, to, part_b, from, h);
         }
         for (int32_t h = 0; h < l->v_heads; h++) {
             copy_row(kv_v_row(l, a, h, to), kv_v_row(l, b, h, from), l->v_row);

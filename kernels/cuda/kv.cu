@@ -6,7 +6,7 @@
 
 #include <cerrno>
 
-#include "kernels/cuda/kv.cuh"
+#include "kernels/cuda/kv_part.cuh"
 
 static uint32_t row_bytes(enum ops_kv_type type, int32_t dim)
 {
@@ -49,8 +49,7 @@ struct cuda_layout cuda_layout_of(const struct ops_kv_layout *l)
                        (l->rank == OPS_RANK_8 ? 1 : (int32_t)ops_kv_type_bytes(l->k_type, 1)));
     }
     r.page_bytes = part_at(l, &r);
-    r.part_bytes = (uint64_t)l->k_heads * OPS_PAGE_SLOTS *
-                   ops_kv_type_bytes(l->part_type, l->part_dims);
+    r.part_bytes = (uint64_t)l->k_heads * OPS_PAGE_SLOTS * ops_kv_part_bytes(l);
     if (!l->part_apart) {
         r.page_bytes += r.part_bytes;
         r.part_bytes = r.page_bytes;
@@ -70,10 +69,6 @@ int cuda_kv_layout(struct ops_kv_layout *l, struct error *reterr)
     if (l->k_dim > 256 || l->v_dim > 256) {
         return error_set(reterr, -ENOTSUP, "backend \"cuda\" has heads of at most 256, not of %d",
                          l->k_dim > l->v_dim ? l->k_dim : l->v_dim);
-    }
-    if (l->part_dims > 0 && l->part_type == OPS_KV_FP8) {
-        return error_set(reterr, -ENOTSUP,
-                         "backend \"cuda\" has no partial keys in fp8 yet: partial8=off");
     }
     l->page_bytes = cuda_layout_of(l).page_bytes; /* 64 slots: a multiple of 64 */
     l->part_bytes = l->part_apart ? cuda_layout_of(l).part_bytes : 0;
@@ -165,6 +160,7 @@ CUDA_INLINE void move_row(bool import, uint8_t *row, uint32_t row_bytes, uint8_t
 
 CUDA_KERNEL void canonical_slots(struct canon p)
 {
+    __shared__ float part[2][256]; /* a partial key of each warp's */
     int32_t slot = p.slot0 + (int32_t)blockIdx.x;
     uint8_t *page = kv_page(&p.l, &p.s, p.group, slot);
     uint8_t *at = p.buf + (size_t)blockIdx.x * p.slot_bytes;
@@ -186,7 +182,7 @@ CUDA_KERNEL void canonical_slots(struct canon p)
     __syncthreads(); /* the slot: written by all, read again below */
     for (int32_t h = (int32_t)threadIdx.x / WARP; p.import && h < p.l.k_heads; h += 2) {
         kv_rank_row(&p.l, page, h, slot);
-        kv_part_row(&p.l, &p.s, page, p.group, h, slot);
+        kv_part_row(&p.l, &p.s, page, p.group, h, slot, part[threadIdx.x / WARP]);
     }
 }
 

@@ -7,7 +7,7 @@
  *          of them at once.
  * rank     Block of 128 threads: 128 slots, one K head, up to 4 of the query heads that read it; a
  *          thread a slot. Partial keys lie by dim, so a warp reads whole sectors: 2 part_dims bytes
- *          a slot and K head. Logits go to scratch, 4 bytes a slot and query head, and come back
+ *          a slot and K head, part_dims + 2 in fp8. Logits go to scratch, 4 bytes a slot and query head, and come back
  *          from L2.
  * sums     Block of 1024 threads a query head: largest logit, 1 / sum, and how many are within
  *          alpha of the largest.
@@ -20,6 +20,7 @@
 
 #include <cerrno>
 
+#include "kernels/cuda/kv_part.cuh"
 #include "kernels/cuda/select.cuh"
 
 enum { THREADS = 128, HB = 4, HEAD_MAX = 256 };
@@ -117,19 +118,25 @@ CUDA_KERNEL void __launch_bounds__(THREADS) rank_ahead(struct ahead p)
     if (slot == kv_own_slot(s, group) || !kv_visible(pos, s->pos0 - 1, 0)) {
         pos = -1;
     } else {
-        const uint8_t *part =
-            kv_part_dim(l, kv_part_page(l, s, group, slot), k % l->k_heads, 0);
+        uint8_t *page = kv_part_page(l, s, group, slot);
+        const uint8_t *part = kv_part_dim(l, page, k % l->k_heads, 0);
 
 #pragma unroll 8
         for (int32_t j = 0; j < l->part_dims; j++) {
             int32_t i = j * OPS_PAGE_SLOTS + in_page;
-            float x = l->part_type == OPS_KV_F32
-                          ? reinterpret_cast<const float *>(part)[i]
-                          : f32_of_f16(reinterpret_cast<const uint16_t *>(part)[i]);
+            float x = kv_part_value(l, part, i);
 
 #pragma unroll
             for (int h = 0; h < HB; h++) {
                 dot[h] += q[j * HB + h] * x;
+            }
+        }
+        if (kv_has_scale(l->part_type)) {
+            float scale = f32_of_f16(*kv_part_scale(l, page, k % l->k_heads, slot));
+
+#pragma unroll
+            for (int h = 0; h < HB; h++) {
+                dot[h] *= scale;
             }
         }
     }

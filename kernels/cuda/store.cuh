@@ -17,7 +17,7 @@
  * Sums of V: what a victim's slot held is taken away by a kernel before (kv_sum.cu), what is stored
  * is added by the warp that stores it. */
 
-#include "kernels/cuda/kv.cuh"
+#include "kernels/cuda/kv_part.cuh"
 
 enum { HEAD_MAX = 256 };
 
@@ -144,8 +144,9 @@ CUDA_INLINE void encode_head(int32_t type, const float *head, int32_t n, uint8_t
     }
 }
 
+/* `values`: shared, free afterwards (its own partial key is made there). */
 CUDA_INLINE void store_head(const struct cuda_store *p, const struct cuda_seq *s, int32_t i,
-                            int32_t head, bool is_k, const float *values)
+                            int32_t head, bool is_k, float *values)
 {
     const struct cuda_layout *l = &p->seqs.layout;
     int32_t of_group = is_k ? l->k_heads : l->v_heads;
@@ -162,7 +163,7 @@ CUDA_INLINE void store_head(const struct cuda_store *p, const struct cuda_seq *s
                     kv_scale(page, l->k_scale_at, head % of_group, slot));
         __syncwarp(); /* the row and its scale: written by all lanes, read again below */
         kv_rank_row(l, page, head % of_group, slot);
-        kv_part_row(l, s, page, group, head % of_group, slot);
+        kv_part_row(l, s, page, group, head % of_group, slot, values);
     } else {
         encode_head(l->v_type, values, l->v_dim, kv_v_row(l, page, head % of_group, slot),
                     kv_scale(page, l->v_scale_at, head % of_group, slot));

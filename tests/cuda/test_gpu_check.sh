@@ -13,11 +13,13 @@ fail() { echo "FAILED: $*" && exit 1; }
 
 "$script" --dry-run --build "$build" "$dir/dry" >"$dir/dry.txt" || fail "dry run"
 skewed=bench_llama-3.1-8b_BF16_skew_b1_d8192-32768_full_infinigen_share_15__infinigen_share_7_
+eight=bench_llama-3.1-8b_BF16_skew_b1_d8192-32768_infinigen_share_7_
 for name in check_attention memcheck_matmul racecheck_cut golden_cache kernel_bench_matmul \
     check_matmul_cublas golden_cublas bench_llama-3.1-8b_BF16_b1_d128_full_own bench_llama-3.1-8b_BF16_b1_d128_full_cublas \
     check_select bench_llama-3.1-8b_BF16_b1_d65536-131072_full_fp8 bench_sigma-10b_BF16_b1_d32768-65536_full \
     bench_llama-3.1-8b_BF16_swiftkv-16-16_b1_d128_full check_speculate memcheck_speculate \
-    "${skewed}_infinigen_share_15__pool_host_infinigen_share_7__pool_host" plan_llama-2-7b_BF16_full peers; do
+    "${skewed}_infinigen_share_15__pool_host_infinigen_share_7__pool_host" \
+    "${eight}_infinigen_share_7__partial8_on_infinigen_share_7__partial8_on_pool_host" plan_llama-2-7b_BF16_full peers; do
     grep -q "^$name " "$dir/dry.txt" || fail "$name is not in the dry run"
 done
 for program in tests/kernels/check_rows tests/golden/test_stories bench/pipit-bench; do

@@ -313,6 +313,7 @@ void check_op(struct check *c)
     static const enum dtype mixed[][3] = {{DTYPE_Q4_K, DTYPE_Q4_K, DTYPE_Q6_K},
                                           {DTYPE_BF16, DTYPE_F16, DTYPE_Q8_0},
                                           {DTYPE_F16, DTYPE_F16, DTYPE_F32}};
+    static const enum ops_kv_type part_types[] = {OPS_KV_F32, OPS_KV_F16, OPS_KV_FP8};
     enum {
         N_SHAPES = sizeof(shapes) / sizeof(shapes[0]),
         N_TYPES = sizeof(types) / sizeof(types[0])
@@ -338,7 +339,7 @@ void check_op(struct check *c)
             one(c, &s);
             s.l.rank = OPS_RANK_ONCE;
             s.l.part_dims = 19;
-            s.l.part_type = i % (2 * N_SHAPES) ? OPS_KV_F16 : OPS_KV_F32;
+            s.l.part_type = part_types[t % 3];
             one(c, &s);
         }
     }
