@@ -10,7 +10,12 @@
  *
  * A layer does for the chunk what it would in one batch, rows in order, so bits are the same; what
  * is observed of it and may not be cut (batch_cut()) goes through a layer at once. Other prompts'
- * chunks wait until it is read: the chunk is the unit of turns. */
+ * chunks wait until it is read: the chunk is the unit of turns.
+ *
+ * No unit has staging for pages on the host (pool=host, kv/staging.h): backends that have such
+ * pages work while the host does, and read a chunk in the step's own batch. */
+
+#include <assert.h>
 
 #include "base/clock.h"
 #include "engine/sched/state.h"
@@ -114,6 +119,7 @@ int pieces_begin(struct sched *s, int32_t n_rows)
         store = s->config.model->layers[p->layer].store;
     }
     cache_view_piece(s->config.cache, r->seat, store, p->at, n_rows, &p->seq);
+    assert(!p->seq.kv.layout->part_apart);
     p->seq.row0 = 0;
     p->seq.n_rows = n_rows;
     p->seq.pos0 = p->pos0 + p->at;
