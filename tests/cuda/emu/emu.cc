@@ -20,7 +20,13 @@ extern "C" {
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-enum { MAX_THREADS = 1024, STACK = 256 << 10, SHARED_MAX = 227 << 10, SHARED_DEFAULT = 48 << 10 };
+enum {
+    MAX_THREADS = 1024,
+    MAX_COPIES = 64, /* of a thread, under way */
+    STACK = 256 << 10,
+    SHARED_MAX = 227 << 10,
+    SHARED_DEFAULT = 48 << 10
+};
 enum state { READY, WAIT_WARP, WAIT_BLOCK, DONE };
 
 struct emu_where emu_where;
@@ -32,6 +38,7 @@ struct async_copy {
     int group;
 };
 
+/* What switching touches, in as few lines as can be: most of the emulator's time goes there. */
 struct fiber {
 #if defined(__x86_64__)
     void *sp;
@@ -44,7 +51,6 @@ struct fiber {
     int parity;
     const char *file;
     int line;
-    struct async_copy copies[64];
     int n_copies, group;
     bool waited; /* emu_grid_wait */
 };
@@ -56,10 +62,13 @@ struct warp {
 };
 
 static struct fiber fibers[MAX_THREADS];
+static struct async_copy copies[MAX_THREADS][MAX_COPIES];
 static struct warp warps[MAX_THREADS / 32];
 static uint8_t *stacks;
 static struct fiber *current;
 static int current_index;
+static int warp_first, warp_n, warp_at; /* the warp that runs, and the place of `current` in its order */
+static int warp_schedule;
 static int n_threads;
 static void (*kernel_run)(void *);
 static void *kernel_arg;
@@ -147,11 +156,16 @@ static void fiber_main(void)
     abort();
 }
 
-static void run_fiber(int i)
+static void become(int i)
 {
     current = &fibers[i];
     current_index = i;
     emu_where.thread = current->thread;
+}
+
+static void run_fiber(int i)
+{
+    become(i);
     leave_main(i);
 #if defined(__x86_64__)
     emu_switch(&main_sp, current->sp);
@@ -175,7 +189,8 @@ static void start_fiber(int i)
                      (unsigned)i / emu_where.block_dim.x % emu_where.block_dim.y,
                      (unsigned)i / emu_where.block_dim.x / emu_where.block_dim.y);
 #if defined(__x86_64__)
-    void **sp = (void **)(stack + STACK - 64);
+    /* Stacks are a power of two apart: at equal offsets their tops would share a few sets of the cache. */
+    void **sp = (void **)(stack + STACK - 64 - i % 61 * 1088);
 
     *--sp = NULL; /* keeps the stack as a call leaves it */
     *--sp = (void *)fiber_main;
@@ -193,12 +208,54 @@ static void start_fiber(int i)
 
 /* ---- barriers ------------------------------------------------------------------------------- */
 
+/* Order in which threads run: forwards, backwards, or by a stride that visits all of 32. */
+static int in_order(int i, int n, int schedule)
+{
+    return schedule == 0 ? i : schedule == 1 ? n - 1 - i : n == 32 ? i * 13 % 32 : n - 1 - i;
+}
+
+/* The next lane of the warp that can run from place `at` of its order on, -1: none. */
+static int next_lane(int at)
+{
+    for (; at < warp_n; at++) {
+        int i = warp_first + in_order(at, warp_n, warp_schedule);
+
+        if (fibers[i].state == READY) {
+            warp_at = at;
+            return i;
+        }
+    }
+    return -1;
+}
+
+/* The running thread waits: to the next one of its warp, without a way by the main stack. */
+static void to_next(void)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    to_main(false);
+#else
+    struct fiber *from = current;
+    int next = next_lane(warp_at + 1);
+
+    if (next < 0) {
+        to_main(false);
+        return;
+    }
+    become(next);
+#if defined(__x86_64__)
+    emu_switch(&from->sp, current->sp);
+#else
+    swapcontext(&from->context, &current->context);
+#endif
+#endif
+}
+
 void emu_sync_block(const char *file, int line)
 {
     current->state = WAIT_BLOCK;
     current->file = file;
     current->line = line;
-    to_main(false);
+    to_next();
 }
 
 void emu_sync_warp(unsigned mask, const char *file, int line)
@@ -207,7 +264,7 @@ void emu_sync_warp(unsigned mask, const char *file, int line)
     current->mask = mask;
     current->file = file;
     current->line = line;
-    to_main(false);
+    to_next();
 }
 
 int emu_lane(void)
@@ -273,12 +330,6 @@ static bool release_warp(int first, int n)
     return go != 0;
 }
 
-/* Order in which threads run: forwards, backwards, or by a stride that visits all of 32. */
-static int in_order(int i, int n, int schedule)
-{
-    return schedule == 0 ? i : schedule == 1 ? n - 1 - i : n == 32 ? i * 13 % 32 : n - 1 - i;
-}
-
 static void run_block(int schedule)
 {
     int n_warps = (n_threads + 31) / 32;
@@ -294,15 +345,14 @@ static void run_block(int schedule)
             int first = in_order(j, n_warps, schedule) * 32;
             int n = n_threads - first < 32 ? n_threads - first : 32;
 
+            warp_first = first;
+            warp_n = n;
+            warp_schedule = n == 32 ? schedule : schedule % 2;
             do {
-                for (int l = 0; l < n; l++) {
-                    struct fiber *f = &fibers[first + in_order(l, n, n == 32 ? schedule : schedule % 2)];
-
-                    if (f->state == READY) {
-                        run_fiber((int)(f - fibers));
-                        left -= f->state == DONE;
-                        moved = true;
-                    }
+                for (int i = next_lane(0); i >= 0; i = next_lane(warp_at + 1)) {
+                    run_fiber(i);
+                    left -= current->state == DONE; /* those between waited */
+                    moved = true;
                 }
             } while (release_warp(first, n));
         }
@@ -406,11 +456,11 @@ void emu_matrix_load4(const void *row, uint32_t ret[4], bool trans)
 
 void emu_async_copy(void *to, const void *from, size_t bytes)
 {
-    if (current->n_copies == 64) {
+    if (current->n_copies == MAX_COPIES) {
         fprintf(stderr, "emu: %s: more copies under way than the emulator keeps\n", kernel_name);
         abort();
     }
-    current->copies[current->n_copies++] = async_copy{to, from, bytes, current->group};
+    copies[current_index][current->n_copies++] = async_copy{to, from, bytes, current->group};
 }
 
 void emu_async_commit(void)
@@ -423,12 +473,12 @@ void emu_async_wait(int n_pending)
     int kept = 0;
 
     for (int i = 0; i < current->n_copies; i++) {
-        struct async_copy *c = &current->copies[i];
+        struct async_copy *c = &copies[current_index][i];
 
         if (c->group < current->group - n_pending) {
             memcpy(c->to, c->from, c->bytes);
         } else {
-            current->copies[kept++] = *c;
+            copies[current_index][kept++] = *c;
         }
     }
     current->n_copies = kept;
