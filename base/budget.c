@@ -14,7 +14,7 @@
 #include "base/cleanup.h"
 
 #define DAY_S 86400.0
-enum { SLOT_BYTES = 2048, N_SLOTS = 2, BUDGET_VERSION = 1 };
+enum { SLOT_BYTES = 4096, N_SLOTS = 2, BUDGET_VERSION = 1 };
 static const char slot_magic[8] = "PIPITBGT";
 
 struct slot {

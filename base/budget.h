@@ -8,18 +8,18 @@
  *     used   grows by what is written, and shrinks by limit / 86400 in each second: what may be
  *            written at once is a day's worth, in the long run limit bytes a day
  *
- * It is kept as it is, whatever the limit was meanwhile: above the limit (which was larger, or none)
- * it shrinks by used / 86400 in each second, so that a day after the last write all is forgiven; with
- * no limit that comes to what a day writes.
+ * It is kept as it is, whatever the limit was meanwhile: above the limit (which was larger, or
+ * none) it shrinks by used / 86400 in each second, so that a day after the last write all is
+ * forgiven; with no limit that comes to what a day writes.
  *
- * A day is 24 hours in which the machine runs, asleep or awake (CLOCK_BOOTTIME and the boot's id), so
- * no clock has to be right: of the time while it was off nothing is known, and what ran before the
- * last reboot counts up to the last write only. Both err towards writing less.
+ * A day is 24 hours in which the machine runs, asleep or awake (CLOCK_BOOTTIME and the boot's id),
+ * so no clock has to be right: of the time while it was off nothing is known, and what ran before
+ * the last reboot counts up to the last write only. Both err towards writing less.
  *
- * It lies in a file BUDGET_FILE of the folder it is about, in two slots with a sum each, of which
- * the older is overwritten: a write that is cut short leaves the other. It is not synced: what the
- * kernel has, a crash of ours does not take, and a power cut forgets some seconds of writing at
- * most. One process writes it, any may read. */
+ * It lies in a file BUDGET_FILE of the folder it is about, in two slots of a page each, with a sum,
+ * of which the older is overwritten: a write that is cut short leaves the other. It is not synced:
+ * what the kernel has, a crash of ours does not take, and a power cut forgets some seconds of
+ * writing at most. One process writes it, any may read. */
 
 #include <stdint.h>
 
@@ -49,7 +49,8 @@ int budget_read(int dir, uint64_t limit, const struct budget_time *now,
 
 uint64_t budget_left(const struct budget *b); /* bytes; UINT64_MAX where there is no limit */
 
-/* Seconds until so many bytes are left, rounded up; 0: they are; -1: never, it is over the limit. */
+/* Seconds until so many bytes are left, rounded up; 0: they are; -1: never, it is over the limit.
+ */
 int64_t budget_wait_s(const struct budget *b, uint64_t bytes);
 
 /* Counts bytes and writes the file, which is made where it is not. -EDQUOT, and nothing is counted,

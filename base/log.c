@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One formatted line, one write(2) or one datagram: lines of several threads and processes never
- * mix. Nothing here waits for journald: a socket that is full means stderr. */
+ * mix. Nothing here waits for journald: a socket that is full means its stream, stderr, and where
+ * that is full, too, the line is lost. */
 
 #include "base/log.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/sock.h"
+#include "base/utf8.h"
 
 enum { LINE_BYTES = 1024 };
 
@@ -42,12 +45,21 @@ void log_set_socket(const char *path)
     log_socket = path;
 }
 
-/* A client's or a file's words end no line and begin no field. */
+/* A client's or a file's words end no line, begin no field and speak to no terminal: control
+ * characters (C1, which are C2 80 to C2 9F, too) and bytes that are no UTF-8 become blanks. */
 static void clean(char *text, size_t len)
 {
-    for (size_t i = 0; i < len; i++) {
-        if ((unsigned char)text[i] < ' ' || text[i] == 0x7f) {
-            text[i] = ' ';
+    for (size_t i = 0; i < len;) {
+        int n = utf8_character(text + i, len - i);
+        unsigned char second = n == 2 ? (unsigned char)text[i + 1] : 0xff;
+
+        if (n <= 0 || (unsigned char)text[i] < ' ' || text[i] == 0x7f) {
+            text[i++] = ' ';
+        } else if ((unsigned char)text[i] == 0xc2 && second < 0xa0) {
+            text[i++] = ' ';
+            text[i++] = ' ';
+        } else {
+            i += (size_t)n;
         }
     }
 }
@@ -58,9 +70,17 @@ static void to_stderr(enum log_level level, const char *text)
     int n = log_to_journal ? snprintf(line, sizeof(line), "<%d>%s\n", (int)level, text)
                            : snprintf(line, sizeof(line), "%.60s: %s\n", log_program, text);
 
-    if (n < 0 || write(STDERR_FILENO, line, (size_t)n) < 0) {
-        /* Nowhere left to say it. */
+    if (n <= 0) {
         return;
+    }
+    n = n < (int)sizeof(line) ? n : (int)sizeof(line) - 1;
+    /* Under systemd this is a socket of journald's, which nobody who serves waits for. */
+    if (!log_to_journal || send(STDERR_FILENO, line, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+        bool full = log_to_journal && errno == EAGAIN;
+
+        if (full || write(STDERR_FILENO, line, (size_t)n) < 0) {
+            return; /* nowhere left to say it */
+        }
     }
 }
 

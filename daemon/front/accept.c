@@ -8,11 +8,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
 
-enum { ACCEPT_BURST = 32, FDS_PER_LANE = 3, FDS_OTHER = 64 };
+enum { ACCEPT_BURST = 32, FDS_PER_LANE = 3, FDS_OTHER = 64, REST_MS = 100 };
+#define TELL_NS 60000000000
 
 /* Each lane holds a socket and two arenas; a connection too many is accepted, refused and closed.
  */
@@ -32,6 +34,33 @@ static void raise_fd_limit(const struct front *f)
     }
 }
 
+static void on_rested(void *arg)
+{
+    struct front *f = arg;
+
+    loop_events(&f->loop, &f->lane_listener, EPOLLIN);
+    if (f->rundir.gateway_fd >= 0) {
+        loop_events(&f->loop, &f->gateway_listener, EPOLLIN);
+    }
+}
+
+/* No descriptor or memory is left: who waits in the queue would wake us at once, again and again.
+ */
+static void rest(struct front *f, int err)
+{
+    int64_t now = clock_ns();
+
+    if (now >= f->accept_told_ns) {
+        log_warning("cannot accept a client: errno %d; tried again each %d ms", err, REST_MS);
+        f->accept_told_ns = now + TELL_NS;
+    }
+    loop_events(&f->loop, &f->lane_listener, 0);
+    if (f->rundir.gateway_fd >= 0) {
+        loop_events(&f->loop, &f->gateway_listener, 0);
+    }
+    loop_timer_at(&f->loop, &f->accept_timer, now + (int64_t)REST_MS * 1000000, on_rested, f);
+}
+
 static void accept_some(struct front *f, struct loop_watch *w, bool privileged)
 {
     for (int i = 0; i < ACCEPT_BURST; i++) {
@@ -41,7 +70,7 @@ static void accept_some(struct front *f, struct loop_watch *w, bool privileged)
 
         if (fd < 0) {
             if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) {
-                log_warning("cannot accept a client: errno %d", errno);
+                rest(f, errno);
             }
             return;
         }
@@ -87,6 +116,7 @@ int accept_start(struct front *f, struct error *reterr)
 
 void accept_stop(struct front *f)
 {
+    loop_timer_off(&f->loop, &f->accept_timer);
     loop_del(&f->loop, &f->lane_listener);
     loop_del(&f->loop, &f->gateway_listener);
 }

@@ -86,7 +86,7 @@ static int prepare_replay(struct front *f, struct request *r, struct lane_e_requ
         return 0;
     }
     while (journal_forced(&f->journal, &r->log, &q->forced_offset, &q->n_forced)) {
-        if (!ending_make_room(f)) {
+        if (!ending_make_room(f, NULL)) {
             return -ENOMEM;
         }
     }
@@ -291,7 +291,7 @@ HOT void dispatch_event(struct front *f, struct lane_record *rec)
         return;
     }
     while (journal_append(&f->journal, &r->log, rec)) {
-        if (!ending_make_room(f)) {
+        if (!ending_make_room(f, NULL)) {
             r->stop_reason = LANE_REASON_ERROR;
             dispatch_cancel(f, r);
             ending_error(f, r, LANE_E_NO_MEMORY,

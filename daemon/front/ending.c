@@ -147,10 +147,10 @@ void ending_discard(struct front *f, struct request *r)
     forget(f, r);
 }
 
-bool ending_make_room(struct front *f)
+bool ending_make_room(struct front *f, const uint32_t *uid)
 {
     for (struct request *r = f->requests.finished.oldest; r; r = r->age_next) {
-        if (read_to_end(r)) {
+        if ((!uid || r->who->uid == *uid) && read_to_end(r)) {
             forget(f, r);
             return true;
         }

@@ -30,8 +30,9 @@ void ending_keep(struct front *f, struct request *r);
 /* A request that was never accepted. */
 void ending_discard(struct front *f, struct request *r);
 
-/* Forgets one ended request that was read to the end; false if there is none. */
-bool ending_make_room(struct front *f);
+/* Forgets one ended request that was read to the end, of this user or (NULL) of anybody; false if
+ * there is none. */
+bool ending_make_room(struct front *f, const uint32_t *uid);
 
 /* Everybody: those that wait end with reason shutdown; with `force` those that run, too. */
 void ending_all(struct front *f, bool force);

@@ -186,7 +186,7 @@ static bool begin_log(struct front *f, struct lane *l, struct request *r,
     memcpy(head.id, r->id, sizeof(head.id));
     memcpy(head.tenant, r->who->tenant, sizeof(head.tenant));
     while (journal_begin(&f->journal, &head, &r->log)) {
-        if (!ending_make_room(f)) {
+        if (!ending_make_room(f, NULL)) {
             f->counters.n_refused++;
             lane_send_error(l, r->id, LANE_E_BUSY,
                             queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs),
@@ -267,6 +267,21 @@ static void accept_request(struct front *f, struct lane *l, struct request *r, u
     (void)attach(f, l, r, 1);
 }
 
+/* Where the table is full, or the user has its share of it, ended requests that were read to the
+ * end make room. */
+static int create(struct front *f, const struct flow_who *who, const uint8_t id[16],
+                  struct request **ret)
+{
+    for (;;) {
+        int rc = request_create(&f->requests, who->uid, who->tenant, who->tenant_len, id, ret);
+
+        if ((rc != -EBUSY && rc != -EDQUOT) ||
+            !ending_make_room(f, rc == -EDQUOT ? &who->uid : NULL)) {
+            return rc;
+        }
+    }
+}
+
 void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
                   const struct lane_record *rec)
 {
@@ -274,6 +289,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
     struct principal *p = request_principal(&f->requests, who->uid, who->tenant, who->tenant_len);
     struct request *r = request_find(&f->requests, p, rec->h.id);
     struct leases leases;
+    int rc;
 
     if (r) {
         (void)attach(f, l, r, 1);
@@ -287,9 +303,13 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
     if (refused_by_state(f, l, who->uid, rec) || !find_leases(l, who, rec, &leases)) {
         return;
     }
-    if (request_create(&f->requests, who->uid, who->tenant, who->tenant_len, rec->h.id, &r)) {
+    rc = create(f, who, rec->h.id, &r);
+    if (rc) {
         f->counters.n_refused++;
-        lane_send_error(l, rec->h.id, LANE_E_BUSY, 1000, "too many requests are kept");
+        lane_send_error(l, rec->h.id, LANE_E_BUSY, 1000, "%s",
+                        rc == -EDQUOT  ? "too many requests of this user are kept"
+                        : rc == -EBUSY ? "too many requests are kept"
+                                       : "no memory for a request");
         return;
     }
     r->front = f;

@@ -63,7 +63,9 @@ struct front {
     uint64_t next_lane_id;
     struct loop_watch lane_listener;
     struct loop_watch gateway_listener;
-    struct loop_watch signals; /* its fd is ours */
+    struct loop_timer accept_timer; /* armed while there was no descriptor for another client */
+    int64_t accept_told_ns;         /* from then on that is told again */
+    struct loop_watch signals;      /* its fd is ours */
 
     uint64_t epoch;
     int64_t started_ns;

@@ -287,8 +287,14 @@ void lane_send(struct lane *l, const struct lane_record *r)
         return;
     }
     l->ring[(l->ring_begin + l->ring_n++) % LANE_RING] = *r;
-    /* A lost connection shows as EPOLLHUP; closing here would free the lane under its reader. */
-    (void)flush_ring(l);
+    int rc = flush_ring(l);
+
+    /* A lost connection shows as EPOLLHUP; closing here would free the lane under its reader. What
+     * it had asked before it left is read all the same, which what waits for nobody would prevent.
+     */
+    if (rc && rc != -EAGAIN) {
+        l->ring_n = 0;
+    }
     update_events(l);
 }
 

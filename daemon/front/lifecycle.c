@@ -160,6 +160,15 @@ void lifecycle_serve(struct front *f, struct lane *l, const struct lane_record *
         return;
     }
     if (r->control.op == LANE_CONTROL_LOAD) {
+        uint32_t ms = status_state(f) == LANE_FAILED ? engine_link_refuse_ms(f->engine) : 0;
+
+        /* Like a request's: whoever asks in a loop does not keep an engine that cannot load
+         * starting. */
+        if (ms > 0 && !may_control(l)) {
+            lane_send_error(l, NULL, LANE_E_MODEL, ms, "the model cannot be loaded: %.140s",
+                            engine_link_cause(f->engine));
+            return;
+        }
         engine_link_load(f->engine);
     } else if (r->control.op == LANE_CONTROL_UNLOAD) {
         if (!unload(f, l)) {

@@ -30,7 +30,7 @@ static struct logline_rate *rate_of(struct logline *l, uint32_t uid, int64_t now
         free_one = used || free_one ? free_one : r;
     }
     if (!free_one) {
-        return &l->users[uid % LOGLINE_USERS];
+        return &l->others;
     }
     free_one->uid = uid;
     return free_one;
@@ -48,16 +48,18 @@ static bool has_room(struct logline_rate *r, int64_t now)
     return true;
 }
 
-static void tell(struct logline_rate *r, bool ours)
+static void tell(const struct logline *l, struct logline_rate *r)
 {
     struct log_fields fields = {0};
-    char whose[32] = "failures of ours";
+    bool ours = r == &l->ours;
+    char whose[32];
 
+    (void)snprintf(whose, sizeof(whose), "%s", ours ? "failures of ours" : "other users");
     if (r->n_left_out == 0) {
         return;
     }
     log_field(&fields, "PIPIT_EVENT", "requests-left-out");
-    if (!ours) {
+    if (!ours && r != &l->others) {
         log_field(&fields, "PIPIT_PRINCIPAL", "%u", r->uid);
         (void)snprintf(whose, sizeof(whose), "uid %u", r->uid);
     }
@@ -72,9 +74,10 @@ void logline_flush(struct front *f)
 {
     loop_timer_off(&f->loop, &f->logline.timer);
     for (int i = 0; i < LOGLINE_USERS; i++) {
-        tell(&f->logline.users[i], false);
+        tell(&f->logline, &f->logline.users[i]);
     }
-    tell(&f->logline.ours, true);
+    tell(&f->logline, &f->logline.others);
+    tell(&f->logline, &f->logline.ours);
 }
 
 static void on_timer(void *arg)
@@ -154,7 +157,7 @@ void logline_request(struct front *f, const struct request *r, const struct lane
         add_done(&fields, &last->done);
     }
     add_ms(&fields, "PIPIT_MS", r->ended_ns - r->accepted_ns);
-    if (rate->n_left_out) {
+    if (rate->n_left_out && rate != &f->logline.others) {
         log_field(&fields, "PIPIT_LEFT_OUT", "%llu", (unsigned long long)rate->n_left_out);
         (void)snprintf(left_out, sizeof(left_out), " (%llu before it not told: too many)",
                        (unsigned long long)rate->n_left_out);

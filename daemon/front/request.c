@@ -143,6 +143,9 @@ int request_create(struct request_table *t, uint32_t uid, const uint8_t *tenant,
     if (t->n >= REQUEST_MAX) {
         return -EBUSY;
     }
+    if (t->n_of[uid % REQUEST_USERS] >= REQUEST_MAX / 8 * 7) {
+        return -EDQUOT;
+    }
     who = who ? who : principal_create(t, uid, tenant, tenant_len);
     if (!who) {
         return -ENOMEM;
@@ -166,6 +169,7 @@ int request_create(struct request_table *t, uint32_t uid, const uint8_t *tenant,
     *bucket = r;
     list_add(list_of(t, r), r);
     t->n++;
+    t->n_of[uid % REQUEST_USERS]++;
     *ret = r;
     return 0;
 }
@@ -191,6 +195,7 @@ void request_destroy(struct request_table *t, struct request *r)
     *p = r->by_id;
     list_remove(list_of(t, r), r);
     t->n--;
+    t->n_of[r->who->uid % REQUEST_USERS]--;
     r->who->n_requests--;
     principal_release(t, r->who);
     free(r);

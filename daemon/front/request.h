@@ -4,8 +4,8 @@
 
 /* Requests and on whose behalf they are: the table that every record about a request goes through.
  *
- * A client's id is unique per principal (uid, tenant); the engine knows a request by the front's own
- * number, so that two clients' ids never meet. Life:
+ * A client's id is unique per principal (uid, tenant); the engine knows a request by the front's
+ * own number, so that two clients' ids never meet. Life:
  *
  *     QUEUED ──dispatch──▶ RUNNING ──LANE_DONE──▶ FINISHED ──30 s──▶ freed
  *        ▲                    │ engine died: replayed
@@ -23,13 +23,13 @@
 struct front;
 struct lane;
 
-enum { REQUEST_BUCKETS = 1024, REQUEST_MAX = 8192 };
+enum { REQUEST_BUCKETS = 1024, REQUEST_MAX = 8192, REQUEST_USERS = 256 };
 
 struct principal {
     uint32_t uid;
     uint32_t tenant_len;
     uint8_t tenant[64];
-    uint64_t hash; /* never 0 */
+    uint64_t hash;       /* never 0 */
     uint32_t n_requests; /* in the table; the principal goes with the last one */
     uint32_t n_running;
     uint64_t last_turn; /* of the queue; see queue.h */
@@ -105,6 +105,7 @@ struct request_table {
     uint64_t next_number;
     uint64_t hash_key; /* random, so that nobody aims at a bucket */
     uint32_t n;
+    uint32_t n_of[REQUEST_USERS]; /* by uid; two that share a slot share its limit of 7/8 of all */
 };
 
 void request_table_init(struct request_table *t, uint64_t hash_key);
@@ -117,7 +118,8 @@ struct request *request_find(const struct request_table *t, const struct princip
                              const uint8_t id[16]);
 struct request *request_by_number(const struct request_table *t, uint64_t number);
 
-/* A new, zeroed request of that principal. The id must not be known. -ENOMEM, -EBUSY (table full). */
+/* A new, zeroed request of that principal. The id must not be known. -ENOMEM, -EBUSY (table full),
+ * -EDQUOT (the user has 7/8 of it). */
 int request_create(struct request_table *t, uint32_t uid, const uint8_t *tenant,
                    uint32_t tenant_len, const uint8_t id[16], struct request **ret) WARN_UNUSED;
 

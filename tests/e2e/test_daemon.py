@@ -463,8 +463,17 @@ class Connections(Served):
         a = self.daemon.lane()
         a.send(PING)
         self.assertTrue(a.readable(5 * SLOW))
+        self.leaves_behind(a)
+
+    def test_what_comes_behind_what_nobody_reads(self):
+        """Its ping is read when it has gone: the pong finds nobody, and behind it lies its request."""
+        self.leaves_behind(self.daemon.lane(), PING)
+
+    def leaves_behind(self, a, *before):
         os.kill(self.daemon.process.pid, signal.SIGSTOP)
         try:
+            for what in before:
+                a.send(what)
             rid = a.request(prompt("Once upon a time", 5), flags=F_DETACH)
             a.close()
         finally:

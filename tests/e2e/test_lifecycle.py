@@ -234,6 +234,31 @@ class Unload(Case):
         self.assertEqual(self.state(lane), "ready")
         lane.close()
 
+    @unittest.skipUnless(os.geteuid() == 0, "another user needs root")
+    def test_nobody_else_keeps_a_broken_model_loading(self):
+        folder = self.folder()
+        os.chmod(folder, 0o755)
+        model = os.path.join(folder, "model.gguf")
+        shutil.copy(STORIES, model)
+        d = self.start("--load", "request", model=model, folder=folder)
+        lane = d.lane()
+        os.unlink(model)
+        lane.control(LOAD)
+        self.reaches(lane, "failed")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setgid(65534)
+                os.setuid(65534)
+                other = Lane(folder)
+                said = [other.control(LOAD) for _ in range(50)]
+                ok = [e for e in said if e.type == ERROR and e.code == "MODEL" and e.retry_after_ms > 0]
+                os._exit(0 if len(ok) > 40 else 1)
+            finally:
+                os._exit(2)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 0)
+        lane.close()
+
 
 class OnDemand(Case):
     def test_first_request_loads(self):

@@ -90,6 +90,18 @@ Test(log, fields_arrive_in_one_datagram)
     cr_assert_str_eq(on_stderr(), "");
 }
 
+Test(log, a_value_speaks_to_no_terminal)
+{
+    struct log_fields f = {0};
+
+    log_field(&f, "PIPIT_REASON", "\x1b[1m\xc2\x9b\xc3\xa4\xe2\x82");
+    log_write_fields(LOG_LEVEL_INFO, &f,
+                     "\xff\x9b"
+                     "2J \xe2\x82\xac\x7f");
+    cr_assert_str_eq(received(), "MESSAGE=  2J \xe2\x82\xac \nPRIORITY=6\nSYSLOG_IDENTIFIER=unit\n"
+                                 "PIPIT_REASON= [1m  \xc3\xa4  \n");
+}
+
 Test(log, a_value_begins_no_field)
 {
     struct log_fields f = {0};

@@ -208,7 +208,8 @@ Test(logline, each_user_has_a_rate)
     cr_assert_eq(n_told(&fault, 1), 0);
 }
 
-/* More users than there are places: each is told, or shares one; none is without bound. */
+/* More users than there are places: each has a place, or shares the one of all others, which names
+ * nobody; none is without bound. */
 Test(logline, many_users)
 {
     struct lane_record last = done(LANE_REASON_STOP);
@@ -216,12 +217,15 @@ Test(logline, many_users)
 
     for (uint32_t uid = 0; uid < 3 * LOGLINE_USERS; uid++) {
         who.uid = uid;
-        told += n_told(&last, 110);
+        told += n_told(&last, uid < LOGLINE_USERS ? 100 : 110);
     }
-    cr_assert_eq(told, 100 * LOGLINE_USERS);
+    cr_assert_eq(told, 100 * (LOGLINE_USERS + 1));
     logline_flush(&f);
-    while (received()[0]) {
-    }
+    const char *line = received();
+
+    cr_assert(strstr(line, "of other users"), "%s", line);
+    cr_assert(!strstr(line, "PIPIT_PRINCIPAL="), "%s", line);
+    cr_assert_str_eq(received(), "");
     r.ended_ns += 101000000000; /* all are free again */
     who.uid = 5000;
     cr_assert_eq(n_told(&last, 110), 100);

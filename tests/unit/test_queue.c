@@ -208,12 +208,22 @@ Test(request, the_table_is_bounded, .init = begin)
     uint8_t id[16] = {0};
 
     for (uint32_t i = 0; i < REQUEST_MAX; i++) {
+        uint32_t uid = i < REQUEST_MAX / 8 * 7 ? 1 : 2;
+
         memcpy(id, &i, sizeof(i));
         id[15] = 1;
-        cr_assert_eq(request_create(&t, 1, NULL, 0, id, &r), 0);
+        cr_assert_eq(request_create(&t, uid, NULL, 0, id, &r), 0);
+        if (i == REQUEST_MAX / 8 * 7 - 1) {
+            id[14] = 1;
+            cr_assert_eq(request_create(&t, 1, (const uint8_t *)"t", 1, id, &r), -EDQUOT,
+                         "the rest is for others, whatever the tenant");
+            id[14] = 0;
+        }
     }
     id[14] = 1;
-    cr_assert_eq(request_create(&t, 1, NULL, 0, id, &r), -EBUSY);
+    cr_assert_eq(request_create(&t, 2, NULL, 0, id, &r), -EBUSY);
+    request_destroy(&t, t.open.oldest);
+    cr_assert_eq(request_create(&t, 1, NULL, 0, id, &r), 0, "its share has room again");
     while (t.open.oldest) {
         request_destroy(&t, t.open.oldest);
     }
