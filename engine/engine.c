@@ -662,6 +662,11 @@ int engine_save_next(struct engine *e, uint64_t handle, void *buf, size_t size, 
     return sched_save_next(e->sched, handle, buf, size, ret_n, reterr);
 }
 
+bool engine_save_waits(struct engine *e, uint64_t handle, size_t size)
+{
+    return sched_save_waits(e->sched, handle, size);
+}
+
 void engine_save_end(struct engine *e, uint64_t handle)
 {
     sched_save_end(e->sched, handle);

@@ -246,6 +246,9 @@ int engine_save_begin(struct engine *e, uint64_t handle, uint64_t *ret_bytes, si
 /* Between steps: the next bytes, almost as many as fit; *ret_n 0: that was all. */
 int engine_save_next(struct engine *e, uint64_t handle, void *buf, size_t size, size_t *ret_n,
                      struct error *reterr) WARN_UNUSED;
+/* Would a call of it with a buffer of this size wait for the file of pool=disk? Reading goes on
+ * meanwhile. */
+bool engine_save_waits(struct engine *e, uint64_t handle, size_t size);
 void engine_save_end(struct engine *e, uint64_t handle);
 
 /* Runs one batch. Returns the number of requests that another step can do something for (queued or

@@ -240,6 +240,9 @@ static bool feed(struct saver *s, int64_t step_ns)
     int64_t until = clock_ns() + (share > FEED_NS ? share : FEED_NS);
 
     while (s->slices && !s->copied && s->free_slices) {
+        if (step_ns > 0 && engine_save_waits(engine_of(s), s->first->handle, s->slice_bytes)) {
+            break; /* on the tier's disk: others need not wait with us */
+        }
         if (copy_slice(s)) {
             return leave_seat(s);
         }

@@ -260,11 +260,6 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
     shape_need(s, p, v, text, &need);
     int r = check_select(s, p, v, reterr);
 
-    if (!r && policy_on_disk(p) && text->held > 0) {
-        r = error_set(reterr, -ENOTSUP, "%s: texts go on from no saved sequence yet",
-                      policy_disk_option(p));
-    }
-
     if (!r && place->evicts) {
         r = check_state(s, p, text, &need, reterr);
     }

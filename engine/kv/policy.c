@@ -870,6 +870,34 @@ void policy_print(const struct policy *p, char *buf, size_t size)
     }
 }
 
+/* As if K and V of all slots lay on the device. */
+static void print_at_home(const struct policy *p, char *buf, size_t size)
+{
+    struct policy home = *p;
+
+    if (p->select == POLICY_INFINIGEN && (p->pool != POLICY_POOL_SLOTS || policy_spills(p))) {
+        home.pool = defaults.pool;
+        home.full = defaults.full;
+        home.victim = defaults.victim;
+        home.exempt = defaults.exempt;
+    }
+    policy_print(&home, buf, size);
+}
+
+bool policy_same_saved(const struct policy *p, const char *text)
+{
+    char a[POLICY_TEXT_MAX];
+    char b[POLICY_TEXT_MAX];
+    struct policy saved;
+
+    if (policy_parse(text, &saved, NULL)) {
+        return false;
+    }
+    print_at_home(p, a, sizeof(a));
+    print_at_home(&saved, b, sizeof(b));
+    return strcmp(a, b) == 0;
+}
+
 bool policy_spills(const struct policy *p)
 {
     return p->select == POLICY_INFINIGEN && p->pool == POLICY_POOL_SLOTS && p->full == POLICY_SPILL;

@@ -111,6 +111,11 @@ int policy_parse_mix(const char *text, struct policy_mix *ret, struct error *ret
 /* The canonical, fully expanded text; parsing it gives the same policy. */
 void policy_print(const struct policy *p, char *buf, size_t size);
 
+/* May a sequence that was saved under one policy (its text) go on under the other? Where they
+ * differ at most in where K and V of all slots lie: pool=device, host or disk, or beside a pool
+ * that spills. */
+bool policy_same_saved(const struct policy *p, const char *text);
+
 /* Do K and V of all slots lie in a file? And is there a pool of slots in memory beside it? */
 bool policy_on_disk(const struct policy *p);
 bool policy_spills(const struct policy *p);

@@ -250,6 +250,11 @@ static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
         at = (size_t)w->group * (size_t)n_sums(&w->h);
         return ops->read(w->c->be, buf, (const uint8_t *)(kv.v_sum + at) + w->at, n);
     default:
+        if (cache_on_disk(w->c, w->seat, w->store) >= 0) {
+            return tier_save_slots(w->c->tier, w->seat, cache_on_disk(w->c, w->seat, w->store),
+                                   w->group, (int32_t)(w->at / w->h.slot_bytes),
+                                   (int32_t)(n / w->h.slot_bytes), buf);
+        }
         return ops->kv_export(w->c->be,
                               &(struct ops_kv_slots){.kv = &kv,
                                                      .group = w->group,
@@ -297,6 +302,20 @@ int snapshot_next(struct snapshot_writer *w, void *buf, size_t size, size_t *ret
     return 0;
 }
 
+bool snapshot_waits(struct snapshot_writer *w, size_t size)
+{
+    int32_t disk =
+        w->part < PART_STORE || w->part == PART_END ? -1 : cache_on_disk(w->c, w->seat, w->store);
+    int64_t slot = (int64_t)((w->part == PART_SLOTS ? w->at : 0) + size);
+
+    if (disk < 0) {
+        return false;
+    }
+    slot /= (int64_t)w->h.slot_bytes;
+    return tier_save_waits(w->c->tier, w->seat, disk,
+                           slot < w->h.n_slots ? (int32_t)slot : w->h.n_slots - 1);
+}
+
 size_t snapshot_least(const struct snapshot_writer *w)
 {
     return w->least;
@@ -329,12 +348,18 @@ int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64
     memcpy(w->head.magic, magic, sizeof(magic));
     memcpy(w->head.identity, identity, sizeof(w->head.identity));
     policy_print(&q->policy, w->head.policy, sizeof(w->head.policy));
+    if (policy_on_disk(&q->policy)) {
+        tier_save_begin(c->tier, seat, q->n_tokens);
+    }
     *ret = w;
     return 0;
 }
 
 void snapshot_writer_destroy(struct snapshot_writer *w)
 {
+    if (w && policy_on_disk(&w->c->seqs[w->seat].policy)) {
+        tier_save_end(w->c->tier, w->seat);
+    }
     free(w);
 }
 
@@ -401,8 +426,15 @@ static int load_slots(struct cache *c, struct snapshot *s, const struct store_he
     return *ret_read ? 0 : c->shape.config.ops->kv_import(c->be, &slots);
 }
 
+static void next_store(struct snapshot *s)
+{
+    s->group = 0;
+    s->kept = 0;
+    s->store++;
+}
+
 /* Is the group whole, the next one's turn has come. */
-static void next_group(struct snapshot *s, const struct store_header *h)
+static void next_group(struct snapshot *s, const struct store_header *h, bool on_disk)
 {
     if (s->slot < h->n_slots) {
         return;
@@ -410,10 +442,26 @@ static void next_group(struct snapshot *s, const struct store_header *h)
     s->at += pad8(slots_bytes(h));
     s->slot = 0;
     s->group++;
-    if (s->group == h->n_groups) {
-        s->group = 0;
-        s->store++;
+    if (s->group == h->n_groups && !on_disk) {
+        next_store(s);
     }
+}
+
+/* All of a store that belongs in the tier's file has been imported into the staging store: into the
+ * file with it, as with rows that were just computed, a chunk a call. */
+static int keep_rows(struct cache *c, int32_t seat, struct snapshot *s,
+                     const struct store_header *h, uint64_t *ret_n)
+{
+    int32_t left = h->n_slots - s->kept;
+    int32_t n = left < c->shape.tier.max_chunk ? left : c->shape.tier.max_chunk;
+    int r = tier_keep(c->tier, seat, cache_on_disk(c, seat, s->store), s->kept, n);
+
+    s->kept += n;
+    *ret_n += (uint64_t)(n * h->n_groups) * h->slot_bytes;
+    if (s->kept == h->n_slots) {
+        next_store(s);
+    }
+    return r;
 }
 
 static int begin_load(struct cache *c, int32_t seat, struct snapshot *s)
@@ -440,12 +488,16 @@ int snapshot_load(struct cache *c, int32_t seat, struct snapshot *s, uint64_t le
         struct ops_kv kv = cache_store_kv(c, seat, s->store);
 
         assert(h.n_groups > 0); /* the greatest common divisor of two counts of heads */
+        if (s->group == h.n_groups) {
+            r = keep_rows(c, seat, s, &h, ret_n);
+            continue;
+        }
         uint64_t from = s->at + (uint64_t)s->slot * h.slot_bytes;
 
         r = s->slot == 0 ? load_state(c, s, &h, &kv) : 0;
         r = r ? r : load_slots(c, s, &h, &kv, ret_read);
         *ret_n += s->at + (uint64_t)s->slot * h.slot_bytes - from;
-        next_group(s, &h);
+        next_group(s, &h, cache_on_disk(c, seat, s->store) >= 0);
     }
     return r;
 }
@@ -460,8 +512,6 @@ static int broken(struct error *reterr, const char *what)
 static int check_header(const struct cache *c, const struct header *h, size_t size,
                         const char identity[64], const struct policy *p, struct error *reterr)
 {
-    char policy[POLICY_TEXT_MAX];
-
     if (memcmp(h->magic, magic, sizeof(magic)) != 0) {
         return broken(reterr, "it does not begin as one");
     }
@@ -475,8 +525,7 @@ static int check_header(const struct cache *c, const struct header *h, size_t si
     if (memchr(h->policy, 0, sizeof(h->policy)) == NULL) {
         return broken(reterr, "its policy");
     }
-    policy_print(p, policy, sizeof(policy));
-    if (strcmp(policy, h->policy) != 0) {
+    if (!policy_same_saved(p, h->policy)) {
         return error_set(reterr, -EINVAL, "the sequence was saved under policy %s", h->policy);
     }
     if (h->bytes != size || h->n_stores != c->shape.config.n_stores || h->n_tokens < 1 ||

@@ -3,8 +3,9 @@
 #define PIPIT_ENGINE_KV_SNAPSHOT_H
 
 /* A sequence as one block of bytes: its tokens, and of each store the slots in canonical form
- * (kernels/ops.h), positions and scores. Independent of backend, pages and seats, so it may be
- * restored elsewhere: the same model, policy and precision are all it asks for. Little-endian.
+ * (kernels/ops.h), positions and scores. Independent of backend, pages and seats, and of whether K
+ * and V lie in memory or in a file, so it may be restored elsewhere: the same model, policy (but
+ * for that) and precision are all it asks for. Little-endian.
  *
  * A block is written and read as a stream, so that neither way takes memory of its size. Writing is
  * in slices, as large as the caller's buffer, between which other sequences go on; reading holds
@@ -40,6 +41,7 @@ struct snapshot {
     int32_t store;
     int32_t group;
     int32_t slot;
+    int32_t kept;     /* of a store that lies in the tier's file: slots that it has taken */
     uint64_t held_at; /* the next byte in what is held, */
     uint64_t at;      /* and in the block */
 };
@@ -56,8 +58,10 @@ int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64
 void snapshot_writer_destroy(struct snapshot_writer *w); /* takes NULL */
 /* The least buffer that snapshot_next() can go on with. */
 size_t snapshot_least(const struct snapshot_writer *w);
+/* Would a call of snapshot_next() with a buffer of this size wait for the tier's file? */
+bool snapshot_waits(struct snapshot_writer *w, size_t size);
 /* The block's next bytes, as many as fit but for a part of a slot; *ret_n 0: that was all.
- * -ENOBUFS (less than snapshot_least()), or the device's error. */
+ * -ENOBUFS (less than snapshot_least()), the device's error, or the tier's (cache_failed). */
 int snapshot_next(struct snapshot_writer *w, void *buf, size_t size, size_t *ret_n) WARN_UNUSED;
 
 /* -EBADMSG for a broken block or another model; -ENOTSUP for a version or a layout that this cache

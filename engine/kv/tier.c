@@ -8,8 +8,8 @@
  * stretch costs less than one more, and where many are wanted that ends in one sequential read.
  *
  * A page is written when it is full; until then it is in `tail`. Complete pages are put together in
- * one of N_WRITES buffers, each a group of jobs, so that nobody waits for a write but who needs the
- * buffer again, or would read what it writes. */
+ * one of TIER_N_WRITES buffers, each a group of jobs, so that nobody waits for a write but who
+ * needs the buffer again, or would read what it writes. */
 
 #include "engine/kv/tier.h"
 
@@ -20,57 +20,9 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "engine/kv/tier_impl.h"
 
-enum { GAP = 8, MOST_BLOCKS = 64, N_WRITES = 2 };
-enum { READS = 0, WRITES = 2 }; /* their groups: one for each turn, one for each buffer */
-
-struct fetched {
-    int32_t seat;
-    int32_t store;
-    int32_t from; /* slots [from, n) */
-    int32_t n;
-    bool listed; /* of them those that were chosen */
-};
-
-/* What is fetched for a store: those with odd numbers and those with even ones take turns. */
-struct turn {
-    uint8_t *bounce;         /* (n_seats, region) */
-    uint8_t *wanted;         /* (n_seats, n_groups, ctx) enum tier_mark */
-    struct fetched *fetched; /* (2 * n_seats) what was there, and rows that are written already */
-    int32_t n;
-};
-
-struct tier {
-    struct tier_config config;
-    struct backend *be;
-    struct tier_io *io;
-    struct tier_pool *pool;    /* NULL: no slots stay */
-    struct ops_kv_layout bare; /* without partial keys, at the same addresses */
-    struct ops_kv_layout part; /* partial keys alone */
-    int32_t max_pages;
-    uint64_t group_bytes; /* of a slot and group */
-    uint64_t slot_bytes;  /* of a slot */
-    uint64_t record;      /* bytes of a page in the file, whole blocks */
-    uint64_t region;      /* of a seat and store */
-
-    uint8_t *staging; /* device (n_seats, n_groups * max_pages, page_bytes) */
-    uint8_t *parts;   /* device (n_seats, n_stores, n_groups * max_pages, part bytes) */
-    uint32_t *pages;  /* device (n_groups * max_pages): 0, 1, .. */
-
-    void *host;         /* the arrays below */
-    uint8_t *tail;      /* (n_seats, n_stores, 2, record) pages that are being filled: */
-    int32_t *tail_page; /* (n_seats, n_stores, 2) which, -1: none */
-    uint8_t *writes;    /* (N_WRITES, write_bytes) */
-    uint8_t *blocks;    /* (n_seats, region / TIER_BLOCK) */
-    uint8_t *moved;     /* (OPS_PAGE_SLOTS, group_bytes) */
-    struct turn turns[2];
-    int32_t next_write;
-    struct {
-        int32_t seat;
-        int32_t store;
-    } writing[N_WRITES]; /* seat -1: nobody's */
-    struct tier_counts counts;
-};
+enum { GAP = 8 };
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
@@ -148,7 +100,7 @@ static size_t lay_host(struct memory_arena *a, struct tier *t)
     size_t n = (size_t)t->config.n_seats;
     uint8_t *blocks =
         memory_arena_take(a, TIER_BLOCK + n * (size_t)t->config.n_stores * 2 * t->record +
-                                 2 * n * t->region + N_WRITES * write_bytes(t));
+                                 2 * n * t->region + TIER_N_WRITES * write_bytes(t));
 
     if (blocks) {
         blocks += (TIER_BLOCK - (uintptr_t)blocks % TIER_BLOCK) % TIER_BLOCK;
@@ -164,6 +116,7 @@ static size_t lay_host(struct memory_arena *a, struct tier *t)
     t->tail_page = memory_arena_take(a, n * (size_t)t->config.n_stores * 2 * sizeof(*t->tail_page));
     t->blocks = memory_arena_take(a, n * (size_t)(t->region / TIER_BLOCK));
     t->moved = memory_arena_take(a, OPS_PAGE_SLOTS * t->group_bytes);
+    t->saving = memory_arena_take(a, n * sizeof(*t->saving));
     return a->used;
 }
 
@@ -264,7 +217,7 @@ int tier_create(const struct tier_config *c, struct backend *be, const char *dir
         return r;
     }
     (void)lay_host(&(struct memory_arena){.base = t->host, .size = host_bytes(t)}, t);
-    for (int i = 0; i < N_WRITES; i++) {
+    for (int i = 0; i < TIER_N_WRITES; i++) {
         t->writing[i].seat = -1;
     }
     for (int32_t i = 0; i < c->n_seats; i++) {
@@ -342,7 +295,7 @@ static int copy_parts(struct tier *t, int32_t seat, int32_t store, int32_t page,
 
 /* Where a page is being filled. A step may be given up and run again, so the page before, of which
  * it filled the rest, stays as it was: a page that is begun takes the other place. */
-static uint8_t *tail_of(const struct tier *t, int32_t seat, int32_t store, int32_t page)
+uint8_t *tier_tail_of(const struct tier *t, int32_t seat, int32_t store, int32_t page)
 {
     size_t at = ((size_t)seat * (size_t)t->config.n_stores + (size_t)store) * 2;
     size_t i = t->tail_page[at] == page ? 0 : 1;
@@ -360,7 +313,7 @@ static uint8_t *begin_tail(struct tier *t, int32_t seat, int32_t store, int32_t 
     return t->tail + (at + i) * t->record;
 }
 
-static uint64_t file_at(const struct tier *t, int32_t seat, int32_t store)
+uint64_t tier_file_at(const struct tier *t, int32_t seat, int32_t store)
 {
     return ((uint64_t)seat * (uint64_t)t->config.n_stores + (uint64_t)store) * t->region;
 }
@@ -374,11 +327,11 @@ static uint64_t offset_of(const struct tier *t, int32_t slot)
 
 /* ---- fetching -------------------------------------------------------------------------------- */
 
-static void wait_writes(struct tier *t, int32_t seat, int32_t store)
+void tier_wait_writes(struct tier *t, int32_t seat, int32_t store)
 {
-    for (int i = 0; i < N_WRITES; i++) {
+    for (int i = 0; i < TIER_N_WRITES; i++) {
         if (t->writing[i].seat == seat && (store < 0 || t->writing[i].store == store)) {
-            tier_io_wait(t->io, WRITES + i);
+            tier_io_wait(t->io, TIER_WRITES + i);
             t->writing[i].seat = -1;
         }
     }
@@ -389,7 +342,7 @@ void tier_drop(struct tier *t)
     for (int k = 0; k < 2; k++) {
         struct turn *turn = &t->turns[k];
 
-        tier_io_wait(t->io, READS + k);
+        tier_io_wait(t->io, TIER_READS + k);
         for (int32_t i = 0; i < turn->n; i++) {
             memset(turn->wanted + (size_t)turn->fetched[i].seat * marks_bytes(t), 0,
                    marks_bytes(t));
@@ -452,17 +405,17 @@ static void read_blocks(struct tier *t, int32_t seat, int32_t store, uint64_t n)
             b++;
             continue;
         }
-        for (uint64_t i = end; i < n && i <= end + GAP && i - b < MOST_BLOCKS; i++) {
+        for (uint64_t i = end; i < n && i <= end + GAP && i - b < TIER_MOST_BLOCKS; i++) {
             end = blocks[i] ? i + 1 : end;
         }
         memset(blocks + b, 0, end - b);
         tier_io_give(t->io, &(struct tier_job){
-                                .at = file_at(t, seat, store) + b * TIER_BLOCK,
+                                .at = tier_file_at(t, seat, store) + b * TIER_BLOCK,
                                 .memory = t->turns[store & 1].bounce + (size_t)seat * t->region +
                                           b * TIER_BLOCK,
                                 .bytes = (uint32_t)((end - b) * TIER_BLOCK),
                                 .seat = (int16_t)seat,
-                                .group = (uint8_t)(READS + (store & 1)),
+                                .group = (uint8_t)(TIER_READS + (store & 1)),
                             });
         t->counts.n_reads++;
         t->counts.n_blocks += end - b;
@@ -477,7 +430,7 @@ void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t from, int32
     struct fetched *f = &turn->fetched[turn->n++];
 
     *f = (struct fetched){.seat = seat, .store = store, .from = from, .n = n};
-    wait_writes(t, seat, store);
+    tier_wait_writes(t, seat, store);
     f->listed = chosen != NULL;
     for (int32_t g = 0; g < t->config.layout.n_groups; g++) {
         for (int32_t s = from; s < n && !chosen; s++) {
@@ -510,7 +463,7 @@ static const uint8_t *found(const struct tier *t, const struct turn *turn, const
         return tier_pool_find(t->pool, f->seat, set_of(t, f->store, group), slot);
     }
     return (in_tail(f, page)
-                ? tail_of(t, f->seat, f->store, page)
+                ? tier_tail_of(t, f->seat, f->store, page)
                 : turn->bounce + (size_t)f->seat * t->region + (size_t)page * t->record) +
            (size_t)(slot % OPS_PAGE_SLOTS) * t->slot_bytes + (size_t)group * t->group_bytes;
 }
@@ -588,7 +541,7 @@ int tier_land(struct tier *t, int32_t store)
     if (turn->n == 0) {
         return 0;
     }
-    tier_io_wait(t->io, READS + (store & 1));
+    tier_io_wait(t->io, TIER_READS + (store & 1));
     int64_t t1 = clock_ns();
 
     for (int32_t i = 0; i < turn->n; i++) {
@@ -663,7 +616,7 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
     int32_t first = slot0 / OPS_PAGE_SLOTS;
     int32_t end = slot0 + n;
     int32_t n_full = end / OPS_PAGE_SLOTS - first; /* pages that are complete now */
-    uint8_t *tail = slot0 % OPS_PAGE_SLOTS ? tail_of(t, seat, store, first) : NULL;
+    uint8_t *tail = slot0 % OPS_PAGE_SLOTS ? tier_tail_of(t, seat, store, first) : NULL;
     uint8_t *begun = NULL;
     uint8_t *full = NULL;
     int w = t->next_write;
@@ -671,7 +624,7 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
 
     assert(n <= t->config.max_chunk && (tail || slot0 % OPS_PAGE_SLOTS == 0));
     if (n_full > 0) {
-        tier_io_wait(t->io, WRITES + w);
+        tier_io_wait(t->io, TIER_WRITES + w);
         full = t->writes + (size_t)w * write_bytes(t);
     }
     if (end % OPS_PAGE_SLOTS && (n_full > 0 || !tail)) {
@@ -697,16 +650,16 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
             memcpy(full, tail, t->record);
         }
         tier_io_give(t->io, &(struct tier_job){
-                                .at = file_at(t, seat, store) + (uint64_t)first * t->record,
+                                .at = tier_file_at(t, seat, store) + (uint64_t)first * t->record,
                                 .memory = full,
                                 .bytes = (uint32_t)((uint64_t)n_full * t->record),
                                 .seat = (int16_t)seat,
-                                .group = (uint8_t)(WRITES + w),
+                                .group = (uint8_t)(TIER_WRITES + w),
                                 .write = true,
                             });
         t->writing[w].seat = seat;
         t->writing[w].store = store;
-        t->next_write = (w + 1) % N_WRITES;
+        t->next_write = (w + 1) % TIER_N_WRITES;
         t->counts.n_written += (uint64_t)n_full * t->record;
     }
     t->counts.keep_ns += clock_ns() - t0;
@@ -727,19 +680,25 @@ void tier_sit(struct tier *t, int32_t seat, const struct tier_pool_rule *rule)
     }
 }
 
-void tier_leave(struct tier *t, int32_t seat)
+bool tier_is_fetching(const struct tier *t, int32_t seat)
 {
-    bool fetched = false;
-
     for (int k = 0; k < 2; k++) {
         for (int32_t i = 0; i < t->turns[k].n; i++) {
-            fetched = fetched || t->turns[k].fetched[i].seat == seat;
+            if (t->turns[k].fetched[i].seat == seat) {
+                return true;
+            }
         }
     }
-    if (fetched) { /* of a step that was given up */
+    return false;
+}
+
+void tier_leave(struct tier *t, int32_t seat)
+{
+    if (tier_is_fetching(t, seat)) { /* of a step that was given up */
         tier_drop(t);
     }
-    wait_writes(t, seat, -1);
+    tier_save_end(t, seat);
+    tier_wait_writes(t, seat, -1);
     forget_tails(t, seat);
     tier_io_forget(t->io, seat);
 }

@@ -81,6 +81,17 @@ int tier_land(struct tier *t, int32_t store) WARN_UNUSED;
 int tier_open(struct tier *t, int32_t seat, int32_t store, int32_t slot0) WARN_UNUSED;
 int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_t n) WARN_UNUSED;
 
+/* Of a sequence at rest with n slots a group, what snapshots hold (kernels/ops.h, canonical form):
+ * stores in order, of each one group after the other, slots in order. The seat rests from begin to
+ * end. */
+void tier_save_begin(struct tier *t, int32_t seat, int32_t n);
+/* Would the next call wait for slots up to this one? What is on its way comes nearer. */
+bool tier_save_waits(struct tier *t, int32_t seat, int32_t store, int32_t slot);
+/* Slots [slot0, slot0 + n) of a group. Negative errno: they have been lost (tier_failed). */
+int tier_save_slots(struct tier *t, int32_t seat, int32_t store, int32_t group, int32_t slot0,
+                    int32_t n, void *to) WARN_UNUSED;
+void tier_save_end(struct tier *t, int32_t seat); /* also where nothing has begun */
+
 int tier_failed(struct tier *t, int32_t seat, struct error *ret);
 /* The seat is free: nothing of it is on its way any more. */
 void tier_leave(struct tier *t, int32_t seat);

@@ -157,6 +157,15 @@ void tier_io_wait(struct tier_io *io, int group)
     pthread_mutex_unlock(&io->lock);
 }
 
+bool tier_io_idle(struct tier_io *io, int group)
+{
+    pthread_mutex_lock(&io->lock);
+    bool idle = io->pending[group] == 0;
+
+    pthread_mutex_unlock(&io->lock);
+    return idle;
+}
+
 int tier_io_failed(struct tier_io *io, int32_t seat, struct error *ret)
 {
     pthread_mutex_lock(&io->lock);

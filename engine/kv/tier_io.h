@@ -50,6 +50,8 @@ void tier_io_destroy(struct tier_io *io); /* takes NULL */
 void tier_io_give(struct tier_io *io, const struct tier_job *job);
 /* Until no job of the group is left. */
 void tier_io_wait(struct tier_io *io, int group);
+/* Is none left? */
+bool tier_io_idle(struct tier_io *io, int group);
 /* A negative errno with the cause, where a job of the seat failed since it was forgotten; or 0. */
 int tier_io_failed(struct tier_io *io, int32_t seat, struct error *ret);
 void tier_io_forget(struct tier_io *io, int32_t seat);

@@ -53,6 +53,7 @@ int sched_save_begin(struct sched *s, uint64_t handle, uint64_t *ret_bytes, size
                      struct error *reterr) WARN_UNUSED;
 int sched_save_next(struct sched *s, uint64_t handle, void *buf, size_t size, size_t *ret_n,
                     struct error *reterr) WARN_UNUSED;
+bool sched_save_waits(struct sched *s, uint64_t handle, size_t size);
 void sched_save_end(struct sched *s, uint64_t handle);
 int sched_step(struct sched *s, engine_emit *emit, void *arg);
 void sched_interrupt(struct sched *s);

@@ -242,6 +242,10 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     if (has_saved(r)) {
         e = open_saved(s, r, &policy, &text, &saved, reterr);
     }
+    if (!e && r->made_up && policy_on_disk(&policy)) {
+        e = error_set(reterr, -ENOTSUP, "%s: a prompt is not made up there",
+                      policy_disk_option(&policy));
+    }
     if (r->made_up) {
         int32_t budget = policy_budget(&policy, r->n_prompt, s->config.ctx);
 
@@ -338,17 +342,19 @@ static int find_at_rest(const struct sched *s, uint64_t handle, struct request *
     if (r->n_fed < r->n_prompt || (r->in_batch && s->batch.pending)) {
         return error_set(reterr, -EBUSY, "its prompt is being read, or a step is held up");
     }
-    if (policy_on_disk(&r->policy)) {
-        return error_set(reterr, -ENOTSUP, "%s: sequences are not saved yet",
-                         policy_disk_option(&r->policy));
+    if (r->save) {
+        return error_set(reterr, -EBUSY, "it is being saved");
     }
     *ret = r;
     return 0;
 }
 
-static int cannot_save(int err, struct error *reterr)
+static int cannot_save(const struct sched *s, const struct request *r, int err,
+                       struct error *reterr)
 {
-    return error_set_errno(reterr, err, "the sequence cannot be saved");
+    int e = cache_failed(s->config.cache, r->seat, reterr); /* says where in the tier's file */
+
+    return e ? e : error_set_errno(reterr, err, "the sequence cannot be saved");
 }
 
 int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size, struct error *reterr)
@@ -379,7 +385,7 @@ int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size, s
     snapshot_writer_destroy(w);
     if (e) {
         free(buf);
-        return cannot_save(e, reterr);
+        return cannot_save(s, r, e, reterr);
     }
     *ret = buf;
     *ret_size = (size_t)size;
@@ -398,7 +404,7 @@ int sched_save_begin(struct sched *s, uint64_t handle, uint64_t *ret_bytes, size
     assert(r->finished && !r->save);
     e = snapshot_writer_create(s->config.cache, r->seat, s->config.identity, r->tokens, &r->save);
     if (e) {
-        return cannot_save(e, reterr);
+        return cannot_save(s, r, e, reterr);
     }
     *ret_bytes = snapshot_bytes(s->config.cache, r->seat);
     *ret_least = snapshot_least(r->save);
@@ -424,7 +430,14 @@ int sched_save_next(struct sched *s, uint64_t handle, void *buf, size_t size, si
         return error_set(reterr, -ENOENT, "no such sequence is being saved");
     }
     e = snapshot_next(r->save, buf, size, ret_n);
-    return e ? cannot_save(e, reterr) : 0;
+    return e ? cannot_save(s, r, e, reterr) : 0;
+}
+
+bool sched_save_waits(struct sched *s, uint64_t handle, size_t size)
+{
+    struct request *r = find_saving(s, handle);
+
+    return r && snapshot_waits(r->save, size);
 }
 
 void sched_save_end(struct sched *s, uint64_t handle)

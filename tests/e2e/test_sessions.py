@@ -306,13 +306,21 @@ class Continuing(Sessions):
             texts.append(self.ask(text)["text"])
         return texts
 
+    def skew(self):
+        data = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data")
+        out = os.path.join(self.folder, "skew.gguf")
+        subprocess.run([os.path.join(BUILD, "tools/pipit-skew"), "--model", os.path.join(data, "stories260K.gguf"),
+                        "--text", os.path.join(data, "stories260K.txt"), "--tokens", "200", out], check=True, stdout=subprocess.DEVNULL)
+        return out
+
     def test_as_if_there_had_been_no_restart(self):
-        for i, kv in enumerate(("full", "fp8+keyformer:32", "sinks:2+window:30")):
+        for i, kv in enumerate(("full", "fp8+keyformer:32", "sinks:2+window:30", "infinigen:count=20,pool=disk")):
             with self.subTest(kv):
-                self.start("--kv", kv, state=f"a{i}", backend="cpu")
+                options = ("--kv", kv, *(("--overlay", self.skew(), "--tier-dir", self.folder) if "disk" in kv else ()))
+                self.start(*options, state=f"a{i}", backend="cpu")
                 want = self.turns((None, None, None))
                 self.stop()
-                self.start("--kv", kv, state=f"b{i}", backend="cpu")
+                self.start(*options, state=f"b{i}", backend="cpu")
                 self.assertEqual(self.turns((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)), want)
                 self.stop()
 

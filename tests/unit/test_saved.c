@@ -100,6 +100,12 @@ Test(saved, as_if_it_had_never_left)
                   "fp8+infinigen:count=9,partial8=on,pool=65,victim=counter,exempt=8");
         come_back(backends[b], "cache_model.gguf", "cache_skew.gguf",
                   "infinigen:alpha=1,pool=40,victim=lru");
+        come_back(backends[b], "cache_model.gguf", "cache_skew.gguf",
+                  "infinigen:count=9,pool=disk");
+        come_back(backends[b], "cache_model.gguf", "cache_skew.gguf",
+                  "fp8+infinigen:count=9,partial8=on,pool=disk");
+        come_back(backends[b], "cache_model.gguf", "cache_skew.gguf",
+                  "infinigen:alpha=1,pool=40,full=spill,victim=lru");
         come_back(backends[b], "arch_gemma3.gguf", NULL, "full");
     }
 }
