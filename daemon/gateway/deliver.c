@@ -56,7 +56,8 @@ static void client_slow(struct gateway *g, struct client *client)
 
 /* An event that is not sent leaves a client with a hole in its text, or waiting for an end that has
  * been. So without memory this process ends, as it does where libzmq has none: clients connect to
- * the next one and resume, and the front has all of it. */
+ * the next one and resume, and the front has all of it. Nothing is sent from here on, for what
+ * comes after the hole would be taken for the text. */
 static void no_memory(struct gateway *g, size_t size)
 {
     log_error("no memory for an event of %zu bytes", size);
@@ -105,7 +106,7 @@ void deliver_event(struct gateway *g, uint64_t handle, const Pipit__Event *e, bo
     struct client *client = clients_get(&g->clients, handle);
     zmq_msg_t body;
 
-    if (client && pack(g, e, &body)) {
+    if (client && !g->failed && pack(g, e, &body)) {
         send_or_keep(g, client, &body, last);
     }
 }
@@ -115,7 +116,7 @@ HOT void deliver_packed(struct gateway *g, uint64_t handle, const uint8_t *data,
     struct client *client = clients_get(&g->clients, handle);
     zmq_msg_t body;
 
-    if (!client) {
+    if (!client || g->failed) {
         return;
     }
     if (zmq_msg_init_size(&body, size)) {
@@ -168,14 +169,15 @@ void deliver_refusal(struct gateway *g, const struct router_peer *p, const uint8
     zmq_msg_t body;
 
     fault_event(id, f, &e, &error);
-    if (pack(g, &e, &body) && router_send(&g->router, p->id, p->id_len, p->delimiter, &body)) {
+    if (!g->failed && pack(g, &e, &body) &&
+        router_send(&g->router, p->id, p->id_len, p->delimiter, &body)) {
         (void)zmq_msg_close(&body);
     }
 }
 
 static void retry_client(struct gateway *g, struct client *client, int64_t now)
 {
-    while (client->handle && client->backlog) {
+    while (client->handle && client->backlog && !g->failed) {
         int rc = router_send(&g->router, client->id, sizeof(client->id), client->delimiter,
                              &client->backlog->body);
 

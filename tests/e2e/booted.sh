@@ -303,6 +303,8 @@ box systemctl restart pipitd@default.service
 check "the daemon is another one" not is "$front" property pipitd@default.service MainPID
 check "the second turn, after it, is that of a conversation without a restart" is "$(cat "$tmp/whole2")" as alice "${turn[@]}" broken " Then he"
 check "and no empty one" test -s "$tmp/whole2"
+nicer() { cut -d' ' -f19 "/proc/$(pid_of pipit-engine)"/task/*/stat | grep -cx 5; }
+check "the threads that read and saved it, no others, go behind the rest" is 2 nicer
 check "the same turn of a new conversation is another" not is "$(cat "$tmp/whole2")" as alice "${turn[@]}" new " Then he"
 # As root, in the unit's mounts: what stops it is a file system that is read-only.
 writable() { nsenter -t "$(pid_of pipitd)" -m -- sh -c 'for d; do if touch "$d/.written" 2>/dev/null; then rm "$d/.written"; echo "$d"; fi; done' sh "$@" | paste -sd ' ' -; }
