@@ -104,6 +104,7 @@ int clients_append(struct clients *c, struct client *client, zmq_msg_t *body, in
         return -ENOMEM;
     }
     m->next = NULL;
+    m->size = zmq_msg_size(body);
     (void)zmq_msg_init(&m->body);
     (void)zmq_msg_move(&m->body, body);
     (void)zmq_msg_close(body);
@@ -113,15 +114,14 @@ int clients_append(struct clients *c, struct client *client, zmq_msg_t *body, in
     }
     *client->backlog_end = m;
     client->backlog_end = &m->next;
-    client->backlog_bytes += zmq_msg_size(&m->body);
-    c->backlog_bytes += zmq_msg_size(&m->body);
+    client->backlog_bytes += m->size;
+    c->backlog_bytes += m->size;
     return 0;
 }
 
 void clients_sent(struct clients *c, struct client *client)
 {
     struct clients_message *m = client->backlog;
-    size_t size = zmq_msg_size(&m->body);
 
     client->backlog = m->next;
     if (!client->backlog) {
@@ -129,8 +129,8 @@ void clients_sent(struct clients *c, struct client *client)
         client->stalled_ns = 0;
         c->n_stalled--;
     }
-    client->backlog_bytes -= size;
-    c->backlog_bytes -= size;
+    client->backlog_bytes -= m->size;
+    c->backlog_bytes -= m->size;
     (void)zmq_msg_close(&m->body);
     free(m);
 }

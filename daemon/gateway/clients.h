@@ -17,6 +17,7 @@ enum { CLIENTS_MAX = 1024 };
 
 struct clients_message {
     struct clients_message *next;
+    size_t size; /* body's, which libzmq makes empty when it sends it */
     zmq_msg_t body;
 };
 
