@@ -135,7 +135,8 @@ const struct command commands[] = {
      "Returns when that has happened: 0; 6 if the new model cannot be loaded. For root\n"
      "and for the user that the daemon runs as; others exit 4.\n"
      "\n"
-     "  install -m 644 new.gguf /var/lib/pipit/model.gguf && sudo pipit drain --reload\n"
+     "  install -m 644 new.gguf /var/lib/pipit/model.new &&\n"
+     "    mv /var/lib/pipit/model.new /var/lib/pipit/model.gguf && sudo pipit drain --reload\n"
      "\n" CODES, drain_run},
     {"unload", CMD_UNLOAD, "give the model's memory back", "pipit unload [OPTION]...",
      "Ends the process that holds the model. The daemon and its sockets stay; the next\n"

@@ -94,6 +94,20 @@ static int prepare_replay(struct front *f, struct request *r, struct lane_e_requ
     return 0;
 }
 
+/* Other weights would go on with the first ones' words, or rows, as if they were their own. What
+ * has said nothing yet is the new model's. */
+static bool is_of_this_model(struct front *f, struct request *r)
+{
+    struct journal_head *head = journal_head(&f->journal, &r->log);
+    uint64_t model = engine_link_model(f->engine);
+
+    if (r->n_crashes && r->log.seen.seq > 2 && head->model && model && head->model != model) {
+        return false;
+    }
+    head->model = model;
+    return true;
+}
+
 static void send_credit(struct front *f, struct request *r)
 {
     struct lane_record rec;
@@ -136,6 +150,13 @@ static void start(struct front *f, struct request *r)
                                 .session_bytes = f->config->session_bytes};
     rec.e_request.session_writes = lane_session_writes_field(f->config->session_writes);
     memcpy(rec.e_request.client_id, r->id, sizeof(r->id));
+    if (!is_of_this_model(f, r)) {
+        ending_error(
+            f, r, LANE_E_MODEL,
+            "another model was put in this one's place while it answered, and can not go on "
+            "with its words: ask again");
+        return;
+    }
     if (r->n_crashes && prepare_replay(f, r, &rec.e_request)) {
         ending_error(f, r, LANE_E_NO_MEMORY, "the journal has no room to replay this request");
         return;

@@ -660,6 +660,14 @@ const char *engine_link_failure(const struct engine_link *e)
     return e ? e->failure : "";
 }
 
+uint64_t engine_link_model(const struct engine_link *e)
+{
+    char half[17];
+
+    (void)snprintf(half, sizeof(half), "%.16s", e->report.model);
+    return strtoull(half, NULL, 16);
+}
+
 const struct report *engine_link_report(const struct engine_link *e)
 {
     static const struct report none;

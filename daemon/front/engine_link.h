@@ -56,6 +56,7 @@ const char *engine_link_failure(const struct engine_link *e); /* the same, also 
 /* FAILED: so long until it is tried again, 0: the next request may start it (engine_link_load). */
 uint32_t engine_link_refuse_ms(const struct engine_link *e);
 const struct report *engine_link_report(const struct engine_link *e);
+uint64_t engine_link_model(const struct engine_link *e); /* what names its bytes; 0: not known */
 uint64_t engine_link_epoch(const struct engine_link *e);    /* counts models that became ready */
 int64_t engine_link_ready_ns(const struct engine_link *e);  /* when the last one did, */
 int64_t engine_link_load_ns(const struct engine_link *e);   /* and how long it took */

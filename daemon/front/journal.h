@@ -26,7 +26,7 @@
 #include "proto/lane/record.h"
 
 enum { JOURNAL_BLOCK = 4096, JOURNAL_NONE = UINT32_MAX };
-#define JOURNAL_MAGIC 0x314c4e4a54504950ull /* "PIPTJNL1" */
+#define JOURNAL_MAGIC 0x334c4e4a54504950ull /* "PIPTJNL3" */
 
 /* What a successor of this front needs to know of a request; at the start of the first log block.
  */
@@ -48,6 +48,7 @@ struct journal_head {
     uint32_t n_crashes;
     uint32_t stop_reason;
     uint32_t pad;
+    uint64_t model; /* whose words they are: the first half of its identity's digits; 0: not known */
     int64_t accepted_ns; /* CLOCK_MONOTONIC */
     int64_t deadline_ns; /* 0: none */
 };

@@ -14,7 +14,7 @@
 
 #include "daemon/front/journal.h"
 
-#define JOURNAL_SUPER_MAGIC 0x324c4e4a54504950ull /* "PIPTJNL2" */
+#define JOURNAL_SUPER_MAGIC 0x344c4e4a54504950ull /* "PIPTJNL4" */
 
 struct journal_super {
     uint64_t magic;

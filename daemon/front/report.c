@@ -34,6 +34,10 @@ void report_take(struct report *r, const struct lane_e_report *said)
         take_text(r->backend, sizeof(r->backend), said);
         return;
     }
+    if (said->kind == LANE_E_REPORT_MODEL) {
+        take_text(r->model, sizeof(r->model), said);
+        return;
+    }
     kv = &r->kv[said->row];
     r->n_kv = said->n_rows;
     kv->n_seqs = said->n_seqs;

@@ -26,6 +26,7 @@ struct report_kv {
 
 struct report {
     char backend[1024];
+    char model[65]; /* hexadecimal, of the files' bytes; "" of an engine that does not say it */
     uint32_t n_kv;
     struct report_kv kv[LANE_E_REPORT_ROWS];
 };

@@ -25,10 +25,12 @@ static void say(struct worker *w, const struct lane_e_report *figures, const cha
     } while (at < len);
 }
 
-void figures_backend(struct worker *w)
+void figures_engine(struct worker *w)
 {
-    say(w, &(struct lane_e_report){.kind = LANE_E_REPORT_BACKEND},
-        engine_info(atomic_load(&w->engine))->backend);
+    const struct engine_info *info = engine_info(atomic_load(&w->engine));
+
+    say(w, &(struct lane_e_report){.kind = LANE_E_REPORT_BACKEND}, info->backend);
+    say(w, &(struct lane_e_report){.kind = LANE_E_REPORT_MODEL}, info->identity);
 }
 
 static bool same(const struct engine_kv_use *a, const struct engine_kv_use *b)

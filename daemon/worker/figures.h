@@ -18,7 +18,7 @@ struct figures {
     struct engine_kv_use said[LANE_E_REPORT_ROWS];
 };
 
-void figures_backend(struct worker *w);
+void figures_engine(struct worker *w);
 void figures_send(struct worker *w);
 
 #endif

@@ -278,7 +278,7 @@ static int load(struct worker *w)
                   engine_info(e)->ctx, engine_plan_of(e)->ctx_model);
     }
     open_chat(w, e);
-    figures_backend(w);
+    figures_engine(w);
     send_figures(w);
     send_state(w);
     return -1;

@@ -118,7 +118,7 @@ static bool terminated(char *s, size_t n)
 /* Not terminated: text_len bytes of a longer text. */
 static const char *check_report(struct lane_e_report *e)
 {
-    if (e->kind < LANE_E_REPORT_BACKEND || e->kind > LANE_E_REPORT_KV) {
+    if (e->kind < LANE_E_REPORT_BACKEND || e->kind > LANE_E_REPORT_MODEL) {
         return "unknown kind of report";
     }
     if (e->n_rows > LANE_E_REPORT_ROWS || e->row >= LANE_E_REPORT_ROWS) {

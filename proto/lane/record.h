@@ -429,10 +429,12 @@ struct lane_e_state {
     uint64_t n_accepted;      /* and those of them that were said */
 };
 
-enum lane_e_report_kind { LANE_E_REPORT_BACKEND = 1, LANE_E_REPORT_KV };
+enum lane_e_report_kind { LANE_E_REPORT_BACKEND = 1, LANE_E_REPORT_KV, LANE_E_REPORT_MODEL };
 enum { LANE_E_REPORT_TEXT = 160, LANE_E_REPORT_ROWS = 16 };
 
-/* A text longer than a record comes in pieces, its first at 0; figures are those of the last piece. */
+/* A text longer than a record comes in pieces, its first at 0; figures are those of the last piece.
+ * BACKEND and MODEL come before LANE_READY; MODEL's text is the 64 digits that name the model file's bytes
+ * and its overlays'. */
 struct lane_e_report {
     uint32_t kind;     /* enum lane_e_report_kind */
     uint32_t row;      /* KV: of n_rows */

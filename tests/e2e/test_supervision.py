@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What pipitd does when things die, hang or stop: engine, gateway, itself; start-up, options, the
 runtime directory, idleness."""
+import array
 import contextlib
 import json
 import os
@@ -158,6 +159,61 @@ class EngineDeath(Case):
                 left.discard(e.id)
         self.assertEqual(len(set(texts.values())), 1)
         lane.close()
+
+    def replaced(self, folder, other):
+        """The model's whole text; the events of a request that had begun to answer and of one that had not when
+        `other` took the file's place and the engine was killed; what is answered afterwards."""
+        model = os.path.join(folder, "m.gguf")
+        shutil.copy(STORIES, model)
+        d = self.start("--ctx", "256", "--sequences", "1", model=model, backend="ref")
+        lane = d.ready()
+        asked = prompt("Once upon a time", 200, flags=S_IGNORE_END)
+        want = text_of(lane.events(lane.request(asked)))
+        rid = lane.request(asked)
+        events = {rid: []}
+        while not text_of(events[rid]):
+            events[rid].append(lane.recv())
+        os.kill(d.child("pipit-engine"), signal.SIGSTOP)
+        waiting = lane.request(prompt("Once upon a time", 30))
+        events[waiting] = []
+        while not events[waiting]:
+            e = lane.recv()
+            events[e.id].append(e)
+        os.rename(other, model)
+        os.kill(d.child("pipit-engine"), signal.SIGKILL)
+        while not all(got and got[-1].type in (DONE, ERROR) for got in events.values()):
+            e = lane.recv()
+            events[e.id].append(e)
+        new = text_of(lane.events(lane.request(prompt("Once upon a time", 30))))
+        lane.close()
+        d.stop()
+        return want, events[rid], events[waiting], new
+
+    def test_another_model_in_its_place(self):
+        """Same shape and vocabulary, other weights: it must not go on with the first one's words."""
+        with tempfile.TemporaryDirectory() as folder:
+            with open(STORIES, "rb") as f:
+                b = bytearray(f.read())
+            n = len(b) // 2 // 32 * 32
+            scaled = array.array("f", bytes(b[n:]))
+            b[n:] = array.array("f", (v * 0.7 for v in scaled)).tobytes()
+            other = os.path.join(folder, "other.gguf")
+            with open(other, "wb") as f:
+                f.write(b)
+            want, begun, waiting, new = self.replaced(folder, other)
+            self.assertEqual((begun[-1].type, begun[-1].code), (ERROR, "MODEL"), begun[-1])
+            self.assertIn("another model", begun[-1].text)
+            self.assertTrue(want.startswith(text_of(begun)), "nothing of the other model's")
+            self.assertEqual((waiting[-1].type, text_of(waiting)), (DONE, new))
+            self.assertFalse(want.startswith(new), "the other model says something else")
+
+    def test_the_same_model_in_its_place(self):
+        with tempfile.TemporaryDirectory() as folder:
+            other = os.path.join(folder, "other.gguf")
+            shutil.copy(STORIES, other)
+            want, begun, waiting, _ = self.replaced(folder, other)
+            self.assertEqual((begun[-1].type, begun[-1].replay, text_of(begun)), (DONE, 1, want))
+            self.assertEqual(waiting[-1].type, DONE)
 
     def test_model_that_goes_away(self):
         with tempfile.TemporaryDirectory() as folder:
