@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Everything that wants a GPU, in one command: kernel checks with and without compute-sanitizer, golden tests of whole
 # models, benches. Each item has a time limit and is done once: run again with the same folder, it goes on where it
-# stopped. Writes into the folder: results.csv (item, outcome, seconds), bench.csv, peers.csv, a log an item, report.txt.
+# stopped. Writes into the folder: results.csv (item, outcome, seconds), bench.csv, serve.csv, peers.csv, a log an item, report.txt.
 #
 # Usage: tools/gpu_check.sh [OPTION]... FOLDER
 #   --build DIR     a build that is there (brought along); else FOLDER/build is made for this GPU
@@ -110,15 +110,16 @@ make_build() {
     meson setup "$build" --buildtype=release -Dcuda=enabled -Dgpu_archs="$arch" && ninja -C "$build"
 }
 
-# model NAME SHAPE TYPE: what bench and with_overlay time until `drop_model`.
+# model NAME SHAPE TYPE [MKMODEL OPTION...]: what bench and serve time until `drop_model`.
 model() {
     name=$1 shape=$2 type=$3 file=$models/$1.gguf overlay=
+    shape_options=("${@:4}")
 }
 
 # The model's file, made when the first item wants it; and its overlay: SwiftKV (layer, group) or a skew.
 make_model() {
     mkdir -p "$models"
-    [ -e "$file" ] || timeout 240 "$build/tools/pipit-mkmodel" --shape "$shape" --type "$type" "$file" \
+    [ -e "$file" ] || timeout 240 "$build/tools/pipit-mkmodel" --shape "$shape" "${shape_options[@]}" --type "$type" "$file" \
         >"$out/log/mkmodel_$name.log" 2>&1 || return 1
     local kind=(--skew)
     [[ $overlay != swiftkv-* ]] || kind=(--swiftkv "$(cut -d- -f2 <<<"$overlay")" --group "$(cut -d- -f3 <<<"${overlay%.gguf}")")
@@ -128,6 +129,20 @@ make_model() {
 
 drop_model() {
     [ -n "$dry" ] || rm -f "$models"/*.gguf
+}
+
+# The model is there for the item of that name, or the item is left out.
+ready() {
+    if [ -z "$dry" ] && [ ! -e "$out/done/$1" ]; then
+        [ "$SECONDS" -lt "$end" ] || { late=1 && return 1; }
+        make_model || { echo "mkmodel $name failed" && failed=1 && return 1; }
+    fi
+}
+
+# The item's CSV into the whole's.
+collect() {
+    [ -n "$dry" ] || [ ! -e "$out/log/$1.log" ] || grep -q "^$1," "$out/$2" 2>/dev/null ||
+        sed "s/^/$1,/" "$out/log/$1.log" >>"$out/$2"
 }
 
 # bench BATCH PREFILL DEPTHS POLICIES...: each argument of policies (blanks between) is timed in one process, alternating.
@@ -144,15 +159,36 @@ bench() {
         done
         [ -z "$overlay" ] || arguments+=(--overlay "$models/$overlay")
         [[ $overlay != swiftkv-* ]] || arguments+=(--plain)
-        if [ -z "$dry" ] && [ ! -e "$out/done/$id" ]; then
-            [ "$SECONDS" -lt "$end" ] || { late=1 && continue; }
-            make_model || { echo "mkmodel $name failed" && failed=1 && continue; }
-        fi
+        ready "$id" || continue
         item "$id" 240 "$build/bench/pipit-bench" --model "$file" --backend "$backend" "${arguments[@]}" \
             --batch "$batch" --prefill "$prefill" --depth "$depths" --products "${products:-auto}" --header || continue
-        [ -n "$dry" ] || [ ! -e "$out/log/$id.log" ] || grep -q "^$id," "$out/bench.csv" 2>/dev/null ||
-            sed "s/^/$id,/" "$out/log/$id.log" >>"$out/bench.csv"
+        collect "$id" bench.csv
     done
+}
+
+# serve POLICY KV_MEMORY...: 128 prompts of 2048 tokens and answers of 256, all there at once, in that much memory for keys and values.
+serve() {
+    local policy=$1 memory id arguments
+    shift
+    for memory in "$@"; do
+        id=serve_${name}${overlay:+_${overlay%.gguf}}_${policy//[^a-z0-9]/_}_$memory
+        [[ -z $only || $id == *"$only"* ]] || continue
+        arguments=()
+        [ -z "$overlay" ] || arguments+=(--overlay "$models/$overlay")
+        ready "$id" || continue
+        item "$id" 120 "$build/bench/pipit-bench" --model "$file" --backend "$backend" --kv "$policy" "${arguments[@]}" \
+            --arrivals 0 --kv-memory "$memory" --requests 128 --prompt 2048 --answer 256 --ctx 2304 --header || continue
+        collect "$id" serve.csv
+    done
+}
+
+# plan CTX POLICY: how many sequences fit.
+plan() {
+    local id=plan_${name}${overlay:+_${overlay%.gguf}}_${2//[^a-z0-9]/_} arguments=()
+    [[ -z $only || $id == *"$only"* ]] || return 0
+    [ -z "$overlay" ] || arguments+=(--overlay "$models/$overlay")
+    ready "$id" || return 0
+    item "$id" 60 "$build/daemon/front/pipitd" plan --model "$file" "${arguments[@]}" --backend "$backend" --ctx "$1" --kv "$2" --json
 }
 
 checks=(rows norm kv_slots matmul rope_store qkv_store cut attention select speculate)
@@ -230,13 +266,24 @@ if part bench; then
     products=
     bench 1 512 65536,131072 "full fp8"  # attention 88 / 82 %, slope of FP8 53 %
     bench 1 512 8192 "full fp8+keyformer:50% fp8+window:1024"
+    # throughput where the whole may be 40 and 20 GB (paper 001, table 5); weights are 16 of them
+    plan 8192 full
+    serve full 20GiB 3GiB
     overlay=swiftkv-16-1.gguf
     bench 1 8192 128 full # SwiftKV 0.54x
+    serve full 20GiB 3GiB
     overlay=swiftkv-16-16.gguf
     bench 1 8192 128 full # 0.52x with one group of 16
+    plan 8192 fp8 # with full's: 3.6x the sequences
+    serve fp8 20GiB 3GiB
+    overlay=swiftkv-16-4.gguf
+    serve fp8 20GiB 3GiB # the paper's last column
     overlay=skew.gguf
     bench 1 512 8192,32768 "full infinigen:share=15% infinigen:share=7% infinigen:share=15%,pool=host infinigen:share=7%,pool=host" # host pool: 15 % at 8k, 7 % at 32k
     bench 1 512 8192,32768 "infinigen:share=7% infinigen:share=7%,partial8=on infinigen:share=7%,partial8=on,pool=host" # partial keys in FP8
+    drop_model
+    model llama-3.1-8b-4_BF16 llama-3.1-8b BF16 --layers 4
+    bench 8 512 65536,131072 "full fp8" # attention's slope at batch 8: 90 / 90 %
     drop_model
     model llama-3.1-8b_Q8_0 llama-3.1-8b Q8_0
     bench 1 512 128,2048 full # decode 88 %
@@ -245,17 +292,26 @@ if part bench; then
     bench 1 512 128,2048 full # decode 80 %
     drop_model
     model llama-2-7b_BF16 llama-2-7b BF16
-    bench 24 512 8192 full keyformer:50%                       # 1.53x of 1.80x; two processes: both do not fit
+    bench 24 512 8192 full keyformer:50% h2o:50%               # 1.53x of 1.80x; a process each: two do not fit
     bench 8 512 4096 "full sparq:r=32,k=128,layout=2k topv:128" # SparQ end to end
     bench 1 512 4096 "full sparq:r=32,k=128,layout=2k"
-    [ -n "$dry" ] || [ "$SECONDS" -ge "$end" ] || make_model
     for policy in full keyformer:50%; do # the largest batch in the same memory: 1.7x
-        item "plan_${name}_${policy//[^a-z0-9]/_}" 60 "$build/daemon/front/pipitd" plan --model "$file" \
-            --backend "$backend" --ctx 8192 --kv "$policy" --json
+        plan 8192 "$policy"
     done
     drop_model
+    model llama-2-7b-4_BF16 llama-2-7b BF16 --layers 4
+    bench 64 512 128,4096 "full sparq:r=32,k=128,layout=2k" # 4.2x of what depth 4096 costs more than 128
+    drop_model
+    # DiffQKV's slope, and where lines through these depths cross; GQA-16 has the same heads and no augmented Q
     model sigma-10b_BF16 sigma-10b BF16
-    bench 1 512 32768,65536 full # DiffQKV's slope
+    bench 1 512 32768,65536 full
+    bench 8 512 2048,16384 full
+    bench 32 512 512,4096 full
+    drop_model
+    model sigma-10b-gqa16_BF16 sigma-10b BF16 --k-heads 16 --v-heads 16 --aug-q 0
+    bench 1 512 32768,65536 full
+    bench 8 512 2048,16384 full
+    bench 32 512 512,4096 full
     drop_model
     for shape in qwen3-4b qwen3-8b; do
         model ${shape}_Q4_K $shape Q4_K
@@ -274,6 +330,7 @@ fi
     [ "$late" -eq 0 ] || echo "time was up: run again with the same folder for the rest"
     echo
     [ ! -e "$out/bench.csv" ] || cat "$out/bench.csv"
+    [ ! -e "$out/serve.csv" ] || cat "$out/serve.csv"
     [ ! -e "$out/peers.csv" ] || cat "$out/peers.csv"
     for log in "$out"/log/plan_*.log; do
         [ ! -e "$log" ] || echo "$(basename "$log" .log): $(grep -o '"max_sequences": [0-9]*' "$log")"

@@ -19,7 +19,11 @@ for name in check_attention memcheck_matmul racecheck_cut golden_cache kernel_be
     check_select bench_llama-3.1-8b_BF16_b1_d65536-131072_full_fp8 bench_sigma-10b_BF16_b1_d32768-65536_full \
     bench_llama-3.1-8b_BF16_swiftkv-16-16_b1_d128_full check_speculate memcheck_speculate \
     "${skewed}_infinigen_share_15__pool_host_infinigen_share_7__pool_host" \
-    "${eight}_infinigen_share_7__partial8_on_infinigen_share_7__partial8_on_pool_host" plan_llama-2-7b_BF16_full peers; do
+    "${eight}_infinigen_share_7__partial8_on_infinigen_share_7__partial8_on_pool_host" plan_llama-2-7b_BF16_full \
+    plan_llama-3.1-8b_BF16_full plan_llama-3.1-8b_BF16_swiftkv-16-16_fp8 serve_llama-3.1-8b_BF16_swiftkv-16-4_fp8_3GiB \
+    bench_llama-3.1-8b-4_BF16_b8_d65536-131072_full_fp8 bench_llama-2-7b_BF16_b24_d8192_h2o_50_ \
+    bench_llama-2-7b-4_BF16_b64_d128-4096_full_sparq_r_32_k_128_layout_2k bench_sigma-10b_BF16_b32_d512-4096_full \
+    bench_sigma-10b-gqa16_BF16_b8_d2048-16384_full peers; do
     grep -q "^$name " "$dir/dry.txt" || fail "$name is not in the dry run"
 done
 for program in tests/kernels/check_rows tests/golden/test_stories bench/pipit-bench; do
