@@ -7,6 +7,7 @@ import ctypes
 import errno
 import mmap
 import os
+import signal
 import socket
 import struct
 import time
@@ -17,6 +18,9 @@ from lane import (C2E, CREDIT, DONE, DRAIN, E2C, EMBED, ERROR, F_DETACH, GENERAT
                   prompt, sampling)
 
 TYPES = list(range(0, 14)) + list(range(0x40, 0x4e)) + list(range(0x100, 0x108)) + list(range(0x140, 0x143)) + [0xffff]
+
+
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def connect(folder, **kw):
@@ -98,6 +102,13 @@ def leases(folder, rng):
         other.close()
 
 
+def punch(fd, size):
+    """Makes a hole of all of a file that may be written: its pages are given back while others have them mapped."""
+    keep_size, punch_hole = 1, 2
+    if LIBC.fallocate(fd, keep_size | punch_hole, ctypes.c_long(0), ctypes.c_long(size)):
+        raise SystemExit(f"no hole: {os.strerror(ctypes.get_errno())}")
+
+
 def scribble(folder, rng):
     """Writes into every byte that a client may write to while the daemon reads it; asks for what it may not."""
     lane = connect(folder)
@@ -125,9 +136,40 @@ def scribble(folder, rng):
             lane.request(sampling(max_tokens=20), tokens=(ids, 512), out=out)
             for at in range(0, len(lane.c2e), len(noise)):
                 lane.c2e[at:at + len(noise)] = noise[:len(lane.c2e) - at]
+            punch(lane.fds[0], len(lane.c2e))  # the pages go, under whoever reads them
             drain(lane)
     finally:
         lane.close()
+
+
+def stopped(folder, rng):
+    """A client that the kernel stops in one of its stages, for longer than a reader may stall, and lets go on."""
+    stage = rng.randrange(4)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            def here(n):
+                if n == stage:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            lane = connect(folder)
+            here(0)
+            out = lane.lease(E2C, 64 << 10)
+            here(1)
+            rid = lane.request(item(T_PROMPT, "time " * 50) + sampling(max_tokens=20), kind=SCORE, out=out)
+            here(2)
+            lane.recv()
+            lane.send(CREDIT, struct.pack("<Q", 1), rid)
+            here(3)
+            lane.request(prompt("Once", 300))
+            drain(lane)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        time.sleep(rng.random() * 1.5)
+        os.kill(pid, rng.choice((signal.SIGCONT, signal.SIGKILL)))
+        os.kill(pid, signal.SIGCONT)
+        os.waitpid(pid, 0)
 
 
 KEPT = []
@@ -155,7 +197,7 @@ def keep_mapped(folder, rng):
 def io_uring():
     """A new one's descriptor, or -1: the system call is 425 wherever there is it."""
     params = ctypes.create_string_buffer(120)
-    return ctypes.CDLL(None, use_errno=True).syscall(425, 4, params)
+    return LIBC.syscall(425, 4, params)
 
 
 def descriptors(folder, rng):
@@ -291,7 +333,7 @@ def embeddings(folder, rng):
         lane.close()
 
 
-LANE = [wrong_records, bent_records, leases, scribble, keep_mapped, descriptors, connections, requests, controls, embeddings]
+LANE = [wrong_records, bent_records, leases, scribble, stopped, keep_mapped, descriptors, connections, requests, controls, embeddings]
 
 # ---- the gateway's socket ----
 
