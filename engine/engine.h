@@ -134,8 +134,9 @@ struct engine_request {
     const char *kv;         /* policy text, NULL: the daemon's default */
     /* A sequence saved by engine_save(): in memory (copied), or what saved_read reads (all n bytes from
      * `at` on, or a negative errno; until the request's first TOKEN or its DONE). Its tokens must begin
-     * prompt ++ forced and be fewer; they are not read again (usage.n_cached), and the token after them,
-     * when it is a forced one, is not reported. Same model, overlays and policy. */
+     * prompt ++ forced; they are not read again (usage.n_cached), and the token after them,
+     * when it is a forced one, is not reported. Where they are all of it (saved between a step's rows and
+     * its token), the text is read anew. Same model, overlays and policy. */
     const void *saved;
     size_t saved_size;
     int (*saved_read)(void *arg, uint64_t at, void *buf, size_t n);

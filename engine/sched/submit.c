@@ -144,7 +144,7 @@ static int fits_text(const struct engine_request *r, const struct policy *policy
                      const struct snapshot *saved, const struct shape_text *text,
                      struct error *reterr)
 {
-    if (saved->n_tokens >= r->n_prompt + r->n_forced) {
+    if (saved->n_tokens > r->n_prompt + r->n_forced) {
         return error_set(reterr, -EINVAL, "the saved sequence has %d tokens, the text only %d",
                          saved->n_tokens, r->n_prompt + r->n_forced);
     }
@@ -153,6 +153,9 @@ static int fits_text(const struct engine_request *r, const struct policy *policy
             return error_set(reterr, -EINVAL,
                              "the saved sequence differs from the text at token %d", i);
         }
+    }
+    if (saved->n_tokens == r->n_prompt + r->n_forced) {
+        return 0;
     }
     if (r->kind == ENGINE_SCORE && saved->n_tokens > r->score_first) {
         return error_set(reterr, -EINVAL, "the saved sequence reaches beyond score_first");
@@ -166,6 +169,8 @@ static int fits_text(const struct engine_request *r, const struct policy *policy
     return 0;
 }
 
+/* *ret stays NULL where all of the text is saved: what follows its last token is not. It was saved
+ * with a step's rows done and their logits interrupted. */
 static int open_saved(const struct sched *s, const struct engine_request *r,
                       const struct policy *policy, struct shape_text *text, struct snapshot **ret,
                       struct error *reterr)
@@ -177,7 +182,10 @@ static int open_saved(const struct sched *s, const struct engine_request *r,
     int e = snapshot_open(s->config.cache, &source, s->config.identity, policy, ret, reterr);
 
     e = e ? e : fits_text(r, policy, *ret, text, reterr);
-    if (!e) {
+    if (!e && (*ret)->n_tokens == r->n_prompt + r->n_forced) {
+        snapshot_close(*ret);
+        *ret = NULL;
+    } else if (!e) {
         text->held = (*ret)->n_tokens;
         text->held_slots = (*ret)->n_slots;
         text->budget = (*ret)->budget;
@@ -280,7 +288,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
         return e;
     }
     q->saved = saved;
-    if (q->saved_copy) {
+    if (saved && q->saved_copy) {
         saved->source.arg = q->saved_copy;
     }
     q->principal = join_principal(s, r->principal);

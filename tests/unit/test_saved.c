@@ -110,6 +110,66 @@ Test(saved, as_if_it_had_never_left)
     }
 }
 
+/* A block says nothing of the backend that made it: K, V and scores are in canonical form. The
+ * other backend rounds otherwise, so what comes after is the same tokens (greedy) and nearly the
+ * same probabilities. */
+static void come_back_elsewhere(const char *from, const char *to, const char *overlay,
+                                const char *kv)
+{
+    int32_t ids[N_PROMPT];
+    struct run whole;
+    struct engine *e = run_engine_overlay("cache_model.gguf", overlay, from, 128, 2, kv);
+    struct engine *other = run_engine_overlay("cache_model.gguf", overlay, to, 128, 1, kv);
+
+    run_tokens(51, engine_info(e)->n_vocab, ids, N_PROMPT);
+    struct engine_request q = run_request(ids, N_PROMPT, N_NEW);
+
+    run_submit(e, &q, &whole);
+    run_all(e);
+    struct saved s = leave(e, &q, 13);
+    struct run r;
+
+    q.saved = s.p;
+    q.saved_size = s.size;
+    q.forced = whole.tokens;
+    q.n_forced = 13;
+    run_submit(other, &q, &r);
+    run_all(other);
+    cr_assert_eq(r.reason, ENGINE_LENGTH, "%s", r.error.text);
+    cr_assert_eq(r.usage.n_cached, N_PROMPT);
+    cr_assert_eq(r.n_new, N_NEW - 13);
+    for (int32_t i = 0; i < r.n_new; i++) {
+        cr_assert_eq(r.tokens[i], whole.tokens[13 + i], "%s to %s, %s: token %d", from, to, kv, i);
+        cr_assert_float_eq(r.logprobs[i], whole.logprobs[13 + i], 1e-3f,
+                           "%s to %s, %s: token %d: %g, %g", from, to, kv, i, (double)r.logprobs[i],
+                           (double)whole.logprobs[13 + i]);
+    }
+    cr_assert_eq(r.usage.n_slots, whole.usage.n_slots);
+    free(s.p);
+    run_clear(&r);
+    run_clear(&whole);
+    engine_destroy(other);
+    engine_destroy(e);
+}
+
+Test(saved, from_one_backend_to_another)
+{
+    static const char *const ways[][2] = {{"cpu", "ref"}, {"ref", "cpu"}};
+
+    for (int i = 0; i < 2; i++) {
+        come_back_elsewhere(ways[i][0], ways[i][1], NULL, "full");
+        come_back_elsewhere(ways[i][0], ways[i][1], NULL, "kv8+keyformer:20");
+        come_back_elsewhere(ways[i][0], ways[i][1], NULL,
+                            "fp8+h2o:20+sparq:r=3,k=9,mean=on,layout=rank8");
+        come_back_elsewhere(ways[i][0], ways[i][1], NULL, "k16v8+h2o:20,score=shared");
+        come_back_elsewhere(ways[i][0], ways[i][1], "cache_swiftkv_2_3.gguf", "fp8+recency:20");
+        come_back_elsewhere(ways[i][0], ways[i][1], "cache_skew.gguf",
+                            "fp8+infinigen:count=9,partial8=on,pool=65,victim=counter,exempt=8");
+        come_back_elsewhere(ways[i][0], ways[i][1], "cache_skew.gguf",
+                            "infinigen:count=9,pool=disk");
+    }
+}
+
 /* On ref a prompt's rows and an answer's rows compute alike, so going on equals reading it all. */
 Test(saved, a_second_turn)
 {
