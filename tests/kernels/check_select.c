@@ -2,7 +2,7 @@
 /* attention of rows that select (ops_select), kv_sum, and v_sum as rows are stored. Batches of two
  * decode rows that select, one that does not, and a prefill, which never does; SparQ and top-k V
  * with every layout of K; GQA, MHA, unequal heads and dims; slots in any order with empty ones
- * between; soft-caps, ALiBi, observation.
+ * between; rows that see no slot (the best of nothing: zeros); soft-caps, ALiBi, observation.
  *
  * The backend against the reference; the reference against itself: a selection of all slots with
  * all dims is attention without selection, to the bit.
@@ -35,7 +35,7 @@ const struct backend_limits check_limits = {
     .select = true,
 };
 
-enum { SCATTERED = 1, OBSERVE = 2, ALL = 4 };
+enum { SCATTERED = 1, OBSERVE = 2, ALL = 4, BLIND = 8 };
 
 struct shape {
     struct ops_kv_layout l;
@@ -118,7 +118,7 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
         seqs[p.n_seqs] = (struct ops_seq){
             .row0 = row0,
             .n_rows = n_rows,
-            .pos0 = s->n_slots[i] - n_rows,
+            .pos0 = s->options & BLIND && i == 0 ? -1 : s->n_slots[i] - n_rows,
             .kv = check_kv_of(c, &in->kv[i]),
         };
         seqs[p.n_seqs].kv.v_sum = check_dev(c, in->v_sum[i]);
@@ -221,6 +221,12 @@ static void attend(struct check *c, const struct shape *s)
     }
     if (!c->bench) {
         compare(c, s, &in);
+        for (int32_t i = 0; i < s->n_q * s->l.v_dim && s->options & BLIND; i++) {
+            if (((const float *)(const void *)in.out->out[1])[i] != 0) {
+                check_fail(c, "element %d of a row that sees no slot is not 0", i);
+                break;
+            }
+        }
         for (int i = 0; i < N_SEQS && s->options & OBSERVE; i++) {
             struct check_buf *score = in.kv[i].score;
 
@@ -340,6 +346,10 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
         {more_k, 8, {300, 65, 40, 100}, sparq, SCATTERED, 0, 0, h2o},
         {more_k, 8, {300, 65, 40, 100}, topv, 0, 0, 0, h2o},
         {gqa, 9, {300, 130, 40, 100}, mean, SCATTERED, 0, 8, h2o},
+        {gqa, 9, {300, 130, 40, 100}, sparq, BLIND, 0, 0, h2o},
+        {gqa, 9, {300, 130, 40, 100}, mean, BLIND | OBSERVE, 0, 0, gumbel},
+        {gqa, 9, {300, 130, 40, 100}, topv, BLIND, 0, 0, h2o},
+        {more_v, 16, {300, 65, 40, 100}, renorm, BLIND | SCATTERED, 0, 0, h2o},
         {gqa, 9, {300, 130, 40, 100}, sparq, 0, 20, 0, h2o},
         {gqa, 9, {300, 130, 40, 100}, sparq, OBSERVE, 0, 0, h2o},
         {gqa, 9, {300, 130, 40, 100}, mean, OBSERVE | SCATTERED, 0, 0, gumbel},

@@ -175,7 +175,7 @@ static void script_ping_late(struct fake_front *f)
     cr_assert(fake_wait_end(f));
 }
 
-Test(client, dispatch_waits_for_a_foreign_descriptor, .timeout = 20)
+Test(client, dispatch_waits_for_a_foreign_descriptor)
 {
     struct fake_front f;
     struct pipit_error e = {0};
@@ -245,7 +245,7 @@ static void script_late_then_gone(struct fake_front *f)
     fake_hang_up(f);
 }
 
-Test(client, next_waits_on_while_a_foreign_descriptor_is_ready, .timeout = 20)
+Test(client, next_waits_on_while_a_foreign_descriptor_is_ready)
 {
     struct fake_front f;
     const struct pipit_event *ev;
@@ -289,7 +289,7 @@ static void script_hello_late(struct fake_front *f)
     cr_assert(fake_wait_end(f));
 }
 
-Test(client, connecting_waits_while_a_foreign_descriptor_is_ready, .timeout = 20)
+Test(client, connecting_waits_while_a_foreign_descriptor_is_ready)
 {
     struct fake_front f;
     struct pipit_error e = {0};

@@ -524,7 +524,7 @@ Test(draft, costs_are_forgotten_and_anew)
     cr_assert_float_eq(draft_cost_of(&k.c, 2), 1.2, 1e-9);
 }
 
-Test(draft, a_real_model, .timeout = 120)
+Test(draft, a_real_model)
 {
     const char *model = getenv("PIPIT_SMOLLM2");
 

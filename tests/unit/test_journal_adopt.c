@@ -283,7 +283,7 @@ static void use_all(int fd)
     journal_close(&j);
 }
 
-Test(journal_adopt, no_bytes_lead_it_astray, .timeout = 60)
+Test(journal_adopt, no_bytes_lead_it_astray)
 {
     const char *seed = getenv("PIPIT_SEED");
     uint8_t *good;

@@ -150,7 +150,7 @@ Test(log, nobody_listens)
     cr_assert_str_eq(on_stderr(), "<6>text\n");
 }
 
-Test(log, a_full_socket_is_not_waited_for, .timeout = 10)
+Test(log, a_full_socket_is_not_waited_for)
 {
     struct log_fields f = {0};
 

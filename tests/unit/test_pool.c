@@ -144,24 +144,24 @@ static void check(int n_threads, int n_runs, int pause_us)
     pool_destroy(j.pool);
 }
 
-Test(pool, every_thread_runs_every_job, .timeout = 30)
+Test(pool, every_thread_runs_every_job)
 {
     for (int n = 1; n <= 4; n++) {
         check(n, 2000, 0);
     }
 }
 
-Test(pool, more_threads_than_cpus, .timeout = 30)
+Test(pool, more_threads_than_cpus)
 {
     check(MAX, 200, 0);
 }
 
-Test(pool, sleeping_threads_wake, .timeout = 30)
+Test(pool, sleeping_threads_wake)
 {
     check(3, 20, 2000);
 }
 
-Test(pool, pieces_of_shares_are_taken_once, .timeout = 30)
+Test(pool, pieces_of_shares_are_taken_once)
 {
     for (int n = 1; n <= 4; n++) {
         check_shares(n, 1000);
@@ -171,7 +171,7 @@ Test(pool, pieces_of_shares_are_taken_once, .timeout = 30)
 
 /* Three on one CPU: the caller, a worker and a stranger who never sleeps. pool_run() has to wait
  * until the worker gets its turn, pool_share() has not. */
-Test(pool, a_late_thread_is_not_waited_for, .timeout = 60)
+Test(pool, a_late_thread_is_not_waited_for)
 {
     struct job j = {0};
     cpu_set_t before;
@@ -224,7 +224,7 @@ Test(pool, default_size_and_refusals)
 }
 
 /* Not a limit that fails: a crowded machine decides the figure. It is printed for the reader. */
-Test(pool, time_of_a_run, .timeout = 30)
+Test(pool, time_of_a_run)
 {
     struct job j = {0};
     int64_t best = INT64_MAX;

@@ -43,7 +43,7 @@ static void *produce(void *arg)
     return NULL;
 }
 
-Test(ring, no_wake_up_is_lost, .timeout = 30)
+Test(ring, no_wake_up_is_lost)
 {
     struct error e = {0};
     struct ring r;

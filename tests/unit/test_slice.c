@@ -292,7 +292,7 @@ static const struct engine_request *generate(void)
     return &q;
 }
 
-Test(slice, no_bit_depends_on_it, .timeout = 300)
+Test(slice, no_bit_depends_on_it)
 {
     static const char *const of[] = {
         "full,chunk=128",
@@ -322,7 +322,7 @@ Test(slice, no_bit_depends_on_it, .timeout = 300)
 }
 
 /* SwiftKV's split, sliding windows, augmented queries. */
-Test(slice, no_bit_of_other_models_depends_on_it, .timeout = 300)
+Test(slice, no_bit_of_other_models_depends_on_it)
 {
     static const struct setting of[] = {
         {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "full,chunk=32", 128, 100},
@@ -348,7 +348,7 @@ Test(slice, no_bit_of_other_models_depends_on_it, .timeout = 300)
     }
 }
 
-Test(slice, scores_and_embeddings_too, .timeout = 300)
+Test(slice, scores_and_embeddings_too)
 {
     static const struct setting of[] = {
         {"stories260K.gguf", NULL, "full,chunk=128", CTX, N_PROMPT},
@@ -374,7 +374,7 @@ Test(slice, scores_and_embeddings_too, .timeout = 300)
 }
 
 /* Scored rows with their logits wait for credit: they are set aside a chunk at a time. */
-Test(slice, rows_that_are_set_aside, .timeout = 300)
+Test(slice, rows_that_are_set_aside)
 {
     static const struct setting of = {"stories260K.gguf", NULL, "full,chunk=128", CTX, N_PROMPT};
     static struct run talker, r[2];
@@ -465,7 +465,7 @@ static void cancel(const char *kv)
     engine_destroy(e);
 }
 
-Test(slice, cancel_between_units, .timeout = 300)
+Test(slice, cancel_between_units)
 {
     cancel("full,chunk=128");
     cancel("keyformer:50%,chunk=128");
@@ -474,7 +474,7 @@ Test(slice, cancel_between_units, .timeout = 300)
 }
 
 /* Two prompts at once, one of them layer by layer throughout, and one that is urgent. */
-Test(slice, several_prompts, .timeout = 300)
+Test(slice, several_prompts)
 {
     static struct run talker, r[3], alone[3];
     static const char *const kv[] = {"full,chunk=128", "keyformer:50%,chunk=128", "full,chunk=128"};

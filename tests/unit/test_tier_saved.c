@@ -142,7 +142,7 @@ static void come_back(const char *backend, const char *from, const char *to)
     engine_destroy(e);
 }
 
-Test(tier_saved, as_if_it_had_never_left, .timeout = 300)
+Test(tier_saved, as_if_it_had_never_left)
 {
     static const char *const backends[] = {"ref", "cpu"};
 
@@ -160,7 +160,7 @@ Test(tier_saved, as_if_it_had_never_left, .timeout = 300)
     }
 }
 
-Test(tier_saved, acrosskv, .timeout = 300)
+Test(tier_saved, acrosskv)
 {
     swift = "cache_swiftkv_2_3.gguf";
     skew = "cache_skew_2_3.gguf";
