@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <sys/mman.h>
+#include <unistd.h>
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
@@ -531,9 +532,22 @@ static bool is_device(const void *p)
     return (const uint8_t *)p >= device && (const uint8_t *)p < device + DEVICE_BYTES;
 }
 
+/* The device is lost for the process that finds the file named by EMU_LOST, and takes it away. */
+static bool is_lost(void)
+{
+    static const char *const file = getenv("EMU_LOST");
+
+    return file && unlink(file) == 0;
+}
+
 static cudaError_t fails(void)
 {
     if (fail_sticky) {
+        return fail_code;
+    }
+    if (is_lost()) {
+        fail_sticky = true;
+        fail_code = cudaErrorLaunchFailure;
         return fail_code;
     }
     if (fail_after > 0 && --fail_after == 0) {

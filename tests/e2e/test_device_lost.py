@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon on the CUDA backend whose device is lost in the middle of answers: the engine ends with that cause, the front
+starts another, and every answer goes on without a gap. The device is emulated (tests/cuda/emu).
+
+usage: test_device_lost.py libpipit-cuda-emu.so [unittest arguments]"""
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+MODULE = sys.argv.pop(1)
+FROM = os.environ.get("PIPIT_BUILD", "build")
+TREE = tempfile.mkdtemp(prefix="pipit-")
+os.environ["PIPIT_BUILD"] = TREE  # programs that find the module beside them, as in a build folder
+
+from daemon import Daemon  # noqa: E402
+from lane import DONE, F_REPLAYED, prompt, text_of  # noqa: E402
+
+
+def setUpModule():
+    for name in ("daemon/front/pipitd", "daemon/worker/pipit-engine"):
+        os.makedirs(os.path.join(TREE, os.path.dirname(name)))
+        shutil.copy2(os.path.join(FROM, name), os.path.join(TREE, name))
+    os.makedirs(os.path.join(TREE, "kernels/cuda"))
+    shutil.copy2(MODULE, os.path.join(TREE, "kernels/cuda/libpipit-cuda.so"))
+
+
+def tearDownModule():
+    shutil.rmtree(TREE)
+
+
+class DeviceLost(unittest.TestCase):
+    N = 24
+
+    def test_answers_go_on(self):
+        lost = os.path.join(TREE, "lost")
+        d = Daemon("--sequences", "2", backend="cuda", env={"EMU_LOST": lost})
+        self.addCleanup(lambda: self.assertEqual(d.stop(), 0, d.text()))
+        lane = d.ready()
+        self.assertIn("cuda", d.text())
+        texts = ["Once upon a time", "The little dog"]
+        whole = [text_of(lane.events(lane.request(prompt(t, self.N)))) for t in texts]
+
+        events = {}
+        for t in texts:
+            rid = lane.request(prompt(t, self.N))
+            events[rid] = []
+            while not events[rid]:  # accepted: the items' place in the arena is free again
+                e = lane.recv()
+                events[e.id].append(e)
+        ids = list(events)
+        while not all(e and e[-1].type == DONE for e in events.values()):
+            e = lane.recv()
+            events[e.id].append(e)
+            if e.id == ids[0] and e.seq == 6:
+                open(lost, "w").close()
+        for rid, text in zip(ids, whole):
+            got = events[rid]
+            self.assertEqual([e.seq for e in got], list(range(1, len(got) + 1)))
+            self.assertEqual(text_of(got), text)
+            self.assertEqual((got[-1].reason, got[-1].n_new, got[-1].replay), ("length", self.N, 1))
+            self.assertTrue(got[-1].flags & F_REPLAYED)
+        self.assertFalse(os.path.exists(lost))
+        self.assertEqual(lane.status().n_restarts, 1)
+        self.assertRegex(d.text(), r"pipit-engine: the CUDA device \(.*\) is lost: ")
+        lane.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
