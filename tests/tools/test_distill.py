@@ -38,6 +38,7 @@ import cache8  # noqa: E402
 import corpus  # noqa: E402
 import data  # noqa: E402
 import evaluate  # noqa: E402
+import fit  # noqa: E402
 import layers  # noqa: E402
 import loss  # noqa: E402
 import make_data  # noqa: E402
@@ -384,6 +385,56 @@ class Training(WithStories):
                 self.assertLess(lines[-1][key], lines[0][key])
                 over = str(self.folder / f"o{i}/overlay.gguf")
                 engine(self.folder, STORIES, self.text, CTX, "f16", over)  # loads and runs
+
+    def fitted(self, split, group):
+        s = model.Student(self.frozen, split, group)
+        f = fit.Fit(s, data.Shards(self.data, 32, 1), 40)
+        f.apply()
+        return s, f
+
+    def test_fit_alone_keeps_every_score(self):
+        """Groups of one: each head's scores are those of its own q on the regression of its own k, at any distance:
+        for every frequency conj(q) k is what it was, so the turn that q and k took together does not show."""
+        s, f = self.fitted(2, 1)
+        half, per = self.w.dim // 2, self.w.n_heads // self.w.n_kv
+        pairs = lambda a: torch.complex(a[:, :half], a[:, half:])
+        heads = lambda a: pairs(torch.as_tensor(a).double().view(-1, self.w.dim, self.w.n_heads * self.w.dim))
+        score = lambda q, k: torch.einsum("hfd,hfe->hfde", q.conj(), k.repeat_interleave(per, 0))
+        for j, q in enumerate(s.q):
+            own = self.w.layers[2 + j]
+            want = score(heads(own["q"]), heads(own["k"]) @ f.guess[j].to(torch.complex128))
+            got = score(heads(q.detach()), heads(s.k[j].detach()))
+            self.assertLess(((got - want).abs().max() / want.abs().max()).item(), 1e-5)
+            self.assertLess((s.v[j].detach() - torch.as_tensor(own["v"]).double() @ f.guess[j]).abs().max().item(), 1e-4)
+
+    def test_fit_is_the_least(self):
+        """Of shared values: any step away from them adds more error, summed over layers behind their output projections.
+        Of the start: nearer the teacher than the mean is, on text that it has not seen."""
+        s, f = self.fitted(2, 3)
+        x = torch.randn(200, f.root.shape[0], dtype=torch.double) @ f.root.T  # of z's second moments
+
+        def error(v):
+            out = 0.0
+            for j in range(3):
+                own, o = f.weight(j, "v").flatten(0, 1), f.weight(j, "o")
+                per = o.shape[1] // self.w.n_kv
+                through = lambda rows: torch.einsum("ehd,nhd->neh", o, (x @ rows.T).view(
+                    len(x), self.w.n_kv, -1).repeat_interleave(per, 1))
+                adds = sum(torch.trace(o[:, h] @ a @ o[:, h].T) for h in range(o.shape[1])
+                           for a in [f.weight(j, "v")[h // per] @ f.xx[j] @ f.weight(j, "v")[h // per].T])
+                out += (through(own @ f.guess[j]) - through(v)).square().sum() / adds
+            return out
+        v = s.v[0].detach().double()
+        least = error(v)
+        step = torch.randn_like(v) * v.std() * 0.1
+        self.assertLess(least, error(v + step))
+        self.assertLess(least, error(v - step))
+        self.assertLess(least, error(model.Student(self.frozen, 2, 3).v[0].detach().double()))
+
+        for start in ("mean", "fit"):
+            self.train(start, "--split", "2", "--group", "3", "--steps", "1", "--start", start, "--seed", "2")
+        self.assertLess(self.log("fit")[0]["kl"], self.log("mean")[0]["kl"])
+        self.assertIn("--start fit keeps", self.train("odd", "--split", "2", "--kv-heads", "1", "--start", "fit", "--steps", "1", code=1))
 
     def test_resumed_is_the_same_curve(self):
         self.train("whole", "--split", "2", "--steps", "8", "--min-lr", "1")

@@ -30,17 +30,17 @@ COMMON = ["--ctx", "512", "--batch", "8", "--micro", "2"]
 FULL = [*COMMON, "--stage", "full", "--hidden", "1", "--share", "0.5", "--optimizer", "muon", "--lr", "2e-3", "--ema", "0.99"]
 ATTENTION = [*COMMON, "--stage", "attention", "--lr", "3e-3", "--min-lr", "0.3"]
 EXIT = [*COMMON, "--stage", "exit", "--temperature", "1", "--lr", "1e-3"]
+FIT = ["--start", "fit"]
 SETTINGS = {
-    "a": {"name": "smollm2-135m-swiftkv-15-1", "shape": ["--split", "15", "--group", "1"],
-          "stages": [["attention", 1e6, ATTENTION], ["full", 20e6, FULL]]},
+    "a": {"name": "smollm2-135m-swiftkv-15-1", "shape": ["--split", "15", "--group", "1"], "stages": [["full", 20e6, [*FULL, *FIT]]]},
     "b": {"name": "smollm2-135m-swiftkv-15-4", "shape": ["--split", "15", "--group", "4"],
-          "stages": [["attention", 1e6, ATTENTION], ["full", 20e6, FULL]]},
+          "stages": [["attention", 2.5e5, [*ATTENTION, *FIT]], ["full", 20e6, FULL]]},
     "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16"],
           "stages": [["attention", 1e6, ATTENTION], ["full", 20e6, FULL]]},
     "d": {"name": "smollm2-135m-swiftkv-14-16-fp8-exit", "shape": ["--split", "14", "--group", "16"], "from": "c",
           "stages": [["full", 5e6, [*FULL, "--cache", "fp8"]], ["exit", 5e6, [*EXIT, "--cache", "fp8"]]]},
     "e": {"name": "smollm2-135m-swiftkv-18-12", "shape": ["--split", "18", "--group", "12"],
-          "stages": [["attention", 1e6, ATTENTION], ["full", 20e6, FULL]]},
+          "stages": [["attention", 2.5e5, [*ATTENTION, *FIT]], ["full", 20e6, FULL]]},
 }
 
 

@@ -27,6 +27,7 @@ import time
 import torch
 
 import checkpoint
+import fit
 import loss
 import model
 import ops
@@ -46,7 +47,10 @@ def options(argv=None):
     p.add_argument("--split", type=int, required=True)
     p.add_argument("--group", type=int, default=1)
     p.add_argument("--kv-heads", type=int, help="of the shared stores, if not the model's own number")
-    p.add_argument("--resume-from", help="start from this overlay instead of the averaged projections")
+    p.add_argument("--start", choices=("mean", "fit"), default="mean",
+                   help="mean: of a group's projections; fit: least squares from the teacher's states (fit.py)")
+    p.add_argument("--fit-sequences", type=int, default=64, help="of the data, for --start fit")
+    p.add_argument("--resume-from", help="start from this overlay instead of what --start makes")
     p.add_argument("--stage", choices=("attention", "full", "exit"), default="full")
     p.add_argument("--exit-words", type=int, default=4095,
                    help="stage exit: rows of a new head, for the commonest words of the data; one more is for all others")
@@ -130,6 +134,8 @@ class Run:
             self.step, self.sequences, self.spent = place["step"], place["sequences"], place["spent"]
             self.before, self.anew, state = place["before"], self.step, None
             print(f"distill: goes on at step {self.step} from {o.place.name}; the optimizer begins anew", flush=True)
+        if o.start == "fit" and not (state or place or o.resume_from):
+            fit.Fit(self.student, self.data, o.fit_sequences).apply()
         self.mean = [p.detach().clone() for p in self.params] if o.ema else None
         if state:
             self.student.load_state_dict(state["student"])
