@@ -432,8 +432,8 @@ class Training(WithStories):
         self.assertLess(least, error(model.Student(self.frozen, 2, 3).v[0].detach().double()))
 
         for start in ("mean", "fit"):
-            self.train(start, "--split", "2", "--group", "3", "--steps", "1", "--start", start, "--seed", "2")
-        self.assertLess(self.log("fit")[0]["kl"], self.log("mean")[0]["kl"])
+            self.train(f"from-{start}", "--split", "2", "--group", "3", "--steps", "1", "--start", start, "--seed", "2")
+        self.assertLess(self.log("from-fit")[0]["kl"], self.log("from-mean")[0]["kl"])
         self.assertIn("--start fit keeps", self.train("odd", "--split", "2", "--kv-heads", "1", "--start", "fit", "--steps", "1", code=1))
 
     def test_resumed_is_the_same_curve(self):
