@@ -39,9 +39,9 @@ static inline float *att_seen_max_of(const struct att_block *b, int32_t pair, in
     return b->u.t->seen_max + (size_t)pair * (size_t)b->n_pages + (size_t)page;
 }
 
-/* A row's observed weights of one page from its logits x (64): ATT_TEMPERED. Row i of the block. */
+/* A row's observed weights of one page from its logits x (64) and noise (NULL: none): ATT_TEMPERED. Row i of the block. */
 void att_temper(const struct att_block *b, int32_t head, int32_t i, int32_t page, const float *x,
-                const int32_t *pos);
+                const float *noise);
 
 /* Do products of this unit go as tiles? Depends on the CPU and the model alone. */
 bool att_tiles_serve(const struct att_unit *u);

@@ -141,14 +141,12 @@ static void raise_max(const struct att_block *b, int32_t pair, float max, enum a
 }
 
 void att_temper(const struct att_block *b, int32_t head, int32_t i, int32_t page, const float *x,
-                const int32_t *pos)
+                const float *noise)
 {
     const struct att_unit *u = &b->u;
     int32_t pair = head * b->n_rows + i;
-    int32_t row = b->row0 + i;
     float *seen = att_seen_of(b, pair, page);
-    const float *noise = att_noise(u, ATT_TEMPERED, row, head, pos);
-    float max = u->cpu->table.kv_temper(x, noise, att_tau(u, row), seen);
+    float max = u->cpu->table.kv_temper(x, noise, att_tau(u, b->row0 + i), seen);
 
     if (max > b->seen_max[pair]) {
         b->seen_sum[pair] *= b->seen_max[pair] > CPU_KV_MASKED ? exp2f(b->seen_max[pair] - max) : 0;
@@ -159,9 +157,24 @@ void att_temper(const struct att_block *b, int32_t head, int32_t i, int32_t page
     *att_seen_max_of(b, pair, page) = max;
 }
 
-/* Row i of the block and one head: logits in u->t->x become weights. */
+/* A page's noise for one query head in u->t->noise, where it is the same for all rows of the block
+ * (noise=once); else NULL. */
+static const float *noise_of_page(const struct att_block *b, int32_t head)
+{
+    const struct att_unit *u = &b->u;
+    int32_t row = b->row0 + b->n_rows - 1;
+    enum att_mode mode = att_mode(u, row);
+
+    if (mode == ATT_UNSEEN || mode == ATT_SOFTMAX || !u->observe->noise_once ||
+        u->observe->tau_step != 0) {
+        return NULL;
+    }
+    return att_noise(u, mode, row, head, u->t->pos);
+}
+
+/* Row i of the block and one head: logits in u->t->x become weights. `noise`: noise_of_page(). */
 static void pair_page(const struct att_block *b, int32_t head, int32_t i, int32_t page,
-                      const uint16_t *k_scale, const uint16_t *v_scale)
+                      const uint16_t *k_scale, const uint16_t *v_scale, const float *noise)
 {
     const struct att_unit *u = &b->u;
     const int32_t *pos = u->t->pos;
@@ -177,8 +190,11 @@ static void pair_page(const struct att_block *b, int32_t head, int32_t i, int32_
     if (max > b->max[pair]) {
         raise_max(b, pair, max, mode);
     }
+    if (!noise && (mode == ATT_TEMPERED || mode == ATT_GUMBEL)) {
+        noise = att_noise(u, mode, row, head, pos);
+    }
     if (mode == ATT_TEMPERED) {
-        att_temper(b, head, i, page, x, pos);
+        att_temper(b, head, i, page, x, noise);
     }
     max = b->max[pair];
     sum = u->cpu->table.kv_exp(x, max > CPU_KV_MASKED ? max : 0, v_scale, kept);
@@ -186,7 +202,7 @@ static void pair_page(const struct att_block *b, int32_t head, int32_t i, int32_
     if (kept) {
         *att_seen_max_of(b, pair, page) = max;
         if (mode == ATT_GUMBEL) {
-            sum = u->cpu->table.kv_weigh(kept, att_noise(u, mode, row, head, pos));
+            sum = u->cpu->table.kv_weigh(kept, noise);
         }
         b->seen_sum[pair] += sum;
     }
@@ -215,6 +231,7 @@ static void one_page(struct att_block *b, int32_t page)
     const float *v = NULL;
     const uint16_t *k_scale;
     const uint16_t *v_scale;
+    const float *noise;
 
     att_positions(u, slot0, u->t->pos);
     for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
@@ -230,9 +247,10 @@ static void one_page(struct att_block *b, int32_t page)
         k_scale = kv_page_k_scale(l, bytes, h / u->share_k);
         v_scale = kv_page_v_scale(l, bytes, h / u->share_v);
         keys(b, k, h);
+        noise = noise_of_page(b, h);
         for (int32_t i = 0; i < b->n_rows; i++) {
             prefetch(next_bytes, l->page_bytes, h * b->n_rows + i, b->n_pairs);
-            pair_page(b, h, i, page, k_scale, v_scale);
+            pair_page(b, h, i, page, k_scale, v_scale, noise);
         }
         values(b, v, h, left < OPS_PAGE_SLOTS ? left : OPS_PAGE_SLOTS);
     }

@@ -207,7 +207,7 @@ static void see_row(const struct att_block *b, const struct step *s, int32_t hea
 
             (void)att_logits(u, row, head, kv_page_k_scale(u->l, bytes, head / u->share_k), pos,
                              pos, true, logits + at);
-            att_temper(b, head, i, page, logits + at, pos);
+            att_temper(b, head, i, page, logits + at, att_noise(u, ATT_TEMPERED, row, head, pos));
             continue;
         }
         *att_seen_max_of(b, pair, page) = b->max[pair];

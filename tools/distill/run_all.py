@@ -25,7 +25,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 
-# Tokens of a stage are its rate's length. d goes on from c's overlay.
+# Tokens of a stage are its rate's length. d goes on from c's overlay; its first two stages are there to have a head to serve soon.
 COMMON = ["--ctx", "512", "--batch", "8", "--micro", "2"]
 FULL = [*COMMON, "--stage", "full", "--hidden", "1", "--share", "0.5", "--optimizer", "muon", "--lr", "2e-3", "--ema", "0.99"]
 ATTENTION = [*COMMON, "--stage", "attention", "--lr", "3e-3", "--min-lr", "0.3"]
@@ -38,7 +38,8 @@ SETTINGS = {
     "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16"],
           "stages": [["attention", 1e6, ATTENTION], ["full", 20e6, FULL]]},
     "d": {"name": "smollm2-135m-swiftkv-14-16-fp8-exit", "shape": ["--split", "14", "--group", "16"], "from": "c",
-          "stages": [["full", 5e6, [*FULL, "--cache", "fp8"]], ["exit", 5e6, [*EXIT, "--cache", "fp8"]]]},
+          "stages": [["full", 6e4, [*FULL, "--cache", "fp8"]], ["exit", 4e5, [*EXIT, "--cache", "fp8"]],
+                     ["full", 5e6, [*FULL, "--cache", "fp8"]], ["exit", 5e6, [*EXIT, "--cache", "fp8"]]]},
     "e": {"name": "smollm2-135m-swiftkv-18-12", "shape": ["--split", "18", "--group", "12"],
           "stages": [["attention", 2.5e5, [*ATTENTION, *FIT]], ["full", 20e6, FULL]]},
 }
