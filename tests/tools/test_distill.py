@@ -434,6 +434,10 @@ class Training(WithStories):
         for start in ("mean", "fit"):
             self.train(f"from-{start}", "--split", "2", "--group", "3", "--steps", "1", "--start", start, "--seed", "2")
         self.assertLess(self.log("from-fit")[0]["kl"], self.log("from-mean")[0]["kl"])
+        for start in ("mean", "fit"):
+            self.train(f"exit-from-{start}", "--split", "2", "--stage", "exit", "--exit-words", "99", "--steps", "1", "--start", start,
+                       "--seed", "2")
+        self.assertLess(self.log("exit-from-fit")[0]["exit"], self.log("exit-from-mean")[0]["exit"])
         self.assertIn("--start fit keeps", self.train("odd", "--split", "2", "--kv-heads", "1", "--start", "fit", "--steps", "1", code=1))
 
     def test_resumed_is_the_same_curve(self):

@@ -12,7 +12,11 @@ K of a group: queries are free, and RoPE leaves one freedom a layer and frequenc
 score the sum of Re(conj(q) k e^(i angle)), so k_l ~ a_l c with a complex a_l is as good as c if q becomes conj(a_l) q. The best
 c is the first right singular vector of the layers' k_l, each over the root of its queries' power, in z's metric.
 
-With groups of one both are exact up to R: q stays (turned), k and v are regressions."""
+With groups of one both are exact up to R: q stays (turned), k and v are regressions.
+
+The early-exit head likewise: the last normed state's regression on the split's, through the rows of the model's head (what
+"Eliciting Latent Predictions from Transformers with the Tuned Lens", arXiv 2303.08112, trains), and for all
+other words the regression of the logarithm of the sum of their exponentials."""
 
 import torch
 
@@ -38,6 +42,34 @@ def moments(frozen, data, split, n, micro=4):
             xx[j] += x.t() @ x
         rows += z.shape[0]
     return [m.cpu().double() / rows for m in (zz, xz, xx)]
+
+
+@torch.no_grad()
+def exit_head(student, data, n, ridge=1e-3, micro=2):
+    """Of a student whose early-exit head is new, over the first n sequences of the data."""
+    f, norm = student.frozen, student.exit_norm.detach()
+    d, eps = f.embed.shape[1], f.w.eps
+    others = torch.ones(len(f.head), dtype=torch.bool, device=f.device)
+    others[student.exit_words] = False
+    zz, yz, oz = torch.zeros(d, d, device=f.device), torch.zeros(d, d, device=f.device), torch.zeros(d, device=f.device)
+    rows = 0
+    for at in range(0, n, micro):
+        tokens, _ = data.batch(at, min(micro, n - at), f.device)
+        x = f.shallow(tokens[:, :-1], student.split)
+        y = f.last_norm(f.states(x, student.split, f.w.n_layers)[-1]).flatten(0, 1)
+        z = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * norm).flatten(0, 1).float()
+        zz += z.t() @ z
+        yz += y.float().t() @ z
+        for i in range(0, len(y), 256):
+            rest = torch.logsumexp((y[i:i + 256] @ f.head.t()).float()[:, others], -1)
+            oz += rest @ z[i:i + 256]
+        rows += len(z)
+    zz = zz.cpu().double() / rows
+    zz += ridge * zz.diagonal().mean() * torch.eye(d, dtype=zz.dtype)
+    targets = torch.cat((yz, oz[None])).cpu().double() / rows
+    made = torch.linalg.solve(zz, targets.t()).t()
+    head = f.head[student.exit_words].cpu().double() @ made[:-1]
+    student.exit_head.copy_(torch.cat((head, made[-1:])))
 
 
 class Fit:

@@ -29,7 +29,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 COMMON = ["--ctx", "512", "--batch", "8", "--micro", "2"]
 FULL = [*COMMON, "--stage", "full", "--hidden", "1", "--share", "0.5", "--optimizer", "muon", "--lr", "2e-3", "--ema", "0.99"]
 ATTENTION = [*COMMON, "--stage", "attention", "--lr", "3e-3", "--min-lr", "0.3"]
-EXIT = [*COMMON, "--stage", "exit", "--temperature", "1", "--lr", "1e-3"]
+EXIT = [*COMMON, "--stage", "exit", "--start", "fit", "--temperature", "1", "--lr", "1e-3"]
 FIT = ["--start", "fit"]
 SETTINGS = {
     "a": {"name": "smollm2-135m-swiftkv-15-1", "shape": ["--split", "15", "--group", "1"], "stages": [["full", 20e6, [*FULL, *FIT]]]},

@@ -116,6 +116,8 @@ class Run:
             if not 1 <= o.exit_words < len(w.embed):
                 raise SystemExit(f"distill: --exit-words: {o.exit_words} is not in 1..{len(w.embed) - 1}")
             self.student.add_exit(self.data.commonest(o.exit_words))
+            if o.start == "fit":
+                fit.exit_head(self.student, self.data, o.fit_sequences)
         for name, p in self.student.named_parameters():
             p.requires_grad_(name.startswith("exit_") == (o.stage == "exit"))
         self.params = [p for p in self.student.parameters() if p.requires_grad]
