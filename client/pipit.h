@@ -321,10 +321,10 @@ enum pipit_kind {
 };
 
 enum pipit_param {
-    PIPIT_TEMPERATURE = 1, /* 0..100; 0: the likeliest token */
-    PIPIT_TOP_P,           /* 0..1 */
-    PIPIT_MIN_P,           /* 0..1 */
-    PIPIT_TOP_K,           /* 0: all */
+    PIPIT_TEMPERATURE = 1, /* 0..100; 0: the likeliest token; 0.7 unless set */
+    PIPIT_TOP_P,           /* 0..1; 0.95 unless set */
+    PIPIT_MIN_P,           /* 0..1; 0.05 unless set */
+    PIPIT_TOP_K,           /* 0: all, unless set */
     PIPIT_REPEAT_PENALTY,  /* above 0; 1: none */
     PIPIT_PRESENCE_PENALTY,
     PIPIT_FREQUENCY_PENALTY,

@@ -66,7 +66,8 @@ if [ -n "$swiftkv" ]; then
     settings+=(--overlay models/smollm2-135m-swiftkv-14-16.gguf --kv fp8+keyformer:50%)
     plan() { "$build/daemon/front/pipitd" plan "$@" | sed 's/^policy \([^,]*\).*/policy \1/'; }
     echo "demo: the plan of the base model (left), and with overlay, FP8 and keyformer:50% (right)" >&2
-    paste -d '|' <(plan "${base[@]}" | awk '{printf "%-68.68s\n", $0}') <(plan "${settings[@]}") >&2
+    width=$(plan "${base[@]}" | awk '{ if (length > w) w = length } END { print w + 1 }')
+    paste -d '|' <(plan "${base[@]}" | awk -v w="$width" '{printf "%-*s\n", w, $0}') <(plan "${settings[@]}") >&2
 fi
 "$build/daemon/front/pipitd" "${settings[@]}" --runtime-dir "$run" \
     2>"$run/log" &

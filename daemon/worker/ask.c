@@ -99,7 +99,6 @@ static int read_sampling(struct ask *a, const struct tlv_item *item, struct erro
                            TLV_S_POOL_LAST | TLV_S_POOL_NONE | TLV_S_NOT_UNIT | TLV_S_NO_DRAFT;
 
     tlv_sampling_read(item, s);
-    a->has_sampling = true;
     if (s->max_tokens < 0) {
         return error_set(reterr, -EINVAL, "max_tokens %d: allowed are 0..2147483647",
                          s->max_tokens);
@@ -222,7 +221,7 @@ int ask_read(const uint8_t *items, size_t size, bool hooks, struct ask *ret, str
     struct tlv_item item;
     int rc;
 
-    memset(ret, 0, sizeof(*ret));
+    *ret = (struct ask){.sampling = tlv_sampling_default()};
     while ((rc = tlv_next(&r, &item, reterr)) == 1) {
         rc = read_item(ret, &r, &item, hooks, reterr);
         if (rc) {
@@ -270,21 +269,17 @@ void ask_clear(struct ask *a)
 struct sampler_params ask_sampler(const struct ask *a, uint64_t seed)
 {
     const struct tlv_sampling *s = &a->sampling;
-    struct sampler_params p = sampler_params_default();
 
-    if (a->has_sampling) {
-        p = (struct sampler_params){.temperature = s->flags & TLV_S_GREEDY ? 0 : s->temperature,
-                                    .top_k = s->top_k,
-                                    .top_p = s->top_p,
-                                    .min_p = s->min_p,
-                                    .repeat_penalty = s->repeat_penalty,
-                                    .presence_penalty = s->presence_penalty,
-                                    .frequency_penalty = s->frequency_penalty,
-                                    .penalty_window = s->penalty_last_n,
-                                    .n_logprobs = s->n_logprobs};
-    }
-    p.seed = a->has_sampling && (s->flags & TLV_S_SEED) ? s->seed : seed;
-    return p;
+    return (struct sampler_params){.temperature = s->flags & TLV_S_GREEDY ? 0 : s->temperature,
+                                   .top_k = s->top_k,
+                                   .top_p = s->top_p,
+                                   .min_p = s->min_p,
+                                   .repeat_penalty = s->repeat_penalty,
+                                   .presence_penalty = s->presence_penalty,
+                                   .frequency_penalty = s->frequency_penalty,
+                                   .penalty_window = s->penalty_last_n,
+                                   .n_logprobs = s->n_logprobs,
+                                   .seed = s->flags & TLV_S_SEED ? s->seed : seed};
 }
 
 /* `n` ids, each read once from where the client may be writing. */

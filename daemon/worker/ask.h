@@ -26,13 +26,12 @@ struct ask {
     size_t n_tokens;
     bool has_prompt;
     bool has_tokens;
-    bool has_sampling;
     char *kv; /* NULL: the default policy */
     struct stop_text stops[STOP_MAX_STRINGS];
     size_t n_stops;
     struct chat_message *messages; /* system first, the prompt last */
     size_t n_messages;
-    struct tlv_sampling sampling;
+    struct tlv_sampling sampling; /* tlv_sampling_default() where there is no such item */
     const char *session; /* TLV_SESSION, not terminated; NULL: none */
     size_t session_len;
     const char *hook; /* TLV_SESSION that is a test's order: "crash:3" */

@@ -13,8 +13,9 @@ enum { TLV_HEADER_BYTES = 8, TLV_ALIGN = 8, TLV_SKIPPABLE = 0x8000 };
 struct tlv_sampling tlv_sampling_default(void)
 {
     return (struct tlv_sampling){
-        .temperature = 1.0f,
-        .top_p = 1.0f,
+        .temperature = 0.7f,
+        .top_p = 0.95f,
+        .min_p = 0.05f,
         .repeat_penalty = 1.0f,
         .penalty_last_n = 64,
     };

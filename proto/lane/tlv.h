@@ -37,7 +37,8 @@ enum tlv_sampling_flag {
     TLV_S_NO_DRAFT = 1 << 7,  /* no tokens are drafted; the answer is the same either way */
 };
 
-/* Every number in its neutral value when a client does not set it: use tlv_sampling_default(). */
+/* What a client does not set has the value of tlv_sampling_default(), which is also what counts where
+ * there is no such item, and what `pipit` and pipit.proto name. */
 struct tlv_sampling { /* 56 bytes */
     float temperature;
     float top_p;

@@ -99,7 +99,7 @@ class Translation(Base):
     def test_sampling_defaults(self):
         self.client.last(generate("count 1"))
         got = struct.unpack("<ffffffiiiiIiQ", dict(self.front.requests[0]["items"])[8])
-        self.assertEqual(got, (1, 1, 0, 1, 0, 0, 0, 64, 0, -1, 0, 0, 0))
+        self.assertEqual(tuple(round(x, 6) for x in got), (0.7, 0.95, 0.05, 1, 0, 0, 0, 64, 0, -1, 0, 0, 0))
 
     def test_chat_items(self):
         r = pb.Request()

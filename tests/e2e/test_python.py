@@ -52,6 +52,15 @@ class Python(unittest.TestCase):
         self.assertEqual((a.done.reason, a.done.n_new, len(a.tokens)), ("length", 200, 200))
         self.assertGreater(a.done.kv_bytes, 0)
 
+    def test_an_option_changes_nothing_else(self):
+        """Said without options, and then with its seed, its length or the temperature that is the default alone."""
+        plain = self.c.generate("Once upon a time")
+        seed, n = plain.done.seed, min(plain.done.n_new, 60)
+        self.assertTrue(all(t.logprob < 0 for t in plain.tokens))
+        for more in ({}, {"max_tokens": n}, {"temperature": 0.7}, {"top_p": 0.95}, {"min_p": 0.05}, {"top_k": 0}, {"logprobs": 0}):
+            again = self.c.generate("Once upon a time", seed=seed, **more)
+            self.assertEqual([(t.id, t.logprob) for t in again.tokens][:n], [(t.id, t.logprob) for t in plain.tokens][:n], more)
+
     def test_sessions(self):
         folder = tempfile.mkdtemp(prefix="pp-")
         self.addCleanup(shutil.rmtree, folder)

@@ -199,7 +199,7 @@ def over_zmq(folder, stop, want, period, nice, out):
         while len(running) < 4 and not stop and time.monotonic() >= due:
             due = max(due + period / 4, time.monotonic())
             q = rng.choice(QUESTIONS)
-            rid = c.send(generate(q[0], temperature=0.8, seed=q[2], max_tokens=q[1], ignore_end=True))
+            rid = c.send(generate(q[0], temperature=0.8, top_p=1, min_p=0, seed=q[2], max_tokens=q[1], ignore_end=True))
             running[rid] = [q, b"", 1]
         try:
             e = c.receive(min(0.5, period))
@@ -244,7 +244,7 @@ def over_zmq(folder, stop, want, period, nice, out):
 
 
 def generate_again(generate, q, rid):
-    r = generate(q[0], temperature=0.8, seed=q[2], max_tokens=q[1], ignore_end=True)
+    r = generate(q[0], temperature=0.8, top_p=1, min_p=0, seed=q[2], max_tokens=q[1], ignore_end=True)
     r.id = rid
     return r
 

@@ -36,7 +36,7 @@ Test(lane_tlv, round_trip)
     cr_assert_eq(tlv_next(&r, &item, NULL), 0);
     item.len = 4;
     tlv_sampling_read(&item, &back);
-    cr_assert(back.temperature == 1.0f && back.top_p == 0.0f && back.seed == 0);
+    cr_assert(back.temperature == s.temperature && back.top_p == 0.0f && back.seed == 0);
 }
 
 Test(lane_tlv, what_does_not_fit_is_not_written)

@@ -181,7 +181,7 @@ class Client:
         """Token after token, Done last. A text is continued as it stands; so is a list of token ids; a list of
         messages ({"role": ..., "content": ...}) goes through the model's template. Leaving the loop cancels.
 
-        Options: temperature, top_k, top_p, min_p, max_tokens, stop, seed, kv (a cache policy), timeout (seconds),
+        Options: temperature (0.7), top_k (0), top_p (0.95), min_p (0.05), max_tokens, stop, seed, kv (a cache policy), timeout (seconds),
         system, logprobs, repeat_penalty, presence_penalty, frequency_penalty, ignore_end, draft, urgency."""
         return self._events(self.start(_kind(prompt), prompt, **options))
 
