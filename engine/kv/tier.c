@@ -441,7 +441,7 @@ void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t from, int32
                     : chosen->slots + ((size_t)entry * (size_t)chosen->max_groups + (size_t)g) *
                                           (size_t)chosen->ld;
 
-        for (int32_t i = 0; chosen && i < chosen->n[entry]; i++) {
+        for (int32_t i = 0; chosen && i < chosen->n[entry] && slots[i] >= 0; i++) {
             want(t, turn, f, g, slots[i]);
             if (t->pool) {
                 tier_pool_list(t->pool, seat, set_of(t, store, g), slots[i]);

@@ -290,6 +290,9 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     q->saved = saved;
     if (saved && q->saved_copy) {
         saved->source.arg = q->saved_copy;
+    } else if (has_saved(r) && !saved) { /* read anew, like any other */
+        request_drop_saved(q);
+        q->resumed = false;
     }
     q->principal = join_principal(s, r->principal);
     if (!q->principal) {

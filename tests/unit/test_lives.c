@@ -359,6 +359,7 @@ Test(lives, on_disk_with_shared_layers)
 Test(lives, that_evict_and_draft)
 {
     run_draft = 3;
+    run_keep_prefixes = true;
     live("cache_model.gguf", NULL, NULL,
          "full,chunk=64=40%;window:40,chunk=64+sinks:4=20%;"
          "keyformer:30,chunk=64,prefill=bounded=20%;recency:50%,chunk=64=20%",
@@ -370,6 +371,7 @@ Test(lives, that_evict_and_draft)
 Test(lives, with_local_layers)
 {
     run_draft = 3;
+    run_keep_prefixes = true;
     live("arch_gemma3.gguf", NULL, NULL,
          "full,chunk=64=50%;window:40,chunk=64=20%;h2o:30,chunk=64=30%",
          POLICIES("full,chunk=64", "window:40,chunk=64", "h2o:30,chunk=64"), 3);

@@ -170,6 +170,41 @@ Test(saved, from_one_backend_to_another)
     }
 }
 
+/* A block that holds all of the text (saved between a step's rows and its token) is not used, and
+ * the request is like any other: it shares kept pages, too. */
+Test(saved, all_of_the_text)
+{
+    enum { LONG = 200, KNOWN = 4 };
+    int32_t ids[LONG];
+    struct run whole;
+    struct run r;
+
+    run_keep_prefixes = true;
+    struct engine *e = run_engine("cache_model.gguf", "cpu", 320, 2, "full,chunk=64");
+
+    run_tokens(51, engine_info(e)->n_vocab, ids, LONG);
+    struct engine_request q = run_request(ids, LONG, N_NEW);
+
+    run_submit(e, &q, &whole);
+    run_all(e);
+    struct saved s = leave(e, &q, KNOWN + 1); /* LONG + KNOWN tokens are in the cache */
+
+    q.saved = s.p;
+    q.saved_size = s.size;
+    q.forced = whole.tokens;
+    q.n_forced = KNOWN;
+    run_submit(e, &q, &r);
+    free(s.p);
+    run_all(e);
+    cr_assert_eq(r.reason, ENGINE_LENGTH, "%s", r.error.text);
+    cr_assert_eq(r.usage.n_cached, 192);
+    cr_assert_eq(r.n_new, N_NEW);
+    cr_assert_eq(memcmp(r.tokens, whole.tokens, sizeof(int32_t) * N_NEW), 0);
+    run_clear(&r);
+    run_clear(&whole);
+    engine_destroy(e);
+}
+
 /* On ref a prompt's rows and an answer's rows compute alike, so going on equals reading it all. */
 Test(saved, a_second_turn)
 {
