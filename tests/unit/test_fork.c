@@ -316,3 +316,41 @@ Test(fork, pages)
     pages_destroy(&p);
     ops->destroy(be);
 }
+
+/* A prompt is then read in pieces, and a step may end between its last layer and its first token:
+ * the fork waits on. */
+Test(fork, beside_one_that_decodes)
+{
+    enum { PIECES = 200, ROUNDS = 6 };
+    static int32_t ids[2][PIECES];
+    struct engine *e = run_engine("cache_model.gguf", "cpu", 320, 4, "full");
+
+    for (int k = 0; k < ROUNDS; k++) {
+        struct run decoding;
+        struct run parent;
+        struct run fork;
+
+        run_tokens(7 + (uint64_t)k, engine_info(e)->n_vocab, ids[0], 16);
+        run_tokens(100 + (uint64_t)k, engine_info(e)->n_vocab, ids[1], PIECES);
+        struct engine_request q = run_request(ids[0], 16, 250);
+
+        run_submit(e, &q, &decoding);
+        while (decoding.n_new < 40) {
+            (void)run_step(e);
+        }
+        q = run_request(ids[1], PIECES, 10);
+        run_submit(e, &q, &parent);
+        q.fork_of = parent.handle;
+        run_submit(e, &q, &fork);
+        while (!fork.done) {
+            (void)run_step(e);
+        }
+        cr_assert_eq(fork.usage.n_cached, PIECES, "round %d: it read the prompt anew", k);
+        cr_assert_eq(engine_cancel(e, decoding.handle, ENGINE_CANCELLED), 0);
+        run_all(e);
+        run_clear(&decoding);
+        run_clear(&parent);
+        run_clear(&fork);
+    }
+    engine_destroy(e);
+}
