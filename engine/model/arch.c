@@ -49,6 +49,7 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_SWIFT_K_B]      = {"attn_k_swiftkv.bias", OPS_ROLE_VECTOR, DIM_1, DIM_DEEP_K},
     [LT_SWIFT_V]        = {"attn_v_swiftkv.weight", OPS_ROLE_MATMUL, DIM_DEEP_V, DIM_EMBD},
     [LT_SWIFT_V_B]      = {"attn_v_swiftkv.bias", OPS_ROLE_VECTOR, DIM_1, DIM_DEEP_V},
+    [LT_SWIFT_O]        = {"attn_output_swiftkv.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_ATT},
     [LT_SKEW]           = {"attn_skew.weight", OPS_ROLE_VECTOR, DIM_DEEP_K, DIM_HEAD},
     [LT_COLUMNS]        = {"attn_columns.weight", OPS_ROLE_VECTOR, DIM_DEEP_K, DIM_HEAD},
 };

@@ -11,9 +11,10 @@
 
 #include "kernels/ops.h"
 
-/* A layer's tensors, in the order in which a step reads them. Six are SwiftKV's (DESIGN
- * §4): a deep layer has SWIFT_Q in place of Q, a group's leader SWIFT_K and SWIFT_V. The last two
- * are InfiniGen's, made by pipit-skew. */
+/* A layer's tensors, in the order in which a step reads them. Seven are SwiftKV's (DESIGN
+ * §4): a deep layer has SWIFT_Q in place of Q, a group's leader SWIFT_K and SWIFT_V. SWIFT_O, where
+ * there is one, is read as O: [LT_O] holds it, [LT_SWIFT_O] nothing. The last two are InfiniGen's,
+ * made by pipit-skew. */
 enum layer_tensor {
     LT_ATTN_NORM,
     LT_ATTN_NORM_B,
@@ -46,6 +47,7 @@ enum layer_tensor {
     LT_SWIFT_K_B,
     LT_SWIFT_V,
     LT_SWIFT_V_B,
+    LT_SWIFT_O,
     LT_SKEW, /* of a store's owner: K heads' rotation (A transposed: its columns are rows) by which
               */
     LT_COLUMNS, /* slots are ranked a layer ahead; and a permutation in its place */

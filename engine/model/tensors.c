@@ -240,8 +240,14 @@ static int find_layer(struct finder *f, int32_t il, int first, int last)
         if (!((required | optional) & bit)) {
             continue;
         }
-        int r = find_one(f, &arch_layer_tensors[t], il, (required & bit) != 0, &l->w[t]);
+        int r = 0;
 
+        if (t == LT_O && l->deep) { /* an overlay may bring its own */
+            r = find_one(f, &arch_layer_tensors[LT_SWIFT_O], il, false, &l->w[LT_O]);
+        }
+        if (r == 0) {
+            r = find_one(f, &arch_layer_tensors[t], il, (required & bit) != 0, &l->w[t]);
+        }
         if (r < 0) {
             return r;
         }
@@ -365,7 +371,8 @@ static bool is_leftover(const struct model *m, const char *name)
             return true;
         }
     }
-    return strcmp(name + at, arch_layer_tensors[LT_K_NORM].name) == 0;
+    return strcmp(name + at, arch_layer_tensors[LT_K_NORM].name) == 0 ||
+           strcmp(name + at, arch_layer_tensors[LT_O].name) == 0;
 }
 
 /* What no one has used: refused in a layer of the base, and anywhere in an overlay. */

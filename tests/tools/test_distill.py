@@ -69,10 +69,10 @@ def engine(folder, path, text, ctx, kv="f32", over=None):
     return torch.from_numpy(np.load(folder / "dump.npy")).view(ctx - 1 - ctx // 2, -1)
 
 
-def random_student(frozen, split, group, cache="none"):
+def random_student(frozen, split, group, cache="none", outputs=False):
     """Projections that are far from their start, so that nothing agrees by chance."""
     torch.manual_seed(3)
-    s = model.Student(frozen, split, group, cache=cache)
+    s = model.Student(frozen, split, group, cache=cache, outputs=outputs)
     with torch.no_grad():
         for p in s.parameters():
             p.add_(torch.randn_like(p) * p.std() * 0.5)
@@ -99,10 +99,10 @@ class AgainstC(WithStories):
     def compare(self, mine, theirs, tolerance):
         self.assertLess((mine - theirs).abs().max().item(), tolerance)
 
-    def student(self, split, group, kind, kv):
-        s = random_student(self.frozen, split, group, kv if kv in ("fp8", "kv8") else "none")
+    def student(self, split, group, kind, kv, outputs=None):
+        s = random_student(self.frozen, split, group, kv if kv in ("fp8", "kv8") else "none", outputs is not None)
         path = self.folder / "over.gguf"
-        overlay.write(str(path), s, kind)
+        overlay.write(str(path), s, kind, outputs=outputs)
         overlay.load(str(path), s)  # what Q8_0 made of it
         with torch.no_grad():
             mine = s(self.tokens)[0, CTX // 2:CTX - 1]
@@ -118,6 +118,14 @@ class AgainstC(WithStories):
             for kind in ("F32", "Q8_0"):
                 with self.subTest(split=split, group=group, kind=kind):
                     self.compare(*self.student(split, group, kind, "f32"), 1e-3)
+
+    def test_overlays_with_outputs(self):
+        for split, group, kind, outputs in ((2, 3, "F32", "F32"), (1, 3, "Q8_0", "Q8_0"), (2, 1, "Q8_0", "Q5_1")):
+            with self.subTest(split=split, group=group, outputs=outputs):
+                self.compare(*self.student(split, group, kind, "f32", outputs), 1e-3)
+                types = {t.tensor_type.name for t in gguf.GGUFReader(self.folder / "over.gguf").tensors
+                         if t.name.endswith("attn_output_swiftkv.weight")}
+                self.assertEqual(types, {outputs})
 
     def test_eight_bit_cache(self):
         """Both round the same numbers, but not from the same bits: a value on the edge between two codes may go
@@ -377,7 +385,8 @@ class Training(WithStories):
     def test_every_option_learns(self):
         for i, args in enumerate((["--stage", "attention"], ["--hidden", "1"], ["--on", "answers"], ["--share", "0.5"],
                                   ["--cache", "fp8"], ["--cache", "kv8"], ["--loss", "lm"], ["--kv-heads", "1"],
-                                  ["--kv-heads", "8"], ["--optimizer", "muon"], ["--stage", "exit", "--exit-words", "99"], ["--micro", "3"], ["--dtype", "bf16"])):
+                                  ["--kv-heads", "8"], ["--optimizer", "muon"], ["--stage", "exit", "--exit-words", "99"], ["--micro", "3"], ["--dtype", "bf16"],
+                                  ["--outputs"], ["--outputs", "--stage", "attention", "--quant-outputs", "Q5_1"])):
             with self.subTest(args=args):
                 self.train(f"o{i}", "--split", "2", "--group", "3", "--steps", "12", *args)
                 lines = self.log(f"o{i}")
@@ -386,8 +395,8 @@ class Training(WithStories):
                 over = str(self.folder / f"o{i}/overlay.gguf")
                 engine(self.folder, STORIES, self.text, CTX, "f16", over)  # loads and runs
 
-    def fitted(self, split, group):
-        s = model.Student(self.frozen, split, group)
+    def fitted(self, split, group, outputs=False):
+        s = model.Student(self.frozen, split, group, outputs=outputs)
         f = fit.Fit(s, data.Shards(self.data, 32, 1), 40)
         f.apply()
         return s, f
@@ -406,6 +415,47 @@ class Training(WithStories):
             got = score(heads(q.detach()), heads(s.k[j].detach()))
             self.assertLess(((got - want).abs().max() / want.abs().max()).item(), 1e-5)
             self.assertLess((s.v[j].detach() - torch.as_tensor(own["v"]).double() @ f.guess[j]).abs().max().item(), 1e-4)
+
+    def test_fit_alone_keeps_every_value(self):
+        """Groups of one with outputs: whatever V's rows have become, behind a head's output they are what they were."""
+        s, f = self.fitted(2, 1, True)
+        heads = lambda a: torch.as_tensor(a).double().view(-1, self.w.dim, self.w.n_heads * self.w.dim)
+        per = self.w.n_heads // self.w.n_kv
+        for j in range(3):
+            own = self.w.layers[2 + j]
+            through = lambda o, v: torch.einsum("ehd,hdf->hef", torch.as_tensor(o).double().view(-1, self.w.n_heads, self.w.dim),
+                                                heads(v).repeat_interleave(per, 0))
+            want = through(own["o"], torch.as_tensor(own["v"]).double() @ f.guess[j])
+            got = through(s.o[j].detach(), s.v[j].detach())
+            self.assertLess(((got - want).abs().max() / want.abs().max()).item(), 1e-5)
+
+    def test_fit_of_slow_frequencies(self):
+        """What their part of a score varies by is nearer the layers' own with the subspace of the group than with one
+        complex number a frequency (its q and k from the same fit)."""
+        s, f = self.fitted(2, 3)
+        members, half, n_kv, per = range(3), self.w.dim // 2, self.w.n_kv, self.w.n_heads // self.w.n_kv
+        slow = [i for i in range(half) if fit.NEAR * self.w.theta ** (-i / half) < 1]
+        self.assertTrue(slow and len(slow) < half)
+        slow += [half + i for i in slow]
+        share, f.share_slow = f.share_slow, lambda *a: None
+        plain = f.shared_k(members)
+        f.share_slow = share
+
+        def error(k, q):
+            k, q, out = k.view(n_kv, -1, k.shape[-1]), q.view(3, n_kv, per, -1, q.shape[-1]), 0.0
+            for j in members:
+                own_q = f.weight(j, "q").view(q.shape[1:])
+                root = torch.linalg.cholesky(f.xx[j] + 1e-9 * torch.eye(len(f.xx[j]), dtype=torch.double))
+                for g in range(n_kv):
+                    own_k = f.weight(j, "k")[g] @ f.guess[j]
+                    score = lambda a, b: torch.einsum("had,ae->hde", a[:, slow], b[slow])
+                    off = score(own_q[g], own_k) - score(q[j, g], k[g])
+                    whole = score(own_q[g], own_k)
+                    norm = lambda m: (root.mT @ m @ f.varying).square().sum()
+                    out += (norm(off) / norm(whole)).item()
+            return out
+        with_slow = f.shared_k(members)
+        self.assertLess(error(*with_slow), error(*plain))
 
     def test_fit_is_the_least(self):
         """Of shared values: any step away from them adds more error, summed over layers behind their output projections.
@@ -434,6 +484,8 @@ class Training(WithStories):
         for start in ("mean", "fit"):
             self.train(f"from-{start}", "--split", "2", "--group", "3", "--steps", "1", "--start", start, "--seed", "2")
         self.assertLess(self.log("from-fit")[0]["kl"], self.log("from-mean")[0]["kl"])
+        self.train("from-fit-o", "--split", "2", "--group", "3", "--steps", "1", "--start", "fit", "--seed", "2", "--outputs")
+        self.assertLess(self.log("from-fit-o")[0]["kl"], self.log("from-fit")[0]["kl"])
         for start in ("mean", "fit"):
             self.train(f"exit-from-{start}", "--split", "2", "--stage", "exit", "--exit-words", "99", "--steps", "1", "--start", start,
                        "--seed", "2")
@@ -630,6 +682,8 @@ class Training(WithStories):
         refused("made for another base", "--split", "2", "--group", "3", "--steps", "1", "--resume-from", str(path))
         overlay.write(str(path), s, "F32")
         refused("has split 2, group 3", "--split", "2", "--group", "1", "--steps", "1", "--resume-from", str(path))
+        overlay.write(str(path), random_student(self.frozen, 2, 3, outputs=True), "F32")
+        refused("give --outputs", "--split", "2", "--group", "3", "--steps", "1", "--resume-from", str(path))
         self.assertTrue(re.fullmatch("[0-9a-f]{64}", gguf.GGUFReader(path).fields["pipit.overlay.base_sha256"].contents()))
 
 

@@ -101,6 +101,32 @@ Test(swiftkv, groups_of_equal_projections_are_group_one)
     run_clear(&one);
 }
 
+/* An overlay's output projections are read in place of the base's, in deep layers. */
+Test(swiftkv, outputs_of_its_own)
+{
+    const struct tiny_bend same = {.outputs = TINY_OUTPUTS_OF_BASE};
+    const struct tiny_bend own = {.outputs = TINY_OUTPUTS_OWN};
+    const struct tiny_bend in_base = {.own_from = 2};
+    struct run runs[4];
+
+    tiny_model(base, 6, NULL);
+    tiny_overlay(overlay, base, 6, 2, 2, false, NULL, NULL);
+    answer("f32", &runs[0]);
+    tiny_overlay(overlay, base, 6, 2, 2, false, NULL, &same);
+    answer("f32", &runs[1]);
+    tiny_overlay(overlay, base, 6, 2, 2, false, NULL, &own);
+    answer("f32", &runs[2]);
+    tiny_model(base, 6, &in_base);
+    tiny_overlay(overlay, base, 6, 2, 2, false, NULL, NULL);
+    answer("f32", &runs[3]);
+    cr_assert(run_same(&runs[0], &runs[1]));
+    cr_assert(!run_same(&runs[0], &runs[2]));
+    cr_assert(run_same(&runs[2], &runs[3]));
+    for (int i = 0; i < 4; i++) {
+        run_clear(&runs[i]);
+    }
+}
+
 Test(swiftkv, sixteen_deep_layers_hold_one_store)
 {
     struct run r;
@@ -157,6 +183,12 @@ Test(swiftkv, overlays_that_do_not_fit)
          -EBADMSG,
          "blk.3.attn_q_swiftkv.weight is (17"},
         {{.extra = "blk.3.attn_k_swiftkv.weight"}, -EBADMSG, "nothing reads tensor blk.3.attn_k"},
+        {{.outputs = TINY_OUTPUTS_OWN, .misshape = "blk.3.attn_output_swiftkv.weight"},
+         -EBADMSG,
+         "blk.3.attn_output_swiftkv.weight is (17"},
+        {{.extra = "blk.1.attn_output_swiftkv.weight"},
+         -EBADMSG,
+         "nothing reads tensor blk.1.attn_output_swiftkv.weight"},
         {{.extra = "blk.0.attn_q.weight"}, -EBADMSG, "add tensors, not replace"},
         {{.key = "pipit.swiftkv.key_value_group_size", .value = 0}, -EBADMSG, "group_size"},
         {{.key = "pipit.swiftkv.num_key_value_layers", .value = 0}, -EBADMSG, "key_value_layers"},

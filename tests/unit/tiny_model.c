@@ -60,6 +60,18 @@ static void add_layer(struct file *f, int32_t layer, const char *name, uint64_t 
     }
 }
 
+/* `swift`: by an overlay's name; `own`: with the values that go with that name. */
+static void add_output(struct file *f, int32_t layer, bool swift, bool own)
+{
+    static const char *const names[] = {"attn_output.weight", "attn_output_swiftkv.weight"};
+    int n = f->n;
+
+    add_layer(f, layer, names[swift], TINY_HEADS * TINY_DIM, TINY_EMBD);
+    if (f->n > n) {
+        (void)snprintf(f->t[n].seed, sizeof(f->t[n].seed), "blk.%d.%s", layer, names[own]);
+    }
+}
+
 static void put_u32(struct file *f, const char *key, uint32_t value)
 {
     const struct tiny_bend *b = f->bend;
@@ -142,7 +154,7 @@ void tiny_model(const char *path, int32_t n_layers, const struct tiny_bend *bend
         add_layer(&f, il, "attn_q.weight", TINY_EMBD, TINY_HEADS * TINY_DIM);
         add_layer(&f, il, "attn_k.weight", TINY_EMBD, TINY_KV_HEADS * TINY_DIM);
         add_layer(&f, il, "attn_v.weight", TINY_EMBD, TINY_KV_HEADS * TINY_DIM);
-        add_layer(&f, il, "attn_output.weight", TINY_HEADS * TINY_DIM, TINY_EMBD);
+        add_output(&f, il, false, bend && bend->own_from && il >= bend->own_from);
         add_layer(&f, il, "ffn_norm.weight", TINY_EMBD, 1);
         add_layer(&f, il, "ffn_gate.weight", TINY_EMBD, TINY_FF);
         add_layer(&f, il, "ffn_up.weight", TINY_EMBD, TINY_FF);
@@ -193,6 +205,9 @@ void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t 
         char name[64];
 
         add_layer(&f, il, "attn_q_swiftkv.weight", TINY_EMBD, TINY_HEADS * TINY_DIM);
+        if (bend && bend->outputs != TINY_OUTPUTS_NONE) {
+            add_output(&f, il, true, bend->outputs == TINY_OUTPUTS_OWN);
+        }
         if (group > 0 && (il - split) % group != 0) {
             continue;
         }

@@ -10,6 +10,8 @@
 
 enum { TINY_VOCAB = 50, TINY_EMBD = 16, TINY_FF = 24, TINY_HEADS = 4, TINY_KV_HEADS = 2, TINY_DIM = 4 };
 
+enum tiny_outputs { TINY_OUTPUTS_NONE, TINY_OUTPUTS_OF_BASE, TINY_OUTPUTS_OWN };
+
 enum tiny_words { TINY_WORDS_GOOD, TINY_WORDS_ABSENT, TINY_WORDS_TWICE, TINY_WORDS_BEYOND, TINY_WORDS_FEW };
 
 struct tiny_bend {
@@ -21,6 +23,8 @@ struct tiny_bend {
     uint32_t value;
     int32_t exit_words;    /* an overlay's early-exit head for this many words, 0 and on, */
     enum tiny_words words; /* their list's fault */
+    enum tiny_outputs outputs; /* an overlay's output projections; */
+    int32_t own_from;      /* a base's, from this layer on, are what an overlay's own would be; 0: none */
     int32_t idle_from;     /* layers from this one on add nothing to the residual stream; 0: none */
 };
 

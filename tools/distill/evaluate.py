@@ -46,7 +46,7 @@ def students(o, frozen):
             label = "untrained" if not shapes else f"untrained-{split}-{group}-{heads}"
             out[label] = model.Student(frozen, split, group, heads)
             shapes.add((split, group, heads))
-        out[name] = model.Student(frozen, split, group, heads)
+        out[name] = model.Student(frozen, split, group, heads, outputs=overlay.has_outputs(reader))
         overlay.load(path, out[name])
     return out
 

@@ -96,9 +96,10 @@ class Frozen:
 
 class Student(nn.Module):
     """Starts as pipit-mkmodel --swiftkv does: the split layer's norm, each layer's own q, the group's mean k and v.
-    `whole`: all other weights of the deep layers are its own and trained too (the paper's control, Table 6)."""
+    `outputs`: the deep layers' output projections are its own and trained too. `whole`: all their weights are (the paper's
+    control, Table 6)."""
 
-    def __init__(self, frozen, split, group, kv_heads=None, cache="none", whole=False):
+    def __init__(self, frozen, split, group, kv_heads=None, cache="none", outputs=False, whole=False):
         super().__init__()
         w = frozen.w
         if not 1 <= split < w.n_layers:
@@ -119,6 +120,7 @@ class Student(nn.Module):
                 mean = sum(m[name] for m in members) / len(members)
                 into.append(param(self.spread(mean.reshape(w.n_kv, w.dim, -1))))
 
+        self.o = nn.ParameterList(param(layer["o"]) for layer in w.layers[split:] if outputs)
         self.deep = nn.ModuleList()
         for layer in w.layers[split:] if whole else ():
             self.deep.append(nn.ParameterDict({k: param(a) for k, a in layer.items() if k not in "qkv"}))
@@ -143,7 +145,8 @@ class Student(nn.Module):
         """The weights of deep layer j but q, k, v."""
         f = self.frozen
         if not self.deep:
-            return f.layers[self.split + j]
+            own = {"o": self.o[j].to(f.dtype)} if self.o else {}
+            return {**f.layers[self.split + j], **own}
         return {k: p if k.endswith("norm") else p.to(f.dtype) for k, p in self.deep[j].items()}
 
     def spread(self, heads):
@@ -185,7 +188,7 @@ class Student(nn.Module):
 
     def outcome(self, x, teacher=None):
         """The last output, and the hidden-state loss against the teacher's states (None without them)."""
-        if not self.deep and layers.able(self.frozen, x):
+        if not self.deep and not self.o and layers.able(self.frozen, x):
             last, error = layers.deep(self.frozen, self.split, self.group, self.q, self.stores(x), x, teacher)
             return last, None if teacher is None else error
         states = self.run(x)

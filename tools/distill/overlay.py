@@ -10,6 +10,9 @@ import torch
 from weights import to_halves, to_pairs
 
 
+OUTPUT = "attn_output_swiftkv.weight"
+
+
 def rows(student):
     """name -> f32 array, in the GGUF's order of rows. K's and Q's heads have the model's own width."""
     dim = student.frozen.w.dim
@@ -18,6 +21,8 @@ def rows(student):
     for j, q in enumerate(student.q):
         at = f"blk.{student.split + j}."
         out[at + "attn_q_swiftkv.weight"] = to_pairs(get(q), dim)
+        if student.o:
+            out[at + OUTPUT] = get(student.o[j])
         if j % student.group == 0:
             out[at + "attn_k_swiftkv.weight"] = to_pairs(get(student.k[j // student.group]), dim)
             out[at + "attn_v_swiftkv.weight"] = get(student.v[j // student.group])
@@ -26,8 +31,9 @@ def rows(student):
     return out
 
 
-def write(path, student, kind="Q8_0", sha256=None, notes=None):
-    """Whole or not at all. sha256: of the base GGUF, when the weights came from elsewhere."""
+def write(path, student, kind="Q8_0", sha256=None, notes=None, outputs=None):
+    """Whole or not at all. sha256: of the base GGUF, when the weights came from elsewhere. outputs: another type for the output
+    projections."""
     import gguf
     sha256 = sha256 or student.frozen.w.sha256
     if not sha256:
@@ -42,10 +48,10 @@ def write(path, student, kind="Q8_0", sha256=None, notes=None):
         w.add_array("pipit.exit.words", student.exit_words.tolist())
     for key, value in (notes or {}).items():
         w.add_string(key, str(value))
-    qtype = gguf.GGMLQuantizationType[kind]
     for name, a in rows(student).items():
         a = np.ascontiguousarray(a, dtype=np.float32)
-        if a.ndim == 1 or kind == "F32":
+        qtype = gguf.GGMLQuantizationType[outputs or kind if name.endswith(OUTPUT) else kind]
+        if a.ndim == 1 or qtype == gguf.GGMLQuantizationType.F32:
             w.add_tensor(name, a)
         else:
             w.add_tensor(name, gguf.quants.quantize(a, qtype), raw_dtype=qtype)
@@ -68,6 +74,10 @@ def shape(path):
     return split, group, r
 
 
+def has_outputs(reader):
+    return any(t.name.endswith(OUTPUT) for t in reader.tensors)
+
+
 def load(path, student):
     """An overlay's weights into a student of the same shape."""
     import gguf
@@ -77,6 +87,8 @@ def load(path, student):
         raise SystemExit(f"distill: {path} was made for another base (SHA-256 {base})")
     if (split, group) != (student.split, student.group):
         raise SystemExit(f"distill: {path} has split {split}, group {group}; asked for {student.split}, {student.group}")
+    if has_outputs(r) and not student.o:
+        raise SystemExit(f"distill: {path} has output projections of its own: give --outputs")
     t = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32) for t in r.tensors}
     dim = student.frozen.w.dim
 
@@ -90,6 +102,8 @@ def load(path, student):
     for j, q in enumerate(student.q):
         at = f"blk.{split + j}."
         put(q, at + "attn_q_swiftkv.weight", True)
+        if student.o and at + OUTPUT in t:  # where the overlay has none, the student's stay as they are: the base's
+            put(student.o[j], at + OUTPUT, False)
         if j % group == 0:
             put(student.k[j // group], at + "attn_k_swiftkv.weight", True)
             put(student.v[j // group], at + "attn_v_swiftkv.weight", False)

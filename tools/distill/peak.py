@@ -18,10 +18,11 @@ def flops_per_token(student, stage, head_share, ctx):
     teacher = w.n_layers * (attn + own_kv + mlp)
     if stage == "exit":
         return teacher + head_share * (head + 3 * 2 * w.n_embd * student.exit_head.shape[0])
+    outputs = len(student.o) * 2 * w.n_embd * width  # gradients by weights
     if stage == "attention":
-        return teacher + deep * (3 * attn - 4 * w.n_embd * width) + 2 * shared  # q's input needs no gradient
+        return teacher + outputs + deep * (3 * attn - 4 * w.n_embd * width) + 2 * shared  # q's input needs no gradient
     # back: gradients by inputs of everything, by weights of q, k, v only
-    back = deep * (attn + mlp + 2 * w.n_embd * width + 2 * ctx * width) + 2 * shared
+    back = outputs + deep * (attn + mlp + 2 * w.n_embd * width + 2 * ctx * width) + 2 * shared
     return teacher + deep * (attn + mlp) + shared + back + 3 * head_share * head
 
 

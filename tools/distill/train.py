@@ -6,7 +6,8 @@
 
 RUN holds state.pt (resume: give the same command again), log.jsonl (one line a report), overlay.gguf and place.json, from
 which --place goes on where state.pt is lost (run_all.py keeps them). What is
-trained: norm_swiftkv, each deep layer's q, the leaders' k and v; all else is frozen and shared with the teacher.
+trained: norm_swiftkv, each deep layer's q, the leaders' k and v, with --outputs each deep layer's o; all else is frozen and
+shared with the teacher.
 
 Two stages. `attention`: each deep layer's attention alone learns to add what the teacher's adds, from the teacher's
 own input to that layer; no head, no way back through layers, so it is quick, and it undoes the worst of averaging
@@ -47,6 +48,7 @@ def options(argv=None):
     p.add_argument("--split", type=int, required=True)
     p.add_argument("--group", type=int, default=1)
     p.add_argument("--kv-heads", type=int, help="of the shared stores, if not the model's own number")
+    p.add_argument("--outputs", action="store_true", help="train the deep layers' output projections too; the overlay brings them")
     p.add_argument("--start", choices=("mean", "fit"), default="mean",
                    help="mean: of a group's projections; fit: least squares from the teacher's states (fit.py)")
     p.add_argument("--fit-sequences", type=int, default=64, help="of the data, for --start fit")
@@ -89,7 +91,10 @@ def options(argv=None):
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--ops", choices=("auto", "amx", "fused", "torch"), default="auto")
     p.add_argument("--quant", default="Q8_0", help="type of the overlay's projections")
+    p.add_argument("--quant-outputs", help="type of its output projections, if another")
     o = p.parse_args(argv)
+    if o.outputs and o.train == "all":
+        p.error("--train all has the output projections in it: leave out --outputs")
     if not o.minutes and not o.steps:
         p.error("give --minutes or --steps")
     return o
@@ -108,7 +113,7 @@ class Run:
         if o.base_gguf:
             w.sha256 = weights.sha256(o.base_gguf)
         self.frozen = model.Frozen(w, self.device, self.dtype)
-        self.student = model.Student(self.frozen, o.split, o.group, o.kv_heads, o.cache, o.train == "all")
+        self.student = model.Student(self.frozen, o.split, o.group, o.kv_heads, o.cache, o.outputs, o.train == "all")
         if o.resume_from:
             overlay.load(o.resume_from, self.student)
         self.data = Shards(o.data, o.ctx, o.seed)
@@ -315,7 +320,7 @@ class Run:
             p.data = mean
         overlay.write(str(path), self.student, self.o.quant, notes={
             "general.license": "apache-2.0", "pipit.distill.tokens": self.tokens(),
-            "pipit.distill.stage": self.o.stage})
+            "pipit.distill.stage": self.o.stage}, outputs=self.o.quant_outputs)
         for data, p in zip(mine, self.params):
             p.data = data
         checkpoint.write_text(self.o.run / "place.json", json.dumps({
