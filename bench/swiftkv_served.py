@@ -88,7 +88,7 @@ def answers(o, base, served):
         row = {"ask": ask}
         for name, c in (("base", base), ("served", served)):
             a = c.generate(prompt, temperature=0.7, top_p=0.95, seed=seed, max_tokens=o.new)
-            said = [t.id for t in a.tokens]
+            said = [t.id for t in a.tokens if t.id >= 0]  # what is left of a character cut short is text without a token
             scored = base.score(prompt + said, first=len(prompt) - 1)
             row[name] = {"text": a.text, "tokens": len(said), "repetition": round(repetition(said), 4),
                          "perplexity": round(perplexity(scored), 2), "reason": a.done.reason}
