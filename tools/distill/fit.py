@@ -109,15 +109,16 @@ class Fit:
 
     def shared_v_for_any_o(self, members):
         """V's (n_kv * dim, embd), and each member's o (embd, n_heads * dim) for it."""
-        w, wishes, rows, outputs = self.w, [], [], []
+        w, wishes, all_add, rows, outputs = self.w, [], [], [], []
         for j in members:
             v, o, _, adds = self.values(j)
-            wishes.append(torch.einsum("egha,gad->ghed", o, v @ self.guess[j]) @ self.root / adds.sqrt())
+            wishes.append(torch.einsum("egha,gad->ghed", o, v @ self.guess[j]) @ self.root)
+            all_add.append(adds)
         for g in range(w.n_kv):
-            a = sum(torch.einsum("hed,hef->df", m[g], m[g]) for m in wishes)
+            a = sum(torch.einsum("hed,hef->df", m[g], m[g]) / adds for m, adds in zip(wishes, all_add))
             rows.append(torch.linalg.eigh(a)[1][:, -w.dim:])  # (embd, dim): the directions of z that most is made of
-        for j, m in zip(members, wishes):
-            o = torch.stack([m[g] @ rows[g] for g in range(w.n_kv)]) * self.values(j)[3].sqrt()  # (n_kv, h, embd, dim)
+        for m in wishes:
+            o = torch.stack([m[g] @ rows[g] for g in range(w.n_kv)])  # (n_kv, heads of a group, embd, dim)
             outputs.append(o.permute(2, 0, 1, 3).flatten(1))
         v = torch.cat([torch.linalg.solve(self.root.mT, r) for r in rows], 1).mT
         size = sum((self.weight(j, "v").square().mean() for j in members)).div(len(members)).div(v.square().mean()).sqrt()
@@ -175,11 +176,10 @@ class Fit:
         s = self.student
         for i in range(len(s.k)):
             members = range(i * s.group, min((i + 1) * s.group, len(s.q)))
-            if s.o:
-                v, outputs = self.shared_v_for_any_o(members)
-                for j, o in zip(members, outputs):
-                    s.o[j].copy_(o)
-            s.v[i].copy_(v if s.o else self.shared_v(members))
+            v, outputs = self.shared_v_for_any_o(members) if s.o else (self.shared_v(members), [])
+            s.v[i].copy_(v)
+            for j, o in zip(members, outputs):
+                s.o[j].copy_(o)
             k, q = self.shared_k(members)
             s.k[i].copy_(k)
             for j, rows in zip(members, q):

@@ -44,10 +44,10 @@ class Frozen:
             return ops.rope_heads(x, *self.angles(x.shape[1]), n)
         return x.view(x.shape[0], x.shape[1], n, -1).transpose(1, 2)
 
-    def attend(self, layer, q, k, v):
-        """Rows of q and heads of k, v to what attention adds to the residual stream."""
+    def attend(self, o, q, k, v):
+        """Rows of q and heads of k, v to what attention adds to the residual stream, by the output projection o."""
         out = ops.attention(self.heads(q, self.w.n_heads, True), k, v)
-        return F.linear(out.transpose(1, 2).flatten(2), layer["o"])
+        return F.linear(out.transpose(1, 2).flatten(2), o)
 
     def mlp(self, layer, h):
         return ops.mlp(h, layer, self.w.eps, self.dtype)
@@ -56,7 +56,7 @@ class Frozen:
         x = ops.rms(h, layer["attn_norm"], self.w.eps, self.dtype)
         k = self.heads(F.linear(x, layer["k"]), self.w.n_kv, True)
         v = self.heads(F.linear(x, layer["v"]), self.w.n_kv, False)
-        return self.attend(layer, F.linear(x, layer["q"]), *cache8.store(k, v, cache))
+        return self.attend(layer["o"], F.linear(x, layer["q"]), *cache8.store(k, v, cache))
 
     @torch.no_grad()
     def run(self, h, first, last):
@@ -142,11 +142,10 @@ class Student(nn.Module):
         return F.linear(x, self.exit_head.to(f.dtype))
 
     def layer(self, j):
-        """The weights of deep layer j but q, k, v."""
+        """The weights of deep layer j but q, k, v, and o where there are `outputs`."""
         f = self.frozen
         if not self.deep:
-            own = {"o": self.o[j].to(f.dtype)} if self.o else {}
-            return {**f.layers[self.split + j], **own}
+            return f.layers[self.split + j]
         return {k: p if k.endswith("norm") else p.to(f.dtype) for k, p in self.deep[j].items()}
 
     def spread(self, heads):
@@ -173,7 +172,8 @@ class Student(nn.Module):
         f = self.frozen
         layer = layer or self.layer(j)
         x = ops.rms(h, layer["attn_norm"], f.w.eps, f.dtype)
-        return f.attend(layer, F.linear(x, self.q[j].to(f.dtype)), *stores[j // self.group])
+        o = self.o[j].to(f.dtype) if self.o else layer["o"]
+        return f.attend(o, F.linear(x, self.q[j].to(f.dtype)), *stores[j // self.group])
 
     def run(self, x):
         """Inputs of the deep layers and the last output, from the split's hidden state (b, s, embd) f32."""

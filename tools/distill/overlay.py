@@ -50,7 +50,7 @@ def write(path, student, kind="Q8_0", sha256=None, notes=None, outputs=None):
         w.add_string(key, str(value))
     for name, a in rows(student).items():
         a = np.ascontiguousarray(a, dtype=np.float32)
-        qtype = gguf.GGMLQuantizationType[outputs or kind if name.endswith(OUTPUT) else kind]
+        qtype = gguf.GGMLQuantizationType[outputs if outputs and name.endswith(OUTPUT) else kind]
         if a.ndim == 1 or qtype == gguf.GGMLQuantizationType.F32:
             w.add_tensor(name, a)
         else:
