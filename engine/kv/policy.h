@@ -103,8 +103,7 @@ struct policy_mix {
     } part[POLICY_MAX_MIX]; /* the first is the default */
 };
 
-/* NULL or "" is "full". -EINVAL with the position of the fault (from 1) and the allowed values;
- * -ENOTSUP for what is known but not offered by this build. */
+/* NULL or "" is "full". -EINVAL with the position of the fault (from 1) and the allowed values. */
 int policy_parse(const char *text, struct policy *ret, struct error *reterr) WARN_UNUSED;
 int policy_parse_mix(const char *text, struct policy_mix *ret, struct error *reterr) WARN_UNUSED;
 
