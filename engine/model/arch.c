@@ -2,7 +2,7 @@
 /* The table of architectures and the table of tensors.
  *
  * A row says which norm, RoPE form, activation and optional tensors a family has; hparams.c reads
- * the sizes that go with it, weights.c fetches the tensors, forward.c turns both into a program of
+ * the sizes that go with it, tensors.c fetches the tensors, forward.c turns both into a program of
  * operations. Facts worth knowing:
  *   - GGUF's llama tensors have their Q and K rows permuted so that RoPE turns pairs (2i, 2i+1);
  *     qwen and gemma files keep the order of the checkpoint: pairs (i, i + d/2).
