@@ -4,7 +4,8 @@
  * There is at most one whose layers take all of it (layered.c) and one whose layers take a chunk
  * (pieces.c). Each says what its next unit can be; how many rows it has, and whether another unit
  * follows, is decided by the time that those who decode may be kept waiting, which slice.h knows,
- * and by a clock. With both, steps go to the one and the other in turn.
+ * and by a clock. With both, steps go to the one and the other in turn; but where somebody urgent
+ * waits for the chunk, to the chunk, and without regard to those who decode.
  *
  * A unit that was interrupted is taken up before anything else is computed: what it has observed
  * cannot be observed again. */
@@ -18,7 +19,7 @@ static const struct request *whose(const struct sched *s, bool *ret_pieces)
     const struct layered *l = &s->layered;
     const struct pieces *p = &s->pieces;
 
-    *ret_pieces = p->r && !l->pending && (p->pending || !l->r || s->pieces_next);
+    *ret_pieces = p->r && !l->pending && (p->pending || p->hurries || !l->r || s->pieces_next);
     return *ret_pieces ? p->r : l->r;
 }
 
@@ -54,21 +55,21 @@ int beside_run(struct sched *s)
 {
     const struct ops_rows *rows = &s->batch.rows;
     bool waited_for = rows->n_decode > 0;
-    double budget =
-        slice_budget(&s->slice, s->pieces.hurries ? 0 : rows->n_decode, s->batch.took_ns);
+    bool hurries = s->pieces.hurries && s->pieces.r;
+    double budget = slice_budget(&s->slice, hurries ? 0 : rows->n_decode, s->batch.took_ns);
     int32_t most = s->config.model->h.n_layers;
     int64_t began = clock_ns();
     bool pieces;
     int e = 0;
 
     if (!whose(s, &pieces) || (!s->pieces.pending && !s->layered.pending &&
-                               slice_rests(&s->slice, s->pieces.hurries ? 0 : rows->n_decode))) {
+                               slice_rests(&s->slice, hurries ? 0 : rows->n_decode))) {
         return 0;
     }
-    if (waited_for && rows->n > rows->n_decode && !s->pieces.hurries) {
+    if (waited_for && rows->n > rows->n_decode && !hurries) {
         budget = 0; /* another's prompt has had the time */
     }
-    for (int32_t i = 0; !e && i < most && whose(s, &pieces); i++) {
+    for (int32_t i = 0; !e && i < most && whose(s, &pieces) && (!hurries || s->pieces.r); i++) {
         bool taken_up = s->layered.pending || s->pieces.pending;
         struct slice_unit u = pieces ? pieces_unit(s) : layered_unit(s);
         int64_t now = clock_ns();
