@@ -5,6 +5,7 @@
 resuming, and what must be refused. Exits 77 without PyTorch or gguf.
 
 usage: test_distill.py PIPIT_EVAL TOK_DUMP [unittest arguments]"""
+import argparse
 import contextlib
 import importlib.util
 import io
@@ -739,6 +740,56 @@ class Data(unittest.TestCase):
         out = subprocess.run([TOK_DUMP, path, "4"], input=text.encode().hex() + "\n", capture_output=True, text=True,
                              check=True).stdout
         self.assertEqual(make_data.Tokens(path).encode([text])[0], [int(i) for i in out.split()])
+
+    @unittest.skipUnless(os.environ.get("PIPIT_SMOLLM2"), "PIPIT_SMOLLM2 names no model")
+    def test_answers(self):
+        """A chat is what the model's own template says, the mask is the answer's; what failed, was asked twice or stands in an
+        evaluation text is left out."""
+        import jinja2
+        path = os.environ["PIPIT_SMOLLM2"]
+        a = argparse.Namespace(model=path, seed=1, repeat=3, avoid=[])
+        lines = [("0", "What is 2 + 3?", "It is 5.", "stop"), ("1", "Say it.", "one two three", "length"),
+                 ("2", "And?", None, "error"), ("3", "Say it.", "again", "stop"),
+                 ("4", "A book?", "It was the best of times, it was the worst of times.", "stop")]
+        with tempfile.TemporaryDirectory() as d:
+            a.out = pathlib.Path(d)
+            (a.out / "book.txt").write_text("It was the best of times, it was the worst of times")
+            a.avoid = [str(a.out / "book.txt")]
+            for name, row in (("prompts", lambda i, q, t, r: {"custom_id": i, "prompt": q}),
+                              ("answers", lambda i, q, t, r: {"custom_id": i, "text": t, "finish_reason": r})):
+                (a.out / f"{name}.jsonl").write_text("".join(json.dumps(row(*x)) + "\n" for x in lines))
+            make_data.make_answers(a)
+            ids, mask = np.fromfile(a.out / "answers.bin", np.uint16), np.fromfile(a.out / "answers.mask", np.uint8)
+            (shard,) = json.loads((a.out / "manifest.json").read_text())["shards"]
+        self.assertEqual((shard["tokens"], shard["repeat"], shard["left_out"]), (len(ids), 3, 3))
+        template = jinja2.Environment().from_string(gguf.GGUFReader(path).fields["tokenizer.chat_template"].contents())
+        chats = [template.render(messages=[{"role": "user", "content": q}], add_generation_prompt=True) for _, q, _, _ in lines[:2]]
+        tokens = make_data.Tokens(path)
+        want = tokens.encode([chats[0], "It is 5.<|im_end|>\n", chats[1], "one two three"])
+        self.assertEqual(ids.tolist(), sum(want, []))
+        self.assertEqual(mask.tolist(), sum(([i % 2] * len(w) for i, w in enumerate(want)), []))
+
+    def test_prompts(self):
+        """One seed, the same prompts; every kind is there; what is asked to be found stands there once."""
+        fetch, corpus.fetch = corpus.fetch, lambda package, folder: None
+        try:
+            with tempfile.TemporaryDirectory() as d:
+                a = argparse.Namespace(out=pathlib.Path(d), seed=1, n=400, max_tokens=9, avoid=[])
+                texts = []
+                for _ in range(2):
+                    make_data.make_prompts(a)
+                    texts.append((a.out / "prompts.jsonl").read_text())
+        finally:
+            corpus.fetch = fetch
+        self.assertEqual(texts[0], texts[1])
+        rows = [json.loads(x) for x in texts[0].splitlines()]
+        self.assertEqual([r["custom_id"] for r in rows], [str(i) for i in range(400)])
+        self.assertEqual({r["max_tokens"] for r in rows}, {9})
+        found = [r["prompt"] for r in rows if "The number of " in r["prompt"]]
+        self.assertTrue(15 < len(found) < 200)
+        for text in found:
+            key = re.search(r"What is the number of (.*)\?$", text)[1]
+            self.assertEqual(text.count(f"The number of {key} is"), 1)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ ATTENTION = [*COMMON, "--stage", "attention", "--lr", "3e-3", "--min-lr", "0.3"]
 EXIT = [*COMMON, "--stage", "exit", "--start", "fit", "--temperature", "1", "--lr", "1e-3"]
 FIT = ["--start", "fit"]
 ADAM = ["--optimizer", "adamw", "--lr", "4e-4"]
+ANSWERS = 12  # passes over the teacher's answers in one epoch: two fifths of its tokens
 OUTPUTS = ["--outputs", "--quant-outputs", "Q5_1"]  # a smaller type keeps the file under 10 MB
 SETTINGS = {
     "a": {"name": "smollm2-135m-swiftkv-15-1", "shape": ["--split", "15", "--group", "1"], "stages": [["full", 20e6, [*FULL, *FIT]]]},
@@ -85,7 +86,8 @@ def make_data(o):
         if all(a.exists() for a in answers):
             for a in answers:
                 shutil.copy(a, folder / a.name)
-            subprocess.run([*run, "answers", "--model", o.model, "--out", str(folder), "--avoid", *o.avoid], check=True)
+            subprocess.run([*run, "answers", "--model", o.model, "--out", str(folder), "--repeat", str(ANSWERS), "--avoid", *o.avoid],
+                           check=True)
     manifest = load(folder / "manifest.json")
     for s in manifest["shards"]:
         found = sha256(folder / (s["name"] + ".bin"))
