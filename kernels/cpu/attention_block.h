@@ -20,6 +20,8 @@ struct att_block {
     int32_t rank_offset;
     bool tiles;                       /* products go as tiles of bf16 (attention_tiles.c) */
     bool turned;                      /* pos=new with RoPE: queries lie turned back in u.t.q */
+    int32_t pos_min;                  /* of the page's slots; -1 where one is empty */
+    int32_t pos_max;
     int32_t distance[OPS_PAGE_SLOTS]; /* of the page's slots, for ALiBi: positions, or ranks + D */
     /* (n_pairs) each, in t.state */
     float *max;
@@ -38,6 +40,9 @@ static inline float *att_seen_max_of(const struct att_block *b, int32_t pair, in
 {
     return b->u.t->seen_max + (size_t)pair * (size_t)b->n_pages + (size_t)page;
 }
+
+/* Does no row of the block see a slot of this page? Such pages are left out: their weights would be exactly 0. */
+bool att_page_hidden(const struct att_block *b, int32_t page);
 
 /* A row's observed weights of one page from its logits x (64) and noise (NULL: none): ATT_TEMPERED. Row i of the block. */
 void att_temper(const struct att_block *b, int32_t head, int32_t i, int32_t page, const float *x,

@@ -5,7 +5,8 @@
  * pairs. Where the CPU multiplies tiles it goes to attention_tiles.c; else it goes over the pages
  * in order; each page's K, then V, is converted to f32 once for all pairs and meets them from L1;
  * softmax is online, each pair with its own maximum and sum, so a row's bits do not depend on the
- * rows beside it. Pages that no row of the block can see are left out.
+ * rows beside it. Pages that no row of the block can see are left out: also where slots hold any
+ * position, as those of an evicting policy do, where they are the later rows of a chunk.
  *
  * Observation needs p = e / sum with the final sum: the block keeps its exponentials (or a policy's
  * own, with noise and tau) and the maximum they were made against, page by page, and adds them to
@@ -45,6 +46,33 @@ static int32_t block_rows(const struct att_unit *u, size_t seen_floats)
 
 /* ---- one page ---------------------------------------------------------------------------------
  */
+
+static int32_t oldest_seen(const struct att_unit *u, int32_t row)
+{
+    int32_t oldest = u->p->window > 0 ? u->seq->pos0 + row - u->p->window + 1 : 0;
+
+    return oldest > 0 ? oldest : 0;
+}
+
+bool att_page_hidden(const struct att_block *b, int32_t page)
+{
+    int32_t oldest = oldest_seen(&b->u, b->row0);
+    int32_t last = b->u.seq->pos0 + b->row0 + b->n_rows - 1;
+    int32_t pos[OPS_PAGE_SLOTS];
+    bool seen = false;
+
+    att_positions(&b->u, page * OPS_PAGE_SLOTS, pos);
+    for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
+        seen |= pos[i] >= oldest && pos[i] <= last;
+    }
+    return !seen;
+}
+
+/* Are slots of the page at hand empty, later than this row, or before its window? */
+static bool is_masked(const struct att_block *b, int32_t row)
+{
+    return b->pos_min < oldest_seen(&b->u, row) || b->pos_max > b->u.seq->pos0 + row;
+}
 
 /* A head's 64 slots as f32, as they lie or converted. */
 static const float *as_f32(const struct att_block *b, enum ops_kv_type type, const void *src,
@@ -183,8 +211,7 @@ static void pair_page(const struct att_block *b, int32_t head, int32_t i, int32_
     enum att_mode mode = att_mode(u, row);
     float *x = u->t->x + (size_t)i * OPS_PAGE_SLOTS;
     float *kept = mode == ATT_SOFTMAX || mode == ATT_GUMBEL ? att_seen_of(b, pair, page) : NULL;
-    float max = att_logits(u, row, head, k_scale, pos, b->distance,
-                           att_is_masked(u, row, page * OPS_PAGE_SLOTS), x);
+    float max = att_logits(u, row, head, k_scale, pos, b->distance, is_masked(b, row), x);
     float sum;
 
     if (max > b->max[pair]) {
@@ -234,7 +261,11 @@ static void one_page(struct att_block *b, int32_t page)
     const float *noise;
 
     att_positions(u, slot0, u->t->pos);
+    b->pos_min = INT32_MAX;
+    b->pos_max = -1;
     for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
+        b->pos_min = min_i32(b->pos_min, u->t->pos[i]);
+        b->pos_max = b->pos_max > u->t->pos[i] ? b->pos_max : u->t->pos[i];
         b->distance[i] = l->k_unrotated ? u->t->rank[slot0 + i] + b->rank_offset : u->t->pos[i];
     }
     for (int32_t h = 0; h < u->n_heads; h++) {
@@ -292,21 +323,28 @@ static void commit(const struct att_block *b)
     if (b->index == 0) {
         att_damp(u, 0, u->seq->kv.n_slots);
     }
+    /* the outputs, which sum was for, are written */
+    for (int32_t pair = 0; pair < b->n_pairs; pair++) {
+        b->sum[pair] = b->seen_sum[pair] > 0 ? 1.0f / b->seen_sum[pair] : 0;
+    }
     for (int32_t page = 0; page < b->n_pages; page++) {
         float weight = first;
 
+        if (att_page_hidden(b, page)) {
+            continue;
+        }
         for (int32_t row = 0; row < b->n_rows; row++) {
-            if (b->row0 + row < u->observe->row_first) {
+            enum att_mode mode = att_mode(u, b->row0 + row);
+
+            if (mode == ATT_UNSEEN) {
                 continue;
             }
             for (int32_t h = 0; h < u->n_heads; h++) {
                 int32_t pair = h * b->n_rows + row;
-                enum att_mode mode = att_mode(u, b->row0 + row);
                 float max = mode == ATT_TEMPERED ? b->seen_max[pair] : b->max[pair];
+                float lower = *att_seen_max_of(b, pair, page) - max;
 
-                f[h] = b->seen_sum[pair] > 0
-                           ? exp2f(*att_seen_max_of(b, pair, page) - max) / b->seen_sum[pair]
-                           : 0;
+                f[h] = lower < 0 ? exp2f(lower) * b->sum[pair] : b->sum[pair];
             }
             att_score(u, page * OPS_PAGE_SLOTS, att_seen_of(b, row, page), ld, f, weight);
             weight *= u->observe->row_growth;
@@ -380,7 +418,9 @@ static void run_block(struct att_block *b, atomic_int *done)
         att_tiles_block(b, first_page);
     }
     for (int32_t page = first_page; page < n_pages && !b->tiles; page++) {
-        one_page(b, page);
+        if (!att_page_hidden(b, page)) {
+            one_page(b, page);
+        }
     }
     write_out(b);
     if (u->observe) {

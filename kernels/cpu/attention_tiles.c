@@ -284,6 +284,14 @@ void att_tiles_block(struct att_block *b, int32_t first_page)
     for (int32_t page = first_page / STEP_PAGES * STEP_PAGES; page < b->n_pages;
          page += STEP_PAGES) {
         struct step s = make_step(b, page);
+        bool hidden = true;
+
+        for (int32_t i = page; i < page + s.n_slots / OPS_PAGE_SLOTS; i++) {
+            hidden = hidden && att_page_hidden(b, i);
+        }
+        if (hidden) {
+            continue;
+        }
 
         for (int32_t h = 0; h < u->n_heads; h++) {
             float noise[TILE_KEYS];
