@@ -218,9 +218,10 @@ static struct request *next_prompt(const struct sched *s, int32_t room, int32_t 
     return best;
 }
 
-/* While others decode: whose next chunk is read in pieces; and whether somebody urgent needs the
- * room that the one takes whose turn it is. */
-static int choose_pieces(struct sched *s)
+/* While others decode: whose next chunk is read in pieces; and whether somebody urgent waits for
+ * the chunk that is: it is his, or he lacks the room that it takes (`room`: what there was for
+ * prompts). */
+static int choose_pieces(struct sched *s, int32_t room)
 {
     struct request *best = NULL;
     bool urgent = false;
@@ -229,7 +230,7 @@ static int choose_pieces(struct sched *s)
     for (struct request *r = s->running.first; r; r = r->next) {
         if (is_urgent(s, r) && r->n_fed < r->n_prompt && !layered_is(s, r)) {
             urgent = true;
-            s->pieces.hurries = s->pieces.hurries || reads(s, r);
+            s->pieces.hurries |= s->pieces.r == r || (reads(s, r) && batch_chunk(r) > room);
         } else if (reads(s, r) && batch_chunk(r) > SLICE_LEAST && pieces_can(s, r) &&
                    goes_before(r, best)) {
             best = r;
@@ -274,6 +275,7 @@ int batch_build(struct sched *s)
 {
     struct batch *b = &s->batch;
     struct request *r;
+    int32_t left;
 
     assert(b->n_seqs == 0 && !b->pending);
     b->rows = (struct ops_rows){0};
@@ -304,19 +306,19 @@ int batch_build(struct sched *s)
     int32_t room = s->config.batch_tokens + s->drafts.n_rows - b->rows.n;
 
     room -= s->pieces.r ? s->config.max_chunk : 0; /* their hidden states */
-    while ((r = next_prompt(s, room, calm)) != NULL) {
-        int32_t n = step_rows(s, r, room, calm);
+    for (left = room; (r = next_prompt(s, left, calm)) != NULL;) {
+        int32_t n = step_rows(s, r, left, calm);
 
         int e = add_rows(s, r, n);
 
         if (e) {
             return e;
         }
-        room -= n;
+        left -= n;
         calm = calm > n ? calm - n : 0;
         r->principal->chunk_turn = ++s->turn;
     }
-    int e = choose_pieces(s);
+    int e = choose_pieces(s, room);
 
     if (e) {
         return e;

@@ -473,6 +473,56 @@ Test(slice, cancel_between_units)
     cancel("recency:50%,chunk=128,prefill=bounded");
 }
 
+/* A chunk is hurried for who waits for it; the layered prompt beside it gets no more of such a step
+ * than of any other: it opens one unit at most, of a chunk and a layer. Whenever the urgent one
+ * comes. */
+Test(slice, no_hurry_for_another)
+{
+    static struct run talker, chunk, layered, urgent;
+    static const char *const kv[] = {"full,chunk=128", "keyformer:50%,chunk=128"};
+    int32_t n_layers = 5;
+    int32_t most = 0;
+
+    for (int begun = 2; begun < 10; begun++) {
+        struct engine *e = run_engine("stories260K.gguf", "cpu", CTX, 4,
+                                      "full,chunk=128=50%;keyformer:50%,chunk=128=50%");
+
+        run_tokens(2, engine_info(e)->n_vocab, ids, N_PROMPT);
+        struct engine_request q = run_request(ids + 9, 8, N_LONG);
+
+        q.kv = kv[0];
+        run_submit(e, &q, &talker);
+        while (talker.n_new < 5) {
+            (void)run_step(e);
+        }
+        q = run_request(ids, N_PROMPT, 6);
+        q.kv = kv[0];
+        run_submit(e, &q, &chunk);
+        q.kv = kv[1];
+        run_submit(e, &q, &layered);
+        for (int i = 0; i < begun; i++) {
+            (void)run_step(e);
+        }
+        q = run_request(ids + 1, N_PROMPT / 2, 6);
+        q.kv = kv[0];
+        q.urgency = 1;
+        run_submit(e, &q, &urgent);
+        while (urgent.n_new == 0 && talker.n_new < N_LONG) {
+            int32_t before = layered.progress;
+
+            (void)run_step(e);
+            most = layered.progress - before > most ? layered.progress - before : most;
+        }
+        run_all(e);
+        run_clear(&talker);
+        run_clear(&chunk);
+        run_clear(&layered);
+        run_clear(&urgent);
+        engine_destroy(e);
+    }
+    cr_expect_leq(most, 128 / n_layers + 1);
+}
+
 /* Two prompts at once, one of them layer by layer throughout, and one that is urgent. */
 Test(slice, several_prompts)
 {
