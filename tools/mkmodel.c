@@ -36,6 +36,7 @@ struct config {
     int64_t seed;
     int64_t threads;
     int64_t swiftkv;
+    bool outputs;
     int64_t group;
     bool skew;
     char *base;
@@ -68,6 +69,7 @@ static const struct option_row rows[] = {
     {"threads", 0, OPTION_INT, AT(threads), 0, 1024, .fallback = "0", .help = "0: one for each CPU"},
     {"swiftkv", 0, OPTION_INT, AT(swiftkv), 1, 4096, .help = "instead of a model, write a SwiftKV overlay of --base: layers from this one on get keys and values from one hidden state"},
     {"group", 0, OPTION_INT, AT(group), 1, 4096, .fallback = "1", .help = "with --swiftkv: so many deep layers share keys and values"},
+    {"outputs", 0, OPTION_FLAG, AT(outputs), .help = "with --swiftkv: each deep layer gets an output projection of its own, the mean over its group"},
     {"skew", 0, OPTION_FLAG, AT(skew), .help = "instead of a model, write a skew overlay of --base, for infinigen: unit matrices"},
     {"base", 0, OPTION_STRING, AT(base), .metavar = "FILE", .help = "with --swiftkv, --skew: the model it belongs to"},
     {"help", 'h', OPTION_FLAG, AT(help), .flags = OPTION_ARGV_ONLY, .help = "show this text"},
@@ -183,6 +185,9 @@ static int run(const void *config, const struct option_list *words, struct error
     if ((c->swiftkv || c->skew) && !c->base) {
         return error_set(reterr, -EINVAL, "%s needs --base FILE", c->skew ? "--skew" : "--swiftkv");
     }
+    if (c->outputs && !c->swiftkv) {
+        return error_set(reterr, -EINVAL, "--outputs belongs to --swiftkv");
+    }
     if (c->base && !c->swiftkv && !c->skew) {
         return error_set(reterr, -EINVAL, "--base belongs to --swiftkv or --skew");
     }
@@ -190,7 +195,8 @@ static int run(const void *config, const struct option_list *words, struct error
         return mkmodel_skew_write(c->base, words->v[0], reterr);
     }
     if (c->swiftkv) {
-        return mkmodel_swiftkv_write(c->base, c->swiftkv, c->group, words->v[0], reterr);
+        return mkmodel_swiftkv_write(c->base, c->swiftkv, c->group, c->outputs, words->v[0],
+                                     reterr);
     }
     return make_model(c, words->v[0], reterr);
 }

@@ -21,6 +21,7 @@ struct overlay {
     int64_t n_layers;
     int64_t split; /* first deep layer */
     int64_t group;
+    bool outputs;   /* a deep layer has an output projection of its own */
     bool declaring; /* first walk over the tensors declares, the second writes data */
     struct error *err;
 };
@@ -137,6 +138,28 @@ static int write_shared(struct overlay *o, int64_t layer, const char *part, cons
     return r < 0 ? r : gguf_writer_tensor(o->w, name, type, first->n_dims, first->dims);
 }
 
+/* Its own output projection: the mean over the layers it shares keys and values with. */
+static int write_output(struct overlay *o, int64_t layer)
+{
+    int64_t leader = layer - (layer - o->split) % o->group;
+    int64_t end = leader + o->group < o->n_layers ? leader + o->group : o->n_layers;
+    const struct gguf_tensor *first = base_tensor(o, leader, "attn_output", "weight");
+    char name[64];
+    enum dtype type;
+    int r;
+
+    (void)snprintf(name, sizeof(name), "blk.%" PRId64 ".attn_output_swiftkv.weight", layer);
+    if (!first) {
+        return -EBADMSG;
+    }
+    type = dtype_info(first->type)->can_encode ? first->type : DTYPE_F16;
+    if (!o->declaring) {
+        return write_mean(o, leader, end, "attn_output", "weight", first, type);
+    }
+    r = check_same_shape(o, leader, end, "attn_output", "weight", first);
+    return r < 0 ? r : gguf_writer_tensor(o->w, name, type, first->n_dims, first->dims);
+}
+
 static int walk_layer(struct overlay *o, int64_t layer)
 {
     static const char *const kinds[] = {"weight", "bias"};
@@ -156,7 +179,7 @@ static int walk_layer(struct overlay *o, int64_t layer)
             r = r < 0 ? r : write_shared(o, layer, "attn_v", kinds[i]);
         }
     }
-    return r;
+    return r == 0 && o->outputs ? write_output(o, layer) : r;
 }
 
 static int walk(struct overlay *o, bool declaring)
@@ -214,10 +237,10 @@ static int check_base(struct overlay *o, struct gguf_str *ret_arch)
     return 0;
 }
 
-int mkmodel_swiftkv_write(const char *base_path, int64_t n_kv_layers, int64_t group,
+int mkmodel_swiftkv_write(const char *base_path, int64_t n_kv_layers, int64_t group, bool outputs,
                           const char *path, struct error *reterr)
 {
-    struct overlay o = {.split = n_kv_layers, .group = group, .err = reterr};
+    struct overlay o = {.split = n_kv_layers, .group = group, .outputs = outputs, .err = reterr};
     struct gguf *base = NULL;
     struct gguf_str arch;
     char sha256[65];

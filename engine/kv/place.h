@@ -4,8 +4,9 @@
 
 /* Which tokens stay: one small table of functions a policy word (DESIGN §5 rule 2). A policy says
  * what may not be dropped and what attention is to observe; the search for a victim, the cut and
- * the sums are backend operations, so these files know no backend. A new policy is one file here
- * and one row in place.c and policy.c. */
+ * the sums are backend operations, so these files know no backend. A new policy is one file here,
+ * a value of enum policy_place (policy.h), a row in place.c and one in policy_words.c, and where it evicts or
+ * scores its bit in policy_words.h. */
 
 #include "engine/kv/policy.h"
 

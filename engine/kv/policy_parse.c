@@ -24,8 +24,8 @@ struct parser {
 /* The bit by which options know a word. */
 static int word_bit(const struct policy_word *w)
 {
-    return w->axis == AXIS_PLACE    ? BIT(w->place)
-           : w->axis == AXIS_SELECT ? SELECT_BIT(w->place)
+    return w->axis == AXIS_PLACE    ? POLICY_BIT(w->place)
+           : w->axis == AXIS_SELECT ? POLICY_SELECT_BIT(w->place)
                                     : 0;
 }
 
@@ -76,25 +76,6 @@ static int parse_int(struct parser *p, const char *name, double min, double max,
     p->at += n;
     *ret = (int32_t)v;
     return 0;
-}
-
-const char *policy_read_float(const char *s, double *ret)
-{
-    double v = 0;
-    double scale = 1;
-    int digits = 0;
-
-    for (; *s >= '0' && *s <= '9' && digits < 12; s++, digits++) {
-        v = v * 10 + (*s - '0');
-    }
-    if (*s == '.' && s[1] >= '0' && s[1] <= '9') { /* not the ".." of a range */
-        for (s++; *s >= '0' && *s <= '9' && digits < 12; s++, digits++) {
-            scale /= 10;
-            v += (*s - '0') * scale;
-        }
-    }
-    *ret = v;
-    return digits ? s : NULL;
 }
 
 static int parse_float(struct parser *p, const char *name, double min, double max, float *ret)
@@ -429,7 +410,8 @@ static int check_exit(struct parser *p, const struct policy *pol)
             p, "exit:draft takes back the rows that were guessed wrong: beside full alone, not "
                "beside words that drop tokens, score them or choose which are read");
     }
-    if (pol->exit > 0 && (pol->select != POLICY_READ_ALL || (BIT(pol->place) & SCORING))) {
+    if (pol->exit > 0 &&
+        (pol->select != POLICY_READ_ALL || (POLICY_BIT(pol->place) & POLICY_SCORING))) {
         p->at = p->exit;
         return fault(p, "exit skips layers for some tokens: not beside h2o, keyformer or recency, "
                         "which score every token's attention, nor beside sparq, topv or infinigen");

@@ -135,16 +135,16 @@ void policy_print(const struct policy *p, char *buf, size_t size)
             put_budget(&o, p);
         }
     }
-    put_options(&o, BIT(place), ",", p);
+    put_options(&o, POLICY_BIT(place), ",", p);
     if (p->select == POLICY_SPARQ) {
         put(&o, "+sparq");
-        put_options(&o, SELECT_BIT(POLICY_SPARQ), ":", p);
+        put_options(&o, POLICY_SELECT_BIT(POLICY_SPARQ), ":", p);
     } else if (p->select == POLICY_TOPV) {
         put(&o, "+topv:%d", p->top_k);
-        put_options(&o, SELECT_BIT(POLICY_TOPV), ",", p);
+        put_options(&o, POLICY_SELECT_BIT(POLICY_TOPV), ",", p);
     } else if (p->select == POLICY_INFINIGEN) {
         put(&o, "+infinigen");
-        put_options(&o, SELECT_BIT(POLICY_INFINIGEN), ":", p);
+        put_options(&o, POLICY_SELECT_BIT(POLICY_INFINIGEN), ":", p);
     }
     if (p->exit > 0) {
         put(&o, "+exit:");

@@ -3,8 +3,6 @@
 
 #include "engine/kv/policy_words.h"
 
-#include <stddef.h>
-
 /* clang-format off */
 const struct policy_word policy_words[] = {
     {"f32", AXIS_PRECISION, 0, OPS_KV_F32, OPS_KV_F32, NULL},
@@ -57,37 +55,37 @@ static const struct policy_value fulls[] = {
     {"drop", POLICY_DROP}, {"spill", POLICY_SPILL}, {NULL, 0}};
 #define FIELD(f) offsetof(struct policy, f)
 const struct policy_option policy_options[] = {
-    {"recent", SCORING, FIELD_PERCENT, FIELD(recent), 0, 100, NULL},
-    {"tau", BIT(POLICY_KEYFORMER), FIELD_TAU, FIELD(tau0), 0.01, 100, NULL},
-    {"mode", BIT(POLICY_KEYFORMER), FIELD_VALUE, FIELD(mode), 0, 0, modes},
-    {"noise", BIT(POLICY_KEYFORMER), FIELD_VALUE, FIELD(noise), 0, 0, noises},
-    {"damp", BIT(POLICY_H2O) | BIT(POLICY_KEYFORMER), FIELD_FLOAT, FIELD(damp), 0.01, 1, NULL},
-    {"decay", BIT(POLICY_RECENCY), FIELD_FLOAT, FIELD(decay), 0.01, 1, NULL},
-    {"score", SCORING, FIELD_VALUE, FIELD(scope), 0, 0, scopes},
-    {"pos", EVICTING, FIELD_VALUE, FIELD(pos_new), 0, 0, positions},
-    {"prefill", EVICTING, FIELD_VALUE, FIELD(prefill), 0, 0, prefills},
-    {"observe", SCORING, FIELD_INT, FIELD(observe), 1, 4096, NULL},
-    {"min", EVICTING, FIELD_INT, FIELD(min), 2, 1 << 24, NULL},
-    {"seed", BIT(POLICY_KEYFORMER), FIELD_INT, FIELD(seed), 0, INT32_MAX, NULL},
-    {"chunk", ANY_PLACE, FIELD_INT, FIELD(chunk), 1, 65536, NULL},
-    {"r", SELECT_BIT(POLICY_SPARQ), FIELD_INT, FIELD(r), 1, 1024, NULL},
-    {"k", SELECT_BIT(POLICY_SPARQ), FIELD_INT, FIELD(top_k), 1, 1 << 24, NULL},
-    {"local", SELECT_BIT(POLICY_SPARQ), FIELD_INT, FIELD(local), 0, 1 << 24, NULL},
-    {"mode", SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(select_mode), 0, 0, modes},
-    {"mean", SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(mean), 0, 0, means},
-    {"layout", SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(rank), 0, 0, ranks},
-    {"renorm", SELECT_BIT(POLICY_TOPV), FIELD_VALUE, FIELD(renorm), 0, 0, switches},
-    {"alpha", SELECT_BIT(POLICY_INFINIGEN), FIELD_FLOAT, FIELD(alpha), 0, 1000, NULL},
-    {"cap", SELECT_BIT(POLICY_INFINIGEN), FIELD_PERCENT, FIELD(cap), 1, 100, NULL},
-    {"count", SELECT_BIT(POLICY_INFINIGEN), FIELD_INT, FIELD(count), 0, 1 << 24, NULL},
-    {"share", SELECT_BIT(POLICY_INFINIGEN), FIELD_PERCENT, FIELD(share), 0, 100, NULL},
-    {"partial", SELECT_BIT(POLICY_INFINIGEN), FIELD_FLOAT, FIELD(partial), 0.01, 1, NULL},
-    {"partial8", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(partial8), 0, 0, switches},
-    {"skew", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(skew), 0, 0, switches},
-    {"pool", SELECT_BIT(POLICY_INFINIGEN), FIELD_POOL, FIELD(pool), 0, 0, pools},
-    {"victim", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(victim), 0, 0, victims},
-    {"exempt", SELECT_BIT(POLICY_INFINIGEN), FIELD_INT, FIELD(exempt), 1, 4096, NULL},
-    {"full", SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(full), 0, 0, fulls},
+    {"recent", POLICY_SCORING, FIELD_PERCENT, FIELD(recent), 0, 100, NULL},
+    {"tau", POLICY_BIT(POLICY_KEYFORMER), FIELD_TAU, FIELD(tau0), 0.01, 100, NULL},
+    {"mode", POLICY_BIT(POLICY_KEYFORMER), FIELD_VALUE, FIELD(mode), 0, 0, modes},
+    {"noise", POLICY_BIT(POLICY_KEYFORMER), FIELD_VALUE, FIELD(noise), 0, 0, noises},
+    {"damp", POLICY_BIT(POLICY_H2O) | POLICY_BIT(POLICY_KEYFORMER), FIELD_FLOAT, FIELD(damp), 0.01, 1, NULL},
+    {"decay", POLICY_BIT(POLICY_RECENCY), FIELD_FLOAT, FIELD(decay), 0.01, 1, NULL},
+    {"score", POLICY_SCORING, FIELD_VALUE, FIELD(scope), 0, 0, scopes},
+    {"pos", POLICY_EVICTING, FIELD_VALUE, FIELD(pos_new), 0, 0, positions},
+    {"prefill", POLICY_EVICTING, FIELD_VALUE, FIELD(prefill), 0, 0, prefills},
+    {"observe", POLICY_SCORING, FIELD_INT, FIELD(observe), 1, 4096, NULL},
+    {"min", POLICY_EVICTING, FIELD_INT, FIELD(min), 2, 1 << 24, NULL},
+    {"seed", POLICY_BIT(POLICY_KEYFORMER), FIELD_INT, FIELD(seed), 0, INT32_MAX, NULL},
+    {"chunk", POLICY_ANY_PLACE, FIELD_INT, FIELD(chunk), 1, 65536, NULL},
+    {"r", POLICY_SELECT_BIT(POLICY_SPARQ), FIELD_INT, FIELD(r), 1, 1024, NULL},
+    {"k", POLICY_SELECT_BIT(POLICY_SPARQ), FIELD_INT, FIELD(top_k), 1, 1 << 24, NULL},
+    {"local", POLICY_SELECT_BIT(POLICY_SPARQ), FIELD_INT, FIELD(local), 0, 1 << 24, NULL},
+    {"mode", POLICY_SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(select_mode), 0, 0, modes},
+    {"mean", POLICY_SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(mean), 0, 0, means},
+    {"layout", POLICY_SELECT_BIT(POLICY_SPARQ), FIELD_VALUE, FIELD(rank), 0, 0, ranks},
+    {"renorm", POLICY_SELECT_BIT(POLICY_TOPV), FIELD_VALUE, FIELD(renorm), 0, 0, switches},
+    {"alpha", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_FLOAT, FIELD(alpha), 0, 1000, NULL},
+    {"cap", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_PERCENT, FIELD(cap), 1, 100, NULL},
+    {"count", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_INT, FIELD(count), 0, 1 << 24, NULL},
+    {"share", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_PERCENT, FIELD(share), 0, 100, NULL},
+    {"partial", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_FLOAT, FIELD(partial), 0.01, 1, NULL},
+    {"partial8", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(partial8), 0, 0, switches},
+    {"skew", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(skew), 0, 0, switches},
+    {"pool", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_POOL, FIELD(pool), 0, 0, pools},
+    {"victim", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(victim), 0, 0, victims},
+    {"exempt", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_INT, FIELD(exempt), 1, 4096, NULL},
+    {"full", POLICY_SELECT_BIT(POLICY_INFINIGEN), FIELD_VALUE, FIELD(full), 0, 0, fulls},
 };
 const struct policy policy_defaults = {
     .k_type = OPS_KV_F16, .v_type = OPS_KV_F16, .place = POLICY_FULL,
@@ -102,3 +100,22 @@ const struct policy policy_defaults = {
 
 const int policy_n_words = sizeof(policy_words) / sizeof(policy_words[0]);
 const int policy_n_options = sizeof(policy_options) / sizeof(policy_options[0]);
+
+const char *policy_read_float(const char *s, double *ret)
+{
+    double v = 0;
+    double scale = 1;
+    int digits = 0;
+
+    for (; *s >= '0' && *s <= '9' && digits < 12; s++, digits++) {
+        v = v * 10 + (*s - '0');
+    }
+    if (*s == '.' && s[1] >= '0' && s[1] <= '9') { /* not the ".." of a range */
+        for (s++; *s >= '0' && *s <= '9' && digits < 12; s++, digits++) {
+            scale /= 10;
+            v += (*s - '0') * scale;
+        }
+    }
+    *ret = v;
+    return digits ? s : NULL;
+}

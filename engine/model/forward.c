@@ -29,10 +29,9 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
-#include "engine/model/forward_impl.h"
+#include "engine/model/forward_layer.h"
 
 /* ---- memory ----------------------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-#include "engine/model/forward_impl.h"
+#include "engine/model/forward_layer.h"
 
 static int32_t widest_store(const struct model *m)
 {

@@ -12,7 +12,7 @@
  * attention of the store before last, which read it, came before layer i's choice. All layers of an
  * AcrossKV group find what their first one brought. */
 
-#include "engine/model/forward_impl.h"
+#include "engine/model/forward_layer.h"
 
 static bool on_host(const struct forward *f, const struct ops_seq *s)
 {

@@ -127,31 +127,6 @@ static inline const struct ops_rope *rope_of(const struct forward *f, int32_t la
 /* forward.c: an operation that began at t0 is done. */
 void forward_beat(struct forward *f, int64_t t0);
 
-/* forward_layer.c. Sequences as the running layer sees them: beyond the split a sequence has only its last
- * rows. Then: of scores that all stores share, only their own store's are zeroed with a slot; and those
- * that sent no row on are left out (returns how many stay). */
-void forward_take_seqs(struct forward *f, int32_t store);
-void forward_keep_scores(struct forward *f, int32_t store);
-int32_t forward_drop_empty(struct forward *f);
-
-/* The instructions of a layer. `_qkv_store` is both in one, where the backend has it and nothing comes
- * between them; `_aug_q_*` DiffQKV's augmented Q. */
-int forward_step_embed(struct forward *f, int32_t layer);
-int forward_step_qkv(struct forward *f, int32_t layer);
-int forward_step_aug_q_in(struct forward *f, int32_t layer);
-int forward_step_aug_q_out(struct forward *f, int32_t layer);
-int forward_step_store(struct forward *f, int32_t layer);
-int forward_step_qkv_store(struct forward *f, int32_t layer);
-int forward_step_attend(struct forward *f, int32_t layer);
-int forward_step_attn_out(struct forward *f, int32_t layer);
-int forward_step_ffn_in(struct forward *f, int32_t layer);
-int forward_step_ffn_out(struct forward *f, int32_t layer);
-
-/* forward_split.c: K and V of DEEP_STORES stores from `first_store` on, or of one; which rows go on. */
-int forward_step_deep_kv(struct forward *f, int32_t first_store);
-int forward_step_one_deep_kv(struct forward *f, int32_t store);
-int forward_step_survivors(struct forward *f, int32_t layer);
-
 /* forward_ahead.c: buffers, the instruction that chooses what `layer` will read, and whether there
  * is anything to choose for it. */
 void forward_ahead_place(const struct model *m, const struct forward_limits *l,

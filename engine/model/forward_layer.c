@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "engine/model/forward_impl.h"
+#include "engine/model/forward_layer.h"
 
 /* ---- the rows of a layer ---------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-#include "engine/model/forward_impl.h"
+#include "engine/model/forward_layer.h"
 
 void forward_rounds_place_host(const struct model *m, const struct forward_limits *l,
                                struct memory_arena *a, struct forward *f)

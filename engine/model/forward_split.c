@@ -2,7 +2,7 @@
 /* SwiftKV's split: the deep stores' K and V of all rows, four stores a product, and which rows go
  * on. */
 
-#include "engine/model/forward_impl.h"
+#include "engine/model/forward_layer.h"
 
 /* K and V of deep stores [s0, s1) for all rows, one product. */
 static int deep_project(struct forward *f, int32_t s0, int32_t s1)

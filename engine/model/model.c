@@ -5,7 +5,8 @@
  * A tensor is looked for in the base, then in the overlays; two files that both have it are
  * refused, so an overlay can only add. Tensors of a layer that nothing reads are refused by name
  * (a file that holds more than this build computes would answer wrongly and in silence), with
- * one exception: the teacher's deep q, k and v that published SwiftKV checkpoints still carry. */
+ * one exception: of deep layers, the teacher's q, k, v and k norm that published SwiftKV
+ * checkpoints still carry, and the output projection in whose place an overlay's own is read. */
 
 #include "engine/model/model.h"
 

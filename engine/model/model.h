@@ -21,6 +21,7 @@ struct model_store {
     int32_t n_v;
     int32_t window; /* of a sliding layer, else 0 */
     bool deep;      /* written at the split, from the split's hidden state */
+    bool own_output; /* its layers read attn_output_swiftkv */
 };
 
 struct model_layer {

@@ -227,6 +227,27 @@ static void layer_sets(const struct model *m, int32_t il, uint64_t *ret_required
     *ret_optional = optional;
 }
 
+/* A deep layer's own output projection, if the overlay brings one: > 0. All layers of a store or
+ * none: they were made for the same V. */
+static int find_own_output(struct finder *f, int32_t il)
+{
+    const struct tensor_row *row = &arch_layer_tensors[LT_SWIFT_O];
+    struct model_layer *l = &f->m->layers[il];
+    struct model_store *st = &f->m->stores[l->store];
+    int r = find_one(f, row, il, false, &l->w[LT_O]);
+
+    if (r >= 0 && l->owner) {
+        st->own_output = r > 0;
+    }
+    if (r < 0 || (r > 0) == st->own_output) {
+        return r;
+    }
+    return error_set(f->reterr, -EBADMSG,
+                     "blk.%d.%s is %s, that of layer %d, whose keys and values it shares, is %s",
+                     il, row->name, r > 0 ? "there" : "missing", st->layer,
+                     r > 0 ? "missing" : "there");
+}
+
 static int find_layer(struct finder *f, int32_t il, int first, int last)
 {
     struct model_layer *l = &f->m->layers[il];
@@ -242,8 +263,8 @@ static int find_layer(struct finder *f, int32_t il, int first, int last)
         }
         int r = 0;
 
-        if (t == LT_O && l->deep) { /* an overlay may bring its own */
-            r = find_one(f, &arch_layer_tensors[LT_SWIFT_O], il, false, &l->w[LT_O]);
+        if (t == LT_O && l->deep) {
+            r = find_own_output(f, il);
         }
         if (r == 0) {
             r = find_one(f, &arch_layer_tensors[t], il, (required & bit) != 0, &l->w[t]);

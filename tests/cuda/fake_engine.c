@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Engines over the fake run-time library: one line a test. */
 
 #include "tests/cuda/fake_engine.h"
 
@@ -37,16 +38,16 @@ void fake_ignore(void *arg, const struct engine_event *ev)
 
 int fake_submit(struct engine *e, struct error *err)
 {
-    int32_t prompt[N_PROMPT];
+    int32_t prompt[FAKE_PROMPT];
     struct engine_request q = {.kind = ENGINE_GENERATE,
                                .prompt = prompt,
-                               .n_prompt = N_PROMPT,
-                               .max_tokens = N_NEW,
+                               .n_prompt = FAKE_PROMPT,
+                               .max_tokens = FAKE_NEW,
                                .ignore_end = true,
                                .sampler = sampler_params_default()};
     uint64_t handle;
 
-    for (int i = 0; i < N_PROMPT; i++) {
+    for (int i = 0; i < FAKE_PROMPT; i++) {
         prompt[i] = 1 + i % 20;
     }
     q.sampler.temperature = 0;

@@ -7,7 +7,7 @@
 #include "engine/engine.h"
 #include "tests/cuda/fake_open.h"
 
-enum { N_PROMPT = 40, N_NEW = 12 };
+enum { FAKE_PROMPT = 40, FAKE_NEW = 12 };
 
 extern const char *fake_folder; /* of the models: tests/data */
 
@@ -16,7 +16,7 @@ extern const char *fake_folder; /* of the models: tests/data */
 int fake_engine(const char *model, const char *kv, int32_t n_seqs, struct engine **ret,
                 struct error *e);
 
-/* A prompt of N_PROMPT tokens for N_NEW greedy ones. As engine_submit. */
+/* A prompt of FAKE_PROMPT tokens for FAKE_NEW greedy ones. As engine_submit. */
 int fake_submit(struct engine *e, struct error *err);
 /* So many of these to their end, or to a step's error, which is returned. */
 int fake_run(struct engine *e, int n_requests);

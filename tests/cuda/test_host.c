@@ -173,13 +173,14 @@ static void begun_ahead(const struct fake_call *c, int n)
         n_steps += c[i].kind == FAKE_GRAPH_LAUNCH ||
                    (c[i].kind == FAKE_LAUNCH && same(&c[i], "sample_rows"));
         n_events += c[i].kind == FAKE_EVENT;
-        expect(c[i].kind != FAKE_EVENT || n_steps > n_events || n_events == N_NEW - 1,
+        expect(c[i].kind != FAKE_EVENT || n_steps > n_events || n_events == FAKE_NEW - 1,
                "token %d is waited for when %d steps are under way", n_events, n_steps);
         expect(c[i].kind != FAKE_WAIT || n_steps == 0, "a wait for everything at step %d", n_steps);
         expect(c[i].kind != FAKE_READ || n_steps == 0 || c[i].bytes == sizeof(int32_t),
                "step %d reads %llu bytes", n_steps, (unsigned long long)c[i].bytes);
     }
-    expect(n_steps == N_NEW - 1 && n_events == N_NEW - 1, "%d steps, %d waits", n_steps, n_events);
+    expect(n_steps == FAKE_NEW - 1 && n_events == FAKE_NEW - 1, "%d steps, %d waits", n_steps,
+           n_events);
 }
 
 /* A step of the stories model (5 layers of f32): these kernels in this order, all later steps a
@@ -232,7 +233,7 @@ static void graph_of_a_step(int device)
     expect(n_early == (device == SM_86 ? 0 : n_wait), "%d of %d nodes begin early", n_early,
            n_wait);
     /* the first new token comes of the prompt, the first step goes kernel by kernel */
-    expect(n_launches == N_NEW - 2, "%d launches", n_launches);
+    expect(n_launches == FAKE_NEW - 2, "%d launches", n_launches);
     for (int i = 0; i < STEP && n_nodes == STEP; i++) {
         const char *want = i == 0 ? "embed" : layer[(i - 1) % LAYER];
 
@@ -338,7 +339,7 @@ static void graph_that_foretells(void)
                (unsigned long long)c[i].bytes);
     }
     expect(n_nodes == n_want, "%d nodes of %d", n_nodes, n_want);
-    expect(n_launches == N_NEW - 2, "%d launches", n_launches);
+    expect(n_launches == FAKE_NEW - 2, "%d launches", n_launches);
     engine_destroy(e);
     expect_clean("a step that foretells");
 }
@@ -479,7 +480,7 @@ static void deep_product(void)
 
         n_products += product;
         n_stores += n_deep > 0 && n_products == 4 * SHALLOW + 1 && same(&c[i], "rope_store");
-        if (product && c[i].grid[0] == 2 * DEEP && c[i].grid[1] == N_PROMPT / TILE) {
+        if (product && c[i].grid[0] == 2 * DEEP && c[i].grid[1] == FAKE_PROMPT / TILE) {
             expect(n_products == 4 * SHALLOW + 1, "the deep product is number %d", n_products);
             n_deep++;
         }

@@ -142,11 +142,11 @@ static void count_end(void *arg, const struct engine_event *ev)
 /* Three requests of one principal, of which the last forks the first. */
 static int three(struct engine *e, uint64_t principal, struct ends *ends)
 {
-    int32_t prompt[N_PROMPT];
+    int32_t prompt[FAKE_PROMPT];
     struct engine_request q = {.kind = ENGINE_GENERATE,
                                .prompt = prompt,
-                               .n_prompt = N_PROMPT,
-                               .max_tokens = N_NEW + 24, /* into a second page */
+                               .n_prompt = FAKE_PROMPT,
+                               .max_tokens = FAKE_NEW + 24, /* into a second page */
                                .ignore_end = true,
                                .principal = principal,
                                .sampler = sampler_params_default()};
@@ -156,7 +156,7 @@ static int three(struct engine *e, uint64_t principal, struct ends *ends)
 
     *ends = (struct ends){0};
     for (int i = 0; i < 3; i++) {
-        for (int k = 0; k < N_PROMPT; k++) {
+        for (int k = 0; k < FAKE_PROMPT; k++) {
             prompt[k] = 1 + (k + (i == 1)) % 20;
         }
         q.fork_of = i == 2 ? handle[0] : 0;
@@ -223,7 +223,7 @@ static void count_token(void *arg, const struct engine_event *ev)
  * the wait for that. */
 static void drawn_is_said(void)
 {
-    enum { TOKENS = 1 /* drawn by the host, of the prompt */ + N_NEW - 1 };
+    enum { TOKENS = 1 /* drawn by the host, of the prompt */ + FAKE_NEW - 1 };
     const struct fake_call *c;
     struct engine *e = NULL;
     struct error err = {0};
@@ -263,8 +263,8 @@ static void drawn_is_said(void)
         e = NULL;
         expect_clean("memory gone ahead");
     }
-    expect(n_said >= N_NEW - 2, "%d ends with all tokens said", n_said);
-    expect(n_lost <= 2 * (N_NEW - 1), "%d ends lose tokens", n_lost);
+    expect(n_said >= FAKE_NEW - 2, "%d ends with all tokens said", n_said);
+    expect(n_lost <= 2 * (FAKE_NEW - 1), "%d ends lose tokens", n_lost);
     printf("memory gone as a step is begun: %d ends, all said; %d ends, some lost\n", n_said,
            n_lost);
 }

@@ -73,6 +73,9 @@ CASES = [
     ("swiftkv", (2, 1), "f32", {}),
     ("acrosskv", (2, 4), "f32", {}),
     ("acrosskv_short", (2, 3), "f32", {}),
+    ("acrosskv_outputs", (2, 3, "--outputs"), "f32", {}),
+    ("acrosskv_outputs_keyformer", (2, 3, "--outputs"), "f32+keyformer:20,recent=30%,noise=once,tau=1..2,seed=3",
+     {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0}),
     ("acrosskv_keyformer", (2, 4), "f32+keyformer:20,recent=30%,noise=once,tau=1..2,seed=3",
      {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0}),
     ("acrosskv_observe", (2, 4), "f32+keyformer:20,recent=30%,noise=once,tau=1..2,seed=3,observe=8",
@@ -118,9 +121,10 @@ def main(mkmodel):
         if name.startswith("infinigen") and split not in skews:
             skews[split] = DATA / ("cache_skew.gguf" if not split else f"cache_skew_{split[0]}_{split[1]}.gguf")
         if split and split not in overlays:
-            overlays[split] = DATA / f"cache_swiftkv_{split[0]}_{split[1]}.gguf"
+            more = split[2:]  # options
+            overlays[split] = DATA / f"cache_swiftkv_{split[0]}_{split[1]}{''.join(more).replace('--', '_')}.gguf"
             subprocess.run([mkmodel, "--swiftkv", str(split[0]), "--group", str(split[1]), "--base", str(base),
-                            "--type", "F32", str(overlays[split])], check=True)
+                            "--type", "F32", *more, str(overlays[split])], check=True)
     for split, path in skews.items():
         write_skew(path, base, overlays.get(split), split)
     rng = random.Random(5)

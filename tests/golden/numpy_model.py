@@ -227,6 +227,11 @@ class Model:
         for s, value in enumerate(softmax(x / tau)):
             st.score[h][s] += value
 
+    def output(self, j, out):
+        """By the overlay's own projection, where it brings one."""
+        own = self.w.get(f"blk.{j}.attn_output_swiftkv.weight")
+        return (self.w[f"blk.{j}.attn_output.weight"] if own is None else own) @ out.reshape(-1)
+
     def attend(self, j, x, pos, tau):
         deep = j >= self.split
         first = self.policy["scope"] != "shared" and j == self.owner(j) or j == 0
@@ -243,11 +248,11 @@ class Model:
                 k, v = np.array(st.k[h]), np.array(st.v[h])
                 read = self.foretold[self.owner(j)][h] + [pos]
                 out[head] = softmax(k[read] @ q[head] / math.sqrt(self.dim)) @ v[read]
-            return self.w[f"blk.{j}.attn_output.weight"] @ out.reshape(-1)
+            return self.output(j, out)
         if self.policy["select"] and not self.ahead() and pos >= self.policy["n_prompt"]:
             for h in range(self.n_kv):
                 self.attend_some(j, h, q, pos, st, tau, out)
-            return self.w[f"blk.{j}.attn_output.weight"] @ out.reshape(-1)
+            return self.output(j, out)
         for head in range(self.n_head):
             h = head * self.n_kv // self.n_head
             k = np.array(st.k[h])
@@ -260,7 +265,7 @@ class Model:
                 logits = np.where(st.mask[h], logits, -1e30)
             out[head] = softmax(logits) @ np.array(st.v[h])
             self.observe(j, head, logits, pos, st, h, tau)
-        return self.w[f"blk.{j}.attn_output.weight"] @ out.reshape(-1)
+        return self.output(j, out)
 
     def ahead(self):
         return self.policy["select"] and self.policy["select"]["name"] == "infinigen"

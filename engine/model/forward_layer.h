@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_MODEL_FORWARD_LAYER_H
+#define PIPIT_ENGINE_MODEL_FORWARD_LAYER_H
+
+/* The instructions, for the list that forward.c makes of them, and what they have in common. Private to
+ * forward*.c. */
+
+#include "engine/model/forward_impl.h"
+
+/* forward_layer.c. Sequences as the running layer sees them: beyond the split a sequence has only its last
+ * rows. Then: of scores that all stores share, only their own store's are zeroed with a slot; and those
+ * that sent no row on are left out (returns how many stay). */
+void forward_take_seqs(struct forward *f, int32_t store);
+void forward_keep_scores(struct forward *f, int32_t store);
+int32_t forward_drop_empty(struct forward *f);
+
+/* The instructions of a layer. `_qkv_store` is both in one, where the backend has it and nothing comes
+ * between them; `_aug_q_*` DiffQKV's augmented Q. */
+int forward_step_embed(struct forward *f, int32_t layer);
+int forward_step_qkv(struct forward *f, int32_t layer);
+int forward_step_aug_q_in(struct forward *f, int32_t layer);
+int forward_step_aug_q_out(struct forward *f, int32_t layer);
+int forward_step_store(struct forward *f, int32_t layer);
+int forward_step_qkv_store(struct forward *f, int32_t layer);
+int forward_step_attend(struct forward *f, int32_t layer);
+int forward_step_attn_out(struct forward *f, int32_t layer);
+int forward_step_ffn_in(struct forward *f, int32_t layer);
+int forward_step_ffn_out(struct forward *f, int32_t layer);
+
+/* forward_split.c: K and V of DEEP_STORES stores from `first_store` on, or of one; which rows go on. */
+int forward_step_deep_kv(struct forward *f, int32_t first_store);
+int forward_step_one_deep_kv(struct forward *f, int32_t store);
+int forward_step_survivors(struct forward *f, int32_t layer);
+
+#endif
