@@ -50,7 +50,7 @@ int arenas_map(const int fds[2], uint64_t c2e_bytes, uint64_t e2c_bytes, struct 
                struct error *reterr)
 {
     struct arenas *a = calloc(1, sizeof(*a));
-    void *p;
+    void *p = NULL;
     int r;
 
     if (!a) {

@@ -198,7 +198,7 @@ static void send_cause(struct worker *w, const char *event, const char *text)
     log_event(LOG_LEVEL_ERR, event, "%s", text);
     lane_record_init(&r, LANE_ERROR, NULL);
     r.error.code = LANE_E_MODEL;
-    (void)snprintf(r.error.text, sizeof(r.error.text), "%s", text);
+    (void)snprintf(r.error.text, sizeof(r.error.text), "%.*s", (int)sizeof(r.error.text) - 1, text);
     worker_send(w, &r);
 }
 

@@ -121,7 +121,7 @@ static int cut(const struct job *j, int stage, const char *text, size_t len)
     if (len == 0) {
         return 0;
     }
-    if (stage == j->pre->n_stages) {
+    if (stage >= TOK_MAX_STAGES || stage == j->pre->n_stages) { /* the first: what -O3 can see */
         return j->word(j->arg, text, (uint32_t)len);
     }
     while (pos < len && r == 0) {

@@ -200,7 +200,7 @@ int tok_cases_vectors(const char *name)
 void tok_cases_set(const char *gguf_name)
 {
     static const char gap[] = "\n__ggml_vocab_test__\n";
-    char path[4096];
+    char path[4096 + 8];
     char *in;
     char *out;
     char *rest;
