@@ -86,9 +86,9 @@ def main():
             if lang == "c++" and rel not in seen_by_cuda:
                 continue
             flags = []
-            if rel.startswith(("kernels/x86", "tools/distill/amx")):
+            if rel.startswith(("kernels/x86", "tools/distill/tile")):
                 flags = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
-            if rel.startswith("tools/distill/amx"):
+            if rel.startswith("tools/distill/tile"):
                 flags += ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
             if rel.startswith("kernels/arm"):
                 continue

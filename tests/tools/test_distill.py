@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import zlib
 
 try:
@@ -180,6 +181,14 @@ class AgainstHuggingFace(unittest.TestCase):
                 self.assertLess((got - theirs(tokens).logits).abs().max().item(), 1e-5)
 
 
+def ways():
+    """Those of whole passes that this machine can do; a test without one is skipped."""
+    found = [ops.use(way) for way in ops.WAYS if ops.fits(way)]
+    if not found:
+        raise unittest.SkipTest("this processor has neither AMX nor AVX-512 with bf16")
+    return found
+
+
 class Operations(unittest.TestCase):
     def compare_with_torch(self, way, s, v):
         """`way` in bf16 against PyTorch in f32: values and gradients within bf16's rounding."""
@@ -223,18 +232,22 @@ class Operations(unittest.TestCase):
     def test_fused(self):
         self.compare_with_torch("fused", 33, 5000)
 
-    def test_amx(self):
-        """Sequences of several blocks; and of a length that the AMX files leave to fused.c. 160 rows are more than one
+    def test_tiles(self):
+        """Sequences of several blocks; and of a length that whole passes leave to fused.c. 160 rows are more than one
         block of rows back, 1056 words two slices and a part."""
-        self.compare_with_torch("amx", 160, 1056)
-        self.compare_with_torch("amx", 33, 1056)
+        for way in ways():
+            with self.subTest(way=way):
+                self.compare_with_torch(way, 160, 1056)
+                self.compare_with_torch(way, 33, 1056)
 
     def test_kl_of_far_logits(self):
-        """Sums of powers beyond f32, both ways, and a row that is not: amx_kl.c must find the rows' maxima."""
-        try:
-            ops.use("amx")
-        except SystemExit as e:
-            self.skipTest(str(e))
+        """Sums of powers beyond f32, both ways, and a row that is not: tile_kl.c must find the rows' maxima."""
+        for way in ways():
+            with self.subTest(way=way):
+                self.far_logits(way)
+
+    def far_logits(self, way):
+        ops.use(way)
         torch.manual_seed(0)
         bf = torch.bfloat16
         head, s, t = torch.randn(96, 64), torch.randn(300, 64), torch.randn(300, 64)
@@ -264,7 +277,7 @@ class Operations(unittest.TestCase):
 
 
 class WholeLayers(unittest.TestCase):
-    """amx_layer.c in bf16 against PyTorch in f32: the shallow and the teacher's layers, the student's, and the gradients of
+    """tile_layer.c in bf16 against PyTorch in f32: the shallow and the teacher's layers, the student's, and the gradients of
     a loss with both terms by everything that is trained. Weights are exact in bf16; 288 positions are more than a block
     of rows; query heads are wider together than the residual stream; the last group is short."""
     S, SPLIT = 288, 1
@@ -281,18 +294,18 @@ class WholeLayers(unittest.TestCase):
         cls.w = weights.Weights(4, 4, 2, 64, 96, 1e-5, 1e4, embed, embed, norm(), [layer() for _ in range(4)])
         cls.tokens = torch.from_numpy(rng.integers(0, 352, (3, cls.S)))
 
-    def made(self, way, dtype, hidden):
+    def made(self, way, dtype, hidden, outputs):
         ops.use(way)
         frozen = model.Frozen(self.w, CPU, dtype)
         torch.manual_seed(3)
-        s = model.Student(frozen, self.SPLIT, 2, kv_heads=1)
+        s = model.Student(frozen, self.SPLIT, 2, kv_heads=1, outputs=outputs)
         with torch.no_grad():
             for p in s.parameters():
                 p.add_(torch.randn_like(p) * p.std() * 0.5)
                 if p.ndim == 2:
                     p.copy_(p.bfloat16())
         x = frozen.shallow(self.tokens, self.SPLIT)
-        self.assertEqual(layers.able(frozen, x), way == "amx")
+        self.assertEqual(layers.able(frozen, x), way != "torch")
         teacher = frozen.states(x, self.SPLIT, 4)
         last, error = s.outcome(x, teacher if hidden else None)
         index = torch.arange(0, 3 * self.S, 2)
@@ -305,39 +318,34 @@ class WholeLayers(unittest.TestCase):
         return out | {n: p.grad for n, p in s.named_parameters()}
 
     def test_gradients(self):
-        try:
-            ops.use("amx")
-        except SystemExit as e:
-            self.skipTest(str(e))
-        for hidden in (True, False):
-            want = self.made("torch", torch.float32, hidden)
-            self.assertEqual(len(want), 4 + hidden + 1 + 3 + 2 + 2)
-            for threads in (1, 2):
-                torch.set_num_threads(threads)
-                got = self.made("amx", torch.bfloat16, hidden)
-                torch.set_num_threads(1)
-                for name, a in want.items():
-                    with self.subTest(name=name, hidden=hidden, threads=threads):
-                        error = ((got[name].float() - a).norm() / a.norm()).item()
-                        self.assertLess(error, 2e-2)
+        for hidden, outputs in ((True, False), (False, False), (True, True)):
+            want = self.made("torch", torch.float32, hidden, outputs)
+            self.assertEqual(len(want), 4 + hidden + 1 + 3 + 3 * outputs + 2 + 2)
+            for way in ways():
+                for threads in (1, 2):
+                    torch.set_num_threads(threads)
+                    got = self.made(way, torch.bfloat16, hidden, outputs)
+                    torch.set_num_threads(1)
+                    self.assertEqual(got.keys(), want.keys())
+                    for name, a in want.items():
+                        with self.subTest(name=name, hidden=hidden, outputs=outputs, way=way, threads=threads):
+                            error = ((got[name].float() - a).norm() / a.norm()).item()
+                            self.assertLess(error, 2e-2)
 
     def test_packed_again_when_trained(self):
         """What is packed of a trained projection follows an optimizer's step and a loaded state."""
-        try:
-            ops.use("amx")
-        except SystemExit as e:
-            self.skipTest(str(e))
+        ops.use(ways()[0])
         frozen = model.Frozen(self.w, CPU, torch.bfloat16)
-        s = model.Student(frozen, self.SPLIT, 3)
+        s = model.Student(frozen, self.SPLIT, 3, outputs=True)
         with torch.no_grad():
             x = frozen.shallow(self.tokens, self.SPLIT)
             one = s.outcome(x)[0]
             state = {k: v.clone() for k, v in s.state_dict().items()}
-            s.q[1].mul_(-1)
-            two = s.outcome(x)[0]
-            s.load_state_dict(state)
-            self.assertTrue(torch.equal(one, s.outcome(x)[0]))
-        self.assertGreater((one - two).abs().max().item(), 1e-2)
+            for p in (s.q[1], s.o[1]):
+                p.mul_(-1)
+                self.assertGreater((one - s.outcome(x)[0]).abs().max().item(), 1e-2)
+                s.load_state_dict(state)
+                self.assertTrue(torch.equal(one, s.outcome(x)[0]))
 
 
 class Training(WithStories):
@@ -685,6 +693,10 @@ class Training(WithStories):
         refused("has split 2, group 3", "--split", "2", "--group", "1", "--steps", "1", "--resume-from", str(path))
         overlay.write(str(path), random_student(self.frozen, 2, 3, outputs=True), "F32")
         refused("give --outputs", "--split", "2", "--group", "3", "--steps", "1", "--resume-from", str(path))
+        rows = overlay.rows
+        with unittest.mock.patch.object(overlay, "rows", lambda s: {k: a for k, a in rows(s).items() if k != "blk.3." + overlay.OUTPUT}):
+            overlay.write(str(path), random_student(self.frozen, 2, 3, outputs=True), "F32")
+        refused("no blk.3.attn_output", "--split", "2", "--group", "3", "--steps", "1", "--outputs", "--resume-from", str(path))
         self.assertTrue(re.fullmatch("[0-9a-f]{64}", gguf.GGUFReader(path).fields["pipit.overlay.base_sha256"].contents()))
 
 

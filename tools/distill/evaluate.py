@@ -46,7 +46,7 @@ def students(o, frozen):
             label = "untrained" if not shapes else f"untrained-{split}-{group}-{heads}"
             out[label] = model.Student(frozen, split, group, heads)
             shapes.add((split, group, heads))
-        out[name] = model.Student(frozen, split, group, heads, outputs=overlay.has_outputs(reader))
+        out[name] = model.Student(frozen, split, group, heads, outputs=overlay.has_outputs(path, reader))
         overlay.load(path, out[name])
     return out
 
@@ -213,6 +213,16 @@ def rouge2(teacher, mine):
     return total / len(teacher)
 
 
+def seen(overlays):
+    """name -> tokens that it was trained on, where the file says so."""
+    key, out = "pipit.distill.tokens", {}
+    for name, path in (i.split("=", 1) for i in overlays):
+        fields = overlay.shape(path)[2].fields
+        if key in fields:
+            out[name] = int(fields[key].contents())
+    return out
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model")
@@ -259,7 +269,7 @@ def main():
                 overlays[name] = o.out / f"{name}.gguf"
                 overlay.write(str(overlays[name]), models[name])
         scores.update(tasks(o, overlays))
-    scores["made"] = about()
+    scores["tokens"], scores["made"] = seen(o.overlay), about()
     (o.out / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
     write_tables(o.out, scores)
     print((o.out / "scores.md").read_text())

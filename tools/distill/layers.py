@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole layers by amx_layer.c: the teacher's, in place and without gradients, and a student's deep half as one
+"""Whole layers by tile_layer.c: the teacher's, in place and without gradients, and a student's deep half as one
 operation of autograd, whose way back is written out. Same meaning as model.py's layers, but that q, k, v and what
 attention adds are not rounded to bf16 between products, and that gradients by the stores are summed over layers in f32.
 
@@ -13,22 +13,22 @@ import ops
 
 
 class Layer(ctypes.Structure):
-    """struct amx_layer"""
+    """struct tile_layer"""
     _fields_ = [(n, ctypes.c_int64) for n in ("s", "d", "heads", "kv", "width")] + [("eps", ctypes.c_double)] + [
         (n, ctypes.c_void_p) for n in ("cosine", "sine", "attn_norm", "ffn_norm", "q", "k", "v", "o", "gate_up", "down",
                                        "q_back", "o_back", "gate_up_back", "down_back")]
 
 
 class Kept(ctypes.Structure):
-    """struct amx_kept"""
+    """struct tile_kept"""
     _fields_ = [(n, ctypes.c_void_p) for n in ("state", "mid", "inv_attn", "inv_ffn", "log_sum", "queries", "out", "gated")]
 
 
 def able(frozen, x):
-    """Whether amx_layer.c can take x (b, s, d) through layers of this model."""
+    """Whether tile_layer.c can take x (b, s, d) through layers of this model."""
     w = frozen.w
     width = w.layers[0]["gate"].shape[0]
-    return (ops.has_amx() and frozen.dtype == torch.bfloat16 and x.device.type == "cpu" and not x.requires_grad
+    return (ops.has_tiles() and frozen.dtype == torch.bfloat16 and x.device.type == "cpu" and not x.requires_grad
             and w.dim == 64 and x.shape[1] % 32 == 0 and w.n_embd % 32 == 0 and width % 32 == 0)
 
 
@@ -62,22 +62,25 @@ def _frozen_weights(layer, name):
     return kept[name]
 
 
-def _trained(p):
-    """A trained query projection packed both ways, again whenever it has changed."""
+def _trained(p, output=False):
+    """A trained query projection, or output projection, packed both ways, again whenever it has changed."""
     now = (p._version, p.data_ptr())
     if p.__dict__.get("packed_at") != now:
         w = p.detach().to(torch.bfloat16)
-        p.packed_ways, p.packed_at = (_pack(halves(w), False), _pack(w, True)), now
+        p.packed_ways = (_pack(w, False), _pack(halves(w.t()).t(), True)) if output else (_pack(halves(w), False), _pack(w, True))
+        p.packed_at = now
     return p.packed_ways
 
 
-def _layer(frozen, layer, shape, names, kv, q=None):
-    """A struct amx_layer and what must live as long as it is used."""
+def _layer(frozen, layer, shape, names, kv, q=None, o=None):
+    """A struct tile_layer and what must live as long as it is used. q, o: trained projections instead of the layer's."""
     b, s, d = shape
     w = frozen.w
-    use = {n: _frozen_weights(layer, n) for n in names}
+    use = {n: _frozen_weights(layer, n) for n in names if o is None or n not in ("o", "o_back")}
     if q is not None:
         use["q"], use["q_back"] = _trained(q)
+    if o is not None:
+        use["o"], use["o_back"] = _trained(o, True)
     use["cosine"], use["sine"] = frozen.angles(s)
     use["attn_norm"], use["ffn_norm"] = layer["attn_norm"], layer["ffn_norm"]
     made = Layer(s=s, d=d, heads=w.n_heads, kv=kv, width=layer["gate"].shape[0], eps=w.eps,
@@ -113,73 +116,78 @@ def frozen_run(frozen, h, first, last, states=False):
         kept = {"state": torch.empty_like(h)} if states else {}
         out += kept.values()
         keep = _kept(kept)
-        ops.each(ops.parts(h.shape[0]), ops.size("amx_layer_scratch", layer),
-             lambda a, b, space: ops.call("amx_layer", layer, keep, None, None, a, b, h, space))
+        ops.each(ops.parts(h.shape[0]), ops.size("tile_layer_scratch", layer),
+             lambda a, b, space: ops.call("tile_layer", layer, keep, None, None, a, b, h, space))
         del use
     return out + [h] if states else h
 
 
 class _Deep(torch.autograd.Function):
     """(last output, mean over layers of the relative error to `teacher`, 0 without) of a student's deep layers. `tensors`:
-    every layer's q, then every group's K and V, bf16 (b, kv, s, 64)."""
+    every layer's q, every layer's o (none where they are frozen), then every group's K and V, bf16 (b, kv, s, 64)."""
 
     @staticmethod
-    def forward(ctx, keep_all, frozen, split, group, qs, teacher, x, *tensors):
+    def forward(ctx, keep_all, frozen, split, group, qs, os, teacher, x, *tensors):
         n = len(qs)
-        stores = [t.contiguous() for t in tensors[n:]]
+        stores = [t.contiguous() for t in tensors[n + len(os):]]
         ks, vs = stores[:len(stores) // 2], stores[len(stores) // 2:]
         b, s, d = x.shape
         heads, kv = frozen.w.n_heads, ks[0].shape[1]
         h, error, kept, weights = x.clone(), 0.0, [], []
         keep_all = keep_all and any(ctx.needs_input_grad)
         for j in range(n):
-            layer, use = _layer(frozen, frozen.layers[split + j], x.shape, ("o", "gate_up", "down"), kv, qs[j])
+            layer, use = _layer(frozen, frozen.layers[split + j], x.shape, ("o", "gate_up", "down"), kv, qs[j],
+                                os[j] if os else None)
             mine = _arrays(b, s, d, heads, layer.width) if keep_all else {}
             keep = _kept(mine)
-            ops.each(ops.parts(b), ops.size("amx_layer_scratch", layer), lambda a, e, space: ops.call(
-                "amx_layer", layer, keep, ks[j // group], vs[j // group], a, e, h, space))
+            ops.each(ops.parts(b), ops.size("tile_layer_scratch", layer), lambda a, e, space: ops.call(
+                "tile_layer", layer, keep, ks[j // group], vs[j // group], a, e, h, space))
             kept.append(mine)
             if teacher is not None:
                 weight, one = torch.empty(b * s), torch.empty(1)
-                ops.call("amx_relative", h, teacher[j + 1], b * s, d, weight, one)
+                ops.call("tile_relative", h, teacher[j + 1], b * s, d, weight, one)
                 weights.append(weight)
                 error += one.item() / n
             del use
         if keep_all:
-            ctx.of = frozen, split, group, qs, teacher
+            ctx.of = frozen, split, group, qs, os, teacher
             ctx.lists = kept, ks, vs, weights
             ctx.save_for_backward(h)
         return h, torch.tensor(error)
 
     @staticmethod
     def backward(ctx, dh, derror):
-        frozen, split, group, qs, teacher = ctx.of
+        frozen, split, group, qs, os, teacher = ctx.of
         kept, ks, vs, weights = ctx.lists
         (after,) = ctx.saved_tensors
         b, s, d = after.shape
         n, kv, inner = len(qs), ks[0].shape[1], frozen.w.n_heads * 64
         dh = dh.clone(memory_format=torch.contiguous_format)
         dk, dv = [torch.zeros(k.shape) for k in ks], [torch.zeros(v.shape) for v in vs]
-        dq, x = torch.empty(b, s, inner, dtype=torch.bfloat16), torch.empty(b, s, d, dtype=torch.bfloat16)
-        grads = [None] * n
+        rows = lambda width: torch.empty(b * s, width, dtype=torch.bfloat16)
+        dq, x = rows(inner), rows(d)
+        dy, out = (rows(d), rows(inner)) if os else (None, None)
+        by_q, by_o = [None] * n, [None] * len(os)
         for j in reversed(range(n)):
             layer, use = _layer(frozen, frozen.layers[split + j], after.shape,
-                                ("o_back", "gate_up_back", "down_back"), kv, qs[j])
+                                ("o_back", "gate_up_back", "down_back"), kv, qs[j], os[j] if os else None)
             if teacher is not None:
-                ops.call("amx_relative_back", after, teacher[j + 1], weights[j], 2 * derror.item() / (b * s * n), b * s, d, dh)
+                ops.call("tile_relative_back", after, teacher[j + 1], weights[j], 2 * derror.item() / (b * s * n), b * s, d, dh)
             keep, g = _kept(kept[j]), j // group
-            ops.each(ops.parts(b), ops.size("amx_layer_scratch", layer), lambda a, e, space: ops.call(
-                "amx_layer_back", layer, keep, ks[g], vs[g], a, e, int(j == 0), dh, dk[g], dv[g], dq, x, space))
-            grads[j] = (dq.view(-1, inner).t() @ x.view(-1, d)).float()
+            ops.each(ops.parts(b), ops.size("tile_layer_scratch", layer), lambda a, e, space: ops.call(
+                "tile_layer_back", layer, keep, ks[g], vs[g], a, e, int(j == 0), dh, dk[g], dv[g], dq, x, dy, out, space))
+            by_q[j] = ops.outer(dq, x)
+            if os:
+                by_o[j] = ops.outer(dy, out)
             after = kept[j]["state"]
             del use
         ctx.lists = None
         _spare.extend(kept)
-        return (None,) * 7 + tuple(grads) + tuple(g.to(ks[0].dtype) for g in dk + dv)
+        return (None,) * 8 + tuple(by_q) + tuple(by_o) + tuple(g.to(ks[0].dtype) for g in dk + dv)
 
 
-def deep(frozen, split, group, qs, stores, x, teacher=None):
+def deep(frozen, split, group, qs, os, stores, x, teacher=None):
     """A student's deep layers on x (b, s, d) f32: the last output and the mean relative error to the teacher's states
-    (a list: the split's, then each layer's output)."""
-    return _Deep.apply(torch.is_grad_enabled(), frozen, split, group, list(qs), teacher, x, *qs,
+    (a list: the split's, then each layer's output). os: its output projections, empty where they are the base's."""
+    return _Deep.apply(torch.is_grad_enabled(), frozen, split, group, list(qs), list(os), teacher, x, *qs, *os,
                        *(k for k, _ in stores), *(v for _, v in stores))

@@ -188,8 +188,8 @@ class Student(nn.Module):
 
     def outcome(self, x, teacher=None):
         """The last output, and the hidden-state loss against the teacher's states (None without them)."""
-        if not self.deep and not self.o and layers.able(self.frozen, x):
-            last, error = layers.deep(self.frozen, self.split, self.group, self.q, self.stores(x), x, teacher)
+        if not self.deep and layers.able(self.frozen, x):
+            last, error = layers.deep(self.frozen, self.split, self.group, self.q, self.o, self.stores(x), x, teacher)
             return last, None if teacher is None else error
         states = self.run(x)
         return states[-1], None if teacher is None else loss.relative(states[1:], teacher[1:])

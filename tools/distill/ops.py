@@ -2,46 +2,83 @@
 """The operations of a layer with their gradients: RMS norm, heads with RoPE, causal attention, gated FFN, KL rows.
 
 Each has one meaning and up to three ways: PyTorch's own operations (any device, any type); for bf16 on a CPU the loops
-of fused.c between PyTorch's matrix products; and where the processor has AMX the whole passes of amx_*.c (layers.py has
-those of whole layers). `use("torch")` takes the first everywhere; tests compare them."""
+of fused.c between PyTorch's matrix products; and where the processor has AMX, or AVX-512 with bf16, the whole passes of
+tile_*.c (layers.py has those of whole layers). `use("torch")` takes the first everywhere; tests compare them."""
 
 import concurrent.futures
 import ctypes
 import hashlib
+import math
 import os
 import pathlib
 import subprocess
 import tempfile
+import time
 
 import torch
 import torch.nn.functional as F
 
 _lib = None
-_amx = None
+_tiles = None
+_wide = False  # products of bf16 are slower here than those of f32
 _pool = None
 _space = {}
-AMX = ("amx_layer.c", "amx_attention.c", "amx_kl.c", "amx.h")
+TILES = ("tile_layer.c", "tile_attention.c", "tile_kl.c", "tile.h", "tile_amx.h", "tile_avx512.h", "tile_finish.h")
+WAYS = {"amx": [], "avx512-bf16": ["-mno-amx-tile", "-DTILE_DOTS"], "avx512-f32": ["-mno-amx-tile"]}
 
 
 def use(way):
-    """"torch", "fused" or "amx" (each includes the one before; an error where it cannot be), or "auto". Returns what
-    it took."""
-    global _lib, _amx
-    _lib = _amx = None
-    if way != "torch":
-        try:
-            _lib = _build("fused.c")
-            if way != "fused" and " amx_bf16 " in _processor():
-                _amx = _build(*AMX)
-                if _amx.amx_request():
-                    raise OSError("the system grants no tile registers")
-        except (OSError, subprocess.CalledProcessError) as e:
-            _amx = None
-            if way != "auto":
-                raise SystemExit(f"distill: --ops {way}: not to be had here: {e}") from e
-        if way == "amx" and not _amx:
-            raise SystemExit("distill: --ops amx: this processor has no AMX for bf16")
-    return "amx" if _amx else "fused" if _lib else "torch"
+    """"torch", "fused", or whole passes with their products by "amx", "avx512-bf16" (its dot products) or "avx512-f32"
+    (both widened); "avx512": the faster of the two; "auto": the best of all there is. Another is an error where it
+    cannot be. Returns what it took."""
+    global _lib, _tiles, _wide
+    _lib = _tiles = None
+    _wide = False
+    if way == "torch":
+        return way
+    try:
+        _lib = _build(["fused.c"])
+        if way == "fused":
+            return way
+        for one in WAYS if way == "auto" else [w for w in WAYS if w.startswith(way)]:
+            if not fits(one):
+                continue
+            lib = _build(TILES, WAYS[one])
+            if lib.tile_request():
+                continue  # the system grants no tile registers
+            if one == "avx512-bf16" and way != one:
+                other = _build(TILES, WAYS["avx512-f32"])
+                if _seconds(other) < _seconds(lib):
+                    one, lib = "avx512-f32", other
+            _tiles, _wide = lib, one == "avx512-f32"
+            return one
+    except (OSError, subprocess.CalledProcessError) as e:
+        _tiles = None
+        if way != "auto":
+            raise SystemExit(f"distill: --ops {way}: not to be had here: {e}") from e
+    if way != "auto":
+        raise SystemExit(f"distill: --ops {way}: this processor has no {'AMX for bf16' if way == 'amx' else 'AVX-512 with bf16'}")
+    return "fused" if _lib else "torch"
+
+
+def fits(way):
+    """Whether the processor has what one of WAYS needs."""
+    return f" {'amx_bf16' if way == 'amx' else 'avx512_bf16'} " in _processor()
+
+
+def _seconds(lib):
+    """The least of a few runs of an MLP of 128 rows: which products are faster here."""
+    global _tiles
+    n, d, width = 128, 256, 512
+    h, norm = torch.ones(n, d), torch.ones(d)
+    there, back = torch.ones(2 * width * d, dtype=torch.bfloat16), torch.ones(d * width, dtype=torch.bfloat16)
+    _tiles, best = lib, math.inf
+    space = _scratch(size("tile_mlp_scratch", d, width))
+    for _ in range(5):
+        start = time.perf_counter()
+        call("tile_mlp", h, n, d, width, norm, 1e-5, there, back, torch.empty_like(h), None, None, space)
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 def _processor():
@@ -49,12 +86,12 @@ def _processor():
     return next((line + " " for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _build(*names):
-    """Compiled for this machine's own processor, once for each text of the sources. Not linked with -ffast-math: gcc
+def _build(names, more=()):
+    """Compiled for this machine's own processor, with `more` flags, once for each text of the sources. Not linked with -ffast-math: gcc
     would then change how the whole process treats denormal numbers."""
     sources = [pathlib.Path(__file__).resolve().with_name(name) for name in names]
     cpu = _processor()
-    tag = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + cpu.encode()).hexdigest()[:16]
+    tag = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + f"{cpu}{more}".encode()).hexdigest()[:16]
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "pipit"
     cache.mkdir(parents=True, exist_ok=True)
     path = cache / f"distill-{tag}.so"
@@ -64,6 +101,7 @@ def _build(*names):
             flags = ["-O3", "-march=native", "-ffast-math", "-fPIC", f"-I{sources[0].parents[2]}"]
             if " avx512f " in cpu:
                 flags.append("-mprefer-vector-width=512")
+            flags += more
             made = []
             for source in sources:
                 if source.suffix == ".c":
@@ -74,8 +112,8 @@ def _build(*names):
     return ctypes.CDLL(str(path))
 
 
-def has_amx():
-    return _amx is not None
+def has_tiles():
+    return _tiles is not None
 
 
 def _fused(*tensors):
@@ -93,12 +131,12 @@ def call(name, *args):
         if a is None:
             return ctypes.c_void_p(None)
         return ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int64(a)
-    getattr(_amx if name.startswith("amx") else _lib, name)(*[convert(a) for a in args])
+    getattr(_tiles if name.startswith("tile") else _lib, name)(*[convert(a) for a in args])
 
 
 def size(name, *args):
-    """Bytes of scratch, by one of amx_*_scratch."""
-    f = getattr(_amx, name)
+    """Bytes of scratch, by one of tile_*_scratch."""
+    f = getattr(_tiles, name)
     f.restype = ctypes.c_int64
     return f(*[ctypes.byref(a) if isinstance(a, ctypes.Structure) else ctypes.c_int64(a) for a in args])
 
@@ -129,11 +167,18 @@ def each(ranges, size, f):
         done.result()
 
 
+def outer(a, b):
+    """a^T b f32, of bf16 (n, i) and (n, j): a gradient by weights."""
+    if _wide:
+        return a.float().t() @ b.float()
+    return (a.t() @ b).float()
+
+
 def packed(w, plain):
-    """A bf16 matrix as amx.h's right operand: for x w^T, or (`plain`) for x w."""
+    """A bf16 matrix as tile.h's right operand: for x w^T, or (`plain`) for x w."""
     m, k = reversed(w.shape) if plain else w.shape
     out = torch.empty(m * k, dtype=torch.bfloat16)
-    call("amx_pack", w, w.shape[1], m, k, int(plain), out)
+    call("tile_pack", w, w.shape[1], m, k, int(plain), out)
     return out
 
 
@@ -228,14 +273,21 @@ class _Attention(torch.autograd.Function):
         return dq, dk.view(b, ctx.n, s, -1), dv.view(b, ctx.n, s, -1)
 
 
-class _AmxAttention(torch.autograd.Function):
+class _TileAttention(torch.autograd.Function):
+    """Threads divide the K/V heads of all sequences."""
+
     @staticmethod
     def forward(ctx, q, k, v):
         b, h, s, d = q.shape
-        ctx.sizes = b * k.shape[1], h // k.shape[1], s, d ** -0.5
+        ctx.sizes = h // k.shape[1], s, d ** -0.5
+        groups = b * k.shape[1]
         o = torch.empty_like(q)
         log_sum = torch.empty((b, h, s)) if any(ctx.needs_input_grad) else None
-        call("amx_attention", q, k, v, *ctx.sizes, o, log_sum, _scratch(s * 448 + 2048))
+        rows = lambda x: None if x is None else x.view(groups, -1)
+        q_rows, k_rows, v_rows, o_rows, sums = map(rows, (q, k, v, o, log_sum))
+        each(parts(groups), s * 448 + 2048, lambda a, e, space: call(
+            "tile_attention", q_rows[a:e], k_rows[a:e], v_rows[a:e], e - a, *ctx.sizes, o_rows[a:e],
+            None if sums is None else sums[a:e], space))
         if log_sum is not None:
             ctx.save_for_backward(q, k, v, o, log_sum)
         return o
@@ -243,17 +295,19 @@ class _AmxAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do):
         q, k, v, o, log_sum = ctx.saved_tensors
-        s = q.shape[2]
+        s, groups = q.shape[2], q.shape[0] * k.shape[1]
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        call("amx_attention_back", q, k, v, o, log_sum, do.contiguous(), *ctx.sizes, dq, dk, dv,
-              _scratch(s * (640 + 128 + 4 + 512) + 2 * s * s + 4096))
+        given = [x.view(groups, -1) for x in (q, k, v, o, log_sum, do.contiguous())]
+        made = [x.view(groups, -1) for x in (dq, dk, dv)]
+        each(parts(groups), s * (640 + 128 + 4 + 512) + 2 * s * s + 4096, lambda a, e, space: call(
+            "tile_attention_back", *(x[a:e] for x in given), e - a, *ctx.sizes, *(x[a:e] for x in made), space))
         return dq, dk, dv
 
 
 def attention(q, k, v):
     """Causal. q (b, heads, s, d), k and v (b, kv heads, s, d); query heads [i * g, i * g + g) read K/V head i."""
-    if _amx and _fused(q, k, v) and q.shape[2] % 32 == 0 and q.shape[3] == v.shape[3] == 64:
-        return _AmxAttention.apply(q.contiguous(), k.contiguous(), v.contiguous())
+    if _tiles and _fused(q, k, v) and q.shape[2] % 32 == 0 and q.shape[3] == v.shape[3] == 64:
+        return _TileAttention.apply(q.contiguous(), k.contiguous(), v.contiguous())
     if _fused(q, k, v):
         return _Attention.apply(q.contiguous(), k.contiguous(), v.contiguous())
     g = q.shape[1] // k.shape[1]
@@ -284,7 +338,7 @@ def gate(g, u):
     return F.silu(g) * u
 
 
-class _AmxMlp(torch.autograd.Function):
+class _TileMlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, layer, eps):
         gate, down = layer["gate"], layer["down"]
@@ -299,8 +353,11 @@ class _AmxMlp(torch.autograd.Function):
             inv, gated = torch.empty(n), torch.empty((n, 2 * width), dtype=torch.bfloat16)
             ctx.save_for_backward(h, inv, gated)
             ctx.layer = layer
-        call("amx_mlp", h, n, d, width, layer["ffn_norm"], float(eps), _packed(both, False), _packed(down, False), out,
-             inv, gated, _scratch(size("amx_mlp_scratch", d, width)))
+        part = lambda x, a, e: None if x is None else x.view(n, -1)[a:e]
+        there, back = _packed(both, False), _packed(down, False)
+        each(parts(n, 32), size("tile_mlp_scratch", d, width), lambda a, e, space: call(
+            "tile_mlp", part(h, a, e), e - a, d, width, layer["ffn_norm"], float(eps), there, back, part(out, a, e),
+            part(inv, a, e), part(gated, a, e), space))
         return out
 
     @staticmethod
@@ -311,8 +368,11 @@ class _AmxMlp(torch.autograd.Function):
         if both is None:
             layer["gate_up_rows"] = both = torch.cat((layer["gate"], layer["up"]))
         dh = torch.empty_like(h)
-        call("amx_mlp_back", dout.contiguous(), h, inv, gated, n, d, width, layer["ffn_norm"], _packed(both, True),
-             _packed(layer["down"], True), dh, _scratch(size("amx_mlp_scratch", d, width)))
+        part = lambda x, a, e: x.view(n, -1)[a:e]
+        there, back, dout = _packed(both, True), _packed(layer["down"], True), dout.contiguous()
+        each(parts(n, 32), size("tile_mlp_scratch", d, width), lambda a, e, space: call(
+            "tile_mlp_back", part(dout, a, e), part(h, a, e), part(inv, a, e), part(gated, a, e), e - a, d, width,
+            layer["ffn_norm"], there, back, part(dh, a, e), space))
         return dh, None, None
 
 
@@ -320,25 +380,25 @@ def mlp(h, layer, eps, dtype):
     """h (..., d) f32 plus down(silu(gate(x)) * up(x)), x its norm; weights of `layer` are frozen."""
     w = layer["gate"]
     rows = h.numel() // h.shape[-1]
-    if _amx and _fused(w) and not w.requires_grad and rows % 32 == 0 and w.shape[0] % 32 == 0 and w.shape[1] % 32 == 0:
-        return _AmxMlp.apply(h.contiguous(), layer, eps)
+    if _tiles and _fused(w) and not w.requires_grad and rows % 32 == 0 and w.shape[0] % 32 == 0 and w.shape[1] % 32 == 0:
+        return _TileMlp.apply(h.contiguous(), layer, eps)
     x = rms(h, layer["ffn_norm"], eps, dtype)
     return h + F.linear(gate(F.linear(x, w), F.linear(x, layer["up"])), layer["down"])
 
 
 def kl_head(s, t, head, temperature):
     """States s, t (n, d) of student and teacher and the head (v, d): the sum of KL(t || s) over rows, and its gradient
-    by s, T times it, in s's type. None where amx_kl.c cannot."""
+    by s, T times it, in s's type. None where tile_kl.c cannot."""
     n, d = s.shape
     v = head.shape[0]
-    if not (_amx and _fused(s, t, head) and d % 32 == 0 and v % 32 == 0):
+    if not (_tiles and _fused(s, t, head) and d % 32 == 0 and v % 32 == 0):
         return None
     rows = (n + 31) // 32 * 32
     s, t = [F.pad(x, (0, 0, 0, rows - n)).contiguous() for x in (s, t)]
     kl, grad = torch.empty(rows), torch.empty((rows, d))
     there, back = _packed(head, False), _packed(head, True)
-    each(parts(rows, 32), size("amx_kl_scratch", d, v), lambda a, b, space: call(
-        "amx_kl", s[a:b], t[a:b], b - a, d, v, there, back, 1.0 / temperature, kl[a:b], grad[a:b], space))
+    each(parts(rows, 32), size("tile_kl_scratch", d, v), lambda a, b, space: call(
+        "tile_kl", s[a:b], t[a:b], b - a, d, v, there, back, 1.0 / temperature, kl[a:b], grad[a:b], space))
     return kl[:n].sum(), grad[:n].to(s.dtype)
 
 

@@ -74,8 +74,15 @@ def shape(path):
     return split, group, r
 
 
-def has_outputs(reader):
-    return any(t.name.endswith(OUTPUT) for t in reader.tensors)
+def has_outputs(path, reader):
+    """Whether the deep layers bring output projections of their own: all or none, as for the daemon."""
+    names = {t.name for t in reader.tensors}
+    query = "attn_q_swiftkv.weight"
+    own = [n.replace(query, OUTPUT) for n in sorted(names) if n.endswith(query)]
+    missing = [n for n in own if n not in names]
+    if 0 < len(missing) < len(own):
+        raise SystemExit(f"distill: {path} has output projections of its own, but no {missing[0]}: all deep layers have one, or none")
+    return not missing
 
 
 def load(path, student):
@@ -87,7 +94,8 @@ def load(path, student):
         raise SystemExit(f"distill: {path} was made for another base (SHA-256 {base})")
     if (split, group) != (student.split, student.group):
         raise SystemExit(f"distill: {path} has split {split}, group {group}; asked for {student.split}, {student.group}")
-    if has_outputs(r) and not student.o:
+    own = has_outputs(path, r)
+    if own and not student.o:
         raise SystemExit(f"distill: {path} has output projections of its own: give --outputs")
     t = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32) for t in r.tensors}
     dim = student.frozen.w.dim
@@ -102,7 +110,7 @@ def load(path, student):
     for j, q in enumerate(student.q):
         at = f"blk.{split + j}."
         put(q, at + "attn_q_swiftkv.weight", True)
-        if student.o and at + OUTPUT in t:  # where the overlay has none, the student's stay as they are: the base's
+        if own:  # where the overlay has none, the student's stay as they are: the base's
             put(student.o[j], at + OUTPUT, False)
         if j % group == 0:
             put(student.k[j // group], at + "attn_k_swiftkv.weight", True)

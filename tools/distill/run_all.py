@@ -27,26 +27,26 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 # Tokens of a stage are its rate's length. d goes on from c's overlay; its first two stages are there to have a head to serve soon.
 COMMON = ["--ctx", "512", "--batch", "8", "--micro", "2"]
-FULL = [*COMMON, "--stage", "full", "--hidden", "1", "--share", "0.5", "--optimizer", "muon", "--lr", "2e-3", "--ema", "0.99"]
-ATTENTION = [*COMMON, "--stage", "attention", "--lr", "3e-3", "--min-lr", "0.3"]
+FULL = [*COMMON, "--stage", "full", "--hidden", "1", "--share", "0.5", "--lr", "4e-4", "--ema", "0.97"]
+ATTENTION = [*COMMON, "--stage", "attention", "--start", "fit", "--lr", "3e-3", "--min-lr", "0.1"]
 EXIT = [*COMMON, "--stage", "exit", "--start", "fit", "--temperature", "1", "--lr", "1e-3"]
-FIT = ["--start", "fit"]
-ADAM = ["--optimizer", "adamw", "--lr", "4e-4"]
+FP8 = ["--cache", "fp8"]
 ANSWERS = 12  # passes over the teacher's answers in one epoch: two fifths of its tokens
-OUTPUTS = ["--outputs", "--quant-outputs", "Q5_1"]  # a smaller type keeps the file under 10 MB
+OUTPUTS = ["--outputs", "--quant-outputs"]  # in a smaller type where the file would be over 10 MB
 SETTINGS = {
-    "a": {"name": "smollm2-135m-swiftkv-15-1", "shape": ["--split", "15", "--group", "1"], "stages": [["full", 20e6, [*FULL, *FIT]]]},
-    "b": {"name": "smollm2-135m-swiftkv-15-4", "shape": ["--split", "15", "--group", "4"],
-          "stages": [["attention", 2.5e5, [*ATTENTION, *FIT]], ["full", 20e6, FULL]]},
-    "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16", *OUTPUTS],
-          "stages": [["attention", 5e5, [*ATTENTION, *FIT, "--min-lr", "0.1"]], ["full", 20e6, [*FULL, *ADAM, "--ema", "0.97"]]]},
+    "a": {"name": "smollm2-135m-swiftkv-15-1", "shape": ["--split", "15", "--group", "1"],
+          "stages": [["full", 20e6, [*FULL, "--start", "fit", "--optimizer", "muon", "--lr", "2e-3", "--ema", "0.99"]]]},
+    "b": {"name": "smollm2-135m-swiftkv-15-4", "shape": ["--split", "15", "--group", "4", *OUTPUTS, "Q5_1"],
+          "stages": [["attention", 3e5, ATTENTION], ["full", 20e6, FULL]]},
+    "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q5_1"],
+          "stages": [["attention", 5e5, ATTENTION], ["full", 20e6, FULL]]},
     # with a head beside the output projections, both are made smaller: 9.8 MB
     "d": {"name": "smollm2-135m-swiftkv-14-16-fp8-exit", "from": "c",
-          "shape": ["--split", "14", "--group", "16", "--outputs", "--quant-outputs", "Q4_1", "--exit-words", "1023"],
-          "stages": [["full", 6e4, [*FULL, "--cache", "fp8"]], ["exit", 4e5, [*EXIT, "--cache", "fp8"]],
-                     ["full", 5e6, [*FULL, "--cache", "fp8"]], ["exit", 5e6, [*EXIT, "--cache", "fp8"]]]},
-    "e": {"name": "smollm2-135m-swiftkv-18-12", "shape": ["--split", "18", "--group", "12"],
-          "stages": [["attention", 2.5e5, [*ATTENTION, *FIT]], ["full", 20e6, FULL]]},
+          "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q4_1", "--exit-words", "1023"],
+          "stages": [["full", 6e4, [*FULL, *FP8]], ["exit", 4e5, [*EXIT, *FP8]],
+                     ["full", 5e6, [*FULL, *FP8]], ["exit", 5e6, [*EXIT, *FP8]]]},
+    "e": {"name": "smollm2-135m-swiftkv-18-12", "shape": ["--split", "18", "--group", "12", *OUTPUTS, "Q8_0"],
+          "stages": [["attention", 3e5, ATTENTION], ["full", 20e6, FULL]]},
 }
 
 

@@ -2,23 +2,38 @@
 /* Packing, and causal attention both ways: heads of 64, sequences of multiples of 32; only blocks
  * at or below the diagonal are computed. The way back computes the logits again from the row's log
  * sum, instead of keeping the probabilities, and works on transposed blocks (keys by queries), of
- * which every operand of its three products is a plain or a pair-wise store. See amx.h.
+ * which every operand of its three products is a plain or a pair-wise store. See tile.h.
  */
 
-#include "tools/distill/amx.h"
+#include "tools/distill/tile.h"
 
+#ifdef __AMX_BF16__
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 /* 0, or -1 where the system grants no tile registers. */
-int amx_request(void)
+int tile_request(void)
 {
+#ifdef __AMX_BF16__
     return syscall(SYS_arch_prctl, 0x1023, 18) ? -1 : 0;
+#else
+    return 0;
+#endif
 }
+
+#ifndef __AMX_BF16__
+float *tile_wide(void)
+{
+    static _Thread_local _Alignas(64) float wide[WIDE];
+
+    return wide;
+}
+#endif
 
 /* Right operand of m columns and k rows from w (m, k), rows `ld` apart: for x w^T. With `plain`
  * from w (k, m): for x w. */
-void amx_pack(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plain, uint16_t *dst)
+void tile_pack(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plain, uint16_t *dst)
 {
     const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i rows = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)(ld / 2)));
@@ -66,8 +81,8 @@ void attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t hea
     const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     _Alignas(64) float t[1024];
 
-    amx_pack(k, DIM, s, DIM, 0, kp);
-    amx_pack(v, DIM, DIM, s, 1, vp);
+    tile_pack(k, DIM, s, DIM, 0, kp);
+    tile_pack(v, DIM, DIM, s, 1, vp);
     for (int64_t r = 0; r < heads * s; r += 32) {
         int64_t keys = r % s + 32;
         float inv[32];
@@ -123,18 +138,18 @@ void attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t hea
 
 /* q, o bf16 (b, kv * heads, s, 64), k, v bf16 (b, kv, s, 64); log_sum (b, kv * heads, s) or null.
  */
-void amx_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t groups,
-                   int64_t heads, int64_t s, float scale, uint16_t *o, float *log_sum,
-                   uint8_t *scratch)
+void tile_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t groups,
+                    int64_t heads, int64_t s, float scale, uint16_t *o, float *log_sum,
+                    uint8_t *scratch)
 {
-    configure();
+    tiles_begin();
     for (int64_t i = 0; i < groups; i++) {
         int64_t at = i * heads * s;
 
         attend(q + at * DIM, k + i * s * DIM, v + i * s * DIM, heads, s, scale, o + at * DIM, 0, 0,
                log_sum ? log_sum + at : 0, scratch);
     }
-    _tile_release();
+    tiles_end();
 }
 
 /* 16 x 16 floats turned over its diagonal, rows `from` apart, to rows of bf16 `to` apart. */
@@ -188,10 +203,10 @@ void attend_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const 
         const uint16_t *dmine = dout + head * s * DIM;
         const float *log_row = log_sum + head * s;
 
-        amx_pack(mine, DIM, s, DIM, 0, q_right);
-        amx_pack(mine, DIM, DIM, s, 1, q_rows);
-        amx_pack(dmine, DIM, s, DIM, 0, do_right);
-        amx_pack(dmine, DIM, DIM, s, 1, do_rows);
+        tile_pack(mine, DIM, s, DIM, 0, q_right);
+        tile_pack(mine, DIM, DIM, s, 1, q_rows);
+        tile_pack(dmine, DIM, s, DIM, 0, do_right);
+        tile_pack(dmine, DIM, DIM, s, 1, do_rows);
         for (int64_t i = 0; i < s; i++) {
             __m512 sum = _mm512_setzero_ps();
 
@@ -267,15 +282,15 @@ void attend_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const 
 }
 
 /* dk and dv bf16 (b, kv, s, 64). scratch: attend_back_scratch and s * 64 * 8 bytes. */
-void amx_attention_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const uint16_t *o,
-                        const float *log_sum, const uint16_t *dout, int64_t groups, int64_t heads,
-                        int64_t s, float scale, uint16_t *dq, uint16_t *dk, uint16_t *dv,
-                        uint8_t *scratch)
+void tile_attention_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const uint16_t *o,
+                         const float *log_sum, const uint16_t *dout, int64_t groups, int64_t heads,
+                         int64_t s, float scale, uint16_t *dq, uint16_t *dk, uint16_t *dv,
+                         uint8_t *scratch)
 {
     float *sum_k = (float *)scratch;
     float *sum_v = sum_k + s * DIM;
 
-    configure();
+    tiles_begin();
     for (int64_t i = 0; i < groups; i++) {
         int64_t at = i * heads * s;
 
@@ -290,5 +305,5 @@ void amx_attention_back(const uint16_t *q, const uint16_t *k, const uint16_t *v,
                     _mm512_loadu_ps(sum_v + j + 16));
         }
     }
-    _tile_release();
+    tiles_end();
 }

@@ -9,12 +9,12 @@
  * maxima are found by another pass and the first is done again with them.
  */
 
-#include "tools/distill/amx.h"
+#include "tools/distill/tile.h"
 
 /* Positions that go through together, and columns of the vocabulary whose gradients are held. */
 enum { ROWS = 256, SLICE = 512 };
 
-int64_t amx_kl_scratch(int64_t d, int64_t v)
+int64_t tile_kl_scratch(int64_t d, int64_t v)
 {
     return ROWS * (4 * d + 4 * v + 2 * SLICE) + ROWS * (48 + 8) * 4;
 }
@@ -37,9 +37,9 @@ static int summed(const float *stats, int64_t n, float *sums)
 /* Row by row KL(softmax(t / T) || softmax(s / T)) and the gradient by s's state of T times it.
  * state and teacher bf16 (n, d), n a multiple of 32, are s and t before the head; head packed both
  * ways (for x head^T and x head); v words. ret_kl (n), grad (n, d) f32. */
-void amx_kl(const uint16_t *state, const uint16_t *teacher, int64_t n, int64_t d, int64_t v,
-            const uint16_t *head, const uint16_t *head_back, float inv_t, float *ret_kl,
-            float *grad, uint8_t *scratch)
+void tile_kl(const uint16_t *state, const uint16_t *teacher, int64_t n, int64_t d, int64_t v,
+             const uint16_t *head, const uint16_t *head_back, float inv_t, float *ret_kl,
+             float *grad, uint8_t *scratch)
 {
     uint16_t *powers = (uint16_t *)scratch;
     uint16_t *left = powers + ROWS * 2 * v;
@@ -48,7 +48,7 @@ void amx_kl(const uint16_t *state, const uint16_t *teacher, int64_t n, int64_t d
     float y[1 + 2 * ROWS];
     float sums[3 * ROWS];
 
-    configure();
+    tiles_begin();
     memset(grad, 0, (size_t)(n * d) * sizeof(*grad));
     y[0] = inv_t * LOG2E;
     for (int64_t r = 0; r < n; r += ROWS) {
@@ -108,5 +108,5 @@ void amx_kl(const uint16_t *state, const uint16_t *teacher, int64_t n, int64_t d
             product(SUM, diff, rows, width, head_back + at * 32, v * 32, d, grad + r * d, 0, 0);
         }
     }
-    _tile_release();
+    tiles_end();
 }

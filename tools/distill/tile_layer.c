@@ -4,10 +4,14 @@
  * products stay in the L2 cache. The way there keeps, where asked, what the way back reads: the
  * states before attention and MLP, 1 / rms of both, rotated queries, attention's result, its log
  * sums, gate and up. Gradients are by the residual stream, by the stores (summed over layers) and,
- * as two factors, by the query projection; all other weights are frozen. See amx.h.
+ * as two factors each, by the query and the output projection; all other weights are frozen. See
+ * tile.h.
  */
 
-#include "tools/distill/amx.h"
+#include "tools/distill/tile.h"
+
+/* Rows that go through an MLP's products together: there, and back, where more is held. */
+enum { BLOCK = 256, BLOCK_BACK = 128 };
 
 /* Left operand y = x / rms(x) * w; inv (n), unless null, gets 1 / rms. */
 static void rms(const float *x, const float *w, int64_t n, int64_t d, float eps, uint16_t *y,
@@ -132,7 +136,7 @@ static int64_t mlp_back_scratch(int64_t d, int64_t width)
     return BLOCK_BACK * (d * 6 + width * 4);
 }
 
-int64_t amx_mlp_scratch(int64_t d, int64_t width)
+int64_t tile_mlp_scratch(int64_t d, int64_t width)
 {
     int64_t there = mlp_scratch(d, width);
     int64_t back = mlp_back_scratch(d, width);
@@ -140,30 +144,30 @@ int64_t amx_mlp_scratch(int64_t d, int64_t width)
     return there > back ? there : back;
 }
 
-void amx_mlp(const float *h, int64_t n, int64_t d, int64_t width, const float *norm, float eps,
-             const uint16_t *gate_up, const uint16_t *down, float *out, float *inv, uint16_t *gated,
-             uint16_t *scratch)
+void tile_mlp(const float *h, int64_t n, int64_t d, int64_t width, const float *norm, float eps,
+              const uint16_t *gate_up, const uint16_t *down, float *out, float *inv,
+              uint16_t *gated, uint16_t *scratch)
 {
-    configure();
+    tiles_begin();
     mlp(h, n, d, width, norm, eps, gate_up, down, out, inv, gated, scratch);
     _mm_sfence();
-    _tile_release();
+    tiles_end();
 }
 
-void amx_mlp_back(const float *dout, const float *h, const float *inv, const uint16_t *gated,
-                  int64_t n, int64_t d, int64_t width, const float *norm,
-                  const uint16_t *gate_up_back, const uint16_t *down_back, float *dh,
-                  uint16_t *scratch)
+void tile_mlp_back(const float *dout, const float *h, const float *inv, const uint16_t *gated,
+                   int64_t n, int64_t d, int64_t width, const float *norm,
+                   const uint16_t *gate_up_back, const uint16_t *down_back, float *dh,
+                   uint16_t *scratch)
 {
-    configure();
+    tiles_begin();
     mlp_back(dout, h, inv, gated, n, d, width, norm, gate_up_back, down_back, dh, scratch);
-    _tile_release();
+    tiles_end();
 }
 
 /* Every field of these two has 8 bytes; layers.py has the same lists. Weights are packed; q, k, v
  * and o_back have their rows or columns in the order of `halves`. k and v are null where the layer
  * reads a shared store. */
-struct amx_layer {
+struct tile_layer {
     int64_t s;
     int64_t d;
     int64_t heads;
@@ -187,7 +191,7 @@ struct amx_layer {
 };
 
 /* What the way back needs of a layer, for all sequences; only `state` may be alone. */
-struct amx_kept {
+struct tile_kept {
     float *state;      /* the layer's input (b, s, d) */
     float *mid;        /* after attention (b, s, d) */
     float *inv_attn;   /* (b, s) */
@@ -198,13 +202,13 @@ struct amx_kept {
     uint16_t *gated;   /* (b, s, 2 * width) */
 };
 
-int64_t amx_layer_scratch(const struct amx_layer *l)
+int64_t tile_layer_scratch(const struct tile_layer *l)
 {
     int64_t inner = l->heads * DIM;
     int64_t there = l->s * (l->d * 2 + inner * 4 + l->kv * DIM * 4);
     int64_t back = l->s * (l->d * 2 + inner * 4) + BLOCK_BACK * l->d * 4;
     int64_t work = attend_back_scratch(l->s);
-    int64_t ffn = amx_mlp_scratch(l->d, l->width);
+    int64_t ffn = tile_mlp_scratch(l->d, l->width);
 
     work = work > attend_scratch(l->s) ? work : attend_scratch(l->s);
     return (there > back ? there : back) + (work > ffn ? work : ffn);
@@ -212,8 +216,8 @@ int64_t amx_layer_scratch(const struct amx_layer *l)
 
 /* Sequences [first, end) of h (b, s, d) through the layer, in place. k, v bf16 (b, kv, s, 64): the
  * store, unless the layer has its own. */
-void amx_layer(const struct amx_layer *l, const struct amx_kept *keep, const uint16_t *k,
-               const uint16_t *v, int64_t first, int64_t end, float *h, uint8_t *scratch)
+void tile_layer(const struct tile_layer *l, const struct tile_kept *keep, const uint16_t *k,
+                const uint16_t *v, int64_t first, int64_t end, float *h, uint8_t *scratch)
 {
     const int64_t s = l->s;
     const int64_t d = l->d;
@@ -228,7 +232,7 @@ void amx_layer(const struct amx_layer *l, const struct amx_kept *keep, const uin
     uint16_t *work = own_v + s * l->kv * DIM;
     const int all = keep->mid != 0;
 
-    configure();
+    tiles_begin();
     for (int64_t i = first; i < end; i++) {
         float *x = h + i * s * d;
         const uint16_t *store_k = l->k ? own_k : k + i * l->kv * s * DIM;
@@ -260,7 +264,7 @@ void amx_layer(const struct amx_layer *l, const struct amx_kept *keep, const uin
             all ? keep->inv_ffn + i * s : 0, all ? keep->gated + i * s * 2 * l->width : 0, work);
     }
     _mm_sfence();
-    _tile_release();
+    tiles_end();
 }
 
 /* Gradients by rotated heads dq (heads, s, 64), turned back: rows (s, heads * 64) and the same as a
@@ -293,12 +297,25 @@ static void unturn(const uint16_t *dq, const float *cosine, const float *sine, i
     }
 }
 
+/* Rows of a left operand of k columns. */
+static void from_left(const uint16_t *x, int64_t n, int64_t k, uint16_t *y)
+{
+    for (int64_t r = 0; r < n; r++) {
+        for (int64_t i = 0; i < k; i += 32) {
+            memcpy(y + r * k + i, tiled((uint16_t *)x, k, r, i), 64);
+        }
+    }
+}
+
 /* The way back. dh (b, s, d) f32: the gradient by the layer's output becomes that by its input (not
- * with `last`, where nobody asks for it). dk, dv f32 (b, kv, s, 64) are added to. The gradient by
- * the query projection is dq^T x: dq bf16 (b, s, heads * 64), x bf16 (b, s, d). */
-void amx_layer_back(const struct amx_layer *l, const struct amx_kept *kept, const uint16_t *k,
-                    const uint16_t *v, int64_t first, int64_t end, int64_t last, float *dh,
-                    float *dk, float *dv, uint16_t *dq, uint16_t *x, uint8_t *scratch)
+ * with `last`, where nobody asks for it). dk, dv f32 (b, kv, s, 64) are added to. Gradients by
+ * projections are left as their factors: by the query's dq^T x, dq bf16 (b, s, heads * 64), x bf16
+ * (b, s, d); by the output's, unless null (it is frozen), dy^T out, dy bf16 (b, s, d), out bf16 (b,
+ * s, heads * 64). */
+void tile_layer_back(const struct tile_layer *l, const struct tile_kept *kept, const uint16_t *k,
+                     const uint16_t *v, int64_t first, int64_t end, int64_t last, float *dh,
+                     float *dk, float *dv, uint16_t *dq, uint16_t *x, uint16_t *dy, uint16_t *out,
+                     uint8_t *scratch)
 {
     const int64_t s = l->s;
     const int64_t d = l->d;
@@ -311,7 +328,7 @@ void amx_layer_back(const struct amx_layer *l, const struct amx_kept *kept, cons
     float *dx = (float *)(turned + s * inner);
     uint16_t *work = (uint16_t *)(dx + BLOCK_BACK * d);
 
-    configure();
+    tiles_begin();
     for (int64_t i = first; i < end; i++) {
         float *g = dh + i * s * d;
         const float *state = kept->state + i * s * d;
@@ -323,6 +340,10 @@ void amx_layer_back(const struct amx_layer *l, const struct amx_kept *kept, cons
                  l->down_back, g, work);
         to_left(g, s, d, left);
         product(HEADS, left, s, d, l->o_back, d * 32, inner, dout, 0, 0);
+        if (dy) {
+            from_left(left, s, d, dy + i * s * d);
+            from_left(kept->out + i * s * inner, s, inner, out + i * s * inner);
+        }
         for (int64_t j = 0; j < l->kv; j++) {
             int64_t heads = j * group * s * DIM;
             int64_t store = (i * l->kv + j) * s * DIM;
@@ -356,11 +377,11 @@ void amx_layer_back(const struct amx_layer *l, const struct amx_kept *kept, cons
             }
         }
     }
-    _tile_release();
+    tiles_end();
 }
 
 /* Row by row: weight (n) = 1 / (|t|^2 + 1e-6), and the mean over rows of |s - t|^2 * weight. */
-void amx_relative(const float *s, const float *t, int64_t n, int64_t d, float *weight, float *ret)
+void tile_relative(const float *s, const float *t, int64_t n, int64_t d, float *weight, float *ret)
 {
     double total = 0;
 
@@ -382,8 +403,8 @@ void amx_relative(const float *s, const float *t, int64_t n, int64_t d, float *w
 }
 
 /* dh += factor * weight * (s - t). */
-void amx_relative_back(const float *s, const float *t, const float *weight, float factor, int64_t n,
-                       int64_t d, float *dh)
+void tile_relative_back(const float *s, const float *t, const float *weight, float factor,
+                        int64_t n, int64_t d, float *dh)
 {
     for (int64_t r = 0; r < n; r++) {
         __m512 f = _mm512_set1_ps(factor * weight[r]);
