@@ -185,7 +185,7 @@ def ways():
     """Those of whole passes that this machine can do; a test without one is skipped."""
     found = [ops.use(way) for way in ops.WAYS if ops.fits(way)]
     if not found:
-        raise unittest.SkipTest("this processor has neither AMX nor AVX-512 with bf16")
+        raise unittest.SkipTest("this processor has neither AMX nor AVX-512 for bf16")
     return found
 
 
@@ -257,7 +257,8 @@ class Operations(unittest.TestCase):
         kl, grad = ops.kl_head(s, t, head, 2.0)
         log_q, log_p = [torch.log_softmax(x.float() @ head.float().t() / 2, -1) for x in (s, t)]
         want = (log_p.exp() * (log_p - log_q)).sum().item()
-        self.assertLess(abs(kl.item() / want - 1), 1e-3)
+        # logits of 400 are rounded by 0.1 where halves are summed
+        self.assertLess(abs(kl.item() / want - 1), 5e-3 if way == "avx512-f16" else 1e-3)
         want = (log_q.exp() - log_p.exp()) @ head.float()
         self.assertLess(((grad.float() - want).norm() / want.norm()).item(), 1e-2)
 

@@ -23,14 +23,16 @@ _tiles = None
 _wide = False  # products of bf16 are slower here than those of f32
 _pool = None
 _space = {}
-TILES = ("tile_layer.c", "tile_attention.c", "tile_kl.c", "tile.h", "tile_amx.h", "tile_avx512.h", "tile_finish.h")
-WAYS = {"amx": [], "avx512-bf16": ["-mno-amx-tile", "-DTILE_DOTS"], "avx512-f32": ["-mno-amx-tile"]}
+TILES = ("tile_layer.c", "tile_attention.c", "tile_kl.c", "tile.h", "tile_amx.h", "tile_avx512.h", "tile_halves.h", "tile_finish.h")
+# way -> (the processor's flag, the compiler's)
+WAYS = {"amx": ("amx_bf16", []), "avx512-f16": ("avx512_fp16", ["-mno-amx-tile", "-DTILE_HALVES"]),
+        "avx512-bf16": ("avx512_bf16", ["-mno-amx-tile", "-DTILE_DOTS"]), "avx512-f32": ("avx512_bf16", ["-mno-amx-tile"])}
 
 
 def use(way):
-    """"torch", "fused", or whole passes with their products by "amx", "avx512-bf16" (its dot products) or "avx512-f32"
-    (both widened); "avx512": the faster of the two; "auto": the best of all there is. Another is an error where it
-    cannot be. Returns what it took."""
+    """"torch", "fused", or whole passes with their products by "amx", by AVX-512's of "avx512-f16", "avx512-bf16" or
+    "avx512-f32", or by the fastest of these three ("avx512"); "auto": the best of all there is. Another is an error where
+    it cannot be. Returns what it took."""
     global _lib, _tiles, _wide
     _lib = _tiles = None
     _wide = False
@@ -40,30 +42,32 @@ def use(way):
         _lib = _build(["fused.c"])
         if way == "fused":
             return way
-        for one in WAYS if way == "auto" else [w for w in WAYS if w.startswith(way)]:
-            if not fits(one):
-                continue
-            lib = _build(TILES, WAYS[one])
-            if lib.tile_request():
-                continue  # the system grants no tile registers
-            if one == "avx512-bf16" and way != one:
-                other = _build(TILES, WAYS["avx512-f32"])
-                if _seconds(other) < _seconds(lib):
-                    one, lib = "avx512-f32", other
-            _tiles, _wide = lib, one == "avx512-f32"
+        found = {}
+        for one in WAYS:
+            if fits(one) and (way == "auto" or one.startswith(way)) and "amx" not in found:
+                try:
+                    lib = _build(TILES, WAYS[one][1])
+                except subprocess.CalledProcessError:  # a compiler older than the processor
+                    if way == one:
+                        raise
+                    continue
+                if lib.tile_request() == 0:
+                    found[one] = lib
+        if found:
+            one = min(found, key=lambda w: _seconds(found[w])) if len(found) > 1 else next(iter(found))
+            _tiles, _wide = found[one], one in ("avx512-f16", "avx512-f32")
             return one
     except (OSError, subprocess.CalledProcessError) as e:
-        _tiles = None
         if way != "auto":
             raise SystemExit(f"distill: --ops {way}: not to be had here: {e}") from e
     if way != "auto":
-        raise SystemExit(f"distill: --ops {way}: this processor has no {'AMX for bf16' if way == 'amx' else 'AVX-512 with bf16'}")
+        raise SystemExit(f"distill: --ops {way}: this processor has no {'AMX for bf16' if way == 'amx' else 'AVX-512 for it'}")
     return "fused" if _lib else "torch"
 
 
 def fits(way):
-    """Whether the processor has what one of WAYS needs."""
-    return f" {'amx_bf16' if way == 'amx' else 'avx512_bf16'} " in _processor()
+    """Whether the processor has what one of WAYS needs, the system's leave apart."""
+    return f" {WAYS[way][0]} " in _processor()
 
 
 def _seconds(lib):
@@ -178,7 +182,7 @@ def packed(w, plain):
     """A bf16 matrix as tile.h's right operand: for x w^T, or (`plain`) for x w."""
     m, k = reversed(w.shape) if plain else w.shape
     out = torch.empty(m * k, dtype=torch.bfloat16)
-    call("tile_pack", w, w.shape[1], m, k, int(plain), out)
+    call("tile_pack_weights", w, w.shape[1], m, k, int(plain), out)
     return out
 
 

@@ -2,7 +2,7 @@
 /* What whole passes share (bf16 in, f32 sums): tiles, packing, and `product`, whose sums go straight
  * to what comes next. A block of rows goes through all of a layer's products and the work between
  * them while it is in the L2 cache. The products themselves are AMX's (tile_amx.h) or AVX-512's
- * (tile_avx512.h), and are the same to what calls them:
+ * (tile_avx512.h, tile_halves.h), and are the same to what calls them:
  *
  *   tiles_begin, tiles_end   around a thread's work
  *   block                    32 x 32 sums
@@ -10,7 +10,7 @@
  *
  * Operands. Left: rows in tiles, for each 16 rows, for each 32 of k, 16 x 32 values (1 KB). Right:
  * packed once; for each 32 columns, for each 32 of k, two tiles of 16 columns, whose row r is the
- * pairs (2r, 2r + 1) of k. Rows, k and columns are multiples of 32.
+ * pairs (2r, 2r + 1) of k (weights in tile_halves.h: its own). Rows, k and columns are multiples of 32.
  *
  * What is only read again much later (for the way back) leaves by streaming stores of whole lines:
  * an ordinary store first fetches the line, which took longer than the product that made it.
@@ -28,11 +28,16 @@
 
 #ifdef __AMX_BF16__
 #include "tools/distill/tile_amx.h"
+#elif defined(TILE_HALVES)
+#include "tools/distill/tile_halves.h"
 #else
 #include "tools/distill/tile_avx512.h"
 #endif
 
+/* A right operand of `block`, and one of `product`. */
 void tile_pack(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plain, uint16_t *dst);
+void tile_pack_weights(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plain,
+                       uint16_t *dst);
 
 /* One K/V head and its `heads` query heads (tile_attention.c). o and its like are bf16 (heads, s,
  * 64) where `width` is 0, else a left operand of `width` columns, of which these heads begin at

@@ -59,6 +59,32 @@ void tile_pack(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plai
     }
 }
 
+void tile_pack_weights(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plain,
+                       uint16_t *dst)
+{
+#ifdef TILE_HALVES
+    _Alignas(64) uint16_t pairs[1024];
+
+    for (int64_t p = 0; p < m; p += 32) {
+        for (int64_t r = 0; r < k; r += 32) {
+            tile_pack(w + (plain ? r * ld + p : p * ld + r), ld, 32, 32, plain, pairs);
+            for (int64_t i = 0; i < 32; i++) {
+                for (int64_t j = 0; j < 32; j += 16) {
+                    __m512i both = _mm512_load_si512(pairs + j / 16 * TILE + i / 2 * 32);
+                    __m512i one = i % 2 ? _mm512_srli_epi32(both, 16) : both;
+                    __m512 v = (__m512)_mm512_slli_epi32(one, 16);
+
+                    _mm256_storeu_si256((void *)(dst + (p * k + (r + i) * 32) + j),
+                                        _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+                }
+            }
+        }
+    }
+#else
+    tile_pack(w, ld, m, k, plain, dst);
+#endif
+}
+
 /* Where row r of (heads, s, 64) lies, columns from c (a multiple of 32). */
 static inline uint16_t *at_head(uint16_t *o, int64_t width, int64_t col, int64_t s, int64_t r,
                                 int64_t c)

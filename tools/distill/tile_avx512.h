@@ -6,7 +6,8 @@
  * With TILE_DOTS the pairs go through vdpbf16ps as they are. Some processors do one of these while
  * they do four products of f32 (Emerald Rapids: 90 and 179 GFLOP/s a core at 2.8 GHz), so without it
  * both operands are widened: columns where they are used, two instructions for 22 products; rows,
- * which are used by every panel, once. ops.py takes what is faster on the machine.
+ * which are used by every panel, once. With TILE_HALVES only `block` is taken from here
+ * (tile_halves.h). ops.py takes what is fastest on the machine.
  */
 
 #ifndef PIPIT_DISTILL_TILE_AVX512_H
@@ -154,6 +155,8 @@ static inline void block(int more, const uint16_t *a, const uint16_t *low, int64
     }
 }
 
+#ifndef TILE_HALVES
+
 /* All of the operand's rows that fit go through each panel together. */
 static inline __attribute__((always_inline)) void product(enum mode mode, const uint16_t *a,
                                                           int64_t n, int64_t k, const uint16_t *b,
@@ -177,5 +180,7 @@ static inline __attribute__((always_inline)) void product(enum mode mode, const 
         }
     }
 }
+
+#endif
 
 #endif

@@ -89,7 +89,7 @@ def options(argv=None):
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--dtype", choices=("bf16", "f32"), default="bf16")
     p.add_argument("--threads", type=int, default=0)
-    p.add_argument("--ops", choices=("auto", "amx", "avx512", "avx512-bf16", "avx512-f32", "fused", "torch"), default="auto")
+    p.add_argument("--ops", choices=("auto", "amx", "avx512", "avx512-f16", "avx512-bf16", "avx512-f32", "fused", "torch"), default="auto")
     p.add_argument("--quant", default="Q8_0", help="type of the overlay's projections")
     p.add_argument("--quant-outputs", help="type of its output projections, if another")
     o = p.parse_args(argv)
