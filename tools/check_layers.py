@@ -89,7 +89,7 @@ def main():
             if rel.startswith(("kernels/x86", "tools/distill/tile")):
                 flags = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
             if rel.startswith("tools/distill/tile"):
-                flags += ["-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
+                flags += ["-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mavx512fp16"]
             if rel.startswith("kernels/arm"):
                 continue
             r = subprocess.run(

@@ -13,6 +13,9 @@
 #ifndef PIPIT_DISTILL_TILE_HALVES_H
 #define PIPIT_DISTILL_TILE_HALVES_H
 
+#ifndef TILE_HALVES
+#define TILE_HALVES
+#endif
 #include "tools/distill/tile_avx512.h"
 
 /* n rows of a left operand of k columns; ret_scale (n): what gives the values back. */
