@@ -38,6 +38,7 @@ PIPIT_EVAL, TOK_DUMP = sys.argv[1:3]
 sys.path.insert(0, str(TRAIN.parent))
 import cache8  # noqa: E402
 import corpus  # noqa: E402
+import curves  # noqa: E402
 import data  # noqa: E402
 import evaluate  # noqa: E402
 import fit  # noqa: E402
@@ -702,6 +703,23 @@ class Training(WithStories):
             overlay.write(str(path), random_student(self.frozen, 2, 3, outputs=True), "F32")
         refused("no blk.3.attn_output", "--split", "2", "--group", "3", "--steps", "1", "--outputs", "--resume-from", str(path))
         self.assertTrue(re.fullmatch("[0-9a-f]{64}", gguf.GGUFReader(path).fields["pipit.overlay.base_sha256"].contents()))
+
+
+class Curves(unittest.TestCase):
+    def test_power_law(self):
+        factor, slope = curves.power_law([(x, 3 * x ** -0.25) for x in (1e6, 2e6, 5e6, 1e7)])
+        self.assertAlmostEqual(factor, 3)
+        self.assertAlmostEqual(slope, -0.25)
+
+    def test_tokens_of_all_stages(self):
+        """Those of the stages before count, and a count that new data began anew does not."""
+        lines = [{"stage": "attention", "step": 10, "tokens": 1000, "attention": 1.0},
+                 {"stage": "attention", "step": 30, "tokens": 3000, "attention": 0.5},
+                 {"stage": "full", "step": 10, "tokens": 2000, "kl": 0.7}, {"stage": "full", "step": 20, "tokens": 400, "kl": 0.6}]
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
+            f.write("".join(json.dumps(x) + "\n" for x in lines))
+            f.flush()
+            self.assertEqual(curves.curve(pathlib.Path(f.name)), [(5000, 0.7), (7000, 0.6)])
 
 
 class Data(unittest.TestCase):

@@ -4,8 +4,7 @@
 
     curves.py --scores bench/results/*-distill-scores*.json --name 14-16 --picture docs/pictures/distill-curves.svg
 
-Left: what each overlay's second stage asks for (T^2 KL, and the hidden-state term apart; mean of ten steps) by the tokens that it had seen, from
-models/NAME.run.jsonl. Right: KL from the teacher at temperature 1 on the evaluation's texts, of the overlays called --name in
+Left: what each overlay's second stage asks for (T^2 KL, mean of ten steps) by the tokens that it had seen, from models/NAME.run.jsonl. Right: KL from the teacher at temperature 1 on the evaluation's texts, of the overlays called --name in
 files of evaluate.py that say how many tokens these had seen, and a line of least squares through the points'
 logarithms. Prints that line's exponent and its value at 20 and 200 million tokens. Needs matplotlib."""
 

@@ -25,8 +25,8 @@ _pool = None
 _space = {}
 TILES = ("tile_layer.c", "tile_attention.c", "tile_kl.c", "tile.h", "tile_amx.h", "tile_avx512.h", "tile_halves.h", "tile_finish.h")
 # way -> (the processor's flag, the compiler's)
-WAYS = {"amx": ("amx_bf16", []), "avx512-f16": ("avx512_fp16", ["-mno-amx-tile", "-DTILE_HALVES"]),
-        "avx512-bf16": ("avx512_bf16", ["-mno-amx-tile", "-DTILE_DOTS"]), "avx512-f32": ("avx512_bf16", ["-mno-amx-tile"])}
+WAYS = {"amx": ("amx_bf16", ["-DTILE_AMX"]), "avx512-f16": ("avx512_fp16", ["-DTILE_HALVES"]),
+        "avx512-bf16": ("avx512_bf16", ["-DTILE_DOTS"]), "avx512-f32": ("avx512_bf16", [])}
 
 
 def use(way):

@@ -26,7 +26,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AMX_BF16__
+#ifdef TILE_AMX
 #include "tools/distill/tile_amx.h"
 #elif defined(TILE_HALVES)
 #include "tools/distill/tile_halves.h"

@@ -7,7 +7,7 @@
 
 #include "tools/distill/tile.h"
 
-#ifdef __AMX_BF16__
+#ifdef TILE_AMX
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -15,14 +15,14 @@
 /* 0, or -1 where the system grants no tile registers. */
 int tile_request(void)
 {
-#ifdef __AMX_BF16__
+#ifdef TILE_AMX
     return syscall(SYS_arch_prctl, 0x1023, 18) ? -1 : 0;
 #else
     return 0;
 #endif
 }
 
-#ifndef __AMX_BF16__
+#ifndef TILE_AMX
 float *tile_wide(void)
 {
     static _Thread_local _Alignas(64) float wide[WIDE];
