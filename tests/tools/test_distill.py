@@ -517,14 +517,15 @@ class Training(WithStories):
         state.write_bytes(state.read_bytes()[:1000])
         self.assertIn("goes on at step 3", self.train("parts", "--split", "2", "--steps", "9", "--min-lr", "1"))
 
-    def all_of_them(self, name, *args, code=0):
-        """run_all.main() with a small table; what it said."""
+    def all_of_them(self, name, *args, code=0, stages=None):
+        """run_all.main() with a small table, `stages` in the place of x's; what it said."""
         said, models = io.StringIO(), self.folder / name / "models"
         models.mkdir(parents=True, exist_ok=True)
         stage = ["--ctx", "32", "--batch", "4", "--lr", "1e-2", "--min-lr", "1"]
         (self.folder / name / "settings.json").write_text(json.dumps({
             "x": {"name": "small", "shape": ["--split", "2", "--group", "3"],
-                  "stages": [["attention", 4 * 128, [*stage, "--stage", "attention"]], ["full", 12 * 128, [*stage, "--stage", "full"]]]},
+                  "stages": stages or [["attention", 4 * 128, [*stage, "--stage", "attention"]],
+                                       ["full", 12 * 128, [*stage, "--stage", "full"]]]},
             "y": {"name": "after", "shape": ["--split", "2", "--group", "3"], "from": "x",
                   "stages": [["exit", 2 * 128, [*stage, "--stage", "exit", "--exit-words", "99"]]]}}))
         data = self.folder / name / "work/data"
@@ -574,6 +575,21 @@ class Training(WithStories):
         self.assertLess(bare["full", 12]["kl"], bare["full", 1]["kl"])
         loaded = gguf.GGUFReader(self.folder / "bare/models/after.gguf")
         self.assertEqual(loaded.fields["pipit.distill.tokens"].contents(), "2304")
+
+    def test_all_with_a_stage_twice(self):
+        """The same stage again, with longer sequences: the log keeps both, the last of an option's values counts, and
+        where all but models/ is lost in the second, the first one's lines stay."""
+        full = ["--stage", "full", "--ctx", "32", "--batch", "4", "--lr", "1e-2", "--min-lr", "1"]
+        stages = [["full", 3 * 128, full], ["full", 4 * 128, [*full, "--ctx", "64", "--batch", "2"]]]
+        self.all_of_them("twice", "--session-steps", "3", "--only", "x", stages=stages)
+        shutil.rmtree(self.folder / "twice/work")
+        said = self.all_of_them("twice", "--only", "x", stages=stages)
+        self.assertIn("goes on at step 3 from small.place.json", said)
+        self.assertIn("x (small): done, 896 tokens seen in all", said)
+        path = self.folder / "twice/models/small.run.jsonl"
+        lines = [json.loads(x) for x in path.read_text().splitlines()]
+        self.assertEqual([(x["index"], x["step"]) for x in lines], [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 3), (1, 4)])
+        self.assertEqual([x for x, _ in curves.curve(path)], [128 * i for i in range(1, 8)])
 
     def test_all_refuses(self):
         """Data that came out otherwise, a shard that is not its manifest's, an overlay that is not its place's."""

@@ -22,10 +22,10 @@ def curve(path):
     """(tokens, KL) of the stage `full`; tokens of the stages before it count."""
     before, at, each, stage, out = 0, 0, 0, None, []
     for line in map(json.loads, path.read_text().splitlines()):
-        if line["stage"] != stage:
-            before, stage, each = before + at, line["stage"], line["tokens"] / line["step"]
+        if (line["stage"], line.get("index")) != stage:
+            before, stage, each = before + at, (line["stage"], line.get("index")), line["tokens"] / line["step"]
         at = line["step"] * each  # the field "tokens" begins anew with new data
-        if stage == "full":
+        if stage[0] == "full":
             out.append((before + at, line["kl"]))
     return out
 

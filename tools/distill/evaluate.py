@@ -53,20 +53,23 @@ def students(o, frozen):
 
 @torch.no_grad()
 def text_scores(frozen, models, tokens, ctx, chunks):
-    """name -> mean KL and perplexity over every position of the chunks."""
-    kl, nll, n = dict.fromkeys(models, 0.0), dict.fromkeys(["teacher", *models], 0.0), 0
+    """name -> mean KL, also of each quarter of the chunks, and perplexity over every position."""
+    kl, nll, n = {name: [0.0] * 4 for name in models}, dict.fromkeys(["teacher", *models], 0.0), 0
     for c in range(min(chunks, (len(tokens) - 1) // ctx)):
-        part = torch.tensor([tokens[c * ctx:(c + 1) * ctx + 1]])
-        goal = part[0, 1:]
+        ids = torch.tensor([tokens[c * ctx:(c + 1) * ctx + 1]])
+        goal = ids[0, 1:]
         n += ctx
-        teacher = frozen.last_norm(frozen.shallow(part[:, :-1], frozen.w.n_layers))[0]
+        teacher = frozen.last_norm(frozen.shallow(ids[:, :-1], frozen.w.n_layers))[0]
         nll["teacher"] += loss.lm(teacher, frozen.head, goal).item() * ctx
         for name, s in models.items():
-            h = frozen.last_norm(s.outcome(frozen.shallow(part[:, :-1], s.split))[0])[0]
+            h = frozen.last_norm(s.outcome(frozen.shallow(ids[:, :-1], s.split))[0])[0]
             nll[name] += loss.lm(h, frozen.head, goal).item() * ctx
-            kl[name] += loss.head_kl(h, teacher, frozen.head, 1.0).item() * ctx
+            for i in range(4):
+                part = slice(i * ctx // 4, (i + 1) * ctx // 4)
+                kl[name][i] += loss.head_kl(h[part], teacher[part], frozen.head, 1.0).item() * (part.stop - part.start)
     ppl = {name: float(torch.tensor(v / n).exp()) for name, v in nll.items()}
-    return {"ctx": ctx, "positions": n, "perplexity": ppl, "kl": {name: v / n for name, v in kl.items()}}
+    return {"ctx": ctx, "positions": n, "perplexity": ppl, "kl": {name: sum(v) / n for name, v in kl.items()},
+            "kl_by_quarter": {name: [4 * x / n for x in v] for name, v in kl.items()}}
 
 
 @torch.no_grad()

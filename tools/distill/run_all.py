@@ -28,25 +28,27 @@ HERE = pathlib.Path(__file__).resolve().parent
 # Tokens of a stage are its rate's length. d goes on from c's overlay; its first two stages are there to have a head to serve soon.
 COMMON = ["--ctx", "512", "--batch", "8", "--micro", "2"]
 FULL = [*COMMON, "--stage", "full", "--hidden", "1", "--share", "0.5", "--lr", "4e-4", "--ema", "0.97"]
+LONG = [*FULL, "--ctx", "2048", "--batch", "2"]  # what was never seen at a distance is wrong there
 ATTENTION = [*COMMON, "--stage", "attention", "--start", "fit", "--lr", "3e-3", "--min-lr", "0.1"]
 EXIT = [*COMMON, "--stage", "exit", "--start", "fit", "--temperature", "1", "--lr", "1e-3"]
 FP8 = ["--cache", "fp8"]
+MUON = ["--optimizer", "muon", "--lr", "2e-3", "--ema", "0.99"]
 ANSWERS = 12  # passes over the teacher's answers in one epoch: two fifths of its tokens
 OUTPUTS = ["--outputs", "--quant-outputs"]  # in a smaller type where the file would be over 10 MB
 SETTINGS = {
     "a": {"name": "smollm2-135m-swiftkv-15-1", "shape": ["--split", "15", "--group", "1"],
-          "stages": [["full", 20e6, [*FULL, "--start", "fit", "--optimizer", "muon", "--lr", "2e-3", "--ema", "0.99"]]]},
+          "stages": [["full", 339968, [*FULL, "--start", "fit", *MUON]], ["full", 20e6, [*LONG, *MUON]]]},
     "b": {"name": "smollm2-135m-swiftkv-15-4", "shape": ["--split", "15", "--group", "4", *OUTPUTS, "Q5_1"],
-          "stages": [["attention", 3e5, ATTENTION], ["full", 20e6, FULL]]},
+          "stages": [["attention", 3e5, ATTENTION], ["full", 20e6, LONG]]},
     "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q5_1"],
-          "stages": [["attention", 5e5, ATTENTION], ["full", 20e6, FULL]]},
+          "stages": [["attention", 5e5, ATTENTION], ["full", 2428928, FULL], ["full", 20e6, LONG]]},
     # with a head beside the output projections, both are made smaller: 9.8 MB
     "d": {"name": "smollm2-135m-swiftkv-14-16-fp8-exit", "from": "c",
           "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q4_1", "--exit-words", "1023"],
-          "stages": [["full", 6e4, [*FULL, *FP8]], ["exit", 4e5, [*EXIT, *FP8]],
-                     ["full", 5e6, [*FULL, *FP8]], ["exit", 5e6, [*EXIT, *FP8]]]},
+          "stages": [["full", 6e4, [*LONG, *FP8]], ["exit", 4e5, [*EXIT, *FP8]],
+                     ["full", 5e6, [*LONG, *FP8]], ["exit", 5e6, [*EXIT, *FP8]]]},
     "e": {"name": "smollm2-135m-swiftkv-18-12", "shape": ["--split", "18", "--group", "12", *OUTPUTS, "Q8_0"],
-          "stages": [["attention", 3e5, ATTENTION], ["full", 20e6, FULL]]},
+          "stages": [["attention", 3e5, ATTENTION], ["full", 20e6, LONG]]},
 }
 
 
@@ -133,7 +135,7 @@ class Overlay:
 
     def steps(self, index):
         _, tokens, args = self.settings["stages"][index]
-        value = lambda k: int(args[args.index(k) + 1])
+        value = lambda k: int(args[len(args) - args[::-1].index(k)])  # the last one counts
         return max(1, int(tokens) // (value("--ctx") * value("--batch")))
 
     def start(self):
@@ -184,11 +186,13 @@ class Overlay:
         self.place = place
         lines = (folder / "log.jsonl").read_text().splitlines() if (folder / "log.jsonl").exists() else []
         if lines:
-            at = lambda line: (json.loads(line)["stage"], json.loads(line)["step"])
-            old = self.log.read_text().splitlines() if self.log.exists() else []
-            first = at(lines[0])
-            old = [x for x in old if at(x)[0] != first[0] or at(x)[1] < first[1]]
-            replace(self.log, "\n".join(old + lines) + "\n")
+            # a stage's name may come again; lines of before the index was written have each name once
+            names = [s[0] for s in self.settings["stages"]]
+            at = lambda line: (line.get("index", names.index(line["stage"]) if line["stage"] in names else -1), line["step"])
+            new = [json.loads(x) | {"index": index} for x in lines]
+            old = [json.loads(x) for x in self.log.read_text().splitlines()] if self.log.exists() else []
+            old = [x for x in old if at(x) < at(new[0])]
+            replace(self.log, "".join(json.dumps(x) + "\n" for x in old + new))
 
 
 def status(o):
