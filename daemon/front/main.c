@@ -133,7 +133,7 @@ int main(int argc, char **argv)
     }
     log_init("pipitd", LOG_LEVEL_INFO);
     if (config_load(&c, argc, argv, environ, &e)) {
-        log_error("%s", e.text);
+        log_error("%s (see 'pipitd --help')", e.text);
         config_clear(&c);
         return EXIT_USAGE;
     }

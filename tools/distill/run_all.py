@@ -28,7 +28,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 # Tokens of a stage are its rate's length. d goes on from c's overlay; its first two stages are there to have a head to serve soon.
 COMMON = ["--ctx", "512", "--batch", "8", "--micro", "2"]
 FULL = [*COMMON, "--stage", "full", "--hidden", "1", "--share", "0.5", "--lr", "4e-4", "--ema", "0.97"]
-LONG = [*FULL, "--ctx", "2048", "--batch", "2"]  # what was never seen at a distance is wrong there
+LONG = [*FULL, "--ctx", "2048", "--batch", "2", "--share", "1"]  # what was never seen at a distance is wrong there
 ATTENTION = [*COMMON, "--stage", "attention", "--start", "fit", "--lr", "3e-3", "--min-lr", "0.1"]
 EXIT = [*COMMON, "--stage", "exit", "--start", "fit", "--temperature", "1", "--lr", "1e-3"]
 FP8 = ["--cache", "fp8"]

@@ -31,4 +31,5 @@ ffi.cdef(_declarations(_header()))
 try:
     lib = ffi.dlopen(SONAME)
 except OSError as e:
-    raise ImportError(f"{SONAME} (package libpipit0) is not installed: {e}") from e
+    raise ImportError(f"{SONAME} (package libpipit0) is not installed (in a build tree: "
+                      f"LD_LIBRARY_PATH=build/client): {e}") from e
