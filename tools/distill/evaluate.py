@@ -107,8 +107,12 @@ def arithmetic(path, cases, seed=11):
 
 def generated(o, name, path, prompts, ctx):
     """The C engine's greedy answers under an overlay (None: the base), id -> text. An earlier run's teacher and
-    untrained start are taken from --out, if they answered the same prompts."""
-    out = o.out / f"{prompts.stem}-{name}.jsonl"
+    untrained start are taken from --out, if they are of this model and shape and answered the same prompts."""
+    of = pathlib.Path(o.model).stem
+    if path:
+        split, group, _ = overlay.shape(path)
+        of += f"-{split}-{group}"
+    out = o.out / f"{prompts.stem}-{name}-{of}.jsonl"
     ids = [json.loads(line)["id"] for line in open(prompts)]
     if (name == "teacher" or name.startswith("untrained")) and out.exists():
         old = {r["id"]: r["text"] for r in map(json.loads, open(out))}

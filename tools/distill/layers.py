@@ -25,11 +25,12 @@ class Kept(ctypes.Structure):
 
 
 def able(frozen, x):
-    """Whether tile_layer.c can take x (b, s, d) through layers of this model."""
+    """Whether tile_layer.c can take x (b, s, d) through layers of this model: rows of products are widened 32 at once."""
     w = frozen.w
     width = w.layers[0]["gate"].shape[0]
     return (ops.has_tiles() and frozen.dtype == torch.bfloat16 and x.device.type == "cpu" and not x.requires_grad
-            and w.dim == 64 and x.shape[1] % 32 == 0 and w.n_embd % 32 == 0 and width % 32 == 0)
+            and w.dim == 64 and x.shape[1] % 32 == 0 and w.n_embd % 32 == 0 and width % 32 == 0
+            and max(x.shape[1], w.n_embd, 2 * width) <= ops.WIDEST)
 
 
 def halves(w):

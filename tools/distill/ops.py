@@ -23,6 +23,7 @@ _tiles = None
 _wide = False  # products of bf16 are slower here than those of f32
 _pool = None
 _space = {}
+WIDEST = 8192  # of a product: WIDE / 32 in tile_avx512.h
 TILES = ("tile_layer.c", "tile_attention.c", "tile_kl.c", "tile.h", "tile_amx.h", "tile_avx512.h", "tile_halves.h", "tile_finish.h")
 # way -> (the processor's flag, the compiler's)
 WAYS = {"amx": ("amx_bf16", ["-DTILE_AMX"]), "avx512-f16": ("avx512_fp16", ["-DTILE_HALVES"]),
@@ -310,7 +311,7 @@ class _TileAttention(torch.autograd.Function):
 
 def attention(q, k, v):
     """Causal. q (b, heads, s, d), k and v (b, kv heads, s, d); query heads [i * g, i * g + g) read K/V head i."""
-    if _tiles and _fused(q, k, v) and q.shape[2] % 32 == 0 and q.shape[3] == v.shape[3] == 64:
+    if _tiles and _fused(q, k, v) and q.shape[2] % 32 == 0 and q.shape[2] <= WIDEST and q.shape[3] == v.shape[3] == 64:
         return _TileAttention.apply(q.contiguous(), k.contiguous(), v.contiguous())
     if _fused(q, k, v):
         return _Attention.apply(q.contiguous(), k.contiguous(), v.contiguous())
@@ -384,7 +385,8 @@ def mlp(h, layer, eps, dtype):
     """h (..., d) f32 plus down(silu(gate(x)) * up(x)), x its norm; weights of `layer` are frozen."""
     w = layer["gate"]
     rows = h.numel() // h.shape[-1]
-    if _tiles and _fused(w) and not w.requires_grad and rows % 32 == 0 and w.shape[0] % 32 == 0 and w.shape[1] % 32 == 0:
+    fits_tiles = rows % 32 == 0 and w.shape[0] % 32 == 0 and w.shape[1] % 32 == 0 and max(2 * w.shape[0], w.shape[1]) <= WIDEST
+    if _tiles and _fused(w) and not w.requires_grad and fits_tiles:
         return _TileMlp.apply(h.contiguous(), layer, eps)
     x = rms(h, layer["ffn_norm"], eps, dtype)
     return h + F.linear(gate(F.linear(x, w), F.linear(x, layer["up"])), layer["down"])
@@ -395,7 +397,7 @@ def kl_head(s, t, head, temperature):
     by s, T times it, in s's type. None where tile_kl.c cannot."""
     n, d = s.shape
     v = head.shape[0]
-    if not (_tiles and _fused(s, t, head) and d % 32 == 0 and v % 32 == 0):
+    if not (_tiles and _fused(s, t, head) and d % 32 == 0 and d <= WIDEST and v % 32 == 0):
         return None
     rows = (n + 31) // 32 * 32
     s, t = [F.pad(x, (0, 0, 0, rows - n)).contiguous() for x in (s, t)]

@@ -75,20 +75,22 @@ def shape(path):
 
 
 def has_outputs(path, reader):
-    """Whether the deep layers bring output projections of their own: all or none, as for the daemon."""
+    """Whether the deep layers bring output projections of their own: all or none. (The daemon asks that of each store's layers.)"""
     names = {t.name for t in reader.tensors}
     query = "attn_q_swiftkv.weight"
     own = [n.replace(query, OUTPUT) for n in sorted(names) if n.endswith(query)]
     missing = [n for n in own if n not in names]
     if 0 < len(missing) < len(own):
         raise SystemExit(f"distill: {path} has output projections of its own, but no {missing[0]}: all deep layers have one, or none")
-    return not missing
+    return bool(own) and not missing
 
 
 def load(path, student):
     """An overlay's weights into a student of the same shape."""
     import gguf
     split, group, r = shape(path)
+    if "pipit.overlay.base_sha256" not in r.fields:
+        raise SystemExit(f"distill: {path} does not say for which base it is: pipit.overlay.base_sha256 is missing")
     base = r.fields["pipit.overlay.base_sha256"].contents()
     if student.frozen.w.sha256 and base != student.frozen.w.sha256:
         raise SystemExit(f"distill: {path} was made for another base (SHA-256 {base})")
@@ -101,6 +103,8 @@ def load(path, student):
     dim = student.frozen.w.dim
 
     def put(param, name, turned):
+        if name not in t:
+            raise SystemExit(f"distill: {path} has no {name}")
         a = to_halves(t[name], dim) if turned else t[name]
         if a.shape != tuple(param.shape):
             raise SystemExit(f"distill: {path}: {name} is {a.shape}, the student's is {tuple(param.shape)}")

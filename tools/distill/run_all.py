@@ -19,6 +19,7 @@ import hashlib
 import json
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -28,12 +29,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 # Tokens of a stage are its rate's length. d goes on from c's overlay; its first two stages are there to have a head to serve soon.
 COMMON = ["--ctx", "512", "--batch", "8", "--micro", "2"]
 FULL = [*COMMON, "--stage", "full", "--hidden", "1", "--share", "0.5", "--lr", "4e-4", "--ema", "0.97"]
-LONG = [*FULL, "--ctx", "2048", "--batch", "2", "--share", "1"]  # what was never seen at a distance is wrong there
+LONG = [*FULL, "--ctx", "2048", "--batch", "2", "--share", "0.25"]  # what was never seen at a distance is wrong there
 ATTENTION = [*COMMON, "--stage", "attention", "--start", "fit", "--lr", "3e-3", "--min-lr", "0.1"]
 EXIT = [*COMMON, "--stage", "exit", "--start", "fit", "--temperature", "1", "--lr", "1e-3"]
 FP8 = ["--cache", "fp8"]
 MUON = ["--optimizer", "muon", "--lr", "2e-3", "--ema", "0.99"]
-ANSWERS = 12  # passes over the teacher's answers in one epoch: two fifths of its tokens
+ANSWERS = 12  # passes over the teacher's answers in one epoch: a third of its tokens
 OUTPUTS = ["--outputs", "--quant-outputs"]  # in a smaller type where the file would be over 10 MB
 SETTINGS = {
     "a": {"name": "smollm2-135m-swiftkv-15-1", "shape": ["--split", "15", "--group", "1"],
@@ -41,7 +42,7 @@ SETTINGS = {
     "b": {"name": "smollm2-135m-swiftkv-15-4", "shape": ["--split", "15", "--group", "4", *OUTPUTS, "Q5_1"],
           "stages": [["attention", 3e5, ATTENTION], ["full", 20e6, LONG]]},
     "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q5_1"],
-          "stages": [["attention", 5e5, ATTENTION], ["full", 2428928, FULL], ["full", 20e6, LONG]]},
+          "stages": [["attention", 5e5, ATTENTION], ["full", 2170880, FULL], ["full", 4915200, LONG], ["full", 12.5e6, LONG]]},
     # with a head beside the output projections, both are made smaller: 9.8 MB
     "d": {"name": "smollm2-135m-swiftkv-14-16-fp8-exit", "from": "c",
           "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q4_1", "--exit-words", "1023"],
@@ -80,16 +81,21 @@ def hashes(manifest):
 def make_data(o):
     """The shards in DIR/data, made where they are not, and what they must be."""
     folder, kept = o.work / "data", o.models / "data.manifest.json"
-    if not (folder / "manifest.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():
+        part = o.work / "data.part"  # begun and not ended, it is made anew
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
         run = [sys.executable, str(HERE / "make_data.py")]
-        subprocess.run([*run, "text", "--model", o.model, "--out", str(folder), "--avoid", *o.avoid], check=True)
+        subprocess.run([*run, "text", "--model", o.model, "--out", str(part), "--avoid", *o.avoid], check=True)
         answers = [o.models / f"{n}.jsonl" for n in ("prompts", "answers")]
         if all(a.exists() for a in answers):
             for a in answers:
-                shutil.copy(a, folder / a.name)
-            subprocess.run([*run, "answers", "--model", o.model, "--out", str(folder), "--repeat", str(ANSWERS), "--avoid", *o.avoid],
+                shutil.copy(a, part / a.name)
+            subprocess.run([*run, "answers", "--model", o.model, "--out", str(part), "--repeat", str(ANSWERS), "--avoid", *o.avoid],
                            check=True)
+        part.rename(folder)
+    if not (folder / "manifest.json").exists():
+        raise SystemExit(f"run_all: {folder} has no manifest.json: delete the folder, and it is made again")
     manifest = load(folder / "manifest.json")
     for s in manifest["shards"]:
         found = sha256(folder / (s["name"] + ".bin"))
@@ -104,7 +110,10 @@ def make_data(o):
         replace(kept, text)
     elif hashes(want) != hashes(manifest):
         a, b = hashes(want), hashes(manifest)
-        bad = sorted(n for n in a.keys() | b.keys() if a.get(n) != b.get(n))
+        missing = sorted(a.keys() - b.keys())
+        if missing:
+            raise SystemExit(f"run_all: {folder} lacks shards of {kept}: {', '.join(missing)}: delete the folder, and it is made again")
+        bad = sorted(n for n in b if a.get(n) != b[n])
         raise SystemExit(f"run_all: these shards are not those of {kept}: {', '.join(bad)}. Packages may have changed: "
                          "--new-data goes on with what there is, from its first epoch")
     return folder
@@ -174,9 +183,11 @@ class Overlay:
     def publish(self, folder, index, run):
         """From the run's folder into models/, what belongs together last by its place."""
         place = load(folder / "place.json")
-        if place is None:
+        # not what another machine has gone beyond, nor two files of which an interrupted export has replaced one
+        reached = self.place["step"] if self.place and self.stage() == index else 0
+        if place is None or place["step"] < reached or sha256(folder / "overlay.gguf") != place["sha256"]:
             return
-        over = run.step >= run.o.steps
+        over = place["step"] >= run.o.steps
         shutil.copy(folder / "overlay.gguf", self.file.with_name(self.file.name + ".tmp"))
         self.file.with_name(self.file.name + ".tmp").replace(self.file)
         place |= {"stage_index": index + 1 if over else index, "overlay": self.file.name}
@@ -191,7 +202,7 @@ class Overlay:
             at = lambda line: (line.get("index", names.index(line["stage"]) if line["stage"] in names else -1), line["step"])
             new = [json.loads(x) | {"index": index} for x in lines]
             old = [json.loads(x) for x in self.log.read_text().splitlines()] if self.log.exists() else []
-            old = [x for x in old if at(x) < at(new[0])]
+            old = [x | {"index": at(x)[0]} for x in old if at(x) < at(new[0])]
             replace(self.log, "".join(json.dumps(x) + "\n" for x in old + new))
 
 
@@ -229,6 +240,7 @@ def options(argv):
 def main(argv=None):
     import time
     o = options(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what there is goes into models/
     if o.status:
         return status(o)
     sys.path.insert(0, str(HERE))
@@ -241,7 +253,7 @@ def main(argv=None):
             if o.session_minutes and left <= 0:
                 break
             session = ["--session-steps", str(o.session_steps)] if o.session_steps else []
-            run = x.run(data, session + (["--session-minutes", f"{left:.3f}"] if o.session_minutes else []))
+            run = x.run(data, session + (["--session-minutes", f"{max(left, 0.001):.3f}"] if o.session_minutes else []))
             if run.step < run.o.steps:
                 break
     status(o)

@@ -23,7 +23,8 @@ static inline void tiles_end(void)
 {
 }
 
-/* Values of left operands that are widened together: 1 MB, in the L2 cache. */
+/* Values of left operands that are widened together: 1 MB, in the L2 cache. 32 rows at least, so neither k nor
+ * a sequence is longer than WIDE / 32 (ops.WIDEST). */
 enum { WIDE = 1 << 18 };
 
 #ifdef TILE_DOTS

@@ -34,7 +34,7 @@ static inline void widen_scaled(const uint16_t *a, int64_t n, int64_t k, uint32_
         __m512i pairs = _mm512_max_epu32(_mm512_srli_epi32(top, 16),
                                          _mm512_and_si512(top, _mm512_set1_epi32(0xffff)));
         const int exponent = (int)(_mm512_reduce_max_epu32(pairs) >> 7) - 127;
-        const int by = exponent > -127 && exponent < 128 ? 6 - exponent : 0;
+        const int by = exponent > -120 && exponent < 128 ? 6 - exponent : 0; /* 2^by is finite */
         const __m512 factor = _mm512_scalef_ps(_mm512_set1_ps(1), _mm512_set1_ps((float)by));
 
         ret_scale[r] = __builtin_ldexpf(1, -by);

@@ -25,6 +25,9 @@ import pathlib
 import sys
 import time
 
+# Read when PyTorch loads its OpenMP: threads of it that spin for work would take the processors from those of ops.each().
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 
 import checkpoint
@@ -117,7 +120,12 @@ class Run:
         if o.resume_from:
             overlay.load(o.resume_from, self.student)
         self.data = Shards(o.data, o.ctx, o.seed)
-        if o.stage == "exit" and self.student.exit_words is None:
+        o.run.mkdir(parents=True, exist_ok=True)
+        self.state_path = str(o.run / "state.pt")
+        state = self.last_state()
+        if o.stage == "exit" and self.student.exit_words is None and state and state.get("exit_words"):
+            self.student.add_exit(state["exit_words"])
+        elif o.stage == "exit" and self.student.exit_words is None:
             if not 1 <= o.exit_words < len(w.embed):
                 raise SystemExit(f"distill: --exit-words: {o.exit_words} is not in 1..{len(w.embed) - 1}")
             self.student.add_exit(self.data.commonest(o.exit_words))
@@ -133,9 +141,7 @@ class Run:
         self.step, self.sequences, self.spent, self.micro = 0, 0, 0.0, min(o.micro, o.batch)
         self.before = 0  # tokens that the overlay had seen before this run
         self.anew = 0    # the step at which the optimizer began, for the warm-up
-        o.run.mkdir(parents=True, exist_ok=True)
-        self.state_path = str(o.run / "state.pt")
-        state, place = checkpoint.load(self.state_path, self.device), self.place()
+        place = self.place()
         if place and (not state or state["step"] < place["step"]):
             overlay.load(str(o.place.parent / place["overlay"]), self.student)
             self.step, self.sequences, self.spent = place["step"], place["sequences"], place["spent"]
@@ -149,9 +155,20 @@ class Run:
             self.opt.load_state_dict(state["opt"])
             self.step, self.sequences, self.spent = state["step"], state["sequences"], state["spent"]
             self.before, self.anew = state.get("before", 0), state.get("anew", 0)
+            if state.get("data", self.data.fingerprint) != self.data.fingerprint:
+                print("distill: other data than before: their first epoch begins", flush=True)
+                self.before, self.sequences = self.tokens(), 0
             if o.ema:
                 self.mean = state.get("mean") or [p.detach().clone() for p in self.params]
             print(f"distill: goes on at step {self.step}", flush=True)
+
+    def last_state(self):
+        """state.pt, or None; an error where it is of another stage."""
+        state, o = checkpoint.load(self.state_path, self.device), self.o
+        if state and (state.get("stage", o.stage), state.get("ctx", o.ctx)) != (o.stage, o.ctx):
+            raise SystemExit(f"distill: {self.state_path} is of stage {state['stage']}, {state['ctx']} tokens a sequence: "
+                             "give another --run, or delete the folder")
+        return state
 
     def place(self):
         """What --place says, if its overlay is the one that it was written for and the data are the same."""
@@ -179,7 +196,10 @@ class Run:
     def save(self):
         checkpoint.save(self.state_path, {"student": self.student.state_dict(), "opt": self.opt.state_dict(),
                                           "step": self.step, "sequences": self.sequences, "spent": self.spent,
-                                          "mean": self.mean, "before": self.before, "anew": self.anew})
+                                          "mean": self.mean, "before": self.before, "anew": self.anew,
+                                          "stage": self.o.stage, "ctx": self.o.ctx, "data": self.data.fingerprint,
+                                          "exit_words": [int(i) for i in self.student.exit_words]
+                                          if self.student.exit_words is not None else None})
 
     def rate(self):
         o = self.o
@@ -334,8 +354,6 @@ class Run:
 
 def main():
     o = options()
-    if os.name == "posix" and o.device == "cpu":
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         Run(o).train()
     except KeyboardInterrupt:
