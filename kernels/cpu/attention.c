@@ -134,8 +134,7 @@ const float *att_noise(const struct att_unit *u, enum att_mode mode, int32_t row
     return u->t->noise;
 }
 
-void att_score(const struct att_unit *u, int32_t slot0, const float *seen, size_t ld_seen,
-               const float *f, float weight)
+void att_score(const struct att_unit *u, int32_t slot0, const struct cpu_kv_score *rows)
 {
     const struct ops_kv *kv = &u->seq->kv;
     float *score = kv->score + (size_t)u->group * (size_t)kv->cap + (size_t)slot0;
@@ -143,11 +142,11 @@ void att_score(const struct att_unit *u, int32_t slot0, const float *seen, size_
     float part[OPS_PAGE_SLOTS] = {0};
 
     if (n >= OPS_PAGE_SLOTS) {
-        u->cpu->table.kv_score(score, seen, ld_seen, f, u->n_heads, weight);
+        u->cpu->table.kv_score(score, rows);
         return;
     }
     memcpy(part, score, (size_t)n * sizeof(float));
-    u->cpu->table.kv_score(part, seen, ld_seen, f, u->n_heads, weight);
+    u->cpu->table.kv_score(part, rows);
     memcpy(score, part, (size_t)n * sizeof(float));
 }
 

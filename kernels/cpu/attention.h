@@ -14,7 +14,7 @@ struct att_job {
     struct pool_counter next_merge; /* att_select() */
     struct pool_counter next_score;
     struct kv_rank_table ranks; /* pos=new */
-    int32_t row0; /* decode: the wave's rows */
+    int32_t row0;               /* decode: the wave's rows */
     int32_t n_rows;
     int32_t n_units;
 };
@@ -65,9 +65,8 @@ float att_tau(const struct att_unit *u, int32_t row);
 /* e^noise (ATT_GUMBEL) or noise (ATT_TEMPERED) of a page's keys; NULL: none. */
 const float *att_noise(const struct att_unit *u, enum att_mode mode, int32_t row, int32_t head,
                        const int32_t *pos);
-/* score += weight * sum of f[h] * seen[h] over slots [slot0, slot0 + 64). */
-void att_score(const struct att_unit *u, int32_t slot0, const float *seen, size_t ld_seen,
-               const float *f, float weight);
+/* Adds the rows' weights to the scores of slots [slot0, slot0 + 64). */
+void att_score(const struct att_unit *u, int32_t slot0, const struct cpu_kv_score *rows);
 /* Scores of slots [slot0, slot0 + n) times damp^observed rows. */
 void att_damp(const struct att_unit *u, int32_t slot0, int32_t n);
 

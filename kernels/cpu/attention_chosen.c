@@ -85,7 +85,9 @@ static void score(const struct att_select *a, const float *inverse)
 
     att_damp(&a->u, 0, a->n_slots);
     for (int32_t s = 0; s < a->n_slots; s += OPS_PAGE_SLOTS) {
-        att_score(&a->u, s, a->seen + s, a->ld, inverse, weight);
+        att_score(
+            &a->u, s,
+            &(struct cpu_kv_score){a->seen + s, 0, a->ld, inverse, 1, a->u.n_heads, weight, 1});
     }
 }
 
@@ -134,8 +136,9 @@ static void total(struct chosen *c, int32_t h0, int32_t h1)
 
     memset(c->total, 0, n * sizeof(float));
     for (int32_t s = 0; s < a->n_slots; s += OPS_PAGE_SLOTS) {
-        a->u.cpu->table.kv_score(c->total + s, a->x + (size_t)h0 * a->ld + s, a->ld,
-                                 c->inverse + h0, h1 - h0, 1.0f);
+        a->u.cpu->table.kv_score(c->total + s,
+                                 &(struct cpu_kv_score){a->x + (size_t)h0 * a->ld + s, 0, a->ld,
+                                                        c->inverse + h0, 1, h1 - h0, 1, 1});
         if (!att_is_masked(&a->u, a->row, s) && s + OPS_PAGE_SLOTS <= local) {
             continue;
         }

@@ -221,13 +221,14 @@ static void weights(const struct chunk *c, int32_t head, struct att_ahead *ahead
         float sum;
 
         att_ask(ahead, c->mode == ATT_TEMPERED ? ahead->soft - ahead->soft / 2 : ahead->soft);
-        sum = u->cpu->table.kv_exp(x_of(c, head, i), max,
-                                   scales(c, i, c->parts.v_scale, head / u->share_v), kept);
-
-        out->sum += sum;
         if (c->mode == ATT_GUMBEL) {
-            sum = u->cpu->table.kv_weigh(
-                kept, att_noise(u, c->mode, c->row, head, u->t->pos + i * OPS_PAGE_SLOTS));
+            out->sum += u->cpu->table.kv_exp_weighed(
+                x_of(c, head, i), max, scales(c, i, c->parts.v_scale, head / u->share_v),
+                att_noise(u, c->mode, c->row, head, u->t->pos + i * OPS_PAGE_SLOTS), kept, &sum);
+        } else {
+            sum = u->cpu->table.kv_exp(x_of(c, head, i), max,
+                                       scales(c, i, c->parts.v_scale, head / u->share_v), kept);
+            out->sum += sum;
         }
         if (keep) {
             out->seen_sum += sum;
@@ -386,7 +387,8 @@ static void score_chunk(const struct att_job *job, const struct kv_scratch *s, i
                 f[h] = partial_of(job, s, w, group * u.n_heads + h, index)->factor;
             }
             for (int32_t i = 0; i < n; i += OPS_PAGE_SLOTS) {
-                att_score(&u, slot0 + i, seen + i, ld, f, weight);
+                att_score(&u, slot0 + i,
+                          &(struct cpu_kv_score){seen + i, 0, ld, f, 1, u.n_heads, weight, 1});
             }
         }
         weight *= u.observe->row_growth;

@@ -223,14 +223,15 @@ static void pair_page(const struct att_block *b, int32_t head, int32_t i, int32_
     if (mode == ATT_TEMPERED) {
         att_temper(b, head, i, page, x, noise);
     }
-    max = b->max[pair];
-    sum = u->cpu->table.kv_exp(x, max > CPU_KV_MASKED ? max : 0, v_scale, kept);
-    b->sum[pair] += sum;
+    max = b->max[pair] > CPU_KV_MASKED ? b->max[pair] : 0;
+    if (mode == ATT_GUMBEL) {
+        b->sum[pair] += u->cpu->table.kv_exp_weighed(x, max, v_scale, noise, kept, &sum);
+    } else {
+        sum = u->cpu->table.kv_exp(x, max, v_scale, kept);
+        b->sum[pair] += sum;
+    }
     if (kept) {
-        *att_seen_max_of(b, pair, page) = max;
-        if (mode == ATT_GUMBEL) {
-            sum = u->cpu->table.kv_weigh(kept, noise);
-        }
+        *att_seen_max_of(b, pair, page) = b->max[pair];
         b->seen_sum[pair] += sum;
     }
 }
@@ -313,12 +314,21 @@ static void write_out(const struct att_block *b)
 static void commit(const struct att_block *b)
 {
     const struct att_unit *u = &b->u;
-    size_t ld = (size_t)b->n_rows * (size_t)b->n_pages * OPS_PAGE_SLOTS; /* from head to head */
-    float *f = u->t->state + 4 * b->n_pairs;
-    float first = u->observe->row_weight0;
+    const struct ops_observe *o = u->observe;
+    const size_t ld = (size_t)b->n_pages * OPS_PAGE_SLOTS; /* from row to row */
+    const int32_t from = o->row_first > b->row0 ? o->row_first - b->row0 : 0;
+    struct cpu_kv_score rows = {
+        .ld_row = ld,
+        .ld_head = (size_t)b->n_rows * ld,
+        .f = u->t->state + 4 * b->n_pairs, /* (rows, heads) */
+        .n_rows = b->n_rows - from,
+        .n_heads = u->n_heads,
+        .weight = o->row_weight0,
+        .growth = o->row_growth,
+    };
 
-    for (int32_t row = u->observe->row_first; row < b->row0; row++) {
-        first *= u->observe->row_growth;
+    for (int32_t row = o->row_first; row < b->row0; row++) {
+        rows.weight *= o->row_growth;
     }
     if (b->index == 0) {
         att_damp(u, 0, u->seq->kv.n_slots);
@@ -327,28 +337,24 @@ static void commit(const struct att_block *b)
     for (int32_t pair = 0; pair < b->n_pairs; pair++) {
         b->sum[pair] = b->seen_sum[pair] > 0 ? 1.0f / b->seen_sum[pair] : 0;
     }
-    for (int32_t page = 0; page < b->n_pages; page++) {
-        float weight = first;
+    for (int32_t page = 0; page < b->n_pages && rows.n_rows > 0; page++) {
+        float *f = u->t->state + 4 * b->n_pairs;
 
         if (att_page_hidden(b, page)) {
             continue;
         }
-        for (int32_t row = 0; row < b->n_rows; row++) {
-            enum att_mode mode = att_mode(u, b->row0 + row);
+        for (int32_t row = from; row < b->n_rows; row++) {
+            const float *top = att_mode(u, b->row0 + row) == ATT_TEMPERED ? b->seen_max : b->max;
 
-            if (mode == ATT_UNSEEN) {
-                continue;
-            }
             for (int32_t h = 0; h < u->n_heads; h++) {
                 int32_t pair = h * b->n_rows + row;
-                float max = mode == ATT_TEMPERED ? b->seen_max[pair] : b->max[pair];
-                float lower = *att_seen_max_of(b, pair, page) - max;
+                float lower = *att_seen_max_of(b, pair, page) - top[pair];
 
-                f[h] = lower < 0 ? exp2f(lower) * b->sum[pair] : b->sum[pair];
+                *f++ = lower < 0 ? exp2f(lower) * b->sum[pair] : b->sum[pair];
             }
-            att_score(u, page * OPS_PAGE_SLOTS, att_seen_of(b, row, page), ld, f, weight);
-            weight *= u->observe->row_growth;
         }
+        rows.p = att_seen_of(b, from, page);
+        att_score(u, page * OPS_PAGE_SLOTS, &rows);
     }
 }
 

@@ -120,6 +120,26 @@ static float LANES_FN(kv_exp)(float *x, float max, const uint16_t *v_scale, floa
     return lf_sum(sum);
 }
 
+static float LANES_FN(kv_exp_weighed)(float *x, float max, const uint16_t *v_scale, const float *w,
+                                      float *e, float *ret_sum)
+{
+    const lf m = lf_set1(max);
+    lf sum = lf_set1(0.0f);
+    lf weighed = lf_set1(0.0f);
+
+    for (int i = 0; i < CPU_KV_SLOTS; i += 16) {
+        lf v = kv_exp2(lf_sub(lf_load(x + i), m));
+        lf y = lf_mul(v, lf_load(w + i));
+
+        sum = lf_add(sum, v);
+        weighed = lf_add(weighed, y);
+        lf_store(e + i, y);
+        lf_store(x + i, v_scale ? lf_mul(v, lf_of_f16(v_scale + i)) : v);
+    }
+    *ret_sum = lf_sum(weighed);
+    return lf_sum(sum);
+}
+
 /* One round of Philox; `k` is its key. */
 LANES_INLINE void kv_philox_round(li c[4], uint32_t k0, uint32_t k1)
 {
@@ -236,16 +256,37 @@ static float LANES_FN(kv_weigh)(float *y, const float *w)
     return lf_sum(sum);
 }
 
-static void LANES_FN(kv_score)(float *score, const float *p, size_t ldp, const float *f, int32_t n,
-                               float weight)
+/* The page's scores stay in registers over all rows. */
+static void LANES_FN(kv_score)(float *score, const struct cpu_kv_score *p)
 {
-    for (int i = 0; i < CPU_KV_SLOTS; i += 16) {
-        lf sum = lf_mul(lf_load(p + i), lf_set1(f[0]));
+    enum { N = CPU_KV_SLOTS / 16 };
+    lf s[N];
+    float weight = p->weight;
 
-        for (int32_t h = 1; h < n; h++) {
-            sum = lf_add(sum, lf_mul(lf_load(p + (size_t)h * ldp + i), lf_set1(f[h])));
+    for (int i = 0; i < N; i++) {
+        s[i] = lf_load(score + 16 * i);
+    }
+    for (int32_t row = 0; row < p->n_rows; row++) {
+        const float *seen = p->p + (size_t)row * p->ld_row;
+        const float *f = p->f + (size_t)row * (size_t)p->n_heads;
+        lf sum[N];
+
+        for (int i = 0; i < N; i++) {
+            sum[i] = lf_mul(lf_load(seen + 16 * i), lf_set1(f[0]));
         }
-        lf_store(score + i, lf_add(lf_load(score + i), lf_mul(sum, lf_set1(weight))));
+        for (int32_t h = 1; h < p->n_heads; h++) {
+            seen += p->ld_head;
+            for (int i = 0; i < N; i++) {
+                sum[i] = lf_add(sum[i], lf_mul(lf_load(seen + 16 * i), lf_set1(f[h])));
+            }
+        }
+        for (int i = 0; i < N; i++) {
+            s[i] = lf_add(s[i], lf_mul(sum[i], lf_set1(weight)));
+        }
+        weight *= p->growth;
+    }
+    for (int i = 0; i < N; i++) {
+        lf_store(score + 16 * i, s[i]);
     }
 }
 
@@ -276,6 +317,7 @@ LANES_INLINE void kv_soft_body_set(struct cpu_table *t)
 {
     LANES_SET(t, kv_logits);
     LANES_SET(t, kv_exp);
+    LANES_SET(t, kv_exp_weighed);
     LANES_SET(t, kv_gumbel);
     LANES_SET(t, kv_temper);
     LANES_SET(t, kv_log);

@@ -69,6 +69,10 @@ typedef float cpu_kv_logits_fn(const struct cpu_kv_logits *p, float *x);
  * NULL); e itself goes to `e` unless NULL. */
 typedef float cpu_kv_exp_fn(float *x, float max, const uint16_t *v_scale, float *e);
 
+/* The same, but that e gets 2^(x - max) times w (64), of which the sum is *ret_sum. */
+typedef float cpu_kv_exp_weighed_fn(float *x, float max, const uint16_t *v_scale, const float *w,
+                                    float *e, float *ret_sum);
+
 /* Noise of one page's keys for one query head and row (kernels/noise.h). */
 struct cpu_kv_noise {
     const struct ops_observe *o;
@@ -91,9 +95,20 @@ typedef void cpu_kv_log_fn(float *x, float factor);
 /* y (64) *= w (64); returns the sum. */
 typedef float cpu_kv_weigh_fn(float *y, const float *w);
 
-/* score (64) += weight * sum over n heads of f[i] * p[i] (64), p rows ldp apart. */
-typedef void cpu_kv_score_fn(float *score, const float *p, size_t ldp, const float *f, int32_t n,
-                             float weight);
+/* What rows in order add to the scores of a page's slots. */
+struct cpu_kv_score {
+    const float *p; /* (n_rows, n_heads, 64) */
+    size_t ld_row;
+    size_t ld_head;
+    const float *f; /* (n_rows, n_heads) */
+    int32_t n_rows;
+    int32_t n_heads;
+    float weight; /* of the first row; each further one's is `growth` times as much */
+    float growth;
+};
+
+/* score (64) += weight * sum over heads of f * p, row by row. */
+typedef void cpu_kv_score_fn(float *score, const struct cpu_kv_score *p);
 
 /* The least score among n slots with pos_min <= pos < pos_end; +Inf when there is none. */
 typedef float cpu_kv_least_fn(const float *score, const int32_t *pos, int32_t n, int32_t pos_min,
@@ -128,6 +143,7 @@ typedef uint16_t cpu_kv_encode_fn(const float *x, int32_t n, void *dst);
     X(cpu_kv_encode_fn, encode_i8) \
     X(cpu_kv_logits_fn, kv_logits) \
     X(cpu_kv_exp_fn, kv_exp) \
+    X(cpu_kv_exp_weighed_fn, kv_exp_weighed) \
     X(cpu_kv_gumbel_fn, kv_gumbel) \
     X(cpu_kv_temper_fn, kv_temper) \
     X(cpu_kv_log_fn, kv_log) \
