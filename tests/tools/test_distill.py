@@ -565,6 +565,7 @@ class Training(WithStories):
         curve = lambda name: {(x["stage"], x["step"]): x for x in map(json.loads, (
             self.folder / name / "models/small.run.jsonl").read_text().splitlines())}
         self.assertIn("y (after): done, 2304 tokens seen in all", self.all_of_them("once"))
+        self.assertIn("x (small): stage full, step 0 of 12, 512 tokens", self.all_of_them("one", "--session-stages", "1", "--only", "x"))
         said = [self.all_of_them("kept", "--session-steps", "5", "--only", "x") for _ in range(3)]
         self.assertIn("stage full, step 5 of 12, 1152 tokens", said[0])
         self.assertIn("x (small): done, 2048 tokens", said[2])
@@ -813,11 +814,14 @@ class Curves(unittest.TestCase):
         """Those of the stages before count, and a count that new data began anew does not."""
         lines = [{"stage": "attention", "step": 10, "tokens": 1000, "attention": 1.0},
                  {"stage": "attention", "step": 30, "tokens": 3000, "attention": 0.5},
-                 {"stage": "full", "step": 10, "tokens": 2000, "kl": 0.7}, {"stage": "full", "step": 20, "tokens": 400, "kl": 0.6}]
+                 {"stage": "full", "step": 10, "tokens": 2000, "kl": 0.7}, {"stage": "full", "step": 20, "tokens": 400, "kl": 0.6},
+                 {"stage": "full", "index": 2, "step": 5, "tokens": 500, "kl": 0.4, "temperature": 1.0}]
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as f:
             f.write("".join(json.dumps(x) + "\n" for x in lines))
             f.flush()
-            self.assertEqual(curves.curve(pathlib.Path(f.name)), [(5000, 0.7), (7000, 0.6)])
+            self.assertEqual(curves.curve(pathlib.Path(f.name)), [(5000, 0.7), (7000, 0.6), (7500, 0.4)])
+            self.assertEqual(curves.curve(pathlib.Path(f.name), 2), [(5000, 0.7), (7000, 0.6)])
+            self.assertEqual(curves.curve(pathlib.Path(f.name), 1), [(7500, 0.4)])
 
 
 class Data(unittest.TestCase):
@@ -854,6 +858,19 @@ class Data(unittest.TestCase):
             said = (pathlib.Path(d) / "scores.csv").read_text()
         self.assertEqual(said, "# 2026-11-23, AMD EPYC, 2 CPUs, commit 926d7e1\n# evaluate.py --out DIR\n" + table)
         self.assertFalse(evaluate.there(pathlib.Path("/nonexistent/lambada.jsonl"), "LAMBADA"))
+
+    def test_evaluation_of_exits(self):
+        """Counts by hand: four positions, a head of the words 1 and 3 and one row for all others."""
+        head = torch.eye(4)
+        logits = torch.tensor([[9., 0, 0], [1, 0, 0], [0, 9, 0], [0, 0, 9]])  # sure of 1; hardly; sure of 3; sure of another
+        student = types.SimpleNamespace(frozen=types.SimpleNamespace(head=head), exit_words=torch.tensor([1, 3]),
+                                        exit_logits=lambda x: logits)
+        rows = lambda *words: head[list(words)]
+        found = evaluate.exits(student, None, rows(1, 1, 2, 3), rows(1, 1, 3, 3))
+        self.assertEqual(found.tolist(), [[2, 1, 2]] * 4 + [[3, 2, 3]])  # 0.58 of the second row is over 0.4
+        scores = {"t": {"positions": 4, "perplexity": {}, "kl": {}, "exits": {"x": {
+            str(p): {"exit": 0.5, "as_full": 0.5, "as_teacher": 1.0} for p in evaluate.EXITS}}}}
+        self.assertIn(["t, exit:0.95: tokens that exit", 4, {"x": 0.5}], evaluate.rows(scores))
 
     def test_readers(self):
         page = b"<html><head><title>no</title></head><body><p>One\n two</p><script>no()</script><p>three</p></body></html>"

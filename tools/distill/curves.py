@@ -4,7 +4,8 @@
 
     curves.py --scores bench/results/*-distill-scores*.json --name 14-16 --picture docs/pictures/distill-curves.svg
 
-Left: what each overlay's second stage asks for (T^2 KL, mean of ten steps) by the tokens that it had seen, from models/NAME.run.jsonl. Right: KL from the teacher at temperature 1 on the evaluation's texts, of the overlays called --name in
+Left: what each overlay's second stage asks for (T^2 KL, mean of ten steps; thin at temperature 2, else 1) by the tokens that
+it had seen, from models/NAME.run.jsonl. Right: KL from the teacher at temperature 1 on the evaluation's texts, of the overlays called --name in
 files of evaluate.py that say how many tokens these had seen, and a line of least squares through the points'
 logarithms. Prints that line's exponent and its value at 20 and 200 million tokens. Needs matplotlib."""
 
@@ -18,14 +19,15 @@ NAMES = {"15-1": "(a) 15, none", "15-4": "(b) 15, fours", "14-16": "(c) 14, sixt
 TEXTS = ("tinyshakespeare", "war-and-peace")
 
 
-def curve(path):
-    """(tokens, KL) of the stage `full`; tokens of the stages before it count."""
+def curve(path, temperature=None):
+    """(tokens, KL) of the stage `full`, of what was asked for at one temperature if not None; tokens of the stages before it
+    count. Lines of before the log said it are of temperature 2."""
     before, at, each, stage, out = 0, 0, 0, None, []
     for line in map(json.loads, path.read_text().splitlines()):
         if (line["stage"], line.get("index")) != stage:
             before, stage, each = before + at, (line["stage"], line.get("index")), line["tokens"] / line["step"]
         at = line["step"] * each  # the field "tokens" begins anew with new data
-        if stage[0] == "full":
+        if stage[0] == "full" and temperature in (None, line.get("temperature", 2)):
             out.append((before + at, line["kl"]))
     return out
 
@@ -65,10 +67,13 @@ def main():
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
     for name, label in NAMES.items():
         path = o.models / f"smollm2-135m-swiftkv-{name}.run.jsonl"
-        points = curve(path) if path.exists() else []
-        if points:
-            left.plot(*zip(*points), label=label, linewidth=1)
-    left.set(xscale="log", yscale="log", xlabel="tokens seen", ylabel="T² KL, temperature 2, nats")
+        color = None
+        for temperature, width in ((2, 0.6), (1, 1.4)):
+            points = curve(path, temperature) if path.exists() else []
+            if points:
+                (line,) = left.plot(*zip(*points), label=f"{label}, T = {temperature}", linewidth=width, color=color)
+                color = line.get_color()
+    left.set(xscale="log", yscale="log", xlabel="tokens seen", ylabel="T² KL, nats")
     left.legend()
     for text, points in measured.items():
         if not points:

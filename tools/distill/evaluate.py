@@ -31,6 +31,7 @@ import overlay
 import weights
 from make_data import Tokens
 
+EXITS = (0.95, 0.9, 0.8, 0.6, 0.4)
 QUALITY = pathlib.Path(__file__).resolve().parents[2] / "bench" / "quality"
 
 
@@ -53,8 +54,9 @@ def students(o, frozen):
 
 @torch.no_grad()
 def text_scores(frozen, models, tokens, ctx, chunks):
-    """name -> mean KL, also of each quarter of the chunks, and perplexity over every position."""
+    """name -> mean KL, also of each quarter of the chunks, and perplexity over every position; of an early-exit head, exits()."""
     kl, nll, n = {name: [0.0] * 4 for name in models}, dict.fromkeys(["teacher", *models], 0.0), 0
+    exit_counts = {name: torch.zeros(len(EXITS), 3) for name, s in models.items() if s.exit_words is not None}
     for c in range(min(chunks, (len(tokens) - 1) // ctx)):
         ids = torch.tensor([tokens[c * ctx:(c + 1) * ctx + 1]])
         goal = ids[0, 1:]
@@ -62,14 +64,32 @@ def text_scores(frozen, models, tokens, ctx, chunks):
         teacher = frozen.last_norm(frozen.shallow(ids[:, :-1], frozen.w.n_layers))[0]
         nll["teacher"] += loss.lm(teacher, frozen.head, goal).item() * ctx
         for name, s in models.items():
-            h = frozen.last_norm(s.outcome(frozen.shallow(ids[:, :-1], s.split))[0])[0]
+            x = frozen.shallow(ids[:, :-1], s.split)
+            h = frozen.last_norm(s.outcome(x)[0])[0]
+            if name in exit_counts:
+                exit_counts[name] += exits(s, x[0], h, teacher)
             nll[name] += loss.lm(h, frozen.head, goal).item() * ctx
             for i in range(4):
                 part = slice(i * ctx // 4, (i + 1) * ctx // 4)
                 kl[name][i] += loss.head_kl(h[part], teacher[part], frozen.head, 1.0).item() * (part.stop - part.start)
     ppl = {name: float(torch.tensor(v / n).exp()) for name, v in nll.items()}
-    return {"ctx": ctx, "positions": n, "perplexity": ppl, "kl": {name: sum(v) / n for name, v in kl.items()},
-            "kl_by_quarter": {name: [4 * x / n for x in v] for name, v in kl.items()}}
+    share = lambda c: {"exit": c[0] / n, "as_full": c[1] / max(c[0], 1), "as_teacher": c[2] / max(c[0], 1)}
+    out = {"ctx": ctx, "positions": n, "perplexity": ppl, "kl": {name: sum(v) / n for name, v in kl.items()},
+           "kl_by_quarter": {name: [4 * x / n for x in v] for name, v in kl.items()}}
+    if exit_counts:
+        out["exits"] = {name: {str(p): share(c) for p, c in zip(EXITS, counts.tolist())} for name, counts in exit_counts.items()}
+    return out
+
+
+def exits(student, split_state, last, teacher):
+    """For each of EXITS, of the positions of (n, d) states: how many an early-exit head is that sure of, by one of its words; how
+    many of these words are the full depth's likeliest (`last`, normed), and the teacher's."""
+    head = student.frozen.head
+    sure, at = torch.softmax(student.exit_logits(split_state).float(), -1).max(-1)
+    known = at < len(student.exit_words)
+    word = student.exit_words[at.clamp(max=len(student.exit_words) - 1)]
+    right = [known & (word == torch.cat([(part @ head.t()).argmax(-1) for part in h.split(256)])) for h in (last, teacher)]
+    return torch.tensor([[(known & (sure > p)).sum(), *(((sure > p) & r).sum() for r in right)] for p in EXITS], dtype=torch.float32)
 
 
 @torch.no_grad()
@@ -135,6 +155,10 @@ def rows(scores):
         if "perplexity" in s:
             out.append([f"{name}: perplexity", s["positions"], s["perplexity"]])
             out.append([f"{name}: KL from the teacher, nats", s["positions"], {"teacher": 0, **s["kl"]}])
+            for p in EXITS if "exits" in s else ():
+                for key, label in (("exit", "tokens that exit"), ("as_full", "these agree with the full depth"),
+                                   ("as_teacher", "these agree with the teacher")):
+                    out.append([f"{name}, exit:{p}: {label}", s["positions"], {m: e[str(p)][key] for m, e in s["exits"].items()}])
         elif name in LABELS:
             label, key = LABELS[name]
             found = s[key] if key else {k: v for k, v in s.items() if k != "cases"}

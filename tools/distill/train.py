@@ -315,7 +315,8 @@ class Run:
             if steps == o.report_every or self.ends(began, first):
                 rate = steps * o.batch * o.ctx / (now - since)
                 line = {"step": self.step, "tokens": self.sequences * o.ctx, "stage": o.stage,
-                        **{k: round(v / steps, 5) for k, v in sums.items()}, "lr": round(self.rate(), 7),
+                        **{k: round(v / steps, 5) for k, v in sums.items()},
+                        **({"temperature": o.temperature} if o.stage != "attention" and o.loss == "kl" else {}), "lr": round(self.rate(), 7),
                         "minutes": round(self.spent / 60, 2), "tokens_s": round(rate, 1),
                         "peak_share": round(rate * flops / best, 3)}
                 with open(o.run / "log.jsonl", "a") as log:
