@@ -85,11 +85,10 @@ def exits(student, split_state, last, teacher):
     """For each of EXITS, of the positions of (n, d) states: how many an early-exit head is that sure of, by one of its words; how
     many of these words are the full depth's likeliest (`last`, normed), and the teacher's."""
     head = student.frozen.head
-    sure, at = torch.softmax(student.exit_logits(split_state).float(), -1).max(-1)
-    known = at < len(student.exit_words)
-    word = student.exit_words[at.clamp(max=len(student.exit_words) - 1)]
-    right = [known & (word == torch.cat([(part @ head.t()).argmax(-1) for part in h.split(256)])) for h in (last, teacher)]
-    return torch.tensor([[(known & (sure > p)).sum(), *(((sure > p) & r).sum() for r in right)] for p in EXITS], dtype=torch.float32)
+    sure, at = torch.softmax(student.exit_logits(split_state).float(), -1)[:, :len(student.exit_words)].max(-1)
+    word = student.exit_words[at]
+    right = [word == torch.cat([(part @ head.t()).argmax(-1) for part in h.split(256)]) for h in (last, teacher)]
+    return torch.tensor([[(sure > p).sum(), *(((sure > p) & r).sum() for r in right)] for p in EXITS], dtype=torch.float32)
 
 
 @torch.no_grad()
@@ -128,7 +127,7 @@ def arithmetic(path, cases, seed=11):
 def generated(o, name, path, prompts, ctx):
     """The C engine's greedy answers under an overlay (None: the base), id -> text. An earlier run's teacher and
     untrained start are taken from --out, if they are of this model and shape and answered the same prompts."""
-    of = pathlib.Path(o.model).stem
+    of = weights.sha256(o.model)[:12]
     if path:
         split, group, _ = overlay.shape(path)
         of += f"-{split}-{group}"

@@ -30,7 +30,7 @@ def able(frozen, x):
     width = w.layers[0]["gate"].shape[0]
     return (ops.has_tiles() and frozen.dtype == torch.bfloat16 and x.device.type == "cpu" and not x.requires_grad
             and w.dim == 64 and x.shape[1] % 32 == 0 and w.n_embd % 32 == 0 and width % 32 == 0
-            and max(x.shape[1], w.n_embd, 2 * width) <= ops.WIDEST)
+            and max(x.shape[1], w.n_embd, 2 * width, w.n_heads * w.dim) <= ops.WIDEST)
 
 
 def halves(w):

@@ -120,6 +120,8 @@ def load(path, student):
             put(student.k[j // group], at + "attn_k_swiftkv.weight", True)
             put(student.v[j // group], at + "attn_v_swiftkv.weight", False)
     if "exit_head.weight" in t:
-        student.add_exit(r.fields["pipit.exit.words"].contents())
+        words = [int(i) for i in r.fields["pipit.exit.words"].contents()]
+        if student.exit_words is None or student.exit_words.tolist() != words:  # else into what an optimizer may have already
+            student.add_exit(words)
         put(student.exit_norm, "exit_norm.weight", False)
         put(student.exit_head, "exit_head.weight", False)

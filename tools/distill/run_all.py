@@ -116,7 +116,8 @@ def make_data(o):
         a, b = hashes(want), hashes(manifest)
         missing = sorted(a.keys() - b.keys())
         if missing:
-            raise SystemExit(f"run_all: {folder} lacks shards of {kept}: {', '.join(missing)}: delete the folder, and it is made again")
+            raise SystemExit(f"run_all: {folder} lacks shards of {kept}: {', '.join(missing)}: delete the folder, and it is "
+                             "made again; if they cannot be had any more, --new-data goes on without them")
         bad = sorted(n for n in b if a.get(n) != b[n])
         raise SystemExit(f"run_all: these shards are not those of {kept}: {', '.join(bad)}. Packages may have changed: "
                          "--new-data goes on with what there is, from its first epoch")
@@ -170,6 +171,8 @@ class Overlay:
         overlay, before = self.start()
         more = ["--resume-from", str(overlay)] if overlay else []
         inside = self.place and self.place["step"] > 0
+        if not inside:
+            self.begin(folder, sha256(overlay) if overlay else "nothing")
         if inside:
             more += ["--place", str(self.place_file)]
         print(f"run_all: overlay {self.key}, stage {name}: {before} tokens seen in all", flush=True)
@@ -178,11 +181,23 @@ class Overlay:
             "--steps", str(self.steps(index)), *session, *self.o.extra]))
         if not inside and run.step == 0:
             run.before = before
+        first = run.step
         try:
             run.train()
         finally:
+            # not between the two files
+            was = signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self.publish(folder, index, run)
-        return run
+            signal.signal(signal.SIGTERM, was)
+        return run, run.step > first
+
+    def begin(self, folder, on):
+        """What a stage begins on is noted in its folder: what lies there of another beginning is not gone on with."""
+        note = folder / "begun-on"
+        if (folder / "state.pt").exists() and note.exists() and note.read_text() != on:
+            raise SystemExit(f"run_all: {folder} began on another overlay than {self.file} is now: delete the folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        note.write_text(on)
 
     def publish(self, folder, index, run):
         """From the run's folder into models/, what belongs together last by its place."""
@@ -190,6 +205,7 @@ class Overlay:
         # not what another machine has gone beyond, nor two files of which an interrupted export has replaced one
         reached = self.place["step"] if self.place and self.stage() == index else 0
         if place is None or place["step"] < reached or sha256(folder / "overlay.gguf") != place["sha256"]:
+            print(f"run_all: nothing of {folder} goes into {self.o.models}: no export that is whole and further", flush=True)
             return
         over = place["step"] >= run.o.steps
         shutil.copy(folder / "overlay.gguf", self.file.with_name(self.file.name + ".tmp"))
@@ -258,10 +274,10 @@ def main(argv=None):
             if o.session_minutes and left <= 0:
                 break
             session = ["--session-steps", str(o.session_steps)] if o.session_steps else []
-            run = x.run(data, session + (["--session-minutes", f"{max(left, 0.001):.3f}"] if o.session_minutes else []))
+            run, went = x.run(data, session + (["--session-minutes", f"{max(left, 0.001):.3f}"] if o.session_minutes else []))
             if run.step < run.o.steps:
                 break
-            ended += 1
+            ended += went
     status(o)
     print(f"run_all: keep it: git add {o.models} && git commit -m 'models: what this session trained'", flush=True)
 

@@ -165,9 +165,9 @@ class Run:
     def last_state(self):
         """state.pt, or None; an error where it is of another stage."""
         state, o = checkpoint.load(self.state_path, self.device), self.o
-        if state and (state.get("stage", o.stage), state.get("ctx", o.ctx)) != (o.stage, o.ctx):
-            raise SystemExit(f"distill: {self.state_path} is of stage {state['stage']}, {state['ctx']} tokens a sequence: "
-                             "give another --run, or delete the folder")
+        if state and [state.get(k, getattr(o, k)) for k in ("stage", "ctx", "optimizer")] != [o.stage, o.ctx, o.optimizer]:
+            raise SystemExit(f"distill: {self.state_path} is of stage {state['stage']}, {state['ctx']} tokens a sequence, by "
+                             f"{state.get('optimizer', o.optimizer)}: give another --run, or delete the folder")
         return state
 
     def place(self):
@@ -197,7 +197,7 @@ class Run:
         checkpoint.save(self.state_path, {"student": self.student.state_dict(), "opt": self.opt.state_dict(),
                                           "step": self.step, "sequences": self.sequences, "spent": self.spent,
                                           "mean": self.mean, "before": self.before, "anew": self.anew,
-                                          "stage": self.o.stage, "ctx": self.o.ctx, "data": self.data.fingerprint,
+                                          "stage": self.o.stage, "ctx": self.o.ctx, "optimizer": self.o.optimizer, "data": self.data.fingerprint,
                                           "exit_words": [int(i) for i in self.student.exit_words]
                                           if self.student.exit_words is not None else None})
 
