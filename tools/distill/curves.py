@@ -74,7 +74,7 @@ def main():
                 (line,) = left.plot(*zip(*points), label=f"{label}, T = {temperature}", linewidth=width, color=color)
                 color = line.get_color()
     left.set(xscale="log", yscale="log", xlabel="tokens seen", ylabel="T² KL, nats")
-    left.legend()
+    left.legend(fontsize=7, loc="lower left")
     for text, points in measured.items():
         if not points:
             continue
@@ -86,7 +86,7 @@ def main():
                        label=f"tokens^{slope:.2f}")
     right.axhline(0.1, color="grey", linewidth=1, linestyle=":", label="the aim")
     right.set(xscale="log", yscale="log", xlabel="tokens seen", ylabel=f"KL of {o.name} from the teacher, nats")
-    right.legend()
+    right.legend(fontsize=8, loc="lower left")
     figure.tight_layout()
     figure.savefig(o.picture, metadata={"Date": None})
 
