@@ -398,16 +398,17 @@ class Drain(Case):
     def test_limit(self):
         d = Daemon()
         lane = d.ready()
+        # what ends them must be the limit: a fast machine says all that the context holds in less than 300 ms
         rids = [lane.request(prompt("Once", 0, flags=S_IGNORE_END)) for _ in range(2)]
         began = time.monotonic()
-        d.lane().control(DRAIN, 300)
+        d.lane().control(DRAIN, 100)
         ends = {}
         while len(ends) < 2:
             e = lane.recv()
             if e.type == DONE:
                 ends[e.id] = e.reason
         self.assertEqual(ends, {r: "shutdown" for r in rids})
-        self.assertGreater(time.monotonic() - began, 0.25)
+        self.assertGreater(time.monotonic() - began, 0.08)
         self.assertLess(time.monotonic() - began, 3 * SLOW)
         self.assertEqual(d.process.wait(10 * SLOW), 0)
         self.assertEqual(d.stop(), 0)

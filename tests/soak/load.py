@@ -32,6 +32,7 @@ WAYS = [("well", 62), ("cancels", 11), ("leaves", 8), ("comes back", 11), ("twic
 # A reader stalls when its socket is full, some 400 records: no question above has as many. Of every user one client does so.
 LONG = ("Once upon a time there was a girl", 450, 99)
 STALL_AT_ONCE, STALL_EVERY, STALL_TIMEOUT = 8, 24, 0.2
+SHORT_STALL = 32  # so many at once in a run of seconds, which no quiet half is compared with: a fast machine says 8 before the clock ends
 TRUST = 16  # tokens that a request which ran at a crash says alone, before the next one is let in
 SEQUENCES = 8
 
@@ -42,7 +43,9 @@ def ask(lane, q, **kw):
 
 
 class Client:
-    """One client's life. What it does not do well it does only where `abuse` is; what it asks, and when, is the same."""
+    """One client's life. What it does not do well it does only where `abuse` is; what it asks, and when, is the same (but for
+    `at_once`, long requests of who stalls)."""
+    at_once = STALL_AT_ONCE
 
     def __init__(self, folder, seed, stop, want, abuse, counts, wrong, period, stalls=False):
         self.folder, self.rng, self.stop, self.want = folder, random.Random(seed), stop, want
@@ -78,7 +81,7 @@ class Client:
     def stall(self):
         """Asks for more than its socket holds and does not look. The requests that ran, or waited, when the clock ran out have
         ended; what was said before is there."""
-        rids = [ask(self.lane, LONG) for _ in range(STALL_AT_ONCE)]
+        rids = [ask(self.lane, LONG) for _ in range(self.at_once if self.abuse else STALL_AT_ONCE)]
         if self.abuse:
             time.sleep(5 * STALL_TIMEOUT * SLOW)
         events = {rid: [] for rid in rids}
@@ -389,6 +392,8 @@ def main():
     p.add_argument("--gateway-every", type=float, default=None)
     args = p.parse_args()
     short = args.minutes < 1
+    if short:
+        Client.at_once = SHORT_STALL
     args.engine_every = args.engine_every or (2.5 if short else 120)
     args.gateway_every = args.gateway_every or (1.5 if short else 15)
     gateway = os.path.exists(os.path.join(common.daemon.BUILD, "daemon/gateway/pipit-gateway"))
