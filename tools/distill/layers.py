@@ -14,8 +14,8 @@ import ops
 
 class Layer(ctypes.Structure):
     """struct tile_layer"""
-    _fields_ = [(n, ctypes.c_int64) for n in ("s", "d", "heads", "kv", "width")] + [("eps", ctypes.c_double)] + [
-        (n, ctypes.c_void_p) for n in ("cosine", "sine", "attn_norm", "ffn_norm", "q", "k", "v", "o", "gate_up", "down",
+    _fields_ = [(n, ctypes.c_int64) for n in ("s", "keys", "d", "heads", "kv", "width")] + [("eps", ctypes.c_double)] + [
+        (n, ctypes.c_void_p) for n in ("at", "cosine", "sine", "attn_norm", "ffn_norm", "q", "k", "v", "o", "gate_up", "down",
                                        "q_back", "o_back", "gate_up_back", "down_back")]
 
 
@@ -73,8 +73,9 @@ def _trained(p, output=False):
     return p.packed_ways
 
 
-def _layer(frozen, layer, shape, names, kv, q=None, o=None):
-    """A struct tile_layer and what must live as long as it is used. q, o: trained projections instead of the layer's."""
+def _layer(frozen, layer, shape, names, kv, q=None, o=None, keys=None, at=None):
+    """A struct tile_layer and what must live as long as it is used. q, o: trained projections instead of the layer's. at:
+    the rows' positions among `keys`, if they are not all."""
     b, s, d = shape
     w = frozen.w
     use = {n: _frozen_weights(layer, n) for n in names if o is None or n not in ("o", "o_back")}
@@ -82,9 +83,11 @@ def _layer(frozen, layer, shape, names, kv, q=None, o=None):
         use["q"], use["q_back"] = _trained(q)
     if o is not None:
         use["o"], use["o_back"] = _trained(o, True)
-    use["cosine"], use["sine"] = frozen.angles(s)
+    use["cosine"], use["sine"] = frozen.angles(keys or s, at)
+    if at is not None:
+        use["at"] = at.to(torch.int32)
     use["attn_norm"], use["ffn_norm"] = layer["attn_norm"], layer["ffn_norm"]
-    made = Layer(s=s, d=d, heads=w.n_heads, kv=kv, width=layer["gate"].shape[0], eps=w.eps,
+    made = Layer(s=s, keys=keys or s, d=d, heads=w.n_heads, kv=kv, width=layer["gate"].shape[0], eps=w.eps,
                  **{n: t.data_ptr() for n, t in use.items()})
     return made, use
 
@@ -124,21 +127,21 @@ def frozen_run(frozen, h, first, last, states=False):
 
 
 class _Deep(torch.autograd.Function):
-    """(last output, mean over layers of the relative error to `teacher`, 0 without) of a student's deep layers. `tensors`:
-    every layer's q, every layer's o (none where they are frozen), then every group's K and V, bf16 (b, kv, s, 64)."""
+    """(last output, mean over layers of the relative error to `teacher`, 0 without) of a student's deep layers at the
+    positions `at` (None: at all), of which x and `teacher` have the rows. `tensors`: every layer's q, every layer's o (none where they are frozen), then every group's K and V, bf16 (b, kv, s, 64)."""
 
     @staticmethod
-    def forward(ctx, keep_all, frozen, split, group, qs, os, teacher, x, *tensors):
+    def forward(ctx, keep_all, frozen, split, group, qs, os, teacher, at, x, *tensors):
         n = len(qs)
         stores = [t.contiguous() for t in tensors[n + len(os):]]
         ks, vs = stores[:len(stores) // 2], stores[len(stores) // 2:]
         b, s, d = x.shape
-        heads, kv = frozen.w.n_heads, ks[0].shape[1]
+        heads, (kv, keys) = frozen.w.n_heads, ks[0].shape[1:3]
         h, error, kept, weights = x.clone(), 0.0, [], []
         keep_all = keep_all and any(ctx.needs_input_grad)
         for j in range(n):
             layer, use = _layer(frozen, frozen.layers[split + j], x.shape, ("o", "gate_up", "down"), kv, qs[j],
-                                os[j] if os else None)
+                                os[j] if os else None, keys, at)
             mine = _arrays(b, s, d, heads, layer.width) if keep_all else {}
             keep = _kept(mine)
             ops.each(ops.parts(b), ops.size("tile_layer_scratch", layer), lambda a, e, space: ops.call(
@@ -151,18 +154,18 @@ class _Deep(torch.autograd.Function):
                 error += one.item() / n
             del use
         if keep_all:
-            ctx.of = frozen, split, group, qs, os, teacher
+            ctx.of = frozen, split, group, qs, os, teacher, at
             ctx.lists = kept, ks, vs, weights
             ctx.save_for_backward(h)
         return h, torch.tensor(error)
 
     @staticmethod
     def backward(ctx, dh, derror):
-        frozen, split, group, qs, os, teacher = ctx.of
+        frozen, split, group, qs, os, teacher, at = ctx.of
         kept, ks, vs, weights = ctx.lists
         (after,) = ctx.saved_tensors
         b, s, d = after.shape
-        n, kv, inner = len(qs), ks[0].shape[1], frozen.w.n_heads * 64
+        n, (kv, keys), inner = len(qs), ks[0].shape[1:3], frozen.w.n_heads * 64
         dh = dh.clone(memory_format=torch.contiguous_format)
         dk, dv = [torch.zeros(k.shape) for k in ks], [torch.zeros(v.shape) for v in vs]
         rows = lambda width: torch.empty(b * s, width, dtype=torch.bfloat16)
@@ -171,7 +174,7 @@ class _Deep(torch.autograd.Function):
         by_q, by_o = [None] * n, [None] * len(os)
         for j in reversed(range(n)):
             layer, use = _layer(frozen, frozen.layers[split + j], after.shape,
-                                ("o_back", "gate_up_back", "down_back"), kv, qs[j], os[j] if os else None)
+                                ("o_back", "gate_up_back", "down_back"), kv, qs[j], os[j] if os else None, keys, at)
             if teacher is not None:
                 ops.call("tile_relative_back", after, teacher[j + 1], weights[j], 2 * derror.item() / (b * s * n), b * s, d, dh)
             keep, g = _kept(kept[j]), j // group
@@ -184,11 +187,12 @@ class _Deep(torch.autograd.Function):
             del use
         ctx.lists = None
         _spare.extend(kept)
-        return (None,) * 8 + tuple(by_q) + tuple(by_o) + tuple(g.to(ks[0].dtype) for g in dk + dv)
+        return (None,) * 9 + tuple(by_q) + tuple(by_o) + tuple(g.to(ks[0].dtype) for g in dk + dv)
 
 
-def deep(frozen, split, group, qs, os, stores, x, teacher=None):
-    """A student's deep layers on x (b, s, d) f32: the last output and the mean relative error to the teacher's states
-    (a list: the split's, then each layer's output). os: its output projections, empty where they are the base's."""
-    return _Deep.apply(torch.is_grad_enabled(), frozen, split, group, list(qs), list(os), teacher, x, *qs, *os,
+def deep(frozen, split, group, qs, os, stores, x, teacher=None, at=None):
+    """A student's deep layers on x (b, n, d) f32, rows of the positions `at` (ascending, a multiple of 32 of them; None: all):
+    the last output and the mean relative error to the teacher's states there (a list: the split's, then each layer's
+    output). os: its output projections, empty where they are the base's."""
+    return _Deep.apply(torch.is_grad_enabled(), frozen, split, group, list(qs), list(os), teacher, at, x, *qs, *os,
                        *(k for k, _ in stores), *(v for _, v in stores))

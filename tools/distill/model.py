@@ -30,23 +30,24 @@ class Frozen:
         self.layers = [{k: tensor(a, device, norm(k)) for k, a in layer.items()} for layer in w.layers]
         self._angles = None
 
-    def angles(self, s):
-        """cosine, sine (s, d / 2) f32, of positions from 0."""
+    def angles(self, s, at=None):
+        """cosine, sine (s, d / 2) f32, of positions from 0; or of those in `at` alone."""
         if self._angles is None or self._angles[0].shape[0] < s:
             d = self.w.dim
             freq = self.w.theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
             a = torch.outer(torch.arange(s, dtype=torch.float64), freq)
             self._angles = [x.float().contiguous().to(self.device) for x in (a.cos(), a.sin())]
-        return [x[:s].contiguous() for x in self._angles]
+        return [x[:s].contiguous() if at is None else x[at] for x in self._angles]
 
-    def heads(self, x, n, turned):
+    def heads(self, x, n, turned, s=None, at=None):
         if turned:
-            return ops.rope_heads(x, *self.angles(x.shape[1]), n)
+            return ops.rope_heads(x, *self.angles(s or x.shape[1], at), n)
         return x.view(x.shape[0], x.shape[1], n, -1).transpose(1, 2)
 
-    def attend(self, o, q, k, v):
-        """Rows of q and heads of k, v to what attention adds to the residual stream, by the output projection o."""
-        out = ops.attention(self.heads(q, self.w.n_heads, True), k, v)
+    def attend(self, o, q, k, v, at=None):
+        """Rows of q (at the positions `at`) and heads of k, v to what attention adds to the residual stream, by the output
+        projection o."""
+        out = ops.attention(self.heads(q, self.w.n_heads, True, k.shape[2], at), k, v, at)
         return F.linear(out.transpose(1, 2).flatten(2), o)
 
     def mlp(self, layer, h):
@@ -167,31 +168,36 @@ class Student(nn.Module):
             out.append(cache8.store(k, v, self.cache))
         return out
 
-    def attention(self, j, h, stores, layer=None):
+    def attention(self, j, h, stores, layer=None, at=None):
         """What attention adds in deep layer j, counted from the split."""
         f = self.frozen
         layer = layer or self.layer(j)
         x = ops.rms(h, layer["attn_norm"], f.w.eps, f.dtype)
         o = self.o[j].to(f.dtype) if self.o else layer["o"]
-        return f.attend(o, F.linear(x, self.q[j].to(f.dtype)), *stores[j // self.group])
+        return f.attend(o, F.linear(x, self.q[j].to(f.dtype)), *stores[j // self.group], at)
 
-    def run(self, x):
+    def run(self, x, at=None):
         """Inputs of the deep layers and the last output, from the split's hidden state (b, s, embd) f32."""
         f = self.frozen
-        stores, h, states = self.stores(x), x, []
+        stores, h, states = self.stores(x), x if at is None else x[:, at], []
         for j in range(len(self.q)):
             states.append(h)
             layer = self.layer(j)
-            h = h + self.attention(j, h, stores, layer)
+            h = h + self.attention(j, h, stores, layer, at)
             h = f.mlp(layer, h)
         return states + [h]
 
-    def outcome(self, x, teacher=None):
-        """The last output, and the hidden-state loss against the teacher's states (None without them)."""
-        if not self.deep and layers.able(self.frozen, x):
-            last, error = layers.deep(self.frozen, self.split, self.group, self.q, self.o, self.stores(x), x, teacher)
+    def outcome(self, x, teacher=None, at=None):
+        """The last output, and the hidden-state loss against the teacher's states (None without them), at the positions `at`
+        (ascending) or at all. No deep layer reads another row than its own and the stores, which are the split's: what is
+        not asked for need not be computed."""
+        if at is not None and teacher is not None:
+            teacher = [t[:, at] for t in teacher]
+        if not self.deep and layers.able(self.frozen, x) and (at is None or len(at) % 32 == 0):
+            rows = x if at is None else x[:, at]
+            last, error = layers.deep(self.frozen, self.split, self.group, self.q, self.o, self.stores(x), rows, teacher, at)
             return last, None if teacher is None else error
-        states = self.run(x)
+        states = self.run(x, at)
         return states[-1], None if teacher is None else loss.relative(states[1:], teacher[1:])
 
     def forward(self, tokens):

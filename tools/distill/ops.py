@@ -309,8 +309,13 @@ class _TileAttention(torch.autograd.Function):
         return dq, dk, dv
 
 
-def attention(q, k, v):
-    """Causal. q (b, heads, s, d), k and v (b, kv heads, s, d); query heads [i * g, i * g + g) read K/V head i."""
+def attention(q, k, v, at=None):
+    """Causal. q (b, heads, s, d), k and v (b, kv heads, s, d); query heads [i * g, i * g + g) read K/V head i. With `at` q
+    has the rows of these positions only."""
+    if at is not None:
+        g = q.shape[1] // k.shape[1]
+        seen = torch.arange(k.shape[2], device=q.device) <= at[:, None]
+        return F.scaled_dot_product_attention(q, k.repeat_interleave(g, 1), v.repeat_interleave(g, 1), attn_mask=seen)
     if _tiles and _fused(q, k, v) and q.shape[2] % 32 == 0 and q.shape[2] <= WIDEST and q.shape[3] == v.shape[3] == 64:
         return _TileAttention.apply(q.contiguous(), k.contiguous(), v.contiguous())
     if _fused(q, k, v):

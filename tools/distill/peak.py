@@ -6,8 +6,9 @@ import time
 import torch
 
 
-def flops_per_token(student, stage, head_share, ctx):
-    """Multiply-adds times two of all matrix products of one trained token. Attention counts its causal half."""
+def flops_per_token(student, stage, share, ctx, all_rows=False):
+    """Multiply-adds times two of all matrix products of one trained token. Attention counts its causal half. share: of
+    positions in the loss, and of those at which the student's deep layers run, unless `all_rows`."""
     w = student.frozen.w
     width, kv = w.n_heads * w.dim, w.n_kv * w.dim
     attn = 2 * w.n_embd * width * 2 + 2 * ctx * width  # q, o; two products with ctx / 2 keys
@@ -17,13 +18,13 @@ def flops_per_token(student, stage, head_share, ctx):
     deep, shared = w.n_layers - student.split, len(student.k) * 4 * w.n_embd * student.kv_heads * w.dim
     teacher = w.n_layers * (attn + own_kv + mlp)
     if stage == "exit":
-        return teacher + head_share * (head + 3 * 2 * w.n_embd * student.exit_head.shape[0])
+        return teacher + share * (head + 3 * 2 * w.n_embd * student.exit_head.shape[0])
     outputs = len(student.o) * 2 * w.n_embd * width  # gradients by weights
     if stage == "attention":
         return teacher + outputs + deep * (3 * attn - 4 * w.n_embd * width) + 2 * shared  # q's input needs no gradient
     # back: gradients by inputs of everything, by weights of q, k, v only
-    back = outputs + deep * (attn + mlp + 2 * w.n_embd * width + 2 * ctx * width) + 2 * shared
-    return teacher + deep * (attn + mlp) + shared + back + 3 * head_share * head
+    back = outputs + deep * (attn + mlp + 2 * w.n_embd * width + 2 * ctx * width)
+    return teacher + (1 if all_rows else share) * (deep * (attn + mlp) + back) + 3 * shared + 3 * share * head
 
 
 def measured_peak(device, dtype, seconds=0.5):

@@ -46,7 +46,7 @@ SETTINGS = {
           "stages": [["attention", 3e5, ATTENTION_LONG], ["full", 409600, LONG], ["full", 20e6, LONG]]},
     "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q5_1"],
           "stages": [["attention", 5e5, ATTENTION], ["full", 2170880, FULL], ["full", 4915200, LONG],
-                     ["full", 13e6, LONG]]},
+                     ["full", 12419072, LONG], ["full", 20e6, LONG]]},
     # with a head beside the output projections, both are made smaller: 9.8 MB
     "d": {"name": "smollm2-135m-swiftkv-14-16-fp8-exit", "from": "c",
           "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q4_1", "--exit-words", "1023"],

@@ -39,16 +39,25 @@ void tile_pack(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plai
 void tile_pack_weights(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plain,
                        uint16_t *dst);
 
-/* One K/V head and its `heads` query heads (tile_attention.c). o and its like are bf16 (heads, s,
+/* The query rows of a sequence: n of them, at its positions `at` (ascending), or at 0 to n - 1 where
+ * that is null; `keys` positions have keys. n is at most keys, both multiples of 32. */
+struct rows {
+    int64_t n;
+    int64_t keys;
+    const int32_t *at;
+};
+
+/* One K/V head and its `heads` query heads (tile_attention.c). o and its like are bf16 (heads, n,
  * 64) where `width` is 0, else a left operand of `width` columns, of which these heads begin at
  * `col`. */
-void attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t heads, int64_t s,
-            float scale, uint16_t *o, int64_t width, int64_t col, float *log_sum, uint8_t *scratch);
-void attend_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const uint16_t *o,
-                 int64_t width, int64_t col, const float *log_sum, const uint16_t *dout,
-                 int64_t heads, int64_t s, float scale, uint16_t *dq, float *dk, float *dv,
-                 uint8_t *scratch);
-/* Bytes. */
+void attend(const struct rows *rows, const uint16_t *q, const uint16_t *k, const uint16_t *v,
+            int64_t heads, float scale, uint16_t *o, int64_t width, int64_t col, float *log_sum,
+            uint8_t *scratch);
+void attend_back(const struct rows *rows, const uint16_t *q, const uint16_t *k, const uint16_t *v,
+                 const uint16_t *o, int64_t width, int64_t col, const float *log_sum,
+                 const uint16_t *dout, int64_t heads, float scale, uint16_t *dq, float *dk,
+                 float *dv, uint8_t *scratch);
+/* Bytes; s: of keys. */
 static inline int64_t attend_scratch(int64_t s)
 {
     return s * 448 + 2048;

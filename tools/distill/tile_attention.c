@@ -92,11 +92,31 @@ static inline uint16_t *at_head(uint16_t *o, int64_t width, int64_t col, int64_t
     return width ? tiled(o, width, r % s, col + r / s * DIM + c) : o + r * DIM + c;
 }
 
-/* Causal attention of heads of 64. One K/V head, `heads` query heads that read it: q, o bf16
- * (heads, s, 64), k, v bf16 (s, 64); log_sum (heads, s), base 2, for the way back, unless null. */
-void attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t heads, int64_t s,
-            float scale, uint16_t *o, int64_t width, int64_t col, float *log_sum, uint8_t *scratch)
+/* How many keys the 32 query rows from r read together, and how many all of them do, in blocks of 32. */
+static int64_t keys_of(const struct rows *rows, int64_t r)
 {
+    return (rows->at ? rows->at[r + 31] / 32 : r / 32) * 32 + 32;
+}
+
+static int64_t keys_of_all(const struct rows *rows, int64_t r)
+{
+    return (rows->at ? rows->at[r] / 32 : r / 32) * 32;
+}
+
+/* The last key that row r reads. */
+static int64_t last_key(const struct rows *rows, int64_t r)
+{
+    return rows->at ? rows->at[r] : r;
+}
+
+/* Causal attention of heads of 64. One K/V head, `heads` query heads that read it: q, o bf16
+ * (heads, n, 64), k, v bf16 (s, 64); log_sum (heads, n), base 2, for the way back, unless null. */
+void attend(const struct rows *rows, const uint16_t *q, const uint16_t *k, const uint16_t *v,
+            int64_t heads, float scale, uint16_t *o, int64_t width, int64_t col, float *log_sum,
+            uint8_t *scratch)
+{
+    const int64_t s = rows->keys;
+    const int64_t n = rows->n;
     uint16_t *kp = (uint16_t *)scratch;
     uint16_t *vp = kp + s * DIM;
     uint16_t *p = vp + s * DIM;
@@ -109,8 +129,9 @@ void attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t hea
 
     tile_pack(k, DIM, s, DIM, 0, kp);
     tile_pack(v, DIM, DIM, s, 1, vp);
-    for (int64_t r = 0; r < heads * s; r += 32) {
-        int64_t keys = r % s + 32;
+    for (int64_t r = 0; r < heads * n; r += 32) {
+        const int64_t keys = keys_of(rows, r % n);
+        const int64_t all = keys_of_all(rows, r % n);
         float inv[32];
 
         for (int64_t c = 0; c < keys; c += 32) {
@@ -123,9 +144,10 @@ void attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t hea
             __m512 top = low;
             __m512 sum = _mm512_setzero_ps();
 
-            for (int64_t h = keys - 32; h < keys; h += 16) {
-                __mmask16 live =
-                    _mm512_cmple_epi32_mask(lane, _mm512_set1_epi32((int)(keys - 32 + i - h)));
+            const int64_t last = last_key(rows, r % n + i);
+
+            for (int64_t h = all; h < keys; h += 16) {
+                __mmask16 live = _mm512_cmple_epi32_mask(lane, _mm512_set1_epi32((int)(last - h)));
 
                 _mm512_storeu_ps(row + h,
                                  _mm512_mask_blend_ps(live, low, _mm512_loadu_ps(row + h)));
@@ -154,7 +176,7 @@ void attend(const uint16_t *q, const uint16_t *k, const uint16_t *v, int64_t hea
                 const float *row = t + i * 32;
                 __m512 one = _mm512_set1_ps(inv[i]);
 
-                store32(at_head(o, width, col, s, r + i, c),
+                store32(at_head(o, width, col, n, r + i, c),
                         _mm512_mul_ps(one, _mm512_load_ps(row)),
                         _mm512_mul_ps(one, _mm512_load_ps(row + 16)));
             }
@@ -172,8 +194,8 @@ void tile_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, int
     for (int64_t i = 0; i < groups; i++) {
         int64_t at = i * heads * s;
 
-        attend(q + at * DIM, k + i * s * DIM, v + i * s * DIM, heads, s, scale, o + at * DIM, 0, 0,
-               log_sum ? log_sum + at : 0, scratch);
+        attend(&(struct rows){s, s, 0}, q + at * DIM, k + i * s * DIM, v + i * s * DIM, heads,
+               scale, o + at * DIM, 0, 0, log_sum ? log_sum + at : 0, scratch);
     }
     tiles_end();
 }
@@ -190,22 +212,31 @@ static void turned(const float *x, int64_t from, uint16_t *y, int64_t to)
     }
 }
 
-/* The way back of `attend`. dout, dq as q; dk, dv f32 (s, 64) += their sums. */
-void attend_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const uint16_t *o,
-                 int64_t width, int64_t col, const float *log_sum, const uint16_t *dout,
-                 int64_t heads, int64_t s, float scale, uint16_t *dq, float *dk, float *dv,
-                 uint8_t *scratch)
+/* The last keys of rows r to r + 15. */
+static inline __m512i last_keys(const struct rows *rows, int64_t r, __m512i lane)
 {
+    return rows->at ? _mm512_loadu_si512(rows->at + r)
+                    : _mm512_add_epi32(lane, _mm512_set1_epi32((int)r));
+}
+
+/* The way back of `attend`. dout, dq as q; dk, dv f32 (s, 64) += their sums. */
+void attend_back(const struct rows *rows, const uint16_t *q, const uint16_t *k, const uint16_t *v,
+                 const uint16_t *o, int64_t width, int64_t col, const float *log_sum,
+                 const uint16_t *dout, int64_t heads, float scale, uint16_t *dq, float *dk,
+                 float *dv, uint8_t *scratch)
+{
+    const int64_t s = rows->keys;
+    const int64_t n = rows->n;
     const int64_t ld = s + 32;
     uint16_t *q_right = (uint16_t *)scratch;
-    uint16_t *q_rows = q_right + s * DIM;
-    uint16_t *do_right = q_rows + s * DIM;
-    uint16_t *do_rows = do_right + s * DIM;
-    uint16_t *k_turned = do_rows + s * DIM;
+    uint16_t *q_rows = q_right + n * DIM;
+    uint16_t *do_right = q_rows + n * DIM;
+    uint16_t *do_rows = do_right + n * DIM;
+    uint16_t *k_turned = do_rows + n * DIM;
     uint16_t *p = k_turned + ld * DIM;
-    uint16_t *ds = p + 32 * s;
-    uint16_t *ds_right = ds + 32 * s;
-    float *dot = (float *)(ds_right + s * s);
+    uint16_t *ds = p + 32 * n;
+    uint16_t *ds_right = ds + 32 * n;
+    float *dot = (float *)(ds_right + n * s);
     const __m512 f = _mm512_set1_ps(scale * LOG2E);
     const __m512 by = _mm512_set1_ps(scale);
     const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -225,29 +256,35 @@ void attend_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const 
         }
     }
     for (int64_t head = 0; head < heads; head++) {
-        const uint16_t *mine = q + head * s * DIM;
-        const uint16_t *dmine = dout + head * s * DIM;
-        const float *log_row = log_sum + head * s;
+        const uint16_t *mine = q + head * n * DIM;
+        const uint16_t *dmine = dout + head * n * DIM;
+        const float *log_row = log_sum + head * n;
+        int64_t from_row = 0;
 
-        tile_pack(mine, DIM, s, DIM, 0, q_right);
-        tile_pack(mine, DIM, DIM, s, 1, q_rows);
-        tile_pack(dmine, DIM, s, DIM, 0, do_right);
-        tile_pack(dmine, DIM, DIM, s, 1, do_rows);
-        for (int64_t i = 0; i < s; i++) {
+        tile_pack(mine, DIM, n, DIM, 0, q_right);
+        tile_pack(mine, DIM, DIM, n, 1, q_rows);
+        tile_pack(dmine, DIM, n, DIM, 0, do_right);
+        tile_pack(dmine, DIM, DIM, n, 1, do_rows);
+        for (int64_t i = 0; i < n; i++) {
             __m512 sum = _mm512_setzero_ps();
 
             for (int64_t j = 0; j < DIM; j += 16) {
                 const uint16_t *from =
-                    at_head((uint16_t *)o, width, col, s, head * s + i, j / 32 * 32);
+                    at_head((uint16_t *)o, width, col, n, head * n + i, j / 32 * 32);
 
                 sum = _mm512_fmadd_ps(load16(dmine + i * DIM + j), load16(from + j % 32), sum);
             }
             dot[i] = _mm512_reduce_add_ps(sum);
         }
         for (int64_t key = 0; key < s; key += 32) {
-            int64_t queries = s - key;
+            while (from_row < n && keys_of(rows, from_row) <= key) {
+                from_row += 32;
+            }
+            const int64_t queries = n - from_row;
 
-            for (int64_t c = key; c < s; c += 32) {
+            for (int64_t c = from_row; c < n; c += 32) {
+                const int some = keys_of_all(rows, c) < key + 32;
+
                 block(0, k + key * DIM, k + (key + 16) * DIM, 32, DIM * 2, q_right + c * DIM,
                       DIM / 32, t, 32);
                 block(0, v + key * DIM, v + (key + 16) * DIM, 32, DIM * 2, do_right + c * DIM,
@@ -264,17 +301,18 @@ void attend_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const 
                                                        _mm512_loadu_ps(log_row + c + h * 16));
                             __mmask16 live = 0xffff;
 
-                            if (c == key) {
+                            if (some) {
                                 live = _mm512_cmpge_epi32_mask(
-                                    lane, _mm512_set1_epi32((int)(i + e - h * 16)));
+                                    last_keys(rows, c + h * 16, lane),
+                                    _mm512_set1_epi32((int)(key + i + e)));
                             }
                             prob[h] = _mm512_maskz_mov_ps(live, exp2_16(x));
                             x = _mm512_sub_ps(_mm512_load_ps(u + row + h * 16),
                                               _mm512_loadu_ps(dot + c + h * 16));
                             g[e][h] = _mm512_mul_ps(_mm512_mul_ps(prob[h], x), by);
                         }
-                        store32(tiled(p, queries, i + e, c - key), prob[0], prob[1]);
-                        store32(tiled(ds, queries, i + e, c - key), g[e][0], g[e][1]);
+                        store32(tiled(p, queries, i + e, c - from_row), prob[0], prob[1]);
+                        store32(tiled(ds, queries, i + e, c - from_row), g[e][0], g[e][1]);
                     }
                     for (int64_t h = 0; h < 2; h++) {
                         __m512i pair = (__m512i)_mm512_cvtne2ps_pbh(g[1][h], g[0][h]);
@@ -284,23 +322,23 @@ void attend_back(const uint16_t *q, const uint16_t *k, const uint16_t *v, const 
                     }
                 }
             }
-            for (int64_t c = 0; c < DIM; c += 32) {
+            for (int64_t c = 0; queries > 0 && c < DIM; c += 32) {
                 for (int64_t way = 0; way < 2; way++) {
                     const uint16_t *a = way ? ds : p;
                     float *to = (way ? dk : dv) + key * DIM + c;
 
                     block(1, a, a + 16 * queries, TILE, 64,
-                          (way ? q_rows : do_rows) + c * s + key * 32, queries / 32, to, DIM);
+                          (way ? q_rows : do_rows) + c * n + from_row * 32, queries / 32, to, DIM);
                 }
             }
         }
-        for (int64_t c = 0; c < s; c += 32) {
+        for (int64_t c = 0; c < n; c += 32) {
             for (int64_t i = 0; i < DIM; i += 32) {
                 block(0, k_turned + i * ld, k_turned + (i + 16) * ld, 32, ld * 2, ds_right + c * s,
-                      c / 32 + 1, t, 32);
+                      keys_of(rows, c) / 32, t, 32);
                 for (int64_t h = 0; h < 4; h++) {
                     turned(t + h / 2 * 512 + h % 2 * 16, 32,
-                           dq + (head * s + c + h % 2 * 16) * DIM + i + h / 2 * 16, DIM);
+                           dq + (head * n + c + h % 2 * 16) * DIM + i + h / 2 * 16, DIM);
                 }
             }
         }
@@ -321,9 +359,9 @@ void tile_attention_back(const uint16_t *q, const uint16_t *k, const uint16_t *v
         int64_t at = i * heads * s;
 
         memset(sum_k, 0, (size_t)(2 * s * DIM) * sizeof(*sum_k));
-        attend_back(q + at * DIM, k + i * s * DIM, v + i * s * DIM, o + at * DIM, 0, 0,
-                    log_sum + at, dout + at * DIM, heads, s, scale, dq + at * DIM, sum_k, sum_v,
-                    scratch + s * DIM * 8);
+        attend_back(&(struct rows){s, s, 0}, q + at * DIM, k + i * s * DIM, v + i * s * DIM,
+                    o + at * DIM, 0, 0, log_sum + at, dout + at * DIM, heads, scale, dq + at * DIM,
+                    sum_k, sum_v, scratch + s * DIM * 8);
         for (int64_t j = 0; j < s * DIM; j += 32) {
             store32(dk + i * s * DIM + j, _mm512_loadu_ps(sum_k + j),
                     _mm512_loadu_ps(sum_k + j + 16));

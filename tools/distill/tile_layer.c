@@ -168,13 +168,15 @@ void tile_mlp_back(const float *dout, const float *h, const float *inv, const ui
  * and o_back have their rows or columns in the order of `halves`. k and v are null where the layer
  * reads a shared store. */
 struct tile_layer {
-    int64_t s;
+    int64_t s;    /* rows of a sequence */
+    int64_t keys; /* positions of the store; s where the layer has its own */
     int64_t d;
     int64_t heads;
     int64_t kv;
     int64_t width;
     double eps;
-    const float *cosine; /* (s, 32) */
+    const int32_t *at;   /* (s) the rows' positions, or null: tile.h's struct rows */
+    const float *cosine; /* (s, 32) of these positions */
     const float *sine;
     const float *attn_norm;
     const float *ffn_norm;
@@ -189,6 +191,11 @@ struct tile_layer {
     const uint16_t *gate_up_back;
     const uint16_t *down_back;
 };
+
+static struct rows queried(const struct tile_layer *l)
+{
+    return (struct rows){l->s, l->keys, l->at};
+}
 
 /* What the way back needs of a layer, for all sequences; only `state` may be alone. */
 struct tile_kept {
@@ -207,15 +214,15 @@ int64_t tile_layer_scratch(const struct tile_layer *l)
     int64_t inner = l->heads * DIM;
     int64_t there = l->s * (l->d * 2 + inner * 4 + l->kv * DIM * 4);
     int64_t back = l->s * (l->d * 2 + inner * 4) + BLOCK_BACK * l->d * 4;
-    int64_t work = attend_back_scratch(l->s);
+    int64_t work = attend_back_scratch(l->keys);
     int64_t ffn = tile_mlp_scratch(l->d, l->width);
 
-    work = work > attend_scratch(l->s) ? work : attend_scratch(l->s);
+    work = work > attend_scratch(l->keys) ? work : attend_scratch(l->keys);
     return (there > back ? there : back) + (work > ffn ? work : ffn);
 }
 
-/* Sequences [first, end) of h (b, s, d) through the layer, in place. k, v bf16 (b, kv, s, 64): the
- * store, unless the layer has its own. */
+/* Sequences [first, end) of h (b, s, d) through the layer, in place. k, v bf16 (b, kv, keys, 64):
+ * the store, unless the layer has its own. */
 void tile_layer(const struct tile_layer *l, const struct tile_kept *keep, const uint16_t *k,
                 const uint16_t *v, int64_t first, int64_t end, float *h, uint8_t *scratch)
 {
@@ -224,6 +231,7 @@ void tile_layer(const struct tile_layer *l, const struct tile_kept *keep, const 
     const int64_t inner = l->heads * DIM;
     const int64_t group = l->heads / l->kv;
     const float scale = 1 / __builtin_sqrtf(DIM);
+    const struct rows at = queried(l);
     uint16_t *left = (uint16_t *)scratch;
     uint16_t *q = left + s * d;
     uint16_t *o = q + s * inner;
@@ -235,8 +243,8 @@ void tile_layer(const struct tile_layer *l, const struct tile_kept *keep, const 
     tiles_begin();
     for (int64_t i = first; i < end; i++) {
         float *x = h + i * s * d;
-        const uint16_t *store_k = l->k ? own_k : k + i * l->kv * s * DIM;
-        const uint16_t *store_v = l->k ? own_v : v + i * l->kv * s * DIM;
+        const uint16_t *store_k = l->k ? own_k : k + i * l->kv * l->keys * DIM;
+        const uint16_t *store_v = l->k ? own_v : v + i * l->kv * l->keys * DIM;
 
         if (keep->state) {
             stream(keep->state + i * s * d, x, s * d * 4);
@@ -251,8 +259,9 @@ void tile_layer(const struct tile_layer *l, const struct tile_kept *keep, const 
         for (int64_t g = 0; g < l->kv; g++) {
             float *log_sum = all ? keep->log_sum + (i * l->heads + g * group) * s : 0;
 
-            attend(q + g * group * s * DIM, store_k + g * s * DIM, store_v + g * s * DIM, group, s,
-                   scale, o, inner, g * group * DIM, log_sum, (uint8_t *)work);
+            attend(&at, q + g * group * s * DIM, store_k + g * l->keys * DIM,
+                   store_v + g * l->keys * DIM, group, scale, o, inner, g * group * DIM, log_sum,
+                   (uint8_t *)work);
         }
         product(ADD, o, s, inner, l->o, inner * 32, d, x, x, 0);
         if (all) {
@@ -308,7 +317,7 @@ static void from_left(const uint16_t *x, int64_t n, int64_t k, uint16_t *y)
 }
 
 /* The way back. dh (b, s, d) f32: the gradient by the layer's output becomes that by its input (not
- * with `last`, where nobody asks for it). dk, dv f32 (b, kv, s, 64) are added to. Gradients by
+ * with `last`, where nobody asks for it). dk, dv f32 (b, kv, keys, 64) are added to. Gradients by
  * projections are left as their factors: by the query's dq^T x, dq bf16 (b, s, heads * 64), x bf16
  * (b, s, d); by the output's, unless null (it is frozen), dy^T out, dy bf16 (b, s, d), out bf16 (b,
  * s, heads * 64). */
@@ -322,6 +331,7 @@ void tile_layer_back(const struct tile_layer *l, const struct tile_kept *kept, c
     const int64_t inner = l->heads * DIM;
     const int64_t group = l->heads / l->kv;
     const float scale = 1 / __builtin_sqrtf(DIM);
+    const struct rows at = queried(l);
     uint16_t *left = (uint16_t *)scratch;
     uint16_t *dout = left + s * d;
     uint16_t *turned = dout + s * inner;
@@ -346,11 +356,11 @@ void tile_layer_back(const struct tile_layer *l, const struct tile_kept *kept, c
         }
         for (int64_t j = 0; j < l->kv; j++) {
             int64_t heads = j * group * s * DIM;
-            int64_t store = (i * l->kv + j) * s * DIM;
+            int64_t store = (i * l->kv + j) * l->keys * DIM;
 
-            attend_back(kept->queries + i * s * inner + heads, k + store, v + store,
+            attend_back(&at, kept->queries + i * s * inner + heads, k + store, v + store,
                         kept->out + i * s * inner, inner, j * group * DIM,
-                        kept->log_sum + (i * l->heads + j * group) * s, dout + heads, group, s,
+                        kept->log_sum + (i * l->heads + j * group) * s, dout + heads, group,
                         scale, turned + heads, dk + store, dv + store, (uint8_t *)work);
         }
         /* attention is done with dout */

@@ -65,7 +65,8 @@ def options(argv=None):
     p.add_argument("--temperature", type=float, default=2.0)
     p.add_argument("--hidden", type=float, default=0.0, help="weight of the hidden-state term")
     p.add_argument("--on", choices=("all", "answers"), default="all", help="positions of the KL")
-    p.add_argument("--share", type=float, default=1.0, help="share of positions drawn for the KL")
+    p.add_argument("--share", type=float, default=1.0,
+                   help="share of positions drawn for the loss; of stage full the student's deep layers run at these alone")
     p.add_argument("--cache", choices=("none", "fp8", "kv8"), default="none", help="8-bit cache in the loop")
     p.add_argument("--ctx", type=int, default=512)
     p.add_argument("--batch", type=int, default=8, help="sequences of a step")
@@ -216,6 +217,16 @@ class Run:
             index = index[keep.to(self.device)]
         return index
 
+    def rows(self, s):
+        """Positions of s (ascending) at which the student runs, from a generator of the step; None for all. Whole blocks of
+        32 of them, so that tile_layer.c can."""
+        if self.o.share >= 1 or self.o.on == "answers":
+            return None
+        n = int(s * self.o.share)
+        n = n // 32 * 32 or max(1, n)
+        g = torch.Generator().manual_seed(self.o.seed * 1000003 + self.sequences)
+        return torch.randperm(s, generator=g)[:n].sort().values.to(self.device)
+
     def losses(self, tokens, mask):
         """The loss of a micro-batch and its parts."""
         o, f, s = self.o, self.frozen, self.student
@@ -234,13 +245,18 @@ class Run:
                                  f.last_norm(teacher[-1]).flatten(0, 1)[index], f.head, o.temperature)
             return total, {"exit": total.item()}
         teacher = None if o.loss == "lm" else f.states(x, o.split, f.w.n_layers)
-        last, hidden = s.outcome(mine, teacher if o.hidden > 0 else None)
-        index = self.chosen(mask, x.shape[0] * x.shape[1])
-        final = f.last_norm(last).flatten(0, 1)[index]
+        at = self.rows(x.shape[1])
+        last, hidden = s.outcome(mine, teacher if o.hidden > 0 else None, at)
+        if at is None:
+            index = self.chosen(mask, x.shape[0] * x.shape[1])
+            pick = lambda t: t.flatten(0, 1)[index]
+        else:
+            pick = lambda t: t[:, at].flatten(0, 1)
+        final = pick(f.last_norm(last)) if at is None else f.last_norm(last).flatten(0, 1)
         if o.loss == "lm":
-            total = loss.lm(final, f.head, tokens[:, 1:].flatten()[index])
+            total = loss.lm(final, f.head, pick(tokens[:, 1:]))
             return total, {"lm": total.item()}
-        kl = loss.head_kl(final, f.last_norm(teacher[-1]).flatten(0, 1)[index], f.head, o.temperature)
+        kl = loss.head_kl(final, pick(f.last_norm(teacher[-1])), f.head, o.temperature)
         parts = {"kl": kl.item()}
         if hidden is not None:
             parts["hidden"] = hidden.item()
@@ -297,7 +313,7 @@ class Run:
     def train(self):
         o, began, first = self.o, time.monotonic(), self.step
         best = peak.measured_peak(self.device, self.dtype)
-        flops = peak.flops_per_token(self.student, o.stage, o.share, o.ctx)
+        flops = peak.flops_per_token(self.student, o.stage, o.share, o.ctx, o.on == "answers")
         n = sum(p.numel() for p in self.params)
         print(f"distill: {n / 1e6:.2f} M parameters of {len(self.student.q)} deep layers, {self.data.tokens / 1e6:.1f} M tokens"
               f" of text, {self.ops} operations, {torch.get_num_threads()} threads, peak {best / 1e9:.0f} GFLOP/s,"
