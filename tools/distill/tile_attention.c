@@ -92,7 +92,8 @@ static inline uint16_t *at_head(uint16_t *o, int64_t width, int64_t col, int64_t
     return width ? tiled(o, width, r % s, col + r / s * DIM + c) : o + r * DIM + c;
 }
 
-/* How many keys the 32 query rows from r read together, and how many all of them do, in blocks of 32. */
+/* How many keys the 32 query rows from r read together, and how many all of them do, in blocks
+ * of 32. */
 static int64_t keys_of(const struct rows *rows, int64_t r)
 {
     return (rows->at ? rows->at[r + 31] / 32 : r / 32) * 32 + 32;
@@ -302,9 +303,9 @@ void attend_back(const struct rows *rows, const uint16_t *q, const uint16_t *k, 
                             __mmask16 live = 0xffff;
 
                             if (some) {
-                                live = _mm512_cmpge_epi32_mask(
-                                    last_keys(rows, c + h * 16, lane),
-                                    _mm512_set1_epi32((int)(key + i + e)));
+                                live =
+                                    _mm512_cmpge_epi32_mask(last_keys(rows, c + h * 16, lane),
+                                                            _mm512_set1_epi32((int)(key + i + e)));
                             }
                             prob[h] = _mm512_maskz_mov_ps(live, exp2_16(x));
                             x = _mm512_sub_ps(_mm512_load_ps(u + row + h * 16),

@@ -360,8 +360,8 @@ void tile_layer_back(const struct tile_layer *l, const struct tile_kept *kept, c
 
             attend_back(&at, kept->queries + i * s * inner + heads, k + store, v + store,
                         kept->out + i * s * inner, inner, j * group * DIM,
-                        kept->log_sum + (i * l->heads + j * group) * s, dout + heads, group,
-                        scale, turned + heads, dk + store, dv + store, (uint8_t *)work);
+                        kept->log_sum + (i * l->heads + j * group) * s, dout + heads, group, scale,
+                        turned + heads, dk + store, dv + store, (uint8_t *)work);
         }
         /* attention is done with dout */
         unturn(turned, l->cosine, l->sine, l->heads, s, rows, dout);
