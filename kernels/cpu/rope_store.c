@@ -3,7 +3,8 @@
  *
  * The angles of a batch's rows are the same in every layer, and their sines and cosines in double
  * (kernels/ref/rope.c) cost more than the rotation: they are kept in scratch, by frequencies and by
- * position, and made again only for rows whose position changed.
+ * position, and made again only for rows whose position changed (a prompt that is read layer by
+ * layer changes them in every layer).
  *
  * Three kinds of units, taken by threads in this order after the table is ready: 64 rows of one
  * sequence and group to store; 8 rows of queries to rotate. K goes through a tile [row][dim] of its
@@ -17,7 +18,7 @@
 #include "kernels/cpu/kv.h"
 #include "kernels/kv_code.h"
 
-enum { STORE_ROWS = 64, QUERY_ROWS = 8 };
+enum { STORE_ROWS = 64, QUERY_ROWS = 8, ANGLE_STEPS = 32 };
 
 struct job {
     const struct cpu *cpu;
@@ -45,46 +46,69 @@ static struct kv_rope_table find_table(const struct kv_scratch *s, const struct 
     return s->rope[i];
 }
 
-static void fill_angles(const struct kv_rope_table *t, int32_t row, int32_t pos)
+/* Rows [row, row + n), whose positions follow each other from `pos` and lie between two multiples
+ * of ANGLE_STEPS. Sine and cosine are asked for at the multiple before and turned on from there, in
+ * double: what a position gets depends on nothing but itself. */
+static void fill_angles(const struct kv_rope_table *t, int32_t row, int32_t n, int32_t pos)
 {
-    int32_t half = t->key->n_dims / 2;
-    float *c = t->cos + (size_t)row * t->pad;
-    float *s = t->sin + (size_t)row * t->pad;
+    const int32_t half = t->key->n_dims / 2;
+    const int32_t anchor = pos - pos % ANGLE_STEPS;
+    int32_t right = 0;
 
-    if (t->pos[row] == pos + 1) {
+    while (right < n && t->pos[row + right] == pos + right + 1) {
+        right++;
+    }
+    if (right == n) {
         return;
     }
     for (int32_t i = 0; i < half; i++) {
-        double angle = (double)pos * (double)t->inv_freq[i];
-        int32_t a = t->key->form == OPS_ROPE_NORM ? 2 * i : i;
-        int32_t b = t->key->form == OPS_ROPE_NORM ? 2 * i + 1 : i + half;
+        const double freq = (double)t->inv_freq[i];
+        const double step_cos = cos(freq);
+        const double step_sin = sin(freq);
+        const int32_t a = t->key->form == OPS_ROPE_NORM ? 2 * i : i;
+        const int32_t b = t->key->form == OPS_ROPE_NORM ? 2 * i + 1 : i + half;
+        double c = cos((double)anchor * freq);
+        double s = sin((double)anchor * freq);
 
-        c[a] = (float)cos(angle) * t->key->mscale;
-        c[b] = c[a];
-        s[b] = (float)sin(angle) * t->key->mscale;
-        s[a] = -s[b];
+        for (int32_t at = anchor; at < pos + n; at++) {
+            const double turned = c * step_cos - s * step_sin;
+
+            if (at >= pos) {
+                float *to_cos = t->cos + (size_t)(row + at - pos) * t->pad;
+                float *to_sin = t->sin + (size_t)(row + at - pos) * t->pad;
+
+                to_cos[a] = (float)c * t->key->mscale;
+                to_cos[b] = to_cos[a];
+                to_sin[b] = (float)s * t->key->mscale;
+                to_sin[a] = -to_sin[b];
+            }
+            s = s * step_cos + c * step_sin;
+            c = turned;
+        }
     }
-    t->pos[row] = pos + 1;
+    for (int32_t r = 0; r < n; r++) {
+        t->pos[row + r] = pos + r + 1;
+    }
 }
 
-static const struct ops_seq *seq_of_row(const struct ops_rope_store *p, int32_t row)
-{
-    const struct ops_seq *s = p->seqs;
-
-    while (row >= s->row0 + s->n_rows) {
-        s++;
-    }
-    return s;
-}
-
+/* Threads divide runs of positions, cut where angles are asked for. */
 static void fill_table(const struct job *job, int tid, int n_threads)
 {
     const struct ops_rope_store *p = job->p;
+    int turn = 0;
 
-    for (int32_t row = tid; row < p->rows.n; row += n_threads) {
-        const struct ops_seq *s = seq_of_row(p, row);
+    for (int32_t q = 0; q < p->n_seqs; q++) {
+        const struct ops_seq *s = &p->seqs[q];
 
-        fill_angles(&job->table, row, s->pos0 + row - s->row0);
+        for (int32_t i = 0, n; i < s->n_rows; i += n) {
+            const int32_t pos = s->pos0 + i;
+
+            n = ANGLE_STEPS - pos % ANGLE_STEPS;
+            n = n < s->n_rows - i ? n : s->n_rows - i;
+            if (turn++ % n_threads == tid) {
+                fill_angles(&job->table, s->row0 + i, n, pos);
+            }
+        }
     }
 }
 
