@@ -310,6 +310,54 @@ static void write_out(const struct att_block *b)
     }
 }
 
+/* What brings each observed pair's weights of a page to probabilities, in the order of rows, then
+ * heads. */
+struct factors {
+    int32_t n;
+    int32_t from;     /* the first observed row of the block */
+    float *f;         /* (n, to whole 64) of the page at hand */
+    const float *top; /* (n) what the pair's weights go by in the end */
+    const float *inv; /* (n) 1 / their sum */
+};
+
+static struct factors factors_of(const struct att_block *b, int32_t from)
+{
+    const struct att_unit *u = &b->u;
+    const int32_t n = (b->n_rows - from) * u->n_heads;
+    float *f = u->t->state + 4 * b->n_pairs;
+    float *top = f + (n + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS * OPS_PAGE_SLOTS;
+    float *inv = top + n;
+
+    for (int32_t i = 0; i < n; i++) {
+        int32_t row = from + i / u->n_heads;
+        int32_t pair = i % u->n_heads * b->n_rows + row;
+
+        top[i] = att_mode(u, b->row0 + row) == ATT_TEMPERED ? b->seen_max[pair] : b->max[pair];
+        inv[i] = b->seen_sum[pair] > 0 ? 1.0f / b->seen_sum[pair] : 0;
+    }
+    return (struct factors){.n = n, .from = from, .f = f, .top = top, .inv = inv};
+}
+
+static void factors_of_page(const struct att_block *b, const struct factors *f, int32_t page)
+{
+    const int32_t whole = (f->n + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS * OPS_PAGE_SLOTS;
+
+    for (int32_t i = 0, row = f->from; i < f->n; row++) {
+        for (int32_t h = 0; h < b->u.n_heads; h++, i++) {
+            float lower = *att_seen_max_of(b, h * b->n_rows + row, page) - f->top[i];
+
+            f->f[i] = lower < 0 ? lower : 0;
+        }
+    }
+    memset(f->f + f->n, 0, (size_t)(whole - f->n) * sizeof(*f->f));
+    for (int32_t i = 0; i < whole; i += OPS_PAGE_SLOTS) {
+        (void)b->u.cpu->table.kv_exp(f->f + i, 0, NULL, NULL);
+    }
+    for (int32_t i = 0; i < f->n; i++) {
+        f->f[i] *= f->inv[i];
+    }
+}
+
 /* Adds the block's weights to the scores, rows in order. */
 static void commit(const struct att_block *b)
 {
@@ -317,10 +365,11 @@ static void commit(const struct att_block *b)
     const struct ops_observe *o = u->observe;
     const size_t ld = (size_t)b->n_pages * OPS_PAGE_SLOTS; /* from row to row */
     const int32_t from = o->row_first > b->row0 ? o->row_first - b->row0 : 0;
+    const struct factors f = factors_of(b, from < b->n_rows ? from : b->n_rows);
     struct cpu_kv_score rows = {
         .ld_row = ld,
         .ld_head = (size_t)b->n_rows * ld,
-        .f = u->t->state + 4 * b->n_pairs, /* (rows, heads) */
+        .f = f.f,
         .n_rows = b->n_rows - from,
         .n_heads = u->n_heads,
         .weight = o->row_weight0,
@@ -333,26 +382,11 @@ static void commit(const struct att_block *b)
     if (b->index == 0) {
         att_damp(u, 0, u->seq->kv.n_slots);
     }
-    /* the outputs, which sum was for, are written */
-    for (int32_t pair = 0; pair < b->n_pairs; pair++) {
-        b->sum[pair] = b->seen_sum[pair] > 0 ? 1.0f / b->seen_sum[pair] : 0;
-    }
     for (int32_t page = 0; page < b->n_pages && rows.n_rows > 0; page++) {
-        float *f = u->t->state + 4 * b->n_pairs;
-
         if (att_page_hidden(b, page)) {
             continue;
         }
-        for (int32_t row = from; row < b->n_rows; row++) {
-            const float *top = att_mode(u, b->row0 + row) == ATT_TEMPERED ? b->seen_max : b->max;
-
-            for (int32_t h = 0; h < u->n_heads; h++) {
-                int32_t pair = h * b->n_rows + row;
-                float lower = *att_seen_max_of(b, pair, page) - top[pair];
-
-                *f++ = lower < 0 ? exp2f(lower) * b->sum[pair] : b->sum[pair];
-            }
-        }
+        factors_of_page(b, &f, page);
         rows.p = att_seen_of(b, from, page);
         att_score(u, page * OPS_PAGE_SLOTS, &rows);
     }

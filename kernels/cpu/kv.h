@@ -54,7 +54,7 @@ struct kv_thread {
     float *v;      /* (64, pad(max_head_dim)) */
     float *x;      /* (max(KV_PAIRS, max_heads), 64) or (max_heads, KV_CHUNK) */
     float *acc;    /* (max(KV_PAIRS, max_heads), pad(max_head_dim)); with tiles as many as tile_q */
-    float *state;  /* (8, as many): running maxima, sums, factors */
+    float *state;  /* (8, as many): running maxima, sums; factors, by whole 64 */
     float *row;    /* (pad(max_head_dim)) */
     float *noise;  /* (64) */
     int32_t *pos;  /* (KV_CHUNK) */
