@@ -132,6 +132,7 @@ static struct kv_scratch lay_out(struct memory_arena *a, int n_threads, int tid,
         k.rope[i] = (struct kv_rope_table){
             .key = memory_arena_take(a, sizeof(*k.rope[i].key)),
             .inv_freq = memory_arena_take(a, s.pad * sizeof(float)),
+            .step = memory_arena_take(a, KV_ANGLE_STEPS * s.pad * sizeof(double)),
             .pos = memory_arena_take(a, s.rows * sizeof(int32_t)),
             .cos = memory_arena_take(a, s.rows * s.pad * sizeof(float)),
             .sin = memory_arena_take(a, s.rows * s.pad * sizeof(float)),

@@ -16,6 +16,7 @@ enum {
     KV_TILE_PAIRS = 768,   /* of a block that goes as tiles; at least 32 rows */
     KV_PARTIAL_HEAD = 16,  /* floats before a partial's sums */
     KV_ROPE_TABLES = 2,    /* models with two RoPEs (local and global layers) alternate */
+    KV_ANGLE_STEPS = 32,   /* positions from one whose sine is computed to the next */
 };
 
 /* What a RoPE table was made for. Kept in scratch, which starts as zeros. */
@@ -30,6 +31,7 @@ struct kv_rope_key {
 struct kv_rope_table {
     struct kv_rope_key *key;
     float *inv_freq; /* (max_head_dim / 2), part of the key */
+    double *step;    /* (max_head_dim / 2, KV_ANGLE_STEPS, 2): cosine and sine of 0, 1, 2 ... positions */
     int32_t *pos;    /* (max_rows): the position that row i holds, plus 1; 0 none */
     float *cos;      /* (max_rows, pad): for each dim the factor of itself ... */
     float *sin;      /* ... and, with its sign, of its partner */

@@ -3,10 +3,11 @@
  *
  * The angles of a batch's rows are the same in every layer, and their sines and cosines in double
  * (kernels/ref/rope.c) cost more than the rotation: they are kept in scratch, by frequencies and by
- * position, and made again only for rows whose position changed (a prompt that is read layer by
- * layer changes them in every layer).
+ * position, and made again only for runs of rows whose positions changed. A prompt that is read
+ * layer by layer changes them in every layer, so even then most come from those of every 32nd
+ * position.
  *
- * Three kinds of units, taken by threads in this order after the table is ready: 64 rows of one
+ * Two kinds of units, taken by threads in this order after the table is ready: 64 rows of one
  * sequence and group to store; 8 rows of queries to rotate. K goes through a tile [row][dim] of its
  * final type, which is then written transposed: a row at a time would touch a cache line per dim.
  */
@@ -18,7 +19,7 @@
 #include "kernels/cpu/kv.h"
 #include "kernels/kv_code.h"
 
-enum { STORE_ROWS = 64, QUERY_ROWS = 8, ANGLE_STEPS = 32 };
+enum { STORE_ROWS = 64, QUERY_ROWS = 8 };
 
 struct job {
     const struct cpu *cpu;
@@ -32,6 +33,18 @@ struct job {
 
 /* ---- angles -------------------------------------------------------------------------------- */
 
+static void fill_steps(const struct kv_rope_table *t)
+{
+    double *step = t->step;
+
+    for (int32_t i = 0; i < t->key->n_dims / 2; i++) {
+        for (int32_t n = 0; n < KV_ANGLE_STEPS; n++, step += 2) {
+            step[0] = cos((double)n * (double)t->inv_freq[i]);
+            step[1] = sin((double)n * (double)t->inv_freq[i]);
+        }
+    }
+}
+
 static struct kv_rope_table find_table(const struct kv_scratch *s, const struct ops_rope *r,
                                        int32_t max_rows)
 {
@@ -42,17 +55,18 @@ static struct kv_rope_table find_table(const struct kv_scratch *s, const struct 
 
     if (stale) {
         memset(s->rope[i].pos, 0, (size_t)max_rows * sizeof(int32_t));
+        fill_steps(&s->rope[i]);
     }
     return s->rope[i];
 }
 
 /* Rows [row, row + n), whose positions follow each other from `pos` and lie between two multiples
- * of ANGLE_STEPS. Sine and cosine are asked for at the multiple before and turned on from there, in
- * double: what a position gets depends on nothing but itself. */
+ * of KV_ANGLE_STEPS: sine and cosine of the multiple, turned on by a step of the table, in double.
+ * What a position gets depends on nothing but itself. */
 static void fill_angles(const struct kv_rope_table *t, int32_t row, int32_t n, int32_t pos)
 {
     const int32_t half = t->key->n_dims / 2;
-    const int32_t anchor = pos - pos % ANGLE_STEPS;
+    const int32_t first = pos % KV_ANGLE_STEPS;
     int32_t right = 0;
 
     while (right < n && t->pos[row + right] == pos + right + 1) {
@@ -62,28 +76,21 @@ static void fill_angles(const struct kv_rope_table *t, int32_t row, int32_t n, i
         return;
     }
     for (int32_t i = 0; i < half; i++) {
-        const double freq = (double)t->inv_freq[i];
-        const double step_cos = cos(freq);
-        const double step_sin = sin(freq);
+        const double angle = (double)(pos - first) * (double)t->inv_freq[i];
+        const double c = cos(angle);
+        const double s = sin(angle);
+        const double *step = t->step + 2 * (i * KV_ANGLE_STEPS + first);
         const int32_t a = t->key->form == OPS_ROPE_NORM ? 2 * i : i;
         const int32_t b = t->key->form == OPS_ROPE_NORM ? 2 * i + 1 : i + half;
-        double c = cos((double)anchor * freq);
-        double s = sin((double)anchor * freq);
 
-        for (int32_t at = anchor; at < pos + n; at++) {
-            const double turned = c * step_cos - s * step_sin;
+        for (int32_t r = 0; r < n; r++, step += 2) {
+            float *to_cos = t->cos + (size_t)(row + r) * t->pad;
+            float *to_sin = t->sin + (size_t)(row + r) * t->pad;
 
-            if (at >= pos) {
-                float *to_cos = t->cos + (size_t)(row + at - pos) * t->pad;
-                float *to_sin = t->sin + (size_t)(row + at - pos) * t->pad;
-
-                to_cos[a] = (float)c * t->key->mscale;
-                to_cos[b] = to_cos[a];
-                to_sin[b] = (float)s * t->key->mscale;
-                to_sin[a] = -to_sin[b];
-            }
-            s = s * step_cos + c * step_sin;
-            c = turned;
+            to_cos[a] = (float)(c * step[0] - s * step[1]) * t->key->mscale;
+            to_cos[b] = to_cos[a];
+            to_sin[b] = (float)(s * step[0] + c * step[1]) * t->key->mscale;
+            to_sin[a] = -to_sin[b];
         }
     }
     for (int32_t r = 0; r < n; r++) {
@@ -103,7 +110,7 @@ static void fill_table(const struct job *job, int tid, int n_threads)
         for (int32_t i = 0, n; i < s->n_rows; i += n) {
             const int32_t pos = s->pos0 + i;
 
-            n = ANGLE_STEPS - pos % ANGLE_STEPS;
+            n = KV_ANGLE_STEPS - pos % KV_ANGLE_STEPS;
             n = n < s->n_rows - i ? n : s->n_rows - i;
             if (turn++ % n_threads == tid) {
                 fill_angles(&job->table, s->row0 + i, n, pos);

@@ -26,7 +26,16 @@ const struct backend_limits check_limits = {
 
 enum { N_SEQS = 3, MAX_ROWS = 512 };
 
-enum { NORM = 1, UNROTATED = 2, RING = 4, VICTIM = 8, NO_Q = 16, NO_KV = 32, POSITIONS = 64 };
+enum {
+    NORM = 1,
+    UNROTATED = 2,
+    RING = 4,
+    VICTIM = 8,
+    NO_Q = 16,
+    NO_KV = 32,
+    POSITIONS = 64,
+    ALIKE = 128
+};
 
 struct shape {
     struct ops_kv_layout l;
@@ -110,6 +119,9 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
     check_fill(c, in->k, 2);
     check_fill(c, in->v, 2);
     build_worst_rows(in);
+    for (int32_t row = 1; row < in->n && s->options & ALIKE; row++) {
+        memcpy(in->q->init + (size_t)row * (size_t)in->ldq * 4, in->q->init, (size_t)in->ldq * 4);
+    }
     check_weight_make(c, &in->q_norm, DTYPE_F32, OPS_ROLE_VECTOR, 1, l->k_dim, 1);
     check_weight_make(c, &in->k_norm, DTYPE_F32, OPS_ROLE_VECTOR, 1, l->k_dim, 1);
     for (int32_t i = 0; i < s->n_dims / 2; i++) {
@@ -311,6 +323,26 @@ static void check_queries(struct check *c, const struct shape *s, const struct i
     free(want);
 }
 
+/* Rows of one content at one position come out alike, whatever stands beside them. */
+static void check_alike(struct check *c, const struct shape *s, const struct inputs *in)
+{
+    const size_t row_bytes = (size_t)in->ldq * 4;
+    int found = 0;
+
+    for (int32_t i = 0; i < s->n_rows[2]; i++) {
+        if (s->pos0[2] + i == s->pos0[0]) {
+            size_t at = (size_t)(s->n_rows[0] + s->n_rows[1] + i) * row_bytes;
+
+            check_bits(c, "q of two rows at one position", in->q->out[1] + at, in->q->out[1],
+                       row_bytes);
+            found++;
+        }
+    }
+    if (found != 1) {
+        check_fail(c, "%d rows at the first one's position, 1 expected", found);
+    }
+}
+
 static void one(struct check *c, const struct shape *s)
 {
     struct inputs in;
@@ -330,6 +362,9 @@ static void one(struct check *c, const struct shape *s)
     }
     if (!c->bench) {
         check_queries(c, s, &in);
+        if (s->options & ALIKE) {
+            check_alike(c, s, &in);
+        }
         check_caches(c, s, &in);
     }
     for (int i = 0; i < N_SEQS; i++) {
@@ -368,6 +403,7 @@ void check_op(struct check *c)
         struct shape shapes[] = {
             {l, 9, OPS_ROPE_NORM, 64, {1, 1, 37}, {0, 8191, 100}, 0},
             {l, 9, OPS_ROPE_NEOX, 64, {1, 1, 3}, {5, 131071, 100}, NORM | POSITIONS},
+            {l, 9, OPS_ROPE_NEOX, 64, {1, 1, 61}, {123, 1000003, 70}, ALIKE},
             {uneven, 16, OPS_ROPE_NEOX, 40, {1, 5, 9}, {5, 77, 100}, RING | POSITIONS},
             {uneven, 8, OPS_ROPE_NORM, 80, {1, 1, 61}, {5, 77, 100}, RING},
             {odd, 4, OPS_ROPE_NEOX, 20, {1, 1, 1}, {5, 77, 100}, VICTIM | POSITIONS | NORM},

@@ -128,7 +128,8 @@ def frozen_run(frozen, h, first, last, states=False):
 
 class _Deep(torch.autograd.Function):
     """(last output, mean over layers of the relative error to `teacher`, 0 without) of a student's deep layers at the
-    positions `at` (None: at all), of which x and `teacher` have the rows. `tensors`: every layer's q, every layer's o (none where they are frozen), then every group's K and V, bf16 (b, kv, s, 64)."""
+    positions `at` (None: at all), of which x and `teacher` have the rows. `tensors`: every layer's q,
+    every layer's o (none where they are frozen), then every group's K and V, bf16 (b, kv, keys, 64)."""
 
     @staticmethod
     def forward(ctx, keep_all, frozen, split, group, qs, os, teacher, at, x, *tensors):
@@ -137,6 +138,8 @@ class _Deep(torch.autograd.Function):
         ks, vs = stores[:len(stores) // 2], stores[len(stores) // 2:]
         b, s, d = x.shape
         heads, (kv, keys) = frozen.w.n_heads, ks[0].shape[1:3]
+        # what tile_attention.c relies on
+        assert at is None or (len(at) == s and s % 32 == 0 and at[0] >= 0 and at[-1] < keys and (at[1:] > at[:-1]).all())
         h, error, kept, weights = x.clone(), 0.0, [], []
         keep_all = keep_all and any(ctx.needs_input_grad)
         for j in range(n):

@@ -192,7 +192,7 @@ class Student(nn.Module):
         (ascending) or at all. No deep layer reads another row than its own and the stores, which are the split's: what is
         not asked for need not be computed."""
         if at is not None and teacher is not None:
-            teacher = [t[:, at] for t in teacher]
+            teacher = [None, *(t[:, at] for t in teacher[1:])]
         if not self.deep and layers.able(self.frozen, x) and (at is None or len(at) % 32 == 0):
             rows = x if at is None else x[:, at]
             last, error = layers.deep(self.frozen, self.split, self.group, self.q, self.o, self.stores(x), rows, teacher, at)

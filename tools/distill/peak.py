@@ -6,9 +6,9 @@ import time
 import torch
 
 
-def flops_per_token(student, stage, share, ctx, all_rows=False):
+def flops_per_token(student, stage, share, ctx, rows):
     """Multiply-adds times two of all matrix products of one trained token. Attention counts its causal half. share: of
-    positions in the loss, and of those at which the student's deep layers run, unless `all_rows`."""
+    positions in the loss; rows: of those at which the student's deep layers run."""
     w = student.frozen.w
     width, kv = w.n_heads * w.dim, w.n_kv * w.dim
     attn = 2 * w.n_embd * width * 2 + 2 * ctx * width  # q, o; two products with ctx / 2 keys
@@ -24,7 +24,7 @@ def flops_per_token(student, stage, share, ctx, all_rows=False):
         return teacher + outputs + deep * (3 * attn - 4 * w.n_embd * width) + 2 * shared  # q's input needs no gradient
     # back: gradients by inputs of everything, by weights of q, k, v only
     back = outputs + deep * (attn + mlp + 2 * w.n_embd * width + 2 * ctx * width)
-    return teacher + (1 if all_rows else share) * (deep * (attn + mlp) + back) + 3 * shared + 3 * share * head
+    return teacher + rows * (deep * (attn + mlp) + back) + 3 * shared + 3 * share * head
 
 
 def measured_peak(device, dtype, seconds=0.5):

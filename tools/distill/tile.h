@@ -39,8 +39,8 @@ void tile_pack(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plai
 void tile_pack_weights(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int64_t plain,
                        uint16_t *dst);
 
-/* The query rows of a sequence: n of them, at its positions `at` (ascending), or at 0 to n - 1 where
- * that is null; `keys` positions have keys. n is at most keys, both multiples of 32. */
+/* The query rows of a sequence: n of them, at its positions `at` (ascending), or at 0 to n - 1
+ * where that is null; `keys` positions have keys. n is at most keys, both multiples of 32. */
 struct rows {
     int64_t n;
     int64_t keys;

@@ -66,7 +66,8 @@ def options(argv=None):
     p.add_argument("--hidden", type=float, default=0.0, help="weight of the hidden-state term")
     p.add_argument("--on", choices=("all", "answers"), default="all", help="positions of the KL")
     p.add_argument("--share", type=float, default=1.0,
-                   help="share of positions drawn for the loss; of stage full the student's deep layers run at these alone")
+                   help="share of positions drawn for the loss of stages full and exit; in full the student's deep layers run at "
+                   "these alone (in whole 32s; with --on answers at all)")
     p.add_argument("--cache", choices=("none", "fp8", "kv8"), default="none", help="8-bit cache in the loop")
     p.add_argument("--ctx", type=int, default=512)
     p.add_argument("--batch", type=int, default=8, help="sequences of a step")
@@ -99,6 +100,8 @@ def options(argv=None):
     o = p.parse_args(argv)
     if o.outputs and o.train == "all":
         p.error("--train all has the output projections in it: leave out --outputs")
+    if not 0 < o.share <= 1:
+        p.error(f"--share {o.share}: more than 0, at most 1")
     if not o.minutes and not o.steps:
         p.error("give --minutes or --steps")
     return o
@@ -212,20 +215,26 @@ class Run:
         """Positions (flat) of the KL: the answers' if asked, a random share of them, from a generator of the step."""
         index = mask.flatten().nonzero().flatten() if self.o.on == "answers" else torch.arange(n, device=self.device)
         if self.o.share < 1 and len(index):
-            g = torch.Generator().manual_seed(self.o.seed * 1000003 + self.sequences)
-            keep = torch.randperm(len(index), generator=g)[:max(1, int(len(index) * self.o.share))]
-            index = index[keep.to(self.device)]
+            index = index[self.drawn(len(index))[:max(1, int(len(index) * self.o.share))].to(self.device)]
         return index
 
+    def n_rows(self, s):
+        """How many positions of s the student runs at: as many 32s as come nearest to the share, where tile_layer.c could
+        take s of them."""
+        if self.o.on == "answers":
+            return s
+        whole = 32 if s % 32 == 0 else 1
+        return max(whole, round(s * self.o.share / whole) * whole)
+
     def rows(self, s):
-        """Positions of s (ascending) at which the student runs, from a generator of the step; None for all. Whole blocks of
-        32 of them, so that tile_layer.c can."""
-        if self.o.share >= 1 or self.o.on == "answers":
-            return None
-        n = int(s * self.o.share)
-        n = n // 32 * 32 or max(1, n)
-        g = torch.Generator().manual_seed(self.o.seed * 1000003 + self.sequences)
-        return torch.randperm(s, generator=g)[:n].sort().values.to(self.device)
+        """These positions (ascending), or None for all. From a generator of the step, the same in all its sequences, so that
+        smaller micro-batches make the same curve."""
+        n = self.n_rows(s)
+        return None if n == s else self.drawn(s)[:n].sort().values.to(self.device)
+
+    def drawn(self, n):
+        """0 to n - 1 in an order of the step's own."""
+        return torch.randperm(n, generator=torch.Generator().manual_seed(self.o.seed * 1000003 + self.sequences))
 
     def losses(self, tokens, mask):
         """The loss of a micro-batch and its parts."""
@@ -241,22 +250,24 @@ class Run:
         if o.stage == "exit":
             index = self.chosen(mask, x.shape[0] * x.shape[1])
             teacher = f.states(x, o.split, f.w.n_layers)
-            total = loss.exit_kl(s.exit_logits(mine.flatten(0, 1)[index]), s.exit_words,
-                                 f.last_norm(teacher[-1]).flatten(0, 1)[index], f.head, o.temperature)
+            logits = s.exit_logits(mine.flatten(0, 1)[index])
+            total = logits.sum()  # nothing, if nothing is asked for
+            if len(index):
+                total = loss.exit_kl(logits, s.exit_words, f.last_norm(teacher[-1]).flatten(0, 1)[index], f.head, o.temperature)
             return total, {"exit": total.item()}
         teacher = None if o.loss == "lm" else f.states(x, o.split, f.w.n_layers)
         at = self.rows(x.shape[1])
         last, hidden = s.outcome(mine, teacher if o.hidden > 0 else None, at)
-        if at is None:
-            index = self.chosen(mask, x.shape[0] * x.shape[1])
-            pick = lambda t: t.flatten(0, 1)[index]
-        else:
-            pick = lambda t: t[:, at].flatten(0, 1)
-        final = pick(f.last_norm(last)) if at is None else f.last_norm(last).flatten(0, 1)
+        asked = lambda t: t if at is None else t[:, at]
+        index = self.chosen(mask, x.shape[0] * x.shape[1]) if at is None else slice(None)
+        final = f.last_norm(last).flatten(0, 1)[index]
+        kl = final.float().sum()  # nothing, if nothing is asked for
         if o.loss == "lm":
-            total = loss.lm(final, f.head, pick(tokens[:, 1:]))
-            return total, {"lm": total.item()}
-        kl = loss.head_kl(final, pick(f.last_norm(teacher[-1])), f.head, o.temperature)
+            if len(final):
+                kl = loss.lm(final, f.head, asked(tokens[:, 1:]).flatten()[index])
+            return kl, {"lm": kl.item()}
+        if len(final):
+            kl = loss.head_kl(final, f.last_norm(asked(teacher[-1])).flatten(0, 1)[index], f.head, o.temperature)
         parts = {"kl": kl.item()}
         if hidden is not None:
             parts["hidden"] = hidden.item()
@@ -313,7 +324,7 @@ class Run:
     def train(self):
         o, began, first = self.o, time.monotonic(), self.step
         best = peak.measured_peak(self.device, self.dtype)
-        flops = peak.flops_per_token(self.student, o.stage, o.share, o.ctx, o.on == "answers")
+        flops = peak.flops_per_token(self.student, o.stage, o.share, o.ctx, self.n_rows(o.ctx) / o.ctx)
         n = sum(p.numel() for p in self.params)
         print(f"distill: {n / 1e6:.2f} M parameters of {len(self.student.q)} deep layers, {self.data.tokens / 1e6:.1f} M tokens"
               f" of text, {self.ops} operations, {torch.get_num_threads()} threads, peak {best / 1e9:.0f} GFLOP/s,"

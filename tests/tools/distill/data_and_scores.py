@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 import torch
 
-from common import TEXT, TOK_DUMP
+from stories import TEXT, TOK_DUMP
 import corpus
 import curves
 import evaluate

@@ -9,7 +9,7 @@ import unittest
 import gguf
 import torch
 
-from common import CPU, CTX, STORIES, WithStories, engine, ids, random_student
+from stories import CPU, CTX, STORIES, WithStories, engine, ids, random_student
 import cache8
 import model
 import ops

@@ -3,7 +3,7 @@
 
 import torch
 
-from common import Trained
+from stories import Trained
 import data
 import fit
 import model

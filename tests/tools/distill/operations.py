@@ -5,7 +5,7 @@ import unittest
 
 import torch
 
-from common import ways
+from stories import ways
 import loss
 import ops
 

@@ -13,7 +13,7 @@ import unittest.mock
 import gguf
 import numpy as np
 
-from common import ROOT, STORIES, Trained
+from stories import ROOT, STORIES, Trained
 import curves
 import data
 import overlay

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import torch
 
-from common import CTX, PIPIT_EVAL, ROOT, STORIES, Trained, engine, ids, random_student
+from stories import CTX, PIPIT_EVAL, ROOT, STORIES, Trained, engine, ids, random_student
 import loss
 import overlay
 import train
@@ -88,6 +88,30 @@ class Training(Trained):
             self.assertAlmostEqual(got["kl"], kl, places=4)
             self.assertAlmostEqual(got["hidden"], hidden, places=5)
         self.assertNotEqual(*drawn)
+        for s, share, n in ((2048, 0.25, 512), (512, 0.3, 160), (512, 0.01, 32), (100, 0.9, 90), (64, 0.99, 64)):
+            run.o.share = share
+            self.assertEqual(run.n_rows(s), n)
+
+    def test_rows_resume(self):
+        """And the curve is that of a run that never stopped."""
+        common = ["--split", "2", "--ctx", "64", "--min-lr", "1", "--share", "0.5"]
+        self.train("rows whole", *common, "--steps", "6")
+        self.train("rows parts", *common, "--steps", "2")
+        self.train("rows parts", *common, "--steps", "6")
+        self.assertEqual(*([line["kl"] for line in self.log(n)] for n in ("rows whole", "rows parts")))
+
+    def test_no_answer(self):
+        """--on answers: a micro-batch that has none asks for nothing but the hidden-state term."""
+        for i, args in enumerate((["--hidden", "1"], ["--loss", "lm"], ["--stage", "exit", "--exit-words", "9"])):
+            o = train.options(["--model", str(STORIES), "--data", str(self.data), "--run", str(self.folder / f"none{i}"), "--ctx",
+                               "64", "--split", "2", "--steps", "9", "--dtype", "f32", "--device", "cpu", "--threads", "1",
+                               "--on", "answers", *args])
+            run = train.Run(o)
+            tokens, mask = run.data.batch(0, 2, run.device)
+            total, parts = run.losses(tokens, torch.zeros_like(mask))
+            total.backward()
+            self.assertEqual(parts.pop(args[1] if args[1] in ("lm", "exit") else "kl"), 0)
+            self.assertAlmostEqual(total.item(), parts.get("hidden", 0), places=5)
 
     def test_running_mean(self):
         """--ema writes the mean of the weights: here, of the first two steps, half of each; and a resumed run's."""

@@ -7,7 +7,7 @@ import unittest
 import numpy as np
 import torch
 
-from common import CPU, ways
+from stories import CPU, ways
 import layers
 import loss
 import model
@@ -33,11 +33,11 @@ class WholeLayers(unittest.TestCase):
         cls.w = weights.Weights(4, 4, 2, 64, 96, 1e-5, 1e4, embed, embed, norm(), [layer() for _ in range(4)])
         cls.tokens = torch.from_numpy(rng.integers(0, 352, (3, cls.S)))
 
-    def made(self, way, dtype, hidden, outputs, at=None):
+    def made(self, way, dtype, hidden, outputs, at=None, kv_heads=1):
         ops.use(way)
         frozen = model.Frozen(self.w, CPU, dtype)
         torch.manual_seed(3)
-        s = model.Student(frozen, self.SPLIT, 2, kv_heads=1, outputs=outputs)
+        s = model.Student(frozen, self.SPLIT, 2, kv_heads=kv_heads, outputs=outputs)
         with torch.no_grad():
             for p in s.parameters():
                 p.add_(torch.randn_like(p) * p.std() * 0.5)
@@ -60,14 +60,14 @@ class WholeLayers(unittest.TestCase):
         """Of all positions; of 96 anywhere; and of 64 before the last keys, which nobody reads."""
         anywhere = torch.randperm(self.S, generator=torch.Generator().manual_seed(1))[:96].sort().values
         early = torch.randperm(150, generator=torch.Generator().manual_seed(2))[:64].sort().values
-        for hidden, outputs, at in ((True, False, None), (False, False, None), (True, True, None), (True, True, anywhere),
-                                    (False, False, early)):
-            want = self.made("torch", torch.float32, hidden, outputs, at)
+        for hidden, outputs, at, heads in ((True, False, None, 1), (False, False, None, 2), (True, True, None, 1),
+                                           (True, True, anywhere, 2), (False, False, early, 1)):
+            want = self.made("torch", torch.float32, hidden, outputs, at, heads)
             self.assertEqual(len(want), 4 + hidden + 1 + 3 + 3 * outputs + 2 + 2)
             for way in ways():
                 for threads in (1, 2):
                     torch.set_num_threads(threads)
-                    got = self.made(way, torch.bfloat16, hidden, outputs, at)
+                    got = self.made(way, torch.bfloat16, hidden, outputs, at, heads)
                     torch.set_num_threads(1)
                     self.assertEqual(got.keys(), want.keys())
                     for name, a in want.items():
