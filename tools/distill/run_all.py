@@ -182,11 +182,12 @@ class Overlay:
         if not inside and run.step == 0:
             run.before = before
         first = run.step
+        was = signal.signal(signal.SIGTERM, lambda *_: setattr(run, "asked", True))  # its state is saved, too
         try:
             run.train()
         finally:
             # not between the two files
-            was = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             self.publish(folder, index, run)
             signal.signal(signal.SIGTERM, was)
         return run, run.step > first
@@ -275,6 +276,9 @@ def main(argv=None):
                 break
             session = ["--session-steps", str(o.session_steps)] if o.session_steps else []
             run, went = x.run(data, session + (["--session-minutes", f"{max(left, 0.001):.3f}"] if o.session_minutes else []))
+            if run.asked:
+                status(o)
+                sys.exit(143)
             if run.step < run.o.steps:
                 break
             ended += went

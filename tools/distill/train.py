@@ -22,6 +22,7 @@ import json
 import math
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -145,6 +146,7 @@ class Run:
         self.step, self.sequences, self.spent, self.micro = 0, 0, 0.0, min(o.micro, o.batch)
         self.before = 0  # tokens that the overlay had seen before this run
         self.anew = 0    # the step at which the optimizer began, for the warm-up
+        self.asked = False  # to end after the step at hand
         place = self.place()
         if place and (not state or state["step"] < place["step"]):
             overlay.load(str(o.place.parent / place["overlay"]), self.student)
@@ -318,7 +320,7 @@ class Run:
     def ends(self, began, first):
         """The run, or this session of it."""
         o = self.o
-        return self.done() or (o.session_minutes and time.monotonic() - began >= 60 * o.session_minutes) or \
+        return self.asked or self.done() or (o.session_minutes and time.monotonic() - began >= 60 * o.session_minutes) or \
             (o.session_steps and self.step - first >= o.session_steps)
 
     def train(self):
@@ -383,7 +385,9 @@ class Run:
 def main():
     o = options()
     try:
-        Run(o).train()
+        run = Run(o)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(run, "asked", True))
+        run.train()
     except KeyboardInterrupt:
         sys.exit("distill: interrupted; the last state stays")
 
