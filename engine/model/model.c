@@ -27,8 +27,14 @@ static int find_arch(const struct gguf *g, const struct arch **ret, struct error
     struct gguf_str s;
     char name[64];
     char known[160];
-    int r = gguf_get_str(g, "general.architecture", &s, reterr);
+    int r = 0;
 
+    if (gguf_has(g, "pipit.overlay.base_sha256")) {
+        return error_set(reterr, -EBADMSG,
+                         "this is an overlay, not a model: give --model its base, and it to "
+                         "--overlay");
+    }
+    r = gguf_get_str(g, "general.architecture", &s, reterr);
     if (r < 0) {
         return error_set(reterr, r == -ENOENT ? -EBADMSG : r,
                          "key general.architecture is missing");
@@ -58,14 +64,16 @@ static int check_overlay(const struct model_source *s, int32_t i, struct error *
     int r = gguf_get_str(g, "pipit.overlay.base_sha256", &sha, reterr);
 
     if (r < 0) {
-        return error_set(reterr, -EBADMSG, "overlay %s: key pipit.overlay.base_sha256 is missing",
+        return error_set(reterr, -EBADMSG,
+                         "%s is no overlay: key pipit.overlay.base_sha256 is missing",
                          gguf_path(g));
     }
     if (!s->base_sha256 || sha.len != 64 || memcmp(sha.ptr, s->base_sha256, 64) != 0) {
-        return error_set(reterr, -EBADMSG,
-                         "overlay %s was made for another base file (SHA-256 %.*s, this one is %s)",
-                         gguf_path(g), (int)(sha.len < 64 ? sha.len : 64), sha.ptr,
-                         s->base_sha256 ? s->base_sha256 : "unknown");
+        return error_set(
+            reterr, -EBADMSG,
+            "overlay %s was made for another base file (SHA-256 %.*s..., this one is %.16s...)",
+            gguf_path(g), (int)(sha.len < 16 ? sha.len : 16), sha.ptr,
+            s->base_sha256 ? s->base_sha256 : "unknown");
     }
     if (!gguf_has(g, key)) {
         return 0;

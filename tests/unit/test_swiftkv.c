@@ -207,9 +207,23 @@ Test(swiftkv, overlays_that_do_not_fit)
         refused(bends[i].code, bends[i].holds);
     }
     tiny_overlay(overlay, base, 6, 2, 2, false, zeros, NULL);
-    refused(-EBADMSG, "made for another base file");
+    refused(-EBADMSG, "made for another base file (SHA-256 0000000000000000..., this one is ");
     tiny_overlay(overlay, base, 6, 2, 2, false, "short", NULL);
     refused(-EBADMSG, "made for another base file");
+}
+
+Test(swiftkv, one_for_the_other)
+{
+    struct engine *e;
+    struct error err = {0};
+
+    tiny_model(base, 6, NULL);
+    tiny_model(overlay, 6, NULL);
+    refused(-EBADMSG, "is no overlay");
+    tiny_overlay(overlay, base, 6, 2, 2, false, NULL, NULL);
+    cr_assert_eq(rename(overlay, base), 0);
+    cr_assert_eq(create(&e, NULL, false, &err), -EBADMSG, "%s", err.text);
+    cr_assert(strstr(err.text, "this is an overlay, not a model"), "%s", err.text);
 }
 
 Test(swiftkv, bases_that_do_not_fit)

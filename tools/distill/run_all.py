@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The overlays of the plan, each by its settings, on a machine that may forget everything but the project.
 
-    run_all.py --model BASE.gguf --work DIR [--only c d] [--session-minutes 60] [--avoid EVALUATION-TEXTS...]
+    run_all.py --model BASE.gguf --work DIR [--only c d] [--session-minutes 60] [--avoid TEXTS...]
     run_all.py --status
 
 What must outlast the machine lies in models/ and is to be committed after every session: of each overlay NAME.gguf, and
@@ -82,10 +82,27 @@ def hashes(manifest):
     return {s["name"]: (s.get("sha256"), s.get("repeat", 1)) for s in manifest["shards"]}
 
 
+def avoided(o):
+    """The texts that no paragraph may overlap, as the manifest has them."""
+    return sorted(({"name": pathlib.Path(p).name, "sha256": sha256(p)} for p in o.avoid), key=lambda a: a["sha256"])
+
+
+def check_avoid(o, want):
+    """Before minutes are spent on data that cannot be the same."""
+    asked = want.get("avoid")
+    if asked is None or [a["sha256"] for a in asked] == [a["sha256"] for a in avoided(o)]:
+        return
+    texts = ", ".join(f"{a['name']} ({a['sha256'][:12]})" for a in asked) or "none"
+    raise SystemExit(f"run_all: models/ were trained on data without the paragraphs of these texts (SHA-256): {texts}. Give --avoid the "
+                     "same, and it goes on; with others, or without, --new-data begins an epoch of other data")
+
+
 def make_data(o):
     """The shards in DIR/data, made where they are not, and what they must be."""
     folder, kept = o.work / "data", o.models / "data.manifest.json"
     if not folder.exists():
+        if not o.new_data:
+            check_avoid(o, load(kept) or {})
         part = o.work / "data.part"  # begun and not ended, it is made anew
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -97,6 +114,9 @@ def make_data(o):
                 shutil.copy(a, part / a.name)
             subprocess.run([*run, "answers", "--model", o.model, "--out", str(part), "--repeat", str(ANSWERS), "--avoid", *o.avoid],
                            check=True)
+        made = load(part / "manifest.json")
+        if made:
+            replace(part / "manifest.json", json.dumps(made | {"avoid": avoided(o)}, indent=1) + "\n")
         part.rename(folder)
     if not (folder / "manifest.json").exists():
         raise SystemExit(f"run_all: {folder} has no manifest.json: delete the folder, and it is made again")
@@ -228,11 +248,13 @@ class Overlay:
 
 
 def status(o):
-    for key in o.settings:
+    for key in o.only or o.settings:
         x = Overlay(o, key)
         stages = x.settings["stages"]
-        where = "not begun" if not x.place else "done" if x.done() else \
-            f"stage {stages[x.stage()][0]}, step {x.place['step']} of {x.steps(x.stage())}"
+        at = x.stage()
+        where = "not begun" if not x.place else "done" if x.done() else f"{at} of {len(stages)} stages done, " + (
+            f"in the next ({stages[at][0]}) step {x.place['step']} of {x.steps(at)}" if x.place["step"] else
+            f"the next ({stages[at][0]}, {x.steps(at)} steps) not begun")
         print(f"run_all: {key} ({x.settings['name']}): {where}, {x.seen()} tokens seen in all", flush=True)
 
 
@@ -243,7 +265,7 @@ def options(argv):
     p.add_argument("--models", type=pathlib.Path, default=ROOT / "models", help="the folder that is committed")
     p.add_argument("--only", nargs="+", help="these overlays; else all that are not done, in order")
     p.add_argument("--settings", type=pathlib.Path, help="JSON instead of the table in this file")
-    p.add_argument("--avoid", nargs="*", default=[], help="texts that no paragraph of the data may overlap")
+    p.add_argument("--avoid", nargs="*", default=[], help="texts that no paragraph of the data may overlap; to go on: those that models/data.manifest.json names")
     p.add_argument("--session-minutes", type=float, default=0, help="stop after; what there is then is kept")
     p.add_argument("--session-steps", type=int, default=0, help="the same in steps of each stage")
     p.add_argument("--session-stages", type=int, default=0, help="the same in stages of each overlay, ended with their rates fallen")

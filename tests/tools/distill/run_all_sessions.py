@@ -55,9 +55,9 @@ class Sessions(Trained):
         curve = lambda name: {(x["stage"], x["step"]): x for x in map(json.loads, (
             self.folder / name / "models/small.run.jsonl").read_text().splitlines())}
         self.assertIn("y (after): done, 2304 tokens seen in all", self.all_of_them("once"))
-        self.assertIn("x (small): stage full, step 0 of 12, 512 tokens", self.all_of_them("one", "--session-stages", "1", "--only", "x"))
+        self.assertIn("x (small): 1 of 2 stages done, the next (full, 12 steps) not begun, 512 tokens", self.all_of_them("one", "--session-stages", "1", "--only", "x"))
         said = [self.all_of_them("kept", "--session-steps", "5", "--only", "x") for _ in range(3)]
-        self.assertIn("stage full, step 5 of 12, 1152 tokens", said[0])
+        self.assertIn("1 of 2 stages done, in the next (full) step 5 of 12, 1152 tokens", said[0])
         self.assertIn("x (small): done, 2048 tokens", said[2])
         whole, kept = curve("once"), curve("kept")
         self.assertEqual(len(whole), 16)
@@ -95,7 +95,7 @@ class Sessions(Trained):
                               (self.folder / name / "models/small.run.jsonl").read_text().splitlines() if "kl" in x]
         with unittest.mock.patch.object(train.Run, "train_step", asks):
             said = self.all_of_them("asked", "--only", "x", code=143)
-        self.assertIn("stage full, step 5 of 12", said)
+        self.assertIn("1 of 2 stages done, in the next (full) step 5 of 12", said)
         self.assertEqual(len(curve("asked")), 5)
         self.assertEqual(train.checkpoint.load(str(self.folder / "asked/work/x/1-full/state.pt"), "cpu")["step"], 5)
         self.all_of_them("asked", "--only", "x")
@@ -175,6 +175,26 @@ class Sessions(Trained):
         (o.models / "data.manifest.json").write_text(json.dumps(kept))
         with self.assertRaisesRegex(SystemExit, "lacks shards of .*: more: delete"):
             run_all.make_data(o)
+
+    def test_all_avoids_the_same(self):
+        """The texts that were kept out of the data are known by hash, and asked for before data are made without them."""
+        o = types.SimpleNamespace(work=self.folder / "avoid", models=self.folder / "avoid-models", model="m", new_data=False,
+                                  avoid=[str(STORIES.with_suffix(".txt"))])
+        o.models.mkdir()
+        def make(command, check):
+            shutil.copytree(self.data, command[command.index("--out") + 1], dirs_exist_ok=True)
+        with unittest.mock.patch.object(run_all.subprocess, "run", make):
+            run_all.make_data(o)
+            shutil.rmtree(o.work / "data")
+            run_all.make_data(o)
+            shutil.rmtree(o.work / "data")
+            o.avoid = []
+            with self.assertRaisesRegex(SystemExit, r"these texts \(SHA-256\): stories260K.txt \([0-9a-f]{12}\). Give --avoid"):
+                run_all.make_data(o)
+            self.assertFalse((o.work / "data").exists())
+            o.new_data = True
+            run_all.make_data(o)
+        self.assertEqual(json.loads((o.models / "data.manifest.json").read_text())["avoid"], [])
 
     def test_all_settings_fit_what_is_shipped(self):
         """Every overlay that models/ has a place of can go on under the table of run_all.py."""
