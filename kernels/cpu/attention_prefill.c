@@ -314,8 +314,9 @@ static void write_out(const struct att_block *b)
  * heads. */
 struct factors {
     int32_t n;
+    int32_t whole;    /* n to whole 64 */
     int32_t from;     /* the first observed row of the block */
-    float *f;         /* (n, to whole 64) of the page at hand */
+    float *f;         /* (whole) of the page at hand */
     const float *top; /* (n) what the pair's weights go by in the end */
     const float *inv; /* (n) 1 / their sum */
 };
@@ -324,8 +325,9 @@ static struct factors factors_of(const struct att_block *b, int32_t from)
 {
     const struct att_unit *u = &b->u;
     const int32_t n = (b->n_rows - from) * u->n_heads;
+    const int32_t whole = (n + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS * OPS_PAGE_SLOTS;
     float *f = u->t->state + 4 * b->n_pairs;
-    float *top = f + (n + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS * OPS_PAGE_SLOTS;
+    float *top = f + whole;
     float *inv = top + n;
 
     for (int32_t i = 0; i < n; i++) {
@@ -335,13 +337,11 @@ static struct factors factors_of(const struct att_block *b, int32_t from)
         top[i] = att_mode(u, b->row0 + row) == ATT_TEMPERED ? b->seen_max[pair] : b->max[pair];
         inv[i] = b->seen_sum[pair] > 0 ? 1.0f / b->seen_sum[pair] : 0;
     }
-    return (struct factors){.n = n, .from = from, .f = f, .top = top, .inv = inv};
+    return (struct factors){.n = n, .whole = whole, .from = from, .f = f, .top = top, .inv = inv};
 }
 
 static void factors_of_page(const struct att_block *b, const struct factors *f, int32_t page)
 {
-    const int32_t whole = (f->n + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS * OPS_PAGE_SLOTS;
-
     for (int32_t i = 0, row = f->from; i < f->n; row++) {
         for (int32_t h = 0; h < b->u.n_heads; h++, i++) {
             float lower = *att_seen_max_of(b, h * b->n_rows + row, page) - f->top[i];
@@ -349,8 +349,8 @@ static void factors_of_page(const struct att_block *b, const struct factors *f, 
             f->f[i] = lower < 0 ? lower : 0;
         }
     }
-    memset(f->f + f->n, 0, (size_t)(whole - f->n) * sizeof(*f->f));
-    for (int32_t i = 0; i < whole; i += OPS_PAGE_SLOTS) {
+    memset(f->f + f->n, 0, (size_t)(f->whole - f->n) * sizeof(*f->f));
+    for (int32_t i = 0; i < f->whole; i += OPS_PAGE_SLOTS) {
         (void)b->u.cpu->table.kv_exp(f->f + i, 0, NULL, NULL);
     }
     for (int32_t i = 0; i < f->n; i++) {
@@ -364,8 +364,8 @@ static void commit(const struct att_block *b)
     const struct att_unit *u = &b->u;
     const struct ops_observe *o = u->observe;
     const size_t ld = (size_t)b->n_pages * OPS_PAGE_SLOTS; /* from row to row */
-    const int32_t from = o->row_first > b->row0 ? o->row_first - b->row0 : 0;
-    const struct factors f = factors_of(b, from < b->n_rows ? from : b->n_rows);
+    const int32_t from = o->row_first > b->row0 ? min_i32(o->row_first - b->row0, b->n_rows) : 0;
+    const struct factors f = factors_of(b, from);
     struct cpu_kv_score rows = {
         .ld_row = ld,
         .ld_head = (size_t)b->n_rows * ld,

@@ -92,22 +92,22 @@ static inline uint16_t *at_head(uint16_t *o, int64_t width, int64_t col, int64_t
     return width ? tiled(o, width, r % s, col + r / s * DIM + c) : o + r * DIM + c;
 }
 
-/* How many keys the 32 query rows from r read together, and how many all of them do, in blocks
- * of 32. */
-static int64_t keys_of(const struct rows *rows, int64_t r)
-{
-    return (rows->at ? rows->at[r + 31] / 32 : r / 32) * 32 + 32;
-}
-
-static int64_t keys_of_all(const struct rows *rows, int64_t r)
-{
-    return (rows->at ? rows->at[r] / 32 : r / 32) * 32;
-}
-
 /* The last key that row r reads. */
 static int64_t last_key(const struct rows *rows, int64_t r)
 {
     return rows->at ? rows->at[r] : r;
+}
+
+/* How many keys the 32 query rows from r read together, and how many all of them do, in blocks
+ * of 32. */
+static int64_t keys_of(const struct rows *rows, int64_t r)
+{
+    return last_key(rows, r + 31) / 32 * 32 + 32;
+}
+
+static int64_t keys_of_all(const struct rows *rows, int64_t r)
+{
+    return last_key(rows, r) / 32 * 32;
 }
 
 /* Causal attention of heads of 64. One K/V head, `heads` query heads that read it: q, o bf16

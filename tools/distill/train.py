@@ -253,8 +253,9 @@ class Run:
             index = self.chosen(mask, x.shape[0] * x.shape[1])
             teacher = f.states(x, o.split, f.w.n_layers)
             logits = s.exit_logits(mine.flatten(0, 1)[index])
-            total = logits.sum()  # nothing, if nothing is asked for
-            if len(index):
+            if not len(index):  # nothing is asked for
+                total = logits.sum()
+            else:
                 total = loss.exit_kl(logits, s.exit_words, f.last_norm(teacher[-1]).flatten(0, 1)[index], f.head, o.temperature)
             return total, {"exit": total.item()}
         teacher = None if o.loss == "lm" else f.states(x, o.split, f.w.n_layers)
@@ -263,18 +264,17 @@ class Run:
         asked = lambda t: t if at is None else t[:, at]
         index = self.chosen(mask, x.shape[0] * x.shape[1]) if at is None else slice(None)
         final = f.last_norm(last).flatten(0, 1)[index]
-        kl = final.float().sum()  # nothing, if nothing is asked for
-        if o.loss == "lm":
-            if len(final):
-                kl = loss.lm(final, f.head, asked(tokens[:, 1:]).flatten()[index])
-            return kl, {"lm": kl.item()}
-        if len(final):
-            kl = loss.head_kl(final, f.last_norm(asked(teacher[-1])).flatten(0, 1)[index], f.head, o.temperature)
-        parts = {"kl": kl.item()}
+        if not len(final):  # nothing is asked for
+            total = final.float().sum()
+        elif o.loss == "lm":
+            total = loss.lm(final, f.head, asked(tokens[:, 1:]).flatten()[index])
+        else:
+            total = loss.head_kl(final, f.last_norm(asked(teacher[-1])).flatten(0, 1)[index], f.head, o.temperature)
+        parts = {o.loss: total.item()}
         if hidden is not None:
             parts["hidden"] = hidden.item()
-            kl = kl + o.hidden * hidden
-        return kl, parts
+            total = total + o.hidden * hidden
+        return total, parts
 
     def train_step(self):
         o, sums, at = self.o, {}, 0

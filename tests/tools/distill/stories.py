@@ -87,15 +87,17 @@ class Trained(WithStories):
         (rng.random(len(rows)) < 0.3).astype(np.uint8).tofile(cls.data / "made.mask")
         (cls.data / "manifest.json").write_text(json.dumps({"shards": [{"name": "made", "tokens": len(rows)}]}))
 
+    def options(self, name, *args):
+        return train.options([
+            "--model", str(STORIES), "--data", str(self.data), "--run", str(self.folder / name), "--ctx", "32", "--threads", "1",
+            "--dtype", "f32", "--warmup", "1", "--report-every", "1", "--device", "cpu", *args])
+
     def train(self, name, *args, code=0):
         """In this process: a fresh PyTorch costs seconds."""
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             try:
-                train.Run(train.options([
-                    "--model", str(STORIES), "--data", str(self.data), "--run", str(self.folder / name), "--ctx", "32",
-                    "--threads", "1", "--dtype", "f32", "--warmup", "1", "--report-every", "1", "--device", "cpu",
-                    *args])).train()
+                train.Run(self.options(name, *args)).train()
                 self.assertEqual(code, 0)
             except SystemExit as e:
                 self.assertEqual(code, 1, e)

@@ -67,9 +67,8 @@ class Training(Trained):
 
     def test_rows_drawn(self):
         """--share: the loss is the mean over the positions drawn, other ones at each step, of what all positions have."""
-        o = train.options(["--model", str(STORIES), "--data", str(self.data), "--run", str(self.folder / "rows"), "--ctx", "64",
-                           "--batch", "2", "--split", "2", "--group", "3", "--steps", "9", "--dtype", "f32", "--device", "cpu",
-                           "--threads", "1", "--share", "0.5", "--hidden", "1"])
+        o = self.options("rows", "--ctx", "64", "--batch", "2", "--split", "2", "--group", "3", "--steps", "9", "--share", "0.5",
+                         "--hidden", "1")
         run = train.Run(o)
         tokens, mask = run.data.batch(0, 2, run.device)
         drawn = []
@@ -103,10 +102,7 @@ class Training(Trained):
     def test_no_answer(self):
         """--on answers: a micro-batch that has none asks for nothing but the hidden-state term."""
         for i, args in enumerate((["--hidden", "1"], ["--loss", "lm"], ["--stage", "exit", "--exit-words", "9"])):
-            o = train.options(["--model", str(STORIES), "--data", str(self.data), "--run", str(self.folder / f"none{i}"), "--ctx",
-                               "64", "--split", "2", "--steps", "9", "--dtype", "f32", "--device", "cpu", "--threads", "1",
-                               "--on", "answers", *args])
-            run = train.Run(o)
+            run = train.Run(self.options(f"none{i}", "--ctx", "64", "--split", "2", "--steps", "9", "--on", "answers", *args))
             tokens, mask = run.data.batch(0, 2, run.device)
             total, parts = run.losses(tokens, torch.zeros_like(mask))
             total.backward()
