@@ -60,7 +60,8 @@ static void lane_record(struct pipit_client *c, const struct lane_record *r, con
         break;
     case LANE_ERROR: /* about the lane, and nobody asked: the daemon closes it now */
         (void)pipit_fail_lane(&e, &r->error);
-        link_drop_error(c, r->error.code == LANE_E_BUSY || r->error.code == LANE_E_SHUTDOWN, &e);
+        link_drop_error(c, r->error.code == LANE_ERR_BUSY || r->error.code == LANE_ERR_SHUTDOWN,
+                        &e);
         break;
     default:
         break;

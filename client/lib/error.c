@@ -11,13 +11,13 @@
 #include "client/lib/client.h"
 
 #define SAME(a, b) _Static_assert((int)(a) == (int)(b), "pipit.h and record.h differ")
-SAME(PIPIT_E_INVALID, LANE_E_INVALID);
-SAME(PIPIT_E_PROTOCOL, LANE_E_PROTOCOL);
-SAME(PIPIT_E_ABI, LANE_E_ABI);
-SAME(PIPIT_E_BUSY, LANE_E_BUSY);
-SAME(PIPIT_E_CONTEXT_OVERFLOW, LANE_E_CONTEXT_OVERFLOW);
-SAME(PIPIT_E_NOT_FOUND, LANE_E_NOT_FOUND);
-SAME(PIPIT_E_INTERNAL, LANE_E_INTERNAL);
+SAME(PIPIT_E_INVALID, LANE_ERR_INVALID);
+SAME(PIPIT_E_PROTOCOL, LANE_ERR_PROTOCOL);
+SAME(PIPIT_E_ABI, LANE_ERR_ABI);
+SAME(PIPIT_E_BUSY, LANE_ERR_BUSY);
+SAME(PIPIT_E_CONTEXT_OVERFLOW, LANE_ERR_CONTEXT_OVERFLOW);
+SAME(PIPIT_E_NOT_FOUND, LANE_ERR_NOT_FOUND);
+SAME(PIPIT_E_INTERNAL, LANE_ERR_INTERNAL);
 SAME(PIPIT_REASON_STOP, LANE_REASON_STOP);
 SAME(PIPIT_REASON_SLOW_CONSUMER, LANE_REASON_SLOW_CONSUMER);
 SAME(PIPIT_REASON_ERROR, LANE_REASON_ERROR);
@@ -56,29 +56,29 @@ int pipit_fail_copy(struct pipit_error *e, const struct pipit_error *from)
 static int errno_of(uint32_t code)
 {
     switch (code) {
-    case LANE_E_INVALID:
+    case LANE_ERR_INVALID:
         return -EINVAL;
-    case LANE_E_PROTOCOL:
+    case LANE_ERR_PROTOCOL:
         return -EBADMSG;
-    case LANE_E_ABI:
+    case LANE_ERR_ABI:
         return -EPROTONOSUPPORT;
-    case LANE_E_DENIED:
+    case LANE_ERR_DENIED:
         return -EACCES;
-    case LANE_E_BUSY:
+    case LANE_ERR_BUSY:
         return -EBUSY;
-    case LANE_E_CONTEXT_OVERFLOW:
+    case LANE_ERR_CONTEXT_OVERFLOW:
         return -EMSGSIZE;
-    case LANE_E_NO_MEMORY:
+    case LANE_ERR_NO_MEMORY:
         return -ENOMEM;
-    case LANE_E_UNSUPPORTED:
+    case LANE_ERR_UNSUPPORTED:
         return -ENOTSUP;
-    case LANE_E_NOT_FOUND:
+    case LANE_ERR_NOT_FOUND:
         return -ENOENT;
-    case LANE_E_MODEL:
+    case LANE_ERR_MODEL:
         return -ENODEV;
-    case LANE_E_SHUTDOWN:
+    case LANE_ERR_SHUTDOWN:
         return -ESHUTDOWN;
-    case LANE_E_TOO_LARGE:
+    case LANE_ERR_TOO_LARGE:
         return -E2BIG;
     default:
         return -EIO;

@@ -18,7 +18,8 @@ struct lease *bulk_lease(struct lane *l, const uint8_t id[16], uint32_t buf, uin
     struct lease *lease = lease_of_client(&l->leases, LANE_ARENA_E2C, buf, generation);
 
     if (!lease) {
-        lane_send_error(l, bulk_id(id), LANE_E_DENIED, 0, "the output lease is not this client's");
+        lane_send_error(l, bulk_id(id), LANE_ERR_DENIED, 0,
+                        "the output lease is not this client's");
     }
     return lease;
 }
@@ -29,12 +30,12 @@ void bulk_text(struct lane *l, const uint8_t id[16], const struct lease *lease, 
     struct lane_record out;
 
     if (n > lease->length) {
-        lane_send_error(l, bulk_id(id), LANE_E_TOO_LARGE, 0, "%s need a lease of %zu bytes", what,
+        lane_send_error(l, bulk_id(id), LANE_ERR_TOO_LARGE, 0, "%s need a lease of %zu bytes", what,
                         n);
         return;
     }
     if (pwrite(l->e2c_fd, text, n, (off_t)lease->offset) != (ssize_t)n) {
-        lane_send_error(l, bulk_id(id), LANE_E_INTERNAL, 0, "%s cannot be written", what);
+        lane_send_error(l, bulk_id(id), LANE_ERR_INTERNAL, 0, "%s cannot be written", what);
         return;
     }
     lane_record_init(&out, LANE_BULK, id);

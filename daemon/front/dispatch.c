@@ -78,7 +78,7 @@ static struct request *next_request(struct front *f)
 }
 
 /* What the log has already is forced, or dropped when it comes again. */
-static int prepare_replay(struct front *f, struct request *r, struct lane_e_request *q)
+static int prepare_replay(struct front *f, struct request *r, struct lane_engine_request *q)
 {
     r->n_suppress = 0;
     if (!generates(r)) {
@@ -112,7 +112,7 @@ static void send_credit(struct front *f, struct request *r)
 {
     struct lane_record rec;
 
-    engine_record(&rec, LANE_E_CREDIT, r);
+    engine_record(&rec, LANE_ENGINE_CREDIT, r);
     rec.credit.n_rows = r->credit;
     engine_link_send(f->engine, &rec);
 }
@@ -127,42 +127,42 @@ static void start(struct front *f, struct request *r)
     if (r->flags & LANE_F_SESSION) {
         dir = sessions_folder(f->config, r->who->uid, &e);
         if (dir < 0) {
-            ending_error(f, r, LANE_E_UNSUPPORTED, "%s", e.text);
+            ending_error(f, r, LANE_ERR_UNSUPPORTED, "%s", e.text);
             return;
         }
     }
-    engine_record(&rec, LANE_E_REQUEST, r);
+    engine_record(&rec, LANE_ENGINE_REQUEST, r);
     rec.e_request =
-        (struct lane_e_request){.kind = r->kind,
-                                .urgency = r->urgency,
-                                .lane_id = home ? home->id : 0,
-                                .journal_offset = journal_tlv_offset(&r->log),
-                                .tlv_bytes = r->log.tlv_bytes,
-                                .out_offset = r->out_offset,
-                                .out_bytes = r->out_bytes,
-                                .in_offset = r->in_offset,
-                                .in_bytes = r->in_bytes,
-                                .principal = r->who->hash,
-                                .out_buf = r->out_buf,
-                                .out_generation = r->out_generation,
-                                .flags = r->flags | (r->n_crashes ? LANE_F_REPLAYED : 0),
-                                .seed = r->seed,
-                                .session_bytes = f->config->session_bytes};
+        (struct lane_engine_request){.kind = r->kind,
+                                     .urgency = r->urgency,
+                                     .lane_id = home ? home->id : 0,
+                                     .journal_offset = journal_tlv_offset(&r->log),
+                                     .tlv_bytes = r->log.tlv_bytes,
+                                     .out_offset = r->out_offset,
+                                     .out_bytes = r->out_bytes,
+                                     .in_offset = r->in_offset,
+                                     .in_bytes = r->in_bytes,
+                                     .principal = r->who->hash,
+                                     .out_buf = r->out_buf,
+                                     .out_generation = r->out_generation,
+                                     .flags = r->flags | (r->n_crashes ? LANE_F_REPLAYED : 0),
+                                     .seed = r->seed,
+                                     .session_bytes = f->config->session_bytes};
     rec.e_request.session_writes = lane_session_writes_field(f->config->session_writes);
     memcpy(rec.e_request.client_id, r->id, sizeof(r->id));
     if (!is_of_this_model(f, r)) {
         ending_error(
-            f, r, LANE_E_MODEL,
+            f, r, LANE_ERR_MODEL,
             "another model was put in this one's place while it answered, and can not go on "
             "with its words: ask again");
         return;
     }
     if (r->n_crashes && prepare_replay(f, r, &rec.e_request)) {
-        ending_error(f, r, LANE_E_NO_MEMORY, "the journal has no room to replay this request");
+        ending_error(f, r, LANE_ERR_NO_MEMORY, "the journal has no room to replay this request");
         return;
     }
     if (home && engine_link_lane_open(f->engine, home)) {
-        ending_error(f, r, LANE_E_NO_MEMORY, "no descriptors are left to open the lane's arenas");
+        ending_error(f, r, LANE_ERR_NO_MEMORY, "no descriptors are left to open the lane's arenas");
         return;
     }
     r->state = REQUEST_RUNNING;
@@ -213,7 +213,7 @@ void dispatch_cancel(struct front *f, struct request *r)
 {
     struct lane_record rec;
 
-    engine_record(&rec, LANE_E_CANCEL, r);
+    engine_record(&rec, LANE_ENGINE_CANCEL, r);
     rec.e_cancel.reason = r->stop_reason;
     engine_link_send(f->engine, &rec);
 }
@@ -315,7 +315,7 @@ HOT void dispatch_event(struct front *f, struct lane_record *rec)
         if (!ending_make_room(f, NULL)) {
             r->stop_reason = LANE_REASON_ERROR;
             dispatch_cancel(f, r);
-            ending_error(f, r, LANE_E_NO_MEMORY,
+            ending_error(f, r, LANE_ERR_NO_MEMORY,
                          "the journal is full, or most of it is this user's: a larger "
                          "--journal-bytes holds longer answers");
             return;
@@ -351,7 +351,7 @@ static void lost_one(struct front *f, struct request *r)
     } else if (f->stopping) {
         ending_reason(f, r, LANE_REASON_SHUTDOWN);
     } else if (r->n_crashes > 1) {
-        ending_error(f, r, LANE_E_ENGINE_CRASHED,
+        ending_error(f, r, LANE_ERR_ENGINE_CRASHED,
                      "the engine died twice while this request was running");
     } else {
         dispatch_forget(f, r);
@@ -383,6 +383,6 @@ void dispatch_failed(struct front *f, const char *cause)
         struct request *r = f->queue.first;
 
         queue_remove(&f->queue, r);
-        ending_error(f, r, LANE_E_MODEL, "the model cannot be loaded: %.140s", cause);
+        ending_error(f, r, LANE_ERR_MODEL, "the model cannot be loaded: %.140s", cause);
     }
 }

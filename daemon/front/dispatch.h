@@ -41,7 +41,7 @@ void dispatch_loading(struct front *f, uint32_t progress);
 /* The engine died: everything that ran is queued again or ends. */
 void dispatch_lost(struct front *f);
 
-/* No model to wait for: everything that waits ends with LANE_E_MODEL. */
+/* No model to wait for: everything that waits ends with LANE_ERR_MODEL. */
 void dispatch_failed(struct front *f, const char *cause);
 
 #endif

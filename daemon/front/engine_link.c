@@ -45,7 +45,7 @@ struct engine_link {
     struct outgoing *out;
 
     uint32_t state; /* enum lane_state */
-    struct lane_e_state info;
+    struct lane_engine_state info;
     struct report report;
     char cause[sizeof(((struct lane_error *)0)->text)];
     char failure[sizeof(((struct lane_error *)0)->text)]; /* cause of the last death, until the
@@ -208,7 +208,7 @@ static int start(struct engine_link *e, struct error *reterr)
     }
     STEAL_FD(ours);
     e->state = LANE_LOADING;
-    e->info = (struct lane_e_state){.state = LANE_LOADING};
+    e->info = (struct lane_engine_state){.state = LANE_LOADING};
     e->cause[0] = '\0';
     e->started_ns = clock_ns();
     e->heard_ns = e->started_ns;
@@ -285,7 +285,7 @@ void engine_link_unload(struct engine_link *e, bool again)
         unloaded(e);
     } else if (!e->leaving) {
         e->leaving = true;
-        lane_record_init(&r, LANE_E_DRAIN, NULL);
+        lane_record_init(&r, LANE_ENGINE_DRAIN, NULL);
         (void)push(e, &r, -1, -1);
         loop_timer_at(&e->front->loop, &e->pulse, clock_ns() + LEAVE_NS, on_pulse, e);
     }
@@ -377,7 +377,7 @@ void engine_link_give(struct engine_link *e, const struct lane_record *r, int fd
 static void lane_body(const struct lane *l, uint32_t type, struct lane_record *ret)
 {
     lane_record_init(ret, type, NULL);
-    ret->e_lane = (struct lane_e_lane){
+    ret->e_lane = (struct lane_engine_lane){
         .lane_id = l->id, .c2e_bytes = l->c2e_bytes, .e2c_bytes = l->e2c_bytes};
 }
 
@@ -387,7 +387,7 @@ int engine_link_lane_open(struct engine_link *e, struct lane *l)
     int rc = 0;
 
     if (!l->engine_open) {
-        lane_body(l, LANE_E_LANE_OPEN, &r);
+        lane_body(l, LANE_ENGINE_LANE_OPEN, &r);
         rc = push(e, &r, l->c2e_fd, l->e2c_fd);
         l->engine_open = rc == 0;
     }
@@ -398,11 +398,11 @@ void engine_link_lane_close(struct engine_link *e, struct lane *l)
 {
     struct lane_record r;
 
-    lane_body(l, LANE_E_LANE_CLOSE, &r);
+    lane_body(l, LANE_ENGINE_LANE_CLOSE, &r);
     (void)push(e, &r, -1, -1);
 }
 
-static void on_state(struct engine_link *e, const struct lane_e_state *s)
+static void on_state(struct engine_link *e, const struct lane_engine_state *s)
 {
     struct front *f = e->front;
     bool became_ready = s->state == LANE_READY && e->state != LANE_READY;
@@ -446,15 +446,15 @@ HOT static void on_record(struct engine_link *e, struct lane_record *r)
     static const uint8_t no_id[16];
 
     switch (r->h.type) {
-    case LANE_E_STATE:
+    case LANE_ENGINE_STATE:
         on_state(e, &r->e_state);
         break;
-    case LANE_E_REPORT:
+    case LANE_ENGINE_REPORT:
         if (!e->leaving) {
             report_take(&e->report, &r->e_report);
         }
         break;
-    case LANE_E_LANE_QUIET:
+    case LANE_ENGINE_LANE_QUIET:
         lane_quiet(e->front, r->e_lane.lane_id);
         break;
     case LANE_ERROR:
@@ -629,7 +629,7 @@ void engine_link_drain(struct engine_link *e)
 
     e->draining = true;
     loop_timer_off(&e->front->loop, &e->retry);
-    lane_record_init(&r, LANE_E_DRAIN, NULL);
+    lane_record_init(&r, LANE_ENGINE_DRAIN, NULL);
     (void)push(e, &r, -1, -1);
 }
 
@@ -643,9 +643,9 @@ uint32_t engine_link_state(const struct engine_link *e)
     return e ? e->state : LANE_LOADING;
 }
 
-const struct lane_e_state *engine_link_info(const struct engine_link *e)
+const struct lane_engine_state *engine_link_info(const struct engine_link *e)
 {
-    static const struct lane_e_state none;
+    static const struct lane_engine_state none;
 
     return e ? &e->info : &none;
 }

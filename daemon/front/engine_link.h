@@ -50,7 +50,7 @@ void engine_link_lane_close(struct engine_link *e, struct lane *l);
 
 bool engine_link_ready(const struct engine_link *e);
 uint32_t engine_link_state(const struct engine_link *e);                  /* enum lane_state */
-const struct lane_e_state *engine_link_info(const struct engine_link *e); /* the last one it sent */
+const struct lane_engine_state *engine_link_info(const struct engine_link *e); /* the last one it sent */
 const char *engine_link_cause(const struct engine_link *e); /* why it failed; "" */
 const char *engine_link_failure(const struct engine_link *e); /* the same, also while it is tried again */
 /* FAILED: so long until it is tried again, 0: the next request may start it (engine_link_load). */

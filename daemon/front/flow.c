@@ -45,14 +45,14 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
                              const struct lane_record *r)
 {
     if (f->stopping) {
-        lane_send_error(l, r->h.id, LANE_E_SHUTDOWN, 0, "the daemon is stopping");
+        lane_send_error(l, r->h.id, LANE_ERR_SHUTDOWN, 0, "the daemon is stopping");
         return true;
     }
     if (f->drain) {
         bool ends = f->drain == LANE_CONTROL_DRAIN;
 
         f->counters.n_refused++;
-        lane_send_error(l, r->h.id, ends ? LANE_E_SHUTDOWN : LANE_E_BUSY, lifecycle_retry_ms(f),
+        lane_send_error(l, r->h.id, ends ? LANE_ERR_SHUTDOWN : LANE_ERR_BUSY, lifecycle_retry_ms(f),
                         "the daemon drains: no new requests until it %s",
                         ends ? "is started again" : "has loaded its model again");
         return true;
@@ -61,7 +61,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
         uint32_t ms = engine_link_refuse_ms(f->engine);
 
         if (ms > 0) {
-            lane_send_error(l, r->h.id, LANE_E_MODEL, ms, "the model cannot be loaded: %.140s",
+            lane_send_error(l, r->h.id, LANE_ERR_MODEL, ms, "the model cannot be loaded: %.140s",
                             engine_link_cause(f->engine));
             return true;
         }
@@ -72,7 +72,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
 
         f->counters.n_refused++;
         engine_link_load(f->engine); /* where nothing may wait, nothing else would */
-        lane_send_error(l, r->h.id, LANE_E_BUSY, ms, "%u requests wait already%s", f->queue.n,
+        lane_send_error(l, r->h.id, LANE_ERR_BUSY, ms, "%u requests wait already%s", f->queue.n,
                         f->queue.n < f->queue.max ? ", most of them this user's" : "");
         return true;
     }
@@ -81,7 +81,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
 
 static bool lease_error(struct lane *l, const struct lane_record *r, const char *which)
 {
-    lane_send_error(l, r->h.id, LANE_E_DENIED, 0, "the %s lease is not this client's, or in use",
+    lane_send_error(l, r->h.id, LANE_ERR_DENIED, 0, "the %s lease is not this client's, or in use",
                     which);
     return false;
 }
@@ -93,7 +93,7 @@ static bool too_large(struct lane *l, const struct lane_record *r, const char *w
 
     lane_record_init(&e, LANE_ERROR, r->h.id);
     e.h.seq = 1;
-    e.error.code = LANE_E_TOO_LARGE;
+    e.error.code = LANE_ERR_TOO_LARGE;
     e.error.err = -E2BIG;
     e.error.count_a = asked;
     e.error.count_b = allowed;
@@ -164,7 +164,7 @@ static bool find_leases(struct lane *l, const struct flow_who *who, const struct
         }
     }
     if ((ret->in || ret->out) && (r->h.flags & LANE_F_DETACH)) {
-        lane_send_error(l, r->h.id, LANE_E_INVALID, 0,
+        lane_send_error(l, r->h.id, LANE_ERR_INVALID, 0,
                         "a request with leases cannot be detached from its lane");
         return false;
     }
@@ -188,7 +188,7 @@ static bool begin_log(struct front *f, struct lane *l, struct request *r,
     while (journal_begin(&f->journal, &head, &r->log)) {
         if (!ending_make_room(f, NULL)) {
             f->counters.n_refused++;
-            lane_send_error(l, r->id, LANE_E_BUSY,
+            lane_send_error(l, r->id, LANE_ERR_BUSY,
                             queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs),
                             "the journal is full of other requests");
             return false;
@@ -197,7 +197,7 @@ static bool begin_log(struct front *f, struct lane *l, struct request *r,
     r->log.hold_bulk = r->kind == LANE_KIND_GENERATE || r->kind == LANE_KIND_CHAT;
     if (q->tlv_bytes && pread(l->c2e_fd, journal_tlv(&f->journal, &r->log), q->tlv_bytes,
                               (off_t)leases->items->offset) != (ssize_t)q->tlv_bytes) {
-        lane_send_error(l, r->id, LANE_E_INTERNAL, 0, "cannot copy the request");
+        lane_send_error(l, r->id, LANE_ERR_INTERNAL, 0, "cannot copy the request");
         return false;
     }
     return true;
@@ -296,7 +296,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
         return;
     }
     if (rec->h.flags & LANE_F_SESSION && who->tenant_len) {
-        lane_send_error(l, rec->h.id, LANE_E_DENIED, 0,
+        lane_send_error(l, rec->h.id, LANE_ERR_DENIED, 0,
                         "sessions are a user's: a request that names a tenant has none");
         return;
     }
@@ -306,7 +306,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
     rc = create(f, who, rec->h.id, &r);
     if (rc) {
         f->counters.n_refused++;
-        lane_send_error(l, rec->h.id, LANE_E_BUSY, 1000, "%s",
+        lane_send_error(l, rec->h.id, LANE_ERR_BUSY, 1000, "%s",
                         rc == -EDQUOT  ? "too many requests of this user are kept"
                         : rc == -EBUSY ? "too many requests are kept"
                                        : "no memory for a request");
@@ -335,9 +335,10 @@ void flow_resume(struct front *f, struct lane *l, const struct flow_who *who, co
     struct request *r = request_find(&f->requests, p, id);
 
     if (!r) {
-        lane_send_error(l, id, LANE_E_NOT_FOUND, 0, "no request of that id is known (any more)");
+        lane_send_error(l, id, LANE_ERR_NOT_FOUND, 0, "no request of that id is known (any more)");
     } else if (!attach(f, l, r, next_seq)) {
-        lane_send_error(l, id, LANE_E_INVALID, 0, "next_seq is beyond what was said: at most %llu",
+        lane_send_error(l, id, LANE_ERR_INVALID, 0,
+                        "next_seq is beyond what was said: at most %llu",
                         (unsigned long long)r->log.seen.seq);
     }
 }
@@ -349,7 +350,7 @@ void flow_cancel(struct front *f, struct lane *l, const struct flow_who *who, co
     struct lane_record receipt;
 
     if (!r) {
-        lane_send_error(l, id, LANE_E_NOT_FOUND, 0, "no request of that id is known (any more)");
+        lane_send_error(l, id, LANE_ERR_NOT_FOUND, 0, "no request of that id is known (any more)");
         return;
     }
     if (r->lane != l) {
@@ -393,7 +394,7 @@ static void adopt_unfinished(struct front *f, struct request *r, const struct jo
     if (r->stop_reason) {
         ending_reason(f, r, r->stop_reason);
     } else if (r->n_crashes > 1) {
-        ending_error(f, r, LANE_E_ENGINE_CRASHED,
+        ending_error(f, r, LANE_ERR_ENGINE_CRASHED,
                      "the daemon died while this request was running, as something had before");
     } else {
         r->alone = r->n_crashes > 0;

@@ -56,7 +56,7 @@ static void refuse(int fd, const char *text)
     struct lane_record r;
 
     lane_record_init(&r, LANE_ERROR, NULL);
-    r.error.code = LANE_E_BUSY;
+    r.error.code = LANE_ERR_BUSY;
     r.error.retry_after_ms = 1000;
     (void)snprintf(r.error.text, sizeof(r.error.text), "%s", text);
     if (sock_send(fd, &r, sizeof(r), NULL, 0)) {
@@ -406,7 +406,7 @@ static void read_records(struct lane *l)
             return;
         }
         if (lane_record_check(&r, (uint64_t)n, LANE_PEER_CLIENT, &e)) {
-            lane_send_error(l, NULL, LANE_E_PROTOCOL, 0, "%.180s", e.text);
+            lane_send_error(l, NULL, LANE_ERR_PROTOCOL, 0, "%.180s", e.text);
             lane_close(l, e.text);
             return;
         }

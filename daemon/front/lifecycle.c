@@ -134,7 +134,7 @@ static bool may_control(const struct lane *l)
 static bool unload(struct front *f, struct lane *l)
 {
     if (!is_idle(f)) {
-        lane_send_error(l, NULL, LANE_E_BUSY, queue_retry_ms(&f->queue, 1),
+        lane_send_error(l, NULL, LANE_ERR_BUSY, queue_retry_ms(&f->queue, 1),
                         "%u requests run, %u wait: the model is in use", f->n_running + f->n_light,
                         f->queue.n);
         return false;
@@ -150,12 +150,12 @@ void lifecycle_serve(struct front *f, struct lane *l, const struct lane_record *
     struct error e = {0};
 
     if (r->control.op != LANE_CONTROL_LOAD && !may_control(l)) {
-        lane_send_error(l, NULL, LANE_E_DENIED, 0,
+        lane_send_error(l, NULL, LANE_ERR_DENIED, 0,
                         "this is for root and for the user that the daemon runs as");
         return;
     }
     if (f->stopping || (f->drain && r->control.op < LANE_CONTROL_DRAIN)) {
-        lane_send_error(l, NULL, LANE_E_SHUTDOWN, lifecycle_retry_ms(f),
+        lane_send_error(l, NULL, LANE_ERR_SHUTDOWN, lifecycle_retry_ms(f),
                         "the daemon takes no requests: it drains or stops");
         return;
     }
@@ -165,7 +165,7 @@ void lifecycle_serve(struct front *f, struct lane *l, const struct lane_record *
         /* Like a request's: whoever asks in a loop does not keep an engine that cannot load
          * starting. */
         if (ms > 0 && !may_control(l)) {
-            lane_send_error(l, NULL, LANE_E_MODEL, ms, "the model cannot be loaded: %.140s",
+            lane_send_error(l, NULL, LANE_ERR_MODEL, ms, "the model cannot be loaded: %.140s",
                             engine_link_cause(f->engine));
             return;
         }
@@ -175,7 +175,7 @@ void lifecycle_serve(struct front *f, struct lane *l, const struct lane_record *
             return;
         }
     } else if (lifecycle_drain(f, r->control.op, (int64_t)r->control.limit_ms * 1000000, &e)) {
-        lane_send_error(l, NULL, LANE_E_INVALID, 0, "%.180s", e.text);
+        lane_send_error(l, NULL, LANE_ERR_INVALID, 0, "%.180s", e.text);
         return;
     }
     status_hello(f, &pong, LANE_PONG);

@@ -96,7 +96,7 @@ static bool is_failure(const struct lane_record *last)
 static bool is_ours(const struct lane_record *last)
 {
     return last->h.type == LANE_ERROR &&
-           (last->error.code == LANE_E_INTERNAL || last->error.code == LANE_E_ENGINE_CRASHED);
+           (last->error.code == LANE_ERR_INTERNAL || last->error.code == LANE_ERR_ENGINE_CRASHED);
 }
 
 static void add_ms(struct log_fields *fields, const char *name, int64_t ns)

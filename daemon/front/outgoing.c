@@ -58,10 +58,10 @@ void outgoing_clear(struct outgoing *o)
 
 static bool replace_credit(struct outgoing *o, const struct lane_record *r)
 {
-    for (uint32_t i = 0; r->h.type == LANE_E_CREDIT && i < o->n; i++) {
+    for (uint32_t i = 0; r->h.type == LANE_ENGINE_CREDIT && i < o->n; i++) {
         struct lane_record *waiting = &o->ring[(o->begin + i) % RING].rec;
 
-        if (waiting->h.type == LANE_E_CREDIT &&
+        if (waiting->h.type == LANE_ENGINE_CREDIT &&
             memcmp(waiting->h.id, r->h.id, sizeof(r->h.id)) == 0) {
             *waiting = *r;
             return true;

@@ -14,7 +14,7 @@
 enum { LINE_MOST = 1024 + 128 };
 
 /* A piece where it belongs; what does not follow on the piece before is dropped. */
-static void take_text(char *to, size_t size, const struct lane_e_report *said)
+static void take_text(char *to, size_t size, const struct lane_engine_report *said)
 {
     size_t at = said->text_at;
     size_t n = said->text_len;
@@ -26,15 +26,15 @@ static void take_text(char *to, size_t size, const struct lane_e_report *said)
     to[at + n] = '\0';
 }
 
-void report_take(struct report *r, const struct lane_e_report *said)
+void report_take(struct report *r, const struct lane_engine_report *said)
 {
     struct report_kv *kv;
 
-    if (said->kind == LANE_E_REPORT_BACKEND) {
+    if (said->kind == LANE_ENGINE_REPORT_BACKEND) {
         take_text(r->backend, sizeof(r->backend), said);
         return;
     }
-    if (said->kind == LANE_E_REPORT_MODEL) {
+    if (said->kind == LANE_ENGINE_REPORT_MODEL) {
         take_text(r->model, sizeof(r->model), said);
         return;
     }
@@ -107,7 +107,7 @@ static size_t write_text(const struct front *f, const struct lane *l, char *text
 void report_serve(struct front *f, struct lane *l, const struct lane_record *rec)
 {
     const struct lease *lease = bulk_lease(l, rec->h.id, rec->lease.buf, rec->lease.generation);
-    char text[(LANE_E_REPORT_ROWS + 3) * LINE_MOST];
+    char text[(LANE_ENGINE_REPORT_ROWS + 3) * LINE_MOST];
 
     if (lease) {
         bulk_text(l, rec->h.id, lease, rec->lease.buf, "the report's figures", text,

@@ -28,10 +28,10 @@ struct report {
     char backend[1024];
     char model[65]; /* hexadecimal, of the files' bytes; "" of an engine that does not say it */
     uint32_t n_kv;
-    struct report_kv kv[LANE_E_REPORT_ROWS];
+    struct report_kv kv[LANE_ENGINE_REPORT_ROWS];
 };
 
-void report_take(struct report *r, const struct lane_e_report *said);
+void report_take(struct report *r, const struct lane_engine_report *said);
 /* The engine is gone: nothing is held any more. */
 void report_clear(struct report *r);
 /* LANE_REPORT_GET */

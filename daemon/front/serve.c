@@ -59,11 +59,11 @@ static bool serve_hello(struct lane *l, const struct lane_record *r)
     uint64_t request_bytes;
 
     if (l->hello_done) {
-        lane_send_error(l, NULL, LANE_E_PROTOCOL, 0, "a second hello");
+        lane_send_error(l, NULL, LANE_ERR_PROTOCOL, 0, "a second hello");
         return true;
     }
     if (r->hello.abi_major != LANE_ABI_MAJOR) {
-        lane_send_error(l, NULL, LANE_E_ABI, 0, "this daemon speaks protocol %d, the client %u",
+        lane_send_error(l, NULL, LANE_ERR_ABI, 0, "this daemon speaks protocol %d, the client %u",
                         (int)LANE_ABI_MAJOR, r->hello.abi_major);
         return true;
     }
@@ -72,7 +72,7 @@ static bool serve_hello(struct lane *l, const struct lane_record *r)
     request_bytes = c->max_request_bytes < l->c2e_bytes ? c->max_request_bytes : l->c2e_bytes;
     if (make_arenas(l, &read_only, &e)) {
         log_warning("lane refused: %s", e.text);
-        lane_send_error(l, NULL, LANE_E_NO_MEMORY, 1000, "%.180s", e.text);
+        lane_send_error(l, NULL, LANE_ERR_NO_MEMORY, 1000, "%.180s", e.text);
         return true;
     }
     lease_init(&l->leases, l->c2e_bytes, l->e2c_bytes, request_bytes);
@@ -89,7 +89,7 @@ static bool serve_hello(struct lane *l, const struct lane_record *r)
     /* The first record on this socket: there is room for it, if memory. */
     int rc = sock_send(l->watch.fd, &reply, sizeof(reply), (int[]){l->c2e_fd, read_only}, 2);
     if (rc) {
-        lane_send_error(l, NULL, LANE_E_NO_MEMORY, 1000, "cannot send the arenas: %s",
+        lane_send_error(l, NULL, LANE_ERR_NO_MEMORY, 1000, "cannot send the arenas: %s",
                         strerror(-rc));
         return true;
     }
@@ -115,9 +115,9 @@ static void serve_lease_get(struct lane *l, const struct lane_record *r)
                                           .length = lease->length};
     } else {
         lane_record_init(&reply, LANE_ERROR, r->h.id);
-        reply.error.code = rc == -E2BIG   ? LANE_E_TOO_LARGE
-                           : rc == -EBUSY ? LANE_E_BUSY
-                                          : LANE_E_INVALID;
+        reply.error.code = rc == -E2BIG   ? LANE_ERR_TOO_LARGE
+                           : rc == -EBUSY ? LANE_ERR_BUSY
+                                          : LANE_ERR_INVALID;
         reply.error.err = rc;
         reply.error.count_a = r->lease.length;
         reply.error.count_b = largest;
@@ -132,7 +132,7 @@ static void serve_lease_get(struct lane *l, const struct lane_record *r)
 static bool serve_lease_put(struct lane *l, const struct lane_record *r)
 {
     if (lease_put(&l->leases, r->lease.arena, r->lease.buf, r->lease.generation)) {
-        lane_send_error(l, NULL, LANE_E_DENIED, 0, "lease %u is not this client's to put",
+        lane_send_error(l, NULL, LANE_ERR_DENIED, 0, "lease %u is not this client's to put",
                         r->lease.buf);
     }
     return false;
@@ -147,7 +147,7 @@ static bool speaks_for(struct lane *l, const struct lane_record *r, uint32_t sta
     *ret = (struct flow_who){
         .uid = states ? stated_uid : l->uid, .tenant = tenant, .tenant_len = tenant_len};
     if (states && !l->privileged) {
-        lane_send_error(l, r->h.id, LANE_E_DENIED, 0,
+        lane_send_error(l, r->h.id, LANE_ERR_DENIED, 0,
                         "only the gateway may speak for another principal");
         return false;
     }
@@ -213,7 +213,7 @@ bool serve_record(struct lane *l, struct lane_record *r)
         return serve_hello(l, r);
     }
     if (!l->hello_done) {
-        lane_send_error(l, NULL, LANE_E_PROTOCOL, 0, "the first record must be a hello");
+        lane_send_error(l, NULL, LANE_ERR_PROTOCOL, 0, "the first record must be a hello");
         return true;
     }
     switch (r->h.type) {

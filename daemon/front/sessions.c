@@ -284,15 +284,15 @@ static uint32_t code_of(int err)
 {
     switch (err) {
     case -ENOENT:
-        return LANE_E_NOT_FOUND;
+        return LANE_ERR_NOT_FOUND;
     case -EINVAL:
-        return LANE_E_INVALID;
+        return LANE_ERR_INVALID;
     case -E2BIG:
-        return LANE_E_TOO_LARGE;
+        return LANE_ERR_TOO_LARGE;
     case -ENOMEM:
-        return LANE_E_NO_MEMORY;
+        return LANE_ERR_NO_MEMORY;
     default:
-        return LANE_E_UNSUPPORTED;
+        return LANE_ERR_UNSUPPORTED;
     }
 }
 

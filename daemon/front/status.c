@@ -23,7 +23,7 @@ uint32_t status_state(const struct front *f)
 
 void status_hello(const struct front *f, struct lane_record *ret, uint32_t type)
 {
-    const struct lane_e_state *e = engine_link_info(f->engine);
+    const struct lane_engine_state *e = engine_link_info(f->engine);
 
     lane_record_init(ret, type, NULL);
     ret->hello_reply = (struct lane_hello_reply){
@@ -44,7 +44,7 @@ void status_hello(const struct front *f, struct lane_record *ret, uint32_t type)
 
 void status_record(const struct front *f, struct lane_record *ret)
 {
-    const struct lane_e_state *e = engine_link_info(f->engine);
+    const struct lane_engine_state *e = engine_link_info(f->engine);
 
     lane_record_init(ret, LANE_STATUS, NULL);
     ret->status = (struct lane_status){
@@ -105,7 +105,7 @@ static void metric(struct text *t, const char *name, const char *type, const cha
 
 static void write_metrics(const struct front *f, struct text *t)
 {
-    const struct lane_e_state *e = engine_link_info(f->engine);
+    const struct lane_engine_state *e = engine_link_info(f->engine);
     const struct front_counters *c = &f->counters;
 
     metric(t, "ready", "gauge", "1 while the model is loaded and answers.",
@@ -211,7 +211,7 @@ void status_metrics(struct front *f, struct lane *l, const struct lane_record *r
 
 void status_notify(struct front *f)
 {
-    const struct lane_e_state *e = engine_link_info(f->engine);
+    const struct lane_engine_state *e = engine_link_info(f->engine);
     uint32_t state = status_state(f);
 
     f->status_changed = false;

@@ -148,7 +148,7 @@ static void fault_event(const uint8_t *id, const struct fault *f, Pipit__Event *
     error->has_asked = error->has_allowed = f->asked != 0;
     error->asked = f->asked;
     error->allowed = f->allowed;
-    error->has_retry_after_ms = f->code == LANE_E_BUSY;
+    error->has_retry_after_ms = f->code == LANE_ERR_BUSY;
     error->retry_after_ms = 100;
 }
 

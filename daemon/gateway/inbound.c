@@ -49,14 +49,15 @@ static struct request *add_request(struct gateway *g, const struct call *c)
     struct request *q = NULL;
 
     if (c->client->n_requests >= REQUESTS_PER_CLIENT) {
-        refuse(g, c, LANE_E_BUSY, NULL, "64 requests of this socket are under way");
+        refuse(g, c, LANE_ERR_BUSY, NULL, "64 requests of this socket are under way");
         return NULL;
     }
     if (requests_count_uid(&g->requests, c->client->uid) < REQUESTS_PER_UID) {
         q = requests_add(&g->requests, c->r->id.data);
     }
     if (!q) {
-        refuse(g, c, LANE_E_BUSY, NULL, "too many requests of this user, or in all, are under way");
+        refuse(g, c, LANE_ERR_BUSY, NULL,
+               "too many requests of this user, or in all, are under way");
         return NULL;
     }
     q->uid = c->client->uid;
@@ -94,7 +95,7 @@ static void handle_resume(struct gateway *g, const struct call *c)
     struct request *q = own_request(g, c, &foreign);
 
     if (foreign) {
-        refuse(g, c, LANE_E_NOT_FOUND, "id", "no such request");
+        refuse(g, c, LANE_ERR_NOT_FOUND, "id", "no such request");
         return;
     }
     if (!q) {
@@ -117,7 +118,7 @@ static void handle_cancel(struct gateway *g, const struct call *c)
     struct lane_record rec;
 
     if (foreign) {
-        refuse(g, c, LANE_E_NOT_FOUND, "id", "no such request");
+        refuse(g, c, LANE_ERR_NOT_FOUND, "id", "no such request");
         return;
     }
     if (q) {
@@ -129,7 +130,7 @@ static void handle_cancel(struct gateway *g, const struct call *c)
      * says NOT_FOUND or nothing; a ping right behind tells which (its answers are in order). */
     memcpy(w.id, c->r->id.data, sizeof(w.id));
     if (!waiters_push(&g->pings, &w)) {
-        refuse(g, c, LANE_E_BUSY, NULL, "too many pings and cancels are waiting");
+        refuse(g, c, LANE_ERR_BUSY, NULL, "too many pings and cancels are waiting");
         return;
     }
     lane_record_init(&rec, LANE_CANCEL, w.id);
@@ -151,7 +152,7 @@ static void handle_ping(struct gateway *g, const struct call *c)
 
     memcpy(w.id, c->r->id.data, sizeof(w.id));
     if (!waiters_push(&g->pings, &w)) {
-        refuse(g, c, LANE_E_BUSY, NULL, "too many questions to the front are waiting");
+        refuse(g, c, LANE_ERR_BUSY, NULL, "too many questions to the front are waiting");
         return;
     }
     lane_record_init(&rec, LANE_PING, NULL);
@@ -164,15 +165,15 @@ static void handle_question(struct gateway *g, const struct call *c, enum questi
     struct question q = {.op = op, .client = c->client->handle, .uid = c->client->uid};
 
     if (op != QUESTION_STATUS && c->tenant_len) {
-        refuse(g, c, LANE_E_DENIED, "tenant", "sessions are the user's: ask without a tenant");
+        refuse(g, c, LANE_ERR_DENIED, "tenant", "sessions are the user's: ask without a tenant");
         return;
     }
     if (op != QUESTION_STATUS && g->door.text.length == 0) {
-        refuse(g, c, LANE_E_UNSUPPORTED, NULL, "the front gave no room for a list");
+        refuse(g, c, LANE_ERR_UNSUPPORTED, NULL, "the front gave no room for a list");
         return;
     }
     if (op == QUESTION_REMOVE && !lane_session_name_ok((const char *)name->data, name->len)) {
-        refuse(g, c, LANE_E_INVALID, "session_remove.name",
+        refuse(g, c, LANE_ERR_INVALID, "session_remove.name",
                "allowed are letters, digits, '.', '_' and '-', the first no '.'");
         return;
     }
@@ -181,7 +182,7 @@ static void handle_question(struct gateway *g, const struct call *c, enum questi
         memcpy(q.name, name->data, name->len);
     }
     if (!questions_push(g, &q)) {
-        refuse(g, c, LANE_E_BUSY, NULL, "too many questions to the front are waiting");
+        refuse(g, c, LANE_ERR_BUSY, NULL, "too many questions to the front are waiting");
     }
 }
 
@@ -267,7 +268,7 @@ static void handle_request(struct gateway *g, const struct call *c)
     struct lane_record rec;
 
     if (foreign) {
-        refuse(g, c, LANE_E_DENIED, "id", "in use; ids must be random");
+        refuse(g, c, LANE_ERR_DENIED, "id", "in use; ids must be random");
         return;
     }
     if (q) { /* a repetition attaches */
@@ -278,7 +279,7 @@ static void handle_request(struct gateway *g, const struct call *c)
         return;
     }
     if (score && (g->scoring || g->door.out.length == 0)) {
-        refuse(g, c, LANE_E_BUSY, NULL, "another text is being scored");
+        refuse(g, c, LANE_ERR_BUSY, NULL, "another text is being scored");
         return;
     }
     q = add_request(g, c);
@@ -294,7 +295,7 @@ static void handle_request(struct gateway *g, const struct call *c)
     q->scoring = score;
     if (write_request(g, q, c->r, &rec)) {
         gateway_end_request(g, q);
-        refuse(g, c, LANE_E_TOO_LARGE, NULL, "the request is larger than the daemon's limit");
+        refuse(g, c, LANE_ERR_TOO_LARGE, NULL, "the request is larger than the daemon's limit");
         return;
     }
     gateway_to_front(g, &rec);
@@ -337,16 +338,16 @@ static struct client *admit(struct gateway *g, const struct router_peer *peer, c
     int rc = -EPERM;
 
     if (!peer->known) {
-        (void)fault_set(&f, NULL, LANE_E_DENIED, rc, "the connection's credentials are unknown");
+        (void)fault_set(&f, NULL, LANE_ERR_DENIED, rc, "the connection's credentials are unknown");
     } else if (!router_id_is_own(peer)) {
-        (void)fault_set(&f, NULL, LANE_E_DENIED, rc,
+        (void)fault_set(&f, NULL, LANE_ERR_DENIED, rc,
                         "a routing id chosen by the client: leave ZMQ_ROUTING_ID unset");
     } else {
         rc = clients_find(&g->clients, peer, clock_ns(), &client);
         if (rc == -EBUSY) {
-            (void)fault_set(&f, NULL, LANE_E_BUSY, rc, "%d clients are connected", CLIENTS_MAX);
+            (void)fault_set(&f, NULL, LANE_ERR_BUSY, rc, "%d clients are connected", CLIENTS_MAX);
         } else if (rc) {
-            (void)fault_set(&f, NULL, LANE_E_DENIED, rc, "this routing id is another user's");
+            (void)fault_set(&f, NULL, LANE_ERR_DENIED, rc, "this routing id is another user's");
         }
     }
     if (rc) {
@@ -380,7 +381,7 @@ void inbound_malformed(struct gateway *g, const struct router_peer *peer)
 {
     struct fault f;
 
-    (void)fault_set(&f, NULL, LANE_E_PROTOCOL, -EBADMSG,
+    (void)fault_set(&f, NULL, LANE_ERR_PROTOCOL, -EBADMSG,
                     "a message is one frame, after an empty delimiter or without one");
     deliver_refusal(g, peer, NULL, &f);
 }

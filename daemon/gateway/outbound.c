@@ -75,7 +75,7 @@ static void end_early(struct gateway *g, struct request *q, enum lane_error_code
 
 static void too_much(struct gateway *g, struct request *q, int rc)
 {
-    end_early(g, q, rc == -E2BIG ? LANE_E_TOO_LARGE : LANE_E_NO_MEMORY, rc,
+    end_early(g, q, rc == -E2BIG ? LANE_ERR_TOO_LARGE : LANE_ERR_NO_MEMORY, rc,
               "the answer is larger than one event may be: ask without `unary`");
 }
 
@@ -223,7 +223,7 @@ static void on_bulk(struct gateway *g, struct request *q, const struct lane_reco
         return;
     }
     if (!q->scoring) {
-        end_early(g, q, LANE_E_NOT_FOUND, -ENOENT,
+        end_early(g, q, LANE_ERR_NOT_FOUND, -ENOENT,
                   "the scores are not kept: ask again, under a new id");
         return;
     }

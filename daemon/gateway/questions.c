@@ -13,7 +13,7 @@
 #include "daemon/gateway/deliver.h"
 #include "daemon/gateway/gateway.h"
 
-enum { POLICIES_MAX = LANE_E_REPORT_ROWS, SESSIONS_MAX = QUESTIONS_TEXT / 16, KV_FIELDS = 5 };
+enum { POLICIES_MAX = LANE_ENGINE_REPORT_ROWS, SESSIONS_MAX = QUESTIONS_TEXT / 16, KV_FIELDS = 5 };
 
 static const struct question *current(const struct questions *all)
 {

@@ -395,23 +395,23 @@ static uint32_t code_of(int err)
     switch (err) {
     case -EINVAL:
     case -EBADMSG:
-        return LANE_E_INVALID;
+        return LANE_ERR_INVALID;
     case -EMSGSIZE:
-        return LANE_E_CONTEXT_OVERFLOW;
+        return LANE_ERR_CONTEXT_OVERFLOW;
     case -E2BIG:
-        return LANE_E_TOO_LARGE;
+        return LANE_ERR_TOO_LARGE;
     case -EBUSY:
-        return LANE_E_BUSY;
+        return LANE_ERR_BUSY;
     case -ENOMEM:
-        return LANE_E_NO_MEMORY;
+        return LANE_ERR_NO_MEMORY;
     case -ENOTSUP:
-        return LANE_E_UNSUPPORTED;
+        return LANE_ERR_UNSUPPORTED;
     case -ESTALE:
-        return LANE_E_MODEL;
+        return LANE_ERR_MODEL;
     case -ENOENT:
-        return LANE_E_NOT_FOUND;
+        return LANE_ERR_NOT_FOUND;
     default:
-        return LANE_E_INTERNAL;
+        return LANE_ERR_INTERNAL;
     }
 }
 

@@ -2,8 +2,8 @@
 #ifndef PIPIT_DAEMON_WORKER_FIGURES_H
 #define PIPIT_DAEMON_WORKER_FIGURES_H
 
-/* What LANE_E_STATE has no room for: the backend's whole name, and who holds the cache, by policy
- * (LANE_E_REPORT). Only rows that changed are said again. */
+/* What LANE_ENGINE_STATE has no room for: the backend's whole name, and who holds the cache, by policy
+ * (LANE_ENGINE_REPORT). Only rows that changed are said again. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,7 +15,7 @@ struct worker;
 
 struct figures {
     int32_t n;
-    struct engine_kv_use said[LANE_E_REPORT_ROWS];
+    struct engine_kv_use said[LANE_ENGINE_REPORT_ROWS];
 };
 
 void figures_engine(struct worker *w);

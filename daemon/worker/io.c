@@ -33,7 +33,7 @@ struct io {
     bool of_ring;           /* what it holds; else a heartbeat of its own */
     struct command waiting; /* taken from the socket, not yet by the ring */
     bool waits;
-    struct lane_record state; /* the last LANE_E_STATE */
+    struct lane_record state; /* the last LANE_ENGINE_STATE */
     int64_t state_ns;
     int64_t interrupt_ns; /* when a step that began before is to be interrupted; 0: never */
     bool gone;
@@ -41,7 +41,7 @@ struct io {
 
 static void note_state(struct io *io, const struct lane_record *r)
 {
-    if (r->h.type == LANE_E_STATE) {
+    if (r->h.type == LANE_ENGINE_STATE) {
         io->state = *r;
         io->state_ns = clock_ns();
     }
@@ -104,16 +104,16 @@ static void take_record(struct io *io, struct lane_record *r, const int *fds, in
     struct error e = {0};
 
     io->waiting = (struct command){.rec = *r, .dir = -1};
-    if (r->h.type == LANE_E_LANE_OPEN) {
+    if (r->h.type == LANE_ENGINE_LANE_OPEN) {
         if (n_fds != 2 || mapping_make(&r->e_lane, fds, &io->waiting, &e)) {
             log_error("%s", n_fds == 2 ? e.text : "a lane without its descriptors");
             return;
         }
-    } else if (r->h.type == LANE_E_REQUEST && n_fds == 1) {
+    } else if (r->h.type == LANE_ENGINE_REQUEST && n_fds == 1) {
         io->waiting.dir = fds[0];
-    } else if (r->h.type == LANE_E_DRAIN) {
+    } else if (r->h.type == LANE_ENGINE_DRAIN) {
         drain(io);
-    } else if (r->h.type == LANE_E_CANCEL && io->interrupt_ns == 0) {
+    } else if (r->h.type == LANE_ENGINE_CANCEL && io->interrupt_ns == 0) {
         io->interrupt_ns = clock_ns() + INTERRUPT_NS;
     }
     io->waits = true;

@@ -93,7 +93,7 @@ static int too_small(struct error *reterr, struct counts *c, const char *what, u
                      what, (unsigned long long)need);
 }
 
-static int lay_hidden(const struct job *j, const struct lane_e_request *e, float *out,
+static int lay_hidden(const struct job *j, const struct lane_engine_request *e, float *out,
                       struct engine_request *q, struct counts *c, struct error *reterr)
 {
     uint64_t rows = q->pool == ENGINE_POOL_NONE ? (uint64_t)j->n_prompt : 1;
@@ -108,7 +108,7 @@ static int lay_hidden(const struct job *j, const struct lane_e_request *e, float
 }
 
 /* Where log-probabilities and logits go; the engine's part of it in `q`. */
-static int lay_output(struct job *j, const struct lane_e_request *e, bool logits,
+static int lay_output(struct job *j, const struct lane_engine_request *e, bool logits,
                       struct engine_request *q, struct counts *c, struct error *reterr)
 {
     uint64_t row = (uint64_t)engine_info(atomic_load(&j->worker->engine))->n_vocab * sizeof(float);
@@ -215,7 +215,7 @@ static void note_policy(struct job *j, const struct ask *a)
  * turn already, which is not to be said twice. The front says that it is a replay: a client that
  * takes an id again has asked something new. A file that does not know how long its answer is
  * cannot say what nobody has heard. */
-static bool is_saved(const struct job *j, const struct lane_e_request *e)
+static bool is_saved(const struct job *j, const struct lane_engine_request *e)
 {
     return session_exists(&j->session) && e->flags & LANE_F_REPLAYED &&
            (j->session.head.n_answer || e->n_forced) &&
@@ -224,8 +224,8 @@ static bool is_saved(const struct job *j, const struct lane_e_request *e)
 
 /* What its header tells: is it free, and kept as the request wants it, and is there room behind it?
  */
-static int check_session(const struct job *j, const struct ask *a, const struct lane_e_request *e,
-                         struct error *reterr)
+static int check_session(const struct job *j, const struct ask *a,
+                         const struct lane_engine_request *e, struct error *reterr)
 {
     const struct session *s = &j->session;
     int32_t ctx = engine_info(atomic_load(&j->worker->engine))->ctx;
@@ -274,8 +274,8 @@ static void files_end(struct worker *w)
 }
 
 /* 1: its file is to be read first; job_loaded() goes on. */
-static int open_session(struct job *j, const struct ask *a, const struct lane_e_request *e, int dir,
-                        struct error *reterr)
+static int open_session(struct job *j, const struct ask *a, const struct lane_engine_request *e,
+                        int dir, struct error *reterr)
 {
     int rc;
 
@@ -384,7 +384,7 @@ bool job_save(struct job *j, const struct engine_event *done)
 }
 
 /* Detokenizer and stop strings, in the state they were in before a crash. */
-static int prepare_text(struct job *j, const struct ask *a, const struct lane_e_request *e,
+static int prepare_text(struct job *j, const struct ask *a, const struct lane_engine_request *e,
                         const int32_t *forced, struct error *reterr)
 {
     const struct tok *tok = engine_tok(atomic_load(&j->worker->engine));
@@ -421,7 +421,7 @@ static uint32_t ended_before(const struct job *j, const struct ask *a, const int
 }
 
 /* A model file may have been replaced since the ids were said. */
-static int check_forced(const struct worker *w, const struct lane_e_request *e,
+static int check_forced(const struct worker *w, const struct lane_engine_request *e,
                         struct error *reterr)
 {
     uint64_t bytes = (uint64_t)e->n_forced * sizeof(int32_t);
@@ -469,7 +469,7 @@ static void explain(const struct job *j, const struct engine_request *q, struct 
     }
 }
 
-static int submit(struct job *j, const struct ask *a, const struct lane_e_request *e,
+static int submit(struct job *j, const struct ask *a, const struct lane_engine_request *e,
                   const int32_t *forced, struct counts *c, struct error *reterr)
 {
     struct worker *w = j->worker;
@@ -532,7 +532,7 @@ static int submit(struct job *j, const struct ask *a, const struct lane_e_reques
     return rc;
 }
 
-static void end_before(struct job *j, const struct ask *a, const struct lane_e_request *e,
+static void end_before(struct job *j, const struct ask *a, const struct lane_engine_request *e,
                        uint32_t reason)
 {
     j->seed = ask_sampler(a, e->seed).seed;
@@ -541,7 +541,7 @@ static void end_before(struct job *j, const struct ask *a, const struct lane_e_r
 }
 
 /* What the front has not heard of a saved turn is said again from the file. */
-static int end_saved(struct job *j, const struct ask *a, const struct lane_e_request *e,
+static int end_saved(struct job *j, const struct ask *a, const struct lane_engine_request *e,
                      const int32_t *forced, struct error *reterr)
 {
     const struct session_header *h = &j->session.head;
@@ -575,7 +575,8 @@ static int end_saved(struct job *j, const struct ask *a, const struct lane_e_req
 }
 
 static int begin(struct job *j, struct ask *a, const struct ask_source *source,
-                 const struct lane_e_request *e, int dir, struct counts *c, struct error *reterr)
+                 const struct lane_engine_request *e, int dir, struct counts *c,
+                 struct error *reterr)
 {
     const int32_t *forced = (const int32_t *)(const void *)(j->worker->journal + e->forced_offset);
     uint32_t ended;
@@ -629,8 +630,8 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
     return rc ? rc : submit(j, a, e, forced, c, reterr);
 }
 
-static int take_leases(struct job *j, const struct lane_e_request *e, struct ask_source *source,
-                       struct error *reterr)
+static int take_leases(struct job *j, const struct lane_engine_request *e,
+                       struct ask_source *source, struct error *reterr)
 {
     if (e->out_bytes == 0 && e->in_bytes == 0) {
         return 0;
@@ -656,7 +657,7 @@ static int take_leases(struct job *j, const struct lane_e_request *e, struct ask
 
 /* The folder is the session's from open_session() on. 1: the job is the loader's, and this is done
  * again when the file is read. */
-static int dispatch(struct job *j, const struct lane_e_request *e, int *dir, struct counts *c,
+static int dispatch(struct job *j, const struct lane_engine_request *e, int *dir, struct counts *c,
                     struct error *reterr)
 {
     struct worker *w = j->worker;

@@ -85,7 +85,7 @@ struct job {
     struct job *next;
 };
 
-/* A record LANE_E_REQUEST, answered or begun. `dir`: its user's folder of sessions, or -1. */
+/* A record LANE_ENGINE_REQUEST, answered or begun. `dir`: its user's folder of sessions, or -1. */
 void job_start(struct worker *w, const struct lane_record *rec, int dir);
 
 /* The loader is through with its session: it is begun, or answered. */

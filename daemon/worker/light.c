@@ -26,8 +26,8 @@ static void done(struct job *j, size_t n_tokens)
     job_end(j->worker, j);
 }
 
-static int ids_to_lease(struct job *j, const struct lane_e_request *e, const int32_t *ids, size_t n,
-                        struct error *reterr)
+static int ids_to_lease(struct job *j, const struct lane_engine_request *e, const int32_t *ids,
+                        size_t n, struct error *reterr)
 {
     struct lane_record r;
 
@@ -71,7 +71,7 @@ static void ids_to_records(struct job *j, const struct tok *tok, const int32_t *
 }
 
 int light_tokenize(struct job *j, const struct ask *a, const struct ask_source *s,
-                   const struct lane_e_request *e, struct error *reterr)
+                   const struct lane_engine_request *e, struct error *reterr)
 {
     int32_t *ids;
     size_t n;

@@ -10,10 +10,10 @@
 struct ask;
 struct ask_source;
 struct job;
-struct lane_e_request;
+struct lane_engine_request;
 
 int light_tokenize(struct job *j, const struct ask *a, const struct ask_source *s,
-                   const struct lane_e_request *e, struct error *reterr) WARN_UNUSED;
+                   const struct lane_engine_request *e, struct error *reterr) WARN_UNUSED;
 int light_detokenize(struct job *j, const struct ask *a, const struct ask_source *s,
                      struct error *reterr) WARN_UNUSED;
 

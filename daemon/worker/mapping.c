@@ -15,7 +15,7 @@ static uint8_t *map(int fd, uint64_t bytes, int prot)
     return p == MAP_FAILED ? NULL : p;
 }
 
-int mapping_make(const struct lane_e_lane *lane, const int fds[2], struct command *ret,
+int mapping_make(const struct lane_engine_lane *lane, const int fds[2], struct command *ret,
                  struct error *reterr)
 {
     ret->c2e = map(fds[0], lane->c2e_bytes, PROT_READ);
@@ -80,7 +80,7 @@ static void say_quiet(struct worker *w, uint64_t lane_id)
 {
     struct lane_record r;
 
-    lane_record_init(&r, LANE_E_LANE_QUIET, NULL);
+    lane_record_init(&r, LANE_ENGINE_LANE_QUIET, NULL);
     r.e_lane.lane_id = lane_id;
     worker_send(w, &r);
 }

@@ -4,7 +4,7 @@
 
 /* The lanes' arenas as the engine maps them. Mapped by the I/O thread, then owned by the worker's.
  * c2e can change under us at any time: it is only ever read once, by ask.c. e2c is only written. A
- * closed lane's arenas go when its last job has ended; the front is told (LANE_E_LANE_QUIET) and
+ * closed lane's arenas go when its last job has ended; the front is told (LANE_ENGINE_LANE_QUIET) and
  * only then takes the memory back. */
 
 #include <stdbool.h>
@@ -25,7 +25,7 @@ struct mapping {
 };
 
 /* In the I/O thread: maps both and closes the descriptors, whatever happens. */
-int mapping_make(const struct lane_e_lane *lane, const int fds[2], struct command *ret,
+int mapping_make(const struct lane_engine_lane *lane, const int fds[2], struct command *ret,
                  struct error *reterr) WARN_UNUSED;
 
 /* In the worker's. */

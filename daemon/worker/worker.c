@@ -2,9 +2,9 @@
 /* The worker thread: loads the model, then takes commands and runs steps. With nothing to run it
  * sleeps on the ring of commands; it has no clock of its own.
  *
- * It tells the front its state (LANE_E_STATE) while loading, when ready, and, at most once a second
- * or when the number of requests changes, after a step. In a long step the I/O thread repeats the
- * last one with a fresh heartbeat. */
+ * It tells the front its state (LANE_ENGINE_STATE) while loading, when ready, and, at most once a
+ * second or when the number of requests changes, after a step. In a long step the I/O thread
+ * repeats the last one with a fresh heartbeat. */
 
 #include "daemon/worker/worker.h"
 
@@ -140,7 +140,7 @@ static void send_loading(struct worker *w, float done)
 {
     struct lane_record r;
 
-    lane_record_init(&r, LANE_E_STATE, NULL);
+    lane_record_init(&r, LANE_ENGINE_STATE, NULL);
     r.e_state.state = LANE_LOADING;
     r.e_state.progress = done < 0 ? 0 : done > 1 ? 1000 : (uint32_t)(done * 1000);
     r.e_state.last_step_ns = clock_ns();
@@ -156,24 +156,24 @@ static void send_state(struct worker *w)
     struct lane_record r;
 
     engine_counters(e, &c);
-    lane_record_init(&r, LANE_E_STATE, NULL);
-    r.e_state = (struct lane_e_state){.state = LANE_READY,
-                                      .progress = 1000,
-                                      .ctx = info->ctx,
-                                      .n_vocab = info->n_vocab,
-                                      .n_seqs = info->n_seqs,
-                                      .n_running = (uint32_t)c.n_running,
-                                      .n_queued = (uint32_t)c.n_queued,
-                                      .n_prompt_tokens = c.n_prompt_tokens,
-                                      .n_new_tokens = c.n_new_tokens,
-                                      .n_evicted = c.n_evicted,
-                                      .kv_bytes_used = c.kv_bytes_used,
-                                      .kv_bytes_total = c.kv_bytes_total,
-                                      .plan_bytes = engine_plan_of(e)->total_bytes,
-                                      .n_prefix_hits = c.n_prefix_hits,
-                                      .n_prefix_tokens = c.n_prefix_tokens,
-                                      .n_drafted = c.n_drafted,
-                                      .n_accepted = c.n_accepted};
+    lane_record_init(&r, LANE_ENGINE_STATE, NULL);
+    r.e_state = (struct lane_engine_state){.state = LANE_READY,
+                                           .progress = 1000,
+                                           .ctx = info->ctx,
+                                           .n_vocab = info->n_vocab,
+                                           .n_seqs = info->n_seqs,
+                                           .n_running = (uint32_t)c.n_running,
+                                           .n_queued = (uint32_t)c.n_queued,
+                                           .n_prompt_tokens = c.n_prompt_tokens,
+                                           .n_new_tokens = c.n_new_tokens,
+                                           .n_evicted = c.n_evicted,
+                                           .kv_bytes_used = c.kv_bytes_used,
+                                           .kv_bytes_total = c.kv_bytes_total,
+                                           .plan_bytes = engine_plan_of(e)->total_bytes,
+                                           .n_prefix_hits = c.n_prefix_hits,
+                                           .n_prefix_tokens = c.n_prefix_tokens,
+                                           .n_drafted = c.n_drafted,
+                                           .n_accepted = c.n_accepted};
     engine_heartbeat(e, &r.e_state.last_step_ns, &r.e_state.longest_step_ns);
     copy_name(r.e_state.model, sizeof(r.e_state.model), info->model_name);
     copy_name(r.e_state.backend, sizeof(r.e_state.backend), info->backend);
@@ -197,7 +197,7 @@ static void send_cause(struct worker *w, const char *event, const char *text)
 
     log_event(LOG_LEVEL_ERR, event, "%s", text);
     lane_record_init(&r, LANE_ERROR, NULL);
-    r.error.code = LANE_E_MODEL;
+    r.error.code = LANE_ERR_MODEL;
     (void)snprintf(r.error.text, sizeof(r.error.text), "%.*s", (int)sizeof(r.error.text) - 1, text);
     worker_send(w, &r);
 }
@@ -289,31 +289,31 @@ static void obey(struct worker *w, const struct command *c)
     struct job *j;
 
     switch (c->rec.h.type) {
-    case LANE_E_LANE_OPEN:
+    case LANE_ENGINE_LANE_OPEN:
         if (mapping_add(w, c)) {
             log_error("no memory to open a lane");
         }
         break;
-    case LANE_E_LANE_CLOSE:
+    case LANE_ENGINE_LANE_CLOSE:
         mapping_close(w, c->rec.e_lane.lane_id);
         break;
-    case LANE_E_REQUEST:
+    case LANE_ENGINE_REQUEST:
         job_start(w, &c->rec, c->dir);
         break;
-    case LANE_E_CANCEL:
+    case LANE_ENGINE_CANCEL:
         j = job_find(w, c->rec.h.id);
         if (j) {
             job_cancel(w, j, c->rec.e_cancel.reason);
         }
         break;
-    case LANE_E_CREDIT:
+    case LANE_ENGINE_CREDIT:
         j = job_find(w, c->rec.h.id);
         if (j && j->logits_rows && c->rec.credit.n_rows <= INT64_MAX) {
             (void)engine_score_credit(atomic_load(&w->engine), j->handle,
                                       (int64_t)c->rec.credit.n_rows);
         }
         break;
-    default: /* LANE_E_DRAIN came as the flag; its record only wakes us */
+    default: /* LANE_ENGINE_DRAIN came as the flag; its record only wakes us */
         break;
     }
 }

@@ -27,12 +27,12 @@
 struct job;
 struct mapping;
 
-/* io to worker: a record of the front; with LANE_E_LANE_OPEN the arenas, mapped. */
+/* io to worker: a record of the front; with LANE_ENGINE_LANE_OPEN the arenas, mapped. */
 struct command {
     struct lane_record rec;
     uint8_t *c2e;
     uint8_t *e2c;
-    int dir; /* with a LANE_E_REQUEST of a session: the user's folder; else -1 */
+    int dir; /* with a LANE_ENGINE_REQUEST of a session: the user's folder; else -1 */
 };
 
 struct worker {
@@ -66,7 +66,7 @@ struct worker {
     size_t text_bytes;
     int64_t took_ns;  /* a step of the last engine_step(), which may do many */
     uint64_t n_ahead; /* of the engine's counters, as they were then */
-    int64_t state_ns; /* when the last LANE_E_STATE was sent */
+    int64_t state_ns; /* when the last LANE_ENGINE_STATE was sent */
     uint32_t state_jobs;
     struct saver saver;
     struct loader loader;

@@ -24,20 +24,20 @@ static const struct name reasons[] = {
 };
 
 static const struct name errors[] = {
-    [LANE_E_INVALID]          = {"INVALID", 2},
-    [LANE_E_PROTOCOL]         = {"PROTOCOL", 8},
-    [LANE_E_ABI]              = {"ABI", 3},
-    [LANE_E_DENIED]           = {"DENIED", 4},
-    [LANE_E_BUSY]             = {"BUSY", 4},
-    [LANE_E_CONTEXT_OVERFLOW] = {"CONTEXT_OVERFLOW", 5},
-    [LANE_E_NO_MEMORY]        = {"NO_MEMORY", 4},
-    [LANE_E_UNSUPPORTED]      = {"UNSUPPORTED", 2},
-    [LANE_E_NOT_FOUND]        = {"NOT_FOUND", 4},
-    [LANE_E_MODEL]            = {"MODEL", 6},
-    [LANE_E_ENGINE_CRASHED]   = {"ENGINE_CRASHED", 8},
-    [LANE_E_SHUTDOWN]         = {"SHUTDOWN", 4},
-    [LANE_E_TOO_LARGE]        = {"TOO_LARGE", 4},
-    [LANE_E_INTERNAL]         = {"INTERNAL", 8},
+    [LANE_ERR_INVALID]          = {"INVALID", 2},
+    [LANE_ERR_PROTOCOL]         = {"PROTOCOL", 8},
+    [LANE_ERR_ABI]              = {"ABI", 3},
+    [LANE_ERR_DENIED]           = {"DENIED", 4},
+    [LANE_ERR_BUSY]             = {"BUSY", 4},
+    [LANE_ERR_CONTEXT_OVERFLOW] = {"CONTEXT_OVERFLOW", 5},
+    [LANE_ERR_NO_MEMORY]        = {"NO_MEMORY", 4},
+    [LANE_ERR_UNSUPPORTED]      = {"UNSUPPORTED", 2},
+    [LANE_ERR_NOT_FOUND]        = {"NOT_FOUND", 4},
+    [LANE_ERR_MODEL]            = {"MODEL", 6},
+    [LANE_ERR_ENGINE_CRASHED]   = {"ENGINE_CRASHED", 8},
+    [LANE_ERR_SHUTDOWN]         = {"SHUTDOWN", 4},
+    [LANE_ERR_TOO_LARGE]        = {"TOO_LARGE", 4},
+    [LANE_ERR_INTERNAL]         = {"INTERNAL", 8},
 };
 
 static const struct name states[] = {

@@ -63,16 +63,16 @@ static const struct row rows[] = {
     {LANE_PONG,         sizeof(struct lane_hello_reply), FROM_FRONT, 0},
     {LANE_STATUS,       sizeof(struct lane_status),      FROM_FRONT, 0},
 
-    {LANE_E_LANE_OPEN,  sizeof(struct lane_e_lane),    TO_ENGINE, 0},
-    {LANE_E_LANE_CLOSE, sizeof(struct lane_e_lane),    TO_ENGINE, 0},
-    {LANE_E_REQUEST,    sizeof(struct lane_e_request), TO_ENGINE | WITH_ID, 0},
-    {LANE_E_CANCEL,     sizeof(struct lane_e_cancel),  TO_ENGINE | WITH_ID, 0},
-    {LANE_E_DRAIN,      0,                             TO_ENGINE, 0},
-    {LANE_E_CREDIT,     sizeof(struct lane_credit),    TO_ENGINE | WITH_ID, 0},
+    {LANE_ENGINE_LANE_OPEN,  sizeof(struct lane_engine_lane),    TO_ENGINE, 0},
+    {LANE_ENGINE_LANE_CLOSE, sizeof(struct lane_engine_lane),    TO_ENGINE, 0},
+    {LANE_ENGINE_REQUEST,    sizeof(struct lane_engine_request), TO_ENGINE | WITH_ID, 0},
+    {LANE_ENGINE_CANCEL,     sizeof(struct lane_engine_cancel),  TO_ENGINE | WITH_ID, 0},
+    {LANE_ENGINE_DRAIN,      0,                             TO_ENGINE, 0},
+    {LANE_ENGINE_CREDIT,     sizeof(struct lane_credit),    TO_ENGINE | WITH_ID, 0},
 
-    {LANE_E_STATE,      sizeof(struct lane_e_state), FROM_ENGINE, 0},
-    {LANE_E_LANE_QUIET, sizeof(struct lane_e_lane),  FROM_ENGINE, 0},
-    {LANE_E_REPORT,     sizeof(struct lane_e_report), FROM_ENGINE, 0},
+    {LANE_ENGINE_STATE,      sizeof(struct lane_engine_state), FROM_ENGINE, 0},
+    {LANE_ENGINE_LANE_QUIET, sizeof(struct lane_engine_lane),  FROM_ENGINE, 0},
+    {LANE_ENGINE_REPORT,     sizeof(struct lane_engine_report), FROM_ENGINE, 0},
 };
 /* clang-format on */
 
@@ -116,12 +116,12 @@ static bool terminated(char *s, size_t n)
 }
 
 /* Not terminated: text_len bytes of a longer text. */
-static const char *check_report(struct lane_e_report *e)
+static const char *check_report(struct lane_engine_report *e)
 {
-    if (e->kind < LANE_E_REPORT_BACKEND || e->kind > LANE_E_REPORT_MODEL) {
+    if (e->kind < LANE_ENGINE_REPORT_BACKEND || e->kind > LANE_ENGINE_REPORT_MODEL) {
         return "unknown kind of report";
     }
-    if (e->n_rows > LANE_E_REPORT_ROWS || e->row >= LANE_E_REPORT_ROWS) {
+    if (e->n_rows > LANE_ENGINE_REPORT_ROWS || e->row >= LANE_ENGINE_REPORT_ROWS) {
         return "too many rows";
     }
     if (e->text_len > sizeof(e->text)) {
@@ -229,7 +229,7 @@ static const char *check_daemon_body(struct lane_record *r)
                    ? NULL
                    : "cause not terminated";
     case LANE_ERROR:
-        if (r->error.code < LANE_E_INVALID || r->error.code > LANE_E_INTERNAL) {
+        if (r->error.code < LANE_ERR_INVALID || r->error.code > LANE_ERR_INTERNAL) {
             return "unknown error code";
         }
         return terminated(r->error.text, sizeof(r->error.text)) ? NULL : "text not terminated";
@@ -241,17 +241,17 @@ static const char *check_daemon_body(struct lane_record *r)
                        terminated(r->status.backend, sizeof(r->status.backend))
                    ? NULL
                    : "string not terminated";
-    case LANE_E_CANCEL:
+    case LANE_ENGINE_CANCEL:
         return r->e_cancel.reason >= LANE_REASON_STOP && r->e_cancel.reason <= LANE_REASON_ERROR
                    ? NULL
                    : "unknown finish reason";
-    case LANE_E_REQUEST:
+    case LANE_ENGINE_REQUEST:
         return r->e_request.kind >= LANE_KIND_GENERATE && r->e_request.kind <= LANE_KIND_EMBED
                    ? NULL
                    : "unknown kind of request";
-    case LANE_E_REPORT:
+    case LANE_ENGINE_REPORT:
         return check_report(&r->e_report);
-    case LANE_E_STATE:
+    case LANE_ENGINE_STATE:
         if (r->e_state.state > LANE_STOPPING || r->e_state.progress > 1000) {
             return "state or progress out of range";
         }

@@ -56,17 +56,17 @@ enum lane_type {
     LANE_STATUS = 0x4b,      /* body status */
 
     /* front to engine */
-    LANE_E_LANE_OPEN = 0x100,  /* body e_lane; two descriptors: c2e, e2c, both read-write */
-    LANE_E_LANE_CLOSE = 0x101, /* body e_lane -> LANE_E_LANE_QUIET */
-    LANE_E_REQUEST = 0x102,    /* body e_request */
-    LANE_E_CANCEL = 0x103,     /* body e_cancel */
-    LANE_E_DRAIN = 0x104,      /* end running answers with reason shutdown, then exit */
-    LANE_E_CREDIT = 0x105,     /* body credit */
+    LANE_ENGINE_LANE_OPEN = 0x100,  /* body e_lane; two descriptors: c2e, e2c, both read-write */
+    LANE_ENGINE_LANE_CLOSE = 0x101, /* body e_lane -> LANE_ENGINE_LANE_QUIET */
+    LANE_ENGINE_REQUEST = 0x102,    /* body e_request */
+    LANE_ENGINE_CANCEL = 0x103,     /* body e_cancel */
+    LANE_ENGINE_DRAIN = 0x104,      /* end running answers with reason shutdown, then exit */
+    LANE_ENGINE_CREDIT = 0x105,     /* body credit */
 
     /* engine to front; LANE_PROGRESS, _TOKEN, _TEXT, _ALT, _BULK, _DONE, _ERROR as above, seq unset */
-    LANE_E_STATE = 0x140,      /* body e_state: while loading, at ready, then every second when busy */
-    LANE_E_LANE_QUIET = 0x141, /* body e_lane: the engine no longer touches that lane's arenas */
-    LANE_E_REPORT = 0x142,     /* body e_report: a line of figures and a piece of its text */
+    LANE_ENGINE_STATE = 0x140,      /* body e_state: while loading, at ready, then every second when busy */
+    LANE_ENGINE_LANE_QUIET = 0x141, /* body e_lane: the engine no longer touches that lane's arenas */
+    LANE_ENGINE_REPORT = 0x142,     /* body e_report: a line of figures and a piece of its text */
 };
 
 /* Of a hello's reply: what this front knows beyond its minor version. */
@@ -117,20 +117,20 @@ enum lane_reason {
 };
 
 enum lane_error_code {
-    LANE_E_INVALID = 1,       /* a value out of range, malformed text or TLV; the text says which */
-    LANE_E_PROTOCOL,          /* not a record we know, wrong size or order; the lane is closed */
-    LANE_E_ABI,               /* hello with another major version */
-    LANE_E_DENIED,            /* not your request, lease or door */
-    LANE_E_BUSY,              /* queue, lanes or limits full: retry_after_ms */
-    LANE_E_CONTEXT_OVERFLOW,  /* count_a tokens asked, count_b fit */
-    LANE_E_NO_MEMORY,         /* the plan does not hold it */
-    LANE_E_UNSUPPORTED,       /* this build or model lacks it */
-    LANE_E_NOT_FOUND,
-    LANE_E_MODEL,             /* the model cannot be loaded */
-    LANE_E_ENGINE_CRASHED,    /* twice in a batch that died */
-    LANE_E_SHUTDOWN,
-    LANE_E_TOO_LARGE,         /* over a limit on bytes or counts: count_a asked, count_b allowed */
-    LANE_E_INTERNAL,
+    LANE_ERR_INVALID = 1,       /* a value out of range, malformed text or TLV; the text says which */
+    LANE_ERR_PROTOCOL,          /* not a record we know, wrong size or order; the lane is closed */
+    LANE_ERR_ABI,               /* hello with another major version */
+    LANE_ERR_DENIED,            /* not your request, lease or door */
+    LANE_ERR_BUSY,              /* queue, lanes or limits full: retry_after_ms */
+    LANE_ERR_CONTEXT_OVERFLOW,  /* count_a tokens asked, count_b fit */
+    LANE_ERR_NO_MEMORY,         /* the plan does not hold it */
+    LANE_ERR_UNSUPPORTED,       /* this build or model lacks it */
+    LANE_ERR_NOT_FOUND,
+    LANE_ERR_MODEL,             /* the model cannot be loaded */
+    LANE_ERR_ENGINE_CRASHED,    /* twice in a batch that died */
+    LANE_ERR_SHUTDOWN,
+    LANE_ERR_TOO_LARGE,         /* over a limit on bytes or counts: count_a asked, count_b allowed */
+    LANE_ERR_INTERNAL,
 };
 
 enum lane_arena { LANE_ARENA_C2E = 0, LANE_ARENA_E2C = 1 };
@@ -364,7 +364,7 @@ struct lane_status {
 
 /* ---- front and engine ------------------------------------------------------------------- */
 
-struct lane_e_lane {
+struct lane_engine_lane {
     uint64_t lane_id;
     uint64_t c2e_bytes;
     uint64_t e2c_bytes;
@@ -373,7 +373,7 @@ struct lane_e_lane {
 #define LANE_ANY_WRITES UINT64_MAX
 #define LANE_SESSION_WRITES (32ull << 30)
 
-struct lane_e_request {
+struct lane_engine_request {
     uint32_t kind;
     int32_t urgency;
     uint64_t lane_id;
@@ -400,11 +400,11 @@ struct lane_e_request {
                                 number; 0, of a front that does not know: LANE_SESSION_WRITES */
 };
 
-struct lane_e_cancel {
+struct lane_engine_cancel {
     uint32_t reason; /* enum lane_reason that LANE_DONE shall have */
 };
 
-struct lane_e_state {
+struct lane_engine_state {
     uint32_t state;     /* LANE_LOADING, LANE_READY, LANE_FAILED */
     uint32_t progress;
     int32_t ctx;
@@ -429,14 +429,14 @@ struct lane_e_state {
     uint64_t n_accepted;      /* and those of them that were said */
 };
 
-enum lane_e_report_kind { LANE_E_REPORT_BACKEND = 1, LANE_E_REPORT_KV, LANE_E_REPORT_MODEL };
-enum { LANE_E_REPORT_TEXT = 160, LANE_E_REPORT_ROWS = 16 };
+enum lane_engine_report_kind { LANE_ENGINE_REPORT_BACKEND = 1, LANE_ENGINE_REPORT_KV, LANE_ENGINE_REPORT_MODEL };
+enum { LANE_ENGINE_REPORT_TEXT = 160, LANE_ENGINE_REPORT_ROWS = 16 };
 
 /* A text longer than a record comes in pieces, its first at 0; figures are those of the last piece.
  * BACKEND and MODEL come before LANE_READY; MODEL's text is the 64 digits that name the model file's bytes
  * and its overlays'. */
-struct lane_e_report {
-    uint32_t kind;     /* enum lane_e_report_kind */
+struct lane_engine_report {
+    uint32_t kind;     /* enum lane_engine_report_kind */
     uint32_t row;      /* KV: of n_rows */
     uint32_t n_rows;
     uint32_t n_seqs;   /* KV: running under this policy */
@@ -446,7 +446,7 @@ struct lane_e_report {
     uint64_t n_evicted;
     uint32_t text_at;
     uint32_t text_len; /* of this piece */
-    char text[LANE_E_REPORT_TEXT];
+    char text[LANE_ENGINE_REPORT_TEXT];
 };
 
 struct lane_record {
@@ -470,11 +470,11 @@ struct lane_record {
         struct lane_done done;
         struct lane_error error;
         struct lane_status status;
-        struct lane_e_lane e_lane;
-        struct lane_e_request e_request;
-        struct lane_e_cancel e_cancel;
-        struct lane_e_state e_state;
-        struct lane_e_report e_report;
+        struct lane_engine_lane e_lane;
+        struct lane_engine_request e_request;
+        struct lane_engine_cancel e_cancel;
+        struct lane_engine_state e_state;
+        struct lane_engine_report e_report;
     };
 };
 
@@ -510,7 +510,7 @@ const char *lane_kind_name(uint32_t kind);
 int lane_reason_exit(uint32_t reason);
 int lane_error_exit(uint32_t code);
 
-/* lane_e_request.session_writes and what it says, in bytes a day, 0 for any number: records of a
+/* lane_engine_request.session_writes and what it says, in bytes a day, 0 for any number: records of a
  * peer that is older are filled with zeros, and those must not mean that there is no limit. */
 static inline uint64_t lane_session_writes_field(uint64_t limit)
 {

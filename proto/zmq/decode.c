@@ -17,7 +17,7 @@ static int check_source(const char *name, bool has_prompt, size_t n_tokens,
     struct fault_path path = {.name = name, .index = -1};
 
     if (has_prompt + (n_tokens > 0) + (input != NULL) != 1) {
-        return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL,
+        return fault_set(reterr, &path, LANE_ERR_INVALID, -EINVAL,
                          "needs exactly one of prompt, tokens and input");
     }
     return 0;
@@ -68,19 +68,19 @@ static int check_leases(const Pipit__Request *r, struct fault *reterr)
     if (out && r->unary && r->body_case != PIPIT__REQUEST__BODY_EMBED &&
         (r->body_case != PIPIT__REQUEST__BODY_SCORE || r->score->logits)) {
         path.name = "unary";
-        return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL,
+        return fault_set(reterr, &path, LANE_ERR_INVALID, -EINVAL,
                          "goes without this output: its rows are told by events of their own");
     }
     if (r->body_case == PIPIT__REQUEST__BODY_SCORE && !out && (in || r->score->logits)) {
         path.name = "output";
-        return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL,
+        return fault_set(reterr, &path, LANE_ERR_INVALID, -EINVAL,
                          "is missing: input and logits need it");
     }
     if (in && !in->has_bytes) {
-        return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL, "needs bytes");
+        return fault_set(reterr, &path, LANE_ERR_INVALID, -EINVAL, "needs bytes");
     }
     if (in && out && in->lane != out->lane) {
-        return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL,
+        return fault_set(reterr, &path, LANE_ERR_INVALID, -EINVAL,
                          "lies in another lane than the output");
     }
     return 0;
@@ -102,7 +102,7 @@ static int check_body(const Pipit__Request *r, struct fault *reterr)
         return check_source("embed", r->embed->has_prompt, r->embed->n_tokens, r->embed->input,
                             reterr);
     case PIPIT__REQUEST__BODY__NOT_SET:
-        return fault_set(reterr, NULL, LANE_E_INVALID, -EINVAL,
+        return fault_set(reterr, NULL, LANE_ERR_INVALID, -EINVAL,
                          "a Request without a body this version knows");
     default:
         return 0;
@@ -117,7 +117,7 @@ static int check_whole(const Pipit__Request *r, struct fault *reterr)
     int rc;
 
     if (memcmp(r->id.data, zero, sizeof(zero)) == 0) {
-        return fault_set(reterr, &id, LANE_E_INVALID, -EINVAL, "all 16 bytes are zero");
+        return fault_set(reterr, &id, LANE_ERR_INVALID, -EINVAL, "all 16 bytes are zero");
     }
     rc = check_body(r, reterr);
     return rc ? rc : check_leases(r, reterr);
@@ -131,7 +131,7 @@ int decode_request(const uint8_t *data, size_t len, size_t max_len, struct arena
 
     arena_clear(a);
     if (len > max_len) {
-        (void)fault_set(reterr, NULL, LANE_E_TOO_LARGE, -E2BIG,
+        (void)fault_set(reterr, NULL, LANE_ERR_TOO_LARGE, -E2BIG,
                         "the message has %zu bytes, allowed are %zu", len, max_len);
         reterr->asked = len;
         reterr->allowed = max_len;
@@ -143,12 +143,12 @@ int decode_request(const uint8_t *data, size_t len, size_t max_len, struct arena
     }
     r = pipit__request__unpack(&a->hook, len, data);
     if (!r && a->exhausted) {
-        return fault_set(reterr, NULL, LANE_E_TOO_LARGE, -ENOMEM,
+        return fault_set(reterr, NULL, LANE_ERR_TOO_LARGE, -ENOMEM,
                          "the message takes more than %zu bytes decoded (numbers not packed?)",
                          a->size);
     }
     if (!r) {
-        return fault_set(reterr, NULL, LANE_E_INVALID, -EBADMSG, "not a well-formed Request");
+        return fault_set(reterr, NULL, LANE_ERR_INVALID, -EBADMSG, "not a well-formed Request");
     }
     rc = ranges_check(&r->base, NULL, reterr);
     if (rc == 0) {

@@ -158,7 +158,7 @@ static int check_number(double v, const struct ranges_row *row, const struct fau
     if (v >= (double)(float)row->min && v <= (double)(float)row->max) { /* false for NaN */
         return 0;
     }
-    return fault_set(reterr, path, LANE_E_INVALID, -EINVAL, "%.9g is outside %.9g to %.9g", v,
+    return fault_set(reterr, path, LANE_ERR_INVALID, -EINVAL, "%.9g is outside %.9g to %.9g", v,
                      row->min, row->max);
 }
 
@@ -171,7 +171,7 @@ static int check_field(const ProtobufCMessage *m, const ProtobufCFieldDescriptor
     int rc = 0;
 
     if (n == 0 && row && row->required) {
-        return fault_set(reterr, &path, LANE_E_INVALID, -EINVAL, "is missing");
+        return fault_set(reterr, &path, LANE_ERR_INVALID, -EINVAL, "is missing");
     }
     for (size_t i = 0; i < n && rc == 0; i++) {
         const void *p = value_of(m, f, i);

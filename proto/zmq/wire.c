@@ -135,15 +135,15 @@ static int scan_known(const ProtobufCMessageDescriptor *d, const ProtobufCFieldD
         n = -1;
     }
     if (n < 0) {
-        return fault_set(reterr, path, LANE_E_INVALID, -EBADMSG, "is malformed (wire type %u)",
+        return fault_set(reterr, path, LANE_ERR_INVALID, -EBADMSG, "is malformed (wire type %u)",
                          f->type);
     }
     if (!repeated && *seen) {
-        return fault_set(reterr, path, LANE_E_INVALID, -EBADMSG, "is there twice");
+        return fault_set(reterr, path, LANE_ERR_INVALID, -EBADMSG, "is there twice");
     }
     *seen += (uint64_t)n;
     if (row && row->max_count && *seen > row->max_count) {
-        (void)fault_set(reterr, path, LANE_E_TOO_LARGE, -E2BIG, "more than %u values",
+        (void)fault_set(reterr, path, LANE_ERR_TOO_LARGE, -E2BIG, "more than %u values",
                         row->max_count);
         reterr->asked = *seen;
         reterr->allowed = row->max_count;
@@ -154,7 +154,7 @@ static int scan_known(const ProtobufCMessageDescriptor *d, const ProtobufCFieldD
     }
     if (fd->type == PROTOBUF_C_TYPE_BYTES && row &&
         (f->len < row->min_len || (row->max_len && f->len > row->max_len))) {
-        (void)fault_set(reterr, path, LANE_E_INVALID, -EBADMSG,
+        (void)fault_set(reterr, path, LANE_ERR_INVALID, -EBADMSG,
                         "has %zu bytes, allowed are %u to %u", f->len, row->min_len, row->max_len);
         reterr->asked = f->len;
         reterr->allowed = row->max_len;
@@ -191,13 +191,13 @@ static int scan(const ProtobufCMessageDescriptor *d, struct cursor c, const stru
         int rc;
 
         if (!read_field(&c, &f)) {
-            return fault_set(reterr, up, LANE_E_INVALID, -EBADMSG,
+            return fault_set(reterr, up, LANE_ERR_INVALID, -EBADMSG,
                              "not a well-formed %s: a field is cut or of no known kind", d->name);
         }
         fd = protobuf_c_message_descriptor_get_field(d, f.number);
         if (!fd) {
             if (++*n_unknown > WIRE_MAX_UNKNOWN) {
-                return fault_set(reterr, up, LANE_E_INVALID, -EBADMSG,
+                return fault_set(reterr, up, LANE_ERR_INVALID, -EBADMSG,
                                  "more than %d unknown fields", WIRE_MAX_UNKNOWN);
             }
             continue;
@@ -205,10 +205,10 @@ static int scan(const ProtobufCMessageDescriptor *d, struct cursor c, const stru
         i = (size_t)(fd - d->fields);
         path.name = fd->name;
         if (i >= MAX_FIELDS) {
-            return fault_set(reterr, &path, LANE_E_INTERNAL, -EBADMSG, "field table too small");
+            return fault_set(reterr, &path, LANE_ERR_INTERNAL, -EBADMSG, "field table too small");
         }
         if (fd->flags & PROTOBUF_C_FIELD_FLAG_ONEOF && oneof_taken(d, fd, seen)) {
-            return fault_set(reterr, &path, LANE_E_INVALID, -EBADMSG,
+            return fault_set(reterr, &path, LANE_ERR_INVALID, -EBADMSG,
                              "a second body beside another one");
         }
         if (fd->label == PROTOBUF_C_LABEL_REPEATED) {

@@ -133,7 +133,7 @@ static void serve(int sock)
             break;
         case LANE_RESUME: /* this front keeps nothing */
             lane_record_init(&reply, LANE_ERROR, r.h.id);
-            reply.error.code = LANE_E_NOT_FOUND;
+            reply.error.code = LANE_ERR_NOT_FOUND;
             reply.error.err = -EIO;
             give(sock, &reply, 0, NULL);
             break;

@@ -401,7 +401,7 @@ static void script_calls(struct fake_front *f)
     fake_send(f, &r);
     r = fake_expect(f, LANE_CANCEL);
     (void)fake_expect(f, LANE_PING);
-    fake_error(f, r.h.id, LANE_E_NOT_FOUND, "no such request");
+    fake_error(f, r.h.id, LANE_ERR_NOT_FOUND, "no such request");
     fake_pong(f);
     (void)fake_expect(f, LANE_CANCEL);
     (void)fake_expect(f, LANE_PING);
@@ -453,7 +453,7 @@ static void script_leases(struct fake_front *f)
     grant(f, UINT64_MAX - 7, 0);
     grant(f, 8, 16);
     (void)fake_expect(f, LANE_LEASE_GET);
-    fake_error(f, NULL, LANE_E_TOO_LARGE, "over the limit");
+    fake_error(f, NULL, LANE_ERR_TOO_LARGE, "over the limit");
 }
 
 Test(client, leases_are_views_and_are_checked)
@@ -503,7 +503,7 @@ static void script_tokenize(struct fake_front *f)
     (void)fake_expect(f, LANE_LEASE_PUT);
 
     (void)fake_expect(f, LANE_LEASE_GET);
-    fake_error(f, NULL, LANE_E_BUSY, "no lease just now");
+    fake_error(f, NULL, LANE_ERR_BUSY, "no lease just now");
     r = fake_expect(f, LANE_REQUEST);
     cr_assert_eq(r.request.out_buf, 0);
     fake_accepted(f, r.h.id);

@@ -77,7 +77,7 @@ static void script_refuses(struct fake_front *f)
 {
     fake_accept_only(f);
     (void)fake_expect(f, LANE_HELLO);
-    fake_error(f, NULL, LANE_E_BUSY, "all lanes are taken");
+    fake_error(f, NULL, LANE_ERR_BUSY, "all lanes are taken");
 }
 
 Test(client_faults, a_daemon_that_refuses)
@@ -101,7 +101,7 @@ static void script_refuses_unheard(struct fake_front *f)
     fake_accept_only(f);
     p.fd = f->sock;
     cr_assert_eq(poll(&p, 1, 2000), 1);
-    fake_error(f, NULL, LANE_E_BUSY, "all lanes are taken");
+    fake_error(f, NULL, LANE_ERR_BUSY, "all lanes are taken");
     fake_hang_up(f);
 }
 
@@ -398,7 +398,7 @@ static void script_forgets(struct fake_front *f)
     (void)fake_expect(f, LANE_RESUME);
     lane_record_init(&r, LANE_ERROR, id);
     r.h.seq = 1; /* as a refusal's first event; not an old one to be dropped */
-    r.error.code = LANE_E_NOT_FOUND;
+    r.error.code = LANE_ERR_NOT_FOUND;
     fake_send(f, &r);
 }
 

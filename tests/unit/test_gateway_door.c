@@ -34,7 +34,7 @@ static void *front_main(void *arg)
     }
     if (f->refuses) {
         lane_record_init(&r, LANE_ERROR, NULL);
-        r.error.code = LANE_E_BUSY;
+        r.error.code = LANE_ERR_BUSY;
         (void)strcpy(r.error.text, "no room");
         cr_assert_eq(send(f->fd, &r, sizeof(r), 0), (ssize_t)sizeof(r));
     }

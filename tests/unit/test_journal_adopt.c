@@ -32,7 +32,7 @@ static struct lane_record record(uint32_t type, int32_t index, const char *text)
     } else if (type == LANE_DONE) {
         r.done.reason = LANE_REASON_LENGTH;
     } else if (type == LANE_ERROR) {
-        r.error.code = LANE_E_BUSY;
+        r.error.code = LANE_ERR_BUSY;
         (void)strcpy(r.error.text, text);
     }
     return r;

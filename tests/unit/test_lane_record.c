@@ -151,7 +151,7 @@ static const uint8_t some_id[16] = {7};
 
 Test(lane_record, exit_codes_of_the_documentation)
 {
-    cr_assert_eq(lane_error_exit(LANE_E_SHUTDOWN), 4, "refused: nothing was begun");
+    cr_assert_eq(lane_error_exit(LANE_ERR_SHUTDOWN), 4, "refused: nothing was begun");
     cr_assert_eq(lane_reason_exit(LANE_REASON_SHUTDOWN), 8, "an answer was cut");
 }
 
@@ -267,7 +267,7 @@ Test(lane_record, texts_from_the_daemon_are_bounded)
     r.token.text_len = 201;
     cr_assert_eq(check(r, LANE_PEER_FRONT), -EBADMSG);
     lane_record_init(&r, LANE_ERROR, some_id);
-    r.error.code = LANE_E_BUSY;
+    r.error.code = LANE_ERR_BUSY;
     cr_assert_eq(check(r, LANE_PEER_FRONT), 0);
     memset(r.error.text, 'x', sizeof(r.error.text));
     cr_assert_eq(check(r, LANE_PEER_FRONT), -EBADMSG);
@@ -284,7 +284,7 @@ Test(lane_record, names_hold_no_control_characters)
 {
     struct lane_record r;
 
-    lane_record_init(&r, LANE_E_STATE, NULL);
+    lane_record_init(&r, LANE_ENGINE_STATE, NULL);
     r.e_state.state = LANE_READY;
     (void)strcpy(r.e_state.model, "model\nMAINPID=1\033[2J\177");
     cr_assert_eq(check(r, LANE_PEER_ENGINE), 0);
@@ -297,14 +297,14 @@ Test(lane_record, names_and_exit_codes)
     cr_assert_str_eq(lane_reason_name(LANE_REASON_SLOW_CONSUMER), "slow_consumer");
     cr_assert_str_eq(lane_reason_name(0), "unknown");
     cr_assert_str_eq(lane_reason_name(99), "unknown");
-    cr_assert_str_eq(lane_error_name(LANE_E_CONTEXT_OVERFLOW), "CONTEXT_OVERFLOW");
+    cr_assert_str_eq(lane_error_name(LANE_ERR_CONTEXT_OVERFLOW), "CONTEXT_OVERFLOW");
     cr_assert_str_eq(lane_error_name(UINT32_MAX), "unknown");
     cr_assert_str_eq(lane_state_name(LANE_UNLOADED), "unloaded");
     cr_assert_str_eq(lane_state_name(LANE_STOPPING), "stopping");
     cr_assert_eq(lane_reason_exit(LANE_REASON_STOP), 0);
     cr_assert_eq(lane_reason_exit(LANE_REASON_CONTEXT), 5);
     cr_assert_eq(lane_reason_exit(LANE_REASON_TIMEOUT), 7);
-    cr_assert_eq(lane_error_exit(LANE_E_BUSY), 4);
-    cr_assert_eq(lane_error_exit(LANE_E_MODEL), 6);
+    cr_assert_eq(lane_error_exit(LANE_ERR_BUSY), 4);
+    cr_assert_eq(lane_error_exit(LANE_ERR_MODEL), 6);
     cr_assert_eq(lane_error_exit(0), 8);
 }

@@ -118,7 +118,7 @@ Test(logline, a_line_has_its_fields_and_no_text)
 
 Test(logline, an_error_has_its_name_and_ours_are_warnings)
 {
-    struct lane_record last = failed(LANE_E_CONTEXT_OVERFLOW);
+    struct lane_record last = failed(LANE_ERR_CONTEXT_OVERFLOW);
     const char *got;
 
     logline_request(&f, &r, &last);
@@ -126,7 +126,7 @@ Test(logline, an_error_has_its_name_and_ours_are_warnings)
     cr_assert(strstr(got, "PRIORITY=6\n"), "%s", got);
     cr_assert(strstr(got, "PIPIT_REASON=CONTEXT_OVERFLOW\n"), "%s", got);
     cr_assert(!strstr(got, "secret"), "%s", got);
-    last = failed(LANE_E_ENGINE_CRASHED);
+    last = failed(LANE_ERR_ENGINE_CRASHED);
     logline_request(&f, &r, &last);
     got = received();
     cr_assert(strstr(got, "PRIORITY=4\n"), "%s", got);
@@ -142,7 +142,7 @@ Test(logline, which_ends_are_told)
                 {LANE_REASON_ERROR, true},   {0, true}};
 
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
-        struct lane_record last = ends[i].reason ? done(ends[i].reason) : failed(LANE_E_INTERNAL);
+        struct lane_record last = ends[i].reason ? done(ends[i].reason) : failed(LANE_ERR_INTERNAL);
 
         config.log_requests = LOGLINE_ALL;
         logline_request(&f, &r, &last);
@@ -193,7 +193,7 @@ Test(logline, no_more_than_that)
 Test(logline, each_user_has_a_rate)
 {
     struct lane_record last = done(LANE_REASON_STOP);
-    struct lane_record fault = failed(LANE_E_INTERNAL);
+    struct lane_record fault = failed(LANE_ERR_INTERNAL);
     struct principal tenant = {.uid = 1000, .tenant_len = 1, .tenant = "t"};
     struct principal other = {.uid = 1001};
 
@@ -240,7 +240,7 @@ static void stop(void *arg)
 Test(logline, what_was_left_out_is_told)
 {
     struct lane_record last = done(LANE_REASON_STOP);
-    struct lane_record fault = failed(LANE_E_INTERNAL);
+    struct lane_record fault = failed(LANE_ERR_INTERNAL);
     struct loop_timer end = {0};
     const char *got;
 

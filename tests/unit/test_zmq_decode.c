@@ -93,7 +93,7 @@ Test(zmq_decode, every_cut_is_refused_or_complete)
         int rc = decode_request(buf, i, sizeof(buf), &arena, &r, &f);
 
         n_ok += rc == 0;
-        cr_assert(rc == 0 || (f.code == LANE_E_INVALID && f.text[0]));
+        cr_assert(rc == 0 || (f.code == LANE_ERR_INVALID && f.text[0]));
     }
     cr_assert_eq(n_ok, 0); /* the body comes last: without all of it there is none */
 }
@@ -110,7 +110,7 @@ Test(zmq_decode, every_allocation_may_fail)
     for (k = 0; k < 1000 && rc; k++) {
         arena.fail_at = k;
         rc = decode_request(buf, n, sizeof(buf), &arena, &r, &f);
-        cr_assert(rc == 0 || (rc == -ENOMEM && f.code == LANE_E_TOO_LARGE), "%d at %d", rc, k);
+        cr_assert(rc == 0 || (rc == -ENOMEM && f.code == LANE_ERR_TOO_LARGE), "%d at %d", rc, k);
     }
     arena.fail_at = -1;
     cr_assert_eq(rc, 0);
@@ -127,7 +127,7 @@ Test(zmq_decode, cap_of_the_arena)
 
     cr_assert_eq(arena_init(&small, 256, NULL), 0);
     cr_assert_eq(decode_request(buf, n, sizeof(buf), &small, &r, &f), -ENOMEM);
-    cr_assert_eq(f.code, LANE_E_TOO_LARGE);
+    cr_assert_eq(f.code, LANE_ERR_TOO_LARGE);
     arena_finish(&small);
 }
 
@@ -163,7 +163,7 @@ Test(zmq_decode, too_long)
     struct fault f;
 
     cr_assert_eq(decode_request(buf, n, n - 1, &arena, &r, &f), -E2BIG);
-    cr_assert(f.code == LANE_E_TOO_LARGE && f.asked == n && f.allowed == n - 1);
+    cr_assert(f.code == LANE_ERR_TOO_LARGE && f.asked == n && f.allowed == n - 1);
 }
 
 /* Walks all messages that a Request can hold; calls `visit` for each field. */
@@ -331,7 +331,7 @@ Test(zmq_decode, long_paths_are_cut)
     for (int i = 0; i < 40; i++) {
         p[i] = (struct fault_path){.up = i ? &p[i - 1] : NULL, .name = "field", .index = i};
     }
-    cr_assert_eq(fault_set(&f, &p[39], LANE_E_INVALID, -EINVAL, "%0200d", 7), -EINVAL);
+    cr_assert_eq(fault_set(&f, &p[39], LANE_ERR_INVALID, -EINVAL, "%0200d", 7), -EINVAL);
     cr_assert_eq(strlen(f.field), sizeof(f.field) - 1);
     cr_assert_eq(strlen(f.text), sizeof(f.text) - 1);
 }
