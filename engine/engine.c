@@ -14,8 +14,8 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "engine/kv/cache.h"
-#include "engine/kv/plan.h"
+#include "engine/kv/seq/cache.h"
+#include "engine/kv/plan/plan.h"
 #include "engine/model/model.h"
 #include "engine/model/work.h"
 #include "engine/sched/sched.h"

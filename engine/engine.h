@@ -25,9 +25,9 @@
 struct engine;
 struct tok;
 struct gguf;
-struct plan; /* engine/kv/plan.h */
+struct plan; /* engine/kv/plan/plan.h */
 struct tier_calls;
-struct tier_counts; /* engine/kv/tier.h */
+struct tier_counts; /* engine/kv/home/tier.h */
 
 enum { ENGINE_MAX_DRAFT = 63 };
 
@@ -60,7 +60,7 @@ struct engine_config {
     bool keep_prefixes;     /* pages of prompts are kept for texts of the same principal that begin alike */
     const char *cache_dir;  /* for remembered hashes, or NULL */
     const char *tier_dir;   /* where the file of pool=disk is made and at once unlinked, or NULL: refused */
-    const struct tier_calls *tier_calls; /* how it is read and written (engine/kv/tier_io.h); NULL: as ever */
+    const struct tier_calls *tier_calls; /* how it is read and written (engine/kv/home/tier_io.h); NULL: as ever */
 };
 
 void engine_config_default(struct engine_config *c);

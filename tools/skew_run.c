@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "engine/kv/cache.h"
+#include "engine/kv/seq/cache.h"
 #include "engine/model/forward.h"
 #include "engine/text/tok.h"
 

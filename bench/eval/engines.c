@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "engine/kv/policy.h"
+#include "engine/kv/policy/policy.h"
 
 static bool same_class(const struct policy *a, const struct policy *b)
 {

@@ -12,7 +12,7 @@
  * gigabytes. */
 
 #include "engine/engine.h"
-#include "engine/kv/policy.h"
+#include "engine/kv/policy/policy.h"
 
 enum { ENGINES_MAX_POLICIES = 256, ENGINES_MAX = 16 };
 

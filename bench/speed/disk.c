@@ -19,7 +19,7 @@
 
 #include "base/clock.h"
 #include "engine/engine.h"
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 #include "engine/text/tok.h"
 
 static struct throttle {

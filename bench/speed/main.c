@@ -21,7 +21,7 @@
 #include <sys/resource.h>
 
 #include "bench/speed/bench.h"
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 #include "tools/command.h"
 
 enum { MAX_POINTS = 32, MAX_RUNNERS = 16, WARM_UP_TOKENS = 16, MAX_LABEL = 256 };

@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "bench/speed/bench.h"
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 
 enum { MAX_SEQS = 256 };
 

@@ -19,7 +19,7 @@
 #include "daemon/worker/ask.h"
 #include "daemon/worker/light.h"
 #include "daemon/worker/mapping.h"
-#include "engine/kv/place.h"
+#include "engine/kv/policy/place.h"
 #include "engine/text/tok.h"
 
 enum { LOGITS_ALIGN = 64 };

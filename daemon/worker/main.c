@@ -22,7 +22,7 @@
 #include "base/options.h"
 #include "daemon/worker/io.h"
 #include "daemon/worker/worker.h"
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 
 enum { EXIT_USAGE = 2, EXIT_REFUSED = 4, EXIT_INTERNAL = 8 };
 

@@ -22,7 +22,7 @@
 #include "daemon/worker/device.h"
 #include "daemon/worker/job.h"
 #include "daemon/worker/mapping.h"
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 #include "engine/text/stop.h"
 #include "engine/text/tok.h"
 

@@ -14,8 +14,8 @@
 
 #include <stdatomic.h>
 
-#include "engine/kv/staging.h"
-#include "engine/kv/tier.h"
+#include "engine/kv/home/staging.h"
+#include "engine/kv/home/tier.h"
 #include "engine/model/model.h"
 
 struct forward;

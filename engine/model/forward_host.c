@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stores whose pages lie in the host's memory (pool=host), as the forward pass meets them.
  *
- * Behind layer i - 1's attention layer i's K and V begin to come to the device (kv/staging.h),
+ * Behind layer i - 1's attention layer i's K and V begin to come to the device (kv/home/staging.h),
  * beside the products up to layer i's attention, which waits for them and for nothing brought
  * later: of decode rows that choose, what was foretold, in the order of the list; of all others the
  * whole store. New rows are stored at home and once more in staging: behind the list, or at their

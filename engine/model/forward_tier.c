@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stores whose K and V lie in a file (engine/kv/tier.h), as the forward pass meets them.
+/* Stores whose K and V lie in a file (engine/kv/home/tier.h), as the forward pass meets them.
  *
  * Layer i - 1 asks for layer i's store, then lands its own: so reading overlaps with everything
  * from layer i - 1's landing to layer i's projections, and the disk need not rest in between.

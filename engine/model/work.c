@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/kv/place.h"
-#include "engine/kv/select.h"
+#include "engine/kv/policy/place.h"
+#include "engine/kv/policy/select.h"
 #include "engine/model/tensors.h"
 #include "kernels/kv_lines.h"
 

@@ -6,7 +6,7 @@
  * what is asked for of them) and multiplications that a prompt needs, from shapes alone. What a
  * kernel does more is its own loss. */
 
-#include "engine/kv/shape.h"
+#include "engine/kv/plan/shape.h"
 #include "engine/model/model.h"
 
 struct work {

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "engine/kv/select.h"
+#include "engine/kv/policy/select.h"
 #include "engine/sched/state.h"
 
 static int32_t max_i32(int32_t a, int32_t b)

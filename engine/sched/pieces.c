@@ -12,7 +12,7 @@
  * is observed of it and may not be cut (batch_cut()) goes through a layer at once. Other prompts'
  * chunks wait until it is read: the chunk is the unit of turns.
  *
- * No unit has staging for pages on the host (pool=host, kv/staging.h): backends that have such
+ * No unit has staging for pages on the host (pool=host, kv/home/staging.h): backends that have such
  * pages work while the host does, and read a chunk in the step's own batch. */
 
 #include <assert.h>

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "engine/kv/snapshot.h"
+#include "engine/kv/seq/snapshot.h"
 
 int request_create(const struct engine_request *r, int32_t max_new, struct request **ret,
                    struct error *reterr)

@@ -21,8 +21,8 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "engine/kv/fill.h"
-#include "engine/kv/snapshot.h"
+#include "engine/kv/store/fill.h"
+#include "engine/kv/seq/snapshot.h"
 #include "engine/sched/state.h"
 
 enum {

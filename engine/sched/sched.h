@@ -10,8 +10,8 @@
 #include <stdatomic.h>
 
 #include "engine/engine.h"
-#include "engine/kv/cache.h"
-#include "engine/kv/snapshot.h"
+#include "engine/kv/seq/cache.h"
+#include "engine/kv/seq/snapshot.h"
 #include "engine/model/forward.h"
 
 struct sched;

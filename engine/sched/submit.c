@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/kv/snapshot.h"
+#include "engine/kv/seq/snapshot.h"
 #include "engine/sched/state.h"
 
 /* ---- principals ---------------------------------------------------------------------------- */

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 #include "tests/cuda/fake_engine.h"
 
 enum { GRAIN = 2 << 20, ALLOCS = 24 /* that the plan rounds up */ };

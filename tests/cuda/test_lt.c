@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 #include "tests/cuda/fake_open.h"
 #include "tests/cuda/lt/lt.h"
 

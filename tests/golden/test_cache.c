@@ -20,7 +20,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "engine/kv/snapshot.h"
+#include "engine/kv/seq/snapshot.h"
 
 struct vec {
     int32_t n_prompt;

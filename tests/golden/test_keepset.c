@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "engine/kv/snapshot.h"
+#include "engine/kv/seq/snapshot.h"
 #include "engine/text/tok.h"
 
 #define AT_LEAST 0.97

@@ -405,7 +405,8 @@ void check_op(struct check *c)
         return;
     }
     for (int t = 0; t < check_kv_n_types; t++) {
-        /* no selection in blocks: policies that would are refused (engine/kv/policy_parse.c) */
+        /* no selection in blocks: policies that would are refused (engine/kv/policy/policy_parse.c)
+         */
         for (int rank = OPS_RANK_ONCE;
              rank <= OPS_RANK_8 && ops_kv_block_dims(check_kv_types[t].k) == 1; rank++) {
             shapes_of_types(c, check_kv_types[t].k, check_kv_types[t].v, (enum ops_rank)rank);

@@ -5,7 +5,7 @@
 /* Engines on the small models of tests/data, and requests whose tokens and logits are kept. */
 
 #include "engine/engine.h"
-#include "engine/kv/tier.h"
+#include "engine/kv/home/tier.h"
 
 enum { RUN_MAX_NEW = 256, RUN_MAX_SCORED = 512 };
 

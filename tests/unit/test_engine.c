@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 #include "tests/unit/engine_run.h"
 
 static const char *const backends[] = {"ref", "cpu"};

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 #include "engine/sched/draft_rounds.h"
 #include "tests/unit/engine_run.h"
 #include "tests/unit/tiny_model.h"

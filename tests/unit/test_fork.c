@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/kv/pages.h"
-#include "engine/kv/plan.h"
+#include "engine/kv/store/pages.h"
+#include "engine/kv/plan/plan.h"
 #include "kernels/backend.h"
 #include "tests/unit/engine_run.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/kv/plan.h and shape.h: bytes known by arithmetic, the share that each axis leaves,
+/* engine/kv/plan/plan.h and shape.h: bytes known by arithmetic, the share that each axis leaves,
  * refusals with numbers. The shapes are SmolLM2-135M's: 30 layers, 3 K and V heads of 64, context
  * 8192. */
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 
 enum { CTX = 8192, LAYERS = 30 };
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "base/memory.h"
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 #include "tests/unit/engine_run.h"
 
 void *__real_malloc(size_t size);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/kv/policy.h: what may be said, what it means, where a fault is, and that the canonical
- * text says the same. */
+/* engine/kv/policy/policy.h: what may be said, what it means, where a fault is, and that the
+ * canonical text says the same. */
 
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/kv/policy.h"
-#include "engine/kv/select.h"
+#include "engine/kv/policy/policy.h"
+#include "engine/kv/policy/select.h"
 
 static struct policy parse(const char *text)
 {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/kv/place.h"
+#include "engine/kv/policy/place.h"
 #include "kernels/backend.h"
 #include "tests/unit/engine_run.h"
 

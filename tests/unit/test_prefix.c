@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "base/rng.h"
-#include "engine/kv/pages.h"
-#include "engine/kv/plan.h"
+#include "engine/kv/store/pages.h"
+#include "engine/kv/plan/plan.h"
 #include "kernels/backend.h"
 #include "tests/unit/engine_run.h"
 

@@ -9,7 +9,7 @@
 
 #include "base/cpu.h"
 #include "base/rng.h"
-#include "engine/kv/snapshot.h"
+#include "engine/kv/seq/snapshot.h"
 #include "tests/unit/engine_run.h"
 
 enum { N_PROMPT = 60, N_NEW = 24 };
@@ -285,7 +285,7 @@ Test(saved, a_second_turn_cuts_again)
     engine_destroy(e);
 }
 
-/* Where a store's group has its positions in a block (layout: engine/kv/snapshot.c). */
+/* Where a store's group has its positions in a block (layout: engine/kv/seq/snapshot.c). */
 static int32_t *positions(const struct saved *s, int32_t *ret_n)
 {
     const int32_t *at;

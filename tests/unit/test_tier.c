@@ -14,7 +14,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "engine/kv/plan.h"
+#include "engine/kv/plan/plan.h"
 #include "tests/unit/engine_run.h"
 
 enum { N_PROMPT = 150, N_NEW = 60, CTX = 256 };

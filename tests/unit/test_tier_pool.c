@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/rng.h"
-#include "engine/kv/tier_pool.h"
+#include "engine/kv/home/tier_pool.h"
 
 enum { CTX = 200, SLOTS = 40, SETS = 3, EXEMPT = 7, BYTES = 12 };
 

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sums, and the search for what would fit.
+ *
+ * A plan for one (context, sequences) pair is a pure function, so the largest context and the
+ * largest number of sequences are found by halving. Context 0 means the model's own where it fits,
+ * else the largest that does, down to 256 positions. */
+
+#include "engine/kv/plan/plan.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/cgroup.h"
+#include "engine/kv/seq/cache.h"
+
+enum {
+    LEAST_CTX = 2, /* a prompt of one token and one to follow */
+    MIN_CTX = 256, /* less is not chosen for a user who did not ask for it */
+    ADVICE_BYTES = 192,
+};
+
+/* ---- one pair -------------------------------------------------------------------------------- */
+
+static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, struct plan *p,
+                    struct shape *ret_shape, struct error *reterr)
+{
+    struct shape s;
+    uint64_t host = 0;
+    uint64_t n = (uint64_t)n_seqs;
+    struct shape_config config = in->shape;
+    int r;
+
+    config.ctx = ctx;
+    config.n_seqs = n_seqs;
+    r = shape_make(&config, &s, reterr);
+
+    if (r) {
+        return r;
+    }
+    *p = (struct plan){
+        .weights_bytes = in->weights_bytes,
+        .mapped_bytes = in->mapped_bytes,
+        .kv_bytes = s.kv_bytes,
+        .policy_bytes = s.state_bytes * n,
+        .prefill_peak_bytes = s.peak_bytes + s.peak_state_bytes,
+        .tier_bytes = s.tier.n_stores ? tier_bytes(&s.tier) : 0,
+        .file_bytes = s.tier.n_stores ? tier_file_bytes(&s.tier) : 0,
+        .prompt_read_bytes = s.prompt_read_bytes,
+        .index_bytes = in->index_bytes,
+        .lane_bytes = in->extra_bytes,
+        .available_bytes = in->available_bytes,
+        .limit_bytes = in->limit_bytes,
+        .device_available_bytes = in->device_available_bytes,
+        .seq_bytes = s.seq_bytes,
+        .ctx = ctx,
+        .n_seqs = n_seqs,
+        .n_classes = s.n_classes,
+    };
+    for (int32_t i = 0; i < s.n_classes; i++) {
+        struct plan_class *c = &p->page_classes[i];
+
+        memcpy(c->name, s.classes[i].name, sizeof(c->name));
+        c->page_bytes = s.classes[i].page_bytes;
+        c->n_pages = s.classes[i].n_pages;
+    }
+    /* What the cache takes beside what has a line of its own: tables, and sizes made even. */
+    p->scratch_bytes = in->scratch(in->arg, ctx, n_seqs, &host) + cache_bytes(&s) - p->kv_bytes -
+                       p->policy_bytes - p->prefill_peak_bytes - p->tier_bytes;
+    p->total_bytes = p->weights_bytes + p->kv_bytes + p->policy_bytes + p->prefill_peak_bytes +
+                     p->scratch_bytes + p->tier_bytes + p->index_bytes + p->lane_bytes;
+    p->host_bytes = host + cache_host_bytes(&s) + p->index_bytes + p->lane_bytes;
+    p->fits = p->device_available_bytes > 0
+                  ? p->host_bytes + p->mapped_bytes <= p->available_bytes &&
+                        p->total_bytes - p->host_bytes <= p->device_available_bytes
+                  : p->total_bytes + p->mapped_bytes <= p->available_bytes;
+    if (ret_shape) {
+        *ret_shape = s;
+    } else {
+        shape_finish(&s);
+    }
+    return 0;
+}
+
+static bool fits(const struct plan_input *in, int32_t ctx, int32_t n_seqs)
+{
+    struct plan p;
+
+    return evaluate(in, ctx, n_seqs, &p, NULL, NULL) == 0 && p.fits;
+}
+
+/* The largest value of [1, max] that fits, 0 for none; what fits fits with less too. */
+static int32_t search(const struct plan_input *in, int32_t max, int32_t fixed, bool over_ctx)
+{
+    int32_t low = 0;
+    int32_t high = max;
+
+    while (low < high) {
+        int32_t mid = low + (high - low + 1) / 2;
+
+        if (over_ctx ? fits(in, mid, fixed) : fits(in, fixed, mid)) {
+            low = mid;
+        } else {
+            high = mid - 1;
+        }
+    }
+    return low;
+}
+
+/* What would fit instead, if anything. */
+static void advise(const struct plan *p, char *text, size_t size)
+{
+    char ctx[80] = "";
+    char seqs[80] = "";
+
+    if (p->max_ctx > 0) {
+        (void)snprintf(ctx, sizeof(ctx), "a context of %d with %d sequence%s", p->max_ctx,
+                       p->n_seqs, p->n_seqs > 1 ? "s" : "");
+    }
+    if (p->max_sequences > 0) {
+        (void)snprintf(seqs, sizeof(seqs), "%d sequence%s with a context of %d", p->max_sequences,
+                       p->max_sequences > 1 ? "s" : "", p->ctx);
+    }
+    if (ctx[0] || seqs[0]) {
+        (void)snprintf(text, size, "%s%s%s would fit", ctx, ctx[0] && seqs[0] ? ", or " : "", seqs);
+    } else {
+        (void)snprintf(
+            text, size,
+            "no context fits with %d sequence%s: the shortest, of %d, needs %" PRIu64 " MiB",
+            p->n_seqs, p->n_seqs > 1 ? "s" : "", LEAST_CTX, (p->least_bytes + (1 << 20) - 1) >> 20);
+    }
+}
+
+/* By what n bytes are bounded: the user's limit, or what there is. */
+static const char *why(const struct plan *p, uint64_t n)
+{
+    return n == p->limit_bytes ? "allowed by --memory" : "free";
+}
+
+static int refuse(const struct plan *p, struct error *reterr)
+{
+    char instead[ADVICE_BYTES];
+
+    advise(p, instead, sizeof(instead));
+    if (p->device_available_bytes > 0) {
+        return error_set(
+            reterr, -ENOMEM,
+            "the plan needs %" PRIu64 " MiB of the device (weights %" PRIu64 ", cache %" PRIu64
+            "), where %" PRIu64 " MiB are %s, and %" PRIu64 " MiB of the host's %" PRIu64 "; %s",
+            (p->total_bytes - p->host_bytes) >> 20, p->weights_bytes >> 20, p->kv_bytes >> 20,
+            p->device_available_bytes >> 20, why(p, p->device_available_bytes),
+            (p->host_bytes + p->mapped_bytes) >> 20, p->available_bytes >> 20, instead);
+    }
+    return error_set(reterr, -ENOMEM,
+                     "the plan needs %" PRIu64 " MiB (weights %" PRIu64 ", cache %" PRIu64
+                     ", the rest %" PRIu64 "), %" PRIu64 " MiB are %s; %s",
+                     (p->total_bytes + p->mapped_bytes) >> 20,
+                     (p->weights_bytes + p->mapped_bytes) >> 20, p->kv_bytes >> 20,
+                     (p->total_bytes - p->weights_bytes - p->kv_bytes) >> 20,
+                     p->available_bytes >> 20, why(p, p->available_bytes), instead);
+}
+
+int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_shape,
+              struct error *reterr)
+{
+    int32_t ctx = in->shape.ctx ? in->shape.ctx : in->ctx_model;
+    int32_t max_ctx = search(in, in->ctx_model > ctx ? in->ctx_model : ctx, in->shape.n_seqs, true);
+
+    if (in->shape.ctx == 0 && max_ctx < ctx && max_ctx >= MIN_CTX) {
+        ctx = max_ctx;
+    }
+    int r = evaluate(in, ctx, in->shape.n_seqs, ret, ret_shape, reterr);
+    struct plan least;
+
+    if (r) {
+        return r;
+    }
+    ret->ctx_is_cut = in->shape.ctx == 0 && ctx < in->ctx_model;
+    if (max_ctx < LEAST_CTX && evaluate(in, LEAST_CTX, in->shape.n_seqs, &least, NULL, NULL) == 0) {
+        ret->least_bytes = least.total_bytes + least.mapped_bytes;
+    }
+    ret->ctx_model = in->ctx_model;
+    ret->max_ctx = max_ctx >= LEAST_CTX ? max_ctx : 0;
+    ret->max_sequences = search(in, SHAPE_MOST_SEQS, ctx, false);
+    policy_print(&in->shape.mix.part[0].policy, ret->policy, sizeof(ret->policy));
+    return ret->fits ? 0 : refuse(ret, reterr);
+}
+
+/* ---- printing ---------------------------------------------------------------------------------
+ */
+
+struct figure {
+    const char *key;
+    const char *label;
+    uint64_t value;
+};
+
+enum { N_FIGURES = 15 };
+
+static void figures(const struct plan *p, struct figure out[N_FIGURES])
+{
+    const struct figure f[N_FIGURES] = {
+        {"weights_bytes", "weights", p->weights_bytes},
+        {"mapped_bytes", "weights read from the file's map", p->mapped_bytes},
+        {"kv_bytes", "keys and values", p->kv_bytes},
+        {"policy_bytes", "positions, scores, sums", p->policy_bytes},
+        {"prefill_peak_bytes", "while a prompt is read", p->prefill_peak_bytes},
+        {"scratch_bytes", "activations and tables", p->scratch_bytes},
+        {"tier_bytes", "partial keys and staging of the disk", p->tier_bytes},
+        {"index_bytes", "tokenizer and files' indices", p->index_bytes},
+        {"lane_bytes", "lanes, journal, other processes", p->lane_bytes},
+        {"total_bytes", "total without maps", p->total_bytes},
+        {"host_bytes", "of it on the host in any case", p->host_bytes},
+        {"file_bytes", "on disk, not memory", p->file_bytes},
+        {"prompt_read_bytes", "  read of it by a prompt that long", p->prompt_read_bytes},
+        {"available_bytes", "available", p->available_bytes},
+        {"device_available_bytes", "available on the device", p->device_available_bytes},
+    };
+
+    memcpy(out, f, sizeof(f));
+}
+
+void plan_print_json(const struct plan *p, FILE *out)
+{
+    struct figure f[N_FIGURES];
+
+    figures(p, f);
+    fprintf(out, "{");
+    for (int i = 0; i < N_FIGURES; i++) {
+        fprintf(out, "\"%s\": %" PRIu64 ", ", f[i].key, f[i].value);
+    }
+    fprintf(out, "\"seq_bytes\": %" PRIu64 ", \"policy\": \"%s\", \"page_classes\": [",
+            p->seq_bytes, p->policy);
+    for (int32_t i = 0; i < p->n_classes; i++) {
+        const struct plan_class *c = &p->page_classes[i];
+
+        fprintf(out, "%s{\"name\": \"%s\", \"page_bytes\": %" PRIu64 ", \"pages\": %u}",
+                i ? ", " : "", c->name, c->page_bytes, c->n_pages);
+    }
+    fprintf(out,
+            "], \"ctx\": %d, \"sequences\": %d, \"fits\": %s, \"max_ctx\": %d, "
+            "\"max_sequences\": %d, \"trained_ctx\": %d}\n",
+            p->ctx, p->n_seqs, p->fits ? "true" : "false", p->max_ctx, p->max_sequences,
+            p->ctx_model);
+}
+
+void plan_print_table(const struct plan *p, FILE *out)
+{
+    struct figure f[N_FIGURES];
+
+    figures(p, f);
+    for (int i = 0; i < N_FIGURES - (p->device_available_bytes == 0); i++) {
+        fprintf(out, "%-34s %16" PRIu64 "  %10.1f MiB\n", f[i].label, f[i].value,
+                (double)f[i].value / (1 << 20));
+    }
+    for (int32_t i = 0; i < p->n_classes; i++) {
+        const struct plan_class *c = &p->page_classes[i];
+
+        fprintf(out, "  pages of %-24s %8u x %" PRIu64 " bytes\n", c->name, c->n_pages,
+                c->page_bytes);
+    }
+    fprintf(out, "policy %s\n", p->policy);
+    if (p->fits) {
+        fprintf(out, "context %d, sequences %d: fits; at most context %d or %d sequences\n", p->ctx,
+                p->n_seqs, p->max_ctx, p->max_sequences);
+        if (p->ctx_is_cut) {
+            fprintf(out,
+                    "the model was trained on %d: the context is what %" PRIu64
+                    " MiB %s leave of it\n",
+                    p->ctx_model, p->available_bytes >> 20, why(p, p->available_bytes));
+        }
+    } else {
+        char instead[ADVICE_BYTES];
+
+        advise(p, instead, sizeof(instead));
+        fprintf(out, "context %d, sequences %d: does not fit; %s\n", p->ctx, p->n_seqs, instead);
+    }
+}
+
+/* ---- what is free ------------------------------------------------------------------------------
+ */
+
+uint64_t plan_memory_available(void)
+{
+    uint64_t least = cgroup_memory_max("/proc/self/cgroup", "/sys/fs/cgroup");
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[128];
+
+    while (f && fgets(line, sizeof(line), f)) {
+        uint64_t kb;
+
+        if (sscanf(line, "MemAvailable: %" SCNu64 " kB", &kb) == 1) {
+            least = kb * 1024 < least ? kb * 1024 : least;
+        }
+    }
+    if (f) {
+        (void)fclose(f);
+    }
+    return least;
+}

@@ -1,0 +1,505 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Seats: creation, who may sit down, who leaves, and what a seat holds.
+ *
+ * The cache's work is in six files that share cache_impl.h: this one; cache_store.c, one store of
+ * one sequence, its pages and arrays; cache_step.c, a step's pages and victims; cache_cut.c, the
+ * end of a prompt, and prompts that are read layer by layer; cache_share.c, pages of several
+ * sequences; cache_keep.c, pages that stay for texts to come.
+ *
+ * What a sequence will need at most is reserved when it sits down and taken as tokens come, so no
+ * step can run out. */
+
+#include "engine/kv/seq/cache.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+#include "engine/kv/seq/cache_impl.h"
+
+/* ---- creation -------------------------------------------------------------------------------- */
+
+/* Host arrays of all seats; `c` NULL: only adds up. */
+static size_t lay_host(const struct shape *s, struct memory_arena *a, struct cache *c)
+{
+    size_t n = (size_t)s->config.n_seqs;
+    struct cache_seq *seqs = memory_arena_take(a, n * sizeof(*seqs));
+    uint32_t *pages = memory_arena_take(a, n * (size_t)s->table_bytes);
+    int32_t *n_pages = memory_arena_take(a, n * (size_t)s->config.n_stores * sizeof(*n_pages));
+
+    if (c) {
+        c->seqs = seqs;
+        c->pages_host = pages;
+        c->n_pages_host = n_pages;
+    }
+    return a->used;
+}
+
+static uint64_t state_bytes(const struct shape *s)
+{
+    return s->state_bytes * (uint64_t)s->config.n_seqs + s->peak_state_bytes;
+}
+
+uint64_t cache_host_bytes(const struct shape *s)
+{
+    uint64_t bytes = memory_rounded(lay_host(s, &(struct memory_arena){0}, NULL)) + prefix_bytes(s);
+
+    for (int32_t i = 0; i < s->n_classes; i++) {
+        const struct shape_class *c = &s->classes[i];
+
+        bytes += pages_mapped_bytes(c->page_bytes, c->part_bytes, c->n_pages);
+    }
+    return bytes;
+}
+
+uint64_t cache_bytes(const struct shape *s)
+{
+    uint64_t bytes = memory_rounded(lay_host(s, &(struct memory_arena){0}, NULL)) +
+                     memory_rounded(s->table_bytes * (uint64_t)s->config.n_seqs) +
+                     memory_rounded(state_bytes(s)) + prefix_bytes(s);
+
+    bytes += s->tier.n_stores ? tier_bytes(&s->tier) : 0;
+    bytes += s->staging.seq_bytes ? staging_bytes(&s->staging) : 0;
+    for (int32_t i = 0; i < s->n_classes; i++) {
+        const struct shape_class *c = &s->classes[i];
+
+        bytes += pages_bytes(c->page_bytes, c->part_bytes, c->n_pages);
+    }
+    return bytes;
+}
+
+static int alloc_seats(struct cache *c, struct error *reterr)
+{
+    const struct shape *s = &c->shape;
+    size_t n = (size_t)s->config.n_seqs;
+    size_t words = (size_t)(s->table_bytes / sizeof(uint32_t));
+    uint64_t state = state_bytes(s);
+    struct memory_arena a = {.size = lay_host(s, &(struct memory_arena){0}, NULL)};
+    void *host = NULL;
+    int r = memory_map(a.size, "page tables", &host, reterr);
+
+    if (!r) {
+        a.base = host;
+        (void)lay_host(s, &a, c);
+        r = s->config.ops->alloc(c->be, s->table_bytes * n, "page tables", &c->tables, reterr);
+    }
+    if (!r && state) {
+        r = s->config.ops->alloc(c->be, state, "policy state", &c->state, reterr);
+    }
+    if (r) {
+        return r;
+    }
+    c->peak_state = c->state ? (uint8_t *)c->state + s->state_bytes * n : NULL;
+    for (size_t i = 0; i < n; i++) {
+        struct cache_seq *q = &c->seqs[i];
+
+        q->tables = (uint8_t *)c->tables + s->table_bytes * i;
+        q->state = c->state ? (uint8_t *)c->state + s->state_bytes * i : NULL;
+        q->pages = c->pages_host + words * i;
+        q->n_pages = c->n_pages_host + (size_t)s->config.n_stores * i;
+    }
+    return 0;
+}
+
+int cache_create(struct shape *shape, struct backend *be, struct cache **ret, struct error *reterr)
+{
+    struct cache *c = calloc(1, sizeof(*c));
+    int r = 0;
+
+    if (!c) {
+        shape_finish(shape);
+        return error_set(reterr, -ENOMEM, "cache: no memory");
+    }
+    c->shape = *shape;
+    *shape = (struct shape){0};
+    c->be = be;
+    c->peak_holder = -1;
+    for (int32_t i = 0; !r && i < c->shape.n_classes; i++) {
+        const struct shape_class *k = &c->shape.classes[i];
+
+        r = k->part_bytes ? pages_create_mapped(c->shape.config.ops, be, k->page_bytes,
+                                                k->part_bytes, k->n_pages, &c->classes[i], reterr)
+                          : pages_create(c->shape.config.ops, be, k->page_bytes, k->n_pages,
+                                         &c->classes[i], reterr);
+    }
+    if (!r) {
+        r = alloc_seats(c, reterr);
+    }
+    if (!r) {
+        r = prefix_create(&c->shape, &c->prefix, reterr);
+    }
+    if (!r && c->shape.staging.seq_bytes) {
+        r = staging_create(&c->shape.staging, be, &c->staging, reterr);
+    }
+    if (!r && c->shape.tier.n_stores) {
+        r = c->shape.config.tier_dir
+                ? tier_create(&c->shape.tier, be, c->shape.config.tier_dir,
+                              c->shape.config.tier_calls, &c->tier, reterr)
+                : error_set(reterr, -EINVAL, "%s: no directory is given for its file (--tier-dir)",
+                            c->shape.tier_option);
+    }
+    if (r) {
+        cache_destroy(c);
+        return r;
+    }
+    *ret = c;
+    return 0;
+}
+
+void cache_destroy(struct cache *c)
+{
+    if (!c) {
+        return;
+    }
+    const struct shape *s = &c->shape;
+
+    tier_destroy(c->tier);
+    staging_destroy(c->staging);
+    for (int32_t i = 0; i < s->n_classes; i++) {
+        pages_destroy(&c->classes[i]);
+    }
+    if (c->state) {
+        s->config.ops->free(c->be, c->state, state_bytes(s));
+    }
+    if (c->tables) {
+        s->config.ops->free(c->be, c->tables, s->table_bytes * (uint64_t)s->config.n_seqs);
+    }
+    prefix_destroy(&c->prefix);
+    memory_unmap(c->seqs, lay_host(s, &(struct memory_arena){0}, NULL)); /* the arena's first */
+    shape_finish(&c->shape);
+    free(c);
+}
+
+/* ---- sitting down and leaving ---------------------------------------------------------------- */
+
+/* Positions, scores, and where a long prompt is read. */
+static int check_state(const struct shape *s, const struct policy *p, const struct shape_text *text,
+                       const struct shape_need *need, struct error *reterr)
+{
+    bool scores = place_find(p->place)->scores;
+    int32_t budget = shape_budget(s, p, text);
+
+    if (s->steady_cap < budget || (scores && !s->scores)) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds %s of %d slots a head group, this policy needs %s of %d; "
+                         "start the daemon with --kv naming it",
+                         s->scores ? "positions and scores" : "positions", s->steady_cap,
+                         scores ? "positions and scores" : "positions", budget);
+    }
+    for (int32_t i = 1; p->scope == POLICY_SHARED && i < s->config.n_stores; i++) {
+        if (s->seats[i].n_groups != s->seats[0].n_groups) {
+            return error_set(reterr, -ENOTSUP,
+                             "score=shared: layers %d and %d differ in their number of heads",
+                             s->config.stores[0].layer, s->config.stores[i].layer);
+        }
+    }
+    if (need->peak_state && !need->layered && (!s->whole_peak || need->peak_slots > s->peak_cap)) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds no room for reading a prompt of %d tokens in this "
+                         "policy's way (prefill=); start the daemon with --kv naming it",
+                         text->n_prompt);
+    }
+    if (need->layered && s->max_survivors && p->observe > s->max_survivors &&
+        text->n_prompt > s->max_survivors) {
+        return error_set(reterr, -ENOMEM, "observe=%d is more than the %d rows planned for",
+                         p->observe, s->max_survivors);
+    }
+    return 0;
+}
+
+/* What queries that select need beside pages. */
+static int check_select(const struct shape *s, const struct policy *p, int32_t variant,
+                        struct error *reterr)
+{
+    bool sums = false;
+
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        sums = sums || shape_keeps_sum(s, p, i);
+    }
+    bool speculates = p->select == POLICY_INFINIGEN;
+
+    if (policy_on_disk(p) && !s->tier.n_stores) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds no file for K and V; start the daemon with --kv naming "
+                         "this policy");
+    }
+    if (policy_on_disk(p) && variant != s->tier_variant) {
+        return error_set(
+            reterr, -ENOMEM,
+            "the file for K and V is planned for another precision or partial key; start "
+            "the daemon with --kv naming this policy");
+    }
+    if ((p->select != POLICY_READ_ALL && !s->selects) || (sums && !s->sums) ||
+        (speculates && !s->speculates)) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds no %s; start the daemon with --kv naming this policy",
+                         sums && s->selects ? "sums of V" : "scratch for queries that select");
+    }
+    return shape_check_select(s, p, reterr);
+}
+
+int cache_check(const struct cache *c, const struct policy *p, const struct shape_text *text,
+                struct error *reterr)
+{
+    const struct shape *s = &c->shape;
+    const struct place_ops *place = place_find(p->place);
+    struct shape_need need;
+    int v = shape_variant(s, p);
+
+    if (v < 0) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan has no pages of this policy's precision (f16 if it names "
+                         "none); start the daemon with --kv naming it");
+    }
+    if (p->chunk > s->config.max_chunk) {
+        return error_set(reterr, -ENOMEM, "chunk=%d is more than the %d rows planned for", p->chunk,
+                         s->config.max_chunk);
+    }
+    shape_need(s, p, v, text, &need);
+    int r = check_select(s, p, v, reterr);
+
+    if (!r && place->evicts) {
+        r = check_state(s, p, text, &need, reterr);
+    }
+    if (r) {
+        return r;
+    }
+    if (policy_pool_slots(p, text->n_prompt, s->config.ctx) > s->tier.pool_slots) {
+        return error_set(reterr, -ENOMEM,
+                         "this policy needs a pool of %d slots beside the file, the plan has %d; "
+                         "start the daemon with --kv naming it",
+                         policy_pool_slots(p, text->n_prompt, s->config.ctx), s->tier.pool_slots);
+    }
+    for (int32_t i = 0; i < s->n_classes; i++) {
+        if (need.pages[i] + need.peak[i] > s->classes[i].n_pages) {
+            return error_set(reterr, -ENOMEM,
+                             "this policy needs %u pages of %s for %d positions, the plan has %u",
+                             need.pages[i] + need.peak[i], s->classes[i].name, text->n_tokens,
+                             s->classes[i].n_pages);
+        }
+    }
+    return 0;
+}
+
+bool cache_reads_layered(const struct cache *c, const struct policy *p,
+                         const struct shape_text *text)
+{
+    struct shape_need need;
+
+    shape_need(&c->shape, p, shape_variant(&c->shape, p), text, &need);
+    return need.layered;
+}
+
+bool cache_needs_peak(const struct cache *c, const struct policy *p, const struct shape_text *text)
+{
+    struct shape_need need;
+
+    shape_need(&c->shape, p, shape_variant(&c->shape, p), text, &need);
+    return need.peak_state;
+}
+
+static bool reserve(struct cache *c, int32_t class, uint32_t n)
+{
+    struct pages *p = &c->classes[class];
+
+    if (n > p->n_free + p->n_idle - p->n_reserved) {
+        return false;
+    }
+    if (n > p->n_free - p->n_reserved) {
+        cache_reclaim(c, class, n);
+    }
+    return pages_reserve(p, n);
+}
+
+bool cache_reserve(struct cache *c, const uint32_t *n)
+{
+    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+        if (!reserve(c, i, n[i])) {
+            while (i-- > 0) {
+                pages_unreserve(&c->classes[i], n[i]);
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
+int cache_free_seat(const struct cache *c)
+{
+    for (int32_t i = 0; i < c->shape.config.n_seqs; i++) {
+        if (!c->seqs[i].busy) {
+            return i;
+        }
+    }
+    return -EBUSY;
+}
+
+/* Seat and pages for what the text needs beside n_units that are kept. */
+static int find_room(struct cache *c, struct shape_need *need, int32_t variant, int32_t n_units)
+{
+    uint32_t kept[SHAPE_MAX_CLASSES];
+
+    cache_kept_pages(c, variant, n_units, kept);
+    for (int32_t i = 0; i < c->shape.n_classes; i++) { /* one count from here on */
+        need->pages[i] += need->peak[i];
+        need->pages[i] -= kept[i];
+    }
+    if ((need->peak_state && c->peak_holder >= 0) || !cache_reserve(c, need->pages)) {
+        return -EBUSY;
+    }
+    return 0;
+}
+
+int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
+              const struct shape_text *text, const int32_t *tokens, int32_t n_known)
+{
+    const struct shape *s = &c->shape;
+    struct shape_need need;
+    int v = shape_variant(s, p);
+    int32_t seat = cache_free_seat(c);
+    uint32_t unit;
+
+    if (v < 0 || seat < 0) {
+        return v < 0 ? v : seat;
+    }
+    int32_t n_units = cache_find_kept(c, p, principal, tokens, n_known, &unit);
+
+    shape_need(s, p, v, text, &need);
+    cache_hold_kept(c, v, unit); /* first, so that nobody takes them for the rest */
+    if (find_room(c, &need, v, n_units)) {
+        cache_release_kept(c, v, unit);
+        return -EBUSY;
+    }
+    struct cache_seq *q = &c->seqs[seat];
+
+    q->busy = true;
+    q->policy = *p;
+    q->place = place_find(p->place);
+    q->variant = v;
+    q->principal = principal;
+    q->n_prompt = text->n_prompt;
+    q->budget = shape_budget(s, p, text);
+    q->n_tokens = 0;
+    q->n_slots = 0;
+    q->n_kept = 0;
+    q->prepared = 0;
+    q->evicting = false;
+    q->in_peak = need.peak_state;
+    q->layered = need.layered;
+    q->n_evicted = 0;
+    q->shares = false;
+    q->left = need;
+    memset(q->n_pages, 0, (size_t)s->config.n_stores * sizeof(*q->n_pages));
+    if (q->in_peak) {
+        c->peak_holder = seat;
+    }
+    if (policy_on_disk(p)) {
+        tier_sit(c->tier, seat,
+                 &(struct tier_pool_rule){
+                     .victim = (enum policy_place)p->victim,
+                     .n_slots = policy_pool_slots(p, text->n_prompt, s->config.ctx),
+                     .exempt = p->exempt,
+                 });
+    }
+    int r = cache_attach(c, q, unit, n_units);
+
+    if (r) {
+        cache_leave(c, seat);
+    }
+    return r ? r : seat;
+}
+
+void cache_leave(struct cache *c, int32_t seat)
+{
+    struct cache_seq *q = &c->seqs[seat];
+
+    assert(q->busy);
+    if (policy_on_disk(&q->policy)) {
+        tier_leave(c->tier, seat);
+    }
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        cache_drop_pages(c, q, i, 0);
+    }
+    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+        pages_unreserve(&c->classes[i], q->left.pages[i]);
+    }
+    if (c->peak_holder == seat) {
+        c->peak_holder = -1;
+    }
+    q->busy = false;
+}
+
+int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, int32_t n_slots,
+                 int64_t n_evicted)
+{
+    struct cache_seq *q = &c->seqs[seat];
+    int r = 0;
+
+    q->n_tokens = n_tokens;
+    q->n_slots = n_slots;
+    q->prepared = n_tokens;
+    q->n_evicted = n_evicted;
+    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+        r = cache_take_pages(c, q, i, cache_store_slots(c, seat, i));
+    }
+    return r;
+}
+
+int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store)
+{
+    return shape_on_disk(&c->shape, &c->seqs[seat].policy, store);
+}
+
+int cache_failed(const struct cache *c, int32_t seat, struct error *ret)
+{
+    bool on_disk = policy_on_disk(&c->seqs[seat].policy);
+
+    return on_disk ? tier_failed(c->tier, seat, ret) : 0;
+}
+
+/* ---- figures --------------------------------------------------------------------------------- */
+
+struct ops_kv cache_store_kv(const struct cache *c, int32_t seat, int32_t store)
+{
+    return cache_kv_of(c, &c->seqs[seat], store, cache_store_slots(c, seat, store));
+}
+
+int32_t cache_store_slots(const struct cache *c, int32_t seat, int32_t store)
+{
+    const struct cache_seq *q = &c->seqs[seat];
+    int32_t ring = c->shape.seats[store].ring;
+
+    if (q->budget > 0 && shape_evicts(&c->shape, &q->policy, store)) {
+        return q->n_slots;
+    }
+    return ring && q->n_tokens > ring ? ring : q->n_tokens;
+}
+
+void cache_usage(const struct cache *c, int32_t seat, uint64_t *ret_bytes, int64_t *ret_slots)
+{
+    const struct cache_seq *q = &c->seqs[seat];
+
+    *ret_bytes = 0;
+    *ret_slots = 0;
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        int32_t n = c->shape.seats[i].n_groups;
+        int32_t class = shape_class_of(&c->shape, q->variant, i);
+
+        *ret_bytes += (uint64_t)n * (uint64_t)q->n_pages[i] * c->classes[class].page_bytes;
+        *ret_slots += (int64_t)n * cache_slots_after(c, q, i, 0);
+    }
+}
+
+void cache_totals(const struct cache *c, uint64_t *ret_used, uint64_t *ret_total)
+{
+    *ret_used = 0;
+    *ret_total = 0;
+    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+        const struct pages *p = &c->classes[i];
+
+        *ret_used += (uint64_t)(p->n_pages - p->n_free - p->n_idle) * p->page_bytes;
+        *ret_total += (uint64_t)p->n_pages * p->page_bytes;
+    }
+}

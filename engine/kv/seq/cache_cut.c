@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The end of a prompt, and prompts that are read layer by layer.
+ *
+ * A cut leaves the budget's best slots below the budget, gives back the pages above it, and moves
+ * positions and scores from the peak region, where they lay if the prompt was long, to the seat. */
+
+#include <assert.h>
+
+#include "engine/kv/seq/cache_impl.h"
+
+/* What is left of a store's positions and scores moves from the peak region to the seat. */
+static int move_state(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots)
+{
+    const struct shape *s = &c->shape;
+    const struct shape_seat *st = &s->seats[store];
+    struct cache_state from = cache_state_of(c, q, store);
+    uint64_t bytes = (uint64_t)n_slots * sizeof(int32_t);
+
+    for (int32_t g = 0; g < st->n_groups; g++) {
+        uint64_t to = (uint64_t)g * (uint64_t)s->steady_cap * sizeof(int32_t);
+        uint64_t at = (uint64_t)g * (uint64_t)from.cap * sizeof(int32_t);
+        int r = s->config.ops->copy(c->be, q->state + st->pos_off + to, from.pos + at, bytes);
+
+        if (!r && q->place->scores) {
+            r = s->config.ops->copy(c->be, q->state + st->score_off + to, from.score + at, bytes);
+        }
+        if (r) {
+            return r;
+        }
+    }
+    return 0;
+}
+
+static void leave_peak(struct cache *c, struct cache_seq *q)
+{
+    q->in_peak = false;
+    q->layered = false;
+    c->peak_holder = -1;
+}
+
+/* Scores are not negative, so one below zero goes first. While a prompt is read without cuts in
+ * between, slot is position. */
+static int doom(struct cache *c, const struct ops_kv *kv, int32_t slot)
+{
+    const float least = -1.0f;
+    int r = 0;
+
+    for (int32_t g = 0; !r && g < kv->layout->n_groups; g++) {
+        r = c->shape.config.ops->write(
+            c->be, kv->score + (size_t)g * (size_t)kv->cap + (size_t)slot, &least, sizeof(least));
+    }
+    return r;
+}
+
+static uint64_t score_bytes(const struct ops_kv *kv)
+{
+    return (uint64_t)kv->layout->n_groups * (uint64_t)kv->cap * sizeof(float);
+}
+
+static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots,
+                     const struct place_guard *guard)
+{
+    struct ops_kv kv = cache_kv_of(c, q, store, n_slots);
+    struct ops_cut p = {
+        .kv = &kv,
+        .budget = guard->budget,
+        .sinks = guard->sinks,
+        .pos_protect = guard->pos_protect,
+        .by_position = guard->by_position,
+        .shared = guard->shared,
+    };
+    int32_t shared = cache_score_store_of(c, q);
+    int r = 0;
+
+    if (shared >= 0 && shared != store) { /* a cut moves scores along: work on a copy */
+        float *own = (float *)(void *)cache_state_of(c, q, store).score;
+
+        r = c->shape.config.ops->copy(c->be, own, kv.score, score_bytes(&kv));
+        kv.score = own;
+    }
+    if (!r && guard->drop >= 0) {
+        r = doom(c, &kv, guard->drop);
+    }
+    if (!r) {
+        r = c->shape.config.ops->cut(c->be, &p);
+    }
+    if (!r) {
+        q->n_evicted += (int64_t)c->shape.seats[store].n_groups * (n_slots - guard->budget);
+    }
+    return r;
+}
+
+/* The prompt is read. Of the pages for it alone, those never taken are still reserved; those taken
+ * are free again: both leave the sequence's account. */
+static void end_of_peak(struct cache *c, struct cache_seq *q)
+{
+    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+        uint32_t peak = q->left.peak[i];
+        uint32_t unused = q->left.pages[i] < peak ? q->left.pages[i] : peak;
+
+        pages_unreserve(&c->classes[i], unused);
+        q->left.pages[i] -= unused;
+        q->left.peak[i] = 0;
+    }
+    if (q->in_peak) {
+        leave_peak(c, q);
+    }
+}
+
+int cache_cut(struct cache *c, int32_t seat, bool last)
+{
+    struct cache_seq *q = &c->seqs[seat];
+    struct place_guard guard;
+    int r = 0;
+
+    if (q->budget == 0 || (!last && q->policy.prefill != POLICY_BOUNDED)) {
+        return 0;
+    }
+    cache_guard_at(q, true, q->n_tokens - 1, &guard);
+    if (q->n_slots > guard.budget) {
+        for (int32_t i = c->shape.config.n_stores - 1; !r && i >= 0; i--) { /* shared scores last */
+            r = cache_evicts_from(c, q, i) ? cut_store(c, q, i, q->n_slots, &guard) : 0;
+        }
+        if (r) {
+            return r;
+        }
+        q->n_slots = guard.budget;
+    }
+    if (!last) {
+        return 0;
+    }
+    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+        if (cache_evicts_from(c, q, i)) {
+            cache_drop_pages(c, q, i, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
+            r = q->in_peak ? move_state(c, q, i, q->n_slots) : 0;
+        }
+    }
+    end_of_peak(c, q);
+    return r;
+}
+
+/* ---- layered prefill ------------------------------------------------------------------------- */
+
+static int32_t layer_slots(const struct cache *c, int32_t store, int32_t n_tokens)
+{
+    int32_t ring = c->shape.seats[store].ring;
+
+    return ring && n_tokens > ring ? ring : n_tokens;
+}
+
+int cache_layer_prepare(struct cache *c, int32_t seat, int32_t store, int32_t n_tokens)
+{
+    return cache_take_pages(c, &c->seqs[seat], store, layer_slots(c, store, n_tokens));
+}
+
+void cache_layer_view(const struct cache *c, int32_t seat, int32_t store, int32_t pos0,
+                      int32_t n_tokens, struct ops_seq *ret)
+{
+    int32_t ring = c->shape.seats[store].ring;
+
+    ret->kv = cache_kv_of(c, &c->seqs[seat], store, layer_slots(c, store, n_tokens));
+    ret->victim = NULL;
+    ret->ring = ring;
+    ret->slot0 = ring ? pos0 % ring : pos0;
+    ret->pos0 = pos0;
+}
+
+int cache_layer_cut(struct cache *c, int32_t seat, int32_t store)
+{
+    struct cache_seq *q = &c->seqs[seat];
+    int32_t class = shape_class_of(&c->shape, q->variant, store);
+    int32_t had = q->n_pages[store];
+    struct place_guard guard;
+
+    if (!cache_evicts_from(c, q, store)) {
+        return 0;
+    }
+    cache_guard_at(q, true, q->n_prompt - 1, &guard);
+    int r = cut_store(c, q, store, q->n_prompt, &guard);
+
+    if (!r) {
+        r = move_state(c, q, store, guard.budget);
+    }
+    if (r) {
+        return r;
+    }
+    cache_drop_pages(c, q, store, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
+    /* The next store will need them. */
+    uint32_t n = (uint32_t)((had - q->n_pages[store]) * c->shape.seats[store].n_groups);
+    bool reserved = pages_reserve(&c->classes[class], n);
+
+    assert(reserved);
+    q->left.pages[class] += reserved ? n : 0;
+    return 0;
+}
+
+void cache_layer_done(struct cache *c, int32_t seat)
+{
+    struct cache_seq *q = &c->seqs[seat];
+    struct place_guard guard;
+
+    cache_guard_at(q, true, q->n_prompt - 1, &guard);
+    q->n_tokens = q->n_prompt;
+    q->prepared = q->n_prompt;
+    q->n_slots = guard.budget;
+    end_of_peak(c, q);
+}
+
+float *cache_hidden(const struct cache *c)
+{
+    return (float *)(void *)(c->peak_state + c->shape.hidden_off);
+}
+
+float *cache_survivors(const struct cache *c)
+{
+    return (float *)(void *)(c->peak_state + c->shape.survivors_off);
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_KV_SEQ_CACHE_IMPL_H
+#define PIPIT_ENGINE_KV_SEQ_CACHE_IMPL_H
+
+/* What the files of the cache share: one store of one sequence. Private to cache*.c. */
+
+#include "engine/kv/seq/cache.h"
+
+/* The first positions and scores of the region that the sequence uses for a store: its seat's, or
+ * the peak region while its prompt is read. */
+struct cache_state {
+    uint8_t *pos;
+    uint8_t *score;
+    int32_t cap;
+};
+
+struct cache_state cache_state_of(const struct cache *c, const struct cache_seq *q, int32_t store);
+
+/* The store whose scores all stores share, or -1. */
+int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q);
+
+/* Does the policy drop tokens of this store? Rings of sliding layers are beyond it. */
+bool cache_evicts_from(const struct cache *c, const struct cache_seq *q, int32_t store);
+
+/* Slots that may be live once n_new more tokens are in. */
+int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int32_t store, int32_t n_new);
+
+/* The store's slots as the backend sees them, of which n_slots may be live. */
+struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int32_t store, int32_t n_slots);
+
+/* Pages for n_slots, out of the reservation; and all but the first `keep` of each group back. */
+int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots) WARN_UNUSED;
+void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
+
+/* The host mirror of a store's page table: (n_groups, max_pages). */
+static inline uint32_t *cache_host_pages(const struct cache_seq *q, const struct shape_seat *st)
+{
+    return q->pages + st->pages_off / sizeof(uint32_t);
+}
+
+/* The prepared step's share in a store: what cache_view gives. */
+struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store);
+
+/* Before n_rows are written: pages that they go to and that others share become copies. */
+int cache_own_pages(struct cache *c, struct cache_seq *q, int32_t n_rows) WARN_UNUSED;
+
+/* A seat that nobody has, or -EBUSY. */
+int cache_free_seat(const struct cache *c);
+
+/* Pages by class (SHAPE_MAX_CLASSES), all of them or none. */
+bool cache_reserve(struct cache *c, const uint32_t *n);
+
+/* The chain of kept pages that begins these tokens, of whole blocks: its last unit, its length. Its
+ * pages get one holder more, or one fewer. */
+int32_t cache_find_kept(struct cache *c, const struct policy *p, uint64_t principal,
+                        const int32_t *tokens, int32_t n, uint32_t *ret_unit);
+void cache_hold_kept(struct cache *c, int32_t variant, uint32_t unit);
+void cache_release_kept(struct cache *c, int32_t variant, uint32_t unit);
+/* Pages by class of n_units. */
+void cache_kept_pages(const struct cache *c, int32_t variant, int32_t n_units, uint32_t *ret);
+/* On a seat that is new: its tables begin with these pages. */
+int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_units) WARN_UNUSED;
+/* Drops kept pages until n of a class can be reserved. */
+void cache_reclaim(struct cache *c, int32_t class, uint32_t n);
+
+/* What the policy spares at a cut, or from being overwritten by position `last`. */
+void cache_guard_at(const struct cache_seq *q, bool cut, int32_t last, struct place_guard *ret);
+
+#endif

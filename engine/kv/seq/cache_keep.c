@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pages that stay for texts to come: the cache's side of prefix.h.
+ *
+ * A kept page is full and will not be written again by anybody: its sequence keeps all, and holds
+ * it like any page. So a text that begins alike takes the pages into its table, and no copy is
+ * ever made. Where pages are asked for and none are free, units go, the oldest first: those that
+ * nobody else holds, and, where that is not enough (a sequence may hold the end of a chain whose
+ * beginning it read for itself), any. */
+
+#include "engine/kv/seq/cache_impl.h"
+
+static uint32_t *unit_pages(const struct cache *c, uint32_t unit)
+{
+    return c->prefix.pages + (size_t)unit * c->prefix.n_rows;
+}
+
+/* Does something to each page of a unit. */
+static void each_page(struct cache *c, int32_t variant, uint32_t unit,
+                      void (*fn)(struct pages *p, uint32_t page))
+{
+    const uint32_t *page = unit_pages(c, unit);
+
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        struct pages *p = &c->classes[shape_class_of(&c->shape, variant, i)];
+
+        for (int32_t g = 0; g < c->shape.seats[i].n_groups; g++) {
+            fn(p, *page++);
+        }
+    }
+}
+
+/* ---- finding and holding --------------------------------------------------------------------- */
+
+int32_t cache_find_kept(struct cache *c, const struct policy *p, uint64_t principal,
+                        const int32_t *tokens, int32_t n, uint32_t *ret_unit)
+{
+    int32_t block = prefix_block(&c->prefix, p);
+    int32_t n_units = block ? n / PREFIX_TOKENS : 0;
+
+    n_units = prefix_find(&c->prefix, principal, p, tokens, n_units, ret_unit);
+    while (n_units > 0 && n_units * PREFIX_TOKENS % block) { /* a chain that lost its end */
+        *ret_unit = c->prefix.units[*ret_unit].parent;
+        n_units--;
+    }
+    prefix_touch(&c->prefix, *ret_unit);
+    return n_units;
+}
+
+static void release(struct pages *p, uint32_t page)
+{
+    (void)pages_unref(p, &page);
+}
+
+void cache_hold_kept(struct cache *c, int32_t variant, uint32_t unit)
+{
+    for (; unit != PREFIX_NONE; unit = c->prefix.units[unit].parent) {
+        each_page(c, variant, unit, pages_ref);
+    }
+}
+
+void cache_release_kept(struct cache *c, int32_t variant, uint32_t unit)
+{
+    for (; unit != PREFIX_NONE; unit = c->prefix.units[unit].parent) {
+        each_page(c, variant, unit, release);
+    }
+}
+
+void cache_kept_pages(const struct cache *c, int32_t variant, int32_t n_units, uint32_t *ret)
+{
+    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+        ret[i] = 0;
+    }
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        ret[shape_class_of(&c->shape, variant, i)] +=
+            (uint32_t)(c->shape.seats[i].n_groups * n_units);
+    }
+}
+
+int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_units)
+{
+    const struct backend_ops *ops = c->shape.config.ops;
+    int r = 0;
+
+    for (int32_t at = n_units; at-- > 0; unit = c->prefix.units[unit].parent) {
+        const uint32_t *page = unit_pages(c, unit);
+
+        for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+            const struct shape_seat *st = &c->shape.seats[i];
+
+            for (int32_t g = 0; g < st->n_groups; g++) {
+                cache_host_pages(q, st)[(size_t)g * (size_t)st->max_pages + (size_t)at] = *page++;
+            }
+        }
+    }
+    for (int32_t i = 0; i < c->shape.config.n_stores && n_units > 0; i++) {
+        const struct shape_seat *st = &c->shape.seats[i];
+
+        for (int32_t g = 0; !r && g < st->n_groups; g++) {
+            size_t row = (size_t)g * (size_t)st->max_pages;
+
+            r = ops->write(c->be, q->tables + st->pages_off + row * sizeof(uint32_t),
+                           cache_host_pages(q, st) + row, (uint64_t)n_units * sizeof(uint32_t));
+        }
+        q->n_pages[i] = n_units;
+    }
+    q->n_tokens = n_units * PREFIX_TOKENS;
+    q->n_slots = q->n_tokens;
+    q->n_kept = q->n_tokens;
+    q->prepared = q->n_tokens;
+    return r;
+}
+
+/* ---- keeping --------------------------------------------------------------------------------- */
+
+static void forget(struct cache *c, uint32_t unit)
+{
+    each_page(c, prefix_variant(&c->prefix, unit), unit, pages_let_go);
+    prefix_drop(&c->prefix, unit);
+}
+
+/* A unit behind `parent` with the sequence's pages at `at`. */
+static uint32_t add_unit(struct cache *c, const struct cache_seq *q, uint32_t parent, int32_t at,
+                         const int32_t *tokens)
+{
+    struct prefix *p = &c->prefix;
+    uint32_t unit = prefix_add(p, q->principal, &q->policy, q->variant, parent, tokens);
+
+    if (unit == PREFIX_NONE && p->oldest != parent && p->units[p->oldest].n_children == 0) {
+        forget(c, p->oldest);
+        unit = prefix_add(p, q->principal, &q->policy, q->variant, parent, tokens);
+    }
+    if (unit == PREFIX_NONE) {
+        return unit;
+    }
+    uint32_t *page = unit_pages(c, unit);
+
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        const struct shape_seat *st = &c->shape.seats[i];
+
+        for (int32_t g = 0; g < st->n_groups; g++) {
+            *page++ = cache_host_pages(q, st)[(size_t)g * (size_t)st->max_pages + (size_t)at];
+        }
+    }
+    each_page(c, q->variant, unit, pages_keep);
+    return unit;
+}
+
+void cache_keep(struct cache *c, int32_t seat, const int32_t *tokens, int32_t n)
+{
+    struct cache_seq *q = &c->seqs[seat];
+    int32_t block = prefix_block(&c->prefix, &q->policy);
+    uint32_t unit;
+
+    n = block ? n / block * block : 0;
+    if (n <= q->n_kept) {
+        return;
+    }
+    int32_t n_units = n / PREFIX_TOKENS;
+    int32_t at = prefix_find(&c->prefix, q->principal, &q->policy, tokens, n_units, &unit);
+
+    prefix_touch(&c->prefix, unit);
+    for (; at < n_units; at++) {
+        uint32_t next = add_unit(c, q, unit, at, tokens + (size_t)at * PREFIX_TOKENS);
+
+        if (next == PREFIX_NONE) {
+            break;
+        }
+        unit = next;
+    }
+    prefix_touch(&c->prefix, unit);
+    q->n_kept = n;
+}
+
+/* ---- giving up ------------------------------------------------------------------------------- */
+
+static bool idle(const struct cache *c, uint32_t unit)
+{
+    int32_t class = shape_class_of(&c->shape, prefix_variant(&c->prefix, unit), 0);
+
+    return c->prefix.units[unit].n_children == 0 &&
+           c->classes[class].refs[*unit_pages(c, unit)] == 1;
+}
+
+void cache_reclaim(struct cache *c, int32_t class, uint32_t n)
+{
+    const struct pages *p = &c->classes[class];
+    uint32_t unit = c->prefix.oldest;
+
+    while (unit != PREFIX_NONE && n > p->n_free - p->n_reserved) {
+        uint32_t next = c->prefix.units[unit].newer;
+
+        if (idle(c, unit)) {
+            forget(c, unit);
+        }
+        unit = next;
+    }
+    while (c->prefix.oldest != PREFIX_NONE && n > p->n_free - p->n_reserved) {
+        forget(c, c->prefix.oldest);
+    }
+}

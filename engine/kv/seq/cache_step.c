@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A step over a sequence: pages for its rows, victims for a token that finds no free slot.
+ *
+ * A global store of a keep-all policy has slot = position. Of an evicting one, a token takes the
+ * next slot while there are slots within the budget, then the slot of a victim; the prompt may
+ * stand above the budget until it is cut. A sliding layer's store is a ring whatever the policy.
+ *
+ * Rows are written into pages of one's own only: those that a fork shares are copied first
+ * (cache_share.c).
+ *
+ * Victims depend on the scores before the step alone, so all of them are found before the forward
+ * pass begins, and a step that was given up must not look for them again. */
+
+#include <assert.h>
+
+#include "engine/kv/seq/cache_impl.h"
+
+enum { SUM_STEPS = 1024 };
+
+/* With shared scores the same slots hold the same positions in every store. */
+static int32_t victim_store(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    int32_t shared = cache_score_store_of(c, q);
+
+    return shared >= 0 ? shared : store;
+}
+
+static int find_victims(struct cache *c, struct cache_seq *q)
+{
+    struct place_guard guard;
+
+    cache_guard_at(q, false, q->n_tokens, &guard);
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        if (!cache_evicts_from(c, q, i) || victim_store(c, q, i) != i) {
+            continue;
+        }
+        struct ops_kv kv = cache_kv_of(c, q, i, q->n_slots);
+        struct ops_victim p = {
+            .kv = &kv,
+            .sinks = guard.sinks,
+            .pos_protect = guard.pos_protect,
+            .by_position = guard.by_position,
+            .shared = guard.shared,
+            .victim = (int32_t *)(void *)(q->state + c->shape.seats[i].victim_off),
+        };
+        int r = c->shape.config.ops->victim(c->be, &p);
+
+        if (r) {
+            return r;
+        }
+    }
+    return 0;
+}
+
+bool cache_sums(const struct cache *c, int32_t seat)
+{
+    bool sums = false;
+
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        sums = sums || shape_keeps_sum(&c->shape, &c->seqs[seat].policy, i);
+    }
+    return sums;
+}
+
+/* Prompts leave sums of V alone, and sums of many steps have lost bits: made anew before the first
+ * new token, and at every SUM_STEPS-th position, so that when depends on the text alone. */
+static int renew_sums(struct cache *c, struct cache_seq *q)
+{
+    int r = 0;
+
+    if (q->n_tokens < q->n_prompt || (q->n_tokens > q->n_prompt && q->n_tokens % SUM_STEPS != 0)) {
+        return 0;
+    }
+    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+        struct ops_kv kv = cache_kv_of(c, q, i, q->n_slots);
+
+        if (kv.v_sum) {
+            r = c->shape.config.ops->kv_sum(c->be, &(struct ops_kv_sum){.kv = &kv});
+        }
+    }
+    return r;
+}
+
+int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows)
+{
+    struct cache_seq *q = &c->seqs[seat];
+    int r = 0;
+
+    assert(q->busy);
+    if (q->prepared == q->n_tokens + n_rows) {
+        return 0; /* the step that was given up: its victims are already overwritten */
+    }
+    q->evicting = q->budget > 0 && q->n_tokens >= q->n_prompt && q->n_slots >= q->budget;
+    assert(!q->evicting || n_rows == 1);
+    if (q->evicting) {
+        r = find_victims(c, q);
+    }
+    r = r ? r : renew_sums(c, q);
+    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+        r = cache_take_pages(c, q, i, cache_slots_after(c, q, i, n_rows));
+    }
+    if (!r) {
+        r = cache_own_pages(c, q, n_rows);
+    }
+    if (!r) {
+        q->prepared = q->n_tokens + n_rows;
+    }
+    return r;
+}
+
+struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    const struct shape_seat *st = &c->shape.seats[store];
+    int32_t n_rows = q->prepared - q->n_tokens;
+    struct ops_seq view = {.ring = st->ring};
+
+    view.kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, n_rows));
+    if (st->ring) {
+        view.slot0 = q->n_tokens % st->ring;
+    } else if (!cache_evicts_from(c, q, store)) {
+        view.slot0 = q->n_tokens;
+    } else {
+        view.slot0 = q->n_slots;
+        if (q->evicting) {
+            const struct shape_seat *v = &c->shape.seats[victim_store(c, q, store)];
+
+            view.victim = (const int32_t *)(const void *)(q->state + v->victim_off);
+        }
+    }
+    return view;
+}
+
+void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret)
+{
+    *ret = cache_view_of(c, &c->seqs[seat], store);
+}
+
+void cache_view_piece(const struct cache *c, int32_t seat, int32_t store, int32_t first, int32_t n,
+                      struct ops_seq *ret)
+{
+    struct cache_seq q = c->seqs[seat];
+
+    assert(!q.evicting && q.n_tokens + first + n <= q.prepared);
+    q.n_tokens += first;
+    q.n_slots += first;
+    q.prepared = q.n_tokens + n;
+    *ret = cache_view_of(c, &q, store);
+}
+
+void cache_commit(struct cache *c, int32_t seat, int32_t n_rows)
+{
+    struct cache_seq *q = &c->seqs[seat];
+
+    assert(q->prepared >= q->n_tokens + n_rows);
+    q->n_tokens += n_rows;
+    if (!q->evicting) {
+        q->n_slots += n_rows;
+        return;
+    }
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        q->n_evicted += cache_evicts_from(c, q, i) ? c->shape.seats[i].n_groups : 0;
+    }
+}
+
+int32_t cache_spare_rows(const struct cache *c, int32_t seat)
+{
+    const struct cache_seq *q = &c->seqs[seat];
+    int32_t spare = INT32_MAX;
+
+    if (!place_only_appends(&q->policy)) {
+        return 0;
+    }
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        int32_t ring = c->shape.seats[i].ring;
+
+        if (ring && ring - q->n_tokens - 1 < spare) { /* a ring that is full forgets at once */
+            spare = ring - q->n_tokens - 1;
+        }
+    }
+    return spare > 0 ? spare : 0;
+}
+
+/* Slots beyond the committed ones are never read before they are written again; a store that keeps
+ * all has no positions. Pages go back to the reservation that they came from. */
+void cache_take_back(struct cache *c, int32_t seat)
+{
+    struct cache_seq *q = &c->seqs[seat];
+
+    assert(!q->evicting);
+    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+        int32_t class = shape_class_of(&c->shape, q->variant, i);
+        int32_t n_slots = cache_slots_after(c, q, i, 0);
+        int32_t keep = (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
+        int32_t gone = q->n_pages[i] - keep;
+
+        if (gone > 0) {
+            uint32_t n = (uint32_t)(gone * c->shape.seats[i].n_groups);
+
+            cache_drop_pages(c, q, i, keep);
+            bool reserved = pages_reserve(&c->classes[class], n); /* they have just come free */
+
+            assert(reserved);
+            (void)reserved;
+            q->left.pages[class] += n;
+        }
+    }
+    q->prepared = q->n_tokens;
+}

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One store of one sequence: where its pages, positions and scores are.
+ *
+ * Pages are entered in the seat's page table on the device and in a host mirror, which knows what
+ * to give back. Positions and scores lie in the seat, or, for a prompt that is longer than what the
+ * seat holds, in the one peak region; under score=shared all stores use the first one's scores. */
+
+#include "engine/kv/seq/cache_impl.h"
+
+int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q)
+{
+    int32_t store = 0;
+
+    if (!q->place->scores || q->policy.scope != POLICY_SHARED) {
+        return -1;
+    }
+    while (store < c->shape.config.n_stores && c->shape.config.stores[store].window) {
+        store++;
+    }
+    return store < c->shape.config.n_stores ? store : -1;
+}
+
+int32_t cache_score_store(const struct cache *c, int32_t seat)
+{
+    return cache_score_store_of(c, &c->seqs[seat]);
+}
+
+struct cache_state cache_state_of(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    const struct shape_seat *st = &c->shape.seats[store];
+
+    if (!q->in_peak) {
+        return (struct cache_state){q->state + st->pos_off, q->state + st->score_off,
+                                    c->shape.steady_cap};
+    }
+    if (q->layered) {
+        return (struct cache_state){c->peak_state, c->peak_state + st->layer_score_off,
+                                    c->shape.peak_cap};
+    }
+    return (struct cache_state){c->peak_state + st->peak_pos_off,
+                                c->peak_state + st->peak_score_off, c->shape.peak_cap};
+}
+
+static uint8_t *score_of(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    int32_t shared = cache_score_store_of(c, q);
+
+    return cache_state_of(c, q, shared >= 0 ? shared : store).score;
+}
+
+bool cache_evicts_from(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    return q->budget > 0 && shape_evicts(&c->shape, &q->policy, store);
+}
+
+/* Slots of a store that may be live once n_new more tokens are in. */
+int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int32_t store,
+                          int32_t n_new)
+{
+    const struct shape_seat *st = &c->shape.seats[store];
+    int32_t n = q->n_tokens + n_new;
+
+    if (st->ring) {
+        return n < st->ring ? n : st->ring;
+    }
+    if (!cache_evicts_from(c, q, store)) {
+        return n;
+    }
+    return q->n_slots + (q->evicting ? 0 : n_new);
+}
+
+/* A group's pages up to `want`, all of them or none. */
+static int take_row(struct cache *c, struct cache_seq *q, int32_t store, int32_t group,
+                    int32_t want)
+{
+    const struct shape_seat *st = &c->shape.seats[store];
+    int32_t class = shape_class_of(&c->shape, q->variant, store);
+    size_t at = (size_t)group * (size_t)st->max_pages + (size_t)q->n_pages[store];
+    uint32_t *row = cache_host_pages(q, st) + at;
+    int32_t n = want - q->n_pages[store];
+    int32_t taken = 0;
+    int r = 0;
+
+    for (; !r && taken < n; taken += !r) {
+        r = pages_take(&c->classes[class], q->principal, &row[taken]);
+    }
+    if (!r) {
+        r = c->shape.config.ops->write(c->be, q->tables + st->pages_off + at * sizeof(uint32_t),
+                                       row, (uint64_t)n * sizeof(uint32_t));
+    }
+    for (; r && taken > 0; taken--) {
+        pages_put_back(&c->classes[class], &row[taken - 1]);
+    }
+    q->left.pages[class] -= (uint32_t)taken;
+    return r;
+}
+
+/* What groups [0, n_groups) have taken. */
+static void put_back_rows(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_groups,
+                          int32_t want)
+{
+    const struct shape_seat *st = &c->shape.seats[store];
+    int32_t class = shape_class_of(&c->shape, q->variant, store);
+
+    for (int32_t g = 0; g < n_groups; g++) {
+        uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
+
+        for (int32_t i = q->n_pages[store]; i < want; i++) {
+            pages_put_back(&c->classes[class], &row[i]);
+            q->left.pages[class]++;
+        }
+    }
+}
+
+int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots)
+{
+    const struct shape_seat *st = &c->shape.seats[store];
+    int32_t want = (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
+    int32_t have = q->n_pages[store];
+
+    if (want <= have || shape_on_disk(&c->shape, &q->policy, store) >= 0) {
+        return 0;
+    }
+    int r = 0;
+
+    for (int32_t g = 0; !r && g < st->n_groups; g++) {
+        r = take_row(c, q, store, g, want);
+        if (r) {
+            put_back_rows(c, q, store, g, want);
+        }
+    }
+    q->n_pages[store] = r ? have : want;
+    return r;
+}
+
+/* Gives back a store's pages from `keep` a group on. */
+void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
+{
+    const struct shape_seat *st = &c->shape.seats[store];
+    struct pages *pages = &c->classes[shape_class_of(&c->shape, q->variant, store)];
+
+    for (int32_t g = 0; g < st->n_groups; g++) {
+        uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
+
+        for (int32_t i = keep; i < q->n_pages[store]; i++) {
+            (void)pages_unref(pages, &row[i]);
+        }
+    }
+    q->n_pages[store] = q->n_pages[store] < keep ? q->n_pages[store] : keep;
+}
+
+/* The store's slots as the backend sees them, with n_slots that may be live. */
+struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int32_t store,
+                          int32_t n_slots)
+{
+    const struct shape *s = &c->shape;
+    const struct shape_seat *st = &s->seats[store];
+    const struct pages *pages = &c->classes[shape_class_of(s, q->variant, store)];
+    struct ops_kv kv = {
+        .layout = shape_layout(s, q->variant, store),
+        .pool = pages->pool,
+        .part = pages->part,
+        .pages = (const uint32_t *)(const void *)(q->tables + st->pages_off),
+        .max_pages = st->max_pages,
+        .n_slots = n_slots,
+    };
+
+    if (shape_on_disk(s, &q->policy, store) >= 0) {
+        tier_view(c->tier, (int32_t)(q - c->seqs), &kv);
+    }
+    if (kv.layout->part_dims > 0) {
+        kv.skew = (q->policy.skew ? s->config.stores[store].skew : s->config.stores[store].columns)
+                      ->device;
+    }
+    if (shape_keeps_sum(s, &q->policy, store)) {
+        kv.v_sum = (float *)(void *)(q->state + st->sum_off);
+    }
+    if (st->ring) {
+        kv.cap = st->ring;
+        kv.slot_pos = (int32_t *)(void *)(q->tables + st->ring_off);
+    } else if (cache_evicts_from(c, q, store)) {
+        struct cache_state state = cache_state_of(c, q, store);
+
+        kv.cap = state.cap;
+        kv.slot_pos = (int32_t *)(void *)state.pos;
+        kv.score = q->place->scores ? (float *)(void *)score_of(c, q, store) : NULL;
+    }
+    return kv;
+}
+
+void cache_guard_at(const struct cache_seq *q, bool cut, int32_t last, struct place_guard *ret)
+{
+    struct place_when when = {
+        .cut = cut, .budget = q->budget, .n_prompt = q->n_prompt, .last = last};
+
+    q->place->guard(&q->policy, &when, ret);
+}
