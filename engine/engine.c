@@ -54,7 +54,7 @@ struct engine {
     char identity[65];
     char name[128];
     char describe[1024];
-    struct error passed_by; /* the device, by backend "auto" */
+    struct error fallback_reason; /* the device, by backend "auto" */
 };
 
 void engine_config_default(struct engine_config *c)
@@ -408,14 +408,14 @@ static void fill_info(struct engine *e)
     e->name[n] = 0;
     e->p.ops->describe(e->be, e->describe, sizeof(e->describe));
     if (!backend_passed_by(e->p.config.backend ? e->p.config.backend : "auto", e->p.ops,
-                           &e->passed_by)) {
-        e->passed_by.text[0] = 0;
+                           &e->fallback_reason)) {
+        e->fallback_reason.text[0] = 0;
     }
     e->info = (struct engine_info){
         .model_name = e->name,
         .arch = e->p.model->arch->name,
         .backend = e->describe,
-        .passed_by = e->passed_by.text,
+        .fallback_reason = e->fallback_reason.text,
         .kv = e->plan.policy,
         .identity = e->identity,
         .n_vocab = e->p.model->h.n_vocab,

@@ -80,7 +80,7 @@ struct engine_info {
     const char *model_name;   /* general.name, or the file's name */
     const char *arch;
     const char *backend;      /* describe() of the backend */
-    const char *passed_by;    /* backend "auto": why it is not the device; "" */
+    const char *fallback_reason;    /* backend "auto": why it is not the device; "" */
     const char *kv;           /* canonical policy text */
     char sha256[65];          /* of the base file */
     const char *identity;     /* 64 characters that name the base file and its overlays */
@@ -128,7 +128,7 @@ struct engine_request {
      * them: it says the same, to the bit, in fewer steps. None are made with `logits`, nor under
      * policies that evict or select (docs/speculation.md). */
     int32_t n_draft;
-    bool made_up;           /* for measurements: K and V of the whole prompt are made up, not computed;
+    bool synthetic;           /* for measurements: K and V of the whole prompt are made up, not computed;
                                the first new token is a forced one */
     struct sampler_params sampler;
     const char *kv;         /* policy text, NULL: the daemon's default */

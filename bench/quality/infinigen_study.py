@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How much of what a layer will weigh InfiniGen foretells, computed in PyTorch apart from the engine, because the engine of a pool
+"""How much of what a layer will weigh InfiniGen predicts, computed in PyTorch apart from the engine, because the engine of a pool
 no longer has what the pool has lost:
 
     infinigen_study.py --model MODEL.gguf --skew SKEW.gguf --tok TOK_DUMP --text FILE --out FILE.csv [--quality FILE.csv]
 
 The text is read densely, so queries and keys are those of the full cache, and each token of a chunk's second half is looked at as
-a decode step (every fourth is told of): of the slots before it, those that the layer before foretells (docs/infinigen.md), against as many that weigh most by
+a decode step (every fourth is told of): of the slots before it, those that the layer before predicts (docs/infinigen.md), against as many that weigh most by
 the layer's own queries and whole keys. For each setting, layer from the third on and head group, means over these rows:
 
-    agreement     the share of the true best n that are among the n foretold
-    weight        the share of the queries' weight (softmax over all slots and the row's own) that the foretold and the row's own hold
+    agreement     the share of the true best n that are among the n predicted
+    weight        the share of the queries' weight (softmax over all slots and the row's own) that the predicted and the row's own hold
     weight_true   the same of the true best n
 
 Settings: share=S, and with it partial=M, partial8, no skew; `own`: by the layer's own queries, and so what partial keys alone lose;
@@ -90,7 +90,7 @@ def logits(q, k):
 
 
 def ranking(m, o, layer, own, told, k):
-    """Logits that rank. own, told (n_q, rows, d): the layer's queries and those foretold; k (n_k, slots, d)."""
+    """Logits that rank. own, told (n_q, rows, d): the layer's queries and those predicted; k (n_k, slots, d)."""
     q = own if "own" in o else told
     if "whole" in o:
         return logits(q, k)

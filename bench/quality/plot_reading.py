@@ -10,7 +10,7 @@ reads DATE-quality-smollm2.csv, DATE-quality-reading.csv (run.py), DATE-sparq-st
 reading-bytes.svg       perplexity against bytes moved a step and against bytes held, all methods
 sparq-ablations.svg     the SparQ paper's Fig. 7: what ranks, the temperature, r and k
 sparq-agreement.svg     its Fig. 4e by layer: what r dims find of the true k best
-infinigen-agreement.svg what InfiniGen foretells of the true best, by layer (infinigen_study.py)
+infinigen-agreement.svg what InfiniGen predicts of the true best, by layer (infinigen_study.py)
 infinigen-layers.svg    InfiniGen's Table 1 and Fig. 5: likeness of layers' inputs, keys that hold 0.9 of the weight
 
 Bars are from the least to the most of the chunks, where they are not said to be standard errors. Needs matplotlib."""
@@ -213,7 +213,7 @@ def agreement(prefix, folder):
     save(fig, folder, "sparq-agreement.svg")
 
 
-def foretold(prefix, folder):
+def predicted(prefix, folder):
     rows = lines(f"{prefix}-infinigen-agreement.csv")
     if not rows:
         return
@@ -228,8 +228,8 @@ def foretold(prefix, folder):
         ax.set_ylim(top=100)
         ax.legend(fontsize=6, loc="lower right")
 
-    draw(axes[0], {"share=10": "foretold, 19 of 64 dims", "share=10,partial8": "the same in FP8",
-                   "share=10,own": "the layer's own queries, 19 dims", "share=10,whole": "foretold, whole keys",
+    draw(axes[0], {"share=10": "predicted, 19 of 64 dims", "share=10,partial8": "the same in FP8",
+                   "share=10,own": "the layer's own queries, 19 dims", "share=10,whole": "predicted, whole keys",
                    "share=10,off": "without skew", "share=10,partial=0.1": "6 dims"}, lambda x: 100 * float(x["agreement"]))
     small(axes[0], "of the true best 10 %, how many are chosen", "layer", "% (mean over heads and rows)")
     draw(axes[1], {f"share={n}": f"{n} %" for n in (20, 10, 5)}, lambda x: 100 * float(x["weight"]) / float(x["weight_true"]))
@@ -264,7 +264,7 @@ def main():
     reading_bytes(prefix, folder)
     ablations(prefix, folder)
     agreement(prefix, folder)
-    foretold(prefix, folder)
+    predicted(prefix, folder)
     layers(prefix, folder)
 
 

@@ -5,7 +5,7 @@ long that prompt takes then and alone.
 
 usage: stall.py --model FILE [--overlay FILE] [--prompt TOKENS] [--running N] [--depth TOKENS] [--kv POLICY] [--threads N]
                 [--rounds N] [--json FILE]
-Tokens are about 2.5 a word of the made-up prompts. PIPIT_BUILD is the build folder."""
+Tokens are about 2.5 a word of the synthetic prompts. PIPIT_BUILD is the build folder."""
 import argparse
 import datetime
 import json

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One engine under measurement. A depth is reached by made-up K and V (engine_request.made_up), so
- * that 32k tokens take a second and not minutes; --real reads them. From there each engine_step()
- * is one decode step of all sequences, timed by itself: one that was disturbed is then one step,
- * not a whole sample. */
+/* One engine under measurement. A depth is reached by made-up K and V (engine_request.synthetic),
+ * so that 32k tokens take a second and not minutes; --real reads them. From there each
+ * engine_step() is one decode step of all sequences, timed by itself: one that was disturbed is
+ * then one step, not a whole sample. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -148,7 +148,7 @@ int runner_begin(struct runner *r, int32_t depth, int32_t n_new, struct error *r
     int err;
 
     if (!r->config.real) {
-        q.made_up = true;
+        q.synthetic = true;
         q.forced = r->tokens;
         q.n_forced = 1;
     }

@@ -266,9 +266,9 @@ static int load(struct worker *w)
         send_cause(w, "model-failed", "no memory for a token's text");
         return EXIT_REFUSED;
     }
-    if (engine_info(e)->passed_by[0]) {
+    if (engine_info(e)->fallback_reason[0]) {
         log_event(LOG_LEVEL_INFO, "no-device", "backend auto: no GPU is used (%s)",
-                  engine_info(e)->passed_by);
+                  engine_info(e)->fallback_reason);
     }
     worker_warn_ctx(engine_plan_of(e));
     if (engine_plan_of(e)->ctx_is_cut) {

@@ -83,7 +83,7 @@ static int project(struct forward *f, int32_t layer)
     return f->ops->matmul(f->be, &p);
 }
 
-static int foretell(struct forward *f, int32_t layer)
+static int predict(struct forward *f, int32_t layer)
 {
     const struct model_layer *l = &f->m->layers[layer];
     const struct hparams *h = &f->m->h;
@@ -136,7 +136,7 @@ static int foretell(struct forward *f, int32_t layer)
 int forward_ahead_step(struct forward *f, int32_t layer)
 {
     int32_t store = f->m->layers[layer].store;
-    int r = foretell(f, layer);
+    int r = predict(f, layer);
 
     if (!r) {
         forward_tier_fetch(f, store, &f->chosen[store & 1]);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Early exit: a decode row whose next token a small head foretells from the split's hidden state
+/* Early exit: a decode row whose next token a small head predicts from the split's hidden state
  * goes no further. Nothing is missing from the cache then, since deep K and V come from that very
  * state and are stored before; only the row's own way through the deep layers is saved.
  *

@@ -3,10 +3,10 @@
  *
  * Behind layer i - 1's attention layer i's K and V begin to come to the device (kv/home/staging.h),
  * beside the products up to layer i's attention, which waits for them and for nothing brought
- * later: of decode rows that choose, what was foretold, in the order of the list; of all others the
- * whole store. New rows are stored at home and once more in staging: behind the list, or at their
- * own slot. Deep stores (SwiftKV) have their new rows at home before anything is brought, and get
- * them brought with the rest; the first of them is brought behind the split.
+ * later: of decode rows that choose, what was predicted, in the order of the list; of all others
+ * the whole store. New rows are stored at home and once more in staging: behind the list, or at
+ * their own slot. Deep stores (SwiftKV) have their new rows at home before anything is brought, and
+ * get them brought with the rest; the first of them is brought behind the split.
  *
  * Consecutive stores take turns by parity. Staging of turn t is free when layer i's is brought:
  * attention of the store before last, which read it, came before layer i's choice. All layers of an

@@ -3,7 +3,7 @@
  *
  * Layer i - 1 asks for layer i's store, then lands its own: so reading overlaps with everything
  * from layer i - 1's landing to layer i's projections, and the disk need not rest in between.
- * Decode rows read what was foretold; rows of a prompt, and of a policy that reads all, everything
+ * Decode rows read what was predicted; rows of a prompt, and of a policy that reads all, everything
  * before them.
  *
  * Deep stores are written at SwiftKV's split, all in a row, through the same staging store; so when

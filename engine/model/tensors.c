@@ -349,7 +349,7 @@ static int find_split(struct finder *f)
 }
 
 /* What a store's partial keys are made with: both tensors or none, and not where the first two
- * layers read: there is no layer whose input they could be foretold from. */
+ * layers read: there is no layer whose input they could be predicted from. */
 static int find_skews(struct finder *f)
 {
     struct model *m = f->m;

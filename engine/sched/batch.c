@@ -65,25 +65,26 @@ static bool is_urgent(const struct sched *s, const struct request *r)
     return r->principal == s->batch.principal && r->urgency > s->batch.urgency;
 }
 
-/* The rows of its prompt that r reads in a step with room for so many, `calm` for those that keep
+/* The rows of its prompt that r reads in a step with room for so many, `budget` for those that keep
  * others waiting; 0: none. */
-static int32_t step_rows(const struct sched *s, const struct request *r, int32_t room, int32_t calm)
+static int32_t step_rows(const struct sched *s, const struct request *r, int32_t room,
+                         int32_t budget)
 {
     int32_t n = batch_chunk(r);
 
-    if (calm > 0 && is_urgent(s, r)) {
-        calm = INT32_MAX;
+    if (budget > 0 && is_urgent(s, r)) {
+        budget = INT32_MAX;
     }
-    int32_t cut = calm < n ? cut_rows(s, r) : 0;
+    int32_t cut = budget < n ? cut_rows(s, r) : 0;
 
-    if (n > room || calm == 0 || (calm < INT32_MAX && n > SLICE_LEAST && pieces_can(s, r))) {
+    if (n > room || budget == 0 || (budget < INT32_MAX && n > SLICE_LEAST && pieces_can(s, r))) {
         return 0;
     }
-    if (calm >= n) {
+    if (budget >= n) {
         return n;
     }
-    if (cut > calm) {
-        return calm;
+    if (cut > budget) {
+        return budget;
     }
     /* What cannot be cut goes at once, and first. */
     return cut > 0 ? cut : s->batch.rows.n == s->batch.rows.n_decode ? n : 0;
@@ -206,12 +207,12 @@ static bool goes_before(const struct request *a, const struct request *b)
 }
 
 /* The prompt whose turn it is, of those whose next rows fit. */
-static struct request *next_prompt(const struct sched *s, int32_t room, int32_t calm)
+static struct request *next_prompt(const struct sched *s, int32_t room, int32_t budget)
 {
     struct request *best = NULL;
 
     for (struct request *r = s->running.first; r; r = r->next) {
-        if (reads(s, r) && step_rows(s, r, room, calm) > 0 && goes_before(r, best)) {
+        if (reads(s, r) && step_rows(s, r, room, budget) > 0 && goes_before(r, best)) {
             best = r;
         }
     }
@@ -302,12 +303,12 @@ int batch_build(struct sched *s)
             b->principal = b->n_seqs == 1 || b->principal == r->principal ? r->principal : NULL;
         }
     }
-    int32_t calm = slice_room(&s->slice, b->rows.n_decode);
+    int32_t budget = slice_room(&s->slice, b->rows.n_decode);
     int32_t room = s->config.batch_tokens + s->drafts.n_rows - b->rows.n;
 
     room -= s->pieces.r ? s->config.max_chunk : 0; /* their hidden states */
-    for (left = room; (r = next_prompt(s, left, calm)) != NULL;) {
-        int32_t n = step_rows(s, r, left, calm);
+    for (left = room; (r = next_prompt(s, left, budget)) != NULL;) {
+        int32_t n = step_rows(s, r, left, budget);
 
         int e = add_rows(s, r, n);
 
@@ -315,7 +316,7 @@ int batch_build(struct sched *s)
             return e;
         }
         left -= n;
-        calm = calm > n ? calm - n : 0;
+        budget = budget > n ? budget - n : 0;
         r->principal->chunk_turn = ++s->turn;
     }
     int e = choose_pieces(s, room);

@@ -3,7 +3,7 @@
  *
  * A decode step reads every weight for one row; a few rows more cost little. So behind the row of a
  * sequence's newest token may go rows of tokens that are only guessed: forced ones, which are
- * known, or what the sequence's own text foretells (lookup.h). All are computed in one pass, as
+ * known, or what the sequence's own text predicts (lookup.h). All are computed in one pass, as
  * rows of class decode. The sampler then draws from the first row as ever; if the token is the one
  * that was drafted for it, the next row is what the next step would have computed, to the bit
  * (DESIGN §5.12), and the sampler draws from that, with the next number of the request's stream;
@@ -170,7 +170,7 @@ static double chance_of(struct sched *s, const struct request *r, int32_t i)
     if (i < known) {
         return 1;
     }
-    /* A text of which more is known than is in it foretells nothing yet. */
+    /* A text of which more is known than is in it predicts nothing yet. */
     return known == 0 && l->at > 0 && !r->policy.exit_draft
                ? (double)lookup_chance(l, i, &s->drafts.counts)
                : 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Texts that foretell themselves: the search, and the counts. */
+/* Texts that predict themselves: the search, and the counts. */
 
 #include "engine/sched/lookup.h"
 

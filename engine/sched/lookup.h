@@ -6,11 +6,11 @@
  *
  * Every pair of neighbouring tokens is entered in a hash table with chains, the latest first. Of the
  * earlier places of the text's last pair (at most LOOKUP_STEPS of them) the one counts that agrees
- * with the text's end for longest, and of equals the latest. As long as what it foretells comes
+ * with the text's end for longest, and of equals the latest. As long as what it predicts comes
  * true no search is needed: no other place can have become longer. So a token costs a few compares,
- * and a search only where the text departs from what was foretold.
+ * and a search only where the text departs from what was predicted.
  *
- * How often a foretold token comes is counted by the length of the agreement, whether anybody made
+ * How often a predicted token comes is counted by the length of the agreement, whether anybody made
  * use of it or not; older tokens count less. The counts of all texts together are what a new one
  * begins with. */
 
@@ -30,7 +30,7 @@ struct lookup_counts {
 
 struct lookup {
     int32_t n;      /* tokens taken in */
-    int32_t at;     /* the next one is foretold to be that at `at`; 0: nothing is foretold */
+    int32_t at;     /* the next one is predicted to be that at `at`; 0: nothing is predicted */
     int32_t length; /* of the agreement before it */
     struct lookup_counts counts;
     int32_t n_heads; /* a power of two */
@@ -50,10 +50,10 @@ void lookup_begin(struct lookup *l);
 void lookup_follow(struct lookup *l, const int32_t *tokens, int32_t n, int32_t counted,
                    struct lookup_counts *all);
 
-/* The foretold tokens, `most` of them; 0 or most. What goes on beyond the text's end repeats. */
+/* The predicted tokens, `most` of them; 0 or most. What goes on beyond the text's end repeats. */
 int32_t lookup_foretell(const struct lookup *l, const int32_t *tokens, int32_t most, int32_t *ret);
 
-/* How likely foretold token i is, if all before it have come. */
+/* How likely predicted token i is, if all before it have come. */
 float lookup_chance(const struct lookup *l, int32_t i, const struct lookup_counts *all);
 
 /* Half of all come true: what is assumed before anything is known. */

@@ -43,7 +43,7 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     q->n_tokens_max = r->n_prompt + max_new;
     q->n_steps = r->max_tokens > 0 ? r->max_tokens : 1024;
     q->ignore_end = r->ignore_end;
-    q->made_up = r->made_up;
+    q->synthetic = r->synthetic;
     q->report_forced = r->report_forced;
     q->logits = r->logits_rows > 0 ? r->logits : NULL;
     q->logits_rows = r->logits_rows;
@@ -53,7 +53,7 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     q->hidden = r->hidden;
     q->pool = r->pool;
     q->unit = r->unit;
-    q->resumed = r->saved || r->saved_read || r->made_up;
+    q->resumed = r->saved || r->saved_read || r->synthetic;
     q->fork_of = r->saved || r->saved_read ? 0 : r->fork_of;
     q->seat = -1;
     q->submit_ns = clock_ns();

@@ -47,7 +47,7 @@ struct request {
     uint64_t fork_of;       /* handle of one whose text this one begins with, 0: none */
     struct snapshot *saved; /* to begin with, until it is loaded: with a seat, it is being loaded */
     void *saved_copy;       /* of its block, where that lay in memory */
-    bool resumed;           /* began with one, or with a made-up cache */
+    bool resumed;           /* began with one, or with a synthetic cache */
     struct sampler sampler;
     float *logits;
     int32_t logits_rows;
@@ -58,7 +58,7 @@ struct request {
     bool unit;
     int64_t n_scored; /* rows scored, or embedded */
     int64_t credit;
-    bool made_up;    /* its prompt's K and V are */
+    bool synthetic;    /* its prompt's K and V are */
     bool needs_peak; /* the cache's one region for long prompts */
     bool stashes;    /* scored from hidden states that are set aside */
     int32_t seat;    /* -1: waiting */

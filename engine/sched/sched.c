@@ -340,7 +340,7 @@ static bool held_up(const struct sched *s, const struct request *r)
  * wanted. */
 static int32_t known_tokens(const struct request *r)
 {
-    return r->saved || r->made_up ? 0 : batch_first_wanted(r);
+    return r->saved || r->synthetic ? 0 : batch_first_wanted(r);
 }
 
 static void note_kept(struct sched *s, struct request *r)
@@ -401,7 +401,7 @@ static int seat_waiting(struct sched *s)
         if (best->saved) {
             continue; /* load_saved() */
         }
-        if (best->made_up) {
+        if (best->synthetic) {
             int e = cache_fill(s->config.cache, best->seat);
 
             if (e) {

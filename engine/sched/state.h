@@ -131,7 +131,7 @@ void uses_init(struct uses *u, const struct policy_mix *mix);
 /* A request comes: its row, which it leaves through n_live. */
 int32_t uses_join(struct uses *u, const struct policy *p);
 
-/* Drafts: what each seat's text foretells, and what steps with drafted rows cost (draft.c). */
+/* Drafts: what each seat's text predicts, and what steps with drafted rows cost (draft.c). */
 struct drafts {
     struct lookup *of;      /* (n_seqs) by seat */
     uint64_t *handle;       /* (n_seqs) whose text it is; 0: nobody's */

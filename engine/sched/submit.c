@@ -112,9 +112,9 @@ static int check_request(const struct sched *s, const struct engine_request *r,
         return error_set(reterr, -EINVAL,
                          "an embedding needs a place to go to, and a prompt alone");
     }
-    if (r->made_up && (r->kind != ENGINE_GENERATE || has_saved(r) || r->n_forced < 1)) {
+    if (r->synthetic && (r->kind != ENGINE_GENERATE || has_saved(r) || r->n_forced < 1)) {
         return error_set(reterr, -EINVAL,
-                         "a made-up prompt needs a forced token and nothing saved");
+                         "a synthetic prompt needs a forced token and nothing saved");
     }
     e = check_ids(s, r->prompt, r->n_prompt, "prompt token", reterr);
     if (!e) {
@@ -250,11 +250,11 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     if (has_saved(r)) {
         e = open_saved(s, r, &policy, &text, &saved, reterr);
     }
-    if (!e && r->made_up && policy_on_disk(&policy)) {
+    if (!e && r->synthetic && policy_on_disk(&policy)) {
         e = error_set(reterr, -ENOTSUP, "%s: a prompt is not made up there",
                       policy_disk_option(&policy));
     }
-    if (r->made_up) {
+    if (r->synthetic) {
         int32_t budget = policy_budget(&policy, r->n_prompt, s->config.ctx);
 
         text.held = r->n_prompt;

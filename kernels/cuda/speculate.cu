@@ -11,7 +11,7 @@
  *          from L2.
  * sums     Block of 1024 threads a query head: largest logit, 1 / sum, and how many are within
  *          alpha of the largest.
- * foretell Block of 1024 threads a head group: how many slots (the mean of all heads' counts), the
+ * predict Block of 1024 threads a head group: how many slots (the mean of all heads' counts), the
  *          sum of probabilities a slot, the n-th best by radix (topk.cuh), the list in ascending
  *          order, and what kv.score keeps of it.
  *
@@ -25,7 +25,7 @@
 
 enum { THREADS = 128, HB = 4, HEAD_MAX = 256 };
 
-static_assert(TOPK_THREADS == 1024, "sums and foretell have as many");
+static_assert(TOPK_THREADS == 1024, "sums and predict have as many");
 
 /* How many slots: struct ops_select, GIVEN. */
 struct ahead_rule {
@@ -225,7 +225,7 @@ CUDA_INLINE void keep_use(const struct ahead *p, int32_t seq, int32_t group, con
     }
 }
 
-CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) foretell(struct ahead p)
+CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) predict(struct ahead p)
 {
     CUDA_SHARED(float, memory);
     __shared__ float part[32];
@@ -317,18 +317,18 @@ static int launch(struct cuda *cu, struct ahead *p, int32_t most)
     }
     if (r == 0 && shared > 32 << 10) { /* with what is static, over the 48 KB that need no asking */
         r = cuda_err(cu,
-                     cudaFuncSetAttribute(foretell, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                     cudaFuncSetAttribute(predict, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           (int)shared),
                      "cudaFuncSetAttribute");
     }
     if (r == 0) {
-        CUDA_LAUNCH(cu, dim3((unsigned)l->n_groups, n), dim3(TOPK_THREADS), shared, foretell, *p);
-        r = cuda_launched(cu, "foretell");
+        CUDA_LAUNCH(cu, dim3((unsigned)l->n_groups, n), dim3(TOPK_THREADS), shared, predict, *p);
+        r = cuda_launched(cu, "predict");
     }
     return r;
 }
 
-/* Sequences from *at on that are to be foretold and share a layout, a launch's worth; the most
+/* Sequences from *at on that are to be predicted and share a layout, a launch's worth; the most
  * slots of one. */
 static int32_t gather(const struct cuda *cu, const struct ops_speculate *p, int32_t *at,
                       struct ahead *to)

@@ -275,12 +275,12 @@ static void no_early_edges(void)
     expect_clean("no early edges");
 }
 
-/* A step that foretells: layer i - 1 first chooses for layer i (from the third on), the choice
+/* A step that predicts: layer i - 1 first chooses for layer i (from the third on), the choice
  * stays on the device, and all of it is one graph. Nothing but the token comes back. */
 static void graph_that_foretells(void)
 {
     static const char *const ahead[] = {"prepare_rows", "rows_f32",   "rope_store", "skew_queries",
-                                        "rank_ahead",   "sums_ahead", "foretell"};
+                                        "rank_ahead",   "sums_ahead", "predict"};
     static const char *const all[] = {"decode_chunk", "decode_merge"};
     static const char *const chosen[] = {"chosen_logits", "chosen_values", "chosen_merge"};
     static const char *const before[] = {"prepare_rows", "rows_f32"};
@@ -341,7 +341,7 @@ static void graph_that_foretells(void)
     expect(n_nodes == n_want, "%d nodes of %d", n_nodes, n_want);
     expect(n_launches == FAKE_NEW - 2, "%d launches", n_launches);
     engine_destroy(e);
-    expect_clean("a step that foretells");
+    expect_clean("a step that predicts");
 }
 
 /* Pages in memory of the host: they are the host's sum, the rest the device's; what a layer will

@@ -240,9 +240,9 @@ static void attend(const struct shape *s, const struct ops_kv_layout *l, int32_t
     done(be->ops->attention(be, &a), rows == 1 ? "decode" : "prefill", s->k_dim, slots, mode);
 }
 
-/* One row of each sequence foretold for, and attention over what that gives. */
-static void foretold(const struct shape *s, enum ops_kv_type part_type, int32_t n_seqs,
-                     int32_t slots)
+/* One row of each sequence predicted for, and attention over what that gives. */
+static void predicted(const struct shape *s, enum ops_kv_type part_type, int32_t n_seqs,
+                      int32_t slots)
 {
     static struct ops_seq seqs[MAX_SEQS];
     static struct ops_select select[MAX_SEQS];
@@ -301,7 +301,7 @@ static void foretold(const struct shape *s, enum ops_kv_type part_type, int32_t 
                                         .entry = i};
     }
     done(be->ops->speculate(be, &p), "speculate", s->k_dim, slots, n_seqs);
-    done(be->ops->attention(be, &a), "foretold", s->k_dim, slots, n_seqs);
+    done(be->ops->attention(be, &a), "predicted", s->k_dim, slots, n_seqs);
 }
 
 static void policies(const struct ops_kv_layout *l, int32_t slots)
@@ -348,9 +348,9 @@ static void caches(void)
 
         fake.log_clear();
         for (int j = 0; j < 5 * 3; j++) {
-            foretold(s, part_types[j % 3], 1, slots[j / 3]);
-            foretold(s, part_types[j % 3], 17, slots[j / 3]);
-            foretold(s, part_types[j % 3], MAX_SEQS, slots[j / 3]);
+            predicted(s, part_types[j % 3], 1, slots[j / 3]);
+            predicted(s, part_types[j % 3], 17, slots[j / 3]);
+            predicted(s, part_types[j % 3], MAX_SEQS, slots[j / 3]);
         }
         for (int rank = 0; rank < 3; rank++) {
             struct ops_kv_layout l = {.n_groups = s->n_groups,

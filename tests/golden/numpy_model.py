@@ -19,12 +19,12 @@ from here.
               alpha of the attention over them, 1 - alpha of the mean of V. as-shipped: the current token is beside k
               and the window. With an evicting policy the scores sum the approximate probabilities.
     topv      exact probabilities; of each V head the V of the k largest only, renormalised or not.
-    InfiniGen (Lee et al.), for new tokens, from the third layer on: layer j's queries are foretold by its own W_q from
+    InfiniGen (Lee et al.), for new tokens, from the third layer on: layer j's queries are predicted by its own W_q from
               what layer j-1 reads (its input by its own norm), and rotated; slots rank by (A q)[:m] . (A k)[:m] /
               sqrt(d). As many are read as lie within alpha of a query head's best, that number's mean over the heads,
               at most cap percent of the text (or a fixed count or share); each K/V head its own, by the sum of
               softmax over its query heads; the current token always. Layers that share a store read what its first
-              reader was foretold. skew off: A is the permutation `attn_columns`.
+              reader was predicted. skew off: A is the permutation `attn_columns`.
 
 Use: numpy_model.py MODEL.gguf [OVERLAY.gguf] --prompt IDS --new IDS [--policy h2o|keyformer|as-shipped|window|full] ..."""
 
@@ -121,7 +121,7 @@ class Model:
         self.group = int(kv.get("pipit.swiftkv.key_value_group_size", 1))
         self.policy = policy
         self.stores = {self.owner(j): Store(self.n_kv) for j in range(self.n_layer)}
-        self.foretold = {}
+        self.predicted = {}
 
     def owner(self, j):
         return j if j < self.split else self.split + (j - self.split) // self.group * self.group
@@ -246,7 +246,7 @@ class Model:
             for head in range(self.n_head):
                 h = head * self.n_kv // self.n_head
                 k, v = np.array(st.k[h]), np.array(st.v[h])
-                read = self.foretold[self.owner(j)][h] + [pos]
+                read = self.predicted[self.owner(j)][h] + [pos]
                 out[head] = softmax(k[read] @ q[head] / math.sqrt(self.dim)) @ v[read]
             return self.output(j, out)
         if self.policy["select"] and not self.ahead() and pos >= self.policy["n_prompt"]:
@@ -270,7 +270,7 @@ class Model:
     def ahead(self):
         return self.policy["select"] and self.policy["select"]["name"] == "infinigen"
 
-    def foretell(self, j, x, pos):
+    def predict(self, j, x, pos):
         """What layer j will read, from the normed input of the layer before."""
         s = self.policy["select"]
         st = self.stores[j]
@@ -291,10 +291,10 @@ class Model:
         else:
             n = min(int((x >= x.max(1, keepdims=True) - s["alpha"]).sum()) // self.n_head, pos * s["cap"] // 100)
         n = min(max(n, 1), pos)
-        self.foretold[j] = []
+        self.predicted[j] = []
         for h in range(self.n_kv):
             total = sum(softmax(x[head]) for head in range(h * share, (h + 1) * share))
-            self.foretold[j].append(sorted(sorted(range(pos), key=lambda i: (-total[i], i))[:n]))
+            self.predicted[j].append(sorted(sorted(range(pos), key=lambda i: (-total[i], i))[:n]))
 
     def attend_some(self, j, h, q, pos, st, tau, out):
         """The query heads of K/V head h, into out."""
@@ -339,7 +339,7 @@ class Model:
             if j < self.split:
                 self.put(j, n, pos, False)
             if self.ahead() and j + 1 >= 2 and j + 1 in self.stores and pos >= self.policy["n_prompt"]:
-                self.foretell(j + 1, n, pos)
+                self.predict(j + 1, n, pos)
             x = x + self.attend(j, n, pos, tau)
             n = rms(x, w[f"blk.{j}.ffn_norm.weight"], self.eps)
             gate = w[f"blk.{j}.ffn_gate.weight"] @ n

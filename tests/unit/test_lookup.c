@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Texts that foretell themselves: the place that agrees for longest, against a search of all; what
+/* Texts that predict themselves: the place that agrees for longest, against a search of all; what
  * lies beyond the end; counts. */
 
 #include <criterion/criterion.h>

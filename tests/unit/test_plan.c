@@ -170,7 +170,7 @@ Test(plan, copies_of_k)
     cr_assert_eq(p.kv_bytes, full);
 }
 
-/* 19 of 64 dims of the stores that can be foretold. */
+/* 19 of 64 dims of the stores that can be predicted. */
 Test(plan, partial_keys)
 {
     static const char *const backends[] = {"ref", "cpu"};

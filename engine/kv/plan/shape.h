@@ -147,7 +147,7 @@ void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
 int32_t shape_budget(const struct shape *s, const struct policy *p, const struct shape_text *text);
 
 /* Does the policy drop tokens of this store? Not of a sliding layer's ring, nor does a pool of those
- * that nothing can be foretold for. */
+ * that nothing can be predicted for. */
 bool shape_evicts(const struct shape *s, const struct policy *p, int32_t store);
 
 /* Its K and V lie in the file: its number there, else -1. */

@@ -40,7 +40,7 @@ static void leave_peak(struct cache *c, struct cache_seq *q)
 
 /* Scores are not negative, so one below zero goes first. While a prompt is read without cuts in
  * between, slot is position. */
-static int doom(struct cache *c, const struct ops_kv *kv, int32_t slot)
+static int mark_victim(struct cache *c, const struct ops_kv *kv, int32_t slot)
 {
     const float least = -1.0f;
     int r = 0;
@@ -79,7 +79,7 @@ static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_
         kv.score = own;
     }
     if (!r && guard->drop >= 0) {
-        r = doom(c, &kv, guard->drop);
+        r = mark_victim(c, &kv, guard->drop);
     }
     if (!r) {
         r = c->shape.config.ops->cut(c->be, &p);

@@ -2,7 +2,7 @@
 #ifndef PIPIT_ENGINE_KV_STORE_FILL_H
 #define PIPIT_ENGINE_KV_STORE_FILL_H
 
-/* For measurements: a sequence whose cache holds made-up keys and values, as many and laid out as
+/* For measurements: a sequence whose cache holds synthetic keys and values, as many and laid out as
  * its policy would have them after its prompt. What a decode step costs depends on counts and
  * types, not on values, and reading 32k tokens to get there would take minutes. */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Made-up prompts (engine_request.made_up): the cache holds what a read prompt of that length would
- * leave, decoding goes on from there, and wrong uses are refused. engine_work(): bytes known by
- * arithmetic. */
+/* synthetic prompts (engine_request.synthetic): the cache holds what a read prompt of that length
+ * would leave, decoding goes on from there, and wrong uses are refused. engine_work(): bytes known
+ * by arithmetic. */
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -22,7 +22,7 @@ static void same_counts(const char *backend, const char *overlay, const char *kv
     q.forced = ids + 200;
     q.n_forced = 1;
     for (int i = 0; i < 2; i++) {
-        q.made_up = i == 1;
+        q.synthetic = i == 1;
         run_submit(e, &q, &r[i]);
         run_all(e);
         cr_assert(r[i].done && r[i].reason == ENGINE_LENGTH);
@@ -35,7 +35,7 @@ static void same_counts(const char *backend, const char *overlay, const char *kv
     engine_destroy(e);
 }
 
-Test(made_up, holds_what_a_read_prompt_leaves)
+Test(synthetic, holds_what_a_read_prompt_leaves)
 {
     static const char *const kv[] = {"full", "kv8", "keyformer:50%,min=2", "fp8+h2o:64",
                                      "sinks:4+window:60"};
@@ -47,7 +47,7 @@ Test(made_up, holds_what_a_read_prompt_leaves)
     }
 }
 
-Test(made_up, wrong_uses_are_refused)
+Test(synthetic, wrong_uses_are_refused)
 {
     int32_t ids[20] = {0};
     uint64_t handle;
@@ -55,14 +55,14 @@ Test(made_up, wrong_uses_are_refused)
     struct engine *e = run_engine("cache_model.gguf", "ref", 64, 1, "full");
     struct engine_request q = run_request(ids, 10, 4);
 
-    q.made_up = true;
+    q.synthetic = true;
     cr_assert_eq(engine_submit(e, &q, &handle, &err), -EINVAL, "the first new token is unknown");
     engine_destroy(e);
 }
 
 /* Twice the tokens are twice the bytes; half of the slots in about half of the bits are a quarter.
  */
-Test(made_up, work_of_a_step)
+Test(synthetic, work_of_a_step)
 {
     struct engine_work w;
     struct error err = {0};
@@ -117,7 +117,7 @@ static void reads_lines(const char *kv, const struct engine_work *w, double line
                  (double)w->kv_bytes / 64, lines);
 }
 
-Test(made_up, work_of_queries_that_select)
+Test(synthetic, work_of_queries_that_select)
 {
     const int heads = N_LAYERS * N_GROUPS;
     struct engine_work w = lines_of(NULL, 0, "f32", "f32");
@@ -139,7 +139,7 @@ Test(made_up, work_of_queries_that_select)
     reads_lines("window and topv", &w, heads * (K_LINES / 2 + 16));
 }
 
-Test(made_up, work_of_what_is_chosen_ahead)
+Test(synthetic, work_of_what_is_chosen_ahead)
 {
     char skew[256];
     char deep[256];
