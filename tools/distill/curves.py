@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The training curves of models/ as a picture, and what more tokens would give.
+"""The training curves of run_all.py's kept folder as a picture, and what more tokens would give.
 
-    curves.py --scores bench/results/*-distill-scores*.json --name 14-16 --picture docs/pictures/distill-curves.svg
+    curves.py --models KEEP --scores bench/results/*-distill-scores*.json --name 14-16 --picture docs/pictures/distill-curves.svg
 
 Left: what each overlay's second stage asks for (T^2 KL, mean of ten steps; thin at temperature 2, else 1) by the tokens that
-it had seen, from models/NAME.run.jsonl. Right: KL from the teacher at temperature 1 on the evaluation's texts, of the overlays called --name in
+it had seen, from KEEP/NAME.run.jsonl. Right: KL from the teacher at temperature 1 on the evaluation's texts, of the overlays called --name in
 files of evaluate.py that say how many tokens these had seen, and a line of least squares through the points'
 logarithms. Prints that line's exponent and its value at 20 and 200 million tokens. Needs matplotlib."""
 
@@ -14,7 +14,6 @@ import json
 import math
 import pathlib
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = {"15-1": "(a) 15, none", "15-4": "(b) 15, fours", "14-16": "(c) 14, sixteen", "18-12": "(e) 18, twelve"}
 TEXTS = ("tinyshakespeare", "war-and-peace")
 
@@ -42,7 +41,7 @@ def power_law(points):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--models", type=pathlib.Path, default=ROOT / "models")
+    p.add_argument("--models", type=pathlib.Path, required=True, help="run_all.py's folder of logs")
     p.add_argument("--scores", type=pathlib.Path, nargs="+", default=[])
     p.add_argument("--name", default="14-16")
     p.add_argument("--picture", type=pathlib.Path)

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The overlays of the plan, each by its settings, on a machine that may forget everything but the project.
+"""The overlays of the plan, each by its settings, on a machine that may forget everything but one folder.
 
-    run_all.py --model BASE.gguf --work DIR [--only c d] [--session-minutes 60] [--avoid TEXTS...]
-    run_all.py --status
+    run_all.py --model BASE.gguf --work DIR --models KEEP [--only c d] [--session-minutes 60] [--avoid TEXTS...]
+    run_all.py --models KEEP --status
 
-What must outlast the machine lies in models/ and is to be committed after every session: of each overlay NAME.gguf, and
-NAME.place.json (stage, step, place in the data, tokens seen in all, the file's SHA-256, the data's fingerprint).
+KEEP is a folder outside the source tree that must outlast the machine: copy it after every session. It holds each overlay
+NAME.gguf, its NAME.place.json (stage, step, place in the data, tokens seen in all, the file's SHA-256, the data's fingerprint),
+its log NAME.run.jsonl, data.manifest.json, and the prompts and the teacher's answers (prompts.jsonl, answers.jsonl).
 DIR has the token shards and each stage's run folder with state.pt. With state.pt a run goes on as if it had not stopped;
 without, from the overlay at its place: same data order, same point of the rate's fall, the optimizer's moments anew and a
 short warm-up for them. The shards are made again by make_data.py where DIR has none, and must have the
-hashes of models/data.manifest.json; where the packages have changed, --new-data begins their first epoch.
+hashes of KEEP/data.manifest.json; where the packages have changed, --new-data begins their first epoch.
 
-Prints what each overlay has seen, and the git command that keeps it."""
+A trained file joins models/ in the source tree once: when it replaces the one that is shipped.
+Prints what each overlay has seen, and the folder to keep."""
 
 import argparse
 import hashlib
@@ -23,7 +25,6 @@ import signal
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 
 # Tokens of a stage are its rate's length. d goes on from c's overlay; its first two stages are there to have a head to serve soon.
@@ -93,7 +94,7 @@ def check_avoid(o, want):
     if asked is None or [a["sha256"] for a in asked] == [a["sha256"] for a in avoided(o)]:
         return
     texts = ", ".join(f"{a['name']} ({a['sha256'][:12]})" for a in asked) or "none"
-    raise SystemExit(f"run_all: models/ were trained on data without the paragraphs of these texts (SHA-256): {texts}. Give --avoid the "
+    raise SystemExit(f"run_all: the overlays were trained on data without the paragraphs of these texts (SHA-256): {texts}. Give --avoid the "
                      "same, and it goes on; with others, or without, --new-data begins an epoch of other data")
 
 
@@ -156,7 +157,7 @@ class Overlay:
         self.place = load(self.place_file)
         if self.place and self.file.exists() and sha256(self.file) != self.place["sha256"]:
             raise SystemExit(f"run_all: {self.file} is not the overlay of {self.place_file.name}: "
-                             "put back the two that were committed together")
+                             "put back the two that were kept together")
 
     def seen(self):
         return self.place["tokens"] if self.place else 0
@@ -221,7 +222,7 @@ class Overlay:
         note.write_text(on)
 
     def publish(self, folder, index, run):
-        """From the run's folder into models/, what belongs together last by its place."""
+        """From the run's folder into the kept one, what belongs together last by its place."""
         place = load(folder / "place.json")
         # not what another machine has gone beyond, nor two files of which an interrupted export has replaced one
         reached = self.place["step"] if self.place and self.stage() == index else 0
@@ -262,10 +263,10 @@ def options(argv):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", help="the base, a GGUF")
     p.add_argument("--work", type=pathlib.Path, help="a folder that may be lost")
-    p.add_argument("--models", type=pathlib.Path, default=ROOT / "models", help="the folder that is committed")
+    p.add_argument("--models", type=pathlib.Path, help="the folder that outlasts the machine: overlays, places, logs")
     p.add_argument("--only", nargs="+", help="these overlays; else all that are not done, in order")
     p.add_argument("--settings", type=pathlib.Path, help="JSON instead of the table in this file")
-    p.add_argument("--avoid", nargs="*", default=[], help="texts that no paragraph of the data may overlap; to go on: those that models/data.manifest.json names")
+    p.add_argument("--avoid", nargs="*", default=[], help="texts that no paragraph of the data may overlap; to go on: those that KEEP/data.manifest.json names")
     p.add_argument("--session-minutes", type=float, default=0, help="stop after; what there is then is kept")
     p.add_argument("--session-steps", type=int, default=0, help="the same in steps of each stage")
     p.add_argument("--session-stages", type=int, default=0, help="the same in stages of each overlay, ended with their rates fallen")
@@ -276,15 +277,15 @@ def options(argv):
     for key in o.only or []:
         if key not in o.settings:
             p.error(f"--only: {key} is none of {', '.join(o.settings)}")
-    if not o.status and not (o.model and o.work):
-        p.error("give --model and --work, or --status")
+    if not o.models or not (o.status or (o.model and o.work)):
+        p.error("give --models with --model and --work, or with --status")
     return o
 
 
 def main(argv=None):
     import time
     o = options(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what there is goes into models/
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what there is goes into the kept folder
     if o.status:
         return status(o)
     sys.path.insert(0, str(HERE))
@@ -305,7 +306,7 @@ def main(argv=None):
                 break
             ended += went
     status(o)
-    print(f"run_all: keep it: git add {o.models} && git commit -m 'models: what this session trained'", flush=True)
+    print(f"run_all: keep {o.models}: it has what this session trained", flush=True)
 
 
 if __name__ == "__main__":
