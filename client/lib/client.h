@@ -13,6 +13,9 @@
 
 #include "base/error.h"
 #include "client/pipit.h"
+#include "link/arenas.h"
+#include "link/hello.h"
+#include "link/socket.h"
 #include "proto/lane/record.h"
 #include "proto/lane/tlv.h"
 
@@ -25,7 +28,7 @@ enum link_state {
     LINK_LOST, /* given up */
 };
 
-enum { PLACES_MAX = 4, SOCKET_PATH_MAX = 107, EVENTS_MAX = 65536 };
+enum { PLACES_MAX = 4, EVENTS_MAX = 65536 };
 
 /* What an event of the epoll descriptor is about. */
 enum { WAKE_SOCKET = 1, WAKE_TIMER, WAKE_FOREIGN };
@@ -34,16 +37,6 @@ struct place {
     const char *origin;
     char path[SOCKET_PATH_MAX + 1];
     int err;
-};
-
-struct arenas {
-    int refs;
-    bool alive;    /* the lane they belong to is still open */
-    uint64_t lane; /* its id */
-    uint8_t *c2e;
-    size_t c2e_bytes;
-    const uint8_t *e2c;
-    size_t e2c_bytes;
 };
 
 /* The one question that a synchronous call waits for. */
@@ -176,19 +169,6 @@ int pipit_fail_copy(struct pipit_error *e, const struct pipit_error *from);
 int find_places(struct pipit_client *c, struct pipit_error *reterr) WARN_UNUSED;
 /* 0, or why a place may not be used though it is there (a folder in /tmp that others own). */
 int find_check(const struct place *place) WARN_UNUSED;
-
-/* socket.c: sockets and records; every descriptor is close-on-exec, no SIGPIPE. */
-int socket_connect(const char *path, int *ret) WARN_UNUSED;
-int socket_send(int sock, const struct lane_record *r, int timeout_ms) WARN_UNUSED;
-/* 1 with a record, 0 at the end of the connection, -EAGAIN when nothing is there. Takes up to two
- * descriptors into fds (else -1) and closes any others. */
-int socket_recv(int sock, struct lane_record *ret, ssize_t *ret_n, int fds[2]) WARN_UNUSED;
-
-/* arena.c */
-int arenas_map(const int fds[2], uint64_t c2e_bytes, uint64_t e2c_bytes, struct arenas **ret,
-               struct error *reterr) WARN_UNUSED;
-struct arenas *arenas_ref(struct arenas *a);
-void arenas_unref(struct arenas *a);
 
 /* link.c: the connection's life. */
 int link_open(struct pipit_client *c, struct pipit_error *reterr) WARN_UNUSED;

@@ -56,14 +56,7 @@ static int say_hello(struct pipit_client *c, int fd)
     if (epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &ev) < 0) {
         return -errno;
     }
-    lane_record_init(&r, LANE_HELLO, NULL);
-    r.hello.magic = LANE_MAGIC;
-    r.hello.abi_major = LANE_ABI_MAJOR;
-    r.hello.abi_minor = LANE_ABI_MINOR;
-    r.hello.record_bytes = LANE_RECORD_BYTES;
-    r.hello.c2e_bytes = c->want_c2e;
-    r.hello.e2c_bytes = c->want_e2c;
-    memcpy(r.hello.program, c->program, sizeof(r.hello.program));
+    hello_make(&r, c->program, c->want_c2e, c->want_e2c);
     c->connect_ns = clock_ns();
     c->hello_deadline_ns = c->connect_ns + c->timeout_ms * MS_NS;
     set_timer(c, c->hello_deadline_ns);
@@ -296,22 +289,14 @@ void link_hello_reply(struct pipit_client *c, const struct lane_record *r, const
 {
     const struct lane_hello_reply *h = &r->hello_reply;
     struct error e = {0};
-    char text[200];
+    int rc = hello_check(h, &e);
 
-    if (h->abi_major != LANE_ABI_MAJOR || h->record_bytes != LANE_RECORD_BYTES) {
-        (void)snprintf(text, sizeof(text),
-                       "the daemon speaks version %u.%u of the lane, this %d.%d", h->abi_major,
-                       h->abi_minor, (int)LANE_ABI_MAJOR, (int)LANE_ABI_MINOR);
-        link_drop(c, false, -EPROTONOSUPPORT, PIPIT_E_ABI, text);
+    if (rc < 0) {
+        link_drop(c, false, rc, rc == -EPROTONOSUPPORT ? PIPIT_E_ABI : PIPIT_E_PROTOCOL, e.text);
         return;
     }
     if (arenas_map(fds, h->c2e_bytes, h->e2c_bytes, &c->arenas, &e) < 0) {
         link_drop(c, false, e.code, PIPIT_E_PROTOCOL, e.text);
-        return;
-    }
-    if (h->max_request_bytes > h->c2e_bytes) {
-        link_drop(c, false, -EBADMSG, PIPIT_E_PROTOCOL,
-                  "the daemon's request lease is larger than its arena");
         return;
     }
     bool again = c->hello.magic != 0;

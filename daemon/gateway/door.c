@@ -14,38 +14,26 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/hot.h"
 #include "base/sock.h"
+#include "link/hello.h"
+#include "link/socket.h"
 
 enum { SCORE_BYTES = 1 << 16, TEXT_BYTES = 16 << 10 };
 
 int door_connect(const char *path, int *ret_fd, struct error *reterr)
 {
-    struct sockaddr_un a;
-    AUTO_CLOSE int fd = -1;
-    int rc = sock_address(path, &a, reterr);
+    int rc = socket_connect(path, ret_fd);
 
-    if (rc) {
-        return rc;
-    }
-    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (fd < 0 || connect(fd, (const struct sockaddr *)&a, sizeof(a))) {
-        return error_set_errno(reterr, -errno, "%s: cannot be reached", path);
-    }
-    *ret_fd = STEAL_FD(fd);
-    return 0;
+    return rc ? error_set_errno(reterr, rc, "%s: cannot be reached", path) : 0;
 }
 
 /* The next record, waiting for it; descriptors only where `fds` is given. */
-static int wait_record(struct door *d, int timeout_ms, struct lane_record *ret, int *fds,
-                       int *ret_n_fds, struct error *reterr)
+static int wait_record(struct door *d, int timeout_ms, struct lane_record *ret, int fds[2],
+                       struct error *reterr)
 {
     int64_t deadline = clock_ns() + (int64_t)timeout_ms * 1000000;
 
@@ -53,6 +41,7 @@ static int wait_record(struct door *d, int timeout_ms, struct lane_record *ret, 
         struct pollfd p = {.fd = d->fd, .events = POLLIN};
         int64_t left_ms = (deadline - clock_ns()) / 1000000;
         ssize_t n;
+        int rc;
 
         if (left_ms <= 0) {
             return error_set(reterr, -ETIMEDOUT, "the front did not answer within %d ms",
@@ -61,100 +50,54 @@ static int wait_record(struct door *d, int timeout_ms, struct lane_record *ret, 
         if (poll(&p, 1, (int)left_ms) <= 0) {
             continue;
         }
-        n = sock_recv(d->fd, ret, sizeof(*ret), fds, ret_n_fds);
-        if (n == -EAGAIN) {
+        rc = socket_recv(d->fd, ret, &n, fds);
+        if (rc == -EAGAIN) {
             continue;
         }
-        if (n <= 0) {
-            return error_set_errno(reterr, n ? (int)n : -EPIPE, "the front closed the lane");
+        if (rc <= 0) {
+            return error_set_errno(reterr, rc ? rc : -EPIPE, "the front closed the lane");
         }
         return lane_record_check(ret, (uint64_t)n, LANE_PEER_FRONT, reterr);
     }
 }
 
-/* Maps one arena after checking that it is as large as the hello says and can never shrink. */
-static int map_arena(int fd, uint64_t bytes, int prot, void **ret, struct error *reterr)
-{
-    struct stat st;
-    int seals = fcntl(fd, F_GET_SEALS);
-    void *p;
-
-    *ret = NULL;
-    if (bytes == 0) {
-        return 0;
-    }
-    if (fstat(fd, &st) || (uint64_t)st.st_size < bytes || seals < 0 || !(seals & F_SEAL_SHRINK)) {
-        return error_set(reterr, -EBADMSG, "an arena is not a sealed memory file of %llu bytes",
-                         (unsigned long long)bytes);
-    }
-    p = mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED) {
-        return error_set_errno(reterr, -errno, "an arena cannot be mapped");
-    }
-    *ret = p;
-    return 0;
-}
-
-static int take_hello(struct door *d, const struct lane_record *r, const int *fds, int n_fds,
+static int take_hello(struct door *d, const struct lane_record *r, const int fds[2],
                       struct error *reterr)
 {
-    void *p;
     int rc;
 
     if (r->h.type == LANE_ERROR) {
         return error_set(reterr, -ECONNREFUSED, "the front refused the lane: %s: %s",
                          lane_error_name(r->error.code), r->error.text);
     }
-    if (r->h.type != LANE_HELLO_REPLY || n_fds != 2) {
+    if (r->h.type != LANE_HELLO_REPLY || fds[1] < 0) {
         return error_set(reterr, -EBADMSG,
-                         "the front answered with a record of type %u and %d "
-                         "descriptors instead of a hello",
-                         r->h.type, n_fds);
+                         "the front answered with a record of type %u %s two descriptors "
+                         "instead of a hello",
+                         r->h.type, fds[1] < 0 ? "without" : "and");
     }
     d->hello = r->hello_reply;
-    if (d->hello.abi_major != LANE_ABI_MAJOR) {
-        return error_set(reterr, -EPROTO,
-                         "the front speaks version %u of the lane, this gateway %d",
-                         d->hello.abi_major, LANE_ABI_MAJOR);
-    }
-    if (d->hello.max_request_bytes == 0 || d->hello.max_request_bytes > d->hello.c2e_bytes) {
-        return error_set(reterr, -EBADMSG,
-                         "the front offers requests of %u bytes in an arena of %llu",
-                         d->hello.max_request_bytes, (unsigned long long)d->hello.c2e_bytes);
-    }
-    rc = map_arena(fds[0], d->hello.c2e_bytes, PROT_READ | PROT_WRITE, &p, reterr);
-    d->c2e = p;
-    if (rc == 0) {
-        rc = map_arena(fds[1], d->hello.e2c_bytes, PROT_READ, &p, reterr);
-        d->e2c = p;
-    }
-    return rc;
+    rc = hello_check(&d->hello, reterr);
+    return rc ? rc : arenas_map(fds, d->hello.c2e_bytes, d->hello.e2c_bytes, &d->arenas, reterr);
 }
 
 static int say_hello(struct door *d, int timeout_ms, struct error *reterr)
 {
     struct lane_record r;
-    int fds[SOCK_MAX_FDS];
-    int n_fds = 0;
+    int fds[2] = {-1, -1};
     int rc;
 
-    lane_record_init(&r, LANE_HELLO, NULL);
-    r.hello.magic = LANE_MAGIC;
-    r.hello.abi_major = LANE_ABI_MAJOR;
-    r.hello.abi_minor = LANE_ABI_MINOR;
-    r.hello.record_bytes = LANE_RECORD_BYTES;
-    memcpy(r.hello.program, "pipit-gateway", sizeof("pipit-gateway"));
-    rc = sock_send(d->fd, &r, sizeof(r), NULL, 0);
+    hello_make(&r, "pipit-gateway", 0, 0);
+    rc = socket_send(d->fd, &r, 0);
     if (rc) {
         return error_set_errno(reterr, rc, "the front cannot be greeted");
     }
-    rc = wait_record(d, timeout_ms, &r, fds, &n_fds, reterr);
+    rc = wait_record(d, timeout_ms, &r, fds, reterr);
     if (rc == 0) {
-        rc = take_hello(d, &r, fds, n_fds, reterr);
+        rc = take_hello(d, &r, fds, reterr);
     }
-    for (int i = 0; i < n_fds; i++) {
-        (void)close(fds[i]);
-    }
+    close_fd(&fds[0]);
+    close_fd(&fds[1]);
     return rc;
 }
 
@@ -162,29 +105,30 @@ static int say_hello(struct door *d, int timeout_ms, struct error *reterr)
 static int get_lease(struct door *d, enum lane_arena arena, uint64_t length, int timeout_ms,
                      struct door_buf *ret, bool *ret_granted, struct error *reterr)
 {
-    uint64_t arena_bytes = arena == LANE_ARENA_C2E ? d->hello.c2e_bytes : d->hello.e2c_bytes;
     struct lane_record r;
+    int fds[2];
     int rc;
 
     *ret_granted = false;
     lane_record_init(&r, LANE_LEASE_GET, NULL);
     r.lease.arena = arena;
     r.lease.length = length;
-    rc = sock_send(d->fd, &r, sizeof(r), NULL, 0);
+    rc = socket_send(d->fd, &r, 0);
     if (rc) {
         return error_set_errno(reterr, rc, "the front cannot be asked for a buffer");
     }
     do {
-        rc = wait_record(d, timeout_ms, &r, NULL, NULL, reterr);
+        rc = wait_record(d, timeout_ms, &r, fds, reterr);
         if (rc) {
             return rc;
         }
+        close_fd(&fds[0]);
+        close_fd(&fds[1]);
     } while (r.h.type != LANE_LEASE && r.h.type != LANE_ERROR);
     if (r.h.type == LANE_ERROR) {
         return 0;
     }
-    if (r.lease.length < length || r.lease.offset > arena_bytes ||
-        r.lease.length > arena_bytes - r.lease.offset) {
+    if (!arenas_hold(d->arenas, arena, &r.lease, length)) {
         return error_set(reterr, -EBADMSG, "the front granted a buffer outside the arena");
     }
     *ret = (struct door_buf){
@@ -251,12 +195,7 @@ fail:
 
 void door_close(struct door *d)
 {
-    if (d->c2e) {
-        (void)munmap(d->c2e, d->hello.c2e_bytes);
-    }
-    if (d->e2c) {
-        (void)munmap((void *)(uintptr_t)d->e2c, d->hello.e2c_bytes);
-    }
+    arenas_unref(d->arenas);
     free(d->tx);
     close_fd(&d->fd);
     *d = (struct door){.fd = -1};

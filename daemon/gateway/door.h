@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "link/arenas.h"
 #include "proto/lane/record.h"
 
 enum { DOOR_MAX_BUFS = 8, DOOR_TX_RECORDS = 4096 };
@@ -26,8 +27,7 @@ struct door_buf {
 struct door {
     int fd;
     struct lane_hello_reply hello;
-    uint8_t *c2e;       /* (hello.c2e_bytes) read-write */
-    const uint8_t *e2c; /* (hello.e2c_bytes) read-only */
+    struct arenas *arenas;
     struct door_buf bufs[DOOR_MAX_BUFS]; /* c2e, each of hello.max_request_bytes; a request's items */
     int n_bufs;
     struct door_buf out; /* e2c, where scores are written; length 0: none was granted */

@@ -233,7 +233,7 @@ static int write_request(struct gateway *g, struct request *q, const Pipit__Requ
 {
     struct door_buf *buf = &g->door.bufs[q->buf];
     uint32_t n_bytes = 0;
-    int rc = items_write(r, g->door.c2e + buf->offset, buf->length, &n_bytes);
+    int rc = items_write(r, g->door.arenas->c2e + buf->offset, buf->length, &n_bytes);
 
     if (rc) {
         return rc;

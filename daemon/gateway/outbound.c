@@ -236,7 +236,7 @@ static void on_bulk(struct gateway *g, struct request *q, const struct lane_reco
     s.has_row0 = true;
     s.row0 = b->row0;
     s.n_logprobs = b->n_rows;
-    s.logprobs = (float *)(uintptr_t)(g->door.e2c + out->offset + b->offset);
+    s.logprobs = (float *)(uintptr_t)(g->door.arenas->e2c + out->offset + b->offset);
     e.scores = &s;
     if (q->unary) {
         for (size_t i = 0; i < s.n_logprobs; i++) {

@@ -278,7 +278,7 @@ static void copy_text(struct gateway *g, const struct lane_bulk_body *b)
     if (b->kind == LANE_BULK_TEXT && lease->length && b->buf == lease->buf &&
         b->generation == lease->generation && b->n_bytes <= lease->length &&
         b->n_bytes <= QUESTIONS_TEXT) {
-        memcpy(g->questions.text, g->door.e2c + lease->offset, b->n_bytes);
+        memcpy(g->questions.text, g->door.arenas->e2c + lease->offset, b->n_bytes);
         g->questions.text[b->n_bytes] = '\0';
     }
 }

@@ -3,6 +3,8 @@
  * close-on-exec; sending never raises SIGPIPE. Descriptors arrive only with a hello reply: whatever
  * else a peer sends along is closed at once, so that no daemon can fill our table. */
 
+#include "link/socket.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
@@ -13,7 +15,6 @@
 #include "base/cleanup.h"
 #include "base/hot.h"
 #include "base/sock.h"
-#include "client/lib/client.h"
 
 enum { FDS_MAX = 16 };
 
