@@ -13,7 +13,12 @@
 
 #include "base/error.h"
 
-enum log_level { LOG_LEVEL_ERR = 3, LOG_LEVEL_WARNING = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
+enum log_level {
+    LOG_LEVEL_ERR = 3,
+    LOG_LEVEL_WARNING = 4,
+    LOG_LEVEL_INFO = 6,
+    LOG_LEVEL_DEBUG = 7
+};
 
 /* Fields of one line, "NAME=value\n" each; begins as {0}. What does not fit makes it `full`, and
  * the line goes to stderr without any. */
@@ -23,7 +28,8 @@ struct log_fields {
     bool full;
 };
 
-/* `program` must outlive the process's logging (a literal); levels above `max_level` are dropped. */
+/* `program` must outlive the process's logging (a literal); levels above `max_level` are
+ * dropped. */
 void log_init(const char *program, enum log_level max_level);
 /* The datagram socket for lines with fields, in place of journald's; `path` must outlive them. */
 void log_set_socket(const char *path);

@@ -10,7 +10,8 @@
  *     struct config { int64_t threads; char *model; struct option_list overlays; bool help; };
  *     static const struct option_row rows[] = {
  *         {"model", 'm', OPTION_STRING, offsetof(struct config, model), .metavar = "FILE", ...},
- *         {"threads", 't', OPTION_INT, offsetof(struct config, threads), 0, 1024, .fallback = "0", ...},
+ *         {"threads", 't', OPTION_INT, offsetof(struct config, threads), 0, 1024, .fallback = "0",
+ *         ...},
  *     };
  *
  * Values in the config struct, by type:

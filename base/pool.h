@@ -4,10 +4,10 @@
 
 /* A pool of threads that all run the same function on disjoint pieces of one job.
  *
- * pool_run() calls fn(arg, tid, n_threads) once on every thread, the caller being tid 0, and returns
- * when all have returned. Workers wait by spinning briefly, then sleep on a futex, so an idle pool
- * costs nothing and a busy one under 2 us a run. pool_share() is pool_run() for work that any of
- * the threads can do alone: who comes late, because others took its CPU, is not waited for.
+ * pool_run() calls fn(arg, tid, n_threads) once on every thread, the caller being tid 0, and
+ * returns when all have returned. Workers wait by spinning briefly, then sleep on a futex, so an
+ * idle pool costs nothing and a busy one under 2 us a run. pool_share() is pool_run() for work that
+ * any of the threads can do alone: who comes late, because others took its CPU, is not waited for.
  *
  * Pieces are taken by tid, from a `struct pool_counter`, or from shares: thread t's share is a
  * stretch of its own, which it takes in order (a stream of weights stays one stream), and what is

@@ -175,7 +175,8 @@ struct pipit_info { /* what the daemon said in its hello */
 /* NULL before the first connect; the pointer stays valid, its values change with a new hello. */
 PIPIT_API const struct pipit_info *pipit_client_info(const struct pipit_client *client);
 
-/* One descriptor for the client's whole life (across reconnects); readable when dispatch has work. */
+/* One descriptor for the client's whole life (across reconnects); readable when dispatch has
+ * work. */
 PIPIT_API int pipit_client_fd(const struct pipit_client *client);
 
 /* Does what there is to do, waiting for it at most timeout_ms (0: not at all, -1: for ever).
@@ -290,9 +291,10 @@ PIPIT_CHECKED int pipit_client_detokenize(struct pipit_client *client, const int
 
 enum pipit_arena { PIPIT_TO_DAEMON, PIPIT_FROM_DAEMON };
 
-/* A range of an arena. What is put into a TO_DAEMON lease is read by the daemon when a request names
- * it; a FROM_DAEMON lease is written by the daemon only and mapped read-only here. A lease made
- * before a reconnect stays mapped (empty, perhaps) but names nothing: pipit_lease_alive() is 0. */
+/* A range of an arena. What is put into a TO_DAEMON lease is read by the daemon when a request
+ * names it; a FROM_DAEMON lease is written by the daemon only and mapped read-only here. A lease
+ * made before a reconnect stays mapped (empty, perhaps) but names nothing: pipit_lease_alive() is
+ * 0. */
 PIPIT_CHECKED int pipit_lease_get(struct pipit_client *client, enum pipit_arena arena, size_t bytes,
                                   struct pipit_lease **ret, struct pipit_error *reterr);
 PIPIT_API void pipit_lease_put(struct pipit_lease *lease); /* NULL is fine */
@@ -300,8 +302,8 @@ PIPIT_API void *pipit_lease_write(struct pipit_lease *lease); /* NULL for FROM_D
 PIPIT_API const void *pipit_lease_read(const struct pipit_lease *lease);
 PIPIT_API size_t pipit_lease_bytes(const struct pipit_lease *lease);
 PIPIT_API int pipit_lease_alive(const struct pipit_lease *lease);
-/* What another door of the daemon calls it: a ZeroMQ request may name the leases of a lane of the same
- * user. It must not be put, or used by a request here, until that request has ended. */
+/* What another door of the daemon calls it: a ZeroMQ request may name the leases of a lane of the
+ * same user. It must not be put, or used by a request here, until that request has ended. */
 struct pipit_lease_name {
     uint64_t lane; /* pipit_info.lane_id */
     uint32_t buf;
@@ -337,16 +339,19 @@ enum pipit_param {
     PIPIT_URGENCY,     /* -100..100, higher sooner among the user's own requests */
     PIPIT_DETACH,      /* 1: outlives a lost connection by 10 s */
     PIPIT_PROGRESS,    /* 1: PIPIT_EVENT_PROGRESS is wanted */
-    PIPIT_LOGITS,      /* PIPIT_SCORE: 1: full logits too, behind the log-probabilities in the output */
+    /* PIPIT_SCORE: 1: full logits too, behind the log-probabilities in the output */
+    PIPIT_LOGITS,
     PIPIT_POOLING,     /* PIPIT_EMBED: enum pipit_pooling */
     PIPIT_UNIT,        /* PIPIT_EMBED: 1 (default): of length 1; 0: as it is */
-    PIPIT_DRAFT,       /* 1 (default): tokens may be guessed and checked together; the answer is the same */
+    /* 1 (default): tokens may be guessed and checked together; the answer is the same */
+    PIPIT_DRAFT,
 };
 
 /* PIPIT_EMBED: the prompt's hidden states behind the model's last norm, f32 (1, n_embd), or
- * (n_prompt, n_embd) with PIPIT_POOL_NONE, in the output lease, which it needs (TOO_LARGE says in count_a
- * how large); told by a PIPIT_EVENT_BULK of kind PIPIT_BULK_HIDDEN. UNSUPPORTED where the cache policy
- * reads the prompt layer by layer (prefill=layered, longer than its budget): it drops rows. */
+ * (n_prompt, n_embd) with PIPIT_POOL_NONE, in the output lease, which it needs (TOO_LARGE says in
+ * count_a how large); told by a PIPIT_EVENT_BULK of kind PIPIT_BULK_HIDDEN. UNSUPPORTED where the
+ * cache policy reads the prompt layer by layer (prefill=layered, longer than its budget): it drops
+ * rows. */
 enum pipit_pooling { PIPIT_POOL_MEAN, PIPIT_POOL_LAST, PIPIT_POOL_NONE };
 
 PIPIT_CHECKED int pipit_request_create(struct pipit_client *client, enum pipit_kind kind,
@@ -435,12 +440,14 @@ struct pipit_done {
     int64_t n_slots;
     int64_t n_evicted;
     uint64_t seed; /* that the sampler used */
-    uint32_t session;       /* 1 saved, 2 not: then session_cause says why; 0: the request had none */
+    /* 1 saved, 2 not: then session_cause says why; 0: the request had none */
+    uint32_t session;
     int32_t session_err;    /* negative errno of what was not saved */
     uint64_t session_bytes; /* of the saved file */
     char session_cause[96];
-    int32_t n_drafted;  /* tokens that were guessed from the text and computed beside the one before, */
-    int32_t n_accepted; /* and those of them that the answer has */
+    /* draft tokens that were verified in the same step as the token before them */
+    int32_t n_drafted;
+    int32_t n_accepted; /* accepted draft tokens */
 };
 
 struct pipit_event {
@@ -462,8 +469,8 @@ struct pipit_event {
     uint32_t loading; /* PROGRESS: 1: n_done of n_total are parts of the model, being loaded */
 };
 
-/* Events go to the callback if there is one (inside pipit_client_dispatch(); it may cancel or destroy
- * its own request and send others), else they wait for pipit_request_next(). */
+/* Events go to the callback if there is one (inside pipit_client_dispatch(); it may cancel or
+ * destroy its own request and send others), else they wait for pipit_request_next(). */
 typedef void (*pipit_event_fn)(struct pipit_request *request, const struct pipit_event *event,
                                void *user);
 PIPIT_CHECKED int pipit_request_set_callback(struct pipit_request *request, pipit_event_fn fn,

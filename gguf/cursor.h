@@ -38,6 +38,7 @@ int gguf_tensors_take(struct cursor *c, uint64_t alignment) WARN_UNUSED;
 
 /* (n) numbers 0..n-1 in the order of `order`, which gets pointers to two of them and `arg`; NULL
  * without memory. */
-uint32_t *gguf_sorted_indices(size_t n, int (*order)(const void *, const void *, void *), void *arg);
+uint32_t *gguf_sorted_indices(size_t n, int (*order)(const void *, const void *, void *),
+                              void *arg);
 
 #endif

@@ -44,9 +44,12 @@ struct block_q4_1 { uint16_t d, m; uint8_t qs[16]; };                 /* 32: d *
 struct block_q5_0 { uint16_t d; uint8_t qh[4]; uint8_t qs[16]; };     /* 32: d * (q - 16) */
 struct block_q5_1 { uint16_t d, m; uint8_t qh[4]; uint8_t qs[16]; };  /* 32: d * q + m */
 struct block_q8_0 { uint16_t d; int8_t qs[32]; };                     /* 32: d * q */
-struct block_q4_k { uint16_t d, dmin; uint8_t scales[12]; uint8_t qs[128]; };                 /* 256 */
-struct block_q5_k { uint16_t d, dmin; uint8_t scales[12]; uint8_t qh[32]; uint8_t qs[128]; }; /* 256 */
-struct block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; uint16_t d; };        /* 256 */
+/* 256 */
+struct block_q4_k { uint16_t d, dmin; uint8_t scales[12]; uint8_t qs[128]; };
+/* 256 */
+struct block_q5_k { uint16_t d, dmin; uint8_t scales[12]; uint8_t qh[32]; uint8_t qs[128]; };
+/* 256 */
+struct block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; uint16_t d; };
 
 static_assert(sizeof(struct block_q4_0) == 18, "packed by nature");
 static_assert(sizeof(struct block_q4_1) == 20, "packed by nature");
@@ -62,6 +65,7 @@ static_assert(sizeof(struct block_q6_k) == 210, "packed by nature");
 void dtype_decode(enum dtype type, const void *src, float *dst, uint64_t n);
 
 /* Encode n f32 (whole blocks). 0, -ENOTSUP for types without an encoder, -EINVAL on NaN or Inf. */
-int dtype_encode(enum dtype type, const float *src, void *dst, uint64_t n) __attribute__((warn_unused_result));
+int dtype_encode(enum dtype type, const float *src, void *dst, uint64_t n)
+    __attribute__((warn_unused_result));
 
 #endif

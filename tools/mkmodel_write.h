@@ -20,14 +20,15 @@ struct mkmodel_plan {
 int mkmodel_write(const struct mkmodel_plan *plan, const char *path, struct pool *pool,
                   uint64_t *ret_params, uint64_t *ret_bytes, struct error *reterr) WARN_UNUSED;
 
-/* The untrained start of a distillation: norm_swiftkv is the input norm of layer n_kv_layers, each deep
- * layer's q its own, k and v of a group's leader the mean of the group's; with `outputs` each deep layer
- * has an output projection of its own, the mean of the group's, too. -EINVAL for a depth or
- * group that the base does not have, -EBADMSG for a base without the tensors. */
+/* The untrained start of a distillation: norm_swiftkv is the input norm of layer n_kv_layers, each
+ * deep layer's q its own, k and v of a group's leader the mean of the group's; with `outputs` each
+ * deep layer has an output projection of its own, the mean of the group's, too. -EINVAL for a depth
+ * or group that the base does not have, -EBADMSG for a base without the tensors. */
 int mkmodel_swiftkv_write(const char *base_path, int64_t n_kv_layers, int64_t group,
                           bool outputs, const char *path, struct error *reterr) WARN_UNUSED;
 
-/* What infinigen needs of a model without a text: unit matrices for K heads from the third layer on. */
+/* What infinigen needs of a model without a text: unit matrices for K heads from the third layer
+ * on. */
 int mkmodel_skew_write(const char *base_path, const char *path, struct error *reterr) WARN_UNUSED;
 
 #endif

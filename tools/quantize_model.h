@@ -12,7 +12,8 @@
 
 struct quantize_plan {
     enum dtype type;                /* of matrices */
-    enum dtype head_type;           /* of output.weight, or token_embd.weight where it is the head */
+    /* of output.weight, or token_embd.weight where it is the head */
+    enum dtype head_type;
     bool mix; /* attn_v and ffn_down of the first and last eighth of the layers, and of every third
                  between, in Q6_K: GGUF's "_M" mixes */
     const struct option_list *keep; /* shell patterns of tensors that keep their bytes */

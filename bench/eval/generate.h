@@ -6,11 +6,12 @@
  * (retrieval, repetition, summaries). Prompts and answers are JSON lines; bench/quality/ makes the
  * first and scores the second.
  *
- * A prompt: {"id": STRING, "prompt": TEXT} or {"id": STRING, "user": TEXT[, "system": TEXT]} (through the
- * model's chat template), with "max_tokens": N and, where wanted, "draft": N (tokens drafted a step, at
- * most what --draft plans) and "temperature": T (the likeliest token without).
- * An answer: {"id", "policy", "text", "n_prompt", "n_new", "reason", "kv_bytes", "kv_bytes_full", "n_slots",
- * "n_evicted", "tokens_per_step", "prefill_ms", "decode_ms", "n_drafted", "n_accepted", "n_exited"}. */
+ * A prompt: {"id": STRING, "prompt": TEXT} or {"id": STRING, "user": TEXT[, "system": TEXT]}
+ * (through the model's chat template), with "max_tokens": N and, where wanted, "draft": N (tokens
+ * drafted a step, at most what --draft plans) and "temperature": T (the likeliest token without).
+ * An answer: {"id", "policy", "text", "n_prompt", "n_new", "reason", "kv_bytes", "kv_bytes_full",
+ * "n_slots", "n_evicted", "tokens_per_step", "prefill_ms", "decode_ms", "n_drafted", "n_accepted",
+ * "n_exited"}. */
 
 #include <stdio.h>
 
@@ -25,8 +26,8 @@ struct generate_job {
     FILE *out;
 };
 
-/* Runs all prompts under all policies, and writes a policy's answers, in the prompts' order, as soon as
- * it has the last one. A prompt that does not fit the context is an error. */
+/* Runs all prompts under all policies, and writes a policy's answers, in the prompts' order, as
+ * soon as it has the last one. A prompt that does not fit the context is an error. */
 int generate_run(const struct generate_job *job, struct error *reterr) WARN_UNUSED;
 
 #endif

@@ -5,8 +5,9 @@
 /* Teacher-forced logits of chunks of a text, row by row, in the two ways of DESIGN §5.
  *
  * prefill: the chunk is one prompt and every position from `first` on is scored, as llama.cpp's
- * perplexity tool does. decode: positions [0, first] are the prompt, the rest is decoded one by one with
- * the text's own tokens; what a policy does in decode shows only here. Both score the same rows:
+ * perplexity tool does. decode: positions [0, first] are the prompt, the rest is decoded one by one
+ * with the text's own tokens; what a policy does in decode shows only here. Both score the same
+ * rows:
  * row i is the distribution after position first + i, of the token at first + i + 1. */
 
 #include <stdbool.h>
@@ -29,8 +30,10 @@ typedef void score_row(void *arg, int chunk, int row, const float *logits, float
 /* Called once a chunk, after its rows: what the engine said of its cache. */
 typedef void score_done(void *arg, int chunk, const struct engine_usage *usage);
 
-/* Runs n_chunks chunks, each under its policy, as many at once as the engine has sequences. `buffer`:
- * (n_chunks * window, n_vocab) f32 scratch of the caller, window >= 1; 1 is enough in decode mode. */
+/* Runs n_chunks chunks, each under its policy, as many at once as the engine has sequences.
+ * `buffer`:
+ * (n_chunks * window, n_vocab) f32 scratch of the caller, window >= 1; 1 is enough in decode
+ * mode. */
 int score_run(struct engine *e, bool decode, const struct score_chunk *chunks, int n_chunks,
               float *buffer, int window, score_row *row, score_done *done, void *arg,
               struct error *reterr) WARN_UNUSED;

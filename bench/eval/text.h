@@ -2,9 +2,9 @@
 #ifndef PIPIT_EVAL_TEXT_H
 #define PIPIT_EVAL_TEXT_H
 
-/* A text scored under several policies: perplexity of each, and against the first policy of the list mean
- * and 99th-percentile KL divergence of the next-token distributions and the share of rows with the
- * same top token.
+/* A text scored under several policies: perplexity of each, and against the first policy of the
+ * list mean and 99th-percentile KL divergence of the next-token distributions and the share of rows
+ * with the same top token.
  *
  * The text is cut into chunks (each beginning with the model's BOS where it wants one) and the
  * second half of each is scored (score.h). A policy's line goes to `out` as soon as its last
@@ -13,8 +13,8 @@
  *     policy,mode,ctx,chunks,rows,perplexity,mean_kl,p99_kl,same_top1,kv_bytes,tokens_per_step,
  *     chunk_nll,chunk_kl
  *
- * tokens_per_step: engines_tokens_read(), in prefill mode 0. chunk_nll, chunk_kl: means of each chunk, with
- * spaces between, from which errors of the means and of differences can be told. */
+ * tokens_per_step: engines_tokens_read(), in prefill mode 0. chunk_nll, chunk_kl: means of each
+ * chunk, with spaces between, from which errors of the means and of differences can be told. */
 
 #include <stdio.h>
 

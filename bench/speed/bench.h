@@ -86,8 +86,8 @@ double machine_peak_bf16(struct machine *m, const char **ret_unit);
 /* bf16 products of tiles loaded from L1 and L2, one load a product; 0 where the CPU has none. */
 double machine_fed_bf16(struct machine *m);
 
-/* Bytes/s of reading pieces of `bytes` (a power of two, of 64 at least) from everywhere, the best of
- * some distances at which they are asked for. */
+/* Bytes/s of reading pieces of `bytes` (a power of two, of 64 at least) from everywhere, the best
+ * of some distances at which they are asked for. */
 int machine_read_pieces(struct machine *m, uint32_t bytes, double *ret_rate, struct error *reterr);
 
 /* ---- a device with memory of its own (device.c) ------------------------------------------------

@@ -2,7 +2,8 @@
 #ifndef PIPIT_CLIENT_CLI_BATCH_H
 #define PIPIT_CLIENT_CLI_BATCH_H
 
-/* pipit batch: batch.c keeps the window of lines and its loop; batch_line.c makes a request of a line. */
+/* pipit batch: batch.c keeps the window of lines and its loop; batch_line.c makes a request of a
+ * line. */
 
 #include <jansson.h>
 
@@ -13,7 +14,8 @@
 int batch_line_request(const struct settings *s, struct pipit_client *c, json_t *line,
                        struct pipit_request **ret, struct error *reterr) WARN_UNUSED;
 
-/* json.c: a line of output: json_last() with the line's number and, where it has one, its custom_id. */
+/* json.c: a line of output: json_last() with the line's number and, where it has one, its
+ * custom_id. */
 void json_batch(struct out *o, const struct pipit_client *c, const struct answer *a, size_t index,
                 json_t *custom_id);
 

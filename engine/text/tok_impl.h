@@ -13,8 +13,9 @@
  *   tok_merge.c    the merge loop both algorithms share
  *   tok_bpe.c      merges by rank;  tok_spm.c: merges by score
  *
- * Texts are never rewritten: vocabulary entries are brought into the form of raw bytes once (byte-level
- * letters to bytes, U+2581 to a space), so that pieces are compared with the text as it came. */
+ * Texts are never rewritten: vocabulary entries are brought into the form of raw bytes once
+ * (byte-level letters to bytes, U+2581 to a space), so that pieces are compared with the text as it
+ * came. */
 
 #include "engine/text/tok.h"
 
@@ -83,7 +84,8 @@ struct tok {
     struct tok_map by_text;    /* all tokens with a spelling */
     struct tok_map by_piece;   /* those that plain bytes can become */
     int32_t byte_id[256];      /* -1: the vocabulary cannot spell it */
-    uint32_t *rank;            /* (n_vocab) SentencePiece: 0 is the best score, equal scores share one */
+    /* (n_vocab) SentencePiece: 0 is the best score, equal scores share one */
+    uint32_t *rank;
     struct tok_pair *pairs;    /* (pair_mask + 1) BPE */
     uint32_t pair_mask;
     struct tok_pre pre;
@@ -107,7 +109,8 @@ static inline const char *tok_piece_of(const struct tok *t, int32_t id)
 /* tok_map.c */
 int tok_map_init(struct tok_map *m, int32_t n, bool by_piece) WARN_UNUSED;
 void tok_map_finish(struct tok_map *m);
-int32_t tok_map_find(const struct tok_map *m, const struct tok *t, const char *key, size_t len); /* or -1 */
+/* or -1 */
+int32_t tok_map_find(const struct tok_map *m, const struct tok *t, const char *key, size_t len);
 /* Returns `id`, or the id that already has this key. There is room: n of init. */
 int32_t tok_map_add(struct tok_map *m, const struct tok *t, int32_t id);
 
@@ -135,8 +138,8 @@ int tok_pre_init(struct tok_pre *p, const char *name, size_t len, struct error *
 void tok_pre_finish(struct tok_pre *p);
 typedef int tok_pre_word(void *arg, const char *word, uint32_t len);
 /* Calls `word` for each word in order; together they are the text. Stops at its first error. */
-int tok_pre_split(const struct tok_pre *p, pcre2_match_data *scratch, const char *text, uint32_t len,
-                  tok_pre_word *word, void *arg) WARN_UNUSED;
+int tok_pre_split(const struct tok_pre *p, pcre2_match_data *scratch, const char *text,
+                  uint32_t len, tok_pre_word *word, void *arg) WARN_UNUSED;
 
 /* tok_merge.c */
 struct tok_symbol {

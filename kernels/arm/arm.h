@@ -3,8 +3,8 @@
 #define PIPIT_KERNELS_ARM_ARM_H
 
 /* What each instruction set of AArch64 puts into the cpu backend's table, called weakest first for
- * the flags that are set (kernels/cpu/table.c). Each function lives in a library of its own with its
- * own compiler flags; nothing else may be compiled with them. */
+ * the flags that are set (kernels/cpu/table.c). Each function lives in a library of its own with
+ * its own compiler flags; nothing else may be compiled with them. */
 
 #include "kernels/cpu/table.h"
 

@@ -21,7 +21,8 @@ LANES_INLINE lf lf_of_bf16(const void *p)
     return (lf){vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(lo), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(lo, 16)),
                 vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(hi), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(hi, 16))};
 }
-/* Widened with its sign and shifted by 7 the code is an f16 but for a copy of its sign in bit 14. */
+/* Widened with its sign and shifted by 7 the code is an f16 but for a copy of its sign in bit
+ * 14. */
 LANES_INLINE lf lf_of_fp8(const uint8_t *p)
 {
     const int16x8_t kept = vdupq_n_s16((int16_t)0xbfff);

@@ -2,11 +2,12 @@
 #ifndef PIPIT_KERNELS_ARM_PANEL_FLOAT_NEON_H
 #define PIPIT_KERNELS_ARM_PANEL_FLOAT_NEON_H
 
-/* The panel kernels of F32, F16 and BF16 weights for NEON. As in kernels/cpu/panel_body.h a row's sum
- * is four chains, column k in chain k % 4, so the bits are those of every other variant.
+/* The panel kernels of F32, F16 and BF16 weights for NEON. As in kernels/cpu/panel_body.h a row's
+ * sum is four chains, column k in chain k % 4, so the bits are those of every other variant.
  *
- * One token: 16 sums (four chains of four quarters of the rows) stay in registers. Several: the four
- * chains of four tokens do, for one quarter at a time over a stretch of columns that stays in L1. */
+ * One token: 16 sums (four chains of four quarters of the rows) stay in registers. Several: the
+ * four chains of four tokens do, for one quarter at a time over a stretch of columns that stays in
+ * L1. */
 
 #include "kernels/arm/panel_neon.h"
 
@@ -34,7 +35,8 @@ LANES_INLINE size_t float_quarter_bytes(enum dtype type)
     return type == DTYPE_F16 ? 8 : 16;
 }
 
-/* acc[t][c] += columns [k, end) that are c mod 4, for n tokens and four rows; k is a multiple of 4. */
+/* acc[t][c] += columns [k, end) that are c mod 4, for n tokens and four rows; k is a multiple of
+ * 4. */
 UNROLL_INLINE void float_stretch(enum dtype type, const uint8_t *w, int32_t k, int32_t end,
                                  const float *x, size_t ldx, int n, float32x4_t acc[][4])
 {
@@ -98,7 +100,8 @@ UNROLL_INLINE void float_tile(enum dtype type, const uint8_t *w, int32_t n_cols,
         for (int t = 0; t < n; t++) {
             const float32x4_t *s = acc[i][t];
 
-            vst1q_f32(out + 16 * t + 4 * i, vaddq_f32(vaddq_f32(s[0], s[1]), vaddq_f32(s[2], s[3])));
+            vst1q_f32(out + 16 * t + 4 * i,
+                      vaddq_f32(vaddq_f32(s[0], s[1]), vaddq_f32(s[2], s[3])));
         }
     }
 }

@@ -3,10 +3,11 @@
 #define PIPIT_KERNELS_ARM_PANEL_NEON_H
 
 /* The panel kernels of quantised weights for AArch64, compiled once for each level: NEON alone, dot
- * products, int8 matrix products. The arithmetic is that of kernels/cpu/panel_body.h, so the bits are
- * those of every other variant; what differs is the order in which registers are filled.
+ * products, int8 matrix products. The arithmetic is that of kernels/cpu/panel_body.h, so the bits
+ * are those of every other variant; what differs is the order in which registers are filled.
  *
- * A block's codes of 16 rows would take all 32 registers. They are taken four rows at a time instead:
+ * A block's codes of 16 rows would take all 32 registers. They are taken four rows at a time
+ * instead:
  * 8 registers of codes, a quarter of the scales, and the tokens of the tile pass by.
  *
  *     NEON     products in int16, as many of them added as fit, then widened by pairs
@@ -90,8 +91,8 @@ UNROLL_INLINE void panel_codes(int bits, const uint8_t *w, int8x16_t u[8])
 /* One block of a tile's tokens. */
 struct panel_block {
     float32x4_t head[PANEL_TOKENS]; /* d, s and, as integers, nsum[0], nsum[1] */
-    /* Alone, token t: columns 0..15 at 2t, 16..31 at 2t + 1. Tokens 2p and 2p + 1 as a pair: columns
-     * 8k.. of the one, then of the other, at 4p + k. */
+    /* Alone, token t: columns 0..15 at 2t, 16..31 at 2t + 1. Tokens 2p and 2p + 1 as a pair:
+     * columns 8k.. of the one, then of the other, at 4p + k. */
     int8x16_t q[2 * PANEL_TOKENS];
 };
 
@@ -241,10 +242,11 @@ UNROLL_INLINE void panel_dots(enum dtype type, const int8x16_t *u, const struct 
     }
 }
 
-/* acc[t] of four rows += one block; wm and the scales of a block's halves where the type has them. */
-UNROLL_INLINE void panel_add(enum dtype type, const int8x16_t *u, const struct panel_block *x, int n,
-                             float32x4_t wd, float32x4_t wm, float32x4_t sc0, float32x4_t sc1,
-                             float32x4_t *acc)
+/* acc[t] of four rows += one block; wm and the scales of a block's halves where the type has
+ * them. */
+UNROLL_INLINE void panel_add(enum dtype type, const int8x16_t *u, const struct panel_block *x,
+                             int n, float32x4_t wd, float32x4_t wm, float32x4_t sc0,
+                             float32x4_t sc1, float32x4_t *acc)
 {
     int32x4_t dot[PANEL_TOKENS];
     int32x4_t more[PANEL_TOKENS];
@@ -307,8 +309,8 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
     }
 }
 
-/* Tokens that no whole tile takes are one more tile: rows behind the last token's may be read, their
- * results lie where nobody looks. */
+/* Tokens that no whole tile takes are one more tile: rows behind the last token's may be read,
+ * their results lie where nobody looks. */
 UNROLL_INLINE void panel_quant(enum dtype type, const uint8_t *w, const struct cpu_acts *a,
                                int32_t n, float *out)
 {

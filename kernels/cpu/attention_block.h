@@ -41,10 +41,12 @@ static inline float *att_seen_max_of(const struct att_block *b, int32_t pair, in
     return b->u.t->seen_max + (size_t)pair * (size_t)b->n_pages + (size_t)page;
 }
 
-/* Does no row of the block see a slot of this page? Such pages are left out: their weights would be exactly 0. */
+/* Does no row of the block see a slot of this page? Such pages are left out: their weights would be
+ * exactly 0. */
 bool att_page_hidden(const struct att_block *b, int32_t page);
 
-/* A row's observed weights of one page from its logits x (64) and noise (NULL: none): ATT_TEMPERED. Row i of the block. */
+/* A row's observed weights of one page from its logits x (64) and noise (NULL: none): ATT_TEMPERED.
+ * Row i of the block. */
 void att_temper(const struct att_block *b, int32_t head, int32_t i, int32_t page, const float *x,
                 const float *noise);
 

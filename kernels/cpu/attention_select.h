@@ -29,8 +29,8 @@ struct att_select {
 const float *att_select_query(const struct att_select *a, int32_t head);
 /* From logits, or the slots given, to the output. */
 void att_select_attend(const struct att_select *a);
-/* From logits to the a->select->k best of what a->row_pos sees, ascending, by the sum over heads; the
- * logits become weights. Returns how many. */
+/* From logits to the a->select->k best of what a->row_pos sees, ascending, by the sum over heads;
+ * the logits become weights. Returns how many. */
 int32_t att_select_list(const struct att_select *a, int32_t *list);
 
 #endif

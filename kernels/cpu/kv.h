@@ -31,7 +31,8 @@ struct kv_rope_key {
 struct kv_rope_table {
     struct kv_rope_key *key;
     float *inv_freq; /* (max_head_dim / 2), part of the key */
-    double *step;    /* (max_head_dim / 2, KV_ANGLE_STEPS, 2): cosine and sine of 0, 1, 2 ... positions */
+    /* (max_head_dim / 2, KV_ANGLE_STEPS, 2): cosine and sine of 0, 1, 2 ... positions */
+    double *step;
     int32_t *pos;    /* (max_rows): the position that row i holds, plus 1; 0 none */
     float *cos;      /* (max_rows, pad): for each dim the factor of itself ... */
     float *sin;      /* ... and, with its sign, of its partner */
@@ -129,13 +130,14 @@ static inline int32_t kv_own_slot(const struct ops_seq *seq, int32_t group)
     return seq->victim ? seq->victim[group] : seq->slot0;
 }
 
-/* kv_copy.c: copies of K of slots [first, first + n) of a page and head, made anew; scratch (2, pad).
+/* kv_copy.c: copies of K of slots [first, first + n) of a page and head, made anew; scratch (2,
+ * pad).
  * Those of slot j of one page to slot i of another, all heads. */
 void cpu_kv_copy_k(const struct cpu *cpu, const struct ops_kv_layout *l, uint8_t *page,
                    int32_t head, int32_t first, int32_t n, float *scratch);
 void cpu_kv_move_k(const struct ops_kv_layout *l, uint8_t *to, int32_t i, uint8_t *from, int32_t j);
-/* kv_part.c: partial keys of slots [slot, slot + n) of one page, made anew from K; and those of slot j
- * of one page to slot i of another, all heads. Uses the thread's k, x and row. */
+/* kv_part.c: partial keys of slots [slot, slot + n) of one page, made anew from K; and those of
+ * slot j of one page to slot i of another, all heads. Uses the thread's k, x and row. */
 void cpu_kv_make_part(const struct cpu *cpu, const struct ops_kv *kv, int32_t group, int32_t slot,
                       int32_t n, const struct kv_thread *t);
 void cpu_kv_move_part(const struct ops_kv_layout *l, uint8_t *to, int32_t i, uint8_t *from,

@@ -11,7 +11,8 @@
  *               through its next 8: block i of the list is complete when line 64 i is reached. For
  *               what is read block by block, soon.
  *   abreast     a line of each of n_streams blocks in turn; all are complete together. For pages
- *               that are not made of whole blocks: read in parts, while the next ones are asked for.
+ *               that are not made of whole blocks: read in parts, while the next ones are asked
+ *               for.
  *
  * Blocks begin at multiples of 4 KiB: where each lay across such a border, two threads of a
  * Sapphire Rapids Xeon read 21 GB/s instead of 26.

@@ -2,8 +2,8 @@
 #ifndef PIPIT_KERNELS_CPU_KV_LANES_C_H
 #define PIPIT_KERNELS_CPU_KV_LANES_C_H
 
-/* What the cache's kernels (kv_body.h) need beyond lanes_c.h, in plain C. kernels/x86/kv_lanes_avx2.h
- * and kv_lanes_avx512.h offer the same names. */
+/* What the cache's kernels (kv_body.h) need beyond lanes_c.h, in plain C.
+ * kernels/x86/kv_lanes_avx2.h and kv_lanes_avx512.h offer the same names. */
 
 #include "kernels/cpu/lanes_c.h"
 

@@ -5,8 +5,8 @@
 /* Reading parts of the cache, over the lanes (see kv_body.h): some dims of all slots, some slots'
  * rows, and the search for a threshold.
  *
- * dims: with one query head a sum has only n_slots / 16 chains, and 32 dims are over before the adders
- * are busy; even and odd dims therefore add up apart where a single pair is multiplied. */
+ * dims: with one query head a sum has only n_slots / 16 chains, and 32 dims are over before the
+ * adders are busy; even and odd dims therefore add up apart where a single pair is multiplied. */
 
 #include "kernels/cpu/kv_body.h"
 
@@ -194,7 +194,8 @@ LANES_INLINE void kv_blend_tile(enum ops_kv_type type, int pairs, int cols, cons
 }
 
 LANES_INLINE void kv_blend_pairs(enum ops_kv_type type, int pairs, const void *const *rows,
-                                 int32_t n_rows, int32_t pad, const float *e, size_t lde, float *acc)
+                                 int32_t n_rows, int32_t pad, const float *e, size_t lde,
+                                 float *acc)
 {
     int32_t d = 0;
 

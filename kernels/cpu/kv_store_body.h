@@ -2,9 +2,9 @@
 #ifndef PIPIT_KERNELS_CPU_KV_STORE_BODY_H
 #define PIPIT_KERNELS_CPU_KV_STORE_BODY_H
 
-/* Writing the cache, over the lanes (see kv_body.h): rotation of a head, and conversion of a head to
- * its type. The same bits as the definitions (kernels/ref/rope.c, kernels/kv_code.h): products and
- * sums of the rotation are rounded one by one, the codes are those of quant/fp8.h. */
+/* Writing the cache, over the lanes (see kv_body.h): rotation of a head, and conversion of a head
+ * to its type. The same bits as the definitions (kernels/ref/rope.c, kernels/kv_code.h): products
+ * and sums of the rotation are rounded one by one, the codes are those of quant/fp8.h. */
 
 #include <math.h>
 

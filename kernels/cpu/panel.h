@@ -10,7 +10,8 @@
  * byte each. Activations then enter as the broadcast 32-bit operand of a dot-product instruction:
  * no shuffles, no horizontal sums, and each row's sum over blocks is one chain in fixed order.
  *
- * Quantised panels are blocks of 32 columns, b ascending ("vector j": columns 4j..4j+3 of the block):
+ * Quantised panels are blocks of 32 columns, b ascending ("vector j": columns 4j..4j+3 of the
+ * block):
  *
  *     nibbles  4 vectors; low nibble of vector j: columns 4j.., high: columns 16 + 4j..    256 B
  *     high1    one vector of dwords: bit j + 8i of row r's dword: column 4j + i              64 B
@@ -38,8 +39,8 @@
  * dword of row r = column 2i in the low half, 2i + 1 in the high half (odd counts padded with 0).
  *
  * Activations for quantised weights: blocks of 32 int8 with one f32 scale. nsum are minus the sum
- * of q, and of its first half: shifted left by log2 of a type's zero point they start the integer dot
- * product, so that (q_w - zero) . q_a is exact in int32. */
+ * of q, and of its first half: shifted left by log2 of a type's zero point they start the integer
+ * dot product, so that (q_w - zero) . q_a is exact in int32. */
 
 #include <stdint.h>
 

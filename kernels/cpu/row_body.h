@@ -6,8 +6,8 @@
  * lanes of kernels/cpu/lanes_c.h (see panel_body.h for how it is used).
  *
  * NaN and Inf: a block of activations that holds one gets a NaN scale, so the row's results are NaN
- * as they would be in f32, and no conversion sees a number it cannot hold. Blocks below 2^-100 count
- * as zero: the reciprocal of their scale could overflow. */
+ * as they would be in f32, and no conversion sees a number it cannot hold. Blocks below 2^-100
+ * count as zero: the reciprocal of their scale could overflow. */
 
 #include <math.h>
 #include <stdint.h>

@@ -9,8 +9,9 @@
  * ("quantize_avx512") for describe() and for benches. A kernel does one thread's piece; splitting
  * among threads is the ops' business (matmul.c and so on).
  *
- * All variants of a matmul, norm, quantise or epilogue slot give the same bits: integer dot products
- * are exact, and the f32 steps that follow are the same sequence of IEEE operations per element. */
+ * All variants of a matmul, norm, quantise or epilogue slot give the same bits: integer dot
+ * products are exact, and the f32 steps that follow are the same sequence of IEEE operations per
+ * element. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,7 +23,8 @@
 #include "kernels/cpu/table_tile.h"
 #include "kernels/ops.h"
 
-/* What a panel kernel multiplies with: n tokens. Quantised panels read `q`, float panels read `x`. */
+/* What a panel kernel multiplies with: n tokens. Quantised panels read `q`, float panels read
+ * `x`. */
 struct cpu_acts {
     int32_t n_cols;
     const struct panel_act *q; /* (n, ldq) blocks; n up to a whole tile of 16 may be read */
@@ -38,8 +40,9 @@ struct cpu_acts {
 /* How far the kernels of few tokens ask for memory ahead. */
 #define CPU_PANEL_AHEAD 32768
 
-/* out[t * 16 + r] = panel row r . token t, for t in [0, n), n >= 1; out is 64-byte aligned. Rows of q
- * behind the last token's may be read, and their results written behind its, up to whole tiles of 16:
+/* out[t * 16 + r] = panel row r . token t, for t in [0, n), n >= 1; out is 64-byte aligned. Rows of
+ * q behind the last token's may be read, and their results written behind its, up to whole tiles of
+ * 16:
  * the memory is there, what lies in it does not matter, but no other thread may be writing it.
  * Bytes after the panel may be prefetched, whatever lies there. */
 typedef void cpu_panel_fn(const uint8_t *panel, const struct cpu_acts *a, int32_t n, float *out);

@@ -2,16 +2,16 @@
 #ifndef PIPIT_KERNELS_CPU_TABLE_SELECT_H
 #define PIPIT_KERNELS_CPU_TABLE_SELECT_H
 
-/* The part of the table of inner kernels (kernels/cpu/table.h) for queries that read some of the cache
- * (attention_select.c). Layout of a page: kernels/cpu/kv_page.h. As in table_kv.h a pair's bits do not
- * depend on the pairs beside it. */
+/* The part of the table of inner kernels (kernels/cpu/table.h) for queries that read some of the
+ * cache (attention_select.c). Layout of a page: kernels/cpu/kv_page.h. As in table_kv.h a pair's
+ * bits do not depend on the pairs beside it. */
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* x[i][s] = sum over j < n_dims of q[i][j] * k[dims[j]][s] for n pairs and slots [slot0, slot0 + n_slots)
- * of a page, both multiples of 16; dims NULL: 0, 1, 2 ... . k (k_dim, 64) of the type. While they are
- * read, the same stretches of the page at `ahead` (or NULL) are prefetched. */
+/* x[i][s] = sum over j < n_dims of q[i][j] * k[dims[j]][s] for n pairs and slots [slot0, slot0 +
+ * n_slots) of a page, both multiples of 16; dims NULL: 0, 1, 2 ... . k (k_dim, 64) of the type.
+ * While they are read, the same stretches of the page at `ahead` (or NULL) are prefetched. */
 typedef void cpu_kv_dims_fn(const void *k, const int32_t *dims, int32_t n_dims, const float *q,
                             size_t ldq, int32_t n, int32_t slot0, int32_t n_slots, float *x,
                             size_t ldx, const void *ahead);

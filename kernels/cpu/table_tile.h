@@ -26,8 +26,8 @@ enum { TILE_ROWS = 16, TILE_COLS = 32, TILE_ELEMENTS = 512 /* of an A or B tile 
 /* Before the first and after the last tile kernel of a thread's piece of a job. */
 typedef void cpu_tile_switch_fn(void);
 
-/* One token's row of A tiles: n floats, rounded to nearest even, then zeros to a whole tile; tile k's
- * row begins at dst + k * TILE_ELEMENTS. */
+/* One token's row of A tiles: n floats, rounded to nearest even, then zeros to a whole tile; tile
+ * k's row begins at dst + k * TILE_ELEMENTS. */
 typedef void cpu_tile_acts_fn(const float *x, int32_t n, uint16_t *dst);
 
 /* Blocks [b0, b0 + n) of 32 columns of a panel with n_cols columns as n B tiles, each `step`
@@ -35,7 +35,8 @@ typedef void cpu_tile_acts_fn(const float *x, int32_t n, uint16_t *dst);
 typedef void cpu_tile_panel_fn(const uint8_t *panel, int32_t n_cols, int32_t b0, int32_t n,
                                uint16_t *dst, size_t step);
 
-/* c[j] (n_rows, 16) = or += the n_k A tiles of each 16 rows times the n_k B tiles of output block j. */
+/* c[j] (n_rows, 16) = or += the n_k A tiles of each 16 rows times the n_k B tiles of output block
+ * j. */
 struct cpu_tile_mul {
     const uint16_t *a; /* tile k of rows 16i.. at a + i * lda + k * TILE_ELEMENTS */
     size_t lda;
@@ -90,7 +91,8 @@ struct cpu_tile_att {
     const float *v_mul;      /* (n_slots) scales of V, or NULL */
     const int32_t *pos;      /* (n_slots) positions, or NULL: all rows see all slots */
     int32_t row_pos;         /* position of row 0; row i sees pos_min_i <= pos <= row_pos + i, */
-    int32_t window;          /* pos_min_i = max(0, row_pos + i - window + 1), or 0 without a window */
+    /* pos_min_i = max(0, row_pos + i - window + 1), or 0 without a window */
+    int32_t window;
     float *max;              /* (n_rows): what exponents are taken against */
     float *sum;
     float *factor;           /* (n_rows), out: what sums before this step were multiplied with */

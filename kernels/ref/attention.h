@@ -52,8 +52,8 @@ void ref_observe_row(const struct ref_unit *u, int32_t row, const float *logits)
 /* select.c */
 bool ref_selects(const struct ref_unit *u, int32_t row);
 void ref_select_row(const struct ref_unit *u, int32_t row);
-/* Marks in t->chosen the k best visible slots for a row at this position, by the sum of t->approx over
- * heads [h0, h1) of the group, the latest `local` first. True when that is all of them. */
+/* Marks in t->chosen the k best visible slots for a row at this position, by the sum of t->approx
+ * over heads [h0, h1) of the group, the latest `local` first. True when that is all of them. */
 bool ref_choose(const struct ref_unit *u, int32_t row_pos, int32_t k, int32_t local, int32_t h0,
                 int32_t h1);
 bool ref_select_valid(const struct ref *ref, const struct ops_attention *p, int32_t seq);

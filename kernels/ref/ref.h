@@ -59,8 +59,8 @@ struct ref_slot {
 
 /* ret (n) gets one V head of a slot. */
 void ref_kv_value(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t v_head, float *ret);
-/* Partial key of one slot and K head, its scale behind it; its values, ret (part_dims); and those of
- * a slot made anew from its K, k and x (k_dim) scratch. */
+/* Partial key of one slot and K head, its scale behind it; its values, ret (part_dims); and those
+ * of a slot made anew from its K, k and x (k_dim) scratch. */
 uint8_t *ref_kv_part(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t k_head);
 void ref_kv_part_values(const struct ops_kv *kv, int32_t group, int32_t slot, int32_t k_head,
                         float *ret);

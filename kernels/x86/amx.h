@@ -48,7 +48,8 @@ static inline __m512i amx_interleave(void)
 {
     const __m512i low = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
 
-    return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(16)), 16));
+    return _mm512_or_si512(low,
+                           _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(16)), 16));
 }
 
 /* A row of a B tile: `even` and `odd` are columns 2i and 2i + 1 of 16 outputs. */

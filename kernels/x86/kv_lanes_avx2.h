@@ -20,7 +20,8 @@ LANES_INLINE lf lf_of_bf16(const void *p)
     return (lf){_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(h)), 16)),
                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(h + 1)), 16))};
 }
-/* Sign-extended to 16 bits and shifted by 7 the code is an f16 but for a copy of its sign in bit 14. */
+/* Sign-extended to 16 bits and shifted by 7 the code is an f16 but for a copy of its sign in bit
+ * 14. */
 LANES_INLINE lf lf_of_fp8(const uint8_t *p)
 {
     __m256i w = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p)), 7);

@@ -14,7 +14,8 @@ enum {
 /* clang-format off */
 LANES_INLINE lf kv_fma(lf a, lf b, lf c) { return _mm512_fmadd_ps(a, b, c); }
 LANES_INLINE lf lf_of_bf16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }
-/* Sign-extended to 16 bits and shifted by 7 the code is an f16 but for a copy of its sign in bit 14. */
+/* Sign-extended to 16 bits and shifted by 7 the code is an f16 but for a copy of its sign in bit
+ * 14. */
 LANES_INLINE lf lf_of_fp8(const uint8_t *p)
 {
     __m256i w = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p)), 7);
@@ -25,7 +26,8 @@ LANES_INLINE void lf_store_f16(void *p, lf a) { _mm256_storeu_si256(p, _mm512_cv
 LANES_INLINE void li_store_16(void *p, li a) { _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(a)); }
 LANES_INLINE lf lf_sqrt(lf a) { return _mm512_sqrt_ps(a); }
 LANES_INLINE li li_xor(li a, li b) { return _mm512_xor_si512(a, b); }
-/* Shuffles, where a shift would do: the multiplications have the shifts' port to themselves. What both need is made once. */
+/* Shuffles, where a shift would do: the multiplications have the shifts' port to themselves. What
+ * both need is made once. */
 LANES_INLINE li li_mul_low(li a, uint32_t b)
 {
     __m512i m = _mm512_set1_epi32((int)b);

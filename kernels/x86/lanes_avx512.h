@@ -108,7 +108,8 @@ LANES_INLINE void li_dots(li *dot, const li *u, const int8_t *a, size_t stride, 
 #else
 
 /* Sums of two products fit int16; so do sums of as many of them as (bits) allows, before they are
- * widened. 8-bit codes are taken as code - 128 = +-|code - 128|, the sign moved to the other side. */
+ * widened. 8-bit codes are taken as code - 128 = +-|code - 128|, the sign moved to the other
+ * side. */
 LANES_INLINE li lanes_dots_1(li acc, const li *u, const int8_t *a, int n, int bits)
 {
     const int group = bits == 8 ? 1 : bits == 6 ? 2 : bits == 5 ? 4 : 8;

@@ -14,12 +14,14 @@
  * Sides: 0 the reference, 1 the backend under test with 2 threads, 2 and 3 the same with 1 and 3
  * threads, whose every output must equal side 1's bit for bit. Buffers lie between guard bytes.
  *
- *     check_norm [--backend cpu|ref|cuda|FILE.so] [--mask NAME] [--filter TEXT] [--every N] [--sides N]
+ *     check_norm [--backend cpu|ref|cuda|FILE.so] [--mask NAME] [--filter TEXT] [--every N]
+ *     [--sides N]
  *                [--bench [--cpu-time] [--threads N]]
  *
- * The backend cpu is run once for each set of instructions this CPU has. --every N takes every Nth case
- * only, for CPUs that are emulated, beginning with number $PIPIT_PHASE modulo N (tools/test.sh: another
- * one for each commit). Exits 77 when the backend is absent. Each program defines check_op(). */
+ * The backend cpu is run once for each set of instructions this CPU has. --every N takes every Nth
+ * case only, for CPUs that are emulated, beginning with number $PIPIT_PHASE modulo N
+ * (tools/test.sh: another one for each commit). Exits 77 when the backend is absent. Each program
+ * defines check_op(). */
 
 #include <stdbool.h>
 #include <stddef.h>

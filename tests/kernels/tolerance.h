@@ -28,19 +28,20 @@ static const struct tolerance
     tol_select = {1e-11, 2e-4, "polynomial exp, two softmaxes"},
     /* Up to 170 values added, one taken away and added again, in another order. */
     tol_sum = {1e-11, 1e-4, "f32 sums in another order"},
-    /* Prefill rows on tiles of bf16: queries, keys, weights and values rounded to 8 bits, so a logit
-     * is off by 2^-9 of its terms, a few of which add up; an output is a mean that cancels. With
-     * logits of 1e4 that is 20: which of the nearest keys wins is open. */
+    /* Prefill rows on tiles of bf16: queries, keys, weights and values rounded to 8 bits, so a
+     * logit is off by 2^-9 of its terms, a few of which add up; an output is a mean that cancels.
+     * With logits of 1e4 that is 20: which of the nearest keys wins is open. */
     tol_attention_bf16 = {1e-4, 1e-1, "queries, keys, weights, values in bf16"},
     tol_attention_bf16_large = {1e-1, 1e1, "logits of 1e4 in bf16"},
-    /* FP8 keys and values in f16: 2^-12 of each component of a query and of each sum of 8 dims or 32
-     * slots, in squares a thousandth of what FP8 itself loses (2^-4 of each value). */
+    /* FP8 keys and values in f16: 2^-12 of each component of a query and of each sum of 8 dims or
+     * 32 slots, in squares a thousandth of what FP8 itself loses (2^-4 of each value). */
     tol_attention_half = {4e-6, 2e-2, "f16 sums of FP8 products"},
     /* Int8 keys: queries in 15 bits of their largest component, products exact; int8 loses 2^-8. */
     tol_attention_15 = {1e-7, 2e-3, "queries in 15 bits"},
     /* The reference itself, f32 sums in order, against double. */
     tol_attention_double = {1e-9, 1e-3, "double arithmetic against f32"},
-    /* Scores: probabilities in [0, 1] summed over rows; noise through two logarithms (3e-7 each). */
+    /* Scores: probabilities in [0, 1] summed over rows; noise through two logarithms (3e-7
+     * each). */
     tol_score = {1e-9, 1e-3, "noise through two logarithms"},
     /* The same where logits come from f16 or 15-bit products. */
     tol_score_half = {1e-7, 3e-3, "noise, and f16 sums of FP8 products"},
@@ -51,14 +52,14 @@ static const struct tolerance
      * doubles it. Few outputs make a small rms by chance. Without a norm before it the result is
      * also compared with the same rounding done in the test, to tol_reduce. */
     tol_int8_acts = {2e-3, 2.5e-1, "activations in int8 by blocks of 32"},
-    /* Rows of class prefill on tiles of bf16: activations and weights rounded to 8 bits, each off by
-     * a uniform part of 2^-9 at most, sums in f32; gate doubles it, and few outputs make a small rms
-     * by chance. Against the same rounding done in the test what is left is f32 sums in another order,
-     * and a weight of which the last bit before rounding differs and tips it over. */
+    /* Rows of class prefill on tiles of bf16: activations and weights rounded to 8 bits, each off
+     * by a uniform part of 2^-9 at most, sums in f32; gate doubles it, and few outputs make a small
+     * rms by chance. Against the same rounding done in the test what is left is f32 sums in another
+     * order, and a weight of which the last bit before rounding differs and tips it over. */
     tol_bf16 = {1e-4, 1e-1, "activations and weights in bf16"},
     tol_bf16_rounded = {1e-7, 1e-3, "f32 sums in another order, weights rounded the other way"},
-    /* A GPU's prefill: activations rounded once to the weights' own 16 bits (bf16: 2^-9 of each), as
-     * tensor cores take them; a gate doubles it. */
+    /* A GPU's prefill: activations rounded once to the weights' own 16 bits (bf16: 2^-9 of each),
+     * as tensor cores take them; a gate doubles it. */
     tol_half_acts = {1e-5, 5e-2, "activations in the weights' 16 bits"},
     /* The output head also multiplies what that rounding left, rounded again: 2^-8 of it stays. */
     tol_head = {1e-8, 1e-3, "activations in twice int8"},

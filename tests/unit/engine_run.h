@@ -29,14 +29,15 @@ struct run {
 /* Threads of the engines made from here on; 1 unless changed. */
 extern int run_threads;
 
-/* Tokens that they draft a step, always; 0 unless changed. A request of run_request() drafts as many, where
- * it does not keep logits. */
+/* Tokens that they draft a step, always; 0 unless changed. A request of run_request() drafts as
+ * many, where it does not keep logits. */
 extern int32_t run_draft;
 
 /* Whether they keep prompts' pages; not unless changed. */
 extern bool run_keep_prefixes;
 
-/* How the file of pool=disk, which lies in /tmp, is read and written; NULL, as ever, unless changed. */
+/* How the file of pool=disk, which lies in /tmp, is read and written; NULL, as ever, unless
+ * changed. */
 extern const struct tier_calls *run_tier_calls;
 
 /* An overlay that the one of run_engine_overlay() builds on; NULL, as ever, unless changed. */

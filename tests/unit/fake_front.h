@@ -2,9 +2,9 @@
 #ifndef PIPIT_TESTS_UNIT_FAKE_FRONT_H
 #define PIPIT_TESTS_UNIT_FAKE_FRONT_H
 
-/* A front for tests of the client: a listening socket in a folder of its own and a thread that runs a
- * script of the test, record by record. The script fails the test when a record it expects does not
- * come within two seconds. */
+/* A front for tests of the client: a listening socket in a folder of its own and a thread that runs
+ * a script of the test, record by record. The script fails the test when a record it expects does
+ * not come within two seconds. */
 
 #include <pthread.h>
 #include <stdbool.h>

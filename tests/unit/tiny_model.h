@@ -8,11 +8,24 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TINY_VOCAB = 50, TINY_EMBD = 16, TINY_FF = 24, TINY_HEADS = 4, TINY_KV_HEADS = 2, TINY_DIM = 4 };
+enum {
+    TINY_VOCAB = 50,
+    TINY_EMBD = 16,
+    TINY_FF = 24,
+    TINY_HEADS = 4,
+    TINY_KV_HEADS = 2,
+    TINY_DIM = 4
+};
 
 enum tiny_outputs { TINY_OUTPUTS_NONE, TINY_OUTPUTS_OF_BASE, TINY_OUTPUTS_OWN };
 
-enum tiny_words { TINY_WORDS_GOOD, TINY_WORDS_ABSENT, TINY_WORDS_TWICE, TINY_WORDS_BEYOND, TINY_WORDS_FEW };
+enum tiny_words {
+    TINY_WORDS_GOOD,
+    TINY_WORDS_ABSENT,
+    TINY_WORDS_TWICE,
+    TINY_WORDS_BEYOND,
+    TINY_WORDS_FEW
+};
 
 struct tiny_bend {
     const char *drop;      /* tensor that is left out, */
@@ -24,7 +37,8 @@ struct tiny_bend {
     int32_t exit_words;    /* an overlay's early-exit head for this many words, 0 and on, */
     enum tiny_words words; /* their list's fault */
     enum tiny_outputs outputs; /* an overlay's output projections; */
-    int32_t own_from;      /* a base's, from this layer on, are what an overlay's own would be; 0: none */
+    /* a base's, from this layer on, are what an overlay's own would be; 0: none */
+    int32_t own_from;
     int32_t idle_from;     /* layers from this one on add nothing to the residual stream; 0: none */
 };
 
@@ -32,9 +46,9 @@ void tiny_model(const char *path, int32_t n_layers, const struct tiny_bend *bend
 
 /* Deep layers [split, n_layers) of the base in groups. `same`: all leaders' K and V are equal.
  * group -1: the key is left out. base_sha256 NULL: the file's own. */
-/* Row i of an early-exit head is the embedding's row i, and its norm is the output's: the head's logits
- * are those of the base cut off at the split. */
-void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t split, int32_t group,
-                  bool same, const char *base_sha256, const struct tiny_bend *bend);
+/* Row i of an early-exit head is the embedding's row i, and its norm is the output's: the head's
+ * logits are those of the base cut off at the split. */
+void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t split,
+                  int32_t group, bool same, const char *base_sha256, const struct tiny_bend *bend);
 
 #endif

@@ -38,6 +38,7 @@ int tok_spec_find(const struct tok_spec *s, const char *text); /* -1: none */
 
 /* Through a file, as the daemon would. The GGUF is closed again unless ret_g is given. */
 struct gguf;
-int tok_spec_make(const struct tok_spec *s, struct tok **ret, struct gguf **ret_g, struct error *reterr);
+int tok_spec_make(const struct tok_spec *s, struct tok **ret, struct gguf **ret_g,
+                  struct error *reterr);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What whole passes share (bf16 in, f32 sums): tiles, packing, and `product`, whose sums go straight
- * to what comes next. A block of rows goes through all of a layer's products and the work between
- * them while it is in the L2 cache. The products themselves are AMX's (tile_amx.h) or AVX-512's
- * (tile_avx512.h, tile_halves.h), and are the same to what calls them:
+/* What whole passes share (bf16 in, f32 sums): tiles, packing, and `product`, whose sums go
+ * straight to what comes next. A block of rows goes through all of a layer's products and the work
+ * between them while it is in the L2 cache. The products themselves are AMX's (tile_amx.h) or
+ * AVX-512's (tile_avx512.h, tile_halves.h), and are the same to what calls them:
  *
  *   tiles_begin, tiles_end   around a thread's work
  *   block                    32 x 32 sums
@@ -10,14 +10,15 @@
  *
  * Operands. Left: rows in tiles, for each 16 rows, for each 32 of k, 16 x 32 values (1 KB). Right:
  * packed once; for each 32 columns, for each 32 of k, two tiles of 16 columns, whose row r is the
- * pairs (2r, 2r + 1) of k (weights in tile_halves.h: its own). Rows, k and columns are multiples of 32.
+ * pairs (2r, 2r + 1) of k (weights in tile_halves.h: its own). Rows, k and columns are multiples of
+ * 32.
  *
  * What is only read again much later (for the way back) leaves by streaming stores of whole lines:
  * an ordinary store first fetches the line, which took longer than the product that made it.
  *
  * One thread a call; scratch is the caller's, all arrays are aligned to 64 bytes. ops.py and
- * layers.py compile and call this where the processor has AMX or AVX-512 with bf16; kernels of the same
- * meaning in PyTorch are what tests/tools/test_distill.py compares with.
+ * layers.py compile and call this where the processor has AMX or AVX-512 with bf16; kernels of the
+ * same meaning in PyTorch are what tests/tools/test_distill.py compares with.
  */
 
 #ifndef PIPIT_DISTILL_TILE_H

@@ -4,9 +4,9 @@
  * values come as broadcasts from memory.
  *
  * With TILE_DOTS the pairs go through vdpbf16ps as they are. Some processors do one of these while
- * they do four products of f32 (Emerald Rapids: 90 and 179 GFLOP/s a core at 2.8 GHz), so without it
- * both operands are widened: columns where they are used, two instructions for 22 products; rows,
- * which are used by every panel, once. With TILE_HALVES only `block` is taken from here
+ * they do four products of f32 (Emerald Rapids: 90 and 179 GFLOP/s a core at 2.8 GHz), so without
+ * it both operands are widened: columns where they are used, two instructions for 22 products;
+ * rows, which are used by every panel, once. With TILE_HALVES only `block` is taken from here
  * (tile_halves.h). ops.py takes what is fastest on the machine.
  */
 
@@ -23,8 +23,8 @@ static inline void tiles_end(void)
 {
 }
 
-/* Values of left operands that are widened together: 1 MB, in the L2 cache. 32 rows at least, so neither k nor
- * a sequence is longer than WIDE / 32 (ops.WIDEST). */
+/* Values of left operands that are widened together: 1 MB, in the L2 cache. 32 rows at least, so
+ * neither k nor a sequence is longer than WIDE / 32 (ops.WIDEST). */
 enum { WIDE = 1 << 18 };
 
 #ifdef TILE_DOTS

@@ -93,8 +93,8 @@ void emu_sync_warp(unsigned mask, const char *file, int line);
 const uint64_t *emu_exchange(unsigned mask, uint64_t word, const char *file, int line);
 int emu_lane(void);
 
-/* griddepcontrol.wait. Of a kernel that a graph launches early every thread must come here, and before
- * that device memory is inaccessible. */
+/* griddepcontrol.wait. Of a kernel that a graph launches early every thread must come here, and
+ * before that device memory is inaccessible. */
 void emu_grid_wait(const char *file, int line);
 
 #define __syncthreads() emu_sync_block(__FILE__, __LINE__)

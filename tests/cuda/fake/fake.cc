@@ -106,7 +106,8 @@ static struct kernel kernels[MAX_KERNELS];
 static struct copy copies[MAX_COPIES];
 static int n_calls, n_pieces, n_kernels, n_copies, n_objects;
 static uint64_t graph_held, code_held, most;
-static bool eager; /* code is loaded at once, as the environment said when the library was first called */
+/* code is loaded at once, as the environment said when the library was first called */
+static bool eager;
 static char broken[256];
 static int fail_after;
 static cudaError_t fail_code, fail_free, last_error;
@@ -149,8 +150,8 @@ static cudaError_t fails(void)
         return ended(fail_code);
     }
     if (fail_after > 0 && --fail_after == 0) {
-        fail_sticky = (fail_code >= 700 && fail_code < 800) || fail_code == cudaErrorECCUncorrectable ||
-                      fail_code == cudaErrorUnknown;
+        fail_sticky = (fail_code >= 700 && fail_code < 800) ||
+                      fail_code == cudaErrorECCUncorrectable || fail_code == cudaErrorUnknown;
         return ended(fail_code);
     }
     return cudaSuccess;
@@ -161,7 +162,9 @@ static uint64_t held(uint64_t grain, bool pinned)
     uint64_t sum = 0;
 
     for (int i = 0; i < n_pieces; i++) {
-        sum += pieces[i].pinned == pinned && !pieces[i].mapped ? (pieces[i].bytes + grain - 1) / grain * grain : 0;
+        sum += pieces[i].pinned == pinned && !pieces[i].mapped
+                   ? (pieces[i].bytes + grain - 1) / grain * grain
+                   : 0;
     }
     return sum;
 }
@@ -348,8 +351,8 @@ static const struct piece *piece_of(const void *p, size_t bytes)
     for (int i = 0; i < n_pieces; i++) {
         if (at >= pieces[i].at && at < pieces[i].at + pieces[i].bytes) {
             if (bytes > (size_t)(pieces[i].at + pieces[i].bytes - at)) {
-                break_rule("%zu bytes from %zu of an allocation of %zu", bytes, (size_t)(at - pieces[i].at),
-                           pieces[i].bytes);
+                break_rule("%zu bytes from %zu of an allocation of %zu", bytes,
+                           (size_t)(at - pieces[i].at), pieces[i].bytes);
             }
             return &pieces[i];
         }
@@ -380,7 +383,8 @@ static void check_copies(void)
     for (int i = 0; i < n_copies; i++) {
         if (piece_of(copies[i].from, copies[i].bytes) &&
             sum_of(copies[i].from, copies[i].bytes) != copies[i].sum) {
-            break_rule("%zu pinned bytes changed before the copy of them was waited for", copies[i].bytes);
+            break_rule("%zu pinned bytes changed before the copy of them was waited for",
+                       copies[i].bytes);
         }
     }
     n_copies = 0;
@@ -405,8 +409,8 @@ static void copy_out(const uint8_t *from, size_t bytes)
     }
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                              size_t height, cudaMemcpyKind k, cudaStream_t)
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind k, cudaStream_t)
 {
     cudaError_t e = fails();
     size_t to_bytes = height ? (height - 1) * to_pitch + width : 0;
@@ -468,8 +472,8 @@ cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
 /* ---- device and streams --------------------------------------------------------------------- */
 
 /* What another library does on a stream: noted as a launch, not done. */
-static cudaError_t run_work(const char *name, void (*)(void *), void *, const struct emu_range *touched,
-                            int n)
+static cudaError_t run_work(const char *name, void (*)(void *), void *,
+                            const struct emu_range *touched, int n)
 {
     cudaError_t e = fails();
 
@@ -667,7 +671,8 @@ cudaError_t emu_func_shared(const void *kernel, size_t bytes)
         return e;
     }
     if (bytes > device.shared_max) {
-        break_rule("%zu bytes of shared memory asked for, the device has %zu", bytes, device.shared_max);
+        break_rule("%zu bytes of shared memory asked for, the device has %zu", bytes,
+                   device.shared_max);
         return ended(cudaErrorInvalidValue);
     }
     if (!find_kernel(kernel)) {
@@ -686,7 +691,8 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *)
 }
 
 /* Within what any device of sm_80 and later takes? Notes the call. */
-static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g, dim3 b, size_t shared)
+static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g, dim3 b,
+                                size_t shared)
 {
     static const uint64_t code_bytes = 1 << 20;
     struct kernel *k = find_kernel(kernel);
@@ -714,7 +720,8 @@ static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g,
     } else if (b.x * b.y * b.z == 0 || b.x * b.y * b.z > 1024 || b.z > 64) {
         break_rule("%s: a block of %u x %u x %u", k->name, b.x, b.y, b.z);
     } else if (shared > (k->shared > SHARED_UNASKED ? k->shared : SHARED_UNASKED)) {
-        break_rule("%s: %zu bytes of shared memory, %zu were asked for", k->name, shared, k->shared);
+        break_rule("%s: %zu bytes of shared memory, %zu were asked for", k->name, shared,
+                   k->shared);
     } else if (bytes > 4096) {
         break_rule("%s: %zu bytes of arguments", k->name, bytes);
     } else {
@@ -770,8 +777,9 @@ static bool follows(const struct emu_graph *g, const struct emu_node *from)
     return from == g->last || (g->last && from == g->last->before);
 }
 
-cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cudaGraphNode_t *after,
-                                   size_t n_after, const struct cudaKernelNodeParams *p)
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g,
+                                   const cudaGraphNode_t *after, size_t n_after,
+                                   const struct cudaKernelNodeParams *p)
 {
     cudaError_t e = fails();
     struct emu_node *n;
@@ -787,7 +795,8 @@ cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cu
         return ended(cudaErrorInvalidValue);
     }
     n = static_cast<struct emu_node *>(calloc(1, sizeof(*n)));
-    *n = {g, p->func, n_after ? after[0] : NULL, NULL, g->n + 1, n_calls > 0 ? &calls[n_calls - 1] : NULL};
+    *n = {g,    p->func,  n_after ? after[0] : NULL,
+          NULL, g->n + 1, n_calls > 0 ? &calls[n_calls - 1] : NULL};
     for (size_t i = 0; i < n_after && n->call; i++) {
         n->call->after[i] = after[i]->number;
     }

@@ -7,13 +7,14 @@
  * It has the properties of a device that a test gives it, checks every call against the rules of
  * such a device, and writes down what was asked for: launches with their geometry, graphs with
  * their nodes, memory, copies. Device memory is address space that nothing may touch. What is read
- * from the device is 0. The emulator of ../emu runs kernels instead; this one runs under sanitizers,
- * takes shapes of any size, and devices of any kind.
+ * from the device is 0. The emulator of ../emu runs kernels instead; this one runs under
+ * sanitizers, takes shapes of any size, and devices of any kind.
  *
  * The first rule that is broken is kept in fake_broken(): a launch beyond the device's limits; a
- * node that follows neither the one before nor what that one branched off; a copy outside of what was allocated, or between the
- * wrong sides; pinned memory that changes while a copy out of it may still be under way; a free of
- * what was not given; code that is loaded when a kernel is first launched. */
+ * node that follows neither the one before nor what that one branched off; a copy outside of what
+ * was allocated, or between the wrong sides; pinned memory that changes while a copy out of it may
+ * still be under way; a free of what was not given; code that is loaded when a kernel is first
+ * launched. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -58,8 +59,10 @@ struct fake_call {
     uint64_t bytes; /* copied, allocated */
     int n;
     int node;     /* FAKE_NODE: its number, from 1 on; */
-    int after[2]; /* those that it follows, 0: none. An early edge's is there, too, once it is made */
-    int stream;   /* FAKE_LAUNCH: on which; FAKE_FOLLOW: which waits. 0: the first made, 1: the second */
+    /* those that it follows, 0: none. An early edge's is there, too, once it is made */
+    int after[2];
+    /* FAKE_LAUNCH: on which; FAKE_FOLLOW: which waits. 0: the first made, 1: the second */
+    int stream;
 };
 
 /* Another device; nothing may be held. The log is emptied, the rules hold again. */

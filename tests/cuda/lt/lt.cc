@@ -220,9 +220,10 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 {
     cublasStatus_t s = fails();
     bool is_64 = a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-    void *to = is_64                                              ? (void *)&p->workspace
-               : a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK ? (void *)&p->reductions
-                                                                  : (void *)&p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES];
+    void *to = is_64 ? (void *)&p->workspace
+               : a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK
+                   ? (void *)&p->reductions
+                   : (void *)&p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES];
 
     if (s == CUBLAS_STATUS_SUCCESS && bytes != (is_64 ? 8u : 4u)) {
         s = CUBLAS_STATUS_INVALID_VALUE;
@@ -330,7 +331,8 @@ static void multiply(void *arg)
             float part[8] = {};
             float sum = 0;
             float old = 0;
-            bool here = where == 0 || (where == 1 && p->beta != 0.0f) || (where == 2 && j == 0 && p->n > 2) ||
+            bool here = where == 0 || (where == 1 && p->beta != 0.0f) ||
+                        (where == 2 && j == 0 && p->n > 2) ||
                         (where == 3 && j == p->n / 2 && p->n > 2) || (where == 4 && j == p->n - 1);
             uint64_t half = p->n < few && here ? p->k / 2 : 0; /* another order */
 

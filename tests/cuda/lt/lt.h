@@ -39,8 +39,8 @@ void fake_lt_fail(int n, int status);
 int fake_lt_pending(void);
 /* Products with fewer columns of the result than n add up in another order; 0: none. */
 void fake_lt_few(uint64_t n);
-/* and of these only: 1 those that are added to what is there, 2 the first row, 3 the middle one (both of
- * three or more), 4 the last; 0: all. */
+/* and of these only: 1 those that are added to what is there, 2 the first row, 3 the middle one
+ * (both of three or more), 4 the last; 0: all. */
 void fake_lt_where(int where);
 /* No algorithm is taken for n columns, of results of m rows (0: any); n = 0: all are. */
 void fake_lt_refuse(uint64_t m, uint64_t n);
