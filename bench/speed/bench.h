@@ -14,6 +14,9 @@
 
 enum { BENCH_MAX_REPEATS = 64, BENCH_MAX_BATCH = 64 };
 
+/* Decode steps that may pass beyond those of a sample (run.c). */
+enum { RUNNER_SPARE = 4 };
+
 /* ---- samples (main.c) ------------------------------------------------------------------------ */
 
 /* Repeats of one figure. A sample during which the kernel took a CPU from one of the process's
@@ -59,7 +62,8 @@ int runner_prefill(struct runner *r, int32_t n_prompt, double *ret_ns, bool *ret
                    struct error *reterr) WARN_UNUSED;
 
 /* Sits n_batch sequences down at a depth, from where n_new tokens may be decoded; times the median
- * step of a sample of n_steps, over clean steps where there are any; ends them. */
+ * step of a sample of n_steps, over clean steps where there are any; ends them. A sample may pass
+ * RUNNER_SPARE tokens more. */
 int runner_begin(struct runner *r, int32_t depth, int32_t n_new, struct error *reterr) WARN_UNUSED;
 int runner_steps(struct runner *r, int n_steps, double *ret_ns, bool *ret_clean,
                  struct error *reterr) WARN_UNUSED;
@@ -95,8 +99,10 @@ int machine_read_pieces(struct machine *m, uint32_t bytes, double *ret_rate, str
 
 struct device;
 
-/* *ret is NULL where the backend computes in the host's memory. */
-int device_create(const char *backend, struct device **ret, struct error *reterr) WARN_UNUSED;
+/* Copies are of `bytes`, more than its caches hold. *ret is NULL where the backend computes in the
+ * host's memory. */
+int device_create(const char *backend, uint64_t bytes, struct device **ret,
+                  struct error *reterr) WARN_UNUSED;
 void device_destroy(struct device *d); /* takes NULL */
 
 /* Bytes a second that copies within the device's memory read and write. */

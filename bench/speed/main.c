@@ -11,7 +11,11 @@
  * Several policies (--kv repeats) and an overlay against none (--plain) are measured in one run,
  * each on an engine of its own, in turn within every repeat, so that a change in the machine's
  * speed meets all of them; medians with the spread are printed, and for each policy the ratio to
- * the first one's speed beside the ratio of bytes. With --arrivals it serves requests instead. */
+ * the first one's speed beside the ratio of bytes. With --arrivals it serves requests instead.
+ *
+ * What the backend has to say (a graph that the driver refused, a device lost) is printed, and
+ * fails the run behind its figures: they are not those of the backend as it is meant to run. So
+ * does a share above --share-limit, which says that something other than steps was timed. */
 
 #include <errno.h>
 #include <inttypes.h>
@@ -43,6 +47,8 @@ struct config {
     bool real;
     bool limits;
     bool resident;
+    int64_t share_limit;
+    uint64_t copy_bytes;
     char *arrivals;
     uint64_t kv_memory;
     int64_t requests;
@@ -75,6 +81,8 @@ static const struct option_row rows[] = {
     {"real", 0, OPTION_FLAG, ROW(real), .help = "read prompts to get to a depth; else their K and V are made up"},
     {"limits", 0, OPTION_FLAG, ROW(limits), .help = "measure what the machine reads and multiplies, too"},
     {"resident", 0, OPTION_FLAG, ROW(resident), .help = "print what is resident at the end, and the plan"},
+    {"share-limit", 0, OPTION_INT, ROW(share_limit), 0, 100000, .fallback = "0", .metavar = "PERCENT", .help = "fail if decode reads more than so much of the measured rate; 0: no limit"},
+    {"copy-bytes", 0, OPTION_BYTES, ROW(copy_bytes), .fallback = "256MiB", .help = "what the measured rate of a device copies; more than its caches hold"},
     {"arrivals", 0, OPTION_STRING, ROW(arrivals), .metavar = "RATE,RATE...", .help = "serve requests that arrive at random, so many a second (0: all at once)"},
     {"kv-memory", 0, OPTION_BYTES, ROW(kv_memory), .fallback = "64MiB", .help = "with --arrivals: for keys and values; decides how many sit at once"},
     {"requests", 0, OPTION_INT, ROW(requests), 1, 100000, .fallback = "64", .help = "with --arrivals: how many"},
@@ -160,6 +168,8 @@ struct bench {
     char label[MAX_RUNNERS][MAX_LABEL];
     struct machine *machine;
     struct device *device; /* or NULL: the host is the device */
+    char news[256];        /* the first that a backend said */
+    double most_share;
 };
 
 static int parse_list(struct bench *b, const char *text, bool decode, struct error *e)
@@ -181,7 +191,7 @@ static int parse_list(struct bench *b, const char *text, bool decode, struct err
 
 static int32_t decoded_at_depth(const struct config *c)
 {
-    return (int32_t)(c->n_new * c->repeats);
+    return (int32_t)((c->n_new + RUNNER_SPARE) * c->repeats);
 }
 
 static int32_t longest_text(const struct bench *b)
@@ -294,9 +304,23 @@ static int make_machine(struct bench *b, struct error *e)
             most = work_bytes(&w) > most ? work_bytes(&w) : most;
         }
     }
-    int err = device_create(b->c->backend, &b->device, e);
+    int err = device_create(b->c->backend, b->c->copy_bytes, &b->device, e);
 
     return err || b->device ? err : machine_create((int)b->c->threads, most, &b->machine, e);
+}
+
+static void hear_news(struct bench *b)
+{
+    char news[sizeof(b->news)];
+
+    for (int k = 0; k < b->n_runners; k++) {
+        while (engine_news(runner_engine(b->runner[k]), news, sizeof(news))) {
+            (void)fprintf(stderr, "pipit-bench: %s: %s\n", b->label[k], news);
+            if (!b->news[0]) {
+                memcpy(b->news, news, sizeof(news));
+            }
+        }
+    }
 }
 
 static int prefill_repeat(struct bench *b, struct point *p, struct error *e)
@@ -371,7 +395,23 @@ static int measure(struct bench *b, struct error *e)
     for (int i = 0; !err && i < b->n_points; i++) {
         err = b->points[i].decode ? decode_point(b, &b->points[i], e) : 0;
     }
+    hear_news(b);
     return err;
+}
+
+/* Are the printed figures those of the backend as it is meant to run? */
+static int judge(const struct bench *b, struct error *e)
+{
+    double limit = (double)b->c->share_limit / 100;
+
+    if (b->news[0]) {
+        return error_set(e, -EIO, "the figures are of a backend that says: %s", b->news);
+    }
+    if (limit > 0 && b->most_share > limit) {
+        return error_set(e, -ERANGE, "decode reads %.2f of the measured rate, at most %.2f can be",
+                         b->most_share, limit);
+    }
+    return 0;
 }
 
 /* ---- printing -------------------------------------------------------------------------------- */
@@ -383,7 +423,7 @@ static void print_head(void)
 }
 
 /* `share`: of the machine's limit, in the same run; `ratio`: to the first policy. */
-static int print_point(const struct bench *b, const struct point *p, double flops, struct error *e)
+static int print_point(struct bench *b, const struct point *p, double flops, struct error *e)
 {
     struct engine_work first = {0};
     double base = series_summary(&p->speed[0]).median;
@@ -404,10 +444,12 @@ static int print_point(const struct bench *b, const struct point *p, double flop
         if (p->decode) {
             double read = series_summary(&p->read[k]).median;
             double steps = s.median / (double)b->c->batch;
+            double share = (double)work_bytes(&w) * steps / read;
 
+            b->most_share = share > b->most_share ? share : b->most_share;
             printf("%" PRIu64 ",%" PRIu64 ",%.1f,%.3f,%.3f,%.3f\n", w.weight_bytes,
-                   w.kv_bytes + w.state_bytes, read / 1e9, (double)work_bytes(&w) * steps / read,
-                   s.median / base, (double)work_bytes(&first) / (double)work_bytes(&w));
+                   w.kv_bytes + w.state_bytes, read / 1e9, share, s.median / base,
+                   (double)work_bytes(&first) / (double)work_bytes(&w));
         } else if (flops > 0) {
             printf(",,,%.3f,%.3f,\n", s.median / p->n * w.prompt_flops / flops, s.median / base);
         } else {
@@ -503,6 +545,7 @@ static int bench(const struct config *c, struct error *e)
     for (int i = 0; i < b.n_points && !err; i++) {
         err = print_point(&b, &b.points[i], flops, e);
     }
+    err = err ? err : judge(&b, e);
     machine_destroy(b.machine);
     device_destroy(b.device);
     for (int k = 0; k < b.n_runners; k++) {

@@ -13,6 +13,18 @@
 
 enum { WARM_UP = 3, MAX_STEPS = 4096 };
 
+/* The sample under way. */
+struct sample {
+    int n_steps; /* wanted */
+    int n;       /* of them ended */
+    int n_clean;
+    int n_tokens; /* of the step under way */
+    int64_t began_ns;
+    long switches;
+    double all[MAX_STEPS];
+    double clean[MAX_STEPS];
+};
+
 struct runner {
     struct runner_config config;
     struct engine *e;
@@ -23,15 +35,54 @@ struct runner {
     int n_done;
     int n_left;
     struct error error;
+    struct sample sample;
 };
+
+static void begin_sample(struct runner *r, int n_steps)
+{
+    struct sample *s = &r->sample;
+
+    s->n_steps = n_steps < MAX_STEPS ? n_steps : MAX_STEPS;
+    s->n = 0;
+    s->n_clean = 0;
+    s->n_tokens = 0;
+    s->switches = bench_switches();
+    s->began_ns = clock_ns();
+}
+
+/* A token was said: the last one of a step ends it. */
+static void count_token(struct runner *r)
+{
+    struct sample *s = &r->sample;
+
+    if (s->n >= s->n_steps || ++s->n_tokens < r->config.n_batch) {
+        return;
+    }
+    int64_t now = clock_ns();
+    long switches = bench_switches();
+
+    s->all[s->n] = (double)(now - s->began_ns);
+    if (switches == s->switches) {
+        s->clean[s->n_clean++] = s->all[s->n];
+    }
+    s->n_tokens = 0;
+    s->began_ns = now;
+    s->switches = switches;
+    if (++s->n == s->n_steps) {
+        engine_notice(r->e);
+    }
+}
 
 static void on_event(void *arg, const struct engine_event *ev)
 {
     struct runner *r = arg;
 
-    if (ev->type == ENGINE_EV_TOKEN && ev->index == 0) {
-        r->n_first++;
-        r->first_ns = clock_ns();
+    if (ev->type == ENGINE_EV_TOKEN) {
+        if (ev->index == 0) {
+            r->n_first++;
+            r->first_ns = clock_ns();
+        }
+        count_token(r);
     } else if (ev->type == ENGINE_EV_DONE) {
         r->n_done++;
         if (ev->reason == ENGINE_ERROR) {
@@ -126,6 +177,22 @@ static struct engine_request request(const struct runner *r, int32_t n_prompt, i
     return q;
 }
 
+/* Steps until the sample has all of its own. */
+static int run_sample(struct runner *r, int n_steps, struct error *reterr)
+{
+    int err = 0;
+
+    begin_sample(r, n_steps);
+    while (!err && r->sample.n < r->sample.n_steps) {
+        err = step(r, reterr);
+        if (!err && r->n_left == 0 && r->sample.n < r->sample.n_steps) {
+            err = error_set(reterr, -EPROTO, "the sequences ended after %d of %d decode steps",
+                            r->sample.n, r->sample.n_steps);
+        }
+    }
+    return err;
+}
+
 int runner_prefill(struct runner *r, int32_t n_prompt, double *ret_ns, bool *ret_clean,
                    struct error *reterr)
 {
@@ -156,35 +223,20 @@ int runner_begin(struct runner *r, int32_t depth, int32_t n_new, struct error *r
     while (!err && r->config.real && r->n_first < r->config.n_batch) {
         err = step(r, reterr);
     }
-    for (int i = 0; i < WARM_UP && !err; i++) {
-        err = step(r, reterr);
-    }
-    return err;
+    return err ? err : run_sample(r, WARM_UP, reterr);
 }
 
 int runner_steps(struct runner *r, int n_steps, double *ret_ns, bool *ret_clean,
                  struct error *reterr)
 {
-    static double clean[MAX_STEPS];
-    static double all[MAX_STEPS];
-    int n_clean = 0;
-    int n = n_steps < MAX_STEPS ? n_steps : MAX_STEPS;
+    struct sample *s = &r->sample;
+    int err = run_sample(r, n_steps, reterr);
 
-    for (int i = 0; i < n; i++) {
-        long before = bench_switches();
-        int64_t t = clock_ns();
-        int err = step(r, reterr);
-
-        all[i] = (double)(clock_ns() - t);
-        if (err) {
-            return err;
-        }
-        if (bench_switches() == before) {
-            clean[n_clean++] = all[i];
-        }
+    if (err) {
+        return err;
     }
-    *ret_clean = n_clean >= (n + 1) / 2;
-    *ret_ns = *ret_clean ? bench_median(clean, n_clean) : bench_median(all, n);
+    *ret_clean = s->n_clean >= (s->n + 1) / 2;
+    *ret_ns = *ret_clean ? bench_median(s->clean, s->n_clean) : bench_median(s->all, s->n);
     return 0;
 }
 
