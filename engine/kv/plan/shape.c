@@ -425,6 +425,26 @@ static int32_t slots_at_peak(const struct policy *p, const struct shape_text *te
     return (int32_t)(budget && p->prefill == POLICY_BOUNDED && bounded < all ? bounded : all);
 }
 
+/* Pages by class that are held at once while the prompt is read, at most: of all stores, or, layer
+ * by layer, of one store with the whole prompt and those before it, which are cut. */
+static void prompt_pages(const struct shape *s, const struct policy *p, int32_t variant,
+                         const struct shape_text *text, int32_t budget, bool layered,
+                         int32_t at_peak, uint32_t ret[SHAPE_MAX_CLASSES])
+{
+    uint32_t before[SHAPE_MAX_CLASSES] = {0};
+
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        int32_t c = shape_class_of(s, variant, i);
+        int32_t n = shape_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
+        int32_t cut = pages_of(shape_slots(s, p, i, budget, text->n_prompt));
+        int32_t whole = budget && shape_evicts(s, p, i) ? pages_of(at_peak) : cut;
+        uint32_t held = before[c] + (uint32_t)(n * (whole > cut ? whole : cut));
+
+        ret[c] = held > ret[c] ? held : ret[c];
+        before[c] = layered ? before[c] + (uint32_t)(n * cut) : held;
+    }
+}
+
 void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
                 const struct shape_text *text, struct shape_need *ret)
 {
@@ -434,18 +454,14 @@ void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
 
     memset(ret, 0, sizeof(*ret));
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        int32_t c = shape_class_of(s, variant, i);
         int32_t n = shape_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
-        int32_t steady = pages_of(shape_slots(s, p, i, budget, text->n_tokens));
-        int32_t peak = pages_of(s->config.stores[i].window ? 0 : at_peak);
-        uint32_t more = budget && peak > steady ? (uint32_t)(n * (peak - steady)) : 0;
 
-        ret->pages[c] += (uint32_t)(n * steady);
-        if (!layered) {
-            ret->peak[c] += more;
-        } else if (more > ret->peak[c]) { /* one store at a time */
-            ret->peak[c] = more;
-        }
+        ret->pages[shape_class_of(s, variant, i)] +=
+            (uint32_t)(n * pages_of(shape_slots(s, p, i, budget, text->n_tokens)));
+    }
+    prompt_pages(s, p, variant, text, budget, layered, at_peak, ret->peak);
+    for (int32_t c = 0; c < s->n_classes; c++) { /* beside those that stay */
+        ret->peak[c] -= ret->pages[c] < ret->peak[c] ? ret->pages[c] : ret->peak[c];
     }
     ret->peak_slots = at_peak;
     ret->layered = layered;

@@ -90,16 +90,14 @@ static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_
     return r;
 }
 
-/* The prompt is read. Of the pages for it alone, those never taken are still reserved; those taken
- * are free again: both leave the sequence's account. */
+/* The prompt is read, and all pages above the budget are reserved again: of the reservation, the
+ * part for the prompt alone leaves the sequence's account. */
 static void end_of_peak(struct cache *c, struct cache_seq *q)
 {
     for (int32_t i = 0; i < c->shape.n_classes; i++) {
-        uint32_t peak = q->left.peak[i];
-        uint32_t unused = q->left.pages[i] < peak ? q->left.pages[i] : peak;
-
-        pages_unreserve(&c->classes[i], unused);
-        q->left.pages[i] -= unused;
+        assert(q->left.pages[i] >= q->left.peak[i]);
+        pages_unreserve(&c->classes[i], q->left.peak[i]);
+        q->left.pages[i] -= q->left.peak[i];
         q->left.peak[i] = 0;
     }
     if (q->in_peak) {
@@ -131,11 +129,13 @@ int cache_cut(struct cache *c, int32_t seat, bool last)
     }
     for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
         if (cache_evicts_from(c, q, i)) {
-            cache_drop_pages(c, q, i, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
+            cache_return_pages(c, q, i, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
             r = q->in_peak ? move_state(c, q, i, q->n_slots) : 0;
         }
     }
-    end_of_peak(c, q);
+    if (!r) {
+        end_of_peak(c, q);
+    }
     return r;
 }
 
@@ -168,8 +168,6 @@ void cache_layer_view(const struct cache *c, int32_t seat, int32_t store, int32_
 int cache_layer_cut(struct cache *c, int32_t seat, int32_t store)
 {
     struct cache_seq *q = &c->seqs[seat];
-    int32_t class = shape_class_of(&c->shape, q->variant, store);
-    int32_t had = q->n_pages[store];
     struct place_guard guard;
 
     if (!cache_evicts_from(c, q, store)) {
@@ -181,17 +179,10 @@ int cache_layer_cut(struct cache *c, int32_t seat, int32_t store)
     if (!r) {
         r = move_state(c, q, store, guard.budget);
     }
-    if (r) {
-        return r;
+    if (!r) { /* the next store will need its pages */
+        cache_return_pages(c, q, store, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
     }
-    cache_drop_pages(c, q, store, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
-    /* The next store will need them. */
-    uint32_t n = (uint32_t)((had - q->n_pages[store]) * c->shape.seats[store].n_groups);
-    bool reserved = pages_reserve(&c->classes[class], n);
-
-    assert(reserved);
-    q->left.pages[class] += reserved ? n : 0;
-    return 0;
+    return r;
 }
 
 void cache_layer_done(struct cache *c, int32_t seat)

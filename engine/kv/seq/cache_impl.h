@@ -31,6 +31,8 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
 /* Pages for n_slots, out of the reservation; and all but the first `keep` of each group back. */
 int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots) WARN_UNUSED;
 void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
+/* The same, and the sequence's reservation has them again. Nobody else holds them. */
+void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
 
 /* The host mirror of a store's page table: (n_groups, max_pages). */
 static inline uint32_t *cache_host_pages(const struct cache_seq *q, const struct shape_seat *st)

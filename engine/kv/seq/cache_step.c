@@ -188,21 +188,9 @@ void cache_take_back(struct cache *c, int32_t seat)
 
     assert(!q->evicting);
     for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        int32_t class = shape_class_of(&c->shape, q->variant, i);
         int32_t n_slots = cache_slots_after(c, q, i, 0);
-        int32_t keep = (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
-        int32_t gone = q->n_pages[i] - keep;
 
-        if (gone > 0) {
-            uint32_t n = (uint32_t)(gone * c->shape.seats[i].n_groups);
-
-            cache_drop_pages(c, q, i, keep);
-            bool reserved = pages_reserve(&c->classes[class], n); /* they have just come free */
-
-            assert(reserved);
-            (void)reserved;
-            q->left.pages[class] += n;
-        }
+        cache_return_pages(c, q, i, (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
     }
     q->prepared = q->n_tokens;
 }

@@ -5,6 +5,8 @@
  * to give back. Positions and scores lie in the seat, or, for a prompt that is longer than what the
  * seat holds, in the one peak region; under score=shared all stores use the first one's scores. */
 
+#include <assert.h>
+
 #include "engine/kv/seq/cache_impl.h"
 
 int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q)
@@ -147,6 +149,20 @@ void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32
         }
     }
     q->n_pages[store] = q->n_pages[store] < keep ? q->n_pages[store] : keep;
+}
+
+void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
+{
+    int32_t class = shape_class_of(&c->shape, q->variant, store);
+    int32_t had = q->n_pages[store];
+
+    cache_drop_pages(c, q, store, keep);
+    uint32_t n = (uint32_t)((had - q->n_pages[store]) * c->shape.seats[store].n_groups);
+    bool reserved = pages_reserve(&c->classes[class], n); /* they have just come free */
+
+    assert(reserved);
+    (void)reserved;
+    q->left.pages[class] += n;
 }
 
 /* The store's slots as the backend sees them, with n_slots that may be live. */
