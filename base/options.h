@@ -99,6 +99,11 @@ int options_argv(const struct option_table *t, void *config, int argc, char *con
 void options_clear(const struct option_table *t, void *config);
 void options_list_clear(struct option_list *list);
 
+/* Writes every row's value as `--name=value` (a list once an element, strings never set not at all)
+ * and appends them to *args, which owns them. -ENOMEM, with what was appended so far in place. */
+int options_args(const struct option_table *t, const void *config,
+                 struct option_list *args) WARN_UNUSED;
+
 /* The text of --help, to be freed by the caller; NULL without memory. */
 char *options_help(const struct option_table *t);
 

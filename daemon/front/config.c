@@ -7,6 +7,7 @@
 #include "daemon/front/config.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,24 +23,10 @@ enum { SERVE = 1, PLAN = 2 };
  * daemon/worker/saver.c), and the gateway with libzmq's buffers at rest. */
 enum { RINGS_BYTES = 6464 << 10, GATEWAY_BYTES = 4 << 20 };
 
-/* Settings that a running daemon takes over when it is told to read its configuration again; then
- * those that count when it also loads the model again. The others size memory of the front's: they
- * wait for a restart. */
-static const char *const live[] = {
-    "max-queue",     "stall-timeout",  "engine-timeout", "idle-unload", "stop-timeout",
-    "session-bytes", "session-writes", "log-requests",   "verbose",     NULL};
-static const char *const of_engine[] = {"model",    "overlay",      "ctx",       "sequences",
-                                        "kv",       "batch-tokens", "memory",    "backend",
-                                        "threads",  "prefix-cache", "cache-dir", "draft",
-                                        "tier-dir", "draw",         "prefill",   NULL};
-
-static const char *const backends[] = {"auto", "ref", "cpu", "cuda", NULL};
-
-static const char *const draws[] = {"auto", "host", "device", NULL}; /* enum engine_draw */
-
-static const char *const prefills[] = {"auto", "own", "cublas", NULL}; /* enum engine_prefill */
-
-static const char *const no_yes[] = {"no", "yes", NULL};
+/* A flag of rows: a running daemon takes the setting over when it reads its configuration again.
+ * Rows of the engine count when it also loads the model again. The others size memory of the
+ * front's: they wait for a restart. */
+enum { LIVE = 1 << 8 };
 
 static const char *const log_which[] = {"no", "failed", "yes", NULL}; /* enum logline_which */
 
@@ -49,39 +36,13 @@ static const char *const load_when[] = {"start", "request", NULL}; /* enum confi
 
 /* clang-format off */
 static const struct option_row rows[] = {
-    {"model", 'm', OPTION_STRING, AT(model), .metavar = "FILE", .help = "the model, a GGUF file"},
-    {"overlay", 0, OPTION_LIST, AT(overlays), .metavar = "FILE",
-     .help = "a GGUF that adds tensors to the model; repeats"},
+    ENGINE_OPTION_ROWS(struct config, engine)
     {"config", 0, OPTION_STRING, AT(file), .metavar = "FILE", .flags = OPTION_ARGV_ONLY,
      .help = "read settings from FILE: lines of `key = value`, keys are these names"},
     {"instance", 0, OPTION_STRING, AT(instance), .metavar = "NAME", .fallback = "default",
      .help = "name of this daemon's folder among the runtime directories"},
     {"runtime-dir", 0, OPTION_STRING, AT(runtime_dir), .metavar = "DIR",
      .help = "where the sockets lie, instead of a folder chosen by instance"},
-    {"ctx", 'c', OPTION_INT, AT(ctx), 0, 1 << 24, .fallback = "0",
-     .help = "positions a text may have; 0: the model's own, cut to what fits"},
-    {"sequences", 0, OPTION_INT, AT(sequences), 1, 1024, .fallback = "1",
-     .help = "texts that are continued at once"},
-    {"batch-tokens", 0, OPTION_INT, AT(batch_tokens), 0, 1 << 20, .fallback = "0",
-     .help = "tokens of one step of the scheduler; 0: 512 and one a sequence"},
-    {"kv", 0, OPTION_STRING, AT(kv), .metavar = "POLICY",
-     .help = "default cache policy, e.g. full"},
-    {"draft", 0, OPTION_INT, AT(draft), 0, 63, .fallback = "15",
-     .help = "tokens of an answer that may be guessed from its own text and checked together, at "
-             "most, where that pays; the answer is the same; 0: none"},
-    {"draw", 0, OPTION_ENUM, AT(draw), .words = draws, .fallback = "auto",
-     .help = "who draws tokens from what the model says, where both can; the tokens are the same. auto: "
-             "a device that computes beside the host, which then begins the next step before the token "
-             "is known"},
-    {"prefill", 0, OPTION_ENUM, AT(prefill), .words = prefills, .fallback = "auto",
-     .help = "what multiplies prompts by weights of 16 bits on a GPU: own kernels, or cublasLt, without which "
-             "the daemon then loads no model. auto: cublasLt where it is installed, on cards"},
-    {"memory", 0, OPTION_BYTES, AT(memory), 0, 0, .fallback = "0",
-     .help = "bytes the plan may use in all; 0: what is free"},
-    {"backend", 0, OPTION_ENUM, AT(backend), .words = backends, .fallback = "auto",
-     .help = "what runs the model"},
-    {"threads", 't', OPTION_INT, AT(threads), 0, 1024, .fallback = "0",
-     .help = "threads of the cpu and ref backends; 0: all this process may use"},
     {"lanes", 0, OPTION_INT, AT(lanes), 1, 4096, .fallback = "32",
      .help = "clients connected at once"},
     {"lane-bytes", 0, OPTION_BYTES, AT(lane_bytes), 64 << 10, 0x1p31, .fallback = "1MiB",
@@ -89,40 +50,32 @@ static const struct option_row rows[] = {
     {"journal-bytes", 0, OPTION_BYTES, AT(journal_bytes), 1 << 20, 0x1p40, .fallback = "16MiB",
      .help = "memory for requests and for answers kept for RESUME"},
     {"max-queue", 0, OPTION_INT, AT(max_queue), 0, 4096, .fallback = "64",
-     .help = "requests that may wait; the next one is told BUSY"},
-    {"gateway", 0, OPTION_ENUM, AT(gateway), .words = no_yes, .fallback = "yes",
+     .help = "requests that may wait; the next one is told BUSY", .flags = LIVE},
+    {"gateway", 0, OPTION_ENUM, AT(gateway), .words = engine_option_no_yes, .fallback = "yes",
      .help = "start pipit-gateway, the ZeroMQ door"},
     {"stall-timeout", 0, OPTION_FLOAT, AT(stall_timeout), 0.1, 3600, .metavar = "SECONDS",
-     .fallback = "10", .help = "a client that reads nothing for so long is cancelled"},
+     .fallback = "10", .help = "a client that reads nothing for so long is cancelled", .flags = LIVE},
     {"engine-timeout", 0, OPTION_FLOAT, AT(engine_timeout), 1, 3600, .metavar = "SECONDS",
-     .fallback = "10", .help = "an engine without progress for so long is started again"},
+     .fallback = "10", .help = "an engine without progress for so long is started again", .flags = LIVE},
     {"load", 0, OPTION_ENUM, AT(load), .words = load_when, .fallback = "start",
      .help = "when the model is loaded first: as the daemon starts, or for the first request"},
     {"idle-unload", 0, OPTION_FLOAT, AT(idle_unload), 0, 1e7, .metavar = "SECONDS", .fallback = "0",
      .help = "without requests for so long the model's memory is given back, the next one loads it "
-             "again; 0: never"},
+             "again; 0: never", .flags = LIVE},
     {"stop-timeout", 0, OPTION_FLOAT, AT(stop_timeout), 0, 3600, .metavar = "SECONDS",
-     .fallback = "0", .help = "at SIGTERM requests may go on for so long; 0: they end at once"},
-    {"prefix-cache", 0, OPTION_ENUM, AT(prefix_cache), .words = no_yes, .fallback = "yes",
-     .help = "keep the cache pages of prompts while nobody needs them, for texts of the same user "
-             "that begin alike"},
+     .fallback = "0", .help = "at SIGTERM requests may go on for so long; 0: they end at once", .flags = LIVE},
     {"state-dir", 0, OPTION_STRING, AT(state_dir), .metavar = "DIR",
      .help = "where saved conversations lie; by default the service's or the user's state directory"},
     {"session-bytes", 0, OPTION_BYTES, AT(session_bytes), 0, 0x1p50, .fallback = "1GiB",
-     .help = "what one user's saved conversations may take on disk"},
+     .help = "what one user's saved conversations may take on disk", .flags = LIVE},
     {"session-writes", 0, OPTION_BYTES, AT(session_writes), 0, 0x1p50, .fallback = "32GiB",
-     .help = "what saving them may write in 24 hours that the machine runs, for each user, since flash wears; 0: any number"},
-    {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .metavar = "DIR",
-     .help = "where hashes of model files are remembered"},
-    {"tier-dir", 0, OPTION_STRING, AT(tier_dir), .metavar = "DIR",
-     .help = "where the policy infinigen:pool=disk has its file of keys and values, made at start and "
-             "seen by nobody"},
+     .help = "what saving them may write in 24 hours that the machine runs, for each user, since flash wears; 0: any number", .flags = LIVE},
     {"test-hooks", 0, OPTION_FLAG, AT(test_hooks), .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY,
      .help = "let requests crash or hang the engine, for tests"},
     {"log-requests", 0, OPTION_ENUM, AT(log_requests), .words = log_which, .fallback = "yes",
      .help = "which requests' ends are logged, a line each, without their texts, of each user 100 at once and one a "
-             "second (60 MB a day) at most: all, those that failed, or none, where the log lies on flash that wears"},
-    {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log more"},
+             "second (60 MB a day) at most: all, those that failed, or none, where the log lies on flash that wears", .flags = LIVE},
+    {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log more", .flags = LIVE},
     {"json", 0, OPTION_FLAG, AT(json), .flags = OPTION_ARGV_ONLY,
      .help = "the plan as one JSON object", .commands = PLAN},
     {"help", 'h', OPTION_FLAG, AT(help), .flags = OPTION_ARGV_ONLY, .help = "this text"},
@@ -176,7 +129,7 @@ static int check(struct config *c, struct error *reterr)
 {
     uint64_t lanes;
 
-    if (!c->model || !c->model[0]) {
+    if (!c->engine.model || !c->engine.model[0]) {
         return error_set(reterr, -EINVAL, "--model FILE is needed");
     }
     if (!name_is_plain(c->instance ? c->instance : "default")) {
@@ -271,16 +224,6 @@ static bool same_value(const struct option_row *row, const struct config *a, con
     }
 }
 
-static bool is_among(const char *const *names, const struct option_row *row)
-{
-    for (const char *const *name = names; *name; name++) {
-        if (strcmp(*name, row->name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Each of the two still owns what it holds. */
 static void swap_value(const struct option_row *row, struct config *a, struct config *b)
 {
@@ -306,7 +249,7 @@ void config_apply(struct config *c, struct config *from, bool engine, char *ret_
         if (same_value(row, c, from)) {
             continue;
         }
-        if (is_among(live, row) || (engine && is_among(of_engine, row))) {
+        if ((row->flags & LIVE) || (engine && engine_option_is(row))) {
             swap_value(row, c, from);
         } else if (n < size) {
             int len = snprintf(ret_waiting + n, size - n, "%s%s", n ? ", " : "", row->name);
@@ -323,83 +266,54 @@ char *config_help(bool plan)
     return options_help(&table);
 }
 
-struct words {
-    char **v;
-    size_t n;
-    bool failed;
-};
-
-static void push(struct words *w, const char *name, const char *value)
+/* Appends a word that the list then owns. */
+PRINTF_LIKE(2, 3) static int append(struct option_list *args, const char *fmt, ...)
 {
-    char *word = NULL;
+    char **v = realloc(args->v, (args->n + 1) * sizeof(char *));
+    va_list ap;
+    int rc;
 
-    if (w->failed) {
-        return;
+    if (!v) {
+        return -ENOMEM;
     }
-    if ((value ? asprintf(&word, "%s=%s", name, value) : asprintf(&word, "%s", name)) < 0) {
-        w->failed = true;
-        return;
+    args->v = v;
+    va_start(ap, fmt);
+    rc = vasprintf(&args->v[args->n], fmt, ap);
+    va_end(ap);
+    if (rc < 0) {
+        return -ENOMEM;
     }
-    w->v[w->n++] = word;
+    args->n++;
+    return 0;
 }
 
-static void push_number(struct words *w, const char *name, uint64_t value)
+static int append_own(struct option_list *args, const struct config *c, int front_fd,
+                      int journal_fd)
 {
-    char text[24];
+    int rc = append(args, "--extra-bytes=%llu", (unsigned long long)c->extra_bytes);
 
-    (void)snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
-    push(w, name, text);
+    if (c->plan) {
+        rc = rc ? rc : append(args, "--plan");
+        return rc || !c->json ? rc : append(args, "--json");
+    }
+    rc = rc ? rc : append(args, "--front-fd=%d", front_fd);
+    rc = rc ? rc : append(args, "--journal-fd=%d", journal_fd);
+    return rc || !c->test_hooks ? rc : append(args, "--test-hooks");
 }
 
 char **config_engine_argv(const struct config *c, const char *program, int front_fd, int journal_fd)
 {
-    struct words w = {.v = calloc(27 + c->overlays.n, sizeof(char *))};
+    struct option_list args = {0};
+    char **v = NULL;
 
-    if (!w.v) {
+    if (append(&args, "%s", program) || engine_options_args(&c->engine, &args) ||
+        append_own(&args, c, front_fd, journal_fd) ||
+        !(v = realloc(args.v, (args.n + 1) * sizeof(char *)))) {
+        options_list_clear(&args);
         return NULL;
     }
-    push(&w, program, NULL);
-    push(&w, "--model", c->model);
-    for (size_t i = 0; i < c->overlays.n; i++) {
-        push(&w, "--overlay", c->overlays.v[i]);
-    }
-    push_number(&w, "--ctx", (uint64_t)c->ctx);
-    push_number(&w, "--sequences", (uint64_t)c->sequences);
-    push_number(&w, "--batch-tokens", (uint64_t)c->batch_tokens);
-    push_number(&w, "--draft", (uint64_t)c->draft);
-    push(&w, "--draw", draws[c->draw]);
-    push(&w, "--prefill", prefills[c->prefill]);
-    if (c->kv) {
-        push(&w, "--kv", c->kv);
-    }
-    push_number(&w, "--memory", c->memory);
-    push(&w, "--backend", backends[c->backend]);
-    push_number(&w, "--threads", (uint64_t)c->threads);
-    push_number(&w, "--extra-bytes", c->extra_bytes);
-    push(&w, "--prefix-cache", no_yes[c->prefix_cache]);
-    if (c->cache_dir) {
-        push(&w, "--cache-dir", c->cache_dir);
-    }
-    if (c->tier_dir) {
-        push(&w, "--tier-dir", c->tier_dir);
-    }
-    if (c->plan) {
-        push(&w, "--plan", NULL);
-        if (c->json) {
-            push(&w, "--json", NULL);
-        }
-    } else {
-        push_number(&w, "--front-fd", (uint64_t)front_fd);
-        push_number(&w, "--journal-fd", (uint64_t)journal_fd);
-        if (c->test_hooks) {
-            push(&w, "--test-hooks", NULL);
-        }
-    }
-    if (w.failed) {
-        config_free_argv(w.v);
-        return NULL;
-    }
-    return w.v;
+    v[args.n] = NULL;
+    return v;
 }
 
 void config_free_argv(char **argv)

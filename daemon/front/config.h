@@ -10,25 +10,15 @@
 
 #include "base/error.h"
 #include "base/options.h"
+#include "daemon/options/engine_options.h"
 
 enum config_load_when { CONFIG_LOAD_START, CONFIG_LOAD_REQUEST };
 
 struct config {
-    char *model;
-    struct option_list overlays;
+    struct engine_options engine;
     char *file;
     char *instance;
     char *runtime_dir;
-    int64_t ctx;
-    int64_t sequences;
-    int64_t batch_tokens;
-    int64_t draft;
-    int draw;    /* enum engine_draw */
-    int prefill; /* enum engine_prefill */
-    char *kv;
-    uint64_t memory;
-    int backend;
-    int64_t threads;
     int64_t lanes;
     uint64_t lane_bytes;
     uint64_t journal_bytes;
@@ -39,12 +29,9 @@ struct config {
     int load;           /* enum config_load_when */
     double idle_unload; /* s; 0: never */
     double stop_timeout;
-    int prefix_cache; /* 0 no, 1 yes */
     char *state_dir;
     uint64_t session_bytes;
     uint64_t session_writes; /* a day; 0: any number */
-    char *cache_dir;
-    char *tier_dir;
     bool test_hooks;
     int log_requests; /* enum logline_which */
     bool verbose;

@@ -287,7 +287,7 @@ int front_run(struct config *c, const struct rundir *dir, bool system)
 
     rc = rc ? rc : start(&f, &e);
     if (rc == 0) {
-        log_info("listening in %s, for the model %s", f.rundir.path, c->model);
+        log_info("listening in %s, for the model %s", f.rundir.path, c->engine.model);
         (void)sd_notify(0, "READY=1");
         status_notify(&f);
         start_watchdog(&f);

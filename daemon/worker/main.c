@@ -20,6 +20,7 @@
 #include "base/cleanup.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "daemon/options/engine_options.h"
 #include "daemon/worker/io.h"
 #include "daemon/worker/worker.h"
 #include "engine/kv/plan/plan.h"
@@ -27,32 +28,14 @@
 enum { EXIT_USAGE = 2, EXIT_REFUSED = 4, EXIT_INTERNAL = 8 };
 
 struct settings {
-    char *model;
-    struct option_list overlays;
-    int64_t ctx;
-    int64_t sequences;
-    int64_t batch_tokens;
-    char *kv;
-    uint64_t memory;
-    char *backend;
-    int64_t threads;
+    struct engine_options engine;
     uint64_t extra_bytes;
-    int prefix_cache;
-    int64_t draft;
-    int draw;
-    int prefill;
-    char *cache_dir;
-    char *tier_dir;
     int64_t front_fd;
     int64_t journal_fd;
     bool plan;
     bool json;
     bool test_hooks;
 };
-
-static const char *const no_yes[] = {"no", "yes", NULL};
-static const char *const draws[] = {"auto", "host", "device", NULL};
-static const char *const prefills[] = {"auto", "own", "cublas", NULL};
 
 _Static_assert(ENGINE_DRAW_AUTO == 0 && ENGINE_DRAW_HOST == 1 && ENGINE_DRAW_DEVICE == 2,
                "the words' order");
@@ -63,23 +46,8 @@ _Static_assert(ENGINE_PREFILL_AUTO == 0 && ENGINE_PREFILL_OWN == 1 && ENGINE_PRE
 
 /* clang-format off */
 static const struct option_row rows[] = {
-    {"model", 0, OPTION_STRING, AT(model), .help = "the model"},
-    {"overlay", 0, OPTION_LIST, AT(overlays), .help = "adds tensors"},
-    {"ctx", 0, OPTION_INT, AT(ctx), 0, 1 << 24, .help = "positions of a text"},
-    {"sequences", 0, OPTION_INT, AT(sequences), 1, 1024, .fallback = "1", .help = "texts at once"},
-    {"batch-tokens", 0, OPTION_INT, AT(batch_tokens), 0, 1 << 20, .help = "rows of a step"},
-    {"kv", 0, OPTION_STRING, AT(kv), .help = "cache policy"},
-    {"memory", 0, OPTION_BYTES, AT(memory), .help = "limit of the plan"},
-    {"backend", 0, OPTION_STRING, AT(backend), .fallback = "auto", .help = "what runs the model"},
-    {"threads", 0, OPTION_INT, AT(threads), 0, 1024, .help = "of the backend"},
+    ENGINE_OPTION_ROWS(struct settings, engine)
     {"extra-bytes", 0, OPTION_BYTES, AT(extra_bytes), .help = "the front's part of the plan"},
-    {"prefix-cache", 0, OPTION_ENUM, AT(prefix_cache), .words = no_yes, .fallback = "no",
-     .help = "keep the pages of prompts"},
-    {"draft", 0, OPTION_INT, AT(draft), 0, ENGINE_MAX_DRAFT, .fallback = "0", .help = "tokens drafted a step"},
-    {"draw", 0, OPTION_ENUM, AT(draw), .words = draws, .fallback = "auto", .help = "who draws tokens"},
-    {"prefill", 0, OPTION_ENUM, AT(prefill), .words = prefills, .fallback = "auto", .help = "what multiplies prompts"},
-    {"cache-dir", 0, OPTION_STRING, AT(cache_dir), .help = "remembered hashes"},
-    {"tier-dir", 0, OPTION_STRING, AT(tier_dir), .help = "the file of pool=disk"},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1", .help = "socket to pipitd"},
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1", .help = "the journal"},
     {"plan", 0, OPTION_FLAG, AT(plan), .help = "print the memory plan and end"},
@@ -96,26 +64,27 @@ static const struct option_table table = {
 
 static struct engine_config config_of(const struct settings *s)
 {
+    const struct engine_options *o = &s->engine;
     struct engine_config c;
 
     engine_config_default(&c);
-    c.model_path = s->model;
-    c.overlay_paths = (const char *const *)s->overlays.v;
-    c.n_overlays = (int)s->overlays.n;
-    c.backend = s->backend;
-    c.n_threads = (int)s->threads;
-    c.ctx = (int32_t)s->ctx;
-    c.n_seqs = (int32_t)s->sequences;
-    c.batch_tokens = (int32_t)s->batch_tokens;
-    c.kv = s->kv;
-    c.memory_bytes = s->memory;
+    c.model_path = o->model;
+    c.overlay_paths = (const char *const *)o->overlays.v;
+    c.n_overlays = (int)o->overlays.n;
+    c.backend = engine_option_backends[o->backend];
+    c.n_threads = (int)o->threads;
+    c.ctx = (int32_t)o->ctx;
+    c.n_seqs = (int32_t)o->sequences;
+    c.batch_tokens = (int32_t)o->batch_tokens;
+    c.kv = o->kv;
+    c.memory_bytes = o->memory;
     c.extra_bytes = s->extra_bytes;
-    c.keep_prefixes = s->prefix_cache;
-    c.n_draft = (int32_t)s->draft;
-    c.draw = (enum engine_draw)s->draw;
-    c.prefill = (enum engine_prefill)s->prefill;
-    c.cache_dir = s->cache_dir;
-    c.tier_dir = s->tier_dir;
+    c.keep_prefixes = o->prefix_cache;
+    c.n_draft = (int32_t)o->draft;
+    c.draw = (enum engine_draw)o->draw;
+    c.prefill = (enum engine_prefill)o->prefill;
+    c.cache_dir = o->cache_dir;
+    c.tier_dir = o->tier_dir;
     return c;
 }
 
@@ -206,7 +175,7 @@ int main(int argc, char **argv)
     if (options_load(&table, &s, argc, argv, NULL, NULL, NULL, &e)) {
         log_error("%s", e.text);
         rc = EXIT_USAGE;
-    } else if (!s.model || (!s.plan && (s.front_fd < 0 || s.journal_fd < 0))) {
+    } else if (!s.engine.model || (!s.plan && (s.front_fd < 0 || s.journal_fd < 0))) {
         log_error("started by pipitd; for a memory plan: pipitd plan --model FILE");
         rc = EXIT_USAGE;
     } else if (s.plan) {

@@ -95,6 +95,44 @@ Test(options, every_form_of_the_command_line)
     cr_assert_eq(c.overlays.n, 0);
 }
 
+/* What one program writes, another with the same rows reads: every type, odd texts included. */
+Test(options, a_written_command_line_reads_back)
+{
+    struct config c = {0};
+    struct config back = {0};
+    char *argv[16];
+    struct option_list args = {0};
+    struct error e = {0};
+
+    cr_assert_eq(options_defaults(&table, &c, &e), 0, "%s", e.text);
+    cr_assert_eq(PARSE(&c, NULL, &e, "--threads=7", "--temp=0.1", "--model=--odd =name", "-v",
+                       "--no-color", "--memory=3MiB", "--backend=ref", "--overlay=x",
+                       "--overlay=", "--asked=-9"),
+                 0, "%s", e.text);
+    cr_assert_eq(options_args(&table, &c, &args), 0);
+    argv[0] = "prog";
+    cr_assert_lt(args.n, sizeof(argv) / sizeof(argv[0]) - 1);
+    for (size_t i = 0; i < args.n; i++) {
+        argv[i + 1] = args.v[i];
+    }
+    cr_assert_eq(options_argv(&table, &back, (int)args.n + 1, argv, NULL, &e), 0, "%s", e.text);
+    cr_assert_eq(back.threads, 7);
+    cr_assert_eq(back.temp, c.temp);
+    cr_assert_str_eq(back.model, "--odd =name");
+    cr_assert(back.verbose);
+    cr_assert_not(back.color);
+    cr_assert_eq(back.memory, 3 << 20);
+    cr_assert_eq(back.backend, 1);
+    cr_assert_eq(back.overlays.n, 2);
+    cr_assert_str_eq(back.overlays.v[0], "x");
+    cr_assert_str_eq(back.overlays.v[1], "");
+    cr_assert_eq(back.asked, -9);
+    cr_assert_null(back.file);
+    options_list_clear(&args);
+    options_clear(&table, &c);
+    options_clear(&table, &back);
+}
+
 static void check_refused(char *a, char *b, const char *text)
 {
     struct config c = {0};
