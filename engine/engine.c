@@ -37,7 +37,7 @@ struct prepared {
     char overlay_sha256[MODEL_MAX_OVERLAYS][65];
     struct model *model;
     struct policy_mix mix;
-    struct shape_store *stores; /* (model->n_stores) */
+    struct geometry_store *stores; /* (model->n_stores) */
     int32_t max_chunk;
     int32_t batch_tokens;
     uint64_t index_bytes; /* the files' indices, the tokenizer and the lists of tensors */
@@ -150,7 +150,7 @@ static int describe_stores(struct prepared *p, struct error *reterr)
         return error_set(reterr, -ENOMEM, "model: no memory");
     }
     for (int32_t i = 0; i < m->n_stores; i++) {
-        p->stores[i] = (struct shape_store){
+        p->stores[i] = (struct geometry_store){
             .layer = m->stores[i].layer,
             .n_k = m->stores[i].n_k,
             .n_v = m->stores[i].n_v,
@@ -331,10 +331,10 @@ static int find_available(const struct prepared *p, struct backend *be, struct p
 }
 
 static int make_plan(const struct prepared *p, struct backend *be, struct plan *ret,
-                     struct shape *ret_shape, struct error *reterr)
+                     struct geometry *ret_geometry, struct error *reterr)
 {
     struct plan_input in = {
-        .shape =
+        .geometry =
             {
                 .ops = p->ops,
                 .stores = p->stores,
@@ -361,16 +361,16 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
     if (r) {
         return r;
     }
-    in.shape.one_memory = in.device_available_bytes == 0;
+    in.geometry.one_memory = in.device_available_bytes == 0;
     model_weight_bytes(p->model, p->ops, &p->be_config, &in.weights_bytes, &in.mapped_bytes);
-    return plan_make(&in, ret, ret_shape, reterr);
+    return plan_make(&in, ret, ret_geometry, reterr);
 }
 
 int engine_plan(const struct engine_config *c, struct plan *ret, struct error *reterr)
 {
     struct backend *be = NULL;
     struct prepared p;
-    struct shape shape = {0};
+    struct geometry geometry = {0};
     int r;
 
     memset(ret, 0, sizeof(*ret));
@@ -380,9 +380,9 @@ int engine_plan(const struct engine_config *c, struct plan *ret, struct error *r
     }
     r = p.ops->create(&p.be_config, &be, reterr); /* it knows what the device has free */
     if (!r) {
-        r = make_plan(&p, be, ret, &shape, reterr);
+        r = make_plan(&p, be, ret, &geometry, reterr);
     }
-    shape_finish(&shape);
+    geometry_finish(&geometry);
     if (be) {
         p.ops->destroy(be);
     }
@@ -425,7 +425,7 @@ static void fill_info(struct engine *e)
         .n_params = e->p.model->n_params,
     };
     for (int32_t i = 0; i < e->p.model->n_stores; i++) {
-        e->info.token_slots += e->cache->shape.seats[i].n_groups;
+        e->info.token_slots += e->cache->geometry.seats[i].n_groups;
     }
     memcpy(e->info.sha256, e->p.sha256, sizeof(e->info.sha256));
 }
@@ -474,20 +474,20 @@ static void make_identity(struct engine *e)
 static int make_parts(struct engine *e, bool (*progress)(void *arg, float done), void *arg,
                       struct error *reterr)
 {
-    struct shape shape = {0};
+    struct geometry geometry = {0};
     struct backend_limits limits;
 
     make_identity(e);
     int r = e->p.ops->create(&e->p.be_config, &e->be, reterr);
 
     if (!r) {
-        r = make_plan(&e->p, e->be, &e->plan, &shape, reterr);
+        r = make_plan(&e->p, e->be, &e->plan, &geometry, reterr);
     }
     if (r) {
-        shape_finish(&shape);
+        geometry_finish(&geometry);
         return r;
     }
-    r = cache_create(&shape, e->be, &e->cache, reterr);
+    r = cache_create(&geometry, e->be, &e->cache, reterr);
     if (!r) {
         limits = limits_for(&e->p, e->plan.ctx, e->plan.n_seqs);
         r = e->p.ops->reserve(e->be, &limits, reterr);
@@ -627,10 +627,10 @@ int engine_save(struct engine *e, uint64_t handle, void **ret, size_t *ret_size,
 int engine_work(const struct engine *e, const char *kv, int32_t n_prompt, int32_t n_tokens,
                 struct engine_work *ret, struct error *reterr)
 {
-    const struct shape *s = &e->cache->shape;
+    const struct geometry *s = &e->cache->geometry;
     struct policy p = s->config.mix.part[0].policy;
     int r = kv ? policy_parse(kv, &p, reterr) : 0;
-    int variant = r ? r : shape_variant(s, &p);
+    int variant = r ? r : geometry_variant(s, &p);
 
     if (r) {
         return r;

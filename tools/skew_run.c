@@ -23,7 +23,7 @@ struct run {
     const struct backend_ops *ops; /* the backend's own */
     struct backend_ops tapped;
     struct backend *be;
-    struct shape_store *stores;
+    struct geometry_store *stores;
     struct cache *cache;
     struct forward *forward;
     int32_t seat;
@@ -199,13 +199,13 @@ static int make(struct run *r, int32_t n_tokens, int n_threads, atomic_int *inte
     struct backend_limits limits = {
         .max_rows = CHUNK, .max_decode = 1, .max_seqs = 1, .max_slots = n_tokens};
     struct forward_limits fl = {.max_rows = CHUNK, .max_seqs = 1, .max_logits = 1};
-    struct shape_config sc = {.ops = &r->tapped,
-                              .n_stores = m->n_stores,
-                              .ctx = n_tokens,
-                              .n_seqs = 1,
-                              .max_chunk = CHUNK,
-                              .n_q = m->h.n_q};
-    struct shape shape = {0};
+    struct geometry_config sc = {.ops = &r->tapped,
+                                 .n_stores = m->n_stores,
+                                 .ctx = n_tokens,
+                                 .n_seqs = 1,
+                                 .max_chunk = CHUNK,
+                                 .n_q = m->h.n_q};
+    struct geometry geometry = {0};
     int e = backend_find("cpu", &r->ops, reterr);
 
     e = e ? e : policy_parse_mix("f32", &sc.mix, reterr);
@@ -217,18 +217,18 @@ static int make(struct run *r, int32_t n_tokens, int n_threads, atomic_int *inte
     r->tapped.attention = tap_attention;
     r->tapped.matmul = tap_matmul;
     for (int32_t i = 0; i < m->n_stores; i++) {
-        r->stores[i] = (struct shape_store){.layer = m->stores[i].layer,
-                                            .n_k = m->stores[i].n_k,
-                                            .n_v = m->stores[i].n_v,
-                                            .k_dim = m->h.k_dim,
-                                            .v_dim = m->h.v_dim,
-                                            .window = m->stores[i].window,
-                                            .deep = m->stores[i].deep};
+        r->stores[i] = (struct geometry_store){.layer = m->stores[i].layer,
+                                               .n_k = m->stores[i].n_k,
+                                               .n_v = m->stores[i].n_v,
+                                               .k_dim = m->h.k_dim,
+                                               .v_dim = m->h.v_dim,
+                                               .window = m->stores[i].window,
+                                               .deep = m->stores[i].deep};
     }
     sc.stores = r->stores;
     model_limits(m, &limits);
-    e = shape_make(&sc, &shape, reterr);
-    e = e ? e : cache_create(&shape, r->be, &r->cache, reterr);
+    e = geometry_make(&sc, &geometry, reterr);
+    e = e ? e : cache_create(&geometry, r->be, &r->cache, reterr);
     e = e ? e : r->ops->reserve(r->be, &limits, reterr);
     e = e ? e : model_load(m, &r->tapped, r->be, &config, NULL, NULL, reterr);
     return e ? e : forward_create(m, &fl, interrupt, &r->forward, reterr);
@@ -236,12 +236,13 @@ static int make(struct run *r, int32_t n_tokens, int n_threads, atomic_int *inte
 
 static int feed(struct run *r, const int32_t *ids, int32_t n_tokens, struct error *reterr)
 {
-    struct shape_text text = {.n_prompt = n_tokens, .n_tokens = n_tokens};
+    struct geometry_text text = {.n_prompt = n_tokens, .n_tokens = n_tokens};
     struct ops_seq *seqs = calloc((size_t)r->m->n_stores, sizeof(*seqs));
     int e = seqs ? 0 : -ENOMEM;
 
     r->seat =
-        e ? e : cache_sit(r->cache, &r->cache->shape.config.mix.part[0].policy, 1, &text, ids, 0);
+        e ? e
+          : cache_sit(r->cache, &r->cache->geometry.config.mix.part[0].policy, 1, &text, ids, 0);
     e = r->seat < 0 ? r->seat : 0;
     for (int32_t pos = 0; !e && pos < n_tokens; pos += CHUNK) {
         int32_t n = n_tokens - pos < CHUNK ? n_tokens - pos : CHUNK;

@@ -94,7 +94,7 @@ static uint64_t line_bytes(double lines)
     return (uint64_t)llround(lines * LINE_BYTES);
 }
 
-static void cache_of(const struct model *m, const struct shape *s, const struct policy *p,
+static void cache_of(const struct model *m, const struct geometry *s, const struct policy *p,
                      int32_t variant, int32_t n_prompt, int32_t n_tokens, struct work *ret)
 {
     const struct place_ops *place = place_find(p->place);
@@ -103,9 +103,9 @@ static void cache_of(const struct model *m, const struct shape *s, const struct 
 
     for (int32_t il = 0; il < m->h.n_layers; il++) {
         int32_t store = m->layers[il].store;
-        const struct ops_kv_layout *l = shape_layout(s, variant, store);
-        int32_t n = shape_slots(s, p, store, budget, n_tokens);
-        bool chosen = shape_evicts(s, p, store);
+        const struct ops_kv_layout *l = geometry_layout(s, variant, store);
+        int32_t n = geometry_slots(s, p, store, budget, n_tokens);
+        bool chosen = geometry_evicts(s, p, store);
 
         if (m->stores[store].window && n > m->stores[store].window) {
             n = m->stores[store].window; /* a ring has room for a chunk besides */
@@ -117,7 +117,7 @@ static void cache_of(const struct model *m, const struct shape *s, const struct 
         ret->state_bytes += chosen ? (uint64_t)l->n_groups * (uint64_t)n * sizeof(int32_t) : 0;
         ret->state_bytes +=
             chosen && place->scores ? (uint64_t)l->n_groups * (uint64_t)n * 2 * sizeof(float) : 0;
-        if (shape_keeps_sum(s, p, store)) { /* the new token's V is added to it */
+        if (geometry_keeps_sum(s, p, store)) { /* the new token's V is added to it */
             ret->state_bytes +=
                 2 * sizeof(float) * (uint64_t)(l->n_groups * l->v_heads) * (uint64_t)l->v_dim;
         }
@@ -162,8 +162,8 @@ static double prompt_flops(const struct model *m, int32_t n)
     return flops + 2.0 * pairs * m->h.n_q * (m->h.k_dim + m->h.v_dim);
 }
 
-void work_of(const struct model *m, const struct shape *s, const struct policy *p, int32_t variant,
-             int32_t n_prompt, int32_t n_tokens, struct work *ret)
+void work_of(const struct model *m, const struct geometry *s, const struct policy *p,
+             int32_t variant, int32_t n_prompt, int32_t n_tokens, struct work *ret)
 {
     *ret = (struct work){.weight_bytes = weight_bytes(m, p)};
     cache_of(m, s, p, variant, n_prompt, n_tokens, ret);

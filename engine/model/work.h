@@ -2,11 +2,11 @@
 #ifndef PIPIT_ENGINE_MODEL_WORK_H
 #define PIPIT_ENGINE_MODEL_WORK_H
 
-/* The least a step can do: bytes that a decode step must move under a policy (lines of 64 bytes, not
- * what is asked for of them) and multiplications that a prompt needs, from shapes alone. What a
+/* The least a step can do: bytes that a decode step must move under a policy (lines of 64 bytes,
+ * not what is asked for of them) and multiplications that a prompt needs, from shapes alone. What a
  * kernel does more is its own loss. */
 
-#include "engine/kv/plan/shape.h"
+#include "engine/kv/plan/geometry.h"
 #include "engine/model/model.h"
 
 struct work {
@@ -17,7 +17,7 @@ struct work {
 };
 
 /* For a sequence of n_tokens whose prompt had n_prompt, under a policy of a known variant. */
-void work_of(const struct model *m, const struct shape *s, const struct policy *p, int32_t variant,
-             int32_t n_prompt, int32_t n_tokens, struct work *ret);
+void work_of(const struct model *m, const struct geometry *s, const struct policy *p,
+             int32_t variant, int32_t n_prompt, int32_t n_tokens, struct work *ret);
 
 #endif

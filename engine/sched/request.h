@@ -8,7 +8,7 @@
  * in the cache, the one at n_fed is fed next. While n_fed < n_prompt the prompt is being read. */
 
 #include "engine/engine.h"
-#include "engine/kv/plan/shape.h"
+#include "engine/kv/plan/geometry.h"
 
 struct principal {
     uint64_t id;
@@ -43,7 +43,7 @@ struct request {
     int32_t n_exited;
     struct policy policy;
     int32_t use; /* row of the table of policies */
-    struct shape_text text;
+    struct geometry_text text;
     uint64_t fork_of;       /* handle of one whose text this one begins with, 0: none */
     struct snapshot *saved; /* to begin with, until it is loaded: with a seat, it is being loaded */
     void *saved_copy;       /* of its block, where that lay in memory */

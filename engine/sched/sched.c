@@ -134,7 +134,7 @@ int sched_create(const struct sched_config *config, struct sched **ret, struct e
     s->ops = m->ops;
     s->be = m->be;
     s->next_handle = 1;
-    uses_init(&s->uses, &config->cache->shape.config.mix);
+    uses_init(&s->uses, &config->cache->geometry.config.mix);
     r = alloc_batch(s, reterr);
     if (r) {
         goto fail;
@@ -252,7 +252,7 @@ static void fill_usage(struct sched *s, const struct request *r, struct engine_u
     if (r->seat >= 0) {
         cache_usage(s->config.cache, r->seat, &u->kv_bytes, &u->n_slots);
         u->n_evicted = s->config.cache->seqs[r->seat].n_evicted;
-        u->kv_bytes_full = s->config.cache->shape.full_token_bytes * (uint64_t)r->n_fed;
+        u->kv_bytes_full = s->config.cache->geometry.full_token_bytes * (uint64_t)r->n_fed;
     }
 }
 

@@ -141,7 +141,7 @@ static int read_memory(void *arg, uint64_t at, void *buf, size_t n)
 
 /* A saved sequence must be a beginning of the text. */
 static int fits_text(const struct engine_request *r, const struct policy *policy,
-                     const struct snapshot *saved, const struct shape_text *text,
+                     const struct snapshot *saved, const struct geometry_text *text,
                      struct error *reterr)
 {
     if (saved->n_tokens > r->n_prompt + r->n_forced) {
@@ -172,8 +172,8 @@ static int fits_text(const struct engine_request *r, const struct policy *policy
 /* *ret stays NULL where all of the text is saved: what follows its last token is not. It was saved
  * with a step's rows done and their logits interrupted. */
 static int open_saved(const struct sched *s, const struct engine_request *r,
-                      const struct policy *policy, struct shape_text *text, struct snapshot **ret,
-                      struct error *reterr)
+                      const struct policy *policy, struct geometry_text *text,
+                      struct snapshot **ret, struct error *reterr)
 {
     struct snapshot_source source = {.read = r->saved_read ? r->saved_read : read_memory,
                                      .arg =
@@ -195,15 +195,15 @@ static int open_saved(const struct sched *s, const struct engine_request *r,
 
 /* New tokens at most, and the policy. */
 static int read_request(const struct sched *s, const struct engine_request *r, struct policy *ret,
-                        struct shape_text *ret_text, struct error *reterr)
+                        struct geometry_text *ret_text, struct error *reterr)
 {
     int32_t room = s->config.ctx - r->n_prompt;
     int32_t max_new = r->kind != ENGINE_GENERATE                   ? 0
                       : r->max_tokens == 0 || r->max_tokens > room ? room
                                                                    : r->max_tokens;
 
-    *ret = s->config.cache->shape.config.mix.part[0].policy;
-    *ret_text = (struct shape_text){.n_prompt = r->n_prompt, .n_tokens = r->n_prompt + max_new};
+    *ret = s->config.cache->geometry.config.mix.part[0].policy;
+    *ret_text = (struct geometry_text){.n_prompt = r->n_prompt, .n_tokens = r->n_prompt + max_new};
     return r->kv ? policy_parse(r->kv, ret, reterr) : 0;
 }
 
@@ -221,7 +221,7 @@ int sched_check_exit(const struct model *m, const struct policy *p, struct error
 
 int sched_check(const struct sched *s, const struct engine_request *r, struct error *reterr)
 {
-    struct shape_text text;
+    struct geometry_text text;
     struct policy policy;
     int e = check_request(s, r, reterr);
 
@@ -234,7 +234,7 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
                  struct error *reterr)
 {
     struct policy policy;
-    struct shape_text text;
+    struct geometry_text text;
     struct snapshot *saved = NULL;
     struct request *q = NULL;
     int32_t room = s->config.ctx - r->n_prompt;

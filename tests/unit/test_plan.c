@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/kv/plan/plan.h and shape.h: bytes known by arithmetic, the share that each axis leaves,
+/* engine/kv/plan/plan.h and geometry.h: bytes known by arithmetic, the share that each axis leaves,
  * refusals with numbers. The shapes are SmolLM2-135M's: 30 layers, 3 K and V heads of 64, context
  * 8192. */
 
@@ -27,15 +27,15 @@ static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char 
                       struct plan *ret, struct error *e)
 {
     static const struct ops_weight skew;
-    struct shape_store stores[LAYERS];
-    struct shape shape = {0};
+    struct geometry_store stores[LAYERS];
+    struct geometry geometry = {0};
     struct plan_input in = {
-        .shape = {.stores = stores,
-                  .n_stores = n_stores,
-                  .ctx = ctx,
-                  .n_seqs = n_seqs,
-                  .max_chunk = 512,
-                  .hidden_bytes = 576 * 4},
+        .geometry = {.stores = stores,
+                     .n_stores = n_stores,
+                     .ctx = ctx,
+                     .n_seqs = n_seqs,
+                     .max_chunk = 512,
+                     .hidden_bytes = 576 * 4},
         .ctx_model = CTX,
         .weights_bytes = 5000,
         .mapped_bytes = 7000,
@@ -47,19 +47,19 @@ static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char 
     };
 
     for (int32_t i = 0; i < LAYERS; i++) {
-        stores[i] = (struct shape_store){.layer = i,
-                                         .n_k = n_k,
-                                         .n_v = n_v,
-                                         .k_dim = 64,
-                                         .v_dim = 64,
-                                         .deep = n_stores < LAYERS && i == n_stores - 1,
-                                         .skew = i >= 2 ? &skew : NULL};
+        stores[i] = (struct geometry_store){.layer = i,
+                                            .n_k = n_k,
+                                            .n_v = n_v,
+                                            .k_dim = 64,
+                                            .v_dim = 64,
+                                            .deep = n_stores < LAYERS && i == n_stores - 1,
+                                            .skew = i >= 2 ? &skew : NULL};
     }
-    cr_assert_eq(backend_find(backend, &in.shape.ops, e), 0);
-    cr_assert_eq(policy_parse_mix(kv, &in.shape.mix, e), 0, "%s", e->text);
-    int r = plan_make(&in, ret, &shape, e);
+    cr_assert_eq(backend_find(backend, &in.geometry.ops, e), 0);
+    cr_assert_eq(policy_parse_mix(kv, &in.geometry.mix, e), 0, "%s", e->text);
+    int r = plan_make(&in, ret, &geometry, e);
 
-    shape_finish(&shape);
+    geometry_finish(&geometry);
     return r;
 }
 

@@ -87,7 +87,7 @@ Test(stores, each_policy_without)
  */
 
 /* Stores of one page class, so that each one's pages can be lent to another by mistake. */
-static const struct shape_store kinds[][4] = {
+static const struct geometry_store kinds[][4] = {
     {{.layer = 0}, {.layer = 1}, {.layer = 2}, {.layer = 3}},
     {{.layer = 0, .window = 24}, {.layer = 1, .window = 24}, {.layer = 2}, {.layer = 3}},
     {{.layer = 0}, {.layer = 1, .window = 24}, {.layer = 2}, {.layer = 3, .window = 100}},
@@ -104,7 +104,7 @@ static struct backend *be;
 
 static struct cache *make(int kind, const char *kv, int32_t ctx, int32_t n_seqs)
 {
-    static struct shape_store stores[N_STORES];
+    static struct geometry_store stores[N_STORES];
     struct backend_config config = {.n_threads = 1};
     struct backend_limits limits = {.max_rows = CHUNK,
                                     .max_decode = 1,
@@ -113,14 +113,14 @@ static struct cache *make(int kind, const char *kv, int32_t ctx, int32_t n_seqs)
                                     .max_head_dim = 4,
                                     .max_slots = ctx,
                                     .observe = true};
-    struct shape_config s = {.stores = stores,
-                             .n_stores = N_STORES,
-                             .ctx = ctx,
-                             .n_seqs = n_seqs,
-                             .max_chunk = CHUNK,
-                             .n_q = 2,
-                             .hidden_bytes = ROWS};
-    struct shape shape;
+    struct geometry_config s = {.stores = stores,
+                                .n_stores = N_STORES,
+                                .ctx = ctx,
+                                .n_seqs = n_seqs,
+                                .max_chunk = CHUNK,
+                                .n_q = 2,
+                                .hidden_bytes = ROWS};
+    struct geometry geometry;
     struct cache *c = NULL;
     struct error e = {0};
 
@@ -133,14 +133,14 @@ static struct cache *make(int kind, const char *kv, int32_t ctx, int32_t n_seqs)
     cr_assert_eq(s.ops->create(&config, &be, &e), 0, "%s", e.text);
     cr_assert_eq(s.ops->reserve(be, &limits, &e), 0, "%s", e.text);
     cr_assert_eq(policy_parse_mix(kv, &s.mix, &e), 0, "%s: %s", kv, e.text);
-    cr_assert_eq(shape_make(&s, &shape, &e), 0, "%s: %s", kv, e.text);
-    cr_assert_eq(cache_create(&shape, be, &c, &e), 0, "%s", e.text);
+    cr_assert_eq(geometry_make(&s, &geometry, &e), 0, "%s: %s", kv, e.text);
+    cr_assert_eq(cache_create(&geometry, be, &c, &e), 0, "%s", e.text);
     return c;
 }
 
 static void finish(struct cache *c)
 {
-    const struct backend_ops *ops = c->shape.config.ops;
+    const struct backend_ops *ops = c->geometry.config.ops;
 
     cache_destroy(c);
     ops->destroy(be);
@@ -154,9 +154,9 @@ static uint32_t check(const struct cache *c, int32_t seat)
     uint32_t held = 0;
 
     for (int i = 0; i < N_STORES; i++) {
-        held += (uint32_t)(q->n_pages[i] * c->shape.seats[i].n_groups);
+        held += (uint32_t)(q->n_pages[i] * c->geometry.seats[i].n_groups);
     }
-    cr_assert_eq(c->shape.n_classes, 1);
+    cr_assert_eq(c->geometry.n_classes, 1);
     cr_assert_eq(p->n_pages - p->n_free, held);
     cr_assert_eq(p->n_reserved, q->left.pages[0]);
     return held;
@@ -166,7 +166,7 @@ static uint32_t check(const struct cache *c, int32_t seat)
 static void write_rows(struct cache *c, int32_t store, const struct ops_seq *v, int32_t pos0,
                        int32_t n)
 {
-    for (int32_t g = 0; v->kv.slot_pos && g < c->shape.seats[store].n_groups; g++) {
+    for (int32_t g = 0; v->kv.slot_pos && g < c->geometry.seats[store].n_groups; g++) {
         for (int32_t i = 0; i < n; i++) {
             int32_t slot = v->victim ? v->victim[g] : v->slot0 + i;
 
@@ -223,12 +223,12 @@ static uint32_t read_layered(struct cache *c, int32_t seat, int32_t n_prompt)
 static void fill(int kind, const char *kv, int32_t ctx, int32_t n_prompt)
 {
     struct cache *c = make(kind, kv, ctx, 1);
-    struct policy p = c->shape.config.mix.part[0].policy;
-    struct shape_text text = {.n_prompt = n_prompt, .n_tokens = ctx};
+    struct policy p = c->geometry.config.mix.part[0].policy;
+    struct geometry_text text = {.n_prompt = n_prompt, .n_tokens = ctx};
     struct error e = {0};
-    struct shape_need need;
+    struct geometry_need need;
 
-    shape_need(&c->shape, &p, 0, &text, &need);
+    geometry_need(&c->geometry, &p, 0, &text, &need);
     cr_assert_eq(cache_check(c, &p, &text, &e), 0, "%s: %s", kv, e.text);
     int seat = cache_sit(c, &p, 1, &text, NULL, 0);
     uint32_t most;

@@ -23,17 +23,17 @@ enum {
 /* ---- one pair -------------------------------------------------------------------------------- */
 
 static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, struct plan *p,
-                    struct shape *ret_shape, struct error *reterr)
+                    struct geometry *ret_geometry, struct error *reterr)
 {
-    struct shape s;
+    struct geometry s;
     uint64_t host = 0;
     uint64_t n = (uint64_t)n_seqs;
-    struct shape_config config = in->shape;
+    struct geometry_config config = in->geometry;
     int r;
 
     config.ctx = ctx;
     config.n_seqs = n_seqs;
-    r = shape_make(&config, &s, reterr);
+    r = geometry_make(&config, &s, reterr);
 
     if (r) {
         return r;
@@ -74,10 +74,10 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
                   ? p->host_bytes + p->mapped_bytes <= p->available_bytes &&
                         p->total_bytes - p->host_bytes <= p->device_available_bytes
                   : p->total_bytes + p->mapped_bytes <= p->available_bytes;
-    if (ret_shape) {
-        *ret_shape = s;
+    if (ret_geometry) {
+        *ret_geometry = s;
     } else {
-        shape_finish(&s);
+        geometry_finish(&s);
     }
     return 0;
 }
@@ -160,29 +160,31 @@ static int refuse(const struct plan *p, struct error *reterr)
                      p->available_bytes >> 20, why(p, p->available_bytes), instead);
 }
 
-int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_shape,
+int plan_make(const struct plan_input *in, struct plan *ret, struct geometry *ret_geometry,
               struct error *reterr)
 {
-    int32_t ctx = in->shape.ctx ? in->shape.ctx : in->ctx_model;
-    int32_t max_ctx = search(in, in->ctx_model > ctx ? in->ctx_model : ctx, in->shape.n_seqs, true);
+    int32_t ctx = in->geometry.ctx ? in->geometry.ctx : in->ctx_model;
+    int32_t max_ctx =
+        search(in, in->ctx_model > ctx ? in->ctx_model : ctx, in->geometry.n_seqs, true);
 
-    if (in->shape.ctx == 0 && max_ctx < ctx && max_ctx >= MIN_CTX) {
+    if (in->geometry.ctx == 0 && max_ctx < ctx && max_ctx >= MIN_CTX) {
         ctx = max_ctx;
     }
-    int r = evaluate(in, ctx, in->shape.n_seqs, ret, ret_shape, reterr);
+    int r = evaluate(in, ctx, in->geometry.n_seqs, ret, ret_geometry, reterr);
     struct plan least;
 
     if (r) {
         return r;
     }
-    ret->ctx_is_cut = in->shape.ctx == 0 && ctx < in->ctx_model;
-    if (max_ctx < LEAST_CTX && evaluate(in, LEAST_CTX, in->shape.n_seqs, &least, NULL, NULL) == 0) {
+    ret->ctx_is_cut = in->geometry.ctx == 0 && ctx < in->ctx_model;
+    if (max_ctx < LEAST_CTX &&
+        evaluate(in, LEAST_CTX, in->geometry.n_seqs, &least, NULL, NULL) == 0) {
         ret->least_bytes = least.total_bytes + least.mapped_bytes;
     }
     ret->ctx_model = in->ctx_model;
     ret->max_ctx = max_ctx >= LEAST_CTX ? max_ctx : 0;
-    ret->max_sequences = search(in, SHAPE_MOST_SEQS, ctx, false);
-    policy_print(&in->shape.mix.part[0].policy, ret->policy, sizeof(ret->policy));
+    ret->max_sequences = search(in, GEOMETRY_MOST_SEQS, ctx, false);
+    policy_print(&in->geometry.mix.part[0].policy, ret->policy, sizeof(ret->policy));
     return ret->fits ? 0 : refuse(ret, reterr);
 }
 

@@ -17,10 +17,10 @@
 
 #include <stdio.h>
 
-#include "engine/kv/plan/shape.h"
+#include "engine/kv/plan/geometry.h"
 
 struct plan_class {
-    char name[SHAPE_CLASS_NAME];
+    char name[GEOMETRY_CLASS_NAME];
     uint64_t page_bytes;
     uint32_t n_pages;
 };
@@ -32,19 +32,21 @@ struct plan {
     uint64_t policy_bytes;       /* positions, scores, victims, sums of V */
     uint64_t prefill_peak_bytes; /* pages and state that only a prompt being read needs */
     uint64_t scratch_bytes;      /* activations, logits, page tables, the backend's scratch */
-    uint64_t tier_bytes;   /* of pool=disk: partial keys, staging, what is being read and written */
+    uint64_t tier_bytes;  /* of pool=disk: partial keys, staging, what is being read and written */
     uint64_t index_bytes; /* on the C library's heap: files' indices, lists of tensors, tokenizer */
     uint64_t lane_bytes;  /* the caller's part (extra_bytes) */
     uint64_t total_bytes; /* all of the above but mapped_bytes */
-    uint64_t available_bytes;        /* what total and mapped (host and mapped) must fit */
-    uint64_t limit_bytes; /* that the user set (--memory), 0: none; available_bytes says if it counts */
+    uint64_t available_bytes; /* what total and mapped (host and mapped) must fit */
+    uint64_t
+        limit_bytes; /* that the user set (--memory), 0: none; available_bytes says if it counts */
     uint64_t host_bytes;             /* of the total: on the host, whatever the device is */
     uint64_t device_available_bytes; /* what total less host must fit; 0: the device has none of its
                                         own */
     uint64_t file_bytes;             /* of pool=disk: the file; not memory, and in no sum */
-    uint64_t prompt_read_bytes; /* of it, by one prompt as long as the context, read in whole chunks */
-    uint64_t seq_bytes;              /* pages of one full sequence of the default policy */
-    uint64_t least_bytes; /* total and maps of the shortest context, where none fits; else 0 */
+    uint64_t
+        prompt_read_bytes; /* of it, by one prompt as long as the context, read in whole chunks */
+    uint64_t seq_bytes;    /* pages of one full sequence of the default policy */
+    uint64_t least_bytes;  /* total and maps of the shortest context, where none fits; else 0 */
     bool fits;
     bool ctx_is_cut; /* nobody asked for it, and the model was trained on more than fits */
     int32_t ctx;
@@ -53,13 +55,13 @@ struct plan {
     int32_t max_ctx;       /* that would fit with n_seqs */
     int32_t max_sequences; /* that would fit with ctx */
     int32_t n_classes;
-    struct plan_class page_classes[SHAPE_MAX_CLASSES];
+    struct plan_class page_classes[GEOMETRY_MAX_CLASSES];
     char policy[POLICY_TEXT_MAX]; /* canonical, of the default */
 };
 
 /* Where a plan's numbers come from. */
 struct plan_input {
-    struct shape_config shape; /* ctx 0: ctx_model, or what fits of it */
+    struct geometry_config geometry; /* ctx 0: ctx_model, or what fits of it */
     int32_t ctx_model;
     uint64_t weights_bytes;
     uint64_t mapped_bytes;
@@ -73,9 +75,10 @@ struct plan_input {
     const void *arg;
 };
 
-/* Fills `ret`, and with `ret_shape` the geometry (shape_finish it). 0, or -ENOMEM with numbers when
- * it does not fit (`ret` and `ret_shape` are then filled too), or what shape_make returns. */
-int plan_make(const struct plan_input *in, struct plan *ret, struct shape *ret_shape,
+/* Fills `ret`, and with `ret_geometry` the geometry (geometry_finish it). 0, or -ENOMEM with
+ * numbers when it does not fit (`ret` and `ret_geometry` are then filled too), or what
+ * geometry_make returns. */
+int plan_make(const struct plan_input *in, struct plan *ret, struct geometry *ret_geometry,
               struct error *reterr) WARN_UNUSED;
 
 /* As one JSON object, or as a table for people. */

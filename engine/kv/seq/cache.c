@@ -22,7 +22,7 @@
 /* ---- creation -------------------------------------------------------------------------------- */
 
 /* Host arrays of all seats; `c` NULL: only adds up. */
-static size_t lay_host(const struct shape *s, struct memory_arena *a, struct cache *c)
+static size_t lay_host(const struct geometry *s, struct memory_arena *a, struct cache *c)
 {
     size_t n = (size_t)s->config.n_seqs;
     struct cache_seq *seqs = memory_arena_take(a, n * sizeof(*seqs));
@@ -37,24 +37,24 @@ static size_t lay_host(const struct shape *s, struct memory_arena *a, struct cac
     return a->used;
 }
 
-static uint64_t state_bytes(const struct shape *s)
+static uint64_t state_bytes(const struct geometry *s)
 {
     return s->state_bytes * (uint64_t)s->config.n_seqs + s->peak_state_bytes;
 }
 
-uint64_t cache_host_bytes(const struct shape *s)
+uint64_t cache_host_bytes(const struct geometry *s)
 {
     uint64_t bytes = memory_rounded(lay_host(s, &(struct memory_arena){0}, NULL)) + prefix_bytes(s);
 
     for (int32_t i = 0; i < s->n_classes; i++) {
-        const struct shape_class *c = &s->classes[i];
+        const struct geometry_class *c = &s->classes[i];
 
         bytes += pages_mapped_bytes(c->page_bytes, c->part_bytes, c->n_pages);
     }
     return bytes;
 }
 
-uint64_t cache_bytes(const struct shape *s)
+uint64_t cache_bytes(const struct geometry *s)
 {
     uint64_t bytes = memory_rounded(lay_host(s, &(struct memory_arena){0}, NULL)) +
                      memory_rounded(s->table_bytes * (uint64_t)s->config.n_seqs) +
@@ -63,7 +63,7 @@ uint64_t cache_bytes(const struct shape *s)
     bytes += s->tier.n_stores ? tier_bytes(&s->tier) : 0;
     bytes += s->staging.seq_bytes ? staging_bytes(&s->staging) : 0;
     for (int32_t i = 0; i < s->n_classes; i++) {
-        const struct shape_class *c = &s->classes[i];
+        const struct geometry_class *c = &s->classes[i];
 
         bytes += pages_bytes(c->page_bytes, c->part_bytes, c->n_pages);
     }
@@ -72,7 +72,7 @@ uint64_t cache_bytes(const struct shape *s)
 
 static int alloc_seats(struct cache *c, struct error *reterr)
 {
-    const struct shape *s = &c->shape;
+    const struct geometry *s = &c->geometry;
     size_t n = (size_t)s->config.n_seqs;
     size_t words = (size_t)(s->table_bytes / sizeof(uint32_t));
     uint64_t state = state_bytes(s);
@@ -103,42 +103,43 @@ static int alloc_seats(struct cache *c, struct error *reterr)
     return 0;
 }
 
-int cache_create(struct shape *shape, struct backend *be, struct cache **ret, struct error *reterr)
+int cache_create(struct geometry *geometry, struct backend *be, struct cache **ret,
+                 struct error *reterr)
 {
     struct cache *c = calloc(1, sizeof(*c));
     int r = 0;
 
     if (!c) {
-        shape_finish(shape);
+        geometry_finish(geometry);
         return error_set(reterr, -ENOMEM, "cache: no memory");
     }
-    c->shape = *shape;
-    *shape = (struct shape){0};
+    c->geometry = *geometry;
+    *geometry = (struct geometry){0};
     c->be = be;
     c->peak_holder = -1;
-    for (int32_t i = 0; !r && i < c->shape.n_classes; i++) {
-        const struct shape_class *k = &c->shape.classes[i];
+    for (int32_t i = 0; !r && i < c->geometry.n_classes; i++) {
+        const struct geometry_class *k = &c->geometry.classes[i];
 
-        r = k->part_bytes ? pages_create_mapped(c->shape.config.ops, be, k->page_bytes,
+        r = k->part_bytes ? pages_create_mapped(c->geometry.config.ops, be, k->page_bytes,
                                                 k->part_bytes, k->n_pages, &c->classes[i], reterr)
-                          : pages_create(c->shape.config.ops, be, k->page_bytes, k->n_pages,
+                          : pages_create(c->geometry.config.ops, be, k->page_bytes, k->n_pages,
                                          &c->classes[i], reterr);
     }
     if (!r) {
         r = alloc_seats(c, reterr);
     }
     if (!r) {
-        r = prefix_create(&c->shape, &c->prefix, reterr);
+        r = prefix_create(&c->geometry, &c->prefix, reterr);
     }
-    if (!r && c->shape.staging.seq_bytes) {
-        r = staging_create(&c->shape.staging, be, &c->staging, reterr);
+    if (!r && c->geometry.staging.seq_bytes) {
+        r = staging_create(&c->geometry.staging, be, &c->staging, reterr);
     }
-    if (!r && c->shape.tier.n_stores) {
-        r = c->shape.config.tier_dir
-                ? tier_create(&c->shape.tier, be, c->shape.config.tier_dir,
-                              c->shape.config.tier_calls, &c->tier, reterr)
+    if (!r && c->geometry.tier.n_stores) {
+        r = c->geometry.config.tier_dir
+                ? tier_create(&c->geometry.tier, be, c->geometry.config.tier_dir,
+                              c->geometry.config.tier_calls, &c->tier, reterr)
                 : error_set(reterr, -EINVAL, "%s: no directory is given for its file (--tier-dir)",
-                            c->shape.tier_option);
+                            c->geometry.tier_option);
     }
     if (r) {
         cache_destroy(c);
@@ -153,7 +154,7 @@ void cache_destroy(struct cache *c)
     if (!c) {
         return;
     }
-    const struct shape *s = &c->shape;
+    const struct geometry *s = &c->geometry;
 
     tier_destroy(c->tier);
     staging_destroy(c->staging);
@@ -168,18 +169,19 @@ void cache_destroy(struct cache *c)
     }
     prefix_destroy(&c->prefix);
     memory_unmap(c->seqs, lay_host(s, &(struct memory_arena){0}, NULL)); /* the arena's first */
-    shape_finish(&c->shape);
+    geometry_finish(&c->geometry);
     free(c);
 }
 
 /* ---- sitting down and leaving ---------------------------------------------------------------- */
 
 /* Positions, scores, and where a long prompt is read. */
-static int check_state(const struct shape *s, const struct policy *p, const struct shape_text *text,
-                       const struct shape_need *need, struct error *reterr)
+static int check_state(const struct geometry *s, const struct policy *p,
+                       const struct geometry_text *text, const struct geometry_need *need,
+                       struct error *reterr)
 {
     bool scores = place_find(p->place)->scores;
-    int32_t budget = shape_budget(s, p, text);
+    int32_t budget = geometry_budget(s, p, text);
 
     if (s->steady_cap < budget || (scores && !s->scores)) {
         return error_set(reterr, -ENOMEM,
@@ -210,13 +212,13 @@ static int check_state(const struct shape *s, const struct policy *p, const stru
 }
 
 /* What queries that select need beside pages. */
-static int check_select(const struct shape *s, const struct policy *p, int32_t variant,
+static int check_select(const struct geometry *s, const struct policy *p, int32_t variant,
                         struct error *reterr)
 {
     bool sums = false;
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        sums = sums || shape_keeps_sum(s, p, i);
+        sums = sums || geometry_keeps_sum(s, p, i);
     }
     bool speculates = p->select == POLICY_INFINIGEN;
 
@@ -237,16 +239,16 @@ static int check_select(const struct shape *s, const struct policy *p, int32_t v
                          "the plan holds no %s; start the daemon with --kv naming this policy",
                          sums && s->selects ? "sums of V" : "scratch for queries that select");
     }
-    return shape_check_select(s, p, reterr);
+    return geometry_check_select(s, p, reterr);
 }
 
-int cache_check(const struct cache *c, const struct policy *p, const struct shape_text *text,
+int cache_check(const struct cache *c, const struct policy *p, const struct geometry_text *text,
                 struct error *reterr)
 {
-    const struct shape *s = &c->shape;
+    const struct geometry *s = &c->geometry;
     const struct place_ops *place = place_find(p->place);
-    struct shape_need need;
-    int v = shape_variant(s, p);
+    struct geometry_need need;
+    int v = geometry_variant(s, p);
 
     if (v < 0) {
         return error_set(reterr, -ENOMEM,
@@ -257,7 +259,7 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
         return error_set(reterr, -ENOMEM, "chunk=%d is more than the %d rows planned for", p->chunk,
                          s->config.max_chunk);
     }
-    shape_need(s, p, v, text, &need);
+    geometry_need(s, p, v, text, &need);
     int r = check_select(s, p, v, reterr);
 
     if (!r && place->evicts) {
@@ -284,19 +286,20 @@ int cache_check(const struct cache *c, const struct policy *p, const struct shap
 }
 
 bool cache_reads_layered(const struct cache *c, const struct policy *p,
-                         const struct shape_text *text)
+                         const struct geometry_text *text)
 {
-    struct shape_need need;
+    struct geometry_need need;
 
-    shape_need(&c->shape, p, shape_variant(&c->shape, p), text, &need);
+    geometry_need(&c->geometry, p, geometry_variant(&c->geometry, p), text, &need);
     return need.layered;
 }
 
-bool cache_needs_peak(const struct cache *c, const struct policy *p, const struct shape_text *text)
+bool cache_needs_peak(const struct cache *c, const struct policy *p,
+                      const struct geometry_text *text)
 {
-    struct shape_need need;
+    struct geometry_need need;
 
-    shape_need(&c->shape, p, shape_variant(&c->shape, p), text, &need);
+    geometry_need(&c->geometry, p, geometry_variant(&c->geometry, p), text, &need);
     return need.peak_state;
 }
 
@@ -315,7 +318,7 @@ static bool reserve(struct cache *c, int32_t class, uint32_t n)
 
 bool cache_reserve(struct cache *c, const uint32_t *n)
 {
-    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+    for (int32_t i = 0; i < c->geometry.n_classes; i++) {
         if (!reserve(c, i, n[i])) {
             while (i-- > 0) {
                 pages_unreserve(&c->classes[i], n[i]);
@@ -328,7 +331,7 @@ bool cache_reserve(struct cache *c, const uint32_t *n)
 
 int cache_free_seat(const struct cache *c)
 {
-    for (int32_t i = 0; i < c->shape.config.n_seqs; i++) {
+    for (int32_t i = 0; i < c->geometry.config.n_seqs; i++) {
         if (!c->seqs[i].busy) {
             return i;
         }
@@ -337,12 +340,12 @@ int cache_free_seat(const struct cache *c)
 }
 
 /* Seat and pages for what the text needs beside n_units that are kept. */
-static int find_room(struct cache *c, struct shape_need *need, int32_t variant, int32_t n_units)
+static int find_room(struct cache *c, struct geometry_need *need, int32_t variant, int32_t n_units)
 {
-    uint32_t kept[SHAPE_MAX_CLASSES];
+    uint32_t kept[GEOMETRY_MAX_CLASSES];
 
     cache_kept_pages(c, variant, n_units, kept);
-    for (int32_t i = 0; i < c->shape.n_classes; i++) { /* one count from here on */
+    for (int32_t i = 0; i < c->geometry.n_classes; i++) { /* one count from here on */
         need->pages[i] += need->peak[i];
         need->pages[i] -= kept[i];
     }
@@ -353,11 +356,11 @@ static int find_room(struct cache *c, struct shape_need *need, int32_t variant, 
 }
 
 int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
-              const struct shape_text *text, const int32_t *tokens, int32_t n_known)
+              const struct geometry_text *text, const int32_t *tokens, int32_t n_known)
 {
-    const struct shape *s = &c->shape;
-    struct shape_need need;
-    int v = shape_variant(s, p);
+    const struct geometry *s = &c->geometry;
+    struct geometry_need need;
+    int v = geometry_variant(s, p);
     int32_t seat = cache_free_seat(c);
     uint32_t unit;
 
@@ -366,7 +369,7 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     }
     int32_t n_units = cache_find_kept(c, p, principal, tokens, n_known, &unit);
 
-    shape_need(s, p, v, text, &need);
+    geometry_need(s, p, v, text, &need);
     cache_hold_kept(c, v, unit); /* first, so that nobody takes them for the rest */
     if (find_room(c, &need, v, n_units)) {
         cache_release_kept(c, v, unit);
@@ -380,7 +383,7 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     q->variant = v;
     q->principal = principal;
     q->n_prompt = text->n_prompt;
-    q->budget = shape_budget(s, p, text);
+    q->budget = geometry_budget(s, p, text);
     q->n_tokens = 0;
     q->n_slots = 0;
     q->n_kept = 0;
@@ -419,10 +422,10 @@ void cache_leave(struct cache *c, int32_t seat)
     if (policy_on_disk(&q->policy)) {
         tier_leave(c->tier, seat);
     }
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         cache_drop_pages(c, q, i, 0);
     }
-    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+    for (int32_t i = 0; i < c->geometry.n_classes; i++) {
         pages_unreserve(&c->classes[i], q->left.pages[i]);
     }
     if (c->peak_holder == seat) {
@@ -441,7 +444,7 @@ int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, int32_t n_slot
     q->n_slots = n_slots;
     q->prepared = n_tokens;
     q->n_evicted = n_evicted;
-    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; !r && i < c->geometry.config.n_stores; i++) {
         r = cache_take_pages(c, q, i, cache_store_slots(c, seat, i));
     }
     return r;
@@ -449,7 +452,7 @@ int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, int32_t n_slot
 
 int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store)
 {
-    return shape_on_disk(&c->shape, &c->seqs[seat].policy, store);
+    return geometry_on_disk(&c->geometry, &c->seqs[seat].policy, store);
 }
 
 int cache_failed(const struct cache *c, int32_t seat, struct error *ret)
@@ -469,9 +472,9 @@ struct ops_kv cache_store_kv(const struct cache *c, int32_t seat, int32_t store)
 int32_t cache_store_slots(const struct cache *c, int32_t seat, int32_t store)
 {
     const struct cache_seq *q = &c->seqs[seat];
-    int32_t ring = c->shape.seats[store].ring;
+    int32_t ring = c->geometry.seats[store].ring;
 
-    if (q->budget > 0 && shape_evicts(&c->shape, &q->policy, store)) {
+    if (q->budget > 0 && geometry_evicts(&c->geometry, &q->policy, store)) {
         return q->n_slots;
     }
     return ring && q->n_tokens > ring ? ring : q->n_tokens;
@@ -483,9 +486,9 @@ void cache_usage(const struct cache *c, int32_t seat, uint64_t *ret_bytes, int64
 
     *ret_bytes = 0;
     *ret_slots = 0;
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        int32_t n = c->shape.seats[i].n_groups;
-        int32_t class = shape_class_of(&c->shape, q->variant, i);
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        int32_t n = c->geometry.seats[i].n_groups;
+        int32_t class = geometry_class_of(&c->geometry, q->variant, i);
 
         *ret_bytes += (uint64_t)n * (uint64_t)q->n_pages[i] * c->classes[class].page_bytes;
         *ret_slots += (int64_t)n * cache_slots_after(c, q, i, 0);
@@ -496,7 +499,7 @@ void cache_totals(const struct cache *c, uint64_t *ret_used, uint64_t *ret_total
 {
     *ret_used = 0;
     *ret_total = 0;
-    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+    for (int32_t i = 0; i < c->geometry.n_classes; i++) {
         const struct pages *p = &c->classes[i];
 
         *ret_used += (uint64_t)(p->n_pages - p->n_free - p->n_idle) * p->page_bytes;

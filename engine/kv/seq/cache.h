@@ -4,8 +4,8 @@
 
 /* The cache of all sequences: page slabs by class, and for each seat (a place for one sequence)
  * its page tables, positions and scores in device memory. All of it is taken at creation, by the
- * geometry of shape.h; a sequence reserves what it will need at most when it sits down, so that no
- * step can run out.
+ * geometry of geometry.h; a sequence reserves what it will need at most when it sits down, so that
+ * no step can run out.
  *
  * A step over a sequence: cache_prepare (pages for the new rows, the victims that they overwrite),
  * cache_view for each store, the forward pass, cache_commit. Between prepare and commit a step may
@@ -16,7 +16,7 @@
 #include "engine/kv/store/pages.h"
 #include "engine/kv/policy/place.h"
 #include "engine/kv/seq/prefix.h"
-#include "engine/kv/plan/shape.h"
+#include "engine/kv/plan/geometry.h"
 
 struct cache_seq {
     bool busy;
@@ -25,68 +25,70 @@ struct cache_seq {
     int32_t variant;
     uint64_t principal;
     int32_t n_prompt;
-    int32_t budget;         /* slots per group of a global store, 0: all */
-    int32_t n_kept;         /* of them, offered to the prefix cache */
-    int32_t n_tokens;       /* committed: the next token's position */
-    int32_t n_slots;        /* that may be live in a global store, committed */
-    int32_t prepared;       /* n_tokens + rows of the prepared step */
-    bool evicting;          /* the prepared row overwrites victims */
-    bool in_peak;           /* positions and scores lie in the peak region */
-    bool layered;           /* the prompt is being read layer by layer */
-    bool shares;            /* some of its pages may be another's too */
-    int64_t n_evicted;      /* summed over stores and groups */
-    struct shape_need left; /* reserved, not taken */
-    uint8_t *tables;        /* device */
-    uint8_t *state;         /* device */
-    uint32_t *pages;        /* host mirror of the page tables, as laid out in tables */
-    int32_t *n_pages;       /* (n_stores) pages held by each group */
+    int32_t budget;            /* slots per group of a global store, 0: all */
+    int32_t n_kept;            /* of them, offered to the prefix cache */
+    int32_t n_tokens;          /* committed: the next token's position */
+    int32_t n_slots;           /* that may be live in a global store, committed */
+    int32_t prepared;          /* n_tokens + rows of the prepared step */
+    bool evicting;             /* the prepared row overwrites victims */
+    bool in_peak;              /* positions and scores lie in the peak region */
+    bool layered;              /* the prompt is being read layer by layer */
+    bool shares;               /* some of its pages may be another's too */
+    int64_t n_evicted;         /* summed over stores and groups */
+    struct geometry_need left; /* reserved, not taken */
+    uint8_t *tables;           /* device */
+    uint8_t *state;            /* device */
+    uint32_t *pages;           /* host mirror of the page tables, as laid out in tables */
+    int32_t *n_pages;          /* (n_stores) pages held by each group */
 };
 
 struct cache {
-    struct shape shape;
+    struct geometry geometry;
     struct backend *be;
-    struct pages classes[SHAPE_MAX_CLASSES];
+    struct pages classes[GEOMETRY_MAX_CLASSES];
     struct cache_seq *seqs; /* (n_seqs) */
     void *tables;           /* device (n_seqs, table_bytes) */
     void *state;            /* device (n_seqs, state_bytes) and the peak region */
     uint8_t *peak_state;
     uint32_t *pages_host;
     int32_t *n_pages_host;
-    int32_t peak_holder; /* seat, or -1 */
+    int32_t peak_holder;     /* seat, or -1 */
     struct staging *staging; /* NULL: nobody's pages lie on the host */
-    struct tier *tier;   /* NULL: nobody's K and V lie on disk */
+    struct tier *tier;       /* NULL: nobody's K and V lie on disk */
     struct prefix prefix;
 };
 
 /* Device and host bytes that cache_create takes. */
-uint64_t cache_bytes(const struct shape *s);
-uint64_t cache_host_bytes(const struct shape *s);
+uint64_t cache_bytes(const struct geometry *s);
+uint64_t cache_host_bytes(const struct geometry *s);
 
-/* Takes the shape over (the caller's becomes zeroed), also on failure. */
-int cache_create(struct shape *shape, struct backend *be, struct cache **ret,
+/* Takes the geometry over (the caller's becomes zeroed), also on failure. */
+int cache_create(struct geometry *geometry, struct backend *be, struct cache **ret,
                  struct error *reterr) WARN_UNUSED;
 void cache_destroy(struct cache *c); /* takes NULL */
 
-/* Can it ever sit down? -ENOMEM for what the plan lacks, with numbers; -ENOTSUP for what no plan has. */
-int cache_check(const struct cache *c, const struct policy *p, const struct shape_text *text,
+/* Can it ever sit down? -ENOMEM for what the plan lacks, with numbers; -ENOTSUP for what no plan
+ * has. */
+int cache_check(const struct cache *c, const struct policy *p, const struct geometry_text *text,
                 struct error *reterr) WARN_UNUSED;
 
 /* Would its prompt be read layer by layer? */
 bool cache_reads_layered(const struct cache *c, const struct policy *p,
-                         const struct shape_text *text);
+                         const struct geometry_text *text);
 
 /* Would it need the one region for long prompts? */
-bool cache_needs_peak(const struct cache *c, const struct policy *p, const struct shape_text *text);
+bool cache_needs_peak(const struct cache *c, const struct policy *p,
+                      const struct geometry_text *text);
 
 /* Sits a sequence down on a free seat: the seat's index, or -EBUSY until others leave. Of its first
  * n_known tokens those that are kept are there already: seqs[].n_tokens. */
 int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
-              const struct shape_text *text, const int32_t *tokens, int32_t n_known);
+              const struct geometry_text *text, const int32_t *tokens, int32_t n_known);
 void cache_leave(struct cache *c, int32_t seat);
 /* Sits a sequence down that begins as a copy of one at rest whose prompt is read: same policy and
  * n_prompt, room for text->n_tokens. All pages are shared until one of the two writes. The new
  * seat, or -EBUSY (no seat or pages, or the other is not at rest), or the device's error. */
-int cache_fork(struct cache *c, int32_t parent, const struct shape_text *text);
+int cache_fork(struct cache *c, int32_t parent, const struct geometry_text *text);
 
 /* Makes room for n_rows more tokens (one, when the sequence is beyond its prompt). */
 int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows) WARN_UNUSED;
@@ -103,8 +105,8 @@ int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store);
 int cache_failed(const struct cache *c, int32_t seat, struct error *ret);
 /* Does a step of it change sums of V? Such a step must not be run twice. */
 bool cache_sums(const struct cache *c, int32_t seat);
-/* The step is done: its first n_rows rows are in. The others stay prepared; they are committed later, in
- * order, or taken back: then the cache is as if they had never been. */
+/* The step is done: its first n_rows rows are in. The others stay prepared; they are committed
+ * later, in order, or taken back: then the cache is as if they had never been. */
 void cache_commit(struct cache *c, int32_t seat, int32_t n_rows);
 void cache_take_back(struct cache *c, int32_t seat);
 /* How many rows a decode step may write that are taken back: nothing may be overwritten by them,

@@ -11,8 +11,8 @@
 /* What is left of a store's positions and scores moves from the peak region to the seat. */
 static int move_state(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots)
 {
-    const struct shape *s = &c->shape;
-    const struct shape_seat *st = &s->seats[store];
+    const struct geometry *s = &c->geometry;
+    const struct geometry_seat *st = &s->seats[store];
     struct cache_state from = cache_state_of(c, q, store);
     uint64_t bytes = (uint64_t)n_slots * sizeof(int32_t);
 
@@ -46,7 +46,7 @@ static int mark_victim(struct cache *c, const struct ops_kv *kv, int32_t slot)
     int r = 0;
 
     for (int32_t g = 0; !r && g < kv->layout->n_groups; g++) {
-        r = c->shape.config.ops->write(
+        r = c->geometry.config.ops->write(
             c->be, kv->score + (size_t)g * (size_t)kv->cap + (size_t)slot, &least, sizeof(least));
     }
     return r;
@@ -75,17 +75,17 @@ static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_
     if (shared >= 0 && shared != store) { /* a cut moves scores along: work on a copy */
         float *own = (float *)(void *)cache_state_of(c, q, store).score;
 
-        r = c->shape.config.ops->copy(c->be, own, kv.score, score_bytes(&kv));
+        r = c->geometry.config.ops->copy(c->be, own, kv.score, score_bytes(&kv));
         kv.score = own;
     }
     if (!r && guard->drop >= 0) {
         r = mark_victim(c, &kv, guard->drop);
     }
     if (!r) {
-        r = c->shape.config.ops->cut(c->be, &p);
+        r = c->geometry.config.ops->cut(c->be, &p);
     }
     if (!r) {
-        q->n_evicted += (int64_t)c->shape.seats[store].n_groups * (n_slots - guard->budget);
+        q->n_evicted += (int64_t)c->geometry.seats[store].n_groups * (n_slots - guard->budget);
     }
     return r;
 }
@@ -94,7 +94,7 @@ static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_
  * part for the prompt alone leaves the sequence's account. */
 static void end_of_peak(struct cache *c, struct cache_seq *q)
 {
-    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+    for (int32_t i = 0; i < c->geometry.n_classes; i++) {
         assert(q->left.pages[i] >= q->left.peak[i]);
         pages_unreserve(&c->classes[i], q->left.peak[i]);
         q->left.pages[i] -= q->left.peak[i];
@@ -116,7 +116,8 @@ int cache_cut(struct cache *c, int32_t seat, bool last)
     }
     cache_guard_at(q, true, q->n_tokens - 1, &guard);
     if (q->n_slots > guard.budget) {
-        for (int32_t i = c->shape.config.n_stores - 1; !r && i >= 0; i--) { /* shared scores last */
+        for (int32_t i = c->geometry.config.n_stores - 1; !r && i >= 0;
+             i--) { /* shared scores last */
             r = cache_evicts_from(c, q, i) ? cut_store(c, q, i, q->n_slots, &guard) : 0;
         }
         if (r) {
@@ -127,7 +128,7 @@ int cache_cut(struct cache *c, int32_t seat, bool last)
     if (!last) {
         return 0;
     }
-    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; !r && i < c->geometry.config.n_stores; i++) {
         if (cache_evicts_from(c, q, i)) {
             cache_return_pages(c, q, i, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
             r = q->in_peak ? move_state(c, q, i, q->n_slots) : 0;
@@ -143,7 +144,7 @@ int cache_cut(struct cache *c, int32_t seat, bool last)
 
 static int32_t layer_slots(const struct cache *c, int32_t store, int32_t n_tokens)
 {
-    int32_t ring = c->shape.seats[store].ring;
+    int32_t ring = c->geometry.seats[store].ring;
 
     return ring && n_tokens > ring ? ring : n_tokens;
 }
@@ -156,7 +157,7 @@ int cache_layer_prepare(struct cache *c, int32_t seat, int32_t store, int32_t n_
 void cache_layer_view(const struct cache *c, int32_t seat, int32_t store, int32_t pos0,
                       int32_t n_tokens, struct ops_seq *ret)
 {
-    int32_t ring = c->shape.seats[store].ring;
+    int32_t ring = c->geometry.seats[store].ring;
 
     ret->kv = cache_kv_of(c, &c->seqs[seat], store, layer_slots(c, store, n_tokens));
     ret->victim = NULL;
@@ -199,10 +200,10 @@ void cache_layer_done(struct cache *c, int32_t seat)
 
 float *cache_hidden(const struct cache *c)
 {
-    return (float *)(void *)(c->peak_state + c->shape.hidden_off);
+    return (float *)(void *)(c->peak_state + c->geometry.hidden_off);
 }
 
 float *cache_survivors(const struct cache *c)
 {
-    return (float *)(void *)(c->peak_state + c->shape.survivors_off);
+    return (float *)(void *)(c->peak_state + c->geometry.survivors_off);
 }

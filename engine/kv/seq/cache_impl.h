@@ -23,19 +23,22 @@ int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q);
 bool cache_evicts_from(const struct cache *c, const struct cache_seq *q, int32_t store);
 
 /* Slots that may be live once n_new more tokens are in. */
-int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int32_t store, int32_t n_new);
+int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int32_t store,
+                          int32_t n_new);
 
 /* The store's slots as the backend sees them, of which n_slots may be live. */
-struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int32_t store, int32_t n_slots);
+struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int32_t store,
+                          int32_t n_slots);
 
 /* Pages for n_slots, out of the reservation; and all but the first `keep` of each group back. */
-int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots) WARN_UNUSED;
+int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store,
+                     int32_t n_slots) WARN_UNUSED;
 void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
 /* The same, and the sequence's reservation has them again. Nobody else holds them. */
 void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
 
 /* The host mirror of a store's page table: (n_groups, max_pages). */
-static inline uint32_t *cache_host_pages(const struct cache_seq *q, const struct shape_seat *st)
+static inline uint32_t *cache_host_pages(const struct cache_seq *q, const struct geometry_seat *st)
 {
     return q->pages + st->pages_off / sizeof(uint32_t);
 }
@@ -49,7 +52,7 @@ int cache_own_pages(struct cache *c, struct cache_seq *q, int32_t n_rows) WARN_U
 /* A seat that nobody has, or -EBUSY. */
 int cache_free_seat(const struct cache *c);
 
-/* Pages by class (SHAPE_MAX_CLASSES), all of them or none. */
+/* Pages by class (GEOMETRY_MAX_CLASSES), all of them or none. */
 bool cache_reserve(struct cache *c, const uint32_t *n);
 
 /* The chain of kept pages that begins these tokens, of whole blocks: its last unit, its length. Its

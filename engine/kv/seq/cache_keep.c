@@ -20,10 +20,10 @@ static void each_page(struct cache *c, int32_t variant, uint32_t unit,
 {
     const uint32_t *page = unit_pages(c, unit);
 
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        struct pages *p = &c->classes[shape_class_of(&c->shape, variant, i)];
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        struct pages *p = &c->classes[geometry_class_of(&c->geometry, variant, i)];
 
-        for (int32_t g = 0; g < c->shape.seats[i].n_groups; g++) {
+        for (int32_t g = 0; g < c->geometry.seats[i].n_groups; g++) {
             fn(p, *page++);
         }
     }
@@ -67,33 +67,33 @@ void cache_release_kept(struct cache *c, int32_t variant, uint32_t unit)
 
 void cache_kept_pages(const struct cache *c, int32_t variant, int32_t n_units, uint32_t *ret)
 {
-    for (int32_t i = 0; i < c->shape.n_classes; i++) {
+    for (int32_t i = 0; i < c->geometry.n_classes; i++) {
         ret[i] = 0;
     }
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        ret[shape_class_of(&c->shape, variant, i)] +=
-            (uint32_t)(c->shape.seats[i].n_groups * n_units);
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        ret[geometry_class_of(&c->geometry, variant, i)] +=
+            (uint32_t)(c->geometry.seats[i].n_groups * n_units);
     }
 }
 
 int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_units)
 {
-    const struct backend_ops *ops = c->shape.config.ops;
+    const struct backend_ops *ops = c->geometry.config.ops;
     int r = 0;
 
     for (int32_t at = n_units; at-- > 0; unit = c->prefix.units[unit].parent) {
         const uint32_t *page = unit_pages(c, unit);
 
-        for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-            const struct shape_seat *st = &c->shape.seats[i];
+        for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+            const struct geometry_seat *st = &c->geometry.seats[i];
 
             for (int32_t g = 0; g < st->n_groups; g++) {
                 cache_host_pages(q, st)[(size_t)g * (size_t)st->max_pages + (size_t)at] = *page++;
             }
         }
     }
-    for (int32_t i = 0; i < c->shape.config.n_stores && n_units > 0; i++) {
-        const struct shape_seat *st = &c->shape.seats[i];
+    for (int32_t i = 0; i < c->geometry.config.n_stores && n_units > 0; i++) {
+        const struct geometry_seat *st = &c->geometry.seats[i];
 
         for (int32_t g = 0; !r && g < st->n_groups; g++) {
             size_t row = (size_t)g * (size_t)st->max_pages;
@@ -134,8 +134,8 @@ static uint32_t add_unit(struct cache *c, const struct cache_seq *q, uint32_t pa
     }
     uint32_t *page = unit_pages(c, unit);
 
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        const struct shape_seat *st = &c->shape.seats[i];
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        const struct geometry_seat *st = &c->geometry.seats[i];
 
         for (int32_t g = 0; g < st->n_groups; g++) {
             *page++ = cache_host_pages(q, st)[(size_t)g * (size_t)st->max_pages + (size_t)at];
@@ -175,7 +175,7 @@ void cache_keep(struct cache *c, int32_t seat, const int32_t *tokens, int32_t n)
 
 static bool idle(const struct cache *c, uint32_t unit)
 {
-    int32_t class = shape_class_of(&c->shape, prefix_variant(&c->prefix, unit), 0);
+    int32_t class = geometry_class_of(&c->geometry, prefix_variant(&c->prefix, unit), 0);
 
     return c->prefix.units[unit].n_children == 0 &&
            c->classes[class].refs[*unit_pages(c, unit)] == 1;

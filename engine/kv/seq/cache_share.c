@@ -19,7 +19,7 @@
 /* First page of a group that may be written again once n_tokens are in. */
 static int32_t first_writable(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    bool appends = !cache_evicts_from(c, q, store) && c->shape.seats[store].ring == 0;
+    bool appends = !cache_evicts_from(c, q, store) && c->geometry.seats[store].ring == 0;
 
     return appends ? cache_slots_after(c, q, store, 0) / OPS_PAGE_SLOTS : 0;
 }
@@ -29,15 +29,15 @@ static int32_t first_writable(const struct cache *c, const struct cache_seq *q, 
 static int own_page(struct cache *c, struct cache_seq *q, int32_t store, int32_t group,
                     int32_t index)
 {
-    const struct shape_seat *st = &c->shape.seats[store];
-    struct pages *pages = &c->classes[shape_class_of(&c->shape, q->variant, store)];
+    const struct geometry_seat *st = &c->geometry.seats[store];
+    struct pages *pages = &c->classes[geometry_class_of(&c->geometry, q->variant, store)];
     size_t at = (size_t)group * (size_t)st->max_pages + (size_t)index;
     uint32_t *page = cache_host_pages(q, st) + at;
     int r = pages_own(pages, q->principal, page);
 
     if (r == 1) {
-        r = c->shape.config.ops->write(c->be, q->tables + st->pages_off + at * sizeof(uint32_t),
-                                       page, sizeof(*page));
+        r = c->geometry.config.ops->write(c->be, q->tables + st->pages_off + at * sizeof(uint32_t),
+                                          page, sizeof(*page));
     }
     return r;
 }
@@ -45,7 +45,7 @@ static int own_page(struct cache *c, struct cache_seq *q, int32_t store, int32_t
 /* Pages of slots [slot0, slot0 + n), in a ring modulo its size. */
 static int own_slots(struct cache *c, struct cache_seq *q, int32_t store, int32_t slot0, int32_t n)
 {
-    const struct shape_seat *st = &c->shape.seats[store];
+    const struct geometry_seat *st = &c->geometry.seats[store];
     int32_t first = slot0 / OPS_PAGE_SLOTS;
     int32_t last = (slot0 + n - 1) / OPS_PAGE_SLOTS;
     int32_t n_ring = st->ring / OPS_PAGE_SLOTS;
@@ -62,13 +62,13 @@ static int own_slots(struct cache *c, struct cache_seq *q, int32_t store, int32_
 static int own_victims(struct cache *c, struct cache_seq *q, int32_t store)
 {
     const struct ops_seq view = cache_view_of(c, q, store);
-    int32_t n_groups = c->shape.seats[store].n_groups;
+    int32_t n_groups = c->geometry.seats[store].n_groups;
     int r = 0;
 
     for (int32_t g = 0; !r && g < n_groups; g++) {
         int32_t slot;
 
-        r = c->shape.config.ops->read(c->be, &slot, view.victim + g, sizeof(slot));
+        r = c->geometry.config.ops->read(c->be, &slot, view.victim + g, sizeof(slot));
         assert(r || (slot >= 0 && slot < q->n_slots));
         r = r ? r : own_page(c, q, store, g, slot / OPS_PAGE_SLOTS);
     }
@@ -79,7 +79,7 @@ int cache_own_pages(struct cache *c, struct cache_seq *q, int32_t n_rows)
 {
     int r = 0;
 
-    for (int32_t i = 0; !r && q->shares && i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; !r && q->shares && i < c->geometry.config.n_stores; i++) {
         if (q->evicting && cache_evicts_from(c, q, i)) {
             r = own_victims(c, q, i);
         } else {
@@ -94,15 +94,15 @@ int cache_own_pages(struct cache *c, struct cache_seq *q, int32_t n_rows)
 /* What the fork must reserve: pages it has yet to fill, and one for each page that may be written.
  */
 static void need_of_fork(const struct cache *c, const struct cache_seq *parent,
-                         const struct shape_text *text, struct shape_need *ret_left,
-                         uint32_t ret_all[SHAPE_MAX_CLASSES])
+                         const struct geometry_text *text, struct geometry_need *ret_left,
+                         uint32_t ret_all[GEOMETRY_MAX_CLASSES])
 {
-    const struct shape *s = &c->shape;
+    const struct geometry *s = &c->geometry;
 
-    shape_need(s, &parent->policy, parent->variant, text, ret_left);
+    geometry_need(s, &parent->policy, parent->variant, text, ret_left);
     memcpy(ret_all, ret_left->pages, sizeof(ret_left->pages));
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        int32_t class = shape_class_of(s, parent->variant, i);
+        int32_t class = geometry_class_of(s, parent->variant, i);
         int32_t n = s->seats[i].n_groups;
         int32_t held = parent->n_pages[i];
         int32_t full = first_writable(c, parent, i);
@@ -116,8 +116,8 @@ static void need_of_fork(const struct cache *c, const struct cache_seq *parent,
 
 static void share_pages(struct cache *c, struct cache_seq *q, int32_t store)
 {
-    const struct shape_seat *st = &c->shape.seats[store];
-    struct pages *pages = &c->classes[shape_class_of(&c->shape, q->variant, store)];
+    const struct geometry_seat *st = &c->geometry.seats[store];
+    struct pages *pages = &c->classes[geometry_class_of(&c->geometry, q->variant, store)];
     int32_t full = first_writable(c, q, store);
 
     for (int32_t g = 0; g < st->n_groups; g++) {
@@ -131,7 +131,7 @@ static void share_pages(struct cache *c, struct cache_seq *q, int32_t store)
 
 static int copy_seat(struct cache *c, const struct cache_seq *from, struct cache_seq *to)
 {
-    const struct shape *s = &c->shape;
+    const struct geometry *s = &c->geometry;
     int r = s->config.ops->copy(c->be, to->tables, from->tables, s->table_bytes);
 
     if (!r && s->state_bytes > 0) {
@@ -142,12 +142,12 @@ static int copy_seat(struct cache *c, const struct cache_seq *from, struct cache
     return r;
 }
 
-int cache_fork(struct cache *c, int32_t parent, const struct shape_text *text)
+int cache_fork(struct cache *c, int32_t parent, const struct geometry_text *text)
 {
     struct cache_seq *p = &c->seqs[parent];
     int32_t seat = cache_free_seat(c);
-    uint32_t all[SHAPE_MAX_CLASSES];
-    struct shape_need left;
+    uint32_t all[GEOMETRY_MAX_CLASSES];
+    struct geometry_need left;
 
     if (seat < 0 || p->in_peak || p->layered || p->n_tokens < p->n_prompt ||
         p->prepared != p->n_tokens) {
@@ -169,7 +169,7 @@ int cache_fork(struct cache *c, int32_t parent, const struct shape_text *text)
     q->left = left;
     int r = copy_seat(c, p, q);
 
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         share_pages(c, q, i);
     }
     p->shares = true;

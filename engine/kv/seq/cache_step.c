@@ -30,7 +30,7 @@ static int find_victims(struct cache *c, struct cache_seq *q)
     struct place_guard guard;
 
     cache_guard_at(q, false, q->n_tokens, &guard);
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         if (!cache_evicts_from(c, q, i) || victim_store(c, q, i) != i) {
             continue;
         }
@@ -41,9 +41,9 @@ static int find_victims(struct cache *c, struct cache_seq *q)
             .pos_protect = guard.pos_protect,
             .by_position = guard.by_position,
             .shared = guard.shared,
-            .victim = (int32_t *)(void *)(q->state + c->shape.seats[i].victim_off),
+            .victim = (int32_t *)(void *)(q->state + c->geometry.seats[i].victim_off),
         };
-        int r = c->shape.config.ops->victim(c->be, &p);
+        int r = c->geometry.config.ops->victim(c->be, &p);
 
         if (r) {
             return r;
@@ -56,8 +56,8 @@ bool cache_sums(const struct cache *c, int32_t seat)
 {
     bool sums = false;
 
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        sums = sums || shape_keeps_sum(&c->shape, &c->seqs[seat].policy, i);
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        sums = sums || geometry_keeps_sum(&c->geometry, &c->seqs[seat].policy, i);
     }
     return sums;
 }
@@ -71,11 +71,11 @@ static int renew_sums(struct cache *c, struct cache_seq *q)
     if (q->n_tokens < q->n_prompt || (q->n_tokens > q->n_prompt && q->n_tokens % SUM_STEPS != 0)) {
         return 0;
     }
-    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; !r && i < c->geometry.config.n_stores; i++) {
         struct ops_kv kv = cache_kv_of(c, q, i, q->n_slots);
 
         if (kv.v_sum) {
-            r = c->shape.config.ops->kv_sum(c->be, &(struct ops_kv_sum){.kv = &kv});
+            r = c->geometry.config.ops->kv_sum(c->be, &(struct ops_kv_sum){.kv = &kv});
         }
     }
     return r;
@@ -96,7 +96,7 @@ int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows)
         r = find_victims(c, q);
     }
     r = r ? r : renew_sums(c, q);
-    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; !r && i < c->geometry.config.n_stores; i++) {
         r = cache_take_pages(c, q, i, cache_slots_after(c, q, i, n_rows));
     }
     if (!r) {
@@ -110,7 +110,7 @@ int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows)
 
 struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    const struct shape_seat *st = &c->shape.seats[store];
+    const struct geometry_seat *st = &c->geometry.seats[store];
     int32_t n_rows = q->prepared - q->n_tokens;
     struct ops_seq view = {.ring = st->ring};
 
@@ -122,7 +122,7 @@ struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, i
     } else {
         view.slot0 = q->n_slots;
         if (q->evicting) {
-            const struct shape_seat *v = &c->shape.seats[victim_store(c, q, store)];
+            const struct geometry_seat *v = &c->geometry.seats[victim_store(c, q, store)];
 
             view.victim = (const int32_t *)(const void *)(q->state + v->victim_off);
         }
@@ -157,8 +157,8 @@ void cache_commit(struct cache *c, int32_t seat, int32_t n_rows)
         q->n_slots += n_rows;
         return;
     }
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        q->n_evicted += cache_evicts_from(c, q, i) ? c->shape.seats[i].n_groups : 0;
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        q->n_evicted += cache_evicts_from(c, q, i) ? c->geometry.seats[i].n_groups : 0;
     }
 }
 
@@ -170,8 +170,8 @@ int32_t cache_spare_rows(const struct cache *c, int32_t seat)
     if (!place_only_appends(&q->policy)) {
         return 0;
     }
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        int32_t ring = c->shape.seats[i].ring;
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        int32_t ring = c->geometry.seats[i].ring;
 
         if (ring && ring - q->n_tokens - 1 < spare) { /* a ring that is full forgets at once */
             spare = ring - q->n_tokens - 1;
@@ -187,7 +187,7 @@ void cache_take_back(struct cache *c, int32_t seat)
     struct cache_seq *q = &c->seqs[seat];
 
     assert(!q->evicting);
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         int32_t n_slots = cache_slots_after(c, q, i, 0);
 
         cache_return_pages(c, q, i, (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);

@@ -12,7 +12,7 @@
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-static uint32_t rows_of(const struct shape *s)
+static uint32_t rows_of(const struct geometry *s)
 {
     uint32_t n = 0;
 
@@ -23,7 +23,7 @@ static uint32_t rows_of(const struct shape *s)
 }
 
 /* A ring forgets the tokens that a later text would begin with. */
-static uint32_t cap_of(const struct shape *s)
+static uint32_t cap_of(const struct geometry *s)
 {
     uint64_t pages = 0;
 
@@ -71,7 +71,7 @@ static size_t lay_size(const struct prefix *p)
     return plan.used;
 }
 
-static struct prefix sizes_of(const struct shape *s)
+static struct prefix sizes_of(const struct geometry *s)
 {
     uint32_t cap = cap_of(s);
 
@@ -84,14 +84,14 @@ static struct prefix sizes_of(const struct shape *s)
     };
 }
 
-uint64_t prefix_bytes(const struct shape *s)
+uint64_t prefix_bytes(const struct geometry *s)
 {
     struct prefix p = sizes_of(s);
 
     return memory_rounded(lay_size(&p));
 }
 
-int prefix_create(const struct shape *s, struct prefix *ret, struct error *reterr)
+int prefix_create(const struct geometry *s, struct prefix *ret, struct error *reterr)
 {
     struct prefix p = sizes_of(s);
     struct memory_arena a = {.size = lay_size(&p)};

@@ -17,7 +17,7 @@
  * go, least recently used first. Parents are more recent than their children, so the oldest unit
  * is a leaf. All memory is taken at creation; one thread. */
 
-#include "engine/kv/plan/shape.h"
+#include "engine/kv/plan/geometry.h"
 
 enum { PREFIX_TOKENS = OPS_PAGE_SLOTS, PREFIX_MAX_ROOTS = 256 };
 #define PREFIX_NONE UINT32_MAX
@@ -25,7 +25,7 @@ enum { PREFIX_TOKENS = OPS_PAGE_SLOTS, PREFIX_MAX_ROOTS = 256 };
 struct prefix_unit {
     uint32_t parent; /* PREFIX_NONE: the first of its text */
     uint32_t root;
-    uint32_t next;   /* in its bucket; of the free list */
+    uint32_t next; /* in its bucket; of the free list */
     uint32_t newer;
     uint32_t older;
     uint32_t n_children;
@@ -35,12 +35,12 @@ struct prefix_unit {
 struct prefix_root {
     uint64_t principal;
     uint32_t n_units; /* 0: free */
-    int32_t variant;  /* of its pages (shape.h) */
+    int32_t variant;  /* of its pages (geometry.h) */
     char policy[POLICY_TEXT_MAX];
 };
 
 struct prefix {
-    uint32_t cap; /* units; 0: nothing is kept */
+    uint32_t cap;    /* units; 0: nothing is kept */
     uint32_t n_rows; /* pages of a unit: groups of all stores */
     uint32_t n_buckets;
     uint32_t free;
@@ -55,8 +55,8 @@ struct prefix {
 };
 
 /* Host bytes that prefix_create takes. */
-uint64_t prefix_bytes(const struct shape *s);
-int prefix_create(const struct shape *s, struct prefix *ret, struct error *reterr) WARN_UNUSED;
+uint64_t prefix_bytes(const struct geometry *s);
+int prefix_create(const struct geometry *s, struct prefix *ret, struct error *reterr) WARN_UNUSED;
 void prefix_destroy(struct prefix *p); /* takes a zeroed struct */
 
 /* Tokens of whole chunks and whole units; 0 for a policy whose pages are not kept. */

@@ -56,13 +56,14 @@ static uint64_t pad8(uint64_t n)
 }
 
 /* The flag, and above it the floats of one group's sums. */
-static uint32_t sum_flags(const struct shape *s, const struct policy *p, int32_t variant,
+static uint32_t sum_flags(const struct geometry *s, const struct policy *p, int32_t variant,
                           int32_t store)
 {
-    const struct ops_kv_layout *l = shape_layout(s, variant, store);
+    const struct ops_kv_layout *l = geometry_layout(s, variant, store);
 
-    return shape_keeps_sum(s, p, store) ? HAS_SUM | (uint32_t)(l->v_heads * l->v_dim) << SUM_SHIFT
-                                        : 0u;
+    return geometry_keeps_sum(s, p, store)
+               ? HAS_SUM | (uint32_t)(l->v_heads * l->v_dim) << SUM_SHIFT
+               : 0u;
 }
 
 static uint64_t n_sums(const struct store_header *h)
@@ -74,9 +75,9 @@ static uint64_t n_sums(const struct store_header *h)
 static struct store_header describe(const struct cache *c, const struct cache_seq *q, int32_t store,
                                     int32_t n_slots)
 {
-    const struct shape *s = &c->shape;
+    const struct geometry *s = &c->geometry;
     bool ring = s->seats[store].ring > 0;
-    bool evicts = shape_evicts(s, &q->policy, store);
+    bool evicts = geometry_evicts(s, &q->policy, store);
 
     return (struct store_header){
         .layer = s->config.stores[store].layer,
@@ -84,7 +85,7 @@ static struct store_header describe(const struct cache *c, const struct cache_se
         .n_slots = n_slots,
         .flags = (ring || evicts ? HAS_POS : 0u) | (evicts && q->place->scores ? HAS_SCORE : 0u) |
                  sum_flags(s, &q->policy, q->variant, store),
-        .slot_bytes = ops_kv_slot_bytes(shape_layout(s, q->variant, store)),
+        .slot_bytes = ops_kv_slot_bytes(geometry_layout(s, q->variant, store)),
     };
 }
 
@@ -117,7 +118,7 @@ uint64_t snapshot_bytes(const struct cache *c, int32_t seat)
     const struct cache_seq *q = &c->seqs[seat];
     uint64_t sum = sizeof(struct header) + pad8((uint64_t)q->n_tokens * sizeof(int32_t));
 
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         struct store_header h = describe(c, q, i, cache_store_slots(c, seat, i));
 
         sum += store_bytes(&h);
@@ -157,8 +158,8 @@ static uint64_t largest_slot(const struct cache *c, int32_t variant)
 {
     uint64_t most = 0;
 
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        uint64_t n = ops_kv_slot_bytes(shape_layout(&c->shape, variant, i));
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        uint64_t n = ops_kv_slot_bytes(geometry_layout(&c->geometry, variant, i));
 
         most = n > most ? n : most;
     }
@@ -222,7 +223,7 @@ static void next_part(struct snapshot_writer *w)
 /* n bytes of the part from w->at on; of slots, whole ones. */
 static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
 {
-    const struct backend_ops *ops = w->c->shape.config.ops;
+    const struct backend_ops *ops = w->c->geometry.config.ops;
     struct ops_kv kv;
     size_t at;
 
@@ -337,7 +338,7 @@ int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64
     w->least = slot > 8 ? (size_t)slot : 8;
     w->head = (struct header){
         .version = VERSION,
-        .n_stores = c->shape.config.n_stores,
+        .n_stores = c->geometry.config.n_stores,
         .n_tokens = q->n_tokens,
         .n_prompt = q->n_prompt,
         .n_slots = q->n_slots,
@@ -373,7 +374,7 @@ static uint64_t buffer_bytes(uint64_t slot_bytes)
 
 static int load_array(struct cache *c, struct snapshot *s, void *device, uint64_t bytes)
 {
-    int r = c->shape.config.ops->write(c->be, device, s->held + s->held_at, bytes);
+    int r = c->geometry.config.ops->write(c->be, device, s->held + s->held_at, bytes);
 
     s->held_at += pad8(bytes);
     s->at += pad8(bytes);
@@ -423,7 +424,7 @@ static int load_slots(struct cache *c, struct snapshot *s, const struct store_he
     *ret_read = s->source.read(s->source.arg, s->at + (uint64_t)s->slot * h->slot_bytes, slots.host,
                                (size_t)slots.n_slots * (size_t)h->slot_bytes);
     s->slot += slots.n_slots;
-    return *ret_read ? 0 : c->shape.config.ops->kv_import(c->be, &slots);
+    return *ret_read ? 0 : c->geometry.config.ops->kv_import(c->be, &slots);
 }
 
 static void next_store(struct snapshot *s)
@@ -453,7 +454,7 @@ static int keep_rows(struct cache *c, int32_t seat, struct snapshot *s,
                      const struct store_header *h, uint64_t *ret_n)
 {
     int32_t left = h->n_slots - s->kept;
-    int32_t n = left < c->shape.tier.max_chunk ? left : c->shape.tier.max_chunk;
+    int32_t n = left < c->geometry.tier.max_chunk ? left : c->geometry.tier.max_chunk;
     int r = tier_keep(c->tier, seat, cache_on_disk(c, seat, s->store), s->kept, n);
 
     s->kept += n;
@@ -528,14 +529,14 @@ static int check_header(const struct cache *c, const struct header *h, size_t si
     if (!policy_same_saved(p, h->policy)) {
         return error_set(reterr, -EINVAL, "the sequence was saved under policy %s", h->policy);
     }
-    if (h->bytes != size || h->n_stores != c->shape.config.n_stores || h->n_tokens < 1 ||
-        h->n_tokens > c->shape.config.ctx || h->n_prompt < 1 || h->n_prompt > h->n_tokens ||
+    if (h->bytes != size || h->n_stores != c->geometry.config.n_stores || h->n_tokens < 1 ||
+        h->n_tokens > c->geometry.config.ctx || h->n_prompt < 1 || h->n_prompt > h->n_tokens ||
         h->n_slots < 0 || h->n_slots > h->n_tokens || h->n_evicted < 0) {
         return broken(reterr, "its sizes");
     }
     if (p->place == POLICY_FULL
             ? h->budget != 0 || h->n_slots != h->n_tokens
-            : h->budget < 1 || h->budget > c->shape.steady_cap || h->n_slots > h->budget) {
+            : h->budget < 1 || h->budget > c->geometry.steady_cap || h->n_slots > h->budget) {
         return broken(reterr, "its budget");
     }
     return 0;
@@ -545,9 +546,9 @@ static int check_header(const struct cache *c, const struct header *h, size_t si
 static int32_t slots_of(const struct cache *c, const struct policy *p, int32_t store,
                         const struct header *h)
 {
-    int32_t ring = c->shape.seats[store].ring;
+    int32_t ring = c->geometry.seats[store].ring;
 
-    if (h->budget > 0 && shape_evicts(&c->shape, p, store)) {
+    if (h->budget > 0 && geometry_evicts(&c->geometry, p, store)) {
         return h->n_slots;
     }
     return ring && h->n_tokens > ring ? ring : h->n_tokens;
@@ -720,7 +721,7 @@ int snapshot_open(const struct cache *c, const struct snapshot_source *source,
         goto fail;
     }
     t.seq = (struct cache_seq){
-        .policy = *p, .place = place_find(p->place), .variant = shape_variant(&c->shape, p)};
+        .policy = *p, .place = place_find(p->place), .variant = geometry_variant(&c->geometry, p)};
     if (t.seq.variant < 0) {
         r = error_set(reterr, -ENOMEM, "it was saved under %s, of which the plan has no pages",
                       t.head.policy);

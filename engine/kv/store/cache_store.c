@@ -16,10 +16,10 @@ int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q)
     if (!q->place->scores || q->policy.scope != POLICY_SHARED) {
         return -1;
     }
-    while (store < c->shape.config.n_stores && c->shape.config.stores[store].window) {
+    while (store < c->geometry.config.n_stores && c->geometry.config.stores[store].window) {
         store++;
     }
-    return store < c->shape.config.n_stores ? store : -1;
+    return store < c->geometry.config.n_stores ? store : -1;
 }
 
 int32_t cache_score_store(const struct cache *c, int32_t seat)
@@ -29,18 +29,18 @@ int32_t cache_score_store(const struct cache *c, int32_t seat)
 
 struct cache_state cache_state_of(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    const struct shape_seat *st = &c->shape.seats[store];
+    const struct geometry_seat *st = &c->geometry.seats[store];
 
     if (!q->in_peak) {
         return (struct cache_state){q->state + st->pos_off, q->state + st->score_off,
-                                    c->shape.steady_cap};
+                                    c->geometry.steady_cap};
     }
     if (q->layered) {
         return (struct cache_state){c->peak_state, c->peak_state + st->layer_score_off,
-                                    c->shape.peak_cap};
+                                    c->geometry.peak_cap};
     }
     return (struct cache_state){c->peak_state + st->peak_pos_off,
-                                c->peak_state + st->peak_score_off, c->shape.peak_cap};
+                                c->peak_state + st->peak_score_off, c->geometry.peak_cap};
 }
 
 static uint8_t *score_of(const struct cache *c, const struct cache_seq *q, int32_t store)
@@ -52,14 +52,14 @@ static uint8_t *score_of(const struct cache *c, const struct cache_seq *q, int32
 
 bool cache_evicts_from(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    return q->budget > 0 && shape_evicts(&c->shape, &q->policy, store);
+    return q->budget > 0 && geometry_evicts(&c->geometry, &q->policy, store);
 }
 
 /* Slots of a store that may be live once n_new more tokens are in. */
 int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int32_t store,
                           int32_t n_new)
 {
-    const struct shape_seat *st = &c->shape.seats[store];
+    const struct geometry_seat *st = &c->geometry.seats[store];
     int32_t n = q->n_tokens + n_new;
 
     if (st->ring) {
@@ -75,8 +75,8 @@ int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int3
 static int take_row(struct cache *c, struct cache_seq *q, int32_t store, int32_t group,
                     int32_t want)
 {
-    const struct shape_seat *st = &c->shape.seats[store];
-    int32_t class = shape_class_of(&c->shape, q->variant, store);
+    const struct geometry_seat *st = &c->geometry.seats[store];
+    int32_t class = geometry_class_of(&c->geometry, q->variant, store);
     size_t at = (size_t)group * (size_t)st->max_pages + (size_t)q->n_pages[store];
     uint32_t *row = cache_host_pages(q, st) + at;
     int32_t n = want - q->n_pages[store];
@@ -87,8 +87,8 @@ static int take_row(struct cache *c, struct cache_seq *q, int32_t store, int32_t
         r = pages_take(&c->classes[class], q->principal, &row[taken]);
     }
     if (!r) {
-        r = c->shape.config.ops->write(c->be, q->tables + st->pages_off + at * sizeof(uint32_t),
-                                       row, (uint64_t)n * sizeof(uint32_t));
+        r = c->geometry.config.ops->write(c->be, q->tables + st->pages_off + at * sizeof(uint32_t),
+                                          row, (uint64_t)n * sizeof(uint32_t));
     }
     for (; r && taken > 0; taken--) {
         pages_put_back(&c->classes[class], &row[taken - 1]);
@@ -101,8 +101,8 @@ static int take_row(struct cache *c, struct cache_seq *q, int32_t store, int32_t
 static void put_back_rows(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_groups,
                           int32_t want)
 {
-    const struct shape_seat *st = &c->shape.seats[store];
-    int32_t class = shape_class_of(&c->shape, q->variant, store);
+    const struct geometry_seat *st = &c->geometry.seats[store];
+    int32_t class = geometry_class_of(&c->geometry, q->variant, store);
 
     for (int32_t g = 0; g < n_groups; g++) {
         uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
@@ -116,11 +116,11 @@ static void put_back_rows(struct cache *c, struct cache_seq *q, int32_t store, i
 
 int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots)
 {
-    const struct shape_seat *st = &c->shape.seats[store];
+    const struct geometry_seat *st = &c->geometry.seats[store];
     int32_t want = (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
     int32_t have = q->n_pages[store];
 
-    if (want <= have || shape_on_disk(&c->shape, &q->policy, store) >= 0) {
+    if (want <= have || geometry_on_disk(&c->geometry, &q->policy, store) >= 0) {
         return 0;
     }
     int r = 0;
@@ -138,8 +138,8 @@ int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_
 /* Gives back a store's pages from `keep` a group on. */
 void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
 {
-    const struct shape_seat *st = &c->shape.seats[store];
-    struct pages *pages = &c->classes[shape_class_of(&c->shape, q->variant, store)];
+    const struct geometry_seat *st = &c->geometry.seats[store];
+    struct pages *pages = &c->classes[geometry_class_of(&c->geometry, q->variant, store)];
 
     for (int32_t g = 0; g < st->n_groups; g++) {
         uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
@@ -153,11 +153,11 @@ void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32
 
 void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
 {
-    int32_t class = shape_class_of(&c->shape, q->variant, store);
+    int32_t class = geometry_class_of(&c->geometry, q->variant, store);
     int32_t had = q->n_pages[store];
 
     cache_drop_pages(c, q, store, keep);
-    uint32_t n = (uint32_t)((had - q->n_pages[store]) * c->shape.seats[store].n_groups);
+    uint32_t n = (uint32_t)((had - q->n_pages[store]) * c->geometry.seats[store].n_groups);
     bool reserved = pages_reserve(&c->classes[class], n); /* they have just come free */
 
     assert(reserved);
@@ -169,11 +169,11 @@ void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int
 struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int32_t store,
                           int32_t n_slots)
 {
-    const struct shape *s = &c->shape;
-    const struct shape_seat *st = &s->seats[store];
-    const struct pages *pages = &c->classes[shape_class_of(s, q->variant, store)];
+    const struct geometry *s = &c->geometry;
+    const struct geometry_seat *st = &s->seats[store];
+    const struct pages *pages = &c->classes[geometry_class_of(s, q->variant, store)];
     struct ops_kv kv = {
-        .layout = shape_layout(s, q->variant, store),
+        .layout = geometry_layout(s, q->variant, store),
         .pool = pages->pool,
         .part = pages->part,
         .pages = (const uint32_t *)(const void *)(q->tables + st->pages_off),
@@ -181,14 +181,14 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
         .n_slots = n_slots,
     };
 
-    if (shape_on_disk(s, &q->policy, store) >= 0) {
+    if (geometry_on_disk(s, &q->policy, store) >= 0) {
         tier_view(c->tier, (int32_t)(q - c->seqs), &kv);
     }
     if (kv.layout->part_dims > 0) {
         kv.skew = (q->policy.skew ? s->config.stores[store].skew : s->config.stores[store].columns)
                       ->device;
     }
-    if (shape_keeps_sum(s, &q->policy, store)) {
+    if (geometry_keeps_sum(s, &q->policy, store)) {
         kv.v_sum = (float *)(void *)(q->state + st->sum_off);
     }
     if (st->ring) {

@@ -65,7 +65,7 @@ static void make_page(struct filler *f, const struct ops_kv_layout *l)
 
 static int fill_group(struct filler *f, const struct ops_kv *kv, int32_t group, int32_t n_slots)
 {
-    const struct backend_ops *ops = f->c->shape.config.ops;
+    const struct backend_ops *ops = f->c->geometry.config.ops;
     size_t at = (size_t)group * (size_t)kv->cap;
     int r = 0;
 
@@ -97,7 +97,7 @@ static int fill_store(struct filler *f, int32_t seat, int32_t store)
     struct ops_kv kv = cache_store_kv(f->c, seat, store);
     int32_t n_tokens = f->c->seqs[seat].n_tokens;
     int32_t n_slots = cache_store_slots(f->c, seat, store);
-    int32_t ring = f->c->shape.seats[store].ring;
+    int32_t ring = f->c->geometry.seats[store].ring;
     int r = 0;
 
     for (int32_t s = 0; s < n_slots; s++) {
@@ -121,8 +121,8 @@ int cache_fill(struct cache *c, int32_t seat)
     struct filler f = {.c = c, .seed = 1};
     int r = cache_refill(c, seat, n, q->budget && q->budget < n ? q->budget : n, 0);
 
-    for (int32_t i = 0; i < c->shape.config.n_stores; i++) {
-        uint64_t b = ops_kv_slot_bytes(shape_layout(&c->shape, q->variant, i));
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        uint64_t b = ops_kv_slot_bytes(geometry_layout(&c->geometry, q->variant, i));
 
         slot_bytes = b > slot_bytes ? b : slot_bytes;
     }
@@ -132,7 +132,7 @@ int cache_fill(struct cache *c, int32_t seat)
     if (!f.page || !f.pos || !f.score) {
         r = -ENOMEM;
     }
-    for (int32_t i = 0; !r && i < c->shape.config.n_stores; i++) {
+    for (int32_t i = 0; !r && i < c->geometry.config.n_stores; i++) {
         r = fill_store(&f, seat, i);
     }
     free(f.score);

@@ -8,7 +8,8 @@
 
 #include "engine/kv/seq/cache.h"
 
-/* On a fresh seat whose text says that all of the prompt is held. -ENOMEM, or the device's error. */
+/* On a fresh seat whose text says that all of the prompt is held. -ENOMEM, or the device's error.
+ */
 int cache_fill(struct cache *c, int32_t seat) WARN_UNUSED;
 
 #endif

@@ -20,8 +20,8 @@
  * holder brings one reserved page along; what is left of them goes when holders go. A page that
  * nobody will write any more (full, of a policy that keeps all) is shared by pages_ref alone.
  *
- * Pages may lie in memory of the host that the device reaches (pages_create_mapped): then partial keys
- * lie apart, on the device, in pages of the same numbers.
+ * Pages may lie in memory of the host that the device reaches (pages_create_mapped): then partial
+ * keys lie apart, on the device, in pages of the same numbers.
  *
  * Creator: pages_create; freed by pages_destroy. One thread. */
 
@@ -32,18 +32,18 @@ struct pages {
     struct backend *be;
     uint8_t *pool; /* device (n_pages, page_bytes) */
     uint64_t page_bytes;
-    uint8_t *part;       /* device (n_pages, part_bytes); NULL: pool is the device's */
+    uint8_t *part; /* device (n_pages, part_bytes); NULL: pool is the device's */
     uint64_t part_bytes;
     uint32_t n_pages;
     uint32_t n_free;
-    uint32_t n_reserved;  /* reserved and not taken */
-    uint32_t *free_list;  /* (n_pages), the first n_free are free */
-    uint16_t *refs;       /* (n_pages) */
-    uint16_t *copies;     /* (n_pages) reserved for those who will write it; less than refs */
-    uint64_t *principal;  /* (n_pages) of the last holder */
-    bool *used;           /* (n_pages) ever held */
-    bool *kept;           /* (n_pages) one of its holders is the prefix cache, */
-    uint32_t n_idle;      /* and these have no other */
+    uint32_t n_reserved; /* reserved and not taken */
+    uint32_t *free_list; /* (n_pages), the first n_free are free */
+    uint16_t *refs;      /* (n_pages) */
+    uint16_t *copies;    /* (n_pages) reserved for those who will write it; less than refs */
+    uint64_t *principal; /* (n_pages) of the last holder */
+    bool *used;          /* (n_pages) ever held */
+    bool *kept;          /* (n_pages) one of its holders is the prefix cache, */
+    uint32_t n_idle;     /* and these have no other */
 };
 
 int pages_create(const struct backend_ops *ops, struct backend *be, uint64_t page_bytes,
@@ -53,8 +53,8 @@ int pages_create_mapped(const struct backend_ops *ops, struct backend *be, uint6
                         struct error *reterr) WARN_UNUSED;
 void pages_destroy(struct pages *p); /* takes a zeroed struct */
 
-/* Device and host bytes that pages_create takes, or, with partial keys apart, pages_create_mapped; and the
- * host's part of the latter. */
+/* Device and host bytes that pages_create takes, or, with partial keys apart, pages_create_mapped;
+ * and the host's part of the latter. */
 uint64_t pages_bytes(uint64_t page_bytes, uint64_t part_bytes, uint32_t n_pages);
 uint64_t pages_mapped_bytes(uint64_t page_bytes, uint64_t part_bytes, uint32_t n_pages);
 

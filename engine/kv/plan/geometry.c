@@ -13,7 +13,7 @@
  * All sizes are products of at most four numbers checked to lie below 2^24, 2^20, 2^11 and 2^10
  * where they were read, so 64 bits hold them; the sums are compared with memory by plan.c. */
 
-#include "engine/kv/plan/shape.h"
+#include "engine/kv/plan/geometry.h"
 
 #include <errno.h>
 #include <math.h>
@@ -55,7 +55,7 @@ static bool same_class(const struct ops_kv_layout *a, const struct ops_kv_layout
            a->part_type == b->part_type && a->part_apart == b->part_apart;
 }
 
-static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_before,
+static int find_class(struct geometry *s, const struct ops_kv_layout *l, int32_t n_before,
                       struct error *reterr)
 {
     for (int32_t i = 0; i < n_before; i++) {
@@ -63,11 +63,11 @@ static int find_class(struct shape *s, const struct ops_kv_layout *l, int32_t n_
             return s->class_of[i];
         }
     }
-    if (s->n_classes == SHAPE_MAX_CLASSES) {
+    if (s->n_classes == GEOMETRY_MAX_CLASSES) {
         return error_set(reterr, -ENOTSUP, "the cache would need more than %d page classes",
-                         SHAPE_MAX_CLASSES);
+                         GEOMETRY_MAX_CLASSES);
     }
-    struct shape_class *c = &s->classes[s->n_classes];
+    struct geometry_class *c = &s->classes[s->n_classes];
     char part[32] = "";
 
     c->page_bytes = l->page_bytes;
@@ -94,7 +94,7 @@ static bool same_pages(const struct policy *a, const struct policy *b)
            (a->pool == POLICY_POOL_HOST) == (b->pool == POLICY_POOL_HOST);
 }
 
-static int lay_classes(struct shape *s, struct error *reterr)
+static int lay_classes(struct geometry *s, struct error *reterr)
 {
     for (int32_t v = 0; v < s->config.mix.n; v++) {
         const struct policy *p = &s->config.mix.part[v].policy;
@@ -107,7 +107,7 @@ static int lay_classes(struct shape *s, struct error *reterr)
             }
         }
         for (int32_t i = 0; i < s->config.n_stores; i++) {
-            const struct shape_store *st = &s->config.stores[i];
+            const struct geometry_store *st = &s->config.stores[i];
             int32_t n_groups = gcd(st->n_k, st->n_v);
             int32_t at = v * s->config.n_stores + i;
             struct ops_kv_layout *l = &s->layouts[at];
@@ -152,7 +152,7 @@ static uint64_t take(uint64_t *at, uint64_t bytes)
 }
 
 /* Slots that need a position: what policies keep at most, and while a prompt is read. */
-static void lay_caps(struct shape *s)
+static void lay_caps(struct geometry *s)
 {
     for (int32_t v = 0; v < s->config.mix.n; v++) {
         const struct policy *p = &s->config.mix.part[v].policy;
@@ -183,15 +183,15 @@ static void lay_caps(struct shape *s)
 
 /* Region for the prompt that is being read: positions and scores of every store (dense, bounded)
  * or of one at a time (layered), then hidden states. */
-static void lay_peak(struct shape *s)
+static void lay_peak(struct geometry *s)
 {
     uint64_t whole = 0;
     uint64_t one = 0;
     bool deep = false;
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        const struct shape_store *st = &s->config.stores[i];
-        struct shape_seat *q = &s->seats[i];
+        const struct geometry_store *st = &s->config.stores[i];
+        struct geometry_seat *q = &s->seats[i];
         uint64_t bytes = (uint64_t)q->n_groups * (uint64_t)s->peak_cap * sizeof(int32_t);
         uint64_t at = 0;
 
@@ -216,14 +216,14 @@ static void lay_peak(struct shape *s)
     }
 }
 
-static void lay_seat(struct shape *s)
+static void lay_seat(struct geometry *s)
 {
     uint64_t table = 0;
     uint64_t state = 0;
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        const struct shape_store *st = &s->config.stores[i];
-        struct shape_seat *q = &s->seats[i];
+        const struct geometry_store *st = &s->config.stores[i];
+        struct geometry_seat *q = &s->seats[i];
         uint64_t n = (uint64_t)gcd(st->n_k, st->n_v);
         int64_t ring = st->window
                            ? ((int64_t)st->window + s->config.max_chunk + OPS_PAGE_SLOTS - 2) /
@@ -257,12 +257,12 @@ static void lay_seat(struct shape *s)
 /* ---- selecting queries -------------------------------------------------------------------- */
 
 /* Of every store that is read from the third layer on only, or of none. */
-static int check_partial_keys(const struct shape *s, struct error *reterr)
+static int check_partial_keys(const struct geometry *s, struct error *reterr)
 {
     bool some = false;
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        const struct shape_store *st = &s->config.stores[i];
+        const struct geometry_store *st = &s->config.stores[i];
 
         if (st->layer >= 2 && st->window == 0 && !st->skew) {
             return error_set(reterr, -ENOTSUP,
@@ -279,9 +279,9 @@ static int check_partial_keys(const struct shape *s, struct error *reterr)
 }
 
 /* What the file's regions, all alike, can hold. */
-static int check_disk(const struct shape *s, const struct policy *p, struct error *reterr)
+static int check_disk(const struct geometry *s, const struct policy *p, struct error *reterr)
 {
-    const struct shape_store *first = NULL;
+    const struct geometry_store *first = NULL;
 
     if (!s->config.ops->in_host) {
         return error_set(reterr, -ENOTSUP,
@@ -290,7 +290,7 @@ static int check_disk(const struct shape *s, const struct policy *p, struct erro
                          policy_disk_option(p), s->config.ops->name);
     }
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        const struct shape_store *st = &s->config.stores[i];
+        const struct geometry_store *st = &s->config.stores[i];
 
         if (!st->skew) {
             continue;
@@ -306,7 +306,7 @@ static int check_disk(const struct shape *s, const struct policy *p, struct erro
 }
 
 /* Pages in the host's memory: where that is not the device's anyway. */
-static int check_host(const struct shape *s, struct error *reterr)
+static int check_host(const struct geometry *s, struct error *reterr)
 {
     if (!s->config.ops->bring || s->config.one_memory) {
         return error_set(reterr, -ENOTSUP,
@@ -316,7 +316,7 @@ static int check_host(const struct shape *s, struct error *reterr)
     return 0;
 }
 
-int shape_check_select(const struct shape *s, const struct policy *p, struct error *reterr)
+int geometry_check_select(const struct geometry *s, const struct policy *p, struct error *reterr)
 {
     if (p->select == POLICY_READ_ALL) {
         return 0;
@@ -341,18 +341,18 @@ int shape_check_select(const struct shape *s, const struct policy *p, struct err
     return 0;
 }
 
-bool shape_keeps_sum(const struct shape *s, const struct policy *p, int32_t store)
+bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_t store)
 {
-    const struct shape_store *st = &s->config.stores[store];
+    const struct geometry_store *st = &s->config.stores[store];
 
     return st->window == 0 && select_means(p, s->config.n_q, st->n_k, st->n_v);
 }
 
-static int lay_select(struct shape *s, struct error *reterr)
+static int lay_select(struct geometry *s, struct error *reterr)
 {
     for (int32_t v = 0; v < s->config.mix.n; v++) {
         const struct policy *p = &s->config.mix.part[v].policy;
-        int r = shape_check_select(s, p, reterr);
+        int r = geometry_check_select(s, p, reterr);
 
         if (r) {
             return r;
@@ -360,7 +360,7 @@ static int lay_select(struct shape *s, struct error *reterr)
         s->selects = s->selects || p->select != POLICY_READ_ALL;
         s->speculates = s->speculates || p->select == POLICY_INFINIGEN;
         for (int32_t i = 0; i < s->config.n_stores; i++) {
-            s->sums = s->sums || shape_keeps_sum(s, p, i);
+            s->sums = s->sums || geometry_keeps_sum(s, p, i);
         }
     }
     return 0;
@@ -368,7 +368,7 @@ static int lay_select(struct shape *s, struct error *reterr)
 
 /* ---- pages -------------------------------------------------------------------------------- */
 
-int32_t shape_on_disk(const struct shape *s, const struct policy *p, int32_t store)
+int32_t geometry_on_disk(const struct geometry *s, const struct policy *p, int32_t store)
 {
     int32_t n = 0;
 
@@ -381,24 +381,25 @@ int32_t shape_on_disk(const struct shape *s, const struct policy *p, int32_t sto
     return n;
 }
 
-bool shape_evicts(const struct shape *s, const struct policy *p, int32_t store)
+bool geometry_evicts(const struct geometry *s, const struct policy *p, int32_t store)
 {
-    const struct shape_store *st = &s->config.stores[store];
+    const struct geometry_store *st = &s->config.stores[store];
 
     return st->window == 0 && place_find(p->place)->evicts &&
            (p->select != POLICY_INFINIGEN || st->skew);
 }
 
-int32_t shape_slots(const struct shape *s, const struct policy *p, int32_t store, int32_t budget,
-                    int32_t n_tokens)
+int32_t geometry_slots(const struct geometry *s, const struct policy *p, int32_t store,
+                       int32_t budget, int32_t n_tokens)
 {
     int32_t ring = s->seats[store].ring;
-    int32_t most = ring ? ring : shape_evicts(s, p, store) ? budget : 0;
+    int32_t most = ring ? ring : geometry_evicts(s, p, store) ? budget : 0;
 
     return most && n_tokens > most ? most : n_tokens;
 }
 
-int32_t shape_budget(const struct shape *s, const struct policy *p, const struct shape_text *text)
+int32_t geometry_budget(const struct geometry *s, const struct policy *p,
+                        const struct geometry_text *text)
 {
     int32_t b = policy_budget(p, text->n_prompt, s->config.ctx);
 
@@ -406,8 +407,8 @@ int32_t shape_budget(const struct shape *s, const struct policy *p, const struct
 }
 
 /* Dense and layered give the same bits, so what the plan holds decides where it holds but one. */
-static bool reads_layered(const struct shape *s, const struct policy *p,
-                          const struct shape_text *text)
+static bool reads_layered(const struct geometry *s, const struct policy *p,
+                          const struct geometry_text *text)
 {
     bool dense = s->whole_peak || text->n_prompt <= s->steady_cap;
 
@@ -416,7 +417,8 @@ static bool reads_layered(const struct shape *s, const struct policy *p,
 }
 
 /* Slots of a global store, at most, while the prompt is read. */
-static int32_t slots_at_peak(const struct policy *p, const struct shape_text *text, int32_t budget)
+static int32_t slots_at_peak(const struct policy *p, const struct geometry_text *text,
+                             int32_t budget)
 {
     int32_t n = text->n_prompt > text->held ? text->n_prompt - text->held : 0;
     int64_t all = (int64_t)(budget ? text->held_slots : text->held) + n;
@@ -427,17 +429,17 @@ static int32_t slots_at_peak(const struct policy *p, const struct shape_text *te
 
 /* Pages by class that are held at once while the prompt is read, at most: of all stores, or, layer
  * by layer, of one store with the whole prompt and those before it, which are cut. */
-static void prompt_pages(const struct shape *s, const struct policy *p, int32_t variant,
-                         const struct shape_text *text, int32_t budget, bool layered,
-                         int32_t at_peak, uint32_t ret[SHAPE_MAX_CLASSES])
+static void prompt_pages(const struct geometry *s, const struct policy *p, int32_t variant,
+                         const struct geometry_text *text, int32_t budget, bool layered,
+                         int32_t at_peak, uint32_t ret[GEOMETRY_MAX_CLASSES])
 {
-    uint32_t before[SHAPE_MAX_CLASSES] = {0};
+    uint32_t before[GEOMETRY_MAX_CLASSES] = {0};
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        int32_t c = shape_class_of(s, variant, i);
-        int32_t n = shape_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
-        int32_t cut = pages_of(shape_slots(s, p, i, budget, text->n_prompt));
-        int32_t whole = budget && shape_evicts(s, p, i) ? pages_of(at_peak) : cut;
+        int32_t c = geometry_class_of(s, variant, i);
+        int32_t n = geometry_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
+        int32_t cut = pages_of(geometry_slots(s, p, i, budget, text->n_prompt));
+        int32_t whole = budget && geometry_evicts(s, p, i) ? pages_of(at_peak) : cut;
         uint32_t held = before[c] + (uint32_t)(n * (whole > cut ? whole : cut));
 
         ret[c] = held > ret[c] ? held : ret[c];
@@ -445,19 +447,19 @@ static void prompt_pages(const struct shape *s, const struct policy *p, int32_t 
     }
 }
 
-void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
-                const struct shape_text *text, struct shape_need *ret)
+void geometry_need(const struct geometry *s, const struct policy *p, int32_t variant,
+                   const struct geometry_text *text, struct geometry_need *ret)
 {
-    int32_t budget = shape_budget(s, p, text);
+    int32_t budget = geometry_budget(s, p, text);
     int32_t at_peak = slots_at_peak(p, text, budget);
     bool layered = budget && text->n_prompt > budget && reads_layered(s, p, text);
 
     memset(ret, 0, sizeof(*ret));
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        int32_t n = shape_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
+        int32_t n = geometry_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
 
-        ret->pages[shape_class_of(s, variant, i)] +=
-            (uint32_t)(n * pages_of(shape_slots(s, p, i, budget, text->n_tokens)));
+        ret->pages[geometry_class_of(s, variant, i)] +=
+            (uint32_t)(n * pages_of(geometry_slots(s, p, i, budget, text->n_tokens)));
     }
     prompt_pages(s, p, variant, text, budget, layered, at_peak, ret->peak);
     for (int32_t c = 0; c < s->n_classes; c++) { /* beside those that stay */
@@ -468,7 +470,7 @@ void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
     ret->peak_state = budget && (layered || at_peak > s->steady_cap);
 }
 
-static uint64_t need_bytes(const struct shape *s, const uint32_t *pages)
+static uint64_t need_bytes(const struct geometry *s, const uint32_t *pages)
 {
     uint64_t sum = 0;
 
@@ -480,13 +482,13 @@ static uint64_t need_bytes(const struct shape *s, const uint32_t *pages)
 
 /* Part `v` of a mix does not hold one sequence, of which it has place for `sets` < 1: what is
  * possible of a larger share (the other parts keep some) and of more sequences. */
-static int refuse_part(const struct shape *s, int32_t v, double sets, struct error *reterr)
+static int refuse_part(const struct geometry *s, int32_t v, double sets, struct error *reterr)
 {
     int32_t share = s->config.mix.part[v].share;
     double percent = ceil(share / sets);
     double n_seqs = ceil(s->config.n_seqs / sets);
     bool by_share = percent <= 100 - (s->config.mix.n - 1);
-    bool by_seqs = n_seqs <= SHAPE_MOST_SEQS;
+    bool by_seqs = n_seqs <= GEOMETRY_MOST_SEQS;
     char larger[32] = "";
     char more[64] = "";
 
@@ -505,7 +507,7 @@ static int refuse_part(const struct shape *s, int32_t v, double sets, struct err
 
 /* One format for every policy on disk; what their pages hold may differ in the first layers' only.
  */
-static int lay_tier(struct shape *s, struct error *reterr)
+static int lay_tier(struct geometry *s, struct error *reterr)
 {
     const struct policy *first = NULL;
 
@@ -514,11 +516,11 @@ static int lay_tier(struct shape *s, struct error *reterr)
         int32_t last = -1;
 
         for (int32_t i = 0; i < s->config.n_stores; i++) {
-            if (shape_on_disk(s, p, i) < 0) {
+            if (geometry_on_disk(s, p, i) < 0) {
                 continue;
             }
             last = i;
-            s->tier.n_stores = shape_on_disk(s, p, i) + 1;
+            s->tier.n_stores = geometry_on_disk(s, p, i) + 1;
         }
         int32_t pool = policy_pool_slots(p, s->config.ctx, s->config.ctx);
 
@@ -532,7 +534,7 @@ static int lay_tier(struct shape *s, struct error *reterr)
                              policy_disk_option(first), policy_disk_option(p));
         }
         first = first ? first : p;
-        s->tier.layout = *shape_layout(s, s->variant[v], last);
+        s->tier.layout = *geometry_layout(s, s->variant[v], last);
         s->tier_variant = s->variant[v];
         s->tier_option = policy_disk_option(first);
     }
@@ -541,7 +543,7 @@ static int lay_tier(struct shape *s, struct error *reterr)
     s->tier.ctx = s->config.ctx;
     s->tier.max_chunk = s->config.max_chunk;
     for (int32_t i = 0; first && i < s->config.n_stores; i++) {
-        s->prompt_read_bytes += shape_on_disk(s, first, i) < 0
+        s->prompt_read_bytes += geometry_on_disk(s, first, i) < 0
                                     ? 0
                                     : tier_prompt_bytes(&s->tier, s->config.ctx, first->chunk,
                                                         s->config.stores[i].deep);
@@ -550,7 +552,7 @@ static int lay_tier(struct shape *s, struct error *reterr)
 }
 
 /* The largest store of those whose pages lie on the host, and the widest. */
-static void lay_staging(struct shape *s)
+static void lay_staging(struct geometry *s)
 {
     s->staging = (struct staging_config){
         .ops = s->config.ops, .n_seqs = s->config.n_seqs, .max_pages = pages_of(s->config.ctx)};
@@ -566,18 +568,18 @@ static void lay_staging(struct shape *s)
     }
 }
 
-static int lay_pages(struct shape *s, struct error *reterr)
+static int lay_pages(struct geometry *s, struct error *reterr)
 {
-    const struct shape_text whole = {.n_prompt = s->config.ctx, .n_tokens = s->config.ctx};
-    struct shape_need need;
-    uint32_t peak[SHAPE_MAX_CLASSES] = {0};
+    const struct geometry_text whole = {.n_prompt = s->config.ctx, .n_tokens = s->config.ctx};
+    struct geometry_need need;
+    uint32_t peak[GEOMETRY_MAX_CLASSES] = {0};
     uint64_t total;
 
-    shape_need(s, &s->config.mix.part[0].policy, s->variant[0], &whole, &need);
+    geometry_need(s, &s->config.mix.part[0].policy, s->variant[0], &whole, &need);
     s->seq_bytes = need_bytes(s, need.pages);
     total = s->seq_bytes * (uint64_t)s->config.n_seqs;
     for (int32_t v = 0; v < s->config.mix.n; v++) {
-        shape_need(s, &s->config.mix.part[v].policy, s->variant[v], &whole, &need);
+        geometry_need(s, &s->config.mix.part[v].policy, s->variant[v], &whole, &need);
         double sets =
             (double)total * s->config.mix.part[v].share / 100.0 / (double)need_bytes(s, need.pages);
 
@@ -600,9 +602,9 @@ static int lay_pages(struct shape *s, struct error *reterr)
     return 0;
 }
 
-int shape_make(const struct shape_config *config, struct shape *ret, struct error *reterr)
+int geometry_make(const struct geometry_config *config, struct geometry *ret, struct error *reterr)
 {
-    struct shape s = {.config = *config};
+    struct geometry s = {.config = *config};
     size_t n = (size_t)config->mix.n * (size_t)config->n_stores;
     int r;
 
@@ -614,7 +616,7 @@ int shape_make(const struct shape_config *config, struct shape *ret, struct erro
         goto fail;
     }
     for (int32_t i = 0; i < config->n_stores; i++) {
-        const struct shape_store *st = &config->stores[i];
+        const struct geometry_store *st = &config->stores[i];
 
         s.full_token_bytes +=
             2 * ((uint64_t)st->n_k * (uint64_t)st->k_dim + (uint64_t)st->n_v * (uint64_t)st->v_dim);
@@ -638,19 +640,19 @@ int shape_make(const struct shape_config *config, struct shape *ret, struct erro
     *ret = s;
     return 0;
 fail:
-    shape_finish(&s);
+    geometry_finish(&s);
     return r;
 }
 
-void shape_finish(struct shape *s)
+void geometry_finish(struct geometry *s)
 {
     free(s->seats);
     free(s->class_of);
     free(s->layouts);
-    *s = (struct shape){0};
+    *s = (struct geometry){0};
 }
 
-int shape_variant(const struct shape *s, const struct policy *p)
+int geometry_variant(const struct geometry *s, const struct policy *p)
 {
     for (int32_t v = 0; v < s->config.mix.n; v++) {
         if (same_pages(&s->config.mix.part[v].policy, p)) {

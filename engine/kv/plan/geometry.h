@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PIPIT_ENGINE_KV_PLAN_SHAPE_H
-#define PIPIT_ENGINE_KV_PLAN_SHAPE_H
+#ifndef PIPIT_ENGINE_KV_PLAN_GEOMETRY_H
+#define PIPIT_ENGINE_KV_PLAN_GEOMETRY_H
 
 /* The cache's geometry: from the model's stores, the context, the number of sequences and the mix
  * of policies to page classes, pages and bytes. The plan prints it, the cache is built by it: one
@@ -12,13 +12,13 @@
 #include "kernels/backend.h"
 
 enum {
-    SHAPE_MAX_CLASSES = 16,
-    SHAPE_CLASS_NAME = 64,
-    SHAPE_MOST_SEQS = 1024, /* that pipitd --sequences takes, and plans offer */
+    GEOMETRY_MAX_CLASSES = 16,
+    GEOMETRY_CLASS_NAME = 64,
+    GEOMETRY_MOST_SEQS = 1024, /* that pipitd --sequences takes, and plans offer */
 };
 
 /* What one layer owns (DESIGN §5 rule 1). */
-struct shape_store {
+struct geometry_store {
     int32_t layer;
     int32_t n_k;
     int32_t n_v;
@@ -32,9 +32,9 @@ struct shape_store {
     const struct ops_weight *columns; /* the same without rotation: a permutation */
 };
 
-struct shape_config {
+struct geometry_config {
     const struct backend_ops *ops;
-    const struct shape_store *stores; /* (n_stores), must outlive the shape */
+    const struct geometry_store *stores; /* (n_stores), must outlive the geometry */
     int32_t n_stores;
     int32_t ctx;
     int32_t n_seqs;
@@ -43,20 +43,21 @@ struct shape_config {
     bool keep_prefixes;    /* pages of prompts are kept for texts that begin alike (prefix.h) */
     uint64_t hidden_bytes; /* of one row of hidden states, for layered prefill */
     struct policy_mix mix;
-    bool one_memory; /* the device shares the host's */
-    const char *tier_dir; /* where pool=disk has its file, or NULL */
+    bool one_memory;                     /* the device shares the host's */
+    const char *tier_dir;                /* where pool=disk has its file, or NULL */
     const struct tier_calls *tier_calls; /* NULL: the system's */
 };
 
-struct shape_class {
-    char name[SHAPE_CLASS_NAME]; /* "f16 1x64 + f16 1x64" */
+struct geometry_class {
+    char name[GEOMETRY_CLASS_NAME]; /* "f16 1x64 + f16 1x64" */
     uint64_t page_bytes;
-    uint64_t part_bytes; /* not 0: pages lie in the host's memory, and so much of each on the device */
+    uint64_t
+        part_bytes; /* not 0: pages lie in the host's memory, and so much of each on the device */
     uint32_t n_pages;
 };
 
 /* Where a sequence's arrays for one store lie, in bytes from its seat's start. */
-struct shape_seat {
+struct geometry_seat {
     int32_t n_groups;
     int32_t ring;          /* slots of a ring, 0: none */
     int32_t max_pages;     /* per group */
@@ -71,34 +72,34 @@ struct shape_seat {
     uint64_t layer_score_off; /* layered: the region is one store's at a time, positions at 0 */
 };
 
-struct shape {
-    struct shape_config config;
+struct geometry {
+    struct geometry_config config;
     int32_t n_classes;
-    struct shape_class classes[SHAPE_MAX_CLASSES];
+    struct geometry_class classes[GEOMETRY_MAX_CLASSES];
     /* By precision: variant i is that of mix.part[i] (the same for equal precisions). */
     int32_t variant[POLICY_MAX_MIX];
     struct ops_kv_layout *layouts; /* (mix.n, n_stores) */
     uint8_t *class_of;             /* (mix.n, n_stores) */
-    struct shape_seat *seats;      /* (n_stores) */
+    struct geometry_seat *seats;   /* (n_stores) */
     int32_t steady_cap; /* slots with position and score that a seat has per group; 0: no policy
                            evicts */
     int32_t peak_cap;   /* of the one sequence whose prompt is being read; 0: none needed */
     bool scores;
-    bool selects;              /* queries may select */
-    bool speculates;           /* a layer ahead */
-    struct tier_config tier;   /* n_stores 0: no policy has its K and V on disk */
+    bool selects;                  /* queries may select */
+    bool speculates;               /* a layer ahead */
+    struct tier_config tier;       /* n_stores 0: no policy has its K and V on disk */
     struct staging_config staging; /* seq_bytes 0: no policy has its pages on the host */
-    int32_t tier_variant;      /* whose format the file has */
-    const char *tier_option;   /* and what asked for it first, policy_disk_option's */
-    uint64_t prompt_read_bytes; /* from the file, for a prompt as long as the context */
-    bool sums;                 /* seats keep sums of V */
-    bool layered;              /* a planned policy reads prompts layer by layer */
-    bool whole_peak;           /* one reads them through all layers at once */
-    uint64_t table_bytes;      /* of one seat */
-    uint64_t state_bytes;      /* of one seat */
-    uint64_t peak_state_bytes; /* hidden states included */
-    uint64_t hidden_off;       /* layered: f32 rows of the whole prompt, in the peak region */
-    uint64_t survivors_off;    /* layered beyond the split: f32 rows that are observed */
+    int32_t tier_variant;          /* whose format the file has */
+    const char *tier_option;       /* and what asked for it first, policy_disk_option's */
+    uint64_t prompt_read_bytes;    /* from the file, for a prompt as long as the context */
+    bool sums;                     /* seats keep sums of V */
+    bool layered;                  /* a planned policy reads prompts layer by layer */
+    bool whole_peak;               /* one reads them through all layers at once */
+    uint64_t table_bytes;          /* of one seat */
+    uint64_t state_bytes;          /* of one seat */
+    uint64_t peak_state_bytes;     /* hidden states included */
+    uint64_t hidden_off;           /* layered: f32 rows of the whole prompt, in the peak region */
+    uint64_t survivors_off;        /* layered beyond the split: f32 rows that are observed */
     int32_t max_survivors;
     uint64_t kv_bytes;         /* all pages but those for the peak */
     uint64_t peak_bytes;       /* pages that only a prompt being read needs */
@@ -107,7 +108,7 @@ struct shape {
 };
 
 /* A text as the cache sees it before it sits down. */
-struct shape_text {
+struct geometry_text {
     int32_t n_prompt;
     int32_t n_tokens;   /* that may be fed in the end */
     int32_t held;       /* restored from a snapshot: tokens, */
@@ -116,9 +117,9 @@ struct shape_text {
 };
 
 /* The pages a sequence needs, by class: for good, and beside them while its prompt is read. */
-struct shape_need {
-    uint32_t pages[SHAPE_MAX_CLASSES];
-    uint32_t peak[SHAPE_MAX_CLASSES];
+struct geometry_need {
+    uint32_t pages[GEOMETRY_MAX_CLASSES];
+    uint32_t peak[GEOMETRY_MAX_CLASSES];
     int32_t peak_slots; /* a group's, at most, while the prompt is read */
     bool peak_state;    /* needs the one region: these are more than steady_cap, or layered */
     bool layered;       /* the prompt is longer than the budget and read layer by layer */
@@ -126,44 +127,45 @@ struct shape_need {
 
 /* -ENOTSUP for types the backend lacks, -EINVAL, -ENOMEM where a share does not hold one sequence.
  */
-int shape_make(const struct shape_config *config, struct shape *ret,
-               struct error *reterr) WARN_UNUSED;
-void shape_finish(struct shape *s); /* takes a zeroed struct */
+int geometry_make(const struct geometry_config *config, struct geometry *ret,
+                  struct error *reterr) WARN_UNUSED;
+void geometry_finish(struct geometry *s); /* takes a zeroed struct */
 
 /* Can this model and backend do what the policy wants of queries? -ENOTSUP, -EINVAL. */
-int shape_check_select(const struct shape *s, const struct policy *p,
-                       struct error *reterr) WARN_UNUSED;
+int geometry_check_select(const struct geometry *s, const struct policy *p,
+                          struct error *reterr) WARN_UNUSED;
 /* Does a sequence under the policy keep the sum of V of a store? */
-bool shape_keeps_sum(const struct shape *s, const struct policy *p, int32_t store);
+bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_t store);
 
 /* Which of the mix's precisions a policy has; -ENOENT. */
-int shape_variant(const struct shape *s, const struct policy *p);
+int geometry_variant(const struct geometry *s, const struct policy *p);
 
 /* For a policy of a known variant. */
-void shape_need(const struct shape *s, const struct policy *p, int32_t variant,
-                const struct shape_text *text, struct shape_need *ret);
+void geometry_need(const struct geometry *s, const struct policy *p, int32_t variant,
+                   const struct geometry_text *text, struct geometry_need *ret);
 
 /* Slots per group of a global store for a text, 0: all. */
-int32_t shape_budget(const struct shape *s, const struct policy *p, const struct shape_text *text);
+int32_t geometry_budget(const struct geometry *s, const struct policy *p,
+                        const struct geometry_text *text);
 
-/* Does the policy drop tokens of this store? Not of a sliding layer's ring, nor does a pool of those
- * that nothing can be predicted for. */
-bool shape_evicts(const struct shape *s, const struct policy *p, int32_t store);
+/* Does the policy drop tokens of this store? Not of a sliding layer's ring, nor does a pool of
+ * those that nothing can be predicted for. */
+bool geometry_evicts(const struct geometry *s, const struct policy *p, int32_t store);
 
 /* Its K and V lie in the file: its number there, else -1. */
-int32_t shape_on_disk(const struct shape *s, const struct policy *p, int32_t store);
+int32_t geometry_on_disk(const struct geometry *s, const struct policy *p, int32_t store);
 
 /* The slots per group that a store holds at most of n_tokens under a budget (0: all). */
-int32_t shape_slots(const struct shape *s, const struct policy *p, int32_t store, int32_t budget,
-                    int32_t n_tokens);
+int32_t geometry_slots(const struct geometry *s, const struct policy *p, int32_t store,
+                       int32_t budget, int32_t n_tokens);
 
-static inline const struct ops_kv_layout *shape_layout(const struct shape *s, int32_t variant,
-                                                       int32_t store)
+static inline const struct ops_kv_layout *geometry_layout(const struct geometry *s, int32_t variant,
+                                                          int32_t store)
 {
     return &s->layouts[variant * s->config.n_stores + store];
 }
 
-static inline int32_t shape_class_of(const struct shape *s, int32_t variant, int32_t store)
+static inline int32_t geometry_class_of(const struct geometry *s, int32_t variant, int32_t store)
 {
     return s->class_of[variant * s->config.n_stores + store];
 }
