@@ -170,7 +170,7 @@ static int lay_batch(struct prepared *p, struct error *reterr)
 {
     int32_t n = p->config.batch_tokens;
 
-    p->max_chunk = POLICY_DEFAULT_CHUNK;
+    p->max_chunk = KV_DEFAULT_CHUNK;
     for (int32_t i = 0; i < p->mix.n; i++) {
         int32_t chunk = p->mix.part[i].policy.chunk;
 
@@ -208,9 +208,6 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
     if (!r) {
         r = open_files(p, hash, reterr);
     }
-    for (int32_t i = 0; !r && i < p->mix.n; i++) {
-        r = sched_check_exit(p->model, &p->mix.part[i].policy, reterr);
-    }
     if (!r) {
         p->index_bytes =
             gguf_index_bytes(p->base) + tok_bytes(p->base) + model_table_bytes(p->model);
@@ -233,7 +230,7 @@ static bool may_draft(const struct policy_mix *mix)
     bool may = false;
 
     for (int32_t i = 0; i < mix->n; i++) {
-        may = may || place_only_appends(&mix->part[i].policy);
+        may = may || policy_only_appends(&mix->part[i].policy);
     }
     return may;
 }
@@ -268,8 +265,8 @@ static struct backend_limits limits_for(const struct prepared *p, int32_t ctx, i
 
     model_limits(p->model, &l);
     for (int32_t i = 0; i < p->mix.n; i++) {
-        l.observe = l.observe || place_find(p->mix.part[i].policy.place)->observe;
-        l.select = l.select || p->mix.part[i].policy.select != POLICY_READ_ALL;
+        l.observe = l.observe || policy_observes(&p->mix.part[i].policy);
+        l.select = l.select || policy_selects(&p->mix.part[i].policy);
     }
     return l;
 }
@@ -278,7 +275,7 @@ static struct backend_limits limits_for(const struct prepared *p, int32_t ctx, i
 static int32_t ahead_slots(const struct prepared *p, int32_t ctx)
 {
     for (int32_t i = 0; i < p->mix.n; i++) {
-        if (p->mix.part[i].policy.select == POLICY_INFINIGEN) {
+        if (policy_predicts(&p->mix.part[i].policy)) {
             return ctx;
         }
     }
@@ -343,6 +340,8 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
                 .n_seqs = p->config.n_seqs,
                 .max_chunk = p->max_chunk,
                 .n_q = p->model->h.n_q,
+                .exit_head = model_can_exit(p->model),
+                .split = p->model->h.swift_layers < p->model->h.n_layers,
                 .keep_prefixes = p->config.keep_prefixes,
                 .tier_dir = p->config.tier_dir,
                 .tier_calls = p->config.tier_calls,

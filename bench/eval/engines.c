@@ -23,11 +23,11 @@ static int open_class(struct engines *v, int class, struct error *reterr)
 {
     const struct engines_class *c = &v->class[class];
     const struct policy *p = &c->policy;
-    const char *all = !c->evicts                      ? "full"
-                      : p->select == POLICY_INFINIGEN ? "infinigen:pool=100%ctx,victim=counter"
-                                                      : "keyformer:100%";
+    const char *all = !c->evicts           ? "full"
+                      : policy_predicts(p) ? "infinigen:pool=100%ctx,victim=counter"
+                                           : "keyformer:100%";
     struct engine_config config = v->base;
-    char text[POLICY_TEXT_MAX];
+    char text[KV_TEXT_MAX];
     struct policy widest;
     int err = policy_parse(all, &widest, reterr);
 
@@ -102,7 +102,7 @@ int engines_open(const struct engine_config *base, const char *const *kv, int n_
             ret->n++;
         }
         c->policy.chunk = p.chunk > c->policy.chunk ? p.chunk : c->policy.chunk;
-        c->evicts = c->evicts || p.place != POLICY_FULL;
+        c->evicts = c->evicts || policy_evicts(&p);
         c->n_policies++;
         ret->of[i] = k;
     }

@@ -311,8 +311,8 @@ static int open_session(struct job *j, const struct ask *a, const struct lane_en
 static void split_prompt(struct job *j)
 {
     struct policy p;
-    bool evicts = session_exists(&j->session) && policy_parse(j->policy, &p, NULL) == 0 &&
-                  place_find(p.place)->evicts;
+    bool evicts =
+        session_exists(&j->session) && policy_parse(j->policy, &p, NULL) == 0 && policy_evicts(&p);
 
     j->n_first = evicts ? (int32_t)j->session.head.n_prompt : j->n_prompt;
     j->n_again = j->n_prompt - j->n_first;

@@ -10,7 +10,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/kv/policy/place.h"
 #include "engine/kv/policy/select.h"
 #include "engine/model/tensors.h"
 #include "kernels/kv_lines.h"
@@ -53,7 +52,7 @@ static uint64_t weight_bytes(const struct model *m, const struct policy *p)
         bool exit = w->dst == &m->w[MT_EXIT_HEAD] || w->dst == &m->w[MT_EXIT_NORM];
         bool skew = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_skew.");
         bool columns = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_columns.");
-        bool twice = p->select == POLICY_INFINIGEN && asks_ahead(m, w->dst);
+        bool twice = policy_predicts(p) && asks_ahead(m, w->dst);
 
         /* a few rows of them, for the rows that rank; the exit head's is a choice of the policy's
          */
@@ -97,7 +96,6 @@ static uint64_t line_bytes(double lines)
 static void cache_of(const struct model *m, const struct geometry *s, const struct policy *p,
                      int32_t variant, int32_t n_prompt, int32_t n_tokens, struct work *ret)
 {
-    const struct place_ops *place = place_find(p->place);
     int32_t budget = policy_budget(p, n_prompt, s->config.ctx);
     double lines = 0;
 
@@ -115,8 +113,9 @@ static void cache_of(const struct model *m, const struct geometry *s, const stru
 
         lines += l->n_groups * (kv_lines_read(l, &select, n) + (told ? kv_lines_part(l, n) : 0));
         ret->state_bytes += chosen ? (uint64_t)l->n_groups * (uint64_t)n * sizeof(int32_t) : 0;
-        ret->state_bytes +=
-            chosen && place->scores ? (uint64_t)l->n_groups * (uint64_t)n * 2 * sizeof(float) : 0;
+        ret->state_bytes += chosen && policy_scores(p)
+                                ? (uint64_t)l->n_groups * (uint64_t)n * 2 * sizeof(float)
+                                : 0;
         if (geometry_keeps_sum(s, p, store)) { /* the new token's V is added to it */
             ret->state_bytes +=
                 2 * sizeof(float) * (uint64_t)(l->n_groups * l->v_heads) * (uint64_t)l->v_dim;

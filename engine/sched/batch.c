@@ -50,7 +50,7 @@ static int32_t cut_rows(const struct sched *s, const struct request *r)
         .prefill = true, .pos0 = r->n_fed, .n_rows = n, .n_prompt = r->n_prompt};
     struct ops_observe o = {.row_first = INT32_MAX};
 
-    if (r->policy.prefill == POLICY_BOUNDED) {
+    if (policy_cuts_chunks(&r->policy)) {
         return 0;
     }
     if (q->place->observe) {
@@ -118,7 +118,7 @@ static void want_rows(struct batch *b, struct request *r, int32_t seq, int32_t r
 
 int32_t batch_rows_beyond(const struct request *r, int32_t pos0, int32_t n_rows, bool scores)
 {
-    int32_t end = r->policy.prefill == POLICY_BOUNDED ? pos0 + n_rows : r->n_prompt;
+    int32_t end = policy_cuts_chunks(&r->policy) ? pos0 + n_rows : r->n_prompt;
     int32_t first = batch_first_wanted(r);
 
     if (scores && end - r->policy.observe < first) {

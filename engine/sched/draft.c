@@ -235,7 +235,7 @@ static bool any_drafts(const struct sched *s)
     bool any = false;
 
     for (const struct request *r = s->running.first; r; r = r->next) {
-        if (batch_decodes(r) && s->config.cache->seqs[r->seat].policy.select != POLICY_READ_ALL) {
+        if (batch_decodes(r) && policy_selects(&r->policy)) {
             return false; /* such rows are one a sequence */
         }
         any = any || (batch_decodes(r) && r->most_drafted > 0);

@@ -28,8 +28,8 @@ static struct request *parent_of(const struct sched *s, const struct request *r)
 
 static bool same_policy(const struct policy *a, const struct policy *b)
 {
-    char x[POLICY_TEXT_MAX];
-    char y[POLICY_TEXT_MAX];
+    char x[KV_TEXT_MAX];
+    char y[KV_TEXT_MAX];
 
     policy_print(a, x, sizeof(x));
     policy_print(b, y, sizeof(y));
@@ -42,7 +42,7 @@ static bool matches(const struct request *r, const struct request *p, int32_t n)
 {
     return r->kind == ENGINE_GENERATE && p->kind == ENGINE_GENERATE && !p->resumed &&
            r->principal == p->principal && r->n_prompt == p->n_prompt &&
-           (r->n_steps == p->n_steps || !place_find(p->policy.place)->scores) &&
+           (r->n_steps == p->n_steps || !policy_scores(&p->policy)) &&
            !policy_on_disk(&r->policy) && n < r->n_tokens_max &&
            same_policy(&r->policy, &p->policy) &&
            memcmp(r->tokens, p->tokens, (size_t)n * sizeof(*r->tokens)) == 0;

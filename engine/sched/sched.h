@@ -59,9 +59,6 @@ int sched_step(struct sched *s, engine_emit *emit, void *arg);
 void sched_interrupt(struct sched *s);
 void sched_notice(struct sched *s);
 void sched_heartbeat(const struct sched *s, int64_t *ret_last_ns, int64_t *ret_longest_ns);
-/* -ENOTSUP where the policy lets tokens exit early and the model has no head for that. */
-int sched_check_exit(const struct model *m, const struct policy *p,
-                     struct error *reterr) WARN_UNUSED;
 
 void sched_counters(const struct sched *s, struct engine_counters *ret);
 bool sched_kv_use(const struct sched *s, int32_t i, struct engine_kv_use *ret);

@@ -110,7 +110,7 @@ struct pieces {
 
 /* Of a policy that requests ask for (uses.c); n_evicted by those that have ended. */
 struct use {
-    char policy[POLICY_TEXT_MAX]; /* canonical */
+    char policy[KV_TEXT_MAX]; /* canonical */
     int32_t n_live;               /* requests that wait or run */
     uint64_t n_requests;
     uint64_t n_evicted;

@@ -163,7 +163,7 @@ static int fits_text(const struct engine_request *r, const struct policy *policy
     if (r->kind == ENGINE_GENERATE && saved->n_tokens + 1 >= text->n_tokens) {
         return error_set(reterr, -EINVAL, "the saved sequence leaves no token to say");
     }
-    if (policy->mode == POLICY_AS_SHIPPED && saved->n_tokens < r->n_prompt) {
+    if (policy_one_turn(policy) && saved->n_tokens < r->n_prompt) {
         return error_set(reterr, -ENOTSUP, "mode=as-shipped takes no second turn");
     }
     return 0;
@@ -207,18 +207,6 @@ static int read_request(const struct sched *s, const struct engine_request *r, s
     return r->kv ? policy_parse(r->kv, ret, reterr) : 0;
 }
 
-int sched_check_exit(const struct model *m, const struct policy *p, struct error *reterr)
-{
-    if ((p->exit > 0 || p->exit_draft) && !model_can_exit(m)) {
-        return error_set(
-            reterr, -ENOTSUP,
-            "policy: exit needs a model with an early-exit head, which a SwiftKV overlay "
-            "may bring (exit_head.weight)%s",
-            m->h.swift_layers < m->h.n_layers ? "; this one's brings none" : "");
-    }
-    return 0;
-}
-
 int sched_check(const struct sched *s, const struct engine_request *r, struct error *reterr)
 {
     struct geometry_text text;
@@ -226,7 +214,6 @@ int sched_check(const struct sched *s, const struct engine_request *r, struct er
     int e = check_request(s, r, reterr);
 
     e = e ? e : read_request(s, r, &policy, &text, reterr);
-    e = e ? e : sched_check_exit(s->config.model, &policy, reterr);
     return e ? e : cache_check(s->config.cache, &policy, &text, reterr);
 }
 
@@ -242,7 +229,6 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     int e = check_request(s, r, reterr);
 
     e = e ? e : read_request(s, r, &policy, &text, reterr);
-    e = e ? e : sched_check_exit(s->config.model, &policy, reterr);
     if (e) {
         return e;
     }

@@ -53,7 +53,7 @@ static int32_t take_row(struct uses *u)
 
 int32_t uses_join(struct uses *u, const struct policy *p)
 {
-    char text[POLICY_TEXT_MAX];
+    char text[KV_TEXT_MAX];
     int32_t i;
 
     policy_print(p, text, sizeof(text));

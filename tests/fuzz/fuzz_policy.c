@@ -21,7 +21,7 @@ static void require(bool ok)
 
 static void check(const struct policy *p)
 {
-    char text[POLICY_TEXT_MAX];
+    char text[KV_TEXT_MAX];
     struct policy q;
 
     policy_print(p, text, sizeof(text));
@@ -30,7 +30,7 @@ static void check(const struct policy *p)
     for (int32_t n = 1; n < 1 << 20; n *= 7) {
         int32_t b = policy_budget(p, n, 4096);
 
-        require(b >= 0 && b <= 4096 && (p->place == POLICY_FULL ? b == 0 : b > 0));
+        require(b >= 0 && b <= 4096 && (policy_evicts(p) ? b > 0 : b == 0));
     }
 }
 

@@ -9,6 +9,7 @@
 
 #include "engine/kv/policy/policy.h"
 #include "engine/kv/policy/select.h"
+#include "engine/kv/policy/word.h"
 
 static struct policy parse(const char *text)
 {
@@ -19,6 +20,11 @@ static struct policy parse(const char *text)
     return p;
 }
 
+static const char *place_word(const struct policy *p)
+{
+    return policy_word_of(p, AXIS_PLACE)->name;
+}
+
 Test(policy, empty_is_full_f16)
 {
     const char *texts[] = {NULL, "", "full", "f16", "f16+full", "full+f16"};
@@ -26,7 +32,7 @@ Test(policy, empty_is_full_f16)
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         struct policy p = parse(texts[i]);
 
-        cr_assert_eq(p.place, POLICY_FULL);
+        cr_assert_str_eq(place_word(&p), "full");
         cr_assert_eq(p.k_type, OPS_KV_F16);
         cr_assert_eq(p.v_type, OPS_KV_F16);
         cr_assert_eq(p.chunk, 512);
@@ -52,7 +58,7 @@ Test(policy, words)
 
     cr_assert_eq(p.k_type, OPS_KV_I8);
     cr_assert_eq(p.v_type, OPS_KV_FP8);
-    cr_assert_eq(p.place, POLICY_WINDOW);
+    cr_assert_str_eq(place_word(&p), "window");
     cr_assert_eq(p.sinks, 4);
     cr_assert_eq(policy_budget(&p, 9999, 8192), 1024);
     cr_assert_eq(policy_budget(&p, 9999, 1000), 1000, "never more than the context");
@@ -63,7 +69,7 @@ Test(policy, words)
 
     p = parse("keyformer:512,recent=25%,tau=1..3.5,mode=paper,noise=fresh,score=head,pos=org,"
               "prefill=dense,observe=32,seed=7,damp=0.9,min=64,chunk=128");
-    cr_assert_eq(p.place, POLICY_KEYFORMER);
+    cr_assert_str_eq(place_word(&p), "keyformer");
     cr_assert_eq(p.recent, 25);
     cr_assert_float_eq(p.tau1, 3.5f, 1e-6);
     cr_assert_eq(p.noise, POLICY_FRESH);
@@ -120,8 +126,8 @@ Test(policy, canonical_text_says_the_same)
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         struct policy p = parse(texts[i]);
         struct policy q;
-        char text[POLICY_TEXT_MAX];
-        char again[POLICY_TEXT_MAX];
+        char text[KV_TEXT_MAX];
+        char again[KV_TEXT_MAX];
 
         policy_print(&p, text, sizeof(text));
         q = parse(text);
@@ -136,7 +142,7 @@ Test(policy, what_queries_read)
     struct ops_select s;
     struct policy p = parse("sparq:r=16,k=100");
 
-    cr_assert_eq(p.place, POLICY_FULL);
+    cr_assert_str_eq(place_word(&p), "full");
     select_make(&p, &s);
     cr_assert_eq(s.kind, OPS_SELECT_SPARQ);
     cr_assert_eq(s.r, 16);

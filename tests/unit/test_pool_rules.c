@@ -50,7 +50,7 @@ static void one_step(const struct backend_ops *ops, struct backend *be, const st
     const struct place_when when = {.budget = POOL, .n_prompt = 10, .last = last};
     struct place_guard guard;
 
-    place_find(p->place)->guard(p, &when, &guard);
+    p->place->guard(p, &when, &guard);
     const struct ops_victim op = {.kv = &kv,
                                   .sinks = guard.sinks,
                                   .pos_protect = guard.pos_protect,
@@ -67,16 +67,16 @@ static void one_step(const struct backend_ops *ops, struct backend *be, const st
         int32_t pos = pool->pos[at];
 
         cr_assert(pos >= 0 && pos < last && !pool->gone[g][pos], "%d goes twice", pos);
-        cr_assert(p->place != POLICY_COUNTER || pos <= last - p->exempt, "%d is exempt", pos);
+        cr_assert(p->victim != POLICY_COUNTER || pos <= last - p->exempt, "%d is exempt", pos);
         /* Nothing is listed here, so what was listed longest ago is the oldest, too. */
-        cr_assert(p->place == POLICY_COUNTER || pos == last - POOL, "%d is not the oldest", pos);
-        for (int32_t i = 0; i < POOL && p->place == POLICY_COUNTER; i++) {
+        cr_assert(p->victim == POLICY_COUNTER || pos == last - POOL, "%d is not the oldest", pos);
+        for (int32_t i = 0; i < POOL && p->victim == POLICY_COUNTER; i++) {
             cr_assert(pool->pos[g * POOL + i] > last - p->exempt ||
                       pool->score[g * POOL + i] >= pool->score[at]);
         }
         /* Between the search and the writing, as speculation does (ops.h USE_LAST): a row that was
          * written in the last step had no score of its own until now. */
-        for (int32_t i = 0; i < POOL && p->place == POLICY_LRU; i++) {
+        for (int32_t i = 0; i < POOL && p->victim == POLICY_LRU; i++) {
             float *score = &pool->score[g * POOL + i];
 
             *score =

@@ -12,7 +12,7 @@
 enum { CTX = 200, SLOTS = 40, SETS = 3, EXEMPT = 7, BYTES = 12 };
 
 struct model {
-    enum policy_place victim;
+    enum policy_victim victim;
     bool here[CTX];
     int count[CTX];
     uint64_t since[CTX]; /* when it came to its count */
@@ -111,7 +111,7 @@ static void same(const struct tier_pool *p, const struct model *m, int set, int 
     }
 }
 
-static void compare(enum policy_place rule)
+static void compare(enum policy_victim rule)
 {
     const struct tier_pool_config config = {2, SETS, SLOTS, CTX, BYTES};
     struct model m[SETS] = {{.victim = rule}, {.victim = rule}, {.victim = rule}};

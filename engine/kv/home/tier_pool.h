@@ -5,7 +5,7 @@
 /* Slots of a tier that stay in memory (pool=N,full=spill): K and V of so many slots for each seat, store
  * and head group, in canonical form. The file has them as well, for pages are written as they fill; so
  * when one comes and the pool is full, its victim is just forgotten, and read from the file if it is
- * listed again. The rules are those of a pool that drops (place_pool.c).
+ * listed again. The rules are those of a pool that drops (policy/pool.c).
  *
  * Creator: tier_pool_create; freed by tier_pool_destroy. One thread. */
 
@@ -23,9 +23,9 @@ struct tier_pool_config {
 
 /* What a seat's sets do. */
 struct tier_pool_rule {
-    enum policy_place victim; /* POLICY_FIFO, POLICY_LRU, POLICY_COUNTER */
-    int32_t n_slots;          /* at most the configured; 0: nothing stays */
-    int32_t exempt;           /* POLICY_COUNTER: the latest slots, which stay */
+    enum policy_victim victim;
+    int32_t n_slots; /* at most the configured; 0: nothing stays */
+    int32_t exempt;  /* POLICY_COUNTER: the latest slots, which stay */
 };
 
 /* Marks of slots that are on their way to be read; those in the pool must not go before they are. */

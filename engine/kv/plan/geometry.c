@@ -21,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/kv/policy/place.h"
 #include "engine/kv/policy/select.h"
 
 static int32_t gcd(int32_t a, int32_t b)
@@ -90,8 +89,7 @@ static bool same_pages(const struct policy *a, const struct policy *b)
 {
     return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new &&
            a->rank == b->rank && select_part_dims(a, 1 << 20) == select_part_dims(b, 1 << 20) &&
-           select_part_type(a) == select_part_type(b) &&
-           (a->pool == POLICY_POOL_HOST) == (b->pool == POLICY_POOL_HOST);
+           select_part_type(a) == select_part_type(b) && policy_on_host(a) == policy_on_host(b);
 }
 
 static int lay_classes(struct geometry *s, struct error *reterr)
@@ -125,7 +123,7 @@ static int lay_classes(struct geometry *s, struct error *reterr)
                 .part_dims = st->skew ? select_part_dims(p, st->k_dim) : 0,
             };
             l->part_type = l->part_dims == 0 ? OPS_KV_F32 : select_part_type(p);
-            l->part_apart = l->part_dims > 0 && p->pool == POLICY_POOL_HOST;
+            l->part_apart = l->part_dims > 0 && policy_on_host(p);
             int r = s->config.ops->kv_layout(l, reterr);
 
             if (r) {
@@ -156,18 +154,17 @@ static void lay_caps(struct geometry *s)
 {
     for (int32_t v = 0; v < s->config.mix.n; v++) {
         const struct policy *p = &s->config.mix.part[v].policy;
-        const struct place_ops *place = place_find(p->place);
         int32_t b = policy_budget(p, s->config.ctx, s->config.ctx);
         int64_t bounded = (int64_t)b + p->chunk;
-        int32_t peak = p->prefill == POLICY_BOUNDED && bounded < s->config.ctx ? (int32_t)bounded
-                                                                               : s->config.ctx;
+        int32_t peak =
+            policy_cuts_chunks(p) && bounded < s->config.ctx ? (int32_t)bounded : s->config.ctx;
 
-        if (!place->evicts) {
+        if (!policy_evicts(p)) {
             continue;
         }
         s->steady_cap = b > s->steady_cap ? b : s->steady_cap;
         s->peak_cap = peak > s->peak_cap ? peak : s->peak_cap;
-        s->scores = s->scores || place->scores;
+        s->scores = s->scores || policy_scores(p);
         s->whole_peak = s->whole_peak || p->prefill != POLICY_LAYERED;
         if (p->prefill == POLICY_LAYERED) {
             s->layered = true;
@@ -254,91 +251,48 @@ static void lay_seat(struct geometry *s)
     }
 }
 
-/* ---- selecting queries -------------------------------------------------------------------- */
+/* ---- what policies need ---------------------------------------------------------------------- */
 
-/* Of every store that is read from the third layer on only, or of none. */
-static int check_partial_keys(const struct geometry *s, struct error *reterr)
-{
-    bool some = false;
-
-    for (int32_t i = 0; i < s->config.n_stores; i++) {
-        const struct geometry_store *st = &s->config.stores[i];
-
-        if (st->layer >= 2 && st->window == 0 && !st->skew) {
-            return error_set(reterr, -ENOTSUP,
-                             "infinigen: no overlay has blk.%d.attn_skew.weight; pipit-skew makes "
-                             "one of this model and its other overlays",
-                             st->layer);
-        }
-        some = some || st->skew;
-    }
-    return some ? 0
-                : error_set(reterr, -ENOTSUP,
-                            "infinigen acts from the third layer on, and this model has none that "
-                            "reads its whole text");
-}
-
-/* What the file's regions, all alike, can hold. */
-static int check_disk(const struct geometry *s, const struct policy *p, struct error *reterr)
+/* What model and backend are, as policies ask it. Partial keys are of stores that are read from the
+ * third layer on. */
+static struct policy_host host_of(const struct geometry *s)
 {
     const struct geometry_store *first = NULL;
+    struct policy_host h = {.ops = s->config.ops,
+                            .one_memory = s->config.one_memory,
+                            .exit_head = s->config.exit_head,
+                            .split = s->config.split,
+                            .least_k_dim = INT32_MAX,
+                            .no_part_keys = -1,
+                            .uneven = {-1, -1}};
 
-    if (!s->config.ops->in_host) {
-        return error_set(reterr, -ENOTSUP,
-                         "%s: backend \"%s\" has memory of its own, which the file's slots do not "
-                         "go to yet; pool=device is there",
-                         policy_disk_option(p), s->config.ops->name);
-    }
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         const struct geometry_store *st = &s->config.stores[i];
 
+        h.least_k_dim = st->k_dim < h.least_k_dim ? st->k_dim : h.least_k_dim;
+        if (st->layer >= 2 && st->window == 0 && !st->skew && h.no_part_keys < 0) {
+            h.no_part_keys = st->layer;
+        }
         if (!st->skew) {
             continue;
         }
-        if (first && (st->n_k != first->n_k || st->n_v != first->n_v || st->k_dim != first->k_dim ||
-                      st->v_dim != first->v_dim)) {
-            return error_set(reterr, -ENOTSUP, "%s: layers %d and %d differ in their heads",
-                             policy_disk_option(p), first->layer, st->layer);
+        h.part_keys = true;
+        if (first && h.uneven[0] < 0 &&
+            (st->n_k != first->n_k || st->n_v != first->n_v || st->k_dim != first->k_dim ||
+             st->v_dim != first->v_dim)) {
+            h.uneven[0] = first->layer;
+            h.uneven[1] = st->layer;
         }
         first = st;
     }
-    return 0;
+    return h;
 }
 
-/* Pages in the host's memory: where that is not the device's anyway. */
-static int check_host(const struct geometry *s, struct error *reterr)
+int geometry_check_host(const struct geometry *s, const struct policy *p, struct error *reterr)
 {
-    if (!s->config.ops->bring || s->config.one_memory) {
-        return error_set(reterr, -ENOTSUP,
-                         "pool=host is no tier where the device is the CPU or shares its memory; "
-                         "pool=device and pool=disk are there");
-    }
-    return 0;
-}
+    struct policy_host h = host_of(s);
 
-int geometry_check_select(const struct geometry *s, const struct policy *p, struct error *reterr)
-{
-    if (p->select == POLICY_READ_ALL) {
-        return 0;
-    }
-    if (!s->config.ops->selects || (p->select == POLICY_INFINIGEN && !s->config.ops->speculate)) {
-        return error_set(reterr, -ENOTSUP,
-                         "backend \"%s\" reads all slots: no sparq, topv or infinigen",
-                         s->config.ops->name);
-    }
-    if (p->select == POLICY_INFINIGEN) {
-        int r = check_partial_keys(s, reterr);
-
-        r = r || !policy_on_disk(p) ? r : check_disk(s, p, reterr);
-        return r || p->pool != POLICY_POOL_HOST ? r : check_host(s, reterr);
-    }
-    for (int32_t i = 0; i < s->config.n_stores && p->select == POLICY_SPARQ; i++) {
-        if (p->r > s->config.stores[i].k_dim) {
-            return error_set(reterr, -EINVAL, "sparq: r=%d, but keys have %d dims", p->r,
-                             s->config.stores[i].k_dim);
-        }
-    }
-    return 0;
+    return policy_check_host(p, &h, reterr);
 }
 
 bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_t store)
@@ -352,13 +306,13 @@ static int lay_select(struct geometry *s, struct error *reterr)
 {
     for (int32_t v = 0; v < s->config.mix.n; v++) {
         const struct policy *p = &s->config.mix.part[v].policy;
-        int r = geometry_check_select(s, p, reterr);
+        int r = geometry_check_host(s, p, reterr);
 
         if (r) {
             return r;
         }
-        s->selects = s->selects || p->select != POLICY_READ_ALL;
-        s->speculates = s->speculates || p->select == POLICY_INFINIGEN;
+        s->selects = s->selects || policy_selects(p);
+        s->speculates = s->speculates || policy_predicts(p);
         for (int32_t i = 0; i < s->config.n_stores; i++) {
             s->sums = s->sums || geometry_keeps_sum(s, p, i);
         }
@@ -385,8 +339,7 @@ bool geometry_evicts(const struct geometry *s, const struct policy *p, int32_t s
 {
     const struct geometry_store *st = &s->config.stores[store];
 
-    return st->window == 0 && place_find(p->place)->evicts &&
-           (p->select != POLICY_INFINIGEN || st->skew);
+    return st->window == 0 && policy_evicts(p) && (!policy_predicts(p) || st->skew);
 }
 
 int32_t geometry_slots(const struct geometry *s, const struct policy *p, int32_t store,
@@ -412,8 +365,8 @@ static bool reads_layered(const struct geometry *s, const struct policy *p,
 {
     bool dense = s->whole_peak || text->n_prompt <= s->steady_cap;
 
-    return p->prefill != POLICY_BOUNDED && p->scope != POLICY_SHARED && s->layered &&
-           text->held == 0 && (p->prefill == POLICY_LAYERED || !dense);
+    return !policy_cuts_chunks(p) && p->scope != POLICY_SHARED && s->layered && text->held == 0 &&
+           (p->prefill == POLICY_LAYERED || !dense);
 }
 
 /* Slots of a global store, at most, while the prompt is read. */
@@ -424,7 +377,7 @@ static int32_t slots_at_peak(const struct policy *p, const struct geometry_text 
     int64_t all = (int64_t)(budget ? text->held_slots : text->held) + n;
     int64_t bounded = (int64_t)budget + p->chunk;
 
-    return (int32_t)(budget && p->prefill == POLICY_BOUNDED && bounded < all ? bounded : all);
+    return (int32_t)(budget && policy_cuts_chunks(p) && bounded < all ? bounded : all);
 }
 
 /* Pages by class that are held at once while the prompt is read, at most: of all stores, or, layer

@@ -43,8 +43,10 @@ struct geometry_config {
     bool keep_prefixes;    /* pages of prompts are kept for texts that begin alike (prefix.h) */
     uint64_t hidden_bytes; /* of one row of hidden states, for layered prefill */
     struct policy_mix mix;
-    bool one_memory;                     /* the device shares the host's */
-    const char *tier_dir;                /* where pool=disk has its file, or NULL */
+    bool one_memory; /* the device shares the host's */
+    bool exit_head;  /* the model has an early-exit head */
+    bool split;      /* it has SwiftKV's split */
+    const char *tier_dir; /* where pool=disk has its file, or NULL */
     const struct tier_calls *tier_calls; /* NULL: the system's */
 };
 
@@ -77,7 +79,7 @@ struct geometry {
     int32_t n_classes;
     struct geometry_class classes[GEOMETRY_MAX_CLASSES];
     /* By precision: variant i is that of mix.part[i] (the same for equal precisions). */
-    int32_t variant[POLICY_MAX_MIX];
+    int32_t variant[KV_MAX_MIX];
     struct ops_kv_layout *layouts; /* (mix.n, n_stores) */
     uint8_t *class_of;             /* (mix.n, n_stores) */
     struct geometry_seat *seats;   /* (n_stores) */
@@ -131,9 +133,9 @@ int geometry_make(const struct geometry_config *config, struct geometry *ret,
                   struct error *reterr) WARN_UNUSED;
 void geometry_finish(struct geometry *s); /* takes a zeroed struct */
 
-/* Can this model and backend do what the policy wants of queries? -ENOTSUP, -EINVAL. */
-int geometry_check_select(const struct geometry *s, const struct policy *p,
-                          struct error *reterr) WARN_UNUSED;
+/* Can this model and backend do what the policy asks? -ENOTSUP, -EINVAL. */
+int geometry_check_host(const struct geometry *s, const struct policy *p,
+                     struct error *reterr) WARN_UNUSED;
 /* Does a sequence under the policy keep the sum of V of a store? */
 bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_t store);
 

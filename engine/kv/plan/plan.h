@@ -56,7 +56,7 @@ struct plan {
     int32_t max_sequences; /* that would fit with ctx */
     int32_t n_classes;
     struct plan_class page_classes[GEOMETRY_MAX_CLASSES];
-    char policy[POLICY_TEXT_MAX]; /* canonical, of the default */
+    char policy[KV_TEXT_MAX]; /* canonical, of the default */
 };
 
 /* Where a plan's numbers come from. */

@@ -2,11 +2,9 @@
 #ifndef PIPIT_ENGINE_KV_POLICY_PLACE_H
 #define PIPIT_ENGINE_KV_POLICY_PLACE_H
 
-/* Which tokens stay: one small table of functions a policy word (DESIGN §5 rule 2). A policy says
- * what may not be dropped and what attention is to observe; the search for a victim, the cut and
- * the sums are backend operations, so these files know no backend. A new policy is one file here,
- * a value of enum policy_place (policy.h), a row in place.c and one in policy_words.c, and where it evicts or
- * scores its bit in policy_words.h. */
+/* Which tokens stay: one small table of functions a policy word. A word says what may not be evicted
+ * and what attention is to observe; the search for a victim, the cut and the sums are backend
+ * operations, so these files know no backend. */
 
 #include "engine/kv/policy/policy.h"
 
@@ -41,27 +39,23 @@ struct place_rows {
 struct place_ops {
     bool evicts;
     bool scores; /* keeps a score for each slot */
+    bool sinks_beside; /* a budget in slots does not include the sinks; one in percent does */
+    enum ops_use use;  /* scores are not of attention, but of what selection lists */
+    /* Of a budget, the latest slots that no eviction takes. */
+    int32_t (*spared)(const struct policy *p, int32_t budget);
     void (*guard)(const struct policy *p, const struct place_when *when, struct place_guard *ret);
     /* What to observe in these rows; layer is set by the forward pass. NULL: scores, if any, are not
      * of attention. */
     void (*observe)(const struct policy *p, const struct place_rows *rows, struct ops_observe *ret);
 };
 
-const struct place_ops *place_find(enum policy_place place);
-
-/* Does a query of a new token read all, under positions of its own, and drop nothing? Then rows may
- * be tried and taken back. */
-bool place_only_appends(const struct policy *p);
-
 extern const struct place_ops place_full;
-extern const struct place_ops place_window;
-extern const struct place_ops place_h2o;
-extern const struct place_ops place_keyformer;
-extern const struct place_ops place_recency;
-extern const struct place_ops place_pool_fifo;
-extern const struct place_ops place_pool_used;
+/* pool.c: by enum policy_victim, for infinigen's pool of so many slots. */
+extern const struct place_ops *const place_pool[];
 
-/* For scoring policies: sinks, and the policy's recent share of the budget. */
+/* recent.c, for words that score: the policy's recent share of a budget. */
+int32_t place_spared_recent(const struct policy *p, int32_t budget);
+/* And sinks, and that share. */
 void place_guard_recent(const struct policy *p, const struct place_when *when,
                         struct place_guard *ret);
 

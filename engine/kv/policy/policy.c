@@ -3,14 +3,62 @@
 
 #include "engine/kv/policy/policy.h"
 
+#include "engine/kv/policy/place.h"
+#include "engine/kv/policy/select.h"
+
+bool policy_evicts(const struct policy *p)
+{
+    return p->place->evicts;
+}
+
+bool policy_scores(const struct policy *p)
+{
+    return p->place->scores;
+}
+
+bool policy_observes(const struct policy *p)
+{
+    return p->place->observe != NULL;
+}
+
+bool policy_selects(const struct policy *p)
+{
+    return p->select != NULL;
+}
+
+bool policy_predicts(const struct policy *p)
+{
+    return p->select && p->select->predicts;
+}
+
+bool policy_only_appends(const struct policy *p)
+{
+    return !policy_evicts(p) && !policy_selects(p) && !p->pos_new;
+}
+
+bool policy_cuts_chunks(const struct policy *p)
+{
+    return p->prefill == POLICY_BOUNDED;
+}
+
+bool policy_one_turn(const struct policy *p)
+{
+    return p->mode == POLICY_AS_SHIPPED;
+}
+
 bool policy_spills(const struct policy *p)
 {
-    return p->select == POLICY_INFINIGEN && p->pool == POLICY_POOL_SLOTS && p->full == POLICY_SPILL;
+    return policy_predicts(p) && p->pool == POLICY_POOL_SLOTS && p->full == POLICY_SPILL;
 }
 
 bool policy_on_disk(const struct policy *p)
 {
-    return p->select == POLICY_INFINIGEN && (p->pool == POLICY_POOL_DISK || policy_spills(p));
+    return policy_predicts(p) && (p->pool == POLICY_POOL_DISK || policy_spills(p));
+}
+
+bool policy_on_host(const struct policy *p)
+{
+    return policy_predicts(p) && p->pool == POLICY_POOL_HOST;
 }
 
 const char *policy_disk_option(const struct policy *p)
@@ -24,7 +72,7 @@ static int32_t slots_of(const struct policy *p, int32_t n_tokens, int32_t ctx)
     int64_t slots = p->budget;
 
     if (p->budget_kind == POLICY_SLOTS) {
-        slots += p->place == POLICY_WINDOW ? p->sinks : 0;
+        slots += p->place->sinks_beside ? p->sinks : 0;
     } else {
         slots = of * p->budget / 100;
         slots = slots < p->min ? p->min : slots;
@@ -34,7 +82,7 @@ static int32_t slots_of(const struct policy *p, int32_t n_tokens, int32_t ctx)
 
 int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx)
 {
-    return p->place == POLICY_FULL ? 0 : slots_of(p, n_tokens, ctx);
+    return policy_evicts(p) ? slots_of(p, n_tokens, ctx) : 0;
 }
 
 int32_t policy_pool_slots(const struct policy *p, int32_t n_tokens, int32_t ctx)

@@ -2,18 +2,13 @@
 #ifndef PIPIT_ENGINE_KV_POLICY_POLICY_H
 #define PIPIT_ENGINE_KV_POLICY_POLICY_H
 
-/* The policy text (DESIGN §5): which precision, which tokens stay, which of them a query reads, how
- * a prompt is read.
+/* A policy: which precision, which tokens stay, which of them a query reads, how a prompt is read.
  *
  *     policy = word {"+" word}            word = name [":" amount] {"," key "=" value}
  *     mix    = policy ["=" percent] {";" policy "=" percent}
  *
- * One word an axis. Precision: f32 f16 bf16 fp8 kv8 k16v8 q8_0 q4_0. Place: full, window:N,
- * h2o:N, keyformer:N, recency:N, and beside them sinks:N. N is slots, "50%" of the text at the end
- * of the prompt, or "50%ctx" of the planned context. Select: sparq, topv:K, infinigen. Early exit:
- * exit:P or exit:draft. The first
- * option of sparq and infinigen may follow a ':' as well. A number as infinigen's pool= is a place of
- * its own: `place` is then its victim's rule. */
+ * Each word is one file of this folder (word.h), listed by registry.c; docs/policy.md has the tables.
+ * Callers outside engine/kv ask the questions below and know no word. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,35 +16,27 @@
 #include "base/error.h"
 #include "kernels/ops.h"
 
-enum policy_place {
-    POLICY_FULL,
-    POLICY_WINDOW,
-    POLICY_H2O,
-    POLICY_KEYFORMER,
-    POLICY_RECENCY,
-    /* infinigen's pool of so many slots: the victim's rule */
-    POLICY_FIFO,
-    POLICY_LRU,
-    POLICY_COUNTER,
-};
+struct backend_ops;
+struct place_ops;
+struct select_ops;
 
 enum policy_budget { POLICY_SLOTS, POLICY_PERCENT, POLICY_PERCENT_CTX };
 enum policy_prefill { POLICY_DENSE, POLICY_LAYERED, POLICY_BOUNDED };
 enum policy_noise { POLICY_ONCE, POLICY_FRESH, POLICY_GAUSS, POLICY_CONST, POLICY_NO_NOISE };
 enum policy_mode { POLICY_PAPER, POLICY_AS_SHIPPED };
 enum policy_scope { POLICY_PER_HEAD, POLICY_PER_LAYER, POLICY_SHARED };
-enum policy_select { POLICY_READ_ALL, POLICY_SPARQ, POLICY_TOPV, POLICY_INFINIGEN };
 enum policy_pool { POLICY_POOL_DEVICE, POLICY_POOL_DISK, POLICY_POOL_SLOTS, POLICY_POOL_HOST };
+enum policy_victim { POLICY_FIFO, POLICY_LRU, POLICY_COUNTER };
 enum policy_full { POLICY_DROP, POLICY_SPILL };
 enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
 
 struct policy {
     enum ops_kv_type k_type;
     enum ops_kv_type v_type;
-    enum policy_place place;
+    const struct place_ops *place;   /* which tokens stay (place.h) */
+    const struct select_ops *select; /* which of them a new token reads (select.h); NULL: all */
     enum policy_budget budget_kind;
-    int32_t
-        budget;  /* slots or percent; window: the sinks are beside it in slots, inside in percent */
+    int32_t budget; /* slots or percent */
     int32_t min; /* slots that a budget in percent has at least */
     int32_t sinks;  /* first positions that stay */
     int32_t recent; /* percent of the budget that the latest tokens have for sure */
@@ -66,7 +53,6 @@ struct policy {
     float damp;  /* scores are multiplied by it at each new token */
     float decay; /* recency: weight of a query against the one after it */
     /* What a query of a new token reads: */
-    int32_t select;
     int32_t r;     /* sparq: dims that rank */
     int32_t top_k; /* slots that are read; topv: whose V is */
     int32_t local; /* sparq: of these, the latest */
@@ -83,24 +69,24 @@ struct policy {
     int32_t partial8; /* in fp8, else in f16 (f32 where K is) */
     int32_t skew;  /* partial keys by the overlay's rotation, else by its columns of K as it is */
     int32_t pool;  /* enum policy_pool: where K and V of all slots lie, or `budget` of them on the device */
-    int32_t victim; /* of these, which goes: POLICY_FIFO, POLICY_LRU or POLICY_COUNTER */
+    int32_t victim; /* enum policy_victim: of these, which goes */
     int32_t exempt; /* counter: the latest slots, which stay */
     int32_t full;   /* enum policy_full: a victim is lost, or read from disk when it is listed again; then
-                       `place` is POLICY_FULL */
+                       `place` is that of full */
     /* A new token to which the early-exit head gives a larger probability needs no deep layers; 0: every
      * one does. */
     float exit;
     int32_t exit_draft; /* the early-exit head proposes tokens, the whole model verifies them */
 };
 
-enum { POLICY_MAX_MIX = 4, POLICY_TEXT_MAX = 512, POLICY_DEFAULT_CHUNK = 512 };
+enum { KV_MAX_MIX = 4, KV_TEXT_MAX = 512, KV_DEFAULT_CHUNK = 512 };
 
 struct policy_mix {
     int32_t n;
     struct {
         struct policy policy;
         int32_t share;      /* percent of the cache's bytes; they sum to 100 */
-    } part[POLICY_MAX_MIX]; /* the first is the default */
+    } part[KV_MAX_MIX]; /* the first is the default */
 };
 
 /* NULL or "" is "full". -EINVAL with the position of the fault (from 1) and the allowed values. */
@@ -115,12 +101,46 @@ void policy_print(const struct policy *p, char *buf, size_t size);
  * that spills. */
 bool policy_same_saved(const struct policy *p, const char *text);
 
+/* What model and backend are, for what a policy may need of them. */
+struct policy_host {
+    const struct backend_ops *ops;
+    bool one_memory;       /* the device shares the host's */
+    bool exit_head;        /* the model has an early-exit head, */
+    bool split;            /* or at least SwiftKV's split */
+    int32_t least_k_dim;   /* of all stores */
+    bool part_keys;        /* some store has what partial keys are made with, */
+    int32_t no_part_keys;  /* and this layer lacks it; -1: none does */
+    int32_t uneven[2];     /* two layers with partial keys whose heads differ; [0] -1: none */
+};
+
+/* Can model and backend do what the policy asks? -ENOTSUP, -EINVAL. */
+int policy_check_host(const struct policy *p, const struct policy_host *h,
+                      struct error *reterr) WARN_UNUSED;
+
+/* Which tokens stay: are any evicted, is a score kept for each slot, is attention observed? */
+bool policy_evicts(const struct policy *p);
+bool policy_scores(const struct policy *p);
+bool policy_observes(const struct policy *p);
+/* Does a new token's query read less than all slots? And are they chosen a layer ahead, from
+ * partial keys? */
+bool policy_selects(const struct policy *p);
+bool policy_predicts(const struct policy *p);
+/* Does a query of a new token read all, under positions of its own, and is nothing evicted? Then
+ * rows may be tried and taken back. */
+bool policy_only_appends(const struct policy *p);
+/* Is a long prompt cut after each chunk? */
+bool policy_cuts_chunks(const struct policy *p);
+/* Is the key set fixed at the end of the first prompt, so that there is no second turn? */
+bool policy_one_turn(const struct policy *p);
+
 /* Do K and V of all slots lie in a file? And is there a pool of slots in memory beside it? */
 bool policy_on_disk(const struct policy *p);
 bool policy_spills(const struct policy *p);
 /* Of a policy on disk: the option that put it there, for messages; a constant. */
 const char *policy_disk_option(const struct policy *p);
-/* The slots of that pool for a head group, 0 where there is none. */
+/* Do pages lie in the host's memory? */
+bool policy_on_host(const struct policy *p);
+/* The slots of the pool beside a file for a head group, 0 where there is none. */
 int32_t policy_pool_slots(const struct policy *p, int32_t n_tokens, int32_t ctx);
 
 /* Slots that a head group holds of a text of n_tokens, 0 for all. Never more than ctx. */

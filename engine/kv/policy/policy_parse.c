@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parser of policy texts.
  *
- * It walks the text once, by the tables of policy_words.c, and remembers where it is, so that every
+ * It walks the text once, by the words of registry.c, and remembers where it is, so that every
  * refusal says at which character, what was found and what may stand there. */
 
 #include "engine/kv/policy/policy.h"
@@ -11,23 +11,15 @@
 #include <string.h>
 
 #include "base/word.h"
-#include "engine/kv/policy/policy_words.h"
+#include "engine/kv/policy/word.h"
 
 struct parser {
     const char *text;
     const char *at;
-    const char *select; /* where the word of selection stands, or NULL */
-    const char *exit;   /* and that of early exit */
+    const struct policy_word *said[AXIS_COUNT]; /* the words of a policy, */
+    const char *said_at[AXIS_COUNT];            /* and where they stand */
     struct error *reterr;
 };
-
-/* The bit by which options know a word. */
-static int word_bit(const struct policy_word *w)
-{
-    return w->axis == AXIS_PLACE    ? POLICY_BIT(w->place)
-           : w->axis == AXIS_SELECT ? POLICY_SELECT_BIT(w->place)
-                                    : 0;
-}
 
 static int fault(const struct parser *p, const char *what)
 {
@@ -78,6 +70,25 @@ static int parse_int(struct parser *p, const char *name, double min, double max,
     return 0;
 }
 
+const char *policy_read_float(const char *s, double *ret)
+{
+    double v = 0;
+    double scale = 1;
+    int digits = 0;
+
+    for (; *s >= '0' && *s <= '9' && digits < 12; s++, digits++) {
+        v = v * 10 + (*s - '0');
+    }
+    if (*s == '.' && s[1] >= '0' && s[1] <= '9') { /* not the ".." of a range */
+        for (s++; *s >= '0' && *s <= '9' && digits < 12; s++, digits++) {
+            scale /= 10;
+            v += (*s - '0') * scale;
+        }
+    }
+    *ret = v;
+    return digits ? s : NULL;
+}
+
 static int parse_float(struct parser *p, const char *name, double min, double max, float *ret)
 {
     double v;
@@ -92,7 +103,7 @@ static int parse_float(struct parser *p, const char *name, double min, double ma
 }
 
 /* A probability, or "draft". */
-static int parse_exit(struct parser *p, struct policy *pol)
+static int parse_chance(struct parser *p, const struct word_option *o, struct policy *pol)
 {
     if (name_len(p->at) == 5 && strncmp(p->at, "draft", 5) == 0) {
         p->at += 5;
@@ -103,20 +114,24 @@ static int parse_exit(struct parser *p, struct policy *pol)
     struct parser number = *p;
 
     number.reterr = &numbers_alone;
-    if (parse_float(&number, "exit", 0.01, 1, &pol->exit)) {
-        return fault(p, "exit takes a number from 0.01 to 1, or \"draft\"");
+    if (parse_float(&number, o->name, o->min, o->max, &pol->exit)) {
+        char what[96];
+
+        (void)snprintf(what, sizeof(what), "%s takes a number from %.9g to %.9g, or \"draft\"",
+                       o->name, o->min, o->max);
+        return fault(p, what);
     }
     p->at = number.at;
     return 0;
 }
 
-static int parse_value(struct parser *p, const struct policy_option *o, int32_t *ret)
+static int parse_value(struct parser *p, const struct word_option *o, int32_t *ret)
 {
     size_t len = name_len(p->at);
     char what[160];
     size_t used;
 
-    for (const struct policy_value *v = o->values; v->name; v++) {
+    for (const struct word_value *v = o->values; v->name; v++) {
         if (name_is(p->at, len, v->name)) {
             p->at += len;
             *ret = v->value;
@@ -124,7 +139,7 @@ static int parse_value(struct parser *p, const struct policy_option *o, int32_t 
         }
     }
     used = (size_t)snprintf(what, sizeof(what), "%s is one of", o->name);
-    for (const struct policy_value *v = o->values; v->name && used < sizeof(what); v++) {
+    for (const struct word_value *v = o->values; v->name && used < sizeof(what); v++) {
         used += (size_t)snprintf(what + used, sizeof(what) - used, " %s", v->name);
     }
     return fault(p, what);
@@ -151,7 +166,7 @@ static int parse_budget(struct parser *p, struct policy *pol)
 }
 
 /* Where all slots lie, or how many there are. */
-static int parse_pool(struct parser *p, const struct policy_option *o, struct policy *pol)
+static int parse_pool(struct parser *p, const struct word_option *o, struct policy *pol)
 {
     if (*p->at >= '0' && *p->at <= '9') {
         pol->pool = POLICY_POOL_SLOTS;
@@ -160,7 +175,7 @@ static int parse_pool(struct parser *p, const struct policy_option *o, struct po
     return parse_value(p, o, &pol->pool);
 }
 
-static int parse_option(struct parser *p, const struct policy_option *o, struct policy *pol)
+static int parse_option(struct parser *p, const struct word_option *o, struct policy *pol)
 {
     uint8_t *field = (uint8_t *)pol + o->offset;
     int32_t i = 0;
@@ -168,25 +183,29 @@ static int parse_option(struct parser *p, const struct policy_option *o, struct 
     int r;
 
     switch (o->type) {
-    case FIELD_INT:
-    case FIELD_PERCENT:
+    case WORD_INT:
+    case WORD_PERCENT:
         r = parse_int(p, o->name, o->min, o->max, &i);
-        if (!r && o->type == FIELD_PERCENT && !accept(p, '%')) {
+        if (!r && o->type == WORD_PERCENT && !accept(p, '%')) {
             r = fault(p, "'%' must follow");
         }
         memcpy(field, &i, sizeof(i));
         return r;
-    case FIELD_VALUE:
+    case WORD_VALUE:
         r = parse_value(p, o, &i);
         memcpy(field, &i, sizeof(i));
         return r;
-    case FIELD_FLOAT:
+    case WORD_FLOAT:
         r = parse_float(p, o->name, o->min, o->max, &f);
         memcpy(field, &f, sizeof(f));
         return r;
-    case FIELD_POOL:
+    case WORD_BUDGET:
+        return parse_budget(p, pol);
+    case WORD_POOL:
         return parse_pool(p, o, pol);
-    case FIELD_TAU:
+    case WORD_CHANCE:
+        return parse_chance(p, o, pol);
+    case WORD_TAU:
         break;
     }
     r = parse_float(p, o->name, o->min, o->max, &pol->tau0);
@@ -203,12 +222,13 @@ static const char *nearest_word(const char *s, size_t len)
     const char *nearest = NULL;
     size_t best = word_far(len);
 
-    for (int i = 0; i < policy_n_words; i++) {
-        size_t d = word_distance(s, len, policy_words[i].name, strlen(policy_words[i].name));
+    for (int i = 0; i < policy_n_words(); i++) {
+        const char *name = policy_word_at(i)->name;
+        size_t d = word_distance(s, len, name, strlen(name));
 
         if (d < best) {
             best = d;
-            nearest = policy_words[i].name;
+            nearest = name;
         }
     }
     return len > 1 ? nearest : NULL;
@@ -219,22 +239,22 @@ static const char *nearest_option(const struct policy_word *w, const char *s, si
     const char *nearest = NULL;
     size_t best = word_far(len);
 
-    for (int i = 0; i < policy_n_options; i++) {
-        size_t d = word_distance(s, len, policy_options[i].name, strlen(policy_options[i].name));
+    for (int i = 0; w->options && w->options[i]; i++) {
+        size_t d = word_distance(s, len, w->options[i]->name, strlen(w->options[i]->name));
 
-        if ((policy_options[i].words & word_bit(w)) && d < best) {
+        if (d < best) {
             best = d;
-            nearest = policy_options[i].name;
+            nearest = w->options[i]->name;
         }
     }
     return len > 1 ? nearest : NULL;
 }
 
-static const struct policy_word *find_word(const char *s, size_t len)
+static const struct word_option *find_option(const struct policy_word *w, const char *s, size_t len)
 {
-    for (int i = 0; i < policy_n_words; i++) {
-        if (name_is(s, len, policy_words[i].name)) {
-            return &policy_words[i];
+    for (int i = 0; w->options && w->options[i]; i++) {
+        if (name_is(s, len, w->options[i]->name)) {
+            return w->options[i];
         }
     }
     return NULL;
@@ -242,7 +262,7 @@ static const struct policy_word *find_word(const char *s, size_t len)
 
 /* A word that stands where an option or its value should. */
 static int fault_word(const struct parser *p, const struct policy_word *w,
-                      const struct policy_option *o)
+                      const struct word_option *o)
 {
     size_t len = name_len(p->at);
     char what[160];
@@ -254,41 +274,37 @@ static int fault_word(const struct parser *p, const struct policy_word *w,
     return fault(p, what);
 }
 
+/* An option that the word does not have. */
+static int unknown_option(const struct parser *p, const struct policy_word *w)
+{
+    const char *near = nearest_option(w, p->at, name_len(p->at));
+    char what[200];
+    size_t used = (size_t)snprintf(what, sizeof(what), "%s%s%s%s takes the options",
+                                   near ? "did you mean '" : "", near ? near : "",
+                                   near ? "'? " : "", w->name);
+
+    for (int i = 0; w->options && w->options[i] && used < sizeof(what); i++) {
+        used += (size_t)snprintf(what + used, sizeof(what) - used, " %s", w->options[i]->name);
+    }
+    if (!w->options) {
+        (void)snprintf(what, sizeof(what), "%s takes no options", w->name);
+    }
+    return fault(p, what);
+}
+
 /* `more`: the first option's comma has been read. */
 static int parse_options(struct parser *p, const struct policy_word *w, bool more,
                          struct policy *pol)
 {
     for (; more || accept(p, ','); more = false) {
         size_t len = name_len(p->at);
-        const struct policy_option *o = NULL;
-        char what[200];
-        size_t used;
+        const struct word_option *o = find_option(w, p->at, len);
 
-        for (int i = 0; i < policy_n_options; i++) {
-            if (name_is(p->at, len, policy_options[i].name) &&
-                (policy_options[i].words & word_bit(w))) {
-                o = &policy_options[i];
-            }
-        }
-        if (find_word(p->at, len) && p->at[len] != '=') {
+        if (policy_word_find(p->at, len) && p->at[len] != '=') {
             return fault_word(p, w, o);
         }
         if (!o) {
-            const char *near = nearest_option(w, p->at, len);
-
-            used = (size_t)snprintf(what, sizeof(what), "%s%s%s%s takes the options",
-                                    near ? "did you mean '" : "", near ? near : "",
-                                    near ? "'? " : "", w->name);
-            for (int i = 0; i < policy_n_options && used < sizeof(what); i++) {
-                if (policy_options[i].words & word_bit(w)) {
-                    used += (size_t)snprintf(what + used, sizeof(what) - used, " %s",
-                                             policy_options[i].name);
-                }
-            }
-            if (word_bit(w) == 0) {
-                (void)snprintf(what, sizeof(what), "%s takes no options", w->name);
-            }
-            return fault(p, what);
+            return unknown_option(p, w);
         }
         p->at += len;
         if (!accept(p, '=')) {
@@ -316,202 +332,81 @@ static int unknown_word(const struct parser *p)
         return fault(p, what);
     }
 
-    for (int i = 0; i < policy_n_words && used < sizeof(what); i++) {
-        used += (size_t)snprintf(what + used, sizeof(what) - used, " %s", policy_words[i].name);
+    for (int i = 0; i < policy_n_words() && used < sizeof(what); i++) {
+        used += (size_t)snprintf(what + used, sizeof(what) - used, " %s", policy_word_at(i)->name);
     }
     return fault(p, what);
 }
 
-static int parse_word(struct parser *p, struct policy *pol, bool seen[AXIS_COUNT])
+static const char *const second[AXIS_COUNT] = {
+    [AXIS_PRECISION] = "a second word of precision",
+    [AXIS_SINKS] = "a second \"sinks\"",
+    [AXIS_PLACE] = "a second word for which tokens stay",
+    [AXIS_SELECT] = "a second word for which tokens are read",
+    [AXIS_EXIT] = "a second \"exit\"",
+};
+
+static int parse_amount(struct parser *p, const struct policy_word *w, struct policy *pol)
+{
+    char what[96];
+
+    if (accept(p, ':')) {
+        return parse_option(p, w->amount, pol);
+    }
+    (void)snprintf(what, sizeof(what), "':' and %s", w->amount_says);
+    return fault(p, what);
+}
+
+static int parse_word(struct parser *p, struct policy *pol)
 {
     size_t len = name_len(p->at);
-    const struct policy_word *w = find_word(p->at, len);
-    bool more = false;
-    int r = 0;
+    const struct policy_word *w = policy_word_find(p->at, len);
 
     if (!w) {
         return unknown_word(p);
     }
-    if (seen[w->axis]) {
-        return fault(p, w->axis == AXIS_PRECISION ? "a second word of precision"
-                        : w->axis == AXIS_PLACE   ? "a second word for which tokens stay"
-                        : w->axis == AXIS_SELECT  ? "a second word for which tokens are read"
-                        : w->axis == AXIS_EXIT    ? "a second \"exit\""
-                                                  : "a second \"sinks\"");
+    if (p->said[w->axis]) {
+        return fault(p, second[w->axis]);
     }
-    seen[w->axis] = true;
-    p->select = w->axis == AXIS_SELECT ? p->at : p->select;
-    p->exit = w->axis == AXIS_EXIT ? p->at : p->exit;
+    p->said[w->axis] = w;
+    p->said_at[w->axis] = p->at;
     p->at += len;
-    if (w->amount && !accept(p, ':')) {
-        return fault(p, w->axis == AXIS_PLACE  ? "':' and a budget must follow (512, 50% or 50%ctx)"
-                        : w->axis == AXIS_EXIT ? "':' and a probability must follow (0.95)"
-                                               : "':' and a number of slots must follow");
-    }
-    switch (w->axis) {
-    case AXIS_PRECISION:
+    if (w->axis == AXIS_PRECISION) {
         pol->k_type = w->k;
         pol->v_type = w->v;
-        break;
-    case AXIS_PLACE:
-        pol->place = (enum policy_place)w->place;
-        r = w->amount ? parse_budget(p, pol) : 0;
-        break;
-    case AXIS_SINKS:
-        r = parse_int(p, "sinks", 0, 4096, &pol->sinks);
-        break;
-    case AXIS_SELECT:
-        pol->select = w->place;
-        r = w->amount ? parse_int(p, w->name, 1, 1 << 24, &pol->top_k) : 0;
-        more = !w->amount && accept(p, ':');
-        break;
-    case AXIS_EXIT:
-        r = parse_exit(p, pol);
-        break;
-    case AXIS_COUNT:
-        break;
     }
+    pol->place = w->place ? w->place : pol->place;
+    pol->select = w->select ? w->select : pol->select;
+
+    int r = w->amount ? parse_amount(p, w, pol) : 0;
+    bool more = !r && w->colon && accept(p, ':');
+
     return r ? r : parse_options(p, w, more, pol);
-}
-
-/* A query must be able to read its latest tokens, at the positions they have. */
-static int check_select(struct parser *p, const struct policy *pol)
-{
-    char what[128];
-
-    if (pol->select == POLICY_SPARQ && pol->local > pol->top_k) {
-        (void)snprintf(what, sizeof(what), "the latest %d slots are more than k=%d", pol->local,
-                       pol->top_k);
-        p->at = p->select;
-        return fault(p, what);
-    }
-    if (pol->select == POLICY_INFINIGEN && pol->count > 0 && pol->share > 0) {
-        p->at = p->select;
-        return fault(p, "count and share both say how many slots are read");
-    }
-    if (pol->select != POLICY_READ_ALL &&
-        (ops_kv_block_dims(pol->k_type) > 1 || ops_kv_block_dims(pol->v_type) > 1)) {
-        p->at = p->select;
-        return fault(p, "q8_0 and q4_0 share a scale among 32 dims: no dim or slot is read alone");
-    }
-    if (pol->select != POLICY_READ_ALL && pol->pos_new) {
-        p->at = p->select;
-        return fault(p, "pos=new rotates every key as it is read, so none can be left out");
-    }
-    return 0;
-}
-
-/* What skips layers cannot stand beside what follows every token through all of them. */
-static int check_exit(struct parser *p, const struct policy *pol)
-{
-    if (pol->exit_draft && (pol->select != POLICY_READ_ALL || pol->place != POLICY_FULL)) {
-        p->at = p->exit;
-        return fault(
-            p, "exit:draft takes back the rows that were guessed wrong: beside full alone, not "
-               "beside words that drop tokens, score them or choose which are read");
-    }
-    if (pol->exit > 0 &&
-        (pol->select != POLICY_READ_ALL || (POLICY_BIT(pol->place) & POLICY_SCORING))) {
-        p->at = p->exit;
-        return fault(p, "exit skips layers for some tokens: not beside h2o, keyformer or recency, "
-                        "which score every token's attention, nor beside sparq, topv or infinigen");
-    }
-    return 0;
-}
-
-/* What a budget of slots leaves must be at least one slot that may be overwritten. */
-static int check(const struct parser *p, const struct policy *pol, bool sinks)
-{
-    if (pol->place == POLICY_FULL && sinks) {
-        return fault(p, "\"sinks\" needs a word beside it that drops tokens, such as window:1020");
-    }
-    if (pol->place == POLICY_FULL && !policy_spills(pol)) {
-        return 0;
-    }
-    int32_t least = pol->budget_kind != POLICY_SLOTS ? pol->min
-                    : policy_spills(pol)             ? pol->budget
-                                                     : policy_budget(pol, 0, INT32_MAX);
-    int32_t recent =
-        pol->place == POLICY_COUNTER || (policy_spills(pol) && pol->victim == POLICY_COUNTER)
-            ? pol->exempt
-        : pol->place == POLICY_WINDOW || pol->place >= POLICY_FIFO
-            ? 1
-            : (int32_t)((int64_t)least * pol->recent / 100);
-
-    if (pol->mode == POLICY_AS_SHIPPED && pol->prefill == POLICY_BOUNDED) {
-        return fault(p, "mode=as-shipped chooses once, from the whole prompt: not prefill=bounded");
-    }
-    if (pol->scope == POLICY_SHARED && pol->prefill == POLICY_BOUNDED) {
-        return fault(p, "score=shared needs prefill=dense");
-    }
-    if (pol->sinks + recent > least) {
-        char what[128];
-
-        (void)snprintf(what, sizeof(what),
-                       "%d sinks and %d recent slots leave nothing of a budget of %d", pol->sinks,
-                       recent, least);
-        return fault(p, what);
-    }
-    return 0;
-}
-
-/* Defaults that hang on other values. */
-static void settle(struct policy *pol)
-{
-    if (pol->noise < 0) {
-        pol->noise = pol->mode == POLICY_AS_SHIPPED ? POLICY_FRESH : POLICY_ONCE;
-    }
-    if (pol->scope == POLICY_SHARED) {
-        pol->prefill = POLICY_DENSE; /* a layer alone does not have all layers' scores */
-    }
-    if (pol->local < 0) {
-        pol->local = pol->top_k / 4;
-    }
-    if (pol->observe < 0) { /* at decay 0.99 the 256th query before the last still counts 8 % */
-        pol->observe = pol->place == POLICY_RECENCY ? 256 : 64;
-    }
-}
-
-/* A pool of so many slots is a rule for which tokens stay. */
-static int place_pool(struct parser *p, struct policy *pol)
-{
-    if (pol->select != POLICY_INFINIGEN) {
-        return 0;
-    }
-    if (pol->place != POLICY_FULL) {
-        p->at = p->select;
-        return fault(p, "infinigen's pool decides which tokens stay: no other word for that");
-    }
-    if (pol->full == POLICY_SPILL && pol->pool != POLICY_POOL_SLOTS) {
-        p->at = p->select;
-        return fault(p, "full=spill needs a pool of so many slots, such as pool=60%ctx");
-    }
-    if (pol->pool == POLICY_POOL_SLOTS && pol->full == POLICY_DROP) {
-        pol->place = (enum policy_place)pol->victim;
-    }
-    return 0;
 }
 
 static int parse_policy(struct parser *p, struct policy *ret)
 {
     struct policy pol = policy_defaults;
-    bool seen[AXIS_COUNT] = {false};
+    enum word_axis at = AXIS_COUNT;
+    char what[200];
     int r;
 
+    memset(p->said, 0, sizeof(p->said));
     do {
-        r = parse_word(p, &pol, seen);
+        r = parse_word(p, &pol);
     } while (!r && accept(p, '+'));
-    r = r ? r : place_pool(p, &pol);
-    if (!r) {
-        r = check(p, &pol, seen[AXIS_SINKS]);
+    if (r) {
+        return r;
     }
-    r = r ? r : check_select(p, &pol);
-    r = r ? r : check_exit(p, &pol);
-    if (!r) {
-        settle(&pol);
-        *ret = pol;
+    if (policy_check_rules(&pol, p->said, &at, what, sizeof(what))) {
+        bool read = at == AXIS_SELECT || at == AXIS_EXIT; /* else a sum of words, said at the end */
+
+        p->at = read ? p->said_at[at] : p->at;
+        return fault(p, what);
     }
-    return r;
+    policy_settle(&pol);
+    *ret = pol;
+    return 0;
 }
 
 int policy_parse(const char *text, struct policy *ret, struct error *reterr)
@@ -520,7 +415,7 @@ int policy_parse(const char *text, struct policy *ret, struct error *reterr)
     struct policy pol = policy_defaults;
 
     p.at = p.text;
-    settle(&pol);
+    policy_settle(&pol);
     int r = *p.text ? parse_policy(&p, &pol) : 0;
 
     if (!r && *p.at) {
@@ -541,7 +436,7 @@ int policy_parse_mix(const char *text, struct policy_mix *ret, struct error *ret
 
     p.at = p.text;
     do {
-        if (mix.n == POLICY_MAX_MIX) {
+        if (mix.n == KV_MAX_MIX) {
             return fault(&p, "at most 4 policies share a cache");
         }
         r = parse_policy(&p, &mix.part[mix.n].policy);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Policies as text. Printing walks the tables that the parser walks: whatever can be said is
+/* Policies as text. Printing walks the words that the parser walks: whatever can be said is
  * printed, so a changed default never changes the meaning of a saved text. */
 
 #include "engine/kv/policy/policy.h"
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/kv/policy/policy_words.h"
+#include "engine/kv/policy/word.h"
 
 struct printer {
     char *buf;
@@ -56,8 +56,7 @@ static void put_budget(struct printer *o, const struct policy *p)
                                            : "%ctx");
 }
 
-static void put_option(struct printer *o, const struct policy_option *row, const char *before,
-                       const struct policy *p)
+static void put_value(struct printer *o, const struct word_option *row, const struct policy *p)
 {
     const uint8_t *field = (const uint8_t *)p + row->offset;
     int32_t i;
@@ -65,30 +64,39 @@ static void put_option(struct printer *o, const struct policy_option *row, const
 
     memcpy(&i, field, sizeof(i));
     memcpy(&f, field, sizeof(f));
-    put(o, "%s%s=", before, row->name);
     switch (row->type) {
-    case FIELD_INT:
+    case WORD_INT:
         put(o, "%d", i);
         break;
-    case FIELD_PERCENT:
+    case WORD_PERCENT:
         put(o, "%d%%", i);
         break;
-    case FIELD_FLOAT:
+    case WORD_FLOAT:
         put_float(o, f);
         break;
-    case FIELD_TAU:
+    case WORD_TAU:
         put_float(o, p->tau0);
         put(o, "..");
         put_float(o, p->tau1);
         break;
-    case FIELD_POOL:
+    case WORD_CHANCE:
+        if (p->exit_draft) {
+            put(o, "draft");
+        } else {
+            put_float(o, p->exit);
+        }
+        break;
+    case WORD_BUDGET:
+        put_budget(o, p);
+        break;
+    case WORD_POOL:
         if (i == POLICY_POOL_SLOTS) {
             put_budget(o, p);
             break;
         }
         /* fallthrough */
-    case FIELD_VALUE:
-        for (const struct policy_value *v = row->values; v->name; v++) {
+    case WORD_VALUE:
+        for (const struct word_value *v = row->values; v->name; v++) {
             if (v->value == i) {
                 put(o, "%s", v->name);
             }
@@ -97,60 +105,44 @@ static void put_option(struct printer *o, const struct policy_option *row, const
     }
 }
 
-/* The options of one word, `first` before the first of them. */
-static void put_options(struct printer *o, int bit, const char *first, const struct policy *p)
+static bool is_default(const struct word_option *row, const struct policy *p)
 {
-    for (int i = 0; i < policy_n_options; i++) {
-        if (policy_options[i].words & bit) {
-            put_option(o, &policy_options[i], first, p);
-            first = ",";
+    return memcmp((const uint8_t *)p + row->offset, (const uint8_t *)&policy_defaults + row->offset,
+                  sizeof(int32_t)) == 0;
+}
+
+static void put_word(struct printer *o, const struct policy_word *w, const struct policy *p)
+{
+    const char *before = w->colon ? ":" : ",";
+
+    put(o, "%s%s", o->used ? "+" : "", w->name);
+    if (w->amount) {
+        put(o, ":");
+        put_value(o, w->amount, p);
+    }
+    for (int i = 0; w->options && w->options[i]; i++) {
+        if (w->options[i]->quiet && is_default(w->options[i], p)) {
+            continue;
         }
+        put(o, "%s%s=", before, w->options[i]->name);
+        put_value(o, w->options[i], p);
+        before = ",";
     }
 }
 
 void policy_print(const struct policy *p, char *buf, size_t size)
 {
     struct printer o = {.buf = buf, .size = size};
-    int32_t place = p->place >= POLICY_FIFO ? POLICY_FULL : (int32_t)p->place; /* a pool's rule */
 
     if (size) {
         buf[0] = 0;
     }
-    for (int i = 0; i < policy_n_words; i++) {
-        if (policy_words[i].axis == AXIS_PRECISION && policy_words[i].k == p->k_type &&
-            policy_words[i].v == p->v_type) {
-            put(&o, "%s", policy_words[i].name);
+    for (int axis = 0; axis < AXIS_COUNT; axis++) {
+        const struct policy_word *w = policy_word_of(p, (enum word_axis)axis);
+
+        if (w) {
+            put_word(&o, w, p);
         }
-    }
-    if (p->place != POLICY_FULL) {
-        put(&o, "+sinks:%d", p->sinks);
-    }
-    for (int i = 0; i < policy_n_words; i++) {
-        if (policy_words[i].axis != AXIS_PLACE || policy_words[i].place != place) {
-            continue;
-        }
-        put(&o, "+%s", policy_words[i].name);
-        if (policy_words[i].amount) {
-            put(&o, ":");
-            put_budget(&o, p);
-        }
-    }
-    put_options(&o, POLICY_BIT(place), ",", p);
-    if (p->select == POLICY_SPARQ) {
-        put(&o, "+sparq");
-        put_options(&o, POLICY_SELECT_BIT(POLICY_SPARQ), ":", p);
-    } else if (p->select == POLICY_TOPV) {
-        put(&o, "+topv:%d", p->top_k);
-        put_options(&o, POLICY_SELECT_BIT(POLICY_TOPV), ",", p);
-    } else if (p->select == POLICY_INFINIGEN) {
-        put(&o, "+infinigen");
-        put_options(&o, POLICY_SELECT_BIT(POLICY_INFINIGEN), ":", p);
-    }
-    if (p->exit > 0) {
-        put(&o, "+exit:");
-        put_float(&o, p->exit);
-    } else if (p->exit_draft) {
-        put(&o, "+exit:draft");
     }
 }
 
@@ -159,7 +151,7 @@ static void print_at_home(const struct policy *p, char *buf, size_t size)
 {
     struct policy home = *p;
 
-    if (p->select == POLICY_INFINIGEN && (p->pool != POLICY_POOL_SLOTS || policy_spills(p))) {
+    if (policy_predicts(p) && (p->pool != POLICY_POOL_SLOTS || policy_spills(p))) {
         home.pool = policy_defaults.pool;
         home.full = policy_defaults.full;
         home.victim = policy_defaults.victim;
@@ -170,8 +162,8 @@ static void print_at_home(const struct policy *p, char *buf, size_t size)
 
 bool policy_same_saved(const struct policy *p, const char *text)
 {
-    char a[POLICY_TEXT_MAX];
-    char b[POLICY_TEXT_MAX];
+    char a[KV_TEXT_MAX];
+    char b[KV_TEXT_MAX];
     struct policy saved;
 
     if (policy_parse(text, &saved, NULL)) {

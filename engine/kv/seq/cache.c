@@ -180,7 +180,7 @@ static int check_state(const struct geometry *s, const struct policy *p,
                        const struct geometry_text *text, const struct geometry_need *need,
                        struct error *reterr)
 {
-    bool scores = place_find(p->place)->scores;
+    bool scores = policy_scores(p);
     int32_t budget = geometry_budget(s, p, text);
 
     if (s->steady_cap < budget || (scores && !s->scores)) {
@@ -220,7 +220,7 @@ static int check_select(const struct geometry *s, const struct policy *p, int32_
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         sums = sums || geometry_keeps_sum(s, p, i);
     }
-    bool speculates = p->select == POLICY_INFINIGEN;
+    bool speculates = policy_predicts(p);
 
     if (policy_on_disk(p) && !s->tier.n_stores) {
         return error_set(reterr, -ENOMEM,
@@ -233,20 +233,19 @@ static int check_select(const struct geometry *s, const struct policy *p, int32_
             "the file for K and V is planned for another precision or partial key; start "
             "the daemon with --kv naming this policy");
     }
-    if ((p->select != POLICY_READ_ALL && !s->selects) || (sums && !s->sums) ||
+    if ((policy_selects(p) && !s->selects) || (sums && !s->sums) ||
         (speculates && !s->speculates)) {
         return error_set(reterr, -ENOMEM,
                          "the plan holds no %s; start the daemon with --kv naming this policy",
                          sums && s->selects ? "sums of V" : "scratch for queries that select");
     }
-    return geometry_check_select(s, p, reterr);
+    return geometry_check_host(s, p, reterr);
 }
 
 int cache_check(const struct cache *c, const struct policy *p, const struct geometry_text *text,
                 struct error *reterr)
 {
     const struct geometry *s = &c->geometry;
-    const struct place_ops *place = place_find(p->place);
     struct geometry_need need;
     int v = geometry_variant(s, p);
 
@@ -262,7 +261,7 @@ int cache_check(const struct cache *c, const struct policy *p, const struct geom
     geometry_need(s, p, v, text, &need);
     int r = check_select(s, p, v, reterr);
 
-    if (!r && place->evicts) {
+    if (!r && policy_evicts(p)) {
         r = check_state(s, p, text, &need, reterr);
     }
     if (r) {
@@ -379,7 +378,7 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
 
     q->busy = true;
     q->policy = *p;
-    q->place = place_find(p->place);
+    q->place = p->place;
     q->variant = v;
     q->principal = principal;
     q->n_prompt = text->n_prompt;
@@ -401,7 +400,7 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     if (policy_on_disk(p)) {
         tier_sit(c->tier, seat,
                  &(struct tier_pool_rule){
-                     .victim = (enum policy_place)p->victim,
+                     .victim = (enum policy_victim)p->victim,
                      .n_slots = policy_pool_slots(p, text->n_prompt, s->config.ctx),
                      .exempt = p->exempt,
                  });

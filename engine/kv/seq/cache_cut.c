@@ -111,7 +111,7 @@ int cache_cut(struct cache *c, int32_t seat, bool last)
     struct place_guard guard;
     int r = 0;
 
-    if (q->budget == 0 || (!last && q->policy.prefill != POLICY_BOUNDED)) {
+    if (q->budget == 0 || (!last && !policy_cuts_chunks(&q->policy))) {
         return 0;
     }
     cache_guard_at(q, true, q->n_tokens - 1, &guard);

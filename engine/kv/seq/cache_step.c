@@ -167,7 +167,7 @@ int32_t cache_spare_rows(const struct cache *c, int32_t seat)
     const struct cache_seq *q = &c->seqs[seat];
     int32_t spare = INT32_MAX;
 
-    if (!place_only_appends(&q->policy)) {
+    if (!policy_only_appends(&q->policy)) {
         return 0;
     }
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {

@@ -130,7 +130,7 @@ int32_t prefix_block(const struct prefix *p, const struct policy *policy)
 {
     int32_t block = policy->chunk;
 
-    if (p->cap == 0 || place_find(policy->place)->evicts || policy_on_disk(policy)) {
+    if (p->cap == 0 || policy_evicts(policy) || policy_on_disk(policy)) {
         return 0;
     }
     while (block % PREFIX_TOKENS) { /* ends: 64 chunks are whole units */
@@ -201,7 +201,7 @@ static uint32_t find_unit(const struct prefix *p, uint32_t root, uint32_t parent
 int32_t prefix_find(struct prefix *p, uint64_t principal, const struct policy *policy,
                     const int32_t *tokens, int32_t n_units, uint32_t *ret)
 {
-    char text[POLICY_TEXT_MAX] = {0};
+    char text[KV_TEXT_MAX] = {0};
     uint32_t unit = PREFIX_NONE;
     int32_t n = 0;
 
@@ -249,7 +249,7 @@ void prefix_touch(struct prefix *p, uint32_t unit)
 uint32_t prefix_add(struct prefix *p, uint64_t principal, const struct policy *policy,
                     int32_t variant, uint32_t parent, const int32_t *tokens)
 {
-    char text[POLICY_TEXT_MAX] = {0};
+    char text[KV_TEXT_MAX] = {0};
     uint32_t unit = p->free;
     uint32_t root;
 

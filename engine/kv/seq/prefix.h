@@ -36,7 +36,7 @@ struct prefix_root {
     uint64_t principal;
     uint32_t n_units; /* 0: free */
     int32_t variant;  /* of its pages (geometry.h) */
-    char policy[POLICY_TEXT_MAX];
+    char policy[KV_TEXT_MAX];
 };
 
 struct prefix {

@@ -30,7 +30,7 @@ struct header {
     uint32_t version;
     int32_t n_stores;
     char identity[64];
-    char policy[POLICY_TEXT_MAX];
+    char policy[KV_TEXT_MAX];
     int32_t n_tokens;
     int32_t n_prompt;
     int32_t n_slots;
@@ -47,7 +47,7 @@ struct store_header {
     uint64_t slot_bytes;
 };
 
-_Static_assert(sizeof(struct header) == 8 + 8 + 64 + POLICY_TEXT_MAX + 32, "no padding");
+_Static_assert(sizeof(struct header) == 8 + 8 + 64 + KV_TEXT_MAX + 32, "no padding");
 _Static_assert(sizeof(struct store_header) == 24, "no padding");
 
 static uint64_t pad8(uint64_t n)
@@ -534,7 +534,7 @@ static int check_header(const struct cache *c, const struct header *h, size_t si
         h->n_slots < 0 || h->n_slots > h->n_tokens || h->n_evicted < 0) {
         return broken(reterr, "its sizes");
     }
-    if (p->place == POLICY_FULL
+    if (!policy_evicts(p)
             ? h->budget != 0 || h->n_slots != h->n_tokens
             : h->budget < 1 || h->budget > c->geometry.steady_cap || h->n_slots > h->budget) {
         return broken(reterr, "its budget");
@@ -614,7 +614,7 @@ static int check_group(const struct store_header *h, const struct policy *p, con
     }
     if (!r && (h->flags & HAS_SCORE)) {
         r = check_finite(at, n, "a score", reterr);
-        r = !r && p->place == POLICY_COUNTER ? check_counts(at, n, reterr) : r;
+        r = !r && p->place->use == OPS_USE_COUNT ? check_counts(at, n, reterr) : r;
         at += pad8(n * sizeof(float));
     }
     return r ? r : check_finite(at, n_sums(h), "a sum of V", reterr);
@@ -721,7 +721,7 @@ int snapshot_open(const struct cache *c, const struct snapshot_source *source,
         goto fail;
     }
     t.seq = (struct cache_seq){
-        .policy = *p, .place = place_find(p->place), .variant = geometry_variant(&c->geometry, p)};
+        .policy = *p, .place = p->place, .variant = geometry_variant(&c->geometry, p)};
     if (t.seq.variant < 0) {
         r = error_set(reterr, -ENOMEM, "it was saved under %s, of which the plan has no pages",
                       t.head.policy);

@@ -28,7 +28,7 @@ struct snapshot_source {
 /* A block that was looked at. */
 struct snapshot {
     struct snapshot_source source;
-    char policy[POLICY_TEXT_MAX]; /* canonical */
+    char policy[KV_TEXT_MAX]; /* canonical */
     const int32_t *tokens;        /* (n_tokens) */
     int32_t n_tokens;
     int32_t n_slots;

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The words of precision: the types that K and V are stored in. */
+
+#include "engine/kv/policy/precision.h"
+
+const struct policy_word policy_precisions[POLICY_N_PRECISIONS] = {
+    {.name = "f32", .k = OPS_KV_F32, .v = OPS_KV_F32, .help = "K and V in f32"},
+    {.name = "f16", .k = OPS_KV_F16, .v = OPS_KV_F16, .help = "K and V in f16, the default"},
+    {.name = "bf16", .k = OPS_KV_BF16, .v = OPS_KV_BF16, .help = "K and V in bf16"},
+    {.name = "fp8", .k = OPS_KV_FP8, .v = OPS_KV_FP8, .help = "K and V in FP8 E4M3"},
+    {.name = "kv8", .k = OPS_KV_I8, .v = OPS_KV_FP8, .help = "K in int8, V in FP8 E4M3"},
+    {.name = "k16v8", .k = OPS_KV_F16, .v = OPS_KV_FP8, .help = "K in f16, V in FP8 E4M3"},
+    {.name = "q8_0",
+     .k = OPS_KV_Q8_0,
+     .v = OPS_KV_Q8_0,
+     .help = "K and V in GGUF's 8-bit blocks of 32"},
+    {.name = "q4_0",
+     .k = OPS_KV_Q4_0,
+     .v = OPS_KV_Q4_0,
+     .help = "K and V in GGUF's 4-bit blocks of 32"},
+};

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What may stand together. A word's own file says what its own fields forbid and what it needs;
+ * here is what kinds of words and values forbid each other, once, as a table of traits. What a plan
+ * holds is another question: cache_check(). */
+
+#include <errno.h>
+#include <stdio.h>
+
+#include "engine/kv/policy/word.h"
+#include "kernels/backend.h"
+
+enum trait {
+    EVICTS = 1,     /* tokens */
+    SCORES = 2,     /* every token's attention */
+    SELECTS = 4,    /* what a query reads */
+    BLOCKS = 8,     /* a scale is shared among dims */
+    RENUMBERS = 16, /* pos=new */
+    CUTS = 32,      /* prefill=bounded */
+    SHARES = 64,    /* score=shared */
+    ONE_TURN = 128, /* mode=as-shipped */
+    SKIPS = 256,    /* exit:P */
+    PROPOSES = 512, /* exit:draft */
+};
+
+static unsigned traits_of(const struct policy *p)
+{
+    bool blocks = ops_kv_block_dims(p->k_type) > 1 || ops_kv_block_dims(p->v_type) > 1;
+
+    return (policy_evicts(p) ? EVICTS : 0U) | (policy_observes(p) ? SCORES : 0U) |
+           (policy_selects(p) ? SELECTS : 0U) | (blocks ? BLOCKS : 0U) |
+           (p->pos_new ? RENUMBERS : 0U) | (policy_cuts_chunks(p) ? CUTS : 0U) |
+           (p->scope == POLICY_SHARED ? SHARES : 0U) | (policy_one_turn(p) ? ONE_TURN : 0U) |
+           (p->exit > 0 ? SKIPS : 0U) | (p->exit_draft ? PROPOSES : 0U);
+}
+
+static const struct {
+    unsigned one;
+    unsigned other;    /* any of these */
+    enum word_axis at; /* the word that is at fault; AXIS_COUNT: said at the end */
+    const char *what;
+} conflicts[] = {
+    {ONE_TURN, CUTS, AXIS_COUNT,
+     "mode=as-shipped chooses once, from the whole prompt: not prefill=bounded"},
+    {SHARES, CUTS, AXIS_COUNT, "score=shared needs prefill=dense"},
+    {SELECTS, BLOCKS, AXIS_SELECT,
+     "q8_0 and q4_0 share a scale among 32 dims: no dim or slot is read alone"},
+    {SELECTS, RENUMBERS, AXIS_SELECT,
+     "pos=new rotates every key as it is read, so none can be left out"},
+    {PROPOSES, SELECTS | EVICTS, AXIS_EXIT,
+     "exit:draft takes back the rows that were guessed wrong: beside full alone, not "
+     "beside words that drop tokens, score them or choose which are read"},
+    {SKIPS, SELECTS | SCORES, AXIS_EXIT,
+     "exit skips layers for some tokens: not beside h2o, keyformer or recency, "
+     "which score every token's attention, nor beside sparq, topv or infinigen"},
+};
+
+/* What a budget leaves must be at least one slot that may be overwritten. */
+static int check_budget(const struct policy *p, bool sinks, char *what, size_t size)
+{
+    const struct place_ops *place = policy_spills(p) ? place_pool[p->victim] : p->place;
+
+    if (!policy_evicts(p) && sinks) {
+        (void)snprintf(what, size,
+                       "\"sinks\" needs a word beside it that drops tokens, such as window:1020");
+        return -EINVAL;
+    }
+    if (!place->evicts) {
+        return 0;
+    }
+    int32_t least = p->budget_kind != POLICY_SLOTS ? p->min
+                    : policy_spills(p)             ? p->budget
+                                                   : policy_budget(p, 0, INT32_MAX);
+    int32_t spared = place->spared(p, least);
+
+    if (p->sinks + spared > least) {
+        (void)snprintf(what, size, "%d sinks and %d recent slots leave nothing of a budget of %d",
+                       p->sinks, spared, least);
+        return -EINVAL;
+    }
+    return 0;
+}
+
+int policy_check_rules(struct policy *p, const struct policy_word *const said[AXIS_COUNT],
+                       enum word_axis *reterr_at, char *what, size_t size)
+{
+    unsigned traits;
+
+    for (int axis = 0; axis < AXIS_COUNT; axis++) {
+        if (said[axis] && said[axis]->join && said[axis]->join(p, what, size)) {
+            *reterr_at = (enum word_axis)axis;
+            return -EINVAL;
+        }
+    }
+    *reterr_at = AXIS_COUNT;
+    if (check_budget(p, said[AXIS_SINKS] != NULL, what, size)) {
+        return -EINVAL;
+    }
+    traits = traits_of(p);
+    for (size_t i = 0; i < sizeof(conflicts) / sizeof(conflicts[0]); i++) {
+        if ((traits & conflicts[i].one) && (traits & conflicts[i].other)) {
+            *reterr_at = conflicts[i].at;
+            (void)snprintf(what, size, "%s", conflicts[i].what);
+            return -EINVAL;
+        }
+    }
+    return 0;
+}
+
+void policy_settle(struct policy *p)
+{
+    for (int axis = 0; axis < AXIS_COUNT; axis++) {
+        const struct policy_word *w = policy_word_of(p, (enum word_axis)axis);
+
+        if (w && w->settle) {
+            w->settle(p);
+        }
+    }
+    if (p->scope == POLICY_SHARED) {
+        p->prefill = POLICY_DENSE; /* a layer alone does not have all layers' scores */
+    }
+    if (p->observe < 0) {
+        p->observe = 64;
+    }
+}
+
+int policy_check_host(const struct policy *p, const struct policy_host *h, struct error *reterr)
+{
+    int r = 0;
+
+    if (policy_selects(p) && (!h->ops->selects || (policy_predicts(p) && !h->ops->speculate))) {
+        return error_set(reterr, -ENOTSUP,
+                         "backend \"%s\" reads all slots: no sparq, topv or infinigen",
+                         h->ops->name);
+    }
+    for (int axis = 0; !r && axis < AXIS_COUNT; axis++) {
+        const struct policy_word *w = policy_word_of(p, (enum word_axis)axis);
+
+        r = w && w->needs ? w->needs(p, h, reterr) : 0;
+    }
+    return r;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The first `sinks` positions and the latest others, by position alone: StreamingLLM's choice of
+ * tokens with their original positions (its renumbering is pos=new), or a plain window without
+ * sinks. No scores, so attention observes nothing. */
+
+#include "engine/kv/policy/word.h"
+
+static void guard(const struct policy *p, const struct place_when *when, struct place_guard *ret)
+{
+    *ret = (struct place_guard){
+        .budget = when->budget,
+        .drop = -1,
+        .sinks = p->sinks,
+        .pos_protect = INT32_MAX,
+        .by_position = true,
+    };
+}
+
+static int32_t spared(const struct policy *p, int32_t budget)
+{
+    (void)p;
+    (void)budget;
+    return 1;
+}
+
+static const struct place_ops place_window = {
+    .evicts = true, .sinks_beside = true, .spared = spared, .guard = guard};
+
+static const struct word_option *const options[] = {&option_pos, &option_prefill, &option_min,
+                                                    &option_chunk, NULL};
+
+const struct policy_word policy_word_window = {
+    .name = "window",
+    .axis = AXIS_PLACE,
+    .help = "the latest N",
+    .amount = &option_budget,
+    .amount_says = WORD_BUDGET_SAYS,
+    .options = options,
+    .place = &place_window,
+};
