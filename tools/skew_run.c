@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "engine/kv/seq/cache.h"
 #include "engine/model/forward.h"
 #include "engine/text/tok.h"
 
@@ -237,31 +236,33 @@ static int make(struct run *r, int32_t n_tokens, int n_threads, atomic_int *inte
 static int feed(struct run *r, const int32_t *ids, int32_t n_tokens, struct error *reterr)
 {
     struct geometry_text text = {.n_prompt = n_tokens, .n_tokens = n_tokens};
-    struct ops_seq *seqs = calloc((size_t)r->m->n_stores, sizeof(*seqs));
-    int e = seqs ? 0 : -ENOMEM;
+    int e;
 
-    r->seat =
-        e ? e
-          : cache_sit(r->cache, &r->cache->geometry.config.mix.part[0].policy, 1, &text, ids, 0);
+    r->seat = cache_sit(r->cache, &r->cache->geometry.config.mix.part[0].policy, 1, &text, ids, 0);
     e = r->seat < 0 ? r->seat : 0;
     for (int32_t pos = 0; !e && pos < n_tokens; pos += CHUNK) {
         int32_t n = n_tokens - pos < CHUNK ? n_tokens - pos : CHUNK;
+        struct kv_rows rows = {.seq = r->seat,
+                               .n_rows = n,
+                               .pos0 = pos,
+                               .n_beyond = n,
+                               .chunk_pos0 = pos,
+                               .chunk_rows = n};
         struct forward_batch b = {
-            .rows = {n, 0}, .ids = ids + pos, .n_seqs = 1, .seqs = seqs, .stride = 1};
+            .kv = r->cache, .rows = {n, 0}, .ids = ids + pos, .n_seqs = 1, .seqs = &rows};
 
-        e = cache_prepare(r->cache, r->seat, n);
-        for (int32_t s = 0; s < r->m->n_stores && !e; s++) {
-            cache_view(r->cache, r->seat, s, &seqs[s]);
-            seqs[s].n_rows = n;
-            seqs[s].pos0 = pos;
+        e = kv_step_prepare(r->cache, r->seat, n);
+        if (e) {
+            break;
         }
         r->layer = 0;
         r->last = pos + CHUNK >= n_tokens;
+        kv_step_begin(r->cache);
+        kv_step_add(r->cache, &rows);
         forward_begin(r->forward, &b);
-        e = e ? e : forward_run(r->forward);
-        cache_commit(r->cache, r->seat, n);
+        e = forward_run(r->forward);
+        kv_step_commit(r->cache, r->seat, n);
     }
-    free(seqs);
     return e ? error_set_errno(reterr, e, "the model did not run") : 0;
 }
 

@@ -101,11 +101,6 @@ static void place_host(const struct model *m, const struct forward_limits *l,
     f->starts = memory_arena_take(a, n_layers * sizeof(*f->starts));
     f->ends = memory_arena_take(a, n_layers * sizeof(*f->ends));
     f->deep_kv = memory_arena_take(a, n_stores * sizeof(*f->deep_kv));
-    f->seqs = memory_arena_take(a, n_seqs * sizeof(*f->seqs));
-    f->observe = memory_arena_take(a, n_seqs * sizeof(*f->observe));
-    f->select = memory_arena_take(a, n_seqs * sizeof(*f->select));
-    f->staged = memory_arena_take(a, n_seqs * sizeof(*f->staged));
-    f->brings = memory_arena_take(a, n_seqs * sizeof(*f->brings));
     f->index = memory_arena_take(a, n_rows * sizeof(*f->index));
     f->row0 = memory_arena_take(a, n_seqs * sizeof(*f->row0));
     f->first = memory_arena_take(a, n_seqs * sizeof(*f->first));
@@ -166,10 +161,10 @@ static void emit_layer(struct forward *f, int32_t layer)
         emit_instr(f, forward_ahead_step, layer + 1);
     }
     if (forward_ahead_chooses(f->m, layer) && layer == f->m->h.swift_layers) {
-        emit_instr(f, forward_host_bring, layer); /* the split has just written its rows */
+        emit_instr(f, forward_step_fetch, layer); /* the split has just written its rows */
     }
     if (forward_ahead_chooses(f->m, layer)) {
-        emit_instr(f, forward_tier_land, layer);
+        emit_instr(f, forward_step_land, layer);
     }
     if (aug_q) {
         emit_instr(f, forward_step_aug_q_in, layer);
@@ -178,7 +173,7 @@ static void emit_layer(struct forward *f, int32_t layer)
     emit_instr(f, fused ? forward_step_qkv_store : forward_step_store, layer);
     emit_instr(f, forward_step_attend, layer);
     if (forward_ahead_chooses(f->m, layer + 1) && layer + 1 != f->m->h.swift_layers) {
-        emit_instr(f, forward_host_bring, layer + 1);
+        emit_instr(f, forward_step_fetch, layer + 1);
     }
     if (f->m->arch->parallel) { /* both branches read the same x */
         emit_instr(f, forward_step_ffn_in, layer);
@@ -241,6 +236,7 @@ int forward_create(struct model *m, const struct forward_limits *limits,
     }
     a = (struct memory_arena){.base = f->host, .size = f->host_bytes};
     place_host(m, limits, &a, f);
+    f->part = (struct kv_part){.row0 = f->row0, .first = f->first, .count = f->count};
     r = f->ops->alloc(f->be, f->bytes, "activations", &f->memory, reterr);
     if (r) {
         goto fail;
@@ -295,10 +291,8 @@ void forward_computed(struct forward *f, float *hidden, int32_t n)
 
 void forward_begin(struct forward *f, const struct forward_batch *b)
 {
-    if (b->tier) { /* what a step that was given up had asked for */
-        tier_drop(b->tier);
-    }
     f->b = *b;
+    kv_step_lists(b->kv, f->lists);
     f->rows = b->rows;
     f->beyond = false;
     f->viewed = false;

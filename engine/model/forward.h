@@ -14,8 +14,7 @@
 
 #include <stdatomic.h>
 
-#include "engine/kv/home/staging.h"
-#include "engine/kv/home/tier.h"
+#include "engine/kv/kv.h"
 #include "engine/model/model.h"
 
 struct forward;
@@ -48,21 +47,12 @@ enum forward_part {
 
 /* A batch; everything it points to stays the caller's and must not change until the run is over. */
 struct forward_batch {
+    struct cache *kv;     /* its step has these rows */
     struct ops_rows rows; /* decode rows first */
     const int32_t *ids;   /* (rows.n), */
     bool drawn;           /* or those that forward_draw() left, row by row */
     int32_t n_seqs;
-    /* (n_stores, stride): entry s * stride + i is sequence i's share in store s. Rows and positions
-     * are the same in every store. */
-    const struct ops_seq *seqs;
-    int32_t stride; /* 0: one entry for every store */
-    /* (n_seqs): how many of a sequence's last rows go on beyond the split (SwiftKV), or NULL: all
-     */
-    const int32_t *keep;
-    const struct ops_observe *observe; /* (n_seqs) or NULL */
-    /* (n_seqs) or NULL: what decode rows read of global layers; no mean where a store has no v_sum
-     */
-    const struct ops_select *select;
+    const struct kv_rows *seqs; /* (n_seqs) as they were added to the step */
     /* (n_seqs) or NULL: the probability above which a sequence's row, if it is one of class decode, goes
      * no further than the split; 0: it goes on */
     const float *exit;
@@ -73,15 +63,6 @@ struct forward_batch {
     const int32_t *propose;
     int32_t *proposed; /* (rows.n), with propose: the array that `ids` is; what was proposed is written */
     float least;
-    /* (n_seqs): the store whose scores all stores of a sequence use together, or -1; NULL: -1 */
-    const int32_t *score_store;
-    /* Sequences whose K and V lie in a file: the stores' numbers there, (n_stores, stride) as seqs, -1: in
-     * pages; and their seats (n_seqs). tier NULL: none. */
-    struct tier *tier;
-    const int32_t *on_disk;
-    const int32_t *seats;
-    /* Where the K and V are read of stores whose pages lie on the host (their layouts say it); NULL: none. */
-    const struct staging *staging;
     /* For a prompt that is read layer by layer: */
     enum forward_part part;
     int32_t at;    /* FORWARD_LAYER: which; FORWARD_DEEP_KV: which store */

@@ -11,8 +11,6 @@
  * read what that one was given. While layer i - 1 runs, its own list is in use: there are two
  * lists, and consecutive stores take turns. */
 
-#include <string.h>
-
 #include "engine/model/forward_layer.h"
 
 static int32_t widest_store(const struct model *m)
@@ -32,7 +30,7 @@ void forward_ahead_place(const struct model *m, const struct forward_limits *l,
 
     place(a, &f->ahead, n, m->h.n_q * m->h.k_dim);
     for (int i = 0; i < 2; i++) {
-        struct ops_chosen *c = &f->chosen[i];
+        struct ops_chosen *c = &f->lists[i];
 
         c->max_groups = widest_store(m);
         c->ld = round_ld(l->ahead_slots);
@@ -83,63 +81,50 @@ static int project(struct forward *f, int32_t layer)
     return f->ops->matmul(f->be, &p);
 }
 
-static int predict(struct forward *f, int32_t layer)
+int forward_ahead_step(struct forward *f, int32_t layer)
 {
     const struct model_layer *l = &f->m->layers[layer];
     const struct hparams *h = &f->m->h;
-    int32_t n_seqs = 0;
-    bool any = false;
-
-    if (!f->b.select) {
-        return 0;
-    }
-    forward_take_seqs(f, l->store);
-    forward_tier_parts(f, l->store);
-    memcpy(f->select, f->b.select, (size_t)f->b.n_seqs * sizeof(*f->select));
-    while (n_seqs < f->b.n_seqs && f->seqs[n_seqs].row0 < f->rows.n_decode) {
-        any = any || f->select[n_seqs].kind == OPS_SELECT_GIVEN;
-        n_seqs++;
-    }
-    if (!any) {
-        return 0;
-    }
+    struct ops_rows rows = {f->rows.n_decode, f->rows.n_decode};
     struct ops_rope_store rotate = {
-        .rows = {f->rows.n_decode, f->rows.n_decode},
+        .rows = rows,
         .q = f->ahead.p,
         .ldq = f->ahead.ld,
         .n_q = h->n_q,
         .k_dim = h->k_dim,
         .q_norm = head_norm(f, &l->w[LT_Q_NORM]),
         .rope = *rope_of(f, layer),
-        .seqs = f->seqs,
-        .n_seqs = n_seqs,
     };
-    struct ops_speculate p = {
-        .rows = rotate.rows,
+    struct ops_speculate predict = {
+        .rows = rows,
         .q = f->ahead.p,
         .ldq = f->ahead.ld,
         .n_q = h->n_q,
         .scale = h->attn_scale,
         .softcap = h->attn_softcap,
         .alibi_max = h->alibi_max,
-        .seqs = f->seqs,
-        .n_seqs = n_seqs,
-        .select = f->select,
-        .chosen = &f->chosen[l->store & 1],
     };
-    int r = project(f, layer);
+    struct kv_args args = kv_args_of(f, layer);
+    int r = 0;
 
-    r = r ? r : f->ops->rope_store(f->be, &rotate);
-    return r ? r : f->ops->speculate(f->be, &p);
+    if (kv_predicts(f->b.kv, &args)) {
+        args.store_rows = &rotate;
+        args.predict = &predict;
+        r = project(f, layer);
+    }
+    return r ? r : kv_layer(f->b.kv, KV_PREDICT, &args);
 }
 
-int forward_ahead_step(struct forward *f, int32_t layer)
+int forward_step_fetch(struct forward *f, int32_t layer)
 {
-    int32_t store = f->m->layers[layer].store;
-    int r = predict(f, layer);
+    struct kv_args args = kv_args_of(f, layer);
 
-    if (!r) {
-        forward_tier_fetch(f, store, &f->chosen[store & 1]);
-    }
-    return r;
+    return kv_layer(f->b.kv, KV_FETCH, &args);
+}
+
+int forward_step_land(struct forward *f, int32_t layer)
+{
+    struct kv_args args = kv_args_of(f, layer);
+
+    return kv_layer(f->b.kv, KV_LAND, &args);
 }

@@ -94,7 +94,7 @@ int forward_exit_choose(struct forward *f)
 
     forward_exit_clear(f);
     for (int32_t i = 0; f->b.exit && i < f->b.n_seqs; i++) {
-        const struct ops_seq *s = &f->b.seqs[i];
+        const struct kv_rows *s = &f->b.seqs[i];
 
         if (f->b.exit[i] > 0 && s->n_rows == 1 && s->row0 < f->b.rows.n_decode) {
             f->exit_row[i] = n;

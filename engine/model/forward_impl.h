@@ -48,14 +48,10 @@ struct forward {
     struct buffer cur;           /* x, y or the caller's hidden */
     bool beyond;                 /* the split has been passed */
     bool viewed;                 /* sequences have some of their rows only: row0, first, count */
-    struct ops_seq *seqs;        /* (max_seqs) of the running layer */
-    struct ops_observe *observe; /* (max_seqs) */
-    struct ops_select *select;   /* (max_seqs) */
+    struct kv_part part;         /* viewed: row0, first and count below, for the cache */
     struct buffer ahead;         /* queries of the layer to come (forward_ahead.c) */
     int32_t *drawn;              /* device (max_logits): tokens */
-    struct ops_kv *staged;       /* (max_seqs) where the running layer's K and V are read */
-    struct ops_bring_seq *brings; /* (max_seqs) */
-    struct ops_chosen chosen[2]; /* what they chose, by the store's parity */
+    struct ops_chosen lists[2];  /* what they predict, by the store's parity */
     int32_t *index;              /* (max_rows) */
     int32_t *row0;               /* (max_seqs) viewed: first row of a sequence, */
     int32_t *first;              /* (max_seqs) which of its rows that is, */
@@ -127,12 +123,25 @@ static inline const struct ops_rope *rope_of(const struct forward *f, int32_t la
 /* forward.c: an operation that began at t0 is done. */
 void forward_beat(struct forward *f, int64_t t0);
 
-/* forward_ahead.c: buffers, the instruction that chooses what `layer` will read, and whether there
- * is anything to choose for it. */
+/* What the cache is told of a layer, or of the store that it reads. */
+static inline struct kv_args kv_args_of(const struct forward *f, int32_t layer)
+{
+    return (struct kv_args){
+        .layer = layer,
+        .store = f->m->layers[layer].store,
+        .rows = f->rows,
+        .part = f->viewed ? &f->part : NULL,
+    };
+}
+
+/* forward_ahead.c: buffers, the instruction that predicts what `layer` will read, and whether there
+ * is anything to predict for it. Then those at which K and V begin to come, and must have come. */
 void forward_ahead_place(const struct model *m, const struct forward_limits *l,
                          struct memory_arena *a, struct forward *f);
 bool forward_ahead_chooses(const struct model *m, int32_t layer);
 int forward_ahead_step(struct forward *f, int32_t layer);
+int forward_step_fetch(struct forward *f, int32_t layer);
+int forward_step_land(struct forward *f, int32_t layer);
 
 /* forward_exit.c: buffers, and at the split: which sequences' rows go no further. */
 void forward_exit_place(const struct model *m, const struct forward_limits *l,
@@ -152,21 +161,5 @@ void forward_rounds_place_host(const struct model *m, const struct forward_limit
                                struct memory_arena *a, struct forward *f);
 void forward_rounds_begin(struct forward *f);
 int forward_rounds_next(struct forward *f, bool *ret_again);
-
-/* forward_tier.c: the running layer's slots from disk; the next one's, once they are chosen or all are
- * wanted; before new rows are written, and the new rows to disk. Nothing without a tier. */
-int forward_tier_land(struct forward *f, int32_t layer);
-void forward_tier_fetch(struct forward *f, int32_t store, const struct ops_chosen *chosen);
-int forward_tier_open(struct forward *f, int32_t store);
-int forward_tier_keep(struct forward *f, int32_t store);
-/* The partial keys of a store on disk, in place of its staged pages. */
-void forward_tier_parts(struct forward *f, int32_t store);
-
-/* forward_host.c: K and V of stores whose pages lie on the host. The next layer's on their way to
- * staging; the running layer's new rows there, as `home` stored them; attention over what is there. Nothing
- * without staging. */
-int forward_host_bring(struct forward *f, int32_t layer);
-int forward_host_store(struct forward *f, int32_t layer, const struct ops_rope_store *home);
-void forward_host_attend(struct forward *f, int32_t layer, struct ops_attention *p);
 
 #endif

@@ -1,106 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The instructions of a layer: its rows and sequences, and one backend call (or a few of the same
- * kind) for each part of it. */
-
-#include <string.h>
+/* The instructions of a layer: one backend call (or a few of the same kind) for each part of it,
+ * those that touch the cache through its door (engine/kv/kv.h). */
 
 #include "engine/model/forward_layer.h"
-
-/* ---- the rows of a layer ---------------------------------------------------------------- */
-
-static int32_t score_store_of(const struct forward *f, int32_t seq)
-{
-    return f->b.score_store ? f->b.score_store[seq] : -1;
-}
-
-/* Scores that all stores share are zeroed with the slot by their own store alone. */
-void forward_keep_scores(struct forward *f, int32_t store)
-{
-    for (int32_t i = 0; i < f->b.n_seqs; i++) {
-        if (score_store_of(f, i) >= 0 && score_store_of(f, i) != store) {
-            f->seqs[i].kv.score = NULL;
-        }
-    }
-}
-
-void forward_take_seqs(struct forward *f, int32_t store)
-{
-    const struct ops_seq *from = f->b.seqs + (size_t)store * (size_t)f->b.stride;
-
-    memcpy(f->seqs, from, (size_t)f->b.n_seqs * sizeof(*from));
-    if (!f->viewed) {
-        return;
-    }
-    for (int32_t i = 0; i < f->b.n_seqs; i++) {
-        struct ops_seq *s = &f->seqs[i];
-
-        /* Slots of rows that are still to come hold nothing that may be read. */
-        s->kv.n_slots -= s->n_rows - f->first[i] - f->count[i];
-        s->row0 = f->row0[i];
-        s->n_rows = f->count[i];
-        s->pos0 += f->first[i];
-        s->slot0 += f->first[i];
-    }
-}
-
-/* Sequences that sent no row on are left out of deep layers. */
-int32_t forward_drop_empty(struct forward *f)
-{
-    int32_t n = 0;
-
-    for (int32_t i = 0; i < f->b.n_seqs; i++) {
-        if (f->seqs[i].n_rows > 0) {
-            f->seqs[n] = f->seqs[i];
-            if (f->b.observe) {
-                f->observe[n] = f->observe[i];
-            }
-            if (f->b.select) {
-                f->select[n] = f->select[i];
-            }
-            n++;
-        }
-    }
-    return n;
-}
-
-static void take_observe(struct forward *f, int32_t layer)
-{
-    const struct model_layer *l = &f->m->layers[layer];
-
-    memcpy(f->observe, f->b.observe, (size_t)f->b.n_seqs * sizeof(*f->observe));
-    for (int32_t i = 0; i < f->b.n_seqs; i++) {
-        struct ops_observe *o = &f->observe[i];
-        int32_t store = score_store_of(f, i) >= 0 ? score_store_of(f, i) : l->store;
-
-        o->layer = layer;
-        if (layer != f->m->stores[store].layer) {
-            o->damp = 1.0f; /* its first reader has damped the scores */
-        }
-        if (!f->seqs[i].kv.score) {
-            o->row_first = INT32_MAX; /* a sliding layer's ring */
-        }
-        if (f->viewed) {
-            o->row_first = max_i32(0, o->row_first - f->first[i]);
-        }
-    }
-}
-
-static void take_select(struct forward *f, int32_t store)
-{
-    memcpy(f->select, f->b.select, (size_t)f->b.n_seqs * sizeof(*f->select));
-    for (int32_t i = 0; i < f->b.n_seqs; i++) {
-        struct ops_select *s = &f->select[i];
-
-        s->mean = s->mean && f->seqs[i].kv.v_sum;
-        if (s->kind == OPS_SELECT_GIVEN && f->seqs[i].kv.layout->part_dims == 0) {
-            s->kind = OPS_SELECT_ALL;
-        }
-        s->chosen = &f->chosen[store & 1];
-        s->entry = i;
-    }
-}
-
-/* ---- instructions ------------------------------------------------------------------------ */
 
 int forward_step_embed(struct forward *f, int32_t layer)
 {
@@ -164,8 +66,8 @@ int forward_step_aug_q_out(struct forward *f, int32_t layer)
     return f->ops->matmul(f->be, &p);
 }
 
-/* The sequences become the layer's. */
-static struct ops_rope_store store_of(struct forward *f, int32_t layer)
+/* New K and V to the cache, unless the split has stored them; queries are rotated. */
+static int store_rows(struct forward *f, int32_t layer, struct ops_matmul *qkv)
 {
     const struct model_layer *l = &f->m->layers[layer];
     const struct hparams *h = &f->m->h;
@@ -184,54 +86,25 @@ static struct ops_rope_store store_of(struct forward *f, int32_t layer)
         .q_norm = head_norm(f, &l->w[LT_Q_NORM]),
         .k_norm = head_norm(f, &l->w[LT_K_NORM]),
         .rope = *rope_of(f, layer),
-        .seqs = f->seqs,
     };
+    struct kv_args args = kv_args_of(f, layer);
 
-    forward_take_seqs(f, l->store);
-    forward_keep_scores(f, l->store);
-    p.n_seqs = forward_drop_empty(f);
-    return p;
-}
-
-/* Does the layer itself write its new rows? */
-static bool writes(const struct forward *f, int32_t layer)
-{
-    const struct model_layer *l = &f->m->layers[layer];
-
-    return l->owner && !l->deep && !f->again;
-}
-
-/* Before and after new rows: where they lie on disk. */
-static int open_rows(struct forward *f, int32_t layer)
-{
-    return writes(f, layer) ? forward_tier_open(f, f->m->layers[layer].store) : 0;
-}
-
-static int keep_rows(struct forward *f, int32_t layer)
-{
-    return writes(f, layer) ? forward_tier_keep(f, f->m->layers[layer].store) : 0;
+    args.store_rows = &p;
+    args.qkv = qkv;
+    return kv_layer(f->b.kv, KV_STORE, &args);
 }
 
 int forward_step_store(struct forward *f, int32_t layer)
 {
-    struct ops_rope_store p = store_of(f, layer);
-    int r = open_rows(f, layer);
-
-    r = r ? r : f->ops->rope_store(f->be, &p);
-    r = r ? r : keep_rows(f, layer);
-    return r ? r : forward_host_store(f, layer, &p);
+    return store_rows(f, layer, NULL);
 }
 
 /* Both in one, where the backend has it and nothing comes between them. */
 int forward_step_qkv_store(struct forward *f, int32_t layer)
 {
     struct ops_matmul qkv = qkv_of(f, layer);
-    struct ops_rope_store p = store_of(f, layer);
-    int r = open_rows(f, layer);
 
-    r = r ? r : f->ops->qkv_store(f->be, &qkv, &p);
-    r = r ? r : keep_rows(f, layer);
-    return r ? r : forward_host_store(f, layer, &p);
+    return store_rows(f, layer, &qkv);
 }
 
 int forward_step_attend(struct forward *f, int32_t layer)
@@ -249,22 +122,12 @@ int forward_step_attend(struct forward *f, int32_t layer)
         .softcap = h->attn_softcap,
         .alibi_max = h->alibi_max,
         .window = l->local ? h->window : 0,
-        .seqs = f->seqs,
         .unrotated_rope = rope_of(f, layer),
     };
+    struct kv_args args = kv_args_of(f, layer);
 
-    forward_take_seqs(f, l->store);
-    if (f->b.observe) {
-        take_observe(f, layer);
-        p.observe = f->observe;
-    }
-    if (f->b.select && !l->local) {
-        take_select(f, l->store);
-        p.select = f->select;
-    }
-    forward_host_attend(f, layer, &p);
-    p.n_seqs = forward_drop_empty(f);
-    return f->ops->attention(f->be, &p);
+    args.attend = &p;
+    return kv_layer(f->b.kv, KV_ATTEND, &args);
 }
 
 /* A projection back into the residual stream, through a norm of its own where the model has one. */

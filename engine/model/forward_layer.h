@@ -7,13 +7,6 @@
 
 #include "engine/model/forward_impl.h"
 
-/* forward_layer.c. Sequences as the running layer sees them: beyond the split a sequence has only its last
- * rows. Then: of scores that all stores share, only their own store's are zeroed with a slot; and those
- * that sent no row on are left out (returns how many stay). */
-void forward_take_seqs(struct forward *f, int32_t store);
-void forward_keep_scores(struct forward *f, int32_t store);
-int32_t forward_drop_empty(struct forward *f);
-
 /* The instructions of a layer. `_qkv_store` is both in one, where the backend has it and nothing comes
  * between them; `_aug_q_*` DiffQKV's augmented Q. */
 int forward_step_embed(struct forward *f, int32_t layer);

@@ -36,7 +36,7 @@ static void set_up(struct forward *f)
     struct ops_rows rows = {0};
 
     for (int32_t i = 0; i < f->b.n_seqs; i++) {
-        const struct ops_seq *s = &f->b.seqs[i];
+        const struct kv_rows *s = &f->b.seqs[i];
 
         f->row0[i] = rows.n;
         f->first[i] = f->ran[i];

@@ -43,16 +43,11 @@ static int deep_store(struct forward *f, int32_t s, const float *k)
         .k_dim = m->h.k_dim,
         .k_norm = head_norm(f, &m->layers[st->layer].w[LT_K_NORM]),
         .rope = *rope_of(f, st->layer),
-        .seqs = f->seqs,
     };
+    struct kv_args args = kv_args_of(f, st->layer);
 
-    forward_take_seqs(f, s);
-    forward_keep_scores(f, s);
-    p.n_seqs = forward_drop_empty(f);
-    int r = forward_tier_open(f, s);
-
-    r = r ? r : f->ops->rope_store(f->be, &p);
-    return r ? r : forward_tier_keep(f, s);
+    args.store_rows = &p;
+    return kv_layer(f->b.kv, KV_STORE, &args);
 }
 
 int forward_step_deep_kv(struct forward *f, int32_t first_store)
@@ -102,9 +97,9 @@ int forward_step_survivors(struct forward *f, int32_t layer)
         return r;
     }
     for (int32_t i = 0; i < f->b.n_seqs; i++) {
-        const struct ops_seq *s = &f->b.seqs[i];
+        const struct kv_rows *s = &f->b.seqs[i];
         int32_t lost = s->n_rows - f->ran[i]; /* not proposed */
-        int32_t keep = f->exit_row[i] >= 0 ? 0 : (f->b.keep ? f->b.keep[i] : s->n_rows) - lost;
+        int32_t keep = f->exit_row[i] >= 0 ? 0 : s->n_beyond - lost;
 
         f->first[i] = f->ran[i] - keep;
         f->count[i] = keep;

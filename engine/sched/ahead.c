@@ -74,8 +74,8 @@ static bool goes_on(const struct sched *s)
 {
     const struct batch *b = &s->batch;
 
-    if (b->once || s->config.draft_rows > 0 || s->running.n != b->n_seqs || s->resting.n > 0 ||
-        (s->waiting.n > 0 && !s->full) ||
+    if (kv_step_once(s->config.cache) || s->config.draft_rows > 0 || s->running.n != b->n_seqs ||
+        s->resting.n > 0 || (s->waiting.n > 0 && !s->full) ||
         atomic_load_explicit(&s->interrupt, memory_order_relaxed) ||
         atomic_load_explicit(&s->notice, memory_order_relaxed)) {
         return false;
@@ -111,21 +111,17 @@ static int run_next(struct sched *s, int place)
     struct batch *b = &s->batch;
     struct cache *cache = s->config.cache;
 
+    kv_step_begin(cache);
     for (int32_t i = 0; i < b->n_seqs; i++) {
         struct request *r = b->of[i];
-        int e = cache_prepare(cache, r->seat, 1);
+        int e = kv_step_prepare(cache, r->seat, 1);
 
         if (e) {
             return e;
         }
-        for (int32_t st = 0; st < s->config.model->n_stores; st++) {
-            struct ops_seq *q = &b->seqs[st * s->config.n_seqs + i];
-
-            cache_view(cache, r->seat, st, q);
-            q->row0 = i;
-            q->n_rows = 1;
-            q->pos0 = r->n_fed;
-        }
+        b->seqs[i].pos0 = r->n_fed;
+        b->seqs[i].chunk_pos0 = r->n_fed;
+        kv_step_add(cache, &b->seqs[i]);
         b->wanted[i].pos = r->n_fed;
     }
     batch_begin(s, true);
@@ -167,7 +163,7 @@ static void commit(struct sched *s)
         struct request *r = b->of[i];
 
         if (!r->finished) {
-            cache_commit(s->config.cache, r->seat, 1);
+            kv_step_commit(s->config.cache, r->seat, 1);
             r->n_fed++;
         }
     }

@@ -6,7 +6,7 @@
  * token, chunks are read between batches (pieces.c); what cannot be (disks, devices that work
  * while the host does) has as few rows in a step as slice.h says. What a sequence computes does
  * not depend on who else is served: a row has the same bits in any company, and a chunk is cut
- * only where its policy does not see that (batch_cut()). */
+ * only where its policy does not see that (kv_divisible()). */
 
 #include <assert.h>
 #include <errno.h>
@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "engine/kv/policy/select.h"
 #include "engine/sched/state.h"
 
 static int32_t max_i32(int32_t a, int32_t b)
@@ -28,35 +27,6 @@ int32_t batch_chunk(const struct request *r)
     int32_t rest = r->policy.chunk - r->n_fed % r->policy.chunk;
 
     return left < rest ? left : rest;
-}
-
-/* Weights of observed rows that are computed from the call's first one differ in their last bits
- * when it is another; and where sums are not taken row by row, so do the sums. */
-int32_t batch_cut(const struct sched *s, const struct ops_observe *o, int32_t n)
-{
-    if (o->row_first >= n || (s->ops->sums_by_row && o->row_growth == 1.0f && o->damp == 1.0f)) {
-        return n;
-    }
-    return s->ops->sums_by_row ? max_i32(o->row_first, 0) : 0;
-}
-
-/* Of the next chunk's rows, as batch_cut(). A bounded prefill evicts between chunks, and what it
- * observes counts from a chunk's end. */
-static int32_t cut_rows(const struct sched *s, const struct request *r)
-{
-    const struct cache_seq *q = &s->config.cache->seqs[r->seat];
-    int32_t n = batch_chunk(r);
-    struct place_rows rows = {
-        .prefill = true, .pos0 = r->n_fed, .n_rows = n, .n_prompt = r->n_prompt};
-    struct ops_observe o = {.row_first = INT32_MAX};
-
-    if (policy_cuts_chunks(&r->policy)) {
-        return 0;
-    }
-    if (q->place->observe) {
-        q->place->observe(&r->policy, &rows, &o);
-    }
-    return batch_cut(s, &o, n);
 }
 
 /* Does r hold up those who decode, because it is more urgent than they are? */
@@ -75,7 +45,7 @@ static int32_t step_rows(const struct sched *s, const struct request *r, int32_t
     if (budget > 0 && is_urgent(s, r)) {
         budget = INT32_MAX;
     }
-    int32_t cut = budget < n ? cut_rows(s, r) : 0;
+    int32_t cut = budget < n ? kv_divisible(s->config.cache, r->seat, r->n_fed, n, true) : 0;
 
     if (n > room || budget == 0 || (budget < INT32_MAX && n > SLICE_LEAST && pieces_can(s, r))) {
         return 0;
@@ -116,15 +86,13 @@ static void want_rows(struct batch *b, struct request *r, int32_t seq, int32_t r
     }
 }
 
-int32_t batch_rows_beyond(const struct request *r, int32_t pos0, int32_t n_rows, bool scores)
+int32_t batch_rows_beyond(const struct sched *s, const struct request *r, int32_t pos0,
+                          int32_t n_rows)
 {
-    int32_t end = policy_cuts_chunks(&r->policy) ? pos0 + n_rows : r->n_prompt;
+    int32_t observed = kv_observed_from(s->config.cache, r->seat, pos0, n_rows);
     int32_t first = batch_first_wanted(r);
 
-    if (scores && end - r->policy.observe < first) {
-        first = end - r->policy.observe;
-    }
-    first = max_i32(first, pos0);
+    first = max_i32(observed < first ? observed : first, pos0);
     return first >= pos0 + n_rows ? 0 : pos0 + n_rows - first;
 }
 
@@ -133,42 +101,22 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
     struct batch *b = &s->batch;
     struct cache *cache = s->config.cache;
     bool prefill = r->n_fed < r->n_prompt;
-    const struct place_ops *place = cache->seqs[r->seat].place;
-    struct place_rows rows = {
-        .prefill = prefill,
-        .pos0 = r->n_fed,
-        .n_rows = n_rows,
-        .n_prompt = r->n_prompt,
-        .step = r->n_fed - r->n_prompt + 1,
-        .n_steps = r->n_steps,
-    };
     int32_t i = b->n_seqs;
-    int e = cache_prepare(cache, r->seat, n_rows);
+    int e = kv_step_prepare(cache, r->seat, n_rows);
 
     if (e) {
         return e;
     }
-    for (int32_t st = 0; st < s->config.model->n_stores; st++) {
-        struct ops_seq *q = &b->seqs[st * s->config.n_seqs + i];
-
-        cache_view(cache, r->seat, st, q);
-        q->row0 = b->rows.n;
-        q->n_rows = n_rows;
-        q->pos0 = r->n_fed;
-        b->on_disk[st * s->config.n_seqs + i] = cache_on_disk(cache, r->seat, st);
-    }
-    b->seats[i] = r->seat;
-    b->observe[i].row_first = INT32_MAX;
-    if (place->observe) {
-        place->observe(&r->policy, &rows, &b->observe[i]);
-        b->observes = b->observes || b->observe[i].row_first < n_rows;
-    }
-    select_make(&r->policy, &b->select[i]);
-    b->selects = b->selects || (!prefill && b->select[i].kind != OPS_SELECT_ALL);
-    b->once =
-        b->once || b->observes || (!prefill && (b->select[i].use || cache_sums(cache, r->seat)));
-    b->score_store[i] = cache_score_store(cache, r->seat);
-    b->keep[i] = prefill ? batch_rows_beyond(r, r->n_fed, n_rows, place->observe) : n_rows;
+    b->seqs[i] = (struct kv_rows){
+        .seq = r->seat,
+        .row0 = b->rows.n,
+        .n_rows = n_rows,
+        .pos0 = r->n_fed,
+        .n_beyond = prefill ? batch_rows_beyond(s, r, r->n_fed, n_rows) : n_rows,
+        .chunk_pos0 = r->n_fed,
+        .chunk_rows = n_rows,
+    };
+    kv_step_add(cache, &b->seqs[i]);
     b->exit[i] = prefill ? 0.0f : r->policy.exit;
     b->exits = b->exits || b->exit[i] > 0;
     b->propose[i] = r->n_proposing;
@@ -248,24 +196,16 @@ void batch_begin(struct sched *s, bool drawn)
 {
     struct batch *b = &s->batch;
     struct forward_batch f = {
+        .kv = s->config.cache,
         .rows = b->rows,
         .ids = b->ids,
         .drawn = drawn,
         .n_seqs = b->n_seqs,
         .seqs = b->seqs,
-        .stride = s->config.n_seqs,
-        .keep = b->keep,
-        .observe = b->observes ? b->observe : NULL,
-        .select = b->selects ? b->select : NULL,
         .exit = b->exits ? b->exit : NULL,
         .propose = b->proposes ? b->propose : NULL,
         .proposed = b->ids,
         .least = b->least,
-        .score_store = b->score_store,
-        .staging = s->config.cache->staging,
-        .tier = s->config.cache->tier,
-        .on_disk = b->on_disk,
-        .seats = b->seats,
     };
 
     forward_begin(s->forward, &f);
@@ -280,17 +220,15 @@ int batch_build(struct sched *s)
 
     assert(b->n_seqs == 0 && !b->pending);
     b->rows = (struct ops_rows){0};
-    b->observes = false;
-    b->selects = false;
     b->exits = false;
     b->proposes = false;
-    b->once = false;
     b->n_wanted = 0;
     b->done_wanted = 0;
     b->urgency = INT32_MIN;
     b->principal = NULL;
     b->begun_ns = clock_ns();
     b->took_ns = 0;
+    kv_step_begin(s->config.cache);
     draft_choose(s);
     for (r = s->running.first; r; r = r->next) {
         if (batch_decodes(r)) {
@@ -350,7 +288,7 @@ static void forget_rows(struct sched *s)
 
 int batch_commit_prompt(struct sched *s, struct request *r, int32_t n_rows)
 {
-    cache_commit(s->config.cache, r->seat, n_rows);
+    kv_step_commit(s->config.cache, r->seat, n_rows);
     r->n_fed += n_rows;
     s->counters.n_prompt_tokens += (uint64_t)n_rows;
     if (r->n_fed % r->policy.chunk != 0 && r->n_fed < r->n_prompt) {
@@ -382,7 +320,7 @@ int batch_commit(struct sched *s)
             continue;
         }
         draft_count(s, r, i);
-        cache_commit(s->config.cache, r->seat, 1); /* drafted ones follow as they come true */
+        kv_step_commit(s->config.cache, r->seat, 1); /* drafted ones follow as they come true */
         r->n_fed++;
     }
     return e;

@@ -8,7 +8,7 @@
  * that was drafted for it, the next row is what the next step would have computed, to the bit
  * (DESIGN §5.12), and the sampler draws from that, with the next number of the request's stream;
  * and so on until a draft is wrong, or the request ends. What it says is therefore what it would
- * have said. Rows beyond are taken back (cache_take_back): from one call of the user to the next a
+ * have said. Rows beyond are taken back (kv_step_undo): from one call of the user to the next a
  * sequence is in a state that it would have been in without.
  *
  * How many. A step that yields E tokens and takes T is worth E / T. Each drafted row adds to E the
@@ -398,7 +398,7 @@ bool draft_holds(struct sched *s, struct request *r, const struct wanted *w)
     if (!right) {
         return false;
     }
-    cache_commit(s->config.cache, r->seat, 1);
+    kv_step_commit(s->config.cache, r->seat, 1);
     r->n_fed++;
     if (r->n_new > r->n_forced) { /* the newest token was drawn */
         r->n_accepted++;
@@ -415,5 +415,5 @@ void draft_take_back(struct sched *s, struct request *r)
     }
     r->n_drafting = 0;
     r->n_proposing = 0;
-    cache_take_back(s->config.cache, r->seat);
+    kv_step_undo(s->config.cache, r->seat);
 }

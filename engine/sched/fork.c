@@ -42,7 +42,7 @@ static bool matches(const struct request *r, const struct request *p, int32_t n)
 {
     return r->kind == ENGINE_GENERATE && p->kind == ENGINE_GENERATE && !p->resumed &&
            r->principal == p->principal && r->n_prompt == p->n_prompt &&
-           (r->n_steps == p->n_steps || !policy_scores(&p->policy)) &&
+           (r->text.n_steps == p->text.n_steps || !policy_scores(&p->policy)) &&
            !policy_on_disk(&r->policy) && n < r->n_tokens_max &&
            same_policy(&r->policy, &p->policy) &&
            memcmp(r->tokens, p->tokens, (size_t)n * sizeof(*r->tokens)) == 0;

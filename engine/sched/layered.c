@@ -40,30 +40,26 @@ static int32_t min_i32(int32_t a, int32_t b)
     return a < b ? a : b;
 }
 
-/* What the policy observes of the running chunk, from row l->pos on; how many of these rows can be
- * cut into units. */
-static int32_t observe_chunk(const struct sched *s, struct ops_observe *ret)
+/* The policy's chunk in which the next unit begins: its first position and its rows. */
+static int32_t chunk_of(const struct layered *l, int32_t *ret_rows)
+{
+    int32_t pos0 = l->pos / l->r->policy.chunk * l->r->policy.chunk;
+
+    *ret_rows = min_i32(l->r->policy.chunk, l->r->n_prompt - pos0);
+    return pos0;
+}
+
+/* Rows of the chunk from l->pos on that can be cut into units. */
+static int32_t divisible(const struct sched *s)
 {
     const struct layered *l = &s->layered;
-    const struct request *r = l->r;
-    const struct place_ops *place = s->config.cache->seqs[r->seat].place;
-    int32_t pos0 = l->pos / r->policy.chunk * r->policy.chunk;
-    int32_t end = min_i32(pos0 + r->policy.chunk, r->n_prompt);
-    struct place_rows rows = {
-        .prefill = true,
-        .pos0 = pos0,
-        .n_rows = end - pos0,
-        .n_prompt = r->n_prompt,
-        .n_steps = r->n_steps,
-    };
+    int32_t n;
+    int32_t pos0 = chunk_of(l, &n);
+    int32_t cut = kv_divisible(s->config.cache, l->r->seat, pos0, n, false);
 
-    *ret = (struct ops_observe){.row_first = INT32_MAX};
-    if (place->observe && l->stage != LAYERED_DEEP_KV) {
-        place->observe(&r->policy, &rows, ret);
-        ret->row_first = ret->row_first - (l->pos - pos0);
-        ret->row_first = ret->row_first < 0 ? 0 : ret->row_first;
-    }
-    return batch_cut(s, ret, end - l->pos);
+    return l->stage == LAYERED_DEEP_KV ? pos0 + n - l->pos
+           : cut > l->pos - pos0       ? cut - (l->pos - pos0)
+                                       : 0;
 }
 
 struct slice_unit layered_unit(const struct sched *s)
@@ -72,8 +68,7 @@ struct slice_unit layered_unit(const struct sched *s)
     int32_t chunk = l->r->policy.chunk;
     int32_t at = l->pos % chunk;
     int32_t left = min_i32(chunk - at, l->r->n_prompt - l->pos);
-    struct ops_observe o;
-    int32_t cut = observe_chunk(s, &o);
+    int32_t cut = divisible(s);
 
     left = cut > 0 ? cut : left;
     return (struct slice_unit){
@@ -88,15 +83,13 @@ int layered_begin(struct sched *s, int32_t n_rows)
 {
     struct layered *l = &s->layered;
     struct request *r = l->r;
-    const struct model *m = s->config.model;
     struct cache *cache = s->config.cache;
-    int32_t store = l->stage == LAYERED_DEEP_KV ? l->store : m->layers[l->layer].store;
-    int32_t end = l->pos + n_rows;
     struct forward_batch f = {
+        .kv = cache,
         .rows = {.n = n_rows},
         .ids = r->tokens + l->pos,
         .n_seqs = 1,
-        .seqs = &l->seq,
+        .seqs = &l->rows,
         .part = l->stage == LAYERED_DEEP_KV ? FORWARD_DEEP_KV : FORWARD_LAYER,
         .at = l->stage == LAYERED_DEEP_KV ? l->store : l->layer,
         .hidden = l->stage == LAYERED_DEEP
@@ -105,18 +98,11 @@ int layered_begin(struct sched *s, int32_t n_rows)
     };
 
     l->n_rows = n_rows;
-    if (l->stage != LAYERED_DEEP) {
-        int e = cache_layer_prepare(cache, r->seat, store, end);
-
-        if (e) {
-            return e;
-        }
-    }
-    cache_layer_view(cache, r->seat, store, l->pos, end, &l->seq);
-    l->seq.row0 = 0;
-    l->seq.n_rows = n_rows;
-    (void)observe_chunk(s, &l->observe);
-    f.observe = l->observe.row_first < n_rows ? &l->observe : NULL;
+    l->rows =
+        (struct kv_rows){.seq = r->seat, .n_rows = n_rows, .pos0 = l->pos, .n_beyond = n_rows};
+    l->rows.chunk_pos0 = chunk_of(l, &l->rows.chunk_rows);
+    kv_step_begin(cache);
+    kv_step_add(cache, &l->rows);
     if (!r->first_row_ns) {
         r->first_row_ns = clock_ns();
     }
@@ -132,8 +118,7 @@ static int pass_split(struct sched *s)
 {
     struct layered *l = &s->layered;
     const struct cache *cache = s->config.cache;
-    bool observes = cache->seqs[l->r->seat].place->observe;
-    int32_t n = batch_rows_beyond(l->r, 0, l->r->n_prompt, observes);
+    int32_t n = batch_rows_beyond(s, l->r, 0, l->r->n_prompt);
 
     l->stage = LAYERED_DEEP_KV;
     l->store = s->config.model->layers[l->layer].store;

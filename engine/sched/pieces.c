@@ -9,13 +9,11 @@
  * rows go on in place. K and V are in prepared slots, which a cancel gives back as ever.
  *
  * A layer does for the chunk what it would in one batch, rows in order, so bits are the same; what
- * is observed of it and may not be cut (batch_cut()) goes through a layer at once. Other prompts'
- * chunks wait until it is read: the chunk is the unit of turns.
+ * is observed of it and may not be cut (kv_divisible()) goes through a layer at once. Other
+ * prompts' chunks wait until it is read: the chunk is the unit of turns.
  *
  * No unit has staging for pages on the host (pool=host, kv/home/staging.h): backends that have such
  * pages work while the host does, and read a chunk in the step's own batch. */
-
-#include <assert.h>
 
 #include "base/clock.h"
 #include "engine/sched/state.h"
@@ -27,16 +25,9 @@ bool pieces_can(const struct sched *s, const struct request *r)
 
 int pieces_start(struct sched *s, struct request *r)
 {
-    const struct place_ops *place = s->config.cache->seqs[r->seat].place;
-    struct place_rows rows = {
-        .prefill = true,
-        .pos0 = r->n_fed,
-        .n_rows = batch_chunk(r),
-        .n_prompt = r->n_prompt,
-        .n_steps = r->n_steps,
-    };
     struct pieces *p = &s->pieces;
-    int e = cache_prepare(s->config.cache, r->seat, rows.n_rows);
+    int32_t n = batch_chunk(r);
+    int e = kv_step_prepare(s->config.cache, r->seat, n);
 
     if (e) {
         return e;
@@ -45,14 +36,9 @@ int pieces_start(struct sched *s, struct request *r)
         .r = r,
         .hurries = p->hurries,
         .pos0 = r->n_fed,
-        .n = rows.n_rows,
+        .n = n,
         .hidden = forward_spare(s->forward, s->config.max_chunk),
-        .whole = {.row_first = INT32_MAX},
-        .score_store = cache_score_store(s->config.cache, r->seat),
     };
-    if (place->observe) {
-        place->observe(&r->policy, &rows, &p->whole);
-    }
     return 0;
 }
 
@@ -65,7 +51,7 @@ struct slice_unit pieces_unit(const struct sched *s)
 {
     const struct pieces *p = &s->pieces;
     struct slice_unit u = {.kind = SLICE_LAYER, .quarter = SLICE_QUARTERS * p->at / p->n};
-    int32_t cut = batch_cut(s, &p->whole, p->n) - p->at;
+    int32_t cut = kv_divisible(s->config.cache, p->r->seat, p->pos0, p->n, false) - p->at;
 
     u.most = p->n - p->at;
     u.least = min_i32(u.most, SLICE_PIECE);
@@ -96,13 +82,12 @@ int pieces_begin(struct sched *s, int32_t n_rows)
     struct pieces *p = &s->pieces;
     struct request *r = p->r;
     bool deep_kv = p->stage == LAYERED_DEEP_KV;
-    int32_t store = p->store;
     struct forward_batch f = {
+        .kv = s->config.cache,
         .rows = {.n = n_rows},
         .ids = r->tokens + p->pos0 + p->at,
         .n_seqs = 1,
-        .seqs = &p->seq,
-        .score_store = &p->score_store,
+        .seqs = &p->rows,
         .part = deep_kv ? FORWARD_DEEP_KV : FORWARD_LAYER,
         .at = deep_kv ? p->store : p->layer,
         .hidden = row_at(s, p->at),
@@ -115,19 +100,16 @@ int pieces_begin(struct sched *s, int32_t n_rows)
     if (p->stage == LAYERED_OUTPUT) {
         return 0;
     }
-    if (!deep_kv) {
-        store = s->config.model->layers[p->layer].store;
-    }
-    cache_view_piece(s->config.cache, r->seat, store, p->at, n_rows, &p->seq);
-    assert(!p->seq.kv.layout->part_apart);
-    p->seq.row0 = 0;
-    p->seq.n_rows = n_rows;
-    p->seq.pos0 = p->pos0 + p->at;
-    p->observe = p->whole;
-    p->observe.row_first = p->whole.row_first > p->at ? p->whole.row_first - p->at : 0;
-    if (!deep_kv && p->observe.row_first < n_rows) {
-        f.observe = &p->observe;
-    }
+    p->rows = (struct kv_rows){
+        .seq = r->seat,
+        .n_rows = n_rows,
+        .pos0 = p->pos0 + p->at,
+        .n_beyond = n_rows,
+        .chunk_pos0 = p->pos0,
+        .chunk_rows = p->n,
+    };
+    kv_step_begin(s->config.cache);
+    kv_step_add(s->config.cache, &p->rows);
     forward_begin(s->forward, &f);
     return 0;
 }
@@ -165,14 +147,13 @@ static void next_layer(struct sched *s)
 {
     struct pieces *p = &s->pieces;
     const struct model *m = s->config.model;
-    bool observes = s->config.cache->seqs[p->r->seat].place->observe;
 
     p->at = p->first;
     if (p->stage == LAYERED_DEEP_KV) {
         p->store++;
         if (p->store == m->n_stores) {
             p->stage = LAYERED_DEEP;
-            p->first = p->n - batch_rows_beyond(p->r, p->pos0, p->n, observes);
+            p->first = p->n - batch_rows_beyond(s, p->r, p->pos0, p->n);
             p->at = p->first;
         }
         return;

@@ -41,7 +41,6 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     q->n_forced = r->n_forced;
     q->max_new = max_new;
     q->n_tokens_max = r->n_prompt + max_new;
-    q->n_steps = r->max_tokens > 0 ? r->max_tokens : 1024;
     q->ignore_end = r->ignore_end;
     q->synthetic = r->synthetic;
     q->report_forced = r->report_forced;

@@ -31,7 +31,6 @@ struct request {
     int32_t max_new;
     int32_t n_tokens_max; /* n_prompt + max_new */
     int32_t n_fed;
-    int32_t n_steps; /* over which a policy's tau runs */
     bool until_ctx;  /* max_new is what the context leaves */
     bool ignore_end;
     bool report_forced;

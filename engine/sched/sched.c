@@ -59,22 +59,16 @@ static uint64_t host_logits_bytes(const struct model *m, int32_t n_seqs)
     return (uint64_t)sched_logit_rows(n_seqs) * (uint64_t)m->h.n_vocab * sizeof(float);
 }
 
-static void lay_batch(struct memory_arena *a, int32_t n_stores, const struct sched_config *c,
-                      struct batch *b, float **logprobs)
+static void lay_batch(struct memory_arena *a, const struct sched_config *c, struct batch *b,
+                      float **logprobs)
 {
     size_t n_seqs = (size_t)c->n_seqs;
     size_t n_rows = (size_t)c->batch_tokens + (size_t)c->draft_rows;
 
     b->of = memory_arena_take(a, n_seqs * sizeof(struct request *));
-    b->seqs = memory_arena_take(a, n_seqs * (size_t)n_stores * sizeof(*b->seqs));
-    b->observe = memory_arena_take(a, n_seqs * sizeof(*b->observe));
-    b->select = memory_arena_take(a, n_seqs * sizeof(*b->select));
-    b->keep = memory_arena_take(a, n_seqs * sizeof(*b->keep));
+    b->seqs = memory_arena_take(a, n_seqs * sizeof(*b->seqs));
     b->exit = memory_arena_take(a, n_seqs * sizeof(*b->exit));
     b->propose = memory_arena_take(a, n_seqs * sizeof(*b->propose));
-    b->score_store = memory_arena_take(a, n_seqs * sizeof(*b->score_store));
-    b->on_disk = memory_arena_take(a, n_seqs * (size_t)n_stores * sizeof(*b->on_disk));
-    b->seats = memory_arena_take(a, n_seqs * sizeof(*b->seats));
     b->ids = memory_arena_take(a, n_rows * sizeof(*b->ids));
     b->wanted = memory_arena_take(a, n_rows * sizeof(*b->wanted));
     b->wanted_rows = memory_arena_take(a, n_rows * sizeof(*b->wanted_rows));
@@ -83,13 +77,13 @@ static void lay_batch(struct memory_arena *a, int32_t n_stores, const struct sch
     *logprobs = memory_arena_take(a, (size_t)sched_logit_rows(c->n_seqs) * sizeof(**logprobs));
 }
 
-static size_t batch_bytes(int32_t n_stores, const struct sched_config *c)
+static size_t batch_bytes(const struct sched_config *c)
 {
     struct memory_arena plan = {0};
     struct batch b;
     float *logprobs;
 
-    lay_batch(&plan, n_stores, c, &b, &logprobs);
+    lay_batch(&plan, c, &b, &logprobs);
     return plan.used;
 }
 
@@ -98,7 +92,7 @@ uint64_t sched_bytes(const struct model *m, const struct sched_config *c, uint64
     struct forward_limits l = limits_of(c);
     uint64_t host = memory_rounded(host_logits_bytes(m, c->n_seqs)) +
                     memory_rounded(sampler_scratch_bytes(m->h.n_vocab)) +
-                    memory_rounded(batch_bytes(m->n_stores, c)) + memory_rounded(draft_bytes(c));
+                    memory_rounded(batch_bytes(c)) + memory_rounded(draft_bytes(c));
 
     *ret_host = host + forward_host_bytes(m, &l);
     return host + forward_bytes(m, &l) + memory_rounded(stash_bytes_of(m, c->max_chunk));
@@ -109,12 +103,12 @@ uint64_t sched_bytes(const struct model *m, const struct sched_config *c, uint64
 static int alloc_batch(struct sched *s, struct error *reterr)
 {
     const struct sched_config *c = &s->config;
-    struct memory_arena a = {.size = batch_bytes(c->model->n_stores, c)};
+    struct memory_arena a = {.size = batch_bytes(c)};
     int r = memory_map(a.size, "scheduler", &s->batch_memory, reterr);
 
     if (!r) {
         a.base = s->batch_memory;
-        lay_batch(&a, c->model->n_stores, c, &s->batch, &s->logprobs);
+        lay_batch(&a, c, &s->batch, &s->logprobs);
     }
     return r;
 }
@@ -200,7 +194,7 @@ void sched_destroy(struct sched *s)
         s->ops->free(s->be, s->stash_memory, s->stash_bytes);
     }
     forward_destroy(s->forward);
-    memory_unmap(s->batch_memory, batch_bytes(s->config.model->n_stores, &s->config));
+    memory_unmap(s->batch_memory, batch_bytes(&s->config));
     free(s);
 }
 
@@ -495,7 +489,7 @@ static bool takes_up(struct sched *s)
     for (int32_t i = 0; i < b->n_seqs; i++) {
         gone += b->of[i]->finished;
     }
-    if (gone == 0 || (gone < b->n_seqs && b->once)) {
+    if (gone == 0 || (gone < b->n_seqs && kv_step_once(s->config.cache))) {
         return true;
     }
     batch_release(s);

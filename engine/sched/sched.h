@@ -10,8 +10,7 @@
 #include <stdatomic.h>
 
 #include "engine/engine.h"
-#include "engine/kv/seq/cache.h"
-#include "engine/kv/seq/snapshot.h"
+#include "engine/kv/kv.h"
 #include "engine/model/forward.h"
 
 struct sched;

@@ -22,24 +22,15 @@ struct wanted {
 /* The batch that is being run; it outlives a step that was interrupted. */
 struct batch {
     bool pending; /* the forward pass has begun and not ended */
-    bool observes;
-    bool selects;
     bool exits;
     bool proposes;
-    bool once; /* changes scores or sums: taken up where it stopped, never run anew */
     bool surplus; /* a row of each beyond what is said is prepared (ahead.c) */
     int32_t n_seqs;
     struct request **of;         /* (n_seqs) whose rows */
-    struct ops_seq *seqs;        /* (n_stores, n_seqs) */
-    struct ops_observe *observe; /* (n_seqs) */
-    struct ops_select *select;   /* (n_seqs) */
-    int32_t *keep;               /* (n_seqs) */
+    struct kv_rows *seqs;        /* (n_seqs) */
     float *exit;                 /* (n_seqs) */
     int32_t *propose;            /* (n_seqs) */
     float least;                 /* probability of a token that is worth proposing */
-    int32_t *score_store;        /* (n_seqs) */
-    int32_t *on_disk;            /* (n_stores, n_seqs) */
-    int32_t *seats;              /* (n_seqs) */
     int32_t *ids;                /* (batch_tokens) */
     struct ops_rows rows;
     struct wanted *wanted; /* (batch_tokens) */
@@ -83,8 +74,7 @@ struct layered {
     int32_t first_survivor;
     int64_t n_read; /* rows times layers */
     int32_t progress;
-    struct ops_seq seq;
-    struct ops_observe observe;
+    struct kv_rows rows;
 };
 
 /* The prompt of which a chunk goes through one layer before the next. */
@@ -102,10 +92,7 @@ struct pieces {
     int32_t first;  /* the first row that goes on beyond the split */
     int32_t end;    /* LAYERED_OUTPUT: of the wanted rows */
     float *hidden;  /* device (n, forward_ld()) */
-    struct ops_seq seq;
-    struct ops_observe whole; /* what is observed of the chunk, */
-    struct ops_observe observe;
-    int32_t score_store;
+    struct kv_rows rows;
 };
 
 /* Of a policy that requests ask for (uses.c); n_evicted by those that have ended. */
@@ -215,10 +202,6 @@ void batch_release(struct sched *s);
 
 /* Rows of the chunk of its prompt that r reads next. */
 int32_t batch_chunk(const struct request *r);
-/* How many of n rows, of which so much is observed, may be dealt out to calls of any size; the rest
- * goes at once. */
-int32_t batch_cut(const struct sched *s, const struct ops_observe *o, int32_t n);
-
 /* Has it a new token that is not in the cache yet? */
 bool batch_decodes(const struct request *r);
 
@@ -227,7 +210,8 @@ int32_t batch_first_wanted(const struct request *r);
 
 /* How many of the last of n_rows go on beyond SwiftKV's split: those that are wanted, and those
  * whose attention a policy observes. */
-int32_t batch_rows_beyond(const struct request *r, int32_t pos0, int32_t n_rows, bool scores);
+int32_t batch_rows_beyond(const struct sched *s, const struct request *r, int32_t pos0,
+                          int32_t n_rows);
 
 /* ahead.c. The batch is computed: draws its tokens on the device, and begins the step after it without
  * waiting for them, as long as it may; all that was begun is over when it returns. -ENOTSUP: the

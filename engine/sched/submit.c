@@ -58,6 +58,8 @@ void sched_leave_principal(struct sched *s, struct principal *p)
     free(p);
 }
 
+enum { TAU_STEPS = 1024 }; /* over which tau runs where no number of new tokens is asked for */
+
 /* ---- submitting ----------------------------------------------------------------------------- */
 
 static int check_ids(const struct sched *s, const int32_t *ids, int32_t n, const char *what,
@@ -203,7 +205,11 @@ static int read_request(const struct sched *s, const struct engine_request *r, s
                                                                    : r->max_tokens;
 
     *ret = s->config.cache->geometry.config.mix.part[0].policy;
-    *ret_text = (struct geometry_text){.n_prompt = r->n_prompt, .n_tokens = r->n_prompt + max_new};
+    *ret_text = (struct geometry_text){
+        .n_prompt = r->n_prompt,
+        .n_tokens = r->n_prompt + max_new,
+        .n_steps = r->max_tokens > 0 ? r->max_tokens : TAU_STEPS,
+    };
     return r->kv ? policy_parse(r->kv, ret, reterr) : 0;
 }
 

@@ -5,7 +5,8 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "engine/kv/seq/cache.h"
+#include "engine/kv/kv.h"
+#include "engine/kv/seq/cache_impl.h"
 #include "tests/unit/engine_run.h"
 
 /* Every eviction policy, and each way of reading a prompt, scoring and selecting beside it. */
@@ -177,14 +178,15 @@ static void write_rows(struct cache *c, int32_t store, const struct ops_seq *v, 
 
 static void step(struct cache *c, int32_t seat, int32_t n)
 {
-    struct ops_seq v;
+    const struct cache_seq *q = &c->seqs[seat];
 
-    cr_assert_eq(cache_prepare(c, seat, n), 0);
+    cr_assert_eq(kv_step_prepare(c, seat, n), 0);
     for (int i = 0; i < N_STORES; i++) {
-        cache_view(c, seat, i, &v);
-        write_rows(c, i, &v, c->seqs[seat].n_tokens, n);
+        struct ops_seq v = cache_view_of(c, q, i, q->n_tokens, n);
+
+        write_rows(c, i, &v, q->n_tokens, n);
     }
-    cache_commit(c, seat, n);
+    kv_step_commit(c, seat, n);
 }
 
 /* The most pages that were held while the prompt was read. */
@@ -206,11 +208,11 @@ static uint32_t read_prompt(struct cache *c, int32_t seat, int32_t n_prompt)
 static uint32_t read_layered(struct cache *c, int32_t seat, int32_t n_prompt)
 {
     uint32_t most = 0;
-    struct ops_seq v;
 
     for (int i = 0; i < N_STORES; i++) {
-        cr_assert_eq(cache_layer_prepare(c, seat, i, n_prompt), 0);
-        cache_layer_view(c, seat, i, 0, n_prompt, &v);
+        cr_assert_eq(cache_layer_prepare(c, &c->seqs[seat], i, n_prompt), 0);
+        struct ops_seq v = cache_view_of(c, &c->seqs[seat], i, 0, n_prompt);
+
         write_rows(c, i, &v, 0, n_prompt);
         most = check(c, seat) > most ? check(c, seat) : most;
         cr_assert_eq(cache_layer_cut(c, seat, i), 0);

@@ -113,6 +113,7 @@ struct geometry {
 struct geometry_text {
     int32_t n_prompt;
     int32_t n_tokens;   /* that may be fed in the end */
+    int32_t n_steps;    /* new tokens over which a policy's tau runs */
     int32_t held;       /* restored from a snapshot: tokens, */
     int32_t held_slots; /* slots of a global store, */
     int32_t budget;     /* and the budget, which a new turn may raise; 0 otherwise */

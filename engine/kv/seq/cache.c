@@ -18,6 +18,7 @@
 
 #include "base/memory.h"
 #include "engine/kv/seq/cache_impl.h"
+#include "engine/kv/seq/step.h"
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
@@ -28,8 +29,13 @@ static size_t lay_host(const struct geometry *s, struct memory_arena *a, struct 
     struct cache_seq *seqs = memory_arena_take(a, n * sizeof(*seqs));
     uint32_t *pages = memory_arena_take(a, n * (size_t)s->table_bytes);
     int32_t *n_pages = memory_arena_take(a, n * (size_t)s->config.n_stores * sizeof(*n_pages));
+    struct kv_step *step = memory_arena_take(a, sizeof(*step));
+    struct kv_step arrays = {0};
 
+    step_lay(a, s->config.n_seqs, &arrays);
     if (c) {
+        *step = arrays;
+        c->step = step;
         c->seqs = seqs;
         c->pages_host = pages;
         c->n_pages_host = n_pages;
@@ -382,6 +388,7 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     q->variant = v;
     q->principal = principal;
     q->n_prompt = text->n_prompt;
+    q->n_steps = text->n_steps;
     q->budget = geometry_budget(s, p, text);
     q->n_tokens = 0;
     q->n_slots = 0;

@@ -7,9 +7,8 @@
  * geometry of geometry.h; a sequence reserves what it will need at most when it sits down, so that
  * no step can run out.
  *
- * A step over a sequence: cache_prepare (pages for the new rows, the victims that they overwrite),
- * cache_view for each store, the forward pass, cache_commit. Between prepare and commit a step may
- * be given up and prepared again: the same pages and victims.
+ * Steps are kv.h's. Between prepare and commit one may be given up and prepared again: the same
+ * pages and victims.
  *
  * Creator: cache_create; freed by cache_destroy. One thread. */
 
@@ -25,6 +24,7 @@ struct cache_seq {
     int32_t variant;
     uint64_t principal;
     int32_t n_prompt;
+    int32_t n_steps;           /* over which the policy's tau runs */
     int32_t budget;            /* slots per group of a global store, 0: all */
     int32_t n_kept;            /* of them, offered to the prefix cache */
     int32_t n_tokens;          /* committed: the next token's position */
@@ -56,6 +56,7 @@ struct cache {
     struct staging *staging; /* NULL: nobody's pages lie on the host */
     struct tier *tier;       /* NULL: nobody's K and V lie on disk */
     struct prefix prefix;
+    struct kv_step *step; /* the running one */
 };
 
 /* Device and host bytes that cache_create takes. */
@@ -90,25 +91,10 @@ void cache_leave(struct cache *c, int32_t seat);
  * seat, or -EBUSY (no seat or pages, or the other is not at rest), or the device's error. */
 int cache_fork(struct cache *c, int32_t parent, const struct geometry_text *text);
 
-/* Makes room for n_rows more tokens (one, when the sequence is beyond its prompt). */
-int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows) WARN_UNUSED;
-/* The sequence's share in one store; row0, n_rows and pos0 are the caller's. */
-void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret);
-/* The same of n of the prepared rows, from the first-th on: those after them are not in yet. */
-void cache_view_piece(const struct cache *c, int32_t seat, int32_t store, int32_t first, int32_t n,
-                      struct ops_seq *ret);
-/* The store whose scores all of the sequence's stores use (score=shared), or -1. */
-int32_t cache_score_store(const struct cache *c, int32_t seat);
 /* The store's number on disk, or -1. */
 int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store);
 /* Have its K and V on disk been lost? A negative errno with the cause; it must then be ended. */
 int cache_failed(const struct cache *c, int32_t seat, struct error *ret);
-/* Does a step of it change sums of V? Such a step must not be run twice. */
-bool cache_sums(const struct cache *c, int32_t seat);
-/* The step is done: its first n_rows rows are in. The others stay prepared; they are committed
- * later, in order, or taken back: then the cache is as if they had never been. */
-void cache_commit(struct cache *c, int32_t seat, int32_t n_rows);
-void cache_take_back(struct cache *c, int32_t seat);
 /* How many rows a decode step may write that are taken back: nothing may be overwritten by them,
  * nothing counted, and each must read what it would alone. */
 int32_t cache_spare_rows(const struct cache *c, int32_t seat);
@@ -119,12 +105,8 @@ int cache_cut(struct cache *c, int32_t seat, bool last) WARN_UNUSED;
 /* The prompt is read so far; its first n tokens may be kept for others. */
 void cache_keep(struct cache *c, int32_t seat, const int32_t *tokens, int32_t n);
 
-/* Layered prefill (q->layered): one store after the other takes the whole prompt and is cut.
- * Room for tokens up to n_tokens in one store; its view with n_tokens in it, of which the step's
- * rows begin at pos0; its cut when all of the prompt is in; and the end of it all. */
-int cache_layer_prepare(struct cache *c, int32_t seat, int32_t store, int32_t n_tokens) WARN_UNUSED;
-void cache_layer_view(const struct cache *c, int32_t seat, int32_t store, int32_t pos0,
-                      int32_t n_tokens, struct ops_seq *ret);
+/* Layer-wise prefill (q->layered): one store after the other takes the whole prompt and is cut,
+ * when all of the prompt is in; and the end of it all. */
 int cache_layer_cut(struct cache *c, int32_t seat, int32_t store) WARN_UNUSED;
 void cache_layer_done(struct cache *c, int32_t seat);
 /* Hidden states: f32 rows of the whole prompt, and of max_survivors rows beyond the split. */

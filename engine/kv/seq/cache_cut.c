@@ -142,28 +142,16 @@ int cache_cut(struct cache *c, int32_t seat, bool last)
 
 /* ---- layered prefill ------------------------------------------------------------------------- */
 
-static int32_t layer_slots(const struct cache *c, int32_t store, int32_t n_tokens)
+int32_t cache_layer_slots(const struct cache *c, int32_t store, int32_t n_tokens)
 {
     int32_t ring = c->geometry.seats[store].ring;
 
     return ring && n_tokens > ring ? ring : n_tokens;
 }
 
-int cache_layer_prepare(struct cache *c, int32_t seat, int32_t store, int32_t n_tokens)
+int cache_layer_prepare(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_tokens)
 {
-    return cache_take_pages(c, &c->seqs[seat], store, layer_slots(c, store, n_tokens));
-}
-
-void cache_layer_view(const struct cache *c, int32_t seat, int32_t store, int32_t pos0,
-                      int32_t n_tokens, struct ops_seq *ret)
-{
-    int32_t ring = c->geometry.seats[store].ring;
-
-    ret->kv = cache_kv_of(c, &c->seqs[seat], store, layer_slots(c, store, n_tokens));
-    ret->victim = NULL;
-    ret->ring = ring;
-    ret->slot0 = ring ? pos0 % ring : pos0;
-    ret->pos0 = pos0;
+    return cache_take_pages(c, q, store, cache_layer_slots(c, store, n_tokens));
 }
 
 int cache_layer_cut(struct cache *c, int32_t seat, int32_t store)

@@ -43,8 +43,16 @@ static inline uint32_t *cache_host_pages(const struct cache_seq *q, const struct
     return q->pages + st->pages_off / sizeof(uint32_t);
 }
 
-/* The prepared step's share in a store: what cache_view gives. */
-struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store);
+/* A store with prepared rows [pos0, pos0 + n_rows) as the newest. The rows are the caller's to say.
+ */
+struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store,
+                             int32_t pos0, int32_t n_rows);
+/* Layer-wise prefill: slots of a store that holds so many tokens; pages for them. */
+int32_t cache_layer_slots(const struct cache *c, int32_t store, int32_t n_tokens);
+int cache_layer_prepare(struct cache *c, struct cache_seq *q, int32_t store,
+                        int32_t n_tokens) WARN_UNUSED;
+/* Does a step of it change sums of V? */
+bool cache_sums(const struct cache *c, int32_t seat);
 
 /* Before n_rows are written: pages that they go to and that others share become copies. */
 int cache_own_pages(struct cache *c, struct cache_seq *q, int32_t n_rows) WARN_UNUSED;

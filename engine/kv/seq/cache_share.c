@@ -61,7 +61,7 @@ static int own_slots(struct cache *c, struct cache_seq *q, int32_t store, int32_
 
 static int own_victims(struct cache *c, struct cache_seq *q, int32_t store)
 {
-    const struct ops_seq view = cache_view_of(c, q, store);
+    const struct ops_seq view = cache_view_of(c, q, store, q->n_tokens, 1);
     int32_t n_groups = c->geometry.seats[store].n_groups;
     int r = 0;
 
@@ -83,7 +83,7 @@ int cache_own_pages(struct cache *c, struct cache_seq *q, int32_t n_rows)
         if (q->evicting && cache_evicts_from(c, q, i)) {
             r = own_victims(c, q, i);
         } else {
-            r = own_slots(c, q, i, cache_view_of(c, q, i).slot0, n_rows);
+            r = own_slots(c, q, i, cache_view_of(c, q, i, q->n_tokens, n_rows).slot0, n_rows);
         }
     }
     return r;
@@ -166,6 +166,7 @@ int cache_fork(struct cache *c, int32_t parent, const struct geometry_text *text
     q->state = own.state;
     q->pages = own.pages;
     q->n_pages = own.n_pages;
+    q->n_steps = text->n_steps;
     q->left = left;
     int r = copy_seat(c, p, q);
 

@@ -13,6 +13,7 @@
 
 #include <assert.h>
 
+#include "engine/kv/kv.h"
 #include "engine/kv/seq/cache_impl.h"
 
 enum { SUM_STEPS = 1024 };
@@ -81,7 +82,7 @@ static int renew_sums(struct cache *c, struct cache_seq *q)
     return r;
 }
 
-int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows)
+int kv_step_prepare(struct cache *c, int32_t seat, int32_t n_rows)
 {
     struct cache_seq *q = &c->seqs[seat];
     int r = 0;
@@ -108,19 +109,25 @@ int cache_prepare(struct cache *c, int32_t seat, int32_t n_rows)
     return r;
 }
 
-struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store)
+struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store,
+                             int32_t pos0, int32_t n_rows)
 {
     const struct geometry_seat *st = &c->geometry.seats[store];
-    int32_t n_rows = q->prepared - q->n_tokens;
+    int32_t before = pos0 - q->n_tokens; /* rows that are prepared, too */
     struct ops_seq view = {.ring = st->ring};
 
-    view.kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, n_rows));
+    if (q->layered) {
+        view.kv = cache_kv_of(c, q, store, cache_layer_slots(c, store, pos0 + n_rows));
+        view.slot0 = st->ring ? pos0 % st->ring : pos0;
+        return view;
+    }
+    view.kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, before + n_rows));
     if (st->ring) {
-        view.slot0 = q->n_tokens % st->ring;
+        view.slot0 = pos0 % st->ring;
     } else if (!cache_evicts_from(c, q, store)) {
-        view.slot0 = q->n_tokens;
+        view.slot0 = pos0;
     } else {
-        view.slot0 = q->n_slots;
+        view.slot0 = q->n_slots + before;
         if (q->evicting) {
             const struct geometry_seat *v = &c->geometry.seats[victim_store(c, q, store)];
 
@@ -130,24 +137,7 @@ struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, i
     return view;
 }
 
-void cache_view(const struct cache *c, int32_t seat, int32_t store, struct ops_seq *ret)
-{
-    *ret = cache_view_of(c, &c->seqs[seat], store);
-}
-
-void cache_view_piece(const struct cache *c, int32_t seat, int32_t store, int32_t first, int32_t n,
-                      struct ops_seq *ret)
-{
-    struct cache_seq q = c->seqs[seat];
-
-    assert(!q.evicting && q.n_tokens + first + n <= q.prepared);
-    q.n_tokens += first;
-    q.n_slots += first;
-    q.prepared = q.n_tokens + n;
-    *ret = cache_view_of(c, &q, store);
-}
-
-void cache_commit(struct cache *c, int32_t seat, int32_t n_rows)
+void kv_step_commit(struct cache *c, int32_t seat, int32_t n_rows)
 {
     struct cache_seq *q = &c->seqs[seat];
 
@@ -182,7 +172,7 @@ int32_t cache_spare_rows(const struct cache *c, int32_t seat)
 
 /* Slots beyond the committed ones are never read before they are written again; a store that keeps
  * all has no positions. Pages go back to the reservation that they came from. */
-void cache_take_back(struct cache *c, int32_t seat)
+void kv_step_undo(struct cache *c, int32_t seat)
 {
     struct cache_seq *q = &c->seqs[seat];
 

@@ -22,11 +22,6 @@ int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q)
     return store < c->geometry.config.n_stores ? store : -1;
 }
 
-int32_t cache_score_store(const struct cache *c, int32_t seat)
-{
-    return cache_score_store_of(c, &c->seqs[seat]);
-}
-
 struct cache_state cache_state_of(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
     const struct geometry_seat *st = &c->geometry.seats[store];
