@@ -194,7 +194,8 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
         .config = *c,
         .be_config = {.n_threads = c->n_threads,
                       .cpu_mask = c->cpu_mask,
-                      .prefill = (enum backend_prefill)c->prefill},
+                      .prefill = (enum backend_prefill)c->prefill,
+                      .wait_asleep = c->wait == ENGINE_WAIT_SLEEP},
     };
     if (!r) {
         r = backend_find(c->backend ? c->backend : "auto", &p->ops, reterr);

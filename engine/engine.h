@@ -39,6 +39,10 @@ enum engine_draw { ENGINE_DRAW_AUTO, ENGINE_DRAW_HOST, ENGINE_DRAW_DEVICE };
  * then starts. AUTO: cublasLt where it is found, on cards. */
 enum engine_prefill { ENGINE_PREFILL_AUTO, ENGINE_PREFILL_OWN, ENGINE_PREFILL_CUBLAS };
 
+/* How a thread waits for a device. SPIN: it asks again and again. SLEEP: the device's interrupt
+ * wakes it, later, and the CPU is free meanwhile. */
+enum engine_wait { ENGINE_WAIT_SPIN, ENGINE_WAIT_SLEEP };
+
 struct engine_config {
     const char *model_path;
     const char *const *overlay_paths; /* (n_overlays) */
@@ -56,6 +60,7 @@ struct engine_config {
                                Backends other than ref and cpu draft none */
     enum engine_draw draw;
     enum engine_prefill prefill;
+    enum engine_wait wait;
     bool draft_always;      /* all that can be drafted, whatever it costs: for tests and measurements */
     bool keep_prefixes;     /* pages of prompts are kept for texts of the same principal that begin alike */
     const char *cache_dir;  /* for remembered hashes, or NULL */

@@ -22,6 +22,7 @@ struct backend_config {
     uint32_t cpu_mask;  /* CPU flags allowed; UINT32_MAX: all this CPU has */
     bool keep_mapped;   /* prefer the file's map over repacked weights where a layout allows both */
     enum backend_prefill prefill;
+    bool wait_asleep; /* for a device: the thread sleeps, which costs some 20 us, not a CPU */
 };
 
 /* Upper bounds of what one call will see, so that scratch is reserved once. */

@@ -21,6 +21,7 @@ struct engine_options {
     int64_t draft;
     int draw;    /* enum engine_draw */
     int prefill; /* enum engine_prefill */
+    int device_wait; /* enum engine_wait */
     uint64_t memory;
     int backend; /* of engine_option_backends */
     int64_t threads;
@@ -32,6 +33,7 @@ struct engine_options {
 extern const char *const engine_option_backends[];
 extern const char *const engine_option_draws[];
 extern const char *const engine_option_prefills[];
+extern const char *const engine_option_waits[];
 extern const char *const engine_option_no_yes[];
 
 #define ENGINE_AT(S, M, field) offsetof(S, M) + offsetof(struct engine_options, field)
@@ -71,6 +73,10 @@ extern const char *const engine_option_no_yes[];
      .help = "what multiplies prompts by weights of 16 bits on a GPU: own kernels, or " \
              "cublasLt, without which the daemon then loads no model. auto: cublasLt " \
              "where it is installed, on cards"}, \
+    {"device-wait", 0, OPTION_ENUM, ENGINE_AT(S, M, device_wait), \
+     .words = engine_option_waits, .fallback = "spin", \
+     .help = "how the engine waits for a GPU: spin keeps one CPU busy and is quicker; " \
+             "sleep leaves it to others, for hosts of few CPUs"}, \
     {"memory", 0, OPTION_BYTES, ENGINE_AT(S, M, memory), \
      0, 0, .fallback = "0", \
      .help = "bytes the plan may use in all; 0: what is free"}, \

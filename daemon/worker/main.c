@@ -39,6 +39,7 @@ struct settings {
 
 _Static_assert(ENGINE_DRAW_AUTO == 0 && ENGINE_DRAW_HOST == 1 && ENGINE_DRAW_DEVICE == 2,
                "the words' order");
+_Static_assert(ENGINE_WAIT_SPIN == 0 && ENGINE_WAIT_SLEEP == 1, "the words' order");
 _Static_assert(ENGINE_PREFILL_AUTO == 0 && ENGINE_PREFILL_OWN == 1 && ENGINE_PREFILL_CUBLAS == 2,
                "the words' order");
 
@@ -83,6 +84,7 @@ static struct engine_config config_of(const struct settings *s)
     c.n_draft = (int32_t)o->draft;
     c.draw = (enum engine_draw)o->draw;
     c.prefill = (enum engine_prefill)o->prefill;
+    c.wait = (enum engine_wait)o->device_wait;
     c.cache_dir = o->cache_dir;
     c.tier_dir = o->tier_dir;
     return c;
@@ -164,9 +166,10 @@ int main(int argc, char **argv)
     int rc;
 
     log_init("pipit-engine", LOG_LEVEL_INFO);
-    /* The cuda backend wants all its code loaded at once (kernels/cuda/backend.cu) and would set
-     * this in the worker thread, while another may read the environment. */
-    if (setenv("CUDA_MODULE_LOADING", "EAGER", 0)) {
+    /* The cuda backend loads its own code itself (kernels/cuda/code.cu), other libraries' code as
+     * it is used. It would set this in the worker thread, while another may read the environment.
+     */
+    if (setenv("CUDA_MODULE_LOADING", "LAZY", 0)) {
         log_error("no memory");
         return EXIT_INTERNAL;
     }

@@ -538,23 +538,18 @@ template <bool KB> CUDA_KERNEL void __launch_bounds__(THREADS) columns_mma(struc
 
 /* ---- launches ------------------------------------------------------------------------------- */
 
-template <typename K>
-static int launch(struct cuda *cu, K *kernel, const char *name, dim3 grid, size_t shared,
-                  const struct attend *p)
+template <bool KB, bool VB, int NJ>
+static int launch(struct cuda *cu, const struct attend *p, dim3 grid, size_t shared)
 {
-    int r = 0;
+    CUDA_LAUNCH_LARGE(cu, grid, dim3(THREADS), shared, (prefill_mma<KB, VB, NJ>), *p);
+    return cuda_launched(cu, "prefill_mma");
+}
 
-    if (shared > 48 << 10) {
-        r = cuda_err(
-            cu,
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-            "cudaFuncSetAttribute");
-    }
-    if (r == 0) {
-        CUDA_LAUNCH(cu, grid, dim3(THREADS), shared, kernel, *p);
-        r = cuda_launched(cu, name);
-    }
-    return r;
+template <bool KB>
+static int launch_columns(struct cuda *cu, const struct attend *p, dim3 grid, size_t shared)
+{
+    CUDA_LAUNCH_LARGE(cu, grid, dim3(THREADS), shared, columns_mma<KB>, *p);
+    return cuda_launched(cu, "columns_mma");
 }
 
 template <bool KB, bool VB>
@@ -562,9 +557,9 @@ static int launch_prefill(struct cuda *cu, const struct attend *p, dim3 grid, si
 {
     int32_t v_dim = p->seqs.layout.v_dim;
 
-    return v_dim <= 64    ? launch(cu, prefill_mma<KB, VB, 4>, "prefill_mma", grid, shared, p)
-           : v_dim <= 128 ? launch(cu, prefill_mma<KB, VB, 8>, "prefill_mma", grid, shared, p)
-                          : launch(cu, prefill_mma<KB, VB, 16>, "prefill_mma", grid, shared, p);
+    return v_dim <= 64    ? launch<KB, VB, 4>(cu, p, grid, shared)
+           : v_dim <= 128 ? launch<KB, VB, 8>(cu, p, grid, shared)
+                          : launch<KB, VB, 16>(cu, p, grid, shared);
 }
 
 int cuda_attend_mma(struct cuda *cu, const struct attend *p, int32_t rows, int32_t observed_slots)
@@ -586,6 +581,6 @@ int cuda_attend_mma(struct cuda *cu, const struct attend *p, int32_t rows, int32
     grid = dim3(cuda_div_up((uint64_t)observed_slots, SLOTS), (unsigned)l->n_groups,
                 (unsigned)p->seqs.n);
     shared = tile_lay(l->k_dim, 0, false, NULL, &t);
-    return kb ? launch(cu, columns_mma<true>, "columns_mma", grid, shared, p)
-              : launch(cu, columns_mma<false>, "columns_mma", grid, shared, p);
+    return kb ? launch_columns<true>(cu, p, grid, shared)
+              : launch_columns<false>(cu, p, grid, shared);
 }

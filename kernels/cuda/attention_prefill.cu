@@ -366,19 +366,8 @@ CUDA_KERNEL void __launch_bounds__(THREADS) columns(struct attend p)
 
 template <int NJ> static int launch(struct cuda *cu, struct attend *p, dim3 grid, size_t shared)
 {
-    int r = 0;
-
-    if (shared > 48 << 10) {
-        r = cuda_err(cu,
-                     cudaFuncSetAttribute(prefill<NJ>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)shared),
-                     "cudaFuncSetAttribute");
-    }
-    if (r == 0) {
-        CUDA_LAUNCH(cu, grid, dim3(THREADS), shared, prefill<NJ>, *p);
-        r = cuda_launched(cu, "prefill");
-    }
-    return r;
+    CUDA_LAUNCH_LARGE(cu, grid, dim3(THREADS), shared, prefill<NJ>, *p);
+    return cuda_launched(cu, "prefill");
 }
 
 int cuda_attend_prefill(struct cuda *cu, struct attend *p)
@@ -409,19 +398,11 @@ int cuda_attend_prefill(struct cuda *cu, struct attend *p)
         : l->v_dim <= 128 ? launch<4>(cu, p, grid, shared)
                           : launch<8>(cu, p, grid, shared);
     if (r == 0 && slots > 0) {
-        if (shared > 48 << 10) {
-            r = cuda_err(cu,
-                         cudaFuncSetAttribute(columns, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                              (int)shared),
-                         "cudaFuncSetAttribute");
-        }
-        if (r == 0) {
-            CUDA_LAUNCH(cu,
-                        dim3(cuda_div_up((uint64_t)slots, SLOTS), (unsigned)l->n_groups,
-                             (unsigned)p->seqs.n),
-                        dim3(THREADS), shared, columns, *p);
-            r = cuda_launched(cu, "columns");
-        }
+        CUDA_LAUNCH_LARGE(
+            cu,
+            dim3(cuda_div_up((uint64_t)slots, SLOTS), (unsigned)l->n_groups, (unsigned)p->seqs.n),
+            dim3(THREADS), shared, columns, *p);
+        r = cuda_launched(cu, "columns");
     }
     return r;
 }

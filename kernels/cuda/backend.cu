@@ -189,8 +189,13 @@ static int alloc_mapped(struct backend *be, uint64_t bytes, const char *what, vo
     void *host = NULL;
     void *device = NULL;
     int r = cuda_queue_flush(cu);
+    int place = 0;
     cudaError_t e;
 
+    while (place < CUDA_MAPPED && cu->mapped[place].at) {
+        place++;
+    }
+    r = r == 0 && place == CUDA_MAPPED ? -ENOSPC : r;
     if (r < 0) {
         return error_set_errno(reterr, r, "%s", what);
     }
@@ -214,6 +219,7 @@ static int alloc_mapped(struct backend *be, uint64_t bytes, const char *what, vo
         return r;
     }
     memset(host, 0, (size_t)bytes);
+    cu->mapped[place] = {static_cast<uint8_t *>(host), bytes};
     *ret = device;
     return 0;
 }
@@ -224,6 +230,9 @@ static void free_mapped(struct backend *be, void *device, uint64_t bytes)
     if (device) {
         (void)cuda_queue_flush(cuda_of(be));
         (void)cudaStreamSynchronize(cuda_of(be)->stream);
+        for (auto &m : cuda_of(be)->mapped) {
+            m.at = m.at == device ? NULL : m.at;
+        }
         (void)cudaFreeHost(device);
     }
 }
@@ -412,9 +421,19 @@ static int copy(struct backend *be, void *device, const void *from_device, uint6
         return r;
     }
     return cuda_err(
-        cu,
-        cudaMemcpyAsync(device, from_device, (size_t)bytes, cudaMemcpyDefault, cu->stream),
+        cu, cudaMemcpyAsync(device, from_device, (size_t)bytes, cudaMemcpyDefault, cu->stream),
         "copy");
+}
+
+static bool is_mapped(const struct cuda *cu, const void *p)
+{
+    for (const auto &m : cu->mapped) {
+        if (m.at && static_cast<const uint8_t *>(p) >= m.at &&
+            static_cast<const uint8_t *>(p) < m.at + m.bytes) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static int zero(struct backend *be, void *device, uint64_t bytes)
@@ -424,6 +443,13 @@ static int zero(struct backend *be, void *device, uint64_t bytes)
     int r = cuda_queue_flush(cu);
 
     if (bytes == 0 || r < 0) {
+        return r;
+    }
+    if (is_mapped(cu, device)) { /* cudaMemsetAsync is for the device's memory */
+        r = sync(be);
+        if (r == 0) {
+            memset(device, 0, (size_t)bytes);
+        }
         return r;
     }
     return cuda_err(cu, cudaMemsetAsync(device, 0, (size_t)bytes, cu->stream), "zero");
@@ -492,17 +518,16 @@ static bool has_code(int major, int minor)
 /* Is there a device that this module can use? Nothing is left behind.
  *
  * The first call of the run-time library in the process: the driver reads then how code is to be
- * loaded. All of it at once, with the context, before the plan asks what is free; code that came
- * with a kernel's first launch would be memory that is in no plan. Who has set the variable, knows
- * why: that changes nothing then. pipit-engine has, before it had threads; only another program is
- * changed here. */
+ * loaded. LAZY: own kernels are loaded by cuda_code_load(), those of cublasLt as they are used. Who
+ * has set the variable, knows why: that changes nothing then. pipit-engine has, before it had
+ * threads; only another program is changed here. */
 static int probe(struct error *reterr)
 {
     int n = 0;
     int driver = 0;
     int runtime = 0;
-    bool eager = setenv("CUDA_MODULE_LOADING", "EAGER", 0) == 0;
-    cudaError_t e = eager ? cudaGetDeviceCount(&n) : cudaErrorMemoryAllocation;
+    bool lazy = setenv("CUDA_MODULE_LOADING", "LAZY", 0) == 0;
+    cudaError_t e = lazy ? cudaGetDeviceCount(&n) : cudaErrorMemoryAllocation;
 
     if (e == cudaSuccess && n > 0) {
         cudaDeviceProp prop;
@@ -550,8 +575,16 @@ static int open_device(struct cuda *cu, struct error *reterr)
 {
     struct cudaDeviceProp prop;
     void *stage = NULL;
-    int r = cuda_error(cu, cudaSetDevice(cu->device), "cudaSetDevice", reterr);
+    unsigned event = cudaEventDisableTiming | (cu->wait_asleep ? cudaEventBlockingSync : 0);
+    int r = 0;
 
+    if (cu->wait_asleep) { /* before the context is made; streams are waited for so */
+        r = cuda_error(cu, cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync), "cudaSetDeviceFlags",
+                       reterr);
+    }
+    if (r == 0) {
+        r = cuda_error(cu, cudaSetDevice(cu->device), "cudaSetDevice", reterr);
+    }
     if (r == 0) {
         r = cuda_error(cu, cudaGetDeviceProperties(&prop, cu->device), "cudaGetDeviceProperties",
                        reterr);
@@ -568,7 +601,7 @@ static int open_device(struct cuda *cu, struct error *reterr)
         cu->integrated = prop.integrated != 0;
         cu->early = prop.major >= 9 && newest_code() >= 90;
         cu->shared_max = prop.sharedMemPerBlockOptin;
-        r = cuda_code_check(cu, reterr);
+        r = cuda_code_load(cu, reterr);
     }
     if (r == 0) {
         r = cuda_error(cu, cudaStreamCreateWithFlags(&cu->stream, cudaStreamNonBlocking),
@@ -589,8 +622,8 @@ static int open_device(struct cuda *cu, struct error *reterr)
         cu->stage = static_cast<uint8_t *>(stage);
     }
     for (int i = 0; i < BACKEND_FETCHES && r == 0; i++) {
-        r = cuda_error(cu, cudaEventCreateWithFlags(&cu->fetched[i], cudaEventDisableTiming),
-                       "cudaEventCreate", reterr);
+        r = cuda_error(cu, cudaEventCreateWithFlags(&cu->fetched[i], event), "cudaEventCreate",
+                       reterr);
     }
     return r;
 }
@@ -608,6 +641,7 @@ static int create(const struct backend_config *config, struct backend **ret, str
         return error_set(reterr, -ENOMEM, "no memory for the cuda backend");
     }
     cu->be.ops = &cuda_backend;
+    cu->wait_asleep = config->wait_asleep;
     r = cuda_queue_create(cu);
     r = r < 0 ? error_set(reterr, r, "no memory for the cuda backend") : open_device(cu, reterr);
     r = r < 0 ? r : cuda_lt_create(cu, config->prefill, reterr);

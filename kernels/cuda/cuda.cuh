@@ -18,7 +18,8 @@ extern "C" {
 }
 
 #ifndef CUDA_ARCHS
-#error "CUDA_ARCHS: the architectures compiled for, ascending, as in 80,90; of the last there is PTX, too"
+#error                                                                                             \
+    "CUDA_ARCHS: the architectures compiled for, ascending, as in 80,90; of the last there is PTX, too"
 #endif
 
 enum {
@@ -30,31 +31,32 @@ enum {
     CUDA_ALIGN = 256,     /* of what lies in one allocation */
     CUDA_GRAIN = 2 << 20, /* what the driver rounds an allocation up to, */
     CUDA_ALLOCS = 26,     /* of which an engine makes at most so many */
+    CUDA_MAPPED = 256,    /* allocations of the host's memory that kernels reach */
 };
 
 /* Scratch, laid out by cuda_scratch() from the limits. */
 struct cuda_scratch {
-    float *xf;       /* (max_rows, max_cols): normalised activations */
-    uint8_t *xq;     /* (2, max_rows, x_pad): int8 codes in fragment order, then what they left */
-    float *xd;       /* (max_rows, x_pad / 32): scale of a block */
-    float *xs;       /* (max_rows, x_pad / 32): its sum */
-    uint16_t *xh;    /* (3, max_rows, x_pad): 16-bit pieces */
-    float *xe;       /* (max_rows): factor that the f16 pieces were divided by */
-    float *part;     /* decode attention: (max_decode, heads, chunks, dim + 4) */
-    float *sums;     /* observed: (max_rows, heads, 2): largest logit, 1 / sum */
-    float *logits;   /* observed decode rows: (n_observed, heads, max_slots) */
-    float *approx;   /* rows that select: (n_selected, heads, max_slots), what ranks slots */
-    float *mass;     /* the same summed over heads, where it does not fit on chip */
-    int32_t *list;   /* (n_selected, heads, max_slots): chosen slots */
-    int32_t *list_n; /* (n_selected, heads, 2): how many; live slots */
-    float *stats;    /* (n_selected, heads, 4): largest approx, 1 / sum, chosen share */
-    float *skewed;   /* (n_selected, heads, max_head_dim): queries that rank partial keys */
-    int32_t *near;   /* (n_selected, heads): slots near the largest logit */
-    int32_t *order;  /* cut: (heads + 1, max_slots) */
-    int32_t *flag;   /* cut: failed, then slots to move by group (1 + heads) */
-    float *lt_sums;  /* (lt_rows + 1, max_outputs): products by cublasLt that are finished later */
+    float *xf;        /* (max_rows, max_cols): normalised activations */
+    uint8_t *xq;      /* (2, max_rows, x_pad): int8 codes in fragment order, then what they left */
+    float *xd;        /* (max_rows, x_pad / 32): scale of a block */
+    float *xs;        /* (max_rows, x_pad / 32): its sum */
+    uint16_t *xh;     /* (3, max_rows, x_pad): 16-bit pieces */
+    float *xe;        /* (max_rows): factor that the f16 pieces were divided by */
+    float *part;      /* decode attention: (max_decode, heads, chunks, dim + 4) */
+    float *sums;      /* observed: (max_rows, heads, 2): largest logit, 1 / sum */
+    float *logits;    /* observed decode rows: (n_observed, heads, max_slots) */
+    float *approx;    /* rows that select: (n_selected, heads, max_slots), what ranks slots */
+    float *mass;      /* the same summed over heads, where it does not fit on chip */
+    int32_t *list;    /* (n_selected, heads, max_slots): chosen slots */
+    int32_t *list_n;  /* (n_selected, heads, 2): how many; live slots */
+    float *stats;     /* (n_selected, heads, 4): largest approx, 1 / sum, chosen share */
+    float *skewed;    /* (n_selected, heads, max_head_dim): queries that rank partial keys */
+    int32_t *near;    /* (n_selected, heads): slots near the largest logit */
+    int32_t *order;   /* cut: (heads + 1, max_slots) */
+    int32_t *flag;    /* cut: failed, then slots to move by group (1 + heads) */
+    float *lt_sums;   /* (lt_rows + 1, max_outputs): products by cublasLt that are finished later */
     uint8_t *lt_work; /* its workspace */
-    uint64_t bytes;    /* of all that comes before, which pieces may overwrite; behind it: */
+    uint64_t bytes;   /* of all that comes before, which pieces may overwrite; behind it: */
     uint32_t *arrived; /* (3 heads) blocks at a head (gemm_heads.cuh): 0 between launches */
     int32_t n_observed;
     int32_t n_selected;
@@ -69,13 +71,14 @@ struct cuda {
     struct cuda_queue *queue;
     cudaStream_t stream;
     bool have_stream;
-    cudaStream_t side;             /* what runs beside: `bring` (queue.cu) */
+    cudaStream_t side; /* what runs beside: `bring` (queue.cu) */
     cudaEvent_t main_at, side_at;
     int device;
     int n_sms;
     int sm_major;
     bool integrated;
-    bool early; /* a graph's kernels may be launched before the one ahead has ended */
+    bool wait_asleep;  /* backend_config */
+    bool early;        /* a graph's kernels may be launched before the one ahead has ended */
     size_t shared_max; /* dynamic shared memory of one block */
     struct backend_limits limits;
     void *scratch_base;
@@ -83,7 +86,11 @@ struct cuda {
     uint8_t *stage; /* pinned (CUDA_STAGE), then what `fetch` brings (BACKEND_FETCHES) */
     cudaEvent_t fetched[BACKEND_FETCHES];
     size_t stage_used;
-    uint8_t *slab; /* weights, one after another (weights_reserve) */
+    struct {
+        uint8_t *at;
+        uint64_t bytes;
+    } mapped[CUDA_MAPPED]; /* alloc_mapped */
+    uint8_t *slab;         /* weights, one after another (weights_reserve) */
     uint64_t slab_bytes, slab_used;
     int32_t slab_weights;
     bool lost;
@@ -157,15 +164,39 @@ static inline void cuda_launch(struct cuda *cu, const char *name, void (*kernel)
     cuda_call_end(cu, &c);
 }
 
-/* CUDA_LAUNCH(cu, grid, block, shared bytes, kernel, arguments...), then cuda_launched(). */
+/* A kernel of the module, in the list of all (code.cu). */
+struct cuda_code {
+    const void *kernel;
+    bool large; /* may be launched with more shared memory than a block has unasked */
+    struct cuda_code *next;
+};
+
+int cuda_code_add(struct cuda_code *c);
+
+template <auto KERNEL, bool LARGE> struct cuda_code_of {
+    static inline struct cuda_code code = {reinterpret_cast<const void *>(KERNEL), LARGE, NULL};
+    static inline const int known = cuda_code_add(&code);
+};
+
+/* CUDA_LAUNCH(cu, grid, block, shared bytes, kernel, arguments...), then cuda_launched(). The
+ * kernel is named, not a variable: the list of all kernels is made of these names. */
 #define CUDA_LAUNCH(cu, grid, block, shared, kernel, ...)                                          \
-    (CUDA_KNOWN(kernel), cuda_launch(cu, #kernel, kernel, grid, block, shared, __VA_ARGS__))
+    CUDA_LAUNCH_AS(cu, grid, block, shared, kernel, false, __VA_ARGS__)
+
+/* The same with more dynamic shared memory than a block has unasked. */
+#define CUDA_LAUNCH_LARGE(cu, grid, block, shared, kernel, ...)                                    \
+    CUDA_LAUNCH_AS(cu, grid, block, shared, kernel, true, __VA_ARGS__)
+
+#define CUDA_LAUNCH_AS(cu, grid, block, shared, kernel, large, ...)                                \
+    ((void)&cuda_code_of<(kernel), large>::known, CUDA_KNOWN(kernel),                              \
+     cuda_launch(cu, #kernel, kernel, grid, block, shared, __VA_ARGS__))
 
 /* The same of a kernel that calls grid_begin() and grid_wait() (prim.cuh). */
 #define CUDA_LAUNCH_EARLY(cu, ...) (cuda_call_early(cu), CUDA_LAUNCH(cu, __VA_ARGS__))
 
-/* Has this build code for the device? (row.cu) */
-int cuda_code_check(struct cuda *cu, struct error *reterr);
+/* Loads the code of all kernels and sets their limits; -ENODEV: this build has none for the device.
+ */
+int cuda_code_load(struct cuda *cu, struct error *reterr);
 
 /* ---- pieces (backend.cu) ----------------------------------------------------------------------
  */
@@ -203,7 +234,7 @@ struct cuda_layout {
     uint32_t k_row, v_row;  /* bytes */
     uint32_t v_at, k_scale_at, v_scale_at;
     uint32_t rank_at, rank_scale_at;
-    int32_t rank; /* enum ops_rank */
+    int32_t rank;                 /* enum ops_rank */
     int32_t part_dims, part_type; /* 0: no partial keys */
     uint64_t page_bytes;
     uint64_t part_bytes; /* from a page's partial keys to the next one's */

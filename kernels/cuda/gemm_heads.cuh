@@ -13,8 +13,10 @@
  * wraps to 0 with the last block (atomicInc), so the next launch, or the next launch of the same
  * graph, finds it as this one did.
  *
- * Order: a block's y, then its fence, then the count; the count, then a fence, then the reading of
- * y, which goes past L1: a line there may be older. */
+ * Order: a block's y, then the block's barrier, then a fence and the count by the threads that
+ * count; the count, then a fence and a barrier, then the reading of y, which goes past L1: a line
+ * there may be older. Barrier before fence: a fence is cumulative, so one thread's covers what the
+ * barrier showed it of all others. */
 
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/store.cuh"
@@ -39,14 +41,14 @@ CUDA_INLINE void gemm_store_heads(const struct gemm *p, const struct cuda_store 
     int32_t n_warps = min(1024 * NT / dim, (int32_t)GEMM_WARPS);
 
     static_assert(HEAD_MAX <= 1024, "a head for one warp at least");
-    __threadfence(); /* this thread's part of y, before the block is counted */
-    __syncthreads(); /* y: written and fenced by all; heads: what was there has been read */
+    __syncthreads(); /* y: written by all; heads: what was there has been read */
     if ((int32_t)threadIdx.x < n_heads) {
         int32_t h = head0 + (int32_t)threadIdx.x;
         uint32_t others = (uint32_t)((h * dim + dim - 1) / 16 - h * dim / 16);
         uint32_t *arrived = s->arrived + h;
 
         arrived += (kind > STORE_Q ? s->n_q : 0) + (kind > STORE_K ? s->n_k : 0);
+        __threadfence(); /* the block's part of y, seen at the barrier, before the count */
         last[threadIdx.x] = atomicInc(arrived, others) == others;
         __threadfence(); /* what others counted before, before what is read below */
     }

@@ -68,9 +68,9 @@ static int embed_some(struct cuda *cu, const struct ops_embed *p, const struct i
         FRAG_TYPES(EMBED)
 #undef EMBED
     default:
-        CUDA_LAUNCH(cu, grid, dim3(ROW_THREADS), 0, embed_plain, *ids, drawn, w, (int32_t)p->w->type,
-                    (int32_t)plain_pitch(p->w->type, p->w->n_cols), p->w->n_cols, p->scale, y,
-                    p->ld);
+        CUDA_LAUNCH(cu, grid, dim3(ROW_THREADS), 0, embed_plain, *ids, drawn, w,
+                    (int32_t)p->w->type, (int32_t)plain_pitch(p->w->type, p->w->n_cols),
+                    p->w->n_cols, p->scale, y, p->ld);
     }
     return cuda_launched(cu, "embed");
 }
@@ -112,23 +112,6 @@ CUDA_KERNEL void norm_rows(struct cuda_norm norm, const float *x, int32_t ldx, f
 
         to[c] = add ? to[c] + v : v;
     }
-}
-
-/* Any kernel says it for all: they are compiled alike. */
-int cuda_code_check(struct cuda *cu, struct error *reterr)
-{
-    struct cudaFuncAttributes attributes;
-    cudaError_t e =
-        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(norm_rows));
-
-    if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction ||
-        e == cudaErrorUnsupportedPtxVersion) {
-        (void)cudaGetLastError();
-        return error_set(reterr, -ENODEV,
-                         "this build has code for sm_%s, the CUDA device is %s: %s", CUDA_ARCHS,
-                         cu->device_name, cudaGetErrorString(e));
-    }
-    return cuda_error(cu, e, "cudaFuncGetAttributes", reterr);
 }
 
 int cuda_norm(struct backend *be, const struct ops_norm_op *p)

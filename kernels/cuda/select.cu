@@ -87,10 +87,11 @@ CUDA_INLINE int32_t list_slot(const struct select *p, int32_t seq, int32_t list,
     if (p->kind != OPS_SELECT_GIVEN) {
         return p->list[(size_t)(seq * p->a.n_q + list) * p->a.max_slots + i];
     }
-    return i == n - 1 ? kv_own_slot(&p->a.seqs.s[seq], list)
-                      : p->chosen.slots[(size_t)(p->entry[seq] * p->chosen.max_groups + list) *
-                                            p->chosen.ld +
-                                        i];
+    return i == n - 1
+               ? kv_own_slot(&p->a.seqs.s[seq], list)
+               : p->chosen
+                     .slots[(size_t)(p->entry[seq] * p->chosen.max_groups + list) * p->chosen.ld +
+                            i];
 }
 
 /* Rows of scratch: (rows of the launch, n_q, max_slots). */
@@ -496,12 +497,10 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_merge(struct select p)
     for (int32_t d = (int32_t)threadIdx.x; d < l->v_dim; d += THREADS) {
         float v = attend_merge_value(part, p.a.part_len, n, top, d) * inv;
 
-        out[d] = mean
-                     ? stats[2] * v +
-                           (1.0f - stats[2]) *
-                               (v_sum[d] /
-                                (float)p.list_n[(size_t)(seq * p.a.n_q + list) * 2 + 1])
-                     : v;
+        out[d] = mean ? stats[2] * v +
+                            (1.0f - stats[2]) *
+                                (v_sum[d] / (float)p.list_n[(size_t)(seq * p.a.n_q + list) * 2 + 1])
+                      : v;
     }
 }
 
@@ -528,20 +527,10 @@ bool cuda_select_valid(const struct cuda *cu, const struct ops_attention *p, int
 static int launch_choose(struct cuda *cu, struct select *p, int32_t n_lists, int32_t most)
 {
     size_t shared = p->on_chip ? (size_t)most * sizeof(float) : 0;
-    int r = 0;
 
-    if (shared > 32 << 10) { /* with what is static, over the 48 KB that need no asking */
-        r = cuda_err(
-            cu,
-            cudaFuncSetAttribute(choose, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared),
-            "cudaFuncSetAttribute");
-    }
-    if (r == 0) {
-        CUDA_LAUNCH(cu, dim3((unsigned)n_lists, (unsigned)p->a.seqs.n), dim3(TOPK_THREADS), shared,
-                    choose, *p);
-        r = cuda_launched(cu, "choose");
-    }
-    return r;
+    CUDA_LAUNCH_LARGE(cu, dim3((unsigned)n_lists, (unsigned)p->a.seqs.n), dim3(TOPK_THREADS),
+                      shared, choose, *p);
+    return cuda_launched(cu, "choose");
 }
 
 static int launch_rank(struct cuda *cu, struct select *p, int32_t most, bool observed)

@@ -7,13 +7,11 @@
  *          of them at once.
  * rank     Block of 128 threads: 128 slots, one K head, up to 4 of the query heads that read it; a
  *          thread a slot. Partial keys lie by dim, so a warp reads whole sectors: 2 part_dims bytes
- *          a slot and K head, part_dims + 2 in fp8. Logits go to scratch, 4 bytes a slot and query head, and come back
- *          from L2.
- * sums     Block of 1024 threads a query head: largest logit, 1 / sum, and how many are within
- *          alpha of the largest.
- * predict Block of 1024 threads a head group: how many slots (the mean of all heads' counts), the
- *          sum of probabilities a slot, the n-th best by radix (topk.cuh), the list in ascending
- *          order, and what kv.score keeps of it.
+ *          a slot and K head, part_dims + 2 in fp8. Logits go to scratch, 4 bytes a slot and query
+ * head, and come back from L2. sums     Block of 1024 threads a query head: largest logit, 1 / sum,
+ * and how many are within alpha of the largest. predict Block of 1024 threads a head group: how
+ * many slots (the mean of all heads' counts), the sum of probabilities a slot, the n-th best by
+ * radix (topk.cuh), the list in ascending order, and what kv.score keeps of it.
  *
  * What a sequence gets depends on it alone. Times: not measured; with 4 launches for each layer
  * that chooses, small models wait for launches rather than for bytes. */
@@ -284,13 +282,12 @@ static bool valid(const struct cuda *cu, const struct ops_speculate *p, int32_t 
     const struct ops_kv_layout *l = kv->layout;
 
     return cu->limits.select && kv->skew && (!l->part_apart || kv->part) &&
-           (!p->select[seq].use || kv->score) &&
-           l->part_dims >= 1 && l->part_dims <= l->k_dim && p->seqs[seq].n_rows == 1 &&
-           p->n_q <= cu->limits.max_heads && l->k_dim <= cu->limits.max_head_dim &&
-           l->k_dim <= HEAD_MAX && kv->n_slots <= cu->limits.max_slots &&
-           p->n_q % (l->n_groups * l->k_heads) == 0 && l->n_groups <= p->chosen->max_groups &&
-           kv->n_slots >= 1 && kv->n_slots - 1 <= p->chosen->ld &&
-           (kv->slot_pos || p->seqs[seq].pos0 < kv->n_slots);
+           (!p->select[seq].use || kv->score) && l->part_dims >= 1 && l->part_dims <= l->k_dim &&
+           p->seqs[seq].n_rows == 1 && p->n_q <= cu->limits.max_heads &&
+           l->k_dim <= cu->limits.max_head_dim && l->k_dim <= HEAD_MAX &&
+           kv->n_slots <= cu->limits.max_slots && p->n_q % (l->n_groups * l->k_heads) == 0 &&
+           l->n_groups <= p->chosen->max_groups && kv->n_slots >= 1 &&
+           kv->n_slots - 1 <= p->chosen->ld && (kv->slot_pos || p->seqs[seq].pos0 < kv->n_slots);
 }
 
 static int launch(struct cuda *cu, struct ahead *p, int32_t most)
@@ -315,14 +312,9 @@ static int launch(struct cuda *cu, struct ahead *p, int32_t most)
         CUDA_LAUNCH(cu, dim3(n_q, n), dim3(TOPK_THREADS), 0, sums_ahead, *p);
         r = cuda_launched(cu, "sums_ahead");
     }
-    if (r == 0 && shared > 32 << 10) { /* with what is static, over the 48 KB that need no asking */
-        r = cuda_err(cu,
-                     cudaFuncSetAttribute(predict, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          (int)shared),
-                     "cudaFuncSetAttribute");
-    }
     if (r == 0) {
-        CUDA_LAUNCH(cu, dim3((unsigned)l->n_groups, n), dim3(TOPK_THREADS), shared, predict, *p);
+        CUDA_LAUNCH_LARGE(cu, dim3((unsigned)l->n_groups, n), dim3(TOPK_THREADS), shared, predict,
+                          *p);
         r = cuda_launched(cu, "predict");
     }
     return r;

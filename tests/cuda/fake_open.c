@@ -63,6 +63,7 @@ void fake_open(const char *path)
     FIND(graph_bytes);
     FIND(pending);
     FIND(broken);
+    FIND(waits);
     FIND(device_bytes);
     FIND(most_bytes);
     FIND(pinned_bytes);

@@ -21,6 +21,7 @@ struct fake {
     void (*graph_bytes)(uint64_t bytes);
     int (*pending)(void);
     const char *(*broken)(void);
+    unsigned (*waits)(void);
     uint64_t (*device_bytes)(uint64_t grain);
     uint64_t (*most_bytes)(void);
     uint64_t (*pinned_bytes)(void);

@@ -636,6 +636,22 @@ static void fused_stores(void)
     expect_clean("fused stores");
 }
 
+/* The host sleeps until the device is done only when it is asked to: both by events and streams. */
+static void waits_as_asked(void)
+{
+    for (int asleep = 0; asleep < 2; asleep++) {
+        struct backend_config config = {.n_threads = 1, .wait_asleep = asleep};
+        struct backend *be = NULL;
+        struct error err = {0};
+
+        fake.start(&fake_devices[SM_90]);
+        expect(fake.ops->create(&config, &be, &err) == 0, "%s", err.text);
+        expect(fake.waits() == (asleep ? 4 + 1 : 0), "asleep %d: flags %u", asleep, fake.waits());
+        fake.ops->destroy(be);
+        expect_clean("waits");
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const char *const kv[] = {
@@ -670,6 +686,7 @@ int main(int argc, char **argv)
     deep_product();
     fused_products();
     fused_stores();
+    waits_as_asked();
     printf("%d failed\n", n_failed);
     return n_failed > 0;
 }

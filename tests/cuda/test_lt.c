@@ -227,11 +227,11 @@ static void layers(void)
 {
     static const char *const bf16[] = {
         "prepare_rows",   "cublasLtMatmul", "cublasLtMatmul", "cublasLtMatmul", "rope_store",
-        "kernel",         "prepare_rows",   "cublasLtMatmul", "prepare_rows",   "cublasLtMatmul",
+        "prefill_mma",    "prepare_rows",   "cublasLtMatmul", "prepare_rows",   "cublasLtMatmul",
         "cublasLtMatmul", "lt_finish",      "prepare_rows",   "cublasLtMatmul"};
     static const char *const f16[] = {
         "prepare_rows",   "cublasLtMatmul", "lt_finish",      "cublasLtMatmul", "lt_finish",
-        "cublasLtMatmul", "lt_finish",      "rope_store",     "kernel",         "prepare_rows",
+        "cublasLtMatmul", "lt_finish",      "rope_store",     "prefill_mma",    "prepare_rows",
         "cublasLtMatmul", "lt_finish",      "prepare_rows",   "cublasLtMatmul", "cublasLtMatmul",
         "lt_finish",      "prepare_rows",   "cublasLtMatmul", "lt_finish"};
 

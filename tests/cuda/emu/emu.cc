@@ -25,8 +25,7 @@ enum {
     MAX_THREADS = 1024,
     MAX_COPIES = 64, /* of a thread, under way */
     STACK = 256 << 10,
-    SHARED_MAX = 227 << 10,
-    SHARED_DEFAULT = 48 << 10
+    SHARED_MAX = EMU_SHARED_MAX
 };
 enum state { READY, WAIT_WARP, WAIT_BLOCK, DONE };
 
@@ -76,7 +75,6 @@ static void *kernel_arg;
 static const char *kernel_name;
 static bool kernel_early; /* launched before the one ahead has ended */
 static uint8_t shared_memory[SHARED_MAX] __attribute__((aligned(128)));
-static size_t shared_allowed = SHARED_DEFAULT;
 
 /* ---- switching ------------------------------------------------------------------------------ */
 
@@ -540,7 +538,7 @@ static bool is_lost(void)
     return file && unlink(file) == 0;
 }
 
-static cudaError_t fails(void)
+cudaError_t emu_fails(void)
 {
     if (fail_sticky) {
         return fail_code;
@@ -592,7 +590,7 @@ cudaError_t cudaMalloc(void **ret, size_t bytes)
     size_t need = (bytes + GAP + 255) & ~(size_t)255;
     struct piece **at = &pieces;
     size_t from = 0;
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     if (e != cudaSuccess) {
         return e;
@@ -700,7 +698,7 @@ static bool copy_late(void *to, const void *from, size_t n)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     if (e == cudaSuccess) {
         *ret = (cudaEvent_t)calloc(1, sizeof(**ret));
@@ -720,7 +718,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     e->number = n_late;
     e->stream = s;
-    return fails();
+    return emu_fails();
 }
 
 static cudaError_t run_later(cudaStream_t s);
@@ -728,20 +726,20 @@ static cudaError_t run_later(cudaStream_t s);
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     end_copies(e->number);
-    return fails();
+    return emu_fails();
 }
 
 /* The first stream's kernels have run anyway. */
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t e, unsigned)
 {
-    cudaError_t r = fails();
+    cudaError_t r = emu_fails();
 
     return r == cudaSuccess && e->stream->second ? run_later(e->stream) : r;
 }
 
 cudaError_t cudaMallocHost(void **ret, size_t bytes)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
     size_t *p = e == cudaSuccess ? (size_t *)malloc(bytes + 64) : NULL;
 
     if (!p) {
@@ -778,7 +776,7 @@ cudaError_t cudaHostAlloc(void **ret, size_t bytes, unsigned flags)
 cudaError_t cudaHostGetDevicePointer(void **ret, void *host, unsigned)
 {
     *ret = host;
-    return fails();
+    return emu_fails();
 }
 
 static bool is_mapped(const void *p)
@@ -822,7 +820,7 @@ static bool kinds(const void *to, const void *from, cudaMemcpyKind k)
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                               size_t width, size_t height, cudaMemcpyKind k, cudaStream_t)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     if (e != cudaSuccess) {
         return e;
@@ -848,13 +846,13 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
-    if (e != cudaSuccess || (!is_device(p) && !is_mapped(p))) {
+    if (e != cudaSuccess || !is_device(p)) { /* of mapped memory of the host the manual says nothing */
         return e != cudaSuccess ? e : cudaErrorInvalidValue;
     }
     open_device(true);
-    if (value == 0 && n > 2 * LARGE && is_device(p)) { /* pages that nobody touched cost nothing to protect */
+    if (value == 0 && n > 2 * LARGE) { /* pages that nobody touched cost nothing to protect */
         uintptr_t from = ((uintptr_t)p + 4095) & ~(uintptr_t)4095;
         uintptr_t to = ((uintptr_t)p + n) & ~(uintptr_t)4095;
 
@@ -888,7 +886,7 @@ static bool is_held(const struct emu_range *r)
 static cudaError_t run_work(const char *name, void (*work)(void *arg), void *arg,
                             const struct emu_range *touched, int n)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     for (int i = 0; i < n && e == cudaSuccess; i++) {
         if (!is_held(&touched[i])) {
@@ -931,15 +929,20 @@ cudaError_t cudaGetLastError(void)
 
 cudaError_t cudaGetDeviceCount(int *ret)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     *ret = n_devices;
     return e != cudaSuccess ? e : n_devices > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
 
+cudaError_t cudaSetDeviceFlags(unsigned)
+{
+    return emu_fails();
+}
+
 cudaError_t cudaSetDevice(int)
 {
-    return fails();
+    return emu_fails();
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int)
@@ -951,32 +954,32 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int)
     ret->integrated = integrated;
     ret->totalGlobalMem = DEVICE_BYTES;
     ret->sharedMemPerBlockOptin = SHARED_MAX;
-    return fails();
+    return emu_fails();
 }
 
 cudaError_t cudaDriverGetVersion(int *ret)
 {
     *ret = 13000;
-    return fails();
+    return emu_fails();
 }
 
 cudaError_t cudaRuntimeGetVersion(int *ret)
 {
     *ret = 13000;
-    return fails();
+    return emu_fails();
 }
 
 cudaError_t cudaMemGetInfo(size_t *ret_free, size_t *ret_total)
 {
     *ret_total = DEVICE_BYTES;
     *ret_free = DEVICE_BYTES - held;
-    return fails();
+    return emu_fails();
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned)
 {
     static int n_streams;
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     if (e == cudaSuccess) {
         *ret = (cudaStream_t)calloc(1, sizeof(**ret));
@@ -989,7 +992,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned)
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret, unsigned, int)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     if (e == cudaSuccess) {
         *ret = (cudaStream_t)calloc(1, sizeof(**ret));
@@ -1013,28 +1016,11 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
     end_copies(n_late);
-    return fails();
+    return emu_fails();
 }
 
-cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *)
-{
-    memset(ret, 0, sizeof(*ret));
-    return fails();
-}
-
-cudaError_t emu_func_shared(const void *, size_t bytes)
-{
-    cudaError_t e = fails();
-
-    if (e != cudaSuccess || bytes > SHARED_MAX) {
-        return e != cudaSuccess ? e : cudaErrorInvalidValue;
-    }
-    shared_allowed = bytes > shared_allowed ? bytes : shared_allowed;
-    return cudaSuccess;
-}
-
-static void run_kernel(const char *name, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
-                       bool early, void (*run)(void *), void *arg)
+static void run_kernel(const char *name, size_t shared_allowed, dim3 grid, dim3 block, size_t shared,
+                       cudaStream_t stream, bool early, void (*run)(void *), void *arg)
 {
     cudaError_t e = cudaSuccess;
 
@@ -1143,11 +1129,17 @@ static cudaError_t launch_packed(const void *kernel, dim3 grid, dim3 block, void
 {
     static struct packed p; /* kernels do not launch kernels */
 
+    size_t allowed = emu_shared_allowed(kernel);
+
     p = {find_known(kernel), args};
     if (!p.k) {
         return cudaErrorInvalidValue;
     }
-    run_kernel(p.k->name, grid, block, shared, stream, early, run_packed, &p);
+    if (allowed == 0) { /* its code would take memory that is in no plan */
+        fprintf(stderr, "emu: %s was not loaded at the start\n", p.k->name);
+        abort();
+    }
+    run_kernel(p.k->name, allowed, grid, block, shared, stream, early, run_packed, &p);
     return cudaGetLastError();
 }
 
@@ -1217,7 +1209,7 @@ static cudaError_t run_later(cudaStream_t s)
 cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
                              cudaStream_t stream)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     counts[0]++;
     if (e == cudaSuccess && stream->second) {
@@ -1266,7 +1258,7 @@ static cudaError_t set_node(struct emu_node *n, const struct cudaKernelNodeParam
 
 cudaError_t cudaGraphCreate(cudaGraph_t *ret, unsigned)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     if (e == cudaSuccess) {
         *ret = (cudaGraph_t)calloc(1, sizeof(**ret));
@@ -1278,7 +1270,7 @@ cudaError_t cudaGraphCreate(cudaGraph_t *ret, unsigned)
 cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *ret, cudaGraph_t g, const cudaGraphNode_t *after,
                                    size_t n_after, const struct cudaKernelNodeParams *p)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
     struct emu_node *n;
 
     if (e != cudaSuccess || n_after > 2) {
@@ -1303,7 +1295,7 @@ cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from,
                                      const cudaGraphNode_t *to,
                                      const struct cudaGraphEdgeData *edge, size_t n)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
     struct emu_node *node = *to;
 
     if (e != cudaSuccess || n != 1 || node != g->last || node->n_before > 0 || *from == node ||
@@ -1318,7 +1310,7 @@ cudaError_t cudaGraphAddDependencies(cudaGraph_t g, const cudaGraphNode_t *from,
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned long long)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     for (struct emu_node *n = g->first; n && e == cudaSuccess; n = n->next) {
         e = n->n_before > 0 || n == g->first ? cudaSuccess : cudaErrorInvalidValue;
@@ -1335,7 +1327,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned l
 cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t, cudaGraphNode_t node,
                                              const struct cudaKernelNodeParams *p)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     counts[2]++;
     return e != cudaSuccess ? e : set_node(node, p);
@@ -1343,7 +1335,7 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t, cudaGraphNode_t no
 
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t)
 {
-    return fails();
+    return emu_fails();
 }
 
 /* The node, and before it what it waits for. */
@@ -1359,15 +1351,16 @@ static cudaError_t run_node(struct emu_node *n, cudaStream_t stream)
         args[i] = n->bytes[i];
     }
     n->done = true;
-    return e != cudaSuccess ? e
-                            : launch_packed(n->k->kernel, n->grid, n->block, args, n->shared, stream,
-                                            n->early);
+    if (e == cudaSuccess) {
+        e = launch_packed(n->k->kernel, n->grid, n->block, args, n->shared, stream, n->early);
+    }
+    return e;
 }
 
 /* The main chain leads back from the last node; what branches off runs as late as it may. */
 cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t stream)
 {
-    cudaError_t e = fails();
+    cudaError_t e = emu_fails();
 
     counts[3]++;
     for (struct emu_node *n = g->first; n; n = n->next) {

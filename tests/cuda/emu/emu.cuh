@@ -13,6 +13,8 @@
  *   - host code that touches device memory: it is inaccessible but in kernels and copies
  *   - shared memory read before it is written: it starts as NaN; so does memory from cudaMalloc
  *   - a read before the wait that an asynchronous copy needs: the copy is made at the wait
+ *   - a kernel with more dynamic shared memory than it was allowed when it runs, and one whose code
+ *     was not loaded by cudaFuncGetAttributes() before
  *   - a kernel that does not wait for one beside it (a second stream, a branch of a graph) which
  *     writes what it reads: the one beside runs when it is waited for, in a graph at its end
  *
@@ -292,6 +294,8 @@ const char *cudaGetErrorString(cudaError_t e);
 const char *cudaGetErrorName(cudaError_t e);
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaGetDeviceCount(int *ret);
+enum { cudaDeviceScheduleBlockingSync = 4 };
+cudaError_t cudaSetDeviceFlags(unsigned flags);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int device);
 cudaError_t cudaDriverGetVersion(int *ret);
@@ -309,7 +313,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret, unsigned flags, int 
 cudaError_t cudaStreamDestroy(cudaStream_t s);
 cudaError_t cudaStreamSynchronize(cudaStream_t s);
 typedef struct emu_event *cudaEvent_t;
-enum { cudaEventDisableTiming = 2 };
+enum { cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
@@ -319,9 +323,14 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
                               size_t width, size_t height, cudaMemcpyKind k, cudaStream_t s);
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s);
+/* What the emulator's own files share: the call's injected failure; bytes of dynamic shared memory
+ * that a kernel may have, 0: its code is not loaded. */
+enum { EMU_SHARED_MAX = 227 << 10 };
+cudaError_t emu_fails(void);
+size_t emu_shared_allowed(const void *kernel);
 cudaError_t emu_func_shared(const void *kernel, size_t bytes);
 struct cudaFuncAttributes {
-    size_t localSizeBytes;
+    size_t localSizeBytes, sharedSizeBytes;
 };
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *kernel);
 

@@ -106,8 +106,7 @@ static struct kernel kernels[MAX_KERNELS];
 static struct copy copies[MAX_COPIES];
 static int n_calls, n_pieces, n_kernels, n_copies, n_objects;
 static uint64_t graph_held, code_held, most;
-/* code is loaded at once, as the environment said when the library was first called */
-static bool eager;
+static unsigned waits; /* fake_waits() */
 static char broken[256];
 static int fail_after;
 static cudaError_t fail_code, fail_free, last_error;
@@ -199,6 +198,11 @@ EXPORT int fake_objects(void)
     return n_objects;
 }
 
+EXPORT unsigned fake_waits(void)
+{
+    return waits;
+}
+
 EXPORT const char *fake_broken(void)
 {
     return broken[0] ? broken : NULL;
@@ -243,6 +247,7 @@ EXPORT void fake_start(const struct fake_device *d)
 {
     device = *d;
     broken[0] = 0;
+    waits = 0;
     if (n_pieces > 0 || n_objects > 0 || graph_held > 0) {
         break_rule("%d pieces of memory and %d objects are still held", n_pieces, n_objects);
     }
@@ -515,12 +520,20 @@ cudaError_t cudaGetDeviceCount(int *ret)
     cudaError_t e = fails();
     const char *loading = getenv("CUDA_MODULE_LOADING");
 
-    eager = loading && strcmp(loading, "EAGER") == 0;
+    if (!loading || strcmp(loading, "LAZY") != 0) { /* or cublasLt loads all that it has */
+        break_rule("CUDA_MODULE_LOADING is %s", loading ? loading : "not set");
+    }
     *ret = device.n_devices;
     return e != cudaSuccess         ? e
            : device.driver < 12060 ? ended(cudaErrorInsufficientDriver)
            : device.n_devices == 0 ? ended(cudaErrorNoDevice)
                                    : cudaSuccess;
+}
+
+cudaError_t cudaSetDeviceFlags(unsigned flags)
+{
+    waits |= flags;
+    return fails();
 }
 
 cudaError_t cudaSetDevice(int)
@@ -593,10 +606,11 @@ struct emu_event {
     cudaStream_t at;
 };
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned)
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags)
 {
     cudaError_t e = fails();
 
+    waits |= flags & cudaEventBlockingSync;
     if (e == cudaSuccess) {
         *ret = static_cast<cudaEvent_t>(calloc(1, sizeof(**ret)));
         n_objects++;
@@ -675,18 +689,26 @@ cudaError_t emu_func_shared(const void *kernel, size_t bytes)
                    device.shared_max);
         return ended(cudaErrorInvalidValue);
     }
-    if (!find_kernel(kernel)) {
-        emu_register("", kernel, NULL, NULL, 0);
+    if (!find_kernel(kernel) || !find_kernel(kernel)->loaded ||
+        (find_kernel(kernel)->shared && find_kernel(kernel)->shared != bytes)) {
+        break_rule("a kernel's limit is set before its code is loaded, or anew");
+        return ended(cudaErrorInvalidValue);
     }
     find_kernel(kernel)->shared = bytes;
     return cudaSuccess;
 }
 
-cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *)
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *kernel)
 {
     cudaError_t e = fails();
 
     memset(ret, 0, sizeof(*ret));
+    if (e == cudaSuccess && !device.no_code) {
+        if (!find_kernel(kernel)) {
+            emu_register("", kernel, NULL, NULL, 0);
+        }
+        find_kernel(kernel)->loaded = true;
+    }
     return ended(e == cudaSuccess && device.no_code ? cudaErrorNoKernelImageForDevice : e);
 }
 
@@ -694,7 +716,6 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *)
 static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g, dim3 b,
                                 size_t shared)
 {
-    static const uint64_t code_bytes = 1 << 20;
     struct kernel *k = find_kernel(kernel);
     struct fake_call *c = note(kind);
     size_t bytes = 0;
@@ -703,8 +724,8 @@ static cudaError_t check_launch(enum fake_kind kind, const void *kernel, dim3 g,
         break_rule("a launch of what is no kernel");
         return ended(cudaErrorInvalidValue);
     }
-    if (!k->loaded && !eager) { /* after the start: what no plan holds */
-        code_held += code_bytes;
+    if (!k->loaded) { /* after the start: what no plan holds */
+        code_held += 1 << 20;
         break_rule("%s: its code takes memory when it is first launched", k->name);
     }
     k->loaded = true;

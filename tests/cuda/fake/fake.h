@@ -76,6 +76,8 @@ void fake_fail_free(int code);
 /* The driver takes as much for each graph from now on. */
 void fake_graph_bytes(uint64_t bytes);
 int fake_pending(void);
+/* How the host asked to wait: flags of the device (4: asleep) and of events (1: asleep). */
+unsigned fake_waits(void);
 /* NULL, or the first rule that was broken. */
 const char *fake_broken(void);
 /* Held: device memory, each allocation rounded up to `grain`, graphs included; the most there ever
