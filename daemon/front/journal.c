@@ -122,11 +122,13 @@ int journal_begin(struct journal *j, const struct journal_head *head, struct jou
     };
     struct journal_head h = *head;
 
+    /* Counted first: the block for its last event is held back from its own first one, too. */
+    j->n_entries++;
     e.first = take(j, e.user, 1, false);
     if (e.first == JOURNAL_NONE) {
+        j->n_entries--;
         return -EBUSY;
     }
-    j->n_entries++;
     if (head->tlv_bytes) {
         e.tlv_block = take(j, e.user, journal_blocks_for(head->tlv_bytes), false);
         if (e.tlv_block == JOURNAL_NONE) {

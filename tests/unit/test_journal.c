@@ -130,6 +130,48 @@ Test(journal, a_full_one_still_takes_last_events, .init = begin)
     cr_assert_eq(j.n_free, 63);
 }
 
+/* Until the entry's block has no room for a last event. */
+static void fill_block(struct journal_entry *entry)
+{
+    uint32_t block = entry->end.block;
+
+    while (JOURNAL_BLOCK - entry->end.offset >= 128) {
+        struct lane_record token = record(LANE_TOKEN, 0, "");
+
+        cr_assert_eq(journal_append(&j, entry, &token), 0);
+    }
+    cr_assert_eq(entry->end.block, block);
+}
+
+Test(journal, entries_without_items_all_get_their_last_event, .init = begin)
+{
+    struct journal_entry all[64];
+    uint32_t n = 0;
+
+    for (;; n++) {
+        struct journal_head bare = {.number = 100 + n, .uid = n % 4};
+
+        if (journal_begin(&j, &bare, &all[n])) {
+            break;
+        }
+        fill_block(&all[n]);
+    }
+    cr_assert_eq(n, 29, "each needs two of the 60 blocks left, and the first entry one: %u", n);
+    fill_block(&e);
+    cr_assert_eq(append(LANE_DONE, 0, ""), 0);
+    for (uint32_t i = 0; i < n; i++) {
+        struct lane_record done = record(LANE_DONE, 0, "");
+
+        cr_assert_eq(journal_append(&j, &all[i], &done), 0, "entry %u of %u", i, n);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        journal_end(&j, &all[i]);
+    }
+    journal_end(&j, &e);
+    cr_assert_eq(j.n_free, 63);
+    cr_assert_eq(j.n_entries, 0);
+}
+
 Test(journal, too_large_leaves_nothing_behind, .init = begin)
 {
     struct journal_head large = {.tlv_bytes = 62 * JOURNAL_BLOCK};
