@@ -78,7 +78,7 @@ static void accept_some(struct front *f, struct loop_watch *w, bool privileged)
             (void)close(fd);
             continue;
         }
-        (void)lane_create(f, fd, peer.uid, privileged, false);
+        (void)lane_create(f, fd, peer.uid, privileged);
     }
 }
 

@@ -49,7 +49,7 @@ static int start(struct gateway *g, struct error *reterr)
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair)) {
         return error_set_errno(reterr, -errno, "cannot create the gateway's sockets");
     }
-    lane = lane_create(f, pair[0], geteuid(), true, true);
+    lane = lane_create(f, pair[0], geteuid(), true);
     if (!lane) {
         (void)close(pair[1]);
         return error_set(reterr, -ENOMEM, "no memory for the gateway's lane");

@@ -66,29 +66,31 @@ static void refuse(int fd, const char *text)
 }
 
 /* An eighth of the lanes is kept for others than the user who has most of them. A closed lane whose
- * arenas the engine still maps counts: the plan holds that many arenas and no more. */
-static bool has_room(const struct front *f, uint32_t uid)
+ * arenas the engine still maps counts: the plan holds that many arenas and no more. Gateways have
+ * lanes of their own, so that clients cannot lock the ZeroMQ clients out; a gateway that is started
+ * again must not wait for the end of its predecessor's. */
+static bool has_room(const struct front *f, uint32_t uid, bool privileged)
 {
-    uint32_t max = (uint32_t)f->config->lanes;
+    uint32_t max = privileged ? LANE_GATEWAYS : (uint32_t)f->config->lanes;
     uint32_t n = 0;
     uint32_t of_uid = 0;
 
     for (const struct lane *l = f->lanes; l; l = l->next) {
-        bool counts = !l->is_gateway && (!l->closing || l->c2e_bytes || l->e2c_bytes);
+        bool counts = l->privileged == privileged && (!l->closing || l->c2e_bytes || l->e2c_bytes);
 
         n += counts;
         of_uid += counts && l->uid == uid;
     }
-    return n < max && of_uid < max - max / 8;
+    return n < max && (privileged || of_uid < max - max / 8);
 }
 
-struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged, bool is_gateway)
+struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged)
 {
     int size = SEND_BUFFER_BYTES;
     struct lane *l;
 
-    if (!is_gateway && !has_room(f, uid)) {
-        refuse(fd, "too many clients are connected");
+    if (!has_room(f, uid, privileged)) {
+        refuse(fd, privileged ? "too many gateways are connected" : "too many clients are connected");
         return NULL;
     }
     l = calloc(1, sizeof(*l));
@@ -101,7 +103,6 @@ struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged,
                        .id = f->next_lane_id++,
                        .uid = uid,
                        .privileged = privileged,
-                       .is_gateway = is_gateway,
                        .c2e_fd = -1,
                        .e2c_fd = -1,
                        .next = f->lanes};
@@ -112,7 +113,7 @@ struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged,
         return NULL;
     }
     f->lanes = l;
-    f->n_lanes += !is_gateway;
+    f->n_lanes += !privileged;
     loop_timer_at(&f->loop, &l->timer, clock_ns() + HELLO_DEADLINE_NS, on_hello_deadline, l);
     return l;
 }
@@ -143,7 +144,7 @@ void lane_close(struct lane *l, const char *why)
     loop_del(&f->loop, &l->watch);
     close_fd(&l->watch.fd);
     loop_timer_off(&f->loop, &l->timer);
-    f->n_lanes -= !l->is_gateway;
+    f->n_lanes -= !l->privileged;
     f->status_changed = true;
     flow_lane_closed(f, l);
     if (l->engine_open) {

@@ -23,15 +23,14 @@
 struct front;
 struct request;
 
-enum { LANE_RING = 16 };
+enum { LANE_RING = 16, LANE_GATEWAYS = 4 };
 
 struct lane {
     struct front *front;
     struct loop_watch watch;
     uint64_t id;
     uint32_t uid;
-    bool privileged; /* may state another principal */
-    bool is_gateway; /* the child's; not counted among the clients */
+    bool privileged; /* the gateway's: may state another principal; not counted among the clients */
     bool hello_done;
     bool closing;
     bool engine_open; /* the engine has its arenas */
@@ -58,8 +57,8 @@ struct lane {
 };
 
 /* Takes over the socket. NULL (socket closed, peer told BUSY where it can be) when there are too
- * many lanes. */
-struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged, bool is_gateway);
+ * many lanes: --lanes of clients, LANE_GATEWAYS beside them that are privileged. */
+struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged);
 
 /* The peer is gone or is sent away: requests are cancelled or orphaned, memory goes back as soon as
  * the engine is quiet. The lane may be freed on return. */

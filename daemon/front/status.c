@@ -162,7 +162,7 @@ static void write_metrics(const struct front *f, struct text *t)
            "What one user's saves may write in 24 hours; 0: any number.",
            (double)f->config->session_writes);
     metric(t, "plan_bytes", "gauge", "Memory that the plan says.", (double)e->plan_bytes);
-    metric(t, "lanes", "gauge", "Connected clients, the gateway as one.", f->n_lanes);
+    metric(t, "lanes", "gauge", "Connected clients; the gateway is not one.", f->n_lanes);
     metric(t, "engine_restarts_total", "counter", "Starts of the engine after it died.",
            engine_link_restarts(f->engine));
     metric(t, "model_loads_total", "counter", "Times that a model was loaded.",

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -23,7 +24,7 @@
 #include "base/sock.h"
 #include "daemon/gateway/gateway.h"
 
-enum { EXIT_USAGE = 2, EXIT_UNREACHABLE = 3, EXIT_INTERNAL = 8 };
+enum { EXIT_USAGE = 2, EXIT_UNREACHABLE = 3, EXIT_INTERNAL = 8, UNREACHABLE_MS = 50 };
 
 struct config {
     bool help;
@@ -234,5 +235,8 @@ int main(int argc, char **argv)
         log_error("%s", e.text);
     }
     options_clear(&table, &c);
+    if (exit_code(rc) == EXIT_UNREACHABLE && c.lane_fd < 0) {
+        (void)poll(NULL, 0, UNREACHABLE_MS); /* systemd starts it again at once */
+    }
     return exit_code(rc);
 }

@@ -14,7 +14,7 @@ import tempfile
 import time
 import unittest
 
-from lane import (ACCEPTED, ALT, DONE, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, STATUS, T_PROMPT, T_SESSION, TOKEN, Lane, item, prompt,
+from lane import (ACCEPTED, ALT, DONE, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, STATUS, T_PROMPT, T_SESSION, TOKEN, Lane, Refused, item, prompt,
                   sampling, text_of)
 
 try:
@@ -515,6 +515,43 @@ class Gateway(Base):
             c.ping(WAIT)
         self.assertEqual(self.systemd.stop(gateway), 0)
         self.assertTrue(os.path.exists(path))
+
+    def test_clients_cannot_lock_it_out(self):
+        """Clients have all the lanes. The gateway is served all the same with one start, and a
+        second gateway does not wait for the first."""
+        self.configure(lanes=4)
+        self.daemon("lane", "gateway")
+        self.systemd.wait_for("READY=1")
+        lanes = [Lane(self.folder) for _ in range(4)]
+        self.assertRaises(Refused, Lane, self.folder)
+        for _ in range(2):
+            gateway, _ = self.gateway()
+            self.systemd.wait_for("Serving ZeroMQ")
+        with Client(os.path.join(self.folder, "zmq.sock")) as c:
+            c.ping(WAIT)
+        self.assertRaises(Refused, Lane, self.folder)
+        for lane in lanes:
+            lane.close()
+
+    def test_refused_gateways_do_not_spin(self):
+        """What is started again at once must take its time to end."""
+        self.daemon("lane", "gateway")
+        self.systemd.wait_for("READY=1")
+        held = []
+        for _ in range(16):  # more than there are lanes for gateways
+            s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            s.connect(os.path.join(self.folder, "gateway.sock"))
+            held.append(s)
+        began = time.monotonic()
+        for _ in range(3):
+            gateway, _ = self.gateway()
+            self.systemd.children.remove(gateway)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(gateway, 0)[1]), 3)
+        self.assertGreater(time.monotonic() - began, 3 * 0.05)
+        for s in held:
+            s.close()
+        self.gateway()
+        self.systemd.wait_for("Serving ZeroMQ")
 
     def test_gateway_waits_for_a_front_that_starts_late(self):
         gateway, _ = self.gateway()
