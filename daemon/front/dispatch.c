@@ -20,6 +20,9 @@
 #include "daemon/front/lane.h"
 #include "daemon/front/sessions.h"
 
+#define APART_NS                                                                                   \
+    10000000000 /* one that is apart waits so long for an idle engine, then others for it */
+
 static bool is_light(uint32_t kind)
 {
     return kind == LANE_KIND_TOKENIZE || kind == LANE_KIND_DETOKENIZE;
@@ -51,30 +54,56 @@ bool dispatch_can_start(const struct front *f, uint32_t kind)
     return is_light(kind) ? f->n_light < DISPATCH_LIGHT_MAX : f->n_running < (uint32_t)n_slots(f);
 }
 
+static struct request *take(struct front *f, struct request *r)
+{
+    queue_remove(&f->queue, r);
+    return r;
+}
+
+/* One that starts only where nothing runs, or NULL. *ret_waits: nothing else may start, either. */
+static struct request *next_alone(struct front *f, bool *ret_waits)
+{
+    bool idle = f->n_running + f->n_light == 0;
+    struct request *apart = NULL;
+
+    *ret_waits = false;
+    for (struct request *r = f->queue.first; r; r = r->queue_next) {
+        if (r->alone) {
+            *ret_waits = !idle;
+            return idle ? take(f, r) : NULL;
+        }
+        apart = apart ? apart : r->apart ? r : NULL;
+    }
+    if (apart && clock_ns() - apart->accepted_ns >= APART_NS) {
+        *ret_waits = !idle;
+        return idle ? take(f, apart) : NULL;
+    }
+    return NULL;
+}
+
 /* The next request to send, taken out of the queue, or NULL. */
 static struct request *next_request(struct front *f)
 {
     struct request *r;
+    bool waits;
 
     if (f->n_suspects > 0) {
         return NULL; /* one runs, alone */
     }
-    for (r = f->queue.first; r; r = r->queue_next) {
-        if (r->alone) {
-            if (f->n_running + f->n_light > 0) {
-                return NULL;
-            }
-            queue_remove(&f->queue, r);
-            return r;
-        }
+    r = next_alone(f, &waits);
+    if (r || waits) {
+        return r;
     }
     for (r = f->queue.first; r && f->n_light < DISPATCH_LIGHT_MAX; r = r->queue_next) {
-        if (is_light(r->kind)) {
-            queue_remove(&f->queue, r);
-            return r;
+        if (is_light(r->kind) && !r->apart) {
+            return take(f, r);
         }
     }
-    return f->n_running < (uint32_t)n_slots(f) ? queue_pop(&f->queue) : NULL;
+    r = f->n_running < (uint32_t)n_slots(f) ? queue_pop(&f->queue) : NULL;
+    if (r || f->n_running + f->n_light > 0 || !f->queue.first) {
+        return r;
+    }
+    return take(f, f->queue.first); /* nothing runs, and all that wait are apart */
 }
 
 /* What the log has already is forced, or dropped when it comes again. */
@@ -165,6 +194,7 @@ static void start(struct front *f, struct request *r)
         ending_error(f, r, LANE_ERR_NO_MEMORY, "no descriptors are left to open the lane's arenas");
         return;
     }
+    r->alone |= r->apart;
     r->state = REQUEST_RUNNING;
     journal_head(&f->journal, &r->log)->running = 1;
     r->started_ns = clock_ns();
@@ -246,6 +276,16 @@ static void complete_done(struct front *f, const struct request *r, struct lane_
     }
 }
 
+/* It ran alone, and nothing died. */
+static void trust(struct front *f, struct request *r)
+{
+    r->alone = false;
+    r->apart = false;
+    f->n_suspects--;
+    f->dispatch_wanted = true;
+    blame_clear_one(&f->blame, r->who->uid, clock_ns());
+}
+
 static void on_token(struct front *f, struct request *r)
 {
     f->counters.n_new_tokens += generates(r);
@@ -254,9 +294,11 @@ static void on_token(struct front *f, struct request *r)
         f->counters.n_first++;
     }
     if (r->alone && r->log.n_tokens >= r->n_at_crash + DISPATCH_TRUST) {
-        r->alone = false;
-        f->n_suspects--;
-        f->dispatch_wanted = true;
+        trust(f, r);
+    }
+    if (r->n_suspected && r->log.n_tokens >= r->n_at_crash + DISPATCH_CLEAR) {
+        r->n_suspected = 0;
+        journal_head(&f->journal, &r->log)->n_suspected = 0;
     }
 }
 
@@ -298,6 +340,9 @@ HOT void dispatch_event(struct front *f, struct lane_record *rec)
         return;
     }
     if (rec->h.type == LANE_DONE || rec->h.type == LANE_ERROR) {
+        if (r->alone && r->stop_reason == 0) {
+            trust(f, r);
+        }
         if (rec->h.type == LANE_DONE) {
             complete_done(f, r, rec);
         }
@@ -341,21 +386,52 @@ void dispatch_loading(struct front *f, uint32_t progress)
     }
 }
 
-static void lost_one(struct front *f, struct request *r)
+static void charge(struct front *f, struct request *r, uint32_t n)
+{
+    blame_charge(&f->blame, r->who->uid, n, clock_ns());
+    log_warning("request %llu of uid %u %s: the user's requests run apart for a while",
+                (unsigned long long)r->number, r->who->uid,
+                n == BLAME_CONVICTED ? "killed an engine twice"
+                                     : "was withdrawn while suspected of an engine's death");
+}
+
+void dispatch_withdrawn(struct front *f, struct request *r)
+{
+    if (r->alone && r->n_suspected > 0) {
+        charge(f, r, BLAME_WITHDRAWN);
+    }
+}
+
+/* It is known who it was: the others that ran beside it are suspected no more. */
+static void convict(struct front *f, struct request *r)
+{
+    charge(f, r, BLAME_CONVICTED);
+    for (struct request *o = f->requests.open.oldest; o; o = o->age_next) {
+        o->n_suspected = 0;
+        journal_head(&f->journal, &o->log)->n_suspected = 0;
+        o->alone = o->alone && o->state == REQUEST_RUNNING; /* which is r */
+    }
+}
+
+/* `alone`: nothing else ran. */
+static void lost_one(struct front *f, struct request *r, bool alone)
 {
     journal_rewind(&f->journal, &r->log);
     loop_timer_off(&f->loop, &r->reader);
     r->n_crashes++;
+    r->n_suspected++;
     if (r->stop_reason) {
         ending_reason(f, r, r->stop_reason);
     } else if (f->stopping) {
         ending_reason(f, r, LANE_REASON_SHUTDOWN);
-    } else if (r->n_crashes > 1) {
+    } else if (r->n_suspected > 1 && alone) {
+        convict(f, r);
         ending_error(f, r, LANE_ERR_ENGINE_CRASHED,
                      "the engine died twice while this request was running");
     } else {
         dispatch_forget(f, r);
         journal_head(&f->journal, &r->log)->n_crashes = r->n_crashes;
+        journal_head(&f->journal, &r->log)->n_suspected = r->n_suspected;
         journal_head(&f->journal, &r->log)->running = 0;
         r->alone = true;
         r->n_at_crash = r->log.n_tokens;
@@ -365,13 +441,14 @@ static void lost_one(struct front *f, struct request *r)
 
 void dispatch_lost(struct front *f)
 {
+    bool alone = f->n_running + f->n_light == 1;
     struct request *prev;
 
     /* Newest first, each to the front of the queue: the oldest will be replayed first. */
     for (struct request *r = f->requests.open.newest; r; r = prev) {
         prev = r->age_prev;
         if (r->state == REQUEST_RUNNING) {
-            lost_one(f, r);
+            lost_one(f, r, alone);
         }
     }
     engine_link_busy(f->engine, false);

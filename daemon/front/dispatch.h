@@ -8,7 +8,9 @@
  * The engine sees no more texts at once than it has sequences; requests that only tokenize go past
  * them. After a crash the requests it was running are suspects: each is replayed alone (its tokens
  * are forced, so it says the same again) until it has come DISPATCH_TRUST tokens further than
- * before; a second crash ends it with ENGINE_CRASHED. */
+ * before. One that is suspected of a second crash, and was alone in it, ends with ENGINE_CRASHED:
+ * then the others are suspected no more, as is one that has come DISPATCH_CLEAR tokens further. Its
+ * user is blamed for it, and so is one who withdraws a suspect (blame.h). */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,7 +19,10 @@ struct front;
 struct lane_record;
 struct request;
 
-enum { DISPATCH_TRUST = 16, DISPATCH_LIGHT_MAX = 64 };
+enum { DISPATCH_TRUST = 16, DISPATCH_CLEAR = 64, DISPATCH_LIGHT_MAX = 64 };
+
+/* The request ends before it was known whether it kills engines. */
+void dispatch_withdrawn(struct front *f, struct request *r);
 
 /* Sends waiting requests to the engine while it has room. */
 void dispatch_run(struct front *f);

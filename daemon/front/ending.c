@@ -132,6 +132,9 @@ void ending_error(struct front *f, struct request *r, uint32_t code, const char 
 
 void ending_cancel(struct front *f, struct request *r, uint32_t reason)
 {
+    if (reason != LANE_REASON_SHUTDOWN && r->state != REQUEST_FINISHED && r->stop_reason == 0) {
+        dispatch_withdrawn(f, r);
+    }
     if (r->state == REQUEST_QUEUED) {
         queue_remove(&f->queue, r);
         ending_reason(f, r, reason);

@@ -67,6 +67,13 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
         }
         engine_link_load(f->engine);
     }
+    if (blame_wait_ms(&f->blame, uid, clock_ns()) > 0) {
+        f->counters.n_refused++;
+        lane_send_error(l, r->h.id, LANE_ERR_BUSY, blame_wait_ms(&f->blame, uid, clock_ns()),
+                        "engines died while this user's requests ran: charged %u, allowed are %d",
+                        blame_of(&f->blame, uid, clock_ns()), BLAME_FREE);
+        return true;
+    }
     if (!dispatch_can_start(f, r->request.kind) && !queue_has_room(&f->queue, uid)) {
         uint32_t ms = queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs);
 
@@ -317,6 +324,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
     r->flags = rec->h.flags;
     r->urgency = q->urgency;
     r->home_lane = leases.home->id;
+    r->apart = blame_of(&f->blame, who->uid, clock_ns()) > 0;
     if (getrandom(&r->seed, sizeof(r->seed), 0) != sizeof(r->seed)) {
         r->seed = (uint64_t)clock_ns();
     }
@@ -388,16 +396,18 @@ static void adopt_unfinished(struct front *f, struct request *r, const struct jo
 
     journal_rewind(&f->journal, &r->log);
     r->n_crashes = (head->n_crashes > 2 ? 2 : head->n_crashes) + (head->running != 0);
+    r->n_suspected = (head->n_suspected > 2 ? 2 : head->n_suspected) + (head->running != 0);
     r->stop_reason = head->stop_reason;
     mine->running = 0;
     mine->n_crashes = r->n_crashes;
+    mine->n_suspected = r->n_suspected;
     if (r->stop_reason) {
         ending_reason(f, r, r->stop_reason);
-    } else if (r->n_crashes > 1) {
+    } else if (r->n_suspected > 1) {
         ending_error(f, r, LANE_ERR_ENGINE_CRASHED,
                      "the daemon died while this request was running, as something had before");
     } else {
-        r->alone = r->n_crashes > 0;
+        r->alone = r->n_suspected > 0;
         r->n_at_crash = r->log.n_tokens;
         if (head->deadline_ns) {
             loop_timer_at(&f->loop, &r->deadline, head->deadline_ns, on_deadline, r);

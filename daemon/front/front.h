@@ -23,6 +23,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/front/blame.h"
 #include "daemon/front/config.h"
 #include "daemon/front/journal.h"
 #include "daemon/front/logline.h"
@@ -55,6 +56,7 @@ struct front {
     struct journal journal;
     struct request_table requests;
     struct queue queue;
+    struct blame blame;
     struct engine_link *engine;
     struct gateway *gateway;
 

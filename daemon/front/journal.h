@@ -47,7 +47,7 @@ struct journal_head {
     uint32_t running; /* 1: an engine has it */
     uint32_t n_crashes;
     uint32_t stop_reason;
-    uint32_t pad;
+    uint32_t n_suspected; /* of n_crashes, those that nobody else was found guilty of */
     uint64_t model; /* whose words they are: the first half of its identity's digits; 0: not known */
     int64_t accepted_ns; /* CLOCK_MONOTONIC */
     int64_t deadline_ns; /* 0: none */

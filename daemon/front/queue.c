@@ -89,15 +89,15 @@ static bool before(const struct queue *q, const struct request *a, const struct 
 
 struct request *queue_pop(struct queue *q)
 {
-    struct request *best = q->first;
+    struct request *best = NULL;
 
-    if (!best) {
-        return NULL;
-    }
-    for (struct request *r = best->queue_next; r; r = r->queue_next) {
-        if (before(q, r, best)) {
+    for (struct request *r = q->first; r; r = r->queue_next) {
+        if (!r->apart && (!best || before(q, r, best))) {
             best = r;
         }
+    }
+    if (!best) {
+        return NULL;
     }
     queue_remove(q, best);
     q->turn++;

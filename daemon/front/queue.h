@@ -46,7 +46,7 @@ void queue_push(struct queue *q, struct request *r);
 void queue_push_front(struct queue *q, struct request *r);
 void queue_remove(struct queue *q, struct request *r);
 
-/* Takes the next request out, or NULL. */
+/* Takes the next request out, or NULL; those apart are left to the caller. */
 struct request *queue_pop(struct queue *q);
 
 /* A request ran for that long. */

@@ -68,7 +68,9 @@ struct request {
 
     uint32_t stop_reason; /* enum lane_reason it shall end with; 0: let it end by itself */
     uint32_t n_crashes;   /* of engines while it ran */
+    uint32_t n_suspected; /* of these, those that nobody else was found guilty of */
     bool alone;           /* suspected of killing an engine: nobody else runs beside it */
+    bool apart;           /* its user is blamed for deaths: it starts only where nothing runs */
     uint64_t n_at_crash;  /* tokens it had said then */
     uint64_t n_suppress;  /* events of a replay that are in the log already */
     uint64_t credit;      /* rows of logits that may be written in all, as the client said */

@@ -90,12 +90,12 @@ class Refused(AssertionError):
 class Lane:
     """A connection; connects and says hello. Blocking, with a time limit on every wait."""
 
-    def __init__(self, folder, c2e=0, e2c=0, hello=True, timeout=20.0):
+    def __init__(self, folder, c2e=0, e2c=0, hello=True, timeout=20.0, door="lane.sock"):
         self.timeout, self.fds = timeout, []
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(timeout)
         try:
-            self.sock.connect(os.path.join(folder, "lane.sock"))
+            self.sock.connect(os.path.join(folder, door))
         except OSError:
             self.sock.close()
             raise

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_DAEMON_FRONT_BLAME_H
+#define PIPIT_DAEMON_FRONT_BLAME_H
+
+/* Which users' requests were running when engines died, and were found guilty or were withdrawn
+ * before they could be: a withdrawn suspect is replaced by the next one, so that deaths are charged
+ * to users and not to requests alone.
+ *
+ *     charge 0      nothing
+ *     1 and more    the user's requests run apart: only while the engine has nothing else
+ *     over 4        new ones are refused until some seconds after the last death
+ *
+ * A request that shows itself harmless while it runs apart takes one off, and so does each minute.
+ * Pure: the caller says who and when. */
+
+#include <stdint.h>
+
+enum { BLAME_USERS = 64, BLAME_FREE = 4, BLAME_WITHDRAWN = 1, BLAME_CONVICTED = 2, BLAME_MOST = 16 };
+
+struct blame {
+    struct {
+        uint32_t uid;
+        uint32_t n;
+        int64_t at_ns;   /* of the last charge */
+        int64_t less_ns; /* minutes are counted from here */
+    } v[BLAME_USERS]; /* by uid; of two that share a slot the one with less is forgotten */
+};
+
+void blame_charge(struct blame *b, uint32_t uid, uint32_t n, int64_t now);
+void blame_clear_one(struct blame *b, uint32_t uid, int64_t now);
+uint32_t blame_of(struct blame *b, uint32_t uid, int64_t now);
+
+/* New requests of that user are refused for so long; 0: not. */
+uint32_t blame_wait_ms(struct blame *b, uint32_t uid, int64_t now);
+
+#endif

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""One user who means harm beside one who does not. Each test is an attack, short, and what the other user
+must not notice of it. Users are stated through the gateway's door, which this script may use: it stands in
+systemd's place and has made the sockets (test_supervised.Systemd)."""
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from lane import (ACCEPTED, DONE, ERROR, F_PRINCIPAL, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, Lane, item, prompt, sampling,
+                  text_of)
+from test_supervised import BUILD, MODEL, PIPITD, WAIT, Base
+
+SLOW = float(os.environ.get("PIPIT_SLOW", "1"))
+GOOD, BAD = 1000, 1001
+
+
+class Door(Lane):
+    """A lane that speaks for any user; each request says for whom."""
+
+    def __init__(self, folder, **kw):
+        super().__init__(folder, door="gateway.sock", timeout=WAIT, **kw)
+
+    def ask(self, uid, items, **kw):
+        kw["flags"] = kw.get("flags", 0) | F_PRINCIPAL
+        return self.request(items, uid=uid, **kw)
+
+    def withdraw(self, uid, rid):
+        import struct
+        self.send(5, struct.pack("<II64s", uid, 0, b""), rid, F_PRINCIPAL)
+
+
+class Users(Base):
+    arguments = ("--test-hooks",)
+    slow = None
+
+    @classmethod
+    def slow_model(cls):
+        """A model that takes some milliseconds for a token: an answer is still under way when we look."""
+        if not Users.slow:
+            Users.folder_of_slow = tempfile.TemporaryDirectory()
+            Users.slow = os.path.join(Users.folder_of_slow.name, "slow.gguf")
+            subprocess.run([os.path.join(BUILD, "tools/pipit-mkmodel"), "--arch", "llama", "--layers", "4", "--hidden", "256", "--ffn",
+                            "1024", "--heads", "8", "--kv-heads", "4", "--head-dim", "32", "--vocab", "300", "--ctx", "8192", "-t",
+                            "F16", Users.slow], check=True, capture_output=True)
+        return Users.slow
+
+    def begin(self, **settings):
+        self.configure(**settings)
+        self.pid, self.log = self.daemon("lane", "gateway")
+        self.systemd.wait_for("READY=1")
+        good, bad, self.spy = Door(self.folder), Door(self.folder), Lane(self.folder)
+        for lane in (good, bad, self.spy):
+            self.addCleanup(lane.close)
+        good.wait_ready(WAIT)
+        return good, bad
+
+    def until(self, what):
+        end = time.monotonic() + WAIT
+        while not what():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.005)
+
+    def some(self, lane, rid, n):
+        """The first n tokens."""
+        events = []
+        while sum(e.type == TOKEN for e in events) < n:
+            events += [e for e in [lane.recv()] if e.id == rid]
+            self.assertNotIn(events[-1].type if events else None, (DONE, ERROR), events[-1:])
+        return events
+
+
+class Poison(Users):
+    def test_poisons_in_turn_end_nobody_else(self):
+        """Each dies beside the answer, is withdrawn before it can be told from it, and followed by the next."""
+        good, bad = self.begin(model=self.slow_model(), ctx=1024, sequences=2)
+        asked = item(T_PROMPT, "x") + sampling(max_tokens=220, flags=S_IGNORE_END)
+        rid = good.ask(GOOD, asked)
+        events = self.some(good, rid, 3)
+        for i in range(1, 4):
+            poison = bad.ask(BAD, item(T_SESSION, "crash-always:2") + prompt("x", 50))
+            end = time.monotonic() + (WAIT if i == 1 else 0.7 * SLOW)  # the later ones wait apart
+            while self.spy.status().n_restarts < i and time.monotonic() < end:
+                time.sleep(0.01)
+            bad.withdraw(BAD, poison)
+        while events[-1].type not in (DONE, ERROR):
+            events.append(good.recv())
+        self.assertEqual(events[-1].type, DONE, events[-1])
+        self.assertEqual((events[-1].reason, events[-1].n_new), ("length", 220))
+        self.assertEqual([e.seq for e in events], list(range(1, len(events) + 1)))
+
+    def test_who_is_blamed_waits_and_others_do_not(self):
+        good, bad = self.begin(sequences=2)
+        for _ in range(3):
+            events = list(bad.events(bad.ask(BAD, item(T_SESSION, "crash-always:2") + prompt("x", 50))))
+            self.assertEqual(events[-1].code, "ENGINE_CRASHED", events[-1])
+            self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
+        refused = list(bad.events(bad.ask(BAD, prompt("Once", 5))))[-1]
+        self.assertEqual((refused.type, refused.code), (ERROR, "BUSY"))
+        self.assertTrue(5000 < refused.retry_after_ms <= 10000, refused)
+        self.assertIn("charged 6, allowed are 4", refused.text)
+        self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
+
+
+if __name__ == "__main__":
+    for program in (PIPITD, os.path.join(BUILD, "daemon/worker/pipit-engine")):
+        if not os.path.exists(program):
+            print(f"SKIP: {program} was not built", file=sys.stderr)
+            sys.exit(77)
+    unittest.main(verbosity=2, warnings="ignore")
