@@ -51,7 +51,8 @@ void saver_finish(struct saver *s); /* the thread must not run */
 int saver_take(struct saver *s, struct job *j, const struct engine_event *done,
                struct error *reterr) WARN_UNUSED;
 
-/* Between steps that take step_ns each; 0: no step waits. True when the engine has a new free seat. */
+/* Between steps that take step_ns each; 0: no step waits. True when the engine has a new free
+ * seat. */
 bool saver_run(struct saver *s, int64_t step_ns);
 bool saver_busy(const struct saver *s);
 
