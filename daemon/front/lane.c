@@ -90,7 +90,8 @@ struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged)
     struct lane *l;
 
     if (!has_room(f, uid, privileged)) {
-        refuse(fd, privileged ? "too many gateways are connected" : "too many clients are connected");
+        refuse(fd,
+               privileged ? "too many gateways are connected" : "too many clients are connected");
         return NULL;
     }
     l = calloc(1, sizeof(*l));
