@@ -3,7 +3,7 @@
 """Makes tests/data/cache_*: a tiny random model, SwiftKV overlays of it, and for each policy the logits that
 numpy_model.py gives, which tests/golden/test_cache.c compares with the engine's.
 
-    make_cache_vectors.py PATH/TO/pipit-mkmodel          needs numpy and gguf
+    make_cache_vectors.py PATH/TO/pipit-mkmodel [NAME ...]          needs numpy and gguf; NAME: only these
 
 A .vec file: "PVEC", i32 n_prompt, n_new, n_vocab, bytes of policy text, bytes of overlay name, then policy text, overlay
 name (both padded to 4 with zeros), prompt ids, new ids (i32), and f32 logits (n_new, n_vocab): the distribution that each
@@ -50,6 +50,12 @@ CASES = [
     ("new_positions", None, "f32+h2o:20,recent=30%,pos=new", {"name": "h2o", "budget": 20, "recent": 6, "pos_new": True}),
     ("new_sinks", None, "f32+sinks:4+window:16,pos=new",
      {"name": "window", "budget": 20, "recent": 16, "sinks": 4, "pos_new": True}),
+    ("snapkv", None, "f32+snapkv:20,observe=8,kernel=5,pool=max",
+     {"name": "snapkv", "budget": 20, "recent": 8, "observe": 8, "kernel": 5, "pool": "max"}),
+    ("snapkv_avg", None, "f32+snapkv:24,observe=4,kernel=7,pool=avg",
+     {"name": "snapkv", "budget": 24, "recent": 4, "observe": 4, "kernel": 7, "pool": "avg"}),
+    ("snapkv_acrosskv", (2, 3), "f32+sinks:2+snapkv:20,observe=6,kernel=3,prefill=dense",
+     {"name": "snapkv", "budget": 20, "recent": 6, "observe": 6, "sinks": 2, "kernel": 3, "pool": "max"}),
     ("dense", None, "f32+keyformer:20,recent=0%,noise=none,tau=1..1,prefill=dense",
      {"name": "keyformer", "budget": 20, "recent": 0}),
     ("sparq", None, "f32+sparq:r=3,k=12", {"select": SPARQ}),
@@ -110,7 +116,7 @@ def write_skew(path, base, below, split):
     w.close()
 
 
-def main(mkmodel):
+def main(mkmodel, *names):
     base = DATA / "cache_model.gguf"
     subprocess.run([mkmodel, "--arch", "llama", "--layers", "6", "--hidden", "32", "--heads", "4", "--kv-heads", "2",
                     "--ffn", "48", "--vocab", str(N_VOCAB), "--ctx", "128", "--type", "F32", "--tied", "yes", "--seed", "11",
@@ -131,6 +137,8 @@ def main(mkmodel):
     prompt = [rng.randrange(256) for _ in range(N_PROMPT)]
     new = [rng.randrange(256) for _ in range(N_NEW)]
     for name, split, text, policy in CASES:
+        if names and name not in names:
+            continue
         files = [base] + ([overlays[split]] if split else []) + ([skews[split]] if name.startswith("infinigen") else [])
         rows, live = numpy_model.run(files, prompt, new, {**BASE, **policy})
         overlay = ",".join(f.name for f in files[1:])
@@ -146,4 +154,4 @@ def main(mkmodel):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -170,6 +170,8 @@ class Model:
         p = self.policy
         if p["name"] in ("full", "as-shipped") or pos < p["n_prompt"] or len(st.pos[h]) < p["budget"]:
             return None
+        if p["name"] == "snapkv":  # what the cut chose is frozen; the window rolls on
+            return min((at, s) for s, at in enumerate(st.pos[h]) if at >= max(p["sinks"], p["n_prompt"] - p["recent"]))[1]
         protect = pos - p["recent"] + 1
         best = None
         for s, at in enumerate(st.pos[h]):
@@ -186,6 +188,8 @@ class Model:
             return
         totals = {(o, h): [self.total(st, h, s) for s in range(len(st.pos[h]))]
                   for o, st in self.stores.items() for h in range(self.n_kv)}
+        if p["name"] == "snapkv":
+            totals = {at: self.pooled(row) for at, row in totals.items()}
         for o, st in self.stores.items():
             for h in range(self.n_kv):
                 protect = p["n_prompt"] - p["recent"]
@@ -195,6 +199,12 @@ class Model:
                 keep = sorted(order[:p["budget"]])
                 for row in (st.pos, st.k, st.v, st.score):
                     row[h] = [row[h][s] for s in keep]
+
+    def pooled(self, row):
+        """SnapKV: the keys before the window by their neighbours, zeros beyond both ends."""
+        n, k = self.policy["n_prompt"] - self.policy["recent"], self.policy["kernel"]
+        near = np.lib.stride_tricks.sliding_window_view(np.pad(np.array(row[:n]), k // 2), k)
+        return list(near.max(1) if self.policy["pool"] == "max" else near.mean(1)) + row[n:]
 
     def remask(self, pos):
         """The authors' rule, after the forward pass of position pos: of the S keys seen and the one to come, the last
@@ -215,6 +225,8 @@ class Model:
     def observe(self, j, head, logits, pos, st, h, tau):
         p = self.policy
         if p["name"] in ("full", "window"):
+            return
+        if p["name"] == "snapkv" and not p["n_prompt"] - p["recent"] <= pos < p["n_prompt"]:
             return
         if j >= self.split and pos < p["n_prompt"] - p["observe"]:
             return  # SwiftKV: only the prompt's last tokens run through the deep layers

@@ -36,6 +36,9 @@ struct place_rows {
     int32_t n_steps; /* over which tau runs */
 };
 
+/* Scores that rescore() sees before and behind those that it changes. */
+enum { PLACE_HALO = 31 };
+
 struct place_ops {
     bool evicts;
     bool scores; /* keeps a score for each slot */
@@ -47,6 +50,10 @@ struct place_ops {
     /* What to observe in these rows; layer is set by the forward pass. NULL: scores, if any, are not
      * of attention. */
     void (*observe)(const struct policy *p, const struct place_rows *rows, struct ops_observe *ret);
+    /* What a cut ranks by in place of n scores of a head group, in order of position. score[-PLACE_HALO]
+     * to score[n + PLACE_HALO - 1] may be read; it is 0 where there is no evictable slot. NULL: the
+     * scores. Only for words that refuse prefill=bounded: slot is position until the cut. */
+    void (*rescore)(const struct policy *p, const float *score, int32_t n, float *ret);
 };
 
 extern const struct place_ops place_full;

@@ -48,6 +48,7 @@ struct policy {
     int32_t observe; /* last rows of a prompt that score where not all do */
     int32_t chunk;   /* rows of a prompt read at once */
     int32_t seed;
+    int32_t own[4]; /* what one word of placement alone knows; its file names them */
     float tau0;
     float tau1;
     float damp;  /* scores are multiplied by it at each new token */

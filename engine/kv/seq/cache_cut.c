@@ -78,6 +78,9 @@ static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_
         r = c->geometry.config.ops->copy(c->be, own, kv.score, score_bytes(&kv));
         kv.score = own;
     }
+    if (!r && q->place->rescore) {
+        r = cache_rescore(c, q, &kv, guard->pos_protect < n_slots ? guard->pos_protect : n_slots);
+    }
     if (!r && guard->drop >= 0) {
         r = mark_victim(c, &kv, guard->drop);
     }

@@ -76,6 +76,10 @@ int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_
 /* Drops kept pages until n of a class can be reserved. */
 void cache_reclaim(struct cache *c, int32_t class, uint32_t n);
 
+/* Of the first n slots of each group, slot being position: what the policy makes of their scores. */
+int cache_rescore(struct cache *c, const struct cache_seq *q, const struct ops_kv *kv,
+                  int32_t n) WARN_UNUSED;
+
 /* What the policy spares at a cut, or from being overwritten by position `last`. */
 void cache_guard_at(const struct cache_seq *q, bool cut, int32_t last, struct place_guard *ret);
 
