@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Slots, pages and bytes: what a store holds of a text, what a sequence needs, what the plan gives.
+ *
+ * With a mix of policies the bytes that the default would need for n_seqs sequences are shared out
+ * by percent, each part in the proportion of its own classes.
+ *
+ * All sizes are products of at most four numbers checked to lie below 2^24, 2^20, 2^11 and 2^10
+ * where they were read, so 64 bits hold them; the sums are compared with memory by plan.c. */
+
+#include "engine/kv/plan/geometry_impl.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+bool geometry_evicts(const struct geometry *s, const struct policy *p, int32_t store)
+{
+    const struct geometry_store *st = &s->config.stores[store];
+
+    return st->window == 0 && policy_evicts(p) && (!policy_predicts(p) || st->skew);
+}
+
+int32_t geometry_slots(const struct geometry *s, const struct policy *p, int32_t store,
+                       int32_t budget, int32_t n_tokens)
+{
+    int32_t ring = s->seats[store].ring;
+    int32_t most = ring ? ring : geometry_evicts(s, p, store) ? budget : 0;
+
+    return most && n_tokens > most ? most : n_tokens;
+}
+
+int32_t geometry_budget(const struct geometry *s, const struct policy *p,
+                        const struct geometry_text *text)
+{
+    int32_t b = policy_budget(p, text->n_prompt, s->config.ctx);
+
+    return b && b < text->budget ? text->budget : b;
+}
+
+/* Dense and layered give the same bits, so what the plan holds decides where it holds but one. */
+static bool reads_layered(const struct geometry *s, const struct policy *p,
+                          const struct geometry_text *text)
+{
+    bool dense = s->whole_peak || text->n_prompt <= s->steady_cap;
+
+    return !policy_cuts_chunks(p) && p->scope != POLICY_SHARED && s->layered && text->held == 0 &&
+           (p->prefill == POLICY_LAYERED || !dense);
+}
+
+/* Slots of a global store, at most, while the prompt is read. */
+static int32_t slots_at_peak(const struct policy *p, const struct geometry_text *text,
+                             int32_t budget)
+{
+    int32_t n = text->n_prompt > text->held ? text->n_prompt - text->held : 0;
+    int64_t all = (int64_t)(budget ? text->held_slots : text->held) + n;
+    int64_t bounded = (int64_t)budget + p->chunk;
+
+    return (int32_t)(budget && policy_cuts_chunks(p) && bounded < all ? bounded : all);
+}
+
+/* Pages by class that are held at once while the prompt is read, at most: of all stores, or, layer
+ * by layer, of one store with the whole prompt and those before it, which are cut. */
+static void prompt_pages(const struct geometry *s, const struct policy *p, int32_t variant,
+                         const struct geometry_text *text, int32_t budget, bool layered,
+                         int32_t at_peak, uint32_t ret[GEOMETRY_MAX_CLASSES])
+{
+    uint32_t before[GEOMETRY_MAX_CLASSES] = {0};
+
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        int32_t c = geometry_class_of(s, variant, i);
+        int32_t n = geometry_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
+        int32_t cut = geometry_pages_of(geometry_slots(s, p, i, budget, text->n_prompt));
+        int32_t whole = budget && geometry_evicts(s, p, i) ? geometry_pages_of(at_peak) : cut;
+        uint32_t held = before[c] + (uint32_t)(n * (whole > cut ? whole : cut));
+
+        ret[c] = held > ret[c] ? held : ret[c];
+        before[c] = layered ? before[c] + (uint32_t)(n * cut) : held;
+    }
+}
+
+void geometry_need(const struct geometry *s, const struct policy *p, int32_t variant,
+                   const struct geometry_text *text, struct geometry_need *ret)
+{
+    int32_t budget = geometry_budget(s, p, text);
+    int32_t at_peak = slots_at_peak(p, text, budget);
+    bool layered = budget && text->n_prompt > budget && reads_layered(s, p, text);
+
+    memset(ret, 0, sizeof(*ret));
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        int32_t n = geometry_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
+
+        ret->pages[geometry_class_of(s, variant, i)] +=
+            (uint32_t)(n * geometry_pages_of(geometry_slots(s, p, i, budget, text->n_tokens)));
+    }
+    prompt_pages(s, p, variant, text, budget, layered, at_peak, ret->peak);
+    for (int32_t c = 0; c < s->n_classes; c++) { /* beside those that stay */
+        ret->peak[c] -= ret->pages[c] < ret->peak[c] ? ret->pages[c] : ret->peak[c];
+    }
+    ret->peak_slots = at_peak;
+    ret->layered = layered;
+    ret->peak_state = budget && (layered || at_peak > s->steady_cap);
+}
+
+static uint64_t need_bytes(const struct geometry *s, const uint32_t *pages)
+{
+    uint64_t sum = 0;
+
+    for (int32_t c = 0; c < s->n_classes; c++) {
+        sum += pages[c] * (s->classes[c].page_bytes + s->classes[c].part_bytes);
+    }
+    return sum;
+}
+
+/* Part `v` of a mix does not hold one sequence, of which it has place for `sets` < 1: what is
+ * possible of a larger share (the other parts keep some) and of more sequences. */
+static int refuse_part(const struct geometry *s, int32_t v, double sets, struct error *reterr)
+{
+    int32_t share = s->config.mix.part[v].share;
+    double percent = ceil(share / sets);
+    double n_seqs = ceil(s->config.n_seqs / sets);
+    bool by_share = percent <= 100 - (s->config.mix.n - 1);
+    bool by_seqs = n_seqs <= GEOMETRY_MOST_SEQS;
+    char larger[32] = "";
+    char more[64] = "";
+
+    if (by_share) {
+        (void)snprintf(larger, sizeof(larger), ": it would with %.0f%%", percent);
+    }
+    if (by_seqs) {
+        (void)snprintf(more, sizeof(more), "%s %.0f sequences instead of %d",
+                       by_share ? ", or with" : ": it would with", n_seqs, s->config.n_seqs);
+    }
+    return error_set(reterr, -ENOMEM,
+                     "%d%% of the cache does not hold one sequence of %d positions under policy "
+                     "%d%s%s",
+                     share, s->config.ctx, v + 1, larger, more);
+}
+
+int geometry_lay_pages(struct geometry *s, struct error *reterr)
+{
+    const struct geometry_text whole = {.n_prompt = s->config.ctx, .n_tokens = s->config.ctx};
+    struct geometry_need need;
+    uint32_t peak[GEOMETRY_MAX_CLASSES] = {0};
+    uint64_t total;
+
+    geometry_need(s, &s->config.mix.part[0].policy, s->variant[0], &whole, &need);
+    s->seq_bytes = need_bytes(s, need.pages);
+    total = s->seq_bytes * (uint64_t)s->config.n_seqs;
+    for (int32_t v = 0; v < s->config.mix.n; v++) {
+        geometry_need(s, &s->config.mix.part[v].policy, s->variant[v], &whole, &need);
+        double sets =
+            (double)total * s->config.mix.part[v].share / 100.0 / (double)need_bytes(s, need.pages);
+
+        if (s->config.mix.n == 1) {
+            sets = s->config.n_seqs; /* exact */
+        } else if (sets < 1.0) {
+            return refuse_part(s, v, sets, reterr);
+        }
+        for (int32_t c = 0; c < s->n_classes; c++) {
+            s->classes[c].n_pages += (uint32_t)(sets * need.pages[c]);
+            peak[c] = need.peak[c] > peak[c] ? need.peak[c] : peak[c];
+        }
+    }
+    for (int32_t c = 0; c < s->n_classes; c++) {
+        s->kv_bytes +=
+            s->classes[c].n_pages * (s->classes[c].page_bytes + s->classes[c].part_bytes);
+        s->peak_bytes += peak[c] * (s->classes[c].page_bytes + s->classes[c].part_bytes);
+        s->classes[c].n_pages += peak[c];
+    }
+    return 0;
+}

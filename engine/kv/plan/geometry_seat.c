@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a seat has beside pages: page tables, positions, scores, victims, sums of V.
+ *
+ * A sequence under an evicting policy has `steady_cap` slots for positions and scores a group; a
+ * prompt longer than that needs more while it is read, which one sequence at a time gets from a
+ * region of its own (dense: the whole context for every store; bounded: budget + chunk; layered:
+ * the whole context for one store, and the hidden states of the prompt). */
+
+#include "engine/kv/plan/geometry_impl.h"
+
+static uint64_t align64(uint64_t v)
+{
+    return (v + 63) & ~UINT64_C(63);
+}
+
+static uint64_t take(uint64_t *at, uint64_t bytes)
+{
+    uint64_t off = *at;
+
+    *at = align64(off + bytes);
+    return off;
+}
+
+/* Slots that need a position: what policies keep at most, and while a prompt is read. */
+static void lay_caps(struct geometry *s)
+{
+    for (int32_t v = 0; v < s->config.mix.n; v++) {
+        const struct policy *p = &s->config.mix.part[v].policy;
+        int32_t b = policy_budget(p, s->config.ctx, s->config.ctx);
+        int64_t bounded = (int64_t)b + p->chunk;
+        int32_t peak =
+            policy_cuts_chunks(p) && bounded < s->config.ctx ? (int32_t)bounded : s->config.ctx;
+
+        if (!policy_evicts(p)) {
+            continue;
+        }
+        s->steady_cap = b > s->steady_cap ? b : s->steady_cap;
+        s->peak_cap = peak > s->peak_cap ? peak : s->peak_cap;
+        s->scores = s->scores || policy_scores(p);
+        s->whole_peak = s->whole_peak || p->prefill != POLICY_LAYERED;
+        if (p->prefill == POLICY_LAYERED) {
+            s->layered = true;
+            s->max_survivors = p->observe > s->max_survivors ? p->observe : s->max_survivors;
+        }
+    }
+    if (s->peak_cap <= s->steady_cap) {
+        s->peak_cap = 0;
+        s->layered = false;
+    }
+    s->max_survivors = s->max_survivors < s->config.ctx ? s->max_survivors : s->config.ctx;
+}
+
+/* Region for the prompt that is being read: positions and scores of every store (dense, bounded)
+ * or of one at a time (layered), then hidden states. */
+static void lay_peak(struct geometry *s)
+{
+    uint64_t whole = 0;
+    uint64_t one = 0;
+    bool deep = false;
+
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        const struct geometry_store *st = &s->config.stores[i];
+        struct geometry_seat *q = &s->seats[i];
+        uint64_t bytes = (uint64_t)q->n_groups * (uint64_t)s->peak_cap * sizeof(int32_t);
+        uint64_t at = 0;
+
+        deep = deep || st->deep;
+        if (st->window) {
+            continue;
+        }
+        q->peak_pos_off = take(&whole, bytes);
+        q->peak_score_off = take(&whole, s->scores ? bytes : 0);
+        (void)take(&at, bytes);
+        q->layer_score_off = take(&at, s->scores ? bytes : 0);
+        one = at > one ? at : one;
+    }
+    s->peak_state_bytes = s->whole_peak ? whole : s->layered ? one : 0;
+    if (s->layered) {
+        s->peak_state_bytes = one > s->peak_state_bytes ? one : s->peak_state_bytes;
+        s->hidden_off =
+            take(&s->peak_state_bytes, (uint64_t)s->config.ctx * s->config.hidden_bytes);
+        s->max_survivors = deep ? s->max_survivors : 0;
+        s->survivors_off =
+            take(&s->peak_state_bytes, (uint64_t)s->max_survivors * s->config.hidden_bytes);
+    }
+}
+
+void geometry_lay_seats(struct geometry *s)
+{
+    uint64_t table = 0;
+    uint64_t state = 0;
+
+    lay_caps(s);
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        const struct geometry_store *st = &s->config.stores[i];
+        struct geometry_seat *q = &s->seats[i];
+        uint64_t n = (uint64_t)geometry_groups(st);
+        int64_t ring = st->window
+                           ? ((int64_t)st->window + s->config.max_chunk + OPS_PAGE_SLOTS - 2) /
+                                 OPS_PAGE_SLOTS * OPS_PAGE_SLOTS
+                           : 0;
+
+        q->n_groups = (int32_t)n;
+        q->ring = ring < s->config.ctx ? (int32_t)ring : 0;
+        q->max_pages = geometry_pages_of(q->ring ? q->ring : s->config.ctx);
+        q->pages_off = take(&table, n * (uint64_t)q->max_pages * sizeof(uint32_t));
+        q->ring_off = take(&table, n * (uint64_t)q->ring * sizeof(int32_t));
+        if (!st->window && s->sums) {
+            q->sum_off = take(&state, (uint64_t)st->n_v * (uint64_t)st->v_dim * sizeof(float));
+        }
+        if (st->window || s->steady_cap == 0) {
+            continue;
+        }
+        q->pos_off = take(&state, n * (uint64_t)s->steady_cap * sizeof(int32_t));
+        if (s->scores) {
+            q->score_off = take(&state, n * (uint64_t)s->steady_cap * sizeof(float));
+        }
+        q->victim_off = take(&state, n * sizeof(int32_t));
+    }
+    s->table_bytes = table;
+    s->state_bytes = state;
+    if (s->peak_cap > 0) {
+        lay_peak(s);
+    }
+}
