@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_KV_SEQ_SNAPSHOT_IMPL_H
+#define PIPIT_ENGINE_KV_SEQ_SNAPSHOT_IMPL_H
+
+/* Layout of a block:
+ *
+ *     struct header
+ *     i32 tokens (n_tokens), padded to 8 bytes
+ *     for each store: struct store_header, then for each group
+ *         i32 positions (n_slots) and f32 scores (n_slots) where the store has them,
+ *         f32 sums of V (v_heads of the group, v_dim) where the policy keeps them,
+ *         the slots (n_slots, slot_bytes), padded to 8 bytes
+ *
+ * Positions and scores of a sequence at rest lie in its seat (not in the peak region): prompts that
+ * are being read are not saved. */
+
+#include "engine/kv/seq/cache_impl.h"
+#include "engine/kv/seq/snapshot.h"
+
+enum {
+    SNAPSHOT_VERSION = 1,
+    HAS_POS = 1,
+    HAS_SCORE = 2,
+    HAS_SUM = 4,
+    SUM_SHIFT = 8,
+    SNAPSHOT_BUFFER = 64 << 10
+};
+
+extern const char snapshot_magic[8];
+
+struct snapshot_header {
+    char magic[8];
+    uint32_t version;
+    int32_t n_stores;
+    char identity[64];
+    char policy[KV_TEXT_MAX];
+    int32_t n_tokens;
+    int32_t n_prompt;
+    int32_t n_slots;
+    int32_t budget;
+    int64_t n_evicted;
+    uint64_t bytes; /* of the block */
+};
+
+struct snapshot_store {
+    int32_t layer;
+    int32_t n_groups;
+    int32_t n_slots;
+    uint32_t flags;
+    uint64_t slot_bytes;
+};
+
+_Static_assert(sizeof(struct snapshot_header) == 8 + 8 + 64 + KV_TEXT_MAX + 32, "no padding");
+_Static_assert(sizeof(struct snapshot_store) == 24, "no padding");
+
+static inline uint64_t snapshot_pad8(uint64_t n)
+{
+    return (n + 7) & ~UINT64_C(7);
+}
+
+static inline uint64_t snapshot_n_sums(const struct snapshot_store *h)
+{
+    return h->flags >> SUM_SHIFT;
+}
+
+/* What a store of a sequence at rest has. */
+struct snapshot_store snapshot_describe(const struct cache *c, const struct cache_seq *q,
+                                        int32_t store, int32_t n_slots);
+
+/* Of a group, what lies before its slots. */
+static inline uint64_t snapshot_state_bytes(const struct snapshot_store *h)
+{
+    uint64_t n = (uint64_t)h->n_slots;
+
+    return snapshot_pad8(n * (h->flags & HAS_POS ? sizeof(int32_t) : 0)) +
+           snapshot_pad8(n * (h->flags & HAS_SCORE ? sizeof(float) : 0)) +
+           snapshot_pad8(snapshot_n_sums(h) * sizeof(float));
+}
+
+static inline uint64_t snapshot_slots_bytes(const struct snapshot_store *h)
+{
+    return (uint64_t)h->n_slots * h->slot_bytes;
+}
+
+static inline uint64_t snapshot_group_bytes(const struct snapshot_store *h)
+{
+    return snapshot_state_bytes(h) + snapshot_pad8(snapshot_slots_bytes(h));
+}
+
+static inline uint64_t snapshot_store_bytes(const struct snapshot_store *h)
+{
+    return sizeof(*h) + (uint64_t)h->n_groups * snapshot_group_bytes(h);
+}
+
+/* The most bytes that one slot of any store takes, and a buffer for slots of so many. */
+uint64_t snapshot_largest_slot(const struct cache *c, int32_t variant);
+static inline uint64_t snapshot_buffer_bytes(uint64_t slot_bytes)
+{
+    return slot_bytes > SNAPSHOT_BUFFER ? slot_bytes : SNAPSHOT_BUFFER;
+}
+
+#endif

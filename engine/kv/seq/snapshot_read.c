@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loading a block that was checked: what is held first, then the slots, a buffer at a time. */
+
+#include "engine/kv/seq/snapshot_impl.h"
+
+#include <assert.h>
+#include <string.h>
+
+static int load_array(struct cache *c, struct snapshot *s, void *device, uint64_t bytes)
+{
+    int r = c->geometry.config.ops->write(c->be, device, s->held + s->held_at, bytes);
+
+    s->held_at += snapshot_pad8(bytes);
+    s->at += snapshot_pad8(bytes);
+    return r;
+}
+
+/* What comes before the group's slots. */
+static int load_state(struct cache *c, struct snapshot *s, const struct snapshot_store *h,
+                      const struct ops_kv *kv)
+{
+    size_t at = (size_t)s->group * (size_t)kv->cap;
+    uint64_t n = (uint64_t)h->n_slots;
+    int r = 0;
+
+    if (s->group == 0) {
+        s->held_at += sizeof(*h);
+        s->at += sizeof(*h);
+    }
+    if (h->flags & HAS_POS) {
+        r = load_array(c, s, kv->slot_pos + at, n * sizeof(int32_t));
+    }
+    if (!r && (h->flags & HAS_SCORE)) {
+        r = load_array(c, s, kv->score + at, n * sizeof(float));
+    }
+    if (!r && (h->flags & HAS_SUM)) {
+        r = load_array(c, s, kv->v_sum + (size_t)s->group * (size_t)snapshot_n_sums(h),
+                       snapshot_n_sums(h) * sizeof(float));
+    }
+    return r;
+}
+
+/* The group's next slots, a buffer of them. */
+static int load_slots(struct cache *c, struct snapshot *s, const struct snapshot_store *h,
+                      const struct ops_kv *kv, int *ret_read)
+{
+    int32_t most = (int32_t)(snapshot_buffer_bytes(h->slot_bytes) / h->slot_bytes);
+    int32_t left = h->n_slots - s->slot;
+    struct ops_kv_slots slots = {.kv = kv,
+                                 .group = s->group,
+                                 .slot0 = s->slot,
+                                 .n_slots = left < most ? left : most,
+                                 .host = s->held + s->held_bytes};
+
+    if (slots.n_slots == 0) {
+        return 0;
+    }
+    *ret_read = s->source.read(s->source.arg, s->at + (uint64_t)s->slot * h->slot_bytes, slots.host,
+                               (size_t)slots.n_slots * (size_t)h->slot_bytes);
+    s->slot += slots.n_slots;
+    return *ret_read ? 0 : c->geometry.config.ops->kv_import(c->be, &slots);
+}
+
+static void next_store(struct snapshot *s)
+{
+    s->group = 0;
+    s->kept = 0;
+    s->store++;
+}
+
+/* Is the group whole, the next one's turn has come. */
+static void next_group(struct snapshot *s, const struct snapshot_store *h, bool on_disk)
+{
+    if (s->slot < h->n_slots) {
+        return;
+    }
+    s->at += snapshot_pad8(snapshot_slots_bytes(h));
+    s->slot = 0;
+    s->group++;
+    if (s->group == h->n_groups && !on_disk) {
+        next_store(s);
+    }
+}
+
+/* All of a store that belongs in the tier's file has been imported into the staging store: into the
+ * file with it, as with rows that were just computed, a chunk a call. */
+static int keep_rows(struct cache *c, int32_t seat, struct snapshot *s,
+                     const struct snapshot_store *h, uint64_t *ret_n)
+{
+    int32_t left = h->n_slots - s->kept;
+    int32_t n = left < c->geometry.tier.max_chunk ? left : c->geometry.tier.max_chunk;
+    int r = tier_keep(c->tier, seat, cache_on_disk(c, seat, s->store), s->kept, n);
+
+    s->kept += n;
+    *ret_n += (uint64_t)(n * h->n_groups) * h->slot_bytes;
+    if (s->kept == h->n_slots) {
+        next_store(s);
+    }
+    return r;
+}
+
+static int begin_load(struct cache *c, int32_t seat, struct snapshot *s)
+{
+    struct snapshot_header head;
+
+    memcpy(&head, s->held, sizeof(head));
+    s->begun = true;
+    s->held_at = sizeof(head) + snapshot_pad8((uint64_t)head.n_tokens * sizeof(int32_t));
+    s->at = s->held_at;
+    return cache_refill(c, seat, head.n_tokens, head.n_slots, head.n_evicted);
+}
+
+int snapshot_load(struct cache *c, int32_t seat, struct snapshot *s, uint64_t least,
+                  uint64_t *ret_n, int *ret_read)
+{
+    int r = s->begun ? 0 : begin_load(c, seat, s);
+
+    *ret_n = 0;
+    *ret_read = 0;
+    while (!r && !*ret_read && *ret_n < least && !snapshot_loaded(s)) {
+        struct snapshot_store h =
+            snapshot_describe(c, &c->seqs[seat], s->store, cache_store_slots(c, seat, s->store));
+        struct ops_kv kv = cache_store_kv(c, seat, s->store);
+
+        assert(h.n_groups > 0); /* the greatest common divisor of two counts of heads */
+        if (s->group == h.n_groups) {
+            r = keep_rows(c, seat, s, &h, ret_n);
+            continue;
+        }
+        uint64_t from = s->at + (uint64_t)s->slot * h.slot_bytes;
+
+        r = s->slot == 0 ? load_state(c, s, &h, &kv) : 0;
+        r = r ? r : load_slots(c, s, &h, &kv, ret_read);
+        *ret_n += s->at + (uint64_t)s->slot * h.slot_bytes - from;
+        next_group(s, &h, cache_on_disk(c, seat, s->store) >= 0);
+    }
+    return r;
+}

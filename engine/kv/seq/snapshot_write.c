@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writing: a block as parts in a row. */
+
+#include "engine/kv/seq/snapshot_impl.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum part {
+    PART_HEADER,
+    PART_TOKENS,
+    PART_STORE,
+    PART_POS,
+    PART_SCORE,
+    PART_SUM,
+    PART_SLOTS,
+    PART_END
+};
+
+struct snapshot_writer {
+    struct cache *c;
+    int32_t seat;
+    const int32_t *tokens;
+    struct snapshot_header head;
+    size_t least;
+    enum part part;
+    int32_t store;
+    int32_t group;
+    struct snapshot_store h; /* of the store */
+    uint64_t at;             /* in the part, which is padded to 8 bytes */
+};
+
+static uint64_t part_bytes(const struct snapshot_writer *w)
+{
+    const struct snapshot_store *h = &w->h;
+    uint64_t n = (uint64_t)h->n_slots;
+
+    switch (w->part) {
+    case PART_HEADER:
+        return sizeof(w->head);
+    case PART_TOKENS:
+        return (uint64_t)w->head.n_tokens * sizeof(int32_t);
+    case PART_STORE:
+        return sizeof(*h);
+    case PART_POS:
+        return h->flags & HAS_POS ? n * sizeof(int32_t) : 0;
+    case PART_SCORE:
+        return h->flags & HAS_SCORE ? n * sizeof(float) : 0;
+    case PART_SUM:
+        return snapshot_n_sums(h) * sizeof(float);
+    case PART_SLOTS:
+        return snapshot_slots_bytes(h);
+    default:
+        return 0;
+    }
+}
+
+static void begin_store(struct snapshot_writer *w)
+{
+    bool more = w->store < w->head.n_stores;
+
+    w->part = more ? PART_STORE : PART_END;
+    w->group = 0;
+    if (more) {
+        w->h = snapshot_describe(w->c, &w->c->seqs[w->seat], w->store,
+                                 cache_store_slots(w->c, w->seat, w->store));
+    }
+}
+
+static void next_part(struct snapshot_writer *w)
+{
+    bool store_ends = w->part == PART_STORE && w->h.n_groups == 0;
+
+    w->at = 0;
+    if (w->part == PART_TOKENS) {
+        begin_store(w);
+    } else if (w->part != PART_SLOTS && !store_ends) {
+        w->part++;
+    } else if (++w->group < w->h.n_groups) {
+        w->part = PART_POS;
+    } else {
+        w->store++;
+        begin_store(w);
+    }
+}
+
+/* n bytes of the part from w->at on; of slots, whole ones. */
+static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
+{
+    const struct backend_ops *ops = w->c->geometry.config.ops;
+    struct ops_kv kv;
+    size_t at;
+
+    switch (w->part) {
+    case PART_HEADER:
+        memcpy(buf, (const uint8_t *)&w->head + w->at, n);
+        return 0;
+    case PART_TOKENS:
+        memcpy(buf, (const uint8_t *)w->tokens + w->at, n);
+        return 0;
+    case PART_STORE:
+        memcpy(buf, (const uint8_t *)&w->h + w->at, n);
+        return 0;
+    default:
+        break;
+    }
+    kv = cache_store_kv(w->c, w->seat, w->store);
+    at = (size_t)w->group * (size_t)kv.cap;
+    switch (w->part) {
+    case PART_POS:
+        return ops->read(w->c->be, buf, (const uint8_t *)(kv.slot_pos + at) + w->at, n);
+    case PART_SCORE:
+        return ops->read(w->c->be, buf, (const uint8_t *)(kv.score + at) + w->at, n);
+    case PART_SUM:
+        at = (size_t)w->group * (size_t)snapshot_n_sums(&w->h);
+        return ops->read(w->c->be, buf, (const uint8_t *)(kv.v_sum + at) + w->at, n);
+    default:
+        if (cache_on_disk(w->c, w->seat, w->store) >= 0) {
+            return tier_save_slots(w->c->tier, w->seat, cache_on_disk(w->c, w->seat, w->store),
+                                   w->group, (int32_t)(w->at / w->h.slot_bytes),
+                                   (int32_t)(n / w->h.slot_bytes), buf);
+        }
+        return ops->kv_export(w->c->be,
+                              &(struct ops_kv_slots){.kv = &kv,
+                                                     .group = w->group,
+                                                     .host = buf,
+                                                     .slot0 = (int32_t)(w->at / w->h.slot_bytes),
+                                                     .n_slots = (int32_t)(n / w->h.slot_bytes)});
+    }
+}
+
+int snapshot_next(struct snapshot_writer *w, void *buf, size_t size, size_t *ret_n)
+{
+    size_t done = 0;
+
+    while (w->part != PART_END && done < size) {
+        uint8_t *to = (uint8_t *)buf + done;
+        uint64_t bytes = part_bytes(w);
+        uint64_t left = (w->at < bytes ? bytes : snapshot_pad8(bytes)) - w->at;
+        uint64_t n = left < size - done ? left : size - done;
+        int r = 0;
+
+        if (w->at < bytes && w->part == PART_SLOTS) {
+            n -= n % w->h.slot_bytes;
+        }
+        if (n == 0 && left > 0) {
+            break;
+        }
+        if (n > 0 && w->at < bytes) {
+            r = read_part(w, to, n);
+        } else {
+            memset(to, 0, n);
+        }
+        if (r) {
+            return r;
+        }
+        w->at += n;
+        done += n;
+        if (w->at == snapshot_pad8(bytes)) {
+            next_part(w);
+        }
+    }
+    if (done == 0 && w->part != PART_END) {
+        return -ENOBUFS;
+    }
+    *ret_n = done;
+    return 0;
+}
+
+bool snapshot_waits(struct snapshot_writer *w, size_t size)
+{
+    int32_t disk =
+        w->part < PART_STORE || w->part == PART_END ? -1 : cache_on_disk(w->c, w->seat, w->store);
+    int64_t slot = (int64_t)((w->part == PART_SLOTS ? w->at : 0) + size);
+
+    if (disk < 0) {
+        return false;
+    }
+    slot /= (int64_t)w->h.slot_bytes;
+    return tier_save_waits(w->c->tier, w->seat, disk,
+                           slot < w->h.n_slots ? (int32_t)slot : w->h.n_slots - 1);
+}
+
+size_t snapshot_least(const struct snapshot_writer *w)
+{
+    return w->least;
+}
+
+int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64],
+                           const int32_t *tokens, struct snapshot_writer **ret)
+{
+    const struct cache_seq *q = &c->seqs[seat];
+    uint64_t slot = snapshot_largest_slot(c, q->variant);
+    struct snapshot_writer *w = calloc(1, sizeof(*w));
+
+    if (!w) {
+        return -ENOMEM;
+    }
+    w->c = c;
+    w->seat = seat;
+    w->tokens = tokens;
+    w->least = slot > 8 ? (size_t)slot : 8;
+    w->head = (struct snapshot_header){
+        .version = SNAPSHOT_VERSION,
+        .n_stores = c->geometry.config.n_stores,
+        .n_tokens = q->n_tokens,
+        .n_prompt = q->n_prompt,
+        .n_slots = q->n_slots,
+        .budget = q->budget,
+        .n_evicted = q->n_evicted,
+        .bytes = snapshot_bytes(c, seat),
+    };
+    memcpy(w->head.magic, snapshot_magic, sizeof(snapshot_magic));
+    memcpy(w->head.identity, identity, sizeof(w->head.identity));
+    policy_print(&q->policy, w->head.policy, sizeof(w->head.policy));
+    if (policy_on_disk(&q->policy)) {
+        tier_save_begin(c->tier, seat, q->n_tokens);
+    }
+    *ret = w;
+    return 0;
+}
+
+void snapshot_writer_destroy(struct snapshot_writer *w)
+{
+    if (w && policy_on_disk(&w->c->seqs[w->seat].policy)) {
+        tier_save_end(w->c->tier, w->seat);
+    }
+    free(w);
+}
