@@ -5,7 +5,7 @@
 /* A function that runs for each token. The linker puts these together, in a page or two of each
  * program: after the pause between two tokens the first instruction in each page costs a
  * microsecond or two (its translation and its lines are fetched from memory), far more than what is
- * done there (docs/service.md). */
+ * done there (docs/design/service.md). */
 #define HOT __attribute__((hot))
 
 #endif

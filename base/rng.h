@@ -4,7 +4,7 @@
 
 /* Philox4x32-10 (Salmon et al., SC 2011): a counter-based generator. The n-th number needs no
  * state but its counter, so every backend, batch and replay draws the same numbers. Used by the
- * sampler (counter = token index) and by Keyformer's noise (DESIGN §5.4). */
+ * sampler (counter = token index) and by Keyformer's noise. */
 
 #include <stdint.h>
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an overlay is worth served: `pipitd --overlay` under a policy beside the base model under full f16, two daemons.
 
-    bench/swiftkv_served.py --model FILE [--overlay FILE] [--kv fp8+keyformer:50%] [--data SHARED/data] [--tokens 2048]
+    bench/swiftkv_served.py --model FILE [--overlay FILE] [--kv fp8+keyformer:50%] [--data DATA] [--tokens 2048]
                             [--rounds 6] [--answers 10] [--json FILE] [--transcripts FILE.md]
 
 kv        bytes held after a prompt of --tokens, as a part of the base's (the policy's own state apart)

@@ -131,7 +131,7 @@ struct engine_request {
      * as that. 0: none. Drafts are looked up in
      * its own text (forced tokens are known) and checked in the pass that computes the token before
      * them: it says the same, to the bit, in fewer steps. None are made with `logits`, nor under
-     * policies that evict or select (docs/speculation.md). */
+     * policies that evict or select (docs/design/engine.md). */
     int32_t n_draft;
     bool synthetic;           /* for measurements: K and V of the whole prompt are made up, not computed;
                                the first new token is a forced one */

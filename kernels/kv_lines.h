@@ -14,7 +14,7 @@
  *     1 - C(n - local - w, k - local) / C(n - local, k - local)
  *
  * which is exact where a line holds one slot, or all are read. Keys that are chosen together lie
- * together, too, so a text's own choices move fewer (docs/sparq.md). */
+ * together, too, so a text's own choices move fewer (docs/design/sparse-attention.md). */
 
 #include "kernels/ops.h"
 

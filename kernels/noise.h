@@ -2,7 +2,7 @@
 #ifndef PIPIT_KERNELS_NOISE_H
 #define PIPIT_KERNELS_NOISE_H
 
-/* The noise that Keyformer adds to a logit before it scores a key (DESIGN §5.4): a function of
+/* The noise that Keyformer adds to a logit before it scores a key: a function of
  * (seed, layer, query head, query position, key position) alone, so that every backend, batch,
  * thread and replay draws the same numbers.
  *

@@ -11,7 +11,7 @@
  *
  * Activations are f32, row-major, rows `ld` floats apart. Outputs never alias inputs unless said.
  *
- * Batch invariance (DESIGN §5.12): a row's bits depend on that row's own inputs, its row class and
+ * Batch invariance: a row's bits depend on that row's own inputs, its row class and
  * its sequence's slots only; never on the other rows, the load or the number of threads. A batch
  * holds rows of class decode first (n_decode of them), then rows of class prefill; the two classes
  * may use different arithmetic. The class belongs to the sequence's own history (prompt tokens are
@@ -181,8 +181,8 @@ enum ops_rank { OPS_RANK_ONCE, OPS_RANK_2K, OPS_RANK_8 };
 
 /* One page = OPS_PAGE_SLOTS slots of one head group of one store, contiguous. A group holds
  * k_heads K heads and v_heads V heads (n_k / n_groups, n_v / n_groups, n_groups = gcd(n_k, n_v)).
- * The order of bytes inside is the backend's own. fp8 and i8 carry one f16 scale per slot and head
- * (DESIGN §5.6). */
+ * The order of bytes inside is the backend's own. fp8 and i8 carry one f16 scale per slot and
+ * head. */
 struct ops_kv_layout {
     int32_t n_groups;
     int32_t k_heads; /* of one group */
@@ -273,7 +273,7 @@ struct ops_rope_store {
     int32_t n_seqs;
 };
 
-/* What a scoring policy wants of attention (DESIGN §5 rules 2 and 4). For each row and query head
+/* What a scoring policy wants of attention. For each row and query head
  * with logits x over its visible slots, p = softmax((x + noise) / tau); then for each slot
  *     score[slot] = damp^R * score[slot] + sum over observed rows of (row_weight * sum over the
  *                   group's query heads of p)

@@ -250,7 +250,7 @@ if part bench; then
     for c in matmul attention select speculate rope_store; do
         item "kernel_bench_$c" 180 "$build/tests/kernels/check_$c" --backend "$backend" --bench
     done
-    # The lines of the table, the shortest first. Shares are of the copy rate measured in the same call.
+    # A line for each aim, the shortest first. Shares are of the copy rate measured in the same call.
     model llama-3.2-1b_BF16 llama-3.2-1b BF16
     bench 1 16,512 128,2048 "full fp8" # decode 80 %; TTFT of 16 tokens
     drop_model
@@ -266,7 +266,7 @@ if part bench; then
     products=
     bench 1 512 65536,131072 "full fp8"  # attention 88 / 82 %, slope of FP8 53 %
     bench 1 512 8192 "full fp8+keyformer:50% fp8+window:1024"
-    # throughput where the whole may be 40 and 20 GB (paper 001, table 5); weights are 16 of them
+    # throughput where the whole may be 40 and 20 GB (SwiftKV's table 5); weights are 16 of them
     plan 8192 full
     serve full 20GiB 3GiB
     overlay=swiftkv-16-1.gguf

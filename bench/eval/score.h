@@ -2,7 +2,7 @@
 #ifndef PIPIT_BENCH_EVAL_SCORE_H
 #define PIPIT_BENCH_EVAL_SCORE_H
 
-/* Teacher-forced logits of chunks of a text, row by row, in the two ways of DESIGN §5.
+/* Teacher-forced logits of chunks of a text, row by row, in two ways.
  *
  * prefill: the chunk is one prompt and every position from `first` on is scored, as llama.cpp's
  * perplexity tool does. decode: positions [0, first] are the prompt, the rest is decoded one by one

@@ -67,7 +67,7 @@ SINKS = {
     "recency": "sinks:4+recency:50%,min=16,decay=0.99,observe=256",
 }
 
-# What a new token reads of a cache that holds all (docs/sparq.md, docs/infinigen.md), at about a half, a quarter and an eighth
+# What a new token reads of a cache that holds all (docs/design/sparse-attention.md), at about a half, a quarter and an eighth
 # of the elements that full reads at 1536 tokens, as far down as the method goes. infinigen's need run.py --skew.
 READING = {
     "sparq, 1/2": "sparq:r=32,k=384",

@@ -6,7 +6,7 @@ no longer has what the pool has lost:
     infinigen_study.py --model MODEL.gguf --skew SKEW.gguf --tok TOK_DUMP --text FILE --out FILE.csv [--quality FILE.csv]
 
 The text is read densely, so queries and keys are those of the full cache, and each token of a chunk's second half is looked at as
-a decode step (every fourth is told of): of the slots before it, those that the layer before predicts (docs/infinigen.md), against as many that weigh most by
+a decode step (every fourth is told of): of the slots before it, those that the layer before predicts (docs/design/sparse-attention.md), against as many that weigh most by
 the layer's own queries and whole keys. For each setting, layer from the third on and head group, means over these rows:
 
     agreement     the share of the true best n that are among the n predicted

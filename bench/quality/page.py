@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/quality.md and docs/speed.md from run.py's CSV, from that of run.py --reading, and from step_time.py's:
+"""Writes the tables of docs/results/quality.md and docs/results/sparse-attention.md from run.py's CSV, from that of run.py --reading, and from step_time.py's:
 
     page.py CSV READING-CSV STEPS-CSV [--agreement CSV]... PAGE.md...
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes of K and V that one new token asks for and moves under a policy, as a share of what `full` in f16 does, for SmolLM2's
-shape (30 layers, head dims of 64, one K and one V head a group). Asked for: the elements, by the formulas of docs/sparq.md and
-docs/infinigen.md. Moved: lines of 64 bytes of the cpu's pages, by layout: kernels/kv_lines.c once more, since a table is made without
+shape (30 layers, head dims of 64, one K and one V head a group). Asked for: the elements, by the formulas of
+docs/design/sparse-attention.md. Moved: lines of 64 bytes of the cpu's pages, by layout: kernels/kv_lines.c once more, since a table is made without
 a build; of lines that hold many slots the mean over choices. tests/tools/test_quality.py holds them against figures of the former."""
 
 LAYERS, RESIDENT, DIM, PAGE, LINE = 30, 2, 64, 64, 64  # infinigen reads the first two layers whole
-# Bits of one element, scales among them (DESIGN 5.6; blocks of 32 with an f16 scale).
+# Bits of one element, scales among them (blocks of 32 with an f16 scale).
 BITS = {"f16": 16, "fp8": 8 + 16 / DIM, "kv8": 8 + 16 / DIM, "k16v8": (16 + 8 + 16 / DIM) / 2, "q8_0": 8.5, "q4_0": 4.5}
 # Bytes of one element of K (0: K by slot, in blocks), of a head of V of one slot (and of such K), of the scale of K and of V.
 TYPES = {"f16": (2, 128, 0, 0), "fp8": (1, 64, 2, 2), "kv8": (1, 64, 2, 2), "k16v8": (2, 64, 0, 2), "q8_0": (0, 68, 0, 0),

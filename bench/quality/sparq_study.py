@@ -11,7 +11,7 @@ computes them together. Weights are the file's, dequantised; everything is f32 (
 its perplexity is a little higher; differences from `full` are what is to be compared). llama architecture, rows of RoPE by
 pairs.
 
-A setting is a ranking and what is read (docs/sparq.md):
+A setting is a ranking and what is read (docs/design/sparse-attention.md):
     oracle:K                exact weights rank, nothing is read for it
     sparq:R,K               the R dims with the largest |q| rank; tau=dim: sqrt(d), tau=rank: sqrt(R) in place of
                             sqrt(d |q[r]|_1 / |q|_1); mean: what is not read is the mean of V, at the weight that ranking gives it

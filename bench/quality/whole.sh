@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Everything in docs/quality.md, by one command, in a build folder that has pipit-eval, pipit-skew and pipit-bench:
+# Everything in docs/results/quality.md, by one command, in a build folder that has pipit-eval, pipit-skew and pipit-bench:
 #
 #     bench/quality/whole.sh BUILD MODEL.gguf DATA WORK [OPTION of run.py]...
 #
@@ -45,4 +45,4 @@ for method in sparq infinigen; do
     [ -z "$latest" ] || set -- "$@" --agreement "$latest"
 done
 "$py" "$here/page.py" "$results-quality-smollm2.csv" "$results-quality-reading.csv" "$results-reading-steps.csv" \
-    "$top/docs/quality.md" "$top/docs/speed.md" "$@"
+    "$top/docs/results/quality.md" "$top/docs/results/sparse-attention.md" "$@"

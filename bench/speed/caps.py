@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One model, so many bytes for keys and values: how much is served, and how soon (bench/caps.sh).
 
-After paper 001 (SwiftKV), Table 5 and Fig. 3 and 4. A 16-layer model with as many K and V heads as query heads is served with
+After SwiftKV (Qiao et al. 2024), Table 5 and Fig. 3 and 4. A 16-layer model with as many K and V heads as query heads is served with
 and without SingleInputKV (the deeper half), AcrossKV groups of four, and FP8, under each memory cap: first all requests at
 once (rate 0: the largest throughput), then arriving at random at each rate (exponential gaps, the same for all). `merged` is
 the paper's Merge-all-Layers, the ceiling: all arithmetic is done, and of 16 layers' memory one is charged. Under a cap the

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How pipit says things to people: on stderr, one line a matter, with what may help where something
- * may. Exit codes are a contract with scripts (DESIGN §8); the table of the lane's codes is the
+ * may. Exit codes are a contract with scripts; the table of the lane's codes is the
  * lane's own (proto/lane), what the library says by itself is added here. */
 
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of pipitd's options. Names are a contract (DESIGN §8): configuration files, PIPIT_*
+/* The table of pipitd's options. Names are a contract: configuration files, PIPIT_*
  * variables and man page come from them. Options that only the engine understands are passed on
  * unread: its refusals name the position in a policy, the backends it has, the context that fits.
  */

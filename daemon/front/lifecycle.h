@@ -2,7 +2,7 @@
 #ifndef PIPIT_DAEMON_FRONT_LIFECYCLE_H
 #define PIPIT_DAEMON_FRONT_LIFECYCLE_H
 
-/* When the model is in memory and when the daemon takes requests; docs/service.md has the states.
+/* When the model is in memory and when the daemon takes requests (docs/guide/service.md).
  *
  *     serving ──drain──▶ draining ─all ended, or the limit and all ended─▶ stopping
  *        ▲                  └─ for a reload ─▶ configuration, next engine ─┐

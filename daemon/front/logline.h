@@ -2,7 +2,7 @@
 #ifndef PIPIT_DAEMON_FRONT_LOGLINE_H
 #define PIPIT_DAEMON_FRONT_LOGLINE_H
 
-/* What the log says of a request that has ended: one line with fields (docs/service.md has them),
+/* What the log says of a request that has ended: one line with fields (docs/guide/service.md),
  * and nothing that anybody wrote or was answered. Which ends are told is --log-requests; how many
  * at most is a rate for each user (whatever tenants it says it is), so that a busy client neither
  * wears the flash below a journal that is kept nor leaves out the lines of others, nor makes

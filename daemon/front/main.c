@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipitd: options, then either `plan` (which the engine computes: this process becomes it) or the
- * daemon. Exit codes (DESIGN §8): 0 stopped by a signal, 2 usage or runtime directory, 4 does not
+ * daemon. Exit codes: 0 stopped by a signal, 2 usage or runtime directory, 4 does not
  * fit, or another pipitd serves that directory, 6 the model cannot be loaded, 8 internal. The
  * environment is read here only. */
 

@@ -2,7 +2,7 @@
 #ifndef PIPIT_DAEMON_FRONT_RUNDIR_H
 #define PIPIT_DAEMON_FRONT_RUNDIR_H
 
-/* The runtime directory (DESIGN §8): which one, is it safe, is it ours alone; and the sockets in
+/* The runtime directory: which one, is it safe, is it ours alone; and the sockets in
  * it.
  *
  *     DIR/lock       held by flock(2) for as long as the daemon lives; its text is the pid

@@ -11,8 +11,8 @@
 
 #include "kernels/ops.h"
 
-/* A layer's tensors, in the order in which a step reads them. Seven are SwiftKV's (DESIGN
- * §4): a deep layer has SWIFT_Q in place of Q, a group's leader SWIFT_K and SWIFT_V. SWIFT_O, where
+/* A layer's tensors, in the order in which a step reads them. Seven are SwiftKV's: a deep layer
+ * has SWIFT_Q in place of Q, a group's leader SWIFT_K and SWIFT_V. SWIFT_O, where
  * there is one, is read as O: [LT_O] holds it, [LT_SWIFT_O] nothing; a bias stays the base's. The last two
  * are InfiniGen's, made by pipit-skew. */
 enum layer_tensor {

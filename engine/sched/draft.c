@@ -5,8 +5,8 @@
  * sequence's newest token may go rows of tokens that are only guessed: forced ones, which are
  * known, or what the sequence's own text predicts (lookup.h). All are computed in one pass, as
  * rows of class decode. The sampler then draws from the first row as ever; if the token is the one
- * that was drafted for it, the next row is what the next step would have computed, to the bit
- * (DESIGN §5.12), and the sampler draws from that, with the next number of the request's stream;
+ * that was drafted for it, the next row is what the next step would have computed, to the bit,
+ * and the sampler draws from that, with the next number of the request's stream;
  * and so on until a draft is wrong, or the request ends. What it says is therefore what it would
  * have said. Rows beyond are taken back (kv_step_undo): from one call of the user to the next a
  * sequence is in a state that it would have been in without.

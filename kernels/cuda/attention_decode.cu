@@ -13,7 +13,7 @@
  *
  * Each row is its own: bits depend on its sequence alone. Share of the bandwidth: not measured. The
  * products are f32 FMA; 8 heads to one K head cost more issue slots than a fast memory leaves
- * (docs/cuda.md), matrix instructions are the next step. */
+ * (docs/design/cuda.md), matrix instructions are the next step. */
 
 #include "kernels/cuda/attention.cuh"
 

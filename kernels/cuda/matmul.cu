@@ -14,7 +14,7 @@
  *   bf16  bf16 pieces
  * Decode rows use two f16 pieces (22 bits) or three bf16 pieces (24 bits): as good as f32, and the
  * weights stream by once whatever the number of pieces. Prefill rows use one: there arithmetic is
- * the limit, and a 16-bit weight meets a 16-bit activation (docs/decisions.md). A row with NaN or
+ * the limit, and a 16-bit weight meets a 16-bit activation (docs/design/cuda.md). A row with NaN or
  * infinity gives NaN. */
 
 #include <cerrno>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names and exit codes of the lane's enums (record.h): what people and scripts see. The names are
- * part of the contract (JSON output, logs, DESIGN §8) and so never change. */
+ * part of the contract (JSON output, logs) and so never change. */
 
 #include "proto/lane/record.h"
 

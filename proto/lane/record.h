@@ -2,7 +2,7 @@
 #ifndef PIPIT_PROTO_LANE_RECORD_H
 #define PIPIT_PROTO_LANE_RECORD_H
 
-/* The lane protocol: the one table of record types and offsets (DESIGN §2).
+/* The lane protocol: the one table of record types and offsets.
  *
  * A lane is a SOCK_SEQPACKET Unix connection; every message is one 256-byte record: a 32-byte
  * header and a body by type. All numbers are little-endian and fixed-size, no pointers. A reader
@@ -506,7 +506,7 @@ const char *lane_reason_name(uint32_t reason);
 const char *lane_error_name(uint32_t code);
 const char *lane_state_name(uint32_t state);
 const char *lane_kind_name(uint32_t kind);
-/* Exit code of the command line for a reason or an error code (DESIGN §8). */
+/* Exit code of the command line for a reason or an error code. */
 int lane_reason_exit(uint32_t reason);
 int lane_error_exit(uint32_t code);
 

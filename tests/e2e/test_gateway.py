@@ -549,7 +549,7 @@ class Attacks(Base):
         return s
 
     def test_idle_connections(self):
-        """ipc.md fact 0.1: about 1,050 idle connections abort a libzmq server at the usual limit."""
+        """About 1,050 idle connections abort a libzmq server at the usual limit."""
         self.assertEqual(len(self.flood(1100, 20)), 1100)
         self.assertEqual(self.client.text(generate("count 2"), 30)[0], b"0 1 ")
         with Client(self.front.path) as fresh:
@@ -590,7 +590,7 @@ class Attacks(Base):
             s.close()
 
     def test_endless_more_frames(self):
-        """ipc.md fact 0.2: frames with MORE are bounded by no limit of libzmq's. The process is: it ends
+        """Frames with MORE are bounded by no limit of libzmq's. The process is: it ends
         at its memory limit and is back; or it has not got there yet, and serves on."""
         s = self.raw()
         greeting = b"\xff" + bytes(7) + b"\x01\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)

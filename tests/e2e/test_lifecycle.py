@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How the daemon lives (docs/service.md): the model loaded for a request and unloaded when idle, drains that
+"""How the daemon lives (docs/guide/service.md): the model loaded for a request and unloaded when idle, drains that
 end the daemon or change its model, and what races between them. PIPIT_SEED repeats a run of the races."""
 import json
 import os

@@ -6,7 +6,7 @@ arguments it runs for some seconds, as the tests do. Run as root the clients are
 result says so. PIPIT_BUILD is the build folder, which may be one with sanitizers.
 
 On a machine of few cores the clients' own Python would take the cores that the engine needs, and what is measured were the
-kernel's time slices (docs/service.md). So who is not measured is humble(): nice, as what stands for other machines' work."""
+kernel's time slices (docs/design/service.md). So who is not measured is humble(): nice, as what stands for other machines' work."""
 import argparse
 import datetime
 import json

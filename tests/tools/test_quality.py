@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The tools that make docs/quality.md: pipit-eval with several policies at once, bench/quality/run.py that goes on where
+"""The tools that make docs/results/quality.md: pipit-eval with several policies at once, bench/quality/run.py that goes on where
 it stopped, scores known by hand, and the page's tables.
 
     test_quality.py PIPIT_EVAL [PIPIT_SKEW]

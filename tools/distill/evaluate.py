@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an overlay costs against its teacher, and against the untrained start of the same shape.
 
-    evaluate.py --model BASE.gguf --overlay trained=A.gguf --data SHARED/data --out DIR [--pipit-eval PATH]
+    evaluate.py --model BASE.gguf --overlay trained=A.gguf --data DATA --out DIR [--pipit-eval PATH]
 
 By PyTorch, teacher-forced, over all positions: perplexity of both and mean KL(teacher || student) at temperature 1 of
 chunks of each text, and accuracy of LAMBADA's last word (all its tokens the most probable). By the C engine, greedy

@@ -4,7 +4,7 @@
 The layers below the split are the same for both and run once, without gradients (twice with an 8-bit cache in the
 loop, which the student reads in every layer and the teacher in none). Above it the teacher runs its own
 q, k, v; the student its own q of each layer, and K and V that the leader of a group makes from z = RMSNorm(x; norm),
-x being the hidden state that enters the split layer (paper 001, equations 1 and 2; the norm is in the authors' code).
+x being the hidden state that enters the split layer (SwiftKV, equations 1 and 2; the norm is in the authors' code).
 
 Everything trainable is in Student: f32 masters, cast to the computing type where they are used. The residual stream
 stays f32; products run in `dtype`."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Knowledge-preserving distillation of a checkpoint into its SwiftKV form (paper 001, section 3 and B.1).
+"""Knowledge-preserving distillation of a checkpoint into its SwiftKV form (Qiao et al. 2024, arXiv 2410.03960, section 3 and B.1).
 
     train.py --model BASE.gguf --data DIR --run RUN --split 14 --group 16 --minutes 60
 

@@ -10,7 +10,7 @@ pipitd loads. Runs of a seed see the same text in the same order. A run that is 
 text are never trained on; the validation loss is that of their first --validate bytes, in chunks of the context, in nats a byte.
 
 What difference counts was settled before any run: that of two variants' validation losses, paired by seed, whose 95 %
-confidence interval (Student's t) is without zero, and which is at least 0.5 % of the loss. The questions (docs/diffqkv.md) were
+confidence interval (Student's t) is without zero, and which is at least 0.5 % of the loss. The questions (docs/results/diffqkv.md) were
 settled as well: they are answered below the table."""
 
 import argparse

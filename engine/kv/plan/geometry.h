@@ -17,7 +17,7 @@ enum {
     GEOMETRY_MOST_SEQS = 1024, /* that pipitd --sequences takes, and plans offer */
 };
 
-/* What one layer owns (DESIGN §5 rule 1). */
+/* What one layer owns. */
 struct geometry_store {
     int32_t layer;
     int32_t n_k;

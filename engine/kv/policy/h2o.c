@@ -2,7 +2,7 @@
 /* H2O (Zhang et al., 2023): the score of a key is the sum of the attention it has received from
  * every query since the prompt's first, so early keys have more terms; the victim is the lowest
  * outside the recent share. Over the query heads of a group and the layers of a store it is the
- * sum (DESIGN §5.4). `damp` multiplies the old sum at each new token (1: the published method). */
+ * sum. `damp` multiplies the old sum at each new token (1: the published method). */
 
 #include "engine/kv/policy/word.h"
 

@@ -6,7 +6,7 @@
  *
  * Noise: `once`, Gumbel drawn once a key (the paper's pseudo-code); `fresh`, once a query and key
  * (the authors' code); `gauss`, of Gumbel's mean and deviation; `const`, Gumbel's mean, which
- * cancels in the softmax and so must choose as `none` does. All are counter-based (DESIGN §5.4). */
+ * cancels in the softmax and so must choose as `none` does. All are counter-based. */
 
 #include "engine/kv/policy/word.h"
 

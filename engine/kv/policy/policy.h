@@ -7,7 +7,7 @@
  *     policy = word {"+" word}            word = name [":" amount] {"," key "=" value}
  *     mix    = policy ["=" percent] {";" policy "=" percent}
  *
- * Each word is one file of this folder (word.h), listed by registry.c; docs/policy.md has the tables.
+ * Each word is one file of this folder (word.h), listed by registry.c; docs/guide/policies.md has the tables.
  * Callers outside engine/kv ask the questions below and know no word. */
 
 #include <stdbool.h>

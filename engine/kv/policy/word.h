@@ -3,7 +3,7 @@
 #define PIPIT_ENGINE_KV_POLICY_WORD_H
 
 /* What a policy word is. Each word is one file of this folder that defines one const struct
- * policy_word; registry.c lists them. Parser, printer, --help, the tables of docs/policy.md and the
+ * policy_word; registry.c lists them. Parser, printer, --help, the tables of docs/guide/policies.md and the
  * page pipit-policy(7) walk that list, so a word's file is the only place that knows its syntax.
  * Private to engine/kv/policy and to the program that prints the tables. */
 
