@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipit-skew: the overlay that InfiniGen ranks by (docs/design/sparse-attention.md). A text is read once; of each
- * store's queries the right singular vectors become the rows of blk.J.attn_skew.weight, the largest
- * first, and the order of its dims by |q| + |k| those of blk.J.attn_columns.weight. */
+/* pipit-skew: the overlay that InfiniGen ranks by (docs/design/sparse-attention.md). A text is read
+ * once; of each store's queries the right singular vectors become the rows of
+ * blk.J.attn_skew.weight, the largest first, and the order of its dims by |q| + |k| those of
+ * blk.J.attn_columns.weight. */
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which lines of 64 bytes a selecting query moves, measured: each line of a sequence's pages is
  * overwritten in turn, and it counts as read if what attention makes of the row is then another
- * number. Held against kernels/kv_lines.h, from which step sizes and docs/design/sparse-attention.md have their
- * bytes: exactly where that is exact, within MARGIN where it is the mean over choices.
+ * number. Held against kernels/kv_lines.h, from which step sizes and
+ * docs/design/sparse-attention.md have their bytes: exactly where that is exact, within MARGIN
+ * where it is the mean over choices.
  *
  * What is overwritten takes large values of both signs: of K they make or unmake a choice, or move
  * an exact logit; of V and of scales they show in the sum. No NaN, which would count lines that are
