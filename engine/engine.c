@@ -14,8 +14,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "engine/kv/seq/cache.h"
-#include "engine/kv/plan/plan.h"
+#include "engine/kv/kv.h"
 #include "engine/model/model.h"
 #include "engine/model/work.h"
 #include "engine/sched/sched.h"
@@ -225,7 +224,7 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
 
 /* ---- the plan -------------------------------------------------------------------------------- */
 
-/* Under some part of the mix; else cache_spare_rows() is 0 for every sequence. */
+/* Under some part of the mix; else kv_spare_rows() is 0 for every sequence. */
 static bool may_draft(const struct policy_mix *mix)
 {
     bool may = false;
@@ -424,9 +423,7 @@ static void fill_info(struct engine *e)
         .n_seqs = e->plan.n_seqs,
         .n_params = e->p.model->n_params,
     };
-    for (int32_t i = 0; i < e->p.model->n_stores; i++) {
-        e->info.token_slots += e->cache->geometry.seats[i].n_groups;
-    }
+    e->info.token_slots = kv_token_slots(e->cache);
     memcpy(e->info.sha256, e->p.sha256, sizeof(e->info.sha256));
 }
 
@@ -487,7 +484,7 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
         geometry_finish(&geometry);
         return r;
     }
-    r = cache_create(&geometry, e->be, &e->cache, reterr);
+    r = kv_create(&geometry, e->be, &e->cache, reterr);
     if (!r) {
         limits = limits_for(&e->p, e->plan.ctx, e->plan.n_seqs);
         r = e->p.ops->reserve(e->be, &limits, reterr);
@@ -553,7 +550,7 @@ void engine_destroy(struct engine *e)
     const struct backend_ops *ops = e->p.ops;
 
     sched_destroy(e->sched);
-    cache_destroy(e->cache);
+    kv_destroy(e->cache);
     tok_destroy(e->tok);
     prepared_finish(&e->p); /* the weights need the backend */
     if (e->be) {
@@ -569,10 +566,7 @@ const struct engine_info *engine_info(const struct engine *e)
 
 void engine_tier_counts(const struct engine *e, struct tier_counts *ret)
 {
-    *ret = (struct tier_counts){0};
-    if (e->cache->tier) {
-        tier_counts(e->cache->tier, ret);
-    }
+    kv_file_counts(e->cache, ret);
 }
 
 const struct plan *engine_plan_of(const struct engine *e)
@@ -627,20 +621,16 @@ int engine_save(struct engine *e, uint64_t handle, void **ret, size_t *ret_size,
 int engine_work(const struct engine *e, const char *kv, int32_t n_prompt, int32_t n_tokens,
                 struct engine_work *ret, struct error *reterr)
 {
-    const struct geometry *s = &e->cache->geometry;
-    struct policy p = s->config.mix.part[0].policy;
+    struct policy p = kv_mix(e->cache)->part[0].policy;
+    struct work w;
     int r = kv ? policy_parse(kv, &p, reterr) : 0;
-    int variant = r ? r : geometry_variant(s, &p);
 
     if (r) {
         return r;
     }
-    if (variant < 0) {
+    if (work_of(e->p.model, e->cache, &p, n_prompt, n_tokens, &w)) {
         return error_set(reterr, -ENOTSUP, "the plan has no pages of this policy's precision");
     }
-    struct work w;
-
-    work_of(e->p.model, s, &p, variant, n_prompt, n_tokens, &w);
     *ret = (struct engine_work){
         .weight_bytes = w.weight_bytes,
         .kv_bytes = w.kv_bytes,

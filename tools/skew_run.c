@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "engine/kv/seq/cache.h"
 #include "engine/model/forward.h"
 #include "engine/text/tok.h"
 
@@ -227,7 +228,7 @@ static int make(struct run *r, int32_t n_tokens, int n_threads, atomic_int *inte
     sc.stores = r->stores;
     model_limits(m, &limits);
     e = geometry_make(&sc, &geometry, reterr);
-    e = e ? e : cache_create(&geometry, r->be, &r->cache, reterr);
+    e = e ? e : kv_create(&geometry, r->be, &r->cache, reterr);
     e = e ? e : r->ops->reserve(r->be, &limits, reterr);
     e = e ? e : model_load(m, &r->tapped, r->be, &config, NULL, NULL, reterr);
     return e ? e : forward_create(m, &fl, interrupt, &r->forward, reterr);
@@ -238,7 +239,7 @@ static int feed(struct run *r, const int32_t *ids, int32_t n_tokens, struct erro
     struct geometry_text text = {.n_prompt = n_tokens, .n_tokens = n_tokens};
     int e;
 
-    r->seat = cache_sit(r->cache, &r->cache->geometry.config.mix.part[0].policy, 1, &text, ids, 0);
+    r->seat = kv_admit(r->cache, &kv_mix(r->cache)->part[0].policy, 1, &text, ids, 0);
     e = r->seat < 0 ? r->seat : 0;
     for (int32_t pos = 0; !e && pos < n_tokens; pos += CHUNK) {
         int32_t n = n_tokens - pos < CHUNK ? n_tokens - pos : CHUNK;
@@ -304,7 +305,7 @@ static void print_report(const struct run *r, FILE *out)
 static void finish(struct run *r, struct skew_model *m)
 {
     forward_destroy(r->forward);
-    cache_destroy(r->cache);
+    kv_destroy(r->cache);
     model_close(m->model);
     m->model = NULL;
     if (r->be) {

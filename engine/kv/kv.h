@@ -20,8 +20,102 @@
  * There is one step at a time; it may be given up and begun again until it is committed. */
 
 #include "engine/kv/plan/plan.h"
-#include "engine/kv/seq/cache.h"
 #include "engine/kv/seq/snapshot.h"
+
+struct cache;
+
+/* ---- the cache, and who is in it --------------------------------------------------------------
+ *
+ * All memory is taken at creation. A sequence reserves what it will need at most when it is
+ * admitted, so no step can run out. Creator: kv_create; freed by kv_destroy. One thread. */
+
+/* Takes the geometry over (the caller's becomes zeroed), also on failure. */
+int kv_create(struct geometry *geometry, struct backend *be, struct cache **ret,
+              struct error *reterr) WARN_UNUSED;
+void kv_destroy(struct cache *c); /* takes NULL */
+/* The planned policies; the first is the default. */
+const struct policy_mix *kv_mix(const struct cache *c);
+
+/* Can it ever be admitted? -ENOMEM for what the plan lacks, with numbers; -ENOTSUP for what no plan
+ * has. */
+int kv_check(const struct cache *c, const struct policy *p, const struct geometry_text *text,
+             struct error *reterr) WARN_UNUSED;
+/* Would its prompt be read layer by layer? Would it need the one region for long prompts, and has
+ * somebody that? */
+bool kv_reads_layerwise(const struct cache *c, const struct policy *p,
+                        const struct geometry_text *text);
+bool kv_needs_peak(const struct cache *c, const struct policy *p, const struct geometry_text *text);
+bool kv_peak_is_taken(const struct cache *c);
+
+/* The slot index of the admitted sequence, or -EBUSY until others are released. Of its first
+ * n_known tokens those that are kept are there already: kv_n_tokens(). */
+int kv_admit(struct cache *c, const struct policy *p, uint64_t principal,
+             const struct geometry_text *text, const int32_t *tokens, int32_t n_known);
+void kv_release(struct cache *c, int32_t seq);
+/* Admits one that begins as a copy of a sequence at rest whose prompt is read: same policy and
+ * n_prompt, room for text->n_tokens. All pages are shared until one of the two writes. The new slot
+ * index, or -EBUSY (no slot or pages, or the other is not at rest), or the device's error. */
+int kv_fork(struct cache *c, int32_t parent, const struct geometry_text *text);
+/* Can two sequences under the policy share pages, with equal n_steps or not? */
+bool kv_may_fork(const struct policy *p, bool same_steps);
+/* For measurements: K and V of the prompt are made up, as many and laid out as the policy would
+ * have them. The text of such a request says that its prompt is held; -ENOTSUP. */
+int kv_text_filled(const struct cache *c, const struct policy *p, struct geometry_text *text,
+                   struct error *reterr) WARN_UNUSED;
+int kv_fill(struct cache *c, int32_t seq) WARN_UNUSED;
+
+int32_t kv_n_tokens(const struct cache *c, int32_t seq); /* committed */
+/* Is its prompt being read layer by layer? May a chunk of it go through one layer after the other
+ * while others decode? */
+bool kv_is_layerwise(const struct cache *c, int32_t seq);
+bool kv_may_interleave(const struct cache *c, int32_t seq);
+/* How many rows a decode step may write that are undone: nothing may be overwritten by them,
+ * nothing counted, and each must read what it would alone. */
+int32_t kv_spare_rows(const struct cache *c, int32_t seq);
+/* Have its K and V been lost? A negative errno with the cause; it must then be ended. */
+int kv_failed(const struct cache *c, int32_t seq, struct error *ret);
+
+struct kv_usage {
+    uint64_t bytes;            /* of the pages that it holds */
+    uint64_t full_token_bytes; /* that a token would take in f16, all kept */
+    int64_t n_slots;           /* live, summed over stores and groups */
+    int64_t n_evicted;
+};
+
+void kv_usage(const struct cache *c, int32_t seq, struct kv_usage *ret);
+void kv_totals(const struct cache *c, uint64_t *ret_used, uint64_t *ret_total);
+int32_t kv_token_slots(const struct cache *c); /* of one token, summed over stores */
+void kv_file_counts(const struct cache *c, struct tier_counts *ret);
+
+/* What a decode step moves of one store for one layer: lines of memory read, bytes of positions,
+ * scores and sums. first: no layer before it reads the store. Added to *sum. -ENOENT: the plan has
+ * no such pages. */
+struct kv_traffic {
+    double lines;
+    uint64_t state_bytes;
+};
+
+int kv_traffic(const struct cache *c, const struct policy *p, int32_t n_prompt, int32_t n_tokens,
+               int32_t store, bool first, struct kv_traffic *sum) WARN_UNUSED;
+
+/* ---- prompts ----------------------------------------------------------------------------------
+ */
+
+/* The prompt is read so far; its first n tokens may be kept for others. */
+void kv_keep(struct cache *c, int32_t seq, const int32_t *tokens, int32_t n);
+/* After a commit, while or after the prompt is read: evicts what is above the budget, gives back
+ * the pages above it. `last`: the prompt is complete. */
+int kv_cut(struct cache *c, int32_t seq, bool last) WARN_UNUSED;
+/* Layer-wise prefill: one store after the other takes the whole prompt, and is cut to the budget
+ * when all of it is in; and the end of it all. */
+int kv_layer_cut(struct cache *c, int32_t seq, int32_t store) WARN_UNUSED;
+void kv_layer_done(struct cache *c, int32_t seq);
+/* Hidden states: f32 rows of the whole prompt, and of those that go on beyond the split. */
+float *kv_hidden(const struct cache *c);
+float *kv_survivors(const struct cache *c);
+
+/* ---- a step -----------------------------------------------------------------------------------
+ */
 
 /* Rows of one sequence in a step: consecutive tokens, of the prompt or after it. */
 struct kv_rows {

@@ -6,7 +6,7 @@
  * not what is asked for of them) and multiplications that a prompt needs, from shapes alone. What a
  * kernel does more is its own loss. */
 
-#include "engine/kv/plan/geometry.h"
+#include "engine/kv/kv.h"
 #include "engine/model/model.h"
 
 struct work {
@@ -16,8 +16,8 @@ struct work {
     double prompt_flops;  /* keep-all attention */
 };
 
-/* For a sequence of n_tokens whose prompt had n_prompt, under a policy of a known variant. */
-void work_of(const struct model *m, const struct geometry *s, const struct policy *p,
-             int32_t variant, int32_t n_prompt, int32_t n_tokens, struct work *ret);
+/* For a sequence of n_tokens whose prompt had n_prompt. -ENOENT: the cache has no such pages. */
+int work_of(const struct model *m, const struct cache *c, const struct policy *p,
+            int32_t n_prompt, int32_t n_tokens, struct work *ret) WARN_UNUSED;
 
 #endif

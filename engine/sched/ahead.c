@@ -84,7 +84,7 @@ static bool goes_on(const struct sched *s)
         const struct request *r = b->of[i];
 
         if (r->finished || r->cancelled || r->n_new + 2 > r->max_new ||
-            policy_on_disk(&r->policy) || cache_spare_rows(s->config.cache, r->seat) < 1) {
+            kv_spare_rows(s->config.cache, r->seat) < 1) {
             return false;
         }
     }

@@ -294,8 +294,8 @@ int batch_commit_prompt(struct sched *s, struct request *r, int32_t n_rows)
     if (r->n_fed % r->policy.chunk != 0 && r->n_fed < r->n_prompt) {
         return 0; /* within a chunk */
     }
-    cache_keep(s->config.cache, r->seat, r->tokens, r->resumed ? 0 : r->n_fed);
-    int e = cache_cut(s->config.cache, r->seat, r->n_fed == r->n_prompt);
+    kv_keep(s->config.cache, r->seat, r->tokens, r->resumed ? 0 : r->n_fed);
+    int e = kv_cut(s->config.cache, r->seat, r->n_fed == r->n_prompt);
 
     if (!e && !r->finished) {
         memset(&s->event, 0, sizeof(s->event));

@@ -134,7 +134,7 @@ void draft_measure(struct sched *s, int r)
 static int32_t room_of(const struct sched *s, const struct request *r)
 {
     int32_t room = r->max_new - r->n_new - 1;
-    int32_t spare = r->policy.exit > 0 ? 0 : cache_spare_rows(s->config.cache, r->seat);
+    int32_t spare = r->policy.exit > 0 ? 0 : kv_spare_rows(s->config.cache, r->seat);
 
     room = room < r->most_drafted ? room : r->most_drafted;
     room = room < spare ? room : spare;

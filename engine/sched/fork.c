@@ -42,8 +42,7 @@ static bool matches(const struct request *r, const struct request *p, int32_t n)
 {
     return r->kind == ENGINE_GENERATE && p->kind == ENGINE_GENERATE && !p->resumed &&
            r->principal == p->principal && r->n_prompt == p->n_prompt &&
-           (r->text.n_steps == p->text.n_steps || !policy_scores(&p->policy)) &&
-           !policy_on_disk(&r->policy) && n < r->n_tokens_max &&
+           kv_may_fork(&p->policy, r->text.n_steps == p->text.n_steps) && n < r->n_tokens_max &&
            same_policy(&r->policy, &p->policy) &&
            memcmp(r->tokens, p->tokens, (size_t)n * sizeof(*r->tokens)) == 0;
 }
@@ -59,7 +58,7 @@ bool fork_waits(const struct sched *s, const struct request *r)
 /* Sits r down beside p, with all that p has in the cache. */
 static int join(struct sched *s, struct request *r, const struct request *p)
 {
-    int seat = cache_fork(s->config.cache, p->seat, &r->text);
+    int seat = kv_fork(s->config.cache, p->seat, &r->text);
 
     if (seat < 0) {
         return seat;

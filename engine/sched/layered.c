@@ -19,7 +19,7 @@
 
 bool layered_is(const struct sched *s, const struct request *r)
 {
-    return r->seat >= 0 && s->config.cache->seqs[r->seat].layered;
+    return r->seat >= 0 && kv_is_layerwise(s->config.cache, r->seat);
 }
 
 void layered_start(struct sched *s, struct request *r)
@@ -93,8 +93,8 @@ int layered_begin(struct sched *s, int32_t n_rows)
         .part = l->stage == LAYERED_DEEP_KV ? FORWARD_DEEP_KV : FORWARD_LAYER,
         .at = l->stage == LAYERED_DEEP_KV ? l->store : l->layer,
         .hidden = l->stage == LAYERED_DEEP
-                      ? row_at(s, cache_survivors(cache), l->pos - l->first_survivor)
-                      : row_at(s, cache_hidden(cache), l->pos),
+                      ? row_at(s, kv_survivors(cache), l->pos - l->first_survivor)
+                      : row_at(s, kv_hidden(cache), l->pos),
     };
 
     l->n_rows = n_rows;
@@ -123,8 +123,7 @@ static int pass_split(struct sched *s)
     l->stage = LAYERED_DEEP_KV;
     l->store = s->config.model->layers[l->layer].store;
     l->first_survivor = l->r->n_prompt - n;
-    return s->ops->copy(s->be, cache_survivors(cache),
-                        row_at(s, cache_hidden(cache), l->first_survivor),
+    return s->ops->copy(s->be, kv_survivors(cache), row_at(s, kv_hidden(cache), l->first_survivor),
                         (uint64_t)n * forward_row_bytes(s->config.model));
 }
 
@@ -147,7 +146,7 @@ static int next_layer(struct sched *s)
         l->pos = l->first_survivor; /* the next layer of an AcrossKV group */
         return 0;
     }
-    e = cache_layer_cut(s->config.cache, l->r->seat, store);
+    e = kv_layer_cut(s->config.cache, l->r->seat, store);
     if (e || l->layer == m->h.n_layers) {
         return e ? e : 1;
     }
@@ -180,8 +179,8 @@ static int finish_prompt(struct sched *s)
     struct request *r = l->r;
     struct cache *cache = s->config.cache;
     float *last = l->stage == LAYERED_DEEP
-                      ? row_at(s, cache_survivors(cache), r->n_prompt - 1 - l->first_survivor)
-                      : row_at(s, cache_hidden(cache), r->n_prompt - 1);
+                      ? row_at(s, kv_survivors(cache), r->n_prompt - 1 - l->first_survivor)
+                      : row_at(s, kv_hidden(cache), r->n_prompt - 1);
 
     r->n_fed = r->n_prompt;
     s->counters.n_prompt_tokens += (uint64_t)r->n_prompt;
@@ -191,9 +190,9 @@ static int finish_prompt(struct sched *s)
     sched_emit(s, r);
     s->layered.r = NULL;
     if (r->kind == ENGINE_SCORE) { /* its hidden states stay until they are scored */
-        return output_stash(s, r, row_at(s, cache_hidden(cache), r->score_first));
+        return output_stash(s, r, row_at(s, kv_hidden(cache), r->score_first));
     }
-    cache_layer_done(cache, r->seat);
+    kv_layer_done(cache, r->seat);
     return output_first_token(s, r, last);
 }
 

@@ -20,7 +20,7 @@
 
 bool pieces_can(const struct sched *s, const struct request *r)
 {
-    return !s->ops->ahead && !policy_on_disk(&r->policy);
+    return kv_may_interleave(s->config.cache, r->seat);
 }
 
 int pieces_start(struct sched *s, struct request *r)

@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "engine/kv/seq/snapshot.h"
 
 int request_create(const struct engine_request *r, int32_t max_new, struct request **ret,
                    struct error *reterr)

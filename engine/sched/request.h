@@ -8,7 +8,7 @@
  * in the cache, the one at n_fed is fed next. While n_fed < n_prompt the prompt is being read. */
 
 #include "engine/engine.h"
-#include "engine/kv/plan/geometry.h"
+#include "engine/kv/kv.h"
 
 struct principal {
     uint64_t id;

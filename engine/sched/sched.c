@@ -21,8 +21,6 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "engine/kv/store/fill.h"
-#include "engine/kv/seq/snapshot.h"
 #include "engine/sched/state.h"
 
 enum {
@@ -128,7 +126,7 @@ int sched_create(const struct sched_config *config, struct sched **ret, struct e
     s->ops = m->ops;
     s->be = m->be;
     s->next_handle = 1;
-    uses_init(&s->uses, &config->cache->geometry.config.mix);
+    uses_init(&s->uses, kv_mix(config->cache));
     r = alloc_batch(s, reterr);
     if (r) {
         goto fail;
@@ -215,7 +213,7 @@ void sched_leave(struct sched *s, struct request *r)
         return;
     }
     if (r->seat >= 0) {
-        cache_leave(s->config.cache, r->seat);
+        kv_release(s->config.cache, r->seat);
         request_remove(r->rests ? &s->resting : &s->running, r);
         s->full = false;
     } else {
@@ -244,9 +242,13 @@ static void fill_usage(struct sched *s, const struct request *r, struct engine_u
         .n_exited = r->n_exited,
     };
     if (r->seat >= 0) {
-        cache_usage(s->config.cache, r->seat, &u->kv_bytes, &u->n_slots);
-        u->n_evicted = s->config.cache->seqs[r->seat].n_evicted;
-        u->kv_bytes_full = s->config.cache->geometry.full_token_bytes * (uint64_t)r->n_fed;
+        struct kv_usage kv;
+
+        kv_usage(s->config.cache, r->seat, &kv);
+        u->kv_bytes = kv.bytes;
+        u->n_slots = kv.n_slots;
+        u->n_evicted = kv.n_evicted;
+        u->kv_bytes_full = kv.full_token_bytes * (uint64_t)r->n_fed;
     }
 }
 
@@ -327,7 +329,7 @@ static void finish_without_memory(struct sched *s, struct request *r)
 static bool held_up(const struct sched *s, const struct request *r)
 {
     return fork_waits(s, r) || (r->stashes && s->stash.r) ||
-           (r->needs_peak && s->config.cache->peak_holder >= 0);
+           (r->needs_peak && kv_peak_is_taken(s->config.cache));
 }
 
 /* Tokens that need not be read where their keys and values are kept: not those whose logits are
@@ -339,7 +341,7 @@ static int32_t known_tokens(const struct request *r)
 
 static void note_kept(struct sched *s, struct request *r)
 {
-    int32_t n = s->config.cache->seqs[r->seat].n_tokens;
+    int32_t n = kv_n_tokens(s->config.cache, r->seat);
 
     if (n > 0 && !r->resumed) {
         r->n_fed = n;
@@ -372,8 +374,8 @@ static int seat_waiting(struct sched *s)
             return seat;
         }
         if (seat != -ENOMEM) {
-            seat = cache_sit(s->config.cache, &best->policy, best->principal->id, &best->text,
-                             best->tokens, known_tokens(best));
+            seat = kv_admit(s->config.cache, &best->policy, best->principal->id, &best->text,
+                            best->tokens, known_tokens(best));
         }
         if (seat == -ENOMEM) {
             finish_without_memory(s, best);
@@ -396,7 +398,7 @@ static int seat_waiting(struct sched *s)
             continue; /* load_saved() */
         }
         if (best->synthetic) {
-            int e = cache_fill(s->config.cache, best->seat);
+            int e = kv_fill(s->config.cache, best->seat);
 
             if (e) {
                 return e;
@@ -503,7 +505,7 @@ static void finish_failed(struct sched *s)
         struct request *r = s->batch.of[i];
         struct error error;
 
-        if (!r->finished && cache_failed(s->config.cache, r->seat, &error)) {
+        if (!r->finished && kv_failed(s->config.cache, r->seat, &error)) {
             sched_finish(s, r, ENGINE_ERROR, &error);
         }
     }
@@ -659,7 +661,10 @@ void sched_counters(const struct sched *s, struct engine_counters *ret)
     ret->n_running = s->running.n;
     ret->n_queued = s->waiting.n;
     for (const struct request *r = s->running.first; r; r = r->next) {
-        ret->n_evicted += r->finished ? 0 : (uint64_t)s->config.cache->seqs[r->seat].n_evicted;
+        struct kv_usage kv;
+
+        kv_usage(s->config.cache, r->seat, &kv);
+        ret->n_evicted += r->finished ? 0 : (uint64_t)kv.n_evicted;
     }
-    cache_totals(s->config.cache, &ret->kv_bytes_used, &ret->kv_bytes_total);
+    kv_totals(s->config.cache, &ret->kv_bytes_used, &ret->kv_bytes_total);
 }

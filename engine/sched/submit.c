@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/kv/seq/snapshot.h"
 #include "engine/sched/state.h"
 
 /* ---- principals ---------------------------------------------------------------------------- */
@@ -204,7 +203,7 @@ static int read_request(const struct sched *s, const struct engine_request *r, s
                       : r->max_tokens == 0 || r->max_tokens > room ? room
                                                                    : r->max_tokens;
 
-    *ret = s->config.cache->geometry.config.mix.part[0].policy;
+    *ret = kv_mix(s->config.cache)->part[0].policy;
     *ret_text = (struct geometry_text){
         .n_prompt = r->n_prompt,
         .n_tokens = r->n_prompt + max_new,
@@ -220,7 +219,7 @@ int sched_check(const struct sched *s, const struct engine_request *r, struct er
     int e = check_request(s, r, reterr);
 
     e = e ? e : read_request(s, r, &policy, &text, reterr);
-    return e ? e : cache_check(s->config.cache, &policy, &text, reterr);
+    return e ? e : kv_check(s->config.cache, &policy, &text, reterr);
 }
 
 int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_handle,
@@ -242,21 +241,14 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     if (has_saved(r)) {
         e = open_saved(s, r, &policy, &text, &saved, reterr);
     }
-    if (!e && r->synthetic && policy_on_disk(&policy)) {
-        e = error_set(reterr, -ENOTSUP, "%s: a prompt is not made up there",
-                      policy_disk_option(&policy));
-    }
-    if (r->synthetic) {
-        int32_t budget = policy_budget(&policy, r->n_prompt, s->config.ctx);
-
-        text.held = r->n_prompt;
-        text.held_slots = budget && budget < r->n_prompt ? budget : r->n_prompt;
+    if (!e && r->synthetic) {
+        e = kv_text_filled(s->config.cache, &policy, &text, reterr);
     }
     if (!e) {
-        e = cache_check(s->config.cache, &policy, &text, reterr);
+        e = kv_check(s->config.cache, &policy, &text, reterr);
     }
-    bool layered = !e && cache_reads_layered(s->config.cache, &policy, &text);
-    bool peak = !e && cache_needs_peak(s->config.cache, &policy, &text);
+    bool layered = !e && kv_reads_layerwise(s->config.cache, &policy, &text);
+    bool peak = !e && kv_needs_peak(s->config.cache, &policy, &text);
 
     if (layered && r->kind == ENGINE_SCORE && has_split(s->config.model)) {
         e = error_set(reterr, -ENOTSUP,
@@ -355,7 +347,7 @@ static int find_at_rest(const struct sched *s, uint64_t handle, struct request *
 static int cannot_save(const struct sched *s, const struct request *r, int err,
                        struct error *reterr)
 {
-    int e = cache_failed(s->config.cache, r->seat, reterr); /* says where in the tier's file */
+    int e = kv_failed(s->config.cache, r->seat, reterr); /* says where in the tier's file */
 
     return e ? e : error_set_errno(reterr, err, "the sequence cannot be saved");
 }

@@ -83,15 +83,14 @@ bool sched_kv_use(const struct sched *s, int32_t i, struct engine_kv_use *ret)
     *ret = (struct engine_kv_use){.n_requests = use->n_requests, .n_evicted = use->n_evicted};
     memcpy(ret->policy, use->policy, sizeof(ret->policy));
     for (const struct request *r = s->running.first; r; r = r->next) {
-        uint64_t bytes;
-        int64_t slots;
+        struct kv_usage kv;
 
         if (r->use == row && !r->finished) {
-            cache_usage(cache, r->seat, &bytes, &slots);
+            kv_usage(cache, r->seat, &kv);
             ret->n_seqs++;
-            ret->n_slots += slots;
-            ret->kv_bytes += bytes;
-            ret->n_evicted += (uint64_t)cache->seqs[r->seat].n_evicted;
+            ret->n_slots += kv.n_slots;
+            ret->kv_bytes += kv.bytes;
+            ret->n_evicted += (uint64_t)kv.n_evicted;
         }
     }
     return true;

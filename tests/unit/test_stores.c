@@ -135,7 +135,7 @@ static struct cache *make(int kind, const char *kv, int32_t ctx, int32_t n_seqs)
     cr_assert_eq(s.ops->reserve(be, &limits, &e), 0, "%s", e.text);
     cr_assert_eq(policy_parse_mix(kv, &s.mix, &e), 0, "%s: %s", kv, e.text);
     cr_assert_eq(geometry_make(&s, &geometry, &e), 0, "%s: %s", kv, e.text);
-    cr_assert_eq(cache_create(&geometry, be, &c, &e), 0, "%s", e.text);
+    cr_assert_eq(kv_create(&geometry, be, &c, &e), 0, "%s", e.text);
     return c;
 }
 
@@ -143,7 +143,7 @@ static void finish(struct cache *c)
 {
     const struct backend_ops *ops = c->geometry.config.ops;
 
-    cache_destroy(c);
+    kv_destroy(c);
     ops->destroy(be);
 }
 
@@ -199,7 +199,7 @@ static uint32_t read_prompt(struct cache *c, int32_t seat, int32_t n_prompt)
 
         step(c, seat, n);
         most = check(c, seat) > most ? check(c, seat) : most;
-        cr_assert_eq(cache_cut(c, seat, at + n == n_prompt), 0);
+        cr_assert_eq(kv_cut(c, seat, at + n == n_prompt), 0);
         (void)check(c, seat);
     }
     return most;
@@ -215,10 +215,10 @@ static uint32_t read_layered(struct cache *c, int32_t seat, int32_t n_prompt)
 
         write_rows(c, i, &v, 0, n_prompt);
         most = check(c, seat) > most ? check(c, seat) : most;
-        cr_assert_eq(cache_layer_cut(c, seat, i), 0);
+        cr_assert_eq(kv_layer_cut(c, seat, i), 0);
         (void)check(c, seat);
     }
-    cache_layer_done(c, seat);
+    kv_layer_done(c, seat);
     return most;
 }
 
@@ -231,8 +231,8 @@ static void fill(int kind, const char *kv, int32_t ctx, int32_t n_prompt)
     struct geometry_need need;
 
     geometry_need(&c->geometry, &p, 0, &text, &need);
-    cr_assert_eq(cache_check(c, &p, &text, &e), 0, "%s: %s", kv, e.text);
-    int seat = cache_sit(c, &p, 1, &text, NULL, 0);
+    cr_assert_eq(kv_check(c, &p, &text, &e), 0, "%s: %s", kv, e.text);
+    int seat = kv_admit(c, &p, 1, &text, NULL, 0);
     uint32_t most;
 
     cr_assert_geq(seat, 0);
@@ -251,7 +251,7 @@ static void fill(int kind, const char *kv, int32_t ctx, int32_t n_prompt)
     if (n_prompt == ctx) { /* the plan's own text */
         cr_assert_eq(c->classes[0].n_pages, need.pages[0] + need.peak[0]);
     }
-    cache_leave(c, seat);
+    kv_release(c, seat);
     cr_assert_eq(c->classes[0].n_free, c->classes[0].n_pages);
     cr_assert_eq(c->classes[0].n_reserved, 0);
     finish(c);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What may stand together. A word's own file says what its own fields forbid and what it needs;
  * here is what kinds of words and values forbid each other, once, as a table of traits. What a plan
- * holds is another question: cache_check(). */
+ * holds is another question: kv_check(). */
 
 #include <errno.h>
 #include <stdio.h>

@@ -109,8 +109,8 @@ static int alloc_seats(struct cache *c, struct error *reterr)
     return 0;
 }
 
-int cache_create(struct geometry *geometry, struct backend *be, struct cache **ret,
-                 struct error *reterr)
+int kv_create(struct geometry *geometry, struct backend *be, struct cache **ret,
+              struct error *reterr)
 {
     struct cache *c = calloc(1, sizeof(*c));
     int r = 0;
@@ -148,14 +148,14 @@ int cache_create(struct geometry *geometry, struct backend *be, struct cache **r
                             c->geometry.tier_option);
     }
     if (r) {
-        cache_destroy(c);
+        kv_destroy(c);
         return r;
     }
     *ret = c;
     return 0;
 }
 
-void cache_destroy(struct cache *c)
+void kv_destroy(struct cache *c)
 {
     if (!c) {
         return;
@@ -248,8 +248,8 @@ static int check_select(const struct geometry *s, const struct policy *p, int32_
     return geometry_check_host(s, p, reterr);
 }
 
-int cache_check(const struct cache *c, const struct policy *p, const struct geometry_text *text,
-                struct error *reterr)
+int kv_check(const struct cache *c, const struct policy *p, const struct geometry_text *text,
+             struct error *reterr)
 {
     const struct geometry *s = &c->geometry;
     struct geometry_need need;
@@ -288,24 +288,6 @@ int cache_check(const struct cache *c, const struct policy *p, const struct geom
         }
     }
     return 0;
-}
-
-bool cache_reads_layered(const struct cache *c, const struct policy *p,
-                         const struct geometry_text *text)
-{
-    struct geometry_need need;
-
-    geometry_need(&c->geometry, p, geometry_variant(&c->geometry, p), text, &need);
-    return need.layered;
-}
-
-bool cache_needs_peak(const struct cache *c, const struct policy *p,
-                      const struct geometry_text *text)
-{
-    struct geometry_need need;
-
-    geometry_need(&c->geometry, p, geometry_variant(&c->geometry, p), text, &need);
-    return need.peak_state;
 }
 
 static bool reserve(struct cache *c, int32_t class, uint32_t n)
@@ -360,8 +342,8 @@ static int find_room(struct cache *c, struct geometry_need *need, int32_t varian
     return 0;
 }
 
-int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
-              const struct geometry_text *text, const int32_t *tokens, int32_t n_known)
+int kv_admit(struct cache *c, const struct policy *p, uint64_t principal,
+             const struct geometry_text *text, const int32_t *tokens, int32_t n_known)
 {
     const struct geometry *s = &c->geometry;
     struct geometry_need need;
@@ -415,12 +397,12 @@ int cache_sit(struct cache *c, const struct policy *p, uint64_t principal,
     int r = cache_attach(c, q, unit, n_units);
 
     if (r) {
-        cache_leave(c, seat);
+        kv_release(c, seat);
     }
     return r ? r : seat;
 }
 
-void cache_leave(struct cache *c, int32_t seat)
+void kv_release(struct cache *c, int32_t seat)
 {
     struct cache_seq *q = &c->seqs[seat];
 
@@ -461,15 +443,6 @@ int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store)
     return geometry_on_disk(&c->geometry, &c->seqs[seat].policy, store);
 }
 
-int cache_failed(const struct cache *c, int32_t seat, struct error *ret)
-{
-    bool on_disk = policy_on_disk(&c->seqs[seat].policy);
-
-    return on_disk ? tier_failed(c->tier, seat, ret) : 0;
-}
-
-/* ---- figures --------------------------------------------------------------------------------- */
-
 struct ops_kv cache_store_kv(const struct cache *c, int32_t seat, int32_t store)
 {
     return cache_kv_of(c, &c->seqs[seat], store, cache_store_slots(c, seat, store));
@@ -484,31 +457,4 @@ int32_t cache_store_slots(const struct cache *c, int32_t seat, int32_t store)
         return q->n_slots;
     }
     return ring && q->n_tokens > ring ? ring : q->n_tokens;
-}
-
-void cache_usage(const struct cache *c, int32_t seat, uint64_t *ret_bytes, int64_t *ret_slots)
-{
-    const struct cache_seq *q = &c->seqs[seat];
-
-    *ret_bytes = 0;
-    *ret_slots = 0;
-    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        int32_t n = c->geometry.seats[i].n_groups;
-        int32_t class = geometry_class_of(&c->geometry, q->variant, i);
-
-        *ret_bytes += (uint64_t)n * (uint64_t)q->n_pages[i] * c->classes[class].page_bytes;
-        *ret_slots += (int64_t)n * cache_slots_after(c, q, i, 0);
-    }
-}
-
-void cache_totals(const struct cache *c, uint64_t *ret_used, uint64_t *ret_total)
-{
-    *ret_used = 0;
-    *ret_total = 0;
-    for (int32_t i = 0; i < c->geometry.n_classes; i++) {
-        const struct pages *p = &c->classes[i];
-
-        *ret_used += (uint64_t)(p->n_pages - p->n_free - p->n_idle) * p->page_bytes;
-        *ret_total += (uint64_t)p->n_pages * p->page_bytes;
-    }
 }

@@ -108,7 +108,7 @@ static void end_of_peak(struct cache *c, struct cache_seq *q)
     }
 }
 
-int cache_cut(struct cache *c, int32_t seat, bool last)
+int kv_cut(struct cache *c, int32_t seat, bool last)
 {
     struct cache_seq *q = &c->seqs[seat];
     struct place_guard guard;
@@ -157,7 +157,7 @@ int cache_layer_prepare(struct cache *c, struct cache_seq *q, int32_t store, int
     return cache_take_pages(c, q, store, cache_layer_slots(c, store, n_tokens));
 }
 
-int cache_layer_cut(struct cache *c, int32_t seat, int32_t store)
+int kv_layer_cut(struct cache *c, int32_t seat, int32_t store)
 {
     struct cache_seq *q = &c->seqs[seat];
     struct place_guard guard;
@@ -177,7 +177,7 @@ int cache_layer_cut(struct cache *c, int32_t seat, int32_t store)
     return r;
 }
 
-void cache_layer_done(struct cache *c, int32_t seat)
+void kv_layer_done(struct cache *c, int32_t seat)
 {
     struct cache_seq *q = &c->seqs[seat];
     struct place_guard guard;
@@ -189,12 +189,12 @@ void cache_layer_done(struct cache *c, int32_t seat)
     end_of_peak(c, q);
 }
 
-float *cache_hidden(const struct cache *c)
+float *kv_hidden(const struct cache *c)
 {
     return (float *)(void *)(c->peak_state + c->geometry.hidden_off);
 }
 
-float *cache_survivors(const struct cache *c)
+float *kv_survivors(const struct cache *c)
 {
     return (float *)(void *)(c->peak_state + c->geometry.survivors_off);
 }

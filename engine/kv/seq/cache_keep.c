@@ -145,7 +145,7 @@ static uint32_t add_unit(struct cache *c, const struct cache_seq *q, uint32_t pa
     return unit;
 }
 
-void cache_keep(struct cache *c, int32_t seat, const int32_t *tokens, int32_t n)
+void kv_keep(struct cache *c, int32_t seat, const int32_t *tokens, int32_t n)
 {
     struct cache_seq *q = &c->seqs[seat];
     int32_t block = prefix_block(&c->prefix, &q->policy);

@@ -142,7 +142,7 @@ static int copy_seat(struct cache *c, const struct cache_seq *from, struct cache
     return r;
 }
 
-int cache_fork(struct cache *c, int32_t parent, const struct geometry_text *text)
+int kv_fork(struct cache *c, int32_t parent, const struct geometry_text *text)
 {
     struct cache_seq *p = &c->seqs[parent];
     int32_t seat = cache_free_seat(c);
@@ -176,7 +176,7 @@ int cache_fork(struct cache *c, int32_t parent, const struct geometry_text *text
     p->shares = true;
     q->shares = true;
     if (r) {
-        cache_leave(c, seat);
+        kv_release(c, seat);
     }
     return r ? r : seat;
 }

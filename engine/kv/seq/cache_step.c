@@ -152,7 +152,7 @@ void kv_step_commit(struct cache *c, int32_t seat, int32_t n_rows)
     }
 }
 
-int32_t cache_spare_rows(const struct cache *c, int32_t seat)
+int32_t kv_spare_rows(const struct cache *c, int32_t seat)
 {
     const struct cache_seq *q = &c->seqs[seat];
     int32_t spare = INT32_MAX;

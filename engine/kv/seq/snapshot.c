@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "engine/kv/seq/cache.h"
 
 const char snapshot_magic[8] = "PIPITSEQ";
 

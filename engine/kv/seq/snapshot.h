@@ -16,7 +16,9 @@
  * twice: snapshot_open() copies what is small and looks at every number of the copy, and only the
  * copy is used; slots, which are read when they are loaded, may hold anything. */
 
-#include "engine/kv/seq/cache.h"
+#include "engine/kv/policy/policy.h"
+
+struct cache;
 
 /* Where a block lies: all n bytes from `at` on, or a negative errno. */
 struct snapshot_source {
@@ -61,7 +63,7 @@ size_t snapshot_least(const struct snapshot_writer *w);
 /* Would a call of snapshot_next() with a buffer of this size wait for the tier's file? */
 bool snapshot_waits(struct snapshot_writer *w, size_t size);
 /* The block's next bytes, as many as fit but for a part of a slot; *ret_n 0: that was all.
- * -ENOBUFS (less than snapshot_least()), the device's error, or the tier's (cache_failed). */
+ * -ENOBUFS (less than snapshot_least()), the device's error, or the tier's (kv_failed). */
 int snapshot_next(struct snapshot_writer *w, void *buf, size_t size, size_t *ret_n) WARN_UNUSED;
 
 /* -EBADMSG for a broken block or another model; -ENOTSUP for a version or a layout that this cache

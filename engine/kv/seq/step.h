@@ -6,7 +6,7 @@
  * at hand sees them. Private to engine/kv: step.c fills it, layer.c and the homes use it. */
 
 #include "base/memory.h"
-#include "engine/kv/kv.h"
+#include "engine/kv/seq/cache.h"
 
 struct kv_step {
     int32_t n;                   /* sequences */

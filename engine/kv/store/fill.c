@@ -2,7 +2,7 @@
 /* One page of random slots is encoded and imported into every page of a group, the same for all.
  * Slots hold the latest positions; scores are random, so that victims lie anywhere. */
 
-#include "engine/kv/store/fill.h"
+#include "engine/kv/seq/cache.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -113,7 +113,7 @@ static int fill_store(struct filler *f, int32_t seat, int32_t store)
     return r;
 }
 
-int cache_fill(struct cache *c, int32_t seat)
+int kv_fill(struct cache *c, int32_t seat)
 {
     const struct cache_seq *q = &c->seqs[seat];
     int32_t n = q->n_prompt;
