@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a driver keeps of a kernel: whether its code is loaded, and how much dynamic shared memory a
  * launch may have. The limit takes effect at once, also for launches that were written down before:
- * emu.cc asks for it as a kernel runs. */
+ * emu.cc asks for it as a kernel runs. And what it says of itself. */
 
 #include "emu.cuh"
 
@@ -60,4 +60,26 @@ cudaError_t emu_func_shared(const void *kernel, size_t bytes)
     }
     a->shared = bytes > (size_t)SHARED_UNASKED ? bytes : (size_t)SHARED_UNASKED;
     return cudaSuccess;
+}
+
+cudaError_t cudaSetDeviceFlags(unsigned)
+{
+    return emu_fails();
+}
+
+cudaError_t cudaSetDevice(int)
+{
+    return emu_fails();
+}
+
+cudaError_t cudaDriverGetVersion(int *ret)
+{
+    *ret = 13000;
+    return emu_fails();
+}
+
+cudaError_t cudaRuntimeGetVersion(int *ret)
+{
+    *ret = 13000;
+    return emu_fails();
 }

@@ -13,6 +13,7 @@
 #endif
 
 extern "C" {
+#include "base/clock.h"
 #include "quant/half.h"
 }
 
@@ -659,6 +660,7 @@ struct late {
 
 struct emu_event {
     uint64_t number; /* of the last copy before it */
+    int64_t ns;
     cudaStream_t stream;
 };
 
@@ -717,11 +719,19 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     e->number = n_late;
+    e->ns = clock_ns();
     e->stream = s;
     return emu_fails();
 }
 
 static cudaError_t run_later(cudaStream_t s);
+
+/* The emulator's time is the host's: kernels have run when they were launched. */
+cudaError_t cudaEventElapsedTime(float *ret_ms, cudaEvent_t from, cudaEvent_t to)
+{
+    *ret_ms = (float)((double)(to->ns - from->ns) / 1e6);
+    return emu_fails();
+}
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
@@ -935,16 +945,6 @@ cudaError_t cudaGetDeviceCount(int *ret)
     return e != cudaSuccess ? e : n_devices > 0 ? cudaSuccess : cudaErrorNoDevice;
 }
 
-cudaError_t cudaSetDeviceFlags(unsigned)
-{
-    return emu_fails();
-}
-
-cudaError_t cudaSetDevice(int)
-{
-    return emu_fails();
-}
-
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int)
 {
     memset(ret, 0, sizeof(*ret));
@@ -954,18 +954,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int)
     ret->integrated = integrated;
     ret->totalGlobalMem = DEVICE_BYTES;
     ret->sharedMemPerBlockOptin = SHARED_MAX;
-    return emu_fails();
-}
-
-cudaError_t cudaDriverGetVersion(int *ret)
-{
-    *ret = 13000;
-    return emu_fails();
-}
-
-cudaError_t cudaRuntimeGetVersion(int *ret)
-{
-    *ret = 13000;
     return emu_fails();
 }
 

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention of an 8B model's layer (32 query heads, 8 K heads of 128): decode by depth, type and
+ * batch, each launch on another layer's pages; and a prompt's chunk. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/kernels/kbench.h"
+
+enum { N_Q = 32, N_K = 8, DIM = 128, MOST_LAYERS = 32, MOST_SEQS = 8 };
+
+struct layers {
+    struct ops_kv_layout layout;
+    struct ops_seq seqs[MOST_LAYERS][MOST_SEQS];
+    struct ops_attention op;
+    uint8_t *pool;
+    void *pages;
+    int n; /* layers */
+};
+
+static int layers_round(struct kbench *k, void *arg, int n)
+{
+    struct layers *l = arg;
+    int r = 0;
+
+    for (int i = 0; i < n && !r; i++) {
+        l->op.seqs = l->seqs[i % l->n];
+        r = k->ops->attention(k->be, &l->op);
+    }
+    return r;
+}
+
+static void drop(struct kbench *k, struct layers *l)
+{
+    k->ops->free(k->be, l->pool, 0);
+    k->ops->free(k->be, l->pages, 0);
+    l->pool = NULL;
+    l->pages = NULL;
+}
+
+/* Pages of all layers and sequences, numbered in order. */
+static int make(struct kbench *k, int32_t depth, int n_seqs, struct layers *l, struct error *e)
+{
+    int32_t per_group = (depth + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
+    uint64_t of_seq = (uint64_t)per_group * (uint64_t)l->layout.n_groups;
+    uint64_t n_pages;
+    uint32_t *table;
+    void *pool = NULL;
+    int r;
+
+    l->n = kbench_copies(k, of_seq * (uint64_t)n_seqs * l->layout.page_bytes);
+    n_pages = of_seq * (uint64_t)n_seqs * (uint64_t)l->n;
+    table = malloc(n_pages * sizeof(*table));
+    if (!table) {
+        return error_set(e, -ENOMEM, "no memory for page tables");
+    }
+    for (uint64_t i = 0; i < n_pages; i++) {
+        table[i] = (uint32_t)i;
+    }
+    r = kbench_fill(k, n_pages * l->layout.page_bytes, &pool, e);
+    l->pool = pool;
+    r = r ? r : k->ops->alloc(k->be, n_pages * sizeof(*table), "page tables", &l->pages, e);
+    if (!r && (r = k->ops->write(k->be, l->pages, table, n_pages * sizeof(*table)))) {
+        r = error_set_errno(e, r, "write");
+    }
+    free(table);
+    for (int i = 0; i < l->n; i++) {
+        for (int s = 0; s < n_seqs; s++) {
+            l->seqs[i][s] = (struct ops_seq){
+                .row0 = s,
+                .n_rows = 1,
+                .pos0 = depth - 1,
+                .slot0 = depth - 1,
+                .kv = {.layout = &l->layout,
+                       .pool = l->pool,
+                       .pages = (uint32_t *)l->pages + of_seq * (uint64_t)(i * n_seqs + s),
+                       .max_pages = per_group,
+                       .cap = depth,
+                       .n_slots = depth},
+            };
+        }
+    }
+    return r;
+}
+
+static int time_decode(struct kbench *k, enum ops_kv_type type, int32_t depth, int n_seqs,
+                       struct layers *l, struct error *e)
+{
+    char name[96];
+    double bytes = (double)n_seqs * depth * N_K * 2 *
+                   (double)(ops_kv_type_bytes(type, DIM) + ops_kv_scale_bytes(type));
+    double ns;
+    int r;
+
+    (void)snprintf(name, sizeof(name), "attention %s, depth %d, batch %d", ops_kv_type_name(type),
+                   depth, n_seqs);
+    if (!kbench_wants(k, name)) {
+        return 0;
+    }
+    r = make(k, depth, n_seqs, l, e);
+    l->op.rows = (struct ops_rows){n_seqs, n_seqs};
+    l->op.n_seqs = n_seqs;
+    r = r ? r : kbench_time(k, layers_round, l, k->small ? l->n : MOST_LAYERS, &ns, e);
+    if (!r) {
+        kbench_print(k, name, ns, bytes, 0);
+    }
+    drop(k, l);
+    return r;
+}
+
+/* A chunk of a prompt behind `before` tokens of it. */
+static int time_prompt(struct kbench *k, enum ops_kv_type type, int32_t before, int32_t rows,
+                       struct layers *l, struct error *e)
+{
+    char name[96];
+    double pairs = (double)rows * before + 0.5 * (double)rows * rows;
+    double ns;
+    int r;
+
+    (void)snprintf(name, sizeof(name), "attention %s, prompt, rows %d to %d",
+                   ops_kv_type_name(type), before, before + rows);
+    if (!kbench_wants(k, name)) {
+        return 0;
+    }
+    r = make(k, before + rows, 1, l, e);
+    for (int i = 0; i < l->n; i++) {
+        l->seqs[i][0].n_rows = rows;
+        l->seqs[i][0].pos0 = before;
+        l->seqs[i][0].slot0 = before;
+    }
+    l->op.rows = (struct ops_rows){rows, 0};
+    l->op.n_seqs = 1;
+    r = r ? r : kbench_time(k, layers_round, l, 2, &ns, e);
+    if (!r) {
+        kbench_print(k, name, ns, 0, 4.0 * N_Q * DIM * pairs);
+    }
+    drop(k, l);
+    return r;
+}
+
+static int time_type(struct kbench *k, enum ops_kv_type type, struct layers *l, struct error *e)
+{
+    static const int32_t depths[] = {128, 2048, 8192, 65536};
+    static const int32_t small_depths[] = {70};
+    int n = k->small ? 1 : 4;
+    int r;
+
+    l->layout = (struct ops_kv_layout){.n_groups = N_K,
+                                       .k_heads = 1,
+                                       .v_heads = 1,
+                                       .k_dim = DIM,
+                                       .v_dim = DIM,
+                                       .k_type = type,
+                                       .v_type = type};
+    r = k->ops->kv_layout(&l->layout, e);
+    for (int i = 0; i < n && !r; i++) {
+        int32_t depth = k->small ? small_depths[i] : depths[i];
+
+        r = time_decode(k, type, depth, 1, l, e);
+        if (!r && (k->small || depth <= 8192)) {
+            r = time_decode(k, type, depth, k->small ? 2 : MOST_SEQS, l, e);
+        }
+    }
+    for (int i = k->small; i < 2 && !r; i++) {
+        r = k->small ? time_prompt(k, type, 64 * i, 8, l, e)
+                     : time_prompt(k, type, 6144 * i, 2048, l, e);
+    }
+    return r;
+}
+
+int kbench_attention(struct kbench *k, struct error *e)
+{
+    static const enum ops_kv_type types[] = {OPS_KV_F16, OPS_KV_BF16, OPS_KV_FP8, OPS_KV_I8};
+    static struct layers l;
+    uint64_t bytes = (k->small ? (uint64_t)64 : (uint64_t)2048) * N_Q * DIM * sizeof(float);
+    void *q = NULL;
+    void *out = NULL;
+    int r;
+
+    if (k->only && !strstr("attention", k->only) && !strstr(k->only, "attention")) {
+        return 0;
+    }
+    r = kbench_fill(k, bytes, &q, e);
+    r = r ? r : k->ops->alloc(k->be, bytes, "results", &out, e);
+    l.op = (struct ops_attention){
+        .q = q, .out = out, .ldq = N_Q * DIM, .ldo = N_Q * DIM, .n_q = N_Q, .scale = 0.0883883f};
+    for (size_t t = 0; t < sizeof(types) / sizeof(types[0]) && !r; t++) {
+        r = time_type(k, types[t], &l, e);
+    }
+    k->ops->free(k->be, q, bytes);
+    k->ops->free(k->be, out, bytes);
+    return r;
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products by weights: each type at the shapes of an 8B and a 1B model, by 1, 8 and 32 rows as
+ * decode has them, and by 512 and 2048 rows as prompts have them. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench/kernels/kbench.h"
+
+enum { MOST_COPIES = 32, LAUNCHES = 32 };
+
+struct shape {
+    const char *name;
+    int32_t n_rows; /* outputs */
+    int32_t n_cols;
+    bool prompts; /* timed by many rows, too */
+};
+
+static const struct shape shapes[] = {
+    {"8B o", 4096, 4096, false},    {"8B gate", 14336, 4096, true},
+    {"8B down", 4096, 14336, true}, {"8B head", 128256, 4096, false},
+    {"1B o", 2048, 2048, false},    {"1B gate", 8192, 2048, true},
+    {"1B down", 2048, 8192, false}, {"1B head", 128256, 2048, false},
+};
+static const struct shape small_shapes[] = {{"small gate", 128, 256, true},
+                                            {"small down", 64, 512, false}};
+
+static const enum dtype types[] = {DTYPE_BF16, DTYPE_F16,  DTYPE_Q8_0,
+                                   DTYPE_Q4_0, DTYPE_Q4_K, DTYPE_Q6_K};
+
+struct product {
+    struct ops_weight w[MOST_COPIES];
+    int n;
+    uint64_t bytes; /* of one weight as the file has it */
+    struct ops_matmul op;
+};
+
+static int product_round(struct kbench *k, void *arg, int n)
+{
+    struct product *p = arg;
+    int r = 0;
+
+    for (int i = 0; i < n && !r; i++) {
+        p->op.part[0].w = &p->w[i % p->n];
+        r = k->ops->matmul(k->be, &p->op);
+    }
+    return r;
+}
+
+static void drop(struct kbench *k, struct product *p)
+{
+    for (int i = 0; i < p->n; i++) {
+        k->ops->weight_destroy(k->be, &p->w[i]);
+    }
+    p->n = 0;
+}
+
+static int make(struct kbench *k, const struct shape *s, enum dtype type, struct product *p,
+                struct error *e)
+{
+    struct ops_weight_desc desc = {.name = s->name,
+                                   .type = type,
+                                   .role = OPS_ROLE_MATMUL,
+                                   .n_rows = s->n_rows,
+                                   .n_cols = s->n_cols};
+    uint64_t row;
+    uint8_t *data;
+    int r = 0;
+
+    if (!dtype_row_bytes(type, (uint64_t)s->n_cols, &row)) {
+        return error_set(e, -EINVAL, "rows of %d", s->n_cols);
+    }
+    p->bytes = row * (uint64_t)s->n_rows;
+    data = malloc(p->bytes);
+    if (!data) {
+        return error_set(e, -ENOMEM, "no memory for a weight");
+    }
+    for (uint64_t at = 0; at < p->bytes; at += KBENCH_NOISE) {
+        memcpy(data + at, k->noise, p->bytes - at < KBENCH_NOISE ? p->bytes - at : KBENCH_NOISE);
+    }
+    desc.data = data;
+    p->n = 0;
+    for (int i = 0; i < kbench_copies(k, p->bytes) && !r; i++) {
+        r = k->ops->weight_create(k->be, &desc, &p->w[i], e);
+        p->n += r == 0;
+    }
+    free(data);
+    return r;
+}
+
+static int time_rows(struct kbench *k, const struct shape *s, const char *type, struct product *p,
+                     int32_t rows, bool prompt, struct error *e)
+{
+    char name[96];
+    double ns;
+    int r;
+
+    (void)snprintf(name, sizeof(name), "%s %s %s (%d x %d), %d rows", prompt ? "prefill" : "gemv",
+                   type, s->name, s->n_rows, s->n_cols, rows);
+    if (!kbench_wants(k, name)) {
+        return 0;
+    }
+    p->op.rows = (struct ops_rows){.n = rows, .n_decode = prompt ? 0 : rows};
+    r = kbench_time(k, product_round, p, k->small ? p->n : prompt ? 8 : LAUNCHES, &ns, e);
+    if (!r) {
+        kbench_print(k, name, ns, prompt ? 0 : (double)p->bytes,
+                     2.0 * s->n_rows * s->n_cols * rows);
+    }
+    return r;
+}
+
+static int time_shape(struct kbench *k, const struct shape *s, enum dtype type, float *x, float *y,
+                      struct error *e)
+{
+    static const int32_t decode[] = {1, 8, 32};
+    static const int32_t prompt[] = {512, 2048};
+    static struct product p;
+    char name[96];
+    int r = 0;
+
+    (void)snprintf(name, sizeof(name), "%s %s", dtype_info(type)->name, s->name);
+    if (k->only && !strstr(name, k->only) && !strstr(k->only, "gemv") &&
+        !strstr(k->only, "prefill")) {
+        return 0; /* the weights are not worth making */
+    }
+    r = make(k, s, type, &p, e);
+    p.op = (struct ops_matmul){.x = x, .ldx = s->n_cols, .n_parts = 1};
+    p.op.part[0].y = y;
+    p.op.part[0].ldy = s->n_rows;
+    for (int i = 0; i < 3 && !r; i++) {
+        r = time_rows(k, s, dtype_info(type)->name, &p, decode[i], false, e);
+    }
+    for (int i = 0; i < 2 && !r && s->prompts; i++) {
+        r = time_rows(k, s, dtype_info(type)->name, &p, k->small ? 16 << i : prompt[i], true, e);
+    }
+    drop(k, &p);
+    return r;
+}
+
+int kbench_products(struct kbench *k, struct error *e)
+{
+    const struct shape *s = k->small ? small_shapes : shapes;
+    int n = k->small ? 2 : (int)(sizeof(shapes) / sizeof(shapes[0]));
+    uint64_t x_bytes = (k->small ? (uint64_t)64 * 512 : (uint64_t)2048 * 14336) * sizeof(float);
+    uint64_t y_bytes = k->small ? x_bytes : (uint64_t)2048 * 14336 * sizeof(float);
+    void *x = NULL;
+    void *y = NULL;
+    int r = kbench_fill(k, x_bytes, &x, e);
+
+    r = r ? r : k->ops->alloc(k->be, y_bytes, "results", &y, e);
+    for (int i = 0; i < n && !r; i++) {
+        for (size_t t = 0; t < sizeof(types) / sizeof(types[0]) && !r; t++) {
+            r = time_shape(k, &s[i], types[t], x, y, e);
+        }
+    }
+    k->ops->free(k->be, x, x_bytes);
+    k->ops->free(k->be, y, y_bytes);
+    return r;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CUDA_BENCH_H
+#define PIPIT_KERNELS_CUDA_BENCH_H
+
+/* What bench/kernels/ needs of the module beside the backend's operations: the device's own clock,
+ * graphs, and kernels that only read or do nothing. The module exports the table by its symbol. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct backend;
+
+#define CUDA_BENCH_SYMBOL "pipit_cuda_bench"
+
+struct cuda_bench {
+    uint64_t bytes; /* sizeof(struct cuda_bench) of the module's build */
+    int (*open)(struct backend *be);
+    void (*close)(struct backend *be);
+    /* Launches from here to the next mark or end go as one graph, from the second time on that the
+     * same list comes. */
+    int (*begin)(struct backend *be);
+    int (*end)(struct backend *be);
+    /* Notes the device's time behind all that was launched; `which` is 0 or 1. */
+    int (*mark)(struct backend *be, int which);
+    /* Waits for mark 1; ns since mark 0. */
+    int (*elapsed)(struct backend *be, double *ret_ns);
+    /* A kernel that reads `bytes` (a multiple of 16) and writes nothing. */
+    int (*read)(struct backend *be, const void *from, uint64_t bytes);
+    /* A kernel of one block that does nothing with `value`; early: it begins before the one ahead
+     * has ended, where the device can. */
+    int (*nothing)(struct backend *be, int32_t value, bool early);
+};
+
+#endif
