@@ -8,9 +8,9 @@
  *
  * A step: end what was cancelled, seat who can sit, load a slice of who begins with a saved
  * sequence, build a batch of the others (or take up the one that was interrupted), run it, commit
- * it, sample. An interrupted batch of which a request was cancelled is built anew without it,
- * unless it changes scores or sums of V: these steps cannot be repeated, so it runs to its end and
- * the cancelled rows' results are dropped. */
+ * it, sample. An interrupted batch of which a request was cancelled runs to its end, and the
+ * cancelled rows' results are dropped. Only where most of it was cancelled is it built anew, never
+ * twice running, and never where it changes scores or sums of V: these steps cannot be repeated. */
 
 #include "engine/sched/sched.h"
 
@@ -482,19 +482,25 @@ static int load_saved(struct sched *s)
 
 /* ---- a step --------------------------------------------------------------------------------- */
 
-/* What to do with a batch that was interrupted: 1 go on, 0 build another. */
+/* What to do with a batch that was interrupted: 1 go on, 0 build another. Rows of cancelled
+ * requests are computed and ignored, unless they are most of it: a batch that is built anew has
+ * cost the others what was done of it, and if each were, cancels in turn would end no step. */
 static bool takes_up(struct sched *s)
 {
     struct batch *b = &s->batch;
-    int32_t gone = 0;
+    int32_t n_gone = 0;
+    int32_t gone_rows = 0;
 
     for (int32_t i = 0; i < b->n_seqs; i++) {
-        gone += b->of[i]->finished;
+        n_gone += b->of[i]->finished;
+        gone_rows += b->of[i]->finished ? b->seqs[i].n_rows : 0;
     }
-    if (gone == 0 || (gone < b->n_seqs && kv_step_once(s->config.cache))) {
+    if (n_gone < b->n_seqs &&
+        (kv_step_once(s->config.cache) || b->anew || gone_rows <= b->rows.n / 2)) {
         return true;
     }
     batch_release(s);
+    b->anew = n_gone < b->n_seqs;
     return false;
 }
 
@@ -553,6 +559,7 @@ static int run_batch(struct sched *s)
     if (r) {
         b->begun_ns = 0;
     } else {
+        b->anew = false;
         measure(s, n_ahead);
         batch_release(s);
     }

@@ -24,6 +24,7 @@ struct batch {
     bool pending; /* the forward pass has begun and not ended */
     bool exits;
     bool proposes;
+    bool anew; /* built in the place of one that was given up for a cancel */
     bool surplus; /* a row of each beyond what is said is prepared (ahead.c) */
     int32_t n_seqs;
     struct request **of;         /* (n_seqs) whose rows */

@@ -589,6 +589,69 @@ FOR_BACKENDS(engine, cancel_in_an_interrupted_batch)
     }
 }
 
+/* A step that begins, and does nothing. */
+static void interrupted_step(struct engine *e)
+{
+    engine_interrupt(e);
+    cr_assert_gt(run_step(e), 0);
+}
+
+/* Requests that are cancelled in turn, each while it is in a step: the one beside them goes on with
+ * the batch that was begun, which the next request is not in. */
+Test(engine, cancels_in_turn_let_steps_end)
+{
+    int32_t ids[100];
+    struct run kept;
+    struct run gone[4];
+    struct engine *e = run_engine("cache_model.gguf", "ref", 128, 3, NULL);
+
+    run_tokens(14, engine_info(e)->n_vocab, ids, 100);
+    struct engine_request q = run_request(ids, 30, 60);
+    struct engine_request few = run_request(ids + 30, 1, 60);
+    struct engine_request many = run_request(ids + 30, 20, 60);
+
+    run_submit(e, &q, &kept);
+    while (kept.n_new < 3) {
+        (void)run_step(e);
+    }
+    for (int i = 0; i < 10; i++) {
+        int32_t before = kept.n_new;
+
+        run_submit(e, &few, &gone[0]);
+        interrupted_step(e);
+        cr_assert_eq(engine_cancel(e, gone[0].handle, ENGINE_CANCELLED), 0);
+        run_submit(e, &few, &gone[1]);
+        (void)run_step(e);
+        cr_assert(gone[0].done);
+        cr_assert_eq(kept.n_new, before + 1);
+        cr_assert_eq(gone[1].n_new, 0, "not in the batch that was taken up");
+
+        run_submit(e, &many, &gone[2]);
+        interrupted_step(e);
+        cr_assert_eq(engine_cancel(e, gone[1].handle, ENGINE_CANCELLED), 0);
+        cr_assert_eq(engine_cancel(e, gone[2].handle, ENGINE_CANCELLED), 0);
+        run_submit(e, &many, &gone[3]);
+        interrupted_step(e); /* built anew: most of it was cancelled */
+        cr_assert(gone[1].done && gone[2].done);
+        cr_assert_eq(engine_cancel(e, gone[3].handle, ENGINE_CANCELLED), 0);
+        run_clear(&gone[1]);
+        run_submit(e, &many, &gone[1]);
+        (void)run_step(e);
+        cr_assert(gone[3].done);
+        cr_assert_eq(kept.n_new, before + 2);
+        cr_assert_eq(gone[1].n_new + gone[1].n_progress, 0, "not built anew twice running");
+        cr_assert_eq(engine_cancel(e, gone[1].handle, ENGINE_CANCELLED), 0);
+        (void)run_step(e);
+        for (int k = 0; k < 4; k++) {
+            run_clear(&gone[k]);
+        }
+    }
+    run_all(e);
+    cr_assert(kept.done && kept.n_new == 60);
+    run_clear(&kept);
+    engine_destroy(e);
+}
+
 Test(engine, turns_go_round_principals)
 {
     int32_t ids[4] = {1, 2, 3, 4};
