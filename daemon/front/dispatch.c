@@ -28,6 +28,16 @@ static bool is_light(uint32_t kind)
     return kind == LANE_KIND_TOKENIZE || kind == LANE_KIND_DETOKENIZE;
 }
 
+static bool only_tokenizes(const struct request *r)
+{
+    return is_light(r->kind);
+}
+
+static bool needs_sequence(const struct request *r)
+{
+    return !is_light(r->kind);
+}
+
 static bool generates(const struct request *r)
 {
     return r->kind == LANE_KIND_GENERATE || r->kind == LANE_KIND_CHAT;
@@ -94,12 +104,10 @@ static struct request *next_request(struct front *f)
     if (r || waits) {
         return r;
     }
-    for (r = f->queue.first; r && f->n_light < DISPATCH_LIGHT_MAX; r = r->queue_next) {
-        if (is_light(r->kind) && !r->apart) {
-            return take(f, r);
-        }
+    r = f->n_light < DISPATCH_LIGHT_MAX ? queue_pop_of(&f->queue, only_tokenizes) : NULL;
+    if (!r && f->n_running < (uint32_t)n_slots(f)) {
+        r = queue_pop_of(&f->queue, needs_sequence);
     }
-    r = f->n_running < (uint32_t)n_slots(f) ? queue_pop(&f->queue) : NULL;
     if (r || f->n_running + f->n_light > 0 || !f->queue.first) {
         return r;
     }

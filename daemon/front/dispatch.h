@@ -6,7 +6,7 @@
  * of them when it dies.
  *
  * The engine sees no more texts at once than it has sequences; requests that only tokenize go past
- * them. After a crash the requests it was running are suspects: each is replayed alone (its tokens
+ * them, a few at a time and in turns by user, too. After a crash the requests it was running are suspects: each is replayed alone (its tokens
  * are forced, so it says the same again) until it has come DISPATCH_TRUST tokens further than
  * before. One that is suspected of a second crash, and was alone in it, ends with ENGINE_CRASHED:
  * then the others are suspected no more, as is one that has come DISPATCH_CLEAR tokens further. Its
@@ -19,7 +19,7 @@ struct front;
 struct lane_record;
 struct request;
 
-enum { DISPATCH_TRUST = 16, DISPATCH_CLEAR = 64, DISPATCH_LIGHT_MAX = 64 };
+enum { DISPATCH_TRUST = 16, DISPATCH_CLEAR = 64, DISPATCH_LIGHT_MAX = 8 };
 
 /* The request ends before it was known whether it kills engines. */
 void dispatch_withdrawn(struct front *f, struct request *r);

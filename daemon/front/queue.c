@@ -87,12 +87,12 @@ static bool before(const struct queue *q, const struct request *a, const struct 
     return turn_a < turn_b;
 }
 
-struct request *queue_pop(struct queue *q)
+struct request *queue_pop_of(struct queue *q, bool (*is)(const struct request *))
 {
     struct request *best = NULL;
 
     for (struct request *r = q->first; r; r = r->queue_next) {
-        if (!r->apart && (!best || before(q, r, best))) {
+        if (!r->apart && (!is || is(r)) && (!best || before(q, r, best))) {
             best = r;
         }
     }
@@ -107,6 +107,11 @@ struct request *queue_pop(struct queue *q)
     q->lanes[best->home_lane % QUEUE_LANES].lane = best->home_lane;
     q->lanes[best->home_lane % QUEUE_LANES].turn = q->turn;
     return best;
+}
+
+struct request *queue_pop(struct queue *q)
+{
+    return queue_pop_of(q, NULL);
 }
 
 void queue_served(struct queue *q, int64_t ns)

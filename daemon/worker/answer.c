@@ -33,19 +33,27 @@ static size_t cut(const char *text, size_t len, size_t most)
     return n;
 }
 
+size_t answer_text_record(const uint8_t id[16], int32_t index, const char *text, size_t len,
+                          struct lane_record *ret)
+{
+    size_t n = cut(text, len, sizeof(ret->token.text));
+
+    lane_record_init(ret, LANE_TEXT, id);
+    ret->token.index = index;
+    ret->token.token = -1;
+    ret->token.text_len = (uint16_t)n;
+    memcpy(ret->token.text, text, n);
+    return n;
+}
+
 void answer_text(struct worker *w, const uint8_t id[16], int32_t index, const char *text,
                  size_t len)
 {
     struct lane_record r;
 
     while (len > 0) {
-        size_t n = cut(text, len, sizeof(r.token.text));
+        size_t n = answer_text_record(id, index, text, len, &r);
 
-        lane_record_init(&r, LANE_TEXT, id);
-        r.token.index = index;
-        r.token.token = -1;
-        r.token.text_len = (uint16_t)n;
-        memcpy(r.token.text, text, n);
         worker_send(w, &r);
         text += n;
         len -= n;
@@ -415,16 +423,22 @@ static uint32_t code_of(int err)
     }
 }
 
+void answer_error_record(const uint8_t id[16], const struct error *e, uint64_t count_a,
+                         uint64_t count_b, struct lane_record *ret)
+{
+    lane_record_init(ret, LANE_ERROR, id);
+    ret->error.code = code_of(e->code);
+    ret->error.err = e->code;
+    ret->error.count_a = count_a;
+    ret->error.count_b = count_b;
+    memcpy(ret->error.text, e->text, cut(e->text, strlen(e->text), sizeof(ret->error.text) - 1));
+}
+
 void answer_error(struct worker *w, const uint8_t id[16], const struct error *e, uint64_t count_a,
                   uint64_t count_b)
 {
     struct lane_record r;
 
-    lane_record_init(&r, LANE_ERROR, id);
-    r.error.code = code_of(e->code);
-    r.error.err = e->code;
-    r.error.count_a = count_a;
-    r.error.count_b = count_b;
-    memcpy(r.error.text, e->text, cut(e->text, strlen(e->text), sizeof(r.error.text) - 1));
+    answer_error_record(id, e, count_a, count_b, &r);
     worker_send(w, &r);
 }

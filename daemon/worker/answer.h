@@ -23,6 +23,10 @@ void answer_event(void *arg, const struct engine_event *ev);
 void answer_error(struct worker *w, const uint8_t id[16], const struct error *e, uint64_t count_a,
                   uint64_t count_b);
 
+/* The same, made and not sent. */
+void answer_error_record(const uint8_t id[16], const struct error *e, uint64_t count_a,
+                         uint64_t count_b, struct lane_record *ret);
+
 /* The text of ids that were said before a crash, through detokenizer and stop strings; sends what
  * had not been sent. */
 void answer_replay(struct job *j, const int32_t *ids, uint32_t n);
@@ -40,5 +44,8 @@ void answer_stopped(struct job *j);
 /* `len` bytes of whole characters as LANE_TEXT records. */
 void answer_text(struct worker *w, const uint8_t id[16], int32_t index, const char *text,
                  size_t len);
+/* The first of these records; the number of bytes in it. */
+size_t answer_text_record(const uint8_t id[16], int32_t index, const char *text, size_t len,
+                          struct lane_record *ret);
 
 #endif

@@ -67,12 +67,53 @@ static bool send_held(struct io *io)
     return rc == 0;
 }
 
+static bool waits(const struct io *io)
+{
+    return atomic_load(&io->w->waits) || atomic_load(&io->w->files);
+}
+
+static bool busy(const struct io *io)
+{
+    return atomic_load(&io->w->step_ns) != 0 || waits(io);
+}
+
+/* In a long step the worker says nothing: its heartbeat is told for it. Where every request waits
+ * for its reader, or the disk for a session, there is no step, and nothing is wrong. */
+static bool beat(struct io *io, int64_t now)
+{
+    bool due = busy(io) && !io->holds && io->state_ns && now - io->state_ns >= PULSE_NS;
+
+    if (due) {
+        engine_heartbeat(atomic_load(&io->w->engine), &io->state.e_state.last_step_ns,
+                         &io->state.e_state.longest_step_ns);
+        int64_t files = atomic_load(&io->w->files_ns);
+
+        if (files > io->state.e_state.last_step_ns) {
+            io->state.e_state.last_step_ns = files;
+        }
+        if (waits(io)) {
+            io->state.e_state.last_step_ns = now;
+        }
+        io->held = io->state;
+        io->holds = true;
+        io->of_ring = false;
+        io->state_ns = now;
+        (void)send_held(io);
+    }
+    return due && io->holds;
+}
+
+/* The worker's go first: somebody waits for each of them, and of a text that is tokenized there may
+ * be 100,000. The heartbeat goes before both, however many there are. */
 static void send_records(struct io *io)
 {
-    while (send_held(io) && ring_pop(&io->w->records, &io->held)) {
+    while (send_held(io) && !beat(io, clock_ns())) {
+        io->of_ring = ring_pop(&io->w->records, &io->held);
+        io->holds = io->of_ring || ring_pop(&io->w->light.records, &io->held);
+        if (!io->holds) {
+            return;
+        }
         note_state(io, &io->held);
-        io->holds = true;
-        io->of_ring = true;
     }
 }
 
@@ -160,39 +201,6 @@ static void interrupt_step(struct io *io, int64_t now)
     io->interrupt_ns = 0;
 }
 
-static bool waits(const struct io *io)
-{
-    return atomic_load(&io->w->waits) || atomic_load(&io->w->files);
-}
-
-static bool busy(const struct io *io)
-{
-    return atomic_load(&io->w->step_ns) != 0 || waits(io);
-}
-
-/* In a long step the worker says nothing: its heartbeat is told for it. Where every request waits
- * for its reader, or the disk for a session, there is no step, and nothing is wrong. */
-static void beat(struct io *io, int64_t now)
-{
-    if (busy(io) && !io->holds && io->state_ns && now - io->state_ns >= PULSE_NS) {
-        engine_heartbeat(atomic_load(&io->w->engine), &io->state.e_state.last_step_ns,
-                         &io->state.e_state.longest_step_ns);
-        int64_t files = atomic_load(&io->w->files_ns);
-
-        if (files > io->state.e_state.last_step_ns) {
-            io->state.e_state.last_step_ns = files;
-        }
-        if (waits(io)) {
-            io->state.e_state.last_step_ns = now;
-        }
-        io->held = io->state;
-        io->holds = true;
-        io->of_ring = false;
-        io->state_ns = now;
-        (void)send_held(io);
-    }
-}
-
 static int64_t least(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -223,29 +231,33 @@ int io_run(struct worker *w, int front_fd)
     int code = -1;
 
     while (!io.gone) {
-        struct pollfd p[2] = {{.fd = front_fd}, {.fd = w->records.wake_fd, .events = POLLIN}};
+        struct pollfd p[3] = {{.fd = front_fd},
+                              {.fd = w->records.wake_fd, .events = POLLIN},
+                              {.fd = w->light.records.wake_fd, .events = POLLIN}};
         bool empty;
 
         /* Read before the ring is emptied: when it says that the thread has ended, all its records
          * are in the ring. */
         code = atomic_load(&w->exit_code);
         send_records(&io);
-        if (code >= 0 && !io.holds && ring_empty(&w->records)) {
+        if (code >= 0 && !io.holds && ring_empty(&w->records) && ring_empty(&w->light.records)) {
             return code;
         }
         p[0].events = (short)((io.waits ? 0 : POLLIN) | (io.holds ? POLLOUT : 0));
-        empty = ring_sleep(&w->records) || io.holds;
-        if (poll(p, 2, empty ? timeout_ms(&io, clock_ns()) : 0) < 0 && errno != EINTR) {
+        empty = ring_sleep(&w->records);
+        empty = (ring_sleep(&w->light.records) && empty) || io.holds;
+        if (poll(p, 3, empty ? timeout_ms(&io, clock_ns()) : 0) < 0 && errno != EINTR) {
             log_error("poll: %s", strerror(errno));
             return 8;
         }
         ring_awake(&w->records);
+        ring_awake(&w->light.records);
         pass_on(&io);
         if (p[0].revents & (POLLIN | POLLHUP | POLLERR)) {
             read_records(&io);
         }
         interrupt_step(&io, clock_ns());
-        beat(&io, clock_ns());
+        (void)beat(&io, clock_ns());
     }
     /* The front is gone; nobody is left to answer. */
     return code >= 0 ? code : 8;

@@ -58,6 +58,11 @@ void job_end(struct worker *w, struct job *j)
     free(j);
 }
 
+static bool is_light(const struct job *j)
+{
+    return j->kind == LANE_KIND_TOKENIZE || j->kind == LANE_KIND_DETOKENIZE;
+}
+
 /* Before the engine had it. */
 static void end_stopped(struct worker *w, struct job *j)
 {
@@ -74,6 +79,10 @@ void job_cancel(struct worker *w, struct job *j, uint32_t reason)
         return;
     }
     j->stop_reason = reason;
+    if (is_light(j)) {
+        atomic_store(&j->load_stop, true);
+        return;
+    }
     if (!j->loading) {
         (void)engine_cancel(atomic_load(&w->engine), j->handle, ENGINE_CANCELLED);
         return;
@@ -668,6 +677,11 @@ static int dispatch(struct job *j, const struct lane_engine_request *e, int *dir
     int rc = check_forced(w, e, reterr);
 
     rc = rc ? rc : take_leases(j, e, &source, reterr);
+    if (rc == 0 && is_light(j)) {
+        j->light_ids = source.lease_ids;
+        j->n_light_ids = source.n_lease_ids;
+        return light_take(&w->light, j, reterr);
+    }
     rc =
         rc ? rc : ask_read(w->journal + e->journal_offset, e->tlv_bytes, w->test_hooks, &a, reterr);
     if (rc) {
@@ -678,17 +692,7 @@ static int dispatch(struct job *j, const struct lane_engine_request *e, int *dir
         ask_clear(&a);
         return rc;
     }
-    switch (j->kind) {
-    case LANE_KIND_TOKENIZE:
-        rc = light_tokenize(j, &a, &source, e, reterr);
-        break;
-    case LANE_KIND_DETOKENIZE:
-        rc = light_detokenize(j, &a, &source, reterr);
-        break;
-    default:
-        rc = begin(j, &a, &source, e, a.session ? STEAL_FD(*dir) : -1, c, reterr);
-        break;
-    }
+    rc = begin(j, &a, &source, e, a.session ? STEAL_FD(*dir) : -1, c, reterr);
     ask_clear(&a);
     return rc;
 }

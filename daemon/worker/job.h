@@ -4,7 +4,7 @@
 
 /* One request in the worker thread, from its record to its LANE_DONE. A job is made, decoded and
  * submitted between two steps; while it runs it allocates nothing. Requests that only tokenize are
- * answered at once and never become a job.
+ * another thread's (light.h) from their first look on.
  *
  * Replay: the ids that were said before a crash go through detokenizer and stop strings here again,
  * without being sent, so that both are in the state they were in; what they would have said beyond
@@ -75,6 +75,11 @@ struct job {
     int32_t load_vocab; /* ids are below */
     int load_rc;
     struct error load_error;
+
+    /* One that only tokenizes: the thread's from light_take() on. */
+    const volatile int32_t *light_ids; /* (n_light_ids) in the token lease */
+    size_t n_light_ids;
+    uint64_t light_counts[2]; /* of its error */
 
     int32_t crash_at; /* test hook: dies when it has said so many tokens; -1: never */
     bool hang;        /* ... or stands still instead */

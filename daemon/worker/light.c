@@ -5,25 +5,61 @@
 #include "daemon/worker/light.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "base/checked.h"
+#include "base/cleanup.h"
 #include "daemon/worker/answer.h"
 #include "daemon/worker/ask.h"
 #include "daemon/worker/job.h"
 #include "daemon/worker/mapping.h"
 #include "engine/text/tok.h"
 
-static void done(struct job *j, size_t n_tokens)
-{
-    struct lane_record r;
+enum { JOBS = 128, RECORDS = 1 << 10, LIGHT_NICE = 5 };
 
-    lane_record_init(&r, LANE_DONE, j->id);
-    r.done.reason = LANE_REASON_STOP;
-    r.done.n_prompt = (int32_t)n_tokens;
-    worker_send(j->worker, &r);
-    job_end(j->worker, j);
+int light_init(struct light *l, struct worker *w, struct error *reterr)
+{
+    int r = ring_init(&l->jobs, JOBS, sizeof(struct job *), reterr);
+
+    l->worker = w;
+    if (r) {
+        return r;
+    }
+    r = ring_init(&l->back, JOBS, sizeof(struct job *), reterr);
+    if (r == 0) {
+        r = ring_init(&l->records, RECORDS, sizeof(struct lane_record), reterr);
+        if (r) {
+            ring_finish(&l->back);
+        }
+    }
+    if (r) {
+        ring_finish(&l->jobs);
+    }
+    return r;
+}
+
+/* Waits while the ring is full: the front reads always, or we die with it. False: the job was told
+ * to end, and nothing was said. */
+static bool say(struct job *j, const struct lane_record *r)
+{
+    while (!atomic_load(&j->load_stop)) {
+        if (ring_push(&j->worker->light.records, r)) {
+            return true;
+        }
+        (void)poll(NULL, 0, 1);
+    }
+    return false;
+}
+
+static void say_last(struct job *j, const struct lane_record *r)
+{
+    while (!ring_push(&j->worker->light.records, r)) {
+        (void)poll(NULL, 0, 1);
+    }
 }
 
 static int ids_to_lease(struct job *j, const struct lane_engine_request *e, const int32_t *ids,
@@ -49,7 +85,7 @@ static int ids_to_lease(struct job *j, const struct lane_engine_request *e, cons
                                      .n_rows = (uint32_t)n,
                                      .n_cols = 1,
                                      .n_bytes = n * sizeof(*ids)};
-    worker_send(j->worker, &r);
+    (void)say(j, &r);
     return 0;
 }
 
@@ -66,54 +102,164 @@ static void ids_to_records(struct job *j, const struct tok *tok, const int32_t *
         r.token.token = ids[i];
         r.token.text_len = (uint16_t)(len < sizeof(r.token.text) ? len : sizeof(r.token.text));
         memcpy(r.token.text, piece, r.token.text_len);
-        worker_send(j->worker, &r);
+        if (!say(j, &r)) {
+            return;
+        }
     }
 }
 
-int light_tokenize(struct job *j, const struct ask *a, const struct ask_source *s,
-                   const struct lane_engine_request *e, struct error *reterr)
+static int tokenize(struct job *j, const struct ask *a, const struct tok *tok, size_t *ret_n,
+                    struct error *reterr)
 {
+    const struct lane_engine_request *e = &j->rec.e_request;
     int32_t *ids;
-    size_t n;
-    int rc = 0;
+    int rc;
 
     if (!a->has_prompt) {
         return error_set(reterr, -EINVAL, "no prompt to tokenize");
     }
-    rc = tok_encode_new(s->tok, a->prompt, a->prompt_len, TOK_ADD_BOS, &ids, &n, reterr);
+    if (a->prompt_len > LIGHT_TEXT_BYTES) {
+        j->light_counts[0] = a->prompt_len;
+        j->light_counts[1] = LIGHT_TEXT_BYTES;
+        return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %d are tokenized at once",
+                         a->prompt_len, (int)LIGHT_TEXT_BYTES);
+    }
+    rc = tok_encode_new(tok, a->prompt, a->prompt_len, TOK_ADD_BOS, &ids, ret_n, reterr);
     if (rc) {
         return rc;
     }
     if (e->out_bytes) {
-        rc = ids_to_lease(j, e, ids, n, reterr);
+        rc = ids_to_lease(j, e, ids, *ret_n, reterr);
     } else {
-        ids_to_records(j, s->tok, ids, n);
+        ids_to_records(j, tok, ids, *ret_n);
     }
     free(ids);
-    if (rc == 0) {
-        done(j, n);
-    }
     return rc;
 }
 
-int light_detokenize(struct job *j, const struct ask *a, const struct ask_source *s,
-                     struct error *reterr)
+static bool say_text(struct job *j, size_t index, const char *text, size_t len)
 {
-    char *text = j->worker->text;
+    while (len > 0) {
+        struct lane_record r;
+        size_t n = answer_text_record(j->id, (int32_t)index, text, len, &r);
+
+        if (!say(j, &r)) {
+            return false;
+        }
+        text += n;
+        len -= n;
+    }
+    return true;
+}
+
+static int detokenize(struct job *j, const struct ask *a, const struct ask_source *s, size_t *ret_n,
+                      struct error *reterr)
+{
+    AUTO_FREE char *text = malloc(detok_bound(s->tok));
     struct detok d;
     int32_t *ids;
     size_t n;
-    int rc = ask_ids(a, s, &ids, &n, reterr);
+    int rc = text ? ask_ids(a, s, &ids, &n, reterr)
+                  : error_set(reterr, -ENOMEM, "no memory for a token's text");
 
     if (rc) {
         return rc;
     }
     detok_init(&d, s->tok, -1, false);
-    for (size_t i = 0; i < n; i++) {
-        answer_text(j->worker, j->id, (int32_t)i, text, detok_push(&d, ids[i], text));
+    for (size_t i = 0; i < n && say_text(j, i, text, detok_push(&d, ids[i], text)); i++) {
     }
-    answer_text(j->worker, j->id, (int32_t)n - 1, text, detok_flush(&d, text));
+    (void)say_text(j, n ? n - 1 : 0, text, detok_flush(&d, text));
     free(ids);
-    done(j, n);
+    *ret_n = n;
     return 0;
+}
+
+/* Reads the request again from the journal, where it does not change. */
+static int answer(struct job *j, size_t *ret_n, struct error *reterr)
+{
+    struct worker *w = j->worker;
+    const struct lane_engine_request *e = &j->rec.e_request;
+    struct ask_source source = {.tok = engine_tok(atomic_load(&w->engine)),
+                                .lease_ids = j->light_ids,
+                                .n_lease_ids = j->n_light_ids};
+    struct ask a;
+    int rc = ask_read(w->journal + e->journal_offset, e->tlv_bytes, w->test_hooks, &a, reterr);
+
+    if (rc) {
+        return rc;
+    }
+    rc = ask_check(&a, j->kind, reterr);
+    if (rc == 0) {
+        rc = j->kind == LANE_KIND_TOKENIZE ? tokenize(j, &a, source.tok, ret_n, reterr)
+                                           : detokenize(j, &a, &source, ret_n, reterr);
+    }
+    ask_clear(&a);
+    return rc;
+}
+
+static void serve(struct job *j)
+{
+    struct lane_record r;
+    struct error e = {0};
+    size_t n = 0;
+    int rc = atomic_load(&j->load_stop) ? 0 : answer(j, &n, &e);
+
+    if (rc) {
+        answer_error_record(j->id, &e, j->light_counts[0], j->light_counts[1], &r);
+    } else {
+        lane_record_init(&r, LANE_DONE, j->id);
+        r.done.reason = atomic_load(&j->load_stop) ? j->stop_reason : LANE_REASON_STOP;
+        r.done.n_prompt = (int32_t)n;
+    }
+    say_last(j, &r);
+}
+
+static void *run(void *arg)
+{
+    struct light *l = arg;
+    struct job *j;
+
+    /* Who waits for a token goes before who only wants to know how many there are. */
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LIGHT_NICE);
+    for (;;) {
+        while (!ring_pop(&l->jobs, &j)) {
+            ring_wait(&l->jobs);
+        }
+        serve(j);
+        while (!ring_push(&l->back, &j)) {
+            (void)poll(NULL, 0, 1);
+        }
+        worker_wake(l->worker);
+    }
+    return NULL;
+}
+
+int light_take(struct light *l, struct job *j, struct error *reterr)
+{
+    if (!l->has_thread) {
+        int err = pthread_create(&l->thread, NULL, run, l);
+
+        if (err) {
+            return error_set_errno(reterr, -err, "no thread to tokenize");
+        }
+        l->has_thread = true;
+    }
+    if (!ring_push(&l->jobs, &j)) {
+        return error_set(reterr, -EBUSY, "%d texts wait to be tokenized already", (int)JOBS);
+    }
+    return 0;
+}
+
+bool light_ready(const struct light *l)
+{
+    return !ring_empty(&l->back);
+}
+
+void light_run(struct light *l)
+{
+    struct job *j;
+
+    while (ring_pop(&l->back, &j)) {
+        job_end(l->worker, j);
+    }
 }

@@ -2,19 +2,45 @@
 #ifndef PIPIT_DAEMON_WORKER_LIGHT_H
 #define PIPIT_DAEMON_WORKER_LIGHT_H
 
-/* Requests that need the tokenizer and no device: answered at once, between two steps. On success
- * the job is gone; an error is the caller's to send. */
+/* Requests that need the tokenizer and no device: a thread of their own reads, computes and says
+ * them, one after the other in the order in which the front sent them, so that no step waits for a
+ * text. Its records have a ring of their own to the I/O thread, which sends the worker's first.
+ *
+ * A job is in the worker's list all the while, which holds its lane's arenas; the thread touches
+ * nothing else of the worker's. One that is told to end sets `load_stop`: the thread looks at it
+ * before it begins and before each record.
+ *
+ * The thread runs until the process ends, so nothing here is ever freed. */
+
+#include <pthread.h>
+#include <stdbool.h>
 
 #include "base/error.h"
+#include "daemon/worker/ring.h"
 
-struct ask;
-struct ask_source;
 struct job;
-struct lane_engine_request;
+struct worker;
 
-int light_tokenize(struct job *j, const struct ask *a, const struct ask_source *s,
-                   const struct lane_engine_request *e, struct error *reterr) WARN_UNUSED;
-int light_detokenize(struct job *j, const struct ask *a, const struct ask_source *s,
-                     struct error *reterr) WARN_UNUSED;
+/* Longest text: a tokenizer takes up to 90 bytes for each of its bytes while it works. */
+enum { LIGHT_TEXT_BYTES = 4 << 20 };
+
+struct light {
+    struct worker *worker;
+    pthread_t thread;
+    bool has_thread;
+    struct ring jobs; /* struct job * */
+    struct ring back;
+    struct ring records; /* struct lane_record */
+};
+
+int light_init(struct light *l, struct worker *w, struct error *reterr) WARN_UNUSED;
+
+/* The job will be answered and freed; on failure it is the caller's still. */
+int light_take(struct light *l, struct job *j, struct error *reterr) WARN_UNUSED;
+
+/* Between steps: frees the jobs that were answered. */
+void light_run(struct light *l);
+/* Would light_run() find something? */
+bool light_ready(const struct light *l);
 
 #endif

@@ -68,6 +68,12 @@ int worker_init(struct worker *w, struct error *reterr)
             worker_finish(w);
         }
     }
+    if (rc == 0) {
+        rc = light_init(&w->light, w, reterr);
+        if (rc) { /* the process ends */
+            worker_finish(w);
+        }
+    }
     atomic_store(&w->exit_code, -1);
     return rc;
 }
@@ -365,8 +371,8 @@ static bool wait_for_commands(struct worker *w)
             break;
         }
         ring_wait(&w->commands);
-    } while (saver_busy(&w->saver) && !loader_ready(&w->loader) && ring_empty(&w->commands) &&
-             !atomic_load(&w->drain));
+    } while (saver_busy(&w->saver) && !loader_ready(&w->loader) && !light_ready(&w->light) &&
+             ring_empty(&w->commands) && !atomic_load(&w->drain));
     atomic_store(&w->waits, false);
     return left;
 }
@@ -389,6 +395,7 @@ static int serve(struct worker *w)
             end_all(w);
             more = 1;
         }
+        light_run(&w->light);
         if (loader_run(&w->loader)) {
             more = 1;
         }

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "daemon/worker/figures.h"
+#include "daemon/worker/light.h"
 #include "daemon/worker/loader.h"
 #include "daemon/worker/ring.h"
 #include "daemon/worker/saver.h"
@@ -70,6 +71,7 @@ struct worker {
     uint32_t state_jobs;
     struct saver saver;
     struct loader loader;
+    struct light light;
     struct figures figures;
     int64_t figures_ns; /* when they were last looked at */
 };

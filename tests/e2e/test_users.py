@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
-from lane import (ACCEPTED, DONE, ERROR, F_PRINCIPAL, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, Lane, item, prompt, sampling,
+from lane import (DONE, E2C, ERROR, F_PRINCIPAL, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, TOKENIZE, Lane, item, prompt, sampling,
                   text_of)
 from test_supervised import BUILD, MODEL, PIPITD, WAIT, Base
 
@@ -102,6 +103,59 @@ class Poison(Users):
         self.assertEqual((refused.type, refused.code), (ERROR, "BUSY"))
         self.assertTrue(5000 < refused.retry_after_ms <= 10000, refused)
         self.assertIn("charged 6, allowed are 4", refused.text)
+        self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
+
+
+class Texts(Users):
+    """Who tokenizes takes no time from who generates."""
+
+    def attack(self, stop, text):
+        lane = Lane(self.folder, c2e=1 << 20, e2c=3 << 20, timeout=WAIT)
+        out = lane.lease(E2C, 2 << 20)
+        n = 0
+        try:
+            while not stop.is_set():
+                last = list(lane.events(lane.request(item(T_PROMPT, text), kind=TOKENIZE, out=out)))[-1]
+                assert (last.type == DONE and last.n_prompt > 1000) or (last.code == "BUSY" and last.retry_after_ms), last
+                n += last.type == DONE
+        finally:
+            lane.close()
+        self.tokenized.append(n)
+
+    def test_four_tokenize_without_a_pause(self):
+        good, _ = self.begin(model=self.slow_model(), ctx=4096, engine_timeout=2 * SLOW, lane_bytes="4MiB")
+        text, stop, self.tokenized = "Once upon a time there was a girl. " * 7000, threading.Event(), []
+        rid = good.ask(GOOD, item(T_PROMPT, "x") + sampling(max_tokens=4000, flags=S_IGNORE_END))
+        self.some(good, rid, 5)
+        threads = [threading.Thread(target=self.attack, args=(stop, text)) for _ in range(4)]
+        for t in threads:
+            t.start()
+        last, worst, n, end = time.monotonic(), 0, 0, time.monotonic() + 5 * SLOW
+        while last < end:
+            event = good.recv()
+            self.assertEqual(event.type, TOKEN, event)
+            now = time.monotonic()
+            worst, last, n = max(worst, now - last), now, n + 1
+        stop.set()
+        for t in threads:
+            t.join()
+        print(f"tokenize: {sum(self.tokenized)} texts of {len(text)} bytes; {n} tokens, worst gap {worst * 1e3:.0f} ms", file=sys.stderr)
+        self.assertEqual(len(self.tokenized), 4)
+        self.assertGreater(sum(self.tokenized), 4)
+        self.assertEqual(self.spy.status().n_restarts, 0)
+        self.assertLess(worst, 0.5 * SLOW)
+
+    def test_one_that_is_withdrawn_or_too_long(self):
+        good, bad = self.begin(lane_bytes="64MiB", journal_bytes="64MiB")
+        text = "Once upon a time there was a girl. " * 4000
+        rid = good.ask(GOOD, item(T_PROMPT, text), kind=TOKENIZE)
+        while good.recv().type != TOKEN:
+            pass
+        good.withdraw(GOOD, rid)
+        last = list(good.events(rid))[-1]
+        self.assertEqual((last.type, last.reason), (DONE, "cancelled"))
+        last = list(bad.events(bad.ask(BAD, item(T_PROMPT, b"x" * (5 << 20)), kind=TOKENIZE)))[-1]
+        self.assertEqual((last.code, last.count_a, last.count_b), ("TOO_LARGE", 5 << 20, 4 << 20), last)
         self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
 
 
