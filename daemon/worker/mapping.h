@@ -4,8 +4,8 @@
 
 /* The lanes' arenas as the engine maps them. Mapped by the I/O thread, then owned by the worker's.
  * c2e can change under us at any time: it is only ever read once, by ask.c. e2c is only written. A
- * closed lane's arenas go when its last job has ended; the front is told (LANE_ENGINE_LANE_QUIET) and
- * only then takes the memory back. */
+ * closed lane's arenas go when its last job has ended; the front is told (LANE_ENGINE_LANE_QUIET)
+ * and only then takes the memory back. */
 
 #include <stdbool.h>
 #include <stdint.h>
