@@ -254,6 +254,9 @@ static int check_session(const struct job *j, const struct ask *a,
                              s->name, s->head.policy);
         }
     }
+    if (policy_parse(s->head.policy, &p, NULL) == 0) {
+        ctx = policy_most_tokens(&p, ctx);
+    }
     if (s->head.n_text >= (uint32_t)ctx) {
         return error_set(reterr, -EMSGSIZE, "session %s holds %u tokens, the context %d", s->name,
                          s->head.n_text, ctx);
@@ -327,16 +330,25 @@ static void split_prompt(struct job *j)
     j->n_again = j->n_prompt - j->n_first;
 }
 
-/* The whole text so far, with room for all that can be said. */
-static int keep_text(struct job *j, const int32_t *forced, struct error *reterr)
+/* The whole text so far, with room for all that can be said: of a policy that goes beyond the
+ * context, as many new tokens as the request asks for, or a context. */
+static int keep_text(struct job *j, const struct ask *a, const int32_t *forced,
+                     struct error *reterr)
 {
-    size_t ctx = (size_t)engine_info(atomic_load(&j->worker->engine))->ctx;
+    int32_t ctx = engine_info(atomic_load(&j->worker->engine))->ctx;
     size_t n = (size_t)j->n_prompt + j->n_forced;
+    size_t room = 1;
+    struct policy p;
 
     if (j->session.dir < 0) {
         return 0;
     }
-    j->cap_text = n > ctx ? n : ctx + 1;
+    if (policy_parse(j->policy, &p, NULL) == 0 && policy_most_tokens(&p, ctx) > ctx) {
+        int32_t asked = a->sampling.max_tokens > 0 ? a->sampling.max_tokens : ctx;
+
+        room = (size_t)(asked < KV_ENDLESS_TOKENS ? asked : KV_ENDLESS_TOKENS) + 1;
+    }
+    j->cap_text = n + room > (size_t)ctx ? n + room : (size_t)ctx + 1;
     j->text = malloc(j->cap_text * sizeof(*j->text));
     if (!j->text) {
         return error_set(reterr, -ENOMEM, "no memory for the session's text");
@@ -635,7 +647,7 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
         a->sampling.max_tokens = (int32_t)j->n_forced;
     }
     split_prompt(j);
-    rc = keep_text(j, forced, reterr);
+    rc = keep_text(j, a, forced, reterr);
     return rc ? rc : submit(j, a, e, forced, c, reterr);
 }
 

@@ -80,20 +80,26 @@ static bool has_saved(const struct engine_request *r)
     return r->saved || r->saved_read;
 }
 
-static int check_request(const struct sched *s, const struct engine_request *r,
-                         struct error *reterr)
+/* Tokens of prompt and answer, at most. */
+static int32_t most_tokens(const struct sched *s, const struct policy *p)
 {
-    int32_t room = s->config.ctx - (r->kind == ENGINE_GENERATE ? 1 : 0);
+    return policy_most_tokens(p, s->config.ctx);
+}
+
+static int check_request(const struct sched *s, const struct engine_request *r,
+                         const struct policy *policy, struct error *reterr)
+{
+    int32_t most = most_tokens(s, policy);
+    int32_t room = most - (r->kind == ENGINE_GENERATE ? 1 : 0);
     int e;
 
     if (r->n_prompt < 1 || r->n_forced < 0 || r->max_tokens < 0) {
         return error_set(reterr, -EINVAL, "a request needs at least one prompt token");
     }
-    if (r->n_prompt > room || r->n_forced > s->config.ctx - r->n_prompt) {
-        return error_set(reterr, -EMSGSIZE,
-                         "prompt of %d tokens%s and %d more do not fit the context of %d",
-                         r->n_prompt, r->n_forced ? ", forced ones" : "",
-                         r->n_forced ? r->n_forced : 1, s->config.ctx);
+    if (r->n_prompt > room || r->n_forced > most - r->n_prompt) {
+        return error_set(
+            reterr, -EMSGSIZE, "prompt of %d tokens%s and %d more do not fit the context of %d",
+            r->n_prompt, r->n_forced ? ", forced ones" : "", r->n_forced ? r->n_forced : 1, most);
     }
     if (r->urgency < -100 || r->urgency > 100) {
         return error_set(reterr, -EINVAL, "urgency is %d, but must be from -100 to 100",
@@ -194,31 +200,53 @@ static int open_saved(const struct sched *s, const struct engine_request *r,
     return e;
 }
 
+/* New tokens that a request may have. One that names no number gets what is left of the context;
+ * under a policy that goes beyond it, from there on a context more. */
+static int32_t room_for(const struct sched *s, const struct engine_request *r,
+                        const struct policy *policy)
+{
+    int32_t most = most_tokens(s, policy);
+    int32_t ctx = s->config.ctx;
+    int32_t end = r->max_tokens > 0          ? most
+                  : r->n_prompt < ctx        ? ctx
+                  : most - ctx > r->n_prompt ? r->n_prompt + ctx
+                                             : most;
+
+    return end - r->n_prompt;
+}
+
 /* New tokens at most, and the policy. */
 static int read_request(const struct sched *s, const struct engine_request *r, struct policy *ret,
                         struct geometry_text *ret_text, struct error *reterr)
 {
-    int32_t room = s->config.ctx - r->n_prompt;
-    int32_t max_new = r->kind != ENGINE_GENERATE                   ? 0
-                      : r->max_tokens == 0 || r->max_tokens > room ? room
-                                                                   : r->max_tokens;
+    int32_t room;
+    int32_t max_new;
+    int e;
 
     *ret = kv_mix(s->config.cache)->part[0].policy;
+    e = r->kv ? policy_parse(r->kv, ret, reterr) : 0;
+    e = e ? e : check_request(s, r, ret, reterr);
+    if (e) {
+        return e;
+    }
+    room = room_for(s, r, ret);
+    max_new = r->kind != ENGINE_GENERATE                   ? 0
+              : r->max_tokens == 0 || r->max_tokens > room ? room
+                                                           : r->max_tokens;
     *ret_text = (struct geometry_text){
         .n_prompt = r->n_prompt,
         .n_tokens = r->n_prompt + max_new,
         .n_steps = r->max_tokens > 0 ? r->max_tokens : TAU_STEPS,
     };
-    return r->kv ? policy_parse(r->kv, ret, reterr) : 0;
+    return 0;
 }
 
 int sched_check(const struct sched *s, const struct engine_request *r, struct error *reterr)
 {
     struct geometry_text text;
     struct policy policy;
-    int e = check_request(s, r, reterr);
+    int e = read_request(s, r, &policy, &text, reterr);
 
-    e = e ? e : read_request(s, r, &policy, &text, reterr);
     return e ? e : kv_check(s->config.cache, &policy, &text, reterr);
 }
 
@@ -229,11 +257,9 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     struct geometry_text text;
     struct snapshot *saved = NULL;
     struct request *q = NULL;
-    int32_t room = s->config.ctx - r->n_prompt;
     int32_t max_new;
-    int e = check_request(s, r, reterr);
+    int e = read_request(s, r, &policy, &text, reterr);
 
-    e = e ? e : read_request(s, r, &policy, &text, reterr);
     if (e) {
         return e;
     }
@@ -293,7 +319,10 @@ int sched_submit(struct sched *s, const struct engine_request *r, uint64_t *ret_
     q->needs_peak = peak;
     q->stashes = r->kind == ENGINE_SCORE && (q->logits || layered);
     q->credit = q->logits ? 0 : INT64_MAX;
-    q->until_ctx = r->max_tokens == 0 || r->max_tokens > room;
+    q->until_ctx = r->max_tokens == 0 || r->max_tokens > room_for(s, r, &policy);
+    if (text.n_tokens > s->config.ctx) {
+        q->most_drafted = 0; /* drafts look up a context's tokens at most */
+    }
     sampler_init(&q->sampler, &r->sampler);
     for (int32_t i = 0; i < r->n_prompt + q->n_new; i++) {
         sampler_accept(&q->sampler, q->tokens[i]);

@@ -170,6 +170,8 @@ class Model:
         p = self.policy
         if p["name"] in ("full", "as-shipped") or pos < p["n_prompt"] or len(st.pos[h]) < p["budget"]:
             return None
+        if p["name"] == "streaming":
+            return min((at, s) for s, at in enumerate(st.pos[h]) if at >= p["sinks"])[1]
         if p["name"] == "snapkv":  # what the cut chose is frozen; the window rolls on
             return min((at, s) for s, at in enumerate(st.pos[h]) if at >= max(p["sinks"], p["n_prompt"] - p["recent"]))[1]
         protect = pos - p["recent"] + 1
@@ -184,7 +186,7 @@ class Model:
     def cut(self):
         """The end of the prompt: protected tokens and the best-scored of the others stay."""
         p = self.policy
-        if p["name"] in ("full", "as-shipped") or p["n_prompt"] <= p["budget"]:
+        if p["name"] in ("full", "as-shipped", "streaming") or p["n_prompt"] <= p["budget"]:
             return
         totals = {(o, h): [self.total(st, h, s) for s in range(len(st.pos[h]))]
                   for o, st in self.stores.items() for h in range(self.n_kv)}
@@ -199,6 +201,15 @@ class Model:
                 keep = sorted(order[:p["budget"]])
                 for row in (st.pos, st.k, st.v, st.score):
                     row[h] = [row[h][s] for s in keep]
+
+    def forget(self):
+        """StreamingLLM, after a token of the prompt: the oldest but the sinks go until the cache has its size."""
+        for st in self.stores.values():
+            for h in range(self.n_kv):
+                while len(st.pos[h]) > self.policy["budget"]:
+                    oldest = min((at, s) for s, at in enumerate(st.pos[h]) if at >= self.policy["sinks"])[1]
+                    for row in (st.pos, st.k, st.v, st.score):
+                        del row[h][oldest]
 
     def pooled(self, row):
         """SnapKV: the keys before the window by their neighbours, zeros beyond both ends."""
@@ -224,7 +235,7 @@ class Model:
 
     def observe(self, j, head, logits, pos, st, h, tau):
         p = self.policy
-        if p["name"] in ("full", "window"):
+        if p["name"] in ("full", "window", "streaming"):
             return
         if p["name"] == "snapkv" and not p["n_prompt"] - p["recent"] <= pos < p["n_prompt"]:
             return
@@ -367,6 +378,8 @@ def run(paths, prompt, new, policy):
     m = Model(paths, policy)
     for pos, t in enumerate(prompt):
         logits = m.token(t, pos, policy["tau0"])
+        if policy["name"] == "streaming":
+            m.forget()
     m.cut()
     m.remask(len(prompt) - 1)
     rows, live = [logits], [snapshot(m)]

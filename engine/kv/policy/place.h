@@ -43,6 +43,7 @@ struct place_ops {
     bool evicts;
     bool scores; /* keeps a score for each slot */
     bool sinks_beside; /* a budget in slots does not include the sinks; one in percent does */
+    bool endless;      /* the model never sees a position beyond the slots: no context bounds the text */
     enum ops_use use;  /* scores are not of attention, but of what selection lists */
     /* Of a budget, the latest slots that no eviction takes. */
     int32_t (*spared)(const struct policy *p, int32_t budget);

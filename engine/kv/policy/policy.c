@@ -66,6 +66,11 @@ const char *policy_disk_option(const struct policy *p)
     return policy_spills(p) ? "full=spill" : "pool=disk";
 }
 
+int32_t policy_most_tokens(const struct policy *p, int32_t ctx)
+{
+    return p->place->endless && ctx < KV_ENDLESS_TOKENS ? KV_ENDLESS_TOKENS : ctx;
+}
+
 static int32_t slots_of(const struct policy *p, int32_t n_tokens, int32_t ctx)
 {
     int64_t of = p->budget_kind == POLICY_PERCENT_CTX ? ctx : n_tokens;

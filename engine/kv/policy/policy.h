@@ -80,7 +80,12 @@ struct policy {
     int32_t exit_draft; /* the early-exit head proposes tokens, the whole model verifies them */
 };
 
-enum { KV_MAX_MIX = 4, KV_TEXT_MAX = 512, KV_DEFAULT_CHUNK = 512 };
+enum {
+    KV_MAX_MIX = 4,
+    KV_TEXT_MAX = 512,
+    KV_DEFAULT_CHUNK = 512,
+    KV_ENDLESS_TOKENS = 1 << 20, /* of one sequence, where no context bounds it */
+};
 
 struct policy_mix {
     int32_t n;
@@ -143,6 +148,10 @@ const char *policy_disk_option(const struct policy *p);
 bool policy_on_host(const struct policy *p);
 /* The slots of the pool beside a file for a head group, 0 where there is none. */
 int32_t policy_pool_slots(const struct policy *p, int32_t n_tokens, int32_t ctx);
+
+/* Tokens that a sequence may have: the context, or more under a policy that renumbers positions and
+ * forgets. */
+int32_t policy_most_tokens(const struct policy *p, int32_t ctx);
 
 /* Slots that a head group holds of a text of n_tokens, 0 for all. Never more than ctx. */
 int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx);

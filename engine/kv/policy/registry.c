@@ -14,6 +14,7 @@ extern const struct policy_word policy_word_h2o;
 extern const struct policy_word policy_word_keyformer;
 extern const struct policy_word policy_word_recency;
 extern const struct policy_word policy_word_snapkv;
+extern const struct policy_word policy_word_streaming;
 extern const struct policy_word policy_word_sinks;
 extern const struct policy_word policy_word_sparq;
 extern const struct policy_word policy_word_topv;
@@ -22,9 +23,9 @@ extern const struct policy_word policy_word_exit;
 
 /* After those of precision. */
 static const struct policy_word *const words[] = {
-    &policy_word_full,    &policy_word_window,    &policy_word_h2o,   &policy_word_keyformer,
-    &policy_word_recency, &policy_word_snapkv,    &policy_word_sinks, &policy_word_sparq,
-    &policy_word_topv,    &policy_word_infinigen, &policy_word_exit,
+    &policy_word_full,      &policy_word_window,  &policy_word_streaming, &policy_word_h2o,
+    &policy_word_keyformer, &policy_word_recency, &policy_word_snapkv,    &policy_word_sinks,
+    &policy_word_sparq,     &policy_word_topv,    &policy_word_infinigen, &policy_word_exit,
 };
 
 enum { N_WORDS = sizeof(words) / sizeof(words[0]) };
@@ -33,6 +34,7 @@ const struct policy policy_defaults = {
     .k_type = OPS_KV_F16,
     .v_type = OPS_KV_F16,
     .place = &place_full,
+    .sinks = -1,
     .min = 128,
     .recent = 30,
     .mode = POLICY_PAPER,

@@ -91,6 +91,7 @@ int policy_check_rules(struct policy *p, const struct policy_word *const said[AX
             return -EINVAL;
         }
     }
+    p->sinks = p->sinks < 0 ? 0 : p->sinks;
     *reterr_at = AXIS_COUNT;
     if (check_budget(p, said[AXIS_SINKS] != NULL, what, size)) {
         return -EINVAL;
@@ -121,6 +122,7 @@ void policy_settle(struct policy *p)
     if (p->observe < 0) {
         p->observe = 64;
     }
+    p->sinks = p->sinks < 0 ? 0 : p->sinks; /* no text, no rules */
 }
 
 int policy_check_host(const struct policy *p, const struct policy_host *h, struct error *reterr)

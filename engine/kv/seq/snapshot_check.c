@@ -35,8 +35,9 @@ static int check_header(const struct cache *c, const struct snapshot_header *h, 
         return error_set(reterr, -EINVAL, "the sequence was saved under policy %s", h->policy);
     }
     if (h->bytes != size || h->n_stores != c->geometry.config.n_stores || h->n_tokens < 1 ||
-        h->n_tokens > c->geometry.config.ctx || h->n_prompt < 1 || h->n_prompt > h->n_tokens ||
-        h->n_slots < 0 || h->n_slots > h->n_tokens || h->n_evicted < 0) {
+        h->n_tokens > policy_most_tokens(p, c->geometry.config.ctx) || h->n_prompt < 1 ||
+        h->n_prompt > h->n_tokens || h->n_slots < 0 || h->n_slots > h->n_tokens ||
+        h->n_evicted < 0) {
         return broken(reterr, "its sizes");
     }
     if (!policy_evicts(p)
