@@ -219,6 +219,23 @@ HOT uint32_t journal_body_bytes(const struct lane_record *r)
     }
 }
 
+/* Where there are too many, every other one goes. */
+static void mark(struct journal_entry *e)
+{
+    if (e->mark_every == 0) {
+        e->mark_every = JOURNAL_MARK_FIRST;
+        return;
+    }
+    if (e->n_marks == JOURNAL_MARKS) {
+        for (uint32_t i = 0; i < JOURNAL_MARKS / 2; i++) {
+            e->marks[i] = e->marks[2 * i + 1];
+        }
+        e->n_marks = JOURNAL_MARKS / 2;
+        e->mark_every *= 2;
+    }
+    e->marks[e->n_marks++] = e->seen;
+}
+
 HOT void journal_see(struct journal_entry *e, const struct lane_record *r)
 {
     if (r->h.type == LANE_ALT || (r->h.type == LANE_BULK && e->hold_bulk)) {
@@ -229,6 +246,9 @@ HOT void journal_see(struct journal_entry *e, const struct lane_record *r)
         e->text_bytes += r->token.text_len;
     }
     e->seen = e->end;
+    if (e->seen.seq >= e->mark_every * (e->n_marks + 1)) {
+        mark(e);
+    }
 }
 
 HOT int journal_append(struct journal *j, struct journal_entry *e, struct lane_record *r)
@@ -281,6 +301,17 @@ void journal_rewind(struct journal *j, struct journal_entry *e)
     e->end = e->seen;
 }
 
+/* The header of the event at the cursor, which is moved to its block. */
+HOT static void next_event(const struct journal *j, struct journal_cursor *c,
+                           struct event_header *ret)
+{
+    if (c->offset >= journal_header(j, c->block)->end) {
+        c->block = journal_header(j, c->block)->next;
+        c->offset = sizeof(struct block_header);
+    }
+    memcpy(ret, journal_at(j, c->block, c->offset), sizeof(*ret));
+}
+
 HOT bool journal_read(const struct journal *j, const struct journal_entry *e,
                       struct journal_cursor *c, struct lane_record *ret)
 {
@@ -289,11 +320,7 @@ HOT bool journal_read(const struct journal *j, const struct journal_entry *e,
     if (c->seq >= e->seen.seq) {
         return false;
     }
-    if (c->offset >= journal_header(j, c->block)->end) {
-        c->block = journal_header(j, c->block)->next;
-        c->offset = sizeof(struct block_header);
-    }
-    memcpy(&eh, journal_at(j, c->block, c->offset), sizeof(eh));
+    next_event(j, c, &eh);
     lane_record_init(ret, eh.type, (const uint8_t *)NULL);
     ret->h.flags = eh.flags;
     ret->h.seq = c->seq++;
@@ -308,13 +335,25 @@ bool journal_seek(const struct journal *j, const struct journal_entry *e, uint64
     struct journal_cursor c = {.block = e->first,
                                .offset = sizeof(struct block_header) + sizeof(struct journal_head),
                                .seq = 1};
-    struct lane_record r;
+    uint32_t n = e->n_marks;
 
     if (seq < 1 || seq > e->seen.seq) {
         return false;
     }
+    if (seq == e->seen.seq) {
+        *ret = e->seen;
+        return true;
+    }
+    while (n > 0 && e->marks[n - 1].seq > seq) {
+        n--;
+    }
+    c = n > 0 ? e->marks[n - 1] : c;
     while (c.seq < seq) {
-        (void)journal_read(j, e, &c, &r);
+        struct event_header eh;
+
+        next_event(j, &c, &eh);
+        c.offset += (uint32_t)(sizeof(eh) + checked_round_up(eh.body_bytes, 8));
+        c.seq++;
     }
     *ret = c;
     return true;

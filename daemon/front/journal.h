@@ -74,6 +74,9 @@ struct journal_cursor {
     uint64_t seq;    /* of the event that is read next */
 };
 
+/* Cursors in a log's way, evenly apart and closer than an eighth of it: a seek walks from one. */
+enum { JOURNAL_MARKS = 32, JOURNAL_MARK_FIRST = 64 };
+
 struct journal_entry {
     uint32_t first;
     uint32_t tlv_block; /* JOURNAL_NONE without items */
@@ -83,6 +86,9 @@ struct journal_entry {
     uint32_t user;              /* slot in n_used */
     struct journal_cursor end;  /* where the next event goes */
     struct journal_cursor seen; /* cursors read up to here */
+    struct journal_cursor marks[JOURNAL_MARKS]; /* (n_marks) */
+    uint32_t n_marks;
+    uint64_t mark_every; /* events */
     uint64_t n_tokens;          /* LANE_TOKEN events seen */
     uint64_t text_bytes;        /* of LANE_TOKEN and LANE_TEXT events seen */
     bool hold_bulk;             /* a generated answer: LANE_BULK belongs to the token after it */
@@ -110,7 +116,7 @@ int journal_append(struct journal *j, struct journal_entry *e, struct lane_recor
 /* Forgets events that no cursor may see yet. */
 void journal_rewind(struct journal *j, struct journal_entry *e);
 
-/* A cursor before event `seq`; false when there has not been one of that number and it is not the
+/* A cursor before event `seq`, found in some microseconds wherever it is; false when there has not been one of that number and it is not the
  * next. */
 bool journal_seek(const struct journal *j, const struct journal_entry *e, uint64_t seq,
                   struct journal_cursor *ret);

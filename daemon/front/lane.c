@@ -30,7 +30,7 @@
 
 #define HELLO_DEADLINE_NS 5000000000
 #define STALL_GRACE_NS 30000000000
-enum { READ_BURST = 32, SEND_BUFFER_BYTES = 256 << 10 };
+enum { READ_BURST = 32, SEND_BURST = 64, SEND_BUFFER_BYTES = 256 << 10 };
 
 static void on_socket(void *arg, uint32_t events);
 
@@ -41,7 +41,7 @@ static bool ring_full(const struct lane *l)
 
 static void update_events(struct lane *l)
 {
-    uint32_t events = (l->ring_n ? 0 : EPOLLIN) | (l->blocked ? EPOLLOUT : 0);
+    uint32_t events = (l->ring_n ? 0 : EPOLLIN) | (l->blocked || l->more ? EPOLLOUT : 0);
 
     loop_events(&l->front->loop, &l->watch, events);
 }
@@ -244,12 +244,18 @@ static int flush_ring(struct lane *l)
     return 0;
 }
 
-HOT static int flush_request(struct lane *l, struct request *r)
+/* 0: all was sent, 1: `budget` events were. A reader that keeps up with us would else keep us from
+ * everybody for as long as its log is. */
+HOT static int flush_request(struct lane *l, struct request *r, int *budget)
 {
     struct journal_cursor before = r->cursor;
     struct lane_record rec;
 
     while (journal_read(&l->front->journal, &r->log, &r->cursor, &rec)) {
+        if ((*budget)-- <= 0) {
+            r->cursor = before;
+            return 1;
+        }
         memcpy(rec.h.id, r->id, sizeof(rec.h.id));
         int rc = write_record(l, &rec);
 
@@ -266,16 +272,18 @@ HOT static int flush_request(struct lane *l, struct request *r)
 static bool flush(struct lane *l)
 {
     int rc = flush_ring(l);
+    int budget = SEND_BURST;
 
     for (uint32_t i = 0; rc == 0 && i < l->n_attached; i++) {
-        rc = flush_request(l, l->attached);
+        rc = flush_request(l, l->attached, &budget);
         l->attached = l->attached->lane_next;
     }
-    if (rc && rc != -EAGAIN) {
+    if (rc < 0 && rc != -EAGAIN) {
         lane_close(l, strerror(-rc));
         return false;
     }
-    if (rc == 0 && l->blocked) {
+    l->more = rc == 1;
+    if (rc >= 0 && l->blocked) {
         l->blocked = false;
         loop_timer_off(&l->front->loop, &l->timer);
     }
@@ -357,11 +365,12 @@ void lane_detach(struct request *r)
 HOT void lane_pump(struct request *r)
 {
     struct lane *l = r->lane;
+    int budget = SEND_BURST;
 
-    if (!l || l->closing || l->blocked || l->ring_n) {
+    if (!l || l->closing || l->blocked || l->more || l->ring_n) {
         return;
     }
-    (void)flush_request(l, r);
+    l->more = flush_request(l, r, &budget) == 1;
     update_events(l);
 }
 

@@ -48,7 +48,8 @@ struct lane {
 
     struct request *attached; /* ring list by lane_next; first to be served */
     uint32_t n_attached;
-    bool blocked;
+    bool blocked; /* the socket is full */
+    bool more;    /* its share of this turn is used up: the rest goes in the next */
     bool stalled; /* its requests were cancelled for it */
     int64_t progress_ns; /* last record the socket took while blocked */
     struct loop_timer timer; /* hello's deadline, then the slow reader's clock */

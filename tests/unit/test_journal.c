@@ -213,6 +213,46 @@ Test(journal, half_a_token_is_invisible_and_rewound, .init = begin)
     cr_assert(got.h.type == LANE_DONE && got.h.seq == 4, "the half token is not before the end");
 }
 
+/* A seek walks from the mark before it; an event is counted by its header being read. */
+Test(journal, any_place_of_a_long_log_is_found)
+{
+    struct journal_cursor c;
+    struct lane_record got;
+    struct error err = {0};
+    uint64_t widest = 0;
+
+    cr_assert_eq(journal_open(4096 * JOURNAL_BLOCK, &j, &err), 0, "%s", err.text);
+    cr_assert_eq(journal_begin(&j, &head, &e), 0);
+    for (int i = 0; i < 100000; i++) {
+        if (i % 5 == 0) {
+            cr_assert_eq(append(LANE_ALT, i, "a"), 0);
+        }
+        if (i % 7777 == 0) {
+            journal_rewind(&j, &e);
+        }
+        cr_assert_eq(append(LANE_TOKEN, i, i % 3 ? "abc" : ""), 0);
+        for (uint32_t k = 0; k < e.n_marks; k++) {
+            cr_assert_leq(e.marks[k].seq, e.seen.seq);
+        }
+    }
+    cr_assert_gt(e.n_marks, JOURNAL_MARKS / 2 - 1);
+    for (uint32_t k = 1; k < e.n_marks; k++) {
+        uint64_t apart = e.marks[k].seq - e.marks[k - 1].seq;
+
+        widest = apart > widest ? apart : widest;
+    }
+    cr_assert_leq(widest, e.seen.seq / (JOURNAL_MARKS / 4), "%llu", (unsigned long long)widest);
+    cr_assert_leq(e.seen.seq - e.marks[e.n_marks - 1].seq, 2 * widest);
+    for (uint64_t seq = 1; seq < e.seen.seq; seq += seq < 200 ? 1 : 997) {
+        cr_assert(journal_seek(&j, &e, seq, &c));
+        cr_assert(journal_read(&j, &e, &c, &got));
+        cr_assert_eq(got.h.seq, seq);
+    }
+    cr_assert(journal_seek(&j, &e, e.seen.seq, &c));
+    cr_assert_not(journal_read(&j, &e, &c, &got));
+    journal_end(&j, &e);
+}
+
 Test(journal, ids_for_a_replay, .init = begin)
 {
     uint64_t offset;
