@@ -117,13 +117,15 @@ static struct request *next_request(struct front *f)
 /* What the log has already is forced, or dropped when it comes again. */
 static int prepare_replay(struct front *f, struct request *r, struct lane_engine_request *q)
 {
+    int rc;
+
     r->n_suppress = 0;
     if (!generates(r)) {
         r->n_suppress = r->log.seen.seq - 2; /* all but LANE_ACCEPTED */
         return 0;
     }
-    while (journal_forced(&f->journal, &r->log, &q->forced_offset, &q->n_forced)) {
-        if (!ending_make_room(f, NULL)) {
+    while ((rc = journal_forced(&f->journal, &r->log, &q->forced_offset, &q->n_forced)) != 0) {
+        if (!ending_make_room(f, r->who->uid, rc)) {
             return -ENOMEM;
         }
     }
@@ -335,6 +337,7 @@ HOT void dispatch_event(struct front *f, struct lane_record *rec)
 {
     struct request *r;
     uint64_t number;
+    int rc;
 
     memcpy(&number, rec->h.id, sizeof(number));
     r = request_by_number(&f->requests, number);
@@ -364,13 +367,15 @@ HOT void dispatch_event(struct front *f, struct lane_record *rec)
         r->n_suppress--;
         return;
     }
-    while (journal_append(&f->journal, &r->log, rec)) {
-        if (!ending_make_room(f, NULL)) {
+    while ((rc = journal_append(&f->journal, &r->log, rec)) != 0) {
+        if (!ending_make_room(f, r->who->uid, rc)) {
             r->stop_reason = LANE_REASON_ERROR;
             dispatch_cancel(f, r);
             ending_error(f, r, LANE_ERR_NO_MEMORY,
-                         "the journal is full, or most of it is this user's: a larger "
-                         "--journal-bytes holds longer answers");
+                         "the journal of %lld bytes is full%s: a larger --journal-bytes holds "
+                         "longer answers",
+                         (long long)f->journal.size,
+                         rc == -EDQUOT ? ", for 7/8 of it are this user's" : "");
             return;
         }
     }

@@ -4,6 +4,7 @@
 
 #include "daemon/front/ending.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -150,15 +151,28 @@ void ending_discard(struct front *f, struct request *r)
     forget(f, r);
 }
 
-bool ending_make_room(struct front *f, const uint32_t *uid)
+bool ending_make_room(struct front *f, uint32_t uid, int rc)
 {
+    const uint32_t *used = f->journal.n_used;
+    uint32_t most = used[uid % JOURNAL_USERS];
+    struct request *best = NULL;
+
     for (struct request *r = f->requests.finished.oldest; r; r = r->age_next) {
-        if ((!uid || r->who->uid == *uid) && read_to_end(r)) {
-            forget(f, r);
-            return true;
+        uint32_t has = used[r->who->uid % JOURNAL_USERS];
+        bool may = rc == -EDQUOT ? r->who->uid == uid : has > most || (!best && has == most);
+
+        if (may && read_to_end(r)) {
+            best = r;
+            most = has;
+        }
+        if (best && rc == -EDQUOT) {
+            break;
         }
     }
-    return false;
+    if (best) {
+        forget(f, best);
+    }
+    return best;
 }
 
 void ending_all(struct front *f, bool force)

@@ -4,7 +4,7 @@
 
 /* How requests end, and how long their output is kept: 30 s after the ending (so that RESUME finds
  * it), longer while a lane is still reading it, at most 5 minutes. Where the journal is short of
- * room, output that was read to the end is forgotten earlier, oldest first. */
+ * room, output that was read to the end is forgotten earlier: that of who has most of it. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,9 +30,11 @@ void ending_keep(struct front *f, struct request *r);
 /* A request that was never accepted. */
 void ending_discard(struct front *f, struct request *r);
 
-/* Forgets one ended request that was read to the end, of this user or (NULL) of anybody; false if
- * there is none. */
-bool ending_make_room(struct front *f, const uint32_t *uid);
+/* Forgets one ended request that was read to the end, for a request of this user that found no room
+ * (rc). -EDQUOT: the user has its share, and one of its own goes. Else the oldest of the user who
+ * has most of the journal, but nobody's who has less than the one who asks. False if there is none.
+ */
+bool ending_make_room(struct front *f, uint32_t uid, int rc);
 
 /* Everybody: those that wait end with reason shutdown; with `force` those that run, too. */
 void ending_all(struct front *f, bool force);

@@ -189,15 +189,18 @@ static bool begin_log(struct front *f, struct lane *l, struct request *r,
                                 .urgency = r->urgency,
                                 .tlv_bytes = q->tlv_bytes,
                                 .seed = r->seed};
+    int rc;
 
     memcpy(head.id, r->id, sizeof(head.id));
     memcpy(head.tenant, r->who->tenant, sizeof(head.tenant));
-    while (journal_begin(&f->journal, &head, &r->log)) {
-        if (!ending_make_room(f, NULL)) {
+    while ((rc = journal_begin(&f->journal, &head, &r->log)) != 0) {
+        if (!ending_make_room(f, r->who->uid, rc)) {
             f->counters.n_refused++;
             lane_send_error(l, r->id, LANE_ERR_BUSY,
                             queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs),
-                            "the journal is full of other requests");
+                            rc == -EDQUOT ? "7/8 of the journal are this user's: requests under "
+                                            "way and answers that are not read"
+                                          : "the journal is full of other requests");
             return false;
         }
     }
@@ -282,8 +285,7 @@ static int create(struct front *f, const struct flow_who *who, const uint8_t id[
     for (;;) {
         int rc = request_create(&f->requests, who->uid, who->tenant, who->tenant_len, id, ret);
 
-        if ((rc != -EBUSY && rc != -EDQUOT) ||
-            !ending_make_room(f, rc == -EDQUOT ? &who->uid : NULL)) {
+        if ((rc != -EBUSY && rc != -EDQUOT) || !ending_make_room(f, who->uid, rc)) {
             return rc;
         }
     }

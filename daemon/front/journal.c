@@ -87,16 +87,17 @@ void journal_mark(struct journal *j, uint32_t user, uint32_t first, uint32_t n, 
     j->n_used[user] += used ? n : -n;
 }
 
-/* `n` blocks in a row, leaving those that are held back; JOURNAL_NONE if there are none. */
-static uint32_t take(struct journal *j, uint32_t user, uint32_t n, bool final)
+/* `n` blocks in a row, leaving those that are held back. -ENOSPC; -EDQUOT where it is the user who
+ * has too many. */
+static int take(struct journal *j, uint32_t user, uint32_t n, bool final, uint32_t *ret)
 {
     uint32_t run = 0;
 
-    if (n > j->n_free || (!final && j->n_free - n < j->n_entries)) {
-        return JOURNAL_NONE;
-    }
     if (!final && j->n_used[user] + n > j->n_blocks - j->n_blocks / 8) {
-        return JOURNAL_NONE;
+        return -EDQUOT;
+    }
+    if (n > j->n_free || (!final && j->n_free - n < j->n_entries)) {
+        return -ENOSPC;
     }
     for (uint32_t b = 0; b < j->n_blocks; b++) {
         if (run == 0 && b % 64 == 0 && j->used[b / 64] == UINT64_MAX) {
@@ -106,10 +107,11 @@ static uint32_t take(struct journal *j, uint32_t user, uint32_t n, bool final)
         run = journal_is_used(j, b) ? 0 : run + 1;
         if (run == n) {
             journal_mark(j, user, b + 1 - n, n, true);
-            return b + 1 - n;
+            *ret = b + 1 - n;
+            return 0;
         }
     }
-    return JOURNAL_NONE;
+    return -ENOSPC;
 }
 
 int journal_begin(struct journal *j, const struct journal_head *head, struct journal_entry *ret)
@@ -121,19 +123,20 @@ int journal_begin(struct journal *j, const struct journal_head *head, struct jou
         .user = head->uid % JOURNAL_USERS,
     };
     struct journal_head h = *head;
+    int rc;
 
     /* Counted first: the block for its last event is held back from its own first one, too. */
     j->n_entries++;
-    e.first = take(j, e.user, 1, false);
-    if (e.first == JOURNAL_NONE) {
+    rc = take(j, e.user, 1, false, &e.first);
+    if (rc) {
         j->n_entries--;
-        return -EBUSY;
+        return rc == -EDQUOT ? rc : -EBUSY;
     }
     if (head->tlv_bytes) {
-        e.tlv_block = take(j, e.user, journal_blocks_for(head->tlv_bytes), false);
-        if (e.tlv_block == JOURNAL_NONE) {
+        rc = take(j, e.user, journal_blocks_for(head->tlv_bytes), false, &e.tlv_block);
+        if (rc) {
             journal_end(j, &e);
-            return -EBUSY;
+            return rc == -EDQUOT ? rc : -EBUSY;
         }
         h.tlv_offset = journal_tlv_offset(&e);
     }
@@ -262,10 +265,11 @@ HOT int journal_append(struct journal *j, struct journal_entry *e, struct lane_r
         journal_rewind(j, e);
     }
     if (JOURNAL_BLOCK - e->end.offset < need) {
-        uint32_t b = take(j, e->user, 1, final);
+        uint32_t b;
+        int rc = take(j, e->user, 1, final, &b);
 
-        if (b == JOURNAL_NONE) {
-            return -ENOSPC;
+        if (rc) {
+            return rc;
         }
         *journal_header(j, b) =
             (struct block_header){.next = JOURNAL_NONE, .end = sizeof(struct block_header)};
@@ -365,6 +369,7 @@ int journal_forced(struct journal *j, struct journal_entry *e, uint64_t *ret_off
     struct journal_cursor c = {0};
     struct lane_record r;
     uint32_t n = 0;
+    int rc;
 
     drop_forced(j, e);
     *ret_offset = 0;
@@ -373,9 +378,9 @@ int journal_forced(struct journal *j, struct journal_entry *e, uint64_t *ret_off
         return 0;
     }
     e->n_forced_blocks = journal_blocks_for(e->n_tokens * sizeof(int32_t));
-    e->forced_block = take(j, e->user, e->n_forced_blocks, false);
-    if (e->forced_block == JOURNAL_NONE) {
-        return -EBUSY;
+    rc = take(j, e->user, e->n_forced_blocks, false, &e->forced_block);
+    if (rc) {
+        return rc == -EDQUOT ? rc : -EBUSY;
     }
     (void)journal_seek(j, e, 1, &c);
     while (journal_read(j, e, &c, &r)) {

@@ -98,8 +98,8 @@ struct journal_entry {
 int journal_open(size_t size, struct journal *ret, struct error *reterr) WARN_UNUSED;
 void journal_close(struct journal *j); /* takes a zeroed one */
 
-/* A new entry with room for tlv_bytes of items at journal_tlv(). -EBUSY when it does not fit now.
- */
+/* A new entry with room for tlv_bytes of items at journal_tlv(). -EBUSY when it does not fit now,
+ * -EDQUOT when it would take the user over 7/8 of the journal. */
 int journal_begin(struct journal *j, const struct journal_head *head,
                   struct journal_entry *ret) WARN_UNUSED;
 /* From now on the entry is a successor's, too: clients know of it. */
@@ -110,7 +110,7 @@ uint64_t journal_tlv_offset(const struct journal_entry *e);
 void journal_end(struct journal *j, struct journal_entry *e);
 
 /* Numbers an event and writes it. LANE_DONE and LANE_ERROR finish the entry. -ENOSPC when the
- * journal is full, or the user has 7/8 of it (never for a finishing event). */
+ * journal is full, -EDQUOT when the user has 7/8 of it (never for a finishing event). */
 int journal_append(struct journal *j, struct journal_entry *e, struct lane_record *r) WARN_UNUSED;
 
 /* Forgets events that no cursor may see yet. */
@@ -125,7 +125,8 @@ bool journal_seek(const struct journal *j, const struct journal_entry *e, uint64
 bool journal_read(const struct journal *j, const struct journal_entry *e, struct journal_cursor *c,
                   struct lane_record *ret);
 
-/* Writes the token ids said so far to blocks of their own: their offset and number. -EBUSY. */
+/* Writes the token ids said so far to blocks of their own: their offset and number. -EBUSY, -EDQUOT.
+ */
 int journal_forced(struct journal *j, struct journal_entry *e, uint64_t *ret_offset,
                    uint32_t *ret_n) WARN_UNUSED;
 

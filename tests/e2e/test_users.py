@@ -4,6 +4,7 @@
 must not notice of it. Users are stated through the gateway's door, which this script may use: it stands in
 systemd's place and has made the sockets (test_supervised.Systemd)."""
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -11,8 +12,8 @@ import threading
 import time
 import unittest
 
-from lane import (DONE, E2C, ERROR, F_PRINCIPAL, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, TOKENIZE, Lane, item, prompt, sampling,
-                  text_of)
+from lane import (CANCEL, DONE, E2C, ERROR, F_PRINCIPAL, PING, PONG, RESUME, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, TOKENIZE, Lane,
+                  item, prompt, sampling)
 from test_supervised import BUILD, MODEL, PIPITD, WAIT, Base
 
 SLOW = float(os.environ.get("PIPIT_SLOW", "1"))
@@ -29,9 +30,11 @@ class Door(Lane):
         kw["flags"] = kw.get("flags", 0) | F_PRINCIPAL
         return self.request(items, uid=uid, **kw)
 
+    def again(self, uid, rid, next_seq=1):
+        self.send(RESUME, struct.pack("<QII64s", next_seq, uid, 0, b""), rid, F_PRINCIPAL)
+
     def withdraw(self, uid, rid):
-        import struct
-        self.send(5, struct.pack("<II64s", uid, 0, b""), rid, F_PRINCIPAL)
+        self.send(CANCEL, struct.pack("<II64s", uid, 0, b""), rid, F_PRINCIPAL)
 
 
 class Users(Base):
@@ -72,6 +75,50 @@ class Users(Base):
             events += [e for e in [lane.recv()] if e.id == rid]
             self.assertNotIn(events[-1].type if events else None, (DONE, ERROR), events[-1:])
         return events
+
+
+class Answers(Users):
+    """Kept answers: nobody's are pushed out by another's, and no place in one is dear to find."""
+
+    def test_ones_quota_is_ones_own(self):
+        good, bad = self.begin(journal_bytes="1MiB")
+        rid = good.ask(GOOD, prompt("Once", 5))
+        said = list(good.events(rid))
+        for _ in range(6):  # each takes more than a third of the journal
+            last = list(bad.events(bad.ask(BAD, item(T_PROMPT, "zqxj" * 3000), kind=TOKENIZE)))[-1]
+            self.assertEqual(last.type, DONE, last)
+            self.assertGreater(last.n_prompt, 10000)
+        good.again(GOOD, rid)
+        self.assertEqual([(e.type, e.seq) for e in good.events(rid)], [(e.type, e.seq) for e in said])
+
+    def test_what_is_too_long_is_told_the_limit(self):
+        good, bad = self.begin(journal_bytes="1MiB")
+        last = list(bad.events(bad.ask(BAD, item(T_PROMPT, "zqxj" * 10000), kind=TOKENIZE)))[-1]
+        self.assertEqual((last.type, last.code), (ERROR, "NO_MEMORY"), last)
+        self.assertIn("the journal of 1048576 bytes is full, for 7/8 of it are this user's", last.text)
+        self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
+
+    def cpu_seconds(self):
+        with open(f"/proc/{self.pid}/stat") as f:
+            fields = f.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def test_resume_in_a_long_answer(self):
+        good, _ = self.begin()
+        rid = good.ask(GOOD, item(T_PROMPT, "zqxj" * 15000), kind=TOKENIZE)
+        end = list(good.events(rid))[-1].seq
+        self.assertGreater(end, 50000)
+        n, began = 3000, self.cpu_seconds()
+        for i in range(n):
+            good.again(GOOD, rid, end + 1 - i % 3 % 2)  # behind the last event, or at it
+            if i % 3 == 1:
+                self.assertEqual(good.recv().seq, end)
+        good.send(PING)
+        while good.recv().type != PONG:
+            pass
+        each = (self.cpu_seconds() - began) / n
+        print(f"resume behind {end} events: {each * 1e6:.0f} us of the daemon's CPU", file=sys.stderr)
+        self.assertLess(each, 300e-6 * SLOW)
 
 
 class Poison(Users):

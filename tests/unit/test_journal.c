@@ -177,7 +177,7 @@ Test(journal, too_large_leaves_nothing_behind, .init = begin)
     struct journal_head large = {.tlv_bytes = 62 * JOURNAL_BLOCK};
     uint32_t before = j.n_free;
 
-    cr_assert_eq(journal_begin(&j, &large, &(struct journal_entry){0}), -EBUSY);
+    cr_assert_eq(journal_begin(&j, &large, &(struct journal_entry){0}), -EDQUOT);
     cr_assert_eq(j.n_free, before);
     cr_assert_eq(j.n_entries, 1);
 }
