@@ -320,6 +320,7 @@ void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usag
     char *text;
     size_t len = flush_text(j, &text);
 
+    session_unlock(&j->session); /* who hears of the end may go on with it at once, anywhere */
     skip_sent(j, &text, &len);
     answer_text(j->worker, j->id, j->index, text, len);
     lane_record_init(&r, LANE_DONE, j->id);

@@ -24,6 +24,7 @@
 _Static_assert(sizeof(struct session_header) == SESSION_HEADER_BYTES, "no padding");
 
 #define SUFFIX ".session"
+#define LOCK_FILE ".lock"
 enum { BUFFER = 64 << 10, YIELD_BYTES = 1 << 20, SESSION_MOST_TOKENS = 1 << 24 };
 static const char magic[8] = "PIPITSES";
 
@@ -214,7 +215,39 @@ static int read_header(struct session *s, struct error *reterr)
 
 void session_init(struct session *s)
 {
-    *s = (struct session){.dir = -1, .fd = -1};
+    *s = (struct session){.dir = -1, .fd = -1, .lock_fd = -1};
+}
+
+/* FNV-1a: two names that share a byte would only wait for each other. */
+static off_t lock_byte(const char *name)
+{
+    uint64_t h = 0xcbf29ce484222325ull;
+
+    for (; *name; name++) {
+        h = (h ^ (uint8_t)*name) * 0x100000001b3ull;
+    }
+    return (off_t)(h >> 2);
+}
+
+/* Two daemons may have one folder: whoever read the file first would lose its turn to the other's
+ * save. A byte of the folder's LOCK_FILE stands for each name, and the kernel gives it back with
+ * the descriptor. Where the file cannot be made, or the file system has no locks, there are none.
+ */
+static int lock_name(struct session *s, struct error *reterr)
+{
+    struct flock l = {.l_type = F_WRLCK, .l_start = lock_byte(s->name), .l_len = 1};
+
+    s->lock_fd = openat(s->dir, LOCK_FILE, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (s->lock_fd < 0) {
+        return errno == ELOOP ? error_set_errno(reterr, -errno, "the lock of session %s", s->name)
+                              : 0;
+    }
+    if (fcntl(s->lock_fd, F_OFD_SETLK, &l) && (errno == EAGAIN || errno == EACCES)) {
+        return error_set(reterr, -EBUSY,
+                         "session %s is in use by another request, of this daemon or another",
+                         s->name);
+    }
+    return 0;
 }
 
 int session_open(struct session *s, const struct engine *e, int dir, const char *name, size_t len,
@@ -233,6 +266,10 @@ int session_open(struct session *s, const struct engine *e, int dir, const char 
     }
     memcpy(s->name, name, len);
     s->name[len] = '\0';
+    r = lock_name(s, reterr);
+    if (r) {
+        return r;
+    }
     path_of(s, "", path);
     s->fd = openat(dir, path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (s->fd < 0) {
@@ -242,11 +279,17 @@ int session_open(struct session *s, const struct engine *e, int dir, const char 
     return r ? r : check_header(s, info, reterr);
 }
 
+void session_unlock(struct session *s)
+{
+    close_fd(&s->lock_fd);
+}
+
 void session_close(struct session *s)
 {
     free(s->text);
     s->text = NULL;
     close_fd(&s->fd);
+    session_unlock(s);
     close_fd(&s->dir);
 }
 
@@ -273,7 +316,7 @@ static int bytes_of_others(const struct session *s, uint64_t *ret, struct error 
         struct stat st;
 
         if (strcmp(f->d_name, own) != 0 && strcmp(f->d_name, next) != 0 &&
-            strcmp(f->d_name, BUDGET_FILE) != 0 &&
+            strcmp(f->d_name, BUDGET_FILE) != 0 && strcmp(f->d_name, LOCK_FILE) != 0 &&
             fstatat(s->dir, f->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode)) {
             *ret += (uint64_t)st.st_size;
         }

@@ -47,6 +47,7 @@ struct session_header {
 
 struct session {
     int dir; /* -1: none */
+    int lock_fd; /* -1: none */
     char name[LANE_SESSION_NAME + 1];
     uint64_t quota; /* bytes of all files in the folder */
     uint64_t writes; /* bytes that its user may write a day (base/budget.h); 0: any number */
@@ -67,7 +68,8 @@ static inline bool session_exists(const struct session *s)
 void session_init(struct session *s);
 
 /* Opens NAME in the folder `dir`, which becomes the session's, and looks at its header; a name
- * without a file is a new session. -EINVAL (name), -EBADMSG (broken, another model), -ENOTSUP
+ * without a file is a new session. The name is the session's until session_unlock(), for every
+ * process that shares the folder: -EBUSY. -EINVAL (name), -EBADMSG (broken, another model), -ENOTSUP
  * (another version), or what the system says. */
 int session_open(struct session *s, const struct engine *e, int dir, const char *name, size_t len,
                  struct error *reterr) WARN_UNUSED;
@@ -76,6 +78,8 @@ int session_open(struct session *s, const struct engine *e, int dir, const char 
  * session. It looks at `stop` every MiB: -ECANCELED. -EBADMSG. */
 int session_load(struct session *s, int32_t n_vocab, const atomic_bool *stop,
                  struct error *reterr) WARN_UNUSED;
+/* Its file is no more read or written: another process may have the name. */
+void session_unlock(struct session *s);
 void session_close(struct session *s); /* takes one that was only initialised, too */
 
 /* Of the snapshot in the file, as engine_request.saved_read; arg: the session. */

@@ -67,8 +67,34 @@ class Sessions(unittest.TestCase):
         return os.path.join(self.state, "sessions", str(os.getuid()), session + ".session")
 
     def files(self):
-        """All but what counts writes."""
-        return sorted(f for f in os.listdir(os.path.dirname(self.file())) if f != ".writes")
+        """All but what counts writes and is locked."""
+        return sorted(f for f in os.listdir(os.path.dirname(self.file())) if f not in (".writes", ".lock"))
+
+    def test_two_daemons_of_one_folder(self):
+        """A turn of the one while another is under way at the other is refused, and after it none is lost."""
+        self.start("--ctx", "256", "--test-hooks")
+        one = self.daemon
+        two = CliDaemon(*self.args)
+        try:
+            self.ask("Once upon a time")
+            lane = one.ready()
+            rid = lane.request(item(T_PROMPT, " there") + item(T_SESSION, "s") + sampling(max_tokens=30, flags=S_IGNORE_END),
+                               flags=F_SESSION)
+            while lane.recv().type != TOKEN:
+                pass
+            os.kill(one.child("pipit-engine"), signal.SIGSTOP)
+            self.daemon = two
+            self.ask(" and then", fails=(4, "session s is in use by another request, of this daemon or another"))
+            self.ask(" and then", session="t")
+            os.kill(one.child("pipit-engine"), signal.SIGCONT)
+            self.assertEqual(list(lane.events(rid))[-1].session, 1)
+            before = struct.unpack_from("<I", self.content(), 12)[0]
+            self.ask(" and then")
+            self.assertGreater(struct.unpack_from("<I", self.content(), 12)[0], before)
+            lane.close()
+        finally:
+            two.stop()
+            self.daemon = one
 
     def content(self):
         with open(self.file(), "rb") as f:
