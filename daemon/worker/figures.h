@@ -2,8 +2,8 @@
 #ifndef PIPIT_DAEMON_WORKER_FIGURES_H
 #define PIPIT_DAEMON_WORKER_FIGURES_H
 
-/* What LANE_ENGINE_STATE has no room for: the backend's whole name, and who holds the cache, by policy
- * (LANE_ENGINE_REPORT). Only rows that changed are said again. */
+/* What LANE_ENGINE_STATE has no room for: the backend's whole name, and who holds the cache, by
+ * policy (LANE_ENGINE_REPORT). Only rows that changed are said again. */
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -3,8 +3,8 @@
 #define PIPIT_DAEMON_WORKER_IO_H
 
 /* The I/O thread: records between the front's socket and the rings; interrupts a long step when a
- * request in it is cancelled; keeps the heartbeat going while a step runs. Returns the process's exit
- * code when the worker thread has ended and all its records are sent, or when the front is gone. */
+ * request in it is cancelled; keeps the heartbeat going while a step runs. Returns the process's
+ * exit code when the worker thread has ended and all its records are sent, or when the front is gone. */
 
 struct worker;
 

@@ -69,8 +69,8 @@ void session_init(struct session *s);
 
 /* Opens NAME in the folder `dir`, which becomes the session's, and looks at its header; a name
  * without a file is a new session. The name is the session's until session_unlock(), for every
- * process that shares the folder: -EBUSY. -EINVAL (name), -EBADMSG (broken, another model), -ENOTSUP
- * (another version), or what the system says. */
+ * process that shares the folder: -EBUSY. -EINVAL (name), -EBADMSG (broken, another model),
+ * -ENOTSUP (another version), or what the system says. */
 int session_open(struct session *s, const struct engine *e, int dir, const char *name, size_t len,
                  struct error *reterr) WARN_UNUSED;
 /* The text, and the sums of all that the header does not hold: a read of the whole file, so what

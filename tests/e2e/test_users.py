@@ -14,7 +14,7 @@ import unittest
 
 from lane import (CANCEL, DONE, E2C, ERROR, F_PRINCIPAL, PING, PONG, RESUME, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, TOKENIZE, Lane,
                   item, prompt, sampling)
-from test_supervised import BUILD, MODEL, PIPITD, WAIT, Base
+from test_supervised import BUILD, PIPITD, WAIT, Base
 
 SLOW = float(os.environ.get("PIPIT_SLOW", "1"))
 GOOD, BAD = 1000, 1001
