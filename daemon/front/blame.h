@@ -15,7 +15,13 @@
 
 #include <stdint.h>
 
-enum { BLAME_USERS = 64, BLAME_FREE = 4, BLAME_WITHDRAWN = 1, BLAME_CONVICTED = 2, BLAME_MOST = 16 };
+enum {
+    BLAME_USERS = 64,
+    BLAME_FREE = 4,
+    BLAME_WITHDRAWN = 1,
+    BLAME_CONVICTED = 2,
+    BLAME_MOST = 16,
+};
 
 struct blame {
     struct {

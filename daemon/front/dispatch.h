@@ -6,11 +6,12 @@
  * of them when it dies.
  *
  * The engine sees no more texts at once than it has sequences; requests that only tokenize go past
- * them, a few at a time and in turns by user, too. After a crash the requests it was running are suspects: each is replayed alone (its tokens
- * are forced, so it says the same again) until it has come DISPATCH_TRUST tokens further than
- * before. One that is suspected of a second crash, and was alone in it, ends with ENGINE_CRASHED:
- * then the others are suspected no more, as is one that has come DISPATCH_CLEAR tokens further. Its
- * user is blamed for it, and so is one who withdraws a suspect (blame.h). */
+ * them, a few at a time and in turns by user, too. After a crash the requests it was running are
+ * suspects: each is replayed alone (its tokens are forced, so it says the same again) until it has
+ * come DISPATCH_TRUST tokens further than before. One that is suspected of a second crash, and was
+ * alone in it, ends with ENGINE_CRASHED: then the others are suspected no more, as is one that has
+ * come DISPATCH_CLEAR tokens further. Its user is blamed for it, and so is one who withdraws a
+ * suspect (blame.h). */
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -116,8 +116,8 @@ int journal_append(struct journal *j, struct journal_entry *e, struct lane_recor
 /* Forgets events that no cursor may see yet. */
 void journal_rewind(struct journal *j, struct journal_entry *e);
 
-/* A cursor before event `seq`, found in some microseconds wherever it is; false when there has not been one of that number and it is not the
- * next. */
+/* A cursor before event `seq`, found in some microseconds wherever it is; false when there has not
+ * been one of that number and it is not the next. */
 bool journal_seek(const struct journal *j, const struct journal_entry *e, uint64_t seq,
                   struct journal_cursor *ret);
 
@@ -125,8 +125,8 @@ bool journal_seek(const struct journal *j, const struct journal_entry *e, uint64
 bool journal_read(const struct journal *j, const struct journal_entry *e, struct journal_cursor *c,
                   struct lane_record *ret);
 
-/* Writes the token ids said so far to blocks of their own: their offset and number. -EBUSY, -EDQUOT.
- */
+/* Writes the token ids said so far to blocks of their own: their offset and number. -EBUSY,
+ * -EDQUOT. */
 int journal_forced(struct journal *j, struct journal_entry *e, uint64_t *ret_offset,
                    uint32_t *ret_n) WARN_UNUSED;
 
