@@ -225,7 +225,9 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
     uint8_t *rows =
         by_slot ? kv_page_k(l, page, head) + (size_t)first * row_bytes : (uint8_t *)t->k;
     uint16_t *scales = kv_page_k_scale(l, page, head);
+    const float *center = r->seq->kv.center;
 
+    center += center ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
     for (int32_t i = 0; i < r->n; i++) {
         const float *k = p->k + (size_t)(r->row + i) * (size_t)p->ldk +
                          (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim;
@@ -234,6 +236,9 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
         normalize(job, &p->k_norm, k, l->k_dim, t->row);
         if (!l->k_unrotated) {
             rotate(job, r->row + i, t->row);
+        }
+        for (int32_t d = 0; d < l->k_dim && center; d++) {
+            t->row[d] -= center[d];
         }
         memset(t->row + l->k_dim, 0, (size_t)(pad - l->k_dim) * sizeof(float));
         scale = encode(job, l->k_type, t->row, pad, rows + (size_t)i * row_bytes);
@@ -377,7 +382,7 @@ static bool valid(const struct cpu *cpu, const struct ops_rope_store *p)
 
         if (l->k_dim != p->k_dim || l->n_groups * l->k_heads != p->n_k ||
             l->n_groups * l->v_heads != p->n_v || l->v_dim > cpu->limits.max_head_dim ||
-            (l->part_dims > 0 && !p->seqs[i].kv.skew)) {
+            (l->part_dims > 0 && !p->seqs[i].kv.skew) || (l->k_unrotated && p->seqs[i].kv.center)) {
             return false;
         }
     }

@@ -95,6 +95,7 @@ static struct cuda_seq seq_of(const struct ops_kv *kv)
     r.score = kv->score;
     r.v_sum = kv->v_sum;
     r.skew = kv->skew;
+    r.center = kv->center;
     r.max_pages = kv->max_pages;
     r.cap = kv->cap;
     r.n_slots = kv->n_slots;

@@ -159,6 +159,10 @@ CUDA_INLINE void store_head(const struct cuda_store *p, const struct cuda_seq *s
     }
     page = kv_page(l, s, group, slot);
     if (is_k) {
+        for (int32_t d = (int32_t)threadIdx.x % WARP; d < l->k_dim && s->center; d += WARP) {
+            values[d] = __fsub_rn(values[d], s->center[(size_t)head * l->k_dim + d]);
+        }
+        __syncwarp(); /* values: each lane wrote its own, others read them next */
         encode_head(l->k_type, values, l->k_dim, kv_k_row(l, page, head % of_group, slot),
                     kv_scale(page, l->k_scale_at, head % of_group, slot));
         __syncwarp(); /* the row and its scale: written by all lanes, read again below */

@@ -76,10 +76,15 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
     for (int32_t h = 0; h < l->k_heads; h++) {
         const float *k =
             p->k + row * (size_t)p->ldk + (size_t)(group * l->k_heads + h) * (size_t)l->k_dim;
+        const float *center =
+            kv->center ? kv->center + (size_t)(group * l->k_heads + h) * (size_t)l->k_dim : NULL;
 
         ref_norm_row(&p->k_norm, k, head, l->k_dim);
         if (!l->k_unrotated) {
             ref_rope_head(&p->rope, head, seq->pos0 + i);
+        }
+        for (int32_t d = 0; d < l->k_dim && center; d++) {
+            head[d] -= center[d];
         }
         kv_code_encode(l->k_type, head, to.k + (size_t)h * ops_kv_type_bytes(l->k_type, l->k_dim),
                        to.k_scale + h, l->k_dim);
@@ -149,7 +154,8 @@ int ref_rope_store(struct backend *be, const struct ops_rope_store *p)
         const struct ops_kv_layout *l = p->seqs[i].kv.layout;
 
         if (l->k_dim != p->k_dim || l->n_groups * l->k_heads != p->n_k ||
-            l->n_groups * l->v_heads != p->n_v || (l->part_dims > 0 && !p->seqs[i].kv.skew)) {
+            l->n_groups * l->v_heads != p->n_v || (l->part_dims > 0 && !p->seqs[i].kv.skew) ||
+            (l->k_unrotated && p->seqs[i].kv.center)) {
             return -EINVAL;
         }
     }

@@ -169,6 +169,7 @@ struct ops_kv check_kv_of(struct check *c, const struct check_kv *kv)
         .slot_pos = check_dev(c, kv->slot_pos),
         .score = check_dev(c, kv->score),
         .skew = check_dev(c, kv->skew),
+        .center = check_dev(c, kv->center),
         .n_slots = kv->n_slots,
     };
 

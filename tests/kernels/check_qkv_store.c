@@ -116,6 +116,14 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
         if (a->skew) {
             memcpy(b->skew->init, a->skew->init, a->skew->bytes);
         }
+        if (i % 2) { /* some of a batch are centred */
+            size_t bytes = (size_t)(l->n_groups * l->k_heads * l->k_dim) * sizeof(float);
+
+            a->center = check_buf(c, "center", bytes);
+            b->center = check_buf(c, "center", bytes);
+            check_fill(c, a->center, 3);
+            memcpy(b->center->init, a->center->init, bytes);
+        }
         if (a->score) {
             check_fill(c, a->score, 1);
             memcpy(b->score->init, a->score->init, a->score->bytes);

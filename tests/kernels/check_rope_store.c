@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rope_store: queries against the reference, and what lies in the cache afterwards: rows written in
  * their types, every other slot untouched, slot_pos and score set. Both RoPE forms, partial
- * rotation, per-head norms, rings (also shorter than the rows), victims, K stored unrotated, only q
- * or only K and V, several sequences. The reference is checked against rotation in double. */
+ * rotation, per-head norms, centers, rings (also shorter than the rows), victims, K stored
+ * unrotated, only q or only K and V, several sequences. The reference is checked against rotation
+ * in double. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -34,7 +35,8 @@ enum {
     NO_Q = 16,
     NO_KV = 32,
     POSITIONS = 64,
-    ALIKE = 128
+    ALIKE = 128,
+    CENTERED = 256
 };
 
 struct shape {
@@ -103,6 +105,11 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
         check_kv_make(c, &in->kv[i], l, CAP, CAP, s->options & POSITIONS, s->options & POSITIONS);
         if (in->kv[i].score) {
             check_fill(c, in->kv[i].score, 1);
+        }
+        if (s->options & CENTERED && i != 1) { /* of one batch, some are and some are not */
+            in->kv[i].center = check_buf(
+                c, "center", (size_t)(l->n_groups * l->k_heads) * (size_t)l->k_dim * sizeof(float));
+            check_fill(c, in->kv[i].center, 7);
         }
     }
     in->ldq = s->n_q * l->k_dim + 3;
@@ -243,11 +250,15 @@ static void check_slot(struct check *c, const struct shape *s, const struct inpu
 
     for (int side = 0; side < 2; side++) {
         for (int32_t h = 0; h < l->k_heads; h++) {
+            int32_t at_head = (group * l->k_heads + h) * l->k_dim;
             const float *k = (const float *)(const void *)in->k->init +
                              (size_t)row * (size_t)in->ldk +
                              (size_t)(group * l->k_heads + h) * (size_t)l->k_dim;
 
             head_in_double(s, in, k, in->k_norm.f32, s->pos0[seq] + i, !l->k_unrotated, want);
+            for (int32_t d = 0; d < l->k_dim && kv->center; d++) {
+                want[d] -= ((const float *)(const void *)kv->center->init)[at_head + d];
+            }
             check_kv_decode_k(kv, kv->back[side], group, slot, h, got);
             check_rows(c, side ? "stored K" : "reference's stored K", got, want, 1, l->k_dim,
                        l->k_dim, store_tolerance(l->k_type));
@@ -407,6 +418,15 @@ void check_op(struct check *c)
             {uneven, 16, OPS_ROPE_NEOX, 40, {1, 5, 9}, {5, 77, 100}, RING | POSITIONS},
             {uneven, 8, OPS_ROPE_NORM, 80, {1, 1, 61}, {5, 77, 100}, RING},
             {odd, 4, OPS_ROPE_NEOX, 20, {1, 1, 1}, {5, 77, 100}, VICTIM | POSITIONS | NORM},
+            {uneven, 16, OPS_ROPE_NEOX, 40, {1, 5, 9}, {5, 77, 100}, RING | POSITIONS | CENTERED},
+            {odd,
+             4,
+             OPS_ROPE_NORM,
+             20,
+             {1, 1, 1},
+             {5, 77, 100},
+             VICTIM | POSITIONS | NORM | CENTERED},
+            {l, 3, OPS_ROPE_NEOX, 64, {1, 1, 70}, {5, 77, 100}, NO_Q | CENTERED},
             {l, 3, OPS_ROPE_NONE, 0, {1, 1, 4}, {5, 77, 100}, 0},
             {l, 3, OPS_ROPE_NEOX, 64, {1, 1, 4}, {5, 77, 100}, NO_Q},
             {l, 3, OPS_ROPE_NEOX, 64, {1, 1, 4}, {5, 77, 100}, NO_KV},
