@@ -159,6 +159,7 @@ static int describe_stores(struct prepared *p, struct error *reterr)
             .deep = m->stores[i].deep,
             .skew = model_opt(&m->layers[m->stores[i].layer].w[LT_SKEW]),
             .columns = model_opt(&m->layers[m->stores[i].layer].w[LT_COLUMNS]),
+            .center = model_opt(&m->layers[m->stores[i].layer].w[LT_CENTER]),
         };
     }
     return 0;

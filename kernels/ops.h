@@ -219,9 +219,10 @@ struct ops_kv {
                               NULL: none are made */
     const float *skew;     /* device (n_groups, k_heads, k_dim, k_dim): A of each K head, orthogonal;
                               where the layout has partial keys */
-    const float *center;   /* device (n_groups, k_heads, k_dim): taken from every key as it is stored, so
-                              that all logits of a query are off by one number, which softmax does not
-                              feel; NULL: none. Not with k_unrotated, nor under a softcap */
+    /* Device (n_groups, k_heads, k_dim): taken from every key as it is stored, so that all logits
+     * of a query are off by one number, which softmax does not feel. NULL: none. Not with
+     * k_unrotated, nor under a softcap. */
+    const float *center;
     int32_t n_slots;       /* slots [0, n_slots) may hold live tokens, this step's included */
 };
 
@@ -250,7 +251,8 @@ struct ops_rope {
 
 /* q and k: optional per-head RMS norm (qwen3, gemma3), then RoPE at the row's position; q is
  * written back, k (less kv.center, in f32) and v go to the sequences' slots (converted to the
- * layout's types as they are written), slot_pos is set where there is one, score of the slot is zeroed where there is one.
+ * layout's types as they are written), slot_pos is set where there is one, score of the slot is
+ * zeroed where there is one.
  * Rows of class decode keep v_sum where there is one: what the cache held in a live slot is taken
  * from it (the slot's V as it reads back), what it now holds is added; prefill rows leave it as it is,
  * for kv_sum. A sequence has then at most one decode row a call. Partial keys are made where the

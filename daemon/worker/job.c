@@ -211,11 +211,13 @@ static bool in_use(const struct job *j)
 /* The canonical text of what the request asks for, or the session was saved under. */
 static void note_policy(struct job *j, const struct ask *a)
 {
-    const char *text = a->kv ? a->kv : session_exists(&j->session) ? j->session.head.policy : NULL;
+    bool saved = !a->kv && session_exists(&j->session);
+    const char *text = a->kv ? a->kv : saved ? j->session.head.policy : NULL;
     struct policy p;
 
     text = text ? text : engine_info(atomic_load(&j->worker->engine))->kv;
-    if (policy_parse(text, &p, NULL) == 0) { /* else the engine will say what is wrong */
+    if ((saved ? policy_parse_saved : policy_parse)(text, &p, NULL) ==
+        0) { /* else the engine will say what is wrong */
         policy_print(&p, j->policy, sizeof(j->policy));
     }
 }
@@ -239,7 +241,9 @@ static int check_session(const struct job *j, const struct ask *a,
     const struct session *s = &j->session;
     int32_t ctx = engine_info(atomic_load(&j->worker->engine))->ctx;
     char policy[SESSION_POLICY_MAX];
+    char begun[SESSION_POLICY_MAX];
     struct policy p;
+    struct policy saved;
 
     if (in_use(j)) {
         return error_set(reterr, -EBUSY, "session %s is in use by another request", s->name);
@@ -249,9 +253,13 @@ static int check_session(const struct job *j, const struct ask *a,
     }
     if (a->kv && policy_parse(a->kv, &p, NULL) == 0) { /* else the engine will say what is wrong */
         policy_print(&p, policy, sizeof(policy));
-        if (strcmp(policy, s->head.policy) != 0) {
+        (void)snprintf(begun, sizeof(begun), "%s", s->head.policy);
+        if (policy_parse_saved(s->head.policy, &saved, NULL) == 0) {
+            policy_print(&saved, begun, sizeof(begun)); /* an older text may say less */
+        }
+        if (strcmp(policy, begun) != 0) {
             return error_set(reterr, -EINVAL, "leave --kv out: session %s was begun with %s",
-                             s->name, s->head.policy);
+                             s->name, begun);
         }
     }
     if (policy_parse(s->head.policy, &p, NULL) == 0) {

@@ -13,8 +13,8 @@
 
 /* A layer's tensors, in the order in which a step reads them. Seven are SwiftKV's: a deep layer
  * has SWIFT_Q in place of Q, a group's leader SWIFT_K and SWIFT_V. SWIFT_O, where
- * there is one, is read as O: [LT_O] holds it, [LT_SWIFT_O] nothing; a bias stays the base's. The last two
- * are InfiniGen's, made by pipit-skew. */
+ * there is one, is read as O: [LT_O] holds it, [LT_SWIFT_O] nothing; a bias stays the base's. LT_SKEW
+ * and LT_COLUMNS are InfiniGen's, made by pipit-skew. */
 enum layer_tensor {
     LT_ATTN_NORM,
     LT_ATTN_NORM_B,
@@ -51,6 +51,7 @@ enum layer_tensor {
     LT_SKEW, /* of a store's owner: K heads' rotation (A transposed: its columns are rows) by which
               */
     LT_COLUMNS, /* slots are ranked a layer ahead; and a permutation in its place */
+    LT_CENTER,  /* of a store's owner: what its keys may be stored less (center.h) */
     LT_COUNT,
 };
 

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "engine/model/center.h"
 #include "engine/model/rope.h"
 #include "engine/model/skew.h"
 #include "engine/model/tensors.h"
@@ -229,6 +230,7 @@ void model_close(struct model *m)
     }
     free(m->list);
     free(m->exit_words);
+    free(m->centers);
     free(m->layers);
     free(m->stores);
     free(m);
@@ -293,6 +295,7 @@ int model_load(struct model *m, const struct backend_ops *ops, struct backend *b
 
     int r = skew_check(m, reterr);
 
+    r = r ? r : center_fill(m, reterr);
     if (r) {
         return r;
     }

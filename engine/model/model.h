@@ -51,6 +51,7 @@ struct model {
     uint64_t n_params;
     int32_t *exit_words; /* (w[MT_EXIT_HEAD].n_rows - 1) ascending token ids; NULL without that head */
 
+    float *centers;            /* (n_stores, n_k * k_dim): those made of biases; NULL: none */
     struct model_weight *list; /* every weight, in order of execution */
     int32_t n_list;
     const struct backend_ops *ops; /* set by model_load */

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/model/center.h"
+
 struct finder {
     const struct model_source *source;
     struct model *m;
@@ -378,6 +380,40 @@ static int find_skews(struct finder *f)
     return r;
 }
 
+/* What a store's keys may be stored less: an overlay's, or what the K projection's bias becomes. */
+static int find_centers(struct finder *f)
+{
+    struct model *m = f->m;
+    int r = 0;
+
+    for (int32_t s = 0; r >= 0 && s < m->n_stores; s++) {
+        const struct model_store *st = &m->stores[s];
+        struct ops_weight *w = m->layers[st->layer].w;
+        int32_t n = st->n_k * m->h.k_dim;
+
+        r = find_one(f, &arch_layer_tensors[LT_CENTER], st->layer, false, &w[LT_CENTER]);
+        if (r > 0 && (w[LT_CENTER].n_cols != n || m->h.attn_softcap > 0)) {
+            return error_set(f->reterr, -EBADMSG,
+                             m->h.attn_softcap > 0
+                                 ? "blk.%d.attn_center.weight: the model caps its logits, and a "
+                                   "cap feels what keys are stored less (%d K heads of %d)"
+                                 : "blk.%d.attn_center.weight must hold %d K heads of %d",
+                             st->layer, st->n_k, m->h.k_dim);
+        }
+        if (r == 0) {
+            struct model_weight *at = &m->list[m->n_list];
+
+            r = center_derive(m, s, at);
+            if (r > 0) {
+                (void)snprintf(at->name, sizeof(at->name), "blk.%d.%s", st->layer,
+                               arch_layer_tensors[LT_CENTER].name);
+                m->n_list++;
+            }
+        }
+    }
+    return r < 0 ? r : 0;
+}
+
 static bool is_leftover(const struct model *m, const char *name)
 {
     int layer = -1;
@@ -463,6 +499,9 @@ static int find_all(struct finder *f)
     }
     if (!r) {
         r = find_skews(f);
+    }
+    if (!r) {
+        r = find_centers(f);
     }
     return r ? r : check_unused(f);
 }

@@ -52,7 +52,9 @@ static uint64_t weight_bytes(const struct model *m, const struct policy *p)
 
         /* a few rows of them, for the rows that rank; the exit head's is a choice of the policy's
          */
-        lookup = lookup || skew || columns || exit;
+        bool center = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_center.");
+
+        lookup = lookup || skew || columns || center || exit;
         sum += lookup ? 0 : m->list[i].file_bytes * (twice ? 2 : 1);
     }
     return sum;

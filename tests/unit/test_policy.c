@@ -93,11 +93,55 @@ Test(policy, budgets)
     cr_assert_eq(policy_budget(&p, 100, 8192), 2048);
 }
 
+Test(policy, centers_where_keys_are_small)
+{
+    struct policy p = parse("fp8");
+    char text[KV_TEXT_MAX];
+
+    cr_assert(policy_centers(&p));
+    policy_print(&p, text, sizeof(text));
+    cr_assert_str_eq(text, "fp8,center=auto+full,chunk=512");
+    p = parse("kv8,center=auto+h2o:64");
+    cr_assert(policy_centers(&p));
+    p = parse("kv8,center=off+h2o:64");
+    cr_assert_not(policy_centers(&p));
+    p = parse("q4_0");
+    cr_assert(policy_centers(&p));
+    p = parse("fp8+h2o:64,pos=new"); /* a constant is turned by another angle for every slot */
+    cr_assert_not(policy_centers(&p));
+    p = parse("k16v8");
+    cr_assert_not(policy_centers(&p));
+    policy_print(&p, text, sizeof(text));
+    cr_assert_str_eq(text, "k16v8+full,chunk=512");
+}
+
+/* Files from before the option hold keys as the model made them, and do not say so. */
+Test(policy, saved_before_centers)
+{
+    struct policy p = parse("fp8,center=off");
+    struct policy q;
+
+    cr_assert(policy_same_saved(&p, "fp8+full,chunk=512"));
+    cr_assert_not(policy_same_saved(&p, "fp8,center=auto+full,chunk=512"));
+    p = parse("fp8");
+    cr_assert_not(policy_same_saved(&p, "fp8+full,chunk=512"));
+    cr_assert(policy_same_saved(&p, "fp8,center=auto+full,chunk=512"));
+    cr_assert_eq(policy_parse_saved("kv8+full,chunk=512", &q, NULL), 0);
+    cr_assert_eq(q.center, POLICY_CENTER_OFF);
+    cr_assert_eq(policy_parse_saved("kv8,center=auto+full,chunk=512", &q, NULL), 0);
+    cr_assert_eq(q.center, POLICY_CENTER_AUTO);
+    cr_assert_eq(policy_parse_saved("f16+full,chunk=512", &q, NULL), 0);
+    p = parse("f16+full,chunk=512");
+    cr_assert(policy_same_saved(&p, "f16+full,chunk=512"));
+    cr_assert_eq(policy_parse_saved("kv9", &q, NULL), -EINVAL);
+}
+
 Test(policy, canonical_text_says_the_same)
 {
     const char *texts[] = {
         "full",
         "fp8",
+        "kv8,center=off",
         "k16v8+full,chunk=64",
         "window:1024",
         "sinks:4+window:50%",
@@ -201,7 +245,11 @@ Test(policy, faults_say_where)
         {"full chunk=1", 5, "must stand here", -EINVAL},
         {"sinks:4", 8, "needs a word beside it", -EINVAL},
         {"sinks:100+h2o:110", 18, "leave nothing", -EINVAL},
-        {"fp8,chunk=3", 5, "takes no options", -EINVAL},
+        {"f16,chunk=3", 5, "f16 takes no options", -EINVAL},
+        {"k16v8,center=off", 7, "k16v8 takes no options", -EINVAL},
+        {"fp8,chunk=3", 5, "fp8 takes the options center", -EINVAL},
+        {"fp8,center=on", 12, "center is one of auto off", -EINVAL},
+        {"fp8,centre=off", 5, "did you mean 'center'", -EINVAL},
         {"streaming:64,pos=org", 14, "streaming takes the options min chunk", -EINVAL},
         {"streaming:64+sparq", 14, "pos=new rotates every key", -EINVAL},
         {"streaming:64+exit:draft", 14, "exit:draft takes back", -EINVAL},

@@ -108,6 +108,8 @@ Test(saved, as_if_it_had_never_left)
         come_back(backends[b], "cache_model.gguf", "cache_skew.gguf",
                   "infinigen:alpha=1,pool=40,full=spill,victim=lru");
         come_back(backends[b], "arch_gemma3.gguf", NULL, "full");
+        come_back(backends[b], "arch_qwen2.gguf", NULL, "fp8"); /* centered */
+        come_back(backends[b], "arch_qwen2.gguf", NULL, "kv8,center=off+h2o:20");
     }
 }
 
@@ -115,13 +117,13 @@ Test(saved, as_if_it_had_never_left)
  * other backend rounds otherwise, so what comes after is the same tokens (greedy) and nearly the
  * same probabilities: `near`. With FP8 in the cache that is less near where the processor sums its
  * products in f16 (tol_attention_half in tests/kernels/tolerance.h): 2e-3 once, 1e-4 elsewhere. */
-static void come_back_elsewhere(const char *from, const char *to, const char *overlay,
-                                const char *kv, float near)
+static void come_back_elsewhere(const char *from, const char *to, const char *model,
+                                const char *overlay, const char *kv, float near)
 {
     int32_t ids[N_PROMPT];
     struct run whole;
-    struct engine *e = run_engine_overlay("cache_model.gguf", overlay, from, 128, 2, kv);
-    struct engine *other = run_engine_overlay("cache_model.gguf", overlay, to, 128, 1, kv);
+    struct engine *e = run_engine_overlay(model, overlay, from, 128, 2, kv);
+    struct engine *other = run_engine_overlay(model, overlay, to, 128, 1, kv);
 
     run_tokens(51, engine_info(e)->n_vocab, ids, N_PROMPT);
     struct engine_request q = run_request(ids, N_PROMPT, N_NEW);
@@ -157,6 +159,7 @@ static void come_back_elsewhere(const char *from, const char *to, const char *ov
 Test(saved, from_one_backend_to_another)
 {
     static const char *const ways[][2] = {{"cpu", "ref"}, {"ref", "cpu"}};
+    static const char model[] = "cache_model.gguf";
     const float f32 = 1e-3f;
     const float fp8 = cpu_flags() & CPU_AVX512_FP16 ? 1e-2f : f32;
 
@@ -164,15 +167,17 @@ Test(saved, from_one_backend_to_another)
         const char *from = ways[i][0];
         const char *to = ways[i][1];
 
-        come_back_elsewhere(from, to, NULL, "full", f32);
-        come_back_elsewhere(from, to, NULL, "kv8+keyformer:20", fp8);
-        come_back_elsewhere(from, to, NULL, "fp8+h2o:20+sparq:r=3,k=9,mean=on,layout=rank8", fp8);
-        come_back_elsewhere(from, to, NULL, "k16v8+h2o:20,score=shared", fp8);
-        come_back_elsewhere(from, to, "cache_swiftkv_2_3.gguf", "fp8+recency:20", fp8);
-        come_back_elsewhere(from, to, "cache_skew.gguf",
+        come_back_elsewhere(from, to, model, NULL, "full", f32);
+        come_back_elsewhere(from, to, model, NULL, "kv8+keyformer:20", fp8);
+        come_back_elsewhere(from, to, model, NULL, "fp8+h2o:20+sparq:r=3,k=9,mean=on,layout=rank8",
+                            fp8);
+        come_back_elsewhere(from, to, model, NULL, "k16v8+h2o:20,score=shared", fp8);
+        come_back_elsewhere(from, to, model, "cache_swiftkv_2_3.gguf", "fp8+recency:20", fp8);
+        come_back_elsewhere(from, to, model, "cache_skew.gguf",
                             "fp8+infinigen:count=9,partial8=on,pool=65,victim=counter,exempt=8",
                             fp8);
-        come_back_elsewhere(from, to, "cache_skew.gguf", "infinigen:count=9,pool=disk", f32);
+        come_back_elsewhere(from, to, model, "cache_skew.gguf", "infinigen:count=9,pool=disk", f32);
+        come_back_elsewhere(from, to, "arch_qwen2.gguf", NULL, "kv8", fp8); /* centered */
     }
 }
 
@@ -530,7 +535,8 @@ Test(saved, broken_blocks_are_refused)
 
     err.code = 0;
     cr_assert_eq(engine_submit(other, &q, &h, &err), -EINVAL);
-    cr_assert(strstr(err.text, "was saved under policy fp8+sinks:0+h2o:20"), "%s", err.text);
+    cr_assert(strstr(err.text, "was saved under policy fp8,center=auto+sinks:0+h2o:20"), "%s",
+              err.text);
     engine_destroy(other);
     other = run_engine_overlay("cache_model.gguf", "cache_swiftkv_2_3.gguf", "ref", 128, 1,
                                "fp8+h2o:20");

@@ -93,6 +93,7 @@ struct ops_kv staging_view(const struct staging *s, int32_t turn, int32_t seq,
         .pool = s->pool + at * s->config.seq_bytes,
         .pages = s->pages,
         .max_pages = s->config.max_pages,
+        .center = home->center,
         .n_slots = home->n_slots,
     };
 }

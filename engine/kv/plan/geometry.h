@@ -30,6 +30,7 @@ struct geometry_store {
      * the store is read by the first layers, which nothing can speculate for. */
     const struct ops_weight *skew;
     const struct ops_weight *columns; /* the same without rotation: a permutation */
+    const struct ops_weight *center;  /* what its keys may be stored less (ops_kv.center), or NULL */
 };
 
 struct geometry_config {
@@ -139,6 +140,9 @@ int geometry_check_host(const struct geometry *s, const struct policy *p,
                      struct error *reterr) WARN_UNUSED;
 /* Does a sequence under the policy keep the sum of V of a store? */
 bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_t store);
+
+/* Does such a sequence store its keys less the store's center? */
+bool geometry_centers(const struct geometry *s, const struct policy *p, int32_t store);
 
 /* Which of the mix's precisions a policy has; -ENOENT. */
 int geometry_variant(const struct geometry *s, const struct policy *p);

@@ -50,6 +50,11 @@ int geometry_check_host(const struct geometry *s, const struct policy *p, struct
     return policy_check_host(p, &h, reterr);
 }
 
+bool geometry_centers(const struct geometry *s, const struct policy *p, int32_t store)
+{
+    return s->config.stores[store].center && policy_centers(p);
+}
+
 bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_t store)
 {
     const struct geometry_store *st = &s->config.stores[store];

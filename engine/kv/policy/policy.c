@@ -46,6 +46,13 @@ bool policy_one_turn(const struct policy *p)
     return p->mode == POLICY_AS_SHIPPED;
 }
 
+bool policy_centers(const struct policy *p)
+{
+    bool small = p->k_type != OPS_KV_F32 && p->k_type != OPS_KV_F16 && p->k_type != OPS_KV_BF16;
+
+    return p->center == POLICY_CENTER_AUTO && small && !p->pos_new;
+}
+
 bool policy_spills(const struct policy *p)
 {
     return policy_predicts(p) && p->pool == POLICY_POOL_SLOTS && p->full == POLICY_SPILL;

@@ -28,6 +28,7 @@ enum policy_scope { POLICY_PER_HEAD, POLICY_PER_LAYER, POLICY_SHARED };
 enum policy_pool { POLICY_POOL_DEVICE, POLICY_POOL_DISK, POLICY_POOL_SLOTS, POLICY_POOL_HOST };
 enum policy_victim { POLICY_FIFO, POLICY_LRU, POLICY_COUNTER };
 enum policy_full { POLICY_DROP, POLICY_SPILL };
+enum policy_center { POLICY_CENTER_AUTO, POLICY_CENTER_OFF };
 enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
 
 struct policy {
@@ -77,6 +78,7 @@ struct policy {
     /* A new token to which the early-exit head gives a larger probability needs no deep layers; 0: every
      * one does. */
     float exit;
+    int32_t center; /* enum policy_center: keys are stored less what all keys of a head share */
     int32_t exit_draft; /* the early-exit head proposes tokens, the whole model verifies them */
 };
 
@@ -138,6 +140,12 @@ bool policy_only_appends(const struct policy *p);
 bool policy_cuts_chunks(const struct policy *p);
 /* Is the key set fixed at the end of the first prompt, so that there is no second turn? */
 bool policy_one_turn(const struct policy *p);
+/* Are keys stored less a constant, where the model has one (engine/model/center.h)? In 8 bits or
+ * fewer; not with pos=new, where a constant is turned by another angle for every slot. */
+bool policy_centers(const struct policy *p);
+/* A canonical text out of a file: like policy_parse(), but what texts before an option was there do
+ * not say has the meaning that it had then (center: off). */
+int policy_parse_saved(const char *text, struct policy *ret, struct error *reterr) WARN_UNUSED;
 
 /* Do K and V of all slots lie in a file? And is there a pool of slots in memory beside it? */
 bool policy_on_disk(const struct policy *p);

@@ -427,6 +427,21 @@ int policy_parse(const char *text, struct policy *ret, struct error *reterr)
     return r;
 }
 
+int policy_parse_saved(const char *text, struct policy *ret, struct error *reterr)
+{
+    struct policy pol;
+    int r = policy_parse(text, &pol, reterr);
+
+    if (r) {
+        return r;
+    }
+    if (text && !strstr(text, ",center=")) {
+        pol.center = POLICY_CENTER_OFF;
+    }
+    *ret = pol;
+    return 0;
+}
+
 int policy_parse_mix(const char *text, struct policy_mix *ret, struct error *reterr)
 {
     struct parser p = {.text = text && *text ? text : "full", .reterr = reterr};

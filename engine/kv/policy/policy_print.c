@@ -166,7 +166,7 @@ bool policy_same_saved(const struct policy *p, const char *text)
     char b[KV_TEXT_MAX];
     struct policy saved;
 
-    if (policy_parse(text, &saved, NULL)) {
+    if (policy_parse_saved(text, &saved, NULL)) {
         return false;
     }
     print_at_home(p, a, sizeof(a));

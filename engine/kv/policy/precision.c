@@ -3,19 +3,40 @@
 
 #include "engine/kv/policy/precision.h"
 
+static const struct word_value centers[] = {
+    {"auto", POLICY_CENTER_AUTO}, {"off", POLICY_CENTER_OFF}, {NULL, 0}};
+static const struct word_option center = {
+    .name = "center",
+    .type = WORD_VALUE,
+    .offset = WORD_FIELD(center),
+    .values = centers,
+    .help = "keys are stored less a constant of each head, where the model has one "
+            "([centring](../design/centring.md)); not with `pos=new`"};
+static const struct word_option *const of_small[] = {&center, NULL}; /* K in 8 bits or fewer */
+
 const struct policy_word policy_precisions[POLICY_N_PRECISIONS] = {
     {.name = "f32", .k = OPS_KV_F32, .v = OPS_KV_F32, .help = "K and V in f32"},
     {.name = "f16", .k = OPS_KV_F16, .v = OPS_KV_F16, .help = "K and V in f16, the default"},
     {.name = "bf16", .k = OPS_KV_BF16, .v = OPS_KV_BF16, .help = "K and V in bf16"},
-    {.name = "fp8", .k = OPS_KV_FP8, .v = OPS_KV_FP8, .help = "K and V in FP8 E4M3"},
-    {.name = "kv8", .k = OPS_KV_I8, .v = OPS_KV_FP8, .help = "K in int8, V in FP8 E4M3"},
+    {.name = "fp8",
+     .k = OPS_KV_FP8,
+     .v = OPS_KV_FP8,
+     .help = "K and V in FP8 E4M3",
+     .options = of_small},
+    {.name = "kv8",
+     .k = OPS_KV_I8,
+     .v = OPS_KV_FP8,
+     .help = "K in int8, V in FP8 E4M3",
+     .options = of_small},
     {.name = "k16v8", .k = OPS_KV_F16, .v = OPS_KV_FP8, .help = "K in f16, V in FP8 E4M3"},
     {.name = "q8_0",
      .k = OPS_KV_Q8_0,
      .v = OPS_KV_Q8_0,
-     .help = "K and V in GGUF's 8-bit blocks of 32"},
+     .help = "K and V in GGUF's 8-bit blocks of 32",
+     .options = of_small},
     {.name = "q4_0",
      .k = OPS_KV_Q4_0,
      .v = OPS_KV_Q4_0,
-     .help = "K and V in GGUF's 4-bit blocks of 32"},
+     .help = "K and V in GGUF's 4-bit blocks of 32",
+     .options = of_small},
 };

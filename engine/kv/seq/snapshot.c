@@ -35,6 +35,7 @@ struct snapshot_store snapshot_describe(const struct cache *c, const struct cach
         .n_groups = s->seats[store].n_groups,
         .n_slots = n_slots,
         .flags = (ring || evicts ? HAS_POS : 0u) | (evicts && q->place->scores ? HAS_SCORE : 0u) |
+                 (geometry_centers(s, &q->policy, store) ? HAS_CENTER : 0u) |
                  sum_flags(s, &q->policy, q->variant, store),
         .slot_bytes = ops_kv_slot_bytes(geometry_layout(s, q->variant, store)),
     };

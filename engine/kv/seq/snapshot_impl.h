@@ -22,6 +22,7 @@ enum {
     HAS_POS = 1,
     HAS_SCORE = 2,
     HAS_SUM = 4,
+    HAS_CENTER = 8,
     SUM_SHIFT = 8,
     SNAPSHOT_BUFFER = 64 << 10
 };

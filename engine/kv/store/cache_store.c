@@ -183,6 +183,9 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
         kv.skew = (q->policy.skew ? s->config.stores[store].skew : s->config.stores[store].columns)
                       ->device;
     }
+    if (geometry_centers(s, &q->policy, store)) {
+        kv.center = s->config.stores[store].center->device;
+    }
     if (geometry_keeps_sum(s, &q->policy, store)) {
         kv.v_sum = (float *)(void *)(q->state + st->sum_off);
     }

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Keys stored less a constant: what the constant is, that answers do not feel it, and that a cache
+ * of 8 bits is the better for it where a model's K projection has a large bias, as Qwen2.5's has.
+ */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/model/center.h"
+#include "gguf/gguf.h"
+#include "tests/unit/engine_run.h"
+
+enum { N_PROMPT = 60, N_NEW = 12, N_LAYERS_MOST = 8 };
+
+static const char biased[] = "/tmp/pipit_test_center_model.gguf";
+static const char overlay[] = "/tmp/pipit_test_center_overlay.gguf";
+
+Test(center, is_the_mean_of_the_turned_bias)
+{
+    static const float inv_freq[2] = {1.0f, 0.001f};
+    static const float x[6] = {1, -2, 3, 0.5f, 7, -8};
+    float got[6];
+
+    for (int form = OPS_ROPE_NONE; form <= OPS_ROPE_NEOX; form++) {
+        struct ops_rope rope = {
+            .form = (enum ops_rope_form)form, .n_dims = 4, .inv_freq = inv_freq, .mscale = 1.5f};
+        double want[6] = {0};
+
+        for (int p = 0; p < 100; p++) {
+            for (int i = 0; i < 6; i++) {
+                want[i] += i >= 4 || form == OPS_ROPE_NONE ? (double)x[i] / 100 : 0;
+            }
+            for (int i = 0; i < 2 && form != OPS_ROPE_NONE; i++) {
+                int a = form == OPS_ROPE_NORM ? 2 * i : i;
+                int b = form == OPS_ROPE_NORM ? 2 * i + 1 : i + 2;
+                double t = p * (double)inv_freq[i];
+
+                want[a] += 1.5 * ((double)x[a] * cos(t) - (double)x[b] * sin(t)) / 100;
+                want[b] += 1.5 * ((double)x[a] * sin(t) + (double)x[b] * cos(t)) / 100;
+            }
+        }
+        center_turn(&rope, 100, x, 6, got);
+        for (int i = 0; i < 6; i++) {
+            cr_assert_float_eq(got[i], want[i], 1e-5, "form %d, dim %d: %g, %g", form, i,
+                               (double)got[i], want[i]);
+        }
+    }
+}
+
+/* The tiny Qwen2 with `add` more in the slowest pair of every K head's bias. */
+static void write_biased(float add)
+{
+    struct error e = {0};
+    struct gguf *g;
+    FILE *f = fopen(run_data("arch_qwen2.gguf"), "rb");
+    uint8_t *bytes = calloc(1, 1 << 20);
+
+    cr_assert_not_null(f);
+    cr_assert_not_null(bytes);
+    size_t n = fread(bytes, 1, 1 << 20, f);
+
+    cr_assert_eq(fclose(f), 0);
+    cr_assert(n > 0 && n < 1 << 20);
+    cr_assert_eq(gguf_open(run_data("arch_qwen2.gguf"), &g, &e), 0, "%s", e.text);
+    for (int32_t il = 0; il < N_LAYERS_MOST; il++) {
+        char name[64];
+
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_k.bias", il);
+        const struct gguf_tensor *t = gguf_tensor_find(g, name);
+        uint8_t *at = t ? memmem(bytes, n, t->data, t->n_bytes) : NULL;
+
+        for (size_t i = 0; at && i < t->n_bytes / sizeof(float); i++) {
+            float b;
+
+            memcpy(&b, at + i * sizeof(b), sizeof(b));
+            b += i % 6 == 5 ? add : 0; /* heads of 12: pairs (i, i + 6) */
+            memcpy(at + i * sizeof(b), &b, sizeof(b));
+        }
+        cr_assert(at || il > 0);
+    }
+    gguf_close(g);
+    f = fopen(biased, "wb");
+    cr_assert_not_null(f);
+    cr_assert_eq(fwrite(bytes, 1, n, f), n);
+    cr_assert_eq(fclose(f), 0);
+    free(bytes);
+}
+
+/* An overlay that says what keys are stored less: `value` in every dim, n of them a layer. */
+static int open_overlaid(float value, int n, const char *kv, struct engine **ret, struct error *e)
+{
+    struct gguf *g;
+    struct gguf_writer *w;
+    char sha[65];
+    float values[256];
+
+    for (int i = 0; i < 256; i++) {
+        values[i] = value;
+    }
+    cr_assert_eq(gguf_open(run_data("arch_qwen2.gguf"), &g, e), 0, "%s", e->text);
+    cr_assert_eq(gguf_sha256(run_data("arch_qwen2.gguf"), NULL, sha, e), 0, "%s", e->text);
+    cr_assert_eq(gguf_writer_create(overlay, &w, e), 0, "%s", e->text);
+    cr_assert_eq(gguf_writer_str(w, "general.architecture", "qwen2", 5), 0);
+    cr_assert_eq(gguf_writer_str(w, "pipit.overlay.base_sha256", sha, 64), 0);
+    for (int32_t il = 0; il < N_LAYERS_MOST; il++) {
+        char name[64];
+        uint64_t dims[1] = {(uint64_t)n};
+
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_k.bias", il);
+        const struct gguf_tensor *t = gguf_tensor_find(g, name);
+
+        if (t) {
+            dims[0] = n ? (uint64_t)n : t->dims[0];
+            (void)snprintf(name, sizeof(name), "blk.%d.attn_center.weight", il);
+            cr_assert_eq(gguf_writer_tensor(w, name, DTYPE_F32, 1, dims), 0);
+        }
+    }
+    for (int32_t il = 0; il < N_LAYERS_MOST; il++) {
+        char name[64];
+
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_k.bias", il);
+        const struct gguf_tensor *t = gguf_tensor_find(g, name);
+
+        if (t) {
+            cr_assert_eq(gguf_writer_data(w, values, (n ? (size_t)n : t->dims[0]) * sizeof(float)),
+                         0);
+        }
+    }
+    cr_assert_eq(gguf_writer_finish(w, e), 0, "%s", e->text);
+    gguf_close(g);
+
+    const char *overlays[] = {overlay};
+    struct engine_config c = {.model_path = run_data("arch_qwen2.gguf"),
+                              .overlay_paths = overlays,
+                              .n_overlays = 1,
+                              .kv = kv,
+                              .backend = "cpu",
+                              .ctx = 128,
+                              .n_seqs = 1,
+                              .n_threads = 1};
+
+    return engine_create(&c, NULL, NULL, ret, e);
+}
+
+/* The root mean square difference of logits between a cache of some precision and an f32 one, over
+ * new tokens that are given. */
+static double loss_of(struct engine *exact, struct engine *e, const char *kv)
+{
+    int32_t ids[N_PROMPT];
+    struct run a;
+    struct run b;
+    double sum = 0;
+
+    run_tokens(51, engine_info(exact)->n_vocab, ids, N_PROMPT);
+    struct engine_request q = run_request(ids, N_PROMPT, N_NEW);
+
+    run_submit(exact, &q, &a);
+    run_all(exact);
+    q.forced = a.tokens;
+    q.n_forced = N_NEW - 1;
+    q.kv = kv;
+    run_submit(e, &q, &b);
+    run_all(e);
+    cr_assert_eq(b.reason, ENGINE_LENGTH, "%s", b.error.text);
+    cr_assert_eq(b.n_new, N_NEW);
+    for (int32_t i = 0; i < N_NEW * a.n_vocab; i++) {
+        double d = (double)b.logits[i] - (double)a.logits[i];
+
+        sum += d * d;
+    }
+    run_clear(&a);
+    run_clear(&b);
+    return sqrt(sum / (N_NEW * engine_info(exact)->n_vocab));
+}
+
+Test(center, mends_large_biases)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+    static const char *const kv[][2] = {{"fp8", "fp8,center=off"}, {"kv8", "kv8,center=off"}};
+
+    write_biased(30);
+    for (int b = 0; b < 2; b++) {
+        struct engine *exact = run_engine(biased, backends[b], 128, 1, "f32");
+
+        for (int k = 0; k < 2; k++) {
+            struct engine *e = run_engine(biased, backends[b], 128, 1, kv[k][0]);
+            double centered = loss_of(exact, e, kv[k][0]);
+            double as_it_is = loss_of(exact, e, kv[k][1]);
+
+            cr_assert_lt(centered * 1.5, as_it_is, "%s, %s: %g, not centered %g", backends[b],
+                         kv[k][0], centered, as_it_is);
+            engine_destroy(e);
+        }
+        engine_destroy(exact);
+    }
+    cr_assert_eq(unlink(biased), 0);
+}
+
+/* A center far off costs precision, so it is really taken away; the logits are nearly the same, so
+ * attention does not feel it. */
+Test(center, an_overlay_brings_it)
+{
+    struct error err = {0};
+    struct engine *exact = run_engine("arch_qwen2.gguf", "cpu", 128, 1, "f32");
+    struct engine *e;
+
+    cr_assert_eq(open_overlaid(3, 0, "fp8", &e, &err), 0, "%s", err.text);
+    double far = loss_of(exact, e, "fp8");
+    double off = loss_of(exact, e, "fp8,center=off");
+
+    cr_assert_gt(far, 1.5 * off, "%g, not centered %g", far, off);
+    cr_assert_lt(far, 20 * off, "%g, not centered %g", far, off);
+    engine_destroy(e);
+    engine_destroy(exact);
+    err.code = 0;
+    cr_assert_eq(open_overlaid(3, 7, "fp8", &e, &err), -EBADMSG);
+    cr_assert_not_null(strstr(err.text, "attn_center.weight"), "%s", err.text);
+    err.code = 0;
+    cr_assert_eq(open_overlaid(NAN, 0, "fp8", &e, &err), -EBADMSG);
+    cr_assert_not_null(strstr(err.text, "not finite"), "%s", err.text);
+    cr_assert_eq(unlink(overlay), 0);
+}
