@@ -43,30 +43,6 @@ static const struct option_table table = {
              "model reads once.",
 };
 
-static int read_file(const char *path, char **ret, size_t *ret_len, struct error *reterr)
-{
-    FILE *f = fopen(path, "rb");
-    long n = -1;
-
-    if (f && fseek(f, 0, SEEK_END) == 0) {
-        n = ftell(f);
-        rewind(f);
-    }
-    *ret = n >= 0 ? malloc((size_t)n + 1) : NULL;
-    if (!*ret || fread(*ret, 1, (size_t)n, f) != (size_t)n) {
-        int e = !f || n < 0 ? -errno : *ret ? -EIO : -ENOMEM;
-
-        free(*ret);
-        if (f) {
-            (void)fclose(f);
-        }
-        return error_set_errno(reterr, e, "cannot read %s", path);
-    }
-    (void)fclose(f);
-    *ret_len = (size_t)n;
-    return 0;
-}
-
 /* One store's heads; declares or writes both tensors. */
 static int put_store(struct gguf_writer *w, struct skew_sums *sums, int32_t store, int32_t layer,
                      int32_t n_heads, int32_t dim, bool declare)
@@ -110,22 +86,10 @@ static int write_overlay(const struct skew_model *m, const struct store *stores,
                          struct error *reterr)
 {
     struct gguf_writer *w = NULL;
-    struct gguf_str arch;
-    struct gguf_str sha[SKEW_MAX_OVERLAYS];
-    int r = gguf_get_str(m->base, "general.architecture", &arch, reterr);
+    int r = skew_overlay_create(m, path, &w, reterr);
 
-    r = r ? r : gguf_writer_create(path, &w, reterr);
     if (r) {
         return r;
-    }
-    for (int i = 0; i < m->n_overlays; i++) {
-        sha[i] = (struct gguf_str){.ptr = m->overlay_sha256[i], .len = 64};
-    }
-    r = gguf_writer_str(w, "general.architecture", arch.ptr, arch.len);
-    r = r ? r : gguf_writer_str(w, "general.type", "overlay", 7);
-    r = r ? r : gguf_writer_str(w, "pipit.overlay.base_sha256", m->sha256, 64);
-    if (!r && m->n_overlays > 0) {
-        r = gguf_writer_str_array(w, "pipit.overlay.builds_on", sha, (size_t)m->n_overlays);
     }
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t s = 0; !r && s < n_stores; s++) {
@@ -169,7 +133,7 @@ static int run(const void *config, const struct option_list *words, struct error
     if (!c->model || !c->text || words->n != 1) {
         return error_set(reterr, -EINVAL, "--model, --text and one OUT.gguf are needed");
     }
-    r = read_file(c->text, &text, &len, reterr);
+    r = skew_read_text(c->text, &text, &len, reterr);
     r = r ? r : skew_open(c->model, c->overlays.v, c->overlays.n, &m, reterr);
     if (!r) {
         int32_t n_stores = m.model->n_stores; /* the run closes the model */
@@ -179,7 +143,7 @@ static int run(const void *config, const struct option_list *words, struct error
         r = stores ? list_stores(m.model, stores, reterr) : error_set(reterr, -ENOMEM, "no memory");
         r = r ? r
               : skew_run(&m, text, len, (int32_t)c->tokens, (int)c->threads,
-                         c->report ? stdout : NULL, &sums, reterr);
+                         c->report ? stdout : NULL, false, &sums, reterr);
         r = r ? r : write_overlay(&m, stores, n_stores, dim, &sums, words->v[0], reterr);
     }
     skew_sums_finish(&sums);

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -151,7 +152,7 @@ static int tap_attention(struct backend *be, const struct ops_attention *p)
     int32_t store = tap->m->layers[tap->layer].store;
     int e = 0;
 
-    if (skew_wanted(tap->m, store)) {
+    if (tap->sums->qq && skew_wanted(tap->m, store)) {
         add_queries(tap, p, store);
     }
     if (tap->reports && tap->last) {
@@ -287,6 +288,28 @@ static int add_keys(struct run *r, int32_t n_tokens, struct error *reterr)
     return e ? error_set_errno(reterr, e, "cannot read the cache") : 0;
 }
 
+/* The mean key of every head and store; of a ring, over what it holds. */
+static int average_keys(struct run *r, int32_t n_tokens, struct error *reterr)
+{
+    size_t d = (size_t)r->m->h.k_dim;
+    int e = 0;
+
+    for (int32_t s = 0; s < r->m->n_stores; s++) {
+        struct ops_kv kv = cache_store_kv(r->cache, r->seat, s);
+        int32_t n = kv.slot_pos && kv.cap < n_tokens ? kv.cap : n_tokens;
+
+        for (int32_t h = 0; !e && h < r->m->stores[s].n_k; h++) {
+            double *mean = r->sums->mean + ((size_t)s * (size_t)r->sums->heads + (size_t)h) * d;
+
+            e = fetch_keys(r, &kv, h, n);
+            for (size_t i = 0; i < d * (size_t)n; i++) {
+                mean[i % d] += (double)r->k[i] / n;
+            }
+        }
+    }
+    return e ? error_set_errno(reterr, e, "cannot read the cache") : 0;
+}
+
 static void print_report(const struct run *r, FILE *out)
 {
     (void)fprintf(out, "layer  cosine with the layer before's input  keys for 0.9 of the weight\n");
@@ -339,7 +362,7 @@ static int tokenize(const struct skew_model *m, const char *text, size_t len, in
 }
 
 int skew_run(struct skew_model *model, const char *text, size_t len, int32_t n_tokens,
-             int n_threads, FILE *report, struct skew_sums *ret, struct error *reterr)
+             int n_threads, FILE *report, bool means, struct skew_sums *ret, struct error *reterr)
 {
     struct model *m = model->model;
     struct run r = {.m = m, .sums = ret, .reports = report != NULL};
@@ -353,7 +376,8 @@ int skew_run(struct skew_model *model, const char *text, size_t len, int32_t n_t
         n_heads = (size_t)m->stores[i].n_k > n_heads ? (size_t)m->stores[i].n_k : n_heads;
     }
     *ret = (struct skew_sums){
-        .qq = calloc((size_t)m->n_stores * n_heads * d * d, sizeof(*ret->qq)),
+        .qq = means ? NULL : calloc((size_t)m->n_stores * n_heads * d * d, sizeof(*ret->qq)),
+        .mean = calloc((size_t)m->n_stores * n_heads * d, sizeof(*ret->mean)),
         .size = calloc((size_t)m->n_stores * n_heads * d, sizeof(*ret->size)),
         .heads = (int32_t)n_heads,
     };
@@ -364,13 +388,14 @@ int skew_run(struct skew_model *model, const char *text, size_t len, int32_t n_t
     r.k = calloc((size_t)n_tokens * d, sizeof(*r.k));
     r.weight = calloc((size_t)n_tokens, sizeof(*r.weight));
     tap = &r;
-    e = ret->qq && ret->size && r.stores && r.before && r.cosine && r.keys && r.k && r.weight
+    e = (means || ret->qq) && ret->mean && ret->size && r.stores && r.before && r.cosine &&
+                r.keys && r.k && r.weight
             ? 0
             : error_set(reterr, -ENOMEM, "no memory");
     e = e ? e : tokenize(model, text, len, n_tokens, &ids, reterr);
     e = e ? e : make(&r, n_tokens, n_threads, &interrupt, reterr);
     e = e ? e : feed(&r, ids, n_tokens, reterr);
-    e = e ? e : add_keys(&r, n_tokens, reterr);
+    e = e ? e : (means ? average_keys : add_keys)(&r, n_tokens, reterr);
     if (!e && report) {
         print_report(&r, report);
     }
@@ -382,6 +407,7 @@ int skew_run(struct skew_model *model, const char *text, size_t len, int32_t n_t
 void skew_sums_finish(struct skew_sums *s)
 {
     free(s->qq);
+    free(s->mean);
     free(s->size);
     *s = (struct skew_sums){0};
 }
@@ -441,4 +467,57 @@ void skew_close(struct skew_model *m)
     }
     gguf_close(m->base);
     *m = (struct skew_model){0};
+}
+
+int skew_read_text(const char *path, char **ret, size_t *ret_len, struct error *reterr)
+{
+    FILE *f = fopen(path, "rb");
+    long n = -1;
+
+    if (f && fseek(f, 0, SEEK_END) == 0) {
+        n = ftell(f);
+        rewind(f);
+    }
+    *ret = n >= 0 ? malloc((size_t)n + 1) : NULL;
+    if (!*ret || fread(*ret, 1, (size_t)n, f) != (size_t)n) {
+        int e = !f || n < 0 ? -errno : *ret ? -EIO : -ENOMEM;
+
+        free(*ret);
+        if (f) {
+            (void)fclose(f);
+        }
+        return error_set_errno(reterr, e, "cannot read %s", path);
+    }
+    (void)fclose(f);
+    *ret_len = (size_t)n;
+    return 0;
+}
+
+int skew_overlay_create(const struct skew_model *m, const char *path, struct gguf_writer **ret,
+                        struct error *reterr)
+{
+    struct gguf_writer *w = NULL;
+    struct gguf_str arch;
+    struct gguf_str sha[SKEW_MAX_OVERLAYS];
+    int r = gguf_get_str(m->base, "general.architecture", &arch, reterr);
+
+    r = r ? r : gguf_writer_create(path, &w, reterr);
+    if (r) {
+        return r;
+    }
+    for (int i = 0; i < m->n_overlays; i++) {
+        sha[i] = (struct gguf_str){.ptr = m->overlay_sha256[i], .len = 64};
+    }
+    r = gguf_writer_str(w, "general.architecture", arch.ptr, arch.len);
+    r = r ? r : gguf_writer_str(w, "general.type", "overlay", 7);
+    r = r ? r : gguf_writer_str(w, "pipit.overlay.base_sha256", m->sha256, 64);
+    if (!r && m->n_overlays > 0) {
+        r = gguf_writer_str_array(w, "pipit.overlay.builds_on", sha, (size_t)m->n_overlays);
+    }
+    if (r) {
+        gguf_writer_abort(w);
+        return error_set_errno(reterr, r, "cannot write %.150s", path);
+    }
+    *ret = w;
+    return 0;
 }

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""pipit-skew against NumPy: the queries and keys of a real model by tests/golden/numpy_model.py, which shares no code with
+"""pipit-skew and pipit-calibrate against NumPy: the queries and keys of a real model by tests/golden/numpy_model.py, which shares no code with
 it, their singular values by LAPACK. And what it refuses.
 
-    test_skew.py PIPIT-SKEW TOK_DUMP          needs numpy and gguf, else exits 77"""
+    test_skew.py PIPIT-SKEW TOK_DUMP PIPIT-CALIBRATE          needs numpy and gguf, else exits 77"""
 
 import hashlib
 import pathlib
@@ -117,7 +117,26 @@ class Skew(unittest.TestCase):
             self.assertIn(says, r.stderr)
             self.assertFalse(out.exists())
 
+    def test_centers(self):
+        out = pathlib.Path(self.dir.name) / "center.gguf"
+        args = [CALIBRATE, "--model", MODEL, "--text", self.text, "--tokens", str(N)]
+        r = subprocess.run([*map(str, args), str(out)], capture_output=True, text=True)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        tensors = {t.name: np.array(t.data, np.float64) for t in gguf.GGUFReader(str(out)).tensors}
+        self.assertEqual(len(tensors), self.m.n_layer)
+        for layer in range(self.m.n_layer):
+            want = np.concatenate([np.array(k).mean(0) for k in self.m.stores[layer].k])
+            got = tensors[f"blk.{layer}.attn_center.weight"]
+            self.assertLess(abs(got - want).max(), 1e-3 * abs(want).max())
+        again = pathlib.Path(self.dir.name) / "again.gguf"
+        for more, says in [(["--overlay", out, again], "centers already"), ([], "OUT.gguf"),
+                           (["--tokens", "100000", again], "are needed")]:
+            r = subprocess.run([*map(str, args), *map(str, more)], capture_output=True, text=True)
+            self.assertEqual(r.returncode, 2, r.stderr)
+            self.assertIn(says, r.stderr)
+            self.assertFalse(again.exists())
+
 
 if __name__ == "__main__":
-    SKEW, DUMP = sys.argv[1:3]
+    SKEW, DUMP, CALIBRATE = sys.argv[1:4]
     unittest.main(argv=sys.argv[:1])
