@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""House rules that a script can check: one SPDX line, no `//` comments in C, no file over 1200 lines, headers
-and CUDA within 100 columns, no TODO without an issue number, library folders that never print or exit, no
+"""House rules that a script can check: one SPDX line, no `//` comments in C, no file over 1200 lines, headers,
+CUDA and prose within 100 columns, no TODO without an issue number, library folders that never print or exit, no
 machine paths, links of documents that lead somewhere, a tracked tree under 40 MiB.
 
 tools/style_allow.txt lists what still breaks a limit: `columns FOLDER N` (long lines of a folder in all) and
@@ -55,6 +55,17 @@ def check_links(name, text):
                 yield f"{name}:{i}: no such file: {link}"
 
 
+def check_prose(name, text):
+    """Prose of documents within COLUMNS; tables, code and what cannot be broken may be longer."""
+    bare = re.sub(r"```.*?```|<!-- table.*?<!-- end -->", lambda m: re.sub(r"[^\n]", "", m.group()), text, flags=re.S)
+    for i, line in enumerate(bare.splitlines(), 1):
+        if len(line) <= COLUMNS or line.startswith(("|", "    ", "!", "#")):
+            continue
+        whole = re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", lambda m: m.group().replace(" ", "_"), line)
+        if " " in whole.strip()[2:COLUMNS]:
+            yield f"{name}:{i}: prose of more than {COLUMNS} columns"
+
+
 def main():
     names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True, capture_output=True,
                            check=True).stdout.split("\n")
@@ -63,7 +74,7 @@ def main():
         path = ROOT / name
         suffix = path.suffix
         if path.is_file() and suffix == ".md":
-            bad += check_links(name, path.read_text())
+            bad += [*check_links(name, path.read_text()), *check_prose(name, path.read_text())]
         if not path.is_file() or suffix not in CODE + (".py", ".sh", ".build"):
             continue
         text = path.read_text(errors="replace")
