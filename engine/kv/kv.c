@@ -96,7 +96,7 @@ void kv_usage(const struct cache *c, int32_t seq, struct kv_usage *ret)
         int32_t n = c->geometry.seats[i].n_groups;
         int32_t class = geometry_class_of(&c->geometry, q->variant, i);
 
-        ret->bytes += (uint64_t)n * (uint64_t)q->n_pages[i] * c->classes[class].page_bytes;
+        ret->bytes += (uint64_t)n * (uint64_t)q->stores[i].n_pages * c->classes[class].page_bytes;
         ret->n_slots += (int64_t)n * cache_slots_after(c, q, i, 0);
     }
 }

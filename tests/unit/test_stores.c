@@ -103,6 +103,8 @@ enum { N_KINDS = sizeof(kinds) / sizeof(kinds[0]), N_STORES = 4, CHUNK = 64, ROW
 
 static struct backend *be;
 
+static int32_t layers; /* enum policy_layers of the caches that are made */
+
 static struct cache *make(int kind, const char *kv, int32_t ctx, int32_t n_seqs)
 {
     static struct geometry_store stores[N_STORES];
@@ -134,6 +136,7 @@ static struct cache *make(int kind, const char *kv, int32_t ctx, int32_t n_seqs)
     cr_assert_eq(s.ops->create(&config, &be, &e), 0, "%s", e.text);
     cr_assert_eq(s.ops->reserve(be, &limits, &e), 0, "%s", e.text);
     cr_assert_eq(policy_parse_mix(kv, &s.mix, &e), 0, "%s: %s", kv, e.text);
+    s.mix.part[0].policy.layers = layers;
     cr_assert_eq(geometry_make(&s, &geometry, &e), 0, "%s: %s", kv, e.text);
     cr_assert_eq(kv_create(&geometry, be, &c, &e), 0, "%s", e.text);
     return c;
@@ -155,7 +158,7 @@ static uint32_t check(const struct cache *c, int32_t seat)
     uint32_t held = 0;
 
     for (int i = 0; i < N_STORES; i++) {
-        held += (uint32_t)(q->n_pages[i] * c->geometry.seats[i].n_groups);
+        held += (uint32_t)(q->stores[i].n_pages * c->geometry.seats[i].n_groups);
     }
     cr_assert_eq(c->geometry.n_classes, 1);
     cr_assert_eq(p->n_pages - p->n_free, held);
@@ -268,17 +271,133 @@ static const char *const plain[] = {
     "recency:90%,chunk=64",
 };
 
-Test(stores, every_reserved_page_is_used)
+static void fill_all(const char *kv)
 {
     static const int32_t ctx[] = {64, 65, 200, 257, 640, 1200};
 
-    for (size_t i = 0; i < sizeof(plain) / sizeof(plain[0]); i++) {
-        for (int kind = 0; kind < N_KINDS; kind++) {
-            for (size_t k = 0; k < sizeof(ctx) / sizeof(ctx[0]); k++) {
-                fill(kind, plain[i], ctx[k], ctx[k]);
-                fill(kind, plain[i], ctx[k], ctx[k] / 2);
-                fill(kind, plain[i], ctx[k], ctx[k] * 7 / 8);
-            }
+    for (int kind = 0; kind < N_KINDS; kind++) {
+        for (size_t k = 0; k < sizeof(ctx) / sizeof(ctx[0]); k++) {
+            fill(kind, kv, ctx[k], ctx[k]);
+            fill(kind, kv, ctx[k], ctx[k] / 2);
+            fill(kind, kv, ctx[k], ctx[k] * 7 / 8);
         }
     }
+}
+
+Test(stores, every_reserved_page_is_used)
+{
+    for (size_t i = 0; i < sizeof(plain) / sizeof(plain[0]); i++) {
+        fill_all(plain[i]);
+    }
+}
+
+/* ---- budgets of their own ----------------------------------------------------------------------
+ */
+
+Test(stores, a_pyramid_has_the_sum_of_equal_budgets)
+{
+    struct policy p;
+    struct error e = {0};
+
+    cr_assert_eq(policy_parse("sinks:4+window:100", &p, &e), 0);
+    p.layers = POLICY_LAYERS_PYRAMID;
+    for (int32_t n = 2; n < 40; n++) {
+        for (int32_t budget = 2; budget < 2000; budget = budget * 3 / 2 + 1) {
+            int64_t sum = 0;
+            int32_t before = INT32_MAX;
+
+            for (int32_t i = 0; i < n; i++) {
+                int32_t b = policy_store_budget(&p, budget, i, n, 1 << 20);
+
+                cr_assert(b > 0 && b <= before, "%d of %d: %d", i, n, b);
+                sum += b;
+                before = b;
+            }
+            cr_assert_leq(sum, (int64_t)n * budget);
+            cr_assert_gt(sum, (int64_t)n * (budget - 1));
+        }
+    }
+    cr_assert_eq(policy_store_budget(&p, 100, 0, 2, 150), 150, "never more than the context");
+}
+
+Test(stores, every_reserved_page_is_used_under_unequal_budgets)
+{
+    layers = POLICY_LAYERS_PYRAMID;
+    for (size_t i = 1; i < sizeof(plain) / sizeof(plain[0]); i++) {
+        fill_all(plain[i]);
+    }
+}
+
+static int read_block(void *arg, uint64_t at, void *buf, size_t n)
+{
+    memcpy(buf, (const uint8_t *)arg + at, n);
+    return 0;
+}
+
+/* Slots, positions and budgets of each store come back; a block that lies about them does not. */
+Test(stores, unequal_budgets_are_saved)
+{
+    enum { CTX = 640, N_PROMPT = 500, SIZE = 1 << 20 };
+    static const char identity[64] = "this model";
+    static uint8_t block[SIZE];
+    static uint8_t again[SIZE];
+    static int32_t tokens[CTX];
+    const struct geometry_text text = {.n_prompt = N_PROMPT, .n_tokens = CTX};
+    struct error e = {0};
+    uint64_t n_loaded;
+    size_t size[2];
+    int failed;
+
+    layers = POLICY_LAYERS_PYRAMID;
+    struct cache *c = make(2, "window:50%,chunk=64,prefill=dense", CTX, 2);
+    struct policy p = c->geometry.config.mix.part[0].policy;
+    struct snapshot_source source = {.read = read_block, .arg = block};
+    struct snapshot *s = NULL;
+    struct snapshot_writer *w;
+    int seat = kv_admit(c, &p, 1, &text, NULL, 0);
+
+    (void)read_prompt(c, seat, N_PROMPT);
+    step(c, seat, 1);
+    cr_assert_gt(c->seqs[seat].stores[0].n_slots, c->seqs[seat].stores[2].n_slots);
+    cr_assert_eq(snapshot_writer_create(c, seat, identity, tokens, &w), 0);
+    cr_assert_eq(snapshot_next(w, block, SIZE, &size[0]), 0);
+    snapshot_writer_destroy(w);
+    cr_assert_eq(size[0], snapshot_bytes(c, seat));
+    int64_t n_evicted = c->seqs[seat].n_evicted;
+
+    kv_release(c, seat);
+    source.size = size[0];
+    cr_assert_eq(snapshot_open(c, &source, identity, &p, &s, &e), 0, "%s", e.text);
+    seat = kv_admit(c, &p, 1,
+                    &(struct geometry_text){.n_prompt = N_PROMPT,
+                                            .n_tokens = CTX,
+                                            .held = s->n_tokens,
+                                            .held_slots = s->n_slots,
+                                            .budget = s->budget},
+                    NULL, 0);
+    cr_assert_geq(seat, 0);
+    while (!snapshot_loaded(s)) {
+        cr_assert_eq(snapshot_load(c, seat, s, 1, &n_loaded, &failed), 0);
+    }
+    snapshot_close(s);
+    cr_assert_eq(c->seqs[seat].n_evicted, n_evicted);
+    cr_assert_eq(snapshot_writer_create(c, seat, identity, tokens, &w), 0);
+    cr_assert_eq(snapshot_next(w, again, SIZE, &size[1]), 0);
+    snapshot_writer_destroy(w);
+    cr_assert_eq(size[1], size[0]);
+    cr_assert_arr_eq(again, block, size[0]);
+    for (int32_t at = N_PROMPT + 1; at < CTX; at++) {
+        step(c, seat, 1);
+    }
+    cr_assert_eq(c->seqs[seat].left.pages[0], 0);
+    kv_release(c, seat);
+
+    /* The first store's count of slots lies behind the header, the tokens, layer and groups. */
+    for (int32_t n = -1; n < CTX; n += 17) {
+        memcpy(again, block, size[0]);
+        memcpy(again + 624 + (N_PROMPT + 1 + 1) / 2 * 8 + 8, &n, sizeof(n));
+        source.arg = again;
+        cr_assert_lt(snapshot_open(c, &source, identity, &p, &s, &e), 0, "%d slots", n);
+    }
+    finish(c);
 }

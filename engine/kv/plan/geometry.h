@@ -44,10 +44,10 @@ struct geometry_config {
     bool keep_prefixes;    /* pages of prompts are kept for texts that begin alike (prefix.h) */
     uint64_t hidden_bytes; /* of one row of hidden states, for layered prefill */
     struct policy_mix mix;
-    bool one_memory; /* the device shares the host's */
-    bool exit_head;  /* the model has an early-exit head */
-    bool split;      /* it has SwiftKV's split */
-    const char *tier_dir; /* where pool=disk has its file, or NULL */
+    bool one_memory;                     /* the device shares the host's */
+    bool exit_head;                      /* the model has an early-exit head */
+    bool split;                          /* it has SwiftKV's split */
+    const char *tier_dir;                /* where pool=disk has its file, or NULL */
     const struct tier_calls *tier_calls; /* NULL: the system's */
 };
 
@@ -63,11 +63,13 @@ struct geometry_class {
 struct geometry_seat {
     int32_t n_groups;
     int32_t ring;          /* slots of a ring, 0: none */
+    int32_t cap;           /* slots with position and score, per group; 0: nobody evicts here */
+    int32_t peak_cap;      /* while a prompt is read in the peak region */
     int32_t max_pages;     /* per group */
     uint64_t pages_off;    /* u32 (n_groups, max_pages), in the tables */
     uint64_t ring_off;     /* i32 (n_groups, ring), in the tables */
-    uint64_t pos_off;      /* i32 (n_groups, steady_cap), in the state */
-    uint64_t score_off;    /* f32 (n_groups, steady_cap), in the state */
+    uint64_t pos_off;      /* i32 (n_groups, cap), in the state */
+    uint64_t score_off;    /* f32 (n_groups, cap), in the state */
     uint64_t victim_off;   /* i32 (n_groups), in the state */
     uint64_t sum_off;      /* f32 (n_v, v_dim), in the state */
     uint64_t peak_pos_off; /* (n_groups, peak_cap), in the one peak region */
@@ -84,9 +86,9 @@ struct geometry {
     struct ops_kv_layout *layouts; /* (mix.n, n_stores) */
     uint8_t *class_of;             /* (mix.n, n_stores) */
     struct geometry_seat *seats;   /* (n_stores) */
-    int32_t steady_cap; /* slots with position and score that a seat has per group; 0: no policy
-                           evicts */
-    int32_t peak_cap;   /* of the one sequence whose prompt is being read; 0: none needed */
+    int32_t steady_cap;            /* the most of any store's cap; 0: no policy evicts */
+    int32_t least_cap;             /* the least of those that are not 0 */
+    bool peak;                     /* some prompts need the peak region */
     bool scores;
     bool selects;                  /* queries may select */
     bool speculates;               /* a layer ahead */
@@ -124,9 +126,9 @@ struct geometry_text {
 struct geometry_need {
     uint32_t pages[GEOMETRY_MAX_CLASSES];
     uint32_t peak[GEOMETRY_MAX_CLASSES];
-    int32_t peak_slots; /* a group's, at most, while the prompt is read */
-    bool peak_state;    /* needs the one region: these are more than steady_cap, or layered */
-    bool layered;       /* the prompt is longer than the budget and read layer by layer */
+    bool peak_state;  /* needs the one region: a store's slots are more than its cap, or layered */
+    bool beyond_peak; /* a store's slots are more than even that region has */
+    bool layered;     /* the prompt is longer than the budget and read layer by layer */
 };
 
 /* -ENOTSUP for types the backend lacks, -EINVAL, -ENOMEM where a share does not hold one sequence.
@@ -137,7 +139,7 @@ void geometry_finish(struct geometry *s); /* takes a zeroed struct */
 
 /* Can this model and backend do what the policy asks? -ENOTSUP, -EINVAL. */
 int geometry_check_host(const struct geometry *s, const struct policy *p,
-                     struct error *reterr) WARN_UNUSED;
+                        struct error *reterr) WARN_UNUSED;
 /* Does a sequence under the policy keep the sum of V of a store? */
 bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_t store);
 
@@ -151,9 +153,13 @@ int geometry_variant(const struct geometry *s, const struct policy *p);
 void geometry_need(const struct geometry *s, const struct policy *p, int32_t variant,
                    const struct geometry_text *text, struct geometry_need *ret);
 
-/* Slots per group of a global store for a text, 0: all. */
+/* Slots per group of the mean global store for a text, 0: all. */
 int32_t geometry_budget(const struct geometry *s, const struct policy *p,
                         const struct geometry_text *text);
+
+/* What a store has of such a budget; 0: it keeps all, or a ring's. */
+int32_t geometry_store_budget(const struct geometry *s, const struct policy *p, int32_t budget,
+                              int32_t store);
 
 /* Does the policy drop tokens of this store? Not of a sliding layer's ring, nor does a pool of
  * those that nothing can be predicted for. */
@@ -162,9 +168,8 @@ bool geometry_evicts(const struct geometry *s, const struct policy *p, int32_t s
 /* Its K and V lie in the file: its number there, else -1. */
 int32_t geometry_on_disk(const struct geometry *s, const struct policy *p, int32_t store);
 
-/* The slots per group that a store holds at most of n_tokens under a budget (0: all). */
-int32_t geometry_slots(const struct geometry *s, const struct policy *p, int32_t store,
-                       int32_t budget, int32_t n_tokens);
+/* The slots per group that a store holds at most of n_tokens under a budget (0: all) of its own. */
+int32_t geometry_slots(const struct geometry *s, int32_t store, int32_t budget, int32_t n_tokens);
 
 static inline const struct ops_kv_layout *geometry_layout(const struct geometry *s, int32_t variant,
                                                           int32_t store)

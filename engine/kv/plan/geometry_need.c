@@ -21,11 +21,26 @@ bool geometry_evicts(const struct geometry *s, const struct policy *p, int32_t s
     return st->window == 0 && policy_evicts(p) && (!policy_predicts(p) || st->skew);
 }
 
-int32_t geometry_slots(const struct geometry *s, const struct policy *p, int32_t store,
-                       int32_t budget, int32_t n_tokens)
+int32_t geometry_store_budget(const struct geometry *s, const struct policy *p, int32_t budget,
+                              int32_t store)
+{
+    int32_t rank = 0;
+    int32_t n = 0;
+
+    if (budget == 0 || !geometry_evicts(s, p, store)) {
+        return 0;
+    }
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        rank += i < store && geometry_evicts(s, p, i);
+        n += geometry_evicts(s, p, i);
+    }
+    return policy_store_budget(p, budget, rank, n, s->config.ctx);
+}
+
+int32_t geometry_slots(const struct geometry *s, int32_t store, int32_t budget, int32_t n_tokens)
 {
     int32_t ring = s->seats[store].ring;
-    int32_t most = ring ? ring : geometry_evicts(s, p, store) ? budget : 0;
+    int32_t most = ring ? ring : budget;
 
     return most && n_tokens > most ? most : n_tokens;
 }
@@ -42,64 +57,74 @@ int32_t geometry_budget(const struct geometry *s, const struct policy *p,
 static bool reads_layered(const struct geometry *s, const struct policy *p,
                           const struct geometry_text *text)
 {
-    bool dense = s->whole_peak || text->n_prompt <= s->steady_cap;
+    bool dense = s->whole_peak || text->n_prompt <= s->least_cap;
 
     return !policy_cuts_chunks(p) && p->scope != POLICY_SHARED && s->layered && text->held == 0 &&
            (p->prefill == POLICY_LAYERED || !dense);
 }
 
-/* Slots of a global store, at most, while the prompt is read. */
+/* Slots of a store with a budget, at most, while the prompt is read. */
 static int32_t slots_at_peak(const struct policy *p, const struct geometry_text *text,
                              int32_t budget)
 {
     int32_t n = text->n_prompt > text->held ? text->n_prompt - text->held : 0;
-    int64_t all = (int64_t)(budget ? text->held_slots : text->held) + n;
+    int64_t all = (int64_t)(text->held_slots < budget ? text->held_slots : budget) + n;
     int64_t bounded = (int64_t)budget + p->chunk;
 
-    return (int32_t)(budget && policy_cuts_chunks(p) && bounded < all ? bounded : all);
+    return (int32_t)(policy_cuts_chunks(p) && bounded < all ? bounded : all);
 }
 
-/* Pages by class that are held at once while the prompt is read, at most: of all stores, or, layer
- * by layer, of one store with the whole prompt and those before it, which are cut. */
-static void prompt_pages(const struct geometry *s, const struct policy *p, int32_t variant,
-                         const struct geometry_text *text, int32_t budget, bool layered,
-                         int32_t at_peak, uint32_t ret[GEOMETRY_MAX_CLASSES])
+/* Pages of one store: at the end of the text, of the prompt, and, at most, on the way there. */
+struct store_need {
+    int32_t class;
+    uint32_t end;
+    uint32_t cut;
+    uint32_t peak;
+};
+
+static struct store_need need_of(const struct geometry *s, const struct policy *p, int32_t variant,
+                                 const struct geometry_text *text, int32_t store, int32_t budget)
 {
-    uint32_t before[GEOMETRY_MAX_CLASSES] = {0};
+    uint32_t n = geometry_on_disk(s, p, store) >= 0 ? 0 : (uint32_t)s->seats[store].n_groups;
+    int32_t cut = geometry_slots(s, store, budget, text->n_prompt);
+    int32_t most = budget ? slots_at_peak(p, text, budget) : 0;
 
-    for (int32_t i = 0; i < s->config.n_stores; i++) {
-        int32_t c = geometry_class_of(s, variant, i);
-        int32_t n = geometry_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
-        int32_t cut = geometry_pages_of(geometry_slots(s, p, i, budget, text->n_prompt));
-        int32_t whole = budget && geometry_evicts(s, p, i) ? geometry_pages_of(at_peak) : cut;
-        uint32_t held = before[c] + (uint32_t)(n * (whole > cut ? whole : cut));
-
-        ret[c] = held > ret[c] ? held : ret[c];
-        before[c] = layered ? before[c] + (uint32_t)(n * cut) : held;
-    }
+    return (struct store_need){
+        .class = geometry_class_of(s, variant, store),
+        .end = n * (uint32_t)geometry_pages_of(geometry_slots(s, store, budget, text->n_tokens)),
+        .cut = n * (uint32_t)geometry_pages_of(cut),
+        .peak = n * (uint32_t)geometry_pages_of(most > cut ? most : cut),
+    };
 }
 
 void geometry_need(const struct geometry *s, const struct policy *p, int32_t variant,
                    const struct geometry_text *text, struct geometry_need *ret)
 {
-    int32_t budget = geometry_budget(s, p, text);
-    int32_t at_peak = slots_at_peak(p, text, budget);
-    bool layered = budget && text->n_prompt > budget && reads_layered(s, p, text);
+    int32_t mean = geometry_budget(s, p, text);
+    bool layered = mean > 0 && reads_layered(s, p, text);
+    uint32_t before[GEOMETRY_MAX_CLASSES] = {0}; /* of the prompt, in stores that are read */
 
     memset(ret, 0, sizeof(*ret));
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        int32_t n = geometry_on_disk(s, p, i) >= 0 ? 0 : s->seats[i].n_groups;
+        int32_t b = geometry_store_budget(s, p, mean, i);
 
-        ret->pages[geometry_class_of(s, variant, i)] +=
-            (uint32_t)(n * geometry_pages_of(geometry_slots(s, p, i, budget, text->n_tokens)));
+        ret->layered = ret->layered || (layered && b > 0 && text->n_prompt > b);
     }
-    prompt_pages(s, p, variant, text, budget, layered, at_peak, ret->peak);
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        int32_t b = geometry_store_budget(s, p, mean, i);
+        struct store_need n = need_of(s, p, variant, text, i, b);
+        int32_t at_peak = b ? slots_at_peak(p, text, b) : 0;
+        uint32_t held = before[n.class] + n.peak;
+
+        ret->pages[n.class] += n.end;
+        ret->peak[n.class] = held > ret->peak[n.class] ? held : ret->peak[n.class];
+        before[n.class] += ret->layered ? n.cut : n.peak; /* layer by layer, those are cut */
+        ret->peak_state = ret->peak_state || ret->layered || at_peak > s->seats[i].cap;
+        ret->beyond_peak = ret->beyond_peak || !s->peak || at_peak > s->seats[i].peak_cap;
+    }
     for (int32_t c = 0; c < s->n_classes; c++) { /* beside those that stay */
         ret->peak[c] -= ret->pages[c] < ret->peak[c] ? ret->pages[c] : ret->peak[c];
     }
-    ret->peak_slots = at_peak;
-    ret->layered = layered;
-    ret->peak_state = budget && (layered || at_peak > s->steady_cap);
 }
 
 static uint64_t need_bytes(const struct geometry *s, const uint32_t *pages)

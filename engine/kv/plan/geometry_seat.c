@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a seat has beside pages: page tables, positions, scores, victims, sums of V.
  *
- * A sequence under an evicting policy has `steady_cap` slots for positions and scores a group; a
- * prompt longer than that needs more while it is read, which one sequence at a time gets from a
+ * A sequence under an evicting policy has `cap` slots for positions and scores a group in a store;
+ * a prompt longer than that needs more while it is read, which one sequence at a time gets from a
  * region of its own (dense: the whole context for every store; bounded: budget + chunk; layered:
  * the whole context for one store, and the hidden states of the prompt). */
 
@@ -21,32 +21,46 @@ static uint64_t take(uint64_t *at, uint64_t bytes)
     return off;
 }
 
-/* Slots that need a position: what policies keep at most, and while a prompt is read. */
-static void lay_caps(struct geometry *s)
+/* Slots that need a position: what a policy keeps at most, and while a prompt is read. */
+static void lay_caps(struct geometry *s, const struct policy *p)
+{
+    int32_t ctx = s->config.ctx;
+    int32_t budget = policy_budget(p, ctx, ctx);
+
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        struct geometry_seat *q = &s->seats[i];
+        int32_t b = geometry_store_budget(s, p, budget, i);
+        int64_t bounded = (int64_t)b + p->chunk;
+        int32_t peak = policy_cuts_chunks(p) && bounded < ctx ? (int32_t)bounded : ctx;
+
+        if (b > 0) {
+            q->cap = b > q->cap ? b : q->cap;
+            q->peak_cap = peak > q->peak_cap ? peak : q->peak_cap;
+        }
+    }
+    s->scores = s->scores || policy_scores(p);
+    s->whole_peak = s->whole_peak || p->prefill != POLICY_LAYERED;
+    if (p->prefill == POLICY_LAYERED) {
+        s->layered = true;
+        s->max_survivors = p->observe > s->max_survivors ? p->observe : s->max_survivors;
+    }
+}
+
+static void lay_all_caps(struct geometry *s)
 {
     for (int32_t v = 0; v < s->config.mix.n; v++) {
-        const struct policy *p = &s->config.mix.part[v].policy;
-        int32_t b = policy_budget(p, s->config.ctx, s->config.ctx);
-        int64_t bounded = (int64_t)b + p->chunk;
-        int32_t peak =
-            policy_cuts_chunks(p) && bounded < s->config.ctx ? (int32_t)bounded : s->config.ctx;
+        if (policy_evicts(&s->config.mix.part[v].policy)) {
+            lay_caps(s, &s->config.mix.part[v].policy);
+        }
+    }
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        const struct geometry_seat *q = &s->seats[i];
 
-        if (!policy_evicts(p)) {
-            continue;
-        }
-        s->steady_cap = b > s->steady_cap ? b : s->steady_cap;
-        s->peak_cap = peak > s->peak_cap ? peak : s->peak_cap;
-        s->scores = s->scores || policy_scores(p);
-        s->whole_peak = s->whole_peak || p->prefill != POLICY_LAYERED;
-        if (p->prefill == POLICY_LAYERED) {
-            s->layered = true;
-            s->max_survivors = p->observe > s->max_survivors ? p->observe : s->max_survivors;
-        }
+        s->steady_cap = q->cap > s->steady_cap ? q->cap : s->steady_cap;
+        s->least_cap = q->cap && (!s->least_cap || q->cap < s->least_cap) ? q->cap : s->least_cap;
+        s->peak = s->peak || q->peak_cap > q->cap;
     }
-    if (s->peak_cap <= s->steady_cap) {
-        s->peak_cap = 0;
-        s->layered = false;
-    }
+    s->layered = s->layered && s->peak;
     s->max_survivors = s->max_survivors < s->config.ctx ? s->max_survivors : s->config.ctx;
 }
 
@@ -61,11 +75,11 @@ static void lay_peak(struct geometry *s)
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         const struct geometry_store *st = &s->config.stores[i];
         struct geometry_seat *q = &s->seats[i];
-        uint64_t bytes = (uint64_t)q->n_groups * (uint64_t)s->peak_cap * sizeof(int32_t);
+        uint64_t bytes = (uint64_t)q->n_groups * (uint64_t)q->peak_cap * sizeof(int32_t);
         uint64_t at = 0;
 
         deep = deep || st->deep;
-        if (st->window) {
+        if (q->cap == 0) {
             continue;
         }
         q->peak_pos_off = take(&whole, bytes);
@@ -90,7 +104,7 @@ void geometry_lay_seats(struct geometry *s)
     uint64_t table = 0;
     uint64_t state = 0;
 
-    lay_caps(s);
+    lay_all_caps(s);
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         const struct geometry_store *st = &s->config.stores[i];
         struct geometry_seat *q = &s->seats[i];
@@ -108,18 +122,18 @@ void geometry_lay_seats(struct geometry *s)
         if (!st->window && s->sums) {
             q->sum_off = take(&state, (uint64_t)st->n_v * (uint64_t)st->v_dim * sizeof(float));
         }
-        if (st->window || s->steady_cap == 0) {
+        if (q->cap == 0) {
             continue;
         }
-        q->pos_off = take(&state, n * (uint64_t)s->steady_cap * sizeof(int32_t));
+        q->pos_off = take(&state, n * (uint64_t)q->cap * sizeof(int32_t));
         if (s->scores) {
-            q->score_off = take(&state, n * (uint64_t)s->steady_cap * sizeof(float));
+            q->score_off = take(&state, n * (uint64_t)q->cap * sizeof(float));
         }
         q->victim_off = take(&state, n * sizeof(int32_t));
     }
     s->table_bytes = table;
     s->state_bytes = state;
-    if (s->peak_cap > 0) {
+    if (s->peak) {
         lay_peak(s);
     }
 }

@@ -47,7 +47,8 @@ int kv_traffic(const struct cache *c, const struct policy *p, int32_t n_prompt, 
     }
     const struct ops_kv_layout *l = geometry_layout(s, variant, store);
     int32_t window = s->config.stores[store].window;
-    int32_t n = geometry_slots(s, p, store, policy_budget(p, n_prompt, s->config.ctx), n_tokens);
+    int32_t mean = policy_budget(p, n_prompt, s->config.ctx);
+    int32_t n = geometry_slots(s, store, geometry_store_budget(s, p, mean, store), n_tokens);
     bool evicts = geometry_evicts(s, p, store);
 
     if (window && n > window) {

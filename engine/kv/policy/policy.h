@@ -29,6 +29,7 @@ enum policy_pool { POLICY_POOL_DEVICE, POLICY_POOL_DISK, POLICY_POOL_SLOTS, POLI
 enum policy_victim { POLICY_FIFO, POLICY_LRU, POLICY_COUNTER };
 enum policy_full { POLICY_DROP, POLICY_SPILL };
 enum policy_center { POLICY_CENTER_AUTO, POLICY_CENTER_OFF };
+enum policy_layers { POLICY_LAYERS_EQUAL, POLICY_LAYERS_PYRAMID };
 enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
 
 struct policy {
@@ -38,6 +39,7 @@ struct policy {
     const struct select_ops *select; /* which of them a new token reads (select.h); NULL: all */
     enum policy_budget budget_kind;
     int32_t budget; /* slots or percent */
+    int32_t layers; /* enum policy_layers: how the budgets of all stores share their sum */
     int32_t min; /* slots that a budget in percent has at least */
     int32_t sinks;  /* first positions that stay */
     int32_t recent; /* percent of the budget that the latest tokens have for sure */
@@ -163,5 +165,9 @@ int32_t policy_most_tokens(const struct policy *p, int32_t ctx);
 
 /* Slots that a head group holds of a text of n_tokens, 0 for all. Never more than ctx. */
 int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx);
+/* Of that, what the rank-th of n stores that evict has, of the first layers on: in all n budgets at
+ * most. Never more than ctx. */
+int32_t policy_store_budget(const struct policy *p, int32_t budget, int32_t rank, int32_t n,
+                            int32_t ctx);
 
 #endif

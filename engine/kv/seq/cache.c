@@ -28,7 +28,8 @@ static size_t lay_host(const struct geometry *s, struct memory_arena *a, struct 
     size_t n = (size_t)s->config.n_seqs;
     struct cache_seq *seqs = memory_arena_take(a, n * sizeof(*seqs));
     uint32_t *pages = memory_arena_take(a, n * (size_t)s->table_bytes);
-    int32_t *n_pages = memory_arena_take(a, n * (size_t)s->config.n_stores * sizeof(*n_pages));
+    struct cache_store *stores =
+        memory_arena_take(a, n * (size_t)s->config.n_stores * sizeof(*stores));
     struct kv_step *step = memory_arena_take(a, sizeof(*step));
     struct kv_step arrays = {0};
 
@@ -38,7 +39,7 @@ static size_t lay_host(const struct geometry *s, struct memory_arena *a, struct 
         c->step = step;
         c->seqs = seqs;
         c->pages_host = pages;
-        c->n_pages_host = n_pages;
+        c->stores = stores;
     }
     return a->used;
 }
@@ -104,7 +105,7 @@ static int alloc_seats(struct cache *c, struct error *reterr)
         q->tables = (uint8_t *)c->tables + s->table_bytes * i;
         q->state = c->state ? (uint8_t *)c->state + s->state_bytes * i : NULL;
         q->pages = c->pages_host + words * i;
-        q->n_pages = c->n_pages_host + (size_t)s->config.n_stores * i;
+        q->stores = c->stores + (size_t)s->config.n_stores * i;
     }
     return 0;
 }
@@ -187,14 +188,19 @@ static int check_state(const struct geometry *s, const struct policy *p,
                        struct error *reterr)
 {
     bool scores = policy_scores(p);
-    int32_t budget = geometry_budget(s, p, text);
+    int32_t mean = geometry_budget(s, p, text);
 
-    if (s->steady_cap < budget || (scores && !s->scores)) {
-        return error_set(reterr, -ENOMEM,
-                         "the plan holds %s of %d slots a head group, this policy needs %s of %d; "
-                         "start the daemon with --kv naming it",
-                         s->scores ? "positions and scores" : "positions", s->steady_cap,
-                         scores ? "positions and scores" : "positions", budget);
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        int32_t budget = geometry_store_budget(s, p, mean, i);
+
+        if (s->seats[i].cap < budget || (budget && scores && !s->scores)) {
+            return error_set(
+                reterr, -ENOMEM,
+                "the plan holds %s of %d slots a head group, this policy needs %s of %d; "
+                "start the daemon with --kv naming it",
+                s->scores ? "positions and scores" : "positions", s->seats[i].cap,
+                scores ? "positions and scores" : "positions", budget);
+        }
     }
     for (int32_t i = 1; p->scope == POLICY_SHARED && i < s->config.n_stores; i++) {
         if (s->seats[i].n_groups != s->seats[0].n_groups) {
@@ -203,7 +209,7 @@ static int check_state(const struct geometry *s, const struct policy *p,
                              s->config.stores[0].layer, s->config.stores[i].layer);
         }
     }
-    if (need->peak_state && !need->layered && (!s->whole_peak || need->peak_slots > s->peak_cap)) {
+    if (need->peak_state && !need->layered && (!s->whole_peak || need->beyond_peak)) {
         return error_set(reterr, -ENOMEM,
                          "the plan holds no room for reading a prompt of %d tokens in this "
                          "policy's way (prefill=); start the daemon with --kv naming it",
@@ -373,7 +379,6 @@ int kv_admit(struct cache *c, const struct policy *p, uint64_t principal,
     q->n_steps = text->n_steps;
     q->budget = geometry_budget(s, p, text);
     q->n_tokens = 0;
-    q->n_slots = 0;
     q->n_kept = 0;
     q->prepared = 0;
     q->evicting = false;
@@ -382,7 +387,9 @@ int kv_admit(struct cache *c, const struct policy *p, uint64_t principal,
     q->n_evicted = 0;
     q->shares = false;
     q->left = need;
-    memset(q->n_pages, 0, (size_t)s->config.n_stores * sizeof(*q->n_pages));
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        q->stores[i] = (struct cache_store){.budget = geometry_store_budget(s, p, q->budget, i)};
+    }
     if (q->in_peak) {
         c->peak_holder = seat;
     }
@@ -422,17 +429,20 @@ void kv_release(struct cache *c, int32_t seat)
     q->busy = false;
 }
 
-int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, int32_t n_slots,
+int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, const int32_t *n_slots,
                  int64_t n_evicted)
 {
     struct cache_seq *q = &c->seqs[seat];
     int r = 0;
 
     q->n_tokens = n_tokens;
-    q->n_slots = n_slots;
     q->prepared = n_tokens;
     q->n_evicted = n_evicted;
     for (int32_t i = 0; !r && i < c->geometry.config.n_stores; i++) {
+        struct cache_store *st = &q->stores[i];
+        int32_t most = st->budget < n_tokens ? st->budget : n_tokens;
+
+        st->n_slots = n_slots && most ? n_slots[i] : most;
         r = cache_take_pages(c, q, i, cache_store_slots(c, seat, i));
     }
     return r;
@@ -450,11 +460,5 @@ struct ops_kv cache_store_kv(const struct cache *c, int32_t seat, int32_t store)
 
 int32_t cache_store_slots(const struct cache *c, int32_t seat, int32_t store)
 {
-    const struct cache_seq *q = &c->seqs[seat];
-    int32_t ring = c->geometry.seats[store].ring;
-
-    if (q->budget > 0 && geometry_evicts(&c->geometry, &q->policy, store)) {
-        return q->n_slots;
-    }
-    return ring && q->n_tokens > ring ? ring : q->n_tokens;
+    return cache_slots_after(c, &c->seqs[seat], store, 0);
 }

@@ -13,6 +13,13 @@
 #include "engine/kv/seq/prefix.h"
 #include "engine/kv/plan/geometry.h"
 
+/* One store of one sequence. */
+struct cache_store {
+    int32_t budget;  /* slots per group, 0: all, or a ring's */
+    int32_t n_slots; /* with a budget: that may be live, committed */
+    int32_t n_pages; /* held by each group */
+};
+
 struct cache_seq {
     bool busy;
     struct policy policy;
@@ -20,22 +27,21 @@ struct cache_seq {
     int32_t variant;
     uint64_t principal;
     int32_t n_prompt;
-    int32_t n_steps;           /* over which the policy's tau runs */
-    int32_t budget;            /* slots per group of a global store, 0: all */
-    int32_t n_kept;            /* of them, offered to the prefix cache */
-    int32_t n_tokens;          /* committed: the next token's position */
-    int32_t n_slots;           /* that may be live in a global store, committed */
-    int32_t prepared;          /* n_tokens + rows of the prepared step */
-    bool evicting;             /* the prepared row overwrites victims */
-    bool in_peak;              /* positions and scores lie in the peak region */
-    bool layered;              /* the prompt is being read layer by layer */
-    bool shares;               /* some of its pages may be another's too */
-    int64_t n_evicted;         /* summed over stores and groups */
-    struct geometry_need left; /* reserved, not taken */
-    uint8_t *tables;           /* device */
-    uint8_t *state;            /* device */
-    uint32_t *pages;           /* host mirror of the page tables, as laid out in tables */
-    int32_t *n_pages;          /* (n_stores) pages held by each group */
+    int32_t n_steps;            /* over which the policy's tau runs */
+    int32_t budget;             /* of the mean store that evicts, 0: all */
+    int32_t n_kept;             /* of them, offered to the prefix cache */
+    int32_t n_tokens;           /* committed: the next token's position */
+    int32_t prepared;           /* n_tokens + rows of the prepared step */
+    bool evicting;              /* the prepared row overwrites victims in some store */
+    bool in_peak;               /* positions and scores lie in the peak region */
+    bool layered;               /* the prompt is being read layer by layer */
+    bool shares;                /* some of its pages may be another's too */
+    int64_t n_evicted;          /* summed over stores and groups */
+    struct geometry_need left;  /* reserved, not taken */
+    uint8_t *tables;            /* device */
+    uint8_t *state;             /* device */
+    uint32_t *pages;            /* host mirror of the page tables, as laid out in tables */
+    struct cache_store *stores; /* (n_stores) */
 };
 
 struct cache {
@@ -47,10 +53,10 @@ struct cache {
     void *state;            /* device (n_seqs, state_bytes) and the peak region */
     uint8_t *peak_state;
     uint32_t *pages_host;
-    int32_t *n_pages_host;
-    int32_t peak_holder;     /* seat, or -1 */
-    struct staging *staging; /* NULL: nobody's pages lie on the host */
-    struct tier *tier;       /* NULL: nobody's K and V lie on disk */
+    struct cache_store *stores; /* (n_seqs, n_stores) */
+    int32_t peak_holder;        /* seat, or -1 */
+    struct staging *staging;    /* NULL: nobody's pages lie on the host */
+    struct tier *tier;          /* NULL: nobody's K and V lie on disk */
     struct prefix prefix;
     struct kv_step *step; /* the running one */
 };
@@ -66,8 +72,9 @@ int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store);
  */
 struct ops_kv cache_store_kv(const struct cache *c, int32_t seat, int32_t store);
 int32_t cache_store_slots(const struct cache *c, int32_t seat, int32_t store);
-/* On a fresh seat: takes the pages of a sequence whose slots the caller then fills (snapshot.c). */
-int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, int32_t n_slots,
+/* On a fresh seat: takes the pages of a sequence whose slots the caller then fills: n_slots
+ * (n_stores) where a store has a budget; NULL: as many as it may. */
+int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, const int32_t *n_slots,
                  int64_t n_evicted) WARN_UNUSED;
 
 #endif

@@ -17,7 +17,7 @@ static int move_state(struct cache *c, struct cache_seq *q, int32_t store, int32
     uint64_t bytes = (uint64_t)n_slots * sizeof(int32_t);
 
     for (int32_t g = 0; g < st->n_groups; g++) {
-        uint64_t to = (uint64_t)g * (uint64_t)s->steady_cap * sizeof(int32_t);
+        uint64_t to = (uint64_t)g * (uint64_t)st->cap * sizeof(int32_t);
         uint64_t at = (uint64_t)g * (uint64_t)from.cap * sizeof(int32_t);
         int r = s->config.ops->copy(c->be, q->state + st->pos_off + to, from.pos + at, bytes);
 
@@ -57,20 +57,28 @@ static uint64_t score_bytes(const struct ops_kv *kv)
     return (uint64_t)kv->layout->n_groups * (uint64_t)kv->cap * sizeof(float);
 }
 
-static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots,
-                     const struct place_guard *guard)
+/* Of a store's n_slots, those that the policy keeps. */
+static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_t last,
+                     int32_t n_slots)
 {
     struct ops_kv kv = cache_kv_of(c, q, store, n_slots);
+    int32_t shared = cache_score_store_of(c, q);
+    struct place_guard guard;
+    int r = 0;
+
+    cache_guard_at(q, store, true, last, &guard);
+    q->stores[store].n_slots = n_slots;
+    if (n_slots <= guard.budget) {
+        return 0;
+    }
     struct ops_cut p = {
         .kv = &kv,
-        .budget = guard->budget,
-        .sinks = guard->sinks,
-        .pos_protect = guard->pos_protect,
-        .by_position = guard->by_position,
-        .shared = guard->shared,
+        .budget = guard.budget,
+        .sinks = guard.sinks,
+        .pos_protect = guard.pos_protect,
+        .by_position = guard.by_position,
+        .shared = guard.shared,
     };
-    int32_t shared = cache_score_store_of(c, q);
-    int r = 0;
 
     if (shared >= 0 && shared != store) { /* a cut moves scores along: work on a copy */
         float *own = (float *)(void *)cache_state_of(c, q, store).score;
@@ -79,18 +87,28 @@ static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_
         kv.score = own;
     }
     if (!r && q->place->rescore) {
-        r = cache_rescore(c, q, &kv, guard->pos_protect < n_slots ? guard->pos_protect : n_slots);
+        r = cache_rescore(c, q, &kv, guard.pos_protect < n_slots ? guard.pos_protect : n_slots);
     }
-    if (!r && guard->drop >= 0) {
-        r = mark_victim(c, &kv, guard->drop);
+    if (!r && guard.drop >= 0) {
+        r = mark_victim(c, &kv, guard.drop);
     }
     if (!r) {
         r = c->geometry.config.ops->cut(c->be, &p);
     }
     if (!r) {
-        q->n_evicted += (int64_t)c->geometry.seats[store].n_groups * (n_slots - guard->budget);
+        q->n_evicted += (int64_t)c->geometry.seats[store].n_groups * (n_slots - guard.budget);
+        q->stores[store].n_slots = guard.budget;
     }
     return r;
+}
+
+/* What the cut has left goes to the seat, and pages above it back to the reservation. */
+static int settle_store(struct cache *c, struct cache_seq *q, int32_t store)
+{
+    const struct cache_store *st = &q->stores[store];
+
+    cache_return_pages(c, q, store, (st->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
+    return q->in_peak ? move_state(c, q, store, st->n_slots) : 0;
 }
 
 /* The prompt is read, and all pages above the budget are reserved again: of the reservation, the
@@ -111,33 +129,18 @@ static void end_of_peak(struct cache *c, struct cache_seq *q)
 int kv_cut(struct cache *c, int32_t seat, bool last)
 {
     struct cache_seq *q = &c->seqs[seat];
-    struct place_guard guard;
     int r = 0;
 
     if (q->budget == 0 || (!last && !policy_cuts_chunks(&q->policy))) {
         return 0;
     }
-    cache_guard_at(q, true, q->n_tokens - 1, &guard);
-    if (q->n_slots > guard.budget) {
-        for (int32_t i = c->geometry.config.n_stores - 1; !r && i >= 0;
-             i--) { /* shared scores last */
-            r = cache_evicts_from(c, q, i) ? cut_store(c, q, i, q->n_slots, &guard) : 0;
-        }
-        if (r) {
-            return r;
-        }
-        q->n_slots = guard.budget;
+    for (int32_t i = c->geometry.config.n_stores - 1; !r && i >= 0; i--) { /* shared scores last */
+        r = cache_evicts_from(q, i) ? cut_store(c, q, i, q->n_tokens - 1, q->stores[i].n_slots) : 0;
     }
-    if (!last) {
-        return 0;
+    for (int32_t i = 0; last && !r && i < c->geometry.config.n_stores; i++) {
+        r = cache_evicts_from(q, i) ? settle_store(c, q, i) : 0;
     }
-    for (int32_t i = 0; !r && i < c->geometry.config.n_stores; i++) {
-        if (cache_evicts_from(c, q, i)) {
-            cache_return_pages(c, q, i, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
-            r = q->in_peak ? move_state(c, q, i, q->n_slots) : 0;
-        }
-    }
-    if (!r) {
+    if (last && !r) {
         end_of_peak(c, q);
     }
     return r;
@@ -160,19 +163,11 @@ int cache_layer_prepare(struct cache *c, struct cache_seq *q, int32_t store, int
 int kv_layer_cut(struct cache *c, int32_t seat, int32_t store)
 {
     struct cache_seq *q = &c->seqs[seat];
-    struct place_guard guard;
+    int r = 0;
 
-    if (!cache_evicts_from(c, q, store)) {
-        return 0;
-    }
-    cache_guard_at(q, true, q->n_prompt - 1, &guard);
-    int r = cut_store(c, q, store, q->n_prompt, &guard);
-
-    if (!r) {
-        r = move_state(c, q, store, guard.budget);
-    }
-    if (!r) { /* the next store will need its pages */
-        cache_return_pages(c, q, store, (q->budget + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS);
+    if (cache_evicts_from(q, store)) {
+        r = cut_store(c, q, store, q->n_prompt - 1, q->n_prompt);
+        r = r ? r : settle_store(c, q, store); /* the next store will need its pages */
     }
     return r;
 }
@@ -180,12 +175,9 @@ int kv_layer_cut(struct cache *c, int32_t seat, int32_t store)
 void kv_layer_done(struct cache *c, int32_t seat)
 {
     struct cache_seq *q = &c->seqs[seat];
-    struct place_guard guard;
 
-    cache_guard_at(q, true, q->n_prompt - 1, &guard);
     q->n_tokens = q->n_prompt;
     q->prepared = q->n_prompt;
-    q->n_slots = guard.budget;
     end_of_peak(c, q);
 }
 

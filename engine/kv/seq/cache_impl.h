@@ -20,7 +20,12 @@ struct cache_state cache_state_of(const struct cache *c, const struct cache_seq 
 int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q);
 
 /* Does the policy drop tokens of this store? Rings of sliding layers are beyond it. */
-bool cache_evicts_from(const struct cache *c, const struct cache_seq *q, int32_t store);
+static inline bool cache_evicts_from(const struct cache_seq *q, int32_t store)
+{
+    return q->stores[store].budget > 0;
+}
+/* Must a new token of it overwrite a victim's slot? */
+bool cache_is_full(const struct cache_seq *q, int32_t store);
 
 /* Slots that may be live once n_new more tokens are in. */
 int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int32_t store,
@@ -81,6 +86,7 @@ int cache_rescore(struct cache *c, const struct cache_seq *q, const struct ops_k
                   int32_t n) WARN_UNUSED;
 
 /* What the policy spares at a cut, or from being overwritten by position `last`. */
-void cache_guard_at(const struct cache_seq *q, bool cut, int32_t last, struct place_guard *ret);
+void cache_guard_at(const struct cache_seq *q, int32_t store, bool cut, int32_t last,
+                    struct place_guard *ret);
 
 #endif

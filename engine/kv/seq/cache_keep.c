@@ -101,10 +101,9 @@ int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_
             r = ops->write(c->be, q->tables + st->pages_off + row * sizeof(uint32_t),
                            cache_host_pages(q, st) + row, (uint64_t)n_units * sizeof(uint32_t));
         }
-        q->n_pages[i] = n_units;
+        q->stores[i].n_pages = n_units;
     }
     q->n_tokens = n_units * PREFIX_TOKENS;
-    q->n_slots = q->n_tokens;
     q->n_kept = q->n_tokens;
     q->prepared = q->n_tokens;
     return r;

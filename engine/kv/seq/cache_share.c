@@ -19,7 +19,7 @@
 /* First page of a group that may be written again once n_tokens are in. */
 static int32_t first_writable(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    bool appends = !cache_evicts_from(c, q, store) && c->geometry.seats[store].ring == 0;
+    bool appends = !cache_evicts_from(q, store) && c->geometry.seats[store].ring == 0;
 
     return appends ? cache_slots_after(c, q, store, 0) / OPS_PAGE_SLOTS : 0;
 }
@@ -69,7 +69,7 @@ static int own_victims(struct cache *c, struct cache_seq *q, int32_t store)
         int32_t slot;
 
         r = c->geometry.config.ops->read(c->be, &slot, view.victim + g, sizeof(slot));
-        assert(r || (slot >= 0 && slot < q->n_slots));
+        assert(r || (slot >= 0 && slot < q->stores[store].n_slots));
         r = r ? r : own_page(c, q, store, g, slot / OPS_PAGE_SLOTS);
     }
     return r;
@@ -80,7 +80,7 @@ int cache_own_pages(struct cache *c, struct cache_seq *q, int32_t n_rows)
     int r = 0;
 
     for (int32_t i = 0; !r && q->shares && i < c->geometry.config.n_stores; i++) {
-        if (q->evicting && cache_evicts_from(c, q, i)) {
+        if (cache_is_full(q, i)) {
             r = own_victims(c, q, i);
         } else {
             r = own_slots(c, q, i, cache_view_of(c, q, i, q->n_tokens, n_rows).slot0, n_rows);
@@ -104,7 +104,7 @@ static void need_of_fork(const struct cache *c, const struct cache_seq *parent,
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         int32_t class = geometry_class_of(s, parent->variant, i);
         int32_t n = s->seats[i].n_groups;
-        int32_t held = parent->n_pages[i];
+        int32_t held = parent->stores[i].n_pages;
         int32_t full = first_writable(c, parent, i);
 
         assert((uint32_t)(n * held) <= ret_left->pages[class]);
@@ -123,7 +123,7 @@ static void share_pages(struct cache *c, struct cache_seq *q, int32_t store)
     for (int32_t g = 0; g < st->n_groups; g++) {
         const uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
 
-        for (int32_t i = 0; i < q->n_pages[store]; i++) {
+        for (int32_t i = 0; i < q->stores[store].n_pages; i++) {
             (i < full ? pages_ref : pages_share)(pages, row[i]);
         }
     }
@@ -138,7 +138,7 @@ static int copy_seat(struct cache *c, const struct cache_seq *from, struct cache
         r = s->config.ops->copy(c->be, to->state, from->state, s->state_bytes);
     }
     memcpy(to->pages, from->pages, (size_t)s->table_bytes);
-    memcpy(to->n_pages, from->n_pages, (size_t)s->config.n_stores * sizeof(*to->n_pages));
+    memcpy(to->stores, from->stores, (size_t)s->config.n_stores * sizeof(*to->stores));
     return r;
 }
 
@@ -165,7 +165,7 @@ int kv_fork(struct cache *c, int32_t parent, const struct geometry_text *text)
     q->tables = own.tables;
     q->state = own.state;
     q->pages = own.pages;
-    q->n_pages = own.n_pages;
+    q->stores = own.stores;
     q->n_steps = text->n_steps;
     q->left = left;
     int r = copy_seat(c, p, q);

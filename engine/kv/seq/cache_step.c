@@ -28,14 +28,14 @@ static int32_t victim_store(const struct cache *c, const struct cache_seq *q, in
 
 static int find_victims(struct cache *c, struct cache_seq *q)
 {
-    struct place_guard guard;
-
-    cache_guard_at(q, false, q->n_tokens, &guard);
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        if (!cache_evicts_from(c, q, i) || victim_store(c, q, i) != i) {
+        struct place_guard guard;
+
+        if (!cache_is_full(q, i) || victim_store(c, q, i) != i) {
             continue;
         }
-        struct ops_kv kv = cache_kv_of(c, q, i, q->n_slots);
+        cache_guard_at(q, i, false, q->n_tokens, &guard);
+        struct ops_kv kv = cache_kv_of(c, q, i, q->stores[i].n_slots);
         struct ops_victim p = {
             .kv = &kv,
             .sinks = guard.sinks,
@@ -73,7 +73,7 @@ static int renew_sums(struct cache *c, struct cache_seq *q)
         return 0;
     }
     for (int32_t i = 0; !r && i < c->geometry.config.n_stores; i++) {
-        struct ops_kv kv = cache_kv_of(c, q, i, q->n_slots);
+        struct ops_kv kv = cache_kv_of(c, q, i, cache_slots_after(c, q, i, 0));
 
         if (kv.v_sum) {
             r = c->geometry.config.ops->kv_sum(c->be, &(struct ops_kv_sum){.kv = &kv});
@@ -91,7 +91,10 @@ int kv_step_prepare(struct cache *c, int32_t seat, int32_t n_rows)
     if (q->prepared == q->n_tokens + n_rows) {
         return 0; /* the step that was given up: its victims are already overwritten */
     }
-    q->evicting = q->budget > 0 && q->n_tokens >= q->n_prompt && q->n_slots >= q->budget;
+    q->evicting = false;
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        q->evicting = q->evicting || cache_is_full(q, i);
+    }
     assert(!q->evicting || n_rows == 1);
     if (q->evicting) {
         r = find_victims(c, q);
@@ -124,11 +127,11 @@ struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, i
     view.kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, before + n_rows));
     if (st->ring) {
         view.slot0 = pos0 % st->ring;
-    } else if (!cache_evicts_from(c, q, store)) {
+    } else if (!cache_evicts_from(q, store)) {
         view.slot0 = pos0;
     } else {
-        view.slot0 = q->n_slots + before;
-        if (q->evicting) {
+        view.slot0 = q->stores[store].n_slots + before;
+        if (cache_is_full(q, store)) {
             const struct geometry_seat *v = &c->geometry.seats[victim_store(c, q, store)];
 
             view.victim = (const int32_t *)(const void *)(q->state + v->victim_off);
@@ -142,14 +145,13 @@ void kv_step_commit(struct cache *c, int32_t seat, int32_t n_rows)
     struct cache_seq *q = &c->seqs[seat];
 
     assert(q->prepared >= q->n_tokens + n_rows);
-    q->n_tokens += n_rows;
-    if (!q->evicting) {
-        q->n_slots += n_rows;
-        return;
-    }
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        q->n_evicted += cache_evicts_from(c, q, i) ? c->geometry.seats[i].n_groups : 0;
+        bool full = cache_is_full(q, i);
+
+        q->n_evicted += full ? c->geometry.seats[i].n_groups : 0;
+        q->stores[i].n_slots += full ? 0 : n_rows;
     }
+    q->n_tokens += n_rows;
 }
 
 int32_t kv_spare_rows(const struct cache *c, int32_t seat)

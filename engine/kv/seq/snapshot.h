@@ -31,9 +31,10 @@ struct snapshot_source {
 struct snapshot {
     struct snapshot_source source;
     char policy[KV_TEXT_MAX]; /* canonical */
-    const int32_t *tokens;        /* (n_tokens) */
+    const int32_t *tokens;    /* (n_tokens) */
     int32_t n_tokens;
-    int32_t n_slots;
+    int32_t n_slots; /* of the store that has most of those that evict */
+    int32_t *slots;  /* (n_stores) */
     int32_t budget;
     uint8_t *held; /* the block without its slots, and a buffer for those behind it */
     uint64_t held_bytes;

@@ -40,24 +40,20 @@ static int check_header(const struct cache *c, const struct snapshot_header *h, 
         h->n_evicted < 0) {
         return broken(reterr, "its sizes");
     }
-    if (!policy_evicts(p)
-            ? h->budget != 0 || h->n_slots != h->n_tokens
-            : h->budget < 1 || h->budget > c->geometry.steady_cap || h->n_slots > h->budget) {
+    if (!policy_evicts(p) ? h->budget != 0 || h->n_slots != h->n_tokens
+                          : h->budget < 1 || h->budget > c->geometry.config.ctx) {
         return broken(reterr, "its budget");
     }
     return 0;
 }
 
-/* Slots that a store of such a sequence must have. */
-static int32_t slots_of(const struct cache *c, const struct policy *p, int32_t store,
-                        const struct snapshot_header *h)
+/* The most slots that a store of such a sequence may have. */
+static int32_t most_slots(const struct cache *c, const struct policy *p, int32_t store,
+                          const struct snapshot_header *h)
 {
-    int32_t ring = c->geometry.seats[store].ring;
+    int32_t budget = geometry_store_budget(&c->geometry, p, h->budget, store);
 
-    if (h->budget > 0 && geometry_evicts(&c->geometry, p, store)) {
-        return h->n_slots;
-    }
-    return ring && h->n_tokens > ring ? ring : h->n_tokens;
+    return geometry_slots(&c->geometry, store, budget, h->n_tokens);
 }
 
 /* Each slot holds a position, no two the same: a victim is found among such. seen: (n_tokens) bits.
@@ -133,6 +129,7 @@ struct taker {
     struct snapshot_header head;
     struct cache_seq seq; /* policy, place and variant of the sequence to be */
     uint8_t *held;
+    int32_t *slots; /* (n_stores) */
     uint8_t *seen;
     uint64_t n_held;
     uint64_t at;
@@ -154,16 +151,43 @@ static int take(struct taker *t, uint64_t n, struct error *reterr)
     return 0;
 }
 
+/* Where tokens are evicted, a store may have fewer slots than its budget: as many as it says, and
+ * all stores of equal budgets the same. */
+static int check_slots(const struct taker *t, int32_t store, int32_t n, struct error *reterr)
+{
+    const struct geometry *g = &t->c->geometry;
+    const struct policy *p = &t->seq.policy;
+    int32_t most = most_slots(t->c, p, store, &t->head);
+
+    if (!geometry_evicts(g, p, store)) {
+        return 0; /* compared with the rest */
+    }
+    return n < 0 || n > most || (p->layers == POLICY_LAYERS_EQUAL && n != t->head.n_slots) ||
+                   geometry_store_budget(g, p, t->head.budget, store) > g->seats[store].cap
+               ? broken(reterr, "its budget")
+               : 0;
+}
+
 static int take_store(struct taker *t, int32_t store, struct error *reterr)
 {
-    struct snapshot_store want =
-        snapshot_describe(t->c, &t->seq, store, slots_of(t->c, &t->seq.policy, store, &t->head));
-    int r = take(t, sizeof(want), reterr);
+    int32_t most = most_slots(t->c, &t->seq.policy, store, &t->head);
+    struct snapshot_store want = snapshot_describe(t->c, &t->seq, store, most);
+    struct snapshot_store has;
+    int r = take(t, sizeof(has), reterr);
 
-    if (!r && memcmp(t->held + t->n_held - sizeof(want), &want, sizeof(want)) != 0) {
+    if (r) {
+        return r;
+    }
+    memcpy(&has, t->held + t->n_held - sizeof(has), sizeof(has));
+    r = check_slots(t, store, has.n_slots, reterr);
+    if (geometry_evicts(&t->c->geometry, &t->seq.policy, store)) {
+        want.n_slots = has.n_slots;
+    }
+    if (!r && memcmp(&has, &want, sizeof(want)) != 0) {
         r = error_set(reterr, -ENOTSUP,
                       "the saved sequence's cache of layer %d is laid out otherwise", want.layer);
     }
+    t->slots[store] = want.n_slots;
     for (int32_t g = 0; !r && g < want.n_groups; g++) {
         r = take(t, snapshot_state_bytes(&want), reterr);
         r = r ? r
@@ -179,7 +203,8 @@ static int take_store(struct taker *t, int32_t store, struct error *reterr)
     return r;
 }
 
-/* What a sequence with this header leaves to be held; the header's numbers are within the plan's.
+/* What a sequence with this header leaves to be held, at most; the header's numbers are within the
+ * plan's.
  */
 static uint64_t held_bytes(const struct taker *t)
 {
@@ -187,7 +212,7 @@ static uint64_t held_bytes(const struct taker *t)
 
     for (int32_t i = 0; i < t->head.n_stores; i++) {
         struct snapshot_store h =
-            snapshot_describe(t->c, &t->seq, i, slots_of(t->c, &t->seq.policy, i, &t->head));
+            snapshot_describe(t->c, &t->seq, i, most_slots(t->c, &t->seq.policy, i, &t->head));
 
         sum += sizeof(h) + (uint64_t)h.n_groups * snapshot_state_bytes(&h);
     }
@@ -238,10 +263,12 @@ int snapshot_open(const struct cache *c, const struct snapshot_source *source,
     s->held_bytes = held_bytes(&t);
     s->held = malloc(
         (size_t)(s->held_bytes + snapshot_buffer_bytes(snapshot_largest_slot(c, t.seq.variant))));
+    s->slots = calloc((size_t)t.head.n_stores, sizeof(*s->slots));
     t.held = s->held;
+    t.slots = s->slots;
     t.seen = malloc((size_t)t.head.n_tokens / 8 + 1);
-    r = t.held && t.seen ? take_all(&t, reterr)
-                         : error_set(reterr, -ENOMEM, "no memory for a saved sequence");
+    r = t.held && t.slots && t.seen ? take_all(&t, reterr)
+                                    : error_set(reterr, -ENOMEM, "no memory for a saved sequence");
     free(t.seen);
     if (r) {
         goto fail;
@@ -264,6 +291,7 @@ void snapshot_close(struct snapshot *s)
 {
     if (s) {
         free(s->held);
+        free(s->slots);
         free(s);
     }
 }

@@ -107,7 +107,7 @@ static int begin_load(struct cache *c, int32_t seat, struct snapshot *s)
     s->begun = true;
     s->held_at = sizeof(head) + snapshot_pad8((uint64_t)head.n_tokens * sizeof(int32_t));
     s->at = s->held_at;
-    return cache_refill(c, seat, head.n_tokens, head.n_slots, head.n_evicted);
+    return cache_refill(c, seat, head.n_tokens, s->slots, head.n_evicted);
 }
 
 int snapshot_load(struct cache *c, int32_t seat, struct snapshot *s, uint64_t least,

@@ -187,6 +187,19 @@ size_t snapshot_least(const struct snapshot_writer *w)
     return w->least;
 }
 
+/* Of a store that evicts; where none does, of one that would. */
+static int32_t most_slots(const struct cache *c, const struct cache_seq *q)
+{
+    int32_t most = 0;
+
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        bool more = cache_evicts_from(q, i) && q->stores[i].n_slots > most;
+
+        most = more ? q->stores[i].n_slots : most;
+    }
+    return most > 0 ? most : q->budget && q->budget < q->n_tokens ? q->budget : q->n_tokens;
+}
+
 int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64],
                            const int32_t *tokens, struct snapshot_writer **ret)
 {
@@ -206,7 +219,7 @@ int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64
         .n_stores = c->geometry.config.n_stores,
         .n_tokens = q->n_tokens,
         .n_prompt = q->n_prompt,
-        .n_slots = q->n_slots,
+        .n_slots = most_slots(c, q),
         .budget = q->budget,
         .n_evicted = q->n_evicted,
         .bytes = snapshot_bytes(c, seat),

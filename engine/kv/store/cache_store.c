@@ -27,15 +27,14 @@ struct cache_state cache_state_of(const struct cache *c, const struct cache_seq 
     const struct geometry_seat *st = &c->geometry.seats[store];
 
     if (!q->in_peak) {
-        return (struct cache_state){q->state + st->pos_off, q->state + st->score_off,
-                                    c->geometry.steady_cap};
+        return (struct cache_state){q->state + st->pos_off, q->state + st->score_off, st->cap};
     }
     if (q->layered) {
         return (struct cache_state){c->peak_state, c->peak_state + st->layer_score_off,
-                                    c->geometry.peak_cap};
+                                    st->peak_cap};
     }
     return (struct cache_state){c->peak_state + st->peak_pos_off,
-                                c->peak_state + st->peak_score_off, c->geometry.peak_cap};
+                                c->peak_state + st->peak_score_off, st->peak_cap};
 }
 
 static uint8_t *score_of(const struct cache *c, const struct cache_seq *q, int32_t store)
@@ -45,9 +44,11 @@ static uint8_t *score_of(const struct cache *c, const struct cache_seq *q, int32
     return cache_state_of(c, q, shared >= 0 ? shared : store).score;
 }
 
-bool cache_evicts_from(const struct cache *c, const struct cache_seq *q, int32_t store)
+bool cache_is_full(const struct cache_seq *q, int32_t store)
 {
-    return q->budget > 0 && geometry_evicts(&c->geometry, &q->policy, store);
+    const struct cache_store *st = &q->stores[store];
+
+    return st->budget > 0 && q->n_tokens >= q->n_prompt && st->n_slots >= st->budget;
 }
 
 /* Slots of a store that may be live once n_new more tokens are in. */
@@ -60,10 +61,10 @@ int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int3
     if (st->ring) {
         return n < st->ring ? n : st->ring;
     }
-    if (!cache_evicts_from(c, q, store)) {
+    if (!cache_evicts_from(q, store)) {
         return n;
     }
-    return q->n_slots + (q->evicting ? 0 : n_new);
+    return q->stores[store].n_slots + (cache_is_full(q, store) ? 0 : n_new);
 }
 
 /* A group's pages up to `want`, all of them or none. */
@@ -72,9 +73,9 @@ static int take_row(struct cache *c, struct cache_seq *q, int32_t store, int32_t
 {
     const struct geometry_seat *st = &c->geometry.seats[store];
     int32_t class = geometry_class_of(&c->geometry, q->variant, store);
-    size_t at = (size_t)group * (size_t)st->max_pages + (size_t)q->n_pages[store];
+    size_t at = (size_t)group * (size_t)st->max_pages + (size_t)q->stores[store].n_pages;
     uint32_t *row = cache_host_pages(q, st) + at;
-    int32_t n = want - q->n_pages[store];
+    int32_t n = want - q->stores[store].n_pages;
     int32_t taken = 0;
     int r = 0;
 
@@ -102,7 +103,7 @@ static void put_back_rows(struct cache *c, struct cache_seq *q, int32_t store, i
     for (int32_t g = 0; g < n_groups; g++) {
         uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
 
-        for (int32_t i = q->n_pages[store]; i < want; i++) {
+        for (int32_t i = q->stores[store].n_pages; i < want; i++) {
             pages_put_back(&c->classes[class], &row[i]);
             q->left.pages[class]++;
         }
@@ -113,7 +114,7 @@ int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_
 {
     const struct geometry_seat *st = &c->geometry.seats[store];
     int32_t want = (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
-    int32_t have = q->n_pages[store];
+    int32_t have = q->stores[store].n_pages;
 
     if (want <= have || geometry_on_disk(&c->geometry, &q->policy, store) >= 0) {
         return 0;
@@ -126,7 +127,7 @@ int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_
             put_back_rows(c, q, store, g, want);
         }
     }
-    q->n_pages[store] = r ? have : want;
+    q->stores[store].n_pages = r ? have : want;
     return r;
 }
 
@@ -139,20 +140,20 @@ void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32
     for (int32_t g = 0; g < st->n_groups; g++) {
         uint32_t *row = cache_host_pages(q, st) + (size_t)g * (size_t)st->max_pages;
 
-        for (int32_t i = keep; i < q->n_pages[store]; i++) {
+        for (int32_t i = keep; i < q->stores[store].n_pages; i++) {
             (void)pages_unref(pages, &row[i]);
         }
     }
-    q->n_pages[store] = q->n_pages[store] < keep ? q->n_pages[store] : keep;
+    q->stores[store].n_pages = q->stores[store].n_pages < keep ? q->stores[store].n_pages : keep;
 }
 
 void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
 {
     int32_t class = geometry_class_of(&c->geometry, q->variant, store);
-    int32_t had = q->n_pages[store];
+    int32_t had = q->stores[store].n_pages;
 
     cache_drop_pages(c, q, store, keep);
-    uint32_t n = (uint32_t)((had - q->n_pages[store]) * c->geometry.seats[store].n_groups);
+    uint32_t n = (uint32_t)((had - q->stores[store].n_pages) * c->geometry.seats[store].n_groups);
     bool reserved = pages_reserve(&c->classes[class], n); /* they have just come free */
 
     assert(reserved);
@@ -192,7 +193,7 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
     if (st->ring) {
         kv.cap = st->ring;
         kv.slot_pos = (int32_t *)(void *)(q->tables + st->ring_off);
-    } else if (cache_evicts_from(c, q, store)) {
+    } else if (cache_evicts_from(q, store)) {
         struct cache_state state = cache_state_of(c, q, store);
 
         kv.cap = state.cap;
@@ -202,10 +203,11 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
     return kv;
 }
 
-void cache_guard_at(const struct cache_seq *q, bool cut, int32_t last, struct place_guard *ret)
+void cache_guard_at(const struct cache_seq *q, int32_t store, bool cut, int32_t last,
+                    struct place_guard *ret)
 {
     struct place_when when = {
-        .cut = cut, .budget = q->budget, .n_prompt = q->n_prompt, .last = last};
+        .cut = cut, .budget = q->stores[store].budget, .n_prompt = q->n_prompt, .last = last};
 
     q->place->guard(&q->policy, &when, ret);
 }
