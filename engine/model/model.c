@@ -22,6 +22,7 @@
 #include "engine/model/tensors.h"
 
 static const char swift_layers_key[] = "pipit.swiftkv.num_key_value_layers";
+static const char swift_sizes_key[] = "pipit.swiftkv.key_value_group_sizes";
 
 static int find_arch(const struct gguf *g, const struct arch **ret, struct error *reterr)
 {
@@ -111,7 +112,52 @@ static const struct gguf *find_swift(const struct model_source *s)
     return gguf_has(s->base, swift_layers_key) ? s->base : NULL;
 }
 
-/* Which layer owns a store, and who reads it. */
+/* Deep layers in groups of sizes of their own; the first of each owns the store. */
+static int read_sizes(struct model *m, const struct gguf *swift, struct error *reterr)
+{
+    int32_t n_deep = m->h.n_layers - m->h.swift_layers;
+    int64_t sizes[HPARAMS_MAX_LAYERS];
+    int32_t at = m->h.swift_layers;
+    enum gguf_type type;
+    size_t n = 0;
+    int r = gguf_get_array(swift, swift_sizes_key, &type, &n, reterr);
+
+    if (r < 0 || gguf_has(swift, "pipit.swiftkv.key_value_group_size")) {
+        return error_set(reterr, -EBADMSG, "key %s must be a list, and the only key of group sizes",
+                         swift_sizes_key);
+    }
+    r = n <= (size_t)n_deep ? gguf_array_i64(swift, swift_sizes_key, sizes, n, reterr) : -EBADMSG;
+    for (size_t i = 0; !r && i < n; i++) {
+        if (sizes[i] < 1 || sizes[i] > m->h.n_layers - at) {
+            r = -EBADMSG;
+            break;
+        }
+        m->layers[at].owner = true;
+        at += (int32_t)sizes[i];
+    }
+    return !r && at == m->h.n_layers
+               ? 0
+               : error_set(reterr, -EBADMSG,
+                           "key %s must list whole numbers from 1 on whose sum is %d, the layers "
+                           "beyond the split",
+                           swift_sizes_key, n_deep);
+}
+
+/* Which layers own a store. */
+static int find_owners(struct model *m, const struct gguf *swift, struct error *reterr)
+{
+    bool sizes = swift && gguf_has(swift, swift_sizes_key);
+    const struct hparams *h = &m->h;
+
+    for (int32_t il = 0; il < h->n_layers; il++) {
+        bool first = !sizes && (il - h->swift_layers) % h->swift_group == 0;
+
+        m->layers[il].owner = il < h->swift_layers || first;
+    }
+    return sizes ? read_sizes(m, swift, reterr) : 0;
+}
+
+/* Each owner's store, and who reads it. */
 static void lay_stores(struct model *m)
 {
     const struct hparams *h = &m->h;
@@ -122,7 +168,6 @@ static void lay_stores(struct model *m)
 
         l->deep = il >= h->swift_layers;
         l->local = h->window > 0 && (il + 1) % h->window_period != 0;
-        l->owner = !l->deep || (il - h->swift_layers) % h->swift_group == 0;
         if (l->owner) {
             m->stores[m->n_stores++] = (struct model_store){
                 .layer = il,
@@ -200,8 +245,11 @@ int model_open(const struct model_source *source, struct model **ret, struct err
         r = error_set(reterr, -ENOMEM, "model: no memory");
         goto fail;
     }
-    lay_stores(m);
-    r = check_groups(m, reterr);
+    r = find_owners(m, find_swift(source), reterr);
+    if (!r) {
+        lay_stores(m);
+        r = check_groups(m, reterr);
+    }
     if (!r) {
         r = tensors_find(source, m, reterr);
     }

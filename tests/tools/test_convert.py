@@ -289,6 +289,25 @@ class Architectures(Base):
         self.assertEqual((self.keys["pipit.swiftkv.num_key_value_layers"], self.keys["pipit.swiftkv.key_value_group_size"]),
                          (1, 2))
 
+    def test_swiftkv_group_sizes(self):
+        """Groups of unequal sizes: each one's first layer has k and v; sums and both keys are checked."""
+        extra = [("model.norm_swiftkv.weight", EMBD)]
+        for i in (1, 2):
+            extra.append((f"model.layers.{i}.self_attn.q_proj_swiftkv.weight", HEADS * HEAD, EMBD))
+            for part in "kv":
+                extra.append((f"model.layers.{i}.self_attn.{part}_proj_swiftkv.weight", HEAD, EMBD))
+        t = weights(extra)
+        swift = {"swiftkv": True, "num_key_value_layers": 1}
+        self.write(config("LlamaSwiftKVForCausalLM", **swift, key_value_group_sizes=[1, 1]), t)
+        got = self.convert()
+        self.assertTrue({f"blk.{i}.attn_{p}_swiftkv.weight" for i in (1, 2) for p in "kv"} <= set(got))
+        self.assertEqual(list(self.keys["pipit.swiftkv.key_value_group_sizes"]), [1, 1])
+        self.assertNotIn("pipit.swiftkv.key_value_group_size", self.keys)
+        self.out.unlink()
+        for sizes in ([3], [1], [], [2, 0], "2", [True, 1]):
+            self.write(config("LlamaSwiftKVForCausalLM", **swift, key_value_group_sizes=sizes), t)
+            self.refused("key_value_group_sizes")
+
     def test_shards_and_types(self):
         t = weights(tied=True)
         self.write(config("LlamaForCausalLM", tie_word_embeddings=True), t)

@@ -101,6 +101,41 @@ Test(swiftkv, groups_of_equal_projections_are_group_one)
     run_clear(&one);
 }
 
+/* Groups of unequal sizes: those of equal projections are as no sharing, and sizes that are equal
+ * all but for the last are as one size. */
+Test(swiftkv, groups_of_unequal_sizes)
+{
+    static const uint32_t sizes[][6] = {{5}, {1, 4}, {2, 3}, {3, 2}, {1, 1, 3}, {1, 1, 1, 1, 1}};
+    static const uint32_t pairs[] = {2, 2, 1, 0};
+    struct run one;
+    struct run r;
+
+    tiny_model(base, 7, NULL);
+    tiny_overlay(overlay, base, 7, 2, 1, true, NULL, NULL);
+    answer("f32", &one);
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        const struct tiny_bend bend = {.sizes = sizes[i]};
+        int32_t stores = 2;
+
+        for (const uint32_t *n = sizes[i]; *n; n++) {
+            stores++;
+        }
+        tiny_overlay(overlay, base, 7, 2, -1, true, NULL, &bend);
+        answer("f32", &r);
+        cr_assert(run_same(&one, &r), "%zu", i);
+        cr_assert_eq(r.usage.n_slots, 79 * TINY_KV_HEADS * stores);
+        run_clear(&r);
+    }
+    run_clear(&one);
+    tiny_overlay(overlay, base, 7, 2, 2, false, NULL, NULL);
+    answer("f32", &one);
+    tiny_overlay(overlay, base, 7, 2, -1, false, NULL, &(struct tiny_bend){.sizes = pairs});
+    answer("f32", &r);
+    cr_assert(run_same(&one, &r));
+    run_clear(&r);
+    run_clear(&one);
+}
+
 /* An overlay's output projections are read in place of the base's, in deep layers. */
 Test(swiftkv, outputs_of_its_own)
 {
@@ -210,6 +245,21 @@ Test(swiftkv, overlays_that_do_not_fit)
     refused(-EBADMSG, "made for another base file (SHA-256 0000000000000000..., this one is ");
     tiny_overlay(overlay, base, 6, 2, 2, false, "short", NULL);
     refused(-EBADMSG, "made for another base file");
+}
+
+Test(swiftkv, sizes_that_do_not_fit)
+{
+    static const uint32_t bad[][6] = {{3}, {5},          {4, 1}, {2, 1}, {1, 1, 1, 1, 1},
+                                      {0}, {1u << 31, 3}};
+    static const uint32_t good[] = {3, 1, 0};
+
+    tiny_model(base, 6, NULL);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        tiny_overlay(overlay, base, 6, 2, -1, false, NULL, &(struct tiny_bend){.sizes = bad[i]});
+        refused(-EBADMSG, "group_sizes must list whole numbers from 1 on whose sum is 4");
+    }
+    tiny_overlay(overlay, base, 6, 2, 2, false, NULL, &(struct tiny_bend){.sizes = good});
+    refused(-EBADMSG, "the only key of group sizes");
 }
 
 Test(swiftkv, one_for_the_other)

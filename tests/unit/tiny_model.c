@@ -181,6 +181,30 @@ static void add_exit(struct file *f)
     add(f, "exit_head.weight", "token_embd.weight", TINY_EMBD, (uint64_t)f->bend->exit_words + 1);
 }
 
+static void put_sizes(struct file *f)
+{
+    size_t n = 0;
+
+    while (f->bend->sizes[n]) {
+        n++;
+    }
+    cr_assert_eq(
+        gguf_writer_array(f->w, "pipit.swiftkv.key_value_group_sizes", GGUF_U32, f->bend->sizes, n),
+        0);
+}
+
+/* Is the i-th deep layer the first of its group? */
+static bool leads(const uint32_t *sizes, int32_t group, int32_t i)
+{
+    if (!sizes) {
+        return group <= 0 || i % group == 0;
+    }
+    for (; *sizes && i > 0; sizes++) {
+        i -= (int32_t)*sizes;
+    }
+    return i == 0;
+}
+
 void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t split,
                   int32_t group, bool same, const char *base_sha256, const struct tiny_bend *bend)
 {
@@ -194,6 +218,9 @@ void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t 
     cr_assert_eq(
         gguf_writer_str(f.w, "pipit.overlay.base_sha256", base_sha256, strlen(base_sha256)), 0);
     put_u32(&f, "pipit.swiftkv.num_key_value_layers", (uint32_t)split);
+    if (bend && bend->sizes) {
+        put_sizes(&f);
+    }
     if (group >= 0) {
         put_u32(&f, "pipit.swiftkv.key_value_group_size", (uint32_t)group);
     }
@@ -208,7 +235,7 @@ void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t 
         if (bend && bend->outputs != TINY_OUTPUTS_NONE) {
             add_output(&f, il, true, bend->outputs == TINY_OUTPUTS_OWN);
         }
-        if (group > 0 && (il - split) % group != 0) {
+        if (!leads(bend ? bend->sizes : NULL, group, il - split)) {
             continue;
         }
         for (int v = 0; v < 2; v++) {

@@ -39,6 +39,7 @@ struct tiny_bend {
     enum tiny_outputs outputs; /* an overlay's output projections; */
     /* a base's, from this layer on, are what an overlay's own would be; 0: none */
     int32_t own_from;
+    const uint32_t *sizes; /* of an overlay's groups, ended by 0, in place of one for all */
     int32_t idle_from;     /* layers from this one on add nothing to the residual stream; 0: none */
 };
 

@@ -61,7 +61,10 @@ def add_hparams(out, p, arch):
         raise ConvertError(f"{p.path}: a sliding window in architecture {arch.name} is not offered")
     if p.swift_layers is not None:
         w.add_uint32("pipit.swiftkv.num_key_value_layers", p.swift_layers)
-        w.add_uint32("pipit.swiftkv.key_value_group_size", p.swift_group)
+        if p.swift_sizes is None:
+            w.add_uint32("pipit.swiftkv.key_value_group_size", p.swift_group)
+        else:
+            w.add_array("pipit.swiftkv.key_value_group_sizes", p.swift_sizes)
 
 
 def check_activation(p, arch):

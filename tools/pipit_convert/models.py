@@ -67,6 +67,25 @@ class Params:
         if "num_key_value_layers" in self.config and self.config.get("swiftkv", True):
             self.swift_layers = self.whole("num_key_value_layers", self.n_layers)
             self.swift_group = self.whole("key_value_group_size", 1024, 1)
+            self.swift_sizes = self.sizes("key_value_group_sizes", self.n_layers - self.swift_layers)
+            self.swift_leaders = self.leaders()
+
+    def sizes(self, key, total):
+        """A list of groups' sizes whose sum is total, or None."""
+        sizes = self.config.get(key)
+        if sizes is None:
+            return None
+        whole = isinstance(sizes, list) and all(type(n) is int and n >= 1 for n in sizes)
+        if not whole or sum(sizes) != total or "key_value_group_size" in self.config:
+            raise ConvertError(f"{self.path}: {key} is {sizes!r}, but must list whole numbers whose sum is {total}, "
+                               "without key_value_group_size")
+        return sizes
+
+    def leaders(self):
+        """Deep layers that own keys and values: the first of each group."""
+        if self.swift_sizes is None:
+            return set(range(self.swift_layers, self.n_layers, self.swift_group))
+        return {self.swift_layers + sum(self.swift_sizes[:i]) for i in range(len(self.swift_sizes))}
 
     def whole(self, key, limit, default=None):
         n = self.config.get(key)
@@ -129,7 +148,7 @@ class Mapper:
         deep = p.swift_layers is not None and i >= p.swift_layers
         if deep:
             self.linear(at + "self_attn.q_proj_swiftkv", blk + "attn_q_swiftkv", p.n_q * p.head, p.n_embd, heads=p.n_q)
-            if (i - p.swift_layers) % p.swift_group == 0:
+            if i in p.swift_leaders:
                 self.linear(at + "self_attn.k_proj_swiftkv", blk + "attn_k_swiftkv", None, p.n_embd, heads=p.n_kv)
                 self.linear(at + "self_attn.v_proj_swiftkv", blk + "attn_v_swiftkv", None, p.n_embd)
             for leftover in ("q", "k", "v"):
