@@ -9,6 +9,7 @@
 #include "base/rng.h"
 #include "engine/kv/store/pages.h"
 #include "engine/kv/plan/plan.h"
+#include "engine/kv/seq/prefix.h"
 #include "kernels/backend.h"
 #include "tests/unit/engine_run.h"
 
@@ -246,6 +247,67 @@ Test(prefix, the_plan_grows_by_the_index_alone)
     cr_assert_eq(with.kv_bytes, without.kv_bytes);
     cr_assert_gt(with.scratch_bytes, without.scratch_bytes);
     cr_assert_lt(with.scratch_bytes - without.scratch_bytes, without.kv_bytes / 20);
+}
+
+/* ---- the index alone ---------------------------------------------------------------------------
+ */
+
+/* Three units under two roots: chains, ages, collisions of tokens and room. */
+Test(prefix, chains_of_the_index)
+{
+    enum { UNITS = 3 };
+    struct prefix_unit units[UNITS] = {{.next = 1}, {.next = 2}, {.next = PREFIX_NONE}};
+    struct prefix_root roots[2] = {{0}};
+    int32_t room[UNITS * PREFIX_TOKENS];
+    uint32_t buckets[1] = {PREFIX_NONE}; /* all in one: only tokens tell them apart */
+    struct prefix x = {.cap = UNITS,
+                       .n_roots = 2,
+                       .n_buckets = 1,
+                       .newest = PREFIX_NONE,
+                       .oldest = PREFIX_NONE,
+                       .units = units,
+                       .roots = roots,
+                       .tokens = room,
+                       .buckets = buckets};
+    int32_t text[2 * PREFIX_TOKENS] = {1, 2, 3};
+    int32_t other[PREFIX_TOKENS] = {1, 2, 4};
+    struct policy full;
+    struct policy evicts;
+    uint32_t found;
+
+    cr_assert_eq(policy_parse("full,chunk=48", &full, NULL), 0);
+    cr_assert_eq(policy_parse("h2o:50%", &evicts, NULL), 0);
+    cr_assert_eq(prefix_block(&x, &full), 192, "whole chunks in whole units");
+    cr_assert_eq(prefix_block(&x, &evicts), 0);
+    cr_assert_eq(prefix_find(&x, 1, &full, text, 2, &found), 0);
+    cr_assert_eq(found, PREFIX_NONE);
+
+    uint32_t first = prefix_add(&x, 1, &full, 0, PREFIX_NONE, text);
+    uint32_t second = prefix_add(&x, 1, &full, 0, first, text + PREFIX_TOKENS);
+    uint32_t beside = prefix_add(&x, 2, &full, 1, PREFIX_NONE, other);
+
+    cr_assert_eq(prefix_add(&x, 1, &full, 0, second, text), PREFIX_NONE, "no room");
+    cr_assert_eq(prefix_variant(&x, beside), 1);
+    cr_assert_eq(prefix_find(&x, 1, &full, text, 2, &found), 2);
+    cr_assert_eq(found, second);
+    cr_assert_eq(prefix_find(&x, 1, &full, text, 1, &found), 1, "no more than was asked for");
+    cr_assert_eq(found, first);
+    cr_assert_eq(prefix_find(&x, 2, &full, text, 2, &found), 0, "another principal's");
+    cr_assert_eq(prefix_find(&x, 1, &full, other, 1, &found), 0, "the third token differs");
+    cr_assert_eq(prefix_find(&x, 1, &evicts, text, 2, &found), 0, "another policy's");
+
+    prefix_touch(&x, second); /* its parent is newer still, so the oldest is a leaf */
+    cr_assert_eq(x.oldest, beside);
+    cr_assert_eq(x.newest, first);
+    prefix_drop(&x, beside);
+    cr_assert_eq(x.oldest, second);
+    cr_assert_eq(prefix_find(&x, 2, &full, other, 1, &found), 0);
+    prefix_drop(&x, second);
+    cr_assert_eq(prefix_find(&x, 1, &full, text, 2, &found), 1);
+    prefix_drop(&x, first);
+    cr_assert_eq(x.oldest, PREFIX_NONE);
+    cr_assert_eq(roots[0].n_units + roots[1].n_units, 0);
+    cr_assert_neq(prefix_add(&x, 3, &full, 0, PREFIX_NONE, text), PREFIX_NONE, "roots are free");
 }
 
 Test(prefix, zeroed_before_another_principal)
