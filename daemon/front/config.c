@@ -19,9 +19,9 @@
 enum { SERVE = 1, PLAN = 2 };
 
 /* Held by the processes whatever is asked: rings of records between front, I/O thread and worker
- * (2.1, 1.1 and 2 MiB), slices of a session that is being saved (1 MiB and their rings;
+ * (2.4, 1.1 and 2 MiB), slices of a session that is being saved (1 MiB and their rings;
  * daemon/worker/saver.c), and the gateway with libzmq's buffers at rest. */
-enum { RINGS_BYTES = 6464 << 10, GATEWAY_BYTES = 4 << 20 };
+enum { RINGS_BYTES = 6728 << 10, GATEWAY_BYTES = 4 << 20 };
 
 /* A flag of rows: a running daemon takes the setting over when it reads its configuration again.
  * Rows of the engine count when it also loads the model again. The others size memory of the
@@ -55,6 +55,11 @@ static const struct option_row rows[] = {
      .help = "start pipit-gateway, the ZeroMQ door"},
     {"stall-timeout", 0, OPTION_FLOAT, AT(stall_timeout), 0.1, 3600, .metavar = "SECONDS",
      .fallback = "10", .help = "a client that reads nothing for so long is cancelled", .flags = LIVE},
+    {"pause-limit", 0, OPTION_FLOAT, AT(pause_limit), 0.1, 3600, .metavar = "SECONDS",
+     .fallback = "3", .help = "a request that waits for its reader of logits for so long in all, while other users wait "
+             "for a sequence, is cancelled", .flags = LIVE},
+    {"request-timeout", 0, OPTION_FLOAT, AT(request_timeout), 0, 1e6, .metavar = "SECONDS",
+     .fallback = "0", .help = "a request ends so long after it was accepted, if it asks for no earlier end; 0: when it is done", .flags = LIVE},
     {"engine-timeout", 0, OPTION_FLOAT, AT(engine_timeout), 1, 3600, .metavar = "SECONDS",
      .fallback = "10", .help = "an engine without progress for so long is started again", .flags = LIVE},
     {"load", 0, OPTION_ENUM, AT(load), .words = load_when, .fallback = "start",

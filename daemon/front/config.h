@@ -25,6 +25,8 @@ struct config {
     int64_t max_queue;
     int gateway; /* 0 no, 1 yes */
     double stall_timeout;
+    double pause_limit;
+    double request_timeout; /* 0: none */
     double engine_timeout;
     int load;           /* enum config_load_when */
     double idle_unload; /* s; 0: never */

@@ -20,6 +20,7 @@
 #include "daemon/front/lane.h"
 #include "daemon/front/sessions.h"
 
+#define PAUSE_STEP_NS 100000000
 #define APART_NS                                                                                   \
     10000000000 /* one that is apart waits so long for an idle engine, then others for it */
 
@@ -222,6 +223,50 @@ static void start(struct front *f, struct request *r)
     engine_link_busy(f->engine, true);
 }
 
+/* Does another user wait for a sequence? */
+static bool others_wait(const struct front *f, const struct request *r)
+{
+    for (const struct request *q = f->queue.first; q; q = q->queue_next) {
+        if (q->who->uid != r->who->uid && needs_sequence(q)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void watch_pauses(struct front *f);
+
+static void on_pauses(void *arg)
+{
+    struct front *f = arg;
+    int64_t now = clock_ns();
+    int64_t step = now - f->pauses_ns;
+    struct request *next;
+
+    for (struct request *r = f->requests.open.oldest; r; r = next) {
+        next = r->age_next;
+        if (r->state != REQUEST_RUNNING || !r->paused || r->stop_reason || !others_wait(f, r)) {
+            continue;
+        }
+        r->paused_ns += step;
+        if ((double)r->paused_ns >= f->config->pause_limit * 1e9) {
+            log_info("request %llu of uid %u kept others waiting for its reader for %.1f s "
+                     "(--pause-limit): it is cancelled",
+                     (unsigned long long)r->number, r->who->uid, (double)r->paused_ns / 1e9);
+            ending_cancel(f, r, LANE_REASON_SLOW_CONSUMER);
+        }
+    }
+    watch_pauses(f);
+}
+
+static void watch_pauses(struct front *f)
+{
+    f->pauses_ns = clock_ns();
+    if (f->queue.n > 0 && f->n_running > 0) {
+        loop_timer_at(&f->loop, &f->pause_timer, f->pauses_ns + PAUSE_STEP_NS, on_pauses, f);
+    }
+}
+
 void dispatch_run(struct front *f)
 {
     struct request *r;
@@ -229,6 +274,9 @@ void dispatch_run(struct front *f)
     f->dispatch_wanted = false;
     while (!f->stopping && engine_link_ready(f->engine) && (r = next_request(f))) {
         start(f, r);
+    }
+    if (f->pause_timer.index == 0) {
+        watch_pauses(f);
     }
 }
 
@@ -262,6 +310,7 @@ void dispatch_credit(struct front *f, struct request *r, uint64_t n_rows)
 {
     if (n_rows > r->credit) {
         r->credit = n_rows;
+        r->paused = false;
         if (n_rows >= r->credit_due) {
             loop_timer_off(&f->loop, &r->reader);
         }
@@ -326,7 +375,8 @@ static void on_rows(struct front *f, struct request *r, const struct lane_bulk_b
 {
     uint64_t allowed = r->credit > b->window ? r->credit : b->window;
 
-    if (b->row0 + b->n_rows >= allowed && r->reader.index == 0) {
+    r->paused = b->row0 + b->n_rows >= allowed;
+    if (r->paused && r->reader.index == 0) {
         r->credit_due = allowed + (b->window + 1) / 2;
         loop_timer_at(&f->loop, &r->reader, clock_ns() + (int64_t)(f->config->stall_timeout * 1e9),
                       on_slow_reader, r);

@@ -11,7 +11,10 @@
  * come DISPATCH_TRUST tokens further than before. One that is suspected of a second crash, and was
  * alone in it, ends with ENGINE_CRASHED: then the others are suspected no more, as is one that has
  * come DISPATCH_CLEAR tokens further. Its user is blamed for it, and so is one who withdraws a
- * suspect (blame.h). */
+ * suspect (blame.h).
+ *
+ * A request that waits for its reader (of logits: all credit is used up) keeps its sequence. While
+ * another user waits for one these pauses are counted, and --pause-limit of them ends it. */
 
 #include <stdbool.h>
 #include <stdint.h>

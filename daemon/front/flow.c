@@ -265,9 +265,12 @@ static void accept_request(struct front *f, struct lane *l, struct request *r, u
                   (unsigned long long)r->number);
     }
     r->accepted_ns = clock_ns();
-    if (timeout_ms) {
-        loop_timer_at(&f->loop, &r->deadline, r->accepted_ns + (int64_t)timeout_ms * 1000000,
-                      on_deadline, r);
+    int64_t most = (int64_t)(f->config->request_timeout * 1e9);
+    int64_t limit = (int64_t)timeout_ms * 1000000;
+
+    limit = limit == 0 || (most > 0 && most < limit) ? most : limit;
+    if (limit > 0) {
+        loop_timer_at(&f->loop, &r->deadline, r->accepted_ns + limit, on_deadline, r);
     }
     keep_for_successor(f, r);
     f->counters.n_requests++;

@@ -227,6 +227,7 @@ static int start(struct front *f, struct error *reterr)
 static void finish(struct front *f)
 {
     loop_timer_off(&f->loop, &f->steady_timer);
+    loop_timer_off(&f->loop, &f->pause_timer);
     gateway_destroy(f->gateway);
     f->gateway = NULL;
     engine_link_destroy(f->engine);

@@ -88,6 +88,8 @@ struct front {
     uint32_t n_suspects;  /* of n_running and n_light, those that run alone: 0 or 1 */
     bool dispatch_wanted; /* before the loop sleeps again */
     bool status_changed;
+    struct loop_timer pause_timer; /* while somebody waits for a sequence */
+    int64_t pauses_ns;             /* up to when pauses are counted */
     struct loop_timer status_timer; /* STATUS= at most once a second */
     struct front_counters counters;
     struct logline logline;

@@ -74,6 +74,8 @@ struct request {
     uint64_t n_at_crash;  /* tokens it had said then */
     uint64_t n_suppress;  /* events of a replay that are in the log already */
     uint64_t credit;      /* rows of logits that may be written in all, as the client said */
+    bool paused;          /* all credit is used up */
+    int64_t paused_ns;    /* while others waited for a sequence, in all */
     uint64_t credit_due;  /* credit that stops the reader's clock */
 
     int64_t accepted_ns;

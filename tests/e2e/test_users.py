@@ -12,8 +12,8 @@ import threading
 import time
 import unittest
 
-from lane import (CANCEL, DONE, E2C, ERROR, F_PRINCIPAL, PING, PONG, RESUME, S_IGNORE_END, T_PROMPT, T_SESSION, TOKEN, TOKENIZE, Lane,
-                  item, prompt, sampling)
+from lane import (BULK, CANCEL, CREDIT, DONE, E2C, ERROR, F_PRINCIPAL, PING, PONG, RESUME, S_IGNORE_END, S_LOGITS, SCORE, T_PROMPT,
+                  T_SESSION, TOKEN, TOKENIZE, Lane, item, prompt, sampling)
 from test_supervised import BUILD, PIPITD, WAIT, Base
 
 SLOW = float(os.environ.get("PIPIT_SLOW", "1"))
@@ -151,6 +151,51 @@ class Poison(Users):
         self.assertTrue(5000 < refused.retry_after_ms <= 10000, refused)
         self.assertIn("charged 6, allowed are 4", refused.text)
         self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
+
+
+class Readers(Users):
+    """Who reads slowly keeps nobody from a sequence."""
+
+    def creep(self, lane, rid, done):
+        """Row by row, each at the last moment."""
+        row = 0
+        try:
+            while True:
+                e = lane.recv()
+                if e.id == rid and e.type in (DONE, ERROR):
+                    done.append(e)
+                    return
+                if e.type == BULK and e.kind == 3:
+                    time.sleep(0.3)
+                    row += e.n_rows
+                    lane.send(CREDIT, struct.pack("<Q", row + 1), rid)
+        except (OSError, EOFError) as e:
+            done.append(e)
+
+    def test_a_row_a_stall(self):
+        good, _ = self.begin(stall_timeout=1, pause_limit=1.5, sequences=1)
+        bad, done = Lane(self.folder, timeout=WAIT), []
+        lease = bad.lease(E2C, 512 + 4 * bad.hello.n_vocab)
+        rid = bad.request(item(T_PROMPT, "Once upon a time there was " * 12) + sampling(flags=S_LOGITS), kind=SCORE, out=lease)
+        reader = threading.Thread(target=self.creep, args=(bad, rid, done))
+        reader.start()
+        self.until(lambda: self.spy.status().n_running == 1)
+        time.sleep(0.5)
+        began = time.monotonic()
+        asked = good.ask(GOOD, prompt("Once", 5))
+        self.some(good, asked, 1)
+        print(f"first token beside a reader of a row in 0.3 s: {time.monotonic() - began:.1f} s", file=sys.stderr)
+        self.assertLess(time.monotonic() - began, 5 * SLOW)
+        reader.join()
+        bad.close()
+        self.assertEqual((done[0].type, done[0].reason), (DONE, "slow_consumer"), done)
+
+    def test_request_timeout_is_the_servers(self):
+        good, _ = self.begin(model=self.slow_model(), ctx=4096, request_timeout=0.5)
+        for timeout_ms in (0, 3600000):
+            events = list(good.events(good.ask(GOOD, item(T_PROMPT, "x") + sampling(max_tokens=4000, flags=S_IGNORE_END),
+                                               timeout_ms=timeout_ms)))
+            self.assertEqual((events[-1].type, events[-1].reason), (DONE, "timeout"), events[-1])
 
 
 class Texts(Users):
