@@ -75,6 +75,8 @@ static const struct option_row rows[] = {
      .help = "what one user's saved conversations may take on disk", .flags = LIVE},
     {"session-writes", 0, OPTION_BYTES, AT(session_writes), 0, 0x1p50, .fallback = "32GiB",
      .help = "what saving them may write in 24 hours that the machine runs, for each user, since flash wears; 0: any number", .flags = LIVE},
+    {"subuid-file", 0, OPTION_STRING, AT(subuid_file), .fallback = "/etc/subuid",
+     .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY, .help = "whose subordinate user ids are whose, for tests"},
     {"test-hooks", 0, OPTION_FLAG, AT(test_hooks), .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY,
      .help = "let requests crash or hang the engine, for tests"},
     {"log-requests", 0, OPTION_ENUM, AT(log_requests), .words = log_which, .fallback = "yes",

@@ -34,6 +34,7 @@ struct config {
     char *state_dir;
     uint64_t session_bytes;
     uint64_t session_writes; /* a day; 0: any number */
+    char *subuid_file;
     bool test_hooks;
     int log_requests; /* enum logline_which */
     bool verbose;

@@ -227,7 +227,7 @@ static void start(struct front *f, struct request *r)
 static bool others_wait(const struct front *f, const struct request *r)
 {
     for (const struct request *q = f->queue.first; q; q = q->queue_next) {
-        if (q->who->uid != r->who->uid && needs_sequence(q)) {
+        if (q->who->person != r->who->person && needs_sequence(q)) {
             return true;
         }
     }
@@ -342,7 +342,7 @@ static void trust(struct front *f, struct request *r)
     r->apart = false;
     f->n_suspects--;
     f->dispatch_wanted = true;
-    blame_clear_one(&f->blame, r->who->uid, clock_ns());
+    blame_clear_one(&f->blame, r->who->person, clock_ns());
 }
 
 static void on_token(struct front *f, struct request *r)
@@ -451,7 +451,7 @@ void dispatch_loading(struct front *f, uint32_t progress)
 
 static void charge(struct front *f, struct request *r, uint32_t n)
 {
-    blame_charge(&f->blame, r->who->uid, n, clock_ns());
+    blame_charge(&f->blame, r->who->person, n, clock_ns());
     log_warning("request %llu of uid %u %s: the user's requests run apart for a while",
                 (unsigned long long)r->number, r->who->uid,
                 n == BLAME_CONVICTED ? "killed an engine twice"

@@ -154,12 +154,13 @@ void ending_discard(struct front *f, struct request *r)
 bool ending_make_room(struct front *f, uint32_t uid, int rc)
 {
     const uint32_t *used = f->journal.n_used;
-    uint32_t most = used[uid % JOURNAL_USERS];
+    uint32_t person = persons_of(&f->persons, uid);
+    uint32_t most = used[person % JOURNAL_USERS];
     struct request *best = NULL;
 
     for (struct request *r = f->requests.finished.oldest; r; r = r->age_next) {
-        uint32_t has = used[r->who->uid % JOURNAL_USERS];
-        bool may = rc == -EDQUOT ? r->who->uid == uid : has > most || (!best && has == most);
+        uint32_t has = used[r->who->person % JOURNAL_USERS];
+        bool may = rc == -EDQUOT ? r->who->person == person : has > most || (!best && has == most);
 
         if (may && read_to_end(r)) {
             best = r;

@@ -41,7 +41,7 @@ static bool attach(struct front *f, struct lane *l, struct request *r, uint64_t 
 }
 
 /* Would it have to wait where there is no room to wait, or is there no daemon to ask? */
-static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
+static bool refused_by_state(struct front *f, struct lane *l, uint32_t person,
                              const struct lane_record *r)
 {
     if (f->stopping) {
@@ -67,14 +67,14 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t uid,
         }
         engine_link_load(f->engine);
     }
-    if (blame_wait_ms(&f->blame, uid, clock_ns()) > 0) {
+    if (blame_wait_ms(&f->blame, person, clock_ns()) > 0) {
         f->counters.n_refused++;
-        lane_send_error(l, r->h.id, LANE_ERR_BUSY, blame_wait_ms(&f->blame, uid, clock_ns()),
+        lane_send_error(l, r->h.id, LANE_ERR_BUSY, blame_wait_ms(&f->blame, person, clock_ns()),
                         "engines died while this user's requests ran: charged %u, allowed are %d",
-                        blame_of(&f->blame, uid, clock_ns()), BLAME_FREE);
+                        blame_of(&f->blame, person, clock_ns()), BLAME_FREE);
         return true;
     }
-    if (!dispatch_can_start(f, r->request.kind) && !queue_has_room(&f->queue, uid)) {
+    if (!dispatch_can_start(f, r->request.kind) && !queue_has_room(&f->queue, person)) {
         uint32_t ms = queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs);
 
         f->counters.n_refused++;
@@ -193,7 +193,7 @@ static bool begin_log(struct front *f, struct lane *l, struct request *r,
 
     memcpy(head.id, r->id, sizeof(head.id));
     memcpy(head.tenant, r->who->tenant, sizeof(head.tenant));
-    while ((rc = journal_begin(&f->journal, &head, &r->log)) != 0) {
+    while ((rc = journal_begin(&f->journal, &head, r->who->person, &r->log)) != 0) {
         if (!ending_make_room(f, r->who->uid, rc)) {
             f->counters.n_refused++;
             lane_send_error(l, r->id, LANE_ERR_BUSY,
@@ -312,7 +312,8 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
                         "sessions are a user's: a request that names a tenant has none");
         return;
     }
-    if (refused_by_state(f, l, who->uid, rec) || !find_leases(l, who, rec, &leases)) {
+    if (refused_by_state(f, l, persons_of(&f->persons, who->uid), rec) ||
+        !find_leases(l, who, rec, &leases)) {
         return;
     }
     rc = create(f, who, rec->h.id, &r);
@@ -329,7 +330,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
     r->flags = rec->h.flags;
     r->urgency = q->urgency;
     r->home_lane = leases.home->id;
-    r->apart = blame_of(&f->blame, who->uid, clock_ns()) > 0;
+    r->apart = blame_of(&f->blame, r->who->person, clock_ns()) > 0;
     if (getrandom(&r->seed, sizeof(r->seed), 0) != sizeof(r->seed)) {
         r->seed = (uint64_t)clock_ns();
     }

@@ -197,6 +197,20 @@ static void start_watchdog(struct front *f)
     }
 }
 
+/* A file that cannot be read leaves what was known. */
+void front_read_persons(struct front *f)
+{
+    struct persons next;
+    struct error e = {0};
+
+    if (persons_load(f->config->subuid_file, &next, &e)) {
+        log_warning("%s; ignoring subordinate user ids", e.text);
+        return;
+    }
+    persons_clear(&f->persons);
+    f->persons = next;
+}
+
 static int start(struct front *f, struct error *reterr)
 {
     uint64_t random[2];
@@ -207,6 +221,8 @@ static int start(struct front *f, struct error *reterr)
     }
     f->epoch = random[0] >> 11 | 1; /* a number that JSON readers keep whole */
     request_table_init(&f->requests, random[1]);
+    f->requests.persons = &f->persons;
+    front_read_persons(f);
     queue_init(&f->queue, (uint32_t)f->config->max_queue);
     rc = watch_signals(f, reterr);
     rc = rc ? rc : rundir_lock(&f->rundir, reterr);
@@ -240,6 +256,7 @@ static void finish(struct front *f)
     ending_forget_all(f);
     journal_close(&f->journal);
     accept_stop(f);
+    persons_clear(&f->persons);
     rundir_close(&f->rundir);
     loop_del(&f->loop, &f->signals);
     close_fd(&f->signals.fd);

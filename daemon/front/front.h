@@ -28,6 +28,7 @@
 #include "daemon/front/journal.h"
 #include "daemon/front/logline.h"
 #include "daemon/front/loop.h"
+#include "daemon/front/persons.h"
 #include "daemon/front/queue.h"
 #include "daemon/front/request.h"
 #include "daemon/front/rundir.h"
@@ -55,6 +56,7 @@ struct front {
     struct rundir rundir;
     struct journal journal;
     struct request_table requests;
+    struct persons persons;
     struct queue queue;
     struct blame blame;
     struct engine_link *engine;
@@ -98,6 +100,9 @@ struct front {
 /* Serves until a signal or a first start that fails; the exit code. The runtime directory has been
  * chosen; its listening sockets may have come from systemd. `system`: systemd started us. */
 int front_run(struct config *c, const struct rundir *dir, bool system);
+
+/* Whose subordinate user ids are whose, at start and reload. */
+void front_read_persons(struct front *f);
 
 /* Begins to stop: tells everybody, ends running answers with reason shutdown, leaves the loop when
  * they have ended and been sent, or 1.7 s later. A second call leaves at once. */

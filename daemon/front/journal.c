@@ -114,13 +114,14 @@ static int take(struct journal *j, uint32_t user, uint32_t n, bool final, uint32
     return -ENOSPC;
 }
 
-int journal_begin(struct journal *j, const struct journal_head *head, struct journal_entry *ret)
+int journal_begin(struct journal *j, const struct journal_head *head, uint32_t person,
+                  struct journal_entry *ret)
 {
     struct journal_entry e = {
         .tlv_block = JOURNAL_NONE,
         .tlv_bytes = head->tlv_bytes,
         .forced_block = JOURNAL_NONE,
-        .user = head->uid % JOURNAL_USERS,
+        .user = person % JOURNAL_USERS,
     };
     struct journal_head h = *head;
     int rc;

@@ -53,7 +53,7 @@ struct journal_head {
     int64_t deadline_ns; /* 0: none */
 };
 
-/* Users have slots by uid; two that share one share its limit. */
+/* Users have slots by person (persons.h); two that share one share its limit. */
 enum { JOURNAL_USERS = 256 };
 
 struct journal {
@@ -100,7 +100,7 @@ void journal_close(struct journal *j); /* takes a zeroed one */
 
 /* A new entry with room for tlv_bytes of items at journal_tlv(). -EBUSY when it does not fit now,
  * -EDQUOT when it would take the user over 7/8 of the journal. */
-int journal_begin(struct journal *j, const struct journal_head *head,
+int journal_begin(struct journal *j, const struct journal_head *head, uint32_t person,
                   struct journal_entry *ret) WARN_UNUSED;
 /* From now on the entry is a successor's, too: clients know of it. */
 void journal_commit(struct journal *j, const struct journal_entry *e);

@@ -30,7 +30,7 @@
 
 #define HELLO_DEADLINE_NS 5000000000
 #define STALL_GRACE_NS 30000000000
-enum { READ_BURST = 32, SEND_BURST = 64, SEND_BUFFER_BYTES = 256 << 10 };
+enum { LANES_FEW = 16, READ_BURST = 32, SEND_BURST = 64, SEND_BUFFER_BYTES = 256 << 10 };
 
 static void on_socket(void *arg, uint32_t events);
 
@@ -65,23 +65,26 @@ static void refuse(int fd, const char *text)
     (void)close(fd);
 }
 
-/* An eighth of the lanes is kept for others than the user who has most of them. A closed lane whose
- * arenas the engine still maps counts: the plan holds that many arenas and no more. Gateways have
- * lanes of their own, so that clients cannot lock the ZeroMQ clients out; a gateway that is started
- * again must not wait for the end of its predecessor's. */
+/* An eighth of the lanes is kept for others than the user who has most of them, and two for who may
+ * look what is wrong. A closed lane whose arenas the engine still maps counts: the plan holds that
+ * many arenas and no more. Gateways have lanes of their own, so that clients cannot lock the ZeroMQ
+ * clients out; a gateway that is started again must not wait for the end of its predecessor's. */
 static bool has_room(const struct front *f, uint32_t uid, bool privileged)
 {
+    uint32_t person = persons_of(&f->persons, uid);
+    bool admin = privileged || uid == 0 || uid == geteuid();
     uint32_t max = privileged ? LANE_GATEWAYS : (uint32_t)f->config->lanes;
     uint32_t n = 0;
-    uint32_t of_uid = 0;
+    uint32_t of_person = 0;
 
     for (const struct lane *l = f->lanes; l; l = l->next) {
         bool counts = l->privileged == privileged && (!l->closing || l->c2e_bytes || l->e2c_bytes);
 
         n += counts;
-        of_uid += counts && l->uid == uid;
+        of_person += counts && l->person == person;
     }
-    return n < max && (privileged || of_uid < max - max / 8);
+    max -= !admin && max >= LANES_FEW ? LANE_RESERVED : 0;
+    return n < max && (privileged || of_person < max - max / 8);
 }
 
 struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged)
@@ -90,8 +93,13 @@ struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged)
     struct lane *l;
 
     if (!has_room(f, uid, privileged)) {
-        refuse(fd,
-               privileged ? "too many gateways are connected" : "too many clients are connected");
+        char text[128];
+
+        (void)snprintf(text, sizeof(text), "too many %s are connected: the limit is %lld (%s)",
+                       privileged ? "gateways" : "clients",
+                       privileged ? (long long)LANE_GATEWAYS : (long long)f->config->lanes,
+                       privileged ? "lanes of gateways" : "--lanes; 7/8 of it for one user");
+        refuse(fd, text);
         return NULL;
     }
     l = calloc(1, sizeof(*l));
@@ -103,6 +111,7 @@ struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged)
                        .watch = {.fd = fd, .events = EPOLLIN, .fn = on_socket, .arg = l},
                        .id = f->next_lane_id++,
                        .uid = uid,
+                       .person = persons_of(&f->persons, uid),
                        .privileged = privileged,
                        .c2e_fd = -1,
                        .e2c_fd = -1,

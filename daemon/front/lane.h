@@ -23,13 +23,14 @@
 struct front;
 struct request;
 
-enum { LANE_RING = 16, LANE_GATEWAYS = 4 };
+enum { LANE_RING = 16, LANE_GATEWAYS = 4, LANE_RESERVED = 2 };
 
 struct lane {
     struct front *front;
     struct loop_watch watch;
     uint64_t id;
     uint32_t uid;
+    uint32_t person; /* whose account that is */
     bool privileged; /* the gateway's: may state another principal; not counted among the clients */
     bool hello_done;
     bool closing;
@@ -58,7 +59,8 @@ struct lane {
 };
 
 /* Takes over the socket. NULL (socket closed, peer told BUSY where it can be) when there are too
- * many lanes: --lanes of clients, LANE_GATEWAYS beside them that are privileged. */
+ * many lanes: --lanes of clients, of which LANE_RESERVED are kept for root and the daemon's user
+ * where there are more than a few, and LANE_GATEWAYS beside them that are privileged. */
 struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged);
 
 /* The peer is gone or is sent away: requests are cancelled or orphaned, memory goes back as soon as

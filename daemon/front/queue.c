@@ -12,14 +12,14 @@ void queue_init(struct queue *q, uint32_t max)
     *q = (struct queue){.max = max};
 }
 
-bool queue_has_room(const struct queue *q, uint32_t uid)
+bool queue_has_room(const struct queue *q, uint32_t person)
 {
-    uint32_t of_uid = 0;
+    uint32_t of_person = 0;
 
     for (const struct request *r = q->first; r; r = r->queue_next) {
-        of_uid += r->who->uid == uid;
+        of_person += r->who->person == person;
     }
-    return q->n < q->max && of_uid < q->max - q->max / 8;
+    return q->n < q->max && of_person < q->max - q->max / 8;
 }
 
 static void count_in(struct queue *q, struct request *r)
@@ -75,8 +75,8 @@ static bool before(const struct queue *q, const struct request *a, const struct 
     uint64_t turn_a = lane_turn(q, a->home_lane);
     uint64_t turn_b = lane_turn(q, b->home_lane);
 
-    if (a->who->uid != b->who->uid) {
-        return user_turn(q, a->who->uid) < user_turn(q, b->who->uid);
+    if (a->who->person != b->who->person) {
+        return user_turn(q, a->who->person) < user_turn(q, b->who->person);
     }
     if (a->who != b->who) {
         return a->who->last_turn < b->who->last_turn;
@@ -102,8 +102,8 @@ struct request *queue_pop_of(struct queue *q, bool (*is)(const struct request *)
     queue_remove(q, best);
     q->turn++;
     best->who->last_turn = q->turn;
-    q->users[best->who->uid % QUEUE_USERS].uid = best->who->uid;
-    q->users[best->who->uid % QUEUE_USERS].turn = q->turn;
+    q->users[best->who->person % QUEUE_USERS].uid = best->who->person;
+    q->users[best->who->person % QUEUE_USERS].turn = q->turn;
     q->lanes[best->home_lane % QUEUE_LANES].lane = best->home_lane;
     q->lanes[best->home_lane % QUEUE_LANES].turn = q->turn;
     return best;

@@ -2,7 +2,7 @@
 #ifndef PIPIT_DAEMON_FRONT_QUEUE_H
 #define PIPIT_DAEMON_FRONT_QUEUE_H
 
-/* Who is next. Turns go round the users, so that nobody gains by making up tenants, and round each
+/* Who is next. Turns go round the users, by their accounts (persons.h), so that nobody gains by making up tenants, and round each
  * user's tenants; within one the most urgent request, then the lane
  * that has waited longest for a turn, then the oldest request. So a user's script with a hundred
  * requests delays neither another user nor the same user's other program by more than one turn.
@@ -38,8 +38,8 @@ struct queue {
 
 void queue_init(struct queue *q, uint32_t max);
 
-/* May this user add one more? */
-bool queue_has_room(const struct queue *q, uint32_t uid);
+/* May this person (persons.h) add one more? */
+bool queue_has_room(const struct queue *q, uint32_t person);
 
 /* At the end; a request that comes back after a crash enters again at the front and always fits. */
 void queue_push(struct queue *q, struct request *r);

@@ -34,6 +34,7 @@ static void read_again(struct front *f, bool engine)
             log_write_fields(LOG_LEVEL_INFO, &fields, "configuration read again");
         }
     }
+    front_read_persons(f);
     config_clear(&next);
     loop_timer_off(&f->loop, &f->idle_timer); /* its length may be another */
     f->status_changed = true;

@@ -89,6 +89,7 @@ static struct principal *principal_create(struct request_table *t, uint32_t uid,
         return NULL;
     }
     p->uid = uid;
+    p->person = persons_of(t->persons, uid);
     p->tenant_len = tenant_len;
     if (tenant_len) {
         memcpy(p->tenant, tenant, tenant_len);
@@ -137,13 +138,14 @@ int request_create(struct request_table *t, uint32_t uid, const uint8_t *tenant,
                    uint32_t tenant_len, const uint8_t id[16], struct request **ret)
 {
     struct principal *who = request_principal(t, uid, tenant, tenant_len);
+    uint32_t person = who ? who->person : persons_of(t->persons, uid);
     struct request *r;
     struct request **bucket;
 
     if (t->n >= REQUEST_MAX) {
         return -EBUSY;
     }
-    if (t->n_of[uid % REQUEST_USERS] >= REQUEST_MAX / 8 * 7) {
+    if (t->n_of[person % REQUEST_USERS] >= REQUEST_MAX / 8 * 7) {
         return -EDQUOT;
     }
     who = who ? who : principal_create(t, uid, tenant, tenant_len);
@@ -169,7 +171,7 @@ int request_create(struct request_table *t, uint32_t uid, const uint8_t *tenant,
     *bucket = r;
     list_add(list_of(t, r), r);
     t->n++;
-    t->n_of[uid % REQUEST_USERS]++;
+    t->n_of[person % REQUEST_USERS]++;
     *ret = r;
     return 0;
 }
@@ -195,7 +197,7 @@ void request_destroy(struct request_table *t, struct request *r)
     *p = r->by_id;
     list_remove(list_of(t, r), r);
     t->n--;
-    t->n_of[r->who->uid % REQUEST_USERS]--;
+    t->n_of[r->who->person % REQUEST_USERS]--;
     r->who->n_requests--;
     principal_release(t, r->who);
     free(r);

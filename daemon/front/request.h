@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "daemon/front/journal.h"
 #include "daemon/front/loop.h"
+#include "daemon/front/persons.h"
 
 struct front;
 struct lane;
@@ -27,6 +28,7 @@ enum { REQUEST_BUCKETS = 1024, REQUEST_MAX = 8192, REQUEST_USERS = 256 };
 
 struct principal {
     uint32_t uid;
+    uint32_t person; /* whose account it is on: limits and turns are by it */
     uint32_t tenant_len;
     uint8_t tenant[64];
     uint64_t hash;       /* never 0 */
@@ -109,7 +111,8 @@ struct request_table {
     uint64_t next_number;
     uint64_t hash_key; /* random, so that nobody aims at a bucket */
     uint32_t n;
-    uint32_t n_of[REQUEST_USERS]; /* by uid; two that share a slot share its limit of 7/8 of all */
+    const struct persons *persons; /* or NULL */
+    uint32_t n_of[REQUEST_USERS]; /* by person; two that share a slot share its limit of 7/8 of all */
 };
 
 void request_table_init(struct request_table *t, uint64_t hash_key);

@@ -4,6 +4,7 @@
 must not notice of it. Users are stated through the gateway's door, which this script may use: it stands in
 systemd's place and has made the sockets (test_supervised.Systemd)."""
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 import unittest
 
 from lane import (BULK, CANCEL, CREDIT, DONE, E2C, ERROR, F_PRINCIPAL, PING, PONG, RESUME, S_IGNORE_END, S_LOGITS, SCORE, T_PROMPT,
-                  T_SESSION, TOKEN, TOKENIZE, Lane, item, prompt, sampling)
+                  T_SESSION, TOKEN, TOKENIZE, Lane, Refused, item, prompt, sampling)
 from test_supervised import BUILD, PIPITD, WAIT, Base
 
 SLOW = float(os.environ.get("PIPIT_SLOW", "1"))
@@ -119,6 +120,54 @@ class Answers(Users):
         each = (self.cpu_seconds() - began) / n
         print(f"resume behind {end} events: {each * 1e6:.0f} us of the daemon's CPU", file=sys.stderr)
         self.assertLess(each, 300e-6 * SLOW)
+
+
+@unittest.skipUnless(os.getuid() == 0, "only root may be another user")
+class Subordinates(Users):
+    """A user with a line in /etc/subuid is many ids and one person."""
+
+    def connect_as(self, uid):
+        """True if that id was given a lane, which it keeps until the test ends."""
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setresuid(uid, uid, uid)
+                kept = Lane(self.folder, timeout=WAIT)
+                os.write(write, b"+")
+                time.sleep(600)
+                kept.close()
+            except Refused:
+                os.write(write, b"-")
+            finally:
+                os._exit(0)
+        os.close(write)
+
+        def end():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.addCleanup(end)
+        with os.fdopen(read, "rb") as f:
+            return f.read(1) == b"+"
+
+    def test_lanes(self):
+        subuid = os.path.join(self.folder, "subuid")
+        with open(subuid, "w") as f:
+            f.write("5001:100000:65536\n")
+        self.arguments = (*self.arguments, "--subuid-file", subuid)
+        os.chmod(self.folder, 0o755)
+        os.chmod(os.path.join(self.folder, "lane.sock"), 0o666)
+        self.begin(lanes=16)
+        self.spy.sock.close()
+        time.sleep(0.1)
+        got = [self.connect_as(100000 + i) for i in range(15)]
+        self.assertEqual(got.count(True), 13, "one user's share")
+        self.assertFalse(self.connect_as(5001), "the owner's share is used up")
+        self.assertTrue(self.connect_as(5002))
+        self.assertFalse(self.connect_as(5003), "all lanes but the reserved ones are taken")
+        for _ in range(2):
+            self.addCleanup(Lane(self.folder).close)
+        self.assertRaises(Refused, Lane, self.folder)
 
 
 class Poison(Users):

@@ -18,7 +18,7 @@ static void begin(void)
     struct error err = {0};
 
     cr_assert_eq(journal_open(64 * JOURNAL_BLOCK, &j, &err), 0, "%s", err.text);
-    cr_assert_eq(journal_begin(&j, &head, &e), 0);
+    cr_assert_eq(journal_begin(&j, &head, head.uid, &e), 0);
 }
 
 static struct lane_record record(uint32_t type, int32_t index, const char *text)
@@ -111,7 +111,7 @@ Test(journal, a_full_one_still_takes_last_events, .init = begin)
 
     memset(text, 'x', 200);
     text[200] = '\0';
-    cr_assert_eq(journal_begin(&j, &small, &other), 0);
+    cr_assert_eq(journal_begin(&j, &small, small.uid, &other), 0);
     while (append(LANE_TOKEN, n, text) == 0) {
         n++;
     }
@@ -121,7 +121,7 @@ Test(journal, a_full_one_still_takes_last_events, .init = begin)
         token = record(LANE_TOKEN, 0, text);
     } while (journal_append(&j, &other, &token) == 0);
     cr_assert_eq(j.n_free, 2);
-    cr_assert_eq(journal_begin(&j, &small, &(struct journal_entry){0}), -EBUSY);
+    cr_assert_eq(journal_begin(&j, &small, small.uid, &(struct journal_entry){0}), -EBUSY);
     cr_assert_eq(append(LANE_DONE, n, ""), 0);
     cr_assert_eq(journal_append(&j, &other, &done), 0);
     cr_assert_gt(done.h.seq, 1);
@@ -151,7 +151,7 @@ Test(journal, entries_without_items_all_get_their_last_event, .init = begin)
     for (;; n++) {
         struct journal_head bare = {.number = 100 + n, .uid = n % 4};
 
-        if (journal_begin(&j, &bare, &all[n])) {
+        if (journal_begin(&j, &bare, bare.uid, &all[n])) {
             break;
         }
         fill_block(&all[n]);
@@ -177,7 +177,7 @@ Test(journal, too_large_leaves_nothing_behind, .init = begin)
     struct journal_head large = {.tlv_bytes = 62 * JOURNAL_BLOCK};
     uint32_t before = j.n_free;
 
-    cr_assert_eq(journal_begin(&j, &large, &(struct journal_entry){0}), -EDQUOT);
+    cr_assert_eq(journal_begin(&j, &large, large.uid, &(struct journal_entry){0}), -EDQUOT);
     cr_assert_eq(j.n_free, before);
     cr_assert_eq(j.n_entries, 1);
 }
@@ -222,7 +222,7 @@ Test(journal, any_place_of_a_long_log_is_found)
     uint64_t widest = 0;
 
     cr_assert_eq(journal_open(4096 * JOURNAL_BLOCK, &j, &err), 0, "%s", err.text);
-    cr_assert_eq(journal_begin(&j, &head, &e), 0);
+    cr_assert_eq(journal_begin(&j, &head, head.uid, &e), 0);
     for (int i = 0; i < 100000; i++) {
         if (i % 5 == 0) {
             cr_assert_eq(append(LANE_ALT, i, "a"), 0);

@@ -65,7 +65,7 @@ static int leave(void)
     cr_assert_eq(journal_open(BYTES, &j, &err), 0, "%s", err.text);
     for (int i = 0; i < 4; i++, head.number++, head.id[0]++) {
         head.tlv_bytes = i == 2 ? 0 : 5000;
-        cr_assert_eq(journal_begin(&j, &head, &e), 0);
+        cr_assert_eq(journal_begin(&j, &head, head.uid, &e), 0);
         e.hold_bulk = true;
         if (head.tlv_bytes) {
             memset(journal_tlv(&j, &e), 'x' + i, 5000);
