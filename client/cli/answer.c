@@ -119,7 +119,7 @@ HOT static void on_event(struct pipit_request *q, const struct pipit_event *ev, 
         (void)!answer_keep(a, ev->text, ev->text_len); /* the answer itself still reaches stdout */
         note_logprob(r, ev);
         if (!r->s->json) {
-            out_put(&r->out, ev->text, ev->text_len);
+            out_put_words(&r->out, ev->text, ev->text_len);
         }
         progress_clear(&r->progress);
         break;

@@ -24,9 +24,13 @@ struct out {
     size_t sent;
     size_t cap;
     int err; /* negative errno: stdout is broken; -EPIPE: nobody reads any more */
+    int terminal;   /* 1: stdout is one, -1: it is not, 0: not known yet */
     bool ask_first; /* stdout takes no writes that do not wait */
 };
 void out_put(struct out *o, const char *data, size_t len);
+/* A model's words. What would give orders to a terminal is left out where stdout is one; pipes and
+ * files get every byte. */
+void out_put_words(struct out *o, const char *text, size_t len);
 void out_flush_ready(struct out *o); /* as much as stdout takes without waiting */
 void out_flush(struct out *o);       /* all, or until a signal comes (err -EINTR) */
 bool out_pending(const struct out *o);

@@ -38,6 +38,37 @@ HOT void out_put(struct out *o, const char *data, size_t len)
     o->used += len;
 }
 
+/* Bytes of a control character at the start of a text, as UTF-8; 0: none. Of the C0 set a line's
+ * end and a tab are harmless; of C1 none is (U+009B begins a sequence as ESC [ does). */
+static size_t control_bytes(const char *s, size_t len)
+{
+    unsigned char c = (unsigned char)s[0];
+
+    if ((c < 0x20 && c != '\n' && c != '\t') || c == 0x7f) {
+        return 1;
+    }
+    return c == 0xc2 && len > 1 && ((unsigned char)s[1] & 0xe0) == 0x80 ? 2 : 0;
+}
+
+HOT void out_put_words(struct out *o, const char *text, size_t len)
+{
+    size_t begin = 0;
+
+    if (o->terminal == 0) {
+        o->terminal = isatty(STDOUT_FILENO) ? 1 : -1;
+    }
+    for (size_t i = 0; o->terminal > 0 && i < len;) {
+        size_t n = control_bytes(text + i, len - i);
+
+        if (n > 0) {
+            out_put(o, text + begin, i - begin);
+            begin = i + n;
+        }
+        i += n > 0 ? n : 1;
+    }
+    out_put(o, text + begin, len - begin);
+}
+
 HOT bool out_pending(const struct out *o)
 {
     return !o->err && o->sent < o->used;

@@ -72,6 +72,27 @@ class Output(Base):
             self.assertNotIn("\x1b", err)
             self.assertNotIn("\r", err)
 
+    def on_a_terminal(self, *args):
+        """What a terminal gets of the command's stdout."""
+        main, other = pty.openpty()
+        p = self.start(*args, stdout=other)
+        os.close(other)
+        got = b""
+        while True:
+            try:
+                piece = os.read(main, 4096)
+            except OSError:  # EIO: nobody has the other end any more
+                break
+            got += piece
+        os.close(main)
+        self.assertEqual(p.wait(10), 0)
+        return got.replace(b"\r\n", b"\n")
+
+    def test_an_answer_gives_a_terminal_no_orders(self):
+        orders = "a\x1b]0;title\x07b\x1b[2J\u009b31mc\x7f\x08\td\u00a0\u00e9\n"
+        self.assertEqual(self.on_a_terminal("ask", "--raw", "echo " + orders), "a]0;titleb[2J31mc\td\u00a0\u00e9\n\n".encode())
+        self.assertEqual(self.cli("ask", "--raw", "echo " + orders)[1], (orders + "\n").encode())
+
     def test_stats_go_to_stderr(self):
         rc, out, err = self.cli("ask", "count 3", "--stats")
         self.assertEqual((rc, out), (0, b"0 1 2 \n"))
