@@ -417,7 +417,7 @@ void skew_sums_finish(struct skew_sums *s)
 
 bool skew_wanted(const struct model *m, int32_t store)
 {
-    return m->stores[store].layer >= 2 && m->stores[store].window == 0;
+    return geometry_is_predictable(m->stores[store].layer, m->stores[store].window);
 }
 
 int skew_open(const char *path, char *const *overlays, size_t n_overlays, struct skew_model *ret,

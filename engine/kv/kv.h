@@ -107,9 +107,8 @@ void kv_keep(struct cache *c, int32_t seq, const int32_t *tokens, int32_t n);
  * the pages above it. `last`: the prompt is complete. */
 int kv_cut(struct cache *c, int32_t seq, bool last) WARN_UNUSED;
 /* Layer-wise prefill: one store after the other takes the whole prompt, and is cut to the budget
- * when all of it is in; and the end of it all. */
+ * when all of it is in. A commit and kv_cut() end it. */
 int kv_layer_cut(struct cache *c, int32_t seq, int32_t store) WARN_UNUSED;
-void kv_layer_done(struct cache *c, int32_t seq);
 /* Hidden states: f32 rows of the whole prompt, and of those that go on beyond the split. */
 float *kv_hidden(const struct cache *c);
 float *kv_survivors(const struct cache *c);

@@ -331,7 +331,7 @@ void forward_beat(struct forward *f, int64_t t0)
 
 int forward_run(struct forward *f)
 {
-    for (; f->pc < f->pc_end; f->pc++) {
+    while (f->pc < f->pc_end) {
         const struct instr *in = &f->program[f->pc];
         int64_t t0 = clock_ns();
 
@@ -344,9 +344,10 @@ int forward_run(struct forward *f)
         }
         int r = in->fn(f, in->layer);
 
-        if (r) {
+        if (r < 0) {
             return r;
         }
+        f->pc = r == FORWARD_ROUND ? 0 : f->pc + 1;
         forward_beat(f, t0);
     }
     return 0;

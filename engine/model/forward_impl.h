@@ -10,6 +10,10 @@
 
 enum { DEEP_STORES = OPS_MATMUL_MAX_PARTS / 2 };
 
+/* What an instruction returns, beside 0 and negative errnos: the rows that it has set up go through
+ * the program from its beginning. */
+enum { FORWARD_ROUND = 1 };
+
 typedef int step_fn(struct forward *f, int32_t layer);
 
 struct instr {

@@ -93,8 +93,7 @@ int forward_step_survivors(struct forward *f, int32_t layer)
 
     r = r || !f->b.propose ? r : forward_rounds_next(f, &again);
     if (r || again) {
-        f->pc = again ? -1 : f->pc; /* the program's first instruction is the next */
-        return r;
+        return r ? r : FORWARD_ROUND;
     }
     for (int32_t i = 0; i < f->b.n_seqs; i++) {
         const struct kv_rows *s = &f->b.seqs[i];

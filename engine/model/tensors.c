@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/kv/kv.h"
 #include "engine/model/center.h"
 
 struct finder {
@@ -350,8 +351,7 @@ static int find_split(struct finder *f)
     return r ? r : find_exit(f);
 }
 
-/* What a store's partial keys are made with: both tensors or none, and not where the first two
- * layers read: there is no layer whose input they could be predicted from. */
+/* What a store's partial keys are made with: both tensors or none. */
 static int find_skews(struct finder *f)
 {
     struct model *m = f->m;
@@ -362,7 +362,7 @@ static int find_skews(struct finder *f)
         struct ops_weight *w = m->layers[st->layer].w;
         int32_t n = st->n_k * m->h.k_dim * m->h.k_dim;
 
-        if (st->window > 0 || st->layer < 2) {
+        if (!geometry_is_predictable(st->layer, st->window)) {
             continue;
         }
         r = find_one(f, &arch_layer_tensors[LT_SKEW], st->layer, false, &w[LT_SKEW]);

@@ -26,7 +26,7 @@ static const struct ops_weight *head_of(const struct model *m)
 /* Is it a query projection that choosing a layer ahead multiplies with, too? */
 static bool asks_ahead(const struct model *m, const struct ops_weight *w)
 {
-    for (int32_t il = 2; il < m->h.n_layers; il++) {
+    for (int32_t il = 0; il < m->h.n_layers; il++) {
         const struct model_layer *l = &m->layers[il];
         bool chooses = l->owner && l->w[LT_SKEW].n_cols != 0;
 

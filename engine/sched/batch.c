@@ -3,7 +3,7 @@
  *
  * Decode rows of all sequences first, one each and those of drafted tokens; then whole chunks of
  * prompts, as many as fit in batch_tokens, in turns of principals. While somebody waits for a next
- * token, chunks are read between batches (pieces.c); what cannot be (disks, devices that work
+ * token, chunks are read between batches (prompt.c); what cannot be (disks, devices that work
  * while the host does) has as few rows in a step as slice.h says. What a sequence computes does
  * not depend on who else is served: a row has the same bits in any company, and a chunk is cut
  * only where its policy does not see that (kv_divisible()). */
@@ -47,7 +47,8 @@ static int32_t step_rows(const struct sched *s, const struct request *r, int32_t
     }
     int32_t cut = budget < n ? kv_divisible(s->config.cache, r->seat, r->n_fed, n, true) : 0;
 
-    if (n > room || budget == 0 || (budget < INT32_MAX && n > SLICE_LEAST && pieces_can(s, r))) {
+    if (n > room || budget == 0 ||
+        (budget < INT32_MAX && n > SLICE_LEAST && kv_may_interleave(s->config.cache, r->seat))) {
         return 0;
     }
     if (budget >= n) {
@@ -139,13 +140,13 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
     return 0;
 }
 
-/* Does it read rows of its prompt in batches, or in pieces between them? */
+/* Does it read rows of its prompt in batches, or interleaved with them? */
 static bool reads(const struct sched *s, const struct request *r)
 {
     bool stalled = s->stash.r == r && s->stash.n > 0;
 
-    return !r->in_batch && !r->saved && r->n_fed < r->n_prompt && !stalled && !layered_is(s, r) &&
-           s->pieces.r != r;
+    return !r->in_batch && !r->saved && r->n_fed < r->n_prompt && !stalled &&
+           !prompt_is_whole(s, r) && s->chunk.r != r;
 }
 
 static bool goes_before(const struct request *a, const struct request *b)
@@ -167,29 +168,29 @@ static struct request *next_prompt(const struct sched *s, int32_t room, int32_t 
     return best;
 }
 
-/* While others decode: whose next chunk is read in pieces; and whether somebody urgent waits for
+/* While others decode: whose next chunk is interleaved; and whether somebody urgent waits for
  * the chunk that is: it is his, or he lacks the room that it takes (`room`: what there was for
  * prompts). */
-static int choose_pieces(struct sched *s, int32_t room)
+static int choose_chunk(struct sched *s, int32_t room)
 {
     struct request *best = NULL;
     bool urgent = false;
 
-    s->pieces.hurries = false;
+    s->chunk.hurries = false;
     for (struct request *r = s->running.first; r; r = r->next) {
-        if (is_urgent(s, r) && r->n_fed < r->n_prompt && !layered_is(s, r)) {
+        if (is_urgent(s, r) && r->n_fed < r->n_prompt && !prompt_is_whole(s, r)) {
             urgent = true;
-            s->pieces.hurries |= s->pieces.r == r || (reads(s, r) && batch_chunk(r) > room);
-        } else if (reads(s, r) && batch_chunk(r) > SLICE_LEAST && pieces_can(s, r) &&
-                   goes_before(r, best)) {
+            s->chunk.hurries |= s->chunk.r == r || (reads(s, r) && batch_chunk(r) > room);
+        } else if (reads(s, r) && batch_chunk(r) > SLICE_LEAST &&
+                   kv_may_interleave(s->config.cache, r->seat) && goes_before(r, best)) {
             best = r;
         }
     }
-    if (s->pieces.r || !best || urgent || s->batch.rows.n_decode == 0) {
+    if (s->chunk.r || !best || urgent || s->batch.rows.n_decode == 0) {
         return 0;
     }
     best->principal->chunk_turn = ++s->turn;
-    return pieces_start(s, best);
+    return prompt_start_chunk(s, best);
 }
 
 void batch_begin(struct sched *s, bool drawn)
@@ -244,7 +245,7 @@ int batch_build(struct sched *s)
     int32_t budget = slice_room(&s->slice, b->rows.n_decode);
     int32_t room = s->config.batch_tokens + s->drafts.n_rows - b->rows.n;
 
-    room -= s->pieces.r ? s->config.max_chunk : 0; /* their hidden states */
+    room -= s->chunk.r ? s->config.max_chunk : 0; /* their hidden states */
     for (left = room; (r = next_prompt(s, left, budget)) != NULL;) {
         int32_t n = step_rows(s, r, left, budget);
 
@@ -257,7 +258,7 @@ int batch_build(struct sched *s)
         budget = budget > n ? budget - n : 0;
         r->principal->chunk_turn = ++s->turn;
     }
-    int e = choose_pieces(s, room);
+    int e = choose_chunk(s, room);
 
     if (e) {
         return e;
@@ -295,7 +296,9 @@ int batch_commit_prompt(struct sched *s, struct request *r, int32_t n_rows)
         return 0; /* within a chunk */
     }
     kv_keep(s->config.cache, r->seat, r->tokens, r->resumed ? 0 : r->n_fed);
-    int e = kv_cut(s->config.cache, r->seat, r->n_fed == r->n_prompt);
+    /* Where a whole prompt is scored, its hidden states stay until it is. */
+    bool stays = r->stashes && prompt_is_whole(s, r);
+    int e = stays ? 0 : kv_cut(s->config.cache, r->seat, r->n_fed == r->n_prompt);
 
     if (!e && !r->finished) {
         memset(&s->event, 0, sizeof(s->event));

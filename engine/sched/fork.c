@@ -51,8 +51,9 @@ bool fork_waits(const struct sched *s, const struct request *r)
 {
     const struct request *p = parent_of(s, r);
 
-    /* Of a chunk that was read in pieces the last is what the first token is drawn from. */
-    return p && (p->n_fed < p->n_prompt || s->pieces.r == p) && matches(r, p, p->n_prompt);
+    /* What was read layer by layer has yet to give its first token. */
+    return p && (p->n_fed < p->n_prompt || s->chunk.r == p || s->whole.r == p) &&
+           matches(r, p, p->n_prompt);
 }
 
 /* Sits r down beside p, with all that p has in the cache. */

@@ -155,17 +155,6 @@ static int exited_token(struct sched *s, const struct wanted *w, const float *ex
     return new_token(s, w->r, s->logits);
 }
 
-int output_first_token(struct sched *s, struct request *r, const float *hidden)
-{
-    const float *device;
-    int e = forward_head(s->forward, hidden, 1, 0, &device);
-
-    if (!e) {
-        e = read_logits(s, device, 1);
-    }
-    return e ? e : new_token(s, r, s->logits);
-}
-
 /* ---- scores -----------------------------------------------------------------------------------
  */
 
@@ -392,19 +381,18 @@ static int run_block(struct sched *s, int32_t at, int32_t n)
     return e;
 }
 
-int output_rows(struct sched *s, struct request *r, float *hidden, int32_t pos0, int32_t n_rows,
-                int32_t pos, int32_t n)
+int output_rows(struct sched *s, struct request *r, float *hidden, int32_t pos, int32_t n)
 {
     struct batch *b = &s->batch;
 
     assert(b->n_seqs == 0);
-    forward_computed(s->forward, hidden, n_rows);
+    forward_computed(s->forward, hidden, n);
     b->of[0] = r;
     b->n_seqs = 1;
     r->in_batch = true;
     for (int32_t i = 0; i < n; i++) {
-        b->wanted[i] = (struct wanted){.r = r, .row = pos - pos0 + i, .pos = pos + i};
-        b->wanted_rows[i] = b->wanted[i].row;
+        b->wanted[i] = (struct wanted){.r = r, .row = i, .pos = pos + i};
+        b->wanted_rows[i] = i;
     }
     b->n_wanted = n;
     int e = output_run(s);

@@ -270,12 +270,7 @@ void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
     if (s->stash.r == r) {
         s->stash.r = NULL;
     }
-    if (s->layered.r == r) {
-        s->layered = (struct layered){0}; /* a unit that was interrupted is given up */
-    }
-    if (s->pieces.r == r) {
-        s->pieces = (struct pieces){0};
-    }
+    prompt_forget(s, r);
     sched_emit(s, r);
     if (!r->in_batch) {
         sched_leave(s, r);
@@ -406,8 +401,8 @@ static int seat_waiting(struct sched *s)
             best->n_fed = best->text.held;
         }
         note_kept(s, best);
-        if (layered_is(s, best)) {
-            layered_start(s, best);
+        if (prompt_is_whole(s, best)) {
+            prompt_start_whole(s, best);
         }
     }
     return 0;
@@ -449,8 +444,8 @@ static int load_more(struct sched *s, struct request *r, uint64_t least, uint64_
     }
     request_drop_saved(r);
     r->n_fed = r->text.held;
-    if (layered_is(s, r)) {
-        layered_start(s, r);
+    if (prompt_is_whole(s, r)) {
+        prompt_start_whole(s, r);
     }
     return 0;
 }
@@ -578,7 +573,7 @@ static int step(struct sched *s)
     if (r) {
         return r;
     }
-    if (!s->layered.pending && !s->pieces.pending) {
+    if (!interleave_pending(s)) {
         if (s->batch.n_seqs == 0 || (s->batch.pending && !takes_up(s))) {
             r = seat_waiting(s);
             r = r ? r : load_saved(s);
@@ -588,7 +583,7 @@ static int step(struct sched *s)
         r = r < 0 ? r : s->batch.n_seqs == 0 ? 0 : run_batch(s);
     }
     if (!r) {
-        r = beside_run(s);
+        r = interleave_run(s);
     }
     s->step_ns = (clock_ns() - began) / (int64_t)(1 + s->counters.n_ahead - n_ahead);
     return r ? r : output_drain(s);
@@ -624,8 +619,8 @@ static void give_up(struct sched *s)
             finish_without_memory(s, r);
         }
     }
-    s->layered = (struct layered){0};
-    s->pieces = (struct pieces){0};
+    s->whole = (struct prompt){0};
+    s->chunk = (struct prompt){0};
     batch_release(s);
 }
 

@@ -56,44 +56,33 @@ struct stash {
 };
 
 /* Where a prompt is that is read layer by layer. */
-enum layered_stage {
-    LAYERED_SHALLOW, /* every row through a layer that writes its own store */
-    LAYERED_DEEP_KV, /* every row's K and V into a deep store */
-    LAYERED_DEEP,    /* the rows that go on through a layer that reads it */
-    LAYERED_OUTPUT,  /* what is wanted of a chunk's hidden states (pieces.c) */
+enum prompt_stage {
+    PROMPT_SHALLOW, /* every row through a layer that writes its own store */
+    PROMPT_DEEP_KV, /* every row's K and V into a deep store */
+    PROMPT_DEEP,    /* the rows that go on through a layer that reads it */
+    PROMPT_OUTPUT,  /* what is wanted of its hidden states */
 };
 
-/* The prompt of which all goes through one layer before the next. */
-struct layered {
+/* A prompt, or a chunk of one, of which all rows go through one layer before the next. */
+struct prompt {
     struct request *r; /* NULL: none */
-    enum layered_stage stage;
-    bool pending; /* a unit's forward pass has begun and not ended */
+    bool whole;        /* layer-wise prefill; else a chunk */
+    enum prompt_stage stage;
+    bool pending; /* a unit has begun and not ended */
+    bool hurries; /* somebody urgent waits for the chunk */
     int32_t layer;
-    int32_t store; /* LAYERED_DEEP_KV */
-    int32_t pos;   /* first position of the running unit, or of the next */
-    int32_t n_rows;
-    int32_t first_survivor;
-    int64_t n_read; /* rows times layers */
-    int32_t progress;
-    struct kv_rows rows;
-};
-
-/* The prompt of which a chunk goes through one layer before the next. */
-struct pieces {
-    struct request *r; /* NULL: none */
-    enum layered_stage stage;
-    bool pending; /* as above */
-    bool hurries; /* who is urgent waits for it */
-    int32_t layer;
-    int32_t store;  /* LAYERED_DEEP_KV */
-    int32_t pos0;   /* of the chunk, */
-    int32_t n;      /* its rows, */
+    int32_t store;  /* PROMPT_DEEP_KV */
+    int32_t pos0;   /* of its first row */
+    int32_t n;      /* rows, */
     int32_t at;     /* and the first of them that is not through the layer */
     int32_t n_rows; /* of the running unit */
     int32_t first;  /* the first row that goes on beyond the split */
-    int32_t end;    /* LAYERED_OUTPUT: of the wanted rows */
+    int32_t end;    /* PROMPT_OUTPUT: of the wanted rows */
     float *hidden;  /* device (n, forward_ld()) */
+    float *beyond;  /* device: rows from `first` on, beyond the split; NULL: they go on in `hidden` */
     struct kv_rows rows;
+    int64_t n_read; /* rows times layers */
+    int32_t progress;
 };
 
 /* Of a policy that requests ask for (uses.c); n_evicted by those that have ended. */
@@ -158,9 +147,9 @@ struct sched {
     uint64_t next_handle;
     struct batch batch;
     struct slice slice;
-    struct layered layered;
-    struct pieces pieces;
-    bool pieces_next; /* whose turn it is of the two */
+    struct prompt whole;
+    struct prompt chunk;
+    bool chunk_next; /* whose turn it is of the two */
     struct stash stash;
     struct drafts drafts;
     void *stash_memory;
@@ -234,30 +223,28 @@ void draft_count(struct sched *s, struct request *r, int32_t seq);
 /* Is the batch's wanted row that of r's text? One after the newest token is when the token came
  * that was drafted; it is then committed. */
 bool draft_holds(struct sched *s, struct request *r, const struct wanted *w);
-/* What r has drafted and not said, or began ahead, is as if it had never been. Not while the batch is
- * pending. */
+/* What r has drafted and not said, or began ahead, is as if it had never been. Not while the batch
+ * is pending. */
 void draft_take_back(struct sched *s, struct request *r);
 /* A step has ended with r (0, or it was cut short); its batch is not yet released. */
 void draft_measure(struct sched *s, int r);
 
-/* beside.c. Units of prompts that are read layer by layer, one at least and as many as those who
- * decode may be kept waiting for; -EINTR to go on later. */
-int beside_run(struct sched *s) WARN_UNUSED;
+/* interleave.c. Units of prompts that are read layer by layer, one at least and as many as those
+ * who decode may be kept waiting for; -EINTR to go on later. */
+int interleave_run(struct sched *s) WARN_UNUSED;
+/* Has one begun and not ended? Then nothing else is computed. */
+bool interleave_pending(const struct sched *s);
 
-/* layered.c. The unit that comes next; begins with so many of its rows; it is over. */
-void layered_start(struct sched *s, struct request *r);
-bool layered_is(const struct sched *s, const struct request *r);
-struct slice_unit layered_unit(const struct sched *s);
-int layered_begin(struct sched *s, int32_t n_rows) WARN_UNUSED;
-int layered_end(struct sched *s) WARN_UNUSED;
-void layered_progress(struct sched *s);
-
-/* pieces.c, likewise of a prompt's chunk; can r's be read so? */
-bool pieces_can(const struct sched *s, const struct request *r);
-int pieces_start(struct sched *s, struct request *r) WARN_UNUSED;
-struct slice_unit pieces_unit(const struct sched *s);
-int pieces_begin(struct sched *s, int32_t n_rows) WARN_UNUSED;
-int pieces_end(struct sched *s) WARN_UNUSED;
+/* prompt.c. Is r's prompt read whole? It begins; or its next chunk does. */
+bool prompt_is_whole(const struct sched *s, const struct request *r);
+void prompt_start_whole(struct sched *s, struct request *r);
+int prompt_start_chunk(struct sched *s, struct request *r) WARN_UNUSED;
+void prompt_forget(struct sched *s, const struct request *r);
+/* The unit that comes next; begins with so many of its rows; it is over. */
+struct slice_unit prompt_unit(const struct sched *s, const struct prompt *p);
+void prompt_begin(struct sched *s, struct prompt *p, int32_t n_rows);
+int prompt_end(struct sched *s, struct prompt *p) WARN_UNUSED;
+void prompt_progress(struct sched *s);
 
 /* fork.c. Does r wait for another's prompt, to go on from it? */
 bool fork_waits(const struct sched *s, const struct request *r);
@@ -272,12 +259,10 @@ int output_run(struct sched *s) WARN_UNUSED;
 /* Scores what the reader has room for. True when rows were written. */
 int output_drain(struct sched *s) WARN_UNUSED;
 bool output_can_drain(const struct sched *s);
-/* The same of rows [pos, pos + n) of r's prompt alone, that are committed; their hidden states are
- * among n_rows from position pos0 on. r may be gone when it returns. No batch is held. */
-int output_rows(struct sched *s, struct request *r, float *hidden, int32_t pos0, int32_t n_rows,
-                int32_t pos, int32_t n) WARN_UNUSED;
-/* The first new token from a prompt's last hidden state (device row). */
-int output_first_token(struct sched *s, struct request *r, const float *hidden) WARN_UNUSED;
+/* The same of rows [pos, pos + n) of r's prompt alone, that are committed and have these hidden
+ * states. r may be gone when it returns. No batch is held. */
+int output_rows(struct sched *s, struct request *r, float *hidden, int32_t pos,
+                int32_t n) WARN_UNUSED;
 /* The next new token of r, which the device has drawn; below 0: it could not. */
 void output_drawn(struct sched *s, struct request *r, int32_t id);
 /* The next new token of r, drawn from these logits or given. */

@@ -221,7 +221,8 @@ static uint32_t read_layered(struct cache *c, int32_t seat, int32_t n_prompt)
         cr_assert_eq(kv_layer_cut(c, seat, i), 0);
         (void)check(c, seat);
     }
-    kv_layer_done(c, seat);
+    kv_step_commit(c, seat, n_prompt);
+    cr_assert_eq(kv_cut(c, seat, true), 0);
     return most;
 }
 

@@ -11,8 +11,8 @@
  *
  * Batches of the step have it (sched/batch.c). A pass that is given none reads pages on the host
  * where they lie, over the bus, and is right, but slow: none does today. Units of a prompt beside a
- * step (sched/pieces.c) are not for backends that have such pages, and prompts that are read layer
- * by layer (sched/layered.c) are those of policies that evict, which pool=host is not for.
+ * step (sched/prompt.c) are not for backends that have such pages, and prompts that are read layer
+ * by layer whole are those of policies that evict, which pool=host is not for.
  *
  * Creator: staging_create; freed by staging_destroy. One thread. */
 

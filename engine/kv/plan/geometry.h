@@ -146,6 +146,13 @@ bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_
 /* Does such a sequence store its keys less the store's center? */
 bool geometry_centers(const struct geometry *s, const struct policy *p, int32_t store);
 
+/* Can it be predicted which slots of a store are read? Not where the first two layers read it: no
+ * layer before them has an input that predicts theirs. A sliding layer reads its whole ring. */
+static inline bool geometry_is_predictable(int32_t first_layer, int32_t window)
+{
+    return first_layer >= 2 && window == 0;
+}
+
 /* Which of the mix's precisions a policy has; -ENOENT. */
 int geometry_variant(const struct geometry *s, const struct policy *p);
 

@@ -25,7 +25,7 @@ static struct policy_host host_of(const struct geometry *s)
         const struct geometry_store *st = &s->config.stores[i];
 
         h.least_k_dim = st->k_dim < h.least_k_dim ? st->k_dim : h.least_k_dim;
-        if (st->layer >= 2 && st->window == 0 && !st->skew && h.no_part_keys < 0) {
+        if (geometry_is_predictable(st->layer, st->window) && !st->skew && h.no_part_keys < 0) {
             h.no_part_keys = st->layer;
         }
         if (!st->skew) {

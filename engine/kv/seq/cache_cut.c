@@ -131,6 +131,10 @@ int kv_cut(struct cache *c, int32_t seat, bool last)
     struct cache_seq *q = &c->seqs[seat];
     int r = 0;
 
+    if (q->layered) { /* each store was cut when its layers were through */
+        end_of_peak(c, q);
+        return 0;
+    }
     if (q->budget == 0 || (!last && !policy_cuts_chunks(&q->policy))) {
         return 0;
     }
@@ -146,7 +150,8 @@ int kv_cut(struct cache *c, int32_t seat, bool last)
     return r;
 }
 
-/* ---- layered prefill ------------------------------------------------------------------------- */
+/* ---- layer-wise prefill -------------------------------------------------------------------------
+ */
 
 int32_t cache_layer_slots(const struct cache *c, int32_t store, int32_t n_tokens)
 {
@@ -170,15 +175,6 @@ int kv_layer_cut(struct cache *c, int32_t seat, int32_t store)
         r = r ? r : settle_store(c, q, store); /* the next store will need its pages */
     }
     return r;
-}
-
-void kv_layer_done(struct cache *c, int32_t seat)
-{
-    struct cache_seq *q = &c->seqs[seat];
-
-    q->n_tokens = q->n_prompt;
-    q->prepared = q->n_prompt;
-    end_of_peak(c, q);
 }
 
 float *kv_hidden(const struct cache *c)

@@ -144,8 +144,9 @@ void kv_step_commit(struct cache *c, int32_t seat, int32_t n_rows)
 {
     struct cache_seq *q = &c->seqs[seat];
 
+    q->prepared = q->layered ? n_rows : q->prepared; /* its stores were prepared one by one */
     assert(q->prepared >= q->n_tokens + n_rows);
-    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+    for (int32_t i = 0; !q->layered && i < c->geometry.config.n_stores; i++) {
         bool full = cache_is_full(q, i);
 
         q->n_evicted += full ? c->geometry.seats[i].n_groups : 0;

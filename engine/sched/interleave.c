@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Prompts that are read layer by layer (prompt.c), a step's share of them.
+ *
+ * There is at most one that is read whole and one of which a chunk is. Each says what its next unit
+ * can be; how many rows it has, and whether another unit follows, is decided by the time that those
+ * who decode may be kept waiting, which slice.h knows, and by a clock. With both, steps go to the
+ * one and the other in turn; but where somebody urgent waits for the chunk, to the chunk, and
+ * without regard to those who decode.
+ *
+ * A unit that was interrupted is taken up before anything else is computed: what it has observed
+ * cannot be observed again. */
+
+#include "base/clock.h"
+#include "engine/sched/state.h"
+
+bool interleave_pending(const struct sched *s)
+{
+    return s->whole.pending || s->chunk.pending;
+}
+
+/* Whose unit is next; NULL: nobody's. */
+static struct prompt *whose(struct sched *s)
+{
+    struct prompt *c = &s->chunk;
+    const struct prompt *w = &s->whole;
+    bool chunk = c->r && !w->pending && (c->pending || c->hurries || !w->r || s->chunk_next);
+
+    return chunk ? c : w->r ? &s->whole : NULL;
+}
+
+static int run_unit(struct sched *s, struct prompt *p, int32_t n_rows)
+{
+    if (!p->pending) {
+        prompt_begin(s, p, n_rows);
+        p->pending = true;
+    }
+    int e = p->stage == PROMPT_OUTPUT ? 0 : forward_run(s->forward);
+
+    if (e) {
+        return e;
+    }
+    p->pending = false;
+    return prompt_end(s, p);
+}
+
+/* GPU work is asynchronous: synchronise before timing. */
+static int measure(struct sched *s, struct slice_unit u, int32_t n_rows, int64_t began)
+{
+    int e = s->ops->sync(s->be);
+
+    if (!e) {
+        slice_add_piece(&s->slice, u, n_rows, (double)(clock_ns() - began));
+    }
+    return e;
+}
+
+int interleave_run(struct sched *s)
+{
+    const struct ops_rows *rows = &s->batch.rows;
+    bool waited_for = rows->n_decode > 0;
+    bool hurries = s->chunk.hurries && s->chunk.r;
+    double budget = slice_budget(&s->slice, hurries ? 0 : rows->n_decode, s->batch.took_ns);
+    int32_t most = s->config.model->h.n_layers;
+    int64_t began = clock_ns();
+    struct prompt *p = whose(s);
+    int e = 0;
+
+    if (!p || (!interleave_pending(s) && slice_rests(&s->slice, hurries ? 0 : rows->n_decode))) {
+        return 0;
+    }
+    if (waited_for && rows->n > rows->n_decode && !hurries) {
+        budget = 0; /* another's prompt has had the time */
+    }
+    for (int32_t i = 0; !e && i < most && p && (!hurries || s->chunk.r); i++) {
+        bool taken_up = interleave_pending(s);
+        struct slice_unit u = prompt_unit(s, p);
+        int64_t now = clock_ns();
+        int32_t n = slice_piece(&s->slice, u, budget - (double)(now - began), i == 0);
+
+        if (n == 0) {
+            break;
+        }
+        e = run_unit(s, p, n);
+        if (!e && waited_for && !taken_up) {
+            e = measure(s, u, n, now);
+        }
+        p = whose(s);
+    }
+    s->chunk_next = !s->chunk_next;
+    if (!e && s->whole.r) {
+        prompt_progress(s);
+    }
+    return e;
+}
