@@ -25,8 +25,8 @@ static const struct word_option alpha = {
     .type = WORD_FLOAT,
     .offset = WORD_FIELD(alpha),
     .max = 1000,
-    .help = "as many slots are read as have a predicted logit within this of a query head's "
-            "largest (the mean over heads)"};
+    .help = "slots whose predicted logit is within this of a query head's largest; their number is "
+            "the mean over heads"};
 static const struct word_option cap = {.name = "cap",
                                        .type = WORD_PERCENT,
                                        .offset = WORD_FIELD(cap),
@@ -69,30 +69,31 @@ static const struct word_option pool = {
     .type = WORD_POOL,
     .offset = WORD_FIELD(pool),
     .values = pools,
-    .help = "K and V of all slots lie on the device, in a file (`pipitd --tier-dir DIR`; not with "
-            "the cuda backend), or there are so many (a budget like N above); `host` is refused "
-            "where the device is the CPU"};
+    .help = "where K and V are: on the device; in a file (`pipitd --tier-dir DIR`; not on CUDA); "
+            "in the host's memory beside a GPU (`host`; refused where device and host are one "
+            "memory); or only so many slots"};
 static const struct word_option victim = {
     .name = "victim",
     .type = WORD_VALUE,
     .offset = WORD_FIELD(victim),
     .values = victims,
-    .help = "of a pool of so many slots: what goes for a new token is the oldest, what was listed "
-            "longest ago, what was listed least often"};
-static const struct word_option exempt = {.name = "exempt",
-                                          .type = WORD_INT,
-                                          .offset = WORD_FIELD(exempt),
-                                          .min = 1,
-                                          .max = 4096,
-                                          .help = "`counter`: the latest tokens, which stay"};
+    .help = "with a number of slots: evicted is the oldest, the one selected longest ago, the one "
+            "selected least often"};
+static const struct word_option exempt = {
+    .name = "exempt",
+    .type = WORD_INT,
+    .offset = WORD_FIELD(exempt),
+    .min = 1,
+    .max = 4096,
+    .help = "`counter`: the latest tokens, which are not evicted"};
 static const struct word_option full = {
     .name = "full",
     .type = WORD_VALUE,
     .offset = WORD_FIELD(full),
     .values = fulls,
-    .help = "of a pool of so many slots: what goes is lost, or all slots lie in a file (`pipitd "
-            "--tier-dir DIR`), from which it is read when it is listed again; not with `sinks`. "
-            "(The word `full` stands behind a `+`, this option behind a `,`)"};
+    .help = "with a number of slots: what is evicted is lost, or is read again from a file that "
+            "has all slots (`pipitd --tier-dir DIR`; not with `sinks`). This option follows a "
+            "comma, the word `full` a plus"};
 
 static const struct word_option *const options[] = {
     &alpha, &cap, &count, &share, &partial, &partial8, &skew, &pool, &victim, &exempt, &full, NULL};
@@ -198,9 +199,8 @@ static const struct select_ops select_infinigen = {
 const struct policy_word policy_word_infinigen = {
     .name = "infinigen",
     .axis = AXIS_SELECT,
-    .help =
-        "the slots that a layer earlier predicted from partial keys (Lee et al. 2024); needs an "
-        "overlay by `pipit-skew`. [infinigen.md](infinigen.md)",
+    .help = "the slots that the layer before predicted from partial keys (Lee et al. 2024); needs "
+            "an overlay by `pipit-skew`",
     .options = options,
     .colon = true,
     .select = &select_infinigen,

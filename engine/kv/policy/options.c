@@ -50,9 +50,9 @@ const struct word_option option_observe = {
     .offset = WORD_FIELD(observe),
     .min = 1,
     .max = 4096,
-    .normal = "64; recency 256",
+    .normal = "64; recency 256; snapkv 32",
     .help = "the last prompt tokens that score where not all do: in SwiftKV's deep layers, and in "
-            "`recency`"};
+            "`recency` and `snapkv`"};
 const struct word_option option_min = {.name = "min",
                                        .type = WORD_INT,
                                        .offset = WORD_FIELD(min),

@@ -35,7 +35,7 @@ static const struct word_option local = {
     .offset = WORD_FIELD(local),
     .max = 1 << 24,
     .normal = "a quarter of `k`",
-    .help = "the latest slots, which are among these `k` whatever their rank"};
+    .help = "so many of the latest slots are among them whatever their rank"};
 static const struct word_option mode = {
     .name = "mode",
     .type = WORD_VALUE,
@@ -43,13 +43,12 @@ static const struct word_option mode = {
     .values = policy_modes,
     .help = "`k` and `local` hold the current token, or it comes on top of both (the authors' "
             "code)"};
-static const struct word_option mean = {
-    .name = "mean",
-    .type = WORD_VALUE,
-    .offset = WORD_FIELD(mean),
-    .values = means,
-    .help = "the mean of V stands for what was not read; `auto`: where no two queries share a K "
-            "or V head"};
+static const struct word_option mean = {.name = "mean",
+                                        .type = WORD_VALUE,
+                                        .offset = WORD_FIELD(mean),
+                                        .values = means,
+                                        .help = "the mean of V replaces what was not read; `auto`: "
+                                                "where no two queries share a K or V head"};
 static const struct word_option layout = {
     .name = "layout",
     .type = WORD_VALUE,
@@ -106,8 +105,8 @@ static const struct select_ops select_sparq = {.make = make, .means = keeps_mean
 const struct policy_word policy_word_sparq = {
     .name = "sparq",
     .axis = AXIS_SELECT,
-    .help = "some dims of every key, then K and V of the k slots that promise most (Ribar et al. "
-            "2023)",
+    .help = "some dims of every key, then K and V of the k slots with the largest approximate "
+            "weights (Ribar et al. 2023)",
     .options = options,
     .colon = true,
     .select = &select_sparq,

@@ -46,8 +46,8 @@ const struct policy_word policy_word_streaming = {
     .name = "streaming",
     .axis = AXIS_PLACE,
     .help =
-        "the first 4 (or `sinks:M`) and the latest N, positions counted within the cache: a text "
-        "may go on beyond the context (Xiao et al. 2024)",
+        "the first 4 (or `sinks:M`) and the latest N, positions counted within the cache, so that "
+        "a text may go beyond the context (Xiao et al. 2023)",
     .amount = &option_budget,
     .amount_says = WORD_BUDGET_SAYS,
     .options = options,
