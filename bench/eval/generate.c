@@ -74,7 +74,7 @@ static int tokenize(struct engine *e, json_t *line, struct prompt *p, struct err
         struct chat chat;
         size_t n_m = 0;
 
-        err = chat_open(tok, engine_gguf(e), &chat, reterr);
+        err = chat_open(engine_gguf(e), &chat, reterr);
         if (err) {
             return err;
         }
@@ -83,6 +83,7 @@ static int tokenize(struct engine *e, json_t *line, struct prompt *p, struct err
         }
         m[n_m++] = (struct chat_message){CHAT_USER, user, strlen(user)};
         err = chat_render(&chat, tok, m, n_m, true, &p->tokens, &n, reterr);
+        chat_finish(&chat);
     } else {
         return error_set(reterr, -EBADMSG, "neither \"prompt\" nor \"user\"");
     }

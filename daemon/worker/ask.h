@@ -52,7 +52,7 @@ struct sampler_params ask_sampler(const struct ask *a, uint64_t seed);
 
 /* The ids of a prompt: of a chat through the template, else of the text or as given in the items or
  * in `lease_ids` (memory the client can change: each id is read once). To be freed by the caller;
- * at least one id, each within the vocabulary. `chat` NULL: the model has no template we know, and
+ * at least one id, each within the vocabulary. `chat` NULL: the model has no usable template, and
  * `chat_error` says so. */
 struct ask_source {
     const struct tok *tok;

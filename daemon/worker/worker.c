@@ -218,12 +218,12 @@ static bool on_progress(void *arg, float done)
     return !atomic_load(&w->drain);
 }
 
-/* The template is looked at once; a model without a known one still serves raw prompts. */
+/* The template is compiled once; a model without a usable one still serves raw prompts. */
 static void open_chat(struct worker *w, struct engine *e)
 {
     struct error err = {0};
 
-    w->has_chat = chat_open(engine_tok(e), engine_gguf(e), &w->chat, &err) == 0;
+    w->has_chat = chat_open(engine_gguf(e), &w->chat, &err) == 0;
     w->chat_error = err;
 }
 

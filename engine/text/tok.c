@@ -238,8 +238,9 @@ static int encode_spans(const struct tok *t, const char *text, const struct tok_
     return r;
 }
 
-int tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags, int32_t *ids,
-               size_t cap, size_t *ret_n, struct error *reterr)
+static int encode(const struct tok *t, const char *text, size_t len, unsigned flags,
+                  const struct tok_part *parts, size_t n_parts, int32_t *ids, size_t cap,
+                  size_t *ret_n, struct error *reterr)
 {
     struct tok_sink sink = {ids, cap, 0};
     AUTO_FREE struct tok_span *spans = NULL;
@@ -257,7 +258,8 @@ int tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags
     if (t->bos >= 0 && ((flags & TOK_FORCE_BOS) || ((flags & TOK_ADD_BOS) && t->add_bos))) {
         tok_sink_put(&sink, t->bos);
     }
-    r = tok_special_split(t, text, (uint32_t)len, flags & TOK_PARSE_SPECIAL, &spans, &n_spans);
+    r = tok_special_split(t, text, (uint32_t)len, flags & TOK_PARSE_SPECIAL, parts, n_parts, &spans,
+                          &n_spans);
     if (r == 0) {
         r = encode_spans(t, text, spans, n_spans, t->space_prefix && !(flags & TOK_MID_TEXT),
                          &sink);
@@ -270,6 +272,23 @@ int tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags
                ? 0
                : error_set(reterr, -E2BIG, "the text has %zu tokens, asked were at most %zu",
                            sink.n, cap);
+}
+
+int tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags, int32_t *ids,
+               size_t cap, size_t *ret_n, struct error *reterr)
+{
+    return encode(t, text, len, flags, NULL, 0, ids, cap, ret_n, reterr);
+}
+
+int tok_encode_parts(const struct tok *t, const char *text, const struct tok_part *parts, size_t n,
+                     int32_t *ids, size_t cap, size_t *ret_n, struct error *reterr)
+{
+    size_t len = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        len += parts[i].len;
+    }
+    return encode(t, text, len, TOK_PARSE_SPECIAL, parts, n, ids, cap, ret_n, reterr);
 }
 
 int tok_encode_new(const struct tok *t, const char *text, size_t len, unsigned flags,

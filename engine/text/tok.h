@@ -69,6 +69,16 @@ int tok_encode(const struct tok *t, const char *text, size_t len, unsigned flags
 int tok_encode_new(const struct tok *t, const char *text, size_t len, unsigned flags,
                    int32_t **ret_ids, size_t *ret_n, struct error *reterr) WARN_UNUSED;
 
+/* A text of parts, some of which may spell control tokens: those that lie in parts that are trusted
+ * are found, others are plain text. What lies between special tokens is tokenized as one text, also
+ * across parts. No BOS is put. Else as tok_encode. */
+struct tok_part {
+    size_t len;
+    bool trusted;
+};
+int tok_encode_parts(const struct tok *t, const char *text, const struct tok_part *parts, size_t n,
+                     int32_t *ids, size_t cap, size_t *ret_n, struct error *reterr) WARN_UNUSED;
+
 /* The bytes that a token stands for, in the tokenizer's memory: none for control tokens and ids out
  * of range. A piece may be half a character: detok.h makes text. */
 void tok_piece(const struct tok *t, int32_t id, const char **ret_ptr, size_t *ret_len);

@@ -17,6 +17,7 @@
  * (byte-level letters to bytes, U+2581 to a space), so that pieces are compared with the text as it
  * came. */
 
+#include "base/siphash.h"
 #include "engine/text/tok.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -54,6 +55,7 @@ struct tok_map {
     int32_t *slot; /* (mask + 1) -1: free */
     uint32_t mask;
     bool by_piece;
+    struct siphash_key key;
 };
 
 struct tok_pair {
@@ -123,7 +125,8 @@ int tok_vocab_load(struct tok *t, const struct gguf *g, struct error *reterr) WA
 int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr) WARN_UNUSED;
 bool tok_keys_is_marker(const char *text, size_t len); /* is it spelt like a turn marker? */
 
-/* tok_special.c: the text's spans in order; id -1 is plain text between special tokens. */
+/* tok_special.c: the text's spans in order; id -1 is plain text between special tokens. Control
+ * tokens are found with `control`; given parts (NULL: none), only inside neighbouring trusted ones. */
 struct tok_span {
     uint32_t off;
     uint32_t len;
@@ -131,7 +134,8 @@ struct tok_span {
 };
 int tok_special_index(struct tok *t, struct error *reterr) WARN_UNUSED;
 int tok_special_split(const struct tok *t, const char *text, uint32_t len, bool control,
-                      struct tok_span **ret, size_t *ret_n) WARN_UNUSED;
+                      const struct tok_part *parts, size_t n_parts, struct tok_span **ret,
+                      size_t *ret_n) WARN_UNUSED;
 
 /* tok_pre.c */
 int tok_pre_init(struct tok_pre *p, const char *name, size_t len, struct error *reterr) WARN_UNUSED;

@@ -57,7 +57,9 @@ int tok_special_index(struct tok *t, struct error *reterr)
     return 0;
 }
 
-/* taken[i]: the byte belongs to a token found; starts get their id in the list. */
+enum { TAKEN = 1, UNTRUSTED = 2 };
+
+/* taken[i]: the byte belongs to a token found, or may not belong to a control token. */
 struct search {
     const struct tok *t;
     const char *text;
@@ -101,18 +103,19 @@ static int search_length(struct search *s, int row)
         int32_t id;
         int r;
 
-        if (!(first[c / 8] >> c % 8 & 1) || s->taken[i] || memchr(s->taken + i, 1, len)) {
+        if (!(first[c / 8] >> c % 8 & 1) || memchr(s->taken + i, TAKEN, len)) {
             continue;
         }
         id = tok_map_find(&s->t->by_text, s->t, s->text + i, len);
-        if (id < 0 || !searched(&s->t->entries[id], s->control)) {
+        if (id < 0 ||
+            !searched(&s->t->entries[id], s->control && !memchr(s->taken + i, UNTRUSTED, len))) {
             continue;
         }
         r = add(s, i, len, id);
         if (r < 0) {
             return r;
         }
-        memset(s->taken + i, 1, len);
+        memset(s->taken + i, TAKEN, len);
         i += len - 1;
     }
     return 0;
@@ -151,8 +154,17 @@ static int fill(struct search *s)
     return r;
 }
 
+static void mark(uint8_t *taken, const struct tok_part *parts, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        memset(taken, parts[i].trusted ? 0 : UNTRUSTED, parts[i].len);
+        taken += parts[i].len;
+    }
+}
+
 int tok_special_split(const struct tok *t, const char *text, uint32_t len, bool control,
-                      struct tok_span **ret, size_t *ret_n)
+                      const struct tok_part *parts, size_t n_parts, struct tok_span **ret,
+                      size_t *ret_n)
 {
     struct search s = {.t = t, .text = text, .len = len, .control = control};
     AUTO_FREE uint8_t *taken = NULL;
@@ -165,6 +177,9 @@ int tok_special_split(const struct tok *t, const char *text, uint32_t len, bool 
         if (!taken) {
             taken = calloc(len, 1);
             s.taken = taken;
+            if (taken && parts) {
+                mark(taken, parts, n_parts);
+            }
         }
         r = taken ? search_length(&s, row) : -ENOMEM;
     }

@@ -56,10 +56,11 @@ static int render(void *arg, struct error *reterr)
     struct chat c;
     int32_t *ids;
     size_t n;
-    int r = chat_open(x->t, x->g, &c, reterr);
+    int r = chat_open(x->g, &c, reterr);
 
     if (r == 0) {
         r = chat_render(&c, x->t, m, 2, true, &ids, &n, reterr);
+        chat_finish(&c);
     }
     if (r == 0) {
         free(ids);

@@ -167,21 +167,29 @@ static void detect(const struct tok *t, const char *text, size_t len)
     const struct chat_message m = {CHAT_USER, "hello", 5};
     struct error e = {0};
     struct chat c;
+    int32_t *ids;
+    size_t n;
 
-    if (chat_detect(t, text, len, &c, &e) < 0) {
-        require(e.code == -ENOTSUP && e.text[0]);
+    if (chat_init(text, len, &c, &e) < 0) {
+        require((e.code == -EBADMSG || e.code == -E2BIG) && e.text[0]);
         return;
     }
-    (void)n_control(t, &c, &m, 1);
+    if (chat_render(&c, t, &m, 1, true, &ids, &n, &e) == 0) {
+        free(ids);
+    } else {
+        require(e.code < 0 && e.text[0]);
+    }
+    chat_finish(&c);
 }
 
 /* Three messages, cut from the text. */
 static void render(const struct tok *t, const char *text, size_t len)
 {
     static const char *const templates[] = {
-        "<|im_start|><|im_end|>", "<start_of_turn><end_of_turn>content|trim",
-        "<|start_header_id|><|end_header_id|><|eot_id|>content|trim",
-        "<|user|><|assistant|>eos_token"};
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+        "{% for m in messages %}<start_of_turn>{{ m.content | trim }}<end_of_turn>{% endfor %}",
+        "{% for m in messages %}{{ '<|eot_' + 'id|>' + m.content[1:] ~ eos_token }}{% endfor %}",
+        "{{ messages | tojson }}{{ messages | map(attribute='content') | join('<|im_end|>') }}"};
     struct chat_message m[3] = {{CHAT_USER, "", 0}, {CHAT_ASSISTANT, "", 0}, {CHAT_USER, "", 0}};
     struct chat c;
 
@@ -189,7 +197,7 @@ static void render(const struct tok *t, const char *text, size_t len)
         size_t part = len / 3;
         size_t wanted;
 
-        require(chat_detect(t, templates[k], strlen(templates[k]), &c, NULL) == 0);
+        require(chat_init(templates[k], strlen(templates[k]), &c, NULL) == 0);
         for (size_t i = 0; i < 3; i++) {
             m[i].len = 0;
         }
@@ -199,6 +207,7 @@ static void render(const struct tok *t, const char *text, size_t len)
             m[i].len = part;
         }
         require(n_control(t, &c, m, 3) == wanted);
+        chat_finish(&c);
     }
 }
 

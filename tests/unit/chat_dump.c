@@ -30,22 +30,21 @@ static size_t unhex(char *text)
     return n;
 }
 
-static int detect(const struct tok *t, const struct gguf *g, const char *path, struct chat *c,
-                  struct error *reterr)
+static int detect(const struct gguf *g, const char *path, struct chat *c, struct error *reterr)
 {
     static char text[MAX_TEMPLATE];
     FILE *f = path ? fopen(path, "re") : NULL;
     size_t n;
 
     if (!path) {
-        return chat_open(t, g, c, reterr);
+        return chat_open(g, c, reterr);
     }
     if (!f) {
         return error_set(reterr, -ENOENT, "%s cannot be read", path);
     }
     n = fread(text, 1, sizeof(text), f);
     (void)fclose(f);
-    return chat_detect(t, text, n, c, reterr);
+    return chat_init(text, n, c, reterr);
 }
 
 static void dump(const struct chat *c, const struct tok *t, char *line)
@@ -87,7 +86,7 @@ int main(int argc, char **argv)
     size_t cap = 0;
 
     if (argc < 2 || gguf_open(argv[1], &g, &e) < 0 || tok_create(g, &t, &e) < 0 ||
-        detect(t, g, argc > 2 ? argv[2] : NULL, &c, &e) < 0) {
+        detect(g, argc > 2 ? argv[2] : NULL, &c, &e) < 0) {
         (void)fprintf(stderr, "%s\n", argc < 2 ? "usage: chat_dump MODEL.gguf [TEMPLATE]" : e.text);
         return EXIT_FAILURE;
     }
@@ -96,6 +95,7 @@ int main(int argc, char **argv)
         dump(&c, t, line);
     }
     free(line);
+    chat_finish(&c);
     tok_destroy(t);
     return EXIT_SUCCESS;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/text/chat.h: which templates are recognised and what is read from them, the exact shape of
- * each style, and that no message can spell a marker. */
+/* engine/text/chat.h: conversations through templates to ids, BOS, refusals, and that no message
+ * can spell a marker. What templates can do, test_jinja.c has. */
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -25,15 +25,17 @@ static void open_tok(void)
 
 static void close_tok(void)
 {
+    chat_finish(&c);
     tok_destroy(t);
 }
 
 TestSuite(chat, .init = open_tok, .fini = close_tok);
 
-static int detect(const char *text)
+static int use(const char *text)
 {
+    chat_finish(&c);
     e = (struct error){0};
-    return chat_detect(t, text, strlen(text), &c, &e);
+    return chat_init(text, strlen(text), &c, &e);
 }
 
 /* Control tokens come out in braces, so that a spelt one can be told from a real one. */
@@ -67,23 +69,24 @@ static struct chat_message say(enum chat_role role, const char *text)
 }
 
 #define CHATML                                                                                     \
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"  \
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 #define LLAMA3                                                                                     \
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"   \
     "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
-#define GEMMA "{{ bos_token }}<start_of_turn>{{ role }}\n{{ m['content'] | trim }}<end_of_turn>\n"
-#define ZEPHYR "{{ '<|user|>\n' + m['content'] + eos_token }} {{ '<|assistant|>' }}"
+#define GEMMA                                                                                      \
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}"       \
+    "{% endif %}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m['content'] | trim }}"     \
+    "<end_of_turn>\n{% endfor %}"
+#define ZEPHYR                                                                                     \
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m['content'] + eos_token }}{% endfor %}"
 
 Test(chat, chatml)
 {
     struct chat_message m[] = {say(CHAT_USER, " Hi \n"), say(CHAT_ASSISTANT, "Yo"),
                                say(CHAT_USER, "?")};
 
-    cr_assert_eq(detect(CHATML), 0, "%s", e.text);
-    cr_assert_eq(c.style, CHAT_CHATML);
-    cr_assert_eq(c.end, tok_find_special(t, "<|im_end|>"));
-    cr_assert_eq(c.n_system, 0);
-    cr_assert_not(c.bos);
+    cr_assert_eq(use(CHATML), 0, "%s", e.text);
     cr_assert_str_eq(render(m, 3, true),
                      "{<|im_start|>}user\n Hi \n{<|im_end|>}\n{<|im_start|>}assistant\nYo"
                      "{<|im_end|>}\n{<|im_start|>}user\n?{<|im_end|>}\n{<|im_start|>}assistant\n");
@@ -92,103 +95,62 @@ Test(chat, chatml)
         "{<|im_start|>}user\n Hi \n{<|im_end|>}\n{<|im_start|>}assistant\nYo{<|im_end|>}\n");
 }
 
-Test(chat, chatml_trims_if_the_template_does)
+Test(chat, white_space_as_the_template_wants_it)
 {
     struct chat_message m = say(CHAT_USER, "\xc2\xa0\n Hi\xe3\x80\x80 x\t\xe2\x80\x83 ");
 
-    cr_assert_eq(detect("<|im_start|>{{ m['content'] | trim }}<|im_end|>"), 0);
-    cr_assert_str_eq(render(&m, 1, false), "{<|im_start|>}user\nHi\xe3\x80\x80 x{<|im_end|>}\n");
+    cr_assert_eq(use("<|im_start|>{{ messages[0].content | trim }}<|im_end|>"), 0);
+    cr_assert_str_eq(render(&m, 1, false), "{<|im_start|>}Hi\xe3\x80\x80 x{<|im_end|>}");
     m = say(CHAT_USER, " \t\n ");
-    cr_assert_str_eq(render(&m, 1, false), "{<|im_start|>}user\n{<|im_end|>}\n");
+    cr_assert_str_eq(render(&m, 1, false), "{<|im_start|>}{<|im_end|>}");
 }
 
-Test(chat, default_system_text)
-{
-    struct chat_message m[] = {say(CHAT_USER, "Hi"), say(CHAT_USER, "Ho")};
-
-    cr_assert_eq(detect("{{ '<|im_start|>system\\nYou\\'re \"it\".\\n<|im_end|>\\n' }}" CHATML), 0);
-    cr_assert_str_eq(
-        render(m, 1, false),
-        "{<|im_start|>}system\nYou're \"it\".\n{<|im_end|>}\n{<|im_start|>}user\nHi{<|im_end|>}\n");
-    m[0].role = CHAT_SYSTEM;
-    cr_assert_str_eq(render(m, 2, false),
-                     "{<|im_start|>}system\nHi{<|im_end|>}\n{<|im_start|>}user\nHo{<|im_end|>}\n");
-    /* Not a literal: the message's own text, then a condition; then, later, the real one. */
-    cr_assert_eq(detect("{{'<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n'}}"
-                        "<|im_start|>system\n{% if x %}a{% endif %}<|im_end|>"
-                        "{{ \"<|im_start|>system\\nBe kind<|im_end|>\" }}" CHATML),
-                 0);
-    cr_assert_eq(c.n_system, 7);
-    cr_assert_eq(memcmp(c.system, "Be kind", 7), 0);
-    cr_assert_eq(detect("<|im_start|>system\nUnclosed" CHATML), 0);
-    cr_assert_eq(c.n_system, 0);
-}
-
-Test(chat, llama3)
+Test(chat, bos_is_written_once)
 {
     struct chat_message m[] = {say(CHAT_SYSTEM, "Be kind "), say(CHAT_USER, "\nHi ")};
 
-    cr_assert_eq(detect(LLAMA3), 0, "%s", e.text);
+    cr_assert_eq(use(LLAMA3), 0, "%s", e.text);
     cr_assert_str_eq(
         render(m, 2, true),
         "{<|endoftext|>}{<|start_header_id|>}system{<|end_header_id|>}\n\nBe kind{<|eot_id|>}"
-        "{<|start_header_id|>}user{<|end_header_id|>}\n\nHi{<|eot_id|>}"
-        "{<|start_header_id|>}assistant{<|end_header_id|>}\n\n");
-    cr_assert_eq(c.end, tok_find_special(t, "<|eot_id|>"));
-}
-
-Test(chat, llama3_with_dates)
-{
-    struct chat_message m[] = {say(CHAT_USER, "Hi")};
-
-    cr_assert_eq(
-        detect(LLAMA3 "Cutting Knowledge Date: December 2023 {% set date = '26 Jul 2024' %}"), 0);
-    cr_assert_str_eq(
-        render(m, 1, false),
-        "{<|endoftext|>}{<|start_header_id|>}system{<|end_header_id|>}\n\n"
-        "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n{<|eot_id|>}"
         "{<|start_header_id|>}user{<|end_header_id|>}\n\nHi{<|eot_id|>}");
-}
-
-Test(chat, gemma)
-{
-    struct chat_message m[] = {say(CHAT_SYSTEM, "Be kind"), say(CHAT_USER, " Hi"),
-                               say(CHAT_ASSISTANT, "Yo"), say(CHAT_USER, "?")};
-
-    cr_assert_eq(detect(GEMMA), 0, "%s", e.text);
+    spec.add_bos = 1;
+    tok_destroy(t);
+    cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0, "%s", e.text);
     cr_assert_str_eq(
-        render(m, 4, true),
-        "{<|endoftext|>}{<start_of_turn>}user\nBe kind\n\nHi{<end_of_turn>}\n"
-        "{<start_of_turn>}model\nYo{<end_of_turn>}\n{<start_of_turn>}user\n?{<end_of_turn>}\n"
-        "{<start_of_turn>}model\n");
-    cr_assert_str_eq(render(m + 1, 1, false),
-                     "{<|endoftext|>}{<start_of_turn>}user\nHi{<end_of_turn>}\n");
-    (void)render(m, 1, true);
-    cr_assert_eq(e.code, -EINVAL, "a system message alone");
-    (void)render(m + 2, 2, true);
-    cr_assert_eq(e.code, -EINVAL, "the assistant first");
-    m[2].role = CHAT_USER;
-    (void)render(m, 4, true);
-    cr_assert_eq(e.code, -EINVAL);
-    cr_assert(strstr(e.text, "message 3"), "%s", e.text);
+        render(m + 1, 1, true),
+        "{<|endoftext|>}{<|start_header_id|>}user{<|end_header_id|>}\n\nHi{<|eot_id|>}");
+    cr_assert_eq(use("{{ messages[0].content }}"), 0);
+    cr_assert_str_eq(render(m, 1, true), "{<|endoftext|>}Be kind ");
+    cr_assert_eq(use(""), 0);
+    cr_assert_str_eq(render(m, 1, true), "{<|endoftext|>}");
 }
 
-Test(chat, zephyr)
+/* A marker that the template puts together from a role and its own text is one. */
+Test(chat, markers_from_parts)
 {
     struct chat_message m[] = {say(CHAT_USER, "Hi")};
 
-    cr_assert_eq(detect(ZEPHYR), 0, "%s", e.text);
-    cr_assert_eq(c.style, CHAT_ZEPHYR);
-    cr_assert_eq(c.end, tok_eos(t));
-    cr_assert_str_eq(render(m, 1, true), "<|user|>\nHi{<|endoftext|>}\n<|assistant|>\n");
+    cr_assert_eq(use(ZEPHYR), 0, "%s", e.text);
+    cr_assert_str_eq(render(m, 1, true), "<|user|>\nHi{<|endoftext|>}");
     tok_destroy(t);
     (void)tok_spec_add(&spec, "<|user|>", 3, 0);
     cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0);
-    cr_assert_eq(detect(ZEPHYR), 0, "%s", e.text);
-    cr_assert_str_eq(render(m, 1, false), "{<|user|>}\nHi{<|endoftext|>}\n");
+    cr_assert_str_eq(render(m, 1, false), "{<|user|>}\nHi{<|endoftext|>}");
 }
 
-/* The heart of it: whatever a message spells, the only control tokens are the renderer's own. */
+/* Half a marker of the template's and half of a user's is none. */
+Test(chat, markers_do_not_straddle)
+{
+    struct chat_message m[] = {say(CHAT_USER, "end|>")};
+
+    cr_assert_eq(use("<|im_{{ messages[0].content }}<|im_end|>"), 0);
+    cr_assert_str_eq(render(m, 1, true), "<|im_end|>{<|im_end|>}");
+    cr_assert_eq(use("{{ '<|im_' + 'end|>' }}{{ '<|im_' ~ messages[0].content }}"), 0);
+    cr_assert_str_eq(render(m, 1, true), "{<|im_end|>}<|im_end|>");
+}
+
+/* The heart of it: whatever a message spells, the only control tokens are the template's own. */
 Test(chat, no_message_can_spell_a_marker)
 {
     static const char *const templates[] = {CHATML, LLAMA3, GEMMA, ZEPHYR};
@@ -204,7 +166,7 @@ Test(chat, no_message_can_spell_a_marker)
                                        say(CHAT_USER, "x")};
         size_t wanted = 0;
 
-        cr_assert_eq(detect(templates[k]), 0, "%s", e.text);
+        cr_assert_eq(use(templates[k]), 0, "%s", e.text);
         for (const char *p = render(plain, 3, true); (p = strchr(p, '{')); p++) {
             wanted++;
         }
@@ -226,41 +188,38 @@ Test(chat, no_message_can_spell_a_marker)
 
 Test(chat, refusals)
 {
-    cr_assert_eq(detect("[INST] {{ content }} [/INST]"), -ENOTSUP);
-    cr_assert(strstr(e.text, "[INST]") && strstr(e.text, "--raw") && strstr(e.text, "chatml"), "%s",
-              e.text);
-    cr_assert_eq(detect("<|im_start|>{{ role }}<|im_sep|>{{ content }}<|im_end|>"), -ENOTSUP,
-                 "phi-4");
-    cr_assert_eq(detect("<|user|>{{ content }}<|end|><|assistant|>"), -ENOTSUP, "phi-3");
-    cr_assert(strstr(e.text, "<|user|>"), "%s", e.text);
-    cr_assert_eq(detect(""), -ENOTSUP);
-    cr_assert_eq(detect("<|"), -ENOTSUP);
-    tok_destroy(t);
-    spec.n -= 8;
-    spec.n_kinds = spec.n;
-    spec.bos = spec.eos = -1;
-    cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0, "%s", e.text);
-    cr_assert_eq(detect(CHATML), -ENOTSUP);
-    cr_assert(strstr(e.text, "<|im_start|>") && strstr(e.text, "--raw"), "%s", e.text);
-    cr_assert_eq(detect(ZEPHYR), -ENOTSUP);
+    struct chat_message m = say(CHAT_SYSTEM, "SECRET");
+
+    cr_assert_eq(use("{{ messages[ }}"), -EBADMSG);
+    cr_assert(strstr(e.text, "line 1"), "%s", e.text);
+    cr_assert_eq(use(GEMMA), 0);
+    cr_assert(strstr(render(&m, 1, true), "no system"), "%s", e.text);
+    cr_assert_eq(e.code, -EINVAL);
+    cr_assert_eq(use("{{ raise_exception(messages[0].content) }}"), 0);
+    cr_assert(!strstr(render(&m, 1, true), "SECRET"), "%s", e.text);
+    cr_assert_eq(
+        use("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"), 0);
+    (void)render(&m, 1, true);
+    cr_assert_eq(e.code, -E2BIG);
 }
 
 Test(chat, from_a_file)
 {
+    struct chat_message m = say(CHAT_USER, "Hi");
     struct gguf *g;
     struct tok *other;
 
     cr_assert_eq(tok_spec_make(&spec, &other, &g, &e), 0);
-    cr_assert_eq(chat_open(other, g, &c, &e), -ENOTSUP);
+    cr_assert_eq(chat_open(g, &c, &e), -ENOTSUP);
     cr_assert(strstr(e.text, "no chat template") && strstr(e.text, "--raw"), "%s", e.text);
     gguf_close(g);
     tok_destroy(other);
     spec.chat_template = CHATML;
     e = (struct error){0};
     cr_assert_eq(tok_spec_make(&spec, &other, &g, &e), 0);
-    cr_assert_eq(chat_open(other, g, &c, &e), 0, "%s", e.text);
-    cr_assert_str_eq(chat_style_name(c.style), "chatml");
+    cr_assert_eq(chat_open(g, &c, &e), 0, "%s", e.text);
     gguf_close(g);
+    cr_assert_str_eq(render(&m, 1, false), "{<|im_start|>}user\nHi{<|im_end|>}\n");
     tok_destroy(other);
 }
 
@@ -273,7 +232,7 @@ Test(chat, messages_checked)
     for (int i = 0; i <= CHAT_MAX_MESSAGES; i++) {
         m[i] = say(CHAT_USER, "");
     }
-    cr_assert_eq(detect(CHATML), 0);
+    cr_assert_eq(use(CHATML), 0);
     (void)render(m, 0, true);
     cr_assert_eq(e.code, -EINVAL);
     (void)render(m, CHAT_MAX_MESSAGES + 1, true);
@@ -292,7 +251,7 @@ Test(chat, byte_that_the_vocabulary_lacks)
     tok_destroy(t);
     spec.tokens[7] = "unreachable";
     cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0);
-    cr_assert_eq(detect(CHATML), 0);
+    cr_assert_eq(use(CHATML), 0);
     (void)render(&m, 1, true);
     cr_assert_eq(e.code, -EINVAL);
     cr_assert(strstr(e.text, "0x07"), "%s", e.text);
