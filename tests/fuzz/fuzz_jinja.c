@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/text/jinja/jinja.h with any bytes as a template. What it compiles, it renders within small
+ * limits; the spans are whole and alternate, and a text that only a user wrote is marked wherever
+ * it comes out. Dictionary: fuzz_jinja.dict; seeds: make_seeds_jinja.py. */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/text/jinja/jinja.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void require(bool ok)
+{
+    if (!ok) {
+        abort();
+    }
+}
+
+/* A character that no other variable has and that no case change makes. A template can spell it. */
+#define USER "\xe2\x98\x83"
+
+static void bind(void *arg, struct jinja_run *r)
+{
+    static const char *const roles[] = {"system", "user", "assistant"};
+    struct jinja_value list = jinja_list(r);
+
+    for (size_t i = 0; i < 3; i++) {
+        struct jinja_value m = jinja_dict(r);
+
+        jinja_dict_set(r, m, "role", jinja_string(r, roles[i], strlen(roles[i]), true));
+        jinja_dict_set(r, m, "content", jinja_string(r, USER " <|x|> " USER, 14, false));
+        jinja_list_add(r, list, m);
+    }
+    jinja_set(r, "messages", list);
+    jinja_set(r, "add_generation_prompt", jinja_bool(true));
+    jinja_set(r, "tools", jinja_none());
+    jinja_set(r, "bos_token", jinja_string(r, "<s>", 3, true));
+}
+
+/* `spelt`: the template may have made the character itself. */
+static void check(const struct jinja_output *out, bool spelt)
+{
+    size_t at = 0;
+
+    for (size_t i = 0; i < out->n_spans; i++) {
+        require(out->spans[i].len > 0);
+        require(i == 0 || out->spans[i].trusted != out->spans[i - 1].trusted);
+        require(spelt || !out->spans[i].trusted ||
+                !memmem(out->text + at, out->spans[i].len, USER, 3));
+        at += out->spans[i].len;
+    }
+    require(at == out->len && out->text[at] == '\0');
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    const struct jinja_limits limits = {
+        .steps = 200000, .output_bytes = 1 << 16, .memory_bytes = 1 << 22};
+    const char *source = (const char *)data;
+    bool spelt = memmem(data, size, USER, 3) || memchr(data, '\\', size) || memchr(data, '%', size);
+    struct jinja_output out;
+    struct error e = {0};
+    struct jinja *t;
+    int r = jinja_compile(source, size, &t, &e);
+
+    if (r < 0) {
+        require((r == -EBADMSG || r == -E2BIG) && e.code == r && e.text[0]);
+        return 0;
+    }
+    r = jinja_render(t, &limits, 0, bind, NULL, &out, &e);
+    if (r == 0) {
+        check(&out, spelt);
+        jinja_output_finish(&out);
+    } else {
+        require((r == -EINVAL || r == -E2BIG) && e.code == r && strstr(e.text, "line "));
+        require(spelt || !strstr(e.text, USER));
+    }
+    jinja_destroy(t);
+    return 0;
+}
