@@ -1,44 +1,43 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# tools/gpu_check.sh without a GPU: what a dry run would do, and a real run of two kernel checks against the emulated
-# module, stopped by its time limit and gone on with.
-# Usage: test_gpu_check.sh GPU_CHECK BUILD MODULE
+# tools/gpu_pack.sh and tools/gpu_check.sh without a GPU: what each call would run is in the build; the archive, made with
+# the emulated module, is unpacked elsewhere, and its own script runs parts of calls 1, 2, 3 and 5 from there.
+# Usage: test_gpu_check.sh TOOLS BUILD MODULE
 set -uo pipefail
-script=$1
+tools=$1
 build=$2
 module=$3
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 fail() { echo "FAILED: $*" && exit 1; }
 
-"$script" --dry-run --build "$build" "$dir/dry" >"$dir/dry.txt" || fail "dry run"
-skewed=bench_llama-3.1-8b_BF16_skew_b1_d8192-32768_full_infinigen_share_15__infinigen_share_7_
-eight=bench_llama-3.1-8b_BF16_skew_b1_d8192-32768_infinigen_share_7_
-for name in check_attention memcheck_matmul racecheck_cut golden_cache kernel_bench_matmul \
-    check_matmul_cublas golden_cublas bench_llama-3.1-8b_BF16_b1_d128_full_own bench_llama-3.1-8b_BF16_b1_d128_full_cublas \
-    check_select bench_llama-3.1-8b_BF16_b1_d65536-131072_full_fp8 bench_sigma-10b_BF16_b1_d32768-65536_full \
-    bench_llama-3.1-8b_BF16_swiftkv-16-16_b1_d128_full check_speculate memcheck_speculate \
-    "${skewed}_infinigen_share_15__pool_host_infinigen_share_7__pool_host" \
-    "${eight}_infinigen_share_7__partial8_on_infinigen_share_7__partial8_on_pool_host" plan_llama-2-7b_BF16_full \
-    plan_llama-3.1-8b_BF16_full plan_llama-3.1-8b_BF16_swiftkv-16-16_fp8 serve_llama-3.1-8b_BF16_swiftkv-16-4_fp8_3GiB \
-    bench_llama-3.1-8b-4_BF16_b8_d65536-131072_full_fp8 bench_llama-2-7b_BF16_b24_d8192_h2o_50_ \
-    bench_llama-2-7b-4_BF16_b64_d128-4096_full_sparq_r_32_k_128_layout_2k bench_sigma-10b_BF16_b32_d512-4096_full \
-    bench_sigma-10b-gqa16_BF16_b8_d2048-16384_full peers; do
+for call in 1 2 3 4 5; do
+    "$tools/gpu_check.sh" --dry-run --build "$build" "$call" "$dir/dry" >>"$dir/dry.txt" || fail "dry run of call $call"
+done
+for name in check_attention check_matmul_cublas golden_cache golden_cublas start_lazy qkv_store_repeated kbench ncu_stream_q \
+    bench_llama-3.1-8b_BF16_b1_d128-2048-8192_full_fp8 bench_llama-3.1-8b_BF16_b1_d128_full_own \
+    bench_llama-3.1-8b_Q4_K_b1_d128-2048_full memcheck_select racecheck_attention \
+    bench_llama-3.1-8b-4_BF16_b8_d65536-131072_full_fp8 bench_llama-2-7b_BF16_b8_d8192_keyformer_50_ peers; do
     grep -q "^$name " "$dir/dry.txt" || fail "$name is not in the dry run"
 done
-for program in tests/kernels/check_rows tests/golden/test_stories bench/pipit-bench; do
-    grep -q "$build/$program" "$dir/dry.txt" || fail "$program is not in the dry run"
-    [ -x "$build/$program" ] || fail "$program is not there"
+grep -o "$build/[^ ]*" "$dir/dry.txt" | grep -v '\.so$' | sort -u | while read -r program; do
+    [ -e "$program" ] || fail "$program is not there"
+done || exit 1
+
+"$tools/gpu_pack.sh" --build "$build" --out "$dir/gpu.tgz" --with "$module" || fail "the archive"
+tar -C "$dir" -xzf "$dir/gpu.tgz" || fail "unpacking"
+run() { "$dir/gpu/tools/gpu_check.sh" --small --models "$dir/models" "$@" "$dir/out"; }
+run --only check_rows 1 || fail "call 1: check_rows"
+run --only start_lazy 1 || fail "call 1: start_lazy"
+run --only 0.6b 3 || fail "call 3"
+run --only b8_d8192_keyformer 5 || fail "call 5"
+for call in 1 3 5; do
+    tar -tzf "$dir/out/call-$call.tgz" | grep -q "call-$call/results.csv" || fail "results of call $call"
 done
-run() { "$script" --build "$build" --backend "$module" --parts check "$@" "$dir/out"; }
-run --minutes 0 --only rows >/dev/null
+tar -xzOf "$dir/out/call-3.tgz" call-3/bench.csv | grep -q ',decode,16,1,' || fail "call 3 has no figures"
+ls "$dir"/models/*.gguf 2>/dev/null && fail "models are left"
+run --minutes 0 --only check_rows 1 >/dev/null
 [ $? -eq 3 ] || fail "time is up at once: exit 3 is wanted"
-run --only rows >/dev/null || fail "check_rows"
-run --only norm >/dev/null || fail "check_norm"
-run --only rows >"$dir/again.txt" || fail "check_rows again"
-grep -q check_rows "$dir/again.txt" && fail "check_rows ran twice"
-[ "$(grep -c ',passed,' "$dir/out/results.csv")" -eq 2 ] || fail "results.csv: $(cat "$dir/out/results.csv")"
-grep -q 'passed: 2' "$dir/out/report.txt" || fail "report.txt"
-run --backend ./none.so --only kv_slots >/dev/null
-grep -q 'check_kv_slots,skipped' "$dir/out/results.csv" || fail "no module: skipped is wanted"
-echo "gpu_check: dry run, time limit, resumption, report"
+run --backend "$dir/none.so" --only 0.6b 3 >/dev/null
+[ $? -eq 1 ] || fail "no module: exit 1 is wanted"
+echo "gpu_check: dry runs, archive, calls from the unpacked archive, time limit, missing module"
