@@ -7,7 +7,7 @@
 #   --arch LIST     as in 90 or 90,100 (default 90)
 #   --build DIR     build folder, made if it is not there (default build-gpu)
 #   --out FILE      default DIR/gpu.tgz
-#   --with MODULE   this module in place of the built one: to try the archive without a GPU
+#   --with MODULE   this module and programs as DIR has them: to try the archive without a GPU
 # There: tar -xzf gpu.tgz && gpu/tools/gpu_check.sh 1 results
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -42,8 +42,8 @@ if [ -z "$with" ]; then
     meson configure "$build" -Dgpu_archs="$arch"
     module=$build/kernels/cuda/libpipit-cuda.so
     ninja -C "$build" kernels/cuda/libpipit-cuda.so >/dev/null
+    ninja -C "$build" "${programs[@]}" "${models[@]}" >/dev/null
 fi
-ninja -C "$build" "${programs[@]}" "${models[@]}" >/dev/null
 
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
@@ -74,7 +74,7 @@ done
 {
     echo "pipit $(git rev-parse --short HEAD 2>/dev/null || echo '(no git)'), sm_$arch${with:+, module $(basename "$with")}"
     nvcc --version 2>/dev/null | tail -n 1
-    ldd --version | head -n 1
+    ldd --version | sed -n 1p
 } >"$top/packed.txt"
 tar -C "$stage" -czf "$out" gpu
 bytes=$(stat -c %s "$out")
