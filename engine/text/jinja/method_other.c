@@ -55,7 +55,7 @@ static jval view(jrun *r, jval self, struct jargs *a, enum jview which)
 {
     jargs_take(r, a, "", 0, NULL);
     self.kind = J_VIEW;
-    self.sub = which;
+    self.sub = (uint8_t)which;
     return self;
 }
 
