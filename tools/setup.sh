@@ -16,7 +16,8 @@ tests=(clang clang-format libclang-rt-14-dev libcriterion-dev python3-zmq python
 package=(dpkg-dev debhelper fakeroot lintian git)
 
 # Libraries that nothing can be built without; the daemon's are left out.
-aarch64=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user libssl-dev:arm64 libpcre2-dev:arm64)
+aarch64=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user libssl-dev:arm64 libpcre2-dev:arm64
+    libjansson-dev:arm64)
 
 # All of them, and what debhelper looks for when it cross-compiles.
 package_arm64=("${package[@]}" "${aarch64[@]}" g++-aarch64-linux-gnu pkg-config:arm64 libzmq3-dev:arm64

@@ -271,7 +271,7 @@ class Texts(Users):
         threads = [threading.Thread(target=self.attack, args=(stop, text)) for _ in range(4)]
         for t in threads:
             t.start()
-        last, worst, n, end = time.monotonic(), 0, 0, time.monotonic() + 5 * SLOW
+        last, worst, n, end = time.monotonic(), 0, 0, time.monotonic() + 5
         while last < end:
             event = good.recv()
             self.assertEqual(event.type, TOKEN, event)
