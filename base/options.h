@@ -104,6 +104,9 @@ void options_list_clear(struct option_list *list);
 int options_args(const struct option_table *t, const void *config,
                  struct option_list *args) WARN_UNUSED;
 
+/* Appends one formatted word, which the list then owns. -ENOMEM, with the list as it was. */
+int options_arg(struct option_list *args, const char *fmt, ...) PRINTF_LIKE(2, 3) WARN_UNUSED;
+
 /* The text of --help, to be freed by the caller; NULL without memory. */
 char *options_help(const struct option_table *t);
 

@@ -3,33 +3,35 @@
  * written so that reading them gives the same value. */
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/options.h"
 
-/* Appends the string, whose owner the list becomes; NULL is a failed allocation. */
-static int append(struct option_list *args, char *word)
+int options_arg(struct option_list *args, const char *fmt, ...)
 {
-    char **v = word ? realloc(args->v, (args->n + 1) * sizeof(char *)) : NULL;
+    char **v = realloc(args->v, (args->n + 1) * sizeof(char *));
+    va_list ap;
+    int rc;
 
     if (!v) {
-        free(word);
         return -ENOMEM;
     }
     args->v = v;
-    args->v[args->n++] = word;
+    va_start(ap, fmt);
+    rc = vasprintf(&args->v[args->n], fmt, ap);
+    va_end(ap);
+    if (rc < 0) {
+        return -ENOMEM;
+    }
+    args->n++;
     return 0;
 }
 
 static int append_text(struct option_list *args, const char *name, const char *value)
 {
-    char *word = NULL;
-
-    if (asprintf(&word, "--%s=%s", name, value) < 0) {
-        word = NULL;
-    }
-    return append(args, word);
+    return options_arg(args, "--%s=%s", name, value);
 }
 
 static int append_value(struct option_list *args, const struct option_row *row, const void *value)

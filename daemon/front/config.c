@@ -7,7 +7,6 @@
 #include "daemon/front/config.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -273,39 +272,18 @@ char *config_help(bool plan)
     return options_help(&table);
 }
 
-/* Appends a word that the list then owns. */
-PRINTF_LIKE(2, 3) static int append(struct option_list *args, const char *fmt, ...)
-{
-    char **v = realloc(args->v, (args->n + 1) * sizeof(char *));
-    va_list ap;
-    int rc;
-
-    if (!v) {
-        return -ENOMEM;
-    }
-    args->v = v;
-    va_start(ap, fmt);
-    rc = vasprintf(&args->v[args->n], fmt, ap);
-    va_end(ap);
-    if (rc < 0) {
-        return -ENOMEM;
-    }
-    args->n++;
-    return 0;
-}
-
 static int append_own(struct option_list *args, const struct config *c, int front_fd,
                       int journal_fd)
 {
-    int rc = append(args, "--extra-bytes=%llu", (unsigned long long)c->extra_bytes);
+    int rc = options_arg(args, "--extra-bytes=%llu", (unsigned long long)c->extra_bytes);
 
     if (c->plan) {
-        rc = rc ? rc : append(args, "--plan");
-        return rc || !c->json ? rc : append(args, "--json");
+        rc = rc ? rc : options_arg(args, "--plan");
+        return rc || !c->json ? rc : options_arg(args, "--json");
     }
-    rc = rc ? rc : append(args, "--front-fd=%d", front_fd);
-    rc = rc ? rc : append(args, "--journal-fd=%d", journal_fd);
-    return rc || !c->test_hooks ? rc : append(args, "--test-hooks");
+    rc = rc ? rc : options_arg(args, "--front-fd=%d", front_fd);
+    rc = rc ? rc : options_arg(args, "--journal-fd=%d", journal_fd);
+    return rc || !c->test_hooks ? rc : options_arg(args, "--test-hooks");
 }
 
 char **config_engine_argv(const struct config *c, const char *program, int front_fd, int journal_fd)
@@ -313,7 +291,7 @@ char **config_engine_argv(const struct config *c, const char *program, int front
     struct option_list args = {0};
     char **v = NULL;
 
-    if (append(&args, "%s", program) || engine_options_args(&c->engine, &args) ||
+    if (options_arg(&args, "%s", program) || engine_options_args(&c->engine, &args) ||
         append_own(&args, c, front_fd, journal_fd) ||
         !(v = realloc(args.v, (args.n + 1) * sizeof(char *)))) {
         options_list_clear(&args);
