@@ -61,6 +61,11 @@ extern const struct place_ops place_full;
 /* pool.c: by enum policy_victim, for infinigen's pool of so many slots. */
 extern const struct place_ops *const place_pool[];
 
+/* recent.c, for words that go by position: the token that is being placed is spared; beside it the
+ * sinks stay and the oldest goes. */
+int32_t place_spared_one(const struct policy *p, int32_t budget);
+void place_guard_latest(const struct policy *p, const struct place_when *when,
+                        struct place_guard *ret);
 /* recent.c, for words that score: the policy's recent share of a budget. */
 int32_t place_spared_recent(const struct policy *p, int32_t budget);
 /* And sinks, and that share. */

@@ -45,22 +45,19 @@ static void guard_counter(const struct policy *p, const struct place_when *when,
     guard(p, when, p->exempt, ret);
 }
 
-static int32_t spared_one(const struct policy *p, int32_t budget)
-{
-    (void)p;
-    (void)budget;
-    return 1;
-}
-
 static int32_t spared_exempt(const struct policy *p, int32_t budget)
 {
     (void)budget;
     return p->exempt;
 }
 
-static const struct place_ops fifo = {.evicts = true, .spared = spared_one, .guard = guard_fifo};
-static const struct place_ops lru = {
-    .evicts = true, .scores = true, .use = OPS_USE_LAST, .spared = spared_one, .guard = guard_lru};
+static const struct place_ops fifo = {
+    .evicts = true, .spared = place_spared_one, .guard = guard_fifo};
+static const struct place_ops lru = {.evicts = true,
+                                     .scores = true,
+                                     .use = OPS_USE_LAST,
+                                     .spared = place_spared_one,
+                                     .guard = guard_lru};
 static const struct place_ops counter = {.evicts = true,
                                          .scores = true,
                                          .use = OPS_USE_COUNT,

@@ -9,24 +9,6 @@
 
 #include "engine/kv/policy/word.h"
 
-static void guard(const struct policy *p, const struct place_when *when, struct place_guard *ret)
-{
-    *ret = (struct place_guard){
-        .budget = when->budget,
-        .drop = -1,
-        .sinks = p->sinks,
-        .pos_protect = INT32_MAX,
-        .by_position = true,
-    };
-}
-
-static int32_t spared(const struct policy *p, int32_t budget)
-{
-    (void)p;
-    (void)budget;
-    return 1;
-}
-
 static int join(struct policy *p, char *what, size_t size)
 {
     (void)what;
@@ -37,8 +19,11 @@ static int join(struct policy *p, char *what, size_t size)
     return 0;
 }
 
-static const struct place_ops place_streaming = {
-    .evicts = true, .sinks_beside = true, .endless = true, .spared = spared, .guard = guard};
+static const struct place_ops place_streaming = {.evicts = true,
+                                                 .sinks_beside = true,
+                                                 .endless = true,
+                                                 .spared = place_spared_one,
+                                                 .guard = place_guard_latest};
 
 static const struct word_option *const options[] = {&option_min, &option_chunk, NULL};
 
