@@ -273,7 +273,7 @@ static struct backend_limits limits_for(const struct prepared *p, int32_t ctx, i
 }
 
 /* Slots that a layer may be said to read a layer ahead. */
-static int32_t ahead_slots(const struct prepared *p, int32_t ctx)
+static int32_t predicted_slots(const struct prepared *p, int32_t ctx)
 {
     for (int32_t i = 0; i < p->mix.n; i++) {
         if (policy_predicts(&p->mix.part[i].policy)) {
@@ -293,7 +293,7 @@ static uint64_t scratch_for(const void *arg, int32_t ctx, int32_t n_seqs, uint64
         .batch_tokens = step_rows(p, n_seqs),
         .max_chunk = p->max_chunk,
         .draft_rows = draft_rows(p, n_seqs),
-        .ahead_slots = ahead_slots(p, ctx),
+        .predicted_slots = predicted_slots(p, ctx),
     };
 
     return memory_rounded(p->ops->scratch_bytes(&p->be_config, &l)) +
@@ -509,8 +509,8 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
             .draft_rows = draft_rows(&e->p, e->plan.n_seqs),
             .draft_always = e->p.config.draft_always,
             .device_draws = e->p.config.draw == ENGINE_DRAW_DEVICE ||
-                            (e->p.config.draw == ENGINE_DRAW_AUTO && e->p.ops->ahead),
-            .ahead_slots = ahead_slots(&e->p, e->plan.ctx),
+                            (e->p.config.draw == ENGINE_DRAW_AUTO && e->p.ops->async),
+            .predicted_slots = predicted_slots(&e->p, e->plan.ctx),
         };
 
         r = sched_create(&config, &e->sched, reterr);

@@ -32,7 +32,7 @@ struct tier_counts; /* engine/kv/home/tier.h */
 enum { ENGINE_MAX_DRAFT = 63 };
 
 /* Who draws tokens; they are the same. AUTO: the device where it works while the host does, and then the
- * next step is begun before the token is known (engine/sched/ahead.c). */
+ * next step is begun before the token is known (engine/sched/async_step.c). */
 enum engine_draw { ENGINE_DRAW_AUTO, ENGINE_DRAW_HOST, ENGINE_DRAW_DEVICE };
 
 /* What multiplies prompts by 16-bit weights on a GPU: own kernels, or cublasLt, without which nothing
@@ -239,13 +239,13 @@ int engine_score_credit(struct engine *e, uint64_t handle, int64_t n_rows);
 
 /* The state of a running sequence in memory that the caller frees: the text in its cache, K and V in
  * canonical form, positions and scores. To be called between steps, or for a request's own handle
- * from inside the callback of its TOKEN or DONE event (a DONE that comes with a seat: usage.kv_bytes
+ * from inside the callback of its TOKEN or DONE event (a DONE of an admitted one: usage.kv_bytes
  * is not 0). -ENOENT; -EBUSY while its prompt is being read or a step of it is held up. */
 int engine_save(struct engine *e, uint64_t handle, void **ret, size_t *ret_size,
                 struct error *reterr) WARN_UNUSED;
 
 /* The same in slices, so that others need not wait for it: from inside the callback of its DONE event
- * (as above), which then leaves the sequence in its seat until engine_save_end(). *ret_bytes: of all;
+ * (as above), which then keeps the sequence admitted until engine_save_end(). *ret_bytes: of all;
  * *ret_least: the least buffer for a slice. */
 int engine_save_begin(struct engine *e, uint64_t handle, uint64_t *ret_bytes, size_t *ret_least,
                       struct error *reterr) WARN_UNUSED;
@@ -301,7 +301,7 @@ struct engine_counters {
     uint64_t kv_bytes_total;
     uint64_t n_drafted;  /* tokens, */
     uint64_t n_accepted; /* and those of them that were said */
-    uint64_t n_ahead;    /* steps begun before the tokens that they read were known */
+    uint64_t n_async_steps;    /* steps begun before the tokens that they read were known */
     uint64_t n_exited;   /* of n_new_tokens, that needed no deep layers */
 };
 void engine_counters(const struct engine *e, struct engine_counters *ret);

@@ -47,7 +47,7 @@ struct backend_ops {
     bool in_host; /* what it allocates is ordinary memory: a tier may reach into it */
     bool sums_by_row; /* what attention observes is added row by row: however a sequence's rows are
                          dealt out to calls, the scores are the same bits */
-    bool ahead;   /* the device works while the host does: what it draws need not be waited for */
+    bool async;   /* the device works while the host does: what it draws need not be waited for */
 
     int (*create)(const struct backend_config *config, struct backend **ret, struct error *reterr);
     void (*destroy)(struct backend *be); /* takes NULL; frees scratch, not what alloc gave */
@@ -101,7 +101,7 @@ struct backend_ops {
     int (*qkv_store)(struct backend *be, const struct ops_matmul *qkv,
                      const struct ops_rope_store *store);
     int (*attention)(struct backend *be, const struct ops_attention *p);
-    int (*speculate)(struct backend *be, const struct ops_speculate *p); /* NULL: no partial keys */
+    int (*predict)(struct backend *be, const struct ops_predict *p); /* NULL: no partial keys */
     int (*kv_sum)(struct backend *be, const struct ops_kv_sum *p);
     int (*victim)(struct backend *be, const struct ops_victim *p);
     int (*cut)(struct backend *be, const struct ops_cut *p);

@@ -194,7 +194,7 @@ struct ops_kv_layout {
     bool k_unrotated;  /* pos=new: K stored before RoPE, rotated as read; ref and cpu only */
     uint64_t page_bytes; /* filled by backend kv_layout(); a multiple of 64 */
     enum ops_rank rank;
-    /* Partial keys, by which a layer's slots are ranked one layer ahead (struct ops_speculate): of each
+    /* Partial keys, by which a layer's slots are ranked one layer ahead (struct ops_predict): of each
      * slot and K head the first part_dims values of A k, k as it reads back. 0: none. f32, f16 or fp8,
      * the last with one f16 scale per slot and K head, of these values alone.
      * Canonical slots hold none; kv_import makes them anew. */
@@ -318,7 +318,7 @@ struct ops_observe {
  *  heads that read it (and the latest `local` before them); out = sum of p v over these, with `renorm`
  *  divided by the sum of their p. What observes is given x.
  *
- * GIVEN: the slots are those that `speculate` listed, and the row's own. No observation. A sequence has
+ * GIVEN: the slots are those that `predict` listed, and the row's own. No observation. A sequence has
  *  one decode row.
  *
  * A k that covers all visible slots gives what attention without selection gives. Not with
@@ -327,7 +327,7 @@ enum ops_use { OPS_USE_NONE, OPS_USE_LAST, OPS_USE_COUNT };
 enum { OPS_USE_MAX = 255 };
 enum ops_select_kind { OPS_SELECT_ALL, OPS_SELECT_SPARQ, OPS_SELECT_TOPV, OPS_SELECT_GIVEN };
 
-/* What `speculate` leaves, device: for sequence i of the call n[i] slots of each head group, ascending,
+/* What `predict` leaves, device: for sequence i of the call n[i] slots of each head group, ascending,
  * at slots[(i * max_groups + group) * ld]; in a group of which fewer rank, then -1. */
 struct ops_chosen {
     int32_t *n;     /* (n_seqs) */
@@ -345,7 +345,7 @@ struct ops_select {
     int32_t local; /* 0 to k */
     bool mean;     /* needs kv.v_sum */
     bool renorm;
-    /* GIVEN: how many slots speculation takes (struct ops_speculate), percent of those before the row: */
+    /* GIVEN: how many slots prediction takes (struct ops_predict), percent of those before the row: */
     int32_t count; /* this many; 0: */
     int32_t share; /* this percent; 0: */
     float alpha;   /* as many as have a logit that is at most this below the largest, */
@@ -393,7 +393,7 @@ struct ops_bring {
  *  4. kv.score, of the slots that rank: USE_LAST, the position of the last row that listed the slot, the
  *     slot's own until one does; USE_COUNT, how often it was listed, 0 to OPS_USE_MAX: where a count would
  *     pass that, all of the group's are halved first, rounding down. */
-struct ops_speculate {
+struct ops_predict {
     struct ops_rows rows; /* all of class decode */
     const float *q;       /* device (n, ldq): rotated */
     int32_t ldq;

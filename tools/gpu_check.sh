@@ -188,7 +188,7 @@ call_1() {
     local few=() c g
     [ -z "$small" ] || few=(--few)
     item info 20 info
-    for c in rows norm kv_slots matmul rope_store qkv_store cut attention select speculate; do
+    for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict; do
         beside "check_$c" 150 "$build/tests/kernels/check_$c" --backend "$backend" --sides 2 "${few[@]}"
     done
     beside check_matmul_cublas 150 "$build/tests/kernels/check_matmul" --backend "$backend" --sides 2 --filter F16 --prefill cublas "${few[@]}"
@@ -198,7 +198,7 @@ call_1() {
     done
     beside golden_cublas 120 "$build/tests/cuda/test_cuda_lt_model" "$backend" - "$data/stories260K.ids" \
         "$build/tests/cuda/stories_bf16.gguf" "$build/tests/cuda/stories_f16.gguf"
-    beside ahead 60 "$build/tests/cuda/test_ahead" "$backend" "$data"
+    beside ahead 60 "$build/tests/cuda/test_async_step" "$backend" "$data"
     wait
     item start_lazy 40 start_with LAZY
     item start_eager 60 start_with EAGER

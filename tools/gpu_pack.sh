@@ -26,9 +26,9 @@ while [ $# -gt 0 ]; do
 done
 out=${out:-$build/gpu.tgz}
 
-programs=(bench/pipit-bench bench/pipit-kbench tools/pipit-mkmodel tests/cuda/check_sample tests/cuda/test_ahead
+programs=(bench/pipit-bench bench/pipit-kbench tools/pipit-mkmodel tests/cuda/check_sample tests/cuda/test_async_step
     tests/cuda/test_cuda_lt_model)
-for c in rows norm kv_slots matmul rope_store qkv_store cut attention select speculate; do
+for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict; do
     programs+=("tests/kernels/check_$c")
 done
 for g in stories cache arch; do

@@ -27,7 +27,7 @@ struct run {
     struct geometry_store *stores;
     struct cache *cache;
     struct forward *forward;
-    int32_t seat;
+    int32_t seq;
     int32_t layer; /* whose attention runs next */
     struct skew_sums *sums;
     /* report: */
@@ -240,11 +240,11 @@ static int feed(struct run *r, const int32_t *ids, int32_t n_tokens, struct erro
     struct geometry_text text = {.n_prompt = n_tokens, .n_tokens = n_tokens};
     int e;
 
-    r->seat = kv_admit(r->cache, &kv_mix(r->cache)->part[0].policy, 1, &text, ids, 0);
-    e = r->seat < 0 ? r->seat : 0;
+    r->seq = kv_admit(r->cache, &kv_mix(r->cache)->part[0].policy, 1, &text, ids, 0);
+    e = r->seq < 0 ? r->seq : 0;
     for (int32_t pos = 0; !e && pos < n_tokens; pos += CHUNK) {
         int32_t n = n_tokens - pos < CHUNK ? n_tokens - pos : CHUNK;
-        struct kv_rows rows = {.seq = r->seat,
+        struct kv_rows rows = {.seq = r->seq,
                                .n_rows = n,
                                .pos0 = pos,
                                .n_beyond = n,
@@ -253,7 +253,7 @@ static int feed(struct run *r, const int32_t *ids, int32_t n_tokens, struct erro
         struct forward_batch b = {
             .kv = r->cache, .rows = {n, 0}, .ids = ids + pos, .n_seqs = 1, .seqs = &rows};
 
-        e = kv_step_prepare(r->cache, r->seat, n);
+        e = kv_step_prepare(r->cache, r->seq, n);
         if (e) {
             break;
         }
@@ -263,7 +263,7 @@ static int feed(struct run *r, const int32_t *ids, int32_t n_tokens, struct erro
         kv_step_add(r->cache, &rows);
         forward_begin(r->forward, &b);
         e = forward_run(r->forward);
-        kv_step_commit(r->cache, r->seat, n);
+        kv_step_commit(r->cache, r->seq, n);
     }
     return e ? error_set_errno(reterr, e, "the model did not run") : 0;
 }
@@ -274,7 +274,7 @@ static int add_keys(struct run *r, int32_t n_tokens, struct error *reterr)
     int e = 0;
 
     for (int32_t s = 0; s < r->m->n_stores; s++) {
-        struct ops_kv kv = cache_store_kv(r->cache, r->seat, s);
+        struct ops_kv kv = cache_store_kv(r->cache, r->seq, s);
 
         for (int32_t h = 0; !e && h < r->m->stores[s].n_k && skew_wanted(r->m, s); h++) {
             double *size = r->sums->size + ((size_t)s * (size_t)r->sums->heads + (size_t)h) * d;
@@ -295,7 +295,7 @@ static int average_keys(struct run *r, int32_t n_tokens, struct error *reterr)
     int e = 0;
 
     for (int32_t s = 0; s < r->m->n_stores; s++) {
-        struct ops_kv kv = cache_store_kv(r->cache, r->seat, s);
+        struct ops_kv kv = cache_store_kv(r->cache, r->seq, s);
         int32_t n = kv.slot_pos && kv.cap < n_tokens ? kv.cap : n_tokens;
 
         for (int32_t h = 0; !e && h < r->m->stores[s].n_k; h++) {

@@ -36,7 +36,7 @@ void skew_close(struct skew_model *m);
 bool skew_wanted(const struct model *m, int32_t store);
 
 /* Reads the text's first n_tokens. `means`: gathers the mean keys of all stores, and nothing else.
- * `report` (or NULL): what speculation can hope for by layer: cosine of a layer's input with the
+ * `report` (or NULL): what prediction can hope for by layer: cosine of a layer's input with the
  * one before, and keys that hold 0.9 of the weight, in the last chunk. */
 int skew_run(struct skew_model *m, const char *text, size_t len, int32_t n_tokens, int n_threads,
              FILE *report, bool means, struct skew_sums *ret, struct error *reterr) WARN_UNUSED;

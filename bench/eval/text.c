@@ -34,7 +34,7 @@ struct scored {
 };
 
 /* One sequence: what score_run()'s chunk number stands for. */
-struct seat {
+struct pair {
     int policy;
     int chunk;
 };
@@ -51,7 +51,7 @@ struct eval {
     int held_at;
     float *reference; /* (held, rows, n_vocab) */
     double *log_sum;  /* (held, rows) */
-    struct seat *seats;
+    struct pair *pairs;
     struct engine *engine; /* that runs now */
     struct npy *dump;
     struct error error;
@@ -131,9 +131,9 @@ static int make_room(struct eval *v, struct error *reterr)
         v->reference = malloc((size_t)v->held * chunk_bytes);
         v->log_sum = malloc((size_t)v->held * (size_t)v->rows * sizeof(*v->log_sum));
     }
-    v->seats = calloc((size_t)v->held * (size_t)job->n_kv, sizeof(*v->seats));
+    v->pairs = calloc((size_t)v->held * (size_t)job->n_kv, sizeof(*v->pairs));
     v->p = calloc((size_t)job->n_kv, sizeof(*v->p));
-    if (!v->seats || !v->p || (job->n_kv > 1 && (!v->reference || !v->log_sum))) {
+    if (!v->pairs || !v->p || (job->n_kv > 1 && (!v->reference || !v->log_sum))) {
         return error_set(reterr, -ENOMEM, "no memory for the logits");
     }
     for (int i = 0; i < job->n_kv; i++) {
@@ -202,17 +202,17 @@ static void report(const struct eval *v, struct scored *p)
 static void on_row(void *arg, int at, int row, const float *logits, float logprob)
 {
     struct eval *v = arg;
-    const struct seat *seat = &v->seats[at];
-    struct scored *p = &v->p[seat->policy];
-    int64_t held = (int64_t)(seat->chunk - v->held_at) * v->rows + row;
+    const struct pair *pair = &v->pairs[at];
+    struct scored *p = &v->p[pair->policy];
+    int64_t held = (int64_t)(pair->chunk - v->held_at) * v->rows + row;
 
     /* The engine has summed this row already. */
-    int32_t next = v->tokens[(int64_t)seat->chunk * v->job->ctx + v->first + row + 1];
+    int32_t next = v->tokens[(int64_t)pair->chunk * v->job->ctx + v->first + row + 1];
     double log_sum = (double)logits[next] - (double)logprob;
 
-    p->nll[seat->chunk] -= (double)logprob;
+    p->nll[pair->chunk] -= (double)logprob;
     p->n_rows++;
-    if (seat->policy == 0) {
+    if (pair->policy == 0) {
         if (v->dump && !v->err) {
             v->err = npy_write(v->dump, logits, 1, &v->error);
         }
@@ -225,7 +225,7 @@ static void on_row(void *arg, int at, int row, const float *logits, float logpro
         const float *ref = v->reference + held * v->n_vocab;
         double kl = score_kl(ref, v->log_sum[held], logits, log_sum, v->n_vocab);
 
-        p->kl[(int64_t)seat->chunk * v->rows + row] = (float)kl;
+        p->kl[(int64_t)pair->chunk * v->rows + row] = (float)kl;
         p->n_same += score_argmax(ref, v->n_vocab) == score_argmax(logits, v->n_vocab);
     }
 }
@@ -233,7 +233,7 @@ static void on_row(void *arg, int at, int row, const float *logits, float logpro
 static void on_done(void *arg, int at, const struct engine_usage *usage)
 {
     struct eval *v = arg;
-    struct scored *p = &v->p[v->seats[at].policy];
+    struct scored *p = &v->p[v->pairs[at].policy];
 
     p->kv_bytes = usage->kv_bytes;
     p->tokens_read += v->job->decode ? engines_tokens_read(v->engine, usage) : 0;
@@ -249,40 +249,40 @@ static int run(struct eval *v, int k, int first, int last, int at, int n, struct
 {
     const struct text_job *job = v->job;
     int window = job->decode ? 1 : PREFILL_WINDOW;
-    int n_seats = 0;
+    int n_pairs = 0;
 
     for (int i = first; i < last; i++) {
         for (int c = at; v->engines.of[i] == k && c < at + n; c++) {
-            v->seats[n_seats++] = (struct seat){i, c};
+            v->pairs[n_pairs++] = (struct pair){i, c};
         }
     }
     /* What scores a prompt has a window of logits each, so no more than run at once. */
-    int most = job->decode ? n_seats : job->engine.n_seqs;
+    int most = job->decode ? n_pairs : job->engine.n_seqs;
     size_t row_bytes = (size_t)v->n_vocab * sizeof(float);
     AUTO_FREE struct score_chunk *chunks = calloc((size_t)most + 1, sizeof(*chunks));
     AUTO_FREE float *buffer = malloc((size_t)most * (size_t)window * row_bytes + 1);
-    struct seat *all = v->seats;
+    struct pair *all = v->pairs;
     int err = 0;
 
     if (!chunks || !buffer) {
         return error_set(reterr, -ENOMEM, "no memory for the logits");
     }
-    if (n_seats > 0) {
+    if (n_pairs > 0) {
         err = engines_use(&v->engines, k, &v->engine, reterr);
     }
-    for (int i = 0; i < n_seats && !err; i += most, v->seats += most) {
-        int now = n_seats - i < most ? n_seats - i : most;
+    for (int i = 0; i < n_pairs && !err; i += most, v->pairs += most) {
+        int now = n_pairs - i < most ? n_pairs - i : most;
 
         for (int j = 0; j < now; j++) {
-            const struct seat *seat = &v->seats[j];
+            const struct pair *pair = &v->pairs[j];
 
-            chunks[j] = (struct score_chunk){v->tokens + (int64_t)seat->chunk * job->ctx, job->ctx,
-                                             v->first, v->p[seat->policy].kv};
+            chunks[j] = (struct score_chunk){v->tokens + (int64_t)pair->chunk * job->ctx, job->ctx,
+                                             v->first, v->p[pair->policy].kv};
         }
         err = score_run(v->engine, job->decode, chunks, now, buffer, window, on_row, on_done, v,
                         reterr);
     }
-    v->seats = all;
+    v->pairs = all;
     return err;
 }
 
@@ -313,7 +313,7 @@ static void finish(struct eval *v)
         free(v->p[i].kl);
     }
     free(v->p);
-    free(v->seats);
+    free(v->pairs);
     free(v->reference);
     free(v->log_sum);
     free(v->tokens);

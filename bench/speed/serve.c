@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that arrive at random (exponential gaps, seeded) at an engine whose keys and values may
  * take so many bytes: how many sequences sit at once, tokens a second in all, time to the first
- * token (from arrival, so waiting for a seat counts) and time of each further one.
+ * token (from arrival, so waiting for a place counts) and time of each further one.
  *
  * All policies get the same arrivals. Rate 0: all are there at the start, which gives the largest
  * throughput. */
@@ -63,7 +63,7 @@ static float uniform(uint32_t i, uint32_t stream)
 }
 
 /* As many sequences as the bytes hold. */
-static int seats(const struct serve_config *c, struct engine_config *ec, struct error *e)
+static int places(const struct serve_config *c, struct engine_config *ec, struct error *e)
 {
     struct plan p;
     int err = engine_plan(ec, &p, e);
@@ -211,7 +211,7 @@ int serve_run(const struct serve_config *c, struct error *reterr)
 
     ec.ctx = c->n_prompt + c->n_new;
     ec.n_seqs = 1;
-    err = seats(c, &ec, reterr);
+    err = places(c, &ec, reterr);
     err = err ? err : engine_create(&ec, NULL, NULL, &s.e, reterr);
     if (err) {
         return err;

@@ -202,8 +202,8 @@ static void end(struct saver *s)
     job_end(s->worker, j);
 }
 
-/* Its seat is free. */
-static bool leave_seat(struct saver *s)
+/* Its sequence is released. */
+static bool leave_sequence(struct saver *s)
 {
     bool left = !s->copied;
 
@@ -244,7 +244,7 @@ static bool feed(struct saver *s, int64_t step_ns)
             break; /* on the tier's disk: others need not wait with us */
         }
         if (copy_slice(s)) {
-            return leave_seat(s);
+            return leave_sequence(s);
         }
         if (step_ns > 0 && clock_ns() >= until) {
             break;
@@ -262,7 +262,7 @@ static bool take_back(struct saver *s)
         if (item.kind == SAVER_SLICE) {
             s->free_slices |= 1u << item.index;
         } else {
-            left = leave_seat(s) || left; /* it failed before all was copied */
+            left = leave_sequence(s) || left; /* it failed before all was copied */
             end(s);
         }
     }
@@ -280,7 +280,7 @@ bool saver_run(struct saver *s, int64_t step_ns)
     while (s->first && !s->slices && begin(s, &s->first->save_error)) {
         s->first->saved = LANE_SESSION_NOT_SAVED;
         s->copied = false;
-        left = leave_seat(s) || left;
+        left = leave_sequence(s) || left;
         end(s);
     }
     return feed(s, step_ns) || left;

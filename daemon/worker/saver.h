@@ -4,9 +4,9 @@
 
 /* A session's way to the disk beside the steps of others. The worker thread, which alone may touch
  * the cache, copies slices of it between steps, which takes a tenth of their time; a thread of
- * its own sums, writes, syncs and renames. When the last slice is copied the sequence's seat is
+ * its own sums, writes, syncs and renames. When the last slice is copied the sequence is
  * free; when the file has its name the answer's LANE_DONE is said. One save at a time; others wait
- * their turn in their seats.
+ * their turn and keep their pages.
  *
  *     worker ──slices──▶ ring ──▶ saver ──▶ file
  *     worker ◀──────────ring ◀── slices to be filled again, and the end
@@ -33,7 +33,7 @@ struct saver {
     struct job *first;    /* being saved; behind it those that wait */
     uint8_t *slices;      /* (N_SLICES, slice_bytes) NULL: the first has not begun */
     uint32_t free_slices; /* bits */
-    bool copied;          /* nothing more to copy: its seat is left */
+    bool copied;          /* nothing more to copy: the sequence is released */
     uint64_t n_said; /* records of the worker's that are to be sent before the file has its name */
     /* Of both: written before it begins. */
     size_t slice_bytes;
@@ -52,7 +52,7 @@ int saver_take(struct saver *s, struct job *j, const struct engine_event *done,
                struct error *reterr) WARN_UNUSED;
 
 /* Between steps that take step_ns each; 0: no step waits. True when the engine has a new free
- * seat. */
+ * sequence. */
 bool saver_run(struct saver *s, int64_t step_ns);
 bool saver_busy(const struct saver *s);
 

@@ -348,13 +348,13 @@ static int step(struct worker *w)
     atomic_store(&w->step_ns, 0);
     took = clock_ns() - began;
     engine_counters(e, &c);
-    w->took_ns = took / (int64_t)(1 + c.n_ahead - w->n_ahead);
-    w->n_ahead = c.n_ahead;
+    w->took_ns = took / (int64_t)(1 + c.n_async_steps - w->n_async_steps);
+    w->n_async_steps = c.n_async_steps;
     return rc;
 }
 
 /* While requests wait for their readers, or a disk, the I/O thread says that we are well; the
- * record wakes it. True when a save has left a seat to those that wait. */
+ * record wakes it. True when a save has released a sequence that others wait for. */
 static bool wait_for_commands(struct worker *w)
 {
     uint32_t n_jobs = w->n_jobs;

@@ -66,7 +66,7 @@ struct worker {
     char *text;      /* scratch for one token's text */
     size_t text_bytes;
     int64_t took_ns;  /* a step of the last engine_step(), which may do many */
-    uint64_t n_ahead; /* of the engine's counters, as they were then */
+    uint64_t n_async_steps; /* of the engine's counters, as they were then */
     int64_t state_ns; /* when the last LANE_ENGINE_STATE was sent */
     uint32_t state_jobs;
     struct saver saver;

@@ -73,7 +73,7 @@ bool kv_is_layerwise(const struct cache *c, int32_t seq)
  * the host, which are such devices' alone. */
 bool kv_may_interleave(const struct cache *c, int32_t seq)
 {
-    return !c->geometry.config.ops->ahead && !policy_on_disk(&c->seqs[seq].policy);
+    return !c->geometry.config.ops->async && !policy_on_disk(&c->seqs[seq].policy);
 }
 
 int kv_failed(const struct cache *c, int32_t seq, struct error *ret)
@@ -93,7 +93,7 @@ void kv_usage(const struct cache *c, int32_t seq, struct kv_usage *ret)
     *ret = (struct kv_usage){.n_evicted = q->n_evicted,
                              .full_token_bytes = c->geometry.full_token_bytes};
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        int32_t n = c->geometry.seats[i].n_groups;
+        int32_t n = c->geometry.arrays[i].n_groups;
         int32_t class = geometry_class_of(&c->geometry, q->variant, i);
 
         ret->bytes += (uint64_t)n * (uint64_t)q->stores[i].n_pages * c->classes[class].page_bytes;
@@ -118,7 +118,7 @@ int32_t kv_token_slots(const struct cache *c)
     int32_t n = 0;
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        n += c->geometry.seats[i].n_groups;
+        n += c->geometry.arrays[i].n_groups;
     }
     return n;
 }

@@ -161,7 +161,7 @@ struct kv_args {
     struct ops_rope_store *store_rows;
     struct ops_matmul *qkv;        /* KV_STORE: the product that makes them, where it is fused */
     struct ops_attention *attend;  /* KV_ATTEND; seqs, observe, select are filled in */
-    struct ops_speculate *predict; /* KV_PREDICT, with store_rows; likewise */
+    struct ops_predict *predict; /* KV_PREDICT, with store_rows; likewise */
 };
 
 int kv_layer(struct cache *c, enum kv_phase phase, const struct kv_args *args) WARN_UNUSED;

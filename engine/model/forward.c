@@ -13,7 +13,7 @@
  *     q k v projections                         att  attention's output
  *     h     FFN or augmented Q                  t    output that is normed before it is added
  *     deep  K and V of up to four deep stores   head rows whose logits are wanted
- *     ahead queries of the layer to come (forward_ahead.c)
+ *     ahead queries of the layer to come (forward_predict.c)
  *     drawn tokens that the device drew
  *     exit  logits of the early-exit head (forward_exit.c)
  *
@@ -77,7 +77,7 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     place(a, &f->t, has_post_norms(m) ? n : 0, h->n_embd);
     place(a, &f->deep, swift ? n : 0, deep_width(m));
     place(a, &f->head, l->max_logits, h->n_embd);
-    forward_ahead_place(m, l, a, f);
+    forward_predict_place(m, l, a, f);
     forward_exit_place(m, l, a, f);
     f->logits.ld = h->n_vocab;
     f->logits.p = memory_arena_take(a, (size_t)l->max_logits * (size_t)h->n_vocab * sizeof(float));
@@ -157,13 +157,13 @@ static void emit_layer(struct forward *f, int32_t layer)
     if (!fused) {
         emit_instr(f, forward_step_qkv, layer);
     }
-    if (forward_ahead_chooses(f->m, layer + 1)) { /* from the same input */
-        emit_instr(f, forward_ahead_step, layer + 1);
+    if (forward_predicts(f->m, layer + 1)) { /* from the same input */
+        emit_instr(f, forward_predict_step, layer + 1);
     }
-    if (forward_ahead_chooses(f->m, layer) && layer == f->m->h.swift_layers) {
+    if (forward_predicts(f->m, layer) && layer == f->m->h.swift_layers) {
         emit_instr(f, forward_step_fetch, layer); /* the split has just written its rows */
     }
-    if (forward_ahead_chooses(f->m, layer)) {
+    if (forward_predicts(f->m, layer)) {
         emit_instr(f, forward_step_land, layer);
     }
     if (aug_q) {
@@ -172,7 +172,7 @@ static void emit_layer(struct forward *f, int32_t layer)
     }
     emit_instr(f, fused ? forward_step_qkv_store : forward_step_store, layer);
     emit_instr(f, forward_step_attend, layer);
-    if (forward_ahead_chooses(f->m, layer + 1) && layer + 1 != f->m->h.swift_layers) {
+    if (forward_predicts(f->m, layer + 1) && layer + 1 != f->m->h.swift_layers) {
         emit_instr(f, forward_step_fetch, layer + 1);
     }
     if (f->m->arch->parallel) { /* both branches read the same x */

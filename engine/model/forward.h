@@ -24,7 +24,7 @@ struct forward_limits {
     int32_t max_seqs;   /* of a batch */
     int32_t max_logits; /* rows of one forward_logits() */
     int32_t
-        ahead_slots; /* that a layer may be said to read one layer ahead (InfiniGen); 0: never */
+        predicted_slots; /* that a layer may be said to read one layer ahead (InfiniGen); 0: never */
 };
 
 /* Bytes of one row of hidden states. */

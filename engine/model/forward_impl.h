@@ -53,7 +53,7 @@ struct forward {
     bool beyond;                 /* the split has been passed */
     bool viewed;                 /* sequences have some of their rows only: row0, first, count */
     struct kv_part part;         /* viewed: row0, first and count below, for the cache */
-    struct buffer ahead;         /* queries of the layer to come (forward_ahead.c) */
+    struct buffer predicted_q;         /* queries of the layer to come (forward_predict.c) */
     int32_t *drawn;              /* device (max_logits): tokens */
     struct ops_chosen lists[2];  /* what they predict, by the store's parity */
     int32_t *index;              /* (max_rows) */
@@ -138,12 +138,12 @@ static inline struct kv_args kv_args_of(const struct forward *f, int32_t layer)
     };
 }
 
-/* forward_ahead.c: buffers, the instruction that predicts what `layer` will read, and whether there
+/* forward_predict.c: buffers, the instruction that predicts what `layer` will read, and whether there
  * is anything to predict for it. Then those at which K and V begin to come, and must have come. */
-void forward_ahead_place(const struct model *m, const struct forward_limits *l,
+void forward_predict_place(const struct model *m, const struct forward_limits *l,
                          struct memory_arena *a, struct forward *f);
-bool forward_ahead_chooses(const struct model *m, int32_t layer);
-int forward_ahead_step(struct forward *f, int32_t layer);
+bool forward_predicts(const struct model *m, int32_t layer);
+int forward_predict_step(struct forward *f, int32_t layer);
 int forward_step_fetch(struct forward *f, int32_t layer);
 int forward_step_land(struct forward *f, int32_t layer);
 

@@ -24,7 +24,7 @@ static const struct ops_weight *head_of(const struct model *m)
 }
 
 /* Is it a query projection that choosing a layer ahead multiplies with, too? */
-static bool asks_ahead(const struct model *m, const struct ops_weight *w)
+static bool predicts_with(const struct model *m, const struct ops_weight *w)
 {
     for (int32_t il = 0; il < m->h.n_layers; il++) {
         const struct model_layer *l = &m->layers[il];
@@ -48,7 +48,7 @@ static uint64_t weight_bytes(const struct model *m, const struct policy *p)
         bool exit = w->dst == &m->w[MT_EXIT_HEAD] || w->dst == &m->w[MT_EXIT_NORM];
         bool skew = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_skew.");
         bool columns = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_columns.");
-        bool twice = policy_predicts(p) && asks_ahead(m, w->dst);
+        bool twice = policy_predicts(p) && predicts_with(m, w->dst);
 
         /* a few rows of them, for the rows that rank; the exit head's is a choice of the policy's
          */

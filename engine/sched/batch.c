@@ -4,8 +4,8 @@
  * Decode rows of all sequences first, one each and those of drafted tokens; then whole chunks of
  * prompts, as many as fit in batch_tokens, in turns of principals. While somebody waits for a next
  * token, chunks are read between batches (prompt.c); what cannot be (disks, devices that work
- * while the host does) has as few rows in a step as slice.h says. What a sequence computes does
- * not depend on who else is served: a row has the same bits in any company, and a chunk is cut
+ * while the host does) has as few rows in a step as token_budget.h says. What a sequence computes
+ * does not depend on who else is served: a row has the same bits in any company, and a chunk is cut
  * only where its policy does not see that (kv_divisible()). */
 
 #include <assert.h>
@@ -45,10 +45,10 @@ static int32_t step_rows(const struct sched *s, const struct request *r, int32_t
     if (budget > 0 && is_urgent(s, r)) {
         budget = INT32_MAX;
     }
-    int32_t cut = budget < n ? kv_divisible(s->config.cache, r->seat, r->n_fed, n, true) : 0;
+    int32_t cut = budget < n ? kv_divisible(s->config.cache, r->seq, r->n_fed, n, true) : 0;
 
     if (n > room || budget == 0 ||
-        (budget < INT32_MAX && n > SLICE_LEAST && kv_may_interleave(s->config.cache, r->seat))) {
+        (budget < INT32_MAX && n > BUDGET_LEAST && kv_may_interleave(s->config.cache, r->seq))) {
         return 0;
     }
     if (budget >= n) {
@@ -90,7 +90,7 @@ static void want_rows(struct batch *b, struct request *r, int32_t seq, int32_t r
 int32_t batch_rows_beyond(const struct sched *s, const struct request *r, int32_t pos0,
                           int32_t n_rows)
 {
-    int32_t observed = kv_observed_from(s->config.cache, r->seat, pos0, n_rows);
+    int32_t observed = kv_observed_from(s->config.cache, r->seq, pos0, n_rows);
     int32_t first = batch_first_wanted(r);
 
     first = max_i32(observed < first ? observed : first, pos0);
@@ -103,13 +103,13 @@ static int add_rows(struct sched *s, struct request *r, int32_t n_rows)
     struct cache *cache = s->config.cache;
     bool prefill = r->n_fed < r->n_prompt;
     int32_t i = b->n_seqs;
-    int e = kv_step_prepare(cache, r->seat, n_rows);
+    int e = kv_step_prepare(cache, r->seq, n_rows);
 
     if (e) {
         return e;
     }
     b->seqs[i] = (struct kv_rows){
-        .seq = r->seat,
+        .seq = r->seq,
         .row0 = b->rows.n,
         .n_rows = n_rows,
         .pos0 = r->n_fed,
@@ -181,8 +181,8 @@ static int choose_chunk(struct sched *s, int32_t room)
         if (is_urgent(s, r) && r->n_fed < r->n_prompt && !prompt_is_whole(s, r)) {
             urgent = true;
             s->chunk.hurries |= s->chunk.r == r || (reads(s, r) && batch_chunk(r) > room);
-        } else if (reads(s, r) && batch_chunk(r) > SLICE_LEAST &&
-                   kv_may_interleave(s->config.cache, r->seat) && goes_before(r, best)) {
+        } else if (reads(s, r) && batch_chunk(r) > BUDGET_LEAST &&
+                   kv_may_interleave(s->config.cache, r->seq) && goes_before(r, best)) {
             best = r;
         }
     }
@@ -242,7 +242,7 @@ int batch_build(struct sched *s)
             b->principal = b->n_seqs == 1 || b->principal == r->principal ? r->principal : NULL;
         }
     }
-    int32_t budget = slice_room(&s->slice, b->rows.n_decode);
+    int32_t budget = token_budget_room(&s->token_budget, b->rows.n_decode);
     int32_t room = s->config.batch_tokens + s->drafts.n_rows - b->rows.n;
 
     room -= s->chunk.r ? s->config.max_chunk : 0; /* their hidden states */
@@ -289,16 +289,16 @@ static void forget_rows(struct sched *s)
 
 int batch_commit_prompt(struct sched *s, struct request *r, int32_t n_rows)
 {
-    kv_step_commit(s->config.cache, r->seat, n_rows);
+    kv_step_commit(s->config.cache, r->seq, n_rows);
     r->n_fed += n_rows;
     s->counters.n_prompt_tokens += (uint64_t)n_rows;
     if (r->n_fed % r->policy.chunk != 0 && r->n_fed < r->n_prompt) {
         return 0; /* within a chunk */
     }
-    kv_keep(s->config.cache, r->seat, r->tokens, r->resumed ? 0 : r->n_fed);
+    kv_keep(s->config.cache, r->seq, r->tokens, r->resumed ? 0 : r->n_fed);
     /* Where a whole prompt is scored, its hidden states stay until it is. */
     bool stays = r->stashes && prompt_is_whole(s, r);
-    int e = stays ? 0 : kv_cut(s->config.cache, r->seat, r->n_fed == r->n_prompt);
+    int e = stays ? 0 : kv_cut(s->config.cache, r->seq, r->n_fed == r->n_prompt);
 
     if (!e && !r->finished) {
         memset(&s->event, 0, sizeof(s->event));
@@ -323,7 +323,7 @@ int batch_commit(struct sched *s)
             continue;
         }
         draft_count(s, r, i);
-        kv_step_commit(s->config.cache, r->seat, 1); /* drafted ones follow as they come true */
+        kv_step_commit(s->config.cache, r->seq, 1); /* drafted ones follow as they come true */
         r->n_fed++;
     }
     return e;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Speculation without a second model: several tokens of a sequence in one step.
+/* Prediction without a second model: several tokens of a sequence in one step.
  *
  * A decode step reads every weight for one row; a few rows more cost little. So behind the row of a
  * sequence's newest token may go rows of tokens that are only guessed: forced ones, which are
@@ -134,7 +134,7 @@ void draft_measure(struct sched *s, int r)
 static int32_t room_of(const struct sched *s, const struct request *r)
 {
     int32_t room = r->max_new - r->n_new - 1;
-    int32_t spare = r->policy.exit > 0 ? 0 : kv_spare_rows(s->config.cache, r->seat);
+    int32_t spare = r->policy.exit > 0 ? 0 : kv_spare_rows(s->config.cache, r->seq);
 
     room = room < r->most_drafted ? room : r->most_drafted;
     room = room < spare ? room : spare;
@@ -151,12 +151,12 @@ static int32_t n_known(const struct request *r)
 static struct lookup *lookup_of(struct sched *s, const struct request *r)
 {
     struct drafts *d = &s->drafts;
-    struct lookup *l = &d->of[r->seat];
+    struct lookup *l = &d->of[r->seq];
 
-    if (d->handle[r->seat] != r->handle) {
-        d->handle[r->seat] = r->handle;
+    if (d->handle[r->seq] != r->handle) {
+        d->handle[r->seq] = r->handle;
         lookup_begin(l);
-        draft_sure_begin(&d->rounds.of[r->seat], &d->rounds.all);
+        draft_sure_begin(&d->rounds.of[r->seq], &d->rounds.all);
     }
     return l;
 }
@@ -183,10 +183,10 @@ static struct request *likeliest(struct sched *s, double *ret)
 
     *ret = 0;
     for (struct request *r = s->running.first; r; r = r->next) {
-        if (!batch_decodes(r) || r->n_drafting >= s->drafts.room[r->seat]) {
+        if (!batch_decodes(r) || r->n_drafting >= s->drafts.room[r->seq]) {
             continue;
         }
-        double chance = s->drafts.chance[r->seat] * chance_of(s, r, r->n_drafting);
+        double chance = s->drafts.chance[r->seq] * chance_of(s, r, r->n_drafting);
 
         if (chance > *ret) {
             *ret = chance;
@@ -213,7 +213,7 @@ static int32_t give_out(struct sched *s, int32_t n_seqs)
         if (!r) {
             break;
         }
-        d->chance[r->seat] = chance;
+        d->chance[r->seq] = chance;
         r->n_drafting++;
         d->order[n++] = r;
         tokens += chance;
@@ -254,8 +254,8 @@ static int32_t begin_step(struct sched *s)
         if (!batch_decodes(r)) {
             continue;
         }
-        d->chance[r->seat] = 1;
-        d->room[r->seat] = room_of(s, r);
+        d->chance[r->seq] = 1;
+        d->room[r->seq] = room_of(s, r);
         crowd = (crowd ^ r->handle) * UINT64_C(0x100000001b3);
         n++;
         if (r->most_drafted > 0 && n_known(r) == 0 && !r->policy.exit_draft) {
@@ -275,7 +275,7 @@ static int32_t begin_step(struct sched *s)
 static bool proposes(const struct sched *s, const struct request *r)
 {
     return batch_decodes(r) && r->policy.exit_draft && n_known(r) == 0 &&
-           s->drafts.room[r->seat] > 0;
+           s->drafts.room[r->seq] > 0;
 }
 
 static bool reads_prompts(const struct sched *s)
@@ -298,9 +298,9 @@ static void plan_rounds(struct sched *s, int32_t n_seqs)
     for (const struct request *r = s->running.first; r; r = r->next) {
         if (proposes(s, r)) {
             (void)lookup_of(s, r); /* a new text's counts begin */
-            d->sure[n] = &d->rounds.of[r->seat];
-            d->asks[n++] = d->room[r->seat];
-            longest = longest > d->room[r->seat] ? longest : d->room[r->seat];
+            d->sure[n] = &d->rounds.of[r->seq];
+            d->asks[n++] = d->room[r->seq];
+            longest = longest > d->room[r->seq] ? longest : d->room[r->seq];
         }
     }
     if (n == 0 || reads_prompts(s)) {
@@ -315,7 +315,7 @@ static void plan_rounds(struct sched *s, int32_t n_seqs)
     s->batch.least = s->config.draft_always ? 0 : (float)(draft_cost_of(&d->rounds.cost, 1) - 1.0);
     for (struct request *r = s->running.first; r; r = r->next) {
         if (proposes(s, r)) {
-            r->n_proposing = d->n_rounds < d->room[r->seat] ? d->n_rounds : d->room[r->seat];
+            r->n_proposing = d->n_rounds < d->room[r->seq] ? d->n_rounds : d->room[r->seq];
         }
     }
 }
@@ -373,7 +373,7 @@ void draft_count(struct sched *s, struct request *r, int32_t seq)
 
     if (r->n_proposing > 0) {
         n = forward_ran(s->forward, seq) - 1;
-        draft_sure_asked(&d->rounds.of[r->seat], n, n < r->n_proposing);
+        draft_sure_asked(&d->rounds.of[r->seq], n, n < r->n_proposing);
         draft_sure_asked(&d->rounds.all, n, n < r->n_proposing);
         d->n_done = d->n_done > n ? d->n_done : n;
     }
@@ -392,13 +392,13 @@ bool draft_holds(struct sched *s, struct request *r, const struct wanted *w)
     bool right = s->batch.ids[w->row] == r->tokens[r->n_fed];
 
     if (r->n_proposing > 0) {
-        draft_sure_tried(&s->drafts.rounds.of[r->seat], right);
+        draft_sure_tried(&s->drafts.rounds.of[r->seq], right);
         draft_sure_tried(&s->drafts.rounds.all, right);
     }
     if (!right) {
         return false;
     }
-    kv_step_commit(s->config.cache, r->seat, 1);
+    kv_step_commit(s->config.cache, r->seq, 1);
     r->n_fed++;
     if (r->n_new > r->n_forced) { /* the newest token was drawn */
         r->n_accepted++;
@@ -409,11 +409,11 @@ bool draft_holds(struct sched *s, struct request *r, const struct wanted *w)
 
 void draft_take_back(struct sched *s, struct request *r)
 {
-    if (r->seat < 0 || (r->n_drafting + r->n_proposing == 0 && !s->batch.surplus) || !r->in_batch ||
+    if (r->seq < 0 || (r->n_drafting + r->n_proposing == 0 && !s->batch.surplus) || !r->in_batch ||
         s->batch.pending) {
         return;
     }
     r->n_drafting = 0;
     r->n_proposing = 0;
-    kv_step_undo(s->config.cache, r->seat);
+    kv_step_undo(s->config.cache, r->seq);
 }

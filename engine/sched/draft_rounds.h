@@ -30,7 +30,7 @@ struct draft_sure {
 struct draft_rounds {
     struct draft_cost cost; /* of steps with so many rounds */
     struct draft_sure all;  /* what a new sequence begins with */
-    struct draft_sure *of;  /* (n_seqs) by seat */
+    struct draft_sure *of;  /* (n_seqs) by sequence */
     int32_t n_idle;         /* steps since the head was last asked */
 };
 

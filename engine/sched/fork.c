@@ -10,7 +10,7 @@
  * - later, while the other's tokens in the cache are a beginning of the fork's own text.
  *
  * A fork that joins at the first moment passes by other requests of its principal only: as long as
- * another principal waits for a seat it queues. */
+ * another principal waits for admission it queues. */
 
 #include <errno.h>
 #include <string.h>
@@ -59,13 +59,13 @@ bool fork_waits(const struct sched *s, const struct request *r)
 /* Sits r down beside p, with all that p has in the cache. */
 static int join(struct sched *s, struct request *r, const struct request *p)
 {
-    int seat = kv_fork(s->config.cache, p->seat, &r->text);
+    int seq = kv_fork(s->config.cache, p->seq, &r->text);
 
-    if (seat < 0) {
-        return seat;
+    if (seq < 0) {
+        return seq;
     }
     request_remove(&s->waiting, r);
-    r->seat = seat;
+    r->seq = seq;
     r->n_fed = p->n_fed;
     r->text.held = p->n_fed;
     r->first_row_ns = clock_ns();
@@ -73,12 +73,12 @@ static int join(struct sched *s, struct request *r, const struct request *p)
     return 0;
 }
 
-int fork_seat(struct sched *s, struct request *r)
+int fork_admit(struct sched *s, struct request *r)
 {
     const struct request *p = parent_of(s, r);
 
     /* The token that is fed next must be known, and not still have to be drawn. */
-    if (!p || p->seat < 0 || p->n_fed < p->n_prompt || p->n_fed >= r->n_prompt + r->n_forced ||
+    if (!p || p->seq < 0 || p->n_fed < p->n_prompt || p->n_fed >= r->n_prompt + r->n_forced ||
         !matches(r, p, p->n_fed)) {
         return -ENOENT;
     }

@@ -3,9 +3,9 @@
  *
  * There is at most one that is read whole and one of which a chunk is. Each says what its next unit
  * can be; how many rows it has, and whether another unit follows, is decided by the time that those
- * who decode may be kept waiting, which slice.h knows, and by a clock. With both, steps go to the
- * one and the other in turn; but where somebody urgent waits for the chunk, to the chunk, and
- * without regard to those who decode.
+ * who decode may be kept waiting, which token_budget.h knows, and by a clock. With both, steps go
+ * to the one and the other in turn; but where somebody urgent waits for the chunk, to the chunk,
+ * and without regard to those who decode.
  *
  * A unit that was interrupted is taken up before anything else is computed: what it has observed
  * cannot be observed again. */
@@ -44,12 +44,12 @@ static int run_unit(struct sched *s, struct prompt *p, int32_t n_rows)
 }
 
 /* GPU work is asynchronous: synchronise before timing. */
-static int measure(struct sched *s, struct slice_unit u, int32_t n_rows, int64_t began)
+static int measure(struct sched *s, struct token_budget_unit u, int32_t n_rows, int64_t began)
 {
     int e = s->ops->sync(s->be);
 
     if (!e) {
-        slice_add_piece(&s->slice, u, n_rows, (double)(clock_ns() - began));
+        token_budget_add_piece(&s->token_budget, u, n_rows, (double)(clock_ns() - began));
     }
     return e;
 }
@@ -59,13 +59,15 @@ int interleave_run(struct sched *s)
     const struct ops_rows *rows = &s->batch.rows;
     bool waited_for = rows->n_decode > 0;
     bool hurries = s->chunk.hurries && s->chunk.r;
-    double budget = slice_budget(&s->slice, hurries ? 0 : rows->n_decode, s->batch.took_ns);
+    double budget =
+        token_budget_ns(&s->token_budget, hurries ? 0 : rows->n_decode, s->batch.took_ns);
     int32_t most = s->config.model->h.n_layers;
     int64_t began = clock_ns();
     struct prompt *p = whose(s);
     int e = 0;
 
-    if (!p || (!interleave_pending(s) && slice_rests(&s->slice, hurries ? 0 : rows->n_decode))) {
+    if (!p || (!interleave_pending(s) &&
+               token_budget_rests(&s->token_budget, hurries ? 0 : rows->n_decode))) {
         return 0;
     }
     if (waited_for && rows->n > rows->n_decode && !hurries) {
@@ -73,9 +75,9 @@ int interleave_run(struct sched *s)
     }
     for (int32_t i = 0; !e && i < most && p && (!hurries || s->chunk.r); i++) {
         bool taken_up = interleave_pending(s);
-        struct slice_unit u = prompt_unit(s, p);
+        struct token_budget_unit u = prompt_unit(s, p);
         int64_t now = clock_ns();
-        int32_t n = slice_piece(&s->slice, u, budget - (double)(now - began), i == 0);
+        int32_t n = token_budget_piece(&s->token_budget, u, budget - (double)(now - began), i == 0);
 
         if (n == 0) {
             break;

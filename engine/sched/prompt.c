@@ -32,7 +32,7 @@ static int32_t min_i32(int32_t a, int32_t b)
 
 bool prompt_is_whole(const struct sched *s, const struct request *r)
 {
-    return r->seat >= 0 && kv_is_layerwise(s->config.cache, r->seat);
+    return r->seq >= 0 && kv_is_layerwise(s->config.cache, r->seq);
 }
 
 void prompt_start_whole(struct sched *s, struct request *r)
@@ -44,7 +44,7 @@ void prompt_start_whole(struct sched *s, struct request *r)
 int prompt_start_chunk(struct sched *s, struct request *r)
 {
     int32_t n = batch_chunk(r);
-    int e = kv_step_prepare(s->config.cache, r->seat, n);
+    int e = kv_step_prepare(s->config.cache, r->seq, n);
 
     if (!e) {
         s->chunk = (struct prompt){.r = r,
@@ -78,17 +78,17 @@ static int32_t chunk_of(const struct prompt *p, int32_t *ret_n)
     return row0;
 }
 
-struct slice_unit prompt_unit(const struct sched *s, const struct prompt *p)
+struct token_budget_unit prompt_unit(const struct sched *s, const struct prompt *p)
 {
     int32_t n;
     int32_t row0 = chunk_of(p, &n);
-    struct slice_unit u = {.kind = SLICE_LAYER,
-                           .quarter = SLICE_QUARTERS * (p->at - row0) / n,
-                           .most = row0 + n - p->at};
+    struct token_budget_unit u = {.kind = BUDGET_LAYER,
+                                  .quarter = BUDGET_QUARTERS * (p->at - row0) / n,
+                                  .most = row0 + n - p->at};
     int32_t cut;
 
     if (p->stage == PROMPT_OUTPUT) {
-        u.kind = p->r->stashes ? SLICE_ASIDE : SLICE_OUTPUT;
+        u.kind = p->r->stashes ? BUDGET_ASIDE : BUDGET_OUTPUT;
         u.quarter = 0;
         u.most = p->end - p->at;
         u.most = p->r->stashes ? u.most : min_i32(u.most, sched_logit_rows(s->config.n_seqs));
@@ -96,13 +96,13 @@ struct slice_unit prompt_unit(const struct sched *s, const struct prompt *p)
         return u;
     }
     if (p->stage == PROMPT_DEEP_KV) {
-        u.kind = SLICE_DEEP_KV;
+        u.kind = BUDGET_DEEP_KV;
         cut = u.most;
     } else {
-        cut = row0 - p->at + kv_divisible(s->config.cache, p->r->seat, p->pos0 + row0, n, false);
+        cut = row0 - p->at + kv_divisible(s->config.cache, p->r->seq, p->pos0 + row0, n, false);
     }
     u.most = cut > 0 ? cut : u.most;
-    u.least = cut > 0 ? min_i32(cut, SLICE_PIECE) : u.most;
+    u.least = cut > 0 ? min_i32(cut, BUDGET_PIECE) : u.most;
     return u;
 }
 
@@ -138,7 +138,7 @@ void prompt_begin(struct sched *s, struct prompt *p, int32_t n_rows)
         return;
     }
     p->rows = (struct kv_rows){
-        .seq = r->seat, .n_rows = n_rows, .pos0 = p->pos0 + p->at, .n_beyond = n_rows};
+        .seq = r->seq, .n_rows = n_rows, .pos0 = p->pos0 + p->at, .n_beyond = n_rows};
     p->rows.chunk_pos0 = p->pos0 + chunk_of(p, &p->rows.chunk_rows);
     kv_step_begin(s->config.cache);
     kv_step_add(s->config.cache, &p->rows);
@@ -186,7 +186,7 @@ static int next_layer(struct sched *s, struct prompt *p)
     bool last = p->layer == m->h.n_layers;
 
     if (p->whole && (last || m->layers[p->layer].store != store)) {
-        e = kv_layer_cut(s->config.cache, p->r->seat, store);
+        e = kv_layer_cut(s->config.cache, p->r->seq, store);
         if (!e && deep && !last) {
             p->stage = PROMPT_DEEP_KV;
             p->store = m->layers[p->layer].store;

@@ -53,7 +53,7 @@ int request_create(const struct engine_request *r, int32_t max_new, struct reque
     q->unit = r->unit;
     q->resumed = r->saved || r->saved_read || r->synthetic;
     q->fork_of = r->saved || r->saved_read ? 0 : r->fork_of;
-    q->seat = -1;
+    q->seq = -1;
     q->submit_ns = clock_ns();
     *ret = q;
     return 0;

@@ -13,7 +13,7 @@
 struct principal {
     uint64_t id;
     int32_t n_requests;  /* waiting and running */
-    uint64_t seat_turn;  /* when one of its requests was last seated, */
+    uint64_t admit_turn;  /* when one of its requests was last admitted, */
     uint64_t chunk_turn; /* and when one last had a chunk of its prompt read; 0: never */
 };
 
@@ -44,7 +44,7 @@ struct request {
     int32_t use; /* row of the table of policies */
     struct geometry_text text;
     uint64_t fork_of;       /* handle of one whose text this one begins with, 0: none */
-    struct snapshot *saved; /* to begin with, until it is loaded: with a seat, it is being loaded */
+    struct snapshot *saved; /* to begin with, until it is loaded: once admitted, it is being loaded */
     void *saved_copy;       /* of its block, where that lay in memory */
     bool resumed;           /* began with one, or with a synthetic cache */
     struct sampler sampler;
@@ -60,7 +60,7 @@ struct request {
     bool synthetic;    /* its prompt's K and V are */
     bool needs_peak; /* the cache's one region for long prompts */
     bool stashes;    /* scored from hidden states that are set aside */
-    int32_t seat;    /* -1: waiting */
+    int32_t seq;    /* -1: waiting */
     bool in_batch;
     bool cancelled;
     bool finished; /* DONE was emitted; kept while a batch holds its rows, or it is being saved */

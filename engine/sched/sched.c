@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who sits, who waits, who is done.
  *
- * A request waits until a seat is free and its worst case of pages can be reserved; the one whose
- * turn it is holds up those behind it, so that a large request is not passed by for ever (but not
- * while it waits for what only one request at a time may have). Turns go round principals (the one
- * seated longest ago first), within one by urgency, then by age.
+ * A request waits until a sequence index is free and its worst case of pages can be reserved; the
+ * one whose turn it is holds up those behind it, so that a large request is not passed by for ever
+ * (but not while it waits for what only one request at a time may have). Turns go round principals
+ * (the one admitted longest ago first), within one by urgency, then by age.
  *
- * A step: end what was cancelled, seat who can sit, load a slice of who begins with a saved
+ * A step: end what was cancelled, admit who has room, load a part of who begins with a saved
  * sequence, build a batch of the others (or take up the one that was interrupted), run it, commit
  * it, sample. An interrupted batch of which a request was cancelled runs to its end, and the
  * cancelled rows' results are dropped. Only where most of it was cancelled is it built anew, never
@@ -43,7 +43,7 @@ static struct forward_limits limits_of(const struct sched_config *c)
         .max_rows = c->batch_tokens + c->draft_rows,
         .max_seqs = c->n_seqs,
         .max_logits = sched_logit_rows(c->n_seqs),
-        .ahead_slots = c->ahead_slots,
+        .predicted_slots = c->predicted_slots,
     };
 }
 
@@ -212,8 +212,8 @@ void sched_leave(struct sched *s, struct request *r)
         r->rests = true;
         return;
     }
-    if (r->seat >= 0) {
-        kv_release(s->config.cache, r->seat);
+    if (r->seq >= 0) {
+        kv_release(s->config.cache, r->seq);
         request_remove(r->rests ? &s->resting : &s->running, r);
         s->full = false;
     } else {
@@ -241,10 +241,10 @@ static void fill_usage(struct sched *s, const struct request *r, struct engine_u
         .n_accepted = r->n_accepted,
         .n_exited = r->n_exited,
     };
-    if (r->seat >= 0) {
+    if (r->seq >= 0) {
         struct kv_usage kv;
 
-        kv_usage(s->config.cache, r->seat, &kv);
+        kv_usage(s->config.cache, r->seq, &kv);
         u->kv_bytes = kv.bytes;
         u->n_slots = kv.n_slots;
         u->n_evicted = kv.n_evicted;
@@ -289,12 +289,13 @@ static void finish_cancelled(struct sched *s, struct request_list *l)
     }
 }
 
-/* ---- seating -------------------------------------------------------------------------------- */
+/* ---- admission --------------------------------------------------------------------------------
+ */
 
 static bool goes_before(const struct request *a, const struct request *b)
 {
-    if (a->principal->seat_turn != b->principal->seat_turn) {
-        return a->principal->seat_turn < b->principal->seat_turn;
+    if (a->principal->admit_turn != b->principal->admit_turn) {
+        return a->principal->admit_turn < b->principal->admit_turn;
     }
     if (a->urgency != b->urgency) {
         return a->urgency > b->urgency;
@@ -336,7 +337,7 @@ static int32_t known_tokens(const struct request *r)
 
 static void note_kept(struct sched *s, struct request *r)
 {
-    int32_t n = kv_n_tokens(s->config.cache, r->seat);
+    int32_t n = kv_n_tokens(s->config.cache, r->seq);
 
     if (n > 0 && !r->resumed) {
         r->n_fed = n;
@@ -346,7 +347,7 @@ static void note_kept(struct sched *s, struct request *r)
     }
 }
 
-static int seat_waiting(struct sched *s)
+static int admit_waiting(struct sched *s)
 {
     while (s->waiting.first) {
         struct request *best = NULL;
@@ -359,31 +360,31 @@ static int seat_waiting(struct sched *s)
         if (!best) {
             return 0;
         }
-        int seat = fork_seat(s, best);
+        int seq = fork_admit(s, best);
 
-        if (seat == 0) {
-            best->principal->seat_turn = ++s->turn;
+        if (seq == 0) {
+            best->principal->admit_turn = ++s->turn;
             continue;
         }
-        if (seat != -ENOENT && seat != -EBUSY && seat != -ENOMEM) {
-            return seat;
+        if (seq != -ENOENT && seq != -EBUSY && seq != -ENOMEM) {
+            return seq;
         }
-        if (seat != -ENOMEM) {
-            seat = kv_admit(s->config.cache, &best->policy, best->principal->id, &best->text,
-                            best->tokens, known_tokens(best));
+        if (seq != -ENOMEM) {
+            seq = kv_admit(s->config.cache, &best->policy, best->principal->id, &best->text,
+                           best->tokens, known_tokens(best));
         }
-        if (seat == -ENOMEM) {
+        if (seq == -ENOMEM) {
             finish_without_memory(s, best);
             continue;
         }
-        if (seat < 0) {
-            s->full = seat == -EBUSY;
-            return s->full ? 0 : seat;
+        if (seq < 0) {
+            s->full = seq == -EBUSY;
+            return s->full ? 0 : seq;
         }
         request_remove(&s->waiting, best);
-        best->seat = seat;
+        best->seq = seq;
         request_append(&s->running, best);
-        best->principal->seat_turn = ++s->turn;
+        best->principal->admit_turn = ++s->turn;
         if (best->stashes) {
             s->stash.r = best;
             s->stash.n = 0;
@@ -393,7 +394,7 @@ static int seat_waiting(struct sched *s)
             continue; /* load_saved() */
         }
         if (best->synthetic) {
-            int e = kv_fill(s->config.cache, best->seat);
+            int e = kv_fill(s->config.cache, best->seq);
 
             if (e) {
                 return e;
@@ -412,7 +413,7 @@ static int seat_waiting(struct sched *s)
 
 static bool is_loading(const struct request *r)
 {
-    return r->saved && r->seat >= 0;
+    return r->saved && r->seq >= 0;
 }
 
 /* What one step loads at least: where others run, no more than they hardly notice. */
@@ -430,7 +431,7 @@ static uint64_t load_least(const struct sched *s)
 static int load_more(struct sched *s, struct request *r, uint64_t least, uint64_t *ret_n)
 {
     int read;
-    int e = snapshot_load(s->config.cache, r->seat, r->saved, least, ret_n, &read);
+    int e = snapshot_load(s->config.cache, r->seq, r->saved, least, ret_n, &read);
 
     if (e) {
         return e;
@@ -506,24 +507,24 @@ static void finish_failed(struct sched *s)
         struct request *r = s->batch.of[i];
         struct error error;
 
-        if (!r->finished && kv_failed(s->config.cache, r->seat, &error)) {
+        if (!r->finished && kv_failed(s->config.cache, r->seq, &error)) {
             sched_finish(s, r, ENGINE_ERROR, &error);
         }
     }
 }
 
 /* What a whole step took, unless the backend has computed several. */
-static void measure(struct sched *s, uint64_t n_ahead)
+static void measure(struct sched *s, uint64_t n_async)
 {
     struct batch *b = &s->batch;
     int32_t n_prompt = b->rows.n - b->rows.n_decode;
 
     /* A device may not have begun a chunk of which nothing was wanted. */
-    bool known = !s->ops->ahead || b->rows.n_decode > 0;
+    bool known = !s->ops->async || b->rows.n_decode > 0;
 
-    if (b->begun_ns != 0 && known && s->counters.n_ahead == n_ahead) {
+    if (b->begun_ns != 0 && known && s->counters.n_async_steps == n_async) {
         b->took_ns = (double)(clock_ns() - b->begun_ns);
-        slice_add(&s->slice, b->rows.n_decode, n_prompt, b->took_ns);
+        token_budget_add(&s->token_budget, b->rows.n_decode, n_prompt, b->took_ns);
     }
     b->begun_ns = 0;
 }
@@ -531,7 +532,7 @@ static void measure(struct sched *s, uint64_t n_ahead)
 static int run_batch(struct sched *s)
 {
     struct batch *b = &s->batch;
-    uint64_t n_ahead = s->counters.n_ahead;
+    uint64_t n_async = s->counters.n_async_steps;
     int r = 0;
 
     if (b->pending) {
@@ -547,7 +548,7 @@ static int run_batch(struct sched *s)
         r = batch_commit(s);
     }
     if (!r) {
-        r = ahead_run(s);
+        r = async_step_run(s);
         r = r == -ENOTSUP ? output_run(s) : r;
     }
     draft_measure(s, r);
@@ -555,7 +556,7 @@ static int run_batch(struct sched *s)
         b->begun_ns = 0;
     } else {
         b->anew = false;
-        measure(s, n_ahead);
+        measure(s, n_async);
         batch_release(s);
     }
     return r;
@@ -564,7 +565,7 @@ static int run_batch(struct sched *s)
 static int step(struct sched *s)
 {
     int64_t began = clock_ns();
-    uint64_t n_ahead = s->counters.n_ahead;
+    uint64_t n_async = s->counters.n_async_steps;
     int r;
 
     finish_cancelled(s, &s->waiting);
@@ -575,7 +576,7 @@ static int step(struct sched *s)
     }
     if (!interleave_pending(s)) {
         if (s->batch.n_seqs == 0 || (s->batch.pending && !takes_up(s))) {
-            r = seat_waiting(s);
+            r = admit_waiting(s);
             r = r ? r : load_saved(s);
             began = clock_ns();
             r = r ? r : batch_build(s);
@@ -585,7 +586,7 @@ static int step(struct sched *s)
     if (!r) {
         r = interleave_run(s);
     }
-    s->step_ns = (clock_ns() - began) / (int64_t)(1 + s->counters.n_ahead - n_ahead);
+    s->step_ns = (clock_ns() - began) / (int64_t)(1 + s->counters.n_async_steps - n_async);
     return r ? r : output_drain(s);
 }
 
@@ -665,7 +666,7 @@ void sched_counters(const struct sched *s, struct engine_counters *ret)
     for (const struct request *r = s->running.first; r; r = r->next) {
         struct kv_usage kv;
 
-        kv_usage(s->config.cache, r->seat, &kv);
+        kv_usage(s->config.cache, r->seq, &kv);
         ret->n_evicted += r->finished ? 0 : (uint64_t)kv.n_evicted;
     }
     kv_totals(s->config.cache, &ret->kv_bytes_used, &ret->kv_bytes_total);

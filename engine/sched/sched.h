@@ -27,7 +27,7 @@ struct sched_config {
     int32_t draft_rows; /* beside batch_tokens: rows of drafted tokens in a step, of all sequences */
     bool draft_always; /* whatever it costs */
     bool device_draws; /* where the backend can */
-    int32_t ahead_slots; /* forward_limits */
+    int32_t predicted_slots; /* forward_limits */
 };
 
 /* Device and host bytes that sched_create takes for these sizes (all but its pointers); *ret_host:

@@ -9,7 +9,7 @@
 #include "engine/sched/lookup.h"
 #include "engine/sched/request.h"
 #include "engine/sched/sched.h"
-#include "engine/sched/slice.h"
+#include "engine/sched/token_budget.h"
 
 /* A row whose next-token distribution is wanted. */
 struct wanted {
@@ -25,7 +25,7 @@ struct batch {
     bool exits;
     bool proposes;
     bool anew; /* built in the place of one that was given up for a cancel */
-    bool surplus; /* a row of each beyond what is said is prepared (ahead.c) */
+    bool surplus; /* a row of each beyond what is said is prepared (async_step.c) */
     int32_t n_seqs;
     struct request **of;         /* (n_seqs) whose rows */
     struct kv_rows *seqs;        /* (n_seqs) */
@@ -108,9 +108,9 @@ void uses_init(struct uses *u, const struct policy_mix *mix);
 /* A request comes: its row, which it leaves through n_live. */
 int32_t uses_join(struct uses *u, const struct policy *p);
 
-/* Drafts: what each seat's text predicts, and what steps with drafted rows cost (draft.c). */
+/* Drafts: what each sequence's text predicts, and what steps with drafted rows cost (draft.c). */
 struct drafts {
-    struct lookup *of;      /* (n_seqs) by seat */
+    struct lookup *of;      /* (n_seqs) by sequence */
     uint64_t *handle;       /* (n_seqs) whose text it is; 0: nobody's */
     double *chance;         /* (n_seqs) that all its drafts so far come true */
     int32_t *room;          /* (n_seqs) tokens that may be drafted in this step */
@@ -137,16 +137,16 @@ struct sched {
     atomic_bool notice; /* no step is begun ahead of its turn */
     struct request_list waiting;
     struct request_list running;
-    struct request_list resting;   /* finished, being saved: they hold a seat and no row */
+    struct request_list resting;   /* finished, being saved: they hold a sequence and no row */
     int64_t step_ns;               /* what a step took last, but for loading */
-    bool full;                     /* one that waits found no seat, and none was left since */
+    bool full;                     /* one that waits found no free sequence, and none was released since */
     struct principal **principals; /* (n_principals) */
     int32_t n_principals;
     int32_t cap_principals;
     uint64_t turn;
     uint64_t next_handle;
     struct batch batch;
-    struct slice slice;
+    struct token_budget token_budget;
     struct prompt whole;
     struct prompt chunk;
     bool chunk_next; /* whose turn it is of the two */
@@ -167,11 +167,11 @@ struct sched {
     struct uses uses;
 };
 
-/* Ends a request: DONE is emitted, its seat is left (at once, or when the pending batch is over).
+/* Ends a request: DONE is emitted, its sequence is released (at once, or when the pending batch is over).
  */
 void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
                   const struct error *error);
-/* One that has ended leaves its seat, or rests in it while it is being saved. */
+/* One that has ended releases its sequence, or rests in it while it is being saved. */
 void sched_leave(struct sched *s, struct request *r);
 /* submit.c */
 void sched_leave_principal(struct sched *s, struct principal *p);
@@ -203,10 +203,10 @@ int32_t batch_first_wanted(const struct request *r);
 int32_t batch_rows_beyond(const struct sched *s, const struct request *r, int32_t pos0,
                           int32_t n_rows);
 
-/* ahead.c. The batch is computed: draws its tokens on the device, and begins the step after it without
- * waiting for them, as long as it may; all that was begun is over when it returns. -ENOTSUP: the
- * host draws; -EINTR to go on later. */
-int ahead_run(struct sched *s) WARN_UNUSED;
+/* async_step.c. The batch is computed: draws its tokens on the device, and begins the step after it
+ * without waiting for them, as long as it may; all that was begun is over when it returns.
+ * -ENOTSUP: the host draws; -EINTR to go on later. */
+int async_step_run(struct sched *s) WARN_UNUSED;
 
 /* draft.c */
 uint64_t draft_bytes(const struct sched_config *c);
@@ -241,16 +241,16 @@ void prompt_start_whole(struct sched *s, struct request *r);
 int prompt_start_chunk(struct sched *s, struct request *r) WARN_UNUSED;
 void prompt_forget(struct sched *s, const struct request *r);
 /* The unit that comes next; begins with so many of its rows; it is over. */
-struct slice_unit prompt_unit(const struct sched *s, const struct prompt *p);
+struct token_budget_unit prompt_unit(const struct sched *s, const struct prompt *p);
 void prompt_begin(struct sched *s, struct prompt *p, int32_t n_rows);
 int prompt_end(struct sched *s, struct prompt *p) WARN_UNUSED;
 void prompt_progress(struct sched *s);
 
 /* fork.c. Does r wait for another's prompt, to go on from it? */
 bool fork_waits(const struct sched *s, const struct request *r);
-/* Seats r beside the one it forks, where that has got no further than r's known text; -ENOENT when
- * there is nothing to join, -EBUSY without room. */
-int fork_seat(struct sched *s, struct request *r) WARN_UNUSED;
+/* Sequences r beside the one it forks, where that has got no further than r's known text; -ENOENT
+ * when there is nothing to join, -EBUSY without room. */
+int fork_admit(struct sched *s, struct request *r) WARN_UNUSED;
 /* The prompt of p is read, and these logits follow it: those who wait for it draw theirs. */
 int fork_first_tokens(struct sched *s, struct request *p, const float *logits) WARN_UNUSED;
 

@@ -376,7 +376,7 @@ static int find_at_rest(const struct sched *s, uint64_t handle, struct request *
 static int cannot_save(const struct sched *s, const struct request *r, int err,
                        struct error *reterr)
 {
-    int e = kv_failed(s->config.cache, r->seat, reterr); /* says where in the tier's file */
+    int e = kv_failed(s->config.cache, r->seq, reterr); /* says where in the tier's file */
 
     return e ? e : error_set_errno(reterr, err, "the sequence cannot be saved");
 }
@@ -394,8 +394,8 @@ int sched_save(struct sched *s, uint64_t handle, void **ret, size_t *ret_size, s
     if (e) {
         return e;
     }
-    size = snapshot_bytes(s->config.cache, r->seat);
-    e = snapshot_writer_create(s->config.cache, r->seat, s->config.identity, r->tokens, &w);
+    size = snapshot_bytes(s->config.cache, r->seq);
+    e = snapshot_writer_create(s->config.cache, r->seq, s->config.identity, r->tokens, &w);
     buf = e ? NULL : malloc((size_t)size);
     if (!buf) {
         snapshot_writer_destroy(w);
@@ -426,11 +426,11 @@ int sched_save_begin(struct sched *s, uint64_t handle, uint64_t *ret_bytes, size
         return e;
     }
     assert(r->finished && !r->save);
-    e = snapshot_writer_create(s->config.cache, r->seat, s->config.identity, r->tokens, &r->save);
+    e = snapshot_writer_create(s->config.cache, r->seq, s->config.identity, r->tokens, &r->save);
     if (e) {
         return cannot_save(s, r, e, reterr);
     }
-    *ret_bytes = snapshot_bytes(s->config.cache, r->seat);
+    *ret_bytes = snapshot_bytes(s->config.cache, r->seq);
     *ret_least = snapshot_least(r->save);
     return 0;
 }

@@ -86,7 +86,7 @@ bool sched_kv_use(const struct sched *s, int32_t i, struct engine_kv_use *ret)
         struct kv_usage kv;
 
         if (r->use == row && !r->finished) {
-            kv_usage(cache, r->seat, &kv);
+            kv_usage(cache, r->seq, &kv);
             ret->n_seqs++;
             ret->n_slots += kv.n_slots;
             ret->kv_bytes += kv.bytes;

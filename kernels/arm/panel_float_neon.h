@@ -120,7 +120,7 @@ UNROLL_INLINE void float_one(enum dtype type, const uint8_t *w, int32_t n_cols, 
     }
     for (int32_t k = 0; k < whole; k += 4) {
         for (size_t b = 0; b < bytes; b += 64) {
-            lanes_prefetch(panel_ahead(w + (size_t)(k / 4) * bytes + b, from));
+            lanes_prefetch(panel_prefetch(w + (size_t)(k / 4) * bytes + b, from));
         }
         UNROLL_LOOP
         for (int i = 0; i < 4; i++) {

@@ -15,8 +15,8 @@
  *     smmla    two rows by two tokens, 8 columns at once: codes of two rows and activations of two
  *              tokens are interleaved first, the latter once for all four quarters
  *
- * Prefetch: one stream PANEL_AHEAD bytes ahead, over the end of a thread's share into its next one.
- * Not measured: no Arm machine has run this yet. */
+ * Prefetch: one stream PANEL_PREFETCH bytes ahead, over the end of a thread's share into its next
+ * one. Not measured: no Arm machine has run this yet. */
 
 #include "kernels/arm/lanes_neon.h"
 #include "kernels/cpu/panel_block.h"
@@ -36,11 +36,11 @@ enum { PANEL_TOKENS = 4 };
 enum { PANEL_TOKENS = 4 };
 #endif
 
-enum { PANEL_AHEAD = 4096 };
+enum { PANEL_PREFETCH = 4096 };
 
-LANES_INLINE const uint8_t *panel_ahead(const uint8_t *at, const struct cpu_acts *a)
+LANES_INLINE const uint8_t *panel_prefetch(const uint8_t *at, const struct cpu_acts *a)
 {
-    const uint8_t *to = (const uint8_t *)((uintptr_t)at + PANEL_AHEAD);
+    const uint8_t *to = (const uint8_t *)((uintptr_t)at + PANEL_PREFETCH);
 
     return to >= a->end ? (const uint8_t *)((uintptr_t)to + (uintptr_t)a->jump) : to;
 }
@@ -289,7 +289,7 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
         if (few) {
             UNROLL_LOOP
             for (int i = 0; i < step; i += 64) {
-                lanes_prefetch(panel_ahead(w + i, from));
+                lanes_prefetch(panel_prefetch(w + i, from));
             }
         }
         f = panel_factors_of(type, w, b, &super);

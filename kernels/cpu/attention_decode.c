@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "kernels/cpu/attention.h"
-#include "kernels/cpu/attention_ahead.h"
+#include "kernels/cpu/attention_prefetch.h"
 
 /* What a unit leaves of one head; sums (v_pad) follow at KV_PARTIAL_HEAD. */
 struct partial {
@@ -143,7 +143,7 @@ static void find_pages(struct chunk *c)
 /* ---- the unit ---- */
 
 /* Logits of all heads; their maxima to max. */
-static void keys(const struct chunk *c, struct att_ahead *ahead, float *max)
+static void keys(const struct chunk *c, struct att_prefetch *ahead, float *max)
 {
     const struct att_unit *u = &c->u;
     const float *q = u->p->q + (size_t)(u->seq->row0 + c->row) * (size_t)u->p->ldq +
@@ -171,7 +171,7 @@ static void keys(const struct chunk *c, struct att_ahead *ahead, float *max)
 }
 
 /* A policy's own logits of one head, kept where its weights will be. */
-static void temper(const struct chunk *c, int32_t head, struct att_ahead *ahead,
+static void temper(const struct chunk *c, int32_t head, struct att_prefetch *ahead,
                    struct partial *out)
 {
     const struct att_unit *u = &c->u;
@@ -197,7 +197,7 @@ static void temper(const struct chunk *c, int32_t head, struct att_ahead *ahead,
 }
 
 /* Exponentials of one head, and what of them is observed. */
-static void weights(const struct chunk *c, int32_t head, struct att_ahead *ahead,
+static void weights(const struct chunk *c, int32_t head, struct att_prefetch *ahead,
                     struct partial *out)
 {
     const struct att_unit *u = &c->u;
@@ -236,7 +236,7 @@ static void weights(const struct chunk *c, int32_t head, struct att_ahead *ahead
     }
 }
 
-static void values(const struct chunk *c, struct att_ahead *ahead)
+static void values(const struct chunk *c, struct att_prefetch *ahead)
 {
     const struct att_unit *u = &c->u;
     int32_t pad = kv_page_pad(u->l->v_dim);
@@ -268,7 +268,7 @@ static struct att_span span_of(const struct chunk *c)
 
 /* What is read after the chunk is asked for while it is worked on. */
 static void look_ahead(const struct chunk *c, const struct chunk *next, const uint8_t *next_weights,
-                       struct att_ahead *ret)
+                       struct att_prefetch *ret)
 {
     struct att_span now = span_of(c);
     struct att_span then = next ? span_of(next) : now;
@@ -281,7 +281,7 @@ static void chunk_unit(struct chunk *c, const struct chunk *next, const uint8_t 
     const struct att_unit *u = &c->u;
     int32_t pad = kv_page_pad(u->l->v_dim);
     float *max = u->t->state;
-    struct att_ahead ahead;
+    struct att_prefetch ahead;
 
     c->mode = att_mode(u, c->row);
     find_pages(c);

@@ -66,7 +66,7 @@ void cpu_kv_scratch_ready(struct cpu *cpu);
 int cpu_kv_layout(struct ops_kv_layout *layout, struct error *reterr);
 int cpu_rope_store(struct backend *be, const struct ops_rope_store *p);
 int cpu_attention(struct backend *be, const struct ops_attention *p);
-int cpu_speculate(struct backend *be, const struct ops_speculate *p);
+int cpu_predict(struct backend *be, const struct ops_predict *p);
 int cpu_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cpu_victim(struct backend *be, const struct ops_victim *p);
 int cpu_cut(struct backend *be, const struct ops_cut *p);

@@ -13,9 +13,9 @@
  * A sum is one chain, over dims or over slots in order, so company does not show in its bits.
  *
  * Prefetch: decode reads K and V once, from far away. While a block is multiplied, those after it
- * are asked for (kv_ahead.h). */
+ * are asked for (kv_prefetch.h). */
 
-#include "kernels/cpu/kv_ahead.h"
+#include "kernels/cpu/kv_prefetch.h"
 #include "kernels/cpu/table.h"
 
 LANES_INLINE size_t kv_element_bytes(enum ops_kv_type type)
@@ -45,10 +45,10 @@ LANES_INLINE lf kv_load(enum ops_kv_type type, const void *p, size_t i)
 /* rows pairs (a constant, at most KV_ROWS) against a page of K */
 LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int32_t k_dim,
                              const float *q, size_t ldq, float *x, size_t ldx,
-                             struct cpu_kv_ahead *ahead)
+                             struct cpu_kv_prefetch *ahead)
 {
     const size_t row_bytes = CPU_KV_SLOTS * kv_element_bytes(type);
-    const uint32_t due = kv_ahead_share(ahead, row_bytes * (size_t)k_dim, k_dim);
+    const uint32_t due = kv_prefetch_share(ahead, row_bytes * (size_t)k_dim, k_dim);
 
     for (int c = 0; c < CPU_KV_SLOTS / 16; c += KV_COLS) {
         lf sum[KV_ROWS][KV_COLS];
@@ -63,8 +63,8 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
         for (int32_t d = 0; d < k_dim; d++) {
             lf v[KV_COLS];
 
-            if (ahead && c == 0 && d % KV_AHEAD_ROWS == 0) {
-                kv_ahead_due(ahead, due);
+            if (ahead && c == 0 && d % KV_PREFETCH_ROWS == 0) {
+                kv_prefetch_due(ahead, due);
             }
 #pragma GCC unroll 8
             for (int j = 0; j < KV_COLS; j++) {
@@ -91,7 +91,7 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
 }
 
 LANES_INLINE void kv_qk(enum ops_kv_type type, const void *k, int32_t k_dim, const float *q,
-                        size_t ldq, int32_t n, float *x, size_t ldx, struct cpu_kv_ahead *ahead)
+                        size_t ldq, int32_t n, float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
 {
     for (; n >= KV_ROWS; n -= KV_ROWS) {
         kv_qk_rows(type, KV_ROWS, k, k_dim, q, ldq, x, ldx, ahead);
@@ -121,10 +121,10 @@ LANES_INLINE void kv_qk(enum ops_kv_type type, const void *k, int32_t k_dim, con
 /* rows pairs and cols vectors of 16 dims from d0 on */
 LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const void *v,
                              int32_t v_pad, int32_t d0, const float *e, size_t lde, int32_t n_slots,
-                             float *acc, struct cpu_kv_ahead *ahead)
+                             float *acc, struct cpu_kv_prefetch *ahead)
 {
     const size_t row_bytes = (size_t)v_pad * kv_element_bytes(type);
-    const uint32_t due = kv_ahead_share(ahead, row_bytes * (size_t)n_slots, n_slots);
+    const uint32_t due = kv_prefetch_share(ahead, row_bytes * (size_t)n_slots, n_slots);
     lf sum[KV_ROWS][KV_COLS];
 
 #pragma GCC unroll 8
@@ -137,8 +137,8 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
     for (int32_t s = 0; s < n_slots; s++) {
         lf x[KV_COLS];
 
-        if (ahead && d0 == 0 && s % KV_AHEAD_ROWS == 0) {
-            kv_ahead_due(ahead, due);
+        if (ahead && d0 == 0 && s % KV_PREFETCH_ROWS == 0) {
+            kv_prefetch_due(ahead, due);
         }
 #pragma GCC unroll 8
         for (int j = 0; j < cols; j++) {
@@ -165,7 +165,7 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
 
 LANES_INLINE void kv_pv_rows(enum ops_kv_type type, int rows, const void *v, int32_t v_pad,
                              const float *e, size_t lde, int32_t n_slots, float *acc,
-                             struct cpu_kv_ahead *ahead)
+                             struct cpu_kv_prefetch *ahead)
 {
     int32_t d = 0;
 
@@ -179,7 +179,7 @@ LANES_INLINE void kv_pv_rows(enum ops_kv_type type, int rows, const void *v, int
 
 LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, const float *e,
                         size_t lde, int32_t n, int32_t n_slots, float *acc,
-                        struct cpu_kv_ahead *ahead)
+                        struct cpu_kv_prefetch *ahead)
 {
     for (; n >= KV_ROWS; n -= KV_ROWS) {
         kv_pv_rows(type, KV_ROWS, v, v_pad, e, lde, n_slots, acc, ahead);
@@ -208,13 +208,13 @@ LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, con
 
 #define KV_BODY_TYPE(name, type)                                                                   \
     static void LANES_FN(qk_##name)(const void *k, int32_t k_dim, const float *q, size_t ldq,      \
-                                    int32_t n, float *x, size_t ldx, struct cpu_kv_ahead *ahead)   \
+                                    int32_t n, float *x, size_t ldx, struct cpu_kv_prefetch *ahead)   \
     {                                                                                              \
         kv_qk(type, k, k_dim, q, ldq, n, x, ldx, ahead);                                           \
     }                                                                                              \
     static void LANES_FN(pv_##name)(const void *v, int32_t v_pad, const float *e, size_t lde,      \
                                     int32_t n, int32_t n_slots, float *acc,                        \
-                                    struct cpu_kv_ahead *ahead)                                    \
+                                    struct cpu_kv_prefetch *ahead)                                    \
     {                                                                                              \
         kv_pv(type, v, v_pad, e, lde, n, n_slots, acc, ahead);                                     \
     }

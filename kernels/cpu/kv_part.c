@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Partial keys: of each slot the first part_dims values of A k, by which speculate.c ranks.
+/* Partial keys: of each slot the first part_dims values of A k, by which predict.c ranks.
  *
  * K lies by dim, so 16 slots' values of one row of A are one pass of the kernel that ranks for
  * SparQ, with A's rows as the queries. Slots beside those asked for are computed with them and not

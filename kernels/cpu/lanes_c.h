@@ -41,7 +41,10 @@ typedef struct {
 } li;
 
 /* clang-format off */
-#define LANES_EACH(type, expr) do { type r_; for (int i = 0; i < 16; i++) { r_.v[i] = (expr); } return r_; } while (0)
+#define LANES_EACH(type, expr) \
+    do { type r_; for (int i = 0; i < 16; i++) { r_.v[i] = (expr); } return r_; } while (0)
+/* a op b of unsigned values */
+#define LANES_U32(a, op, b) ((uint32_t)(a).v[i] op (uint32_t)(b).v[i])
 
 LANES_INLINE lf lf_load(const float *p) { LANES_EACH(lf, p[i]); }
 LANES_INLINE lf lf_set1(float x) { LANES_EACH(lf, x); }
@@ -66,11 +69,11 @@ LANES_INLINE li li_set1_8(uint8_t x) { LANES_EACH(li, (int32_t)(x * 0x01010101u)
 LANES_INLINE li li_bits(lf a) { LANES_EACH(li, (int32_t)half_bits32(a.v[i])); }
 LANES_INLINE li li_and(li a, li b) { LANES_EACH(li, a.v[i] & b.v[i]); }
 LANES_INLINE li li_or(li a, li b) { LANES_EACH(li, a.v[i] | b.v[i]); }
-LANES_INLINE li li_add(li a, li b) { LANES_EACH(li, (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i])); }
-LANES_INLINE li li_sub(li a, li b) { LANES_EACH(li, (int32_t)((uint32_t)a.v[i] - (uint32_t)b.v[i])); }
+LANES_INLINE li li_add(li a, li b) { LANES_EACH(li, (int32_t)LANES_U32(a, +, b)); }
+LANES_INLINE li li_sub(li a, li b) { LANES_EACH(li, (int32_t)LANES_U32(a, -, b)); }
 LANES_INLINE li li_shl(li a, int n) { LANES_EACH(li, (int32_t)((uint32_t)a.v[i] << n)); }
 LANES_INLINE li li_shr(li a, int n) { LANES_EACH(li, (int32_t)((uint32_t)a.v[i] >> n)); }
-LANES_INLINE li li_max_u32(li a, li b) { LANES_EACH(li, (uint32_t)a.v[i] > (uint32_t)b.v[i] ? a.v[i] : b.v[i]); }
+LANES_INLINE li li_max_u32(li a, li b) { LANES_EACH(li, LANES_U32(a, >, b) ? a.v[i] : b.v[i]); }
 LANES_INLINE li li_of_u8(const uint8_t *p) { LANES_EACH(li, p[i]); }
 LANES_INLINE li li_of_i8(const int8_t *p) { LANES_EACH(li, p[i]); }
 LANES_INLINE lf lf_of_f16(const void *p)

@@ -169,7 +169,7 @@ static void set_streams(const struct few *f, const struct share *s, int part, bo
 
         look_ahead(&a->acts[1],
                    (const uint8_t *)p->part[1].w->device + (size_t)s->to[part] * stride,
-                   then ? then + CPU_PANEL_AHEAD : NULL);
+                   then ? then + CPU_PANEL_PREFETCH : NULL);
     }
 }
 

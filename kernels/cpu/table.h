@@ -38,7 +38,7 @@ struct cpu_acts {
 };
 
 /* How far the kernels of few tokens ask for memory ahead. */
-#define CPU_PANEL_AHEAD 32768
+#define CPU_PANEL_PREFETCH 32768
 
 /* out[t * 16 + r] = panel row r . token t, for t in [0, n), n >= 1; out is 64-byte aligned. Rows of
  * q behind the last token's may be read, and their results written behind its, up to whole tiles of

@@ -23,9 +23,10 @@ enum { CPU_KV_SLOTS = OPS_PAGE_SLOTS };
 
 /* What decode attention will read next, in blocks of 4 KiB, and how far it has asked for it.
  * Kernels that are given one ask for `step` lines with each line that they read
- * (kernels/cpu/kv_ahead.h), so that memory is at work evenly, whatever the arithmetic in between.
+ * (kernels/cpu/kv_prefetch.h), so that memory is at work evenly, whatever the arithmetic in
+ * between.
  */
-struct cpu_kv_ahead {
+struct cpu_kv_prefetch {
     const uint8_t *const *block; /* the next lot's first */
     uint32_t n_streams;          /* abreast; 0: skewed */
     uint32_t stream;             /* abreast: the next line's */
@@ -38,13 +39,13 @@ struct cpu_kv_ahead {
  * ldq floats apart, x rows ldx; ahead or NULL. qk_fp8 and qk_i8 may round q and sums of a few
  * dims to f16, or q to 15 bits (decode attention's alone: tests/kernels/tolerance.h). */
 typedef void cpu_kv_qk_fn(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
-                          float *x, size_t ldx, struct cpu_kv_ahead *ahead);
+                          float *x, size_t ldx, struct cpu_kv_prefetch *ahead);
 
 /* acc[i][d] += sum over s < n_slots of e[i][s] * v[s][d]. v (64, v_pad) of the type, v_pad a
  * multiple of 16; acc (n, v_pad); ahead as above. pv_fp8 may add a page's slots in f16 (decode
  * attention's alone: tests/kernels/tolerance.h). */
 typedef void cpu_kv_pv_fn(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
-                          int32_t n_slots, float *acc, struct cpu_kv_ahead *ahead);
+                          int32_t n_slots, float *acc, struct cpu_kv_prefetch *ahead);
 
 /* n elements (a multiple of 16) to f32, without scales. */
 typedef void cpu_kv_unpack_fn(const void *src, size_t n, float *dst);

@@ -680,7 +680,7 @@ static bool news(struct backend *be, char *buf, size_t size)
 const struct backend_ops cuda_backend = {
     .name = "cuda",
     .selects = true,
-    .ahead = true,
+    .async = true,
     .create = create,
     .destroy = destroy,
     .describe = describe,
@@ -711,7 +711,7 @@ const struct backend_ops cuda_backend = {
     .rope_store = cuda_rope_store,
     .qkv_store = cuda_qkv_store,
     .attention = cuda_attention,
-    .speculate = cuda_speculate,
+    .predict = cuda_predict,
     .kv_sum = cuda_kv_sum,
     .victim = cuda_victim,
     .cut = cuda_cut,

@@ -310,7 +310,7 @@ int cuda_softcap(struct backend *be, const struct ops_softcap *p);
 int cuda_rope_store(struct backend *be, const struct ops_rope_store *p);
 int cuda_qkv_store(struct backend *be, const struct ops_matmul *p, const struct ops_rope_store *s);
 int cuda_attention(struct backend *be, const struct ops_attention *p);
-int cuda_speculate(struct backend *be, const struct ops_speculate *p);
+int cuda_predict(struct backend *be, const struct ops_predict *p);
 int cuda_bring(struct backend *be, const struct ops_bring *p);
 int cuda_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cuda_victim(struct backend *be, const struct ops_victim *p);

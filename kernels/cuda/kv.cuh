@@ -175,7 +175,7 @@ CUDA_INLINE void kv_rank_row(const struct cuda_layout *l, uint8_t *page, int32_t
     }
 }
 
-/* The slot that the sequence's one row takes (ops.h ops_speculate). */
+/* The slot that the sequence's one row takes (ops.h ops_predict). */
 CUDA_INLINE int32_t kv_own_slot(const struct cuda_seq *s, int32_t group)
 {
     return s->victim ? s->victim[group] : s->slot0;

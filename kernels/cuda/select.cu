@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention of decode rows that read some of their slots: SparQ, top-k V, and slots that were given
- * (ops.h ops_select). The last begin at `logits`: their list lies where speculate.cu left it, and
+ * (ops.h ops_select). The last begin at `logits`: their list lies where predict.cu left it, and
  * the row's own slot comes behind it. How long it is the host does not know; grids and chunks are
  * those of the longest that it can be.
  *
@@ -588,7 +588,7 @@ static int32_t longest_list(const struct ops_select *s, const struct cuda_seq *o
 {
     int32_t k = s->k;
 
-    if (s->kind == OPS_SELECT_GIVEN) { /* ops.h ops_speculate, and the row's own */
+    if (s->kind == OPS_SELECT_GIVEN) { /* ops.h ops_predict, and the row's own */
         k = s->count ? s->count : percent_of(of->pos0, s->share ? s->share : s->cap);
         k = (k < 1 ? 1 : k < of->n_slots ? k : of->n_slots) + 1;
     }

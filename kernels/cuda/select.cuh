@@ -3,7 +3,7 @@
 #define PIPIT_KERNELS_CUDA_SELECT_CUH
 
 /* Rows that select, as attention.cu hands them on; and what choosing slots by their summed
- * probabilities needs, for them and for rows to come (speculate.cu). */
+ * probabilities needs, for them and for rows to come (predict.cu). */
 
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/topk.cuh"

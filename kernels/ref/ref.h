@@ -85,7 +85,7 @@ int ref_gather(struct backend *be, const struct ops_gather *p);
 int ref_softcap(struct backend *be, const struct ops_softcap *p);
 int ref_rope_store(struct backend *be, const struct ops_rope_store *p);
 int ref_attention(struct backend *be, const struct ops_attention *p);
-int ref_speculate(struct backend *be, const struct ops_speculate *p);
+int ref_predict(struct backend *be, const struct ops_predict *p);
 int ref_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int ref_victim(struct backend *be, const struct ops_victim *p);
 int ref_cut(struct backend *be, const struct ops_cut *p);

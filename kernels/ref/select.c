@@ -311,7 +311,7 @@ static void topv(const struct ref_unit *u, int32_t row)
     ref_over_pages(u, row, row + 1, false, ref_value_pair);
 }
 
-/* Slots that `speculate` listed, and the row's own. */
+/* Slots that `predict` listed, and the row's own. */
 static void given(const struct ref_unit *u, int32_t row)
 {
     const struct ops_chosen *c = u->select->chosen;

@@ -15,7 +15,7 @@
 
 #include <immintrin.h>
 
-#include "kernels/cpu/kv_ahead.h"
+#include "kernels/cpu/kv_prefetch.h"
 #include "kernels/x86/x86.h"
 
 enum {
@@ -145,10 +145,10 @@ static inline __attribute__((always_inline)) void multiply(int rows, int n, cons
 /* 64 dims from `d0` on (or the `n` that are left) of `rows` pairs. */
 static inline __attribute__((always_inline)) void
 pv_tile(int rows, const uint8_t *v, int32_t v_pad, int32_t d0, int32_t n, const uint32_t *w,
-        const struct half_scale *scale, int32_t n_slots, float *acc, struct cpu_kv_ahead *ahead)
+        const struct half_scale *scale, int32_t n_slots, float *acc, struct cpu_kv_prefetch *ahead)
 {
     const __mmask64 mask = n >= WIDTH ? ~0ull : (1ull << n) - 1;
-    const uint32_t due = kv_ahead_share(ahead, (size_t)n_slots * (size_t)n, n_slots);
+    const uint32_t due = kv_prefetch_share(ahead, (size_t)n_slots * (size_t)n, n_slots);
     const size_t stride = (size_t)v_pad;
     int32_t s = 0;
     __m512h even[ROWS][2];
@@ -159,11 +159,11 @@ pv_tile(int rows, const uint8_t *v, int32_t v_pad, int32_t d0, int32_t n, const 
     for (int r = 0; r < rows; r++) {
         even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = _mm512_setzero_ph();
     }
-    for (; s + KV_AHEAD_ROWS <= n_slots; s += KV_AHEAD_ROWS) {
+    for (; s + KV_PREFETCH_ROWS <= n_slots; s += KV_PREFETCH_ROWS) {
         if (ahead) {
-            kv_ahead_due(ahead, due);
+            kv_prefetch_due(ahead, due);
         }
-        multiply(rows, KV_AHEAD_ROWS, v + (size_t)s * stride, stride, mask, w + s, even, odd);
+        multiply(rows, KV_PREFETCH_ROWS, v + (size_t)s * stride, stride, mask, w + s, even, odd);
     }
     for (; s + 2 <= n_slots; s += 2) {
         multiply(rows, 2, v + (size_t)s * stride, stride, mask, w + s, even, odd);
@@ -184,7 +184,7 @@ pv_tile(int rows, const uint8_t *v, int32_t v_pad, int32_t d0, int32_t n, const 
 }
 
 static void pv_fp8_avx512fp16(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
-                              int32_t n_slots, float *acc, struct cpu_kv_ahead *ahead)
+                              int32_t n_slots, float *acc, struct cpu_kv_prefetch *ahead)
 {
     uint32_t w[ROWS * BLOCK];
     struct half_scale scale[ROWS];
@@ -228,9 +228,9 @@ static inline __attribute__((always_inline)) void qk_tile(int rows, const uint8_
                                                           int32_t n_dims, const uint32_t *w,
                                                           const struct half_scale *scale,
                                                           bool first, float *x, size_t ldx,
-                                                          struct cpu_kv_ahead *ahead)
+                                                          struct cpu_kv_prefetch *ahead)
 {
-    const uint32_t due = kv_ahead_share(ahead, CPU_KV_SLOTS * (size_t)n_dims, n_dims);
+    const uint32_t due = kv_prefetch_share(ahead, CPU_KV_SLOTS * (size_t)n_dims, n_dims);
     __m512 sum[ROWS][4];
 
 #pragma GCC unroll 4
@@ -246,12 +246,12 @@ static inline __attribute__((always_inline)) void qk_tile(int rows, const uint8_
         for (int r = 0; r < rows; r++) {
             even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = _mm512_setzero_ph();
         }
-        for (; d + KV_AHEAD_ROWS <= end; d += KV_AHEAD_ROWS) {
+        for (; d + KV_PREFETCH_ROWS <= end; d += KV_PREFETCH_ROWS) {
             if (ahead) {
-                kv_ahead_due(ahead, due);
+                kv_prefetch_due(ahead, due);
             }
-            multiply(rows, KV_AHEAD_ROWS, k + (size_t)d * CPU_KV_SLOTS, CPU_KV_SLOTS, ~0ull, w + d,
-                     even, odd);
+            multiply(rows, KV_PREFETCH_ROWS, k + (size_t)d * CPU_KV_SLOTS, CPU_KV_SLOTS, ~0ull,
+                     w + d, even, odd);
         }
         for (; d + 2 <= end; d += 2) {
             multiply(rows, 2, k + (size_t)d * CPU_KV_SLOTS, CPU_KV_SLOTS, ~0ull, w + d, even, odd);
@@ -291,7 +291,7 @@ static inline __attribute__((always_inline)) void qk_tile(int rows, const uint8_
 }
 
 static void qk_fp8_avx512fp16(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
-                              float *x, size_t ldx, struct cpu_kv_ahead *ahead)
+                              float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
 {
     uint32_t w[ROWS * BLOCK];
     struct half_scale scale[ROWS];

@@ -10,7 +10,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-#include "kernels/cpu/kv_ahead.h"
+#include "kernels/cpu/kv_prefetch.h"
 #include "kernels/cpu/unroll.h"
 #include "kernels/x86/x86.h"
 
@@ -94,9 +94,9 @@ UNROLL_INLINE void four_dims(const uint8_t *k, int32_t n, __m512i ret[4])
 }
 
 UNROLL_INLINE void tile(int rows, const uint8_t *k, int32_t n_dims, const struct query *q,
-                        bool first, float *x, size_t ldx, struct cpu_kv_ahead *ahead)
+                        bool first, float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
 {
-    const uint32_t due = kv_ahead_share(ahead, CPU_KV_SLOTS * (size_t)n_dims, n_dims);
+    const uint32_t due = kv_prefetch_share(ahead, CPU_KV_SLOTS * (size_t)n_dims, n_dims);
     __m512i sum[ROWS][2][4];
 
     UNROLL_LOOP
@@ -110,8 +110,8 @@ UNROLL_INLINE void tile(int rows, const uint8_t *k, int32_t n_dims, const struct
         const int32_t n = n_dims - d;
         __m512i v[4];
 
-        if (ahead && d % KV_AHEAD_ROWS == 0) {
-            kv_ahead_due(ahead, due);
+        if (ahead && d % KV_PREFETCH_ROWS == 0) {
+            kv_prefetch_due(ahead, due);
         }
         four_dims(k + (size_t)d * CPU_KV_SLOTS, n, v);
         UNROLL_LOOP
@@ -156,7 +156,7 @@ UNROLL_INLINE void tile(int rows, const uint8_t *k, int32_t n_dims, const struct
 }
 
 static void qk_i8_avx512vnni(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
-                             float *x, size_t ldx, struct cpu_kv_ahead *ahead)
+                             float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
 {
     struct query w[ROWS];
 

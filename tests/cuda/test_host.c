@@ -279,8 +279,9 @@ static void no_early_edges(void)
  * stays on the device, and all of it is one graph. Nothing but the token comes back. */
 static void graph_that_foretells(void)
 {
-    static const char *const ahead[] = {"prepare_rows", "rows_f32",   "rope_store", "skew_queries",
-                                        "rank_ahead",   "sums_ahead", "predict"};
+    static const char *const ahead[] = {"prepare_rows", "rows_f32",       "rope_store",
+                                        "skew_queries", "rank_predicted", "sum_predicted",
+                                        "predict"};
     static const char *const all[] = {"decode_chunk", "decode_merge"};
     static const char *const chosen[] = {"chosen_logits", "chosen_values", "chosen_merge"};
     static const char *const before[] = {"prepare_rows", "rows_f32"};

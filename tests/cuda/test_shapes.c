@@ -259,15 +259,15 @@ static void predicted(const struct shape *s, enum ops_kv_type part_type, int32_t
                               .v_type = s->v_type,
                               .part_dims = part_type == OPS_KV_F32 ? s->k_dim : s->k_dim * 3 / 10,
                               .part_type = part_type};
-    struct ops_speculate p = {.rows = {n_seqs, n_seqs},
-                              .q = (float *)memory,
-                              .ldq = s->n_q * s->k_dim,
-                              .n_q = s->n_q,
-                              .scale = 1,
-                              .seqs = seqs,
-                              .n_seqs = n_seqs,
-                              .select = select,
-                              .chosen = &chosen};
+    struct ops_predict p = {.rows = {n_seqs, n_seqs},
+                            .q = (float *)memory,
+                            .ldq = s->n_q * s->k_dim,
+                            .n_q = s->n_q,
+                            .scale = 1,
+                            .seqs = seqs,
+                            .n_seqs = n_seqs,
+                            .select = select,
+                            .chosen = &chosen};
     struct ops_attention a = {.rows = p.rows,
                               .q = p.q,
                               .out = (float *)memory,
@@ -300,7 +300,7 @@ static void predicted(const struct shape *s, enum ops_kv_type part_type, int32_t
                                         .chosen = &chosen,
                                         .entry = i};
     }
-    done(be->ops->speculate(be, &p), "speculate", s->k_dim, slots, n_seqs);
+    done(be->ops->predict(be, &p), "predict", s->k_dim, slots, n_seqs);
     done(be->ops->attention(be, &a), "predicted", s->k_dim, slots, n_seqs);
 }
 

@@ -41,7 +41,7 @@ class Batch(unittest.TestCase):
         return out.decode()[:-1]
 
     def test_answers_in_order(self):
-        """More lines than the daemon seats and queues, long before short; each equals its own ask."""
+        """More lines than the daemon admits and queues, long before short; each equals its own ask."""
         prompts = ["Once upon a time", "One day", "The dog", "She said", "Tom"] * 8
         asked = [{"prompt": p, "custom_id": {"n": i}, "max_tokens": 40 if i % 5 == 0 else 3} for i, p in enumerate(prompts)]
         rc, got, err = self.batch(lines_of(*asked), "--jobs", "16")

@@ -248,7 +248,7 @@ class Beside(Sessions):
         again.close()
 
     def test_a_request_is_cancelled_while_its_session_is_read(self):
-        """At whatever moment: it ends, its seat is free, and the session is as it was."""
+        """At whatever moment: it ends, its place is free, and the session is as it was."""
         self.begin_stream()
         self.ask_beside("".join(chr(97 + i * i % 26) for i in range(130)), False)
         before = self.content()

@@ -39,7 +39,7 @@ def arguments(what, seconds):
     return p
 
 
-def seat(i):
+def pin(i):
     """Becomes the i-th user, where that is possible."""
     if os.getuid() == 0:
         os.setgroups([])

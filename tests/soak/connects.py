@@ -40,7 +40,7 @@ def enter(folder, ask):
 
 
 def connector(folder, number, seed, zmq, out):
-    common.seat(0)
+    common.pin(0)
     common.humble()
     rng, n, refused = random.Random(seed), {"lane": 0, "hello": 0, "request": 0, "zmq": 0}, 0
     lane_path, zmq_path = (os.path.join(folder, name) for name in ("lane.sock", "zmq.sock"))

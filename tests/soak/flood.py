@@ -30,7 +30,7 @@ QUESTION, TOKENS = "Once upon a time", 60
 
 
 def attacker(folder, which, seed, stop, out):
-    common.seat(which)
+    common.pin(which)
     common.humble()
     rng, counts = random.Random(seed), {}
     mine = attacks.GATEWAY if which else attacks.LANE
@@ -127,7 +127,7 @@ def speaks_zmq():
 
 def witness(folder, kind, stop, attacked, want, out):
     """Another user's program: the same question, the same answer."""
-    common.seat(2)
+    common.pin(2)
     client, gaps, n, busy, wrong = None, {"before": [], "beside": []}, 0, 0, []
     while not stop:
         try:

@@ -169,7 +169,7 @@ class Client:
 
 
 def user(which, n, folder, seed, stop, want, abuse, period, nice, out):
-    common.seat(which)
+    common.pin(which)
     common.humble(nice)
     counts, wrong = {}, []
     clients = [Client(folder, seed * 1000 + which * 100 + i, stop, want, abuse, counts, wrong, period, i == 0) for i in range(n)]
@@ -183,7 +183,7 @@ def user(which, n, folder, seed, stop, want, abuse, period, nice, out):
 
 def victim(which, folder, seed, want, period, nice):
     """Lives until it is killed."""
-    common.seat(which)
+    common.pin(which)
     common.humble(nice)
     Client(folder, seed, Stop(1e6), want, False, {}, [], period).live()
 
@@ -192,7 +192,7 @@ def over_zmq(folder, stop, want, period, nice, out):
     """Four questions at a time through the gateway; resumes what a killed one had."""
     import zclient  # before it is another user, who may not see the source
     from zclient import Client as Zmq, Timeout, generate, pb
-    common.seat(3)
+    common.pin(3)
     common.humble(nice)
     due = 0
     zclient.CONTEXT = zclient.zmq.Context()
@@ -255,7 +255,7 @@ def generate_again(generate, q, rid):
 def measured(folder, stop, want, out):
     """The well-behaved client whose times count: (when, gap, since the first of its answer) of every token after the first,
     and what the daemon counts: ns of decoding, tokens, of its answers."""
-    common.seat(0)
+    common.pin(0)
     lane, gaps, wrong, decoding = Lane(folder, timeout=60 * SLOW), [], [], [0, 0]
     while not stop:
         q = QUESTIONS[3]

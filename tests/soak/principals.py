@@ -60,7 +60,7 @@ def ask(lane, what):
 
 def serve(which, folder, asked, said):
     """A user's process: asks what it is told to, and says how long it took."""
-    common.seat(which)
+    common.pin(which)
     lane = Lane(folder, timeout=60 * common.SLOW)
     while True:
         what = asked.get()
@@ -82,7 +82,7 @@ class User:
 
 def peek(which, folder, rid, secret, out):
     """What another user can find of a request."""
-    common.seat(which)
+    common.pin(which)
     lane, found = Lane(folder, timeout=20 * common.SLOW), []
     for send in (lambda: lane.resume(rid), lambda: lane.cancel(rid)):
         send()

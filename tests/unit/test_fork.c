@@ -115,8 +115,8 @@ static void of_one_prompt(const struct family *f)
     engine_destroy(e);
 }
 
-/* A running sequence is forked after some tokens, as often as there are seats, and each fork goes
- * its own way; one is cancelled under the others. */
+/* A running sequence is forked after some tokens, as often as there are sequences, and each fork
+ * goes its own way; one is cancelled under the others. */
 static void in_the_middle(const struct family *f)
 {
     int32_t ids[N_PROMPT];
@@ -240,8 +240,8 @@ Test(fork, only_of_ones_own_text)
     engine_destroy(e);
 }
 
-/* A parent that is cancelled while forks wait for its prompt; and more forks than seats. */
-Test(fork, without_a_parent_or_a_seat)
+/* A parent that is cancelled while forks wait for its prompt; and more forks than sequences. */
+Test(fork, without_a_parent_or_room)
 {
     const struct family f = {"cache_model.gguf", NULL, "cpu", "full,chunk=16"};
     int32_t ids[N_PROMPT];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ten requests at a time live at random in one engine of eight seats and mixed policies: submitted
- * fresh or from a saved block, saved while they run or at rest in slices, cancelled, interrupted
- * between two operations from another thread. Each says, to the bit, what it says alone; at the end
- * nothing is held.
+/* Ten requests at a time live at random in one engine of eight sequences and mixed policies:
+ * submitted fresh or from a saved block, saved while they run or at rest in slices, cancelled,
+ * interrupted between two operations from another thread. Each says, to the bit, what it says
+ * alone; at the end nothing is held.
  *
  * PIPIT_LIVES: steps of each test (600). PIPIT_PHASE: the seed. */
 
@@ -19,7 +19,7 @@
 enum {
     CTX = 320,
     N_LIVES = 10,
-    N_SEATS = 8,
+    N_SEQS = 8,
     N_PROMPTS = 6,
     N_SAVED = 8,
     MOST = 90,
@@ -296,7 +296,7 @@ static void live(const char *model, const char *swift, const char *skew, const c
     pthread_t other;
 
     run_overlay_below = swift;
-    w.e = run_engine_overlay(model, skew, "cpu", CTX, N_SEATS, kv);
+    w.e = run_engine_overlay(model, skew, "cpu", CTX, N_SEQS, kv);
     w.policies = policies;
     w.n_policies = n_policies;
     w.key = rng_key_make((uint64_t)from_env("PIPIT_PHASE", 1));

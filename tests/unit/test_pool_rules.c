@@ -74,7 +74,7 @@ static void one_step(const struct backend_ops *ops, struct backend *be, const st
             cr_assert(pool->pos[g * POOL + i] > last - p->exempt ||
                       pool->score[g * POOL + i] >= pool->score[at]);
         }
-        /* Between the search and the writing, as speculation does (ops.h USE_LAST): a row that was
+        /* Between the search and the writing, as prediction does (ops.h USE_LAST): a row that was
          * written in the last step had no score of its own until now. */
         for (int32_t i = 0; i < POOL && p->victim == POLICY_LRU; i++) {
             float *score = &pool->score[g * POOL + i];

@@ -549,7 +549,8 @@ Test(saved, broken_blocks_are_refused)
     engine_destroy(e);
 }
 
-/* One is saved in slices when it is done; another one runs, or waits for its seat, meanwhile. */
+/* One is saved in slices when it is done; another one runs, or waits for its sequence, meanwhile.
+ */
 struct sliced {
     struct engine *e;
     uint64_t handle; /* of the one to be saved */
@@ -604,7 +605,7 @@ static void save_in_slices(const char *kv, int32_t n_seqs, size_t more)
         int r = engine_step(x.e, on_event, &x);
 
         if (n_seqs == 1) {
-            cr_assert(r == 0 && x.n_others == 0, "it has no seat, and nothing is to be done");
+            cr_assert(r == 0 && x.n_others == 0, "it has no seq, and nothing is to be done");
         }
         cr_assert(n_seqs == 1 || r == 0 || x.n_others > others || others == 0);
         n = 0;

@@ -151,14 +151,14 @@ static void finish(struct cache *c)
 }
 
 /* Pages that a sequence has or may take are what the cache has given away, and are counted once. */
-static uint32_t check(const struct cache *c, int32_t seat)
+static uint32_t check(const struct cache *c, int32_t seq)
 {
-    const struct cache_seq *q = &c->seqs[seat];
+    const struct cache_seq *q = &c->seqs[seq];
     const struct pages *p = &c->classes[0];
     uint32_t held = 0;
 
     for (int i = 0; i < N_STORES; i++) {
-        held += (uint32_t)(q->stores[i].n_pages * c->geometry.seats[i].n_groups);
+        held += (uint32_t)(q->stores[i].n_pages * c->geometry.arrays[i].n_groups);
     }
     cr_assert_eq(c->geometry.n_classes, 1);
     cr_assert_eq(p->n_pages - p->n_free, held);
@@ -170,7 +170,7 @@ static uint32_t check(const struct cache *c, int32_t seat)
 static void write_rows(struct cache *c, int32_t store, const struct ops_seq *v, int32_t pos0,
                        int32_t n)
 {
-    for (int32_t g = 0; v->kv.slot_pos && g < c->geometry.seats[store].n_groups; g++) {
+    for (int32_t g = 0; v->kv.slot_pos && g < c->geometry.arrays[store].n_groups; g++) {
         for (int32_t i = 0; i < n; i++) {
             int32_t slot = v->victim ? v->victim[g] : v->slot0 + i;
 
@@ -179,50 +179,50 @@ static void write_rows(struct cache *c, int32_t store, const struct ops_seq *v, 
     }
 }
 
-static void step(struct cache *c, int32_t seat, int32_t n)
+static void step(struct cache *c, int32_t seq, int32_t n)
 {
-    const struct cache_seq *q = &c->seqs[seat];
+    const struct cache_seq *q = &c->seqs[seq];
 
-    cr_assert_eq(kv_step_prepare(c, seat, n), 0);
+    cr_assert_eq(kv_step_prepare(c, seq, n), 0);
     for (int i = 0; i < N_STORES; i++) {
         struct ops_seq v = cache_view_of(c, q, i, q->n_tokens, n);
 
         write_rows(c, i, &v, q->n_tokens, n);
     }
-    kv_step_commit(c, seat, n);
+    kv_step_commit(c, seq, n);
 }
 
 /* The most pages that were held while the prompt was read. */
-static uint32_t read_prompt(struct cache *c, int32_t seat, int32_t n_prompt)
+static uint32_t read_prompt(struct cache *c, int32_t seq, int32_t n_prompt)
 {
     uint32_t most = 0;
 
     for (int32_t at = 0; at < n_prompt; at += CHUNK) {
         int32_t n = n_prompt - at < CHUNK ? n_prompt - at : CHUNK;
 
-        step(c, seat, n);
-        most = check(c, seat) > most ? check(c, seat) : most;
-        cr_assert_eq(kv_cut(c, seat, at + n == n_prompt), 0);
-        (void)check(c, seat);
+        step(c, seq, n);
+        most = check(c, seq) > most ? check(c, seq) : most;
+        cr_assert_eq(kv_cut(c, seq, at + n == n_prompt), 0);
+        (void)check(c, seq);
     }
     return most;
 }
 
-static uint32_t read_layered(struct cache *c, int32_t seat, int32_t n_prompt)
+static uint32_t read_layered(struct cache *c, int32_t seq, int32_t n_prompt)
 {
     uint32_t most = 0;
 
     for (int i = 0; i < N_STORES; i++) {
-        cr_assert_eq(cache_layer_prepare(c, &c->seqs[seat], i, n_prompt), 0);
-        struct ops_seq v = cache_view_of(c, &c->seqs[seat], i, 0, n_prompt);
+        cr_assert_eq(cache_layer_prepare(c, &c->seqs[seq], i, n_prompt), 0);
+        struct ops_seq v = cache_view_of(c, &c->seqs[seq], i, 0, n_prompt);
 
         write_rows(c, i, &v, 0, n_prompt);
-        most = check(c, seat) > most ? check(c, seat) : most;
-        cr_assert_eq(kv_layer_cut(c, seat, i), 0);
-        (void)check(c, seat);
+        most = check(c, seq) > most ? check(c, seq) : most;
+        cr_assert_eq(kv_layer_cut(c, seq, i), 0);
+        (void)check(c, seq);
     }
-    kv_step_commit(c, seat, n_prompt);
-    cr_assert_eq(kv_cut(c, seat, true), 0);
+    kv_step_commit(c, seq, n_prompt);
+    cr_assert_eq(kv_cut(c, seq, true), 0);
     return most;
 }
 
@@ -236,17 +236,17 @@ static void fill(int kind, const char *kv, int32_t ctx, int32_t n_prompt)
 
     geometry_need(&c->geometry, &p, 0, &text, &need);
     cr_assert_eq(kv_check(c, &p, &text, &e), 0, "%s: %s", kv, e.text);
-    int seat = kv_admit(c, &p, 1, &text, NULL, 0);
+    int seq = kv_admit(c, &p, 1, &text, NULL, 0);
     uint32_t most;
 
-    cr_assert_geq(seat, 0);
-    most = c->seqs[seat].layered ? read_layered(c, seat, n_prompt) : read_prompt(c, seat, n_prompt);
+    cr_assert_geq(seq, 0);
+    most = c->seqs[seq].layered ? read_layered(c, seq, n_prompt) : read_prompt(c, seq, n_prompt);
     for (int32_t at = n_prompt; at < ctx; at++) {
-        step(c, seat, 1);
+        step(c, seq, 1);
     }
-    cr_assert_eq(check(c, seat), need.pages[0], "%s, kind %d, %d of %d: %u pages, planned %u", kv,
-                 kind, n_prompt, ctx, check(c, seat), need.pages[0]);
-    cr_assert_eq(c->seqs[seat].left.pages[0], 0, "%s, kind %d, %d of %d", kv, kind, n_prompt, ctx);
+    cr_assert_eq(check(c, seq), need.pages[0], "%s, kind %d, %d of %d: %u pages, planned %u", kv,
+                 kind, n_prompt, ctx, check(c, seq), need.pages[0]);
+    cr_assert_eq(c->seqs[seq].left.pages[0], 0, "%s, kind %d, %d of %d", kv, kind, n_prompt, ctx);
     if (p.prefill != POLICY_BOUNDED) { /* its end need not fall on budget + chunk */
         cr_assert_eq(most > need.pages[0] ? most : need.pages[0], need.pages[0] + need.peak[0],
                      "%s, kind %d, %d of %d: %u pages at most, planned %u and %u", kv, kind,
@@ -255,7 +255,7 @@ static void fill(int kind, const char *kv, int32_t ctx, int32_t n_prompt)
     if (n_prompt == ctx) { /* the plan's own text */
         cr_assert_eq(c->classes[0].n_pages, need.pages[0] + need.peak[0]);
     }
-    kv_release(c, seat);
+    kv_release(c, seq);
     cr_assert_eq(c->classes[0].n_free, c->classes[0].n_pages);
     cr_assert_eq(c->classes[0].n_reserved, 0);
     finish(c);
@@ -355,43 +355,43 @@ Test(stores, unequal_budgets_are_saved)
     struct snapshot_source source = {.read = read_block, .arg = block};
     struct snapshot *s = NULL;
     struct snapshot_writer *w;
-    int seat = kv_admit(c, &p, 1, &text, NULL, 0);
+    int seq = kv_admit(c, &p, 1, &text, NULL, 0);
 
-    (void)read_prompt(c, seat, N_PROMPT);
-    step(c, seat, 1);
-    cr_assert_gt(c->seqs[seat].stores[0].n_slots, c->seqs[seat].stores[2].n_slots);
-    cr_assert_eq(snapshot_writer_create(c, seat, identity, tokens, &w), 0);
+    (void)read_prompt(c, seq, N_PROMPT);
+    step(c, seq, 1);
+    cr_assert_gt(c->seqs[seq].stores[0].n_slots, c->seqs[seq].stores[2].n_slots);
+    cr_assert_eq(snapshot_writer_create(c, seq, identity, tokens, &w), 0);
     cr_assert_eq(snapshot_next(w, block, SIZE, &size[0]), 0);
     snapshot_writer_destroy(w);
-    cr_assert_eq(size[0], snapshot_bytes(c, seat));
-    int64_t n_evicted = c->seqs[seat].n_evicted;
+    cr_assert_eq(size[0], snapshot_bytes(c, seq));
+    int64_t n_evicted = c->seqs[seq].n_evicted;
 
-    kv_release(c, seat);
+    kv_release(c, seq);
     source.size = size[0];
     cr_assert_eq(snapshot_open(c, &source, identity, &p, &s, &e), 0, "%s", e.text);
-    seat = kv_admit(c, &p, 1,
-                    &(struct geometry_text){.n_prompt = N_PROMPT,
-                                            .n_tokens = CTX,
-                                            .held = s->n_tokens,
-                                            .held_slots = s->n_slots,
-                                            .budget = s->budget},
-                    NULL, 0);
-    cr_assert_geq(seat, 0);
+    seq = kv_admit(c, &p, 1,
+                   &(struct geometry_text){.n_prompt = N_PROMPT,
+                                           .n_tokens = CTX,
+                                           .held = s->n_tokens,
+                                           .held_slots = s->n_slots,
+                                           .budget = s->budget},
+                   NULL, 0);
+    cr_assert_geq(seq, 0);
     while (!snapshot_loaded(s)) {
-        cr_assert_eq(snapshot_load(c, seat, s, 1, &n_loaded, &failed), 0);
+        cr_assert_eq(snapshot_load(c, seq, s, 1, &n_loaded, &failed), 0);
     }
     snapshot_close(s);
-    cr_assert_eq(c->seqs[seat].n_evicted, n_evicted);
-    cr_assert_eq(snapshot_writer_create(c, seat, identity, tokens, &w), 0);
+    cr_assert_eq(c->seqs[seq].n_evicted, n_evicted);
+    cr_assert_eq(snapshot_writer_create(c, seq, identity, tokens, &w), 0);
     cr_assert_eq(snapshot_next(w, again, SIZE, &size[1]), 0);
     snapshot_writer_destroy(w);
     cr_assert_eq(size[1], size[0]);
     cr_assert_arr_eq(again, block, size[0]);
     for (int32_t at = N_PROMPT + 1; at < CTX; at++) {
-        step(c, seat, 1);
+        step(c, seq, 1);
     }
-    cr_assert_eq(c->seqs[seat].left.pages[0], 0);
-    kv_release(c, seat);
+    cr_assert_eq(c->seqs[seq].left.pages[0], 0);
+    kv_release(c, seq);
 
     /* The first store's count of slots lies behind the header, the tokens, layer and groups. */
     for (int32_t n = -1; n < CTX; n += 17) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* K and V on disk: with all of it read, a sequence says to the bit what it says in memory; with
- * some of it, what it says when the same is chosen in memory; alone, in company, on a seat that
+ * some of it, what it says when the same is chosen in memory; alone, in company, on a sequence that
  * another had, and in steps that are given up. What fails of the file ends the sequence whose bytes
  * they were, with the cause, and nobody else. What is not built is refused. */
 
@@ -244,7 +244,7 @@ static void across_blocks(const struct tier_pool_rule *rule)
     enum { N = 200, GROUPS = 3, BYTES = 256, EACH = 20 };
     const struct backend_config config = {.n_threads = 1};
     struct tier_config c = {
-        .n_stores = 2, .n_seats = 1, .ctx = N, .max_chunk = N, .pool_slots = rule->n_slots};
+        .n_stores = 2, .n_seqs = 1, .ctx = N, .max_chunk = N, .pool_slots = rule->n_slots};
     struct tier_counts before;
     struct tier_counts after;
     struct backend *be = NULL;
@@ -270,7 +270,7 @@ static void across_blocks(const struct tier_pool_rule *rule)
     cr_assert_eq(c.ops->kv_layout(&c.layout, &err), 0);
     cr_assert_eq(ops_kv_slot_bytes(&c.layout), BYTES);
     cr_assert_eq(tier_create(&c, be, "/tmp", NULL, &t, &err), 0, "%s", err.text);
-    tier_sit(t, 0, rule);
+    tier_admit(t, 0, rule);
     tier_view(t, 0, &kv);
     for (int store = 0; store < 2; store++) {
         for (int32_t g = 0; g < GROUPS; g++) {
@@ -375,7 +375,7 @@ Test(tier, a_prompt_reads_what_the_plan_says)
     }
 }
 
-/* One after the other on one seat, and steps that are interrupted, taken up or given up. */
+/* One after the other on one sequence, and steps that are interrupted, taken up or given up. */
 static void given_up(const char *kv)
 {
     struct run want;
@@ -420,7 +420,7 @@ static void given_up(const char *kv)
     run_clear(&other);
 }
 
-Test(tier, seats_and_steps_that_are_given_up)
+Test(tier, places_and_steps_that_are_given_up)
 {
     given_up("full,chunk=40+infinigen:count=20,pool=disk");
     given_up("full,chunk=40+infinigen:count=20,pool=80,full=spill,victim=lru");
@@ -455,7 +455,7 @@ static void fault_ends_its_own(const char *kv)
         {SHORT_READ, "0 of "}, {READ_EIO, "Input/output error"}, {DISK_FULL, "No space left"}};
     struct run want[2];
     struct engine *e = open_engine("cpu", 2, kv);
-    off_t half = (off_t)engine_plan_of(e)->file_bytes / 2; /* the second seat's */
+    off_t half = (off_t)engine_plan_of(e)->file_bytes / 2; /* the second sequence's */
 
     for (int i = 0; i < 2; i++) {
         submit(e, i, &want[i]);
@@ -484,7 +484,7 @@ static void fault_ends_its_own(const char *kv)
         cr_assert(run_same(&r[0], &want[0]), "%s: the other is hurt", cases[c].says);
         engine_counters(e, &counters);
         cr_assert_eq(counters.kv_bytes_used, 0);
-        submit(e, 1, &after); /* the seat is as good as new */
+        submit(e, 1, &after); /* the sequence is as good as new */
         run_all(e);
         cr_assert(run_same(&after, &want[1]));
         run_clear(&after);

@@ -121,7 +121,7 @@ static void compare(enum policy_victim rule)
     uint8_t data[BYTES];
 
     cr_assert_eq(tier_pool_create(&config, &p, &err), 0);
-    tier_pool_sit(p, 1, &(struct tier_pool_rule){rule, SLOTS, EXEMPT});
+    tier_pool_admit(p, 1, &(struct tier_pool_rule){rule, SLOTS, EXEMPT});
     cr_assert_eq(tier_pool_readmits(p, 1), rule != POLICY_FIFO);
     for (int step = 0; step < 6000; step++) {
         uint32_t counter[4] = {(uint32_t)step, (uint32_t)rule, 0, 0};
@@ -151,7 +151,7 @@ static void compare(enum policy_victim rule)
         cr_assert_null(tier_pool_find(p, 0, set, slot));
     }
     cr_assert(rule != POLICY_COUNTER || m[0].n_halved > 1);
-    tier_pool_sit(p, 1, &(struct tier_pool_rule){rule, SLOTS, EXEMPT});
+    tier_pool_admit(p, 1, &(struct tier_pool_rule){rule, SLOTS, EXEMPT});
     for (int i = 0; i < CTX; i++) {
         cr_assert_null(tier_pool_find(p, 1, 0, i));
     }

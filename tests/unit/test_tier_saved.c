@@ -218,14 +218,14 @@ static void on_event(void *arg, const struct engine_event *ev)
                          err.text);
         }
         if (x->fails) {
-            fault_to = (off_t)engine_plan_of(x->e)->file_bytes / 2; /* the first seat's */
+            fault_to = (off_t)engine_plan_of(x->e)->file_bytes / 2; /* the first sequence's */
         }
         cr_assert_eq(engine_save_begin(x->e, x->handle, &x->bytes, &x->least, &err), 0, "%s",
                      err.text);
     }
 }
 
-/* One at rest in the first seat, another that runs in the second. */
+/* One at rest in the first sequence, another that runs in the second. */
 static void rest(struct at_rest *x, const char *kv)
 {
     struct engine_request q;
@@ -289,7 +289,8 @@ Test(tier_saved, a_read_that_fails_ends_the_save)
     size_t n;
     int rc = 0;
 
-    fault = READ_EIO; /* begins with the save, which is the first to read the first seat's part */
+    fault =
+        READ_EIO; /* begins with the save, which is the first to read the first sequence's part */
     fault_to = 0;
     rest(&x, "infinigen:count=9,pool=disk");
     uint8_t *got = malloc(x.bytes);
@@ -309,7 +310,8 @@ Test(tier_saved, a_read_that_fails_ends_the_save)
     engine_destroy(x.e);
 }
 
-/* Nor of one that runs: it ends, since its bytes are lost. The seat is good for the next one. */
+/* Nor of one that runs: it ends, since its bytes are lost. The sequence is good for the next one.
+ */
 Test(tier_saved, a_read_that_fails_while_it_runs)
 {
     struct engine *e = open_engine("cpu", 2, "infinigen:count=9,pool=disk");
@@ -366,7 +368,7 @@ Test(tier_saved, a_disk_that_is_full_ends_who_came_back)
     while (beside.n_new < 5) {
         (void)run_step(e);
     }
-    fault_from = (off_t)engine_plan_of(e)->file_bytes / 2; /* the second seat's */
+    fault_from = (off_t)engine_plan_of(e)->file_bytes / 2; /* the second sequence's */
     fault = DISK_FULL;
     q = back(e, &b, &whole, 20);
     run_submit(e, &q, &r);

@@ -4,7 +4,7 @@
 
 /* Where K and V of pool=host are read: pages of the device for one store of every sequence of a
  * batch, twice, since a layer's are brought while the layer before reads its own. Stores take turns
- * by their parity, as the lists of what to bring do (forward_ahead.c).
+ * by their parity, as the lists of what to bring do (forward_predict.c).
  *
  * Page g * max_pages + i of a sequence holds slots [64 i, 64 i + 64) of group g: of the list, for
  * rows that read some slots, or of the whole store, for a prompt's.

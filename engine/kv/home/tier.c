@@ -62,13 +62,13 @@ static uint64_t write_bytes(const struct tier *t)
 
 static uint64_t staging_bytes(const struct tier *t)
 {
-    return (uint64_t)t->config.n_seats * (uint64_t)(t->config.layout.n_groups * t->max_pages) *
+    return (uint64_t)t->config.n_seqs * (uint64_t)(t->config.layout.n_groups * t->max_pages) *
            t->config.layout.page_bytes;
 }
 
 static uint64_t parts_bytes(const struct tier *t)
 {
-    return (uint64_t)t->config.n_seats * (uint64_t)t->config.n_stores *
+    return (uint64_t)t->config.n_seqs * (uint64_t)t->config.n_stores *
            (uint64_t)(t->config.layout.n_groups * t->max_pages) * t->part.page_bytes;
 }
 
@@ -77,7 +77,7 @@ static uint64_t pages_bytes(const struct tier *t)
     return (uint64_t)(t->config.layout.n_groups * t->max_pages) * sizeof(uint32_t);
 }
 
-/* Marks of a seat. */
+/* Marks of a sequence. */
 static size_t marks_bytes(const struct tier *t)
 {
     return (size_t)t->config.layout.n_groups * (size_t)t->config.ctx;
@@ -86,7 +86,7 @@ static size_t marks_bytes(const struct tier *t)
 static struct tier_pool_config pool_config(const struct tier *t)
 {
     return (struct tier_pool_config){
-        .n_seats = t->config.n_seats,
+        .n_seqs = t->config.n_seqs,
         .n_sets = t->config.n_stores * t->config.layout.n_groups,
         .n_slots = t->config.pool_slots,
         .ctx = t->config.ctx,
@@ -97,7 +97,7 @@ static struct tier_pool_config pool_config(const struct tier *t)
 /* Memory for direct I/O comes first and is aligned by hand. */
 static size_t lay_host(struct memory_arena *a, struct tier *t)
 {
-    size_t n = (size_t)t->config.n_seats;
+    size_t n = (size_t)t->config.n_seqs;
     uint8_t *blocks =
         memory_arena_take(a, TIER_BLOCK + n * (size_t)t->config.n_stores * 2 * t->record +
                                  2 * n * t->region + TIER_N_WRITES * write_bytes(t));
@@ -136,7 +136,7 @@ uint64_t tier_bytes(const struct tier_config *c)
 
     return memory_rounded(host_bytes(&t)) + memory_rounded(staging_bytes(&t)) +
            memory_rounded(parts_bytes(&t)) + memory_rounded(pages_bytes(&t)) +
-           tier_io_bytes(c->n_seats) + (c->pool_slots > 0 ? tier_pool_bytes(&pool) : 0);
+           tier_io_bytes(c->n_seqs) + (c->pool_slots > 0 ? tier_pool_bytes(&pool) : 0);
 }
 
 uint64_t tier_file_bytes(const struct tier_config *c)
@@ -144,7 +144,7 @@ uint64_t tier_file_bytes(const struct tier_config *c)
     struct tier t = {0};
 
     measure(c, &t);
-    return t.region * (uint64_t)c->n_stores * (uint64_t)c->n_seats;
+    return t.region * (uint64_t)c->n_stores * (uint64_t)c->n_seqs;
 }
 
 /* Whole pages lie in the file; a chunk reads those before its first row. Of a store that is written
@@ -168,12 +168,12 @@ uint64_t tier_prompt_bytes(const struct tier_config *c, int32_t n_prompt, int32_
 /* ---- creation -------------------------------------------------------------------------------- */
 
 /* Nothing is being filled. */
-static void forget_tails(struct tier *t, int32_t seat)
+static void forget_tails(struct tier *t, int32_t seq)
 {
     size_t n = (size_t)t->config.n_stores * 2;
 
     for (size_t i = 0; i < n; i++) {
-        t->tail_page[(size_t)seat * n + i] = -1;
+        t->tail_page[(size_t)seq * n + i] = -1;
     }
 }
 
@@ -210,7 +210,7 @@ int tier_create(const struct tier_config *c, struct backend *be, const char *dir
     struct tier_pool_config pool = pool_config(t);
 
     r = r || c->pool_slots == 0 ? r : tier_pool_create(&pool, &t->pool, reterr);
-    r = r ? r : tier_io_create(dir, tier_file_bytes(c), c->n_seats, calls, &t->io, reterr);
+    r = r ? r : tier_io_create(dir, tier_file_bytes(c), c->n_seqs, calls, &t->io, reterr);
     r = r ? r : number_pages(t);
     if (r) {
         tier_destroy(t);
@@ -218,9 +218,9 @@ int tier_create(const struct tier_config *c, struct backend *be, const char *dir
     }
     (void)lay_host(&(struct memory_arena){.base = t->host, .size = host_bytes(t)}, t);
     for (int i = 0; i < TIER_N_WRITES; i++) {
-        t->writing[i].seat = -1;
+        t->writing[i].seq = -1;
     }
-    for (int32_t i = 0; i < c->n_seats; i++) {
+    for (int32_t i = 0; i < c->n_seqs; i++) {
         forget_tails(t, i);
     }
     *ret = t;
@@ -251,41 +251,41 @@ void tier_destroy(struct tier *t)
 
 /* ---- views ----------------------------------------------------------------------------------- */
 
-void tier_view(const struct tier *t, int32_t seat, struct ops_kv *kv)
+void tier_view(const struct tier *t, int32_t seq, struct ops_kv *kv)
 {
     kv->layout = &t->config.layout;
-    kv->pool = t->staging + (size_t)seat * (staging_bytes(t) / (uint64_t)t->config.n_seats);
+    kv->pool = t->staging + (size_t)seq * (staging_bytes(t) / (uint64_t)t->config.n_seqs);
     kv->pages = t->pages;
     kv->max_pages = t->max_pages;
 }
 
-static uint8_t *parts_of(const struct tier *t, int32_t seat, int32_t store)
+static uint8_t *parts_of(const struct tier *t, int32_t seq, int32_t store)
 {
-    return t->parts + ((size_t)seat * (size_t)t->config.n_stores + (size_t)store) *
+    return t->parts + ((size_t)seq * (size_t)t->config.n_stores + (size_t)store) *
                           (size_t)(t->config.layout.n_groups * t->max_pages) * t->part.page_bytes;
 }
 
-void tier_part_view(const struct tier *t, int32_t seat, int32_t store, struct ops_kv *kv)
+void tier_part_view(const struct tier *t, int32_t seq, int32_t store, struct ops_kv *kv)
 {
     kv->layout = &t->part;
-    kv->pool = parts_of(t, seat, store);
+    kv->pool = parts_of(t, seq, store);
     kv->pages = t->pages;
     kv->max_pages = t->max_pages;
 }
 
 /* Partial keys are the last of a page. Those of a page of all groups, from the store's own into the
  * staged page or back. */
-static int copy_parts(struct tier *t, int32_t seat, int32_t store, int32_t page, bool to_staging)
+static int copy_parts(struct tier *t, int32_t seq, int32_t store, int32_t page, bool to_staging)
 {
     uint64_t page_bytes = t->config.layout.page_bytes;
     struct ops_kv kv;
     int r = 0;
 
-    tier_view(t, seat, &kv);
+    tier_view(t, seq, &kv);
     for (int32_t g = 0; !r && g < t->config.layout.n_groups; g++) {
         size_t at = (size_t)(g * t->max_pages + page);
         uint8_t *staged = kv.pool + at * page_bytes + page_bytes - t->part.page_bytes;
-        uint8_t *own = parts_of(t, seat, store) + at * t->part.page_bytes;
+        uint8_t *own = parts_of(t, seq, store) + at * t->part.page_bytes;
 
         r = t->config.ops->copy(t->be, to_staging ? staged : own, to_staging ? own : staged,
                                 t->part.page_bytes);
@@ -295,27 +295,27 @@ static int copy_parts(struct tier *t, int32_t seat, int32_t store, int32_t page,
 
 /* Where a page is being filled. A step may be given up and run again, so the page before, of which
  * it filled the rest, stays as it was: a page that is begun takes the other place. */
-uint8_t *tier_tail_of(const struct tier *t, int32_t seat, int32_t store, int32_t page)
+uint8_t *tier_tail_of(const struct tier *t, int32_t seq, int32_t store, int32_t page)
 {
-    size_t at = ((size_t)seat * (size_t)t->config.n_stores + (size_t)store) * 2;
+    size_t at = ((size_t)seq * (size_t)t->config.n_stores + (size_t)store) * 2;
     size_t i = t->tail_page[at] == page ? 0 : 1;
 
     return t->tail_page[at + i] == page ? t->tail + (at + i) * t->record : NULL;
 }
 
-static uint8_t *begin_tail(struct tier *t, int32_t seat, int32_t store, int32_t page,
+static uint8_t *begin_tail(struct tier *t, int32_t seq, int32_t store, int32_t page,
                            int32_t page_before)
 {
-    size_t at = ((size_t)seat * (size_t)t->config.n_stores + (size_t)store) * 2;
+    size_t at = ((size_t)seq * (size_t)t->config.n_stores + (size_t)store) * 2;
     size_t i = t->tail_page[at] == page_before ? 1 : 0;
 
     t->tail_page[at + i] = page;
     return t->tail + (at + i) * t->record;
 }
 
-uint64_t tier_file_at(const struct tier *t, int32_t seat, int32_t store)
+uint64_t tier_file_at(const struct tier *t, int32_t seq, int32_t store)
 {
-    return ((uint64_t)seat * (uint64_t)t->config.n_stores + (uint64_t)store) * t->region;
+    return ((uint64_t)seq * (uint64_t)t->config.n_stores + (uint64_t)store) * t->region;
 }
 
 /* Of a slot in a region. */
@@ -327,12 +327,12 @@ static uint64_t offset_of(const struct tier *t, int32_t slot)
 
 /* ---- fetching -------------------------------------------------------------------------------- */
 
-void tier_wait_writes(struct tier *t, int32_t seat, int32_t store)
+void tier_wait_writes(struct tier *t, int32_t seq, int32_t store)
 {
     for (int i = 0; i < TIER_N_WRITES; i++) {
-        if (t->writing[i].seat == seat && (store < 0 || t->writing[i].store == store)) {
+        if (t->writing[i].seq == seq && (store < 0 || t->writing[i].store == store)) {
             tier_io_wait(t->io, TIER_WRITES + i);
-            t->writing[i].seat = -1;
+            t->writing[i].seq = -1;
         }
     }
 }
@@ -344,8 +344,7 @@ void tier_drop(struct tier *t)
 
         tier_io_wait(t->io, TIER_READS + k);
         for (int32_t i = 0; i < turn->n; i++) {
-            memset(turn->wanted + (size_t)turn->fetched[i].seat * marks_bytes(t), 0,
-                   marks_bytes(t));
+            memset(turn->wanted + (size_t)turn->fetched[i].seq * marks_bytes(t), 0, marks_bytes(t));
         }
         turn->n = 0;
     }
@@ -359,9 +358,9 @@ static bool in_tail(const struct fetched *f, int32_t page)
            (f->from % OPS_PAGE_SLOTS != 0 && page == f->from / OPS_PAGE_SLOTS);
 }
 
-static uint8_t *marks_of(const struct tier *t, const struct turn *turn, int32_t seat, int32_t group)
+static uint8_t *marks_of(const struct tier *t, const struct turn *turn, int32_t seq, int32_t group)
 {
-    return turn->wanted + (size_t)seat * marks_bytes(t) + (size_t)group * (size_t)t->config.ctx;
+    return turn->wanted + (size_t)seq * marks_bytes(t) + (size_t)group * (size_t)t->config.ctx;
 }
 
 static int32_t set_of(const struct tier *t, int32_t store, int32_t group)
@@ -373,13 +372,13 @@ static int32_t set_of(const struct tier *t, int32_t store, int32_t group)
 static void want(struct tier *t, const struct turn *turn, const struct fetched *f, int32_t group,
                  int32_t slot)
 {
-    uint8_t *mark = marks_of(t, turn, f->seat, group) + slot;
-    uint8_t *blocks = t->blocks + (size_t)f->seat * (size_t)(t->region / TIER_BLOCK);
+    uint8_t *mark = marks_of(t, turn, f->seq, group) + slot;
+    uint8_t *blocks = t->blocks + (size_t)f->seq * (size_t)(t->region / TIER_BLOCK);
     uint64_t at = offset_of(t, slot) + (uint64_t)group * t->group_bytes;
     int32_t set = set_of(t, f->store, group);
 
     t->counts.n_slots++;
-    if (t->pool && tier_pool_find(t->pool, f->seat, set, slot)) {
+    if (t->pool && tier_pool_find(t->pool, f->seq, set, slot)) {
         *mark = TIER_IN_POOL;
         t->counts.n_pooled++;
         return;
@@ -394,9 +393,9 @@ static void want(struct tier *t, const struct turn *turn, const struct fetched *
 }
 
 /* Marked blocks in stretches; marks go. */
-static void read_blocks(struct tier *t, int32_t seat, int32_t store, uint64_t n)
+static void read_blocks(struct tier *t, int32_t seq, int32_t store, uint64_t n)
 {
-    uint8_t *blocks = t->blocks + (size_t)seat * (size_t)(t->region / TIER_BLOCK);
+    uint8_t *blocks = t->blocks + (size_t)seq * (size_t)(t->region / TIER_BLOCK);
 
     for (uint64_t b = 0; b < n;) {
         uint64_t end = b + 1; /* behind the last marked one */
@@ -410,11 +409,11 @@ static void read_blocks(struct tier *t, int32_t seat, int32_t store, uint64_t n)
         }
         memset(blocks + b, 0, end - b);
         tier_io_give(t->io, &(struct tier_job){
-                                .at = tier_file_at(t, seat, store) + b * TIER_BLOCK,
-                                .memory = t->turns[store & 1].bounce + (size_t)seat * t->region +
+                                .at = tier_file_at(t, seq, store) + b * TIER_BLOCK,
+                                .memory = t->turns[store & 1].bounce + (size_t)seq * t->region +
                                           b * TIER_BLOCK,
                                 .bytes = (uint32_t)((end - b) * TIER_BLOCK),
-                                .seat = (int16_t)seat,
+                                .seq = (int16_t)seq,
                                 .group = (uint8_t)(TIER_READS + (store & 1)),
                             });
         t->counts.n_reads++;
@@ -423,14 +422,14 @@ static void read_blocks(struct tier *t, int32_t seat, int32_t store, uint64_t n)
     }
 }
 
-void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t from, int32_t n,
+void tier_fetch(struct tier *t, int32_t seq, int32_t store, int32_t from, int32_t n,
                 const struct ops_chosen *chosen, int32_t entry)
 {
     struct turn *turn = &t->turns[store & 1];
     struct fetched *f = &turn->fetched[turn->n++];
 
-    *f = (struct fetched){.seat = seat, .store = store, .from = from, .n = n};
-    tier_wait_writes(t, seat, store);
+    *f = (struct fetched){.seq = seq, .store = store, .from = from, .n = n};
+    tier_wait_writes(t, seq, store);
     f->listed = chosen != NULL;
     for (int32_t g = 0; g < t->config.layout.n_groups; g++) {
         for (int32_t s = from; s < n && !chosen; s++) {
@@ -444,11 +443,11 @@ void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t from, int32
         for (int32_t i = 0; chosen && i < chosen->n[entry] && slots[i] >= 0; i++) {
             want(t, turn, f, g, slots[i]);
             if (t->pool) {
-                tier_pool_list(t->pool, seat, set_of(t, store, g), slots[i]);
+                tier_pool_list(t->pool, seq, set_of(t, store, g), slots[i]);
             }
         }
     }
-    read_blocks(t, seat, store, (uint64_t)(n / OPS_PAGE_SLOTS) * t->record / TIER_BLOCK);
+    read_blocks(t, seq, store, (uint64_t)(n / OPS_PAGE_SLOTS) * t->record / TIER_BLOCK);
 }
 
 /* ---- landing --------------------------------------------------------------------------------- */
@@ -460,11 +459,11 @@ static const uint8_t *found(const struct tier *t, const struct turn *turn, const
     int32_t page = slot / OPS_PAGE_SLOTS;
 
     if (mark == TIER_IN_POOL) {
-        return tier_pool_find(t->pool, f->seat, set_of(t, f->store, group), slot);
+        return tier_pool_find(t->pool, f->seq, set_of(t, f->store, group), slot);
     }
     return (in_tail(f, page)
-                ? tier_tail_of(t, f->seat, f->store, page)
-                : turn->bounce + (size_t)f->seat * t->region + (size_t)page * t->record) +
+                ? tier_tail_of(t, f->seq, f->store, page)
+                : turn->bounce + (size_t)f->seq * t->region + (size_t)page * t->record) +
            (size_t)(slot % OPS_PAGE_SLOTS) * t->slot_bytes + (size_t)group * t->group_bytes;
 }
 
@@ -473,8 +472,8 @@ static const uint8_t *found(const struct tier *t, const struct turn *turn, const
 static int land_run(struct tier *t, const struct turn *turn, const struct fetched *f, int32_t group,
                     int32_t s, int32_t n)
 {
-    const uint8_t *marks = marks_of(t, turn, f->seat, group);
-    bool stays = t->pool && f->listed && tier_pool_readmits(t->pool, f->seat);
+    const uint8_t *marks = marks_of(t, turn, f->seq, group);
+    bool stays = t->pool && f->listed && tier_pool_readmits(t->pool, f->seq);
     struct ops_kv kv = {0};
 
     for (int32_t i = 0; i < n; i++) {
@@ -484,11 +483,11 @@ static int land_run(struct tier *t, const struct turn *turn, const struct fetche
         if (stays && marks[s + i] == TIER_IN_FILE) {
             int32_t set = set_of(t, f->store, group);
 
-            tier_pool_put(t->pool, f->seat, set, s + i, to, marks, f->n);
-            tier_pool_list(t->pool, f->seat, set, s + i);
+            tier_pool_put(t->pool, f->seq, set, s + i, to, marks, f->n);
+            tier_pool_list(t->pool, f->seq, set, s + i);
         }
     }
-    tier_view(t, f->seat, &kv);
+    tier_view(t, f->seq, &kv);
     kv.layout = &t->bare;
     kv.n_slots = s + n;
     return t->config.ops->kv_import(
@@ -516,7 +515,7 @@ static int32_t next_marked(const uint8_t *marks, int32_t s, int32_t n)
 static int land_group(struct tier *t, const struct turn *turn, const struct fetched *f,
                       int32_t group)
 {
-    const uint8_t *marks = marks_of(t, turn, f->seat, group);
+    const uint8_t *marks = marks_of(t, turn, f->seq, group);
     int32_t s = next_marked(marks, f->from, f->n);
     int r = 0;
 
@@ -554,7 +553,7 @@ int tier_land(struct tier *t, int32_t store)
     }
     for (int32_t i = 0; i < turn->n; i++) {
         for (int32_t g = 0; g < t->config.layout.n_groups; g++) {
-            memset(marks_of(t, turn, turn->fetched[i].seat, g), 0, (size_t)turn->fetched[i].n);
+            memset(marks_of(t, turn, turn->fetched[i].seq, g), 0, (size_t)turn->fetched[i].n);
         }
     }
     turn->n = 0;
@@ -566,12 +565,12 @@ int tier_land(struct tier *t, int32_t store)
 /* ---- keeping --------------------------------------------------------------------------------- */
 
 /* Slots [s, s + n) of one page, out of the staging store into memory laid out as a record. */
-static int export(struct tier *t, int32_t seat, uint8_t *record, int32_t s, int32_t n)
+static int export(struct tier *t, int32_t seq, uint8_t *record, int32_t s, int32_t n)
 {
     struct ops_kv kv = {0};
     int r = 0;
 
-    tier_view(t, seat, &kv);
+    tier_view(t, seq, &kv);
     kv.layout = &t->bare;
     kv.n_slots = s + n;
     for (int32_t g = 0; !r && g < t->bare.n_groups; g++) {
@@ -590,14 +589,14 @@ static int export(struct tier *t, int32_t seat, uint8_t *record, int32_t s, int3
 }
 
 /* The same slots stay in memory as well, for the time being. A list may be waiting to land. */
-static void pool_rows(struct tier *t, int32_t seat, int32_t store, const uint8_t *record, int32_t s,
+static void pool_rows(struct tier *t, int32_t seq, int32_t store, const uint8_t *record, int32_t s,
                       int32_t n)
 {
     for (int32_t g = 0; t->pool && g < t->config.layout.n_groups; g++) {
-        const uint8_t *marks = marks_of(t, &t->turns[store & 1], seat, g);
+        const uint8_t *marks = marks_of(t, &t->turns[store & 1], seq, g);
 
         for (int32_t i = s; i < s + n; i++) {
-            tier_pool_put(t->pool, seat, set_of(t, store, g), i,
+            tier_pool_put(t->pool, seq, set_of(t, store, g), i,
                           record + (size_t)(i % OPS_PAGE_SLOTS) * t->slot_bytes +
                               (size_t)g * t->group_bytes,
                           marks, s + n - 1);
@@ -605,18 +604,18 @@ static void pool_rows(struct tier *t, int32_t seat, int32_t store, const uint8_t
     }
 }
 
-int tier_open(struct tier *t, int32_t seat, int32_t store, int32_t slot0)
+int tier_open(struct tier *t, int32_t seq, int32_t store, int32_t slot0)
 {
-    return slot0 % OPS_PAGE_SLOTS ? copy_parts(t, seat, store, slot0 / OPS_PAGE_SLOTS, true) : 0;
+    return slot0 % OPS_PAGE_SLOTS ? copy_parts(t, seq, store, slot0 / OPS_PAGE_SLOTS, true) : 0;
 }
 
-int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_t n)
+int tier_keep(struct tier *t, int32_t seq, int32_t store, int32_t slot0, int32_t n)
 {
     int64_t t0 = clock_ns();
     int32_t first = slot0 / OPS_PAGE_SLOTS;
     int32_t end = slot0 + n;
     int32_t n_full = end / OPS_PAGE_SLOTS - first; /* pages that are complete now */
-    uint8_t *tail = slot0 % OPS_PAGE_SLOTS ? tier_tail_of(t, seat, store, first) : NULL;
+    uint8_t *tail = slot0 % OPS_PAGE_SLOTS ? tier_tail_of(t, seq, store, first) : NULL;
     uint8_t *begun = NULL;
     uint8_t *full = NULL;
     int w = t->next_write;
@@ -628,7 +627,7 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
         full = t->writes + (size_t)w * write_bytes(t);
     }
     if (end % OPS_PAGE_SLOTS && (n_full > 0 || !tail)) {
-        begun = begin_tail(t, seat, store, end / OPS_PAGE_SLOTS, n_full > 0 ? first : -1);
+        begun = begin_tail(t, seq, store, end / OPS_PAGE_SLOTS, n_full > 0 ? first : -1);
     }
     for (int32_t s = slot0; !r && s < end;) {
         int32_t page = s / OPS_PAGE_SLOTS;
@@ -638,10 +637,10 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
                           : page - first < n_full ? full + (size_t)(page - first) * t->record
                                                   : begun;
 
-        r = export(t, seat, record, s, to - s);
-        r = r ? r : copy_parts(t, seat, store, page, false);
+        r = export(t, seq, record, s, to - s);
+        r = r ? r : copy_parts(t, seq, store, page, false);
         if (!r) {
-            pool_rows(t, seat, store, record, s, to - s);
+            pool_rows(t, seq, store, record, s, to - s);
         }
         s = to;
     }
@@ -650,14 +649,14 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
             memcpy(full, tail, t->record);
         }
         tier_io_give(t->io, &(struct tier_job){
-                                .at = tier_file_at(t, seat, store) + (uint64_t)first * t->record,
+                                .at = tier_file_at(t, seq, store) + (uint64_t)first * t->record,
                                 .memory = full,
                                 .bytes = (uint32_t)((uint64_t)n_full * t->record),
-                                .seat = (int16_t)seat,
+                                .seq = (int16_t)seq,
                                 .group = (uint8_t)(TIER_WRITES + w),
                                 .write = true,
                             });
-        t->writing[w].seat = seat;
+        t->writing[w].seq = seq;
         t->writing[w].store = store;
         t->next_write = (w + 1) % TIER_N_WRITES;
         t->counts.n_written += (uint64_t)n_full * t->record;
@@ -666,25 +665,26 @@ int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_
     return r;
 }
 
-/* ---- seats ----------------------------------------------------------------------------------- */
+/* ---- sequences
+ * ----------------------------------------------------------------------------------- */
 
-int tier_failed(struct tier *t, int32_t seat, struct error *ret)
+int tier_failed(struct tier *t, int32_t seq, struct error *ret)
 {
-    return tier_io_failed(t->io, seat, ret);
+    return tier_io_failed(t->io, seq, ret);
 }
 
-void tier_sit(struct tier *t, int32_t seat, const struct tier_pool_rule *rule)
+void tier_admit(struct tier *t, int32_t seq, const struct tier_pool_rule *rule)
 {
     if (t->pool) {
-        tier_pool_sit(t->pool, seat, rule);
+        tier_pool_admit(t->pool, seq, rule);
     }
 }
 
-bool tier_is_fetching(const struct tier *t, int32_t seat)
+bool tier_is_fetching(const struct tier *t, int32_t seq)
 {
     for (int k = 0; k < 2; k++) {
         for (int32_t i = 0; i < t->turns[k].n; i++) {
-            if (t->turns[k].fetched[i].seat == seat) {
+            if (t->turns[k].fetched[i].seq == seq) {
                 return true;
             }
         }
@@ -692,15 +692,15 @@ bool tier_is_fetching(const struct tier *t, int32_t seat)
     return false;
 }
 
-void tier_leave(struct tier *t, int32_t seat)
+void tier_release(struct tier *t, int32_t seq)
 {
-    if (tier_is_fetching(t, seat)) { /* of a step that was given up */
+    if (tier_is_fetching(t, seq)) { /* of a step that was given up */
         tier_drop(t);
     }
-    tier_save_end(t, seat);
-    tier_wait_writes(t, seat, -1);
-    forget_tails(t, seat);
-    tier_io_forget(t->io, seat);
+    tier_save_end(t, seq);
+    tier_wait_writes(t, seq, -1);
+    forget_tails(t, seq);
+    tier_io_forget(t->io, seq);
 }
 
 void tier_counts(const struct tier *t, struct tier_counts *ret)

@@ -5,9 +5,9 @@
 /* K and V that lie in a file (pool=disk): what stays in memory of them, and how a layer gets at the
  * slots that it reads.
  *
- * For each seat (a place for one sequence) and store the file has a region for the whole context,
+ * For each sequence and store the file has a region for the whole context,
  * pages of 64 slots, a slot's heads together. Memory holds the partial keys of all of it; the page
- * that is being filled; and, for a seat and whatever the store: two buffers as large as a region, into
+ * that is being filled; and, for a sequence and whatever the store: two buffers as large as a region, into
  * which blocks are read where they lie in the region, and a staging store of ordinary pages, where
  * slot = position, as in a cache that keeps all. So attention, and the operation that writes K
  * and V, see an ordinary store of which only what will be read is there.
@@ -20,7 +20,7 @@
  *
  * Some slots may stay in memory, too (tier_pool.h); those are not read from the file.
  *
- * What fails is the seat's (tier_failed): its attention then reads what lay there, and its sequence
+ * What fails is the sequence's (tier_failed): its attention then reads what lay there, and the sequence
  * must be ended. Creator: tier_create; freed by tier_destroy. One thread. */
 
 #include "engine/kv/home/tier_io.h"
@@ -33,7 +33,7 @@ struct tier_config {
     const struct backend_ops *ops;
     struct ops_kv_layout layout; /* of every store in the file, partial keys included */
     int32_t n_stores;            /* in the file */
-    int32_t n_seats;
+    int32_t n_seqs;
     int32_t ctx;
     int32_t max_chunk;  /* rows that one call keeps, at most */
     int32_t pool_slots; /* of a head group that stay in memory, at most */
@@ -63,38 +63,38 @@ void tier_destroy(struct tier *t); /* takes NULL */
 
 /* Fills layout, pool, pages and max_pages: the staging store, and the partial keys of a store (by its
  * number in the file). */
-void tier_view(const struct tier *t, int32_t seat, struct ops_kv *kv);
-void tier_part_view(const struct tier *t, int32_t seat, int32_t store, struct ops_kv *kv);
+void tier_view(const struct tier *t, int32_t seq, struct ops_kv *kv);
+void tier_part_view(const struct tier *t, int32_t seq, int32_t store, struct ops_kv *kv);
 
 /* A sequence sits down; what stays of it in memory. */
-void tier_sit(struct tier *t, int32_t seat, const struct tier_pool_rule *rule);
+void tier_admit(struct tier *t, int32_t seq, const struct tier_pool_rule *rule);
 /* What was fetched and has not landed is given up. */
 void tier_drop(struct tier *t);
 /* Of slots [from, n) of the store: those of entry i of `chosen`, or all (NULL). The next row to be kept, or
  * the one kept last, is n - 1 or n. */
-void tier_fetch(struct tier *t, int32_t seat, int32_t store, int32_t from, int32_t n,
+void tier_fetch(struct tier *t, int32_t seq, int32_t store, int32_t from, int32_t n,
                 const struct ops_chosen *chosen, int32_t entry);
 /* What was fetched of the store is put where attention reads it. */
 int tier_land(struct tier *t, int32_t store) WARN_UNUSED;
 /* Rows from slot0 on are about to be written into the staging store; then rows [slot0, slot0 + n) are in
  * it. */
-int tier_open(struct tier *t, int32_t seat, int32_t store, int32_t slot0) WARN_UNUSED;
-int tier_keep(struct tier *t, int32_t seat, int32_t store, int32_t slot0, int32_t n) WARN_UNUSED;
+int tier_open(struct tier *t, int32_t seq, int32_t store, int32_t slot0) WARN_UNUSED;
+int tier_keep(struct tier *t, int32_t seq, int32_t store, int32_t slot0, int32_t n) WARN_UNUSED;
 
 /* Of a sequence at rest with n slots a group, what snapshots hold (kernels/ops.h, canonical form):
- * stores in order, of each one group after the other, slots in order. The seat rests from begin to
+ * stores in order, of each one group after the other, slots in order. The sequence rests from begin to
  * end. */
-void tier_save_begin(struct tier *t, int32_t seat, int32_t n);
+void tier_save_begin(struct tier *t, int32_t seq, int32_t n);
 /* Would the next call wait for slots up to this one? What is on its way comes nearer. */
-bool tier_save_waits(struct tier *t, int32_t seat, int32_t store, int32_t slot);
+bool tier_save_waits(struct tier *t, int32_t seq, int32_t store, int32_t slot);
 /* Slots [slot0, slot0 + n) of a group. Negative errno: they have been lost (tier_failed). */
-int tier_save_slots(struct tier *t, int32_t seat, int32_t store, int32_t group, int32_t slot0,
+int tier_save_slots(struct tier *t, int32_t seq, int32_t store, int32_t group, int32_t slot0,
                     int32_t n, void *to) WARN_UNUSED;
-void tier_save_end(struct tier *t, int32_t seat); /* also where nothing has begun */
+void tier_save_end(struct tier *t, int32_t seq); /* also where nothing has begun */
 
-int tier_failed(struct tier *t, int32_t seat, struct error *ret);
-/* The seat is free: nothing of it is on its way any more. */
-void tier_leave(struct tier *t, int32_t seat);
+int tier_failed(struct tier *t, int32_t seq, struct error *ret);
+/* The sequence is free: nothing of it is on its way any more. */
+void tier_release(struct tier *t, int32_t seq);
 
 void tier_counts(const struct tier *t, struct tier_counts *ret);
 

@@ -13,7 +13,7 @@ enum { TIER_MOST_BLOCKS = 64, TIER_N_WRITES = 2 }; /* blocks of one job */
 enum { TIER_READS = 0, TIER_WRITES = 2, TIER_SAVES = 4 };
 
 struct fetched {
-    int32_t seat;
+    int32_t seq;
     int32_t store;
     int32_t from; /* slots [from, n) */
     int32_t n;
@@ -22,9 +22,9 @@ struct fetched {
 
 /* What is fetched for a store: those with odd numbers and those with even ones take turns. */
 struct turn {
-    uint8_t *bounce;         /* (n_seats, region) */
-    uint8_t *wanted;         /* (n_seats, n_groups, ctx) enum tier_mark */
-    struct fetched *fetched; /* (2 * n_seats) what was there, and rows that are written already */
+    uint8_t *bounce;         /* (n_seqs, region) */
+    uint8_t *wanted;         /* (n_seqs, n_groups, ctx) enum tier_mark */
+    struct fetched *fetched; /* (2 * n_seqs) what was there, and rows that are written already */
     int32_t n;
 };
 
@@ -46,35 +46,35 @@ struct tier {
     uint64_t group_bytes; /* of a slot and group */
     uint64_t slot_bytes;  /* of a slot */
     uint64_t record;      /* bytes of a page in the file, whole blocks */
-    uint64_t region;      /* of a seat and store */
+    uint64_t region;      /* of a sequence and store */
 
-    uint8_t *staging; /* device (n_seats, n_groups * max_pages, page_bytes) */
-    uint8_t *parts;   /* device (n_seats, n_stores, n_groups * max_pages, part bytes) */
+    uint8_t *staging; /* device (n_seqs, n_groups * max_pages, page_bytes) */
+    uint8_t *parts;   /* device (n_seqs, n_stores, n_groups * max_pages, part bytes) */
     uint32_t *pages;  /* device (n_groups * max_pages): 0, 1, .. */
 
     void *host;         /* the arrays below */
-    uint8_t *tail;      /* (n_seats, n_stores, 2, record) pages that are being filled: */
-    int32_t *tail_page; /* (n_seats, n_stores, 2) which, -1: none */
+    uint8_t *tail;      /* (n_seqs, n_stores, 2, record) pages that are being filled: */
+    int32_t *tail_page; /* (n_seqs, n_stores, 2) which, -1: none */
     uint8_t *writes;    /* (TIER_N_WRITES, write_bytes) */
-    uint8_t *blocks;    /* (n_seats, region / TIER_BLOCK) */
+    uint8_t *blocks;    /* (n_seqs, region / TIER_BLOCK) */
     uint8_t *moved;     /* (OPS_PAGE_SLOTS, group_bytes) */
     struct turn turns[2];
-    struct tier_saving *saving; /* (n_seats) */
+    struct tier_saving *saving; /* (n_seqs) */
     int32_t next_write;
     struct {
-        int32_t seat;
+        int32_t seq;
         int32_t store;
-    } writing[TIER_N_WRITES]; /* seat -1: nobody's */
+    } writing[TIER_N_WRITES]; /* sequence -1: nobody's */
     struct tier_counts counts;
 };
 
 /* The page in memory that is being filled, or was until two more had been begun; NULL. */
-uint8_t *tier_tail_of(const struct tier *t, int32_t seat, int32_t store, int32_t page);
-/* Where a seat's store begins in the file. */
-uint64_t tier_file_at(const struct tier *t, int32_t seat, int32_t store);
-/* Until what was written of the store, or of all of the seat's (-1), is in the file. */
-void tier_wait_writes(struct tier *t, int32_t seat, int32_t store);
-/* Is something fetched for the seat that has not landed? */
-bool tier_is_fetching(const struct tier *t, int32_t seat);
+uint8_t *tier_tail_of(const struct tier *t, int32_t seq, int32_t store, int32_t page);
+/* Where a sequence's store begins in the file. */
+uint64_t tier_file_at(const struct tier *t, int32_t seq, int32_t store);
+/* Until what was written of the store, or of all of the sequence's (-1), is in the file. */
+void tier_wait_writes(struct tier *t, int32_t seq, int32_t store);
+/* Is something fetched for the sequence that has not landed? */
+bool tier_is_fetching(const struct tier *t, int32_t seq);
 
 #endif

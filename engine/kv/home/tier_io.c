@@ -32,27 +32,27 @@ struct tier_io {
     uint32_t last;
     int32_t pending[TIER_GROUPS]; /* waiting or begun */
     struct tier_job *jobs;        /* (QUEUE) */
-    struct error *failed;         /* (n_seats): code 0: none */
-    int32_t n_seats;
+    struct error *failed;         /* (n_seqs): code 0: none */
+    int32_t n_seqs;
 };
 
-static size_t lay(struct memory_arena *a, int32_t n_seats, struct tier_io *io)
+static size_t lay(struct memory_arena *a, int32_t n_seqs, struct tier_io *io)
 {
     io->jobs = memory_arena_take(a, QUEUE * sizeof(*io->jobs));
-    io->failed = memory_arena_take(a, (size_t)n_seats * sizeof(*io->failed));
+    io->failed = memory_arena_take(a, (size_t)n_seqs * sizeof(*io->failed));
     return a->used;
 }
 
-static size_t host_bytes(int32_t n_seats)
+static size_t host_bytes(int32_t n_seqs)
 {
     struct tier_io io;
 
-    return lay(&(struct memory_arena){0}, n_seats, &io);
+    return lay(&(struct memory_arena){0}, n_seqs, &io);
 }
 
-uint64_t tier_io_bytes(int32_t n_seats)
+uint64_t tier_io_bytes(int32_t n_seqs)
 {
-    return memory_rounded(host_bytes(n_seats));
+    return memory_rounded(host_bytes(n_seqs));
 }
 
 /* ---- threads --------------------------------------------------------------------------------- */
@@ -95,7 +95,7 @@ static int run_job(const struct tier_io *io, const struct tier_job *j, size_t *r
 
 static void note(struct tier_io *io, const struct tier_job *j, int r, size_t done)
 {
-    struct error *e = &io->failed[j->seat];
+    struct error *e = &io->failed[j->seq];
 
     if (e->code == 0) {
         (void)error_set(e, r, "the file of keys and values: %zu of %u bytes %s at %" PRIu64 ": %s",
@@ -166,10 +166,10 @@ bool tier_io_idle(struct tier_io *io, int group)
     return idle;
 }
 
-int tier_io_failed(struct tier_io *io, int32_t seat, struct error *ret)
+int tier_io_failed(struct tier_io *io, int32_t seq, struct error *ret)
 {
     pthread_mutex_lock(&io->lock);
-    struct error e = io->failed[seat];
+    struct error e = io->failed[seq];
 
     pthread_mutex_unlock(&io->lock);
     if (e.code) {
@@ -178,10 +178,10 @@ int tier_io_failed(struct tier_io *io, int32_t seat, struct error *ret)
     return e.code;
 }
 
-void tier_io_forget(struct tier_io *io, int32_t seat)
+void tier_io_forget(struct tier_io *io, int32_t seq)
 {
     pthread_mutex_lock(&io->lock);
-    io->failed[seat] = (struct error){0};
+    io->failed[seq] = (struct error){0};
     pthread_mutex_unlock(&io->lock);
 }
 
@@ -212,7 +212,7 @@ static int open_file(struct tier_io *io, const char *dir, uint64_t bytes, struct
     return 0;
 }
 
-int tier_io_create(const char *dir, uint64_t bytes, int32_t n_seats, const struct tier_calls *calls,
+int tier_io_create(const char *dir, uint64_t bytes, int32_t n_seqs, const struct tier_calls *calls,
                    struct tier_io **ret, struct error *reterr)
 {
     struct tier_io *io = calloc(1, sizeof(*io));
@@ -222,15 +222,15 @@ int tier_io_create(const char *dir, uint64_t bytes, int32_t n_seats, const struc
         return error_set(reterr, -ENOMEM, "cache file: no memory");
     }
     io->fd = -1;
-    io->n_seats = n_seats;
+    io->n_seqs = n_seqs;
     io->calls = calls ? *calls : (struct tier_calls){.read = read_file, .write = write_file};
     (void)pthread_mutex_init(&io->lock, NULL);
     (void)pthread_cond_init(&io->work, NULL);
     (void)pthread_cond_init(&io->done, NULL);
-    int r = memory_map(host_bytes(n_seats), "jobs of the cache file", &host, reterr);
+    int r = memory_map(host_bytes(n_seqs), "jobs of the cache file", &host, reterr);
 
     if (!r) {
-        (void)lay(&(struct memory_arena){.base = host, .size = host_bytes(n_seats)}, n_seats, io);
+        (void)lay(&(struct memory_arena){.base = host, .size = host_bytes(n_seqs)}, n_seqs, io);
         r = open_file(io, dir, bytes, reterr);
     }
     while (!r && io->n_threads < TIER_THREADS) {
@@ -264,7 +264,7 @@ void tier_io_destroy(struct tier_io *io)
     if (io->fd >= 0) {
         (void)close(io->fd);
     }
-    memory_unmap(io->jobs, host_bytes(io->n_seats)); /* the arena's first */
+    memory_unmap(io->jobs, host_bytes(io->n_seqs)); /* the arena's first */
     (void)pthread_cond_destroy(&io->work);
     (void)pthread_cond_destroy(&io->done);
     (void)pthread_mutex_destroy(&io->lock);

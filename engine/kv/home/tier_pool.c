@@ -28,12 +28,12 @@ struct list {
 
 struct tier_pool {
     struct tier_pool_config config;
-    struct tier_pool_rule *rules; /* (n_seats) */
-    struct entry *entries;        /* (n_seats, n_sets, n_slots) */
-    struct list *lists;           /* (n_seats, n_sets, LISTS) */
-    int32_t *at;                  /* (n_seats, n_sets, ctx) a slot's entry, -1: none */
-    int32_t *n_used;              /* (n_seats, n_sets) */
-    uint8_t *data;                /* (n_seats, n_sets, n_slots, slot_bytes) */
+    struct tier_pool_rule *rules; /* (n_seqs) */
+    struct entry *entries;        /* (n_seqs, n_sets, n_slots) */
+    struct list *lists;           /* (n_seqs, n_sets, LISTS) */
+    int32_t *at;                  /* (n_seqs, n_sets, ctx) a slot's entry, -1: none */
+    int32_t *n_used;              /* (n_seqs, n_sets) */
+    uint8_t *data;                /* (n_seqs, n_sets, n_slots, slot_bytes) */
 };
 
 /* One set's part of it all. */
@@ -47,13 +47,13 @@ struct set {
     uint64_t slot_bytes;
 };
 
-static struct set set_of(const struct tier_pool *p, int32_t seat, int32_t set)
+static struct set set_of(const struct tier_pool *p, int32_t seq, int32_t set)
 {
-    size_t i = (size_t)seat * (size_t)p->config.n_sets + (size_t)set;
+    size_t i = (size_t)seq * (size_t)p->config.n_sets + (size_t)set;
     size_t n = (size_t)p->config.n_slots;
 
     return (struct set){
-        .rule = &p->rules[seat],
+        .rule = &p->rules[seq],
         .entries = p->entries + i * n,
         .lists = p->lists + i * LISTS,
         .at = p->at + i * (size_t)p->config.ctx,
@@ -67,9 +67,9 @@ static struct set set_of(const struct tier_pool *p, int32_t seat, int32_t set)
 
 static size_t lay(struct memory_arena *a, const struct tier_pool_config *c, struct tier_pool *p)
 {
-    size_t n = (size_t)c->n_seats * (size_t)c->n_sets;
+    size_t n = (size_t)c->n_seqs * (size_t)c->n_sets;
 
-    p->rules = memory_arena_take(a, (size_t)c->n_seats * sizeof(*p->rules));
+    p->rules = memory_arena_take(a, (size_t)c->n_seqs * sizeof(*p->rules));
     p->entries = memory_arena_take(a, n * (size_t)c->n_slots * sizeof(*p->entries));
     p->lists = memory_arena_take(a, n * LISTS * sizeof(*p->lists));
     p->at = memory_arena_take(a, n * (size_t)c->ctx * sizeof(*p->at));
@@ -106,8 +106,8 @@ int tier_pool_create(const struct tier_pool_config *c, struct tier_pool **ret, s
     }
     p->config = *c;
     (void)lay(&(struct memory_arena){.base = host, .size = host_bytes(c)}, c, p);
-    for (int32_t i = 0; i < c->n_seats; i++) {
-        tier_pool_sit(p, i, &(struct tier_pool_rule){.victim = POLICY_FIFO});
+    for (int32_t i = 0; i < c->n_seqs; i++) {
+        tier_pool_admit(p, i, &(struct tier_pool_rule){.victim = POLICY_FIFO});
     }
     *ret = p;
     return 0;
@@ -122,11 +122,11 @@ void tier_pool_destroy(struct tier_pool *p)
     free(p);
 }
 
-void tier_pool_sit(struct tier_pool *p, int32_t seat, const struct tier_pool_rule *rule)
+void tier_pool_admit(struct tier_pool *p, int32_t seq, const struct tier_pool_rule *rule)
 {
-    p->rules[seat] = *rule;
+    p->rules[seq] = *rule;
     for (int32_t i = 0; i < p->config.n_sets; i++) {
-        struct set s = set_of(p, seat, i);
+        struct set s = set_of(p, seq, i);
 
         memset(s.at, 0xff, (size_t)p->config.ctx * sizeof(*s.at));
         memset(s.lists, 0xff, LISTS * sizeof(*s.lists));
@@ -188,16 +188,16 @@ static int32_t victim(const struct set *s, const uint8_t *marks, int32_t last)
 
 /* ---- slots ----------------------------------------------------------------------------------- */
 
-const uint8_t *tier_pool_find(const struct tier_pool *p, int32_t seat, int32_t set, int32_t slot)
+const uint8_t *tier_pool_find(const struct tier_pool *p, int32_t seq, int32_t set, int32_t slot)
 {
-    struct set s = set_of(p, seat, set);
+    struct set s = set_of(p, seq, set);
 
     return s.at[slot] < 0 ? NULL : s.data + (size_t)s.at[slot] * s.slot_bytes;
 }
 
-void tier_pool_list(struct tier_pool *p, int32_t seat, int32_t set, int32_t slot)
+void tier_pool_list(struct tier_pool *p, int32_t seq, int32_t set, int32_t slot)
 {
-    struct set s = set_of(p, seat, set);
+    struct set s = set_of(p, seq, set);
     int32_t i = s.at[slot];
 
     if (i < 0 || s.rule->victim == POLICY_FIFO) {
@@ -212,10 +212,10 @@ void tier_pool_list(struct tier_pool *p, int32_t seat, int32_t set, int32_t slot
     append_entry(&s, i, count);
 }
 
-void tier_pool_put(struct tier_pool *p, int32_t seat, int32_t set, int32_t slot,
-                   const uint8_t *from, const uint8_t *marks, int32_t last)
+void tier_pool_put(struct tier_pool *p, int32_t seq, int32_t set, int32_t slot, const uint8_t *from,
+                   const uint8_t *marks, int32_t last)
 {
-    struct set s = set_of(p, seat, set);
+    struct set s = set_of(p, seq, set);
     int32_t i = s.at[slot];
 
     if (i < 0 && *s.n_used < s.rule->n_slots) {
@@ -236,7 +236,7 @@ void tier_pool_put(struct tier_pool *p, int32_t seat, int32_t set, int32_t slot,
     memcpy(s.data + (size_t)i * s.slot_bytes, from, s.slot_bytes);
 }
 
-bool tier_pool_readmits(const struct tier_pool *p, int32_t seat)
+bool tier_pool_readmits(const struct tier_pool *p, int32_t seq)
 {
-    return p->rules[seat].victim != POLICY_FIFO;
+    return p->rules[seq].victim != POLICY_FIFO;
 }

@@ -14,8 +14,8 @@ int geometry_make(const struct geometry_config *config, struct geometry *ret, st
 
     s.layouts = calloc(n, sizeof(*s.layouts));
     s.class_of = calloc(n, sizeof(*s.class_of));
-    s.seats = calloc((size_t)config->n_stores, sizeof(*s.seats));
-    if (!s.layouts || !s.class_of || !s.seats) {
+    s.arrays = calloc((size_t)config->n_stores, sizeof(*s.arrays));
+    if (!s.layouts || !s.class_of || !s.arrays) {
         r = error_set(reterr, -ENOMEM, "cache: no memory for its geometry");
         goto fail;
     }
@@ -30,7 +30,7 @@ int geometry_make(const struct geometry_config *config, struct geometry *ret, st
         r = geometry_lay_classes(&s, reterr);
     }
     if (!r) {
-        geometry_lay_seats(&s);
+        geometry_lay_arrays(&s);
         r = geometry_lay_homes(&s, reterr);
     }
     if (!r) {
@@ -48,7 +48,7 @@ fail:
 
 void geometry_finish(struct geometry *s)
 {
-    free(s->seats);
+    free(s->arrays);
     free(s->class_of);
     free(s->layouts);
     *s = (struct geometry){0};

@@ -27,7 +27,7 @@ struct geometry_store {
     int32_t window; /* of a sliding layer: its slots are a ring; else 0 */
     bool deep;      /* written at SwiftKV's split */
     /* What partial keys are made with (struct ops_kv), loaded later; NULL: the overlay has none, or
-     * the store is read by the first layers, which nothing can speculate for. */
+     * the store is read by the first layers, which nothing can predict for. */
     const struct ops_weight *skew;
     const struct ops_weight *columns; /* the same without rotation: a permutation */
     const struct ops_weight *center;  /* what its keys may be stored less (ops_kv.center), or NULL */
@@ -59,8 +59,8 @@ struct geometry_class {
     uint32_t n_pages;
 };
 
-/* Where a sequence's arrays for one store lie, in bytes from its seat's start. */
-struct geometry_seat {
+/* Where a sequence's arrays for one store are, in bytes from the start of its part. */
+struct geometry_arrays {
     int32_t n_groups;
     int32_t ring;          /* slots of a ring, 0: none */
     int32_t cap;           /* slots with position and score, per group; 0: nobody evicts here */
@@ -85,23 +85,23 @@ struct geometry {
     int32_t variant[KV_MAX_MIX];
     struct ops_kv_layout *layouts; /* (mix.n, n_stores) */
     uint8_t *class_of;             /* (mix.n, n_stores) */
-    struct geometry_seat *seats;   /* (n_stores) */
+    struct geometry_arrays *arrays;   /* (n_stores) */
     int32_t steady_cap;            /* the most of any store's cap; 0: no policy evicts */
     int32_t least_cap;             /* the least of those that are not 0 */
     bool peak;                     /* some prompts need the peak region */
     bool scores;
     bool selects;                  /* queries may select */
-    bool speculates;               /* a layer ahead */
+    bool predicts;               /* a layer ahead */
     struct tier_config tier;       /* n_stores 0: no policy has its K and V on disk */
     struct staging_config staging; /* seq_bytes 0: no policy has its pages on the host */
     int32_t tier_variant;          /* whose format the file has */
     const char *tier_option;       /* and what asked for it first, policy_disk_option's */
     uint64_t prompt_read_bytes;    /* from the file, for a prompt as long as the context */
-    bool sums;                     /* seats keep sums of V */
+    bool sums;                     /* sequences keep sums of V */
     bool layered;                  /* a planned policy reads prompts layer by layer */
     bool whole_peak;               /* one reads them through all layers at once */
-    uint64_t table_bytes;          /* of one seat */
-    uint64_t state_bytes;          /* of one seat */
+    uint64_t table_bytes;          /* of one sequence */
+    uint64_t state_bytes;          /* of one sequence */
     uint64_t peak_state_bytes;     /* hidden states included */
     uint64_t hidden_off;           /* layered: f32 rows of the whole prompt, in the peak region */
     uint64_t survivors_off;        /* layered beyond the split: f32 rows that are observed */

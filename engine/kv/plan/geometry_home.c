@@ -72,7 +72,7 @@ int geometry_lay_select(struct geometry *s, struct error *reterr)
             return r;
         }
         s->selects = s->selects || policy_selects(p);
-        s->speculates = s->speculates || policy_predicts(p);
+        s->predicts = s->predicts || policy_predicts(p);
         for (int32_t i = 0; i < s->config.n_stores; i++) {
             s->sums = s->sums || geometry_keeps_sum(s, p, i);
         }
@@ -130,7 +130,7 @@ static int lay_disk(struct geometry *s, struct error *reterr)
         s->tier_option = policy_disk_option(first);
     }
     s->tier.ops = s->config.ops;
-    s->tier.n_seats = s->config.n_seqs;
+    s->tier.n_seqs = s->config.n_seqs;
     s->tier.ctx = s->config.ctx;
     s->tier.max_chunk = s->config.max_chunk;
     for (int32_t i = 0; first && i < s->config.n_stores; i++) {

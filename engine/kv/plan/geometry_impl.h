@@ -3,7 +3,7 @@
 #define PIPIT_ENGINE_KV_PLAN_GEOMETRY_IMPL_H
 
 /* What the files of the geometry share. Private to geometry*.c, which fill a struct geometry in
- * this order: selection, classes, seats, homes, pages. */
+ * this order: selection, classes, arrays, homes, pages. */
 
 #include "engine/kv/plan/geometry.h"
 
@@ -20,7 +20,7 @@ bool geometry_same_pages(const struct policy *a, const struct policy *b);
 
 int geometry_lay_select(struct geometry *s, struct error *reterr) WARN_UNUSED;
 int geometry_lay_classes(struct geometry *s, struct error *reterr) WARN_UNUSED;
-void geometry_lay_seats(struct geometry *s);
+void geometry_lay_arrays(struct geometry *s);
 int geometry_lay_homes(struct geometry *s, struct error *reterr) WARN_UNUSED;
 int geometry_lay_pages(struct geometry *s, struct error *reterr) WARN_UNUSED;
 

@@ -39,7 +39,7 @@ int32_t geometry_store_budget(const struct geometry *s, const struct policy *p, 
 
 int32_t geometry_slots(const struct geometry *s, int32_t store, int32_t budget, int32_t n_tokens)
 {
-    int32_t ring = s->seats[store].ring;
+    int32_t ring = s->arrays[store].ring;
     int32_t most = ring ? ring : budget;
 
     return most && n_tokens > most ? most : n_tokens;
@@ -85,7 +85,7 @@ struct store_need {
 static struct store_need need_of(const struct geometry *s, const struct policy *p, int32_t variant,
                                  const struct geometry_text *text, int32_t store, int32_t budget)
 {
-    uint32_t n = geometry_on_disk(s, p, store) >= 0 ? 0 : (uint32_t)s->seats[store].n_groups;
+    uint32_t n = geometry_on_disk(s, p, store) >= 0 ? 0 : (uint32_t)s->arrays[store].n_groups;
     int32_t cut = geometry_slots(s, store, budget, text->n_prompt);
     int32_t most = budget ? slots_at_peak(p, text, budget) : 0;
 
@@ -119,8 +119,8 @@ void geometry_need(const struct geometry *s, const struct policy *p, int32_t var
         ret->pages[n.class] += n.end;
         ret->peak[n.class] = held > ret->peak[n.class] ? held : ret->peak[n.class];
         before[n.class] += ret->layered ? n.cut : n.peak; /* layer by layer, those are cut */
-        ret->peak_state = ret->peak_state || ret->layered || at_peak > s->seats[i].cap;
-        ret->beyond_peak = ret->beyond_peak || !s->peak || at_peak > s->seats[i].peak_cap;
+        ret->peak_state = ret->peak_state || ret->layered || at_peak > s->arrays[i].cap;
+        ret->beyond_peak = ret->beyond_peak || !s->peak || at_peak > s->arrays[i].peak_cap;
     }
     for (int32_t c = 0; c < s->n_classes; c++) { /* beside those that stay */
         ret->peak[c] -= ret->pages[c] < ret->peak[c] ? ret->pages[c] : ret->peak[c];

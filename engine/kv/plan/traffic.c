@@ -10,9 +10,9 @@
 #include "engine/kv/seq/cache.h"
 #include "kernels/kv_lines.h"
 
-/* Slots that a choice made ahead of n slots reads at most, the row's own among them; as `speculate`
+/* Slots that a choice made ahead of n slots reads at most, the row's own among them; as `predict`
  * counts them. */
-static int32_t ahead_slots(const struct policy *p, int32_t n)
+static int32_t predicted_slots(const struct policy *p, int32_t n)
 {
     int64_t percent = (int64_t)(n - 1) * (p->share ? p->share : p->cap) / 100;
     int64_t k = p->count ? p->count : percent;
@@ -30,7 +30,7 @@ static struct ops_select select_of(const struct policy *p, const struct ops_kv_l
     if (ret.kind == OPS_SELECT_GIVEN && l->part_dims == 0) {
         ret.kind = OPS_SELECT_ALL; /* nothing can be told for the first layers */
     } else if (ret.kind == OPS_SELECT_GIVEN) {
-        ret.k = ahead_slots(p, n);
+        ret.k = predicted_slots(p, n);
         ret.local = 1;
     }
     return ret;

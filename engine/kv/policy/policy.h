@@ -65,7 +65,7 @@ struct policy {
     int32_t rank; /* enum ops_rank */
     int32_t renorm;
     /* infinigen: */
-    float alpha;   /* slots within this of the largest speculated logit */
+    float alpha;   /* slots within this of the largest predicted logit */
     int32_t cap;   /* at most this percent of the text */
     int32_t count; /* instead: as many as this; 0 */
     int32_t share; /* or this percent of the text; 0 */
@@ -77,8 +77,8 @@ struct policy {
     int32_t exempt; /* counter: the latest slots, which stay */
     int32_t full;   /* enum policy_full: a victim is lost, or read from disk when it is listed again; then
                        `place` is that of full */
-    /* A new token to which the early-exit head gives a larger probability needs no deep layers; 0: every
-     * one does. */
+    /* A new token to which the early-exit head gives a larger probability needs no deep layers; 0:
+     * every one does. */
     float exit;
     int32_t center; /* enum policy_center: keys are stored less what all keys of a head share */
     int32_t exit_draft; /* the early-exit head proposes tokens, the whole model verifies them */

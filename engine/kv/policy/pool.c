@@ -3,7 +3,7 @@
  * pool is full. fifo: the oldest. lru: what was listed for a layer longest ago. counter: what was
  * listed least often; a new token has not been listed at all, so the latest `exempt` stay.
  *
- * Scores are what speculation keeps of its lists (ops.h enum ops_use), so attention is not
+ * Scores are what prediction keeps of its lists (ops.h enum ops_use), so attention is not
  * observed. A prompt lists nothing: at its end the oldest go under every rule, but for `sinks`. */
 
 #include "engine/kv/policy/place.h"
@@ -32,7 +32,7 @@ static void guard_fifo(const struct policy *p, const struct place_when *when,
 }
 
 /* The token itself is spared, and the one before it, too: a row is written with a score of 0, and
- * the speculation that gives it its position comes after this search. */
+ * the prediction that gives it its position comes after this search. */
 static void guard_lru(const struct policy *p, const struct place_when *when,
                       struct place_guard *ret)
 {

@@ -129,7 +129,7 @@ int policy_check_host(const struct policy *p, const struct policy_host *h, struc
 {
     int r = 0;
 
-    if (policy_selects(p) && (!h->ops->selects || (policy_predicts(p) && !h->ops->speculate))) {
+    if (policy_selects(p) && (!h->ops->selects || (policy_predicts(p) && !h->ops->predict))) {
         return error_set(reterr, -ENOTSUP,
                          "backend \"%s\" reads all slots: no sparq, topv or infinigen",
                          h->ops->name);

@@ -3,9 +3,9 @@
 #define PIPIT_ENGINE_KV_POLICY_WORD_H
 
 /* What a policy word is. Each word is one file of this folder that defines one const struct
- * policy_word; registry.c lists them. Parser, printer, --help, the tables of docs/guide/policies.md and the
- * page pipit-policy(7) walk that list, so a word's file is the only place that knows its syntax.
- * Private to engine/kv/policy and to the program that prints the tables. */
+ * policy_word; registry.c lists them. Parser, printer, --help, the tables of docs/guide/policies.md
+ * and the page pipit-policy(7) walk that list, so a word's file is the only place that knows its
+ * syntax. Private to engine/kv/policy and to the program that prints the tables. */
 
 #include <stddef.h>
 
@@ -80,8 +80,8 @@ int policy_check_rules(struct policy *p, const struct policy_word *const said[AX
 /* Fills in defaults that depend on other values. */
 void policy_settle(struct policy *p);
 
-/* policy_parse.c. Digits and one point (no signs, exponents, hex or locale): what stands after them, or
- * NULL where s does not begin with a digit. */
+/* policy_parse.c. Digits and one point (no signs, exponents, hex or locale): what stands after
+ * them, or NULL where s does not begin with a digit. */
 const char *policy_read_float(const char *s, double *ret);
 
 /* Options of several words: options.c. */

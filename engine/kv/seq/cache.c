@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Seats: creation, who may sit down, who leaves, and what a seat holds.
+/* Sequences: creation, admission, release, and what a sequence holds.
  *
  * The cache's work is in six files that share cache_impl.h: this one; cache_store.c, one store of
  * one sequence, its pages and arrays; cache_step.c, a step's pages and victims; cache_cut.c, the
@@ -22,7 +22,7 @@
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-/* Host arrays of all seats; `c` NULL: only adds up. */
+/* Host arrays of all sequences; `c` NULL: only adds up. */
 static size_t lay_host(const struct geometry *s, struct memory_arena *a, struct cache *c)
 {
     size_t n = (size_t)s->config.n_seqs;
@@ -77,7 +77,7 @@ uint64_t cache_bytes(const struct geometry *s)
     return bytes;
 }
 
-static int alloc_seats(struct cache *c, struct error *reterr)
+static int alloc_seqs(struct cache *c, struct error *reterr)
 {
     const struct geometry *s = &c->geometry;
     size_t n = (size_t)s->config.n_seqs;
@@ -133,7 +133,7 @@ int kv_create(struct geometry *geometry, struct backend *be, struct cache **ret,
                                          &c->classes[i], reterr);
     }
     if (!r) {
-        r = alloc_seats(c, reterr);
+        r = alloc_seqs(c, reterr);
     }
     if (!r) {
         r = prefix_create(&c->geometry, &c->prefix, reterr);
@@ -193,17 +193,17 @@ static int check_state(const struct geometry *s, const struct policy *p,
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         int32_t budget = geometry_store_budget(s, p, mean, i);
 
-        if (s->seats[i].cap < budget || (budget && scores && !s->scores)) {
+        if (s->arrays[i].cap < budget || (budget && scores && !s->scores)) {
             return error_set(
                 reterr, -ENOMEM,
                 "the plan holds %s of %d slots a head group, this policy needs %s of %d; "
                 "start the daemon with --kv naming it",
-                s->scores ? "positions and scores" : "positions", s->seats[i].cap,
+                s->scores ? "positions and scores" : "positions", s->arrays[i].cap,
                 scores ? "positions and scores" : "positions", budget);
         }
     }
     for (int32_t i = 1; p->scope == POLICY_SHARED && i < s->config.n_stores; i++) {
-        if (s->seats[i].n_groups != s->seats[0].n_groups) {
+        if (s->arrays[i].n_groups != s->arrays[0].n_groups) {
             return error_set(reterr, -ENOTSUP,
                              "score=shared: layers %d and %d differ in their number of heads",
                              s->config.stores[0].layer, s->config.stores[i].layer);
@@ -232,7 +232,7 @@ static int check_select(const struct geometry *s, const struct policy *p, int32_
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         sums = sums || geometry_keeps_sum(s, p, i);
     }
-    bool speculates = policy_predicts(p);
+    bool predicts = policy_predicts(p);
 
     if (policy_on_disk(p) && !s->tier.n_stores) {
         return error_set(reterr, -ENOMEM,
@@ -245,8 +245,7 @@ static int check_select(const struct geometry *s, const struct policy *p, int32_
             "the file for K and V is planned for another precision or partial key; start "
             "the daemon with --kv naming this policy");
     }
-    if ((policy_selects(p) && !s->selects) || (sums && !s->sums) ||
-        (speculates && !s->speculates)) {
+    if ((policy_selects(p) && !s->selects) || (sums && !s->sums) || (predicts && !s->predicts)) {
         return error_set(reterr, -ENOMEM,
                          "the plan holds no %s; start the daemon with --kv naming this policy",
                          sums && s->selects ? "sums of V" : "scratch for queries that select");
@@ -322,7 +321,7 @@ bool cache_reserve(struct cache *c, const uint32_t *n)
     return true;
 }
 
-int cache_free_seat(const struct cache *c)
+int cache_free_seq(const struct cache *c)
 {
     for (int32_t i = 0; i < c->geometry.config.n_seqs; i++) {
         if (!c->seqs[i].busy) {
@@ -332,7 +331,7 @@ int cache_free_seat(const struct cache *c)
     return -EBUSY;
 }
 
-/* Seat and pages for what the text needs beside n_units that are kept. */
+/* Sequence and pages for what the text needs beside n_units that are kept. */
 static int find_room(struct cache *c, struct geometry_need *need, int32_t variant, int32_t n_units)
 {
     uint32_t kept[GEOMETRY_MAX_CLASSES];
@@ -354,11 +353,11 @@ int kv_admit(struct cache *c, const struct policy *p, uint64_t principal,
     const struct geometry *s = &c->geometry;
     struct geometry_need need;
     int v = geometry_variant(s, p);
-    int32_t seat = cache_free_seat(c);
+    int32_t seq = cache_free_seq(c);
     uint32_t unit;
 
-    if (v < 0 || seat < 0) {
-        return v < 0 ? v : seat;
+    if (v < 0 || seq < 0) {
+        return v < 0 ? v : seq;
     }
     int32_t n_units = cache_find_kept(c, p, principal, tokens, n_known, &unit);
 
@@ -368,7 +367,7 @@ int kv_admit(struct cache *c, const struct policy *p, uint64_t principal,
         cache_release_kept(c, v, unit);
         return -EBUSY;
     }
-    struct cache_seq *q = &c->seqs[seat];
+    struct cache_seq *q = &c->seqs[seq];
 
     q->busy = true;
     q->policy = *p;
@@ -391,31 +390,31 @@ int kv_admit(struct cache *c, const struct policy *p, uint64_t principal,
         q->stores[i] = (struct cache_store){.budget = geometry_store_budget(s, p, q->budget, i)};
     }
     if (q->in_peak) {
-        c->peak_holder = seat;
+        c->peak_holder = seq;
     }
     if (policy_on_disk(p)) {
-        tier_sit(c->tier, seat,
-                 &(struct tier_pool_rule){
-                     .victim = (enum policy_victim)p->victim,
-                     .n_slots = policy_pool_slots(p, text->n_prompt, s->config.ctx),
-                     .exempt = p->exempt,
-                 });
+        tier_admit(c->tier, seq,
+                   &(struct tier_pool_rule){
+                       .victim = (enum policy_victim)p->victim,
+                       .n_slots = policy_pool_slots(p, text->n_prompt, s->config.ctx),
+                       .exempt = p->exempt,
+                   });
     }
     int r = cache_attach(c, q, unit, n_units);
 
     if (r) {
-        kv_release(c, seat);
+        kv_release(c, seq);
     }
-    return r ? r : seat;
+    return r ? r : seq;
 }
 
-void kv_release(struct cache *c, int32_t seat)
+void kv_release(struct cache *c, int32_t seq)
 {
-    struct cache_seq *q = &c->seqs[seat];
+    struct cache_seq *q = &c->seqs[seq];
 
     assert(q->busy);
     if (policy_on_disk(&q->policy)) {
-        tier_leave(c->tier, seat);
+        tier_release(c->tier, seq);
     }
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         cache_drop_pages(c, q, i, 0);
@@ -423,16 +422,16 @@ void kv_release(struct cache *c, int32_t seat)
     for (int32_t i = 0; i < c->geometry.n_classes; i++) {
         pages_unreserve(&c->classes[i], q->left.pages[i]);
     }
-    if (c->peak_holder == seat) {
+    if (c->peak_holder == seq) {
         c->peak_holder = -1;
     }
     q->busy = false;
 }
 
-int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, const int32_t *n_slots,
+int cache_refill(struct cache *c, int32_t seq, int32_t n_tokens, const int32_t *n_slots,
                  int64_t n_evicted)
 {
-    struct cache_seq *q = &c->seqs[seat];
+    struct cache_seq *q = &c->seqs[seq];
     int r = 0;
 
     q->n_tokens = n_tokens;
@@ -443,22 +442,22 @@ int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, const int32_t 
         int32_t most = st->budget < n_tokens ? st->budget : n_tokens;
 
         st->n_slots = n_slots && most ? n_slots[i] : most;
-        r = cache_take_pages(c, q, i, cache_store_slots(c, seat, i));
+        r = cache_take_pages(c, q, i, cache_store_slots(c, seq, i));
     }
     return r;
 }
 
-int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store)
+int32_t cache_on_disk(const struct cache *c, int32_t seq, int32_t store)
 {
-    return geometry_on_disk(&c->geometry, &c->seqs[seat].policy, store);
+    return geometry_on_disk(&c->geometry, &c->seqs[seq].policy, store);
 }
 
-struct ops_kv cache_store_kv(const struct cache *c, int32_t seat, int32_t store)
+struct ops_kv cache_store_kv(const struct cache *c, int32_t seq, int32_t store)
 {
-    return cache_kv_of(c, &c->seqs[seat], store, cache_store_slots(c, seat, store));
+    return cache_kv_of(c, &c->seqs[seq], store, cache_store_slots(c, seq, store));
 }
 
-int32_t cache_store_slots(const struct cache *c, int32_t seat, int32_t store)
+int32_t cache_store_slots(const struct cache *c, int32_t seq, int32_t store)
 {
-    return cache_slots_after(c, &c->seqs[seat], store, 0);
+    return cache_slots_after(c, &c->seqs[seq], store, 0);
 }

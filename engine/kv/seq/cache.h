@@ -54,7 +54,7 @@ struct cache {
     uint8_t *peak_state;
     uint32_t *pages_host;
     struct cache_store *stores; /* (n_seqs, n_stores) */
-    int32_t peak_holder;        /* seat, or -1 */
+    int32_t peak_holder;        /* sequence, or -1 */
     struct staging *staging;    /* NULL: nobody's pages lie on the host */
     struct tier *tier;          /* NULL: nobody's K and V lie on disk */
     struct prefix prefix;
@@ -66,15 +66,15 @@ uint64_t cache_bytes(const struct geometry *s);
 uint64_t cache_host_bytes(const struct geometry *s);
 
 /* The store's number on disk, or -1. */
-int32_t cache_on_disk(const struct cache *c, int32_t seat, int32_t store);
+int32_t cache_on_disk(const struct cache *c, int32_t seq, int32_t store);
 
 /* A sequence at rest (no step begun): a store's slots that may be live, as the backend sees them.
  */
-struct ops_kv cache_store_kv(const struct cache *c, int32_t seat, int32_t store);
-int32_t cache_store_slots(const struct cache *c, int32_t seat, int32_t store);
-/* On a fresh seat: takes the pages of a sequence whose slots the caller then fills: n_slots
+struct ops_kv cache_store_kv(const struct cache *c, int32_t seq, int32_t store);
+int32_t cache_store_slots(const struct cache *c, int32_t seq, int32_t store);
+/* On a fresh sequence: takes the pages of a sequence whose slots the caller then fills: n_slots
  * (n_stores) where a store has a budget; NULL: as many as it may. */
-int cache_refill(struct cache *c, int32_t seat, int32_t n_tokens, const int32_t *n_slots,
+int cache_refill(struct cache *c, int32_t seq, int32_t n_tokens, const int32_t *n_slots,
                  int64_t n_evicted) WARN_UNUSED;
 
 #endif

@@ -2,17 +2,19 @@
 /* The end of a prompt, and prompts that are read layer by layer.
  *
  * A cut leaves the budget's best slots below the budget, gives back the pages above it, and moves
- * positions and scores from the peak region, where they lay if the prompt was long, to the seat. */
+ * positions and scores from the peak region, where they lay if the prompt was long, to the
+ * sequence's own arrays. */
 
 #include <assert.h>
 
 #include "engine/kv/seq/cache_impl.h"
 
-/* What is left of a store's positions and scores moves from the peak region to the seat. */
+/* What is left of a store's positions and scores moves from the peak region to the sequence's
+ * arrays. */
 static int move_state(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots)
 {
     const struct geometry *s = &c->geometry;
-    const struct geometry_seat *st = &s->seats[store];
+    const struct geometry_arrays *st = &s->arrays[store];
     struct cache_state from = cache_state_of(c, q, store);
     uint64_t bytes = (uint64_t)n_slots * sizeof(int32_t);
 
@@ -96,13 +98,14 @@ static int cut_store(struct cache *c, struct cache_seq *q, int32_t store, int32_
         r = c->geometry.config.ops->cut(c->be, &p);
     }
     if (!r) {
-        q->n_evicted += (int64_t)c->geometry.seats[store].n_groups * (n_slots - guard.budget);
+        q->n_evicted += (int64_t)c->geometry.arrays[store].n_groups * (n_slots - guard.budget);
         q->stores[store].n_slots = guard.budget;
     }
     return r;
 }
 
-/* What the cut has left goes to the seat, and pages above it back to the reservation. */
+/* What the cut has left goes to the sequence's arrays, and pages above it back to the reservation.
+ */
 static int settle_store(struct cache *c, struct cache_seq *q, int32_t store)
 {
     const struct cache_store *st = &q->stores[store];
@@ -126,9 +129,9 @@ static void end_of_peak(struct cache *c, struct cache_seq *q)
     }
 }
 
-int kv_cut(struct cache *c, int32_t seat, bool last)
+int kv_cut(struct cache *c, int32_t seq, bool last)
 {
-    struct cache_seq *q = &c->seqs[seat];
+    struct cache_seq *q = &c->seqs[seq];
     int r = 0;
 
     if (q->layered) { /* each store was cut when its layers were through */
@@ -155,7 +158,7 @@ int kv_cut(struct cache *c, int32_t seat, bool last)
 
 int32_t cache_layer_slots(const struct cache *c, int32_t store, int32_t n_tokens)
 {
-    int32_t ring = c->geometry.seats[store].ring;
+    int32_t ring = c->geometry.arrays[store].ring;
 
     return ring && n_tokens > ring ? ring : n_tokens;
 }
@@ -165,9 +168,9 @@ int cache_layer_prepare(struct cache *c, struct cache_seq *q, int32_t store, int
     return cache_take_pages(c, q, store, cache_layer_slots(c, store, n_tokens));
 }
 
-int kv_layer_cut(struct cache *c, int32_t seat, int32_t store)
+int kv_layer_cut(struct cache *c, int32_t seq, int32_t store)
 {
-    struct cache_seq *q = &c->seqs[seat];
+    struct cache_seq *q = &c->seqs[seq];
     int r = 0;
 
     if (cache_evicts_from(q, store)) {

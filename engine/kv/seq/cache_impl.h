@@ -6,7 +6,7 @@
 
 #include "engine/kv/seq/cache.h"
 
-/* The first positions and scores of the region that the sequence uses for a store: its seat's, or
+/* The first positions and scores of the region that the sequence uses for a store: its own, or
  * the peak region while its prompt is read. */
 struct cache_state {
     uint8_t *pos;
@@ -43,7 +43,8 @@ void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32
 void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep);
 
 /* The host mirror of a store's page table: (n_groups, max_pages). */
-static inline uint32_t *cache_host_pages(const struct cache_seq *q, const struct geometry_seat *st)
+static inline uint32_t *cache_host_pages(const struct cache_seq *q,
+                                         const struct geometry_arrays *st)
 {
     return q->pages + st->pages_off / sizeof(uint32_t);
 }
@@ -57,13 +58,13 @@ int32_t cache_layer_slots(const struct cache *c, int32_t store, int32_t n_tokens
 int cache_layer_prepare(struct cache *c, struct cache_seq *q, int32_t store,
                         int32_t n_tokens) WARN_UNUSED;
 /* Does a step of it change sums of V? */
-bool cache_sums(const struct cache *c, int32_t seat);
+bool cache_sums(const struct cache *c, int32_t seq);
 
 /* Before n_rows are written: pages that they go to and that others share become copies. */
 int cache_own_pages(struct cache *c, struct cache_seq *q, int32_t n_rows) WARN_UNUSED;
 
-/* A seat that nobody has, or -EBUSY. */
-int cache_free_seat(const struct cache *c);
+/* The index of a free sequence, or -EBUSY. */
+int cache_free_seq(const struct cache *c);
 
 /* Pages by class (GEOMETRY_MAX_CLASSES), all of them or none. */
 bool cache_reserve(struct cache *c, const uint32_t *n);
@@ -76,12 +77,13 @@ void cache_hold_kept(struct cache *c, int32_t variant, uint32_t unit);
 void cache_release_kept(struct cache *c, int32_t variant, uint32_t unit);
 /* Pages by class of n_units. */
 void cache_kept_pages(const struct cache *c, int32_t variant, int32_t n_units, uint32_t *ret);
-/* On a seat that is new: its tables begin with these pages. */
+/* A new sequence: its tables begin with these pages. */
 int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_units) WARN_UNUSED;
 /* Drops kept pages until n of a class can be reserved. */
 void cache_reclaim(struct cache *c, int32_t class, uint32_t n);
 
-/* Of the first n slots of each group, slot being position: what the policy makes of their scores. */
+/* Of the first n slots of each group, slot being position: what the policy makes of their scores.
+ */
 int cache_rescore(struct cache *c, const struct cache_seq *q, const struct ops_kv *kv,
                   int32_t n) WARN_UNUSED;
 

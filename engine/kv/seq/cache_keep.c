@@ -23,7 +23,7 @@ static void each_page(struct cache *c, int32_t variant, uint32_t unit,
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         struct pages *p = &c->classes[geometry_class_of(&c->geometry, variant, i)];
 
-        for (int32_t g = 0; g < c->geometry.seats[i].n_groups; g++) {
+        for (int32_t g = 0; g < c->geometry.arrays[i].n_groups; g++) {
             fn(p, *page++);
         }
     }
@@ -72,7 +72,7 @@ void cache_kept_pages(const struct cache *c, int32_t variant, int32_t n_units, u
     }
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         ret[geometry_class_of(&c->geometry, variant, i)] +=
-            (uint32_t)(c->geometry.seats[i].n_groups * n_units);
+            (uint32_t)(c->geometry.arrays[i].n_groups * n_units);
     }
 }
 
@@ -85,7 +85,7 @@ int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_
         const uint32_t *page = unit_pages(c, unit);
 
         for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-            const struct geometry_seat *st = &c->geometry.seats[i];
+            const struct geometry_arrays *st = &c->geometry.arrays[i];
 
             for (int32_t g = 0; g < st->n_groups; g++) {
                 cache_host_pages(q, st)[(size_t)g * (size_t)st->max_pages + (size_t)at] = *page++;
@@ -93,7 +93,7 @@ int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_
         }
     }
     for (int32_t i = 0; i < c->geometry.config.n_stores && n_units > 0; i++) {
-        const struct geometry_seat *st = &c->geometry.seats[i];
+        const struct geometry_arrays *st = &c->geometry.arrays[i];
 
         for (int32_t g = 0; !r && g < st->n_groups; g++) {
             size_t row = (size_t)g * (size_t)st->max_pages;
@@ -134,7 +134,7 @@ static uint32_t add_unit(struct cache *c, const struct cache_seq *q, uint32_t pa
     uint32_t *page = unit_pages(c, unit);
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        const struct geometry_seat *st = &c->geometry.seats[i];
+        const struct geometry_arrays *st = &c->geometry.arrays[i];
 
         for (int32_t g = 0; g < st->n_groups; g++) {
             *page++ = cache_host_pages(q, st)[(size_t)g * (size_t)st->max_pages + (size_t)at];
@@ -144,9 +144,9 @@ static uint32_t add_unit(struct cache *c, const struct cache_seq *q, uint32_t pa
     return unit;
 }
 
-void kv_keep(struct cache *c, int32_t seat, const int32_t *tokens, int32_t n)
+void kv_keep(struct cache *c, int32_t seq, const int32_t *tokens, int32_t n)
 {
-    struct cache_seq *q = &c->seqs[seat];
+    struct cache_seq *q = &c->seqs[seq];
     int32_t block = prefix_block(&c->prefix, &q->policy);
     uint32_t unit;
 

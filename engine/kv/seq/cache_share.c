@@ -19,7 +19,7 @@
 /* First page of a group that may be written again once n_tokens are in. */
 static int32_t first_writable(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    bool appends = !cache_evicts_from(q, store) && c->geometry.seats[store].ring == 0;
+    bool appends = !cache_evicts_from(q, store) && c->geometry.arrays[store].ring == 0;
 
     return appends ? cache_slots_after(c, q, store, 0) / OPS_PAGE_SLOTS : 0;
 }
@@ -29,7 +29,7 @@ static int32_t first_writable(const struct cache *c, const struct cache_seq *q, 
 static int own_page(struct cache *c, struct cache_seq *q, int32_t store, int32_t group,
                     int32_t index)
 {
-    const struct geometry_seat *st = &c->geometry.seats[store];
+    const struct geometry_arrays *st = &c->geometry.arrays[store];
     struct pages *pages = &c->classes[geometry_class_of(&c->geometry, q->variant, store)];
     size_t at = (size_t)group * (size_t)st->max_pages + (size_t)index;
     uint32_t *page = cache_host_pages(q, st) + at;
@@ -45,7 +45,7 @@ static int own_page(struct cache *c, struct cache_seq *q, int32_t store, int32_t
 /* Pages of slots [slot0, slot0 + n), in a ring modulo its size. */
 static int own_slots(struct cache *c, struct cache_seq *q, int32_t store, int32_t slot0, int32_t n)
 {
-    const struct geometry_seat *st = &c->geometry.seats[store];
+    const struct geometry_arrays *st = &c->geometry.arrays[store];
     int32_t first = slot0 / OPS_PAGE_SLOTS;
     int32_t last = (slot0 + n - 1) / OPS_PAGE_SLOTS;
     int32_t n_ring = st->ring / OPS_PAGE_SLOTS;
@@ -62,7 +62,7 @@ static int own_slots(struct cache *c, struct cache_seq *q, int32_t store, int32_
 static int own_victims(struct cache *c, struct cache_seq *q, int32_t store)
 {
     const struct ops_seq view = cache_view_of(c, q, store, q->n_tokens, 1);
-    int32_t n_groups = c->geometry.seats[store].n_groups;
+    int32_t n_groups = c->geometry.arrays[store].n_groups;
     int r = 0;
 
     for (int32_t g = 0; !r && g < n_groups; g++) {
@@ -103,7 +103,7 @@ static void need_of_fork(const struct cache *c, const struct cache_seq *parent,
     memcpy(ret_all, ret_left->pages, sizeof(ret_left->pages));
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         int32_t class = geometry_class_of(s, parent->variant, i);
-        int32_t n = s->seats[i].n_groups;
+        int32_t n = s->arrays[i].n_groups;
         int32_t held = parent->stores[i].n_pages;
         int32_t full = first_writable(c, parent, i);
 
@@ -116,7 +116,7 @@ static void need_of_fork(const struct cache *c, const struct cache_seq *parent,
 
 static void share_pages(struct cache *c, struct cache_seq *q, int32_t store)
 {
-    const struct geometry_seat *st = &c->geometry.seats[store];
+    const struct geometry_arrays *st = &c->geometry.arrays[store];
     struct pages *pages = &c->classes[geometry_class_of(&c->geometry, q->variant, store)];
     int32_t full = first_writable(c, q, store);
 
@@ -129,7 +129,7 @@ static void share_pages(struct cache *c, struct cache_seq *q, int32_t store)
     }
 }
 
-static int copy_seat(struct cache *c, const struct cache_seq *from, struct cache_seq *to)
+static int copy_seq(struct cache *c, const struct cache_seq *from, struct cache_seq *to)
 {
     const struct geometry *s = &c->geometry;
     int r = s->config.ops->copy(c->be, to->tables, from->tables, s->table_bytes);
@@ -145,11 +145,11 @@ static int copy_seat(struct cache *c, const struct cache_seq *from, struct cache
 int kv_fork(struct cache *c, int32_t parent, const struct geometry_text *text)
 {
     struct cache_seq *p = &c->seqs[parent];
-    int32_t seat = cache_free_seat(c);
+    int32_t seq = cache_free_seq(c);
     uint32_t all[GEOMETRY_MAX_CLASSES];
     struct geometry_need left;
 
-    if (seat < 0 || p->in_peak || p->layered || p->n_tokens < p->n_prompt ||
+    if (seq < 0 || p->in_peak || p->layered || p->n_tokens < p->n_prompt ||
         p->prepared != p->n_tokens) {
         return -EBUSY;
     }
@@ -158,7 +158,7 @@ int kv_fork(struct cache *c, int32_t parent, const struct geometry_text *text)
     if (!cache_reserve(c, all)) {
         return -EBUSY;
     }
-    struct cache_seq *q = &c->seqs[seat];
+    struct cache_seq *q = &c->seqs[seq];
     struct cache_seq own = *q;
 
     *q = *p;
@@ -168,7 +168,7 @@ int kv_fork(struct cache *c, int32_t parent, const struct geometry_text *text)
     q->stores = own.stores;
     q->n_steps = text->n_steps;
     q->left = left;
-    int r = copy_seat(c, p, q);
+    int r = copy_seq(c, p, q);
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         share_pages(c, q, i);
@@ -176,7 +176,7 @@ int kv_fork(struct cache *c, int32_t parent, const struct geometry_text *text)
     p->shares = true;
     q->shares = true;
     if (r) {
-        kv_release(c, seat);
+        kv_release(c, seq);
     }
-    return r ? r : seat;
+    return r ? r : seq;
 }

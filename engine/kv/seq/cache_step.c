@@ -42,7 +42,7 @@ static int find_victims(struct cache *c, struct cache_seq *q)
             .pos_protect = guard.pos_protect,
             .by_position = guard.by_position,
             .shared = guard.shared,
-            .victim = (int32_t *)(void *)(q->state + c->geometry.seats[i].victim_off),
+            .victim = (int32_t *)(void *)(q->state + c->geometry.arrays[i].victim_off),
         };
         int r = c->geometry.config.ops->victim(c->be, &p);
 
@@ -53,12 +53,12 @@ static int find_victims(struct cache *c, struct cache_seq *q)
     return 0;
 }
 
-bool cache_sums(const struct cache *c, int32_t seat)
+bool cache_sums(const struct cache *c, int32_t seq)
 {
     bool sums = false;
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        sums = sums || geometry_keeps_sum(&c->geometry, &c->seqs[seat].policy, i);
+        sums = sums || geometry_keeps_sum(&c->geometry, &c->seqs[seq].policy, i);
     }
     return sums;
 }
@@ -82,9 +82,9 @@ static int renew_sums(struct cache *c, struct cache_seq *q)
     return r;
 }
 
-int kv_step_prepare(struct cache *c, int32_t seat, int32_t n_rows)
+int kv_step_prepare(struct cache *c, int32_t seq, int32_t n_rows)
 {
-    struct cache_seq *q = &c->seqs[seat];
+    struct cache_seq *q = &c->seqs[seq];
     int r = 0;
 
     assert(q->busy);
@@ -115,7 +115,7 @@ int kv_step_prepare(struct cache *c, int32_t seat, int32_t n_rows)
 struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store,
                              int32_t pos0, int32_t n_rows)
 {
-    const struct geometry_seat *st = &c->geometry.seats[store];
+    const struct geometry_arrays *st = &c->geometry.arrays[store];
     int32_t before = pos0 - q->n_tokens; /* rows that are prepared, too */
     struct ops_seq view = {.ring = st->ring};
 
@@ -132,7 +132,7 @@ struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, i
     } else {
         view.slot0 = q->stores[store].n_slots + before;
         if (cache_is_full(q, store)) {
-            const struct geometry_seat *v = &c->geometry.seats[victim_store(c, q, store)];
+            const struct geometry_arrays *v = &c->geometry.arrays[victim_store(c, q, store)];
 
             view.victim = (const int32_t *)(const void *)(q->state + v->victim_off);
         }
@@ -140,31 +140,31 @@ struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, i
     return view;
 }
 
-void kv_step_commit(struct cache *c, int32_t seat, int32_t n_rows)
+void kv_step_commit(struct cache *c, int32_t seq, int32_t n_rows)
 {
-    struct cache_seq *q = &c->seqs[seat];
+    struct cache_seq *q = &c->seqs[seq];
 
     q->prepared = q->layered ? n_rows : q->prepared; /* its stores were prepared one by one */
     assert(q->prepared >= q->n_tokens + n_rows);
     for (int32_t i = 0; !q->layered && i < c->geometry.config.n_stores; i++) {
         bool full = cache_is_full(q, i);
 
-        q->n_evicted += full ? c->geometry.seats[i].n_groups : 0;
+        q->n_evicted += full ? c->geometry.arrays[i].n_groups : 0;
         q->stores[i].n_slots += full ? 0 : n_rows;
     }
     q->n_tokens += n_rows;
 }
 
-int32_t kv_spare_rows(const struct cache *c, int32_t seat)
+int32_t kv_spare_rows(const struct cache *c, int32_t seq)
 {
-    const struct cache_seq *q = &c->seqs[seat];
+    const struct cache_seq *q = &c->seqs[seq];
     int32_t spare = INT32_MAX;
 
     if (!policy_only_appends(&q->policy)) {
         return 0;
     }
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        int32_t ring = c->geometry.seats[i].ring;
+        int32_t ring = c->geometry.arrays[i].ring;
 
         if (ring && ring - q->n_tokens - 1 < spare) { /* a ring that is full forgets at once */
             spare = ring - q->n_tokens - 1;
@@ -175,9 +175,9 @@ int32_t kv_spare_rows(const struct cache *c, int32_t seat)
 
 /* Slots beyond the committed ones are never read before they are written again; a store that keeps
  * all has no positions. Pages go back to the reservation that they came from. */
-void kv_step_undo(struct cache *c, int32_t seat)
+void kv_step_undo(struct cache *c, int32_t seq)
 {
-    struct cache_seq *q = &c->seqs[seat];
+    struct cache_seq *q = &c->seqs[seq];
 
     assert(!q->evicting);
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {

@@ -107,7 +107,7 @@ static int predict(struct cache *c, const struct kv_args *args)
 {
     struct kv_step *s = c->step;
     struct ops_rope_store *rotate = args->store_rows;
-    struct ops_speculate *p = args->predict;
+    struct ops_predict *p = args->predict;
     int32_t n = 0;
 
     step_take(c, args->store, args->part);
@@ -124,7 +124,7 @@ static int predict(struct cache *c, const struct kv_args *args)
     p->select = s->layer_select;
     p->chosen = step_list(c, args->store);
     r = r ? r : c->geometry.config.ops->rope_store(c->be, rotate);
-    return r ? r : c->geometry.config.ops->speculate(c->be, p);
+    return r ? r : c->geometry.config.ops->predict(c->be, p);
 }
 
 /* One that is read layer-wise takes a store's pages as it comes to it. */

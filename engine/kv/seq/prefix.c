@@ -17,7 +17,7 @@ static uint32_t rows_of(const struct geometry *s)
     uint32_t n = 0;
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        n += (uint32_t)s->seats[i].n_groups;
+        n += (uint32_t)s->arrays[i].n_groups;
     }
     return n;
 }
@@ -28,7 +28,7 @@ static uint32_t cap_of(const struct geometry *s)
     uint64_t pages = 0;
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        if (s->seats[i].ring) {
+        if (s->arrays[i].ring) {
             return 0;
         }
     }

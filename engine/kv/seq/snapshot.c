@@ -27,12 +27,12 @@ struct snapshot_store snapshot_describe(const struct cache *c, const struct cach
                                         int32_t store, int32_t n_slots)
 {
     const struct geometry *s = &c->geometry;
-    bool ring = s->seats[store].ring > 0;
+    bool ring = s->arrays[store].ring > 0;
     bool evicts = geometry_evicts(s, &q->policy, store);
 
     return (struct snapshot_store){
         .layer = s->config.stores[store].layer,
-        .n_groups = s->seats[store].n_groups,
+        .n_groups = s->arrays[store].n_groups,
         .n_slots = n_slots,
         .flags = (ring || evicts ? HAS_POS : 0u) | (evicts && q->place->scores ? HAS_SCORE : 0u) |
                  (geometry_centers(s, &q->policy, store) ? HAS_CENTER : 0u) |
@@ -54,14 +54,14 @@ uint64_t snapshot_largest_slot(const struct cache *c, int32_t variant)
     return most;
 }
 
-uint64_t snapshot_bytes(const struct cache *c, int32_t seat)
+uint64_t snapshot_bytes(const struct cache *c, int32_t seq)
 {
-    const struct cache_seq *q = &c->seqs[seat];
+    const struct cache_seq *q = &c->seqs[seq];
     uint64_t sum =
         sizeof(struct snapshot_header) + snapshot_pad8((uint64_t)q->n_tokens * sizeof(int32_t));
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        struct snapshot_store h = snapshot_describe(c, q, i, cache_store_slots(c, seat, i));
+        struct snapshot_store h = snapshot_describe(c, q, i, cache_store_slots(c, seq, i));
 
         sum += snapshot_store_bytes(&h);
     }

@@ -3,9 +3,9 @@
 #define PIPIT_ENGINE_KV_SEQ_SNAPSHOT_H
 
 /* A sequence as one block of bytes: its tokens, and of each store the slots in canonical form
- * (kernels/ops.h), positions and scores. Independent of backend, pages and seats, and of whether K
- * and V lie in memory or in a file, so it may be restored elsewhere: the same model, policy (but
- * for that) and precision are all it asks for. Little-endian.
+ * (kernels/ops.h), positions and scores. Independent of backend, pages and sequences, and of
+ * whether K and V lie in memory or in a file, so it may be restored elsewhere: the same model,
+ * policy (but for that) and precision are all it asks for. Little-endian.
  *
  * A block is written and read as a stream, so that neither way takes memory of its size. Writing is
  * in slices, as large as the caller's buffer, between which other sequences go on; reading holds
@@ -49,14 +49,14 @@ struct snapshot {
     uint64_t at;      /* and in the block */
 };
 
-uint64_t snapshot_bytes(const struct cache *c, int32_t seat);
+uint64_t snapshot_bytes(const struct cache *c, int32_t seq);
 
-/* A block on its way out: snapshot_bytes() in all. The sequence rests in its seat until the end. */
+/* A block on its way out: snapshot_bytes() in all. The sequence rests until the end. */
 struct snapshot_writer;
 
-/* identity: 64 characters that name the model and its overlays. tokens: (n_tokens of the seat),
+/* identity: 64 characters that name the model and its overlays. tokens: (n_tokens of the sequence),
  * kept by the caller. -ENOMEM. */
-int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64],
+int snapshot_writer_create(struct cache *c, int32_t seq, const char identity[64],
                            const int32_t *tokens, struct snapshot_writer **ret) WARN_UNUSED;
 void snapshot_writer_destroy(struct snapshot_writer *w); /* takes NULL */
 /* The least buffer that snapshot_next() can go on with. */
@@ -75,10 +75,10 @@ int snapshot_open(const struct cache *c, const struct snapshot_source *source,
                   struct error *reterr) WARN_UNUSED;
 void snapshot_close(struct snapshot *s); /* takes NULL */
 
-/* Fills a seat that has just been sat down on with room for it, at least `least` bytes a call (or
- * all that are left), until snapshot_loaded(); the seat rests meanwhile. *ret_read: what the source
- * said, if it failed; the seat must then be left. Another failure is the device's. */
-int snapshot_load(struct cache *c, int32_t seat, struct snapshot *s, uint64_t least,
+/* Fills a sequence that has just been admitted with room for it, at least `least` bytes a call (or
+ * all that are left), until snapshot_loaded(); the sequence rests meanwhile. *ret_read: what the
+ * source said, if it failed; the sequence must then be left. Another failure is the device's. */
+int snapshot_load(struct cache *c, int32_t seq, struct snapshot *s, uint64_t least,
                   uint64_t *ret_n, int *ret_read) WARN_UNUSED;
 static inline bool snapshot_loaded(const struct snapshot *s)
 {

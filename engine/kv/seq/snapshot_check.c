@@ -163,7 +163,7 @@ static int check_slots(const struct taker *t, int32_t store, int32_t n, struct e
         return 0; /* compared with the rest */
     }
     return n < 0 || n > most || (p->layers == POLICY_LAYERS_EQUAL && n != t->head.n_slots) ||
-                   geometry_store_budget(g, p, t->head.budget, store) > g->seats[store].cap
+                   geometry_store_budget(g, p, t->head.budget, store) > g->arrays[store].cap
                ? broken(reterr, "its budget")
                : 0;
 }

@@ -11,8 +11,8 @@
  *         f32 sums of V (v_heads of the group, v_dim) where the policy keeps them,
  *         the slots (n_slots, slot_bytes), padded to 8 bytes
  *
- * Positions and scores of a sequence at rest lie in its seat (not in the peak region): prompts that
- * are being read are not saved. */
+ * Positions and scores of a sequence at rest are in its own arrays (not in the peak region):
+ * prompts that are being read are not saved. */
 
 #include "engine/kv/seq/cache_impl.h"
 #include "engine/kv/seq/snapshot.h"

@@ -84,12 +84,12 @@ static void next_group(struct snapshot *s, const struct snapshot_store *h, bool 
 
 /* All of a store that belongs in the tier's file has been imported into the staging store: into the
  * file with it, as with rows that were just computed, a chunk a call. */
-static int keep_rows(struct cache *c, int32_t seat, struct snapshot *s,
+static int keep_rows(struct cache *c, int32_t seq, struct snapshot *s,
                      const struct snapshot_store *h, uint64_t *ret_n)
 {
     int32_t left = h->n_slots - s->kept;
     int32_t n = left < c->geometry.tier.max_chunk ? left : c->geometry.tier.max_chunk;
-    int r = tier_keep(c->tier, seat, cache_on_disk(c, seat, s->store), s->kept, n);
+    int r = tier_keep(c->tier, seq, cache_on_disk(c, seq, s->store), s->kept, n);
 
     s->kept += n;
     *ret_n += (uint64_t)(n * h->n_groups) * h->slot_bytes;
@@ -99,7 +99,7 @@ static int keep_rows(struct cache *c, int32_t seat, struct snapshot *s,
     return r;
 }
 
-static int begin_load(struct cache *c, int32_t seat, struct snapshot *s)
+static int begin_load(struct cache *c, int32_t seq, struct snapshot *s)
 {
     struct snapshot_header head;
 
@@ -107,24 +107,24 @@ static int begin_load(struct cache *c, int32_t seat, struct snapshot *s)
     s->begun = true;
     s->held_at = sizeof(head) + snapshot_pad8((uint64_t)head.n_tokens * sizeof(int32_t));
     s->at = s->held_at;
-    return cache_refill(c, seat, head.n_tokens, s->slots, head.n_evicted);
+    return cache_refill(c, seq, head.n_tokens, s->slots, head.n_evicted);
 }
 
-int snapshot_load(struct cache *c, int32_t seat, struct snapshot *s, uint64_t least,
-                  uint64_t *ret_n, int *ret_read)
+int snapshot_load(struct cache *c, int32_t seq, struct snapshot *s, uint64_t least, uint64_t *ret_n,
+                  int *ret_read)
 {
-    int r = s->begun ? 0 : begin_load(c, seat, s);
+    int r = s->begun ? 0 : begin_load(c, seq, s);
 
     *ret_n = 0;
     *ret_read = 0;
     while (!r && !*ret_read && *ret_n < least && !snapshot_loaded(s)) {
         struct snapshot_store h =
-            snapshot_describe(c, &c->seqs[seat], s->store, cache_store_slots(c, seat, s->store));
-        struct ops_kv kv = cache_store_kv(c, seat, s->store);
+            snapshot_describe(c, &c->seqs[seq], s->store, cache_store_slots(c, seq, s->store));
+        struct ops_kv kv = cache_store_kv(c, seq, s->store);
 
         assert(h.n_groups > 0); /* the greatest common divisor of two counts of heads */
         if (s->group == h.n_groups) {
-            r = keep_rows(c, seat, s, &h, ret_n);
+            r = keep_rows(c, seq, s, &h, ret_n);
             continue;
         }
         uint64_t from = s->at + (uint64_t)s->slot * h.slot_bytes;
@@ -132,7 +132,7 @@ int snapshot_load(struct cache *c, int32_t seat, struct snapshot *s, uint64_t le
         r = s->slot == 0 ? load_state(c, s, &h, &kv) : 0;
         r = r ? r : load_slots(c, s, &h, &kv, ret_read);
         *ret_n += s->at + (uint64_t)s->slot * h.slot_bytes - from;
-        next_group(s, &h, cache_on_disk(c, seat, s->store) >= 0);
+        next_group(s, &h, cache_on_disk(c, seq, s->store) >= 0);
     }
     return r;
 }

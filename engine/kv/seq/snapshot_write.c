@@ -20,7 +20,7 @@ enum part {
 
 struct snapshot_writer {
     struct cache *c;
-    int32_t seat;
+    int32_t seq;
     const int32_t *tokens;
     struct snapshot_header head;
     size_t least;
@@ -63,8 +63,8 @@ static void begin_store(struct snapshot_writer *w)
     w->part = more ? PART_STORE : PART_END;
     w->group = 0;
     if (more) {
-        w->h = snapshot_describe(w->c, &w->c->seqs[w->seat], w->store,
-                                 cache_store_slots(w->c, w->seat, w->store));
+        w->h = snapshot_describe(w->c, &w->c->seqs[w->seq], w->store,
+                                 cache_store_slots(w->c, w->seq, w->store));
     }
 }
 
@@ -105,7 +105,7 @@ static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
     default:
         break;
     }
-    kv = cache_store_kv(w->c, w->seat, w->store);
+    kv = cache_store_kv(w->c, w->seq, w->store);
     at = (size_t)w->group * (size_t)kv.cap;
     switch (w->part) {
     case PART_POS:
@@ -116,8 +116,8 @@ static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
         at = (size_t)w->group * (size_t)snapshot_n_sums(&w->h);
         return ops->read(w->c->be, buf, (const uint8_t *)(kv.v_sum + at) + w->at, n);
     default:
-        if (cache_on_disk(w->c, w->seat, w->store) >= 0) {
-            return tier_save_slots(w->c->tier, w->seat, cache_on_disk(w->c, w->seat, w->store),
+        if (cache_on_disk(w->c, w->seq, w->store) >= 0) {
+            return tier_save_slots(w->c->tier, w->seq, cache_on_disk(w->c, w->seq, w->store),
                                    w->group, (int32_t)(w->at / w->h.slot_bytes),
                                    (int32_t)(n / w->h.slot_bytes), buf);
         }
@@ -171,14 +171,14 @@ int snapshot_next(struct snapshot_writer *w, void *buf, size_t size, size_t *ret
 bool snapshot_waits(struct snapshot_writer *w, size_t size)
 {
     int32_t disk =
-        w->part < PART_STORE || w->part == PART_END ? -1 : cache_on_disk(w->c, w->seat, w->store);
+        w->part < PART_STORE || w->part == PART_END ? -1 : cache_on_disk(w->c, w->seq, w->store);
     int64_t slot = (int64_t)((w->part == PART_SLOTS ? w->at : 0) + size);
 
     if (disk < 0) {
         return false;
     }
     slot /= (int64_t)w->h.slot_bytes;
-    return tier_save_waits(w->c->tier, w->seat, disk,
+    return tier_save_waits(w->c->tier, w->seq, disk,
                            slot < w->h.n_slots ? (int32_t)slot : w->h.n_slots - 1);
 }
 
@@ -200,10 +200,10 @@ static int32_t most_slots(const struct cache *c, const struct cache_seq *q)
     return most > 0 ? most : q->budget && q->budget < q->n_tokens ? q->budget : q->n_tokens;
 }
 
-int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64],
+int snapshot_writer_create(struct cache *c, int32_t seq, const char identity[64],
                            const int32_t *tokens, struct snapshot_writer **ret)
 {
-    const struct cache_seq *q = &c->seqs[seat];
+    const struct cache_seq *q = &c->seqs[seq];
     uint64_t slot = snapshot_largest_slot(c, q->variant);
     struct snapshot_writer *w = calloc(1, sizeof(*w));
 
@@ -211,7 +211,7 @@ int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64
         return -ENOMEM;
     }
     w->c = c;
-    w->seat = seat;
+    w->seq = seq;
     w->tokens = tokens;
     w->least = slot > 8 ? (size_t)slot : 8;
     w->head = (struct snapshot_header){
@@ -222,13 +222,13 @@ int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64
         .n_slots = most_slots(c, q),
         .budget = q->budget,
         .n_evicted = q->n_evicted,
-        .bytes = snapshot_bytes(c, seat),
+        .bytes = snapshot_bytes(c, seq),
     };
     memcpy(w->head.magic, snapshot_magic, sizeof(snapshot_magic));
     memcpy(w->head.identity, identity, sizeof(w->head.identity));
     policy_print(&q->policy, w->head.policy, sizeof(w->head.policy));
     if (policy_on_disk(&q->policy)) {
-        tier_save_begin(c->tier, seat, q->n_tokens);
+        tier_save_begin(c->tier, seq, q->n_tokens);
     }
     *ret = w;
     return 0;
@@ -236,8 +236,8 @@ int snapshot_writer_create(struct cache *c, int32_t seat, const char identity[64
 
 void snapshot_writer_destroy(struct snapshot_writer *w)
 {
-    if (w && policy_on_disk(&w->c->seqs[w->seat].policy)) {
-        tier_save_end(w->c->tier, w->seat);
+    if (w && policy_on_disk(&w->c->seqs[w->seq].policy)) {
+        tier_save_end(w->c->tier, w->seq);
     }
     free(w);
 }

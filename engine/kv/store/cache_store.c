@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One store of one sequence: where its pages, positions and scores are.
  *
- * Pages are entered in the seat's page table on the device and in a host mirror, which knows what
- * to give back. Positions and scores lie in the seat, or, for a prompt that is longer than what the
- * seat holds, in the one peak region; under score=shared all stores use the first one's scores. */
+ * Pages are entered in the sequence's page table on the device and in a host mirror, which knows
+ * what to give back. Positions and scores are in the sequence's arrays, or, for a prompt that is
+ * longer than what the sequence holds, in the one peak region; under score=shared all stores use
+ * the first one's scores. */
 
 #include <assert.h>
 
@@ -24,7 +25,7 @@ int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q)
 
 struct cache_state cache_state_of(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    const struct geometry_seat *st = &c->geometry.seats[store];
+    const struct geometry_arrays *st = &c->geometry.arrays[store];
 
     if (!q->in_peak) {
         return (struct cache_state){q->state + st->pos_off, q->state + st->score_off, st->cap};
@@ -55,7 +56,7 @@ bool cache_is_full(const struct cache_seq *q, int32_t store)
 int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int32_t store,
                           int32_t n_new)
 {
-    const struct geometry_seat *st = &c->geometry.seats[store];
+    const struct geometry_arrays *st = &c->geometry.arrays[store];
     int32_t n = q->n_tokens + n_new;
 
     if (st->ring) {
@@ -71,7 +72,7 @@ int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int3
 static int take_row(struct cache *c, struct cache_seq *q, int32_t store, int32_t group,
                     int32_t want)
 {
-    const struct geometry_seat *st = &c->geometry.seats[store];
+    const struct geometry_arrays *st = &c->geometry.arrays[store];
     int32_t class = geometry_class_of(&c->geometry, q->variant, store);
     size_t at = (size_t)group * (size_t)st->max_pages + (size_t)q->stores[store].n_pages;
     uint32_t *row = cache_host_pages(q, st) + at;
@@ -97,7 +98,7 @@ static int take_row(struct cache *c, struct cache_seq *q, int32_t store, int32_t
 static void put_back_rows(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_groups,
                           int32_t want)
 {
-    const struct geometry_seat *st = &c->geometry.seats[store];
+    const struct geometry_arrays *st = &c->geometry.arrays[store];
     int32_t class = geometry_class_of(&c->geometry, q->variant, store);
 
     for (int32_t g = 0; g < n_groups; g++) {
@@ -112,7 +113,7 @@ static void put_back_rows(struct cache *c, struct cache_seq *q, int32_t store, i
 
 int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_slots)
 {
-    const struct geometry_seat *st = &c->geometry.seats[store];
+    const struct geometry_arrays *st = &c->geometry.arrays[store];
     int32_t want = (n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
     int32_t have = q->stores[store].n_pages;
 
@@ -134,7 +135,7 @@ int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_
 /* Gives back a store's pages from `keep` a group on. */
 void cache_drop_pages(struct cache *c, struct cache_seq *q, int32_t store, int32_t keep)
 {
-    const struct geometry_seat *st = &c->geometry.seats[store];
+    const struct geometry_arrays *st = &c->geometry.arrays[store];
     struct pages *pages = &c->classes[geometry_class_of(&c->geometry, q->variant, store)];
 
     for (int32_t g = 0; g < st->n_groups; g++) {
@@ -153,7 +154,7 @@ void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int
     int32_t had = q->stores[store].n_pages;
 
     cache_drop_pages(c, q, store, keep);
-    uint32_t n = (uint32_t)((had - q->stores[store].n_pages) * c->geometry.seats[store].n_groups);
+    uint32_t n = (uint32_t)((had - q->stores[store].n_pages) * c->geometry.arrays[store].n_groups);
     bool reserved = pages_reserve(&c->classes[class], n); /* they have just come free */
 
     assert(reserved);
@@ -166,7 +167,7 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
                           int32_t n_slots)
 {
     const struct geometry *s = &c->geometry;
-    const struct geometry_seat *st = &s->seats[store];
+    const struct geometry_arrays *st = &s->arrays[store];
     const struct pages *pages = &c->classes[geometry_class_of(s, q->variant, store)];
     struct ops_kv kv = {
         .layout = geometry_layout(s, q->variant, store),

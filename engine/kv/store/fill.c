@@ -92,12 +92,12 @@ static int fill_group(struct filler *f, const struct ops_kv *kv, int32_t group, 
     return r;
 }
 
-static int fill_store(struct filler *f, int32_t seat, int32_t store)
+static int fill_store(struct filler *f, int32_t seq, int32_t store)
 {
-    struct ops_kv kv = cache_store_kv(f->c, seat, store);
-    int32_t n_tokens = f->c->seqs[seat].n_tokens;
-    int32_t n_slots = cache_store_slots(f->c, seat, store);
-    int32_t ring = f->c->geometry.seats[store].ring;
+    struct ops_kv kv = cache_store_kv(f->c, seq, store);
+    int32_t n_tokens = f->c->seqs[seq].n_tokens;
+    int32_t n_slots = cache_store_slots(f->c, seq, store);
+    int32_t ring = f->c->geometry.arrays[store].ring;
     int r = 0;
 
     for (int32_t s = 0; s < n_slots; s++) {
@@ -113,13 +113,13 @@ static int fill_store(struct filler *f, int32_t seat, int32_t store)
     return r;
 }
 
-int kv_fill(struct cache *c, int32_t seat)
+int kv_fill(struct cache *c, int32_t seq)
 {
-    const struct cache_seq *q = &c->seqs[seat];
+    const struct cache_seq *q = &c->seqs[seq];
     int32_t n = q->n_prompt;
     uint64_t slot_bytes = 1;
     struct filler f = {.c = c, .seed = 1};
-    int r = cache_refill(c, seat, n, NULL, 0);
+    int r = cache_refill(c, seq, n, NULL, 0);
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         uint64_t b = ops_kv_slot_bytes(geometry_layout(&c->geometry, q->variant, i));
@@ -133,7 +133,7 @@ int kv_fill(struct cache *c, int32_t seat)
         r = -ENOMEM;
     }
     for (int32_t i = 0; !r && i < c->geometry.config.n_stores; i++) {
-        r = fill_store(&f, seat, i);
+        r = fill_store(&f, seq, i);
     }
     free(f.score);
     free(f.pos);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which slots a layer to come will read, from partial keys (ops.h struct ops_speculate). Everything
+/* Which slots a layer to come will read, from partial keys (ops.h struct ops_predict). Everything
  * stays on the device: how many and which are read there by the attention that they are for
  * (select.cu), so a step is still one graph.
  *
@@ -26,14 +26,14 @@ enum { THREADS = 128, HB = 4, HEAD_MAX = 256 };
 static_assert(TOPK_THREADS == 1024, "sums and predict have as many");
 
 /* How many slots: struct ops_select, GIVEN. */
-struct ahead_rule {
+struct predict_rule {
     int32_t count, share, cap, use;
     float alpha;
 };
 
-struct ahead {
+struct predict_args {
     struct attend a;
-    struct ahead_rule rule[CUDA_SEQS];
+    struct predict_rule rule[CUDA_SEQS];
     int32_t entry[CUDA_SEQS];
     struct ops_chosen chosen;
     bool on_chip;
@@ -44,19 +44,19 @@ struct ahead {
     int32_t *near;
 };
 
-CUDA_INLINE size_t head_at(const struct ahead *p, int32_t seq, int32_t head)
+CUDA_INLINE size_t head_at(const struct predict_args *p, int32_t seq, int32_t head)
 {
     return (size_t)(seq * p->a.n_q + head);
 }
 
-CUDA_INLINE float *skewed_of(const struct ahead *p, int32_t seq, int32_t head)
+CUDA_INLINE float *skewed_of(const struct predict_args *p, int32_t seq, int32_t head)
 {
     return p->skewed + head_at(p, seq, head) * p->a.seqs.layout.k_dim;
 }
 
 /* ---- ranking -------------------------------------------------------------------------------- */
 
-CUDA_KERNEL void __launch_bounds__(THREADS) skew_queries(struct ahead p)
+CUDA_KERNEL void __launch_bounds__(THREADS) skew_queries(struct predict_args p)
 {
     const struct cuda_layout *l = &p.a.seqs.layout;
     int32_t head = (int32_t)blockIdx.x;
@@ -85,7 +85,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS) skew_queries(struct ahead p)
     }
 }
 
-CUDA_KERNEL void __launch_bounds__(THREADS) rank_ahead(struct ahead p)
+CUDA_KERNEL void __launch_bounds__(THREADS) rank_predicted(struct predict_args p)
 {
     __shared__ float q[HEAD_MAX * HB]; /* (part_dims, HB) */
     const struct cuda_layout *l = &p.a.seqs.layout;
@@ -145,7 +145,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS) rank_ahead(struct ahead p)
     }
 }
 
-CUDA_KERNEL void __launch_bounds__(TOPK_THREADS) sums_ahead(struct ahead p)
+CUDA_KERNEL void __launch_bounds__(TOPK_THREADS) sum_predicted(struct predict_args p)
 {
     __shared__ float part[32];
     int32_t head = (int32_t)blockIdx.x;
@@ -176,9 +176,9 @@ CUDA_INLINE int32_t percent_of(int32_t n, int32_t percent)
 }
 
 /* How many slots each group of the sequence lists; all threads get it. */
-CUDA_INLINE int32_t how_many(const struct ahead *p, int32_t seq)
+CUDA_INLINE int32_t how_many(const struct predict_args *p, int32_t seq)
 {
-    const struct ahead_rule *rule = &p->rule[seq];
+    const struct predict_rule *rule = &p->rule[seq];
     const struct cuda_seq *s = &p->a.seqs.s[seq];
     int32_t near = 0;
     int32_t n;
@@ -193,7 +193,7 @@ CUDA_INLINE int32_t how_many(const struct ahead *p, int32_t seq)
 }
 
 /* kv.score of the group's slots that rank, when those with a key of at most `last` are listed. */
-CUDA_INLINE void keep_use(const struct ahead *p, int32_t seq, int32_t group, const struct mass *m,
+CUDA_INLINE void keep_use(const struct predict_args *p, int32_t seq, int32_t group, const struct mass *m,
                           uint64_t last, float *part)
 {
     const struct cuda_seq *s = &p->a.seqs.s[seq];
@@ -223,7 +223,7 @@ CUDA_INLINE void keep_use(const struct ahead *p, int32_t seq, int32_t group, con
     }
 }
 
-CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) predict(struct ahead p)
+CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) predict(struct predict_args p)
 {
     CUDA_SHARED(float, memory);
     __shared__ float part[32];
@@ -276,7 +276,7 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) predict(struct ahead p)
 
 /* ---- the call ------------------------------------------------------------------------------- */
 
-static bool valid(const struct cuda *cu, const struct ops_speculate *p, int32_t seq)
+static bool valid(const struct cuda *cu, const struct ops_predict *p, int32_t seq)
 {
     const struct ops_kv *kv = &p->seqs[seq].kv;
     const struct ops_kv_layout *l = kv->layout;
@@ -290,7 +290,7 @@ static bool valid(const struct cuda *cu, const struct ops_speculate *p, int32_t 
            kv->n_slots - 1 <= p->chosen->ld && (kv->slot_pos || p->seqs[seq].pos0 < kv->n_slots);
 }
 
-static int launch(struct cuda *cu, struct ahead *p, int32_t most)
+static int launch(struct cuda *cu, struct predict_args *p, int32_t most)
 {
     const struct cuda_layout *l = &p->a.seqs.layout;
     unsigned n_q = (unsigned)p->a.n_q;
@@ -305,12 +305,12 @@ static int launch(struct cuda *cu, struct ahead *p, int32_t most)
         CUDA_LAUNCH(cu,
                     dim3(cuda_div_up((uint64_t)most, THREADS),
                          k_heads * cuda_div_up((uint64_t)n_q / k_heads, HB), n),
-                    dim3(THREADS), 0, rank_ahead, *p);
-        r = cuda_launched(cu, "rank_ahead");
+                    dim3(THREADS), 0, rank_predicted, *p);
+        r = cuda_launched(cu, "rank_predicted");
     }
     if (r == 0) {
-        CUDA_LAUNCH(cu, dim3(n_q, n), dim3(TOPK_THREADS), 0, sums_ahead, *p);
-        r = cuda_launched(cu, "sums_ahead");
+        CUDA_LAUNCH(cu, dim3(n_q, n), dim3(TOPK_THREADS), 0, sum_predicted, *p);
+        r = cuda_launched(cu, "sum_predicted");
     }
     if (r == 0) {
         CUDA_LAUNCH_LARGE(cu, dim3((unsigned)l->n_groups, n), dim3(TOPK_THREADS), shared, predict,
@@ -322,8 +322,8 @@ static int launch(struct cuda *cu, struct ahead *p, int32_t most)
 
 /* Sequences from *at on that are to be predicted and share a layout, a launch's worth; the most
  * slots of one. */
-static int32_t gather(const struct cuda *cu, const struct ops_speculate *p, int32_t *at,
-                      struct ahead *to)
+static int32_t gather(const struct cuda *cu, const struct ops_predict *p, int32_t *at,
+                      struct predict_args *to)
 {
     int32_t room = cu->scratch.n_selected < CUDA_SEQS ? cu->scratch.n_selected : CUDA_SEQS;
     int32_t most = 0;
@@ -351,10 +351,10 @@ static int32_t gather(const struct cuda *cu, const struct ops_speculate *p, int3
     return most;
 }
 
-int cuda_speculate(struct backend *be, const struct ops_speculate *p)
+int cuda_predict(struct backend *be, const struct ops_predict *p)
 {
     struct cuda *cu = cuda_of(be);
-    struct ahead a = {};
+    struct predict_args a = {};
     int r = 0;
 
     for (int32_t i = 0; i < p->n_seqs; i++) {

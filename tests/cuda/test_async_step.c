@@ -3,7 +3,7 @@
  * one step at a time: the same tokens and the same ends, whatever ends a text, whoever interrupts,
  * cancels, or comes in the midst; and a text saved as it ends goes on as one saved the other way.
  *
- *     test_ahead BACKEND FOLDER [few]   (BACKEND may be a module's path) */
+ *     test_async_step BACKEND FOLDER [few]   (BACKEND may be a module's path) */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -198,14 +198,14 @@ static uint64_t run_with(struct run *run, enum engine_draw draw, struct answer *
     expect(c.kv_bytes_used == 0, sc, "pages that nobody holds at the end", (long)c.kv_bytes_used,
            0);
     engine_destroy(run->e);
-    return c.n_ahead;
+    return c.n_async_steps;
 }
 
 static void compare(const struct scenario *sc)
 {
     static struct run host, device;
     static struct answer next_host, next_device;
-    uint64_t n_ahead;
+    uint64_t n_async_steps;
 
     memset(&host, 0, sizeof(host));
     memset(&device, 0, sizeof(device));
@@ -213,8 +213,9 @@ static void compare(const struct scenario *sc)
     memset(&next_device, 0, sizeof(next_device));
     host.sc = device.sc = sc;
     expect(run_with(&host, ENGINE_DRAW_HOST, &next_host) == 0, sc, "ahead, by the host", 1, 0);
-    n_ahead = run_with(&device, ENGINE_DRAW_DEVICE, &next_device);
-    expect((n_ahead > 0) == sc->ahead, sc, "steps begun ahead", (long)n_ahead, sc->ahead);
+    n_async_steps = run_with(&device, ENGINE_DRAW_DEVICE, &next_device);
+    expect((n_async_steps > 0) == sc->ahead, sc, "steps begun ahead", (long)n_async_steps,
+           sc->ahead);
     for (int i = 0; i < sc->n_requests; i++) {
         const struct answer *a = &host.a[i];
         const struct answer *b = &device.a[i];
@@ -286,7 +287,7 @@ int main(int argc, char **argv)
          .cancel_at = 66,
          .ahead = true},
         {.name = "knocked", .n_requests = 2, .n_new = 40, .notice_every = 5, .ahead = true},
-        {.name = "more than seats",
+        {.name = "more than places",
          .n_requests = 4,
          .n_seqs = 2,
          .n_new = 40,
@@ -317,7 +318,7 @@ int main(int argc, char **argv)
     size_t n = sizeof(all) / sizeof(all[0]);
 
     if (argc < 3) {
-        (void)fprintf(stderr, "usage: test_ahead BACKEND FOLDER [few]\n");
+        (void)fprintf(stderr, "usage: test_async_step BACKEND FOLDER [few]\n");
         return 2;
     }
     backend = argv[1];

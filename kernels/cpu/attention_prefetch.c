@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "kernels/cpu/attention_ahead.h"
+#include "kernels/cpu/attention_prefetch.h"
 
 #include "kernels/cpu/attention.h"
 
@@ -15,16 +15,16 @@ static int32_t slots_end(const struct att_span *c)
     return c->kv->n_slots - c->slot0 < KV_CHUNK ? c->kv->n_slots : c->slot0 + KV_CHUNK;
 }
 
-static void add_block(struct att_ahead *a, const uint8_t *block)
+static void add_block(struct att_prefetch *a, const uint8_t *block)
 {
-    if (a->n < ATT_AHEAD_BLOCKS) {
+    if (a->n < ATT_PREFETCH_BLOCKS) {
         a->block[a->n++] = block;
     }
 }
 
-static void add_blocks(struct att_ahead *a, const uint8_t *from, size_t bytes)
+static void add_blocks(struct att_prefetch *a, const uint8_t *from, size_t bytes)
 {
-    for (size_t i = 0; i < bytes; i += KV_AHEAD_BYTES) {
+    for (size_t i = 0; i < bytes; i += KV_PREFETCH_BYTES) {
         add_block(a, from + i);
     }
 }
@@ -33,10 +33,10 @@ static void add_blocks(struct att_ahead *a, const uint8_t *from, size_t bytes)
 
 static bool whole_blocks(const struct ops_kv_layout *l)
 {
-    return (l->page_bytes | kv_page_k_bytes(l) | kv_page_v_bytes(l)) % KV_AHEAD_BYTES == 0;
+    return (l->page_bytes | kv_page_k_bytes(l) | kv_page_v_bytes(l)) % KV_PREFETCH_BYTES == 0;
 }
 
-static void add_in_order(struct att_ahead *a, const struct att_span *c, int32_t limit)
+static void add_in_order(struct att_prefetch *a, const struct att_span *c, int32_t limit)
 {
     const struct ops_kv *kv = c->kv;
     const struct ops_kv_layout *l = c->kv->layout;
@@ -56,17 +56,17 @@ static void add_in_order(struct att_ahead *a, const struct att_span *c, int32_t 
 
 /* The blocks of a stretch; those at its ends move into it, so that nothing else is asked for, and
  * some lines twice. */
-static void add_stretch(struct att_ahead *a, const uint8_t *from, const uint8_t *end)
+static void add_stretch(struct att_prefetch *a, const uint8_t *from, const uint8_t *end)
 {
-    const uint8_t *last = end - KV_AHEAD_BYTES;
+    const uint8_t *last = end - KV_PREFETCH_BYTES;
 
-    for (const uint8_t *at = from - (uintptr_t)from % KV_AHEAD_BYTES; at < end;
-         at += KV_AHEAD_BYTES) {
+    for (const uint8_t *at = from - (uintptr_t)from % KV_PREFETCH_BYTES; at < end;
+         at += KV_PREFETCH_BYTES) {
         add_block(a, at < from ? from : at > last && last >= from ? last : at);
     }
 }
 
-static void add_by_address(struct att_ahead *a, const struct att_span *c)
+static void add_by_address(struct att_prefetch *a, const struct att_span *c)
 {
     const struct ops_kv *kv = c->kv;
     int32_t end = slots_end(c);
@@ -100,7 +100,7 @@ static void ask_for_positions(const struct att_span *c)
 
 /* Shares the lines of n blocks out to the chunk's keys, weights and values; returns how many of
  * them keys do not ask for while they are read. */
-static int32_t set_pace(const struct att_span *c, int32_t n, struct att_ahead *a)
+static int32_t set_pace(const struct att_span *c, int32_t n, struct att_prefetch *a)
 {
     const struct ops_kv_layout *l = c->kv->layout;
     const int32_t end = slots_end(c);
@@ -118,27 +118,27 @@ static int32_t set_pace(const struct att_span *c, int32_t n, struct att_ahead *a
     a->a.stream = 0;
     a->a.offset = 0;
     a->a.due = 0;
-    a->a.step = (uint32_t)((uint64_t)lines * KV_AHEAD_LINE / (uint64_t)read);
+    a->a.step = (uint32_t)((uint64_t)lines * KV_PREFETCH_LINE / (uint64_t)read);
     return k_lines - (int32_t)((int64_t)k_lines * lines / read);
 }
 
 static void look_ahead_skewed(const struct att_span *c, const struct att_span *next,
-                              const uint8_t *weights, struct att_ahead *a)
+                              const uint8_t *weights, struct att_prefetch *a)
 {
     int32_t lead;
     int32_t n;
 
-    add_in_order(a, c, ATT_AHEAD_BLOCKS);
-    lead = (set_pace(c, a->n, a) + KV_AHEAD_LOT + 63) / 64;
-    n = a->n + lead + KV_AHEAD_SKEWED + 1;
-    a->on = n <= ATT_AHEAD_BLOCKS;
+    add_in_order(a, c, ATT_PREFETCH_BLOCKS);
+    lead = (set_pace(c, a->n, a) + KV_PREFETCH_LOT + 63) / 64;
+    n = a->n + lead + KV_PREFETCH_SKEWED + 1;
+    a->on = n <= ATT_PREFETCH_BLOCKS;
     if (!a->on) {
         return;
     }
     if (next && whole_blocks(next->kv->layout)) {
         add_in_order(a, next, n);
     } else if (weights) {
-        add_blocks(a, weights, KV_AHEAD_SKEWED * KV_AHEAD_BYTES);
+        add_blocks(a, weights, KV_PREFETCH_SKEWED * KV_PREFETCH_BYTES);
     }
     for (; a->n < n; a->n++) { /* nothing known: what is in the caches already */
         a->block[a->n] = a->block[0];
@@ -148,20 +148,20 @@ static void look_ahead_skewed(const struct att_span *c, const struct att_span *n
 }
 
 static void look_ahead_abreast(const struct att_span *c, const struct att_span *next,
-                               const uint8_t *weights, struct att_ahead *a)
+                               const uint8_t *weights, struct att_prefetch *a)
 {
     int32_t batches;
 
     if (next) {
         add_by_address(a, next);
     } else if (weights) {
-        add_blocks(a, weights, KV_AHEAD_SKEWED * KV_AHEAD_BYTES);
+        add_blocks(a, weights, KV_PREFETCH_SKEWED * KV_PREFETCH_BYTES);
     }
     a->on = a->n > 0;
     if (!a->on) {
         return;
     }
-    batches = (a->n + KV_AHEAD_ABREAST - 1) / KV_AHEAD_ABREAST;
+    batches = (a->n + KV_PREFETCH_ABREAST - 1) / KV_PREFETCH_ABREAST;
     a->a.n_streams = (uint32_t)((a->n + batches - 1) / batches);
     for (uint32_t i = 0; i < a->a.n_streams; i++) { /* a batch that is not full, rounding */
         a->block[a->n + (int32_t)i] = a->block[a->n - 1];
@@ -171,7 +171,7 @@ static void look_ahead_abreast(const struct att_span *c, const struct att_span *
 }
 
 void att_look_ahead(const struct att_span *c, const struct att_span *next, const uint8_t *weights,
-                    struct att_ahead *a)
+                    struct att_prefetch *a)
 {
     a->n = 0;
     a->soft = 0;
@@ -187,15 +187,15 @@ void att_look_ahead(const struct att_span *c, const struct att_span *next, const
 
 void att_ask_at_once(const struct att_span *c)
 {
-    struct att_ahead a;
+    struct att_prefetch a;
 
     a.n = 0;
     if (whole_blocks(c->kv->layout)) {
-        add_in_order(&a, c, KV_AHEAD_SKEWED);
+        add_in_order(&a, c, KV_PREFETCH_SKEWED);
     } else {
         add_by_address(&a, c);
     }
-    for (int32_t i = 0; i < KV_AHEAD_BYTES; i += 64) {
+    for (int32_t i = 0; i < KV_PREFETCH_BYTES; i += 64) {
         for (int32_t j = 0; j < a.n; j++) {
             __builtin_prefetch(a.block[j] + i, 0, 2);
         }

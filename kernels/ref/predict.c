@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which slots a layer to come will read (ops.h struct ops_speculate).
+/* Which slots a layer to come will read (ops.h struct ops_predict).
  *
  * A unit is one sequence, since its count is a mean over the query heads of all groups: logits of
  * all heads and slots in t->logits, then the count, then for each group the softmax in t->approx
@@ -14,12 +14,12 @@
 
 struct job {
     struct ref *ref;
-    const struct ops_speculate *p;
+    const struct ops_predict *p;
     struct pool_counter next;
 };
 
 /* What ref_finish_logit and ref_choose want to know. */
-static struct ops_attention as_attention(const struct ops_speculate *p)
+static struct ops_attention as_attention(const struct ops_predict *p)
 {
     return (struct ops_attention){.q = p->q,
                                   .ldq = p->ldq,
@@ -150,7 +150,7 @@ static void list_group(struct ref_unit *u, int32_t k, int32_t *list)
 
 static void one(const struct job *job, const struct ref_thread *t, int32_t i)
 {
-    const struct ops_speculate *p = job->p;
+    const struct ops_predict *p = job->p;
     const struct ops_chosen *c = p->chosen;
     struct ops_attention as = as_attention(p);
     struct ref_unit u = {
@@ -191,7 +191,7 @@ static void units(void *arg, int tid, int n_threads)
     }
 }
 
-int ref_speculate(struct backend *be, const struct ops_speculate *p)
+int ref_predict(struct backend *be, const struct ops_predict *p)
 {
     struct ref *ref = (struct ref *)be;
     struct job job = {.ref = ref, .p = p};

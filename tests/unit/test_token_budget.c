@@ -7,22 +7,22 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "engine/sched/slice.h"
+#include "engine/sched/token_budget.h"
 #include "tests/unit/engine_run.h"
 
 /* A prompt of n rows beside one decode row; a step takes plain + fixed + n row. The rows of the
- * last whole slice. */
-static int32_t settle(struct slice *s, double plain, double fixed, double row, int32_t n,
+ * last whole budget. */
+static int32_t settle(struct token_budget *s, double plain, double fixed, double row, int32_t n,
                       int32_t *ret_most_plain)
 {
     int32_t at = 0;
     int32_t in_a_row = 0;
 
     while (n > 0) {
-        int32_t room = slice_room(s, 1);
+        int32_t room = token_budget_room(s, 1);
 
         room = room < n ? room : n;
-        slice_add(s, 1, room, room ? plain + fixed + room * row : plain);
+        token_budget_add(s, 1, room, room ? plain + fixed + room * row : plain);
         in_a_row = room ? 0 : in_a_row + 1;
         *ret_most_plain = in_a_row > *ret_most_plain ? in_a_row : *ret_most_plain;
         n -= room;
@@ -31,13 +31,13 @@ static int32_t settle(struct slice *s, double plain, double fixed, double row, i
     return at;
 }
 
-Test(slice, twice_a_plain_step)
+Test(token_budget, twice_a_plain_step)
 {
-    struct slice s = {0};
+    struct token_budget s = {0};
     int32_t most_plain = 0;
 
-    cr_assert_eq(slice_room(&s, 0), INT32_MAX, "nobody waits");
-    cr_assert_eq(slice_room(&s, 1), 0, "a plain step first");
+    cr_assert_eq(token_budget_room(&s, 0), INT32_MAX, "nobody waits");
+    cr_assert_eq(token_budget_room(&s, 1), 0, "a plain step first");
     /* A row costs a fortieth of a plain step, whatever their number. */
     int32_t n = settle(&s, 4e6, 0, 1e5, 20000, &most_plain);
 
@@ -45,13 +45,13 @@ Test(slice, twice_a_plain_step)
     cr_assert_leq(most_plain, 1);
 }
 
-Test(slice, half_the_speed_at_least)
+Test(token_budget, half_the_speed_at_least)
 {
-    struct slice s = {0};
+    struct token_budget s = {0};
     int32_t most_plain = 0;
 
     /* At full speed a row takes 0.5 ms; each slice goes through the keys, 25 ms. */
-    slice_add(&s, 0, 512, 512 * 5e5 + 25e6);
+    token_budget_add(&s, 0, 512, 512 * 5e5 + 25e6);
     int32_t n = settle(&s, 4e6, 25e6, 5e5, 20000, &most_plain);
     double row = (25e6 + n * 5e5) / n;
 
@@ -59,22 +59,22 @@ Test(slice, half_the_speed_at_least)
     cr_assert_leq(most_plain, 1);
 }
 
-Test(slice, forgets_what_was_off)
+Test(token_budget, forgets_what_was_off)
 {
-    struct slice s = {0};
+    struct token_budget s = {0};
     int32_t most_plain = 0;
 
     /* A plain step that took four times as long, */
     (void)settle(&s, 4e6, 0, 1e5, 20000, &most_plain);
-    slice_add(&s, 1, 0, 16e6);
+    token_budget_add(&s, 1, 0, 16e6);
     int32_t n = settle(&s, 4e6, 0, 1e5, 40000, &most_plain);
 
     cr_assert(n >= 24 && n <= 56, "%d rows", n);
     /* and sixteen who decode, with steps of 49 ms, of whom one stays. */
     for (int i = 0; i < 200; i++) {
-        int32_t room = slice_room(&s, 16);
+        int32_t room = token_budget_room(&s, 16);
 
-        slice_add(&s, 16, room, 49e6 + room * 1e5);
+        token_budget_add(&s, 16, room, 49e6 + room * 1e5);
     }
     n = settle(&s, 4e6, 0, 1e5, 60000, &most_plain);
     cr_assert(n >= 24 && n <= 56, "%d rows", n);
@@ -85,28 +85,28 @@ Test(slice, forgets_what_was_off)
     cr_assert(n < 256, "%d rows", n);
 }
 
-Test(slice, steps_that_are_never_measured_hold_no_prompt_up)
+Test(token_budget, steps_that_are_never_measured_hold_no_prompt_up)
 {
-    struct slice s = {0};
+    struct token_budget s = {0};
     int32_t n_none = 0;
 
     for (int i = 0; i < 100; i++) {
-        n_none += slice_room(&s, 1) == 0;
+        n_none += token_budget_room(&s, 1) == 0;
     }
     cr_assert_leq(n_none, 50);
 }
 
-Test(slice, goes_on_when_crowds_change)
+Test(token_budget, goes_on_when_crowds_change)
 {
-    struct slice s = {0};
+    struct token_budget s = {0};
     int32_t n_none = 0;
 
     for (int i = 0; i < 1000; i++) { /* another number of decode rows in each step */
-        int32_t crowd = 1 << i % SLICE_CROWDS;
-        int32_t room = slice_room(&s, crowd);
+        int32_t crowd = 1 << i % BUDGET_CROWDS;
+        int32_t room = token_budget_room(&s, crowd);
 
         n_none += room == 0;
-        slice_add(&s, crowd, room, 4e6 + room * 1e5);
+        token_budget_add(&s, crowd, room, 4e6 + room * 1e5);
     }
     cr_assert_leq(n_none, 1000 / 2, "prompts stand still");
 }
@@ -114,8 +114,8 @@ Test(slice, goes_on_when_crowds_change)
 /* A chunk of 512 rows through one layer in units, beside steps that take plain; a row of the i-th
  * quarter takes row * (1 + i / 8), a unit `fixed` beside its rows. ns a step; of the budget what
  * was used. */
-static double units_beside(struct slice *s, double plain, double fixed, double row, int32_t n_steps,
-                           double *ret_longest, double *ret_used)
+static double units_beside(struct token_budget *s, double plain, double fixed, double row,
+                           int32_t n_steps, double *ret_longest, double *ret_used)
 {
     int32_t at = 0;
     double spent = 0;
@@ -127,12 +127,12 @@ static double units_beside(struct slice *s, double plain, double fixed, double r
         double step = plain;
         bool opens = true;
 
-        slice_add(s, 1, 0, plain);
-        left = slice_budget(s, 1, plain);
+        token_budget_add(s, 1, 0, plain);
+        left = token_budget_ns(s, 1, plain);
         given += left;
-        for (; !slice_rests(s, 1);) {
-            struct slice_unit u = {SLICE_LAYER, at * SLICE_QUARTERS / 512, 16, 512 - at};
-            int32_t n = slice_piece(s, u, left, opens);
+        for (; !token_budget_rests(s, 1);) {
+            struct token_budget_unit u = {BUDGET_LAYER, at * BUDGET_QUARTERS / 512, 16, 512 - at};
+            int32_t n = token_budget_piece(s, u, left, opens);
 
             u.least = u.least < u.most ? u.least : u.most;
             if (n == 0) {
@@ -141,7 +141,7 @@ static double units_beside(struct slice *s, double plain, double fixed, double r
             cr_assert(n >= u.least && n <= u.most, "%d rows of %d", n, u.most);
             double ns = fixed + n * row * (1 + u.quarter / 8.0);
 
-            slice_add_piece(s, u, n, ns);
+            token_budget_add_piece(s, u, n, ns);
             at = (at + n) % 512;
             left -= ns;
             step += ns;
@@ -155,12 +155,12 @@ static double units_beside(struct slice *s, double plain, double fixed, double r
     return spent;
 }
 
-Test(slice, units_fill_a_second_step)
+Test(token_budget, units_fill_a_second_step)
 {
     static const double rows[] = {1e3, 1e4, 5e4, 2e5};
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        struct slice s = {0};
+        struct token_budget s = {0};
         double longest;
         double used;
 
@@ -169,32 +169,32 @@ Test(slice, units_fill_a_second_step)
         cr_expect_gt(used, 0.7, "rows of %.0f ns: %.2f of the budget", rows[i], used);
     }
     /* A unit that takes longer whatever its rows are goes on all the same. */
-    struct slice slow = {0};
+    struct token_budget slow = {0};
     double longest;
     double used;
 
     cr_expect_gt(units_beside(&slow, 1e5, 1e6, 1e5, 100, &longest, &used), 99 * 1e6);
 }
 
-Test(slice, budget_is_of_plain_steps)
+Test(token_budget, budget_is_of_plain_steps)
 {
-    struct slice s = {0};
-    struct slice_unit u = {SLICE_LAYER, 0, 16, 512};
+    struct token_budget s = {0};
+    struct token_budget_unit u = {BUDGET_LAYER, 0, 16, 512};
 
-    cr_expect(isinf(slice_budget(&s, 0, 0)), "nobody waits");
-    cr_expect_eq(slice_budget(&s, 1, 0), 0, "nothing is known");
-    cr_expect_eq(slice_piece(&s, u, 0, true), 16);
-    cr_expect_eq(slice_piece(&s, u, INFINITY, false), 512);
-    slice_add(&s, 1, 0, 1e6);
-    double first = slice_budget(&s, 1, 1e6);
+    cr_expect(isinf(token_budget_ns(&s, 0, 0)), "nobody waits");
+    cr_expect_eq(token_budget_ns(&s, 1, 0), 0, "nothing is known");
+    cr_expect_eq(token_budget_piece(&s, u, 0, true), 16);
+    cr_expect_eq(token_budget_piece(&s, u, INFINITY, false), 512);
+    token_budget_add(&s, 1, 0, 1e6);
+    double first = token_budget_ns(&s, 1, 1e6);
 
     cr_expect(first > 0.5e6 && first <= 1e6);
     for (int i = 0; i < 1000; i++) { /* steps that units have slowed down are no measure */
-        slice_add_piece(&s, u, 16, 1e5);
-        slice_add(&s, 1, 0, 3e6);
+        token_budget_add_piece(&s, u, 16, 1e5);
+        token_budget_add(&s, 1, 0, 3e6);
     }
-    cr_expect_eq(slice_budget(&s, 1, 1e6), first);
-    cr_expect_eq(slice_budget(&s, 1, 3e6), 0, "this one was slow");
+    cr_expect_eq(token_budget_ns(&s, 1, 1e6), first);
+    cr_expect_eq(token_budget_ns(&s, 1, 3e6), 0, "this one was slow");
 }
 
 /* ---- engines: one talks, a long prompt comes --------------------------------------------------
@@ -292,7 +292,7 @@ static const struct engine_request *generate(void)
     return &q;
 }
 
-Test(slice, no_bit_depends_on_it)
+Test(token_budget, no_bit_depends_on_it)
 {
     static const char *const of[] = {
         "full,chunk=128",
@@ -322,7 +322,7 @@ Test(slice, no_bit_depends_on_it)
 }
 
 /* SwiftKV's split, sliding windows, augmented queries. */
-Test(slice, no_bit_of_other_models_depends_on_it)
+Test(token_budget, no_bit_of_other_models_depends_on_it)
 {
     static const struct setting of[] = {
         {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "full,chunk=32", 128, 100},
@@ -348,7 +348,7 @@ Test(slice, no_bit_of_other_models_depends_on_it)
     }
 }
 
-Test(slice, scores_and_embeddings_too)
+Test(token_budget, scores_and_embeddings_too)
 {
     static const struct setting of[] = {
         {"stories260K.gguf", NULL, "full,chunk=128", CTX, N_PROMPT},
@@ -374,7 +374,7 @@ Test(slice, scores_and_embeddings_too)
 }
 
 /* Scored rows with their logits wait for credit: they are set aside a chunk at a time. */
-Test(slice, rows_that_are_set_aside)
+Test(token_budget, rows_that_are_set_aside)
 {
     static const struct setting of = {"stories260K.gguf", NULL, "full,chunk=128", CTX, N_PROMPT};
     static struct run talker, r[2];
@@ -465,7 +465,7 @@ static void cancel(const char *kv)
     engine_destroy(e);
 }
 
-Test(slice, cancel_between_units)
+Test(token_budget, cancel_between_units)
 {
     cancel("full,chunk=128");
     cancel("keyformer:50%,chunk=128");
@@ -476,7 +476,7 @@ Test(slice, cancel_between_units)
 /* A chunk is hurried for who waits for it; the layered prompt beside it gets no more of such a step
  * than of any other: it opens one unit at most, of a chunk and a layer. Whenever the urgent one
  * comes. */
-Test(slice, no_hurry_for_another)
+Test(token_budget, no_hurry_for_another)
 {
     static struct run talker, chunk, layered, urgent;
     static const char *const kv[] = {"full,chunk=128", "keyformer:50%,chunk=128"};
@@ -525,7 +525,7 @@ Test(slice, no_hurry_for_another)
 }
 
 /* Two prompts at once, one of them layer by layer throughout, and one that is urgent. */
-Test(slice, several_prompts)
+Test(token_budget, several_prompts)
 {
     static struct run talker, r[3], alone[3];
     static const char *const kv[] = {"full,chunk=128", "keyformer:50%,chunk=128", "full,chunk=128"};

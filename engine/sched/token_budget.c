@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/sched/slice.h"
+#include "engine/sched/token_budget.h"
 
 #include <math.h>
 
 static const double times = 2;  /* a plain step's time */
 static const double slow = 2;   /* a row's time at full speed */
-static const double first = 64; /* rows of the first slice */
+static const double first = 64; /* rows of the first budget */
 static const double more = 1.25, less = 0.8;
 static const double forget = 1.25;
 static const int32_t large = 256;
@@ -19,37 +19,37 @@ static int crowd(int32_t n_decode)
 {
     int i = 0;
 
-    while (i + 1 < SLICE_CROWDS && n_decode >> (i + 1)) {
+    while (i + 1 < BUDGET_CROWDS && n_decode >> (i + 1)) {
         i++;
     }
     return i;
 }
 
 /* The nearest crowd's time, 0 when none is known. */
-static double plain_near(const struct slice *s, int at)
+static double plain_near(const struct token_budget *s, int at)
 {
-    for (int d = 0; d < SLICE_CROWDS; d++) {
+    for (int d = 0; d < BUDGET_CROWDS; d++) {
         if (at - d >= 0 && s->plain_ns[at - d] > 0) {
             return s->plain_ns[at - d];
         }
-        if (at + d < SLICE_CROWDS && s->plain_ns[at + d] > 0) {
+        if (at + d < BUDGET_CROWDS && s->plain_ns[at + d] > 0) {
             return s->plain_ns[at + d];
         }
     }
     return 0;
 }
 
-int32_t slice_room(struct slice *s, int32_t n_decode)
+int32_t token_budget_room(struct token_budget *s, int32_t n_decode)
 {
     int i = crowd(n_decode);
-    bool fresh = s->plain_ns[i] > 0 && s->n_steps - s->at[i] < SLICE_AGE;
-    bool ask = !fresh && (s->n_since >= SLICE_BETWEEN || s->plain_ns[i] == 0);
+    bool fresh = s->plain_ns[i] > 0 && s->n_steps - s->at[i] < BUDGET_AGE;
+    bool ask = !fresh && (s->n_since >= BUDGET_BETWEEN || s->plain_ns[i] == 0);
 
     if (n_decode == 0) {
         return INT32_MAX;
     }
     s->asks = ask && !s->asks;
-    s->given = s->asks ? 0 : (int32_t)(s->rows > 0 ? s->rows : first) / SLICE_LEAST * SLICE_LEAST;
+    s->given = s->asks ? 0 : (int32_t)(s->rows > 0 ? s->rows : first) / BUDGET_LEAST * BUDGET_LEAST;
     return s->given;
 }
 
@@ -62,44 +62,46 @@ static void learn(double *known, double sample)
     *known = sample;
 }
 
-double slice_budget(const struct slice *s, int32_t n_decode, double step_ns)
+double token_budget_ns(const struct token_budget *s, int32_t n_decode, double step_ns)
 {
     double left = aim * times * plain_near(s, crowd(n_decode)) - step_ns;
 
     return n_decode == 0 ? INFINITY : left > 0 ? left : 0;
 }
 
-bool slice_rests(struct slice *s, int32_t n_decode)
+bool token_budget_rests(struct token_budget *s, int32_t n_decode)
 {
     s->n_beside += n_decode > 0;
-    return n_decode > 0 && s->n_beside % SLICE_REST == 0;
+    return n_decode > 0 && s->n_beside % BUDGET_REST == 0;
 }
 
-int32_t slice_piece(const struct slice *s, struct slice_unit u, double left_ns, bool opens)
+int32_t token_budget_piece(const struct token_budget *s, struct token_budget_unit u, double left_ns,
+                           bool opens)
 {
     double row = s->piece_ns[u.kind][u.quarter];
     double n = row > 0 ? left_ns / row : 0;
-    int32_t least = opens || u.least > SLICE_MORE ? u.least : SLICE_MORE;
+    int32_t least = opens || u.least > BUDGET_MORE ? u.least : BUDGET_MORE;
 
     if (n >= u.most || left_ns == INFINITY) {
         return u.most;
     }
-    int32_t whole = n < SLICE_PIECE ? 0 : (int32_t)n / SLICE_PIECE * SLICE_PIECE;
+    int32_t whole = n < BUDGET_PIECE ? 0 : (int32_t)n / BUDGET_PIECE * BUDGET_PIECE;
 
     return whole >= least ? whole : opens ? least : 0;
 }
 
-void slice_add_piece(struct slice *s, struct slice_unit u, int32_t n, double ns)
+void token_budget_add_piece(struct token_budget *s, struct token_budget_unit u, int32_t n,
+                            double ns)
 {
     double *known = &s->piece_ns[u.kind][u.quarter];
 
     s->after_unit = true;
-    if (n >= SLICE_PIECE || *known == 0) { /* fewer are slower */
+    if (n >= BUDGET_PIECE || *known == 0) { /* fewer are slower */
         learn(known, ns / n);
     }
 }
 
-void slice_add(struct slice *s, int32_t n_decode, int32_t n_prompt, double ns)
+void token_budget_add(struct token_budget *s, int32_t n_decode, int32_t n_prompt, double ns)
 {
     int i = crowd(n_decode);
     double plain = plain_near(s, i);
@@ -140,5 +142,5 @@ void slice_add(struct slice *s, int32_t n_decode, int32_t n_prompt, double ns)
         s->full_ns *= forget; /* so many rows are no slower by nature: it was off */
     }
     s->rows *= row > slow * s->full_ns || ns < times * plain ? more : less;
-    s->rows = s->rows < SLICE_LEAST ? SLICE_LEAST : s->rows > SLICE_MOST ? SLICE_MOST : s->rows;
+    s->rows = s->rows < BUDGET_LEAST ? BUDGET_LEAST : s->rows > BUDGET_MOST ? BUDGET_MOST : s->rows;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which slots a layer to come will read (ops.h struct ops_speculate; kernels/ref/speculate.c says
+/* Which slots a layer to come will read (ops.h struct ops_predict; kernels/ref/predict.c says
  * exactly what).
  *
  * Two steps with a barrier between them, units of one sequence and group: logits of all slots from
@@ -16,7 +16,7 @@
 
 struct job {
     const struct cpu *cpu;
-    const struct ops_speculate *p;
+    const struct ops_predict *p;
     struct ops_attention as; /* what the means of attention want to know of p */
     int32_t seq0;            /* the wave's sequences */
     int32_t n_seqs;
@@ -241,7 +241,7 @@ static void wave(void *arg, int tid, int n_threads)
 /* ---- the operation -----------------------------------------------------------------------------
  */
 
-static bool valid(const struct cpu *cpu, const struct ops_speculate *p, int32_t i)
+static bool valid(const struct cpu *cpu, const struct ops_predict *p, int32_t i)
 {
     const struct ops_seq *s = &p->seqs[i];
     const struct ops_kv_layout *l = s->kv.layout;
@@ -255,7 +255,7 @@ static bool valid(const struct cpu *cpu, const struct ops_speculate *p, int32_t 
             s->kv.n_slots - 1 <= p->chosen->ld && (s->kv.slot_pos || s->pos0 < s->kv.n_slots));
 }
 
-int cpu_speculate(struct backend *be, const struct ops_speculate *p)
+int cpu_predict(struct backend *be, const struct ops_predict *p)
 {
     struct cpu *cpu = cpu_of(be);
     int32_t size = cpu_kv_scratch(cpu, 0).select.wave;

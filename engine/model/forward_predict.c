@@ -4,7 +4,7 @@
  * The residual stream changes little from layer to layer, so layer i's own query projection, on
  * what layer i - 1 reads (its input by its own norm), gives queries near those to come. They are
  * rotated as layer i rotates its own, and rank the slots of its store by partial keys (ops.h struct
- * ops_speculate). Only rows of class decode are ranked for; K and V of the row itself are not known
+ * ops_predict). Only rows of class decode are ranked for; K and V of the row itself are not known
  * yet, so it is always read.
  *
  * A store is chosen for once, by the first layer that reads it; the layers of an AcrossKV group
@@ -23,17 +23,17 @@ static int32_t widest_store(const struct model *m)
     return most;
 }
 
-void forward_ahead_place(const struct model *m, const struct forward_limits *l,
-                         struct memory_arena *a, struct forward *f)
+void forward_predict_place(const struct model *m, const struct forward_limits *l,
+                           struct memory_arena *a, struct forward *f)
 {
-    int32_t n = l->ahead_slots > 0 ? l->max_seqs : 0;
+    int32_t n = l->predicted_slots > 0 ? l->max_seqs : 0;
 
-    place(a, &f->ahead, n, m->h.n_q * m->h.k_dim);
+    place(a, &f->predicted_q, n, m->h.n_q * m->h.k_dim);
     for (int i = 0; i < 2; i++) {
         struct ops_chosen *c = &f->lists[i];
 
         c->max_groups = widest_store(m);
-        c->ld = round_ld(l->ahead_slots);
+        c->ld = round_ld(l->predicted_slots);
         c->n = memory_arena_take(a, (size_t)n * sizeof(*c->n));
         c->own = memory_arena_take(a, (size_t)n * (size_t)c->max_groups * sizeof(*c->own));
         c->slots = memory_arena_take(a, (size_t)n * (size_t)c->max_groups * (size_t)c->ld *
@@ -41,7 +41,7 @@ void forward_ahead_place(const struct model *m, const struct forward_limits *l,
     }
 }
 
-bool forward_ahead_chooses(const struct model *m, int32_t layer)
+bool forward_predicts(const struct model *m, int32_t layer)
 {
     return layer < m->h.n_layers && m->layers[layer].owner &&
            m->layers[layer].w[LT_SKEW].n_cols != 0;
@@ -63,13 +63,14 @@ static int project(struct forward *f, int32_t layer)
     };
     int r;
 
-    add_part(&p, &w[deep ? LT_SWIFT_Q : LT_Q], &w[deep ? LT_SWIFT_Q_B : LT_Q_B], f->ahead.p,
-             f->ahead.ld, OPS_ACT_NONE);
+    add_part(&p, &w[deep ? LT_SWIFT_Q : LT_Q], &w[deep ? LT_SWIFT_Q_B : LT_Q_B], f->predicted_q.p,
+             f->predicted_q.ld, OPS_ACT_NONE);
     r = f->ops->matmul(f->be, &p);
     if (r || !augmented) {
         return r;
     }
-    p = (struct ops_matmul){.rows = {n, n}, .x = f->ahead.p, .ldx = f->ahead.ld, .gated = true};
+    p = (struct ops_matmul){
+        .rows = {n, n}, .x = f->predicted_q.p, .ldx = f->predicted_q.ld, .gated = true};
     add_part(&p, &w[LT_Q_GATE], &(struct ops_weight){0}, f->h.p, f->h.ld, f->m->arch->act);
     add_part(&p, &w[LT_Q_UP], &(struct ops_weight){0}, NULL, f->h.ld, OPS_ACT_NONE);
     r = f->ops->matmul(f->be, &p);
@@ -77,28 +78,29 @@ static int project(struct forward *f, int32_t layer)
         return r;
     }
     p = (struct ops_matmul){.rows = {n, n}, .x = f->h.p, .ldx = f->h.ld};
-    add_part(&p, &w[LT_Q_DOWN], &(struct ops_weight){0}, f->ahead.p, f->ahead.ld, OPS_ACT_NONE);
+    add_part(&p, &w[LT_Q_DOWN], &(struct ops_weight){0}, f->predicted_q.p, f->predicted_q.ld,
+             OPS_ACT_NONE);
     return f->ops->matmul(f->be, &p);
 }
 
-int forward_ahead_step(struct forward *f, int32_t layer)
+int forward_predict_step(struct forward *f, int32_t layer)
 {
     const struct model_layer *l = &f->m->layers[layer];
     const struct hparams *h = &f->m->h;
     struct ops_rows rows = {f->rows.n_decode, f->rows.n_decode};
     struct ops_rope_store rotate = {
         .rows = rows,
-        .q = f->ahead.p,
-        .ldq = f->ahead.ld,
+        .q = f->predicted_q.p,
+        .ldq = f->predicted_q.ld,
         .n_q = h->n_q,
         .k_dim = h->k_dim,
         .q_norm = head_norm(f, &l->w[LT_Q_NORM]),
         .rope = *rope_of(f, layer),
     };
-    struct ops_speculate predict = {
+    struct ops_predict predict = {
         .rows = rows,
-        .q = f->ahead.p,
-        .ldq = f->ahead.ld,
+        .q = f->predicted_q.p,
+        .ldq = f->predicted_q.ld,
         .n_q = h->n_q,
         .scale = h->attn_scale,
         .softcap = h->attn_softcap,

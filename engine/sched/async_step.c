@@ -12,9 +12,9 @@
  * free with it are nobody's before the device is done: it works in order. That takes caches that
  * only append, as drafts do; with others, and where a step changes more than slots, tokens are
  * drawn on the device and waited for. A step is begun ahead only where the next batch would hold
- * the same rows: nobody can be seated, reads a prompt, is loaded or saved; no row is at its last
- * token. All that was begun is over when ahead_run() returns, so that nobody else sees a step in
- * flight; it returns at the latest after AHEAD_MOST tokens a row, or when somebody knocks
+ * the same rows: nobody can be admitted, reads a prompt, is loaded or saved; no row is at its last
+ * token. All that was begun is over when async_step_run() returns, so that nobody else sees a step
+ * in flight; it returns at the latest after AHEAD_MOST tokens a row, or when somebody knocks
  * (sched_notice).
  *
  * The host draws where it must see logits: penalties, log-probabilities, a client's logits, forced
@@ -84,7 +84,7 @@ static bool goes_on(const struct sched *s)
         const struct request *r = b->of[i];
 
         if (r->finished || r->cancelled || r->n_new + 2 > r->max_new ||
-            kv_spare_rows(s->config.cache, r->seat) < 1) {
+            kv_spare_rows(s->config.cache, r->seq) < 1) {
             return false;
         }
     }
@@ -114,7 +114,7 @@ static int run_next(struct sched *s, int place)
     kv_step_begin(cache);
     for (int32_t i = 0; i < b->n_seqs; i++) {
         struct request *r = b->of[i];
-        int e = kv_step_prepare(cache, r->seat, 1);
+        int e = kv_step_prepare(cache, r->seq, 1);
 
         if (e) {
             return e;
@@ -127,7 +127,7 @@ static int run_next(struct sched *s, int place)
     batch_begin(s, true);
     int e = forward_run(s->forward);
 
-    s->counters.n_ahead += e == 0;
+    s->counters.n_async_steps += e == 0;
     return e ? e : draw(s, 1, place);
 }
 
@@ -163,13 +163,13 @@ static void commit(struct sched *s)
         struct request *r = b->of[i];
 
         if (!r->finished) {
-            kv_step_commit(s->config.cache, r->seat, 1);
+            kv_step_commit(s->config.cache, r->seq, 1);
             r->n_fed++;
         }
     }
 }
 
-int ahead_run(struct sched *s)
+int async_step_run(struct sched *s)
 {
     int place = 0;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a seat has beside pages: page tables, positions, scores, victims, sums of V.
+/* What a sequence has beside pages: page tables, positions, scores, victims, sums of V.
  *
  * A sequence under an evicting policy has `cap` slots for positions and scores a group in a store;
  * a prompt longer than that needs more while it is read, which one sequence at a time gets from a
@@ -28,7 +28,7 @@ static void lay_caps(struct geometry *s, const struct policy *p)
     int32_t budget = policy_budget(p, ctx, ctx);
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        struct geometry_seat *q = &s->seats[i];
+        struct geometry_arrays *q = &s->arrays[i];
         int32_t b = geometry_store_budget(s, p, budget, i);
         int64_t bounded = (int64_t)b + p->chunk;
         int32_t peak = policy_cuts_chunks(p) && bounded < ctx ? (int32_t)bounded : ctx;
@@ -54,7 +54,7 @@ static void lay_all_caps(struct geometry *s)
         }
     }
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        const struct geometry_seat *q = &s->seats[i];
+        const struct geometry_arrays *q = &s->arrays[i];
 
         s->steady_cap = q->cap > s->steady_cap ? q->cap : s->steady_cap;
         s->least_cap = q->cap && (!s->least_cap || q->cap < s->least_cap) ? q->cap : s->least_cap;
@@ -74,7 +74,7 @@ static void lay_peak(struct geometry *s)
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         const struct geometry_store *st = &s->config.stores[i];
-        struct geometry_seat *q = &s->seats[i];
+        struct geometry_arrays *q = &s->arrays[i];
         uint64_t bytes = (uint64_t)q->n_groups * (uint64_t)q->peak_cap * sizeof(int32_t);
         uint64_t at = 0;
 
@@ -99,7 +99,7 @@ static void lay_peak(struct geometry *s)
     }
 }
 
-void geometry_lay_seats(struct geometry *s)
+void geometry_lay_arrays(struct geometry *s)
 {
     uint64_t table = 0;
     uint64_t state = 0;
@@ -107,7 +107,7 @@ void geometry_lay_seats(struct geometry *s)
     lay_all_caps(s);
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         const struct geometry_store *st = &s->config.stores[i];
-        struct geometry_seat *q = &s->seats[i];
+        struct geometry_arrays *q = &s->arrays[i];
         uint64_t n = (uint64_t)geometry_groups(st);
         int64_t ring = st->window
                            ? ((int64_t)st->window + s->config.max_chunk + OPS_PAGE_SLOTS - 2) /

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* speculate, and attention over slots that were given. Three decode rows that speculate and one
+/* predict, and attention over slots that were given. Three decode rows that predict and one
  * that does not; partial keys made by kv_import and by rope_store, and moved by cut; GQA, MHA,
  * several K heads in a group, ALiBi and soft-caps; every rule for how many. Lists are ascending,
  * hold the same number of slots for every group, and are the reference's but for near ties.
@@ -298,7 +298,7 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
                                 .own = in->away ? in->away->own : NULL,
                                 .max_groups = s->l.n_groups,
                                 .ld = in->ld};
-    struct ops_speculate p = {
+    struct ops_predict p = {
         .rows = {N_SEQS, N_SEQS},
         .q = check_dev(c, in->q),
         .ldq = in->ldq,
@@ -349,7 +349,7 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
             select[i].kind = OPS_SELECT_ALL;
         }
     }
-    r = r ? r : c->ops->speculate(c->be, &p);
+    r = r ? r : c->ops->predict(c->be, &p);
     if (in->away) {
         r = r ? r : bring(c, in->away, seqs, &chosen);
         a.joins = true;
@@ -562,12 +562,12 @@ static void from_the_host(struct check *c, const struct shape *s, struct inputs 
     in->away = NULL;
 }
 
-static void speculate(struct check *c, const struct shape *s)
+static void predict(struct check *c, const struct shape *s)
 {
     struct ops_kv_layout l = s->l;
     struct inputs in;
 
-    if (!c->sides[1]->ops->speculate || !check_kv_offered(c, &l) ||
+    if (!c->sides[1]->ops->predict || !check_kv_offered(c, &l) ||
         !check_case(c,
                     "%s %dx(%dx%d,%dx%d) q %d part %d %s pos %d,%d,%d count %d share %d alpha %g "
                     "cap %d%s softcap %g alibi %g%s%s%s use %d",
@@ -676,7 +676,7 @@ void check_op(struct check *c)
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-            speculate(c, &shapes[i]);
+            predict(c, &shapes[i]);
         }
     }
 }
