@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "engine/sched/admit.h"
 #include "engine/sched/state.h"
 
 static struct request *parent_of(const struct sched *s, const struct request *r)

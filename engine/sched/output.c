@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "engine/sched/admit.h"
 #include "engine/sched/state.h"
 #include "engine/text/tok.h"
 
