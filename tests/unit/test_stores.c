@@ -213,7 +213,8 @@ static uint32_t read_layered(struct cache *c, int32_t seq, int32_t n_prompt)
     uint32_t most = 0;
 
     for (int i = 0; i < N_STORES; i++) {
-        cr_assert_eq(cache_layer_prepare(c, &c->seqs[seq], i, n_prompt), 0);
+        cr_assert_eq(
+            cache_take_pages(c, &c->seqs[seq], i, geometry_slots(&c->geometry, i, 0, n_prompt)), 0);
         struct ops_seq v = cache_view_of(c, &c->seqs[seq], i, 0, n_prompt);
 
         write_rows(c, i, &v, 0, n_prompt);

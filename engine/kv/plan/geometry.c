@@ -21,7 +21,11 @@ int geometry_make(const struct geometry_config *config, struct geometry *ret, st
     }
     for (int32_t i = 0; i < config->n_stores; i++) {
         const struct geometry_store *st = &config->stores[i];
+        struct geometry_arrays *a = &s.arrays[i];
 
+        a->n_groups = geometry_groups(st);
+        a->kind = store_kind_of(st, config->ctx, config->max_chunk, &a->ring);
+        a->max_pages = geometry_pages_of(a->kind->slots(a, config->ctx));
         s.full_token_bytes +=
             2 * ((uint64_t)st->n_k * (uint64_t)st->k_dim + (uint64_t)st->n_v * (uint64_t)st->v_dim);
     }

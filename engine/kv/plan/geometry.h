@@ -9,6 +9,7 @@
 #include "engine/kv/policy/policy.h"
 #include "engine/kv/home/staging.h"
 #include "engine/kv/home/tier.h"
+#include "engine/kv/store/kind.h"
 #include "kernels/backend.h"
 
 enum {
@@ -61,6 +62,7 @@ struct geometry_class {
 
 /* Where a sequence's arrays for one store are, in bytes from the start of its part. */
 struct geometry_arrays {
+    const struct store_kind *kind;
     int32_t n_groups;
     int32_t ring;          /* slots of a ring, 0: none */
     int32_t cap;           /* slots with position and score, per group; 0: nobody evicts here */
@@ -168,8 +170,8 @@ int32_t geometry_budget(const struct geometry *s, const struct policy *p,
 int32_t geometry_store_budget(const struct geometry *s, const struct policy *p, int32_t budget,
                               int32_t store);
 
-/* Does the policy drop tokens of this store? Not of a sliding layer's ring, nor does a pool of
- * those that nothing can be predicted for. */
+/* Does the policy drop tokens of this store? Not where its kind has none to drop, nor does a pool
+ * of those that nothing can be predicted for. */
 bool geometry_evicts(const struct geometry *s, const struct policy *p, int32_t store);
 
 /* Its K and V lie in the file: its number there, else -1. */

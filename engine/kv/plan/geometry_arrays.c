@@ -108,18 +108,11 @@ void geometry_lay_arrays(struct geometry *s)
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         const struct geometry_store *st = &s->config.stores[i];
         struct geometry_arrays *q = &s->arrays[i];
-        uint64_t n = (uint64_t)geometry_groups(st);
-        int64_t ring = st->window
-                           ? ((int64_t)st->window + s->config.max_chunk + OPS_PAGE_SLOTS - 2) /
-                                 OPS_PAGE_SLOTS * OPS_PAGE_SLOTS
-                           : 0;
+        uint64_t n = (uint64_t)q->n_groups;
 
-        q->n_groups = (int32_t)n;
-        q->ring = ring < s->config.ctx ? (int32_t)ring : 0;
-        q->max_pages = geometry_pages_of(q->ring ? q->ring : s->config.ctx);
         q->pages_off = take(&table, n * (uint64_t)q->max_pages * sizeof(uint32_t));
         q->ring_off = take(&table, n * (uint64_t)q->ring * sizeof(int32_t));
-        if (!st->window && s->sums) {
+        if (q->kind->evicts && s->sums) {
             q->sum_off = take(&state, (uint64_t)st->n_v * (uint64_t)st->v_dim * sizeof(float));
         }
         if (q->cap == 0) {

@@ -59,7 +59,7 @@ bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_
 {
     const struct geometry_store *st = &s->config.stores[store];
 
-    return st->window == 0 && select_means(p, s->config.n_q, st->n_k, st->n_v);
+    return s->arrays[store].kind->evicts && select_means(p, s->config.n_q, st->n_k, st->n_v);
 }
 
 int geometry_lay_select(struct geometry *s, struct error *reterr)

@@ -16,9 +16,8 @@
 
 bool geometry_evicts(const struct geometry *s, const struct policy *p, int32_t store)
 {
-    const struct geometry_store *st = &s->config.stores[store];
-
-    return st->window == 0 && policy_evicts(p) && (!policy_predicts(p) || st->skew);
+    return s->arrays[store].kind->evicts && policy_evicts(p) &&
+           (!policy_predicts(p) || s->config.stores[store].skew);
 }
 
 int32_t geometry_store_budget(const struct geometry *s, const struct policy *p, int32_t budget,
@@ -39,10 +38,9 @@ int32_t geometry_store_budget(const struct geometry *s, const struct policy *p, 
 
 int32_t geometry_slots(const struct geometry *s, int32_t store, int32_t budget, int32_t n_tokens)
 {
-    int32_t ring = s->arrays[store].ring;
-    int32_t most = ring ? ring : budget;
+    int32_t n = s->arrays[store].kind->slots(&s->arrays[store], n_tokens);
 
-    return most && n_tokens > most ? most : n_tokens;
+    return budget && n > budget ? budget : n;
 }
 
 int32_t geometry_budget(const struct geometry *s, const struct policy *p,

@@ -156,18 +156,6 @@ int kv_cut(struct cache *c, int32_t seq, bool last)
 /* ---- layer-wise prefill -------------------------------------------------------------------------
  */
 
-int32_t cache_layer_slots(const struct cache *c, int32_t store, int32_t n_tokens)
-{
-    int32_t ring = c->geometry.arrays[store].ring;
-
-    return ring && n_tokens > ring ? ring : n_tokens;
-}
-
-int cache_layer_prepare(struct cache *c, struct cache_seq *q, int32_t store, int32_t n_tokens)
-{
-    return cache_take_pages(c, q, store, cache_layer_slots(c, store, n_tokens));
-}
-
 int kv_layer_cut(struct cache *c, int32_t seq, int32_t store)
 {
     struct cache_seq *q = &c->seqs[seq];

@@ -53,10 +53,6 @@ static inline uint32_t *cache_host_pages(const struct cache_seq *q,
  */
 struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, int32_t store,
                              int32_t pos0, int32_t n_rows);
-/* Layer-wise prefill: slots of a store that holds so many tokens; pages for them. */
-int32_t cache_layer_slots(const struct cache *c, int32_t store, int32_t n_tokens);
-int cache_layer_prepare(struct cache *c, struct cache_seq *q, int32_t store,
-                        int32_t n_tokens) WARN_UNUSED;
 /* Does a step of it change sums of V? */
 bool cache_sums(const struct cache *c, int32_t seq);
 

@@ -19,7 +19,7 @@
 /* First page of a group that may be written again once n_tokens are in. */
 static int32_t first_writable(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    bool appends = !cache_evicts_from(q, store) && c->geometry.arrays[store].ring == 0;
+    bool appends = !cache_evicts_from(q, store) && c->geometry.arrays[store].kind->appends;
 
     return appends ? cache_slots_after(c, q, store, 0) / OPS_PAGE_SLOTS : 0;
 }

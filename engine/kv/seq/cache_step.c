@@ -119,17 +119,11 @@ struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, i
     int32_t before = pos0 - q->n_tokens; /* rows that are prepared, too */
     struct ops_seq view = {.ring = st->ring};
 
-    if (q->layered) {
-        view.kv = cache_kv_of(c, q, store, cache_layer_slots(c, store, pos0 + n_rows));
-        view.slot0 = st->ring ? pos0 % st->ring : pos0;
-        return view;
-    }
-    view.kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, before + n_rows));
-    if (st->ring) {
-        view.slot0 = pos0 % st->ring;
-    } else if (!cache_evicts_from(q, store)) {
-        view.slot0 = pos0;
+    if (q->layered || !cache_evicts_from(q, store)) {
+        view.kv = cache_kv_of(c, q, store, geometry_slots(&c->geometry, store, 0, pos0 + n_rows));
+        view.slot0 = st->kind->slot_of(st, pos0);
     } else {
+        view.kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, before + n_rows));
         view.slot0 = q->stores[store].n_slots + before;
         if (cache_is_full(q, store)) {
             const struct geometry_arrays *v = &c->geometry.arrays[victim_store(c, q, store)];
@@ -164,13 +158,12 @@ int32_t kv_spare_rows(const struct cache *c, int32_t seq)
         return 0;
     }
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        int32_t ring = c->geometry.arrays[i].ring;
+        const struct geometry_arrays *st = &c->geometry.arrays[i];
+        int32_t n = st->kind->spare(st, q->n_tokens);
 
-        if (ring && ring - q->n_tokens - 1 < spare) { /* a ring that is full forgets at once */
-            spare = ring - q->n_tokens - 1;
-        }
+        spare = n < spare ? n : spare;
     }
-    return spare > 0 ? spare : 0;
+    return spare;
 }
 
 /* Slots beyond the committed ones are never read before they are written again; a store that keeps

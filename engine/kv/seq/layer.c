@@ -136,7 +136,11 @@ static int prepare_layer(struct cache *c, const struct kv_args *args)
         const struct kv_rows *rows = &c->step->rows[i];
         struct cache_seq *q = &c->seqs[rows->seq];
 
-        r = q->layered ? cache_layer_prepare(c, q, args->store, rows->pos0 + rows->n_rows) : 0;
+        if (q->layered) {
+            r = cache_take_pages(
+                c, q, args->store,
+                geometry_slots(&c->geometry, args->store, 0, rows->pos0 + rows->n_rows));
+        }
     }
     return r;
 }
@@ -167,7 +171,7 @@ static int attend(struct cache *c, const struct kv_args *args)
         take_observe(c, args);
         p->observe = s->layer_observe;
     }
-    if (s->selects && c->geometry.config.stores[args->store].window == 0) {
+    if (s->selects && c->geometry.arrays[args->store].kind->evicts) {
         take_select(c, args->store);
         p->select = s->layer_select;
     }

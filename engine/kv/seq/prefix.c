@@ -28,7 +28,7 @@ static uint32_t cap_of(const struct geometry *s)
     uint64_t pages = 0;
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        if (s->arrays[i].ring) {
+        if (!s->arrays[i].kind->keeps) {
             return 0;
         }
     }

@@ -27,14 +27,15 @@ struct snapshot_store snapshot_describe(const struct cache *c, const struct cach
                                         int32_t store, int32_t n_slots)
 {
     const struct geometry *s = &c->geometry;
-    bool ring = s->arrays[store].ring > 0;
+    bool positions = s->arrays[store].kind->positions;
     bool evicts = geometry_evicts(s, &q->policy, store);
 
     return (struct snapshot_store){
         .layer = s->config.stores[store].layer,
         .n_groups = s->arrays[store].n_groups,
         .n_slots = n_slots,
-        .flags = (ring || evicts ? HAS_POS : 0u) | (evicts && q->place->scores ? HAS_SCORE : 0u) |
+        .flags = (positions || evicts ? HAS_POS : 0u) |
+                 (evicts && q->place->scores ? HAS_SCORE : 0u) |
                  (geometry_centers(s, &q->policy, store) ? HAS_CENTER : 0u) |
                  sum_flags(s, &q->policy, q->variant, store),
         .slot_bytes = ops_kv_slot_bytes(geometry_layout(s, q->variant, store)),

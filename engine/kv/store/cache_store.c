@@ -17,7 +17,7 @@ int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q)
     if (!q->place->scores || q->policy.scope != POLICY_SHARED) {
         return -1;
     }
-    while (store < c->geometry.config.n_stores && c->geometry.config.stores[store].window) {
+    while (store < c->geometry.config.n_stores && !c->geometry.arrays[store].kind->evicts) {
         store++;
     }
     return store < c->geometry.config.n_stores ? store : -1;
@@ -56,14 +56,8 @@ bool cache_is_full(const struct cache_seq *q, int32_t store)
 int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int32_t store,
                           int32_t n_new)
 {
-    const struct geometry_arrays *st = &c->geometry.arrays[store];
-    int32_t n = q->n_tokens + n_new;
-
-    if (st->ring) {
-        return n < st->ring ? n : st->ring;
-    }
     if (!cache_evicts_from(q, store)) {
-        return n;
+        return geometry_slots(&c->geometry, store, 0, q->n_tokens + n_new);
     }
     return q->stores[store].n_slots + (cache_is_full(q, store) ? 0 : n_new);
 }
