@@ -76,8 +76,6 @@ static const struct option_row rows[] = {
      .help = "what saving them may write in 24 hours that the machine runs, for each user, since flash wears; 0: any number", .flags = LIVE},
     {"subuid-file", 0, OPTION_STRING, AT(subuid_file), .fallback = "/etc/subuid",
      .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY, .help = "whose subordinate user ids are whose, for tests"},
-    {"test-hooks", 0, OPTION_FLAG, AT(test_hooks), .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY,
-     .help = "let requests crash or hang the engine, for tests"},
     {"log-requests", 0, OPTION_ENUM, AT(log_requests), .words = log_which, .fallback = "yes",
      .help = "which requests' ends are logged, a line each, without their texts, of each user 100 at once and one a "
              "second (60 MB a day) at most: all, those that failed, or none, where the log lies on flash that wears", .flags = LIVE},
@@ -282,8 +280,7 @@ static int append_own(struct option_list *args, const struct config *c, int fron
         return rc || !c->json ? rc : options_arg(args, "--json");
     }
     rc = rc ? rc : options_arg(args, "--front-fd=%d", front_fd);
-    rc = rc ? rc : options_arg(args, "--journal-fd=%d", journal_fd);
-    return rc || !c->test_hooks ? rc : options_arg(args, "--test-hooks");
+    return rc ? rc : options_arg(args, "--journal-fd=%d", journal_fd);
 }
 
 char **config_engine_argv(const struct config *c, const char *program, int front_fd, int journal_fd)

@@ -35,7 +35,6 @@ struct config {
     uint64_t session_bytes;
     uint64_t session_writes; /* a day; 0: any number */
     char *subuid_file;
-    bool test_hooks;
     int log_requests; /* enum logline_which */
     bool verbose;
     bool json;

@@ -8,12 +8,10 @@
 
 #include <errno.h>
 #include <math.h>
-#include <poll.h>
-#include <signal.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/utf8.h"
+#include "daemon/worker/hook.h"
 #include "daemon/worker/job.h"
 #include "engine/text/tok.h"
 
@@ -149,23 +147,6 @@ static void send_logits(struct job *j, uint64_t row0, uint32_t n_rows)
     send_record(j, &r);
 }
 
-/* Only with --test-hooks. */
-static void obey_hook(const struct job *j)
-{
-    if (j->kill_front) {
-        (void)kill(getppid(), SIGSTOP);
-        return;
-    }
-    while (j->hang) {
-        (void)pause();
-    }
-    for (volatile bool spins = j->spin; spins;) {
-    }
-    /* The I/O thread passes on what was said; without that the order would be repeated. */
-    (void)poll(NULL, 0, 50);
-    (void)raise(SIGKILL);
-}
-
 static void say_token(struct job *j, int32_t index, int32_t token, float logprob, int32_t n_alts)
 {
     struct lane_record r;
@@ -205,9 +186,7 @@ static void on_token(struct job *j, const struct engine_event *ev)
         send_logits(j, (uint64_t)ev->index, 1);
     }
     say_token(j, ev->index - j->n_again, ev->token, ev->logprob, ev->n_alts);
-    if (j->crash_at >= 0 && j->index + 1 >= j->crash_at) {
-        obey_hook(j);
-    }
+    hook_token(j);
     if (j->stop.hit >= 0) {
         (void)engine_cancel(atomic_load(&j->worker->engine), j->handle, ENGINE_STOP);
     }

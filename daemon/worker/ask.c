@@ -170,25 +170,17 @@ static int read_system(struct ask *a, const struct tlv_item *item, struct error 
     return add_message(a, CHAT_SYSTEM, (const char *)item->data, item->len, reterr);
 }
 
-static int read_session(struct ask *a, const struct tlv_item *item, bool hooks,
-                        struct error *reterr)
+static int read_session(struct ask *a, const struct tlv_item *item, struct error *reterr)
 {
-    const char *name = (const char *)item->data;
-
-    if (hooks && memchr(name, ':', item->len)) {
-        a->hook = name;
-        a->hook_len = item->len;
-        return 0;
-    }
     if (a->session) {
         return error_set(reterr, -EINVAL, "two sessions");
     }
-    a->session = name;
+    a->session = (const char *)item->data;
     a->session_len = item->len;
     return 0;
 }
 
-static int read_item(struct ask *a, struct tlv_reader *r, const struct tlv_item *item, bool hooks,
+static int read_item(struct ask *a, struct tlv_reader *r, const struct tlv_item *item,
                      struct error *reterr)
 {
     switch (item->type) {
@@ -209,13 +201,13 @@ static int read_item(struct ask *a, struct tlv_reader *r, const struct tlv_item 
     case TLV_SAMPLING:
         return read_sampling(a, item, reterr);
     case TLV_SESSION:
-        return read_session(a, item, hooks, reterr);
+        return read_session(a, item, reterr);
     default:
         return error_set(reterr, -ENOTSUP, "answers that follow a schema are not built yet");
     }
 }
 
-int ask_read(const uint8_t *items, size_t size, bool hooks, struct ask *ret, struct error *reterr)
+int ask_read(const uint8_t *items, size_t size, struct ask *ret, struct error *reterr)
 {
     struct tlv_reader r = {.buf = items, .size = size};
     struct tlv_item item;
@@ -223,7 +215,7 @@ int ask_read(const uint8_t *items, size_t size, bool hooks, struct ask *ret, str
 
     *ret = (struct ask){.sampling = tlv_sampling_default()};
     while ((rc = tlv_next(&r, &item, reterr)) == 1) {
-        rc = read_item(ret, &r, &item, hooks, reterr);
+        rc = read_item(ret, &r, &item, reterr);
         if (rc) {
             break;
         }

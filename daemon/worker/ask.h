@@ -34,14 +34,11 @@ struct ask {
     struct tlv_sampling sampling; /* tlv_sampling_default() where there is no such item */
     const char *session; /* TLV_SESSION, not terminated; NULL: none */
     size_t session_len;
-    const char *hook; /* TLV_SESSION that is a test's order: "crash:3" */
-    size_t hook_len;
 };
 
 /* -EBADMSG (items), -EINVAL (values; the text names them), -E2BIG, -ENOTSUP (schema),
- * -ENOMEM. `hooks`: a TLV_SESSION with a colon is a test's order. After an error the ask is cleared. */
-int ask_read(const uint8_t *items, size_t size, bool hooks, struct ask *ret,
-             struct error *reterr) WARN_UNUSED;
+ * -ENOMEM. After an error the ask is cleared. */
+int ask_read(const uint8_t *items, size_t size, struct ask *ret, struct error *reterr) WARN_UNUSED;
 /* Wishes that mean nothing to a kind of request (enum lane_kind) are refused, not passed over: -EINVAL. */
 int ask_check(const struct ask *a, uint32_t kind, struct error *reterr) WARN_UNUSED;
 void ask_clear(struct ask *a);

@@ -3,32 +3,21 @@
  * anything. Every path out of job_start() either leaves a submitted job or has sent the request's
  * last record. */
 
-#include "daemon/worker/job.h"
+#include "daemon/worker/job_impl.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/checked.h"
 #include "base/cleanup.h"
-#include "base/clock.h"
 #include "daemon/worker/answer.h"
-#include "daemon/worker/ask.h"
+#include "daemon/worker/hook.h"
 #include "daemon/worker/light.h"
 #include "daemon/worker/mapping.h"
-#include "engine/kv/policy/place.h"
+#include "engine/kv/policy/policy.h"
 #include "engine/text/tok.h"
-
-enum { LOGITS_ALIGN = 64 };
-
-/* Counts for the client beside an error's text. */
-struct counts {
-    uint64_t a;
-    uint64_t b;
-};
 
 struct job *job_find(const struct worker *w, const uint8_t id[16])
 {
@@ -91,325 +80,6 @@ void job_cancel(struct worker *w, struct job *j, uint32_t reason)
     if (loader_drop(&w->loader, j)) {
         end_stopped(w, j);
     }
-}
-
-/* Sizes a lease needs against those it has. */
-static int too_small(struct error *reterr, struct counts *c, const char *what, uint64_t need,
-                     uint64_t have)
-{
-    *c = (struct counts){.a = need, .b = have};
-    return error_set(reterr, -E2BIG, "the output lease is too small for %s: %llu bytes are needed",
-                     what, (unsigned long long)need);
-}
-
-static int lay_hidden(const struct job *j, const struct lane_engine_request *e, float *out,
-                      struct engine_request *q, struct counts *c, struct error *reterr)
-{
-    uint64_t rows = q->pool == ENGINE_POOL_NONE ? (uint64_t)j->n_prompt : 1;
-    uint64_t need =
-        rows * (uint64_t)engine_info(atomic_load(&j->worker->engine))->n_embd * sizeof(float);
-
-    if (need > e->out_bytes) {
-        return too_small(reterr, c, "the embedding", need, e->out_bytes);
-    }
-    q->hidden = out;
-    return 0;
-}
-
-/* Where log-probabilities and logits go; the engine's part of it in `q`. */
-static int lay_output(struct job *j, const struct lane_engine_request *e, bool logits,
-                      struct engine_request *q, struct counts *c, struct error *reterr)
-{
-    uint64_t row = (uint64_t)engine_info(atomic_load(&j->worker->engine))->n_vocab * sizeof(float);
-    uint64_t scores = 0;
-    uint8_t *out;
-
-    if (e->out_bytes == 0) {
-        return j->kind == LANE_KIND_EMBED
-                   ? error_set(reterr, -EINVAL, "an embedding needs an output lease")
-                   : 0;
-    }
-    if (!j->mapping || !checked_range(e->out_offset, e->out_bytes, j->mapping->e2c_bytes)) {
-        return error_set(reterr, -EINVAL, "the output lease lies in no lane of this engine");
-    }
-    out = j->mapping->e2c + e->out_offset;
-    j->out_buf = e->out_buf;
-    j->out_generation = e->out_generation;
-    if (j->kind == LANE_KIND_EMBED) {
-        return lay_hidden(j, e, (float *)(void *)out, q, c, reterr);
-    }
-    if (j->kind == LANE_KIND_SCORE) {
-        scores = (uint64_t)(j->n_prompt - 1 - j->score_first) * sizeof(float);
-        if (scores > e->out_bytes) {
-            return too_small(reterr, c, "the log-probabilities", scores, e->out_bytes);
-        }
-        j->out_logprobs = (float *)(void *)out;
-        scores = checked_round_up(scores, LOGITS_ALIGN);
-    }
-    if (!logits) {
-        return 0;
-    }
-    if (scores > e->out_bytes || row > e->out_bytes - scores) {
-        return too_small(reterr, c, "a row of logits", scores + row, e->out_bytes);
-    }
-    j->logits_offset = scores;
-    j->logits_rows = (uint32_t)((e->out_bytes - scores) / row);
-    q->logits = (float *)(void *)(out + scores);
-    q->logits_rows = (int32_t)j->logits_rows;
-    return 0;
-}
-
-/* Orders of a test, in an item of the session's type: "crash:N", "hang:N", "spin:N" after N new
- * tokens, the first time only; "crash-always:N"; "crash:saved" when the session's file has its
- * name; "kill-front:N" stops the front then (0: at once), and kills it when the file has its name.
- */
-static void read_hook(struct job *j, const struct ask *a)
-{
-    char text[64];
-    int n = -1;
-
-    j->crash_at = -1;
-    if (!a->hook || a->hook_len >= sizeof(text)) {
-        return;
-    }
-    memcpy(text, a->hook, a->hook_len);
-    text[a->hook_len] = '\0';
-    if (strcmp(text, "crash:saved") == 0) {
-        j->crash_saved = true;
-    } else if (sscanf(text, "kill-front:%d", &n) == 1) {
-        j->kill_front = true;
-        j->crash_at = n;
-        if (n == 0) {
-            (void)kill(getppid(), SIGSTOP);
-        }
-    } else if (sscanf(text, "crash-always:%d", &n) == 1) {
-        j->crash_at = n;
-    } else if (j->n_forced == 0 && sscanf(text, "crash:%d", &n) == 1) {
-        j->crash_at = n;
-    } else if (j->n_forced == 0 && sscanf(text, "hang:%d", &n) == 1) {
-        j->crash_at = n;
-        j->hang = true;
-    } else if (j->n_forced == 0 && sscanf(text, "spin:%d", &n) == 1) {
-        j->crash_at = n;
-        j->spin = true;
-    }
-}
-
-/* ---- sessions ---- */
-
-static bool in_use(const struct job *j)
-{
-    for (const struct job *o = j->worker->jobs; o; o = o->next) {
-        if (o != j && o->session.dir >= 0 && o->session.principal == j->session.principal &&
-            strcmp(o->session.name, j->session.name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The canonical text of what the request asks for, or the session was saved under. */
-static void note_policy(struct job *j, const struct ask *a)
-{
-    bool saved = !a->kv && session_exists(&j->session);
-    const char *text = a->kv ? a->kv : saved ? j->session.head.policy : NULL;
-    struct policy p;
-
-    text = text ? text : engine_info(atomic_load(&j->worker->engine))->kv;
-    if ((saved ? policy_parse_saved : policy_parse)(text, &p, NULL) ==
-        0) { /* else the engine will say what is wrong */
-        policy_print(&p, j->policy, sizeof(j->policy));
-    }
-}
-
-/* An engine or a front died between the save and the request's last record: the session holds this
- * turn already, which is not to be said twice. The front says that it is a replay: a client that
- * takes an id again has asked something new. A file that does not know how long its answer is
- * cannot say what nobody has heard. */
-static bool is_saved(const struct job *j, const struct lane_engine_request *e)
-{
-    return session_exists(&j->session) && e->flags & LANE_F_REPLAYED &&
-           (j->session.head.n_answer || e->n_forced) &&
-           memcmp(j->session.head.request, j->session.request, sizeof(j->session.request)) == 0;
-}
-
-/* What its header tells: is it free, and kept as the request wants it, and is there room behind it?
- */
-static int check_session(const struct job *j, const struct ask *a,
-                         const struct lane_engine_request *e, struct error *reterr)
-{
-    const struct session *s = &j->session;
-    int32_t ctx = engine_info(atomic_load(&j->worker->engine))->ctx;
-    char policy[SESSION_POLICY_MAX];
-    char begun[SESSION_POLICY_MAX];
-    struct policy p;
-    struct policy saved;
-
-    if (in_use(j)) {
-        return error_set(reterr, -EBUSY, "session %s is in use by another request", s->name);
-    }
-    if (!session_exists(s) || is_saved(j, e)) {
-        return 0;
-    }
-    if (a->kv && policy_parse(a->kv, &p, NULL) == 0) { /* else the engine will say what is wrong */
-        policy_print(&p, policy, sizeof(policy));
-        (void)snprintf(begun, sizeof(begun), "%s", s->head.policy);
-        if (policy_parse_saved(s->head.policy, &saved, NULL) == 0) {
-            policy_print(&saved, begun, sizeof(begun)); /* an older text may say less */
-        }
-        if (strcmp(policy, begun) != 0) {
-            return error_set(reterr, -EINVAL, "leave --kv out: session %s was begun with %s",
-                             s->name, begun);
-        }
-    }
-    if (policy_parse(s->head.policy, &p, NULL) == 0) {
-        ctx = policy_most_tokens(&p, ctx);
-    }
-    if (s->head.n_text >= (uint32_t)ctx) {
-        return error_set(reterr, -EMSGSIZE, "session %s holds %u tokens, the context %d", s->name,
-                         s->head.n_text, ctx);
-    }
-    return 0;
-}
-
-/* The request is well: a file is bad, as a model may be. */
-static int bad_file(int rc, struct error *reterr)
-{
-    if (rc == -EBADMSG || rc == -ENOTSUP) {
-        reterr->code = -ESTALE;
-    }
-    return rc;
-}
-
-/* Around what may wait for a disk on the worker thread: the I/O thread says that we are well. */
-static void files_begin(struct worker *w)
-{
-    atomic_store(&w->files, true);
-}
-
-static void files_end(struct worker *w)
-{
-    atomic_store(&w->files_ns, clock_ns());
-    atomic_store(&w->files, false);
-}
-
-/* 1: its file is to be read first; job_loaded() goes on. */
-static int open_session(struct job *j, const struct ask *a, const struct lane_engine_request *e,
-                        int dir, struct error *reterr)
-{
-    int rc;
-
-    if (!a->session) {
-        close_fd(&dir);
-        return 0;
-    }
-    j->session.dir = dir; /* job_end() closes it, whatever is wrong */
-    if (dir < 0 || j->kind == LANE_KIND_SCORE || j->kind == LANE_KIND_EMBED) {
-        return error_set(reterr, -EINVAL, "a session is for answers, and its request must say so");
-    }
-    j->session.principal = e->principal;
-    j->session.quota = e->session_bytes;
-    j->session.writes = lane_session_writes(e->session_writes);
-    memcpy(j->session.request, e->client_id, sizeof(j->session.request));
-    files_begin(j->worker);
-    rc = session_open(&j->session, atomic_load(&j->worker->engine), dir, a->session, a->session_len,
-                      reterr);
-    rc = rc ? rc : check_session(j, a, e, reterr);
-    files_end(j->worker);
-    if (!rc && session_exists(&j->session)) {
-        j->loads = true;
-        j->load_vocab = engine_info(atomic_load(&j->worker->engine))->n_vocab;
-        rc = loader_take(&j->worker->loader, j, reterr);
-        j->loading = rc == 0;
-        rc = rc ? rc : 1;
-    }
-    return bad_file(rc, reterr);
-}
-
-/* A policy that evicts reads what a new turn adds token by token, each evicting one, as it read the
- * answer before: there is no second cut, and nothing that the plan would have to hold for it. */
-static void split_prompt(struct job *j)
-{
-    struct policy p;
-    bool evicts =
-        session_exists(&j->session) && policy_parse(j->policy, &p, NULL) == 0 && policy_evicts(&p);
-
-    j->n_first = evicts ? (int32_t)j->session.head.n_prompt : j->n_prompt;
-    j->n_again = j->n_prompt - j->n_first;
-}
-
-/* The whole text so far, with room for all that can be said: of a policy that goes beyond the
- * context, as many new tokens as the request asks for, or a context. */
-static int keep_text(struct job *j, const struct ask *a, const int32_t *forced,
-                     struct error *reterr)
-{
-    int32_t ctx = engine_info(atomic_load(&j->worker->engine))->ctx;
-    size_t n = (size_t)j->n_prompt + j->n_forced;
-    size_t room = 1;
-    struct policy p;
-
-    if (j->session.dir < 0) {
-        return 0;
-    }
-    if (policy_parse(j->policy, &p, NULL) == 0 && policy_most_tokens(&p, ctx) > ctx) {
-        int32_t asked = a->sampling.max_tokens > 0 ? a->sampling.max_tokens : ctx;
-
-        room = (size_t)(asked < KV_ENDLESS_TOKENS ? asked : KV_ENDLESS_TOKENS) + 1;
-    }
-    j->cap_text = n + room > (size_t)ctx ? n + room : (size_t)ctx + 1;
-    j->text = malloc(j->cap_text * sizeof(*j->text));
-    if (!j->text) {
-        return error_set(reterr, -ENOMEM, "no memory for the session's text");
-    }
-    memcpy(j->text, j->prompt, (size_t)j->n_prompt * sizeof(*j->text));
-    if (j->n_forced) {
-        memcpy(j->text + j->n_prompt, forced, j->n_forced * sizeof(*j->text));
-    }
-    j->n_text = n;
-    return 0;
-}
-
-/* The session's text, and behind it what the request adds. */
-static int go_on(struct job *j, const struct ask *a, const struct ask_source *source, size_t *ret_n,
-                 struct error *reterr)
-{
-    const struct session *s = &j->session;
-    int32_t *more = NULL;
-    size_t n = 0;
-    int rc = ask_more(a, j->kind == LANE_KIND_CHAT, source, s->text[s->head.n_text - 1], &more, &n,
-                      reterr);
-
-    if (!rc) {
-        j->prompt = malloc((s->head.n_text + n) * sizeof(*j->prompt));
-        rc = j->prompt ? 0 : error_set(reterr, -ENOMEM, "no memory for the session's text");
-    }
-    if (!rc) {
-        memcpy(j->prompt, s->text, s->head.n_text * sizeof(*j->prompt));
-        if (n) {
-            memcpy(j->prompt + s->head.n_text, more, n * sizeof(*more));
-        }
-        *ret_n = s->head.n_text + n;
-    }
-    free(more);
-    return rc;
-}
-
-bool job_save(struct job *j, const struct engine_event *done)
-{
-    bool whole = done->reason == ENGINE_STOP || done->reason == ENGINE_LENGTH ||
-                 done->reason == ENGINE_CONTEXT;
-
-    if (j->session.dir < 0) {
-        return false;
-    }
-    if (!whole) {
-        (void)error_set(&j->save_error, -ECANCELED,
-                        "the answer was ended early: the session stays as it was");
-    } else if (saver_take(&j->worker->saver, j, done, &j->save_error) == 0) {
-        return true;
-    }
-    j->saved = LANE_SESSION_NOT_SAVED;
-    return false;
 }
 
 /* Detokenizer and stop strings, in the state they were in before a crash. */
@@ -499,7 +169,7 @@ static void explain(const struct job *j, const struct engine_request *q, struct 
 }
 
 static int submit(struct job *j, const struct ask *a, const struct lane_engine_request *e,
-                  const int32_t *forced, struct counts *c, struct error *reterr)
+                  const int32_t *forced, struct job_counts *c, struct error *reterr)
 {
     struct worker *w = j->worker;
     struct engine *engine = atomic_load(&w->engine);
@@ -538,22 +208,22 @@ static int submit(struct job *j, const struct ask *a, const struct lane_engine_r
     if (j->n_again && e->out_bytes) {
         return error_set(reterr, -ENOTSUP, "no logits from a session under a policy that evicts");
     }
-    rc = rc ? rc : lay_output(j, e, logits, &q, c, reterr);
+    rc = rc ? rc : job_lay_output(j, e, logits, &q, c, reterr);
     if (!rc) {
         if (q.saved_read) { /* the snapshot's headers and states */
-            files_begin(w);
+            job_files_begin(w);
         }
         rc = engine_submit(engine, &q, &j->handle, reterr);
         if (q.saved_read) {
-            files_end(w);
+            job_files_end(w);
         }
         if (rc == -ENOMEM) {
             explain(j, &q, reterr);
         }
     }
     if (rc == -EMSGSIZE) {
-        *c = (struct counts){.a = (uint64_t)j->n_prompt,
-                             .b = (uint64_t)engine_info(engine)->ctx - 1};
+        *c = (struct job_counts){.a = (uint64_t)j->n_prompt,
+                                 .b = (uint64_t)engine_info(engine)->ctx - 1};
     }
     if (rc == 0 && j->kind == LANE_KIND_SCORE) {
         rc = engine_score_credit(engine, j->handle, q.logits ? q.logits_rows : INT64_MAX);
@@ -604,23 +274,23 @@ static int end_saved(struct job *j, const struct ask *a, const struct lane_engin
 }
 
 static int begin(struct job *j, struct ask *a, const struct ask_source *source,
-                 const struct lane_engine_request *e, int dir, struct counts *c,
+                 const struct lane_engine_request *e, int dir, struct job_counts *c,
                  struct error *reterr)
 {
     const int32_t *forced = (const int32_t *)(const void *)(j->worker->journal + e->forced_offset);
     uint32_t ended;
     size_t n;
-    int rc = j->loads ? 0 : open_session(j, a, e, dir, reterr);
+    int rc = j->loads ? 0 : job_open_session(j, a, e, dir, reterr);
 
-    if (!rc && is_saved(j, e)) {
+    if (!rc && job_is_saved(j, e)) {
         return end_saved(j, a, e, forced, reterr);
     }
     if (!rc && j->session.dir >= 0) {
-        note_policy(j, a);
+        job_note_policy(j, a);
     }
     if (!rc) {
         rc = session_exists(&j->session)
-                 ? go_on(j, a, source, &n, reterr)
+                 ? job_go_on(j, a, source, &n, reterr)
                  : ask_prompt(a, j->kind == LANE_KIND_CHAT, source, &j->prompt, &n, reterr);
     }
     if (rc) {
@@ -640,7 +310,7 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
         return error_set(reterr, -EINVAL, "score_first %d: a prompt of %d tokens allows 0..%d",
                          j->score_first, j->n_prompt, j->n_prompt - 2);
     }
-    read_hook(j, a);
+    hook_begin(j, a);
     rc = prepare_text(j, a, e, forced, reterr);
     if (rc) {
         return rc;
@@ -654,8 +324,8 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
         j->ended = ended;
         a->sampling.max_tokens = (int32_t)j->n_forced;
     }
-    split_prompt(j);
-    rc = keep_text(j, a, forced, reterr);
+    job_split_prompt(j);
+    rc = job_keep_text(j, a, forced, reterr);
     return rc ? rc : submit(j, a, e, forced, c, reterr);
 }
 
@@ -684,10 +354,10 @@ static int take_leases(struct job *j, const struct lane_engine_request *e,
     return 0;
 }
 
-/* The folder is the session's from open_session() on. 1: the job is the loader's, and this is done
- * again when the file is read. */
-static int dispatch(struct job *j, const struct lane_engine_request *e, int *dir, struct counts *c,
-                    struct error *reterr)
+/* The folder is the session's from job_open_session() on. 1: the job is the loader's, and this is
+ * done again when the file is read. */
+static int dispatch(struct job *j, const struct lane_engine_request *e, int *dir,
+                    struct job_counts *c, struct error *reterr)
 {
     struct worker *w = j->worker;
     struct ask_source source = {.tok = engine_tok(atomic_load(&w->engine)),
@@ -702,8 +372,7 @@ static int dispatch(struct job *j, const struct lane_engine_request *e, int *dir
         j->n_light_ids = source.n_lease_ids;
         return light_take(&w->light, j, reterr);
     }
-    rc =
-        rc ? rc : ask_read(w->journal + e->journal_offset, e->tlv_bytes, w->test_hooks, &a, reterr);
+    rc = rc ? rc : ask_read(w->journal + e->journal_offset, e->tlv_bytes, &a, reterr);
     if (rc) {
         return rc;
     }
@@ -722,7 +391,7 @@ void job_start(struct worker *w, const struct lane_record *rec, int dir)
     AUTO_CLOSE int own_dir = dir;
     struct job *j = calloc(1, sizeof(*j));
     struct error e = {0};
-    struct counts c = {0};
+    struct job_counts c = {0};
 
     if (!j) {
         (void)error_set(&e, -ENOMEM, "no memory for another request");
@@ -733,7 +402,6 @@ void job_start(struct worker *w, const struct lane_record *rec, int dir)
     memcpy(j->id, rec->h.id, sizeof(j->id));
     j->kind = rec->e_request.kind;
     j->flags = rec->e_request.flags;
-    j->crash_at = -1;
     session_init(&j->session);
     j->next = w->jobs;
     w->jobs = j;
@@ -750,7 +418,7 @@ void job_loaded(struct job *j)
     struct worker *w = j->worker;
     const struct lane_record rec = j->rec; /* the job may have ended when dispatch() returns */
     struct error e = j->load_error;
-    struct counts c = {0};
+    struct job_counts c = {0};
     int no_dir = -1;
 
     j->loading = false;
@@ -758,7 +426,7 @@ void job_loaded(struct job *j)
         end_stopped(w, j);
         return;
     }
-    if (bad_file(j->load_rc, &e) || dispatch(j, &rec.e_request, &no_dir, &c, &e)) {
+    if (job_bad_file(j->load_rc, &e) || dispatch(j, &rec.e_request, &no_dir, &c, &e)) {
         answer_error(w, rec.h.id, &e, c.a, c.b);
         job_end(w, j);
     }

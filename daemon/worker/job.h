@@ -81,12 +81,6 @@ struct job {
     size_t n_light_ids;
     uint64_t light_counts[2]; /* of its error */
 
-    int32_t crash_at; /* test hook: dies when it has said so many tokens; -1: never */
-    bool hang;        /* ... or stands still instead */
-    bool spin;        /* ... or runs in a circle */
-    bool crash_saved; /* ... or dies when its session is saved, */
-    bool kill_front;  /* the front too, which hears nothing after crash_at tokens */
-
     struct job *next;
 };
 

@@ -183,7 +183,7 @@ static int answer(struct job *j, size_t *ret_n, struct error *reterr)
                                 .lease_ids = j->light_ids,
                                 .n_lease_ids = j->n_light_ids};
     struct ask a;
-    int rc = ask_read(w->journal + e->journal_offset, e->tlv_bytes, w->test_hooks, &a, reterr);
+    int rc = ask_read(w->journal + e->journal_offset, e->tlv_bytes, &a, reterr);
 
     if (rc) {
         return rc;

@@ -34,7 +34,6 @@ struct settings {
     int64_t journal_fd;
     bool plan;
     bool json;
-    bool test_hooks;
 };
 
 _Static_assert(ENGINE_DRAW_AUTO == 0 && ENGINE_DRAW_HOST == 1 && ENGINE_DRAW_DEVICE == 2,
@@ -53,7 +52,6 @@ static const struct option_row rows[] = {
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1", .help = "the journal"},
     {"plan", 0, OPTION_FLAG, AT(plan), .help = "print the memory plan and end"},
     {"json", 0, OPTION_FLAG, AT(json), .help = "... as JSON"},
-    {"test-hooks", 0, OPTION_FLAG, AT(test_hooks), .flags = OPTION_HIDDEN, .help = "obey tests"},
 };
 /* clang-format on */
 
@@ -148,7 +146,6 @@ static int serve(const struct settings *s)
         return EXIT_INTERNAL;
     }
     w->config = config_of(s);
-    w->test_hooks = s->test_hooks;
     if (fcntl((int)s->front_fd, F_SETFL, O_NONBLOCK) ||
         pthread_create(&thread, NULL, worker_main, w)) {
         log_error("cannot start the worker thread: %s", strerror(errno));

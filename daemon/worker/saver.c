@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "daemon/worker/answer.h"
+#include "daemon/worker/hook.h"
 #include "daemon/worker/job.h"
 
 #define FEED_NS 500000
@@ -96,17 +97,6 @@ static int next_slice(void *arg, const void **ret, size_t *ret_n, struct error *
     return 0;
 }
 
-/* Only with --test-hooks. */
-static void obey_hook(const struct job *j)
-{
-    if (j->kill_front) {
-        (void)kill(getppid(), SIGKILL);
-    }
-    if (j->crash_saved || j->kill_front) {
-        (void)kill(getpid(), SIGKILL);
-    }
-}
-
 static int save(struct saver *s, struct job *j)
 {
     const struct session_text text = {
@@ -127,7 +117,7 @@ static int save(struct saver *s, struct job *j)
         r = session_commit(&j->session, &j->save_error);
     }
     if (!r) {
-        obey_hook(j);
+        hook_saved(j);
     }
     return r;
 }

@@ -39,7 +39,6 @@ struct command {
 struct worker {
     /* Set before the thread starts. */
     struct engine_config config;
-    bool test_hooks;
     const uint8_t *journal; /* (journal_bytes) read-only */
     size_t journal_bytes;
 

@@ -7,8 +7,7 @@ into it by /proc/LEADER/root.
     booted.py ping LEADER         one Ping, one Pong
     booted.py kills LEADER N      kills the gateway N times; fails when a Pong of the next one takes 100 ms
                                   (times what this machine is slowed down by other work, which is told)
-    booted.py hang LEADER         the engine hangs under a stream (a daemon with --test-hooks): it goes on with
-                                  the text of one that is left alone
+    booted.py hang LEADER         the engine stops under a stream, which goes on with the same text
     booted.py journal LEADER F... the newest line of the journal with field F[=VALUE]... has all of them, and no
                                   field of any line has the prompt or the answer"""
 import json
@@ -90,8 +89,12 @@ def hang(leader):
     lane = lanes.Lane(folder, timeout=60)
     items = lanes.item(lanes.T_PROMPT, "Once upon a time") + lanes.sampling(max_tokens=60, flags=lanes.S_IGNORE_END)
     texts, flags = [], []
-    for order in (b"", lanes.item(lanes.T_SESSION, "hang:10")):
-        events = list(lane.events(lane.request(order + items), 60))
+    for stops in (False, True):
+        events = []
+        for e in lane.events(lane.request(items), 60):
+            events.append(e)
+            if stops and len(events) == 10:
+                os.kill(pid_of(leader, "pipit-engine"), signal.SIGSTOP)
         if [e.seq for e in events] != list(range(1, len(events) + 1)):
             sys.exit("seq has a gap")
         texts.append(lanes.text_of(events))

@@ -276,7 +276,7 @@ check "and gets the same answer" is "$story" cat "$tmp/survived"
 check "systemd says that its watchdog did that" box sh -c 'journalctl --sync; journalctl -u pipitd@default.service -o cat | grep -c "Watchdog timeout" | grep -qx 2'
 check "and started it once more" is "$((restarts + 1))" property pipitd@default.service NRestarts
 box sh -c "sed -n 's|^ExecStart=|&|p' \$(systemctl show -p FragmentPath --value pipitd@default.service)" >"$tmp/exec"
-box sh -c "printf '[Service]\nExecStart=\n%s --test-hooks --engine-timeout 2\n' '$(cat "$tmp/exec")' >/run/systemd/system/pipitd@default.service.d/hooks.conf"
+box sh -c "printf '[Service]\nExecStart=\n%s --engine-timeout 2\n' '$(cat "$tmp/exec")' >/run/systemd/system/pipitd@default.service.d/hooks.conf"
 box systemctl daemon-reload
 box systemctl restart pipitd@default.service
 as alice pipit wait --timeout 60

@@ -14,6 +14,7 @@ import lane
 BUILD = os.environ.get("PIPIT_BUILD", "build")
 SLOW = float(os.environ.get("PIPIT_SLOW", "1"))
 PIPITD = os.path.join(BUILD, "daemon/front/pipitd")
+HOOKED = os.path.join(BUILD, "tests/e2e/pipitd")  # the same, beside an engine that obeys lane.order()
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data")
 STORIES = os.path.join(DATA, "stories260K.gguf")
 
@@ -28,7 +29,7 @@ def wait_until(what, timeout=10.0, step=0.005):
 
 
 class Daemon:
-    def __init__(self, *args, model=STORIES, backend="ref", gateway="no", folder=None, wait=True, env=None):
+    def __init__(self, *args, model=STORIES, backend="ref", gateway="no", folder=None, wait=True, env=None, hooks=False):
         self.own_folder = folder is None
         self.folder = folder or tempfile.mkdtemp(prefix="pd-")
         self.last_text = ""
@@ -38,7 +39,7 @@ class Daemon:
         self.began = time.monotonic()
         made = ["--model", model, "--backend", backend, "--threads", "1"] if model else []  # None: the arguments say it
         self.process = subprocess.Popen(
-            [PIPITD, *made, "--gateway", gateway, "--runtime-dir", self.folder, *args], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+            [HOOKED if hooks else PIPITD, *made, "--gateway", gateway, "--runtime-dir", self.folder, *args], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
             env={**clean, **(env or {})})
         if wait:
             self.lane().close()

@@ -76,6 +76,11 @@ def item(kind, data):
     return struct.pack("<HHI", kind, 0, len(data)) + data + bytes(-len(data) % 8)
 
 
+def order(text):
+    """What the tests' engine is to do (engine_hooks.c), as an item of the request; after its other stop strings."""
+    return item(T_STOP, "\x01" + text)
+
+
 def sampling(temperature=0.0, top_p=1.0, min_p=0.0, top_k=0, max_tokens=0, n_logprobs=-1, flags=0, score_first=0,
              seed=None):
     flags |= S_SEED if seed is not None else 0

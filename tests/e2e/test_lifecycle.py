@@ -333,7 +333,7 @@ class Hello(Case):
         sys.stderr.write("hello, worst of ten and more: " + ", ".join(f"{s} {t * 1e3:.1f} ms" for s, t in cls.took.items()) + "\n")
 
     def test_within_200_ms_in_every_state(self):
-        d = self.start("--test-hooks")
+        d = self.start()
         ready = d.ready()
         self.hello(d, "ready")
         ready.control(UNLOAD)

@@ -20,7 +20,7 @@ import unittest
 
 from daemon import BUILD, SLOW, wait_until
 from harness import CliDaemon
-from lane import (ACCEPTED, DONE, E2C, F_REPLAYED, F_SESSION, S_IGNORE_END, S_NO_DRAFT, SCORE, SESSION, T_PROMPT, T_SESSION, TOKEN, item, sampling,
+from lane import (ACCEPTED, DONE, E2C, F_REPLAYED, F_SESSION, S_IGNORE_END, S_NO_DRAFT, SCORE, SESSION, T_PROMPT, T_SESSION, TOKEN, item, order, sampling,
                   text_of)
 
 ASK = ("ask", "--raw", "--temp", "0", "--json")
@@ -72,7 +72,7 @@ class Sessions(unittest.TestCase):
 
     def test_two_daemons_of_one_folder(self):
         """A turn of the one while another is under way at the other is refused, and after it none is lost."""
-        self.start("--ctx", "256", "--test-hooks")
+        self.start("--ctx", "256")
         one = self.daemon
         two = CliDaemon(*self.args)
         try:
@@ -141,7 +141,7 @@ class Killed(Sessions):
     def run_to_the_save(self, crash, stopped):
         """An answer of many records whose engine dies when its file has its name; `stopped`: the front, meanwhile."""
         lane = self.daemon.lane()
-        hook = item(T_SESSION, "crash:saved") if crash else b""
+        hook = order("crash:saved") if crash else b""
         rid = lane.request(item(T_PROMPT, "Once upon a time") + item(T_SESSION, f"c{int(crash)}") + hook +
                            sampling(max_tokens=400, n_logprobs=20, flags=S_IGNORE_END), flags=F_SESSION)
         self.assertEqual(lane.recv().type, ACCEPTED)
@@ -154,7 +154,7 @@ class Killed(Sessions):
         return events
 
     def test_a_turn_that_was_saved_is_said_once_and_in_full(self):
-        self.start("--test-hooks", "--stall-timeout", "30")
+        self.start("--stall-timeout", "30", hooks=True)
         want = self.run_to_the_save(False, False)
         got = self.run_to_the_save(True, True)
         self.assertEqual([e.token for e in got if e.type == TOKEN], [e.token for e in want if e.type == TOKEN])

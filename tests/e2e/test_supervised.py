@@ -14,7 +14,8 @@ import tempfile
 import time
 import unittest
 
-from lane import (ACCEPTED, ALT, DONE, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, STATUS, T_PROMPT, T_SESSION, TOKEN, Lane, Refused, item, prompt,
+from daemon import HOOKED
+from lane import (ACCEPTED, ALT, DONE, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, STATUS, T_PROMPT, T_SESSION, TOKEN, Lane, Refused, item, order, prompt,
                   sampling, text_of)
 
 try:
@@ -132,9 +133,10 @@ class Base(unittest.TestCase):
             f.writelines(f"{k.replace('_', '-')} = {v}\n" for k, v in lines.items())
 
     arguments = ()
+    program = PIPITD
 
     def daemon(self, *names, **env):
-        return self.systemd.start([PIPITD, "--config", self.conf, "--runtime-dir", self.folder, *self.arguments], names, **env)
+        return self.systemd.start([self.program, "--config", self.conf, "--runtime-dir", self.folder, *self.arguments], names, **env)
 
     def gateway(self, **env):
         return self.systemd.start([GATEWAY, "--runtime-dir", self.folder, "--listen-fd", "3"], ["zmq"], **env)
@@ -333,10 +335,11 @@ class Successor(Base):
 
     def killed_when_saved(self, heard, reason, *arguments, n):
         self.configure(state_dir=os.path.join(self.folder, "state"))
-        self.arguments = ["--test-hooks", *arguments]
+        self.arguments = arguments
+        self.program = HOOKED
 
         def turn(lane, session, text, hook="", n=n):
-            hook = item(T_SESSION, hook) if hook else b""
+            hook = order(hook) if hook else b""
             return lane.request(item(T_PROMPT, text) + item(T_SESSION, session) + hook + sampling(max_tokens=n), flags=F_SESSION)
         lane = self.begin()
         whole = list(lane.events(turn(lane, "whole", "Once upon a time")))

@@ -17,12 +17,12 @@ import time
 import unittest
 
 from daemon import BUILD, DATA, PIPITD, SLOW, STORIES, Daemon, wait_until
-from lane import (ACCEPTED, ALT, DONE, ERROR, F_DETACH, F_REPLAYED, S_IGNORE_END, STATES, T_PROMPT, T_SESSION, TOKEN, Lane,
-                  item, prompt, sampling, text_of)
+from lane import (ACCEPTED, ALT, DONE, ERROR, F_DETACH, F_REPLAYED, S_IGNORE_END, STATES, T_PROMPT, TOKEN, Lane,
+                  item, order, prompt, sampling, text_of)
 
 
-def hook(order, n=60, **kw):
-    return item(T_SESSION, order) + prompt("Once upon a time", n, **kw)
+def hook(what, n=60, **kw):
+    return order(what) + prompt("Once upon a time", n, **kw)
 
 
 class Case(unittest.TestCase):
@@ -57,20 +57,20 @@ class EngineDeath(Case):
         lane.close()
 
     def test_killed_with_sampling_and_stop_string(self):
-        d = self.start("--test-hooks")
+        d = self.start(hooks=True)
         lane = d.ready()
         from lane import T_STOP
         items = item(T_STOP, "park") + prompt("Once upon a time", 80, temperature=0.7, seed=5)
         whole = list(lane.events(lane.request(items)))
         for at in (1, 2, 7, 13):
-            events = list(lane.events(lane.request(item(T_SESSION, f"crash:{at}") + items)))
+            events = list(lane.events(lane.request(items + order(f"crash:{at}"))))
             self.assertEqual(text_of(events), text_of(whole), at)
             self.assertEqual((events[-1].reason, events[-1].stop_index, events[-1].n_new, events[-1].seed),
                              (whole[-1].reason, whole[-1].stop_index, whole[-1].n_new, whole[-1].seed))
         lane.close()
 
     def test_twice_is_the_end_but_only_for_the_culprit(self):
-        d = self.start("--test-hooks", "--sequences", "3")
+        d = self.start("--sequences", "3", hooks=True)
         lane, other = d.ready(), d.ready()
         expected = text_of(self.plain(other, 80))
         good = other.request(prompt("Once upon a time", 80))
@@ -85,7 +85,7 @@ class EngineDeath(Case):
         other.close()
 
     def test_hanging_engine_is_replaced(self):
-        d = self.start("--test-hooks", "--engine-timeout", str(int(SLOW)))  # a slow build's steps take longer too
+        d = self.start("--engine-timeout", str(int(SLOW)), hooks=True)  # a slow build's steps take longer too
         lane = d.ready()
         expected = text_of(self.plain(lane))
         for how in ("hang:10", "spin:10"):  # a thread that waits, one that uses its CPU for nothing

@@ -13,8 +13,9 @@ import threading
 import time
 import unittest
 
+from daemon import HOOKED
 from lane import (BULK, CANCEL, CREDIT, DONE, E2C, ERROR, F_PRINCIPAL, PING, PONG, RESUME, S_IGNORE_END, S_LOGITS, SCORE, T_PROMPT,
-                  T_SESSION, TOKEN, TOKENIZE, Lane, Refused, item, prompt, sampling)
+                  TOKEN, TOKENIZE, Lane, Refused, item, order, prompt, sampling)
 from test_supervised import BUILD, PIPITD, WAIT, Base
 
 SLOW = float(os.environ.get("PIPIT_SLOW", "1"))
@@ -39,7 +40,7 @@ class Door(Lane):
 
 
 class Users(Base):
-    arguments = ("--test-hooks",)
+    program = HOOKED
     slow = None
 
     @classmethod
@@ -178,7 +179,7 @@ class Poison(Users):
         rid = good.ask(GOOD, asked)
         events = self.some(good, rid, 3)
         for i in range(1, 4):
-            poison = bad.ask(BAD, item(T_SESSION, "crash-always:2") + prompt("x", 50))
+            poison = bad.ask(BAD, order("crash-always:2") + prompt("x", 50))
             end = time.monotonic() + (WAIT if i == 1 else 0.7 * SLOW)  # the later ones wait apart
             while self.spy.status().n_restarts < i and time.monotonic() < end:
                 time.sleep(0.01)
@@ -192,7 +193,7 @@ class Poison(Users):
     def test_who_is_blamed_waits_and_others_do_not(self):
         good, bad = self.begin(sequences=2)
         for _ in range(3):
-            events = list(bad.events(bad.ask(BAD, item(T_SESSION, "crash-always:2") + prompt("x", 50))))
+            events = list(bad.events(bad.ask(BAD, order("crash-always:2") + prompt("x", 50))))
             self.assertEqual(events[-1].code, "ENGINE_CRASHED", events[-1])
             self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
         refused = list(bad.events(bad.ask(BAD, prompt("Once", 5))))[-1]
