@@ -3,7 +3,7 @@
  * process has been reaped and everything it said before it died has been read: so a token that
  * reached the socket is never said twice. */
 
-#include "daemon/front/engine_link.h"
+#include "daemon/front/engine_link_impl.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -16,148 +16,18 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
-#include "base/hot.h"
 #include "base/log.h"
-#include "base/sock.h"
 #include "daemon/front/arena.h"
 #include "daemon/front/child.h"
-#include "daemon/front/cputime.h"
 #include "daemon/front/dispatch.h"
-#include "daemon/front/front.h"
 #include "daemon/front/lane.h"
-#include "daemon/front/outgoing.h"
-#include "daemon/front/report.h"
 
-#define LOAD_TIMEOUT_NS 300000000000 /* without a word while loading */
 #define RETRY_FIRST_NS 100000000
 #define RETRY_MOST_NS 30000000000
 #define REFUSED_FIRST_NS 1000000000 /* a model that cannot be loaded, where requests load it */
 #define STEADY_NS 60000000000       /* ready for so long: the next death is a first one again */
 #define LEAVE_NS 2000000000         /* an engine that was told to end, and does not, is killed */
-#define STARVED_LOG_NS 60000000000
-enum { READ_BURST = 128, SOCKET_BYTES = 1 << 20, FIRST_START_TRIES = 3 };
-
-struct engine_link {
-    struct front *front;
-    char path[1024];
-    pid_t pid; /* 0: none */
-    struct loop_watch watch;
-    struct outgoing *out;
-
-    uint32_t state; /* enum lane_state */
-    struct lane_engine_state info;
-    struct report report;
-    char cause[sizeof(((struct lane_error *)0)->text)];
-    char failure[sizeof(((struct lane_error *)0)->text)]; /* cause of the last death, until the
-                                                             model is ready again */
-    uint64_t epoch;
-    uint32_t n_restarts;
-    uint32_t n_unloads;
-    uint32_t n_failures; /* in a row */
-    int64_t started_ns;
-    int64_t heard_ns;
-    int64_t ready_ns;
-    int64_t load_ns;
-    int64_t busy_ns; /* since when; 0: idle */
-    int64_t cpu_ns;  /* of the engine, when it last said something or became busy; -1: not known */
-    int64_t starved_ns; /* when that was last logged */
-    bool draining;
-    bool leaving; /* told to end: what it still says about itself does not count */
-    bool again;   /* ... and to be started anew */
-    struct loop_timer retry;
-    int64_t refuse_until_ns; /* FAILED, and no timer: a request after that starts it again */
-    struct loop_timer pulse;
-};
-
-static void on_socket(void *arg, uint32_t events);
-static void on_pulse(void *arg);
-static void engine_down(struct engine_link *e, int status);
-static int push(struct engine_link *e, const struct lane_record *r, int fd0, int fd1);
-
-static void close_socket(struct engine_link *e)
-{
-    loop_del(&e->front->loop, &e->watch);
-    close_fd(&e->watch.fd);
-    outgoing_clear(e->out);
-}
-
-static void kill_engine(struct engine_link *e, const char *why)
-{
-    if (e->pid > 0) {
-        struct log_fields fields = {0};
-
-        log_field(&fields, "PIPIT_EVENT", "engine-killed");
-        log_field(&fields, "PIPIT_REASON", "%s", why);
-        log_write_fields(LOG_LEVEL_ERR, &fields, "killing the engine (pid %d): %s", (int)e->pid,
-                         why);
-        (void)kill(e->pid, SIGKILL);
-    }
-}
-
-static int64_t step_base(const struct engine_link *e)
-{
-    int64_t step = e->info.last_step_ns;
-
-    return step > e->busy_ns ? step : e->busy_ns;
-}
-
-/* Nobody lets it run: it has work to do, and in all this time hardly a CPU. Then killing it would
- * not help: what comes after it would get no more. */
-static bool is_starved(const struct engine_link *e, int64_t limit)
-{
-    int64_t now = cputime_ns(e->pid);
-
-    return e->cpu_ns >= 0 && now >= 0 && now - e->cpu_ns < limit / 2 && cputime_is_wanted(e->pid);
-}
-
-bool engine_link_hangs(const struct engine_link *e, int64_t limit)
-{
-    return e && e->busy_ns && clock_ns() - step_base(e) >= limit && !is_starved(e, limit);
-}
-
-static void wait_for_cpu(struct engine_link *e, int64_t limit)
-{
-    int64_t now = clock_ns();
-
-    if (now - e->starved_ns >= STARVED_LOG_NS) {
-        e->starved_ns = now;
-        log_warning("no step ended in time, but the engine (pid %d) gets no CPU: waiting",
-                    (int)e->pid);
-    }
-    loop_timer_at(&e->front->loop, &e->pulse, now + limit / 4, on_pulse, e);
-}
-
-/* Is it alive? While it loads: has it said anything; while it works: has a step ended. */
-static void on_pulse(void *arg)
-{
-    struct engine_link *e = arg;
-    int64_t limit = (int64_t)(e->front->config->engine_timeout * 1e9);
-    int64_t base = e->heard_ns;
-
-    if (e->pid == 0) {
-        return;
-    }
-    if (e->leaving) {
-        kill_engine(e, "it was told to end and does not");
-        return;
-    }
-    if (e->state == LANE_READY) {
-        if (e->busy_ns == 0) {
-            return;
-        }
-        limit = limit > 4 * e->info.longest_step_ns ? limit : 4 * e->info.longest_step_ns;
-        base = step_base(e);
-    } else {
-        limit = LOAD_TIMEOUT_NS;
-    }
-    if (clock_ns() - base >= limit && e->state == LANE_READY && is_starved(e, limit)) {
-        wait_for_cpu(e, limit);
-    } else if (clock_ns() - base >= limit) {
-        kill_engine(e, e->state == LANE_READY ? "no step ended in time" : "loading is stuck");
-    } else {
-        loop_timer_at(&e->front->loop, &e->pulse, base + limit, on_pulse, e);
-    }
-}
+enum { SOCKET_BYTES = 1 << 20, FIRST_START_TRIES = 3 };
 
 static int make_sockets(int ret[2], struct error *reterr)
 {
@@ -199,7 +69,8 @@ static int start(struct engine_link *e, struct error *reterr)
     if (rc) {
         return rc;
     }
-    e->watch = (struct loop_watch){.fd = ours, .events = EPOLLIN, .fn = on_socket, .arg = e};
+    e->watch =
+        (struct loop_watch){.fd = ours, .events = EPOLLIN, .fn = engine_link_on_socket, .arg = e};
     rc = loop_add(&f->loop, &e->watch);
     if (rc) {
         e->watch.fd = -1;
@@ -213,7 +84,7 @@ static int start(struct engine_link *e, struct error *reterr)
     e->started_ns = clock_ns();
     e->heard_ns = e->started_ns;
     f->status_changed = true;
-    loop_timer_at(&f->loop, &e->pulse, e->heard_ns + LOAD_TIMEOUT_NS, on_pulse, e);
+    engine_link_watch(e, e->heard_ns + LOAD_TIMEOUT_NS);
     return 0;
 }
 
@@ -286,8 +157,8 @@ void engine_link_unload(struct engine_link *e, bool again)
     } else if (!e->leaving) {
         e->leaving = true;
         lane_record_init(&r, LANE_ENGINE_DRAIN, NULL);
-        (void)push(e, &r, -1, -1);
-        loop_timer_at(&e->front->loop, &e->pulse, clock_ns() + LEAVE_NS, on_pulse, e);
+        engine_link_send(e, &r);
+        engine_link_watch(e, clock_ns() + LEAVE_NS);
     }
 }
 
@@ -324,210 +195,9 @@ void engine_link_destroy(struct engine_link *e)
         (void)kill(e->pid, SIGKILL);
         (void)waitpid(e->pid, NULL, 0);
     }
-    close_socket(e);
+    engine_link_close_socket(e);
     outgoing_destroy(e->out);
     free(e);
-}
-
-static void flush(struct engine_link *e)
-{
-    bool empty = outgoing_flush(e->out, e->watch.fd);
-
-    loop_events(&e->front->loop, &e->watch, EPOLLIN | (empty ? 0 : EPOLLOUT));
-}
-
-/* 0, or -EMFILE where a record with descriptors was not taken because none are left for copies.
- * What is meant for an engine that is gone, or now is, is dropped: its requests are sent again. */
-static int push(struct engine_link *e, const struct lane_record *r, int fd0, int fd1)
-{
-    int rc;
-
-    if (e->watch.fd < 0) {
-        return 0;
-    }
-    rc = outgoing_push(e->out, r, fd0, fd1);
-    if (rc == -ENOBUFS) {
-        kill_engine(e, "it takes no records");
-        return 0;
-    }
-    if (rc == 0) {
-        flush(e);
-    }
-    return rc;
-}
-
-void engine_link_send(struct engine_link *e, const struct lane_record *r)
-{
-    (void)push(e, r, -1, -1);
-}
-
-/* The descriptor is given away, not copied: where none is left for a copy, the request would have
- * to be ended by somebody. */
-void engine_link_give(struct engine_link *e, const struct lane_record *r, int fd)
-{
-    if (e->watch.fd < 0) {
-        close_fd(&fd);
-    } else if (outgoing_give(e->out, r, fd)) {
-        kill_engine(e, "it takes no records");
-    } else {
-        flush(e);
-    }
-}
-
-static void lane_body(const struct lane *l, uint32_t type, struct lane_record *ret)
-{
-    lane_record_init(ret, type, NULL);
-    ret->e_lane = (struct lane_engine_lane){
-        .lane_id = l->id, .c2e_bytes = l->c2e_bytes, .e2c_bytes = l->e2c_bytes};
-}
-
-int engine_link_lane_open(struct engine_link *e, struct lane *l)
-{
-    struct lane_record r;
-    int rc = 0;
-
-    if (!l->engine_open) {
-        lane_body(l, LANE_ENGINE_LANE_OPEN, &r);
-        rc = push(e, &r, l->c2e_fd, l->e2c_fd);
-        l->engine_open = rc == 0;
-    }
-    return rc;
-}
-
-void engine_link_lane_close(struct engine_link *e, struct lane *l)
-{
-    struct lane_record r;
-
-    lane_body(l, LANE_ENGINE_LANE_CLOSE, &r);
-    (void)push(e, &r, -1, -1);
-}
-
-static void on_state(struct engine_link *e, const struct lane_engine_state *s)
-{
-    struct front *f = e->front;
-    bool became_ready = s->state == LANE_READY && e->state != LANE_READY;
-
-    if (e->leaving) {
-        return;
-    }
-    /* What is said each second while a step hangs is no progress. */
-    if (s->last_step_ns > e->info.last_step_ns || s->state != e->state) {
-        e->cpu_ns = cputime_ns(e->pid);
-    }
-    e->info = *s;
-    e->state = s->state;
-    f->status_changed = true;
-    if (became_ready) {
-        struct log_fields fields = {0};
-
-        e->epoch++;
-        e->ready_ns = clock_ns();
-        e->load_ns = e->ready_ns - e->started_ns;
-        e->busy_ns = 0;
-        e->failure[0] = '\0';
-        log_field(&fields, "PIPIT_EVENT", "model-ready");
-        log_field(&fields, "PIPIT_MODEL", "%s", s->model);
-        log_field(&fields, "PIPIT_EPOCH", "%u", (unsigned)e->epoch);
-        log_field(&fields, "PIPIT_MS", "%.1f", (double)e->load_ns / 1e6);
-        log_write_fields(LOG_LEVEL_INFO, &fields,
-                         "model %s is ready on %.*s: %d positions, %d sequences, plan of %.1f MiB, "
-                         "loaded in %.3f s",
-                         s->model, (int)strcspn(e->report.backend, ";"), e->report.backend, s->ctx,
-                         s->n_seqs, (double)s->plan_bytes / 0x1p20, (double)e->load_ns / 1e9);
-        f->dispatch_wanted = true;
-    } else if (s->state == LANE_LOADING) {
-        dispatch_loading(f, s->progress);
-    }
-    e->heard_ns = clock_ns();
-}
-
-HOT static void on_record(struct engine_link *e, struct lane_record *r)
-{
-    static const uint8_t no_id[16];
-
-    switch (r->h.type) {
-    case LANE_ENGINE_STATE:
-        on_state(e, &r->e_state);
-        break;
-    case LANE_ENGINE_REPORT:
-        if (!e->leaving) {
-            report_take(&e->report, &r->e_report);
-        }
-        break;
-    case LANE_ENGINE_LANE_QUIET:
-        lane_quiet(e->front, r->e_lane.lane_id);
-        break;
-    case LANE_ERROR:
-        if (memcmp(r->h.id, no_id, sizeof(no_id)) == 0) {
-            memcpy(e->cause, r->error.text, sizeof(e->cause));
-            break;
-        }
-        dispatch_event(e->front, r);
-        break;
-    default:
-        dispatch_event(e->front, r);
-        break;
-    }
-}
-
-/* Up to `most` records; false at the end of the connection. */
-HOT static bool read_records(struct engine_link *e, int most)
-{
-    for (int i = 0; i < most && e->watch.fd >= 0; i++) {
-        struct lane_record r;
-        struct error err = {0};
-        ssize_t n = sock_recv(e->watch.fd, &r, sizeof(r), NULL, NULL);
-
-        if (n == -EAGAIN) {
-            return true;
-        }
-        if (n <= 0) {
-            return false;
-        }
-        if (lane_record_check(&r, (uint64_t)n, LANE_PEER_ENGINE, &err)) {
-            kill_engine(e, err.text);
-            return false;
-        }
-        on_record(e, &r);
-    }
-    return true;
-}
-
-HOT static void on_socket(void *arg, uint32_t events)
-{
-    struct engine_link *e = arg;
-
-    if (events & EPOLLOUT) {
-        flush(e);
-    }
-    if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR)) || read_records(e, READ_BURST)) {
-        return;
-    }
-    /* It closed its end: it is dying, or has lost its mind. engine_down() follows when it is
-     * reaped. */
-    close_socket(e);
-    if (e->pid > 0) {
-        (void)kill(e->pid, SIGKILL);
-    }
-}
-
-bool engine_link_reaped(struct engine_link *e, pid_t pid, int status)
-{
-    if (!e || pid != e->pid || pid == 0) {
-        return false;
-    }
-    e->pid = 0;
-    while (e->watch.fd >= 0 && read_records(e, READ_BURST)) {
-        /* What it said before it died. EAGAIN cannot last: nobody holds the other end. */
-        struct lane_record r;
-
-        if (recv(e->watch.fd, &r, sizeof(r), MSG_PEEK | MSG_DONTWAIT) <= 0) {
-            break;
-        }
-    }
-    close_socket(e);
-    engine_down(e, status);
-    return true;
 }
 
 static int64_t pause_ns(const struct engine_link *e)
@@ -608,19 +278,16 @@ static void engine_down(struct engine_link *e, int status)
     loop_timer_at(&f->loop, &e->retry, clock_ns() + pause_ns(e), on_retry, e);
 }
 
-void engine_link_busy(struct engine_link *e, bool busy)
+bool engine_link_reaped(struct engine_link *e, pid_t pid, int status)
 {
-    if (!busy) {
-        e->busy_ns = 0;
-    } else if (e->busy_ns == 0) {
-        e->busy_ns = clock_ns();
-        e->cpu_ns = cputime_ns(e->pid);
-        if (e->pulse.index == 0 || e->state == LANE_READY) {
-            loop_timer_at(&e->front->loop, &e->pulse,
-                          e->busy_ns + (int64_t)(e->front->config->engine_timeout * 1e9), on_pulse,
-                          e);
-        }
+    if (!e || pid != e->pid || pid == 0) {
+        return false;
     }
+    e->pid = 0;
+    engine_link_read_rest(e);
+    engine_link_close_socket(e);
+    engine_down(e, status);
+    return true;
 }
 
 void engine_link_drain(struct engine_link *e)
@@ -630,90 +297,5 @@ void engine_link_drain(struct engine_link *e)
     e->draining = true;
     loop_timer_off(&e->front->loop, &e->retry);
     lane_record_init(&r, LANE_ENGINE_DRAIN, NULL);
-    (void)push(e, &r, -1, -1);
-}
-
-bool engine_link_ready(const struct engine_link *e)
-{
-    return e && e->state == LANE_READY && e->watch.fd >= 0;
-}
-
-uint32_t engine_link_state(const struct engine_link *e)
-{
-    return e ? e->state : LANE_LOADING;
-}
-
-const struct lane_engine_state *engine_link_info(const struct engine_link *e)
-{
-    static const struct lane_engine_state none;
-
-    return e ? &e->info : &none;
-}
-
-const char *engine_link_cause(const struct engine_link *e)
-{
-    return e->cause;
-}
-
-const char *engine_link_failure(const struct engine_link *e)
-{
-    return e ? e->failure : "";
-}
-
-uint64_t engine_link_model(const struct engine_link *e)
-{
-    char half[17];
-
-    (void)snprintf(half, sizeof(half), "%.16s", e->report.model);
-    return strtoull(half, NULL, 16);
-}
-
-const struct report *engine_link_report(const struct engine_link *e)
-{
-    static const struct report none;
-
-    return e ? &e->report : &none;
-}
-
-uint32_t engine_link_refuse_ms(const struct engine_link *e)
-{
-    int64_t at = e->retry.index ? e->retry.when_ns : e->refuse_until_ns;
-    int64_t left = at - clock_ns();
-
-    return left > 0 ? (uint32_t)(left / 1000000) + 1 : e->retry.index ? 1 : 0;
-}
-
-uint64_t engine_link_epoch(const struct engine_link *e)
-{
-    return e ? e->epoch : 0;
-}
-
-int64_t engine_link_ready_ns(const struct engine_link *e)
-{
-    return e->ready_ns;
-}
-
-int64_t engine_link_load_ns(const struct engine_link *e)
-{
-    return e->ready_ns > 0 ? e->load_ns : 0;
-}
-
-uint32_t engine_link_restarts(const struct engine_link *e)
-{
-    return e ? e->n_restarts : 0;
-}
-
-uint32_t engine_link_unloads(const struct engine_link *e)
-{
-    return e->n_unloads;
-}
-
-int64_t engine_link_step_age_ns(const struct engine_link *e)
-{
-    return e && e->busy_ns ? clock_ns() - step_base(e) : 0;
-}
-
-int engine_link_pid(const struct engine_link *e)
-{
-    return e ? (int)e->pid : 0;
+    engine_link_send(e, &r);
 }

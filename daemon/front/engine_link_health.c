@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Is the engine alive? While it loads: has it said anything. While it works: has a step ended, and
+ * if not, did it get a CPU. */
+
+#include <signal.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "daemon/front/config.h"
+#include "daemon/front/cputime.h"
+#include "daemon/front/engine_link_impl.h"
+
+#define STARVED_LOG_NS 60000000000
+
+void engine_link_kill(struct engine_link *e, const char *why)
+{
+    if (e->pid > 0) {
+        struct log_fields fields = {0};
+
+        log_field(&fields, "PIPIT_EVENT", "engine-killed");
+        log_field(&fields, "PIPIT_REASON", "%s", why);
+        log_write_fields(LOG_LEVEL_ERR, &fields, "killing the engine (pid %d): %s", (int)e->pid,
+                         why);
+        (void)kill(e->pid, SIGKILL);
+    }
+}
+
+static int64_t step_base(const struct engine_link *e)
+{
+    int64_t step = e->info.last_step_ns;
+
+    return step > e->busy_ns ? step : e->busy_ns;
+}
+
+/* Nobody lets it run: it has work to do, and in all this time hardly a CPU. Then killing it would
+ * not help: what comes after it would get no more. */
+static bool is_starved(const struct engine_link *e, int64_t limit)
+{
+    int64_t now = cputime_ns(e->pid);
+
+    return e->cpu_ns >= 0 && now >= 0 && now - e->cpu_ns < limit / 2 && cputime_is_wanted(e->pid);
+}
+
+bool engine_link_hangs(const struct engine_link *e, int64_t limit)
+{
+    return e && e->busy_ns && clock_ns() - step_base(e) >= limit && !is_starved(e, limit);
+}
+
+static void on_pulse(void *arg);
+
+void engine_link_watch(struct engine_link *e, int64_t when_ns)
+{
+    loop_timer_at(&e->front->loop, &e->pulse, when_ns, on_pulse, e);
+}
+
+static void wait_for_cpu(struct engine_link *e, int64_t limit)
+{
+    int64_t now = clock_ns();
+
+    if (now - e->starved_ns >= STARVED_LOG_NS) {
+        e->starved_ns = now;
+        log_warning("no step ended in time, but the engine (pid %d) gets no CPU: waiting",
+                    (int)e->pid);
+    }
+    engine_link_watch(e, now + limit / 4);
+}
+
+static void on_pulse(void *arg)
+{
+    struct engine_link *e = arg;
+    int64_t limit = (int64_t)(e->front->config->engine_timeout * 1e9);
+    int64_t base = e->heard_ns;
+
+    if (e->pid == 0) {
+        return;
+    }
+    if (e->leaving) {
+        engine_link_kill(e, "it was told to end and does not");
+        return;
+    }
+    if (e->state == LANE_READY) {
+        if (e->busy_ns == 0) {
+            return;
+        }
+        limit = limit > 4 * e->info.longest_step_ns ? limit : 4 * e->info.longest_step_ns;
+        base = step_base(e);
+    } else {
+        limit = LOAD_TIMEOUT_NS;
+    }
+    if (clock_ns() - base >= limit && e->state == LANE_READY && is_starved(e, limit)) {
+        wait_for_cpu(e, limit);
+    } else if (clock_ns() - base >= limit) {
+        engine_link_kill(e, e->state == LANE_READY ? "no step ended in time" : "loading is stuck");
+    } else {
+        engine_link_watch(e, base + limit);
+    }
+}
+
+void engine_link_busy(struct engine_link *e, bool busy)
+{
+    if (!busy) {
+        e->busy_ns = 0;
+    } else if (e->busy_ns == 0) {
+        e->busy_ns = clock_ns();
+        e->cpu_ns = cputime_ns(e->pid);
+        if (e->pulse.index == 0 || e->state == LANE_READY) {
+            engine_link_watch(e, e->busy_ns + (int64_t)(e->front->config->engine_timeout * 1e9));
+        }
+    }
+}
+
+int64_t engine_link_step_age_ns(const struct engine_link *e)
+{
+    return e && e->busy_ns ? clock_ns() - step_base(e) : 0;
+}
