@@ -428,21 +428,6 @@ static void fill_info(struct engine *e)
     memcpy(e->info.sha256, e->p.sha256, sizeof(e->info.sha256));
 }
 
-/* A file without a tokenizer (test vectors) is no error: nothing ends its texts. */
-static int make_tok(struct engine *e, struct error *reterr)
-{
-    struct error error = {0};
-    int r = tok_create(e->p.base, &e->tok, &error);
-
-    if (r && r != -ENOENT) {
-        if (reterr) {
-            *reterr = error;
-        }
-        return r;
-    }
-    return 0;
-}
-
 static void drop_files(const struct prepared *p)
 {
     gguf_drop_pages(p->base);
@@ -529,7 +514,7 @@ int engine_create(const struct engine_config *c, bool (*progress)(void *arg, flo
     }
     r = prepare(c, true, &e->p, reterr);
     if (!r) {
-        r = make_tok(e, reterr);
+        r = tok_create(e->p.base, &e->tok, reterr);
     }
     if (!r) {
         r = make_parts(e, progress, arg, reterr);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipit-eval: what a cache policy costs in quality, on one model: a text scored (text.h), or
- * prompts answered (generate.h), under one or more policies. */
+/* pipit-eval: what a cache policy costs in quality, on one model: a text or token ids scored
+ * (text.h), or prompts answered (generate.h), under one or more policies. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -14,6 +14,8 @@ struct config {
     char *model;
     struct option_list overlays;
     char *text;
+    char *ids;
+    int64_t first;
     int64_t ctx;
     int64_t chunks;
     struct option_list kv;
@@ -39,6 +41,8 @@ static const struct option_row rows[] = {
     {"model", 'm', OPTION_STRING, ROW(model), .metavar = "FILE", .help = "the model, a GGUF file"},
     {"overlay", 0, OPTION_LIST, ROW(overlays), .metavar = "FILE", .help = "a GGUF that adds tensors; repeats"},
     {"text", 0, OPTION_STRING, ROW(text), .metavar = "FILE", .help = "UTF-8 text to score"},
+    {"ids", 0, OPTION_STRING, ROW(ids), .metavar = "FILE", .help = "instead of a text: token ids, decimal, to score as one chunk; every id from --first on gives a row"},
+    {"first", 0, OPTION_INT, ROW(first), 0, 1 << 20, .fallback = "0", .help = "of --ids: row 0 is what follows this id, counted from 0; with --mode decode, ids 0 to it are the prompt"},
     {"ctx", 'c', OPTION_INT, ROW(ctx), 16, 1 << 20, .fallback = "2048", .help = "tokens of a chunk; the second half is scored"},
     {"chunks", 'n', OPTION_INT, ROW(chunks), 1, 100000, .fallback = "20", .help = "chunks from the text's start"},
     {"kv", 0, OPTION_LIST, ROW(kv), .metavar = "POLICY", .help = "a cache policy; repeats; the first is what the others are compared with (full)"},
@@ -57,7 +61,8 @@ static const struct option_row rows[] = {
 /* clang-format on */
 
 static const struct option_table table = {
-    rows, sizeof(rows) / sizeof(rows[0]), "pipit-eval --model FILE --text FILE [OPTION]...",
+    rows, sizeof(rows) / sizeof(rows[0]),
+    "pipit-eval --model FILE --text FILE|--ids FILE [OPTION]...",
     "Scores a text, or answers prompts, under one or more cache policies.", 0};
 
 static struct engine_config engine_for(const struct config *c)
@@ -87,8 +92,8 @@ static int run(const void *config, const struct option_list *words, struct error
     int err;
 
     (void)words;
-    if (!c->model || !c->text == !c->prompts) {
-        return error_set(e, -EINVAL, "--model and one of --text and --prompts are needed");
+    if (!c->model || !!c->text + !!c->prompts + !!c->ids != 1) {
+        return error_set(e, -EINVAL, "--model and one of --text, --ids and --prompts are needed");
     }
     out = c->out ? fopen(c->out, "w") : stdout;
     if (!out) {
@@ -101,6 +106,8 @@ static int run(const void *config, const struct option_list *words, struct error
             e);
     } else {
         err = text_run(&(struct text_job){.path = c->text,
+                                          .ids = c->ids,
+                                          .first = (int32_t)c->first,
                                           .ctx = (int32_t)c->ctx,
                                           .n_chunks = (int)c->chunks,
                                           .decode = c->mode == 1,

@@ -84,6 +84,39 @@ static int read_file(const char *path, char **ret, size_t *ret_len, struct error
     return 0;
 }
 
+/* The file's ids and one more, which no row is asked of: the last id then has a row, too. */
+static int load_ids(const char *path, int32_t **ret, int32_t *ret_n, struct error *reterr)
+{
+    AUTO_FREE char *text = NULL;
+    AUTO_FREE int32_t *ids = NULL;
+    size_t len = 0;
+    int32_t n = 0;
+    int err = read_file(path, &text, &len, reterr);
+
+    if (err) {
+        return err;
+    }
+    text[len] = 0;
+    ids = calloc(len / 2 + 2, sizeof(*ids));
+    if (!ids || len > INT32_MAX) {
+        return error_set(reterr, -ENOMEM, "no memory for the ids of %s", path);
+    }
+    for (char *at = text; *(at += strspn(at, " \t\r\n,"));) {
+        char *end;
+        long long v = strtoll(at, &end, 10);
+
+        if (end == at || v < 0 || v > INT32_MAX) {
+            return error_set(reterr, -EINVAL, "%s: offset %td is no token id", path, at - text);
+        }
+        ids[n++] = (int32_t)v;
+        at = end;
+    }
+    ids[n] = 0;
+    *ret = STEAL(ids);
+    *ret_n = n + 1;
+    return 0;
+}
+
 /* The text's tokens as (chunks, ctx), each chunk beginning with BOS where the model adds one. */
 static int load_tokens(struct eval *v, const struct tok *tok, struct error *reterr)
 {
@@ -320,15 +353,35 @@ static void finish(struct eval *v)
     engines_close(&v->engines);
 }
 
-int text_run(const struct text_job *job, struct error *reterr)
+static int use_ids(struct eval *v, struct text_job *job, struct error *reterr)
 {
-    struct eval v = {.job = job, .first = job->ctx / 2};
-    int err = engines_open(&job->engine, job->kv, job->n_kv, job->n_chunks, &v.engines, reterr);
+    int err = load_ids(job->ids, &v->tokens, &job->ctx, reterr);
 
+    if (err) {
+        return err;
+    }
+    v->first = job->first;
+    job->n_chunks = 1;
+    job->engine.ctx = job->ctx;
+    return job->first < job->ctx - 1
+               ? 0
+               : error_set(reterr, -EINVAL, "%s has %" PRId32 " ids, the first is to be %" PRId32,
+                           job->ids, job->ctx - 1, job->first);
+}
+
+int text_run(const struct text_job *wanted, struct error *reterr)
+{
+    struct text_job own = *wanted;
+    const struct text_job *job = &own;
+    struct eval v = {.job = job, .first = job->ctx / 2};
+    int err = job->ids ? use_ids(&v, &own, reterr) : 0;
+
+    err = err ? err
+              : engines_open(&job->engine, job->kv, job->n_kv, job->n_chunks, &v.engines, reterr);
     v.rows = job->ctx - 1 - v.first;
     if (!err) {
         v.n_vocab = engine_info(v.engines.open)->n_vocab;
-        err = load_tokens(&v, engine_tok(v.engines.open), reterr);
+        err = job->ids ? 0 : load_tokens(&v, engine_tok(v.engines.open), reterr);
     }
     if (!err) {
         err = make_room(&v, reterr);

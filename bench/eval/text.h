@@ -13,6 +13,10 @@
  *     policy,mode,ctx,chunks,rows,perplexity,mean_kl,p99_kl,same_top1,kv_bytes,tokens_per_step,
  *     chunk_nll,chunk_kl
  *
+ * Token ids in a file's place are one chunk, of which each id from `first` on gives a row: what a
+ * model says after it. So the logits of `dump` can be laid beside another engine's, for models
+ * without a tokenizer too.
+ *
  * tokens_per_step: engines_tokens_read(), in prefill mode 0. chunk_nll, chunk_kl: means of each
  * chunk, with spaces between, from which errors of the means and of differences can be told. */
 
@@ -22,7 +26,10 @@
 #include "engine/engine.h"
 
 struct text_job {
-    const char *path;
+    const char *path; /* a text, or NULL: */
+    const char *ids;  /* decimal token ids, with white space or commas between; ctx and n_chunks are
+                         then not read */
+    int32_t first;    /* of ids */
     int32_t ctx;
     int n_chunks;
     bool decode;

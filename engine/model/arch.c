@@ -84,7 +84,7 @@ static const struct arch archs[] = {
     {.name = "qwen3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
      .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_GATED},
     {.name = "gemma3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_GELU_TANH, .gated = true,
-     .embed_scaled = true, .window_period = 6, .window_rope_base = 10000.0f,
+     .embed_scaled = true, .caps_logits = true, .window_period = 6, .window_rope_base = 10000.0f,
      .required = LT_PRE | LT_POST | LT_QKVO | LT_QK_NORM | LT_GATED},
     {.name = "sigma", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
      .diff_kv = true,

@@ -105,6 +105,8 @@ struct arch {
     bool gated;             /* FFN is down(act(gate) * up), else down(act(up)) */
     bool parallel;          /* FFN and attention both read attn_norm(x) */
     bool embed_scaled;      /* embeddings times sqrt(n_embd) */
+    bool caps_attn;         /* key attn_logit_softcapping counts */
+    bool caps_logits;       /* key final_logit_softcapping counts */
     bool diff_kv;           /* n_k and n_v are keys of their own (DiffQKV) */
     int32_t window_period;  /* of the model's sliding window: every window_period-th layer is
                                global; 0: no layer slides */

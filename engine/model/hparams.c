@@ -72,33 +72,60 @@ static float read_f32(struct reader *r, const char *name, float min, float max, 
     return r->rc ? min : v;
 }
 
+/* Keys whose 0 says that the model has no such thing, as if the key were absent: what is saved from
+ * a loaded model holds every key that its writer knows. */
+static int32_t read_i32_or_none(struct reader *r, const char *name, int32_t max, int32_t absent)
+{
+    int32_t v = read_i32(r, name, 0, max, 0);
+
+    return v ? v : absent;
+}
+
+static float read_f32_or_none(struct reader *r, const char *name, float min, float max,
+                              float absent)
+{
+    float v = read_f32(r, name, 0.0f, max, 0.0f);
+
+    if (!r->rc && v != 0.0f && v < min) {
+        r->rc =
+            error_set(r->reterr, -EBADMSG, "key %s.%s is %g, but must be 0 (none) or from %g to %g",
+                      r->prefix, name, (double)v, (double)min, (double)max);
+    }
+    return r->rc || v == 0.0f ? absent : v;
+}
+
+static bool type_is(struct gguf_str s, const char *word)
+{
+    return s.len == strlen(word) && memcmp(s.ptr, word, s.len) == 0;
+}
+
 static void read_scaling(struct reader *r, struct hparams *h)
 {
     char key[96];
-    struct gguf_str type = {0};
+    struct gguf_str type = {"linear", 6};
 
-    h->rope_factor = read_f32(r, "rope.scaling.factor", 0.01f, 1024.0f,
-                              read_f32(r, "rope.scale_linear", 0.01f, 1024.0f, 1.0f));
-    h->rope_orig_ctx =
-        read_i32(r, "rope.scaling.original_context_length", 1, HPARAMS_MAX_CTX, h->n_ctx_train);
-    h->rope_attn_factor = read_f32(r, "rope.scaling.attn_factor", 0.01f, 100.0f, 1.0f);
-    h->rope_beta_fast = read_f32(r, "rope.scaling.yarn_beta_fast", 0.01f, 1e4f, 32.0f);
-    h->rope_beta_slow = read_f32(r, "rope.scaling.yarn_beta_slow", 0.01f, 1e4f, 1.0f);
-    h->rope_scaling = h->rope_factor == 1.0f ? ROPE_SCALING_NONE : ROPE_SCALING_LINEAR;
+    key_name(r, "rope.scaling.factor", key, sizeof(key));
+    h->rope_factor = gguf_has(r->g, key)
+                         ? read_f32_or_none(r, "rope.scaling.factor", 0.01f, 1024.0f, 1.0f)
+                         : read_f32_or_none(r, "rope.scale_linear", 0.01f, 1024.0f, 1.0f);
+    h->rope_orig_ctx = read_i32_or_none(r, "rope.scaling.original_context_length", HPARAMS_MAX_CTX,
+                                        h->n_ctx_train);
+    h->rope_attn_factor = read_f32_or_none(r, "rope.scaling.attn_factor", 0.01f, 100.0f, 1.0f);
+    h->rope_beta_fast = read_f32_or_none(r, "rope.scaling.yarn_beta_fast", 0.01f, 1e4f, 32.0f);
+    h->rope_beta_slow = read_f32_or_none(r, "rope.scaling.yarn_beta_slow", 0.01f, 1e4f, 1.0f);
     key_name(r, "rope.scaling.type", key, sizeof(key));
-    if (r->rc || !gguf_has(r->g, key)) {
-        return;
+    if (!r->rc && gguf_has(r->g, key)) {
+        r->rc = gguf_get_str(r->g, key, &type, r->reterr);
     }
-    r->rc = gguf_get_str(r->g, key, &type, r->reterr);
     if (r->rc) {
         return;
     }
-    if (type.len == 4 && memcmp(type.ptr, "none", 4) == 0) {
+    if (type_is(type, "none")) {
         h->rope_scaling = ROPE_SCALING_NONE;
         h->rope_factor = 1.0f;
-    } else if (type.len == 6 && memcmp(type.ptr, "linear", 6) == 0) {
-        h->rope_scaling = ROPE_SCALING_LINEAR;
-    } else if (type.len == 4 && memcmp(type.ptr, "yarn", 4) == 0) {
+    } else if (type_is(type, "linear")) {
+        h->rope_scaling = h->rope_factor == 1.0f ? ROPE_SCALING_NONE : ROPE_SCALING_LINEAR;
+    } else if (type_is(type, "yarn")) {
         h->rope_scaling = ROPE_SCALING_YARN;
     } else {
         r->rc =
@@ -126,12 +153,18 @@ static void read_heads(struct reader *r, const struct arch *arch, struct hparams
     if (r->rc) {
         return;
     }
-    h->k_dim = read_i32(r, "attention.key_length", 1, HPARAMS_MAX_HEAD_DIM,
-                        h->n_embd % h->n_q ? REQUIRED : h->n_embd / h->n_q);
-    h->v_dim = read_i32(r, "attention.value_length", 1, HPARAMS_MAX_HEAD_DIM, h->k_dim);
+    h->k_dim = read_i32_or_none(r, "attention.key_length", HPARAMS_MAX_HEAD_DIM,
+                                h->n_embd % h->n_q ? 0 : h->n_embd / h->n_q);
+    h->v_dim = read_i32_or_none(r, "attention.value_length", HPARAMS_MAX_HEAD_DIM, h->k_dim);
+    if (!r->rc && h->k_dim == 0) {
+        r->rc = error_set(r->reterr, -EBADMSG,
+                          "key %s.attention.key_length is missing, and %d is no multiple of %d "
+                          "heads",
+                          r->prefix, h->n_embd, h->n_q);
+    }
     h->n_rot = 0;
     if (arch->rope != OPS_ROPE_NONE) {
-        h->n_rot = read_i32(r, "rope.dimension_count", 2, HPARAMS_MAX_HEAD_DIM, h->k_dim);
+        h->n_rot = read_i32_or_none(r, "rope.dimension_count", HPARAMS_MAX_HEAD_DIM, h->k_dim);
     }
     if (!r->rc && (h->n_rot % 2 || h->n_rot > h->k_dim)) {
         r->rc = error_set(r->reterr, -EBADMSG,
@@ -153,7 +186,7 @@ static void read_window(struct reader *r, const struct arch *arch, struct hparam
     if (arch->window_period == 0) {
         return;
     }
-    h->window = read_i32(r, "attention.sliding_window", 1, HPARAMS_MAX_CTX, 0);
+    h->window = read_i32(r, "attention.sliding_window", 0, HPARAMS_MAX_CTX, 0);
     h->window_period =
         read_i32(r, "attention.sliding_window_pattern", 1, HPARAMS_MAX_LAYERS, arch->window_period);
 }
@@ -192,11 +225,15 @@ int hparams_read(const struct gguf *g, const struct gguf *swift, const struct ar
                           arch->norm == OPS_NORM_RMS ? "attention.layer_norm_rms_epsilon"
                                                      : "attention.layer_norm_epsilon",
                           0.0f, 1.0f, NAN);
-    h.rope_base = read_f32(&r, "rope.freq_base", 1.0f, 1e9f, 10000.0f);
+    h.rope_base = read_f32_or_none(&r, "rope.freq_base", 1.0f, 1e9f, 10000.0f);
     read_scaling(&r, &h);
     read_window(&r, arch, &h);
-    h.attn_softcap = read_f32(&r, "attn_logit_softcapping", 0.0f, 1e4f, 0.0f);
-    h.final_softcap = read_f32(&r, "final_logit_softcapping", 0.0f, 1e4f, 0.0f);
+    if (arch->caps_attn) { /* others' files may say what nobody applies */
+        h.attn_softcap = read_f32(&r, "attn_logit_softcapping", 0.0f, 1e4f, 0.0f);
+    }
+    if (arch->caps_logits) {
+        h.final_softcap = read_f32(&r, "final_logit_softcapping", 0.0f, 1e4f, 0.0f);
+    }
     h.attn_scale = read_f32(&r, "attention.scale", 0.0f, 1e4f, 0.0f);
     if (read_i32(&r, "expert_count", 0, 1 << 20, 0) > 0) {
         r.rc = error_set(reterr, -ENOTSUP, "models with experts are not offered");

@@ -20,6 +20,43 @@ static bool str_is(struct gguf_str s, const char *text)
     return s.len == strlen(text) && !memcmp(s.ptr, text, s.len);
 }
 
+/* No way from text to ids: a file without a vocabulary, or one made for tests. Ids are those of the
+ * embedding's rows; no text ends, none comes out. */
+static int make_bare(struct tok *t, const struct gguf *g, struct error *reterr)
+{
+    const struct gguf_tensor *embd = gguf_tensor_find(g, "token_embd.weight");
+    enum gguf_type type;
+    size_t n = 0;
+
+    if (embd) {
+        n = embd->dims[1] <= TOK_MAX_VOCAB ? (size_t)embd->dims[1] : 0;
+    } else if (gguf_get_array(g, "tokenizer.ggml.tokens", &type, &n, NULL) < 0) {
+        n = 0;
+    }
+    if (n == 0 || n > TOK_MAX_VOCAB) {
+        return error_set(reterr, -EBADMSG,
+                         "the file has neither a tokenizer (key 'tokenizer.ggml.model') nor an "
+                         "embedding of 1 to %d tokens",
+                         TOK_MAX_VOCAB);
+    }
+    t->bare = true;
+    t->n_vocab = (int32_t)n;
+    t->bos = -1;
+    t->eos = -1;
+    memset(t->byte_id, 0xff, sizeof(t->byte_id));
+    return 0;
+}
+
+/* Key 'tokenizer.ggml.model', where it says that there is none; or no such key. */
+bool tok_is_bare(const struct gguf *g)
+{
+    struct gguf_str model;
+    int r = gguf_get_str(g, "tokenizer.ggml.model", &model, NULL);
+
+    return r == -ENOENT || (r == 0 && (str_is(model, "test") || str_is(model, "none") ||
+                                       str_is(model, "no_vocab")));
+}
+
 /* The algorithm and what it takes as given where the file says nothing. */
 static int choose(struct tok *t, const struct gguf *g, struct error *reterr)
 {
@@ -27,9 +64,6 @@ static int choose(struct tok *t, const struct gguf *g, struct error *reterr)
     struct gguf_str pre = {"default", 7};
     int r = gguf_get_str(g, "tokenizer.ggml.model", &model, reterr);
 
-    if (r == -ENOENT) {
-        return error_set(reterr, -ENOENT, "the file has no tokenizer (key 'tokenizer.ggml.model')");
-    }
     if (r < 0) {
         return r;
     }
@@ -63,6 +97,15 @@ int tok_create(const struct gguf *g, struct tok **ret, struct error *reterr)
 
     if (!t) {
         return error_set(reterr, -ENOMEM, "no memory for the tokenizer");
+    }
+    if (tok_is_bare(g)) {
+        r = make_bare(t, g, reterr);
+        if (r < 0) {
+            tok_destroy(t);
+            return r;
+        }
+        *ret = t;
+        return 0;
     }
     r = choose(t, g, reterr);
     if (r == 0) {
@@ -99,7 +142,7 @@ void tok_destroy(struct tok *t)
 
 static const struct tok_entry *entry_of(const struct tok *t, int32_t id)
 {
-    return id >= 0 && id < t->n_vocab ? &t->entries[id] : NULL;
+    return id >= 0 && id < t->n_vocab && !t->bare ? &t->entries[id] : NULL;
 }
 
 static bool gives_no_text(const struct tok_entry *e)
@@ -141,6 +184,11 @@ bool tok_is_control(const struct tok *t, int32_t id)
     return e && gives_no_text(e);
 }
 
+bool tok_has_text(const struct tok *t)
+{
+    return !t->bare;
+}
+
 bool tok_has_byte(const struct tok *t, uint8_t byte)
 {
     return t->byte_id[byte] >= 0;
@@ -153,17 +201,17 @@ size_t tok_max_piece(const struct tok *t)
 
 const char *tok_model(const struct tok *t)
 {
-    return t->spm ? "llama" : "gpt2";
+    return t->bare ? "none" : t->spm ? "llama" : "gpt2";
 }
 
 const char *tok_pre(const struct tok *t)
 {
-    return t->spm ? "default" : t->pre.name;
+    return t->spm || t->bare ? "default" : t->pre.name;
 }
 
 int32_t tok_find_special(const struct tok *t, const char *text)
 {
-    int32_t id = tok_map_find(&t->by_text, t, text, strlen(text));
+    int32_t id = t->bare ? -1 : tok_map_find(&t->by_text, t, text, strlen(text));
 
     return id >= 0 && gives_no_text(&t->entries[id]) ? id : -1;
 }
@@ -247,6 +295,12 @@ static int encode(const struct tok *t, const char *text, size_t len, unsigned fl
     size_t n_spans;
     int r;
 
+    if (t->bare) {
+        *ret_n = 0;
+        return error_set(reterr, -ENOTSUP,
+                         "the model's file has no tokenizer (key 'tokenizer.ggml.model'), so it "
+                         "takes token ids, not text");
+    }
     if (len > TOK_MAX_TEXT) {
         *ret_n = 0;
         return error_set(reterr, -E2BIG, "the text has %zu bytes (at most %d)", len, TOK_MAX_TEXT);

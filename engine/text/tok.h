@@ -35,8 +35,9 @@ enum {
 
 enum { TOK_MAX_VOCAB = 1 << 21, TOK_MAX_PIECE = 4096 /* bytes of one token */ };
 
-/* -EBADMSG names the key or token at fault; -ENOTSUP a model or pre-tokenizer that is not here;
- * -ENOENT no tokenizer in the file. */
+/* -EBADMSG names the key or token at fault; -ENOTSUP a model or pre-tokenizer that is not here. A
+ * file that has no tokenizer (no key, or "none", "no_vocab", "test") gives one that knows ids
+ * alone: tok_has_text() is false, and encoding text is refused with -ENOTSUP. */
 int tok_create(const struct gguf *g, struct tok **ret, struct error *reterr) WARN_UNUSED;
 /* Bytes that a tokenizer of this file will hold, from the file's arrays alone. */
 uint64_t tok_bytes(const struct gguf *g);
@@ -48,8 +49,9 @@ int32_t tok_eos(const struct tok *t); /* -1: none */
 bool tok_adds_bos(const struct tok *t); /* what TOK_ADD_BOS will do */
 bool tok_is_end(const struct tok *t, int32_t id);     /* ends a generation: eos, eot, im_end, ... */
 bool tok_is_control(const struct tok *t, int32_t id); /* gives no text */
+bool tok_has_text(const struct tok *t);
 bool tok_has_byte(const struct tok *t, uint8_t byte);
-const char *tok_model(const struct tok *t); /* "llama" or "gpt2" */
+const char *tok_model(const struct tok *t); /* "llama", "gpt2" or "none" */
 const char *tok_pre(const struct tok *t);   /* the pre-tokenizer's name */
 
 size_t tok_max_piece(const struct tok *t);  /* most bytes that one token may give, spelt or not */

@@ -78,6 +78,7 @@ struct tok {
     int32_t eos;
     uint16_t max_len; /* of any spelling or piece */
     bool spm;
+    bool bare; /* ids alone: of what follows only n_vocab and byte_id (all -1) count */
     bool add_bos;
     bool space_prefix;  /* SentencePiece */
     bool ignore_merges; /* BPE: a word that is a token is that token */
@@ -107,6 +108,9 @@ static inline const char *tok_piece_of(const struct tok *t, int32_t id)
 {
     return t->bytes + t->entries[id].piece;
 }
+
+/* tok.c: does the file say that it has no tokenizer? */
+bool tok_is_bare(const struct gguf *g);
 
 /* tok_map.c */
 int tok_map_init(struct tok_map *m, int32_t n, bool by_piece) WARN_UNUSED;

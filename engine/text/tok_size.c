@@ -37,8 +37,8 @@ uint64_t tok_bytes(const struct gguf *g)
     uint64_t n_merges = n_strings(g, "tokenizer.ggml.merges");
     uint64_t text = 0;
 
-    if (n == 0) {
-        return 0;
+    if (n == 0 || tok_is_bare(g)) {
+        return sizeof(struct tok);
     }
     for (size_t i = 0; i < n; i++) {
         text += gguf_array_str(g, TOKENS, i).len;

@@ -221,6 +221,32 @@ Test(tok, bos_as_the_model_says)
     tok_destroy(t);
 }
 
+Test(tok, files_without_a_tokenizer_know_ids_alone)
+{
+    const char *models[] = {"test", "none", "no_vocab", NULL};
+    struct error e = {0};
+    const char *piece;
+    int32_t ids[8];
+    size_t n = 1;
+
+    for (int i = 0; i < 4; i++) {
+        tok_spec_bpe(&spec);
+        spec.model = models[i];
+        cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0, "%s", e.text);
+        cr_assert_not(tok_has_text(t));
+        cr_assert_eq(tok_n_vocab(t), spec.n);
+        cr_assert_eq(tok_bos(t), -1);
+        cr_assert_not(tok_is_end(t, spec.n - 1));
+        cr_assert_not(tok_has_byte(t, 'a'));
+        cr_assert_eq(tok_find_special(t, "<|im_end|>"), -1);
+        tok_piece(t, 65, &piece, &n);
+        cr_assert_eq(n, 0);
+        cr_assert_eq(tok_encode(t, "a", 1, 0, ids, 8, &n, &e), -ENOTSUP);
+        cr_assert(strstr(e.text, "takes token ids"), "%s", e.text);
+        tok_destroy(t);
+    }
+}
+
 Test(tok, ends, .init = open_bpe, .fini = close_tok)
 {
     cr_assert(tok_is_end(t, tok_eos(t)));
