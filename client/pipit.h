@@ -336,7 +336,8 @@ enum pipit_param {
     PIPIT_IGNORE_END,  /* 1: go on after the model's end token */
     PIPIT_SCORE_FIRST, /* PIPIT_SCORE: the first position that is scored */
     PIPIT_TIMEOUT_MS,  /* 0: none; the answer then ends with PIPIT_REASON_TIMEOUT */
-    PIPIT_URGENCY,     /* -100..100, higher sooner among the user's own requests */
+    PIPIT_URGENCY,     /* -100..100, higher sooner among the user's own requests; below 0: gaps
+                          between its tokens may be long */
     PIPIT_DETACH,      /* 1: outlives a lost connection by 10 s */
     PIPIT_PROGRESS,    /* 1: PIPIT_EVENT_PROGRESS is wanted */
     /* PIPIT_SCORE: 1: full logits too, behind the log-probabilities in the output */

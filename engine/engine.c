@@ -492,6 +492,7 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
             .batch_tokens = e->p.batch_tokens,
             .max_chunk = e->p.max_chunk,
             .draft_rows = draft_rows(&e->p, e->plan.n_seqs),
+            .gap_target_ns = e->p.config.gap_target_ms * 1e6,
             .draft_always = e->p.config.draft_always,
             .device_draws = e->p.config.draw == ENGINE_DRAW_DEVICE ||
                             (e->p.config.draw == ENGINE_DRAW_AUTO && e->p.ops->async),

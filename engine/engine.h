@@ -56,6 +56,9 @@ struct engine_config {
     const char *kv;         /* policy text, NULL: "full" (f16, keep all) */
     uint64_t memory_bytes;  /* 0: what the machine has free */
     uint64_t extra_bytes;   /* the caller's own part of the plan (lanes, arenas, journal) */
+    int32_t gap_target_ms;  /* what a step that reads prompts may take while others decode; 0, or where
+                               that is longer: twice a step without. Requests of urgency below 0 do not
+                               count among those others */
     int32_t n_draft;        /* tokens that a step may draft for a sequence, 0..ENGINE_MAX_DRAFT; 0: none.
                                Backends other than ref and cpu draft none */
     enum engine_draw draw;

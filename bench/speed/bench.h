@@ -115,8 +115,11 @@ struct serve_config {
     uint64_t kv_bytes; /* of keys and values: as many sequences as fit sit at once */
     const char *rates; /* requests a second, by commas; 0: all at the start */
     int n_requests;
+    int n_clients; /* of whom each asks again when its answer is over; 0: requests arrive */
     int32_t n_prompt;
+    int32_t n_long; /* of the one in the middle; 0: n_prompt */
     int32_t n_new;
+    int32_t urgency;
     const char *label;
     bool header;
 };

@@ -52,7 +52,11 @@ struct config {
     char *arrivals;
     uint64_t kv_memory;
     int64_t requests;
+    int64_t clients;
+    int64_t urgency;
+    int64_t gap_target;
     int64_t prompt;
+    int64_t long_prompt;
     int64_t answer;
     char *label;
     bool header;
@@ -86,6 +90,10 @@ static const struct option_row rows[] = {
     {"arrivals", 0, OPTION_STRING, ROW(arrivals), .metavar = "RATE,RATE...", .help = "serve requests that arrive at random, so many a second (0: all at once)"},
     {"kv-memory", 0, OPTION_BYTES, ROW(kv_memory), .fallback = "64MiB", .help = "with --arrivals: for keys and values; decides how many sit at once"},
     {"requests", 0, OPTION_INT, ROW(requests), 1, 100000, .fallback = "64", .help = "with --arrivals: how many"},
+    {"clients", 0, OPTION_INT, ROW(clients), 0, BENCH_MAX_BATCH, .fallback = "0", .help = "with --arrivals 0: so many sequences, each asks again when its answer is over; 0: as many as --kv-memory holds"},
+    {"urgency", 0, OPTION_INT, ROW(urgency), -100, 100, .fallback = "0", .help = "with --arrivals: of the requests"},
+    {"gap-target", 0, OPTION_INT, ROW(gap_target), 0, 100000, .fallback = "60", .metavar = "MS", .help = "with --arrivals: what a step may take that reads prompts while others decode"},
+    {"long", 0, OPTION_INT, ROW(long_prompt), 0, 1 << 20, .fallback = "0", .metavar = "N", .help = "with --arrivals: tokens of the prompt in the middle; 0: as the others"},
     {"prompt", 0, OPTION_INT, ROW(prompt), 1, 1 << 20, .fallback = "512", .help = "with --arrivals: tokens of a prompt"},
     {"answer", 0, OPTION_INT, ROW(answer), 2, 1 << 20, .fallback = "64", .help = "with --arrivals: tokens of an answer"},
     {"label", 0, OPTION_STRING, ROW(label), .metavar = "TEXT", .help = "printed in the place of the policy"},
@@ -561,7 +569,10 @@ static int serve(const struct config *c, struct error *e)
         .kv_bytes = c->kv_memory,
         .rates = c->arrivals,
         .n_requests = (int)c->requests,
+        .n_clients = (int)c->clients,
         .n_prompt = (int32_t)c->prompt,
+        .n_long = (int32_t)c->long_prompt,
+        .urgency = (int32_t)c->urgency,
         .n_new = (int32_t)c->answer,
         .label = c->label  ? c->label
                  : c->kv.n ? c->kv.v[0]
@@ -569,6 +580,7 @@ static int serve(const struct config *c, struct error *e)
         .header = c->header,
     };
 
+    s.engine.gap_target_ms = (int32_t)c->gap_target;
     return serve_run(&s, e);
 }
 

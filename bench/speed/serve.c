@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests that arrive at random (exponential gaps, seeded) at an engine whose keys and values may
  * take so many bytes: how many sequences sit at once, tokens a second in all, time to the first
- * token (from arrival, so waiting for a place counts) and time of each further one.
+ * token (from arrival, so waiting for a place counts), time of each further one, and the gaps
+ * between two tokens of an answer.
  *
  * All policies get the same arrivals. Rate 0: all are there at the start, which gives the largest
- * throughput. */
+ * throughput; or, with clients, each asks again when its answer is over. */
 
 #include <errno.h>
 #include <inttypes.h>
@@ -32,7 +33,10 @@ struct serving {
     struct engine *e;
     int32_t *tokens; /* (n_prompt + n_requests): each request begins one token later */
     struct arrival *a;
-    double *v; /* (n_requests) scratch */
+    double *v;   /* (n_requests) scratch */
+    float *gaps; /* ms (n_requests * n_new) */
+    int n_gaps;
+    int n_in;
     int n_done;
     struct error error;
 };
@@ -43,8 +47,13 @@ static void on_event(void *arg, const struct engine_event *ev)
     struct arrival *a = ev->user;
 
     if (ev->type == ENGINE_EV_TOKEN) {
-        a->last_ns = clock_ns();
-        a->first_ns = ev->index == 0 ? a->last_ns : a->first_ns;
+        int64_t now = clock_ns();
+
+        if (ev->index > 0) {
+            s->gaps[s->n_gaps++] = (float)(now - a->last_ns) / 1e6f;
+        }
+        a->last_ns = now;
+        a->first_ns = ev->index == 0 ? now : a->first_ns;
         a->n_new++;
     } else if (ev->type == ENGINE_EV_DONE) {
         s->n_done++;
@@ -81,7 +90,13 @@ static int places(const struct serve_config *c, struct engine_config *ec, struct
                          c->label, p.seq_bytes, c->kv_bytes);
     }
     ec->n_seqs = (int32_t)(n < most ? n : most);
+    ec->n_seqs = c->n_clients ? c->n_clients : ec->n_seqs;
     return 0;
+}
+
+static int32_t n_prompt(const struct serve_config *c, int i)
+{
+    return c->n_long && i == c->n_requests / 2 ? c->n_long : c->n_prompt;
 }
 
 static int submit(struct serving *s, int i, struct error *e)
@@ -89,7 +104,8 @@ static int submit(struct serving *s, int i, struct error *e)
     struct engine_request q = {
         .kind = ENGINE_GENERATE,
         .prompt = s->tokens + i,
-        .n_prompt = s->c->n_prompt,
+        .n_prompt = n_prompt(s->c, i),
+        .urgency = s->c->urgency,
         .max_tokens = s->c->n_new,
         .ignore_end = true,
         .sampler = sampler_params_default(),
@@ -112,21 +128,35 @@ static void pause_until(int64_t at_ns)
     }
 }
 
+/* Is it the next request's time? */
+static bool arrives(struct serving *s)
+{
+    int64_t now = clock_ns();
+
+    if (s->n_in == s->c->n_requests) {
+        return false;
+    }
+    if (s->c->n_clients) {
+        s->a[s->n_in].at_ns = now;
+        return s->n_in - s->n_done < s->c->n_clients;
+    }
+    return s->a[s->n_in].at_ns <= now;
+}
+
 static int serve_all(struct serving *s, double rate, struct error *e)
 {
     int64_t t = clock_ns();
-    int n_in = 0;
 
     s->n_done = 0;
+    s->n_in = 0;
+    s->n_gaps = 0;
     for (int i = 0; i < s->c->n_requests; i++) {
         s->a[i] = (struct arrival){.at_ns = t};
         t += rate > 0 ? (int64_t)(-1e9 * log(uniform((uint32_t)i, 0)) / rate) : 0;
     }
     while (s->n_done < s->c->n_requests) {
-        int64_t now = clock_ns();
-
-        for (; n_in < s->c->n_requests && s->a[n_in].at_ns <= now; n_in++) {
-            int err = submit(s, n_in, e);
+        for (; arrives(s); s->n_in++) {
+            int err = submit(s, s->n_in, e);
 
             if (err) {
                 return err;
@@ -141,8 +171,8 @@ static int serve_all(struct serving *s, double rate, struct error *e)
             *e = s->error;
             return e->code;
         }
-        if (left == 0 && n_in < s->c->n_requests) {
-            pause_until(s->a[n_in].at_ns);
+        if (left == 0 && s->n_in < s->c->n_requests) {
+            pause_until(s->a[s->n_in].at_ns);
         }
     }
     return 0;
@@ -153,6 +183,20 @@ static void quantiles(double *v, int n, double *ret_median, double *ret_p95)
 {
     *ret_median = bench_median(v, n);
     *ret_p95 = v[(int)(0.95 * (n - 1) + 0.5)];
+}
+
+static int compare_float(const void *a, const void *b)
+{
+    float x = *(const float *)a;
+    float y = *(const float *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+/* The gap that `share` of all are no longer than; they are sorted. */
+static double gap_at(const struct serving *s, double share)
+{
+    return s->n_gaps ? (double)s->gaps[(int)(share * (s->n_gaps - 1) + 0.5)] : 0;
 }
 
 static void print_rate(struct serving *s, double rate)
@@ -172,12 +216,15 @@ static void print_rate(struct serving *s, double rate)
         s->v[i] = (double)(s->a[i].last_ns - s->a[i].first_ns) / 1e6 / (c->n_new - 1);
     }
     quantiles(s->v, n, &tpot[0], &tpot[1]);
+    qsort(s->gaps, (size_t)s->n_gaps, sizeof(*s->gaps), compare_float);
     double seconds = (double)(end - s->a[0].at_ns) / 1e9;
 
-    printf("\"%s\",%" PRIu64 ",%" PRIu64 ",%d,%d,%d,%d,%g,%.1f,%.1f,%.1f,%.1f,%.2f,%.2f,%.2f\n",
+    printf("\"%s\",%" PRIu64 ",%" PRIu64 ",%d,%d,%d,%d,%g,%.1f,%.1f,%.1f,%.1f,%.2f,%.2f,%.2f,"
+           "%.1f,%.1f,%.1f\n",
            c->label, c->kv_bytes, engine_plan_of(s->e)->seq_bytes, engine_info(s->e)->n_seqs, n,
            c->n_prompt, c->n_new, rate, (double)n * (c->n_prompt + c->n_new) / seconds,
-           (double)n * c->n_new / seconds, ttft[0], ttft[1], tpot[0], tpot[1], seconds);
+           (double)n * c->n_new / seconds, ttft[0], ttft[1], tpot[0], tpot[1], seconds,
+           gap_at(s, 0.5), gap_at(s, 0.99), gap_at(s, 1));
     (void)fflush(stdout);
 }
 
@@ -206,10 +253,11 @@ int serve_run(const struct serve_config *c, struct error *reterr)
 {
     struct serving s = {.c = c};
     struct engine_config ec = c->engine;
-    int n_tokens = c->n_prompt + c->n_requests;
+    int32_t longest = c->n_long > c->n_prompt ? c->n_long : c->n_prompt;
+    int n_tokens = longest + c->n_requests;
     int err;
 
-    ec.ctx = c->n_prompt + c->n_new;
+    ec.ctx = longest + c->n_new;
     ec.n_seqs = 1;
     err = places(c, &ec, reterr);
     err = err ? err : engine_create(&ec, NULL, NULL, &s.e, reterr);
@@ -219,7 +267,8 @@ int serve_run(const struct serve_config *c, struct error *reterr)
     s.tokens = calloc((size_t)n_tokens, sizeof(*s.tokens));
     s.a = calloc((size_t)c->n_requests, sizeof(*s.a));
     s.v = calloc((size_t)c->n_requests, sizeof(*s.v));
-    if (!s.tokens || !s.a || !s.v) {
+    s.gaps = calloc((size_t)c->n_requests * (size_t)c->n_new, sizeof(*s.gaps));
+    if (!s.tokens || !s.a || !s.v || !s.gaps) {
         err = error_set(reterr, -ENOMEM, "no memory for %d requests", c->n_requests);
     }
     for (int i = 0; !err && i < n_tokens; i++) {
@@ -227,9 +276,11 @@ int serve_run(const struct serve_config *c, struct error *reterr)
     }
     if (!err && c->header) {
         printf("kv,kv_memory,sequence_bytes,sequences,requests,prompt,answer,rate,total_tok_s,"
-               "new_tok_s,ttft_ms,ttft_p95_ms,tpot_ms,tpot_p95_ms,seconds\n");
+               "new_tok_s,ttft_ms,ttft_p95_ms,tpot_ms,tpot_p95_ms,seconds,gap_ms,gap_p99_ms,"
+               "gap_most_ms\n");
     }
     err = err ? err : each_rate(&s, reterr);
+    free(s.gaps);
     free(s.v);
     free(s.a);
     free(s.tokens);

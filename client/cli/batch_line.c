@@ -9,6 +9,9 @@
 
 #include "client/cli/batch.h"
 
+/* Nobody reads along: below 0, prompts are read without regard to gaps between tokens. */
+enum { UNHURRIED = -1 };
+
 struct number_key {
     const char *key;
     enum pipit_param param;
@@ -267,6 +270,9 @@ int batch_line_request(const struct settings *s, struct pipit_client *c, json_t 
         return error_set(reterr, -ENOMEM, "no memory for the request");
     }
     r = settings_apply(s, q, reterr);
+    if (r == 0 && pipit_request_set_param(q, PIPIT_URGENCY, UNHURRIED) < 0) {
+        r = error_set(reterr, -EINVAL, "'urgency'");
+    }
     r = r ? r : add_options(s, q, line, raw, reterr);
     r = r ? r : add_content(q, line, kind, raw, reterr);
     if (r) {

@@ -18,6 +18,7 @@ struct engine_options {
     int64_t sequences;
     int64_t batch_tokens;
     char *kv;
+    int64_t gap_target; /* ms */
     int64_t draft;
     int draw;    /* enum engine_draw */
     int prefill; /* enum engine_prefill */
@@ -59,6 +60,11 @@ extern const char *const engine_option_no_yes[];
     {"kv", 0, OPTION_STRING, ENGINE_AT(S, M, kv), \
      .metavar = "POLICY", \
      .help = "default cache policy, e.g. full"}, \
+    {"gap-target", 0, OPTION_INT, ENGINE_AT(S, M, gap_target), \
+     0, 100000, .fallback = "60", .metavar = "MS", \
+     .help = "what a step may take that reads prompts while answers are written, or " \
+             "twice a step without prompts where that is longer. More: prompts are " \
+             "read sooner. Less: answers flow more evenly"}, \
     {"draft", 0, OPTION_INT, ENGINE_AT(S, M, draft), \
      0, 63, .fallback = "15", \
      .help = "tokens of an answer that may be guessed from its own text and checked " \

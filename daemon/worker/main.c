@@ -79,6 +79,7 @@ static struct engine_config config_of(const struct settings *s)
     c.memory_bytes = o->memory;
     c.extra_bytes = s->extra_bytes;
     c.keep_prefixes = o->prefix_cache;
+    c.gap_target_ms = (int32_t)o->gap_target;
     c.n_draft = (int32_t)o->draft;
     c.draw = (enum engine_draw)o->draw;
     c.prefill = (enum engine_prefill)o->prefill;

@@ -4,9 +4,10 @@
  * Decode rows of all sequences first, one each and those of drafted tokens; then whole chunks of
  * prompts, as many as fit in batch_tokens, in turns of principals. While somebody waits for a next
  * token, chunks are read between batches (prompt.c); what cannot be (disks, devices that work
- * while the host does) has as few rows in a step as token_budget.h says. What a sequence computes
- * does not depend on who else is served: a row has the same bits in any company, and a chunk is cut
- * only where its policy does not see that (kv_divisible()). */
+ * while the host does) has as many rows in a step as token_budget.h says. Where nobody who decodes
+ * is in a hurry (urgency below 0), whole chunks ride beside the decode rows. What a sequence
+ * computes does not depend on who else is served: a row has the same bits in any company, and a
+ * chunk is cut only where its policy does not see that (kv_divisible()). */
 
 #include <assert.h>
 #include <errno.h>
@@ -168,10 +169,7 @@ static struct request *next_prompt(const struct sched *s, int32_t room, int32_t 
     return best;
 }
 
-/* While others decode: whose next chunk is interleaved; and whether somebody urgent waits for
- * the chunk that is: it is his, or he lacks the room that it takes (`room`: what there was for
- * prompts). */
-static int choose_chunk(struct sched *s, int32_t room)
+int batch_choose_chunk(struct sched *s, int32_t room)
 {
     struct request *best = NULL;
     bool urgent = false;
@@ -186,7 +184,7 @@ static int choose_chunk(struct sched *s, int32_t room)
             best = r;
         }
     }
-    if (s->chunk.r || !best || urgent || s->batch.rows.n_decode == 0) {
+    if (s->chunk.r || !best || urgent || s->batch.patient) {
         return 0;
     }
     best->principal->chunk_turn = ++s->turn;
@@ -242,7 +240,8 @@ int batch_build(struct sched *s)
             b->principal = b->n_seqs == 1 || b->principal == r->principal ? r->principal : NULL;
         }
     }
-    int32_t budget = token_budget_room(&s->token_budget, b->rows.n_decode);
+    b->patient = b->urgency < 0; /* or nobody decodes */
+    int32_t budget = token_budget_room(&s->token_budget, b->patient ? 0 : b->rows.n_decode);
     int32_t room = s->config.batch_tokens + s->drafts.n_rows - b->rows.n;
 
     room -= s->chunk.r ? s->config.max_chunk : 0; /* their hidden states */
@@ -258,7 +257,7 @@ int batch_build(struct sched *s)
         budget = budget > n ? budget - n : 0;
         r->principal->chunk_turn = ++s->turn;
     }
-    int e = choose_chunk(s, room);
+    int e = batch_choose_chunk(s, room);
 
     if (e) {
         return e;

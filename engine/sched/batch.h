@@ -39,6 +39,7 @@ struct batch {
     int32_t done_wanted;
     int64_t begun_ns;            /* the step, 0: not to be timed */
     double took_ns;              /* it, when it is over; 0: not timed */
+    bool patient;                /* nobody's next token is waited for; else */
     int32_t urgency;             /* the highest of those that decode, */
     struct principal *principal; /* and whose they are, NULL: several principals' */
 };
@@ -55,6 +56,11 @@ int batch_commit(struct sched *s) WARN_UNUSED;
 int batch_commit_prompt(struct sched *s, struct request *r, int32_t n_rows) WARN_UNUSED;
 /* The batch holds nobody any more; those who ended meanwhile go. */
 void batch_release(struct sched *s);
+
+/* While others decode: whose next chunk is interleaved; and whether somebody urgent waits for
+ * the chunk that is: it is his, or he lacks the room that it takes (`room`: what there was for
+ * prompts). */
+int batch_choose_chunk(struct sched *s, int32_t room) WARN_UNUSED;
 
 /* Rows of the chunk of its prompt that r reads next. */
 int32_t batch_chunk(const struct request *r);

@@ -10,6 +10,8 @@
  * A unit that was interrupted is taken up before anything else is computed: what it has observed
  * cannot be observed again. */
 
+#include <math.h>
+
 #include "base/clock.h"
 #include "engine/sched/state.h"
 
@@ -59,19 +61,15 @@ int interleave_run(struct sched *s)
     const struct ops_rows *rows = &s->batch.rows;
     bool waited_for = rows->n_decode > 0;
     bool hurries = s->chunk.hurries && s->chunk.r;
-    double budget =
-        token_budget_ns(&s->token_budget, hurries ? 0 : rows->n_decode, s->batch.took_ns);
-    int32_t most = s->config.model->h.n_layers;
+    int32_t n_kept = hurries || s->batch.patient ? 0 : rows->n_decode;
+    double budget = token_budget_ns(&s->token_budget, n_kept, s->batch.took_ns);
+    int32_t most = budget == INFINITY ? s->config.model->h.n_layers : INT32_MAX;
     int64_t began = clock_ns();
     struct prompt *p = whose(s);
     int e = 0;
 
-    if (!p || (!interleave_pending(s) &&
-               token_budget_rests(&s->token_budget, hurries ? 0 : rows->n_decode))) {
+    if (!p || (!interleave_pending(s) && token_budget_rests(&s->token_budget, n_kept))) {
         return 0;
-    }
-    if (waited_for && rows->n > rows->n_decode && !hurries) {
-        budget = 0; /* another's prompt has had the time */
     }
     for (int32_t i = 0; !e && i < most && p && (!hurries || s->chunk.r); i++) {
         bool taken_up = interleave_pending(s);
@@ -85,6 +83,9 @@ int interleave_run(struct sched *s)
         e = run_unit(s, p, n);
         if (!e && waited_for && !taken_up) {
             e = measure(s, u, n, now);
+        }
+        if (!e && n_kept > 0 && !s->chunk.r) { /* it is read: the time left is the next one's */
+            e = batch_choose_chunk(s, s->config.batch_tokens);
         }
         p = whose(s);
     }

@@ -26,6 +26,7 @@ struct sched_config {
     int32_t max_chunk;
     int32_t draft_rows; /* beside batch_tokens: rows of drafted tokens in a step, of all sequences */
     bool draft_always; /* whatever it costs */
+    double gap_target_ns; /* of a step that reads prompts while others decode; 0: twice a plain one */
     bool device_draws; /* where the backend can */
     int32_t predicted_slots; /* forward_limits */
 };

@@ -101,6 +101,7 @@ int sched_create(const struct sched_config *config, struct sched **ret, struct e
     s->ops = m->ops;
     s->be = m->be;
     s->next_handle = 1;
+    s->token_budget.target_ns = config->gap_target_ns;
     uses_init(&s->uses, kv_mix(config->cache));
     r = alloc_batch(s, reterr);
     if (r) {

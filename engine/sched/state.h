@@ -51,8 +51,8 @@ struct sched {
     struct uses uses;
 };
 
-/* Ends a request: DONE is emitted, its sequence is released (at once, or when the pending batch is over).
- */
+/* Ends a request: DONE is emitted, its sequence is released (at once, or when the pending batch
+ * is over). */
 void sched_finish(struct sched *s, struct request *r, enum engine_reason reason,
                   const struct error *error);
 /* ... because the device had no memory left. */

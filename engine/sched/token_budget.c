@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-static const double times = 2;  /* a plain step's time */
+static const double times = 2;  /* a plain step's time, where no target is longer */
 static const double slow = 2;   /* a row's time at full speed */
 static const double first = 64; /* rows of the first budget */
 static const double more = 1.25, less = 0.8;
@@ -64,9 +64,11 @@ static void learn(double *known, double sample)
 
 double token_budget_ns(const struct token_budget *s, int32_t n_decode, double step_ns)
 {
-    double left = aim * times * plain_near(s, crowd(n_decode)) - step_ns;
+    double plain = plain_near(s, crowd(n_decode));
+    double took = step_ns > 0 ? step_ns : plain;
+    double left = fmax(aim * times * plain, s->target_ns) - took;
 
-    return n_decode == 0 ? INFINITY : left > 0 ? left : 0;
+    return n_decode == 0 ? INFINITY : plain > 0 && left > 0 ? left : 0;
 }
 
 bool token_budget_rests(struct token_budget *s, int32_t n_decode)
@@ -75,10 +77,21 @@ bool token_budget_rests(struct token_budget *s, int32_t n_decode)
     return n_decode > 0 && s->n_beside % BUDGET_REST == 0;
 }
 
+/* ns of a row; of a quarter that is not known yet, as in those before it. */
+static double row_near(const struct token_budget *s, struct token_budget_unit u)
+{
+    int32_t i = u.quarter;
+
+    while (i > 0 && s->piece_ns[u.kind][i] == 0) {
+        i--;
+    }
+    return s->piece_ns[u.kind][i];
+}
+
 int32_t token_budget_piece(const struct token_budget *s, struct token_budget_unit u, double left_ns,
                            bool opens)
 {
-    double row = s->piece_ns[u.kind][u.quarter];
+    double row = row_near(s, u);
     double n = row > 0 ? left_ns / row : 0;
     int32_t least = opens || u.least > BUDGET_MORE ? u.least : BUDGET_MORE;
 
@@ -141,6 +154,6 @@ void token_budget_add(struct token_budget *s, int32_t n_decode, int32_t n_prompt
     } else if (row > slow * s->full_ns && n_prompt >= large) {
         s->full_ns *= forget; /* so many rows are no slower by nature: it was off */
     }
-    s->rows *= row > slow * s->full_ns || ns < times * plain ? more : less;
+    s->rows *= row > slow * s->full_ns || ns < fmax(times * plain, s->target_ns) ? more : less;
     s->rows = s->rows < BUDGET_LEAST ? BUDGET_LEAST : s->rows > BUDGET_MOST ? BUDGET_MOST : s->rows;
 }

@@ -2,10 +2,11 @@
 #ifndef PIPIT_ENGINE_SCHED_TOKEN_BUDGET_H
 #define PIPIT_ENGINE_SCHED_TOKEN_BUDGET_H
 
-/* How much of a prompt a step reads while others wait for their next token: as little as makes the
- * step take twice as long as one without, but so much that the prompt is read at half its full
- * speed at least; few rows cost as much as many where each call goes through all keys. Both are
- * learnt from the times of steps. No clock here: the scheduler says how long a step took. */
+/* How much of a prompt a step reads while others wait for their next token: as much as makes the
+ * step take as long as the target, or twice as long as one without where that is longer. It is so
+ * much that the prompt is read at half its full speed at least; few rows cost as much as many where
+ * each call goes through all keys. Both are learnt from the times of steps. No clock here: the
+ * scheduler says how long a step took. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,6 +39,7 @@ struct token_budget_unit {
 };
 
 struct token_budget {
+    double target_ns; /* of a step with rows of prompts; 0: twice a plain step */
     double plain_ns[BUDGET_CROWDS]; /* a step of 2^i to 2^(i+1)-1 decode rows alone; 0: unknown */
     uint64_t at[BUDGET_CROWDS];     /* when that was measured, in steps */
     double full_ns;                /* a prompt's row at full speed; 0: unknown */

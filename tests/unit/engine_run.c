@@ -18,6 +18,8 @@ bool run_keep_prefixes;
 
 int32_t run_draft;
 
+int32_t run_gap_target_ms;
+
 const struct tier_calls *run_tier_calls;
 
 const char *run_overlay_below;
@@ -60,6 +62,7 @@ struct engine *run_engine_overlay(const char *model, const char *overlay, const 
     c.kv = kv;
     c.keep_prefixes = run_keep_prefixes;
     c.n_draft = run_draft;
+    c.gap_target_ms = run_gap_target_ms;
     c.tier_dir = "/tmp";
     c.tier_calls = run_tier_calls;
     c.draft_always = run_draft > 0;

@@ -33,6 +33,9 @@ extern int run_threads;
  * many, where it does not keep logits. */
 extern int32_t run_draft;
 
+/* What their steps with prompts may take beside others; 0, twice a plain step, unless changed. */
+extern int32_t run_gap_target_ms;
+
 /* Whether they keep prompts' pages; not unless changed. */
 extern bool run_keep_prefixes;
 
