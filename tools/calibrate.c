@@ -125,7 +125,7 @@ static int run(const void *config, const struct option_list *words, struct error
     }
     if (!r) {
         int32_t n_stores = m.model->n_stores; /* the run closes the model */
-        int32_t dim = m.model->h.k_dim;
+        int32_t dim = m.model->h.most.k_dim;
 
         stores = calloc((size_t)n_stores, sizeof(*stores));
         r = stores ? 0 : error_set(reterr, -ENOMEM, "no memory");

@@ -60,14 +60,14 @@ static void add_query(const float *q, int32_t d, double *qq, double *size)
 static void add_queries(struct run *r, const struct ops_attention *p, int32_t store)
 {
     const struct model *m = r->m;
-    size_t d = (size_t)m->h.k_dim;
+    size_t d = (size_t)m->h.most.k_dim;
 
     for (int32_t row = 0; row < p->rows.n; row++) {
         for (int32_t h = 0; h < p->n_q; h++) {
             size_t at = (size_t)store * (size_t)r->sums->heads +
                         (size_t)(h / (p->n_q / m->stores[store].n_k));
 
-            add_query(p->q + (size_t)row * (size_t)p->ldq + (size_t)h * d, m->h.k_dim,
+            add_query(p->q + (size_t)row * (size_t)p->ldq + (size_t)h * d, m->h.most.k_dim,
                       r->sums->qq + at * d * d, r->sums->size + at * d);
         }
     }
@@ -205,7 +205,7 @@ static int make(struct run *r, int32_t n_tokens, int n_threads, atomic_int *inte
                                  .ctx = n_tokens,
                                  .n_seqs = 1,
                                  .max_chunk = CHUNK,
-                                 .n_q = m->h.n_q};
+                                 .n_q = m->h.most.n_q};
     struct geometry geometry = {0};
     int e = backend_find("cpu", &r->ops, reterr);
 
@@ -221,8 +221,8 @@ static int make(struct run *r, int32_t n_tokens, int n_threads, atomic_int *inte
         r->stores[i] = (struct geometry_store){.layer = m->stores[i].layer,
                                                .n_k = m->stores[i].n_k,
                                                .n_v = m->stores[i].n_v,
-                                               .k_dim = m->h.k_dim,
-                                               .v_dim = m->h.v_dim,
+                                               .k_dim = m->stores[i].k_dim,
+                                               .v_dim = m->stores[i].v_dim,
                                                .window = m->stores[i].window,
                                                .deep = m->stores[i].deep};
     }
@@ -270,7 +270,7 @@ static int feed(struct run *r, const int32_t *ids, int32_t n_tokens, struct erro
 
 static int add_keys(struct run *r, int32_t n_tokens, struct error *reterr)
 {
-    size_t d = (size_t)r->m->h.k_dim;
+    size_t d = (size_t)r->m->h.most.k_dim;
     int e = 0;
 
     for (int32_t s = 0; s < r->m->n_stores; s++) {
@@ -291,7 +291,7 @@ static int add_keys(struct run *r, int32_t n_tokens, struct error *reterr)
 /* The mean key of every head and store; of a ring, over what it holds. */
 static int average_keys(struct run *r, int32_t n_tokens, struct error *reterr)
 {
-    size_t d = (size_t)r->m->h.k_dim;
+    size_t d = (size_t)r->m->h.most.k_dim;
     int e = 0;
 
     for (int32_t s = 0; s < r->m->n_stores; s++) {
@@ -367,7 +367,7 @@ int skew_run(struct skew_model *model, const char *text, size_t len, int32_t n_t
     struct model *m = model->model;
     struct run r = {.m = m, .sums = ret, .reports = report != NULL};
     atomic_int interrupt = 0;
-    size_t d = (size_t)m->h.k_dim;
+    size_t d = (size_t)m->h.most.k_dim;
     size_t n_heads = 1;
     int32_t *ids = NULL;
     int e;
@@ -448,6 +448,9 @@ int skew_open(const char *path, char *const *overlays, size_t n_overlays, struct
     };
 
     e = e ? e : model_open(&source, &ret->model, reterr);
+    if (!e && ret->model->h.uneven) {
+        e = error_set(reterr, -ENOTSUP, "not offered for models whose layers have different heads");
+    }
     for (int32_t i = 0; !e && i < ret->model->n_stores; i++) {
         if (ret->model->layers[ret->model->stores[i].layer].w[LT_SKEW].n_cols) {
             e = error_set(reterr, -EINVAL, "an overlay has skews already");

@@ -108,9 +108,17 @@ struct arch {
     bool caps_attn;         /* key attn_logit_softcapping counts */
     bool caps_logits;       /* key final_logit_softcapping counts */
     bool diff_kv;           /* n_k and n_v are keys of their own (DiffQKV) */
+    bool shared_kv;         /* attention.shared_kv_layers: the last layers read earlier ones' K and V */
     int32_t window_period;  /* of the model's sliding window: every window_period-th layer is
                                global; 0: no layer slides */
+    int32_t window;         /* that a file without a key for it has; 0: none */
     float window_rope_base; /* RoPE base of sliding layers; 0: the model's */
+    bool window_scaled;     /* sliding layers take part in the file's scaling of RoPE */
+    float attn_scale;       /* of a file without a key for it; 0: 1 / sqrt(k_dim), but */
+    int32_t even_split_layers; /* 1 / sqrt(n_embd / n_q) of the one size that has so many layers:
+                                  no key tells */
+    float attn_softcap;     /* of a file without a key for it; 0: none */
+    float final_softcap;
     float alibi_max;        /* 0: no ALiBi */
     uint64_t required;      /* LT_BIT()s of a layer */
     uint64_t optional;

@@ -21,13 +21,13 @@ static int32_t bias_of(const struct model *m, int32_t store)
 
 static size_t stride(const struct model *m)
 {
-    return (size_t)m->h.n_q * (size_t)m->h.k_dim;
+    return (size_t)m->h.most.n_q * (size_t)m->h.most.k_dim;
 }
 
 int center_derive(struct model *m, int32_t store, struct model_weight *ret)
 {
     struct ops_weight *w = m->layers[m->stores[store].layer].w;
-    int32_t n = m->stores[store].n_k * m->h.k_dim;
+    int32_t n = m->stores[store].n_k * m->stores[store].k_dim;
 
     if (!w[bias_of(m, store)].n_cols || w[LT_K_NORM].n_cols || m->h.attn_softcap > 0) {
         return 0;
@@ -79,7 +79,7 @@ void center_turn(const struct ops_rope *rope, int32_t n, const float *x, int32_t
 static void fill_one(struct model *m, int32_t store, const float *bias)
 {
     int32_t layer = m->stores[store].layer;
-    int32_t d = m->h.k_dim;
+    int32_t d = m->stores[store].k_dim;
 
     for (int32_t h = 0; h < m->stores[store].n_k; h++) {
         center_turn(m->layers[layer].local ? &m->rope_local.op : &m->rope.op, POSITIONS,

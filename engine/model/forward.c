@@ -52,12 +52,41 @@ static int32_t deep_width(const struct model *m)
             continue;
         }
         for (int32_t i = s; i < m->n_stores && i < s + DEEP_STORES; i++) {
-            sum +=
-                round_ld(m->stores[i].n_k * m->h.k_dim) + round_ld(m->stores[i].n_v * m->h.v_dim);
+            sum += round_ld(m->stores[i].n_k * m->stores[i].k_dim) +
+                   round_ld(m->stores[i].n_v * m->stores[i].v_dim);
         }
         widest = max_i32(widest, sum);
     }
     return widest;
+}
+
+int32_t forward_q_width(const struct model *m)
+{
+    int32_t widest = 0;
+
+    for (int32_t il = 0; il < m->h.n_layers; il++) {
+        widest = max_i32(widest, m->h.layer[il].n_q * m->h.layer[il].k_dim);
+    }
+    return widest;
+}
+
+static void place_heads(const struct model *m, int32_t n, struct memory_arena *a, struct forward *f)
+{
+    int32_t k = 0;
+    int32_t v = 0;
+    int32_t att = 0;
+
+    for (int32_t il = 0; il < m->h.n_layers; il++) {
+        const struct layer_sizes *z = &m->h.layer[il];
+
+        k = max_i32(k, z->n_k * z->k_dim);
+        v = max_i32(v, z->n_v * z->v_dim);
+        att = max_i32(att, z->n_q * z->v_dim);
+    }
+    place(a, &f->q, n, forward_q_width(m));
+    place(a, &f->k, n, k);
+    place(a, &f->v, n, v);
+    place(a, &f->att, n, att);
 }
 
 static void place_buffers(const struct model *m, const struct forward_limits *l,
@@ -69,11 +98,8 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
 
     place(a, &f->x, n, h->n_embd);
     place(a, &f->y, swift ? n : 0, h->n_embd);
-    place(a, &f->q, n, h->n_q * h->k_dim);
-    place(a, &f->k, n, h->n_k * h->k_dim);
-    place(a, &f->v, n, h->n_v * h->v_dim);
-    place(a, &f->att, n, h->n_q * h->v_dim);
-    place(a, &f->h, n, max_i32(h->n_ff, h->aug_q));
+    place_heads(m, n, a, f);
+    place(a, &f->h, n, max_i32(h->most.n_ff, h->aug_q));
     place(a, &f->t, has_post_norms(m) ? n : 0, h->n_embd);
     place(a, &f->deep, swift ? n : 0, deep_width(m));
     place(a, &f->head, l->max_logits, h->n_embd);

@@ -124,7 +124,9 @@ static inline const struct ops_rope *rope_of(const struct forward *f, int32_t la
     return f->m->layers[layer].local ? &f->m->rope_local.op : &f->m->rope.op;
 }
 
-/* forward.c: an operation that began at t0 is done. */
+/* forward.c: floats of a row of queries, of the layer that has most. */
+int32_t forward_q_width(const struct model *m);
+/* An operation that began at t0 is done. */
 void forward_beat(struct forward *f, int64_t t0);
 
 /* What the cache is told of a layer, or of the store that it reads. */

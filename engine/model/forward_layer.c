@@ -32,7 +32,7 @@ static struct ops_matmul qkv_of(struct forward *f, int32_t layer)
 
     add_part(&p, &w[deep ? LT_SWIFT_Q : LT_Q], &w[deep ? LT_SWIFT_Q_B : LT_Q_B], f->q.p, f->q.ld,
              OPS_ACT_NONE);
-    if (!deep) {
+    if (!deep && f->m->layers[layer].owner) {
         add_part(&p, &w[LT_K], &w[LT_K_B], f->k.p, f->k.ld, OPS_ACT_NONE);
         add_part(&p, &w[LT_V], &w[LT_V_B], f->v.p, f->v.ld, OPS_ACT_NONE);
     }
@@ -66,11 +66,13 @@ int forward_step_aug_q_out(struct forward *f, int32_t layer)
     return f->ops->matmul(f->be, &p);
 }
 
-/* New K and V to the cache, unless the split has stored them; queries are rotated. */
+/* New K and V to the cache, unless the split or an earlier layer has stored them; queries are
+ * rotated. */
 static int store_rows(struct forward *f, int32_t layer, struct ops_matmul *qkv)
 {
     const struct model_layer *l = &f->m->layers[layer];
-    const struct hparams *h = &f->m->h;
+    const struct layer_sizes *z = &f->m->h.layer[layer];
+    bool writes = l->owner && !l->deep;
     struct ops_rope_store p = {
         .rows = f->rows,
         .q = f->q.p,
@@ -79,10 +81,10 @@ static int store_rows(struct forward *f, int32_t layer, struct ops_matmul *qkv)
         .ldq = f->q.ld,
         .ldk = f->k.ld,
         .ldv = f->v.ld,
-        .n_q = h->n_q,
-        .n_k = l->deep ? 0 : h->n_k,
-        .n_v = l->deep ? 0 : h->n_v,
-        .k_dim = h->k_dim,
+        .n_q = z->n_q,
+        .n_k = writes ? z->n_k : 0,
+        .n_v = writes ? z->n_v : 0,
+        .k_dim = z->k_dim,
         .q_norm = head_norm(f, &l->w[LT_Q_NORM]),
         .k_norm = head_norm(f, &l->w[LT_K_NORM]),
         .rope = *rope_of(f, layer),
@@ -109,19 +111,19 @@ int forward_step_qkv_store(struct forward *f, int32_t layer)
 
 int forward_step_attend(struct forward *f, int32_t layer)
 {
-    const struct model_layer *l = &f->m->layers[layer];
     const struct hparams *h = &f->m->h;
+    const struct layer_sizes *z = &h->layer[layer];
     struct ops_attention p = {
         .rows = f->rows,
         .q = f->q.p,
         .out = f->att.p,
         .ldq = f->q.ld,
         .ldo = f->att.ld,
-        .n_q = h->n_q,
-        .scale = h->attn_scale,
+        .n_q = z->n_q,
+        .scale = z->attn_scale,
         .softcap = h->attn_softcap,
         .alibi_max = h->alibi_max,
-        .window = l->local ? h->window : 0,
+        .window = z->window,
         .unrotated_rope = rope_of(f, layer),
     };
     struct kv_args args = kv_args_of(f, layer);

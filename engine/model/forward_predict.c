@@ -28,7 +28,7 @@ void forward_predict_place(const struct model *m, const struct forward_limits *l
 {
     int32_t n = l->predicted_slots > 0 ? l->max_seqs : 0;
 
-    place(a, &f->predicted_q, n, m->h.n_q * m->h.k_dim);
+    place(a, &f->predicted_q, n, forward_q_width(m));
     for (int i = 0; i < 2; i++) {
         struct ops_chosen *c = &f->lists[i];
 
@@ -87,13 +87,14 @@ int forward_predict_step(struct forward *f, int32_t layer)
 {
     const struct model_layer *l = &f->m->layers[layer];
     const struct hparams *h = &f->m->h;
+    const struct layer_sizes *z = &h->layer[layer];
     struct ops_rows rows = {f->rows.n_decode, f->rows.n_decode};
     struct ops_rope_store rotate = {
         .rows = rows,
         .q = f->predicted_q.p,
         .ldq = f->predicted_q.ld,
-        .n_q = h->n_q,
-        .k_dim = h->k_dim,
+        .n_q = z->n_q,
+        .k_dim = z->k_dim,
         .q_norm = head_norm(f, &l->w[LT_Q_NORM]),
         .rope = *rope_of(f, layer),
     };
@@ -101,8 +102,8 @@ int forward_predict_step(struct forward *f, int32_t layer)
         .rows = rows,
         .q = f->predicted_q.p,
         .ldq = f->predicted_q.ld,
-        .n_q = h->n_q,
-        .scale = h->attn_scale,
+        .n_q = z->n_q,
+        .scale = z->attn_scale,
         .softcap = h->attn_softcap,
         .alibi_max = h->alibi_max,
     };

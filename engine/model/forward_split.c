@@ -21,9 +21,9 @@ static int deep_project(struct forward *f, int32_t s0, int32_t s1)
         const struct ops_weight *w = m->layers[st->layer].w;
 
         add_part(&p, &w[LT_SWIFT_K], &w[LT_SWIFT_K_B], y, f->deep.ld, OPS_ACT_NONE);
-        y += round_ld(st->n_k * m->h.k_dim);
+        y += round_ld(st->n_k * st->k_dim);
         add_part(&p, &w[LT_SWIFT_V], &w[LT_SWIFT_V_B], y, f->deep.ld, OPS_ACT_NONE);
-        y += round_ld(st->n_v * m->h.v_dim);
+        y += round_ld(st->n_v * st->v_dim);
     }
     return f->ops->matmul(f->be, &p);
 }
@@ -35,12 +35,12 @@ static int deep_store(struct forward *f, int32_t s, const float *k)
     struct ops_rope_store p = {
         .rows = f->rows,
         .k = k,
-        .v = k + round_ld(st->n_k * m->h.k_dim),
+        .v = k + round_ld(st->n_k * st->k_dim),
         .ldk = f->deep.ld,
         .ldv = f->deep.ld,
         .n_k = st->n_k,
         .n_v = st->n_v,
-        .k_dim = m->h.k_dim,
+        .k_dim = st->k_dim,
         .k_norm = head_norm(f, &m->layers[st->layer].w[LT_K_NORM]),
         .rope = *rope_of(f, st->layer),
     };
@@ -61,7 +61,7 @@ int forward_step_deep_kv(struct forward *f, int32_t first_store)
         const struct model_store *st = &m->stores[s];
 
         r = deep_store(f, s, k);
-        k += round_ld(st->n_k * m->h.k_dim) + round_ld(st->n_v * m->h.v_dim);
+        k += round_ld(st->n_k * st->k_dim) + round_ld(st->n_v * st->v_dim);
     }
     return r;
 }

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct reader {
@@ -99,6 +100,39 @@ static bool type_is(struct gguf_str s, const char *word)
     return s.len == strlen(word) && memcmp(s.ptr, word, s.len) == 0;
 }
 
+/* A number for each layer: a list of n, or one for all; where it is 0 or absent, `absent`. */
+static void read_list(struct reader *r, const char *name, int32_t min, int32_t max, int32_t absent,
+                      int32_t n, int32_t *ret)
+{
+    char key[96];
+    int64_t v[HPARAMS_MAX_LAYERS];
+    enum gguf_type type;
+    size_t len = 0;
+
+    key_name(r, name, key, sizeof(key));
+    if (r->rc || !gguf_has(r->g, key) ||
+        gguf_get_array(r->g, key, &type, &len, &(struct error){0}) < 0) {
+        bool none = absent != REQUIRED && min > 0; /* is what 0 says */
+        int32_t one =
+            none ? read_i32_or_none(r, name, max, absent) : read_i32(r, name, min, max, absent);
+
+        for (int32_t i = 0; i < n; i++) {
+            ret[i] = one;
+        }
+        return;
+    }
+    r->rc = gguf_array_i64(r->g, key, v, (size_t)n, r->reterr);
+    for (int32_t i = 0; !r->rc && i < n; i++) {
+        v[i] = v[i] == 0 && min > 0 && absent != REQUIRED ? absent : v[i];
+        if (v[i] < min || v[i] > max) {
+            r->rc = error_set(r->reterr, -EBADMSG,
+                              "key %s: entry %d is %lld, but must be from %d to %d", key, i,
+                              (long long)v[i], min, max);
+        }
+        ret[i] = (int32_t)v[i];
+    }
+}
+
 static void read_scaling(struct reader *r, struct hparams *h)
 {
     char key[96];
@@ -133,62 +167,175 @@ static void read_scaling(struct reader *r, struct hparams *h)
     }
 }
 
-static void read_heads(struct reader *r, const struct arch *arch, struct hparams *h)
+/* Which layers slide, and how far they see: every window_period-th does not, or the file lists
+ * them. */
+static void read_window(struct reader *r, const struct arch *arch, struct hparams *h)
 {
-    h->n_q = read_i32(r, "attention.head_count", 1, HPARAMS_MAX_HEADS, REQUIRED);
-    if (arch->diff_kv) {
-        h->n_k = read_i32(r, "attention.head_count_k", 1, HPARAMS_MAX_HEADS, REQUIRED);
-        h->n_v = read_i32(r, "attention.head_count_v", 1, HPARAMS_MAX_HEADS, REQUIRED);
-        h->aug_q = read_i32(r, "attention.aug_q_length", 0, 1 << 20, 0);
+    static const char pattern[] = "attention.sliding_window_pattern";
+    int32_t slides[HPARAMS_MAX_LAYERS] = {0};
+    char key[96];
+    enum gguf_type type;
+    size_t n;
+    int32_t window;
+
+    h->rope_base_window = arch->window_rope_base > 0 ? arch->window_rope_base : h->rope_base;
+    if (arch->window_period == 0 || r->rc) {
+        return;
+    }
+    h->rope_base_window =
+        read_f32_or_none(r, "rope.freq_base_swa", 1.0f, 1e9f, h->rope_base_window);
+    window = read_i32_or_none(r, "attention.sliding_window", HPARAMS_MAX_CTX, arch->window);
+    key_name(r, pattern, key, sizeof(key));
+    if (gguf_has(r->g, key) && gguf_get_array(r->g, key, &type, &n, &(struct error){0}) >= 0) {
+        read_list(r, pattern, 0, 1, 0, h->n_layers, slides);
     } else {
-        h->n_k = read_i32(r, "attention.head_count_kv", 1, HPARAMS_MAX_HEADS, h->n_q);
-        h->n_v = h->n_k;
+        int32_t period = read_i32(r, pattern, 1, HPARAMS_MAX_LAYERS, arch->window_period);
+
+        for (int32_t i = 0; i < h->n_layers; i++) {
+            slides[i] = (i + 1) % period != 0;
+        }
     }
-    if (!r->rc && (h->n_q % h->n_k || h->n_q % h->n_v)) {
-        r->rc = error_set(r->reterr, -EBADMSG,
-                          "%d query heads are no multiple of %d K heads and %d V heads", h->n_q,
-                          h->n_k, h->n_v);
-        return;
-    }
-    if (r->rc) {
-        return;
-    }
-    h->k_dim = read_i32_or_none(r, "attention.key_length", HPARAMS_MAX_HEAD_DIM,
-                                h->n_embd % h->n_q ? 0 : h->n_embd / h->n_q);
-    h->v_dim = read_i32_or_none(r, "attention.value_length", HPARAMS_MAX_HEAD_DIM, h->k_dim);
-    if (!r->rc && h->k_dim == 0) {
-        r->rc = error_set(r->reterr, -EBADMSG,
-                          "key %s.attention.key_length is missing, and %d is no multiple of %d "
-                          "heads",
-                          r->prefix, h->n_embd, h->n_q);
-    }
-    h->n_rot = 0;
-    if (arch->rope != OPS_ROPE_NONE) {
-        h->n_rot = read_i32_or_none(r, "rope.dimension_count", HPARAMS_MAX_HEAD_DIM, h->k_dim);
-    }
-    if (!r->rc && (h->n_rot % 2 || h->n_rot > h->k_dim)) {
-        r->rc = error_set(r->reterr, -EBADMSG,
-                          "key %s.rope.dimension_count is %d, but must be even and at most %d",
-                          r->prefix, h->n_rot, h->k_dim);
-    }
-    /* One head of at most 1024 dims: the default of key_length has not been checked yet. */
-    if (!r->rc && h->k_dim > HPARAMS_MAX_HEAD_DIM) {
-        r->rc = error_set(r->reterr, -EBADMSG, "heads of %d dims, at most %d are offered", h->k_dim,
-                          HPARAMS_MAX_HEAD_DIM);
+    for (int32_t i = 0; i < h->n_layers; i++) {
+        h->layer[i].window = slides[i] ? window : 0;
     }
 }
 
-static void read_window(struct reader *r, const struct arch *arch, struct hparams *h)
+/* Numbers of heads, layer by layer. */
+static void read_counts(struct reader *r, const struct arch *arch, struct hparams *h)
 {
-    h->rope_base_window = arch->window_rope_base > 0 ? read_f32(r, "rope.freq_base_swa", 1.0f, 1e9f,
-                                                                arch->window_rope_base)
-                                                     : h->rope_base;
-    if (arch->window_period == 0) {
-        return;
+    int32_t n_q = read_i32(r, "attention.head_count", 1, HPARAMS_MAX_HEADS, REQUIRED);
+    int32_t n_k[HPARAMS_MAX_LAYERS] = {0};
+    int32_t n_v = 0;
+
+    if (arch->diff_kv) {
+        read_list(r, "attention.head_count_k", 1, HPARAMS_MAX_HEADS, REQUIRED, h->n_layers, n_k);
+        n_v = read_i32(r, "attention.head_count_v", 1, HPARAMS_MAX_HEADS, REQUIRED);
+        h->aug_q = read_i32(r, "attention.aug_q_length", 0, 1 << 20, 0);
+    } else {
+        read_list(r, "attention.head_count_kv", 1, HPARAMS_MAX_HEADS, n_q, h->n_layers, n_k);
     }
-    h->window = read_i32(r, "attention.sliding_window", 0, HPARAMS_MAX_CTX, 0);
-    h->window_period =
-        read_i32(r, "attention.sliding_window_pattern", 1, HPARAMS_MAX_LAYERS, arch->window_period);
+    for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
+        struct layer_sizes *l = &h->layer[i];
+
+        l->n_q = n_q;
+        l->n_k = n_k[i];
+        l->n_v = n_v ? n_v : n_k[i];
+        if (l->n_q % l->n_k || l->n_q % l->n_v) {
+            r->rc = error_set(r->reterr, -EBADMSG,
+                              "%d query heads are no multiple of %d K heads and %d V heads", l->n_q,
+                              l->n_k, l->n_v);
+        }
+    }
+}
+
+/* Sizes of heads, of sliding layers those of keys that end in _swa where the file has them. */
+static void read_heads(struct reader *r, const struct arch *arch, struct hparams *h)
+{
+    const int32_t most = HPARAMS_MAX_HEAD_DIM;
+    int32_t n_q = h->layer[0].n_q;
+    int32_t even = h->n_embd % n_q ? 0 : h->n_embd / n_q;
+    int32_t k_dim = read_i32_or_none(r, "attention.key_length", most, even);
+    int32_t v_dim = read_i32_or_none(r, "attention.value_length", most, k_dim);
+    int32_t k_swa = read_i32_or_none(r, "attention.key_length_swa", most, k_dim);
+    int32_t v_swa = read_i32_or_none(r, "attention.value_length_swa", most, v_dim);
+    int32_t n_rot = 0;
+    int32_t n_rot_swa = 0;
+
+    if (!r->rc && k_dim == 0) {
+        r->rc = error_set(r->reterr, -EBADMSG,
+                          "key %s.attention.key_length is missing, and %d is no multiple of %d "
+                          "heads",
+                          r->prefix, h->n_embd, n_q);
+    }
+    if (arch->rope != OPS_ROPE_NONE) {
+        n_rot = read_i32_or_none(r, "rope.dimension_count", most, k_dim);
+        n_rot_swa =
+            read_i32_or_none(r, "rope.dimension_count_swa", most, k_swa < n_rot ? k_swa : n_rot);
+    }
+    for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
+        struct layer_sizes *l = &h->layer[i];
+        bool local = l->window > 0;
+
+        l->k_dim = local ? k_swa : k_dim;
+        l->v_dim = local ? v_swa : v_dim;
+        l->n_rot = local ? n_rot_swa : n_rot;
+        if (l->n_rot % 2 || l->n_rot > l->k_dim) {
+            r->rc = error_set(r->reterr, -EBADMSG,
+                              "key %s.rope.dimension_count%s is %d, but must be even and at most "
+                              "%d",
+                              r->prefix, local ? "_swa" : "", l->n_rot, l->k_dim);
+        }
+        /* One head of at most 1024 dims: the default of key_length has not been checked yet. */
+        if (!r->rc && l->k_dim > HPARAMS_MAX_HEAD_DIM) {
+            r->rc = error_set(r->reterr, -EBADMSG, "heads of %d dims, at most %d are offered",
+                              l->k_dim, HPARAMS_MAX_HEAD_DIM);
+        }
+    }
+}
+
+static void read_widths(struct reader *r, struct hparams *h)
+{
+    int32_t n_ff[HPARAMS_MAX_LAYERS] = {0};
+
+    read_list(r, "feed_forward_length", 1, 1 << 20, REQUIRED, h->n_layers, n_ff);
+    for (int32_t i = 0; i < h->n_layers; i++) {
+        h->layer[i].n_ff = n_ff[i];
+    }
+}
+
+/* The last layers may read K and V of the last layer of their kind before them. */
+static void read_shared(struct reader *r, const struct arch *arch, struct hparams *h)
+{
+    static const char name[] = "attention.shared_kv_layers";
+    int32_t n = !arch->shared_kv ? 0 : read_i32(r, name, 0, h->n_layers - 1, 0);
+    int32_t first = h->n_layers - n;
+
+    h->shared = n > 0;
+    for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
+        int32_t from = i < first ? i : first - 1;
+
+        while (from >= 0 && (h->layer[from].window > 0) != (h->layer[i].window > 0)) {
+            from--;
+        }
+        h->layer[i].reads = from;
+        if (from < 0) {
+            r->rc =
+                error_set(r->reterr, -EBADMSG,
+                          "key %s.%s is %d, but no layer before layer %d is of its kind (%s)",
+                          r->prefix, name, n, first, h->layer[i].window > 0 ? "sliding" : "global");
+        }
+    }
+}
+
+static int32_t larger(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* What follows from all layers, and must fit among them. */
+static void sum_up(struct reader *r, struct hparams *h)
+{
+    struct layer_sizes *most = &h->most;
+
+    for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
+        const struct layer_sizes *l = &h->layer[i];
+        const struct layer_sizes *first = &h->layer[0];
+
+        most->n_q = larger(most->n_q, l->n_q);
+        most->n_k = larger(most->n_k, l->n_k);
+        most->n_v = larger(most->n_v, l->n_v);
+        most->k_dim = larger(most->k_dim, l->k_dim);
+        most->v_dim = larger(most->v_dim, l->v_dim);
+        most->n_rot = larger(most->n_rot, l->n_rot);
+        most->n_ff = larger(most->n_ff, l->n_ff);
+        most->window = larger(most->window, l->window);
+        h->uneven = h->uneven || l->n_q != first->n_q || l->n_k != first->n_k ||
+                    l->n_v != first->n_v || l->k_dim != first->k_dim || l->v_dim != first->v_dim;
+    }
+    if (!r->rc && h->swift_layers < h->n_layers && (h->uneven || h->shared)) {
+        r->rc = error_set(r->reterr, -ENOTSUP, "SwiftKV is not offered for models whose layers %s",
+                          h->uneven ? "have different heads" : "share keys and values already");
+    }
 }
 
 static void read_swift(struct reader *r, const struct gguf *swift, struct hparams *h)
@@ -205,6 +352,36 @@ static void read_swift(struct reader *r, const struct gguf *swift, struct hparam
     r->rc = s.rc;
 }
 
+static void read_all(struct reader *r, const struct gguf *swift, const struct arch *arch,
+                     struct hparams *h)
+{
+    h->norm_eps = read_f32(r,
+                           arch->norm == OPS_NORM_RMS ? "attention.layer_norm_rms_epsilon"
+                                                      : "attention.layer_norm_epsilon",
+                           0.0f, 1.0f, NAN);
+    h->rope_base = read_f32_or_none(r, "rope.freq_base", 1.0f, 1e9f, 10000.0f);
+    read_counts(r, arch, h);
+    read_scaling(r, h);
+    read_window(r, arch, h);
+    if (!r->rc) {
+        read_heads(r, arch, h);
+    }
+    read_widths(r, h);
+    read_shared(r, arch, h);
+    if (arch->caps_attn) { /* others' files may say what nobody applies */
+        h->attn_softcap = read_f32(r, "attn_logit_softcapping", 0.0f, 1e4f, arch->attn_softcap);
+    }
+    if (arch->caps_logits) {
+        h->final_softcap = read_f32(r, "final_logit_softcapping", 0.0f, 1e4f, arch->final_softcap);
+    }
+    h->attn_scale = read_f32(r, "attention.scale", 0.0f, 1e4f, 0.0f);
+    if (read_i32(r, "expert_count", 0, 1 << 20, 0) > 0) {
+        r->rc = error_set(r->reterr, -ENOTSUP, "models with experts are not offered");
+    }
+    read_swift(r, swift, h);
+    sum_up(r, h);
+}
+
 int hparams_read(const struct gguf *g, const struct gguf *swift, const struct arch *arch,
                  struct hparams *ret, struct error *reterr)
 {
@@ -218,39 +395,36 @@ int hparams_read(const struct gguf *g, const struct gguf *swift, const struct ar
     h.n_layers = read_i32(&r, "block_count", 1, HPARAMS_MAX_LAYERS, REQUIRED);
     h.n_ctx_train = read_i32(&r, "context_length", 1, HPARAMS_MAX_CTX, REQUIRED);
     h.n_embd = read_i32(&r, "embedding_length", 1, 1 << 16, REQUIRED);
-    h.n_ff = read_i32(&r, "feed_forward_length", 1, 1 << 20, REQUIRED);
     h.n_vocab = (int32_t)embd->dims[1]; /* padded files say less in vocab_size */
-    read_heads(&r, arch, &h);
-    h.norm_eps = read_f32(&r,
-                          arch->norm == OPS_NORM_RMS ? "attention.layer_norm_rms_epsilon"
-                                                     : "attention.layer_norm_epsilon",
-                          0.0f, 1.0f, NAN);
-    h.rope_base = read_f32_or_none(&r, "rope.freq_base", 1.0f, 1e9f, 10000.0f);
-    read_scaling(&r, &h);
-    read_window(&r, arch, &h);
-    if (arch->caps_attn) { /* others' files may say what nobody applies */
-        h.attn_softcap = read_f32(&r, "attn_logit_softcapping", 0.0f, 1e4f, 0.0f);
-    }
-    if (arch->caps_logits) {
-        h.final_softcap = read_f32(&r, "final_logit_softcapping", 0.0f, 1e4f, 0.0f);
-    }
-    h.attn_scale = read_f32(&r, "attention.scale", 0.0f, 1e4f, 0.0f);
-    if (read_i32(&r, "expert_count", 0, 1 << 20, 0) > 0) {
-        r.rc = error_set(reterr, -ENOTSUP, "models with experts are not offered");
-    }
-    read_swift(&r, swift, &h);
     if (r.rc) {
         return r.rc;
     }
+    h.layer = calloc((size_t)h.n_layers, sizeof(*h.layer));
+    if (!h.layer) {
+        return error_set(reterr, -ENOMEM, "model: no memory");
+    }
+    read_all(&r, swift, arch, &h);
+    if (r.rc) {
+        hparams_finish(&h);
+        return r.rc;
+    }
     if (h.attn_scale == 0.0f) {
-        /* gemma3's 27B alone scales by the width of an even split of the embedding; its files
-         * have no key for it, so the shape has to tell. */
-        bool even_split = strcmp(arch->name, "gemma3") == 0 && h.n_layers == 62;
-        float width = even_split ? (float)h.n_embd / (float)h.n_q : (float)h.k_dim;
-
-        h.attn_scale = 1.0f / sqrtf(width);
+        h.attn_scale = arch->attn_scale;
+    }
+    if (h.attn_scale == 0.0f && arch->even_split_layers == h.n_layers) {
+        h.attn_scale = 1.0f / sqrtf((float)h.n_embd / (float)h.most.n_q);
+    }
+    for (int32_t i = 0; i < h.n_layers; i++) {
+        h.layer[i].attn_scale =
+            h.attn_scale > 0 ? h.attn_scale : 1.0f / sqrtf((float)h.layer[i].k_dim);
     }
     h.embed_scale = arch->embed_scaled ? sqrtf((float)h.n_embd) : 1.0f;
     *ret = h;
     return 0;
+}
+
+void hparams_finish(struct hparams *h)
+{
+    free(h->layer);
+    h->layer = NULL;
 }

@@ -15,26 +15,35 @@ enum {
     HPARAMS_MAX_HEAD_DIM = 1024,
 };
 
-enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_YARN };
-
-struct hparams {
-    int32_t n_layers;
-    int32_t n_embd;
-    int32_t n_ff;
-    int32_t n_vocab;
-    int32_t n_ctx_train;
+/* What may differ between the layers of a model. */
+struct layer_sizes {
     int32_t n_q;    /* query heads */
     int32_t n_k;    /* K heads; n_q is a multiple */
     int32_t n_v;    /* V heads; n_q is a multiple */
     int32_t k_dim;  /* of one head, queries alike */
     int32_t v_dim;
     int32_t n_rot;  /* leading dims of a head that rotate, even */
-    int32_t aug_q;  /* width of augmented Q's gate, 0: none */
-    int32_t window; /* of sliding layers, 0: none slides */
-    int32_t window_period;
+    int32_t n_ff;
+    int32_t window; /* of a sliding layer, else 0 */
+    float attn_scale;
+    int32_t reads;  /* the layer whose K and V it attends over: itself, or an earlier one */
+};
+
+enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_YARN };
+
+struct hparams {
+    int32_t n_layers;
+    int32_t n_embd;
+    int32_t n_vocab;
+    int32_t n_ctx_train;
+    struct layer_sizes most;   /* the largest of every size, each for itself */
+    struct layer_sizes *layer; /* (n_layers) */
+    int32_t aug_q;             /* width of augmented Q's gate, 0: none */
+    bool uneven;               /* layers have heads of different number or size */
+    bool shared;               /* some layer reads the K and V of one that is not just before it */
     float norm_eps;
     float embed_scale;
-    float attn_scale;
+    float attn_scale;    /* of every layer; 0: 1 / sqrt(k_dim) of each */
     float attn_softcap;  /* 0: none */
     float final_softcap; /* 0: none */
     float alibi_max;
@@ -51,7 +60,9 @@ struct hparams {
 };
 
 /* `swift`: the file that holds the pipit.swiftkv keys (the base or an overlay), or NULL.
- * -EBADMSG naming the key, -ENOTSUP for what this build cannot run. */
+ * -EBADMSG naming the key, -ENOTSUP for what this build cannot run. ret is then finished by
+ * hparams_finish(), which takes a zeroed one, too. */
+void hparams_finish(struct hparams *h);
 int hparams_read(const struct gguf *g, const struct gguf *swift, const struct arch *arch,
                  struct hparams *ret, struct error *reterr) WARN_UNUSED;
 

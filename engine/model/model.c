@@ -152,7 +152,7 @@ static int find_owners(struct model *m, const struct gguf *swift, struct error *
     for (int32_t il = 0; il < h->n_layers; il++) {
         bool first = !sizes && (il - h->swift_layers) % h->swift_group == 0;
 
-        m->layers[il].owner = il < h->swift_layers || first;
+        m->layers[il].owner = h->layer[il].reads == il && (il < h->swift_layers || first);
     }
     return sizes ? read_sizes(m, swift, reterr) : 0;
 }
@@ -167,17 +167,19 @@ static void lay_stores(struct model *m)
         struct model_layer *l = &m->layers[il];
 
         l->deep = il >= h->swift_layers;
-        l->local = h->window > 0 && (il + 1) % h->window_period != 0;
+        l->local = h->layer[il].window > 0;
         if (l->owner) {
             m->stores[m->n_stores++] = (struct model_store){
                 .layer = il,
-                .n_k = h->n_k,
-                .n_v = h->n_v,
-                .window = l->local ? h->window : 0,
+                .n_k = h->layer[il].n_k,
+                .n_v = h->layer[il].n_v,
+                .k_dim = h->layer[il].k_dim,
+                .v_dim = h->layer[il].v_dim,
+                .window = h->layer[il].window,
                 .deep = l->deep,
             };
         }
-        l->store = m->n_stores - 1;
+        l->store = h->layer[il].reads < il ? m->layers[h->layer[il].reads].store : m->n_stores - 1;
     }
 }
 
@@ -197,26 +199,41 @@ static int check_groups(const struct model *m, struct error *reterr)
     return 0;
 }
 
+/* Dims that rotate in sliding or in global layers; the other kind's where the model has none. */
+static int32_t n_rot_of(const struct hparams *h, bool local)
+{
+    for (int32_t i = 0; i < h->n_layers; i++) {
+        if ((h->layer[i].window > 0) == local) {
+            return h->layer[i].n_rot;
+        }
+    }
+    return h->layer[0].n_rot;
+}
+
 static int make_ropes(struct model *m, const struct gguf *base, struct error *reterr)
 {
     const struct hparams *h = &m->h;
+    int32_t n_rot = n_rot_of(h, false);
+    int32_t n_local = n_rot_of(h, true);
     float factors[HPARAMS_MAX_HEAD_DIM / 2];
-    int r = tensors_rope_factors(base, h, factors, reterr);
+    int r = tensors_rope_factors(base, n_rot, factors, reterr);
 
     if (r < 0) {
         return r;
     }
     m->rope.op = (struct ops_rope){
         .form = m->arch->rope,
-        .n_dims = h->n_rot,
+        .n_dims = n_rot,
         .inv_freq = m->rope.inv_freq,
-        .mscale = rope_table(h, h->rope_base, true, r > 0 ? factors : NULL, m->rope.inv_freq),
+        .mscale =
+            rope_table(h, n_rot, h->rope_base, true, r > 0 ? factors : NULL, m->rope.inv_freq),
     };
     m->rope_local.op = (struct ops_rope){
         .form = m->arch->rope,
-        .n_dims = h->n_rot,
+        .n_dims = n_local,
         .inv_freq = m->rope_local.inv_freq,
-        .mscale = rope_table(h, h->rope_base_window, false, NULL, m->rope_local.inv_freq),
+        .mscale = rope_table(h, n_local, h->rope_base_window, m->arch->window_scaled, NULL,
+                             m->rope_local.inv_freq),
     };
     return 0;
 }
@@ -281,6 +298,7 @@ void model_close(struct model *m)
     free(m->centers);
     free(m->layers);
     free(m->stores);
+    hparams_finish(&m->h);
     free(m);
 }
 
@@ -289,7 +307,8 @@ uint64_t model_table_bytes(const struct model *m)
     uint64_t words = model_can_exit(m) ? (uint64_t)m->w[MT_EXIT_HEAD].n_rows - 1 : 0;
 
     return sizeof(*m) + (uint64_t)m->n_list * sizeof(*m->list) + words * sizeof(*m->exit_words) +
-           (uint64_t)m->h.n_layers * (sizeof(*m->layers) + sizeof(*m->stores));
+           (uint64_t)m->h.n_layers *
+               (sizeof(*m->layers) + sizeof(*m->stores) + sizeof(*m->h.layer));
 }
 
 void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
@@ -313,8 +332,8 @@ void model_limits(const struct model *m, struct backend_limits *ret)
 {
     const struct hparams *h = &m->h;
 
-    ret->max_heads = h->n_q;
-    ret->max_head_dim = h->k_dim > h->v_dim ? h->k_dim : h->v_dim;
+    ret->max_heads = h->most.n_q;
+    ret->max_head_dim = h->most.k_dim > h->most.v_dim ? h->most.k_dim : h->most.v_dim;
     ret->max_cols = 0;
     ret->max_outputs = 0;
     for (int32_t i = 0; i < m->n_list; i++) {

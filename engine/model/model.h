@@ -14,11 +14,14 @@
 
 enum { MODEL_MAX_OVERLAYS = 8 };
 
-/* The K and V of one layer, which the layers of an AcrossKV group read too. */
+/* The K and V of one layer, which the layers of an AcrossKV group read too, or later layers of a
+ * model that was trained so (layer_sizes.reads). */
 struct model_store {
     int32_t layer;  /* the owner */
     int32_t n_k;
     int32_t n_v;
+    int32_t k_dim;
+    int32_t v_dim;
     int32_t window; /* of a sliding layer, else 0 */
     bool deep;      /* written at the split, from the split's hidden state */
     bool own_output; /* its layers read attn_output_swiftkv */

@@ -9,27 +9,27 @@
 #include <math.h>
 
 /* The pair's index whose frequency makes `turns` turns over the original context. */
-static double yarn_index(const struct hparams *h, double base, double turns)
+static double yarn_index(const struct hparams *h, int32_t n_rot, double base, double turns)
 {
-    return (double)h->n_rot * log((double)h->rope_orig_ctx / (turns * 2.0 * M_PI)) /
-           (2.0 * log(base));
+    return (double)n_rot * log((double)h->rope_orig_ctx / (turns * 2.0 * M_PI)) / (2.0 * log(base));
 }
 
-float rope_table(const struct hparams *h, float base, bool scaled, const float *factors,
-                 float *inv_freq)
+float rope_table(const struct hparams *h, int32_t n_rot, float base, bool scaled,
+                 const float *factors, float *inv_freq)
 {
-    int n = h->n_rot / 2;
+    int n = n_rot / 2;
     enum rope_scaling scaling = scaled ? h->rope_scaling : ROPE_SCALING_NONE;
     double divisor = scaling == ROPE_SCALING_NONE ? 1.0 : (double)h->rope_factor;
     double low = 0;
     double high = 1;
 
     if (scaling == ROPE_SCALING_YARN) {
-        low = fmax(0.0, floor(yarn_index(h, (double)base, (double)h->rope_beta_fast)));
-        high = fmin((double)(n - 1), ceil(yarn_index(h, (double)base, (double)h->rope_beta_slow)));
+        low = fmax(0.0, floor(yarn_index(h, n_rot, (double)base, (double)h->rope_beta_fast)));
+        high = fmin((double)(n - 1),
+                    ceil(yarn_index(h, n_rot, (double)base, (double)h->rope_beta_slow)));
     }
     for (int i = 0; i < n; i++) {
-        double f = pow((double)base, -2.0 * i / (double)h->n_rot);
+        double f = pow((double)base, -2.0 * i / (double)n_rot);
         double share = 1.0; /* of the divided frequency */
 
         if (factors) {

@@ -7,9 +7,9 @@
 
 #include "engine/model/hparams.h"
 
-/* inv_freq (n_rot / 2). `factors` (n_rot / 2) divides the frequencies, or NULL. `scaled`: apply the
- * model's scaling (sliding layers do not). Returns the factor for cos and sin. */
-float rope_table(const struct hparams *h, float base, bool scaled, const float *factors,
-                 float *inv_freq);
+/* inv_freq (n_rot / 2), n_rot dims of a head. `factors` (n_rot / 2) divides the frequencies, or NULL. `scaled`: apply the
+ * model's scaling (most models' sliding layers do not). Returns the factor for cos and sin. */
+float rope_table(const struct hparams *h, int32_t n_rot, float base, bool scaled,
+                 const float *factors, float *inv_freq);
 
 #endif

@@ -28,40 +28,42 @@ static bool is_orthonormal(const float *a, int32_t d)
     return true;
 }
 
-static bool is_skew(const struct model *m, const struct ops_weight *w)
+/* The dims of a head of the store that it belongs to; 0: it is none. */
+static int32_t skew_dim(const struct model *m, const struct ops_weight *w)
 {
     for (int32_t i = 0; i < m->n_stores; i++) {
         const struct ops_weight *of = m->layers[m->stores[i].layer].w;
 
         if (w == &of[LT_SKEW] || w == &of[LT_COLUMNS]) {
-            return true;
+            return m->stores[i].k_dim;
         }
     }
-    return false;
+    return 0;
 }
 
 int skew_check(const struct model *m, struct error *reterr)
 {
-    size_t d = (size_t)m->h.k_dim;
+    size_t most = (size_t)m->h.most.k_dim;
     float *a = NULL;
     int r = 0;
 
     for (int32_t i = 0; !r && i < m->n_list; i++) {
         const struct model_weight *w = &m->list[i];
         const uint8_t *data = w->desc.data;
+        size_t d = (size_t)skew_dim(m, w->dst);
         uint64_t head_bytes;
 
-        if (!is_skew(m, w->dst)) {
+        if (d == 0) {
             continue;
         }
-        a = a ? a : malloc(d * d * sizeof(*a));
+        a = a ? a : malloc(most * most * sizeof(*a));
         if (!a || !dtype_row_bytes(w->desc.type, d * d, &head_bytes)) {
             r = error_set(reterr, -ENOMEM, "tensor %s: no memory", w->name);
             break;
         }
         for (int32_t h = 0; !r && h < w->desc.n_cols / (int32_t)(d * d); h++) {
             dtype_decode(w->desc.type, data + (size_t)h * head_bytes, a, d * d);
-            if (!is_orthonormal(a, m->h.k_dim)) {
+            if (!is_orthonormal(a, (int32_t)d)) {
                 r = error_set(reterr, -EBADMSG,
                               "tensor %s: the rows of head %d are not orthonormal", w->name, h);
             }

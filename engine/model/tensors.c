@@ -53,9 +53,12 @@ static int lookup(struct finder *f, const char *name, const struct gguf_tensor *
     return 0;
 }
 
-/* 0 for a side that the file decides. */
-static int32_t dim_size(const struct hparams *h, enum tensor_dim d)
+/* 0 for a side that the file decides. Of the model's own tensors (layer < 0) those of the largest
+ * layer, which none of them has. */
+static int32_t dim_size(const struct hparams *h, int32_t layer, enum tensor_dim d)
 {
+    const struct layer_sizes *l = layer < 0 ? &h->most : &h->layer[layer];
+
     switch (d) {
     case DIM_1:
         return 1;
@@ -64,21 +67,21 @@ static int32_t dim_size(const struct hparams *h, enum tensor_dim d)
     case DIM_VOCAB:
         return h->n_vocab;
     case DIM_FF:
-        return h->n_ff;
+        return l->n_ff;
     case DIM_AUG_Q:
         return h->aug_q;
     case DIM_Q:
-        return h->n_q * h->k_dim;
+        return l->n_q * l->k_dim;
     case DIM_K:
-        return h->n_k * h->k_dim;
+        return l->n_k * l->k_dim;
     case DIM_V:
-        return h->n_v * h->v_dim;
+        return l->n_v * l->v_dim;
     case DIM_ATT:
-        return h->n_q * h->v_dim;
+        return l->n_q * l->v_dim;
     case DIM_HEAD:
-        return h->k_dim;
+        return l->k_dim;
     case DIM_ROT2:
-        return h->n_rot / 2;
+        return l->n_rot / 2;
     case DIM_DEEP_K:
     case DIM_DEEP_V:
     case DIM_EXIT:
@@ -88,22 +91,23 @@ static int32_t dim_size(const struct hparams *h, enum tensor_dim d)
 }
 
 /* The heads of a deep K or V of `size` values; 0 where they are no whole, fitting number. */
-static int32_t deep_heads(const struct hparams *h, enum tensor_dim d, uint64_t size)
+static int32_t deep_heads(const struct layer_sizes *l, enum tensor_dim d, uint64_t size)
 {
-    uint64_t dim = (uint64_t)(d == DIM_DEEP_K ? h->k_dim : h->v_dim);
+    uint64_t dim = (uint64_t)(d == DIM_DEEP_K ? l->k_dim : l->v_dim);
 
-    if (size == 0 || size % dim || size / dim > (uint64_t)h->n_q ||
-        (uint64_t)h->n_q % (size / dim)) {
+    if (size == 0 || size % dim || size / dim > (uint64_t)l->n_q ||
+        (uint64_t)l->n_q % (size / dim)) {
         return 0;
     }
     return (int32_t)(size / dim);
 }
 
 static int check_shape(struct finder *f, const char *name, const struct gguf_tensor *t,
-                       const struct tensor_row *row)
+                       const struct tensor_row *row, int32_t layer)
 {
-    uint64_t cols = (uint64_t)dim_size(&f->m->h, row->cols);
-    uint64_t rows = (uint64_t)dim_size(&f->m->h, row->rows);
+    const struct layer_sizes *l = layer < 0 ? &f->m->h.most : &f->m->h.layer[layer];
+    uint64_t cols = (uint64_t)dim_size(&f->m->h, layer, row->cols);
+    uint64_t rows = (uint64_t)dim_size(&f->m->h, layer, row->rows);
 
     if (row->rows == DIM_EXIT) {
         rows = t->dims[1];
@@ -115,16 +119,16 @@ static int check_shape(struct finder *f, const char *name, const struct gguf_ten
         }
     }
     if (row->rows == DIM_DEEP_K || row->rows == DIM_DEEP_V) {
-        rows = deep_heads(&f->m->h, row->rows, t->dims[1]) ? t->dims[1] : 0;
+        rows = deep_heads(l, row->rows, t->dims[1]) ? t->dims[1] : 0;
     }
     if (row->cols == DIM_DEEP_K || row->cols == DIM_DEEP_V) {
-        cols = deep_heads(&f->m->h, row->cols, t->dims[0]) ? t->dims[0] : 0;
+        cols = deep_heads(l, row->cols, t->dims[0]) ? t->dims[0] : 0;
     }
     if (rows == 0 || cols == 0) {
         return error_set(f->reterr, -EBADMSG,
                          "tensor %s is (%" PRIu64 ", %" PRIu64
                          "), not a whole number of heads that divides %d query heads",
-                         name, t->dims[0], t->dims[1], f->m->h.n_q);
+                         name, t->dims[0], t->dims[1], l->n_q);
     }
     if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1) {
         return error_set(f->reterr, -EBADMSG,
@@ -165,7 +169,7 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
     if (!t) {
         return required ? error_set(f->reterr, -EBADMSG, "tensor %s is missing", w->name) : 0;
     }
-    r = check_shape(f, w->name, t, row);
+    r = check_shape(f, w->name, t, row, layer);
     if (r) {
         return r;
     }
@@ -338,10 +342,12 @@ static int find_split(struct finder *f)
         if (!r) {
             const struct ops_weight *w = m->layers[st->layer].w;
 
-            st->n_k = deep_heads(&m->h, DIM_DEEP_K, (uint64_t)w[LT_SWIFT_K].n_rows);
-            st->n_v = deep_heads(&m->h, DIM_DEEP_V, (uint64_t)w[LT_SWIFT_V].n_rows);
-            if ((w[LT_SWIFT_K_B].n_cols && w[LT_SWIFT_K_B].n_cols != st->n_k * m->h.k_dim) ||
-                (w[LT_SWIFT_V_B].n_cols && w[LT_SWIFT_V_B].n_cols != st->n_v * m->h.v_dim)) {
+            const struct layer_sizes *l = &m->h.layer[st->layer];
+
+            st->n_k = deep_heads(l, DIM_DEEP_K, (uint64_t)w[LT_SWIFT_K].n_rows);
+            st->n_v = deep_heads(l, DIM_DEEP_V, (uint64_t)w[LT_SWIFT_V].n_rows);
+            if ((w[LT_SWIFT_K_B].n_cols && w[LT_SWIFT_K_B].n_cols != st->n_k * st->k_dim) ||
+                (w[LT_SWIFT_V_B].n_cols && w[LT_SWIFT_V_B].n_cols != st->n_v * st->v_dim)) {
                 r = error_set(f->reterr, -EBADMSG,
                               "layer %d: the biases of its deep K and V do not match their weights",
                               st->layer);
@@ -360,7 +366,7 @@ static int find_skews(struct finder *f)
     for (int32_t s = 0; !r && s < m->n_stores; s++) {
         const struct model_store *st = &m->stores[s];
         struct ops_weight *w = m->layers[st->layer].w;
-        int32_t n = st->n_k * m->h.k_dim * m->h.k_dim;
+        int32_t n = st->n_k * st->k_dim * st->k_dim;
 
         if (!geometry_is_predictable(st->layer, st->window)) {
             continue;
@@ -374,7 +380,7 @@ static int find_skews(struct finder *f)
             r = error_set(f->reterr, -EBADMSG,
                           "blk.%d.attn_skew.weight and attn_columns.weight must hold %d K heads of "
                           "%d rows",
-                          st->layer, st->n_k, m->h.k_dim);
+                          st->layer, st->n_k, st->k_dim);
         }
     }
     return r;
@@ -389,7 +395,7 @@ static int find_centers(struct finder *f)
     for (int32_t s = 0; r >= 0 && s < m->n_stores; s++) {
         const struct model_store *st = &m->stores[s];
         struct ops_weight *w = m->layers[st->layer].w;
-        int32_t n = st->n_k * m->h.k_dim;
+        int32_t n = st->n_k * st->k_dim;
 
         r = find_one(f, &arch_layer_tensors[LT_CENTER], st->layer, false, &w[LT_CENTER]);
         if (r > 0 && (w[LT_CENTER].n_cols != n || m->h.attn_softcap > 0)) {
@@ -398,7 +404,7 @@ static int find_centers(struct finder *f)
                                  ? "blk.%d.attn_center.weight: the model caps its logits, and a "
                                    "cap feels what keys are stored less (%d K heads of %d)"
                                  : "blk.%d.attn_center.weight must hold %d K heads of %d",
-                             st->layer, st->n_k, m->h.k_dim);
+                             st->layer, st->n_k, st->k_dim);
         }
         if (r == 0) {
             struct model_weight *at = &m->list[m->n_list];
@@ -538,20 +544,18 @@ int tensors_find(const struct model_source *source, struct model *m, struct erro
     return r;
 }
 
-int tensors_rope_factors(const struct gguf *g, const struct hparams *h, float *factors,
-                         struct error *reterr)
+int tensors_rope_factors(const struct gguf *g, int32_t n_rot, float *factors, struct error *reterr)
 {
     const struct gguf_tensor *t = gguf_tensor_find(g, arch_model_tensors[MT_ROPE_FREQS].name);
 
     if (!t) {
         return 0;
     }
-    if (t->type != DTYPE_F32 || t->dims[0] != (uint64_t)(h->n_rot / 2) || t->dims[1] != 1) {
-        return error_set(reterr, -EBADMSG, "tensor rope_freqs.weight must be F32 (%d)",
-                         h->n_rot / 2);
+    if (t->type != DTYPE_F32 || t->dims[0] != (uint64_t)(n_rot / 2) || t->dims[1] != 1) {
+        return error_set(reterr, -EBADMSG, "tensor rope_freqs.weight must be F32 (%d)", n_rot / 2);
     }
-    memcpy(factors, t->data, (size_t)(h->n_rot / 2) * sizeof(float));
-    for (int32_t i = 0; i < h->n_rot / 2; i++) {
+    memcpy(factors, t->data, (size_t)(n_rot / 2) * sizeof(float));
+    for (int32_t i = 0; i < n_rot / 2; i++) {
         if (!(factors[i] > 0.0f) || !isfinite(factors[i])) {
             return error_set(reterr, -EBADMSG, "tensor rope_freqs.weight: value %d is not positive",
                              i);

@@ -19,7 +19,7 @@ struct model_weight {
 int tensors_find(const struct model_source *source, struct model *m, struct error *reterr) WARN_UNUSED;
 
 /* 1 and factors (n_rot / 2) where the file has rope_freqs.weight, 0 where not. */
-int tensors_rope_factors(const struct gguf *g, const struct hparams *h, float *factors,
+int tensors_rope_factors(const struct gguf *g, int32_t n_rot, float *factors,
                          struct error *reterr) WARN_UNUSED;
 
 #endif

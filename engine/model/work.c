@@ -91,10 +91,13 @@ static double prompt_flops(const struct model *m, int32_t n)
         double reach = window && window < n ? window : n;
 
         if (!m->layers[il].deep) {
-            pairs += reach * n - reach * (reach - 1) / 2;
+            const struct layer_sizes *l = &m->h.layer[il];
+            double one = reach * n - reach * (reach - 1) / 2;
+
+            pairs += one * l->n_q * (l->k_dim + l->v_dim);
         }
     }
-    return flops + 2.0 * pairs * m->h.n_q * (m->h.k_dim + m->h.v_dim);
+    return flops + 2.0 * pairs;
 }
 
 int work_of(const struct model *m, const struct cache *c, const struct policy *p, int32_t n_prompt,
