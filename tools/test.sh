@@ -26,6 +26,7 @@ export PIPIT_SMOLLM2
 oracles=$PWD/$out/oracles
 if [ ! -f "$oracles/.complete" ] &&
     python3 -m pip install --quiet --disable-pip-version-check --target "$oracles" gguf tokenizers jinja2 \
+        nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm \
         >"$out/oracles.log" 2>&1; then
     touch "$oracles/.complete"
 fi
@@ -166,6 +167,7 @@ fi
 if command -v nvcc >/dev/null; then
     check cuda ninja -C "$out/gcc" kernels/cuda/libpipit-cuda.so
     check registers tools/check_registers.py --build "$out/gcc"
+    check sass tools/check_sass.py --module "$out/gcc/kernels/cuda/libpipit-cuda.so"
 else
     echo "SKIP    cuda: no nvcc on this machine, so no CUDA code was compiled for a GPU"
     skipped=$((skipped + 1))
