@@ -238,6 +238,15 @@ struct ops_seq {
     struct ops_kv kv;
 };
 
+/* One sequence's share of a batch in a recurrent layer: rows [row0, row0 + n_rows) go on from the
+ * state `in` and leave the state `out`. What a state holds is the operations' to say. */
+struct ops_state {
+    int32_t row0;
+    int32_t n_rows;
+    const uint8_t *in; /* device; NULL: zeros */
+    uint8_t *out;      /* device; may be `in` */
+};
+
 enum ops_rope_form { OPS_ROPE_NONE, OPS_ROPE_NORM /* pairs (2i, 2i+1) */, OPS_ROPE_NEOX /* (i, i+d/2) */ };
 
 struct ops_rope {

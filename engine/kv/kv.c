@@ -97,7 +97,8 @@ void kv_usage(const struct cache *c, int32_t seq, struct kv_usage *ret)
         int32_t class = geometry_class_of(&c->geometry, q->variant, i);
 
         ret->bytes += (uint64_t)n * (uint64_t)q->stores[i].n_pages * c->classes[class].page_bytes;
-        ret->n_slots += (int64_t)n * cache_slots_after(c, q, i, 0);
+        ret->n_slots +=
+            c->geometry.arrays[i].kind->state ? 0 : (int64_t)n * cache_slots_after(c, q, i, 0);
     }
 }
 
@@ -118,7 +119,7 @@ int32_t kv_token_slots(const struct cache *c)
     int32_t n = 0;
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
-        n += c->geometry.arrays[i].n_groups;
+        n += c->geometry.arrays[i].kind->state ? 0 : c->geometry.arrays[i].n_groups;
     }
     return n;
 }

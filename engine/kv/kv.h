@@ -165,6 +165,9 @@ struct kv_args {
 };
 
 int kv_layer(struct cache *c, enum kv_phase phase, const struct kv_args *args) WARN_UNUSED;
+/* A recurrent layer has no phases: the states of the sequences, for its operations. */
+int kv_states(struct cache *c, const struct kv_args *args, const struct ops_state **ret,
+              int32_t *ret_n) WARN_UNUSED;
 /* Does a row of the step read slots that are predicted? */
 bool kv_predicts(struct cache *c, const struct kv_args *args);
 /* Memory for predictions, (n_seqs) lists for stores of even and of odd numbers. */

@@ -26,6 +26,7 @@ int geometry_make(const struct geometry_config *config, struct geometry *ret, st
         a->n_groups = geometry_groups(st);
         a->kind = store_kind_of(st, config->ctx, config->max_chunk, &a->ring);
         a->max_pages = geometry_pages_of(a->kind->slots(a, config->ctx));
+        s.n_states += a->kind->state;
         s.full_token_bytes +=
             2 * ((uint64_t)st->n_k * (uint64_t)st->k_dim + (uint64_t)st->n_v * (uint64_t)st->v_dim);
     }
@@ -48,6 +49,18 @@ int geometry_make(const struct geometry_config *config, struct geometry *ret, st
 fail:
     geometry_finish(&s);
     return r;
+}
+
+bool geometry_keeps_prefixes(const struct geometry *s)
+{
+    bool keeps = s->config.keep_prefixes;
+    bool pages = false;
+
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        keeps = keeps && s->arrays[i].kind->keeps != STORE_KEEPS_NOTHING;
+        pages = pages || s->arrays[i].kind->keeps == STORE_KEEPS_PAGES;
+    }
+    return keeps && pages;
 }
 
 void geometry_finish(struct geometry *s)

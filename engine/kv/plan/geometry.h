@@ -15,6 +15,8 @@
 enum {
     GEOMETRY_MAX_CLASSES = 16,
     GEOMETRY_CLASS_NAME = 64,
+    GEOMETRY_CHECKPOINTS = 4, /* of recurrent states, a sequence, that prompts may leave, */
+    GEOMETRY_LEAST_CHECKPOINTS = 8, /* and in all at least */
     GEOMETRY_MOST_SEQS = 1024, /* that pipitd --sequences takes, and plans offer */
 };
 
@@ -26,6 +28,7 @@ struct geometry_store {
     int32_t k_dim;
     int32_t v_dim;
     int32_t window; /* of a sliding layer: its slots are a ring; else 0 */
+    uint64_t state_bytes; /* of a recurrent layer, which has a state and no K and V; else 0 */
     bool deep;      /* written at SwiftKV's split */
     /* What partial keys are made with (struct ops_kv), loaded later; NULL: the overlay has none, or
      * the store is read by the first layers, which nothing can predict for. */
@@ -58,6 +61,7 @@ struct geometry_class {
     uint64_t
         part_bytes; /* not 0: pages lie in the host's memory, and so much of each on the device */
     uint32_t n_pages;
+    bool state; /* a page holds a state, not slots */
 };
 
 /* Where a sequence's arrays for one store are, in bytes from the start of its part. */
@@ -112,6 +116,8 @@ struct geometry {
     uint64_t peak_bytes;       /* pages that only a prompt being read needs */
     uint64_t seq_bytes;        /* pages of one sequence of the default policy, filled */
     uint64_t full_token_bytes; /* f16, keep all: bytes that one position takes */
+    int32_t n_states;          /* stores that hold a state */
+    int32_t n_checkpoints;     /* of all of them together, that prompts may leave */
 };
 
 /* A text as the cache sees it before it sits down. */
@@ -147,6 +153,9 @@ bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_
 
 /* Does such a sequence store its keys less the store's center? */
 bool geometry_centers(const struct geometry *s, const struct policy *p, int32_t store);
+
+/* May pages of prompts stay for texts to come? Each store must have something to keep. */
+bool geometry_keeps_prefixes(const struct geometry *s);
 
 /* Can it be predicted which slots of a store are read? Not where the first two layers read it: no
  * layer before them has an input that predicts theirs. A sliding layer reads its whole ring. */

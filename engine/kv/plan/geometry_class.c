@@ -22,7 +22,7 @@ static int32_t gcd(int32_t a, int32_t b)
 
 int32_t geometry_groups(const struct geometry_store *st)
 {
-    return gcd(st->n_k, st->n_v);
+    return st->state_bytes ? 1 : gcd(st->n_k, st->n_v);
 }
 
 static bool same_class(const struct ops_kv_layout *a, const struct ops_kv_layout *b)
@@ -30,7 +30,8 @@ static bool same_class(const struct ops_kv_layout *a, const struct ops_kv_layout
     return a->k_heads == b->k_heads && a->v_heads == b->v_heads && a->k_dim == b->k_dim &&
            a->v_dim == b->v_dim && a->k_type == b->k_type && a->v_type == b->v_type &&
            a->k_unrotated == b->k_unrotated && a->rank == b->rank && a->part_dims == b->part_dims &&
-           a->part_type == b->part_type && a->part_apart == b->part_apart;
+           a->part_type == b->part_type && a->part_apart == b->part_apart &&
+           a->page_bytes == b->page_bytes; /* states have no heads */
 }
 
 static int find_class(struct geometry *s, const struct ops_kv_layout *l, int32_t n_before,
@@ -49,6 +50,11 @@ static int find_class(struct geometry *s, const struct ops_kv_layout *l, int32_t
     char part[32] = "";
 
     c->page_bytes = l->page_bytes;
+    c->state = l->k_heads == 0;
+    if (c->state) {
+        (void)snprintf(c->name, sizeof(c->name), "recurrent state");
+        return s->n_classes++;
+    }
     c->part_bytes = l->part_apart ? l->part_bytes : 0;
     if (l->part_dims > 0) {
         (void)snprintf(part, sizeof(part), "%s + %s %dx%d", l->part_apart ? " (host)" : "",
@@ -61,6 +67,35 @@ static int find_class(struct geometry *s, const struct ops_kv_layout *l, int32_t
                                            : "",
                    part);
     return s->n_classes++;
+}
+
+/* What a page of the store holds under a policy: 64 slots, or a state whatever the policy is. */
+static int lay_page(const struct geometry *s, const struct policy *p,
+                    const struct geometry_store *st, struct ops_kv_layout *ret,
+                    struct error *reterr)
+{
+    int32_t n_groups = geometry_groups(st);
+
+    if (st->state_bytes) {
+        *ret = (struct ops_kv_layout){.n_groups = 1,
+                                      .page_bytes = (st->state_bytes + 63) & ~UINT64_C(63)};
+        return 0;
+    }
+    *ret = (struct ops_kv_layout){
+        .n_groups = n_groups,
+        .k_heads = st->n_k / n_groups,
+        .v_heads = st->n_v / n_groups,
+        .k_dim = st->k_dim,
+        .v_dim = st->v_dim,
+        .k_type = p->k_type,
+        .v_type = p->v_type,
+        .k_unrotated = p->pos_new != 0,
+        .rank = (enum ops_rank)p->rank,
+        .part_dims = st->skew ? select_part_dims(p, st->k_dim) : 0,
+    };
+    ret->part_type = ret->part_dims == 0 ? OPS_KV_F32 : select_part_type(p);
+    ret->part_apart = ret->part_dims > 0 && policy_on_host(p);
+    return s->config.ops->kv_layout(ret, reterr);
 }
 
 /* Do two policies want the same pages? */
@@ -85,25 +120,9 @@ int geometry_lay_classes(struct geometry *s, struct error *reterr)
         }
         for (int32_t i = 0; i < s->config.n_stores; i++) {
             const struct geometry_store *st = &s->config.stores[i];
-            int32_t n_groups = geometry_groups(st);
             int32_t at = v * s->config.n_stores + i;
             struct ops_kv_layout *l = &s->layouts[at];
-
-            *l = (struct ops_kv_layout){
-                .n_groups = n_groups,
-                .k_heads = st->n_k / n_groups,
-                .v_heads = st->n_v / n_groups,
-                .k_dim = st->k_dim,
-                .v_dim = st->v_dim,
-                .k_type = p->k_type,
-                .v_type = p->v_type,
-                .k_unrotated = p->pos_new != 0,
-                .rank = (enum ops_rank)p->rank,
-                .part_dims = st->skew ? select_part_dims(p, st->k_dim) : 0,
-            };
-            l->part_type = l->part_dims == 0 ? OPS_KV_F32 : select_part_type(p);
-            l->part_apart = l->part_dims > 0 && policy_on_host(p);
-            int r = s->config.ops->kv_layout(l, reterr);
+            int r = lay_page(s, p, st, l, reterr);
 
             if (r) {
                 return r;

@@ -24,6 +24,9 @@ static struct policy_host host_of(const struct geometry *s)
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         const struct geometry_store *st = &s->config.stores[i];
 
+        if (s->arrays[i].kind->state) {
+            continue; /* no policy acts on it */
+        }
         h.least_k_dim = st->k_dim < h.least_k_dim ? st->k_dim : h.least_k_dim;
         if (geometry_is_predictable(st->layer, st->window) && !st->skew && h.no_part_keys < 0) {
             h.no_part_keys = st->layer;

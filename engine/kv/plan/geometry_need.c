@@ -125,6 +125,20 @@ void geometry_need(const struct geometry *s, const struct policy *p, int32_t var
     }
 }
 
+/* Pages for copies of states at the ends of blocks. */
+static void lay_checkpoints(struct geometry *s)
+{
+    int32_t n = GEOMETRY_CHECKPOINTS * s->config.n_seqs;
+
+    n = n > GEOMETRY_LEAST_CHECKPOINTS ? n : GEOMETRY_LEAST_CHECKPOINTS;
+    s->n_checkpoints = s->n_states && geometry_keeps_prefixes(s) ? n : 0;
+    for (int32_t i = 0; i < s->config.n_stores; i++) {
+        if (s->arrays[i].kind->state) {
+            s->classes[geometry_class_of(s, 0, i)].n_pages += (uint32_t)s->n_checkpoints;
+        }
+    }
+}
+
 static uint64_t need_bytes(const struct geometry *s, const uint32_t *pages)
 {
     uint64_t sum = 0;
@@ -185,6 +199,7 @@ int geometry_lay_pages(struct geometry *s, struct error *reterr)
             peak[c] = need.peak[c] > peak[c] ? need.peak[c] : peak[c];
         }
     }
+    lay_checkpoints(s);
     for (int32_t c = 0; c < s->n_classes; c++) {
         s->kv_bytes +=
             s->classes[c].n_pages * (s->classes[c].page_bytes + s->classes[c].part_bytes);

@@ -53,6 +53,9 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .limit_bytes = in->limit_bytes,
         .device_available_bytes = in->device_available_bytes,
         .seq_bytes = s.seq_bytes,
+        .n_states = s.n_states,
+        .n_stores = s.config.n_stores,
+        .n_checkpoints = s.n_checkpoints,
         .ctx = ctx,
         .n_seqs = n_seqs,
         .n_classes = s.n_classes,
@@ -63,6 +66,7 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         memcpy(c->name, s.classes[i].name, sizeof(c->name));
         c->page_bytes = s.classes[i].page_bytes;
         c->n_pages = s.classes[i].n_pages;
+        p->recurrent_bytes += s.classes[i].state ? c->page_bytes * c->n_pages : 0;
     }
     /* What the cache takes beside what has a line of its own: tables, and sizes made even. */
     p->scratch_bytes = in->scratch(in->arg, ctx, n_seqs, &host) + cache_bytes(&s) - p->kv_bytes -
@@ -197,7 +201,7 @@ struct figure {
     uint64_t value;
 };
 
-enum { N_FIGURES = 15 };
+enum { N_FIGURES = 16 };
 
 static void figures(const struct plan *p, struct figure out[N_FIGURES])
 {
@@ -205,6 +209,7 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
         {"weights_bytes", "weights", p->weights_bytes},
         {"mapped_bytes", "weights read from the file's map", p->mapped_bytes},
         {"kv_bytes", "keys and values", p->kv_bytes},
+        {"recurrent_bytes", "  of it recurrent states", p->recurrent_bytes},
         {"policy_bytes", "positions, scores, sums", p->policy_bytes},
         {"prefill_peak_bytes", "while a prompt is read", p->prefill_peak_bytes},
         {"scratch_bytes", "activations and tables", p->scratch_bytes},
@@ -260,6 +265,12 @@ void plan_print_table(const struct plan *p, FILE *out)
 
         fprintf(out, "  pages of %-24s %8u x %" PRIu64 " bytes\n", c->name, c->n_pages,
                 c->page_bytes);
+    }
+    if (p->n_states > 0) {
+        fprintf(out,
+                "%d of %d stores hold a recurrent state, and prompts leave %d checkpoints of it at "
+                "most;\nprecision, eviction, selection and offload concern the other %d\n",
+                p->n_states, p->n_stores, p->n_checkpoints, p->n_stores - p->n_states);
     }
     fprintf(out, "policy %s\n", p->policy);
     if (p->fits) {

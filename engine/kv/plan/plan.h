@@ -45,6 +45,10 @@ struct plan {
     uint64_t file_bytes;             /* of pool=disk: the file; not memory, and in no sum */
     uint64_t
         prompt_read_bytes; /* of it, by one prompt as long as the context, read in whole chunks */
+    uint64_t recurrent_bytes; /* of kv_bytes: states of recurrent layers, and their checkpoints */
+    int32_t n_states;         /* recurrent layers, */
+    int32_t n_stores;         /* of so many stores in all, */
+    int32_t n_checkpoints;    /* and how often prompts may leave their states */
     uint64_t seq_bytes;    /* pages of one full sequence of the default policy */
     uint64_t least_bytes;  /* total and maps of the shortest context, where none fits; else 0 */
     bool fits;

@@ -46,6 +46,11 @@ int kv_traffic(const struct cache *c, const struct policy *p, int32_t n_prompt, 
         return variant;
     }
     const struct ops_kv_layout *l = geometry_layout(s, variant, store);
+
+    if (s->arrays[store].kind->state) { /* the one page read, the other written */
+        sum->state_bytes += 2 * l->page_bytes;
+        return 0;
+    }
     int32_t window = s->config.stores[store].window;
     int32_t mean = policy_budget(p, n_prompt, s->config.ctx);
     int32_t n = geometry_slots(s, store, geometry_store_budget(s, p, mean, store), n_tokens);

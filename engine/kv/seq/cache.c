@@ -202,11 +202,14 @@ static int check_state(const struct geometry *s, const struct policy *p,
                 scores ? "positions and scores" : "positions", budget);
         }
     }
-    for (int32_t i = 1; p->scope == POLICY_SHARED && i < s->config.n_stores; i++) {
-        if (s->arrays[i].n_groups != s->arrays[0].n_groups) {
+    int32_t first = -1;
+
+    for (int32_t i = 0; p->scope == POLICY_SHARED && i < s->config.n_stores; i++) {
+        first = first < 0 && geometry_evicts(s, p, i) ? i : first;
+        if (geometry_evicts(s, p, i) && s->arrays[i].n_groups != s->arrays[first].n_groups) {
             return error_set(reterr, -ENOTSUP,
                              "score=shared: layers %d and %d differ in their number of heads",
-                             s->config.stores[0].layer, s->config.stores[i].layer);
+                             s->config.stores[first].layer, s->config.stores[i].layer);
         }
     }
     if (need->peak_state && !need->layered && (!s->whole_peak || need->beyond_peak)) {

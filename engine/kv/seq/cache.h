@@ -18,6 +18,7 @@ struct cache_store {
     int32_t budget;  /* slots per group, 0: all, or a ring's */
     int32_t n_slots; /* with a budget: that may be live, committed */
     int32_t n_pages; /* held by each group */
+    int32_t at;      /* of a state: which of its pages is committed */
 };
 
 struct cache_seq {

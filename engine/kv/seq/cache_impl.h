@@ -35,6 +35,10 @@ int32_t cache_slots_after(const struct cache *c, const struct cache_seq *q, int3
 struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int32_t store,
                           int32_t n_slots);
 
+/* Page `at` of a state, device. */
+uint8_t *cache_state_page(const struct cache *c, const struct cache_seq *q, int32_t store,
+                          int32_t at);
+
 /* Pages for n_slots, out of the reservation; and all but the first `keep` of each group back. */
 int cache_take_pages(struct cache *c, struct cache_seq *q, int32_t store,
                      int32_t n_slots) WARN_UNUSED;
@@ -77,6 +81,23 @@ void cache_kept_pages(const struct cache *c, int32_t variant, int32_t n_units, u
 int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_units) WARN_UNUSED;
 /* Drops kept pages until n of a class can be reserved. */
 void cache_reclaim(struct cache *c, int32_t class, uint32_t n);
+
+/* The prefix cache's pages of a unit, stores in order, then groups; something is done to each page
+ * of K and V, or to each of a checkpoint. */
+typedef void cache_page_fn(struct pages *p, uint32_t page);
+
+static inline uint32_t *cache_unit_pages(const struct cache *c, uint32_t unit)
+{
+    return c->prefix.pages + (size_t)unit * c->prefix.n_rows;
+}
+void cache_each_page(struct cache *c, int32_t variant, uint32_t unit, bool states,
+                     cache_page_fn *fn);
+
+/* Recurrent states (cache_checkpoint.c): a new sequence's become those of a unit's checkpoint;
+ * copies of a sequence's become one, if there are pages; checkpoints go until n pages are free. */
+int cache_restore_states(struct cache *c, struct cache_seq *q, uint32_t unit) WARN_UNUSED;
+void cache_add_checkpoint(struct cache *c, const struct cache_seq *q, uint32_t unit);
+void cache_reclaim_states(struct cache *c, const struct pages *p, uint32_t n);
 
 /* Of the first n slots of each group, slot being position: what the policy makes of their scores.
  */

@@ -5,27 +5,38 @@
  * it like any page. So a text that begins alike takes the pages into its table, and no copy is
  * ever made. Where pages are asked for and none are free, units go, the oldest first: those that
  * nobody else holds, and, where that is not enough (a sequence may hold the end of a chain whose
- * beginning it read for itself), any. */
+ * beginning it read for itself), any.
+ *
+ * A recurrent layer's state is written at every step, so a unit has a copy of it, its checkpoint,
+ * and a text that goes on from there has another one. Checkpoints go by themselves: their units
+ * stay, as the way to those behind them. */
 
 #include "engine/kv/seq/cache_impl.h"
 
-static uint32_t *unit_pages(const struct cache *c, uint32_t unit)
+void cache_each_page(struct cache *c, int32_t variant, uint32_t unit, bool states,
+                     cache_page_fn *fn)
 {
-    return c->prefix.pages + (size_t)unit * c->prefix.n_rows;
-}
-
-/* Does something to each page of a unit. */
-static void each_page(struct cache *c, int32_t variant, uint32_t unit,
-                      void (*fn)(struct pages *p, uint32_t page))
-{
-    const uint32_t *page = unit_pages(c, unit);
+    const uint32_t *page = cache_unit_pages(c, unit);
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         struct pages *p = &c->classes[geometry_class_of(&c->geometry, variant, i)];
 
-        for (int32_t g = 0; g < c->geometry.arrays[i].n_groups; g++) {
-            fn(p, *page++);
+        for (int32_t g = 0; g < c->geometry.arrays[i].n_groups; g++, page++) {
+            if (c->geometry.arrays[i].kind->state == states && *page != PREFIX_NONE) {
+                fn(p, *page);
+            }
         }
+    }
+}
+
+/* To each page of K and V of a chain, and to the checkpoint at its end. */
+static void each_of_chain(struct cache *c, int32_t variant, uint32_t unit, cache_page_fn *fn)
+{
+    if (unit != PREFIX_NONE) {
+        cache_each_page(c, variant, unit, true, fn);
+    }
+    for (; unit != PREFIX_NONE; unit = c->prefix.units[unit].parent) {
+        cache_each_page(c, variant, unit, false, fn);
     }
 }
 
@@ -38,10 +49,7 @@ int32_t cache_find_kept(struct cache *c, const struct policy *p, uint64_t princi
     int32_t n_units = block ? n / PREFIX_TOKENS : 0;
 
     n_units = prefix_find(&c->prefix, principal, p, tokens, n_units, ret_unit);
-    while (n_units > 0 && n_units * PREFIX_TOKENS % block) { /* a chain that lost its end */
-        *ret_unit = c->prefix.units[*ret_unit].parent;
-        n_units--;
-    }
+    *ret_unit = prefix_trim(&c->prefix, block, *ret_unit, &n_units); /* it may have lost its end */
     prefix_touch(&c->prefix, *ret_unit);
     return n_units;
 }
@@ -53,16 +61,12 @@ static void release(struct pages *p, uint32_t page)
 
 void cache_hold_kept(struct cache *c, int32_t variant, uint32_t unit)
 {
-    for (; unit != PREFIX_NONE; unit = c->prefix.units[unit].parent) {
-        each_page(c, variant, unit, pages_ref);
-    }
+    each_of_chain(c, variant, unit, pages_ref);
 }
 
 void cache_release_kept(struct cache *c, int32_t variant, uint32_t unit)
 {
-    for (; unit != PREFIX_NONE; unit = c->prefix.units[unit].parent) {
-        each_page(c, variant, unit, release);
-    }
+    each_of_chain(c, variant, unit, release);
 }
 
 void cache_kept_pages(const struct cache *c, int32_t variant, int32_t n_units, uint32_t *ret)
@@ -72,29 +76,37 @@ void cache_kept_pages(const struct cache *c, int32_t variant, int32_t n_units, u
     }
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         ret[geometry_class_of(&c->geometry, variant, i)] +=
-            (uint32_t)(c->geometry.arrays[i].n_groups * n_units);
+            c->geometry.arrays[i].kind->state
+                ? 0
+                : (uint32_t)(c->geometry.arrays[i].n_groups * n_units);
     }
 }
 
 int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_units)
 {
     const struct backend_ops *ops = c->geometry.config.ops;
+    uint32_t last = unit;
     int r = 0;
 
     for (int32_t at = n_units; at-- > 0; unit = c->prefix.units[unit].parent) {
-        const uint32_t *page = unit_pages(c, unit);
+        const uint32_t *page = cache_unit_pages(c, unit);
 
         for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
             const struct geometry_arrays *st = &c->geometry.arrays[i];
 
-            for (int32_t g = 0; g < st->n_groups; g++) {
-                cache_host_pages(q, st)[(size_t)g * (size_t)st->max_pages + (size_t)at] = *page++;
+            for (int32_t g = 0; g < st->n_groups; g++, page++) {
+                if (!st->kind->state) {
+                    cache_host_pages(q, st)[(size_t)g * (size_t)st->max_pages + (size_t)at] = *page;
+                }
             }
         }
     }
     for (int32_t i = 0; i < c->geometry.config.n_stores && n_units > 0; i++) {
         const struct geometry_arrays *st = &c->geometry.arrays[i];
 
+        if (st->kind->state) {
+            continue;
+        }
         for (int32_t g = 0; !r && g < st->n_groups; g++) {
             size_t row = (size_t)g * (size_t)st->max_pages;
 
@@ -102,6 +114,10 @@ int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_
                            cache_host_pages(q, st) + row, (uint64_t)n_units * sizeof(uint32_t));
         }
         q->stores[i].n_pages = n_units;
+    }
+    if (c->prefix.states && n_units > 0) {
+        r = r ? r : cache_restore_states(c, q, last);
+        cache_each_page(c, q->variant, last, true, release); /* it was held until here */
     }
     q->n_tokens = n_units * PREFIX_TOKENS;
     q->n_kept = q->n_tokens;
@@ -113,7 +129,10 @@ int cache_attach(struct cache *c, struct cache_seq *q, uint32_t unit, int32_t n_
 
 static void forget(struct cache *c, uint32_t unit)
 {
-    each_page(c, prefix_variant(&c->prefix, unit), unit, pages_let_go);
+    int32_t variant = prefix_variant(&c->prefix, unit);
+
+    cache_each_page(c, variant, unit, false, pages_let_go);
+    cache_each_page(c, variant, unit, true, pages_let_go);
     prefix_drop(&c->prefix, unit);
 }
 
@@ -131,16 +150,18 @@ static uint32_t add_unit(struct cache *c, const struct cache_seq *q, uint32_t pa
     if (unit == PREFIX_NONE) {
         return unit;
     }
-    uint32_t *page = unit_pages(c, unit);
+    uint32_t *page = cache_unit_pages(c, unit);
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         const struct geometry_arrays *st = &c->geometry.arrays[i];
 
         for (int32_t g = 0; g < st->n_groups; g++) {
-            *page++ = cache_host_pages(q, st)[(size_t)g * (size_t)st->max_pages + (size_t)at];
+            size_t from = (size_t)g * (size_t)st->max_pages + (size_t)at;
+
+            *page++ = st->kind->state ? PREFIX_NONE : cache_host_pages(q, st)[from];
         }
     }
-    each_page(c, q->variant, unit, pages_keep);
+    cache_each_page(c, q->variant, unit, false, pages_keep);
     return unit;
 }
 
@@ -167,17 +188,26 @@ void kv_keep(struct cache *c, int32_t seq, const int32_t *tokens, int32_t n)
         unit = next;
     }
     prefix_touch(&c->prefix, unit);
+    if (c->prefix.states && at == n_units && q->n_tokens == n) {
+        cache_add_checkpoint(c, q, unit);
+    }
     q->n_kept = n;
 }
 
 /* ---- giving up ------------------------------------------------------------------------------- */
 
+/* Does nobody else hold the unit? All its pages of K and V have the same holders. */
 static bool idle(const struct cache *c, uint32_t unit)
 {
-    int32_t class = geometry_class_of(&c->geometry, prefix_variant(&c->prefix, unit), 0);
+    const uint32_t *page = cache_unit_pages(c, unit);
+    int32_t i = 0;
 
-    return c->prefix.units[unit].n_children == 0 &&
-           c->classes[class].refs[*unit_pages(c, unit)] == 1;
+    for (; c->geometry.arrays[i].kind->state; i++) {
+        page++;
+    }
+    int32_t class = geometry_class_of(&c->geometry, prefix_variant(&c->prefix, unit), i);
+
+    return c->prefix.units[unit].n_children == 0 && c->classes[class].refs[*page] == 1;
 }
 
 void cache_reclaim(struct cache *c, int32_t class, uint32_t n)
@@ -185,6 +215,10 @@ void cache_reclaim(struct cache *c, int32_t class, uint32_t n)
     const struct pages *p = &c->classes[class];
     uint32_t unit = c->prefix.oldest;
 
+    if (c->geometry.classes[class].state) {
+        cache_reclaim_states(c, p, n);
+        return;
+    }
     while (unit != PREFIX_NONE && n > p->n_free - p->n_reserved) {
         uint32_t next = c->prefix.units[unit].newer;
 

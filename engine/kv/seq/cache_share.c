@@ -83,7 +83,8 @@ int cache_own_pages(struct cache *c, struct cache_seq *q, int32_t n_rows)
         if (cache_is_full(q, i)) {
             r = own_victims(c, q, i);
         } else {
-            r = own_slots(c, q, i, cache_view_of(c, q, i, q->n_tokens, n_rows).slot0, n_rows);
+            r = own_slots(c, q, i, cache_view_of(c, q, i, q->n_tokens, n_rows).slot0,
+                          c->geometry.arrays[i].kind->state ? 1 : n_rows);
         }
     }
     return r;

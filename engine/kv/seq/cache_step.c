@@ -121,7 +121,7 @@ struct ops_seq cache_view_of(const struct cache *c, const struct cache_seq *q, i
 
     if (q->layered || !cache_evicts_from(q, store)) {
         view.kv = cache_kv_of(c, q, store, geometry_slots(&c->geometry, store, 0, pos0 + n_rows));
-        view.slot0 = st->kind->slot_of(st, pos0);
+        view.slot0 = st->kind->slot_of(st, &q->stores[store], pos0);
     } else {
         view.kv = cache_kv_of(c, q, store, cache_slots_after(c, q, store, before + n_rows));
         view.slot0 = q->stores[store].n_slots + before;
@@ -145,6 +145,11 @@ void kv_step_commit(struct cache *c, int32_t seq, int32_t n_rows)
 
         q->n_evicted += full ? c->geometry.arrays[i].n_groups : 0;
         q->stores[i].n_slots += full ? 0 : n_rows;
+    }
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        if (c->geometry.arrays[i].kind->state) {
+            q->stores[i].at = 1 - q->stores[i].at;
+        }
     }
     q->n_tokens += n_rows;
 }

@@ -182,6 +182,36 @@ static int attend(struct cache *c, const struct kv_args *args)
     return r ? r : c->geometry.config.ops->attention(c->be, p);
 }
 
+/* A step reads the committed page and writes the other; the second part of a chunk, which goes
+ * through the layer in parts, goes on from there. */
+static struct ops_state state_of(const struct cache *c, const struct kv_rows *rows, int32_t store)
+{
+    const struct cache_seq *q = &c->seqs[rows->seq];
+    int32_t at = q->stores[store].at;
+    int32_t from = rows->pos0 == q->n_tokens ? at : 1 - at;
+
+    return (struct ops_state){
+        .row0 = rows->row0,
+        .n_rows = rows->n_rows,
+        .in = rows->pos0 > 0 ? cache_state_page(c, q, store, from) : NULL,
+        .out = cache_state_page(c, q, store, 1 - at),
+    };
+}
+
+int kv_states(struct cache *c, const struct kv_args *args, const struct ops_state **ret,
+              int32_t *ret_n)
+{
+    struct kv_step *s = c->step;
+    int r = prepare_layer(c, args);
+
+    for (int32_t i = 0; !r && i < s->n; i++) {
+        s->states[i] = state_of(c, &s->rows[i], args->store);
+    }
+    *ret = s->states;
+    *ret_n = s->n;
+    return r;
+}
+
 int kv_layer(struct cache *c, enum kv_phase phase, const struct kv_args *args)
 {
     int r = 0;

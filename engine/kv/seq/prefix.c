@@ -22,20 +22,16 @@ static uint32_t rows_of(const struct geometry *s)
     return n;
 }
 
-/* A ring forgets the tokens that a later text would begin with. */
+/* As many as there are pages of K and V for. */
 static uint32_t cap_of(const struct geometry *s)
 {
     uint64_t pages = 0;
 
-    for (int32_t i = 0; i < s->config.n_stores; i++) {
-        if (!s->arrays[i].kind->keeps) {
-            return 0;
-        }
-    }
     for (int32_t i = 0; i < s->n_classes; i++) {
-        pages += s->classes[i].n_pages;
+        pages += s->classes[i].state ? 0 : s->classes[i].n_pages;
     }
-    return s->config.keep_prefixes ? (uint32_t)(pages / rows_of(s)) : 0;
+    return geometry_keeps_prefixes(s) ? (uint32_t)(pages / (rows_of(s) - (uint32_t)s->n_states))
+                                      : 0;
 }
 
 static uint32_t buckets_of(uint32_t cap)
@@ -78,6 +74,7 @@ static struct prefix sizes_of(const struct geometry *s)
     return (struct prefix){
         .cap = cap,
         .n_rows = rows_of(s),
+        .states = s->n_states > 0,
         .n_buckets = cap ? buckets_of(cap) : 0,
         .n_roots = cap ? roots_of(cap) : 0,
         .free = PREFIX_NONE,
@@ -267,6 +264,7 @@ uint32_t prefix_add(struct prefix *p, uint64_t principal, const struct policy *p
     u->parent = parent;
     u->root = root;
     u->n_children = 0;
+    u->checkpoint = 0;
     u->bucket = bucket_of(p, root, parent, tokens);
     u->next = p->buckets[u->bucket];
     p->buckets[u->bucket] = unit;
@@ -295,6 +293,35 @@ void prefix_drop(struct prefix *p, uint32_t unit)
         p->units[u->parent].n_children--;
     }
     memset(tokens_of(p, unit), 0, PREFIX_TOKENS * sizeof(int32_t));
+    u->checkpoint = 0;
     u->next = p->free;
     p->free = unit;
+}
+
+/* ---- checkpoints ------------------------------------------------------------------------------
+ */
+
+uint32_t prefix_trim(const struct prefix *p, int32_t block, uint32_t unit, int32_t *n_units)
+{
+    while (*n_units > 0 &&
+           (*n_units * PREFIX_TOKENS % block || (p->states && p->units[unit].checkpoint == 0))) {
+        unit = p->units[unit].parent;
+        --*n_units;
+    }
+    return unit;
+}
+
+uint32_t prefix_oldest_checkpoint(const struct prefix *p, bool (*fits)(void *arg, uint32_t unit),
+                                  void *arg)
+{
+    uint32_t oldest = PREFIX_NONE;
+
+    for (uint32_t i = 0; i < p->cap; i++) {
+        uint64_t at = p->units[i].checkpoint;
+
+        if (at && (oldest == PREFIX_NONE || at < p->units[oldest].checkpoint) && fits(arg, i)) {
+            oldest = i;
+        }
+    }
+    return oldest;
 }

@@ -11,7 +11,10 @@
  * engine's own.
  *
  * Kept is only what a cold run would compute to the same bits: whole chunks of a prompt (chunk= of
- * the policy), read as a prompt, of a policy that keeps all, in a model without rings.
+ * the policy), read as a prompt, of a policy that keeps all, in a model without rings. A recurrent
+ * layer's state is of one position and not of a unit: where models have such layers, the last unit
+ * of a block may have a checkpoint, a copy of the states behind it, and a text can only go on from
+ * there. The last to be of use stay.
  *
  * Kept pages are free memory put to use: where a sequence needs pages, units that nobody else holds
  * go, least recently used first. Parents are more recent than their children, so the oldest unit
@@ -30,6 +33,7 @@ struct prefix_unit {
     uint32_t older;
     uint32_t n_children;
     uint32_t bucket;
+    uint64_t checkpoint; /* when its states were last of use; 0: it has none */
 };
 
 struct prefix_root {
@@ -47,10 +51,13 @@ struct prefix {
     uint32_t newest;
     uint32_t oldest;
     uint32_t n_roots;
+    bool states;               /* texts go on from checkpoints alone */
+    uint64_t clock;            /* of their use */
     struct prefix_root *roots; /* (n_roots) */
     struct prefix_unit *units; /* (cap) */
     int32_t *tokens;           /* (cap, PREFIX_TOKENS) */
-    uint32_t *pages;           /* (cap, n_rows), stores in order, then groups */
+    uint32_t *pages;           /* (cap, n_rows), stores in order, then groups; of a state
+                                  PREFIX_NONE where the unit has no checkpoint */
     uint32_t *buckets;         /* (n_buckets) first unit */
 };
 
@@ -76,6 +83,17 @@ static inline int32_t prefix_variant(const struct prefix *p, uint32_t unit)
 {
     return p->roots[p->units[unit].root].variant;
 }
+/* The chain's last unit from `unit` up behind whole blocks, *n_units long, and with a checkpoint
+ * where texts go on from such alone. */
+uint32_t prefix_trim(const struct prefix *p, int32_t block, uint32_t unit, int32_t *n_units);
+/* Notes that a unit's states have been of use. */
+static inline void prefix_use(struct prefix *p, uint32_t unit)
+{
+    p->units[unit].checkpoint = ++p->clock;
+}
+/* The unit whose checkpoint has been of no use for longest, of those that `fits`; PREFIX_NONE. */
+uint32_t prefix_oldest_checkpoint(const struct prefix *p, bool (*fits)(void *arg, uint32_t unit),
+                                  void *arg);
 /* Forgets a leaf, whose pages the caller has given back. */
 void prefix_drop(struct prefix *p, uint32_t unit);
 

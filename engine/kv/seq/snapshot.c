@@ -29,7 +29,17 @@ struct snapshot_store snapshot_describe(const struct cache *c, const struct cach
     const struct geometry *s = &c->geometry;
     bool positions = s->arrays[store].kind->positions;
     bool evicts = geometry_evicts(s, &q->policy, store);
+    const struct ops_kv_layout *l = geometry_layout(s, q->variant, store);
 
+    if (s->arrays[store].kind->state) {
+        return (struct snapshot_store){
+            .layer = s->config.stores[store].layer,
+            .n_groups = 1,
+            .n_slots = (int32_t)(l->page_bytes / STATE_SLOT),
+            .flags = HAS_STATE,
+            .slot_bytes = STATE_SLOT,
+        };
+    }
     return (struct snapshot_store){
         .layer = s->config.stores[store].layer,
         .n_groups = s->arrays[store].n_groups,
@@ -38,14 +48,14 @@ struct snapshot_store snapshot_describe(const struct cache *c, const struct cach
                  (evicts && q->place->scores ? HAS_SCORE : 0u) |
                  (geometry_centers(s, &q->policy, store) ? HAS_CENTER : 0u) |
                  sum_flags(s, &q->policy, q->variant, store),
-        .slot_bytes = ops_kv_slot_bytes(geometry_layout(s, q->variant, store)),
+        .slot_bytes = ops_kv_slot_bytes(l),
     };
 }
 
 /* The most bytes that one slot of any store takes. */
 uint64_t snapshot_largest_slot(const struct cache *c, int32_t variant)
 {
-    uint64_t most = 0;
+    uint64_t most = STATE_SLOT;
 
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         uint64_t n = ops_kv_slot_bytes(geometry_layout(&c->geometry, variant, i));

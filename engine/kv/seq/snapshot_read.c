@@ -41,8 +41,8 @@ static int load_state(struct cache *c, struct snapshot *s, const struct snapshot
 }
 
 /* The group's next slots, a buffer of them. */
-static int load_slots(struct cache *c, struct snapshot *s, const struct snapshot_store *h,
-                      const struct ops_kv *kv, int *ret_read)
+static int load_slots(struct cache *c, int32_t seq, struct snapshot *s,
+                      const struct snapshot_store *h, const struct ops_kv *kv, int *ret_read)
 {
     int32_t most = (int32_t)(snapshot_buffer_bytes(h->slot_bytes) / h->slot_bytes);
     int32_t left = h->n_slots - s->slot;
@@ -55,10 +55,20 @@ static int load_slots(struct cache *c, struct snapshot *s, const struct snapshot
     if (slots.n_slots == 0) {
         return 0;
     }
-    *ret_read = s->source.read(s->source.arg, s->at + (uint64_t)s->slot * h->slot_bytes, slots.host,
-                               (size_t)slots.n_slots * (size_t)h->slot_bytes);
+    size_t n = (size_t)slots.n_slots * (size_t)h->slot_bytes;
+    uint64_t at = (uint64_t)s->slot * h->slot_bytes;
+
+    *ret_read = s->source.read(s->source.arg, s->at + at, slots.host, n);
     s->slot += slots.n_slots;
-    return *ret_read ? 0 : c->geometry.config.ops->kv_import(c->be, &slots);
+    if (*ret_read) {
+        return 0;
+    }
+    if (h->flags & HAS_STATE) {
+        uint8_t *page = cache_state_page(c, &c->seqs[seq], s->store, 0);
+
+        return c->geometry.config.ops->write(c->be, page + at, slots.host, n);
+    }
+    return c->geometry.config.ops->kv_import(c->be, &slots);
 }
 
 static void next_store(struct snapshot *s)
@@ -130,7 +140,7 @@ int snapshot_load(struct cache *c, int32_t seq, struct snapshot *s, uint64_t lea
         uint64_t from = s->at + (uint64_t)s->slot * h.slot_bytes;
 
         r = s->slot == 0 ? load_state(c, s, &h, &kv) : 0;
-        r = r ? r : load_slots(c, s, &h, &kv, ret_read);
+        r = r ? r : load_slots(c, seq, s, &h, &kv, ret_read);
         *ret_n += s->at + (uint64_t)s->slot * h.slot_bytes - from;
         next_group(s, &h, cache_on_disk(c, seq, s->store) >= 0);
     }

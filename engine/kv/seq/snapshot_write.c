@@ -121,6 +121,13 @@ static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
                                    w->group, (int32_t)(w->at / w->h.slot_bytes),
                                    (int32_t)(n / w->h.slot_bytes), buf);
         }
+        if (w->h.flags & HAS_STATE) {
+            const struct cache_seq *q = &w->c->seqs[w->seq];
+
+            return ops->read(w->c->be, buf,
+                             cache_state_page(w->c, q, w->store, q->stores[w->store].at) + w->at,
+                             n);
+        }
         return ops->kv_export(w->c->be,
                               &(struct ops_kv_slots){.kv = &kv,
                                                      .group = w->group,

@@ -28,6 +28,7 @@ void step_lay(struct memory_arena *a, int32_t n_seqs, struct kv_step *s)
     s->layer_select = memory_arena_take(a, n * sizeof(*s->layer_select));
     s->staged = memory_arena_take(a, n * sizeof(*s->staged));
     s->brings = memory_arena_take(a, n * sizeof(*s->brings));
+    s->states = memory_arena_take(a, n * sizeof(*s->states));
 }
 
 void kv_step_lists(struct cache *c, const struct ops_chosen lists[2])

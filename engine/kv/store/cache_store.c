@@ -198,6 +198,14 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
     return kv;
 }
 
+uint8_t *cache_state_page(const struct cache *c, const struct cache_seq *q, int32_t store,
+                          int32_t at)
+{
+    const struct pages *p = &c->classes[geometry_class_of(&c->geometry, q->variant, store)];
+
+    return p->pool + p->page_bytes * cache_host_pages(q, &c->geometry.arrays[store])[at];
+}
+
 void cache_guard_at(const struct cache_seq *q, int32_t store, bool cut, int32_t last,
                     struct place_guard *ret)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One page of random slots is encoded and imported into every page of a group, the same for all.
- * Slots hold the latest positions; scores are random, so that victims lie anywhere. */
+ * Slots hold the latest positions; scores are random, so that victims lie anywhere. Recurrent
+ * states are zeros. */
 
-#include "engine/kv/seq/cache.h"
+#include "engine/kv/seq/cache_impl.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -92,6 +93,15 @@ static int fill_group(struct filler *f, const struct ops_kv *kv, int32_t group, 
     return r;
 }
 
+static int zero_state(struct filler *f, int32_t seq, int32_t store)
+{
+    const struct geometry *s = &f->c->geometry;
+    const struct cache_seq *q = &f->c->seqs[seq];
+
+    return s->config.ops->zero(f->c->be, cache_state_page(f->c, q, store, 0),
+                               geometry_layout(s, q->variant, store)->page_bytes);
+}
+
 static int fill_store(struct filler *f, int32_t seq, int32_t store)
 {
     struct ops_kv kv = cache_store_kv(f->c, seq, store);
@@ -133,7 +143,7 @@ int kv_fill(struct cache *c, int32_t seq)
         r = -ENOMEM;
     }
     for (int32_t i = 0; !r && i < c->geometry.config.n_stores; i++) {
-        r = fill_store(&f, seq, i);
+        r = c->geometry.arrays[i].kind->state ? zero_state(&f, seq, i) : fill_store(&f, seq, i);
     }
     free(f.score);
     free(f.pos);

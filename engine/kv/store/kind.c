@@ -3,7 +3,7 @@
 
 #include "engine/kv/store/kind.h"
 
-#include "engine/kv/plan/geometry.h"
+#include "engine/kv/seq/cache.h"
 
 static int32_t paged_slots(const struct geometry_arrays *a, int32_t n_tokens)
 {
@@ -11,9 +11,11 @@ static int32_t paged_slots(const struct geometry_arrays *a, int32_t n_tokens)
     return n_tokens;
 }
 
-static int32_t paged_slot_of(const struct geometry_arrays *a, int32_t pos)
+static int32_t paged_slot_of(const struct geometry_arrays *a, const struct cache_store *st,
+                             int32_t pos)
 {
     (void)a;
+    (void)st;
     return pos;
 }
 
@@ -29,8 +31,10 @@ static int32_t ring_slots(const struct geometry_arrays *a, int32_t n_tokens)
     return n_tokens < a->ring ? n_tokens : a->ring;
 }
 
-static int32_t ring_slot_of(const struct geometry_arrays *a, int32_t pos)
+static int32_t ring_slot_of(const struct geometry_arrays *a, const struct cache_store *st,
+                            int32_t pos)
 {
+    (void)st;
     return pos % a->ring;
 }
 
@@ -42,10 +46,34 @@ static int32_t ring_spare(const struct geometry_arrays *a, int32_t n_tokens)
     return spare > 0 ? spare : 0;
 }
 
+static int32_t state_slots(const struct geometry_arrays *a, int32_t n_tokens)
+{
+    (void)a;
+    (void)n_tokens;
+    return STORE_STATES * OPS_PAGE_SLOTS;
+}
+
+/* The page that is written next. */
+static int32_t state_slot_of(const struct geometry_arrays *a, const struct cache_store *st,
+                             int32_t pos)
+{
+    (void)a;
+    (void)pos;
+    return (1 - st->at) * OPS_PAGE_SLOTS;
+}
+
+/* There is no third page for what a second row would leave. */
+static int32_t state_spare(const struct geometry_arrays *a, int32_t n_tokens)
+{
+    (void)a;
+    (void)n_tokens;
+    return 0;
+}
+
 static const struct store_kind paged = {
     .evicts = true,
     .appends = true,
-    .keeps = true,
+    .keeps = STORE_KEEPS_PAGES,
     .slots = paged_slots,
     .slot_of = paged_slot_of,
     .spare = paged_spare,
@@ -53,7 +81,7 @@ static const struct store_kind paged = {
 
 static const struct store_kind windowed = {
     .appends = true,
-    .keeps = true,
+    .keeps = STORE_KEEPS_PAGES,
     .slots = paged_slots,
     .slot_of = paged_slot_of,
     .spare = paged_spare,
@@ -66,6 +94,14 @@ static const struct store_kind ring = {
     .spare = ring_spare,
 };
 
+static const struct store_kind state = {
+    .state = true,
+    .keeps = STORE_KEEPS_COPIES,
+    .slots = state_slots,
+    .slot_of = state_slot_of,
+    .spare = state_spare,
+};
+
 const struct store_kind *store_kind_of(const struct geometry_store *st, int32_t ctx,
                                        int32_t max_chunk, int32_t *ret_ring)
 {
@@ -73,5 +109,8 @@ const struct store_kind *store_kind_of(const struct geometry_store *st, int32_t 
         ((int64_t)st->window + max_chunk + OPS_PAGE_SLOTS - 2) / OPS_PAGE_SLOTS * OPS_PAGE_SLOTS;
 
     *ret_ring = st->window && slots < ctx ? (int32_t)slots : 0;
+    if (st->state_bytes) {
+        return &state;
+    }
     return *ret_ring ? &ring : st->window ? &windowed : &paged;
 }
