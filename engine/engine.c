@@ -157,6 +157,7 @@ static int describe_stores(struct prepared *p, struct error *reterr)
             .v_dim = m->stores[i].v_dim,
             .window = m->stores[i].window,
             .deep = m->stores[i].deep,
+            .weight = m->stores[i].weight,
             .skew = model_opt(&m->layers[m->stores[i].layer].w[LT_SKEW]),
             .columns = model_opt(&m->layers[m->stores[i].layer].w[LT_COLUMNS]),
             .center = model_opt(&m->layers[m->stores[i].layer].w[LT_CENTER]),

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipit-calibrate: the overlay that says what a cache of 8 bits stores keys less
- * (docs/design/centring.md): the mean key of every store and head, after RoPE, over a text that the
- * model reads once. Any text of the model's language will do. */
+/* pipit-calibrate: an overlay with what a cache may be told of a model, from a text that the model
+ * reads once. Any text of the model's language will do.
+ *
+ * Tensors: the mean key of every store and head, after RoPE, which 8-bit caches subtract
+ * (docs/design/centring.md). Key pipit.cache.layer_weights: how many keys of each layer hold 0.9 of
+ * a query's weight, on average over the last chunk, by which layers=measured divides budgets. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -34,20 +37,37 @@ static const struct option_table table = {
     .rows = rows,
     .n_rows = sizeof(rows) / sizeof(rows[0]),
     .usage = "pipit-calibrate --model FILE --text FILE [OPTION]... OUT.gguf",
-    .intro = "Makes an overlay with what 8-bit caches store keys less (center=auto), from a text\n"
-             "that the model reads once.",
+    .intro =
+        "Makes an overlay from a text that the model reads once: what 8-bit caches subtract from\n"
+        "keys (center=auto), and how evicting policies divide slots among layers\n"
+        "(layers=measured).",
 };
 
-struct store {
-    int32_t layer;
-    int32_t n_heads;
-};
+static int put_keys(struct gguf_writer *w, const struct skew_sums *sums, int32_t n_layers)
+{
+    float *weights = calloc((size_t)n_layers, sizeof(*weights));
+    int r = weights ? 0 : -ENOMEM;
+
+    for (int32_t il = 0; !r && il < n_layers; il++) {
+        weights[il] = (float)sums->reach[il];
+    }
+    r = r ? r
+          : gguf_writer_array(w, "pipit.cache.layer_weights", GGUF_F32, weights, (size_t)n_layers);
+    free(weights);
+    return r;
+}
 
 static int put_store(struct gguf_writer *w, const struct skew_sums *sums, int32_t store,
-                     int32_t n_heads, int32_t dim)
+                     const struct skew_store *s, bool declare)
 {
-    size_t n = (size_t)n_heads * (size_t)dim;
-    const double *mean = sums->mean + (size_t)store * (size_t)sums->heads * (size_t)dim;
+    size_t n = (size_t)s->n_k * (size_t)s->dim;
+    const double *mean = sums->mean + (size_t)store * (size_t)sums->heads * (size_t)s->dim;
+    char name[64];
+
+    if (declare) {
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_center.weight", s->layer);
+        return gguf_writer_tensor(w, name, DTYPE_F32, 1, (const uint64_t[]){n});
+    }
     float *center = calloc(n, sizeof(*center));
     int r = center ? 0 : -ENOMEM;
 
@@ -59,35 +79,8 @@ static int put_store(struct gguf_writer *w, const struct skew_sums *sums, int32_
     return r;
 }
 
-static int write_overlay(const struct skew_model *m, const struct store *stores, int32_t n_stores,
-                         int32_t dim, const struct skew_sums *sums, const char *path,
-                         struct error *reterr)
-{
-    struct gguf_writer *w = NULL;
-    int r = skew_overlay_create(m, path, &w, reterr);
-
-    if (r) {
-        return r;
-    }
-    for (int32_t s = 0; !r && s < n_stores; s++) {
-        uint64_t dims[1] = {(uint64_t)stores[s].n_heads * (uint64_t)dim};
-        char name[64];
-
-        (void)snprintf(name, sizeof(name), "blk.%d.attn_center.weight", stores[s].layer);
-        r = gguf_writer_tensor(w, name, DTYPE_F32, 1, dims);
-    }
-    for (int32_t s = 0; !r && s < n_stores; s++) {
-        r = put_store(w, sums, s, stores[s].n_heads, dim);
-    }
-    if (r) {
-        gguf_writer_abort(w);
-        return error_set_errno(reterr, r, "cannot write %.150s", path);
-    }
-    return gguf_writer_finish(w, reterr);
-}
-
 /* Two overlays may not bring the same tensors. */
-static int check_new(const struct skew_model *m, struct error *reterr)
+static int check(const struct skew_model *m, struct error *reterr)
 {
     char name[64];
 
@@ -100,48 +93,26 @@ static int check_new(const struct skew_model *m, struct error *reterr)
             }
         }
     }
-    return 0;
+    return m->model->h.attn_softcap > 0
+               ? error_set(reterr, -ENOTSUP,
+                           "the model caps its logits, and a cap feels what keys are stored less")
+               : 0;
 }
 
 static int run(const void *config, const struct option_list *words, struct error *reterr)
 {
     const struct config *c = config;
-    struct skew_model m = {0};
-    struct skew_sums sums = {0};
-    struct store *stores = NULL;
-    char *text = NULL;
-    size_t len = 0;
-    int r;
 
-    if (!c->model || !c->text || words->n != 1) {
-        return error_set(reterr, -EINVAL, "--model, --text and one OUT.gguf are needed");
-    }
-    r = skew_read_text(c->text, &text, &len, reterr);
-    r = r ? r : skew_open(c->model, c->overlays.v, c->overlays.n, &m, reterr);
-    r = r ? r : check_new(&m, reterr);
-    if (!r && m.model->h.attn_softcap > 0) {
-        r = error_set(reterr, -ENOTSUP,
-                      "the model caps its logits, and a cap feels what keys are stored less");
-    }
-    if (!r) {
-        int32_t n_stores = m.model->n_stores; /* the run closes the model */
-        int32_t dim = m.model->h.most.k_dim;
-
-        stores = calloc((size_t)n_stores, sizeof(*stores));
-        r = stores ? 0 : error_set(reterr, -ENOMEM, "no memory");
-        for (int32_t s = 0; !r && s < n_stores; s++) {
-            stores[s] = (struct store){m.model->stores[s].layer, m.model->stores[s].n_k};
-        }
-        r = r ? r
-              : skew_run(&m, text, len, (int32_t)c->tokens, (int)c->threads, NULL, true, &sums,
-                         reterr);
-        r = r ? r : write_overlay(&m, stores, n_stores, dim, &sums, words->v[0], reterr);
-    }
-    skew_sums_finish(&sums);
-    skew_close(&m);
-    free(stores);
-    free(text);
-    return r;
+    return skew_make(&(struct skew_job){.model = c->model,
+                                        .overlays = &c->overlays,
+                                        .text = c->text,
+                                        .n_tokens = (int32_t)c->tokens,
+                                        .n_threads = (int)c->threads,
+                                        .means = true,
+                                        .check = check,
+                                        .put_keys = put_keys,
+                                        .put_store = put_store},
+                     words, reterr);
 }
 
 int main(int argc, char **argv)

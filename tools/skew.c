@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tools/command.h"
 #include "tools/skew_math.h"
@@ -43,77 +42,51 @@ static const struct option_table table = {
              "model reads once.",
 };
 
-/* One store's heads; declares or writes both tensors. */
-static int put_store(struct gguf_writer *w, struct skew_sums *sums, int32_t store, int32_t layer,
-                     int32_t n_heads, int32_t dim, bool declare)
+/* One store's heads. */
+static int put_store(struct gguf_writer *w, const struct skew_sums *sums, int32_t store,
+                     const struct skew_store *s, bool declare)
 {
-    size_t d = (size_t)dim;
+    size_t d = (size_t)s->dim;
     size_t head = (size_t)store * (size_t)sums->heads;
-    uint64_t dims[2] = {d, d * (uint64_t)n_heads};
+    uint64_t dims[2] = {d, d * (uint64_t)s->n_k};
     char name[64];
 
+    if (!s->wanted) {
+        return 0;
+    }
     if (declare) {
-        (void)snprintf(name, sizeof(name), "blk.%d.attn_skew.weight", layer);
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_skew.weight", s->layer);
         int r = gguf_writer_tensor(w, name, DTYPE_F32, 2, dims);
 
-        (void)snprintf(name, sizeof(name), "blk.%d.attn_columns.weight", layer);
+        (void)snprintf(name, sizeof(name), "blk.%d.attn_columns.weight", s->layer);
         return r ? r : gguf_writer_tensor(w, name, DTYPE_F16, 2, dims);
     }
     double *scratch = calloc(d * (d + 1), sizeof(*scratch));
-    float *skew = calloc(d * d * (size_t)n_heads, sizeof(*skew));
-    uint16_t *order = calloc(d * d * (size_t)n_heads, sizeof(*order));
+    float *skew = calloc(d * d * (size_t)s->n_k, sizeof(*skew));
+    uint16_t *order = calloc(d * d * (size_t)s->n_k, sizeof(*order));
     int r = scratch && skew && order ? 0 : -ENOMEM;
 
-    for (size_t h = 0; !r && h < (size_t)n_heads; h++) {
-        skew_eigenvectors(sums->qq + (head + h) * d * d, dim, scratch, skew + h * d * d);
-        skew_order(sums->size + (head + h) * d, dim, order + h * d * d);
+    for (size_t h = 0; !r && h < (size_t)s->n_k; h++) {
+        skew_eigenvectors(sums->qq + (head + h) * d * d, s->dim, scratch, skew + h * d * d);
+        skew_order(sums->size + (head + h) * d, s->dim, order + h * d * d);
     }
-    r = r ? r : gguf_writer_data(w, skew, d * d * (size_t)n_heads * sizeof(*skew));
-    r = r ? r : gguf_writer_data(w, order, d * d * (size_t)n_heads * sizeof(*order));
+    r = r ? r : gguf_writer_data(w, skew, d * d * (size_t)s->n_k * sizeof(*skew));
+    r = r ? r : gguf_writer_data(w, order, d * d * (size_t)s->n_k * sizeof(*order));
     free(scratch);
     free(skew);
     free(order);
     return r;
 }
 
-struct store {
-    int32_t layer;
-    int32_t n_heads; /* 0: has no skew */
-};
-
-static int write_overlay(const struct skew_model *m, const struct store *stores, int32_t n_stores,
-                         int32_t dim, struct skew_sums *sums, const char *path,
-                         struct error *reterr)
-{
-    struct gguf_writer *w = NULL;
-    int r = skew_overlay_create(m, path, &w, reterr);
-
-    if (r) {
-        return r;
-    }
-    for (int pass = 0; pass < 2; pass++) {
-        for (int32_t s = 0; !r && s < n_stores; s++) {
-            if (stores[s].n_heads > 0) {
-                r = put_store(w, sums, s, stores[s].layer, stores[s].n_heads, dim, pass == 0);
-            }
-        }
-    }
-    if (r) {
-        gguf_writer_abort(w);
-        return error_set_errno(reterr, r, "cannot write %.150s", path);
-    }
-    return gguf_writer_finish(w, reterr);
-}
-
-/* Whose overlay it will be; -EINVAL where there is nothing to rank. */
-static int list_stores(const struct model *m, struct store *stores, struct error *reterr)
+static int check(const struct skew_model *m, struct error *reterr)
 {
     bool any = false;
 
-    for (int32_t i = 0; i < m->n_stores; i++) {
-        stores[i].layer = m->stores[i].layer;
-        stores[i].n_heads = skew_wanted(m, i) ? m->stores[i].n_k : 0;
-        any = any || skew_wanted(m, i);
+    for (int32_t i = 0; i < m->model->n_stores; i++) {
+        if (m->model->layers[m->model->stores[i].layer].w[LT_SKEW].n_cols) {
+            return error_set(reterr, -EINVAL, "an overlay has skews already");
+        }
+        any = any || skew_wanted(m->model, i);
     }
     return any ? 0
                : error_set(reterr, -EINVAL,
@@ -123,34 +96,16 @@ static int list_stores(const struct model *m, struct store *stores, struct error
 static int run(const void *config, const struct option_list *words, struct error *reterr)
 {
     const struct config *c = config;
-    struct skew_model m = {0};
-    struct skew_sums sums = {0};
-    struct store *stores = NULL;
-    char *text = NULL;
-    size_t len = 0;
-    int r;
 
-    if (!c->model || !c->text || words->n != 1) {
-        return error_set(reterr, -EINVAL, "--model, --text and one OUT.gguf are needed");
-    }
-    r = skew_read_text(c->text, &text, &len, reterr);
-    r = r ? r : skew_open(c->model, c->overlays.v, c->overlays.n, &m, reterr);
-    if (!r) {
-        int32_t n_stores = m.model->n_stores; /* the run closes the model */
-        int32_t dim = m.model->h.most.k_dim;
-
-        stores = calloc((size_t)n_stores, sizeof(*stores));
-        r = stores ? list_stores(m.model, stores, reterr) : error_set(reterr, -ENOMEM, "no memory");
-        r = r ? r
-              : skew_run(&m, text, len, (int32_t)c->tokens, (int)c->threads,
-                         c->report ? stdout : NULL, false, &sums, reterr);
-        r = r ? r : write_overlay(&m, stores, n_stores, dim, &sums, words->v[0], reterr);
-    }
-    skew_sums_finish(&sums);
-    skew_close(&m);
-    free(stores);
-    free(text);
-    return r;
+    return skew_make(&(struct skew_job){.model = c->model,
+                                        .overlays = &c->overlays,
+                                        .text = c->text,
+                                        .n_tokens = (int32_t)c->tokens,
+                                        .n_threads = (int)c->threads,
+                                        .report = c->report ? stdout : NULL,
+                                        .check = check,
+                                        .put_store = put_store},
+                     words, reterr);
 }
 
 int main(int argc, char **argv)

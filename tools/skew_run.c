@@ -35,9 +35,8 @@ struct run {
     bool last;      /* chunk */
     float *before;  /* (CHUNK, n_embd): input of the layer before */
     double *cosine; /* (n_layers): sums over rows */
-    double *keys;   /* (n_layers): sums over rows and heads */
+    bool counts;    /* reach */
     int64_t n_rows;
-    int64_t n_keys;
     float *k;       /* (n_tokens, d): of one head */
     double *weight; /* (n_tokens) */
 };
@@ -105,6 +104,8 @@ static int fetch_keys(struct run *r, const struct ops_kv *kv, int32_t head, int3
 static int count_keys(struct run *r, const struct ops_attention *p)
 {
     const struct ops_seq *seq = &p->seqs[0];
+    int64_t n_keys = 0;
+    int64_t n_counts = 0;
     int32_t share = p->n_q / (seq->kv.layout->n_groups * seq->kv.layout->k_heads);
     size_t d = (size_t)seq->kv.layout->k_dim;
 
@@ -140,10 +141,11 @@ static int count_keys(struct run *r, const struct ops_attention *p)
             while (part < 0.9 * sum) {
                 part += r->weight[count++];
             }
-            r->keys[r->layer] += count;
-            r->n_keys += r->layer == 0;
+            n_keys += count;
+            n_counts++;
         }
     }
+    r->sums->reach[r->layer] = (double)n_keys / (double)n_counts;
     return 0;
 }
 
@@ -155,7 +157,7 @@ static int tap_attention(struct backend *be, const struct ops_attention *p)
     if (tap->sums->qq && skew_wanted(tap->m, store)) {
         add_queries(tap, p, store);
     }
-    if (tap->reports && tap->last) {
+    if (tap->counts && tap->last && !tap->m->layers[tap->layer].local) {
         e = count_keys(tap, p);
     }
     tap->layer++;
@@ -314,7 +316,7 @@ static void print_report(const struct run *r, FILE *out)
 {
     (void)fprintf(out, "layer  cosine with the layer before's input  keys for 0.9 of the weight\n");
     for (int32_t il = 0; il < r->m->h.n_layers; il++) {
-        double keys = r->keys[il] / (double)r->n_keys;
+        double keys = r->sums->reach[il];
 
         if (il == 0) {
             (void)fprintf(out, "%5d  %38s  %27.1f\n", il, "", keys);
@@ -337,7 +339,6 @@ static void finish(struct run *r, struct skew_model *m)
     free(r->stores);
     free(r->before);
     free(r->cosine);
-    free(r->keys);
     free(r->k);
     free(r->weight);
     tap = NULL;
@@ -361,11 +362,12 @@ static int tokenize(const struct skew_model *m, const char *text, size_t len, in
     return e;
 }
 
-int skew_run(struct skew_model *model, const char *text, size_t len, int32_t n_tokens,
-             int n_threads, FILE *report, bool means, struct skew_sums *ret, struct error *reterr)
+int skew_run(struct skew_model *model, const struct skew_job *job, const char *text, size_t len,
+             struct skew_sums *ret, struct error *reterr)
 {
     struct model *m = model->model;
-    struct run r = {.m = m, .sums = ret, .reports = report != NULL};
+    struct run r = {
+        .m = m, .sums = ret, .reports = job->report != NULL, .counts = job->report || job->means};
     atomic_int interrupt = 0;
     size_t d = (size_t)m->h.most.k_dim;
     size_t n_heads = 1;
@@ -376,28 +378,28 @@ int skew_run(struct skew_model *model, const char *text, size_t len, int32_t n_t
         n_heads = (size_t)m->stores[i].n_k > n_heads ? (size_t)m->stores[i].n_k : n_heads;
     }
     *ret = (struct skew_sums){
-        .qq = means ? NULL : calloc((size_t)m->n_stores * n_heads * d * d, sizeof(*ret->qq)),
+        .qq = job->means ? NULL : calloc((size_t)m->n_stores * n_heads * d * d, sizeof(*ret->qq)),
         .mean = calloc((size_t)m->n_stores * n_heads * d, sizeof(*ret->mean)),
         .size = calloc((size_t)m->n_stores * n_heads * d, sizeof(*ret->size)),
+        .reach = calloc((size_t)m->h.n_layers, sizeof(*ret->reach)),
         .heads = (int32_t)n_heads,
     };
     r.stores = calloc((size_t)m->n_stores, sizeof(*r.stores));
     r.before = calloc((size_t)CHUNK * (size_t)m->h.n_embd, sizeof(*r.before));
     r.cosine = calloc((size_t)m->h.n_layers, sizeof(*r.cosine));
-    r.keys = calloc((size_t)m->h.n_layers, sizeof(*r.keys));
-    r.k = calloc((size_t)n_tokens * d, sizeof(*r.k));
-    r.weight = calloc((size_t)n_tokens, sizeof(*r.weight));
+    r.k = calloc((size_t)job->n_tokens * d, sizeof(*r.k));
+    r.weight = calloc((size_t)job->n_tokens, sizeof(*r.weight));
     tap = &r;
-    e = (means || ret->qq) && ret->mean && ret->size && r.stores && r.before && r.cosine &&
-                r.keys && r.k && r.weight
+    e = (job->means || ret->qq) && ret->mean && ret->size && ret->reach && r.stores && r.before &&
+                r.cosine && r.k && r.weight
             ? 0
             : error_set(reterr, -ENOMEM, "no memory");
-    e = e ? e : tokenize(model, text, len, n_tokens, &ids, reterr);
-    e = e ? e : make(&r, n_tokens, n_threads, &interrupt, reterr);
-    e = e ? e : feed(&r, ids, n_tokens, reterr);
-    e = e ? e : (means ? average_keys : add_keys)(&r, n_tokens, reterr);
-    if (!e && report) {
-        print_report(&r, report);
+    e = e ? e : tokenize(model, text, len, job->n_tokens, &ids, reterr);
+    e = e ? e : make(&r, job->n_tokens, job->n_threads, &interrupt, reterr);
+    e = e ? e : feed(&r, ids, job->n_tokens, reterr);
+    e = e ? e : (job->means ? average_keys : add_keys)(&r, job->n_tokens, reterr);
+    if (!e && job->report) {
+        print_report(&r, job->report);
     }
     free(ids);
     finish(&r, model);
@@ -409,118 +411,11 @@ void skew_sums_finish(struct skew_sums *s)
     free(s->qq);
     free(s->mean);
     free(s->size);
+    free(s->reach);
     *s = (struct skew_sums){0};
 }
-
-/* ---- files -------------------------------------------------------------------------------------
- */
 
 bool skew_wanted(const struct model *m, int32_t store)
 {
     return geometry_is_predictable(m->stores[store].layer, m->stores[store].window);
-}
-
-int skew_open(const char *path, char *const *overlays, size_t n_overlays, struct skew_model *ret,
-              struct error *reterr)
-{
-    const char *sha[SKEW_MAX_OVERLAYS];
-    int e;
-
-    *ret = (struct skew_model){0};
-    if (n_overlays > SKEW_MAX_OVERLAYS) {
-        return error_set(reterr, -E2BIG, "%zu overlays, at most %d are offered", n_overlays,
-                         SKEW_MAX_OVERLAYS);
-    }
-    e = gguf_open(path, &ret->base, reterr);
-    e = e ? e : gguf_sha256(path, NULL, ret->sha256, reterr);
-    for (size_t i = 0; !e && i < n_overlays; i++) {
-        e = gguf_open(overlays[i], &ret->overlays[i], reterr);
-        e = e ? e : gguf_sha256(overlays[i], NULL, ret->overlay_sha256[i], reterr);
-        sha[i] = ret->overlay_sha256[i];
-        ret->n_overlays++;
-    }
-    struct model_source source = {
-        .base = ret->base,
-        .overlays = (const struct gguf *const *)ret->overlays,
-        .n_overlays = (int32_t)n_overlays,
-        .base_sha256 = ret->sha256,
-        .overlay_sha256 = sha,
-    };
-
-    e = e ? e : model_open(&source, &ret->model, reterr);
-    if (!e && ret->model->h.uneven) {
-        e = error_set(reterr, -ENOTSUP, "not offered for models whose layers have different heads");
-    }
-    for (int32_t i = 0; !e && i < ret->model->n_stores; i++) {
-        if (ret->model->layers[ret->model->stores[i].layer].w[LT_SKEW].n_cols) {
-            e = error_set(reterr, -EINVAL, "an overlay has skews already");
-        }
-    }
-    if (e) {
-        skew_close(ret);
-    }
-    return e;
-}
-
-void skew_close(struct skew_model *m)
-{
-    model_close(m->model);
-    for (int i = 0; i < m->n_overlays; i++) {
-        gguf_close(m->overlays[i]);
-    }
-    gguf_close(m->base);
-    *m = (struct skew_model){0};
-}
-
-int skew_read_text(const char *path, char **ret, size_t *ret_len, struct error *reterr)
-{
-    FILE *f = fopen(path, "rb");
-    long n = -1;
-
-    if (f && fseek(f, 0, SEEK_END) == 0) {
-        n = ftell(f);
-        rewind(f);
-    }
-    *ret = n >= 0 ? malloc((size_t)n + 1) : NULL;
-    if (!*ret || fread(*ret, 1, (size_t)n, f) != (size_t)n) {
-        int e = !f || n < 0 ? -errno : *ret ? -EIO : -ENOMEM;
-
-        free(*ret);
-        if (f) {
-            (void)fclose(f);
-        }
-        return error_set_errno(reterr, e, "cannot read %s", path);
-    }
-    (void)fclose(f);
-    *ret_len = (size_t)n;
-    return 0;
-}
-
-int skew_overlay_create(const struct skew_model *m, const char *path, struct gguf_writer **ret,
-                        struct error *reterr)
-{
-    struct gguf_writer *w = NULL;
-    struct gguf_str arch;
-    struct gguf_str sha[SKEW_MAX_OVERLAYS];
-    int r = gguf_get_str(m->base, "general.architecture", &arch, reterr);
-
-    r = r ? r : gguf_writer_create(path, &w, reterr);
-    if (r) {
-        return r;
-    }
-    for (int i = 0; i < m->n_overlays; i++) {
-        sha[i] = (struct gguf_str){.ptr = m->overlay_sha256[i], .len = 64};
-    }
-    r = gguf_writer_str(w, "general.architecture", arch.ptr, arch.len);
-    r = r ? r : gguf_writer_str(w, "general.type", "overlay", 7);
-    r = r ? r : gguf_writer_str(w, "pipit.overlay.base_sha256", m->sha256, 64);
-    if (!r && m->n_overlays > 0) {
-        r = gguf_writer_str_array(w, "pipit.overlay.builds_on", sha, (size_t)m->n_overlays);
-    }
-    if (r) {
-        gguf_writer_abort(w);
-        return error_set_errno(reterr, r, "cannot write %.150s", path);
-    }
-    *ret = w;
-    return 0;
 }

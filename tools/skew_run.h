@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 
+#include "base/options.h"
 #include "engine/model/model.h"
 
 enum { SKEW_MAX_OVERLAYS = MODEL_MAX_OVERLAYS };
@@ -16,6 +17,7 @@ struct skew_sums {
     double *qq;    /* (n_stores, max K heads, d, d); stores without a skew stay 0 */
     double *mean;  /* (n_stores, max K heads, d): of keys; 0 unless asked for */
     double *size;  /* (n_stores, max K heads, d) */
+    double *reach; /* (n_layers): keys that hold 0.9 of a query's weight; 0: the layer slides */
     int32_t heads; /* max K heads */
 };
 
@@ -28,24 +30,40 @@ struct skew_model {
     struct model *model;
 };
 
-int skew_open(const char *path, char *const *overlays, size_t n_overlays, struct skew_model *ret,
-              struct error *reterr) WARN_UNUSED;
-void skew_close(struct skew_model *m);
-
 /* Does the store have a skew? */
 bool skew_wanted(const struct model *m, int32_t store);
 
-/* Reads the text's first n_tokens. `means`: gathers the mean keys of all stores, and nothing else.
- * `report` (or NULL): what prediction can hope for by layer: cosine of a layer's input with the
- * one before, and keys that hold 0.9 of the weight, in the last chunk. */
-int skew_run(struct skew_model *m, const char *text, size_t len, int32_t n_tokens, int n_threads,
-             FILE *report, bool means, struct skew_sums *ret, struct error *reterr) WARN_UNUSED;
+/* A store as an overlay's writer sees it; the run has closed the model by then. */
+struct skew_store {
+    int32_t layer;
+    int32_t n_k;
+    int32_t dim;
+    bool wanted; /* skew_wanted() */
+};
+
+struct skew_job {
+    const char *model;
+    const struct option_list *overlays;
+    const char *text;
+    int32_t n_tokens; /* of the text's start */
+    int n_threads;
+    bool means;   /* gathers the mean keys of all stores and `reach`, and nothing else */
+    FILE *report; /* or NULL: cosine of each layer's input with the one before, and `reach` */
+    /* May the overlay be made? */
+    int (*check)(const struct skew_model *m, struct error *reterr);
+    /* Its own keys; then, where `declare`, the tensors of one store, else their data. */
+    int (*put_keys)(struct gguf_writer *w, const struct skew_sums *sums, int32_t n_layers);
+    int (*put_store)(struct gguf_writer *w, const struct skew_sums *sums, int32_t store,
+                     const struct skew_store *s, bool declare);
+};
+
+/* Reads the text's first tokens; closes the model. */
+int skew_run(struct skew_model *m, const struct skew_job *job, const char *text, size_t len,
+             struct skew_sums *ret, struct error *reterr) WARN_UNUSED;
 void skew_sums_finish(struct skew_sums *s);
 
-/* A whole file; the caller frees it. */
-int skew_read_text(const char *path, char **ret, size_t *ret_len, struct error *reterr) WARN_UNUSED;
-/* An overlay of this model and its overlays, without tensors so far. */
-int skew_overlay_create(const struct skew_model *m, const char *path, struct gguf_writer **ret,
-                        struct error *reterr) WARN_UNUSED;
+/* skew_make.c. Reads the text with the model and writes the overlay to the one word. */
+int skew_make(const struct skew_job *job, const struct option_list *words,
+              struct error *reterr) WARN_UNUSED;
 
 #endif

@@ -11,17 +11,20 @@
 #include "engine/model/model.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "engine/kv/kv.h"
 #include "engine/model/center.h"
 #include "engine/model/rope.h"
 #include "engine/model/skew.h"
 #include "engine/model/tensors.h"
 
 static const char swift_layers_key[] = "pipit.swiftkv.num_key_value_layers";
+static const char weights_key[] = "pipit.cache.layer_weights";
 static const char swift_sizes_key[] = "pipit.swiftkv.key_value_group_sizes";
 
 static int find_arch(const struct gguf *g, const struct arch **ret, struct error *reterr)
@@ -183,6 +186,35 @@ static void lay_stores(struct model *m)
     }
 }
 
+/* What `pipit-calibrate` measured of each layer, for layers=measured. The last overlay counts. */
+static int read_weights(const struct model_source *s, struct model *m, struct error *reterr)
+{
+    const struct gguf *g = gguf_has(s->base, weights_key) ? s->base : NULL;
+    float weights[HPARAMS_MAX_LAYERS];
+    float most = 0;
+    int r;
+
+    for (int32_t i = 0; i < s->n_overlays; i++) {
+        g = gguf_has(s->overlays[i], weights_key) ? s->overlays[i] : g;
+    }
+    r = g ? gguf_array_f32(g, weights_key, weights, (size_t)m->h.n_layers, reterr) : 0;
+    if (r || !g) {
+        return r;
+    }
+    for (int32_t il = 0; il < m->h.n_layers; il++) {
+        if (!isfinite(weights[il]) || weights[il] < 0) {
+            return error_set(reterr, -EBADMSG, "key %s: %g is no weight of layer %d", weights_key,
+                             (double)weights[il], il);
+        }
+        most = weights[il] > most ? weights[il] : most;
+    }
+    for (int32_t i = 0; i < m->n_stores && most > 0; i++) {
+        m->stores[i].weight =
+            (int32_t)((double)weights[m->stores[i].layer] / (double)most * POLICY_WEIGHT_MOST);
+    }
+    return 0;
+}
+
 /* AcrossKV groups of sliding and global layers together have no meaning: one store, two reaches. */
 static int check_groups(const struct model *m, struct error *reterr)
 {
@@ -267,6 +299,7 @@ int model_open(const struct model_source *source, struct model **ret, struct err
         lay_stores(m);
         r = check_groups(m, reterr);
     }
+    r = r ? r : read_weights(source, m, reterr);
     if (!r) {
         r = tensors_find(source, m, reterr);
     }

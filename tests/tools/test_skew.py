@@ -117,6 +117,23 @@ class Skew(unittest.TestCase):
             self.assertIn(says, r.stderr)
             self.assertFalse(out.exists())
 
+    def check_reach(self, got):
+        """How many keys hold 0.9 of a query's weight, on average over 14 rows of the only chunk."""
+        self.assertEqual(len(got), self.m.n_layer)
+        for layer in range(self.m.n_layer):
+            counts = []
+            for q, k in self.pairs(layer):
+                for row in range(0, N, 7):
+                    x = q[row] @ k[:row + 1].T / np.sqrt(self.m.dim)
+                    w = np.sort(np.exp(x - x.max()))[::-1]
+                    counts.append(1 + np.searchsorted(np.cumsum(w) / w.sum(), 0.9))
+            self.assertAlmostEqual(got[layer], np.mean(counts), delta=0.1)
+
+    def pairs(self, layer):
+        """Queries and keys of each query head."""
+        for h in range(self.m.n_head):
+            yield (np.array(self.m.queries[layer])[:, h], np.array(self.m.stores[layer].k[h * self.m.n_kv // self.m.n_head]))
+
     def test_centers(self):
         out = pathlib.Path(self.dir.name) / "center.gguf"
         args = [CALIBRATE, "--model", MODEL, "--text", self.text, "--tokens", str(N)]
@@ -128,6 +145,7 @@ class Skew(unittest.TestCase):
             want = np.concatenate([np.array(k).mean(0) for k in self.m.stores[layer].k])
             got = tensors[f"blk.{layer}.attn_center.weight"]
             self.assertLess(abs(got - want).max(), 1e-3 * abs(want).max())
+        self.check_reach(gguf.GGUFReader(str(out)).fields["pipit.cache.layer_weights"].contents())
         again = pathlib.Path(self.dir.name) / "again.gguf"
         for more, says in [(["--overlay", out, again], "centers already"), ([], "OUT.gguf"),
                            (["--tokens", "100000", again], "are needed")]:

@@ -131,6 +131,7 @@ static struct cache *make(int kind, const char *kv, int32_t ctx, int32_t n_seqs)
     for (int i = 0; i < N_STORES; i++) {
         stores[i].n_k = stores[i].n_v = 2;
         stores[i].k_dim = stores[i].v_dim = 4;
+        stores[i].weight = 1000 + i % 3 * 700;
     }
     cr_assert_eq(backend_find("ref", &s.ops, &e), 0);
     cr_assert_eq(s.ops->create(&config, &be, &e), 0, "%s", e.text);
@@ -296,37 +297,12 @@ Test(stores, every_reserved_page_is_used)
 /* ---- budgets of their own ----------------------------------------------------------------------
  */
 
-Test(stores, a_pyramid_has_the_sum_of_equal_budgets)
-{
-    struct policy p;
-    struct error e = {0};
-
-    cr_assert_eq(policy_parse("sinks:4+window:100", &p, &e), 0);
-    p.layers = POLICY_LAYERS_PYRAMID;
-    for (int32_t n = 2; n < 40; n++) {
-        for (int32_t budget = 2; budget < 2000; budget = budget * 3 / 2 + 1) {
-            int64_t sum = 0;
-            int32_t before = INT32_MAX;
-
-            for (int32_t i = 0; i < n; i++) {
-                int32_t b = policy_store_budget(&p, budget, i, n, 1 << 20);
-
-                cr_assert(b > 0 && b <= before, "%d of %d: %d", i, n, b);
-                sum += b;
-                before = b;
-            }
-            cr_assert_leq(sum, (int64_t)n * budget);
-            cr_assert_gt(sum, (int64_t)n * (budget - 1));
-        }
-    }
-    cr_assert_eq(policy_store_budget(&p, 100, 0, 2, 150), 150, "never more than the context");
-}
-
 Test(stores, every_reserved_page_is_used_under_unequal_budgets)
 {
-    layers = POLICY_LAYERS_PYRAMID;
-    for (size_t i = 1; i < sizeof(plain) / sizeof(plain[0]); i++) {
-        fill_all(plain[i]);
+    for (layers = POLICY_LAYERS_PYRAMID; layers <= POLICY_LAYERS_MEASURED; layers++) {
+        for (size_t i = 1; i < sizeof(plain) / sizeof(plain[0]); i++) {
+            fill_all(plain[i]);
+        }
     }
 }
 

@@ -27,6 +27,7 @@ static struct policy_host host_of(const struct geometry *s)
         if (s->arrays[i].kind->state) {
             continue; /* no policy acts on it */
         }
+        h.weighed = h.weighed || st->weight > 0;
         h.least_k_dim = st->k_dim < h.least_k_dim ? st->k_dim : h.least_k_dim;
         if (geometry_is_predictable(st->layer, st->window) && !st->skew && h.no_part_keys < 0) {
             h.no_part_keys = st->layer;

@@ -23,17 +23,19 @@ bool geometry_evicts(const struct geometry *s, const struct policy *p, int32_t s
 int32_t geometry_store_budget(const struct geometry *s, const struct policy *p, int32_t budget,
                               int32_t store)
 {
-    int32_t rank = 0;
-    int32_t n = 0;
+    struct policy_share share = {.weight = s->config.stores[store].weight};
 
     if (budget == 0 || !geometry_evicts(s, p, store)) {
         return 0;
     }
     for (int32_t i = 0; i < s->config.n_stores; i++) {
-        rank += i < store && geometry_evicts(s, p, i);
-        n += geometry_evicts(s, p, i);
+        if (geometry_evicts(s, p, i)) {
+            share.rank += i < store;
+            share.n++;
+            share.sum += s->config.stores[i].weight;
+        }
     }
-    return policy_store_budget(p, budget, rank, n, s->config.ctx);
+    return policy_store_budget(p, budget, &share, s->config.ctx);
 }
 
 int32_t geometry_slots(const struct geometry *s, int32_t store, int32_t budget, int32_t n_tokens)

@@ -24,8 +24,8 @@ static const struct place_ops place_h2o = {.evicts = true,
                                            .observe = observe};
 
 static const struct word_option *const options[] = {
-    &option_recent,  &option_damp, &option_scope, &option_pos, &option_prefill,
-    &option_observe, &option_min,  &option_chunk, NULL};
+    &option_recent,  &option_damp, &option_scope, &option_pos,    &option_prefill,
+    &option_observe, &option_min,  &option_chunk, &option_layers, NULL};
 
 const struct policy_word policy_word_h2o = {
     .name = "h2o",

@@ -111,19 +111,11 @@ static const struct word_option seed = {.name = "seed",
                                         .max = INT32_MAX,
                                         .help = "of the noise"};
 
-static const struct word_option *const options[] = {&option_recent,
-                                                    &tau,
-                                                    &mode,
-                                                    &noise,
-                                                    &option_damp,
-                                                    &option_scope,
-                                                    &option_pos,
-                                                    &option_prefill,
-                                                    &option_observe,
-                                                    &option_min,
-                                                    &seed,
-                                                    &option_chunk,
-                                                    NULL};
+static const struct word_option *const options[] = {
+    &option_recent,  &tau,          &mode,       &noise,
+    &option_damp,    &option_scope, &option_pos, &option_prefill,
+    &option_observe, &option_min,   &seed,       &option_chunk,
+    &option_layers,  NULL};
 
 const struct policy_word policy_word_keyformer = {
     .name = "keyformer",

@@ -8,6 +8,10 @@ static const struct word_value scopes[] = {
 static const struct word_value positions[] = {{"org", 0}, {"new", 1}, {NULL, 0}};
 static const struct word_value prefills[] = {
     {"dense", POLICY_DENSE}, {"layered", POLICY_LAYERED}, {"bounded", POLICY_BOUNDED}, {NULL, 0}};
+static const struct word_value layer_rules[] = {{"equal", POLICY_LAYERS_EQUAL},
+                                                {"pyramid", POLICY_LAYERS_PYRAMID},
+                                                {"measured", POLICY_LAYERS_MEASURED},
+                                                {NULL, 0}};
 const struct word_value policy_modes[] = {
     {"paper", POLICY_PAPER}, {"as-shipped", POLICY_AS_SHIPPED}, {NULL, 0}};
 
@@ -66,3 +70,13 @@ const struct word_option option_chunk = {
     .min = 1,
     .max = 65536,
     .help = "prompt tokens read at once; part of the policy because results may depend on it"};
+const struct word_option option_layers = {
+    .name = "layers",
+    .type = WORD_VALUE,
+    .offset = WORD_FIELD(layers),
+    .values = layer_rules,
+    .quiet = true,
+    .help =
+        "how the layers share the budgets: each has N; the first has most and the last a "
+        "twentieth of N (Cai et al. 2024); or as an overlay by `pipit-calibrate` measured. N is "
+        "the mean"};

@@ -101,21 +101,3 @@ int32_t policy_pool_slots(const struct policy *p, int32_t n_tokens, int32_t ctx)
 {
     return policy_spills(p) ? slots_of(p, n_tokens, ctx) : 0;
 }
-
-/* Pyramid (PyramidKV, Cai et al., 2024): from the first store to the last a straight line, whose
- * end is a twentieth of the mean and leaves room beside sinks. */
-int32_t policy_store_budget(const struct policy *p, int32_t budget, int32_t rank, int32_t n,
-                            int32_t ctx)
-{
-    if (p->layers == POLICY_LAYERS_EQUAL || n < 2) {
-        return budget;
-    }
-    int64_t least = budget / 20 > p->sinks + 2 ? budget / 20 : p->sinks + 2;
-    int64_t last = least < budget ? least : budget;
-    int64_t slots = 2 * (int64_t)budget - last - 2 * (budget - last) * rank / (n - 1);
-
-    if (2 * (budget - last) * rank % (n - 1)) { /* down, so that the sum holds */
-        slots--;
-    }
-    return slots > ctx ? ctx : (int32_t)slots;
-}

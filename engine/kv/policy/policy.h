@@ -29,7 +29,7 @@ enum policy_pool { POLICY_POOL_DEVICE, POLICY_POOL_DISK, POLICY_POOL_SLOTS, POLI
 enum policy_victim { POLICY_FIFO, POLICY_LRU, POLICY_COUNTER };
 enum policy_full { POLICY_DROP, POLICY_SPILL };
 enum policy_center { POLICY_CENTER_AUTO, POLICY_CENTER_OFF };
-enum policy_layers { POLICY_LAYERS_EQUAL, POLICY_LAYERS_PYRAMID };
+enum policy_layers { POLICY_LAYERS_EQUAL, POLICY_LAYERS_PYRAMID, POLICY_LAYERS_MEASURED };
 enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
 
 struct policy {
@@ -120,6 +120,7 @@ struct policy_host {
     int32_t least_k_dim;   /* of all stores */
     bool part_keys;        /* some store has what partial keys are made with, */
     int32_t no_part_keys;  /* and this layer lacks it; -1: none does */
+    bool weighed;          /* weights of layers were measured */
     int32_t uneven[2];     /* two layers with partial keys whose heads differ; [0] -1: none */
 };
 
@@ -165,9 +166,23 @@ int32_t policy_most_tokens(const struct policy *p, int32_t ctx);
 
 /* Slots that a head group holds of a text of n_tokens, 0 for all. Never more than ctx. */
 int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx);
-/* Of that, what the rank-th of n stores that evict has, of the first layers on: in all n budgets at
- * most. Never more than ctx. */
-int32_t policy_store_budget(const struct policy *p, int32_t budget, int32_t rank, int32_t n,
+
+/* One of the stores that evict, first layer first. */
+struct policy_share {
+    int32_t rank;   /* of n */
+    int32_t n;
+    int32_t weight; /* measured, 0 to POLICY_WEIGHT_MOST; */
+    int64_t sum;    /* of all n; 0: none were measured */
+};
+
+enum { POLICY_WEIGHT_MOST = 1 << 16 };
+
+/* layers.c. What the store has of a budget: all n have n budgets together at most, and none more
+ * than ctx. */
+int32_t policy_store_budget(const struct policy *p, int32_t budget, const struct policy_share *s,
                             int32_t ctx);
+/* The slots that a store needs in any case, so that one beside sinks and recent tokens may go; at
+ * most `budget`. */
+int32_t policy_least_budget(const struct policy *p, int32_t budget);
 
 #endif

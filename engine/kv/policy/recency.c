@@ -50,8 +50,8 @@ static const struct word_option decay = {.name = "decay",
                                          .help = "weight of a query against the one after it"};
 
 static const struct word_option *const options[] = {
-    &option_recent,  &decay,      &option_scope, &option_pos, &option_prefill,
-    &option_observe, &option_min, &option_chunk, NULL};
+    &option_recent,  &decay,      &option_scope, &option_pos,    &option_prefill,
+    &option_observe, &option_min, &option_chunk, &option_layers, NULL};
 
 const struct policy_word policy_word_recency = {
     .name = "recency",

@@ -20,6 +20,7 @@ enum trait {
     ONE_TURN = 128, /* mode=as-shipped */
     SKIPS = 256,    /* exit:P */
     PROPOSES = 512, /* exit:draft */
+    UNEQUAL = 1024, /* layers=pyramid or measured */
 };
 
 static unsigned traits_of(const struct policy *p)
@@ -30,7 +31,8 @@ static unsigned traits_of(const struct policy *p)
            (policy_selects(p) ? SELECTS : 0U) | (blocks ? BLOCKS : 0U) |
            (p->pos_new ? RENUMBERS : 0U) | (policy_cuts_chunks(p) ? CUTS : 0U) |
            (p->scope == POLICY_SHARED ? SHARES : 0U) | (policy_one_turn(p) ? ONE_TURN : 0U) |
-           (p->exit > 0 ? SKIPS : 0U) | (p->exit_draft ? PROPOSES : 0U);
+           (p->exit > 0 ? SKIPS : 0U) | (p->exit_draft ? PROPOSES : 0U) |
+           (p->layers != POLICY_LAYERS_EQUAL ? UNEQUAL : 0U);
 }
 
 static const struct {
@@ -42,6 +44,8 @@ static const struct {
     {ONE_TURN, CUTS, AXIS_COUNT,
      "mode=as-shipped chooses once, from the whole prompt: not prefill=bounded"},
     {SHARES, CUTS, AXIS_COUNT, "score=shared needs prefill=dense"},
+    {SHARES, UNEQUAL, AXIS_COUNT,
+     "score=shared keeps the same tokens in all layers, so each has the same budget: layers=equal"},
     {SELECTS, BLOCKS, AXIS_SELECT,
      "q8_0 and q4_0 share a scale among 32 dims: no dim or slot is read alone"},
     {SELECTS, RENUMBERS, AXIS_SELECT,
@@ -74,6 +78,13 @@ static int check_budget(const struct policy *p, bool sinks, char *what, size_t s
 
     if (p->sinks + spared > least) {
         (void)snprintf(what, size, "%d sinks and %d recent slots leave nothing of a budget of %d",
+                       p->sinks, spared, least);
+        return -EINVAL;
+    }
+    if (p->layers != POLICY_LAYERS_EQUAL && policy_least_budget(p, least) == least) {
+        (void)snprintf(what, size,
+                       "%d sinks and %d recent slots of a budget of %d leave no layer less than "
+                       "another: layers=equal",
                        p->sinks, spared, least);
         return -EINVAL;
     }
@@ -133,6 +144,11 @@ int policy_check_host(const struct policy *p, const struct policy_host *h, struc
         return error_set(reterr, -ENOTSUP,
                          "backend \"%s\" reads all slots: no sparq, topv or infinigen",
                          h->ops->name);
+    }
+    if (p->layers == POLICY_LAYERS_MEASURED && !h->weighed) {
+        return error_set(reterr, -ENOTSUP,
+                         "layers=measured: neither the model nor an overlay has weights of layers; "
+                         "pipit-calibrate makes such an overlay, layers=pyramid needs none");
     }
     for (int axis = 0; !r && axis < AXIS_COUNT; axis++) {
         const struct policy_word *w = policy_word_of(p, (enum word_axis)axis);

@@ -119,9 +119,9 @@ static const struct word_option pool = {
     .values = pools,
     .help = "a score becomes the largest or the mean of its neighbours'"};
 
-static const struct word_option *const options[] = {
-    &option_observe, &kernel,     &pool,         &option_pos,
-    &option_prefill, &option_min, &option_chunk, NULL};
+static const struct word_option *const options[] = {&option_observe, &kernel,         &pool,
+                                                    &option_pos,     &option_prefill, &option_min,
+                                                    &option_chunk,   &option_layers,  NULL};
 
 const struct policy_word policy_word_snapkv = {
     .name = "snapkv",

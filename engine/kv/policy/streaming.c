@@ -25,7 +25,8 @@ static const struct place_ops place_streaming = {.evicts = true,
                                                  .spared = place_spared_one,
                                                  .guard = place_guard_latest};
 
-static const struct word_option *const options[] = {&option_min, &option_chunk, NULL};
+static const struct word_option *const options[] = {&option_min, &option_chunk, &option_layers,
+                                                    NULL};
 
 const struct policy_word policy_word_streaming = {
     .name = "streaming",

@@ -8,8 +8,8 @@
 static const struct place_ops place_window = {
     .evicts = true, .sinks_beside = true, .spared = place_spared_one, .guard = place_guard_latest};
 
-static const struct word_option *const options[] = {&option_pos, &option_prefill, &option_min,
-                                                    &option_chunk, NULL};
+static const struct word_option *const options[] = {&option_pos,   &option_prefill, &option_min,
+                                                    &option_chunk, &option_layers,  NULL};
 
 const struct policy_word policy_word_window = {
     .name = "window",

@@ -94,6 +94,7 @@ extern const struct word_option option_prefill;
 extern const struct word_option option_observe;
 extern const struct word_option option_min;
 extern const struct word_option option_chunk;
+extern const struct word_option option_layers;
 extern const struct word_value policy_modes[]; /* paper, as-shipped */
 #define WORD_BUDGET_SAYS "a budget must follow (512, 50% or 50%ctx)"
 
