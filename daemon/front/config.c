@@ -147,7 +147,10 @@ static int check(struct config *c, struct error *reterr)
         !checked_add_u64(lanes, c->journal_bytes, &c->extra_bytes)) {
         return error_set(reterr, -EINVAL, "--lanes times --lane-bytes is more than any memory");
     }
-    c->extra_bytes += RINGS_BYTES + (c->gateway ? GATEWAY_BYTES : 0);
+    uint64_t text =
+        c->max_request_bytes < ENGINE_TEXT_BYTES ? c->max_request_bytes : ENGINE_TEXT_BYTES;
+
+    c->extra_bytes += RINGS_BYTES + text * ENGINE_TEXT_COST + (c->gateway ? GATEWAY_BYTES : 0);
     return 0;
 }
 

@@ -11,6 +11,10 @@
 
 #include "base/options.h"
 
+/* The longest text of a request, and what reading it takes at most for each of its bytes: the plan
+ * holds as much for the thread that reads texts (daemon/worker/light.h). */
+enum { ENGINE_TEXT_BYTES = 4 << 20, ENGINE_TEXT_COST = 90 };
+
 struct engine_options {
     char *model;
     struct option_list overlays;

@@ -55,9 +55,11 @@ static bool is_light(const struct job *j)
 /* Before the engine had it. */
 static void end_stopped(struct worker *w, struct job *j)
 {
-    (void)error_set(&j->save_error, -ECANCELED,
-                    "the answer was ended before it began: the session stays as it was");
-    j->saved = LANE_SESSION_NOT_SAVED;
+    if (j->session.dir >= 0) {
+        (void)error_set(&j->save_error, -ECANCELED,
+                        "the answer was ended before it began: the session stays as it was");
+        j->saved = LANE_SESSION_NOT_SAVED;
+    }
     answer_stopped(j);
     job_end(w, j);
 }
@@ -72,6 +74,10 @@ void job_cancel(struct worker *w, struct job *j, uint32_t reason)
         atomic_store(&j->load_stop, true);
         return;
     }
+    if (j->reads) {
+        atomic_store(&j->load_stop, true);
+        return;
+    }
     if (!j->loading) {
         (void)engine_cancel(atomic_load(&w->engine), j->handle, ENGINE_CANCELLED);
         return;
@@ -79,6 +85,15 @@ void job_cancel(struct worker *w, struct job *j, uint32_t reason)
     atomic_store(&j->load_stop, true);
     if (loader_drop(&w->loader, j)) {
         end_stopped(w, j);
+    }
+}
+
+void job_credit(struct job *j, int64_t n_rows)
+{
+    if (!j->handle) {
+        j->credit = n_rows;
+    } else if (j->logits_rows) {
+        (void)engine_score_credit(atomic_load(&j->worker->engine), j->handle, n_rows);
     }
 }
 
@@ -228,6 +243,9 @@ static int submit(struct job *j, const struct ask *a, const struct lane_engine_r
     if (rc == 0 && j->kind == LANE_KIND_SCORE) {
         rc = engine_score_credit(engine, j->handle, q.logits ? q.logits_rows : INT64_MAX);
     }
+    if (rc == 0 && j->credit) {
+        job_credit(j, j->credit);
+    }
     return rc;
 }
 
@@ -273,26 +291,14 @@ static int end_saved(struct job *j, const struct ask *a, const struct lane_engin
     return 0;
 }
 
-static int begin(struct job *j, struct ask *a, const struct ask_source *source,
-                 const struct lane_engine_request *e, int dir, struct job_counts *c,
-                 struct error *reterr)
+int job_prompt(struct job *j, const struct ask *a, const struct ask_source *source,
+               struct error *reterr)
 {
-    const int32_t *forced = (const int32_t *)(const void *)(j->worker->journal + e->forced_offset);
-    uint32_t ended;
     size_t n;
-    int rc = j->loads ? 0 : job_open_session(j, a, e, dir, reterr);
-
-    if (!rc && job_is_saved(j, e)) {
-        return end_saved(j, a, e, forced, reterr);
-    }
-    if (!rc && j->session.dir >= 0) {
-        job_note_policy(j, a);
-    }
-    if (!rc) {
-        rc = session_exists(&j->session)
+    int rc = session_exists(&j->session)
                  ? job_go_on(j, a, source, &n, reterr)
                  : ask_prompt(a, j->kind == LANE_KIND_CHAT, source, &j->prompt, &n, reterr);
-    }
+
     if (rc) {
         return rc;
     }
@@ -300,6 +306,44 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
         return error_set(reterr, -E2BIG, "the prompt has too many tokens");
     }
     j->n_prompt = (int32_t)n;
+    return 0;
+}
+
+/* 1: the tokenizing thread reads it first. */
+static int prompt_of(struct job *j, const struct ask *a, const struct ask_source *source,
+                     struct error *reterr)
+{
+    int rc;
+
+    if (j->has_read) {
+        return 0;
+    }
+    if (a->has_tokens || source->lease_ids) {
+        return job_prompt(j, a, source, reterr);
+    }
+    rc = light_prompt(&j->worker->light, j, reterr);
+    j->reads = rc == 0;
+    return rc ? rc : 1;
+}
+
+static int begin(struct job *j, struct ask *a, const struct ask_source *source,
+                 const struct lane_engine_request *e, int dir, struct job_counts *c,
+                 struct error *reterr)
+{
+    const int32_t *forced = (const int32_t *)(const void *)(j->worker->journal + e->forced_offset);
+    uint32_t ended;
+    int rc = j->loads || j->has_read ? 0 : job_open_session(j, a, e, dir, reterr);
+
+    if (!rc && job_is_saved(j, e)) {
+        return end_saved(j, a, e, forced, reterr);
+    }
+    if (!rc && j->session.dir >= 0) {
+        job_note_policy(j, a);
+    }
+    rc = rc ? rc : prompt_of(j, a, source, reterr);
+    if (rc) {
+        return rc;
+    }
     j->n_forced = e->n_forced;
     j->score_first = a->sampling.score_first;
     if (j->kind == LANE_KIND_SCORE && j->n_prompt < 2) {
@@ -354,8 +398,8 @@ static int take_leases(struct job *j, const struct lane_engine_request *e,
     return 0;
 }
 
-/* The folder is the session's from job_open_session() on. 1: the job is the loader's, and this is
- * done again when the file is read. */
+/* The folder is the session's from job_open_session() on. 1: the job is the loader's or the
+ * tokenizing thread's, and this is done again when the file or the prompt is read. */
 static int dispatch(struct job *j, const struct lane_engine_request *e, int *dir,
                     struct job_counts *c, struct error *reterr)
 {
@@ -413,21 +457,41 @@ void job_start(struct worker *w, const struct lane_record *rec, int dir)
     }
 }
 
-void job_loaded(struct job *j)
+/* What another thread did for it went so. */
+static void go_on(struct job *j, int rc, struct error *e, struct job_counts c)
 {
     struct worker *w = j->worker;
     const struct lane_record rec = j->rec; /* the job may have ended when dispatch() returns */
-    struct error e = j->load_error;
-    struct job_counts c = {0};
     int no_dir = -1;
 
-    j->loading = false;
     if (j->stop_reason) {
         end_stopped(w, j);
         return;
     }
-    if (job_bad_file(j->load_rc, &e) || dispatch(j, &rec.e_request, &no_dir, &c, &e)) {
-        answer_error(w, rec.h.id, &e, c.a, c.b);
+    if (rc || dispatch(j, &rec.e_request, &no_dir, &c, e) < 0) {
+        answer_error(w, rec.h.id, e, c.a, c.b);
         job_end(w, j);
     }
+}
+
+void job_loaded(struct job *j)
+{
+    struct error e = j->load_error;
+
+    j->loading = false;
+    go_on(j, job_bad_file(j->load_rc, &e), &e, (struct job_counts){0});
+}
+
+bool job_reads(const struct job *j)
+{
+    return j->reads;
+}
+
+void job_read(struct job *j)
+{
+    struct error e = j->load_error;
+
+    j->reads = false;
+    j->has_read = true;
+    go_on(j, j->load_rc, &e, (struct job_counts){j->light_counts[0], j->light_counts[1]});
 }

@@ -42,6 +42,7 @@ struct job {
     /* The output lease. */
     float *out_logprobs;  /* SCORE; in e2c */
     uint32_t logits_rows; /* 0: no logits wanted */
+    int64_t credit;       /* rows that its reader allowed before the engine had it */
     uint32_t out_buf;
     uint32_t out_generation;
     uint64_t logits_offset; /* of the window in the lease */
@@ -75,8 +76,10 @@ struct job {
     int32_t load_vocab; /* ids are below */
     int load_rc;
     struct error load_error;
+    bool reads;    /* the tokenizing thread makes the ids of its prompt: not begun yet */
+    bool has_read; /* it did */
 
-    /* One that only tokenizes: the thread's from light_take() on. */
+    /* One that only tokenizes, the thread's from light_take() on; or a prompt of text. */
     const volatile int32_t *light_ids; /* (n_light_ids) in the token lease */
     size_t n_light_ids;
     uint64_t light_counts[2]; /* of its error */
@@ -87,8 +90,10 @@ struct job {
 /* A record LANE_ENGINE_REQUEST, answered or begun. `dir`: its user's folder of sessions, or -1. */
 void job_start(struct worker *w, const struct lane_record *rec, int dir);
 
-/* The loader is through with its session: it is begun, or answered. */
+/* The loader is through with its session, or its prompt has its ids: it is begun, or answered. */
 void job_loaded(struct job *j);
+void job_read(struct job *j);
+bool job_reads(const struct job *j);
 
 /* Its answer is complete, and its sequence still there: is its session being saved now? Then its
  * LANE_DONE is said when that is over. */
@@ -96,8 +101,12 @@ bool job_save(struct job *j, const struct engine_event *done);
 
 struct job *job_find(const struct worker *w, const uint8_t id[16]);
 
-/* It will end for this reason; one whose session waits to be read has ended, and is freed. */
+/* It will end for this reason; one whose session waits to be read has ended, and is freed. Whose
+ * prompt is read ends when that is over. */
 void job_cancel(struct worker *w, struct job *j, uint32_t reason);
+
+/* Its reader has room for so many rows in all. */
+void job_credit(struct job *j, int64_t n_rows);
 
 /* Frees a job whose last record was sent. */
 void job_end(struct worker *w, struct job *j);

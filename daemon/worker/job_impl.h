@@ -18,9 +18,14 @@ int job_lay_output(struct job *j, const struct lane_engine_request *e, bool logi
                    struct engine_request *q, struct job_counts *c,
                    struct error *reterr) WARN_UNUSED;
 
+/* job.c. The ids of the prompt, behind a session's text where there is one: on the tokenizing
+ * thread, or on the worker's where the prompt is ids already. */
+int job_prompt(struct job *j, const struct ask *a, const struct ask_source *source,
+               struct error *reterr) WARN_UNUSED;
+
 /* job_session.c */
-/* Opens the session that the request names in the folder `dir`, which the job closes. 1: its file is
- * read first, and job_loaded() continues. */
+/* Opens the session that the request names in the folder `dir`, which the job closes. 1: its file
+ * is read first, and job_loaded() continues. */
 int job_open_session(struct job *j, const struct ask *a, const struct lane_engine_request *e,
                      int dir, struct error *reterr) WARN_UNUSED;
 /* Does the session hold this request's turn already? */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokenizing and detokenizing for clients. Ids go into the output lease where there is one, else
- * each becomes a record. */
+/* Tokenizing and detokenizing for clients, and prompts for the worker. Ids for clients go into the
+ * output lease where there is one, else each becomes a record. */
 
 #include "daemon/worker/light.h"
 
@@ -15,38 +15,32 @@
 #include "base/cleanup.h"
 #include "daemon/worker/answer.h"
 #include "daemon/worker/ask.h"
-#include "daemon/worker/job.h"
+#include "daemon/options/engine_options.h"
+#include "daemon/worker/job_impl.h"
 #include "daemon/worker/mapping.h"
 #include "engine/text/tok.h"
 
-enum { JOBS = 128, RECORDS = 1 << 10, LIGHT_NICE = 5 };
+enum { JOBS = 128, PROMPTS = 2048, RECORDS = 1 << 10, LIGHT_NICE = 5 };
 
+/* On failure the process ends. */
 int light_init(struct light *l, struct worker *w, struct error *reterr)
 {
     int r = ring_init(&l->jobs, JOBS, sizeof(struct job *), reterr);
 
     l->worker = w;
-    if (r) {
-        return r;
-    }
-    r = ring_init(&l->back, JOBS, sizeof(struct job *), reterr);
-    if (r == 0) {
-        r = ring_init(&l->records, RECORDS, sizeof(struct lane_record), reterr);
-        if (r) {
-            ring_finish(&l->back);
-        }
-    }
-    if (r) {
-        ring_finish(&l->jobs);
-    }
-    return r;
+    r = r ? r : ring_init(&l->prompts, PROMPTS, sizeof(struct job *), reterr);
+    r = r ? r : ring_init(&l->back, PROMPTS, sizeof(struct job *), reterr);
+    return r ? r : ring_init(&l->records, RECORDS, sizeof(struct lane_record), reterr);
 }
+
+static void read_prompts(struct light *l);
 
 /* Waits while the ring is full: the front reads always, or we die with it. False: the job was told
  * to end, and nothing was said. */
 static bool say(struct job *j, const struct lane_record *r)
 {
     while (!atomic_load(&j->load_stop)) {
+        read_prompts(&j->worker->light);
         if (ring_push(&j->worker->light.records, r)) {
             return true;
         }
@@ -58,6 +52,7 @@ static bool say(struct job *j, const struct lane_record *r)
 static void say_last(struct job *j, const struct lane_record *r)
 {
     while (!ring_push(&j->worker->light.records, r)) {
+        read_prompts(&j->worker->light);
         (void)poll(NULL, 0, 1);
     }
 }
@@ -108,6 +103,22 @@ static void ids_to_records(struct job *j, const struct tok *tok, const int32_t *
     }
 }
 
+static int check_length(struct job *j, const struct ask *a, struct error *reterr)
+{
+    size_t n = a->prompt_len;
+
+    for (size_t i = 0; i < a->n_messages; i++) {
+        n += a->messages[i].len;
+    }
+    if (n <= ENGINE_TEXT_BYTES) {
+        return 0;
+    }
+    j->light_counts[0] = n;
+    j->light_counts[1] = ENGINE_TEXT_BYTES;
+    return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %d are tokenized at once", n,
+                     (int)ENGINE_TEXT_BYTES);
+}
+
 static int tokenize(struct job *j, const struct ask *a, const struct tok *tok, size_t *ret_n,
                     struct error *reterr)
 {
@@ -118,11 +129,9 @@ static int tokenize(struct job *j, const struct ask *a, const struct tok *tok, s
     if (!a->has_prompt) {
         return error_set(reterr, -EINVAL, "no prompt to tokenize");
     }
-    if (a->prompt_len > LIGHT_TEXT_BYTES) {
-        j->light_counts[0] = a->prompt_len;
-        j->light_counts[1] = LIGHT_TEXT_BYTES;
-        return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %d are tokenized at once",
-                         a->prompt_len, (int)LIGHT_TEXT_BYTES);
+    rc = check_length(j, a, reterr);
+    if (rc) {
+        return rc;
     }
     rc = tok_encode_new(tok, a->prompt, a->prompt_len, TOK_ADD_BOS, &ids, ret_n, reterr);
     if (rc) {
@@ -214,6 +223,44 @@ static void serve(struct job *j)
     say_last(j, &r);
 }
 
+/* Of the job only what is its own is used: its session is closed by nobody else meanwhile. */
+static int prompt_ids(struct job *j, struct error *reterr)
+{
+    struct worker *w = j->worker;
+    const struct lane_engine_request *e = &j->rec.e_request;
+    struct ask_source source = {.tok = engine_tok(atomic_load(&w->engine)),
+                                .chat = w->has_chat ? &w->chat : NULL,
+                                .chat_error = &w->chat_error};
+    struct ask a;
+    int rc = ask_read(w->journal + e->journal_offset, e->tlv_bytes, &a, reterr);
+
+    if (rc) {
+        return rc;
+    }
+    rc = check_length(j, &a, reterr);
+    rc = rc ? rc : job_prompt(j, &a, &source, reterr);
+    ask_clear(&a);
+    return rc;
+}
+
+static void give_back(struct light *l, struct job *j)
+{
+    while (!ring_push(&l->back, &j)) {
+        (void)poll(NULL, 0, 1);
+    }
+    worker_wake(l->worker);
+}
+
+static void read_prompts(struct light *l)
+{
+    struct job *j;
+
+    while (ring_pop(&l->prompts, &j)) {
+        j->load_rc = atomic_load(&j->load_stop) ? 0 : prompt_ids(j, &j->load_error);
+        give_back(l, j);
+    }
+}
+
 static void *run(void *arg)
 {
     struct light *l = arg;
@@ -222,27 +269,42 @@ static void *run(void *arg)
     /* Who waits for a token goes before who only wants to know how many there are. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LIGHT_NICE);
     for (;;) {
+        read_prompts(l);
         while (!ring_pop(&l->jobs, &j)) {
-            ring_wait(&l->jobs);
+            ring_wait(&l->jobs); /* which prompts end, too */
+            read_prompts(l);
         }
         serve(j);
-        while (!ring_push(&l->back, &j)) {
-            (void)poll(NULL, 0, 1);
-        }
-        worker_wake(l->worker);
+        give_back(l, j);
     }
     return NULL;
 }
 
+static int need_thread(struct light *l, struct error *reterr)
+{
+    int err = l->has_thread ? 0 : pthread_create(&l->thread, NULL, run, l);
+
+    l->has_thread = err == 0;
+    return err ? error_set_errno(reterr, -err, "no thread to tokenize") : 0;
+}
+
+int light_prompt(struct light *l, struct job *j, struct error *reterr)
+{
+    int rc = need_thread(l, reterr);
+
+    if (rc == 0 && !ring_push(&l->prompts, &j)) {
+        rc = error_set(reterr, -EBUSY, "%d prompts wait to be tokenized already", (int)PROMPTS);
+    }
+    ring_wake(&l->jobs);
+    return rc;
+}
+
 int light_take(struct light *l, struct job *j, struct error *reterr)
 {
-    if (!l->has_thread) {
-        int err = pthread_create(&l->thread, NULL, run, l);
+    int rc = need_thread(l, reterr);
 
-        if (err) {
-            return error_set_errno(reterr, -err, "no thread to tokenize");
-        }
-        l->has_thread = true;
+    if (rc) {
+        return rc;
     }
     if (!ring_push(&l->jobs, &j)) {
         return error_set(reterr, -EBUSY, "%d texts wait to be tokenized already", (int)JOBS);
@@ -255,11 +317,18 @@ bool light_ready(const struct light *l)
     return !ring_empty(&l->back);
 }
 
-void light_run(struct light *l)
+bool light_run(struct light *l)
 {
     struct job *j;
+    bool any = false;
 
     while (ring_pop(&l->back, &j)) {
-        job_end(l->worker, j);
+        if (job_reads(j)) {
+            job_read(j);
+            any = true;
+        } else {
+            job_end(l->worker, j);
+        }
     }
+    return any;
 }

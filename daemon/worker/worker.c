@@ -314,9 +314,8 @@ static void obey(struct worker *w, const struct command *c)
         break;
     case LANE_ENGINE_CREDIT:
         j = job_find(w, c->rec.h.id);
-        if (j && j->logits_rows && c->rec.credit.n_rows <= INT64_MAX) {
-            (void)engine_score_credit(atomic_load(&w->engine), j->handle,
-                                      (int64_t)c->rec.credit.n_rows);
+        if (j && c->rec.credit.n_rows <= INT64_MAX) {
+            job_credit(j, (int64_t)c->rec.credit.n_rows);
         }
         break;
     default: /* LANE_ENGINE_DRAIN came as the flag; its record only wakes us */
@@ -395,7 +394,9 @@ static int serve(struct worker *w)
             end_all(w);
             more = 1;
         }
-        light_run(&w->light);
+        if (light_run(&w->light)) {
+            more = 1;
+        }
         if (loader_run(&w->loader)) {
             more = 1;
         }

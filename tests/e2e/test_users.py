@@ -14,7 +14,7 @@ import time
 import unittest
 
 from daemon import HOOKED
-from lane import (BULK, CANCEL, CREDIT, DONE, E2C, ERROR, F_PRINCIPAL, PING, PONG, RESUME, S_IGNORE_END, S_LOGITS, SCORE, T_PROMPT,
+from lane import (BULK, CANCEL, CREDIT, DONE, E2C, ERROR, F_PRINCIPAL, GENERATE, PING, PONG, RESUME, S_IGNORE_END, S_LOGITS, SCORE, T_PROMPT,
                   TOKEN, TOKENIZE, Lane, Refused, item, order, prompt, sampling)
 from test_supervised import BUILD, PIPITD, WAIT, Base
 
@@ -287,6 +287,41 @@ class Texts(Users):
         self.assertEqual(self.spy.status().n_restarts, 0)
         self.assertLess(worst, 0.5 * SLOW)
 
+    def test_prompts_are_read_beside_steps(self):
+        good, bad = self.begin(model=self.slow_model(), ctx=4096, sequences=2, lane_bytes="64MiB", journal_bytes="64MiB")
+        rid = good.ask(GOOD, item(T_PROMPT, "x") + sampling(max_tokens=4000, flags=S_IGNORE_END))
+        self.some(good, rid, 5)
+        text = "Once upon a time there was a girl. " * 110000
+        began, answer = time.monotonic(), []
+
+        def read():
+            answer.extend(bad.events(bad.ask(BAD, item(T_PROMPT, text) + sampling(max_tokens=1))))
+            answer.append(time.monotonic() - began)
+        reader = threading.Thread(target=read)
+        reader.start()
+        last, worst, n = began, 0, 0
+        while reader.is_alive():
+            self.assertEqual(good.recv().type, TOKEN)
+            now = time.monotonic()
+            worst, last, n = max(worst, now - last), now, n + 1
+        reader.join()
+        print(f"prompt of {len(text)} bytes: refused after {answer[-1]:.2f} s; {n} tokens, worst gap {worst * 1e3:.0f} ms",
+              file=sys.stderr)
+        self.assertEqual((answer[-2].type, answer[-2].code), (ERROR, "CONTEXT_OVERFLOW"), answer[-2])
+        self.assertLess(worst, answer[-1] / 3)
+        bad.withdraw(GOOD, rid)
+
+    def test_a_prompt_is_withdrawn_while_it_is_read(self):
+        good, bad = self.begin(sequences=2, lane_bytes="64MiB", journal_bytes="64MiB")
+        text = "Once upon a time there was a girl. " * 50000
+        for kind in GENERATE, SCORE:
+            rid = bad.ask(BAD, item(T_PROMPT, text), kind=kind)
+            time.sleep(0.05)
+            bad.withdraw(BAD, rid)
+            last = list(bad.events(rid))[-1]
+            self.assertIn((last.type, last.reason if last.type == DONE else last.code), ((DONE, "cancelled"), (ERROR, "CONTEXT_OVERFLOW")), last)
+            self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
+
     def test_one_that_is_withdrawn_or_too_long(self):
         good, bad = self.begin(lane_bytes="64MiB", journal_bytes="64MiB")
         text = "Once upon a time there was a girl. " * 4000
@@ -296,8 +331,9 @@ class Texts(Users):
         good.withdraw(GOOD, rid)
         last = list(good.events(rid))[-1]
         self.assertEqual((last.type, last.reason), (DONE, "cancelled"))
-        last = list(bad.events(bad.ask(BAD, item(T_PROMPT, b"x" * (5 << 20)), kind=TOKENIZE)))[-1]
-        self.assertEqual((last.code, last.count_a, last.count_b), ("TOO_LARGE", 5 << 20, 4 << 20), last)
+        for kind in TOKENIZE, GENERATE, SCORE:
+            last = list(bad.events(bad.ask(BAD, item(T_PROMPT, b"x" * (5 << 20)), kind=kind)))[-1]
+            self.assertEqual((last.code, last.count_a, last.count_b), ("TOO_LARGE", 5 << 20, 4 << 20), last)
         self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
 
 
