@@ -5,6 +5,7 @@
 
 #include <errno.h>
 
+#include "engine/kv/home/home.h"
 #include "engine/kv/seq/cache_impl.h"
 
 const struct policy_mix *kv_mix(const struct cache *c)
@@ -78,9 +79,7 @@ bool kv_may_interleave(const struct cache *c, int32_t seq)
 
 int kv_failed(const struct cache *c, int32_t seq, struct error *ret)
 {
-    bool on_disk = policy_on_disk(&c->seqs[seq].policy);
-
-    return on_disk ? tier_failed(c->tier, seq, ret) : 0;
+    return home_failed(c, seq, ret);
 }
 
 /* ---- figures ----------------------------------------------------------------------------------

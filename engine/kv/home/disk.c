@@ -12,6 +12,9 @@
  * read what its first one landed: nothing else lands until the group is through. */
 
 #include "engine/kv/home/home.h"
+
+#include <errno.h>
+
 #include "engine/kv/home/tier.h"
 #include "engine/kv/seq/cache_impl.h"
 
@@ -111,7 +114,113 @@ static int keep_rows(struct cache *c, const struct kv_args *args)
     return r;
 }
 
-const struct home_ops home_disk = {.begin = begin,
+/* ---- the file's life, and sequences in it ---- */
+
+static uint64_t bytes(const struct geometry *s)
+{
+    return s->tier.n_stores ? tier_bytes(&s->tier) : 0;
+}
+
+static int create(struct cache *c, struct error *reterr)
+{
+    const struct geometry_config *g = &c->geometry.config;
+
+    if (!c->geometry.tier.n_stores) {
+        return 0;
+    }
+    return g->tier_dir
+               ? tier_create(&c->geometry.tier, c->be, g->tier_dir, g->tier_calls, &c->tier, reterr)
+               : error_set(reterr, -EINVAL, "%s: no directory is given for its file (--tier-dir)",
+                           c->geometry.tier_option);
+}
+
+static void destroy(struct cache *c)
+{
+    tier_destroy(c->tier);
+}
+
+static bool has(const struct cache *c, int32_t seq)
+{
+    return policy_on_disk(&c->seqs[seq].policy);
+}
+
+static void admit(struct cache *c, int32_t seq, const struct geometry_text *text)
+{
+    const struct policy *p = &c->seqs[seq].policy;
+
+    if (has(c, seq)) {
+        tier_admit(c->tier, seq,
+                   &(struct tier_pool_rule){
+                       .victim = (enum policy_victim)p->victim,
+                       .n_slots = policy_pool_slots(p, text->n_prompt, c->geometry.config.ctx),
+                       .exempt = p->exempt,
+                   });
+    }
+}
+
+static void release(struct cache *c, int32_t seq)
+{
+    if (has(c, seq)) {
+        tier_release(c->tier, seq);
+    }
+}
+
+static int failed(const struct cache *c, int32_t seq, struct error *ret)
+{
+    return has(c, seq) ? tier_failed(c->tier, seq, ret) : 0;
+}
+
+static void attach(const struct cache *c, int32_t seq, int32_t store, struct ops_kv *kv)
+{
+    (void)store;
+    tier_view(c->tier, seq, kv);
+}
+
+/* ---- snapshots ---- */
+
+static void save_begin(struct cache *c, int32_t seq)
+{
+    if (has(c, seq)) {
+        tier_save_begin(c->tier, seq, c->seqs[seq].n_tokens);
+    }
+}
+
+static void save_end(struct cache *c, int32_t seq)
+{
+    if (has(c, seq)) {
+        tier_save_end(c->tier, seq);
+    }
+}
+
+static bool save_waits(struct cache *c, int32_t seq, int32_t store, int32_t slot)
+{
+    return tier_save_waits(c->tier, seq, cache_on_disk(c, seq, store), slot);
+}
+
+static int export(struct cache *c, int32_t seq, int32_t store, int32_t group, int32_t slot0,
+                  int32_t n, void *to)
+{
+    return tier_save_slots(c->tier, seq, cache_on_disk(c, seq, store), group, slot0, n, to);
+}
+
+static int keep(struct cache *c, int32_t seq, int32_t store, int32_t slot0, int32_t n)
+{
+    return tier_keep(c->tier, seq, cache_on_disk(c, seq, store), slot0, n);
+}
+
+const struct home_ops home_disk = {.bytes = bytes,
+                                   .create = create,
+                                   .destroy = destroy,
+                                   .admit = admit,
+                                   .release = release,
+                                   .failed = failed,
+                                   .attach = attach,
+                                   .save_begin = save_begin,
+                                   .save_waits = save_waits,
+                                   .export = export,
+                                   .save_end = save_end,
+                                   .keep = keep,
+                                   .begin = begin,
                                    .at = {
                                        [HOME_BEFORE_RANK] = show_parts,
                                        [HOME_PREDICTED] = fetch,

@@ -14,6 +14,7 @@
 
 #include "engine/kv/home/home.h"
 #include "engine/kv/home/staging.h"
+#include "engine/kv/seq/cache.h"
 
 static bool on_host(const struct ops_seq *seq)
 {
@@ -112,7 +113,32 @@ static int read_staged(struct cache *c, const struct kv_args *args)
     return 0;
 }
 
-const struct home_ops home_host = {.at = {
+static uint64_t bytes(const struct geometry *s)
+{
+    return home_pages_bytes(s, true) + (s->staging.seq_bytes ? staging_bytes(&s->staging) : 0);
+}
+
+static int create(struct cache *c, struct error *reterr)
+{
+    int r = home_pages_create(c, true, reterr);
+
+    return r || !c->geometry.staging.seq_bytes
+               ? r
+               : staging_create(&c->geometry.staging, c->be, &c->staging, reterr);
+}
+
+static void destroy(struct cache *c)
+{
+    staging_destroy(c->staging);
+    home_pages_destroy(c, true);
+}
+
+const struct home_ops home_host = {.bytes = bytes,
+                                   .create = create,
+                                   .destroy = destroy,
+                                   .attach = home_pages_attach,
+                                   .export = home_pages_export,
+                                   .at = {
                                        [HOME_FETCH] = fetch,
                                        [HOME_AFTER_STORE] = store_again,
                                        [HOME_BEFORE_ATTEND] = read_staged,

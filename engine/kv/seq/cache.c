@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "engine/kv/home/home.h"
 #include "engine/kv/seq/cache_impl.h"
 #include "engine/kv/seq/step.h"
 
@@ -67,14 +68,7 @@ uint64_t cache_bytes(const struct geometry *s)
                      memory_rounded(s->table_bytes * (uint64_t)s->config.n_seqs) +
                      memory_rounded(state_bytes(s)) + prefix_bytes(s);
 
-    bytes += s->tier.n_stores ? tier_bytes(&s->tier) : 0;
-    bytes += s->staging.seq_bytes ? staging_bytes(&s->staging) : 0;
-    for (int32_t i = 0; i < s->n_classes; i++) {
-        const struct geometry_class *c = &s->classes[i];
-
-        bytes += pages_bytes(c->page_bytes, c->part_bytes, c->n_pages);
-    }
-    return bytes;
+    return bytes + home_bytes(s);
 }
 
 static int alloc_seqs(struct cache *c, struct error *reterr)
@@ -114,7 +108,7 @@ int kv_create(struct geometry *geometry, struct backend *be, struct cache **ret,
               struct error *reterr)
 {
     struct cache *c = calloc(1, sizeof(*c));
-    int r = 0;
+    int r;
 
     if (!c) {
         geometry_finish(geometry);
@@ -124,30 +118,9 @@ int kv_create(struct geometry *geometry, struct backend *be, struct cache **ret,
     *geometry = (struct geometry){0};
     c->be = be;
     c->peak_holder = -1;
-    for (int32_t i = 0; !r && i < c->geometry.n_classes; i++) {
-        const struct geometry_class *k = &c->geometry.classes[i];
-
-        r = k->part_bytes ? pages_create_mapped(c->geometry.config.ops, be, k->page_bytes,
-                                                k->part_bytes, k->n_pages, &c->classes[i], reterr)
-                          : pages_create(c->geometry.config.ops, be, k->page_bytes, k->n_pages,
-                                         &c->classes[i], reterr);
-    }
-    if (!r) {
-        r = alloc_seqs(c, reterr);
-    }
-    if (!r) {
-        r = prefix_create(&c->geometry, &c->prefix, reterr);
-    }
-    if (!r && c->geometry.staging.seq_bytes) {
-        r = staging_create(&c->geometry.staging, be, &c->staging, reterr);
-    }
-    if (!r && c->geometry.tier.n_stores) {
-        r = c->geometry.config.tier_dir
-                ? tier_create(&c->geometry.tier, be, c->geometry.config.tier_dir,
-                              c->geometry.config.tier_calls, &c->tier, reterr)
-                : error_set(reterr, -EINVAL, "%s: no directory is given for its file (--tier-dir)",
-                            c->geometry.tier_option);
-    }
+    r = home_create(c, reterr);
+    r = r ? r : alloc_seqs(c, reterr);
+    r = r ? r : prefix_create(&c->geometry, &c->prefix, reterr);
     if (r) {
         kv_destroy(c);
         return r;
@@ -163,11 +136,7 @@ void kv_destroy(struct cache *c)
     }
     const struct geometry *s = &c->geometry;
 
-    tier_destroy(c->tier);
-    staging_destroy(c->staging);
-    for (int32_t i = 0; i < s->n_classes; i++) {
-        pages_destroy(&c->classes[i]);
-    }
+    home_destroy(c);
     if (c->state) {
         s->config.ops->free(c->be, c->state, state_bytes(s));
     }
@@ -395,14 +364,7 @@ int kv_admit(struct cache *c, const struct policy *p, uint64_t principal,
     if (q->in_peak) {
         c->peak_holder = seq;
     }
-    if (policy_on_disk(p)) {
-        tier_admit(c->tier, seq,
-                   &(struct tier_pool_rule){
-                       .victim = (enum policy_victim)p->victim,
-                       .n_slots = policy_pool_slots(p, text->n_prompt, s->config.ctx),
-                       .exempt = p->exempt,
-                   });
-    }
+    home_admit(c, seq, text);
     int r = cache_attach(c, q, unit, n_units);
 
     if (r) {
@@ -416,9 +378,7 @@ void kv_release(struct cache *c, int32_t seq)
     struct cache_seq *q = &c->seqs[seq];
 
     assert(q->busy);
-    if (policy_on_disk(&q->policy)) {
-        tier_release(c->tier, seq);
-    }
+    home_release(c, seq);
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         cache_drop_pages(c, q, i, 0);
     }

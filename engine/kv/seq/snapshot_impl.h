@@ -14,6 +14,7 @@
  * Positions and scores of a sequence at rest are in its own arrays (not in the peak region):
  * prompts that are being read are not saved. */
 
+#include "engine/kv/home/home.h"
 #include "engine/kv/seq/cache_impl.h"
 #include "engine/kv/seq/snapshot.h"
 

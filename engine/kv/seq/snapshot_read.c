@@ -79,7 +79,7 @@ static void next_store(struct snapshot *s)
 }
 
 /* Is the group whole, the next one's turn has come. */
-static void next_group(struct snapshot *s, const struct snapshot_store *h, bool on_disk)
+static void next_group(struct snapshot *s, const struct snapshot_store *h, bool kept)
 {
     if (s->slot < h->n_slots) {
         return;
@@ -87,19 +87,19 @@ static void next_group(struct snapshot *s, const struct snapshot_store *h, bool 
     s->at += snapshot_pad8(snapshot_slots_bytes(h));
     s->slot = 0;
     s->group++;
-    if (s->group == h->n_groups && !on_disk) {
+    if (s->group == h->n_groups && !kept) {
         next_store(s);
     }
 }
 
-/* All of a store that belongs in the tier's file has been imported into the staging store: into the
- * file with it, as with rows that were just computed, a chunk a call. */
+/* All of a store was imported: its home keeps it as rows that were just computed, a chunk a call.
+ */
 static int keep_rows(struct cache *c, int32_t seq, struct snapshot *s,
                      const struct snapshot_store *h, uint64_t *ret_n)
 {
     int32_t left = h->n_slots - s->kept;
     int32_t n = left < c->geometry.tier.max_chunk ? left : c->geometry.tier.max_chunk;
-    int r = tier_keep(c->tier, seq, cache_on_disk(c, seq, s->store), s->kept, n);
+    int r = home_of(c, seq, s->store)->keep(c, seq, s->store, s->kept, n);
 
     s->kept += n;
     *ret_n += (uint64_t)(n * h->n_groups) * h->slot_bytes;
@@ -142,7 +142,7 @@ int snapshot_load(struct cache *c, int32_t seq, struct snapshot *s, uint64_t lea
         r = s->slot == 0 ? load_state(c, s, &h, &kv) : 0;
         r = r ? r : load_slots(c, seq, s, &h, &kv, ret_read);
         *ret_n += s->at + (uint64_t)s->slot * h.slot_bytes - from;
-        next_group(s, &h, cache_on_disk(c, seq, s->store) >= 0);
+        next_group(s, &h, home_of(c, seq, s->store)->keep != NULL);
     }
     return r;
 }

@@ -116,11 +116,6 @@ static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
         at = (size_t)w->group * (size_t)snapshot_n_sums(&w->h);
         return ops->read(w->c->be, buf, (const uint8_t *)(kv.v_sum + at) + w->at, n);
     default:
-        if (cache_on_disk(w->c, w->seq, w->store) >= 0) {
-            return tier_save_slots(w->c->tier, w->seq, cache_on_disk(w->c, w->seq, w->store),
-                                   w->group, (int32_t)(w->at / w->h.slot_bytes),
-                                   (int32_t)(n / w->h.slot_bytes), buf);
-        }
         if (w->h.flags & HAS_STATE) {
             const struct cache_seq *q = &w->c->seqs[w->seq];
 
@@ -128,12 +123,9 @@ static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
                              cache_state_page(w->c, q, w->store, q->stores[w->store].at) + w->at,
                              n);
         }
-        return ops->kv_export(w->c->be,
-                              &(struct ops_kv_slots){.kv = &kv,
-                                                     .group = w->group,
-                                                     .host = buf,
-                                                     .slot0 = (int32_t)(w->at / w->h.slot_bytes),
-                                                     .n_slots = (int32_t)(n / w->h.slot_bytes)});
+        return home_of(w->c, w->seq, w->store)
+            ->export(w->c, w->seq, w->store, w->group, (int32_t)(w->at / w->h.slot_bytes),
+                     (int32_t)(n / w->h.slot_bytes), buf);
     }
 }
 
@@ -177,16 +169,16 @@ int snapshot_next(struct snapshot_writer *w, void *buf, size_t size, size_t *ret
 
 bool snapshot_waits(struct snapshot_writer *w, size_t size)
 {
-    int32_t disk =
-        w->part < PART_STORE || w->part == PART_END ? -1 : cache_on_disk(w->c, w->seq, w->store);
+    const struct home_ops *home =
+        w->part < PART_STORE || w->part == PART_END ? NULL : home_of(w->c, w->seq, w->store);
     int64_t slot = (int64_t)((w->part == PART_SLOTS ? w->at : 0) + size);
 
-    if (disk < 0) {
+    if (!home || !home->save_waits) {
         return false;
     }
     slot /= (int64_t)w->h.slot_bytes;
-    return tier_save_waits(w->c->tier, w->seq, disk,
-                           slot < w->h.n_slots ? (int32_t)slot : w->h.n_slots - 1);
+    return home->save_waits(w->c, w->seq, w->store,
+                            slot < w->h.n_slots ? (int32_t)slot : w->h.n_slots - 1);
 }
 
 size_t snapshot_least(const struct snapshot_writer *w)
@@ -234,17 +226,15 @@ int snapshot_writer_create(struct cache *c, int32_t seq, const char identity[64]
     memcpy(w->head.magic, snapshot_magic, sizeof(snapshot_magic));
     memcpy(w->head.identity, identity, sizeof(w->head.identity));
     policy_print(&q->policy, w->head.policy, sizeof(w->head.policy));
-    if (policy_on_disk(&q->policy)) {
-        tier_save_begin(c->tier, seq, q->n_tokens);
-    }
+    home_save_begin(c, seq);
     *ret = w;
     return 0;
 }
 
 void snapshot_writer_destroy(struct snapshot_writer *w)
 {
-    if (w && policy_on_disk(&w->c->seqs[w->seq].policy)) {
-        tier_save_end(w->c->tier, w->seq);
+    if (w) {
+        home_save_end(w->c, w->seq);
     }
     free(w);
 }

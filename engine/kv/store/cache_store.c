@@ -8,6 +8,7 @@
 
 #include <assert.h>
 
+#include "engine/kv/home/home.h"
 #include "engine/kv/seq/cache_impl.h"
 
 int32_t cache_score_store_of(const struct cache *c, const struct cache_seq *q)
@@ -162,19 +163,10 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
 {
     const struct geometry *s = &c->geometry;
     const struct geometry_arrays *st = &s->arrays[store];
-    const struct pages *pages = &c->classes[geometry_class_of(s, q->variant, store)];
-    struct ops_kv kv = {
-        .layout = geometry_layout(s, q->variant, store),
-        .pool = pages->pool,
-        .part = pages->part,
-        .pages = (const uint32_t *)(const void *)(q->tables + st->pages_off),
-        .max_pages = st->max_pages,
-        .n_slots = n_slots,
-    };
+    int32_t seq = (int32_t)(q - c->seqs);
+    struct ops_kv kv = {.n_slots = n_slots};
 
-    if (geometry_on_disk(s, &q->policy, store) >= 0) {
-        tier_view(c->tier, (int32_t)(q - c->seqs), &kv);
-    }
+    home_of(c, seq, store)->attach(c, seq, store, &kv);
     if (kv.layout->part_dims > 0) {
         kv.skew = (q->policy.skew ? s->config.stores[store].skew : s->config.stores[store].columns)
                       ->device;
