@@ -3,8 +3,8 @@
 #define PIPIT_ENGINE_KV_HOME_HOME_H
 
 /* Where K and V of a store are: in pages of the device (device.c), in pages of the host's memory
- * (host.c), or in a file (disk.c). Each home is a row of one table. A sequence's policy says which of
- * its stores have which home; the rest of the cache does not ask. */
+ * (host.c), or in a file (disk.c). Each home is a row of one table. A sequence's policy says which
+ * of its stores have which home; the rest of the cache does not ask. */
 
 #include "engine/kv/seq/step.h"
 
@@ -68,7 +68,7 @@ int home_at(struct cache *c, enum home_moment moment, const struct kv_args *args
 void home_save_begin(struct cache *c, int32_t seq);
 void home_save_end(struct cache *c, int32_t seq);
 
-/* device.c, for homes that have pages: the classes whose pages are on the device, or on the host. */
+/* device.c, for homes that have pages: the classes with pages on the device, or on the host. */
 uint64_t home_pages_bytes(const struct geometry *s, bool on_host);
 int home_pages_create(struct cache *c, bool on_host, struct error *reterr) WARN_UNUSED;
 void home_pages_destroy(struct cache *c, bool on_host);

@@ -39,7 +39,7 @@ int staging_create(const struct staging_config *config, struct backend *be, stru
                    struct error *reterr) WARN_UNUSED;
 void staging_destroy(struct staging *s); /* takes NULL */
 
-/* Of sequence i of the batch, for a store: slots in `turn`, no positions, scores or partial keys. */
+/* Of a sequence of the batch: slots in `turn`, without positions, scores or partial keys. */
 struct ops_kv staging_view(const struct staging *s, int32_t turn, int32_t seq,
                            const struct ops_kv *home);
 

@@ -7,7 +7,8 @@
  *     policy = word {"+" word}            word = name [":" amount] {"," key "=" value}
  *     mix    = policy ["=" percent] {";" policy "=" percent}
  *
- * Each word is one file of this folder (word.h), listed by registry.c; docs/guide/policies.md has the tables.
+ * Each word is one file of this folder (word.h), listed by registry.c; docs/guide/policies.md has
+ * the tables.
  * Callers outside engine/kv ask the questions below and know no word. */
 
 #include <stdbool.h>
@@ -72,7 +73,7 @@ struct policy {
     float partial; /* share of a key's dims that the partial key has */
     int32_t partial8; /* in fp8, else in f16 (f32 where K is) */
     int32_t skew;  /* partial keys by the overlay's rotation, else by its columns of K as it is */
-    int32_t pool;  /* enum policy_pool: where K and V of all slots lie, or `budget` of them on the device */
+    int32_t pool;  /* enum policy_pool: where K and V of all slots are, or that `budget` are kept */
     int32_t victim; /* enum policy_victim: of these, which goes */
     int32_t exempt; /* counter: the latest slots, which stay */
     int32_t full;   /* enum policy_full: a victim is lost, or read from disk when it is listed again; then
