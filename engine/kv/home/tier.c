@@ -1,28 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Records, what is fetched, and what stays.
+/* The file's sizes, its creation, and the sequences in it.
  *
  * A record is a page of 64 slots; a slot is all its head groups in canonical form, one after the
  * other. Where a slot's heads are chosen alike, or it is a block long (8 heads of 128 dims in f16),
- * that moves fewest blocks; a page of one head group would be touched by nearly every choice.
- * Blocks that are wanted are read in stretches, across up to GAP that are not: one request for a
- * stretch costs less than one more, and where many are wanted that ends in one sequential read.
- *
- * A page is written when it is full; until then it is in `tail`. Complete pages are put together in
- * one of TIER_N_WRITES buffers, each a group of jobs, so that nobody waits for a write but who
- * needs the buffer again, or would read what it writes. */
+ * that moves fewest blocks; a page of one head group would be touched by nearly every choice. */
 
 #include "engine/kv/home/tier.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/memory.h"
 #include "engine/kv/home/tier_impl.h"
-
-enum { GAP = 8 };
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
@@ -55,7 +45,7 @@ static void measure(const struct tier_config *c, struct tier *t)
     t->region = t->record * (uint64_t)t->max_pages;
 }
 
-static uint64_t write_bytes(const struct tier *t)
+uint64_t tier_write_bytes(const struct tier *t)
 {
     return t->record * (uint64_t)(pages_of(t->config.max_chunk) + 1);
 }
@@ -77,8 +67,7 @@ static uint64_t pages_bytes(const struct tier *t)
     return (uint64_t)(t->config.layout.n_groups * t->max_pages) * sizeof(uint32_t);
 }
 
-/* Marks of a sequence. */
-static size_t marks_bytes(const struct tier *t)
+size_t tier_marks_bytes(const struct tier *t)
 {
     return (size_t)t->config.layout.n_groups * (size_t)t->config.ctx;
 }
@@ -100,7 +89,7 @@ static size_t lay_host(struct memory_arena *a, struct tier *t)
     size_t n = (size_t)t->config.n_seqs;
     uint8_t *blocks =
         memory_arena_take(a, TIER_BLOCK + n * (size_t)t->config.n_stores * 2 * t->record +
-                                 2 * n * t->region + TIER_N_WRITES * write_bytes(t));
+                                 2 * n * t->region + TIER_N_WRITES * tier_write_bytes(t));
 
     if (blocks) {
         blocks += (TIER_BLOCK - (uintptr_t)blocks % TIER_BLOCK) % TIER_BLOCK;
@@ -110,7 +99,7 @@ static size_t lay_host(struct memory_arena *a, struct tier *t)
         t->writes = t->turns[1].bounce + n * t->region;
     }
     for (int i = 0; i < 2; i++) {
-        t->turns[i].wanted = memory_arena_take(a, n * marks_bytes(t));
+        t->turns[i].wanted = memory_arena_take(a, n * tier_marks_bytes(t));
         t->turns[i].fetched = memory_arena_take(a, 2 * n * sizeof(*t->turns[i].fetched));
     }
     t->tail_page = memory_arena_take(a, n * (size_t)t->config.n_stores * 2 * sizeof(*t->tail_page));
@@ -259,7 +248,7 @@ void tier_view(const struct tier *t, int32_t seq, struct ops_kv *kv)
     kv->max_pages = t->max_pages;
 }
 
-static uint8_t *parts_of(const struct tier *t, int32_t seq, int32_t store)
+uint8_t *tier_parts_of(const struct tier *t, int32_t seq, int32_t store)
 {
     return t->parts + ((size_t)seq * (size_t)t->config.n_stores + (size_t)store) *
                           (size_t)(t->config.layout.n_groups * t->max_pages) * t->part.page_bytes;
@@ -268,29 +257,9 @@ static uint8_t *parts_of(const struct tier *t, int32_t seq, int32_t store)
 void tier_part_view(const struct tier *t, int32_t seq, int32_t store, struct ops_kv *kv)
 {
     kv->layout = &t->part;
-    kv->pool = parts_of(t, seq, store);
+    kv->pool = tier_parts_of(t, seq, store);
     kv->pages = t->pages;
     kv->max_pages = t->max_pages;
-}
-
-/* Partial keys are the last of a page. Those of a page of all groups, from the store's own into the
- * staged page or back. */
-static int copy_parts(struct tier *t, int32_t seq, int32_t store, int32_t page, bool to_staging)
-{
-    uint64_t page_bytes = t->config.layout.page_bytes;
-    struct ops_kv kv;
-    int r = 0;
-
-    tier_view(t, seq, &kv);
-    for (int32_t g = 0; !r && g < t->config.layout.n_groups; g++) {
-        size_t at = (size_t)(g * t->max_pages + page);
-        uint8_t *staged = kv.pool + at * page_bytes + page_bytes - t->part.page_bytes;
-        uint8_t *own = parts_of(t, seq, store) + at * t->part.page_bytes;
-
-        r = t->config.ops->copy(t->be, to_staging ? staged : own, to_staging ? own : staged,
-                                t->part.page_bytes);
-    }
-    return r;
 }
 
 /* Where a page is being filled. A step may be given up and run again, so the page before, of which
@@ -303,29 +272,12 @@ uint8_t *tier_tail_of(const struct tier *t, int32_t seq, int32_t store, int32_t 
     return t->tail_page[at + i] == page ? t->tail + (at + i) * t->record : NULL;
 }
 
-static uint8_t *begin_tail(struct tier *t, int32_t seq, int32_t store, int32_t page,
-                           int32_t page_before)
-{
-    size_t at = ((size_t)seq * (size_t)t->config.n_stores + (size_t)store) * 2;
-    size_t i = t->tail_page[at] == page_before ? 1 : 0;
-
-    t->tail_page[at + i] = page;
-    return t->tail + (at + i) * t->record;
-}
-
 uint64_t tier_file_at(const struct tier *t, int32_t seq, int32_t store)
 {
     return ((uint64_t)seq * (uint64_t)t->config.n_stores + (uint64_t)store) * t->region;
 }
 
-/* Of a slot in a region. */
-static uint64_t offset_of(const struct tier *t, int32_t slot)
-{
-    return (uint64_t)(slot / OPS_PAGE_SLOTS) * t->record +
-           (uint64_t)(slot % OPS_PAGE_SLOTS) * t->slot_bytes;
-}
-
-/* ---- fetching -------------------------------------------------------------------------------- */
+/* ---- sequences ------------------------------------------------------------------------------- */
 
 void tier_wait_writes(struct tier *t, int32_t seq, int32_t store)
 {
@@ -344,329 +296,12 @@ void tier_drop(struct tier *t)
 
         tier_io_wait(t->io, TIER_READS + k);
         for (int32_t i = 0; i < turn->n; i++) {
-            memset(turn->wanted + (size_t)turn->fetched[i].seq * marks_bytes(t), 0, marks_bytes(t));
+            memset(turn->wanted + (size_t)turn->fetched[i].seq * tier_marks_bytes(t), 0,
+                   tier_marks_bytes(t));
         }
         turn->n = 0;
     }
 }
-
-/* Is a page of what is fetched in memory? That which the rows after it go on in is, and that which
- * they went on in, complete or not: a tail stays until two more have been begun. */
-static bool in_tail(const struct fetched *f, int32_t page)
-{
-    return page == f->n / OPS_PAGE_SLOTS ||
-           (f->from % OPS_PAGE_SLOTS != 0 && page == f->from / OPS_PAGE_SLOTS);
-}
-
-static uint8_t *marks_of(const struct tier *t, const struct turn *turn, int32_t seq, int32_t group)
-{
-    return turn->wanted + (size_t)seq * marks_bytes(t) + (size_t)group * (size_t)t->config.ctx;
-}
-
-static int32_t set_of(const struct tier *t, int32_t store, int32_t group)
-{
-    return store * t->config.layout.n_groups + group;
-}
-
-/* Marks a group's slot, and its blocks where it is neither in the pool nor in a tail. */
-static void want(struct tier *t, const struct turn *turn, const struct fetched *f, int32_t group,
-                 int32_t slot)
-{
-    uint8_t *mark = marks_of(t, turn, f->seq, group) + slot;
-    uint8_t *blocks = t->blocks + (size_t)f->seq * (size_t)(t->region / TIER_BLOCK);
-    uint64_t at = offset_of(t, slot) + (uint64_t)group * t->group_bytes;
-    int32_t set = set_of(t, f->store, group);
-
-    t->counts.n_slots++;
-    if (t->pool && tier_pool_find(t->pool, f->seq, set, slot)) {
-        *mark = TIER_IN_POOL;
-        t->counts.n_pooled++;
-        return;
-    }
-    *mark = TIER_IN_FILE;
-    if (in_tail(f, slot / OPS_PAGE_SLOTS)) {
-        return;
-    }
-    for (uint64_t b = at / TIER_BLOCK; b <= (at + t->group_bytes - 1) / TIER_BLOCK; b++) {
-        blocks[b] = 1;
-    }
-}
-
-/* Marked blocks in stretches; marks go. */
-static void read_blocks(struct tier *t, int32_t seq, int32_t store, uint64_t n)
-{
-    uint8_t *blocks = t->blocks + (size_t)seq * (size_t)(t->region / TIER_BLOCK);
-
-    for (uint64_t b = 0; b < n;) {
-        uint64_t end = b + 1; /* behind the last marked one */
-
-        if (!blocks[b]) {
-            b++;
-            continue;
-        }
-        for (uint64_t i = end; i < n && i <= end + GAP && i - b < TIER_MOST_BLOCKS; i++) {
-            end = blocks[i] ? i + 1 : end;
-        }
-        memset(blocks + b, 0, end - b);
-        tier_io_give(t->io, &(struct tier_job){
-                                .at = tier_file_at(t, seq, store) + b * TIER_BLOCK,
-                                .memory = t->turns[store & 1].bounce + (size_t)seq * t->region +
-                                          b * TIER_BLOCK,
-                                .bytes = (uint32_t)((end - b) * TIER_BLOCK),
-                                .seq = (int16_t)seq,
-                                .group = (uint8_t)(TIER_READS + (store & 1)),
-                            });
-        t->counts.n_reads++;
-        t->counts.n_blocks += end - b;
-        b = end;
-    }
-}
-
-void tier_fetch(struct tier *t, int32_t seq, int32_t store, int32_t from, int32_t n,
-                const struct ops_chosen *chosen, int32_t entry)
-{
-    struct turn *turn = &t->turns[store & 1];
-    struct fetched *f = &turn->fetched[turn->n++];
-
-    *f = (struct fetched){.seq = seq, .store = store, .from = from, .n = n};
-    tier_wait_writes(t, seq, store);
-    f->listed = chosen != NULL;
-    for (int32_t g = 0; g < t->config.layout.n_groups; g++) {
-        for (int32_t s = from; s < n && !chosen; s++) {
-            want(t, turn, f, g, s);
-        }
-        const int32_t *slots =
-            !chosen ? NULL
-                    : chosen->slots + ((size_t)entry * (size_t)chosen->max_groups + (size_t)g) *
-                                          (size_t)chosen->ld;
-
-        for (int32_t i = 0; chosen && i < chosen->n[entry] && slots[i] >= 0; i++) {
-            want(t, turn, f, g, slots[i]);
-            if (t->pool) {
-                tier_pool_list(t->pool, seq, set_of(t, store, g), slots[i]);
-            }
-        }
-    }
-    read_blocks(t, seq, store, (uint64_t)(n / OPS_PAGE_SLOTS) * t->record / TIER_BLOCK);
-}
-
-/* ---- landing --------------------------------------------------------------------------------- */
-
-/* Where a group's slot of what was fetched is. */
-static const uint8_t *found(const struct tier *t, const struct turn *turn, const struct fetched *f,
-                            int32_t group, int32_t slot, uint8_t mark)
-{
-    int32_t page = slot / OPS_PAGE_SLOTS;
-
-    if (mark == TIER_IN_POOL) {
-        return tier_pool_find(t->pool, f->seq, set_of(t, f->store, group), slot);
-    }
-    return (in_tail(f, page)
-                ? tier_tail_of(t, f->seq, f->store, page)
-                : turn->bounce + (size_t)f->seq * t->region + (size_t)page * t->record) +
-           (size_t)(slot % OPS_PAGE_SLOTS) * t->slot_bytes + (size_t)group * t->group_bytes;
-}
-
-/* A group's slots [s, s + n) of one page into the staging store. What was read for a choice stays
- * in the pool, where that takes it. */
-static int land_run(struct tier *t, const struct turn *turn, const struct fetched *f, int32_t group,
-                    int32_t s, int32_t n)
-{
-    const uint8_t *marks = marks_of(t, turn, f->seq, group);
-    bool stays = t->pool && f->listed && tier_pool_readmits(t->pool, f->seq);
-    struct ops_kv kv = {0};
-
-    for (int32_t i = 0; i < n; i++) {
-        uint8_t *to = t->moved + (size_t)i * t->group_bytes;
-
-        memcpy(to, found(t, turn, f, group, s + i, marks[s + i]), t->group_bytes);
-        if (stays && marks[s + i] == TIER_IN_FILE) {
-            int32_t set = set_of(t, f->store, group);
-
-            tier_pool_put(t->pool, f->seq, set, s + i, to, marks, f->n);
-            tier_pool_list(t->pool, f->seq, set, s + i);
-        }
-    }
-    tier_view(t, f->seq, &kv);
-    kv.layout = &t->bare;
-    kv.n_slots = s + n;
-    return t->config.ops->kv_import(
-        t->be, &(struct ops_kv_slots){
-                   .kv = &kv, .group = group, .slot0 = s, .n_slots = n, .host = t->moved});
-}
-
-/* The next marked slot from s on, or n: most are not, so eight at a time. */
-static int32_t next_marked(const uint8_t *marks, int32_t s, int32_t n)
-{
-    uint64_t eight = 0;
-
-    for (; s + 8 <= n; s += 8) {
-        memcpy(&eight, marks + s, sizeof(eight));
-        if (eight) {
-            break;
-        }
-    }
-    while (s < n && !marks[s]) {
-        s++;
-    }
-    return s;
-}
-
-static int land_group(struct tier *t, const struct turn *turn, const struct fetched *f,
-                      int32_t group)
-{
-    const uint8_t *marks = marks_of(t, turn, f->seq, group);
-    int32_t s = next_marked(marks, f->from, f->n);
-    int r = 0;
-
-    while (!r && s < f->n) {
-        int32_t end = s + 1;
-
-        while (end < f->n && end / OPS_PAGE_SLOTS == s / OPS_PAGE_SLOTS && marks[end]) {
-            end++;
-        }
-        r = land_run(t, turn, f, group, s, end - s);
-        s = next_marked(marks, end, f->n);
-    }
-    return r;
-}
-
-int tier_land(struct tier *t, int32_t store)
-{
-    struct turn *turn = &t->turns[store & 1];
-    int64_t t0 = clock_ns();
-    int r = 0;
-
-    if (turn->n == 0) {
-        return 0;
-    }
-    tier_io_wait(t->io, TIER_READS + (store & 1));
-    int64_t t1 = clock_ns();
-
-    for (int32_t i = 0; i < turn->n; i++) {
-        const struct fetched *f = &turn->fetched[i];
-
-        assert(f->store == store);
-        for (int32_t g = 0; g < t->config.layout.n_groups; g++) {
-            r = r ? r : land_group(t, turn, f, g);
-        }
-    }
-    for (int32_t i = 0; i < turn->n; i++) {
-        for (int32_t g = 0; g < t->config.layout.n_groups; g++) {
-            memset(marks_of(t, turn, turn->fetched[i].seq, g), 0, (size_t)turn->fetched[i].n);
-        }
-    }
-    turn->n = 0;
-    t->counts.wait_ns += t1 - t0;
-    t->counts.land_ns += clock_ns() - t1;
-    return r;
-}
-
-/* ---- keeping --------------------------------------------------------------------------------- */
-
-/* Slots [s, s + n) of one page, out of the staging store into memory laid out as a record. */
-static int export(struct tier *t, int32_t seq, uint8_t *record, int32_t s, int32_t n)
-{
-    struct ops_kv kv = {0};
-    int r = 0;
-
-    tier_view(t, seq, &kv);
-    kv.layout = &t->bare;
-    kv.n_slots = s + n;
-    for (int32_t g = 0; !r && g < t->bare.n_groups; g++) {
-        uint8_t *to =
-            record + (size_t)(s % OPS_PAGE_SLOTS) * t->slot_bytes + (size_t)g * t->group_bytes;
-
-        r = t->config.ops->kv_export(
-            t->be, &(struct ops_kv_slots){
-                       .kv = &kv, .group = g, .slot0 = s, .n_slots = n, .host = t->moved});
-        for (int32_t i = 0; !r && i < n; i++) {
-            memcpy(to + (size_t)i * t->slot_bytes, t->moved + (size_t)i * t->group_bytes,
-                   t->group_bytes);
-        }
-    }
-    return r;
-}
-
-/* The same slots stay in memory as well, for the time being. A list may be waiting to land. */
-static void pool_rows(struct tier *t, int32_t seq, int32_t store, const uint8_t *record, int32_t s,
-                      int32_t n)
-{
-    for (int32_t g = 0; t->pool && g < t->config.layout.n_groups; g++) {
-        const uint8_t *marks = marks_of(t, &t->turns[store & 1], seq, g);
-
-        for (int32_t i = s; i < s + n; i++) {
-            tier_pool_put(t->pool, seq, set_of(t, store, g), i,
-                          record + (size_t)(i % OPS_PAGE_SLOTS) * t->slot_bytes +
-                              (size_t)g * t->group_bytes,
-                          marks, s + n - 1);
-        }
-    }
-}
-
-int tier_open(struct tier *t, int32_t seq, int32_t store, int32_t slot0)
-{
-    return slot0 % OPS_PAGE_SLOTS ? copy_parts(t, seq, store, slot0 / OPS_PAGE_SLOTS, true) : 0;
-}
-
-int tier_keep(struct tier *t, int32_t seq, int32_t store, int32_t slot0, int32_t n)
-{
-    int64_t t0 = clock_ns();
-    int32_t first = slot0 / OPS_PAGE_SLOTS;
-    int32_t end = slot0 + n;
-    int32_t n_full = end / OPS_PAGE_SLOTS - first; /* pages that are complete now */
-    uint8_t *tail = slot0 % OPS_PAGE_SLOTS ? tier_tail_of(t, seq, store, first) : NULL;
-    uint8_t *begun = NULL;
-    uint8_t *full = NULL;
-    int w = t->next_write;
-    int r = 0;
-
-    assert(n <= t->config.max_chunk && (tail || slot0 % OPS_PAGE_SLOTS == 0));
-    if (n_full > 0) {
-        tier_io_wait(t->io, TIER_WRITES + w);
-        full = t->writes + (size_t)w * write_bytes(t);
-    }
-    if (end % OPS_PAGE_SLOTS && (n_full > 0 || !tail)) {
-        begun = begin_tail(t, seq, store, end / OPS_PAGE_SLOTS, n_full > 0 ? first : -1);
-    }
-    for (int32_t s = slot0; !r && s < end;) {
-        int32_t page = s / OPS_PAGE_SLOTS;
-        int32_t to = (page + 1) * OPS_PAGE_SLOTS < end ? (page + 1) * OPS_PAGE_SLOTS : end;
-
-        uint8_t *record = page == first && tail   ? tail
-                          : page - first < n_full ? full + (size_t)(page - first) * t->record
-                                                  : begun;
-
-        r = export(t, seq, record, s, to - s);
-        r = r ? r : copy_parts(t, seq, store, page, false);
-        if (!r) {
-            pool_rows(t, seq, store, record, s, to - s);
-        }
-        s = to;
-    }
-    if (!r && n_full > 0) {
-        if (tail) { /* complete */
-            memcpy(full, tail, t->record);
-        }
-        tier_io_give(t->io, &(struct tier_job){
-                                .at = tier_file_at(t, seq, store) + (uint64_t)first * t->record,
-                                .memory = full,
-                                .bytes = (uint32_t)((uint64_t)n_full * t->record),
-                                .seq = (int16_t)seq,
-                                .group = (uint8_t)(TIER_WRITES + w),
-                                .write = true,
-                            });
-        t->writing[w].seq = seq;
-        t->writing[w].store = store;
-        t->next_write = (w + 1) % TIER_N_WRITES;
-        t->counts.n_written += (uint64_t)n_full * t->record;
-    }
-    t->counts.keep_ns += clock_ns() - t0;
-    return r;
-}
-
-/* ---- sequences
- * ----------------------------------------------------------------------------------- */
 
 int tier_failed(struct tier *t, int32_t seq, struct error *ret)
 {

@@ -2,8 +2,8 @@
 #ifndef PIPIT_ENGINE_KV_HOME_TIER_IMPL_H
 #define PIPIT_ENGINE_KV_HOME_TIER_IMPL_H
 
-/* What the files of the tier share: tier.c, steps; tier_save.c, sequences at rest on their way out.
- * Private to them. */
+/* What the files of the tier share: tier.c, tier_fetch.c and tier_keep.c, which read and write in
+ * steps, and tier_save.c, which exports sequences at rest. Private to them. */
 
 #include "engine/kv/home/tier.h"
 
@@ -67,6 +67,24 @@ struct tier {
     } writing[TIER_N_WRITES]; /* sequence -1: nobody's */
     struct tier_counts counts;
 };
+
+uint64_t tier_write_bytes(const struct tier *t); /* of a buffer of `writes` */
+size_t tier_marks_bytes(const struct tier *t);   /* of one sequence in `wanted` */
+/* Partial keys of a store, device. */
+uint8_t *tier_parts_of(const struct tier *t, int32_t seq, int32_t store);
+
+/* A group's marks. */
+static inline uint8_t *tier_marks_of(const struct tier *t, const struct turn *turn, int32_t seq,
+                                     int32_t group)
+{
+    return turn->wanted + (size_t)seq * tier_marks_bytes(t) + (size_t)group * (size_t)t->config.ctx;
+}
+
+/* A store's head group in the pool. */
+static inline int32_t tier_set_of(const struct tier *t, int32_t store, int32_t group)
+{
+    return store * t->config.layout.n_groups + group;
+}
 
 /* The page in memory that is being filled, or was until two more had been begun; NULL. */
 uint8_t *tier_tail_of(const struct tier *t, int32_t seq, int32_t store, int32_t page);
