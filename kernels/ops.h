@@ -94,11 +94,19 @@ struct ops_norm_op {
     bool add;
 };
 
-enum ops_act { OPS_ACT_NONE, OPS_ACT_SILU, OPS_ACT_GELU_TANH, OPS_ACT_GELU_ERF, OPS_ACT_RELU };
+enum ops_act {
+    OPS_ACT_NONE,
+    OPS_ACT_SILU,
+    OPS_ACT_GELU_TANH,
+    OPS_ACT_GELU_ERF,
+    OPS_ACT_RELU,
+    OPS_ACT_RELU_SQ, /* max(x, 0)^2 */
+};
 
 enum { OPS_MATMUL_MAX_PARTS = 8 };
 
-/* For each part: y = x' W^T + bias, where x' = norm(x) (one norm, computed once for all parts).
+/* For each part: y = scale * x' W^T + bias_scale * bias, where x' = norm(x) (one norm, computed
+ * once for all parts).
  * `gated`: exactly two parts, y0 = act(part 0) * part 1; y of part 1 is not written.
  * Otherwise each part's act applies to it, and `add` adds the result to what y holds (residual). */
 struct ops_matmul {
@@ -115,8 +123,15 @@ struct ops_matmul {
         float *y;                      /* device (n, ldy) */
         int32_t ldy;
         enum ops_act act;
+        float scale;      /* 0: 1 */
+        float bias_scale; /* 0: 1 */
     } part[OPS_MATMUL_MAX_PARTS];
 };
+
+static inline float ops_factor(float scale)
+{
+    return scale == 0.0f ? 1.0f : scale;
+}
 
 /* y[i] = x[index[i]] for n_rows rows: the rows that need logits, or SwiftKV's survivors. */
 struct ops_gather {

@@ -64,6 +64,7 @@ const struct tensor_row arch_model_tensors[MT_COUNT] = {
     [MT_OUTPUT_NORM]   = {"output_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
     [MT_OUTPUT_NORM_B] = {"output_norm.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
     [MT_OUTPUT]        = {"output.weight", OPS_ROLE_MATMUL, DIM_VOCAB, DIM_EMBD},
+    [MT_OUTPUT_B]      = {"output.bias", OPS_ROLE_VECTOR, DIM_1, DIM_VOCAB},
 };
 
 #define LT_QKVO (LT_BIT(LT_Q) | LT_BIT(LT_K) | LT_BIT(LT_V) | LT_BIT(LT_O))
@@ -77,12 +78,22 @@ const struct tensor_row arch_model_tensors[MT_COUNT] = {
 
 static const struct arch archs[] = {
     {.name = "llama", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
+     .ffn_scales = true,
+     .required = LT_PRE | LT_QKVO | LT_GATED,
+     .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B},
+    {.name = "mistral3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
+     .ffn_scales = true,
+     .required = LT_PRE | LT_QKVO | LT_GATED,
+     .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B},
+    {.name = "granite", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
+     .multipliers = true,
      .required = LT_PRE | LT_QKVO | LT_GATED,
      .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B},
     {.name = "qwen2", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
      .required = LT_PRE | LT_QKVO | LT_QKV_B | LT_GATED},
     {.name = "qwen3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
-     .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_GATED},
+     .ffn_scales = true,
+     .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_GATED, .optional = LT_QKV_B},
     {.name = "gemma3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_GELU_TANH, .gated = true,
      .embed_scaled = true, .caps_logits = true, .window_period = 6, .window_rope_base = 10000.0f,
      .even_split_layers = 62,

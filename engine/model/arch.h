@@ -64,6 +64,7 @@ enum model_tensor {
     MT_OUTPUT_NORM,
     MT_OUTPUT_NORM_B,
     MT_OUTPUT, /* absent: tied to MT_EMBED */
+    MT_OUTPUT_B,
     MT_COUNT,
 };
 
@@ -107,6 +108,8 @@ struct arch {
     bool embed_scaled;      /* embeddings times sqrt(n_embd) */
     bool caps_attn;         /* key attn_logit_softcapping counts */
     bool caps_logits;       /* key final_logit_softcapping counts */
+    bool multipliers;       /* keys embedding_scale, residual_scale and logit_scale count */
+    bool ffn_scales;        /* scales of a layer's matrices (".scale") count in its FFN too */
     bool diff_kv;           /* n_k and n_v are keys of their own (DiffQKV) */
     bool shared_kv;         /* attention.shared_kv_layers: the last layers read earlier ones' K and V */
     int32_t window_period;  /* of the model's sliding window: every window_period-th layer is

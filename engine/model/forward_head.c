@@ -53,7 +53,8 @@ int forward_head(struct forward *f, const float *hidden, int32_t n, int32_t n_de
     };
     int64_t t0 = clock_ns();
 
-    add_part(&p, w, &(struct ops_weight){0}, f->logits.p, f->logits.ld, OPS_ACT_NONE);
+    p.part[0].scale = p.part[0].bias_scale = m->h.logit_scale;
+    add_part(&p, w, &m->w[MT_OUTPUT_B], f->logits.p, f->logits.ld, OPS_ACT_NONE);
     int r = f->ops->matmul(f->be, &p);
 
     if (!r && cap.cap > 0.0f) {

@@ -119,6 +119,19 @@ static inline void add_part(struct ops_matmul *p, const struct ops_weight *w,
     p->n_parts++;
 }
 
+/* What a layer's matrix gives is multiplied by its factor, and its bias too in the FFN: of what
+ * `factor` is 0 for 1, the residual stream's. */
+static inline void add_layer_part(struct ops_matmul *p, const struct model_layer *l, int t, int bias,
+                                  float *y, int32_t ldy, enum ops_act act, float factor)
+{
+    bool ffn = t >= LT_FFN_NORM && t <= LT_POST_FFN_NORM;
+
+    factor = ops_factor(factor);
+    p->part[p->n_parts].scale = ops_factor(l->scale[t]) * factor;
+    p->part[p->n_parts].bias_scale = (ffn ? ops_factor(l->scale[t]) : 1.0f) * factor;
+    add_part(p, &l->w[t], &l->w[bias], y, ldy, act);
+}
+
 static inline const struct ops_rope *rope_of(const struct forward *f, int32_t layer)
 {
     return f->m->layers[layer].local ? &f->m->rope_local.op : &f->m->rope.op;

@@ -21,20 +21,19 @@ int forward_step_embed(struct forward *f, int32_t layer)
 
 static struct ops_matmul qkv_of(struct forward *f, int32_t layer)
 {
-    const struct ops_weight *w = f->m->layers[layer].w;
-    bool deep = f->m->layers[layer].deep;
+    const struct model_layer *l = &f->m->layers[layer];
     struct ops_matmul p = {
         .rows = f->rows,
-        .norm = norm_of(f, &w[LT_ATTN_NORM], &w[LT_ATTN_NORM_B]),
+        .norm = norm_of(f, &l->w[LT_ATTN_NORM], &l->w[LT_ATTN_NORM_B]),
         .x = f->cur.p,
         .ldx = f->cur.ld,
     };
 
-    add_part(&p, &w[deep ? LT_SWIFT_Q : LT_Q], &w[deep ? LT_SWIFT_Q_B : LT_Q_B], f->q.p, f->q.ld,
-             OPS_ACT_NONE);
-    if (!deep && f->m->layers[layer].owner) {
-        add_part(&p, &w[LT_K], &w[LT_K_B], f->k.p, f->k.ld, OPS_ACT_NONE);
-        add_part(&p, &w[LT_V], &w[LT_V_B], f->v.p, f->v.ld, OPS_ACT_NONE);
+    add_layer_part(&p, l, l->deep ? LT_SWIFT_Q : LT_Q, l->deep ? LT_SWIFT_Q_B : LT_Q_B, f->q.p,
+                   f->q.ld, OPS_ACT_NONE, 0);
+    if (!l->deep && l->owner) {
+        add_layer_part(&p, l, LT_K, LT_K_B, f->k.p, f->k.ld, OPS_ACT_NONE, 0);
+        add_layer_part(&p, l, LT_V, LT_V_B, f->v.p, f->v.ld, OPS_ACT_NONE, 0);
     }
     return p;
 }
@@ -133,14 +132,15 @@ int forward_step_attend(struct forward *f, int32_t layer)
 }
 
 /* A projection back into the residual stream, through a norm of its own where the model has one. */
-static int project_out(struct forward *f, const struct buffer *from, const struct ops_weight *w,
-                       const struct ops_weight *bias, const struct ops_weight *post_norm)
+static int project_out(struct forward *f, const struct buffer *from, const struct model_layer *l,
+                       int t, int bias, int post)
 {
+    const struct ops_weight *post_norm = &l->w[post];
     bool normed = post_norm->n_cols != 0;
     struct buffer to = normed ? f->t : f->cur;
     struct ops_matmul p = {.rows = f->rows, .x = from->p, .ldx = from->ld, .add = !normed};
 
-    add_part(&p, w, bias, to.p, to.ld, OPS_ACT_NONE);
+    add_layer_part(&p, l, t, bias, to.p, to.ld, OPS_ACT_NONE, f->m->h.residual_scale);
     int r = f->ops->matmul(f->be, &p);
 
     if (r || !normed) {
@@ -161,15 +161,14 @@ static int project_out(struct forward *f, const struct buffer *from, const struc
 
 int forward_step_attn_out(struct forward *f, int32_t layer)
 {
-    const struct ops_weight *w = f->m->layers[layer].w;
-
-    return project_out(f, &f->att, &w[LT_O], &w[LT_O_B], &w[LT_POST_ATTN_NORM]);
+    return project_out(f, &f->att, &f->m->layers[layer], LT_O, LT_O_B, LT_POST_ATTN_NORM);
 }
 
 int forward_step_ffn_in(struct forward *f, int32_t layer)
 {
     const struct arch *arch = f->m->arch;
-    const struct ops_weight *w = f->m->layers[layer].w;
+    const struct model_layer *l = &f->m->layers[layer];
+    const struct ops_weight *w = l->w;
     struct ops_matmul p = {
         .rows = f->rows,
         .norm = arch->parallel ? norm_of(f, &w[LT_ATTN_NORM], &w[LT_ATTN_NORM_B])
@@ -180,17 +179,15 @@ int forward_step_ffn_in(struct forward *f, int32_t layer)
     };
 
     if (arch->gated) {
-        add_part(&p, &w[LT_GATE], &w[LT_GATE_B], f->h.p, f->h.ld, arch->act);
-        add_part(&p, &w[LT_UP], &w[LT_UP_B], NULL, f->h.ld, OPS_ACT_NONE);
+        add_layer_part(&p, l, LT_GATE, LT_GATE_B, f->h.p, f->h.ld, arch->act, 0);
+        add_layer_part(&p, l, LT_UP, LT_UP_B, NULL, f->h.ld, OPS_ACT_NONE, 0);
     } else {
-        add_part(&p, &w[LT_UP], &w[LT_UP_B], f->h.p, f->h.ld, arch->act);
+        add_layer_part(&p, l, LT_UP, LT_UP_B, f->h.p, f->h.ld, arch->act, 0);
     }
     return f->ops->matmul(f->be, &p);
 }
 
 int forward_step_ffn_out(struct forward *f, int32_t layer)
 {
-    const struct ops_weight *w = f->m->layers[layer].w;
-
-    return project_out(f, &f->h, &w[LT_DOWN], &w[LT_DOWN_B], &w[LT_POST_FFN_NORM]);
+    return project_out(f, &f->h, &f->m->layers[layer], LT_DOWN, LT_DOWN_B, LT_POST_FFN_NORM);
 }

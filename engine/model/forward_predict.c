@@ -63,8 +63,8 @@ static int project(struct forward *f, int32_t layer)
     };
     int r;
 
-    add_part(&p, &w[deep ? LT_SWIFT_Q : LT_Q], &w[deep ? LT_SWIFT_Q_B : LT_Q_B], f->predicted_q.p,
-             f->predicted_q.ld, OPS_ACT_NONE);
+    add_layer_part(&p, &f->m->layers[layer], deep ? LT_SWIFT_Q : LT_Q, deep ? LT_SWIFT_Q_B : LT_Q_B,
+                   f->predicted_q.p, f->predicted_q.ld, OPS_ACT_NONE, 0);
     r = f->ops->matmul(f->be, &p);
     if (r || !augmented) {
         return r;

@@ -355,6 +355,7 @@ static void read_swift(struct reader *r, const struct gguf *swift, struct hparam
 static void read_all(struct reader *r, const struct gguf *swift, const struct arch *arch,
                      struct hparams *h)
 {
+    h->embed_scale = arch->embed_scaled ? sqrtf((float)h->n_embd) : 1.0f;
     h->norm_eps = read_f32(r,
                            arch->norm == OPS_NORM_RMS ? "attention.layer_norm_rms_epsilon"
                                                       : "attention.layer_norm_epsilon",
@@ -375,6 +376,13 @@ static void read_all(struct reader *r, const struct gguf *swift, const struct ar
         h->final_softcap = read_f32(r, "final_logit_softcapping", 0.0f, 1e4f, arch->final_softcap);
     }
     h->attn_scale = read_f32(r, "attention.scale", 0.0f, 1e4f, 0.0f);
+    if (arch->multipliers) {
+        float divisor = read_f32_or_none(r, "logit_scale", 1e-4f, 1e6f, 1.0f);
+
+        h->logit_scale = 1.0f / divisor;
+        h->residual_scale = read_f32(r, "residual_scale", 0.0f, 1e4f, 0.0f);
+        h->embed_scale = read_f32_or_none(r, "embedding_scale", 1e-4f, 1e6f, 1.0f);
+    }
     if (read_i32(r, "expert_count", 0, 1 << 20, 0) > 0) {
         r->rc = error_set(r->reterr, -ENOTSUP, "models with experts are not offered");
     }
@@ -418,7 +426,6 @@ int hparams_read(const struct gguf *g, const struct gguf *swift, const struct ar
         h.layer[i].attn_scale =
             h.attn_scale > 0 ? h.attn_scale : 1.0f / sqrtf((float)h.layer[i].k_dim);
     }
-    h.embed_scale = arch->embed_scaled ? sqrtf((float)h.n_embd) : 1.0f;
     *ret = h;
     return 0;
 }

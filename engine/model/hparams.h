@@ -44,6 +44,8 @@ struct hparams {
     float norm_eps;
     float embed_scale;
     float attn_scale;    /* of every layer; 0: 1 / sqrt(k_dim) of each */
+    float residual_scale; /* of what attention and FFN add to the residual stream; 0: 1 */
+    float logit_scale;    /* 0: 1 */
     float attn_softcap;  /* 0: none */
     float final_softcap; /* 0: none */
     float alibi_max;

@@ -34,6 +34,7 @@ struct model_layer {
     bool deep;     /* beyond SwiftKV's split */
     bool local;    /* sliding window, its own RoPE base */
     struct ops_weight w[LT_COUNT]; /* n_cols 0: absent */
+    float scale[LT_COUNT];         /* of a matrix's products; 0: 1 */
 };
 
 struct model_rope {

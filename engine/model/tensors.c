@@ -15,43 +15,7 @@
 
 #include "engine/kv/kv.h"
 #include "engine/model/center.h"
-
-struct finder {
-    const struct model_source *source;
-    struct model *m;
-    struct error *reterr;
-    bool *used[1 + MODEL_MAX_OVERLAYS]; /* by tensor, base first */
-    int32_t cap;
-};
-
-static const struct gguf *file_at(const struct finder *f, int32_t i)
-{
-    return i == 0 ? f->source->base : f->source->overlays[i - 1];
-}
-
-/* NULL with 0: nobody has it. */
-static int lookup(struct finder *f, const char *name, const struct gguf_tensor **ret)
-{
-    const struct gguf_tensor *found = NULL;
-
-    for (int32_t i = 0; i <= f->source->n_overlays; i++) {
-        const struct gguf *g = file_at(f, i);
-        const struct gguf_tensor *t = gguf_tensor_find(g, name);
-
-        if (!t) {
-            continue;
-        }
-        if (found) {
-            return error_set(f->reterr, -EBADMSG,
-                             "tensor %s: overlay %s may add tensors, not replace them", name,
-                             gguf_path(g));
-        }
-        found = t;
-        f->used[i][t - gguf_tensor_at(g, 0)] = true;
-    }
-    *ret = found;
-    return 0;
-}
+#include "engine/model/tensors_impl.h"
 
 /* 0 for a side that the file decides. Of the model's own tensors (layer < 0) those of the largest
  * layer, which none of them has. */
@@ -162,7 +126,7 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
     } else {
         (void)snprintf(w->name, sizeof(w->name), "%s", row->name);
     }
-    r = lookup(f, w->name, &t);
+    r = tensors_lookup(f, w->name, &t);
     if (r) {
         return r;
     }
@@ -276,6 +240,9 @@ static int find_layer(struct finder *f, int32_t il, int first, int last)
         if (r == 0) {
             r = find_one(f, &arch_layer_tensors[t], il, (required & bit) != 0, &l->w[t]);
         }
+        if (r > 0 && arch_layer_tensors[t].role == OPS_ROLE_MATMUL) {
+            r = tensors_scale(f, il, t);
+        }
         if (r < 0) {
             return r;
         }
@@ -294,7 +261,7 @@ static int find_exit_words(struct finder *f)
     int r;
 
     for (int32_t i = 0; i <= f->source->n_overlays; i++) {
-        g = gguf_has(file_at(f, i), key) ? file_at(f, i) : g;
+        g = gguf_has(tensors_file(f, i), key) ? tensors_file(f, i) : g;
     }
     if (!g) {
         return error_set(f->reterr, -EBADMSG, "key %s is missing, exit_head.weight is there", key);
@@ -442,7 +409,7 @@ static bool is_leftover(const struct model *m, const char *name)
 static int check_unused(struct finder *f)
 {
     for (int32_t i = 0; i <= f->source->n_overlays; i++) {
-        const struct gguf *g = file_at(f, i);
+        const struct gguf *g = tensors_file(f, i);
 
         for (size_t k = 0; k < gguf_n_tensors(g); k++) {
             const struct gguf_tensor *t = gguf_tensor_at(g, k);
@@ -475,7 +442,7 @@ static int find_all(struct finder *f)
     int r = find_global(f, MT_EMBED, true);
 
     if (!r) {
-        r = lookup(f, arch_model_tensors[MT_ROPE_FREQS].name, &rope);
+        r = tensors_lookup(f, arch_model_tensors[MT_ROPE_FREQS].name, &rope);
     }
     for (int32_t il = 0; !r && il < m->h.n_layers; il++) {
         if (il == m->h.swift_layers) {
@@ -504,6 +471,9 @@ static int find_all(struct finder *f)
         r = find_global(f, MT_OUTPUT, false);
     }
     if (!r) {
+        r = find_global(f, MT_OUTPUT_B, false);
+    }
+    if (!r) {
         r = find_skews(f);
     }
     if (!r) {
@@ -525,7 +495,7 @@ int tensors_find(const struct model_source *source, struct model *m, struct erro
     m->list = calloc((size_t)f.cap, sizeof(*m->list));
     r = m->list ? 0 : -ENOMEM;
     for (int32_t i = 0; !r && i <= source->n_overlays; i++) {
-        f.used[i] = calloc(gguf_n_tensors(file_at(&f, i)) + 1, sizeof(bool));
+        f.used[i] = calloc(gguf_n_tensors(tensors_file(&f, i)) + 1, sizeof(bool));
         r = f.used[i] ? 0 : -ENOMEM;
     }
     r = r ? error_set(reterr, r, "model: no memory for the list of tensors") : find_all(&f);
@@ -556,9 +526,9 @@ int tensors_rope_factors(const struct gguf *g, int32_t n_rot, float *factors, st
     }
     memcpy(factors, t->data, (size_t)(n_rot / 2) * sizeof(float));
     for (int32_t i = 0; i < n_rot / 2; i++) {
-        if (!(factors[i] > 0.0f) || !isfinite(factors[i])) {
-            return error_set(reterr, -EBADMSG, "tensor rope_freqs.weight: value %d is not positive",
-                             i);
+        if (factors[i] == 0.0f || !isfinite(factors[i])) {
+            return error_set(reterr, -EBADMSG,
+                             "tensor rope_freqs.weight: value %d is 0 or no number", i);
         }
     }
     return 1;

@@ -181,6 +181,8 @@ void matmul_panel(const struct job *job, const struct thread_scratch *s, const s
     struct cpu_epilogue e = {
         .g = s->g,
         .bias = bias ? (const float *)bias->device + row : NULL,
+        .scale = ops_factor(p->part[part].scale),
+        .bias_scale = ops_factor(p->part[part].bias_scale),
         .y = p->part[part].y + (size_t)t0 * (size_t)p->part[part].ldy + row,
         .ldy = (size_t)p->part[part].ldy,
         .n = n,
@@ -201,6 +203,8 @@ void matmul_panel(const struct job *job, const struct thread_scratch *s, const s
             (const uint8_t *)up->device + (size_t)panel * up_stride, &a->acts[1], n, s->u);
         e.u = s->u;
         e.u_bias = p->part[1].bias ? (const float *)p->part[1].bias->device + row : NULL;
+        e.u_scale = ops_factor(p->part[1].scale);
+        e.u_bias_scale = ops_factor(p->part[1].bias_scale);
     }
     job->cpu->table.epilogue(&e);
 }

@@ -206,6 +206,7 @@ static bool is_plain(const struct job *job, const struct panel *u)
 {
     return u->w && !job->p->gated && !job->p->part[u->part].bias &&
            job->p->part[u->part].act == OPS_ACT_NONE &&
+           ops_factor(job->p->part[u->part].scale) == 1.0f &&
            u->w->n_rows - u->index * PANEL_ROWS >= PANEL_ROWS;
 }
 
@@ -286,6 +287,8 @@ static void finish(const struct job *job, const struct panel *u, const struct pa
     struct cpu_epilogue e = {
         .g = g,
         .bias = bias ? (const float *)bias->device + row : NULL,
+        .scale = ops_factor(p->part[u->part].scale),
+        .bias_scale = ops_factor(p->part[u->part].bias_scale),
         .y = y_of(job, u, token),
         .ldy = (size_t)p->part[u->part].ldy,
         .n = n,
@@ -299,6 +302,8 @@ static void finish(const struct job *job, const struct panel *u, const struct pa
 
         e.u = gate_by;
         e.u_bias = up_bias ? (const float *)up_bias->device + row : NULL;
+        e.u_scale = ops_factor(p->part[1].scale);
+        e.u_bias_scale = ops_factor(p->part[1].bias_scale);
     }
     job->cpu->table.epilogue(&e);
 }

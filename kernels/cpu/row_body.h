@@ -97,6 +97,11 @@ LANES_INLINE lf row_act(lf x, enum ops_act act)
         return row_gelu_erf(x);
     case OPS_ACT_RELU:
         return lf_max(lf_set1(0.0f), x);
+    case OPS_ACT_RELU_SQ: {
+        lf v = lf_max(lf_set1(0.0f), x);
+
+        return lf_mul(v, v);
+    }
     }
     return x;
 }
@@ -213,19 +218,24 @@ static void LANES_FN(epilogue)(const struct cpu_epilogue *e)
     const int part = e->n_rows < 16;
     const int32_t rows = e->n_rows;
     const lf zero = lf_set1(0.0f);
+    const lf scale = lf_set1(e->scale);
+    const lf u_scale = lf_set1(e->u_scale);
     lf bias = e->bias ? row_load_part(e->bias, rows, 0.0f) : zero;
     lf u_bias = e->u_bias ? row_load_part(e->u_bias, rows, 0.0f) : zero;
 
+    bias = lf_mul(bias, lf_set1(e->bias_scale));
+    u_bias = lf_mul(u_bias, lf_set1(e->u_bias_scale));
+
     for (int32_t t = 0; t < e->n; t++) {
         float *y = e->y + (size_t)t * e->ldy;
-        lf v = lf_load(e->g + 16 * (size_t)t);
+        lf v = lf_mul(lf_load(e->g + 16 * (size_t)t), scale);
 
         /* The next panel's line of this row: rows are far apart, no hardware prefetcher sees it. */
         lanes_prefetch_write(y + 16);
         v = e->bias ? lf_add(v, bias) : v;
         v = row_act(v, e->act);
         if (e->u) {
-            lf u = lf_load(e->u + 16 * (size_t)t);
+            lf u = lf_mul(lf_load(e->u + 16 * (size_t)t), u_scale);
 
             v = lf_mul(v, e->u_bias ? lf_add(u, u_bias) : u);
         }

@@ -54,13 +54,18 @@ typedef void cpu_norm_fn(const float *x, const float *w, const float *b, float e
 /* y[0, n / 32) from x[0, n); n is a multiple of 32. */
 typedef void cpu_quantize_fn(const float *x, int32_t n, struct panel_act *y);
 
-/* The end of a matmul, for one panel and n tokens: v = g[t*16 + r] (+ bias[r]), then act, then
- * times (u[t*16 + r] + u_bias[r]) where u is not NULL, then y[t * ldy + r] = v or += v. */
+/* The end of a matmul, for one panel and n tokens: v = scale * g[t*16 + r] (+ bias_scale *
+ * bias[r]), then act, then times the same of u where that is not NULL, then y[t * ldy + r] = v or
+ * += v. */
 struct cpu_epilogue {
     const float *g;      /* (n, 16) */
     const float *u;      /* (n, 16) or NULL */
     const float *bias;   /* (n_rows) or NULL */
     const float *u_bias;
+    float scale;
+    float bias_scale;
+    float u_scale;
+    float u_bias_scale;
     float *y;
     size_t ldy;
     int32_t n;

@@ -625,7 +625,8 @@ static bool straight(const struct gemm_part *to, const struct lt_shape *s)
 static int one_part(struct cuda *cu, const struct gemm *p, int part, const struct lt_shape *s)
 {
     const struct gemm_part *to = &p->part[part];
-    bool direct = s->bf16 && to->act == OPS_ACT_NONE && !to->bias && straight(to, s);
+    bool direct = s->bf16 && to->act == OPS_ACT_NONE && to->scale == 1.0f && !to->bias &&
+                  straight(to, s);
     struct lt_sums sums = {};
     int r = 0;
 

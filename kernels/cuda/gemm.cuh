@@ -24,6 +24,8 @@ struct gemm_part {
     int32_t ldy;
     int32_t n_rows;
     int32_t act;
+    float scale;
+    float bias_scale;
     int32_t end; /* first block of the next part */
 };
 
@@ -58,6 +60,8 @@ CUDA_INLINE float gemm_act(int32_t act, float x)
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     case OPS_ACT_RELU:
         return x > 0 ? x : 0.0f;
+    case OPS_ACT_RELU_SQ:
+        return x > 0 ? x * x : 0.0f;
     default:
         return x;
     }
@@ -65,7 +69,8 @@ CUDA_INLINE float gemm_act(int32_t act, float x)
 
 CUDA_INLINE float gemm_biased(const struct gemm_part *part, int32_t row, float sum)
 {
-    return part->bias ? sum + part->bias[row] : sum;
+    sum *= part->scale;
+    return part->bias ? sum + part->bias_scale * part->bias[row] : sum;
 }
 
 CUDA_INLINE void gemm_finish(const struct gemm *p, int part, int32_t row, int32_t token, float sum)

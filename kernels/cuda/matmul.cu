@@ -223,6 +223,8 @@ static void take_parts(const struct ops_matmul *p, int first, int end, struct ge
         part->ldy = p->part[i].ldy;
         part->n_rows = p->part[i].w->n_rows;
         part->act = p->part[i].act;
+        part->scale = ops_factor(p->part[i].scale);
+        part->bias_scale = ops_factor(p->part[i].bias_scale);
     }
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* y = norm(x) W^T + bias, activated, gated or added.
+/* y = scale * norm(x) W^T + bias, activated, gated or added.
  *
  * Each output is one sum over k from 0 up. To be quick enough for a whole text the loop takes 16
  * tokens side by side (x transposed into tiles [k][16], which a compiler turns into vectors without
@@ -71,7 +71,9 @@ static float biased(const struct ops_matmul *p, int part, int32_t row, float sum
 {
     const struct ops_weight *bias = p->part[part].bias;
 
-    return bias ? sum + ((const float *)bias->device)[row] : sum;
+    sum *= ops_factor(p->part[part].scale);
+    return bias ? sum + ops_factor(p->part[part].bias_scale) * ((const float *)bias->device)[row]
+                : sum;
 }
 
 static void finish(const struct ops_matmul *p, int part, int32_t row, int32_t token, float sum)

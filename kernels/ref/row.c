@@ -50,6 +50,8 @@ float ref_act(enum ops_act act, float x)
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     case OPS_ACT_RELU:
         return x > 0 ? x : 0.0f;
+    case OPS_ACT_RELU_SQ:
+        return x > 0 ? x * x : 0.0f;
     }
     return x;
 }

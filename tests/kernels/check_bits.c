@@ -148,8 +148,8 @@ static void panels(const char *variant, const struct cpu_table *t, const struct 
 
 static void ends(const char *variant, const struct cpu_table *t, const struct cpu_table *plain)
 {
-    static const enum ops_act acts[] = {OPS_ACT_NONE, OPS_ACT_SILU, OPS_ACT_GELU_TANH,
-                                        OPS_ACT_GELU_ERF, OPS_ACT_RELU};
+    static const enum ops_act acts[] = {OPS_ACT_NONE,     OPS_ACT_SILU, OPS_ACT_GELU_TANH,
+                                        OPS_ACT_GELU_ERF, OPS_ACT_RELU, OPS_ACT_RELU_SQ};
     float g[5 * ROWS];
     float u[5 * ROWS];
     float bias[ROWS];
@@ -160,7 +160,7 @@ static void ends(const char *variant, const struct cpu_table *t, const struct cp
     for (int i = 0; i < 5 * ROWS; i += 3) {
         g[i] *= 100;
     }
-    for (int32_t k = 0; k < 5 * 2 * 2; k++) {
+    for (int32_t k = 0; k < 6 * 2 * 2; k++) {
         float got[5 * ROWS] = {0};
         float want[5 * ROWS] = {0};
         struct cpu_epilogue e = {
@@ -168,6 +168,10 @@ static void ends(const char *variant, const struct cpu_table *t, const struct cp
             .u = k % 2 ? u : NULL,
             .bias = bias,
             .u_bias = bias,
+            .scale = k % 4 ? 1.0f : -0.75f,
+            .bias_scale = k % 4 ? 1.0f : 0.375f,
+            .u_scale = 1.25f,
+            .u_bias_scale = 1.0f,
             .y = got,
             .ldy = ROWS,
             .n = 5,

@@ -35,7 +35,21 @@ struct shape {
     int options;
 };
 
-enum { GATED = 1, ADD = 2, NORM = 4, BIAS = 8, EXTREME = 16, LAYER = 32, HEAD = 64, POISON = 128 };
+enum {
+    GATED = 1,
+    ADD = 2,
+    NORM = 4,
+    BIAS = 8,
+    EXTREME = 16,
+    LAYER = 32,
+    HEAD = 64,
+    POISON = 128,
+    SCALE = 256
+};
+
+/* With SCALE: of a part's product, and of its bias. */
+static const float scales[] = {-0.25f, 1.75f, 3.0f};
+static const float bias_scales[] = {0.5f, -2.0f, 0.0f};
 
 struct inputs {
     struct check_weight w[3];
@@ -67,7 +81,11 @@ static double in_double(const struct shape *s, const struct inputs *in, int part
 
         sum += v * (double)w[k];
     }
-    return s->options & BIAS ? sum + (double)in->bias[part].f32[r] : sum;
+    sum *= s->options & SCALE ? (double)scales[part] : 1;
+    return s->options & BIAS
+               ? sum + (double)in->bias[part].f32[r] *
+                           (s->options & SCALE ? (double)ops_factor(bias_scales[part]) : 1)
+               : sum;
 }
 
 static float round_bf16(float x)
@@ -274,6 +292,8 @@ static struct ops_matmul params(const struct check *c, const struct shape *s,
         p.part[i].bias = s->options & BIAS ? &in->bias[i].w[c->side] : NULL;
         p.part[i].y = check_dev(c, in->y[i]);
         p.part[i].ldy = s->n_rows[i];
+        p.part[i].scale = s->options & SCALE ? scales[i] : 0;
+        p.part[i].bias_scale = s->options & SCALE ? bias_scales[i] : 0;
         p.part[i].act = i == 0 && s->n_parts > 1 ? OPS_ACT_SILU : OPS_ACT_NONE;
     }
     return p;
@@ -357,7 +377,7 @@ static void one(struct check *c, const struct shape *s)
             against_double(c, s, &in);
         }
         alone(c, s, &in);
-        if (tolerance_of(c, s, s->n - 1) != &tol_reduce && !(s->options & (NORM | HEAD)) &&
+        if (tolerance_of(c, s, s->n - 1) != &tol_reduce && !(s->options & (NORM | HEAD | SCALE)) &&
             s->n_parts == 1 && strcmp(c->sides[1]->ops->name, "cpu") == 0) {
             against_rounded(c, s, &in);
         }
@@ -406,6 +426,9 @@ void check_op(struct check *c)
             {types[t], 45, 0, 2048, {48}, 1, ADD},
             {types[t], 33, 0, 768, {24, 24}, 2, GATED | BIAS},
             {types[t], 4, 4, 1536, {31}, 1, NORM | LAYER},
+            {types[t], 4, 1, 256, {40, 17, 3}, 3, SCALE | BIAS},
+            {types[t], 70, 1, 256, {40}, 1, SCALE | ADD},
+            {types[t], 33, 1, 256, {24, 24}, 2, SCALE | GATED | BIAS},
             {types[t], 3, 3, 256, {20}, 1, EXTREME},
             {types[t], 3, 1, 256, {20, 20}, 2, EXTREME | GATED | NORM},
             {types[t], 9, 1, 256, {40}, 1, POISON},

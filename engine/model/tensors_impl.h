@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_ENGINE_MODEL_TENSORS_IMPL_H
+#define PIPIT_ENGINE_MODEL_TENSORS_IMPL_H
+
+/* What the files that look tensors up share. Private to tensors*.c. */
+
+#include "engine/model/tensors.h"
+
+struct finder {
+    const struct model_source *source;
+    struct model *m;
+    struct error *reterr;
+    bool *used[1 + MODEL_MAX_OVERLAYS]; /* by tensor, base first */
+    int32_t cap;
+};
+
+/* The base with 0, else an overlay. */
+static inline const struct gguf *tensors_file(const struct finder *f, int32_t i)
+{
+    return i == 0 ? f->source->base : f->source->overlays[i - 1];
+}
+
+/* *ret is NULL, with 0, where nobody has it. */
+int tensors_lookup(struct finder *f, const char *name, const struct gguf_tensor **ret) WARN_UNUSED;
+
+/* tensors_scale.c: the factor of what a layer's matrix gives, where the file has one. */
+int tensors_scale(struct finder *f, int32_t il, int t) WARN_UNUSED;
+
+#endif
