@@ -442,7 +442,8 @@ static int hex_value(char c)
     return c <= '9' ? c - '0' : c - 'a' + 10;
 }
 
-/* The base's hash, mixed with each overlay's by its place. */
+/* The base's hash, mixed with each overlay's by its place, and with what LongRoPE's other factors
+ * change: keys of one context are none of the other. */
 static void make_identity(struct engine *e)
 {
     memcpy(e->identity, e->p.sha256, sizeof(e->identity));
@@ -453,6 +454,9 @@ static void make_identity(struct engine *e)
             e->identity[i] = "0123456789abcdef"[v & 15];
         }
     }
+    if (e->p.model->long_rope) {
+        e->identity[0] = "0123456789abcdef"[hex_value(e->identity[0]) ^ 1];
+    }
 }
 
 static int make_parts(struct engine *e, bool (*progress)(void *arg, float done), void *arg,
@@ -461,16 +465,19 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
     struct geometry geometry = {0};
     struct backend_limits limits;
 
-    make_identity(e);
     int r = e->p.ops->create(&e->p.be_config, &e->be, reterr);
 
     if (!r) {
         r = make_plan(&e->p, e->be, &e->plan, &geometry, reterr);
     }
+    if (!r) {
+        r = model_set_context(e->p.model, e->p.base, e->plan.ctx, reterr);
+    }
     if (r) {
         geometry_finish(&geometry);
         return r;
     }
+    make_identity(e);
     r = kv_create(&geometry, e->be, &e->cache, reterr);
     if (!r) {
         limits = limits_for(&e->p, e->plan.ctx, e->plan.n_seqs);

@@ -31,6 +31,8 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_Q_DOWN]         = {"attn_q_down.weight", OPS_ROLE_MATMUL, DIM_Q, DIM_AUG_Q},
     [LT_Q_NORM]         = {"attn_q_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_HEAD},
     [LT_K_NORM]         = {"attn_k_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_HEAD},
+    [LT_Q_NORM_WIDE]    = {"attn_q_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_Q},
+    [LT_K_NORM_WIDE]    = {"attn_k_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_K},
     [LT_O]              = {"attn_output.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_ATT},
     [LT_O_B]            = {"attn_output.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
     [LT_POST_ATTN_NORM] = {"post_attention_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
@@ -70,9 +72,11 @@ const struct tensor_row arch_model_tensors[MT_COUNT] = {
 #define LT_QKVO (LT_BIT(LT_Q) | LT_BIT(LT_K) | LT_BIT(LT_V) | LT_BIT(LT_O))
 #define LT_QKV_B (LT_BIT(LT_Q_B) | LT_BIT(LT_K_B) | LT_BIT(LT_V_B))
 #define LT_QK_NORM (LT_BIT(LT_Q_NORM) | LT_BIT(LT_K_NORM))
+#define LT_QK_NORM_WIDE (LT_BIT(LT_Q_NORM_WIDE) | LT_BIT(LT_K_NORM_WIDE))
 #define LT_GATED (LT_BIT(LT_GATE) | LT_BIT(LT_UP) | LT_BIT(LT_DOWN))
 #define LT_GATED_B (LT_BIT(LT_GATE_B) | LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B))
 #define LT_PRE (LT_BIT(LT_ATTN_NORM) | LT_BIT(LT_FFN_NORM))
+#define LT_PRE_B (LT_BIT(LT_ATTN_NORM_B) | LT_BIT(LT_FFN_NORM_B))
 #define LT_POST (LT_BIT(LT_POST_ATTN_NORM) | LT_BIT(LT_POST_FFN_NORM))
 #define LT_AUG_Q (LT_BIT(LT_Q_GATE) | LT_BIT(LT_Q_UP) | LT_BIT(LT_Q_DOWN))
 
@@ -82,11 +86,11 @@ static const struct arch archs[] = {
      .required = LT_PRE | LT_QKVO | LT_GATED,
      .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B},
     {.name = "mistral3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
-     .ffn_scales = true,
+     .ffn_scales = true, .temperature = true,
      .required = LT_PRE | LT_QKVO | LT_GATED,
      .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B},
     {.name = "granite", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
-     .multipliers = true,
+     .multipliers = true, .rope_switch = true,
      .required = LT_PRE | LT_QKVO | LT_GATED,
      .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B},
     {.name = "qwen2", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
@@ -102,6 +106,21 @@ static const struct arch archs[] = {
      .embed_scaled = true, .caps_attn = true, .caps_logits = true, .window_period = 2, .window = 4096, .window_scaled = true,
      .even_split_layers = 46, .attn_softcap = 50.0f, .final_softcap = 30.0f,
      .required = LT_PRE | LT_POST | LT_QKVO | LT_GATED, .optional = LT_QKV_B},
+    {.name = "smollm3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
+     .no_rope_period = 4,
+     .required = LT_PRE | LT_QKVO | LT_GATED, .optional = LT_QKV_B | LT_GATED_B},
+    {.name = "phi3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .fused_ffn = true,
+     .required = LT_PRE | LT_QKVO | LT_GATED, .optional = LT_QKV_B | LT_BIT(LT_O_B)},
+    {.name = "olmo2", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .window_period = 4,
+     .required = LT_POST | LT_QKVO | LT_QK_NORM_WIDE | LT_GATED, .optional = LT_QKV_B},
+    {.name = "exaone4", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .window_period = 4, .window_layers = 64, .window = 4096, .window_scaled = true, .rope_local_only = true,
+     .required = LT_POST | LT_QKVO | LT_QK_NORM | LT_GATED, .optional = LT_QKV_B},
+    {.name = "nemotron", .norm = OPS_NORM_LAYER, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_RELU_SQ,
+     .required = LT_PRE | LT_PRE_B | LT_QKVO | LT_BIT(LT_UP) | LT_BIT(LT_DOWN),
+     .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B)},
     {.name = "sigma", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
      .diff_kv = true,
      .required = LT_PRE | LT_QKVO | LT_GATED,

@@ -29,6 +29,8 @@ enum layer_tensor {
     LT_Q_DOWN,
     LT_Q_NORM, /* per head */
     LT_K_NORM,
+    LT_Q_NORM_WIDE, /* of all heads as one row */
+    LT_K_NORM_WIDE,
     LT_O,
     LT_O_B,
     LT_POST_ATTN_NORM, /* of attention's output, before it joins the residual */
@@ -108,6 +110,11 @@ struct arch {
     bool embed_scaled;      /* embeddings times sqrt(n_embd) */
     bool caps_attn;         /* key attn_logit_softcapping counts */
     bool caps_logits;       /* key final_logit_softcapping counts */
+    bool fused_ffn;         /* ffn_up holds gate's rows, then up's */
+    int32_t no_rope_period; /* every no_rope_period-th layer does not rotate; 0: all do */
+    bool rope_local_only;   /* where some layers slide, the others do not rotate */
+    bool rope_switch;       /* key rope.scaling.finetuned = false: no layer rotates */
+    bool temperature;       /* key attention.temperature_scale counts */
     bool multipliers;       /* keys embedding_scale, residual_scale and logit_scale count */
     bool ffn_scales;        /* scales of a layer's matrices (".scale") count in its FFN too */
     bool diff_kv;           /* n_k and n_v are keys of their own (DiffQKV) */
@@ -115,6 +122,7 @@ struct arch {
     int32_t window_period;  /* of the model's sliding window: every window_period-th layer is
                                global; 0: no layer slides */
     int32_t window;         /* that a file without a key for it has; 0: none */
+    int32_t window_layers;  /* only the size with so many layers slides: no key tells; 0: all do */
     float window_rope_base; /* RoPE base of sliding layers; 0: the model's */
     bool window_scaled;     /* sliding layers take part in the file's scaling of RoPE */
     float attn_scale;       /* of a file without a key for it; 0: 1 / sqrt(k_dim), but */

@@ -29,7 +29,8 @@ int center_derive(struct model *m, int32_t store, struct model_weight *ret)
     struct ops_weight *w = m->layers[m->stores[store].layer].w;
     int32_t n = m->stores[store].n_k * m->stores[store].k_dim;
 
-    if (!w[bias_of(m, store)].n_cols || w[LT_K_NORM].n_cols || m->h.attn_softcap > 0) {
+    if (!w[bias_of(m, store)].n_cols || w[LT_K_NORM].n_cols || w[LT_K_NORM_WIDE].n_cols ||
+        m->h.attn_softcap > 0) {
         return 0;
     }
     if (!m->centers) {
@@ -82,8 +83,8 @@ static void fill_one(struct model *m, int32_t store, const float *bias)
     int32_t d = m->stores[store].k_dim;
 
     for (int32_t h = 0; h < m->stores[store].n_k; h++) {
-        center_turn(m->layers[layer].local ? &m->rope_local.op : &m->rope.op, POSITIONS,
-                    bias + h * d, d, m->centers + (size_t)store * stride(m) + h * d);
+        center_turn(model_rope(m, layer), POSITIONS, bias + h * d, d,
+                    m->centers + (size_t)store * stride(m) + h * d);
     }
 }
 

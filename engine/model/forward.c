@@ -178,7 +178,8 @@ static void emit_instr(struct forward *f, step_fn *fn, int32_t layer)
 static void emit_layer(struct forward *f, int32_t layer)
 {
     bool aug_q = f->m->layers[layer].w[LT_Q_GATE].n_cols != 0;
-    bool fused = f->ops->qkv_store && !aug_q;
+    bool wide = f->m->layers[layer].w[LT_Q_NORM_WIDE].n_cols != 0;
+    bool fused = f->ops->qkv_store && !aug_q && !wide;
 
     if (!fused) {
         emit_instr(f, forward_step_qkv, layer);
@@ -195,6 +196,9 @@ static void emit_layer(struct forward *f, int32_t layer)
     if (aug_q) {
         emit_instr(f, forward_step_aug_q_in, layer);
         emit_instr(f, forward_step_aug_q_out, layer);
+    }
+    if (wide) {
+        emit_instr(f, forward_step_qk_norm, layer);
     }
     emit_instr(f, fused ? forward_step_qkv_store : forward_step_store, layer);
     emit_instr(f, forward_step_attend, layer);

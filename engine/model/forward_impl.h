@@ -134,7 +134,7 @@ static inline void add_layer_part(struct ops_matmul *p, const struct model_layer
 
 static inline const struct ops_rope *rope_of(const struct forward *f, int32_t layer)
 {
-    return f->m->layers[layer].local ? &f->m->rope_local.op : &f->m->rope.op;
+    return model_rope(f->m, layer);
 }
 
 /* forward.c: floats of a row of queries, of the layer that has most. */

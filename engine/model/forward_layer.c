@@ -65,6 +65,30 @@ int forward_step_aug_q_out(struct forward *f, int32_t layer)
     return f->ops->matmul(f->be, &p);
 }
 
+static int norm_in_place(struct forward *f, const struct buffer *b, const struct ops_weight *w)
+{
+    struct ops_norm_op p = {
+        .rows = f->rows,
+        .norm = head_norm(f, w),
+        .x = b->p,
+        .y = b->p,
+        .ldx = b->ld,
+        .ldy = b->ld,
+        .n_cols = w->n_cols,
+    };
+
+    return f->ops->norm(f->be, &p);
+}
+
+/* All heads of a row as one. */
+int forward_step_qk_norm(struct forward *f, int32_t layer)
+{
+    const struct ops_weight *w = f->m->layers[layer].w;
+    int r = norm_in_place(f, &f->q, &w[LT_Q_NORM_WIDE]);
+
+    return r ? r : norm_in_place(f, &f->k, &w[LT_K_NORM_WIDE]);
+}
+
 /* New K and V to the cache, unless the split or an earlier layer has stored them; queries are
  * rotated. */
 static int store_rows(struct forward *f, int32_t layer, struct ops_matmul *qkv)

@@ -13,6 +13,7 @@ int forward_step_embed(struct forward *f, int32_t layer);
 int forward_step_qkv(struct forward *f, int32_t layer);
 int forward_step_aug_q_in(struct forward *f, int32_t layer);
 int forward_step_aug_q_out(struct forward *f, int32_t layer);
+int forward_step_qk_norm(struct forward *f, int32_t layer);
 int forward_step_store(struct forward *f, int32_t layer);
 int forward_step_qkv_store(struct forward *f, int32_t layer);
 int forward_step_attend(struct forward *f, int32_t layer);

@@ -154,6 +154,7 @@ static void read_scaling(struct reader *r, struct hparams *h)
     if (r->rc) {
         return;
     }
+    h->rope_log_mul = read_f32(r, "rope.scaling.yarn_log_multiplier", 0.0f, 100.0f, 0.0f);
     if (type_is(type, "none")) {
         h->rope_scaling = ROPE_SCALING_NONE;
         h->rope_factor = 1.0f;
@@ -161,9 +162,11 @@ static void read_scaling(struct reader *r, struct hparams *h)
         h->rope_scaling = h->rope_factor == 1.0f ? ROPE_SCALING_NONE : ROPE_SCALING_LINEAR;
     } else if (type_is(type, "yarn")) {
         h->rope_scaling = ROPE_SCALING_YARN;
+    } else if (type_is(type, "longrope")) {
+        h->rope_scaling = ROPE_SCALING_LONG;
     } else {
-        r->rc =
-            error_set(r->reterr, -ENOTSUP, "key %s: only none, linear and yarn are offered", key);
+        r->rc = error_set(r->reterr, -ENOTSUP,
+                          "key %s: only none, linear, yarn and longrope are offered", key);
     }
 }
 
@@ -179,7 +182,8 @@ static void read_window(struct reader *r, const struct arch *arch, struct hparam
     int32_t window;
 
     h->rope_base_window = arch->window_rope_base > 0 ? arch->window_rope_base : h->rope_base;
-    if (arch->window_period == 0 || r->rc) {
+    if (arch->window_period == 0 || r->rc ||
+        (arch->window_layers && arch->window_layers != h->n_layers)) {
         return;
     }
     h->rope_base_window =
@@ -270,6 +274,28 @@ static void read_heads(struct reader *r, const struct arch *arch, struct hparams
             r->rc = error_set(r->reterr, -EBADMSG, "heads of %d dims, at most %d are offered",
                               l->k_dim, HPARAMS_MAX_HEAD_DIM);
         }
+    }
+}
+
+/* Which layers rotate queries and keys. */
+static void read_rotation(struct reader *r, const struct arch *arch, struct hparams *h)
+{
+    bool all = true;
+    bool slides = false;
+    char key[96];
+
+    key_name(r, "rope.scaling.finetuned", key, sizeof(key));
+    if (!r->rc && arch->rope_switch && gguf_has(r->g, key)) {
+        r->rc = gguf_get_bool(r->g, key, &all, r->reterr);
+    }
+    for (int32_t i = 0; i < h->n_layers; i++) {
+        slides = slides || h->layer[i].window > 0;
+    }
+    for (int32_t i = 0; i < h->n_layers; i++) {
+        bool skipped = arch->no_rope_period && (i + 1) % arch->no_rope_period == 0;
+        bool global = arch->rope_local_only && slides && h->layer[i].window == 0;
+
+        h->layer[i].rotates = all && !skipped && !global && arch->rope != OPS_ROPE_NONE;
     }
 }
 
@@ -367,6 +393,7 @@ static void read_all(struct reader *r, const struct gguf *swift, const struct ar
     if (!r->rc) {
         read_heads(r, arch, h);
     }
+    read_rotation(r, arch, h);
     read_widths(r, h);
     read_shared(r, arch, h);
     if (arch->caps_attn) { /* others' files may say what nobody applies */
@@ -376,6 +403,9 @@ static void read_all(struct reader *r, const struct gguf *swift, const struct ar
         h->final_softcap = read_f32(r, "final_logit_softcapping", 0.0f, 1e4f, arch->final_softcap);
     }
     h->attn_scale = read_f32(r, "attention.scale", 0.0f, 1e4f, 0.0f);
+    if (arch->temperature) {
+        h->temperature = read_f32(r, "attention.temperature_scale", 0.0f, 100.0f, 0.0f);
+    }
     if (arch->multipliers) {
         float divisor = read_f32_or_none(r, "logit_scale", 1e-4f, 1e6f, 1.0f);
 

@@ -24,12 +24,13 @@ struct layer_sizes {
     int32_t v_dim;
     int32_t n_rot;  /* leading dims of a head that rotate, even */
     int32_t n_ff;
+    bool rotates;   /* RoPE */
     int32_t window; /* of a sliding layer, else 0 */
     float attn_scale;
     int32_t reads;  /* the layer whose K and V it attends over: itself, or an earlier one */
 };
 
-enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_YARN };
+enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_YARN, ROPE_SCALING_LONG };
 
 struct hparams {
     int32_t n_layers;
@@ -56,7 +57,9 @@ struct hparams {
     float rope_attn_factor;
     float rope_beta_fast;
     float rope_beta_slow;
+    float rope_log_mul; /* YaRN: share of its growth of cosines that the model was trained without */
     int32_t rope_orig_ctx;
+    float temperature; /* of queries, which grows with each rope_orig_ctx positions; 0: none */
     int32_t swift_layers; /* layers with K and V of their own input; n_layers without SwiftKV */
     int32_t swift_group;  /* deep layers that share a store */
 };

@@ -242,31 +242,41 @@ static int32_t n_rot_of(const struct hparams *h, bool local)
     return h->layer[0].n_rot;
 }
 
-static int make_ropes(struct model *m, const struct gguf *base, struct error *reterr)
+int model_set_context(struct model *m, const struct gguf *base, int32_t ctx, struct error *reterr)
 {
     const struct hparams *h = &m->h;
     int32_t n_rot = n_rot_of(h, false);
     int32_t n_local = n_rot_of(h, true);
-    float factors[HPARAMS_MAX_HEAD_DIM / 2];
-    int r = tensors_rope_factors(base, n_rot, factors, reterr);
+    float table[HPARAMS_MAX_HEAD_DIM / 2];
+    const float *factors = NULL;
+    int r = tensors_rope_factors(base, h, n_rot, ctx > h->rope_orig_ctx, table, reterr);
 
     if (r < 0) {
         return r;
     }
+    if (h->temperature > 0 && ctx > h->rope_orig_ctx) {
+        return error_set(reterr, -ENOTSUP,
+                         "key %s.attention.temperature_scale: queries beyond position %d have a "
+                         "temperature, which is not offered; a context of %d is",
+                         m->arch->name, h->rope_orig_ctx, h->rope_orig_ctx);
+    }
+    m->long_rope = r == ROPE_FACTORS_LONG;
+    factors = r != ROPE_FACTORS_NONE ? table : NULL;
     m->rope.op = (struct ops_rope){
         .form = m->arch->rope,
         .n_dims = n_rot,
         .inv_freq = m->rope.inv_freq,
-        .mscale =
-            rope_table(h, n_rot, h->rope_base, true, r > 0 ? factors : NULL, m->rope.inv_freq),
+        .mscale = rope_table(h, n_rot, h->rope_base, true, factors, m->rope.inv_freq),
     };
+    factors = m->arch->window_scaled && n_local == n_rot ? factors : NULL;
     m->rope_local.op = (struct ops_rope){
         .form = m->arch->rope,
         .n_dims = n_local,
         .inv_freq = m->rope_local.inv_freq,
-        .mscale = rope_table(h, n_local, h->rope_base_window, m->arch->window_scaled, NULL,
+        .mscale = rope_table(h, n_local, h->rope_base_window, m->arch->window_scaled, factors,
                              m->rope_local.inv_freq),
     };
+    m->rope_none = (struct ops_rope){.form = OPS_ROPE_NONE, .mscale = 1.0f};
     return 0;
 }
 
@@ -304,7 +314,7 @@ int model_open(const struct model_source *source, struct model **ret, struct err
         r = tensors_find(source, m, reterr);
     }
     if (!r) {
-        r = make_ropes(m, source->base, reterr);
+        r = model_set_context(m, source->base, 0, reterr);
     }
     if (r) {
         goto fail;

@@ -53,6 +53,9 @@ struct model {
     struct ops_weight w[MT_COUNT];
     struct model_rope rope;       /* of global layers */
     struct model_rope rope_local; /* of sliding ones */
+    struct ops_rope rope_none;    /* of layers that do not rotate */
+    bool long_rope;               /* the context is longer than the one that the model began with, */
+                                  /* and so its long factors are in the tables */
     uint64_t n_params;
     int32_t *exit_words; /* (w[MT_EXIT_HEAD].n_rows - 1) ascending token ids; NULL without that head */
 
@@ -73,6 +76,9 @@ struct model_source {
 
 /* -EBADMSG naming the key or tensor; -ENOTSUP for an architecture or tensor this build lacks. */
 int model_open(const struct model_source *source, struct model **ret, struct error *reterr) WARN_UNUSED;
+/* Before the first step: LongRoPE has two sets of factors, and the context's length decides. */
+int model_set_context(struct model *m, const struct gguf *base, int32_t ctx,
+                      struct error *reterr) WARN_UNUSED;
 void model_close(struct model *m); /* takes NULL */
 
 /* What model_open holds: the lists of layers and tensors. */
@@ -99,6 +105,15 @@ static inline bool model_can_exit(const struct model *m)
 static inline const struct ops_weight *model_opt(const struct ops_weight *w)
 {
     return w->n_cols ? w : NULL;
+}
+
+/* How a layer rotates queries and keys. */
+static inline const struct ops_rope *model_rope(const struct model *m, int32_t layer)
+{
+    if (!m->h.layer[layer].rotates) {
+        return &m->rope_none;
+    }
+    return m->layers[layer].local ? &m->rope_local.op : &m->rope.op;
 }
 
 #endif

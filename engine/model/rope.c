@@ -41,7 +41,9 @@ float rope_table(const struct hparams *h, int32_t n_rot, float base, bool scaled
         inv_freq[i] = (float)(share * f / divisor + (1.0 - share) * f);
     }
     if (scaling != ROPE_SCALING_YARN) {
-        return 1.0f;
+        return scaled ? h->rope_attn_factor : 1.0f;
     }
-    return h->rope_attn_factor * (float)(1.0 + (divisor > 1.0 ? 0.1 * log(divisor) : 0.0));
+    double grown = divisor > 1.0 ? 0.1 * log(divisor) : 0.0;
+
+    return h->rope_attn_factor * (float)((1.0 + grown) / (1.0 + (double)h->rope_log_mul * grown));
 }

@@ -19,7 +19,7 @@
 
 /* 0 for a side that the file decides. Of the model's own tensors (layer < 0) those of the largest
  * layer, which none of them has. */
-static int32_t dim_size(const struct hparams *h, int32_t layer, enum tensor_dim d)
+int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d)
 {
     const struct layer_sizes *l = layer < 0 ? &h->most : &h->layer[layer];
 
@@ -67,12 +67,17 @@ static int32_t deep_heads(const struct layer_sizes *l, enum tensor_dim d, uint64
 }
 
 static int check_shape(struct finder *f, const char *name, const struct gguf_tensor *t,
-                       const struct tensor_row *row, int32_t layer)
+                       const struct tensor_row *row, int32_t layer, const struct tensor_part *part)
 {
     const struct layer_sizes *l = layer < 0 ? &f->m->h.most : &f->m->h.layer[layer];
-    uint64_t cols = (uint64_t)dim_size(&f->m->h, layer, row->cols);
-    uint64_t rows = (uint64_t)dim_size(&f->m->h, layer, row->rows);
+    uint64_t cols = (uint64_t)tensors_dim(&f->m->h, layer, row->cols);
+    uint64_t rows = (uint64_t)tensors_dim(&f->m->h, layer, row->rows);
 
+    if (part->name && rows == 1) {
+        cols = (uint64_t)part->total;
+    } else if (part->name) {
+        rows = (uint64_t)part->total;
+    }
     if (row->rows == DIM_EXIT) {
         rows = t->dims[1];
         if (rows < 2 || rows > (uint64_t)f->m->h.n_vocab) {
@@ -119,12 +124,14 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
     struct model *m = f->m;
     const struct gguf_tensor *t = NULL;
     struct model_weight *w = &m->list[m->n_list];
+    struct tensor_part part = tensors_part(f, row, layer);
+    const char *name = part.name ? part.name : row->name;
     int r;
 
     if (layer >= 0) {
-        (void)snprintf(w->name, sizeof(w->name), "blk.%d.%s", layer, row->name);
+        (void)snprintf(w->name, sizeof(w->name), "blk.%d.%s", layer, name);
     } else {
-        (void)snprintf(w->name, sizeof(w->name), "%s", row->name);
+        (void)snprintf(w->name, sizeof(w->name), "%s", name);
     }
     r = tensors_lookup(f, w->name, &t);
     if (r) {
@@ -133,7 +140,7 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
     if (!t) {
         return required ? error_set(f->reterr, -EBADMSG, "tensor %s is missing", w->name) : 0;
     }
-    r = check_shape(f, w->name, t, row, layer);
+    r = check_shape(f, w->name, t, row, layer, &part);
     if (r) {
         return r;
     }
@@ -150,9 +157,15 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
     }
     w->dst = dst;
     w->file_bytes = t->n_bytes;
+    if (part.name) {
+        r = tensors_take_part(&part, t, w);
+        if (r) {
+            return error_set(f->reterr, r, "tensor %s cannot be cut", w->name);
+        }
+    }
     dst->n_cols = w->desc.n_cols;
     dst->n_rows = w->desc.n_rows;
-    m->n_params += t->dims[0] * t->dims[1];
+    m->n_params += (uint64_t)w->desc.n_cols * (uint64_t)w->desc.n_rows;
     m->n_list++;
     return 1;
 }
@@ -343,6 +356,12 @@ static int find_skews(struct finder *f)
             r = find_one(f, &arch_layer_tensors[LT_COLUMNS], st->layer, true, &w[LT_COLUMNS]);
             r = r > 0 ? 0 : r;
         }
+        if (!r && w[LT_SKEW].n_cols && w[LT_Q_NORM_WIDE].n_cols) {
+            return error_set(f->reterr, -ENOTSUP,
+                             "blk.%d.attn_skew.weight: not offered where queries are normed as one "
+                             "row",
+                             st->layer);
+        }
         if (!r && w[LT_SKEW].n_cols && (w[LT_SKEW].n_cols != n || w[LT_COLUMNS].n_cols != n)) {
             r = error_set(f->reterr, -EBADMSG,
                           "blk.%d.attn_skew.weight and attn_columns.weight must hold %d K heads of "
@@ -512,24 +531,4 @@ int tensors_find(const struct model_source *source, struct model *m, struct erro
         m->list[i].desc.name = m->list[i].name;
     }
     return r;
-}
-
-int tensors_rope_factors(const struct gguf *g, int32_t n_rot, float *factors, struct error *reterr)
-{
-    const struct gguf_tensor *t = gguf_tensor_find(g, arch_model_tensors[MT_ROPE_FREQS].name);
-
-    if (!t) {
-        return 0;
-    }
-    if (t->type != DTYPE_F32 || t->dims[0] != (uint64_t)(n_rot / 2) || t->dims[1] != 1) {
-        return error_set(reterr, -EBADMSG, "tensor rope_freqs.weight must be F32 (%d)", n_rot / 2);
-    }
-    memcpy(factors, t->data, (size_t)(n_rot / 2) * sizeof(float));
-    for (int32_t i = 0; i < n_rot / 2; i++) {
-        if (factors[i] == 0.0f || !isfinite(factors[i])) {
-            return error_set(reterr, -EBADMSG,
-                             "tensor rope_freqs.weight: value %d is 0 or no number", i);
-        }
-    }
-    return 1;
 }

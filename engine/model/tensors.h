@@ -18,8 +18,11 @@ struct model_weight {
  * are loaded, present weights have their n_rows and n_cols set and nothing else. */
 int tensors_find(const struct model_source *source, struct model *m, struct error *reterr) WARN_UNUSED;
 
-/* 1 and factors (n_rot / 2) where the file has rope_freqs.weight, 0 where not. */
-int tensors_rope_factors(const struct gguf *g, int32_t n_rot, float *factors,
-                         struct error *reterr) WARN_UNUSED;
+/* Factors that divide RoPE's frequencies, (n_rot / 2): which the file has, or a negative errno. Of
+ * LongRoPE's two sets the one for a context that is longer than the model's first (`is_long`), or
+ * not. */
+enum { ROPE_FACTORS_NONE, ROPE_FACTORS_ONE, ROPE_FACTORS_SHORT, ROPE_FACTORS_LONG };
+int tensors_rope_factors(const struct gguf *g, const struct hparams *h, int32_t n_rot, bool is_long,
+                         float *factors, struct error *reterr) WARN_UNUSED;
 
 #endif

@@ -23,6 +23,24 @@ static inline const struct gguf *tensors_file(const struct finder *f, int32_t i)
 /* *ret is NULL, with 0, where nobody has it. */
 int tensors_lookup(struct finder *f, const char *name, const struct gguf_tensor **ret) WARN_UNUSED;
 
+/* tensors.c: a side's size in a layer, or of the model's own tensors (layer < 0). 0: the file
+ * says. */
+int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d);
+
+/* tensors_part.c: a tensor that files may hold in a larger one, Q, K and V of a layer as one, or
+ * gate and up: its rows there (of a bias: values), `total` in all. name NULL: by itself. */
+struct tensor_part {
+    const char *name;
+    int32_t first;
+    int32_t n;
+    int32_t total;
+};
+struct tensor_part tensors_part(const struct finder *f, const struct tensor_row *row,
+                                int32_t layer);
+/* Of what find_one() has set up for the whole, the part's: size, data and bytes. */
+int tensors_take_part(const struct tensor_part *p, const struct gguf_tensor *t,
+                      struct model_weight *w) WARN_UNUSED;
+
 /* tensors_scale.c: the factor of what a layer's matrix gives, where the file has one. */
 int tensors_scale(struct finder *f, int32_t il, int t) WARN_UNUSED;
 

@@ -43,7 +43,8 @@ static int find_factor(struct finder *f, int32_t il, const char *stem, const cha
 
 int tensors_scale(struct finder *f, int32_t il, int t)
 {
-    const char *stem = arch_layer_tensors[t].name;
+    struct tensor_part part = tensors_part(f, &arch_layer_tensors[t], il);
+    const char *stem = part.name ? part.name : arch_layer_tensors[t].name;
     const struct gguf_tensor *found = NULL;
     bool ffn = t >= LT_FFN_NORM && t <= LT_POST_FFN_NORM;
     char name[64];
