@@ -102,6 +102,9 @@ struct backend_ops {
                      const struct ops_rope_store *store);
     int (*attention)(struct backend *be, const struct ops_attention *p);
     int (*predict)(struct backend *be, const struct ops_predict *p); /* NULL: no partial keys */
+    int (*conv)(struct backend *be, const struct ops_conv *p); /* NULL, all three: no recurrent layers */
+    int (*delta)(struct backend *be, const struct ops_delta *p);
+    int (*gate)(struct backend *be, const struct ops_gate *p);
     int (*kv_sum)(struct backend *be, const struct ops_kv_sum *p);
     int (*victim)(struct backend *be, const struct ops_victim *p);
     int (*cut)(struct backend *be, const struct ops_cut *p);

@@ -253,15 +253,6 @@ struct ops_seq {
     struct ops_kv kv;
 };
 
-/* One sequence's share of a batch in a recurrent layer: rows [row0, row0 + n_rows) go on from the
- * state `in` and leave the state `out`. What a state holds is the operations' to say. */
-struct ops_state {
-    int32_t row0;
-    int32_t n_rows;
-    const uint8_t *in; /* device; NULL: zeros */
-    uint8_t *out;      /* device; may be `in` */
-};
-
 enum ops_rope_form { OPS_ROPE_NONE, OPS_ROPE_NORM /* pairs (2i, 2i+1) */, OPS_ROPE_NEOX /* (i, i+d/2) */ };
 
 struct ops_rope {
@@ -478,8 +469,8 @@ struct ops_victim {
 
 /* The cut at the end of a prompt: keep `budget` slots of [0, n_slots) per group: all with position
  * < sinks or >= pos_protect, then the largest scores (ties: the lower position is dropped first).
- * Survivors in slots >= budget move to dead slots < budget, both in ascending order; slot_pos, score
- * and partial keys follow; the rest becomes -1. */
+ * Survivors in slots >= budget move to dead slots < budget, both in ascending order; slot_pos,
+ * score and partial keys follow; the rest becomes -1. */
 struct ops_cut {
     const struct ops_kv *kv;
     int32_t budget;
@@ -487,6 +478,89 @@ struct ops_cut {
     int32_t pos_protect;
     bool by_position;
     bool shared;
+};
+
+/* ---- recurrent layers ---------------------------------------------------------------------
+ *
+ * A row of them follows from the sequence's rows before it through a state of fixed size alone, row
+ * by row: however a sequence's rows are dealt out to calls, the bits are the same. */
+
+/* One sequence's share of a batch: rows [row0, row0 + n_rows) go on from the state `in` and leave
+ * the state `out`. Each operation has a part of it, which it writes whole. */
+struct ops_state {
+    int32_t row0;
+    int32_t n_rows;
+    const uint8_t *in; /* device; NULL: zeros */
+    uint8_t *out;      /* device; may be `in` */
+};
+
+enum { OPS_CONV_MAX_WIDTH = 8, OPS_DELTA_MAX_DIM = 256, OPS_DELTA_DIMS = 16 };
+
+/* Short convolution of each channel along its sequence, with what comes before it in the state:
+ *     u = x (times before); z[t][c] = sum over j of w[c][j] * u[t - width + 1 + j][c];
+ *     y = act(z) (times after)
+ * State: the latest width - 1 rows of u (width - 1, n_channels), f32, the oldest first. */
+struct ops_conv {
+    struct ops_rows rows;
+    int32_t n_channels;
+    int32_t width;              /* 2 to OPS_CONV_MAX_WIDTH */
+    const struct ops_weight *w; /* vector (n_channels, width) */
+    const float *x;             /* device (n, ldx) */
+    const float *before;        /* device (n, ldx) or NULL */
+    const float *after;         /* device (n, ldx) or NULL */
+    float *y;                   /* device (n, ldy), aliasing none of them */
+    int32_t ldx;
+    int32_t ldy;
+    enum ops_act act;           /* NONE or SILU */
+    const struct ops_state *seqs; /* host (n_seqs), rows ascending, covering all rows */
+    int32_t n_seqs;
+    uint64_t at;                  /* bytes, where in a state this is */
+};
+
+/* The gated delta rule (Yang et al., 2024). V head h has a matrix S (k_dim, v_dim) and reads Q and
+ * K head h % n_k. For each row, q and k being divided by their lengths (at least eps):
+ *     S = S * e^(a[h] * ln(1 + e^(alpha[h] + dt[h])))
+ *     S = S + k (x) sigmoid(beta[h]) * (v - k S)
+ *     y = RMS norm(q S / sqrt(k_dim)) * silu(z), the norm of each head with weights w and eps
+ * State: S of each V head (n_v, k_dim, v_dim), f32. */
+struct ops_delta {
+    struct ops_rows rows;
+    int32_t n_k;   /* heads; n_v is a multiple */
+    int32_t n_v;
+    int32_t k_dim; /* both multiples of OPS_DELTA_DIMS, at most OPS_DELTA_MAX_DIM */
+    int32_t v_dim;
+    float eps;
+    const struct ops_weight *a;  /* vectors (n_v) */
+    const struct ops_weight *dt;
+    const struct ops_weight *w;  /* vector (v_dim) */
+    const float *qkv;            /* device (n, ldx): n_k heads of q, n_k of k, n_v of v */
+    const float *alpha;          /* device (n, ldg): n_v */
+    const float *beta;           /* device (n, ldg): n_v */
+    const float *z;              /* device (n, ldz): n_v heads of v_dim */
+    float *y;                    /* device (n, ldy): n_v heads of v_dim, aliasing none of them */
+    int32_t ldx;
+    int32_t ldg;
+    int32_t ldz;
+    int32_t ldy;
+    const struct ops_state *seqs; /* host (n_seqs), rows ascending, covering all rows */
+    int32_t n_seqs;
+    uint64_t at;                  /* bytes, where in a state this is */
+};
+
+/* y = x * sigmoid(gate), or y = x, by heads of `dim` values: head h lies at h * x_step of a row of
+ * x, at h * gate_step of one of gate, at h * dim of one of y. y may be x where x_step is dim. */
+struct ops_gate {
+    struct ops_rows rows;
+    int32_t n_heads;
+    int32_t dim;
+    const float *x;    /* device (n, ldx) */
+    const float *gate; /* device (n, ldg), or NULL */
+    float *y;          /* device (n, ldy) */
+    int32_t ldx;
+    int32_t ldg;
+    int32_t ldy;
+    int32_t x_step;
+    int32_t gate_step;
 };
 
 /* Canonical form of one slot and group, for saved sequences and tests: k_heads * k_dim, then

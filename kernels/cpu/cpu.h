@@ -50,6 +50,11 @@ int cpu_norm(struct backend *be, const struct ops_norm_op *p);
 int cpu_gather(struct backend *be, const struct ops_gather *p);
 int cpu_softcap(struct backend *be, const struct ops_softcap *p);
 
+/* recur.c */
+int cpu_conv(struct backend *be, const struct ops_conv *p);
+int cpu_delta(struct backend *be, const struct ops_delta *p);
+int cpu_gate(struct backend *be, const struct ops_gate *p);
+
 /* weight.c */
 int cpu_weights_reserve(struct backend *be, uint64_t bytes, struct error *reterr);
 uint64_t cpu_weight_bytes(const struct backend_config *config, const struct ops_weight_desc *desc);

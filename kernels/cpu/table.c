@@ -93,6 +93,7 @@ void cpu_table_describe(const struct cpu_table *t, char *buf, size_t size)
     }
     CPU_SLOTS_DENSE(ADD_NAME)
     CPU_SLOTS_KV(ADD_NAME)
+    CPU_SLOTS_RECUR(ADD_NAME)
     CPU_SLOTS_TILE(ADD_NAME)
     CPU_SLOTS_SELECT(ADD_NAME)
 #undef ADD_NAME

@@ -19,6 +19,7 @@
 
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/table_kv.h"
+#include "kernels/cpu/table_recur.h"
 #include "kernels/cpu/table_select.h"
 #include "kernels/cpu/table_tile.h"
 #include "kernels/ops.h"
@@ -102,6 +103,7 @@ struct cpu_table {
 #define CPU_SLOT_MEMBER(type, slot) type *slot; const char *slot##_name;
     CPU_SLOTS_DENSE(CPU_SLOT_MEMBER)
     CPU_SLOTS_KV(CPU_SLOT_MEMBER)
+    CPU_SLOTS_RECUR(CPU_SLOT_MEMBER)
     CPU_SLOTS_TILE(CPU_SLOT_MEMBER)
     CPU_SLOTS_SELECT(CPU_SLOT_MEMBER)
 #undef CPU_SLOT_MEMBER

@@ -6,6 +6,7 @@
 #include "kernels/cpu/lanes_c.h"
 
 #include "kernels/cpu/panel_body.h"
+#include "kernels/cpu/recur_body.h"
 #include "kernels/cpu/row_body.h"
 #include "kernels/cpu/table.h"
 
@@ -13,4 +14,5 @@ void cpu_table_dense_c(struct cpu_table *t)
 {
     panel_body_set(t);
     row_body_set(t);
+    recur_body_set(t);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every variant of a kernel of weights or rows gives the bits of the plain C one
  * (kernels/cpu/table.h), for every instruction set of this CPU: panels of all types by all numbers
- * of tokens up to two tiles, norms, quantised activations, the end of a matmul, soft-capping.
+ * of tokens up to two tiles, norms, quantised activations, the end of a matmul, soft-capping,
+ * recurrent layers.
  * Inputs are made here, directly in the packed layout. */
 
 #include <stdio.h>
@@ -221,6 +222,62 @@ static void rows(const char *variant, const struct cpu_table *t, const struct cp
     same(variant, t->quantize_name, 288, q[0], q[1], sizeof(q[0]));
 }
 
+static void recurrent(const char *variant, const struct cpu_table *t, const struct cpu_table *plain)
+{
+    enum { N = 3, K = 16, V = 80 };
+    static float in[K * V + N * (2 * K + V) + 2 * N];
+    static float s[2][K * V];
+    static float y[2][N * V];
+    static float u[2][7 * 16];
+    const float *q = in + K * V;
+
+    for (int32_t width = 2; width <= OPS_CONV_MAX_WIDTH; width++) {
+        const struct cpu_table *tables[2] = {t, plain};
+
+        fill(in, (int32_t)(sizeof(in) / sizeof(in[0])));
+        for (int i = 0; i < 2; i++) {
+            struct cpu_conv c = {.n = N,
+                                 .n_channels = width == 5 ? 7 : 16,
+                                 .width = width,
+                                 .w = in,
+                                 .u = u[i],
+                                 .x = in + 200,
+                                 .before = in + 300,
+                                 .after = in + 400,
+                                 .y = y[i],
+                                 .ldx = 16,
+                                 .ldy = 16,
+                                 .act = OPS_ACT_SILU};
+            struct cpu_delta d = {.n = N,
+                                  .k_dim = K,
+                                  .v_dim = V,
+                                  .q = q,
+                                  .k = q + N * K,
+                                  .v = q + 2 * N * K,
+                                  .decay = q + N * (2 * K + V),
+                                  .beta = q + N * (2 * K + V) + N,
+                                  .y = y[i] + 48,
+                                  .from = in,
+                                  .to = s[i],
+                                  .ldv = V,
+                                  .ldy = 16};
+
+            tables[i]->conv(&c);
+            d.n = 1;
+            tables[i]->delta(&d);
+            d.n = N;
+            d.from = s[i];
+            d.y = y[i];
+            d.ldy = V;
+            tables[i]->delta(&d);
+            tables[i]->gate(in, in + 100, 67, width % 2, y[i]);
+        }
+        same(variant, t->conv_name, width, u[0], u[1], sizeof(u[0]));
+        same(variant, t->delta_name, width, s[0], s[1], sizeof(s[0]));
+        same(variant, t->gate_name, width, y[0], y[1], sizeof(y[0]));
+    }
+}
+
 int main(void)
 {
     struct cpu_table plain;
@@ -238,6 +295,7 @@ int main(void)
         panels(variants[i].name, &t, &plain);
         rows(variants[i].name, &t, &plain);
         ends(variants[i].name, &t, &plain);
+        recurrent(variants[i].name, &t, &plain);
         printf("%s: done\n", variants[i].name);
         n_run++;
     }

@@ -20,6 +20,9 @@ static const struct tolerance
     tol_reduce = {1e-11, 1e-4, "f32 sums in another order"},
     /* Elementwise with a polynomial for exp or tanh, good to 1e-6. */
     tol_elementwise = {1e-12, 1e-4, "polynomial exp and tanh"},
+    /* Sums over a state that rows have added to and taken from in f32; a norm divides by what
+     * may be a small mean of them. */
+    tol_delta = {1e-10, 1e-3, "f32 sums in another order, row after row"},
     /* Softmax weights by a polynomial exp, several partial sums merged with rescaling. */
     tol_attention = {1e-11, 2e-4, "polynomial exp, chunks merged"},
     /* The same where logits reach 1e4: an f32 logit is then known to 1e-3, and so is e^ of it. */
