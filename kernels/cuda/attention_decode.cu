@@ -6,10 +6,10 @@
  *          each half of the dims, q from shared memory by broadcast), softmax (a warp a head),
  *          values (threads over dims and slots; slots of weight 0 are not read). Every K row is
  *          read once for HB heads, V rows once a V head. Shared memory: HB (k_dim + chunk + 1024)
- * floats. Writes largest logit, sum, and the unnormalised sum of values. merge    One block a row
- * and query head; chunks in order. observe  A thread a slot: sums the heads' probabilities in order
- * into the score. Noisy logits come from scratch, where `chunk` left them: 4 bytes a slot and head,
- * out of L2.
+ *          floats. Writes largest logit, sum, and the unnormalised sum of values.
+ * merge    One block a row and query head; chunks in order.
+ * observe  A thread a slot: sums the heads' probabilities in order into the score. Noisy logits
+ *          come from scratch, where `chunk` left them: 4 bytes a slot and head, out of L2.
  *
  * Each row is its own: bits depend on its sequence alone. Share of the bandwidth: not measured. The
  * products are f32 FMA; 8 heads to one K head cost more issue slots than a fast memory leaves

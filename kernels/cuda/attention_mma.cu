@@ -3,10 +3,10 @@
  * bits. (Those of 32 bits: attention_prefill.cu.)
  *
  * prefill  Block of 4 warps: 64 consecutive rows of one query head, a warp 16 of them, over all
- * slots in tiles of 64, softmax as it goes. Q, K and V lie in shared memory as 16-bit elements,
- * rows 16 bytes longer than the head so that a matrix load meets all banks. The values of a tile
- *          are copied while its logits are formed, the next tile's keys while values are summed.
- *          Blocks with the most tiles start first.
+ *          slots in tiles of 64, softmax as it goes. Q, K and V lie in shared memory as 16-bit
+ *          elements, rows 16 bytes longer than the head so that a matrix load meets all banks. The
+ *          values of a tile are copied while its logits are formed, the next tile's keys while
+ *          values are summed. Blocks with the most tiles start first.
  * columns  Block of 4 warps: a tile of 64 slots of one group. All its rows and heads pass by; each
  *          thread sums its columns in registers, weighted by row. The logits are formed again, and
  *          divided by the sums that `prefill` left.

@@ -4,11 +4,12 @@
  *
  * prefill  Block of 128 threads: one query head, 32 consecutive rows, over all slots in tiles of
  *          32, softmax as it goes. K and V tiles lie in shared memory as f32, one after the other
- * in the same place. A thread has 2 rows; 8 threads share them: 4 slots each for the logits, every
- * eighth four dims for the values. Tiles that no row sees are left out where slots are positions. A
- * row's bits do not depend on the other 31: a tile it does not see multiplies by 1 and adds 0.
- * columns  Block: 32 slots of one group. Rows in order, heads in order, as ops.h has it: the logits
- *          are formed again, and divided by the sums that `prefill` left.
+ *          in the same place. A thread has 2 rows; 8 threads share them: 4 slots each for the
+ *          logits, every eighth four dims for the values. Tiles that no row sees are left out
+ *          where slots are positions. A row's bits do not depend on the other 31: a tile it does
+ *          not see multiplies by 1 and adds 0.
+ * columns  Block: 32 slots of one group. Rows in order, heads in order, as ops.h has it: the
+ *          logits are formed again, and divided by the sums that `prefill` left.
  *
  * Shared memory: 32 (k_dim + max(k_dim, v_dim) + 44) floats: 37 KB at 128, 70 KB at 256. Products
  * are f32 FMA, not tensor cores. Rates: not measured. */

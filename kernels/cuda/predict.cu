@@ -6,12 +6,14 @@
  * skew     Block of 128 threads a query head: q' = A q, the first part_dims values; a warp eight
  *          of them at once.
  * rank     Block of 128 threads: 128 slots, one K head, up to 4 of the query heads that read it; a
- *          thread a slot. Partial keys lie by dim, so a warp reads whole sectors: 2 part_dims bytes
- *          a slot and K head, part_dims + 2 in fp8. Logits go to scratch, 4 bytes a slot and query
- * head, and come back from L2. sums     Block of 1024 threads a query head: largest logit, 1 / sum,
- * and how many are within alpha of the largest. predict Block of 1024 threads a head group: how
- * many slots (the mean of all heads' counts), the sum of probabilities a slot, the n-th best by
- * radix (topk.cuh), the list in ascending order, and what kv.score keeps of it.
+ *          thread a slot. Partial keys lie by dim, so a warp reads whole sectors: 2 part_dims
+ *          bytes a slot and K head, part_dims + 2 in fp8. Logits go to scratch, 4 bytes a slot and
+ *          query head, and come back from L2.
+ * sums     Block of 1024 threads a query head: largest logit, 1 / sum, and how many are within
+ *          alpha of the largest.
+ * predict  Block of 1024 threads a head group: how many slots (the mean of all heads' counts), the
+ *          sum of probabilities a slot, the n-th best by radix (topk.cuh), the list in ascending
+ *          order, and what kv.score keeps of it.
  *
  * What a sequence gets depends on it alone. Times: not measured; with 4 launches for each layer
  * that chooses, small models wait for launches rather than for bytes. */

@@ -4,18 +4,19 @@
  * the row's own slot comes behind it. How long it is the host does not know; grids and chunks are
  * those of the longest that it can be.
  *
- * rank     Block of 128 threads: 128 slots, one K head, up to 4 of the query heads that read it; a
- *          thread a slot. SparQ: the dims with the largest sums of |q| are found by each block anew
- *          (k_dim^2 compares), q becomes 0 elsewhere. With a copy of K by dim only those dims'
- * lines are read: 64 slots of a dim lie together. Without, and for top-k V, whole rows. Writes the
- *          logits that rank slots, and with noise those that are observed.
- * choose   Block of 1024 threads a list: a head group (SparQ) or V head (top-k V). Softmax of each
- * of its query heads, their sum a slot (on chip up to SELECT_ON_CHIP slots, else in scratch), the
- * k-th best by radix (topk.cuh), the chosen slots in ascending order. logits   SparQ: a warp a
- * chosen slot and K head; true logits, at their place of the list, into scratch that the
- * approximate ones no longer need. values   Block of 128 threads: a chunk of the list, one query
- * head. Softmax over what is chosen and the sum of values, as attention_decode.cu leaves them.
- * merge    Chunks in order; SparQ gives the rest of the probability to the mean of V.
+ * rank    Block of 128 threads: 128 slots, one K head, up to 4 of the query heads that read it; a
+ *         thread a slot. SparQ: the dims with the largest sums of |q| are found by each block anew
+ *         (k_dim^2 compares), q becomes 0 elsewhere. With a copy of K by dim only those dims'
+ *         lines are read: 64 slots of a dim lie together. Without, and for top-k V, whole rows.
+ *         Writes the logits that rank slots, and with noise those that are observed.
+ * choose  Block of 1024 threads a list: a head group (SparQ) or V head (top-k V). Softmax of each
+ *         of its query heads, their sum a slot (on chip up to SELECT_ON_CHIP slots, else in
+ *         scratch), the k-th best by radix (topk.cuh), the chosen slots in ascending order.
+ * logits  SparQ: a warp a chosen slot and K head; true logits, at their place of the list, into
+ *         scratch that the approximate ones no longer need.
+ * values  Block of 128 threads: a chunk of the list, one query head. Softmax over what is chosen
+ *         and the sum of values, as attention_decode.cu leaves them.
+ * merge   Chunks in order; SparQ gives the rest of the probability to the mean of V.
  *
  * Everything a row computes depends on its own sequence and policy alone. Bytes at 2K: r lines of
  * every 64 slots, then k rows of K and V; 4 bytes a slot and head go to L2 and back. Times: not
