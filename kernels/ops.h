@@ -369,14 +369,15 @@ struct ops_select {
     /* and which entry of `chosen` they are (attention). */
     const struct ops_chosen *chosen;
     int32_t entry;
-    /* NULL, or where K and V are read (`bring`): slot i holds the list's entry i, the row's own lies behind
-     * them. Positions are the sequence's own. */
-    const struct ops_kv *staged;
+    /* kv's pages hold the listed slots alone, as `bring` left them: slot i is the list's entry i, the
+     * row's own comes behind them. kv's positions, scores and n_slots are those of all slots. Only of
+     * backends that have `bring`. */
+    bool packed;
 };
 
 /* K and V on their way from pages in memory of the host (alloc_mapped) to pages of the device: copies
- * beside what else runs, for which an attention waits that `joins`. What they read must have been written by
- * calls before; what they write must not be touched by calls between, but for other slots. */
+ * beside what else runs, for which the next attention waits. What they read must have been written
+ * by calls before; what they write must not be touched by calls between, but for other slots. */
 struct ops_bring_seq {
     struct ops_kv from;
     struct ops_kv to; /* slot_pos, score and v_sum are not looked at */
@@ -446,7 +447,6 @@ struct ops_attention {
     int32_t n_seqs;
     const struct ops_observe *observe; /* host (n_seqs) or NULL; entries with row_first >= n_rows are off */
     const struct ops_select *select; /* host (n_seqs) or NULL: rows read all they see */
-    bool joins; /* what `bring` copies is read by this */
     const struct ops_rope *unrotated_rope; /* with layout->k_unrotated: how to rotate; else NULL */
 };
 

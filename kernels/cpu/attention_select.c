@@ -301,7 +301,7 @@ static bool valid(const struct cpu *cpu, const struct ops_attention *p, int32_t 
     const struct ops_kv *kv = &p->seqs[seq].kv;
 
     if (s->kind == OPS_SELECT_GIVEN) {
-        return cpu->limits.select && !kv->layout->k_unrotated && s->chosen &&
+        return cpu->limits.select && !kv->layout->k_unrotated && s->chosen && !s->packed &&
                p->seqs[seq].n_rows == 1 && !observes(p, seq);
     }
     return cpu->limits.select && !kv->layout->k_unrotated && s->k >= 1 && s->local >= 0 &&

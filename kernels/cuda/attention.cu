@@ -75,7 +75,7 @@ static bool select_alike(const struct ops_attention *p, int32_t a, int32_t b)
            (x->kind == y->kind &&
             (x->kind == OPS_SELECT_ALL ||
              (x->k == y->k && x->r == y->r && x->local == y->local && x->renorm == y->renorm &&
-              x->chosen == y->chosen && !x->staged == !y->staged)));
+              x->chosen == y->chosen && x->packed == y->packed)));
 }
 
 /* Decode rows from (*seq, *row) on, one launch's worth. A sequence's observed rows add to its
@@ -155,9 +155,7 @@ int cuda_attention(struct backend *be, const struct ops_attention *p)
     a.sums = cu->scratch.sums;
     a.logits = cu->scratch.logits;
     a.max_slots = (cu->limits.max_slots + 63) / 64 * 64;
-    if (p->joins) {
-        cuda_call_join(cu);
-    }
+    cuda_call_join(cu);
     while (seq < n_decode && r == 0) {
         r = some_decode(cu, p, &a, n_decode, &seq, &row);
     }

@@ -141,6 +141,7 @@ int cuda_queue_error(struct cuda *cu); /* of launches since the last time */
 void cuda_call_early(struct cuda *cu);
 /* The next launch runs beside those behind it, until one that joins or the queue's end. */
 void cuda_call_side(struct cuda *cu);
+/* The next launch waits for what runs beside, if anything does. */
 void cuda_call_join(struct cuda *cu);
 void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, const void *kernel,
                      dim3 grid, dim3 block, size_t shared);

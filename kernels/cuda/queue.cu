@@ -73,6 +73,7 @@ struct cuda_queue {
     uint64_t clock; /* lists handed over */
     bool active, refused;
     bool early, side, join; /* the call that comes next */
+    bool branch;            /* a call beside was taken that none behind it has joined */
     bool beside;       /* the second stream has work that the first has not waited for */
     uint64_t next_new; /* the clock from which on a new graph is tried; */
     uint64_t back;     /* and how many lists it waits when one is given back */
@@ -491,6 +492,8 @@ int cuda_queue_flush(struct cuda *cu)
         q->now.n_bytes = 0;
     }
     joined = join(cu);
+    q->branch = false;
+    q->join = false;
     q->active = false;
     return r < 0 ? r : joined;
 }
@@ -514,7 +517,7 @@ void cuda_call_side(struct cuda *cu)
 
 void cuda_call_join(struct cuda *cu)
 {
-    cu->queue->join = true;
+    cu->queue->join = cu->queue->branch;
 }
 
 void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, const void *kernel,
@@ -543,6 +546,7 @@ void cuda_call_start(struct cuda *cu, struct cuda_call *c, const char *name, con
     cu->queue->early = false;
     cu->queue->side = false;
     cu->queue->join = cu->queue->join && !c->join;
+    cu->queue->branch = (cu->queue->branch || c->side) && !c->join;
     c->at = aligned(l->n_bytes, 16);
     memset(l->bytes + l->n_bytes, 0, c->at - l->n_bytes);
 }

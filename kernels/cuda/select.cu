@@ -41,7 +41,7 @@ struct select {
     struct ops_chosen chosen;
     bool renorm;
     bool on_chip;
-    bool staged; /* entry i of a list lies in slot i of the pages; its number says its position */
+    bool packed; /* entry i of a list is in slot i of the pages; its number says its position */
     bool mean[CUDA_SEQS];
     float *approx;
     float *mass;
@@ -380,7 +380,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_logits(struct select p)
         return;
     }
     pos = kv_pos(s, group, slot);
-    slot = p.staged ? i : slot;
+    slot = p.packed ? i : slot;
     page = kv_page(l, s, group, slot);
     if (lane * KV_VEC < l->k_dim) {
         kv_load8(l->k_type, kv_k_row(l, page, k % l->k_heads, slot), lane, v);
@@ -445,7 +445,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS) chosen_values(struct select p)
         if (slot < 0) {
             continue;
         }
-        slot = p.staged ? i : slot;
+        slot = p.packed ? i : slot;
 
         uint8_t *page = kv_page(l, s, at.group, slot);
         float e = w[i - i0] * kv_scale_of(l->v_type, page, l->v_scale_at, at.v_head, slot);
@@ -618,12 +618,7 @@ int cuda_attend_select(struct cuda *cu, const struct attend *a, const struct ops
     p.a.n_chunks = 1;
     if (p.kind == OPS_SELECT_GIVEN) {
         p.chosen = *select[0].chosen;
-        p.staged = select[0].staged != NULL;
-    }
-    for (int32_t i = 0; i < a->seqs.n && p.staged; i++) {
-        p.a.seqs.s[i].pool = select[i].staged->pool;
-        p.a.seqs.s[i].pages = select[i].staged->pages;
-        p.a.seqs.s[i].max_pages = select[i].staged->max_pages;
+        p.packed = select[0].packed;
     }
     for (int32_t i = 0; i < a->seqs.n; i++) {
         int32_t n = a->seqs.s[i].n_slots;

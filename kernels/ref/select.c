@@ -26,7 +26,7 @@ bool ref_select_valid(const struct ref *ref, const struct ops_attention *p, int3
         return true;
     }
     if (s->kind == OPS_SELECT_GIVEN) {
-        return ref->limits.select && s->chosen &&
+        return ref->limits.select && s->chosen && !s->packed &&
                (p->seqs[seq].row0 >= p->rows.n_decode || p->seqs[seq].n_rows == 1);
     }
     return ref->limits.select && !kv->layout->k_unrotated && s->k >= 1 && s->local >= 0 &&

@@ -103,8 +103,7 @@ static int away_bring(struct backend *be, struct away *a)
                               .n_q = 1,
                               .scale = 1,
                               .seqs = &seq,
-                              .n_seqs = 1,
-                              .joins = true};
+                              .n_seqs = 1};
     int r;
 
     staged.pool = a->staging;

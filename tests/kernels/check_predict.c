@@ -344,7 +344,6 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
         select[i] = s->select;
         select[i].chosen = &chosen;
         select[i].entry = i;
-        select[i].staged = in->away ? &in->away->staged[i] : NULL;
         if (i == SILENT) {
             select[i].kind = OPS_SELECT_ALL;
         }
@@ -352,7 +351,14 @@ static int call(struct check *c, const struct shape *s, struct inputs *in, bool 
     r = r ? r : c->ops->predict(c->be, &p);
     if (in->away) {
         r = r ? r : bring(c, in->away, seqs, &chosen);
-        a.joins = true;
+        for (int i = 0; i < N_SEQS; i++) { /* attention finds what was brought */
+            if (i != SILENT) {
+                select[i].packed = true;
+                seqs[i].kv.pool = in->away->staged[i].pool;
+                seqs[i].kv.pages = in->away->staged[i].pages;
+                seqs[i].kv.max_pages = in->away->staged[i].max_pages;
+            }
+        }
     }
     return r ? r : c->ops->attention(c->be, &a);
 }

@@ -88,7 +88,7 @@ static int store_again(struct cache *c, const struct kv_args *args)
     return r;
 }
 
-static int read_staged(struct cache *c, const struct kv_args *args)
+static int read_brought(struct cache *c, const struct kv_args *args)
 {
     struct kv_step *s = c->step;
     int32_t turn = args->store & 1;
@@ -99,15 +99,14 @@ static int read_staged(struct cache *c, const struct kv_args *args)
         if (!on_host(&s->seqs[i])) {
             continue;
         }
-        s->staged[i] = staging_view(c->staging, turn, i, kv);
-        args->attend->joins = true;
+        struct ops_kv brought = staging_view(c->staging, turn, i, kv);
+
+        kv->pool = brought.pool;
+        kv->pages = brought.pages;
+        kv->max_pages = brought.max_pages;
+        kv->part = NULL;
         if (args->attend->select && step_is_listed(c, i, &args->rows)) {
-            s->layer_select[i].staged = &s->staged[i];
-        } else {
-            kv->pool = s->staged[i].pool;
-            kv->pages = s->staged[i].pages;
-            kv->max_pages = s->staged[i].max_pages;
-            kv->part = NULL;
+            s->layer_select[i].packed = true;
         }
     }
     return 0;
@@ -141,5 +140,5 @@ const struct home_ops home_host = {.bytes = bytes,
                                    .at = {
                                        [HOME_FETCH] = fetch,
                                        [HOME_AFTER_STORE] = store_again,
-                                       [HOME_BEFORE_ATTEND] = read_staged,
+                                       [HOME_BEFORE_ATTEND] = read_brought,
                                    }};

@@ -26,7 +26,6 @@ void step_lay(struct memory_arena *a, int32_t n_seqs, struct kv_step *s)
     s->seqs = memory_arena_take(a, n * sizeof(*s->seqs));
     s->layer_observe = memory_arena_take(a, n * sizeof(*s->layer_observe));
     s->layer_select = memory_arena_take(a, n * sizeof(*s->layer_select));
-    s->staged = memory_arena_take(a, n * sizeof(*s->staged));
     s->brings = memory_arena_take(a, n * sizeof(*s->brings));
     s->states = memory_arena_take(a, n * sizeof(*s->states));
 }

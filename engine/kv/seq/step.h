@@ -20,7 +20,6 @@ struct kv_step {
     struct ops_seq *seqs;              /* (n_seqs) */
     struct ops_observe *layer_observe; /* (n_seqs) */
     struct ops_select *layer_select;   /* (n_seqs) */
-    struct ops_kv *staged;             /* (n_seqs) where listed slots are read */
     struct ops_bring_seq *brings;      /* (n_seqs) */
     struct ops_state *states;          /* (n_seqs) of a recurrent layer */
     struct ops_chosen lists[2];        /* of slots that are predicted, by the store's parity */
