@@ -230,6 +230,11 @@ struct pipit_policy_use {
     uint64_t kv_bytes;   /* of the pages that they hold; a page that two share counts for both */
     uint64_t n_evicted;  /* since the model was loaded */
 };
+/* A figure by its name: an option's, or a cause's. */
+struct pipit_figure {
+    const char *name;
+    double value;
+};
 struct pipit_report {
     const char *backend; /* its whole name; "" */
     const char *cause;   /* why the model could not be loaded, or died, last; "" once it is ready */
@@ -240,6 +245,10 @@ struct pipit_report {
     uint64_t writes_limit;
     uint64_t writes_left;
     uint64_t written;
+    const struct pipit_figure *limits; /* (n_limits) by option; 0: none */
+    size_t n_limits;
+    const struct pipit_figure *refused; /* (n_refused) requests and clients, by cause */
+    size_t n_refused;
 };
 /* *ret is valid until the next report call. A daemon that is older gives an empty one. */
 PIPIT_CHECKED int pipit_client_report(struct pipit_client *client, const struct pipit_report **ret,

@@ -303,13 +303,13 @@ static void finish_output(struct run *r)
     }
 }
 
-/* Refused because others are served, before anything was said, and there is time to ask again. */
+/* Refused for now, before anything was said, and there is time to ask again. */
 static bool is_to_wait(const struct run *r)
 {
     const struct answer *a = r->a;
 
-    return a->error.code == PIPIT_E_BUSY && !a->signal && !r->logprobs && !r->out.err &&
-           a->end_ns + (int64_t)a->error.retry_after_ms * 1000000 < a->retry_until_ns;
+    return !a->signal && !a->first_ns && !r->logprobs && !r->out.err &&
+           cli_waits(&a->error, a->retry_until_ns);
 }
 
 int answer_run(struct pipit_client *c, struct pipit_request *q, const struct settings *s,

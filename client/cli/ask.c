@@ -94,14 +94,14 @@ int ask_run(struct settings *s, const struct option_list *words)
         code = build(s, c, &prompt, &q);
     }
     if (code == 0) {
-        code = cli_connect(c, s->json);
+        until_ns = cli_retry_until(s);
+        code = cli_connect(c, until_ns, s->json);
     }
     if (code == 0 && interrupt_init() < 0) {
         say("cannot set up signals");
         code = EXIT_INTERNAL;
     }
     if (code == 0) {
-        until_ns = s->retry > 0 ? clock_ns() + (int64_t)(s->retry * 1e9) : 0;
         a.retry_until_ns = until_ns;
         code = answer_run(c, q, s, &a);
     }

@@ -53,6 +53,7 @@ struct batch {
     int code; /* of the first failure */
     int signal;
     int64_t deadline_ns;
+    int64_t retry_until_ns;
 };
 
 static struct item *item_of(struct batch *b, size_t index)
@@ -111,7 +112,8 @@ static void settle(struct batch *b, struct item *it)
     it->q = NULL;
     it->over = false;
     b->n_running--;
-    if (code == PIPIT_E_BUSY && !b->stop) {
+    if ((code == PIPIT_E_BUSY || (cli_waits(&it->a.error, b->retry_until_ns) && !it->a.first_ns)) &&
+        !b->stop) {
         uint32_t ms = it->a.error.retry_after_ms ? it->a.error.retry_after_ms : 1000;
 
         it->due_ns = it->a.end_ns + (int64_t)ms * 1000000;
@@ -414,6 +416,7 @@ int batch_run(struct settings *s, const struct option_list *words)
         return EXIT_INTERNAL;
     }
     b->s = s;
+    b->retry_until_ns = cli_retry_until(s);
     b->fd = -1;
     code = open_input(b, words);
     code = code ? code : cli_open(s, &b->c);

@@ -134,8 +134,12 @@ void id_text(const uint8_t id[16], char ret[33]);
 /* Created and set up, not connected. 0, or the exit code with the error told; *ret is to be
  * destroyed either way. */
 int cli_client(const struct settings *s, struct pipit_client **ret);
-/* json: an error is told as an answer's last line, too. */
-int cli_connect(struct pipit_client *c, bool json);
+/* Until when --retry asks again, from now on; 0: not at all. */
+int64_t cli_retry_until(const struct settings *s);
+/* Does this refusal name a time that comes before? */
+bool cli_waits(const struct pipit_error *e, int64_t until_ns);
+/* Refusals are waited out. json: an error is told as an answer's last line, too. */
+int cli_connect(struct pipit_client *c, int64_t retry_until_ns, bool json);
 /* Both. */
 int cli_open(const struct settings *s, struct pipit_client **ret);
 

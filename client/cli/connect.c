@@ -3,7 +3,10 @@
  * that stands between us and a hello is "unreachable". */
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
+
+#include "base/clock.h"
 
 #include "client/cli/answer.h"
 
@@ -29,13 +32,30 @@ int cli_client(const struct settings *s, struct pipit_client **ret)
     return 0;
 }
 
-int cli_connect(struct pipit_client *c, bool json)
+int64_t cli_retry_until(const struct settings *s)
+{
+    return s->retry > 0 ? clock_ns() + (int64_t)(s->retry * 1e9) : 0;
+}
+
+bool cli_waits(const struct pipit_error *e, int64_t until_ns)
+{
+    return e->retry_after_ms && clock_ns() + (int64_t)e->retry_after_ms * 1000000 < until_ns;
+}
+
+int cli_connect(struct pipit_client *c, int64_t retry_until_ns, bool json)
 {
     struct answer a = {0};
     struct out o = {0};
     int code;
 
-    if (pipit_client_connect(c, &a.error) == 0) {
+    while (pipit_client_connect(c, &a.error)) {
+        if (!cli_waits(&a.error, retry_until_ns)) {
+            break;
+        }
+        (void)poll(NULL, 0, (int)a.error.retry_after_ms);
+        memset(&a.error, 0, sizeof(a.error));
+    }
+    if (a.error.code == 0) {
         return 0;
     }
     if (json) {
@@ -54,5 +74,5 @@ int cli_open(const struct settings *s, struct pipit_client **ret)
 {
     int code = cli_client(s, ret);
 
-    return code ? code : cli_connect(*ret, false);
+    return code ? code : cli_connect(*ret, cli_retry_until(s), false);
 }

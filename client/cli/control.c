@@ -69,7 +69,7 @@ int drain_run(struct settings *s, const struct option_list *words)
     if (code == 0 && pipit_client_set_reconnect_ms(c, 0) < 0) {
         code = EXIT_INTERNAL;
     }
-    code = code ? code : cli_connect(c, false);
+    code = code ? code : cli_connect(c, 0, false);
     if (code == 0) {
         before = *pipit_client_info(c);
         code = pipit_client_control(c, s->reload ? PIPIT_CONTROL_RELOAD : PIPIT_CONTROL_DRAIN,

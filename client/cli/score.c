@@ -180,7 +180,7 @@ int score_run(struct settings *s, const struct option_list *words)
         code = build(s, c, &text, &q);
     }
     if (code == 0) {
-        code = cli_connect(c, s->json);
+        code = cli_connect(c, 0, s->json);
     }
     if (code == 0) {
         code = run(&sc, c, q);

@@ -66,6 +66,16 @@ static json_t *policies_json(const struct pipit_report *rep)
     return all;
 }
 
+static json_t *figures_json(const struct pipit_figure *v, size_t n)
+{
+    json_t *all = json_object();
+
+    for (size_t i = 0; all && i < n; i++) {
+        (void)json_object_set_new(all, v[i].name, json_real(v[i].value));
+    }
+    return all;
+}
+
 /* Epochs of an older daemon may be beyond what a JSON integer holds. */
 static json_int_t epoch(uint64_t e)
 {
@@ -91,6 +101,8 @@ static void print_json(const struct pipit_status *st, const struct pipit_report 
 
     if (obj) {
         (void)json_object_set_new(json_object_get(obj, "kv"), "policies", policies_json(rep));
+        (void)json_object_set_new(obj, "limits", figures_json(rep->limits, rep->n_limits));
+        (void)json_object_set_new(obj, "refused", figures_json(rep->refused, rep->n_refused));
         if (rep->writes_limit) {
             (void)json_object_set_new(
                 obj, "sessions_writes",
@@ -126,6 +138,20 @@ static void print_policies(const struct pipit_report *rep)
     }
 }
 
+/* `all`: those that are 0, too. */
+static void print_figures(const char *what, const struct pipit_figure *v, size_t n, bool all)
+{
+    const char *before = what;
+
+    for (size_t i = 0; i < n; i++) {
+        if (all || v[i].value > 0) {
+            (void)printf("%s%s %.12g", before, v[i].name, v[i].value);
+            before = ", ";
+        }
+    }
+    (void)fputs(before == what ? "" : "\n", stdout);
+}
+
 static void print_text(const struct pipit_status *st, const struct pipit_report *rep,
                        const struct pipit_info *info, const struct rate *rate)
 {
@@ -156,6 +182,8 @@ static void print_text(const struct pipit_status *st, const struct pipit_report 
     (void)printf("memory    %s planned, cache %s of %s\n", bytes_text(st->plan_bytes, plan),
                  bytes_text(st->kv_bytes_used, used), bytes_text(st->kv_bytes_total, total));
     print_policies(rep);
+    print_figures("limits    ", rep->limits, rep->n_limits, true);
+    print_figures("refused   ", rep->refused, rep->n_refused, false);
     if (rep->writes_limit) {
         char left[32];
         char limit[32];

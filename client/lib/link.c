@@ -69,6 +69,9 @@ static int start(struct pipit_client *c, int fd)
 
     c->sock = fd;
     c->state = LINK_HELLO;
+    if (r == -EPIPE || r == -ECONNRESET) {
+        return 0; /* refused and closed: the reason lies unread in the socket */
+    }
     if (r < 0) {
         link_close(c);
     }

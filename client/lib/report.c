@@ -9,7 +9,7 @@
 
 #include "client/lib/client.h"
 
-enum { REPORT_BYTES = 16 << 10, POLICIES_MAX = 64, KV_FIGURES = 5 };
+enum { REPORT_BYTES = 16 << 10, POLICIES_MAX = 64, KV_FIGURES = 5, FIGURES_MAX = 32 };
 
 struct report {
     struct pipit_report shown;
@@ -17,6 +17,8 @@ struct report {
     size_t n;
     struct pipit_policy_use uses[POLICIES_MAX];
     const struct pipit_policy_use *list[POLICIES_MAX];
+    struct pipit_figure limits[FIGURES_MAX];
+    struct pipit_figure refused[FIGURES_MAX];
 };
 
 void report_free(struct report *r)
@@ -64,6 +66,19 @@ static void take_writes(struct report *r, const char *fields)
     }
 }
 
+static void take_figure(struct pipit_figure *list, size_t *n, char *fields)
+{
+    char *value = strchr(fields, '\t');
+    char *end;
+
+    if (!value || *n == FIGURES_MAX) {
+        return;
+    }
+    *value++ = '\0';
+    list[*n] = (struct pipit_figure){.name = fields, .value = strtod(value, &end)};
+    *n += end != value;
+}
+
 static void take_lines(struct report *r)
 {
     char *next = r->text;
@@ -83,8 +98,14 @@ static void take_lines(struct report *r)
             take_policy(r, value);
         } else if (strcmp(line, "writes") == 0) {
             take_writes(r, value);
+        } else if (strcmp(line, "limit") == 0) {
+            take_figure(r->limits, &r->shown.n_limits, value);
+        } else if (strcmp(line, "refused") == 0) {
+            take_figure(r->refused, &r->shown.n_refused, value);
         }
     }
+    r->shown.limits = r->limits;
+    r->shown.refused = r->refused;
     r->shown.policies = r->list;
     r->shown.n_policies = r->n;
 }

@@ -52,6 +52,9 @@ static const struct option_row rows[] = {
      .help = "requests that may wait; the next one is told BUSY", .flags = LIVE},
     {"gateway", 0, OPTION_ENUM, AT(gateway), .words = engine_option_no_yes, .fallback = "yes",
      .help = "start pipit-gateway, the ZeroMQ door"},
+    {"person-sequences", 0, OPTION_INT, AT(person_sequences), 0, 1024, .fallback = "0",
+     .help = "texts of one user, under whatever ids, that are continued at once; 0: all but one while other users are "
+             "connected or have asked in the last 30 seconds, else all", .flags = LIVE},
     {"stall-timeout", 0, OPTION_FLOAT, AT(stall_timeout), 0.1, 3600, .metavar = "SECONDS",
      .fallback = "10", .help = "a client that reads nothing for so long is cancelled", .flags = LIVE},
     {"pause-limit", 0, OPTION_FLOAT, AT(pause_limit), 0.1, 3600, .metavar = "SECONDS",

@@ -24,6 +24,7 @@ struct config {
     uint64_t journal_bytes;
     int64_t max_queue;
     int gateway; /* 0 no, 1 yes */
+    int64_t person_sequences; /* 0: all but one while others are about */
     double stall_timeout;
     double pause_limit;
     double request_timeout; /* 0: none */

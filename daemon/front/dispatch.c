@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "base/clock.h"
@@ -29,8 +30,9 @@ static bool is_light(uint32_t kind)
     return kind == LANE_KIND_TOKENIZE || kind == LANE_KIND_DETOKENIZE;
 }
 
-static bool only_tokenizes(const struct request *r)
+static bool only_tokenizes(const void *arg, const struct request *r)
 {
+    (void)arg;
     return is_light(r->kind);
 }
 
@@ -57,12 +59,57 @@ static int32_t n_slots(const struct front *f)
     return n > 0 ? n : 1;
 }
 
-bool dispatch_can_start(const struct front *f, uint32_t kind)
+/* Is somebody else about: connected, or with a request that runs, waits or is kept? Who may look
+ * what is wrong does not count while he asks nothing. */
+static bool others_about(const struct front *f, uint32_t person)
+{
+    for (const struct principal *p = f->requests.principals; p; p = p->next) {
+        if (p->person != person) {
+            return true;
+        }
+    }
+    for (const struct lane *l = f->lanes; l; l = l->next) {
+        bool admin = l->privileged || l->uid == 0 || l->uid == geteuid();
+
+        if (!admin && !l->closing && l->hello_done && l->person != person) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* May this person have one more sequence? One who has all of them keeps who comes next waiting for
+ * the end of a whole answer. */
+static bool may_have_another(const struct front *f, uint32_t person)
+{
+    uint32_t n = (uint32_t)n_slots(f);
+    uint32_t most = f->config->person_sequences ? (uint32_t)f->config->person_sequences : n;
+    uint32_t has = 0;
+
+    if (!f->config->person_sequences && (n < 2 || f->n_running < n - 1)) {
+        return true;
+    }
+    for (const struct request *r = f->requests.open.oldest; r; r = r->age_next) {
+        has += r->state == REQUEST_RUNNING && needs_sequence(r) && r->who->person == person;
+    }
+    if (!f->config->person_sequences && has >= n - 1 && others_about(f, person)) {
+        most = n - 1;
+    }
+    return has < most;
+}
+
+static bool may_run(const void *arg, const struct request *r)
+{
+    return needs_sequence(r) && may_have_another(arg, r->who->person);
+}
+
+bool dispatch_can_start(const struct front *f, uint32_t kind, uint32_t person)
 {
     if (!engine_link_ready(f->engine) || f->queue.n > 0 || f->n_suspects > 0) {
         return false;
     }
-    return is_light(kind) ? f->n_light < DISPATCH_LIGHT_MAX : f->n_running < (uint32_t)n_slots(f);
+    return is_light(kind) ? f->n_light < DISPATCH_LIGHT_MAX
+                          : f->n_running < (uint32_t)n_slots(f) && may_have_another(f, person);
 }
 
 static struct request *take(struct front *f, struct request *r)
@@ -105,9 +152,9 @@ static struct request *next_request(struct front *f)
     if (r || waits) {
         return r;
     }
-    r = f->n_light < DISPATCH_LIGHT_MAX ? queue_pop_of(&f->queue, only_tokenizes) : NULL;
+    r = f->n_light < DISPATCH_LIGHT_MAX ? queue_pop_of(&f->queue, only_tokenizes, NULL) : NULL;
     if (!r && f->n_running < (uint32_t)n_slots(f)) {
-        r = queue_pop_of(&f->queue, needs_sequence);
+        r = queue_pop_of(&f->queue, may_run, f);
     }
     if (r || f->n_running + f->n_light > 0 || !f->queue.first) {
         return r;

@@ -31,8 +31,8 @@ void dispatch_withdrawn(struct front *f, struct request *r);
 /* Sends waiting requests to the engine while it has room. */
 void dispatch_run(struct front *f);
 
-/* Would a request of that kind, coming now, go to the engine at once? */
-bool dispatch_can_start(const struct front *f, uint32_t kind);
+/* Would a request of that kind and person, coming now, go to the engine at once? */
+bool dispatch_can_start(const struct front *f, uint32_t kind, uint32_t person);
 
 /* A record of the engine about a request. */
 void dispatch_event(struct front *f, struct lane_record *rec);

@@ -51,7 +51,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t person,
     if (f->drain) {
         bool ends = f->drain == LANE_CONTROL_DRAIN;
 
-        f->counters.n_refused++;
+        f->counters.n_refused[REFUSED_DRAIN]++;
         lane_send_error(l, r->h.id, ends ? LANE_ERR_SHUTDOWN : LANE_ERR_BUSY, lifecycle_retry_ms(f),
                         "the daemon drains: no new requests until it %s",
                         ends ? "is started again" : "has loaded its model again");
@@ -61,6 +61,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t person,
         uint32_t ms = engine_link_refuse_ms(f->engine);
 
         if (ms > 0) {
+            f->counters.n_refused[REFUSED_MODEL]++;
             lane_send_error(l, r->h.id, LANE_ERR_MODEL, ms, "the model cannot be loaded: %.140s",
                             engine_link_cause(f->engine));
             return true;
@@ -68,16 +69,16 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t person,
         engine_link_load(f->engine);
     }
     if (blame_wait_ms(&f->blame, person, clock_ns()) > 0) {
-        f->counters.n_refused++;
+        f->counters.n_refused[REFUSED_DEATHS]++;
         lane_send_error(l, r->h.id, LANE_ERR_BUSY, blame_wait_ms(&f->blame, person, clock_ns()),
                         "engines died while this user's requests ran: charged %u, allowed are %d",
                         blame_of(&f->blame, person, clock_ns()), BLAME_FREE);
         return true;
     }
-    if (!dispatch_can_start(f, r->request.kind) && !queue_has_room(&f->queue, person)) {
+    if (!dispatch_can_start(f, r->request.kind, person) && !queue_has_room(&f->queue, person)) {
         uint32_t ms = queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs);
 
-        f->counters.n_refused++;
+        f->counters.n_refused[REFUSED_QUEUE]++;
         engine_link_load(f->engine); /* where nothing may wait, nothing else would */
         lane_send_error(l, r->h.id, LANE_ERR_BUSY, ms, "%u requests wait already%s", f->queue.n,
                         f->queue.n < f->queue.max ? ", most of them this user's" : "");
@@ -195,7 +196,7 @@ static bool begin_log(struct front *f, struct lane *l, struct request *r,
     memcpy(head.tenant, r->who->tenant, sizeof(head.tenant));
     while ((rc = journal_begin(&f->journal, &head, r->who->person, &r->log)) != 0) {
         if (!ending_make_room(f, r->who->uid, rc)) {
-            f->counters.n_refused++;
+            f->counters.n_refused[REFUSED_JOURNAL]++;
             lane_send_error(l, r->id, LANE_ERR_BUSY,
                             queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs),
                             rc == -EDQUOT ? "7/8 of the journal are this user's: requests under "
@@ -318,7 +319,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
     }
     rc = create(f, who, rec->h.id, &r);
     if (rc) {
-        f->counters.n_refused++;
+        f->counters.n_refused[REFUSED_KEPT]++;
         lane_send_error(l, rec->h.id, LANE_ERR_BUSY, 1000, "%s",
                         rc == -EDQUOT  ? "too many requests of this user are kept"
                         : rc == -EBUSY ? "too many requests are kept"

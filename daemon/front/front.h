@@ -37,9 +37,21 @@ struct engine_link;
 struct gateway;
 struct lane;
 
+/* Why a client or a request is turned away. */
+enum front_refusal {
+    REFUSED_CLIENTS, /* at connect: as many as may be are connected, or no memory for one more */
+    REFUSED_DRAIN,
+    REFUSED_MODEL, /* it could not be loaded */
+    REFUSED_DEATHS, /* of engines that ran this user's requests */
+    REFUSED_QUEUE,
+    REFUSED_JOURNAL,
+    REFUSED_KEPT, /* requests that ended and are kept */
+    REFUSALS,
+};
+
 struct front_counters {
     uint64_t n_requests;
-    uint64_t n_refused;
+    uint64_t n_refused[REFUSALS];
     uint64_t n_prompt_tokens;
     uint64_t n_new_tokens;
     uint64_t session_bytes; /* written, of sessions that were saved */

@@ -51,16 +51,21 @@ static void on_hello_deadline(void *arg)
     lane_close(arg, "no hello in time");
 }
 
-static void refuse(int fd, const char *text)
+static void refuse(struct front *f, int fd, const char *text)
 {
     struct lane_record r;
 
     lane_record_init(&r, LANE_ERROR, NULL);
+    f->counters.n_refused[REFUSED_CLIENTS]++;
     r.error.code = LANE_ERR_BUSY;
     r.error.retry_after_ms = 1000;
     (void)snprintf(r.error.text, sizeof(r.error.text), "%s", text);
     if (sock_send(fd, &r, sizeof(r), NULL, 0)) {
         log_debug("a refused client was gone already");
+    }
+    /* A hello that lies unread at close() would reset the connection, and our reason with it. */
+    (void)shutdown(fd, SHUT_RD);
+    while (recv(fd, &r, sizeof(r), MSG_DONTWAIT) > 0) {
     }
     (void)close(fd);
 }
@@ -99,12 +104,12 @@ struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged)
                        privileged ? "gateways" : "clients",
                        privileged ? (long long)LANE_GATEWAYS : (long long)f->config->lanes,
                        privileged ? "lanes of gateways" : "--lanes; 7/8 of it for one user");
-        refuse(fd, text);
+        refuse(f, fd, text);
         return NULL;
     }
     l = calloc(1, sizeof(*l));
     if (!l) {
-        refuse(fd, "no memory for another client");
+        refuse(f, fd, "no memory for another client");
         return NULL;
     }
     *l = (struct lane){.front = f,
@@ -118,7 +123,7 @@ struct lane *lane_create(struct front *f, int fd, uint32_t uid, bool privileged)
                        .next = f->lanes};
     (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
     if (loop_add(&f->loop, &l->watch)) {
-        refuse(fd, "no memory for another client");
+        refuse(f, fd, "no memory for another client");
         free(l);
         return NULL;
     }

@@ -87,12 +87,12 @@ static bool before(const struct queue *q, const struct request *a, const struct 
     return turn_a < turn_b;
 }
 
-struct request *queue_pop_of(struct queue *q, bool (*is)(const struct request *))
+struct request *queue_pop_of(struct queue *q, queue_is *is, const void *arg)
 {
     struct request *best = NULL;
 
     for (struct request *r = q->first; r; r = r->queue_next) {
-        if (!r->apart && (!is || is(r)) && (!best || before(q, r, best))) {
+        if (!r->apart && (!is || is(arg, r)) && (!best || before(q, r, best))) {
             best = r;
         }
     }
@@ -111,7 +111,7 @@ struct request *queue_pop_of(struct queue *q, bool (*is)(const struct request *)
 
 struct request *queue_pop(struct queue *q)
 {
-    return queue_pop_of(q, NULL);
+    return queue_pop_of(q, NULL, NULL);
 }
 
 void queue_served(struct queue *q, int64_t ns)

@@ -49,7 +49,8 @@ void queue_remove(struct queue *q, struct request *r);
 /* Takes the next request out, or NULL; those apart are left to the caller. */
 struct request *queue_pop(struct queue *q);
 /* The next of those that `is` says yes to. */
-struct request *queue_pop_of(struct queue *q, bool (*is)(const struct request *));
+typedef bool queue_is(const void *arg, const struct request *r);
+struct request *queue_pop_of(struct queue *q, queue_is *is, const void *arg);
 
 /* A request ran for that long. */
 void queue_served(struct queue *q, int64_t ns);

@@ -78,6 +78,47 @@ static size_t write_budget(const struct front *f, const struct lane *l, char *te
                         (unsigned long long)b.written));
 }
 
+const char *report_refusal_name(int why)
+{
+    static const char *const names[] = {"clients", "drain",   "model", "deaths",
+                                        "queue",   "journal", "kept"};
+
+    _Static_assert(sizeof(names) / sizeof(names[0]) == REFUSALS, "each has a name");
+    return names[why];
+}
+
+static size_t write_limits(const struct front *f, char *text, size_t n, size_t size)
+{
+    const struct config *c = f->config;
+    const struct {
+        const char *name;
+        double value;
+    } limits[] = {
+        {"answer-limit", (double)c->engine.answer_limit},
+        {"request-timeout", c->request_timeout},
+        {"person-sequences", (double)c->person_sequences},
+        {"pause-limit", c->pause_limit},
+        {"stall-timeout", c->stall_timeout},
+        {"max-queue", (double)c->max_queue},
+        {"lanes", (double)c->lanes},
+        {"lane-bytes", (double)c->lane_bytes},
+        {"session-bytes", (double)c->session_bytes},
+    };
+    char line[LINE_MOST];
+
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        n = put(
+            text, n, size, line,
+            snprintf(line, sizeof(line), "limit\t%s\t%.12g\n", limits[i].name, limits[i].value));
+    }
+    for (int i = 0; i < REFUSALS; i++) {
+        n = put(text, n, size, line,
+                snprintf(line, sizeof(line), "refused\t%s\t%llu\n", report_refusal_name(i),
+                         (unsigned long long)f->counters.n_refused[i]));
+    }
+    return n;
+}
+
 static size_t write_text(const struct front *f, const struct lane *l, char *text, size_t size)
 {
     const struct report *r = engine_link_report(f->engine);
@@ -91,6 +132,7 @@ static size_t write_text(const struct front *f, const struct lane *l, char *text
     if (cause[0]) {
         n = put(text, n, size, line, snprintf(line, sizeof(line), "cause\t%s\n", cause));
     }
+    n = write_limits(f, text, n, size);
     n = write_budget(f, l, text, n, size);
     for (uint32_t i = 0; i < r->n_kv; i++) {
         const struct report_kv *kv = &r->kv[i];
@@ -107,7 +149,7 @@ static size_t write_text(const struct front *f, const struct lane *l, char *text
 void report_serve(struct front *f, struct lane *l, const struct lane_record *rec)
 {
     const struct lease *lease = bulk_lease(l, rec->h.id, rec->lease.buf, rec->lease.generation);
-    char text[(LANE_ENGINE_REPORT_ROWS + 3) * LINE_MOST];
+    char text[(LANE_ENGINE_REPORT_ROWS + 5) * LINE_MOST];
 
     if (lease) {
         bulk_text(l, rec->h.id, lease, rec->lease.buf, "the report's figures", text,

@@ -34,6 +34,8 @@ struct report {
 void report_take(struct report *r, const struct lane_engine_report *said);
 /* The engine is gone: nothing is held any more. */
 void report_clear(struct report *r);
+/* Of an enum front_refusal. */
+const char *report_refusal_name(int why);
 /* LANE_REPORT_GET */
 void report_serve(struct front *f, struct lane *l, const struct lane_record *rec);
 

@@ -97,6 +97,26 @@ static bool serve_hello(struct lane *l, const struct lane_record *r)
     return false;
 }
 
+/* An arena is half of --lane-bytes, unless the hello asked for another share of it. */
+static void say_lease_error(const struct lane *l, const struct lane_lease *asked, int rc,
+                            uint64_t largest, char *ret, size_t size)
+{
+    bool in = asked->arena == LANE_ARENA_C2E;
+
+    if (rc == -E2BIG) {
+        (void)snprintf(
+            ret, size,
+            "a lease of %llu bytes: %llu are free in one piece of this client's %s arena "
+            "of %llu (half of pipitd's --lane-bytes, unless the hello asks for more)",
+            (unsigned long long)asked->length, (unsigned long long)largest, in ? "input" : "output",
+            (unsigned long long)(in ? l->c2e_bytes : l->e2c_bytes));
+        return;
+    }
+    (void)snprintf(ret, size, "%s",
+                   rc == -EBUSY ? "this lane has all the leases it may have"
+                                : "a lease of 0 bytes");
+}
+
 static void serve_lease_get(struct lane *l, const struct lane_record *r)
 {
     struct lane_record reply;
@@ -121,10 +141,7 @@ static void serve_lease_get(struct lane *l, const struct lane_record *r)
         reply.error.err = rc;
         reply.error.count_a = r->lease.length;
         reply.error.count_b = largest;
-        (void)snprintf(reply.error.text, sizeof(reply.error.text), "%s",
-                       rc == -E2BIG   ? "no free range of the arena is that large"
-                       : rc == -EBUSY ? "this lane has all the leases it may have"
-                                      : "a lease of 0 bytes");
+        say_lease_error(l, &r->lease, rc, largest, reply.error.text, sizeof(reply.error.text));
     }
     lane_send(l, &reply);
 }

@@ -119,9 +119,12 @@ static void write_metrics(const struct front *f, struct text *t)
            f->n_running + f->n_light);
     metric(t, "requests_waiting", "gauge", "Requests in the queue.", f->queue.n);
     metric(t, "requests_total", "counter", "Requests accepted.", (double)c->n_requests);
-    metric(t, "requests_refused_total", "counter",
-           "Requests turned away before they were accepted: queue or journal full, draining.",
-           (double)c->n_refused);
+    head(t, "requests_refused_total", "counter",
+         "Requests turned away before they were accepted, and clients at connect, by cause.");
+    for (int i = 0; i < REFUSALS; i++) {
+        add(t, "pipit_requests_refused_total{cause=\"%s\"} %llu\n", report_refusal_name(i),
+            (unsigned long long)c->n_refused[i]);
+    }
     head(t, "requests_ended_total", "counter",
          "Accepted requests that ended, by reason; failed: with an error.");
     for (uint32_t r = LANE_REASON_STOP; r <= LANE_REASON_ERROR; r++) {

@@ -23,6 +23,7 @@ struct engine_options {
     int64_t batch_tokens;
     char *kv;
     int64_t gap_target; /* ms */
+    int64_t answer_limit; /* tokens; 0: none */
     int64_t draft;
     int draw;    /* enum engine_draw */
     int prefill; /* enum engine_prefill */
@@ -69,6 +70,10 @@ extern const char *const engine_option_no_yes[];
      .help = "what a step may take that reads prompts while answers are written, or " \
              "twice a step without prompts where that is longer. More: prompts are " \
              "read sooner. Less: answers flow more evenly"}, \
+    {"answer-limit", 0, OPTION_INT, ENGINE_AT(S, M, answer_limit), \
+     0, INT32_MAX, .fallback = "0", \
+     .help = "tokens of an answer at most, whatever its request asks for; 0: as many " \
+             "as the context has room for"}, \
     {"draft", 0, OPTION_INT, ENGINE_AT(S, M, draft), \
      0, 63, .fallback = "15", \
      .help = "tokens of an answer that may be guessed from its own text and checked " \

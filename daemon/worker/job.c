@@ -425,6 +425,10 @@ static int dispatch(struct job *j, const struct lane_engine_request *e, int *dir
         ask_clear(&a);
         return rc;
     }
+    if (w->answer_limit && (j->kind == LANE_KIND_GENERATE || j->kind == LANE_KIND_CHAT) &&
+        (a.sampling.max_tokens == 0 || a.sampling.max_tokens > w->answer_limit)) {
+        a.sampling.max_tokens = w->answer_limit;
+    }
     rc = begin(j, &a, &source, e, a.session ? STEAL_FD(*dir) : -1, c, reterr);
     ask_clear(&a);
     return rc;

@@ -39,6 +39,7 @@ struct command {
 struct worker {
     /* Set before the thread starts. */
     struct engine_config config;
+    int32_t answer_limit; /* 0: none */
     const uint8_t *journal; /* (journal_bytes) read-only */
     size_t journal_bytes;
 

@@ -77,6 +77,8 @@ enum lane_feature { LANE_FEATURE_REPORT = 1 << 0 };
  *     backend  TEXT                                             of any length, unlike LANE_STATUS's
  *     cause    TEXT                                             why the model could not be loaded last
  *     kv       N_SEQS N_REQUESTS N_SLOTS BYTES N_EVICTED POLICY who holds the cache
+ *     limit    OPTION VALUE                                     0: none
+ *     refused  CAUSE N                                          requests and clients that were turned away
  *     writes   LIMIT LEFT WRITTEN                               bytes of the asking user's saves: in 24 h, of them
  *                                                               now, ever; only where there is a limit
  */

@@ -2,8 +2,9 @@
 #ifndef PIPIT_PROTO_ZMQ_DELTA_H
 #define PIPIT_PROTO_ZMQ_DELTA_H
 
-/* The one message that is sent for each token, packed without protobuf-c, which walks descriptors of
- * all fields twice for it. Everything else is packed by the library; a test holds the two equal. */
+/* The one message that is sent for each token, packed without protobuf-c, which walks descriptors
+ * of all fields twice for it. Everything else is packed by the library; a test holds the two equal.
+ */
 
 #include <stdbool.h>
 #include <stddef.h>

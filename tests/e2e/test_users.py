@@ -3,6 +3,7 @@
 """One user who means harm beside one who does not. Each test is an attack, short, and what the other user
 must not notice of it. Users are stated through the gateway's door, which this script may use: it stands in
 systemd's place and has made the sockets (test_supervised.Systemd)."""
+import json
 import os
 import signal
 import struct
@@ -246,6 +247,57 @@ class Readers(Users):
             events = list(good.events(good.ask(GOOD, item(T_PROMPT, "x") + sampling(max_tokens=4000, flags=S_IGNORE_END),
                                                timeout_ms=timeout_ms)))
             self.assertEqual((events[-1].type, events[-1].reason), (DONE, "timeout"), events[-1])
+
+
+class Shares(Users):
+    """Nobody has all sequences, and who is refused comes again when told."""
+
+    def test_a_sequence_is_left_for_others(self):
+        good, bad = self.begin(model=self.slow_model(), ctx=2048, sequences=2)
+        long = item(T_PROMPT, "x") + sampling(max_tokens=2000, flags=S_IGNORE_END)
+        alone = [bad.ask(BAD, long) for _ in range(2)]
+        self.until(lambda: self.spy.status().n_running == 2)  # nobody else is about
+        for rid in alone:
+            bad.withdraw(BAD, rid)
+        self.until(lambda: self.spy.status().n_running == 0)
+        self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 2))))[-1].type, DONE)
+        for _ in range(3):
+            bad.ask(BAD, long)
+        self.until(lambda: self.spy.status().n_queued == 2)
+        self.some(good, good.ask(GOOD, long), 1)
+        status = self.spy.status()
+        self.assertEqual((status.n_running, status.n_queued), (2, 2))
+
+    def pipit(self, *words):
+        return subprocess.Popen([os.path.join(BUILD, "client/pipit"), *words, "--runtime-dir", self.folder], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+
+    def test_forty_ask_at_once(self):
+        self.begin(lanes=16)
+        asked = [self.pipit("ask", "--raw", "--retry", "60", "-n", "3", "Once") for _ in range(40)]
+        for p in asked:
+            out, err = p.communicate(timeout=WAIT)
+            self.assertEqual((p.returncode, err), (0, b""), out)
+            self.assertTrue(out)
+        out, _ = self.pipit("status", "--json").communicate(timeout=WAIT)
+        said = json.loads(out)
+        self.assertGreater(said["refused"]["clients"], 0)
+        self.assertEqual((said["limits"]["lanes"], said["limits"]["answer-limit"]), (16, 0))
+        out, _ = self.pipit("status").communicate(timeout=WAIT)
+        self.assertRegex(out.decode(), r"\nlimits    answer-limit 0, request-timeout 0, person-sequences 0, .*\nrefused   clients \d+\n")
+
+    def test_the_longest_answer(self):
+        good, _ = self.begin(answer_limit=7)
+        for n in (0, 5, 100):
+            last = list(good.events(good.ask(GOOD, item(T_PROMPT, "Once") + sampling(max_tokens=n, flags=S_IGNORE_END))))[-1]
+            self.assertEqual((last.type, last.reason, last.n_new), (DONE, "length", 5 if n == 5 else 7), last)
+
+    def test_a_lease_that_does_not_fit_is_told_the_option(self):
+        self.begin(lane_bytes="1MiB")
+        refused = self.spy.lease(E2C, 600000)
+        self.assertEqual((refused.code, refused.count_a, refused.count_b), ("TOO_LARGE", 600000, 524288))
+        self.assertIn("600000 bytes: 524288 are free", refused.text)
+        self.assertIn("--lane-bytes", refused.text)
 
 
 class Texts(Users):

@@ -99,12 +99,15 @@ class Client:
 
     def report(self) -> dict[str, Any]:
         """What status() has no room for: the backend's whole name, why the model could not be loaded, and who holds the
-        cache, by policy; and what saving this user's sessions may write in 24 hours, with what is left of it."""
+        cache, by policy; what saving this user's sessions may write in 24 hours, with what is left of it; limits by option
+        (0: none), and how many requests and clients were refused, by cause."""
         p, e = ffi.new("const struct pipit_report **"), ffi.new("struct pipit_error *")
         check(lib.pipit_client_report(self._open(), p, e), e, "report")
         r, names = p[0], ("n_seqs", "n_requests", "n_slots", "kv_bytes", "n_evicted")
         return {"backend": text_of(r.backend), "cause": text_of(r.cause),
                 **{n: getattr(r, n) for n in ("writes_limit", "writes_left", "written")},
+                **{n: {text_of(v[i].name): v[i].value for i in range(count)}
+                   for n, v, count in (("limits", r.limits, r.n_limits), ("refused", r.refused, r.n_refused))},
                 "policies": [{"policy": text_of(u.policy), **{n: getattr(u, n) for n in names}}
                              for u in (r.policies[i] for i in range(r.n_policies))]}
 
