@@ -93,6 +93,7 @@ struct backend_ops {
     int (*norm)(struct backend *be, const struct ops_norm_op *p);
     int (*matmul)(struct backend *be, const struct ops_matmul *p);
     int (*gather)(struct backend *be, const struct ops_gather *p);
+    int (*mul)(struct backend *be, const struct ops_mul *p);
     int (*softcap)(struct backend *be, const struct ops_softcap *p);
     int (*rope_store)(struct backend *be, const struct ops_rope_store *p);
     /* matmul(qkv), then rope_store(store), to the bit: every buffer holds afterwards what these two

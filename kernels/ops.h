@@ -153,6 +153,17 @@ struct ops_softcap {
     float cap;
 };
 
+/* y = y * x * scale, elementwise, rounded product by product; without x, y = y * scale. */
+struct ops_mul {
+    struct ops_rows rows;
+    const float *x; /* device (n, ldx), or NULL */
+    float *y;       /* device (n, ldy), not aliasing x */
+    int32_t ldx;
+    int32_t ldy;
+    int32_t n_cols;
+    float scale;
+};
+
 /* One token a row, drawn from its logits by the engine's sampler: greedy with temperature 0 (ties: the
  * lower id), else the top_k largest, of those in falling order the fewest whose e^(l - max) sum to top_p
  * of all of them, of those the ones with at least min_p, and one draw of e^((l - max) / temperature) in

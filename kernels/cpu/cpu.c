@@ -149,6 +149,7 @@ const struct backend_ops cpu_backend = {
     .norm = cpu_norm,
     .matmul = cpu_matmul,
     .gather = cpu_gather,
+    .mul = cpu_mul,
     .softcap = cpu_softcap,
     .rope_store = cpu_rope_store,
     .attention = cpu_attention,

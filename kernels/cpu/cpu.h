@@ -48,6 +48,7 @@ int cpu_matmul(struct backend *be, const struct ops_matmul *p);
 int cpu_embed(struct backend *be, const struct ops_embed *p);
 int cpu_norm(struct backend *be, const struct ops_norm_op *p);
 int cpu_gather(struct backend *be, const struct ops_gather *p);
+int cpu_mul(struct backend *be, const struct ops_mul *p);
 int cpu_softcap(struct backend *be, const struct ops_softcap *p);
 
 /* recur.c */

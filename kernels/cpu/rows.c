@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations on whole rows outside of matmul: embed, norm, gather, softcap. Rows are shared out
- * among threads from a few on; a single row is done by the caller, waking nobody. */
+/* Operations on whole rows outside of matmul: embed, norm, gather, mul, softcap. Rows are shared
+ * out among threads from a few on; a single row is done by the caller, waking nobody. */
 
 #include <errno.h>
 #include <string.h>
@@ -113,6 +113,30 @@ int cpu_gather(struct backend *be, const struct ops_gather *p)
         return -EINVAL;
     }
     for_rows(be, p->n_rows, p, gather_row);
+    return 0;
+}
+
+static void mul_row(const struct cpu *cpu, const void *params, int32_t i, int tid)
+{
+    const struct ops_mul *p = params;
+    float *y = p->y + (size_t)i * (size_t)p->ldy;
+
+    (void)cpu;
+    (void)tid;
+    for (int32_t c = 0; p->x && c < p->n_cols; c++) {
+        y[c] = y[c] * p->x[(size_t)i * (size_t)p->ldx + (size_t)c] * p->scale;
+    }
+    for (int32_t c = 0; !p->x && c < p->n_cols; c++) {
+        y[c] *= p->scale;
+    }
+}
+
+int cpu_mul(struct backend *be, const struct ops_mul *p)
+{
+    if (p->rows.n < 0 || p->n_cols < 0) {
+        return -EINVAL;
+    }
+    for_rows(be, p->rows.n, p, mul_row);
     return 0;
 }
 

@@ -707,6 +707,7 @@ const struct backend_ops cuda_backend = {
     .norm = cuda_norm,
     .matmul = cuda_matmul,
     .gather = cuda_gather,
+    .mul = cuda_mul,
     .softcap = cuda_softcap,
     .rope_store = cuda_rope_store,
     .qkv_store = cuda_qkv_store,

@@ -307,6 +307,7 @@ int cuda_embed(struct backend *be, const struct ops_embed *p);
 int cuda_norm(struct backend *be, const struct ops_norm_op *p);
 int cuda_matmul(struct backend *be, const struct ops_matmul *p);
 int cuda_gather(struct backend *be, const struct ops_gather *p);
+int cuda_mul(struct backend *be, const struct ops_mul *p);
 int cuda_softcap(struct backend *be, const struct ops_softcap *p);
 int cuda_rope_store(struct backend *be, const struct ops_rope_store *p);
 int cuda_qkv_store(struct backend *be, const struct ops_matmul *p, const struct ops_rope_store *s);

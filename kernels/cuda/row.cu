@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations on whole rows: embed, norm, gather, softcap.
+/* Operations on whole rows: embed, norm, gather, mul, softcap.
  *
  * One block of 256 threads a row. A norm reads its row three times (sum, squares, result), the
  * second and third time from L2; a row of 4096 floats takes 16 KB. Row numbers travel as the
@@ -129,7 +129,7 @@ int cuda_norm(struct backend *be, const struct ops_norm_op *p)
     return cuda_launched(cu, "norm_rows");
 }
 
-/* ---- gather, softcap ------------------------------------------------------------------------ */
+/* ---- gather, mul, softcap ------------------------------------------------------------------- */
 
 CUDA_KERNEL void gather_rows(struct ids ids, const float *x, int32_t ldx, float *y, int32_t ldy,
                              int32_t n_cols)
@@ -157,6 +157,30 @@ int cuda_gather(struct backend *be, const struct ops_gather *p)
         r = cuda_launched(cu, "gather_rows");
     }
     return r;
+}
+
+CUDA_KERNEL void mul_rows(const float *x, int32_t ldx, float *y, int32_t ldy, int32_t n_cols,
+                          float scale)
+{
+    float *row = y + (size_t)blockIdx.x * ldy;
+
+    for (int32_t c = (int32_t)threadIdx.x; c < n_cols; c += ROW_THREADS) {
+        float v = x ? __fmul_rn(row[c], x[(size_t)blockIdx.x * ldx + c]) : row[c];
+
+        row[c] = __fmul_rn(v, scale);
+    }
+}
+
+int cuda_mul(struct backend *be, const struct ops_mul *p)
+{
+    struct cuda *cu = cuda_of(be);
+
+    if (p->rows.n == 0) {
+        return 0;
+    }
+    CUDA_LAUNCH(cu, dim3((unsigned)p->rows.n), dim3(ROW_THREADS), 0, mul_rows, p->x, p->ldx, p->y,
+                p->ldy, p->n_cols, p->scale);
+    return cuda_launched(cu, "mul_rows");
 }
 
 CUDA_KERNEL void softcap_rows(float *x, int32_t ld, int32_t n_cols, float cap)

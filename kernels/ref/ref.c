@@ -228,6 +228,7 @@ const struct backend_ops ref_backend = {
     .norm = ref_norm,
     .matmul = ref_matmul,
     .gather = ref_gather,
+    .mul = ref_mul,
     .softcap = ref_softcap,
     .rope_store = ref_rope_store,
     .attention = ref_attention,

@@ -82,6 +82,7 @@ int ref_embed(struct backend *be, const struct ops_embed *p);
 int ref_norm(struct backend *be, const struct ops_norm_op *p);
 int ref_matmul(struct backend *be, const struct ops_matmul *p);
 int ref_gather(struct backend *be, const struct ops_gather *p);
+int ref_mul(struct backend *be, const struct ops_mul *p);
 int ref_softcap(struct backend *be, const struct ops_softcap *p);
 int ref_rope_store(struct backend *be, const struct ops_rope_store *p);
 int ref_attention(struct backend *be, const struct ops_attention *p);

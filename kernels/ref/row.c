@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations on whole rows: embed, norm, gather, softcap, and the activation functions.
+/* Operations on whole rows: embed, norm, gather, mul, softcap, and the activation functions.
  *
  * RMS: y = x * (1 / sqrt(sum(x^2) / n + eps)) * w. Layer: the same with x - mean in place of x.
  * Sums run from the first column to the last. */
@@ -132,6 +132,20 @@ int ref_gather(struct backend *be, const struct ops_gather *p)
     for (int32_t i = 0; i < p->n_rows; i++) {
         memcpy(p->y + (size_t)i * (size_t)p->ldy, p->x + (size_t)p->index[i] * (size_t)p->ldx,
                (size_t)p->n_cols * sizeof(float));
+    }
+    return 0;
+}
+
+int ref_mul(struct backend *be, const struct ops_mul *p)
+{
+    (void)be;
+    for (int32_t i = 0; i < p->rows.n; i++) {
+        const float *x = p->x ? p->x + (size_t)i * (size_t)p->ldx : NULL;
+        float *y = p->y + (size_t)i * (size_t)p->ldy;
+
+        for (int32_t c = 0; c < p->n_cols; c++) {
+            y[c] = (x ? y[c] * x[c] : y[c]) * p->scale;
+        }
     }
     return 0;
 }

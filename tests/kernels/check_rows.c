@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* embed (every weight type, repeated and last rows, scaled), gather (repeats, any order) and
+/* embed (every weight type, repeated and last rows, scaled), gather (repeats, any order), mul and
  * softcap (saturated and tiny values). embed and gather are copies: bit for bit. */
 
 #include <stdlib.h>
@@ -79,6 +79,40 @@ static void gather(struct check *c, int32_t n_cols)
     }
 }
 
+static void mul(struct check *c, int32_t n_cols, bool by_row)
+{
+    struct check_buf *x;
+    struct check_buf *y;
+    struct ops_mul p = {
+        .rows = {11, 3}, .ldx = n_cols + 3, .ldy = n_cols + 9, .n_cols = n_cols, .scale = 0.7071f};
+
+    if (!check_case(c, "mul cols %d%s", n_cols, by_row ? " by rows" : "")) {
+        return;
+    }
+    x = check_buf(c, "x", 11 * (size_t)p.ldx * 4);
+    y = check_buf(c, "y", 11 * (size_t)p.ldy * 4);
+    check_fill(c, x, 3);
+    check_fill(c, y, 3);
+    while (check_call(c)) {
+        p.x = by_row ? check_dev(c, x) : NULL;
+        p.y = check_dev(c, y);
+        c->err = c->ops->mul(c->be, &p);
+    }
+    check_bits(c, "mul", y->out[1], y->out[0], y->bytes);
+    for (int32_t i = 0; i < 11 * p.ldy;
+         i++) { /* the definition, once more, and nothing beside it */
+        const float *v = (const float *)(const void *)y->init;
+        const float *u = (const float *)(const void *)x->init;
+        int32_t col = i % p.ldy;
+        float want = v[i];
+
+        if (col < n_cols) {
+            want = (by_row ? want * u[i / p.ldy * p.ldx + col] : want) * p.scale;
+        }
+        check_bits(c, "by hand", y->out[0] + (size_t)i * 4, (const uint8_t *)&want, 4);
+    }
+}
+
 static void softcap(struct check *c, int32_t n_cols)
 {
     struct check_buf *x;
@@ -115,6 +149,9 @@ void check_op(struct check *c)
     }
     gather(c, 1);
     gather(c, 67);
+    mul(c, 1, true);
+    mul(c, 77, false);
+    mul(c, 256, true);
     softcap(c, 1);
     softcap(c, 77);
     softcap(c, 1024);
