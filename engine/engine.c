@@ -344,6 +344,7 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
                 .n_q = p->model->h.most.n_q,
                 .exit_head = model_can_exit(p->model),
                 .split = p->model->h.swift_layers < p->model->h.n_layers,
+                .shared = p->model->h.shared,
                 .keep_prefixes = p->config.keep_prefixes,
                 .tier_dir = p->config.tier_dir,
                 .tier_calls = p->config.tier_calls,
@@ -502,8 +503,10 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
             .draft_rows = draft_rows(&e->p, e->plan.n_seqs),
             .gap_target_ns = e->p.config.gap_target_ms * 1e6,
             .draft_always = e->p.config.draft_always,
-            .device_draws = e->p.config.draw == ENGINE_DRAW_DEVICE ||
-                            (e->p.config.draw == ENGINE_DRAW_AUTO && e->p.ops->async),
+            /* the host reads the rows of per-layer embeddings, so it must know the tokens */
+            .device_draws =
+                !e->p.model->h.ple && (e->p.config.draw == ENGINE_DRAW_DEVICE ||
+                                       (e->p.config.draw == ENGINE_DRAW_AUTO && e->p.ops->async)),
             .predicted_slots = predicted_slots(&e->p, e->plan.ctx),
         };
 

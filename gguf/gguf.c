@@ -139,6 +139,29 @@ void gguf_drop_pages(const struct gguf *g)
     }
 }
 
+/* The whole pages within n bytes of the map. */
+static void advise(const struct gguf *g, const void *data, uint64_t n, int advice)
+{
+    const uint64_t page = 4096;
+    uint64_t from = (uint64_t)(uintptr_t)data;
+    uint64_t to = (from + n) / page * page;
+
+    from = (from + page - 1) / page * page;
+    if (g->mapped && to > from) {
+        (void)madvise((void *)(uintptr_t)from, to - from, advice);
+    }
+}
+
+void gguf_drop_range(const struct gguf *g, const void *data, uint64_t n)
+{
+    advise(g, data, n, MADV_DONTNEED);
+}
+
+void gguf_read_scattered(const struct gguf *g, const void *data, uint64_t n)
+{
+    advise(g, data, n, MADV_RANDOM);
+}
+
 /* ---- tensors ---- */
 
 size_t gguf_n_tensors(const struct gguf *g)

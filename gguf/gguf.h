@@ -55,6 +55,9 @@ uint64_t gguf_file_bytes(const struct gguf *g);
 uint64_t gguf_index_bytes(const struct gguf *g); /* held beside the map */
 /* Drops the file's pages from this process (madvise), e.g. once weights are repacked. */
 void gguf_drop_pages(const struct gguf *g);
+/* Of n bytes of the map: drops them likewise; says that they will be read here and there. */
+void gguf_drop_range(const struct gguf *g, const void *data, uint64_t n);
+void gguf_read_scattered(const struct gguf *g, const void *data, uint64_t n);
 
 size_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, size_t i);

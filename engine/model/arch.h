@@ -43,6 +43,10 @@ enum layer_tensor {
     LT_DOWN,
     LT_DOWN_B,
     LT_POST_FFN_NORM,
+    LT_PLE_IN,   /* rows of per_layer_model_proj that are this layer's */
+    LT_PLE_GATE, /* per-layer embeddings: x += norm(proj(act(gate x) * embedding)) */
+    LT_PLE_PROJ,
+    LT_PLE_NORM,
     LT_SWIFT_Q,
     LT_SWIFT_Q_B,
     LT_SWIFT_K,
@@ -59,6 +63,8 @@ enum layer_tensor {
 
 enum model_tensor {
     MT_EMBED,
+    MT_PLE_NORM, /* of the projection that joins a per-layer embedding */
+    MT_ONES,     /* ours: the weight of a norm that has none */
     MT_ROPE_FREQS, /* divides the frequencies (Llama 3); read by the host only */
     MT_SWIFT_NORM, /* of the hidden state from which all deep K and V come */
     MT_EXIT_NORM, /* early exit, an overlay's: norm and head on the split's hidden state; */
@@ -83,6 +89,7 @@ enum tensor_dim {
     DIM_ATT,    /* n_q * v_dim */
     DIM_HEAD,   /* k_dim */
     DIM_ROT2,   /* n_rot / 2 */
+    DIM_PLE,    /* of a per-layer embedding */
     DIM_DEEP_K, /* a whole number of heads, read from the file */
     DIM_DEEP_V,
     DIM_EXIT, /* 2 to n_vocab, read from the file */
@@ -118,14 +125,17 @@ struct arch {
     bool multipliers;       /* keys embedding_scale, residual_scale and logit_scale count */
     bool ffn_scales;        /* scales of a layer's matrices (".scale") count in its FFN too */
     bool diff_kv;           /* n_k and n_v are keys of their own (DiffQKV) */
+    bool v_norm;            /* V heads are normed, without a weight; a file without V: V is K */
+    bool per_layer;         /* embedding_length_per_layer_input counts */
+    bool out_scale;         /* layers may have a layer_output_scale */
     bool shared_kv;         /* attention.shared_kv_layers: the last layers read earlier ones' K and V */
     int32_t window_period;  /* of the model's sliding window: every window_period-th layer is
-                               global; 0: no layer slides */
+                               global; 0: no layer slides; -1: the file must say which */
     int32_t window;         /* that a file without a key for it has; 0: none */
     int32_t window_layers;  /* only the size with so many layers slides: no key tells; 0: all do */
     float window_rope_base; /* RoPE base of sliding layers; 0: the model's */
     bool window_scaled;     /* sliding layers take part in the file's scaling of RoPE */
-    float attn_scale;       /* of a file without a key for it; 0: 1 / sqrt(k_dim), but */
+    float attn_scale;       /* whatever the file says; 0: its key's, or 1 / sqrt(k_dim), but */
     int32_t even_split_layers; /* 1 / sqrt(n_embd / n_q) of the one size that has so many layers:
                                   no key tells */
     float attn_softcap;     /* of a file without a key for it; 0: none */

@@ -11,6 +11,7 @@
  * Buffers (device, f32, rows `ld` floats apart, 16 floats aligned):
  *     x     residual stream of all rows         y    the same of rows beyond the split
  *     q k v projections                         att  attention's output
+ *     x0 ple ple_gate  of per-layer embeddings (forward_ple.c)
  *     h     FFN or augmented Q                  t    output that is normed before it is added
  *     deep  K and V of up to four deep stores   head rows whose logits are wanted
  *     ahead queries of the layer to come (forward_predict.c)
@@ -103,6 +104,7 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     place(a, &f->t, has_post_norms(m) ? n : 0, h->n_embd);
     place(a, &f->deep, swift ? n : 0, deep_width(m));
     place(a, &f->head, l->max_logits, h->n_embd);
+    forward_ple_place(m, l, a, f);
     forward_predict_place(m, l, a, f);
     forward_exit_place(m, l, a, f);
     f->logits.ld = h->n_vocab;
@@ -123,7 +125,7 @@ static void place_host(const struct model *m, const struct forward_limits *l,
     size_t n_seqs = (size_t)l->max_seqs;
     size_t n_rows = (size_t)max_i32(l->max_rows, l->max_logits);
 
-    f->program = memory_arena_take(a, (n_layers * 12 + 2 * n_stores + 2) * sizeof(*f->program));
+    f->program = memory_arena_take(a, (n_layers * 16 + 2 * n_stores + 2) * sizeof(*f->program));
     f->starts = memory_arena_take(a, n_layers * sizeof(*f->starts));
     f->ends = memory_arena_take(a, n_layers * sizeof(*f->ends));
     f->deep_kv = memory_arena_take(a, n_stores * sizeof(*f->deep_kv));
@@ -132,6 +134,7 @@ static void place_host(const struct model *m, const struct forward_limits *l,
     f->first = memory_arena_take(a, n_seqs * sizeof(*f->first));
     f->count = memory_arena_take(a, n_seqs * sizeof(*f->count));
     f->ran = memory_arena_take(a, n_seqs * sizeof(*f->ran));
+    forward_ple_place_host(m, l, a, f);
     forward_exit_place_host(m, l, a, f);
     forward_rounds_place_host(m, l, a, f);
 }
@@ -179,7 +182,8 @@ static void emit_layer(struct forward *f, int32_t layer)
 {
     bool aug_q = f->m->layers[layer].w[LT_Q_GATE].n_cols != 0;
     bool wide = f->m->layers[layer].w[LT_Q_NORM_WIDE].n_cols != 0;
-    bool fused = f->ops->qkv_store && !aug_q && !wide;
+    bool v_norm = f->m->arch->v_norm && f->m->layers[layer].owner;
+    bool fused = f->ops->qkv_store && !aug_q && !wide && !v_norm;
 
     if (!fused) {
         emit_instr(f, forward_step_qkv, layer);
@@ -200,6 +204,9 @@ static void emit_layer(struct forward *f, int32_t layer)
     if (wide) {
         emit_instr(f, forward_step_qk_norm, layer);
     }
+    if (v_norm) {
+        emit_instr(f, forward_step_v_norm, layer);
+    }
     emit_instr(f, fused ? forward_step_qkv_store : forward_step_store, layer);
     emit_instr(f, forward_step_attend, layer);
     if (forward_predicts(f->m, layer + 1) && layer + 1 != f->m->h.swift_layers) {
@@ -213,6 +220,13 @@ static void emit_layer(struct forward *f, int32_t layer)
         emit_instr(f, forward_step_ffn_in, layer);
     }
     emit_instr(f, forward_step_ffn_out, layer);
+    if (f->m->h.ple) {
+        emit_instr(f, forward_step_ple_in, layer);
+        emit_instr(f, forward_step_ple_out, layer);
+    }
+    if (f->m->layers[layer].out_scale != 1.0f) {
+        emit_instr(f, forward_step_out_scale, layer);
+    }
 }
 
 static void compile(struct forward *f)

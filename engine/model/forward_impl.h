@@ -46,6 +46,8 @@ struct forward {
     void *host; /* the arrays below and above */
     size_t host_bytes;
     struct buffer x, y, q, k, v, att, h, t, deep, head, logits;
+    struct buffer x0, ple, ple_gate; /* embeddings; a layer's part of the per-layer ones, its gate */
+    float *ple_host;                 /* (max_rows, ple.ld) */
 
     struct forward_batch b;
     struct ops_rows rows;        /* of the part that is running: all, or those beyond the split */
@@ -161,6 +163,12 @@ bool forward_predicts(const struct model *m, int32_t layer);
 int forward_predict_step(struct forward *f, int32_t layer);
 int forward_step_fetch(struct forward *f, int32_t layer);
 int forward_step_land(struct forward *f, int32_t layer);
+
+/* forward_ple.c: buffers. */
+void forward_ple_place(const struct model *m, const struct forward_limits *l,
+                       struct memory_arena *a, struct forward *f);
+void forward_ple_place_host(const struct model *m, const struct forward_limits *l,
+                            struct memory_arena *a, struct forward *f);
 
 /* forward_exit.c: buffers, and at the split: which sequences' rows go no further. */
 void forward_exit_place(const struct model *m, const struct forward_limits *l,

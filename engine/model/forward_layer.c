@@ -4,7 +4,7 @@
 
 #include "engine/model/forward_layer.h"
 
-int forward_step_embed(struct forward *f, int32_t layer)
+int forward_embed(struct forward *f, struct buffer to)
 {
     struct ops_embed p = {
         .rows = f->rows,
@@ -12,11 +12,24 @@ int forward_step_embed(struct forward *f, int32_t layer)
         .drawn = f->b.drawn ? f->drawn : NULL,
         .w = &f->m->w[MT_EMBED],
         .scale = f->m->h.embed_scale,
-        .y = f->cur.p,
-        .ld = f->cur.ld,
+        .y = to.p,
+        .ld = to.ld,
     };
 
     return f->ops->embed(f->be, &p);
+}
+
+int forward_step_embed(struct forward *f, int32_t layer)
+{
+    return forward_embed(f, f->cur);
+}
+
+/* Floats from one row of V to the next: where heads are normed, heads are rows of their own. */
+static int32_t v_ld(const struct forward *f, int32_t layer)
+{
+    const struct layer_sizes *z = &f->m->h.layer[layer];
+
+    return f->m->arch->v_norm ? z->n_v * z->v_dim : f->v.ld;
 }
 
 static struct ops_matmul qkv_of(struct forward *f, int32_t layer)
@@ -33,7 +46,9 @@ static struct ops_matmul qkv_of(struct forward *f, int32_t layer)
                    f->q.ld, OPS_ACT_NONE, 0);
     if (!l->deep && l->owner) {
         add_layer_part(&p, l, LT_K, LT_K_B, f->k.p, f->k.ld, OPS_ACT_NONE, 0);
-        add_layer_part(&p, l, LT_V, LT_V_B, f->v.p, f->v.ld, OPS_ACT_NONE, 0);
+        if (!l->v_is_k) {
+            add_layer_part(&p, l, LT_V, LT_V_B, f->v.p, v_ld(f, layer), OPS_ACT_NONE, 0);
+        }
     }
     return p;
 }
@@ -43,6 +58,36 @@ int forward_step_qkv(struct forward *f, int32_t layer)
     struct ops_matmul p = qkv_of(f, layer);
 
     return f->ops->matmul(f->be, &p);
+}
+
+/* V heads by themselves, a head a row; out of K where that is V too. */
+int forward_step_v_norm(struct forward *f, int32_t layer)
+{
+    const struct layer_sizes *z = &f->m->h.layer[layer];
+    bool is_k = f->m->layers[layer].v_is_k;
+    struct ops_norm_op p = {
+        .norm = head_norm(f, &f->m->w[MT_ONES]),
+        .ldx = z->v_dim,
+        .ldy = z->v_dim,
+        .n_cols = z->v_dim,
+    };
+    int r = 0;
+
+    if (!is_k || f->k.ld == z->n_v * z->v_dim) {
+        p.rows = (struct ops_rows){f->rows.n * z->n_v, f->rows.n_decode * z->n_v};
+        p.x = is_k ? f->k.p : f->v.p;
+        p.y = f->v.p;
+        return f->ops->norm(f->be, &p);
+    }
+    for (int32_t h = 0; h < z->n_v && !r; h++) { /* rows of K are wider than this layer's heads */
+        p.rows = f->rows;
+        p.x = f->k.p + h * z->v_dim;
+        p.y = f->v.p + h * z->v_dim;
+        p.ldx = f->k.ld;
+        p.ldy = v_ld(f, layer);
+        r = f->ops->norm(f->be, &p);
+    }
+    return r;
 }
 
 /* q = down(act(gate q) * up q), DiffQKV's augmented Q. */
@@ -103,7 +148,7 @@ static int store_rows(struct forward *f, int32_t layer, struct ops_matmul *qkv)
         .v = f->v.p,
         .ldq = f->q.ld,
         .ldk = f->k.ld,
-        .ldv = f->v.ld,
+        .ldv = v_ld(f, layer),
         .n_q = z->n_q,
         .n_k = writes ? z->n_k : 0,
         .n_v = writes ? z->n_v : 0,
@@ -214,4 +259,17 @@ int forward_step_ffn_in(struct forward *f, int32_t layer)
 int forward_step_ffn_out(struct forward *f, int32_t layer)
 {
     return project_out(f, &f->h, &f->m->layers[layer], LT_DOWN, LT_DOWN_B, LT_POST_FFN_NORM);
+}
+
+int forward_step_out_scale(struct forward *f, int32_t layer)
+{
+    struct ops_mul p = {
+        .rows = f->rows,
+        .y = f->cur.p,
+        .ldy = f->cur.ld,
+        .n_cols = f->m->h.n_embd,
+        .scale = f->m->layers[layer].out_scale,
+    };
+
+    return f->ops->mul(f->be, &p);
 }

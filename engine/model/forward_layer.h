@@ -7,10 +7,14 @@
 
 #include "engine/model/forward_impl.h"
 
+/* Embeddings of the batch's rows into a buffer. */
+int forward_embed(struct forward *f, struct buffer to);
+
 /* The instructions of a layer. `_qkv_store` is both in one, where the backend has it and nothing comes
- * between them; `_aug_q_*` DiffQKV's augmented Q. */
+ * between them; `_aug_q_*` DiffQKV's augmented Q; `_v_norm` where V heads are normed. */
 int forward_step_embed(struct forward *f, int32_t layer);
 int forward_step_qkv(struct forward *f, int32_t layer);
+int forward_step_v_norm(struct forward *f, int32_t layer);
 int forward_step_aug_q_in(struct forward *f, int32_t layer);
 int forward_step_aug_q_out(struct forward *f, int32_t layer);
 int forward_step_qk_norm(struct forward *f, int32_t layer);
@@ -25,5 +29,10 @@ int forward_step_ffn_out(struct forward *f, int32_t layer);
 int forward_step_deep_kv(struct forward *f, int32_t first_store);
 int forward_step_one_deep_kv(struct forward *f, int32_t store);
 int forward_step_survivors(struct forward *f, int32_t layer);
+int forward_step_out_scale(struct forward *f, int32_t layer);
+
+/* forward_ple.c: a layer's part of the per-layer embeddings, and what it adds. */
+int forward_step_ple_in(struct forward *f, int32_t layer);
+int forward_step_ple_out(struct forward *f, int32_t layer);
 
 #endif

@@ -195,12 +195,23 @@ static void read_window(struct reader *r, const struct arch *arch, struct hparam
     } else {
         int32_t period = read_i32(r, pattern, 1, HPARAMS_MAX_LAYERS, arch->window_period);
 
+        if (arch->window_period == REQUIRED && !r->rc) {
+            r->rc = error_set(r->reterr, -EBADMSG, "key %s must be a list of %d numbers", key,
+                              h->n_layers);
+        }
+
         for (int32_t i = 0; i < h->n_layers; i++) {
             slides[i] = (i + 1) % period != 0;
         }
     }
-    for (int32_t i = 0; i < h->n_layers; i++) {
+    for (int32_t i = 0; i < h->n_layers && !r->rc; i++) {
         h->layer[i].window = slides[i] ? window : 0;
+        if (slides[i] && window == 0 && arch->window_period == REQUIRED) {
+            r->rc = error_set(r->reterr, -EBADMSG,
+                              "key %s says that layer %d slides, but %s.attention.sliding_window "
+                              "is missing",
+                              key, i, r->prefix);
+        }
     }
 }
 
@@ -358,9 +369,11 @@ static void sum_up(struct reader *r, struct hparams *h)
         h->uneven = h->uneven || l->n_q != first->n_q || l->n_k != first->n_k ||
                     l->n_v != first->n_v || l->k_dim != first->k_dim || l->v_dim != first->v_dim;
     }
-    if (!r->rc && h->swift_layers < h->n_layers && (h->uneven || h->shared)) {
+    if (!r->rc && h->swift_layers < h->n_layers && (h->uneven || h->shared || h->ple)) {
         r->rc = error_set(r->reterr, -ENOTSUP, "SwiftKV is not offered for models whose layers %s",
-                          h->uneven ? "have different heads" : "share keys and values already");
+                          h->uneven   ? "have different heads"
+                          : h->shared ? "share keys and values already"
+                                      : "read embeddings of their own");
     }
 }
 
@@ -396,6 +409,9 @@ static void read_all(struct reader *r, const struct gguf *swift, const struct ar
     read_rotation(r, arch, h);
     read_widths(r, h);
     read_shared(r, arch, h);
+    if (arch->per_layer) {
+        h->ple = read_i32_or_none(r, "embedding_length_per_layer_input", 1 << 16, 0);
+    }
     if (arch->caps_attn) { /* others' files may say what nobody applies */
         h->attn_softcap = read_f32(r, "attn_logit_softcapping", 0.0f, 1e4f, arch->attn_softcap);
     }
@@ -446,7 +462,7 @@ int hparams_read(const struct gguf *g, const struct gguf *swift, const struct ar
         hparams_finish(&h);
         return r.rc;
     }
-    if (h.attn_scale == 0.0f) {
+    if (arch->attn_scale > 0.0f) {
         h.attn_scale = arch->attn_scale;
     }
     if (h.attn_scale == 0.0f && arch->even_split_layers == h.n_layers) {

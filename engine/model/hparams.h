@@ -39,6 +39,7 @@ struct hparams {
     int32_t n_ctx_train;
     struct layer_sizes most;   /* the largest of every size, each for itself */
     struct layer_sizes *layer; /* (n_layers) */
+    int32_t ple;               /* width of a per-layer embedding, 0: none */
     int32_t aug_q;             /* width of augmented Q's gate, 0: none */
     bool uneven;               /* layers have heads of different number or size */
     bool shared;               /* some layer reads the K and V of one that is not just before it */

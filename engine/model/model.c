@@ -5,8 +5,9 @@
  * A tensor is looked for in the base, then in the overlays; two files that both have it are
  * refused, so an overlay can only add. Tensors of a layer that nothing reads are refused by name
  * (a file that holds more than this build computes would answer wrongly and in silence), with
- * one exception: of deep layers, the teacher's q, k, v and k norm that published SwiftKV
- * checkpoints still carry, and the output projection in whose place an overlay's own is read. */
+ * exceptions: K and V of layers that read an earlier layer's; and of deep layers, the teacher's
+ * q, k, v and k norm that published SwiftKV checkpoints still carry, and the output projection in
+ * whose place an overlay's own is read. */
 
 #include "engine/model/model.h"
 
@@ -31,7 +32,7 @@ static int find_arch(const struct gguf *g, const struct arch **ret, struct error
 {
     struct gguf_str s;
     char name[64];
-    char known[160];
+    char known[512];
     int r = 0;
 
     if (gguf_has(g, "pipit.overlay.base_sha256")) {
@@ -339,6 +340,7 @@ void model_close(struct model *m)
     free(m->list);
     free(m->exit_words);
     free(m->centers);
+    free(m->ones);
     free(m->layers);
     free(m->stores);
     hparams_finish(&m->h);
@@ -411,6 +413,9 @@ int model_load(struct model *m, const struct backend_ops *ops, struct backend *b
     }
     m->ops = ops;
     m->be = be;
+    if (m->ple.data) {
+        gguf_read_scattered(m->ple.file, m->ple.data, m->ple.bytes);
+    }
     for (int32_t i = 0; i < m->n_list; i++) {
         total += m->list[i].file_bytes;
         held += ops->weight_bytes(config, &m->list[i].desc);

@@ -33,6 +33,8 @@ struct model_layer {
     bool owner;    /* writes the store */
     bool deep;     /* beyond SwiftKV's split */
     bool local;    /* sliding window, its own RoPE base */
+    bool v_is_k;   /* V is what K was before its norm and RoPE */
+    float out_scale; /* of what the layer leaves; 1: as it is */
     struct ops_weight w[LT_COUNT]; /* n_cols 0: absent */
     float scale[LT_COUNT];         /* of a matrix's products; 0: 1 */
 };
@@ -43,6 +45,17 @@ struct model_rope {
 };
 
 struct model_weight; /* a tensor to prepare */
+
+/* A table of which a token reads one row, cut by layers (ple.h). */
+struct model_ple {
+    const struct gguf *file; /* in whose map it stays */
+    const uint8_t *data;     /* (n_vocab, row_bytes); NULL: the model has none */
+    enum dtype type;
+    uint64_t row_bytes;
+    uint64_t layer_bytes; /* of a row that are one layer's */
+    uint64_t bytes;
+    uint64_t touched; /* may be resident of it, since it was last let go */
+};
 
 struct model {
     const struct arch *arch;
@@ -59,6 +72,8 @@ struct model {
     uint64_t n_params;
     int32_t *exit_words; /* (w[MT_EXIT_HEAD].n_rows - 1) ascending token ids; NULL without that head */
 
+    struct model_ple ple;
+    float *ones;               /* (h.most.v_dim) what MT_ONES is made of, or NULL */
     float *centers;            /* (n_stores, n_k * k_dim): those made of biases; NULL: none */
     struct model_weight *list; /* every weight, in order of execution */
     int32_t n_list;

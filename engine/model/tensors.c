@@ -46,6 +46,8 @@ int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d)
         return l->k_dim;
     case DIM_ROT2:
         return l->n_rot / 2;
+    case DIM_PLE:
+        return h->ple;
     case DIM_DEEP_K:
     case DIM_DEEP_V:
     case DIM_EXIT:
@@ -192,6 +194,15 @@ static void layer_sets(const struct model *m, int32_t il, uint64_t *ret_required
         required |= optional & aug;
         optional &= ~aug;
     }
+    if (m->h.ple > 0) {
+        required |= LT_BIT(LT_PLE_GATE) | LT_BIT(LT_PLE_PROJ) | LT_BIT(LT_PLE_NORM);
+    }
+    if (m->h.layer[il].reads != il) { /* what an earlier layer has stored */
+        uint64_t stored = LT_BIT(LT_K) | LT_BIT(LT_V) | LT_BIT(LT_K_NORM);
+
+        required &= ~stored;
+        optional &= ~stored;
+    }
     for (int i = 0; i < 6 && l->deep; i++) {
         enum layer_tensor t = of_input[i];
         uint64_t bit = LT_BIT(t);
@@ -261,6 +272,22 @@ static int find_layer(struct finder *f, int32_t il, int first, int last)
         }
     }
     return 0;
+}
+
+/* What layers of some families have beside the tensors of their row. */
+static int find_more(struct finder *f, int32_t il)
+{
+    struct model_layer *l = &f->m->layers[il];
+    int r = f->m->h.ple ? tensors_ple_in(f, il) : 0;
+
+    l->v_is_k = l->owner && !l->deep && l->w[LT_V].n_cols == 0;
+    if (!r && l->v_is_k && f->m->h.layer[il].k_dim != f->m->h.layer[il].v_dim) {
+        r = error_set(f->reterr, -EBADMSG,
+                      "tensor blk.%d.attn_v.weight is missing, and V heads of %d dims cannot be K "
+                      "heads of %d",
+                      il, f->m->h.layer[il].v_dim, f->m->h.layer[il].k_dim);
+    }
+    return r ? r : tensors_out_scale(f, il);
 }
 
 /* The words that rows of the early-exit head stand for. */
@@ -411,8 +438,16 @@ static bool is_leftover(const struct model *m, const char *name)
     int layer = -1;
     int at = 0;
 
-    if (sscanf(name, "blk.%d.%n", &layer, &at) != 1 || at == 0 || layer < m->h.swift_layers ||
+    if (sscanf(name, "blk.%d.%n", &layer, &at) != 1 || at == 0 || layer < 0 ||
         layer >= m->h.n_layers) {
+        return false;
+    }
+    if (m->h.layer[layer].reads != layer) {
+        return strcmp(name + at, arch_layer_tensors[LT_K].name) == 0 ||
+               strcmp(name + at, arch_layer_tensors[LT_V].name) == 0 ||
+               strcmp(name + at, arch_layer_tensors[LT_K_NORM].name) == 0;
+    }
+    if (layer < m->h.swift_layers) {
         return false;
     }
     for (int t = LT_Q; t <= LT_V_B; t++) {
@@ -463,6 +498,11 @@ static int find_all(struct finder *f)
     if (!r) {
         r = tensors_lookup(f, arch_model_tensors[MT_ROPE_FREQS].name, &rope);
     }
+    if (!r && m->h.ple) {
+        r = tensors_ple_table(f);
+        r = r ? r : find_global(f, MT_PLE_NORM, true);
+    }
+    r = !r && m->arch->v_norm ? tensors_ones(f) : r;
     for (int32_t il = 0; !r && il < m->h.n_layers; il++) {
         if (il == m->h.swift_layers) {
             r = find_split(f);
@@ -477,8 +517,9 @@ static int find_all(struct finder *f)
                 r = find_layer(f, il, LT_Q_GATE, LT_POST_FFN_NORM);
             }
         } else if (!r) {
-            r = find_layer(f, il, LT_ATTN_NORM, LT_POST_FFN_NORM);
+            r = find_layer(f, il, LT_ATTN_NORM, LT_PLE_NORM);
         }
+        r = r ? r : find_more(f, il);
     }
     if (!r) {
         r = find_global(f, MT_OUTPUT_NORM, true);

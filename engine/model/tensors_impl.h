@@ -44,4 +44,11 @@ int tensors_take_part(const struct tensor_part *p, const struct gguf_tensor *t,
 /* tensors_scale.c: the factor of what a layer's matrix gives, where the file has one. */
 int tensors_scale(struct finder *f, int32_t il, int t) WARN_UNUSED;
 
+/* tensors_ple.c: the table of per-layer embeddings; a layer's part of what is projected to join it;
+ * the factor of a layer's output; the weight of a norm that has none. */
+int tensors_ple_table(struct finder *f) WARN_UNUSED;
+int tensors_ple_in(struct finder *f, int32_t il) WARN_UNUSED;
+int tensors_out_scale(struct finder *f, int32_t il) WARN_UNUSED;
+int tensors_ones(struct finder *f) WARN_UNUSED;
+
 #endif

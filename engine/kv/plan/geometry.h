@@ -52,6 +52,8 @@ struct geometry_config {
     bool one_memory;                     /* the device shares the host's */
     bool exit_head;                      /* the model has an early-exit head */
     bool split;                          /* it has SwiftKV's split */
+    bool shared;                         /* layers read stores of layers long before them: no prompt
+                                            is read layer by layer */
     const char *tier_dir;                /* where pool=disk has its file, or NULL */
     const struct tier_calls *tier_calls; /* NULL: the system's */
 };

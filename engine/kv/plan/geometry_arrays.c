@@ -39,8 +39,10 @@ static void lay_caps(struct geometry *s, const struct policy *p)
         }
     }
     s->scores = s->scores || policy_scores(p);
-    s->whole_peak = s->whole_peak || p->prefill != POLICY_LAYERED;
-    if (p->prefill == POLICY_LAYERED) {
+    bool layered = p->prefill == POLICY_LAYERED && !s->config.shared;
+
+    s->whole_peak = s->whole_peak || !layered;
+    if (layered) {
         s->layered = true;
         s->max_survivors = p->observe > s->max_survivors ? p->observe : s->max_survivors;
     }
