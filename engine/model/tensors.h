@@ -16,7 +16,8 @@ struct model_weight {
 
 /* Fills m->list, the heads of deep stores and n_params; -EBADMSG and -ENOTSUP by name. Until they
  * are loaded, present weights have their n_rows and n_cols set and nothing else. */
-int tensors_find(const struct model_source *source, struct model *m, struct error *reterr) WARN_UNUSED;
+int tensors_find(const struct model_source *source, struct model *m,
+                 struct error *reterr) WARN_UNUSED;
 
 /* Factors that divide RoPE's frequencies, (n_rot / 2): which the file has, or a negative errno. Of
  * LongRoPE's two sets the one for a context that is longer than the model's first (`is_long`), or
