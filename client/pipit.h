@@ -121,9 +121,11 @@ PIPIT_CHECKED int pipit_client_create(struct pipit_client **ret);
 PIPIT_API void pipit_client_destroy(struct pipit_client *client); /* NULL is fine */
 
 /* Before connecting. Strings are copied.
- *   runtime_dir   the folder that holds lane.sock; without it $PIPIT_RUNTIME_DIR, and without that
+ *   runtime_dir   the folder that holds lane.sock; without it, and unless an instance is named,
+ *                 $PIPIT_RUNTIME_DIR, and without that
  *                 /run/user/UID/pipit/INSTANCE, /run/pipit/INSTANCE, /tmp/pipit-UID/INSTANCE
- *   instance      "default" unless named: letters, digits, '.', '_', '-', at most 64
+ *   instance      letters, digits, '.', '_', '-', at most 64; without it $PIPIT_INSTANCE, or else
+ *                 "default"
  *   program       for the daemon's log and status, at most 31 bytes
  *   timeout_ms    for the hello and for each answer about the lane (status, lease): 5000
  *   reconnect_ms  how long to try again once the connection is lost: 15000; 0: not at all

@@ -100,6 +100,7 @@ HOT static void on_event(struct pipit_request *q, const struct pipit_event *ev, 
     }
     switch (ev->type) {
     case PIPIT_EVENT_ACCEPTED:
+        a->accepted = true;
         if (ev->n_ahead) {
             progress_show(&r->progress, "waiting: %u requests ahead", ev->n_ahead);
         }
@@ -255,7 +256,7 @@ static int verdict(const struct run *r)
         return EXIT_CANCELLED;
     }
     if (a->error.code) {
-        return report(&a->error);
+        return report_answer(&a->error, a->accepted, r->s);
     }
     if (a->has_done && a->done.session == 2 && a->done.session_err != -ECANCELED) {
         say("%s", a->done.session_cause);
@@ -263,7 +264,12 @@ static int verdict(const struct run *r)
     }
     switch (a->done.reason) {
     case PIPIT_REASON_STOP:
+        break;
     case PIPIT_REASON_LENGTH:
+        if (r->s->own_limit && !r->s->json) {
+            say("the answer was ended after %d token%s; -n sets another limit", a->done.n_new,
+                a->done.n_new == 1 ? "" : "s");
+        }
         break;
     case PIPIT_REASON_CONTEXT:
         say("the answer ended because the context is full (%d tokens of prompt, %d new)",

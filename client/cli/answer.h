@@ -52,6 +52,7 @@ void progress_clear(struct progress *p);
 struct answer {
     struct text text;
     uint8_t id[16];
+    bool accepted; /* the daemon took it */
     bool has_done;
     struct pipit_done done;
     struct pipit_error error; /* code 0: none */

@@ -5,8 +5,8 @@
  * first error ends the program.
  *
  * With --session the daemon keeps the history instead, and each message goes alone; an answer that
- * was interrupted is then not part of it. /clear forgets nothing of what the daemon has saved, so
- * it is refused.
+ * was interrupted is then not part of it. /clear forgets nothing of what the daemon has saved: it
+ * says what does.
  *
  * A message whose answer failed does not stay in the history, so that "too long" can be mended by a
  * shorter one; an answer that was interrupted stays as far as it came. */
@@ -235,13 +235,17 @@ static bool command(struct chat *c, const char *word, bool *ret_quit)
     if (strcmp(word, "/quit") == 0 || strcmp(word, "/exit") == 0) {
         *ret_quit = true;
     } else if (strcmp(word, "/clear") == 0 && c->s->session) {
-        (void)fprintf(stderr, "'pipit session rm %s' forgets a saved conversation\n",
+        (void)fprintf(stderr,
+                      "this conversation is saved: /quit, then 'pipit session rm %.64s' "
+                      "forgets it\n",
                       c->s->session);
     } else if (strcmp(word, "/clear") == 0) {
         forget(c, 0);
     } else if (strcmp(word, "/help") == 0) {
-        (void)fprintf(stderr, "/clear forgets the conversation, /quit or Ctrl-D ends, Ctrl-C ends "
-                              "an answer;\na line that ends in \\ goes on in the next\n");
+        (void)fprintf(stderr,
+                      "%s/quit or Ctrl-D ends, Ctrl-C ends an answer;\n"
+                      "a line that ends in \\ goes on in the next\n",
+                      c->s->session ? "" : "/clear forgets the conversation, ");
     } else if (word[0] == '/' && c->person) {
         (void)fprintf(stderr, "unknown command %.40s; /help lists them\n", word);
     } else {
@@ -268,7 +272,7 @@ static int turn(struct chat *c, const struct text *message)
     if (code == EXIT_OK) {
         return -1;
     }
-    if (code == EXIT_CONTEXT && c->person) {
+    if (code == EXIT_CONTEXT && c->person && !c->s->session) {
         (void)fprintf(stderr, "/clear begins a new conversation.\n");
     }
     if (!c->person || code == EXIT_UNREACHABLE || code == EXIT_USAGE) {

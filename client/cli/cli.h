@@ -74,6 +74,8 @@ struct settings {
     double timeout; /* seconds, 0: none */
     double retry; /* seconds that a busy daemon is asked again */
     double limit;   /* the same, of a drain */
+    double patience; /* of wait, where no daemon is */
+    bool own_limit; /* max_tokens is what we chose for a conversation */
     bool raw;
     bool no_draft;
     bool json;
@@ -119,6 +121,8 @@ void say(const char *fmt, ...) PRINTF_LIKE(1, 2);
 int usage_error(const char *command, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /* Says what went wrong and what may help; the exit code. */
 int report(const struct pipit_error *e);
+/* The same of an answer, of which something may have come. */
+int report_answer(const struct pipit_error *e, bool begun, const struct settings *s);
 int exit_of_code(uint32_t code);
 int exit_of_reason(uint32_t reason);
 /* A token's bytes in quotes, anything odd as \xNN. */

@@ -5,7 +5,9 @@
  * limits) and through the library (hello, status), and changes nothing. */
 
 #include <errno.h>
+#include <grp.h>
 #include <jansson.h>
+#include <pwd.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,12 +88,52 @@ static const char *path_state(const char *path, int err)
                                 : strerror(-err);
 }
 
+/* What somebody else's socket lets this user do about it. */
+static void look_closed(struct doctor *d, const char *path)
+{
+    char folder[200];
+    char who[64];
+    struct stat st;
+    struct passwd *user = getpwuid(geteuid());
+    struct group *group;
+
+    (void)snprintf(folder, sizeof(folder), "%.190s", path);
+    if (strrchr(folder, '/')) {
+        *strrchr(folder, '/') = '\0';
+    }
+    (void)snprintf(who, sizeof(who), "%.60s", user ? user->pw_name : "USER");
+    if (stat(path, &st) < 0 && stat(folder, &st) < 0) {
+        finding(d, BAD, EXIT_UNREACHABLE, "daemon",
+                "this user (%s) may not look into %s\nask root, or whom the folder belongs to", who,
+                folder);
+        return;
+    }
+    group = st.st_mode & S_IWGRP || (S_ISDIR(st.st_mode) && st.st_mode & S_IXGRP)
+                ? getgrgid(st.st_gid)
+                : NULL;
+    if (group && st.st_gid != 0) {
+        finding(d, BAD, EXIT_UNREACHABLE, "daemon",
+                "this user (%s) may not open the socket, group %.60s may\nask root: adduser %s "
+                "%.60s; then log in again",
+                who, group->gr_name, who, group->gr_name);
+    } else {
+        finding(d, BAD, EXIT_UNREACHABLE, "daemon",
+                "this user (%s) may not open the socket; only its owner (uid %u) may\nask for a "
+                "daemon that is open to a group: docs/guide/service.md, several users",
+                who, (unsigned)st.st_uid);
+    }
+}
+
 static void look_places(struct doctor *d, struct pipit_client *c, const struct pipit_error *e,
                         bool connected)
 {
     struct pipit_place p;
+    char closed[200] = "";
 
     for (size_t i = 0; pipit_client_place(c, i, &p) == 0; i++) {
+        if (p.err == -EACCES && !closed[0]) {
+            (void)snprintf(closed, sizeof(closed), "%.190s", p.path);
+        }
         if (connected && strcmp(p.path, pipit_client_info(c)->path) == 0) {
             finding(d, FINE, 0, "socket", "%s (%s)", p.path, p.origin);
             break;
@@ -101,11 +143,8 @@ static void look_places(struct doctor *d, struct pipit_client *c, const struct p
     if (connected) {
         return;
     }
-    if (e->code == PIPIT_E_UNREACHABLE && e->err == -EACCES) {
-        finding(d, BAD, EXIT_UNREACHABLE, "daemon",
-                "this user (uid %u) may not open the socket\nbecome a member of its group (see "
-                "'ls -l' of the path above), then log in anew",
-                (unsigned)geteuid());
+    if (e->code == PIPIT_E_UNREACHABLE && closed[0]) {
+        look_closed(d, closed);
     } else if (e->code == PIPIT_E_UNREACHABLE) {
         finding(d, BAD, EXIT_UNREACHABLE, "daemon",
                 "none answers\nstart one: pipitd --model FILE.gguf, or systemctl start "

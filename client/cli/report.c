@@ -70,7 +70,21 @@ static bool counts_said(const struct pipit_error *e)
     return (e->count_a == 0 && e->count_b == 0) || (strstr(e->text, a) && strstr(e->text, b));
 }
 
-int report(const struct pipit_error *e)
+static void overflow_advice(const char *session)
+{
+    if (session) {
+        (void)fprintf(stderr,
+                      "The session '%.64s' and this message do not fit into the context together: "
+                      "shorten the message,\ngo on with another --session, or forget this one by "
+                      "'pipit session rm %.64s'.\n",
+                      session, session);
+    } else {
+        (void)fprintf(stderr, "Nothing was cut: shorten the prompt, or start pipitd with a larger "
+                              "--ctx, if the model allows it.\n");
+    }
+}
+
+static int report_in(const struct pipit_error *e, const char *session)
 {
     char counts[80] = "";
 
@@ -90,13 +104,27 @@ int report(const struct pipit_error *e)
         }
         break;
     case PIPIT_E_CONTEXT_OVERFLOW:
-        (void)fprintf(stderr, "Nothing was cut: shorten the prompt, or start pipitd with a larger "
-                              "--ctx.\n");
+        overflow_advice(session);
         break;
     default:
         break;
     }
     return exit_of_code(e->code);
+}
+
+int report(const struct pipit_error *e)
+{
+    return report_in(e, NULL);
+}
+
+int report_answer(const struct pipit_error *e, bool begun, const struct settings *s)
+{
+    if (begun && e->code == PIPIT_E_LOST) {
+        say("the answer is incomplete: %s", e->text);
+        (void)fprintf(stderr, "'pipit doctor' looks closer.\n");
+        return EXIT_INTERNAL;
+    }
+    return report_in(e, s->session);
 }
 
 const char *bytes_text(uint64_t bytes, char ret[32])

@@ -2,8 +2,9 @@
 /* Every option of every command, once. From these rows come the parser, --help, the keys of a
  * configuration file and the PIPIT_ variables.
  *
- * PIPIT_RUNTIME_DIR is left to the library, which looks it up for every program that uses it. A
- * configuration file is read only when --config names it: PIPIT_CONFIG belongs to the daemon. */
+ * PIPIT_RUNTIME_DIR and PIPIT_INSTANCE are left to the library, which looks them up for every
+ * program that uses it. A configuration file is read only when --config names it: PIPIT_CONFIG
+ * belongs to the daemon. */
 
 #include <errno.h>
 #include <math.h>
@@ -21,14 +22,17 @@
      CMD_WAIT | CMD_SCORE | CMD_METRICS | CMD_BATCH | CMD_SESSION | CMD_DRAIN | CMD_UNLOAD |       \
      CMD_EMBED)
 
+enum { NOT_SAID = -1, TALK_TOKENS = 1024 };
+
 static const char *const poolings[] = {"mean", "last", "none", NULL};
 
 /* clang-format off */
 static const struct option_row rows[] = {
     {"system", 0, OPTION_STRING, OFF(system), .metavar = "TEXT", .commands = ANSWERS,
      .help = "the system message, before the conversation"},
-    {"max-tokens", 'n', OPTION_INT, OFF(max_tokens), 0, 1 << 24, .fallback = "0", .commands = ANSWERS,
-     .help = "longest answer in tokens; 0: until the model ends it or the context is full"},
+    {"max-tokens", 'n', OPTION_INT, OFF(max_tokens), 0, 1 << 24, .commands = ANSWERS,
+     .help = "longest answer in tokens; 0: until the model ends it or the context is full; without this option 1024 in "
+             "a chat or a session, else 0"},
     {"temp", 0, OPTION_FLOAT, OFF(temp), 0, 100, .fallback = "0.7", .commands = ANSWERS,
      .help = "temperature; 0 always takes the likeliest token"},
     {"top-k", 0, OPTION_INT, OFF(top_k), 0, 1000000, .fallback = "0", .commands = ANSWERS,
@@ -80,6 +84,8 @@ static const struct option_row rows[] = {
      .help = "give up after this many seconds (exit 7); 0: never"},
     {"retry", 0, OPTION_FLOAT, OFF(retry), 0, 1e6, .fallback = "0", .metavar = "S", .commands = CMD_ASK | CMD_BATCH | BOTH,
      .help = "while the daemon refuses and says when to come again, come again, for at most this many seconds"},
+    {"patience", 0, OPTION_FLOAT, OFF(patience), 0, 1e6, .fallback = "10", .metavar = "S",
+     .flags = OPTION_HIDDEN | OPTION_ARGV_ONLY, .commands = CMD_WAIT, .help = "how long no daemon may be there, for tests"},
     {"watch", 0, OPTION_FLAG, OFF(watch), .flags = OPTION_ARGV_ONLY, .commands = CMD_STATUS,
      .help = "again every second, with tokens a second, until interrupted"},
     {"load", 0, OPTION_FLAG, OFF(load), .flags = OPTION_ARGV_ONLY, .commands = CMD_WAIT,
@@ -91,8 +97,8 @@ static const struct option_row rows[] = {
     {"runtime-dir", 0, OPTION_STRING, OFF(runtime_dir), .metavar = "DIR", .commands = ALL | CMD_FROM_FILE,
      .help = "folder of the daemon's sockets; without it $PIPIT_RUNTIME_DIR, or else /run/user/UID/pipit/INSTANCE, "
              "/run/pipit/INSTANCE, /tmp/pipit-UID/INSTANCE"},
-    {"instance", 0, OPTION_STRING, OFF(instance), .metavar = "NAME", .fallback = "default", .commands = ALL | BOTH,
-     .help = "which daemon, where several run"},
+    {"instance", 0, OPTION_STRING, OFF(instance), .metavar = "NAME", .commands = ALL | CMD_FROM_FILE,
+     .help = "which daemon, where several run; without it $PIPIT_INSTANCE, or else default; $PIPIT_RUNTIME_DIR is then not looked at"},
     {"config", 0, OPTION_STRING, OFF(config), .metavar = "FILE", .flags = OPTION_ARGV_ONLY, .commands = ALL,
      .help = "read options from a file of lines 'option = value'"},
     {"help", 'h', OPTION_FLAG, OFF(help), .flags = OPTION_ARGV_ONLY, .commands = ALL,
@@ -121,6 +127,16 @@ char *settings_help(const struct command *cmd)
     return options_help(&t);
 }
 
+/* An answer that the model does not end would fill the context, and after it no message of the
+ * conversation fits. */
+static void limit_answer(const struct command *cmd, struct settings *s)
+{
+    if (s->max_tokens == NOT_SAID) {
+        s->own_limit = cmd->bit == CMD_CHAT || s->session;
+        s->max_tokens = s->own_limit ? TALK_TOKENS : 0;
+    }
+}
+
 int settings_load(const struct command *cmd, struct settings *s, int argc, char *const argv[],
                   char *const env[], struct option_list *ret_words, struct error *reterr)
 {
@@ -137,6 +153,7 @@ int settings_load(const struct command *cmd, struct settings *s, int argc, char 
     options_list_clear(&words);
     if (r == 0) {
         r = options_defaults(&all, s, reterr);
+        s->max_tokens = NOT_SAID;
     }
     if (r == 0 && first.config && !first.help) {
         r = options_file(&of_file, s, first.config, reterr);
@@ -147,6 +164,7 @@ int settings_load(const struct command *cmd, struct settings *s, int argc, char 
     if (r == 0) {
         r = options_argv(&of_cmd, s, argc, argv, ret_words, reterr);
     }
+    limit_answer(cmd, s);
     settings_clear(&first);
     return r;
 }

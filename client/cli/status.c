@@ -336,8 +336,13 @@ static int look(const struct settings *s, struct pipit_client *c, struct pipit_e
     }
 }
 
-/* In a terminal: after so long it says what it waits for. */
+/* After so long it says what it waits for. */
 #define WAIT_QUIET_NS INT64_C(2000000000)
+
+static const char *missing(const struct pipit_error *e)
+{
+    return e->code ? e->text : "the model is still being loaded";
+}
 
 int wait_run(struct settings *s, const struct option_list *words)
 {
@@ -345,6 +350,7 @@ int wait_run(struct settings *s, const struct option_list *words)
     struct pipit_error e = {0};
     const int64_t start_ns = clock_ns();
     const int64_t deadline_ns = start_ns + (int64_t)(s->timeout * 1e9);
+    int64_t seen_ns = start_ns; /* a daemon, or its socket */
     bool told = false;
     int code =
         words->n ? usage_error("wait", "'%.60s' is not an option", words->v[0]) : cli_client(s, &c);
@@ -366,14 +372,18 @@ int wait_run(struct settings *s, const struct option_list *words)
             break;
         }
         if (s->timeout > 0 && clock_ns() >= deadline_ns) {
-            say("not ready within %g s: %s", s->timeout,
-                e.code ? e.text : "the model is still being loaded");
+            say("not ready within %g s: %s", s->timeout, missing(&e));
             code = EXIT_CANCELLED;
             break;
         }
-        if (!told && clock_ns() - start_ns > WAIT_QUIET_NS && isatty(STDERR_FILENO)) {
+        seen_ns = e.code == PIPIT_E_UNREACHABLE ? seen_ns : clock_ns();
+        if (s->timeout == 0 && (double)(clock_ns() - seen_ns) > s->patience * 1e9) {
+            code = report(&e);
+            break;
+        }
+        if (!told && clock_ns() - start_ns > WAIT_QUIET_NS) {
             told = true;
-            say("waiting: %s", e.code ? e.text : "the model is still being loaded");
+            say("waiting: %s", missing(&e));
         }
         (void)poll(&p, 1, 50);
         signal = interrupt_take();

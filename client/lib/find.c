@@ -2,11 +2,12 @@
 /* Where the daemon may be: the one place that knows the runtime directories, and the library's one
  * look at the environment.
  *
- * A folder that somebody named (by the program, or in $PIPIT_RUNTIME_DIR) is the only place looked
- * at: falling back to another daemon would answer from another model without a word. Without one:
- * the user's own daemon, the machine's, and the one of a machine without /run/user. A folder in
- * /tmp can be made by anybody, so it counts only when it is ours and closed to others; so does the
- * folder above it, through which it could be renamed. */
+ * What the program names, a folder or an instance, goes before the environment; of both a folder
+ * goes before an instance. A folder that somebody named is the only place looked at: falling back
+ * to another daemon would answer from another model without a word. Without one: the user's own
+ * daemon, the machine's, and the one of a machine without /run/user. A folder in /tmp can be made
+ * by anybody, so it counts only when it is ours and closed to others; so does the folder above it,
+ * through which it could be renamed. */
 
 #include <ctype.h>
 #include <errno.h>
@@ -48,8 +49,11 @@ static bool instance_ok(const char *name)
 
 int find_places(struct pipit_client *c, struct pipit_error *reterr)
 {
-    const char *instance = c->instance ? c->instance : "default";
-    const char *from_env = getenv("PIPIT_RUNTIME_DIR");
+    const char *env_dir = c->instance ? NULL : getenv("PIPIT_RUNTIME_DIR");
+    const char *env_instance = c->instance ? NULL : getenv("PIPIT_INSTANCE");
+    const char *instance = c->instance                     ? c->instance
+                           : env_instance && *env_instance ? env_instance
+                                                           : "default";
     unsigned uid = (unsigned)geteuid();
 
     if (!instance_ok(instance)) {
@@ -63,8 +67,8 @@ int find_places(struct pipit_client *c, struct pipit_error *reterr)
         add(c, "given", "%s/lane.sock", c->runtime_dir);
         return 0;
     }
-    if (from_env && *from_env) {
-        add(c, "$PIPIT_RUNTIME_DIR", "%s/lane.sock", from_env);
+    if (env_dir && *env_dir) {
+        add(c, "$PIPIT_RUNTIME_DIR", "%s/lane.sock", env_dir);
         return 0;
     }
     add(c, "user", "/run/user/%u/pipit/%s/lane.sock", uid, instance);

@@ -127,13 +127,14 @@ int link_open(struct pipit_client *c, struct pipit_error *reterr)
     int64_t deadline_ns = clock_ns() + c->timeout_ms * MS_NS;
     char text[sizeof(reterr->text)] = "";
     size_t at = 0;
-    int r = -ENOENT;
+    int r = -ENOENT; /* or the first cause that says more */
 
     for (size_t i = 0; i < c->n_places; i++) {
         struct place *p = &c->places[i];
 
-        r = p->err = open_place(c, p, deadline_ns);
-        if (r == 0) {
+        p->err = open_place(c, p, deadline_ns);
+        r = r == -ENOENT ? p->err : r;
+        if (p->err == 0) {
             (void)snprintf(c->path, sizeof(c->path), "%s", p->path);
             return 0;
         }
@@ -152,6 +153,15 @@ static void give_up(struct pipit_client *c)
     c->state = LINK_LOST;
     set_timer(c, 0);
     run_fail_all(c, &e);
+}
+
+static void give_up_waiting(struct pipit_client *c)
+{
+    size_t n = strlen(c->last.text);
+
+    (void)snprintf(c->last.text + n, sizeof(c->last.text) - n, ", and none came back in %g s",
+                   c->reconnect_ms / 1000.0);
+    give_up(c);
 }
 
 void link_drop(struct pipit_client *c, bool again, int err, uint32_t code, const char *text)
@@ -188,7 +198,7 @@ void link_drop_error(struct pipit_client *c, bool again, const struct pipit_erro
         c->give_up_ns = now + c->reconnect_ms * MS_NS;
     }
     if (now >= c->give_up_ns) {
-        give_up(c);
+        give_up_waiting(c);
         return;
     }
     set_timer(c, now + (was_up ? FIRST_TRY_NS : NEXT_TRY_NS));
@@ -206,7 +216,7 @@ static void retry(struct pipit_client *c)
         return;
     }
     if (now >= c->give_up_ns) {
-        give_up(c);
+        give_up_waiting(c);
         return;
     }
     set_timer(c, now + NEXT_TRY_NS);

@@ -215,7 +215,7 @@ class ExitCodes(Base):
                 ("error overflow", 5, "700 asked, 512 allowed"), ("error 7", 4, "error 7"), ("error 8", 2, "error 8"),
                 ("error 9", 4, "error 9"), ("error 10", 6, "error 10"), ("error 11", 8, "error 11"),
                 ("error 12", 4, "error 12"), ("error toolarge", 4, "700"), ("error 14", 8, "error 14"),
-                ("garbage", 8, "garbage"), ("forget", 3, "no longer knows")):
+                ("garbage", 8, "garbage"), ("forget", 8, "no longer knows")):
             with self.subTest(prompt):
                 rc, out, err = self.cli("ask", prompt)
                 self.assertEqual(rc, want, err)

@@ -272,6 +272,36 @@ Test(client, next_waits_on_while_a_foreign_descriptor_is_ready)
     fake_front_stop(&f);
 }
 
+static void script_gone(struct fake_front *f)
+{
+    struct lane_record r;
+
+    fake_accept(f);
+    r = fake_expect(f, LANE_REQUEST);
+    fake_accepted(f, r.h.id);
+    fake_hang_up(f);
+}
+
+Test(client, says_how_long_it_tried_to_connect_again)
+{
+    struct fake_front f;
+    const struct pipit_event *ev;
+
+    fake_front_start(&f, script_gone);
+    struct pipit_client *c = fake_client(&f);
+    cr_assert_eq(pipit_client_set_reconnect_ms(c, 200), 0);
+    struct pipit_request *q = fake_ask(c, "x");
+
+    cr_assert_eq(pipit_request_next(q, 2000, &ev), 1);
+    fake_front_stop(&f);
+    cr_assert_eq(pipit_request_next(q, 5000, &ev), 1);
+    cr_assert_eq(ev->type, PIPIT_EVENT_ERROR);
+    cr_assert_eq(ev->error->code, PIPIT_E_LOST);
+    cr_assert(strstr(ev->error->text, ", and none came back in 0.2 s"), "%s", ev->error->text);
+    pipit_request_destroy(q);
+    pipit_client_destroy(c);
+}
+
 static void script_hello_late(struct fake_front *f)
 {
     struct lane_record r;
@@ -777,7 +807,15 @@ Test(client, says_which_places_it_tried)
     expect_places(c, all);
     (void)setenv("PIPIT_RUNTIME_DIR", "/nonexistent/env", 1);
     cr_assert_eq(pipit_client_connect(c, &e), -ENOENT);
+    expect_places(c, all); /* the program named an instance */
+    cr_assert_eq(pipit_client_set_instance(c, NULL), 0);
+    cr_assert_eq(pipit_client_connect(c, &e), -ENOENT);
     expect_places(c, env);
+    (void)unsetenv("PIPIT_RUNTIME_DIR");
+    (void)setenv("PIPIT_INSTANCE", "nor-this", 1);
+    cr_assert_lt(pipit_client_connect(c, &e), 0);
+    cr_assert(strstr(e.text, "/run/pipit/nor-this/lane.sock (system)"), "%s", e.text);
+    (void)unsetenv("PIPIT_INSTANCE");
     cr_assert_eq(pipit_client_set_runtime_dir(c, "/nonexistent/given"), 0);
     cr_assert_eq(pipit_client_connect(c, &e), -ENOENT);
     expect_places(c, given);
