@@ -316,7 +316,7 @@ class Deaths(unittest.TestCase):
         again = CliDaemon(folder=d.folder)
         self.addCleanup(shutil.rmtree, d.folder)
         rc, out, err = finish(p)
-        self.assertEqual(rc, 3, err)
+        self.assertEqual(rc, 8, err)
         self.assertIn("no longer knows", err)
         self.assertTrue(out.endswith(b"\n"))
         self.assertEqual(again.stop(), 0)
