@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/policy_words.h"
 #include "client/cli/cli.h"
 
 #define OFF(field) offsetof(struct settings, field)
@@ -58,7 +59,7 @@ static const struct option_row rows[] = {
     {"no-draft", 0, OPTION_FLAG, OFF(no_draft), .commands = ANSWERS,
      .help = "no tokens are guessed from the text and checked together; the answer is the same"},
     {"kv", 0, OPTION_STRING, OFF(kv), .metavar = "POLICY", .commands = ANSWERS | CMD_SCORE | CMD_EMBED,
-     .help = "cache policy of this request, such as full; the daemon's own by default"},
+     .help = "cache policy of this request, such as fp8+h2o:50%, of the words " POLICY_WORDS "; the daemon's own by default"},
     {"session", 0, OPTION_STRING, OFF(session), .metavar = "NAME", .commands = CMD_ASK | CMD_CHAT | BOTH,
      .help = "continue the saved conversation NAME, or begin it; the daemon saves it after each answer"},
     {"schema", 0, OPTION_STRING, OFF(schema), .metavar = "FILE", .commands = CMD_ASK | BOTH,

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "base/options.h"
+#include "base/policy_words.h"
 
 /* The longest text of a request, and what reading it takes at most for each of its bytes: the plan
  * holds as much for the thread that reads texts (daemon/worker/light.h). */
@@ -64,7 +65,7 @@ extern const char *const engine_option_no_yes[];
      .help = "tokens of one step of the scheduler; 0: 512 and one a sequence"}, \
     {"kv", 0, OPTION_STRING, ENGINE_AT(S, M, kv), \
      .metavar = "POLICY", \
-     .help = "default cache policy, e.g. full"}, \
+     .help = "default cache policy, such as fp8+h2o:50%, of the words " POLICY_WORDS}, \
     {"gap-target", 0, OPTION_INT, ENGINE_AT(S, M, gap_target), \
      0, 100000, .fallback = "60", .metavar = "MS", \
      .help = "what a step may take that reads prompts while answers are written, or " \

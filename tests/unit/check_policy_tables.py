@@ -3,11 +3,13 @@
 """Do the tables of docs/guide/policies.md, from which pipit-policy(7) is made, say what the registry of
 policy words says?
 
-    check_policy_tables.py POLICY_DUMP docs/guide/policies.md [--fix]
+    check_policy_tables.py POLICY_DUMP docs/guide/policies.md base/policy_words.h [--fix]
 
 A table is found by its first line. --fix writes the registry's rows into the page. Words of precision and of early
-exit have no generated table; each must be named on the page."""
+exit have no generated table; each must be named on the page. The words of base/policy_words.h, which --help and
+completions list, are the registry's, in its order."""
 
+import re
 import subprocess
 import sys
 
@@ -21,11 +23,13 @@ TABLES = {  # heading of the section, first line of the table: rows of the dump
 KEPT = ("| none (default) |",)  # rows that are no word
 
 
-def main(dump, page, *options):
-    rows = {}
+def main(dump, page, header, *options):
+    rows, words = {}, []
     for line in subprocess.run([dump], check=True, capture_output=True, text=True).stdout.splitlines():
         name, row = line.split("\t")
         rows.setdefault(name, []).append(row)
+        if name.endswith(" words"):
+            words.append(re.match(r"\| `(\w+)", row).group(1))
     with open(page, encoding="utf-8") as f:
         old = f.read().splitlines()
     new, section, i, seen = [], "", 0, set()
@@ -44,6 +48,10 @@ def main(dump, page, *options):
                 i += 1
             new += rows[name]
     bad = [f"{page}: no table of {name}" for name in TABLES.values() if name not in seen]
+    with open(header, encoding="utf-8") as f:
+        listed = re.findall(r"\w+", re.search(r"#define POLICY_WORDS(.*)", f.read(), re.S).group(1).partition("]")[0])
+    if [w for w in listed if w != "or"] != words:
+        bad.append(f"{header}: the registry has {', '.join(words)}")
     for name in ("precision words", "exit words"):
         for row in rows[name]:
             word = row.split("`")[1]
