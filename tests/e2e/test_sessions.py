@@ -18,7 +18,7 @@ import tempfile
 import time
 import unittest
 
-from daemon import BUILD, SLOW, wait_until
+from daemon import BUILD, DATA, SLOW, wait_until
 from harness import CliDaemon
 from lane import (ACCEPTED, DONE, E2C, F_REPLAYED, F_SESSION, S_IGNORE_END, S_NO_DRAFT, SCORE, SESSION, T_PROMPT, T_SESSION, TOKEN, item, order, sampling,
                   text_of)
@@ -135,6 +135,40 @@ class Misused(Sessions):
         self.assertEqual(self.daemon.cli("session", "rm", "t")[0], 0)
         self.assertEqual(self.files(), ["s.session"])
         self.assertEqual(self.daemon.cli("session", "rm", "t")[0], 4)
+
+
+class Older(Sessions):
+    """Files that an earlier version wrote (tests/data/sessions), and what it answered from them."""
+
+    def continued(self, name, change=lambda data: data):
+        with open(os.path.join(DATA, "sessions/continued.json"), encoding="utf-8") as f:
+            told = json.load(f)
+        want = told["sessions"][name]
+        self.start("--ctx", "128", "--kv", want["kv"])
+        os.makedirs(os.path.dirname(self.file(name)), exist_ok=True)
+        with open(os.path.join(DATA, f"sessions/{name}.session"), "rb") as f:
+            data = f.read()
+        with open(self.file(name), "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as f:
+            f.write(change(data))
+        out = self.daemon.cli(*ASK, "-n", str(len(want["tokens"])), "--logprobs", "0", "--session", name, told["prompt"])
+        return want, out
+
+    def test_they_go_on_to_the_bit(self):
+        for name in ("full", "h2o"):
+            want, (rc, out, err) = self.continued(name)
+            self.assertEqual((rc, err), (0, ""), self.daemon.text())
+            rows = [json.loads(line) for line in out.splitlines()]
+            tokens = [r for r in rows if r["type"] == "token"]
+            self.assertEqual([r["token"] for r in tokens], want["tokens"], name)
+            for r, logprob in zip(tokens, want["logprobs"], strict=True):
+                self.assertAlmostEqual(r["logprob"], logprob, delta=1e-6)  # libraries of mathematics differ
+            self.assertEqual(rows[-1]["text"], want["text"], name)
+            self.stop()
+
+    def test_of_another_version_they_are_refused_with_the_cause(self):
+        _, (rc, _, err) = self.continued("full", lambda data: data[:8] + (data[8] ^ 0x40).to_bytes(1, "little") + data[9:])
+        self.assertEqual(rc, 6, err)
+        self.assertIn("version", err)
 
 
 class Killed(Sessions):
