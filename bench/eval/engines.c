@@ -2,7 +2,8 @@
 /* The policy an engine is planned with keeps 100 % and scores (infinigen, beside which no other
  * placement stands: a pool that counts): that plan has pages for the whole context and the state
  * (positions, scores) of any other policy, so prompts need no peak region and any number of them
- * is read at once. */
+ * is read at once. A policy that goes beyond the context has an engine of its own, planned with its
+ * own text. */
 
 #include "bench/eval/engines.h"
 
@@ -11,11 +12,18 @@
 
 #include "engine/kv/policy/policy.h"
 
+/* Texts under it may be longer than the context, which no plan for all policies holds. */
+static bool goes_beyond(const struct policy *p)
+{
+    return policy_most_tokens(p, 2) > 2;
+}
+
 static bool same_class(const struct policy *a, const struct policy *b)
 {
-    return a->k_type == b->k_type && a->v_type == b->v_type && a->pos_new == b->pos_new &&
-           a->rank == b->rank && a->select == b->select && a->select_mode == b->select_mode &&
-           a->mean == b->mean && a->partial == b->partial && a->partial8 == b->partial8;
+    return !goes_beyond(a) && !goes_beyond(b) && a->k_type == b->k_type && a->v_type == b->v_type &&
+           a->pos_new == b->pos_new && a->rank == b->rank && a->select == b->select &&
+           a->select_mode == b->select_mode && a->mean == b->mean && a->partial == b->partial &&
+           a->partial8 == b->partial8;
 }
 
 /* With room for everything that a class's policies may keep. */
@@ -48,7 +56,7 @@ static int open_class(struct engines *v, int class, struct error *reterr)
     widest.renorm = p->renorm;
     widest.partial = p->partial;
     widest.partial8 = p->partial8;
-    policy_print(&widest, text, sizeof(text));
+    policy_print(goes_beyond(p) ? p : &widest, text, sizeof(text));
     config.kv = text;
     if (c->n_policies < config.n_seqs && v->n_texts < config.n_seqs / c->n_policies) {
         config.n_seqs = c->n_policies * v->n_texts;

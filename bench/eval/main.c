@@ -17,6 +17,7 @@ struct config {
     char *ids;
     int64_t first;
     int64_t ctx;
+    int64_t context;
     int64_t chunks;
     struct option_list kv;
     int mode;
@@ -44,6 +45,7 @@ static const struct option_row rows[] = {
     {"ids", 0, OPTION_STRING, ROW(ids), .metavar = "FILE", .help = "instead of a text: token ids, decimal, to score as one chunk; every id from --first on gives a row"},
     {"first", 0, OPTION_INT, ROW(first), 0, 1 << 20, .fallback = "0", .help = "of --ids: row 0 is what follows this id, counted from 0; with --mode decode, ids 0 to it are the prompt"},
     {"ctx", 'c', OPTION_INT, ROW(ctx), 16, 1 << 20, .fallback = "2048", .help = "tokens of a chunk; the second half is scored"},
+    {"context", 0, OPTION_INT, ROW(context), 0, 1 << 20, .fallback = "0", .help = "positions of the cache, where a policy goes beyond them (streaming); 0: as many as a chunk has; not with --ids"},
     {"chunks", 'n', OPTION_INT, ROW(chunks), 1, 100000, .fallback = "20", .help = "chunks from the text's start"},
     {"kv", 0, OPTION_LIST, ROW(kv), .metavar = "POLICY", .help = "a cache policy; repeats; the first is what the others are compared with (full)"},
     {"mode", 0, OPTION_ENUM, ROW(mode), .words = modes, .fallback = "prefill", .help = "how the scored half is fed"},
@@ -78,7 +80,7 @@ static struct engine_config engine_for(const struct config *c)
     ec.cpu_mask = (uint32_t)c->cpu_mask;
     ec.n_seqs = (int)c->batch;
     ec.n_draft = (int32_t)c->draft;
-    ec.ctx = (int32_t)c->ctx;
+    ec.ctx = (int32_t)(c->context ? c->context : c->ctx);
     return ec;
 }
 

@@ -1,0 +1,35 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A text of four times the context under streaming:N: pipit-eval scores it to the bit as an engine does whose context
+holds all of it, and policies that stop at the context are refused.
+
+    test_eval_beyond.py PIPIT-EVAL tests/data"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+EVAL, DATA = sys.argv[1:3]
+N, CONTEXT = 512, 128
+TEXT = tempfile.NamedTemporaryFile()
+with open(os.path.join(DATA, "stories260K.txt"), "rb") as story:
+    TEXT.write(story.read() * 8)
+    TEXT.flush()
+
+
+def scored(kv, *more):
+    return subprocess.run([EVAL, "--model", os.path.join(DATA, "stories260K.gguf"), "--text", TEXT.name,
+                           "-c", str(N), "-n", "1", "-t", "1", "--mode", "decode", "--kv", kv, *more], capture_output=True, text=True)
+
+
+for kv in ("streaming:60,chunk=32", "streaming:100,chunk=1"):  # a chunk and the budget fit into the context
+    small, large = scored(kv, "--context", str(CONTEXT)), scored(kv)
+    assert small.returncode == 0 and large.returncode == 0, small.stderr + large.stderr
+    a, b = (dict(zip(r.stdout.splitlines()[0].split(","), r.stdout.splitlines()[1].replace('"' + kv + '"', "kv").split(",")))
+            for r in (small, large))
+    assert int(a["rows"]) == N // 2 - 1, a
+    assert a["perplexity"] == b["perplexity"] and a["chunk_nll"] == b["chunk_nll"], (a, b)
+    assert float(a["perplexity"]) < 60, a
+full = scored("full", "--context", str(CONTEXT))
+assert full.returncode != 0 and str(CONTEXT) in full.stderr, full.stderr
