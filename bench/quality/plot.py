@@ -4,7 +4,6 @@
 
 quality-bytes.svg       perplexity and KL divergence against the bytes of KV held, a line a method
 quality-tasks.svg       retrieval and repetition against the same
-quality-retrieval.svg   retrieval by length and depth, a panel a policy
 
 Needs matplotlib."""
 
@@ -68,11 +67,6 @@ def begin(folder):
     plt.rcParams["svg.hashsalt"] = "pipit"
 
 
-def write(fig, folder, name):
-    fig.savefig(os.path.join(folder, name), metadata={"Date": None, "Creator": None})
-    plt.close(fig)
-
-
 def save(fig, folder, name):
     """With one legend below for all panels."""
     handles, labels = {}, []
@@ -83,7 +77,8 @@ def save(fig, folder, name):
     if labels:
         fig.legend(handles.values(), labels, loc="lower center", ncols=min(6, len(labels)), fontsize=7, frameon=False)
     fig.tight_layout(rect=(0, 0.11 if labels else 0, 1, 1))
-    write(fig, folder, name)
+    fig.savefig(os.path.join(folder, name), metadata={"Date": None, "Creator": None})
+    plt.close(fig)
 
 
 def panels(t, folder, name, wanted):
@@ -111,46 +106,11 @@ def quality_tasks(t, folder):
         ("chat", "rougeL vs full", "MT-Bench first turns", "ROUGE-L against full's answers")))
 
 
-def depths(t, policy):
-    """(lengths, depths, grid) of a policy's retrieval."""
-    found = {}
-    for (task, p, metric), row in t.rows.items():
-        if task.startswith("needle") and p == policy and "@" in metric:
-            chars, depth = metric.split("@")
-            found[int(chars), int(depth)] = float(row["value"])
-    lengths, at = sorted({k[0] for k in found}), sorted({k[1] for k in found})
-    return lengths, at, [[found.get((n, d), float("nan")) for n in lengths] for d in at]
-
-
-def retrieval(t, folder):
-    wanted = ["full"] + [tables.policy(m, b) for m in cells.METHODS for b in (70, 50, 30, 20)]
-    have = [p for p in wanted if depths(t, p)[0]]
-    if not have:
-        return
-    columns = min(6, len(have))
-    rows = -(-len(have) // columns)
-    fig, axes = plt.subplots(rows, columns, figsize=(1.9 * columns, 2.1 * rows), squeeze=False)
-    image = None
-    for ax in axes.flat:
-        ax.axis("off")
-    for ax, p in zip(axes.flat, have):
-        lengths, at, grid = depths(t, p)
-        ax.axis("on")
-        image = ax.imshow(grid, vmin=0, vmax=100, cmap="viridis", aspect="auto")
-        ax.set_xticks(range(len(lengths)), [f"{n / 1000:g}k" for n in lengths], fontsize=6)
-        ax.set_yticks(range(len(at)), [f"{d} %" for d in at], fontsize=6)
-        ax.set_title(p.replace(",min=16", ""), fontsize=6)
-    fig.tight_layout()
-    fig.colorbar(image, ax=axes, shrink=0.6, label="found, %")
-    write(fig, folder, "quality-retrieval.svg")
-
-
 def main():
     t, folder = tables.Table(sys.argv[1]), sys.argv[2]
     begin(folder)
     quality_bytes(t, folder)
     quality_tasks(t, folder)
-    retrieval(t, folder)
 
 
 if __name__ == "__main__":
