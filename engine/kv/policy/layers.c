@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* layers=equal|pyramid|measured: how the budgets of all stores that evict share their sum. The sum
  * is at most n budgets, and each store's budget grows with the policy's, so a plan that is made for
- * the longest text holds every other.
+ * the longest text holds every other. Pages are counted for each store, so unequal budgets may take
+ * some more of them.
  *
  * pyramid (PyramidKV, Cai et al., 2024): a straight line from the first store to the last, whose
  * end is a twentieth of the mean. measured: in proportion to weights that an overlay brings, beyond

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* streaming:N (StreamingLLM, Xiao et al., 2024): the first tokens (sinks:4 where nothing else is
+/* streaming:N (StreamingLLM, Xiao et al., 2023): the first tokens (sinks:4 where nothing else is
  * said) and the latest N, with positions counted within the cache: pos=new. No position that the
  * model sees exceeds the slots, so the text may go on beyond the context for as long as it is asked
  * to.
