@@ -61,9 +61,11 @@ static const struct tolerance
      * order, and a weight of which the last bit before rounding differs and tips it over. */
     tol_bf16 = {1e-4, 1e-1, "activations and weights in bf16"},
     tol_bf16_rounded = {1e-7, 1e-3, "f32 sums in another order, weights rounded the other way"},
-    /* A GPU's prefill: activations rounded once to the weights' own 16 bits (bf16: 2^-9 of each),
-     * as tensor cores take them; a gate doubles it. */
-    tol_half_acts = {1e-5, 5e-2, "activations in the weights' 16 bits"},
+    /* A GPU's prefill: activations rounded once to the weights' own 16 bits (bf16: 2^-9 of each at
+     * most), as tensor cores take them. Where one activation dominates its row, its error does not
+     * average out: both products of a gate are off by 2^-9, together 1.5e-5 of the square, and a
+     * negative gate doubles its part. */
+    tol_half_acts = {3e-5, 5e-2, "activations in the weights' 16 bits"},
     /* The output head also multiplies what that rounding left, rounded again: 2^-8 of it stays. */
     tol_head = {1e-8, 1e-3, "activations in twice int8"},
     /* A value stored in the cache against the f32 it came from, mean of a head's normal data. */
