@@ -34,7 +34,7 @@ static int open_class(struct engines *v, int class, struct error *reterr)
     const char *all = !c->evicts           ? "full"
                       : policy_predicts(p) ? "infinigen:pool=100%ctx,victim=counter"
                                            : "keyformer:100%";
-    struct engine_config config = v->base;
+    struct engine_config config = v->apart && class == 0 ? v->first : v->base;
     char text[KV_TEXT_MAX];
     struct policy widest;
     int err = policy_parse(all, &widest, reterr);
@@ -77,20 +77,23 @@ int engines_use(struct engines *v, int class, struct engine **ret, struct error 
     return err;
 }
 
-int engines_open(const struct engine_config *base, const char *const *kv, int n_kv, int n_texts,
-                 struct engines *ret, struct error *reterr)
+int engines_open(const struct engine_config *base, const struct engine_config *against,
+                 const char *const *kv, int n_kv, int n_texts, struct engines *ret,
+                 struct error *reterr)
 {
     struct engine *first;
 
     memset(ret, 0, sizeof(*ret));
     ret->base = *base;
+    ret->apart = against;
+    ret->first = against ? *against : *base;
     ret->n_texts = n_texts;
     if (n_kv > ENGINES_MAX_POLICIES) {
         return error_set(reterr, -EINVAL, "at most %d policies", ENGINES_MAX_POLICIES);
     }
     for (int i = 0; i < n_kv; i++) {
         struct policy p;
-        int k = 0;
+        int k = i > 0 && ret->apart;
         int err = policy_parse(kv[i], &p, reterr);
 
         if (err) {

@@ -28,15 +28,19 @@ struct engines {
     struct engines_class class[ENGINES_MAX];
     int of[ENGINES_MAX_POLICIES]; /* policy -> class */
     struct engine_config base;
+    struct engine_config first; /* of class 0, which is the first policy's alone where `apart` */
+    bool apart;
     int n_texts;
     struct engine *open;
     int open_class;
 };
 
-/* `base`: everything but kv; its n_seqs is the most that any engine has. Each policy meets at most
- * n_texts sequences. Opens the engine of the first policy. */
-int engines_open(const struct engine_config *base, const char *const *kv, int n_kv, int n_texts,
-                 struct engines *ret, struct error *reterr) WARN_UNUSED;
+/* `base`: everything but kv; its n_seqs is the most that any engine has. `against`: the model and
+ * the overlays of the first policy, where they differ; or NULL. Each policy meets at most n_texts
+ * sequences. Opens the engine of the first policy. */
+int engines_open(const struct engine_config *base, const struct engine_config *against,
+                 const char *const *kv, int n_kv, int n_texts, struct engines *ret,
+                 struct error *reterr) WARN_UNUSED;
 
 /* The engine of a class, in *ret, until the next call; another class's is closed first, with the
  * requests it still has. */

@@ -280,7 +280,7 @@ int generate_run(const struct generate_job *job, struct error *reterr)
     struct list list = {0};
     struct run r = {.list = &list, .out = job->out};
     AUTO_FREE struct policy_answers *p = calloc((size_t)job->n_kv, sizeof(*p));
-    int err = engines_open(&job->engine, job->kv, job->n_kv, INT_MAX, &engines, reterr);
+    int err = engines_open(&job->engine, NULL, job->kv, job->n_kv, INT_MAX, &engines, reterr);
 
     if (!err && !p) {
         err = error_set(reterr, -ENOMEM, "no memory for the answers");

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "bench/eval/generate.h"
 #include "bench/eval/text.h"
@@ -20,6 +21,7 @@ struct config {
     int64_t context;
     int64_t chunks;
     struct option_list kv;
+    char *against;
     int mode;
     char *backend;
     int64_t threads;
@@ -48,7 +50,8 @@ static const struct option_row rows[] = {
     {"context", 0, OPTION_INT, ROW(context), 0, 1 << 20, .fallback = "0", .help = "positions of the cache, where a policy goes beyond them (streaming); 0: as many as a chunk has; not with --ids"},
     {"chunks", 'n', OPTION_INT, ROW(chunks), 1, 100000, .fallback = "20", .help = "chunks from the text's start"},
     {"kv", 0, OPTION_LIST, ROW(kv), .metavar = "POLICY", .help = "a cache policy; repeats; the first is what the others are compared with (full)"},
-    {"mode", 0, OPTION_ENUM, ROW(mode), .words = modes, .fallback = "prefill", .help = "how the scored half is fed"},
+    {"against", 0, OPTION_STRING, ROW(against), .metavar = "FILE[,OVERLAY.gguf]...[,POLICY]", .help = "of --text and --ids: compare with another model, with its overlays and a policy (full)"},
+    {"mode", 0, OPTION_ENUM, ROW(mode), .words = modes, .fallback = "decode", .help = "how the scored half is fed: token by token, where eviction acts, or as a prompt, where it does not"},
     {"backend", 0, OPTION_STRING, ROW(backend), .fallback = "cpu", .metavar = "NAME", .help = "ref, cpu, cuda or auto"},
     {"threads", 't', OPTION_INT, ROW(threads), 0, 1024, .fallback = "0", .help = "0: all this process may use"},
     {"cpu-mask", 0, OPTION_INT, ROW(cpu_mask), 0, UINT32_MAX, .fallback = "4294967295", .help = "CPU flags allowed, a sum of base/cpu.h's bits (0: plain C, 1: AVX2, 3: AVX-512 without VNNI)"},
@@ -84,18 +87,63 @@ static struct engine_config engine_for(const struct config *c)
     return ec;
 }
 
+enum { MAX_OVERLAYS = 8 };
+
+/* What --against names: its parts up to the last that ends in .gguf are files, the rest is a
+ * policy, which may have commas of its own. The text is cut in place. */
+static int parse_against(char *text, struct engine_config *ec, const char **overlays,
+                         struct error *e)
+{
+    const char *end = ".gguf";
+    char *rest = text;
+    char *comma;
+
+    ec->model_path = text;
+    ec->overlay_paths = overlays;
+    ec->n_overlays = 0;
+    ec->kv = "full";
+    if ((comma = strchr(rest, ',')) != NULL) {
+        *comma = 0;
+        rest = comma + 1;
+        while ((comma = strchr(rest, ',')) != NULL || strlen(rest) > strlen(end)) {
+            size_t n = comma ? (size_t)(comma - rest) : strlen(rest);
+
+            if (n < strlen(end) || strncmp(rest + n - strlen(end), end, strlen(end)) != 0) {
+                break;
+            }
+            if (ec->n_overlays == MAX_OVERLAYS) {
+                return error_set(e, -EINVAL, "--against takes at most %d overlays", MAX_OVERLAYS);
+            }
+            overlays[ec->n_overlays++] = rest;
+            rest[n] = 0;
+            rest = comma ? comma + 1 : rest + n;
+        }
+        ec->kv = *rest ? rest : "full";
+    }
+    return 0;
+}
+
 static int run(const void *config, const struct option_list *words, struct error *e)
 {
     const struct config *c = config;
     static const char *const full[] = {"full"};
     const char *const *kv = c->kv.n ? (const char *const *)c->kv.v : full;
     int n_kv = c->kv.n ? (int)c->kv.n : 1;
+    struct engine_config against = engine_for(c);
+    const char *overlays[MAX_OVERLAYS];
     FILE *out;
     int err;
 
     (void)words;
     if (!c->model || !!c->text + !!c->prompts + !!c->ids != 1) {
         return error_set(e, -EINVAL, "--model and one of --text, --ids and --prompts are needed");
+    }
+    if (c->against && c->prompts) {
+        return error_set(e, -EINVAL, "--against compares scores: it needs --text or --ids");
+    }
+    err = c->against ? parse_against(c->against, &against, overlays, e) : 0;
+    if (err) {
+        return err;
     }
     out = c->out ? fopen(c->out, "w") : stdout;
     if (!out) {
@@ -115,6 +163,7 @@ static int run(const void *config, const struct option_list *words, struct error
                                           .decode = c->mode == 1,
                                           .kv = kv,
                                           .n_kv = n_kv,
+                                          .against = c->against ? &against : NULL,
                                           .dump = c->dump,
                                           .reference_bytes = c->reference_bytes,
                                           .engine = engine_for(c),

@@ -10,10 +10,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "base/cleanup.h"
 #include "bench/eval/engines.h"
+#include "bench/eval/input.h"
+#include "bench/eval/interval.h"
 #include "bench/eval/npy.h"
 #include "bench/eval/score.h"
 #include "engine/text/tok.h"
@@ -58,65 +59,6 @@ struct eval {
     int err;
 };
 
-static int read_file(const char *path, char **ret, size_t *ret_len, struct error *reterr)
-{
-    AUTO_FREE char *buf = NULL;
-    struct stat st;
-    FILE *f = fopen(path, "rb");
-
-    if (!f) {
-        return error_set_errno(reterr, -errno, "cannot read %s", path);
-    }
-    if (fstat(fileno(f), &st) || !S_ISREG(st.st_mode)) {
-        (void)fclose(f);
-        return error_set(reterr, -EINVAL, "%s is no regular file", path);
-    }
-    size_t len = (size_t)st.st_size;
-
-    buf = malloc(len + 1);
-    if (!buf || fread(buf, 1, len, f) != len) {
-        (void)fclose(f);
-        return error_set(reterr, -EIO, "cannot read %s", path);
-    }
-    (void)fclose(f);
-    *ret = STEAL(buf);
-    *ret_len = len;
-    return 0;
-}
-
-/* The file's ids and one more, which no row is asked of: the last id then has a row, too. */
-static int load_ids(const char *path, int32_t **ret, int32_t *ret_n, struct error *reterr)
-{
-    AUTO_FREE char *text = NULL;
-    AUTO_FREE int32_t *ids = NULL;
-    size_t len = 0;
-    int32_t n = 0;
-    int err = read_file(path, &text, &len, reterr);
-
-    if (err) {
-        return err;
-    }
-    text[len] = 0;
-    ids = calloc(len / 2 + 2, sizeof(*ids));
-    if (!ids || len > INT32_MAX) {
-        return error_set(reterr, -ENOMEM, "no memory for the ids of %s", path);
-    }
-    for (char *at = text; *(at += strspn(at, " \t\r\n,"));) {
-        char *end;
-        long long v = strtoll(at, &end, 10);
-
-        if (end == at || v < 0 || v > INT32_MAX) {
-            return error_set(reterr, -EINVAL, "%s: offset %td is no token id", path, at - text);
-        }
-        ids[n++] = (int32_t)v;
-        at = end;
-    }
-    ids[n] = 0;
-    *ret = STEAL(ids);
-    *ret_n = n + 1;
-    return 0;
-}
-
 /* The text's tokens as (chunks, ctx), each chunk beginning with BOS where the model adds one. */
 static int load_tokens(struct eval *v, const struct tok *tok, struct error *reterr)
 {
@@ -126,7 +68,7 @@ static int load_tokens(struct eval *v, const struct tok *tok, struct error *rete
     size_t len = 0;
     size_t n;
     size_t need = (size_t)job->n_chunks * (size_t)job->ctx;
-    int err = read_file(job->path, &text, &len, reterr);
+    int err = input_file(job->path, &text, &len, reterr);
 
     if (err) {
         return err;
@@ -190,46 +132,53 @@ static int compare_float(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void report(const struct eval *v, struct scored *p)
+/* The chunks' means, of KL and of the negative log-likelihood: two columns. */
+static void print_chunks(FILE *f, const double *nll, const double *kl, int n)
+{
+    for (int c = 0; c < n; c++) {
+        (void)fprintf(f, "%c%.6f", c ? ' ' : ',', nll[c]);
+    }
+    for (int c = 0; c < n; c++) {
+        (void)fprintf(f, "%c%.6f", c ? ' ' : ',', kl[c]);
+    }
+}
+
+/* A policy's line. Perplexity above the first policy's is told in percent, from the chunks' paired
+ * differences of log-likelihood. */
+static int report(const struct eval *v, struct scored *p)
 {
     const struct text_job *job = v->job;
-    double nll = 0;
-    double kl = 0;
+    const int n = job->n_chunks;
+    AUTO_FREE double *room = calloc((size_t)n * 3, sizeof(*room));
+    double *nll = room;
+    double *kl = room + n;
+    double *more = room + 2 * (int64_t)n;
 
-    for (int c = 0; c < job->n_chunks; c++) {
-        nll += p->nll[c];
+    if (!room) {
+        return -ENOMEM;
     }
-    for (int64_t i = 0; i < p->n_rows; i++) {
-        kl += (double)p->kl[i];
-    }
-    (void)fprintf(job->out, "\"%s\",%s,%" PRId32 ",%d,%" PRId64 ",%.4f,%.6f,", p->kv,
-                  job->decode ? "decode" : "prefill", job->ctx, job->n_chunks, p->n_rows,
-                  exp(nll / (double)p->n_rows), kl / (double)p->n_rows);
-    char tail[64];
-    AUTO_FREE char *chunks = NULL;
-    size_t size = 0;
-    FILE *f = open_memstream(&chunks, &size);
-
-    for (int c = 0; f && c < job->n_chunks; c++) {
-        (void)fprintf(f, "%s%.6f", c ? " " : "", p->nll[c] / v->rows);
-    }
-    for (int c = 0; f && c < job->n_chunks; c++) {
-        double sum = 0;
-
+    for (int c = 0; c < n; c++) {
         for (int i = 0; i < v->rows; i++) {
-            sum += (double)p->kl[(int64_t)c * v->rows + i];
+            kl[c] += (double)p->kl[(int64_t)c * v->rows + i] / v->rows;
         }
-        (void)fprintf(f, "%c%.6f", c ? ' ' : ',', sum / v->rows);
+        nll[c] = p->nll[c] / v->rows;
+        more[c] = nll[c] - v->p[0].nll[c] / v->rows;
     }
-    if (f) {
-        (void)fclose(f);
-    }
+    struct interval i_nll = interval_of(nll, n);
+    struct interval i_kl = interval_of(kl, n);
+    struct interval i_more = interval_of(more, n);
+
     qsort(p->kl, (size_t)p->n_rows, sizeof(*p->kl), compare_float);
-    (void)snprintf(tail, sizeof(tail), "%.6f,%.4f", (double)p->kl[p->n_rows * 99 / 100],
-                   (double)p->n_same / (double)p->n_rows);
-    (void)fprintf(job->out, "%s,%" PRIu64 ",%.1f,%s\n", tail, p->kv_bytes,
-                  p->tokens_read / job->n_chunks, chunks ? chunks : ",");
+    (void)fprintf(job->out,
+                  "\"%s\",%s,%" PRId32 ",%d,%" PRId64 ",%.4f,%.6f,%.6f,%.4f,%" PRIu64 ",%.1f",
+                  p->kv, job->decode ? "decode" : "prefill", job->ctx, n, p->n_rows,
+                  exp(i_nll.mean), i_kl.mean, (double)p->kl[p->n_rows * 99 / 100],
+                  (double)p->n_same / (double)p->n_rows, p->kv_bytes, p->tokens_read / n);
+    print_chunks(job->out, nll, kl, n);
+    (void)fprintf(job->out, ",%.3f,%.3f,%s,%.6f\n", 100 * expm1(i_more.mean),
+                  100 * exp(i_more.mean) * i_more.half, interval_word(i_more), i_kl.half);
     (void)fflush(job->out);
+    return 0;
 }
 
 static void on_row(void *arg, int at, int row, const float *logits, float logprob)
@@ -272,8 +221,8 @@ static void on_done(void *arg, int at, const struct engine_usage *usage)
     p->tokens_read += v->job->decode ? engines_tokens_read(v->engine, usage) : 0;
     p->n_done++;
     (void)fprintf(stderr, "pipit-eval: %s: %d of %d chunks\n", p->kv, p->n_done, v->job->n_chunks);
-    if (p->n_done == v->job->n_chunks) {
-        report(v, p);
+    if (p->n_done == v->job->n_chunks && report(v, p) && !v->err) {
+        v->err = error_set(&v->error, -ENOMEM, "no memory for the figures");
     }
 }
 
@@ -355,7 +304,7 @@ static void finish(struct eval *v)
 
 static int use_ids(struct eval *v, struct text_job *job, struct error *reterr)
 {
-    int err = load_ids(job->ids, &v->tokens, &job->ctx, reterr);
+    int err = input_ids(job->ids, &v->tokens, &job->ctx, reterr);
 
     if (err) {
         return err;
@@ -369,19 +318,72 @@ static int use_ids(struct eval *v, struct text_job *job, struct error *reterr)
                            job->ids, job->ctx - 1, job->first);
 }
 
+/* The list of policies with what they are compared with before them. */
+static int put_first(struct text_job *job, const char ***ret, struct error *reterr)
+{
+    const char **kv = calloc((size_t)job->n_kv + 1, sizeof(*kv));
+
+    if (!kv) {
+        return error_set(reterr, -ENOMEM, "no memory for the policies");
+    }
+    kv[0] = job->against->kv;
+    memcpy(kv + 1, job->kv, (size_t)job->n_kv * sizeof(*kv));
+    job->kv = kv;
+    job->n_kv++;
+    *ret = kv;
+    return 0;
+}
+
+/* Rows of two models can be compared where their tokens have the same ids. */
+static int same_tokens(struct eval *v, struct error *reterr)
+{
+    const struct text_job *job = v->job;
+    AUTO_FREE int32_t *first = v->tokens;
+    int err;
+
+    v->tokens = NULL;
+    err = engines_use(&v->engines, v->engines.of[1], &v->engine, reterr);
+    if (err) {
+        return err;
+    }
+    if (engine_info(v->engine)->n_vocab != v->n_vocab) {
+        return error_set(reterr, -EINVAL, "%s has %d tokens, %s has %d: they cannot be compared",
+                         job->against->model_path, v->n_vocab, job->engine.model_path,
+                         engine_info(v->engine)->n_vocab);
+    }
+    if (job->ids) {
+        v->tokens = STEAL(first);
+        return 0;
+    }
+    err = load_tokens(v, engine_tok(v->engine), reterr);
+    if (!err && memcmp(first, v->tokens, (size_t)job->n_chunks * (size_t)job->ctx * 4) != 0) {
+        err = error_set(reterr, -EINVAL, "%s and %s make different tokens of %s",
+                        job->against->model_path, job->engine.model_path, job->path);
+    }
+    return err;
+}
+
 int text_run(const struct text_job *wanted, struct error *reterr)
 {
     struct text_job own = *wanted;
     const struct text_job *job = &own;
     struct eval v = {.job = job, .first = job->ctx / 2};
+    AUTO_FREE const char **kv = NULL;
     int err = job->ids ? use_ids(&v, &own, reterr) : 0;
 
+    if (!err && job->against) {
+        err = put_first(&own, &kv, reterr);
+    }
     err = err ? err
-              : engines_open(&job->engine, job->kv, job->n_kv, job->n_chunks, &v.engines, reterr);
+              : engines_open(&job->engine, job->against, job->kv, job->n_kv, job->n_chunks,
+                             &v.engines, reterr);
     v.rows = job->ctx - 1 - v.first;
     if (!err) {
         v.n_vocab = engine_info(v.engines.open)->n_vocab;
         err = job->ids ? 0 : load_tokens(&v, engine_tok(v.engines.open), reterr);
+    }
+    if (!err && job->against) {
+        err = same_tokens(&v, reterr);
     }
     if (!err) {
         err = make_room(&v, reterr);
@@ -393,7 +395,7 @@ int text_run(const struct text_job *wanted, struct error *reterr)
     }
     if (!err) {
         (void)fputs("policy,mode,ctx,chunks,rows,perplexity,mean_kl,p99_kl,same_top1,kv_bytes,"
-                    "tokens_per_step,chunk_nll,chunk_kl\n",
+                    "tokens_per_step,chunk_nll,chunk_kl,more_percent,more_95,differs,kl_95\n",
                     job->out);
         err = run_all(&v, reterr);
     }

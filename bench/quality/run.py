@@ -34,7 +34,7 @@ import score  # noqa: E402
 
 FIELDS = ["task", "policy", "metric", "n", "value", "se", "kv_bytes", "kv_share", "tokens_per_step"]
 TEXT_FIELDS = ["policy", "mode", "ctx", "chunks", "rows", "perplexity", "mean_kl", "p99_kl", "same_top1", "kv_bytes",
-               "tokens_per_step", "chunk_nll", "chunk_kl"]
+               "tokens_per_step", "chunk_nll", "chunk_kl", "more_percent", "more_95", "differs", "kl_95"]
 
 
 # ---- the store: what is there already -----------------------------------------------------------------------------
