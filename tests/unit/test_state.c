@@ -211,7 +211,7 @@ Test(state, the_plan_has_two_pages_a_sequence_and_checkpoints)
         cr_assert_eq(kv_token_slots(c), 4, "states hold no tokens");
         finish(c);
         c = make("full,chunk=64", n_seqs, false, stores);
-        cr_assert_eq(c->geometry.classes[0].n_pages, 2 * n_seqs);
+        cr_assert_eq(c->geometry.classes[0].n_pages, 2 * (uint32_t)n_seqs);
         finish(c);
     }
 }
