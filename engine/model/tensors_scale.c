@@ -49,8 +49,12 @@ int tensors_scale(struct finder *f, int32_t il, int t)
     bool ffn = t >= LT_FFN_NORM && t <= LT_POST_FFN_NORM;
     char name[64];
     float scale;
-    int r = find_factor(f, il, stem, ".input_scale", &found, name, sizeof(name));
+    int r;
 
+    if (!stem) {
+        return 0;
+    }
+    r = find_factor(f, il, stem, ".input_scale", &found, name, sizeof(name));
     r = r ? r : find_factor(f, il, stem, ".scale", &found, name, sizeof(name));
     if (r || !found || (ffn && !f->m->arch->ffn_scales)) {
         return r;
