@@ -153,7 +153,7 @@ if [ -z "$quick" ]; then
     else
         suites=('bits cpu' 'soft cpu' stories_cpu)
         targets=(tests/kernels/check_{bits,soft} tests/golden/test_stories)
-        for name in attention cut kv_slots matmul norm rope_store rows select predict; do
+        for name in attention cut kv_slots matmul norm recur rope_store rows select predict; do
             suites+=("$name cpu")
             targets+=("tests/kernels/check_$name")
         done

@@ -15,6 +15,8 @@
 #define LANES_SET(t, slot) CPU_TABLE_SET(t, slot, neon)
 #define LANES_INLINE UNROLL_INLINE
 
+enum { LANES_TILE = 4 }; /* sets the width of recur_body.h's blocks; panel_neon.h has its own */
+
 typedef struct {
     float32x4_t a, b, c, d;
 } lf;
