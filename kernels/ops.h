@@ -249,6 +249,13 @@ struct ops_kv {
      * of a query are off by one number, which softmax does not feel. NULL: none. Not with
      * k_unrotated, nor under a softcap. */
     const float *center;
+    /* Each head of K goes through a Hadamard transform (kernels/hadamard.h) as it is stored, less
+     * its center, and each head of q with it: products of the two stay as they are. The same of V;
+     * attention's sums go through it once more, which undoes it. What one dim has too much of is
+     * then spread over all, which suits codes of even steps. k_hadamard not with k_unrotated,
+     * skew or queries that select by dims; cuda has no v_hadamard. */
+    bool k_hadamard;
+    bool v_hadamard;
     int32_t n_slots;       /* slots [0, n_slots) may hold live tokens, this step's included */
 };
 
@@ -276,8 +283,9 @@ struct ops_rope {
 };
 
 /* q and k: optional per-head RMS norm (qwen3, gemma3), then RoPE at the row's position; q is
- * written back, k (less kv.center, in f32) and v go to the sequences' slots (converted to the
- * layout's types as they are written), slot_pos is set where there is one, score of the slot is
+ * written back (its Hadamard transform under kv.k_hadamard), k (less kv.center, in f32; then
+ * transformed) and v (transformed under kv.v_hadamard) go to the sequences' slots (converted to
+ * the layout's types as they are written), slot_pos is set where there is one, score of the slot is
  * zeroed where there is one.
  * Rows of class decode keep v_sum where there is one: what the cache held in a live slot is taken
  * from it (the slot's V as it reads back), what it now holds is added; prefill rows leave it as it is,

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "kernels/hadamard.h"
 #include "kernels/noise.h"
 
 #define LOG2_E 1.44269504f
@@ -194,6 +195,52 @@ static bool valid(const struct cpu *cpu, const struct ops_attention *p)
     return true;
 }
 
+/* Sums of transformed V become sums of V, TURN_ROWS rows a unit. */
+enum { TURN_ROWS = 16 };
+
+struct turn {
+    const struct ops_attention *p;
+    struct pool_counter next;
+};
+
+static void turn_rows(void *arg, int tid, int n_threads)
+{
+    struct turn *turn = arg;
+    const struct ops_attention *p = turn->p;
+    const struct ops_seq *s = p->seqs;
+    int32_t row = 0;
+
+    (void)tid;
+    (void)n_threads;
+    while ((row = TURN_ROWS * pool_counter_take(&turn->next)) < p->rows.n) {
+        for (int32_t i = row; i < p->rows.n && i < row + TURN_ROWS; i++) {
+            while (s + 1 < p->seqs + p->n_seqs && i >= s->row0 + s->n_rows) {
+                s++;
+            }
+            for (int32_t h = 0; h < p->n_q && s->kv.v_hadamard; h++) {
+                hadamard_head(p->out + (size_t)i * (size_t)p->ldo +
+                                  (size_t)h * (size_t)s->kv.layout->v_dim,
+                              s->kv.layout->v_dim);
+            }
+        }
+    }
+}
+
+static void turn_back(const struct cpu *cpu, const struct ops_attention *p)
+{
+    struct turn turn = {.p = p};
+    bool any = false;
+
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        any = any || p->seqs[i].kv.v_hadamard;
+    }
+    if (any && p->rows.n > TURN_ROWS) {
+        pool_run(cpu->pool, turn_rows, &turn);
+    } else if (any) {
+        turn_rows(&turn, 0, 1);
+    }
+}
+
 int cpu_attention(struct backend *be, const struct ops_attention *p)
 {
     struct cpu *cpu = cpu_of(be);
@@ -203,5 +250,9 @@ int cpu_attention(struct backend *be, const struct ops_attention *p)
         return -EINVAL;
     }
     r = p->select ? att_select(cpu, p) : att_decode(cpu, p);
-    return r < 0 ? r : att_prefill(cpu, p);
+    r = r < 0 ? r : att_prefill(cpu, p);
+    if (r == 0) {
+        turn_back(cpu, p);
+    }
+    return r;
 }

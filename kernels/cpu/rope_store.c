@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "kernels/cpu/kv.h"
+#include "kernels/hadamard.h"
 #include "kernels/kv_code.h"
 
 enum { STORE_ROWS = 64, QUERY_ROWS = 8 };
@@ -145,7 +146,7 @@ static void normalize(const struct job *job, const struct ops_norm *norm, const 
         x, norm->w->device, norm->b ? norm->b->device : NULL, norm->eps, n, y);
 }
 
-static void query_row(const struct job *job, int32_t row)
+static void query_row(const struct job *job, const struct ops_seq *s, int32_t row)
 {
     const struct ops_rope_store *p = job->p;
 
@@ -154,6 +155,9 @@ static void query_row(const struct job *job, int32_t row)
 
         normalize(job, &p->q_norm, q, p->k_dim, q);
         rotate(job, row, q);
+        if (s->kv.k_hadamard) {
+            hadamard_head(q, p->k_dim);
+        }
     }
 }
 
@@ -240,6 +244,9 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
         for (int32_t d = 0; d < l->k_dim && center; d++) {
             t->row[d] -= center[d];
         }
+        if (r->seq->kv.k_hadamard) {
+            hadamard_head(t->row, l->k_dim);
+        }
         memset(t->row + l->k_dim, 0, (size_t)(pad - l->k_dim) * sizeof(float));
         scale = encode(job, l->k_type, t->row, pad, rows + (size_t)i * row_bytes);
         if (scales) {
@@ -267,10 +274,13 @@ static void store_v(const struct job *job, const struct kv_thread *t, const stru
         uint8_t *dst = kv_page_v(l, page, head) + (size_t)(first + i) * kv_page_v_row_bytes(l);
         uint16_t scale;
 
-        if (pad != l->v_dim) {
+        if (pad != l->v_dim || r->seq->kv.v_hadamard) {
             memcpy(t->row, v, (size_t)l->v_dim * sizeof(float));
             memset(t->row + l->v_dim, 0, (size_t)(pad - l->v_dim) * sizeof(float));
             v = t->row;
+        }
+        if (r->seq->kv.v_hadamard) {
+            hadamard_head(t->row, l->v_dim);
         }
         scale = encode(job, l->v_type, v, pad, dst);
         if (scales) {
@@ -366,7 +376,10 @@ static void piece(void *arg, int tid, int n_threads)
             continue;
         }
         for (int32_t i = row; i < p->rows.n && i < row + QUERY_ROWS; i++) {
-            query_row(job, i);
+            while (s + 1 < p->seqs + p->n_seqs && i >= s->row0 + s->n_rows) {
+                s++;
+            }
+            query_row(job, s, i);
         }
     }
 }
@@ -382,7 +395,8 @@ static bool valid(const struct cpu *cpu, const struct ops_rope_store *p)
 
         if (l->k_dim != p->k_dim || l->n_groups * l->k_heads != p->n_k ||
             l->n_groups * l->v_heads != p->n_v || l->v_dim > cpu->limits.max_head_dim ||
-            (l->part_dims > 0 && !p->seqs[i].kv.skew) || (l->k_unrotated && p->seqs[i].kv.center)) {
+            (l->part_dims > 0 && !p->seqs[i].kv.skew) ||
+            (l->k_unrotated && (p->seqs[i].kv.center || p->seqs[i].kv.k_hadamard))) {
             return false;
         }
     }

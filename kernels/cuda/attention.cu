@@ -17,8 +17,8 @@ static int check(const struct cuda *cu, const struct ops_attention *p)
 
         if (p->seqs[i].kv.n_slots > cu->limits.max_slots || p->n_q > cu->limits.max_heads ||
             l->k_dim > cu->limits.max_head_dim || l->v_dim > cu->limits.max_head_dim ||
-            l->k_unrotated || p->n_q % (l->n_groups * l->k_heads) != 0 ||
-            p->n_q % (l->n_groups * l->v_heads) != 0 ||
+            l->k_unrotated || p->seqs[i].kv.v_hadamard ||
+            p->n_q % (l->n_groups * l->k_heads) != 0 || p->n_q % (l->n_groups * l->v_heads) != 0 ||
             (p->observe && !cu->limits.observe && p->seqs[i].kv.score &&
              p->observe[i].row_first < p->seqs[i].n_rows) ||
             (p->select && !cuda_select_valid(cu, p, i))) {

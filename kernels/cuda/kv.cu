@@ -96,6 +96,7 @@ static struct cuda_seq seq_of(const struct ops_kv *kv)
     r.v_sum = kv->v_sum;
     r.skew = kv->skew;
     r.center = kv->center;
+    r.k_hadamard = kv->k_hadamard;
     r.max_pages = kv->max_pages;
     r.cap = kv->cap;
     r.n_slots = kv->n_slots;
@@ -104,11 +105,11 @@ static struct cuda_seq seq_of(const struct ops_kv *kv)
 
 static bool same_layout(const struct ops_kv_layout *a, const struct ops_kv_layout *b)
 {
-    return a == b || (a->n_groups == b->n_groups && a->k_heads == b->k_heads &&
-                      a->v_heads == b->v_heads && a->k_dim == b->k_dim && a->v_dim == b->v_dim &&
-                      a->k_type == b->k_type && a->v_type == b->v_type && a->rank == b->rank &&
-                      a->part_dims == b->part_dims && a->part_type == b->part_type &&
-                      a->part_apart == b->part_apart);
+    return a == b ||
+           (a->n_groups == b->n_groups && a->k_heads == b->k_heads && a->v_heads == b->v_heads &&
+            a->k_dim == b->k_dim && a->v_dim == b->v_dim && a->k_type == b->k_type &&
+            a->v_type == b->v_type && a->rank == b->rank && a->part_dims == b->part_dims &&
+            a->part_type == b->part_type && a->part_apart == b->part_apart);
 }
 
 int32_t cuda_seqs_take(const struct ops_seq *seqs, int32_t first, int32_t n, struct cuda_seqs *ret)

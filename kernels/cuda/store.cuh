@@ -100,6 +100,29 @@ CUDA_INLINE void rope_head(const struct cuda_store *p, float *head, int32_t pos)
     __syncwarp(); /* head: pairs written above, read in another order next */
 }
 
+/* hadamard_head(), the pairs of a pass dealt out to the lanes. */
+CUDA_INLINE void hadamard_by_warp(float *head, int32_t n)
+{
+    const int32_t block = n & -n;
+    const float scale = 1.0f / sqrtf((float)block);
+
+    for (int32_t half = block / 2; half > 0; half /= 2) {
+        for (int32_t i = (int32_t)threadIdx.x % WARP; i < n / 2; i += WARP) {
+            float *a = head + i / half * 2 * half + i % half;
+            float x = a[0];
+            float y = a[half];
+
+            a[0] = __fadd_rn(x, y);
+            a[half] = __fsub_rn(x, y);
+        }
+        __syncwarp(); /* head: pairs written above, read in another order next */
+    }
+    for (int32_t i = (int32_t)threadIdx.x % WARP; i < n; i += WARP) {
+        head[i] = __fmul_rn(head[i], scale);
+    }
+    __syncwarp(); /* head: each lane wrote its own, others read them next */
+}
+
 /* kv_code_encode() of one head to a row of a page; what pads the row becomes 0. */
 CUDA_INLINE void encode_head(int32_t type, const float *head, int32_t n, uint8_t *row,
                              uint16_t *scale_at)
@@ -163,6 +186,9 @@ CUDA_INLINE void store_head(const struct cuda_store *p, const struct cuda_seq *s
             values[d] = __fsub_rn(values[d], s->center[(size_t)head * l->k_dim + d]);
         }
         __syncwarp(); /* values: each lane wrote its own, others read them next */
+        if (s->k_hadamard) {
+            hadamard_by_warp(values, l->k_dim);
+        }
         encode_head(l->k_type, values, l->k_dim, kv_k_row(l, page, head % of_group, slot),
                     kv_scale(page, l->k_scale_at, head % of_group, slot));
         __syncwarp(); /* the row and its scale: written by all lanes, read again below */
@@ -228,6 +254,9 @@ CUDA_INLINE void store_finish(const struct cuda_store *p, int32_t kind, int32_t 
     if (kind != STORE_Q) {
         store_head(p, s, row - s->row0, h, kind == STORE_K, head);
         return;
+    }
+    if (s->k_hadamard) {
+        hadamard_by_warp(head, p->k_dim);
     }
     for (int32_t i = (int32_t)threadIdx.x % WARP; i < p->k_dim; i += WARP) {
         p->q[(size_t)row * p->ldq + (size_t)h * p->k_dim + i] = head[i];

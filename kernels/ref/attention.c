@@ -18,6 +18,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/hadamard.h"
 #include "kernels/kv_code.h"
 #include "kernels/noise.h"
 
@@ -392,6 +393,21 @@ static void units(void *arg, int tid, int n_threads)
     }
 }
 
+/* Sums of transformed V become sums of V. */
+static void turn_back(const struct ops_attention *p)
+{
+    for (int32_t i = 0; i < p->n_seqs; i++) {
+        const struct ops_seq *seq = &p->seqs[i];
+        int32_t dim = seq->kv.layout->v_dim;
+
+        for (int32_t j = 0; j < seq->n_rows * p->n_q && seq->kv.v_hadamard; j++) {
+            hadamard_head(p->out + (size_t)(seq->row0 + j / p->n_q) * (size_t)p->ldo +
+                              (size_t)(j % p->n_q) * (size_t)dim,
+                          dim);
+        }
+    }
+}
+
 int ref_attention(struct backend *be, const struct ops_attention *p)
 {
     struct ref *ref = (struct ref *)be;
@@ -411,5 +427,6 @@ int ref_attention(struct backend *be, const struct ops_attention *p)
         }
     }
     pool_run(ref->pool, units, &job);
+    turn_back(p);
     return 0;
 }

@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/hadamard.h"
 #include "kernels/kv_code.h"
 #include "kernels/ref/ref.h"
 
@@ -86,6 +87,9 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
         for (int32_t d = 0; d < l->k_dim && center; d++) {
             head[d] -= center[d];
         }
+        if (kv->k_hadamard) {
+            hadamard_head(head, l->k_dim);
+        }
         kv_code_encode(l->k_type, head, to.k + (size_t)h * ops_kv_type_bytes(l->k_type, l->k_dim),
                        to.k_scale + h, l->k_dim);
     }
@@ -93,7 +97,11 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
         const float *v =
             p->v + row * (size_t)p->ldv + (size_t)(group * l->v_heads + h) * (size_t)l->v_dim;
 
-        kv_code_encode(l->v_type, v, to.v + (size_t)h * ops_kv_type_bytes(l->v_type, l->v_dim),
+        memcpy(head, v, (size_t)l->v_dim * sizeof(*head));
+        if (kv->v_hadamard) {
+            hadamard_head(head, l->v_dim);
+        }
+        kv_code_encode(l->v_type, head, to.v + (size_t)h * ops_kv_type_bytes(l->v_type, l->v_dim),
                        to.v_scale + h, l->v_dim);
     }
     ref_kv_make_part(kv, group, slot, head, t->page);
@@ -119,6 +127,9 @@ static void one_row(struct job *job, const struct ops_seq *seq, int32_t i,
 
         ref_norm_row(&p->q_norm, q, q, p->k_dim);
         ref_rope_head(&p->rope, q, seq->pos0 + i);
+        if (seq->kv.k_hadamard) {
+            hadamard_head(q, p->k_dim);
+        }
     }
     if (p->n_k > 0 && !overwritten) {
         for (int32_t g = 0; g < seq->kv.layout->n_groups; g++) {
@@ -155,7 +166,8 @@ int ref_rope_store(struct backend *be, const struct ops_rope_store *p)
 
         if (l->k_dim != p->k_dim || l->n_groups * l->k_heads != p->n_k ||
             l->n_groups * l->v_heads != p->n_v || (l->part_dims > 0 && !p->seqs[i].kv.skew) ||
-            (l->k_unrotated && p->seqs[i].kv.center)) {
+            l->v_dim > ref->limits.max_head_dim ||
+            (l->k_unrotated && (p->seqs[i].kv.center || p->seqs[i].kv.k_hadamard))) {
             return -EINVAL;
         }
     }

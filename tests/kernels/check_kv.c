@@ -170,6 +170,8 @@ struct ops_kv check_kv_of(struct check *c, const struct check_kv *kv)
         .score = check_dev(c, kv->score),
         .skew = check_dev(c, kv->skew),
         .center = check_dev(c, kv->center),
+        .k_hadamard = kv->k_hadamard,
+        .v_hadamard = kv->v_hadamard,
         .n_slots = kv->n_slots,
     };
 

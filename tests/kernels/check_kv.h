@@ -16,6 +16,8 @@ struct check_kv {
     struct check_buf *score;    /* or NULL */
     struct check_buf *skew;     /* random rotations where the layout has partial keys, or NULL */
     struct check_buf *center;   /* the caller's: (n_groups, k_heads, k_dim) f32, or NULL */
+    bool k_hadamard;            /* the caller's */
+    bool v_hadamard;
     uint8_t *content;           /* (n_groups, n_slots) canonical slots */
     uint8_t *back[2];           /* the same, as sides 0 and 1 left it: check_kv_export() */
     size_t slot_bytes;

@@ -124,6 +124,8 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
             check_fill(c, a->center, 3);
             memcpy(b->center->init, a->center->init, bytes);
         }
+        a->k_hadamard = i % 3 == 1;
+        b->k_hadamard = a->k_hadamard;
         if (a->score) {
             check_fill(c, a->score, 1);
             memcpy(b->score->init, a->score->init, a->score->bytes);

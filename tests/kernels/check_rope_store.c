@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rope_store: queries against the reference, and what lies in the cache afterwards: rows written in
  * their types, every other slot untouched, slot_pos and score set. Both RoPE forms, partial
- * rotation, per-head norms, centers, rings (also shorter than the rows), victims, K stored
- * unrotated, only q or only K and V, several sequences. The reference is checked against rotation
- * in double. */
+ * rotation, per-head norms, centers, Hadamard transforms, rings (also shorter than the rows),
+ * victims, K stored unrotated, only q or only K and V, several sequences. The reference is checked
+ * against rotation in double. */
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/cpu.h"
+#include "kernels/hadamard.h"
 #include "tests/kernels/check_kv.h"
 #include "tests/kernels/check_weight.h"
 
@@ -36,7 +37,8 @@ enum {
     NO_KV = 32,
     POSITIONS = 64,
     ALIKE = 128,
-    CENTERED = 256
+    CENTERED = 256,
+    HADAMARD = 512
 };
 
 struct shape {
@@ -95,6 +97,11 @@ static void build_worst_rows(const struct inputs *in)
     }
 }
 
+static bool turns_values(const struct check *c)
+{
+    return strcmp(c->sides[1]->ops->name, "cuda") != 0;
+}
+
 static void prepare(struct check *c, const struct shape *s, struct inputs *in)
 {
     const struct ops_kv_layout *l = &s->l;
@@ -111,6 +118,8 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
                 c, "center", (size_t)(l->n_groups * l->k_heads) * (size_t)l->k_dim * sizeof(float));
             check_fill(c, in->kv[i].center, 7);
         }
+        in->kv[i].k_hadamard = s->options & HADAMARD && i != 0;
+        in->kv[i].v_hadamard = in->kv[i].k_hadamard && turns_values(c);
     }
     in->ldq = s->n_q * l->k_dim + 3;
     in->ldk = l->n_groups * l->k_heads * l->k_dim + 1;
@@ -125,7 +134,9 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
     check_fill(c, in->q, 2);
     check_fill(c, in->k, 2);
     check_fill(c, in->v, 2);
-    build_worst_rows(in);
+    if (!(s->options & HADAMARD)) { /* sums of 3e38 are infinite */
+        build_worst_rows(in);
+    }
     for (int32_t row = 1; row < in->n && s->options & ALIKE; row++) {
         memcpy(in->q->init + (size_t)row * (size_t)in->ldq * 4, in->q->init, (size_t)in->ldq * 4);
     }
@@ -259,18 +270,25 @@ static void check_slot(struct check *c, const struct shape *s, const struct inpu
             for (int32_t d = 0; d < l->k_dim && kv->center; d++) {
                 want[d] -= ((const float *)(const void *)kv->center->init)[at_head + d];
             }
+            if (kv->k_hadamard) {
+                hadamard_head(want, l->k_dim);
+            }
             check_kv_decode_k(kv, kv->back[side], group, slot, h, got);
             check_rows(c, side ? "stored K" : "reference's stored K", got, want, 1, l->k_dim,
                        l->k_dim, store_tolerance(l->k_type));
         }
-        for (int32_t h = 0; h < l->v_heads && row % 16 != 15; h++) {
+        for (int32_t h = 0; h < l->v_heads && (row % 16 != 15 || s->options & HADAMARD); h++) {
             const float *v = (const float *)(const void *)in->v->init +
                              (size_t)row * (size_t)in->ldv +
                              (size_t)(group * l->v_heads + h) * (size_t)l->v_dim;
 
+            memcpy(want, v, (size_t)l->v_dim * sizeof(float));
+            if (kv->v_hadamard) {
+                hadamard_head(want, l->v_dim);
+            }
             check_kv_decode_v(kv, kv->back[side], group, slot, h, got);
-            check_rows(c, side ? "stored V" : "reference's stored V", got, v, 1, l->v_dim, l->v_dim,
-                       store_tolerance(l->v_type));
+            check_rows(c, side ? "stored V" : "reference's stored V", got, want, 1, l->v_dim,
+                       l->v_dim, store_tolerance(l->v_type));
         }
     }
 }
@@ -325,6 +343,9 @@ static void check_queries(struct check *c, const struct shape *s, const struct i
 
                 head_in_double(s, in, (const float *)(const void *)in->q->init + at, in->q_norm.f32,
                                s->pos0[seq] + i, true, want + at);
+                if (in->kv[seq].k_hadamard) {
+                    hadamard_head(want + at, s->l.k_dim);
+                }
             }
         }
     }
@@ -427,6 +448,10 @@ void check_op(struct check *c)
              {5, 77, 100},
              VICTIM | POSITIONS | NORM | CENTERED},
             {l, 3, OPS_ROPE_NEOX, 64, {1, 1, 70}, {5, 77, 100}, NO_Q | CENTERED},
+            {l, 9, OPS_ROPE_NEOX, 64, {1, 3, 70}, {5, 77, 100}, NORM | CENTERED | HADAMARD},
+            {uneven, 8, OPS_ROPE_NORM, 80, {1, 5, 9}, {5, 77, 100}, RING | POSITIONS | HADAMARD},
+            {odd, 4, OPS_ROPE_NEOX, 20, {1, 1, 1}, {5, 77, 100}, VICTIM | POSITIONS | HADAMARD},
+            {l, 9, OPS_ROPE_NONE, 0, {1, 1, 4}, {5, 77, 100}, HADAMARD | NO_KV},
             {l, 3, OPS_ROPE_NONE, 0, {1, 1, 4}, {5, 77, 100}, 0},
             {l, 3, OPS_ROPE_NEOX, 64, {1, 1, 4}, {5, 77, 100}, NO_Q},
             {l, 3, OPS_ROPE_NEOX, 64, {1, 1, 4}, {5, 77, 100}, NO_KV},

@@ -94,6 +94,8 @@ struct ops_kv staging_view(const struct staging *s, int32_t turn, int32_t seq,
         .pages = s->pages,
         .max_pages = s->config.max_pages,
         .center = home->center,
+        .k_hadamard = home->k_hadamard,
+        .v_hadamard = home->v_hadamard,
         .n_slots = home->n_slots,
     };
 }

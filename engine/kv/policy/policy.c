@@ -53,6 +53,24 @@ bool policy_centers(const struct policy *p)
     return p->center == POLICY_CENTER_AUTO && small && !p->pos_new;
 }
 
+static bool rotates(const struct policy *p, enum ops_kv_type type)
+{
+    bool eight = type == OPS_KV_I8 || type == OPS_KV_Q8_0;
+    bool four = type == OPS_KV_Q4_0 && p->rot == POLICY_ROT_ON;
+
+    return p->rot != POLICY_ROT_OFF && (eight || four) && !p->pos_new && !policy_selects(p);
+}
+
+bool policy_rotates_k(const struct policy *p)
+{
+    return rotates(p, p->k_type);
+}
+
+bool policy_rotates_v(const struct policy *p)
+{
+    return rotates(p, p->v_type);
+}
+
 bool policy_spills(const struct policy *p)
 {
     return policy_predicts(p) && p->pool == POLICY_POOL_SLOTS && p->full == POLICY_SPILL;

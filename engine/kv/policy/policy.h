@@ -30,6 +30,7 @@ enum policy_pool { POLICY_POOL_DEVICE, POLICY_POOL_DISK, POLICY_POOL_SLOTS, POLI
 enum policy_victim { POLICY_FIFO, POLICY_LRU, POLICY_COUNTER };
 enum policy_full { POLICY_DROP, POLICY_SPILL };
 enum policy_center { POLICY_CENTER_AUTO, POLICY_CENTER_OFF };
+enum policy_rot { POLICY_ROT_AUTO, POLICY_ROT_ON, POLICY_ROT_OFF };
 enum policy_layers { POLICY_LAYERS_EQUAL, POLICY_LAYERS_PYRAMID, POLICY_LAYERS_MEASURED };
 enum policy_mean { POLICY_MEAN_AUTO, POLICY_MEAN_ON, POLICY_MEAN_OFF };
 
@@ -82,6 +83,7 @@ struct policy {
      * every one does. */
     float exit;
     int32_t center; /* enum policy_center: keys are stored less what all keys of a head share */
+    int32_t rot;    /* enum policy_rot: heads are stored as their Hadamard transforms */
     int32_t exit_draft; /* the early-exit head proposes tokens, the whole model verifies them */
 };
 
@@ -147,8 +149,13 @@ bool policy_one_turn(const struct policy *p);
 /* Are keys stored less a constant, where the model has one (engine/model/center.h)? In 8 bits or
  * fewer; not with pos=new, where a constant is turned by another angle for every slot. */
 bool policy_centers(const struct policy *p);
+/* Are heads of K (V) stored as their Hadamard transforms? In integers with a scale, in 4 bits only
+ * where the text says so; not with pos=new, which turns keys as they are read, nor where queries
+ * rank keys by single dims. */
+bool policy_rotates_k(const struct policy *p);
+bool policy_rotates_v(const struct policy *p);
 /* A canonical text out of a file: like policy_parse(), but what texts before an option was there do
- * not say has the meaning that it had then (center: off). */
+ * not say has the meaning that it had then (center: off, rot: off). */
 int policy_parse_saved(const char *text, struct policy *ret, struct error *reterr) WARN_UNUSED;
 
 /* Do K and V of all slots lie in a file? And is there a pool of slots in memory beside it? */

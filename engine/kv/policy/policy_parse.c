@@ -438,6 +438,9 @@ int policy_parse_saved(const char *text, struct policy *ret, struct error *reter
     if (text && !strstr(text, ",center=")) {
         pol.center = POLICY_CENTER_OFF;
     }
+    if (text && !strstr(text, ",rot=")) {
+        pol.rot = POLICY_ROT_OFF;
+    }
     *ret = pol;
     return 0;
 }

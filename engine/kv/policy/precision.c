@@ -12,7 +12,18 @@ static const struct word_option center = {
     .values = centers,
     .help = "keys are stored less a constant of each head, where the model has one "
             "([centring](../design/centring.md)); not with `pos=new`"};
-static const struct word_option *const of_small[] = {&center, NULL}; /* K in 8 bits or fewer */
+static const struct word_value rots[] = {
+    {"auto", POLICY_ROT_AUTO}, {"on", POLICY_ROT_ON}, {"off", POLICY_ROT_OFF}, {NULL, 0}};
+static const struct word_option rot = {
+    .name = "rot",
+    .type = WORD_VALUE,
+    .offset = WORD_FIELD(rot),
+    .values = rots,
+    .help = "what is stored in integers is stored as its Hadamard transform "
+            "([centring and rotation](../design/centring.md)); `auto`: in 8 bits, not with "
+            "`pos=new`, nor where queries select"};
+static const struct word_option *const of_fp8[] = {&center, NULL};
+static const struct word_option *const of_integers[] = {&center, &rot, NULL};
 
 const struct policy_word policy_precisions[POLICY_N_PRECISIONS] = {
     {.name = "f32", .k = OPS_KV_F32, .v = OPS_KV_F32, .help = "K and V in f32"},
@@ -22,21 +33,21 @@ const struct policy_word policy_precisions[POLICY_N_PRECISIONS] = {
      .k = OPS_KV_FP8,
      .v = OPS_KV_FP8,
      .help = "K and V in FP8 E4M3",
-     .options = of_small},
+     .options = of_fp8},
     {.name = "kv8",
      .k = OPS_KV_I8,
      .v = OPS_KV_FP8,
      .help = "K in int8, V in FP8 E4M3",
-     .options = of_small},
+     .options = of_integers},
     {.name = "k16v8", .k = OPS_KV_F16, .v = OPS_KV_FP8, .help = "K in f16, V in FP8 E4M3"},
     {.name = "q8_0",
      .k = OPS_KV_Q8_0,
      .v = OPS_KV_Q8_0,
      .help = "K and V in GGUF's 8-bit blocks of 32",
-     .options = of_small},
+     .options = of_integers},
     {.name = "q4_0",
      .k = OPS_KV_Q4_0,
      .v = OPS_KV_Q4_0,
      .help = "K and V in GGUF's 4-bit blocks of 32",
-     .options = of_small},
+     .options = of_integers},
 };

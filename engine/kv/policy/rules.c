@@ -21,6 +21,7 @@ enum trait {
     SKIPS = 256,    /* exit:P */
     PROPOSES = 512, /* exit:draft */
     UNEQUAL = 1024, /* layers=pyramid or measured */
+    ROTATES = 2048, /* rot=on */
 };
 
 static unsigned traits_of(const struct policy *p)
@@ -32,7 +33,8 @@ static unsigned traits_of(const struct policy *p)
            (p->pos_new ? RENUMBERS : 0U) | (policy_cuts_chunks(p) ? CUTS : 0U) |
            (p->scope == POLICY_SHARED ? SHARES : 0U) | (policy_one_turn(p) ? ONE_TURN : 0U) |
            (p->exit > 0 ? SKIPS : 0U) | (p->exit_draft ? PROPOSES : 0U) |
-           (p->layers != POLICY_LAYERS_EQUAL ? UNEQUAL : 0U);
+           (p->layers != POLICY_LAYERS_EQUAL ? UNEQUAL : 0U) |
+           (p->rot == POLICY_ROT_ON ? ROTATES : 0U);
 }
 
 static const struct {
@@ -50,6 +52,10 @@ static const struct {
      "q8_0 and q4_0 share a scale among 32 dims: no dim or slot is read alone"},
     {SELECTS, RENUMBERS, AXIS_SELECT,
      "pos=new rotates every key as it is read, so none can be left out"},
+    {ROTATES, RENUMBERS, AXIS_COUNT,
+     "pos=new turns every key as it is read, and a transformed one cannot be: rot=auto or off"},
+    {ROTATES, SELECTS, AXIS_SELECT,
+     "queries that select rank keys by dims as the model has them: rot=auto or off"},
     {PROPOSES, SELECTS | EVICTS, AXIS_EXIT,
      "exit:draft takes back the rows that were guessed wrong: beside full alone, not "
      "beside words that drop tokens, score them or choose which are read"},

@@ -24,6 +24,8 @@ enum {
     HAS_SCORE = 2,
     HAS_SUM = 4,
     HAS_CENTER = 8,
+    HAS_HADAMARD_K = 32,
+    HAS_HADAMARD_V = 64,
     HAS_STATE = 16, /* slots are a state's bytes, STATE_SLOT each */
     STATE_SLOT = 64,
     SUM_SHIFT = 8,
