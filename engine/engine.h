@@ -51,7 +51,7 @@ struct engine_config {
     int n_threads;          /* 0: all this process may use */
     uint32_t cpu_mask;      /* UINT32_MAX: all */
     int32_t ctx;            /* positions a sequence may have; 0: the model's own, cut to what fits */
-    int32_t n_seqs;         /* sequences at once, at least 1 */
+    int32_t n_seqs;         /* sequences at once; 0: what memory and CPUs allow, at most 8 */
     int32_t batch_tokens;   /* rows of one step; 0: 512 + n_seqs */
     const char *kv;         /* policy text, NULL: "full" (f16, keep all) */
     uint64_t memory_bytes;  /* 0: what the machine has free */

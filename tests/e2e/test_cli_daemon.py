@@ -236,7 +236,7 @@ class Policies(Served):
 
 
 class Full(Served):
-    args = ("--max-queue", "0")
+    args = ("--max-queue", "0", "--sequences", "1")
 
     def test_busy(self):
         p = self.start(*RAW, "-n", "450", "")

@@ -128,7 +128,7 @@ class Base(unittest.TestCase):
         self.configure()
 
     def configure(self, **settings):
-        lines = {"model": MODEL, "backend": "ref", "threads": "1", "ctx": "256", **settings}
+        lines = {"model": MODEL, "backend": "ref", "threads": "1", "ctx": "256", "sequences": "1", **settings}
         with open(self.conf, "w", encoding="utf-8") as f:
             f.writelines(f"{k.replace('_', '-')} = {v}\n" for k, v in lines.items())
 
@@ -225,7 +225,7 @@ class Reload(Base):
         list(self.lane.events(first))
         other.close()
         text = self.lines()
-        self.assertIn("conf:6: stall-timeout", text)
+        self.assertIn("conf:7: stall-timeout", text)
         self.assertIn("0.1..3600", text)
         self.assertIn("old configuration stays", text)
 

@@ -21,6 +21,7 @@ static uint64_t no_scratch(const void *arg, int32_t ctx, int32_t n_seqs, uint64_
 }
 
 static uint64_t device_available; /* of the next plans; 0: one memory */
+static uint64_t limit;            /* of the memory, as the user set it */
 
 static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char *kv,
                       int32_t n_stores, int32_t ctx, int32_t n_seqs, uint64_t available,
@@ -43,6 +44,8 @@ static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char 
         .extra_bytes = 300,
         .available_bytes = available,
         .device_available_bytes = device_available,
+        .limit_bytes = limit,
+        .most_seqs = 8,
         .scratch = no_scratch,
     };
 
@@ -268,6 +271,43 @@ Test(plan, refusal_offers_only_what_fits)
     e = (struct error){0};
     cr_assert_eq(make("full", 30, 2, 1, p.least_bytes, &q, &e), 0, "%s", e.text);
     cr_assert_eq(make("full", 30, 2, 1, p.least_bytes - 1, &q, &e), -ENOMEM);
+}
+
+/* Without a number a plan has as many sequences as half of the free memory holds, or all of a
+ * limit, and one where that is too little. */
+Test(plan, sequences_follow_from_memory)
+{
+    const uint64_t rest = 1 << 20; /* more than all but the pages */
+    const struct {
+        uint64_t free;
+        bool limited;
+        int32_t n_seqs;
+    } cases[] = {
+        {2 * (3 * full + rest), false, 3},
+        {2 * (3 * full), false, 2},
+        {UINT64_MAX, false, 8},
+        {20 * full, false, 8},
+        {full + rest, false, 1},
+        {3 * full + rest, true, 3},
+        {2 * full, true, 1},
+    };
+    struct error e = {0};
+    struct plan p;
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        limit = cases[i].limited ? cases[i].free : 0;
+        cr_assert_eq(make("full", 30, CTX, 0, cases[i].free, &p, &e), 0, "%s", e.text);
+        cr_assert_eq(p.n_seqs, cases[i].n_seqs, "case %zu: %d", i, p.n_seqs);
+        cr_assert_eq(p.kv_bytes, (uint64_t)p.n_seqs * full);
+        cr_assert_eq(p.available_bytes, cases[i].free);
+        cr_assert_geq(p.max_sequences, p.n_seqs);
+    }
+    limit = 0;
+    cr_assert_eq(make("full", 30, 0, 0, full / 2, &p, &e), 0, "%s", e.text);
+    cr_assert(p.ctx_is_cut);
+    cr_assert_eq(p.n_seqs, 1, "a context that does not fit is not divided");
+    cr_assert_eq(make("full", 30, CTX, 0, full / 2, &p, &e), -ENOMEM);
+    cr_assert_eq(p.n_seqs, 1);
 }
 
 Test(plan, refusal_has_numbers)

@@ -164,10 +164,32 @@ static int refuse(const struct plan *p, struct error *reterr)
                      p->available_bytes >> 20, why(p, p->available_bytes), instead);
 }
 
-int plan_make(const struct plan_input *in, struct plan *ret, struct geometry *ret_geometry,
+/* The sequences of a plan that names no number. Where nobody set a limit, other programs keep half
+ * of what is free. A context that does not fit whole is not divided. */
+static int32_t choose_seqs(const struct plan_input *in)
+{
+    struct plan_input roomy = *in;
+    int32_t ctx = in->geometry.ctx ? in->geometry.ctx : in->ctx_model;
+
+    if (in->limit_bytes == 0) {
+        roomy.available_bytes /= 2;
+        roomy.device_available_bytes /= 2;
+    }
+    int32_t n = search(&roomy, in->most_seqs, ctx, false);
+
+    return n > 1 ? n : 1;
+}
+
+int plan_make(const struct plan_input *wanted, struct plan *ret, struct geometry *ret_geometry,
               struct error *reterr)
 {
+    struct plan_input own = *wanted;
+    const struct plan_input *in = &own;
     int32_t ctx = in->geometry.ctx ? in->geometry.ctx : in->ctx_model;
+
+    if (in->geometry.n_seqs == 0) {
+        own.geometry.n_seqs = choose_seqs(in);
+    }
     int32_t max_ctx =
         search(in, in->ctx_model > ctx ? in->ctx_model : ctx, in->geometry.n_seqs, true);
 

@@ -65,7 +65,9 @@ struct plan {
 
 /* Where a plan's numbers come from. */
 struct plan_input {
-    struct geometry_config geometry; /* ctx 0: ctx_model, or what fits of it */
+    struct geometry_config geometry; /* ctx 0: ctx_model, or what fits of it; n_seqs 0: as many as
+                                        half of the free memory holds, or all of a set limit */
+    int32_t most_seqs;               /* that n_seqs 0 may become */
     int32_t ctx_model;
     uint64_t weights_bytes;
     uint64_t mapped_bytes;
@@ -82,7 +84,7 @@ struct plan_input {
 /* Fills `ret`, and with `ret_geometry` the geometry (geometry_finish it). 0, or -ENOMEM with
  * numbers when it does not fit (`ret` and `ret_geometry` are then filled too), or what
  * geometry_make returns. */
-int plan_make(const struct plan_input *in, struct plan *ret, struct geometry *ret_geometry,
+int plan_make(const struct plan_input *wanted, struct plan *ret, struct geometry *ret_geometry,
               struct error *reterr) WARN_UNUSED;
 
 /* As one JSON object, or as a table for people. */
