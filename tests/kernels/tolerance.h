@@ -52,9 +52,10 @@ static const struct tolerance
     tol_rope = {1e-12, 1e-4, "f32 rotation"},
     /* Weights of 4-8 bits meet activations rounded to int8 by blocks of 32: a step is absmax / 127,
      * the error uniform, about 0.3-0.5 % of each product's size; a product of two such sums (gate)
-     * doubles it. Few outputs make a small rms by chance. Without a norm before it the result is
-     * also compared with the same rounding done in the test, to tol_reduce. */
-    tol_int8_acts = {2e-3, 2.5e-1, "activations in int8 by blocks of 32"},
+     * doubles it, and its largest outputs are many times the rms. Few outputs make a small rms by
+     * chance. Without a norm before it the result is also compared with the same rounding done in
+     * the test, to tol_reduce. */
+    tol_int8_acts = {2e-3, 4e-1, "activations in int8 by blocks of 32"},
     /* Rows of class prefill on tiles of bf16: activations and weights rounded to 8 bits, each off
      * by a uniform part of 2^-9 at most, sums in f32; gate doubles it, and few outputs make a small
      * rms by chance. Against the same rounding done in the test what is left is f32 sums in another
