@@ -37,6 +37,7 @@ class Sessions(unittest.TestCase):
         self.state = os.path.join(self.folder, state)
         self.args = (*args, "--state-dir", self.state)
         self.kw = kw
+        assert self.daemon is None, "it would be left behind"
         self.daemon = CliDaemon(*self.args, **kw)
 
     def stop(self):
@@ -70,6 +71,16 @@ class Sessions(unittest.TestCase):
         """All but what counts writes and is locked."""
         return sorted(f for f in os.listdir(os.path.dirname(self.file())) if f not in (".writes", ".lock"))
 
+    def content(self):
+        with open(self.file(), "rb") as f:
+            return f.read()
+
+    def put(self, data):
+        with open(self.file(), "wb") as f:
+            f.write(data)
+
+
+class Together(Sessions):
     def test_two_daemons_of_one_folder(self):
         """A turn of the one while another is under way at the other is refused, and after it none is lost."""
         self.start("--ctx", "256")
@@ -95,14 +106,6 @@ class Sessions(unittest.TestCase):
         finally:
             two.stop()
             self.daemon = one
-
-    def content(self):
-        with open(self.file(), "rb") as f:
-            return f.read()
-
-    def put(self, data):
-        with open(self.file(), "wb") as f:
-            f.write(data)
 
 
 class Misused(Sessions):
