@@ -162,6 +162,7 @@ static int describe_stores(struct prepared *p, struct error *reterr)
             .skew = model_opt(&m->layers[m->stores[i].layer].w[LT_SKEW]),
             .columns = model_opt(&m->layers[m->stores[i].layer].w[LT_COLUMNS]),
             .center = model_opt(&m->layers[m->stores[i].layer].w[LT_CENTER]),
+            .balance = model_opt(&m->layers[m->stores[i].layer].w[LT_BALANCE]),
         };
     }
     return 0;
@@ -499,6 +500,9 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
     if (!r) {
         limits = limits_for(&e->p, e->plan.ctx, e->plan.n_seqs);
         r = e->p.ops->reserve(e->be, &limits, reterr);
+    }
+    for (int32_t i = 0; i < e->p.mix.n; i++) {
+        e->p.model->rotates |= policy_may_rotate(&e->p.mix.part[i].policy);
     }
     if (!r) {
         r = model_load(e->p.model, e->p.ops, e->be, &e->p.be_config, progress, arg, reterr);

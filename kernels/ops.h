@@ -256,6 +256,9 @@ struct ops_kv {
      * skew or queries that select by dims; cuda has no v_hadamard. */
     bool k_hadamard;
     bool v_hadamard;
+    /* Device (n_groups, k_heads, k_dim), with k_hadamard: what each dim of K is multiplied by
+     * before the transform, and of q divided by. NULL: 1. */
+    const float *balance;
     int32_t n_slots;       /* slots [0, n_slots) may hold live tokens, this step's included */
 };
 
@@ -283,10 +286,10 @@ struct ops_rope {
 };
 
 /* q and k: optional per-head RMS norm (qwen3, gemma3), then RoPE at the row's position; q is
- * written back (its Hadamard transform under kv.k_hadamard), k (less kv.center, in f32; then
- * transformed) and v (transformed under kv.v_hadamard) go to the sequences' slots (converted to
- * the layout's types as they are written), slot_pos is set where there is one, score of the slot is
- * zeroed where there is one.
+ * written back (divided by kv.balance and transformed under kv.k_hadamard), k (less kv.center,
+ * times kv.balance, in f32; then transformed) and v (transformed under kv.v_hadamard) go to the
+ * sequences' slots (converted to the layout's types as they are written), slot_pos is set where
+ * there is one, score of the slot is zeroed where there is one.
  * Rows of class decode keep v_sum where there is one: what the cache held in a live slot is taken
  * from it (the slot's V as it reads back), what it now holds is added; prefill rows leave it as it is,
  * for kv_sum. A sequence has then at most one decode row a call. Partial keys are made where the

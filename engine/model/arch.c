@@ -58,6 +58,7 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_SKEW]           = {"attn_skew.weight", OPS_ROLE_VECTOR, DIM_DEEP_K, DIM_HEAD},
     [LT_COLUMNS]        = {"attn_columns.weight", OPS_ROLE_VECTOR, DIM_DEEP_K, DIM_HEAD},
     [LT_CENTER]         = {"attn_center.weight", OPS_ROLE_VECTOR, DIM_1, DIM_DEEP_K},
+    [LT_BALANCE]        = {"attn_balance.weight", OPS_ROLE_VECTOR, DIM_1, DIM_DEEP_K},
 };
 
 const struct tensor_row arch_model_tensors[MT_COUNT] = {

@@ -58,6 +58,7 @@ enum layer_tensor {
               */
     LT_COLUMNS, /* slots are ranked a layer ahead; and a permutation in its place */
     LT_CENTER,  /* of a store's owner: what its keys may be stored less (center.h) */
+    LT_BALANCE, /* of a store's owner: factors of its keys' dims (balance.h); in no file */
     LT_COUNT,
 };
 

@@ -19,6 +19,7 @@
 
 #include "base/memory.h"
 #include "engine/kv/kv.h"
+#include "engine/model/balance.h"
 #include "engine/model/center.h"
 #include "engine/model/rope.h"
 #include "engine/model/skew.h"
@@ -340,6 +341,7 @@ void model_close(struct model *m)
     free(m->list);
     free(m->exit_words);
     free(m->centers);
+    free(m->balances);
     free(m->ones);
     free(m->layers);
     free(m->stores);
@@ -351,7 +353,8 @@ uint64_t model_table_bytes(const struct model *m)
 {
     uint64_t words = model_can_exit(m) ? (uint64_t)m->w[MT_EXIT_HEAD].n_rows - 1 : 0;
 
-    return sizeof(*m) + (uint64_t)m->n_list * sizeof(*m->list) + words * sizeof(*m->exit_words) +
+    return sizeof(*m) + balance_bytes(m) + (uint64_t)m->n_list * sizeof(*m->list) +
+           words * sizeof(*m->exit_words) +
            (uint64_t)m->h.n_layers *
                (sizeof(*m->layers) + sizeof(*m->stores) + sizeof(*m->h.layer));
 }
@@ -408,6 +411,7 @@ int model_load(struct model *m, const struct backend_ops *ops, struct backend *b
     int r = skew_check(m, reterr);
 
     r = r ? r : center_fill(m, reterr);
+    r = r ? r : balance_fill(m, reterr);
     if (r) {
         return r;
     }

@@ -75,6 +75,8 @@ struct model {
     struct model_ple ple;
     float *ones;               /* (h.most.v_dim) what MT_ONES is made of, or NULL */
     float *centers;            /* (n_stores, n_k * k_dim): those made of biases; NULL: none */
+    bool rotates;              /* set before model_load: keys may be rotated, and so want these: */
+    float *balances;           /* (n_stores, n_k * k_dim): factors of keys' dims; NULL: none */
     struct model_weight *list; /* every weight, in order of execution */
     int32_t n_list;
     const struct backend_ops *ops; /* set by model_load */

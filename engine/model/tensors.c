@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "engine/kv/kv.h"
+#include "engine/model/balance.h"
 #include "engine/model/center.h"
 #include "engine/model/tensors_impl.h"
 
@@ -433,6 +434,24 @@ static int find_centers(struct finder *f)
     return r < 0 ? r : 0;
 }
 
+static int find_balances(struct finder *f)
+{
+    struct model *m = f->m;
+    int r = 0;
+
+    for (int32_t s = 0; r >= 0 && s < m->n_stores; s++) {
+        struct model_weight *at = &m->list[m->n_list];
+
+        r = balance_derive(m, s, at);
+        if (r > 0) {
+            (void)snprintf(at->name, sizeof(at->name), "blk.%d.%s", m->stores[s].layer,
+                           arch_layer_tensors[LT_BALANCE].name);
+            m->n_list++;
+        }
+    }
+    return r < 0 ? r : 0;
+}
+
 static bool is_leftover(const struct model *m, const char *name)
 {
     int layer = -1;
@@ -538,6 +557,9 @@ static int find_all(struct finder *f)
     }
     if (!r) {
         r = find_centers(f);
+    }
+    if (!r) {
+        r = find_balances(f);
     }
     return r ? r : check_unused(f);
 }

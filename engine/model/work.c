@@ -52,7 +52,8 @@ static uint64_t weight_bytes(const struct model *m, const struct policy *p)
 
         /* a few rows of them, for the rows that rank; the exit head's is a choice of the policy's
          */
-        bool center = w->desc.role == OPS_ROLE_VECTOR && strstr(w->name, ".attn_center.");
+        bool center = w->desc.role == OPS_ROLE_VECTOR &&
+                      (strstr(w->name, ".attn_center.") || strstr(w->name, ".attn_balance."));
 
         lookup = lookup || skew || columns || center || exit;
         sum += lookup ? 0 : m->list[i].file_bytes * (twice ? 2 : 1);

@@ -149,12 +149,17 @@ static void normalize(const struct job *job, const struct ops_norm *norm, const 
 static void query_row(const struct job *job, const struct ops_seq *s, int32_t row)
 {
     const struct ops_rope_store *p = job->p;
+    const float *balance = s->kv.balance;
+    int32_t share = balance ? p->n_q / (s->kv.layout->n_groups * s->kv.layout->k_heads) : 1;
 
     for (int32_t h = 0; h < p->n_q; h++) {
         float *q = p->q + (size_t)row * (size_t)p->ldq + (size_t)h * (size_t)p->k_dim;
 
         normalize(job, &p->q_norm, q, p->k_dim, q);
         rotate(job, row, q);
+        for (int32_t d = 0; d < p->k_dim && balance; d++) {
+            q[d] /= balance[h / share * p->k_dim + d];
+        }
         if (s->kv.k_hadamard) {
             hadamard_head(q, p->k_dim);
         }
@@ -231,6 +236,9 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
     uint16_t *scales = kv_page_k_scale(l, page, head);
     const float *center = r->seq->kv.center;
 
+    const float *balance = r->seq->kv.balance;
+
+    balance += balance ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
     center += center ? (size_t)(r->group * l->k_heads + head) * (size_t)l->k_dim : 0;
     for (int32_t i = 0; i < r->n; i++) {
         const float *k = p->k + (size_t)(r->row + i) * (size_t)p->ldk +
@@ -243,6 +251,9 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
         }
         for (int32_t d = 0; d < l->k_dim && center; d++) {
             t->row[d] -= center[d];
+        }
+        for (int32_t d = 0; d < l->k_dim && balance; d++) {
+            t->row[d] *= balance[d];
         }
         if (r->seq->kv.k_hadamard) {
             hadamard_head(t->row, l->k_dim);

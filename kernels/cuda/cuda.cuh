@@ -250,6 +250,7 @@ struct cuda_seq {
     float *v_sum;
     const float *skew;
     const float *center; /* (n_groups, k_heads, k_dim) or NULL */
+    const float *balance; /* the same, with k_hadamard */
     bool k_hadamard;
     const int32_t *victim;
     int32_t row0, n_rows, pos0, slot0, ring;

@@ -96,6 +96,7 @@ static struct cuda_seq seq_of(const struct ops_kv *kv)
     r.v_sum = kv->v_sum;
     r.skew = kv->skew;
     r.center = kv->center;
+    r.balance = kv->balance;
     r.k_hadamard = kv->k_hadamard;
     r.max_pages = kv->max_pages;
     r.cap = kv->cap;

@@ -185,6 +185,9 @@ CUDA_INLINE void store_head(const struct cuda_store *p, const struct cuda_seq *s
         for (int32_t d = (int32_t)threadIdx.x % WARP; d < l->k_dim && s->center; d += WARP) {
             values[d] = __fsub_rn(values[d], s->center[(size_t)head * l->k_dim + d]);
         }
+        for (int32_t d = (int32_t)threadIdx.x % WARP; d < l->k_dim && s->balance; d += WARP) {
+            values[d] = __fmul_rn(values[d], s->balance[(size_t)head * l->k_dim + d]);
+        }
         __syncwarp(); /* values: each lane wrote its own, others read them next */
         if (s->k_hadamard) {
             hadamard_by_warp(values, l->k_dim);
@@ -254,6 +257,15 @@ CUDA_INLINE void store_finish(const struct cuda_store *p, int32_t kind, int32_t 
     if (kind != STORE_Q) {
         store_head(p, s, row - s->row0, h, kind == STORE_K, head);
         return;
+    }
+    if (s->balance) {
+        int32_t share = p->n_q / (p->seqs.layout.n_groups * p->seqs.layout.k_heads);
+        const float *balance = s->balance + (size_t)(h / share) * p->k_dim;
+
+        for (int32_t i = (int32_t)threadIdx.x % WARP; i < p->k_dim; i += WARP) {
+            head[i] = head[i] / balance[i];
+        }
+        __syncwarp(); /* head: each lane wrote its own, others read them next */
     }
     if (s->k_hadamard) {
         hadamard_by_warp(head, p->k_dim);

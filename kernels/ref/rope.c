@@ -79,6 +79,8 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
             p->k + row * (size_t)p->ldk + (size_t)(group * l->k_heads + h) * (size_t)l->k_dim;
         const float *center =
             kv->center ? kv->center + (size_t)(group * l->k_heads + h) * (size_t)l->k_dim : NULL;
+        const float *balance =
+            kv->balance ? kv->balance + (size_t)(group * l->k_heads + h) * (size_t)l->k_dim : NULL;
 
         ref_norm_row(&p->k_norm, k, head, l->k_dim);
         if (!l->k_unrotated) {
@@ -86,6 +88,9 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
         }
         for (int32_t d = 0; d < l->k_dim && center; d++) {
             head[d] -= center[d];
+        }
+        for (int32_t d = 0; d < l->k_dim && balance; d++) {
+            head[d] *= balance[d];
         }
         if (kv->k_hadamard) {
             hadamard_head(head, l->k_dim);
@@ -120,6 +125,8 @@ static void one_row(struct job *job, const struct ops_seq *seq, int32_t i,
                     const struct ref_thread *t)
 {
     const struct ops_rope_store *p = job->p;
+    const struct ops_kv_layout *l = seq->kv.layout;
+    int32_t share = seq->kv.balance ? p->n_q / (l->n_groups * l->k_heads) : 1;
     bool overwritten = seq->ring > 0 && i + seq->ring < seq->n_rows;
 
     for (int32_t h = 0; h < p->n_q; h++) {
@@ -127,6 +134,9 @@ static void one_row(struct job *job, const struct ops_seq *seq, int32_t i,
 
         ref_norm_row(&p->q_norm, q, q, p->k_dim);
         ref_rope_head(&p->rope, q, seq->pos0 + i);
+        for (int32_t d = 0; d < p->k_dim && seq->kv.balance; d++) {
+            q[d] /= seq->kv.balance[(size_t)(h / share) * (size_t)p->k_dim + (size_t)d];
+        }
         if (seq->kv.k_hadamard) {
             hadamard_head(q, p->k_dim);
         }

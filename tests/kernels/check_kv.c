@@ -132,6 +132,17 @@ void check_kv_make(struct check *c, struct check_kv *kv, const struct ops_kv_lay
     }
 }
 
+void check_kv_balance(struct check *c, struct check_kv *kv)
+{
+    const struct ops_kv_layout *l = &kv->layout[0];
+    size_t n = (size_t)(l->n_groups * l->k_heads) * (size_t)l->k_dim;
+
+    kv->balance = check_buf(c, "balance", n * sizeof(float));
+    for (size_t i = 0; i < n; i++) {
+        ((float *)(void *)kv->balance->init)[i] = expf(check_normal(c));
+    }
+}
+
 void check_kv_scatter(struct check *c, struct check_kv *kv)
 {
     for (int32_t g = 0; g < kv->layout[0].n_groups; g++) {
@@ -170,6 +181,7 @@ struct ops_kv check_kv_of(struct check *c, const struct check_kv *kv)
         .score = check_dev(c, kv->score),
         .skew = check_dev(c, kv->skew),
         .center = check_dev(c, kv->center),
+        .balance = check_dev(c, kv->balance),
         .k_hadamard = kv->k_hadamard,
         .v_hadamard = kv->v_hadamard,
         .n_slots = kv->n_slots,

@@ -16,6 +16,7 @@ struct check_kv {
     struct check_buf *score;    /* or NULL */
     struct check_buf *skew;     /* random rotations where the layout has partial keys, or NULL */
     struct check_buf *center;   /* the caller's: (n_groups, k_heads, k_dim) f32, or NULL */
+    struct check_buf *balance;  /* the same */
     bool k_hadamard;            /* the caller's */
     bool v_hadamard;
     uint8_t *content;           /* (n_groups, n_slots) canonical slots */
@@ -30,6 +31,8 @@ struct check_kv {
  * layout's heads, dims and types. `positions`: slot_pos is kept; here slot i holds position i. */
 void check_kv_make(struct check *c, struct check_kv *kv, const struct ops_kv_layout *layout,
                    int32_t cap, int32_t n_slots, bool positions, bool scores);
+/* Factors of K's dims, and of q's inverse: ops_kv.balance. */
+void check_kv_balance(struct check *c, struct check_kv *kv);
 /* Positions in a random order over the slots, every seventh slot empty; the cache has positions. */
 void check_kv_scatter(struct check *c, struct check_kv *kv);
 void check_kv_free(struct check_kv *kv);

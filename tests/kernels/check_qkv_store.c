@@ -126,6 +126,11 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
         }
         a->k_hadamard = i % 3 == 1;
         b->k_hadamard = a->k_hadamard;
+        if (i == 4) {
+            check_kv_balance(c, a);
+            check_kv_balance(c, b);
+            memcpy(b->balance->init, a->balance->init, a->balance->bytes);
+        }
         if (a->score) {
             check_fill(c, a->score, 1);
             memcpy(b->score->init, a->score->init, a->score->bytes);

@@ -120,6 +120,9 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
         }
         in->kv[i].k_hadamard = s->options & HADAMARD && i != 0;
         in->kv[i].v_hadamard = in->kv[i].k_hadamard && turns_values(c);
+        if (in->kv[i].k_hadamard && i == 1) { /* without a center */
+            check_kv_balance(c, &in->kv[i]);
+        }
     }
     in->ldq = s->n_q * l->k_dim + 3;
     in->ldk = l->n_groups * l->k_heads * l->k_dim + 1;
@@ -270,6 +273,9 @@ static void check_slot(struct check *c, const struct shape *s, const struct inpu
             for (int32_t d = 0; d < l->k_dim && kv->center; d++) {
                 want[d] -= ((const float *)(const void *)kv->center->init)[at_head + d];
             }
+            for (int32_t d = 0; d < l->k_dim && kv->balance; d++) {
+                want[d] *= ((const float *)(const void *)kv->balance->init)[at_head + d];
+            }
             if (kv->k_hadamard) {
                 hadamard_head(want, l->k_dim);
             }
@@ -343,6 +349,12 @@ static void check_queries(struct check *c, const struct shape *s, const struct i
 
                 head_in_double(s, in, (const float *)(const void *)in->q->init + at, in->q_norm.f32,
                                s->pos0[seq] + i, true, want + at);
+                for (int32_t d = 0; d < s->l.k_dim && in->kv[seq].balance; d++) {
+                    const float *balance = (const void *)in->kv[seq].balance->init;
+                    int32_t of = h / (s->n_q / (s->l.n_groups * s->l.k_heads));
+
+                    want[at + (size_t)d] /= balance[of * s->l.k_dim + d];
+                }
                 if (in->kv[seq].k_hadamard) {
                     hadamard_head(want + at, s->l.k_dim);
                 }

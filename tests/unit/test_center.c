@@ -52,8 +52,32 @@ Test(center, is_the_mean_of_the_turned_bias)
     }
 }
 
-/* The tiny Qwen2 with `add` more in the slowest pair of every K head's bias. */
-static void write_biased(float add)
+/* Of an F32 tensor in the file's bytes, by pairs of dims of each head of 12: pair 2 times `factor`,
+ * pair 5 and `add`. */
+static bool change(uint8_t *bytes, size_t n, const struct gguf *g, const char *what, int32_t il,
+                   float factor, float add)
+{
+    char name[64];
+
+    (void)snprintf(name, sizeof(name), "blk.%d.attn_%s", il, what);
+    const struct gguf_tensor *t = gguf_tensor_find(g, name);
+    uint8_t *p = t ? memmem(bytes, n, t->data, t->n_bytes) : NULL;
+
+    cr_assert(!t || t->type == DTYPE_F32);
+    for (size_t i = 0; p && i < t->n_bytes / sizeof(float); i++) {
+        size_t row = strstr(what, "weight") ? i / t->dims[0] : i;
+        float x;
+
+        memcpy(&x, p + i * sizeof(x), sizeof(x));
+        x = row % 6 == 2 ? x * factor : row % 6 == 5 ? x + add : x;
+        memcpy(p + i * sizeof(x), &x, sizeof(x));
+    }
+    return p != NULL;
+}
+
+/* The tiny Qwen2 with `add` more in the slowest pair of every K head's bias, and another pair of
+ * every K head `factor` times as large, of every query head as much smaller. */
+static void write_biased(float add, float factor)
 {
     struct error e = {0};
     struct gguf *g;
@@ -68,20 +92,12 @@ static void write_biased(float add)
     cr_assert(n > 0 && n < 1 << 20);
     cr_assert_eq(gguf_open(run_data("arch_qwen2.gguf"), &g, &e), 0, "%s", e.text);
     for (int32_t il = 0; il < N_LAYERS_MOST; il++) {
-        char name[64];
+        bool found = change(bytes, n, g, "k.bias", il, factor, add) &&
+                     change(bytes, n, g, "k.weight", il, factor, 0) &&
+                     change(bytes, n, g, "q.bias", il, 1 / factor, 0) &&
+                     change(bytes, n, g, "q.weight", il, 1 / factor, 0);
 
-        (void)snprintf(name, sizeof(name), "blk.%d.attn_k.bias", il);
-        const struct gguf_tensor *t = gguf_tensor_find(g, name);
-        uint8_t *at = t ? memmem(bytes, n, t->data, t->n_bytes) : NULL;
-
-        for (size_t i = 0; at && i < t->n_bytes / sizeof(float); i++) {
-            float b;
-
-            memcpy(&b, at + i * sizeof(b), sizeof(b));
-            b += i % 6 == 5 ? add : 0; /* heads of 12: pairs (i, i + 6) */
-            memcpy(at + i * sizeof(b), &b, sizeof(b));
-        }
-        cr_assert(at || il > 0);
+        cr_assert(found || il > 0);
     }
     gguf_close(g);
     f = fopen(biased, "wb");
@@ -189,7 +205,7 @@ Test(center, mends_large_biases)
               {"kv8,rot=off", "kv8,center=off,rot=off", 1.5},
               {"kv8,center=off", "kv8,center=off,rot=off", 1.2}};
 
-    write_biased(30);
+    write_biased(30, 1);
     for (int b = 0; b < 2; b++) {
         struct engine *exact = run_engine(biased, backends[b], 128, 1, "f32");
 
@@ -204,6 +220,31 @@ Test(center, mends_large_biases)
         }
         engine_destroy(exact);
     }
+    cr_assert_eq(unlink(biased), 0);
+}
+
+/* A model of powers of two more or less in K, and as much less or more in q, is the same model. Its
+ * keys are balanced before they are rotated: a cache of integers does not feel it. */
+Test(center, balance_undoes_uneven_dims)
+{
+    struct engine *exact = run_engine("arch_qwen2.gguf", "cpu", 128, 1, "f32");
+    struct engine *even = run_engine("arch_qwen2.gguf", "cpu", 128, 1, "kv8");
+    double of_even = loss_of(exact, even, "kv8");
+
+    for (int i = 0; i < 2; i++) {
+        struct engine *uneven;
+
+        write_biased(0, i ? 0x1p-6f : 0x1p6f);
+        uneven = run_engine(biased, "cpu", 128, 1, "kv8");
+        double got = loss_of(exact, uneven, "kv8");
+        double off = loss_of(exact, uneven, "kv8,rot=off");
+
+        cr_assert_lt(got, 1.5 * of_even, "%g, %g where dims are even", got, of_even);
+        cr_assert_gt(off, 4 * of_even, "%g, %g where dims are even", off, of_even);
+        engine_destroy(uneven);
+    }
+    engine_destroy(even);
+    engine_destroy(exact);
     cr_assert_eq(unlink(biased), 0);
 }
 

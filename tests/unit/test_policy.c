@@ -132,8 +132,6 @@ Test(policy, rotates_integers)
     cr_assert(policy_rotates_k(&p));
     cr_assert(policy_rotates_v(&p));
     p = parse("q4_0");
-    cr_assert_not(policy_rotates_k(&p), "worse on Qwen2.5, better on others: not by itself");
-    p = parse("q4_0,rot=on");
     cr_assert(policy_rotates_k(&p));
     cr_assert(policy_rotates_v(&p));
     p = parse("kv8+h2o:64,pos=new"); /* turned as it is read */

@@ -53,12 +53,19 @@ bool policy_centers(const struct policy *p)
     return p->center == POLICY_CENTER_AUTO && small && !p->pos_new;
 }
 
+static bool of_integers(enum ops_kv_type type)
+{
+    return type == OPS_KV_I8 || type == OPS_KV_Q8_0 || type == OPS_KV_Q4_0;
+}
+
 static bool rotates(const struct policy *p, enum ops_kv_type type)
 {
-    bool eight = type == OPS_KV_I8 || type == OPS_KV_Q8_0;
-    bool four = type == OPS_KV_Q4_0 && p->rot == POLICY_ROT_ON;
+    return p->rot != POLICY_ROT_OFF && of_integers(type) && !p->pos_new && !policy_selects(p);
+}
 
-    return p->rot != POLICY_ROT_OFF && (eight || four) && !p->pos_new && !policy_selects(p);
+bool policy_may_rotate(const struct policy *p)
+{
+    return of_integers(p->k_type);
 }
 
 bool policy_rotates_k(const struct policy *p)

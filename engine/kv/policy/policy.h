@@ -149,11 +149,12 @@ bool policy_one_turn(const struct policy *p);
 /* Are keys stored less a constant, where the model has one (engine/model/center.h)? In 8 bits or
  * fewer; not with pos=new, where a constant is turned by another angle for every slot. */
 bool policy_centers(const struct policy *p);
-/* Are heads of K (V) stored as their Hadamard transforms? In integers with a scale, in 4 bits only
- * where the text says so; not with pos=new, which turns keys as they are read, nor where queries
- * rank keys by single dims. */
+/* Are heads of K (V) stored as their Hadamard transforms? In integers with a scale; not with
+ * pos=new, which turns keys as they are read, nor where queries rank keys by single dims. */
 bool policy_rotates_k(const struct policy *p);
 bool policy_rotates_v(const struct policy *p);
+/* May a sequence with these types be rotated, under some value of `rot`? */
+bool policy_may_rotate(const struct policy *p);
 /* A canonical text out of a file: like policy_parse(), but what texts before an option was there do
  * not say has the meaning that it had then (center: off, rot: off). */
 int policy_parse_saved(const char *text, struct policy *ret, struct error *reterr) WARN_UNUSED;

@@ -20,8 +20,8 @@ static const struct word_option rot = {
     .offset = WORD_FIELD(rot),
     .values = rots,
     .help = "what is stored in integers is stored as its Hadamard transform "
-            "([centring and rotation](../design/centring.md)); `auto`: in 8 bits, not with "
-            "`pos=new`, nor where queries select"};
+            "([centring and rotation](../design/centring.md)); `auto`: not with `pos=new`, nor "
+            "where queries select"};
 static const struct word_option *const of_fp8[] = {&center, NULL};
 static const struct word_option *const of_integers[] = {&center, &rot, NULL};
 

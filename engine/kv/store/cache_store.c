@@ -175,6 +175,9 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
         kv.center = s->config.stores[store].center->device;
     }
     kv.k_hadamard = policy_rotates_k(&q->policy);
+    if (kv.k_hadamard && s->config.stores[store].balance) {
+        kv.balance = s->config.stores[store].balance->device;
+    }
     kv.v_hadamard = policy_rotates_v(&q->policy);
     if (geometry_keeps_sum(s, &q->policy, store)) {
         kv.v_sum = (float *)(void *)(q->state + st->sum_off);
