@@ -17,6 +17,7 @@
 #include "base/memory.h"
 #include "engine/kv/kv.h"
 #include "engine/model/model.h"
+#include "engine/model/ple.h"
 #include "engine/model/work.h"
 #include "engine/sched/sched.h"
 #include "engine/text/tok.h"
@@ -382,6 +383,8 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
     }
     in.geometry.one_memory = in.device_available_bytes == 0;
     model_weight_bytes(p->model, p->ops, &p->be_config, &in.weights_bytes, &in.mapped_bytes);
+    in.rows_bytes = p->model->ple.bytes;
+    in.mapped_bytes += ple_resident_bytes(&p->model->ple);
     return plan_make(&in, ret, ret_geometry, reterr);
 }
 
@@ -507,7 +510,8 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
     if (!r) {
         r = model_load(e->p.model, e->p.ops, e->be, &e->p.be_config, progress, arg, reterr);
     }
-    if (!r && e->plan.mapped_bytes == 0) { /* every weight lies elsewhere now */
+    if (!r && e->plan.mapped_bytes ==
+                  ple_resident_bytes(&e->p.model->ple)) { /* every weight lies elsewhere now */
         drop_files(&e->p);
     }
     if (!r) {

@@ -7,6 +7,11 @@
 
 enum { AROUND_BYTES = 64 << 10 };
 
+uint64_t ple_resident_bytes(const struct model_ple *t)
+{
+    return t->bytes < PLE_RESIDENT_BYTES ? t->bytes : PLE_RESIDENT_BYTES;
+}
+
 void ple_read(struct model_ple *t, int32_t layer, const int32_t *ids, int32_t n, float scale,
               int32_t width, float *dst, int32_t ld)
 {

@@ -11,6 +11,9 @@
 
 enum { PLE_RESIDENT_BYTES = 8 << 20 }; /* of the table, at most, between two calls of ple_read */
 
+/* What the plan counts of it among the maps. */
+uint64_t ple_resident_bytes(const struct model_ple *t);
+
 /* Part `layer` of the rows of n tokens, times `scale`: dst (n, ld). */
 void ple_read(struct model_ple *t, int32_t layer, const int32_t *ids, int32_t n, float scale,
               int32_t width, float *dst, int32_t ld);

@@ -208,6 +208,26 @@ Test(plan_taken, drafts_only_where_they_can_be_made)
     }
 }
 
+/* A table that stays in the file is told apart; what may be resident of it counts as a map. */
+Test(plan_taken, per_layer_embeddings_stay_in_the_file)
+{
+    const struct setting s = {"full", NULL, 128, 1, 0};
+    char model[512];
+
+    (void)snprintf(model, sizeof(model), "%s", run_data("arch_gemma4_e.gguf"));
+    struct engine *e = create(&s, model, "cpu");
+    const struct plan *p = engine_plan_of(e);
+
+    cr_assert_gt(p->rows_bytes, 40000);
+    cr_assert_eq(p->mapped_bytes, p->rows_bytes, "a table this small may be resident whole");
+    cr_assert_lt(p->weights_bytes + p->rows_bytes, 345312, "each is counted once");
+    engine_destroy(e);
+    (void)snprintf(model, sizeof(model), "%s", run_data("arch_gemma4_dense.gguf"));
+    e = create(&s, model, "cpu");
+    cr_assert_eq(engine_plan_of(e)->rows_bytes, 0);
+    engine_destroy(e);
+}
+
 Test(plan_taken, an_overlays_index_counts)
 {
     const struct setting without = {"full", NULL, 128, 2, 0};

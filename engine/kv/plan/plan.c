@@ -45,6 +45,7 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .policy_bytes = s.state_bytes * n,
         .prefill_peak_bytes = s.peak_bytes + s.peak_state_bytes,
         .tier_bytes = s.tier.n_stores ? tier_bytes(&s.tier) : 0,
+        .rows_bytes = in->rows_bytes,
         .file_bytes = s.tier.n_stores ? tier_file_bytes(&s.tier) : 0,
         .prompt_read_bytes = s.prompt_read_bytes,
         .index_bytes = in->index_bytes,
@@ -223,7 +224,7 @@ struct figure {
     uint64_t value;
 };
 
-enum { N_FIGURES = 16 };
+enum { N_FIGURES = 17 };
 
 static void figures(const struct plan *p, struct figure out[N_FIGURES])
 {
@@ -240,6 +241,7 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
         {"lane_bytes", "lanes, journal, other processes", p->lane_bytes},
         {"total_bytes", "total without maps", p->total_bytes},
         {"host_bytes", "of it on the host in any case", p->host_bytes},
+        {"rows_bytes", "embeddings left in the model's file", p->rows_bytes},
         {"file_bytes", "on disk, not memory", p->file_bytes},
         {"prompt_read_bytes", "  read of it by a prompt that long", p->prompt_read_bytes},
         {"available_bytes", "available", p->available_bytes},

@@ -43,6 +43,7 @@ struct plan {
     uint64_t device_available_bytes; /* what total less host must fit; 0: the device has none of its
                                         own */
     uint64_t file_bytes;             /* of pool=disk: the file; not memory, and in no sum */
+    uint64_t rows_bytes; /* per-layer embeddings in the model's file; the same */
     uint64_t
         prompt_read_bytes; /* of it, by one prompt as long as the context, read in whole chunks */
     uint64_t recurrent_bytes; /* of kv_bytes: states of recurrent layers, and their checkpoints */
@@ -71,6 +72,7 @@ struct plan_input {
     int32_t ctx_model;
     uint64_t weights_bytes;
     uint64_t mapped_bytes;
+    uint64_t rows_bytes; /* of per-layer embeddings, which stay in the file */
     uint64_t index_bytes;
     uint64_t extra_bytes;
     uint64_t limit_bytes; /* --memory, 0: none */
