@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
@@ -118,6 +119,10 @@ static int serve(struct config *c)
     if (rc) {
         log_error("%s", e.text);
         return EXIT_USAGE;
+    }
+    /* A core dump would hold prompts and answers. The engine inherits this. */
+    if (setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0})) {
+        log_warning("core dumps stay possible: %m");
     }
     return front_run(c, &dir, system);
 }

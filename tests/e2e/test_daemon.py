@@ -51,6 +51,11 @@ class Served(unittest.TestCase):
 class Answers(Served):
     args = ("--sequences", "2")
 
+    def test_no_process_leaves_a_core_dump(self):
+        for pid in (self.daemon.process.pid, self.daemon.child("pipit-engine")):
+            with open(f"/proc/{pid}/limits") as f:
+                self.assertIn(["Max", "core", "file", "size", "0", "0", "bytes"], [line.split() for line in f])
+
     def test_generate(self):
         events = self.ask(prompt("Once upon a time", 30))
         self.assertEqual([e.type for e in events], [ACCEPTED] + [TOKEN] * 30 + [DONE])
