@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "kernels/ops.h"
+#include "kernels/ops_experts.h"
 
 struct backend;
 
@@ -35,6 +36,8 @@ struct backend_limits {
     int32_t max_heads;   /* n_q */
     int32_t max_head_dim;
     int32_t max_slots;   /* of one sequence and group */
+    int16_t max_experts; /* of a layer; 0: no mixtures */
+    int16_t max_experts_used; /* of a row */
     bool observe;        /* a scoring policy may be used */
     bool select;         /* queries may select */
 };
@@ -92,6 +95,7 @@ struct backend_ops {
     int (*embed)(struct backend *be, const struct ops_embed *p);
     int (*norm)(struct backend *be, const struct ops_norm_op *p);
     int (*matmul)(struct backend *be, const struct ops_matmul *p);
+    int (*experts)(struct backend *be, const struct ops_experts *p); /* NULL: no mixtures */
     int (*gather)(struct backend *be, const struct ops_gather *p);
     int (*mul)(struct backend *be, const struct ops_mul *p);
     int (*softcap)(struct backend *be, const struct ops_softcap *p);

@@ -37,7 +37,8 @@ enum ops_role {
 struct ops_weight_desc {
     const char *name;    /* for messages */
     enum dtype type;
-    enum ops_role role;
+    enum ops_role role : 16;
+    uint32_t n_stack : 16; /* so many matrices one behind the other, an expert each; 0: 1 */
     int32_t n_rows;      /* outputs; 1 for vectors */
     int32_t n_cols;      /* inputs: the row length */
     const void *data;    /* host: rows as in the file; NULL while planning */
@@ -47,13 +48,19 @@ struct ops_weight_desc {
  * for vectors, else private to the backend. */
 struct ops_weight {
     enum dtype type;
-    enum ops_role role;
+    enum ops_role role : 16;
+    uint32_t n_stack : 16; /* 0: 1; only `experts` takes more */
     int32_t n_rows;
     int32_t n_cols;
     const void *device;
     uint64_t bytes;      /* device bytes that this weight holds (0 when the file's map is used) */
     const void *priv;
 };
+
+static inline int32_t ops_stack(uint32_t n_stack)
+{
+    return n_stack > 1 ? (int32_t)n_stack : 1;
+}
 
 /* ---- rows ------------------------------------------------------------------------------- */
 

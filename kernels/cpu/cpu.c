@@ -3,8 +3,8 @@
  * one, inner kernels in the table of table.h.
  *
  * Scratch is one mapping: first what matmul and rows need, then tiles (matmul_tiles.c), then what
- * the cache's operations need. Its size follows from the limits and the number of threads, so the
- * plan knows it. */
+ * the cache's operations need, last mixtures of experts. Its size follows from the limits and the
+ * number of threads, so the plan knows it. */
 
 #include "kernels/cpu/cpu.h"
 
@@ -41,7 +41,8 @@ static uint64_t cpu_scratch_bytes(const struct backend_config *config,
 
     cpu_table_init(&t, cpu_flags() & config->cpu_mask);
     return matmul_bytes(n, limits) + tiles_bytes(&t, n, limits) +
-           checked_round_up(cpu_kv_scratch_bytes(n, t.tile_qk != NULL, limits), 64);
+           checked_round_up(cpu_kv_scratch_bytes(n, t.tile_qk != NULL, limits), 64) +
+           cpu_experts_scratch_bytes(limits);
 }
 
 static int cpu_reserve(struct backend *be, const struct backend_limits *limits,
@@ -148,6 +149,7 @@ const struct backend_ops cpu_backend = {
     .embed = cpu_embed,
     .norm = cpu_norm,
     .matmul = cpu_matmul,
+    .experts = cpu_experts,
     .gather = cpu_gather,
     .mul = cpu_mul,
     .softcap = cpu_softcap,

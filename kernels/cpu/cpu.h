@@ -51,6 +51,10 @@ int cpu_gather(struct backend *be, const struct ops_gather *p);
 int cpu_mul(struct backend *be, const struct ops_mul *p);
 int cpu_softcap(struct backend *be, const struct ops_softcap *p);
 
+/* experts.c */
+uint64_t cpu_experts_scratch_bytes(const struct backend_limits *limits);
+int cpu_experts(struct backend *be, const struct ops_experts *p);
+
 /* recur.c */
 int cpu_conv(struct backend *be, const struct ops_conv *p);
 int cpu_delta(struct backend *be, const struct ops_delta *p);

@@ -118,7 +118,8 @@ uint64_t cpu_weight_bytes(const struct backend_config *config, const struct ops_
     }
     bytes = desc->role == OPS_ROLE_VECTOR
                 ? (uint64_t)desc->n_cols * sizeof(float)
-                : n_panels * panel_bytes(desc->type, (uint64_t)desc->n_cols);
+                : n_panels * panel_bytes(desc->type, (uint64_t)desc->n_cols) *
+                      (uint64_t)ops_stack(desc->n_stack);
     return checked_round_up(bytes, 64);
 }
 
@@ -134,15 +135,17 @@ static void pack_piece(void *arg, int tid, int n_threads)
     const struct ops_weight_desc *d = job->desc;
     const size_t bytes = (size_t)panel_bytes(d->type, (uint64_t)d->n_cols);
     const int64_t n_panels = ((int64_t)d->n_rows + PANEL_ROWS - 1) / PANEL_ROWS;
-    const int64_t end = n_panels * (tid + 1) / n_threads;
+    const int64_t n = n_panels * ops_stack(d->n_stack); /* each matrix begins with a panel */
+    const int64_t end = n * (tid + 1) / n_threads;
 
-    for (int64_t i = n_panels * tid / n_threads; i < end; i++) {
-        int64_t row = i * PANEL_ROWS;
+    for (int64_t i = n * tid / n_threads; i < end; i++) {
+        int64_t row = i % n_panels * PANEL_ROWS;
         int64_t rest = d->n_rows - row;
+        const uint8_t *from =
+            (const uint8_t *)d->data + (size_t)(i / n_panels * d->n_rows + row) * job->row_bytes;
 
-        pack_panel(d->type, (const uint8_t *)d->data + (size_t)row * job->row_bytes, job->row_bytes,
-                   rest < PANEL_ROWS ? (int)rest : PANEL_ROWS, d->n_cols,
-                   job->to + (size_t)i * bytes);
+        pack_panel(d->type, from, job->row_bytes, rest < PANEL_ROWS ? (int)rest : PANEL_ROWS,
+                   d->n_cols, job->to + (size_t)i * bytes);
     }
 }
 
@@ -183,6 +186,7 @@ int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
                                .role = desc->role,
                                .n_rows = desc->n_rows,
                                .n_cols = desc->n_cols,
+                               .n_stack = desc->n_stack,
                                .device = to,
                                .bytes = bytes,
                                .priv = slab};

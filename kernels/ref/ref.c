@@ -34,6 +34,7 @@ static void lay_out(struct memory_arena *a, int n_threads, const struct backend_
     size_t dim = at_least_one(l->max_head_dim);
     size_t heads = at_least_one(l->max_heads);
     size_t pairs = l->max_heads > REF_PAIRS ? (size_t)l->max_heads : REF_PAIRS;
+    size_t experts = l->max_experts > 0 ? 2 * cols + (size_t)l->max_experts : 0;
     size_t tiles = (at_least_one(l->max_rows) + REF_TILE - 1) / REF_TILE;
     float *xt = memory_arena_take(a, tiles * REF_TILE * cols * sizeof(float));
     int32_t *order = memory_arena_take(a, slots * sizeof(int32_t));
@@ -42,7 +43,7 @@ static void lay_out(struct memory_arena *a, int n_threads, const struct backend_
 
     for (int i = 0; i < n_threads; i++) {
         struct ref_thread t = {
-            .w = memory_arena_take(a, 2 * cols * sizeof(float)),
+            .w = memory_arena_take(a, (2 * cols + experts) * sizeof(float)),
             .logits = memory_arena_take(a, pairs * slots * sizeof(float)),
             .page = memory_arena_take(a, OPS_PAGE_SLOTS * dim * sizeof(float)),
             .head = memory_arena_take(a, dim * sizeof(float)),
@@ -187,6 +188,7 @@ static int ref_weight_create(struct backend *be, const struct ops_weight_desc *d
         .role = desc->role,
         .n_rows = desc->n_rows,
         .n_cols = desc->n_cols,
+        .n_stack = desc->n_stack,
         .device = device,
         .bytes = bytes,
     };
@@ -227,6 +229,7 @@ const struct backend_ops ref_backend = {
     .embed = ref_embed,
     .norm = ref_norm,
     .matmul = ref_matmul,
+    .experts = ref_experts,
     .gather = ref_gather,
     .mul = ref_mul,
     .softcap = ref_softcap,

@@ -17,7 +17,8 @@ enum {
 
 /* Scratch of one thread. */
 struct ref_thread {
-    float *w;      /* (2, max_cols): two decoded weight rows, or one row of activations */
+    float *w;      /* (2, max_cols): two decoded weight rows, or one row of activations;
+                      with experts behind them (2, max_cols) and (max_experts): experts.c */
     float *logits; /* (max(REF_PAIRS, max_heads), max_slots) */
     float *page;   /* (OPS_PAGE_SLOTS, max_head_dim): one decoded head of one page */
     float *head;   /* (max_head_dim) */
@@ -81,6 +82,7 @@ void ref_rope_head(const struct ops_rope *rope, float *x, int32_t pos);
 int ref_embed(struct backend *be, const struct ops_embed *p);
 int ref_norm(struct backend *be, const struct ops_norm_op *p);
 int ref_matmul(struct backend *be, const struct ops_matmul *p);
+int ref_experts(struct backend *be, const struct ops_experts *p);
 int ref_gather(struct backend *be, const struct ops_gather *p);
 int ref_mul(struct backend *be, const struct ops_mul *p);
 int ref_softcap(struct backend *be, const struct ops_softcap *p);

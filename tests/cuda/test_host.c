@@ -516,8 +516,18 @@ static void fused_products(void)
     for (int i = 0; !r && i < 2 * 5; i++) {
         enum dtype type = i % 2 ? DTYPE_BF16 : DTYPE_F16;
         int32_t n = cols[i / 2];
-        struct ops_weight_desc dw = {"w", type, OPS_ROLE_MATMUL, 16, n, rows};
-        struct ops_weight_desc dn = {"n", DTYPE_F32, OPS_ROLE_VECTOR, 1, n, ones};
+        struct ops_weight_desc dw = {.name = "w",
+                                     .type = type,
+                                     .role = OPS_ROLE_MATMUL,
+                                     .n_rows = 16,
+                                     .n_cols = n,
+                                     .data = rows};
+        struct ops_weight_desc dn = {.name = "n",
+                                     .type = DTYPE_F32,
+                                     .role = OPS_ROLE_VECTOR,
+                                     .n_rows = 1,
+                                     .n_cols = n,
+                                     .data = ones};
         struct ops_weight w = {0};
         struct ops_weight norm = {0};
 

@@ -135,7 +135,8 @@ static void make(struct model *m, struct ops_weight *w, enum dtype type, int32_t
     for (int32_t r = 1; r < rows; r++) {
         memcpy(data + (size_t)r * row_bytes, data, (size_t)row_bytes);
     }
-    struct ops_weight_desc desc = {"w", type, role, rows, cols, data};
+    struct ops_weight_desc desc = {
+        .name = "w", .type = type, .role = role, .n_rows = rows, .n_cols = cols, .data = data};
     must(m->ops->weight_create(m->be, &desc, w, &e), &e);
     m->bytes += w->bytes;
     free(data);

@@ -54,15 +54,19 @@ static void random_block(struct check *c, enum dtype type, uint8_t *block, float
     }
 }
 
-void check_weight_make(struct check *c, struct check_weight *w, enum dtype type, enum ops_role role,
-                       int32_t n_rows, int32_t n_cols, float size)
+static void make(struct check *c, struct check_weight *w, enum dtype type, enum ops_role role,
+                 int32_t n_stack, int32_t n_rows, int32_t n_cols, float size)
 {
-    size_t n = (size_t)n_rows * (size_t)n_cols;
+    size_t n = (size_t)n_stack * (size_t)n_rows * (size_t)n_cols;
     size_t block_len = (size_t)dtype_info(type)->block_len;
     size_t block_bytes = (size_t)dtype_info(type)->block_bytes;
     struct error e = {0};
-    struct ops_weight_desc desc = {
-        .name = "weight", .type = type, .role = role, .n_rows = n_rows, .n_cols = n_cols};
+    struct ops_weight_desc desc = {.name = "weight",
+                                   .type = type,
+                                   .role = role,
+                                   .n_rows = n_rows,
+                                   .n_cols = n_cols,
+                                   .n_stack = (uint32_t)n_stack};
 
     *w = (struct check_weight){.data = malloc(n / block_len * block_bytes),
                                .f32 = malloc(n * sizeof(float))};
@@ -81,6 +85,18 @@ void check_weight_make(struct check *c, struct check_weight *w, enum dtype type,
     for (int s = 0; s < CHECK_SIDES; s++) {
         check_require(c->sides[s]->ops->weight_create(c->sides[s], &desc, &w->w[s], &e), e.text);
     }
+}
+
+void check_weight_make(struct check *c, struct check_weight *w, enum dtype type, enum ops_role role,
+                       int32_t n_rows, int32_t n_cols, float size)
+{
+    make(c, w, type, role, 1, n_rows, n_cols, size);
+}
+
+void check_weight_stack(struct check *c, struct check_weight *w, enum dtype type, int32_t n_stack,
+                        int32_t n_rows, int32_t n_cols, float size)
+{
+    make(c, w, type, OPS_ROLE_MATMUL, n_stack, n_rows, n_cols, size);
 }
 
 void check_weight_free(struct check *c, struct check_weight *w)
