@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of element types, and the way from a type to its decoder and encoder. Types of one
  * element a block (F32, F16, BF16) are done here; blocks of 32 are in dtype_q.c, of 256 in
- * dtype_k.c and dtype_k_encode.c. Nothing here is fast: kernels have their own readers and are
- * checked against these. */
+ * dtype_k.c and dtype_k_encode.c, those with tables in dtype_iq.c. Nothing here is fast: kernels
+ * have their own readers and are checked against these. */
 
 #include "quant/dtype.h"
 
@@ -89,6 +89,9 @@ static const struct codec codecs[] = {
     [DTYPE_Q4_K] = {{"Q4_K", 256, sizeof(struct block_q4_k), true}, dtype_decode_q4_k, dtype_encode_q4_k},
     [DTYPE_Q5_K] = {{"Q5_K", 256, sizeof(struct block_q5_k), true}, dtype_decode_q5_k, dtype_encode_q5_k},
     [DTYPE_Q6_K] = {{"Q6_K", 256, sizeof(struct block_q6_k), true}, dtype_decode_q6_k, dtype_encode_q6_k},
+    [DTYPE_IQ4_NL] = {{"IQ4_NL", 32, sizeof(struct block_iq4_nl), true}, dtype_decode_iq4_nl, dtype_encode_iq4_nl},
+    [DTYPE_IQ4_XS] = {{"IQ4_XS", 256, sizeof(struct block_iq4_xs), false}, dtype_decode_iq4_xs, NULL},
+    [DTYPE_MXFP4] = {{"MXFP4", 32, sizeof(struct block_mxfp4), true}, dtype_decode_mxfp4, dtype_encode_mxfp4},
 };
 /* clang-format on */
 

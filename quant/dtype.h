@@ -21,7 +21,10 @@ enum dtype {
     DTYPE_Q4_K = 12,
     DTYPE_Q5_K = 13,
     DTYPE_Q6_K = 14,
+    DTYPE_IQ4_NL = 20,
+    DTYPE_IQ4_XS = 23,
     DTYPE_BF16 = 30,
+    DTYPE_MXFP4 = 39,
 };
 
 struct dtype_info {
@@ -50,6 +53,12 @@ struct block_q4_k { uint16_t d, dmin; uint8_t scales[12]; uint8_t qs[128]; };
 struct block_q5_k { uint16_t d, dmin; uint8_t scales[12]; uint8_t qh[32]; uint8_t qs[128]; };
 /* 256 */
 struct block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; uint16_t d; };
+/* 32: d * table[q] (quant/codebook.h) */
+struct block_iq4_nl { uint16_t d; uint8_t qs[16]; };
+/* 256: the same with eight scales of 6 bits */
+struct block_iq4_xs { uint16_t d; uint16_t scales_h; uint8_t scales_l[4]; uint8_t qs[128]; };
+/* 32: 2^(e - 128) * table[q] */
+struct block_mxfp4 { uint8_t e; uint8_t qs[16]; };
 
 static_assert(sizeof(struct block_q4_0) == 18, "packed by nature");
 static_assert(sizeof(struct block_q4_1) == 20, "packed by nature");
@@ -59,6 +68,9 @@ static_assert(sizeof(struct block_q8_0) == 34, "packed by nature");
 static_assert(sizeof(struct block_q4_k) == 144, "packed by nature");
 static_assert(sizeof(struct block_q5_k) == 176, "packed by nature");
 static_assert(sizeof(struct block_q6_k) == 210, "packed by nature");
+static_assert(sizeof(struct block_iq4_nl) == 18, "packed by nature");
+static_assert(sizeof(struct block_iq4_xs) == 136, "packed by nature");
+static_assert(sizeof(struct block_mxfp4) == 17, "packed by nature");
 
 /* Decode n elements (whole blocks) to f32; the definition that every kernel is checked against.
  * Bit for bit what the Python package `gguf` gives. */

@@ -15,6 +15,9 @@ void dtype_decode_q8_0(const void *src, float *dst, uint64_t n_blocks);
 void dtype_decode_q4_k(const void *src, float *dst, uint64_t n_blocks);
 void dtype_decode_q5_k(const void *src, float *dst, uint64_t n_blocks);
 void dtype_decode_q6_k(const void *src, float *dst, uint64_t n_blocks);
+void dtype_decode_iq4_nl(const void *src, float *dst, uint64_t n_blocks);
+void dtype_decode_iq4_xs(const void *src, float *dst, uint64_t n_blocks);
+void dtype_decode_mxfp4(const void *src, float *dst, uint64_t n_blocks);
 
 int dtype_encode_q4_0(const float *src, void *dst, uint64_t n_blocks);
 int dtype_encode_q4_1(const float *src, void *dst, uint64_t n_blocks);
@@ -24,5 +27,7 @@ int dtype_encode_q8_0(const float *src, void *dst, uint64_t n_blocks);
 int dtype_encode_q4_k(const float *src, void *dst, uint64_t n_blocks);
 int dtype_encode_q5_k(const float *src, void *dst, uint64_t n_blocks);
 int dtype_encode_q6_k(const float *src, void *dst, uint64_t n_blocks);
+int dtype_encode_iq4_nl(const float *src, void *dst, uint64_t n_blocks);
+int dtype_encode_mxfp4(const float *src, void *dst, uint64_t n_blocks);
 
 #endif

@@ -125,6 +125,25 @@ static void fill_q6_k(const struct mkmodel_random *r, struct stream *s, struct b
     b->d = half_f16_from_f32(r->deviation / (97.3f * 18.5f));
 }
 
+/* Scales of 16..31, negative or not: root mean square 23.9; that of the table is 67.4. */
+static void fill_iq4_xs(const struct mkmodel_random *r, struct stream *s, struct block_iq4_xs *b)
+{
+    uint8_t v[8];
+
+    stream_bytes(s, b->qs, sizeof(b->qs));
+    stream_bytes(s, v, sizeof(v));
+    b->scales_h = 0;
+    memset(b->scales_l, 0, sizeof(b->scales_l));
+    for (int g = 0; g < 8; g++) {
+        int magnitude = 16 | (v[g] & 15);
+        unsigned sc = (unsigned)(32 + (v[g] & 16 ? -magnitude : magnitude));
+
+        b->scales_l[g / 2] |= (uint8_t)((sc & 15) << (g % 2 * 4));
+        b->scales_h |= (uint16_t)(sc >> 4 << (2 * g));
+    }
+    b->d = half_f16_from_f32(r->deviation / (23.9f * 67.4f));
+}
+
 int mkmodel_random_row(const struct mkmodel_random *r, enum dtype type, uint64_t row, uint64_t n,
                        float *scratch, void *dst)
 {
@@ -139,6 +158,8 @@ int mkmodel_random_row(const struct mkmodel_random *r, enum dtype type, uint64_t
             fill_q4_k(r, &s, (struct block_q4_k *)dst + i);
         } else if (type == DTYPE_Q5_K) {
             fill_q5_k(r, &s, (struct block_q5_k *)dst + i);
+        } else if (type == DTYPE_IQ4_XS) {
+            fill_iq4_xs(r, &s, (struct block_iq4_xs *)dst + i);
         } else {
             fill_q6_k(r, &s, (struct block_q6_k *)dst + i);
         }

@@ -37,7 +37,8 @@ static const struct option_table table = {
     .usage = "pipit-quantize [OPTION]... IN.gguf OUT.gguf TYPE",
     .intro =
         "Encodes a model's matrices as TYPE: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K,\n"
-        "Q5_K, Q6_K, or a mix: Q4_K_M or Q5_K_M, which are Q4_K or Q5_K with the head and about\n"
+        "Q5_K, Q6_K, IQ4_NL, MXFP4, or a mix: Q4_K_M or Q5_K_M, which are Q4_K or Q5_K with the "
+        "head and about\n"
         "half of the layers' attn_v and ffn_down in Q6_K. Rows that are no whole blocks of 256\n"
         "become Q5_0, Q5_1 and Q8_0 where they would be Q4_K, Q5_K and Q6_K.\n"
         "Norms, biases and other vectors keep their type; every key is copied.",

@@ -156,8 +156,12 @@ static uint32_t file_type(enum dtype type, bool mix)
         return 8;
     case DTYPE_Q5_1:
         return 9;
+    case DTYPE_IQ4_NL:
+        return 25;
     case DTYPE_BF16:
         return 32;
+    case DTYPE_MXFP4:
+        return 38;
     default:
         return 1024; /* "guessed" */
     }

@@ -13,14 +13,6 @@ enum {
 
 /* clang-format off */
 LANES_INLINE lf kv_fma(lf x, lf y, lf z) { return lf_fma(x, y, z); }
-LANES_INLINE lf lf_of_bf16(const void *p)
-{
-    uint16x8_t lo = vreinterpretq_u16_u8(neon_bytes(p));
-    uint16x8_t hi = vreinterpretq_u16_u8(neon_bytes((const uint8_t *)p + 16));
-
-    return (lf){vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(lo), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(lo, 16)),
-                vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(hi), 16)), vreinterpretq_f32_u32(vshll_high_n_u16(hi, 16))};
-}
 /* Widened with its sign and shifted by 7 the code is an f16 but for a copy of its sign in bit
  * 14. */
 LANES_INLINE lf lf_of_fp8(const uint8_t *p)

@@ -57,6 +57,13 @@ LANES_INLINE lf lf_of_f16(const void *p)
 {
     return lf_of_halves(vreinterpretq_f16_u8(neon_bytes(p)), vreinterpretq_f16_u8(neon_bytes((const uint8_t *)p + 16)));
 }
+LANES_INLINE float32x4_t neon_of_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+LANES_INLINE lf lf_of_bf16(const void *p)
+{
+    const uint16_t *h = p;
+
+    return (lf){neon_of_bf16(h), neon_of_bf16(h + 4), neon_of_bf16(h + 8), neon_of_bf16(h + 12)};
+}
 
 LANES_INLINE li li_load(const void *p)
 {

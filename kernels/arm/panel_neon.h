@@ -56,13 +56,15 @@ LANES_INLINE uint8x16_t panel_shift(uint8x16_t v, int n)
     return vshlq_u8(v, vdupq_n_s8((int8_t)n));
 }
 
-/* Codes of four rows of a block: u[j] = columns 4j..4j+3; 8-bit codes less their zero point of 128.
+/* Codes of four rows of a block: u[j] = columns 4j..4j+3; 8-bit codes less their zero point of 128,
+ * what is looked up as the table has it.
  * w is the block's, 16 bytes further for each quarter. */
-UNROLL_INLINE void panel_codes(int bits, const uint8_t *w, int8x16_t u[8])
+UNROLL_INLINE void panel_codes(enum dtype type, const uint8_t *w, int8x16_t u[8])
 {
+    const int bits = panel_code_bits(type);
     const uint8x16_t high = vdupq_n_u8(bits == 5 ? 16 : 48);
 
-    if (bits == 8) {
+    if (type == DTYPE_Q8_0) {
         UNROLL_LOOP
         for (int j = 0; j < 8; j++) {
             u[j] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w + 64 * j), vdupq_n_u8(128)));
@@ -75,6 +77,17 @@ UNROLL_INLINE void panel_codes(int bits, const uint8_t *w, int8x16_t u[8])
 
         u[j] = vreinterpretq_s8_u8(vandq_u8(v, vdupq_n_u8(15)));
         u[j + 4] = vreinterpretq_s8_u8(vshrq_n_u8(v, 4));
+    }
+    if (panel_is_looked_up(type)) {
+        const uint8_t zero = type == DTYPE_MXFP4 ? 16 : 128;
+        const int8x16_t table =
+            vreinterpretq_s8_u8(vsubq_u8(vld1q_u8(panel_table(type)), vdupq_n_u8(zero)));
+
+        UNROLL_LOOP
+        for (int j = 0; j < 8; j++) {
+            u[j] = vqtbl1q_s8(table, vreinterpretq_u8_s8(u[j]));
+        }
+        return;
     }
     if (bits == 4) {
         return;
@@ -298,7 +311,7 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
         for (int i = 0; i < 4; i++) {
             int8x16_t u[8];
 
-            panel_codes(panel_code_bits(type), w + 16 * i, u);
+            panel_codes(type, w + 16 * i, u);
             panel_add(type, u, &x, n, panel_quarter(f.d, i), panel_quarter(f.m, i),
                       panel_quarter(f.sc0, i), panel_quarter(f.sc1, i), acc[i]);
         }
@@ -348,6 +361,9 @@ PANEL_DEFINE(panel_q8_0, DTYPE_Q8_0)
 PANEL_DEFINE(panel_q4_k, DTYPE_Q4_K)
 PANEL_DEFINE(panel_q5_k, DTYPE_Q5_K)
 PANEL_DEFINE(panel_q6_k, DTYPE_Q6_K)
+PANEL_DEFINE(panel_iq4_nl, DTYPE_IQ4_NL)
+PANEL_DEFINE(panel_iq4_xs, DTYPE_IQ4_XS)
+PANEL_DEFINE(panel_mxfp4, DTYPE_MXFP4)
 
 #undef PANEL_DEFINE
 
@@ -361,6 +377,9 @@ static inline void panel_neon_set(struct cpu_table *t)
     PANEL_SET(t, panel_q4_k);
     PANEL_SET(t, panel_q5_k);
     PANEL_SET(t, panel_q6_k);
+    PANEL_SET(t, panel_iq4_nl);
+    PANEL_SET(t, panel_iq4_xs);
+    PANEL_SET(t, panel_mxfp4);
 }
 
 #endif

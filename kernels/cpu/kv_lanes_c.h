@@ -15,13 +15,6 @@ enum {
 /* clang-format off */
 /* a * b + c; rounded twice here, once elsewhere: a fused one is a call to the C library. */
 LANES_INLINE lf kv_fma(lf a, lf b, lf c) { LANES_EACH(lf, a.v[i] * b.v[i] + c.v[i]); }
-LANES_INLINE lf lf_of_bf16(const void *p)
-{
-    uint16_t h[16];
-
-    memcpy(h, p, 32);
-    LANES_EACH(lf, half_bf16_to_f32(h[i]));
-}
 /* e4m3 codes times 2^-8 */
 LANES_INLINE lf lf_of_fp8(const uint8_t *p) { LANES_EACH(lf, half_f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7))); }
 LANES_INLINE void lf_store_f16(void *p, lf a)

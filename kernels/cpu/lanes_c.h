@@ -83,7 +83,26 @@ LANES_INLINE lf lf_of_f16(const void *p)
     memcpy(h, p, 32);
     LANES_EACH(lf, half_f16_to_f32(h[i]));
 }
+LANES_INLINE lf lf_of_bf16(const void *p)
+{
+    uint16_t h[16];
+
+    memcpy(h, p, 32);
+    LANES_EACH(lf, half_bf16_to_f32(h[i]));
+}
 /* clang-format on */
+
+/* table[b] of each byte b, 0..15 */
+LANES_INLINE li li_lookup(const uint8_t table[16], li a)
+{
+    uint8_t b[64];
+
+    memcpy(b, a.v, 64);
+    for (int i = 0; i < 64; i++) {
+        b[i] = table[b[i]];
+    }
+    return li_load(b);
+}
 
 /* To the nearest integer, ties to even, for |a| < 2^22; anything for the rest. */
 LANES_INLINE li li_round(lf a)

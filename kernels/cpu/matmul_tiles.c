@@ -114,6 +114,12 @@ static cpu_tile_panel_fn *unpack_of(const struct cpu_table *t, enum dtype type)
         return t->tile_q5_k;
     case DTYPE_Q6_K:
         return t->tile_q6_k;
+    case DTYPE_IQ4_NL:
+        return t->tile_iq4_nl;
+    case DTYPE_IQ4_XS:
+        return t->tile_iq4_xs;
+    case DTYPE_MXFP4:
+        return t->tile_mxfp4;
     case DTYPE_F32: /* would lose two thirds of its digits */
         break;
     }

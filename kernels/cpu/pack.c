@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "kernels/cpu/panel.h"
+#include "quant/codebook.h"
 #include "quant/half.h"
 
 static void put16(uint8_t *at, int lane, uint16_t v)
@@ -119,6 +120,20 @@ static void pack_32(enum dtype type, const uint8_t *src, int lane, uint8_t *w)
         put16(w + PANEL_NIBBLES + PANEL_HIGH1 + PANEL_SCALES, lane, b->m);
         break;
     }
+    case DTYPE_IQ4_NL: {
+        const struct block_iq4_nl *b = (const void *)src;
+
+        put_dwords(w, lane, b->qs, 4, 0);
+        put16(w + PANEL_NIBBLES, lane, b->d);
+        break;
+    }
+    case DTYPE_MXFP4: {
+        const struct block_mxfp4 *b = (const void *)src;
+
+        put_dwords(w, lane, b->qs, 4, 0);
+        put16(w + PANEL_NIBBLES, lane, (uint16_t)(codebook_e8m0_bits(b->e) >> 16));
+        break;
+    }
     default: { /* Q8_0 */
         const struct block_q8_0 *b = (const void *)src;
 
@@ -185,6 +200,19 @@ static void pack_q6_k(const uint8_t *src, int lane, uint8_t *head)
     }
 }
 
+static void pack_iq4_xs(const uint8_t *src, int lane, uint8_t *head)
+{
+    const struct block_iq4_xs *b = (const void *)src;
+
+    put16(head, lane, b->d);
+    for (int g = 0; g < 8; g++) {
+        int sc = (b->scales_l[g / 2] >> (g % 2 * 4) & 15) | (b->scales_h >> (2 * g) & 3) << 4;
+
+        head[PANEL_SUPER_SC + 16 * g + lane] = (uint8_t)(sc - 32);
+        put_dwords(head + PANEL_XS_HEAD + PANEL_NIBBLES * g, lane, b->qs + 16 * g, 4, 0);
+    }
+}
+
 static void pack_float(enum dtype type, const uint8_t *src, int lane, int32_t n, uint8_t *w)
 {
     for (int32_t k = 0; k < n; k++) {
@@ -215,6 +243,8 @@ void pack_panel(enum dtype type, const uint8_t *rows, size_t row_bytes, int n_ro
 
             if (type == DTYPE_Q6_K) {
                 pack_q6_k(src, r, w);
+            } else if (type == DTYPE_IQ4_XS) {
+                pack_iq4_xs(src, r, w);
             } else if (info->block_len == 256) {
                 pack_q45_k(type, src, r, w);
             } else {
@@ -255,6 +285,18 @@ static void get_codes(const uint8_t *w, int lane, int bits, uint8_t q[32])
     }
 }
 
+static void decode_looked_up(enum dtype type, const uint8_t *w, int lane, float d, float *y)
+{
+    static const float iq4[16] = {CODEBOOK_IQ4(CODEBOOK_VALUE)};
+    static const float mxfp4[16] = {CODEBOOK_MXFP4(CODEBOOK_VALUE)};
+    uint8_t q[32];
+
+    get_codes(w, lane, 4, q);
+    for (int c = 0; c < 32; c++) {
+        y[c] = d * (type == DTYPE_MXFP4 ? mxfp4 : iq4)[q[c]];
+    }
+}
+
 static void decode_32(enum dtype type, const uint8_t *w, int lane, float *y)
 {
     int bits = type == DTYPE_Q8_0 ? 8 : type == DTYPE_Q5_0 || type == DTYPE_Q5_1 ? 5 : 4;
@@ -264,6 +306,11 @@ static void decode_32(enum dtype type, const uint8_t *w, int lane, float *y)
     float d = get_half(scale, lane);
     uint8_t q[32];
 
+    if (type == DTYPE_IQ4_NL || type == DTYPE_MXFP4) {
+        d = type == DTYPE_MXFP4 ? half_bf16_to_f32(get16(scale, lane)) : d;
+        decode_looked_up(type, w, lane, d, y);
+        return;
+    }
     get_codes(w, lane, bits, q);
     if (zero) {
         for (int c = 0; c < 32; c++) {
@@ -305,6 +352,18 @@ static void decode_256(enum dtype type, const uint8_t *head, int lane, float *y)
     }
 }
 
+static void decode_iq4_xs(const uint8_t *head, int lane, float *y)
+{
+    float d = get_half(head, lane);
+
+    for (int g = 0; g < 8; g++, y += 32) {
+        int8_t sc = (int8_t)head[PANEL_SUPER_SC + 16 * g + lane];
+
+        decode_looked_up(DTYPE_IQ4_XS, head + PANEL_XS_HEAD + (size_t)PANEL_NIBBLES * (size_t)g,
+                         lane, d * (float)sc, y);
+    }
+}
+
 static void decode_float(enum dtype type, const uint8_t *w, int lane, int32_t n, float *y)
 {
     for (int32_t k = 0; k < n; k++) {
@@ -331,7 +390,9 @@ void pack_decode_row(enum dtype type, const uint8_t *panels, int32_t row, int32_
         return;
     }
     for (int32_t b = 0; b < n_cols / len; b++, w += step, y += len) {
-        if (len == 256) {
+        if (type == DTYPE_IQ4_XS) {
+            decode_iq4_xs(w, lane, y);
+        } else if (len == 256) {
             decode_256(type, w, lane, y);
         } else {
             decode_32(type, w, lane, y);

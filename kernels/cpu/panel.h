@@ -24,6 +24,8 @@
  *     Q5_0  nibbles high1 d     352     w = d (q - 16)
  *     Q5_1  nibbles high1 d m   384     w = d q + m
  *     Q8_0  bytes d             544     w = d (q - 128)
+ *     IQ4_NL nibbles d          288     w = d table[q]  (quant/codebook.h)
+ *     MXFP4 nibbles d           288     the same; d bf16[16], because f16 lacks its range
  *
  * K-quants are super-blocks of 8 blocks: a head of 320 bytes (d f16[16], dmin f16[16], then for
  * Q4_K and Q5_K sc u8[8][16], mn u8[8][16]; for Q6_K sc i8[16][16], one row of 16 per 16 columns),
@@ -32,6 +34,11 @@
  *     Q4_K  320 + 8 * nibbles           2368     w = (d sc) q - (dmin mn)
  *     Q5_K  320 + 8 * (nibbles high1)   2880     the same
  *     Q6_K  320 + 8 * (nibbles high2)   3392     w = d sc (q - 32)
+ *
+ * IQ4_XS is a super-block as well, its head 192 bytes: d f16[16], 32 bytes unused so that blocks
+ * begin at whole vectors, sc i8[8][16].
+ *
+ *     IQ4_XS 192 + 8 * nibbles          2240     w = (d sc) table[q]
  *
  * Nothing is rounded: every element decodes to the bits that quant/ gives.
  *
@@ -58,6 +65,7 @@ enum {
     PANEL_SUPER_HEAD = 320,
     PANEL_SUPER_SC = 64,      /* offset of sc in the head */
     PANEL_SUPER_MN = 64 + 128,
+    PANEL_XS_HEAD = 64 + 128, /* the head of IQ4_XS */
 };
 
 /* One block of one token's activations: x[k] is about d * q[k]. Not finite: d is NaN, q is 0. */
@@ -84,6 +92,9 @@ static inline uint64_t panel_bytes(enum dtype type, uint64_t n_cols)
         return n_cols / 32 * (PANEL_NIBBLES + PANEL_SCALES);
     case DTYPE_Q4_1:
         return n_cols / 32 * (PANEL_NIBBLES + 2 * PANEL_SCALES);
+    case DTYPE_IQ4_NL:
+    case DTYPE_MXFP4:
+        return n_cols / 32 * (PANEL_NIBBLES + PANEL_SCALES);
     case DTYPE_Q5_0:
         return n_cols / 32 * (PANEL_NIBBLES + PANEL_HIGH1 + PANEL_SCALES);
     case DTYPE_Q5_1:
@@ -96,6 +107,8 @@ static inline uint64_t panel_bytes(enum dtype type, uint64_t n_cols)
         return n_cols / 256 * (PANEL_SUPER_HEAD + PANEL_SUPER * (PANEL_NIBBLES + PANEL_HIGH1));
     case DTYPE_Q6_K:
         return n_cols / 256 * (PANEL_SUPER_HEAD + PANEL_SUPER * (PANEL_NIBBLES + PANEL_HIGH2));
+    case DTYPE_IQ4_XS:
+        return n_cols / 256 * (PANEL_XS_HEAD + PANEL_SUPER * PANEL_NIBBLES);
     }
     return 0;
 }

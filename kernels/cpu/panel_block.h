@@ -11,10 +11,11 @@
 #include "kernels/cpu/lanes_c.h"
 #endif
 #include "kernels/cpu/panel.h"
+#include "quant/codebook.h"
 
 LANES_INLINE int panel_is_k(enum dtype type)
 {
-    return type == DTYPE_Q4_K || type == DTYPE_Q5_K || type == DTYPE_Q6_K;
+    return type == DTYPE_Q4_K || type == DTYPE_Q5_K || type == DTYPE_Q6_K || type == DTYPE_IQ4_XS;
 }
 
 LANES_INLINE int panel_has_min(enum dtype type)
@@ -22,16 +23,39 @@ LANES_INLINE int panel_has_min(enum dtype type)
     return type == DTYPE_Q4_1 || type == DTYPE_Q5_1 || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
 }
 
+/* Are codes places in a table? */
+LANES_INLINE int panel_is_looked_up(enum dtype type)
+{
+    return type == DTYPE_IQ4_NL || type == DTYPE_IQ4_XS || type == DTYPE_MXFP4;
+}
+
+/* The tables, with the zero point of panel_zero_log2() added: unsigned bytes of code_bits bits. */
+LANES_INLINE const uint8_t *panel_table(enum dtype type)
+{
+#define PANEL_OF_IQ4(v) ((v) + 128)
+#define PANEL_OF_MXFP4(v) ((v) + 16)
+    static const uint8_t iq4[16] = {CODEBOOK_IQ4(PANEL_OF_IQ4)};
+    static const uint8_t mxfp4[16] = {CODEBOOK_MXFP4(PANEL_OF_MXFP4)};
+#undef PANEL_OF_IQ4
+#undef PANEL_OF_MXFP4
+
+    return type == DTYPE_MXFP4 ? mxfp4 : iq4;
+}
+
+/* Of what is multiplied. */
 LANES_INLINE int panel_code_bits(enum dtype type)
 {
     switch (type) {
     case DTYPE_Q8_0:
+    case DTYPE_IQ4_NL:
+    case DTYPE_IQ4_XS:
         return 8;
     case DTYPE_Q6_K:
         return 6;
     case DTYPE_Q5_0:
     case DTYPE_Q5_1:
     case DTYPE_Q5_K:
+    case DTYPE_MXFP4:
         return 5;
     default:
         return 4;
@@ -42,10 +66,16 @@ LANES_INLINE int panel_code_bytes(enum dtype type)
 {
     int bits = panel_code_bits(type);
 
-    return bits == 8   ? PANEL_BYTES
+    return panel_is_looked_up(type) ? PANEL_NIBBLES
+           : bits == 8   ? PANEL_BYTES
            : bits == 6 ? PANEL_NIBBLES + PANEL_HIGH2
            : bits == 5 ? PANEL_NIBBLES + PANEL_HIGH1
                        : PANEL_NIBBLES;
+}
+
+LANES_INLINE int panel_head_bytes(enum dtype type)
+{
+    return type == DTYPE_IQ4_XS ? PANEL_XS_HEAD : PANEL_SUPER_HEAD;
 }
 
 /* Bytes from block to block, a super-block's head not counted. */
@@ -78,7 +108,7 @@ LANES_INLINE const uint8_t *panel_enter(enum dtype type, const uint8_t *w, int b
         return w;
     }
     *s = (struct panel_super){w, lf_of_f16(w), lf_of_f16(w + PANEL_SCALES)};
-    return w + PANEL_SUPER_HEAD;
+    return w + panel_head_bytes(type);
 }
 
 /* Of block b, whose codes lie at w. */
@@ -92,6 +122,10 @@ LANES_INLINE struct panel_factors panel_factors_of(enum dtype type, const uint8_
 
         f.sc0 = lf_of_int(li_of_i8(sc));
         f.sc1 = lf_of_int(li_of_i8(sc + 16));
+    } else if (type == DTYPE_IQ4_XS) {
+        const int8_t *sc = (const int8_t *)s->head + PANEL_SUPER_SC + 16 * (b % PANEL_SUPER);
+
+        f.d = lf_mul(s->d, lf_of_int(li_of_i8(sc)));
     } else if (panel_is_k(type)) {
         const uint8_t *sc = s->head + 16 * (b % PANEL_SUPER);
 
@@ -100,7 +134,7 @@ LANES_INLINE struct panel_factors panel_factors_of(enum dtype type, const uint8_
     } else {
         const uint8_t *scales = w + panel_code_bytes(type);
 
-        f.d = lf_of_f16(scales);
+        f.d = type == DTYPE_MXFP4 ? lf_of_bf16(scales) : lf_of_f16(scales);
         f.m = panel_has_min(type) ? lf_of_f16(scales + PANEL_SCALES) : f.d;
     }
     return f;

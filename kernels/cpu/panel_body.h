@@ -65,7 +65,11 @@ LANES_INLINE int panel_zero_log2(enum dtype type)
         return 3;
     case DTYPE_Q5_0:
         return 4;
+    case DTYPE_MXFP4:
+        return 4;
     case DTYPE_Q8_0:
+    case DTYPE_IQ4_NL:
+    case DTYPE_IQ4_XS:
         return LANES_SIGNED8 ? -1 : 7;
     case DTYPE_Q6_K:
         return 5;
@@ -75,13 +79,14 @@ LANES_INLINE int panel_zero_log2(enum dtype type)
 }
 
 /* The codes of one block: u[j] = columns 4j..4j+3 of 16 rows. */
-UNROLL_INLINE void panel_unpack(int bits, const uint8_t *w, li u[8])
+UNROLL_INLINE void panel_unpack(enum dtype type, const uint8_t *w, li u[8])
 {
+    const int bits = panel_code_bits(type);
     const li low = li_set1_8(15);
     const li one = li_set1_8(16);
     const li two = li_set1_8(48);
 
-    if (bits == 8) {
+    if (type == DTYPE_Q8_0) {
         UNROLL_LOOP
         for (int j = 0; j < 8; j++) {
             u[j] = li_load(w + 64 * j);
@@ -95,7 +100,12 @@ UNROLL_INLINE void panel_unpack(int bits, const uint8_t *w, li u[8])
         u[j] = li_and(v, low);
         u[j + 4] = li_and(li_shr(v, 4), low);
     }
-    if (bits == 5) {
+    if (panel_is_looked_up(type)) {
+        UNROLL_LOOP
+        for (int j = 0; j < 8; j++) {
+            u[j] = li_lookup(panel_table(type), u[j]);
+        }
+    } else if (bits == 5) {
         li h = li_load(w + PANEL_NIBBLES);
 
         UNROLL_LOOP
@@ -185,7 +195,7 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
         if (few) {
             panel_ask(begin, (size_t)(w - begin) + (size_t)step, from);
         }
-        panel_unpack(panel_code_bits(type), w, u);
+        panel_unpack(type, w, u);
         f = panel_factors_of(type, w, b, &super);
         UNROLL_LOOP
         for (int t = 0; t < n; t += LANES_ABREAST) {
@@ -344,6 +354,9 @@ PANEL_DEFINE(panel_q8_0, panel_quant, DTYPE_Q8_0)
 PANEL_DEFINE(panel_q4_k, panel_quant, DTYPE_Q4_K)
 PANEL_DEFINE(panel_q5_k, panel_quant, DTYPE_Q5_K)
 PANEL_DEFINE(panel_q6_k, panel_quant, DTYPE_Q6_K)
+PANEL_DEFINE(panel_iq4_nl, panel_quant, DTYPE_IQ4_NL)
+PANEL_DEFINE(panel_iq4_xs, panel_quant, DTYPE_IQ4_XS)
+PANEL_DEFINE(panel_mxfp4, panel_quant, DTYPE_MXFP4)
 
 #undef PANEL_DEFINE
 
@@ -360,6 +373,9 @@ static inline void panel_body_set(struct cpu_table *t)
     LANES_SET(t, panel_q4_k);
     LANES_SET(t, panel_q5_k);
     LANES_SET(t, panel_q6_k);
+    LANES_SET(t, panel_iq4_nl);
+    LANES_SET(t, panel_iq4_xs);
+    LANES_SET(t, panel_mxfp4);
 }
 
 #endif

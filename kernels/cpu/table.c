@@ -78,6 +78,12 @@ cpu_panel_fn *cpu_table_panel(const struct cpu_table *t, enum dtype type)
         return t->panel_q5_k;
     case DTYPE_Q6_K:
         return t->panel_q6_k;
+    case DTYPE_IQ4_NL:
+        return t->panel_iq4_nl;
+    case DTYPE_IQ4_XS:
+        return t->panel_iq4_xs;
+    case DTYPE_MXFP4:
+        return t->panel_mxfp4;
     }
     return NULL;
 }

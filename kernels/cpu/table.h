@@ -93,6 +93,9 @@ typedef void cpu_softcap_fn(float *x, int32_t n, float cap);
     X(cpu_panel_fn, panel_q4_k) \
     X(cpu_panel_fn, panel_q5_k) \
     X(cpu_panel_fn, panel_q6_k) \
+    X(cpu_panel_fn, panel_iq4_nl) \
+    X(cpu_panel_fn, panel_iq4_xs) \
+    X(cpu_panel_fn, panel_mxfp4) \
     X(cpu_norm_fn, norm_rms) \
     X(cpu_norm_fn, norm_layer) \
     X(cpu_quantize_fn, quantize) \

@@ -121,7 +121,10 @@ typedef void cpu_tile_att_fn(const struct cpu_tile_att *p);
     X(cpu_tile_panel_fn, tile_q8_0) \
     X(cpu_tile_panel_fn, tile_q4_k) \
     X(cpu_tile_panel_fn, tile_q5_k) \
-    X(cpu_tile_panel_fn, tile_q6_k)
+    X(cpu_tile_panel_fn, tile_q6_k) \
+    X(cpu_tile_panel_fn, tile_iq4_nl) \
+    X(cpu_tile_panel_fn, tile_iq4_xs) \
+    X(cpu_tile_panel_fn, tile_mxfp4)
 /* clang-format on */
 
 #endif

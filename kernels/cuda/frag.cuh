@@ -15,11 +15,16 @@
  * with lane = 4 g + t: rows g (half 0) and g + 8 (half 1). Rows and columns are padded with codes
  * and scales of 0. Sizes are those of the file but for the K types' scales (148 of 144 bytes).
  *
- * value = d q + m; q of the types with a middle (Q4_0, Q5_0, Q6_K) is made signed as it is read. */
+ * value = d q + m; q of the types with a middle (Q4_0, Q5_0, Q6_K) is made signed as it is read,
+ * a place in a table (quant/codebook.h: IQ4_NL, IQ4_XS, MXFP4) becomes the value there. */
 
 #include "kernels/cuda/cuda.cuh"
 
-enum frag_scales { FRAG_D, FRAG_DM, FRAG_K, FRAG_Q6 };
+extern "C" {
+#include "quant/codebook.h"
+}
+
+enum frag_scales { FRAG_D, FRAG_DM, FRAG_K, FRAG_Q6, FRAG_E8, FRAG_XS };
 
 /* NAME, GGUF type, blocks of a unit, bits of a code, high bits, middle, kind of scales */
 #define FRAG_FORMAT(NAME, TYPE_, BLOCKS_, HIGH_, CODE_, MIDDLE_, SCALES_)                          \
@@ -38,6 +43,8 @@ enum frag_scales { FRAG_D, FRAG_DM, FRAG_K, FRAG_Q6 };
         static constexpr int UNIT = SCALES_AT + (SCALES == FRAG_D    ? 128                         \
                                                  : SCALES == FRAG_DM ? 256                         \
                                                  : SCALES == FRAG_K  ? 320                         \
+                                                 : SCALES == FRAG_E8 ? 64                          \
+                                                 : SCALES == FRAG_XS ? 160                         \
                                                                      : 288);                       \
         static constexpr int COLS = BLOCKS * 32;                                                   \
     }
@@ -50,6 +57,9 @@ FRAG_FORMAT(frag_q8_0, DTYPE_Q8_0, 4, 0, 8, 0, FRAG_D);
 FRAG_FORMAT(frag_q4_k, DTYPE_Q4_K, 8, 0, 4, 0, FRAG_K);
 FRAG_FORMAT(frag_q5_k, DTYPE_Q5_K, 8, 1, 4, 0, FRAG_K);
 FRAG_FORMAT(frag_q6_k, DTYPE_Q6_K, 8, 2, 4, 32, FRAG_Q6);
+FRAG_FORMAT(frag_iq4_nl, DTYPE_IQ4_NL, 4, 0, 4, 0, FRAG_D);
+FRAG_FORMAT(frag_iq4_xs, DTYPE_IQ4_XS, 8, 0, 4, 0, FRAG_XS);
+FRAG_FORMAT(frag_mxfp4, DTYPE_MXFP4, 4, 0, 4, 0, FRAG_E8);
 
 #define FRAG_TYPES(DO)                                                                             \
     DO(DTYPE_Q4_0, frag_q4_0)                                                                      \
@@ -59,7 +69,10 @@ FRAG_FORMAT(frag_q6_k, DTYPE_Q6_K, 8, 2, 4, 32, FRAG_Q6);
     DO(DTYPE_Q8_0, frag_q8_0)                                                                      \
     DO(DTYPE_Q4_K, frag_q4_k)                                                                      \
     DO(DTYPE_Q5_K, frag_q5_k)                                                                      \
-    DO(DTYPE_Q6_K, frag_q6_k)
+    DO(DTYPE_Q6_K, frag_q6_k)                                                                      \
+    DO(DTYPE_IQ4_NL, frag_iq4_nl)                                                                  \
+    DO(DTYPE_IQ4_XS, frag_iq4_xs)                                                                  \
+    DO(DTYPE_MXFP4, frag_mxfp4)
 
 static inline __host__ __device__ uint64_t frag_units(int32_t n_cols, int32_t unit_cols)
 {
@@ -70,6 +83,63 @@ static inline __host__ __device__ uint64_t frag_units(int32_t n_cols, int32_t un
 static inline uint64_t plain_pitch(uint32_t type, int32_t n_cols)
 {
     return ((uint64_t)n_cols * (type == DTYPE_F32 ? 4 : 2) + 63) / 64 * 64;
+}
+
+/* ---- tables --------------------------------------------------------------------------------- */
+
+template <typename F> CUDA_INLINE constexpr bool frag_is_looked_up(void)
+{
+    return F::TYPE == DTYPE_IQ4_NL || F::TYPE == DTYPE_IQ4_XS || F::TYPE == DTYPE_MXFP4;
+}
+
+/* Values 4i..4i+3 of a type's table as signed bytes. */
+template <typename F> static __host__ __device__ constexpr uint32_t frag_table(int i)
+{
+    constexpr int iq4[16] = {CODEBOOK_IQ4(CODEBOOK_VALUE)};
+    constexpr int mxfp4[16] = {CODEBOOK_MXFP4(CODEBOOK_VALUE)};
+    uint32_t w = 0;
+
+    for (int k = 0; k < 4; k++) {
+        w |= (uint32_t)((F::TYPE == DTYPE_MXFP4 ? mxfp4 : iq4)[4 * i + k] & 255) << (8 * k);
+    }
+    return w;
+}
+
+template <typename F> CUDA_INLINE int32_t frag_lookup1(int32_t q)
+{
+    constexpr uint32_t t[4] = {frag_table<F>(0), frag_table<F>(1), frag_table<F>(2),
+                               frag_table<F>(3)};
+    uint32_t w = q < 8 ? (q < 4 ? t[0] : t[1]) : (q < 12 ? t[2] : t[3]);
+
+    return (int8_t)(w >> (q % 4 * 8));
+}
+
+/* The values of the four nibbles in the low half of w. A permutation takes one of 8 bytes by three
+ * bits; the fourth chooses between two of them. */
+template <typename F> CUDA_INLINE uint32_t frag_lookup4(uint32_t w)
+{
+    constexpr uint32_t t[4] = {frag_table<F>(0), frag_table<F>(1), frag_table<F>(2),
+                               frag_table<F>(3)};
+    uint32_t at = w & 0x7777;
+
+    return __byte_perm(__byte_perm(t[0], t[1], at), __byte_perm(t[2], t[3], at),
+                       0x3210 | (w & 0x8888) >> 1);
+}
+
+/* Of eight nibbles: the low ones of the bytes, the high ones. */
+template <typename F> CUDA_INLINE void frag_lookup(uint32_t w, uint32_t *ret_lo, uint32_t *ret_hi)
+{
+    uint32_t a = frag_lookup4<F>(w);
+    uint32_t b = frag_lookup4<F>(w >> 16);
+
+    *ret_lo = __byte_perm(a, b, 0x6420);
+    *ret_hi = __byte_perm(a, b, 0x7531);
+}
+
+/* Half of 2^(e - 127). */
+CUDA_INLINE float frag_e8m0(uint32_t e)
+{
+    return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
 }
 
 /* ---- one element: embed and the packing kernel ---------------------------------------------- */
@@ -129,7 +199,15 @@ CUDA_INLINE float frag_value(const uint8_t *w, int32_t n_cols, int32_t row, int3
     if (F::HIGH > 0) {
         q |= (unit[a.more] >> a.shift & (F::HIGH == 1 ? 1 : 3)) << 4;
     }
-    q -= F::MIDDLE;
+    q = frag_is_looked_up<F>() ? frag_lookup1<F>(q) : q - F::MIDDLE;
+    if (F::SCALES == FRAG_E8) {
+        return __fmul_rn(frag_e8m0(s[a.row * 4 + a.block]), (float)q);
+    }
+    if (F::SCALES == FRAG_XS) {
+        float d = __fmul_rn(frag_f16(s + 128 + a.row * 2), (float)(int8_t)s[a.row * 8 + a.block]);
+
+        return __fmul_rn(d, (float)q);
+    }
     if (F::SCALES == FRAG_D) {
         return __fmul_rn(frag_f16(s + (a.row * 4 + a.block) * 2), (float)q);
     }
@@ -207,6 +285,10 @@ CUDA_INLINE void frag_load(const uint8_t *unit, int group, int lane, struct frag
             bits[0] = h.x & 0xffff, bits[1] = h.x >> 16, bits[2] = h.y & 0xffff, bits[3] = h.y >> 16;
         }
         for (int j = 0; j < 4; j++) {
+            if (frag_is_looked_up<F>()) {
+                frag_lookup<F>(w[j], &ret->lo[half][j], &ret->hi[half][j]);
+                continue;
+            }
             uint32_t lo = w[j] & 0x0f0f0f0fu;
             uint32_t hi = w[j] >> 4 & 0x0f0f0f0fu;
 
@@ -261,6 +343,19 @@ CUDA_INLINE void frag_scale_load(const uint8_t *unit, int group, int row, struct
         for (int j = 0; j < 4; j++) {
             ret->d[j] = d * (float)(sc >> (8 * j) & 255);
             ret->m[j] = -m * (float)(mn >> (8 * j) & 255);
+        }
+    } else if (F::SCALES == FRAG_E8) {
+        uint32_t e = reinterpret_cast<const uint32_t *>(s)[row];
+
+        for (int j = 0; j < 4; j++) {
+            ret->d[j] = frag_e8m0(e >> (8 * j) & 255);
+        }
+    } else if (F::SCALES == FRAG_XS) {
+        uint32_t sc = reinterpret_cast<const uint32_t *>(s)[row * 2 + group];
+        float d = f32_of_f16(reinterpret_cast<const uint16_t *>(s + 128)[row]);
+
+        for (int j = 0; j < 4; j++) {
+            ret->d[j] = d * (float)(int8_t)(sc >> (8 * j) & 255);
         }
     } else {
         uint2 v = reinterpret_cast<const uint2 *>(s)[row * 2 + group];

@@ -15,10 +15,9 @@
  * registers for three, and spills. */
 template <typename F, int PIECES, int NT> static constexpr int stream_blocks(void)
 {
-    return (F::TYPE == DTYPE_Q4_1 || F::TYPE == DTYPE_Q5_1 || F::TYPE == DTYPE_Q6_K) &&
-                   PIECES == 1 && NT == 1
-               ? 2
-               : 0;
+    constexpr bool many = F::TYPE == DTYPE_Q4_1 || F::TYPE == DTYPE_Q5_1 || F::TYPE == DTYPE_Q6_K;
+
+    return NT == 1 && (PIECES == 1 ? many : F::TYPE == DTYPE_MXFP4) ? 2 : 0;
 }
 
 template <typename F, int PIECES, int NT>

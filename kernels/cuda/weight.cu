@@ -25,8 +25,8 @@ template <typename F> CUDA_INLINE uint32_t raw_code(struct raw r, int i)
     if (F::TYPE == DTYPE_Q8_0) {
         return r.row[(size_t)r.col / 32 * 34 + 2 + i];
     }
-    if (F::SCALES == FRAG_D || F::SCALES == FRAG_DM) {
-        int head = F::SCALES == FRAG_D ? 2 : 4;
+    if (F::SCALES == FRAG_D || F::SCALES == FRAG_DM || F::SCALES == FRAG_E8) {
+        int head = F::SCALES == FRAG_E8 ? 1 : F::SCALES == FRAG_D ? 2 : 4;
         int high = F::HIGH ? 4 : 0;
         const uint8_t *b = r.row + (size_t)r.col / 32 * (size_t)(head + high + 16);
         uint32_t q = b[head + high + i % 16] >> (i / 16 * 4) & 15;
@@ -35,6 +35,9 @@ template <typename F> CUDA_INLINE uint32_t raw_code(struct raw r, int i)
     }
     int g = r.col % 256 / 32;
 
+    if (F::SCALES == FRAG_XS) {
+        return r.row[(size_t)r.col / 256 * 136 + 8 + g * 16 + i % 16] >> (i / 16 * 4) & 15;
+    }
     if (F::SCALES == FRAG_K) {
         const uint8_t *b = r.row + (size_t)r.col / 256 * (F::HIGH ? 176 : 144);
         uint32_t q = b[(F::HIGH ? 48 : 16) + g / 2 * 32 + i] >> (g % 2 * 4) & 15;
@@ -50,13 +53,22 @@ template <typename F> CUDA_INLINE uint32_t raw_code(struct raw r, int i)
 
 template <typename F> CUDA_INLINE void pack_scales(struct raw r, uint8_t *s, int row, int block)
 {
-    if (F::SCALES == FRAG_D || F::SCALES == FRAG_DM) {
-        int n = F::SCALES == FRAG_D ? 2 : 4;
+    if (F::SCALES == FRAG_D || F::SCALES == FRAG_DM || F::SCALES == FRAG_E8) {
+        int n = F::SCALES == FRAG_E8 ? 1 : F::SCALES == FRAG_D ? 2 : 4;
         int bytes = n + (F::HIGH ? 4 : 0) + (F::CODE == 8 ? 32 : 16);
         const uint8_t *b = r.row + (size_t)r.col / 32 * (size_t)bytes;
 
         for (int i = 0; i < n; i++) {
             s[(row * 4 + block) * n + i] = b[i];
+        }
+    } else if (F::SCALES == FRAG_XS) {
+        const uint8_t *b = r.row + (size_t)r.col / 256 * 136; /* d, high bits, low bits of scales */
+        int high = (b[2] | b[3] << 8) >> (2 * block) & 3;
+
+        s[row * 8 + block] =
+            (uint8_t)(((b[4 + block / 2] >> (block % 2 * 4) & 15) | high << 4) - 32);
+        for (int i = 0; i < 2 && block == 0; i++) {
+            s[128 + row * 2 + i] = b[i];
         }
     } else if (F::SCALES == FRAG_K) {
         const uint8_t *b = r.row + (size_t)r.col / 256 * (F::HIGH ? 176 : 144);

@@ -13,13 +13,6 @@ enum {
 
 /* clang-format off */
 LANES_INLINE lf kv_fma(lf a, lf b, lf c) { return lf_fma(a, b, c); }
-LANES_INLINE lf lf_of_bf16(const void *p)
-{
-    const __m128i *h = p;
-
-    return (lf){_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(h)), 16)),
-                _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(h + 1)), 16))};
-}
 /* Sign-extended to 16 bits and shifted by 7 the code is an f16 but for a copy of its sign in bit
  * 14. */
 LANES_INLINE lf lf_of_fp8(const uint8_t *p)

@@ -13,7 +13,6 @@ enum {
 
 /* clang-format off */
 LANES_INLINE lf kv_fma(lf a, lf b, lf c) { return _mm512_fmadd_ps(a, b, c); }
-LANES_INLINE lf lf_of_bf16(const void *p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }
 /* Sign-extended to 16 bits and shifted by 7 the code is an f16 but for a copy of its sign in bit
  * 14. */
 LANES_INLINE lf lf_of_fp8(const uint8_t *p)

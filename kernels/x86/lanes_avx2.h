@@ -77,6 +77,13 @@ LANES_INLINE li li_shr(li x, int n) { return (li){_mm256_srli_epi32(x.a, n), _mm
 LANES_INLINE li li_max_u32(li x, li y) { return (li){_mm256_max_epu32(x.a, y.a), _mm256_max_epu32(x.b, y.b)}; }
 LANES_INLINE li li_of_u8(const uint8_t *p) { return (li){_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)p)), _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(p + 8)))}; }
 LANES_INLINE li li_of_i8(const int8_t *p) { return (li){_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(p + 8)))}; }
+LANES_INLINE lf lf_of_bf16(const void *p) { return lf_bits((li){_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16), _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p + 1)), 16)}); }
+LANES_INLINE li li_lookup(const uint8_t *t, li x)
+{
+    __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)t));
+
+    return (li){_mm256_shuffle_epi8(v, x.a), _mm256_shuffle_epi8(v, x.b)};
+}
 LANES_INLINE li li_round(lf x) { return (li){_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 LANES_INLINE void lanes_prefetch(const void *p) { _mm_prefetch(p, _MM_HINT_T0); }
 LANES_INLINE void lanes_prefetch_write(void *p) { __builtin_prefetch(p, 1, 3); }

@@ -62,6 +62,8 @@ LANES_INLINE li li_shr(li a, int n) { return _mm512_srli_epi32(a, (unsigned)n); 
 LANES_INLINE li li_max_u32(li a, li b) { return _mm512_max_epu32(a, b); }
 LANES_INLINE li li_of_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p)); }
 LANES_INLINE li li_of_i8(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)); }
+LANES_INLINE lf lf_of_bf16(const void *p) { return lf_bits(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16)); }
+LANES_INLINE li li_lookup(const uint8_t *t, li x) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)t)), x); }
 LANES_INLINE li li_round(lf a) { return _mm512_cvtps_epi32(a); }
 LANES_INLINE void li_store_i8(int8_t *p, li a) { _mm_storeu_si128((void *)p, _mm512_cvtepi32_epi8(a)); }
 LANES_INLINE int32_t li_sum(li a) { return _mm512_reduce_add_epi32(a); }

@@ -11,7 +11,10 @@
 
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/unroll.h"
+#include "kernels/x86/lanes_avx512.h"
 #include "kernels/x86/x86.h"
+
+#include "kernels/cpu/panel_block.h"
 
 static void tile_begin_amx(void)
 {
@@ -203,6 +206,23 @@ UNROLL_INLINE void unpack(int bits, const uint8_t *w, struct line lo, struct lin
     }
 }
 
+/* One block whose codes are places in a table of 8-bit codes. */
+UNROLL_INLINE void unpack_looked_up(enum dtype type, const uint8_t *w, struct line l, __m512i il,
+                                    uint16_t *dst)
+{
+    const __m512i low = _mm512_set1_epi8(15);
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)panel_table(type)));
+
+    UNROLL_LOOP
+    for (int j = 0; j < 4; j++) {
+        __m512i v = _mm512_loadu_si512(w + 64 * j);
+
+        four(_mm512_shuffle_epi8(table, _mm512_and_si512(v, low)), 0, 8, l, il, dst + 64 * j);
+        v = _mm512_and_si512(_mm512_srli_epi32(v, 4), low);
+        four(_mm512_shuffle_epi8(table, v), 0, 8, l, il, dst + 64 * (j + 4));
+    }
+}
+
 static inline __m512 f16_at(const uint8_t *p)
 {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
@@ -277,6 +297,37 @@ UNROLL_INLINE void tile_256(int bits, const uint8_t *panel, int32_t b0, int32_t 
     }
 }
 
+/* Types with tables; IQ4_XS has a head for eight blocks. */
+UNROLL_INLINE void tile_looked_up(enum dtype type, const uint8_t *panel, int32_t b0, int32_t n,
+                                  uint16_t *dst, size_t step)
+{
+    const __m512i il = amx_interleave();
+    const __m512 zero = _mm512_set1_ps(type == DTYPE_MXFP4 ? -16.0f : -128.0f);
+
+    for (int32_t b = b0; b < b0 + n; b++, dst += step) {
+        const uint8_t *w = panel + (size_t)b * (PANEL_NIBBLES + PANEL_SCALES);
+        __m512 d;
+
+        if (type == DTYPE_IQ4_XS) {
+            const uint8_t *head =
+                panel + (size_t)(b / PANEL_SUPER) * (PANEL_XS_HEAD + PANEL_SUPER * PANEL_NIBBLES);
+            const uint8_t *sc = head + PANEL_SUPER_SC + 16 * (b % PANEL_SUPER);
+
+            w = head + PANEL_XS_HEAD + (size_t)PANEL_NIBBLES * (size_t)(b % PANEL_SUPER);
+            d = _mm512_mul_ps(f16_at(head), _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(
+                                                _mm_loadu_si128((const void *)sc))));
+        } else if (type == DTYPE_MXFP4) {
+            d = lf_of_bf16(w + PANEL_NIBBLES);
+        } else {
+            d = f16_at(w + PANEL_NIBBLES);
+        }
+        for (int p = 0; p < PANEL_NIBBLES; p += 64) {
+            _mm_prefetch((const char *)w + 4096 + p, _MM_HINT_T0);
+        }
+        unpack_looked_up(type, w, line_of(d, _mm512_mul_ps(d, zero), 8), il, dst);
+    }
+}
+
 #define TILE_32(name, bits, zero)                                                                  \
     static void tile_##name##_amx(const uint8_t *panel, int32_t n_cols, int32_t b0, int32_t n,     \
                                   uint16_t *dst, size_t step)                                      \
@@ -301,6 +352,18 @@ TILE_32(q8_0, 8, 128)
 TILE_256(q4_k, 4)
 TILE_256(q5_k, 5)
 TILE_256(q6_k, 6)
+
+#define TILE_LOOKED_UP(name, type)                                                                 \
+    static void tile_##name##_amx(const uint8_t *panel, int32_t n_cols, int32_t b0, int32_t n,     \
+                                  uint16_t *dst, size_t step)                                      \
+    {                                                                                              \
+        (void)n_cols;                                                                              \
+        tile_looked_up(type, panel, b0, n, dst, step);                                             \
+    }
+
+TILE_LOOKED_UP(iq4_nl, DTYPE_IQ4_NL)
+TILE_LOOKED_UP(iq4_xs, DTYPE_IQ4_XS)
+TILE_LOOKED_UP(mxfp4, DTYPE_MXFP4)
 
 /* Float panels may end inside a tile: the rest is zeros. */
 static void tile_f16_amx(const uint8_t *panel, int32_t n_cols, int32_t b0, int32_t n, uint16_t *dst,
@@ -351,5 +414,8 @@ void x86_table_amx(struct cpu_table *t)
     CPU_TABLE_SET(t, tile_q4_k, amx);
     CPU_TABLE_SET(t, tile_q5_k, amx);
     CPU_TABLE_SET(t, tile_q6_k, amx);
+    CPU_TABLE_SET(t, tile_iq4_nl, amx);
+    CPU_TABLE_SET(t, tile_iq4_xs, amx);
+    CPU_TABLE_SET(t, tile_mxfp4, amx);
     x86_table_kv_amx(t);
 }

@@ -17,7 +17,7 @@ except ImportError as e:
     print(f"SKIP: {e}; this check needs numpy and gguf from PyPI")
     sys.exit(77)
 
-from dtype_inputs import ENCODED, K_QUANTS, TYPES, corner_floats, random_blocks
+from dtype_inputs import ENCODED, SEARCHED, TYPES, corner_floats, random_blocks
 
 
 def run(program, what, name, data):
@@ -41,7 +41,7 @@ def main():
         bad = sum(a != b for a, b in zip(want, got)) + abs(len(want) - len(got))
         failed += bad
         print(f"encode {name:5} {x.size:8} elements, {bad} bytes differ")
-    for i, (name, most) in enumerate(K_QUANTS.items()):  # the package has no encoder for these
+    for i, (name, most) in enumerate(SEARCHED.items()):  # the package has no encoder for these
         for what, x in (("normal", np.random.default_rng(i).standard_normal((64, 256)).astype("<f4") / 50),
                         ("corners", corner_floats(512, 2000 + i).reshape(64, 256).astype("<f4"))):
             raw = run(program, "encode", name, x.tobytes())

@@ -16,9 +16,12 @@ TYPES = {
     "Q4_K": (256, 144, [0, 2]),
     "Q5_K": (256, 176, [0, 2]),
     "Q6_K": (256, 210, [208]),
+    "IQ4_NL": (32, 18, [0]),
+    "IQ4_XS": (256, 136, [0]),
+    "MXFP4": (32, 17, []),
 }
-K_QUANTS = {"Q4_K": 0.071, "Q5_K": 0.035, "Q6_K": 0.0175}  # and the relative error of normal values, at most
-ENCODED = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+SEARCHED = {"Q4_K": 0.071, "Q5_K": 0.035, "Q6_K": 0.0175, "IQ4_NL": 0.08}  # and the relative error of normal values, at most
+ENCODED = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"]
 
 
 def random_blocks(name, n_blocks, seed):

@@ -89,19 +89,24 @@ static void make_panel(enum dtype type, int32_t n_cols, uint8_t *w)
     case DTYPE_Q4_K:
     case DTYPE_Q5_K:
     case DTYPE_Q6_K:
+    case DTYPE_IQ4_XS:
         step = (size_t)panel_bytes(type, 256);
         break;
     default:
         step = (size_t)panel_bytes(type, 32);
         codes = type == DTYPE_Q8_0                         ? PANEL_BYTES
-                : type == DTYPE_Q4_0 || type == DTYPE_Q4_1 ? PANEL_NIBBLES
-                                                           : PANEL_NIBBLES + PANEL_HIGH1;
+                : type == DTYPE_Q5_0 || type == DTYPE_Q5_1 ? PANEL_NIBBLES + PANEL_HIGH1
+                                                           : PANEL_NIBBLES;
         break;
     }
     for (size_t at = codes; at < bytes; at += step) {
         size_t n = codes ? (step - codes) / 2 : 32; /* K-quants: d and dmin */
 
-        fill_halves(w + at, n, 10, 5);
+        if (type == DTYPE_MXFP4) {
+            fill_halves(w + at, n, 7, 110);
+        } else {
+            fill_halves(w + at, n, 10, 5);
+        }
     }
 }
 
@@ -116,9 +121,9 @@ static void same(const char *variant, const char *slot, int32_t n, const void *g
 
 static void panels(const char *variant, const struct cpu_table *t, const struct cpu_table *plain)
 {
-    static const enum dtype types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0,
-                                       DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1, DTYPE_Q8_0,
-                                       DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K};
+    static const enum dtype types[] = {
+        DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0, DTYPE_Q4_1,   DTYPE_Q5_0,   DTYPE_Q5_1,
+        DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_MXFP4};
     static const int32_t counts[] = {1, 2, 3, 4, 5, 8, 9, 15, 22};
     static _Alignas(64) uint8_t w[MAX_COLS * 64 + 64];
     static _Alignas(64) float x[MAX_TOKENS * MAX_COLS];

@@ -4,6 +4,7 @@
 
 #include "tests/kernels/check_weight.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "quant/half.h"
@@ -49,6 +50,19 @@ static void random_block(struct check *c, enum dtype type, uint8_t *block, float
     case DTYPE_Q6_K:
         ((struct block_q6_k *)(void *)block)->d = random_half(c, size / 2048);
         break;
+    case DTYPE_IQ4_NL:
+        ((struct block_iq4_nl *)(void *)block)->d = random_half(c, size / 127);
+        break;
+    case DTYPE_IQ4_XS:
+        ((struct block_iq4_xs *)(void *)block)->d = random_half(c, size / 2048);
+        break;
+    case DTYPE_MXFP4: { /* six powers of two below the size */
+        int e = 0;
+
+        (void)frexpf(size / 12, &e);
+        block[0] = (uint8_t)(e + 128 - check_range(c, 0, 5));
+        break;
+    }
     default:
         break;
     }

@@ -117,11 +117,11 @@ class MkModel(Tools):
         self.assertNotEqual(files[0], files[2])
 
     def test_types(self):
-        for kind, number in (("F32", 0), ("BF16", 30), ("Q8_0", 8), ("Q4_0", 2), ("Q5_1", 7)):
+        for kind, number in (("F32", 0), ("BF16", 30), ("Q8_0", 8), ("Q4_0", 2), ("Q5_1", 7), ("IQ4_NL", 20), ("MXFP4", 39)):
             g = self.make(kind, *SMALL, "--type", kind, "--embd-type", "f16")
             self.assertEqual(g.tensors["blk.0.attn_q.weight"][0], number)
             self.assertEqual(g.tensors["token_embd.weight"][0], F16)
-        for kind, number in (("Q4_K", 12), ("Q5_K", 13), ("Q6_K", 14)):
+        for kind, number in (("Q4_K", 12), ("Q5_K", 13), ("Q6_K", 14), ("IQ4_XS", 23)):
             g = self.make(kind, "--layers", "1", "--type", kind)
             self.assertEqual(g.tensors["blk.0.attn_q.weight"][0], number)
         g = self.make("narrow", *SMALL, "--type", "q4_k")  # rows of 64 and 96

@@ -70,8 +70,8 @@ Test(dtype, same_bits_as_the_gguf_package)
         free(floats);
     }
     (void)fclose(f);
-    cr_assert_eq(n_records[0], 11, "every type is decoded");
-    cr_assert_eq(n_records[1], 7);
+    cr_assert_eq(n_records[0], 14, "every type is decoded");
+    cr_assert_eq(n_records[1], 8);
 }
 
 Test(dtype, names_and_unknown_types)
@@ -84,6 +84,7 @@ Test(dtype, names_and_unknown_types)
     cr_assert_null(dtype_info(31));
     cr_assert_null(dtype_info(UINT32_MAX));
     cr_assert(dtype_info(DTYPE_Q6_K)->can_encode);
+    cr_assert_not(dtype_info(DTYPE_IQ4_XS)->can_encode);
 }
 
 Test(dtype, row_bytes_refuses_part_blocks_and_overflow)

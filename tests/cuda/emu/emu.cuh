@@ -201,6 +201,19 @@ static inline int __float2int_rn(float x)
            : x <= -2147483648.0f ? INT32_MIN
                                  : (int)rintf(x);
 }
+
+/* Byte k is the one that nibble k of `at` (0..7; 8 and up not emulated) names of b, a. */
+static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned at)
+{
+    unsigned long long from = (unsigned long long)b << 32 | a;
+    unsigned r = 0;
+
+    for (int k = 0; k < 4; k++) {
+        r |= (unsigned)(from >> (8 * (at >> (4 * k) & 7)) & 255) << (8 * k);
+    }
+    return r;
+}
+
 static inline unsigned __float_as_uint(float x)
 {
     unsigned u;
