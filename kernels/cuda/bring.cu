@@ -15,18 +15,27 @@
 
 #include "kernels/cuda/kv.cuh"
 
-enum { BRING_THREADS = 128, BRING_BLOCKS = 16, SLOTS = 4, LOADS = 2, PIECE = 8 };
+enum {
+    BRING_THREADS = 128,
+    BRING_BLOCKS = 16,
+    BRING_SEQS = CUDA_SEQS * 3 / 4, /* of a launch: each has two sets of pages */
+    SLOTS = 4,
+    LOADS = 2,
+    PIECE = 8
+};
 
 struct bring {
     struct cuda_layout layout;
     int32_t n_seqs;
     struct ops_chosen chosen;
-    struct cuda_seq from[CUDA_SEQS];
-    struct cuda_seq to[CUDA_SEQS];
-    int32_t n[CUDA_SEQS]; /* slots of a sequence whose all are brought, -1: those that are listed */
-    int32_t own[CUDA_SEQS];
-    int32_t entry[CUDA_SEQS];
+    struct cuda_seq from[BRING_SEQS];
+    struct cuda_seq to[BRING_SEQS];
+    int32_t n[BRING_SEQS]; /* slots of a sequence whose all are brought, -1: those that are listed */
+    int32_t own[BRING_SEQS];
+    int32_t entry[BRING_SEQS];
 };
+
+static_assert(sizeof(struct bring) <= 4096, "a launch takes no more arguments");
 
 /* Which slot of the home pages goes to place i of a group; -1: none. */
 CUDA_INLINE int32_t home_slot(const struct bring *p, int32_t seq, int32_t group, int32_t i)
@@ -149,7 +158,7 @@ static int32_t gather(const struct ops_bring *p, int32_t at, struct bring *ret)
 {
     int32_t n = 0;
 
-    for (; n < CUDA_SEQS && at + n < p->n_seqs; n++) {
+    for (; n < BRING_SEQS && at + n < p->n_seqs; n++) {
         const struct ops_bring_seq *s = &p->seqs[at + n];
         struct ops_seq pair[2] = {{}, {}};
         struct cuda_seqs two;
