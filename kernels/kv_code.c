@@ -11,6 +11,7 @@
 
 #include "quant/dtype.h"
 #include "quant/fp8.h"
+#include "quant/gauss4.h"
 #include "quant/half.h"
 
 int kv_code_check(const struct ops_kv_layout *l, struct error *reterr)
@@ -34,10 +35,10 @@ static float clamp(float x, float limit)
 }
 
 /* Of what f16 holds no block's scale overflows. */
-static void encode_blocks(enum dtype type, const float *src, uint8_t *dst, int32_t n)
+static void encode_blocks(enum ops_kv_type type, const float *src, uint8_t *dst, int32_t n)
 {
     enum { BLOCK = 32 };
-    size_t bytes = type == DTYPE_Q8_0 ? sizeof(struct block_q8_0) : sizeof(struct block_q4_0);
+    size_t bytes = (size_t)ops_kv_type_bytes(type, BLOCK);
 
     for (int32_t b = 0; b < n / BLOCK; b++) {
         float block[BLOCK];
@@ -47,7 +48,12 @@ static void encode_blocks(enum dtype type, const float *src, uint8_t *dst, int32
 
             block[i] = isnan(x) ? 0 : clamp(x, 65504.0f); /* a block has no NaN to keep it in */
         }
-        int r = dtype_encode(type, block, dst + (size_t)b * bytes, BLOCK);
+        if (type == OPS_KV_G4) {
+            gauss4_encode(block, dst + (size_t)b * bytes, BLOCK);
+            continue;
+        }
+        int r = dtype_encode(type == OPS_KV_Q8_0 ? DTYPE_Q8_0 : DTYPE_Q4_0, block,
+                             dst + (size_t)b * bytes, BLOCK);
 
         assert(r == 0); /* finite, and its scale is f16's */
         (void)r;
@@ -80,10 +86,9 @@ void kv_code_encode(enum ops_kv_type type, const float *src, void *dst, uint16_t
         *ret_scale = fp8_encode_row_int8(src, n, dst);
         break;
     case OPS_KV_Q8_0:
-        encode_blocks(DTYPE_Q8_0, src, dst, n);
-        break;
     case OPS_KV_Q4_0:
-        encode_blocks(DTYPE_Q4_0, src, dst, n);
+    case OPS_KV_G4:
+        encode_blocks(type, src, dst, n);
         break;
     }
 }
@@ -117,6 +122,9 @@ void kv_code_decode(enum ops_kv_type type, const void *src, uint16_t scale, floa
         break;
     case OPS_KV_Q4_0:
         dtype_decode(DTYPE_Q4_0, src, dst, (uint64_t)n);
+        break;
+    case OPS_KV_G4:
+        gauss4_decode(src, dst, n);
         break;
     }
 }

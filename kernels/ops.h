@@ -204,7 +204,16 @@ bool ops_sample_covers(const struct ops_sample_row *row, int32_t n_vocab);
 
 enum { OPS_PAGE_SLOTS = 64 };
 
-enum ops_kv_type { OPS_KV_F32, OPS_KV_F16, OPS_KV_BF16, OPS_KV_FP8, OPS_KV_I8, OPS_KV_Q8_0, OPS_KV_Q4_0 };
+enum ops_kv_type {
+    OPS_KV_F32,
+    OPS_KV_F16,
+    OPS_KV_BF16,
+    OPS_KV_FP8,
+    OPS_KV_I8,
+    OPS_KV_Q8_0,
+    OPS_KV_Q4_0,
+    OPS_KV_G4 /* quant/gauss4.h */
+};
 
 /* What a page holds of K for queries that select (struct ops_select). Ranking reads some dims of every
  * slot, the attention after it every dim of some slots; no one order of bytes serves both. ONCE: K

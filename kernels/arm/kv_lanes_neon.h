@@ -4,7 +4,11 @@
 
 /* kernels/cpu/kv_lanes_c.h on four 128-bit registers. */
 
+#include <stdbool.h>
+
 #include "kernels/arm/lanes_neon.h"
+#include "quant/gauss4.h"
+#include "quant/half.h"
 
 enum {
     KV_ROWS = 6, /* 24 registers of sums, 4 of K or V, one broadcast */
@@ -23,6 +27,17 @@ LANES_INLINE lf lf_of_fp8(const uint8_t *p)
     int16x8_t hi = vandq_s16(vshll_high_n_s8(v, 7), kept);
 
     return lf_of_halves(vreinterpretq_f16_s16(lo), vreinterpretq_f16_s16(hi));
+}
+LANES_INLINE lf lf_of_g4(const uint8_t *p, bool high)
+{
+    uint8x16_t b = vld1q_u8(p);
+    uint8x16_t code = high ? vshrq_n_u8(b, 4) : vandq_u8(b, vdupq_n_u8(15));
+    int8x16_t v = vqtbl1q_s8(vld1q_s8(gauss4_level), code);
+    int16x8_t lo = vmovl_s8(vget_low_s8(v));
+    int16x8_t hi = vmovl_high_s8(v);
+
+    return (lf){vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_high_s16(lo)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_high_s16(hi))};
 }
 LANES_INLINE void lf_store_f16(void *p, lf x)
 {

@@ -87,6 +87,16 @@ static const float *as_f32(const struct att_block *b, enum ops_kv_type type, con
     return dst;
 }
 
+static void decode_blocks(const struct att_unit *u, enum ops_kv_type type, const uint8_t *src,
+                          int32_t n, float *dst)
+{
+    if (type == OPS_KV_G4) {
+        u->cpu->table.unpack_g4(src, (size_t)n, dst);
+    } else {
+        kv_code_decode(type, src, 0, dst, n);
+    }
+}
+
 /* Types of blocks lie by slot. */
 static const float *page_values(const struct att_block *b, const uint8_t *src)
 {
@@ -96,21 +106,23 @@ static const float *page_values(const struct att_block *b, const uint8_t *src)
     if (!kv_page_by_slot(u->l->v_type)) {
         return as_f32(b, u->l->v_type, src, n, u->t->v);
     }
-    kv_code_decode(u->l->v_type, src, 0, u->t->v, (int32_t)n);
+    decode_blocks(u, u->l->v_type, src, (int32_t)n, u->t->v);
     return u->t->v;
 }
 
 static const float *turned_keys(const struct att_unit *u, const uint8_t *src)
 {
     size_t row_bytes = (size_t)ops_kv_type_bytes(u->l->k_type, u->l->k_dim);
+    const float *row = u->t->row;
+    float *k = u->t->k;
 
     for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
-        kv_code_decode(u->l->k_type, src + (size_t)i * row_bytes, 0, u->t->row, u->l->k_dim);
+        decode_blocks(u, u->l->k_type, src + (size_t)i * row_bytes, u->l->k_dim, u->t->row);
         for (int32_t d = 0; d < u->l->k_dim; d++) {
-            u->t->k[d * OPS_PAGE_SLOTS + i] = u->t->row[d];
+            k[d * OPS_PAGE_SLOTS + i] = row[d];
         }
     }
-    return u->t->k;
+    return k;
 }
 
 static const float *page_keys(const struct att_block *b, const void *src, int32_t slot0)

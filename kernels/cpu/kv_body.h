@@ -237,6 +237,22 @@ KV_BODY_UNPACK(bf16, OPS_KV_BF16)
 KV_BODY_UNPACK(fp8, OPS_KV_FP8)
 KV_BODY_UNPACK(i8, OPS_KV_I8)
 
+/* Whole blocks, scales included. */
+static void LANES_FN(unpack_g4)(const void *src, size_t n, float *dst)
+{
+    const uint8_t *from = src;
+
+    for (size_t i = 0; i < n; i += GAUSS4_BLOCK, from += sizeof(struct gauss4_block)) {
+        uint16_t half;
+
+        memcpy(&half, from, sizeof(half));
+        lf scale = lf_set1(half_f16_to_f32(half));
+
+        lf_store(dst + i, lf_mul(scale, lf_of_g4(from + sizeof(half), false)));
+        lf_store(dst + i + 16, lf_mul(scale, lf_of_g4(from + sizeof(half), true)));
+    }
+}
+
 LANES_INLINE void kv_body_set(struct cpu_table *t)
 {
     LANES_SET(t, qk_f32);
@@ -253,6 +269,7 @@ LANES_INLINE void kv_body_set(struct cpu_table *t)
     LANES_SET(t, unpack_bf16);
     LANES_SET(t, unpack_fp8);
     LANES_SET(t, unpack_i8);
+    LANES_SET(t, unpack_g4);
 }
 
 #endif

@@ -5,7 +5,11 @@
 /* What the cache's kernels (kv_body.h) need beyond lanes_c.h, in plain C.
  * kernels/x86/kv_lanes_avx2.h and kv_lanes_avx512.h offer the same names. */
 
+#include <stdbool.h>
+
 #include "kernels/cpu/lanes_c.h"
+#include "quant/gauss4.h"
+#include "quant/half.h"
 
 enum {
     KV_ROWS = 2, /* pairs and vectors of 16 that the inner loops keep in registers */
@@ -17,6 +21,11 @@ enum {
 LANES_INLINE lf kv_fma(lf a, lf b, lf c) { LANES_EACH(lf, a.v[i] * b.v[i] + c.v[i]); }
 /* e4m3 codes times 2^-8 */
 LANES_INLINE lf lf_of_fp8(const uint8_t *p) { LANES_EACH(lf, half_f16_to_f32((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7))); }
+/* levels of quant/gauss4.h, of the low or the high halves of 16 bytes */
+LANES_INLINE lf lf_of_g4(const uint8_t *p, bool high)
+{
+    LANES_EACH(lf, gauss4_level[high ? p[i] >> 4 : p[i] & 15]);
+}
 LANES_INLINE void lf_store_f16(void *p, lf a)
 {
     uint16_t h[16];

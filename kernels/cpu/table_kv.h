@@ -47,7 +47,7 @@ typedef void cpu_kv_qk_fn(const void *k, int32_t k_dim, const float *q, size_t l
 typedef void cpu_kv_pv_fn(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
                           int32_t n_slots, float *acc, struct cpu_kv_prefetch *ahead);
 
-/* n elements (a multiple of 16) to f32, without scales. */
+/* n elements (a multiple of 16) to f32, without scales; g4: whole blocks, with them. */
 typedef void cpu_kv_unpack_fn(const void *src, size_t n, float *dst);
 
 /* What turns dot products into logits, for one pair and one page. */
@@ -138,6 +138,7 @@ typedef uint16_t cpu_kv_encode_fn(const float *x, int32_t n, void *dst);
     X(cpu_kv_unpack_fn, unpack_bf16) \
     X(cpu_kv_unpack_fn, unpack_fp8) \
     X(cpu_kv_unpack_fn, unpack_i8) \
+    X(cpu_kv_unpack_fn, unpack_g4) \
     X(cpu_kv_encode_fn, encode_f16) \
     X(cpu_kv_encode_fn, encode_bf16) \
     X(cpu_kv_encode_fn, encode_fp8) \

@@ -4,7 +4,11 @@
 
 /* kernels/cpu/kv_lanes_c.h on two 256-bit registers (lanes 0-7, 8-15). */
 
+#include <stdbool.h>
+
 #include "kernels/x86/lanes_avx2.h"
+#include "quant/gauss4.h"
+#include "quant/half.h"
 
 enum {
     KV_ROWS = 6, /* 12 registers of sums, 2 of K or V, one broadcast */
@@ -21,6 +25,15 @@ LANES_INLINE lf lf_of_fp8(const uint8_t *p)
 
     w = _mm256_and_si256(w, _mm256_set1_epi16((short)0xbfff));
     return (lf){_mm256_cvtph_ps(_mm256_castsi256_si128(w)), _mm256_cvtph_ps(_mm256_extracti128_si256(w, 1))};
+}
+LANES_INLINE lf lf_of_g4(const uint8_t *p, bool high)
+{
+    __m128i b = _mm_loadu_si128((const void *)p);
+
+    b = _mm_and_si128(high ? _mm_srli_epi16(b, 4) : b, _mm_set1_epi8(15));
+    b = _mm_shuffle_epi8(_mm_loadu_si128((const void *)gauss4_level), b);
+    return (lf){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)))};
 }
 LANES_INLINE void lf_store_f16(void *p, lf x)
 {

@@ -4,7 +4,11 @@
 
 /* kernels/cpu/kv_lanes_c.h on one 512-bit register. */
 
+#include <stdbool.h>
+
 #include "kernels/x86/lanes_avx512.h"
+#include "quant/gauss4.h"
+#include "quant/half.h"
 
 enum {
     KV_ROWS = 6, /* 24 sums, 4 vectors of K or V, one broadcast */
@@ -20,6 +24,14 @@ LANES_INLINE lf lf_of_fp8(const uint8_t *p)
     __m256i w = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p)), 7);
 
     return _mm512_cvtph_ps(_mm256_and_si256(w, _mm256_set1_epi16((short)0xbfff)));
+}
+LANES_INLINE lf lf_of_g4(const uint8_t *p, bool high)
+{
+    __m128i b = _mm_loadu_si128((const void *)p);
+
+    b = _mm_and_si128(high ? _mm_srli_epi16(b, 4) : b, _mm_set1_epi8(15));
+    b = _mm_shuffle_epi8(_mm_loadu_si128((const void *)gauss4_level), b);
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
 }
 LANES_INLINE void lf_store_f16(void *p, lf a) { _mm256_storeu_si256(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 LANES_INLINE void li_store_16(void *p, li a) { _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(a)); }

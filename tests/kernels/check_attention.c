@@ -585,11 +585,10 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
 
 static void bench(struct check *c)
 {
-    static const struct check_kv_types types[] = {{OPS_KV_F16, OPS_KV_F16},
-                                                  {OPS_KV_FP8, OPS_KV_FP8},
-                                                  {OPS_KV_I8, OPS_KV_FP8},
-                                                  {OPS_KV_BF16, OPS_KV_BF16},
-                                                  {OPS_KV_F32, OPS_KV_F32}};
+    static const struct check_kv_types types[] = {
+        {OPS_KV_F16, OPS_KV_F16},   {OPS_KV_FP8, OPS_KV_FP8}, {OPS_KV_I8, OPS_KV_FP8},
+        {OPS_KV_I8, OPS_KV_G4},     {OPS_KV_G4, OPS_KV_G4},   {OPS_KV_Q4_0, OPS_KV_Q4_0},
+        {OPS_KV_BF16, OPS_KV_BF16}, {OPS_KV_F32, OPS_KV_F32}};
     static const int32_t depths[] = {512, 2048, 7936};
     struct ops_observe h2o = {.row_weight0 = 1, .row_growth = 1, .damp = 1, .tau0 = 1};
     struct ops_observe gumbel = h2o;

@@ -15,7 +15,7 @@ const struct check_kv_types check_kv_types[] = {
     {OPS_KV_F32, OPS_KV_F32},   {OPS_KV_F16, OPS_KV_F16}, {OPS_KV_BF16, OPS_KV_BF16},
     {OPS_KV_FP8, OPS_KV_FP8},   {OPS_KV_I8, OPS_KV_I8},   {OPS_KV_I8, OPS_KV_FP8},
     {OPS_KV_F16, OPS_KV_FP8},   {OPS_KV_F32, OPS_KV_I8},  {OPS_KV_Q8_0, OPS_KV_Q8_0},
-    {OPS_KV_Q4_0, OPS_KV_Q4_0},
+    {OPS_KV_Q4_0, OPS_KV_Q4_0}, {OPS_KV_G4, OPS_KV_G4},   {OPS_KV_I8, OPS_KV_G4},
 };
 const int check_kv_n_types = sizeof(check_kv_types) / sizeof(check_kv_types[0]);
 

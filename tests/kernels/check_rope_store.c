@@ -239,6 +239,7 @@ static const struct tolerance *store_tolerance(enum ops_kv_type type)
     case OPS_KV_Q8_0:
         return &tol_store_i8;
     case OPS_KV_Q4_0:
+    case OPS_KV_G4:
         return &tol_store_q4_0;
     case OPS_KV_FP8:
         return &tol_store_fp8;

@@ -96,6 +96,7 @@ Test(plan, cache_bytes_are_exact)
     cr_assert_eq(plan_of("kv8", 30).kv_bytes, plan_of("fp8", 30).kv_bytes);
     cr_assert_eq(plan_of("q8_0", 30).kv_bytes * 32, plan_of("full", 30).kv_bytes * 17);
     cr_assert_eq(plan_of("q4_0", 30).kv_bytes * 32, plan_of("full", 30).kv_bytes * 9);
+    cr_assert_eq(plan_of("kv4", 30).kv_bytes * 32, plan_of("full", 30).kv_bytes * 9);
     cr_assert_float_eq(share(plan_of("fp8", 30).kv_bytes), 51.6, 0.05);
     /* SwiftKV split 15 with one group: 16 stores; split 14 with one group of 16: 15. */
     cr_assert_float_eq(share(plan_of("full", 16).kv_bytes), 53.3, 0.05);

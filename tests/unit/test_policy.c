@@ -131,6 +131,14 @@ Test(policy, rotates_integers)
     p = parse("q8_0");
     cr_assert(policy_rotates_k(&p));
     cr_assert(policy_rotates_v(&p));
+    p = parse("kv4");
+    cr_assert_eq(p.k_type, OPS_KV_G4);
+    cr_assert(policy_rotates_k(&p));
+    cr_assert(policy_rotates_v(&p));
+    p = parse("k8v4+h2o:64");
+    cr_assert_eq(p.k_type, OPS_KV_I8);
+    cr_assert_eq(p.v_type, OPS_KV_G4);
+    cr_assert(policy_rotates_v(&p));
     p = parse("q4_0");
     cr_assert(policy_rotates_k(&p));
     cr_assert(policy_rotates_v(&p));
@@ -181,6 +189,8 @@ Test(policy, canonical_text_says_the_same)
         "kv8,center=off",
         "kv8,rot=on+recency:300",
         "q4_0,rot=off,center=off",
+        "kv4,rot=off",
+        "k8v4+window:100",
         "k16v8+full,chunk=64",
         "window:1024",
         "sinks:4+window:50%",
@@ -338,6 +348,7 @@ Test(policy, faults_say_where)
         {"f16+infinigen+h2o:50%", 5, "no other word for that", -EINVAL},
         {"infinigen+sparq", 11, "a second word for which tokens are read", -EINVAL},
         {"q8_0+sparq", 6, "no dim or slot is read alone", -EINVAL},
+        {"kv4+sparq", 5, "no dim or slot is read alone", -EINVAL},
         {"topv:9+q4_0", 1, "no dim or slot is read alone", -EINVAL},
         {"f16+exit", 9, "':' and a probability must follow", -EINVAL},
         {"exit:1.1", 6, "exit takes a number from 0.01 to 1, or \"draft\"", -EINVAL},

@@ -55,7 +55,7 @@ bool policy_centers(const struct policy *p)
 
 static bool of_integers(enum ops_kv_type type)
 {
-    return type == OPS_KV_I8 || type == OPS_KV_Q8_0 || type == OPS_KV_Q4_0;
+    return type == OPS_KV_I8 || type == OPS_KV_Q8_0 || type == OPS_KV_Q4_0 || type == OPS_KV_G4;
 }
 
 static bool rotates(const struct policy *p, enum ops_kv_type type)

@@ -6,7 +6,7 @@
 
 #include "engine/kv/policy/word.h"
 
-enum { POLICY_N_PRECISIONS = 8 };
+enum { POLICY_N_PRECISIONS = 10 };
 
 extern const struct policy_word policy_precisions[POLICY_N_PRECISIONS];
 

@@ -49,7 +49,7 @@ static const struct {
     {SHARES, UNEQUAL, AXIS_COUNT,
      "score=shared keeps the same tokens in all layers, so each has the same budget: layers=equal"},
     {SELECTS, BLOCKS, AXIS_SELECT,
-     "q8_0 and q4_0 share a scale among 32 dims: no dim or slot is read alone"},
+     "kv4, k8v4, q8_0 and q4_0 share a scale among 32 dims: no dim or slot is read alone"},
     {SELECTS, RENUMBERS, AXIS_SELECT,
      "pos=new rotates every key as it is read, so none can be left out"},
     {ROTATES, RENUMBERS, AXIS_COUNT,
