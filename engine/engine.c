@@ -396,6 +396,11 @@ int engine_plan(const struct engine_config *c, struct plan *ret, struct error *r
     int r;
 
     memset(ret, 0, sizeof(*ret));
+    if (engine_asks_advice(c)) {
+        const struct policy_advice *advice;
+
+        return engine_advise(c, ret, &advice, reterr);
+    }
     r = prepare(c, false, &p, reterr);
     if (r) {
         return r;
@@ -539,16 +544,21 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
     return r;
 }
 
-int engine_create(const struct engine_config *c, bool (*progress)(void *arg, float done), void *arg,
-                  struct engine **ret, struct error *reterr)
+int engine_create(const struct engine_config *wanted, bool (*progress)(void *arg, float done),
+                  void *arg, struct engine **ret, struct error *reterr)
 {
     struct engine *e = calloc(1, sizeof(*e));
+    struct engine_config own = *wanted;
     int r;
 
     if (!e) {
         return error_set(reterr, -ENOMEM, "engine: no memory");
     }
-    r = prepare(c, true, &e->p, reterr);
+    /* The plan is made later: it serves as scratch. */
+    r = engine_take_advice(&own, &e->plan, reterr);
+    const struct policy_advice *advice = e->plan.advice;
+
+    r = r ? r : prepare(&own, true, &e->p, reterr);
     if (!r) {
         r = tok_create(e->p.base, &e->tok, reterr);
     }
@@ -559,6 +569,7 @@ int engine_create(const struct engine_config *c, bool (*progress)(void *arg, flo
         engine_destroy(e);
         return r;
     }
+    e->plan.advice = advice;
     fill_info(e);
     *ret = e;
     return 0;

@@ -26,6 +26,7 @@ struct engine;
 struct tok;
 struct gguf;
 struct plan; /* engine/kv/plan/plan.h */
+struct policy_advice; /* engine/kv/policy/advice.h */
 struct tier_calls;
 struct tier_counts; /* engine/kv/home/tier.h */
 
@@ -53,7 +54,7 @@ struct engine_config {
     int32_t ctx;            /* positions a sequence may have; 0: the model's own, cut to what fits */
     int32_t n_seqs;         /* sequences at once; 0: what memory and CPUs allow, at most 8 */
     int32_t batch_tokens;   /* rows of one step; 0: 512 + n_seqs */
-    const char *kv;         /* policy text, NULL: "full" (f16, keep all) */
+    const char *kv;         /* policy text, NULL: "full"; "auto": engine_advise()'s */
     uint64_t memory_bytes;  /* 0: what the machine has free */
     uint64_t extra_bytes;   /* the caller's own part of the plan (lanes, arenas, journal) */
     int32_t gap_target_ms;  /* what a step that reads prompts may take while others decode; 0, or where
@@ -76,6 +77,19 @@ void engine_config_default(struct engine_config *c);
 /* The plan for a configuration from the GGUF's header alone; nothing is loaded. `ret` is filled
  * also when it does not fit (-ENOMEM, reterr with the numbers and the largest context that would). */
 int engine_plan(const struct engine_config *c, struct plan *ret, struct error *reterr) WARN_UNUSED;
+
+/* Is the policy to be chosen (kv "auto")? */
+bool engine_asks_advice(const struct engine_config *c);
+
+/* The policy of least loss whose plan fits, whatever c->kv is, and its plan. *ret_advice is static
+ * (engine/kv/policy/advice.h). With c->ctx 0 the context is cut rather than tokens evicted. -ENOMEM
+ * when the smallest does not fit either, or what engine_plan returns. */
+int engine_advise(const struct engine_config *c, struct plan *ret,
+                  const struct policy_advice **ret_advice, struct error *reterr) WARN_UNUSED;
+
+/* Puts engine_advise()'s policy in the place of "auto", if c->kv is that; overwrites `scratch`. */
+int engine_take_advice(struct engine_config *c, struct plan *scratch,
+                       struct error *reterr) WARN_UNUSED;
 
 /* Plans, reserves, loads. `progress` (or NULL) gets 0..1 now and then and may return false to stop
  * (-ECANCELED). Errors: -ENOMEM with numbers, -EBADMSG for the file, -ENOTSUP for an architecture,

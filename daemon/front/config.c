@@ -85,6 +85,9 @@ static const struct option_row rows[] = {
     {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log more", .flags = LIVE},
     {"json", 0, OPTION_FLAG, AT(json), .flags = OPTION_ARGV_ONLY,
      .help = "the plan as one JSON object", .commands = PLAN},
+    {"advise", 0, OPTION_FLAG, AT(advise), .flags = OPTION_ARGV_ONLY,
+     .help = "plan with the policy of least loss that fits into the memory, as --kv auto takes it, and tell its loss",
+     .commands = PLAN},
     {"help", 'h', OPTION_FLAG, AT(help), .flags = OPTION_ARGV_ONLY, .help = "this text"},
     {"version", 'V', OPTION_FLAG, AT(version), .flags = OPTION_ARGV_ONLY,
      .help = "print the version", .commands = SERVE},
@@ -283,6 +286,7 @@ static int append_own(struct option_list *args, const struct config *c, int fron
 
     if (c->plan) {
         rc = rc ? rc : options_arg(args, "--plan");
+        rc = rc || !c->advise ? rc : options_arg(args, "--advise");
         return rc || !c->json ? rc : options_arg(args, "--json");
     }
     rc = rc ? rc : options_arg(args, "--front-fd=%d", front_fd);

@@ -66,7 +66,8 @@ extern const char *const engine_option_no_yes[];
      .help = "tokens of one step of the scheduler; 0: 512 and one a sequence"}, \
     {"kv", 0, OPTION_STRING, ENGINE_AT(S, M, kv), \
      .metavar = "POLICY", \
-     .help = "default cache policy, such as fp8+h2o:50%, of the words " POLICY_WORDS}, \
+     .help = "default cache policy, such as kv8+recency:50%ctx, of the words " POLICY_WORDS \
+             "; auto: the one of least loss that fits into the memory (pipitd plan --advise)"}, \
     {"gap-target", 0, OPTION_INT, ENGINE_AT(S, M, gap_target), \
      0, 100000, .fallback = "60", .metavar = "MS", \
      .help = "what a step may take that reads prompts while answers are written, or " \

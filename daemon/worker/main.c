@@ -34,6 +34,7 @@ struct settings {
     int64_t journal_fd;
     bool plan;
     bool json;
+    bool advise;
 };
 
 _Static_assert(ENGINE_DRAW_AUTO == 0 && ENGINE_DRAW_HOST == 1 && ENGINE_DRAW_DEVICE == 2,
@@ -52,6 +53,7 @@ static const struct option_row rows[] = {
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1", .help = "the journal"},
     {"plan", 0, OPTION_FLAG, AT(plan), .help = "print the memory plan and end"},
     {"json", 0, OPTION_FLAG, AT(json), .help = "... as JSON"},
+    {"advise", 0, OPTION_FLAG, AT(advise), .help = "... under the policy of least loss that fits"},
 };
 /* clang-format on */
 
@@ -102,6 +104,7 @@ static int print_plan(const struct settings *s)
         log_error("no memory for the plan");
         return code;
     }
+    c.kv = s->advise ? "auto" : c.kv;
     rc = engine_plan(&c, plan, &e);
     if (rc == 0 || plan->total_bytes > 0) {
         (s->json ? plan_print_json : plan_print_table)(plan, stdout);

@@ -23,6 +23,7 @@
 #include "daemon/worker/job.h"
 #include "daemon/worker/mapping.h"
 #include "engine/kv/plan/plan.h"
+#include "engine/kv/policy/advice.h"
 #include "engine/text/stop.h"
 #include "engine/text/tok.h"
 
@@ -277,6 +278,10 @@ static int load(struct worker *w)
                   engine_info(e)->fallback_reason);
     }
     worker_warn_ctx(engine_plan_of(e));
+    if (engine_plan_of(e)->advice) {
+        log_event(LOG_LEVEL_INFO, "policy-chosen", "kv auto: %s%s", engine_plan_of(e)->advice->kv,
+                  engine_plan_of(e)->advice->evicts ? ", which evicts tokens" : "");
+    }
     if (engine_plan_of(e)->ctx_is_cut) {
         log_event(LOG_LEVEL_INFO, "context-cut",
                   "a context of %d, where the model was trained on %d: the memory holds no more "

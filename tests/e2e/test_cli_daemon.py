@@ -235,6 +235,35 @@ class Policies(Served):
         self.assertIn("window:31", rows[-2]["policy"])
 
 
+class Advice(unittest.TestCase):
+    """--kv auto serves with the policy that the plan advises."""
+    MODEL = os.path.join(DATA, "stories260K.gguf")
+
+    def plan(self, *args):
+        r = subprocess.run([os.path.join(BUILD, "daemon/front/pipitd"), "plan", "--model", self.MODEL, "--backend", "ref", "--ctx", "2048",
+                            "--sequences", "1", "--threads", "1", "--gateway", "no", "--json", *args], capture_output=True, text=True)
+        return r.returncode, json.loads(r.stdout)
+
+    def test_auto_is_what_the_plan_advises(self):
+        rc, kv8 = self.plan("--kv", "kv8")
+        self.assertEqual(rc, 0)
+        self.assertNotIn("advice", kv8)
+        memory = f"{kv8['total_bytes'] + kv8['mapped_bytes']}"
+        rc, told = self.plan("--advise", "--memory", memory)
+        self.assertEqual((rc, told["advice"]["kv"], told["policy"]), (0, "kv8", kv8["policy"]))
+        self.assertEqual(told["total_bytes"], kv8["total_bytes"])
+        self.assertEqual(self.plan("--kv", "auto", "--memory", memory)[1], told)
+        self.assertEqual(self.plan("--advise")[1]["advice"]["kv"], "full")
+        self.assertEqual(self.plan("--advise", "--memory", "1MiB")[0], 4)
+        d = CliDaemon("--kv", "auto", "--memory", memory, "--ctx", "2048", "--sequences", "1")
+        try:
+            rc, out, err = d.cli(*RAW, "-n", "5", "--kv", "kv8", "Once")
+            self.assertEqual((rc, err), (0, ""))
+            self.assertIn("kv auto: kv8\n", d.text())
+        finally:
+            d.stop()
+
+
 class Full(Served):
     args = ("--max-queue", "0", "--sequences", "1")
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/cgroup.h"
+#include "engine/kv/policy/advice.h"
 #include "engine/kv/seq/cache.h"
 
 enum {
@@ -268,11 +269,33 @@ void plan_print_json(const struct plan *p, FILE *out)
         fprintf(out, "%s{\"name\": \"%s\", \"page_bytes\": %" PRIu64 ", \"pages\": %u}",
                 i ? ", " : "", c->name, c->page_bytes, c->n_pages);
     }
+    fprintf(out, "], ");
+    if (p->advice) {
+        fprintf(out,
+                "\"advice\": {\"kv\": \"%s\", \"kv_percent\": %.1f, \"perplexity_percent\": [%.1f, "
+                "%.1f], \"half_interval\": %.1f, \"evicts\": %s}, ",
+                p->advice->kv, p->advice->bytes, p->advice->least, p->advice->most, p->advice->half,
+                p->advice->evicts ? "true" : "false");
+    }
     fprintf(out,
-            "], \"ctx\": %d, \"sequences\": %d, \"fits\": %s, \"max_ctx\": %d, "
+            "\"ctx\": %d, \"sequences\": %d, \"fits\": %s, \"max_ctx\": %d, "
             "\"max_sequences\": %d, \"trained_ctx\": %d}\n",
             p->ctx, p->n_seqs, p->fits ? "true" : "false", p->max_ctx, p->max_sequences,
             p->ctx_model);
+}
+
+static void print_advice(const struct policy_advice *a, FILE *out)
+{
+    fprintf(out, "advice --kv %s, the policy of least loss that fits", a->kv);
+    if (a->bytes < 100) {
+        fprintf(
+            out,
+            ": %.1f %% of f16's bytes of keys and values;\n  perplexity %+.1f to %+.1f %% (95 %%: "
+            "± %.1f) on three small models, which is to be measured on others",
+            a->bytes, a->least, a->most, a->half);
+    }
+    fprintf(out, "%s\n",
+            a->evicts ? ";\n  it evicts tokens: what was evicted cannot be quoted" : "");
 }
 
 void plan_print_table(const struct plan *p, FILE *out)
@@ -297,6 +320,9 @@ void plan_print_table(const struct plan *p, FILE *out)
                 p->n_states, p->n_stores, p->n_checkpoints, p->n_stores - p->n_states);
     }
     fprintf(out, "policy %s\n", p->policy);
+    if (p->advice) {
+        print_advice(p->advice, out);
+    }
     if (p->fits) {
         fprintf(out, "context %d, sequences %d: fits; at most context %d or %d sequences\n", p->ctx,
                 p->n_seqs, p->max_ctx, p->max_sequences);

@@ -62,6 +62,7 @@ struct plan {
     int32_t n_classes;
     struct plan_class page_classes[GEOMETRY_MAX_CLASSES];
     char policy[KV_TEXT_MAX]; /* canonical, of the default */
+    const struct policy_advice *advice; /* by which it was chosen; NULL: it was given */
 };
 
 /* Where a plan's numbers come from. */

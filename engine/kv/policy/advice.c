@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/kv/policy/advice.h"
+
+#include <stddef.h>
+
+/* Of War and Peace, 8 chunks of 2,048 tokens, decoded: SmolLM2-135M, gemma-3-270m,
+ * Qwen2.5-Coder-0.5B. */
+static const struct policy_advice table[] = {
+    {.kv = "full", .bytes = 100},
+    {.kv = "kv8", .bytes = 51.6, .least = -0.1, .most = 0.2, .half = 0.3},
+    {.kv = "kv8+recency:50%ctx",
+     .bytes = 25.8,
+     .least = -0.8,
+     .most = 1.1,
+     .half = 0.8,
+     .evicts = true},
+    {.kv = "kv8+recency:25%ctx",
+     .bytes = 12.9,
+     .least = 1.6,
+     .most = 3.9,
+     .half = 2.5,
+     .evicts = true},
+};
+
+const struct policy_advice *policy_advice(int i)
+{
+    return i >= 0 && (size_t)i < sizeof(table) / sizeof(table[0]) ? &table[i] : NULL;
+}
