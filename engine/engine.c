@@ -333,12 +333,13 @@ static int find_available(const struct prepared *p, struct backend *be, struct p
 }
 
 /* Sequences of an engine that is not told how many. On two threads eight sequences decode 2.8 times
- * the tokens of one (docs/results/speed.md), four some 2. A file that holds K and V is made for
- * one. */
+ * the tokens of one (docs/results/speed.md), four some 2. A file of pool=disk is made for one. */
 static int32_t most_seqs(const struct prepared *p)
 {
-    if (p->config.tier_dir) {
-        return 1;
+    for (int32_t i = 0; i < p->mix.n; i++) {
+        if (policy_on_disk(&p->mix.part[i].policy)) {
+            return 1;
+        }
     }
     int32_t n = p->config.n_threads > 0 ? p->config.n_threads : cpu_count();
 
@@ -527,7 +528,7 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
             .identity = e->identity,
             .ctx = e->plan.ctx,
             .n_seqs = e->plan.n_seqs,
-            .batch_tokens = e->p.batch_tokens,
+            .batch_tokens = step_rows(&e->p, e->plan.n_seqs),
             .max_chunk = e->p.max_chunk,
             .draft_rows = draft_rows(&e->p, e->plan.n_seqs),
             .gap_target_ns = e->p.config.gap_target_ms * 1e6,

@@ -60,7 +60,7 @@ extern const char *const engine_option_no_yes[];
     {"sequences", 0, OPTION_INT, ENGINE_AT(S, M, sequences), \
      0, 1024, .fallback = "0", \
      .help = "texts that are continued at once; 0: two for each thread, at most 8, where " \
-             "half of the free memory or all of `memory` holds them"}, \
+             "half of the free memory or all of `memory` holds them; with pool=disk 1"}, \
     {"batch-tokens", 0, OPTION_INT, ENGINE_AT(S, M, batch_tokens), \
      0, 1 << 20, .fallback = "0", \
      .help = "tokens of one step of the scheduler; 0: 512 and one a sequence"}, \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the scheduler takes at its start: bytes for the plan, and the memory itself. */
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -97,6 +98,7 @@ int sched_create(const struct sched_config *config, struct sched **ret, struct e
     if (!s) {
         return error_set(reterr, -ENOMEM, "scheduler: no memory");
     }
+    assert(config->batch_tokens >= config->max_chunk + config->n_seqs);
     s->config = *config;
     s->ops = m->ops;
     s->be = m->be;

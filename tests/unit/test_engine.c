@@ -779,3 +779,70 @@ Test(engine, heartbeat_moves)
     run_clear(&r);
     engine_destroy(e);
 }
+
+/* With as many sequences as memory and threads allow: the step has room for all of them beside a
+ * chunk, so a prompt that is read layer by layer beside them has the bits that it has alone. */
+Test(engine, a_chosen_number_of_sequences_changes_no_bit)
+{
+    enum { N_TALKERS = 7, N_PROMPT = 1000 };
+    static int32_t ids[N_PROMPT];
+    static struct run talkers[N_TALKERS];
+    struct run beside;
+    struct run alone;
+
+    run_threads = 4;
+    struct engine *e = run_engine("stories260K.gguf", "cpu", 1100, 0, NULL);
+
+    cr_assert_eq(engine_info(e)->n_seqs, N_TALKERS + 1);
+    run_tokens(3, engine_info(e)->n_vocab, ids, N_PROMPT);
+    for (int i = 0; i < N_TALKERS; i++) {
+        struct engine_request q = run_request(ids + 9 * i, 8, 100);
+
+        run_submit(e, &q, &talkers[i]);
+    }
+    while (talkers[N_TALKERS - 1].n_new < 3) {
+        (void)run_step(e);
+    }
+    struct engine_request q = run_request(ids, N_PROMPT, 3);
+
+    run_submit(e, &q, &beside);
+    run_all(e);
+    run_submit(e, &q, &alone);
+    run_all(e);
+    cr_assert(run_same(&beside, &alone), "a prompt depends on its company");
+    run_clear(&beside);
+    run_clear(&alone);
+    for (int i = 0; i < N_TALKERS; i++) {
+        run_clear(&talkers[i]);
+    }
+    engine_destroy(e);
+}
+
+/* Whole chunks of a patient prompt have room beside a patient answer, and do not wait for its end.
+ */
+Test(engine, a_chosen_number_of_sequences_starves_no_prompt)
+{
+    static int32_t ids[600];
+    struct run talker;
+    struct run patient;
+    struct engine *e = run_engine("stories260K.gguf", "cpu", 1100, 0, NULL);
+    struct engine_request talk = run_request(ids, 8, 200);
+    struct engine_request q = run_request(ids, 600, 2);
+
+    run_tokens(4, engine_info(e)->n_vocab, ids, 600);
+    cr_assert_geq(engine_info(e)->n_seqs, 2);
+    q.urgency = talk.urgency = -1;
+    run_submit(e, &talk, &talker);
+    while (talker.n_new < 3) {
+        (void)run_step(e);
+    }
+    run_submit(e, &q, &patient);
+    while (!patient.done) {
+        (void)run_step(e);
+    }
+    cr_assert_lt(talker.n_new, 150, "%d tokens were written first", talker.n_new);
+    run_all(e);
+    run_clear(&talker);
+    run_clear(&patient);
+    engine_destroy(e);
+}

@@ -72,6 +72,8 @@ struct setting {
 static const struct setting settings[] = {
     {"full", NULL, 128, 1, 0},
     {"full", NULL, 100, 3, 0},
+    {"full", NULL, 512, 0, 0, false, 15},
+    {"h2o:50%", NULL, 512, 0, 0},
     {"full", NULL, 512, 2, 0, true},
     {"full", NULL, 512, 1, 0, true, 15},
     {"full", NULL, 1000, 5, 0, false, 1},
