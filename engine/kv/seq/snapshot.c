@@ -44,12 +44,13 @@ struct snapshot_store snapshot_describe(const struct cache *c, const struct cach
         .layer = s->config.stores[store].layer,
         .n_groups = s->arrays[store].n_groups,
         .n_slots = n_slots,
-        .flags = (positions || evicts ? HAS_POS : 0u) |
-                 (evicts && q->place->scores ? HAS_SCORE : 0u) |
-                 (geometry_centers(s, &q->policy, store) ? HAS_CENTER : 0u) |
-                 (policy_rotates_k(&q->policy) ? HAS_HADAMARD_K : 0u) |
-                 (policy_rotates_v(&q->policy) ? HAS_HADAMARD_V : 0u) |
-                 sum_flags(s, &q->policy, q->variant, store),
+        .flags =
+            (positions || evicts ? HAS_POS : 0u) | (evicts && q->place->scores ? HAS_SCORE : 0u) |
+            (geometry_centers(s, &q->policy, store) ? HAS_CENTER : 0u) |
+            (policy_rotates_k(&q->policy) ? HAS_HADAMARD_K : 0u) |
+            (policy_rotates_v(&q->policy) ? HAS_HADAMARD_V : 0u) |
+            (policy_rotates_k(&q->policy) && s->config.stores[store].balance ? HAS_BALANCE : 0u) |
+            sum_flags(s, &q->policy, q->variant, store),
         .slot_bytes = ops_kv_slot_bytes(l),
     };
 }

@@ -26,6 +26,7 @@ enum {
     HAS_CENTER = 8,
     HAS_HADAMARD_K = 32,
     HAS_HADAMARD_V = 64,
+    HAS_BALANCE = 128, /* rotated keys were multiplied by what model/balance.c derives */
     HAS_STATE = 16, /* slots are a state's bytes, STATE_SLOT each */
     STATE_SLOT = 64,
     SUM_SHIFT = 8,
