@@ -258,14 +258,16 @@ static int find_layer(struct finder *f, int32_t il, int first, int last)
             continue;
         }
         int r = 0;
+        bool own = false;
 
         if (t == LT_O && l->deep) {
             r = find_own_output(f, il);
+            own = r > 0; /* the base's factor is not of this one */
         }
         if (r == 0) {
             r = find_one(f, &arch_layer_tensors[t], il, (required & bit) != 0, &l->w[t]);
         }
-        if (r > 0 && arch_layer_tensors[t].role == OPS_ROLE_MATMUL) {
+        if (r > 0 && !own && arch_layer_tensors[t].role == OPS_ROLE_MATMUL) {
             r = tensors_scale(f, il, t);
         }
         if (r < 0) {

@@ -41,6 +41,13 @@ static int find_factor(struct finder *f, int32_t il, const char *stem, const cha
     return tensors_lookup(f, name, ret);
 }
 
+/* Products that the forward pass multiplies by their factor. */
+static bool takes_factor(int t)
+{
+    return t == LT_Q || t == LT_K || t == LT_V || t == LT_O || t == LT_GATE || t == LT_UP ||
+           t == LT_DOWN || t == LT_SWIFT_Q;
+}
+
 int tensors_scale(struct finder *f, int32_t il, int t)
 {
     struct tensor_part part = tensors_part(f, &arch_layer_tensors[t], il);
@@ -66,6 +73,11 @@ int tensors_scale(struct finder *f, int32_t il, int t)
     if (!isfinite(scale) || scale == 0.0f) {
         return error_set(f->reterr, -EBADMSG, "tensor %s is %g, but must be a number other than 0",
                          name, (double)scale);
+    }
+    if (scale != 1.0f && !takes_factor(t)) {
+        return error_set(f->reterr, -ENOTSUP,
+                         "tensor %s is %g: products of this kind have no factor", name,
+                         (double)scale);
     }
     f->m->layers[il].scale[t] = scale;
     return 0;
