@@ -405,11 +405,14 @@ void check_op(struct check *c)
         return;
     }
     for (int t = 0; t < check_kv_n_types; t++) {
-        /* no selection in blocks: policies that would are refused (engine/kv/policy/policy_parse.c)
-         */
-        for (int rank = OPS_RANK_ONCE;
-             rank <= OPS_RANK_8 && ops_kv_block_dims(check_kv_types[t].k) == 1; rank++) {
-            shapes_of_types(c, check_kv_types[t].k, check_kv_types[t].v, (enum ops_rank)rank);
+        const struct check_kv_types *kv = &check_kv_types[t];
+
+        /* no selection where K or V are in blocks: such policies are refused (kv/policy/rules.c) */
+        if (ops_kv_block_dims(kv->k) > 1 || ops_kv_block_dims(kv->v) > 1) {
+            continue;
+        }
+        for (int rank = OPS_RANK_ONCE; rank <= OPS_RANK_8; rank++) {
+            shapes_of_types(c, kv->k, kv->v, (enum ops_rank)rank);
         }
     }
 }
