@@ -66,6 +66,9 @@ int balance_derive(struct model *m, int32_t store, struct model_weight *ret)
         .dst = &w[LT_BALANCE],
         .file_bytes = (uint64_t)n * sizeof(float),
     };
+    for (int32_t i = 0; i < n; i++) { /* nothing changes until balance_fill(), if ever */
+        m->balances[(size_t)store * stride(m) + (size_t)i] = 1.0f;
+    }
     w[LT_BALANCE].n_cols = n;
     w[LT_BALANCE].n_rows = 1;
     return 1;

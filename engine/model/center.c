@@ -24,6 +24,11 @@ static size_t stride(const struct model *m)
     return (size_t)m->h.most.n_q * (size_t)m->h.most.k_dim;
 }
 
+uint64_t center_bytes(const struct model *m)
+{
+    return m->centers ? (uint64_t)m->n_stores * stride(m) * sizeof(*m->centers) : 0;
+}
+
 int center_derive(struct model *m, int32_t store, struct model_weight *ret)
 {
     struct ops_weight *w = m->layers[m->stores[store].layer].w;

@@ -15,6 +15,9 @@ struct model_weight;
  * pass a norm behind it, or the model caps its logits. -ENOMEM. */
 int center_derive(struct model *m, int32_t store, struct model_weight *ret);
 
+/* What the values of all that were derived take. */
+uint64_t center_bytes(const struct model *m);
+
 /* The values of all that were derived; -EBADMSG for any, a file's included, that is not finite. */
 int center_fill(struct model *m, struct error *reterr) WARN_UNUSED;
 

@@ -353,8 +353,8 @@ uint64_t model_table_bytes(const struct model *m)
 {
     uint64_t words = model_can_exit(m) ? (uint64_t)m->w[MT_EXIT_HEAD].n_rows - 1 : 0;
 
-    return sizeof(*m) + balance_bytes(m) + (uint64_t)m->n_list * sizeof(*m->list) +
-           words * sizeof(*m->exit_words) +
+    return sizeof(*m) + balance_bytes(m) + center_bytes(m) +
+           (uint64_t)m->n_list * sizeof(*m->list) + words * sizeof(*m->exit_words) +
            (uint64_t)m->h.n_layers *
                (sizeof(*m->layers) + sizeof(*m->stores) + sizeof(*m->h.layer));
 }

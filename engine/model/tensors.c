@@ -76,7 +76,7 @@ static int check_shape(struct finder *f, const char *name, const struct gguf_ten
     uint64_t cols = (uint64_t)tensors_dim(&f->m->h, layer, row->cols);
     uint64_t rows = (uint64_t)tensors_dim(&f->m->h, layer, row->rows);
 
-    if (part->name && rows == 1) {
+    if (part->name && row->role == OPS_ROLE_VECTOR) {
         cols = (uint64_t)part->total;
     } else if (part->name) {
         rows = (uint64_t)part->total;
@@ -95,6 +95,11 @@ static int check_shape(struct finder *f, const char *name, const struct gguf_ten
     }
     if (row->cols == DIM_DEEP_K || row->cols == DIM_DEEP_V) {
         cols = deep_heads(l, row->cols, t->dims[0]) ? t->dims[0] : 0;
+    }
+    if ((row->rows == DIM_AUG_Q || row->cols == DIM_AUG_Q) && f->m->h.aug_q == 0) {
+        return error_set(f->reterr, -EBADMSG,
+                         "tensor %s is there, key %s.attention.aug_q_length is missing", name,
+                         f->m->arch->name);
     }
     if (rows == 0 || cols == 0) {
         return error_set(f->reterr, -EBADMSG,
@@ -454,6 +459,17 @@ static int find_balances(struct finder *f)
     return r < 0 ? r : 0;
 }
 
+/* A layer's tensor itself, or a factor that files may have beside it (tensors_scale.c). */
+static bool is_of(const char *name, enum layer_tensor t)
+{
+    const char *of = arch_layer_tensors[t].name;
+    size_t stem = strcspn(of, ".");
+
+    return strcmp(name, of) == 0 ||
+           (strncmp(name, of, stem) == 0 &&
+            (strcmp(name + stem, ".scale") == 0 || strcmp(name + stem, ".input_scale") == 0));
+}
+
 static bool is_leftover(const struct model *m, const char *name)
 {
     int layer = -1;
@@ -464,20 +480,32 @@ static bool is_leftover(const struct model *m, const char *name)
         return false;
     }
     if (m->h.layer[layer].reads != layer) {
-        return strcmp(name + at, arch_layer_tensors[LT_K].name) == 0 ||
-               strcmp(name + at, arch_layer_tensors[LT_V].name) == 0 ||
-               strcmp(name + at, arch_layer_tensors[LT_K_NORM].name) == 0;
+        return is_of(name + at, LT_K) || is_of(name + at, LT_V) || is_of(name + at, LT_K_NORM);
     }
     if (layer < m->h.swift_layers) {
         return false;
     }
     for (int t = LT_Q; t <= LT_V_B; t++) {
-        if (strcmp(name + at, arch_layer_tensors[t].name) == 0) {
+        if (is_of(name + at, (enum layer_tensor)t)) {
             return true;
         }
     }
-    return strcmp(name + at, arch_layer_tensors[LT_K_NORM].name) == 0 ||
-           strcmp(name + at, arch_layer_tensors[LT_O].name) == 0;
+    return is_of(name + at, LT_K_NORM) || is_of(name + at, LT_O);
+}
+
+/* Of one of the model's own products, and not 1. */
+static bool is_factor(const struct gguf_tensor *t, const char *name)
+{
+    size_t len = strlen(name);
+    float scale = 0.0f;
+
+    if (strncmp(name, "blk.", 4) == 0 || len < 6 || strcmp(name + len - 6, ".scale") != 0) {
+        return false;
+    }
+    if (t->type == DTYPE_F32 && t->n_bytes == sizeof(scale)) {
+        memcpy(&scale, t->data, sizeof(scale));
+    }
+    return scale != 1.0f;
 }
 
 /* What no one has used: refused in a layer of the base, and anywhere in an overlay. */
@@ -504,6 +532,11 @@ static int check_unused(struct finder *f)
                 return error_set(f->reterr, -ENOTSUP,
                                  "tensor %s is not part of architecture %s as this build knows it",
                                  name, f->m->arch->name);
+            }
+            if (is_factor(t, name)) {
+                return error_set(f->reterr, -ENOTSUP,
+                                 "tensor %s: nothing multiplies by it in architecture %s", name,
+                                 f->m->arch->name);
             }
         }
     }
