@@ -136,9 +136,9 @@ struct arch {
     int32_t window_layers;  /* only the size with so many layers slides: no key tells; 0: all do */
     float window_rope_base; /* RoPE base of sliding layers; 0: the model's */
     bool window_scaled;     /* sliding layers take part in the file's scaling of RoPE */
-    float attn_scale;       /* whatever the file says; 0: its key's, or 1 / sqrt(k_dim), but */
-    int32_t even_split_layers; /* 1 / sqrt(n_embd / n_q) of the one size that has so many layers:
-                                  no key tells */
+    float attn_scale;       /* of logits; 0: what the file's key says, else 1 / sqrt(k_dim) */
+    int32_t even_split_layers; /* 1 / sqrt(n_embd / n_q) in the model of so many layers: no key
+                                  tells; 0: none */
     float attn_softcap;     /* of a file without a key for it; 0: none */
     float final_softcap;
     float alibi_max;        /* 0: no ALiBi */

@@ -121,8 +121,8 @@ static inline void add_part(struct ops_matmul *p, const struct ops_weight *w,
     p->n_parts++;
 }
 
-/* What a layer's matrix gives is multiplied by its factor, and its bias too in the FFN: of what
- * `factor` is 0 for 1, the residual stream's. */
+/* What a layer's matrix gives is multiplied by the matrix's own factor (in the FFN, so is its bias)
+ * and by `factor`, which the model has for what joins the residual stream; 0 means 1. */
 static inline void add_layer_part(struct ops_matmul *p, const struct model_layer *l, int t, int bias,
                                   float *y, int32_t ldy, enum ops_act act, float factor)
 {

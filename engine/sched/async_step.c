@@ -6,11 +6,11 @@
  * they lie (ops_embed.drawn), and four bytes a row come to the host when the next step is already
  * under way. The host then does what it does with a token: text, events, stop conditions.
  *
- * So that one is noticed a step late. The step begun meanwhile is for its row a draft that was not
- * asked for: its keys and values lie in a slot that is not committed, and are taken back
- * (draft_take_back) before the row's end is said, its token is not looked at. The pages that become
- * free with it are nobody's before the device is done: it works in order. That takes caches that
- * only append, as drafts do; with others, and where a step changes more than slots, tokens are
+ * So the end of a row (a stop token, a stop string) is noticed one step late. For that row, the
+ * step begun meanwhile was a draft that nobody asked for: its K and V are in a slot that is not
+ * committed. draft_take_back() removes them before the row's end is told, and its token is ignored.
+ * Pages that become free may be given out at once: the device works in order. That takes caches
+ * that only append, as drafts do; with others, and where a step changes more than slots, tokens are
  * drawn on the device and waited for. A step is begun ahead only where the next batch would hold
  * the same rows: nobody can be admitted, reads a prompt, is loaded or saved; no row is at its last
  * token. All that was begun is over when async_step_run() returns, so that nobody else sees a step

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "base/cpu.h"
-#include "kernels/hadamard.h"
 #include "tests/kernels/check_kv.h"
 #include "tests/kernels/check_weight.h"
 
@@ -199,6 +198,25 @@ static int call(struct check *c, const struct shape *s, struct inputs *in)
     return c->ops->rope_store(c->be, &p);
 }
 
+/* kernels/hadamard.h by its definition: H[i][j] is -1 where i and j share an odd number of bits. */
+static void turn_in_double(float *x, int32_t n)
+{
+    const int32_t block = n & -n;
+    double y[512];
+
+    for (int32_t i = 0; i < n; i++) {
+        y[i] = 0;
+        for (int32_t j = 0; j < block; j++) {
+            double v = (double)x[i / block * block + j];
+
+            y[i] += __builtin_parity((unsigned)(i % block & j)) ? -v : v;
+        }
+    }
+    for (int32_t i = 0; i < n; i++) {
+        x[i] = (float)(y[i] / sqrt((double)block));
+    }
+}
+
 /* One head in double: norm, then rotation at pos (or none). */
 static void head_in_double(const struct shape *s, const struct inputs *in, const float *x,
                            const float *w, int32_t pos, bool rotate, float *ret)
@@ -278,7 +296,7 @@ static void check_slot(struct check *c, const struct shape *s, const struct inpu
                 want[d] *= ((const float *)(const void *)kv->balance->init)[at_head + d];
             }
             if (kv->k_hadamard) {
-                hadamard_head(want, l->k_dim);
+                turn_in_double(want, l->k_dim);
             }
             check_kv_decode_k(kv, kv->back[side], group, slot, h, got);
             check_rows(c, side ? "stored K" : "reference's stored K", got, want, 1, l->k_dim,
@@ -291,7 +309,7 @@ static void check_slot(struct check *c, const struct shape *s, const struct inpu
 
             memcpy(want, v, (size_t)l->v_dim * sizeof(float));
             if (kv->v_hadamard) {
-                hadamard_head(want, l->v_dim);
+                turn_in_double(want, l->v_dim);
             }
             check_kv_decode_v(kv, kv->back[side], group, slot, h, got);
             check_rows(c, side ? "stored V" : "reference's stored V", got, want, 1, l->v_dim,
@@ -357,7 +375,7 @@ static void check_queries(struct check *c, const struct shape *s, const struct i
                     want[at + (size_t)d] /= balance[of * s->l.k_dim + d];
                 }
                 if (in->kv[seq].k_hadamard) {
-                    hadamard_head(want + at, s->l.k_dim);
+                    turn_in_double(want + at, s->l.k_dim);
                 }
             }
         }

@@ -256,9 +256,10 @@ Test(state, a_chunk_in_parts_is_the_chunk)
     struct geometry_store stores[N_STORES];
     struct cache *c = make("full,chunk=64", 1, false, stores);
     int32_t tokens[CTX];
-    int seq = admit(c, tokens, 128, CTX);
 
     texts(tokens, 3, 0);
+    int seq = admit(c, tokens, 128, CTX);
+
     for (int32_t at = 0; at < 128; at += CHUNK) {
         cr_assert_eq(kv_step_prepare(c, seq, CHUNK), 0);
         run_rows(c, seq, tokens, at, 10);
