@@ -394,5 +394,7 @@ Test(plan, prints)
     (void)fclose(f);
     cr_assert(strstr(text, "\"kv_bytes\": 188743680"), "%s", text);
     cr_assert(strstr(text, "\"fits\": true"));
+    cr_assert(strstr(text, "keys and values") && strstr(text, "\"tier_bytes\": 0"), "%s", text);
+    cr_assert_null(strstr(text, "partial keys"), "a row of nothing: %s", text);
     free(text);
 }

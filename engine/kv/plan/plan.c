@@ -18,7 +18,7 @@
 enum {
     LEAST_CTX = 2, /* a prompt of one token and one to follow */
     MIN_CTX = 256, /* less is not chosen for a user who did not ask for it */
-    ADVICE_BYTES = 192,
+    ADVICE_BYTES = 256,
 };
 
 /* ---- one pair -------------------------------------------------------------------------------- */
@@ -135,12 +135,22 @@ static void advise(const struct plan *p, char *text, size_t size)
             "no context fits with %d sequence%s: the shortest, of %d, needs %" PRIu64 " MiB",
             p->n_seqs, p->n_seqs > 1 ? "s" : "", LEAST_CTX, (p->least_bytes + (1 << 20) - 1) >> 20);
     }
+    if (p->lane_bytes > p->available_bytes / 4) {
+        size_t used = strlen(text);
+
+        (void)snprintf(
+            text + used, size - used,
+            "; smaller --lanes, --lane-bytes or --journal-bytes can save some of %" PRIu64 " MiB",
+            p->lane_bytes >> 20);
+    }
 }
 
 /* By what n bytes are bounded: the user's limit, or what there is. */
 static const char *why(const struct plan *p, uint64_t n)
 {
-    return n == p->limit_bytes ? "allowed by --memory" : "free";
+    return n != p->limit_bytes ? "free"
+           : n >= 1 << 20      ? "allowed by --memory"
+                               : "allowed by --memory (bytes, or with a unit: 300MiB)";
 }
 
 static int refuse(const struct plan *p, struct error *reterr)
@@ -231,22 +241,22 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
 {
     const struct figure f[N_FIGURES] = {
         {"weights_bytes", "weights", p->weights_bytes},
-        {"mapped_bytes", "weights read from the file's map", p->mapped_bytes},
         {"kv_bytes", "keys and values", p->kv_bytes},
         {"recurrent_bytes", "  of it recurrent states", p->recurrent_bytes},
-        {"policy_bytes", "positions, scores, sums", p->policy_bytes},
-        {"prefill_peak_bytes", "while a prompt is read", p->prefill_peak_bytes},
+        {"policy_bytes", "eviction's positions, scores and sums", p->policy_bytes},
+        {"prefill_peak_bytes", "more while a prompt is read", p->prefill_peak_bytes},
         {"scratch_bytes", "activations and tables", p->scratch_bytes},
-        {"tier_bytes", "partial keys and staging of the disk", p->tier_bytes},
+        {"tier_bytes", "K and V on disk: partial keys and staging", p->tier_bytes},
         {"index_bytes", "tokenizer and files' indices", p->index_bytes},
-        {"lane_bytes", "lanes, journal, other processes", p->lane_bytes},
-        {"total_bytes", "total without maps", p->total_bytes},
-        {"host_bytes", "of it on the host in any case", p->host_bytes},
-        {"rows_bytes", "embeddings left in the model's file", p->rows_bytes},
-        {"file_bytes", "on disk, not memory", p->file_bytes},
-        {"prompt_read_bytes", "  read of it by a prompt that long", p->prompt_read_bytes},
+        {"lane_bytes", "clients' lanes, journal, other processes", p->lane_bytes},
+        {"total_bytes", "total", p->total_bytes},
+        {"host_bytes", "  of it in the host's memory", p->host_bytes},
+        {"mapped_bytes", "beside it: weights in the file's map", p->mapped_bytes},
         {"available_bytes", "available", p->available_bytes},
         {"device_available_bytes", "available on the device", p->device_available_bytes},
+        {"rows_bytes", "not memory: rows in the model's file", p->rows_bytes},
+        {"prompt_read_bytes", "  a prompt of the context's length reads", p->prompt_read_bytes},
+        {"file_bytes", "not memory: K and V on disk", p->file_bytes},
     };
 
     memcpy(out, f, sizeof(f));
@@ -302,16 +312,21 @@ void plan_print_table(const struct plan *p, FILE *out)
 {
     struct figure f[N_FIGURES];
 
+    const bool apart = p->device_available_bytes > 0;
+
     figures(p, f);
-    for (int i = 0; i < N_FIGURES - (p->device_available_bytes == 0); i++) {
-        fprintf(out, "%-34s %16" PRIu64 "  %10.1f MiB\n", f[i].label, f[i].value,
+    for (int i = 0; i < N_FIGURES; i++) {
+        if (f[i].value == 0 || (strcmp(f[i].key, "host_bytes") == 0 && !apart)) {
+            continue;
+        }
+        fprintf(out, "%-42s %14" PRIu64 "  %10.1f MiB\n", f[i].label, f[i].value,
                 (double)f[i].value / (1 << 20));
     }
     for (int32_t i = 0; i < p->n_classes; i++) {
         const struct plan_class *c = &p->page_classes[i];
 
-        fprintf(out, "  pages of %-24s %8u x %" PRIu64 " bytes\n", c->name, c->n_pages,
-                c->page_bytes);
+        fprintf(out, "%u pages of %" PRIu64 " bytes, each %d tokens of a head group: %s\n",
+                c->n_pages, c->page_bytes, OPS_PAGE_SLOTS, c->name);
     }
     if (p->n_states > 0) {
         fprintf(out,

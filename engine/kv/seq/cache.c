@@ -165,10 +165,11 @@ static int check_state(const struct geometry *s, const struct policy *p,
         if (s->arrays[i].cap < budget || (budget && scores && !s->scores)) {
             return error_set(
                 reterr, -ENOMEM,
-                "the plan holds %s of %d slots a head group, this policy needs %s of %d; "
-                "start the daemon with --kv naming it",
-                s->scores ? "positions and scores" : "positions", s->arrays[i].cap,
-                scores ? "positions and scores" : "positions", budget);
+                "this policy keeps %s of %d tokens a head, which the daemon's memory plan, made "
+                "for "
+                "its own --kv, does not hold%s; start the daemon with --kv naming this policy",
+                scores ? "positions and scores" : "positions", budget,
+                s->arrays[i].cap ? " so many of" : "");
         }
     }
     int32_t first = -1;
