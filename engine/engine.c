@@ -189,6 +189,19 @@ static int lay_batch(struct prepared *p, struct error *reterr)
     return 0;
 }
 
+/* What a backend may lack. */
+static int check_operations(const struct prepared *p, struct error *reterr)
+{
+    if (p->model->h.n_expert > 0 && !p->ops->experts) {
+        return error_set(
+            reterr, -ENOTSUP,
+            "%s: architecture %s needs the operation experts, which backend %s does not "
+            "have; backend cpu does",
+            p->config.model_path, p->model->arch->name, p->ops->name);
+    }
+    return 0;
+}
+
 static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
                    struct error *reterr)
 {
@@ -213,6 +226,7 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
     if (!r) {
         r = open_files(p, hash, reterr);
     }
+    r = r ? r : check_operations(p, reterr);
     if (!r) {
         p->index_bytes =
             gguf_index_bytes(p->base) + tok_bytes(p->base) + model_table_bytes(p->model);
@@ -384,6 +398,9 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
     }
     in.geometry.one_memory = in.device_available_bytes == 0;
     model_weight_bytes(p->model, p->ops, &p->be_config, &in.weights_bytes, &in.mapped_bytes);
+    in.experts_bytes = model_expert_bytes(p->model, p->ops, &p->be_config);
+    in.n_expert = p->model->h.n_expert;
+    in.n_used = p->model->h.n_used;
     in.rows_bytes = p->model->ple.bytes;
     in.mapped_bytes += ple_resident_bytes(&p->model->ple);
     return plan_make(&in, ret, ret_geometry, reterr);

@@ -26,7 +26,7 @@ import sys
 import numpy as np
 
 FAMILIES = ["llama", "mistral3", "granite", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "phi3", "olmo2", "exaone4",
-            "nemotron"]
+            "nemotron", "qwen3moe", "qwen2moe", "granitemoe"]
 N, FIRST = 200, 135
 
 
@@ -36,6 +36,8 @@ def strengthen(path, seed):
     rng = np.random.default_rng(seed)
     for t in GGUFReader(path, "r+").tensors:
         shape, name = t.data.shape, t.name
+        if name.endswith("exps.scale"):  # pipit knows no factors of experts
+            t.data[...] = 1
         if t.data.dtype != np.float32 or "scale" in name or "ssm_a" in name or "sinks" in name:
             continue
         if "rope" in name:  # factors that divide frequencies: near 0 the angles are beyond what f32 holds

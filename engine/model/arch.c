@@ -44,6 +44,14 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_UP_B]           = {"ffn_up.bias", OPS_ROLE_VECTOR, DIM_1, DIM_FF},
     [LT_DOWN]           = {"ffn_down.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_FF},
     [LT_DOWN_B]         = {"ffn_down.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_ROUTER]         = {"ffn_gate_inp.weight", OPS_ROLE_MATMUL, DIM_EXPERTS, DIM_EMBD},
+    [LT_EXPERTS_GATE]   = {"ffn_gate_exps.weight", OPS_ROLE_MATMUL, DIM_EXPERT_FF, DIM_EMBD, .stack = true},
+    [LT_EXPERTS_UP]     = {"ffn_up_exps.weight", OPS_ROLE_MATMUL, DIM_EXPERT_FF, DIM_EMBD, .stack = true},
+    [LT_EXPERTS_DOWN]   = {"ffn_down_exps.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_EXPERT_FF, .stack = true},
+    [LT_SHARED_ROUTER]  = {"ffn_gate_inp_shexp.weight", OPS_ROLE_MATMUL, DIM_1, DIM_EMBD},
+    [LT_SHARED_GATE]    = {"ffn_gate_shexp.weight", OPS_ROLE_MATMUL, DIM_SHARED_FF, DIM_EMBD},
+    [LT_SHARED_UP]      = {"ffn_up_shexp.weight", OPS_ROLE_MATMUL, DIM_SHARED_FF, DIM_EMBD},
+    [LT_SHARED_DOWN]    = {"ffn_down_shexp.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_SHARED_FF},
     [LT_POST_FFN_NORM]  = {"post_ffw_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
     [LT_PLE_GATE]       = {"inp_gate.weight", OPS_ROLE_MATMUL, DIM_PLE, DIM_EMBD},
     [LT_PLE_PROJ]       = {"proj.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_PLE},
@@ -79,6 +87,8 @@ const struct tensor_row arch_model_tensors[MT_COUNT] = {
 #define LT_QK_NORM (LT_BIT(LT_Q_NORM) | LT_BIT(LT_K_NORM))
 #define LT_QK_NORM_WIDE (LT_BIT(LT_Q_NORM_WIDE) | LT_BIT(LT_K_NORM_WIDE))
 #define LT_GATED (LT_BIT(LT_GATE) | LT_BIT(LT_UP) | LT_BIT(LT_DOWN))
+#define LT_EXPERTS (LT_BIT(LT_ROUTER) | LT_BIT(LT_EXPERTS_GATE) | LT_BIT(LT_EXPERTS_UP) | LT_BIT(LT_EXPERTS_DOWN))
+#define LT_SHARED (LT_BIT(LT_SHARED_GATE) | LT_BIT(LT_SHARED_UP) | LT_BIT(LT_SHARED_DOWN))
 #define LT_GATED_B (LT_BIT(LT_GATE_B) | LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B))
 #define LT_PRE (LT_BIT(LT_ATTN_NORM) | LT_BIT(LT_FFN_NORM))
 #define LT_PRE_B (LT_BIT(LT_ATTN_NORM_B) | LT_BIT(LT_FFN_NORM_B))
@@ -87,22 +97,32 @@ const struct tensor_row arch_model_tensors[MT_COUNT] = {
 
 static const struct arch archs[] = {
     {.name = "llama", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
-     .ffn_scales = true,
+     .ffn_scales = true, .experts = true, .experts_normed = true, .experts_whole = true,
      .required = LT_PRE | LT_QKVO | LT_GATED,
      .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B},
     {.name = "mistral3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
-     .ffn_scales = true, .temperature = true,
+     .ffn_scales = true, .temperature = true, .experts = true, .experts_normed = true, .experts_whole = true,
      .required = LT_PRE | LT_QKVO | LT_GATED,
      .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B},
     {.name = "granite", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
-     .multipliers = true, .rope_switch = true,
+     .multipliers = true, .rope_switch = true, .experts = true, .experts_normed = true, .experts_whole = true,
      .required = LT_PRE | LT_QKVO | LT_GATED,
-     .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B},
+     .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B | LT_SHARED},
+    {.name = "granitemoe", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
+     .multipliers = true, .experts = true, .experts_normed = true, .experts_whole = true,
+     .required = LT_PRE | LT_QKVO | LT_GATED,
+     .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B | LT_SHARED},
+    {.name = "qwen3moe", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .ffn_scales = true, .experts = true, .experts_normed = true,
+     .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_EXPERTS, .optional = LT_QKV_B},
     {.name = "qwen2", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
      .required = LT_PRE | LT_QKVO | LT_QKV_B | LT_GATED},
     {.name = "qwen3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
      .ffn_scales = true,
      .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_GATED, .optional = LT_QKV_B},
+    {.name = "qwen2moe", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .experts = true,
+     .required = LT_PRE | LT_QKVO | LT_EXPERTS | LT_SHARED | LT_BIT(LT_SHARED_ROUTER), .optional = LT_QKV_B},
     {.name = "gemma3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_GELU_TANH, .gated = true,
      .embed_scaled = true, .caps_logits = true, .window_period = 6, .window_rope_base = 10000.0f,
      .even_split_layers = 62,

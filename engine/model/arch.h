@@ -42,6 +42,14 @@ enum layer_tensor {
     LT_UP_B,
     LT_DOWN,
     LT_DOWN_B,
+    LT_ROUTER, /* a mixture of experts, in place of gate, up and down (kernels/ops_experts.h) */
+    LT_EXPERTS_GATE,
+    LT_EXPERTS_UP,
+    LT_EXPERTS_DOWN,
+    LT_SHARED_ROUTER, /* one row: how much of the shared expert counts */
+    LT_SHARED_GATE,
+    LT_SHARED_UP,
+    LT_SHARED_DOWN,
     LT_POST_FFN_NORM,
     LT_PLE_IN,   /* rows of per_layer_model_proj that are this layer's */
     LT_PLE_GATE, /* per-layer embeddings: x += norm(proj(act(gate x) * embedding)) */
@@ -83,6 +91,9 @@ enum tensor_dim {
     DIM_EMBD,
     DIM_VOCAB,
     DIM_FF,
+    DIM_EXPERTS,
+    DIM_EXPERT_FF, /* of one expert */
+    DIM_SHARED_FF,
     DIM_AUG_Q,
     DIM_Q,      /* n_q * k_dim */
     DIM_K,      /* n_k * k_dim */
@@ -101,6 +112,7 @@ struct tensor_row {
     enum ops_role role;
     enum tensor_dim rows; /* outputs */
     enum tensor_dim cols; /* inputs; GGUF's first dimension */
+    bool stack;           /* so a matrix for each expert; GGUF's third dimension */
 };
 
 extern const struct tensor_row arch_layer_tensors[LT_COUNT];
@@ -124,6 +136,10 @@ struct arch {
     bool rope_switch;       /* key rope.scaling.finetuned = false: no layer rotates */
     bool temperature;       /* key attention.temperature_scale counts */
     bool multipliers;       /* keys embedding_scale, residual_scale and logit_scale count */
+    bool experts;           /* key expert_count counts; LT_ROUTER required: it must */
+    bool experts_normed;    /* the weights of a row's experts are made to sum to 1 */
+    bool experts_whole;     /* each is as wide as feed_forward_length; else the key
+                               expert_feed_forward_length says it, or a row's share that length */
     bool ffn_scales;        /* scales of a layer's matrices (".scale") count in its FFN too */
     bool diff_kv;           /* n_k and n_v are keys of their own (DiffQKV) */
     bool v_norm;            /* V heads are normed, without a weight; a file without V: V is K */

@@ -100,7 +100,7 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     place(a, &f->x, n, h->n_embd);
     place(a, &f->y, swift ? n : 0, h->n_embd);
     place_heads(m, n, a, f);
-    place(a, &f->h, n, max_i32(h->most.n_ff, h->aug_q));
+    place(a, &f->h, n, max_i32(h->n_expert ? 0 : h->most.n_ff, h->aug_q));
     place(a, &f->t, has_post_norms(m) ? n : 0, h->n_embd);
     place(a, &f->deep, swift ? n : 0, deep_width(m));
     place(a, &f->head, l->max_logits, h->n_embd);
@@ -183,6 +183,7 @@ static void emit_layer(struct forward *f, int32_t layer)
     bool aug_q = f->m->layers[layer].w[LT_Q_GATE].n_cols != 0;
     bool wide = f->m->layers[layer].w[LT_Q_NORM_WIDE].n_cols != 0;
     bool v_norm = f->m->arch->v_norm && f->m->layers[layer].owner;
+    bool experts = f->m->h.n_expert > 0;
     bool fused = f->ops->qkv_store && !aug_q && !wide && !v_norm;
 
     if (!fused) {
@@ -217,9 +218,11 @@ static void emit_layer(struct forward *f, int32_t layer)
         emit_instr(f, forward_step_attn_out, layer);
     } else {
         emit_instr(f, forward_step_attn_out, layer);
-        emit_instr(f, forward_step_ffn_in, layer);
+        emit_instr(f, experts ? forward_step_experts : forward_step_ffn_in, layer);
     }
-    emit_instr(f, forward_step_ffn_out, layer);
+    if (!experts) {
+        emit_instr(f, forward_step_ffn_out, layer);
+    }
     if (f->m->h.ple) {
         emit_instr(f, forward_step_ple_in, layer);
         emit_instr(f, forward_step_ple_out, layer);

@@ -261,6 +261,37 @@ int forward_step_ffn_out(struct forward *f, int32_t layer)
     return project_out(f, &f->h, &f->m->layers[layer], LT_DOWN, LT_DOWN_B, LT_POST_FFN_NORM);
 }
 
+int forward_step_experts(struct forward *f, int32_t layer)
+{
+    const struct hparams *h = &f->m->h;
+    const struct ops_weight *w = f->m->layers[layer].w;
+    struct ops_experts p = {
+        .rows = f->rows,
+        .norm = norm_of(f, &w[LT_FFN_NORM], &w[LT_FFN_NORM_B]),
+        .x = f->cur.p,
+        .y = f->cur.p,
+        .ldx = f->cur.ld,
+        .ldy = f->cur.ld,
+        .add = true,
+        .scale = h->residual_scale,
+        .n_expert = h->n_expert,
+        .n_used = h->n_used,
+        .kind = OPS_ROUTER_SOFTMAX,
+        .normed = f->m->arch->experts_normed,
+        .router = &w[LT_ROUTER],
+        .act = f->m->arch->act,
+        .gate.w = &w[LT_EXPERTS_GATE],
+        .up.w = &w[LT_EXPERTS_UP],
+        .down.w = &w[LT_EXPERTS_DOWN],
+        .shared_gate_proj.w = model_opt(&w[LT_SHARED_GATE]),
+        .shared_up.w = model_opt(&w[LT_SHARED_UP]),
+        .shared_down.w = model_opt(&w[LT_SHARED_DOWN]),
+        .shared_gate = model_opt(&w[LT_SHARED_ROUTER]),
+    };
+
+    return f->ops->experts(f->be, &p);
+}
+
 int forward_step_out_scale(struct forward *f, int32_t layer)
 {
     struct ops_mul p = {

@@ -376,12 +376,27 @@ void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
     *ret_mapped = mapped;
 }
 
+uint64_t model_expert_bytes(const struct model *m, const struct backend_ops *ops,
+                            const struct backend_config *config)
+{
+    uint64_t sum = 0;
+
+    for (int32_t i = 0; i < m->n_list; i++) {
+        uint64_t b = m->list[i].desc.n_stack ? ops->weight_bytes(config, &m->list[i].desc) : 0;
+
+        sum += m->list[i].desc.n_stack && b == 0 ? m->list[i].file_bytes : b;
+    }
+    return sum;
+}
+
 void model_limits(const struct model *m, struct backend_limits *ret)
 {
     const struct hparams *h = &m->h;
 
     ret->max_heads = h->most.n_q;
     ret->max_head_dim = h->most.k_dim > h->most.v_dim ? h->most.k_dim : h->most.v_dim;
+    ret->max_experts = (int16_t)h->n_expert;
+    ret->max_experts_used = (int16_t)h->n_used;
     ret->max_cols = 0;
     ret->max_outputs = 0;
     for (int32_t i = 0; i < m->n_list; i++) {

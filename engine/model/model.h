@@ -105,6 +105,10 @@ uint64_t model_table_bytes(const struct model *m);
 void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
                         const struct backend_config *config, uint64_t *ret_held, uint64_t *ret_mapped);
 
+/* Of both together, matrices that a layer has one of for each expert. */
+uint64_t model_expert_bytes(const struct model *m, const struct backend_ops *ops,
+                            const struct backend_config *config);
+
 /* The largest sides, for backend_limits. */
 void model_limits(const struct model *m, struct backend_limits *ret);
 

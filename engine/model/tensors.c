@@ -33,6 +33,12 @@ int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d)
         return h->n_vocab;
     case DIM_FF:
         return l->n_ff;
+    case DIM_EXPERTS:
+        return h->n_expert;
+    case DIM_EXPERT_FF:
+        return l->n_ff_expert;
+    case DIM_SHARED_FF:
+        return h->n_ff_shared;
     case DIM_AUG_Q:
         return h->aug_q;
     case DIM_Q:
@@ -75,6 +81,7 @@ static int check_shape(struct finder *f, const char *name, const struct gguf_ten
     const struct layer_sizes *l = layer < 0 ? &f->m->h.most : &f->m->h.layer[layer];
     uint64_t cols = (uint64_t)tensors_dim(&f->m->h, layer, row->cols);
     uint64_t rows = (uint64_t)tensors_dim(&f->m->h, layer, row->rows);
+    uint64_t n_stack = row->stack ? (uint64_t)f->m->h.n_expert : 1;
 
     if (part->name && row->role == OPS_ROLE_VECTOR) {
         cols = (uint64_t)part->total;
@@ -107,7 +114,13 @@ static int check_shape(struct finder *f, const char *name, const struct gguf_ten
                          "), not a whole number of heads that divides %d query heads",
                          name, t->dims[0], t->dims[1], l->n_q);
     }
-    if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1) {
+    if (row->stack && t->dims[2] != n_stack) {
+        return error_set(f->reterr, -EBADMSG,
+                         "tensor %s has %" PRIu64 " matrices, but %" PRIu64
+                         " experts need one each",
+                         name, t->dims[2], n_stack);
+    }
+    if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != n_stack || t->dims[3] != 1) {
         return error_set(f->reterr, -EBADMSG,
                          "tensor %s is (%" PRIu64 ", %" PRIu64 "%s), but must be (%" PRIu64
                          ", %" PRIu64 ")",
@@ -157,6 +170,7 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
         .role = row->role,
         .n_rows = (int32_t)t->dims[1],
         .n_cols = (int32_t)t->dims[0],
+        .n_stack = row->stack ? (uint16_t)t->dims[2] : 0,
         .data = t->data,
     };
     if (row->role == OPS_ROLE_VECTOR) { /* a skew has rows too */
@@ -173,7 +187,9 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
     }
     dst->n_cols = w->desc.n_cols;
     dst->n_rows = w->desc.n_rows;
-    m->n_params += (uint64_t)w->desc.n_cols * (uint64_t)w->desc.n_rows;
+    dst->n_stack = w->desc.n_stack;
+    m->n_params +=
+        (uint64_t)w->desc.n_cols * (uint64_t)w->desc.n_rows * (uint64_t)ops_stack(w->desc.n_stack);
     m->n_list++;
     return 1;
 }
@@ -193,12 +209,25 @@ static void layer_sets(const struct model *m, int32_t il, uint64_t *ret_required
     const struct model_layer *l = &m->layers[il];
     uint64_t required = m->arch->required;
     uint64_t optional = m->arch->optional;
+    uint64_t shared = LT_BIT(LT_SHARED_GATE) | LT_BIT(LT_SHARED_UP) | LT_BIT(LT_SHARED_DOWN);
 
     if (m->h.aug_q > 0) {
         uint64_t aug = LT_BIT(LT_Q_GATE) | LT_BIT(LT_Q_UP) | LT_BIT(LT_Q_DOWN);
 
         required |= optional & aug;
         optional &= ~aug;
+    }
+    if (m->h.n_expert > 0) {
+        uint64_t dense = LT_BIT(LT_GATE) | LT_BIT(LT_GATE_B) | LT_BIT(LT_UP) | LT_BIT(LT_UP_B) |
+                         LT_BIT(LT_DOWN) | LT_BIT(LT_DOWN_B);
+
+        required = (required & ~dense) | LT_BIT(LT_ROUTER) | LT_BIT(LT_EXPERTS_GATE) |
+                   LT_BIT(LT_EXPERTS_UP) | LT_BIT(LT_EXPERTS_DOWN);
+        optional &= ~dense;
+    }
+    optional &= ~shared;
+    if (m->h.n_ff_shared > 0) {
+        required |= shared;
     }
     if (m->h.ple > 0) {
         required |= LT_BIT(LT_PLE_GATE) | LT_BIT(LT_PLE_PROJ) | LT_BIT(LT_PLE_NORM);

@@ -48,6 +48,26 @@ static bool takes_factor(int t)
            t == LT_DOWN || t == LT_SWIFT_Q;
 }
 
+/* One for each expert, and all of them 1. */
+static int check_expert_factors(struct finder *f, const struct gguf_tensor *t, const char *name)
+{
+    if (t->type != DTYPE_F32 || t->dims[0] != (uint64_t)f->m->h.n_expert || t->dims[1] != 1) {
+        return error_set(f->reterr, -EBADMSG, "tensor %s must be %d F32", name, f->m->h.n_expert);
+    }
+    for (int32_t e = 0; e < f->m->h.n_expert; e++) {
+        float scale;
+
+        memcpy(&scale, (const uint8_t *)t->data + (size_t)e * sizeof(scale), sizeof(scale));
+        if (scale != 1.0f) {
+            return error_set(f->reterr, -ENOTSUP,
+                             "tensor %s: the factor of expert %d is %g, and others than 1 are not "
+                             "offered",
+                             name, e, (double)scale);
+        }
+    }
+    return 0;
+}
+
 int tensors_scale(struct finder *f, int32_t il, int t)
 {
     struct tensor_part part = tensors_part(f, &arch_layer_tensors[t], il);
@@ -65,6 +85,9 @@ int tensors_scale(struct finder *f, int32_t il, int t)
     r = r ? r : find_factor(f, il, stem, ".scale", &found, name, sizeof(name));
     if (r || !found || (ffn && !f->m->arch->ffn_scales)) {
         return r;
+    }
+    if (arch_layer_tensors[t].stack) {
+        return check_expert_factors(f, found, name);
     }
     if (found->type != DTYPE_F32 || found->dims[0] != 1 || found->dims[1] != 1) {
         return error_set(f->reterr, -EBADMSG, "tensor %s must be one F32", name);

@@ -55,8 +55,13 @@ static uint64_t weight_bytes(const struct model *m, const struct policy *p)
         bool center = w->desc.role == OPS_ROLE_VECTOR &&
                       (strstr(w->name, ".attn_center.") || strstr(w->name, ".attn_balance."));
 
+        uint64_t bytes = w->file_bytes;
+
+        if (w->desc.n_stack > 1) { /* a token reads some of the experts */
+            bytes = bytes / w->desc.n_stack * (uint64_t)m->h.n_used;
+        }
         lookup = lookup || skew || columns || center || exit;
-        sum += lookup ? 0 : m->list[i].file_bytes * (twice ? 2 : 1);
+        sum += lookup ? 0 : bytes * (twice ? 2 : 1);
     }
     return sum;
 }
@@ -84,7 +89,9 @@ static double prompt_flops(const struct model *m, int32_t n)
         const struct model_weight *w = &m->list[i];
 
         if (is_matrix(w) && sees_prompt(m, w->dst)) {
-            flops += 2.0 * w->desc.n_rows * w->desc.n_cols * n;
+            int32_t used = w->desc.n_stack > 1 ? m->h.n_used : 1;
+
+            flops += 2.0 * w->desc.n_rows * w->desc.n_cols * used * n;
         }
     }
     for (int32_t il = 0; il < m->h.n_layers; il++) {

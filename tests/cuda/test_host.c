@@ -428,6 +428,19 @@ static void pool_on_the_host(void)
     }
 }
 
+static void no_experts(void)
+{
+    struct engine *e = NULL;
+    struct error err = {0};
+
+    fake.start(&fake_devices[SM_90]);
+    expect(fake_engine("arch_qwen3moe", "full", 1, &e, &err) == -ENOTSUP &&
+               strstr(err.text, "architecture qwen3moe needs the operation experts, which backend "
+                                "cuda does not have"),
+           "experts: \"%s\"", err.text);
+    expect_clean("experts");
+}
+
 /* What the file's slots would have to go to is not memory of the host. */
 static void no_disk(void)
 {
@@ -692,6 +705,7 @@ int main(int argc, char **argv)
     graph_of_a_step(SM_86);
     no_early_edges();
     graph_that_foretells();
+    no_experts();
     no_disk();
     pool_on_the_host();
     deep_product();

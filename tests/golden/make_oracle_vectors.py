@@ -131,11 +131,54 @@ def gemma4(path, seed, layers=7, shared=4, ple=16, v_is_k=False, kv=(1, 1), dims
     t.close()
 
 
+def moe(path, seed, arch="qwen3moe", experts=8, used=3, embd=32, n_ff=48, wide=24, shared=0, heads=4, kv=2, dim=16, layers=3,
+        qk_norm=False, bias=False, gate=False, **keys):
+    """Layers of experts. wide: of each one; llama and granitemoe make them as wide as n_ff says."""
+    split = {} if wide == n_ff else {"expert_feed_forward_length": wide}
+    split |= {"expert_shared_feed_forward_length": shared} if shared else {}
+    t = Tiny(path, arch, seed, context_length=1024, embedding_length=embd, block_count=layers, feed_forward_length=n_ff,
+             attention__head_count=heads, attention__head_count_kv=kv, attention__key_length=dim,
+             attention__value_length=dim, rope__dimension_count=dim, attention__layer_norm_rms_epsilon=1e-6,
+             expert_count=experts, expert_used_count=used, **split, **keys)
+    t.matrix("token_embd.weight", VOCAB, embd)
+    for il in range(layers):
+        b = f"blk.{il}."
+        for n in ("attn_norm", "ffn_norm"):
+            t.vector(b + n + ".weight", embd)
+        for n, rows in ("q", heads * dim), ("k", kv * dim), ("v", kv * dim):
+            t.matrix(b + f"attn_{n}.weight", rows, embd, 2)
+            if bias:
+                t.vector(b + f"attn_{n}.bias", rows, 0, 0.3)
+            if qk_norm and n != "v":
+                t.vector(b + f"attn_{n}_norm.weight", dim)
+        t.matrix(b + "attn_output.weight", embd, heads * dim)
+        t.matrix(b + "ffn_gate_inp.weight", experts, embd, 2)
+        for n, rows, cols in ("gate", wide, embd), ("up", wide, embd), ("down", embd, wide):
+            t.w.add_tensor(b + f"ffn_{n}_exps.weight",
+                           t.rng.normal(0, 2 / cols**0.5, (experts, rows, cols)).astype(np.float32))
+            if shared:
+                s = (rows, shared) if n == "down" else (shared, cols)
+                t.matrix(b + f"ffn_{n}_shexp.weight", *s, 2)
+        if gate:
+            t.vector(b + "ffn_gate_inp_shexp.weight", embd, 0, 0.5)
+    t.vector("output_norm.weight", embd)
+    t.matrix("output.weight", VOCAB, embd)
+    t.close()
+
+
 # 300 ids: windows have slid, and rings of window + chunk slots have wrapped in the tests that make them small.
 MODELS = {
     "gemma2": (gemma2, {}, 300, 240),
     "gemma4_e": (gemma4, {}, 300, 240),
     "gemma4_dense": (gemma4, {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6}, 300, 240),
+    "qwen3moe": (moe, {"qk_norm": True}, 160, 100),
+    "qwen2moe": (moe, {"arch": "qwen2moe", "bias": True, "gate": True, "shared": 40, "dim": 8, "used": 4}, 160, 100),
+    "granitemoe": (moe, {"arch": "granitemoe", "wide": 48, "experts": 5, "used": 2, "shared": 24, "layers": 2,
+                         "logit_scale": 3.0, "residual_scale": 0.4, "embedding_scale": 5.0, "attention__scale": 0.2},
+                   160, 100),
+    "llama_moe": (moe, {"arch": "llama", "wide": 48, "experts": 4, "used": 2, "layers": 2,
+                        "expert_weights_scale": 1.5},  # which llama.cpp does not read in this family
+                  160, 100),
 }
 
 

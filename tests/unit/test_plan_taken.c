@@ -257,10 +257,12 @@ Test(plan_taken, a_real_model)
     (void)compare(&real[1], model, "cpu");
 }
 
-/* A sliding window's rings, and a file with a tokenizer. */
+/* A sliding window's rings, layers of experts, and a file with a tokenizer. */
 Test(plan_taken, other_models)
 {
-    static const char *const models[] = {"arch_gemma3.gguf", "arch_qwen3.gguf", "stories260K.gguf"};
+    static const char *const models[] = {"arch_gemma3.gguf", "arch_qwen3.gguf",
+                                         "arch_qwen3moe.gguf", "arch_qwen2moe.gguf",
+                                         "stories260K.gguf"};
     char model[512];
 
     for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {

@@ -46,6 +46,9 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .policy_bytes = s.state_bytes * n,
         .prefill_peak_bytes = s.peak_bytes + s.peak_state_bytes,
         .tier_bytes = s.tier.n_stores ? tier_bytes(&s.tier) : 0,
+        .experts_bytes = in->experts_bytes,
+        .n_expert = in->n_expert,
+        .n_used = in->n_used,
         .rows_bytes = in->rows_bytes,
         .file_bytes = s.tier.n_stores ? tier_file_bytes(&s.tier) : 0,
         .prompt_read_bytes = s.prompt_read_bytes,
@@ -235,12 +238,13 @@ struct figure {
     uint64_t value;
 };
 
-enum { N_FIGURES = 17 };
+enum { N_FIGURES = 18 };
 
 static void figures(const struct plan *p, struct figure out[N_FIGURES])
 {
     const struct figure f[N_FIGURES] = {
         {"weights_bytes", "weights", p->weights_bytes},
+        {"experts_bytes", "  of it or of the map: experts", p->experts_bytes},
         {"kv_bytes", "keys and values", p->kv_bytes},
         {"recurrent_bytes", "  of it recurrent states", p->recurrent_bytes},
         {"policy_bytes", "eviction's positions, scores and sums", p->policy_bytes},
@@ -333,6 +337,9 @@ void plan_print_table(const struct plan *p, FILE *out)
                 "%d of %d stores hold a recurrent state, and prompts leave %d checkpoints of it at "
                 "most;\nprecision, eviction, selection and offload concern the other %d\n",
                 p->n_states, p->n_stores, p->n_checkpoints, p->n_stores - p->n_states);
+    }
+    if (p->n_expert > 0) {
+        fprintf(out, "a token reads %d of the %d experts of a layer\n", p->n_used, p->n_expert);
     }
     fprintf(out, "policy %s\n", p->policy);
     if (p->advice) {

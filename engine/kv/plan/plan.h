@@ -47,6 +47,9 @@ struct plan {
     uint64_t
         prompt_read_bytes; /* of it, by one prompt as long as the context, read in whole chunks */
     uint64_t recurrent_bytes; /* of kv_bytes: states of recurrent layers, and their checkpoints */
+    uint64_t experts_bytes;   /* of weights_bytes and mapped_bytes: matrices of experts */
+    int32_t n_expert;         /* of a layer, 0: none, */
+    int32_t n_used;           /* and how many of them a token reads */
     int32_t n_states;         /* recurrent layers, */
     int32_t n_stores;         /* of so many stores in all, */
     int32_t n_checkpoints;    /* and how often prompts may leave their states */
@@ -73,6 +76,9 @@ struct plan_input {
     int32_t ctx_model;
     uint64_t weights_bytes;
     uint64_t mapped_bytes;
+    uint64_t experts_bytes; /* of both */
+    int32_t n_expert;
+    int32_t n_used;
     uint64_t rows_bytes; /* of per-layer embeddings, which stay in the file */
     uint64_t index_bytes;
     uint64_t extra_bytes;
