@@ -6,13 +6,17 @@
  *
  * Every page is touched before the caller gets it: what a plan counts is then resident from the
  * start, so the process grows no further, no token waits for a page fault, and a machine that
- * promised more than it has says so while loading. The counter holds what callers asked for,
- * rounded as it was rounded for them. */
+ * promised more than it has says so while loading. The kernel clears what is touched at some
+ * gigabytes a second and thread, half of the time that loading a model takes, so large mappings are
+ * touched by several threads. The counter holds what callers asked for, rounded as it was rounded
+ * for them. */
 
 #include "base/memory.h"
 
 #include <assert.h>
 #include <errno.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +27,9 @@
 #define HUGE_BYTES ((size_t)2 << 20)
 #define LINE_BYTES ((size_t)64)
 #define PAGE_BYTES ((size_t)4096)
+#define SHARE_BYTES ((size_t)32 << 20) /* the least that is worth a thread */
+
+enum { MOST_TOUCHING = 8 };
 
 static _Atomic uint64_t mapped_bytes;
 
@@ -46,6 +53,60 @@ static void touch(uint8_t *p, size_t bytes)
     }
 }
 
+struct share {
+    uint8_t *p;
+    size_t bytes;
+};
+
+static void *touch_share(void *arg)
+{
+    const struct share *s = arg;
+
+    touch(s->p, s->bytes);
+    return NULL;
+}
+
+/* CPUs that this thread may use. */
+static size_t n_cpus(void)
+{
+    cpu_set_t set;
+
+    return sched_getaffinity(0, sizeof(set), &set) ? 1 : (size_t)CPU_COUNT(&set);
+}
+
+/* By a thread for each share; this thread takes the last one, and those that got no thread. */
+static void touch_all(uint8_t *p, size_t bytes)
+{
+    struct share share[MOST_TOUCHING];
+    pthread_t thread[MOST_TOUCHING];
+    size_t n = bytes / SHARE_BYTES;
+    size_t cpus = n_cpus();
+    size_t begun = 0;
+    size_t at = 0;
+
+    n = n < MOST_TOUCHING ? n : MOST_TOUCHING;
+    n = n < cpus ? n : cpus;
+    if (n < 2) {
+        touch(p, bytes);
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        size_t end = i + 1 == n ? bytes : bytes / n * (i + 1) & ~(HUGE_BYTES - 1);
+
+        share[i] = (struct share){p + at, end - at};
+        at = end;
+    }
+    while (begun + 1 < n && !pthread_create(&thread[begun], NULL, touch_share, &share[begun])) {
+        begun++;
+    }
+    for (size_t i = begun; i < n; i++) {
+        touch(share[i].p, share[i].bytes);
+    }
+    for (size_t i = 0; i < begun; i++) {
+        (void)pthread_join(thread[i], NULL);
+    }
+}
+
 static void *map_huge(size_t bytes)
 {
     uint8_t *raw = mmap(NULL, bytes + HUGE_BYTES, PROT_READ | PROT_WRITE,
@@ -62,7 +123,7 @@ static void *map_huge(size_t bytes)
     }
     (void)munmap(p + bytes, HUGE_BYTES - head);
     (void)madvise(p, bytes, MADV_HUGEPAGE);
-    touch(p, bytes);
+    touch_all(p, bytes);
     return p;
 }
 

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base/memory.h: alignment, zeroes, the counter, refusals, and the two passes of an arena. */
+/* base/memory.h: alignment, zeroes, the counter, refusals, residence, and the two passes of an
+ * arena. */
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/memory.h"
 
@@ -31,6 +34,28 @@ Test(memory, map_is_aligned_zeroed_and_counted)
     check_map(((size_t)2 << 20) - 1, 64);
     check_map((size_t)2 << 20, (size_t)2 << 20);
     check_map(((size_t)5 << 20) + 123, (size_t)2 << 20);
+}
+
+/* Of all sizes that one thread or several touch, with odd ends. */
+Test(memory, every_page_is_resident)
+{
+    static const size_t sizes[] = {(size_t)2 << 20, ((size_t)63 << 20) + 4095, (size_t)64 << 20,
+                                   ((size_t)101 << 20) + 1};
+
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        size_t n = (sizes[i] + 4095) / 4096;
+        unsigned char *there = malloc(n);
+        struct error e = {0};
+        void *p = NULL;
+
+        cr_assert_eq(memory_map(sizes[i], "test", &p, &e), 0, "%s", e.text);
+        cr_assert_eq(mincore(p, sizes[i], there), 0);
+        for (size_t k = 0; k < n; k++) {
+            cr_assert(there[k] & 1, "page %zu of %zu", k, n);
+        }
+        memory_unmap(p, sizes[i]);
+        free(there);
+    }
 }
 
 Test(memory, zero_is_null_and_too_much_is_refused)
