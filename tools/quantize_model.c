@@ -38,6 +38,14 @@ static bool is_norm(struct gguf_str name)
     return memmem(name.ptr, name.len, "norm", 4) != NULL;
 }
 
+/* Which experts a token goes to hangs on small differences, and routers are small. */
+static bool is_router(struct gguf_str name)
+{
+    static const char part[] = ".ffn_gate_inp";
+
+    return memmem(name.ptr, name.len, part, sizeof(part) - 1) != NULL;
+}
+
 static bool name_is(struct gguf_str name, const char *s)
 {
     return name.len == strlen(s) && memcmp(name.ptr, s, name.len) == 0;
@@ -80,6 +88,7 @@ static bool gets_more(const struct gguf *in, struct gguf_str name)
     int64_t layer = layer_of(name, "attn_v.weight");
 
     layer = layer < 0 ? layer_of(name, "ffn_down.weight") : layer;
+    layer = layer < 0 ? layer_of(name, "ffn_down_exps.weight") : layer;
     if (layer < 0) {
         return false;
     }
@@ -112,7 +121,7 @@ static int choose(const struct quantize_plan *plan, const struct gguf *in,
     uint64_t bytes;
 
     *ret = t->type;
-    if (t->n_dims < 2 || is_norm(t->name) || kept(plan, name)) {
+    if (t->n_dims < 2 || is_norm(t->name) || is_router(t->name) || kept(plan, name)) {
         return 0;
     }
     *ret = is_head(in, t->name)                  ? plan->head_type

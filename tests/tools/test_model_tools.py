@@ -25,6 +25,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from gguf_file import F16, F32, Q8_0, Gguf  # noqa: E402
 
 MKMODEL, QUANTIZE = sys.argv[1:3]
+DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data")
 SMALL = ["--layers", "3", "--hidden", "64", "--ffn", "96", "--heads", "4", "--kv-heads", "2", "--vocab", "300"]
 
 
@@ -222,6 +223,18 @@ class Quantize(Tools):
                 self.assertLess(np.sqrt(((x - y) ** 2).mean() / (x ** 2).mean()), 0.01)
         changed = {"general.file_type": 7, "general.quantization_version": 2}
         self.assertEqual({**a.keys, **changed}, b.keys)
+
+    def test_experts_change_and_their_router_stays(self):
+        a = Gguf(os.path.join(DATA, "arch_qwen2moe.gguf"))
+        self.run_tool(QUANTIZE, "-q", os.path.join(DATA, "arch_qwen2moe.gguf"), self.path("b"), "f16")
+        b = Gguf(self.path("b"))
+        for name, (_, dims, raw) in a.tensors.items():
+            self.assertEqual(dims, b.tensors[name][1])
+            if "ffn_gate_inp" in name:
+                self.assertEqual(b.tensors[name][2], raw)
+            elif "_exps" in name:
+                self.assertEqual(len(dims), 3)
+                self.assertEqual(b.tensors[name][2], np.frombuffer(raw, "<f4").astype("<f2").tobytes())
 
     def test_there_and_back(self):
         self.make("a", *SMALL, "--type", "q4_1")
