@@ -83,10 +83,8 @@ static int choose(struct tok *t, const struct gguf *g, struct error *reterr)
         return r;
     }
     r = tok_pre_init(&t->pre, pre.ptr, pre.len, reterr);
-    if (r == 0 && !strncmp(t->pre.name, "llama", 5)) {
-        t->ignore_merges = true;
-        t->add_bos = true;
-    }
+    t->ignore_merges = t->pre.flags & TOK_PRE_IGNORE_MERGES;
+    t->add_bos = t->pre.flags & TOK_PRE_ADD_BOS;
     return r;
 }
 

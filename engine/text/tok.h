@@ -3,8 +3,8 @@
 #define PIPIT_ENGINE_TEXT_TOK_H
 
 /* Tokenizer from a GGUF's own vocabulary: SentencePiece BPE by scores (`tokenizer.ggml.model` =
- * llama) and byte-level BPE by merge ranks (gpt2; pre-tokenizers gpt-2, smollm, llama-bpe, qwen2,
- * default). The ids are those of llama.cpp and of the models' own tokenizers, but for four rules of
+ * llama) and byte-level BPE by merge ranks (gpt2; the pre-tokenizers are in tok_patterns.c). The
+ * ids are those of llama.cpp and of the models' own tokenizers, but for four rules of
  * ours:
  *   - without TOK_PARSE_SPECIAL no text becomes a control token, not even by merging ("</s>");
  *   - a user-defined token that is spelt like a turn marker ("<|...|>", "<start_of_turn>") counts

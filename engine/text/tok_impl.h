@@ -9,7 +9,7 @@
  *   tok_keys.c     the GGUF's single values: ids, flags; which tokens end a generation
  *   tok_map.c      bytes -> id
  *   tok_special.c  finds control and user-defined tokens in a text
- *   tok_pre.c      cuts a text into words (byte-level BPE)
+ *   tok_pre.c      cuts a text into words (byte-level BPE);  tok_patterns.c: by which patterns
  *   tok_merge.c    the merge loop both algorithms share
  *   tok_bpe.c      merges by rank;  tok_spm.c: merges by score
  *
@@ -35,7 +35,8 @@ enum tok_kind {
 enum {
     TOK_MAX_SPECIAL = 256,        /* bytes of a token that is searched for in texts */
     TOK_MAX_TEXT = (1 << 30) - 1, /* bytes of a text */
-    TOK_MAX_STAGES = 4,
+    TOK_MAX_STAGES = 6,
+    TOK_MAX_NAMES = 20, /* of a rule, the last NULL */
 };
 
 /* One token: where its spelling and the bytes it stands for lie in tok.bytes. */
@@ -65,10 +66,26 @@ struct tok_pair {
 };
 
 /* Pre-tokenizer: each stage's matches, and what lies between them, are cut again by the next. */
+struct tok_pre_rule {
+    const char *names[TOK_MAX_NAMES];
+    const char *stage[TOK_MAX_STAGES];
+    unsigned flags;
+};
+enum {
+    TOK_PRE_IGNORE_MERGES = 1 << 0, /* a word that is a token is that token */
+    TOK_PRE_ADD_BOS = 1 << 1,       /* what the file's silence means */
+};
+/* How a stage begins that cuts digits in threes from the right: tok_pre.c, cut_threes(). */
+#define TOK_PRE_THREES "3:"
+#define TOK_PRE_BEFORE_THREES "3<"
+enum { TOK_THREES_ALONE = 1, TOK_THREES_BEFORE };
+
 struct tok_pre {
-    const char *name;
+    const char *name; /* as the table spells it */
     int n_stages;
     pcre2_code *stage[TOK_MAX_STAGES];
+    uint8_t threes[TOK_MAX_STAGES]; /* 0, TOK_THREES_... */
+    unsigned flags;
     pcre2_match_context *context;
 };
 
@@ -89,7 +106,7 @@ struct tok {
     int32_t byte_id[256];      /* -1: the vocabulary cannot spell it */
     /* (n_vocab) SentencePiece: 0 is the best score, equal scores share one */
     uint32_t *rank;
-    struct tok_pair *pairs;    /* (pair_mask + 1) BPE */
+    struct tok_pair *pairs; /* (pair_mask + 1) BPE */
     uint32_t pair_mask;
     struct tok_pre pre;
     /* Special tokens: their distinct lengths, falling; which first bytes each length has. */
@@ -130,7 +147,8 @@ int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr) WAR
 bool tok_keys_is_marker(const char *text, size_t len); /* is it spelt like a turn marker? */
 
 /* tok_special.c: the text's spans in order; id -1 is plain text between special tokens. Control
- * tokens are found with `control`; given parts (NULL: none), only inside neighbouring trusted ones. */
+ * tokens are found with `control`; given parts (NULL: none), only inside neighbouring trusted ones.
+ */
 struct tok_span {
     uint32_t off;
     uint32_t len;
@@ -140,6 +158,9 @@ int tok_special_index(struct tok *t, struct error *reterr) WARN_UNUSED;
 int tok_special_split(const struct tok *t, const char *text, uint32_t len, bool control,
                       const struct tok_part *parts, size_t n_parts, struct tok_span **ret,
                       size_t *ret_n) WARN_UNUSED;
+
+/* tok_patterns.c: the rule of a name; NULL without one. *ret_name is the name in the table. */
+const struct tok_pre_rule *tok_pre_rule_find(const char *name, size_t len, const char **ret_name);
 
 /* tok_pre.c */
 int tok_pre_init(struct tok_pre *p, const char *name, size_t len, struct error *reterr) WARN_UNUSED;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pre-tokenizers of byte-level BPE: regular expressions that cut a text into words, no merge
- * crosses their borders. The patterns are those of the models' own tokenizers, run by PCRE2; `\s`
- * is written out as Unicode's White_Space, since PCRE2's own adds U+180E. No pattern looks behind.
+/* Pre-tokenizers of byte-level BPE: regular expressions (tok_patterns.c), run by PCRE2, that cut a
+ * text into words; no merge crosses their borders.
  *
  * Each stage cuts what the stage before left; what a pattern does not match is a word too. A stage
  * sees its part as a whole text, so that "not followed by a word character" is true at its end, as
@@ -17,36 +16,6 @@
 #include <string.h>
 
 #include "base/utf8.h"
-
-#define SPACES                                                                                     \
-    "\\t\\n\\x0b\\f\\r "                                                                           \
-    "\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"               \
-    "\\x{3000}"
-#define SPACE "[" SPACES "]"
-#define NO_SPACE "[^" SPACES "]"
-#define ENDINGS "'s|'t|'re|'ve|'m|'ll|'d"
-
-#define GPT2                                                                                       \
-    ENDINGS "| ?\\p{L}+| ?\\p{N}+| ?[^" SPACES "\\p{L}\\p{N}]+|" SPACE "+(?!" NO_SPACE ")|" SPACE  \
-            "+"
-#define LLAMA3(digits)                                                                             \
-    "(?i:" ENDINGS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits "| ?[^" SPACES                        \
-    "\\p{L}\\p{N}]+[\\r\\n]*|" SPACE "*[\\r\\n]+|" SPACE "+(?!" NO_SPACE ")|" SPACE "+"
-
-/* One row a name; the first name with the same patterns is the one that is shown. */
-static const struct pattern {
-    const char *name;
-    const char *stage[TOK_MAX_STAGES];
-} patterns[] = {
-    {"gpt-2", {GPT2}},
-    {"smollm", {"\\p{N}", GPT2}},
-    {"llama-bpe", {LLAMA3("\\p{N}{1,3}")}},
-    {"llama3", {LLAMA3("\\p{N}{1,3}")}},
-    {"llama-v3", {LLAMA3("\\p{N}{1,3}")}},
-    {"qwen2", {LLAMA3("\\p{N}")}},
-    {"deepseek-r1-qwen", {LLAMA3("\\p{N}")}},
-    {"default", {"[\\p{P}\\$\\+<=>\\^~\\|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}},
-};
 
 static int compile(struct tok_pre *p, const char *pattern, struct error *reterr)
 {
@@ -64,26 +33,34 @@ static int compile(struct tok_pre *p, const char *pattern, struct error *reterr)
     return 0;
 }
 
-int tok_pre_init(struct tok_pre *p, const char *name, size_t len, struct error *reterr)
+/* A stage that cuts in threes says so before its pattern. */
+static int compile_stage(struct tok_pre *p, const char *stage, struct error *reterr)
 {
-    const struct pattern *found = NULL;
-    int r = 0;
+    static const char *const marks[] = {
+        [TOK_THREES_ALONE] = TOK_PRE_THREES, [TOK_THREES_BEFORE] = TOK_PRE_BEFORE_THREES};
 
-    for (size_t i = 0; i < sizeof(patterns) / sizeof(patterns[0]) && !found; i++) {
-        if (strlen(patterns[i].name) == len && !memcmp(patterns[i].name, name, len)) {
-            found = &patterns[i];
+    for (uint8_t i = TOK_THREES_ALONE; i <= TOK_THREES_BEFORE; i++) {
+        if (!strncmp(stage, marks[i], strlen(marks[i]))) {
+            p->threes[p->n_stages] = i;
+            return compile(p, stage + strlen(marks[i]), reterr);
         }
     }
-    if (!found) {
-        return error_set(
-            reterr, -ENOTSUP,
-            "pre-tokenizer '%.*s' is not known (known: gpt-2, smollm, llama-bpe, qwen2, "
-            "default)",
-            (int)(len < 64 ? len : 64), name);
+    return compile(p, stage, reterr);
+}
+
+int tok_pre_init(struct tok_pre *p, const char *name, size_t len, struct error *reterr)
+{
+    const struct tok_pre_rule *rule = tok_pre_rule_find(name, len, &p->name);
+    int r = 0;
+
+    if (!rule) {
+        return error_set(reterr, -ENOTSUP,
+                         "pre-tokenizer '%.*s' (key 'tokenizer.ggml.pre') is not known",
+                         (int)(len < 64 ? len : 64), name);
     }
-    p->name = found->name;
-    for (int i = 0; i < TOK_MAX_STAGES && found->stage[i] && r == 0; i++) {
-        r = compile(p, found->stage[i], reterr);
+    p->flags = rule->flags;
+    for (int i = 0; i < TOK_MAX_STAGES && rule->stage[i] && r == 0; i++) {
+        r = compile_stage(p, rule->stage[i], reterr);
     }
     p->context = pcre2_match_context_create(NULL);
     if (r == 0 && !p->context) {
@@ -112,6 +89,77 @@ struct job {
     void *arg;
 };
 
+static int cut(const struct job *j, int stage, const char *text, size_t len);
+
+/* Bytes of the first `n` characters. */
+static size_t characters(const char *text, size_t len, size_t n)
+{
+    size_t i = 0;
+
+    while (i < len && (n > 0 || ((uint8_t)text[i] & 0xc0) == 0x80)) {
+        n -= ((uint8_t)text[i] & 0xc0) != 0x80;
+        i++;
+    }
+    return i;
+}
+
+/* The stage's first match from `from` on; without one, the empty text at the end. -ENOMEM: PCRE2's
+ * heap, the only limit left. */
+static int match(const struct job *j, int stage, const char *text, size_t len, size_t from,
+                 size_t *ret_begin, size_t *ret_end)
+{
+    int n = pcre2_match(j->pre->stage[stage], (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK,
+                        j->scratch, j->pre->context);
+    const size_t *at = pcre2_get_ovector_pointer(j->scratch);
+
+    if (n < 0 && n != PCRE2_ERROR_NOMATCH) {
+        return -ENOMEM;
+    }
+    *ret_begin = n > 0 ? at[0] : len;
+    *ret_end = n > 0 ? at[1] : len;
+    return 0;
+}
+
+/* Digits in threes from the right: 1234567 as 1, 234, 567. The digits are words of their own
+ * (TOK_PRE_THREES), or a word begins before each three and nowhere else (TOK_PRE_BEFORE_THREES). */
+static int cut_threes(const struct job *j, int stage, const char *text, size_t len)
+{
+    bool alone = j->pre->threes[stage] == TOK_THREES_ALONE;
+    size_t word = 0;
+    size_t from = 0;
+    int r = 0;
+
+    while (from < len && r == 0) {
+        size_t end;
+        size_t at;
+        size_t n_digits = 0;
+
+        r = match(j, stage, text, len, from, &at, &end);
+        if (r < 0) {
+            return r;
+        }
+        for (size_t i = at; i < end; i++) {
+            n_digits += ((uint8_t)text[i] & 0xc0) != 0x80;
+        }
+        if (alone && r == 0) {
+            r = cut(j, stage + 1, text + word, at - word);
+            word = at;
+        }
+        at += characters(text + at, end - at, n_digits % 3);
+        while (at < end && r == 0) {
+            r = cut(j, stage + 1, text + word, at - word);
+            word = at;
+            at += characters(text + at, end - at, 3);
+        }
+        if (alone && r == 0) {
+            r = cut(j, stage + 1, text + word, end - word);
+            word = end;
+        }
+        from = end;
+    }
+    return r == 0 ? cut(j, stage + 1, text + word, len - word) : r;
+}
+
 /* Valid UTF-8 through the stages from `stage` on. */
 static int cut(const struct job *j, int stage, const char *text, size_t len)
 {
@@ -124,17 +172,17 @@ static int cut(const struct job *j, int stage, const char *text, size_t len)
     if (stage >= TOK_MAX_STAGES || stage == j->pre->n_stages) { /* the first: what -O3 can see */
         return j->word(j->arg, text, (uint32_t)len);
     }
+    if (j->pre->threes[stage]) {
+        return cut_threes(j, stage, text, len);
+    }
     while (pos < len && r == 0) {
-        int n = pcre2_match(j->pre->stage[stage], (PCRE2_SPTR)text, len, pos, PCRE2_NO_UTF_CHECK,
-                            j->scratch, j->pre->context);
-        const size_t *at = pcre2_get_ovector_pointer(j->scratch);
-        size_t begin = n > 0 ? at[0] : len;
-        size_t end = n > 0 ? at[1] : len;
+        size_t begin;
+        size_t end;
 
-        if (n < 0 && n != PCRE2_ERROR_NOMATCH) {
-            return -ENOMEM; /* its heap: the only limit left */
+        r = match(j, stage, text, len, pos, &begin, &end);
+        if (r == 0) {
+            r = cut(j, stage + 1, text + pos, begin - pos);
         }
-        r = cut(j, stage + 1, text + pos, begin - pos);
         if (r == 0) {
             r = cut(j, stage + 1, text + begin, end - begin);
         }
