@@ -107,6 +107,59 @@ static void whole_rows(void)
     }
 }
 
+/* Heads and channels from small to the largest, rows of one sequence or of all. */
+static void recurrent(void)
+{
+    static struct ops_state seqs[MAX_SEQS];
+    static const int32_t dims[][2] = {{16, 16}, {128, 128}, {128, 256}, {256, 128}, {256, 256}};
+    static const int32_t n_seqs[] = {1, 16, MAX_SEQS};
+
+    for (int i = 0; i < 5 * 3 * 2; i++) {
+        int32_t n = n_seqs[i % 3];
+        int32_t rows = i / 3 % 2 ? MAX_ROWS / n : 1;
+        const int32_t *d = dims[i / 6];
+        struct ops_weight v = weight(DTYPE_F32, OPS_ROLE_VECTOR, 1, 4 * MAX_COLS);
+        struct ops_conv c = {.rows = {n * rows, rows == 1 ? n : 0},
+                             .n_channels = i == 0 ? 1 : MAX_COLS,
+                             .width = i % 2 ? 4 : OPS_CONV_MAX_WIDTH,
+                             .w = &v,
+                             .x = (float *)memory,
+                             .y = (float *)memory,
+                             .ldx = MAX_COLS,
+                             .ldy = MAX_COLS,
+                             .seqs = seqs,
+                             .n_seqs = n};
+        struct ops_delta p = {.rows = c.rows,
+                              .n_k = MAX_HEADS / 2,
+                              .n_v = MAX_HEADS,
+                              .k_dim = d[0],
+                              .v_dim = d[1],
+                              .a = &v,
+                              .dt = &v,
+                              .w = &v,
+                              .qkv = (float *)memory,
+                              .alpha = (float *)memory,
+                              .beta = (float *)memory,
+                              .z = (float *)memory,
+                              .y = (float *)memory,
+                              .seqs = seqs,
+                              .n_seqs = n};
+        struct ops_gate g = {.rows = c.rows,
+                             .n_heads = MAX_HEADS,
+                             .dim = d[1],
+                             .x = (float *)memory,
+                             .gate = (float *)memory,
+                             .y = (float *)memory};
+
+        for (int32_t k = 0; k < n; k++) {
+            seqs[k] = (struct ops_state){.row0 = k * rows, .n_rows = rows, .out = memory};
+        }
+        done(be->ops->conv(be, &c), "conv", c.n_channels, n, rows);
+        done(be->ops->delta(be, &p), "delta", d[0], n, rows);
+        done(be->ops->gate(be, &g), "gate", d[1], n, rows);
+    }
+}
+
 /* Packing of a vocabulary's rows; where memory is shared the packed bytes come from pinned memory,
  * else they are copied. */
 static void packing(const struct fake_device *d)
@@ -473,6 +526,7 @@ int main(int argc, char **argv)
         matmuls();
         fake.log_clear();
         whole_rows();
+        recurrent();
         packing(&d);
         fake.log_clear();
         caches();
