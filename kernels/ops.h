@@ -556,7 +556,7 @@ struct ops_conv {
 };
 
 /* The gated delta rule (Yang et al., 2024). V head h has a matrix S (k_dim, v_dim) and reads Q and
- * K head h % n_k. For each row, q and k being divided by their lengths (at least eps):
+ * K head h % n_k. For each row, q and k being divided by their lengths, sqrt(|x|^2 + eps):
  *     S = S * e^(a[h] * ln(1 + e^(alpha[h] + dt[h])))
  *     S = S + k (x) sigmoid(beta[h]) * (v - k S)
  *     y = RMS norm(q S / sqrt(k_dim)) * silu(z), the norm of each head with weights w and eps

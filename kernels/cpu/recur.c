@@ -142,8 +142,8 @@ struct delta_rows {
     float beta[CPU_DELTA_ROWS];
 };
 
-/* y = x / |x| * scale */
-static void set_length(const float *x, int32_t n, float least, float scale, float *y)
+/* y = x / sqrt(|x|^2 + eps) * scale */
+static void set_length(const float *x, int32_t n, float eps, float scale, float *y)
 {
     float sum[16] = {0};
 
@@ -157,7 +157,7 @@ static void set_length(const float *x, int32_t n, float least, float scale, floa
             sum[j] += sum[j + m];
         }
     }
-    float by = scale / fmaxf(sqrtf(sum[0]), least);
+    float by = scale / sqrtf(sum[0] + eps);
 
     for (int32_t i = 0; i < n; i++) {
         y[i] = x[i] * by;

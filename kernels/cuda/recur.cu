@@ -190,7 +190,7 @@ CUDA_INLINE void delta_fetch(const struct delta *p, int32_t row, int32_t h, stru
         for (int32_t i = lane; i < p->k_dim; i += WARP) {
             sum += x[i] * x[i];
         }
-        scale = 1.0f / fmaxf(sqrtf(warp_sum(sum)), p->eps);
+        scale = 1.0f / sqrtf(warp_sum(sum) + p->eps);
         scale = which == 0 ? scale / sqrtf((float)p->k_dim) : scale;
         for (int32_t i = lane; i < DELTA_PAD; i += WARP) {
             sh->qk[which][i] = i < p->k_dim ? x[i] * scale : 0.0f;

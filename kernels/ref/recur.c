@@ -84,14 +84,14 @@ int ref_conv(struct backend *be, const struct ops_conv *p)
 /* ---- gated delta rule -------------------------------------------------------------------------
  */
 
-static float length_of(const float *x, int32_t n, float least)
+static float length_of(const float *x, int32_t n, float eps)
 {
     float sum = 0;
 
     for (int32_t i = 0; i < n; i++) {
         sum += x[i] * x[i];
     }
-    return fmaxf(sqrtf(sum), least);
+    return sqrtf(sum + eps);
 }
 
 static float softplus(float x)

@@ -203,8 +203,8 @@ static void in_double(const struct ops_delta *p, const struct delta_inputs *in, 
         double alpha = (double)*row_of(in->gates, t, p->ldg, h) + (double)in->dt.f32[h];
         double decay = exp((double)in->a.f32[h] * log1p(exp(alpha)));
         double beta = 1 / (1 + exp(-(double)*row_of(in->gates, t, p->ldg, p->n_v + h)));
-        double qq = 0;
-        double kk = 0;
+        double qq = (double)p->eps;
+        double kk = (double)p->eps;
         double sum = 0;
 
         for (int32_t i = 0; i < p->k_dim; i++) {
@@ -234,8 +234,8 @@ static void in_double(const struct ops_delta *p, const struct delta_inputs *in, 
     free(s);
 }
 
-static void delta(struct check *c, int32_t n_k, int32_t n_v, int32_t k_dim, int32_t v_dim,
-                  int32_t n_seqs, const int32_t *n_rows)
+static void delta_of(struct check *c, int32_t n_k, int32_t n_v, int32_t k_dim, int32_t v_dim,
+                     int32_t n_seqs, const int32_t *n_rows, float size)
 {
     struct ops_delta p = {.n_k = n_k,
                           .n_v = n_v,
@@ -249,15 +249,15 @@ static void delta(struct check *c, int32_t n_k, int32_t n_v, int32_t k_dim, int3
     struct delta_inputs in;
     struct batch b;
 
-    if (!check_case(c, "delta heads %d %d dims %d %d rows %d of %d", n_k, n_v, k_dim, v_dim,
-                    n_rows[0], n_seqs)) {
+    if (!check_case(c, "delta heads %d %d dims %d %d rows %d of %d size %g", n_k, n_v, k_dim, v_dim,
+                    n_rows[0], n_seqs, (double)size)) {
         return;
     }
     make_batch(c, &b, n_seqs, n_rows, (size_t)(n_v * k_dim * v_dim) * sizeof(float), (size_t)p.ldy);
     in.qkv = check_buf(c, "qkv", (size_t)b.n * (size_t)p.ldx * sizeof(float));
     in.gates = check_buf(c, "gates", (size_t)b.n * (size_t)p.ldg * sizeof(float));
     in.z = check_buf(c, "z", (size_t)b.n * (size_t)p.ldz * sizeof(float));
-    check_fill(c, in.qkv, 1);
+    check_fill(c, in.qkv, size);
     check_fill(c, in.gates, 2);
     check_fill(c, in.z, 1);
     check_weight_make(c, &in.a, DTYPE_F32, OPS_ROLE_VECTOR, 1, n_v, 0.1f);
@@ -293,6 +293,12 @@ static void delta(struct check *c, int32_t n_k, int32_t n_v, int32_t k_dim, int3
     check_weight_free(c, &in.a);
     check_weight_free(c, &in.dt);
     check_weight_free(c, &in.w);
+}
+
+static void delta(struct check *c, int32_t n_k, int32_t n_v, int32_t k_dim, int32_t v_dim,
+                  int32_t n_seqs, const int32_t *n_rows)
+{
+    delta_of(c, n_k, n_v, k_dim, v_dim, n_seqs, n_rows, 1);
 }
 
 /* ---- gates ------------------------------------------------------------------------------------
@@ -362,6 +368,7 @@ void check_op(struct check *c)
         delta(c, 2, 2, 128, 128, 2, rows[i]);
     }
     delta(c, 1, 2, 256, 256, 2, rows[1]);
+    delta_of(c, 2, 2, 32, 32, 2, rows[2], 1e-3f); /* eps is felt */
     for (int kind = 0; kind < 4; kind++) {
         gate(c, 1, 1, 1, kind);
         gate(c, 3, 2, 17, kind);
