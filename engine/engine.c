@@ -158,6 +158,7 @@ static int describe_stores(struct prepared *p, struct error *reterr)
             .k_dim = m->stores[i].k_dim,
             .v_dim = m->stores[i].v_dim,
             .window = m->stores[i].window,
+            .state_bytes = m->stores[i].state_bytes,
             .deep = m->stores[i].deep,
             .weight = m->stores[i].weight,
             .skew = model_opt(&m->layers[m->stores[i].layer].w[LT_SKEW]),
@@ -192,14 +193,13 @@ static int lay_batch(struct prepared *p, struct error *reterr)
 /* What a backend may lack. */
 static int check_operations(const struct prepared *p, struct error *reterr)
 {
-    if (p->model->h.n_expert > 0 && !p->ops->experts) {
-        return error_set(
-            reterr, -ENOTSUP,
-            "%s: architecture %s needs the operation experts, which backend %s does not "
-            "have; backend cpu does",
-            p->config.model_path, p->model->arch->name, p->ops->name);
-    }
-    return 0;
+    const char *op = model_lacks(p->model, p->ops);
+
+    return !op ? 0
+               : error_set(reterr, -ENOTSUP,
+                           "%s: architecture %s needs the operation %s, which backend %s does not "
+                           "have; backend cpu does",
+                           p->config.model_path, p->model->arch->name, op, p->ops->name);
 }
 
 static int prepare(const struct engine_config *c, bool hash, struct prepared *p,

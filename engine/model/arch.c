@@ -20,8 +20,8 @@
 const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_ATTN_NORM]      = {"attn_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
     [LT_ATTN_NORM_B]    = {"attn_norm.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
-    [LT_Q]              = {"attn_q.weight", OPS_ROLE_MATMUL, DIM_Q, DIM_EMBD},
-    [LT_Q_B]            = {"attn_q.bias", OPS_ROLE_VECTOR, DIM_1, DIM_Q},
+    [LT_Q]              = {"attn_q.weight", OPS_ROLE_MATMUL, DIM_Q_OUT, DIM_EMBD},
+    [LT_Q_B]            = {"attn_q.bias", OPS_ROLE_VECTOR, DIM_1, DIM_Q_OUT},
     [LT_K]              = {"attn_k.weight", OPS_ROLE_MATMUL, DIM_K, DIM_EMBD},
     [LT_K_B]            = {"attn_k.bias", OPS_ROLE_VECTOR, DIM_1, DIM_K},
     [LT_V]              = {"attn_v.weight", OPS_ROLE_MATMUL, DIM_V, DIM_EMBD},
@@ -33,6 +33,15 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_K_NORM]         = {"attn_k_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_HEAD},
     [LT_Q_NORM_WIDE]    = {"attn_q_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_Q},
     [LT_K_NORM_WIDE]    = {"attn_k_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_K},
+    [LT_MIX]            = {"attn_qkv.weight", OPS_ROLE_MATMUL, DIM_MIX, DIM_EMBD},
+    [LT_Z]              = {"attn_gate.weight", OPS_ROLE_MATMUL, DIM_MIX_V, DIM_EMBD},
+    [LT_ALPHA]          = {"ssm_alpha.weight", OPS_ROLE_MATMUL, DIM_MIX_N, DIM_EMBD},
+    [LT_BETA]           = {"ssm_beta.weight", OPS_ROLE_MATMUL, DIM_MIX_N, DIM_EMBD},
+    [LT_CONV]           = {"ssm_conv1d.weight", OPS_ROLE_VECTOR, DIM_MIX, DIM_WIDTH},
+    [LT_DECAY]          = {"ssm_a", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_N},
+    [LT_DECAY_B]        = {"ssm_dt.bias", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_N},
+    [LT_MIX_NORM]       = {"ssm_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_HEAD},
+    [LT_MIX_O]          = {"ssm_out.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_MIX_V},
     [LT_O]              = {"attn_output.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_ATT},
     [LT_O_B]            = {"attn_output.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
     [LT_POST_ATTN_NORM] = {"post_attention_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
@@ -93,6 +102,9 @@ const struct tensor_row arch_model_tensors[MT_COUNT] = {
 #define LT_PRE (LT_BIT(LT_ATTN_NORM) | LT_BIT(LT_FFN_NORM))
 #define LT_PRE_B (LT_BIT(LT_ATTN_NORM_B) | LT_BIT(LT_FFN_NORM_B))
 #define LT_POST (LT_BIT(LT_POST_ATTN_NORM) | LT_BIT(LT_POST_FFN_NORM))
+#define LT_DELTA                                                                                   \
+    (LT_BIT(LT_MIX) | LT_BIT(LT_Z) | LT_BIT(LT_ALPHA) | LT_BIT(LT_BETA) | LT_BIT(LT_CONV) |        \
+     LT_BIT(LT_DECAY) | LT_BIT(LT_DECAY_B) | LT_BIT(LT_MIX_NORM) | LT_BIT(LT_MIX_O))
 #define LT_AUG_Q (LT_BIT(LT_Q_GATE) | LT_BIT(LT_Q_UP) | LT_BIT(LT_Q_DOWN))
 
 static const struct arch archs[] = {
@@ -123,6 +135,10 @@ static const struct arch archs[] = {
     {.name = "qwen2moe", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
      .experts = true,
      .required = LT_PRE | LT_QKVO | LT_EXPERTS | LT_SHARED | LT_BIT(LT_SHARED_ROUTER), .optional = LT_QKV_B},
+    {.name = "qwen35", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .ffn_scales = true, .recurrent = true, .q_gated = true, .sections = true, .predictors = true, .ffn_norm_post = true,
+     .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_GATED, .optional = LT_QKV_B,
+     .recur_required = LT_PRE | LT_DELTA | LT_GATED},
     {.name = "gemma3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_GELU_TANH, .gated = true,
      .embed_scaled = true, .caps_logits = true, .window_period = 6, .window_rope_base = 10000.0f,
      .even_split_layers = 62,

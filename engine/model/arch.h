@@ -31,6 +31,15 @@ enum layer_tensor {
     LT_K_NORM,
     LT_Q_NORM_WIDE, /* of all heads as one row */
     LT_K_NORM_WIDE,
+    LT_MIX, /* a recurrent layer: Q, K and V as one, */
+    LT_Z,   /* the gate of what its heads give, */
+    LT_ALPHA, /* the input of its decay */
+    LT_BETA,  /* and of how much it learns, */
+    LT_CONV,
+    LT_DECAY,
+    LT_DECAY_B,
+    LT_MIX_NORM, /* of a head's output */
+    LT_MIX_O,
     LT_O,
     LT_O_B,
     LT_POST_ATTN_NORM, /* of attention's output, before it joins the residual */
@@ -96,12 +105,18 @@ enum tensor_dim {
     DIM_SHARED_FF,
     DIM_AUG_Q,
     DIM_Q,      /* n_q * k_dim */
+    DIM_Q_OUT,  /* the same, and as much for gates where Q has them */
     DIM_K,      /* n_k * k_dim */
     DIM_V,      /* n_v * v_dim */
     DIM_ATT,    /* n_q * v_dim */
     DIM_HEAD,   /* k_dim */
     DIM_ROT2,   /* n_rot / 2 */
     DIM_PLE,    /* of a per-layer embedding */
+    DIM_MIX,    /* a recurrent layer's heads of q, k and v */
+    DIM_MIX_V,  /* of v alone, */
+    DIM_MIX_N,  /* their number, */
+    DIM_MIX_HEAD, /* a head's size, */
+    DIM_WIDTH,    /* the convolution's width */
     DIM_DEEP_K, /* a whole number of heads, read from the file */
     DIM_DEEP_V,
     DIM_EXIT, /* 2 to n_vocab, read from the file */
@@ -119,6 +134,7 @@ extern const struct tensor_row arch_layer_tensors[LT_COUNT];
 extern const struct tensor_row arch_model_tensors[MT_COUNT];
 
 #define LT_BIT(t) (UINT64_C(1) << (t))
+_Static_assert(LT_COUNT <= 64, "sets of a layer's tensors are 64 bits");
 
 struct arch {
     const char *name; /* general.architecture, and the prefix of its keys */
@@ -145,6 +161,11 @@ struct arch {
     bool v_norm;            /* V heads are normed, without a weight; a file without V: V is K */
     bool per_layer;         /* embedding_length_per_layer_input counts */
     bool out_scale;         /* layers may have a layer_output_scale */
+    bool recurrent;         /* some layers are, by recurrent_layers or full_attention_interval */
+    bool q_gated;           /* each head of Q is followed by its gate */
+    bool sections;          /* rope.dimension_sections: of a text, all have its positions */
+    bool predictors;        /* nextn_predict_layers: so many of the last layers are left out */
+    bool ffn_norm_post;     /* the FFN's norm goes by the name of post_attention_norm */
     bool shared_kv;         /* attention.shared_kv_layers: the last layers read earlier ones' K and V */
     int32_t window_period;  /* of the model's sliding window: every window_period-th layer is
                                global; 0: no layer slides; -1: the file must say which */
@@ -160,6 +181,7 @@ struct arch {
     float alibi_max;        /* 0: no ALiBi */
     uint64_t required;      /* LT_BIT()s of a layer */
     uint64_t optional;
+    uint64_t recur_required; /* of a recurrent layer, in place of both */
 };
 
 /* NULL for an architecture this build does not know. */

@@ -11,6 +11,7 @@
  * Buffers (device, f32, rows `ld` floats apart, 16 floats aligned):
  *     x     residual stream of all rows         y    the same of rows beyond the split
  *     q k v projections                         att  attention's output
+ *     mix   gated Q; a recurrent layer's Q, K and V (forward_recur.c)
  *     x0 ple ple_gate  of per-layer embeddings (forward_ple.c)
  *     h     FFN or augmented Q                  t    output that is normed before it is added
  *     deep  K and V of up to four deep stores   head rows whose logits are wanted
@@ -73,9 +74,10 @@ int32_t forward_q_width(const struct model *m)
 
 static void place_heads(const struct model *m, int32_t n, struct memory_arena *a, struct forward *f)
 {
-    int32_t k = 0;
+    struct forward_recur_widths r = forward_recur_widths(m);
+    int32_t k = r.k;
     int32_t v = 0;
-    int32_t att = 0;
+    int32_t att = r.att;
 
     for (int32_t il = 0; il < m->h.n_layers; il++) {
         const struct layer_sizes *z = &m->h.layer[il];
@@ -84,7 +86,8 @@ static void place_heads(const struct model *m, int32_t n, struct memory_arena *a
         v = max_i32(v, z->n_v * z->v_dim);
         att = max_i32(att, z->n_q * z->v_dim);
     }
-    place(a, &f->q, n, forward_q_width(m));
+    place(a, &f->q, n, max_i32(forward_q_width(m), r.q));
+    place(a, &f->mix, r.mix ? n : 0, r.mix);
     place(a, &f->k, n, k);
     place(a, &f->v, n, v);
     place(a, &f->att, n, att);
@@ -100,7 +103,8 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     place(a, &f->x, n, h->n_embd);
     place(a, &f->y, swift ? n : 0, h->n_embd);
     place_heads(m, n, a, f);
-    place(a, &f->h, n, max_i32(h->n_expert ? 0 : h->most.n_ff, h->aug_q));
+    place(a, &f->h, n,
+          max_i32(max_i32(h->n_expert ? 0 : h->most.n_ff, h->aug_q), forward_recur_widths(m).h));
     place(a, &f->t, has_post_norms(m) ? n : 0, h->n_embd);
     place(a, &f->deep, swift ? n : 0, deep_width(m));
     place(a, &f->head, l->max_logits, h->n_embd);
@@ -178,14 +182,30 @@ static void emit_instr(struct forward *f, step_fn *fn, int32_t layer)
     f->program[f->n_instr++] = (struct instr){.fn = fn, .layer = layer};
 }
 
+/* What joins the rows of a text: a recurrence in place of attention. */
+static void emit_recurrence(struct forward *f, int32_t layer)
+{
+    emit_instr(f, forward_step_mix, layer);
+    emit_instr(f, forward_step_conv, layer);
+    emit_instr(f, forward_step_delta, layer);
+    emit_instr(f, forward_step_mix_out, layer);
+    emit_instr(f, forward_step_ffn_in, layer);
+    emit_instr(f, forward_step_ffn_out, layer);
+}
+
 static void emit_layer(struct forward *f, int32_t layer)
 {
     bool aug_q = f->m->layers[layer].w[LT_Q_GATE].n_cols != 0;
     bool wide = f->m->layers[layer].w[LT_Q_NORM_WIDE].n_cols != 0;
     bool v_norm = f->m->arch->v_norm && f->m->layers[layer].owner;
     bool experts = f->m->h.n_expert > 0;
-    bool fused = f->ops->qkv_store && !aug_q && !wide && !v_norm;
+    bool gated = f->m->h.q_gated;
+    bool fused = f->ops->qkv_store && !aug_q && !wide && !v_norm && !gated;
 
+    if (f->m->h.layer[layer].recurrent) {
+        emit_recurrence(f, layer);
+        return;
+    }
     if (!fused) {
         emit_instr(f, forward_step_qkv, layer);
     }
@@ -202,6 +222,9 @@ static void emit_layer(struct forward *f, int32_t layer)
         emit_instr(f, forward_step_aug_q_in, layer);
         emit_instr(f, forward_step_aug_q_out, layer);
     }
+    if (gated) {
+        emit_instr(f, forward_step_q_split, layer);
+    }
     if (wide) {
         emit_instr(f, forward_step_qk_norm, layer);
     }
@@ -210,6 +233,9 @@ static void emit_layer(struct forward *f, int32_t layer)
     }
     emit_instr(f, fused ? forward_step_qkv_store : forward_step_store, layer);
     emit_instr(f, forward_step_attend, layer);
+    if (gated) {
+        emit_instr(f, forward_step_att_gate, layer);
+    }
     if (forward_predicts(f->m, layer + 1) && layer + 1 != f->m->h.swift_layers) {
         emit_instr(f, forward_step_fetch, layer + 1);
     }

@@ -46,6 +46,7 @@ struct forward {
     void *host; /* the arrays below and above */
     size_t host_bytes;
     struct buffer x, y, q, k, v, att, h, t, deep, head, logits;
+    struct buffer mix; /* gated Q; a recurrent layer's q, k and v before their convolution */
     struct buffer x0, ple, ple_gate; /* embeddings; a layer's part of the per-layer ones, its gate */
     float *ple_host;                 /* (max_rows, ple.ld) */
 
@@ -169,6 +170,16 @@ void forward_ple_place(const struct model *m, const struct forward_limits *l,
                        struct memory_arena *a, struct forward *f);
 void forward_ple_place_host(const struct model *m, const struct forward_limits *l,
                             struct memory_arena *a, struct forward *f);
+
+/* forward_recur.c: floats of a row that recurrent layers or gated queries need of a buffer. */
+struct forward_recur_widths {
+    int32_t q;
+    int32_t k;
+    int32_t att;
+    int32_t h;
+    int32_t mix;
+};
+struct forward_recur_widths forward_recur_widths(const struct model *m);
 
 /* forward_exit.c: buffers, and at the split: which sequences' rows go no further. */
 void forward_exit_place(const struct model *m, const struct forward_limits *l,

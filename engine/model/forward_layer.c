@@ -42,8 +42,10 @@ static struct ops_matmul qkv_of(struct forward *f, int32_t layer)
         .ldx = f->cur.ld,
     };
 
-    add_layer_part(&p, l, l->deep ? LT_SWIFT_Q : LT_Q, l->deep ? LT_SWIFT_Q_B : LT_Q_B, f->q.p,
-                   f->q.ld, OPS_ACT_NONE, 0);
+    const struct buffer *q = f->m->h.q_gated ? &f->mix : &f->q;
+
+    add_layer_part(&p, l, l->deep ? LT_SWIFT_Q : LT_Q, l->deep ? LT_SWIFT_Q_B : LT_Q_B, q->p, q->ld,
+                   OPS_ACT_NONE, 0);
     if (!l->deep && l->owner) {
         add_layer_part(&p, l, LT_K, LT_K_B, f->k.p, f->k.ld, OPS_ACT_NONE, 0);
         if (!l->v_is_k) {
@@ -231,6 +233,12 @@ static int project_out(struct forward *f, const struct buffer *from, const struc
 int forward_step_attn_out(struct forward *f, int32_t layer)
 {
     return project_out(f, &f->att, &f->m->layers[layer], LT_O, LT_O_B, LT_POST_ATTN_NORM);
+}
+
+/* A recurrent layer's. */
+int forward_step_mix_out(struct forward *f, int32_t layer)
+{
+    return project_out(f, &f->att, &f->m->layers[layer], LT_MIX_O, LT_O_B, LT_POST_ATTN_NORM);
 }
 
 int forward_step_ffn_in(struct forward *f, int32_t layer)

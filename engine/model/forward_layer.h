@@ -21,6 +21,7 @@ int forward_step_qk_norm(struct forward *f, int32_t layer);
 int forward_step_store(struct forward *f, int32_t layer);
 int forward_step_qkv_store(struct forward *f, int32_t layer);
 int forward_step_attend(struct forward *f, int32_t layer);
+int forward_step_mix_out(struct forward *f, int32_t layer);
 int forward_step_attn_out(struct forward *f, int32_t layer);
 int forward_step_ffn_in(struct forward *f, int32_t layer);
 int forward_step_ffn_out(struct forward *f, int32_t layer);
@@ -31,6 +32,13 @@ int forward_step_deep_kv(struct forward *f, int32_t first_store);
 int forward_step_one_deep_kv(struct forward *f, int32_t store);
 int forward_step_survivors(struct forward *f, int32_t layer);
 int forward_step_out_scale(struct forward *f, int32_t layer);
+
+/* forward_recur.c: queries without their gates; these on attention's output; a recurrent layer. */
+int forward_step_q_split(struct forward *f, int32_t layer);
+int forward_step_att_gate(struct forward *f, int32_t layer);
+int forward_step_mix(struct forward *f, int32_t layer);
+int forward_step_conv(struct forward *f, int32_t layer);
+int forward_step_delta(struct forward *f, int32_t layer);
 
 /* forward_ple.c: a layer's part of the per-layer embeddings, and what it adds. */
 int forward_step_ple_in(struct forward *f, int32_t layer);

@@ -14,16 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/model/hparams_impl.h"
 #include "kernels/ops_experts.h"
-
-struct reader {
-    const struct gguf *g;
-    const char *prefix;
-    struct error *reterr;
-    int rc;
-};
-
-enum { REQUIRED = -1 };
 
 static void key_name(const struct reader *r, const char *name, char *buf, size_t size)
 {
@@ -102,7 +94,8 @@ static bool type_is(struct gguf_str s, const char *word)
     return s.len == strlen(word) && memcmp(s.ptr, word, s.len) == 0;
 }
 
-/* A number for each layer: a list of n, or one for all; where it is 0 or absent, `absent`. */
+/* A number for each layer: a list, of which n are taken, or one for all; where it is 0 or absent,
+ * `absent`. Layers that are left out have entries too. */
 static void read_list(struct reader *r, const char *name, int32_t min, int32_t max, int32_t absent,
                       int32_t n, int32_t *ret)
 {
@@ -110,6 +103,7 @@ static void read_list(struct reader *r, const char *name, int32_t min, int32_t m
     int64_t v[HPARAMS_MAX_LAYERS];
     enum gguf_type type;
     size_t len = 0;
+    size_t unused = r->n_unused;
 
     key_name(r, name, key, sizeof(key));
     if (r->rc || !gguf_has(r->g, key) ||
@@ -123,7 +117,8 @@ static void read_list(struct reader *r, const char *name, int32_t min, int32_t m
         }
         return;
     }
-    r->rc = gguf_array_i64(r->g, key, v, (size_t)n, r->reterr);
+    unused = len == (size_t)n ? 0 : unused;
+    r->rc = gguf_array_i64(r->g, key, v, (size_t)n + unused, r->reterr);
     for (int32_t i = 0; !r->rc && i < n; i++) {
         v[i] = v[i] == 0 && min > 0 && absent != REQUIRED ? absent : v[i];
         if (v[i] < min || v[i] > max) {
@@ -133,6 +128,23 @@ static void read_list(struct reader *r, const char *name, int32_t min, int32_t m
         }
         ret[i] = (int32_t)v[i];
     }
+}
+
+/* For hparams_recur.c. */
+void hparams_key(const struct reader *r, const char *name, char *buf, size_t size)
+{
+    key_name(r, name, buf, size);
+}
+
+int32_t hparams_i32(struct reader *r, const char *name, int32_t min, int32_t max, int32_t absent)
+{
+    return read_i32(r, name, min, max, absent);
+}
+
+void hparams_list(struct reader *r, const char *name, int32_t min, int32_t max, int32_t absent,
+                  int32_t n, int32_t *ret)
+{
+    read_list(r, name, min, max, absent, n, ret);
 }
 
 static void read_scaling(struct reader *r, struct hparams *h)
@@ -234,6 +246,9 @@ static void read_counts(struct reader *r, const struct arch *arch, struct hparam
     for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
         struct layer_sizes *l = &h->layer[i];
 
+        if (l->recurrent) {
+            continue;
+        }
         l->n_q = n_q;
         l->n_k = n_k[i];
         l->n_v = n_v ? n_v : n_k[i];
@@ -249,7 +264,7 @@ static void read_counts(struct reader *r, const struct arch *arch, struct hparam
 static void read_heads(struct reader *r, const struct arch *arch, struct hparams *h)
 {
     const int32_t most = HPARAMS_MAX_HEAD_DIM;
-    int32_t n_q = h->layer[0].n_q;
+    int32_t n_q = hparams_first(h)->n_q;
     int32_t even = h->n_embd % n_q ? 0 : h->n_embd / n_q;
     int32_t k_dim = read_i32_or_none(r, "attention.key_length", most, even);
     int32_t v_dim = read_i32_or_none(r, "attention.value_length", most, k_dim);
@@ -273,6 +288,9 @@ static void read_heads(struct reader *r, const struct arch *arch, struct hparams
         struct layer_sizes *l = &h->layer[i];
         bool local = l->window > 0;
 
+        if (l->recurrent) {
+            continue;
+        }
         l->k_dim = local ? k_swa : k_dim;
         l->v_dim = local ? v_swa : v_dim;
         l->n_rot = local ? n_rot_swa : n_rot;
@@ -307,8 +325,9 @@ static void read_rotation(struct reader *r, const struct arch *arch, struct hpar
     for (int32_t i = 0; i < h->n_layers; i++) {
         bool skipped = arch->no_rope_period && (i + 1) % arch->no_rope_period == 0;
         bool global = arch->rope_local_only && slides && h->layer[i].window == 0;
+        bool none = h->layer[i].recurrent || arch->rope == OPS_ROPE_NONE;
 
-        h->layer[i].rotates = all && !skipped && !global && arch->rope != OPS_ROPE_NONE;
+        h->layer[i].rotates = all && !skipped && !global && !none;
     }
 }
 
@@ -404,7 +423,7 @@ static void sum_up(struct reader *r, struct hparams *h)
 
     for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
         const struct layer_sizes *l = &h->layer[i];
-        const struct layer_sizes *first = &h->layer[0];
+        const struct layer_sizes *first = hparams_first(h);
 
         most->n_q = larger(most->n_q, l->n_q);
         most->n_k = larger(most->n_k, l->n_k);
@@ -414,14 +433,25 @@ static void sum_up(struct reader *r, struct hparams *h)
         most->n_rot = larger(most->n_rot, l->n_rot);
         most->n_ff = larger(most->n_ff, l->n_ff);
         most->window = larger(most->window, l->window);
+        if (l->recurrent) {
+            continue;
+        }
         h->uneven = h->uneven || l->n_q != first->n_q || l->n_k != first->n_k ||
                     l->n_v != first->n_v || l->k_dim != first->k_dim || l->v_dim != first->v_dim;
+        if (h->q_gated && l->k_dim != l->v_dim) {
+            r->rc = error_set(r->reterr, -EBADMSG,
+                              "key %s.attention.value_length is %d, but queries and their gates "
+                              "have heads of %d (attention.key_length)",
+                              r->prefix, l->v_dim, l->k_dim);
+        }
     }
-    if (!r->rc && h->swift_layers < h->n_layers && (h->uneven || h->shared || h->ple)) {
+    if (!r->rc && h->swift_layers < h->n_layers &&
+        (h->uneven || h->shared || h->ple || h->has_recurrent || h->q_gated)) {
         r->rc = error_set(r->reterr, -ENOTSUP, "SwiftKV is not offered for models whose layers %s",
-                          h->uneven   ? "have different heads"
-                          : h->shared ? "share keys and values already"
-                                      : "read embeddings of their own");
+                          h->has_recurrent || h->q_gated ? "are recurrent or gated"
+                          : h->uneven                    ? "have different heads"
+                          : h->shared                    ? "share keys and values already"
+                                                         : "read embeddings of their own");
     }
 }
 
@@ -448,11 +478,15 @@ static void read_all(struct reader *r, const struct gguf *swift, const struct ar
                                                       : "attention.layer_norm_epsilon",
                            0.0f, 1.0f, NAN);
     h->rope_base = read_f32_or_none(r, "rope.freq_base", 1.0f, 1e9f, 10000.0f);
+    h->q_gated = arch->q_gated;
+    hparams_recurrent(r, arch, h);
+    hparams_recur(r, h);
     read_counts(r, arch, h);
     read_scaling(r, h);
     read_window(r, arch, h);
     if (!r->rc) {
         read_heads(r, arch, h);
+        hparams_sections(r, arch, h);
     }
     read_rotation(r, arch, h);
     read_widths(r, h);
@@ -496,6 +530,11 @@ int hparams_read(const struct gguf *g, const struct gguf *swift, const struct ar
     h.n_ctx_train = read_i32(&r, "context_length", 1, HPARAMS_MAX_CTX, REQUIRED);
     h.n_embd = read_i32(&r, "embedding_length", 1, 1 << 16, REQUIRED);
     h.n_vocab = (int32_t)embd->dims[1]; /* padded files say less in vocab_size */
+    if (!r.rc && arch->predictors) {
+        h.n_unused = read_i32(&r, "nextn_predict_layers", 0, h.n_layers - 1, 0);
+        h.n_layers -= h.n_unused;
+        r.n_unused = (size_t)h.n_unused;
+    }
     if (r.rc) {
         return r.rc;
     }
@@ -515,8 +554,9 @@ int hparams_read(const struct gguf *g, const struct gguf *swift, const struct ar
         h.attn_scale = 1.0f / sqrtf((float)h.n_embd / (float)h.most.n_q);
     }
     for (int32_t i = 0; i < h.n_layers; i++) {
-        h.layer[i].attn_scale =
-            h.attn_scale > 0 ? h.attn_scale : 1.0f / sqrtf((float)h.layer[i].k_dim);
+        float k_dim = (float)(h.layer[i].k_dim ? h.layer[i].k_dim : 1);
+
+        h.layer[i].attn_scale = h.attn_scale > 0 ? h.attn_scale : 1.0f / sqrtf(k_dim);
     }
     *ret = h;
     return 0;

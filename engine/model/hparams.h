@@ -15,8 +15,22 @@ enum {
     HPARAMS_MAX_HEAD_DIM = 1024,
 };
 
+/* Of a model's recurrent layers, all alike: a short convolution of the channels of Q, K and V, then
+ * the gated delta rule (struct ops_conv, ops_delta). A state has the convolution's rows first. */
+struct recur_sizes {
+    int32_t width; /* of the convolution */
+    int32_t n_k;   /* heads; n_v is a multiple */
+    int32_t n_v;
+    int32_t k_dim; /* of one head, queries alike */
+    int32_t v_dim;
+    int32_t n_channels; /* all heads of q, k and v */
+    uint64_t delta_at;  /* bytes, where in a state the heads' matrices are */
+    uint64_t state_bytes;
+};
+
 /* What may differ between the layers of a model. */
 struct layer_sizes {
+    bool recurrent; /* a state in place of K and V: no heads of these, their sizes are 0 */
     int32_t n_q;    /* query heads */
     int32_t n_k;    /* K heads; n_q is a multiple */
     int32_t n_v;    /* V heads; n_q is a multiple */
@@ -35,6 +49,7 @@ enum rope_scaling { ROPE_SCALING_NONE, ROPE_SCALING_LINEAR, ROPE_SCALING_YARN, R
 
 struct hparams {
     int32_t n_layers;
+    int32_t n_unused; /* behind them in the file: what predicts more than one token ahead */
     int32_t n_embd;
     int32_t n_vocab;
     int32_t n_ctx_train;
@@ -46,6 +61,9 @@ struct hparams {
     int32_t ple;               /* width of a per-layer embedding, 0: none */
     int32_t aug_q;             /* width of augmented Q's gate, 0: none */
     bool uneven;               /* layers have heads of different number or size */
+    bool has_recurrent;        /* some layers are, which have these sizes */
+    struct recur_sizes recur;
+    bool q_gated;              /* each head of Q is followed by its gate on attention's output */
     bool shared;               /* some layer reads the K and V of one that is not just before it */
     float norm_eps;
     float embed_scale;

@@ -181,6 +181,7 @@ static void lay_stores(struct model *m)
                 .k_dim = h->layer[il].k_dim,
                 .v_dim = h->layer[il].v_dim,
                 .window = h->layer[il].window,
+                .state_bytes = h->layer[il].recurrent ? h->recur.state_bytes : 0,
                 .deep = l->deep,
             };
         }
@@ -237,11 +238,11 @@ static int check_groups(const struct model *m, struct error *reterr)
 static int32_t n_rot_of(const struct hparams *h, bool local)
 {
     for (int32_t i = 0; i < h->n_layers; i++) {
-        if ((h->layer[i].window > 0) == local) {
+        if (!h->layer[i].recurrent && (h->layer[i].window > 0) == local) {
             return h->layer[i].n_rot;
         }
     }
-    return h->layer[0].n_rot;
+    return h->most.n_rot;
 }
 
 int model_set_context(struct model *m, const struct gguf *base, int32_t ctx, struct error *reterr)
@@ -387,6 +388,27 @@ uint64_t model_expert_bytes(const struct model *m, const struct backend_ops *ops
         sum += m->list[i].desc.n_stack && b == 0 ? m->list[i].file_bytes : b;
     }
     return sum;
+}
+
+const char *model_lacks(const struct model *m, const struct backend_ops *ops)
+{
+    const struct {
+        const char *name;
+        bool needed;
+        bool there;
+    } all[] = {
+        {"experts", m->h.n_expert > 0, ops->experts},
+        {"conv", m->h.has_recurrent, ops->conv},
+        {"delta", m->h.has_recurrent, ops->delta},
+        {"gate", m->h.q_gated, ops->gate},
+    };
+
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        if (all[i].needed && !all[i].there) {
+            return all[i].name;
+        }
+    }
+    return NULL;
 }
 
 void model_limits(const struct model *m, struct backend_limits *ret)

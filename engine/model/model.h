@@ -23,6 +23,7 @@ struct model_store {
     int32_t k_dim;
     int32_t v_dim;
     int32_t window; /* of a sliding layer, else 0 */
+    uint64_t state_bytes; /* of a recurrent layer, which has no heads; else 0 */
     bool deep;      /* written at the split, from the split's hidden state */
     int32_t weight; /* of its layer, the largest is POLICY_WEIGHT_MOST; 0: none was measured */
     bool own_output; /* its layers read attn_output_swiftkv */
@@ -108,6 +109,9 @@ void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
 /* Of both together, matrices that a layer has one of for each expert. */
 uint64_t model_expert_bytes(const struct model *m, const struct backend_ops *ops,
                             const struct backend_config *config);
+
+/* An operation of the model's layers that the backend has not; NULL: it has all. */
+const char *model_lacks(const struct model *m, const struct backend_ops *ops);
 
 /* The largest sides, for backend_limits. */
 void model_limits(const struct model *m, struct backend_limits *ret);

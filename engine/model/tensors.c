@@ -53,8 +53,20 @@ int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d)
         return l->k_dim;
     case DIM_ROT2:
         return l->n_rot / 2;
+    case DIM_Q_OUT:
+        return l->n_q * l->k_dim * (h->q_gated ? 2 : 1);
     case DIM_PLE:
         return h->ple;
+    case DIM_MIX:
+        return h->recur.n_channels;
+    case DIM_MIX_V:
+        return h->recur.n_v * h->recur.v_dim;
+    case DIM_MIX_N:
+        return h->recur.n_v;
+    case DIM_MIX_HEAD:
+        return h->recur.v_dim;
+    case DIM_WIDTH:
+        return h->recur.width;
     case DIM_DEEP_K:
     case DIM_DEEP_V:
     case DIM_EXIT:
@@ -207,8 +219,9 @@ static void layer_sets(const struct model *m, int32_t il, uint64_t *ret_required
 {
     static const enum layer_tensor of_input[] = {LT_Q, LT_Q_B, LT_K, LT_K_B, LT_V, LT_V_B};
     const struct model_layer *l = &m->layers[il];
-    uint64_t required = m->arch->required;
-    uint64_t optional = m->arch->optional;
+    bool recurrent = m->h.layer[il].recurrent;
+    uint64_t required = recurrent ? m->arch->recur_required : m->arch->required;
+    uint64_t optional = recurrent ? 0 : m->arch->optional;
     uint64_t shared = LT_BIT(LT_SHARED_GATE) | LT_BIT(LT_SHARED_UP) | LT_BIT(LT_SHARED_DOWN);
 
     if (m->h.aug_q > 0) {
@@ -317,7 +330,7 @@ static int find_more(struct finder *f, int32_t il)
     struct model_layer *l = &f->m->layers[il];
     int r = f->m->h.ple ? tensors_ple_in(f, il) : 0;
 
-    l->v_is_k = l->owner && !l->deep && l->w[LT_V].n_cols == 0;
+    l->v_is_k = l->owner && !l->deep && !f->m->h.layer[il].recurrent && l->w[LT_V].n_cols == 0;
     if (!r && l->v_is_k && f->m->h.layer[il].k_dim != f->m->h.layer[il].v_dim) {
         r = error_set(f->reterr, -EBADMSG,
                       "tensor blk.%d.attn_v.weight is missing, and V heads of %d dims cannot be K "
@@ -412,7 +425,7 @@ static int find_skews(struct finder *f)
         struct ops_weight *w = m->layers[st->layer].w;
         int32_t n = st->n_k * st->k_dim * st->k_dim;
 
-        if (!geometry_is_predictable(st->layer, st->window)) {
+        if (st->state_bytes || !geometry_is_predictable(st->layer, st->window)) {
             continue;
         }
         r = find_one(f, &arch_layer_tensors[LT_SKEW], st->layer, false, &w[LT_SKEW]);
@@ -420,11 +433,10 @@ static int find_skews(struct finder *f)
             r = find_one(f, &arch_layer_tensors[LT_COLUMNS], st->layer, true, &w[LT_COLUMNS]);
             r = r > 0 ? 0 : r;
         }
-        if (!r && w[LT_SKEW].n_cols && w[LT_Q_NORM_WIDE].n_cols) {
+        if (!r && w[LT_SKEW].n_cols && (w[LT_Q_NORM_WIDE].n_cols || m->h.q_gated)) {
             return error_set(f->reterr, -ENOTSUP,
-                             "blk.%d.attn_skew.weight: not offered where queries are normed as one "
-                             "row",
-                             st->layer);
+                             "blk.%d.attn_skew.weight: not offered where queries %s", st->layer,
+                             m->h.q_gated ? "come with gates" : "are normed as one row");
         }
         if (!r && w[LT_SKEW].n_cols && (w[LT_SKEW].n_cols != n || w[LT_COLUMNS].n_cols != n)) {
             r = error_set(f->reterr, -EBADMSG,
@@ -447,6 +459,9 @@ static int find_centers(struct finder *f)
         struct ops_weight *w = m->layers[st->layer].w;
         int32_t n = st->n_k * st->k_dim;
 
+        if (st->state_bytes) {
+            continue;
+        }
         r = find_one(f, &arch_layer_tensors[LT_CENTER], st->layer, false, &w[LT_CENTER]);
         if (r > 0 && (w[LT_CENTER].n_cols != n || m->h.attn_softcap > 0)) {
             return error_set(f->reterr, -EBADMSG,
@@ -478,7 +493,7 @@ static int find_balances(struct finder *f)
     for (int32_t s = 0; r >= 0 && s < m->n_stores; s++) {
         struct model_weight *at = &m->list[m->n_list];
 
-        r = balance_derive(m, s, at);
+        r = m->stores[s].state_bytes ? 0 : balance_derive(m, s, at);
         if (r > 0) {
             (void)snprintf(at->name, sizeof(at->name), "blk.%d.%s", m->stores[s].layer,
                            arch_layer_tensors[LT_BALANCE].name);
@@ -505,8 +520,11 @@ static bool is_leftover(const struct model *m, const char *name)
     int at = 0;
 
     if (sscanf(name, "blk.%d.%n", &layer, &at) != 1 || at == 0 || layer < 0 ||
-        layer >= m->h.n_layers) {
+        layer >= m->h.n_layers + m->h.n_unused) {
         return false;
+    }
+    if (layer >= m->h.n_layers) { /* predicts more than one token ahead */
+        return true;
     }
     if (m->h.layer[layer].reads != layer) {
         return is_of(name + at, LT_K) || is_of(name + at, LT_V) || is_of(name + at, LT_K_NORM);

@@ -26,7 +26,7 @@ static struct tensor_part of_qkv(const struct finder *f, int32_t layer, int at, 
     struct tensor_part p = {.name = fused};
 
     for (int i = 0; i < 3; i++) {
-        enum tensor_dim dims[] = {DIM_Q, DIM_K, DIM_V};
+        enum tensor_dim dims[] = {DIM_Q_OUT, DIM_K, DIM_V};
 
         size[i] = tensors_dim(&f->m->h, layer, dims[i]);
         p.first += i < at ? size[i] : 0;
@@ -54,6 +54,12 @@ struct tensor_part tensors_part(const struct finder *f, const struct tensor_row 
         if (row == &arch_layer_tensors[biases[i]] && is_there(f, layer, bias)) {
             return of_qkv(f, layer, i, bias);
         }
+    }
+    if (f->m->arch->ffn_norm_post && row == &arch_layer_tensors[LT_FFN_NORM]) { /* all of it */
+        int32_t n = tensors_dim(&f->m->h, layer, DIM_EMBD);
+
+        return (struct tensor_part){
+            .name = arch_layer_tensors[LT_POST_ATTN_NORM].name, .n = n, .total = n};
     }
     if (f->m->arch->fused_ffn &&
         (row == &arch_layer_tensors[LT_GATE] || row == &arch_layer_tensors[LT_UP])) {

@@ -45,7 +45,8 @@ static int find_factor(struct finder *f, int32_t il, const char *stem, const cha
 static bool takes_factor(int t)
 {
     return t == LT_Q || t == LT_K || t == LT_V || t == LT_O || t == LT_GATE || t == LT_UP ||
-           t == LT_DOWN || t == LT_SWIFT_Q;
+           t == LT_DOWN || t == LT_SWIFT_Q || t == LT_MIX || t == LT_Z || t == LT_ALPHA ||
+           t == LT_BETA || t == LT_MIX_O;
 }
 
 /* One for each expert, and all of them 1. */

@@ -98,7 +98,11 @@ static double prompt_flops(const struct model *m, int32_t n)
         int32_t window = m->stores[m->layers[il].store].window;
         double reach = window && window < n ? window : n;
 
-        if (!m->layers[il].deep) {
+        if (m->h.layer[il].recurrent) { /* of each row: what is known, learnt and asked for */
+            const struct recur_sizes *z = &m->h.recur;
+
+            flops += 2.0 * n * (3.0 * z->n_v * z->k_dim * z->v_dim + z->width * z->n_channels);
+        } else if (!m->layers[il].deep) {
             const struct layer_sizes *l = &m->h.layer[il];
             double one = reach * n - reach * (reach - 1) / 2;
 

@@ -166,9 +166,62 @@ def moe(path, seed, arch="qwen3moe", experts=8, used=3, embd=32, n_ff=48, wide=2
     t.close()
 
 
+def qwen35(path, seed, layers=5, period=3, predictors=1, kv=1, rot=8, groups=2, ranks=6, state=16, width=4, embd=32, n_ff=48,
+           heads=2, dim=16, tied=True, recurrent=None):
+    """Every period-th layer has attention, or those that `recurrent` lists with 0."""
+    keys = {"full_attention_interval": period} if not recurrent else {}
+    t = Tiny(path, "qwen35", seed, context_length=1024, embedding_length=embd, block_count=layers + predictors,
+             feed_forward_length=n_ff, attention__head_count=heads, attention__head_count_kv=kv,
+             attention__key_length=dim, attention__value_length=dim, attention__layer_norm_rms_epsilon=1e-4,
+             rope__dimension_count=rot, rope__dimension_sections=[2, 1, 1, 0], rope__freq_base=1e4,
+             ssm__conv_kernel=width, ssm__state_size=state, ssm__group_count=groups, ssm__time_step_rank=ranks,
+             ssm__inner_size=ranks * state, **keys)
+    if predictors:
+        t.w.add_uint32("qwen35.nextn_predict_layers", predictors)
+    if recurrent:
+        t.w.add_array("qwen35.attention.recurrent_layers", [bool(r) for r in recurrent])
+    t.matrix("token_embd.weight", VOCAB, embd)
+    if not tied:
+        t.matrix("output.weight", VOCAB, embd)
+    for il in range(layers + predictors):
+        b = f"blk.{il}."
+        t.vector(b + "attn_norm.weight", embd)
+        t.vector(b + "post_attention_norm.weight", embd)
+        t.matrix(b + "ffn_gate.weight", n_ff, embd)
+        t.matrix(b + "ffn_up.weight", n_ff, embd)
+        t.matrix(b + "ffn_down.weight", embd, n_ff)
+        if il < layers and (recurrent[il] if recurrent else (il + 1) % period):
+            channels = (2 * groups + ranks) * state
+            t.matrix(b + "attn_qkv.weight", channels, embd, 2)
+            t.matrix(b + "attn_gate.weight", ranks * state, embd)
+            t.matrix(b + "ssm_alpha.weight", ranks, embd)
+            t.matrix(b + "ssm_beta.weight", ranks, embd, 2)
+            t.matrix(b + "ssm_conv1d.weight", channels, width)
+            t.values(b + "ssm_a", [-0.02 * 3**(i % 4) for i in range(ranks)])
+            t.vector(b + "ssm_dt.bias", ranks, 0)
+            t.vector(b + "ssm_norm.weight", state)
+            t.matrix(b + "ssm_out.weight", embd, ranks * state)
+        else:
+            t.matrix(b + "attn_q.weight", 2 * heads * dim, embd, 2)
+            t.matrix(b + "attn_k.weight", kv * dim, embd, 2)
+            t.matrix(b + "attn_v.weight", kv * dim, embd)
+            t.matrix(b + "attn_output.weight", embd, heads * dim)
+            t.vector(b + "attn_q_norm.weight", dim, 1.5)
+            t.vector(b + "attn_k_norm.weight", dim, 1.5)
+        if il >= layers:
+            t.matrix(b + "nextn.eh_proj.weight", embd, 2 * embd)
+            t.vector(b + "nextn.enorm.weight", embd)
+            t.vector(b + "nextn.hnorm.weight", embd)
+    t.vector("output_norm.weight", embd)
+    t.close()
+
+
 # 300 ids: windows have slid, and rings of window + chunk slots have wrapped in the tests that make them small.
 MODELS = {
     "gemma2": (gemma2, {}, 300, 240),
+    "qwen35": (qwen35, {}, 300, 240),
+    "qwen35_list": (qwen35, {"layers": 4, "recurrent": [0, 1, 1, 0], "predictors": 0, "tied": False, "ranks": 2,
+                             "width": 3, "kv": 2, "rot": 16, "state": 32}, 300, 240),
     "gemma4_e": (gemma4, {}, 300, 240),
     "gemma4_dense": (gemma4, {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6}, 300, 240),
     "qwen3moe": (moe, {"qk_norm": True}, 160, 100),

@@ -106,6 +106,9 @@ FOR_BACKENDS(engine, computes_the_same_alone_and_in_company)
     company(b, "arch_llama.gguf", NULL, "full,chunk=16");
     company(b, "arch_gemma3.gguf", NULL, "full");
     company(b, "arch_qwen3.gguf", NULL, "fp8+full");
+    company(b, "arch_qwen35.gguf", NULL, "full,chunk=16");
+    company(b, "arch_qwen35.gguf", NULL, "kv8+keyformer:20,chunk=16");
+    company(b, "arch_qwen35_list.gguf", NULL, "window:20,chunk=16");
     company(b, "cache_model.gguf", NULL, "keyformer:20,recent=30%,chunk=32");
     company(b, "cache_model.gguf", NULL, "sinks:2+h2o:24,prefill=bounded,chunk=8");
     company(b, "cache_model.gguf", NULL, "recency:20");
@@ -118,10 +121,11 @@ FOR_BACKENDS(engine, interrupted_steps_change_nothing)
     static const char *const kv[] = {"full,chunk=16", "keyformer:20,recent=30%,chunk=16",
                                      "window:20,chunk=16"};
 
-    for (size_t k = 0; k < sizeof(kv) / sizeof(kv[0]); k++) {
+    for (size_t k = 0; k < 2 * sizeof(kv) / sizeof(kv[0]); k++) {
         struct run plain[N];
         struct run broken[N];
-        struct engine *e = run_engine("cache_model.gguf", backends[*be], 128, N, kv[k]);
+        struct engine *e = run_engine(k % 2 ? "arch_qwen35.gguf" : "cache_model.gguf",
+                                      backends[*be], 128, N, kv[k / 2]);
         int n = 1;
 
         submit_many(e, plain, -1, NULL);
@@ -250,6 +254,8 @@ FOR_BACKENDS(engine, layered_equals_dense)
         {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "keyformer:20,noise=fresh,chunk=16"},
         {"cache_model.gguf", "cache_swiftkv_2_4.gguf", "window:20,chunk=32"},
         {"arch_gemma3.gguf", NULL, "h2o:50,chunk=32"},
+        {"arch_qwen35.gguf", NULL, "h2o:50,chunk=32"},
+        {"arch_qwen35_list.gguf", NULL, "keyformer:20,chunk=32"},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -88,6 +88,8 @@ Test(engine_alloc, nothing_between_tokens)
             quiet_steps(backends[b], "cache_model.gguf", kv[k]);
         }
         quiet_steps(backends[b], "arch_gemma3.gguf", "full");
+        quiet_steps(backends[b], "arch_qwen35.gguf", "full,chunk=16");
+        quiet_steps(backends[b], "arch_qwen35.gguf", "h2o:20");
     }
 }
 

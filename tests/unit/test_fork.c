@@ -186,6 +186,8 @@ static const struct family families[] = {
     {"cache_model.gguf", "cache_skew.gguf", "cpu", "infinigen:alpha=1,cap=50%"},
     {"cache_model.gguf", "cache_skew.gguf", "cpu", "infinigen:count=9,pool=80,victim=counter"},
     {"arch_gemma3.gguf", NULL, "cpu", "full"},
+    {"arch_qwen35.gguf", NULL, "ref", "full"},
+    {"arch_qwen35_list.gguf", NULL, "cpu", "fp8+keyformer:40"},
 };
 
 Test(fork, of_one_prompt)

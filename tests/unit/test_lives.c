@@ -368,6 +368,15 @@ Test(lives, that_evict_and_draft)
          4);
 }
 
+Test(lives, with_recurrent_layers)
+{
+    run_draft = 3;
+    run_keep_prefixes = true;
+    live("arch_qwen35.gguf", NULL, NULL,
+         "full,chunk=64=50%;window:40,chunk=64=20%;h2o:30,chunk=64=30%",
+         POLICIES("full,chunk=64", "window:40,chunk=64", "h2o:30,chunk=64"), 3);
+}
+
 Test(lives, with_local_layers)
 {
     run_draft = 3;

@@ -257,15 +257,21 @@ Test(plan_taken, a_real_model)
     (void)compare(&real[1], model, "cpu");
 }
 
-/* A sliding window's rings, layers of experts, and a file with a tokenizer. */
+/* A sliding window's rings, layers of experts, a file with a tokenizer, recurrent layers' states
+ * and checkpoints. */
 Test(plan_taken, other_models)
 {
-    static const char *const models[] = {"arch_gemma3.gguf", "arch_qwen3.gguf",
-                                         "arch_qwen3moe.gguf", "arch_qwen2moe.gguf",
-                                         "stories260K.gguf"};
+    static const char *const models[] = {
+        "arch_gemma3.gguf", "arch_qwen3.gguf",  "arch_qwen3moe.gguf",   "arch_qwen2moe.gguf",
+        "stories260K.gguf", "arch_qwen35.gguf", "arch_qwen35_list.gguf"};
+    static const int more[] = {3, 4, 11, 14, 17};
     char model[512];
 
     for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
+        for (size_t k = 0; i > 4 && k < sizeof(more) / sizeof(more[0]); k++) {
+            (void)snprintf(model, sizeof(model), "%s", run_data(models[i]));
+            (void)compare(&settings[more[k]], model, "cpu");
+        }
         (void)snprintf(model, sizeof(model), "%s", run_data(models[i]));
         (void)compare(&settings[1], model, "ref");
         (void)compare(&settings[1], model, "cpu");

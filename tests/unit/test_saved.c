@@ -108,6 +108,8 @@ Test(saved, as_if_it_had_never_left)
         come_back(backends[b], "cache_model.gguf", "cache_skew.gguf",
                   "infinigen:alpha=1,pool=40,full=spill,victim=lru");
         come_back(backends[b], "arch_gemma3.gguf", NULL, "full");
+        come_back(backends[b], "arch_qwen35.gguf", NULL, "full");
+        come_back(backends[b], "arch_qwen35_list.gguf", NULL, "fp8+h2o:20");
         come_back(backends[b], "arch_qwen2.gguf", NULL, "fp8"); /* centered */
         come_back(backends[b], "arch_qwen2.gguf", NULL, "kv8,center=off+h2o:20");
         come_back(backends[b], "arch_qwen2.gguf", NULL, "kv8,rot=off");

@@ -73,6 +73,14 @@ Test(stores, each_policy_with_sliding_layers)
     }
 }
 
+Test(stores, each_policy_with_recurrent_layers)
+{
+    for (int i = 0; i < N_EVICTING; i++) {
+        whole_context("arch_qwen35.gguf", NULL, evicting[i], 64);
+        whole_context("arch_qwen35_list.gguf", NULL, evicting[i], 640);
+    }
+}
+
 Test(stores, each_policy_without)
 {
     for (int i = 0; i < N_EVICTING; i++) {

@@ -401,6 +401,8 @@ Test(token_budget, no_bit_of_other_models_depends_on_it)
          "recency:40,observe=20,chunk=32,prefill=dense", 128, 100},
         {"arch_gemma3.gguf", NULL, "full,chunk=32", 128, 100},
         {"arch_sigma.gguf", NULL, "full,chunk=32", 128, 100},
+        {"arch_qwen35.gguf", NULL, "full,chunk=32", CTX, N_PROMPT},
+        {"arch_qwen35_list.gguf", NULL, "h2o:40,chunk=32", CTX, N_PROMPT},
     };
 
     for (size_t i = 0; i < sizeof(of) / sizeof(of[0]); i++) {

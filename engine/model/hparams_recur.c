@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Hyperparameters of models with recurrent layers (qwen35): which layers these are, their heads,
+ * the short convolution before them, and what a state of them takes. */
+
+#include <errno.h>
+
+#include "engine/model/hparams_impl.h"
+
+/* The file lists them, or says that every n-th is not one. */
+void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams *h)
+{
+    static const char list[] = "attention.recurrent_layers";
+    int32_t is[HPARAMS_MAX_LAYERS] = {0};
+    int32_t n = 0;
+    char key[96];
+
+    if (!arch->recurrent || r->rc) {
+        return;
+    }
+    hparams_key(r, list, key, sizeof(key));
+    if (gguf_has(r->g, key)) {
+        hparams_list(r, list, 0, 1, REQUIRED, h->n_layers, is);
+    } else {
+        hparams_key(r, "full_attention_interval", key, sizeof(key));
+        int32_t period = hparams_i32(r, "full_attention_interval", 1, HPARAMS_MAX_LAYERS, 4);
+
+        for (int32_t i = 0; i < h->n_layers; i++) {
+            is[i] = (i + 1) % period != 0;
+        }
+    }
+    for (int32_t i = 0; i < h->n_layers; i++) {
+        h->layer[i].recurrent = is[i] != 0;
+        n += is[i] != 0;
+    }
+    if (!r->rc && n == h->n_layers) {
+        r->rc = error_set(r->reterr, -ENOTSUP,
+                          "key %s: all of %d layers are recurrent; models without attention are "
+                          "not offered",
+                          key, n);
+    }
+    h->has_recurrent = n > 0;
+}
+
+/* Sizes that must fit each other, in a file that has them all. */
+static int check_recur(const struct reader *r, const struct recur_sizes *z, int32_t inner)
+{
+    if (z->n_v % z->n_k) {
+        return error_set(r->reterr, -EBADMSG,
+                         "key %s.ssm.time_step_rank is %d, but must be a multiple of "
+                         "%s.ssm.group_count, %d",
+                         r->prefix, z->n_v, r->prefix, z->n_k);
+    }
+    if (z->k_dim % OPS_DELTA_DIMS) {
+        return error_set(r->reterr, -ENOTSUP,
+                         "key %s.ssm.state_size is %d: only multiples of %d are offered", r->prefix,
+                         z->k_dim, OPS_DELTA_DIMS);
+    }
+    if (inner != z->n_v * z->v_dim) {
+        return error_set(r->reterr, -EBADMSG,
+                         "key %s.ssm.inner_size is %d, but %d heads (ssm.time_step_rank) of %d "
+                         "(ssm.state_size) have %d",
+                         r->prefix, inner, z->n_v, z->v_dim, z->n_v * z->v_dim);
+    }
+    return 0;
+}
+
+void hparams_recur(struct reader *r, struct hparams *h)
+{
+    struct recur_sizes *z = &h->recur;
+    int32_t inner;
+
+    if (!h->has_recurrent || r->rc) {
+        return;
+    }
+    z->width = hparams_i32(r, "ssm.conv_kernel", 2, OPS_CONV_MAX_WIDTH, REQUIRED);
+    z->n_k = hparams_i32(r, "ssm.group_count", 1, HPARAMS_MAX_HEADS, REQUIRED);
+    z->n_v = hparams_i32(r, "ssm.time_step_rank", 1, HPARAMS_MAX_HEADS, REQUIRED);
+    z->k_dim = hparams_i32(r, "ssm.state_size", OPS_DELTA_DIMS, OPS_DELTA_MAX_DIM, REQUIRED);
+    z->v_dim = z->k_dim;
+    inner = hparams_i32(r, "ssm.inner_size", 1, INT32_MAX / 4, REQUIRED);
+    r->rc = r->rc ? r->rc : check_recur(r, z, inner);
+    if (r->rc) {
+        return;
+    }
+    z->n_channels = 2 * z->n_k * z->k_dim + z->n_v * z->v_dim;
+
+    uint64_t rows = (uint64_t)(z->width - 1) * (uint64_t)z->n_channels * sizeof(float);
+    uint64_t heads = (uint64_t)z->n_v * (uint64_t)z->k_dim * (uint64_t)z->v_dim * sizeof(float);
+
+    z->delta_at = (rows + 63) & ~UINT64_C(63);
+    z->state_bytes = z->delta_at + heads;
+}
+
+/* Parts of the rotated dims may follow positions of their own, an image's rows and columns. The
+ * tokens of a text have the same position in each, so there is nothing to do; but dims that are of
+ * no such part would stand still. */
+void hparams_sections(struct reader *r, const struct arch *arch, const struct hparams *h)
+{
+    static const char name[] = "rope.dimension_sections";
+    int64_t v[4] = {0};
+    int32_t pairs = hparams_first(h)->n_rot / 2;
+    enum gguf_type type;
+    size_t n = 0;
+    char key[96];
+
+    hparams_key(r, name, key, sizeof(key));
+    if (!arch->sections || r->rc || !gguf_has(r->g, key)) {
+        return;
+    }
+    if (gguf_get_array(r->g, key, &type, &n, &(struct error){0}) < 0 || n < 3 || n > 4) {
+        r->rc = error_set(r->reterr, -EBADMSG, "key %s must be a list of 3 or 4 numbers", key);
+        return;
+    }
+    r->rc = gguf_array_i64(r->g, key, v, n, r->reterr);
+    for (size_t i = 0; !r->rc && i < n; i++) {
+        if (v[i] < 0 || v[i] > HPARAMS_MAX_HEAD_DIM) {
+            r->rc = error_set(r->reterr, -EBADMSG, "key %s: entry %zu is %lld, no number of dims",
+                              key, i, (long long)v[i]);
+        }
+    }
+    int64_t all = v[0] + v[1] + v[2] + v[3];
+
+    for (int32_t i = 0; !r->rc && i < pairs; i++) { /* they take turns */
+        int64_t at = all > 0 ? i % all : i;
+
+        if (at >= 3 * v[at % 3]) {
+            r->rc = error_set(r->reterr, -ENOTSUP,
+                              "key %s: pair %d of %d rotated ones is of none of the first three "
+                              "sections, which is not offered",
+                              key, i, pairs);
+        }
+    }
+}

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Models with recurrent layers (qwen35): files whose keys are missing or contradict each other are
+ * refused by the key's name, backends without the operations by theirs; and only layers with
+ * attention have K and V. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/kv/plan/plan.h"
+#include "engine/model/model.h"
+#include "tests/unit/engine_run.h"
+
+/* How a copy of a file differs. A key becomes a number or goes; a list becomes another. */
+struct bend {
+    const char *key;
+    bool drop;
+    uint32_t value;
+    const uint32_t *list;
+    size_t n_list;
+    const char *tensor; /* goes, or with `wider` has a column more */
+    bool wider;
+};
+
+static bool is(struct gguf_str s, const char *name)
+{
+    return name && s.len == strlen(name) && memcmp(s.ptr, name, s.len) == 0;
+}
+
+static void bend_keys(const struct gguf *g, const struct bend *b, struct gguf_writer *w)
+{
+    for (size_t i = 0; i < gguf_n_keys(g); i++) {
+        struct gguf_str name;
+        enum gguf_type type;
+        const void *raw;
+        size_t bytes;
+
+        gguf_key_at(g, i, &name, &type, &raw, &bytes);
+        if (!is(name, b->key)) {
+            cr_assert_eq(gguf_writer_raw(w, name, type, raw, bytes), 0);
+        }
+    }
+    if (b->list) {
+        cr_assert_eq(gguf_writer_array(w, b->key, GGUF_U32, b->list, b->n_list), 0);
+    } else if (b->key && !b->drop) {
+        cr_assert_eq(gguf_writer_u32(w, b->key, b->value), 0);
+    }
+}
+
+static void bend_file(const char *from, const char *to, const struct bend *b)
+{
+    static const float more[1 << 12];
+    struct gguf *g;
+    struct gguf_writer *w;
+    struct error e = {0};
+    char name[64];
+
+    cr_assert_eq(gguf_open(from, &g, &e), 0, "%s", e.text);
+    cr_assert_eq(gguf_writer_create(to, &w, &e), 0, "%s", e.text);
+    bend_keys(g, b, w);
+    for (int data = 0; data < 2; data++) {
+        for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+            const struct gguf_tensor *t = gguf_tensor_at(g, i);
+            uint64_t dims[4] = {t->dims[0], t->dims[1], t->dims[2], t->dims[3]};
+            bool bent = is(t->name, b->tensor);
+
+            if (bent && !b->wider) {
+                continue;
+            }
+            dims[0] += bent ? 1 : 0;
+            (void)snprintf(name, sizeof(name), "%.*s", (int)t->name.len, t->name.ptr);
+            cr_assert_eq(data ? gguf_writer_data(w, t->data, t->n_bytes)
+                              : gguf_writer_tensor(w, name, t->type, (int)t->n_dims, dims),
+                         0);
+            if (data && bent) {
+                cr_assert_leq(dims[1], sizeof(more) / sizeof(more[0]));
+                cr_assert_eq(gguf_writer_data(w, more, (size_t)dims[1] * sizeof(float)), 0);
+            }
+        }
+    }
+    cr_assert_eq(gguf_writer_finish(w, &e), 0, "%s", e.text);
+    gguf_close(g);
+}
+
+static int plan_of(const char *path, const char *kv, bool keeps, struct plan *ret, struct error *e)
+{
+    struct engine_config c;
+
+    engine_config_default(&c);
+    c.model_path = path;
+    c.backend = "ref";
+    c.n_threads = 1;
+    c.ctx = 256;
+    c.n_seqs = 3;
+    c.kv = kv;
+    c.keep_prefixes = keeps;
+    c.memory_bytes = UINT64_C(1) << 40;
+    return engine_plan(&c, ret, e);
+}
+
+static void refused(const char *model, const struct bend *b, int code, const char *text)
+{
+    char from[512];
+    char to[64];
+    struct plan plan;
+    struct error e = {0};
+
+    (void)snprintf(from, sizeof(from), "%s", run_data(model));
+    (void)snprintf(to, sizeof(to), "/tmp/pipit-hybrid-%d.gguf", (int)getpid());
+    bend_file(from, to, b);
+    int r = plan_of(to, "full", false, &plan, &e);
+
+    cr_assert_eq(r, code, "%s %s: %d, %s", b->key ? b->key : "", b->tensor ? b->tensor : "", r,
+                 e.text);
+    cr_assert(!text || strstr(e.text, text), "'%s' says nothing of '%s'", e.text, text);
+    (void)unlink(to);
+}
+
+Test(hybrid, keys_that_are_missing_or_wrong)
+{
+    static const struct {
+        struct bend bend;
+        int code;
+        const char *text;
+    } cases[] = {
+        {{.key = NULL}, 0, NULL},
+        {{.key = "qwen35.ssm.conv_kernel", .drop = true}, -EBADMSG, "ssm.conv_kernel is missing"},
+        {{.key = "qwen35.ssm.group_count", .drop = true}, -EBADMSG, "ssm.group_count is missing"},
+        {{.key = "qwen35.ssm.time_step_rank", .drop = true},
+         -EBADMSG,
+         "ssm.time_step_rank is missing"},
+        {{.key = "qwen35.ssm.state_size", .drop = true}, -EBADMSG, "ssm.state_size is missing"},
+        {{.key = "qwen35.ssm.inner_size", .drop = true}, -EBADMSG, "ssm.inner_size is missing"},
+        {{.key = "qwen35.ssm.conv_kernel", .value = 1}, -EBADMSG, "qwen35.ssm.conv_kernel"},
+        {{.key = "qwen35.ssm.conv_kernel", .value = 9}, -EBADMSG, "qwen35.ssm.conv_kernel"},
+        {{.key = "qwen35.ssm.conv_kernel", .value = 3}, -EBADMSG, "blk.0.ssm_conv1d.weight is (4"},
+        {{.key = "qwen35.ssm.state_size", .value = 24}, -ENOTSUP, "only multiples of 16"},
+        {{.key = "qwen35.ssm.state_size", .value = 0}, -EBADMSG, "qwen35.ssm.state_size"},
+        {{.key = "qwen35.ssm.state_size", .value = 512}, -EBADMSG, "qwen35.ssm.state_size"},
+        {{.key = "qwen35.ssm.group_count", .value = 0}, -EBADMSG, "qwen35.ssm.group_count"},
+        {{.key = "qwen35.ssm.group_count", .value = 4}, -EBADMSG, "must be a multiple of"},
+        {{.key = "qwen35.ssm.group_count", .value = 3}, -EBADMSG, "blk.0.attn_qkv.weight"},
+        {{.key = "qwen35.ssm.time_step_rank", .value = 4}, -EBADMSG, "ssm.inner_size is 96"},
+        {{.key = "qwen35.ssm.inner_size", .value = 97}, -EBADMSG, "6 heads (ssm.time_step_rank)"},
+        {{.key = "qwen35.full_attention_interval", .value = 0},
+         -EBADMSG,
+         "qwen35.full_attention_interval"},
+        {{.key = "qwen35.full_attention_interval", .value = 9},
+         -ENOTSUP,
+         "qwen35.full_attention_interval: all of 5 layers"},
+        {{.key = "qwen35.full_attention_interval", .value = 2}, -EBADMSG, "blk.1.attn_qkv.weight"},
+        {{.key = "qwen35.full_attention_interval", .value = 1}, -EBADMSG, "blk.0.attn_qkv.weight"},
+        {{.key = "qwen35.nextn_predict_layers", .value = 6},
+         -EBADMSG,
+         "qwen35.nextn_predict_layers"},
+        {{.key = "qwen35.nextn_predict_layers", .value = 0}, -ENOTSUP, "blk.5.nextn"},
+        {{.key = "qwen35.attention.value_length", .value = 8},
+         -EBADMSG,
+         "qwen35.attention.value_length is 8"},
+        {{.key = "qwen35.rope.dimension_count", .value = 18}, -EBADMSG, "rope.dimension_count"},
+        {{.key = "qwen35.rope.dimension_sections", .value = 4}, -EBADMSG, "dimension_sections"},
+        {{.key = "qwen35.rope.dimension_sections", .drop = true}, 0, NULL},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        refused("arch_qwen35.gguf", &cases[i].bend, cases[i].code, cases[i].text);
+    }
+}
+
+Test(hybrid, lists_that_are_wrong)
+{
+    static const uint32_t all[] = {1, 1, 1, 1};
+    static const uint32_t three[] = {0, 1, 1};
+    static const uint32_t two[] = {0, 2, 1, 0};
+    static const uint32_t of_last[] = {1, 1, 1, 7};
+    static const uint32_t large[] = {5000, 1, 1, 0};
+    static const char layers[] = "qwen35.attention.recurrent_layers";
+    static const char sections[] = "qwen35.rope.dimension_sections";
+    static const struct {
+        struct bend bend;
+        int code;
+        const char *text;
+    } cases[] = {
+        {{.key = layers, .list = all, .n_list = 4}, -ENOTSUP, "qwen35.attention.recurrent_layers"},
+        {{.key = layers, .list = three, .n_list = 3}, -EBADMSG, "recurrent_layers"},
+        {{.key = layers, .list = two, .n_list = 4}, -EBADMSG, "entry 1 is 2"},
+        {{.key = sections, .list = three, .n_list = 2}, -EBADMSG, "a list of 3 or 4 numbers"},
+        {{.key = sections, .list = of_last, .n_list = 4}, -ENOTSUP, "pair 3 of 8"},
+        {{.key = sections, .list = large, .n_list = 4}, -EBADMSG, "entry 0 is 5000"},
+        {{.key = sections, .list = all, .n_list = 3}, 0, NULL},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        refused("arch_qwen35_list.gguf", &cases[i].bend, cases[i].code, cases[i].text);
+    }
+}
+
+Test(hybrid, tensors_that_are_missing_or_wrong)
+{
+    static const char *const names[] = {
+        "attn_qkv.weight",
+        "attn_gate.weight",
+        "ssm_alpha.weight",
+        "ssm_beta.weight",
+        "ssm_conv1d.weight",
+        "ssm_a",
+        "ssm_dt.bias",
+        "ssm_norm.weight",
+        "ssm_out.weight",
+        "attn_norm.weight",
+        "post_attention_norm.weight",
+    };
+    char full[64];
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct bend b = {.tensor = full};
+
+        (void)snprintf(full, sizeof(full), "blk.1.%s", names[i]);
+        refused("arch_qwen35.gguf", &b, -EBADMSG, full);
+        b.wider = true;
+        refused("arch_qwen35.gguf", &b, -EBADMSG, full);
+    }
+    refused("arch_qwen35.gguf", &(struct bend){.tensor = "blk.2.attn_q_norm.weight"}, -EBADMSG,
+            "blk.2.attn_q_norm.weight is missing");
+    refused("arch_qwen35.gguf", &(struct bend){.tensor = "blk.5.attn_q.weight"}, 0, NULL);
+}
+
+Test(hybrid, a_backend_without_the_operations)
+{
+    const struct backend_ops *ref;
+    struct gguf *g;
+    struct model *m;
+    struct error e = {0};
+
+    cr_assert_eq(backend_find("ref", &ref, &e), 0);
+    cr_assert_eq(gguf_open(run_data("arch_qwen35.gguf"), &g, &e), 0, "%s", e.text);
+    struct model_source source = {.base = g};
+
+    cr_assert_eq(model_open(&source, &m, &e), 0, "%s", e.text);
+    cr_assert_null(model_lacks(m, ref));
+    for (int i = 0; i < 3; i++) {
+        static const char *const names[] = {"conv", "delta", "gate"};
+        struct backend_ops less = *ref;
+
+        less.conv = i == 0 ? NULL : less.conv;
+        less.delta = i == 1 ? NULL : less.delta;
+        less.gate = i == 2 ? NULL : less.gate;
+        cr_assert_str_eq(model_lacks(m, &less), names[i]);
+    }
+    model_close(m);
+    gguf_close(g);
+}
+
+/* Four of five layers have a state of 3 rows of 160 channels and 6 matrices of 16 by 16; what a
+ * token takes is the fifth's. */
+Test(hybrid, only_attention_has_pages)
+{
+    const uint64_t state = (3 * 160 + 6 * 16 * 16) * sizeof(float);
+    char path[512];
+    struct plan plan;
+    struct error e = {0};
+
+    (void)snprintf(path, sizeof(path), "%s", run_data("arch_qwen35.gguf"));
+    for (int keeps = 0; keeps < 2; keeps++) {
+        uint64_t pages = 4 * (2 * 3 + (keeps ? 4 * 3 : 0));
+
+        cr_assert_eq(plan_of(path, "f32+full", keeps, &plan, &e), 0, "%s", e.text);
+        cr_assert_eq(plan.n_stores, 5);
+        cr_assert_eq(plan.n_states, 4);
+        cr_assert_eq(plan.n_checkpoints, keeps ? 12 : 0);
+        cr_assert_eq(plan.recurrent_bytes, pages * state, "%zu", (size_t)plan.recurrent_bytes);
+        cr_assert_eq(plan.kv_bytes - plan.recurrent_bytes, 3 * 256 * 2 * 16 * sizeof(float));
+    }
+    uint64_t full = plan.kv_bytes - plan.recurrent_bytes;
+
+    cr_assert_eq(plan_of(path, "f32+window:64", false, &plan, &e), 0, "%s", e.text);
+    cr_assert_eq(plan.recurrent_bytes, 4 * 2 * 3 * state, "no policy changes a state");
+    cr_assert_eq(plan.kv_bytes - plan.recurrent_bytes, full / 4, "64 of 256 tokens");
+}
+
+/* What is said of a token: attention's K and V in f16, one head of 16 dims in one layer. */
+Test(hybrid, states_are_no_tokens)
+{
+    int32_t ids[100];
+    struct run r;
+    struct engine *e = run_engine("arch_qwen35.gguf", "ref", 256, 1, "window:20");
+
+    run_tokens(7, engine_info(e)->n_vocab, ids, 100);
+    struct engine_request q = run_request(ids, 100, 10);
+
+    run_submit(e, &q, &r);
+    run_all(e);
+    cr_assert_eq(r.usage.n_slots, 20);
+    cr_assert_eq(r.usage.n_evicted, 109 - 20);
+    cr_assert_eq(r.usage.kv_bytes_full, 109 * 2 * 16 * 2, "%zu", (size_t)r.usage.kv_bytes_full);
+    run_clear(&r);
+    engine_destroy(e);
+}
