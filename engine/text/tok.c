@@ -67,13 +67,15 @@ static int choose(struct tok *t, const struct gguf *g, struct error *reterr)
     if (r < 0) {
         return r;
     }
-    t->spm = str_is(model, "llama");
+    t->ranks = !str_is(model, "llama");
+    t->spm = !t->ranks || str_is(model, "gemma4");
     if (!t->spm && !str_is(model, "gpt2")) {
         return error_set(reterr, -ENOTSUP,
-                         "tokenizer model '%.*s' is not known (known: llama, gpt2)",
+                         "tokenizer model '%.*s' (key 'tokenizer.ggml.model') is not known "
+                         "(known: llama, gpt2, gemma4)",
                          (int)(model.len < 64 ? model.len : 64), model.ptr);
     }
-    t->space_prefix = t->spm;
+    t->space_prefix = !t->ranks;
     t->add_bos = t->spm;
     if (t->spm) {
         return 0;
@@ -81,6 +83,11 @@ static int choose(struct tok *t, const struct gguf *g, struct error *reterr)
     r = gguf_get_str(g, "tokenizer.ggml.pre", &pre, reterr);
     if (r < 0 && r != -ENOENT) {
         return r;
+    }
+    if (str_is(pre, "gemma4")) { /* as older files name it */
+        t->spm = true;
+        t->add_bos = true;
+        return 0;
     }
     r = tok_pre_init(&t->pre, pre.ptr, pre.len, reterr);
     t->ignore_merges = t->pre.flags & TOK_PRE_IGNORE_MERGES;
@@ -110,7 +117,7 @@ int tok_create(const struct gguf *g, struct tok **ret, struct error *reterr)
         r = tok_vocab_load(t, g, reterr);
     }
     if (r == 0) {
-        r = t->spm ? tok_spm_load(t, g, reterr) : tok_bpe_load(t, g, reterr);
+        r = t->ranks ? tok_bpe_load(t, g, reterr) : tok_spm_load(t, g, reterr);
     }
     if (r == 0) {
         r = tok_special_index(t, reterr);
@@ -199,7 +206,7 @@ size_t tok_max_piece(const struct tok *t)
 
 const char *tok_model(const struct tok *t)
 {
-    return t->bare ? "none" : t->spm ? "llama" : "gpt2";
+    return t->bare ? "none" : !t->ranks ? "llama" : t->spm ? "gemma4" : "gpt2";
 }
 
 const char *tok_pre(const struct tok *t)
@@ -274,7 +281,7 @@ static int encode_spans(const struct tok *t, const char *text, const struct tok_
         if (s->id >= 0) {
             tok_sink_put(sink, s->id);
             space_before = tok_space_after(t, s->id);
-        } else if (t->spm) {
+        } else if (!t->ranks) {
             r = tok_spm_encode(t, &merge, text + s->off, s->len, space_before, sink);
         } else {
             r = tok_bpe_encode(t, &merge, text + s->off, s->len, sink);

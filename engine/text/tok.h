@@ -3,12 +3,13 @@
 #define PIPIT_ENGINE_TEXT_TOK_H
 
 /* Tokenizer from a GGUF's own vocabulary: SentencePiece BPE by scores (`tokenizer.ggml.model` =
- * llama) and byte-level BPE by merge ranks (gpt2; the pre-tokenizers are in tok_patterns.c). The
- * ids are those of llama.cpp and of the models' own tokenizers, but for four rules of
- * ours:
+ * llama), byte-level BPE by merge ranks (gpt2; the pre-tokenizers are in tok_patterns.c), and
+ * Gemma 4's between the two (gemma4: spelt as the first, merged as the second). The ids are those
+ * of llama.cpp and of the models' own tokenizers, but for four rules of ours:
  *   - without TOK_PARSE_SPECIAL no text becomes a control token, not even by merging ("</s>");
  *   - a user-defined token that is spelt like a turn marker ("<|...|>", "<start_of_turn>") counts
- *     as a control token;
+ *     as a control token; one like "<|...>" or "<...|>" keeps its text, but is found only where
+ *     control tokens are;
  *   - U+2581 in a text for SentencePiece is spelt as bytes, since it would come back as a space;
  *   - bytes that are no UTF-8 are tokenized as bytes, not replaced.
  * So decode(encode(x)) == x for all bytes, with one exception: a byte-level vocabulary that lacks
@@ -44,17 +45,17 @@ uint64_t tok_bytes(const struct gguf *g);
 void tok_destroy(struct tok *t); /* takes NULL */
 
 int32_t tok_n_vocab(const struct tok *t);
-int32_t tok_bos(const struct tok *t); /* -1: none */
-int32_t tok_eos(const struct tok *t); /* -1: none */
-bool tok_adds_bos(const struct tok *t); /* what TOK_ADD_BOS will do */
+int32_t tok_bos(const struct tok *t);                 /* -1: none */
+int32_t tok_eos(const struct tok *t);                 /* -1: none */
+bool tok_adds_bos(const struct tok *t);               /* what TOK_ADD_BOS will do */
 bool tok_is_end(const struct tok *t, int32_t id);     /* ends a generation: eos, eot, im_end, ... */
 bool tok_is_control(const struct tok *t, int32_t id); /* gives no text */
 bool tok_has_text(const struct tok *t);
 bool tok_has_byte(const struct tok *t, uint8_t byte);
-const char *tok_model(const struct tok *t); /* "llama", "gpt2" or "none" */
+const char *tok_model(const struct tok *t); /* "llama", "gpt2", "gemma4" or "none" */
 const char *tok_pre(const struct tok *t);   /* the pre-tokenizer's name */
 
-size_t tok_max_piece(const struct tok *t);  /* most bytes that one token may give, spelt or not */
+size_t tok_max_piece(const struct tok *t); /* most bytes that one token may give, spelt or not */
 
 /* The control token spelt exactly so, -1 without one. */
 int32_t tok_find_special(const struct tok *t, const char *text);

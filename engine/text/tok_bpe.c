@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Byte-level BPE: each word of the pre-tokenizer starts as one symbol a byte; the neighbours with
- * the lowest merge rank become one, over and over. The merges are a table from two ids to a rank
- * and the id of the two together, so that encoding never compares spellings. With ignore_merges
- * (llama 3) a word that is a token already is not taken apart. */
+/* BPE by ranks. Byte-level: each word of the pre-tokenizer starts as one symbol a byte; the
+ * neighbours with the lowest merge rank become one, over and over. The merges are a table from two
+ * ids to a rank and the id of the two together, so that encoding never compares spellings. With
+ * ignore_merges (llama 3) a word that is a token already is not taken apart.
+ *
+ * gemma4: each character starts as a symbol, a line and a run of line ends are words, a character
+ * that is no token is spelt as bytes. A run of line ends that is a token is that token. */
 
 #include "engine/text/tok_impl.h"
 
@@ -32,6 +35,17 @@ static uint64_t pair_key(int32_t left, int32_t right)
     return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
 }
 
+/* A side of a merge as raw bytes; <= 0: none. */
+static int side(const struct tok *t, const char *text, size_t len, char *out)
+{
+    bool spaced;
+
+    if (len == 0 || len > TOK_MAX_PIECE) {
+        return -1;
+    }
+    return t->spm ? (int)tok_spm_bytes(text, len, out, &spaced) : tok_bpe_bytes(text, len, out);
+}
+
 /* One line "LEFT RIGHT" of the file. */
 static int load_merge(struct tok *t, struct gguf_str line, uint32_t rank, struct error *reterr)
 {
@@ -39,17 +53,12 @@ static int load_merge(struct tok *t, struct gguf_str line, uint32_t rank, struct
     const char *gap = line.len > 1 ? memchr(line.ptr + 1, ' ', line.len - 1) : NULL;
     size_t n_first = gap ? (size_t)(gap - line.ptr) : 0;
     size_t n_second = gap ? line.len - n_first - 1 : 0;
-    int n_left = -1;
-    int n_right = -1;
+    int n_left = side(t, line.ptr, n_first, bytes);
+    int n_right = n_left > 0 ? side(t, gap + 1, n_second, bytes + n_left) : -1;
 
-    if (n_first > 0 && n_first <= TOK_MAX_PIECE && n_second > 0 && n_second <= TOK_MAX_PIECE) {
-        n_left = tok_bpe_bytes(line.ptr, n_first, bytes);
-    }
-    if (n_left > 0) {
-        n_right = tok_bpe_bytes(gap + 1, n_second, bytes + n_left);
-    }
     if (n_right <= 0) {
-        return error_set(reterr, -EBADMSG, "merge %u is not two byte-level words", rank);
+        return error_set(reterr, -EBADMSG, "merge %u is not two %swords", rank,
+                         t->spm ? "" : "byte-level ");
     }
     int32_t left = tok_map_find(&t->by_piece, t, bytes, (size_t)n_left);
     int32_t right = tok_map_find(&t->by_piece, t, bytes + n_left, (size_t)n_right);
@@ -96,6 +105,9 @@ int tok_bpe_load(struct tok *t, const struct gguf *g, struct error *reterr)
     t->pair_mask = (uint32_t)(size - 1);
     for (size_t i = 0; i < n && r == 0; i++) {
         r = load_merge(t, gguf_array_str(g, MERGES, i), (uint32_t)i, reterr);
+    }
+    if (t->spm) {
+        return r == 0 ? tok_spm_check_bytes(t, reterr) : r;
     }
     for (int byte = 0; byte < 256; byte++) {
         char c = (char)byte;
@@ -148,13 +160,42 @@ static int encode_word(void *arg, const char *word, uint32_t len)
     return r;
 }
 
+/* Lines and runs of line ends, in turns. */
+static int encode_lines(const struct tok *t, struct tok_merge *m, const char *text, uint32_t len,
+                        struct tok_sink *sink)
+{
+    int r = 0;
+
+    for (uint32_t pos = 0, n; pos < len && r == 0; pos += n) {
+        int32_t id = -1;
+
+        n = 1;
+        while (pos + n < len && (text[pos + n] == '\n') == (text[pos] == '\n')) {
+            n++;
+        }
+        if (text[pos] == '\n') {
+            id = tok_map_find(&t->by_piece, t, text + pos, n);
+        }
+        if (id >= 0) {
+            tok_sink_put(sink, id);
+        } else {
+            r = tok_spm_merge(t, m, text + pos, n, pair, sink);
+        }
+    }
+    return r;
+}
+
 int tok_bpe_encode(const struct tok *t, struct tok_merge *m, const char *text, uint32_t len,
                    struct tok_sink *sink)
 {
     struct encode e = {t, m, sink};
-    pcre2_match_data *scratch = pcre2_match_data_create(1, NULL);
+    pcre2_match_data *scratch;
     int r;
 
+    if (t->spm) {
+        return encode_lines(t, m, text, len, sink);
+    }
+    scratch = pcre2_match_data_create(1, NULL);
     if (!scratch) {
         return -ENOMEM;
     }

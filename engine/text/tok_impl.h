@@ -15,7 +15,13 @@
  *
  * Texts are never rewritten: vocabulary entries are brought into the form of raw bytes once
  * (byte-level letters to bytes, U+2581 to a space), so that pieces are compared with the text as it
- * came. */
+ * came.
+ *
+ *                        llama       gpt2              gemma4
+ *   spellings            U+2581      bytes as letters  U+2581
+ *   a symbol is at first a character a byte            a character
+ *   merged by            scores      ranks             ranks
+ *   borders of merges    none        tok_pre.c         line ends */
 
 #include "base/siphash.h"
 #include "engine/text/tok.h"
@@ -46,9 +52,10 @@ struct tok_entry {
     uint16_t text_len;
     uint16_t piece_len; /* 0 for control tokens */
     uint8_t kind;       /* enum tok_kind */
-    bool end;           /* ends a generation */
-    bool merges;        /* reachable from plain bytes; in by_piece */
-    bool spaced;        /* SentencePiece: its spelling has U+2581 */
+    bool end : 1;       /* ends a generation */
+    bool merges : 1;    /* reachable from plain bytes; in by_piece */
+    bool spaced : 1;    /* SentencePiece: its spelling has U+2581 */
+    bool guarded : 1;   /* user-defined, but found only where control tokens are */
 };
 
 /* Open addressing over ids; the keys are the entries' spellings or pieces. */
@@ -94,8 +101,9 @@ struct tok {
     int32_t bos;
     int32_t eos;
     uint16_t max_len; /* of any spelling or piece */
-    bool spm;
-    bool bare; /* ids alone: of what follows only n_vocab and byte_id (all -1) count */
+    bool spm;         /* spelt as SentencePiece spells: U+2581, <0x0A> */
+    bool ranks;       /* merged by ranks, else by scores */
+    bool bare;        /* ids alone: of what follows only n_vocab and byte_id (all -1) count */
     bool add_bos;
     bool space_prefix;  /* SentencePiece */
     bool ignore_merges; /* BPE: a word that is a token is that token */
@@ -140,11 +148,14 @@ int32_t tok_map_add(struct tok_map *m, const struct tok *t, int32_t id);
 /* tok_vocab.c */
 /* Bytes of a byte-level spelling into `out` (len bytes); -1: a character outside the alphabet. */
 int tok_bpe_bytes(const char *text, size_t len, char *out) WARN_UNUSED;
+/* The same for a SentencePiece spelling, of which U+2581 is a space; *ret_spaced: it has one. */
+size_t tok_spm_bytes(const char *text, size_t len, char *out, bool *ret_spaced);
 int tok_vocab_load(struct tok *t, const struct gguf *g, struct error *reterr) WARN_UNUSED;
 
 /* tok_keys.c */
 int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr) WARN_UNUSED;
-bool tok_keys_is_marker(const char *text, size_t len); /* is it spelt like a turn marker? */
+bool tok_keys_is_marker(const char *text, size_t len);  /* is it spelt like a turn marker? */
+bool tok_keys_is_guarded(const char *text, size_t len); /* or like Gemma 4's "<|x>" and "<x|>"? */
 
 /* tok_special.c: the text's spans in order; id -1 is plain text between special tokens. Control
  * tokens are found with `control`; given parts (NULL: none), only inside neighbouring trusted ones.
@@ -219,6 +230,10 @@ int tok_bpe_load(struct tok *t, const struct gguf *g, struct error *reterr) WARN
 int tok_bpe_encode(const struct tok *t, struct tok_merge *m, const char *text, uint32_t len,
                    struct tok_sink *sink) WARN_UNUSED;
 int tok_spm_load(struct tok *t, const struct gguf *g, struct error *reterr) WARN_UNUSED;
+/* Characters merged by `pair`; what is no token in the end is spelt as bytes. */
+int tok_spm_merge(const struct tok *t, struct tok_merge *m, const char *text, uint32_t len,
+                  tok_merge_pair *pair, struct tok_sink *sink) WARN_UNUSED;
+int tok_spm_check_bytes(const struct tok *t, struct error *reterr) WARN_UNUSED; /* all there? */
 int tok_spm_encode(const struct tok *t, struct tok_merge *m, const char *text, uint32_t len,
                    bool space_before, struct tok_sink *sink) WARN_UNUSED;
 

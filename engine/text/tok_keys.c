@@ -38,6 +38,12 @@ bool tok_keys_is_marker(const char *text, size_t len)
            is_one_of(text, len, markers, sizeof(markers) / sizeof(markers[0]));
 }
 
+bool tok_keys_is_guarded(const char *text, size_t len)
+{
+    return len > 3 && text[0] == '<' && text[len - 1] == '>' &&
+           (text[1] == '|' || text[len - 2] == '|');
+}
+
 /* A token's id; -1 without the key. Such a token is never plain text. */
 static int load_id(struct tok *t, const struct gguf *g, const char *key, enum tok_kind kind,
                    bool end, int32_t *ret, struct error *reterr)
@@ -81,8 +87,9 @@ int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr)
         (r = load_flag(g, KEY("add_space_prefix"), &t->space_prefix, reterr)) < 0) {
         return r;
     }
-    t->add_bos = t->add_bos && t->bos >= 0;
-    t->space_prefix = t->space_prefix && t->spm;
+    /* Files of Gemma 4 deny it, but the models lose their way without (llama.cpp #21500). */
+    t->add_bos = (t->add_bos || (t->spm && t->ranks)) && t->bos >= 0;
+    t->space_prefix = t->space_prefix && t->spm && !t->ranks;
     for (int32_t i = 0; i < t->n_vocab; i++) {
         struct tok_entry *e = &t->entries[i];
         struct gguf_str s = gguf_array_str(g, KEY("tokens"), (size_t)i);

@@ -16,7 +16,7 @@
 /* Searched for in texts? A SentencePiece token with U+2581 in it is reached by merging instead. */
 static bool searched(const struct tok_entry *e, bool control)
 {
-    return e->text_len > 0 && ((e->kind == TOK_USER && !e->spaced) ||
+    return e->text_len > 0 && ((e->kind == TOK_USER && !e->spaced && (control || !e->guarded)) ||
                                (control && (e->kind == TOK_CONTROL || e->kind == TOK_UNKNOWN)));
 }
 
@@ -51,7 +51,7 @@ int tok_special_index(struct tok *t, struct error *reterr)
             int row = row_of[e->text_len];
 
             t->first[row][first / 8] |= (uint8_t)(1 << first % 8);
-            t->has_user[row] |= e->kind == TOK_USER;
+            t->has_user[row] |= e->kind == TOK_USER && !e->guarded;
         }
     }
     return 0;

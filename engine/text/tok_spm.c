@@ -57,6 +57,17 @@ static int load_ranks(struct tok *t, const float *scores, struct error *reterr)
     return 0;
 }
 
+int tok_spm_check_bytes(const struct tok *t, struct error *reterr)
+{
+    for (int byte = 0; byte < 256; byte++) {
+        if (t->byte_id[byte] < 0) {
+            return error_set(reterr, -EBADMSG, "the vocabulary has no token for byte <0x%02X>",
+                             byte);
+        }
+    }
+    return 0;
+}
+
 int tok_spm_load(struct tok *t, const struct gguf *g, struct error *reterr)
 {
     AUTO_FREE float *scores = calloc((size_t)t->n_vocab, sizeof(*scores));
@@ -72,13 +83,8 @@ int tok_spm_load(struct tok *t, const struct gguf *g, struct error *reterr)
     if (r < 0) {
         return r;
     }
-    for (int byte = 0; byte < 256; byte++) {
-        if (t->byte_id[byte] < 0) {
-            return error_set(reterr, -EBADMSG, "the vocabulary has no token for byte <0x%02X>",
-                             byte);
-        }
-    }
-    return load_ranks(t, scores, reterr);
+    r = tok_spm_check_bytes(t, reterr);
+    return r < 0 ? r : load_ranks(t, scores, reterr);
 }
 
 static bool pair(const struct tok *t, const char *text, const struct tok_symbol *l,
@@ -95,8 +101,8 @@ static bool pair(const struct tok *t, const char *text, const struct tok_symbol 
     return true;
 }
 
-static int merge(const struct tok *t, struct tok_merge *m, const char *text, uint32_t len,
-                 struct tok_sink *sink)
+int tok_spm_merge(const struct tok *t, struct tok_merge *m, const char *text, uint32_t len,
+                  tok_merge_pair *pair_of, struct tok_sink *sink)
 {
     int r = 0;
 
@@ -109,7 +115,7 @@ static int merge(const struct tok *t, struct tok_merge *m, const char *text, uin
         i += n;
     }
     if (r == 0) {
-        r = tok_merge_run(m, t, text, pair);
+        r = tok_merge_run(m, t, text, pair_of);
     }
     for (int32_t i = 0; r == 0 && i >= 0; i = m->symbols[i].next) {
         const struct tok_symbol *s = &m->symbols[i];
@@ -143,5 +149,5 @@ int tok_spm_encode(const struct tok *t, struct tok_merge *m, const char *text, u
         text = copy;
         len++;
     }
-    return merge(t, m, text, len, sink);
+    return tok_spm_merge(t, m, text, len, pair, sink);
 }

@@ -66,8 +66,7 @@ int tok_bpe_bytes(const char *text, size_t len, char *out)
     return n;
 }
 
-/* Spelling with U+2581 as spaces; returns the bytes. */
-static size_t spm_piece(const char *text, size_t len, char *out, bool *ret_spaced)
+size_t tok_spm_bytes(const char *text, size_t len, char *out, bool *ret_spaced)
 {
     size_t n = 0;
 
@@ -106,6 +105,7 @@ static int byte_of_spelling(const char *text, size_t len)
 static int spm_entry(struct tok *t, int32_t id, const char *text, char *out, struct error *reterr)
 {
     struct tok_entry *e = &t->entries[id];
+    bool spaced = false;
     int byte;
 
     switch (e->kind) {
@@ -122,7 +122,8 @@ static int spm_entry(struct tok *t, int32_t id, const char *text, char *out, str
     case TOK_NORMAL:
     case TOK_UNUSED:
     case TOK_USER:
-        e->piece_len = (uint16_t)spm_piece(text, e->text_len, out, &e->spaced);
+        e->piece_len = (uint16_t)tok_spm_bytes(text, e->text_len, out, &spaced);
+        e->spaced = spaced;
         /* A spelling with a real space in it cannot come from a text. */
         e->merges = e->text_len > 0 && !memchr(text, ' ', e->text_len);
         return 0;
@@ -233,6 +234,7 @@ static int load_entries(struct tok *t, const struct gguf *g, struct error *reter
         if (e->kind == TOK_USER && tok_keys_is_marker(s.ptr, s.len)) {
             e->kind = TOK_CONTROL;
         }
+        e->guarded = e->kind == TOK_USER && tok_keys_is_guarded(s.ptr, s.len);
         if (t->spm) {
             r = spm_entry(t, i, s.ptr, t->bytes + e->piece, reterr);
         } else {

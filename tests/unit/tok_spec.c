@@ -124,6 +124,48 @@ void tok_spec_spm(struct tok_spec *s)
     add_markers(s);
 }
 
+void tok_spec_gemma4(struct tok_spec *s)
+{
+    /* Of equal length and in an order that scores would not give: "bc" before "ab". */
+    static const char *const merges[] = {"b c",   "a b",     "\xe2\x96\x81 a",
+                                         "\n \n", "\n\n \n", "\xe2\x96\x81 \xe2\x96\x81"};
+    static const char *const words[] = {"bc",
+                                        "ab",
+                                        "\xe2\x96\x81"
+                                        "a",
+                                        "\n\n",
+                                        "\n\n\n",
+                                        "\xe2\x96\x81\xe2\x96\x81",
+                                        "\xe2\x96\x81",
+                                        "a",
+                                        "b",
+                                        "c",
+                                        "\n",
+                                        "\xc3\xa4"};
+
+    memset(s, 0, sizeof(*s));
+    s->model = "gemma4";
+    s->add_bos = -1;
+    (void)tok_spec_add(s, "<unk>", 2, 0);
+    s->eos = tok_spec_add(s, "<eos>", 3, 0);
+    s->bos = tok_spec_add(s, "<bos>", 3, 0);
+    for (int i = 0; i < 256; i++) {
+        (void)snprintf(s->letters[i], sizeof(s->letters[i]), "<0x%02X>", (unsigned)i);
+        (void)tok_spec_add(s, s->letters[i], 6, 0);
+    }
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        (void)tok_spec_add(s, words[i], 1, 0);
+    }
+    for (size_t i = 0; i < sizeof(merges) / sizeof(merges[0]); i++) {
+        s->merges[s->n_merges++] = merges[i];
+    }
+    (void)tok_spec_add(s, "<|turn>", 3, 0);
+    (void)tok_spec_add(s, "<turn|>", 3, 0);
+    (void)tok_spec_add(s, "<|channel>", 4, 0);
+    (void)tok_spec_add(s, "<|tool_response>", 4, 0);
+    s->n_scores = -1;
+}
+
 static void write_strings(struct gguf_writer *w, const char *key, const char *const *texts, int n)
 {
     struct gguf_str *list = calloc((size_t)n + 1, sizeof(*list));

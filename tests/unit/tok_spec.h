@@ -32,6 +32,7 @@ struct tok_spec {
 /* Fills in a good one: 256 letters or byte tokens, then words, then markers. */
 void tok_spec_bpe(struct tok_spec *s);
 void tok_spec_spm(struct tok_spec *s);
+void tok_spec_gemma4(struct tok_spec *s); /* SentencePiece's spellings, merged by ranks */
 /* Appends a token; returns its id. */
 int tok_spec_add(struct tok_spec *s, const char *text, int kind, float score);
 int tok_spec_find(const struct tok_spec *s, const char *text); /* -1: none */
