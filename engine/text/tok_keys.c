@@ -2,7 +2,8 @@
 /* The vocabulary's single values: the ids of BOS, EOS and their like, the flags, and which tokens
  * end a generation. Files name one EOS, but models of several turns end on other tokens too, so
  * those that are known by their spelling count as well, as long as the file does not call them
- * ordinary text. */
+ * ordinary text. Spellings and exceptions are llama.cpp's (src/llama-vocab.cpp), which takes
+ * ordinary text, too: with it an answer of Qwen's ends where it writes "</s>". */
 
 #include "engine/text/tok_impl.h"
 
@@ -14,8 +15,49 @@
 #define KEY(name) "tokenizer.ggml." name
 
 static const char *const ends[] = {
-    "<|im_end|>",    "<|eot_id|>",      "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>",
-    "<|endoftext|>", "<|end_of_turn|>", "<EOT>",      "_<EOT>",  "<|eot|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|eot|>",
+    "<|end|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "_<EOT>",
+    "</s>",
+    "<eos>",
+    "[EOT]", /* Kimi K2, also the next */
+    "[EOS]",
+    "<\xef\xbd\x9c"
+    "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>", /* DeepSeek */
+    "<|return|>",                                         /* gpt-oss, also the next */
+    "<|call|>",
+    "<|calls|>", /* Solar Open, also the next */
+    "<|flush|>",
+    "<turn|>", /* Gemma 4, also the next: a tool's answer follows */
+    "<|tool_response>",
+    "[e~[", /* MiniMax M2 */
+    /* Filling in the middle: padding, and the beginning of another file or repository. */
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<PAD>",
+    "[PAD]",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+};
+
+enum { END, RETURN, CALL, CALLS, FLUSH, N_MESSAGE_ENDS };
+static const char *const message_ends[N_MESSAGE_ENDS] = {
+    [END] = "<|end|>",     [RETURN] = "<|return|>", [CALL] = "<|call|>",
+    [CALLS] = "<|calls|>", [FLUSH] = "<|flush|>",
 };
 
 static const char *const markers[] = {"<start_of_turn>", "<end_of_turn>", "<bos>",
@@ -72,6 +114,41 @@ static int load_flag(const struct gguf *g, const char *key, bool *flag, struct e
     return r == -ENOENT ? 0 : r;
 }
 
+/* Where an answer may also end in <|return|> or a call, <|end|> closes a message of several. */
+static void keep_messages_open(struct tok *t, const int32_t *id)
+{
+    bool harmony = id[RETURN] >= 0 && id[CALL] >= 0;
+    bool solar = id[FLUSH] >= 0 && (id[CALL] >= 0 || id[CALLS] >= 0);
+
+    if (id[END] >= 0 && (harmony || solar)) {
+        t->entries[id[END]].end = false;
+    }
+}
+
+static void find_ends(struct tok *t, const struct gguf *g)
+{
+    int32_t id[N_MESSAGE_ENDS] = {-1, -1, -1, -1, -1};
+
+    for (int32_t i = 0; i < t->n_vocab; i++) {
+        struct tok_entry *e = &t->entries[i];
+        struct gguf_str s = gguf_array_str(g, KEY("tokens"), (size_t)i);
+
+        if (e->kind != TOK_CONTROL && e->kind != TOK_USER) {
+            continue;
+        }
+        if (is_one_of(s.ptr, s.len, ends, sizeof(ends) / sizeof(ends[0]))) {
+            e->kind = TOK_CONTROL;
+            e->end = true;
+        }
+        for (int j = 0; j < N_MESSAGE_ENDS; j++) {
+            if (is_one_of(s.ptr, s.len, &message_ends[j], 1)) {
+                id[j] = i;
+            }
+        }
+    }
+    keep_messages_open(t, id);
+}
+
 int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr)
 {
     int32_t other;
@@ -81,6 +158,9 @@ int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr)
     if ((r = load_id(t, g, KEY("unknown_token_id"), TOK_UNKNOWN, false, &other, reterr)) < 0 ||
         (r = load_id(t, g, KEY("eot_token_id"), TOK_CONTROL, true, &other, reterr)) < 0 ||
         (r = load_id(t, g, KEY("eom_token_id"), TOK_CONTROL, true, &other, reterr)) < 0 ||
+        (r = load_id(t, g, KEY("fim_pad_token_id"), TOK_CONTROL, true, &other, reterr)) < 0 ||
+        (r = load_id(t, g, KEY("fim_rep_token_id"), TOK_CONTROL, true, &other, reterr)) < 0 ||
+        (r = load_id(t, g, KEY("fim_sep_token_id"), TOK_CONTROL, true, &other, reterr)) < 0 ||
         (r = load_id(t, g, KEY("bos_token_id"), TOK_CONTROL, false, &t->bos, reterr)) < 0 ||
         (r = load_id(t, g, KEY("eos_token_id"), TOK_CONTROL, true, &t->eos, reterr)) < 0 ||
         (r = load_flag(g, KEY("add_bos_token"), &t->add_bos, reterr)) < 0 ||
@@ -90,15 +170,6 @@ int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr)
     /* Files of Gemma 4 deny it, but the models lose their way without (llama.cpp #21500). */
     t->add_bos = (t->add_bos || (t->spm && t->ranks)) && t->bos >= 0;
     t->space_prefix = t->space_prefix && t->spm && !t->ranks;
-    for (int32_t i = 0; i < t->n_vocab; i++) {
-        struct tok_entry *e = &t->entries[i];
-        struct gguf_str s = gguf_array_str(g, KEY("tokens"), (size_t)i);
-
-        if ((e->kind == TOK_CONTROL || e->kind == TOK_USER) &&
-            is_one_of(s.ptr, s.len, ends, sizeof(ends) / sizeof(ends[0]))) {
-            e->kind = TOK_CONTROL;
-            e->end = true;
-        }
-    }
+    find_ends(t, g);
     return 0;
 }

@@ -213,6 +213,9 @@ static void write_keys(struct gguf_writer *w, const struct tok_spec *s)
     if (s->eos >= 0) {
         r |= gguf_writer_u32(w, "tokenizer.ggml.eos_token_id", (uint32_t)s->eos);
     }
+    if (s->more_key) {
+        r |= gguf_writer_u32(w, s->more_key, (uint32_t)s->more_id);
+    }
     if (s->add_bos >= 0) {
         r |= gguf_writer_bool(w, "tokenizer.ggml.add_bos_token", s->add_bos);
     }

@@ -26,6 +26,8 @@ struct tok_spec {
     int64_t eos;
     int add_bos;  /* -1: no such key */
     const char *chat_template; /* or NULL */
+    const char *more_key;      /* or NULL: one more key, of a token's id */
+    int64_t more_id;
     char letters[256][8];
 };
 
