@@ -6,6 +6,7 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -23,6 +24,8 @@ enum { LINE_BYTES = 1024 };
 static const char *log_program = "pipit";
 static enum log_level log_max = LOG_LEVEL_INFO;
 static bool log_to_journal;
+static bool log_waits = true;
+static atomic_uint log_lost; /* lines, since the last that found room */
 static const char *log_socket = "/run/systemd/journal/socket";
 static atomic_int log_fd = -1; /* opened by the first line with fields, then kept */
 
@@ -38,6 +41,11 @@ void log_init(const char *program, enum log_level max_level)
     log_max = max_level;
     log_to_journal = stream && sscanf(stream, "%llu:%llu", &dev, &ino) == 2 &&
                      fstat(STDERR_FILENO, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
+}
+
+void log_never_wait(void)
+{
+    log_waits = false;
 }
 
 void log_set_socket(const char *path)
@@ -64,6 +72,26 @@ static void clean(char *text, size_t len)
     }
 }
 
+/* A pipe that is not full takes a line of ours whole. */
+static bool has_room(void)
+{
+    struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
+
+    return log_waits || log_to_journal || poll(&p, 1, 0) != 0;
+}
+
+static void tell_lost(void)
+{
+    char line[128];
+    unsigned lost = atomic_exchange(&log_lost, 0);
+    int n = snprintf(line, sizeof(line), "%.60s: nobody read this: %u lines are lost\n",
+                     log_program, lost);
+
+    if (lost > 0 && write(STDERR_FILENO, line, (size_t)n) < 0) {
+        return;
+    }
+}
+
 static void to_stderr(enum log_level level, const char *text)
 {
     char line[LINE_BYTES + 64];
@@ -74,6 +102,17 @@ static void to_stderr(enum log_level level, const char *text)
         return;
     }
     n = n < (int)sizeof(line) ? n : (int)sizeof(line) - 1;
+    if (!has_room()) {
+        atomic_fetch_add(&log_lost, 1);
+        return;
+    }
+    if (atomic_load(&log_lost)) {
+        tell_lost();
+        if (!has_room()) {
+            atomic_fetch_add(&log_lost, 1);
+            return;
+        }
+    }
     /* Under systemd this is a socket of journald's, which nobody who serves waits for. */
     if (!log_to_journal || send(STDERR_FILENO, line, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
         bool full = log_to_journal && errno == EAGAIN;

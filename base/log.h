@@ -31,6 +31,9 @@ struct log_fields {
 /* `program` must outlive the process's logging (a literal); levels above `max_level` are
  * dropped. */
 void log_init(const char *program, enum log_level max_level);
+/* A line for which stderr has no room is lost, and how many were is told later: for who serves
+ * others, and has one thread for it. */
+void log_never_wait(void);
 /* The datagram socket for lines with fields, in place of journald's; `path` must outlive them. */
 void log_set_socket(const char *path);
 void log_write(enum log_level level, const char *fmt, ...) PRINTF_LIKE(2, 3);

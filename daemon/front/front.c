@@ -63,7 +63,7 @@ void front_stop(struct front *f, int exit_code)
     }
     f->stopping = true;
     f->exit_code = exit_code;
-    (void)sd_notify(0, "STOPPING=1\nSTATUS=Stopping");
+    notify_say(&f->notify, "STOPPING=1\nSTATUS=Stopping");
     if (f->engine) {
         engine_link_drain(f->engine);
     }
@@ -123,8 +123,8 @@ static void on_stop_signal(struct front *f, uint32_t signo)
 
     if (limit > 0 && !f->stopping && f->n_stop_signals++ == 0) {
         /* systemd waits TimeoutStopSec=, unless it is told of more. */
-        (void)sd_notifyf(0, "STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu\nSTATUS=Draining",
-                         (unsigned long long)((limit + FORCE_NS + LEAVE_NS) / 1000 + 1000000));
+        notify_say(&f->notify, "STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu\nSTATUS=Draining",
+                   (unsigned long long)((limit + FORCE_NS + LEAVE_NS) / 1000 + 1000000));
         log_info("signal %u: draining", signo);
         if (lifecycle_drain(f, LANE_CONTROL_DRAIN, limit, NULL) == 0) {
             return;
@@ -182,7 +182,7 @@ static void on_watchdog(void *arg)
     int64_t limit = 2 * (int64_t)(f->config->engine_timeout * 1e9);
 
     if (!engine_link_hangs(f->engine, limit)) {
-        (void)sd_notify(0, "WATCHDOG=1");
+        notify_say(&f->notify, "WATCHDOG=1");
     }
     loop_timer_at(&f->loop, &f->watchdog_timer, clock_ns() + f->watchdog_ns, on_watchdog, f);
 }
@@ -260,6 +260,7 @@ static void finish(struct front *f)
     rundir_close(&f->rundir);
     loop_del(&f->loop, &f->signals);
     close_fd(&f->signals.fd);
+    notify_close(&f->notify);
     loop_finish(&f->loop);
 }
 
@@ -291,22 +292,26 @@ static uint32_t most_timers(const struct config *c)
     return (uint32_t)c->lanes + OF_A_REQUEST * REQUEST_MAX + OTHERS;
 }
 
-int front_run(struct config *c, const struct rundir *dir, bool system)
+int front_run(struct config *c, const struct rundir *dir, const char *manager)
 {
     struct front f = {.config = c,
                       .rundir = *dir,
-                      .system = system,
+                      .system = manager && *manager,
                       .next_lane_id = 1,
                       .started_ns = clock_ns(),
                       .signals.fd = -1,
+                      .notify.fd = -1,
                       .journal.fd = -1};
     struct error e = {0};
     int rc = loop_init(&f.loop, most_timers(c), &e);
 
-    rc = rc ? rc : start(&f, &e);
+    if (rc == 0) {
+        notify_open(&f.notify, &f.loop, manager);
+        rc = start(&f, &e);
+    }
     if (rc == 0) {
         log_info("listening in %s, for the model %s", f.rundir.path, c->engine.model);
-        (void)sd_notify(0, "READY=1");
+        notify_say(&f.notify, "READY=1");
         status_notify(&f);
         start_watchdog(&f);
         rc = loop_run(&f.loop, after_batch, &f);

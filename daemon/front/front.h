@@ -16,7 +16,8 @@
  *     successor.h    requests of a front that was killed
  *     gateway.h      the gateway process
  *     reload.h       reading the configuration again
- *     status.h       hello, status, metrics, sd_notify's STATUS=
+ *     status.h       hello, status, metrics, STATUS= for systemd
+ *     notify.h       what systemd is told
  *     report.h       what status has no room for
  *     bulk.h         texts into a client's lease */
 
@@ -28,6 +29,7 @@
 #include "daemon/front/journal.h"
 #include "daemon/front/logline.h"
 #include "daemon/front/loop.h"
+#include "daemon/front/notify.h"
 #include "daemon/front/persons.h"
 #include "daemon/front/queue.h"
 #include "daemon/front/request.h"
@@ -81,6 +83,7 @@ struct front {
     struct loop_watch gateway_listener;
     struct loop_timer accept_timer; /* armed while there was no descriptor for another client */
     int64_t accept_told_ns;         /* from then on that is told again */
+    struct notify notify;           /* to systemd */
     struct loop_watch signals;      /* its fd is ours */
 
     uint64_t epoch;
@@ -110,8 +113,9 @@ struct front {
 };
 
 /* Serves until a signal or a first start that fails; the exit code. The runtime directory has been
- * chosen; its listening sockets may have come from systemd. `system`: systemd started us. */
-int front_run(struct config *c, const struct rundir *dir, bool system);
+ * chosen; its listening sockets may have come from systemd. `manager`: its socket, where systemd
+ * started us; else NULL or "". */
+int front_run(struct config *c, const struct rundir *dir, const char *manager);
 
 /* Whose subordinate user ids are whose, at start and reload. */
 void front_read_persons(struct front *f);

@@ -112,8 +112,7 @@ static int serve(struct config *c)
     struct rundir dir;
     struct error e = {0};
     const char *notify = getenv("NOTIFY_SOCKET");
-    bool system = notify && *notify;
-    int rc = rundir_choose(c, system, &dir, &e);
+    int rc = rundir_choose(c, notify && *notify, &dir, &e);
 
     rc = rc ? rc : take_activated(&dir, &e);
     if (rc) {
@@ -124,7 +123,8 @@ static int serve(struct config *c)
     if (setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0})) {
         log_warning("core dumps stay possible: %m");
     }
-    return front_run(c, &dir, system);
+    log_never_wait();
+    return front_run(c, &dir, notify);
 }
 
 int main(int argc, char **argv)

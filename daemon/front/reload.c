@@ -5,8 +5,6 @@
 
 #include "daemon/front/reload.h"
 
-#include <systemd/sd-daemon.h>
-
 #include "base/clock.h"
 #include "base/log.h"
 #include "daemon/front/front.h"
@@ -42,10 +40,10 @@ static void read_again(struct front *f, bool engine)
 
 void reload_run(struct front *f)
 {
-    (void)sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu",
-                     (unsigned long long)(clock_ns() / 1000));
+    notify_say(&f->notify, "RELOADING=1\nMONOTONIC_USEC=%llu",
+               (unsigned long long)(clock_ns() / 1000));
     read_again(f, false);
-    (void)sd_notify(0, "READY=1");
+    notify_say(&f->notify, "READY=1");
 }
 
 int reload_check(const struct front *f, struct error *reterr)

@@ -7,7 +7,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <systemd/sd-daemon.h>
 
 #include "base/clock.h"
 #include "daemon/front/bulk.h"
@@ -219,18 +218,19 @@ void status_notify(struct front *f)
 
     f->status_changed = false;
     if (f->drain) {
-        (void)sd_notifyf(0, "STATUS=Draining: %u running, %u waiting", f->n_running + f->n_light,
-                         f->queue.n);
+        notify_say(&f->notify, "STATUS=Draining: %u running, %u waiting", f->n_running + f->n_light,
+                   f->queue.n);
     } else if (state == LANE_UNLOADED) {
-        (void)sd_notifyf(0, "STATUS=unloaded: the next request loads the model; %u clients",
-                         f->n_lanes);
+        notify_say(&f->notify, "STATUS=unloaded: the next request loads the model; %u clients",
+                   f->n_lanes);
     } else if (state == LANE_LOADING) {
-        (void)sd_notifyf(0, "STATUS=Loading the model, %u %%", e->progress / 10);
+        notify_say(&f->notify, "STATUS=Loading the model, %u %%", e->progress / 10);
     } else if (state == LANE_FAILED) {
-        (void)sd_notifyf(0, "STATUS=The model cannot be loaded: %s", engine_link_cause(f->engine));
+        notify_say(&f->notify, "STATUS=The model cannot be loaded: %s",
+                   engine_link_cause(f->engine));
     } else {
-        (void)sd_notifyf(0, "STATUS=%s: %s, %u running, %u waiting, %u clients",
-                         lane_state_name(state), e->model, f->n_running + f->n_light, f->queue.n,
-                         f->n_lanes);
+        notify_say(&f->notify, "STATUS=%s: %s, %u running, %u waiting, %u clients",
+                   lane_state_name(state), e->model, f->n_running + f->n_light, f->queue.n,
+                   f->n_lanes);
     }
 }

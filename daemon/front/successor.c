@@ -6,7 +6,6 @@
 #include "daemon/front/successor.h"
 
 #include <stdlib.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
@@ -30,13 +29,12 @@ int successor_open(struct front *f, struct error *reterr)
             return 0;
         }
         log_warning("the requests of the daemon before this one are lost; its journal: %s", e.text);
-        (void)sd_notify(0, "FDSTOREREMOVE=1\nFDNAME=" RUNDIR_JOURNAL);
+        notify_say(&f->notify, "FDSTOREREMOVE=1\nFDNAME=" RUNDIR_JOURNAL);
     }
     rc = journal_open(f->config->journal_bytes, &f->journal, reterr);
     if (rc == 0 && f->system) {
         /* FDPOLL=0: a memory file cannot be polled. */
-        (void)sd_pid_notify_with_fds(0, 0, "FDSTORE=1\nFDPOLL=0\nFDNAME=" RUNDIR_JOURNAL,
-                                     &f->journal.fd, 1);
+        notify_give(&f->notify, f->journal.fd, "FDSTORE=1\nFDPOLL=0\nFDNAME=" RUNDIR_JOURNAL);
     }
     return rc;
 }
@@ -100,6 +98,6 @@ void successor_adopt(struct front *f)
 void successor_disown(struct front *f)
 {
     if (f->system) {
-        (void)sd_notify(0, "FDSTOREREMOVE=1\nFDNAME=" RUNDIR_JOURNAL);
+        notify_say(&f->notify, "FDSTOREREMOVE=1\nFDNAME=" RUNDIR_JOURNAL);
     }
 }

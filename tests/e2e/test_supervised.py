@@ -275,6 +275,54 @@ class Alive(Base):
         for _ in range(3):
             self.systemd.wait_for("WATCHDOG=1")
 
+    def fill(self):
+        """The manager's socket, which then takes no more."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.setblocking(False)
+            try:
+                while True:
+                    s.sendto(b"X=1", self.systemd.notify.getsockname())
+            except BlockingIOError:
+                pass
+
+    def test_a_manager_that_reads_nothing(self):
+        """Clients are served, and what it was to be told reaches it later, in order."""
+        pid, _ = self.daemon("lane", "gateway", WATCHDOG_USEC="60000")
+        self.systemd.wait_for("READY=1")
+        lane = Lane(self.folder)
+        lane.wait_ready(WAIT)
+        self.fill()
+        began = time.monotonic()
+        while time.monotonic() < began + 1.5:  # signs of life and STATUS= come due
+            asked = time.monotonic()
+            self.assertTrue(text_of(lane.events(lane.request(prompt(b"Once", 4)))))
+            lane.status()
+            self.assertLess(time.monotonic() - asked, 1)
+        os.kill(pid, signal.SIGHUP)
+        for _ in range(20):
+            lane.status()
+            time.sleep(0.01)
+        heard = self.systemd.wait_for("RELOADING=1") + self.systemd.wait_for("READY=1")
+        self.assertLess(sum("WATCHDOG=1" in h for h in heard), 8, "those that wait are one")
+        lane.close()
+        self.fill()
+        self.assertEqual(self.systemd.stop(pid), 0)
+
+    def test_a_log_that_nobody_reads(self):
+        self.configure(verbose="yes")
+        _, log = self.daemon("lane", "gateway")
+        self.systemd.wait_for("READY=1")
+        for _ in range(3000):  # each is a line when it goes
+            Lane(self.folder, timeout=5).close()
+        lane = Lane(self.folder, timeout=5)
+        os.set_blocking(log.fileno(), False)
+        self.assertGreater(len(log.read()), 30000)
+        lane.status()
+        Lane(self.folder, timeout=5).close()
+        time.sleep(0.2)
+        self.assertRegex(log.read().decode(), r"pipitd: nobody read this: \d+ lines are lost")
+        lane.close()
+
 
 class Successor(Base):
     """The daemon is killed; the next one gets its journal."""

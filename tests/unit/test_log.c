@@ -171,3 +171,26 @@ Test(log, stderr_that_is_no_journal)
     cr_assert_str_eq(received(), "");
     cr_assert_str_eq(on_stderr(), "unit: text\n");
 }
+
+Test(log, a_pipe_that_nobody_reads)
+{
+    char full[4096] = "";
+    int p[2];
+
+    cr_assert_eq(unsetenv("JOURNAL_STREAM"), 0);
+    cr_assert_eq(pipe(p), 0);
+    cr_assert_eq(fcntl(p[0], F_SETFL, O_NONBLOCK), 0);
+    cr_assert_eq(dup2(p[1], STDERR_FILENO), STDERR_FILENO);
+    log_init("unit", LOG_LEVEL_INFO);
+    log_never_wait();
+    for (int i = 0; i < 2000; i++) { /* 64 KiB at most fit */
+        log_info("line %d of more than a pipe holds, which would wait", i);
+    }
+    while (read(p[0], full, sizeof(full)) > 0) {
+    }
+    log_info("there is room again");
+    ssize_t n = read(p[0], full, sizeof(full) - 1);
+    cr_assert(n > 0);
+    full[n] = '\0';
+    cr_assert_not_null(strstr(full, "lines are lost\nunit: there is room again\n"), "%s", full);
+}
