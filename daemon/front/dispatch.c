@@ -30,10 +30,21 @@ static bool is_light(uint32_t kind)
     return kind == LANE_KIND_TOKENIZE || kind == LANE_KIND_DETOKENIZE;
 }
 
+/* Its thread reads texts in turns by person. Who fills the room in the engine would keep the others
+ * from taking theirs. */
+static bool may_tokenize(const struct front *f, uint32_t person)
+{
+    uint32_t has = 0;
+
+    for (const struct request *r = f->requests.open.oldest; r; r = r->age_next) {
+        has += r->state == REQUEST_RUNNING && is_light(r->kind) && r->who->person == person;
+    }
+    return has < DISPATCH_LIGHT_PERSON;
+}
+
 static bool only_tokenizes(const void *arg, const struct request *r)
 {
-    (void)arg;
-    return is_light(r->kind);
+    return is_light(r->kind) && may_tokenize(arg, r->who->person);
 }
 
 static bool needs_sequence(const struct request *r)
@@ -108,7 +119,7 @@ bool dispatch_can_start(const struct front *f, uint32_t kind, uint32_t person)
     if (!engine_link_ready(f->engine) || f->queue.n > 0 || f->n_suspects > 0) {
         return false;
     }
-    return is_light(kind) ? f->n_light < DISPATCH_LIGHT_MAX
+    return is_light(kind) ? f->n_light < DISPATCH_LIGHT_MAX && may_tokenize(f, person)
                           : f->n_running < (uint32_t)n_slots(f) && may_have_another(f, person);
 }
 
@@ -152,7 +163,7 @@ static struct request *next_request(struct front *f)
     if (r || waits) {
         return r;
     }
-    r = f->n_light < DISPATCH_LIGHT_MAX ? queue_pop_of(&f->queue, only_tokenizes, NULL) : NULL;
+    r = f->n_light < DISPATCH_LIGHT_MAX ? queue_pop_of(&f->queue, only_tokenizes, f) : NULL;
     if (!r && f->n_running < (uint32_t)n_slots(f)) {
         r = queue_pop_of(&f->queue, may_run, f);
     }
@@ -233,6 +244,7 @@ static void start(struct front *f, struct request *r)
                                      .out_buf = r->out_buf,
                                      .out_generation = r->out_generation,
                                      .flags = r->flags | (r->n_crashes ? LANE_F_REPLAYED : 0),
+                                     .person = r->who->person,
                                      .seed = r->seed,
                                      .session_bytes = f->config->session_bytes};
     rec.e_request.session_writes = lane_session_writes_field(f->config->session_writes);

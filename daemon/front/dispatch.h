@@ -23,7 +23,12 @@ struct front;
 struct lane_record;
 struct request;
 
-enum { DISPATCH_TRUST = 16, DISPATCH_CLEAR = 64, DISPATCH_LIGHT_MAX = 8 };
+enum {
+    DISPATCH_TRUST = 16,
+    DISPATCH_CLEAR = 64,
+    DISPATCH_LIGHT_MAX = 16,
+    DISPATCH_LIGHT_PERSON = 4
+};
 
 /* The request ends before it was known whether it kills engines. */
 void dispatch_withdrawn(struct front *f, struct request *r);

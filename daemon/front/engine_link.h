@@ -14,7 +14,8 @@
  * as soon as this one has been reaped. It is killed when it does not end.
  *
  * Health is the age of the worker's last finished operation while something runs: over
- * engine-timeout, and over four times its longest operation, it is killed and started again. */
+ * engine-timeout, and over four times its longest operation, it is killed and started again. So it
+ * is where its thread that reads texts is at one for so long. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -63,8 +64,8 @@ int64_t engine_link_load_ns(const struct engine_link *e);   /* and how long it t
 uint32_t engine_link_restarts(const struct engine_link *e); /* after deaths */
 uint32_t engine_link_unloads(const struct engine_link *e);
 int64_t engine_link_step_age_ns(const struct engine_link *e); /* 0 while idle */
-/* Busy, and no step ended for so long, though it had a CPU. */
-bool engine_link_hangs(const struct engine_link *e, int64_t limit);
+/* Busy, and no step ended for so many times what one may take, though it had a CPU. */
+bool engine_link_hangs(const struct engine_link *e, int times);
 int engine_link_pid(const struct engine_link *e);
 
 /* Something runs or nothing does: the heartbeat is watched only while something runs. */

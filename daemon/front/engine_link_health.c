@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Is the engine alive? While it loads: has it said anything. While it works: has a step ended, and
- * if not, did it get a CPU. */
+ * if not, did it get a CPU. And does its thread that reads texts go on, which it says itself: what
+ * steps it makes meanwhile tell nothing of that. */
 
 #include <signal.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "daemon/front/config.h"
-#include "daemon/front/cputime.h"
+#include "base/cputime.h"
 #include "daemon/front/engine_link_impl.h"
 
 #define STARVED_LOG_NS 60000000000
@@ -41,8 +42,19 @@ static bool is_starved(const struct engine_link *e, int64_t limit)
     return e->cpu_ns >= 0 && now >= 0 && now - e->cpu_ns < limit / 2 && cputime_is_wanted(e->pid);
 }
 
-bool engine_link_hangs(const struct engine_link *e, int64_t limit)
+/* What a step may take: the one function of both watchdogs, systemd's and ours. */
+static int64_t limit_ns(const struct engine_link *e)
 {
+    int64_t limit = (int64_t)(e->front->config->engine_timeout * 1e9);
+    int64_t longest = 4 * e->info.longest_step_ns;
+
+    return limit > longest ? limit : longest;
+}
+
+bool engine_link_hangs(const struct engine_link *e, int times)
+{
+    int64_t limit = e ? times * limit_ns(e) : 0;
+
     return e && e->busy_ns && clock_ns() - step_base(e) >= limit && !is_starved(e, limit);
 }
 
@@ -68,7 +80,7 @@ static void wait_for_cpu(struct engine_link *e, int64_t limit)
 static void on_pulse(void *arg)
 {
     struct engine_link *e = arg;
-    int64_t limit = (int64_t)(e->front->config->engine_timeout * 1e9);
+    int64_t limit = LOAD_TIMEOUT_NS;
     int64_t base = e->heard_ns;
 
     if (e->pid == 0) {
@@ -82,10 +94,8 @@ static void on_pulse(void *arg)
         if (e->busy_ns == 0) {
             return;
         }
-        limit = limit > 4 * e->info.longest_step_ns ? limit : 4 * e->info.longest_step_ns;
+        limit = limit_ns(e);
         base = step_base(e);
-    } else {
-        limit = LOAD_TIMEOUT_NS;
     }
     if (clock_ns() - base >= limit && e->state == LANE_READY && is_starved(e, limit)) {
         wait_for_cpu(e, limit);
@@ -93,6 +103,14 @@ static void on_pulse(void *arg)
         engine_link_kill(e, e->state == LANE_READY ? "no step ended in time" : "loading is stuck");
     } else {
         engine_link_watch(e, base + limit);
+    }
+}
+
+/* The engine has left out what is not four times as long as any text before, or had no CPU. */
+void engine_link_look_at_texts(struct engine_link *e)
+{
+    if (e->info.text_ms >= e->front->config->engine_timeout * 1e3) {
+        engine_link_kill(e, "a text was not read in time");
     }
 }
 

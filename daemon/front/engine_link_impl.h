@@ -55,6 +55,8 @@ void engine_link_read_rest(struct engine_link *e);
 
 /* engine_link_health.c. Ends a process that misbehaves; its restart follows when it is reaped. */
 void engine_link_kill(struct engine_link *e, const char *why);
+/* Kills it when it has said that its thread that reads texts hangs. */
+void engine_link_look_at_texts(struct engine_link *e);
 /* Watches it while it loads or leaves: kills it when it has said nothing by then. */
 void engine_link_watch(struct engine_link *e, int64_t when_ns);
 

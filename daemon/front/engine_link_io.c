@@ -11,7 +11,7 @@
 #include "base/hot.h"
 #include "base/log.h"
 #include "base/sock.h"
-#include "daemon/front/cputime.h"
+#include "base/cputime.h"
 #include "daemon/front/dispatch.h"
 #include "daemon/front/engine_link_impl.h"
 #include "daemon/front/lane.h"
@@ -135,6 +135,9 @@ static void on_state(struct engine_link *e, const struct lane_engine_state *s)
         dispatch_loading(f, s->progress);
     }
     e->heard_ns = clock_ns();
+    if (e->state == LANE_READY) {
+        engine_link_look_at_texts(e);
+    }
 }
 
 HOT static void on_record(struct engine_link *e, struct lane_record *r)

@@ -67,6 +67,14 @@ static bool send_held(struct io *io)
     return rc == 0;
 }
 
+/* Every state that goes out says how the thread that reads texts is. */
+static void look_at_texts(struct io *io, struct lane_record *r)
+{
+    if (r->h.type == LANE_ENGINE_STATE) {
+        r->e_state.text_ms = light_stuck_ms(&io->w->light, clock_ns());
+    }
+}
+
 static bool waits(const struct io *io)
 {
     return atomic_load(&io->w->waits) || atomic_load(&io->w->files);
@@ -95,6 +103,7 @@ static bool beat(struct io *io, int64_t now)
             io->state.e_state.last_step_ns = now;
         }
         io->held = io->state;
+        look_at_texts(io, &io->held);
         io->holds = true;
         io->of_ring = false;
         io->state_ns = now;
@@ -113,6 +122,7 @@ static void send_records(struct io *io)
         if (!io->holds) {
             return;
         }
+        look_at_texts(io, &io->held);
         note_state(io, &io->held);
     }
 }

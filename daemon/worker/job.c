@@ -321,7 +321,7 @@ static int prompt_of(struct job *j, const struct ask *a, const struct ask_source
     if (a->has_tokens || source->lease_ids) {
         return job_prompt(j, a, source, reterr);
     }
-    rc = light_prompt(&j->worker->light, j, reterr);
+    rc = light_take(&j->worker->light, j, reterr);
     j->reads = rc == 0;
     return rc ? rc : 1;
 }

@@ -70,6 +70,7 @@ struct job {
     /* While it is the loader's, and what that said. */
     struct lane_record rec; /* the request's */
     struct job *next_load;
+    struct job *next_text; /* of those whose text waits to be read */
     bool loads;   /* it is, or was */
     bool loading; /* it is: not begun yet */
     atomic_bool load_stop;

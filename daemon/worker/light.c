@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokenizing and detokenizing for clients, and prompts for the worker. Ids for clients go into the
- * output lease where there is one, else each becomes a record. */
+/* The threads that read texts: whose turn it is, which of the two reads, and whether it still does.
+ * What they do with a text is light_text.c's. */
 
-#include "daemon/worker/light.h"
+#include "daemon/worker/light_impl.h"
 
 #include <errno.h>
 #include <poll.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
-#include "base/checked.h"
-#include "base/cleanup.h"
-#include "daemon/worker/answer.h"
-#include "daemon/worker/ask.h"
-#include "daemon/options/engine_options.h"
+#include "base/clock.h"
+#include "base/cputime.h"
 #include "daemon/worker/job_impl.h"
-#include "daemon/worker/mapping.h"
-#include "engine/text/tok.h"
 
-enum { JOBS = 128, PROMPTS = 2048, RECORDS = 1 << 10, LIGHT_NICE = 5 };
+enum {
+    JOBS = 2048,
+    RECORDS = 1 << 10,
+    SLOW_NICE = 5,
+    LONG_BYTES = 16 << 10, /* read by the second thread: some ms */
+    SHORT_BYTES = 8 << 10, /* a prompt that goes between two records */
+    RECORDS_A_PROMPT = 32, /* so many are said for each of them: no flood of prompts ends it */
+};
 
 /* On failure the process ends. */
 int light_init(struct light *l, struct worker *w, struct error *reterr)
@@ -28,219 +29,35 @@ int light_init(struct light *l, struct worker *w, struct error *reterr)
     int r = ring_init(&l->jobs, JOBS, sizeof(struct job *), reterr);
 
     l->worker = w;
-    r = r ? r : ring_init(&l->prompts, PROMPTS, sizeof(struct job *), reterr);
-    r = r ? r : ring_init(&l->back, PROMPTS, sizeof(struct job *), reterr);
+    r = r ? r : ring_init(&l->back, JOBS, sizeof(struct job *), reterr);
+    if (r == 0 && (sem_init(&l->slow_go, 0, 0) || sem_init(&l->slow_done, 0, 0))) {
+        r = error_set_errno(reterr, -errno, "no semaphores");
+    }
     return r ? r : ring_init(&l->records, RECORDS, sizeof(struct lane_record), reterr);
 }
 
-static void read_prompts(struct light *l);
-
-/* Waits while the ring is full: the front reads always, or we die with it. False: the job was told
- * to end, and nothing was said. */
-static bool say(struct job *j, const struct lane_record *r)
+/* A sign of life. */
+void light_alive(struct light *l)
 {
-    while (!atomic_load(&j->load_stop)) {
-        read_prompts(&j->worker->light);
-        if (ring_push(&j->worker->light.records, r)) {
-            return true;
-        }
-        (void)poll(NULL, 0, 1);
+    int64_t now = clock_ns();
+    int64_t took = now - atomic_load(&l->since_ns);
+
+    if (took > atomic_load(&l->longest_ns)) {
+        atomic_store(&l->longest_ns, took);
     }
-    return false;
+    atomic_store(&l->since_ns, now);
 }
 
-static void say_last(struct job *j, const struct lane_record *r)
+static void begin(struct light *l, const struct light_self *who)
 {
-    while (!ring_push(&j->worker->light.records, r)) {
-        read_prompts(&j->worker->light);
-        (void)poll(NULL, 0, 1);
-    }
+    atomic_store(&l->who, who);
+    atomic_store(&l->since_ns, clock_ns());
 }
 
-static int ids_to_lease(struct job *j, const struct lane_engine_request *e, const int32_t *ids,
-                        size_t n, struct error *reterr)
+static void end(struct light *l)
 {
-    struct lane_record r;
-
-    if (!checked_range(e->out_offset, e->out_bytes, j->mapping->e2c_bytes)) {
-        return error_set(reterr, -EINVAL, "the output lease lies outside its arena");
-    }
-    if (n > e->out_bytes / sizeof(*ids)) {
-        return error_set(reterr, -E2BIG, "%zu tokens need an output lease of %zu bytes", n,
-                         n * sizeof(*ids));
-    }
-    if (n) {
-        memcpy(j->mapping->e2c + e->out_offset, ids, n * sizeof(*ids));
-    }
-    lane_record_init(&r, LANE_BULK, j->id);
-    r.bulk = (struct lane_bulk_body){.kind = LANE_BULK_TOKENS,
-                                     .buf = e->out_buf,
-                                     .generation = e->out_generation,
-                                     .window = (uint32_t)n,
-                                     .n_rows = (uint32_t)n,
-                                     .n_cols = 1,
-                                     .n_bytes = n * sizeof(*ids)};
-    (void)say(j, &r);
-    return 0;
-}
-
-static void ids_to_records(struct job *j, const struct tok *tok, const int32_t *ids, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        struct lane_record r;
-        const char *piece;
-        size_t len;
-
-        tok_token_text(tok, ids[i], &piece, &len);
-        lane_record_init(&r, LANE_TOKEN, j->id);
-        r.token.index = (int32_t)i;
-        r.token.token = ids[i];
-        r.token.text_len = (uint16_t)(len < sizeof(r.token.text) ? len : sizeof(r.token.text));
-        memcpy(r.token.text, piece, r.token.text_len);
-        if (!say(j, &r)) {
-            return;
-        }
-    }
-}
-
-static int check_length(struct job *j, const struct ask *a, struct error *reterr)
-{
-    size_t n = a->prompt_len;
-
-    for (size_t i = 0; i < a->n_messages; i++) {
-        n += a->messages[i].len;
-    }
-    if (n <= ENGINE_TEXT_BYTES) {
-        return 0;
-    }
-    j->light_counts[0] = n;
-    j->light_counts[1] = ENGINE_TEXT_BYTES;
-    return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %d are tokenized at once", n,
-                     (int)ENGINE_TEXT_BYTES);
-}
-
-static int tokenize(struct job *j, const struct ask *a, const struct tok *tok, size_t *ret_n,
-                    struct error *reterr)
-{
-    const struct lane_engine_request *e = &j->rec.e_request;
-    int32_t *ids;
-    int rc;
-
-    if (!a->has_prompt) {
-        return error_set(reterr, -EINVAL, "no prompt to tokenize");
-    }
-    rc = check_length(j, a, reterr);
-    if (rc) {
-        return rc;
-    }
-    rc = tok_encode_new(tok, a->prompt, a->prompt_len, TOK_ADD_BOS, &ids, ret_n, reterr);
-    if (rc) {
-        return rc;
-    }
-    if (e->out_bytes) {
-        rc = ids_to_lease(j, e, ids, *ret_n, reterr);
-    } else {
-        ids_to_records(j, tok, ids, *ret_n);
-    }
-    free(ids);
-    return rc;
-}
-
-static bool say_text(struct job *j, size_t index, const char *text, size_t len)
-{
-    while (len > 0) {
-        struct lane_record r;
-        size_t n = answer_text_record(j->id, (int32_t)index, text, len, &r);
-
-        if (!say(j, &r)) {
-            return false;
-        }
-        text += n;
-        len -= n;
-    }
-    return true;
-}
-
-static int detokenize(struct job *j, const struct ask *a, const struct ask_source *s, size_t *ret_n,
-                      struct error *reterr)
-{
-    AUTO_FREE char *text = malloc(detok_bound(s->tok));
-    struct detok d;
-    int32_t *ids;
-    size_t n;
-    int rc = text ? ask_ids(a, s, &ids, &n, reterr)
-                  : error_set(reterr, -ENOMEM, "no memory for a token's text");
-
-    if (rc) {
-        return rc;
-    }
-    detok_init(&d, s->tok, -1, false);
-    for (size_t i = 0; i < n && say_text(j, i, text, detok_push(&d, ids[i], text)); i++) {
-    }
-    (void)say_text(j, n ? n - 1 : 0, text, detok_flush(&d, text));
-    free(ids);
-    *ret_n = n;
-    return 0;
-}
-
-/* Reads the request again from the journal, where it does not change. */
-static int answer(struct job *j, size_t *ret_n, struct error *reterr)
-{
-    struct worker *w = j->worker;
-    const struct lane_engine_request *e = &j->rec.e_request;
-    struct ask_source source = {.tok = engine_tok(atomic_load(&w->engine)),
-                                .lease_ids = j->light_ids,
-                                .n_lease_ids = j->n_light_ids};
-    struct ask a;
-    int rc = ask_read(w->journal + e->journal_offset, e->tlv_bytes, &a, reterr);
-
-    if (rc) {
-        return rc;
-    }
-    rc = ask_check(&a, j->kind, reterr);
-    if (rc == 0) {
-        rc = j->kind == LANE_KIND_TOKENIZE ? tokenize(j, &a, source.tok, ret_n, reterr)
-                                           : detokenize(j, &a, &source, ret_n, reterr);
-    }
-    ask_clear(&a);
-    return rc;
-}
-
-static void serve(struct job *j)
-{
-    struct lane_record r;
-    struct error e = {0};
-    size_t n = 0;
-    int rc = atomic_load(&j->load_stop) ? 0 : answer(j, &n, &e);
-
-    if (rc) {
-        answer_error_record(j->id, &e, j->light_counts[0], j->light_counts[1], &r);
-    } else {
-        lane_record_init(&r, LANE_DONE, j->id);
-        r.done.reason = atomic_load(&j->load_stop) ? j->stop_reason : LANE_REASON_STOP;
-        r.done.n_prompt = (int32_t)n;
-    }
-    say_last(j, &r);
-}
-
-/* Of the job only what is its own is used: its session is closed by nobody else meanwhile. */
-static int prompt_ids(struct job *j, struct error *reterr)
-{
-    struct worker *w = j->worker;
-    const struct lane_engine_request *e = &j->rec.e_request;
-    struct ask_source source = {.tok = engine_tok(atomic_load(&w->engine)),
-                                .chat = w->has_chat ? &w->chat : NULL,
-                                .chat_error = &w->chat_error};
-    struct ask a;
-    int rc = ask_read(w->journal + e->journal_offset, e->tlv_bytes, &a, reterr);
-
-    if (rc) {
-        return rc;
-    }
-    rc = check_length(j, &a, reterr);
-    rc = rc ? rc : job_prompt(j, &a, &source, reterr);
-    ask_clear(&a);
-    return rc;
+    light_alive(l);
+    atomic_store(&l->since_ns, 0);
 }
 
 static void give_back(struct light *l, struct job *j)
@@ -251,65 +68,165 @@ static void give_back(struct light *l, struct job *j)
     worker_wake(l->worker);
 }
 
-static void read_prompts(struct light *l)
+static void take_jobs(struct light *l)
 {
     struct job *j;
 
-    while (ring_pop(&l->prompts, &j)) {
-        j->load_rc = atomic_load(&j->load_stop) ? 0 : prompt_ids(j, &j->load_error);
+    while (ring_pop(&l->jobs, &j)) {
+        turns_add(&l->turns, j);
+    }
+}
+
+static bool is_prompt(const struct job *j)
+{
+    return j->kind != LANE_KIND_TOKENIZE && j->kind != LANE_KIND_DETOKENIZE;
+}
+
+static bool is_short_prompt(const struct job *j)
+{
+    return is_prompt(j) && j->rec.e_request.tlv_bytes <= SHORT_BYTES;
+}
+
+static bool is_long(const struct job *j)
+{
+    return j->rec.e_request.tlv_bytes > LONG_BYTES ||
+           j->n_light_ids > LONG_BYTES / sizeof(*j->light_ids);
+}
+
+static void read_prompt(struct light *l, struct job *j)
+{
+    j->load_rc = atomic_load(&j->load_stop) ? 0 : light_prompt_ids(j, &j->load_error);
+    give_back(l, j);
+}
+
+void light_short_prompt(struct light *l)
+{
+    struct job *j;
+
+    take_jobs(l);
+    j = turns_next(&l->turns, is_short_prompt);
+    if (j) {
+        light_alive(l);
+        read_prompt(l, j);
+    }
+}
+
+static void know_self(struct light_self *ret)
+{
+    ret->tid = gettid();
+    if (pthread_getcpuclockid(pthread_self(), &ret->clock)) {
+        ret->clock = CLOCK_PROCESS_CPUTIME_ID;
+    }
+}
+
+static void *run_slow(void *arg)
+{
+    struct light *l = arg;
+
+    know_self(&l->slow_self);
+    (void)setpriority(PRIO_PROCESS, (id_t)l->slow_self.tid, SLOW_NICE);
+    for (;;) {
+        while (sem_wait(&l->slow_go)) {
+        }
+        begin(l, &l->slow_self);
+        light_serve(l->slow_job);
+        end(l);
+        (void)sem_post(&l->slow_done);
+    }
+    return NULL;
+}
+
+static void serve_slowly(struct light *l, struct job *j)
+{
+    l->slow_job = j;
+    (void)sem_post(&l->slow_go);
+    while (sem_wait(&l->slow_done)) {
+    }
+}
+
+static void read_one(struct light *l, struct job *j)
+{
+    if (!is_prompt(j) && is_long(j)) {
+        l->has_slow = l->has_slow || pthread_create(&l->slow, NULL, run_slow, l) == 0;
+        if (l->has_slow) {
+            serve_slowly(l, j);
+            give_back(l, j);
+            return;
+        }
+    }
+    begin(l, &l->self);
+    if (is_prompt(j)) {
+        read_prompt(l, j);
+    } else {
+        light_serve(j);
         give_back(l, j);
     }
+    end(l);
 }
 
 static void *run(void *arg)
 {
     struct light *l = arg;
-    struct job *j;
 
-    /* Who waits for a token goes before who only wants to know how many there are. */
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LIGHT_NICE);
+    know_self(&l->self);
     for (;;) {
-        read_prompts(l);
-        while (!ring_pop(&l->jobs, &j)) {
-            ring_wait(&l->jobs); /* which prompts end, too */
-            read_prompts(l);
+        struct job *j;
+
+        take_jobs(l);
+        j = turns_next(&l->turns, NULL);
+        if (j) {
+            l->n_said = 0;
+            read_one(l, j);
+        } else {
+            ring_wait(&l->jobs);
         }
-        serve(j);
-        give_back(l, j);
     }
     return NULL;
 }
 
-static int need_thread(struct light *l, struct error *reterr)
+int light_take(struct light *l, struct job *j, struct error *reterr)
 {
     int err = l->has_thread ? 0 : pthread_create(&l->thread, NULL, run, l);
 
     l->has_thread = err == 0;
-    return err ? error_set_errno(reterr, -err, "no thread to tokenize") : 0;
-}
-
-int light_prompt(struct light *l, struct job *j, struct error *reterr)
-{
-    int rc = need_thread(l, reterr);
-
-    if (rc == 0 && !ring_push(&l->prompts, &j)) {
-        rc = error_set(reterr, -EBUSY, "%d prompts wait to be tokenized already", (int)PROMPTS);
-    }
-    ring_wake(&l->jobs);
-    return rc;
-}
-
-int light_take(struct light *l, struct job *j, struct error *reterr)
-{
-    int rc = need_thread(l, reterr);
-
-    if (rc) {
-        return rc;
+    if (err) {
+        return error_set_errno(reterr, -err, "no thread to read texts");
     }
     if (!ring_push(&l->jobs, &j)) {
         return error_set(reterr, -EBUSY, "%d texts wait to be tokenized already", (int)JOBS);
     }
     return 0;
+}
+
+static int64_t cpu_ns(const struct light_self *who)
+{
+    struct timespec t;
+
+    return who && clock_gettime(who->clock, &t) == 0 ? (int64_t)t.tv_sec * 1000000000 + t.tv_nsec
+                                                     : 0;
+}
+
+uint32_t light_stuck_ms(struct light *l, int64_t now)
+{
+    const struct light_self *who = atomic_load(&l->who);
+    int64_t since = atomic_load(&l->since_ns);
+    int64_t age = now - since;
+    int64_t cpu;
+
+    if (since == 0 || since != l->seen_ns) {
+        l->seen_ns = since;
+        l->seen_cpu_ns = cpu_ns(who);
+        return 0;
+    }
+    /* Nobody lets it run: that is no fault of the text's. One that hangs sleeps, or has its CPU. */
+    cpu = cpu_ns(who) - l->seen_cpu_ns;
+    if (2 * cpu < age && cputime_is_wanted_by(who->tid)) {
+        age = 2 * cpu;
+    }
+    if (age < 4 * atomic_load(&l->longest_ns)) {
+        return 0;
+    }
+    return age / 1000000 < UINT32_MAX ? (uint32_t)(age / 1000000) : UINT32_MAX;
 }
 
 bool light_ready(const struct light *l)

@@ -3,48 +3,86 @@
 #define PIPIT_DAEMON_WORKER_LIGHT_H
 
 /* Everything that reads texts has a thread of its own, so that no step waits for a text. Prompts
- * become ids there (light_prompt) and go back to the worker. Requests that need the tokenizer and
- * no device are read, computed and said (light_take), one after the other in the order in which the
- * front sent them; prompts go before, and between two of their records. Their records have a ring
- * of their own to the I/O thread, which sends the worker's first.
+ * become ids there and go back to the worker. Requests that need the tokenizer and no device are
+ * read, computed and said. One text at a time, in turns by person (turns.h). A short prompt also
+ * goes between two records of what is being said. The records have a ring of their own to the I/O
+ * thread, which sends the worker's first.
+ *
+ * A long text that is only to be counted or converted is read by a second thread, which is nicer
+ * than the first, while the first waits: who waits for a token goes before it. One thread could not
+ * do both, since a process without privileges may not take its own niceness back.
  *
  * A job is in the worker's list all the while, which holds its lane's arenas; the thread touches
  * nothing else of the worker's. One that is told to end sets `load_stop`: the thread looks at it
  * before it begins and before each record.
  *
- * The thread runs until the process ends, so nothing here is ever freed. */
+ * Health: `since_ns` is the thread's last sign of life in the text that it reads. The I/O thread
+ * tells the front of one that gives none (light_stuck_ms), which then treats it as a step that does
+ * not end.
+ *
+ * The threads run until the process ends, so nothing here is ever freed. */
 
 #include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 #include "base/error.h"
 #include "daemon/worker/ring.h"
+#include "daemon/worker/turns.h"
 
 struct job;
 struct worker;
+
+/* Where a thread's CPU time and state can be looked up. */
+struct light_self {
+    pid_t tid;
+    clockid_t clock;
+};
 
 struct light {
     struct worker *worker;
     pthread_t thread;
     bool has_thread;
-    struct ring jobs;    /* struct job * */
-    struct ring prompts; /* struct job *, of those that wait for their ids */
-    struct ring back;
+    struct ring jobs; /* struct job *, from the worker */
+    struct ring back; /* the same, to it */
     struct ring records; /* struct lane_record */
+
+    /* Of the thread that reads; while the second one does, its. */
+    struct turns turns;
+    uint32_t n_said; /* records of the job that is being said */
+    struct light_self self;
+    struct light_self slow_self;
+    pthread_t slow;
+    bool has_slow;
+    struct job *slow_job;
+    sem_t slow_go;
+    sem_t slow_done;
+
+    /* Read by the I/O thread. */
+    atomic_int_least64_t since_ns; /* 0: no text is read */
+    atomic_int_least64_t longest_ns;
+    _Atomic(const struct light_self *) who;
+    int64_t seen_ns; /* that thread's own: `since_ns` when it looked last, */
+    int64_t seen_cpu_ns; /* and the reader's CPU time when it saw that first */
 };
 
 int light_init(struct light *l, struct worker *w, struct error *reterr) WARN_UNUSED;
 
-/* The job will be answered and freed; on failure it is the caller's still. */
+/* A job that only tokenizes or detokenizes will be answered and freed. Of another the prompt, or
+ * what it adds to its session, becomes ids; job_read() goes on with it. On failure the job is the
+ * caller's still. */
 int light_take(struct light *l, struct job *j, struct error *reterr) WARN_UNUSED;
-
-/* The job's prompt, or what it adds to its session, becomes ids; job_read() goes on with it. */
-int light_prompt(struct light *l, struct job *j, struct error *reterr) WARN_UNUSED;
 
 /* Between steps: frees the jobs that were answered, and goes on with those that have their ids.
  * True when there were any of the latter. */
 bool light_run(struct light *l);
 /* Would light_run() find something? */
 bool light_ready(const struct light *l);
+
+/* The I/O thread's look, about once a second: how long the reader has given no sign of life, as in
+ * struct lane_engine_state. */
+uint32_t light_stuck_ms(struct light *l, int64_t now);
 
 #endif

@@ -392,7 +392,7 @@ struct lane_engine_request {
     uint32_t out_buf;        /* echoed in LANE_BULK */
     uint32_t out_generation;
     uint32_t flags;
-    uint32_t pad;
+    uint32_t person;         /* on whose account it is: who reads texts does so in turns by it */
     uint64_t seed;           /* for a request that names none; drawn once by the front, so that a replay
                                 draws the same numbers */
     uint64_t session_bytes;  /* with LANE_F_SESSION, and a descriptor of the user's folder: what all files
@@ -414,7 +414,8 @@ struct lane_engine_state {
     int32_t n_seqs;
     uint32_t n_running;
     uint32_t n_queued;
-    uint32_t pad;
+    uint32_t text_ms;   /* so long the thread that reads texts gave no sign of life (twice its CPU
+                           time, if less and it wants more); 0: or not four times its longest */
     uint64_t n_prompt_tokens;
     uint64_t n_new_tokens;
     uint64_t n_evicted;

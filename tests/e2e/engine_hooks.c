@@ -4,6 +4,8 @@
  *
  *     crash:N, hang:N, spin:N   after N new tokens, and not again when the request is replayed
  *     crash-always:N            after N new tokens, replayed or not
+ *     text-hang, text-spin      before the prompt is tokenized, and not again when it is replayed
+ *     text-hang-always          the same, replayed or not
  *     kill-front:N              stops the front after N tokens (0: at once), and kills both
  *                               processes when the session's file has its name
  *     crash:saved               kills the engine then */
@@ -60,6 +62,29 @@ static void read_order(const char *text, bool replayed, struct order *o)
         o->hang = true;
     } else if (!replayed && sscanf(text, "spin:%d", &o->at) == 1) {
         o->spin = true;
+    }
+}
+
+static bool is_order(const struct stop_text *s, const char *text)
+{
+    return s->len == strlen(text) + 1 && s->ptr[0] == '\001' &&
+           memcmp(s->ptr + 1, text, s->len - 1) == 0;
+}
+
+/* By the thread that reads texts. */
+void hook_text(const struct job *j, const struct ask *a)
+{
+    bool replayed = j->flags & LANE_F_REPLAYED;
+
+    for (size_t i = 0; i < a->n_stops; i++) {
+        bool hang = is_order(&a->stops[i], "text-hang-always") ||
+                    (!replayed && is_order(&a->stops[i], "text-hang"));
+
+        while (hang) {
+            (void)pause();
+        }
+        for (volatile bool spins = !replayed && is_order(&a->stops[i], "text-spin"); spins;) {
+        }
     }
 }
 

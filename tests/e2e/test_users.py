@@ -339,6 +339,59 @@ class Texts(Users):
         self.assertEqual(self.spy.status().n_restarts, 0)
         self.assertLess(worst, 0.5 * SLOW)
 
+    def test_texts_are_read_in_turns(self):
+        """One user's eight long texts wait; another's short one waits for the one that is being read."""
+        self.begin(lane_bytes="16MiB", lanes=4)
+        lane = Door(self.folder, c2e=2 << 20, e2c=14 << 20)
+        self.addCleanup(lane.close)
+        text = "Once upon a time there was a girl. " * (262144 // 35)
+        leases = [lane.lease(E2C, 600000) for _ in range(8)]
+        flood = [lane.ask(BAD, item(T_PROMPT, text), kind=TOKENIZE, out=out) for out in leases]
+        ended, small = [], None
+        while len(ended) < 9:
+            e = lane.recv()
+            if e.type in (DONE, ERROR):
+                self.assertEqual(e.type, DONE, e)
+                ended.append(e.id)
+                if len(ended) == 1:
+                    small = lane.ask(GOOD, item(T_PROMPT, "Once"), kind=TOKENIZE)
+        self.assertEqual(sorted(ended), sorted([*flood, small]))
+        print(f"a short text was read behind {ended.index(small)} of 8 long ones", file=sys.stderr)
+        self.assertLessEqual(ended.index(small), 2, "the one before it was sent, and the one that was being read")
+
+    def test_texts_share_with_prompts(self):
+        """Long prompts without end, each refused once it is read, do not keep another's text waiting."""
+        good, bad = self.begin(sequences=2, ctx=256)
+        text, stop = "Once upon a time there was a girl. " * 3500, threading.Event()
+
+        def attack():
+            while not stop.is_set():
+                last = list(bad.events(bad.ask(BAD, item(T_PROMPT, text) + sampling(max_tokens=1))))[-1]
+                assert last.code in ("CONTEXT_OVERFLOW", "BUSY"), last
+        thread = threading.Thread(target=attack)
+        thread.start()
+        for _ in range(20):
+            self.assertEqual(list(good.events(good.ask(GOOD, item(T_PROMPT, "Once"), kind=TOKENIZE)))[-1].type, DONE)
+        stop.set()
+        thread.join()
+
+    def test_a_text_that_hangs_the_reader(self):
+        """The engine is started again, also while another's steps go on, and both get their answers."""
+        good, bad = self.begin(model=self.slow_model(), ctx=4096, sequences=2, engine_timeout=2 * SLOW)
+        rid = good.ask(GOOD, item(T_PROMPT, "x") + sampling(max_tokens=1500, flags=S_IGNORE_END))
+        self.some(good, rid, 3)
+        for n, how in enumerate(("text-hang", "text-spin"), 1):
+            last = list(bad.events(bad.ask(BAD, order(how) + prompt("Once", 5))))[-1]
+            self.assertEqual((last.type, last.reason), (DONE, "length"), last)
+            self.assertEqual(self.spy.status().n_restarts, n)
+        good.withdraw(GOOD, rid)
+        self.assertEqual(list(good.events(rid))[-1].type, DONE)
+        last = list(bad.events(bad.ask(BAD, order("text-hang-always") + prompt("Once", 5))))[-1]
+        self.assertEqual((last.type, last.code), (ERROR, "ENGINE_CRASHED"), last)
+        self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
+        self.systemd.stop(self.pid)
+        self.assertIn(b"a text was not read in time", self.log.read())
+
     def test_prompts_are_read_beside_steps(self):
         good, bad = self.begin(model=self.slow_model(), ctx=4096, sequences=2, lane_bytes="64MiB", journal_bytes="64MiB")
         rid = good.ask(GOOD, item(T_PROMPT, "x") + sampling(max_tokens=4000, flags=S_IGNORE_END))

@@ -86,13 +86,13 @@ static struct lane_record filled(const char *name)
         F(e_request.forced_offset), F(e_request.text_sent), F(e_request.out_offset);
         F(e_request.out_bytes), F(e_request.in_offset), F(e_request.in_bytes);
         F(e_request.principal), F(e_request.out_buf), F(e_request.out_generation);
-        F(e_request.flags), F(e_request.pad), F(e_request.seed);
+        F(e_request.flags), F(e_request.person), F(e_request.seed);
         F(e_request.session_bytes), F(e_request.client_id), F(e_request.session_writes);
     } else if (!strcmp(name, "e_cancel")) {
         F(e_cancel.reason);
     } else if (!strcmp(name, "e_state")) {
         F(e_state.state), F(e_state.progress), F(e_state.ctx), F(e_state.n_vocab);
-        F(e_state.n_seqs), F(e_state.n_running), F(e_state.n_queued), F(e_state.pad);
+        F(e_state.n_seqs), F(e_state.n_running), F(e_state.n_queued), F(e_state.text_ms);
         F(e_state.n_prompt_tokens), F(e_state.n_new_tokens), F(e_state.n_evicted);
         F(e_state.kv_bytes_used), F(e_state.kv_bytes_total), F(e_state.plan_bytes);
         F(e_state.last_step_ns), F(e_state.longest_step_ns), F(e_state.model);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PIPIT_DAEMON_FRONT_CPUTIME_H
-#define PIPIT_DAEMON_FRONT_CPUTIME_H
+#ifndef PIPIT_BASE_CPUTIME_H
+#define PIPIT_BASE_CPUTIME_H
 
 /* Does a process hang, or does nobody let it run? Real-time work, a cgroup's quota or many other
  * processes may keep the CPU from an engine for any time: then it is runnable and takes none. One
@@ -15,5 +15,7 @@ int64_t cputime_ns(pid_t pid);
 
 /* Is a thread of it waiting for a CPU, or on one? */
 bool cputime_is_wanted(pid_t pid);
+/* The same of one thread of this process. */
+bool cputime_is_wanted_by(pid_t tid);
 
 #endif

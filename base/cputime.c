@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The state of a thread is the letter behind its name's last parenthesis in /proc. */
 
-#include "daemon/front/cputime.h"
+#include "base/cputime.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -39,6 +39,14 @@ static bool is_runnable(int tasks, const char *tid)
     text[n > 0 ? n : 0] = '\0';
     end = strrchr(text, ')');
     return end && strncmp(end, ") R", 3) == 0;
+}
+
+bool cputime_is_wanted_by(pid_t tid)
+{
+    char path[40];
+
+    (void)snprintf(path, sizeof(path), "/proc/self/task/%d", (int)tid);
+    return is_runnable(AT_FDCWD, path);
 }
 
 bool cputime_is_wanted(pid_t pid)
