@@ -37,7 +37,7 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_Z]              = {"attn_gate.weight", OPS_ROLE_MATMUL, DIM_MIX_V, DIM_EMBD},
     [LT_ALPHA]          = {"ssm_alpha.weight", OPS_ROLE_MATMUL, DIM_MIX_N, DIM_EMBD},
     [LT_BETA]           = {"ssm_beta.weight", OPS_ROLE_MATMUL, DIM_MIX_N, DIM_EMBD},
-    [LT_CONV]           = {"ssm_conv1d.weight", OPS_ROLE_VECTOR, DIM_MIX, DIM_WIDTH},
+    [LT_CONV]           = {"ssm_conv1d.weight", OPS_ROLE_VECTOR, DIM_CHANNELS, DIM_WIDTH},
     [LT_DECAY]          = {"ssm_a", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_N},
     [LT_DECAY_B]        = {"ssm_dt.bias", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_N},
     [LT_MIX_NORM]       = {"ssm_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_HEAD},
@@ -136,9 +136,24 @@ static const struct arch archs[] = {
      .experts = true,
      .required = LT_PRE | LT_QKVO | LT_EXPERTS | LT_SHARED | LT_BIT(LT_SHARED_ROUTER), .optional = LT_QKV_B},
     {.name = "qwen35", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
-     .ffn_scales = true, .recurrent = true, .q_gated = true, .sections = true, .predictors = true, .ffn_norm_post = true,
+     .ffn_scales = true, .recurrence = ARCH_RECUR_DELTA, .q_gated = true, .sections = true, .predictors = true,
      .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_GATED, .optional = LT_QKV_B,
-     .recur_required = LT_PRE | LT_DELTA | LT_GATED},
+     .recur_required = LT_PRE | LT_DELTA | LT_GATED,
+     .names = {{&arch_layer_tensors[LT_FFN_NORM], "post_attention_norm.weight"}}},
+    {.name = "qwen35moe", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .ffn_scales = true, .recurrence = ARCH_RECUR_DELTA, .q_gated = true, .sections = true, .predictors = true,
+     .experts = true, .experts_normed = true,
+     .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_EXPERTS | LT_SHARED | LT_BIT(LT_SHARED_ROUTER), .optional = LT_QKV_B,
+     .recur_required = LT_PRE | LT_DELTA | LT_EXPERTS | LT_SHARED | LT_BIT(LT_SHARED_ROUTER),
+     .names = {{&arch_layer_tensors[LT_FFN_NORM], "post_attention_norm.weight"}}},
+    {.name = "lfm2", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
+     .recurrence = ARCH_RECUR_CONV, .window_period = INT32_MAX, .window_scaled = true,
+     .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_GATED, .optional = LT_QKV_B,
+     .recur_required = LT_PRE | LT_BIT(LT_MIX) | LT_BIT(LT_CONV) | LT_BIT(LT_MIX_O) | LT_GATED,
+     .names = {{&arch_layer_tensors[LT_MIX], "shortconv.in_proj.weight"},
+               {&arch_layer_tensors[LT_CONV], "shortconv.conv.weight"},
+               {&arch_layer_tensors[LT_MIX_O], "shortconv.out_proj.weight"},
+               {&arch_model_tensors[MT_OUTPUT_NORM], "token_embd_norm.weight"}}},
     {.name = "gemma3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_GELU_TANH, .gated = true,
      .embed_scaled = true, .caps_logits = true, .window_period = 6, .window_rope_base = 10000.0f,
      .even_split_layers = 62,
@@ -182,6 +197,16 @@ const struct arch *arch_find(const char *name)
         }
     }
     return NULL;
+}
+
+const char *arch_tensor_name(const struct arch *arch, const struct tensor_row *row)
+{
+    for (int i = 0; i < ARCH_MAX_ALIASES; i++) {
+        if (arch->names[i].row == row) {
+            return arch->names[i].name;
+        }
+    }
+    return row->name;
 }
 
 void arch_names(char *buf, size_t size)

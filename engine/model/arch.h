@@ -31,7 +31,7 @@ enum layer_tensor {
     LT_K_NORM,
     LT_Q_NORM_WIDE, /* of all heads as one row */
     LT_K_NORM_WIDE,
-    LT_MIX, /* a recurrent layer: Q, K and V as one, */
+    LT_MIX, /* a recurrent layer: Q, K and V as one, or all that a convolution takes, */
     LT_Z,   /* the gate of what its heads give, */
     LT_ALPHA, /* the input of its decay */
     LT_BETA,  /* and of how much it learns, */
@@ -112,11 +112,12 @@ enum tensor_dim {
     DIM_HEAD,   /* k_dim */
     DIM_ROT2,   /* n_rot / 2 */
     DIM_PLE,    /* of a per-layer embedding */
-    DIM_MIX,    /* a recurrent layer's heads of q, k and v */
-    DIM_MIX_V,  /* of v alone, */
-    DIM_MIX_N,  /* their number, */
-    DIM_MIX_HEAD, /* a head's size, */
-    DIM_WIDTH,    /* the convolution's width */
+    DIM_MIX,    /* what a recurrent layer makes of its input */
+    DIM_CHANNELS, /* of its convolution, */
+    DIM_WIDTH,    /* whose width is this, */
+    DIM_MIX_V,  /* and what comes out */
+    DIM_MIX_N,  /* V heads of the delta rule, */
+    DIM_MIX_HEAD, /* and a head's size */
     DIM_DEEP_K, /* a whole number of heads, read from the file */
     DIM_DEEP_V,
     DIM_EXIT, /* 2 to n_vocab, read from the file */
@@ -135,6 +136,21 @@ extern const struct tensor_row arch_model_tensors[MT_COUNT];
 
 #define LT_BIT(t) (UINT64_C(1) << (t))
 _Static_assert(LT_COUNT <= 64, "sets of a layer's tensors are 64 bits");
+
+/* A tensor that a family's files call otherwise. */
+struct tensor_alias {
+    const struct tensor_row *row;
+    const char *name;
+};
+
+enum { ARCH_MAX_ALIASES = 4 };
+
+/* What layers without attention are. */
+enum arch_recurrence {
+    ARCH_RECUR_NONE,
+    ARCH_RECUR_DELTA, /* gated delta rule; by recurrent_layers, or full_attention_interval */
+    ARCH_RECUR_CONV,  /* short convolution between two gates; where head_count_kv is 0 */
+};
 
 struct arch {
     const char *name; /* general.architecture, and the prefix of its keys */
@@ -161,11 +177,10 @@ struct arch {
     bool v_norm;            /* V heads are normed, without a weight; a file without V: V is K */
     bool per_layer;         /* embedding_length_per_layer_input counts */
     bool out_scale;         /* layers may have a layer_output_scale */
-    bool recurrent;         /* some layers are, by recurrent_layers or full_attention_interval */
+    enum arch_recurrence recurrence;
     bool q_gated;           /* each head of Q is followed by its gate */
     bool sections;          /* rope.dimension_sections: of a text, all have its positions */
     bool predictors;        /* nextn_predict_layers: so many of the last layers are left out */
-    bool ffn_norm_post;     /* the FFN's norm goes by the name of post_attention_norm */
     bool shared_kv;         /* attention.shared_kv_layers: the last layers read earlier ones' K and V */
     int32_t window_period;  /* of the model's sliding window: every window_period-th layer is
                                global; 0: no layer slides; -1: the file must say which */
@@ -182,10 +197,13 @@ struct arch {
     uint64_t required;      /* LT_BIT()s of a layer */
     uint64_t optional;
     uint64_t recur_required; /* of a recurrent layer, in place of both */
+    struct tensor_alias names[ARCH_MAX_ALIASES];
 };
 
 /* NULL for an architecture this build does not know. */
 const struct arch *arch_find(const char *name);
+/* What a tensor is called there. */
+const char *arch_tensor_name(const struct arch *arch, const struct tensor_row *row);
 /* The known names, separated by ", ", for messages. */
 void arch_names(char *buf, size_t size);
 

@@ -186,11 +186,19 @@ static void emit_instr(struct forward *f, step_fn *fn, int32_t layer)
 static void emit_recurrence(struct forward *f, int32_t layer)
 {
     emit_instr(f, forward_step_mix, layer);
-    emit_instr(f, forward_step_conv, layer);
-    emit_instr(f, forward_step_delta, layer);
+    if (f->m->h.recur.n_v > 0) {
+        emit_instr(f, forward_step_conv, layer);
+        emit_instr(f, forward_step_delta, layer);
+    } else {
+        emit_instr(f, forward_step_gated_conv, layer);
+    }
     emit_instr(f, forward_step_mix_out, layer);
-    emit_instr(f, forward_step_ffn_in, layer);
-    emit_instr(f, forward_step_ffn_out, layer);
+    if (f->m->h.n_expert > 0) {
+        emit_instr(f, forward_step_experts, layer);
+    } else {
+        emit_instr(f, forward_step_ffn_in, layer);
+        emit_instr(f, forward_step_ffn_out, layer);
+    }
 }
 
 static void emit_layer(struct forward *f, int32_t layer)

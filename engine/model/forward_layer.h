@@ -38,6 +38,7 @@ int forward_step_q_split(struct forward *f, int32_t layer);
 int forward_step_att_gate(struct forward *f, int32_t layer);
 int forward_step_mix(struct forward *f, int32_t layer);
 int forward_step_conv(struct forward *f, int32_t layer);
+int forward_step_gated_conv(struct forward *f, int32_t layer);
 int forward_step_delta(struct forward *f, int32_t layer);
 
 /* forward_ple.c: a layer's part of the per-layer embeddings, and what it adds. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The instructions of recurrent layers (the gated delta rule behind a short convolution), and of
- * attention whose queries come with gates.
+/* The instructions of recurrent layers (the gated delta rule behind a short convolution, or a
+ * convolution between two gates), and of attention whose queries come with gates.
  *
  * A row needs one buffer more than attention has: Q, K and V of all heads as one go to `mix`, their
- * convolution to the FFN's `h`, z to `q`, the inputs of decay and learning to `k`, what the heads
- * give to `att`. The states are the cache's. */
+ * convolution to the FFN's `h`, z to `q`, the inputs of decay and learning to `k`, what comes out
+ * to `att`. The states are the cache's. */
 
 #include "engine/model/forward_layer.h"
 
@@ -17,11 +17,13 @@ struct forward_recur_widths forward_recur_widths(const struct model *m)
         w.mix = 2 * forward_q_width(m);
     }
     if (m->h.has_recurrent) {
-        w.q = z->n_v * z->v_dim;
+        w.att = z->n_out;
+        w.mix = max_i32(w.mix, z->n_in);
+    }
+    if (z->n_v > 0) {
+        w.q = z->n_out;
         w.k = round_ld(z->n_v) + z->n_v;
-        w.att = z->n_v * z->v_dim;
         w.h = z->n_channels;
-        w.mix = max_i32(w.mix, z->n_channels);
     }
     return w;
 }
@@ -77,6 +79,9 @@ int forward_step_mix(struct forward *f, int32_t layer)
     float *beta = f->k.p + round_ld(f->m->h.recur.n_v);
 
     add_layer_part(&p, l, LT_MIX, LT_Q_B, f->mix.p, f->mix.ld, OPS_ACT_NONE, 0);
+    if (f->m->h.recur.n_v == 0) {
+        return f->ops->matmul(f->be, &p);
+    }
     add_layer_part(&p, l, LT_Z, LT_Q_B, f->q.p, f->q.ld, OPS_ACT_NONE, 0);
     add_layer_part(&p, l, LT_ALPHA, LT_Q_B, f->k.p, f->k.ld, OPS_ACT_NONE, 0);
     add_layer_part(&p, l, LT_BETA, LT_Q_B, beta, f->k.ld, OPS_ACT_NONE, 0);
@@ -96,6 +101,29 @@ int forward_step_conv(struct forward *f, int32_t layer)
         .ldx = f->mix.ld,
         .ldy = f->h.ld,
         .act = OPS_ACT_SILU,
+    };
+    struct kv_args args = kv_args_of(f, layer);
+    int r = kv_states(f->b.kv, &args, &p.seqs, &p.n_seqs);
+
+    return r ? r : f->ops->conv(f->be, &p);
+}
+
+/* The gate before, the one after, then what is convolved between them. */
+int forward_step_gated_conv(struct forward *f, int32_t layer)
+{
+    const struct recur_sizes *z = &f->m->h.recur;
+    struct ops_conv p = {
+        .rows = f->rows,
+        .n_channels = z->n_channels,
+        .width = z->width,
+        .w = &f->m->layers[layer].w[LT_CONV],
+        .x = f->mix.p + 2 * (size_t)z->n_channels,
+        .before = f->mix.p,
+        .after = f->mix.p + z->n_channels,
+        .y = f->att.p,
+        .ldx = f->mix.ld,
+        .ldy = f->att.ld,
+        .act = OPS_ACT_NONE,
     };
     struct kv_args args = kv_args_of(f, layer);
     int r = kv_states(f->b.kv, &args, &p.seqs, &p.n_seqs);

@@ -219,7 +219,7 @@ static void read_window(struct reader *r, const struct arch *arch, struct hparam
         }
     }
     for (int32_t i = 0; i < h->n_layers && !r->rc; i++) {
-        h->layer[i].window = slides[i] ? window : 0;
+        h->layer[i].window = slides[i] && !h->layer[i].recurrent ? window : 0;
         if (slides[i] && window == 0 && arch->window_period == REQUIRED) {
             r->rc = error_set(r->reterr, -EBADMSG,
                               "key %s says that layer %d slides, but %s.attention.sliding_window "
@@ -232,16 +232,23 @@ static void read_window(struct reader *r, const struct arch *arch, struct hparam
 /* Numbers of heads, layer by layer. */
 static void read_counts(struct reader *r, const struct arch *arch, struct hparams *h)
 {
-    int32_t n_q = read_i32(r, "attention.head_count", 1, HPARAMS_MAX_HEADS, REQUIRED);
+    bool some = arch->recurrence == ARCH_RECUR_CONV; /* layers have none, and say so */
+    int32_t n_q[HPARAMS_MAX_LAYERS] = {0};
     int32_t n_k[HPARAMS_MAX_LAYERS] = {0};
     int32_t n_v = 0;
+
+    if (some) {
+        read_list(r, "attention.head_count", 0, HPARAMS_MAX_HEADS, REQUIRED, h->n_layers, n_q);
+    } else {
+        n_q[0] = read_i32(r, "attention.head_count", 1, HPARAMS_MAX_HEADS, REQUIRED);
+    }
 
     if (arch->diff_kv) {
         read_list(r, "attention.head_count_k", 1, HPARAMS_MAX_HEADS, REQUIRED, h->n_layers, n_k);
         n_v = read_i32(r, "attention.head_count_v", 1, HPARAMS_MAX_HEADS, REQUIRED);
         h->aug_q = read_i32(r, "attention.aug_q_length", 0, 1 << 20, 0);
     } else {
-        read_list(r, "attention.head_count_kv", 1, HPARAMS_MAX_HEADS, n_q, h->n_layers, n_k);
+        read_list(r, "attention.head_count_kv", !some, HPARAMS_MAX_HEADS, n_q[0], h->n_layers, n_k);
     }
     for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
         struct layer_sizes *l = &h->layer[i];
@@ -249,10 +256,14 @@ static void read_counts(struct reader *r, const struct arch *arch, struct hparam
         if (l->recurrent) {
             continue;
         }
-        l->n_q = n_q;
+        l->n_q = n_q[some ? i : 0];
         l->n_k = n_k[i];
         l->n_v = n_v ? n_v : n_k[i];
-        if (l->n_q % l->n_k || l->n_q % l->n_v) {
+        if (l->n_q == 0) {
+            r->rc = error_set(r->reterr, -EBADMSG,
+                              "key %s.attention.head_count: layer %d has %d K heads and no queries",
+                              r->prefix, i, l->n_k);
+        } else if (l->n_q % l->n_k || l->n_q % l->n_v) {
             r->rc = error_set(r->reterr, -EBADMSG,
                               "%d query heads are no multiple of %d K heads and %d V heads", l->n_q,
                               l->n_k, l->n_v);
@@ -331,11 +342,17 @@ static void read_rotation(struct reader *r, const struct arch *arch, struct hpar
     }
 }
 
-static void read_widths(struct reader *r, struct hparams *h)
+static void read_widths(struct reader *r, const struct arch *arch, struct hparams *h)
 {
+    static const char name[] = "feed_forward_length";
+    static const char of_experts[] = "expert_feed_forward_length";
     int32_t n_ff[HPARAMS_MAX_LAYERS] = {0};
+    char key[96];
 
-    read_list(r, "feed_forward_length", 1, 1 << 20, REQUIRED, h->n_layers, n_ff);
+    key_name(r, name, key, sizeof(key));
+    bool only = !gguf_has(r->g, key) && (arch->required & LT_BIT(LT_ROUTER)); /* no other FFN */
+
+    read_list(r, only ? of_experts : name, 1, 1 << 20, REQUIRED, h->n_layers, n_ff);
     for (int32_t i = 0; i < h->n_layers; i++) {
         h->layer[i].n_ff = n_ff[i];
     }
@@ -480,7 +497,7 @@ static void read_all(struct reader *r, const struct gguf *swift, const struct ar
     h->rope_base = read_f32_or_none(r, "rope.freq_base", 1.0f, 1e9f, 10000.0f);
     h->q_gated = arch->q_gated;
     hparams_recurrent(r, arch, h);
-    hparams_recur(r, h);
+    hparams_recur(r, arch, h);
     read_counts(r, arch, h);
     read_scaling(r, h);
     read_window(r, arch, h);
@@ -489,7 +506,7 @@ static void read_all(struct reader *r, const struct gguf *swift, const struct ar
         hparams_sections(r, arch, h);
     }
     read_rotation(r, arch, h);
-    read_widths(r, h);
+    read_widths(r, arch, h);
     read_shared(r, arch, h);
     if (arch->per_layer) {
         h->ple = read_i32_or_none(r, "embedding_length_per_layer_input", 1 << 16, 0);

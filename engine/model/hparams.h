@@ -15,15 +15,19 @@ enum {
     HPARAMS_MAX_HEAD_DIM = 1024,
 };
 
-/* Of a model's recurrent layers, all alike: a short convolution of the channels of Q, K and V, then
- * the gated delta rule (struct ops_conv, ops_delta). A state has the convolution's rows first. */
+/* Of a model's recurrent layers, all alike. ARCH_RECUR_DELTA: a short convolution of the channels
+ * of Q, K and V, then the gated delta rule (struct ops_conv, ops_delta). ARCH_RECUR_CONV: a
+ * convolution between two gates, which are made of the input too. A state has the convolution's
+ * rows first. */
 struct recur_sizes {
     int32_t width; /* of the convolution */
-    int32_t n_k;   /* heads; n_v is a multiple */
+    int32_t n_channels;
+    int32_t n_in;  /* made of a row of the input, without z, alpha and beta */
+    int32_t n_out; /* what comes out of a row */
+    int32_t n_k;   /* heads of the delta rule, 0: it has none; n_v is a multiple */
     int32_t n_v;
     int32_t k_dim; /* of one head, queries alike */
     int32_t v_dim;
-    int32_t n_channels; /* all heads of q, k and v */
     uint64_t delta_at;  /* bytes, where in a state the heads' matrices are */
     uint64_t state_bytes;
 };

@@ -25,7 +25,7 @@ void hparams_list(struct reader *r, const char *name, int32_t min, int32_t max, 
 /* hparams_recur.c: which layers are recurrent; the sizes of these; which of the rotated dims follow
  * positions of their own. */
 void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams *h);
-void hparams_recur(struct reader *r, struct hparams *h);
+void hparams_recur(struct reader *r, const struct arch *arch, struct hparams *h);
 void hparams_sections(struct reader *r, const struct arch *arch, const struct hparams *h);
 
 /* The first layer with attention. */

@@ -1,32 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hyperparameters of models with recurrent layers (qwen35): which layers these are, their heads,
- * the short convolution before them, and what a state of them takes. */
+/* Hyperparameters of models with recurrent layers (qwen35, lfm2): which layers these are, their
+ * heads, the short convolution, and what a state of them takes. */
 
 #include <errno.h>
 
 #include "engine/model/hparams_impl.h"
 
-/* The file lists them, or says that every n-th is not one. */
-void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams *h)
+/* The file lists them, or says that every n-th is not one. *ret_key: by which key. */
+static void of_delta(struct reader *r, int32_t n, int32_t *ret, const char **ret_key)
 {
     static const char list[] = "attention.recurrent_layers";
-    int32_t is[HPARAMS_MAX_LAYERS] = {0};
-    int32_t n = 0;
+    static const char interval[] = "full_attention_interval";
     char key[96];
 
-    if (!arch->recurrent || r->rc) {
+    hparams_key(r, list, key, sizeof(key));
+    *ret_key = gguf_has(r->g, key) ? list : interval;
+    if (*ret_key == list) {
+        hparams_list(r, list, 0, 1, REQUIRED, n, ret);
         return;
     }
-    hparams_key(r, list, key, sizeof(key));
-    if (gguf_has(r->g, key)) {
-        hparams_list(r, list, 0, 1, REQUIRED, h->n_layers, is);
-    } else {
-        hparams_key(r, "full_attention_interval", key, sizeof(key));
-        int32_t period = hparams_i32(r, "full_attention_interval", 1, HPARAMS_MAX_LAYERS, 4);
+    int32_t period = hparams_i32(r, interval, 1, HPARAMS_MAX_LAYERS, 4);
 
-        for (int32_t i = 0; i < h->n_layers; i++) {
-            is[i] = (i + 1) % period != 0;
-        }
+    for (int32_t i = 0; i < n; i++) {
+        ret[i] = (i + 1) % period != 0;
+    }
+}
+
+/* Those without K and V. */
+static void of_conv(struct reader *r, int32_t n, int32_t *ret, const char **ret_key)
+{
+    *ret_key = "attention.head_count_kv";
+    hparams_list(r, *ret_key, 0, HPARAMS_MAX_HEADS, REQUIRED, n, ret);
+    for (int32_t i = 0; i < n; i++) {
+        ret[i] = ret[i] == 0;
+    }
+}
+
+void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams *h)
+{
+    int32_t is[HPARAMS_MAX_LAYERS] = {0};
+    const char *key = "";
+    int32_t n = 0;
+
+    if (arch->recurrence == ARCH_RECUR_NONE || r->rc) {
+        return;
+    }
+    if (arch->recurrence == ARCH_RECUR_CONV) {
+        of_conv(r, h->n_layers, is, &key);
+    } else {
+        of_delta(r, h->n_layers, is, &key);
     }
     for (int32_t i = 0; i < h->n_layers; i++) {
         h->layer[i].recurrent = is[i] != 0;
@@ -34,15 +56,15 @@ void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams
     }
     if (!r->rc && n == h->n_layers) {
         r->rc = error_set(r->reterr, -ENOTSUP,
-                          "key %s: all of %d layers are recurrent; models without attention are "
+                          "key %s.%s: all of %d layers are recurrent; models without attention are "
                           "not offered",
-                          key, n);
+                          r->prefix, key, n);
     }
     h->has_recurrent = n > 0;
 }
 
 /* Sizes that must fit each other, in a file that has them all. */
-static int check_recur(const struct reader *r, const struct recur_sizes *z, int32_t inner)
+static int check_delta(const struct reader *r, const struct recur_sizes *z, int32_t inner)
 {
     if (z->n_v % z->n_k) {
         return error_set(r->reterr, -EBADMSG,
@@ -64,31 +86,42 @@ static int check_recur(const struct reader *r, const struct recur_sizes *z, int3
     return 0;
 }
 
-void hparams_recur(struct reader *r, struct hparams *h)
+static void read_delta(struct reader *r, struct recur_sizes *z)
 {
-    struct recur_sizes *z = &h->recur;
     int32_t inner;
 
-    if (!h->has_recurrent || r->rc) {
-        return;
-    }
     z->width = hparams_i32(r, "ssm.conv_kernel", 2, OPS_CONV_MAX_WIDTH, REQUIRED);
     z->n_k = hparams_i32(r, "ssm.group_count", 1, HPARAMS_MAX_HEADS, REQUIRED);
     z->n_v = hparams_i32(r, "ssm.time_step_rank", 1, HPARAMS_MAX_HEADS, REQUIRED);
     z->k_dim = hparams_i32(r, "ssm.state_size", OPS_DELTA_DIMS, OPS_DELTA_MAX_DIM, REQUIRED);
     z->v_dim = z->k_dim;
     inner = hparams_i32(r, "ssm.inner_size", 1, INT32_MAX / 4, REQUIRED);
-    r->rc = r->rc ? r->rc : check_recur(r, z, inner);
-    if (r->rc) {
+    r->rc = r->rc ? r->rc : check_delta(r, z, inner);
+    z->n_out = z->n_v * z->v_dim;
+    z->n_channels = 2 * z->n_k * z->k_dim + z->n_out;
+    z->n_in = z->n_channels;
+}
+
+void hparams_recur(struct reader *r, const struct arch *arch, struct hparams *h)
+{
+    struct recur_sizes *z = &h->recur;
+
+    if (!h->has_recurrent || r->rc) {
         return;
     }
-    z->n_channels = 2 * z->n_k * z->k_dim + z->n_v * z->v_dim;
-
+    if (arch->recurrence == ARCH_RECUR_CONV) {
+        z->width = hparams_i32(r, "shortconv.l_cache", 2, OPS_CONV_MAX_WIDTH, REQUIRED);
+        z->n_out = h->n_embd;
+        z->n_channels = h->n_embd;
+        z->n_in = 3 * h->n_embd; /* a gate before, one after, what is convolved */
+    } else {
+        read_delta(r, z);
+    }
     uint64_t rows = (uint64_t)(z->width - 1) * (uint64_t)z->n_channels * sizeof(float);
     uint64_t heads = (uint64_t)z->n_v * (uint64_t)z->k_dim * (uint64_t)z->v_dim * sizeof(float);
 
     z->delta_at = (rows + 63) & ~UINT64_C(63);
-    z->state_bytes = z->delta_at + heads;
+    z->state_bytes = heads ? z->delta_at + heads : rows;
 }
 
 /* Parts of the rotated dims may follow positions of their own, an image's rows and columns. The

@@ -399,7 +399,7 @@ const char *model_lacks(const struct model *m, const struct backend_ops *ops)
     } all[] = {
         {"experts", m->h.n_expert > 0, ops->experts},
         {"conv", m->h.has_recurrent, ops->conv},
-        {"delta", m->h.has_recurrent, ops->delta},
+        {"delta", m->h.recur.n_v > 0, ops->delta},
         {"gate", m->h.q_gated, ops->gate},
     };
 

@@ -58,9 +58,11 @@ int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d)
     case DIM_PLE:
         return h->ple;
     case DIM_MIX:
+        return h->recur.n_in;
+    case DIM_CHANNELS:
         return h->recur.n_channels;
     case DIM_MIX_V:
-        return h->recur.n_v * h->recur.v_dim;
+        return h->recur.n_out;
     case DIM_MIX_N:
         return h->recur.n_v;
     case DIM_MIX_HEAD:
@@ -158,7 +160,7 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
     const struct gguf_tensor *t = NULL;
     struct model_weight *w = &m->list[m->n_list];
     struct tensor_part part = tensors_part(f, row, layer);
-    const char *name = part.name ? part.name : row->name;
+    const char *name = part.name ? part.name : arch_tensor_name(m->arch, row);
     int r;
 
     if (layer >= 0) {

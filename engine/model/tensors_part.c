@@ -55,12 +55,6 @@ struct tensor_part tensors_part(const struct finder *f, const struct tensor_row 
             return of_qkv(f, layer, i, bias);
         }
     }
-    if (f->m->arch->ffn_norm_post && row == &arch_layer_tensors[LT_FFN_NORM]) { /* all of it */
-        int32_t n = tensors_dim(&f->m->h, layer, DIM_EMBD);
-
-        return (struct tensor_part){
-            .name = arch_layer_tensors[LT_POST_ATTN_NORM].name, .n = n, .total = n};
-    }
     if (f->m->arch->fused_ffn &&
         (row == &arch_layer_tensors[LT_GATE] || row == &arch_layer_tensors[LT_UP])) {
         int32_t n_ff = tensors_dim(&f->m->h, layer, DIM_FF);

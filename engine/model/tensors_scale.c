@@ -72,7 +72,7 @@ static int check_expert_factors(struct finder *f, const struct gguf_tensor *t, c
 int tensors_scale(struct finder *f, int32_t il, int t)
 {
     struct tensor_part part = tensors_part(f, &arch_layer_tensors[t], il);
-    const char *stem = part.name ? part.name : arch_layer_tensors[t].name;
+    const char *stem = part.name ? part.name : arch_tensor_name(f->m->arch, &arch_layer_tensors[t]);
     const struct gguf_tensor *found = NULL;
     bool ffn = t >= LT_FFN_NORM && t <= LT_POST_FFN_NORM;
     char name[64];

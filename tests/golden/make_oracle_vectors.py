@@ -167,17 +167,19 @@ def moe(path, seed, arch="qwen3moe", experts=8, used=3, embd=32, n_ff=48, wide=2
 
 
 def qwen35(path, seed, layers=5, period=3, predictors=1, kv=1, rot=8, groups=2, ranks=6, state=16, width=4, embd=32, n_ff=48,
-           heads=2, dim=16, tied=True, recurrent=None):
-    """Every period-th layer has attention, or those that `recurrent` lists with 0."""
+           heads=2, dim=16, tied=True, recurrent=None, arch="qwen35", experts=0, used=0, wide=24, shared=40):
+    """Every period-th layer has attention, or those that `recurrent` lists with 0. With experts n_ff is in no key."""
     keys = {"full_attention_interval": period} if not recurrent else {}
-    t = Tiny(path, "qwen35", seed, context_length=1024, embedding_length=embd, block_count=layers + predictors,
-             feed_forward_length=n_ff, attention__head_count=heads, attention__head_count_kv=kv,
+    ffn = {"expert_count": experts, "expert_used_count": used, "expert_feed_forward_length": wide,
+           "expert_shared_feed_forward_length": shared} if experts else {"feed_forward_length": n_ff}
+    t = Tiny(path, arch, seed, context_length=1024, embedding_length=embd, block_count=layers + predictors, **ffn,
+             attention__head_count=heads, attention__head_count_kv=kv,
              attention__key_length=dim, attention__value_length=dim, attention__layer_norm_rms_epsilon=1e-4,
              rope__dimension_count=rot, rope__dimension_sections=[2, 1, 1, 0], rope__freq_base=1e4,
              ssm__conv_kernel=width, ssm__state_size=state, ssm__group_count=groups, ssm__time_step_rank=ranks,
              ssm__inner_size=ranks * state, **keys)
     if predictors:
-        t.w.add_uint32("qwen35.nextn_predict_layers", predictors)
+        t.w.add_uint32(f"{arch}.nextn_predict_layers", predictors)
     if recurrent:
         t.w.add_array("qwen35.attention.recurrent_layers", [bool(r) for r in recurrent])
     t.matrix("token_embd.weight", VOCAB, embd)
@@ -187,9 +189,18 @@ def qwen35(path, seed, layers=5, period=3, predictors=1, kv=1, rot=8, groups=2, 
         b = f"blk.{il}."
         t.vector(b + "attn_norm.weight", embd)
         t.vector(b + "post_attention_norm.weight", embd)
-        t.matrix(b + "ffn_gate.weight", n_ff, embd)
-        t.matrix(b + "ffn_up.weight", n_ff, embd)
-        t.matrix(b + "ffn_down.weight", embd, n_ff)
+        if experts:
+            t.matrix(b + "ffn_gate_inp.weight", experts, embd, 2)
+            t.vector(b + "ffn_gate_inp_shexp.weight", embd, 0, 0.5)
+        for n, rows, cols in ("gate", n_ff, embd), ("up", n_ff, embd), ("down", embd, n_ff):
+            if experts:
+                rows, cols = (rows, wide) if n == "down" else (wide, cols)
+                t.w.add_tensor(b + f"ffn_{n}_exps.weight",
+                               t.rng.normal(0, 2 / cols**0.5, (experts, rows, cols)).astype(np.float32))
+                s = (rows, shared) if n == "down" else (shared, cols)
+                t.matrix(b + f"ffn_{n}_shexp.weight", *s, 2)
+            else:
+                t.matrix(b + f"ffn_{n}.weight", rows, cols)
         if il < layers and (recurrent[il] if recurrent else (il + 1) % period):
             channels = (2 * groups + ranks) * state
             t.matrix(b + "attn_qkv.weight", channels, embd, 2)
@@ -216,12 +227,43 @@ def qwen35(path, seed, layers=5, period=3, predictors=1, kv=1, rot=8, groups=2, 
     t.close()
 
 
+def lfm2(path, seed, kv=(0, 2, 0, 0, 1), embd=32, n_ff=48, heads=4, width=3):
+    """Layers without K and V heads are short convolutions."""
+    t = Tiny(path, "lfm2", seed, context_length=1024, embedding_length=embd, block_count=len(kv), feed_forward_length=n_ff,
+             attention__head_count=heads, attention__head_count_kv=list(kv), attention__layer_norm_rms_epsilon=1e-5,
+             rope__freq_base=1e4, shortconv__l_cache=width)
+    t.matrix("token_embd.weight", VOCAB, embd)
+    t.vector("token_embd_norm.weight", embd)
+    dim = embd // heads
+    for il, n_kv in enumerate(kv):
+        b = f"blk.{il}."
+        t.vector(b + "attn_norm.weight", embd)
+        t.vector(b + "ffn_norm.weight", embd)
+        t.matrix(b + "ffn_gate.weight", n_ff, embd)
+        t.matrix(b + "ffn_up.weight", n_ff, embd)
+        t.matrix(b + "ffn_down.weight", embd, n_ff)
+        if n_kv:
+            for n, rows in ("q", embd), ("k", n_kv * dim), ("v", n_kv * dim):
+                t.matrix(b + f"attn_{n}.weight", rows, embd, 2)
+            t.matrix(b + "attn_output.weight", embd, embd)
+            t.vector(b + "attn_q_norm.weight", dim, 1.5)
+            t.vector(b + "attn_k_norm.weight", dim, 1.5)
+        else:
+            t.matrix(b + "shortconv.in_proj.weight", 3 * embd, embd)
+            t.matrix(b + "shortconv.conv.weight", embd, width)
+            t.matrix(b + "shortconv.out_proj.weight", embd, embd)
+    t.close()
+
+
 # 300 ids: windows have slid, and rings of window + chunk slots have wrapped in the tests that make them small.
 MODELS = {
     "gemma2": (gemma2, {}, 300, 240),
     "qwen35": (qwen35, {}, 300, 240),
     "qwen35_list": (qwen35, {"layers": 4, "recurrent": [0, 1, 1, 0], "predictors": 0, "tied": False, "ranks": 2,
                              "width": 3, "kv": 2, "rot": 16, "state": 32}, 300, 240),
+    "qwen35moe": (qwen35, {"arch": "qwen35moe", "layers": 3, "period": 2, "experts": 6, "used": 3, "ranks": 2, "groups": 1},
+                  160, 100),
+    "lfm2": (lfm2, {}, 300, 240),
     "gemma4_e": (gemma4, {}, 300, 240),
     "gemma4_dense": (gemma4, {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6}, 300, 240),
     "qwen3moe": (moe, {"qk_norm": True}, 160, 100),

@@ -188,6 +188,7 @@ static const struct family families[] = {
     {"arch_gemma3.gguf", NULL, "cpu", "full"},
     {"arch_qwen35.gguf", NULL, "ref", "full"},
     {"arch_qwen35_list.gguf", NULL, "cpu", "fp8+keyformer:40"},
+    {"arch_lfm2.gguf", NULL, "cpu", "full"},
 };
 
 Test(fork, of_one_prompt)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Models with recurrent layers (qwen35): files whose keys are missing or contradict each other are
- * refused by the key's name, backends without the operations by theirs; and only layers with
- * attention have K and V. */
+/* Models with recurrent layers (qwen35, lfm2): files whose keys are missing or contradict each
+ * other are refused by the key's name, backends without the operations by theirs; and only layers
+ * with attention have K and V. */
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -194,6 +194,46 @@ Test(hybrid, lists_that_are_wrong)
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         refused("arch_qwen35_list.gguf", &cases[i].bend, cases[i].code, cases[i].text);
+    }
+}
+
+/* Convolutions: layers without K and V heads. */
+Test(hybrid, convolutions_keys)
+{
+    static const uint32_t none[] = {0, 0, 0, 0, 0};
+    static const uint32_t four[] = {0, 2, 0, 0};
+    static const uint32_t queries[] = {0, 4, 0, 0, 0};
+    static const uint32_t other[] = {2, 2, 0, 0, 1};
+    static const uint32_t three[] = {0, 3, 0, 0, 1};
+    static const char kv[] = "lfm2.attention.head_count_kv";
+    static const struct {
+        struct bend bend;
+        int code;
+        const char *text;
+    } cases[] = {
+        {{.key = NULL}, 0, NULL},
+        {{.key = "lfm2.shortconv.l_cache", .drop = true}, -EBADMSG, "l_cache is missing"},
+        {{.key = "lfm2.shortconv.l_cache", .value = 1}, -EBADMSG, "lfm2.shortconv.l_cache"},
+        {{.key = "lfm2.shortconv.l_cache", .value = 9}, -EBADMSG, "lfm2.shortconv.l_cache"},
+        {{.key = "lfm2.shortconv.l_cache", .value = 4},
+         -EBADMSG,
+         "blk.0.shortconv.conv.weight is (3"},
+        {{.key = kv, .drop = true}, -EBADMSG, "attention.head_count_kv is missing"},
+        {{.key = kv, .value = 0}, -ENOTSUP, "attention.head_count_kv: all of 5 layers"},
+        {{.key = kv, .list = none, .n_list = 5}, -ENOTSUP, "all of 5 layers are recurrent"},
+        {{.key = kv, .list = four, .n_list = 4}, -EBADMSG, "head_count_kv"},
+        {{.key = kv, .list = three, .n_list = 5}, -EBADMSG, "4 query heads are no multiple of 3"},
+        {{.key = kv, .list = other, .n_list = 5}, -EBADMSG, "blk.0.attn_q.weight is missing"},
+        {{.key = "lfm2.attention.head_count", .list = queries, .n_list = 5},
+         -EBADMSG,
+         "layer 4 has 1 K heads and no queries"},
+        {{.tensor = "token_embd_norm.weight"}, -EBADMSG, "token_embd_norm.weight is missing"},
+        {{.tensor = "blk.2.shortconv.in_proj.weight"}, -EBADMSG, "shortconv.in_proj.weight is mis"},
+        {{.tensor = "blk.2.shortconv.out_proj.weight"}, -EBADMSG, "shortconv.out_proj.weight is m"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        refused("arch_lfm2.gguf", &cases[i].bend, cases[i].code, cases[i].text);
     }
 }
 
