@@ -32,19 +32,10 @@ static bool is_light(uint32_t kind)
 
 /* Its thread reads texts in turns by person. Who fills the room in the engine would keep the others
  * from taking theirs. */
-static bool may_tokenize(const struct front *f, uint32_t person)
-{
-    uint32_t has = 0;
-
-    for (const struct request *r = f->requests.open.oldest; r; r = r->age_next) {
-        has += r->state == REQUEST_RUNNING && is_light(r->kind) && r->who->person == person;
-    }
-    return has < DISPATCH_LIGHT_PERSON;
-}
-
 static bool only_tokenizes(const void *arg, const struct request *r)
 {
-    return is_light(r->kind) && may_tokenize(arg, r->who->person);
+    (void)arg;
+    return is_light(r->kind) && r->who->account->n_light < DISPATCH_LIGHT_PERSON;
 }
 
 static bool needs_sequence(const struct request *r)
@@ -74,8 +65,8 @@ static int32_t n_slots(const struct front *f)
  * what is wrong does not count while he asks nothing. */
 static bool others_about(const struct front *f, uint32_t person)
 {
-    for (const struct principal *p = f->requests.principals; p; p = p->next) {
-        if (p->person != person) {
+    for (const struct account *a = f->requests.accounts; a; a = a->next) {
+        if (a->person != person) {
             return true;
         }
     }
@@ -89,38 +80,55 @@ static bool others_about(const struct front *f, uint32_t person)
     return false;
 }
 
-/* May this person have one more sequence? One who has all of them keeps who comes next waiting for
- * the end of a whole answer. */
-static bool may_have_another(const struct front *f, uint32_t person)
+/* May this person, who has so many, have one more sequence? One who has all of them keeps who comes
+ * next waiting for the end of a whole answer. */
+static bool may_have_another(const struct front *f, uint32_t person, uint32_t has)
 {
     uint32_t n = (uint32_t)n_slots(f);
     uint32_t most = f->config->person_sequences ? (uint32_t)f->config->person_sequences : n;
-    uint32_t has = 0;
 
-    if (!f->config->person_sequences && (n < 2 || f->n_running < n - 1)) {
-        return true;
-    }
-    for (const struct request *r = f->requests.open.oldest; r; r = r->age_next) {
-        has += r->state == REQUEST_RUNNING && needs_sequence(r) && r->who->person == person;
-    }
-    if (!f->config->person_sequences && has >= n - 1 && others_about(f, person)) {
+    if (!f->config->person_sequences && n > 1 && has >= n - 1 && others_about(f, person)) {
         most = n - 1;
     }
     return has < most;
 }
 
+/* Asked of each that waits: one answer a person is enough while nothing starts. */
 static bool may_run(const void *arg, const struct request *r)
 {
-    return needs_sequence(r) && may_have_another(arg, r->who->person);
+    const struct front *f = arg;
+    struct account *a = r->who->account;
+
+    if (!needs_sequence(r)) {
+        return false;
+    }
+    if (a->asked != f->n_asked) {
+        a->asked = f->n_asked;
+        a->may = may_have_another(f, a->person, a->n_sequences);
+    }
+    return a->may;
 }
 
 bool dispatch_can_start(const struct front *f, uint32_t kind, uint32_t person)
 {
+    const struct account *a = request_account(&f->requests, person);
+
     if (!engine_link_ready(f->engine) || f->queue.n > 0 || f->n_suspects > 0) {
         return false;
     }
-    return is_light(kind) ? f->n_light < DISPATCH_LIGHT_MAX && may_tokenize(f, person)
-                          : f->n_running < (uint32_t)n_slots(f) && may_have_another(f, person);
+    return is_light(kind)
+               ? f->n_light < DISPATCH_LIGHT_MAX && (!a || a->n_light < DISPATCH_LIGHT_PERSON)
+               : f->n_running < (uint32_t)n_slots(f) &&
+                     may_have_another(f, person, a ? a->n_sequences : 0);
+}
+
+/* The engine has one more of its principal's, or (-1) one less. */
+static void count(struct front *f, const struct request *r, int n)
+{
+    r->who->n_running += (uint32_t)n;
+    *(is_light(r->kind) ? &f->n_light : &f->n_running) += (uint32_t)n;
+    *(is_light(r->kind) ? &r->who->account->n_light : &r->who->account->n_sequences) += (uint32_t)n;
+    f->n_suspects += r->alone ? (uint32_t)n : 0;
 }
 
 static struct request *take(struct front *f, struct request *r)
@@ -159,11 +167,12 @@ static struct request *next_request(struct front *f)
     if (f->n_suspects > 0) {
         return NULL; /* one runs, alone */
     }
+    f->n_asked++;
     r = next_alone(f, &waits);
     if (r || waits) {
         return r;
     }
-    r = f->n_light < DISPATCH_LIGHT_MAX ? queue_pop_of(&f->queue, only_tokenizes, f) : NULL;
+    r = f->n_light < DISPATCH_LIGHT_MAX ? queue_pop_of(&f->queue, only_tokenizes, NULL) : NULL;
     if (!r && f->n_running < (uint32_t)n_slots(f)) {
         r = queue_pop_of(&f->queue, may_run, f);
     }
@@ -268,9 +277,7 @@ static void start(struct front *f, struct request *r)
     r->state = REQUEST_RUNNING;
     journal_head(&f->journal, &r->log)->running = 1;
     r->started_ns = clock_ns();
-    r->who->n_running++;
-    *(is_light(r->kind) ? &f->n_light : &f->n_running) += 1;
-    f->n_suspects += r->alone;
+    count(f, r, 1);
     if (dir >= 0) {
         engine_link_give(f->engine, &rec, STEAL_FD(dir));
     } else {
@@ -282,11 +289,34 @@ static void start(struct front *f, struct request *r)
     engine_link_busy(f->engine, true);
 }
 
-/* Does another user wait for a sequence? */
-static bool others_wait(const struct front *f, const struct request *r)
+/* Who waits for a sequence: two of them tell of everybody whether another does. */
+struct waiting {
+    const struct account *one;
+    const struct account *other;
+};
+
+static struct waiting who_waits(const struct front *f)
 {
-    for (const struct request *q = f->queue.first; q; q = q->queue_next) {
-        if (q->who->person != r->who->person && needs_sequence(q)) {
+    struct waiting w = {0};
+
+    for (const struct request *q = f->queue.first; q && !w.other; q = q->queue_next) {
+        if (!needs_sequence(q) || q->who->account == w.one) {
+            continue;
+        }
+        *(w.one ? &w.other : &w.one) = q->who->account;
+    }
+    return w;
+}
+
+static bool others_wait(const struct waiting *w, const struct request *r)
+{
+    return w->other || (w->one && w->one != r->who->account);
+}
+
+static bool apart_is_due(const struct front *f, int64_t now)
+{
+    for (const struct request *r = f->queue.first; r; r = r->queue_next) {
+        if (r->apart && now - r->accepted_ns >= APART_NS) {
             return true;
         }
     }
@@ -300,11 +330,13 @@ static void on_pauses(void *arg)
     struct front *f = arg;
     int64_t now = clock_ns();
     int64_t step = now - f->pauses_ns;
+    const struct waiting waiting = who_waits(f);
     struct request *next;
 
     for (struct request *r = f->requests.open.oldest; r; r = next) {
         next = r->age_next;
-        if (r->state != REQUEST_RUNNING || !r->paused || r->stop_reason || !others_wait(f, r)) {
+        if (r->state != REQUEST_RUNNING || !r->paused || r->stop_reason ||
+            !others_wait(&waiting, r)) {
             continue;
         }
         r->paused_ns += step;
@@ -315,13 +347,14 @@ static void on_pauses(void *arg)
             ending_cancel(f, r, LANE_REASON_SLOW_CONSUMER);
         }
     }
+    f->dispatch_wanted |= apart_is_due(f, now); /* nothing else happens then */
     watch_pauses(f);
 }
 
 static void watch_pauses(struct front *f)
 {
     f->pauses_ns = clock_ns();
-    if (f->queue.n > 0 && f->n_running > 0) {
+    if (f->queue.n > 0 && f->n_running + f->n_light > 0) {
         loop_timer_at(&f->loop, &f->pause_timer, f->pauses_ns + PAUSE_STEP_NS, on_pauses, f);
     }
 }
@@ -344,9 +377,7 @@ void dispatch_forget(struct front *f, struct request *r)
     if (r->state != REQUEST_RUNNING) {
         return;
     }
-    r->who->n_running--;
-    *(is_light(r->kind) ? &f->n_light : &f->n_running) -= 1;
-    f->n_suspects -= r->alone;
+    count(f, r, -1);
     r->alone = false;
     if (!is_light(r->kind)) {
         queue_served(&f->queue, clock_ns() - r->started_ns);

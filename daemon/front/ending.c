@@ -28,6 +28,8 @@ static void forget(struct front *f, struct request *r)
     if (r->log.first != JOURNAL_NONE) {
         journal_end(&f->journal, &r->log);
     }
+    /* With its principal's last one another may be alone, and have more. */
+    f->dispatch_wanted |= r->who->n_requests == 1;
     request_destroy(&f->requests, r);
 }
 

@@ -104,6 +104,7 @@ struct front {
     uint32_t n_light;     /* tokenizing ones in the engine */
     uint32_t n_suspects;  /* of n_running and n_light, those that run alone: 0 or 1 */
     bool dispatch_wanted; /* before the loop sleeps again */
+    uint64_t n_asked;     /* how often the next request to start was looked for */
     bool status_changed;
     struct loop_timer pause_timer; /* while somebody waits for a sequence */
     int64_t pauses_ns;             /* up to when pauses are counted */

@@ -161,6 +161,7 @@ void lane_close(struct lane *l, const char *why)
     loop_timer_off(&f->loop, &l->timer);
     f->n_lanes -= !l->privileged;
     f->status_changed = true;
+    f->dispatch_wanted = true; /* who is alone now may have more */
     flow_lane_closed(f, l);
     if (l->engine_open) {
         engine_link_lane_close(f->engine, l);

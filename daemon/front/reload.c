@@ -36,6 +36,7 @@ static void read_again(struct front *f, bool engine)
     config_clear(&next);
     loop_timer_off(&f->loop, &f->idle_timer); /* its length may be another */
     f->status_changed = true;
+    f->dispatch_wanted = true; /* a person may have more sequences */
 }
 
 void reload_run(struct front *f)

@@ -80,6 +80,47 @@ HOT struct request *request_by_number(const struct request_table *t, uint64_t nu
     return NULL;
 }
 
+struct account *request_account(const struct request_table *t, uint32_t person)
+{
+    struct account *a = t->accounts;
+
+    while (a && a->person != person) {
+        a = a->next;
+    }
+    return a;
+}
+
+static struct account *account_ref(struct request_table *t, uint32_t person)
+{
+    struct account *a = request_account(t, person);
+
+    if (!a) {
+        a = calloc(1, sizeof(*a));
+        if (!a) {
+            return NULL;
+        }
+        a->person = person;
+        a->next = t->accounts;
+        t->accounts = a;
+    }
+    a->n_principals++;
+    return a;
+}
+
+static void account_unref(struct request_table *t, struct account *a)
+{
+    struct account **p = &t->accounts;
+
+    if (--a->n_principals > 0) {
+        return;
+    }
+    while (*p != a) {
+        p = &(*p)->next;
+    }
+    *p = a->next;
+    free(a);
+}
+
 static struct principal *principal_create(struct request_table *t, uint32_t uid,
                                           const uint8_t *tenant, uint32_t tenant_len)
 {
@@ -90,6 +131,11 @@ static struct principal *principal_create(struct request_table *t, uint32_t uid,
     }
     p->uid = uid;
     p->person = persons_of(t->persons, uid);
+    p->account = account_ref(t, p->person);
+    if (!p->account) {
+        free(p);
+        return NULL;
+    }
     p->tenant_len = tenant_len;
     if (tenant_len) {
         memcpy(p->tenant, tenant, tenant_len);
@@ -109,6 +155,7 @@ static void principal_release(struct request_table *t, struct principal *who)
     for (struct principal **p = &t->principals; *p; p = &(*p)->next) {
         if (*p == who) {
             *p = who->next;
+            account_unref(t, who->account);
             free(who);
             return;
         }

@@ -26,9 +26,21 @@ struct lane;
 
 enum { REQUEST_BUCKETS = 1024, REQUEST_MAX = 8192, REQUEST_USERS = 256 };
 
+/* What a person's requests have of the engine; there while the person has a request. */
+struct account {
+    uint32_t person;
+    uint32_t n_principals;
+    uint32_t n_sequences; /* that run */
+    uint32_t n_light;     /* texts in the engine that are only tokenized */
+    uint64_t asked;       /* the dispatcher's: its last question, */
+    bool may;             /* and the answer */
+    struct account *next;
+};
+
 struct principal {
     uint32_t uid;
     uint32_t person; /* whose account it is on: limits and turns are by it */
+    struct account *account;
     uint32_t tenant_len;
     uint8_t tenant[64];
     uint64_t hash;       /* never 0 */
@@ -106,6 +118,7 @@ struct request_table {
     struct request *by_number[REQUEST_BUCKETS];
     struct request *by_id[REQUEST_BUCKETS];
     struct principal *principals;
+    struct account *accounts;
     struct request_list open;     /* queued and running, in the order in which they came */
     struct request_list finished; /* in the order in which they ended */
     uint64_t next_number;
@@ -120,6 +133,9 @@ void request_table_init(struct request_table *t, uint64_t hash_key);
 /* The principal, or NULL when it has no request. */
 struct principal *request_principal(const struct request_table *t, uint32_t uid,
                                     const uint8_t *tenant, uint32_t tenant_len);
+
+/* The person's account, or NULL when the person has no request. */
+struct account *request_account(const struct request_table *t, uint32_t person);
 
 struct request *request_find(const struct request_table *t, const struct principal *who,
                              const uint8_t id[16]);

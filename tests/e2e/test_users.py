@@ -268,6 +268,62 @@ class Shares(Users):
         status = self.spy.status()
         self.assertEqual((status.n_running, status.n_queued), (2, 2))
 
+    def running(self, n):
+        self.until(lambda: self.spy.status().n_running >= n)
+        self.assertEqual(self.spy.status().n_running, n)
+
+    def endless(self, lane, uid, n):
+        return [lane.ask(uid, item(T_PROMPT, "x") + sampling(max_tokens=8000, flags=S_IGNORE_END)) for _ in range(n)]
+
+    def test_a_reload_gives_more(self):
+        """Nothing else happens: what waits starts by the new setting alone."""
+        settings = {"model": self.slow_model(), "ctx": 8192, "sequences": 3}
+        _, bad = self.begin(**settings, person_sequences=1)
+        self.endless(bad, BAD, 3)
+        self.until(lambda: self.spy.status().n_queued == 2)
+        self.configure(**settings, person_sequences=2)
+        os.kill(self.pid, signal.SIGHUP)
+        self.running(2)
+
+    @unittest.skipUnless(os.getuid() == 0, "only root may be another user")
+    def test_who_leaves_gives_more(self):
+        os.chmod(self.folder, 0o755)
+        os.chmod(os.path.join(self.folder, "lane.sock"), 0o666)
+        _, bad = self.begin(model=self.slow_model(), ctx=8192, sequences=2)
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.setresuid(5001, 5001, 5001)
+            kept = Lane(self.folder, timeout=WAIT)
+            os.write(write, b"+")
+            time.sleep(600)
+            kept.close()
+            os._exit(0)
+        os.read(read, 1)
+        try:
+            self.endless(bad, BAD, 2)
+            self.until(lambda: self.spy.status().n_queued == 1)
+            time.sleep(0.3)
+            self.assertEqual(self.spy.status().n_running, 1)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.running(2)
+
+    def test_who_is_forgotten_gives_more(self):
+        """Half a minute behind a user's last answer."""
+        good, bad = self.begin(model=self.slow_model(), ctx=8192, sequences=2)
+        self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 2))))[-1].type, DONE)
+        asked = time.monotonic()
+        bad.close()
+        bad = Door(self.folder)
+        self.addCleanup(bad.close)
+        while time.monotonic() < asked + 28:
+            time.sleep(0.1)
+        self.endless(bad, BAD, 2)
+        self.until(lambda: self.spy.status().n_queued == 1)
+        self.running(2)
+
     def pipit(self, *words):
         return subprocess.Popen([os.path.join(BUILD, "client/pipit"), *words, "--runtime-dir", self.folder], stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
