@@ -58,7 +58,8 @@ struct run {
     int err;
 };
 
-static int tokenize(struct engine *e, json_t *line, struct prompt *p, struct error *reterr)
+static int tokenize(struct engine *e, const char *template, json_t *line, struct prompt *p,
+                    struct error *reterr)
 {
     const struct tok *tok = engine_tok(e);
     const char *prompt = json_string_value(json_object_get(line, "prompt"));
@@ -74,7 +75,7 @@ static int tokenize(struct engine *e, json_t *line, struct prompt *p, struct err
         struct chat chat;
         size_t n_m = 0;
 
-        err = chat_open(engine_gguf(e), &chat, reterr);
+        err = chat_choose(template, engine_gguf(e), tok, &chat, reterr);
         if (err) {
             return err;
         }
@@ -91,7 +92,8 @@ static int tokenize(struct engine *e, json_t *line, struct prompt *p, struct err
     return err;
 }
 
-static int load_line(struct engine *e, const char *text, struct prompt *p, struct error *reterr)
+static int load_line(struct engine *e, const char *template, const char *text, struct prompt *p,
+                     struct error *reterr)
 {
     json_error_t je;
     json_t *line = json_loads(text, 0, &je);
@@ -116,7 +118,7 @@ static int load_line(struct engine *e, const char *text, struct prompt *p, struc
         p->max_tokens = (int32_t)max;
         p->n_draft = (int32_t)draft;
         p->temperature = (float)temperature;
-        err = p->id ? tokenize(e, line, p, reterr) : -ENOMEM;
+        err = p->id ? tokenize(e, template, line, p, reterr) : -ENOMEM;
     }
     json_decref(line);
     return err;
@@ -132,7 +134,8 @@ static void clear(struct list *list)
     *list = (struct list){0};
 }
 
-static int load(struct engine *e, const char *path, struct list *ret, struct error *reterr)
+static int load(struct engine *e, const char *path, const char *template, struct list *ret,
+                struct error *reterr)
 {
     struct list list = {0};
     FILE *f = fopen(path, "r");
@@ -153,7 +156,7 @@ static int load(struct engine *e, const char *path, struct list *ret, struct err
         list.v = v;
         memset(&v[list.n], 0, sizeof(*v));
         list.n++;
-        err = load_line(e, line, &v[list.n - 1], reterr);
+        err = load_line(e, template, line, &v[list.n - 1], reterr);
         if (err) {
             (void)error_prefix(reterr, "%s:%d", path, list.n);
         }
@@ -286,7 +289,7 @@ int generate_run(const struct generate_job *job, struct error *reterr)
         err = error_set(reterr, -ENOMEM, "no memory for the answers");
     }
     if (!err) {
-        err = load(engines.open, job->path, &list, reterr);
+        err = load(engines.open, job->path, job->chat_template, &list, reterr);
     }
     for (int i = 0; i < job->n_kv && !err; i++) {
         p[i] = (struct policy_answers){.run = &r, .kv = job->kv[i]};

@@ -20,6 +20,7 @@
 
 struct generate_job {
     const char *path; /* the prompts */
+    const char *chat_template; /* engine/text/chat.h, chat_choose() */
     const char *const *kv;
     int n_kv;
     struct engine_config engine; /* kv is not read */

@@ -31,6 +31,7 @@ struct config {
     uint64_t reference_bytes;
     char *dump;
     char *prompts;
+    char *chat_template;
     char *out;
     bool help;
 };
@@ -60,6 +61,7 @@ static const struct option_row rows[] = {
     {"reference-bytes", 0, OPTION_BYTES, ROW(reference_bytes), .fallback = "2GiB", .metavar = "BYTES", .help = "of the first policy's logits to hold; with less, policies take turns more often"},
     {"dump", 0, OPTION_STRING, ROW(dump), .metavar = "FILE.npy", .help = "write the first policy's logits, f32 (rows, vocabulary)"},
     {"prompts", 0, OPTION_STRING, ROW(prompts), .metavar = "FILE.jsonl", .help = "instead of a text: prompts to answer greedily, JSON lines (bench/eval/generate.h)"},
+    {"template", 0, OPTION_STRING, ROW(chat_template), .metavar = "FILE|NAME", .help = "for prompts: chat template instead of the model's own"},
     {"out", 'o', OPTION_STRING, ROW(out), .metavar = "FILE", .help = "where figures or answers go; else stdout"},
     {"help", 'h', OPTION_FLAG, ROW(help), .flags = OPTION_ARGV_ONLY},
 };
@@ -150,10 +152,13 @@ static int run(const void *config, const struct option_list *words, struct error
         return error_set_errno(e, -errno, "cannot write %s", c->out);
     }
     if (c->prompts) {
-        err = generate_run(
-            &(struct generate_job){
-                .path = c->prompts, .kv = kv, .n_kv = n_kv, .engine = engine_for(c), .out = out},
-            e);
+        err = generate_run(&(struct generate_job){.path = c->prompts,
+                                                  .chat_template = c->chat_template,
+                                                  .kv = kv,
+                                                  .n_kv = n_kv,
+                                                  .engine = engine_for(c),
+                                                  .out = out},
+                           e);
     } else {
         err = text_run(&(struct text_job){.path = c->text,
                                           .ids = c->ids,

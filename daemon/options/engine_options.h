@@ -23,6 +23,7 @@ struct engine_options {
     int64_t sequences;
     int64_t batch_tokens;
     char *kv;
+    char *chat_template; /* of the file, where NULL or empty */
     int64_t gap_target; /* ms */
     int64_t answer_limit; /* tokens; 0: none */
     int64_t draft;
@@ -68,6 +69,10 @@ extern const char *const engine_option_no_yes[];
      .metavar = "POLICY", \
      .help = "default cache policy, such as kv8+recency:50%ctx, of the words " POLICY_WORDS \
              "; auto: the one of least loss that fits into the memory (pipitd plan --advise)"}, \
+    {"template", 0, OPTION_STRING, ENGINE_AT(S, M, chat_template), \
+     .metavar = "FILE|NAME", \
+     .help = "chat template instead of the model's own: a file with Jinja, or one of " \
+             "chatml, llama3, gemma, mistral, phi3"}, \
     {"gap-target", 0, OPTION_INT, ENGINE_AT(S, M, gap_target), \
      0, 100000, .fallback = "60", .metavar = "MS", \
      .help = "what a step may take that reads prompts while answers are written, or " \

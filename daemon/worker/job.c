@@ -102,8 +102,13 @@ static int prepare_text(struct job *j, const struct ask *a, const struct lane_en
                         const int32_t *forced, struct error *reterr)
 {
     const struct tok *tok = engine_tok(atomic_load(&j->worker->engine));
-    int rc = stop_init(&j->stop, a->stops, a->n_stops, reterr);
+    int rc;
 
+    if (a->n_stops && !tok_has_text(tok)) {
+        return error_set(reterr, -ENOTSUP,
+                         "the model's file has no tokenizer: stop strings never come");
+    }
+    rc = stop_init(&j->stop, a->stops, a->n_stops, reterr);
     if (rc) {
         return rc;
     }

@@ -158,9 +158,14 @@ static int detokenize(struct job *j, const struct ask *a, const struct ask_sourc
     struct detok d;
     int32_t *ids;
     size_t n;
-    int rc = text ? ask_ids(a, s, &ids, &n, reterr)
-                  : error_set(reterr, -ENOMEM, "no memory for a token's text");
+    int rc;
 
+    if (!tok_has_text(s->tok)) {
+        return error_set(reterr, -ENOTSUP,
+                         "the model's file has no tokenizer: its token ids have no text");
+    }
+    rc = text ? ask_ids(a, s, &ids, &n, reterr)
+              : error_set(reterr, -ENOMEM, "no memory for a token's text");
     if (rc) {
         return rc;
     }

@@ -219,13 +219,17 @@ static bool on_progress(void *arg, float done)
     return !atomic_load(&w->drain);
 }
 
-/* The template is compiled once; a model without a usable one still serves raw prompts. */
-static void open_chat(struct worker *w, struct engine *e)
+/* The template is compiled once; a model without a usable one still serves raw prompts. One that
+ * was asked for must be usable. */
+static int open_chat(struct worker *w, struct engine *e, struct error *reterr)
 {
+    const char *choice = w->chat_template;
     struct error err = {0};
+    int rc = chat_choose(choice, engine_gguf(e), engine_tok(e), &w->chat, &err);
 
-    w->has_chat = chat_open(engine_gguf(e), &w->chat, &err) == 0;
+    w->has_chat = rc == 0;
     w->chat_error = err;
+    return rc && choice && choice[0] ? error_set(reterr, rc, "%s", err.text) : 0;
 }
 
 /* Backends that would use a GPU wait for one whose driver is there already. */
@@ -288,7 +292,11 @@ static int load(struct worker *w)
                   "(pipitd plan shows what takes it)",
                   engine_info(e)->ctx, engine_plan_of(e)->ctx_model);
     }
-    open_chat(w, e);
+    rc = open_chat(w, e, &err);
+    if (rc) {
+        send_cause(w, "model-failed", err.text);
+        return worker_exit_code(rc, &err);
+    }
     figures_engine(w);
     send_figures(w);
     send_state(w);

@@ -57,6 +57,7 @@ struct worker {
 
     /* The worker thread's own. */
     struct chat chat;
+    const char *chat_template; /* file or name; NULL or empty: the model's own */
     bool has_chat;
     struct error chat_error;
     struct job *jobs;

@@ -34,7 +34,8 @@ int chat_open(const struct gguf *g, struct chat *ret, struct error *reterr)
 
     if (r == -ENOENT) {
         return error_set(reterr, -ENOTSUP,
-                         "the model has no chat template; --raw sends the prompt without one");
+                         "the model has no chat template: pipitd --template FILE|NAME gives it one "
+                         "(" CHAT_STYLES "), --raw sends the prompt without");
     }
     return r < 0 ? r : chat_init(text.ptr, text.len, ret, reterr);
 }

@@ -41,6 +41,11 @@ int chat_role_parse(const char *text, size_t len, enum chat_role *ret,
 int chat_init(const char *source, size_t len, struct chat *ret, struct error *reterr) WARN_UNUSED;
 /* The same for the model's own template. -ENOTSUP without one; the text says what does without. */
 int chat_open(const struct gguf *g, struct chat *ret, struct error *reterr) WARN_UNUSED;
+/* The same, or with `choice` (not NULL or empty) one of CHAT_STYLES, or else a file with a template.
+ * -EINVAL: neither of them, a broken one, or a style whose markers the vocabulary lacks. */
+#define CHAT_STYLES "chatml, llama3, gemma, mistral, phi3"
+int chat_choose(const char *choice, const struct gguf *g, const struct tok *t, struct chat *ret,
+                struct error *reterr) WARN_UNUSED;
 void chat_finish(struct chat *c); /* takes one that is all zero */
 
 /* The conversation as token ids, in memory that the caller frees. With add_generation_prompt it
