@@ -46,6 +46,12 @@ static bool is_router(struct gguf_str name)
     return memmem(name.ptr, name.len, part, sizeof(part) - 1) != NULL;
 }
 
+/* Weights of short convolutions: a few for a channel. */
+static bool is_convolution(struct gguf_str name)
+{
+    return memmem(name.ptr, name.len, "ssm_conv1d", 10) || memmem(name.ptr, name.len, ".conv.", 6);
+}
+
 static bool name_is(struct gguf_str name, const char *s)
 {
     return name.len == strlen(s) && memcmp(name.ptr, s, name.len) == 0;
@@ -121,7 +127,8 @@ static int choose(const struct quantize_plan *plan, const struct gguf *in,
     uint64_t bytes;
 
     *ret = t->type;
-    if (t->n_dims < 2 || is_norm(t->name) || is_router(t->name) || kept(plan, name)) {
+    if (t->n_dims < 2 || is_norm(t->name) || is_router(t->name) || is_convolution(t->name) ||
+        kept(plan, name)) {
         return 0;
     }
     *ret = is_head(in, t->name)                  ? plan->head_type

@@ -50,6 +50,10 @@ static int open_model(const char *path, char *const *overlays, size_t n_overlays
     if (!e && ret->model->h.uneven) {
         e = error_set(reterr, -ENOTSUP, "not offered for models whose layers have different heads");
     }
+    if (!e && (ret->model->h.has_recurrent || ret->model->h.q_gated)) {
+        e = error_set(reterr, -ENOTSUP,
+                      "not offered for models whose layers are recurrent or gated");
+    }
     if (e) {
         close_model(ret);
     }

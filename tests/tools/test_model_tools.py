@@ -236,6 +236,18 @@ class Quantize(Tools):
                 self.assertEqual(len(dims), 3)
                 self.assertEqual(b.tensors[name][2], np.frombuffer(raw, "<f4").astype("<f2").tobytes())
 
+    def test_convolutions_stay(self):
+        for model, stays in ("arch_qwen35.gguf", "ssm_conv1d"), ("arch_lfm2.gguf", "shortconv.conv"):
+            a = Gguf(os.path.join(DATA, model))
+            keep = [o for n in ("ffn_down", "ssm_out") for o in ("--keep", f"*{n}*")]  # no whole blocks
+            self.run_tool(QUANTIZE, "-q", *keep, os.path.join(DATA, model), self.path("b"), "q8_0")
+            b = Gguf(self.path("b"))
+            for name, (_, dims, raw) in a.tensors.items():
+                if stays in name:
+                    self.assertEqual(b.tensors[name], (F32, dims, raw))
+                elif "attn_k.weight" in name:
+                    self.assertEqual(b.tensors[name][0], Q8_0)
+
     def test_there_and_back(self):
         self.make("a", *SMALL, "--type", "q4_1")
         self.run_tool(QUANTIZE, "-q", self.path("a"), self.path("b"), "f32")

@@ -117,6 +117,16 @@ class Skew(unittest.TestCase):
             self.assertIn(says, r.stderr)
             self.assertFalse(out.exists())
 
+    def test_refuses_recurrent_layers(self):
+        for tool in SKEW, CALIBRATE:
+            for name in "arch_qwen35.gguf", "arch_lfm2.gguf":
+                out = pathlib.Path(self.dir.name) / "other.gguf"
+                r = subprocess.run([tool, "--model", str(DATA / name), "--text", str(self.text), str(out)], capture_output=True,
+                                   text=True)
+                self.assertEqual(r.returncode, 8, r.stderr)
+                self.assertIn("not offered", r.stderr)
+                self.assertFalse(out.exists())
+
     def check_reach(self, got):
         """How many keys hold 0.9 of a query's weight, on average over 14 rows of the only chunk."""
         self.assertEqual(len(got), self.m.n_layer)
