@@ -284,7 +284,8 @@ static int check(const struct cpu *cpu, const struct ops_matmul *p)
         const struct ops_weight *w = p->part[i].w;
 
         if (w->role == OPS_ROLE_VECTOR || w->n_cols != first->n_cols ||
-            w->n_cols > cpu->limits.max_cols || (p->gated && w->n_rows != first->n_rows)) {
+            w->n_cols > cpu->limits.max_cols || (p->gated && w->n_rows != first->n_rows) ||
+            (!p->gated && p->part[i].act == OPS_ACT_SWIGLU_OAI)) {
             return -EINVAL;
         }
     }

@@ -102,6 +102,11 @@ LANES_INLINE lf row_act(lf x, enum ops_act act)
 
         return lf_mul(v, v);
     }
+    case OPS_ACT_SWIGLU_OAI: {
+        lf v = lf_min(lf_set1(7.0f), x); /* NaN stays: it is the second operand */
+
+        return lf_div(v, lf_add(one, row_exp(lf_mul(v, lf_set1(-1.702f)))));
+    }
     }
     return x;
 }
@@ -237,7 +242,12 @@ static void LANES_FN(epilogue)(const struct cpu_epilogue *e)
         if (e->u) {
             lf u = lf_mul(lf_load(e->u + 16 * (size_t)t), u_scale);
 
-            v = lf_mul(v, e->u_bias ? lf_add(u, u_bias) : u);
+            u = e->u_bias ? lf_add(u, u_bias) : u;
+            if (e->act == OPS_ACT_SWIGLU_OAI) {
+                u = lf_max(lf_set1(-7.0f), lf_min(lf_set1(7.0f), u));
+                u = lf_add(u, lf_set1(1.0f));
+            }
+            v = lf_mul(v, u);
         }
         if (!part) {
             lf_store(y, e->add ? lf_add(lf_load(y), v) : v);

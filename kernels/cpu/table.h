@@ -56,8 +56,8 @@ typedef void cpu_norm_fn(const float *x, const float *w, const float *b, float e
 typedef void cpu_quantize_fn(const float *x, int32_t n, struct panel_act *y);
 
 /* The end of a matmul, for one panel and n tokens: v = scale * g[t*16 + r] (+ bias_scale *
- * bias[r]), then act, then times the same of u where that is not NULL, then y[t * ldy + r] = v or
- * += v. */
+ * bias[r]), then act, then times the same of u (as act says it) where that is not NULL, then
+ * y[t * ldy + r] = v or += v. */
 struct cpu_epilogue {
     const float *g;      /* (n, 16) */
     const float *u;      /* (n, 16) or NULL */

@@ -52,7 +52,7 @@ static void add_expert(const struct scratch *t, enum ops_act act,
                        const struct ops_expert_part *down, int32_t e, float factor, float *y)
 {
     for (int32_t i = 0; i < up->w->n_rows; i++) {
-        t->h[i] = ref_act(act, biased(gate, e, i, t->x, t->w)) * biased(up, e, i, t->x, t->w);
+        t->h[i] = ref_gated(act, biased(gate, e, i, t->x, t->w), biased(up, e, i, t->x, t->w));
     }
     for (int32_t i = 0; i < down->w->n_rows; i++) {
         y[i] += factor * biased(down, e, i, t->h, t->w);

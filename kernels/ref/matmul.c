@@ -88,7 +88,7 @@ static void finish_gated(const struct ops_matmul *p, int32_t row, int32_t token,
                          float up)
 {
     p->part[0].y[(size_t)token * (size_t)p->part[0].ldy + row] =
-        ref_act(p->part[0].act, biased(p, 0, row, gate)) * biased(p, 1, row, up);
+        ref_gated(p->part[0].act, biased(p, 0, row, gate), biased(p, 1, row, up));
 }
 
 /* Rows (row, row + 1) of one part, or row `row` of both parts of a gated pair. */
@@ -151,6 +151,11 @@ static bool valid(const struct ref *ref, const struct ops_matmul *p)
     }
     for (int i = 1; i < p->n_parts; i++) {
         if (p->part[i].w->n_cols != p->part[0].w->n_cols) {
+            return false;
+        }
+    }
+    for (int i = 0; i < p->n_parts && !p->gated; i++) {
+        if (p->part[i].act == OPS_ACT_SWIGLU_OAI) {
             return false;
         }
     }

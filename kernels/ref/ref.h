@@ -76,6 +76,7 @@ int ref_kv_layout(struct ops_kv_layout *layout, struct error *reterr);
 /* One row of n values; y may be x. */
 void ref_norm_row(const struct ops_norm *norm, const float *x, float *y, int32_t n);
 float ref_act(enum ops_act act, float x);
+float ref_gated(enum ops_act act, float gate, float up);
 /* One head at angle position `pos`, in place. */
 void ref_rope_head(const struct ops_rope *rope, float *x, int32_t pos);
 

@@ -52,8 +52,20 @@ float ref_act(enum ops_act act, float x)
         return x > 0 ? x : 0.0f;
     case OPS_ACT_RELU_SQ:
         return x > 0 ? x * x : 0.0f;
+    case OPS_ACT_SWIGLU_OAI:
+        x = x > 7.0f ? 7.0f : x;
+        return x / (1.0f + expf(-1.702f * x));
     }
     return x;
+}
+
+float ref_gated(enum ops_act act, float gate, float up)
+{
+    if (act == OPS_ACT_SWIGLU_OAI) {
+        up = up > 7.0f ? 7.0f : up;
+        up = (up < -7.0f ? -7.0f : up) + 1.0f;
+    }
+    return ref_act(act, gate) * up;
 }
 
 struct embed_job {

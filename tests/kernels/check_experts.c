@@ -39,6 +39,7 @@ enum {
     TIES = 512,
     POISON = 1024,
     GELU = 2048,
+    OAI = 4096,
 };
 
 struct shape {
@@ -89,6 +90,15 @@ static double activated(const struct shape *s, double x)
                              : x / (1 + exp(-x));
 }
 
+static double gated(const struct shape *s, double gate, double up)
+{
+    if (s->options & OAI) {
+        gate = fmin(gate, 7);
+        return gate / (1 + exp(-1.702 * gate)) * (fmax(fmin(up, 7), -7) + 1);
+    }
+    return activated(s, gate) * up;
+}
+
 /* y += factor * layer e of x. */
 static void add_layer(const struct shape *s, const struct check_weight *w,
                       const struct check_weight *b, int32_t e, double factor, const double *x,
@@ -102,9 +112,9 @@ static void add_layer(const struct shape *s, const struct check_weight *w,
     for (size_t i = 0; i < f; i++) {
         size_t at = (size_t)e * f + i;
 
-        h[i] = activated(s, dot(w[GATE].f32 + at * c, x, s->n_cols) +
-                                (bias ? (double)b[GATE].f32[at] : 0)) *
-               (dot(w[UP].f32 + at * c, x, s->n_cols) + (bias ? (double)b[UP].f32[at] : 0));
+        h[i] =
+            gated(s, dot(w[GATE].f32 + at * c, x, s->n_cols) + (bias ? (double)b[GATE].f32[at] : 0),
+                  dot(w[UP].f32 + at * c, x, s->n_cols) + (bias ? (double)b[UP].f32[at] : 0));
     }
     for (size_t i = 0; i < c; i++) {
         size_t at = (size_t)e * c + i;
@@ -182,8 +192,10 @@ static void make_layer(struct check *c, const struct shape *s, int32_t n, struct
 
     for (int i = 0; i < PARTS; i++) {
         int32_t rows = i == DOWN ? s->n_cols : s->n_ff;
+        float more = s->options & OAI && i != DOWN ? 8 : 1; /* beyond what is cut off */
 
-        check_weight_stack(c, &w[i], s->type, n, rows, i == DOWN ? s->n_ff : s->n_cols, size);
+        check_weight_stack(c, &w[i], s->type, n, rows, i == DOWN ? s->n_ff : s->n_cols,
+                           more * size);
         check_weight_make(c, &b[i], DTYPE_F32, OPS_ROLE_VECTOR, 1, n * rows, 0.3f);
     }
 }
@@ -256,7 +268,9 @@ static struct ops_experts params(const struct check *c, const struct shape *s,
         .router = &in->router.w[c->side],
         .router_bias = s->options & BIAS ? &in->router_b.w[c->side] : NULL,
         .choice_bias = s->options & CHOICE ? &in->choice_b.w[c->side] : NULL,
-        .act = s->options & GELU ? OPS_ACT_GELU_TANH : OPS_ACT_SILU,
+        .act = s->options & OAI    ? OPS_ACT_SWIGLU_OAI
+               : s->options & GELU ? OPS_ACT_GELU_TANH
+                                   : OPS_ACT_SILU,
         .gate = part(c, s, &in->w[GATE], &in->b[GATE]),
         .up = part(c, s, &in->w[UP], &in->b[UP]),
         .down = part(c, s, &in->w[DOWN], &in->b[DOWN]),
@@ -444,6 +458,8 @@ void check_op(struct check *c)
             {types[t], 19, 2, 512, 256, 16, 3, SIGMOID | NORMED | CHOICE | SCALE | SHARED | NORM},
             {types[t], 12, 1, 256, 256, 8, 3, BIAS | SCALE | ADD | GELU | SHARED},
             {types[t], 21, 21, 256, 256, 3, 1, SIGMOID | BIAS | CHOICE},
+            {types[t], 21, 5, 256, 256, 8, 4, NORM | BIAS | NORMED | ADD | OAI},
+            {types[t], 9, 3, 256, 256, 4, 2, POISON | NORM | OAI},
             {types[t], 9, 4, 256, 256, 8, 3, TIES | NORMED},
             {types[t], 9, 4, 256, 256, 8, 8, SCALE},
             {types[t], 9, 2, 256, 256, 8, 2, POISON | NORM | NORMED | SHARED},
