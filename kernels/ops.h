@@ -471,6 +471,8 @@ struct ops_predict {
  * live slots of the group that lie between them, not the difference of their positions, for RoPE
  * and for ALiBi: slot s is rotated at rank(s) + D, rank = live slots with a smaller position,
  * D = P - rank(P), P = position of the sequence's last row in this call.
+ * With sinks each head's softmax has one logit more, of no slot: out times 1 - its weight. What is
+ * observed is without it. Not with select, and not on cuda.
  * Long contexts are split in fixed chunks of slots that depend on n_slots only, merged in order. */
 struct ops_attention {
     struct ops_rows rows;
@@ -488,6 +490,7 @@ struct ops_attention {
     const struct ops_observe *observe; /* host (n_seqs) or NULL; entries with row_first >= n_rows are off */
     const struct ops_select *select; /* host (n_seqs) or NULL: rows read all they see */
     const struct ops_rope *unrotated_rope; /* with layout->k_unrotated: how to rotate; else NULL */
+    const struct ops_weight *sinks; /* vector (n_q) or NULL */
 };
 
 /* v_sum anew: V of slots [0, n_slots) that hold a token (slot_pos >= 0, or all). */

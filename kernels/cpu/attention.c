@@ -6,6 +6,7 @@
 #include "kernels/cpu/attention.h"
 
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "kernels/hadamard.h"
@@ -75,6 +76,13 @@ float att_logits(const struct att_unit *u, int32_t row, int32_t head, const uint
     };
 
     return u->cpu->table.kv_logits(&logits, x);
+}
+
+float att_with_sink(const struct ops_attention *p, int32_t head, float max, float sum)
+{
+    const float *sinks = p->sinks ? p->sinks->device : NULL;
+
+    return sinks && sum > 0 ? sum + exp2f(sinks[head] * LOG2_E - max) : sum;
 }
 
 /* ---- observing ----------------------------------------------------------------------------- */
@@ -172,7 +180,7 @@ static bool valid(const struct cpu *cpu, const struct ops_attention *p)
     const struct backend_limits *limits = &cpu->limits;
 
     if (p->rows.n > limits->max_rows || p->n_seqs > limits->max_seqs ||
-        p->n_q > limits->max_heads) {
+        p->n_q > limits->max_heads || (p->sinks && (p->select || p->sinks->n_cols != p->n_q))) {
         return false;
     }
     for (int32_t i = 0; i < p->n_seqs; i++) {

@@ -61,6 +61,9 @@ static inline bool att_by_page(const struct ops_kv_layout *l)
 bool att_is_masked(const struct att_unit *u, int32_t row, int32_t slot0);
 
 enum att_mode att_mode(const struct att_unit *u, int32_t row);
+/* A head's sum of 2^(logit - max) with its sink, where there are sinks and a slot was seen. */
+float att_with_sink(const struct ops_attention *p, int32_t head, float max, float sum);
+
 float att_tau(const struct att_unit *u, int32_t row);
 /* e^noise (ATT_GUMBEL) or noise (ATT_TEMPERED) of a page's keys; NULL: none. */
 const float *att_noise(const struct att_unit *u, enum att_mode mode, int32_t row, int32_t head,

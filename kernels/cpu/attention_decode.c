@@ -343,6 +343,7 @@ static void merge_head(const struct att_job *job, const struct kv_scratch *s, in
             out[d] += scale * acc[d];
         }
     }
+    sum = att_with_sink(p, head, max, sum);
     for (int32_t d = 0; d < v_dim && sum > 0; d++) {
         out[d] /= sum;
     }

@@ -314,7 +314,9 @@ static void write_out(const struct att_block *b)
         float *out = u->p->out +
                      (size_t)(u->seq->row0 + b->row0 + pair % b->n_rows) * (size_t)u->p->ldo +
                      (size_t)(u->group * u->n_heads + pair / b->n_rows) * (size_t)u->l->v_dim;
-        float inv = b->sum[pair] > 0 ? 1.0f / b->sum[pair] : 0;
+        float sum = att_with_sink(u->p, u->group * u->n_heads + pair / b->n_rows, b->max[pair],
+                                  b->sum[pair]);
+        float inv = sum > 0 ? 1.0f / sum : 0;
 
         for (int32_t d = 0; d < u->l->v_dim; d++) {
             out[d] = acc[d] * inv;

@@ -9,7 +9,7 @@
 
 static int check(const struct cuda *cu, const struct ops_attention *p)
 {
-    if (p->rows.n_decode > cu->limits.max_decode || p->rows.n > cu->limits.max_rows) {
+    if (p->rows.n_decode > cu->limits.max_decode || p->rows.n > cu->limits.max_rows || p->sinks) {
         return -EINVAL;
     }
     for (int32_t i = 0; i < p->n_seqs; i++) {

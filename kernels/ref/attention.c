@@ -264,6 +264,21 @@ static void add_values(const struct ref_unit *u, const float *restrict e, int32_
     }
 }
 
+/* What brings e^(x - max) to weights, of the softmax over n slots and, where there is one, the
+ * head's sink. */
+static float softmax_with_sink(const struct ref_unit *u, int32_t head, float *x, int32_t n)
+{
+    const float *sinks = u->p->sinks ? u->p->sinks->device : NULL;
+    float max = -INFINITY;
+    float scale;
+
+    for (int32_t i = 0; i < n && sinks; i++) {
+        max = fmaxf(max, x[i]);
+    }
+    scale = ref_softmax(x, n);
+    return sinks && scale > 0 ? 1.0f / (1.0f / scale + expf(sinks[head] - max)) : scale;
+}
+
 /* ---- units --------------------------------------------------------------------------------- */
 
 void ref_value_pair(const struct ref_unit *u, int32_t row, int32_t head, int32_t s0, int32_t n,
@@ -311,7 +326,7 @@ static void block(const struct ref_unit *u, int32_t r0, int32_t r1)
         }
         for (int32_t h = 0; h < u->n_heads; h++) {
             float *x = logits + (size_t)h * u->max_slots;
-            float scale = ref_softmax(x, u->seq->kv.n_slots);
+            float scale = softmax_with_sink(u, u->group * u->n_heads + h, x, u->seq->kv.n_slots);
 
             for (int32_t s = 0; s < u->seq->kv.n_slots; s++) {
                 x[s] *= scale;
@@ -413,6 +428,9 @@ int ref_attention(struct backend *be, const struct ops_attention *p)
     struct ref *ref = (struct ref *)be;
     struct job job = {.ref = ref, .p = p};
 
+    if (p->sinks && (p->select || p->sinks->n_cols != p->n_q)) {
+        return -EINVAL;
+    }
     for (int32_t i = 0; i < p->n_seqs; i++) {
         const struct ops_kv_layout *l = p->seqs[i].kv.layout;
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention, and what policies observe. Batches of two decode rows and two prefills with uneven
  * numbers of slots; every pair of types; MHA, GQA, MQA, unequal heads and dims; windows, soft-caps,
- * ALiBi, rings, slots in any order with empty ones between, rows that see nothing, logits of 1e4.
+ * ALiBi, sinks, rings, slots in any order with empty ones between, rows that see nothing, logits of
+ * 1e4.
  *
  * The backend against the reference, the reference against softmax in double, and batch invariance:
  * each sequence, and single rows of a prefill, alone, give the bits they gave in company. */
@@ -30,7 +31,15 @@ const struct backend_limits check_limits = {
     .observe = true,
 };
 
-enum { SCATTERED = 1, OBSERVE = 2, BLIND = 4, LARGE = 8, UNROTATED = 16, HADAMARD = 32 };
+enum {
+    SCATTERED = 1,
+    OBSERVE = 2,
+    BLIND = 4,
+    LARGE = 8,
+    UNROTATED = 16,
+    HADAMARD = 32,
+    SINKS = 64
+};
 
 struct shape {
     struct ops_kv_layout l;
@@ -48,6 +57,8 @@ struct inputs {
     struct check_kv kv[N_SEQS];
     struct check_buf *q;
     struct check_buf *out;
+    struct check_buf *sinks;
+    struct ops_weight sink;
     float inv_freq[MAX_DIM / 2];
     int32_t n;
     int32_t ldq;
@@ -82,6 +93,8 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
     in->out = check_buf(c, "out", (size_t)in->n * (size_t)in->ldo * 4);
     check_fill(c, in->q, s->options & LARGE ? 1e4f : 1.5f);
     check_fill(c, in->out, 1);
+    in->sinks = check_buf(c, "sinks", (size_t)s->n_q * 4);
+    check_fill(c, in->sinks, 4);
     for (int32_t i = 0; i < s->l.k_dim / 2; i++) {
         in->inv_freq[i] = (float)pow(10000, -2.0 * i / s->l.k_dim);
     }
@@ -113,6 +126,8 @@ static struct ops_attention params(struct check *c, const struct shape *s, struc
         }
         row0 += s->n_rows[i];
     }
+    in->sink = (struct ops_weight){
+        .role = OPS_ROLE_VECTOR, .n_rows = 1, .n_cols = s->n_q, .device = check_dev(c, in->sinks)};
     return (struct ops_attention){
         .rows = {in->n, s->n_rows[0] + s->n_rows[1]},
         .q = check_dev(c, in->q),
@@ -127,6 +142,7 @@ static struct ops_attention params(struct check *c, const struct shape *s, struc
         .seqs = seqs,
         .n_seqs = N_SEQS,
         .observe = s->options & OBSERVE ? observe : NULL,
+        .sinks = s->options & SINKS ? &in->sink : NULL,
     };
 }
 
@@ -296,6 +312,9 @@ static void true_row(const struct shape *s, const struct inputs *in, int seq, in
     double max;
     double total = softmax_sum(t->logits, kv->n_slots, &max);
 
+    if (s->options & SINKS && total > 0) {
+        total += exp((double)((const float *)(const void *)in->sinks->init)[head] - max);
+    }
     for (int32_t i = 0; i < kv->n_slots && total > 0; i++) {
         const float *v =
             t->v + (size_t)((group * kv->n_slots + i) * s->l.v_heads + v_head) * (size_t)s->l.v_dim;
@@ -481,8 +500,8 @@ static void one(struct check *c, const struct shape *s)
     struct inputs in;
     struct ops_kv_layout l = s->l;
 
-    if (s->options & HADAMARD && strcmp(c->sides[1]->ops->name, "cuda") == 0) {
-        return; /* has no cache type that it is used with */
+    if (s->options & (HADAMARD | SINKS) && strcmp(c->sides[1]->ops->name, "cuda") == 0) {
+        return; /* has no cache type that the first is used with, and refuses the other */
     }
     if (!check_kv_offered(c, &l) ||
         !check_case(c,
@@ -573,6 +592,9 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
         {gqa, 9, {5, 1, 20, 2}, {333, 70, 60, 90}, OBSERVE | SCATTERED, 0, 0, 0, recency},
         {mqa, 8, {3, 1, 20, 2}, {333, 70, 60, 90}, OBSERVE, 0, 0, 0, annealed},
         {gqa, 9, {2, 1, 40, 5}, {333, 70, 60, 90}, HADAMARD, 0, 0, 0, h2o},
+        {gqa, 9, {2, 1, 40, 5}, {333, 70, 120, 600}, SINKS, 50, 0, 0, h2o},
+        {mqa, 8, {1, 1, 70, 5}, {700, 70, 120, 200}, SINKS | OBSERVE | SCATTERED, 0, 0, 0, h2o},
+        {gqa, 9, {1, 1, 3, 2}, {333, 70, 120, 200}, SINKS | BLIND, 0, 20, 0, h2o},
         {odd, 8, {2, 1, 20, 3}, {129, 5, 20, 300}, HADAMARD | OBSERVE | SCATTERED, 0, 0, 0, h2o},
     };
 
