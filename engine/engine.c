@@ -375,6 +375,7 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
                 .max_chunk = p->max_chunk,
                 .n_q = p->model->h.most.n_q,
                 .exit_head = model_can_exit(p->model),
+                .sinks = model_has_sinks(p->model),
                 .split = p->model->h.swift_layers < p->model->h.n_layers,
                 .shared = p->model->h.shared,
                 .keep_prefixes = p->config.keep_prefixes,

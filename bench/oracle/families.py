@@ -26,7 +26,7 @@ import sys
 import numpy as np
 
 FAMILIES = ["llama", "mistral3", "granite", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "phi3", "olmo2", "exaone4",
-            "nemotron", "qwen3moe", "qwen2moe", "granitemoe", "qwen35", "lfm2"]
+            "nemotron", "qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen35", "lfm2"]
 N, FIRST = 200, 135
 
 

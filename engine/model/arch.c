@@ -42,6 +42,7 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_DECAY_B]        = {"ssm_dt.bias", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_N},
     [LT_MIX_NORM]       = {"ssm_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_HEAD},
     [LT_MIX_O]          = {"ssm_out.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_MIX_V},
+    [LT_SINKS]          = {"attn_sinks.weight", OPS_ROLE_VECTOR, DIM_1, DIM_HEADS},
     [LT_O]              = {"attn_output.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_ATT},
     [LT_O_B]            = {"attn_output.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
     [LT_POST_ATTN_NORM] = {"post_attention_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
@@ -57,6 +58,10 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_EXPERTS_GATE]   = {"ffn_gate_exps.weight", OPS_ROLE_MATMUL, DIM_EXPERT_FF, DIM_EMBD, .stack = true},
     [LT_EXPERTS_UP]     = {"ffn_up_exps.weight", OPS_ROLE_MATMUL, DIM_EXPERT_FF, DIM_EMBD, .stack = true},
     [LT_EXPERTS_DOWN]   = {"ffn_down_exps.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_EXPERT_FF, .stack = true},
+    [LT_ROUTER_B]       = {"ffn_gate_inp.bias", OPS_ROLE_VECTOR, DIM_1, DIM_EXPERTS},
+    [LT_EXPERTS_GATE_B] = {"ffn_gate_exps.bias", OPS_ROLE_VECTOR, DIM_EXPERTS, DIM_EXPERT_FF},
+    [LT_EXPERTS_UP_B]   = {"ffn_up_exps.bias", OPS_ROLE_VECTOR, DIM_EXPERTS, DIM_EXPERT_FF},
+    [LT_EXPERTS_DOWN_B] = {"ffn_down_exps.bias", OPS_ROLE_VECTOR, DIM_EXPERTS, DIM_EMBD},
     [LT_SHARED_ROUTER]  = {"ffn_gate_inp_shexp.weight", OPS_ROLE_MATMUL, DIM_1, DIM_EMBD},
     [LT_SHARED_GATE]    = {"ffn_gate_shexp.weight", OPS_ROLE_MATMUL, DIM_SHARED_FF, DIM_EMBD},
     [LT_SHARED_UP]      = {"ffn_up_shexp.weight", OPS_ROLE_MATMUL, DIM_SHARED_FF, DIM_EMBD},
@@ -97,6 +102,9 @@ const struct tensor_row arch_model_tensors[MT_COUNT] = {
 #define LT_QK_NORM_WIDE (LT_BIT(LT_Q_NORM_WIDE) | LT_BIT(LT_K_NORM_WIDE))
 #define LT_GATED (LT_BIT(LT_GATE) | LT_BIT(LT_UP) | LT_BIT(LT_DOWN))
 #define LT_EXPERTS (LT_BIT(LT_ROUTER) | LT_BIT(LT_EXPERTS_GATE) | LT_BIT(LT_EXPERTS_UP) | LT_BIT(LT_EXPERTS_DOWN))
+#define LT_EXPERTS_B                                                                               \
+    (LT_BIT(LT_ROUTER_B) | LT_BIT(LT_EXPERTS_GATE_B) | LT_BIT(LT_EXPERTS_UP_B) |                   \
+     LT_BIT(LT_EXPERTS_DOWN_B))
 #define LT_SHARED (LT_BIT(LT_SHARED_GATE) | LT_BIT(LT_SHARED_UP) | LT_BIT(LT_SHARED_DOWN))
 #define LT_GATED_B (LT_BIT(LT_GATE_B) | LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B))
 #define LT_PRE (LT_BIT(LT_ATTN_NORM) | LT_BIT(LT_FFN_NORM))
@@ -154,6 +162,10 @@ static const struct arch archs[] = {
                {&arch_layer_tensors[LT_CONV], "shortconv.conv.weight"},
                {&arch_layer_tensors[LT_MIX_O], "shortconv.out_proj.weight"},
                {&arch_model_tensors[MT_OUTPUT_NORM], "token_embd_norm.weight"}}},
+    {.name = "gpt-oss", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SWIGLU_OAI, .gated = true,
+     .experts = true, .experts_normed = true, .window_period = 2, .window_scaled = true,
+     .required = LT_PRE | LT_QKVO | LT_BIT(LT_O_B) | LT_BIT(LT_SINKS) | LT_EXPERTS | LT_EXPERTS_B, .optional = LT_QKV_B,
+     .names = {{&arch_layer_tensors[LT_FFN_NORM], "post_attention_norm.weight"}}},
     {.name = "gemma3", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_GELU_TANH, .gated = true,
      .embed_scaled = true, .caps_logits = true, .window_period = 6, .window_rope_base = 10000.0f,
      .even_split_layers = 62,

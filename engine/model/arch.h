@@ -31,6 +31,7 @@ enum layer_tensor {
     LT_K_NORM,
     LT_Q_NORM_WIDE, /* of all heads as one row */
     LT_K_NORM_WIDE,
+    LT_SINKS, /* a logit of each head that no slot has (ops_attention.sinks) */
     LT_MIX, /* a recurrent layer: Q, K and V as one, or all that a convolution takes, */
     LT_Z,   /* the gate of what its heads give, */
     LT_ALPHA, /* the input of its decay */
@@ -55,6 +56,10 @@ enum layer_tensor {
     LT_EXPERTS_GATE,
     LT_EXPERTS_UP,
     LT_EXPERTS_DOWN,
+    LT_ROUTER_B,
+    LT_EXPERTS_GATE_B,
+    LT_EXPERTS_UP_B,
+    LT_EXPERTS_DOWN_B,
     LT_SHARED_ROUTER, /* one row: how much of the shared expert counts */
     LT_SHARED_GATE,
     LT_SHARED_UP,
@@ -110,6 +115,7 @@ enum tensor_dim {
     DIM_V,      /* n_v * v_dim */
     DIM_ATT,    /* n_q * v_dim */
     DIM_HEAD,   /* k_dim */
+    DIM_HEADS,  /* n_q */
     DIM_ROT2,   /* n_rot / 2 */
     DIM_PLE,    /* of a per-layer embedding */
     DIM_MIX,    /* what a recurrent layer makes of its input */

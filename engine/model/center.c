@@ -35,7 +35,7 @@ int center_derive(struct model *m, int32_t store, struct model_weight *ret)
     int32_t n = m->stores[store].n_k * m->stores[store].k_dim;
 
     if (!w[bias_of(m, store)].n_cols || w[LT_K_NORM].n_cols || w[LT_K_NORM_WIDE].n_cols ||
-        m->h.attn_softcap > 0) {
+        m->h.attn_softcap > 0 || model_has_sinks(m)) {
         return 0;
     }
     if (!m->centers) {

@@ -195,6 +195,7 @@ int forward_step_attend(struct forward *f, int32_t layer)
         .alibi_max = h->alibi_max,
         .window = z->window,
         .unrotated_rope = rope_of(f, layer),
+        .sinks = model_opt(&f->m->layers[layer].w[LT_SINKS]),
     };
     struct kv_args args = kv_args_of(f, layer);
 
@@ -287,10 +288,11 @@ int forward_step_experts(struct forward *f, int32_t layer)
         .kind = OPS_ROUTER_SOFTMAX,
         .normed = f->m->arch->experts_normed,
         .router = &w[LT_ROUTER],
+        .router_bias = model_opt(&w[LT_ROUTER_B]),
         .act = f->m->arch->act,
-        .gate.w = &w[LT_EXPERTS_GATE],
-        .up.w = &w[LT_EXPERTS_UP],
-        .down.w = &w[LT_EXPERTS_DOWN],
+        .gate = {&w[LT_EXPERTS_GATE], model_opt(&w[LT_EXPERTS_GATE_B])},
+        .up = {&w[LT_EXPERTS_UP], model_opt(&w[LT_EXPERTS_UP_B])},
+        .down = {&w[LT_EXPERTS_DOWN], model_opt(&w[LT_EXPERTS_DOWN_B])},
         .shared_gate_proj.w = model_opt(&w[LT_SHARED_GATE]),
         .shared_up.w = model_opt(&w[LT_SHARED_UP]),
         .shared_down.w = model_opt(&w[LT_SHARED_DOWN]),

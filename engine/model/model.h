@@ -126,6 +126,12 @@ static inline bool model_can_exit(const struct model *m)
     return m->w[MT_EXIT_HEAD].n_cols != 0;
 }
 
+/* Has each head a logit that no slot has? */
+static inline bool model_has_sinks(const struct model *m)
+{
+    return (m->arch->required & LT_BIT(LT_SINKS)) != 0;
+}
+
 /* The weight, or NULL where the layer has none. */
 static inline const struct ops_weight *model_opt(const struct ops_weight *w)
 {

@@ -49,6 +49,8 @@ int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d)
         return l->n_v * l->v_dim;
     case DIM_ATT:
         return l->n_q * l->v_dim;
+    case DIM_HEADS:
+        return l->n_q;
     case DIM_HEAD:
         return l->k_dim;
     case DIM_ROT2:
@@ -465,12 +467,13 @@ static int find_centers(struct finder *f)
             continue;
         }
         r = find_one(f, &arch_layer_tensors[LT_CENTER], st->layer, false, &w[LT_CENTER]);
-        if (r > 0 && (w[LT_CENTER].n_cols != n || m->h.attn_softcap > 0)) {
+        bool felt = m->h.attn_softcap > 0 || model_has_sinks(m);
+
+        if (r > 0 && (w[LT_CENTER].n_cols != n || felt)) {
             return error_set(f->reterr, -EBADMSG,
-                             m->h.attn_softcap > 0
-                                 ? "blk.%d.attn_center.weight: the model caps its logits, and a "
-                                   "cap feels what keys are stored less (%d K heads of %d)"
-                                 : "blk.%d.attn_center.weight must hold %d K heads of %d",
+                             felt ? "blk.%d.attn_center.weight: the model caps its logits or has "
+                                    "sinks, which feel what keys are stored less (%d K heads of %d)"
+                                  : "blk.%d.attn_center.weight must hold %d K heads of %d",
                              st->layer, st->n_k, st->k_dim);
         }
         if (r == 0) {

@@ -132,8 +132,8 @@ def gemma4(path, seed, layers=7, shared=4, ple=16, v_is_k=False, kv=(1, 1), dims
 
 
 def moe(path, seed, arch="qwen3moe", experts=8, used=3, embd=32, n_ff=48, wide=24, shared=0, heads=4, kv=2, dim=16, layers=3,
-        qk_norm=False, bias=False, gate=False, **keys):
-    """Layers of experts. wide: of each one; llama and granitemoe make them as wide as n_ff says."""
+        qk_norm=False, bias=False, gate=False, oss=False, **keys):
+    """Layers of experts. wide: of each one; llama and granitemoe make them as wide as n_ff says. oss: what gpt-oss has."""
     split = {} if wide == n_ff else {"expert_feed_forward_length": wide}
     split |= {"expert_shared_feed_forward_length": shared} if shared else {}
     t = Tiny(path, arch, seed, context_length=1024, embedding_length=embd, block_count=layers, feed_forward_length=n_ff,
@@ -143,7 +143,7 @@ def moe(path, seed, arch="qwen3moe", experts=8, used=3, embd=32, n_ff=48, wide=2
     t.matrix("token_embd.weight", VOCAB, embd)
     for il in range(layers):
         b = f"blk.{il}."
-        for n in ("attn_norm", "ffn_norm"):
+        for n in ("attn_norm", "post_attention_norm" if oss else "ffn_norm"):
             t.vector(b + n + ".weight", embd)
         for n, rows in ("q", heads * dim), ("k", kv * dim), ("v", kv * dim):
             t.matrix(b + f"attn_{n}.weight", rows, embd, 2)
@@ -153,9 +153,15 @@ def moe(path, seed, arch="qwen3moe", experts=8, used=3, embd=32, n_ff=48, wide=2
                 t.vector(b + f"attn_{n}_norm.weight", dim)
         t.matrix(b + "attn_output.weight", embd, heads * dim)
         t.matrix(b + "ffn_gate_inp.weight", experts, embd, 2)
+        if oss:
+            t.vector(b + "attn_sinks.weight", heads, 1, 1.5)
+            t.vector(b + "attn_output.bias", embd, 0, 0.3)
+            t.vector(b + "ffn_gate_inp.bias", experts, 0, 0.5)
         for n, rows, cols in ("gate", wide, embd), ("up", wide, embd), ("down", embd, wide):
             t.w.add_tensor(b + f"ffn_{n}_exps.weight",
                            t.rng.normal(0, 2 / cols**0.5, (experts, rows, cols)).astype(np.float32))
+            if oss:
+                t.values(b + f"ffn_{n}_exps.bias", t.rng.normal(0, 0.5, (experts, rows)))
             if shared:
                 s = (rows, shared) if n == "down" else (shared, cols)
                 t.matrix(b + f"ffn_{n}_shexp.weight", *s, 2)
@@ -274,6 +280,9 @@ MODELS = {
     "llama_moe": (moe, {"arch": "llama", "wide": 48, "experts": 4, "used": 2, "layers": 2,
                         "expert_weights_scale": 1.5},  # which llama.cpp does not read in this family
                   160, 100),
+    "gpt_oss": (moe, {"arch": "gpt-oss", "oss": True, "bias": True, "experts": 6, "layers": 4, "attention__sliding_window": 24,
+                      "rope__freq_base": 150000.0, "rope__scaling__type": "yarn", "rope__scaling__factor": 8.0,
+                      "rope__scaling__original_context_length": 64}, 160, 100),
 }
 
 

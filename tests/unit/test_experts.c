@@ -324,7 +324,8 @@ static void in_company(const char *model, const char *backend)
 Test(experts, a_sequence_has_its_bits_in_company)
 {
     static const char *const models[] = {"arch_qwen3moe.gguf", "arch_qwen2moe.gguf",
-                                         "arch_granitemoe.gguf", "arch_llama_moe.gguf"};
+                                         "arch_granitemoe.gguf", "arch_llama_moe.gguf",
+                                         "arch_gpt_oss.gguf"};
 
     for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
         in_company(models[i], "ref");
@@ -391,6 +392,37 @@ Test(experts, quantised_weights_mean_their_values)
         logits_of(&s, "cpu", got);
         cr_assert_lt(difference(want, got), 0.02, "%s on cpu: %g", name, difference(want, got));
     }
+}
+
+/* Policies that evict observe weights without the sinks, those that select have none. */
+Test(experts, policies_beside_sinks)
+{
+    static const char *const kv[] = {"sparq:r=4,k=9", "h2o:50%+topv:16", "infinigen:count=9"};
+    struct engine_config c;
+    struct engine *e = NULL;
+    struct error err = {0};
+    int32_t ids[80];
+    struct run r;
+
+    engine_config_default(&c);
+    c.model_path = run_data("arch_gpt_oss.gguf");
+    c.n_threads = 1;
+    c.backend = "cpu";
+    for (size_t i = 0; i < sizeof(kv) / sizeof(kv[0]); i++) {
+        c.kv = kv[i];
+        cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), -ENOTSUP, "%s", kv[i]);
+        cr_assert(strstr(err.text, "attention sinks"), "%s: %s", kv[i], err.text);
+    }
+    e = run_engine("arch_gpt_oss.gguf", "cpu", 128, 1, "kv8+h2o:50%,min=2");
+    struct engine_request q = run_request(ids, 60, 20);
+
+    run_tokens(5, engine_info(e)->n_vocab, ids, 80);
+    run_submit(e, &q, &r);
+    run_all(e);
+    cr_assert_eq(r.n_new, 20);
+    cr_assert_eq(r.reason, ENGINE_LENGTH);
+    run_clear(&r);
+    engine_destroy(e);
 }
 
 Test(experts, a_step_reads_the_experts_of_a_token)

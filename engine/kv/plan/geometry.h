@@ -51,6 +51,7 @@ struct geometry_config {
     uint64_t hidden_bytes; /* of one row of hidden states, for layered prefill */
     struct policy_mix mix;
     bool one_memory;                     /* the device shares the host's */
+    bool sinks;                          /* its heads have a logit that no slot has */
     bool exit_head;                      /* the model has an early-exit head */
     bool split;                          /* it has SwiftKV's split */
     bool shared;                         /* layers read stores of layers long before them: no prompt

@@ -16,6 +16,7 @@ static struct policy_host host_of(const struct geometry *s)
     struct policy_host h = {.ops = s->config.ops,
                             .one_memory = s->config.one_memory,
                             .exit_head = s->config.exit_head,
+                            .sinks = s->config.sinks,
                             .split = s->config.split,
                             .least_k_dim = INT32_MAX,
                             .no_part_keys = -1,

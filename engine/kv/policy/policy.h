@@ -119,6 +119,7 @@ struct policy_host {
     const struct backend_ops *ops;
     bool one_memory;       /* the device shares the host's */
     bool exit_head;        /* the model has an early-exit head, */
+    bool sinks;            /* heads have a logit that no slot has */
     bool split;            /* or at least SwiftKV's split */
     int32_t least_k_dim;   /* of all stores */
     bool part_keys;        /* some store has what partial keys are made with, */

@@ -151,6 +151,12 @@ int policy_check_host(const struct policy *p, const struct policy_host *h, struc
                          "backend \"%s\" reads all slots: no sparq, topv or infinigen",
                          h->ops->name);
     }
+    if (policy_selects(p) && h->sinks) {
+        return error_set(
+            reterr, -ENOTSUP,
+            "the model's heads have attention sinks, with which all slots are read: no "
+            "sparq, topv or infinigen");
+    }
     if (p->layers == POLICY_LAYERS_MEASURED && !h->weighed) {
         return error_set(reterr, -ENOTSUP,
                          "layers=measured: neither the model nor an overlay has weights of layers; "
