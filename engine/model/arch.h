@@ -143,7 +143,7 @@ extern const struct tensor_row arch_model_tensors[MT_COUNT];
 #define LT_BIT(t) (UINT64_C(1) << (t))
 _Static_assert(LT_COUNT <= 64, "sets of a layer's tensors are 64 bits");
 
-/* A tensor that a family's files call otherwise. */
+/* A tensor that a family's files call otherwise, or most of them. */
 struct tensor_alias {
     const struct tensor_row *row;
     const char *name;

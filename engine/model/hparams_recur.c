@@ -6,24 +6,22 @@
 
 #include "engine/model/hparams_impl.h"
 
-/* The file lists them, or says that every n-th is not one. *ret_key: by which key. */
-static void of_delta(struct reader *r, int32_t n, int32_t *ret, const char **ret_key)
+static bool has(const struct reader *r, const char *name)
 {
-    static const char list[] = "attention.recurrent_layers";
-    static const char interval[] = "full_attention_interval";
     char key[96];
 
-    hparams_key(r, list, key, sizeof(key));
-    *ret_key = gguf_has(r->g, key) ? list : interval;
-    if (*ret_key == list) {
-        hparams_list(r, list, 0, 1, REQUIRED, n, ret);
-        return;
-    }
-    int32_t period = hparams_i32(r, interval, 1, HPARAMS_MAX_LAYERS, 4);
+    hparams_key(r, name, key, sizeof(key));
+    return gguf_has(r->g, key);
+}
 
-    for (int32_t i = 0; i < n; i++) {
-        ret[i] = (i + 1) % period != 0;
-    }
+static bool has_list(const struct reader *r, const char *name)
+{
+    char key[96];
+    enum gguf_type type;
+    size_t n;
+
+    hparams_key(r, name, key, sizeof(key));
+    return gguf_has(r->g, key) && gguf_get_array(r->g, key, &type, &n, &(struct error){0}) >= 0;
 }
 
 /* Those without K and V. */
@@ -33,6 +31,29 @@ static void of_conv(struct reader *r, int32_t n, int32_t *ret, const char **ret_
     hparams_list(r, *ret_key, 0, HPARAMS_MAX_HEADS, REQUIRED, n, ret);
     for (int32_t i = 0; i < n; i++) {
         ret[i] = ret[i] == 0;
+    }
+}
+
+/* The file lists them, or says that every n-th is not one; one that says neither may list numbers
+ * of K and V heads. *ret_key: by which key. */
+static void of_delta(struct reader *r, int32_t n, int32_t *ret, const char **ret_key)
+{
+    static const char list[] = "attention.recurrent_layers";
+    static const char interval[] = "full_attention_interval";
+
+    *ret_key = has(r, list) ? list : interval;
+    if (*ret_key == list) {
+        hparams_list(r, list, 0, 1, REQUIRED, n, ret);
+        return;
+    }
+    if (!has(r, interval) && has_list(r, "attention.head_count_kv")) {
+        of_conv(r, n, ret, ret_key);
+        return;
+    }
+    int32_t period = hparams_i32(r, interval, 1, HPARAMS_MAX_LAYERS, 4);
+
+    for (int32_t i = 0; i < n; i++) {
+        ret[i] = (i + 1) % period != 0;
     }
 }
 
@@ -86,9 +107,27 @@ static int check_delta(const struct reader *r, const struct recur_sizes *z, int3
     return 0;
 }
 
+/* V head h reads K head h modulo their number. Checkpoints have them in groups; a converter that
+ * left them so may say it. */
+static void check_order(struct reader *r)
+{
+    char key[96];
+    bool in_turn = true;
+
+    hparams_key(r, "ssm.v_head_reordered", key, sizeof(key));
+    if (!r->rc && gguf_has(r->g, key)) {
+        r->rc = gguf_get_bool(r->g, key, &in_turn, r->reterr);
+    }
+    if (!r->rc && !in_turn) {
+        r->rc = error_set(r->reterr, -ENOTSUP, "key %s: V heads in groups are not offered", key);
+    }
+}
+
 static void read_delta(struct reader *r, struct recur_sizes *z)
 {
     int32_t inner;
+
+    check_order(r);
 
     z->width = hparams_i32(r, "ssm.conv_kernel", 2, OPS_CONV_MAX_WIDTH, REQUIRED);
     z->n_k = hparams_i32(r, "ssm.group_count", 1, HPARAMS_MAX_HEADS, REQUIRED);

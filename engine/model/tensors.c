@@ -154,6 +154,17 @@ static int check_shape(struct finder *f, const char *name, const struct gguf_ten
     return 0;
 }
 
+static int look_up(struct finder *f, int32_t layer, const char *name, struct model_weight *w,
+                   const struct gguf_tensor **ret)
+{
+    if (layer >= 0) {
+        (void)snprintf(w->name, sizeof(w->name), "blk.%d.%s", layer, name);
+    } else {
+        (void)snprintf(w->name, sizeof(w->name), "%s", name);
+    }
+    return tensors_lookup(f, w->name, ret);
+}
+
 /* Looks one tensor up and lists it. 1: there; 0: absent, and `required` was false. */
 static int find_one(struct finder *f, const struct tensor_row *row, int32_t layer, bool required,
                     struct ops_weight *dst)
@@ -165,12 +176,11 @@ static int find_one(struct finder *f, const struct tensor_row *row, int32_t laye
     const char *name = part.name ? part.name : arch_tensor_name(m->arch, row);
     int r;
 
-    if (layer >= 0) {
-        (void)snprintf(w->name, sizeof(w->name), "blk.%d.%s", layer, name);
-    } else {
-        (void)snprintf(w->name, sizeof(w->name), "%s", name);
+    r = look_up(f, layer, name, w, &t);
+    if (!r && !t && !part.name && name != row->name) { /* some files of the family do not */
+        r = look_up(f, layer, row->name, w, &t);
+        r = r || t ? r : look_up(f, layer, name, w, &t);
     }
-    r = tensors_lookup(f, w->name, &t);
     if (r) {
         return r;
     }

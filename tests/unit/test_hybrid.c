@@ -16,12 +16,15 @@
 /* How a copy of a file differs. A key becomes a number or goes; a list becomes another. */
 struct bend {
     const char *key;
+    const char *less; /* another key, which goes */
     bool drop;
+    bool boolean;
     uint32_t value;
     const uint32_t *list;
     size_t n_list;
-    const char *tensor; /* goes, or with `wider` has a column more */
+    const char *tensor; /* goes, or with `wider` has a column more, or another name */
     bool wider;
+    const char *name;
 };
 
 static bool is(struct gguf_str s, const char *name)
@@ -38,12 +41,14 @@ static void bend_keys(const struct gguf *g, const struct bend *b, struct gguf_wr
         size_t bytes;
 
         gguf_key_at(g, i, &name, &type, &raw, &bytes);
-        if (!is(name, b->key)) {
+        if (!is(name, b->key) && !is(name, b->less)) {
             cr_assert_eq(gguf_writer_raw(w, name, type, raw, bytes), 0);
         }
     }
     if (b->list) {
         cr_assert_eq(gguf_writer_array(w, b->key, GGUF_U32, b->list, b->n_list), 0);
+    } else if (b->key && b->boolean) {
+        cr_assert_eq(gguf_writer_bool(w, b->key, b->value != 0), 0);
     } else if (b->key && !b->drop) {
         cr_assert_eq(gguf_writer_u32(w, b->key, b->value), 0);
     }
@@ -66,15 +71,18 @@ static void bend_file(const char *from, const char *to, const struct bend *b)
             uint64_t dims[4] = {t->dims[0], t->dims[1], t->dims[2], t->dims[3]};
             bool bent = is(t->name, b->tensor);
 
-            if (bent && !b->wider) {
+            if (bent && !b->wider && !b->name) {
                 continue;
             }
-            dims[0] += bent ? 1 : 0;
+            dims[0] += bent && b->wider ? 1 : 0;
             (void)snprintf(name, sizeof(name), "%.*s", (int)t->name.len, t->name.ptr);
+            if (bent && b->name) {
+                (void)snprintf(name, sizeof(name), "%s", b->name);
+            }
             cr_assert_eq(data ? gguf_writer_data(w, t->data, t->n_bytes)
                               : gguf_writer_tensor(w, name, t->type, (int)t->n_dims, dims),
                          0);
-            if (data && bent) {
+            if (data && bent && b->wider) {
                 cr_assert_leq(dims[1], sizeof(more) / sizeof(more[0]));
                 cr_assert_eq(gguf_writer_data(w, more, (size_t)dims[1] * sizeof(float)), 0);
             }
@@ -127,6 +135,11 @@ Test(hybrid, keys_that_are_missing_or_wrong)
     } cases[] = {
         {{.key = NULL}, 0, NULL},
         {{.key = "qwen35.ssm.conv_kernel", .drop = true}, -EBADMSG, "ssm.conv_kernel is missing"},
+        {{.key = "qwen35.ssm.v_head_reordered", .value = 0}, -EBADMSG, "ssm.v_head_reordered"},
+        {{.key = "qwen35.ssm.v_head_reordered", .boolean = true, .value = 0},
+         -ENOTSUP,
+         "qwen35.ssm.v_head_reordered: V heads in groups"},
+        {{.key = "qwen35.ssm.v_head_reordered", .boolean = true, .value = 1}, 0, NULL},
         {{.key = "qwen35.ssm.group_count", .drop = true}, -EBADMSG, "ssm.group_count is missing"},
         {{.key = "qwen35.ssm.time_step_rank", .drop = true},
          -EBADMSG,
@@ -176,7 +189,9 @@ Test(hybrid, lists_that_are_wrong)
     static const uint32_t two[] = {0, 2, 1, 0};
     static const uint32_t of_last[] = {1, 1, 1, 7};
     static const uint32_t large[] = {5000, 1, 1, 0};
+    static const uint32_t heads[] = {2, 0, 0, 2};
     static const char layers[] = "qwen35.attention.recurrent_layers";
+    static const char kv[] = "qwen35.attention.head_count_kv";
     static const char sections[] = "qwen35.rope.dimension_sections";
     static const struct {
         struct bend bend;
@@ -190,6 +205,10 @@ Test(hybrid, lists_that_are_wrong)
         {{.key = sections, .list = of_last, .n_list = 4}, -ENOTSUP, "pair 3 of 8"},
         {{.key = sections, .list = large, .n_list = 4}, -EBADMSG, "entry 0 is 5000"},
         {{.key = sections, .list = all, .n_list = 3}, 0, NULL},
+        {{.key = kv, .list = heads, .n_list = 4}, 0, NULL},
+        {{.key = kv, .list = heads, .n_list = 4, .less = layers}, 0, NULL}, /* it says so, too */
+        {{.key = kv, .list = three, .n_list = 3, .less = layers}, -EBADMSG, "head_count_kv"},
+        {{.key = kv, .list = all, .n_list = 4, .less = layers}, -EBADMSG, "blk.0.attn_k.weight"},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -265,6 +284,11 @@ Test(hybrid, tensors_that_are_missing_or_wrong)
     refused("arch_qwen35.gguf", &(struct bend){.tensor = "blk.2.attn_q_norm.weight"}, -EBADMSG,
             "blk.2.attn_q_norm.weight is missing");
     refused("arch_qwen35.gguf", &(struct bend){.tensor = "blk.5.attn_q.weight"}, 0, NULL);
+    refused("arch_qwen35.gguf",
+            &(struct bend){.tensor = "blk.1.ssm_dt.bias", .name = "blk.1.ssm_dt"}, 0, NULL);
+    refused("arch_qwen35.gguf",
+            &(struct bend){.tensor = "blk.1.ssm_dt.bias", .name = "blk.1.ssm_time"}, -EBADMSG,
+            "blk.1.ssm_dt.bias is missing");
 }
 
 Test(hybrid, a_backend_without_the_operations)
