@@ -259,7 +259,14 @@ PIPIT_CHECKED int pipit_client_report(struct pipit_client *client, const struct 
 /* Renews pipit_client_info(). */
 PIPIT_CHECKED int pipit_client_ping(struct pipit_client *client, struct pipit_error *reterr);
 
-/* Cancels any request of the same user by its id. */
+/* Requests that run or wait: everybody's for root and the daemon's own user, else this user's. A
+ * line each, its fields apart by tabs: number, id (32 hexadecimal digits), user id, kind, waiting,
+ * running or ending, ms since it was accepted, place in the queue (0: none), tokens said, bytes of
+ * its items, bytes of its answer's text. As pipit_client_metrics(); -ENOTSUP: the daemon is old. */
+PIPIT_CHECKED int pipit_client_requests(struct pipit_client *client, char **ret, size_t *ret_len,
+                                        struct pipit_error *reterr);
+
+/* Cancels any request of the same user by its id; root and the daemon's own user anybody's. */
 PIPIT_CHECKED int pipit_client_cancel(struct pipit_client *client, const uint8_t id[16],
                                       struct pipit_error *reterr);
 

@@ -46,6 +46,7 @@ enum command_bit {
     CMD_DRAIN = 1 << 12,
     CMD_UNLOAD = 1 << 13,
     CMD_EMBED = 1 << 14,
+    CMD_REQUESTS = 1 << 15,
     CMD_FROM_FILE = 1 << 30, /* the sources that are no command line */
     CMD_FROM_ENVIRON = 1 << 29,
 };
@@ -168,6 +169,7 @@ int chat_run(struct settings *s, const struct option_list *words);
 int tokenize_run(struct settings *s, const struct option_list *words);
 int detokenize_run(struct settings *s, const struct option_list *words);
 int status_run(struct settings *s, const struct option_list *words);
+int requests_run(struct settings *s, const struct option_list *words);
 int cancel_run(struct settings *s, const struct option_list *words);
 int doctor_run(struct settings *s, const struct option_list *words);
 int wait_run(struct settings *s, const struct option_list *words);

@@ -114,8 +114,17 @@ const struct command commands[] = {
      "  pipit ask --session trip 'And if it rains?'\n"
      "  pipit session rm trip\n"
      "\n" CODES, session_run},
-    {"cancel", CMD_CANCEL, "end a running request", "pipit cancel [OPTION]... ID",
-     "Ends a request of the same user. ID is what 'pipit ask --json' prints in its\n"
+    {"requests", CMD_REQUESTS, "requests that run or wait", "pipit requests [OPTION]...",
+     "Prints a line for each of this user's requests that run or wait, in the order in\n"
+     "which they came: id, user, kind, state, age, place in the queue, tokens said, bytes\n"
+     "of the request and of its answer's text. Root and the user that the daemon runs as\n"
+     "see everybody's. The place is by age; turns go round the users. Never a text.\n"
+     "\n"
+     "  pipit requests --json | jq -r 'select(.age_s > 60) | .id' | xargs -n 1 pipit cancel\n"
+     "\n" CODES, requests_run},
+    {"cancel", CMD_CANCEL, "end a request", "pipit cancel [OPTION]... ID",
+     "Ends a request of the same user, or, for root and the user that the daemon runs\n"
+     "as, anybody's. ID is what 'pipit requests' prints, and 'pipit ask --json' in its\n"
      "first line: 32 hexadecimal digits. Exit 4 when no such request runs.\n"
      "\n" CODES, cancel_run},
     {"wait", CMD_WAIT, "wait until the model is ready", "pipit wait [OPTION]...",

@@ -19,9 +19,9 @@
 #define BOTH (CMD_FROM_FILE | CMD_FROM_ENVIRON)
 #define ANSWERS (CMD_ASK | CMD_CHAT | CMD_BATCH | BOTH)
 #define ALL                                                                                        \
-    (CMD_ASK | CMD_CHAT | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_STATUS | CMD_CANCEL | CMD_DOCTOR |   \
-     CMD_WAIT | CMD_SCORE | CMD_METRICS | CMD_BATCH | CMD_SESSION | CMD_DRAIN | CMD_UNLOAD |       \
-     CMD_EMBED)
+    (CMD_ASK | CMD_CHAT | CMD_TOKENIZE | CMD_DETOKENIZE | CMD_STATUS | CMD_CANCEL | CMD_REQUESTS | \
+     CMD_DOCTOR | CMD_WAIT | CMD_SCORE | CMD_METRICS | CMD_BATCH | CMD_SESSION | CMD_DRAIN |       \
+     CMD_UNLOAD | CMD_EMBED)
 
 enum { NOT_SAID = -1, TALK_TOKENS = 1024 };
 
@@ -76,7 +76,7 @@ static const struct option_row rows[] = {
      .help = "the numbers as the model has them, not of length 1"},
     {"jobs", 'j', OPTION_INT, OFF(jobs), 0, 64, .fallback = "0", .commands = CMD_BATCH | BOTH,
      .help = "requests under way at once; 0: twice as many as the daemon runs"},
-    {"json", 0, OPTION_FLAG, OFF(json), .commands = CMD_ASK | CMD_TOKENIZE | CMD_STATUS | CMD_DOCTOR | CMD_SCORE | CMD_SESSION | CMD_EMBED | BOTH,
+    {"json", 0, OPTION_FLAG, OFF(json), .commands = CMD_ASK | CMD_TOKENIZE | CMD_STATUS | CMD_REQUESTS | CMD_DOCTOR | CMD_SCORE | CMD_SESSION | CMD_EMBED | BOTH,
      .help = "print JSON, one object a line"},
     {"stats", 0, OPTION_FLAG, OFF(stats), .commands = CMD_ASK | CMD_CHAT | BOTH,
      .help = "after the answer, a line of figures on stderr"},

@@ -12,7 +12,12 @@
 #include "base/cleanup.h"
 #include "client/lib/client.h"
 
-enum { METRICS_BYTES = 65536, SESSIONS_BYTES = 16 << 10, SESSIONS_MOST = 128 << 10 };
+enum {
+    METRICS_BYTES = 65536,
+    REQUESTS_BYTES = 32 << 10,
+    SESSIONS_BYTES = 16 << 10,
+    SESSIONS_MOST = 128 << 10
+};
 
 int pipit_client_create(struct pipit_client **ret)
 {
@@ -392,6 +397,56 @@ int pipit_client_sessions(struct pipit_client *c, char **ret, size_t *ret_len,
     *ret = all;
     *ret_len = n;
     return 0;
+}
+
+/* Page by page, until one is empty; each begins behind the number of the last one's last line. */
+int pipit_client_requests(struct pipit_client *c, char **ret, size_t *ret_len,
+                          struct pipit_error *reterr)
+{
+    struct lane_record ask;
+    char *all = NULL;
+    size_t n = 0;
+    uint64_t last = 0;
+    int r = link_wanted(c, reterr);
+
+    r = r ? r : dispatch_until_up(c, reterr);
+    if (r == 0 && !(c->info.features & LANE_FEATURE_REQUESTS)) {
+        r = pipit_fail(reterr, -ENOTSUP, PIPIT_E_UNSUPPORTED,
+                       "this daemon is older and lists no requests");
+    }
+    while (r == 0) {
+        char *page = NULL;
+        const char *line;
+        size_t len = 0;
+        char *more;
+
+        lane_record_init(&ask, LANE_REQUESTS_GET, NULL);
+        ask.lease.offset = last;
+        r = client_fetch_text(c, &ask, REQUESTS_BYTES, &page, &len, reterr);
+        more = r == 0 ? realloc(all, n + len + 1) : NULL;
+        if (!more) {
+            r = r ? r
+                  : pipit_fail(reterr, -ENOMEM, PIPIT_E_LOCAL, "no memory for the daemon's text");
+            free(page);
+            break;
+        }
+        all = more;
+        memcpy(all + n, page, len + 1);
+        n += len;
+        line = len > 1 ? memrchr(page, '\n', len - 1) : NULL;
+        line = line ? line + 1 : page;
+        uint64_t seen = strtoull(line, NULL, 10);
+
+        free(page);
+        if (seen <= last) { /* an empty page, or none that goes on */
+            *ret = all;
+            *ret_len = n;
+            return 0;
+        }
+        last = seen;
+    }
+    free(all);
+    return r;
 }
 
 int pipit_client_session_remove(struct pipit_client *c, const char *name,

@@ -19,6 +19,7 @@
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
 #include "daemon/front/lifecycle.h"
+#include "daemon/front/requests.h"
 #include "daemon/front/status.h"
 
 #define ORPHAN_NS 10000000000
@@ -358,22 +359,47 @@ void flow_resume(struct front *f, struct lane *l, const struct flow_who *who, co
     }
 }
 
-void flow_cancel(struct front *f, struct lane *l, const struct flow_who *who, const uint8_t id[16])
+static void cancel(struct front *f, struct lane *l, struct request *r)
 {
-    struct principal *p = request_principal(&f->requests, who->uid, who->tenant, who->tenant_len);
-    struct request *r = request_find(&f->requests, p, id);
     struct lane_record receipt;
 
-    if (!r) {
-        lane_send_error(l, id, LANE_ERR_NOT_FOUND, 0, "no request of that id is known (any more)");
-        return;
-    }
     if (r->lane != l) {
-        lane_record_init(&receipt, LANE_DONE, id);
+        lane_record_init(&receipt, LANE_DONE, r->id);
         receipt.done.reason = LANE_REASON_CANCELLED;
         lane_send(l, &receipt);
     }
     ending_cancel(f, r, LANE_REASON_CANCELLED);
+}
+
+/* Whoever's they are. Two users may have chosen the same id: then one of them could keep the
+ * other's from being cancelled, if it were not all. */
+static bool cancel_all(struct front *f, struct lane *l, const uint8_t id[16])
+{
+    struct request *next;
+    bool any = false;
+
+    for (struct request *r = f->requests.open.oldest; r; r = next) {
+        next = r->age_next;
+        if (memcmp(r->id, id, sizeof(r->id)) == 0) {
+            log_info("request %llu of uid %u is cancelled by uid %u", (unsigned long long)r->number,
+                     r->who->uid, l->uid);
+            cancel(f, l, r);
+            any = true;
+        }
+    }
+    return any;
+}
+
+void flow_cancel(struct front *f, struct lane *l, const struct flow_who *who, const uint8_t id[16])
+{
+    struct principal *p = request_principal(&f->requests, who->uid, who->tenant, who->tenant_len);
+    struct request *r = request_find(&f->requests, p, id);
+
+    if (r) {
+        cancel(f, l, r);
+    } else if (!requests_admin(l) || !cancel_all(f, l, id)) {
+        lane_send_error(l, id, LANE_ERR_NOT_FOUND, 0, "no request of that id is known (any more)");
+    }
 }
 
 void flow_credit(struct front *f, struct lane *l, const uint8_t id[16], uint64_t n_rows)

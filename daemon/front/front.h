@@ -19,6 +19,7 @@
  *     status.h       hello, status, metrics, STATUS= for systemd
  *     notify.h       what systemd is told
  *     report.h       what status has no room for
+ *     requests.h     the list of requests, for people
  *     bulk.h         texts into a client's lease */
 
 #include <stdbool.h>

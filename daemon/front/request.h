@@ -92,6 +92,7 @@ struct request {
     int64_t paused_ns;    /* while others waited for a sequence, in all */
     uint64_t credit_due;  /* credit that stops the reader's clock */
 
+    uint32_t place;       /* in the queue, when it was last listed */
     int64_t accepted_ns;
     int64_t started_ns; /* 0: not yet */
     int64_t ended_ns;

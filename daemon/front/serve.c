@@ -18,6 +18,7 @@
 #include "daemon/front/lane.h"
 #include "daemon/front/lifecycle.h"
 #include "daemon/front/report.h"
+#include "daemon/front/requests.h"
 #include "daemon/front/sessions.h"
 #include "daemon/front/status.h"
 
@@ -259,6 +260,9 @@ bool serve_record(struct lane *l, struct lane_record *r)
         return false;
     case LANE_REPORT_GET:
         report_serve(l->front, l, r);
+        return false;
+    case LANE_REQUESTS_GET:
+        requests_serve(l->front, l, r);
         return false;
     case LANE_SESSION:
         serve_session(l, r);

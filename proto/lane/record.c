@@ -49,6 +49,7 @@ static const struct row rows[] = {
     {LANE_SESSION,      sizeof(struct lane_session), FROM_CLIENT, LANE_F_PRINCIPAL},
     {LANE_CONTROL,      sizeof(struct lane_control), FROM_CLIENT, 0},
     {LANE_REPORT_GET,   sizeof(struct lane_lease),   FROM_CLIENT, 0},
+    {LANE_REQUESTS_GET, sizeof(struct lane_lease),   FROM_CLIENT, 0},
 
     {LANE_HELLO_REPLY,  sizeof(struct lane_hello_reply), FROM_FRONT, 0},
     {LANE_LEASE,        sizeof(struct lane_lease),       FROM_FRONT, 0},
@@ -159,6 +160,7 @@ static const char *check_client_body(struct lane_record *r)
     case LANE_LEASE_PUT:
     case LANE_METRICS_GET:
     case LANE_REPORT_GET:
+    case LANE_REQUESTS_GET:
         return r->lease.arena <= LANE_ARENA_E2C ? NULL : "arena is not 0 or 1";
     case LANE_REQUEST:
         if (r->request.kind < LANE_KIND_GENERATE || r->request.kind > LANE_KIND_EMBED) {

@@ -40,6 +40,9 @@ enum lane_type {
     LANE_CONTROL = 12,   /* body control: about the model and the daemon -> LANE_PONG or LANE_ERROR */
     LANE_REPORT_GET = 13, /* body lease (e2c): what does not go into LANE_STATUS, as text -> LANE_BULK, LANE_DONE.
                              Only where the hello has LANE_FEATURE_REPORT */
+    LANE_REQUESTS_GET = 14, /* body lease (e2c; offset: the last line's number, or 0): requests
+                               that run or wait, a line each -> LANE_BULK, LANE_DONE. Only with
+                               LANE_FEATURE_REQUESTS */
 
     /* front to client */
     LANE_HELLO_REPLY = 0x40, /* body hello_reply; two descriptors: c2e, e2c */
@@ -70,7 +73,14 @@ enum lane_type {
 };
 
 /* Of a hello's reply: what this front knows beyond its minor version. */
-enum lane_feature { LANE_FEATURE_REPORT = 1 << 0 };
+enum lane_feature { LANE_FEATURE_REPORT = 1 << 0, LANE_FEATURE_REQUESTS = 1 << 1 };
+
+/* A line of the list of requests, in the order in which they came, as many as fit, none at the end:
+ *     NUMBER ID UID KIND STATE AGE_MS PLACE N_NEW BYTES_IN BYTES_OUT
+ * NUMBER is the daemon's, ID 32 hexadecimal digits, STATE waiting, running or ending, PLACE that in
+ * the queue by age, 0 for one that does not wait, N_NEW the tokens said so far, BYTES_IN of its
+ * items, BYTES_OUT of its answer's text. Root and the daemon's own user see all and may cancel any
+ * by its id; others see and cancel their own. */
 
 /* The text of a report, a line each, its fields apart by tabs; a reader ignores lines that it does
  * not know and fields behind those that it does:

@@ -356,6 +356,68 @@ class Shares(Users):
         self.assertIn("--lane-bytes", refused.text)
 
 
+@unittest.skipUnless(os.getuid() == 0, "only root may be another user")
+class Lists(Users):
+    """Root sees everybody's requests and ends any; a user sees and ends only the own ones."""
+
+    def pipit(self, *words, uid=0):
+        """Exit code, stdout, stderr."""
+        p = subprocess.run([os.path.join(BUILD, "client/pipit"), *words, "--runtime-dir", self.folder], capture_output=True,
+                           timeout=WAIT, user=uid, group=uid, extra_groups=[], cwd="/")
+        return p.returncode, p.stdout.decode(), p.stderr.decode()
+
+    def requests(self, uid=0):
+        code, out, err = self.pipit("requests", "--json", uid=uid)
+        self.assertEqual((code, err), (0, ""))
+        return [json.loads(line) for line in out.splitlines()]
+
+    def setUp(self):
+        super().setUp()
+        os.chmod(self.folder, 0o755)
+        os.chmod(os.path.join(self.folder, "lane.sock"), 0o666)
+
+    def test_who_sees_and_ends_what(self):
+        good, bad = self.begin(model=self.slow_model(), ctx=8192, sequences=2, person_sequences=1)
+        long = item(T_PROMPT, "x" * 100) + sampling(max_tokens=8000, flags=S_IGNORE_END)
+        mine, other, waiting = good.ask(GOOD, long), bad.ask(BAD, long), bad.ask(BAD, long)
+        self.some(good, mine, 5)
+        self.until(lambda: self.spy.status().n_queued == 1)
+        all_of_them = self.requests()
+        self.assertEqual([(r["id"], r["uid"], r["state"], r["place"]) for r in all_of_them],
+                         [(mine.hex(), GOOD, "running", 0), (other.hex(), BAD, "running", 0), (waiting.hex(), BAD, "waiting", 1)])
+        self.assertGreaterEqual(all_of_them[0]["new_tokens"], 5)
+        for r in all_of_them:
+            self.assertEqual(r["kind"], "generate")
+            self.assertEqual(r["bytes_in"], len(long))
+            self.assertTrue(0 <= r["age_s"] < 60, r)
+        self.assertEqual([r["id"] for r in self.requests(GOOD)], [mine.hex()])
+        self.assertEqual([r["id"] for r in self.requests(BAD)], [other.hex(), waiting.hex()])
+        self.assertEqual(self.requests(5002), [])
+        code, out, _ = self.pipit("requests")
+        self.assertEqual((code, len(out.splitlines())), (0, 4))
+        self.assertRegex(out, r"(?m)^ID +USER +KIND .*\n[0-9a-f]{32} ")
+
+        code, _, err = self.pipit("cancel", mine.hex(), uid=BAD)
+        self.assertEqual(code, 4)
+        self.assertIn("no request of that id", err)
+        self.assertEqual(len(self.requests()), 3)
+        self.assertEqual(self.pipit("cancel", waiting.hex(), uid=BAD)[0], 0)
+        self.assertEqual(self.pipit("cancel", mine.hex())[0], 0)
+        last = list(good.events(mine))[-1]
+        self.assertEqual((last.type, last.reason), (DONE, "cancelled"))
+        self.until(lambda: [r["id"] for r in self.requests()] == [other.hex()])
+        self.assertEqual(self.pipit("cancel", "0" * 31 + "1")[0], 4)
+        self.systemd.stop(self.pid)
+        self.assertRegex(self.log.read().decode(), rf"request \d+ of uid {GOOD} is cancelled by uid 0")
+
+    def test_more_than_a_page(self):
+        good, _ = self.begin(model=self.slow_model(), ctx=8192, sequences=1, max_queue=1000)
+        asked = [good.ask(GOOD, item(T_PROMPT, "x") + sampling(max_tokens=8000, flags=S_IGNORE_END)).hex() for _ in range(800)]
+        self.until(lambda: self.spy.status().n_queued == 799)
+        self.assertEqual([r["id"] for r in self.requests()], asked)
+        self.assertEqual([r["place"] for r in self.requests(GOOD)], list(range(800)))
+
+
 class Texts(Users):
     """Who tokenizes takes no time from who generates."""
 
