@@ -26,7 +26,8 @@ import sys
 import numpy as np
 
 FAMILIES = ["llama", "mistral3", "granite", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "phi3", "olmo2", "exaone4",
-            "nemotron", "qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen35", "lfm2"]
+            "nemotron", "qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen3vlmoe", "olmoe",
+            "glm4moe", "ernie4_5-moe", "dots1", "minimax-m2", "lfm2moe", "qwen35", "lfm2"]
 N, FIRST = 200, 135
 
 
@@ -44,6 +45,8 @@ def strengthen(path, seed):
             new = 1 + 3 * rng.random(shape)
         elif "norm" in name and len(shape) == 1:
             new = 1 + 0.2 * rng.standard_normal(shape)
+        elif "ernie" in path and name.endswith("attn_output.bias"):  # llama.cpp loads it and does not add it
+            new = np.zeros(shape)
         elif len(shape) == 1:
             new = 0.3 * rng.standard_normal(shape)
         elif "token_embd" in name:

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/ops.h"
+#include "kernels/ops_experts.h"
 
 /* A layer's tensors, in the order in which a step reads them. Seven are SwiftKV's: a deep layer
  * has SWIFT_Q in place of Q, a group's leader SWIFT_K and SWIFT_V. SWIFT_O, where
@@ -149,7 +149,7 @@ struct tensor_alias {
     const char *name;
 };
 
-enum { ARCH_MAX_ALIASES = 4 };
+enum { ARCH_MAX_ALIASES = 5 };
 
 /* What layers without attention are. */
 enum arch_recurrence {
@@ -176,6 +176,13 @@ struct arch {
     bool multipliers;       /* keys embedding_scale, residual_scale and logit_scale count */
     bool experts;           /* key expert_count counts; LT_ROUTER required: it must */
     bool experts_normed;    /* the weights of a row's experts are made to sum to 1 */
+    enum ops_router router; /* what makes the router's logits weights, unless: */
+    bool router_key;        /* key expert_gating_func counts */
+    bool weights_keys;      /* keys expert_weights_norm and expert_weights_scale count */
+    bool router_chooses;    /* LT_ROUTER_B joins the weights, where experts are chosen only */
+    bool experts_lead;      /* leading_dense_block_count: so many layers have no experts */
+    bool experts_step;      /* interleave_moe_layer_step: every so many-th has */
+    bool shared_counted;    /* the shared expert is as wide as expert_shared_count experts */
     bool experts_whole;     /* each is as wide as feed_forward_length; else the key
                                expert_feed_forward_length says it, or a row's share that length */
     bool ffn_scales;        /* scales of a layer's matrices (".scale") count in its FFN too */

@@ -93,6 +93,19 @@ static void place_heads(const struct model *m, int32_t n, struct memory_arena *a
     place(a, &f->att, n, att);
 }
 
+/* Of the widest layer without experts, whose hidden values the backend has a place for. */
+static int32_t ffn_width(const struct model *m)
+{
+    int32_t widest = 0;
+
+    for (int32_t il = 0; il < m->h.n_layers; il++) {
+        const struct layer_sizes *z = &m->h.layer[il];
+
+        widest = max_i32(widest, z->experts ? 0 : z->n_ff);
+    }
+    return widest;
+}
+
 static void place_buffers(const struct model *m, const struct forward_limits *l,
                           struct memory_arena *a, struct forward *f)
 {
@@ -103,8 +116,7 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     place(a, &f->x, n, h->n_embd);
     place(a, &f->y, swift ? n : 0, h->n_embd);
     place_heads(m, n, a, f);
-    place(a, &f->h, n,
-          max_i32(max_i32(h->n_expert ? 0 : h->most.n_ff, h->aug_q), forward_recur_widths(m).h));
+    place(a, &f->h, n, max_i32(max_i32(ffn_width(m), h->aug_q), forward_recur_widths(m).h));
     place(a, &f->t, has_post_norms(m) ? n : 0, h->n_embd);
     place(a, &f->deep, swift ? n : 0, deep_width(m));
     place(a, &f->head, l->max_logits, h->n_embd);
@@ -193,7 +205,7 @@ static void emit_recurrence(struct forward *f, int32_t layer)
         emit_instr(f, forward_step_gated_conv, layer);
     }
     emit_instr(f, forward_step_mix_out, layer);
-    if (f->m->h.n_expert > 0) {
+    if (f->m->h.layer[layer].experts) {
         emit_instr(f, forward_step_experts, layer);
     } else {
         emit_instr(f, forward_step_ffn_in, layer);
@@ -206,7 +218,7 @@ static void emit_layer(struct forward *f, int32_t layer)
     bool aug_q = f->m->layers[layer].w[LT_Q_GATE].n_cols != 0;
     bool wide = f->m->layers[layer].w[LT_Q_NORM_WIDE].n_cols != 0;
     bool v_norm = f->m->arch->v_norm && f->m->layers[layer].owner;
-    bool experts = f->m->h.n_expert > 0;
+    bool experts = f->m->h.layer[layer].experts;
     bool gated = f->m->h.q_gated;
     bool fused = f->ops->qkv_store && !aug_q && !wide && !v_norm && !gated;
 

@@ -274,6 +274,7 @@ int forward_step_experts(struct forward *f, int32_t layer)
 {
     const struct hparams *h = &f->m->h;
     const struct ops_weight *w = f->m->layers[layer].w;
+    const bool chooses = f->m->arch->router_chooses;
     struct ops_experts p = {
         .rows = f->rows,
         .norm = norm_of(f, &w[LT_FFN_NORM], &w[LT_FFN_NORM_B]),
@@ -285,10 +286,12 @@ int forward_step_experts(struct forward *f, int32_t layer)
         .scale = h->residual_scale,
         .n_expert = h->n_expert,
         .n_used = h->n_used,
-        .kind = OPS_ROUTER_SOFTMAX,
-        .normed = f->m->arch->experts_normed,
+        .kind = h->router,
+        .normed = h->experts_normed,
+        .weight_scale = h->experts_scale,
         .router = &w[LT_ROUTER],
-        .router_bias = model_opt(&w[LT_ROUTER_B]),
+        .router_bias = chooses ? NULL : model_opt(&w[LT_ROUTER_B]),
+        .choice_bias = chooses ? model_opt(&w[LT_ROUTER_B]) : NULL,
         .act = f->m->arch->act,
         .gate = {&w[LT_EXPERTS_GATE], model_opt(&w[LT_EXPERTS_GATE_B])},
         .up = {&w[LT_EXPERTS_UP], model_opt(&w[LT_EXPERTS_UP_B])},

@@ -15,7 +15,6 @@
 #include <string.h>
 
 #include "engine/model/hparams_impl.h"
-#include "kernels/ops_experts.h"
 
 static void key_name(const struct reader *r, const char *name, char *buf, size_t size)
 {
@@ -131,6 +130,11 @@ static void read_list(struct reader *r, const char *name, int32_t min, int32_t m
 }
 
 /* For hparams_recur.c. */
+float hparams_f32(struct reader *r, const char *name, float min, float max, float absent)
+{
+    return read_f32(r, name, min, max, absent);
+}
+
 void hparams_key(const struct reader *r, const char *name, char *buf, size_t size)
 {
     key_name(r, name, buf, size);
@@ -358,52 +362,6 @@ static void read_widths(struct reader *r, const struct arch *arch, struct hparam
     }
 }
 
-/* How many experts, how many of them for a row, and how wide they and the shared one are. */
-static void read_experts(struct reader *r, const struct arch *arch, struct hparams *h)
-{
-    const bool always = (arch->required & LT_BIT(LT_ROUTER)) != 0;
-    int32_t n_ff[HPARAMS_MAX_LAYERS] = {0};
-    int32_t n = read_i32(r, "expert_count", always ? 1 : 0, 1 << 20, always ? REQUIRED : 0);
-
-    if (r->rc || n == 0) {
-        return;
-    }
-    if (!arch->experts || n > OPS_EXPERTS_MAX) {
-        r->rc = error_set(r->reterr, -ENOTSUP,
-                          "key %s.expert_count is %d: at most %d experts are offered for this "
-                          "architecture",
-                          r->prefix, n, arch->experts ? OPS_EXPERTS_MAX : 0);
-        return;
-    }
-    h->n_expert = n;
-    h->n_used = read_i32(r, "expert_used_count", 1,
-                         n < OPS_EXPERTS_MAX_USED ? n : OPS_EXPERTS_MAX_USED, REQUIRED);
-    if (read_i32(r, "expert_group_count", 0, 1 << 20, 0) > 1) {
-        r->rc =
-            error_set(r->reterr, -ENOTSUP,
-                      "key %s.expert_group_count: experts in groups are not offered", r->prefix);
-    }
-    if (!arch->experts_whole) {
-        read_list(r, "expert_feed_forward_length", 0, 1 << 20, 0, h->n_layers, n_ff);
-    }
-    for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
-        struct layer_sizes *l = &h->layer[i];
-
-        l->n_ff_expert = n_ff[i] ? n_ff[i] : arch->experts_whole ? l->n_ff : l->n_ff / h->n_used;
-        if (l->n_ff_expert == 0) {
-            r->rc = error_set(r->reterr, -EBADMSG,
-                              "key %s.feed_forward_length is %d, too little for %d experts",
-                              r->prefix, l->n_ff, h->n_used);
-        }
-    }
-    if ((arch->required | arch->optional) & LT_BIT(LT_SHARED_UP)) {
-        bool shared = (arch->required & LT_BIT(LT_SHARED_UP)) != 0;
-
-        h->n_ff_shared = read_i32_or_none(r, "expert_shared_feed_forward_length", 1 << 20,
-                                          shared ? h->layer[0].n_ff : 0);
-    }
-}
-
 /* The last layers may read K and V of the last layer of their kind before them. */
 static void read_shared(struct reader *r, const struct arch *arch, struct hparams *h)
 {
@@ -528,7 +486,7 @@ static void read_all(struct reader *r, const struct gguf *swift, const struct ar
         h->residual_scale = read_f32(r, "residual_scale", 0.0f, 1e4f, 0.0f);
         h->embed_scale = read_f32_or_none(r, "embedding_scale", 1e-4f, 1e6f, 1.0f);
     }
-    read_experts(r, arch, h);
+    hparams_experts(r, arch, h);
     read_swift(r, swift, h);
     sum_up(r, h);
 }

@@ -43,6 +43,7 @@ struct layer_sizes {
     int32_t n_rot;  /* leading dims of a head that rotate, even */
     int32_t n_ff;
     int32_t n_ff_expert; /* of each expert, else 0 */
+    bool experts;        /* a mixture of experts in place of one FFN */
     bool rotates;   /* RoPE */
     int32_t window; /* of a sliding layer, else 0 */
     float attn_scale;
@@ -62,6 +63,9 @@ struct hparams {
     int32_t n_expert;          /* of a layer, 0: none */
     int32_t n_used;            /* of them for a row */
     int32_t n_ff_shared;       /* of the shared expert, 0: none */
+    enum ops_router router;
+    bool experts_normed;       /* the weights of a row's experts are made to sum to 1 */
+    float experts_scale;       /* and multiplied by this; 0: 1 */
     int32_t ple;               /* width of a per-layer embedding, 0: none */
     int32_t aug_q;             /* width of augmented Q's gate, 0: none */
     bool uneven;               /* layers have heads of different number or size */

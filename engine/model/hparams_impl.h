@@ -19,8 +19,12 @@ enum { REQUIRED = -1 }; /* as what an absent key stands for: none may be absent 
 /* hparams.c: a key's full name; its value; a number for each layer. */
 void hparams_key(const struct reader *r, const char *name, char *buf, size_t size);
 int32_t hparams_i32(struct reader *r, const char *name, int32_t min, int32_t max, int32_t absent);
+float hparams_f32(struct reader *r, const char *name, float min, float max, float absent);
 void hparams_list(struct reader *r, const char *name, int32_t min, int32_t max, int32_t absent,
                   int32_t n, int32_t *ret);
+
+/* hparams_experts.c: mixtures of experts. */
+void hparams_experts(struct reader *r, const struct arch *arch, struct hparams *h);
 
 /* hparams_recur.c: which layers are recurrent; the sizes of these; which of the rotated dims follow
  * positions of their own. */

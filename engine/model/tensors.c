@@ -227,6 +227,29 @@ static int find_global(struct finder *f, enum model_tensor t, bool required)
     return r < 0 ? r : 0;
 }
 
+/* One FFN, or experts with or without a shared one. */
+static void ffn_sets(const struct model *m, int32_t il, uint64_t *required, uint64_t *optional)
+{
+    const uint64_t biases = LT_BIT(LT_GATE_B) | LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B);
+    const uint64_t one = LT_BIT(LT_GATE) | LT_BIT(LT_UP) | LT_BIT(LT_DOWN);
+    const uint64_t experts = LT_BIT(LT_ROUTER) | LT_BIT(LT_EXPERTS_GATE) | LT_BIT(LT_EXPERTS_UP) |
+                             LT_BIT(LT_EXPERTS_DOWN);
+    const uint64_t expert_biases = LT_BIT(LT_ROUTER_B) | LT_BIT(LT_EXPERTS_GATE_B) |
+                                   LT_BIT(LT_EXPERTS_UP_B) | LT_BIT(LT_EXPERTS_DOWN_B);
+    const uint64_t shared = LT_BIT(LT_SHARED_GATE) | LT_BIT(LT_SHARED_UP) | LT_BIT(LT_SHARED_DOWN);
+    uint64_t gone;
+
+    if (m->h.layer[il].experts) {
+        gone = one | biases | (m->h.n_ff_shared > 0 ? 0 : shared);
+        *required |= experts | (m->h.n_ff_shared > 0 ? shared : 0);
+    } else {
+        gone = experts | expert_biases | shared | LT_BIT(LT_SHARED_ROUTER);
+        *required |= *required & experts ? one : 0;
+    }
+    *required &= ~gone;
+    *optional &= ~gone;
+}
+
 /* Which of a layer's tensors must and may be there, SwiftKV taken into account. */
 static void layer_sets(const struct model *m, int32_t il, uint64_t *ret_required,
                        uint64_t *ret_optional)
@@ -236,7 +259,6 @@ static void layer_sets(const struct model *m, int32_t il, uint64_t *ret_required
     bool recurrent = m->h.layer[il].recurrent;
     uint64_t required = recurrent ? m->arch->recur_required : m->arch->required;
     uint64_t optional = recurrent ? 0 : m->arch->optional;
-    uint64_t shared = LT_BIT(LT_SHARED_GATE) | LT_BIT(LT_SHARED_UP) | LT_BIT(LT_SHARED_DOWN);
 
     if (m->h.aug_q > 0) {
         uint64_t aug = LT_BIT(LT_Q_GATE) | LT_BIT(LT_Q_UP) | LT_BIT(LT_Q_DOWN);
@@ -244,18 +266,7 @@ static void layer_sets(const struct model *m, int32_t il, uint64_t *ret_required
         required |= optional & aug;
         optional &= ~aug;
     }
-    if (m->h.n_expert > 0) {
-        uint64_t dense = LT_BIT(LT_GATE) | LT_BIT(LT_GATE_B) | LT_BIT(LT_UP) | LT_BIT(LT_UP_B) |
-                         LT_BIT(LT_DOWN) | LT_BIT(LT_DOWN_B);
-
-        required = (required & ~dense) | LT_BIT(LT_ROUTER) | LT_BIT(LT_EXPERTS_GATE) |
-                   LT_BIT(LT_EXPERTS_UP) | LT_BIT(LT_EXPERTS_DOWN);
-        optional &= ~dense;
-    }
-    optional &= ~shared;
-    if (m->h.n_ff_shared > 0) {
-        required |= shared;
-    }
+    ffn_sets(m, il, &required, &optional);
     if (m->h.ple > 0) {
         required |= LT_BIT(LT_PLE_GATE) | LT_BIT(LT_PLE_PROJ) | LT_BIT(LT_PLE_NORM);
     }

@@ -36,6 +36,8 @@ class Tiny:
             key = f"{arch}." + key.replace("__", ".")
             if isinstance(v, list):
                 self.w.add_array(key, v)
+            elif isinstance(v, bool):
+                self.w.add_bool(key, v)
             elif isinstance(v, float):
                 self.w.add_float32(key, v)
             elif isinstance(v, str):
@@ -132,18 +134,23 @@ def gemma4(path, seed, layers=7, shared=4, ple=16, v_is_k=False, kv=(1, 1), dims
 
 
 def moe(path, seed, arch="qwen3moe", experts=8, used=3, embd=32, n_ff=48, wide=24, shared=0, heads=4, kv=2, dim=16, layers=3,
-        qk_norm=False, bias=False, gate=False, oss=False, **keys):
-    """Layers of experts. wide: of each one; llama and granitemoe make them as wide as n_ff says. oss: what gpt-oss has."""
+        qk_norm=False, bias=False, gate=False, oss=False, lead=0, chooses=False,
+        late_norm=False, rot=0, **keys):
+    """Layers of experts. wide: of each one; llama and granitemoe make them as wide as n_ff says. oss: what gpt-oss has.
+    lead: so many layers without them. chooses: a bias where experts are chosen. shared: its width."""
     split = {} if wide == n_ff else {"expert_feed_forward_length": wide}
-    split |= {"expert_shared_feed_forward_length": shared} if shared else {}
+    if shared and "expert_shared_count" not in keys:
+        split["expert_shared_feed_forward_length"] = shared
+    if lead:
+        split["leading_dense_block_count"] = lead
     t = Tiny(path, arch, seed, context_length=1024, embedding_length=embd, block_count=layers, feed_forward_length=n_ff,
              attention__head_count=heads, attention__head_count_kv=kv, attention__key_length=dim,
-             attention__value_length=dim, rope__dimension_count=dim, attention__layer_norm_rms_epsilon=1e-6,
+             attention__value_length=dim, rope__dimension_count=rot or dim, attention__layer_norm_rms_epsilon=1e-6,
              expert_count=experts, expert_used_count=used, **split, **keys)
     t.matrix("token_embd.weight", VOCAB, embd)
     for il in range(layers):
         b = f"blk.{il}."
-        for n in ("attn_norm", "post_attention_norm" if oss else "ffn_norm"):
+        for n in ("attn_norm", "post_attention_norm" if oss or late_norm else "ffn_norm"):
             t.vector(b + n + ".weight", embd)
         for n, rows in ("q", heads * dim), ("k", kv * dim), ("v", kv * dim):
             t.matrix(b + f"attn_{n}.weight", rows, embd, 2)
@@ -152,7 +159,14 @@ def moe(path, seed, arch="qwen3moe", experts=8, used=3, embd=32, n_ff=48, wide=2
             if qk_norm and n != "v":
                 t.vector(b + f"attn_{n}_norm.weight", dim)
         t.matrix(b + "attn_output.weight", embd, heads * dim)
+        if il < lead:
+            t.matrix(b + "ffn_gate.weight", n_ff, embd)
+            t.matrix(b + "ffn_up.weight", n_ff, embd)
+            t.matrix(b + "ffn_down.weight", embd, n_ff)
+            continue
         t.matrix(b + "ffn_gate_inp.weight", experts, embd, 2)
+        if chooses:
+            t.vector(b + "exp_probs_b.bias", experts, 0, 0.5)
         if oss:
             t.vector(b + "attn_sinks.weight", heads, 1, 1.5)
             t.vector(b + "attn_output.bias", embd, 0, 0.3)
@@ -279,6 +293,10 @@ MODELS = {
                    160, 100),
     "llama_moe": (moe, {"arch": "llama", "wide": 48, "experts": 4, "used": 2, "layers": 2,
                         "expert_weights_scale": 1.5},  # which llama.cpp does not read in this family
+                  160, 100),
+    "glm4moe": (moe, {"arch": "glm4moe", "late_norm": True, "lead": 1, "chooses": True, "rot": 8, "used": 2, "shared": 48,
+                      "expert_shared_count": 2, "expert_weights_scale": 1.5, "expert_weights_norm": True}, 160, 100),
+    "ernie_moe": (moe, {"arch": "ernie4_5-moe", "lead": 1, "chooses": True, "shared": 40, "interleave_moe_layer_step": 1},
                   160, 100),
     "gpt_oss": (moe, {"arch": "gpt-oss", "oss": True, "bias": True, "experts": 6, "layers": 4, "attention__sliding_window": 24,
                       "rope__freq_base": 150000.0, "rope__scaling__type": "yarn", "rope__scaling__factor": 8.0,

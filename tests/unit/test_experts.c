@@ -278,6 +278,92 @@ Test(experts, files_that_do_not_fit)
     }
 }
 
+/* A file of tests/data with another value in one of its keys. */
+static void bend_file(const char *name, const char *key, uint32_t value)
+{
+    struct gguf *g = NULL;
+    struct gguf_writer *w = NULL;
+    struct error e = {0};
+    bool found = false;
+
+    cr_assert_eq(gguf_open(run_data(name), &g, &e), 0, "%s", e.text);
+    cr_assert_eq(gguf_writer_create(path, &w, &e), 0, "%s", e.text);
+    for (size_t i = 0; i < gguf_n_keys(g); i++) {
+        struct gguf_str k;
+        enum gguf_type type;
+        const void *raw;
+        size_t bytes;
+
+        gguf_key_at(g, i, &k, &type, &raw, &bytes);
+        if (k.len == strlen(key) && memcmp(k.ptr, key, k.len) == 0) {
+            found = true;
+            cr_assert_eq(gguf_writer_u32(w, key, value), 0);
+        } else {
+            cr_assert_eq(gguf_writer_raw(w, k, type, raw, bytes), 0);
+        }
+    }
+    if (!found) {
+        cr_assert_eq(gguf_writer_u32(w, key, value), 0);
+    }
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+        char text[64];
+
+        (void)snprintf(text, sizeof(text), "%.*s", (int)t->name.len, t->name.ptr);
+        cr_assert_eq(gguf_writer_tensor(w, text, t->type, t->n_dims, t->dims), 0);
+    }
+    for (size_t i = 0; i < gguf_n_tensors(g); i++) {
+        const struct gguf_tensor *t = gguf_tensor_at(g, i);
+
+        cr_assert_eq(gguf_writer_data(w, t->data, (size_t)t->n_bytes), 0);
+    }
+    cr_assert_eq(gguf_writer_finish(w, &e), 0, "%s", e.text);
+    gguf_close(g);
+}
+
+Test(experts, keys_that_do_not_fit)
+{
+    static const struct {
+        const char *file;
+        const char *key;
+        uint32_t value;
+        int code;
+        const char *holds;
+    } bad[] = {
+        {"arch_glm4moe.gguf", "glm4moe.expert_gating_func", 3, -ENOTSUP,
+         "only 1 (softmax) and 2 (sigmoid)"},
+        {"arch_glm4moe.gguf", "glm4moe.expert_weights_norm", 1, -EBADMSG, "expert_weights_norm"},
+        {"arch_glm4moe.gguf", "glm4moe.expert_shared_count", 3, -EBADMSG,
+         "blk.1.ffn_gate_shexp.weight is (32, 48), but must be (32, 72)"},
+        {"arch_glm4moe.gguf", "glm4moe.expert_shared_count", 2000, -EBADMSG, "expert_shared_count"},
+        {"arch_glm4moe.gguf", "glm4moe.expert_shared_count", 0, -ENOTSUP,
+         "blk.1.ffn_gate_shexp.weight is not part of"},
+        {"arch_glm4moe.gguf", "glm4moe.leading_dense_block_count", 2, -EBADMSG,
+         "blk.1.ffn_gate.weight is missing"},
+        {"arch_glm4moe.gguf", "glm4moe.leading_dense_block_count", 0, -EBADMSG,
+         "blk.0.ffn_gate_inp.weight is missing"},
+        {"arch_ernie_moe.gguf", "ernie4_5-moe.interleave_moe_layer_step", 0, -EBADMSG,
+         "interleave_moe_layer_step"},
+        {"arch_ernie_moe.gguf", "ernie4_5-moe.interleave_moe_layer_step", 2, -EBADMSG,
+         "blk.2.ffn_gate.weight is missing"},
+        {"arch_gpt_oss.gguf", "gpt-oss.attention.head_count", 2, -EBADMSG, "blk.0.attn_q.weight"},
+    };
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        struct engine_config c;
+        struct engine *e = NULL;
+        struct error err = {0};
+
+        bend_file(bad[i].file, bad[i].key, bad[i].value);
+        engine_config_default(&c);
+        c.model_path = path;
+        c.backend = "ref";
+        c.n_threads = 1;
+        cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), bad[i].code, "%zu: %s", i, err.text);
+        cr_assert(strstr(err.text, bad[i].holds), "%s, not: %s", err.text, bad[i].holds);
+    }
+}
+
 /* Factors that are all 1 say nothing; one expert is a mixture too. */
 Test(experts, files_that_fit)
 {
@@ -323,9 +409,9 @@ static void in_company(const char *model, const char *backend)
 
 Test(experts, a_sequence_has_its_bits_in_company)
 {
-    static const char *const models[] = {"arch_qwen3moe.gguf", "arch_qwen2moe.gguf",
+    static const char *const models[] = {"arch_qwen3moe.gguf",   "arch_qwen2moe.gguf",
                                          "arch_granitemoe.gguf", "arch_llama_moe.gguf",
-                                         "arch_gpt_oss.gguf"};
+                                         "arch_gpt_oss.gguf",    "arch_glm4moe.gguf"};
 
     for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
         in_company(models[i], "ref");
