@@ -47,8 +47,8 @@ int balance_derive(struct model *m, int32_t store, struct model_weight *ret)
     const struct ops_weight *k = &w[st->deep ? LT_SWIFT_K : LT_K];
     int32_t n = st->n_k * st->k_dim;
 
-    if (q->n_rows != z->n_q * st->k_dim || k->n_rows != n || w[LT_Q_GATE].n_cols ||
-        z->n_q % st->n_k != 0 || st->k_dim % 2 != 0) {
+    if (q->n_rows != z->n_q * st->k_dim * (m->h.q_gated ? 2 : 1) || k->n_rows != n ||
+        w[LT_Q_GATE].n_cols || z->n_q % st->n_k != 0 || st->k_dim % 2 != 0) {
         return 0;
     }
     if (!m->balances) {
@@ -175,6 +175,14 @@ static void pair_up(const struct ops_rope *rope, double *x)
     }
 }
 
+/* Of heads that are each followed by a gate, the heads alone. */
+static void drop_gates(double *x, int32_t n_heads, int32_t d)
+{
+    for (int32_t i = d; i < n_heads * d; i++) {
+        x[i] = x[i / d * 2 * d + i % d];
+    }
+}
+
 static int fill_one(struct model *m, int32_t store)
 {
     const struct model_store *st = &m->stores[store];
@@ -200,14 +208,18 @@ static int fill_one(struct model *m, int32_t store)
         .scale = l->scale[tk],
     };
     const struct model_weight *center = listed(m, &w[LT_CENTER]);
-    double *q2 = calloc((size_t)(share + 1) * (size_t)(st->n_k * d), sizeof(*q2));
+    int32_t n_rows = share * (m->h.q_gated ? 2 : 1) + 1;
+    double *q2 = calloc((size_t)n_rows * (size_t)(st->n_k * d), sizeof(*q2));
 
     if (!q2) {
         return -ENOMEM;
     }
-    double *k2 = q2 + (size_t)share * (size_t)(st->n_k * d);
+    double *k2 = q2 + (size_t)(n_rows - 1) * (size_t)(st->n_k * d);
 
     squares(&q, q2);
+    if (m->h.q_gated) {
+        drop_gates(q2, share * st->n_k, d);
+    }
     squares(&k, k2);
     for (int32_t i = 0; center && i < st->n_k * d; i++) {
         k2[i] -= square_of(center, i);

@@ -5,6 +5,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -25,6 +26,7 @@ struct bend {
     const char *tensor; /* goes, or with `wider` has a column more, or another name */
     bool wider;
     const char *name;
+    bool uneven; /* odd dims of K are larger, of q smaller; they turn in pairs with odd ones */
 };
 
 static bool is(struct gguf_str s, const char *name)
@@ -54,6 +56,24 @@ static void bend_keys(const struct gguf *g, const struct bend *b, struct gguf_wr
     }
 }
 
+/* What is written for a tensor's data. */
+static const void *data_of(const struct gguf_tensor *t, const char *name, const struct bend *b)
+{
+    static float x[64];
+    const char *k = strstr(name, ".attn_k_norm.");
+    const char *q = strstr(name, ".attn_q_norm.");
+
+    if (!b->uneven || (!k && !q)) {
+        return t->data;
+    }
+    cr_assert_leq(t->n_bytes, sizeof(x));
+    memcpy(x, t->data, t->n_bytes);
+    for (size_t i = 1; i < t->n_bytes / sizeof(*x); i += 2) {
+        x[i] *= k ? 0x1p6f : 0x1p-6f;
+    }
+    return x;
+}
+
 static void bend_file(const char *from, const char *to, const struct bend *b)
 {
     static const float more[1 << 12];
@@ -79,7 +99,7 @@ static void bend_file(const char *from, const char *to, const struct bend *b)
             if (bent && b->name) {
                 (void)snprintf(name, sizeof(name), "%s", b->name);
             }
-            cr_assert_eq(data ? gguf_writer_data(w, t->data, t->n_bytes)
+            cr_assert_eq(data ? gguf_writer_data(w, data_of(t, name, b), t->n_bytes)
                               : gguf_writer_tensor(w, name, t->type, (int)t->n_dims, dims),
                          0);
             if (data && bent && b->wider) {
@@ -361,4 +381,54 @@ Test(hybrid, states_are_no_tokens)
     cr_assert_eq(r.usage.kv_bytes_full, 109 * 2 * 16 * 2, "%zu", (size_t)r.usage.kv_bytes_full);
     run_clear(&r);
     engine_destroy(e);
+}
+
+/* The root mean square difference of logits between a cache of some precision and an f32 one. */
+static double loss_of(const char *model, const char *kv)
+{
+    static const char *const exact = "f32";
+    int32_t ids[60];
+    struct run r[2];
+    double sum = 0;
+
+    for (int i = 0; i < 2; i++) {
+        struct engine *e = run_engine(model, "cpu", 128, 1, i ? kv : exact);
+
+        run_tokens(51, engine_info(e)->n_vocab, ids, 60);
+        struct engine_request q = run_request(ids, 60, 24);
+
+        q.forced = r[0].tokens;
+        q.n_forced = i ? 23 : 0;
+        run_submit(e, &q, &r[i]);
+        run_all(e);
+        cr_assert_eq(r[i].n_new, 24);
+        engine_destroy(e);
+    }
+    for (int32_t i = 0; i < 24 * r[0].n_vocab; i++) {
+        double d = (double)r[1].logits[i] - (double)r[0].logits[i];
+
+        sum += d * d;
+    }
+    run_clear(&r[0]);
+    run_clear(&r[1]);
+    return sqrt(sum);
+}
+
+/* Queries with gates between them are balanced with their keys, too: see test_center.c. */
+Test(hybrid, keys_are_balanced)
+{
+    const struct bend b = {.uneven = true};
+    char from[512];
+    char to[64];
+
+    (void)snprintf(from, sizeof(from), "%s", run_data("arch_qwen35.gguf"));
+    (void)snprintf(to, sizeof(to), "/tmp/pipit-hybrid-%d.gguf", (int)getpid());
+    bend_file(from, to, &b);
+    double even = loss_of(from, "kv8");
+    double uneven = loss_of(to, "kv8");
+    double off = loss_of(to, "kv8,rot=off");
+
+    cr_assert_lt(uneven, 1.5 * even, "%g, %g where dims are even", uneven, even);
+    cr_assert_gt(off, 4 * even, "%g, %g where dims are even", off, even);
+    (void)unlink(to);
 }
