@@ -45,6 +45,23 @@ const char *ops_kv_type_name(enum ops_kv_type type)
     return kv_types[type].name;
 }
 
+bool ops_kv_in_four_bits(enum ops_kv_type type)
+{
+    return type == OPS_KV_G4;
+}
+
+uint64_t ops_kv_latest_bytes(const struct ops_kv_layout *l)
+{
+    struct ops_kv_layout i8 = {.k_heads = ops_kv_in_four_bits(l->k_type) ? l->k_heads : 0,
+                               .v_heads = ops_kv_in_four_bits(l->v_type) ? l->v_heads : 0,
+                               .k_dim = l->k_dim,
+                               .v_dim = l->v_dim,
+                               .k_type = OPS_KV_I8,
+                               .v_type = OPS_KV_I8};
+
+    return l->k_unrotated ? 0 : ops_kv_slot_bytes(&i8);
+}
+
 uint64_t ops_kv_slot_bytes(const struct ops_kv_layout *l)
 {
     uint64_t k = ops_kv_type_bytes(l->k_type, l->k_dim) + ops_kv_scale_bytes(l->k_type);

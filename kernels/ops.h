@@ -205,6 +205,8 @@ bool ops_sample_covers(const struct ops_sample_row *row, int32_t n_vocab);
 /* ---- the cache -------------------------------------------------------------------------- */
 
 enum { OPS_PAGE_SLOTS = 64 };
+/* Positions that are read in 8 bits where a page has 4, and room for those and drafts behind. */
+enum { OPS_LATEST = 32, OPS_LATEST_ENTRIES = 48 };
 
 enum ops_kv_type {
     OPS_KV_F32,
@@ -277,6 +279,15 @@ struct ops_kv {
     /* Device (n_groups, k_heads, k_dim), with k_hadamard: what each dim of K is multiplied by
      * before the transform, and of q divided by. NULL: 1. */
     const float *balance;
+    /* Device (n_groups, OPS_LATEST_ENTRIES, ops_kv_latest_bytes()): the sides that are in four bits
+     * once more, in int8, position p in entry p % OPS_LATEST_ENTRIES (kernels/kv_latest.h). A query
+     * looks at nothing as hard as at the tokens just before it, and there four bits lose most.
+     * rope_store writes a row's entry beside its slot. A row of class decode takes from there the
+     * OPS_LATEST positions up to its own, from latest_from on, that its slots hold. There are more
+     * entries than that, for rows behind it that are drafts and may be undone. NULL: none. Not with
+     * k_unrotated; ref and cpu only. */
+    uint8_t *latest;
+    int32_t latest_from;
     int32_t n_slots;       /* slots [0, n_slots) may hold live tokens, this step's included */
 };
 
@@ -626,6 +637,11 @@ uint64_t ops_kv_part_bytes(const struct ops_kv_layout *layout);
 /* Of how many dims one block of a type is; 1 where each is by itself. Heads are whole blocks. */
 int32_t ops_kv_block_dims(enum ops_kv_type type);
 const char *ops_kv_type_name(enum ops_kv_type type);
+/* Is the type one whose latest tokens are kept in int8 too (ops_kv.latest)? q4_0 is llama.cpp's, to
+ * be compared with, and stays as it is there. */
+bool ops_kv_in_four_bits(enum ops_kv_type type);
+/* Of one entry of ops_kv.latest in one group; 0 where neither side is of such a type. */
+uint64_t ops_kv_latest_bytes(const struct ops_kv_layout *layout);
 
 /* ALiBi: the bias of query head `head` on a key is -slope * (query position - key position), slopes
  * 2^(-max * (head + 1) / n_heads); for n_heads not a power of two as MPT does it. */

@@ -18,7 +18,7 @@
 
 #include "kernels/cpu/kv.h"
 #include "kernels/hadamard.h"
-#include "kernels/kv_code.h"
+#include "kernels/kv_latest.h"
 
 enum { STORE_ROWS = 64, QUERY_ROWS = 8 };
 
@@ -221,6 +221,16 @@ static void transpose(size_t element, const void *src, void *dst, int32_t pad, i
     }
 }
 
+static int32_t pos_of(const struct run *r, int32_t i)
+{
+    return r->seq->pos0 + r->row - r->seq->row0 + i;
+}
+
+static bool takes_latest(const struct run *r, int32_t i, enum ops_kv_type type)
+{
+    return ops_kv_in_four_bits(type) && kv_latest_takes(r->seq, r->row - r->seq->row0 + i);
+}
+
 static void store_k(const struct job *job, const struct kv_thread *t, const struct run *r,
                     uint8_t *page, int32_t head)
 {
@@ -260,6 +270,10 @@ static void store_k(const struct job *job, const struct kv_thread *t, const stru
         }
         memset(t->row + l->k_dim, 0, (size_t)(pad - l->k_dim) * sizeof(float));
         scale = encode(job, l->k_type, t->row, pad, rows + (size_t)i * row_bytes);
+        if (takes_latest(r, i, l->k_type)) {
+            kv_latest_store(kv_latest_k(&r->seq->kv, r->group, pos_of(r, i), head), t->row,
+                            l->k_dim);
+        }
         if (scales) {
             scales[first + i] = scale;
         }
@@ -294,6 +308,9 @@ static void store_v(const struct job *job, const struct kv_thread *t, const stru
             hadamard_head(t->row, l->v_dim);
         }
         scale = encode(job, l->v_type, v, pad, dst);
+        if (takes_latest(r, i, l->v_type)) {
+            kv_latest_store(kv_latest_v(&r->seq->kv, r->group, pos_of(r, i), head), v, l->v_dim);
+        }
         if (scales) {
             scales[first + i] = scale;
         }

@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "kernels/hadamard.h"
-#include "kernels/kv_code.h"
+#include "kernels/kv_latest.h"
 #include "kernels/noise.h"
 
 struct job {
@@ -77,8 +77,20 @@ bool ref_visible(const struct ref_unit *u, int32_t slot, int32_t row_pos)
            slot + 1 != u->hidden;
 }
 
-/* One K head of slots [s0, s0 + n), transposed: (k_dim, OPS_PAGE_SLOTS). */
-static void decode_k(const struct ref_unit *u, int32_t k_head, int32_t s0, int32_t n)
+/* Are some slots read from the entries of the latest tokens? Each row has its own. */
+static bool has_latest(const struct ref_unit *u)
+{
+    return u->seq->kv.latest && u->seq->row0 < u->p->rows.n_decode;
+}
+
+static bool is_latest(const struct ref_unit *u, enum ops_kv_type type, int32_t row, int32_t slot)
+{
+    return has_latest(u) && ops_kv_in_four_bits(type) &&
+           kv_latest_has(&u->seq->kv, u->seq->pos0 + row, ref_kv_pos(&u->seq->kv, u->group, slot));
+}
+
+/* One K head of slots [s0, s0 + n) as `row` sees them, transposed: (k_dim, OPS_PAGE_SLOTS). */
+static void decode_k(const struct ref_unit *u, int32_t row, int32_t k_head, int32_t s0, int32_t n)
 {
     size_t head_bytes = ops_kv_type_bytes(u->l->k_type, u->l->k_dim);
     float *head = u->t->head;
@@ -88,6 +100,11 @@ static void decode_k(const struct ref_unit *u, int32_t k_head, int32_t s0, int32
 
         kv_code_decode(u->l->k_type, s.k + (size_t)k_head * head_bytes,
                        ops_kv_scale_bytes(u->l->k_type) ? s.k_scale[k_head] : 0, head, u->l->k_dim);
+        if (is_latest(u, u->l->k_type, row, s0 + i)) {
+            int32_t pos = ref_kv_pos(&u->seq->kv, u->group, s0 + i);
+
+            kv_latest_load(kv_latest_k(&u->seq->kv, u->group, pos, k_head), head, u->l->k_dim);
+        }
         if (u->l->k_unrotated && u->p->unrotated_rope) {
             ref_rope_head(u->p->unrotated_rope, head, slot_angle(u, s0 + i));
         }
@@ -231,8 +248,8 @@ static void damp_scores(const struct ref_unit *u)
 
 /* ---- values -------------------------------------------------------------------------------- */
 
-/* One V head of slots [s0, s0 + n): (n, v_dim). */
-static void decode_v(const struct ref_unit *u, int32_t v_head, int32_t s0, int32_t n)
+/* One V head of slots [s0, s0 + n) as `row` sees them: (n, v_dim). */
+static void decode_v(const struct ref_unit *u, int32_t row, int32_t v_head, int32_t s0, int32_t n)
 {
     size_t head_bytes = ops_kv_type_bytes(u->l->v_type, u->l->v_dim);
 
@@ -242,6 +259,12 @@ static void decode_v(const struct ref_unit *u, int32_t v_head, int32_t s0, int32
         kv_code_decode(u->l->v_type, s.v + (size_t)v_head * head_bytes,
                        ops_kv_scale_bytes(u->l->v_type) ? s.v_scale[v_head] : 0,
                        u->t->page + (size_t)i * (size_t)u->l->v_dim, u->l->v_dim);
+        if (is_latest(u, u->l->v_type, row, s0 + i)) {
+            int32_t pos = ref_kv_pos(&u->seq->kv, u->group, s0 + i);
+
+            kv_latest_load(kv_latest_v(&u->seq->kv, u->group, pos, v_head),
+                           u->t->page + (size_t)i * (size_t)u->l->v_dim, u->l->v_dim);
+        }
     }
 }
 
@@ -300,9 +323,9 @@ void ref_over_pages(const struct ref_unit *u, int32_t r0, int32_t r1, bool keys,
             int32_t n = left < OPS_PAGE_SLOTS ? left : OPS_PAGE_SLOTS;
 
             if (keys) {
-                decode_k(u, kv_head, s0, n);
+                decode_k(u, r0, kv_head, s0, n);
             } else {
-                decode_v(u, kv_head, s0, n);
+                decode_v(u, r0, kv_head, s0, n);
             }
             for (int32_t pair = 0; pair < (r1 - r0) * share; pair++) {
                 int32_t row = r0 + pair / share;
@@ -351,6 +374,9 @@ static void run_unit(struct ref_unit *u)
     for (int32_t r = u->row; r < u->row_end;) {
         int32_t end = r + step < u->row_end ? r + step : u->row_end;
 
+        if (has_latest(u)) {
+            end = r + 1;
+        }
         if (ref_selects(u, r)) {
             ref_select_row(u, r);
             end = r + 1;

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "kernels/hadamard.h"
-#include "kernels/kv_code.h"
+#include "kernels/kv_latest.h"
 #include "kernels/ref/ref.h"
 
 struct job {
@@ -70,6 +70,7 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
                                : seq->slot0 + i;
     struct ref_slot to = ref_kv_slot(kv, group, slot);
     bool sums = kv->v_sum && seq->row0 + i < p->rows.n_decode;
+    bool latest = kv_latest_takes(seq, i);
 
     if (sums && seq->victim && ref_kv_pos(kv, group, slot) >= 0) {
         add_to_sum(kv, group, slot, -1.0f, head);
@@ -97,6 +98,9 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
         }
         kv_code_encode(l->k_type, head, to.k + (size_t)h * ops_kv_type_bytes(l->k_type, l->k_dim),
                        to.k_scale + h, l->k_dim);
+        if (latest && ops_kv_in_four_bits(l->k_type)) {
+            kv_latest_store(kv_latest_k(kv, group, seq->pos0 + i, h), head, l->k_dim);
+        }
     }
     for (int32_t h = 0; h < l->v_heads; h++) {
         const float *v =
@@ -108,6 +112,9 @@ static void store_group(const struct ops_rope_store *p, const struct ops_seq *se
         }
         kv_code_encode(l->v_type, head, to.v + (size_t)h * ops_kv_type_bytes(l->v_type, l->v_dim),
                        to.v_scale + h, l->v_dim);
+        if (latest && ops_kv_in_four_bits(l->v_type)) {
+            kv_latest_store(kv_latest_v(kv, group, seq->pos0 + i, h), head, l->v_dim);
+        }
     }
     ref_kv_make_part(kv, group, slot, head, t->page);
     if (kv->slot_pos) {

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "kernels/kv_latest.h"
 #include "kernels/noise.h"
 #include "tests/kernels/check_kv.h"
 
@@ -38,7 +39,8 @@ enum {
     LARGE = 8,
     UNROTATED = 16,
     HADAMARD = 32,
-    SINKS = 64
+    SINKS = 64,
+    LATEST = 128
 };
 
 struct shape {
@@ -80,6 +82,9 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
         check_kv_make(c, &in->kv[i], &s->l, s->n_slots[i] + 70, s->n_slots[i],
                       s->options & SCATTERED, scores);
         in->kv[i].v_hadamard = s->options & HADAMARD && i != 1; /* of one batch, some are not */
+        if (s->options & LATEST && i != 1) { /* one's begin amid those that a row would read */
+            check_kv_latest(c, &in->kv[i], i == 0 ? 0 : s->n_slots[i] - 20);
+        }
         if (s->options & SCATTERED) {
             check_kv_scatter(c, &in->kv[i]);
         }
@@ -238,6 +243,29 @@ static void rotate(const struct shape *s, const struct inputs *in, const float *
     }
 }
 
+/* K or V of a slot as a row sees it: of the latest positions, decode rows see what entries hold. */
+static const float *seen_by(const struct inputs *in, int seq, int32_t row_pos, int32_t group,
+                            int32_t slot, int32_t head, bool keys, const float *stored, float *x)
+{
+    const struct check_kv *kv = &in->kv[seq];
+    const struct ops_kv of = {.layout = &kv->layout[0],
+                              .latest = kv->latest ? kv->latest->init : NULL,
+                              .latest_from = kv->latest_from};
+    int32_t pos = pos_of(kv, group, slot);
+
+    if (!of.latest || seq >= 2 || pos <= row_pos - OPS_LATEST || pos > row_pos ||
+        pos < of.latest_from ||
+        !ops_kv_in_four_bits(keys ? of.layout->k_type : of.layout->v_type)) {
+        return stored;
+    }
+    if (keys) {
+        kv_latest_load(kv_latest_k(&of, group, pos, head), x, of.layout->k_dim);
+    } else {
+        kv_latest_load(kv_latest_v(&of, group, pos, head), x, of.layout->v_dim);
+    }
+    return x;
+}
+
 /* Logits of one row and head; -INFINITY for what it does not see. */
 static void true_logits(const struct shape *s, const struct inputs *in, int seq, int32_t row,
                         int32_t first_row, int32_t head, const struct truth *t)
@@ -258,8 +286,10 @@ static void true_logits(const struct shape *s, const struct inputs *in, int seq,
         int32_t pos = pos_of(kv, group, i);
         int32_t angle = s->l.k_unrotated ? rank_of(kv, group, pos) + offset : pos;
         double rotated[MAX_DIM];
+        float latest[MAX_DIM];
         double x = 0;
 
+        k = seen_by(in, seq, row_pos, group, i, k_head, true, k, latest);
         rotate(s, in, k, s->l.k_unrotated ? angle : 0, rotated);
         for (int32_t d = 0; d < s->l.k_dim; d++) {
             x += (double)q[d] * rotated[d];
@@ -302,8 +332,8 @@ static double hadamard_in_double(const double *x, int32_t n, int32_t d)
     return sum / sqrt(block);
 }
 
-static void true_row(const struct shape *s, const struct inputs *in, int seq, int32_t head,
-                     const struct truth *t, float *out)
+static void true_row(const struct shape *s, const struct inputs *in, int seq, int32_t row,
+                     int32_t head, const struct truth *t, float *out)
 {
     const struct check_kv *kv = &in->kv[seq];
     int32_t group = head / (s->n_q / s->l.n_groups);
@@ -319,7 +349,9 @@ static void true_row(const struct shape *s, const struct inputs *in, int seq, in
         const float *v =
             t->v + (size_t)((group * kv->n_slots + i) * s->l.v_heads + v_head) * (size_t)s->l.v_dim;
         double p = exp(t->logits[i] - max) / total;
+        float latest[MAX_DIM];
 
+        v = seen_by(in, seq, pos0_of(s, seq) + row, group, i, v_head, false, v, latest);
         for (int32_t d = 0; d < s->l.v_dim; d++) {
             sum[d] += p * (double)v[d];
         }
@@ -407,7 +439,7 @@ static void against_double(struct check *c, const struct shape *s, const struct 
         for (int32_t row = 0; row < s->n_rows[seq]; row++) {
             for (int32_t head = 0; head < s->n_q; head++) {
                 true_logits(s, in, seq, row, row0, head, &t);
-                true_row(s, in, seq, head, &t,
+                true_row(s, in, seq, row, head, &t,
                          want + (size_t)(row0 + row) * (size_t)in->ldo + head * s->l.v_dim);
                 if (s->options & OBSERVE && seq != 1 && row >= s->o.row_first) {
                     true_scores(s, in, seq, row, head, &t);
@@ -596,10 +628,14 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
         {mqa, 8, {1, 1, 70, 5}, {700, 70, 120, 200}, SINKS | OBSERVE | SCATTERED, 0, 0, 0, h2o},
         {gqa, 9, {1, 1, 3, 2}, {333, 70, 120, 200}, SINKS | BLIND, 0, 20, 0, h2o},
         {odd, 8, {2, 1, 20, 3}, {129, 5, 20, 300}, HADAMARD | OBSERVE | SCATTERED, 0, 0, 0, h2o},
+        {gqa, 9, {5, 2, 40, 5}, {333, 70, 60, 90}, LATEST | HADAMARD, 0, 0, 0, h2o},
+        {uneven, 16, {2, 1, 20, 3}, {129, 5, 20, 300}, LATEST | OBSERVE | SCATTERED, 64, 0, 0, h2o},
+        {mqa, 8, {16, 1, 9, 3}, {64, 65, 63, 130}, LATEST, 0, 0, 0, h2o},
     };
 
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        if (all || i % 4 == 1 || shapes[i].n_rows[0] > 1) {
+        if (shapes[i].options & LATEST ? ops_kv_latest_bytes(&shapes[i].l) > 0
+                                       : all || i % 4 == 1 || shapes[i].n_rows[0] > 1) {
             one(c, &shapes[i]);
         }
     }

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/kv_code.h"
+#include "kernels/kv_latest.h"
 
 const struct check_kv_types check_kv_types[] = {
     {OPS_KV_F32, OPS_KV_F32},   {OPS_KV_F16, OPS_KV_F16}, {OPS_KV_BF16, OPS_KV_BF16},
@@ -143,6 +143,32 @@ void check_kv_balance(struct check *c, struct check_kv *kv)
     }
 }
 
+void check_kv_latest(struct check *c, struct check_kv *kv, int32_t from)
+{
+    const struct ops_kv_layout *l = &kv->layout[0];
+    uint64_t n = (uint64_t)(l->n_groups * OPS_LATEST_ENTRIES) * ops_kv_latest_bytes(l);
+    float head[512];
+
+    if (n == 0 || strcmp(c->sides[1]->ops->name, "cuda") == 0) {
+        return;
+    }
+    kv->latest = check_buf(c, "latest", n);
+    kv->latest_from = from;
+    for (uint8_t *to = kv->latest->init; to < kv->latest->init + n;) {
+        for (int32_t h = 0; h < l->k_heads + l->v_heads; h++) {
+            int32_t dim = h < l->k_heads ? l->k_dim : l->v_dim;
+
+            for (int32_t d = 0; d < dim; d++) {
+                head[d] = check_normal(c);
+            }
+            if (ops_kv_in_four_bits(h < l->k_heads ? l->k_type : l->v_type)) {
+                kv_latest_store(to, head, dim);
+                to += kv_latest_head_bytes(dim);
+            }
+        }
+    }
+}
+
 void check_kv_scatter(struct check *c, struct check_kv *kv)
 {
     for (int32_t g = 0; g < kv->layout[0].n_groups; g++) {
@@ -184,6 +210,8 @@ struct ops_kv check_kv_of(struct check *c, const struct check_kv *kv)
         .balance = check_dev(c, kv->balance),
         .k_hadamard = kv->k_hadamard,
         .v_hadamard = kv->v_hadamard,
+        .latest = check_dev(c, kv->latest),
+        .latest_from = kv->latest_from,
         .n_slots = kv->n_slots,
     };
 

@@ -17,10 +17,12 @@ struct check_kv {
     struct check_buf *skew;     /* random rotations where the layout has partial keys, or NULL */
     struct check_buf *center;   /* the caller's: (n_groups, k_heads, k_dim) f32, or NULL */
     struct check_buf *balance;  /* the same */
-    bool k_hadamard;            /* the caller's */
+    struct check_buf *latest;   /* check_kv_latest()'s, or NULL: ops_kv.latest */
+    int32_t latest_from;
+    bool k_hadamard; /* the caller's */
     bool v_hadamard;
-    uint8_t *content;           /* (n_groups, n_slots) canonical slots */
-    uint8_t *back[2];           /* the same, as sides 0 and 1 left it: check_kv_export() */
+    uint8_t *content; /* (n_groups, n_slots) canonical slots */
+    uint8_t *back[2]; /* the same, as sides 0 and 1 left it: check_kv_export() */
     size_t slot_bytes;
     int32_t max_pages;
     int32_t cap;
@@ -33,6 +35,9 @@ void check_kv_make(struct check *c, struct check_kv *kv, const struct ops_kv_lay
                    int32_t cap, int32_t n_slots, bool positions, bool scores);
 /* Factors of K's dims, and of q's inverse: ops_kv.balance. */
 void check_kv_balance(struct check *c, struct check_kv *kv);
+/* Entries of the latest tokens from position `from` on, with values of their own, for a layout that
+ * has such; not on cuda. */
+void check_kv_latest(struct check *c, struct check_kv *kv, int32_t from);
 /* Positions in a random order over the slots, every seventh slot empty; the cache has positions. */
 void check_kv_scatter(struct check *c, struct check_kv *kv);
 void check_kv_free(struct check_kv *kv);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "kernels/kv_latest.h"
 #include "tests/kernels/check_kv.h"
 #include "tests/kernels/check_weight.h"
 
@@ -119,6 +120,7 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
         }
         in->kv[i].k_hadamard = s->options & HADAMARD && i != 0;
         in->kv[i].v_hadamard = in->kv[i].k_hadamard && turns_values(c);
+        check_kv_latest(c, &in->kv[i], 0);
         if (in->kv[i].k_hadamard && i == 1) { /* without a center */
             check_kv_balance(c, &in->kv[i]);
         }
@@ -266,6 +268,27 @@ static const struct tolerance *store_tolerance(enum ops_kv_type type)
     }
 }
 
+/* The entry of row i, where the row has one and no later row took it. */
+static void check_latest(struct check *c, const struct shape *s, const struct inputs *in, int seq,
+                         int32_t i, int32_t group, int32_t head, bool keys, int side,
+                         const float *want)
+{
+    const struct check_kv *kv = &in->kv[seq];
+    const struct ops_kv of = {.layout = &kv->layout[0],
+                              .latest = kv->latest ? kv->latest->out[side] : NULL};
+    int32_t n = keys ? s->l.k_dim : s->l.v_dim;
+    int32_t pos = s->pos0[seq] + i;
+    float got[256];
+
+    if (!of.latest || i + OPS_LATEST_ENTRIES < s->n_rows[seq] ||
+        !ops_kv_in_four_bits(keys ? s->l.k_type : s->l.v_type)) {
+        return;
+    }
+    kv_latest_load(keys ? kv_latest_k(&of, group, pos, head) : kv_latest_v(&of, group, pos, head),
+                   got, n);
+    check_rows(c, keys ? "latest K" : "latest V", got, want, 1, n, n, &tol_store_i8);
+}
+
 /* One stored slot: both sides against what was to be stored. */
 static void check_slot(struct check *c, const struct shape *s, const struct inputs *in, int seq,
                        int32_t row, int32_t i, int32_t group, int32_t slot)
@@ -301,6 +324,7 @@ static void check_slot(struct check *c, const struct shape *s, const struct inpu
             check_kv_decode_k(kv, kv->back[side], group, slot, h, got);
             check_rows(c, side ? "stored K" : "reference's stored K", got, want, 1, l->k_dim,
                        l->k_dim, store_tolerance(l->k_type));
+            check_latest(c, s, in, seq, i, group, h, true, side, want);
         }
         for (int32_t h = 0; h < l->v_heads && (row % 16 != 15 || s->options & HADAMARD); h++) {
             const float *v = (const float *)(const void *)in->v->init +
@@ -314,6 +338,7 @@ static void check_slot(struct check *c, const struct shape *s, const struct inpu
             check_kv_decode_v(kv, kv->back[side], group, slot, h, got);
             check_rows(c, side ? "stored V" : "reference's stored V", got, want, 1, l->v_dim,
                        l->v_dim, store_tolerance(l->v_type));
+            check_latest(c, s, in, seq, i, group, h, false, side, want);
         }
     }
 }

@@ -219,6 +219,8 @@ Test(draft, in_other_precisions)
     for (size_t i = 0; i < sizeof(kv) / sizeof(kv[0]); i++) {
         check(&(struct setting){"stories260K.gguf", "cpu", kv[i], 2, 0.3f, 60, 100, 180}, true);
     }
+    check(&(struct setting){"heads_32.gguf", "cpu", "kv4", 2, 0, 60, 100, 180}, true);
+    check(&(struct setting){"heads_32.gguf", "ref", "k8v4", 2, 0, 60, 100, 180}, true);
 }
 
 /* Sliding layers' rings (window and chunk, 576 slots): before they are full, and no more from then

@@ -118,6 +118,9 @@ Test(prefix, as_cold)
         {"cache_model.gguf", NULL, "cpu", "fp8+full,chunk=32", 64},
         {"cache_model.gguf", NULL, "cpu", "kv8+full,chunk=128", 128},
         {"cache_model.gguf", NULL, "cpu", "full,chunk=48", 192},
+        {"heads_32.gguf", NULL, "cpu", "kv4+full,chunk=32",
+         64}, /* its latest tokens are not kept */
+        {"heads_32.gguf", NULL, "ref", "k8v4+full,chunk=64", 64},
         {"cache_model.gguf", NULL, "cpu", "full", 512},
         {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "ref", "full,chunk=64", 64},
         {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "cpu", "fp8+full,chunk=64", 64},

@@ -107,6 +107,8 @@ Test(saved, as_if_it_had_never_left)
                   "fp8+infinigen:count=9,partial8=on,pool=disk");
         come_back(backends[b], "cache_model.gguf", "cache_skew.gguf",
                   "infinigen:alpha=1,pool=40,full=spill,victim=lru");
+        come_back(backends[b], "heads_32.gguf", NULL, "kv4"); /* with its latest tokens */
+        come_back(backends[b], "heads_32.gguf", NULL, "k8v4+keyformer:40");
         come_back(backends[b], "arch_gemma3.gguf", NULL, "full");
         come_back(backends[b], "arch_qwen35.gguf", NULL, "full");
         come_back(backends[b], "arch_qwen35_list.gguf", NULL, "fp8+h2o:20");

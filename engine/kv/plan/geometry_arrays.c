@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a sequence has beside pages: page tables, positions, scores, victims, sums of V.
+/* What a sequence has beside pages: page tables, positions, scores, victims, sums of V, and the
+ * latest tokens in 8 bits where pages have 4.
  *
  * A sequence under an evicting policy has `cap` slots for positions and scores a group in a store;
  * a prompt longer than that needs more while it is read, which one sequence at a time gets from a
@@ -101,6 +102,19 @@ static void lay_peak(struct geometry *s)
     }
 }
 
+/* Of one group's entries of the latest tokens: under any planned precision, the most. */
+static uint64_t latest_bytes(const struct geometry *s, int32_t store)
+{
+    uint64_t most = 0;
+
+    for (int32_t v = 0; v < s->config.mix.n && !s->arrays[store].kind->state; v++) {
+        uint64_t n = ops_kv_latest_bytes(geometry_layout(s, v, store));
+
+        most = n > most ? n : most;
+    }
+    return most * OPS_LATEST_ENTRIES;
+}
+
 void geometry_lay_arrays(struct geometry *s)
 {
     uint64_t table = 0;
@@ -117,6 +131,7 @@ void geometry_lay_arrays(struct geometry *s)
         if (q->kind->evicts && s->sums) {
             q->sum_off = take(&state, (uint64_t)st->n_v * (uint64_t)st->v_dim * sizeof(float));
         }
+        q->latest_off = take(&state, n * latest_bytes(s, i));
         if (q->cap == 0) {
             continue;
         }

@@ -247,7 +247,7 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
         {"experts_bytes", "  of it or of the map: experts", p->experts_bytes},
         {"kv_bytes", "keys and values", p->kv_bytes},
         {"recurrent_bytes", "  of it recurrent states", p->recurrent_bytes},
-        {"policy_bytes", "eviction's positions, scores and sums", p->policy_bytes},
+        {"policy_bytes", "what policies know of tokens", p->policy_bytes},
         {"prefill_peak_bytes", "more while a prompt is read", p->prefill_peak_bytes},
         {"scratch_bytes", "activations and tables", p->scratch_bytes},
         {"tier_bytes", "K and V on disk: partial keys and staging", p->tier_bytes},

@@ -42,7 +42,7 @@ struct policy {
     enum policy_budget budget_kind;
     int32_t budget; /* slots or percent */
     int32_t layers; /* enum policy_layers: how the budgets of all stores share their sum */
-    int32_t min; /* slots that a budget in percent has at least */
+    int32_t min;    /* slots that a budget in percent has at least */
     int32_t sinks;  /* first positions that stay */
     int32_t recent; /* percent of the budget that the latest tokens have for sure */
     int32_t mode;   /* the enums above; int32_t so that one table describes every field */
@@ -67,23 +67,23 @@ struct policy {
     int32_t rank; /* enum ops_rank */
     int32_t renorm;
     /* infinigen: */
-    float alpha;   /* slots within this of the largest predicted logit */
-    int32_t cap;   /* at most this percent of the text */
-    int32_t count; /* instead: as many as this; 0 */
-    int32_t share; /* or this percent of the text; 0 */
-    float partial; /* share of a key's dims that the partial key has */
+    float alpha;      /* slots within this of the largest predicted logit */
+    int32_t cap;      /* at most this percent of the text */
+    int32_t count;    /* instead: as many as this; 0 */
+    int32_t share;    /* or this percent of the text; 0 */
+    float partial;    /* share of a key's dims that the partial key has */
     int32_t partial8; /* in fp8, else in f16 (f32 where K is) */
-    int32_t skew;  /* partial keys by the overlay's rotation, else by its columns of K as it is */
-    int32_t pool;  /* enum policy_pool: where K and V of all slots are, or that `budget` are kept */
+    int32_t skew; /* partial keys by the overlay's rotation, else by its columns of K as it is */
+    int32_t pool; /* enum policy_pool: where K and V of all slots are, or that `budget` are kept */
     int32_t victim; /* enum policy_victim: of these, which goes */
     int32_t exempt; /* counter: the latest slots, which stay */
-    int32_t full;   /* enum policy_full: a victim is lost, or read from disk when it is listed again; then
-                       `place` is that of full */
+    int32_t full;   /* enum policy_full: a victim is lost, or read from disk when it is listed
+                       again; then `place` is that of full */
     /* A new token to which the early-exit head gives a larger probability needs no deep layers; 0:
      * every one does. */
     float exit;
-    int32_t center; /* enum policy_center: keys are stored less what all keys of a head share */
-    int32_t rot;    /* enum policy_rot: heads are stored as their Hadamard transforms */
+    int32_t center;     /* enum policy_center: keys are stored less what all keys of a head share */
+    int32_t rot;        /* enum policy_rot: heads are stored as their Hadamard transforms */
     int32_t exit_draft; /* the early-exit head proposes tokens, the whole model verifies them */
 };
 
@@ -98,7 +98,7 @@ struct policy_mix {
     int32_t n;
     struct {
         struct policy policy;
-        int32_t share;      /* percent of the cache's bytes; they sum to 100 */
+        int32_t share;  /* percent of the cache's bytes; they sum to 100 */
     } part[KV_MAX_MIX]; /* the first is the default */
 };
 
@@ -117,15 +117,15 @@ bool policy_same_saved(const struct policy *p, const char *text);
 /* What model and backend are, for what a policy may need of them. */
 struct policy_host {
     const struct backend_ops *ops;
-    bool one_memory;       /* the device shares the host's */
-    bool exit_head;        /* the model has an early-exit head, */
-    bool sinks;            /* heads have a logit that no slot has */
-    bool split;            /* or at least SwiftKV's split */
-    int32_t least_k_dim;   /* of all stores */
-    bool part_keys;        /* some store has what partial keys are made with, */
-    int32_t no_part_keys;  /* and this layer lacks it; -1: none does */
-    bool weighed;          /* weights of layers were measured */
-    int32_t uneven[2];     /* two layers with partial keys whose heads differ; [0] -1: none */
+    bool one_memory;      /* the device shares the host's */
+    bool exit_head;       /* the model has an early-exit head, */
+    bool sinks;           /* heads have a logit that no slot has */
+    bool split;           /* or at least SwiftKV's split */
+    int32_t least_k_dim;  /* of all stores */
+    bool part_keys;       /* some store has what partial keys are made with, */
+    int32_t no_part_keys; /* and this layer lacks it; -1: none does */
+    bool weighed;         /* weights of layers were measured */
+    int32_t uneven[2];    /* two layers with partial keys whose heads differ; [0] -1: none */
 };
 
 /* Can model and backend do what the policy asks? -ENOTSUP, -EINVAL. */
@@ -179,7 +179,7 @@ int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx);
 
 /* One of the stores that evict, first layer first. */
 struct policy_share {
-    int32_t rank;   /* of n */
+    int32_t rank; /* of n */
     int32_t n;
     int32_t weight; /* measured, 0 to POLICY_WEIGHT_MOST; */
     int64_t sum;    /* of all n; 0: none were measured */

@@ -166,6 +166,10 @@ int32_t kv_spare_rows(const struct cache *c, int32_t seq)
         const struct geometry_arrays *st = &c->geometry.arrays[i];
         int32_t n = st->kind->spare(st, q->n_tokens);
 
+        if (ops_kv_latest_bytes(geometry_layout(&c->geometry, q->variant, i)) > 0 &&
+            n > OPS_LATEST_ENTRIES - OPS_LATEST) {
+            n = OPS_LATEST_ENTRIES - OPS_LATEST;
+        }
         spare = n < spare ? n : spare;
     }
     return spare;

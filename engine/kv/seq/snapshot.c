@@ -11,14 +11,17 @@
 
 const char snapshot_magic[8] = "PIPITSEQ";
 
-/* The flag, and above it the floats of one group's sums. */
-static uint32_t sum_flags(const struct geometry *s, const struct policy *p, int32_t variant,
-                          int32_t store)
+/* A flag, and above it the words that one group's sums or latest entries take. No policy has both:
+ * sums are for selection, and none selects among slots of four bits. */
+static uint32_t word_flags(const struct geometry *s, const struct policy *p, int32_t variant,
+                           int32_t store)
 {
     const struct ops_kv_layout *l = geometry_layout(s, variant, store);
+    uint64_t latest = ops_kv_latest_bytes(l) * OPS_LATEST_ENTRIES / sizeof(float);
 
-    return geometry_keeps_sum(s, p, store)
-               ? HAS_SUM | (uint32_t)(l->v_heads * l->v_dim) << SUM_SHIFT
+    return latest ? HAS_LATEST | (uint32_t)latest << WORD_SHIFT
+           : geometry_keeps_sum(s, p, store)
+               ? HAS_SUM | (uint32_t)(l->v_heads * l->v_dim) << WORD_SHIFT
                : 0u;
 }
 
@@ -50,7 +53,7 @@ struct snapshot_store snapshot_describe(const struct cache *c, const struct cach
             (policy_rotates_k(&q->policy) ? HAS_HADAMARD_K : 0u) |
             (policy_rotates_v(&q->policy) ? HAS_HADAMARD_V : 0u) |
             (policy_rotates_k(&q->policy) && s->config.stores[store].balance ? HAS_BALANCE : 0u) |
-            sum_flags(s, &q->policy, q->variant, store),
+            word_flags(s, &q->policy, q->variant, store),
         .slot_bytes = ops_kv_slot_bytes(l),
     };
 }

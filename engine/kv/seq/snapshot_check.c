@@ -119,7 +119,8 @@ static int check_group(const struct snapshot_store *h, const struct policy *p, c
         r = !r && p->place->use == OPS_USE_COUNT ? check_counts(at, n, reterr) : r;
         at += snapshot_pad8(n * sizeof(float));
     }
-    return r ? r : check_finite(at, snapshot_n_sums(h), "a sum of V", reterr);
+    return r || !(h->flags & HAS_SUM) ? r
+                                      : check_finite(at, snapshot_n_words(h), "a sum of V", reterr);
 }
 
 /* Takes what is small out of the block, one thing after the other. */

@@ -8,7 +8,8 @@
  *     i32 tokens (n_tokens), padded to 8 bytes
  *     for each store: struct store_header, then for each group
  *         i32 positions (n_slots) and f32 scores (n_slots) where the store has them,
- *         f32 sums of V (v_heads of the group, v_dim) where the policy keeps them,
+ *         f32 sums of V (v_heads of the group, v_dim) where the policy keeps them, or the entries
+ *         of the latest tokens (ops_kv.latest) where its slots have four bits,
  *         the slots (n_slots, slot_bytes), padded to 8 bytes
  *
  * Positions and scores of a sequence at rest are in its own arrays (not in the peak region):
@@ -29,9 +30,11 @@ enum {
     HAS_BALANCE = 128, /* rotated keys were multiplied by what model/balance.c derives */
     HAS_STATE = 16, /* slots are a state's bytes, STATE_SLOT each */
     STATE_SLOT = 64,
-    SUM_SHIFT = 8,
+    WORD_SHIFT = 8, /* above: the words of 4 bytes that sums or latest entries of a group take */
     SNAPSHOT_BUFFER = 64 << 10
 };
+
+#define HAS_LATEST (1u << 31) /* the words are entries of the latest tokens, not sums */
 
 extern const char snapshot_magic[8];
 
@@ -65,9 +68,9 @@ static inline uint64_t snapshot_pad8(uint64_t n)
     return (n + 7) & ~UINT64_C(7);
 }
 
-static inline uint64_t snapshot_n_sums(const struct snapshot_store *h)
+static inline uint64_t snapshot_n_words(const struct snapshot_store *h)
 {
-    return h->flags >> SUM_SHIFT;
+    return (h->flags & ~HAS_LATEST) >> WORD_SHIFT;
 }
 
 /* What a store of a sequence at rest has. */
@@ -81,7 +84,7 @@ static inline uint64_t snapshot_state_bytes(const struct snapshot_store *h)
 
     return snapshot_pad8(n * (h->flags & HAS_POS ? sizeof(int32_t) : 0)) +
            snapshot_pad8(n * (h->flags & HAS_SCORE ? sizeof(float) : 0)) +
-           snapshot_pad8(snapshot_n_sums(h) * sizeof(float));
+           snapshot_pad8(snapshot_n_words(h) * sizeof(float));
 }
 
 static inline uint64_t snapshot_slots_bytes(const struct snapshot_store *h)

@@ -34,8 +34,12 @@ static int load_state(struct cache *c, struct snapshot *s, const struct snapshot
         r = load_array(c, s, kv->score + at, n * sizeof(float));
     }
     if (!r && (h->flags & HAS_SUM)) {
-        r = load_array(c, s, kv->v_sum + (size_t)s->group * (size_t)snapshot_n_sums(h),
-                       snapshot_n_sums(h) * sizeof(float));
+        r = load_array(c, s, kv->v_sum + (size_t)s->group * (size_t)snapshot_n_words(h),
+                       snapshot_n_words(h) * sizeof(float));
+    }
+    if (!r && (h->flags & HAS_LATEST)) {
+        r = load_array(c, s, kv->latest + (size_t)s->group * (size_t)snapshot_n_words(h) * 4,
+                       snapshot_n_words(h) * sizeof(float));
     }
     return r;
 }

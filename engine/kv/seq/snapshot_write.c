@@ -13,7 +13,7 @@ enum part {
     PART_STORE,
     PART_POS,
     PART_SCORE,
-    PART_SUM,
+    PART_WORDS,
     PART_SLOTS,
     PART_END
 };
@@ -47,8 +47,8 @@ static uint64_t part_bytes(const struct snapshot_writer *w)
         return h->flags & HAS_POS ? n * sizeof(int32_t) : 0;
     case PART_SCORE:
         return h->flags & HAS_SCORE ? n * sizeof(float) : 0;
-    case PART_SUM:
-        return snapshot_n_sums(h) * sizeof(float);
+    case PART_WORDS:
+        return snapshot_n_words(h) * sizeof(float);
     case PART_SLOTS:
         return snapshot_slots_bytes(h);
     default:
@@ -85,6 +85,26 @@ static void next_part(struct snapshot_writer *w)
     }
 }
 
+/* n bytes of a group's entries, from byte `from` of all on. Those that no later row reads may be of
+ * drafts that were undone, or of another sequence: they are written as zeros. */
+static int read_latest(const struct snapshot_writer *w, const struct ops_kv *kv, uint64_t from,
+                       uint8_t *buf, uint64_t n)
+{
+    uint64_t size = ops_kv_latest_bytes(kv->layout);
+    int r = w->c->geometry.config.ops->read(w->c->be, buf, kv->latest + from, n);
+
+    for (uint64_t i = 0; i < n; i++) {
+        int32_t entry = (int32_t)((from + i) / size % OPS_LATEST_ENTRIES);
+        int32_t last = w->head.n_tokens - 1;
+        int32_t pos = last - (last - entry + OPS_LATEST_ENTRIES) % OPS_LATEST_ENTRIES;
+
+        if (pos <= last - OPS_LATEST || pos < kv->latest_from) {
+            buf[i] = 0;
+        }
+    }
+    return r;
+}
+
 /* n bytes of the part from w->at on; of slots, whole ones. */
 static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
 {
@@ -112,8 +132,11 @@ static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
         return ops->read(w->c->be, buf, (const uint8_t *)(kv.slot_pos + at) + w->at, n);
     case PART_SCORE:
         return ops->read(w->c->be, buf, (const uint8_t *)(kv.score + at) + w->at, n);
-    case PART_SUM:
-        at = (size_t)w->group * (size_t)snapshot_n_sums(&w->h);
+    case PART_WORDS:
+        at = (size_t)w->group * (size_t)snapshot_n_words(&w->h);
+        if (w->h.flags & HAS_LATEST) {
+            return read_latest(w, &kv, at * sizeof(float) + w->at, buf, n);
+        }
         return ops->read(w->c->be, buf, (const uint8_t *)(kv.v_sum + at) + w->at, n);
     default:
         if (w->h.flags & HAS_STATE) {

@@ -157,6 +157,14 @@ void cache_return_pages(struct cache *c, struct cache_seq *q, int32_t store, int
     q->left.pages[class] += n;
 }
 
+/* The prefix cache has pages of whole chunks and no entries of the latest tokens. So a prompt's
+ * entries count from its last chunk on, which it reads itself: what it gives does not depend on
+ * what was kept. */
+static int32_t latest_from(const struct cache_seq *q)
+{
+    return q->n_prompt > 0 ? (q->n_prompt - 1) / q->policy.chunk * q->policy.chunk : 0;
+}
+
 /* The store's slots as the backend sees them, with n_slots that may be live. */
 struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int32_t store,
                           int32_t n_slots)
@@ -181,6 +189,10 @@ struct ops_kv cache_kv_of(const struct cache *c, const struct cache_seq *q, int3
     kv.v_hadamard = policy_rotates_v(&q->policy);
     if (geometry_keeps_sum(s, &q->policy, store)) {
         kv.v_sum = (float *)(void *)(q->state + st->sum_off);
+    }
+    if (ops_kv_latest_bytes(kv.layout) > 0) {
+        kv.latest = q->state + st->latest_off;
+        kv.latest_from = latest_from(q);
     }
     if (st->ring) {
         kv.cap = st->ring;
