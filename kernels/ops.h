@@ -41,6 +41,7 @@ struct ops_weight_desc {
     uint32_t n_stack : 16; /* so many matrices one behind the other, an expert each; 0: 1 */
     int32_t n_rows;      /* outputs; 1 for vectors */
     int32_t n_cols;      /* inputs: the row length */
+    int32_t stack_rows;  /* of data, from one matrix to the next; 0: n_rows */
     const void *data;    /* host: rows as in the file; NULL while planning */
 };
 
@@ -52,6 +53,7 @@ struct ops_weight {
     uint32_t n_stack : 16; /* 0: 1; only `experts` takes more */
     int32_t n_rows;
     int32_t n_cols;
+    int32_t stack_rows; /* as in the desc, where the backend reads its data in place */
     const void *device;
     uint64_t bytes;      /* device bytes that this weight holds (0 when the file's map is used) */
     const void *priv;

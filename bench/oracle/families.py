@@ -27,7 +27,7 @@ import numpy as np
 
 FAMILIES = ["llama", "mistral3", "granite", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "phi3", "olmo2", "exaone4",
             "nemotron", "qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen3vlmoe", "olmoe",
-            "glm4moe", "ernie4_5-moe", "dots1", "minimax-m2", "lfm2moe", "qwen35", "lfm2"]
+            "glm4moe", "ernie4_5-moe", "dots1", "minimax-m2", "lfm2moe", "qwen35", "qwen35moe", "lfm2"]
 N, FIRST = 200, 135
 
 
@@ -37,7 +37,7 @@ def strengthen(path, seed):
     rng = np.random.default_rng(seed)
     for t in GGUFReader(path, "r+").tensors:
         shape, name = t.data.shape, t.name
-        if name.endswith("exps.scale"):  # pipit knows no factors of experts
+        if name.endswith(("exps.scale", "exp.scale")):  # pipit knows no factors of experts
             t.data[...] = 1
         if t.data.dtype != np.float32 or "scale" in name or "ssm_a" in name or "sinks" in name:
             continue

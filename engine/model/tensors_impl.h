@@ -28,7 +28,8 @@ int tensors_lookup(struct finder *f, const char *name, const struct gguf_tensor 
 int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d);
 
 /* tensors_part.c: a tensor that files may hold in a larger one, Q, K and V of a layer as one, or
- * gate and up: its rows there (of a bias: values), `total` in all. name NULL: by itself. */
+ * gate and up, of experts too: its rows there (of a bias: values), `total` in all. name NULL: by
+ * itself. */
 struct tensor_part {
     const char *name;
     int32_t first;

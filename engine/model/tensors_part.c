@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors that lie in a larger one. Rows of a weight lie one behind the other whatever its type is,
- * so a part of them is a weight by itself, read in place. */
+ * so a part of them is a weight by itself, read in place; of a matrix for each expert, a part of
+ * each. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -40,6 +41,7 @@ struct tensor_part tensors_part(const struct finder *f, const struct tensor_row 
 {
     static const char weight[] = "attn_qkv.weight";
     static const char bias[] = "attn_qkv.bias";
+    static const char experts[] = "ffn_gate_up_exps.weight";
     static const enum layer_tensor weights[] = {LT_Q, LT_K, LT_V};
     static const enum layer_tensor biases[] = {LT_Q_B, LT_K_B, LT_V_B};
     struct tensor_part none = {0};
@@ -54,6 +56,15 @@ struct tensor_part tensors_part(const struct finder *f, const struct tensor_row 
         if (row == &arch_layer_tensors[biases[i]] && is_there(f, layer, bias)) {
             return of_qkv(f, layer, i, bias);
         }
+    }
+    if ((row == &arch_layer_tensors[LT_EXPERTS_GATE] ||
+         row == &arch_layer_tensors[LT_EXPERTS_UP]) &&
+        is_there(f, layer, experts)) { /* of each expert */
+        int32_t n_ff = tensors_dim(&f->m->h, layer, DIM_EXPERT_FF);
+        bool up = row == &arch_layer_tensors[LT_EXPERTS_UP];
+
+        return (struct tensor_part){
+            .name = experts, .first = up ? n_ff : 0, .n = n_ff, .total = 2 * n_ff};
     }
     if (f->m->arch->fused_ffn &&
         (row == &arch_layer_tensors[LT_GATE] || row == &arch_layer_tensors[LT_UP])) {
@@ -83,6 +94,7 @@ int tensors_take_part(const struct tensor_part *p, const struct gguf_tensor *t,
         w->desc.n_rows = p->n;
     }
     w->desc.data = (const uint8_t *)t->data + (uint64_t)p->first * row_bytes;
-    w->file_bytes = (uint64_t)p->n * row_bytes;
+    w->file_bytes = (uint64_t)p->n * row_bytes * (uint64_t)ops_stack(w->desc.n_stack);
+    w->desc.stack_rows = w->desc.n_stack ? p->total : 0;
     return 0;
 }

@@ -137,12 +137,13 @@ static void pack_piece(void *arg, int tid, int n_threads)
     const int64_t n_panels = ((int64_t)d->n_rows + PANEL_ROWS - 1) / PANEL_ROWS;
     const int64_t n = n_panels * ops_stack(d->n_stack); /* each matrix begins with a panel */
     const int64_t end = n * (tid + 1) / n_threads;
+    const int64_t stack_rows = d->stack_rows ? d->stack_rows : d->n_rows;
 
     for (int64_t i = n * tid / n_threads; i < end; i++) {
         int64_t row = i % n_panels * PANEL_ROWS;
         int64_t rest = d->n_rows - row;
         const uint8_t *from =
-            (const uint8_t *)d->data + (size_t)(i / n_panels * d->n_rows + row) * job->row_bytes;
+            (const uint8_t *)d->data + (size_t)(i / n_panels * stack_rows + row) * job->row_bytes;
 
         pack_panel(d->type, from, job->row_bytes, rest < PANEL_ROWS ? (int)rest : PANEL_ROWS,
                    d->n_cols, job->to + (size_t)i * bytes);

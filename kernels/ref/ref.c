@@ -189,6 +189,7 @@ static int ref_weight_create(struct backend *be, const struct ops_weight_desc *d
         .n_rows = desc->n_rows,
         .n_cols = desc->n_cols,
         .n_stack = desc->n_stack,
+        .stack_rows = desc->stack_rows,
         .device = device,
         .bytes = bytes,
     };

@@ -27,6 +27,7 @@ struct spec {
     uint32_t n_expert; /* 0: 4 */
     uint32_t n_used;   /* 0: 2 */
     enum dtype type;   /* of the experts; F32: 0 */
+    bool fused;        /* gate and up in one tensor */
     bool decoded;      /* written as F32, with the values that `type` leaves of them */
     const char *drop;
     const char *extra; /* a factor for each expert, */
@@ -53,6 +54,9 @@ struct file {
     struct tensor t[64];
 };
 
+static const char gate_name[] = "blk.0.ffn_gate_exps.weight";
+static const char up_name[] = "blk.0.ffn_up_exps.weight";
+static const char fused_name[] = "blk.0.ffn_gate_up_exps.weight";
 static char path[64];
 
 static void setup(void)
@@ -129,6 +133,15 @@ static void write_one(struct file *f, const struct tensor *t)
     for (size_t i = 0; i < n; i++) {
         values[i] = value_of(t, (uint32_t)i);
     }
+    if (strcmp(t->name, fused_name) == 0) { /* the values of both */
+        struct tensor part = *t;
+        size_t half = (size_t)(t->dims[0] * t->dims[1] / 2);
+
+        for (size_t i = 0; i < n; i++) {
+            (void)snprintf(part.name, sizeof(part.name), "%s", i / half % 2 ? up_name : gate_name);
+            values[i] = value_of(&part, (uint32_t)(i / (2 * half) * half + i % half));
+        }
+    }
     if (s->extra && strcmp(s->extra, t->name) == 0) {
         for (size_t i = 0; i < n; i++) {
             values[i] = i == 1 ? s->factor : 1;
@@ -160,8 +173,12 @@ static void add_layer(struct file *f, uint64_t embd, uint64_t ff, uint64_t n)
     add(f, "blk.0.attn_output.weight", DIM * HEADS, embd, 0);
     add(f, "blk.0.ffn_norm.weight", embd, 0, 0);
     add(f, "blk.0.ffn_gate_inp.weight", embd, n, 0);
-    add(f, "blk.0.ffn_gate_exps.weight", embd, ff, n);
-    add(f, "blk.0.ffn_up_exps.weight", embd, ff, n);
+    if (f->s->fused) {
+        add(f, fused_name, embd, 2 * ff, n);
+    } else {
+        add(f, gate_name, embd, ff, n);
+        add(f, up_name, embd, ff, n);
+    }
     add(f, "blk.0.ffn_down_exps.weight", ff, embd, n);
     if (f->s->shared) {
         add(f, "blk.0.ffn_gate_inp_shexp.weight", embd, 0, 0);
@@ -252,6 +269,12 @@ Test(experts, files_that_do_not_fit)
         {{.extra = "blk.0.ffn_up_exps.scale", .factor = 0.5f},
          -ENOTSUP,
          "blk.0.ffn_up_exps.scale: the factor of expert 1 is 0.5"},
+        {{.fused = true, .bent = "blk.0.ffn_gate_up_exps.weight", .side = 1, .size = 47},
+         -EBADMSG,
+         "blk.0.ffn_gate_up_exps.weight is (32, 47"},
+        {{.fused = true, .bent = "blk.0.ffn_gate_up_exps.weight", .side = 2, .size = 5},
+         -EBADMSG,
+         "blk.0.ffn_gate_up_exps.weight has 5 matrices"},
         {{.shared = true, .drop = "blk.0.ffn_up_shexp.weight"},
          -EBADMSG,
          "blk.0.ffn_up_shexp.weight is missing"},
@@ -477,6 +500,24 @@ Test(experts, quantised_weights_mean_their_values)
         cr_assert_arr_eq(want, got, sizeof(want), "%s on ref", name);
         logits_of(&s, "cpu", got);
         cr_assert_lt(difference(want, got), 0.02, "%s on cpu: %g", name, difference(want, got));
+    }
+}
+
+/* Gate and up of experts in one tensor: the same bits, and refused where they do not fit. */
+Test(experts, gate_and_up_in_one_tensor)
+{
+    static const char *const backends[] = {"ref", "cpu"};
+    static const enum dtype types[] = {DTYPE_F32, DTYPE_Q8_0};
+    static float want[N_NEW * VOCAB];
+    static float got[N_NEW * VOCAB];
+
+    for (int i = 0; i < 4; i++) {
+        struct spec s = {.embd = 64, .ff = 96, .n_expert = 5, .type = types[i / 2]};
+
+        logits_of(&s, backends[i % 2], want);
+        s.fused = true;
+        logits_of(&s, backends[i % 2], got);
+        cr_assert_arr_eq(want, got, sizeof(want), "%s", backends[i % 2]);
     }
 }
 
