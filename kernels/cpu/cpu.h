@@ -41,6 +41,10 @@ struct cpu_known_jobs *cpu_matmul_known_jobs(const struct cpu *cpu); /* in scrat
 /* First weights of thread `tid` in the matmul that is likely to come next, or NULL. */
 const uint8_t *cpu_matmul_next(const struct cpu *cpu, int tid);
 void cpu_matmul_forget(struct cpu *cpu); /* weights go away */
+/* Experts of one row, at most 4: the parts of `in` are two by two gated pairs, part i of `out` is
+ * multiplied with row i of its x. `next_in`: of those that come next, or NULL. */
+void cpu_matmul_experts(struct cpu *cpu, const struct ops_matmul *in, const struct ops_matmul *out,
+                        const struct ops_matmul *next_in);
 uint64_t cpu_matmul_scratch_bytes(int n_threads, const struct backend_limits *limits);
 uint64_t cpu_tiles_scratch_bytes(int n_threads, const struct backend_limits *limits);
 float *cpu_thread_row(const struct cpu *cpu, int tid); /* (max_cols), scratch of a thread */

@@ -5,6 +5,10 @@
  * and up, and with down, and added to y with their weights. An expert's weights are thus read once
  * a batch, and a matmul's batch invariance is the mixture's. The shared expert has all rows.
  *
+ * A row of class decode that is alone goes otherwise, to the same bits: its experts are read four
+ * at a time, in two jobs and not eight, since each job is a wait for the threads and a stream of
+ * weights that begins cold. Which weights come next is known there, not guessed.
+ *
  * Scratch: x, the normed rows; some, an expert's rows, later what its down gives; h, its hidden
  * values; logits; and what was chosen, by row and by expert. */
 
@@ -270,6 +274,43 @@ static int layer(struct backend *be, const struct job *job, struct ops_rows rows
     return r ? r : cpu_matmul(be, &out);
 }
 
+/* A few experts of one row. */
+enum { FEW = 4 };
+
+struct few {
+    struct ops_weight w[3 * FEW];
+    struct ops_weight b[3 * FEW];
+    struct ops_matmul in;  /* pairs */
+    struct ops_matmul out; /* row i of its x is part i's */
+};
+
+static void gather_few(const struct job *job, int32_t from, int32_t n, struct few *ret)
+{
+    const struct ops_expert_part *parts[] = {&job->p->gate, &job->p->up, &job->p->down};
+
+    *ret = (struct few){
+        .in = {.rows = {1, 1}, .x = job->s.x, .ldx = job->s.ld, .n_parts = 2 * n},
+        .out = {.rows = {n, n}, .x = job->s.h, .ldx = job->s.ld, .n_parts = n},
+    };
+    for (int32_t i = 0; i < n; i++) {
+        for (int32_t k = 0; k < 3; k++) {
+            ret->w[3 * i + k] = one_of(parts[k]->w, job->s.routes[from + i].expert);
+            ret->b[3 * i + k] = bias_of(parts[k], job->s.routes[from + i].expert);
+        }
+        for (int32_t k = 0; k < 2; k++) {
+            ret->in.part[2 * i + k].w = &ret->w[3 * i + k];
+            ret->in.part[2 * i + k].bias = parts[k]->bias ? &ret->b[3 * i + k] : NULL;
+        }
+        ret->in.part[2 * i].y = job->s.h + (size_t)i * (size_t)job->s.ld;
+        ret->in.part[2 * i].ldy = job->s.ld;
+        ret->in.part[2 * i].act = job->p->act;
+        ret->out.part[i].w = &ret->w[3 * i + 2];
+        ret->out.part[i].bias = parts[2]->bias ? &ret->b[3 * i + 2] : NULL;
+        ret->out.part[i].y = job->s.some; /* row i of it */
+        ret->out.part[i].ldy = job->s.ld;
+    }
+}
+
 static int chosen(struct backend *be, struct job *job, const int32_t *first)
 {
     const struct ops_experts *p = job->p;
@@ -294,6 +335,29 @@ static int chosen(struct backend *be, struct job *job, const int32_t *first)
     return r;
 }
 
+/* Of one row the chosen experts, FEW at a time: one job for all their gates and ups, one for their
+ * downs. Sums and their order are those of `chosen`. */
+static void chosen_of_row(struct cpu *cpu, struct job *job)
+{
+    const struct ops_experts *p = job->p;
+    struct few few[2];
+    int32_t n = p->n_used < FEW ? p->n_used : FEW;
+    int at = 0;
+
+    gather_few(job, 0, n, &few[0]);
+    for (int32_t from = 0; from < p->n_used; from += FEW, at = !at) {
+        int32_t left = p->n_used - from - FEW;
+
+        if (left > 0) {
+            gather_few(job, from + FEW, left < FEW ? left : FEW, &few[!at]);
+        }
+        cpu_matmul_experts(cpu, &few[at].in, &few[at].out, left > 0 ? &few[!at].in : NULL);
+        for (int32_t i = 0; i < few[at].out.n_parts; i++) {
+            add_row(job, i, 0, job->s.routes[from + i].weight);
+        }
+    }
+}
+
 int cpu_experts(struct backend *be, const struct ops_experts *p)
 {
     struct cpu *cpu = cpu_of(be);
@@ -314,11 +378,15 @@ int cpu_experts(struct backend *be, const struct ops_experts *p)
         return r;
     }
     for_rows(cpu, &job, choose_piece, p->rows.n);
-    sort_rows(&job, first);
     for (int32_t i = 0; i < p->rows.n && !p->add; i++) {
         memset(p->y + (size_t)i * (size_t)p->ldy, 0, (size_t)job.n_cols * sizeof(float));
     }
-    r = chosen(be, &job, first);
+    if (p->rows.n == 1 && p->rows.n_decode == 1 && cpu->limits.max_rows >= FEW) {
+        chosen_of_row(cpu, &job);
+    } else {
+        sort_rows(&job, first);
+        r = chosen(be, &job, first);
+    }
     if (!r && p->shared_up.w) {
         r = layer(be, &job, p->rows, job.s.x, &p->shared_gate_proj, &p->shared_up, &p->shared_down,
                   0);

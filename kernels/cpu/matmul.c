@@ -174,6 +174,7 @@ void matmul_panel(const struct job *job, const struct thread_scratch *s, const s
     const struct ops_matmul *p = job->p;
     const struct ops_weight *w = p->part[part].w;
     const struct ops_weight *bias = p->part[part].bias;
+    const int pair = matmul_pair_of(job, part);
     const int32_t row = panel * PANEL_ROWS;
     const size_t stride = (size_t)panel_bytes(w->type, (uint64_t)w->n_cols);
     const uint8_t *at = (const uint8_t *)w->device + (size_t)panel * stride;
@@ -195,16 +196,16 @@ void matmul_panel(const struct job *job, const struct thread_scratch *s, const s
     if (job->fine) {
         add_rest(s, fn, at, &a->acts[1], n);
     }
-    if (p->gated) {
-        const struct ops_weight *up = p->part[1].w;
+    if (pair >= 0) {
+        const struct ops_weight *up = p->part[pair].w;
         size_t up_stride = (size_t)panel_bytes(up->type, (uint64_t)up->n_cols);
 
         cpu_table_panel(&job->cpu->table, up->type)(
             (const uint8_t *)up->device + (size_t)panel * up_stride, &a->acts[1], n, s->u);
         e.u = s->u;
-        e.u_bias = p->part[1].bias ? (const float *)p->part[1].bias->device + row : NULL;
-        e.u_scale = ops_factor(p->part[1].scale);
-        e.u_bias_scale = ops_factor(p->part[1].bias_scale);
+        e.u_bias = p->part[pair].bias ? (const float *)p->part[pair].bias->device + row : NULL;
+        e.u_scale = ops_factor(p->part[pair].scale);
+        e.u_bias_scale = ops_factor(p->part[pair].bias_scale);
     }
     job->cpu->table.epilogue(&e);
 }
@@ -303,7 +304,7 @@ static int choose_token_splits(int n_threads, int32_t n)
     return 1;
 }
 
-static void run_rows(struct cpu *cpu, const struct ops_matmul *p)
+static struct job job_of(struct cpu *cpu, const struct ops_matmul *p)
 {
     struct job job = {.cpu = cpu, .p = p};
     size_t rows = (size_t)cpu->limits.max_rows;
@@ -322,11 +323,35 @@ static void run_rows(struct cpu *cpu, const struct ops_matmul *p)
     job.token_splits = choose_token_splits(cpu->n_threads, p->rows.n);
     job.q = (void *)cpu->matmul_scratch;
     job.x = (void *)(cpu->matmul_scratch + q_bytes(rows, (size_t)cpu->limits.max_cols));
+    return job;
+}
+
+static void run_rows(struct cpu *cpu, const struct ops_matmul *p)
+{
+    struct job job = job_of(cpu, p);
+
     if (job.token_splits == 1 && p->rows.n < CHUNK_TOKENS) {
         matmul_few(&job);
     } else {
         pool_run(cpu->pool, matmul_piece, &job);
     }
+}
+
+void cpu_matmul_experts(struct cpu *cpu, const struct ops_matmul *in, const struct ops_matmul *out,
+                        const struct ops_matmul *next_in)
+{
+    struct job first = job_of(cpu, in);
+    struct job second = job_of(cpu, out);
+    struct job next = {0};
+
+    first.pairs = true;
+    second.apart = true;
+    matmul_few_of(&first, &second);
+    if (next_in) {
+        next = job_of(cpu, next_in);
+        next.pairs = true;
+    }
+    matmul_few_of(&second, next_in ? &next : NULL);
 }
 
 int cpu_matmul(struct backend *be, const struct ops_matmul *p)

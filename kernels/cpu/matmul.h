@@ -30,6 +30,8 @@ struct job {
     bool need_x; /* a part has float weights, and there is a norm */
     bool use_x;  /* a part has float weights */
     bool fine;   /* the output head: the rounding's rest goes to where float rows else lie */
+    bool pairs;  /* parts two by two are gated pairs */
+    bool apart;  /* part i is multiplied with token i only */
     int token_splits;
     uint64_t bytes; /* of all units' weights */
     struct panel_act *q;
@@ -66,6 +68,12 @@ static inline int matmul_n_parts(const struct ops_matmul *p)
     return p->gated ? 1 : p->n_parts;
 }
 
+/* The part with the other panel of a pair; -1: `part` is no pair. */
+static inline int matmul_pair_of(const struct job *job, int part)
+{
+    return job->p->gated || job->pairs ? part + 1 : -1;
+}
+
 uint64_t matmul_unit_bytes(const struct ops_matmul *p, int part);
 
 /* Panel of a part that begins at or after byte `target` of the job; `before` bytes come first. */
@@ -74,5 +82,7 @@ int32_t matmul_panel_at(uint64_t target, uint64_t before, uint64_t unit_bytes, i
 /* matmul_few.c */
 size_t matmul_known_jobs_bytes(void);
 void matmul_few(struct job *job);
+/* Of jobs that are not to be learnt, since their weights are others every time; `next` or NULL. */
+void matmul_few_of(struct job *job, const struct job *next);
 
 #endif

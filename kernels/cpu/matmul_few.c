@@ -39,6 +39,7 @@ struct cpu_known_jobs {
     struct known_job job[KNOWN_JOBS];
     int n;
     struct known_job *last;
+    struct known_job own[2]; /* what is not learnt: the job and the one after it */
 };
 
 size_t matmul_known_jobs_bytes(void)
@@ -67,24 +68,33 @@ static struct known_job *find(struct cpu_known_jobs *known, const void *w)
     return &known->job[i];
 }
 
+static void describe(const struct job *job, struct known_job *k)
+{
+    k->n_parts = job->pairs ? job->p->n_parts / 2 : matmul_n_parts(job->p);
+    k->bytes = job->bytes;
+    for (int i = 0; i < k->n_parts; i++) {
+        int part = job->pairs ? 2 * i : i;
+        const struct ops_weight *w = job->p->part[part].w;
+
+        k->part[i] = (struct known_part){
+            .w = w->device,
+            .unit = matmul_unit_bytes(job->p, part),
+            .stride = panel_bytes(w->type, (uint64_t)w->n_cols),
+            .n = matmul_n_panels(w),
+        };
+        if (job->pairs) {
+            k->part[i].unit += matmul_unit_bytes(job->p, part + 1);
+        }
+    }
+}
+
 /* Describes the job and notes that it follows the last one. */
 static const struct known_job *learn(const struct job *job)
 {
     struct cpu_known_jobs *known = job->cpu->known_jobs;
     struct known_job *k = find(known, job->p->part[0].w->device);
 
-    k->n_parts = matmul_n_parts(job->p);
-    k->bytes = job->bytes;
-    for (int i = 0; i < k->n_parts; i++) {
-        const struct ops_weight *w = job->p->part[i].w;
-
-        k->part[i] = (struct known_part){
-            .w = w->device,
-            .unit = matmul_unit_bytes(job->p, i),
-            .stride = panel_bytes(w->type, (uint64_t)w->n_cols),
-            .n = matmul_n_panels(w),
-        };
-    }
+    describe(job, k);
     if (known->last) {
         known->last->next = k;
     }
@@ -136,21 +146,25 @@ static void look_ahead(struct cpu_acts *at, const uint8_t *end, const uint8_t *n
     at->jump = next ? (ptrdiff_t)((uintptr_t)next - (uintptr_t)end) : 0;
 }
 
+/* Of a job, the first byte of a thread's share. */
+static const uint8_t *begin_of(const struct known_job *k, int tid, int n_threads)
+{
+    struct share s = share_of(k, tid, n_threads);
+
+    return first_byte(k, &s, 0);
+}
+
 const uint8_t *cpu_matmul_next(const struct cpu *cpu, int tid)
 {
     const struct known_job *last = cpu->known_jobs ? cpu->known_jobs->last : NULL;
-    struct share s;
 
-    if (!last || !last->next) {
-        return NULL;
-    }
-    s = share_of(last->next, tid, cpu->n_threads);
-    return first_byte(last->next, &s, 0);
+    return last && last->next ? begin_of(last->next, tid, cpu->n_threads) : NULL;
 }
 
 struct few {
     const struct job *job;
     const struct known_job *known;
+    const struct known_job *next; /* NULL: what followed last time */
 };
 
 static void set_streams(const struct few *f, const struct share *s, int part, bool own,
@@ -158,29 +172,40 @@ static void set_streams(const struct few *f, const struct share *s, int part, bo
 {
     const struct ops_matmul *p = f->job->p;
     const struct known_part *k = &f->known->part[part];
+    const int second = matmul_pair_of(f->job, f->job->pairs ? 2 * part : part);
     const uint8_t *then = own ? first_byte(f->known, s, part + 1) : NULL;
 
     then = then ? then : next;
     look_ahead(&a->acts[0], k->w + (size_t)s->to[part] * k->stride, then);
     a->acts[1].end = a->acts[0].end;
     a->acts[1].jump = a->acts[0].jump;
-    if (p->gated) { /* the pair's second stream goes on behind what the first has asked for */
+    if (second >= 0) { /* the pair's second stream goes on behind what the first has asked for */
         size_t stride = (size_t)(k->unit - k->stride);
 
         look_ahead(&a->acts[1],
-                   (const uint8_t *)p->part[1].w->device + (size_t)s->to[part] * stride,
+                   (const uint8_t *)p->part[second].w->device + (size_t)s->to[part] * stride,
                    then ? then + CPU_PANEL_PREFETCH : NULL);
+    }
+}
+
+/* Token `i` of what begins at `first`. */
+static void set_token(const struct unit_acts *first, int i, struct unit_acts *a)
+{
+    for (int k = 0; k < 2; k++) {
+        a->acts[k].q = first->acts[k].q + (size_t)i * first->acts[k].ldq;
+        a->acts[k].x = first->acts[k].x + (size_t)i * first->acts[k].ldx;
     }
 }
 
 /* What is left of a share; `next`: where the thread's own stream goes on, NULL in others' shares.
  */
 static void run_share(const struct few *f, const struct thread_scratch *scratch,
-                      struct unit_acts *a, int tid, int share, int of, const uint8_t *next)
+                      const struct unit_acts *first, struct unit_acts *a, int tid, int share,
+                      int of, const uint8_t *next)
 {
     const bool own = tid == share;
     const struct known_job *k = f->known;
-    const int32_t n_tokens = f->job->p->rows.n;
+    const int32_t n_tokens = f->job->apart ? 1 : f->job->p->rows.n;
     struct share s = share_of(k, share, of);
     uint64_t unit = k->bytes / (uint64_t)(s.n > 0 ? s.n * of : 1) + 1;
     int32_t grain = GRAIN_BYTES / unit > 1 ? (int32_t)(GRAIN_BYTES / unit) : 1;
@@ -196,8 +221,12 @@ static void run_share(const struct few *f, const struct thread_scratch *scratch,
                 before = end;
                 end += s.to[part] - s.from[part];
                 set_streams(f, &s, part, own, next, a);
+                if (f->job->apart) {
+                    set_token(first, part, a);
+                }
             }
-            matmul_panel(f->job, scratch, a, part, s.from[part] + i - before, 0, n_tokens);
+            matmul_panel(f->job, scratch, a, f->job->pairs ? 2 * part : part,
+                         s.from[part] + i - before, f->job->apart ? part : 0, n_tokens);
         }
     }
 }
@@ -225,9 +254,11 @@ static void few_piece(void *arg, int tid, int n_threads)
     const struct few *f = arg;
     const struct job *job = f->job;
     const struct thread_scratch s = matmul_thread(job->cpu, tid);
-    const uint8_t *next = cpu_matmul_next(job->cpu, tid);
+    const uint8_t *next =
+        f->next ? begin_of(f->next, tid, n_threads) : cpu_matmul_next(job->cpu, tid);
     struct panel_act *q = job->q;
     float *x = job->x;
+    struct unit_acts first;
     struct unit_acts a;
 
     if (job->p->rows.n <= FEW_TOKENS) {
@@ -235,9 +266,10 @@ static void few_piece(void *arg, int tid, int n_threads)
         x = s.x;
         matmul_prepare(job, 0, job->p->rows.n, s.row, q, x);
     }
-    a = matmul_acts(job, q, x, 0);
+    first = matmul_acts(job, q, x, 0);
+    a = first;
     for (int i = 0; i < n_threads; i++) {
-        run_share(f, &s, &a, tid, (tid + i) % n_threads, n_threads, i == 0 ? next : NULL);
+        run_share(f, &s, &first, &a, tid, (tid + i) % n_threads, n_threads, i == 0 ? next : NULL);
     }
 }
 
@@ -247,6 +279,19 @@ void matmul_few(struct job *job)
 
     if (job->p->rows.n > FEW_TOKENS) {
         pool_share(job->cpu->pool, prepare_piece, &f);
+    }
+    pool_share(job->cpu->pool, few_piece, &f);
+}
+
+void matmul_few_of(struct job *job, const struct job *next)
+{
+    struct known_job *own = job->cpu->known_jobs->own;
+    struct few f = {.job = job, .known = &own[0]};
+
+    describe(job, &own[0]);
+    if (next) {
+        describe(next, &own[1]);
+        f.next = &own[1];
     }
     pool_share(job->cpu->pool, few_piece, &f);
 }

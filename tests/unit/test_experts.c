@@ -442,6 +442,10 @@ Test(experts, a_sequence_has_its_bits_in_company)
     }
     write_model(&(struct spec){.shared = true, .embd = 256, .ff = 256, .type = DTYPE_Q4_K});
     in_company(path, "cpu");
+    run_threads = 3;
+    in_company(path, "cpu");
+    in_company("arch_gpt_oss.gguf", "cpu"); /* biases, and 3 experts */
+    in_company("arch_glm4moe.gguf", "cpu");
 }
 
 /* Logits of N_NEW forced tokens behind a prompt of 6; (N_NEW, VOCAB). */
