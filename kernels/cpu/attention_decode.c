@@ -17,6 +17,7 @@
 
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/attention_prefetch.h"
+#include "kernels/kv_latest.h"
 
 /* What a unit leaves of one head; sums (v_pad) follow at KV_PARTIAL_HEAD. */
 struct partial {
@@ -123,7 +124,7 @@ static const uint16_t *scales(const struct chunk *c, int32_t page, size_t at, in
 static void find_pages(struct chunk *c)
 {
     const struct ops_kv *kv = &c->u.seq->kv;
-    bool positions = c->u.p->alibi_max > 0 || c->mode != ATT_UNSEEN;
+    bool positions = c->u.p->alibi_max > 0 || c->mode != ATT_UNSEEN || kv->latest;
     int32_t left = kv->n_slots - c->slot0;
 
     left = left < KV_CHUNK ? left : KV_CHUNK;
@@ -138,6 +139,69 @@ static void find_pages(struct chunk *c)
         }
     }
     c->parts = find_parts(c->u.l, c->pages[0]);
+}
+
+/* ---- the latest tokens: in 8 bits, where pages have 4 (kernels/kv_latest.h) ---- */
+
+/* Is slot s of page i one of them? */
+static bool is_latest(const struct chunk *c, int32_t i, int32_t s)
+{
+    return kv_latest_has(&c->u.seq->kv, c->u.seq->pos0 + c->row,
+                         c->u.t->pos[i * OPS_PAGE_SLOTS + s]);
+}
+
+/* Their dot products with one K head replace those with the page's. */
+static void latest_keys(const struct chunk *c, int32_t i, int32_t k_head, const float *q)
+{
+    const struct att_unit *u = &c->u;
+    float *x = u->t->acc; /* not in use yet */
+    bool any = false;
+
+    for (int32_t s = 0; s < OPS_PAGE_SLOTS; s++) {
+        if (is_latest(c, i, s)) {
+            kv_latest_load(
+                kv_latest_k(&u->seq->kv, u->group, u->t->pos[i * OPS_PAGE_SLOTS + s], k_head),
+                u->t->row, u->l->k_dim);
+            for (int32_t d = 0; d < u->l->k_dim; d++) {
+                u->t->k[d * OPS_PAGE_SLOTS + s] = u->t->row[d];
+            }
+            any = true;
+        }
+    }
+    if (!any) {
+        return;
+    }
+    u->cpu->table.qk_f32(u->t->k, u->l->k_dim, q, (size_t)u->l->k_dim, u->share_k, x,
+                         OPS_PAGE_SLOTS, NULL);
+    for (int32_t s = 0; s < OPS_PAGE_SLOTS; s++) {
+        for (int32_t r = 0; r < u->share_k && is_latest(c, i, s); r++) {
+            x_of(c, k_head * u->share_k + r, i)[s] = x[r * OPS_PAGE_SLOTS + s];
+        }
+    }
+}
+
+/* Adds their part of one V head; the page's own gets no weight. */
+static void latest_values(const struct chunk *c, int32_t i, int32_t v_head, int32_t pad)
+{
+    const struct att_unit *u = &c->u;
+
+    for (int32_t s = 0; s < OPS_PAGE_SLOTS; s++) {
+        if (!is_latest(c, i, s)) {
+            continue;
+        }
+        kv_latest_load(
+            kv_latest_v(&u->seq->kv, u->group, u->t->pos[i * OPS_PAGE_SLOTS + s], v_head),
+            u->t->row, u->l->v_dim);
+        for (int32_t r = 0; r < u->share_v; r++) {
+            float *weight = x_of(c, v_head * u->share_v + r, i) + s;
+            float *acc = u->t->acc + (size_t)(v_head * u->share_v + r) * (size_t)pad;
+
+            for (int32_t d = 0; d < u->l->v_dim; d++) {
+                acc[d] += *weight * u->t->row[d];
+            }
+            *weight = 0;
+        }
+    }
 }
 
 /* ---- the unit ---- */
@@ -160,6 +224,9 @@ static void keys(const struct chunk *c, struct att_prefetch *ahead, float *max)
             qk(c->pages[i] + (size_t)k * c->parts.k_bytes, u->l->k_dim,
                q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim, (size_t)u->l->k_dim, u->share_k,
                x_of(c, k * u->share_k, i), KV_CHUNK, ahead->on ? &ahead->a : NULL);
+            if (u->seq->kv.latest && ops_kv_in_four_bits(u->l->k_type)) {
+                latest_keys(c, i, k, q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim);
+            }
         }
         for (int32_t h = 0; h < u->n_heads; h++) {
             float m = att_logits(u, c->row, h, scales(c, i, c->parts.k_scale, h / u->share_k), pos,
@@ -248,6 +315,9 @@ static void values(const struct chunk *c, struct att_prefetch *ahead)
         int32_t n = left < OPS_PAGE_SLOTS ? left : OPS_PAGE_SLOTS;
 
         for (int32_t v = 0; v < u->l->v_heads; v++) {
+            if (u->seq->kv.latest && ops_kv_in_four_bits(u->l->v_type)) {
+                latest_values(c, i, v, pad);
+            }
             pv(c->pages[i] + c->parts.v + (size_t)v * c->parts.v_bytes, pad,
                x_of(c, v * u->share_v, i), KV_CHUNK, u->share_v, n,
                u->t->acc + (size_t)(v * u->share_v) * (size_t)pad, ahead->on ? &ahead->a : NULL);

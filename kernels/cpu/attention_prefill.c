@@ -20,7 +20,7 @@
 #include <string.h>
 
 #include "kernels/cpu/attention_block.h"
-#include "kernels/kv_latest.h"
+#include "kernels/kv_code.h"
 
 static int32_t min_i32(int32_t a, int32_t b)
 {
@@ -32,21 +32,12 @@ static int32_t page_count(const struct ops_seq *s)
     return (s->kv.n_slots + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS;
 }
 
-/* Are some slots read from the entries of the latest tokens? Each row has its own. */
-static bool reads_latest(const struct att_unit *u)
-{
-    return u->seq->kv.latest && u->seq->row0 < u->p->rows.n_decode;
-}
-
 /* Rows of a block: a function of the sequence's own numbers. */
 static int32_t block_rows(const struct att_unit *u, size_t seen_floats)
 {
     int32_t rows = att_tiles_serve(u) ? att_tiles_rows(u) : min_i32(KV_PAIRS / u->n_heads, 64);
     size_t row_floats = (size_t)u->n_heads * (size_t)page_count(u->seq) * OPS_PAGE_SLOTS;
 
-    if (reads_latest(u)) {
-        return 1;
-    }
     if (u->observe && (size_t)rows * row_floats > seen_floats) {
         rows = (int32_t)(seen_floats / row_floats);
     }
@@ -106,47 +97,27 @@ static void decode_blocks(const struct att_unit *u, enum ops_kv_type type, const
     }
 }
 
-/* Is slot i of the page at hand one of the latest, for the block's one row? */
-static bool is_latest(const struct att_block *b, enum ops_kv_type type, int32_t i)
-{
-    return ops_kv_in_four_bits(type) && reads_latest(&b->u) &&
-           kv_latest_has(&b->u.seq->kv, b->u.seq->pos0 + b->row0, b->u.t->pos[i]);
-}
-
 /* Types of blocks lie by slot. */
-static const float *page_values(const struct att_block *b, const uint8_t *src, int32_t v_head)
+static const float *page_values(const struct att_block *b, const uint8_t *src)
 {
     const struct att_unit *u = &b->u;
-    size_t pad = (size_t)kv_page_pad(u->l->v_dim);
-    size_t n = pad * OPS_PAGE_SLOTS;
+    size_t n = (size_t)kv_page_pad(u->l->v_dim) * OPS_PAGE_SLOTS;
 
     if (!kv_page_by_slot(u->l->v_type)) {
         return as_f32(b, u->l->v_type, src, n, u->t->v);
     }
     decode_blocks(u, u->l->v_type, src, (int32_t)n, u->t->v);
-    for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
-        if (is_latest(b, u->l->v_type, i)) {
-            kv_latest_load(kv_latest_v(&u->seq->kv, u->group, u->t->pos[i], v_head),
-                           u->t->v + (size_t)i * pad, u->l->v_dim);
-        }
-    }
     return u->t->v;
 }
 
-static const float *turned_keys(const struct att_block *b, const uint8_t *src, int32_t k_head)
+static const float *turned_keys(const struct att_unit *u, const uint8_t *src)
 {
-    const struct att_unit *u = &b->u;
     size_t row_bytes = (size_t)ops_kv_type_bytes(u->l->k_type, u->l->k_dim);
     const float *row = u->t->row;
     float *k = u->t->k;
 
     for (int32_t i = 0; i < OPS_PAGE_SLOTS; i++) {
-        if (is_latest(b, u->l->k_type, i)) {
-            kv_latest_load(kv_latest_k(&u->seq->kv, u->group, u->t->pos[i], k_head), u->t->row,
-                           u->l->k_dim);
-        } else {
-            decode_blocks(u, u->l->k_type, src + (size_t)i * row_bytes, u->l->k_dim, u->t->row);
-        }
+        decode_blocks(u, u->l->k_type, src + (size_t)i * row_bytes, u->l->k_dim, u->t->row);
         for (int32_t d = 0; d < u->l->k_dim; d++) {
             k[d * OPS_PAGE_SLOTS + i] = row[d];
         }
@@ -154,12 +125,11 @@ static const float *turned_keys(const struct att_block *b, const uint8_t *src, i
     return k;
 }
 
-static const float *page_keys(const struct att_block *b, const void *src, int32_t slot0,
-                              int32_t k_head)
+static const float *page_keys(const struct att_block *b, const void *src, int32_t slot0)
 {
     const struct att_unit *u = &b->u;
     size_t n = (size_t)u->l->k_dim * OPS_PAGE_SLOTS;
-    const float *k = kv_page_by_slot(u->l->k_type) ? turned_keys(b, src, k_head)
+    const float *k = kv_page_by_slot(u->l->k_type) ? turned_keys(u, src)
                                                    : as_f32(b, u->l->k_type, src, n, u->t->k);
 
     if (!b->turned) {
@@ -313,10 +283,10 @@ static void one_page(struct att_block *b, int32_t page)
     }
     for (int32_t h = 0; h < u->n_heads; h++) {
         if (h % u->share_k == 0) {
-            k = page_keys(b, kv_page_k(l, bytes, h / u->share_k), slot0, h / u->share_k);
+            k = page_keys(b, kv_page_k(l, bytes, h / u->share_k), slot0);
         }
         if (h % u->share_v == 0) {
-            v = page_values(b, kv_page_v(l, bytes, h / u->share_v), h / u->share_v);
+            v = page_values(b, kv_page_v(l, bytes, h / u->share_v));
         }
         k_scale = kv_page_k_scale(l, bytes, h / u->share_k);
         v_scale = kv_page_v_scale(l, bytes, h / u->share_v);

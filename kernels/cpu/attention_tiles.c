@@ -27,7 +27,8 @@ enum { STEP_PAGES = TILE_KEYS / OPS_PAGE_SLOTS };
 bool att_tiles_serve(const struct att_unit *u)
 {
     return u->cpu->table.tile_qk && u->p->softcap == 0 && u->p->alibi_max == 0 &&
-           !att_by_page(u->l) && u->l->k_type != OPS_KV_F32 && u->l->v_type != OPS_KV_F32;
+           !u->l->k_unrotated && !att_in_blocks(u->l) && u->l->k_type != OPS_KV_F32 &&
+           u->l->v_type != OPS_KV_F32;
 }
 
 int32_t att_tiles_rows(const struct att_unit *u)

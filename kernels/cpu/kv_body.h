@@ -11,6 +11,8 @@
  * V lies [slot][dim]: a vector is 16 dims, the weight enters as a broadcast. Both loops keep
  * KV_ROWS x KV_COLS sums in registers and convert each vector of the cache once for KV_ROWS pairs.
  * A sum is one chain, over dims or over slots in order, so company does not show in its bits.
+ * Both of 4 bits lie [slot][dim], in blocks of 32 with their scales: there a vector is 16 dims of a
+ * slot for K too, and its sum crosses lanes once a slot.
  *
  * Prefetch: decode reads K and V once, from far away. While a block is multiplied, those after it
  * are asked for (kv_prefetch.h). */
@@ -208,13 +210,14 @@ LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, con
 
 #define KV_BODY_TYPE(name, type)                                                                   \
     static void LANES_FN(qk_##name)(const void *k, int32_t k_dim, const float *q, size_t ldq,      \
-                                    int32_t n, float *x, size_t ldx, struct cpu_kv_prefetch *ahead)   \
+                                    int32_t n, float *x, size_t ldx,                               \
+                                    struct cpu_kv_prefetch *ahead)                                 \
     {                                                                                              \
         kv_qk(type, k, k_dim, q, ldq, n, x, ldx, ahead);                                           \
     }                                                                                              \
     static void LANES_FN(pv_##name)(const void *v, int32_t v_pad, const float *e, size_t lde,      \
                                     int32_t n, int32_t n_slots, float *acc,                        \
-                                    struct cpu_kv_prefetch *ahead)                                    \
+                                    struct cpu_kv_prefetch *ahead)                                 \
     {                                                                                              \
         kv_pv(type, v, v_pad, e, lde, n, n_slots, acc, ahead);                                     \
     }
@@ -237,19 +240,166 @@ KV_BODY_UNPACK(bf16, OPS_KV_BF16)
 KV_BODY_UNPACK(fp8, OPS_KV_FP8)
 KV_BODY_UNPACK(i8, OPS_KV_I8)
 
+/* ---- 4 bits ---- */
+
+/* The two vectors of a block. */
+LANES_INLINE void kv_load_g4(const uint8_t *block, lf *ret_low, lf *ret_high)
+{
+    uint16_t half;
+
+    memcpy(&half, block, sizeof(half));
+    lf scale = lf_set1(half_f16_to_f32(half));
+
+    *ret_low = lf_mul(scale, lf_of_g4(block + sizeof(half), false));
+    *ret_high = lf_mul(scale, lf_of_g4(block + sizeof(half), true));
+}
+
+LANES_INLINE size_t kv_row_bytes_g4(int32_t dims)
+{
+    return (size_t)(dims / GAUSS4_BLOCK) * sizeof(struct gauss4_block);
+}
+
+/* rows queries (a constant, at most KV_ROWS) against 64 slots */
+LANES_INLINE void kv_qk_rows_g4(int rows, const uint8_t *k, int32_t k_dim, const float *q,
+                                size_t ldq, float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
+{
+    const size_t row_bytes = kv_row_bytes_g4(k_dim);
+    const uint32_t due = kv_prefetch_share(ahead, row_bytes * CPU_KV_SLOTS, CPU_KV_SLOTS);
+
+    for (int32_t s = 0; s < CPU_KV_SLOTS; s++, k += row_bytes) {
+        lf sum[KV_ROWS];
+
+        if (ahead && s % KV_PREFETCH_ROWS == 0) {
+            kv_prefetch_due(ahead, due);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            sum[r] = lf_set1(0.0f);
+        }
+        for (int32_t d = 0; d < k_dim; d += GAUSS4_BLOCK) {
+            lf low;
+            lf high;
+
+            kv_load_g4(k + kv_row_bytes_g4(d), &low, &high);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                const float *at = q + (size_t)r * ldq + (size_t)d;
+
+                sum[r] = kv_fma(low, lf_load(at), sum[r]);
+                sum[r] = kv_fma(high, lf_load(at + 16), sum[r]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            x[(size_t)r * ldx + (size_t)s] = lf_sum(sum[r]);
+        }
+    }
+}
+
+/* rows pairs and the block of dims from d on */
+LANES_INLINE void kv_pv_tile_g4(int rows, const uint8_t *v, int32_t v_pad, int32_t d,
+                                const float *e, size_t lde, int32_t n_slots, float *acc,
+                                struct cpu_kv_prefetch *ahead)
+{
+    const size_t row_bytes = kv_row_bytes_g4(v_pad);
+    const uint32_t due = kv_prefetch_share(ahead, row_bytes * (size_t)n_slots, n_slots);
+    lf sum[KV_ROWS][2];
+
+    v += kv_row_bytes_g4(d);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        sum[r][0] = lf_load(acc + r * v_pad + d);
+        sum[r][1] = lf_load(acc + r * v_pad + d + 16);
+    }
+    for (int32_t s = 0; s < n_slots; s++, v += row_bytes) {
+        lf low;
+        lf high;
+
+        if (ahead && d == 0 && s % KV_PREFETCH_ROWS == 0) {
+            kv_prefetch_due(ahead, due);
+        }
+        kv_load_g4(v, &low, &high);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            lf w = lf_set1(e[(size_t)r * lde + (size_t)s]);
+
+            sum[r][0] = kv_fma(w, low, sum[r][0]);
+            sum[r][1] = kv_fma(w, high, sum[r][1]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        lf_store(acc + r * v_pad + d, sum[r][0]);
+        lf_store(acc + r * v_pad + d + 16, sum[r][1]);
+    }
+}
+
+enum { KV_ROWS_G4 = KV_ROWS < 4 ? KV_ROWS : 4 };
+
+static void LANES_FN(qk_g4)(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
+                            float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
+{
+    for (; n >= KV_ROWS_G4; n -= KV_ROWS_G4, ahead = NULL) {
+        kv_qk_rows_g4(KV_ROWS_G4, k, k_dim, q, ldq, x, ldx, ahead);
+        q += KV_ROWS_G4 * ldq;
+        x += KV_ROWS_G4 * ldx;
+    }
+    switch (n) {
+    case 1:
+        kv_qk_rows_g4(1, k, k_dim, q, ldq, x, ldx, ahead);
+        break;
+    case 2:
+        kv_qk_rows_g4(KV_ROWS_G4 > 2 ? 2 : 1, k, k_dim, q, ldq, x, ldx, ahead);
+        break;
+    case 3:
+        kv_qk_rows_g4(KV_ROWS_G4 > 3 ? 3 : 1, k, k_dim, q, ldq, x, ldx, ahead);
+        break;
+    }
+}
+
+/* rows pairs and all dims */
+LANES_INLINE void kv_pv_rows_g4(int rows, const uint8_t *v, int32_t v_pad, const float *e,
+                                size_t lde, int32_t n_slots, float *acc,
+                                struct cpu_kv_prefetch *ahead)
+{
+    for (int32_t d = 0; d < v_pad; d += GAUSS4_BLOCK) {
+        kv_pv_tile_g4(rows, v, v_pad, d, e, lde, n_slots, acc, ahead);
+    }
+}
+
+static void LANES_FN(pv_g4)(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
+                            int32_t n_slots, float *acc, struct cpu_kv_prefetch *ahead)
+{
+    for (; n >= KV_ROWS_G4; n -= KV_ROWS_G4, ahead = NULL) {
+        kv_pv_rows_g4(KV_ROWS_G4, v, v_pad, e, lde, n_slots, acc, ahead);
+        e += KV_ROWS_G4 * lde;
+        acc += KV_ROWS_G4 * v_pad;
+    }
+    switch (n) {
+    case 1:
+        kv_pv_rows_g4(1, v, v_pad, e, lde, n_slots, acc, ahead);
+        break;
+    case 2:
+        kv_pv_rows_g4(KV_ROWS_G4 > 2 ? 2 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
+        break;
+    case 3:
+        kv_pv_rows_g4(KV_ROWS_G4 > 3 ? 3 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
+        break;
+    }
+}
+
 /* Whole blocks, scales included. */
 static void LANES_FN(unpack_g4)(const void *src, size_t n, float *dst)
 {
     const uint8_t *from = src;
 
     for (size_t i = 0; i < n; i += GAUSS4_BLOCK, from += sizeof(struct gauss4_block)) {
-        uint16_t half;
+        lf low;
+        lf high;
 
-        memcpy(&half, from, sizeof(half));
-        lf scale = lf_set1(half_f16_to_f32(half));
-
-        lf_store(dst + i, lf_mul(scale, lf_of_g4(from + sizeof(half), false)));
-        lf_store(dst + i + 16, lf_mul(scale, lf_of_g4(from + sizeof(half), true)));
+        kv_load_g4(from, &low, &high);
+        lf_store(dst + i, low);
+        lf_store(dst + i + 16, high);
     }
 }
 
@@ -260,11 +410,13 @@ LANES_INLINE void kv_body_set(struct cpu_table *t)
     LANES_SET(t, qk_bf16);
     LANES_SET(t, qk_fp8);
     LANES_SET(t, qk_i8);
+    LANES_SET(t, qk_g4);
     LANES_SET(t, pv_f32);
     LANES_SET(t, pv_f16);
     LANES_SET(t, pv_bf16);
     LANES_SET(t, pv_fp8);
     LANES_SET(t, pv_i8);
+    LANES_SET(t, pv_g4);
     LANES_SET(t, unpack_f16);
     LANES_SET(t, unpack_bf16);
     LANES_SET(t, unpack_fp8);

@@ -28,8 +28,8 @@ static inline size_t kv_page_element(enum ops_kv_type type)
     return (size_t)ops_kv_type_bytes(type, 1);
 }
 
-/* q8_0, q4_0: no element stands alone, so a head of a slot is a row of blocks, in K as in V. There
- * are no kernels for them: pages are decoded to f32, also for decode rows (attention_prefill.c). */
+/* q8_0, q4_0, g4: no element stands alone, so a head of a slot is a row of blocks, in K as in V.
+ * For q8_0 and q4_0 pages are decoded to f32, also for decode rows (attention_prefill.c). */
 static inline bool kv_page_by_slot(enum ops_kv_type type)
 {
     return ops_kv_block_dims(type) > 1;

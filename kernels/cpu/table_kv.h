@@ -129,11 +129,13 @@ typedef uint16_t cpu_kv_encode_fn(const float *x, int32_t n, void *dst);
     X(cpu_kv_qk_fn, qk_bf16) \
     X(cpu_kv_qk_fn, qk_fp8) \
     X(cpu_kv_qk_fn, qk_i8) \
+    X(cpu_kv_qk_fn, qk_g4) \
     X(cpu_kv_pv_fn, pv_f32) \
     X(cpu_kv_pv_fn, pv_f16) \
     X(cpu_kv_pv_fn, pv_bf16) \
     X(cpu_kv_pv_fn, pv_fp8) \
     X(cpu_kv_pv_fn, pv_i8) \
+    X(cpu_kv_pv_fn, pv_g4) \
     X(cpu_kv_unpack_fn, unpack_f16) \
     X(cpu_kv_unpack_fn, unpack_bf16) \
     X(cpu_kv_unpack_fn, unpack_fp8) \
