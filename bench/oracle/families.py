@@ -26,7 +26,7 @@ import sys
 import numpy as np
 
 FAMILIES = ["llama", "mistral3", "granite", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "phi3", "olmo2", "exaone4",
-            "nemotron", "qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen3vlmoe", "olmoe",
+            "nemotron", "seed_oss", "qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen3vlmoe", "olmoe",
             "glm4moe", "ernie4_5-moe", "dots1", "minimax-m2", "lfm2moe", "qwen35", "qwen35moe", "lfm2"]
 N, FIRST = 200, 135
 

@@ -137,7 +137,7 @@ def moe(path, seed, arch="qwen3moe", experts=8, used=3, embd=32, n_ff=48, wide=2
         qk_norm=False, bias=False, gate=False, oss=False, lead=0, chooses=False,
         late_norm=False, rot=0, **keys):
     """Layers of experts. wide: of each one; llama and granitemoe make them as wide as n_ff says. oss: what gpt-oss has.
-    lead: so many layers without them. chooses: a bias where experts are chosen. shared: its width."""
+    lead: so many layers without them, or all. chooses: a bias where experts are chosen. shared: its width."""
     split = {} if wide == n_ff else {"expert_feed_forward_length": wide}
     if shared and "expert_shared_count" not in keys:
         split["expert_shared_feed_forward_length"] = shared
@@ -298,6 +298,8 @@ MODELS = {
                       "expert_shared_count": 2, "expert_weights_scale": 1.5, "expert_weights_norm": True}, 160, 100),
     "ernie_moe": (moe, {"arch": "ernie4_5-moe", "lead": 1, "chooses": True, "shared": 40, "interleave_moe_layer_step": 1},
                   160, 100),
+    "qwen3vl": (moe, {"arch": "qwen3vl", "experts": 0, "used": 0, "lead": 3, "qk_norm": True,
+                      "rope__dimension_sections": [3, 3, 2, 0]}, 160, 100),
     "gpt_oss": (moe, {"arch": "gpt-oss", "oss": True, "bias": True, "experts": 6, "layers": 4, "attention__sliding_window": 24,
                       "rope__freq_base": 150000.0, "rope__scaling__type": "yarn", "rope__scaling__factor": 8.0,
                       "rope__scaling__original_context_length": 64}, 160, 100),
