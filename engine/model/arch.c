@@ -267,12 +267,16 @@ const char *arch_tensor_name(const struct arch *arch, const struct tensor_row *r
 
 void arch_names(char *buf, size_t size)
 {
+    const size_t n = sizeof(archs) / sizeof(archs[0]);
+    const size_t rest = sizeof(", and 000 more"); /* what must still fit */
     size_t used = 0;
 
     buf[0] = 0;
-    for (size_t i = 0; i < sizeof(archs) / sizeof(archs[0]) && used < size; i++) {
-        int n = snprintf(buf + used, size - used, "%s%s", i ? ", " : "", archs[i].name);
-
-        used += n > 0 ? (size_t)n : 0;
+    for (size_t i = 0; i < n; i++) {
+        if (used + strlen(archs[i].name) + 2 + rest > size) {
+            (void)snprintf(buf + used, size - used, ", and %zu more", n - i);
+            return;
+        }
+        used += (size_t)snprintf(buf + used, size - used, "%s%s", i ? ", " : "", archs[i].name);
     }
 }

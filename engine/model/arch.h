@@ -217,7 +217,7 @@ struct arch {
 const struct arch *arch_find(const char *name);
 /* What a tensor is called there. */
 const char *arch_tensor_name(const struct arch *arch, const struct tensor_row *row);
-/* The known names, separated by ", ", for messages. */
+/* The known names that fit, separated by ", ", for messages; size at least 64. */
 void arch_names(char *buf, size_t size);
 
 #endif

@@ -33,7 +33,7 @@ static int find_arch(const struct gguf *g, const struct arch **ret, struct error
 {
     struct gguf_str s;
     char name[64];
-    char known[512];
+    char known[96];
     int r = 0;
 
     if (gguf_has(g, "pipit.overlay.base_sha256")) {
@@ -54,7 +54,8 @@ static int find_arch(const struct gguf *g, const struct arch **ret, struct error
     *ret = arch_find(name);
     if (!*ret) {
         arch_names(known, sizeof(known));
-        return error_set(reterr, -ENOTSUP, "architecture %s is not offered; this build knows %s",
+        return error_set(reterr, -ENOTSUP,
+                         "architecture %s is not offered; this build knows %s (guide/install.md)",
                          name, known);
     }
     return 0;

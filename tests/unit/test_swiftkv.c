@@ -276,6 +276,19 @@ Test(swiftkv, one_for_the_other)
     cr_assert(strstr(err.text, "this is an overlay, not a model"), "%s", err.text);
 }
 
+Test(swiftkv, an_architecture_that_is_not_known)
+{
+    struct engine *e;
+    struct error err = {0};
+
+    tiny_model(base, 2, &(struct tiny_bend){.arch = "a-name-of-31-characters-at-most"});
+    cr_assert_eq(create(&e, NULL, false, &err), -ENOTSUP, "%s", err.text);
+    cr_assert(strstr(err.text, "a-name-of-31-characters-at-most is not offered") &&
+                  strstr(err.text, "this build knows llama, ") &&
+                  strstr(err.text, " more (guide/install.md)"),
+              "%s", err.text);
+}
+
 Test(swiftkv, bases_that_do_not_fit)
 {
     static const struct {

@@ -139,7 +139,9 @@ void tiny_model(const char *path, int32_t n_layers, const struct tiny_bend *bend
     static struct file f;
 
     begin(&f, path, bend);
-    cr_assert_eq(gguf_writer_str(f.w, "general.architecture", "llama", 5), 0);
+    const char *arch = bend && bend->arch ? bend->arch : "llama";
+
+    cr_assert_eq(gguf_writer_str(f.w, "general.architecture", arch, strlen(arch)), 0);
     put_u32(&f, "llama.block_count", (uint32_t)n_layers);
     put_u32(&f, "llama.context_length", 256);
     put_u32(&f, "llama.embedding_length", TINY_EMBD);

@@ -32,6 +32,7 @@ struct tiny_bend {
     const char *misshape;  /* that has one column more, */
     const char *extra;     /* that nothing reads; or NULL each */
     const char *drop_key;  /* key that is left out */
+    const char *arch;      /* the file's architecture; NULL: llama */
     const char *key;       /* u32 key that is set to value */
     uint32_t value;
     int32_t exit_words;    /* an overlay's early-exit head for this many words, 0 and on, */
