@@ -92,6 +92,7 @@ struct chunk {
     struct parts parts;
     uint8_t *pages[KV_CHUNK_PAGES];
     bool masked[KV_CHUNK_PAGES];
+    bool latest[KV_CHUNK_PAGES]; /* some slots are read from ops_kv.latest */
 };
 
 static float *x_of(const struct chunk *c, int32_t head, int32_t page)
@@ -121,6 +122,14 @@ static const uint16_t *scales(const struct chunk *c, int32_t page, size_t at, in
               : NULL;
 }
 
+/* Is slot s of page i one of the latest tokens, which are kept in 8 bits where pages have 4
+ * (kernels/kv_latest.h)? */
+static bool is_latest(const struct chunk *c, int32_t i, int32_t s)
+{
+    return kv_latest_has(&c->u.seq->kv, c->u.seq->pos0 + c->row,
+                         c->u.t->pos[i * OPS_PAGE_SLOTS + s]);
+}
+
 static void find_pages(struct chunk *c)
 {
     const struct ops_kv *kv = &c->u.seq->kv;
@@ -137,25 +146,21 @@ static void find_pages(struct chunk *c)
         if (c->masked[i] || positions) {
             att_positions(&c->u, slot, c->u.t->pos + i * OPS_PAGE_SLOTS);
         }
+        c->latest[i] = false;
+        for (int32_t s = 0; s < OPS_PAGE_SLOTS && kv->latest; s++) {
+            c->latest[i] |= is_latest(c, i, s);
+        }
     }
     c->parts = find_parts(c->u.l, c->pages[0]);
 }
 
-/* ---- the latest tokens: in 8 bits, where pages have 4 (kernels/kv_latest.h) ---- */
-
-/* Is slot s of page i one of them? */
-static bool is_latest(const struct chunk *c, int32_t i, int32_t s)
-{
-    return kv_latest_has(&c->u.seq->kv, c->u.seq->pos0 + c->row,
-                         c->u.t->pos[i * OPS_PAGE_SLOTS + s]);
-}
+/* ---- the latest tokens ---- */
 
 /* Their dot products with one K head replace those with the page's. */
 static void latest_keys(const struct chunk *c, int32_t i, int32_t k_head, const float *q)
 {
     const struct att_unit *u = &c->u;
     float *x = u->t->acc; /* not in use yet */
-    bool any = false;
 
     for (int32_t s = 0; s < OPS_PAGE_SLOTS; s++) {
         if (is_latest(c, i, s)) {
@@ -165,11 +170,7 @@ static void latest_keys(const struct chunk *c, int32_t i, int32_t k_head, const 
             for (int32_t d = 0; d < u->l->k_dim; d++) {
                 u->t->k[d * OPS_PAGE_SLOTS + s] = u->t->row[d];
             }
-            any = true;
         }
-    }
-    if (!any) {
-        return;
     }
     u->cpu->table.qk_f32(u->t->k, u->l->k_dim, q, (size_t)u->l->k_dim, u->share_k, x,
                          OPS_PAGE_SLOTS, NULL);
@@ -224,7 +225,7 @@ static void keys(const struct chunk *c, struct att_prefetch *ahead, float *max)
             qk(c->pages[i] + (size_t)k * c->parts.k_bytes, u->l->k_dim,
                q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim, (size_t)u->l->k_dim, u->share_k,
                x_of(c, k * u->share_k, i), KV_CHUNK, ahead->on ? &ahead->a : NULL);
-            if (u->seq->kv.latest && ops_kv_in_four_bits(u->l->k_type)) {
+            if (c->latest[i] && ops_kv_in_four_bits(u->l->k_type)) {
                 latest_keys(c, i, k, q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim);
             }
         }
@@ -315,7 +316,7 @@ static void values(const struct chunk *c, struct att_prefetch *ahead)
         int32_t n = left < OPS_PAGE_SLOTS ? left : OPS_PAGE_SLOTS;
 
         for (int32_t v = 0; v < u->l->v_heads; v++) {
-            if (u->seq->kv.latest && ops_kv_in_four_bits(u->l->v_type)) {
+            if (c->latest[i] && ops_kv_in_four_bits(u->l->v_type)) {
                 latest_values(c, i, v, pad);
             }
             pv(c->pages[i] + c->parts.v + (size_t)v * c->parts.v_bytes, pad,

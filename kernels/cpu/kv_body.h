@@ -242,6 +242,16 @@ KV_BODY_UNPACK(i8, OPS_KV_I8)
 
 /* ---- 4 bits ---- */
 
+#ifndef LANES_HAS_SUMS
+LANES_INLINE void lf_store_sums(float *to, lf a, lf b, lf c, lf d)
+{
+    to[0] = lf_sum(a);
+    to[1] = lf_sum(b);
+    to[2] = lf_sum(c);
+    to[3] = lf_sum(d);
+}
+#endif
+
 /* The two vectors of a block. */
 LANES_INLINE void kv_load_g4(const uint8_t *block, lf *ret_low, lf *ret_high)
 {
@@ -266,32 +276,36 @@ LANES_INLINE void kv_qk_rows_g4(int rows, const uint8_t *k, int32_t k_dim, const
     const size_t row_bytes = kv_row_bytes_g4(k_dim);
     const uint32_t due = kv_prefetch_share(ahead, row_bytes * CPU_KV_SLOTS, CPU_KV_SLOTS);
 
-    for (int32_t s = 0; s < CPU_KV_SLOTS; s++, k += row_bytes) {
-        lf sum[KV_ROWS];
+    for (int32_t s = 0; s < CPU_KV_SLOTS; s += 4) {
+        lf sum[KV_ROWS][4];
 
         if (ahead && s % KV_PREFETCH_ROWS == 0) {
             kv_prefetch_due(ahead, due);
         }
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            sum[r] = lf_set1(0.0f);
-        }
-        for (int32_t d = 0; d < k_dim; d += GAUSS4_BLOCK) {
-            lf low;
-            lf high;
-
-            kv_load_g4(k + kv_row_bytes_g4(d), &low, &high);
+        for (int i = 0; i < 4; i++, k += row_bytes) {
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
-                const float *at = q + (size_t)r * ldq + (size_t)d;
+                sum[r][i] = lf_set1(0.0f);
+            }
+            for (int32_t d = 0; d < k_dim; d += GAUSS4_BLOCK) {
+                lf low;
+                lf high;
 
-                sum[r] = kv_fma(low, lf_load(at), sum[r]);
-                sum[r] = kv_fma(high, lf_load(at + 16), sum[r]);
+                kv_load_g4(k + kv_row_bytes_g4(d), &low, &high);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++) {
+                    const float *at = q + (size_t)r * ldq + (size_t)d;
+
+                    sum[r][i] = kv_fma(low, lf_load(at), sum[r][i]);
+                    sum[r][i] = kv_fma(high, lf_load(at + 16), sum[r][i]);
+                }
             }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            x[(size_t)r * ldx + (size_t)s] = lf_sum(sum[r]);
+            lf_store_sums(x + (size_t)r * ldx + (size_t)s, sum[r][0], sum[r][1], sum[r][2],
+                          sum[r][3]);
         }
     }
 }

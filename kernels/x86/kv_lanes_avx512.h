@@ -27,11 +27,12 @@ LANES_INLINE lf lf_of_fp8(const uint8_t *p)
 }
 LANES_INLINE lf lf_of_g4(const uint8_t *p, bool high)
 {
-    __m128i b = _mm_loadu_si128((const void *)p);
+    __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)p));
+    __m128i table = _mm_loadu_si128((const void *)gauss4_level);
+    __m512 level = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(table));
 
-    b = _mm_and_si128(high ? _mm_srli_epi16(b, 4) : b, _mm_set1_epi8(15));
-    b = _mm_shuffle_epi8(_mm_loadu_si128((const void *)gauss4_level), b);
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
+    /* of an index the permutation reads the low four bits */
+    return _mm512_permutexvar_ps(high ? _mm512_srli_epi32(code, 4) : code, level);
 }
 LANES_INLINE void lf_store_f16(void *p, lf a) { _mm256_storeu_si256(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 LANES_INLINE void li_store_16(void *p, li a) { _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(a)); }
@@ -60,5 +61,21 @@ LANES_INLINE li li_select(li mask, li a, li b) { return _mm512_mask_blend_epi32(
 LANES_INLINE lf lf_swap_pairs(lf a) { return _mm512_permute_ps(a, 0xb1); }
 LANES_INLINE float lf_max_of(lf a) { return _mm512_reduce_max_ps(a); }
 /* clang-format on */
+
+#define LANES_HAS_SUMS
+
+/* lf_sum() of four, in the same order: halves, quarters, pairs, neighbours. */
+LANES_INLINE void lf_store_sums(float *to, lf a, lf b, lf c, lf d)
+{
+    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    __m512 all =
+        _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    const __m512i heads = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xee));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x55));
+    _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(heads, all)));
+}
 
 #endif
