@@ -18,7 +18,7 @@ struct policy_advice {
     bool evicts;    /* then text that stands far back may not be quoted or found */
 };
 
-/* From no loss to the largest; NULL behind the last. */
+/* From no loss to the largest; NULL behind the last. Some are not for every model and backend. */
 const struct policy_advice *policy_advice(int i);
 
 #endif
