@@ -31,9 +31,8 @@ static const char *const ends[] = {
     "<eos>",
     "[EOT]", /* Kimi K2, also the next */
     "[EOS]",
-    "<\xef\xbd\x9c"
-    "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>", /* DeepSeek */
-    "<|return|>",                                         /* gpt-oss, also the next */
+    "<\357\275\234end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>", /* DeepSeek */
+    "<|return|>",                                                      /* gpt-oss, also the next */
     "<|call|>",
     "<|calls|>", /* Solar Open, also the next */
     "<|flush|>",

@@ -47,8 +47,7 @@ Test(tok_ends, by_spelling)
         "<|fim_pad|>",
         "<reponame>",
         "<|file_sep|>",
-        "<\xef\xbd\x9c"
-        "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+        "<\357\275\234end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
     };
 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {

@@ -95,8 +95,7 @@ void tok_spec_spm(struct tok_spec *s)
                                         "a",
                                         "b",
                                         "ab",
-                                        ("\xe2\x96\x81"
-                                         "a"),
+                                        ("\342\226\201a"),
                                         "\xe2\x96\x81\xe2\x96\x81",
                                         "s",
                                         "<",
@@ -131,8 +130,7 @@ void tok_spec_gemma4(struct tok_spec *s)
                                          "\n \n", "\n\n \n", "\xe2\x96\x81 \xe2\x96\x81"};
     static const char *const words[] = {"bc",
                                         "ab",
-                                        "\xe2\x96\x81"
-                                        "a",
+                                        "\342\226\201a",
                                         "\n\n",
                                         "\n\n\n",
                                         "\xe2\x96\x81\xe2\x96\x81",
