@@ -103,7 +103,8 @@ static struct option_table table_of(bool plan)
         .intro = plan ? "Prints every byte the daemon would hold, and whether it fits (exit code 0 "
                         "or 4)."
                       : "Serves one language model to local programs. 'pipitd plan' with the same\n"
-                        "options prints the memory that this takes, and starts nothing.",
+                        "options prints the memory that this takes, and starts nothing.\n"
+                        "'pipit drain' or SIGTERM ends it: the first lets requests end.",
         .command = plan ? PLAN : SERVE,
     };
 }
