@@ -110,7 +110,7 @@ enum ops_act {
     OPS_ACT_GELU_ERF,
     OPS_ACT_RELU,
     OPS_ACT_RELU_SQ, /* max(x, 0)^2 */
-    OPS_ACT_SWIGLU_OAI, /* gpt-oss's; only gated, not on cuda: with g = min(part 0, 7) and u = part 1
+    OPS_ACT_SWIGLU_OAI, /* gpt-oss's; only gated: with g = min(part 0, 7) and u = part 1
                            within +-7, y0 = g sigmoid(1.702 g) (u + 1) */
 };
 

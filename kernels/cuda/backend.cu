@@ -12,6 +12,7 @@
 #include <cstdlib>
 
 #include "kernels/cuda/cublas.cuh"
+#include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/select.cuh"
 
 extern "C" {
@@ -47,7 +48,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
                       struct cuda_scratch *ret)
 {
     struct taker t = {base, 0};
-    uint64_t rows = at_least_one(l->max_rows);
+    uint64_t rows = at_least_one(cuda_prepared_rows(l));
     uint64_t cols = round_up(at_least_one(l->max_cols), 256);
     uint64_t heads = at_least_one(l->max_heads);
     uint64_t slots = round_up(at_least_one(l->max_slots), 64);
@@ -55,6 +56,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
     uint64_t chunks = 1;
     uint64_t observed = 0;
     uint64_t selected = 0;
+    uint64_t entries = l->max_experts > 0 ? at_least_one(cuda_entries(l)) : 0;
     uint64_t lt_rows = rows < (uint64_t)CUDA_LT_ROWS ? rows : (uint64_t)CUDA_LT_ROWS;
 
     for (int32_t n = 1; n < l->max_slots; n = n < 64 ? 64 : n * 2) { /* not monotonous */
@@ -97,6 +99,14 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
     take(&t, lt_rows > 0 ? (lt_rows + 1) * round_up(at_least_one(l->max_outputs), 16) : 0,
          &ret->lt_sums);
     take(&t, lt_work, &ret->lt_work);
+    take(&t, entries * (uint64_t)(l->max_experts + 1), &ret->router);
+    take(&t, entries, &ret->chosen);
+    take(&t, entries, &ret->chosen_weight);
+    take(&t, entries, &ret->entries);
+    take(&t, entries, &ret->tiles);
+    take(&t, entries * cols, &ret->hidden);
+    take(&t, entries * cols, &ret->expert_out);
+    take(&t, entries * cols, &ret->shared);
     ret->bytes = t.used;
     take(&t, 3 * heads, &ret->arrived);
     ret->n_observed = (int32_t)observed;
@@ -706,6 +716,7 @@ const struct backend_ops cuda_backend = {
     .embed = cuda_embed,
     .norm = cuda_norm,
     .matmul = cuda_matmul,
+    .experts = cuda_experts,
     .gather = cuda_gather,
     .mul = cuda_mul,
     .softcap = cuda_softcap,

@@ -34,6 +34,8 @@ enum {
     CUDA_MAPPED = 256,    /* allocations of the host's memory that kernels reach */
 };
 
+struct experts_tile; /* experts.cuh */
+
 /* Scratch, laid out by cuda_scratch() from the limits. */
 struct cuda_scratch {
     float *xf;        /* (max_rows, max_cols): normalised activations */
@@ -56,6 +58,14 @@ struct cuda_scratch {
     int32_t *flag;    /* cut: failed, then slots to move by group (1 + heads) */
     float *lt_sums;   /* (lt_rows + 1, max_outputs): products by cublasLt that are finished later */
     uint8_t *lt_work; /* its workspace */
+    float *router;    /* experts: (entries, max_experts + 1), logits and the shared expert's gate */
+    int32_t *chosen;  /* (entries): of each its expert */
+    float *chosen_weight;       /* (entries) */
+    int32_t *entries;           /* (entries): by expert */
+    struct experts_tile *tiles; /* (entries) */
+    float *hidden;              /* (entries, max_cols) */
+    float *expert_out;          /* (entries, max_cols) */
+    float *shared;              /* (entries, max_cols): the shared expert's */
     uint64_t bytes;   /* of all that comes before, which pieces may overwrite; behind it: */
     uint32_t *arrived; /* (3 heads) blocks at a head (gemm_heads.cuh): 0 between launches */
     int32_t n_observed;
@@ -308,6 +318,7 @@ int cuda_kv_layout(struct ops_kv_layout *layout, struct error *reterr);
 int cuda_embed(struct backend *be, const struct ops_embed *p);
 int cuda_norm(struct backend *be, const struct ops_norm_op *p);
 int cuda_matmul(struct backend *be, const struct ops_matmul *p);
+int cuda_experts(struct backend *be, const struct ops_experts *p);
 int cuda_gather(struct backend *be, const struct ops_gather *p);
 int cuda_mul(struct backend *be, const struct ops_mul *p);
 int cuda_softcap(struct backend *be, const struct ops_softcap *p);

@@ -62,9 +62,22 @@ CUDA_INLINE float gemm_act(int32_t act, float x)
         return x > 0 ? x : 0.0f;
     case OPS_ACT_RELU_SQ:
         return x > 0 ? x * x : 0.0f;
+    case OPS_ACT_SWIGLU_OAI:
+        x = x > 7.0f ? 7.0f : x;
+        return x / (1.0f + expf(-1.702f * x));
     default:
         return x;
     }
+}
+
+/* What an activated gate is multiplied by. */
+CUDA_INLINE float gemm_up(int32_t act, float up)
+{
+    if (act != OPS_ACT_SWIGLU_OAI) {
+        return up;
+    }
+    up = up > 7.0f ? 7.0f : up;
+    return (up < -7.0f ? -7.0f : up) + 1.0f;
 }
 
 CUDA_INLINE float gemm_biased(const struct gemm_part *part, int32_t row, float sum)
@@ -88,7 +101,8 @@ CUDA_INLINE void gemm_finish_gated(const struct gemm *p, int32_t row, int32_t to
     const struct gemm_part *to = &p->part[0];
 
     to->y[(size_t)token * to->ldy + row] =
-        gemm_act(to->act, gemm_biased(to, row, gate)) * gemm_biased(&p->part[1], row, up);
+        gemm_act(to->act, gemm_biased(to, row, gate)) *
+        gemm_up(to->act, gemm_biased(&p->part[1], row, up));
 }
 
 /* Which part a block belongs to; *block becomes its number within the part. */
@@ -101,6 +115,20 @@ CUDA_INLINE int gemm_part_of(const struct gemm *p, int32_t *block)
     }
     *block -= part > 0 ? p->part[part - 1].end : 0;
     return part;
+}
+
+/* 32 columns of 16 rows of 16-bit weights and of 8 tokens; of each lane 8 columns of rows g and g + 8 and
+ * of token g, in the order that gemm_half.cu says. */
+template <bool BF16>
+CUDA_INLINE void gemm_step32(const uint4 &w0, const uint4 &w8, const uint4 &x, float acc[4])
+{
+    uint32_t a[4] = {w0.x, w8.x, w0.y, w8.y};
+    uint32_t b[2] = {x.x, x.y};
+    uint32_t c[4] = {w0.z, w8.z, w0.w, w8.w};
+    uint32_t d[2] = {x.z, x.w};
+
+    mma_half<BF16>(acc, a, b);
+    mma_half<BF16>(acc, c, d);
 }
 
 /* The end of a stream kernel: acc of 8 warps, each 16 rows x 8 NT tokens, added in warp order into
@@ -212,6 +240,20 @@ static inline uint32_t gemm_blocks(struct gemm *p, int tiles)
     }
     return end;
 }
+
+/* Rows that activations can be prepared of at once: a batch's, or of one row's experts. */
+static inline int32_t cuda_prepared_rows(const struct backend_limits *l)
+{
+    return l->max_experts_used > l->max_rows ? l->max_experts_used : l->max_rows;
+}
+
+/* matmul.cu: where activations of so many columns are prepared; n rows of x, normed, written there
+ * in the form that kernels of a weight's type read. `exact`: what 8 bits left, too. */
+enum gemm_form cuda_gemm_form(enum dtype type);
+void cuda_gemm_begin(const struct cuda *cu, int32_t n_cols, struct gemm *g);
+int32_t cuda_gemm_pitch(enum dtype type, int32_t n_cols);
+int cuda_gemm_prepare(struct cuda *cu, const struct cuda_norm *norm, const float *x, int32_t ldx,
+                      int32_t n, enum gemm_form form, bool exact, const struct gemm *g);
 
 int cuda_gemm_f32(struct cuda *cu, struct gemm *p);
 /* Decode rows and heads, or prefill rows. `exact`: activations in two pieces of 8 bits. */

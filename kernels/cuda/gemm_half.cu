@@ -15,19 +15,6 @@
 #include "kernels/cuda/gemm_heads.cuh"
 #include "kernels/cuda/row.cuh"
 
-/* 32 columns of 16 rows and 8 tokens. */
-template <bool BF16>
-CUDA_INLINE void step32(const uint4 &w0, const uint4 &w8, const uint4 &x, float acc[4])
-{
-    uint32_t a[4] = {w0.x, w8.x, w0.y, w8.y};
-    uint32_t b[2] = {x.x, x.y};
-    uint32_t c[4] = {w0.z, w8.z, w0.w, w8.w};
-    uint32_t d[2] = {x.z, x.w};
-
-    mma_half<BF16>(acc, a, b);
-    mma_half<BF16>(acc, c, d);
-}
-
 /* ---- stream --------------------------------------------------------------------------------- */
 
 /* Before anything: 2 KB of each of the block's rows, 128 bytes a thread, to L2 while the kernel
@@ -81,10 +68,10 @@ CUDA_INLINE void stream_rows(const struct gemm &p, const uint16_t *xh, uint64_t 
             for (int i = 0; i < NT; i++) {
 #pragma unroll
                 for (int piece = 0; piece < PIECES; piece++) {
-                    step32<BF16>(w0, w8,
-                                 *reinterpret_cast<const uint4 *>(x[i] + piece * piece_elements +
-                                                                  (uint64_t)s * 32),
-                                 acc[i]);
+                    gemm_step32<BF16>(w0, w8,
+                                      *reinterpret_cast<const uint4 *>(
+                                          x[i] + piece * piece_elements + (uint64_t)s * 32),
+                                      acc[i]);
                 }
             }
         }
@@ -304,10 +291,10 @@ template <bool BF16> CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) tiles_half
 
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                step32<BF16>(w0, w8,
-                             *reinterpret_cast<const uint4 *>(
-                                 &now->x[i * 8 + lane / 4][h * 32 + lane % 4 * 8]),
-                             acc[i]);
+                gemm_step32<BF16>(w0, w8,
+                                  *reinterpret_cast<const uint4 *>(
+                                      &now->x[i * 8 + lane / 4][h * 32 + lane % 4 * 8]),
+                                  acc[i]);
             }
         }
         __syncthreads(); /* now: read by all before the step after next is copied there */

@@ -132,7 +132,7 @@ CUDA_KERNEL void prepare_rows(struct prep p)
 
 /* ---- dispatch ------------------------------------------------------------------------------- */
 
-static enum gemm_form form_of(enum dtype type)
+enum gemm_form cuda_gemm_form(enum dtype type)
 {
     switch (type) {
     case DTYPE_F32:
@@ -156,13 +156,36 @@ static int32_t slice_of(const struct cuda *cu, int32_t n_rows, int32_t pad)
     return (columns + 255) / 256 * 256;
 }
 
-static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form form, struct gemm *g)
+void cuda_gemm_begin(const struct cuda *cu, int32_t n_cols, struct gemm *g)
+{
+    const struct cuda_scratch *s = &cu->scratch;
+
+    *g = {};
+    g->n_cols = n_cols;
+    g->pad = (n_cols + 255) / 256 * 256;
+    g->ldx = g->pad;
+    g->piece = (uint64_t)cuda_prepared_rows(&cu->limits) * (uint64_t)g->pad;
+    g->xf = s->xf;
+    g->xq = s->xq;
+    g->xd = s->xd;
+    g->xs = s->xs;
+    g->xh = s->xh;
+    g->xe = s->xe;
+}
+
+int32_t cuda_gemm_pitch(enum dtype type, int32_t n_cols)
+{
+    return (int32_t)(((int64_t)n_cols * (type == DTYPE_F32 ? 4 : 2) + 63) / 64 * 64);
+}
+
+int cuda_gemm_prepare(struct cuda *cu, const struct cuda_norm *norm, const float *x, int32_t ldx,
+                      int32_t n, enum gemm_form form, bool exact, const struct gemm *g)
 {
     const struct cuda_scratch *s = &cu->scratch;
     struct prep prep = {};
 
-    prep.norm = cuda_norm_of(&p->norm);
-    prep.x = p->x;
+    prep.norm = *norm;
+    prep.x = x;
     prep.xf = s->xf;
     prep.xq = s->xq;
     prep.xd = s->xd;
@@ -170,18 +193,27 @@ static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form f
     prep.xh = s->xh;
     prep.xe = s->xe;
     prep.piece = g->piece;
-    prep.ldx = p->ldx;
+    prep.ldx = ldx;
     prep.n_cols = g->n_cols;
     prep.pad = g->pad;
     prep.form = form;
-    for (int i = 0; i < p->n_parts; i++) {
-        prep.exact = prep.exact || p->part[i].w->role == OPS_ROLE_EMBED;
-    }
-    prep.slice = slice_of(cu, p->rows.n, g->pad);
-    CUDA_LAUNCH_EARLY(
-        cu, dim3((unsigned)p->rows.n, cuda_div_up((uint64_t)g->pad, (uint64_t)prep.slice)),
-        dim3(PREP_THREADS), 0, prepare_rows, prep);
+    prep.exact = exact;
+    prep.slice = slice_of(cu, n, g->pad);
+    CUDA_LAUNCH_EARLY(cu, dim3((unsigned)n, cuda_div_up((uint64_t)g->pad, (uint64_t)prep.slice)),
+                      dim3(PREP_THREADS), 0, prepare_rows, prep);
     return cuda_launched(cu, "prepare_rows");
+}
+
+static int prepare(struct cuda *cu, const struct ops_matmul *p, enum gemm_form form,
+                   const struct gemm *g)
+{
+    struct cuda_norm norm = cuda_norm_of(&p->norm);
+    bool exact = false;
+
+    for (int i = 0; i < p->n_parts; i++) {
+        exact = exact || p->part[i].w->role == OPS_ROLE_EMBED;
+    }
+    return cuda_gemm_prepare(cu, &norm, p->x, p->ldx, p->rows.n, form, exact, g);
 }
 
 /* Tokens [g->token0, g->token_end) of parts of one type. */
@@ -194,11 +226,11 @@ static int run(struct cuda *cu, struct gemm *g, const struct ops_weight *w, bool
         return 0;
     }
     if (store) {
-        return form_of(w->type) == GEMM_Q8
+        return cuda_gemm_form(w->type) == GEMM_Q8
                    ? cuda_gemm_q_store(cu, g, w->type, store)
                    : cuda_gemm_half_store(cu, g, w->type == DTYPE_BF16, store);
     }
-    switch (form_of(w->type)) {
+    switch (cuda_gemm_form(w->type)) {
     case GEMM_F32:
         return cuda_gemm_f32(cu, g);
     case GEMM_Q8:
@@ -231,7 +263,7 @@ static void take_parts(const struct ops_matmul *p, int first, int end, struct ge
 /* One decode row of 16-bit weights needs no preparation of its own. */
 static bool fuses(const struct ops_matmul *p, const struct ops_weight *w, int32_t pad)
 {
-    enum gemm_form form = form_of(w->type);
+    enum gemm_form form = cuda_gemm_form(w->type);
 
     return p->rows.n == 1 && p->rows.n_decode == 1 && (form == GEMM_F16 || form == GEMM_BF16) &&
            cuda_gemm_half_fuses(pad, form == GEMM_BF16);
@@ -278,6 +310,11 @@ static bool valid(const struct cuda *cu, const struct ops_matmul *p)
             return false;
         }
     }
+    for (int i = 0; i < p->n_parts && !p->gated; i++) {
+        if (p->part[i].act == OPS_ACT_SWIGLU_OAI) {
+            return false;
+        }
+    }
     return !p->gated ||
            (p->n_parts == 2 && !p->add && p->part[0].w->n_rows == p->part[1].w->n_rows &&
             p->part[0].w->type == p->part[1].w->type);
@@ -286,25 +323,15 @@ static bool valid(const struct cuda *cu, const struct ops_matmul *p)
 /* `store`: what the parts write are heads, which the products store; or NULL. */
 static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_store *store)
 {
-    const struct cuda_scratch *s = &cu->scratch;
     int32_t kind = store ? store->first : 0; /* of part 0 */
-    struct gemm g = {};
+    struct gemm g;
     int prepared = -1;
     int r = 0;
 
     if (!valid(cu, p)) {
         return -EINVAL;
     }
-    g.n_cols = p->part[0].w->n_cols;
-    g.pad = (g.n_cols + 255) / 256 * 256;
-    g.ldx = g.pad;
-    g.piece = (uint64_t)cu->limits.max_rows * (uint64_t)g.pad;
-    g.xf = s->xf;
-    g.xq = s->xq;
-    g.xd = s->xd;
-    g.xs = s->xs;
-    g.xh = s->xh;
-    g.xe = s->xe;
+    cuda_gemm_begin(cu, p->part[0].w->n_cols, &g);
     g.gated = p->gated;
     g.add = p->add;
     for (int first = 0; first < p->n_parts && p->rows.n > 0 && r == 0;) {
@@ -315,7 +342,7 @@ static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_sto
                p->part[end].w->role == w->role) {
             end++;
         }
-        g.pitch = (int32_t)(((int64_t)g.n_cols * (w->type == DTYPE_F32 ? 4 : 2) + 63) / 64 * 64);
+        g.pitch = cuda_gemm_pitch(w->type, g.n_cols);
         if (store) {
             store->first = kind + first;
         }
@@ -324,9 +351,9 @@ static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_sto
             first = end;
             continue;
         }
-        if (prepared != (int)form_of(w->type)) {
-            prepared = form_of(w->type);
-            r = prepare(cu, p, form_of(w->type), &g);
+        if (prepared != (int)cuda_gemm_form(w->type)) {
+            prepared = cuda_gemm_form(w->type);
+            r = prepare(cu, p, cuda_gemm_form(w->type), &g);
         }
         if (r == 0) {
             r = run_parts(cu, p, first, end, &g, store);

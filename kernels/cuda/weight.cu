@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "kernels/cuda/cublas.cuh"
+#include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/frag.cuh"
 
 enum { PACK_THREADS = 128, PACK_PIECE = 16 << 20 };
@@ -144,25 +145,27 @@ static int pack_some(struct cuda *cu, enum dtype type, const uint8_t *file, uint
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
-static uint64_t matrix_bytes(const struct ops_weight_desc *d)
+uint64_t cuda_matrix_bytes(enum dtype type, int32_t n_rows, int32_t n_cols)
 {
-    uint64_t tiles = cuda_div_up((uint64_t)d->n_rows, 16);
+    uint64_t tiles = cuda_div_up((uint64_t)n_rows, 16);
 
-    switch (d->type) {
+    switch (type) {
 #define BYTES(TYPE, F)                                                                             \
     case TYPE:                                                                                     \
-        return tiles * frag_units(d->n_cols, F::COLS) * F::UNIT;
+        return tiles * frag_units(n_cols, F::COLS) * F::UNIT;
         FRAG_TYPES(BYTES)
 #undef BYTES
     default:
-        return (uint64_t)d->n_rows * plain_pitch(d->type, d->n_cols);
+        return (uint64_t)n_rows * plain_pitch(type, n_cols);
     }
 }
 
 uint64_t cuda_weight_bytes(const struct backend_config *config, const struct ops_weight_desc *desc)
 {
-    uint64_t bytes =
-        desc->role == OPS_ROLE_VECTOR ? (uint64_t)desc->n_cols * sizeof(float) : matrix_bytes(desc);
+    uint64_t bytes = desc->role == OPS_ROLE_VECTOR
+                         ? (uint64_t)desc->n_cols * sizeof(float)
+                         : (uint64_t)ops_stack(desc->n_stack) *
+                               cuda_matrix_bytes(desc->type, desc->n_rows, desc->n_cols);
 
     (void)config;
     return (bytes + CUDA_ALIGN - 1) / CUDA_ALIGN * CUDA_ALIGN;
@@ -236,12 +239,31 @@ static int fill_vector(struct backend *be, const struct ops_weight_desc *d, void
     return r;
 }
 
+/* Rows of one matrix of a stack: its tiles begin anew. */
+static int fill_matrix(struct cuda *cu, const struct ops_weight_desc *d, struct cuda_piece *piece,
+                       uint64_t row_bytes, const uint8_t *from, uint8_t *device)
+{
+    int32_t step = (int32_t)(piece->bytes / row_bytes);
+    int r = 0;
+
+    step = step > 65535 ? 65535 : step;
+    for (int32_t row = 0; row < d->n_rows && r == 0; row += step) {
+        int32_t n = d->n_rows - row < step ? d->n_rows - row : step;
+
+        r = cuda_piece_write(cu, piece, from + (uint64_t)row * row_bytes, (uint64_t)n * row_bytes);
+        if (r == 0) {
+            r = pack_some(cu, d->type, piece->device, row_bytes, device, row, n, d->n_cols);
+        }
+    }
+    return r;
+}
+
 static int fill_frag(struct backend *be, const struct ops_weight_desc *d, void *device)
 {
     struct cuda *cu = cuda_of(be);
+    uint64_t bytes = cuda_matrix_bytes(d->type, d->n_rows, d->n_cols);
     struct cuda_piece piece;
     uint64_t row_bytes = 0;
-    int32_t step;
     int r;
 
     if (!dtype_row_bytes(d->type, (uint64_t)d->n_cols, &row_bytes)) {
@@ -249,18 +271,11 @@ static int fill_frag(struct backend *be, const struct ops_weight_desc *d, void *
     }
     r = cuda_piece_take(cu, row_bytes, row_bytes > PACK_PIECE ? row_bytes : (uint64_t)PACK_PIECE,
                         &piece);
-    step = (int32_t)(piece.bytes / row_bytes);
-    step = step > 65535 ? 65535 : step;
-    for (int32_t row = 0; row < d->n_rows && r == 0; row += step) {
-        int32_t n = d->n_rows - row < step ? d->n_rows - row : step;
-
-        r = cuda_piece_write(cu, &piece,
-                             static_cast<const uint8_t *>(d->data) + (uint64_t)row * row_bytes,
-                             (uint64_t)n * row_bytes);
-        if (r == 0) {
-            r = pack_some(cu, d->type, piece.device, row_bytes, static_cast<uint8_t *>(device), row,
-                          n, d->n_cols);
-        }
+    for (int32_t i = 0; i < ops_stack(d->n_stack) && r == 0; i++) {
+        r = fill_matrix(cu, d, &piece, row_bytes,
+                        static_cast<const uint8_t *>(d->data) +
+                            (uint64_t)i * (uint64_t)d->n_rows * row_bytes,
+                        static_cast<uint8_t *>(device) + (uint64_t)i * bytes);
     }
     return cuda_piece_drop(cu, &piece, r);
 }
@@ -274,7 +289,8 @@ static int fill_plain(struct backend *be, const struct ops_weight_desc *d, void 
     r = r < 0 ? r
               : cuda_err(cu,
                          cudaMemcpy2DAsync(device, (size_t)plain_pitch(d->type, d->n_cols), d->data,
-                                           row_bytes, row_bytes, (size_t)d->n_rows,
+                                           row_bytes, row_bytes,
+                                           (size_t)d->n_rows * (size_t)ops_stack(d->n_stack),
                                            cudaMemcpyHostToDevice, cu->stream),
                          "cudaMemcpy2DAsync");
 
@@ -301,11 +317,12 @@ int cuda_weight_create(struct backend *be, const struct ops_weight_desc *d, stru
     *ret = {};
     ret->type = d->type;
     ret->role = d->role;
+    ret->n_stack = d->n_stack;
     ret->n_rows = d->n_rows;
     ret->n_cols = d->n_cols;
     ret->device = device;
     ret->bytes = bytes;
-    r = cuda_lt_weight(cuda_of(be), ret);
+    r = ops_stack(d->n_stack) > 1 ? 0 : cuda_lt_weight(cuda_of(be), ret);
     if (r < 0) {
         cuda_weight_destroy(be, ret);
         return error_set_errno(reterr, r, "%s: tried by cublasLt", d->name);

@@ -428,19 +428,6 @@ static void pool_on_the_host(void)
     }
 }
 
-static void no_experts(void)
-{
-    struct engine *e = NULL;
-    struct error err = {0};
-
-    fake.start(&fake_devices[SM_90]);
-    expect(fake_engine("arch_qwen3moe", "full", 1, &e, &err) == -ENOTSUP &&
-               strstr(err.text, "architecture qwen3moe needs the operation experts, which backend "
-                                "cuda does not have"),
-           "experts: \"%s\"", err.text);
-    expect_clean("experts");
-}
-
 /* What the file's slots would have to go to is not memory of the host. */
 static void no_disk(void)
 {
@@ -695,6 +682,9 @@ int main(int argc, char **argv)
         plan_holds(device, "cache_model", "fp8+infinigen:count=9,pool=60,victim=counter,exempt=8");
         plan_holds(device, "arch_gemma3", "full");
         plan_holds(device, "arch_sigma_uneven", "fp8");
+        plan_holds(device, "arch_qwen2moe", "full");
+        plan_holds(device, "arch_qwen35moe", "full");
+        plan_holds(device, "arch_lfm2", "full");
     }
     graphs_bounded(12 << 20, true);             /* room for some of them */
     graphs_bounded((uint64_t)1 << 30, false);   /* not for one */
@@ -705,7 +695,6 @@ int main(int argc, char **argv)
     graph_of_a_step(SM_86);
     no_early_edges();
     graph_that_foretells();
-    no_experts();
     no_disk();
     pool_on_the_host();
     deep_product();

@@ -160,6 +160,44 @@ static void recurrent(void)
     }
 }
 
+/* Few experts and the most, of which a row uses some or all; with a shared one. */
+static void mixtures(void)
+{
+    static const enum dtype types[] = {DTYPE_F32, DTYPE_F16, DTYPE_Q4_K};
+    static const int32_t experts[][2] = {{2, 1}, {8, 2}, {128, 8}, {1024, 128}};
+    static const int32_t rows[][2] = {{1, 1}, {16, 16}, {600, 5}, {MAX_ROWS, 0}};
+
+    for (int i = 0; i < 3 * 4 * 4; i++) {
+        enum dtype type = types[i / 16];
+        int32_t n = experts[i / 4 % 4][0];
+        struct ops_weight router = weight(DTYPE_F32, OPS_ROLE_MATMUL, n, 7168);
+        struct ops_weight up = weight(type, OPS_ROLE_MATMUL, 2048, 7168);
+        struct ops_weight down = weight(type, OPS_ROLE_MATMUL, 7168, 2048);
+        struct ops_weight shared_up = up;
+        struct ops_weight shared_down = down;
+        struct ops_experts p = {.rows = {rows[i % 4][0], rows[i % 4][1]},
+                                .x = (float *)memory,
+                                .y = (float *)memory,
+                                .ldx = 7168,
+                                .ldy = 7168,
+                                .n_expert = n,
+                                .n_used = experts[i / 4 % 4][1],
+                                .router = &router,
+                                .gate = {.w = &up},
+                                .up = {.w = &up},
+                                .down = {.w = &down}};
+
+        up.n_stack = (uint32_t)n & 0xffff;
+        down.n_stack = up.n_stack;
+        if (i % 2) {
+            p.shared_gate_proj.w = p.shared_up.w = &shared_up;
+            p.shared_down.w = &shared_down;
+        }
+        done(be->ops->experts(be, &p), "experts", n, p.n_used, p.rows.n);
+        fake.log_clear();
+    }
+}
+
 /* Packing of a vocabulary's rows; where memory is shared the packed bytes come from pinned memory,
  * else they are copied. */
 static void packing(const struct fake_device *d)
@@ -501,6 +539,8 @@ int main(int argc, char **argv)
                                     .max_heads = MAX_HEADS,
                                     .max_head_dim = 256,
                                     .max_slots = MAX_SLOTS,
+                                    .max_experts = 1024,
+                                    .max_experts_used = 128,
                                     .observe = true,
                                     .select = true};
     struct backend_config config = {0};
@@ -527,6 +567,7 @@ int main(int argc, char **argv)
         fake.log_clear();
         whole_rows();
         recurrent();
+        mixtures();
         packing(&d);
         fake.log_clear();
         caches();

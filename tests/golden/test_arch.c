@@ -6,8 +6,7 @@
  * On `ref` to 1e-4 of the row's largest magnitude, on `cpu` to 2e-3 (attention's exponential is a
  * polynomial there).
  *
- * Exits 77 while a backend has no cache (-ENOTSUP). A model with an operation that `cuda` lacks is
- * passed over.
+ * Exits 77 while a backend has no cache (-ENOTSUP).
  *
  *     test_arch FOLDER BACKEND [NAME]...     only these */
 
@@ -37,7 +36,6 @@ struct run {
     double worst;
     int32_t n_rows;
     bool failed;
-    bool lacks; /* the backend has not every operation of the model */
 };
 
 static bool read_vec(const char *path, struct vec *v)
@@ -123,9 +121,7 @@ static bool run_once(const char *model, const char *backend, const char *kv, int
 
     if (ret) {
         (void)fprintf(stderr, "%s: %s\n", model, err.text);
-        r->lacks = strcmp(backend, "ref") != 0 && strcmp(backend, "cpu") != 0 &&
-                   strstr(err.text, "needs the operation");
-        if (ret == -ENOTSUP && strcmp(backend, "ref") != 0 && !r->lacks) {
+        if (ret == -ENOTSUP && strcmp(backend, "ref") != 0) {
             exit(77);
         }
         return false;
@@ -185,11 +181,6 @@ static int run_model(const char *folder, const char *name, const char *backend)
         r.window = calloc(WINDOW * (size_t)v.n_vocab, sizeof(float));
         bool ok = r.window && run_once(path, backend, ways[i].kv, n_prompt, &r);
 
-        if (r.lacks) {
-            printf("skip   %-22s %s\n", name, ways[i].what);
-            free(r.window);
-            continue;
-        }
         int32_t want = ways[i].forced ? v.n_tokens - half : v.n_tokens - 1 - v.first;
 
         ok = ok && r.n_rows == want && r.worst <= limit;

@@ -40,6 +40,7 @@ enum {
     POISON = 1024,
     GELU = 2048,
     OAI = 4096,
+    MIXED = 8192, /* up is of another type than gate */
 };
 
 struct shape {
@@ -193,9 +194,10 @@ static void make_layer(struct check *c, const struct shape *s, int32_t n, struct
     for (int i = 0; i < PARTS; i++) {
         int32_t rows = i == DOWN ? s->n_cols : s->n_ff;
         float more = s->options & OAI && i != DOWN ? 8 : 1; /* beyond what is cut off */
+        enum dtype other = s->type == DTYPE_Q8_0 ? DTYPE_F16 : DTYPE_Q8_0;
+        enum dtype type = s->options & MIXED && i == UP ? other : s->type;
 
-        check_weight_stack(c, &w[i], s->type, n, rows, i == DOWN ? s->n_ff : s->n_cols,
-                           more * size);
+        check_weight_stack(c, &w[i], type, n, rows, i == DOWN ? s->n_ff : s->n_cols, more * size);
         check_weight_make(c, &b[i], DTYPE_F32, OPS_ROLE_VECTOR, 1, n * rows, 0.3f);
     }
 }
@@ -342,20 +344,24 @@ static void against_double(struct check *c, const struct shape *s, const struct 
     free(want);
 }
 
-/* Rows of class decode, then of class prefill, which some CPUs multiply as tiles of bf16. */
+/* Rows of class decode, then of class prefill, which some CPUs multiply as tiles of bf16, and of
+ * which a GPU rounds what it multiplies with a shared expert's 16-bit weights. */
 static void against_reference(struct check *c, const struct shape *s, const struct inputs *in)
 {
     for (int class = 0; class < 2; class ++) {
         int32_t from = class ? s->n_decode : 0;
         int32_t n = class ? s->n - s->n_decode : s->n_decode;
-        bool exact = dtype_info(s->type)->block_len == 1;
+        bool exact = dtype_info(s->type)->block_len == 1 && !(s->options & MIXED);
         bool tiles = class && s->type != DTYPE_F32 && check_has_tiles(c);
+        bool half =
+            class && exact && s->type != DTYPE_F32 && s->options & SHARED && check_has_mma(c);
         size_t at = (size_t)from * (size_t)s->n_cols;
 
         if (n > 0) {
             check_rows(c, "y", (const float *)(const void *)in->y->out[1] + at,
                        (const float *)(const void *)in->y->out[0] + at, n, s->n_cols, s->n_cols,
                        tiles   ? &tol_bf16
+                       : half  ? &tol_half_acts
                        : exact ? &tol_reduce
                                : &tol_int8_acts);
         }
@@ -430,9 +436,9 @@ static void routes(struct check *c)
 
 void check_op(struct check *c)
 {
-    static const enum dtype types[] = {DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0,
-                                       DTYPE_Q4_1, DTYPE_Q5_0, DTYPE_Q5_1, DTYPE_Q8_0,
-                                       DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K};
+    static const enum dtype types[] = {
+        DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0, DTYPE_Q4_1,   DTYPE_Q5_0,   DTYPE_Q5_1,
+        DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_MXFP4};
 
     if (c->bench) {
         struct shape s = {DTYPE_Q4_K, 1, 1, 512, 512, 16, 4, NORM | NORMED | ADD};
@@ -464,6 +470,8 @@ void check_op(struct check *c)
             {types[t], 9, 4, 256, 256, 8, 8, SCALE},
             {types[t], 9, 2, 256, 256, 8, 2, POISON | NORM | NORMED | SHARED},
             {types[t], 9, 9, 256, 256, 8, 2, POISON | SIGMOID},
+            {types[t], 10, 5, 256, 256, 4, 2, MIXED | BIAS | SHARED | NORM},
+            {types[t], 10, 5, 256, 256, 4, 2, MIXED | BIAS | NORM | OAI},
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
