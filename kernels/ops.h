@@ -485,7 +485,7 @@ struct ops_predict {
  * and for ALiBi: slot s is rotated at rank(s) + D, rank = live slots with a smaller position,
  * D = P - rank(P), P = position of the sequence's last row in this call.
  * With sinks each head's softmax has one logit more, of no slot: out times 1 - its weight. What is
- * observed is without it. Not with select, and not on cuda.
+ * observed is without it. Not with select.
  * Long contexts are split in fixed chunks of slots that depend on n_slots only, merged in order. */
 struct ops_attention {
     struct ops_rows rows;

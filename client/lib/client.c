@@ -377,7 +377,7 @@ int pipit_client_sessions(struct pipit_client *c, char **ret, size_t *ret_len,
         ask.session.op = LANE_SESSION_LIST;
         memcpy(ask.session.name, after, strlen(after));
         r = client_fetch_text(c, &ask, page_bytes(c), &page, &len, reterr);
-        more = r == 0 ? realloc(all, n + len + 1) : NULL;
+        more = r == 0 && page ? realloc(all, n + len + 1) : NULL;
         if (!more) {
             free(page);
             free(all);
@@ -423,7 +423,7 @@ int pipit_client_requests(struct pipit_client *c, char **ret, size_t *ret_len,
         lane_record_init(&ask, LANE_REQUESTS_GET, NULL);
         ask.lease.offset = last;
         r = client_fetch_text(c, &ask, REQUESTS_BYTES, &page, &len, reterr);
-        more = r == 0 ? realloc(all, n + len + 1) : NULL;
+        more = r == 0 && page ? realloc(all, n + len + 1) : NULL;
         if (!more) {
             r = r ? r
                   : pipit_fail(reterr, -ENOMEM, PIPIT_E_LOCAL, "no memory for the daemon's text");

@@ -9,7 +9,8 @@
 
 static int check(const struct cuda *cu, const struct ops_attention *p)
 {
-    if (p->rows.n_decode > cu->limits.max_decode || p->rows.n > cu->limits.max_rows || p->sinks) {
+    if (p->rows.n_decode > cu->limits.max_decode || p->rows.n > cu->limits.max_rows ||
+        (p->sinks && (p->select || p->sinks->n_cols != p->n_q))) {
         return -EINVAL;
     }
     for (int32_t i = 0; i < p->n_seqs; i++) {
@@ -150,6 +151,7 @@ int cuda_attention(struct backend *be, const struct ops_attention *p)
     a.softcap = p->softcap;
     a.alibi_max = p->alibi_max;
     a.window = p->window;
+    a.sinks = cuda_vector(p->sinks);
     a.part = cu->scratch.part;
     a.part_len = cu->limits.max_head_dim + 4;
     a.sums = cu->scratch.sums;

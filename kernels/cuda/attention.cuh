@@ -19,6 +19,7 @@ struct attend {
     int32_t n_q;
     float scale, softcap, alibi_max;
     int32_t window;
+    const float *sinks; /* (n_q) or NULL */
     /* scratch */
     float *part;
     int32_t part_len; /* floats of one chunk and head */
@@ -130,6 +131,12 @@ CUDA_INLINE float attend_merge_sums(const float *part, int32_t part_len, int32_t
     }
     *ret_max = top;
     return sum > 0 ? 1.0f / sum : 0.0f;
+}
+
+/* inv, 1 / the sum of e^(logit - top) over what was seen, with the head's sink in the sum. */
+CUDA_INLINE float attend_with_sink(const struct attend *p, int32_t head, float top, float inv)
+{
+    return p->sinks && inv > 0 ? 1.0f / (1.0f / inv + expf(p->sinks[head] - top)) : inv;
 }
 
 CUDA_INLINE float attend_merge_value(const float *part, int32_t part_len, int32_t n, float top,

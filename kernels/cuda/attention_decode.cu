@@ -281,6 +281,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS) decode_merge(struct attend p)
     grid_begin();
     grid_wait();
     inv = attend_merge_sums(part, p.part_len, n, 0, &top);
+    inv = attend_with_sink(&p, head, top, inv);
     for (int32_t d = (int32_t)threadIdx.x; d < p.seqs.layout.v_dim; d += THREADS) {
         out[d] = attend_merge_value(part, p.part_len, n, top, d) * inv;
     }

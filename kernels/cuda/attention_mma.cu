@@ -314,7 +314,8 @@ CUDA_INLINE void write_out(const struct attend *p, const struct cuda_seq *s, int
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int32_t row = row0 + (int32_t)threadIdx.x / WARP * 16 + lane / 4 + h * 8;
-        float inv = sum[h].sum > 0 ? 1.0f / sum[h].sum : 0.0f;
+        float inv =
+            attend_with_sink(p, head, sum[h].top, sum[h].sum > 0 ? 1.0f / sum[h].sum : 0.0f);
         float *out = p->out + (size_t)(s->row0 + row) * p->ldo + (size_t)head * v_dim;
 
 #pragma unroll

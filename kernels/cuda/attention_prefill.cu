@@ -259,7 +259,8 @@ template <int NJ> CUDA_KERNEL void __launch_bounds__(THREADS, MIN_BLOCKS) prefil
     }
     for (int i = 0; i < 2; i++) {
         int32_t row = row0 + own + i;
-        float inv = sum[i].sum > 0 ? 1.0f / sum[i].sum : 0.0f;
+        float inv =
+            attend_with_sink(&p, head, sum[i].top, sum[i].sum > 0 ? 1.0f / sum[i].sum : 0.0f);
         float *out = p.out + (size_t)(s->row0 + row) * p.ldo + (size_t)head * l->v_dim;
 
         if (row >= s->n_rows) {

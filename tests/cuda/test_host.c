@@ -685,6 +685,7 @@ int main(int argc, char **argv)
         plan_holds(device, "arch_qwen2moe", "full");
         plan_holds(device, "arch_qwen35moe", "full");
         plan_holds(device, "arch_lfm2", "full");
+        plan_holds(device, "arch_gpt_oss", "full");
     }
     graphs_bounded(12 << 20, true);             /* room for some of them */
     graphs_bounded((uint64_t)1 << 30, false);   /* not for one */
