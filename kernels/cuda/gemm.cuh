@@ -117,8 +117,8 @@ CUDA_INLINE int gemm_part_of(const struct gemm *p, int32_t *block)
     return part;
 }
 
-/* 32 columns of 16 rows of 16-bit weights and of 8 tokens; of each lane 8 columns of rows g and g + 8 and
- * of token g, in the order that gemm_half.cu says. */
+/* 32 columns of 16 rows of 16-bit weights and of 8 tokens; of each lane 8 columns of rows g and g
+ * + 8 and of token g, in the order that gemm_half.cu says. */
 template <bool BF16>
 CUDA_INLINE void gemm_step32(const uint4 &w0, const uint4 &w8, const uint4 &x, float acc[4])
 {

@@ -21,6 +21,7 @@ enum {
     CONV_THREADS = 128,
     CONV_ROWS = 32,
     DELTA_THREADS = 512,
+    DELTA_WIDE_THREADS = 384, /* that have registers for 64 values of the state each */
     DELTA_PAD = OPS_DELTA_MAX_DIM + 64,
     GATE_THREADS = 256
 };
@@ -256,7 +257,8 @@ CUDA_INLINE void delta_finish(const struct delta *p, struct delta_shared *sh, in
 
 /* S in registers, PER values a thread. */
 template <int PER>
-CUDA_KERNEL void __launch_bounds__(DELTA_THREADS) delta_rows(struct delta p, struct states states)
+CUDA_KERNEL void __launch_bounds__(PER == 64 ? DELTA_WIDE_THREADS : DELTA_THREADS)
+    delta_rows(struct delta p, struct states states)
 {
     __shared__ struct delta_shared sh;
     const struct ops_state *s = &states.s[blockIdx.y];
@@ -376,7 +378,7 @@ static int delta_some(struct cuda *cu, struct delta *p, const struct states *sta
     threads = cuda_div_up((uint64_t)(p->v_dim * p->n_split), WARP) * WARP;
     if (p->per == 32) {
         CUDA_LAUNCH_EARLY(cu, grid, dim3(threads), 0, delta_rows<32>, *p, *states);
-    } else if (p->per == 64) {
+    } else if (p->per == 64 && threads <= DELTA_WIDE_THREADS) {
         CUDA_LAUNCH_EARLY(cu, grid, dim3(threads), 0, delta_rows<64>, *p, *states);
     } else {
         CUDA_LAUNCH_EARLY(cu, grid, dim3(threads), 0, delta_rows_memory, *p, *states);
