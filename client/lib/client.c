@@ -416,7 +416,7 @@ int pipit_client_requests(struct pipit_client *c, char **ret, size_t *ret_len,
     }
     while (r == 0) {
         char *page = NULL;
-        const char *line;
+        size_t at = n;
         size_t len = 0;
         char *more;
 
@@ -431,11 +431,12 @@ int pipit_client_requests(struct pipit_client *c, char **ret, size_t *ret_len,
             break;
         }
         all = more;
-        memcpy(all + n, page, len + 1);
+        memcpy(all + at, page, len + 1);
         n += len;
-        line = len > 1 ? memrchr(page, '\n', len - 1) : NULL;
-        line = line ? line + 1 : page;
-        uint64_t seen = strtoull(line, NULL, 10);
+        for (size_t i = at; i + 1 < n; i++) { /* the page's last line begins there */
+            at = all[i] == '\n' ? i + 1 : at;
+        }
+        uint64_t seen = strtoull(all + at, NULL, 10);
 
         free(page);
         if (seen <= last) { /* an empty page, or none that goes on */
