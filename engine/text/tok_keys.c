@@ -132,8 +132,8 @@ static void find_ends(struct tok *t, const struct gguf *g)
         struct tok_entry *e = &t->entries[i];
         struct gguf_str s = gguf_array_str(g, KEY("tokens"), (size_t)i);
 
-        if (e->kind != TOK_CONTROL && e->kind != TOK_USER) {
-            continue;
+        if (e->kind != TOK_CONTROL && e->kind != TOK_USER && e->kind != TOK_UNKNOWN) {
+            continue; /* SmolLM2's unknown token is <|endoftext|> */
         }
         if (is_one_of(s.ptr, s.len, ends, sizeof(ends) / sizeof(ends[0]))) {
             e->kind = TOK_CONTROL;

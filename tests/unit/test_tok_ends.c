@@ -9,7 +9,7 @@
 
 #include "tests/unit/tok_spec.h"
 
-enum { NORMAL = 1, CONTROL = 3, USER = 4 };
+enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER = 4 };
 
 static struct tok_spec spec;
 
@@ -51,9 +51,9 @@ Test(tok_ends, by_spelling)
     };
 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
-        static const int kinds[] = {CONTROL, USER, NORMAL};
+        static const int kinds[] = {CONTROL, USER, NORMAL, UNKNOWN};
 
-        for (int j = 0; j < 3; j++) {
+        for (int j = 0; j < 4; j++) {
             tok_spec_bpe(&spec);
             (void)tok_spec_add(&spec, texts[i], kinds[j], 0);
             cr_expect_eq(ends(texts[i]), kinds[j] != NORMAL, "%s of kind %d", texts[i], kinds[j]);
