@@ -59,24 +59,12 @@ void queue_remove(struct queue *q, struct request *r)
     q->n--;
 }
 
-static uint64_t lane_turn(const struct queue *q, uint64_t lane)
-{
-    return q->lanes[lane % QUEUE_LANES].lane == lane ? q->lanes[lane % QUEUE_LANES].turn : 0;
-}
-
-static uint64_t user_turn(const struct queue *q, uint32_t uid)
-{
-    return q->users[uid % QUEUE_USERS].uid == uid ? q->users[uid % QUEUE_USERS].turn : 0;
-}
-
 /* Does `a` go before `b`, the older one? */
 static bool before(const struct queue *q, const struct request *a, const struct request *b)
 {
-    uint64_t turn_a = lane_turn(q, a->home_lane);
-    uint64_t turn_b = lane_turn(q, b->home_lane);
-
     if (a->who->person != b->who->person) {
-        return user_turn(q, a->who->person) < user_turn(q, b->who->person);
+        return turn_of(q->users, QUEUE_USERS, a->who->person) <
+               turn_of(q->users, QUEUE_USERS, b->who->person);
     }
     if (a->who != b->who) {
         return a->who->last_turn < b->who->last_turn;
@@ -84,7 +72,8 @@ static bool before(const struct queue *q, const struct request *a, const struct 
     if (a->urgency != b->urgency) {
         return a->urgency > b->urgency;
     }
-    return turn_a < turn_b;
+    return turn_of(q->lanes, QUEUE_LANES, a->home_lane) <
+           turn_of(q->lanes, QUEUE_LANES, b->home_lane);
 }
 
 struct request *queue_pop_of(struct queue *q, queue_is *is, const void *arg)
@@ -102,10 +91,8 @@ struct request *queue_pop_of(struct queue *q, queue_is *is, const void *arg)
     queue_remove(q, best);
     q->turn++;
     best->who->last_turn = q->turn;
-    q->users[best->who->person % QUEUE_USERS].uid = best->who->person;
-    q->users[best->who->person % QUEUE_USERS].turn = q->turn;
-    q->lanes[best->home_lane % QUEUE_LANES].lane = best->home_lane;
-    q->lanes[best->home_lane % QUEUE_LANES].turn = q->turn;
+    turn_take(q->users, QUEUE_USERS, best->who->person, q->turn);
+    turn_take(q->lanes, QUEUE_LANES, best->home_lane, q->turn);
     return best;
 }
 

@@ -2,10 +2,11 @@
 #ifndef PIPIT_DAEMON_FRONT_QUEUE_H
 #define PIPIT_DAEMON_FRONT_QUEUE_H
 
-/* Who is next. Turns go round the users, by their accounts (persons.h), so that nobody gains by making up tenants, and round each
- * user's tenants; within one the most urgent request, then the lane
- * that has waited longest for a turn, then the oldest request. So a user's script with a hundred
- * requests delays neither another user nor the same user's other program by more than one turn.
+/* Who is next. Turns go round the users, by their accounts (persons.h), so that nobody gains by
+ * making up tenants, and round each user's tenants; within one the most urgent request, then the
+ * lane that has waited longest for a turn, then the oldest request. So a user's script with a
+ * hundred requests delays neither another user nor the same user's other program by more than one
+ * turn.
  *
  * The queue is bounded, and one user, under whatever tenants, may fill at most 7/8 of it, so that
  * another still gets in.
@@ -15,6 +16,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/turn.h"
 #include "daemon/front/request.h"
 
 enum { QUEUE_LANES = 256, QUEUE_USERS = 64 };
@@ -25,14 +27,8 @@ struct queue {
     uint32_t n;
     uint32_t max;
     uint64_t turn;
-    struct {
-        uint64_t lane;
-        uint64_t turn;
-    } lanes[QUEUE_LANES]; /* when a lane was last served, by its id; what collides is forgotten */
-    struct {
-        uint32_t uid;
-        uint64_t turn;
-    } users[QUEUE_USERS]; /* the same of a user */
+    struct turn lanes[QUEUE_LANES]; /* by a lane's id */
+    struct turn users[QUEUE_USERS]; /* by persons */
     double service_ns; /* moving average from dispatch to end; 0: nothing measured yet */
 };
 

@@ -20,7 +20,6 @@ enum {
     SLOW_NICE = 5,
     LONG_BYTES = 16 << 10, /* read by the second thread: some ms */
     SHORT_BYTES = 8 << 10, /* a prompt that goes between two records */
-    RECORDS_A_PROMPT = 32, /* so many are said for each of them: no flood of prompts ends it */
 };
 
 /* On failure the process ends. */

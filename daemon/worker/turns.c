@@ -17,13 +17,6 @@ static uint32_t person(const struct job *j)
     return j->rec.e_request.person;
 }
 
-static uint64_t turn_of(const struct turns *t, const struct job *j)
-{
-    uint32_t at = person(j) % TURNS_PERSONS;
-
-    return t->persons[at].person == person(j) ? t->persons[at].turn : 0;
-}
-
 static bool is_prompt(const struct job *j)
 {
     return j->kind != LANE_KIND_TOKENIZE && j->kind != LANE_KIND_DETOKENIZE;
@@ -32,7 +25,9 @@ static bool is_prompt(const struct job *j)
 /* Does `a` go before `b`, the older one? */
 static bool before(const struct turns *t, const struct job *a, const struct job *b)
 {
-    return person(a) == person(b) ? is_prompt(a) && !is_prompt(b) : turn_of(t, a) < turn_of(t, b);
+    return person(a) == person(b) ? is_prompt(a) && !is_prompt(b)
+                                  : turn_of(t->persons, TURNS_PERSONS, person(a)) <
+                                        turn_of(t->persons, TURNS_PERSONS, person(b));
 }
 
 static void take(struct turns *t, struct job *j)
@@ -58,11 +53,8 @@ struct job *turns_next(struct turns *t, turns_is *is)
         }
     }
     if (best) {
-        uint32_t at = person(best) % TURNS_PERSONS;
-
         take(t, best);
-        t->persons[at].person = person(best);
-        t->persons[at].turn = ++t->turn;
+        turn_take(t->persons, TURNS_PERSONS, person(best), ++t->turn);
     }
     return best;
 }

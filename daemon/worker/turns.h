@@ -7,11 +7,13 @@
  * somebody waits for their answer, then what came first.
  *
  * The front has some tens of requests here at most, so a choice is a walk. A person of whom nothing
- * was read yet has turn 0 and goes first, as does one whose place in the table another has taken.
+ * was read yet has turn 0 and goes first (base/turn.h).
  * Pure: it knows no thread. */
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "base/turn.h"
 
 struct job;
 
@@ -21,10 +23,7 @@ struct turns {
     struct job *first; /* by job.next_text, oldest first */
     struct job *last;
     uint64_t turn;
-    struct {
-        uint32_t person;
-        uint64_t turn;
-    } persons[TURNS_PERSONS]; /* when one was last served */
+    struct turn persons[TURNS_PERSONS];
 };
 
 void turns_add(struct turns *t, struct job *j);

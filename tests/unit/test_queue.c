@@ -69,6 +69,32 @@ Test(queue, new_tenants_are_no_way_past_other_users, .init = begin)
     cr_assert_eq(queue_pop(&q), b[1]);
 }
 
+/* Two persons whose numbers share a place of the table, both with a request waiting at all times.
+ */
+Test(queue, two_of_one_place_starve_nobody, .init = begin)
+{
+    static const uint32_t uids[] = {1000, 1000 + QUEUE_USERS, 1001};
+    int served[3] = {0};
+
+    for (int i = 0; i < 3; i++) {
+        (void)add(uids[i], "", (uint64_t)i + 1, 0);
+    }
+    for (int n = 0; n < 30; n++) {
+        struct request *r = queue_pop(&q);
+
+        for (int i = 0; i < 3; i++) {
+            if (r->who->person == uids[i]) {
+                served[i]++;
+                (void)add(uids[i], "", (uint64_t)i + 1, 0);
+            }
+        }
+        request_destroy(&t, r);
+    }
+    for (int i = 0; i < 3; i++) {
+        cr_expect_geq(served[i], 8, "person %d: %d of 30", (int)uids[i], served[i]);
+    }
+}
+
 Test(queue, within_a_principal_urgency_then_lanes_then_age, .init = begin)
 {
     struct request *slow = add(1000, "", 1, 0);
