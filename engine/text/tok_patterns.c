@@ -144,7 +144,8 @@ static const struct tok_pre_rule rules[] = {
      {"[\\r\\n]", SPACE "?[" DEEPSEEK_LETTERS "]+",
       SPACE "?[!-/:-~\\x{ff01}-\\x{ff0f}\\x{ff1a}-\\x{ff5e}\\x{2018}-\\x{201f}"
             "\\x{3000}-\\x{3002}]+",
-      SPACE "+\\z", DEEPSEEK_CJK, "\\p{N}+"},
+      /* a run begins behind no space: tried from each of its spaces it would cost their square */
+      "(?<!" SPACE ")" SPACE "+\\z", DEEPSEEK_CJK, "\\p{N}+"},
      0},
     {{"deepseek-coder"},
      {"[\\r\\n]", SPACE "?\\p{L}+", SPACE "?\\p{P}+", DEEPSEEK_CJK, "\\p{N}"},

@@ -161,6 +161,8 @@ Test(tok_pre, long_runs)
     static const char *const units[] = {
         "a", "A",        "1",  "\xe0\xa5\xa7", " ",  "\n",  "\xcc\x81",    "\xe6\xbc\xa2",
         "!", "\xc2\xbd", "a ", "1a",           "' ", " \n", "\xe1\x9a\x80"};
+    /* what a pattern may have wanted the run not to be followed by */
+    static const char ends[] = {'x', '1', '.'};
     enum { SIZE = 1 << 16 };
     char *text = malloc(SIZE + 8);
     clock_t begin = clock();
@@ -169,14 +171,15 @@ Test(tok_pre, long_runs)
     for (size_t i = 0; i < N_RULES; i++) {
         struct tok_pre p = open_rule(rules[i]);
 
-        for (size_t j = 0; j < sizeof(units) / sizeof(units[0]); j++) {
+        for (size_t j = 0; j < sizeof(ends) * sizeof(units) / sizeof(units[0]); j++) {
+            const char *unit = units[j / sizeof(ends)];
             struct cutting c = {NULL, 0, rules[i]};
             size_t len = 0;
 
-            for (; len < SIZE; len += strlen(units[j])) {
-                memcpy(text + len, units[j], strlen(units[j]));
+            for (; len < SIZE; len += strlen(unit)) {
+                memcpy(text + len, unit, strlen(unit));
             }
-            text[len++] = 'x'; /* what a pattern may have wanted the run not to be followed by */
+            text[len++] = ends[j % sizeof(ends)];
             cut(&p, text, len, &c);
         }
         tok_pre_finish(&p);
