@@ -90,12 +90,14 @@ static struct kv_thread lay_out_thread(struct memory_arena *a, const struct size
     size_t listed = select ? s->slots : 0;
     size_t chunk = s->heads * KV_CHUNK;
     size_t pages = s->pairs * OPS_PAGE_SLOTS;
+    size_t acc = s->sums * s->pad;
+    size_t latest = s->heads * OPS_PAGE_SLOTS; /* a page's dot products of latest_keys() */
 
     return (struct kv_thread){
         .k = memory_arena_take(a, OPS_PAGE_SLOTS * s->pad * sizeof(float)),
         .v = memory_arena_take(a, OPS_PAGE_SLOTS * s->pad * sizeof(float)),
         .x = memory_arena_take(a, (chunk > pages ? chunk : pages) * sizeof(float)),
-        .acc = memory_arena_take(a, s->sums * s->pad * sizeof(float)),
+        .acc = memory_arena_take(a, (acc > latest ? acc : latest) * sizeof(float)),
         .state = memory_arena_take(a, 8 * s->sums * sizeof(float)),
         .row = memory_arena_take(a, s->pad * sizeof(float)),
         .noise = memory_arena_take(a, OPS_PAGE_SLOTS * sizeof(float)),

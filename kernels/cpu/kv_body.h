@@ -44,11 +44,125 @@ LANES_INLINE lf kv_load(enum ops_kv_type type, const void *p, size_t i)
     }
 }
 
+/* ---- 4 bits ---- */
+
+#ifndef LANES_HAS_SUMS
+LANES_INLINE void lf_store_sums(float *to, lf a, lf b, lf c, lf d)
+{
+    to[0] = lf_sum(a);
+    to[1] = lf_sum(b);
+    to[2] = lf_sum(c);
+    to[3] = lf_sum(d);
+}
+#endif
+
+/* The two vectors of a block. */
+LANES_INLINE void kv_load_g4(const uint8_t *block, lf *ret_low, lf *ret_high)
+{
+    uint16_t half;
+
+    memcpy(&half, block, sizeof(half));
+    lf scale = lf_set1(half_f16_to_f32(half));
+
+    *ret_low = lf_mul(scale, lf_of_g4(block + sizeof(half), false));
+    *ret_high = lf_mul(scale, lf_of_g4(block + sizeof(half), true));
+}
+
+LANES_INLINE size_t kv_row_bytes_g4(int32_t dims)
+{
+    return (size_t)(dims / GAUSS4_BLOCK) * sizeof(struct gauss4_block);
+}
+
+/* rows queries (a constant, at most KV_ROWS) against 64 slots */
+LANES_INLINE void kv_qk_rows_g4(int rows, const uint8_t *k, int32_t k_dim, const float *q,
+                                size_t ldq, float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
+{
+    const size_t row_bytes = kv_row_bytes_g4(k_dim);
+    const uint32_t due = kv_prefetch_share(ahead, row_bytes * CPU_KV_SLOTS, CPU_KV_SLOTS);
+
+    for (int32_t s = 0; s < CPU_KV_SLOTS; s += 4) {
+        lf sum[KV_ROWS][4];
+
+        if (ahead && s % KV_PREFETCH_ROWS == 0) {
+            kv_prefetch_due(ahead, due);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < 4; i++, k += row_bytes) {
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                sum[r][i] = lf_set1(0.0f);
+            }
+            for (int32_t d = 0; d < k_dim; d += GAUSS4_BLOCK) {
+                lf low;
+                lf high;
+
+                kv_load_g4(k + kv_row_bytes_g4(d), &low, &high);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++) {
+                    const float *at = q + (size_t)r * ldq + (size_t)d;
+
+                    sum[r][i] = kv_fma(low, lf_load(at), sum[r][i]);
+                    sum[r][i] = kv_fma(high, lf_load(at + 16), sum[r][i]);
+                }
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            lf_store_sums(x + (size_t)r * ldx + (size_t)s, sum[r][0], sum[r][1], sum[r][2],
+                          sum[r][3]);
+        }
+    }
+}
+
+/* rows pairs and the block of dims from d on */
+LANES_INLINE void kv_pv_tile_g4(int rows, const uint8_t *v, int32_t v_pad, int32_t d,
+                                const float *e, size_t lde, int32_t n_slots, float *acc,
+                                struct cpu_kv_prefetch *ahead)
+{
+    const size_t row_bytes = kv_row_bytes_g4(v_pad);
+    const uint32_t due = kv_prefetch_share(ahead, row_bytes * (size_t)n_slots, n_slots);
+    lf sum[KV_ROWS][2];
+
+    v += kv_row_bytes_g4(d);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        sum[r][0] = lf_load(acc + r * v_pad + d);
+        sum[r][1] = lf_load(acc + r * v_pad + d + 16);
+    }
+    for (int32_t s = 0; s < n_slots; s++, v += row_bytes) {
+        lf low;
+        lf high;
+
+        if (ahead && d == 0 && s % KV_PREFETCH_ROWS == 0) {
+            kv_prefetch_due(ahead, due);
+        }
+        kv_load_g4(v, &low, &high);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            lf w = lf_set1(e[(size_t)r * lde + (size_t)s]);
+
+            sum[r][0] = kv_fma(w, low, sum[r][0]);
+            sum[r][1] = kv_fma(w, high, sum[r][1]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        lf_store(acc + r * v_pad + d, sum[r][0]);
+        lf_store(acc + r * v_pad + d + 16, sum[r][1]);
+    }
+}
+
+/* ---- the others, and which of the two ---- */
+
 /* rows pairs (a constant, at most KV_ROWS) against a page of K */
 LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int32_t k_dim,
                              const float *q, size_t ldq, float *x, size_t ldx,
                              struct cpu_kv_prefetch *ahead)
 {
+    if (type == OPS_KV_G4) {
+        kv_qk_rows_g4(rows, k, k_dim, q, ldq, x, ldx, ahead);
+        return;
+    }
     const size_t row_bytes = CPU_KV_SLOTS * kv_element_bytes(type);
     const uint32_t due = kv_prefetch_share(ahead, row_bytes * (size_t)k_dim, k_dim);
 
@@ -171,6 +285,9 @@ LANES_INLINE void kv_pv_rows(enum ops_kv_type type, int rows, const void *v, int
 {
     int32_t d = 0;
 
+    for (; type == OPS_KV_G4 && d < v_pad; d += GAUSS4_BLOCK) {
+        kv_pv_tile_g4(rows, v, v_pad, d, e, lde, n_slots, acc, ahead);
+    }
     for (; d + 16 * KV_COLS <= v_pad; d += 16 * KV_COLS) {
         kv_pv_tile(type, rows, KV_COLS, v, v_pad, d, e, lde, n_slots, acc, ahead);
     }
@@ -235,172 +352,11 @@ KV_BODY_TYPE(f16, OPS_KV_F16)
 KV_BODY_TYPE(bf16, OPS_KV_BF16)
 KV_BODY_TYPE(fp8, OPS_KV_FP8)
 KV_BODY_TYPE(i8, OPS_KV_I8)
+KV_BODY_TYPE(g4, OPS_KV_G4)
 KV_BODY_UNPACK(f16, OPS_KV_F16)
 KV_BODY_UNPACK(bf16, OPS_KV_BF16)
 KV_BODY_UNPACK(fp8, OPS_KV_FP8)
 KV_BODY_UNPACK(i8, OPS_KV_I8)
-
-/* ---- 4 bits ---- */
-
-#ifndef LANES_HAS_SUMS
-LANES_INLINE void lf_store_sums(float *to, lf a, lf b, lf c, lf d)
-{
-    to[0] = lf_sum(a);
-    to[1] = lf_sum(b);
-    to[2] = lf_sum(c);
-    to[3] = lf_sum(d);
-}
-#endif
-
-/* The two vectors of a block. */
-LANES_INLINE void kv_load_g4(const uint8_t *block, lf *ret_low, lf *ret_high)
-{
-    uint16_t half;
-
-    memcpy(&half, block, sizeof(half));
-    lf scale = lf_set1(half_f16_to_f32(half));
-
-    *ret_low = lf_mul(scale, lf_of_g4(block + sizeof(half), false));
-    *ret_high = lf_mul(scale, lf_of_g4(block + sizeof(half), true));
-}
-
-LANES_INLINE size_t kv_row_bytes_g4(int32_t dims)
-{
-    return (size_t)(dims / GAUSS4_BLOCK) * sizeof(struct gauss4_block);
-}
-
-/* rows queries (a constant, at most KV_ROWS) against 64 slots */
-LANES_INLINE void kv_qk_rows_g4(int rows, const uint8_t *k, int32_t k_dim, const float *q,
-                                size_t ldq, float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
-{
-    const size_t row_bytes = kv_row_bytes_g4(k_dim);
-    const uint32_t due = kv_prefetch_share(ahead, row_bytes * CPU_KV_SLOTS, CPU_KV_SLOTS);
-
-    for (int32_t s = 0; s < CPU_KV_SLOTS; s += 4) {
-        lf sum[KV_ROWS][4];
-
-        if (ahead && s % KV_PREFETCH_ROWS == 0) {
-            kv_prefetch_due(ahead, due);
-        }
-#pragma GCC unroll 8
-        for (int i = 0; i < 4; i++, k += row_bytes) {
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++) {
-                sum[r][i] = lf_set1(0.0f);
-            }
-            for (int32_t d = 0; d < k_dim; d += GAUSS4_BLOCK) {
-                lf low;
-                lf high;
-
-                kv_load_g4(k + kv_row_bytes_g4(d), &low, &high);
-#pragma GCC unroll 8
-                for (int r = 0; r < rows; r++) {
-                    const float *at = q + (size_t)r * ldq + (size_t)d;
-
-                    sum[r][i] = kv_fma(low, lf_load(at), sum[r][i]);
-                    sum[r][i] = kv_fma(high, lf_load(at + 16), sum[r][i]);
-                }
-            }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            lf_store_sums(x + (size_t)r * ldx + (size_t)s, sum[r][0], sum[r][1], sum[r][2],
-                          sum[r][3]);
-        }
-    }
-}
-
-/* rows pairs and the block of dims from d on */
-LANES_INLINE void kv_pv_tile_g4(int rows, const uint8_t *v, int32_t v_pad, int32_t d,
-                                const float *e, size_t lde, int32_t n_slots, float *acc,
-                                struct cpu_kv_prefetch *ahead)
-{
-    const size_t row_bytes = kv_row_bytes_g4(v_pad);
-    const uint32_t due = kv_prefetch_share(ahead, row_bytes * (size_t)n_slots, n_slots);
-    lf sum[KV_ROWS][2];
-
-    v += kv_row_bytes_g4(d);
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        sum[r][0] = lf_load(acc + r * v_pad + d);
-        sum[r][1] = lf_load(acc + r * v_pad + d + 16);
-    }
-    for (int32_t s = 0; s < n_slots; s++, v += row_bytes) {
-        lf low;
-        lf high;
-
-        if (ahead && d == 0 && s % KV_PREFETCH_ROWS == 0) {
-            kv_prefetch_due(ahead, due);
-        }
-        kv_load_g4(v, &low, &high);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            lf w = lf_set1(e[(size_t)r * lde + (size_t)s]);
-
-            sum[r][0] = kv_fma(w, low, sum[r][0]);
-            sum[r][1] = kv_fma(w, high, sum[r][1]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        lf_store(acc + r * v_pad + d, sum[r][0]);
-        lf_store(acc + r * v_pad + d + 16, sum[r][1]);
-    }
-}
-
-enum { KV_ROWS_G4 = KV_ROWS < 4 ? KV_ROWS : 4 };
-
-static void LANES_FN(qk_g4)(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
-                            float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
-{
-    for (; n >= KV_ROWS_G4; n -= KV_ROWS_G4, ahead = NULL) {
-        kv_qk_rows_g4(KV_ROWS_G4, k, k_dim, q, ldq, x, ldx, ahead);
-        q += KV_ROWS_G4 * ldq;
-        x += KV_ROWS_G4 * ldx;
-    }
-    switch (n) {
-    case 1:
-        kv_qk_rows_g4(1, k, k_dim, q, ldq, x, ldx, ahead);
-        break;
-    case 2:
-        kv_qk_rows_g4(KV_ROWS_G4 > 2 ? 2 : 1, k, k_dim, q, ldq, x, ldx, ahead);
-        break;
-    case 3:
-        kv_qk_rows_g4(KV_ROWS_G4 > 3 ? 3 : 1, k, k_dim, q, ldq, x, ldx, ahead);
-        break;
-    }
-}
-
-/* rows pairs and all dims */
-LANES_INLINE void kv_pv_rows_g4(int rows, const uint8_t *v, int32_t v_pad, const float *e,
-                                size_t lde, int32_t n_slots, float *acc,
-                                struct cpu_kv_prefetch *ahead)
-{
-    for (int32_t d = 0; d < v_pad; d += GAUSS4_BLOCK) {
-        kv_pv_tile_g4(rows, v, v_pad, d, e, lde, n_slots, acc, ahead);
-    }
-}
-
-static void LANES_FN(pv_g4)(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
-                            int32_t n_slots, float *acc, struct cpu_kv_prefetch *ahead)
-{
-    for (; n >= KV_ROWS_G4; n -= KV_ROWS_G4, ahead = NULL) {
-        kv_pv_rows_g4(KV_ROWS_G4, v, v_pad, e, lde, n_slots, acc, ahead);
-        e += KV_ROWS_G4 * lde;
-        acc += KV_ROWS_G4 * v_pad;
-    }
-    switch (n) {
-    case 1:
-        kv_pv_rows_g4(1, v, v_pad, e, lde, n_slots, acc, ahead);
-        break;
-    case 2:
-        kv_pv_rows_g4(KV_ROWS_G4 > 2 ? 2 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
-        break;
-    case 3:
-        kv_pv_rows_g4(KV_ROWS_G4 > 3 ? 3 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
-        break;
-    }
-}
 
 /* Whole blocks, scales included. */
 static void LANES_FN(unpack_g4)(const void *src, size_t n, float *dst)
