@@ -59,6 +59,12 @@ struct ops_weight {
     const void *priv;
 };
 
+/* Rows of a stack's data from one matrix to the next. */
+static inline uint64_t ops_stack_rows(int32_t stack_rows, int32_t n_rows)
+{
+    return (uint64_t)(stack_rows ? stack_rows : n_rows);
+}
+
 static inline int32_t ops_stack(uint32_t n_stack)
 {
     return n_stack > 1 ? (int32_t)n_stack : 1;

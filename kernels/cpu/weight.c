@@ -137,7 +137,7 @@ static void pack_piece(void *arg, int tid, int n_threads)
     const int64_t n_panels = ((int64_t)d->n_rows + PANEL_ROWS - 1) / PANEL_ROWS;
     const int64_t n = n_panels * ops_stack(d->n_stack); /* each matrix begins with a panel */
     const int64_t end = n * (tid + 1) / n_threads;
-    const int64_t stack_rows = d->stack_rows ? d->stack_rows : d->n_rows;
+    const int64_t stack_rows = (int64_t)ops_stack_rows(d->stack_rows, d->n_rows);
 
     for (int64_t i = n * tid / n_threads; i < end; i++) {
         int64_t row = i % n_panels * PANEL_ROWS;

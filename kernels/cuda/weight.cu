@@ -274,7 +274,7 @@ static int fill_frag(struct backend *be, const struct ops_weight_desc *d, void *
     for (int32_t i = 0; i < ops_stack(d->n_stack) && r == 0; i++) {
         r = fill_matrix(cu, d, &piece, row_bytes,
                         static_cast<const uint8_t *>(d->data) +
-                            (uint64_t)i * (uint64_t)d->n_rows * row_bytes,
+                            (uint64_t)i * ops_stack_rows(d->stack_rows, d->n_rows) * row_bytes,
                         static_cast<uint8_t *>(device) + (uint64_t)i * bytes);
     }
     return cuda_piece_drop(cu, &piece, r);
@@ -284,16 +284,19 @@ static int fill_plain(struct backend *be, const struct ops_weight_desc *d, void 
 {
     struct cuda *cu = cuda_of(be);
     size_t row_bytes = (size_t)d->n_cols * (d->type == DTYPE_F32 ? 4 : 2);
+    size_t pitch = (size_t)plain_pitch(d->type, d->n_cols);
     int r = cuda_queue_flush(cu);
 
-    r = r < 0 ? r
-              : cuda_err(cu,
-                         cudaMemcpy2DAsync(device, (size_t)plain_pitch(d->type, d->n_cols), d->data,
-                                           row_bytes, row_bytes,
-                                           (size_t)d->n_rows * (size_t)ops_stack(d->n_stack),
-                                           cudaMemcpyHostToDevice, cu->stream),
-                         "cudaMemcpy2DAsync");
-
+    for (int32_t i = 0; i < ops_stack(d->n_stack) && r >= 0; i++) {
+        r = cuda_err(
+            cu,
+            cudaMemcpy2DAsync(
+                static_cast<uint8_t *>(device) + (size_t)i * (size_t)d->n_rows * pitch, pitch,
+                static_cast<const uint8_t *>(d->data) +
+                    (size_t)i * ops_stack_rows(d->stack_rows, d->n_rows) * row_bytes,
+                row_bytes, row_bytes, (size_t)d->n_rows, cudaMemcpyHostToDevice, cu->stream),
+            "cudaMemcpy2DAsync");
+    }
     return r < 0 ? r : be->ops->sync(be);
 }
 

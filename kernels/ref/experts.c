@@ -26,7 +26,7 @@ struct job {
 static float dot(const struct ops_weight *m, int32_t e, int32_t row, const float *x, float *w)
 {
     uint64_t row_bytes = 0;
-    size_t at = (size_t)e * (size_t)(m->stack_rows ? m->stack_rows : m->n_rows) + (size_t)row;
+    size_t at = (size_t)e * ops_stack_rows(m->stack_rows, m->n_rows) + (size_t)row;
     float sum = 0;
 
     (void)dtype_row_bytes(m->type, (uint64_t)m->n_cols, &row_bytes);

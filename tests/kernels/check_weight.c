@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "quant/half.h"
 
@@ -68,10 +69,13 @@ static void random_block(struct check *c, enum dtype type, uint8_t *block, float
     }
 }
 
+enum { ROWS_BETWEEN = 2 /* matrices of a stack, as where a tensor holds another stack too */ };
+
 static void make(struct check *c, struct check_weight *w, enum dtype type, enum ops_role role,
                  int32_t n_stack, int32_t n_rows, int32_t n_cols, float size)
 {
-    size_t n = (size_t)n_stack * (size_t)n_rows * (size_t)n_cols;
+    int32_t step = n_rows + (n_stack > 1 ? ROWS_BETWEEN : 0);
+    size_t n = (size_t)n_stack * (size_t)step * (size_t)n_cols;
     size_t block_len = (size_t)dtype_info(type)->block_len;
     size_t block_bytes = (size_t)dtype_info(type)->block_bytes;
     struct error e = {0};
@@ -80,7 +84,8 @@ static void make(struct check *c, struct check_weight *w, enum dtype type, enum 
                                    .role = role,
                                    .n_rows = n_rows,
                                    .n_cols = n_cols,
-                                   .n_stack = (uint32_t)n_stack};
+                                   .n_stack = (uint32_t)n_stack,
+                                   .stack_rows = step};
 
     *w = (struct check_weight){.data = malloc(n / block_len * block_bytes),
                                .f32 = malloc(n * sizeof(float))};
@@ -95,6 +100,11 @@ static void make(struct check *c, struct check_weight *w, enum dtype type, enum 
         }
     }
     dtype_decode(type, w->data, w->f32, n);
+    for (int32_t i = 1; i < n_stack; i++) {
+        memmove(w->f32 + (size_t)i * (size_t)n_rows * (size_t)n_cols,
+                w->f32 + (size_t)i * (size_t)step * (size_t)n_cols,
+                (size_t)n_rows * (size_t)n_cols * sizeof(float));
+    }
     desc.data = w->data;
     for (int s = 0; s < CHECK_SIDES; s++) {
         check_require(c->sides[s]->ops->weight_create(c->sides[s], &desc, &w->w[s], &e), e.text);
