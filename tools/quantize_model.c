@@ -33,6 +33,12 @@ struct job {
     _Atomic int64_t bad_row; /* one that cannot be encoded, or -1 */
 };
 
+/* Those of experts have two dimensions. */
+static bool is_bias(struct gguf_str name)
+{
+    return name.len > 5 && memcmp(name.ptr + name.len - 5, ".bias", 5) == 0;
+}
+
 static bool is_norm(struct gguf_str name)
 {
     return memmem(name.ptr, name.len, "norm", 4) != NULL;
@@ -127,8 +133,8 @@ static int choose(const struct quantize_plan *plan, const struct gguf *in,
     uint64_t bytes;
 
     *ret = t->type;
-    if (t->n_dims < 2 || is_norm(t->name) || is_router(t->name) || is_convolution(t->name) ||
-        kept(plan, name)) {
+    if (t->n_dims < 2 || is_bias(t->name) || is_norm(t->name) || is_router(t->name) ||
+        is_convolution(t->name) || kept(plan, name)) {
         return 0;
     }
     *ret = is_head(in, t->name)                  ? plan->head_type

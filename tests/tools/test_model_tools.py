@@ -236,6 +236,17 @@ class Quantize(Tools):
                 self.assertEqual(len(dims), 3)
                 self.assertEqual(b.tensors[name][2], np.frombuffer(raw, "<f4").astype("<f2").tobytes())
 
+    def test_biases_of_experts_stay(self):
+        model = os.path.join(DATA, "arch_gpt_oss.gguf")
+        a = Gguf(model)
+        self.run_tool(QUANTIZE, "-q", "--keep", "*ffn_down*.weight", model, self.path("b"), "q8_0")
+        b = Gguf(self.path("b"))
+        biases = [n for n in a.tensors if n.endswith("_exps.bias")]
+        self.assertGreater(len(biases), 2)
+        for name in biases:
+            self.assertEqual(len(a.tensors[name][1]), 2)
+            self.assertEqual(b.tensors[name], a.tensors[name])
+
     def test_convolutions_stay(self):
         for model, stays in ("arch_qwen35.gguf", "ssm_conv1d"), ("arch_lfm2.gguf", "shortconv.conv"):
             a = Gguf(os.path.join(DATA, model))
