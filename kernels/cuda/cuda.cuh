@@ -32,6 +32,8 @@ enum {
     CUDA_GRAIN = 2 << 20, /* what the driver rounds an allocation up to, */
     CUDA_ALLOCS = 26,     /* of which an engine makes at most so many */
     CUDA_MAPPED = 256,    /* allocations of the host's memory that kernels reach */
+    CUDA_SAMPLE_ROWS = 32,     /* drawn for in one launch */
+    CUDA_SAMPLE_GROUPS = 2048, /* that a row's logits fall into (sample.cu) */
 };
 
 struct experts_tile; /* experts.cuh */
@@ -66,8 +68,10 @@ struct cuda_scratch {
     float *hidden;              /* (entries, max_cols) */
     float *expert_out;          /* (entries, max_cols) */
     float *shared;              /* (entries, max_cols): the shared expert's */
+    uint64_t *sample_best;      /* (CUDA_SAMPLE_ROWS, CUDA_SAMPLE_GROUPS) */
     uint64_t bytes;   /* of all that comes before, which pieces may overwrite; behind it: */
     uint32_t *arrived; /* (3 heads) blocks at a head (gemm_heads.cuh): 0 between launches */
+    uint32_t *sample_arrived; /* (CUDA_SAMPLE_ROWS) blocks at a row: 0 between launches */
     int32_t n_observed;
     int32_t n_selected;
     int32_t lt_rows; /* of one product by cublasLt; 0: there are none */

@@ -16,7 +16,7 @@
 #include "engine/text/sampler.h"
 #include "kernels/backend.h"
 
-enum { ROWS = 40, MAX_VOCAB = 49152, KINDS = 7 };
+enum { ROWS = 40, MAX_VOCAB = 128256, KINDS = 7 };
 
 static int n_failed, n_passed;
 
@@ -120,9 +120,10 @@ static void check(struct backend *be, int32_t vocab, uint64_t index, float *logi
 
 int main(int argc, char **argv)
 {
-    static const int32_t vocab[] = {3, 50, 1025, MAX_VOCAB};
+    static const int32_t vocab[] = {3, 50, 1025, 20000, 49152, MAX_VOCAB};
     const struct backend_ops *ops;
     struct backend_config config = {0};
+    const struct backend_limits limits = {.max_rows = ROWS, .max_cols = 32, .max_outputs = 32};
     struct error e = {0};
     struct sampler_scratch x;
     uint64_t bytes = ((uint64_t)MAX_VOCAB + 1) * ROWS * sizeof(float);
@@ -141,7 +142,8 @@ int main(int argc, char **argv)
         struct backend *be = NULL;
         void *device = NULL;
 
-        if (ops->create(&config, &be, &e) < 0 || ops->alloc(be, bytes, "logits", &device, &e) < 0) {
+        if (ops->create(&config, &be, &e) < 0 || ops->reserve(be, &limits, &e) < 0 ||
+            ops->alloc(be, bytes, "logits", &device, &e) < 0) {
             printf("FAILED: %s\n", e.text);
             return 1;
         }

@@ -167,7 +167,7 @@ static inline void __threadfence(void)
 {
 }
 
-static inline float __ldcg(const float *p)
+template <typename T> static inline T __ldcg(const T *p)
 {
     return *p;
 }
