@@ -112,9 +112,9 @@ item() {
     }
 }
 
-# Items beside each other, at most eight.
+# Items beside each other, one for each CPU.
 beside() {
-    while [ "$(jobs -rp | wc -l)" -ge 8 ]; do
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do
         wait -n
     done
     [ -n "$dry" ] && item "$@" && return
@@ -188,7 +188,7 @@ call_1() {
     local few=() c g
     [ -z "$small" ] || few=(--few)
     item info 20 info
-    for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict; do
+    for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict experts recur; do
         beside "check_$c" 150 "$build/tests/kernels/check_$c" --backend "$backend" --sides 2 "${few[@]}"
     done
     beside check_matmul_cublas 150 "$build/tests/kernels/check_matmul" --backend "$backend" --sides 2 --filter F16 --prefill cublas "${few[@]}"

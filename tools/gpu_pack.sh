@@ -6,9 +6,9 @@
 # Usage: tools/gpu_pack.sh [--arch LIST] [--build DIR] [--out FILE] [--with MODULE]
 #   --arch LIST     as in 90 or 90,100 (default 90)
 #   --build DIR     build folder, made if it is not there (default build-gpu)
-#   --out FILE      default DIR/gpu.tgz
+#   --out FILE      default DIR/gpu.tar.xz
 #   --with MODULE   this module and programs as DIR has them: to try the archive without a GPU
-# There: tar -xzf gpu.tgz && gpu/tools/gpu_check.sh 1 results
+# There: tar -xJf gpu.tar.xz && gpu/tools/gpu_check.sh 1 results (without xz: python3 -m tarfile -e gpu.tar.xz)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,11 +24,11 @@ while [ $# -gt 0 ]; do
     esac
     shift 2
 done
-out=${out:-$build/gpu.tgz}
+out=${out:-$build/gpu.tar.xz}
 
 programs=(bench/pipit-bench bench/pipit-kbench tools/pipit-mkmodel tests/cuda/check_sample tests/cuda/test_async_step
     tests/cuda/test_cuda_lt_model)
-for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict; do
+for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict experts recur; do
     programs+=("tests/kernels/check_$c")
 done
 for g in stories cache arch; do
@@ -76,7 +76,7 @@ done
     nvcc --version 2>/dev/null | tail -n 1
     ldd --version | sed -n 1p
 } >"$top/packed.txt"
-tar -C "$stage" -czf "$out" gpu
+tar -C "$stage" -c gpu | xz -T0 >"$out"
 bytes=$(stat -c %s "$out")
 echo "$out: $bytes bytes"
 [ "$bytes" -le "$most" ] || { echo "gpu_pack: more than $most bytes" && exit 1; }
