@@ -94,7 +94,7 @@ item() {
     [ "$SECONDS" -lt "$end" ] || { echo "$name,late,0" >>"$out/results.csv" && return 1; }
     [ $((SECONDS + limit)) -le "$end" ] || limit=$((end - SECONDS))
     case $1 in # timeout(1) runs programs: functions go through a shell of their own
-    info | start_with | repeat_stores) set -- bash -c "$*" ;;
+    info | start_with | daemon_answers | repeat_stores) set -- bash -c "$*" ;;
     esac
     timeout -k 5 "$limit" "$@" >"$out/log/$name.log" 2>"$out/log/$name.err"
     rc=$?
@@ -175,6 +175,31 @@ start_with() {
     nvidia-smi --query-gpu=memory.used,memory.total --format=csv 2>/dev/null || true
 }
 
+# The daemon, its engine on this device, and clients beside each other, of which one knows its answer.
+daemon_answers() {
+    local dir pid asks=() kv
+    dir=$(mktemp -d)
+    "$build/daemon/front/pipitd" --model "$data/stories260K.gguf" --backend cuda --runtime-dir "$dir" --gateway no \
+        --kv f16+keyformer:50% &
+    pid=$!
+    trap 'kill $pid 2>/dev/null' EXIT
+    ask() { "$build/client/pipit" ask --runtime-dir "$dir" --raw -n 100 --timeout 60 "$@" "Once upon a time"; }
+    "$build/client/pipit" wait --runtime-dir "$dir" --timeout 60 || return 1
+    for kv in f16 f16+keyformer:50% f16+recency:50%; do
+        ask --kv "$kv" --seed 3 >"$dir/$kv" &
+        asks+=($!)
+    done
+    ask --kv f16 --temp 0 >"$dir/greedy" || return 1
+    for kv in "${asks[@]}"; do
+        wait "$kv" || return 1
+    done
+    cat "$dir/greedy" && "$build/client/pipit" status --runtime-dir "$dir"
+    nvidia-smi --query-compute-apps=used_memory --format=csv,noheader 2>/dev/null || true
+    # the golden text begins with the prompt
+    { printf 'Once upon a time' && head -c 200 "$dir/greedy"; } | cmp -n 200 - "$data/stories260K.txt" || return 1
+    kill "$pid" && wait "$pid" && rm -r "$dir"
+}
+
 repeat_stores() {
     local until=$((SECONDS + $1)) n=0
     while [ "$SECONDS" -lt "$until" ]; do
@@ -202,6 +227,7 @@ call_1() {
     wait
     item start_lazy 40 start_with LAZY
     item start_eager 60 start_with EAGER
+    item daemon 60 daemon_answers
     item qkv_store_repeated 90 repeat_stores "${small:-60}"
 }
 
@@ -270,7 +296,7 @@ call_5() {
 
 lend_libraries
 find_cublas
-export -f info start_with repeat_stores
+export -f info start_with daemon_answers repeat_stores
 export build backend data here
 "call_$call"
 drop_models

@@ -27,7 +27,7 @@ done
 out=${out:-$build/gpu.tar.xz}
 
 programs=(bench/pipit-bench bench/pipit-kbench tools/pipit-mkmodel tests/cuda/check_sample tests/cuda/test_async_step
-    tests/cuda/test_cuda_lt_model)
+    tests/cuda/test_cuda_lt_model daemon/front/pipitd daemon/worker/pipit-engine client/pipit)
 for c in rows norm kv_slots matmul rope_store qkv_store cut attention select predict experts recur; do
     programs+=("tests/kernels/check_$c")
 done
@@ -53,6 +53,7 @@ for f in "${programs[@]}"; do
     install -D "$build/$f" "$top/$f"
     strip "$top/$f"
 done
+install "$build/client/libpipit.so.0" "$top/client/"
 for f in "${models[@]}"; do
     install -D -m 644 "$build/$f" "$top/$f"
 done

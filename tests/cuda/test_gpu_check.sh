@@ -28,6 +28,7 @@ XZ_OPT=-0 "$tools/gpu_pack.sh" --build "$build" --out "$dir/gpu.tar.xz" --with "
 tar -C "$dir" -xJf "$dir/gpu.tar.xz" || fail "unpacking"
 run() { "$dir/gpu/tools/gpu_check.sh" --small --models "$dir/models" "$@" "$dir/out"; }
 run --only check_rows 1 || fail "call 1: check_rows"
+run --only daemon 1 || fail "call 1: daemon"
 run --only start_lazy 1 || fail "call 1: start_lazy"
 run --only 0.6b 3 || fail "call 3"
 run --only b8_d8192_keyformer 5 || fail "call 5"
