@@ -4,10 +4,12 @@
  *
  * Blocks share a row. Its logits fall into at most 2048 groups that lie one behind the other; a
  * warp finds the best of a group. The block that ends last (a counter, as in gemm_heads.cuh) goes
- * on alone. It sorts the groups by their best. The k best logits all lie in the first k groups, and
- * none is worse than the best of the k-th. So these groups alone are read again, and what is no
- * worse is sorted. Rows with more such logits than there is room for (many ties) take the k-th best
- * by radix over all logits (topk.cuh). Order: the largest logit first, ties to the lower id.
+ * on alone. The best of the groups is a greedy row's token. For top_k it halves the range of logits
+ * until at least k groups, and not many more, have a best within the limit. So at least k logits
+ * are within it, and all of these lie in those groups, which alone are read again. Each of them
+ * goes to the place that as many others come before. Rows with more of them than there is room for
+ * (many ties) take the k-th best by radix over all logits (topk.cuh). Order: the largest logit
+ * first, ties to the lower id.
  *
  * The weights are computed by as many threads. One thread adds them, in falling order, in double,
  * as the host does: that order is the result. exp and products are rounded one by one. */
@@ -29,7 +31,7 @@ enum {
 };
 
 static_assert((int)SAMPLE_K == (int)TOPK_THREADS, "a thread for each of the best");
-static_assert(GROUPS == 2 * TOPK_THREADS, "a thread sorts two");
+static_assert((int)GROUPS == 2 * TOPK_THREADS, "two are a thread's");
 
 struct sample {
     const float *logits;
@@ -100,26 +102,48 @@ CUDA_INLINE void best_of_groups(const struct sample *p, const struct ranked_logi
     }
 }
 
-/* Sorts n keys, a power of two up to 2 TOPK_THREADS, the smallest first (a bitonic network).
- * All threads; key: written before the call, in order behind it. */
-CUDA_INLINE void sort_keys(uint64_t *key, int32_t n)
+/* The least of all threads' keys; all threads get it. */
+CUDA_INLINE uint64_t least_key(uint64_t key, uint64_t *part)
 {
-    for (int32_t size = 2; size <= n; size *= 2) {
-        for (int32_t step = size / 2; step > 0; step /= 2) {
-            int32_t i = (int32_t)threadIdx.x / step * 2 * step + (int32_t)threadIdx.x % step;
+    for (int m = 16; m > 0; m >>= 1) {
+        uint64_t other = __shfl_xor_sync(ALL_LANES, key, m);
 
-            __syncthreads(); /* key: as the step before left it */
-            if ((int32_t)threadIdx.x < n / 2) {
-                uint64_t a = key[i];
-                uint64_t b = key[i + step];
-                bool swap = (a > b) == ((i & size) == 0);
+        key = other < key ? other : key;
+    }
+    if (threadIdx.x % WARP == 0) {
+        part[threadIdx.x / WARP] = key;
+    }
+    __syncthreads(); /* part: written above, read by all */
+    key = part[threadIdx.x % WARP];
+    for (int m = 16; m > 0; m >>= 1) {
+        uint64_t other = __shfl_xor_sync(ALL_LANES, key, m);
 
-                key[i] = swap ? b : a;
-                key[i + step] = swap ? a : b;
-            }
+        key = other < key ? other : key;
+    }
+    return key;
+}
+
+static_assert((int)TOPK_WARPS == 32, "a lane each");
+
+/* A limit that at least k of the groups' best are within: at most 2k of them, if ties allow. `own`:
+ * two of them, this thread's; `least`: of all. */
+CUDA_INLINE uint64_t limit_of(const uint64_t own[2], uint64_t least, int32_t k)
+{
+    uint32_t from = (uint32_t)(least >> 32);
+    uint32_t to = (uint32_t)(TOPK_NONE >> 32);
+
+    while (from < to) {
+        uint32_t mid = from + (to - from) / 2;
+        uint64_t limit = (uint64_t)mid << 32 | (uint32_t)TOPK_NONE;
+        int32_t n = __syncthreads_count(own[0] <= limit) + __syncthreads_count(own[1] <= limit);
+
+        from = n < k ? mid + 1 : from;
+        to = n < k ? to : mid;
+        if (n >= k && n <= 2 * k) {
+            break;
         }
     }
-    __syncthreads(); /* key: in order */
+    return (uint64_t)to << 32 | (uint32_t)TOPK_NONE;
 }
 
 /* Appends the keys no worse than `last` of logits [from, end), a lane each; *n counts them, those
@@ -185,19 +209,23 @@ CUDA_INLINE int32_t draw(const struct ops_sample_row *r, const float *w, const f
 
 CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_rows(struct sample p)
 {
-    __shared__ uint64_t group[GROUPS];
     __shared__ uint64_t key[GROUPS];
+    __shared__ uint64_t part[TOPK_WARPS];
+    __shared__ int32_t group[GROUPS];
     __shared__ int32_t count[256];
-    __shared__ int32_t n_keys;
+    __shared__ float w[SAMPLE_K];
+    __shared__ float e[SAMPLE_K];
+    __shared__ int32_t id[SAMPLE_K];
+    __shared__ int32_t n_keys, n_groups;
     __shared__ bool is_last;
     const struct ops_sample_row *r = &p.row[blockIdx.y];
     struct ranked_logits c = {p.logits + (size_t)blockIdx.y * (size_t)p.ld};
     uint64_t *best = p.best + (size_t)blockIdx.y * GROUPS;
     int32_t own = (int32_t)threadIdx.x;
     int32_t warp = own / WARP;
-    int32_t n = 1;
-    uint64_t last = TOPK_NONE;
-    bool bad;
+    uint64_t of_group[2];
+    uint64_t first, last;
+    float top;
 
     best_of_groups(&p, &c, best);
     __syncthreads(); /* best: written by the block's warps */
@@ -205,32 +233,36 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_rows(struct sample p)
         __threadfence(); /* the block's part of best before the count */
         is_last = atomicInc(&p.arrived[blockIdx.y], gridDim.x - 1) == gridDim.x - 1;
         n_keys = 0;
+        n_groups = 0;
         __threadfence(); /* the count before best is read */
     }
-    __syncthreads(); /* is_last, n_keys: written above */
+    __syncthreads(); /* is_last and the counts: written above */
     if (!is_last) {
         return;
     }
-    for (int32_t i = own; i < GROUPS; i += TOPK_THREADS) {
-        group[i] = i < p.n_groups ? __ldcg(best + i) : TOPK_NONE;
+    for (int j = 0; j < 2; j++) {
+        int32_t g = own + j * TOPK_THREADS;
+
+        of_group[j] = g < p.n_groups ? __ldcg(best + g) : TOPK_NONE;
     }
-    while (n < p.n_groups) {
-        n *= 2;
-    }
-    sort_keys(group, n);
-    bad = group[0] == 0 || c.l[(uint32_t)group[0]] < -FLT_MAX;
-    if (bad || r->temperature <= 0) {
+    first = least_key(of_group[0] < of_group[1] ? of_group[0] : of_group[1], part);
+    top = c.l[(uint32_t)first];
+    if (first == 0 || top < -FLT_MAX || r->temperature <= 0) {
         if (own == 0) {
-            p.ids[blockIdx.y] = bad ? -1 : (int32_t)(uint32_t)group[0];
+            p.ids[blockIdx.y] = first == 0 || top < -FLT_MAX ? -1 : (int32_t)(uint32_t)first;
         }
         return;
     }
 
-    if (r->top_k <= p.n_groups) {
-        last = group[r->top_k - 1];
+    last = limit_of(of_group, first, r->top_k);
+    for (int j = 0; j < 2; j++) {
+        if (of_group[j] <= last && of_group[j] != TOPK_NONE) {
+            group[atomicAdd(&n_groups, 1)] = own + j * TOPK_THREADS;
+        }
     }
-    for (int32_t i = warp; i < min(r->top_k, p.n_groups); i += TOPK_WARPS) {
-        int32_t from = (int32_t)(uint32_t)group[i] / p.group * p.group;
+    __syncthreads(); /* group, n_groups: complete */
+    for (int32_t i = warp; i < n_groups; i += TOPK_WARPS) {
+        int32_t from = group[i] * p.group;
 
         collect(&c, from, min(from + p.group, p.n_vocab), last, key, GROUPS, &n_keys);
     }
@@ -246,26 +278,24 @@ CUDA_KERNEL void __launch_bounds__(TOPK_THREADS, 1) sample_rows(struct sample p)
         }
         __syncthreads(); /* key, n_keys: complete */
     }
-    for (n = 1; n < n_keys;) {
-        n *= 2;
-    }
-    for (int32_t i = n_keys + own; i < n; i += TOPK_THREADS) {
-        key[i] = TOPK_NONE;
-    }
-    sort_keys(key, n);
+    for (int32_t i = own; i < n_keys; i += TOPK_THREADS) {
+        int32_t before = 0;
 
-    float *w = reinterpret_cast<float *>(group); /* no longer needed */
-    float *e = w + SAMPLE_K;
+#pragma unroll 4
+        for (int32_t j = 0; j < n_keys; j++) {
+            before += key[j] < key[i];
+        }
+        if (before < r->top_k) {
+            float below = __fsub_rn(c.l[(uint32_t)key[i]], top);
 
-    if (own < r->top_k) {
-        float below = __fsub_rn(c.l[(uint32_t)key[own]], c.l[(uint32_t)key[0]]);
-
-        w[own] = sample_exp(below);
-        e[own] = w[own] >= r->min_p ? sample_exp(below / r->temperature) : 0.0f;
+            id[before] = (int32_t)(uint32_t)key[i];
+            w[before] = sample_exp(below);
+            e[before] = w[before] >= r->min_p ? sample_exp(below / r->temperature) : 0.0f;
+        }
     }
-    __syncthreads(); /* w, e: written by those that rank */
+    __syncthreads(); /* id, w, e: in order */
     if (own == 0) {
-        p.ids[blockIdx.y] = (int32_t)(uint32_t)key[draw(r, w, e, r->top_k)];
+        p.ids[blockIdx.y] = id[draw(r, w, e, r->top_k)];
     }
 }
 

@@ -100,6 +100,21 @@ int emu_lane(void);
 void emu_grid_wait(const char *file, int line);
 
 #define __syncthreads() emu_sync_block(__FILE__, __LINE__)
+static inline int emu_sync_count(int p, const char *file, int line)
+{
+    static int sum;
+    int ret;
+
+    sum += p != 0;
+    emu_sync_block(file, line); /* sum: complete */
+    ret = sum;
+    emu_sync_block(file, line); /* sum: read by all */
+    sum = 0;
+    emu_sync_block(file, line); /* sum: cleared */
+    return ret;
+}
+
+#define __syncthreads_count(p) emu_sync_count(p, __FILE__, __LINE__)
 #define __syncwarp() emu_sync_warp(0xffffffffu, __FILE__, __LINE__)
 
 template <typename T>
