@@ -32,6 +32,8 @@ TABLE = os.path.join(ROOT, "kernels", "cuda", "sass.csv")
 FIELDS = ["nvcc", "arch", "kernel", "instructions", "loop", "loads", "bytes", "in_flight", "matrix", "convert"]
 MATRIX = re.compile(r"^(prefill_mma|columns_mma|tiles_|stream_)")
 LOAD = re.compile(r"^(?:@!?U?P\w+ )?(LDG|LDGSTS|UBLKCP|UTMALDG)\b([\w.]*)\s+(.*)")
+WEIGHTS = re.compile(r"^(norm_)?stream_")  # these copy weights, which no kernel writes, before they wait
+COPY = re.compile(r"^(LDGSTS|UBLKCP)\b")
 MMA = re.compile(r"^(?:@!?U?P\w+ )?(HMMA|IMMA|QMMA|OMMA|BMMA|HGMMA|IGMMA|QGMMA)\b")
 CONVERT = re.compile(r"^(?:@!?U?P\w+ )?(I2F|I2FP|F2I|F2F|F2FP|I2I)\b")
 BRANCH = re.compile(r"^(?:@!?U?P\w+ )?BRA\b.*?(0x[0-9a-f]+)\s*$")
@@ -132,7 +134,8 @@ def broken_rules(arch, name, code):
     if any(re.match(r"(@!?U?P\w+ )?(LDL|STL)\b", t) for t in heaviest(code)):
         bad.append("uses local memory in its heaviest loop")
     wait = next((i for i, t in enumerate(texts) if t.startswith("ACQBULK")), None)
-    if wait is not None and any(LOAD.match(t) for t in texts[:wait]):
+    early = [t for t in texts[:wait or 0] if LOAD.match(t)]
+    if any(not (WEIGHTS.match(name) and COPY.match(t)) for t in early):
         bad.append("reads global memory before it waits for the kernel ahead")
     if MATRIX.match(name) and not any(MMA.match(t) for t in texts):
         bad.append("has no matrix instruction")

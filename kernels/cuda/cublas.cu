@@ -2,8 +2,8 @@
 /* Prefill products of 16-bit weights by cublasLt: what a row gives must not depend on its company.
  *
  * The library is opened at run time (dlopen, by the major version that this was built with) and
- * never linked; where it cannot be had, the tiles of gemm_half.cu serve. It chooses among kernels
- * by the number of rows, and may divide a sum among blocks, so it is not left to choose:
+ * never linked; where it cannot be had, own tiles serve (gemm_half_tiles.cu). It chooses among
+ * kernels by the number of rows, and may divide a sum among blocks, so it is not left to choose:
  *
  *   - for each shape (rows, columns, type of a weight) an algorithm is taken once, when the first
  *     such weight is loaded, by its heuristics for the most rows that a call may have, without

@@ -3,8 +3,9 @@
  *
  * Block: 8 warps, 16 rows of an expert's matrix, the entries of one tile. Which expert and which
  * entries that are it reads on the device; blocks of tiles that hold none end at once. Arithmetic
- * and order are those of the streaming kernels of decode rows (gemm_q_stream.cu, gemm_half.cu,
- * gemm_f32.cu), for rows of both classes, so an entry's bits do not depend on its tile.
+ * and order are those of the streaming kernels of decode rows (gemm_q_stream.cu, gemm_f32.cu; of 16
+ * bits steps of 32 columns, not 64), for rows of both classes, so an entry's bits do not depend on
+ * its tile.
  *
  * Bytes: an expert's matrix once a tile. Share of the bandwidth: not measured. */
 
@@ -12,6 +13,7 @@
 
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/gemm_q.cuh"
+#include "kernels/cuda/row.cuh"
 
 /* The block's tile, once the kernel ahead has ended; the same in all threads. */
 CUDA_INLINE struct experts_tile tile_of(const struct experts_product &p)
@@ -148,7 +150,6 @@ template <bool BF16, int NT>
 CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, NT > 1 ? 1 : 0)
     experts_half(struct experts_product p)
 {
-    constexpr int PIECES = BF16 ? 3 : 2;
     __shared__ float red[GEMM_WARPS][16][8 * NT];
     __shared__ float out[2][16][8 * NT];
     __shared__ int32_t entry[8 * NT];
@@ -180,7 +181,7 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, NT > 1 ? 1 : 0)
 #pragma unroll
             for (int i = 0; i < NT; i++) {
 #pragma unroll
-                for (int piece = 0; piece < PIECES; piece++) {
+                for (int piece = 0; piece < HALF_PIECES; piece++) {
                     gemm_step32<BF16>(w0, w8,
                                       *reinterpret_cast<const uint4 *>(x[i] + piece * p.g.piece +
                                                                        (uint64_t)s * 32),

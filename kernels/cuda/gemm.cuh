@@ -34,7 +34,7 @@ struct gemm {
     const uint8_t *xq;  /* (2, max_rows, pad) */
     const float *xd;    /* (n, pad / 32) */
     const float *xs;
-    const uint16_t *xh; /* (3, max_rows, pad) */
+    const uint16_t *xh; /* (3, max_rows, pad): pieces, two in use */
     const float *xe;    /* (n) */
     uint64_t piece;     /* elements from one piece of xq or xh to the next */
     int32_t pad;        /* n_cols rounded up to 256 */
@@ -118,7 +118,7 @@ CUDA_INLINE int gemm_part_of(const struct gemm *p, int32_t *block)
 }
 
 /* 32 columns of 16 rows of 16-bit weights and of 8 tokens; of each lane 8 columns of rows g and g
- * + 8 and of token g, in the order that gemm_half.cu says. */
+ * + 8 and of token g, in the order that gemm_half.cuh says. */
 template <bool BF16>
 CUDA_INLINE void gemm_step32(const uint4 &w0, const uint4 &w8, const uint4 &x, float acc[4])
 {
@@ -261,7 +261,7 @@ int cuda_gemm_q_stream(struct cuda *cu, struct gemm *p, enum dtype type, bool ex
 int cuda_gemm_q_tiles(struct cuda *cu, struct gemm *p, enum dtype type);
 int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16);
 /* One decode token, normalised in the kernel; for rows of at most so many columns. */
-bool cuda_gemm_half_fuses(int32_t pad, bool bf16);
+bool cuda_gemm_half_fuses(const struct cuda *cu, int32_t pad);
 int cuda_gemm_half_fused(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_norm *norm,
                          const float *x);
 int cuda_gemm_half_tiles(struct cuda *cu, struct gemm *p, bool bf16);

@@ -10,12 +10,11 @@
  *   f32   as it is
  *   q8    8 bits by blocks of 32 (scale absmax / 127), in fragment order; for the output head also
  *         what that left, in 8 bits of 1/254 of a step
- *   f16   f16 pieces, the row divided by a power of two that brings its largest value below 2^15
- *   bf16  bf16 pieces
- * Decode rows use two f16 pieces (22 bits) or three bf16 pieces (24 bits): as good as f32, and the
- * weights stream by once whatever the number of pieces. Prefill rows use one: there arithmetic is
- * the limit, and a 16-bit weight meets a 16-bit activation (docs/design/cuda.md). A row with NaN or
- * infinity gives NaN. */
+ *   f16   two f16 pieces, the row divided by a power of two that brings its largest value below
+ * 2^15 bf16  two bf16 pieces Decode rows use two pieces, 22 bits in f16 and 16 in bf16 (a value is
+ * off by 2^-18 of itself at most), and the weights stream by once. Prefill rows use one: there
+ * arithmetic is the limit, and a 16-bit weight meets a 16-bit activation (docs/design/cuda.md). A
+ * row with NaN or infinity gives NaN. */
 
 #include <cerrno>
 
@@ -96,9 +95,9 @@ CUDA_INLINE void prep_half(const struct prep *p, const float *x, struct row_norm
         uint16_t *to = p->xh + token * p->pad + c;
 
         if (bf16) {
-            half_pieces<true, 3>(v, to, p->piece);
+            half_pieces<true>(v, to, p->piece);
         } else {
-            half_pieces<false, 2>(v, to, p->piece);
+            half_pieces<false>(v, to, p->piece);
         }
     }
 }
@@ -115,6 +114,7 @@ CUDA_KERNEL void prepare_rows(struct prep p)
     struct row_norm r;
 
     grid_begin();
+    row_norm_fetch<PREP_THREADS>(&p.norm, p.n_cols);
     grid_wait();
     r = row_norm_of<PREP_THREADS>(&p.norm, x, p.n_cols, part);
     if (p.form == GEMM_F16 || p.form == GEMM_BF16) {
@@ -261,12 +261,13 @@ static void take_parts(const struct ops_matmul *p, int first, int end, struct ge
 }
 
 /* One decode row of 16-bit weights needs no preparation of its own. */
-static bool fuses(const struct ops_matmul *p, const struct ops_weight *w, int32_t pad)
+static bool fuses(const struct cuda *cu, const struct ops_matmul *p, const struct ops_weight *w,
+                  int32_t pad)
 {
     enum gemm_form form = cuda_gemm_form(w->type);
 
     return p->rows.n == 1 && p->rows.n_decode == 1 && (form == GEMM_F16 || form == GEMM_BF16) &&
-           cuda_gemm_half_fuses(pad, form == GEMM_BF16);
+           cuda_gemm_half_fuses(cu, pad);
 }
 
 static int run_fused(struct cuda *cu, const struct ops_matmul *p, int first, int end,
@@ -346,7 +347,7 @@ static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_sto
         if (store) {
             store->first = kind + first;
         }
-        if (fuses(p, w, g.pad)) {
+        if (fuses(cu, p, w, g.pad)) {
             r = run_fused(cu, p, first, end, &g, store);
             first = end;
             continue;

@@ -2,8 +2,8 @@
 /* Operations on whole rows: embed, norm, gather, mul, softcap.
  *
  * One block of 256 threads a row. A norm reads its row three times (sum, squares, result), the
- * second and third time from L2; a row of 4096 floats takes 16 KB. Row numbers travel as the
- * launch's parameter, CUDA_IDS of them at a time: no copy, no wait. embed gives the bits of
+ * second and third time from L1; 16 loads of a thread are under way at once. Row numbers travel as
+ * the launch's parameter, CUDA_IDS of them at a time: no copy, no wait. embed gives the bits of
  * quant/dtype.c: products and sums are rounded one by one, not fused. */
 
 #include <cerrno>
@@ -105,8 +105,13 @@ CUDA_KERNEL void norm_rows(struct cuda_norm norm, const float *x, int32_t ldx, f
     __shared__ float part[32];
     const float *from = x + (size_t)blockIdx.x * ldx;
     float *to = y + (size_t)blockIdx.x * ldy;
-    struct row_norm r = row_norm_of<ROW_THREADS>(&norm, from, n_cols, part);
+    struct row_norm r;
 
+    grid_begin();
+    row_norm_fetch<ROW_THREADS>(&norm, n_cols);
+    grid_wait();
+    r = row_norm_of<ROW_THREADS>(&norm, from, n_cols, part);
+#pragma unroll 8
     for (int32_t c = (int32_t)threadIdx.x; c < n_cols; c += ROW_THREADS) {
         float v = row_normed(&norm, r, from[c], c);
 
@@ -124,8 +129,8 @@ int cuda_norm(struct backend *be, const struct ops_norm_op *p)
     if (p->rows.n == 0) {
         return 0;
     }
-    CUDA_LAUNCH(cu, dim3((unsigned)p->rows.n), dim3(ROW_THREADS), 0, norm_rows,
-                cuda_norm_of(&p->norm), p->x, p->ldx, p->y, p->ldy, p->n_cols, p->add);
+    CUDA_LAUNCH_EARLY(cu, dim3((unsigned)p->rows.n), dim3(ROW_THREADS), 0, norm_rows,
+                      cuda_norm_of(&p->norm), p->x, p->ldx, p->y, p->ldy, p->n_cols, p->add);
     return cuda_launched(cu, "norm_rows");
 }
 
@@ -136,6 +141,8 @@ CUDA_KERNEL void gather_rows(struct ids ids, const float *x, int32_t ldx, float 
 {
     const float *from = x + (size_t)ids.id[blockIdx.x] * ldx;
 
+    grid_begin();
+    grid_wait();
     for (int32_t c = (int32_t)threadIdx.x; c < n_cols; c += ROW_THREADS) {
         y[(size_t)blockIdx.x * ldy + c] = from[c];
     }
@@ -152,8 +159,8 @@ int cuda_gather(struct backend *be, const struct ops_gather *p)
 
         memset(&ids, 0, sizeof(ids));
         memcpy(ids.id, p->index + i, (size_t)n * sizeof(int32_t));
-        CUDA_LAUNCH(cu, dim3((unsigned)n), dim3(ROW_THREADS), 0, gather_rows, ids, p->x, p->ldx,
-                    p->y + (size_t)i * (size_t)p->ldy, p->ldy, p->n_cols);
+        CUDA_LAUNCH_EARLY(cu, dim3((unsigned)n), dim3(ROW_THREADS), 0, gather_rows, ids, p->x,
+                          p->ldx, p->y + (size_t)i * (size_t)p->ldy, p->ldy, p->n_cols);
         r = cuda_launched(cu, "gather_rows");
     }
     return r;
@@ -164,6 +171,8 @@ CUDA_KERNEL void mul_rows(const float *x, int32_t ldx, float *y, int32_t ldy, in
 {
     float *row = y + (size_t)blockIdx.x * ldy;
 
+    grid_begin();
+    grid_wait();
     for (int32_t c = (int32_t)threadIdx.x; c < n_cols; c += ROW_THREADS) {
         float v = x ? __fmul_rn(row[c], x[(size_t)blockIdx.x * ldx + c]) : row[c];
 
@@ -178,8 +187,8 @@ int cuda_mul(struct backend *be, const struct ops_mul *p)
     if (p->rows.n == 0) {
         return 0;
     }
-    CUDA_LAUNCH(cu, dim3((unsigned)p->rows.n), dim3(ROW_THREADS), 0, mul_rows, p->x, p->ldx, p->y,
-                p->ldy, p->n_cols, p->scale);
+    CUDA_LAUNCH_EARLY(cu, dim3((unsigned)p->rows.n), dim3(ROW_THREADS), 0, mul_rows, p->x, p->ldx,
+                      p->y, p->ldy, p->n_cols, p->scale);
     return cuda_launched(cu, "mul_rows");
 }
 
@@ -188,6 +197,8 @@ CUDA_KERNEL void softcap_rows(float *x, int32_t ld, int32_t n_cols, float cap)
     float *row = x + (size_t)blockIdx.x * ld;
     int32_t c = (int32_t)(blockIdx.y * ROW_THREADS + threadIdx.x);
 
+    grid_begin();
+    grid_wait();
     if (c < n_cols) {
         row[c] = cap * tanhf(row[c] / cap);
     }
@@ -200,7 +211,7 @@ int cuda_softcap(struct backend *be, const struct ops_softcap *p)
     if (p->n_rows == 0) {
         return 0;
     }
-    CUDA_LAUNCH(cu, dim3((unsigned)p->n_rows, cuda_div_up(p->n_cols, ROW_THREADS)),
-                dim3(ROW_THREADS), 0, softcap_rows, p->x, p->ld, p->n_cols, p->cap);
+    CUDA_LAUNCH_EARLY(cu, dim3((unsigned)p->n_rows, cuda_div_up(p->n_cols, ROW_THREADS)),
+                      dim3(ROW_THREADS), 0, softcap_rows, p->x, p->ld, p->n_cols, p->cap);
     return cuda_launched(cu, "softcap_rows");
 }

@@ -355,6 +355,7 @@ static void against_reference(struct check *c, const struct shape *s, const stru
         bool tiles = class && s->type != DTYPE_F32 && check_has_tiles(c);
         bool half =
             class && exact && s->type != DTYPE_F32 && s->options & SHARED && check_has_mma(c);
+        bool pieces = s->type == DTYPE_BF16 && check_has_mma(c);
         size_t at = (size_t)from * (size_t)s->n_cols;
 
         if (n > 0) {
@@ -362,7 +363,7 @@ static void against_reference(struct check *c, const struct shape *s, const stru
                        (const float *)(const void *)in->y->out[0] + at, n, s->n_cols, s->n_cols,
                        tiles   ? &tol_bf16
                        : half  ? &tol_half_acts
-                       : exact ? &tol_reduce
+                       : exact ? (pieces ? &tol_bf16_pieces : &tol_reduce)
                                : &tol_int8_acts);
         }
     }

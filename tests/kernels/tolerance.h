@@ -67,6 +67,9 @@ static const struct tolerance
      * average out: both products of a gate are off by 2^-9, together 1.5e-5 of the square, and a
      * negative gate doubles its part. */
     tol_half_acts = {3e-5, 5e-2, "activations in the weights' 16 bits"},
+    /* A GPU's decode rows by bf16 weights: activations in two bf16 pieces, off by 2^-18 of each
+     * at most (mean square 1e-12 to 4e-12); a gate doubles it or more. A weight is off by 2^-9. */
+    tol_bf16_pieces = {5e-11, 1e-4, "activations in two bf16 pieces"},
     /* The output head also multiplies what that rounding left, rounded again: 2^-8 of it stays. */
     tol_head = {1e-8, 1e-3, "activations in twice int8"},
     /* A value stored in the cache against the f32 it came from, mean of a head's normal data. */

@@ -43,6 +43,11 @@ class Sass(unittest.TestCase):
                          ["uses local memory in its heaviest loop"])
         self.assertEqual(self.rules("rows", "LDG.E R4, [R2.64]", "ACQBULK", *LOOP),
                          ["reads global memory before it waits for the kernel ahead"])
+        self.assertEqual(self.rules("rows", "LDGSTS.E.BYPASS.128 [R4], desc[UR4][R2.64]", "ACQBULK", *LOOP),
+                         ["reads global memory before it waits for the kernel ahead"])
+        self.assertEqual(self.rules("stream_half", "LDGSTS.E.BYPASS.128 [R4], desc[UR4][R2.64]", "ACQBULK", *LOOP), [])
+        self.assertEqual(self.rules("stream_half", "LDG.E R4, [R2.64]", "ACQBULK", *LOOP),
+                         ["reads global memory before it waits for the kernel ahead"])
         self.assertEqual(self.rules("rows", "ACQBULK", "LDG.E R4, [R2.64]", "EXIT"), [])
 
     def test_the_table(self):
