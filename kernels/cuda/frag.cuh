@@ -10,13 +10,17 @@
  *     codes   by groups of 4 blocks. 4 bits: [half of the rows][lane] 4 words, one a block; nibbles
  *             low: elements 4t..4t+3, high: 16+4t... 8 bits: [pair of blocks][half][lane] 4 words:
  *             (block, low elements) (block, high) (next block, low) (next, high)
- *     high    fifth bits: [lane] a byte for each half and block; fifth and sixth: 16 bits
+ *     more    a code's other bits, [lane][half]: of element i of the half's word f = 2 block +
+ * (high elements) one bit: bit f of byte i; two bits: bits 2 (f % 4).. of byte i of word f / 4.
+ *             They are the code's top bits, but with a middle its bottom bits
  *     scales  by row, as the format has them, scales of 6 bits widened to 8
  * with lane = 4 g + t: rows g (half 0) and g + 8 (half 1). Rows and columns are padded with codes
  * and scales of 0. Sizes are those of the file but for the K types' scales (148 of 144 bytes).
  *
- * value = d q + m; q of the types with a middle (Q4_0, Q5_0, Q6_K) is made signed as it is read,
- * a place in a table (quant/codebook.h: IQ4_NL, IQ4_XS, MXFP4) becomes the value there. */
+ * value = d q + m. Codes of the types with a middle (Q4_0, Q5_0, Q6_K) lie there with their top bit
+ * flipped, which is q - middle in two's complement: put into the top bits of a byte it is a signed
+ * byte, 2^(8 - bits) times the value, and the scale takes that power of two back. A place in a
+ * table (quant/codebook.h: IQ4_NL, IQ4_XS, MXFP4) becomes the value there. */
 
 #include "kernels/cuda/cuda.cuh"
 
@@ -170,10 +174,25 @@ template <typename F> CUDA_INLINE struct frag_at frag_where(int32_t row, int32_t
              (F::CODE == 4 ? half * 512 + lane * 16 + j * 4 + i
                            : j / 2 * 1024 + half * 512 + lane * 16 + j % 2 * 8 + a.high * 4 + i);
     a.more = F::HIGH_AT + group * F::HIGH_BYTES +
-             (F::HIGH == 1 ? lane * 8 + half * 4 + j
-                           : lane * 16 + half * 8 + j / 2 * 4 + j % 2 * 2 + a.high);
-    a.shift = F::HIGH == 1 ? a.high * 4 + i : i * 2;
+             (F::HIGH == 1 ? lane * 8 + half * 4 + i : lane * 16 + half * 8 + j / 2 * 4 + i);
+    a.shift = F::HIGH == 1 ? j * 2 + a.high : (j % 2 * 2 + a.high) * 2;
     return a;
+}
+
+/* A code's nibble and the bits kept apart from it: with a middle the nibble has the top bits. */
+template <typename F> CUDA_INLINE int32_t frag_nibble(int32_t q)
+{
+    return F::MIDDLE ? q >> F::HIGH : q & 15;
+}
+
+template <typename F> CUDA_INLINE int32_t frag_more(int32_t q)
+{
+    return F::MIDDLE ? q & ((1 << F::HIGH) - 1) : q >> 4;
+}
+
+template <typename F> CUDA_INLINE int32_t frag_joined(int32_t nibble, int32_t more)
+{
+    return F::MIDDLE ? nibble << F::HIGH | more : nibble | more << 4;
 }
 
 template <typename F>
@@ -197,9 +216,9 @@ CUDA_INLINE float frag_value(const uint8_t *w, int32_t n_cols, int32_t row, int3
     int32_t q = F::CODE == 8 ? (int8_t)unit[a.code] : unit[a.code] >> (a.high * 4) & 15;
 
     if (F::HIGH > 0) {
-        q |= (unit[a.more] >> a.shift & (F::HIGH == 1 ? 1 : 3)) << 4;
+        q = frag_joined<F>(q, unit[a.more] >> a.shift & (F::HIGH == 1 ? 1 : 3));
     }
-    q = frag_is_looked_up<F>() ? frag_lookup1<F>(q) : q - F::MIDDLE;
+    q = frag_is_looked_up<F>() ? frag_lookup1<F>(q) : (q ^ F::MIDDLE) - F::MIDDLE;
     if (F::SCALES == FRAG_E8) {
         return __fmul_rn(frag_e8m0(s[a.row * 4 + a.block]), (float)q);
     }
@@ -234,31 +253,61 @@ struct frag_codes {
     uint32_t hi[2][4]; /* elements 16+4t.. */
 };
 
-/* Bytes minus `middle`, each in place: the top bit keeps borrows from crossing. */
-template <int MIDDLE> CUDA_INLINE uint32_t frag_centre(uint32_t w)
+/* What frag_load's bytes are to be multiplied by. */
+template <typename F> static __host__ __device__ constexpr float frag_step(void)
 {
-    return MIDDLE ? ((w | 0x80808080u) - (uint32_t)MIDDLE * 0x01010101u) ^ 0x80808080u : w;
+    return F::MIDDLE == 0 ? 1.0f : (float)F::MIDDLE / 128.0f;
 }
 
-/* Bit i of a nibble to bit 0 of byte i; pairs of bits likewise. */
-CUDA_INLINE uint32_t frag_spread1(uint32_t nibble)
+/* Bits of a where the mask has ones, of b elsewhere: one instruction. */
+template <uint32_t MASK> CUDA_INLINE uint32_t frag_pick(uint32_t a, uint32_t b)
 {
-    return (nibble & 15) * 0x00204081u & 0x01010101u;
+    return (a & MASK) | (b & ~MASK);
 }
 
-CUDA_INLINE uint32_t frag_spread2(uint32_t byte)
+CUDA_INLINE uint32_t frag_shift(uint32_t w, int left)
 {
-    uint32_t x = (byte | byte << 12) & 0x000f000fu;
-
-    return (x | x << 6) & 0x03030303u;
+    return left >= 0 ? w << left : w >> -left;
 }
 
+/* Low (or high) nibbles of w, and word f's bits of h, as bytes. With a middle h's bits come below
+ * the nibble's, at the top of a low nibble whose other bits are 0: words f and f + 4 / HIGH share
+ * what is done before the last shift. */
+template <typename F> CUDA_INLINE uint32_t frag_bytes(uint32_t w, int high, uint32_t h, int f)
+{
+    constexpr int HALF = F::HIGH ? 4 / F::HIGH : 1; /* words of h that a low nibble serves */
+
+    if (F::MIDDLE && F::HIGH) {
+        uint32_t more = frag_shift(h, (HALF - 1 - f % HALF) * F::HIGH) &
+                        (F::HIGH == 2 ? 0xccccccccu : 0x88888888u);
+
+        more = f % (2 * HALF) < HALF ? more : more >> 4;
+        return frag_pick<0xf0f0f0f0u>(frag_shift(w, high ? 0 : 4), more);
+    }
+    if (F::HIGH) {
+        return (frag_shift(w, high ? -4 : 0) & 0x0f0f0f0fu) | (frag_shift(h, 4 - f) & 0x10101010u);
+    }
+    return F::MIDDLE ? frag_shift(w, high ? 0 : 4) & 0xf0f0f0f0u
+                     : frag_shift(w, high ? -4 : 0) & 0x0f0f0f0fu;
+}
+
+/* `unit` in global or shared memory. */
 template <typename F>
 CUDA_INLINE void frag_load(const uint8_t *unit, int group, int lane, struct frag_codes *ret)
 {
     const uint4 *codes = reinterpret_cast<const uint4 *>(unit + group * F::CODE_BYTES) + lane;
     const uint8_t *more = unit + F::HIGH_AT + group * F::HIGH_BYTES;
+    uint32_t h[2][2] = {}; /* high bits, by half */
 
+    if (F::HIGH == 1) {
+        uint2 v = reinterpret_cast<const uint2 *>(more)[lane];
+
+        h[0][0] = h[0][1] = v.x, h[1][0] = h[1][1] = v.y;
+    } else if (F::HIGH == 2) {
+        uint4 v = reinterpret_cast<const uint4 *>(more)[lane];
+
+        h[0][0] = v.x, h[0][1] = v.y, h[1][0] = v.z, h[1][1] = v.w;
+    }
     for (int half = 0; half < 2; half++) {
         if (F::CODE == 8) {
             for (int pair = 0; pair < 2; pair++) {
@@ -271,36 +320,14 @@ CUDA_INLINE void frag_load(const uint8_t *unit, int group, int lane, struct frag
         }
         uint4 v = codes[half * 32];
         uint32_t w[4] = {v.x, v.y, v.z, v.w};
-        uint32_t bits[4] = {0, 0, 0, 0}; /* 8 (or 16) a block */
 
-        if (F::HIGH == 1) {
-            uint32_t h = reinterpret_cast<const uint32_t *>(more)[lane * 2 + half];
-
-            for (int j = 0; j < 4; j++) {
-                bits[j] = h >> (8 * j) & 255;
-            }
-        } else if (F::HIGH == 2) {
-            uint2 h = reinterpret_cast<const uint2 *>(more)[lane * 2 + half];
-
-            bits[0] = h.x & 0xffff, bits[1] = h.x >> 16, bits[2] = h.y & 0xffff, bits[3] = h.y >> 16;
-        }
         for (int j = 0; j < 4; j++) {
             if (frag_is_looked_up<F>()) {
                 frag_lookup<F>(w[j], &ret->lo[half][j], &ret->hi[half][j]);
                 continue;
             }
-            uint32_t lo = w[j] & 0x0f0f0f0fu;
-            uint32_t hi = w[j] >> 4 & 0x0f0f0f0fu;
-
-            if (F::HIGH == 1) {
-                lo |= frag_spread1(bits[j]) << 4;
-                hi |= frag_spread1(bits[j] >> 4) << 4;
-            } else if (F::HIGH == 2) {
-                lo |= frag_spread2(bits[j] & 255) << 4;
-                hi |= frag_spread2(bits[j] >> 8) << 4;
-            }
-            ret->lo[half][j] = frag_centre<F::MIDDLE>(lo);
-            ret->hi[half][j] = frag_centre<F::MIDDLE>(hi);
+            ret->lo[half][j] = frag_bytes<F>(w[j], 0, h[half][j / 2], 2 * j);
+            ret->hi[half][j] = frag_bytes<F>(w[j], 1, h[half][j / 2], 2 * j + 1);
         }
     }
 }
@@ -323,7 +350,7 @@ CUDA_INLINE void frag_scale_load(const uint8_t *unit, int group, int row, struct
         uint32_t w[2] = {v.x, v.y};
 
         for (int j = 0; j < 4; j++) {
-            ret->d[j] = f32_of_f16((uint16_t)(w[j / 2] >> (j % 2 * 16)));
+            ret->d[j] = f32_of_f16((uint16_t)(w[j / 2] >> (j % 2 * 16))) * frag_step<F>();
         }
     } else if (F::SCALES == FRAG_DM) {
         uint4 v = reinterpret_cast<const uint4 *>(s)[row];
@@ -360,7 +387,7 @@ CUDA_INLINE void frag_scale_load(const uint8_t *unit, int group, int row, struct
     } else {
         uint2 v = reinterpret_cast<const uint2 *>(s)[row * 2 + group];
         uint32_t w[2] = {v.x, v.y};
-        float d = f32_of_f16(reinterpret_cast<const uint16_t *>(s + 256)[row]);
+        float d = f32_of_f16(reinterpret_cast<const uint16_t *>(s + 256)[row]) * frag_step<F>();
 
         for (int j = 0; j < 4; j++) {
             ret->d[j] = d;

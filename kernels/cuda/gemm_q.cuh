@@ -21,12 +21,20 @@ CUDA_INLINE void gemm_scales_load(const uint8_t *unit, int group, int lane, stru
     frag_scale_load<F>(unit, group, lane / 4 + 8, &ret->row[1]);
 }
 
-/* Integer sums of block j: c[i] for rows g (i < 2) and g + 8, tokens 2t and 2t + 1. */
+/* 1.5 * 2^23: an integer of less than 2^22 added to its bits is that number added to its value, so
+ * a matrix instruction that starts from them gives a sum that is an f32 already. */
+enum { GEMM_MAGIC = 0x4b400000 };
+
+CUDA_INLINE float gemm_of_magic(int sum)
+{
+    return __uint_as_float((uint32_t)sum) - __uint_as_float(GEMM_MAGIC);
+}
+
+/* Sums of block j, exact: v[i] for rows g (i < 2) and g + 8, tokens 2t and 2t + 1. */
 template <typename F>
 CUDA_INLINE void gemm_block(const struct frag_codes *w, const struct gemm_scales *s, int j,
-                            const uint32_t x[8], int c[4])
+                            const uint32_t x[8], float v[4])
 {
-    c[0] = c[1] = c[2] = c[3] = 0;
     if (F::SCALES == FRAG_Q6) {
         int low[4] = {0, 0, 0, 0};
         int high[4] = {0, 0, 0, 0};
@@ -38,13 +46,18 @@ CUDA_INLINE void gemm_block(const struct frag_codes *w, const struct gemm_scales
         for (int i = 0; i < 4; i++) {
             const int *sub = s->row[i / 2].sub[j];
 
-            c[i] = low[i] * sub[0] + high[i] * sub[1]; /* below 2^24: exact as f32 */
+            v[i] = (float)(low[i] * sub[0] + high[i] * sub[1]); /* 4 * what is below 2^24 */
         }
         return;
     }
+    const int magic[4] = {GEMM_MAGIC, GEMM_MAGIC, GEMM_MAGIC, GEMM_MAGIC};
     uint32_t a[4] = {w->lo[0][j], w->lo[1][j], w->hi[0][j], w->hi[1][j]};
+    int c[4];
 
-    mma_s8_k32(c, a, &x[2 * j]);
+    mma_s8_k32(c, a, &x[2 * j], magic);
+    for (int i = 0; i < 4; i++) {
+        v[i] = gemm_of_magic(c[i]);
+    }
 }
 
 /* x: 8 words a piece of the lane's token g; xd, xs: of tokens 2t and 2t + 1, by block. */
@@ -55,21 +68,19 @@ CUDA_INLINE void gemm_group(const struct frag_codes *w, const struct gemm_scales
 {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        int c[4];
-        int left[4];
+        float v[4];
+        float left[4];
 
-        gemm_block<F>(w, s, j, x[0], c);
+        gemm_block<F>(w, s, j, x[0], v);
         if (PIECES == 2) {
             gemm_block<F>(w, s, j, x[PIECES - 1], left);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float v = (float)c[i];
-
             if (PIECES == 2) {
-                v += (float)left[i] * (1.0f / 254.0f);
+                v[i] += left[i] * (1.0f / 254.0f);
             }
-            acc[i] += v * (s->row[i / 2].d[j] * xd[i % 2][j]);
+            acc[i] += v[i] * (s->row[i / 2].d[j] * xd[i % 2][j]);
             if (frag_has_offset<F>()) {
                 acc[i] += s->row[i / 2].m[j] * xs[i % 2][j];
             }

@@ -17,7 +17,10 @@ template <typename F, int PIECES, int NT> static constexpr int stream_blocks(voi
 {
     constexpr bool many = F::TYPE == DTYPE_Q4_1 || F::TYPE == DTYPE_Q5_1 || F::TYPE == DTYPE_Q6_K;
 
-    return NT == 1 && (PIECES == 1 ? many : F::TYPE == DTYPE_MXFP4) ? 2 : 0;
+    if (NT > 1) {
+        return PIECES == 2 && F::TYPE == DTYPE_MXFP4 ? 1 : 0;
+    }
+    return (PIECES == 1 ? many : F::TYPE == DTYPE_MXFP4) ? 2 : 0;
 }
 
 template <typename F, int PIECES, int NT>

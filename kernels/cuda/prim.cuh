@@ -44,10 +44,11 @@ extern "C" {
 
 enum { WARP = 32, ALL_LANES = 0xffffffff };
 
-/* Kernels that may be launched before the one ahead of them has ended (CUDA_LAUNCH_EARLY; sm_90 and up,
- * elsewhere nothing): grid_begin() at once, so that the next may come early in turn, grid_prefetch() of
- * 128 bytes that no kernel writes (weights), and grid_wait() by every thread before it touches anything
- * else. The one ahead has then ended, and so has everything before it, for it waited in turn. */
+/* Kernels that may be launched before the one ahead of them has ended (CUDA_LAUNCH_EARLY; sm_90 and
+ * up, elsewhere nothing): grid_begin() at once, so that the next may come early in turn,
+ * grid_prefetch() of 128 bytes that no kernel writes (weights), and grid_wait() by every thread
+ * before it touches anything else. The one ahead has then ended, and so has everything before it,
+ * for it waited in turn. */
 #ifdef __CUDACC__
 CUDA_INLINE void grid_begin(void)
 {
@@ -224,16 +225,20 @@ template <bool TRANS> CUDA_INLINE void matrix_load4(const void *row, uint32_t re
 #endif
 }
 
-/* c (16 x 8, int) += a (16 x 32) b (32 x 8), signed bytes. */
-CUDA_INLINE void mma_s8_k32(int c[4], const uint32_t a[4], const uint32_t b[2])
+/* d (16 x 8, int) = c + a (16 x 32) b (32 x 8), signed bytes. */
+CUDA_INLINE void mma_s8_k32(int d[4], const uint32_t a[4], const uint32_t b[2], const int c[4])
 {
 #ifdef __CUDACC__
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-                 "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+                 "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%11,%12,%13};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]),
+                   "r"(c[1]), "r"(c[2]), "r"(c[3]));
 #else
-    emu_mma_s8(c, a, b, 2);
+    for (int i = 0; i < 4; i++) {
+        d[i] = c[i];
+    }
+    emu_mma_s8(d, a, b, 2);
 #endif
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights on the device. Quantised ones are put into fragment order (frag.cuh) by a kernel, from a
- * piece of the file's rows at a time: one thread a row and block of 32, reading bytes, writing what
- * belongs to that block alone. All weights of a model lie in one allocation (weights_reserve).
- * 16-bit and f32 matrices keep their rows, padded to 64 bytes. Vectors become f32 on the host. */
+ * piece of the file's rows at a time: one thread a row and group of 4 blocks of 32, reading bytes,
+ * writing what belongs to that group alone: its blocks share bytes. All weights of a model lie in
+ * one allocation (weights_reserve). 16-bit and f32 matrices keep their rows, padded to 64 bytes.
+ * Vectors become f32 on the host. */
 
 #include <cerrno>
 #include <cstdlib>
@@ -94,40 +95,42 @@ template <typename F> CUDA_INLINE void pack_scales(struct raw r, uint8_t *s, int
     }
 }
 
+template <typename F> CUDA_INLINE void pack_block(struct raw r, uint8_t *unit, int32_t row)
+{
+    for (int i = 0; i < 32; i++) {
+        struct frag_at a = frag_where<F>(row, r.col + i);
+        int32_t q = (int32_t)raw_code<F>(r, i) ^ F::MIDDLE;
+
+        if (F::CODE == 8) {
+            unit[a.code] = (uint8_t)q;
+        } else {
+            unit[a.code] |= (uint8_t)(frag_nibble<F>(q) << (a.high * 4));
+        }
+        if (F::HIGH > 0) {
+            unit[a.more] |= (uint8_t)(frag_more<F>(q) << a.shift);
+        }
+    }
+    pack_scales<F>(r, unit + F::SCALES_AT, row % 16, r.col % F::COLS / 32);
+}
+
 /* Rows [row0, row0 + n_rows) of the weight from `raw`. */
 template <typename F>
 CUDA_KERNEL void pack_frag(const uint8_t *file, uint64_t row_bytes, uint8_t *w, int32_t row0,
                            int32_t n_rows, int32_t n_cols)
 {
     int32_t row = row0 + (int32_t)blockIdx.y;
-    int32_t col = (int32_t)(blockIdx.x * PACK_THREADS + threadIdx.x) * 32;
+    int32_t col = (int32_t)(blockIdx.x * PACK_THREADS + threadIdx.x) * 128;
     struct raw r = {file + (uint64_t)blockIdx.y * row_bytes, col};
-    uint8_t *unit;
 
-    if (col >= n_cols || (int32_t)blockIdx.y >= n_rows) {
-        return;
+    for (; r.col < min(col + 128, n_cols) && (int32_t)blockIdx.y < n_rows; r.col += 32) {
+        pack_block<F>(r, const_cast<uint8_t *>(frag_unit<F>(w, n_cols, row, r.col)), row);
     }
-    unit = const_cast<uint8_t *>(frag_unit<F>(w, n_cols, row, col));
-    for (int i = 0; i < 32; i++) {
-        struct frag_at a = frag_where<F>(row, col + i);
-        uint32_t q = raw_code<F>(r, i);
-
-        if (F::CODE == 8) {
-            unit[a.code] = (uint8_t)q;
-        } else {
-            unit[a.code] |= (uint8_t)((q & 15) << (a.high * 4));
-        }
-        if (F::HIGH > 0) {
-            unit[a.more] |= (uint8_t)(q >> 4 << a.shift);
-        }
-    }
-    pack_scales<F>(r, unit + F::SCALES_AT, row % 16, col % F::COLS / 32);
 }
 
 static int pack_some(struct cuda *cu, enum dtype type, const uint8_t *file, uint64_t row_bytes,
                      uint8_t *w, int32_t row0, int32_t n_rows, int32_t n_cols)
 {
-    dim3 grid(cuda_div_up((uint64_t)n_cols, 32 * PACK_THREADS), (unsigned)n_rows);
+    dim3 grid(cuda_div_up((uint64_t)n_cols, 128 * PACK_THREADS), (unsigned)n_rows);
 
     switch (type) {
 #define PACK(TYPE, F)                                                                              \
