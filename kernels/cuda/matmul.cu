@@ -41,7 +41,8 @@ struct prep {
 };
 
 /* Blocks of 32 of columns [from, end), a warp each. */
-CUDA_INLINE void prep_q8(const struct prep *p, const float *row, int32_t from, int32_t end)
+CUDA_INLINE void prep_q8(const struct prep *p, const float *x, struct row_norm r, int32_t from,
+                         int32_t end)
 {
     int lane = (int)threadIdx.x % WARP;
     uint64_t token = blockIdx.x;
@@ -49,7 +50,7 @@ CUDA_INLINE void prep_q8(const struct prep *p, const float *row, int32_t from, i
     for (int32_t b = from / 32 + (int32_t)threadIdx.x / WARP; b < end / 32;
          b += PREP_THREADS / WARP) {
         int32_t c = b * 32 + lane;
-        float v = c < p->n_cols ? row[c] : 0.0f;
+        float v = c < p->n_cols ? row_normed(&p->norm, r, x[c], c) : 0.0f;
         float top = warp_max(fabsf(v));
         float poison = warp_sum(v * 0.0f); /* NaN when there is a NaN or an infinity */
         bool tiny = !(top > 1e-36f);       /* 127 / top would overflow */
@@ -108,7 +109,6 @@ CUDA_KERNEL void prepare_rows(struct prep p)
 {
     __shared__ float part[32];
     const float *x = p.x + (size_t)blockIdx.x * p.ldx;
-    float *row = p.xf + (size_t)blockIdx.x * p.pad;
     int32_t from = (int32_t)blockIdx.y * p.slice;
     int32_t end = min(from + p.slice, p.pad);
     struct row_norm r;
@@ -119,14 +119,12 @@ CUDA_KERNEL void prepare_rows(struct prep p)
     r = row_norm_of<PREP_THREADS>(&p.norm, x, p.n_cols, part);
     if (p.form == GEMM_F16 || p.form == GEMM_BF16) {
         prep_half(&p, x, r, from, end, part);
-        return;
-    }
-    for (int32_t c = from + (int32_t)threadIdx.x; c < min(end, p.n_cols); c += PREP_THREADS) {
-        row[c] = row_normed(&p.norm, r, x[c], c);
-    }
-    __syncthreads(); /* row: written above by other threads than those that read it below */
-    if (p.form == GEMM_Q8) {
-        prep_q8(&p, row, from, end);
+    } else if (p.form == GEMM_Q8) {
+        prep_q8(&p, x, r, from, end);
+    } else {
+        for (int32_t c = from + (int32_t)threadIdx.x; c < min(end, p.n_cols); c += PREP_THREADS) {
+            p.xf[(size_t)blockIdx.x * p.pad + c] = row_normed(&p.norm, r, x[c], c);
+        }
     }
 }
 
