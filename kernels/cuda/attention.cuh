@@ -156,8 +156,9 @@ CUDA_INLINE float attend_merge_value(const float *part, int32_t part_len, int32_
 int cuda_attend_observe(struct cuda *cu, const struct attend *p, int32_t most_slots);
 int cuda_attend_decode(struct cuda *cu, struct attend *p);
 int cuda_attend_prefill(struct cuda *cu, struct attend *p);
-/* Of at most `rows` rows a sequence; `observed_slots`: the most slots of one that is observed, or
- * 0. */
-int cuda_attend_mma(struct cuda *cu, const struct attend *p, int32_t rows, int32_t observed_slots);
+/* Caches of 16 and 8 bits, at most `rows` rows a sequence: what rows give; scores of sequences that
+ * are observed, at most `slots` slots each. */
+int cuda_attend_rows(struct cuda *cu, const struct attend *p, int32_t rows);
+int cuda_attend_mma(struct cuda *cu, const struct attend *p, int32_t rows, int32_t slots);
 
 #endif

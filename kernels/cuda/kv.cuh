@@ -43,7 +43,7 @@ CUDA_INLINE uint16_t *kv_scale(uint8_t *page, uint32_t at, int32_t head, int32_t
     return reinterpret_cast<uint16_t *>(page + at) + head * OPS_PAGE_SLOTS + slot % OPS_PAGE_SLOTS;
 }
 
-CUDA_INLINE bool kv_has_scale(int32_t type)
+static inline __host__ __device__ bool kv_has_scale(int32_t type)
 {
     return type == OPS_KV_FP8 || type == OPS_KV_I8;
 }

@@ -76,6 +76,17 @@ CUDA_INLINE void grid_wait(void)
 #define grid_wait() emu_grid_wait(__FILE__, __LINE__)
 #endif
 
+/* threadIdx.x, of which the compiler knows nothing: what is made of it is made anew in each turn of
+ * a loop, where registers are scarcer than instructions. */
+CUDA_INLINE int thread_anew(void)
+{
+    int i = (int)threadIdx.x;
+#ifdef __CUDACC__
+    asm volatile("" : "+r"(i));
+#endif
+    return i;
+}
+
 /* ---- number formats ------------------------------------------------------------------------- */
 
 #ifdef __CUDACC__
@@ -126,6 +137,81 @@ CUDA_INLINE uint8_t fp8_of_f32(float x)
 CUDA_INLINE float f32_of_fp8(uint8_t code)
 {
     return f32_of_f16((uint16_t)((code & 0x80) << 8 | (code & 0x7f) << 7));
+}
+
+/* 2^x to 2 units of the last place; results below 2^-126 may be 0. */
+CUDA_INLINE float exp2_about(float x)
+{
+#ifdef __CUDACC__
+    float y;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+/* Two elements of 16 bits, `lo` in the lower half. */
+template <bool BF16> CUDA_INLINE uint32_t half2_of_f32(float lo, float hi)
+{
+#ifdef __CUDACC__
+    uint32_t r;
+
+    if (BF16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    }
+    return r;
+#else
+    return BF16 ? bf16_of_f32(lo) | (uint32_t)bf16_of_f32(hi) << 16
+                : f16_of_f32(lo) | (uint32_t)f16_of_f32(hi) << 16;
+#endif
+}
+
+/* Four codes as f16, without their scale; of fp8 times 2^-8, as f32_of_fp8(). */
+CUDA_INLINE void half4_of_fp8(uint32_t codes, uint32_t ret[2])
+{
+    for (int i = 0; i < 2; i++) {
+        uint32_t x = __byte_perm(codes, 0, i == 0 ? 0x1404 : 0x3424); /* in the upper bytes */
+
+        ret[i] = (x & 0x80008000) | (x >> 1 & 0x3f803f80);
+    }
+}
+
+CUDA_INLINE void half4_of_s8(uint32_t codes, uint32_t ret[2])
+{
+    for (int i = 0; i < 2; i++) {
+        /* 1024 + 128 + code: the byte is the lower part of what 1024 has of a fraction */
+        uint32_t x = __byte_perm(codes ^ 0x80808080, 0x64646464, i == 0 ? 0x4140 : 0x4342);
+#ifdef __CUDACC__
+        __half2 y = __hsub2(*reinterpret_cast<__half2 *>(&x), __float2half2_rn(1152.0f));
+
+        ret[i] = *reinterpret_cast<uint32_t *>(&y);
+#else
+        ret[i] = f16_of_f32(f32_of_f16((uint16_t)x) - 1152.0f) |
+                 (uint32_t)f16_of_f32(f32_of_f16((uint16_t)(x >> 16)) - 1152.0f) << 16;
+#endif
+    }
+}
+
+/* Both f16 of x times another, rounded once, as near to infinity as f16 goes. */
+CUDA_INLINE uint32_t half2_times(uint32_t x, uint16_t scale)
+{
+#ifdef __CUDACC__
+    __half2 y = __hmul2(*reinterpret_cast<__half2 *>(&x), __half2half2(__ushort_as_half(scale)));
+
+    y = __hmin2(__hmax2(y, __float2half2_rn(-65504.0f)), __float2half2_rn(65504.0f));
+    return *reinterpret_cast<uint32_t *>(&y);
+#else
+    float s = f32_of_f16(scale);
+    float lo = f32_of_f16((uint16_t)x) * s;
+    float hi = f32_of_f16((uint16_t)(x >> 16)) * s;
+
+    return f16_of_f32(fminf(fmaxf(lo, -65504.0f), 65504.0f)) |
+           (uint32_t)f16_of_f32(fminf(fmaxf(hi, -65504.0f), 65504.0f)) << 16;
+#endif
 }
 
 /* ---- warps and blocks ----------------------------------------------------------------------- */
