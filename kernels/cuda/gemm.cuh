@@ -197,6 +197,16 @@ CUDA_INLINE struct gemm_tile gemm_tile_of(const struct gemm *p, int warp)
     return t;
 }
 
+/* v = acc[i], by choice among registers: an index that varies would move acc to local memory, and
+ * the loop that sums with it. */
+CUDA_INLINE void gemm_pick(const float acc[8][4], int i, float v[4])
+{
+#pragma unroll
+    for (int k = 0; k < 8 * 4; k++) {
+        v[k % 4] = k / 4 == i || k < 4 ? acc[k / 4][k % 4] : v[k % 4];
+    }
+}
+
 /* The end of a tile kernel: acc (16 rows x 64 tokens a warp) to y. Of a gated pair the warps of the
  * up projection hand their sums over through `exchange`, shared (4, 16, GEMM_TOKENS). */
 CUDA_INLINE void gemm_store_tile(const struct gemm *p, struct gemm_tile t, int32_t token0,
@@ -207,24 +217,34 @@ CUDA_INLINE void gemm_store_tile(const struct gemm *p, struct gemm_tile t, int32
 
     if (p->gated) {
         __syncthreads(); /* exchange may lie where operands were read from */
-        for (int i = 0; i < 8 * 4 && warp >= 4; i++) {
-            exchange[warp - 4][lane / 4 + i % 4 / 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2] =
-                acc[i / 4][i % 4];
+#pragma unroll
+        for (int i = 0; i < 8 * 4; i++) {
+            if (warp >= 4) {
+                exchange[warp - 4][lane / 4 + i % 4 / 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2] =
+                    acc[i / 4][i % 4];
+            }
         }
         __syncthreads(); /* exchange: written by the warps above, read below */
     }
-    for (int i = 0; i < 8 * 4; i++) {
-        int32_t r = lane / 4 + i % 4 / 2 * 8;
-        int32_t c = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        int32_t row = t.tile * 16 + r;
+#pragma unroll 1
+    for (int i = 0; i < 8; i++) {
+        float v[4];
 
-        if (row >= p->part[t.part].n_rows || token0 + c >= p->token_end) {
-            continue;
-        }
-        if (!p->gated) {
-            gemm_finish(p, t.part, row, token0 + c, acc[i / 4][i % 4]);
-        } else if (warp < 4) {
-            gemm_finish_gated(p, row, token0 + c, acc[i / 4][i % 4], exchange[warp][r][c]);
+        gemm_pick(acc, i, v);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            int32_t r = lane / 4 + k / 2 * 8;
+            int32_t c = i * 8 + lane % 4 * 2 + k % 2;
+            int32_t row = t.tile * 16 + r;
+
+            if (row >= p->part[t.part].n_rows || token0 + c >= p->token_end) {
+                continue;
+            }
+            if (!p->gated) {
+                gemm_finish(p, t.part, row, token0 + c, v[k]);
+            } else if (warp < 4) {
+                gemm_finish_gated(p, row, token0 + c, v[k], exchange[warp][r][c]);
+            }
         }
     }
 }

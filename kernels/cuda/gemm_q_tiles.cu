@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/gemm_q.cuh"
 
-enum { ROW = 144, COPIES = GEMM_TOKENS * 8 };
+enum { ROW = 144, COPIES = GEMM_TOKENS * 8, STAGES = 3 };
 
 struct operands {
     uint8_t x[GEMM_TOKENS][ROW];
@@ -26,11 +26,13 @@ CUDA_INLINE void fetch(const struct gemm *p, int32_t token0, int32_t group, stru
     int tid = (int)threadIdx.x;
     int32_t last = p->token_end - 1;
 
-    for (int i = tid; i < COPIES; i += GEMM_THREADS) {
-        int32_t token = min(token0 + i / 8, last);
+#pragma unroll
+    for (int k = 0; k < COPIES / GEMM_THREADS; k++) {
+        int row = tid / 8 + k * (GEMM_THREADS / 8);
 
-        async_copy16(&to->x[i / 8][i % 8 * 16],
-                     p->xq + (uint64_t)token * p->pad + group * 128 + i % 8 * 16);
+        async_copy16(&to->x[row][tid % 8 * 16],
+                     p->xq + (uint64_t)min(token0 + row, last) * p->pad + group * 128 +
+                         tid % 8 * 16);
     }
     if (tid < 2 * GEMM_TOKENS) {
         int32_t token = min(token0 + tid % GEMM_TOKENS, last);
@@ -42,54 +44,89 @@ CUDA_INLINE void fetch(const struct gemm *p, int32_t token0, int32_t group, stru
             async_copy16(to->s[tid - GEMM_TOKENS], p->xs + at);
         }
     }
-    async_commit();
+}
+
+/* Of 8 tokens from `token` on and two blocks of the group, 2h and 2h + 1: a lane's operands. */
+struct pair {
+    uint32_t x[8];      /* words of blocks 2h and 2h + 1 at 4h.. */
+    float d[2][2];      /* of tokens 2t and 2t + 1 */
+    float s[2][2];
+};
+
+template <typename F>
+CUDA_INLINE void pair_load(const struct operands *now, int token, int h, struct pair *ret)
+{
+    int lane = (int)threadIdx.x % WARP;
+    uint4 v = *reinterpret_cast<const uint4 *>(&now->x[token + lane / 4][lane % 4 * 32 + h * 16]);
+
+    ret->x[4 * h] = v.x, ret->x[4 * h + 1] = v.y;
+    ret->x[4 * h + 2] = v.z, ret->x[4 * h + 3] = v.w;
+    for (int k = 0; k < 2; k++) {
+        float2 d = *reinterpret_cast<const float2 *>(&now->d[token + lane % 4 * 2 + k][2 * h]);
+
+        ret->d[k][0] = d.x, ret->d[k][1] = d.y;
+        if (frag_has_offset<F>()) {
+            d = *reinterpret_cast<const float2 *>(&now->s[token + lane % 4 * 2 + k][2 * h]);
+            ret->s[k][0] = d.x, ret->s[k][1] = d.y;
+        }
+    }
 }
 
 template <typename F> CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) tiles_q(struct gemm p)
 {
-    __shared__ __align__(16) struct operands in[2];
+    __shared__ __align__(16) struct operands in[STAGES];
     int lane = (int)threadIdx.x % WARP;
     struct gemm_tile t = gemm_tile_of(&p, (int)threadIdx.x / WARP);
     int32_t token0 = p.token0 + (int32_t)blockIdx.y * GEMM_TOKENS;
     int32_t n_units = (int32_t)frag_units(p.n_cols, F::COLS);
     int32_t n_groups = n_units * F::GROUPS;
     int32_t last_tile = (p.part[t.part].n_rows - 1) / 16;
-    const uint8_t *tile = p.part[t.part].w + (uint64_t)min(t.tile, last_tile) * n_units * F::UNIT;
+    const uint8_t *unit = p.part[t.part].w + (uint64_t)min(t.tile, last_tile) * n_units * F::UNIT;
     float acc[8][4] = {};
 
-    fetch(&p, token0, 0, &in[0]);
+    for (int i = 0; i < STAGES - 1; i++) {
+        if (i < n_groups) {
+            fetch(&p, token0, i, &in[i]);
+        }
+        async_commit();
+    }
     for (int32_t group = 0; group < n_groups; group++) {
-        const struct operands *now = &in[group % 2];
-        const uint8_t *unit = tile + (uint64_t)(group / F::GROUPS) * F::UNIT;
+        const struct operands *now = &in[group % STAGES];
         struct frag_codes w;
         struct gemm_scales s;
 
-        if (group + 1 < n_groups) {
-            fetch(&p, token0, group + 1, &in[(group + 1) % 2]);
-            async_wait<1>();
-        } else {
-            async_wait<0>();
-        }
         frag_load<F>(unit, group % F::GROUPS, lane, &w);
         gemm_scales_load<F>(unit, group % F::GROUPS, lane, &s);
-        __syncthreads(); /* now: copied by all threads, read by all */
+        unit += group % F::GROUPS == F::GROUPS - 1 ? F::UNIT : 0;
+        async_wait<STAGES - 2>();
+        __syncthreads(); /* now: copied by all threads; the group before: read by all */
+        if (group + STAGES - 1 < n_groups) {
+            fetch(&p, token0, group + STAGES - 1, &in[(group + STAGES - 1) % STAGES]);
+        }
+        async_commit();
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            uint32_t x[1][8];
-            float xd[2][4];
-            float xs[2][4];
+            struct pair x;
 
-            gemm_words(&now->x[i * 8 + lane / 4][lane % 4 * 32], x[0]);
-            for (int k = 0; k < 2; k++) {
-                gemm_floats(now->d[i * 8 + lane % 4 * 2 + k], xd[k]);
-                if (frag_has_offset<F>()) {
-                    gemm_floats(now->s[i * 8 + lane % 4 * 2 + k], xs[k]);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float v[4];
+
+                if (j % 2 == 0) {
+                    pair_load<F>(now, i * 8, j / 2, &x);
+                }
+                gemm_block<F>(&w, &s, j, x.x, v);
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    acc[i][k] += v[k] * (s.row[k / 2].d[j] * x.d[k % 2][j % 2]);
+                    if (frag_has_offset<F>()) {
+                        acc[i][k] += s.row[k / 2].m[j] * x.s[k % 2][j % 2];
+                    }
                 }
             }
-            gemm_group<F, 1>(&w, &s, x, xd, xs, acc[i]);
         }
-        __syncthreads(); /* now: read by all before the group after next is copied there */
     }
+    __syncthreads(); /* in: read by all before the exchange is written there */
     gemm_store_tile(&p, t, token0, acc,
                     reinterpret_cast<float(*)[16][GEMM_TOKENS]>(static_cast<void *>(in)));
 }
