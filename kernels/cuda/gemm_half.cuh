@@ -2,16 +2,18 @@
 #ifndef PIPIT_KERNELS_CUDA_GEMM_HALF_CUH
 #define PIPIT_KERNELS_CUDA_GEMM_HALF_CUH
 
-/* Products of decode rows and weights of 16 bits (f16, bf16), whose rows lie as in the file.
+/* Products of decode rows and weights of 16 bits (f16, bf16), whose rows lie as
+ * in the file.
  *
- * A matrix instruction sums over 16 columns in any order as long as both operands agree. So a lane
- * loads 16 bytes of its row, columns 8t .. 8t+7 of 32, and of its token; the two halves of those
- * are two instructions. No repacking.
+ * A matrix instruction sums over 16 columns in any order as long as both
+ * operands agree. So a lane loads 16 bytes of its row, columns 8t .. 8t+7 of
+ * 32, and of its token; the two halves of those are two instructions. No
+ * repacking.
  *
  * A block of 8 warps a multiprocessor, each with its share of the weight's tiles of 16 rows. Warp w
- * takes steps w, w + 8, ... of 64 columns, whole lines, of several tiles at once. What a lane will
- * need it copies to shared memory for itself, RING steps ahead and across tiles: 64 KB a block are
- * always under way, and nobody waits for another warp until the sums. The first copies start before
+ * takes the w-th eighth of the columns, 128 at a step, of several tiles at once. It copies them to
+ * shared memory, 256 bytes of a row at a time, some steps ahead and across tiles: what memory
+ * serves fastest, and nobody waits for another warp until the sums. The first copies start before
  * the kernel ahead has ended: no kernel writes weights. Activations come in two pieces. Which
  * columns a warp sums, and in which order, follows from their number alone, so a token's bits do
  * not depend on its company. */
@@ -20,15 +22,21 @@
 #include "kernels/cuda/row.cuh"
 
 enum {
-    RING = 4,  /* steps of a tile that a warp has under way */
-    ITEM = 128 /* 16 bytes of a step: 16 rows of 64 columns */
+    STEP = 128,      /* columns of a step */
+    ROW = STEP * 2,  /* its bytes in shared memory */
+    ITEM = 16 * ROW, /* of a tile's 16 rows */
+    RING_MOST = 3    /* steps of a tile that a warp has under way */
 };
 
-/* Tiles whose sums are added up at once; two: a gated pair. */
-#define RED_TILES 2
+/* Odd rows have the halves of each 128 bytes changed over, so that 8 lanes, of two rows, meet in no
+ * bank. */
+CUDA_INLINE int32_t turned(int32_t row)
+{
+    return row % 2 * 64;
+}
 
-/* The block's tiles: of a gated pair, tile 2i of the gate and 2i + 1 of the up projection are the
- * same 16 rows. */
+/* The block's tiles: of a gated pair, tile 2i of the gate and 2i + 1 of the up
+ * projection are the same 16 rows. */
 struct share {
     int32_t begin, end;
     int32_t group; /* at once */
@@ -55,40 +63,41 @@ CUDA_INLINE int part_of_tile(const struct gemm &p, int32_t tile, int32_t *ret_ro
     return part;
 }
 
-/* What a warp copies next. */
+/* A warp's copies: what is next, and where what is read next will be. */
 struct ring {
-    uint4 *slots; /* (RING, 4, WARP), from the lane's own on */
-    int32_t slot;
-    int32_t tile, n, i; /* the group's first tile, its tiles, which of them */
-    int32_t step, n_steps;
+    uint8_t *slots;           /* (depth, ITEM) of the warp */
+    int32_t depth;            /* 2 or RING_MOST */
+    int32_t slot, read;       /* slots copied to next and read next */
+    int32_t tile, n, i;       /* the group's first tile, its tiles, which of them */
+    int32_t step, first, end; /* the warp's own steps: [first, end) */
 };
 
-/* One step of one tile, or nothing: either is a group of copies. */
+/* One step of one tile, or nothing: either is a group of copies. Half a warp takes a row. */
 CUDA_INLINE void ring_copy(const struct gemm &p, const struct share &s, struct ring *r)
 {
-    int warp = (int)threadIdx.x / WARP;
     int lane = (int)threadIdx.x % WARP;
+    int half = lane / (WARP / 2);
+    int32_t col = lane % (WARP / 2) * 16; /* bytes */
 
-    if (r->tile < s.end && r->step < r->n_steps) {
+    if (r->tile < s.end && r->step < r->end) {
         int32_t row0;
         const struct gemm_part &part = p.part[part_of_tile(p, r->tile + r->i, &row0)];
-        int32_t at = r->step * 128 + lane % 4 * 16;
-        int32_t next = r->step * 128 + 64 < p.pitch ? 64 : 0; /* rows are whole halves of lines */
-        const uint8_t *a = part.w + (uint64_t)min(row0 + lane / 4, part.n_rows - 1) * p.pitch + at;
-        const uint8_t *b =
-            part.w + (uint64_t)min(row0 + lane / 4 + 8, part.n_rows - 1) * p.pitch + at;
-        uint4 *to = r->slots + r->slot * ITEM;
+        int32_t at = r->step * ROW + col;
+        int32_t last = part.n_rows - 1 - row0;
+        const uint8_t *from = part.w + (uint64_t)row0 * p.pitch + at;
+        uint8_t *to = r->slots + r->slot * ITEM + half * ROW + (col ^ turned(half));
 
-        async_copy16(to, a);
-        async_copy16(to + WARP, b);
-        async_copy16(to + 2 * WARP, a + next);
-        async_copy16(to + 3 * WARP, b + next);
-        r->slot = (r->slot + 1) % RING;
+        if (at < p.pitch) {
+#pragma unroll
+            for (int i = 0; i < 16; i += 2) {
+                async_copy16(to + i * ROW, from + min(i + half, last) * p.pitch);
+            }
+        }
+        r->slot = r->slot + 1 == r->depth ? 0 : r->slot + 1;
         if (++r->i == r->n) {
             r->i = 0;
-            r->step += GEMM_WARPS;
-            if (r->step >= r->n_steps) {
-                r->step = warp;
+            if (++r->step == r->end) {
+                r->step = r->first;
                 r->tile += r->n;
                 r->n = min(s.group, s.end - r->tile);
             }
@@ -97,46 +106,58 @@ CUDA_INLINE void ring_copy(const struct gemm &p, const struct share &s, struct r
     async_commit();
 }
 
-CUDA_INLINE struct ring ring_begin(const struct gemm &p, const struct share &s, uint4 *slots)
+CUDA_INLINE struct ring ring_begin(const struct gemm &p, const struct share &s, int32_t depth,
+                                   uint8_t *slots)
 {
     int warp = (int)threadIdx.x / WARP;
-    struct ring r = {slots + warp * RING * ITEM + (int)threadIdx.x % WARP,
-                     0,
-                     s.begin,
-                     min(s.group, s.end - s.begin),
-                     0,
-                     warp,
-                     (p.n_cols + 63) / 64};
+    int32_t n_steps = (p.n_cols + STEP - 1) / STEP;
+    int32_t each = (n_steps + GEMM_WARPS - 1) / GEMM_WARPS;
+    struct ring r = {};
 
-    for (int i = 0; i < RING; i++) {
+    r.slots = slots + warp * depth * ITEM;
+    r.depth = depth;
+    r.tile = s.begin;
+    r.n = min(s.group, s.end - s.begin);
+    r.first = min(warp * each, n_steps);
+    r.end = min(r.first + each, n_steps);
+    r.step = r.first;
+    for (int32_t i = 0; i < depth; i++) {
         ring_copy(p, s, &r);
     }
     return r;
 }
 
-/* Activations as the kernel reads them: column c of a token's piece k at token[c * stride + k *
- * piece], of 8 columns at a time. */
+/* Until the next n steps, 1 or 2, are there, for all lanes. */
+CUDA_INLINE void ring_wait(const struct ring &r, int32_t n)
+{
+    if (r.depth - n == RING_MOST - 1) {
+        async_wait<RING_MOST - 1>();
+    } else if (r.depth - n == RING_MOST - 2) {
+        async_wait<RING_MOST - 2>();
+    } else {
+        async_wait<0>();
+    }
+    __syncwarp(); /* slots: copied by all lanes, read by all */
+}
+
+/* What was read, n steps, may be overwritten. */
+CUDA_INLINE void ring_next(const struct gemm &p, const struct share &s, struct ring *r, int32_t n)
+{
+    __syncwarp(); /* slots: read by all lanes before they are copied to */
+    for (int32_t i = 0; i < n; i++) {
+        r->read = r->read + 1 == r->depth ? 0 : r->read + 1;
+        ring_copy(p, s, r);
+    }
+}
+
+/* Activations as the kernel reads them: column c of a token's piece k at
+ * token[c * stride + k * piece], of 8 columns at a time. */
 struct pieces {
     const uint16_t *x;
     uint64_t piece;
     int32_t stride;
     const float *xe; /* f16: a token's factor */
 };
-
-template <bool BF16, int NT>
-CUDA_INLINE void step_of_tile(const uint4 *at, const uint4 x[NT][HALF_PIECES], float acc[NT][4])
-{
-    uint4 w0 = at[0];
-    uint4 w8 = at[WARP];
-
-#pragma unroll
-    for (int i = 0; i < NT; i++) {
-#pragma unroll
-        for (int k = 0; k < HALF_PIECES; k++) {
-            gemm_step32<BF16>(w0, w8, x[i][k], acc[i]);
-        }
-    }
-}
 
 template <int NT>
 CUDA_INLINE void load_pieces(const struct pieces &x, const uint16_t *const token[NT], int32_t col,
@@ -152,43 +173,60 @@ CUDA_INLINE void load_pieces(const struct pieces &x, const uint16_t *const token
     }
 }
 
-/* Sums of n tiles by one group of 8 tokens; the next step's activations are loaded a step ahead. */
-template <bool BF16, int MOST>
-CUDA_INLINE void sum_tiles_by_8(const struct gemm &p, const struct share &s, struct ring *r,
-                                int32_t *slot, const struct pieces &x,
-                                const uint16_t *const token[1], int32_t n, float acc[MOST][1][4])
+/* 32 columns of a tile; `at`: what the lane reads. */
+template <bool BF16, int NT>
+CUDA_INLINE void sum_part(const uint8_t *at, const uint4 x[NT][HALF_PIECES], float acc[NT][4])
 {
-    uint4 now[2][1][HALF_PIECES];
-    uint4 next[2][1][HALF_PIECES];
-    int32_t step = (int32_t)threadIdx.x / WARP;
-
-    if (step < r->n_steps) {
-        load_pieces<1>(x, token, step * 64, next[0]);
-        load_pieces<1>(x, token, step * 64 + 32, next[1]);
-    }
-    for (; step < r->n_steps; step += GEMM_WARPS) {
-        int32_t ahead = min(step + GEMM_WARPS, r->n_steps - 1) * 64;
-        bool whole = step * 64 + 32 < p.n_cols;
+    uint4 w0 = *reinterpret_cast<const uint4 *>(at);
+    uint4 w8 = *reinterpret_cast<const uint4 *>(at + 8 * ROW);
 
 #pragma unroll
+    for (int i = 0; i < NT; i++) {
+#pragma unroll
         for (int k = 0; k < HALF_PIECES; k++) {
-            now[0][0][k] = next[0][0][k];
-            now[1][0][k] = next[1][0][k];
+            gemm_step32<BF16>(w0, w8, x[i][k], acc[i]);
         }
-        load_pieces<1>(x, token, ahead, next[0]);
-        load_pieces<1>(x, token, ahead + 32, next[1]);
+    }
+}
+
+/* Part j of what the lane reads in a slot. */
+CUDA_INLINE const uint8_t *part_at(const struct ring &r, int32_t slot, int32_t j)
+{
+    int lane = (int)threadIdx.x % WARP;
+
+    return r.slots + slot * ITEM + lane / 4 * ROW + lane % 4 * 16 + (j * 64 ^ turned(lane / 4));
+}
+
+CUDA_INLINE int32_t parts_of(const struct gemm &p, int32_t step)
+{
+    return min((p.n_cols - step * STEP + 31) / 32, STEP / 32);
+}
+
+/* Sums of n tiles by one group of 8 tokens, whose activations of a step all of them share. */
+template <bool BF16, int MOST>
+CUDA_INLINE void sum_tiles_by_8(const struct gemm &p, const struct share &s, struct ring *r,
+                                const struct pieces &x, const uint16_t *const token[1], int32_t n,
+                                float acc[MOST][1][4])
+{
+    for (int32_t step = r->first; step < r->end; step++) {
+        int32_t parts = parts_of(p, step);
+        uint4 v[STEP / 32][1][HALF_PIECES];
+
+#pragma unroll
+        for (int j = 0; j < STEP / 32; j++) {
+            load_pieces<1>(x, token, step * STEP + min(j, parts - 1) * 32, v[j]);
+        }
 #pragma unroll
         for (int i = 0; i < MOST; i++) {
             if (i < n) {
-                const uint4 *at = r->slots + *slot * ITEM;
-
-                async_wait<RING - 1>();
-                step_of_tile<BF16, 1>(at, now[0], acc[i]);
-                if (whole) {
-                    step_of_tile<BF16, 1>(at + 2 * WARP, now[1], acc[i]);
+                ring_wait(*r, 1);
+#pragma unroll
+                for (int j = 0; j < STEP / 32; j++) {
+                    if (j < parts) {
+                        sum_part<BF16, 1>(part_at(*r, r->read, j), v[j], acc[i]);
+                    }
                 }
-                *slot = (*slot + 1) % RING;
-                ring_copy(p, s, r);
+                ring_next(p, s, r, 1);
             }
         }
     }
@@ -197,96 +235,114 @@ CUDA_INLINE void sum_tiles_by_8(const struct gemm &p, const struct share &s, str
 /* By NT of them; two tiles share what is loaded of the activations. */
 template <bool BF16, int NT, int MOST>
 CUDA_INLINE void sum_tiles_by_more(const struct gemm &p, const struct share &s, struct ring *r,
-                                   int32_t *slot, const struct pieces &x,
-                                   const uint16_t *const token[NT], int32_t n,
-                                   float acc[MOST][NT][4])
+                                   const struct pieces &x, const uint16_t *const token[NT],
+                                   int32_t n, float acc[MOST][NT][4])
 {
-    for (int32_t step = (int32_t)threadIdx.x / WARP; step < r->n_steps; step += GEMM_WARPS) {
-        bool whole = step * 64 + 32 < p.n_cols;
+    for (int32_t step = r->first; step < r->end; step++) {
+        int32_t parts = parts_of(p, step);
 
 #pragma unroll
         for (int i = 0; i < MOST; i += 2) {
             if (i < n) {
                 bool both = i + 1 < n;
-                int32_t second = (*slot + 1) % RING; /* `both` or not: bytes that are there */
+                int32_t second = r->read + 1 == r->depth ? 0 : r->read + 1;
 
-                if (both) {
-                    async_wait<RING - 2>();
-                } else {
-                    async_wait<RING - 1>();
-                }
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    if (h == 0 || whole) {
-                        uint4 part[NT][HALF_PIECES];
+                ring_wait(*r, both ? 2 : 1);
+#pragma unroll 1
+                for (int32_t j = 0; j < parts; j++) {
+                    uint4 v[NT][HALF_PIECES];
 
-                        load_pieces<NT>(x, token, step * 64 + h * 32, part);
-                        step_of_tile<BF16, NT>(r->slots + *slot * ITEM + h * 2 * WARP, part,
-                                               acc[i]);
-                        if (both) {
-                            step_of_tile<BF16, NT>(r->slots + second * ITEM + h * 2 * WARP, part,
-                                                   acc[i + 1]);
-                        }
+                    load_pieces<NT>(x, token, step * STEP + j * 32, v);
+                    sum_part<BF16, NT>(part_at(*r, r->read, j), v, acc[i]);
+                    if (both) {
+                        sum_part<BF16, NT>(part_at(*r, second, j), v, acc[i + 1]);
                     }
                 }
-                *slot = both ? (second + 1) % RING : second;
-                ring_copy(p, s, r);
-                if (both) {
-                    ring_copy(p, s, r);
-                }
+                ring_next(p, s, r, both ? 2 : 1);
             }
         }
     }
 }
 
-/* Sum in of a tile: (NT, 16, 8) of each warp. */
-template <int NT> CUDA_INLINE float red_sum(const float *red, int32_t tile, int32_t in)
+/* What red holds of a tile and warp: (NT, 16, 8); of a single token (16). TILES: at once. */
+template <int NT, bool ONE> struct red_of {
+    static constexpr int N = ONE ? 16 : NT * 128;
+    static constexpr int TILES = ONE ? 8 : 2;
+    static constexpr size_t BYTES = (size_t)TILES * GEMM_WARPS * N * sizeof(float);
+};
+
+/* Sum `in` of a tile. */
+template <int N> CUDA_INLINE float red_sum(const float *red, int32_t tile, int32_t in)
 {
     float sum = 0;
 
     for (int w = 0; w < GEMM_WARPS; w++) {
-        sum += red[(tile * GEMM_WARPS + w) * NT * 128 + in];
+        sum += red[(tile * GEMM_WARPS + w) * N + in];
     }
     return sum;
 }
 
+template <int NT, bool ONE>
+CUDA_INLINE void red_put(const float acc[NT][4], int32_t tile, float *red)
+{
+    int lane = (int)threadIdx.x % WARP;
+    float *to = red + (tile * GEMM_WARPS + (int)threadIdx.x / WARP) * red_of<NT, ONE>::N;
+
+    if constexpr (ONE) {
+        if (lane % 4 == 0) {
+            to[lane / 4] = acc[0][0];
+            to[lane / 4 + 8] = acc[0][2];
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            to[j * 128 + lane * 2] = acc[j][0];
+            to[j * 128 + lane * 2 + 1] = acc[j][1];
+            to[j * 128 + lane * 2 + 64] = acc[j][2];
+            to[j * 128 + lane * 2 + 65] = acc[j][3];
+        }
+    }
+}
+
 /* n tiles from `tile` on, of which red has the sums of all warps, to y. */
-template <bool BF16, int NT>
+template <bool BF16, int NT, bool ONE>
 CUDA_INLINE void finish_tiles(const struct gemm &p, int32_t tile, int32_t n, int32_t token0,
                               const float *red, const float *xe)
 {
-    for (int32_t e = (int32_t)threadIdx.x; e < (p.gated ? 1 : n) * NT * 128; e += GEMM_THREADS) {
-        int32_t of = e / (NT * 128);
-        int32_t in = e % (NT * 128);
-        int32_t token = token0 + in / 128 * 8 + in % 8;
+    constexpr int N = red_of<NT, ONE>::N;
+    int32_t each = p.gated ? 2 : 1;
+
+    for (int32_t e = (int32_t)threadIdx.x; e < n / each * N; e += GEMM_THREADS) {
+        int32_t of = e / N * each;
+        int32_t in = e % N;
+        int32_t token = token0 + (ONE ? 0 : in / 128 * 8 + in % 8);
         int32_t row0;
         int part = part_of_tile(p, tile + of, &row0);
-        int32_t row = row0 + in % 128 / 8;
+        int32_t row = row0 + (ONE ? in : in % 128 / 8);
         float sum;
 
         if (row >= p.part[part].n_rows || token >= p.token_end) {
             continue;
         }
-        sum = red_sum<NT>(red, of, in) * (BF16 ? 1.0f : xe[token]);
+        sum = red_sum<N>(red, of, in) * (BF16 ? 1.0f : xe[token]);
         if (p.gated) {
             gemm_finish_gated(&p, row, token, sum,
-                              red_sum<NT>(red, 1, in) * (BF16 ? 1.0f : xe[token]));
+                              red_sum<N>(red, of + 1, in) * (BF16 ? 1.0f : xe[token]));
         } else {
             gemm_finish(&p, part, row, token, sum);
         }
     }
 }
 
-/* The block's tiles for the tokens of its y. `store`: what becomes of the heads, or NULL. red:
- * shared (RED_TILES, GEMM_WARPS, NT, 16, 8). */
-template <bool BF16, int NT, int MOST>
+/* The block's tiles for the tokens of its y, ONE or up to 8 NT. `store`: what becomes of the heads,
+ * or NULL. red: shared, of red_of and for a head of each token. */
+template <bool BF16, int NT, int MOST, bool ONE>
 CUDA_INLINE void stream_tiles(const struct gemm &p, const struct share &s, struct ring *r,
                               const struct pieces &x, float *red, const struct cuda_store *store)
 {
-    int warp = (int)threadIdx.x / WARP;
+    constexpr int TILES = red_of<NT, ONE>::TILES;
     int lane = (int)threadIdx.x % WARP;
     int32_t token0 = p.token0 + (int32_t)blockIdx.y * 8 * NT;
-    int32_t slot = 0;
     const uint16_t *token[NT];
 
     for (int i = 0; i < NT; i++) {
@@ -298,29 +354,21 @@ CUDA_INLINE void stream_tiles(const struct gemm &p, const struct share &s, struc
         float acc[MOST][NT][4] = {};
 
         if constexpr (NT == 1) {
-            sum_tiles_by_8<BF16, MOST>(p, s, r, &slot, x, token, n, acc);
+            sum_tiles_by_8<BF16, MOST>(p, s, r, x, token, n, acc);
         } else {
-            sum_tiles_by_more<BF16, NT, MOST>(p, s, r, &slot, x, token, n, acc);
+            sum_tiles_by_more<BF16, NT, MOST>(p, s, r, x, token, n, acc);
         }
 #pragma unroll 1
-        for (int32_t from = 0; from < n; from += RED_TILES) {
+        for (int32_t from = 0; from < n; from += TILES) {
 #pragma unroll
             for (int i = 0; i < MOST; i++) {
-                if (i / RED_TILES * RED_TILES == from && i < n) {
-                    for (int j = 0; j < NT; j++) {
-                        float *to =
-                            red + ((i % RED_TILES * GEMM_WARPS + warp) * NT + j) * 128 + lane * 2;
-
-                        to[0] = acc[i][j][0];
-                        to[1] = acc[i][j][1];
-                        to[64] = acc[i][j][2];
-                        to[65] = acc[i][j][3];
-                    }
+                if (i / TILES * TILES == from && i < n) {
+                    red_put<NT, ONE>(acc[i], i % TILES, red);
                 }
             }
             __syncthreads(); /* red: written by all, read by all */
-            finish_tiles<BF16, NT>(p, tile + from, min(n - from, RED_TILES), token0, red, x.xe);
-            for (int i = 0; store && i < RED_TILES && from + i < n; i++) {
+            finish_tiles<BF16, NT, ONE>(p, tile + from, min(n - from, TILES), token0, red, x.xe);
+            for (int i = 0; store && i < TILES && from + i < n; i++) {
                 int32_t row0;
                 int part = part_of_tile(p, tile + from + i, &row0);
 
@@ -331,16 +379,14 @@ CUDA_INLINE void stream_tiles(const struct gemm &p, const struct share &s, struc
     }
 }
 
-/* Of shared memory: the ring, red; then a single token's pieces. */
-template <int NT> static constexpr size_t red_bytes(void)
+/* Of shared memory; behind it red, then a single token's pieces. */
+static __host__ __device__ __forceinline__ int32_t ring_bytes(int32_t depth)
 {
-    return (size_t)RED_TILES * GEMM_WARPS * NT * 128 * sizeof(float);
+    return GEMM_WARPS * depth * ITEM;
 }
 
-static constexpr size_t ring_bytes = (size_t)GEMM_WARPS * RING * ITEM * sizeof(uint4);
-
 template <bool BF16, int NT, int MOST>
-CUDA_INLINE void stream_rows(const struct gemm &p, const struct cuda_store *store)
+CUDA_INLINE void stream_rows(const struct gemm &p, int32_t depth, const struct cuda_store *store)
 {
     CUDA_SHARED(uint8_t, shared);
     struct share s = share_of<MOST>(p);
@@ -348,10 +394,10 @@ CUDA_INLINE void stream_rows(const struct gemm &p, const struct cuda_store *stor
     struct ring r;
 
     grid_begin();
-    r = ring_begin(p, s, reinterpret_cast<uint4 *>(shared));
+    r = ring_begin(p, s, depth, shared);
     grid_wait();
-    stream_tiles<BF16, NT, MOST>(p, s, &r, x, reinterpret_cast<float *>(shared + ring_bytes),
-                                 store);
+    stream_tiles<BF16, NT, MOST, false>(
+        p, s, &r, x, reinterpret_cast<float *>(shared + ring_bytes(depth)), store);
 }
 
 #endif
