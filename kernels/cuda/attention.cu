@@ -124,10 +124,13 @@ static int some_decode(struct cuda *cu, const struct ops_attention *p, struct at
         (*row)++;
     }
     a->seqs.n = done;
+    a->part_len = cu->limits.max_head_dim + 4;
     if (done > 0 && p->select && select[0].kind != OPS_SELECT_ALL) {
         return cuda_attend_select(cu, a, select);
     }
-    return done > 0 ? cuda_attend_decode(cu, a) : 0;
+    return done == 0                              ? 0
+           : cuda_attend_streams(&a->seqs.layout) ? cuda_attend_stream(cu, a)
+                                                  : cuda_attend_decode(cu, a);
 }
 
 int cuda_attention(struct backend *be, const struct ops_attention *p)
@@ -153,7 +156,6 @@ int cuda_attention(struct backend *be, const struct ops_attention *p)
     a.window = p->window;
     a.sinks = cuda_vector(p->sinks);
     a.part = cu->scratch.part;
-    a.part_len = cu->limits.max_head_dim + 4;
     a.sums = cu->scratch.sums;
     a.logits = cu->scratch.logits;
     a.max_slots = (cu->limits.max_slots + 63) / 64 * 64;

@@ -155,6 +155,10 @@ CUDA_INLINE float attend_merge_value(const float *part, int32_t part_len, int32_
 /* Scores of rows of the decode class, from noisy logits and their sums. */
 int cuda_attend_observe(struct cuda *cu, const struct attend *p, int32_t most_slots);
 int cuda_attend_decode(struct cuda *cu, struct attend *p);
+/* Does cuda_attend_stream() serve rows of such a cache? */
+bool cuda_attend_streams(const struct cuda_layout *l);
+int cuda_attend_stream(struct cuda *cu, struct attend *p);
+int32_t cuda_stream_chunks_most(int32_t max_slots); /* of a sequence of up to so many */
 int cuda_attend_prefill(struct cuda *cu, struct attend *p);
 /* Caches of 16 and 8 bits, at most `rows` rows a sequence: what rows give; scores of sequences that
  * are observed, at most `slots` slots each. */

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/cublas.cuh"
 #include "kernels/cuda/experts.cuh"
 #include "kernels/cuda/select.cuh"
@@ -69,6 +70,11 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
 
         chunks = c > chunks ? c : chunks;
     }
+    if (l->max_slots > 0) {
+        uint64_t c = (uint64_t)cuda_stream_chunks_most(l->max_slots);
+
+        chunks = c > chunks ? c : chunks;
+    }
     if (l->observe) { /* as many rows at once as 64 MiB hold */
         observed = ((uint64_t)64 << 20) / (heads * slots * sizeof(float));
         observed = observed < 1 ? 1 : observed > decode ? decode : observed;
@@ -109,7 +115,8 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
     take(&t, entries * cols, &ret->shared);
     take(&t, (uint64_t)CUDA_SAMPLE_ROWS * CUDA_SAMPLE_GROUPS, &ret->sample_best);
     ret->bytes = t.used;
-    take(&t, 3 * heads, &ret->arrived);
+    static_assert(CUDA_SEQS >= 3, "q, k and v are counted there, too");
+    take(&t, CUDA_SEQS * heads, &ret->arrived);
     take(&t, CUDA_SAMPLE_ROWS, &ret->sample_arrived);
     ret->n_observed = (int32_t)observed;
     ret->n_selected = (int32_t)selected;

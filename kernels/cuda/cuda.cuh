@@ -70,7 +70,8 @@ struct cuda_scratch {
     float *shared;              /* (entries, max_cols): the shared expert's */
     uint64_t *sample_best;      /* (CUDA_SAMPLE_ROWS, CUDA_SAMPLE_GROUPS) */
     uint64_t bytes;   /* of all that comes before, which pieces may overwrite; behind it: */
-    uint32_t *arrived; /* (3 heads) blocks at a head (gemm_heads.cuh): 0 between launches */
+    uint32_t *arrived; /* (CUDA_SEQS heads) blocks at a head (gemm_heads.cuh, attention_stream.cu):
+                        * 0 between launches */
     uint32_t *sample_arrived; /* (CUDA_SAMPLE_ROWS) blocks at a row: 0 between launches */
     int32_t n_observed;
     int32_t n_selected;
@@ -209,6 +210,8 @@ template <auto KERNEL, bool LARGE> struct cuda_code_of {
 /* The same of a kernel that calls grid_begin() and grid_wait() (prim.cuh). */
 #define CUDA_LAUNCH_EARLY(cu, ...) (cuda_call_early(cu), CUDA_LAUNCH(cu, __VA_ARGS__))
 
+#define CUDA_LAUNCH_LARGE_EARLY(cu, ...) (cuda_call_early(cu), CUDA_LAUNCH_LARGE(cu, __VA_ARGS__))
+
 /* Loads the code of all kernels and sets their limits; -ENODEV: this build has none for the device.
  */
 int cuda_code_load(struct cuda *cu, struct error *reterr);
@@ -301,7 +304,8 @@ static inline uint32_t cuda_div_up(uint64_t a, uint64_t b)
     return (uint32_t)((a + b - 1) / b);
 }
 
-/* Decode attention's chunks: a function of n_slots alone (ops.h), so bits do not depend on load. */
+/* Chunks of attention by the general kernels and of rows that select: a function of n_slots alone
+ * (ops.h), so bits do not depend on load. */
 static inline __host__ __device__ int32_t cuda_chunk(int32_t n_slots)
 {
     return n_slots <= 4096 ? 128 : n_slots <= 32768 ? 512 : 1024;

@@ -214,6 +214,30 @@ CUDA_INLINE uint32_t half2_times(uint32_t x, uint16_t scale)
 #endif
 }
 
+template <bool BF16> CUDA_INLINE float f32_of_half(uint32_t h)
+{
+    return BF16 ? f32_of_bf16((uint16_t)h) : f32_of_f16((uint16_t)h);
+}
+
+/* Four codes of fp8 as f16, times 1 / FP8_HALF_UNIT as half4_of_fp8() gives them: from sm_89 on an
+ * instruction makes the plain e4m3 value of two. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define FP8_HALF_UNIT 0.00390625f
+#else
+#define FP8_HALF_UNIT 1.0f
+#endif
+CUDA_INLINE void half4_of_e4m3(uint32_t codes, uint32_t ret[2])
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2;"
+        " cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b;}"
+        : "=r"(ret[0]), "=r"(ret[1])
+        : "r"(codes));
+#else
+    half4_of_fp8(codes, ret);
+#endif
+}
+
 /* ---- warps and blocks ----------------------------------------------------------------------- */
 
 CUDA_INLINE float warp_sum(float x)
@@ -311,6 +335,20 @@ template <bool TRANS> CUDA_INLINE void matrix_load4(const void *row, uint32_t re
 #endif
 }
 
+/* An 8 x 8 matrix of 16-bit elements, turned: lane 4 g + t gives elements 2t and 2t + 1 of row g
+ * and gets those of column g. */
+CUDA_INLINE uint32_t matrix_turn(uint32_t pair)
+{
+#ifdef __CUDACC__
+    uint32_t r;
+
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+    return r;
+#else
+    return emu_matrix_turn(pair);
+#endif
+}
+
 /* d (16 x 8, int) = c + a (16 x 32) b (32 x 8), signed bytes. */
 CUDA_INLINE void mma_s8_k32(int d[4], const uint32_t a[4], const uint32_t b[2], const int c[4])
 {
@@ -353,6 +391,19 @@ CUDA_INLINE void async_copy16(void *to, const void *from)
         : "memory");
 #else
     emu_async_copy(to, from, 16);
+#endif
+}
+
+/* The same of 4. */
+CUDA_INLINE void async_copy4(void *to, const void *from)
+{
+#ifdef __CUDACC__
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+#else
+    emu_async_copy(to, from, 4);
 #endif
 }
 

@@ -188,9 +188,8 @@ static void begun_ahead(const struct fake_call *c, int n)
  * that wait for themselves begin early. */
 static void graph_of_a_step(int device)
 {
-    static const char *const layer[] = {"prepare_rows", "rows_f32",     "rope_store",
-                                        "decode_chunk", "decode_merge", "prepare_rows",
-                                        "rows_f32",     "prepare_rows", "rows_f32",
+    static const char *const layer[] = {"prepare_rows", "rows_f32", "rope_store",   "decode_stream",
+                                        "prepare_rows", "rows_f32", "prepare_rows", "rows_f32",
                                         "prepare_rows", "rows_f32"};
     enum { LAYER = sizeof(layer) / sizeof(layer[0]), LAYERS = 5, STEP = 1 + LAYERS * LAYER + 4 };
     const struct fake_call *c;
@@ -214,8 +213,7 @@ static void graph_of_a_step(int device)
     for (int i = 0; i < n; i++) {
         if (c[i].kind == FAKE_NODE) {
             nodes[n_nodes++ % STEP] = i;
-            n_wait += same(&c[i], "prepare_rows") || same(&c[i], "decode_chunk") ||
-                      same(&c[i], "decode_merge");
+            n_wait += same(&c[i], "prepare_rows") || same(&c[i], "decode_stream");
         }
         n_early += c[i].kind == FAKE_EARLY;
         if (c[i].kind == FAKE_GRAPH || c[i].kind == FAKE_GRAPH_LAUNCH) {
@@ -223,8 +221,8 @@ static void graph_of_a_step(int device)
             n_launches += c[i].kind == FAKE_GRAPH_LAUNCH;
         }
         if (c[i].kind == FAKE_CHANGE) {
-            expect(same(&c[i], "rope_store") || same(&c[i], "decode_chunk") ||
-                       same(&c[i], "decode_merge") || same(&c[i], "sample_rows"),
+            expect(same(&c[i], "rope_store") || same(&c[i], "decode_stream") ||
+                       same(&c[i], "sample_rows"),
                    "%s is changed", c[i].name);
         }
     }
@@ -282,7 +280,7 @@ static void graph_that_foretells(void)
     static const char *const ahead[] = {"prepare_rows", "rows_f32",       "rope_store",
                                         "skew_queries", "rank_predicted", "sum_predicted",
                                         "predict"};
-    static const char *const all[] = {"decode_chunk", "decode_merge"};
+    static const char *const all[] = {"decode_stream"};
     static const char *const chosen[] = {"chosen_logits", "chosen_values", "chosen_merge"};
     static const char *const before[] = {"prepare_rows", "rows_f32"};
     static const char *const store[] = {"rope_store"};
@@ -306,7 +304,7 @@ static void graph_that_foretells(void)
         } parts[] = {{ahead, i >= 1 && i + 1 < LAYERS ? 7 : 0},
                      {before, 2},
                      {store, 1},
-                     {i >= 2 ? chosen : all, i >= 2 ? 3 : 2},
+                     {i >= 2 ? chosen : all, i >= 2 ? 3 : 1},
                      {after, 6}};
 
         for (int k = 0; k < 5; k++) {

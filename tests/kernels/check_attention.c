@@ -577,6 +577,8 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
     struct ops_kv_layout uneven = {2, 1, 4, 64, 32, k, v, false, 0};
     struct ops_kv_layout odd = {2, 2, 1, 20, 36, k, v, false, 0};
     struct ops_kv_layout wide = {1, 1, 1, 256, 80, k, v, false, 0};
+    struct ops_kv_layout broad = {1, 2, 2, 256, 208, k, v, false, 0};
+    struct ops_kv_layout shared = {1, 1, 1, 96, 80, k, v, false, 0};
     struct ops_kv_layout unrotated = {2, 1, 1, 32, 32, k, v, true, 0};
     struct ops_observe h2o = {.row_weight0 = 1, .row_growth = 1, .damp = 1, .tau0 = 1};
     struct ops_observe recency = {
@@ -641,6 +643,11 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
         {gqa, 9, {5, 2, 40, 5}, {333, 70, 60, 90}, LATEST | HADAMARD, 0, 0, 0, h2o},
         {uneven, 16, {2, 1, 20, 3}, {129, 5, 20, 300}, LATEST | OBSERVE | SCATTERED, 64, 0, 0, h2o},
         {mqa, 8, {16, 1, 9, 3}, {64, 65, 63, 130}, LATEST, 0, 0, 0, h2o},
+        {broad, 6, {2, 1, 3, 2}, {700, 17, 20, 80}, 0, 0, 0, 0, h2o},
+        {broad, 2, {2, 1, 3, 2}, {400, 64, 20, 80}, OBSERVE | SCATTERED, 0, 0, 0, h2o},
+        {shared, 20, {2, 1, 3, 2}, {500, 129, 20, 80}, 0, 0, 0, 0, h2o}, /* 8 + 8 + 4 heads */
+        {shared, 16, {2, 1, 3, 2}, {500, 129, 20, 80}, OBSERVE, 150, 0, 8, gumbel},
+        {mqa, 4, {2, 1, 3, 2}, {8100, 4097, 20, 80}, 0, 0, 0, 0, h2o}, /* many chunks */
         {heads, 1024, {2, 1, 9, 3}, {64, 65, 63, 130}, LATEST, 50, 0, 0, h2o},
         {heads, 1024, {2, 1, 9, 3}, {64, 65, 63, 130}, OBSERVE, 50, 0, 0, h2o},
     };

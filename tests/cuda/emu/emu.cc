@@ -24,7 +24,7 @@ extern "C" {
 
 enum {
     MAX_THREADS = 1024,
-    MAX_COPIES = 64, /* of a thread, under way */
+    MAX_COPIES = 128, /* of a thread, under way */
     STACK = 256 << 10,
     SHARED_MAX = EMU_SHARED_MAX
 };

@@ -254,6 +254,17 @@ static inline void sincospif(float x, float *s, float *c)
 void emu_mma_half(float c[4], const uint32_t a[4], const uint32_t b[2], bool bf16);
 /* ldmatrix.x4; ends the process when an address is not a multiple of 16. */
 void emu_matrix_load4(const void *row, uint32_t ret[4], bool trans);
+/* movmatrix */
+static inline uint32_t emu_matrix_turn(uint32_t pair)
+{
+    const uint64_t *all = emu_exchange(~0u, pair, "movmatrix", 0);
+    int t = emu_lane() % 4;
+    int g = emu_lane() / 4;
+    uint64_t lo = all[8 * t + g / 2] >> (g % 2 * 16) & 0xffff;
+    uint64_t hi = all[8 * t + 4 + g / 2] >> (g % 2 * 16) & 0xffff;
+
+    return (uint32_t)(lo | hi << 16);
+}
 void emu_mma_s8(int c[4], const uint32_t *a, const uint32_t *b, int n_b);
 
 /* cp.async: the copy happens when it is waited for, as late as it may. */

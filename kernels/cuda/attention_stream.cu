@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention of decode rows on tensor cores, for caches of one type of 16 or 8 bits whose rows are
+ * whole 16 bytes. (All others: attention_decode.cu.)
+ *
+ * Block:  up to eight query heads of one K head, one row, one chunk of slots. Its warps take tiles
+ *         of 16 slots in turn and know nothing of each other until the end.
+ *
+ * Tile:   Keys are the first factor of m16n8k16 (slots by dims), queries the second. Then values
+ *         are the first (dims by slots; bytes of two slots are paired as they are read), weights
+ *         the second. The order of slots and dims within a product is free, so a lane's part of a
+ *         row of K or V is 16 bytes. Each lane brings the very bytes that it will read, STAGES
+ *         tiles ahead, by asynchronous copies: stages need no barrier, swizzle or matrix load.
+ *
+ * Merge:  warps in order. Then the last block of a row's heads, which a counter finds
+ *         (gemm_heads.cuh), adds the chunks in order. Which block that is decides no bit.
+ *
+ * Chunks follow from n_slots and the number of K heads alone, so bits do not depend on company.
+ *
+ * Precision: queries are two f16 or three bf16 pieces, weights two of either; sums are f32. Codes
+ * of 8 bits become f16 exactly, two a instruction; K's scales multiply logits, V's weights. */
+
+#include <cerrno>
+
+#include "kernels/cuda/attention_stream.cuh"
+
+enum { WARPS = 4, STAGES = 3, WIDE_STAGES = 2, LEAST = 128, AIM_MOST = 64, NOISE_THREADS = 512 };
+
+/* ---- observed rows -------------------------------------------------------------------------- */
+
+/* Block a row and query head: the logits that decode_stream left get their noise; the largest and 1
+ * / the sum go to sums, for decode_observe. */
+CUDA_KERNEL void __launch_bounds__(NOISE_THREADS) decode_noise(struct attend p)
+{
+    __shared__ float part[WARP];
+    int32_t head = (int32_t)blockIdx.x;
+    int32_t seq = (int32_t)blockIdx.y;
+    const struct cuda_seq *s = &p.seqs.s[seq];
+    int32_t group = attend_head_of(&p, head).group;
+    float *x = p.logits + (size_t)(seq * p.n_q + head) * p.max_slots;
+    float top = -INFINITY;
+    float sum = 0;
+
+    if (!attend_observed(&p, seq)) {
+        return;
+    }
+    for (int32_t i = (int32_t)threadIdx.x; i < s->n_slots; i += NOISE_THREADS) {
+        x[i] = attend_noisy(&p.observe[seq], x[i], head, 0, s->pos0, kv_pos(s, group, i));
+        top = fmaxf(top, x[i]);
+    }
+    top = block_max(top, part, NOISE_THREADS / WARP);
+    for (int32_t i = (int32_t)threadIdx.x; i < s->n_slots; i += NOISE_THREADS) {
+        sum += x[i] > -INFINITY ? expf(x[i] - top) : 0.0f;
+    }
+    sum = block_sum(sum, part, NOISE_THREADS / WARP);
+    if (threadIdx.x == 0) {
+        float *sums = p.sums + (size_t)(seq * p.n_q + head) * 2;
+
+        sums[0] = top;
+        sums[1] = sum > 0 ? 1.0f / sum : 0.0f;
+    }
+}
+
+/* ---- launches ------------------------------------------------------------------------------- */
+
+/* Chunks of a sequence: with the blocks of all K heads two to a multiprocessor of the largest
+ * devices. */
+static int32_t aim_of(const struct cuda_layout *l)
+{
+    int32_t heads = l->n_groups * l->k_heads;
+
+    return heads >= 16 ? 16 : heads >= 8 ? 32 : AIM_MOST;
+}
+
+bool cuda_attend_streams(const struct cuda_layout *l)
+{
+    return l->k_type == l->v_type && l->k_type != OPS_KV_F32 && l->k_heads == l->v_heads &&
+           l->k_dim <= 256 && l->v_dim <= 256 && l->k_row % 16 == 0 && l->v_row % 16 == 0 &&
+           l->v_dim % 4 == 0;
+}
+
+template <int FORM, int DIM, int N>
+static int launch(struct cuda *cu, struct attend *p, dim3 grid, int32_t aim)
+{
+    using shape = stream_shape<FORM, DIM>;
+    int warps = WARPS;
+
+    while (warps > 1 && shape::shared(warps, N, 1) + 1024 > cu->shared_max) {
+        warps--;
+    }
+    CUDA_LAUNCH_LARGE_EARLY(cu, grid, dim3((unsigned)warps * WARP),
+                            shape::shared(warps, N, p->n_chunks), (decode_stream<FORM, DIM, N>), *p,
+                            aim, (int32_t)LEAST, cu->scratch.arrived);
+    return cuda_launched(cu, "decode_stream");
+}
+
+template <int FORM>
+static int launch_form(struct cuda *cu, struct attend *p, dim3 grid, int32_t aim)
+{
+    int32_t k_dim = p->seqs.layout.k_dim;
+    int32_t v_dim = p->seqs.layout.v_dim;
+    int32_t dim = k_dim > v_dim ? k_dim : v_dim;
+
+    return dim <= 64    ? launch<FORM, 64, STAGES>(cu, p, grid, aim)
+           : dim <= 128 ? launch<FORM, 128, STAGES>(cu, p, grid, aim)
+                        : launch<FORM, 256, WIDE_STAGES>(cu, p, grid, aim);
+}
+
+static int launch_type(struct cuda *cu, struct attend *p, dim3 grid, int32_t aim)
+{
+    switch (p->seqs.layout.k_type) {
+    case OPS_KV_BF16:
+        return launch_form<STREAM_BF16>(cu, p, grid, aim);
+    case OPS_KV_F16:
+        return launch_form<STREAM_F16>(cu, p, grid, aim);
+    case OPS_KV_FP8:
+        return launch_form<STREAM_FP8>(cu, p, grid, aim);
+    default:
+        return launch_form<STREAM_I8>(cu, p, grid, aim);
+    }
+}
+
+int32_t cuda_stream_chunks_most(int32_t max_slots)
+{
+    int32_t by_least = (max_slots + LEAST - 1) / LEAST;
+    int32_t by_most = (max_slots + STREAM_CHUNK_MAX - 1) / STREAM_CHUNK_MAX;
+
+    by_least = by_least < AIM_MOST ? by_least : (int32_t)AIM_MOST;
+    return by_least > by_most ? by_least : by_most;
+}
+
+int cuda_attend_stream(struct cuda *cu, struct attend *p)
+{
+    const struct cuda_layout *l = &p->seqs.layout;
+    int32_t heads = l->n_groups * l->k_heads;
+    int32_t share = p->n_q / heads;
+    int32_t aim = aim_of(l);
+    int32_t most = 0;
+    bool observed = false;
+    dim3 grid;
+    int r;
+
+    p->n_chunks = 1;
+    p->part_len = l->v_dim + 4; /* whole 16 bytes */
+    for (int32_t i = 0; i < p->seqs.n; i++) {
+        int32_t n = p->seqs.s[i].n_slots;
+        int32_t chunks = stream_chunks(n, stream_chunk(n, aim, LEAST));
+
+        p->n_chunks = chunks > p->n_chunks ? chunks : p->n_chunks;
+        most = n > most ? n : most;
+        observed = observed || (n > 0 && p->seqs.s[i].score && p->observe[i].row_first < 1);
+    }
+    grid = dim3((unsigned)p->n_chunks, (unsigned)heads * cuda_div_up((uint64_t)share, STREAM_HEADS),
+                (unsigned)p->seqs.n);
+    r = launch_type(cu, p, grid, aim);
+    if (r == 0 && observed) {
+        CUDA_LAUNCH(cu, dim3((unsigned)p->n_q, (unsigned)p->seqs.n), dim3(NOISE_THREADS), 0,
+                    decode_noise, *p);
+        r = cuda_launched(cu, "decode_noise");
+        r = r < 0 ? r : cuda_attend_observe(cu, p, most);
+    }
+    return r;
+}
