@@ -67,11 +67,6 @@ struct stream_block {
     uint32_t page; /* lane i: number of page first_page + i */
 };
 
-CUDA_INLINE uint4 stream_zero_unless(bool keep, uint4 v)
-{
-    return keep ? v : make_uint4(0, 0, 0, 0);
-}
-
 /* ---- bringing ------------------------------------------------------------------------------- */
 
 /* Copies of a tile's rows, positions and scales to the places where this very lane will read them.
@@ -128,6 +123,31 @@ CUDA_INLINE void stream_bring(const struct attend *p, const struct stream_block 
     if (shape::CODES) {
         async_copy4(side + 8, kv_scale(page, l->k_scale_at, b->k_head, in_page + 2 * g));
         async_copy4(side + 12, kv_scale(page, l->v_scale_at, b->k_head, in_page + 2 * g));
+    }
+}
+
+/* Parts of a row that lie beyond it are never brought: they are 0 from the start. */
+template <int FORM, int DIM>
+CUDA_INLINE void stream_clear(const struct attend *p, int n_stages, uint8_t *at)
+{
+    using shape = stream_shape<FORM, DIM>;
+    int lane = (int)threadIdx.x % WARP;
+    int32_t k_row = (int32_t)p->seqs.layout.k_row;
+    int32_t v_row = (int32_t)p->seqs.layout.v_row;
+
+    for (int n = 0; n < n_stages; n++) {
+        uint4 *to = reinterpret_cast<uint4 *>(at + n * shape::STAGE) + lane;
+
+        for (int i = 0; i < 2 * shape::K_LOADS; i++) {
+            if ((i % shape::K_LOADS * 4 + lane % 4) * 16 >= k_row) {
+                to[i * WARP] = make_uint4(0, 0, 0, 0);
+            }
+        }
+        for (int i = 0; i < 4 * shape::V_LOADS; i++) {
+            if ((i % shape::V_LOADS * 8 + lane / 4) * 16 >= v_row) {
+                to[(2 * shape::K_LOADS + i) * WARP] = make_uint4(0, 0, 0, 0);
+            }
+        }
     }
 }
 
@@ -196,24 +216,19 @@ template <int FORM> CUDA_INLINE void stream_widen(uint32_t codes, uint32_t ret[2
 
 /* x[i]: products of slot 2g + i / 2 and head 2t + i % 2. */
 template <int FORM, int DIM>
-CUDA_INLINE void stream_products(const struct attend *p, const uint8_t *at, const uint2 *q,
-                                 float x[4])
+CUDA_INLINE void stream_products(const uint8_t *at, const uint2 *q, float x[4])
 {
     using shape = stream_shape<FORM, DIM>;
     int lane = (int)threadIdx.x % WARP;
-    int32_t row = (int32_t)p->seqs.layout.k_row;
     float c[shape::PIECES][4] = {};
 
 #pragma unroll
     for (int u = 0; u < shape::K_LOADS; u++) {
-        bool there = (u * 4 + lane % 4) * 16 < row;
         uint4 a = reinterpret_cast<const uint4 *>(at)[u * WARP + lane];
         uint4 b = reinterpret_cast<const uint4 *>(at)[(shape::K_LOADS + u) * WARP + lane];
         uint32_t wa[4];
         uint32_t wb[4];
 
-        a = stream_zero_unless(there, a);
-        b = stream_zero_unless(there, b);
         wa[0] = a.x, wa[1] = a.y, wa[2] = a.z, wa[3] = a.w;
         wb[0] = b.x, wb[1] = b.y, wb[2] = b.z, wb[3] = b.w;
 #pragma unroll
@@ -250,7 +265,7 @@ CUDA_INLINE void stream_products(const struct attend *p, const uint8_t *at, cons
 }
 
 /* What a warp keeps of heads 2t and 2t + 1. Sums of weights are the lane's own, over its slots.
- * Sums of values are acc times value_unit: weights are multiplied by a slot's scale of V and
+ * Of codes, weights are multiplied by a slot's scale of V and
  * divided by `unit`, a power of two near the largest of those, so that f16 holds them. */
 struct stream_state {
     float top[2], sum[2];
@@ -293,6 +308,11 @@ CUDA_INLINE void stream_weights(struct stream_state *st, float x[4], float acc[S
     }
 }
 
+CUDA_INLINE float stream_inverse(float power_of_2)
+{
+    return __uint_as_float(0x7f000000 - __float_as_uint(power_of_2));
+}
+
 /* The weights times the scales of V. */
 template <int SUMS>
 CUDA_INLINE void stream_scale_values(struct stream_state *st, const float scale[2], float x[4],
@@ -302,7 +322,7 @@ CUDA_INLINE void stream_scale_values(struct stream_state *st, const float scale[
 
     if (__any_sync(ALL_LANES, top >= 2 * st->unit)) {
         float unit = __uint_as_float(__float_as_uint(warp_max(top)) & 0x7f800000);
-        float factor = st->unit / unit;
+        float factor = st->unit * stream_inverse(unit);
 
         st->unit = unit;
 #pragma unroll
@@ -312,19 +332,18 @@ CUDA_INLINE void stream_scale_values(struct stream_state *st, const float scale[
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        x[i] *= scale[i / 2] / st->unit;
+        x[i] *= scale[i / 2] * stream_inverse(st->unit);
     }
 }
 
 /* acc += weights times values. `seen`: lanes whose slot 2g (seen[0]), 2g + 1 (seen[1]) is visible:
  * values of others may be anything. */
 template <int FORM, int DIM>
-CUDA_INLINE void stream_values(const struct attend *p, const uint8_t *at, const float x[4],
-                               const uint32_t seen[2], float acc[stream_shape<FORM, DIM>::SUMS][4])
+CUDA_INLINE void stream_values(const uint8_t *at, const float x[4], const uint32_t seen[2],
+                               float acc[stream_shape<FORM, DIM>::SUMS][4])
 {
     using shape = stream_shape<FORM, DIM>;
     int lane = (int)threadIdx.x % WARP;
-    int32_t row = (int32_t)p->seqs.layout.v_row;
     bool whole = (seen[0] & seen[1]) == ALL_LANES;
     uint32_t weight[2][2]; /* piece, half of the slots */
 
@@ -339,15 +358,15 @@ CUDA_INLINE void stream_values(const struct attend *p, const uint8_t *at, const 
     }
 #pragma unroll
     for (int r = 0; r < shape::V_LOADS; r++) {
-        bool there = (r * 8 + lane / 4) * 16 < row;
         uint32_t w[4][4];
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint4 v = reinterpret_cast<const uint4 *>(at)[(j * shape::V_LOADS + r) * WARP + lane];
 
-            v = stream_zero_unless(
-                there && (whole || seen[j % 2] >> (lane % 4 * 8 + j / 2 * 4) & 1), v);
+            if (!whole && !(seen[j % 2] >> (lane % 4 * 8 + j / 2 * 4) & 1)) {
+                v = make_uint4(0, 0, 0, 0);
+            }
             w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
         }
 #pragma unroll
@@ -392,26 +411,36 @@ CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *
     int lane = (int)threadIdx.x % WARP;
     uint4 side = reinterpret_cast<const uint4 *>(
         at)[(2 * shape::K_LOADS + 4 * shape::V_LOADS) * WARP + lane];
+    int32_t row_pos = b->s->pos0;
+    int32_t pos[2];
+    bool visible[2];
     float v_scale[2];
     uint32_t seen[2];
     float x[4];
 
-    stream_products<FORM, DIM>(p, at, q, x);
+    stream_products<FORM, DIM>(at, q, x);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int32_t slot = tile * STREAM_TILE + lane / 4 * 2 + i;
-        int32_t pos = slot >= b->s->n_slots ? -1
-                      : !b->s->slot_pos     ? slot
-                                            : (int32_t)(i ? side.y : side.x);
-        bool visible = kv_visible(pos, b->s->pos0, p->window);
         float k_scale = shape::CODES ? FP8 * f32_of_f16((uint16_t)(side.z >> (16 * i))) : 1.0f;
 
-        v_scale[i] = shape::CODES && visible ? f32_of_f16((uint16_t)(side.w >> (16 * i))) : 0.0f;
-        seen[i] = __ballot_sync(ALL_LANES, visible);
+        pos[i] = b->s->slot_pos ? (int32_t)(i ? side.y : side.x) : slot;
+        pos[i] = slot < b->s->n_slots ? pos[i] : -1;
+        visible[i] = kv_visible(pos[i], row_pos, p->window);
+        seen[i] = __ballot_sync(ALL_LANES, visible[i]);
+        v_scale[i] = shape::CODES && visible[i] ? f32_of_f16((uint16_t)(side.w >> (16 * i))) : 0.0f;
+        x[2 * i] *= factor[0] * k_scale;
+        x[2 * i + 1] *= factor[1] * k_scale;
+    }
+    if (p->softcap > 0 || p->alibi_max > 0) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            x[2 * i + h] =
-                attend_logit(p, x[2 * i + h] * (factor[h] * k_scale), slope[h], pos, b->s->pos0);
+        for (int i = 0; i < 4; i++) {
+            x[i] = attend_logit(p, x[i], slope[i % 2], pos[i / 2], row_pos);
+        }
+    } else { /* the same, shorter */
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[i] = visible[i / 2] ? fminf(fmaxf(p->scale * x[i], -1e30f), 1e30f) : -INFINITY;
         }
     }
     if (b->observed) {
@@ -437,7 +466,7 @@ CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *
             x[i] *= 16384.0f;
         }
     }
-    stream_values<FORM, DIM>(p, at + 2 * shape::K_LOADS * 512, x, seen, acc);
+    stream_values<FORM, DIM>(at + 2 * shape::K_LOADS * 512, x, seen, acc);
 }
 
 /* ---- the end -------------------------------------------------------------------------------- */
@@ -656,6 +685,9 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
     grid_wait();
     if (!stream_block_of(&p, aim, least, &b)) {
         return;
+    }
+    if (p.seqs.layout.k_row < shape::K_LOADS * 64 || p.seqs.layout.v_row < shape::V_LOADS * 128) {
+        stream_clear<FORM, DIM>(&p, STAGES, stage);
     }
 #pragma unroll
     for (int i = 0; i < STAGES; i++) {
