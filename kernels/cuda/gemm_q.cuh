@@ -31,7 +31,7 @@ CUDA_INLINE float gemm_of_magic(int sum)
 }
 
 /* Sums of block j, exact: v[i] for rows g (i < 2) and g + 8, tokens 2t and 2t + 1. */
-template <typename F>
+template <typename F, bool MAGIC = true>
 CUDA_INLINE void gemm_block(const struct frag_codes *w, const struct gemm_scales *s, int j,
                             const uint32_t x[8], float v[4])
 {
@@ -50,13 +50,14 @@ CUDA_INLINE void gemm_block(const struct frag_codes *w, const struct gemm_scales
         }
         return;
     }
-    const int magic[4] = {GEMM_MAGIC, GEMM_MAGIC, GEMM_MAGIC, GEMM_MAGIC};
+    constexpr int FROM = MAGIC ? (int)GEMM_MAGIC : 0;
+    const int from[4] = {FROM, FROM, FROM, FROM};
     uint32_t a[4] = {w->lo[0][j], w->lo[1][j], w->hi[0][j], w->hi[1][j]};
     int c[4];
 
-    mma_s8_k32(c, a, &x[2 * j], magic);
+    mma_s8_k32(c, a, &x[2 * j], from);
     for (int i = 0; i < 4; i++) {
-        v[i] = gemm_of_magic(c[i]);
+        v[i] = MAGIC ? gemm_of_magic(c[i]) : (float)c[i];
     }
 }
 

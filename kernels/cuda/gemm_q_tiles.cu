@@ -72,7 +72,7 @@ CUDA_INLINE void pair_load(const struct operands *now, int token, int h, struct 
     }
 }
 
-template <typename F> CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) tiles_q(struct gemm p)
+template <typename F> CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, 2) tiles_q(struct gemm p)
 {
     __shared__ __align__(16) struct operands in[STAGES];
     int lane = (int)threadIdx.x % WARP;
@@ -105,17 +105,17 @@ template <typename F> CUDA_KERNEL void __launch_bounds__(GEMM_THREADS) tiles_q(s
         }
         async_commit();
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
+        for (int n = 0; n < 2 * 8; n++) {
+            int i = frag_has_offset<F>() ? n / 2 : n % 8;
+            int pair = frag_has_offset<F>() ? n % 2 : n / 8;
             struct pair x;
 
+            pair_load<F>(now, i * 8, pair, &x);
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
+            for (int j = pair * 2; j < pair * 2 + 2; j++) {
                 float v[4];
 
-                if (j % 2 == 0) {
-                    pair_load<F>(now, i * 8, j / 2, &x);
-                }
-                gemm_block<F>(&w, &s, j, x.x, v);
+                gemm_block<F, false>(&w, &s, j, x.x, v);
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     acc[i][k] += v[k] * (s.row[k / 2].d[j] * x.d[k % 2][j % 2]);
