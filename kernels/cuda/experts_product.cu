@@ -104,7 +104,7 @@ CUDA_INLINE void unit_q(const struct gemm *p, const uint8_t *unit, int32_t col, 
                     gemm_floats(p->xs + at, xs[k]);
                 }
             }
-            gemm_group<F, 1>(&w, &s, x, xd, xs, acc[i]);
+            gemm_group<F, 1, 1>(&w, &s, x, xd, xs, &acc[i]);
         }
     }
 }

@@ -397,6 +397,46 @@ CUDA_INLINE void frag_scale_load(const uint8_t *unit, int group, int row, struct
     }
 }
 
+/* The same of one block, to the same bits. */
+struct frag_scale1 {
+    float d;
+    float m;
+    int sub[2];
+};
+
+template <typename F>
+CUDA_INLINE struct frag_scale1 frag_scale_one(const uint8_t *unit, int group, int row, int block)
+{
+    const uint8_t *s = unit + F::SCALES_AT;
+    int at = row * F::BLOCKS + group * 4 + block;
+    struct frag_scale1 r = {};
+
+    if (F::SCALES == FRAG_D) {
+        r.d = f32_of_f16(reinterpret_cast<const uint16_t *>(s)[at]) * frag_step<F>();
+    } else if (F::SCALES == FRAG_DM) {
+        uint32_t dm = reinterpret_cast<const uint32_t *>(s)[at];
+
+        r.d = f32_of_f16((uint16_t)dm);
+        r.m = f32_of_f16((uint16_t)(dm >> 16));
+    } else if (F::SCALES == FRAG_K) {
+        uint32_t dm = reinterpret_cast<const uint32_t *>(s)[row];
+
+        r.d = f32_of_f16((uint16_t)dm) * (float)s[64 + at];
+        r.m = -f32_of_f16((uint16_t)(dm >> 16)) * (float)s[192 + at];
+    } else if (F::SCALES == FRAG_E8) {
+        r.d = frag_e8m0(s[at]);
+    } else if (F::SCALES == FRAG_XS) {
+        r.d = f32_of_f16(reinterpret_cast<const uint16_t *>(s + 128)[row]) * (float)(int8_t)s[at];
+    } else {
+        uint32_t sub = reinterpret_cast<const uint16_t *>(s)[at];
+
+        r.d = f32_of_f16(reinterpret_cast<const uint16_t *>(s + 256)[row]) * frag_step<F>();
+        r.sub[0] = (int8_t)sub;
+        r.sub[1] = (int8_t)(sub >> 8);
+    }
+    return r;
+}
+
 /* Has the format offsets, that is, does it need the sums of the activations' blocks? */
 template <typename F> CUDA_INLINE constexpr bool frag_has_offset(void)
 {

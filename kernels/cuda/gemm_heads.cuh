@@ -73,6 +73,9 @@ CUDA_INLINE void gemm_store_heads(const struct gemm *p, const struct cuda_store 
 
 /* What `served` says yes to; p->part[i] writes the heads of store_kind s->first + i. */
 int cuda_gemm_q_store(struct cuda *cu, struct gemm *p, enum dtype type, const struct cuda_store *s);
+/* One token, to the bits of the kernels for several; `store`: as cuda_gemm_q_store, or NULL. */
+int cuda_gemm_q_row(struct cuda *cu, struct gemm *p, enum dtype type, bool exact,
+                    const struct cuda_store *store);
 int cuda_gemm_half_store(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_store *s);
 /* One decode token, normalised in the kernel, as cuda_gemm_half_fused. */
 int cuda_gemm_half_fused_store(struct cuda *cu, struct gemm *p, bool bf16,

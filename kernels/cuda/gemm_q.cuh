@@ -5,7 +5,9 @@
 /* Quantised weights times 8-bit activations: one group of 4 blocks of 32 columns, 16 rows and
  * 8 tokens by a warp's byte matrix instructions. The sum of a block is an integer and exact;
  * blocks are added in f32 in their order:
- *     acc += integer * (weight's scale * activations' scale)  [+ offset * sum of activations] */
+ *     acc += integer * (weight's scale * activations' scale)  [+ offset * sum of activations]
+ * Streaming kernels keep a sum for each block of a group and add the four at a row's end: a lane of
+ * gemm_q_row.cu has one of them. */
 
 #include "kernels/cuda/frag.cuh"
 #include "kernels/cuda/gemm.cuh"
@@ -61,11 +63,12 @@ CUDA_INLINE void gemm_block(const struct frag_codes *w, const struct gemm_scales
     }
 }
 
-/* x: 8 words a piece of the lane's token g; xd, xs: of tokens 2t and 2t + 1, by block. */
-template <typename F, int PIECES>
+/* x: 8 words a piece of the lane's token g; xd, xs: of tokens 2t and 2t + 1, by block. acc: one
+ * sum, or one for each block of a group. */
+template <typename F, int PIECES, int SUMS>
 CUDA_INLINE void gemm_group(const struct frag_codes *w, const struct gemm_scales *s,
                             const uint32_t (*x)[8], const float (*xd)[4], const float (*xs)[4],
-                            float acc[4])
+                            float (*acc)[4])
 {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -81,9 +84,9 @@ CUDA_INLINE void gemm_group(const struct frag_codes *w, const struct gemm_scales
             if (PIECES == 2) {
                 v[i] += left[i] * (1.0f / 254.0f);
             }
-            acc[i] += v[i] * (s->row[i / 2].d[j] * xd[i % 2][j]);
+            acc[j % SUMS][i] += v[i] * (s->row[i / 2].d[j] * xd[i % 2][j]);
             if (frag_has_offset<F>()) {
-                acc[i] += s->row[i / 2].m[j] * xs[i % 2][j];
+                acc[j % SUMS][i] += s->row[i / 2].m[j] * xs[i % 2][j];
             }
         }
     }

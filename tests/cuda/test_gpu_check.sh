@@ -14,7 +14,7 @@ fail() { echo "FAILED: $*" && exit 1; }
 for call in 1 2 3 4 5; do
     "$tools/gpu_check.sh" --dry-run --build "$build" "$call" "$dir/dry" >>"$dir/dry.txt" || fail "dry run of call $call"
 done
-for name in check_attention check_matmul_cublas golden_cache golden_cublas start_lazy qkv_store_repeated kbench ncu_stream_q \
+for name in check_attention check_matmul_cublas golden_cache golden_cublas start_lazy qkv_store_repeated kbench ncu_row_q \
     bench_llama-3.1-8b_BF16_b1_d128-2048-8192_full_fp8 bench_llama-3.1-8b_BF16_b1_d128_full_own \
     bench_llama-3.1-8b_Q4_K_b1_d128-2048_full memcheck_select racecheck_attention \
     bench_llama-3.1-8b-4_BF16_b8_d65536-131072_full_fp8 bench_llama-2-7b_BF16_b8_d8192_keyformer_50_ peers; do

@@ -442,6 +442,8 @@ void check_op(struct check *c)
             {types[t], 9, 1, 256, {40}, 1, POISON | HEAD},
             {types[t], 1, 1, 512, {100}, 1, NORM | HEAD},
             {types[t], 70, 1, 256, {100}, 1, NORM | HEAD},
+            {types[t], 1, 1, 1536, {410, 40}, 2, 0}, /* more tiles than blocks of a row's kernel */
+            {types[t], 2, 1, 256, {420, 420}, 2, GATED | NORM},
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
