@@ -280,8 +280,7 @@ int cuda_gemm_f32(struct cuda *cu, struct gemm *p);
 int cuda_gemm_q_stream(struct cuda *cu, struct gemm *p, enum dtype type, bool exact);
 int cuda_gemm_q_tiles(struct cuda *cu, struct gemm *p, enum dtype type);
 int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16);
-/* One decode token, normalised in the kernel; for rows of at most so many columns. */
-bool cuda_gemm_half_fuses(const struct cuda *cu, int32_t pad);
+/* One decode token, normalised in the kernel. */
 int cuda_gemm_half_fused(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_norm *norm,
                          const float *x);
 int cuda_gemm_half_tiles(struct cuda *cu, struct gemm *p, bool bf16);

@@ -12,20 +12,18 @@
  *
  * A block of 8 warps a multiprocessor, each with its share of the weight's tiles of 16 rows. Warp w
  * takes the w-th eighth of the columns, 128 at a step, of several tiles at once. It copies them to
- * shared memory, 256 bytes of a row at a time, some steps ahead and across tiles: what memory
- * serves fastest, and nobody waits for another warp until the sums. The first copies start before
- * the kernel ahead has ended: no kernel writes weights. Activations come in two pieces. Which
- * columns a warp sums, and in which order, follows from their number alone, so a token's bits do
- * not depend on its company. */
+ * shared memory, 256 bytes of a row at a time, some steps ahead and across tiles: memory serves
+ * that best, and nobody waits for another warp until the sums. The first copies start before the
+ * kernel ahead has ended: no kernel writes weights. Activations come in two pieces; those of a
+ * single token a warp makes from its row, a step at a time. Which columns a warp sums, and in which
+ * order, follows from their number alone, so a token's bits do not depend on its company. */
 
 #include "kernels/cuda/gemm_heads.cuh"
 #include "kernels/cuda/row.cuh"
 
 enum {
-    STEP = 128,      /* columns of a step */
-    ROW = STEP * 2,  /* its bytes in shared memory */
-    ITEM = 16 * ROW, /* of a tile's 16 rows */
-    RING_MOST = 3    /* steps of a tile that a warp has under way */
+    SLICE = 128,  /* columns: warps' shares are multiples of them */
+    RING_MOST = 3 /* steps of a tile that a warp has under way, of SLICE columns; or two */
 };
 
 /* Odd rows have the halves of each 128 bytes changed over, so that 8 lanes, of two rows, meet in no
@@ -35,8 +33,8 @@ CUDA_INLINE int32_t turned(int32_t row)
     return row % 2 * 64;
 }
 
-/* The block's tiles: of a gated pair, tile 2i of the gate and 2i + 1 of the up
- * projection are the same 16 rows. */
+/* The block's tiles: of a gated pair, tile 2i of the gate and 2i + 1 of the up projection are the
+ * same 16 rows. */
 struct share {
     int32_t begin, end;
     int32_t group; /* at once */
@@ -63,21 +61,34 @@ CUDA_INLINE int part_of_tile(const struct gemm &p, int32_t tile, int32_t *ret_ro
     return part;
 }
 
-/* A warp's copies: what is next, and where what is read next will be. */
-struct ring {
-    uint8_t *slots;           /* (depth, ITEM) of the warp */
-    int32_t depth;            /* 2 or RING_MOST */
+/* A warp's copies: what is next, and where what is read next will be. A step is STEP columns. */
+template <int STEP> struct ring {
+    static constexpr int ROW = STEP * 2;    /* bytes of a row's step */
+    static constexpr int ITEM = 16 * ROW;   /* of a tile's */
+    static constexpr int LANES = ROW / 16;  /* that copy a row */
+    static constexpr int PARTS = STEP / 32; /* of a step: two matrix instructions a piece */
+
+    uint8_t *slots; /* (depth, ITEM) of the warp */
+    int32_t depth;
     int32_t slot, read;       /* slots copied to next and read next */
     int32_t tile, n, i;       /* the group's first tile, its tiles, which of them */
     int32_t step, first, end; /* the warp's own steps: [first, end) */
 };
 
-/* One step of one tile, or nothing: either is a group of copies. Half a warp takes a row. */
-CUDA_INLINE void ring_copy(const struct gemm &p, const struct share &s, struct ring *r)
+template <int STEP> static __host__ __device__ constexpr int32_t ring_bytes(int32_t depth)
 {
+    return GEMM_WARPS * depth * ring<STEP>::ITEM;
+}
+
+/* One step of one tile, or nothing: either is a group of copies. */
+template <int STEP>
+CUDA_INLINE void ring_copy(const struct gemm &p, const struct share &s, struct ring<STEP> *r)
+{
+    constexpr int LANES = ring<STEP>::LANES;
+    constexpr int ROW = ring<STEP>::ROW;
     int lane = (int)threadIdx.x % WARP;
-    int half = lane / (WARP / 2);
-    int32_t col = lane % (WARP / 2) * 16; /* bytes */
+    int row = lane / LANES; /* and every WARP / LANES from there */
+    int32_t col = lane % LANES * 16;
 
     if (r->tile < s.end && r->step < r->end) {
         int32_t row0;
@@ -85,12 +96,12 @@ CUDA_INLINE void ring_copy(const struct gemm &p, const struct share &s, struct r
         int32_t at = r->step * ROW + col;
         int32_t last = part.n_rows - 1 - row0;
         const uint8_t *from = part.w + (uint64_t)row0 * p.pitch + at;
-        uint8_t *to = r->slots + r->slot * ITEM + half * ROW + (col ^ turned(half));
+        uint8_t *to = r->slots + r->slot * ring<STEP>::ITEM + row * ROW + (col ^ turned(row));
 
         if (at < p.pitch) {
 #pragma unroll
-            for (int i = 0; i < 16; i += 2) {
-                async_copy16(to + i * ROW, from + min(i + half, last) * p.pitch);
+            for (int i = 0; i < 16; i += WARP / LANES) {
+                async_copy16(to + i * ROW, from + min(i + row, last) * p.pitch);
             }
         }
         r->slot = r->slot + 1 == r->depth ? 0 : r->slot + 1;
@@ -106,20 +117,22 @@ CUDA_INLINE void ring_copy(const struct gemm &p, const struct share &s, struct r
     async_commit();
 }
 
-CUDA_INLINE struct ring ring_begin(const struct gemm &p, const struct share &s, int32_t depth,
-                                   uint8_t *slots)
-{
+template <int STEP>
+CUDA_INLINE struct ring<STEP> ring_begin(const struct gemm &p, const struct share &s, int32_t depth,
+                                         uint8_t *slots) {
     int warp = (int)threadIdx.x / WARP;
+    int32_t n_slices = (p.n_cols + SLICE - 1) / SLICE;
+    int32_t each = (n_slices + GEMM_WARPS - 1) / GEMM_WARPS;
     int32_t n_steps = (p.n_cols + STEP - 1) / STEP;
-    int32_t each = (n_steps + GEMM_WARPS - 1) / GEMM_WARPS;
-    struct ring r = {};
+    struct ring<STEP> r = {
+    };
 
-    r.slots = slots + warp * depth * ITEM;
+    r.slots = slots + warp * depth * ring<STEP>::ITEM;
     r.depth = depth;
     r.tile = s.begin;
     r.n = min(s.group, s.end - s.begin);
-    r.first = min(warp * each, n_steps);
-    r.end = min(r.first + each, n_steps);
+    r.first = min(warp * each * (SLICE / STEP), n_steps);
+    r.end = min((warp + 1) * each * (SLICE / STEP), n_steps);
     r.step = r.first;
     for (int32_t i = 0; i < depth; i++) {
         ring_copy(p, s, &r);
@@ -128,20 +141,26 @@ CUDA_INLINE struct ring ring_begin(const struct gemm &p, const struct share &s, 
 }
 
 /* Until the next n steps, 1 or 2, are there, for all lanes. */
-CUDA_INLINE void ring_wait(const struct ring &r, int32_t n)
+template <int STEP>
+CUDA_INLINE void ring_wait(const struct ring<STEP> &r, int32_t n)
 {
-    if (r.depth - n == RING_MOST - 1) {
-        async_wait<RING_MOST - 1>();
-    } else if (r.depth - n == RING_MOST - 2) {
-        async_wait<RING_MOST - 2>();
-    } else {
-        async_wait<0>();
+    switch (r.depth - n) {
+    case 3:
+        async_wait<3>();
+        break;
+    case 2:
+        async_wait<2>();
+        break;
+    default:
+        async_wait<1>();
     }
     __syncwarp(); /* slots: copied by all lanes, read by all */
 }
 
 /* What was read, n steps, may be overwritten. */
-CUDA_INLINE void ring_next(const struct gemm &p, const struct share &s, struct ring *r, int32_t n)
+template <int STEP>
+CUDA_INLINE void ring_next(const struct gemm &p, const struct share &s, struct ring<STEP> *r,
+                           int32_t n)
 {
     __syncwarp(); /* slots: read by all lanes before they are copied to */
     for (int32_t i = 0; i < n; i++) {
@@ -150,13 +169,26 @@ CUDA_INLINE void ring_next(const struct gemm &p, const struct share &s, struct r
     }
 }
 
-/* Activations as the kernel reads them: column c of a token's piece k at
- * token[c * stride + k * piece], of 8 columns at a time. */
+/* Part j of what the lane reads in a slot. */
+template <int STEP>
+CUDA_INLINE const uint8_t *part_at(const struct ring<STEP> &r, int32_t slot, int32_t j)
+{
+    int lane = (int)threadIdx.x % WARP;
+
+    return r.slots + slot * ring<STEP>::ITEM + lane / 4 * ring<STEP>::ROW + lane % 4 * 16 +
+           (j * 64 ^ turned(lane / 4));
+}
+
+/* Parts of a step that there are columns for. */
+template <int STEP> CUDA_INLINE int32_t parts_of(const struct gemm &p, int32_t step)
+{
+    return min((p.n_cols - step * STEP + 31) / 32, STEP / 32);
+}
+
+/* Activations as matmul.cu prepares them: a token's piece k at [k * piece]. */
 struct pieces {
     const uint16_t *x;
     uint64_t piece;
-    int32_t stride;
-    const float *xe; /* f16: a token's factor */
 };
 
 template <int NT>
@@ -167,14 +199,13 @@ CUDA_INLINE void load_pieces(const struct pieces &x, const uint16_t *const token
     for (int i = 0; i < NT; i++) {
 #pragma unroll
         for (int k = 0; k < HALF_PIECES; k++) {
-            ret[i][k] =
-                *reinterpret_cast<const uint4 *>(token[i] + col * x.stride + (uint64_t)k * x.piece);
+            ret[i][k] = *reinterpret_cast<const uint4 *>(token[i] + col + (uint64_t)k * x.piece);
         }
     }
 }
 
 /* 32 columns of a tile; `at`: what the lane reads. */
-template <bool BF16, int NT>
+template <bool BF16, int NT, int ROW>
 CUDA_INLINE void sum_part(const uint8_t *at, const uint4 x[NT][HALF_PIECES], float acc[NT][4])
 {
     uint4 w0 = *reinterpret_cast<const uint4 *>(at);
@@ -189,41 +220,133 @@ CUDA_INLINE void sum_part(const uint8_t *at, const uint4 x[NT][HALF_PIECES], flo
     }
 }
 
-/* Part j of what the lane reads in a slot. */
-CUDA_INLINE const uint8_t *part_at(const struct ring &r, int32_t slot, int32_t j)
+/* Activations of 8 tokens, prepared. */
+struct prepared {
+    const struct pieces *x;
+    const uint16_t *token[1];
+};
+
+CUDA_INLINE void begin_steps(struct prepared *, int32_t)
+{
+}
+
+CUDA_INLINE void load_step(struct prepared *from, int32_t step, int32_t parts,
+                           uint4 ret[SLICE / 32][1][HALF_PIECES])
+{
+#pragma unroll
+    for (int j = 0; j < SLICE / 32; j++) {
+        load_pieces<1>(*from->x, from->token, step * SLICE + min(j, parts - 1) * 32, ret[j]);
+    }
+}
+
+/* A single token's row, of which a warp makes the pieces of a step as it comes to it: 4 columns a
+ * lane, loaded a step ahead. */
+template <bool BF16> struct one_row {
+    const float *x;
+    struct cuda_norm norm;
+    struct row_norm by;
+    float scale;
+    int32_t n_cols;
+    uint16_t *pieces; /* shared, the warp's: (SLICE / 8, HALF_PIECES, 8) */
+    float v[4], w[4];
+};
+
+/* 4 floats; those from n on are 0. */
+CUDA_INLINE void load4(const float *from, int32_t c, int32_t n, float ret[4])
+{
+    if (c + 4 <= n && reinterpret_cast<uintptr_t>(from) % sizeof(float4) == 0) {
+        float4 v = *reinterpret_cast<const float4 *>(from + c);
+
+        ret[0] = v.x;
+        ret[1] = v.y;
+        ret[2] = v.z;
+        ret[3] = v.w;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        ret[i] = c + i < n ? from[c + i] : 0.0f;
+    }
+}
+
+template <bool BF16> CUDA_INLINE void begin_steps(struct one_row<BF16> *from, int32_t step)
+{
+    int32_t c = step * SLICE + (int32_t)threadIdx.x % WARP * 4;
+
+    load4(from->x, c, from->n_cols, from->v);
+    if (from->norm.w) {
+        load4(from->norm.w, c, from->n_cols, from->w);
+    }
+}
+
+template <bool BF16>
+CUDA_INLINE void load_step(struct one_row<BF16> *from, int32_t step, int32_t,
+                           uint4 ret[SLICE / 32][1][HALF_PIECES])
 {
     int lane = (int)threadIdx.x % WARP;
-
-    return r.slots + slot * ITEM + lane / 4 * ROW + lane % 4 * 16 + (j * 64 ^ turned(lane / 4));
-}
-
-CUDA_INLINE int32_t parts_of(const struct gemm &p, int32_t step)
-{
-    return min((p.n_cols - step * STEP + 31) / 32, STEP / 32);
-}
-
-/* Sums of n tiles by one group of 8 tokens, whose activations of a step all of them share. */
-template <bool BF16, int MOST>
-CUDA_INLINE void sum_tiles_by_8(const struct gemm &p, const struct share &s, struct ring *r,
-                                const struct pieces &x, const uint16_t *const token[1], int32_t n,
-                                float acc[MOST][1][4])
-{
-    for (int32_t step = r->first; step < r->end; step++) {
-        int32_t parts = parts_of(p, step);
-        uint4 v[STEP / 32][1][HALF_PIECES];
+    int32_t c = step * SLICE + lane * 4;
+    uint16_t half[4][HALF_PIECES];
 
 #pragma unroll
-        for (int j = 0; j < STEP / 32; j++) {
-            load_pieces<1>(x, token, step * STEP + min(j, parts - 1) * 32, v[j]);
+    for (int i = 0; i < 4; i++) {
+        float v = from->v[i];
+
+        if (from->norm.w) {
+            v = c + i < from->n_cols ? row_normed_by(from->by, v, from->w[i],
+                                                     from->norm.b ? from->norm.b[c + i] : 0.0f)
+                                     : 0.0f;
         }
+        half_pieces<BF16>(BF16 ? v : v * from->scale, half[i], 1);
+    }
+#pragma unroll
+    for (int k = 0; k < HALF_PIECES; k++) {
+        uint2 words = {half[0][k] | (uint32_t)half[1][k] << 16,
+                       half[2][k] | (uint32_t)half[3][k] << 16};
+
+        *reinterpret_cast<uint2 *>(from->pieces + lane / 2 * 8 * HALF_PIECES + k * 8 +
+                                   lane % 2 * 4) = words;
+    }
+    __syncwarp(); /* pieces: written by all lanes, read by all; the ring's come before the next */
+#pragma unroll
+    for (int j = 0; j < SLICE / 32; j++) {
+#pragma unroll
+        for (int k = 0; k < HALF_PIECES; k++) {
+            ret[j][0][k] = *reinterpret_cast<const uint4 *>(
+                from->pieces + (j * 4 + lane % 4) * 8 * HALF_PIECES + k * 8);
+        }
+    }
+    begin_steps(from, step + 1);
+}
+
+/* Sums of n tiles by 8 tokens or one, whose activations of a step all of them share. */
+template <bool BF16, int MOST, typename FROM>
+CUDA_INLINE void sum_tiles_by_8(const struct gemm &p, const struct share &s, struct ring<SLICE> *r,
+                                FROM *from, int32_t n, float acc[MOST][1][4])
+{
+    constexpr int PARTS = ring<SLICE>::PARTS;
+    constexpr int ROW = ring<SLICE>::ROW;
+
+    begin_steps(from, r->first);
+    for (int32_t step = r->first; step < r->end; step++) {
+        int32_t parts = parts_of<SLICE>(p, step);
+        uint4 v[PARTS][1][HALF_PIECES];
+
+        load_step(from, step, parts, v);
 #pragma unroll
         for (int i = 0; i < MOST; i++) {
             if (i < n) {
                 ring_wait(*r, 1);
+                if (parts == PARTS) { /* without a branch inside: loads go ahead */
 #pragma unroll
-                for (int j = 0; j < STEP / 32; j++) {
-                    if (j < parts) {
-                        sum_part<BF16, 1>(part_at(*r, r->read, j), v[j], acc[i]);
+                    for (int j = 0; j < PARTS; j++) {
+                        sum_part<BF16, 1, ROW>(part_at(*r, r->read, j), v[j], acc[i]);
+                    }
+                } else {
+#pragma unroll
+                    for (int j = 0; j < PARTS - 1; j++) {
+                        if (j < parts) {
+                            sum_part<BF16, 1, ROW>(part_at(*r, r->read, j), v[j], acc[i]);
+                        }
                     }
                 }
                 ring_next(p, s, r, 1);
@@ -232,14 +355,19 @@ CUDA_INLINE void sum_tiles_by_8(const struct gemm &p, const struct share &s, str
     }
 }
 
-/* By NT of them; two tiles share what is loaded of the activations. */
+/* By NT of them; two tiles share what is loaded of the activations. Steps of half as many columns:
+ * activations of 32 tokens and 8 warps' steps stay in L1 from tile to tile. */
 template <bool BF16, int NT, int MOST>
-CUDA_INLINE void sum_tiles_by_more(const struct gemm &p, const struct share &s, struct ring *r,
-                                   const struct pieces &x, const uint16_t *const token[NT],
-                                   int32_t n, float acc[MOST][NT][4])
+CUDA_INLINE void sum_tiles_by_more(const struct gemm &p, const struct share &s,
+                                   struct ring<SLICE / 2> *r, const struct pieces &x,
+                                   const uint16_t *const token[NT], int32_t n,
+                                   float acc[MOST][NT][4])
 {
+    constexpr int STEP = SLICE / 2;
+    constexpr int ROW = ring<STEP>::ROW;
+
     for (int32_t step = r->first; step < r->end; step++) {
-        int32_t parts = parts_of(p, step);
+        int32_t parts = parts_of<STEP>(p, step);
 
 #pragma unroll
         for (int i = 0; i < MOST; i += 2) {
@@ -248,14 +376,16 @@ CUDA_INLINE void sum_tiles_by_more(const struct gemm &p, const struct share &s, 
                 int32_t second = r->read + 1 == r->depth ? 0 : r->read + 1;
 
                 ring_wait(*r, both ? 2 : 1);
-#pragma unroll 1
-                for (int32_t j = 0; j < parts; j++) {
-                    uint4 v[NT][HALF_PIECES];
+#pragma unroll
+                for (int j = 0; j < STEP / 32; j++) {
+                    if (j == 0 || j < parts) {
+                        uint4 v[NT][HALF_PIECES];
 
-                    load_pieces<NT>(x, token, step * STEP + j * 32, v);
-                    sum_part<BF16, NT>(part_at(*r, r->read, j), v, acc[i]);
-                    if (both) {
-                        sum_part<BF16, NT>(part_at(*r, second, j), v, acc[i + 1]);
+                        load_pieces<NT>(x, token, step * STEP + j * 32, v);
+                        sum_part<BF16, NT, ROW>(part_at(*r, r->read, j), v, acc[i]);
+                        if (both) {
+                            sum_part<BF16, NT, ROW>(part_at(*r, second, j), v, acc[i + 1]);
+                        }
                     }
                 }
                 ring_next(p, s, r, both ? 2 : 1);
@@ -304,10 +434,26 @@ CUDA_INLINE void red_put(const float acc[NT][4], int32_t tile, float *red)
     }
 }
 
-/* n tiles from `tile` on, of which red has the sums of all warps, to y. */
+/* Of a single token: where y is what the thread's sum of n tiles is added to, that. */
+CUDA_INLINE float y_before(const struct gemm &p, int32_t tile, int32_t n)
+{
+    int32_t row0;
+
+    if (p.add && (int32_t)threadIdx.x < n * 16) {
+        int part = part_of_tile(p, tile + (int32_t)threadIdx.x / 16, &row0);
+        int32_t row = row0 + (int32_t)threadIdx.x % 16;
+
+        if (row < p.part[part].n_rows) {
+            return p.part[part].y[(size_t)p.token0 * p.part[part].ldy + row];
+        }
+    }
+    return 0.0f;
+}
+
+/* n tiles from `tile` on, of which red has the sums of all warps, to y. before: ONE's y_before. */
 template <bool BF16, int NT, bool ONE>
 CUDA_INLINE void finish_tiles(const struct gemm &p, int32_t tile, int32_t n, int32_t token0,
-                              const float *red, const float *xe)
+                              const float *red, const float *xe, float before)
 {
     constexpr int N = red_of<NT, ONE>::N;
     int32_t each = p.gated ? 2 : 1;
@@ -328,76 +474,106 @@ CUDA_INLINE void finish_tiles(const struct gemm &p, int32_t tile, int32_t n, int
         if (p.gated) {
             gemm_finish_gated(&p, row, token, sum,
                               red_sum<N>(red, of + 1, in) * (BF16 ? 1.0f : xe[token]));
+        } else if constexpr (ONE) {
+            sum = gemm_act(p.part[part].act, gemm_biased(&p.part[part], row, sum));
+            p.part[part].y[(size_t)token * p.part[part].ldy + row] = p.add ? before + sum : sum;
         } else {
             gemm_finish(&p, part, row, token, sum);
         }
     }
 }
 
-/* The block's tiles for the tokens of its y, ONE or up to 8 NT. `store`: what becomes of the heads,
- * or NULL. red: shared, of red_of and for a head of each token. */
+/* Sums of n tiles to y; red: shared, of red_of and for a head of each token. `store`: what becomes
+ * of the heads, or NULL. */
 template <bool BF16, int NT, int MOST, bool ONE>
-CUDA_INLINE void stream_tiles(const struct gemm &p, const struct share &s, struct ring *r,
-                              const struct pieces &x, float *red, const struct cuda_store *store)
+CUDA_INLINE void put_tiles(const struct gemm &p, int32_t tile, int32_t n, int32_t token0,
+                           const float acc[MOST][NT][4], const float *xe, float before, float *red,
+                           const struct cuda_store *store)
 {
     constexpr int TILES = red_of<NT, ONE>::TILES;
+
+    static_assert(!ONE || (TILES >= MOST && TILES * 16 <= GEMM_THREADS), "a sum a thread");
+#pragma unroll 1
+    for (int32_t from = 0; from < n; from += TILES) {
+#pragma unroll
+        for (int i = 0; i < MOST; i++) {
+            if (i / TILES * TILES == from && i < n) {
+                red_put<NT, ONE>(acc[i], i % TILES, red);
+            }
+        }
+        __syncthreads(); /* red: written by all, read by all */
+        finish_tiles<BF16, NT, ONE>(p, tile + from, min(n - from, TILES), token0, red, xe, before);
+        for (int i = 0; store && i < TILES && from + i < n; i++) {
+            int32_t row0;
+            int part = part_of_tile(p, tile + from + i, &row0);
+
+            gemm_store_heads<NT>(&p, store, part, row0, red);
+        }
+        __syncthreads(); /* red: read by all before it is written again */
+    }
+}
+
+/* The block's tiles for up to 8 NT tokens, prepared. */
+template <bool BF16, int NT, int MOST, int STEP>
+CUDA_INLINE void stream_tiles(const struct gemm &p, const struct share &s, struct ring<STEP> *r,
+                              float *red, const struct cuda_store *store)
+{
     int lane = (int)threadIdx.x % WARP;
     int32_t token0 = p.token0 + (int32_t)blockIdx.y * 8 * NT;
+    struct pieces x = {p.xh, p.piece};
     const uint16_t *token[NT];
 
     for (int i = 0; i < NT; i++) {
-        token[i] = x.x + (uint64_t)min(token0 + i * 8 + lane / 4, p.token_end - 1) * p.pad +
-                   lane % 4 * 8 * x.stride;
+        token[i] =
+            x.x + (uint64_t)min(token0 + i * 8 + lane / 4, p.token_end - 1) * p.pad + lane % 4 * 8;
     }
     for (int32_t tile = s.begin; tile < s.end; tile += s.group) {
         int32_t n = min(s.group, s.end - tile);
         float acc[MOST][NT][4] = {};
 
         if constexpr (NT == 1) {
-            sum_tiles_by_8<BF16, MOST>(p, s, r, x, token, n, acc);
+            struct prepared from = {&x, {token[0]}};
+
+            sum_tiles_by_8<BF16, MOST>(p, s, r, &from, n, acc);
         } else {
             sum_tiles_by_more<BF16, NT, MOST>(p, s, r, x, token, n, acc);
         }
-#pragma unroll 1
-        for (int32_t from = 0; from < n; from += TILES) {
-#pragma unroll
-            for (int i = 0; i < MOST; i++) {
-                if (i / TILES * TILES == from && i < n) {
-                    red_put<NT, ONE>(acc[i], i % TILES, red);
-                }
-            }
-            __syncthreads(); /* red: written by all, read by all */
-            finish_tiles<BF16, NT, ONE>(p, tile + from, min(n - from, TILES), token0, red, x.xe);
-            for (int i = 0; store && i < TILES && from + i < n; i++) {
-                int32_t row0;
-                int part = part_of_tile(p, tile + from + i, &row0);
-
-                gemm_store_heads<NT>(&p, store, part, row0, red);
-            }
-            __syncthreads(); /* red: read by all before it is written again */
-        }
+        put_tiles<BF16, NT, MOST, false>(p, tile, n, token0, acc, p.xe, 0.0f, red, store);
     }
 }
 
-/* Of shared memory; behind it red, then a single token's pieces. */
-static __host__ __device__ __forceinline__ int32_t ring_bytes(int32_t depth)
+/* For one, from its row. */
+template <bool BF16, int MOST>
+CUDA_INLINE void stream_one(const struct gemm &p, const struct share &s, struct ring<SLICE> *r,
+                            struct one_row<BF16> *from, const float *xe, float *red,
+                            const struct cuda_store *store)
 {
-    return GEMM_WARPS * depth * ITEM;
+    for (int32_t tile = s.begin; tile < s.end; tile += s.group) {
+        int32_t n = min(s.group, s.end - tile);
+        float before = y_before(p, tile, n); /* under way while weights are */
+        float acc[MOST][1][4] = {};
+
+        sum_tiles_by_8<BF16, MOST>(p, s, r, from, n, acc);
+        put_tiles<BF16, 1, MOST, true>(p, tile, n, p.token0, acc, xe, before, red, store);
+    }
 }
+
+/* Of up to 8 NT tokens. Behind the ring lies red. */
+template <int NT> static constexpr int step_of = NT == 1 ? SLICE : SLICE / 2;
 
 template <bool BF16, int NT, int MOST>
 CUDA_INLINE void stream_rows(const struct gemm &p, int32_t depth, const struct cuda_store *store)
 {
     CUDA_SHARED(uint8_t, shared);
+    constexpr int STEP = step_of<NT>;
     struct share s = share_of<MOST>(p);
-    struct pieces x = {p.xh, p.piece, 1, p.xe};
-    struct ring r;
+    struct ring<STEP> r;
 
     grid_begin();
-    r = ring_begin(p, s, depth, shared);
+    r = ring_begin<STEP>(p, s, depth, shared);
     grid_wait();
-    stream_tiles<BF16, NT, MOST, false>(
-        p, s, &r, x, reinterpret_cast<float *>(shared + ring_bytes(depth)), store);
+    stream_tiles<BF16, NT, MOST>(
+        p, s, &r, reinterpret_cast<float *>(shared + ring_bytes<STEP>(depth)), store);
 }
 
 #endif

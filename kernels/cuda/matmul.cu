@@ -10,11 +10,13 @@
  *   f32   as it is
  *   q8    8 bits by blocks of 32 (scale absmax / 127), in fragment order; for the output head also
  *         what that left, in 8 bits of 1/254 of a step
- *   f16   two f16 pieces, the row divided by a power of two that brings its largest value below
- * 2^15 bf16  two bf16 pieces Decode rows use two pieces, 22 bits in f16 and 16 in bf16 (a value is
- * off by 2^-18 of itself at most), and the weights stream by once. Prefill rows use one: there
- * arithmetic is the limit, and a 16-bit weight meets a 16-bit activation (docs/design/cuda.md). A
- * row with NaN or infinity gives NaN. */
+ *   f16   two f16 pieces, of the row divided by a power of two that brings its largest value below
+ *         2^15
+ *   bf16  two bf16 pieces
+ *
+ * Two pieces keep 22 bits in f16 and 16 in bf16 (a value is off by 2^-18 of itself at most), and
+ * the weights stream by once. Prefill rows use one: there arithmetic is the limit, and a 16-bit
+ * weight meets a 16-bit activation (docs/design/cuda.md). A row with NaN or infinity gives NaN. */
 
 #include <cerrno>
 
@@ -259,13 +261,11 @@ static void take_parts(const struct ops_matmul *p, int first, int end, struct ge
 }
 
 /* One decode row of 16-bit weights needs no preparation of its own. */
-static bool fuses(const struct cuda *cu, const struct ops_matmul *p, const struct ops_weight *w,
-                  int32_t pad)
+static bool fuses(const struct ops_matmul *p, const struct ops_weight *w)
 {
     enum gemm_form form = cuda_gemm_form(w->type);
 
-    return p->rows.n == 1 && p->rows.n_decode == 1 && (form == GEMM_F16 || form == GEMM_BF16) &&
-           cuda_gemm_half_fuses(cu, pad);
+    return p->rows.n == 1 && p->rows.n_decode == 1 && (form == GEMM_F16 || form == GEMM_BF16);
 }
 
 static int run_fused(struct cuda *cu, const struct ops_matmul *p, int first, int end,
@@ -345,7 +345,7 @@ static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_sto
         if (store) {
             store->first = kind + first;
         }
-        if (fuses(cu, p, w, g.pad)) {
+        if (fuses(p, w)) {
             r = run_fused(cu, p, first, end, &g, store);
             first = end;
             continue;
