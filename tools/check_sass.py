@@ -30,9 +30,9 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TABLE = os.path.join(ROOT, "kernels", "cuda", "sass.csv")
 FIELDS = ["nvcc", "arch", "kernel", "instructions", "loop", "loads", "bytes", "in_flight", "matrix", "convert"]
-MATRIX = re.compile(r"^(decode_stream|prefill_mma|sums_mma|columns_mma|tiles_|stream_)")
+MATRIX = re.compile(r"^(decode_stream|prefill_mma|sums_mma|columns_mma|tiles_|stream_|row_q)")
 LOAD = re.compile(r"^(?:@!?U?P\w+ )?(LDG|LDGSTS|UBLKCP|UTMALDG)\b([\w.]*)\s+(.*)")
-WEIGHTS = re.compile(r"^(norm_)?stream_")  # these copy weights, which no kernel writes, before they wait
+WEIGHTS = re.compile(r"^((norm_)?stream_|row_q)")  # these copy weights, which no kernel writes, before they wait
 COPY = re.compile(r"^(LDGSTS|UBLKCP)\b")
 MMA = re.compile(r"^(?:@!?U?P\w+ )?(HMMA|IMMA|QMMA|OMMA|BMMA|HGMMA|IGMMA|QGMMA)\b")
 CONVERT = re.compile(r"^(?:@!?U?P\w+ )?(I2F|I2FP|F2I|F2F|F2FP|I2I)\b")

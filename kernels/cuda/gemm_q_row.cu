@@ -131,36 +131,49 @@ CUDA_INLINE const uint8_t *ring_pop(const struct gemm *p, struct row_ring<F> *r)
 
 /* ---- the product ----------------------------------------------------------------------------- */
 
-/* 16 rows times one group of 4 blocks: of rows g and g + 8 the lane adds block t's product. */
+/* Which bits of an activation word the lane has in the four instructions of a group: column g is
+ * block g / 2's, or nobody's. */
+struct row_masks {
+    uint32_t low[4]; /* elements 0..15 of a block */
+    uint32_t high[4];
+};
+
+template <typename F> CUDA_INLINE struct row_masks masks_of(void)
+{
+    int lane = (int)threadIdx.x % WARP;
+    bool odd = lane / 4 % 2 != 0;
+    struct row_masks m;
+
+    for (int j = 0; j < 4; j++) {
+        m.low[j] = lane / 8 == j && !odd ? 0xffffffffu : 0;
+        m.high[j] = lane / 8 == j && odd == (F::SCALES == FRAG_Q6) ? 0xffffffffu : 0;
+    }
+    return m;
+}
+
+/* 16 rows times one group of 4 blocks: of rows g and g + 8 the lane adds block t's product. at: the
+ * lane's first byte of the group's activations; block: block t's number. */
 template <typename F, int PIECES>
-CUDA_INLINE void row_group(const struct gemm *p, const uint8_t *unit, int group, int32_t col,
-                           float acc[2])
+CUDA_INLINE void row_group(const struct gemm *p, const uint8_t *unit, int group,
+                           const struct row_masks *m, uint32_t at, uint32_t block, float acc[2])
 {
     constexpr bool HALVES = F::SCALES == FRAG_Q6;
+    constexpr int FROM = HALVES ? 0 : (int)GEMM_MAGIC;
+    const int from[4] = {FROM, FROM, FROM, FROM};
     int lane = (int)threadIdx.x % WARP;
-    uint64_t block =
-        (uint64_t)p->token0 * (uint64_t)(p->pad / 32) + (uint64_t)(col / 32 + lane % 4);
-    const uint8_t *row = p->xq + (uint64_t)p->token0 * p->pad + col + lane % 4 * 32 + lane / 8 * 8;
     struct frag_codes w;
     int c[PIECES][4];
 
     frag_load<F>(unit, group, lane, &w);
     for (int piece = 0; piece < PIECES; piece++) {
-        uint2 x = *reinterpret_cast<const uint2 *>(row + piece * p->piece);
-        bool odd = lane / 4 % 2 != 0; /* the lane's column */
+        uint2 x = *reinterpret_cast<const uint2 *>(p->xq + piece * p->piece + at);
 
-        x.x = odd ? 0 : x.x;
-        x.y = odd != HALVES ? 0 : x.y;
-        for (int i = 0; i < 4; i++) {
-            c[piece][i] = HALVES ? 0 : GEMM_MAGIC;
-        }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint32_t a[4] = {w.lo[0][j], w.lo[1][j], w.hi[0][j], w.hi[1][j]};
-            uint32_t mask = lane / 8 == j ? 0xffffffffu : 0;
-            uint32_t b[2] = {x.x & mask, x.y & mask};
+            uint32_t b[2] = {x.x & m->low[j], x.y & m->high[j]};
 
-            mma_s8_k32(c[piece], a, b, c[piece]);
+            mma_s8_k32(c[piece], a, b, j == 0 ? from : c[piece]);
         }
     }
 #pragma unroll
@@ -192,7 +205,11 @@ CUDA_INLINE void row_tiles(const struct gemm &p, int32_t n_tiles, bool deep,
     int warp = (int)threadIdx.x / WARP;
     int lane = (int)threadIdx.x % WARP;
     int turn = 0;
-    struct row_ring<F> ring = {
+    uint32_t col = (uint32_t)(warp * F::COLS);
+    uint32_t at0 = (uint32_t)(p.token0 * p.pad + lane % 4 * 32 + lane / 8 * 8) + col;
+    uint32_t block0 = (uint32_t)(p.token0 * (p.pad / 32) + lane % 4) + col / 32;
+    struct row_masks masks = masks_of<F>();
+    struct row_ring<F> ring {
     };
 
     grid_begin(); /* weights come in while the kernel ahead still runs */
@@ -204,15 +221,19 @@ CUDA_INLINE void row_tiles(const struct gemm &p, int32_t n_tiles, bool deep,
 
         for (int half = 0; half < (p.gated ? 2 : 1); half++) {
             float acc[2] = {0.0f, 0.0f};
-            int32_t col = warp * F::COLS;
+            uint32_t at = at0;
+            uint32_t b = block0;
 
-            for (int32_t u = 0; u < ring.n_mine; u++, col += GEMM_WARPS * F::COLS) {
+            for (int32_t u = ring.n_mine; u > 0; u--) {
                 const uint8_t *unit = ring_pop(&p, &ring);
 
 #pragma unroll
                 for (int group = 0; group < F::GROUPS; group++) {
-                    row_group<F, PIECES>(&p, unit, group, col + group * 128, acc);
+                    row_group<F, PIECES>(&p, unit, group, &masks, at + group * 128, b + group * 4,
+                                         acc);
                 }
+                at += GEMM_WARPS * F::COLS;
+                b += GEMM_WARPS * F::BLOCKS;
             }
             for (int r = 0; r < 2; r++) {
                 acc[r] += __shfl_xor_sync(ALL_LANES, acc[r], 1);
@@ -245,7 +266,7 @@ CUDA_INLINE void row_tiles(const struct gemm &p, int32_t n_tiles, bool deep,
 /* Blocks a multiprocessor that registers are to allow. */
 template <typename F, int PIECES, bool STORE> static constexpr int row_blocks(void)
 {
-    return STORE ? 2 : PIECES == 1 && F::SCALES != FRAG_Q6 ? 4 : 3;
+    return STORE ? 2 : PIECES == 1 && F::BLOCKS == 4 ? 4 : 3;
 }
 
 template <typename F, int PIECES>
@@ -266,38 +287,36 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (row_blocks<F, 1, true>()))
 
 /* ---- dispatch -------------------------------------------------------------------------------- */
 
-enum {
-    ROW_BESIDE = 3 << 10
-}; /* shared bytes of a block beside the ring, the system's among them */
+/* Shared bytes of a block beside the ring, the system's among them. */
+enum { ROW_BESIDE = 3 << 10, ROW_BESIDE_STORE = 7 << 10 };
 
 template <typename F> static size_t ring_bytes(bool deep)
 {
     return (size_t)GEMM_WARPS * (size_t)row_stages<F>(deep) * F::UNIT;
 }
 
-/* Measured on an H200: the deep ring pays for units of more than 2 KB, but not for 4-bit codes of
- * 256 columns, whose arithmetic wants more warps; for small ones where there are few tiles. */
-template <typename F> static bool wants_deep(const struct cuda *cu, uint32_t n_tiles)
+/* With two blocks a multiprocessor at most, the deep ring. Else, measured on an H200: it pays for
+ * units of more than 2 KB, but not for 4-bit codes of 256 columns, whose arithmetic wants more
+ * warps; for small units where there are few tiles. */
+template <typename F> static bool wants_deep(uint32_t blocks, uint32_t sms, uint32_t n_tiles)
 {
-    bool fits = 2 * (ring_bytes<F>(true) + ROW_BESIDE) <= cu->shared_max + 1024;
-
-    if (F::UNIT > 2048) {
-        return fits && (F::CODE == 8 || F::HIGH > 0);
-    }
-    return fits && n_tiles <= 2 * (uint32_t)cu->n_sms;
+    return blocks == 2 || (F::UNIT > 2048 ? F::CODE == 8 || F::HIGH > 0 : n_tiles <= 2 * sms);
 }
 
 template <typename F, int PIECES>
 static int launch(struct cuda *cu, struct gemm *p, const struct cuda_store *store)
 {
     uint32_t n_tiles = gemm_blocks(p, 1);
-    bool deep = wants_deep<F>(cu, n_tiles);
+    uint32_t sms = (uint32_t)cu->n_sms;
+    uint32_t blocks = store ? row_blocks<F, PIECES, true>() : row_blocks<F, PIECES, false>();
+    size_t beside = store ? ROW_BESIDE_STORE : ROW_BESIDE;
+    size_t room = cu->shared_max + 1024;
+    bool deep = 2 * (ring_bytes<F>(true) + beside) <= room && wants_deep<F>(blocks, sms, n_tiles);
     size_t shared = ring_bytes<F>(deep);
-    int blocks = store ? row_blocks<F, PIECES, true>() : row_blocks<F, PIECES, false>();
-    int fit = (int)((cu->shared_max + 1024) / (shared + ROW_BESIDE));
-    uint32_t most = (uint32_t)((fit < 1 ? 1 : fit < blocks ? fit : blocks) * cu->n_sms);
-    dim3 grid(n_tiles < most ? n_tiles : most);
+    uint32_t fit = (uint32_t)(room / (shared + beside));
 
+    blocks = sms * (fit < 1 ? 1 : fit < blocks ? fit : blocks);
+    dim3 grid(n_tiles < blocks ? n_tiles : blocks);
     if (store) {
         CUDA_LAUNCH_LARGE_EARLY(cu, grid, dim3(GEMM_THREADS), shared, (row_q_store<F>), *p,
                                 (int32_t)n_tiles, deep, *store);
