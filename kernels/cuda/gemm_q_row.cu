@@ -257,16 +257,19 @@ CUDA_INLINE void row_tiles(const struct gemm &p, int32_t n_tiles, bool deep,
                 gemm_finish(&p, part, block * 16 + lane, p.token0, sum[0]);
             }
         }
-        if (store) {
-            gemm_store_heads<1>(&p, store, part, block * 16, heads);
-        }
+    }
+    for (int32_t tile = (int32_t)blockIdx.x; store && tile < n_tiles; tile += (int32_t)gridDim.x) {
+        int32_t block = tile;
+        int part = gemm_part_of(&p, &block);
+
+        gemm_store_heads<1>(&p, store, part, block * 16, heads);
     }
 }
 
 /* Blocks a multiprocessor that registers are to allow. */
 template <typename F, int PIECES, bool STORE> static constexpr int row_blocks(void)
 {
-    return STORE ? 2 : PIECES == 1 && F::BLOCKS == 4 ? 4 : 3;
+    return STORE ? 3 : PIECES == 1 && F::BLOCKS == 4 ? 4 : 3;
 }
 
 template <typename F, int PIECES>
@@ -295,12 +298,12 @@ template <typename F> static size_t ring_bytes(bool deep)
     return (size_t)GEMM_WARPS * (size_t)row_stages<F>(deep) * F::UNIT;
 }
 
-/* With two blocks a multiprocessor at most, the deep ring. Else, measured on an H200: it pays for
- * units of more than 2 KB, but not for 4-bit codes of 256 columns, whose arithmetic wants more
- * warps; for small units where there are few tiles. */
-template <typename F> static bool wants_deep(uint32_t blocks, uint32_t sms, uint32_t n_tiles)
+/* Measured on an H200: the deep ring pays for units of more than 2 KB, but not for 4-bit codes of
+ * 256 columns, whose arithmetic wants more warps; for small units where there are few tiles. What
+ * stores heads has few tiles, and a block that has two of them stores twice. */
+template <typename F> static bool wants_deep(bool store, bool few)
 {
-    return blocks == 2 || (F::UNIT > 2048 ? F::CODE == 8 || F::HIGH > 0 : n_tiles <= 2 * sms);
+    return store || F::UNIT <= 2048 ? few : F::CODE == 8 || F::HIGH > 0;
 }
 
 template <typename F, int PIECES>
@@ -311,7 +314,8 @@ static int launch(struct cuda *cu, struct gemm *p, const struct cuda_store *stor
     uint32_t blocks = store ? row_blocks<F, PIECES, true>() : row_blocks<F, PIECES, false>();
     size_t beside = store ? ROW_BESIDE_STORE : ROW_BESIDE;
     size_t room = cu->shared_max + 1024;
-    bool deep = 2 * (ring_bytes<F>(true) + beside) <= room && wants_deep<F>(blocks, sms, n_tiles);
+    bool deep =
+        2 * (ring_bytes<F>(true) + beside) <= room && wants_deep<F>(store, n_tiles <= 2 * sms);
     size_t shared = ring_bytes<F>(deep);
     uint32_t fit = (uint32_t)(room / (shared + beside));
 

@@ -146,10 +146,10 @@ enum gemm_form cuda_gemm_form(enum dtype type)
     }
 }
 
-/* Blocks of 512 columns or more, at most one a multiprocessor. */
+/* Blocks of 512 columns or more, at most four a multiprocessor. */
 static int32_t slice_of(const struct cuda *cu, int32_t n_rows, int32_t pad)
 {
-    int32_t most = cu->n_sms / n_rows;
+    int32_t most = 4 * cu->n_sms / n_rows;
     int32_t slices = pad / 512 < most ? pad / 512 : most;
     int32_t columns = slices > 1 ? (pad + slices - 1) / slices : pad;
 
