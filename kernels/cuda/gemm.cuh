@@ -280,6 +280,8 @@ int cuda_gemm_f32(struct cuda *cu, struct gemm *p);
 int cuda_gemm_q_stream(struct cuda *cu, struct gemm *p, enum dtype type, bool exact);
 int cuda_gemm_q_tiles(struct cuda *cu, struct gemm *p, enum dtype type);
 int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16);
+/* At most 8 decode rows of bf16 weights, p->xf as it is. */
+int cuda_gemm_half_raw(struct cuda *cu, struct gemm *p);
 /* One decode token, normalised in the kernel. */
 int cuda_gemm_half_fused(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_norm *norm,
                          const float *x);

@@ -2,6 +2,7 @@
 /* Decode rows by weights of 16 bits: the kernels that gemm_half.cuh is for, and which one runs.
  *
  *   stream_half       8 NT tokens, prepared by matmul.cu
+ *   stream_half_raw   up to 8 tokens by bf16, from rows as they are
  *   norm_stream_half  one token: every block forms its norm's sums for itself
  *   ..._store         the same of q, k and v (gemm_heads.cuh) */
 
@@ -11,14 +12,19 @@ template <bool BF16, int NT>
 CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, GEMM_STORE_BLOCKS(NT))
     stream_half(struct gemm p, int32_t depth)
 {
-    stream_rows<BF16, NT, 8>(p, depth, NULL);
+    stream_rows<BF16, NT, 8, false>(p, depth, NULL);
 }
 
 template <bool BF16, int NT>
 CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, GEMM_STORE_BLOCKS(NT))
     stream_half_store(struct gemm p, int32_t depth, struct cuda_store store)
 {
-    stream_rows<BF16, NT, 4>(p, depth, &store);
+    stream_rows<BF16, NT, 4, false>(p, depth, &store);
+}
+
+CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, 2) stream_half_raw(struct gemm p, int32_t depth)
+{
+    stream_rows<true, 1, 8, true>(p, depth, NULL);
 }
 
 /* The largest value of a normed row. */
@@ -59,7 +65,8 @@ CUDA_INLINE void norm_stream_rows(const struct gemm &p, int32_t depth, const str
     float *red = reinterpret_cast<float *>(shared + ring_bytes<SLICE>(depth));
     __shared__ float part[32];
     struct share s = share_of<MOST>(p);
-    struct one_row<BF16> from = {};
+    struct one_row<BF16> from = {
+    };
     float xe[1] = {1.0f};
     struct ring<SLICE> r;
 
@@ -166,6 +173,12 @@ int cuda_gemm_half_store(struct cuda *cu, struct gemm *p, bool bf16, const struc
         LAUNCH_MORE((stream_half_store<false, 4>), *s);
     }
     return cuda_launched(cu, "stream_half_store");
+}
+
+int cuda_gemm_half_raw(struct cuda *cu, struct gemm *p)
+{
+    LAUNCH_FEW(red_bytes<1>, stream_half_raw);
+    return cuda_launched(cu, "stream_half_raw");
 }
 
 int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16)

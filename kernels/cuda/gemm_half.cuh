@@ -239,18 +239,6 @@ CUDA_INLINE void load_step(struct prepared *from, int32_t step, int32_t parts,
     }
 }
 
-/* A single token's row, of which a warp makes the pieces of a step as it comes to it: 4 columns a
- * lane, loaded a step ahead. */
-template <bool BF16> struct one_row {
-    const float *x;
-    struct cuda_norm norm;
-    struct row_norm by;
-    float scale;
-    int32_t n_cols;
-    uint16_t *pieces; /* shared, the warp's: (SLICE / 8, HALF_PIECES, 8) */
-    float v[4], w[4];
-};
-
 /* 4 floats; those from n on are 0. */
 CUDA_INLINE void load4(const float *from, int32_t c, int32_t n, float ret[4])
 {
@@ -268,6 +256,57 @@ CUDA_INLINE void load4(const float *from, int32_t c, int32_t n, float ret[4])
         ret[i] = c + i < n ? from[c + i] : 0.0f;
     }
 }
+
+/* The same of bf16 from rows as they are, without a norm: a lane makes the pieces that it needs. */
+struct raw_rows {
+    const float *token;
+    int32_t n_cols;
+};
+
+CUDA_INLINE void begin_steps(struct raw_rows *, int32_t)
+{
+}
+
+CUDA_INLINE void load_step(struct raw_rows *from, int32_t step, int32_t,
+                           uint4 ret[SLICE / 32][1][HALF_PIECES])
+{
+    float v[SLICE / 32][8];
+
+#pragma unroll
+    for (int j = 0; j < SLICE / 32; j++) {
+        int32_t c = step * SLICE + j * 32 + (int32_t)threadIdx.x % 4 * 8;
+
+        load4(from->token, c, from->n_cols, v[j]);
+        load4(from->token, c + 4, from->n_cols, v[j] + 4);
+    }
+#pragma unroll
+    for (int j = 0; j < SLICE / 32; j++) {
+        uint16_t half[8][HALF_PIECES];
+
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            half_pieces<true>(v[j][i], half[i], 1);
+        }
+#pragma unroll
+        for (int k = 0; k < HALF_PIECES; k++) {
+            ret[j][0][k] = {
+                half[0][k] | (uint32_t)half[1][k] << 16, half[2][k] | (uint32_t)half[3][k] << 16,
+                half[4][k] | (uint32_t)half[5][k] << 16, half[6][k] | (uint32_t)half[7][k] << 16};
+        }
+    }
+}
+
+/* A single token's row, of which a warp makes the pieces of a step as it comes to it: 4 columns a
+ * lane, loaded a step ahead. */
+template <bool BF16> struct one_row {
+    const float *x;
+    struct cuda_norm norm;
+    struct row_norm by;
+    float scale;
+    int32_t n_cols;
+    uint16_t *pieces; /* shared, the warp's: (SLICE / 8, HALF_PIECES, 8) */
+    float v[4], w[4];
+};
 
 template <bool BF16> CUDA_INLINE void begin_steps(struct one_row<BF16> *from, int32_t step)
 {
@@ -483,6 +522,71 @@ CUDA_INLINE void finish_tiles(const struct gemm &p, int32_t tile, int32_t n, int
     }
 }
 
+/* Heads of n tiles from `tile` on, whose sums all threads have written to y, as gemm_store_heads,
+ * but all of them at once: a thread a tile and head counts, and the heads of which this was the
+ * last block are shared out among warps. `heads`: shared, of red_of's size. */
+template <int NT, int TILES>
+CUDA_INLINE void store_tiles(const struct gemm &p, const struct cuda_store *s, int32_t tile,
+                             int32_t n, float *heads)
+{
+    __shared__ int32_t done[TILES * 16]; /* kind, head of what was the last of it, or -1 */
+    int warp = (int)threadIdx.x / WARP;
+    int lane = (int)threadIdx.x % WARP;
+    int32_t most = max(store_dim(s, STORE_K), store_dim(s, STORE_V));
+    int32_t n_warps = min(1024 * NT / most, (int32_t)GEMM_WARPS);
+    int32_t turn = 0;
+
+    static_assert(HEAD_MAX <= 1024 && TILES * 16 <= GEMM_THREADS, "a thread a head of 16 rows");
+    __syncthreads(); /* y: written by all; heads: what was there has been read */
+    if ((int32_t)threadIdx.x < n * 16) {
+        int32_t row0;
+        int part = part_of_tile(p, tile + (int32_t)threadIdx.x / 16, &row0);
+        int32_t kind = s->first + part;
+        int32_t dim = store_dim(s, kind);
+        int32_t h = row0 / dim + (int32_t)threadIdx.x % 16;
+        bool mine = h <= (min(row0 + 16, p.part[part].n_rows) - 1) / dim;
+
+        done[threadIdx.x] = -1;
+        if (mine) {
+            uint32_t others = (uint32_t)((h * dim + dim - 1) / 16 - h * dim / 16);
+            uint32_t *arrived = s->arrived + h;
+
+            arrived += (kind > STORE_Q ? s->n_q : 0) + (kind > STORE_K ? s->n_k : 0);
+            __threadfence(); /* the block's part of y, seen at the barrier, before the count */
+            if (atomicInc(arrived, others) == others) {
+                done[threadIdx.x] = kind << 24 | h;
+            }
+            __threadfence(); /* what others counted before, before what is read below */
+        }
+    }
+    __syncthreads(); /* done: written by a few, read by all */
+    for (int32_t i = 0; i < n * 16; i += WARP) {
+        int32_t mine = i + lane < n * 16 ? done[i + lane] : -1;
+        uint32_t left = __ballot_sync(ALL_LANES, mine >= 0);
+
+        for (int from = 0; left; from++, left >>= 1) {
+            int32_t item = __shfl_sync(ALL_LANES, mine, from);
+
+            for (int32_t row = p.token0; row < p.token_end && left & 1; row++) {
+                if (turn++ % n_warps == warp) {
+                    int32_t kind = item >> 24;
+                    int32_t h = item & 0xffffff;
+                    int32_t dim = store_dim(s, kind);
+                    const float *y = store_from(s, kind, row, h);
+                    float *head = heads + warp * most;
+
+                    for (int32_t d = lane; d < dim; d += WARP) {
+                        head[d] = __ldcg(y + d);
+                    }
+                    __syncwarp(); /* head: loaded above, read by other lanes next */
+                    store_finish(s, kind, row, h, head);
+                    __syncwarp(); /* head: read by all before the next one is loaded there */
+                }
+            }
+        }
+    }
+}
+
 /* Sums of n tiles to y; red: shared, of red_of and for a head of each token. `store`: what becomes
  * of the heads, or NULL. */
 template <bool BF16, int NT, int MOST, bool ONE>
@@ -503,18 +607,15 @@ CUDA_INLINE void put_tiles(const struct gemm &p, int32_t tile, int32_t n, int32_
         }
         __syncthreads(); /* red: written by all, read by all */
         finish_tiles<BF16, NT, ONE>(p, tile + from, min(n - from, TILES), token0, red, xe, before);
-        for (int i = 0; store && i < TILES && from + i < n; i++) {
-            int32_t row0;
-            int part = part_of_tile(p, tile + from + i, &row0);
-
-            gemm_store_heads<NT>(&p, store, part, row0, red);
+        if (store) {
+            store_tiles<NT, TILES>(p, store, tile + from, min(n - from, TILES), red);
         }
         __syncthreads(); /* red: read by all before it is written again */
     }
 }
 
-/* The block's tiles for up to 8 NT tokens, prepared. */
-template <bool BF16, int NT, int MOST, int STEP>
+/* The block's tiles for up to 8 NT tokens, prepared or RAW (bf16, NT 1). */
+template <bool BF16, int NT, int MOST, bool RAW, int STEP>
 CUDA_INLINE void stream_tiles(const struct gemm &p, const struct share &s, struct ring<STEP> *r,
                               float *red, const struct cuda_store *store)
 {
@@ -531,7 +632,12 @@ CUDA_INLINE void stream_tiles(const struct gemm &p, const struct share &s, struc
         int32_t n = min(s.group, s.end - tile);
         float acc[MOST][NT][4] = {};
 
-        if constexpr (NT == 1) {
+        if constexpr (RAW) {
+            int32_t row = min(token0 + lane / 4, p.token_end - 1);
+            struct raw_rows from = {p.xf + (size_t)row * p.ldx, p.n_cols};
+
+            sum_tiles_by_8<BF16, MOST>(p, s, r, &from, n, acc);
+        } else if constexpr (NT == 1) {
             struct prepared from = {&x, {token[0]}};
 
             sum_tiles_by_8<BF16, MOST>(p, s, r, &from, n, acc);
@@ -561,7 +667,7 @@ CUDA_INLINE void stream_one(const struct gemm &p, const struct share &s, struct 
 /* Of up to 8 NT tokens. Behind the ring lies red. */
 template <int NT> static constexpr int step_of = NT == 1 ? SLICE : SLICE / 2;
 
-template <bool BF16, int NT, int MOST>
+template <bool BF16, int NT, int MOST, bool RAW>
 CUDA_INLINE void stream_rows(const struct gemm &p, int32_t depth, const struct cuda_store *store)
 {
     CUDA_SHARED(uint8_t, shared);
@@ -572,7 +678,7 @@ CUDA_INLINE void stream_rows(const struct gemm &p, int32_t depth, const struct c
     grid_begin();
     r = ring_begin<STEP>(p, s, depth, shared);
     grid_wait();
-    stream_tiles<BF16, NT, MOST>(
+    stream_tiles<BF16, NT, MOST, RAW>(
         p, s, &r, reinterpret_cast<float *>(shared + ring_bytes<STEP>(depth)), store);
 }
 

@@ -281,6 +281,24 @@ static int run_fused(struct cuda *cu, const struct ops_matmul *p, int first, int
                  : cuda_gemm_half_fused(cu, g, bf16, &norm, p->x);
 }
 
+/* So do a few by bf16 weights where there is no norm; an f16 row has a factor. */
+static bool is_raw(const struct ops_matmul *p, const struct ops_weight *w,
+                   const struct cuda_store *store)
+{
+    return p->rows.n > 1 && p->rows.n <= 8 && p->rows.n_decode == p->rows.n && !p->norm.w &&
+           w->type == DTYPE_BF16 && !store;
+}
+
+static int run_raw(struct cuda *cu, const struct ops_matmul *p, int first, int end, struct gemm g)
+{
+    take_parts(p, first, end, &g);
+    g.token0 = 0;
+    g.token_end = p->rows.n;
+    g.xf = p->x;
+    g.ldx = p->ldx;
+    return cuda_gemm_half_raw(cu, &g);
+}
+
 static int run_parts(struct cuda *cu, const struct ops_matmul *p, int first, int end,
                      struct gemm *g, const struct cuda_store *store)
 {
@@ -347,6 +365,11 @@ static int multiply(struct cuda *cu, const struct ops_matmul *p, struct cuda_sto
         }
         if (fuses(p, w)) {
             r = run_fused(cu, p, first, end, &g, store);
+            first = end;
+            continue;
+        }
+        if (is_raw(p, w, store)) {
+            r = run_raw(cu, p, first, end, g);
             first = end;
             continue;
         }
