@@ -15,13 +15,21 @@ enum {
     STREAM_WARPS_MAX = 8,
 };
 
-/* Slots of a chunk: some `aim` chunks a sequence, whole pages. */
-static inline __host__ __device__ int32_t stream_chunk(int32_t n_slots, int32_t aim, int32_t least)
+/* What a launch goes by; of the model's shape alone, not of the batch. */
+struct stream_plan {
+    int32_t aim_bits; /* 2^aim_bits chunks a sequence, if they come to so many slots: */
+    int32_t least;
+    int32_t share; /* query heads of a K head */
+};
+
+/* Slots of a chunk: whole pages. */
+static inline __host__ __device__ int32_t stream_chunk(int32_t n_slots,
+                                                       const struct stream_plan *plan)
 {
-    int32_t chunk = (n_slots + aim - 1) / aim;
+    int32_t chunk = (n_slots + (1 << plan->aim_bits) - 1) >> plan->aim_bits;
 
     chunk = (chunk + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS * OPS_PAGE_SLOTS;
-    return chunk < least                       ? least
+    return chunk < plan->least                 ? plan->least
            : chunk > (int32_t)STREAM_CHUNK_MAX ? (int32_t)STREAM_CHUNK_MAX
                                                : chunk;
 }
@@ -31,31 +39,44 @@ static inline __host__ __device__ int32_t stream_chunks(int32_t n_slots, int32_t
     return n_slots > 0 ? (n_slots + chunk - 1) / chunk : 1;
 }
 
-/* Heads of up to DIM. A lane's 16-byte loads of one row of K (4 lanes a row) and of V (8 lanes). */
+/* Heads of up to DIM. */
 template <int FORM, int DIM> struct stream_shape {
     static constexpr bool BF16 = FORM == STREAM_BF16;
     static constexpr bool CODES = FORM == STREAM_FP8 || FORM == STREAM_I8;
-    static constexpr int VEC = CODES ? 16 : 8; /* elements of a load */
-    static constexpr int K_LOADS = (DIM + 4 * VEC - 1) / (4 * VEC);
-    static constexpr int V_LOADS = (DIM + 8 * VEC - 1) / (8 * VEC);
-    static constexpr int STEPS = K_LOADS * VEC / 4; /* products of 16 dims of K */
-    static constexpr int SUMS = V_LOADS * VEC / 2;  /* products of 16 dims of V */
-    static constexpr int PIECES = BF16 ? 3 : 2;     /* of a query's component */
-    static constexpr int STAGE = (2 * K_LOADS + 4 * V_LOADS + 1) * 512; /* bytes of a warp */
+    static constexpr int VEC = CODES ? 16 : 8;                /* elements of 16 bytes */
+    static constexpr int PARTS = DIM / VEC;                   /* of 16 bytes of a row */
+    static constexpr int ROW = PARTS < 8 ? 128 : PARTS * 16;  /* bytes from row to row of a stage */
+    static constexpr int K_LOADS = (PARTS + 3) / 4;           /* of a lane and row: 4 lanes a row */
+    static constexpr int V_LOADS = (PARTS + 7) / 8;           /* 8 lanes a row */
+    static constexpr int STEPS = K_LOADS * VEC / 4;           /* products of 16 dims of K */
+    static constexpr int SUMS = V_LOADS * VEC / 2;            /* products of 16 dims of V */
+    static constexpr int PIECES = BF16 ? 3 : 2;               /* of a query's component */
+    static constexpr int STAGE = 2 * STREAM_TILE * ROW + 128; /* bytes: K, V, positions, scales */
     static constexpr int OUT_LEN = DIM + 4; /* floats from head to head, so that banks differ */
 
     static constexpr uint32_t q_bytes = STEPS * PIECES * WARP * 8 + STREAM_HEADS * 4;
 
-    static constexpr uint32_t shared(int warps, int stages, int32_t most_chunks)
+    static constexpr uint32_t shared(int warps, int stages)
     {
         uint32_t fifo = (uint32_t)(warps * stages * STAGE);
         uint32_t merge = (uint32_t)(warps * STREAM_HEADS * (OUT_LEN + 2)) * 4;
-        uint32_t weights = (uint32_t)(STREAM_HEADS * (most_chunks + 1)) * 4;
 
-        fifo = fifo > merge ? fifo : merge;
-        return q_bytes + (fifo > weights ? fifo : weights);
+        return q_bytes + (fifo > merge ? fifo : merge);
     }
 };
+
+/* Where part `part` of a tile's row lies: neither the rows that lanes read at once as keys nor
+ * those that they read as values meet in a bank. */
+template <int ROW> CUDA_INLINE int stream_at(int row, int part)
+{
+    return row * ROW + (part ^ (row & 3) << 1) * 16;
+}
+
+/* The slot of a tile that is row g of a product (and slot + 8 row g + 8). */
+CUDA_INLINE int stream_slot(int g)
+{
+    return g % 2 ? 4 + (g / 2 + 2) % 4 : g / 2;
+}
 
 struct stream_block {
     const struct cuda_seq *s;
@@ -69,83 +90,66 @@ struct stream_block {
 
 /* ---- bringing ------------------------------------------------------------------------------- */
 
-/* Copies of a tile's rows, positions and scales to the places where this very lane will read them.
- * Lane 4 g + t: K of slots 2g and 2g + 1, 16-byte parts 4u + t; V of slots 4t to 4t + 3, parts
- * 8r + g; positions and scales of slots 2g and 2g + 1. */
+/* Copies of a tile's rows, positions and scales, by one warp. */
 template <int FORM, int DIM>
 CUDA_INLINE void stream_bring(const struct attend *p, const struct stream_block *b, int32_t tile,
                               uint8_t *at)
 {
     using shape = stream_shape<FORM, DIM>;
+    constexpr int LANES = shape::PARTS; /* of a row */
+    constexpr int ROWS = WARP / LANES;  /* at once */
     const struct cuda_layout *l = &p->seqs.layout;
     const struct cuda_seq *s = b->s;
     int lane = (int)threadIdx.x % WARP;
-    int g = lane / 4;
-    int t = lane % 4;
+    int row = lane / LANES;
+    int part = lane % LANES;
     int32_t slot0 = tile * STREAM_TILE;
     int32_t in_page = slot0 % OPS_PAGE_SLOTS;
     uint32_t number = __shfl_sync(ALL_LANES, b->page, slot0 / OPS_PAGE_SLOTS - b->first_page);
     uint8_t *page = s->pool + (size_t)number * l->page_bytes;
-    const uint8_t *k = kv_k_row(l, page, b->k_head, in_page + 2 * g) + t * 16;
-    const uint8_t *v = kv_v_row(l, page, b->k_head, in_page + 4 * t) + g * 16;
-    uint32_t k_left = l->k_row - t * 16; /* both rows are whole 16 bytes, parts may lie beyond */
-    uint32_t v_left = l->v_row - g * 16;
-    uint8_t *side = at + (2 * shape::K_LOADS + 4 * shape::V_LOADS) * 512 + lane * 16;
+    const uint8_t *k = kv_k_row(l, page, b->k_head, in_page + row) + part * 16;
+    const uint8_t *v = kv_v_row(l, page, b->k_head, in_page + row) + part * 16;
+    uint8_t *side = at + 2 * STREAM_TILE * shape::ROW;
 
-    at += lane * 16;
+    if (part * 16 < (int32_t)l->k_row) {
 #pragma unroll
-    for (int u = 0; u < shape::K_LOADS; u++) {
-        if ((int32_t)k_left > u * 64) {
-            async_copy16(at + u * 512, k + u * 64);
-            async_copy16(at + (shape::K_LOADS + u) * 512, k + l->k_row + u * 64);
+        for (int i = 0; i < STREAM_TILE; i += ROWS) {
+            async_copy16(at + stream_at<shape::ROW>(i + row, part), k + i * l->k_row);
         }
     }
-    at += 2 * shape::K_LOADS * 512;
+    if (part * 16 < (int32_t)l->v_row) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-#pragma unroll
-        for (int r = 0; r < shape::V_LOADS; r++) {
-            if ((int32_t)v_left > r * 128) {
-                async_copy16(at + (j * shape::V_LOADS + r) * 512, v + j * l->v_row + r * 128);
-            }
+        for (int i = 0; i < STREAM_TILE; i += ROWS) {
+            async_copy16(at + STREAM_TILE * shape::ROW + stream_at<shape::ROW>(i + row, part),
+                         v + i * l->v_row);
         }
     }
-    if (s->slot_pos) {
-        const int32_t *pos = s->slot_pos + (size_t)b->group * s->cap + slot0 + 2 * g;
-
-        if (slot0 + 2 * g < s->n_slots) {
-            async_copy4(side, pos);
-        }
-        if (slot0 + 2 * g + 1 < s->n_slots) {
-            async_copy4(side + 4, pos + 1);
-        }
+    if (s->slot_pos && lane < STREAM_TILE && slot0 + lane < s->n_slots) {
+        async_copy4(side + lane * 4, s->slot_pos + (size_t)b->group * s->cap + slot0 + lane);
     }
-    if (shape::CODES) {
-        async_copy4(side + 8, kv_scale(page, l->k_scale_at, b->k_head, in_page + 2 * g));
-        async_copy4(side + 12, kv_scale(page, l->v_scale_at, b->k_head, in_page + 2 * g));
+    if (shape::CODES && lane < 4) {
+        async_copy16(side + 64 + lane * 16, kv_scale(page, lane < 2 ? l->k_scale_at : l->v_scale_at,
+                                                     b->k_head, in_page + lane % 2 * 8));
     }
 }
 
-/* Parts of a row that lie beyond it are never brought: they are 0 from the start. */
+/* Parts of K that lie beyond its rows are never brought: they are 0 from the start. */
 template <int FORM, int DIM>
 CUDA_INLINE void stream_clear(const struct attend *p, int n_stages, uint8_t *at)
 {
     using shape = stream_shape<FORM, DIM>;
     int lane = (int)threadIdx.x % WARP;
-    int32_t k_row = (int32_t)p->seqs.layout.k_row;
-    int32_t v_row = (int32_t)p->seqs.layout.v_row;
 
-    for (int n = 0; n < n_stages; n++) {
-        uint4 *to = reinterpret_cast<uint4 *>(at + n * shape::STAGE) + lane;
+#pragma unroll 1
+    for (int i = lane; i < n_stages * STREAM_TILE * 8; i += WARP) {
+        int row = i / 8 % STREAM_TILE;
 
-        for (int i = 0; i < 2 * shape::K_LOADS; i++) {
-            if ((i % shape::K_LOADS * 4 + lane % 4) * 16 >= k_row) {
-                to[i * WARP] = make_uint4(0, 0, 0, 0);
-            }
-        }
-        for (int i = 0; i < 4 * shape::V_LOADS; i++) {
-            if ((i % shape::V_LOADS * 8 + lane / 4) * 16 >= v_row) {
-                to[(2 * shape::K_LOADS + i) * WARP] = make_uint4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int part = i % 8; part < shape::K_LOADS * 4; part += 8) {
+            if (part * 16 >= (int32_t)p->seqs.layout.k_row) {
+                *reinterpret_cast<uint4 *>(at + i / (8 * STREAM_TILE) * shape::STAGE +
+                                           stream_at<shape::ROW>(row, part)) =
+                    make_uint4(0, 0, 0, 0);
             }
         }
     }
@@ -153,54 +157,84 @@ CUDA_INLINE void stream_clear(const struct attend *p, int n_stages, uint8_t *at)
 
 /* ---- the queries ---------------------------------------------------------------------------- */
 
-/* q as the second factor of the products: of step and piece, lane 4 g + t's four components of head
- * g, as 16-bit pieces that add up to it. Those of f16 are divided by a power of two, `factor`. */
-template <int FORM, int DIM>
-CUDA_INLINE void stream_queries(const struct attend *p, const struct stream_block *b, uint2 *q,
-                                float *factor)
+/* This lane's components of head h, four from dim 4 lane + 128 i on; 0 beyond the last. */
+template <int DIM>
+CUDA_INLINE void stream_query_load(const struct attend *p, const struct stream_block *b, int32_t h,
+                                   float v[(DIM + 127) / 128][4])
 {
-    using shape = stream_shape<FORM, DIM>;
     int32_t k_dim = p->seqs.layout.k_dim;
-    const float *from = p->q + (size_t)b->s->row0 * p->ldq + (size_t)b->head0 * k_dim;
-    int lane = (int)threadIdx.x % WARP;
-
-    for (int32_t h = (int32_t)threadIdx.x / WARP; h < STREAM_HEADS && !shape::BF16;
-         h += (int32_t)blockDim.x / WARP) {
-        float top = 0;
-
-        for (int32_t d = lane; d < k_dim && h < b->n_heads; d += WARP) {
-            top = fmaxf(top, fabsf(from[(size_t)h * k_dim + d]));
-        }
-        top = warp_max(top);
-        if (lane == 0) { /* components below 2^15 */
-            factor[h] = __uint_as_float((max(__float_as_uint(top) >> 23, 15u) - 14) << 23);
-        }
-    }
-    __syncthreads(); /* factor: written by a lane a head, read by all */
-    for (int32_t i = (int32_t)threadIdx.x; i < shape::STEPS * WARP; i += (int32_t)blockDim.x) {
-        int32_t step = i / WARP;
-        int32_t h = i % WARP / 4;
-        int32_t d0 =
-            (step / (shape::VEC / 4) * 4 + i % 4) * shape::VEC + step % (shape::VEC / 4) * 4;
-        float inv = shape::BF16 ? 1.0f : 1.0f / factor[h];
-        float v[4];
+    const float *from = p->q + (size_t)b->s->row0 * p->ldq + (size_t)(b->head0 + h) * k_dim;
+    bool whole = (k_dim | p->ldq) % 4 == 0 && reinterpret_cast<uintptr_t>(p->q) % 16 == 0;
 
 #pragma unroll
+    for (int i = 0; i < (DIM + 127) / 128; i++) {
+        int32_t d = (int32_t)threadIdx.x % WARP * 4 + i * 128;
+        float4 x = make_float4(0, 0, 0, 0);
+
+        if (h < b->n_heads && d < k_dim) {
+            if (whole) {
+                x = *reinterpret_cast<const float4 *>(from + d);
+            } else {
+                x.x = from[d];
+                x.y = d + 1 < k_dim ? from[d + 1] : 0.0f;
+                x.z = d + 2 < k_dim ? from[d + 2] : 0.0f;
+                x.w = d + 3 < k_dim ? from[d + 3] : 0.0f;
+            }
+        }
+        v[i][0] = x.x, v[i][1] = x.y, v[i][2] = x.z, v[i][3] = x.w;
+    }
+}
+
+/* The same as the second factor of the products: of step and piece, lane 4 g + t's four components
+ * of head g, as 16-bit pieces that add up to it. Those of f16 are divided by a power of two,
+ * `factor`. By one warp. */
+template <int FORM, int DIM>
+CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], uint2 *q,
+                                    float *factor)
+{
+    using shape = stream_shape<FORM, DIM>;
+    int lane = (int)threadIdx.x % WARP;
+    float inv = 1.0f;
+
+    if (!shape::BF16) {
+        float top = 0;
+
+#pragma unroll
+        for (int i = 0; i < (DIM + 127) / 128 * 4; i++) {
+            top = fmaxf(top, fabsf(v[i / 4][i % 4]));
+        }
+        top = __uint_as_float((max(__float_as_uint(warp_max(top)) >> 23, 15u) - 14) << 23);
+        inv = 1.0f / top;
+        if (lane == 0) { /* components below 2^15 */
+            factor[h] = top;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < (DIM + 127) / 128; i++) {
+        int d = lane * 4 + i * 128;
+        int part = d / shape::VEC;
+        int step = part / 4 * (shape::VEC / 4) + d % shape::VEC / 4;
+        uint2 *to = q + step * shape::PIECES * WARP + h * 4 + part % 4;
+
+        if (part >= shape::K_LOADS * 4) {
+            break;
+        }
+#pragma unroll
         for (int j = 0; j < 4; j++) {
-            v[j] = h < b->n_heads && d0 + j < k_dim ? from[(size_t)h * k_dim + d0 + j] * inv : 0.0f;
+            v[i][j] *= inv;
         }
 #pragma unroll
         for (int n = 0; n < shape::PIECES; n++) {
-            uint2 w = {half2_of_f32<shape::BF16>(v[0], v[1]), half2_of_f32<shape::BF16>(v[2], v[3])};
+            uint2 w = {half2_of_f32<shape::BF16>(v[i][0], v[i][1]),
+                       half2_of_f32<shape::BF16>(v[i][2], v[i][3])};
 
-            v[0] -= f32_of_half<shape::BF16>(w.x & 0xffff);
-            v[1] -= f32_of_half<shape::BF16>(w.x >> 16);
-            v[2] -= f32_of_half<shape::BF16>(w.y & 0xffff);
-            v[3] -= f32_of_half<shape::BF16>(w.y >> 16);
-            q[(step * shape::PIECES + n) * WARP + i % WARP] = w;
+            v[i][0] -= f32_of_half<shape::BF16>(w.x & 0xffff);
+            v[i][1] -= f32_of_half<shape::BF16>(w.x >> 16);
+            v[i][2] -= f32_of_half<shape::BF16>(w.y & 0xffff);
+            v[i][3] -= f32_of_half<shape::BF16>(w.y >> 16);
+            to[n * WARP] = w;
         }
     }
-    __syncthreads(); /* q: written by all, read by all */
 }
 
 /* ---- a tile --------------------------------------------------------------------------------- */
@@ -214,18 +248,20 @@ template <int FORM> CUDA_INLINE void stream_widen(uint32_t codes, uint32_t ret[2
     }
 }
 
-/* x[i]: products of slot 2g + i / 2 and head 2t + i % 2. */
+/* x[i]: products of slot stream_slot(g) + i / 2 * 8 and head 2t + i % 2. */
 template <int FORM, int DIM>
 CUDA_INLINE void stream_products(const uint8_t *at, const uint2 *q, float x[4])
 {
     using shape = stream_shape<FORM, DIM>;
     int lane = (int)threadIdx.x % WARP;
+    int row = stream_slot(lane / 4);
     float c[shape::PIECES][4] = {};
 
 #pragma unroll
     for (int u = 0; u < shape::K_LOADS; u++) {
-        uint4 a = reinterpret_cast<const uint4 *>(at)[u * WARP + lane];
-        uint4 b = reinterpret_cast<const uint4 *>(at)[(shape::K_LOADS + u) * WARP + lane];
+        const uint8_t *from = at + stream_at<shape::ROW>(row, u * 4 + lane % 4);
+        uint4 a = *reinterpret_cast<const uint4 *>(from);
+        uint4 b = *reinterpret_cast<const uint4 *>(from + 8 * shape::ROW);
         uint32_t wa[4];
         uint32_t wb[4];
 
@@ -336,16 +372,27 @@ CUDA_INLINE void stream_scale_values(struct stream_state *st, const float scale[
     }
 }
 
-/* acc += weights times values. `seen`: lanes whose slot 2g (seen[0]), 2g + 1 (seen[1]) is visible:
- * values of others may be anything. */
+/* acc += weights times values. `seen`: lanes whose first slot (seen[0]), second (seen[1]) is
+ * visible. */
 template <int FORM, int DIM>
-CUDA_INLINE void stream_values(const uint8_t *at, const float x[4], const uint32_t seen[2],
+CUDA_INLINE void stream_values(uint8_t *at, const float x[4], const uint32_t seen[2],
                                float acc[stream_shape<FORM, DIM>::SUMS][4])
 {
     using shape = stream_shape<FORM, DIM>;
     int lane = (int)threadIdx.x % WARP;
-    bool whole = (seen[0] & seen[1]) == ALL_LANES;
     uint32_t weight[2][2]; /* piece, half of the slots */
+
+    if ((seen[0] & seen[1]) != ALL_LANES) { /* those of unseen slots may be anything: 0 */
+#pragma unroll 1
+        for (int g = 0; g < STREAM_TILE; g++) {
+            if (!((g < 8 ? seen[0] : seen[1]) >> (g % 8 * 4) & 1) && lane < shape::PARTS) {
+                *reinterpret_cast<uint4 *>(
+                    at + stream_at<shape::ROW>(stream_slot(g % 8) + g / 8 * 8, lane)) =
+                    make_uint4(0, 0, 0, 0);
+            }
+        }
+        __syncwarp(); /* zeros: written by some lanes, read by all */
+    }
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -362,11 +409,9 @@ CUDA_INLINE void stream_values(const uint8_t *at, const float x[4], const uint32
 
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            uint4 v = reinterpret_cast<const uint4 *>(at)[(j * shape::V_LOADS + r) * WARP + lane];
-
-            if (!whole && !(seen[j % 2] >> (lane % 4 * 8 + j / 2 * 4) & 1)) {
-                v = make_uint4(0, 0, 0, 0);
-            }
+            int slot = stream_slot(lane % 4 * 2 + j % 2) + j / 2 * 8;
+            uint4 v = *reinterpret_cast<const uint4 *>(
+                at + stream_at<shape::ROW>(slot, r * 8 + lane / 4));
             w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
         }
 #pragma unroll
@@ -375,12 +420,12 @@ CUDA_INLINE void stream_values(const uint8_t *at, const float x[4], const uint32
                 uint32_t f[2][4];
 
 #pragma unroll
-                for (int j = 0; j < 2; j++) { /* slots 4t + j and 4t + j + 2 */
+                for (int j = 0; j < 2; j++) { /* of slots of rows 2t, 2t + 1 and 2t + 8, 2t + 9 */
                     uint32_t pair[2];
 
-                    stream_widen<FORM>(__byte_perm(w[j][i], w[j + 2][i], 0x5140), pair);
+                    stream_widen<FORM>(__byte_perm(w[2 * j][i], w[2 * j + 1][i], 0x5140), pair);
                     f[0][2 * j] = pair[0], f[0][2 * j + 1] = pair[1];
-                    stream_widen<FORM>(__byte_perm(w[j][i], w[j + 2][i], 0x7362), pair);
+                    stream_widen<FORM>(__byte_perm(w[2 * j][i], w[2 * j + 1][i], 0x7362), pair);
                     f[1][2 * j] = pair[0], f[1][2 * j + 1] = pair[1];
                 }
 #pragma unroll
@@ -390,8 +435,8 @@ CUDA_INLINE void stream_values(const uint8_t *at, const float x[4], const uint32
                 }
             } else {
                 uint32_t f[4] = {
-                    __byte_perm(w[0][i], w[2][i], 0x5410), __byte_perm(w[0][i], w[2][i], 0x7632),
-                    __byte_perm(w[1][i], w[3][i], 0x5410), __byte_perm(w[1][i], w[3][i], 0x7632)};
+                    __byte_perm(w[0][i], w[1][i], 0x5410), __byte_perm(w[0][i], w[1][i], 0x7632),
+                    __byte_perm(w[2][i], w[3][i], 0x5410), __byte_perm(w[2][i], w[3][i], 0x7632)};
 
                 mma_half<shape::BF16>(acc[r * 4 + i], f, weight[0]);
                 mma_half<shape::BF16>(acc[r * 4 + i], f, weight[1]);
@@ -402,15 +447,15 @@ CUDA_INLINE void stream_values(const uint8_t *at, const float x[4], const uint32
 
 template <int FORM, int DIM>
 CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *b, int32_t tile,
-                             const uint8_t *at, const uint2 *q, const float factor[2],
+                             uint8_t *at, const uint2 *q, const float factor[2],
                              const float slope[2], struct stream_state *st,
                              float acc[stream_shape<FORM, DIM>::SUMS][4])
 {
     using shape = stream_shape<FORM, DIM>;
     constexpr float FP8 = FORM == STREAM_FP8 ? FP8_HALF_UNIT : 1.0f;
     int lane = (int)threadIdx.x % WARP;
-    uint4 side = reinterpret_cast<const uint4 *>(
-        at)[(2 * shape::K_LOADS + 4 * shape::V_LOADS) * WARP + lane];
+    const uint8_t *side = at + 2 * STREAM_TILE * shape::ROW;
+    int first = stream_slot(lane / 4);
     int32_t row_pos = b->s->pos0;
     int32_t pos[2];
     bool visible[2];
@@ -421,21 +466,29 @@ CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *
     stream_products<FORM, DIM>(at, q, x);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        int32_t slot = tile * STREAM_TILE + lane / 4 * 2 + i;
-        float k_scale = shape::CODES ? FP8 * f32_of_f16((uint16_t)(side.z >> (16 * i))) : 1.0f;
+        int own = first + i * 8;
+        int32_t slot = tile * STREAM_TILE + own;
+        const uint16_t *scales = reinterpret_cast<const uint16_t *>(side + 64) + own;
+        float k_scale = shape::CODES ? FP8 * f32_of_f16(scales[0]) : 1.0f;
 
-        pos[i] = b->s->slot_pos ? (int32_t)(i ? side.y : side.x) : slot;
+        pos[i] = b->s->slot_pos ? reinterpret_cast<const int32_t *>(side)[own] : slot;
         pos[i] = slot < b->s->n_slots ? pos[i] : -1;
         visible[i] = kv_visible(pos[i], row_pos, p->window);
         seen[i] = __ballot_sync(ALL_LANES, visible[i]);
-        v_scale[i] = shape::CODES && visible[i] ? f32_of_f16((uint16_t)(side.w >> (16 * i))) : 0.0f;
+        v_scale[i] = shape::CODES && visible[i] ? f32_of_f16(scales[16]) : 0.0f;
         x[2 * i] *= factor[0] * k_scale;
         x[2 * i + 1] *= factor[1] * k_scale;
     }
     if (p->softcap > 0 || p->alibi_max > 0) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            x[i] = attend_logit(p, x[i], slope[i % 2], pos[i / 2], row_pos);
+#pragma unroll 1
+        for (int i = 0; i < 4; i++) { /* in turn through x[0]: one copy of the code */
+            float v = attend_logit(p, x[0], i % 2 ? slope[1] : slope[0], i / 2 ? pos[1] : pos[0],
+                                   row_pos);
+
+            x[0] = x[1];
+            x[1] = x[2];
+            x[2] = x[3];
+            x[3] = v;
         }
     } else { /* the same, shorter */
 #pragma unroll
@@ -448,11 +501,11 @@ CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *
         for (int h = 0; h < 2; h++) {
             int32_t head = lane % 4 * 2 + h;
             float *to = p->logits + (size_t)(b->seq * p->n_q + b->head0 + head) * p->max_slots +
-                        tile * STREAM_TILE + lane / 4 * 2;
+                        tile * STREAM_TILE + first;
 
             if (head < b->n_heads) {
                 to[0] = x[h];
-                to[1] = x[2 + h];
+                to[8] = x[2 + h];
             }
         }
     }
@@ -466,7 +519,7 @@ CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *
             x[i] *= 16384.0f;
         }
     }
-    stream_values<FORM, DIM>(at + 2 * shape::K_LOADS * 512, x, seen, acc);
+    stream_values<FORM, DIM>(at + STREAM_TILE * shape::ROW, x, seen, acc);
 }
 
 /* ---- the end -------------------------------------------------------------------------------- */
@@ -510,6 +563,7 @@ CUDA_INLINE void stream_block_merge(const struct attend *p, const struct stream_
         float *to = values + (warp * HEADS + head) * shape::OUT_LEN;
         float factor;
 
+#pragma unroll 1
         for (int w = 0; w < warps; w++) {
             top = fmaxf(top, tops[w * HEADS + head]);
         }
@@ -527,104 +581,54 @@ CUDA_INLINE void stream_block_merge(const struct attend *p, const struct stream_
         }
     }
     __syncthreads(); /* values: written by all, read by all */
-    for (int32_t i = (int32_t)threadIdx.x; i < b->n_heads * (v_dim / 4); i += (int32_t)blockDim.x) {
-        int32_t h = i / (v_dim / 4);
-        int32_t d = i % (v_dim / 4) * 4;
+#pragma unroll 1
+    for (int32_t h = warp; h < b->n_heads; h += warps) {
         int32_t head = b->head0 + h;
         float *part =
             p->part + ((size_t)(b->seq * p->n_q + head) * p->n_chunks + b->chunk) * p->part_len;
-        float4 v = make_float4(0, 0, 0, 0);
-        float top = -INFINITY;
-        float sum = 0;
+        float *out = p->out + (size_t)b->s->row0 * p->ldo + (size_t)head * v_dim;
+        float own = lane < warps ? tops[lane * HEADS + h] : -INFINITY;
+        float top = warp_max(own);
+        float sum = own > -INFINITY ? expf(own - top) * sums[lane * HEADS + h] : 0.0f;
+        float inv;
 
-        for (int w = 0; w < warps; w++) {
-            top = fmaxf(top, tops[w * HEADS + h]);
+        sum = warp_sum(sum);
+        inv = attend_with_sink(p, head, top, sum > 0 ? 1.0f / sum : 0.0f);
+        if (b->n_chunks > 1 && lane == 0) {
+            part[0] = top;
+            part[1] = sum;
         }
-        for (int w = 0; w < warps; w++) {
-            float4 a =
-                *reinterpret_cast<const float4 *>(values + (w * HEADS + h) * shape::OUT_LEN + d);
-            float own = tops[w * HEADS + h];
+#pragma unroll 1
+        for (int32_t d = lane * 4; d < v_dim; d += 4 * WARP) {
+            float4 v = make_float4(0, 0, 0, 0);
 
-            sum += own > -INFINITY ? expf(own - top) * sums[w * HEADS + h] : 0.0f;
-            v.x += a.x, v.y += a.y, v.z += a.z, v.w += a.w;
-        }
-        if (b->n_chunks == 1) {
-            float *out = p->out + (size_t)b->s->row0 * p->ldo + (size_t)head * v_dim + d;
-            float inv = attend_with_sink(p, head, top, sum > 0 ? 1.0f / sum : 0.0f);
+#pragma unroll 4
+            for (int w = 0; w < warps; w++) {
+                float4 a = *reinterpret_cast<const float4 *>(values +
+                                                             (w * HEADS + h) * shape::OUT_LEN + d);
 
-            out[0] = v.x * inv, out[1] = v.y * inv, out[2] = v.z * inv, out[3] = v.w * inv;
-        } else {
-            *reinterpret_cast<float4 *>(part + 4 + d) = v;
-            if (d == 0) {
-                part[0] = top;
-                part[1] = sum;
+                v.x += a.x, v.y += a.y, v.z += a.z, v.w += a.w;
+            }
+            if (b->n_chunks == 1) {
+                out[d] = v.x * inv, out[d + 1] = v.y * inv;
+                out[d + 2] = v.z * inv, out[d + 3] = v.w * inv;
+            } else {
+                *reinterpret_cast<float4 *>(part + 4 + d) = v;
             }
         }
-    }
-}
-
-/* By the last block of a row's heads: parts, added in the order of chunks. */
-CUDA_INLINE void stream_row_merge(const struct attend *p, const struct stream_block *b,
-                                  float *memory)
-{
-    int32_t v_dim = p->seqs.layout.v_dim;
-    int lane = (int)threadIdx.x % WARP;
-    float *weights = memory + STREAM_HEADS; /* (heads, chunks) */
-    size_t stride = (size_t)p->n_chunks * p->part_len;
-    const float *parts = p->part + (size_t)(b->seq * p->n_q + b->head0) * stride;
-
-    for (int32_t h = (int32_t)threadIdx.x / WARP; h < b->n_heads; h += (int32_t)blockDim.x / WARP) {
-        const float *part = parts + h * stride;
-        float top = -INFINITY;
-        float sum = 0;
-
-        for (int32_t c = lane; c < b->n_chunks; c += WARP) {
-            top = fmaxf(top, __ldcg(part + (size_t)c * p->part_len));
-        }
-        top = warp_max(top);
-        for (int32_t c = lane; c < b->n_chunks; c += WARP) {
-            float own = __ldcg(part + (size_t)c * p->part_len);
-            float w = own > -INFINITY ? expf(own - top) : 0.0f;
-
-            weights[h * b->n_chunks + c] = w;
-            sum += w * __ldcg(part + (size_t)c * p->part_len + 1);
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) {
-            memory[h] = attend_with_sink(p, b->head0 + h, top, sum > 0 ? 1.0f / sum : 0.0f);
-        }
-    }
-    __syncthreads(); /* weights and 1 / sums: written by a warp a head, read by all */
-    for (int32_t i = (int32_t)threadIdx.x; i < b->n_heads * (v_dim / 4); i += (int32_t)blockDim.x) {
-        int32_t h = i / (v_dim / 4);
-        int32_t d = i % (v_dim / 4) * 4;
-        const float *part = parts + h * stride + 4 + d;
-        float *out = p->out + (size_t)b->s->row0 * p->ldo + (size_t)(b->head0 + h) * v_dim + d;
-        float4 v = make_float4(0, 0, 0, 0);
-
-#pragma unroll 8
-        for (int32_t c = 0; c < b->n_chunks; c++) {
-            float4 a = __ldcg(reinterpret_cast<const float4 *>(part + (size_t)c * p->part_len));
-            float w = weights[h * b->n_chunks + c];
-
-            v.x += w * a.x, v.y += w * a.y, v.z += w * a.z, v.w += w * a.w;
-        }
-        out[0] = v.x * memory[h], out[1] = v.y * memory[h];
-        out[2] = v.z * memory[h], out[3] = v.w * memory[h];
     }
 }
 
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
 /* This block's; false: it has no part. */
-CUDA_INLINE bool stream_block_of(const struct attend *p, int32_t aim, int32_t least,
+CUDA_INLINE bool stream_block_of(const struct attend *p, const struct stream_plan *plan,
                                  struct stream_block *b)
 {
     const struct cuda_layout *l = &p->seqs.layout;
-    int32_t share = p->n_q / (l->n_groups * l->k_heads);
-    int32_t per_head = (share + STREAM_HEADS - 1) / STREAM_HEADS;
-    int32_t k = (int32_t)blockIdx.y / per_head;
-    int32_t part = (int32_t)blockIdx.y % per_head;
+    int32_t sets = (plan->share + STREAM_HEADS - 1) / STREAM_HEADS;
+    int32_t k = (int32_t)blockIdx.y;
+    int32_t set = 0;
     int32_t lane = (int32_t)threadIdx.x % WARP;
     int32_t chunk;
     int32_t from;
@@ -632,20 +636,28 @@ CUDA_INLINE bool stream_block_of(const struct attend *p, int32_t aim, int32_t le
 
     b->seq = (int32_t)blockIdx.z;
     b->s = &p->seqs.s[b->seq];
-    chunk = stream_chunk(b->s->n_slots, aim, least);
+    chunk = stream_chunk(b->s->n_slots, plan);
     b->chunk = (int32_t)blockIdx.x;
     b->n_chunks = stream_chunks(b->s->n_slots, chunk);
-    b->head0 = k * share + part * STREAM_HEADS;
-    b->n_heads = min((int32_t)STREAM_HEADS, share - part * STREAM_HEADS);
-    b->group = k / l->k_heads;
-    b->k_head = k % l->k_heads;
+    if (b->chunk >= b->n_chunks) {
+        return false;
+    }
+    if (sets > 1) {
+        set = k % sets;
+        k /= sets;
+    }
+    b->head0 = k * plan->share + set * STREAM_HEADS;
+    b->n_heads = min((int32_t)STREAM_HEADS, plan->share - set * STREAM_HEADS);
+    b->group = 0;
+    b->k_head = k;
+    if (l->n_groups > 1) {
+        b->group = k / l->k_heads;
+        b->k_head = k % l->k_heads;
+    }
     from = b->chunk * chunk;
     to = min(from + chunk, b->s->n_slots);
     b->first_page = from / OPS_PAGE_SLOTS;
     b->page = 0;
-    if (b->chunk >= b->n_chunks) {
-        return false;
-    }
     if (b->first_page + lane < (to + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS) {
         b->page = b->s->pages[(size_t)b->group * b->s->max_pages + b->first_page + lane];
     }
@@ -664,47 +676,57 @@ CUDA_INLINE bool stream_block_of(const struct attend *p, int32_t aim, int32_t le
 
 template <int FORM, int DIM, int STAGES>
 CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
-    decode_stream(struct attend p, int32_t aim, int32_t least, uint32_t *arrived)
+    decode_stream(struct attend p, struct stream_plan plan)
 {
     using shape = stream_shape<FORM, DIM>;
     CUDA_SHARED(uint8_t, memory);
-    __shared__ bool last;
     int lane = (int)threadIdx.x % WARP;
     int warps = (int)blockDim.x / WARP;
+    int warp = (int)threadIdx.x / WARP;
     float *factors = reinterpret_cast<float *>(memory);
     uint2 *q = reinterpret_cast<uint2 *>(memory + STREAM_HEADS * 4);
     uint8_t *rest = memory + shape::q_bytes;
     uint8_t *stage = rest + (int)threadIdx.x / WARP * STAGES * shape::STAGE;
     float acc[shape::SUMS][4] = {};
     struct stream_state st = {{-INFINITY, -INFINITY}, {0, 0}, 5.9604645e-8f}; /* f16's smallest */
+    float v[(DIM + 127) / 128][4];
     float factor[2] = {1, 1};
     float slope[2] = {0, 0};
     struct stream_block b;
 
     grid_begin();
     grid_wait();
-    if (!stream_block_of(&p, aim, least, &b)) {
+    if (!stream_block_of(&p, &plan, &b)) {
         return;
     }
-    if (p.seqs.layout.k_row < shape::K_LOADS * 64 || p.seqs.layout.v_row < shape::V_LOADS * 128) {
+    stream_query_load<DIM>(&p, &b, warp, v); /* on its way while tiles are asked for */
+    if (p.seqs.layout.k_row < shape::K_LOADS * 64) {
         stream_clear<FORM, DIM>(&p, STAGES, stage);
     }
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < STAGES; i++) {
         if (b.tile + i * warps < b.tile_end) {
             stream_bring<FORM, DIM>(&p, &b, b.tile + i * warps, stage + i * shape::STAGE);
         }
         async_commit();
     }
-    stream_queries<FORM, DIM>(&p, &b, q, factors);
+    stream_query_store<FORM, DIM>(warp, v, q, factors);
+#pragma unroll 1
+    for (int h = warp + warps; h < STREAM_HEADS; h += warps) {
+        stream_query_load<DIM>(&p, &b, h, v);
+        stream_query_store<FORM, DIM>(h, v, q, factors);
+    }
+    __syncthreads(); /* q, factors: written by a warp a head, read by all */
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         factor[h] = shape::BF16 ? 1.0f : factors[lane % 4 * 2 + h];
         slope[h] = p.alibi_max > 0 ? attend_slope(&p, b.head0 + lane % 4 * 2 + h) : 0.0f;
     }
     for (int32_t tile = b.tile, at = 0; tile < b.tile_end; tile += warps) {
-        async_wait<STAGES - 1>(); /* of this lane's copies, which nobody else reads */
+        async_wait<STAGES - 1>();
+        __syncwarp(); /* the tile: copied by all lanes, read by all */
         stream_tile<FORM, DIM>(&p, &b, tile, stage + at * shape::STAGE, q, factor, slope, &st, acc);
+        __syncwarp(); /* the tile: read by all, another comes in its place */
         if (tile + STAGES * warps < b.tile_end) {
             stream_bring<FORM, DIM>(&p, &b, tile + STAGES * warps, stage + at * shape::STAGE);
         }
@@ -712,21 +734,97 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
         at = at + 1 < STAGES ? at + 1 : 0;
     }
     stream_block_merge<FORM, DIM>(&p, &b, &st, acc, reinterpret_cast<float *>(rest));
-    if (b.n_chunks == 1) {
-        return;
-    }
-    __syncthreads(); /* the part: written by all, before it is counted */
-    if (threadIdx.x == 0) {
-        uint32_t others = (uint32_t)b.n_chunks - 1;
+}
 
-        __threadfence(); /* the block's part, seen at the barrier, before the count */
-        last =
-            atomicInc(arrived + b.seq * (int32_t)gridDim.y + (int32_t)blockIdx.y, others) == others;
-        __threadfence(); /* what others counted before, before what is read below */
+/* ---- chunks together ------------------------------------------------------------------------ */
+
+enum { JOIN_WARPS = 4, JOIN_LOADS = 8 };
+
+/* Block a row and query head: each warp adds every fourth chunk, in order, then the warps' sums are
+ * added in order. `memory`: (JOIN_WARPS, v_dim), then weights of chunks. */
+CUDA_KERNEL void __launch_bounds__(JOIN_WARPS *WARP)
+    decode_join(struct attend p, struct stream_plan plan)
+{
+    CUDA_SHARED(float, memory);
+    __shared__ float inv;
+    const struct cuda_seq *s = &p.seqs.s[blockIdx.y];
+    int32_t head = (int32_t)blockIdx.x;
+    int32_t v_dim = p.seqs.layout.v_dim;
+    int lane = (int)threadIdx.x % WARP;
+    int warp = (int)threadIdx.x / WARP;
+    int32_t n = stream_chunks(s->n_slots, stream_chunk(s->n_slots, &plan));
+    const float *part =
+        p.part + (size_t)((int32_t)blockIdx.y * p.n_q + head) * p.n_chunks * p.part_len;
+    float *weights = memory + JOIN_WARPS * v_dim;
+
+    grid_begin();
+    grid_wait();
+    if (n == 1) {
+        return; /* the row is there already */
     }
-    __syncthreads(); /* last: written by one, read by all */
-    if (last) {
-        stream_row_merge(&p, &b, reinterpret_cast<float *>(rest));
+    if (warp == 0) {
+        float top = -INFINITY;
+        float sum = 0;
+
+#pragma unroll 1
+        for (int32_t c = lane; c < n; c += WARP) {
+            top = fmaxf(top, part[(size_t)c * p.part_len]);
+        }
+        top = warp_max(top);
+#pragma unroll 1
+        for (int32_t c = lane; c < n; c += WARP) {
+            float own = part[(size_t)c * p.part_len];
+            float w = own > -INFINITY ? expf(own - top) : 0.0f;
+
+            weights[c] = w;
+            sum += w * part[(size_t)c * p.part_len + 1];
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) {
+            inv = attend_with_sink(&p, head, top, sum > 0 ? 1.0f / sum : 0.0f);
+        }
+    }
+    for (int32_t d0 = 0; d0 < v_dim; d0 += 4 * WARP) {
+        int32_t d = d0 + lane * 4;
+        float4 v = make_float4(0, 0, 0, 0);
+        bool waited = d0 > 0;
+
+        for (int32_t c0 = warp; c0 < n || !waited; c0 += JOIN_WARPS * JOIN_LOADS) {
+            float4 a[JOIN_LOADS];
+
+#pragma unroll
+            for (int i = 0; i < JOIN_LOADS; i++) { /* on their way while the first warp sums */
+                int32_t c = c0 + i * JOIN_WARPS;
+
+                a[i] =
+                    c < n && d < v_dim
+                        ? *reinterpret_cast<const float4 *>(part + (size_t)c * p.part_len + 4 + d)
+                        : make_float4(0, 0, 0, 0);
+            }
+            if (!waited) {
+                __syncthreads(); /* weights, inv: written by a warp, read by all */
+                waited = true;
+            }
+#pragma unroll
+            for (int i = 0; i < JOIN_LOADS; i++) {
+                int32_t c = c0 + i * JOIN_WARPS;
+                float w = c < n ? weights[c] : 0.0f;
+
+                v.x += w * a[i].x, v.y += w * a[i].y, v.z += w * a[i].z, v.w += w * a[i].w;
+            }
+        }
+        if (d < v_dim) {
+            *reinterpret_cast<float4 *>(memory + warp * v_dim + d) = v;
+        }
+    }
+    __syncthreads(); /* sums of warps: written by all, read by all */
+    for (int32_t d = (int32_t)threadIdx.x; d < v_dim; d += JOIN_WARPS * WARP) {
+        float sum = 0;
+
+        for (int w = 0; w < JOIN_WARPS; w++) {
+            sum += memory[w * v_dim + d];
+        }
+        p.out[(size_t)s->row0 * p.ldo + (size_t)head * v_dim + d] = sum * inv;
     }
 }
 

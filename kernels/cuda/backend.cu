@@ -115,8 +115,7 @@ uint64_t cuda_scratch(const struct backend_limits *l, uint64_t lt_work, uint8_t 
     take(&t, entries * cols, &ret->shared);
     take(&t, (uint64_t)CUDA_SAMPLE_ROWS * CUDA_SAMPLE_GROUPS, &ret->sample_best);
     ret->bytes = t.used;
-    static_assert(CUDA_SEQS >= 3, "q, k and v are counted there, too");
-    take(&t, CUDA_SEQS * heads, &ret->arrived);
+    take(&t, 3 * heads, &ret->arrived);
     take(&t, CUDA_SAMPLE_ROWS, &ret->sample_arrived);
     ret->n_observed = (int32_t)observed;
     ret->n_selected = (int32_t)selected;

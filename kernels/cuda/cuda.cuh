@@ -70,8 +70,7 @@ struct cuda_scratch {
     float *shared;              /* (entries, max_cols): the shared expert's */
     uint64_t *sample_best;      /* (CUDA_SAMPLE_ROWS, CUDA_SAMPLE_GROUPS) */
     uint64_t bytes;   /* of all that comes before, which pieces may overwrite; behind it: */
-    uint32_t *arrived; /* (CUDA_SEQS heads) blocks at a head (gemm_heads.cuh, attention_stream.cu):
-                        * 0 between launches */
+    uint32_t *arrived; /* (3 heads) blocks at a head (gemm_heads.cuh): 0 between launches */
     uint32_t *sample_arrived; /* (CUDA_SAMPLE_ROWS) blocks at a row: 0 between launches */
     int32_t n_observed;
     int32_t n_selected;

@@ -509,10 +509,10 @@ static void graphs(void)
         for (int i = 0; i < 4; i++) {
             seq[i] =
                 (struct ops_seq){.row0 = i, .n_rows = 1, .pos0 = 4095 + step, .slot0 = 4095 + step};
-            seq[i].kv = kv_of(&l, 4096 + step, false); /* chunks of 128 become chunks of 192 */
+            seq[i].kv = kv_of(&l, 4096 + step, false); /* chunks of 256 become chunks of 320 */
         }
         expect(be->ops->embed(be, &p) == 0, "embed");
-        for (int layer = 0; layer < 1400; layer++) {
+        for (int layer = 0; layer < 700; layer++) {
             expect(be->ops->attention(be, &a) == 0, "layer %d", layer);
         }
         done(be->ops->read(be, &back, memory, sizeof(back)), "step", step, 0, 0);
