@@ -34,7 +34,7 @@ CUDA_INLINE void stream_unit(const struct gemm *p, const uint8_t *unit, int32_t 
 {
     int lane = (int)threadIdx.x % WARP;
 
-#pragma unroll(NT == 1 ? 1 : F::GROUPS)
+#pragma unroll
     for (int group = 0; group < F::GROUPS; group++, col += 128) {
         struct frag_codes w;
         struct gemm_scales s;
@@ -75,11 +75,16 @@ CUDA_INLINE void stream_tile(const struct gemm &p, const uint8_t *tile, int32_t 
                              float (*red)[16][8 * NT], float (*out)[8 * NT])
 {
     int32_t n_units = (int32_t)frag_units(p.n_cols, F::COLS);
+    const uint8_t *next = tile + (int32_t)threadIdx.x / WARP * F::UNIT;
     float acc[NT][4][4] = {}; /* by 8 tokens, block of a group, place in the fragment */
     float sum[NT][4];
 
     for (int32_t u = (int32_t)threadIdx.x / WARP; u < n_units; u += GEMM_WARPS) {
-        stream_unit<F, PIECES, NT>(&p, tile + (uint32_t)(u * F::UNIT), u * F::COLS, token0, acc);
+        /* either way spills some types' registers */
+        const uint8_t *unit = F::BLOCKS == 8 ? next : tile + (uint32_t)(u * F::UNIT);
+
+        stream_unit<F, PIECES, NT>(&p, unit, u * F::COLS, token0, acc);
+        next += GEMM_WARPS * F::UNIT;
     }
     for (int i = 0; i < NT * 4; i++) {
         const float(*a)[4] = acc[i / 4];
@@ -134,6 +139,12 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, (stream_store_blocks<F, NT>()))
     stream_rows<F, 1, NT>(p, &store);
 }
 
+/* Tokens at a time of more than 8, by 8: with 16, codes of 8 bits need a register too many. */
+template <typename F, int PIECES> static constexpr int stream_wide(void)
+{
+    return F::CODE == 8 && PIECES == 1 ? 1 : 2;
+}
+
 template <typename F, int PIECES> static int launch(struct cuda *cu, struct gemm *p)
 {
     uint32_t blocks = gemm_blocks(p, 1);
@@ -143,7 +154,7 @@ template <typename F, int PIECES> static int launch(struct cuda *cu, struct gemm
         CUDA_LAUNCH_EARLY(cu, dim3(blocks, 1), dim3(GEMM_THREADS), 0, (stream_q<F, PIECES, 1>), *p);
     } else {
         CUDA_LAUNCH_EARLY(cu, dim3(blocks, cuda_div_up(n, STREAM_TOKENS)), dim3(GEMM_THREADS), 0,
-                          (stream_q<F, PIECES, 2>), *p);
+                          (stream_q<F, PIECES, stream_wide<F, PIECES>()>), *p);
     }
     return cuda_launched(cu, "stream_q");
 }
