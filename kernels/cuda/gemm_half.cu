@@ -79,6 +79,9 @@ CUDA_INLINE void norm_stream_rows(const struct gemm &p, int32_t depth, const str
     from.n_cols = p.n_cols;
     from.pieces = reinterpret_cast<uint16_t *>(red + red_of<1, true>::BYTES / sizeof(float)) +
                   threadIdx.x / WARP * SLICE * HALF_PIECES;
+    from.first = r.first;
+    from.end = r.end;
+    begin_step(&from, r.first);
     from.by = row_norm_of<GEMM_THREADS>(&norm, x, p.n_cols, part);
     if (!BF16) {
         from.scale = half_scale(largest_of(norm, from.by, x, p.n_cols, part));
@@ -102,14 +105,14 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, GEMM_STORE_BLOCKS(1))
     norm_stream_rows<BF16, 4>(p, depth, norm, x, &store);
 }
 
-/* A block a multiprocessor, if there is so much to do; fills the parts' ends. */
-static dim3 stream_grid(const struct cuda *cu, struct gemm *p)
+/* So many blocks a multiprocessor, if there is so much to do; fills the parts' ends. */
+static dim3 stream_grid(const struct cuda *cu, struct gemm *p, uint32_t each)
 {
     uint32_t blocks = gemm_blocks(p, 1);
     uint32_t n = (uint32_t)(p->token_end - p->token0);
+    uint32_t most = (uint32_t)cu->n_sms * each;
 
-    return dim3(blocks < (uint32_t)cu->n_sms ? blocks : (uint32_t)cu->n_sms,
-                n <= 8 ? 1 : cuda_div_up(n, 32));
+    return dim3(blocks < most ? blocks : most, n <= 8 ? 1 : cuda_div_up(n, 32));
 }
 
 enum { MORE_DEPTH = 4 /* of the ring where there are more than 8 tokens */ };
@@ -126,23 +129,24 @@ template <int NT> static constexpr size_t red_bytes = red_of<NT, false>::BYTES;
 static constexpr size_t own_bytes =
     red_of<1, true>::BYTES + GEMM_WARPS * SLICE * HALF_PIECES * sizeof(uint16_t);
 
-#define LAUNCH_STREAM(step, depth, beside, kernel, ...)                                            \
-    (cuda_call_early(cu), CUDA_LAUNCH_LARGE(cu, stream_grid(cu, p), dim3(GEMM_THREADS),            \
+#define LAUNCH_STREAM(step, depth, each, beside, kernel, ...)                                      \
+    (cuda_call_early(cu), CUDA_LAUNCH_LARGE(cu, stream_grid(cu, p, each), dim3(GEMM_THREADS),      \
                                             (size_t)ring_bytes<step>(depth) + (beside), kernel,    \
                                             *p, depth __VA_OPT__(, ) __VA_ARGS__))
-/* `beside`: bytes of shared memory beside the ring's. */
-#define LAUNCH_FEW(beside, kernel, ...)                                                            \
-    LAUNCH_STREAM(SLICE, depth_of(cu, beside), beside, kernel, __VA_ARGS__)
+#define LAUNCH_ONE(kernel, ...)                                                                    \
+    LAUNCH_STREAM(SLICE, depth_of(cu, own_bytes), 1, own_bytes, kernel, __VA_ARGS__)
+/* Two blocks of two steps: one's loads of activations come while the other multiplies. */
+#define LAUNCH_FEW(kernel, ...) LAUNCH_STREAM(SLICE, 2, 2, red_bytes<1>, kernel, __VA_ARGS__)
 #define LAUNCH_MORE(kernel, ...)                                                                   \
-    LAUNCH_STREAM(step_of<4>, MORE_DEPTH, red_bytes<4>, kernel, __VA_ARGS__)
+    LAUNCH_STREAM(step_of<4>, MORE_DEPTH, 1, red_bytes<4>, kernel, __VA_ARGS__)
 
 int cuda_gemm_half_fused(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_norm *norm,
                          const float *x)
 {
     if (bf16) {
-        LAUNCH_FEW(own_bytes, norm_stream_half<true>, *norm, x);
+        LAUNCH_ONE(norm_stream_half<true>, *norm, x);
     } else {
-        LAUNCH_FEW(own_bytes, norm_stream_half<false>, *norm, x);
+        LAUNCH_ONE(norm_stream_half<false>, *norm, x);
     }
     return cuda_launched(cu, "norm_stream_half");
 }
@@ -152,9 +156,9 @@ int cuda_gemm_half_fused_store(struct cuda *cu, struct gemm *p, bool bf16,
                                const struct cuda_store *s)
 {
     if (bf16) {
-        LAUNCH_FEW(own_bytes, norm_stream_half_store<true>, *norm, x, *s);
+        LAUNCH_ONE(norm_stream_half_store<true>, *norm, x, *s);
     } else {
-        LAUNCH_FEW(own_bytes, norm_stream_half_store<false>, *norm, x, *s);
+        LAUNCH_ONE(norm_stream_half_store<false>, *norm, x, *s);
     }
     return cuda_launched(cu, "norm_stream_half_store");
 }
@@ -164,9 +168,9 @@ int cuda_gemm_half_store(struct cuda *cu, struct gemm *p, bool bf16, const struc
     bool few = p->token_end - p->token0 <= 8;
 
     if (few && bf16) {
-        LAUNCH_FEW(red_bytes<1>, (stream_half_store<true, 1>), *s);
+        LAUNCH_FEW((stream_half_store<true, 1>), *s);
     } else if (few) {
-        LAUNCH_FEW(red_bytes<1>, (stream_half_store<false, 1>), *s);
+        LAUNCH_FEW((stream_half_store<false, 1>), *s);
     } else if (bf16) {
         LAUNCH_MORE((stream_half_store<true, 4>), *s);
     } else {
@@ -177,7 +181,7 @@ int cuda_gemm_half_store(struct cuda *cu, struct gemm *p, bool bf16, const struc
 
 int cuda_gemm_half_raw(struct cuda *cu, struct gemm *p)
 {
-    LAUNCH_FEW(red_bytes<1>, stream_half_raw);
+    LAUNCH_FEW(stream_half_raw);
     return cuda_launched(cu, "stream_half_raw");
 }
 
@@ -186,9 +190,9 @@ int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16)
     bool few = p->token_end - p->token0 <= 8;
 
     if (few && bf16) {
-        LAUNCH_FEW(red_bytes<1>, (stream_half<true, 1>));
+        LAUNCH_FEW((stream_half<true, 1>));
     } else if (few) {
-        LAUNCH_FEW(red_bytes<1>, (stream_half<false, 1>));
+        LAUNCH_FEW((stream_half<false, 1>));
     } else if (bf16) {
         LAUNCH_MORE((stream_half<true, 4>));
     } else {

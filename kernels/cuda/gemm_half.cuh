@@ -226,10 +226,6 @@ struct prepared {
     const uint16_t *token[1];
 };
 
-CUDA_INLINE void begin_steps(struct prepared *, int32_t)
-{
-}
-
 CUDA_INLINE void load_step(struct prepared *from, int32_t step, int32_t parts,
                            uint4 ret[SLICE / 32][1][HALF_PIECES])
 {
@@ -262,10 +258,6 @@ struct raw_rows {
     const float *token;
     int32_t n_cols;
 };
-
-CUDA_INLINE void begin_steps(struct raw_rows *, int32_t)
-{
-}
 
 CUDA_INLINE void load_step(struct raw_rows *from, int32_t step, int32_t,
                            uint4 ret[SLICE / 32][1][HALF_PIECES])
@@ -304,11 +296,12 @@ template <bool BF16> struct one_row {
     struct row_norm by;
     float scale;
     int32_t n_cols;
-    uint16_t *pieces; /* shared, the warp's: (SLICE / 8, HALF_PIECES, 8) */
-    float v[4], w[4];
+    uint16_t *pieces;   /* shared, the warp's: (SLICE / 8, HALF_PIECES, 8) */
+    int32_t first, end; /* the warp's steps */
+    float v[4], w[4];   /* of the next one */
 };
 
-template <bool BF16> CUDA_INLINE void begin_steps(struct one_row<BF16> *from, int32_t step)
+template <bool BF16> CUDA_INLINE void begin_step(struct one_row<BF16> *from, int32_t step)
 {
     int32_t c = step * SLICE + (int32_t)threadIdx.x % WARP * 4;
 
@@ -354,7 +347,7 @@ CUDA_INLINE void load_step(struct one_row<BF16> *from, int32_t step, int32_t,
                 from->pieces + (j * 4 + lane % 4) * 8 * HALF_PIECES + k * 8);
         }
     }
-    begin_steps(from, step + 1);
+    begin_step(from, step + 1 < from->end ? step + 1 : from->first); /* of the next tiles */
 }
 
 /* Sums of n tiles by 8 tokens or one, whose activations of a step all of them share. */
@@ -365,7 +358,6 @@ CUDA_INLINE void sum_tiles_by_8(const struct gemm &p, const struct share &s, str
     constexpr int PARTS = ring<SLICE>::PARTS;
     constexpr int ROW = ring<SLICE>::ROW;
 
-    begin_steps(from, r->first);
     for (int32_t step = r->first; step < r->end; step++) {
         int32_t parts = parts_of<SLICE>(p, step);
         uint4 v[PARTS][1][HALF_PIECES];
@@ -394,7 +386,21 @@ CUDA_INLINE void sum_tiles_by_8(const struct gemm &p, const struct share &s, str
     }
 }
 
-/* By NT of them; two tiles share what is loaded of the activations. Steps of half as many columns:
+/* Part j of a step of two tiles, which share what is loaded of the activations. */
+template <bool BF16, int NT, int STEP>
+CUDA_INLINE void sum_both(const struct ring<STEP> &r, int32_t second, int32_t step, int32_t j,
+                          const struct pieces &x, const uint16_t *const token[NT], float acc[NT][4],
+                          float acc2[NT][4])
+{
+    constexpr int ROW = ring<STEP>::ROW;
+    uint4 v[NT][HALF_PIECES];
+
+    load_pieces<NT>(x, token, step * STEP + j * 32, v);
+    sum_part<BF16, NT, ROW>(part_at(r, r.read, j), v, acc);
+    sum_part<BF16, NT, ROW>(part_at(r, second, j), v, acc2);
+}
+
+/* By NT times as many. Steps of half as many columns:
  * activations of 32 tokens and 8 warps' steps stay in L1 from tile to tile. */
 template <bool BF16, int NT, int MOST>
 CUDA_INLINE void sum_tiles_by_more(const struct gemm &p, const struct share &s,
@@ -403,8 +409,9 @@ CUDA_INLINE void sum_tiles_by_more(const struct gemm &p, const struct share &s,
                                    float acc[MOST][NT][4])
 {
     constexpr int STEP = SLICE / 2;
-    constexpr int ROW = ring<STEP>::ROW;
+    constexpr int PARTS = ring<STEP>::PARTS;
 
+    static_assert(PARTS == 2, "a whole step or one part");
     for (int32_t step = r->first; step < r->end; step++) {
         int32_t parts = parts_of<STEP>(p, step);
 
@@ -412,20 +419,17 @@ CUDA_INLINE void sum_tiles_by_more(const struct gemm &p, const struct share &s,
         for (int i = 0; i < MOST; i += 2) {
             if (i < n) {
                 bool both = i + 1 < n;
-                int32_t second = r->read + 1 == r->depth ? 0 : r->read + 1;
+                /* alone: twice the same, and the second sum is nobody's */
+                int32_t second = !both ? r->read : r->read + 1 == r->depth ? 0 : r->read + 1;
 
                 ring_wait(*r, both ? 2 : 1);
+                if (parts == PARTS) { /* without a branch inside: loads go ahead */
 #pragma unroll
-                for (int j = 0; j < STEP / 32; j++) {
-                    if (j == 0 || j < parts) {
-                        uint4 v[NT][HALF_PIECES];
-
-                        load_pieces<NT>(x, token, step * STEP + j * 32, v);
-                        sum_part<BF16, NT, ROW>(part_at(*r, r->read, j), v, acc[i]);
-                        if (both) {
-                            sum_part<BF16, NT, ROW>(part_at(*r, second, j), v, acc[i + 1]);
-                        }
+                    for (int j = 0; j < PARTS; j++) {
+                        sum_both<BF16, NT>(*r, second, step, j, x, token, acc[i], acc[i + 1]);
                     }
+                } else {
+                    sum_both<BF16, NT>(*r, second, step, 0, x, token, acc[i], acc[i + 1]);
                 }
                 ring_next(p, s, r, both ? 2 : 1);
             }
