@@ -85,13 +85,15 @@ bool cuda_attend_streams(const struct cuda_layout *l)
            l->v_dim % 4 == 0;
 }
 
-/* Warps of a block: of 16 bits two blocks a multiprocessor of 227 KB, of 8 bits twice the warps. */
+/* Warps of a block and stages by the bytes of a row, so that two blocks fit the 227 KB of a
+ * multiprocessor where they can. Short rows are not more stages but more warps: their work is less
+ * the copy than what follows. */
 template <int FORM, int DIM>
 static int launch(struct cuda *cu, struct attend *p, dim3 grid, struct stream_plan plan)
 {
     using shape = stream_shape<FORM, DIM>;
-    constexpr int N = shape::CODES || DIM > 128 ? 2 : 3;
-    int warps = shape::CODES && DIM <= 128 ? 8 : 4;
+    constexpr int N = shape::ROW == 256 ? 3 : 2;
+    int warps = shape::ROW == 128 ? 8 : 4;
 
     while (warps > 1 && shape::shared(warps, N) + 1024 > cu->shared_max) {
         warps--;

@@ -213,7 +213,8 @@ static void graph_of_a_step(int device)
     for (int i = 0; i < n; i++) {
         if (c[i].kind == FAKE_NODE) {
             nodes[n_nodes++ % STEP] = i;
-            n_wait += same(&c[i], "prepare_rows") || same(&c[i], "decode_stream");
+            n_wait += same(&c[i], "prepare_rows") || same(&c[i], "decode_stream") ||
+                      same(&c[i], "gather_rows");
         }
         n_early += c[i].kind == FAKE_EARLY;
         if (c[i].kind == FAKE_GRAPH || c[i].kind == FAKE_GRAPH_LAUNCH) {
