@@ -164,5 +164,8 @@ int cuda_attend_prefill(struct cuda *cu, struct attend *p);
  * are observed, at most `slots` slots each. */
 int cuda_attend_rows(struct cuda *cu, const struct attend *p, int32_t rows);
 int cuda_attend_mma(struct cuda *cu, const struct attend *p, int32_t rows, int32_t slots);
+/* The same as cuda_attend_rows() where wgmma can do it. */
+bool cuda_attend_has_wgmma(const struct cuda *cu, const struct attend *p);
+int cuda_attend_wgmma(struct cuda *cu, const struct attend *p, int32_t rows);
 
 #endif

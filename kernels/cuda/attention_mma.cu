@@ -251,7 +251,15 @@ CUDA_INLINE int32_t next_tile(const struct attend *p, const struct cuda_seq *s, 
 
 /* ---- sums ----------------------------------------------------------------------------------- */
 
-template <bool KB> CUDA_KERNEL void __launch_bounds__(THREADS) sums_mma(struct attend p)
+/* The lane's first row of 64. */
+CUDA_INLINE int32_t own_row(void)
+{
+    int tid = thread_anew();
+
+    return tid / WARP * 16 + tid % WARP / 4;
+}
+
+template <bool KB> CUDA_KERNEL void __launch_bounds__(THREADS, 2) sums_mma(struct attend p)
 {
     CUDA_SHARED(uint8_t, memory);
     const struct cuda_layout *l = &p.seqs.layout;
@@ -260,8 +268,6 @@ template <bool KB> CUDA_KERNEL void __launch_bounds__(THREADS) sums_mma(struct a
     int32_t head = (int32_t)blockIdx.y;
     int32_t row0 = (int32_t)(gridDim.x - 1 - blockIdx.x) * ROWS;
     struct attend_head h = attend_head_of(&p, head);
-    int lane = (int)threadIdx.x % WARP;
-    int32_t own = (int32_t)threadIdx.x / WARP * 16 + lane / 4; /* this lane's first row */
     int32_t first_pos = s->pos0 + row0;
     int32_t last_pos = s->pos0 + min(row0 + ROWS, s->n_rows) - 1;
     float slope = attend_slope(&p, head);
@@ -277,6 +283,8 @@ template <bool KB> CUDA_KERNEL void __launch_bounds__(THREADS) sums_mma(struct a
     for (int32_t s0 = next_tile(&p, s, 0, first_pos, last_pos); s0 < s->n_slots;
          s0 = next_tile(&p, s, s0 + SLOTS, first_pos, last_pos)) {
         float x[8][4];
+        float v[2][16];
+        int32_t lane, own;
 
         __syncthreads(); /* k, pos: read by all, the next tile's come in their place */
         load_pos(&p, s, h.group, h.k_head, s0, &t);
@@ -285,22 +293,26 @@ template <bool KB> CUDA_KERNEL void __launch_bounds__(THREADS) sums_mma(struct a
         async_wait<0>();
         __syncthreads(); /* k (and q): copied by all, read by all */
         products<KB, 4>(&t, x);
-        /* Both halves written out: else x would lie in local memory. */
+        lane = thread_anew() % WARP;
+        own = own_row();
 #pragma unroll
+        for (int i = 0; i < 32; i++) {
+            v[i / 16][i % 16] =
+                attend_logit(&p, x[i % 16 / 2][i / 16 * 2 + i % 2], slope,
+                             side(&t, i % 16 / 2 * 8 + lane % 4 * 2 + i % 2)->pos,
+                             first_pos + own + i / 16 * 8);
+        }
+#pragma unroll 1
         for (int r = 0; r < 2; r++) {
-            int32_t row_pos = first_pos + own + r * 8;
-            float v[16];
+            int32_t own = own_row();
 
-#pragma unroll
-            for (int i = 0; i < 16; i++) {
-                v[i] = attend_logit(&p, x[i / 2][r * 2 + i % 2], slope,
-                                    side(&t, i / 2 * 8 + lane % 4 * 2 + i % 2)->pos, row_pos);
-            }
-            add_noise(&p.observe[seq], &t, head, row0 + own + r * 8, row_pos, v);
-            running_add(&sum[r], v);
+            add_noise(&p.observe[seq], &t, head, row0 + own + r * 8, first_pos + own + r * 8, v[r]);
+            running_add(&sum[r], v[r]);
         }
     }
-    for (int r = 0; r < 2 && lane % 4 == 0; r++) {
+    for (int r = 0; r < 2 && threadIdx.x % 4 == 0; r++) {
+        int32_t own = own_row();
+
         if (row0 + own + r * 8 < s->n_rows) {
             float *to = p.sums + ((size_t)(s->row0 + row0 + own + r * 8) * p.n_q + head) * 2;
 

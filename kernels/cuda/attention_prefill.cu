@@ -393,7 +393,8 @@ int cuda_attend_prefill(struct cuda *cu, struct attend *p)
         return 0;
     }
     if (l->k_type != OPS_KV_F32 && l->v_type != OPS_KV_F32) {
-        r = cuda_attend_rows(cu, p, rows);
+        r = cuda_attend_has_wgmma(cu, p) ? cuda_attend_wgmma(cu, p, rows)
+                                         : cuda_attend_rows(cu, p, rows);
         return r == 0 && slots > 0 ? cuda_attend_mma(cu, p, rows, slots) : r;
     }
     grid = dim3(cuda_div_up((uint64_t)rows, ROWS), (unsigned)p->n_q, (unsigned)p->seqs.n);

@@ -24,11 +24,9 @@
  * A row's bits depend on no other row, nor on MT: each is computed alike wherever it lies. Blocks
  * with the most tiles start first. */
 
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attention_rows.cuh"
 
 enum { WARPS = 4, THREADS = WARPS * WARP, SLOTS = OPS_PAGE_SLOTS };
-
-#define LOG2E 1.44269504088896340736f
 
 /* What a block reads of a tile beside its elements lies in the 16 bytes that make rows of q longer
  * than the head: with arrays of their own, heads of 256 would not fit the 99 KB of sm_86, 89 and
@@ -80,15 +78,6 @@ template <int MT, int DIM> CUDA_INLINE int32_t *row_pos(struct tile<MT, DIM> *t,
     return reinterpret_cast<int32_t *>(t->v + (r / 4 + 1) * (DIM + 8) - 8) + r % 4;
 }
 
-/* What a block works on. */
-struct part {
-    const struct cuda_seq *s;
-    int32_t group, k_head, v_head;
-    int32_t head0, set; /* query heads [head0, head0 + set) */
-    int32_t pair0;
-    int32_t first_pos, last_pos; /* of its rows */
-};
-
 /* Which page slot s0 lies in. */
 CUDA_INLINE uint32_t page_of(const struct part *b, int32_t s0)
 {
@@ -108,21 +97,6 @@ CUDA_INLINE const uint8_t *head_of(const struct attend *p, const struct part *b,
 
     return IS_K ? kv_k_row(l, page_at(p, b, page), b->k_head, 0)
                 : kv_v_row(l, page_at(p, b, page), b->v_head, 0);
-}
-
-/* Consecutive query heads that share a K head and a V head. */
-static inline __host__ __device__ int32_t heads_of_set(const struct cuda_layout *l, int32_t n_q)
-{
-    int32_t a = n_q / l->n_groups / l->k_heads;
-    int32_t b = n_q / l->n_groups / l->v_heads;
-
-    while (b > 0) {
-        int32_t rest = a % b;
-
-        a = b;
-        b = rest;
-    }
-    return a;
 }
 
 /* ---- loading -------------------------------------------------------------------------------- */
@@ -244,7 +218,8 @@ CUDA_INLINE void load_side(const struct attend *p, const struct part *b, int32_t
         }
     }
     if (kv_has_scale(l->k_type) && i < SLOTS / 8) {
-        async_copy16(side(t, AT_K_SCALE + i), kv_scale(page_at(p, b, page), l->k_scale_at, b->k_head, i * 8));
+        async_copy16(side(t, AT_K_SCALE + i),
+                     kv_scale(page_at(p, b, page), l->k_scale_at, b->k_head, i * 8));
     }
     if (kv_has_scale(l->v_type) && i >= SLOTS / 8 && i < SLOTS / 4) {
         async_copy16(side(t, AT_V_SCALE + i - SLOTS / 8),
@@ -339,25 +314,6 @@ CUDA_INLINE void copy_codes(const struct attend *p, const struct part *b, uint32
 
         async_copy16(raw + r * DIM + at, from + r * row_bytes + at);
     }
-}
-
-/* Eight codes as f16; of V times the scale. */
-template <bool IS_K> CUDA_INLINE uint4 widen8(int32_t type, uint32_t lo, uint32_t hi, uint16_t scale)
-{
-    uint32_t w[4];
-
-    if (type == OPS_KV_FP8) {
-        half4_of_fp8(lo, w);
-        half4_of_fp8(hi, w + 2);
-    } else {
-        half4_of_s8(lo, w);
-        half4_of_s8(hi, w + 2);
-    }
-#pragma unroll
-    for (int i = 0; i < 4 && !IS_K; i++) {
-        w[i] = half2_times(w[i], scale);
-    }
-    return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 template <bool IS_K, int MT, int DIM>
@@ -468,12 +424,6 @@ CUDA_INLINE void add_values(const struct tile<MT, DIM> *t, const uint32_t e[MT][
     }
 }
 
-/* A row that 4 lanes share: `top`, which its sums are relative to, in logits times log2(e); this
- * lane's sum of 2^(x - top). */
-struct running {
-    float top, sum;
-};
-
 /* From products to logits; those of what is not seen become -INFINITY. */
 template <int MT, int DIM>
 CUDA_INLINE void to_logits(const struct attend *p, const struct part *b, int32_t s0, bool plain,
@@ -513,18 +463,6 @@ CUDA_INLINE void to_logits(const struct attend *p, const struct part *b, int32_t
             }
         }
     }
-}
-
-CUDA_INLINE float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
-    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
-}
-
-CUDA_INLINE float quad_sum(float x)
-{
-    x += __shfl_xor_sync(ALL_LANES, x, 1);
-    return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
 /* e: 2^(x - top) in 16 bits, of row 16 m + g + 8 h slots 8 j + 2t and the next; sums so far follow
@@ -578,7 +516,8 @@ CUDA_INLINE void softmax(const struct attend *p, bool plain, struct tile<MT, DIM
 /* ---- the kernel ----------------------------------------------------------------------------- */
 
 template <int MT, int DIM>
-CUDA_INLINE void write_out(const struct attend *p, const struct part *b, const struct running run[MT][2],
+CUDA_INLINE void write_out(const struct attend *p, const struct part *b,
+                           const struct running run[MT][2],
                            float acc[MT][DIM / 8][4])
 {
     int32_t v_dim = p->seqs.layout.v_dim;
@@ -609,7 +548,8 @@ CUDA_INLINE void write_out(const struct attend *p, const struct part *b, const s
         for (int n = 0; n < DIM / 8; n++) {
             int32_t d = n * 8 + lane % 4 * 2;
             /* -0 becomes 0: tiles left out add none */
-            float2 y = make_float2(acc[m][n][h * 2] * inv + 0.0f, acc[m][n][h * 2 + 1] * inv + 0.0f);
+            float2 y = make_float2(acc[m][n][h * 2] * inv + 0.0f,
+                                   acc[m][n][h * 2 + 1] * inv + 0.0f);
 
             if (aligned && d < v_dim) {
                 *reinterpret_cast<float2 *>(out + d) = y;
@@ -621,16 +561,6 @@ CUDA_INLINE void write_out(const struct attend *p, const struct part *b, const s
             }
         }
     }
-}
-
-/* The next tile from s0 on that some row sees; n_slots and beyond: none. */
-CUDA_INLINE int32_t next_tile(const struct attend *p, const struct part *b, int32_t s0)
-{
-    while (s0 < b->s->n_slots &&
-           attend_unseen(p, b->s, s0, SLOTS, b->first_pos, b->last_pos)) {
-        s0 += SLOTS;
-    }
-    return s0;
 }
 
 template <bool KB, bool VB, int MT, int DIM>
@@ -650,23 +580,11 @@ CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
     uint32_t page = 0;
     int32_t s0;
 
-    b.s = &p.seqs.s[blockIdx.z];
-    b.set = heads_of_set(l, p.n_q);
-    b.head0 = (int32_t)blockIdx.x * b.set;
-    b.pair0 = (int32_t)(gridDim.y - 1 - blockIdx.y) * t->PAIRS;
-    if (b.pair0 >= b.s->n_rows * b.set) {
+    if (!part_of(&p, (int32_t)blockIdx.z, (int32_t)blockIdx.x,
+                 (int32_t)(gridDim.y - 1 - blockIdx.y) * t->PAIRS, t->PAIRS, &b)) {
         return;
     }
-    {
-        struct attend_head h = attend_head_of(&p, b.head0);
-
-        b.group = h.group;
-        b.k_head = h.k_head;
-        b.v_head = h.v_head;
-    }
-    b.first_pos = b.s->pos0 + b.pair0 / b.set;
-    b.last_pos = b.s->pos0 + min((b.pair0 + t->PAIRS - 1) / b.set, b.s->n_rows - 1);
-    s0 = next_tile(&p, &b, 0);
+    s0 = next_tile<SLOTS>(&p, &b, 0);
     if (s0 < b.s->n_slots) {
         page = page_of(&b, s0);
         if (!k_codes) {
@@ -686,7 +604,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
         run[i / 2][i % 2] = {-INFINITY, 0.0f};
     }
     while (s0 < b.s->n_slots) {
-        int32_t next = next_tile(&p, &b, s0 + SLOTS);
+        int32_t next = next_tile<SLOTS>(&p, &b, s0 + SLOTS);
         bool more = next < b.s->n_slots;
         uint32_t next_page = more ? page_of(&b, next) : 0;
         uint32_t e[MT][8][2];

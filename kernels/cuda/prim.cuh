@@ -379,6 +379,127 @@ CUDA_INLINE void mma_s8_k16(int c[4], const uint32_t a[2], uint32_t b)
 #endif
 }
 
+/* ---- matrices of sm_90 ---------------------------------------------------------------------- */
+
+/* wgmma, of 4 warps that begin at a multiple of 4, each its 16 rows as the sums of mma_half():
+ * x[4 j + i] of columns [8 j, 8 j + 8). Operands in shared memory are rows of 128 bytes, whose
+ * 16-byte pieces are swapped (piece ^ row % 8), and begin at multiples of 1,024 bytes; a product
+ * may begin inside one.
+ *
+ * group_fence_shared() by who wrote shared memory, before the barrier; group_begin() before the
+ * first product that uses registers written since; products, group_commit(), group_wait<n>(): all
+ * but the n last groups are done. Until then no register of theirs may be touched. A commit without
+ * products makes a group, too; one behind a branch that makes products, a second. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDACC__)
+#define CUDA_HAS_WGMMA 1
+#endif
+
+#ifdef __CUDACC__
+#ifdef CUDA_HAS_WGMMA
+#define X4(i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3])
+#define X16(i) X4(i), X4(i + 4), X4(i + 8), X4(i + 12)
+#define X32 X16(0), X16(16)
+#define X64 X32, X16(32), X16(48)
+#define R32                                                                                        \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"   \
+    "%25,%26,%27,%28,%29,%30,%31"
+#define R64                                                                                        \
+    R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,"    \
+        "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+CUDA_INLINE void group_fence_shared(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+CUDA_INLINE void group_begin(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+CUDA_INLINE void group_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int N_PENDING> CUDA_INLINE void group_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N_PENDING) : "memory");
+}
+
+/* A matrix in shared memory; `panel`: bytes from 64 columns to the next 64, where it is used with
+ * its rows as what is summed over. */
+CUDA_INLINE uint64_t group_matrix(const void *at, uint32_t panel)
+{
+    return ((uint32_t)__cvta_generic_to_shared(at) & 0x3ffff) >> 4 | (uint64_t)(panel >> 4) << 16 |
+           (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+/* x (64 x 128) = a (64 x 16) b (128 x 16)', added to x with `add`. */
+template <bool BF16>
+CUDA_INLINE void group_mma(float x[64], uint64_t a, uint64_t b, bool add)
+{
+#define MMA(type)                                                                                  \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                      \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" R64             \
+                 "}, %64, %65, p, 1, 1, 0, 0;\n}"                                                  \
+                 : X64                                                                             \
+                 : "l"(a), "l"(b), "r"((int)add))
+    if (BF16) {
+        MMA("bf16");
+    } else {
+        MMA("f16");
+    }
+#undef MMA
+}
+
+/* x (64 x N) += a (64 x 16) b (16 x N), N 64 or 128; a as the 16 x 16 of mma_half(). */
+template <bool BF16, int N>
+CUDA_INLINE void group_mma_values(float x[N / 2], const uint32_t a[4], uint64_t b)
+{
+#define MMA(type, n, registers, sums, r0, r1, r2, r3, r4)                                          \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k16.f32." type "." type " {" registers     \
+                 "}, {" r0 "," r1 "," r2 "," r3 "}, " r4 ", 1, 1, 1, 1;"                           \
+                 : sums                                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+    if constexpr (N == 128 && BF16) {
+        MMA("bf16", "128", R64, X64, "%64", "%65", "%66", "%67", "%68");
+    } else if constexpr (N == 128) {
+        MMA("f16", "128", R64, X64, "%64", "%65", "%66", "%67", "%68");
+    } else if constexpr (BF16) {
+        MMA("bf16", "64", R32, X32, "%32", "%33", "%34", "%35", "%36");
+    } else {
+        MMA("f16", "64", R32, X32, "%32", "%33", "%34", "%35", "%36");
+    }
+#undef MMA
+}
+#undef X4
+#undef X16
+#undef X32
+#undef X64
+#undef R32
+#undef R64
+#endif
+#else
+#define group_fence_shared() ((void)0)
+#define group_begin() ((void)0)
+#define group_commit emu_group_commit
+template <int N_PENDING> static inline void group_wait(void)
+{
+    emu_group_wait(N_PENDING);
+}
+#define group_matrix emu_group_matrix
+template <bool BF16>
+static inline void group_mma(float x[64], uint64_t a, uint64_t b, bool add)
+{
+    emu_group_mma(x, a, b, add, BF16);
+}
+template <bool BF16, int N>
+static inline void group_mma_values(float x[N / 2], const uint32_t a[4], uint64_t b)
+{
+    emu_group_mma_values(x, a, b, N, BF16);
+}
+#endif
+
 /* ---- asynchronous copies -------------------------------------------------------------------- */
 
 /* 16 bytes from global to shared memory; groups complete in order. */

@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-enum { MAX_KERNELS = 256, SHARED_UNASKED = 48 << 10 };
+enum { MAX_KERNELS = 512, SHARED_UNASKED = 48 << 10 };
 
 struct attributes {
     const void *kernel;

@@ -451,7 +451,7 @@ void emu_matrix_load4(const void *row, uint32_t ret[4], bool trans)
         ret[i] = e[0] | (uint32_t)e[1] << 16;
     }
 }
-
+#include "emu_group.cuh" /* wgmma */
 /* ---- cp.async ------------------------------------------------------------------------------- */
 
 void emu_async_copy(void *to, const void *from, size_t bytes)
@@ -1068,7 +1068,7 @@ struct known {
     int n;
 };
 
-static struct known known[256];
+static struct known known[512];
 static int n_known;
 static int counts[4];
 

@@ -12,7 +12,7 @@
  *     results of the three sides of a check differ
  *   - host code that touches device memory: it is inaccessible but in kernels and copies
  *   - shared memory read before it is written: it starts as NaN; so does memory from cudaMalloc
- *   - a read before the wait that an asynchronous copy needs: the copy is made at the wait
+ *   - a read before the wait that an asynchronous copy or product needs: it is made at the wait
  *   - a kernel with more dynamic shared memory than it was allowed when it runs, and one whose code
  *     was not loaded by cudaFuncGetAttributes() before
  *   - a kernel that does not wait for one beside it (a second stream, a branch of a graph) which
@@ -266,6 +266,15 @@ static inline uint32_t emu_matrix_turn(uint32_t pair)
     return (uint32_t)(lo | hi << 16);
 }
 void emu_mma_s8(int c[4], const uint32_t *a, const uint32_t *b, int n_b);
+
+/* wgmma m64nNk16 by 4 warps, each its 16 rows; made when it is waited for, in group_wait() of
+ * prim.cuh. Matrices in shared memory have their 16-byte pieces swapped by row; `panel`: of b in
+ * bytes. */
+uint64_t emu_group_matrix(const void *at, uint32_t panel);
+void emu_group_mma(float *x, uint64_t a, uint64_t b, bool add, bool bf16);
+void emu_group_mma_values(float *x, const uint32_t *a, uint64_t b, int n, bool bf16);
+void emu_group_commit(void);
+void emu_group_wait(int n_pending);
 
 /* cp.async: the copy happens when it is waited for, as late as it may. */
 void emu_async_copy(void *to, const void *from, size_t bytes);

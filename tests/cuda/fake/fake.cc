@@ -58,6 +58,27 @@ void emu_mma_s8(int[4], const uint32_t *, const uint32_t *, int)
 {
     ran();
 }
+uint64_t emu_group_matrix(const void *, uint32_t)
+{
+    ran();
+    return 0;
+}
+void emu_group_mma(float *, uint64_t, uint64_t, bool, bool)
+{
+    ran();
+}
+void emu_group_mma_values(float *, const uint32_t *, uint64_t, int, bool)
+{
+    ran();
+}
+void emu_group_commit(void)
+{
+    ran();
+}
+void emu_group_wait(int)
+{
+    ran();
+}
 void emu_async_copy(void *, const void *, size_t)
 {
     ran();
@@ -73,7 +94,7 @@ void emu_async_wait(int)
 
 /* ---- state ---------------------------------------------------------------------------------- */
 
-enum { MAX_CALLS = 1 << 16, MAX_PIECES = 256, MAX_KERNELS = 256, MAX_COPIES = 4096, MAX_ARGS = 16 };
+enum { MAX_CALLS = 1 << 16, MAX_PIECES = 256, MAX_KERNELS = 512, MAX_COPIES = 4096, MAX_ARGS = 16 };
 static const size_t SHARED_UNASKED = 48 << 10;
 
 struct piece {

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_KERNELS_CUDA_ATTENTION_ROWS_CUH
+#define PIPIT_KERNELS_CUDA_ATTENTION_ROWS_CUH
+
+/* What both kernels of prefill rows share: sets of heads and their pairs, codes as f16, sums of a
+ * row that lies in 4 lanes.
+ *
+ * Query heads that share a K head and a V head are one set, and (row, head) a pair of it: pair i is
+ * row i / set, head i % set. */
+
+#include "kernels/cuda/attention.cuh"
+
+#define LOG2E 1.44269504088896340736f
+
+/* What a block works on. */
+struct part {
+    const struct cuda_seq *s;
+    int32_t group, k_head, v_head;
+    int32_t head0, set; /* query heads [head0, head0 + set) */
+    int32_t pair0;
+    int32_t first_pos, last_pos; /* of its rows */
+};
+
+/* A row that 4 lanes share: `top`, which its sums are relative to, in logits times log2(e); this
+ * lane's sum of 2^(x - top). */
+struct running {
+    float top, sum;
+};
+
+/* Consecutive query heads that share a K head and a V head. */
+static inline __host__ __device__ int32_t heads_of_set(const struct cuda_layout *l, int32_t n_q)
+{
+    int32_t a = n_q / l->n_groups / l->k_heads;
+    int32_t b = n_q / l->n_groups / l->v_heads;
+
+    while (b > 0) {
+        int32_t rest = a % b;
+
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Pairs [pair0, pair0 + n) of a sequence; false: it has none of them. */
+CUDA_INLINE bool part_of(const struct attend *p, int32_t seq, int32_t set_index, int32_t pair0,
+                         int32_t n, struct part *ret)
+{
+    const struct cuda_seq *s = &p->seqs.s[seq];
+    struct attend_head h;
+
+    ret->s = s;
+    ret->set = heads_of_set(&p->seqs.layout, p->n_q);
+    ret->head0 = set_index * ret->set;
+    ret->pair0 = pair0;
+    h = attend_head_of(p, ret->head0);
+    ret->group = h.group;
+    ret->k_head = h.k_head;
+    ret->v_head = h.v_head;
+    ret->first_pos = s->pos0 + pair0 / ret->set;
+    ret->last_pos = s->pos0 + min((pair0 + n - 1) / ret->set, s->n_rows - 1);
+    return pair0 < s->n_rows * ret->set;
+}
+
+/* The next tile from s0 on that some row sees; n_slots and beyond: none. */
+template <int SLOTS>
+CUDA_INLINE int32_t next_tile(const struct attend *p, const struct part *b, int32_t s0)
+{
+    while (s0 < b->s->n_slots && attend_unseen(p, b->s, s0, SLOTS, b->first_pos, b->last_pos)) {
+        s0 += SLOTS;
+    }
+    return s0;
+}
+
+/* Eight codes as f16; of V times the scale. */
+template <bool IS_K>
+CUDA_INLINE uint4 widen8(int32_t type, uint32_t lo, uint32_t hi, uint16_t scale)
+{
+    uint32_t w[4];
+
+    if (type == OPS_KV_FP8) {
+        half4_of_fp8(lo, w);
+        half4_of_fp8(hi, w + 2);
+    } else {
+        half4_of_s8(lo, w);
+        half4_of_s8(hi, w + 2);
+    }
+#pragma unroll
+    for (int i = 0; i < 4 && !IS_K; i++) {
+        w[i] = half2_times(w[i], scale);
+    }
+    return make_uint4(w[0], w[1], w[2], w[3]);
+}
+
+CUDA_INLINE float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+
+CUDA_INLINE float quad_sum(float x)
+{
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
+#endif
