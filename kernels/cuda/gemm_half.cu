@@ -112,7 +112,7 @@ static dim3 stream_grid(const struct cuda *cu, struct gemm *p, uint32_t each)
     uint32_t n = (uint32_t)(p->token_end - p->token0);
     uint32_t most = (uint32_t)cu->n_sms * each;
 
-    return dim3(blocks < most ? blocks : most, n <= 8 ? 1 : cuda_div_up(n, 32));
+    return dim3(blocks < most ? blocks : most, cuda_div_up(n, 32));
 }
 
 enum { MORE_DEPTH = 4 /* of the ring where there are more than 8 tokens */ };
@@ -137,8 +137,8 @@ static constexpr size_t own_bytes =
     LAUNCH_STREAM(SLICE, depth_of(cu, own_bytes), 1, own_bytes, kernel, __VA_ARGS__)
 /* Two blocks of two steps: one's loads of activations come while the other multiplies. */
 #define LAUNCH_FEW(kernel, ...) LAUNCH_STREAM(SLICE, 2, 2, red_bytes<1>, kernel, __VA_ARGS__)
-#define LAUNCH_MORE(kernel, ...)                                                                   \
-    LAUNCH_STREAM(step_of<4>, MORE_DEPTH, 1, red_bytes<4>, kernel, __VA_ARGS__)
+#define LAUNCH_MORE(nt, kernel, ...)                                                               \
+    LAUNCH_STREAM(step_of<nt>, MORE_DEPTH, 1, red_bytes<nt>, kernel, __VA_ARGS__)
 
 int cuda_gemm_half_fused(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_norm *norm,
                          const float *x)
@@ -163,18 +163,26 @@ int cuda_gemm_half_fused_store(struct cuda *cu, struct gemm *p, bool bf16,
     return cuda_launched(cu, "norm_stream_half_store");
 }
 
+template <bool BF16>
+static void launch_store(struct cuda *cu, struct gemm *p, const struct cuda_store *s)
+{
+    int32_t n = p->token_end - p->token0;
+
+    if (n <= 8) {
+        LAUNCH_FEW((stream_half_store<BF16, 1>), *s);
+    } else if (n <= 16) {
+        LAUNCH_MORE(2, (stream_half_store<BF16, 2>), *s);
+    } else {
+        LAUNCH_MORE(4, (stream_half_store<BF16, 4>), *s);
+    }
+}
+
 int cuda_gemm_half_store(struct cuda *cu, struct gemm *p, bool bf16, const struct cuda_store *s)
 {
-    bool few = p->token_end - p->token0 <= 8;
-
-    if (few && bf16) {
-        LAUNCH_FEW((stream_half_store<true, 1>), *s);
-    } else if (few) {
-        LAUNCH_FEW((stream_half_store<false, 1>), *s);
-    } else if (bf16) {
-        LAUNCH_MORE((stream_half_store<true, 4>), *s);
+    if (bf16) {
+        launch_store<true>(cu, p, s);
     } else {
-        LAUNCH_MORE((stream_half_store<false, 4>), *s);
+        launch_store<false>(cu, p, s);
     }
     return cuda_launched(cu, "stream_half_store");
 }
@@ -185,18 +193,25 @@ int cuda_gemm_half_raw(struct cuda *cu, struct gemm *p)
     return cuda_launched(cu, "stream_half_raw");
 }
 
+template <bool BF16> static void launch_stream(struct cuda *cu, struct gemm *p)
+{
+    int32_t n = p->token_end - p->token0;
+
+    if (n <= 8) {
+        LAUNCH_FEW((stream_half<BF16, 1>));
+    } else if (n <= 16) {
+        LAUNCH_MORE(2, (stream_half<BF16, 2>));
+    } else {
+        LAUNCH_MORE(4, (stream_half<BF16, 4>));
+    }
+}
+
 int cuda_gemm_half_stream(struct cuda *cu, struct gemm *p, bool bf16)
 {
-    bool few = p->token_end - p->token0 <= 8;
-
-    if (few && bf16) {
-        LAUNCH_FEW((stream_half<true, 1>));
-    } else if (few) {
-        LAUNCH_FEW((stream_half<false, 1>));
-    } else if (bf16) {
-        LAUNCH_MORE((stream_half<true, 4>));
+    if (bf16) {
+        launch_stream<true>(cu, p);
     } else {
-        LAUNCH_MORE((stream_half<false, 4>));
+        launch_stream<false>(cu, p);
     }
     return cuda_launched(cu, "stream_half");
 }

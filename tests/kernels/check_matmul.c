@@ -444,6 +444,9 @@ void check_op(struct check *c)
             {types[t], 70, 1, 256, {100}, 1, NORM | HEAD},
             {types[t], 1, 1, 1536, {410, 40}, 2, 0}, /* more tiles than blocks of a row's kernel */
             {types[t], 2, 1, 256, {420, 420}, 2, GATED | NORM},
+            {types[t], 7, 7, odd, {40, 9}, 2, BIAS}, /* decode rows in all sizes of a product */
+            {types[t], 13, 13, odd, {150}, 1, ADD | NORM},
+            {types[t], 30, 30, 256, {40, 40}, 2, GATED},
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
