@@ -580,8 +580,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
     uint32_t page = 0;
     int32_t s0;
 
-    if (!part_of(&p, (int32_t)blockIdx.z, (int32_t)blockIdx.x,
-                 (int32_t)(gridDim.y - 1 - blockIdx.y) * t->PAIRS, t->PAIRS, &b)) {
+    if (!part_of(&p, t->PAIRS, &b)) {
         return;
     }
     s0 = next_tile<SLOTS>(&p, &b, 0);
@@ -671,9 +670,7 @@ template <bool KB, bool VB, int MT, int DIM>
 static int launch(struct cuda *cu, const struct attend *p, int32_t rows)
 {
     const struct cuda_layout *l = &p->seqs.layout;
-    int32_t set = heads_of_set(l, p->n_q);
-    dim3 grid((unsigned)(p->n_q / set), cuda_div_up((uint64_t)rows * set, 16 * MT * WARPS),
-              (unsigned)p->seqs.n);
+    dim3 grid = grid_of_parts(p, rows, 16 * MT * WARPS);
     bool raw = DIM <= 128 && (kv_has_scale(l->k_type) || kv_has_scale(l->v_type));
     size_t shared = sizeof(struct tile<MT, DIM>) + (raw ? sizeof(struct tile_raw<DIM>) : 0);
 

@@ -42,24 +42,35 @@ static inline __host__ __device__ int32_t heads_of_set(const struct cuda_layout 
     return a;
 }
 
-/* Pairs [pair0, pair0 + n) of a sequence; false: it has none of them. */
-CUDA_INLINE bool part_of(const struct attend *p, int32_t seq, int32_t set_index, int32_t pair0,
-                         int32_t n, struct part *ret)
+/* A grid of blocks of n pairs. Sets lie beside their rows in x, which alone may have more than
+ * 65,535 blocks. */
+static inline dim3 grid_of_parts(const struct attend *p, int32_t rows, int32_t n)
 {
-    const struct cuda_seq *s = &p->seqs.s[seq];
+    int32_t set = heads_of_set(&p->seqs.layout, p->n_q);
+
+    return dim3((unsigned)(p->n_q / set) * cuda_div_up((uint64_t)rows * (uint64_t)set, (uint64_t)n),
+                (unsigned)p->seqs.n);
+}
+
+/* The n pairs of this block, those of the last rows first; false: the sequence has none of them. */
+CUDA_INLINE bool part_of(const struct attend *p, int32_t n, struct part *ret)
+{
+    const struct cuda_seq *s = &p->seqs.s[blockIdx.y];
+    int32_t sets;
     struct attend_head h;
 
     ret->s = s;
     ret->set = heads_of_set(&p->seqs.layout, p->n_q);
-    ret->head0 = set_index * ret->set;
-    ret->pair0 = pair0;
+    sets = p->n_q / ret->set;
+    ret->head0 = (int32_t)blockIdx.x % sets * ret->set;
+    ret->pair0 = ((int32_t)gridDim.x / sets - 1 - (int32_t)blockIdx.x / sets) * n;
     h = attend_head_of(p, ret->head0);
     ret->group = h.group;
     ret->k_head = h.k_head;
     ret->v_head = h.v_head;
-    ret->first_pos = s->pos0 + pair0 / ret->set;
-    ret->last_pos = s->pos0 + min((pair0 + n - 1) / ret->set, s->n_rows - 1);
-    return pair0 < s->n_rows * ret->set;
+    ret->first_pos = s->pos0 + ret->pair0 / ret->set;
+    ret->last_pos = s->pos0 + min((ret->pair0 + n - 1) / ret->set, s->n_rows - 1);
+    return ret->pair0 < s->n_rows * ret->set;
 }
 
 /* The next tile from s0 on that some row sees; n_slots and beyond: none. */

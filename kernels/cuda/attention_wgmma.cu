@@ -362,8 +362,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS, 1) prefill_wgmma(struct attend p)
     struct pages at, next_at;
     int32_t s0, next;
 
-    if (!part_of(&p, (int32_t)blockIdx.z, (int32_t)blockIdx.x,
-                 (int32_t)(gridDim.y - 1 - blockIdx.y) * PAIRS, PAIRS, &b)) {
+    if (!part_of(&p, PAIRS, &b)) {
         return;
     }
 #pragma unroll
@@ -490,9 +489,7 @@ CUDA_KERNEL void __launch_bounds__(THREADS, 1) prefill_wgmma(struct attend p)
 template <bool BF16, bool CODES, int DIM>
 static int launch(struct cuda *cu, const struct attend *p, int32_t rows)
 {
-    int32_t set = heads_of_set(&p->seqs.layout, p->n_q);
-    dim3 grid((unsigned)(p->n_q / set), cuda_div_up((uint64_t)rows * set, PAIRS),
-              (unsigned)p->seqs.n);
+    dim3 grid = grid_of_parts(p, rows, PAIRS);
     size_t shared =
         sizeof(struct tiles<DIM>) + (CODES ? sizeof(struct tiles_raw<DIM>) : 0) + 1024;
 
