@@ -77,7 +77,7 @@ done
     nvcc --version 2>/dev/null | tail -n 1
     ldd --version | sed -n 1p
 } >"$top/packed.txt"
-tar -C "$stage" -c gpu | xz -T0 >"$out"
+tar -C "$stage" -c gpu | xz "${XZ_OPT--9}" >"$out" # one long window: programs share most of their code
 bytes=$(stat -c %s "$out")
 echo "$out: $bytes bytes"
 [ "$bytes" -le "$most" ] || { echo "gpu_pack: more than $most bytes" && exit 1; }
