@@ -266,15 +266,16 @@ call_4() {
     local c sanitizer
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
     [ -n "$sanitizer$dry" ] || { echo "compute-sanitizer is not installed" | tee "$out/log/sanitizer.log" && return; }
-    for c in qkv_store attention select cut; do
-        item "memcheck_$c" 130 "${sanitizer:-compute-sanitizer}" --error-exitcode 9 \
-            "$build/tests/kernels/check_$c" --backend "$backend" --sides 2 --few
+    for c in qkv_store attention select cut recur matmul experts; do
+        beside "memcheck_$c" 150 "${sanitizer:-compute-sanitizer}" --error-exitcode 9 \
+            "$build/tests/kernels/check_$c" --backend "$backend" --sides 2 --few --every 7
     done
-    for c in attention matmul; do
-        item "racecheck_$c" 110 "${sanitizer:-compute-sanitizer}" --tool racecheck --error-exitcode 9 \
-            "$build/tests/kernels/check_$c" --backend "$backend" --sides 2 --few
+    for c in attention matmul experts; do
+        beside "racecheck_$c" 150 "${sanitizer:-compute-sanitizer}" --tool racecheck --error-exitcode 9 \
+            "$build/tests/kernels/check_$c" --backend "$backend" --sides 2 --few --every 23
     done
-    item racecheck_sample 60 "${sanitizer:-compute-sanitizer}" --tool racecheck --error-exitcode 9 "$build/tests/cuda/check_sample" "$backend" 2
+    beside racecheck_sample 150 "${sanitizer:-compute-sanitizer}" --tool racecheck --error-exitcode 9 "$build/tests/cuda/check_sample" "$backend" 1
+    wait
 }
 
 call_5() {
