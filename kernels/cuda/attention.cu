@@ -79,6 +79,16 @@ static bool select_alike(const struct ops_attention *p, int32_t a, int32_t b)
               x->chosen == y->chosen && x->packed == y->packed)));
 }
 
+/* Slots up to a decode row's own. Behind it may lie the drafts of its step, which it does not see;
+ * chunks follow from the number of slots, and with the drafts' it would have other bits than alone.
+ * Slots are positions where none is recorded, and in a ring until it is full. */
+static int32_t slots_of_row(const struct cuda_seq *s)
+{
+    bool in_order = !s->slot_pos || s->ring > 0;
+
+    return in_order && s->pos0 + 1 < s->n_slots ? s->pos0 + 1 : s->n_slots;
+}
+
 /* Decode rows from (*seq, *row) on, one launch's worth. A sequence's observed rows add to its
  * scores in order: only one of them goes at a time. */
 static int some_decode(struct cuda *cu, const struct ops_attention *p, struct attend *a, int32_t n,
@@ -127,6 +137,9 @@ static int some_decode(struct cuda *cu, const struct ops_attention *p, struct at
     a->part_len = cu->limits.max_head_dim + 4;
     if (done > 0 && p->select && select[0].kind != OPS_SELECT_ALL) {
         return cuda_attend_select(cu, a, select);
+    }
+    for (int32_t i = 0; i < done; i++) {
+        a->seqs.s[i].n_slots = slots_of_row(&a->seqs.s[i]);
     }
     return done == 0                              ? 0
            : cuda_attend_streams(&a->seqs.layout) ? cuda_attend_stream(cu, a)

@@ -167,7 +167,8 @@ static int call(struct check *c, const struct shape *s, struct inputs *in)
     return c->ops->attention(c->be, &p);
 }
 
-/* One row of a sequence (or all of them: row < 0) without the others, on the side under test. */
+/* One row of a sequence (or all of them: row < 0) without the others, on the side under test. A
+ * decode row comes as a step without drafts would bring it: no slot holds what comes after it. */
 static void alone(struct check *c, const struct shape *s, struct inputs *in, int seq, int32_t row)
 {
     struct ops_seq seqs[N_SEQS];
@@ -192,6 +193,9 @@ static void alone(struct check *c, const struct shape *s, struct inputs *in, int
     seqs[seq].pos0 += row < 0 ? 0 : row;
     seqs[seq].n_rows = n;
     seqs[seq].row0 = 0;
+    if (row >= 0 && seq < 2 && !(s->options & (SCATTERED | LATEST))) {
+        seqs[seq].kv.n_slots = seqs[seq].pos0 + 1;
+    }
     p.seqs = &seqs[seq];
     p.n_seqs = 1;
     check_require(c->ops->attention(c->be, &p), "attention");
@@ -574,6 +578,8 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
     struct ops_kv_layout gqa = {3, 1, 1, 64, 64, k, v, false, 0};
     struct ops_kv_layout mqa = {1, 1, 1, 128, 128, k, v, false, 0};
     struct ops_kv_layout heads = {1, 1, 1, 32, 32, k, v, false, 0};
+    struct ops_kv_layout eight = {8, 1, 1, 32, 32, k, v, false, 0};
+    struct ops_kv_layout sixteen = {4, 4, 4, 32, 32, k, v, false, 0};
     struct ops_kv_layout uneven = {2, 1, 4, 64, 32, k, v, false, 0};
     struct ops_kv_layout odd = {2, 2, 1, 20, 36, k, v, false, 0};
     struct ops_kv_layout wide = {1, 1, 1, 256, 80, k, v, false, 0};
@@ -634,6 +640,10 @@ static void shapes_of_types(struct check *c, enum ops_kv_type k, enum ops_kv_typ
         /* several decode rows of one sequence: drafts */
         {gqa, 9, {5, 2, 20, 2}, {333, 70, 60, 90}, 0, 40, 0, 0, h2o},
         {gqa, 9, {5, 1, 20, 2}, {333, 70, 60, 90}, OBSERVE | SCATTERED, 0, 0, 0, recency},
+        /* the third row alone has slots for a whole number of chunks, its drafts begin another */
+        {sixteen, 16, {5, 1, 3, 2}, {1026, 70, 20, 80}, 0, 0, 0, 0, h2o},
+        {eight, 8, {5, 1, 3, 2}, {2050, 70, 20, 80}, 0, 0, 0, 0, h2o},
+        {mqa, 2, {5, 1, 3, 2}, {4098, 70, 20, 80}, 0, 0, 0, 0, h2o},
         {mqa, 8, {3, 1, 20, 2}, {333, 70, 60, 90}, OBSERVE, 0, 0, 0, annealed},
         {gqa, 9, {2, 1, 40, 5}, {333, 70, 60, 90}, HADAMARD, 0, 0, 0, h2o},
         {gqa, 9, {2, 1, 40, 5}, {333, 70, 120, 600}, SINKS, 50, 0, 0, h2o},
