@@ -161,6 +161,9 @@ template <typename F, int PIECES> static int launch(struct cuda *cu, struct gemm
 
 int cuda_gemm_q_stream(struct cuda *cu, struct gemm *p, enum dtype type, bool exact)
 {
+    if ((uint64_t)p->token_end * (uint64_t)p->pad > INT32_MAX) {
+        return -EINVAL; /* the kernels' index of an activation */
+    }
     if (p->token_end - p->token0 == 1) {
         return cuda_gemm_q_row(cu, p, type, exact, NULL);
     }
