@@ -237,7 +237,7 @@ call_2() {
     item kbench 420 "$build/bench/pipit-kbench" --module "$backend" "${few[@]}"
     [ -n "$dry" ] || command -v ncu >/dev/null || { echo "ncu is not installed" && return; }
     for profiled in "decode_stream|attention bf16, depth 8192, batch 1" "row_q|gemv Q4_K 8B gate (14336 x 4096), 1 rows" \
-        "prefill_mma|attention bf16, prompt, rows 6144 to 8192"; do
+        "prefill_|attention bf16, prompt, rows 6144 to 8192"; do
         item "ncu_${profiled%|*}" 60 ncu --clock-control none --set full -k "regex:${profiled%|*}" -c 2 \
             "$build/bench/pipit-kbench" --module "$backend" --only "${profiled#*|}"
     done
