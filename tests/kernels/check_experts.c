@@ -364,7 +364,7 @@ static void against_reference(struct check *c, const struct shape *s, const stru
                        tiles   ? &tol_bf16
                        : half  ? &tol_half_acts
                        : exact ? (pieces ? &tol_bf16_pieces : &tol_reduce)
-                               : &tol_int8_acts);
+                               : &tol_int8_twice);
         }
     }
 }

@@ -56,6 +56,9 @@ static const struct tolerance
      * chance. Without a norm before it the result is also compared with the same rounding done in
      * the test, to tol_reduce. */
     tol_int8_acts = {2e-3, 4e-1, "activations in int8 by blocks of 32"},
+    /* Experts: rounded before both products, and the gate doubles what the first lost. The worst of
+     * 16,000 cases had 2.8e-3. */
+    tol_int8_twice = {6e-3, 6e-1, "activations in int8 by blocks of 32, twice"},
     /* Rows of class prefill on tiles of bf16: activations and weights rounded to 8 bits, each off
      * by a uniform part of 2^-9 at most, sums in f32; gate doubles it, and few outputs make a small
      * rms by chance. Against the same rounding done in the test what is left is f32 sums in another
