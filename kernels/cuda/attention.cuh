@@ -152,6 +152,19 @@ CUDA_INLINE float attend_merge_value(const float *part, int32_t part_len, int32_
     return sum;
 }
 
+/* Of the 4 lanes that share a row of a product. */
+CUDA_INLINE float quad_max(float x)
+{
+    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+
+CUDA_INLINE float quad_sum(float x)
+{
+    x += __shfl_xor_sync(ALL_LANES, x, 1);
+    return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
 /* Scores of rows of the decode class, from noisy logits and their sums. */
 int cuda_attend_observe(struct cuda *cu, const struct attend *p, int32_t most_slots);
 int cuda_attend_decode(struct cuda *cu, struct attend *p);

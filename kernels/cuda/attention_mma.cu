@@ -195,18 +195,6 @@ struct running {
     float top, sum;
 };
 
-CUDA_INLINE float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
-    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
-}
-
-CUDA_INLINE float quad_sum(float x)
-{
-    x += __shfl_xor_sync(ALL_LANES, x, 1);
-    return x + __shfl_xor_sync(ALL_LANES, x, 2);
-}
-
 /* Takes the 16 values that this lane holds of a row. This loop and the one that draws noise stay
  * loops: unrolled, the draws are most of the kernel. */
 CUDA_INLINE void running_add(struct running *r, const float v[16])

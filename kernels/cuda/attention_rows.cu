@@ -84,21 +84,6 @@ CUDA_INLINE uint32_t page_of(const struct part *b, int32_t s0)
     return b->s->pages[(size_t)b->group * b->s->max_pages + s0 / OPS_PAGE_SLOTS];
 }
 
-CUDA_INLINE uint8_t *page_at(const struct attend *p, const struct part *b, uint32_t page)
-{
-    return b->s->pool + (size_t)page * p->seqs.layout.page_bytes;
-}
-
-/* The first row of the block's head of K or V. */
-template <bool IS_K>
-CUDA_INLINE const uint8_t *head_of(const struct attend *p, const struct part *b, uint32_t page)
-{
-    const struct cuda_layout *l = &p->seqs.layout;
-
-    return IS_K ? kv_k_row(l, page_at(p, b, page), b->k_head, 0)
-                : kv_v_row(l, page_at(p, b, page), b->v_head, 0);
-}
-
 /* ---- loading -------------------------------------------------------------------------------- */
 
 /* Four elements of a query from d on; what lies beyond is 0. */

@@ -83,6 +83,21 @@ CUDA_INLINE int32_t next_tile(const struct attend *p, const struct part *b, int3
     return s0;
 }
 
+CUDA_INLINE uint8_t *page_at(const struct attend *p, const struct part *b, uint32_t page)
+{
+    return b->s->pool + (size_t)page * p->seqs.layout.page_bytes;
+}
+
+/* The first row of the block's head of K or V. */
+template <bool IS_K>
+CUDA_INLINE const uint8_t *head_of(const struct attend *p, const struct part *b, uint32_t page)
+{
+    const struct cuda_layout *l = &p->seqs.layout;
+
+    return IS_K ? kv_k_row(l, page_at(p, b, page), b->k_head, 0)
+                : kv_v_row(l, page_at(p, b, page), b->v_head, 0);
+}
+
 /* Eight codes as f16; of V times the scale. */
 template <bool IS_K>
 CUDA_INLINE uint4 widen8(int32_t type, uint32_t lo, uint32_t hi, uint16_t scale)
@@ -101,18 +116,6 @@ CUDA_INLINE uint4 widen8(int32_t type, uint32_t lo, uint32_t hi, uint16_t scale)
         w[i] = half2_times(w[i], scale);
     }
     return make_uint4(w[0], w[1], w[2], w[3]);
-}
-
-CUDA_INLINE float quad_max(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
-    return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
-}
-
-CUDA_INLINE float quad_sum(float x)
-{
-    x += __shfl_xor_sync(ALL_LANES, x, 1);
-    return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
 #endif

@@ -120,20 +120,6 @@ CUDA_INLINE struct pages pages_of(const struct part *b, int32_t s0)
     return r;
 }
 
-CUDA_INLINE uint8_t *page_at(const struct attend *p, const struct part *b, uint32_t page)
-{
-    return b->s->pool + (size_t)page * p->seqs.layout.page_bytes;
-}
-
-template <bool IS_K>
-CUDA_INLINE const uint8_t *head_of(const struct attend *p, const struct part *b, uint32_t page)
-{
-    const struct cuda_layout *l = &p->seqs.layout;
-
-    return IS_K ? kv_k_row(l, page_at(p, b, page), b->k_head, 0)
-                : kv_v_row(l, page_at(p, b, page), b->v_head, 0);
-}
-
 CUDA_INLINE int32_t pos_of(const struct part *b, int32_t s0, int32_t i, const struct tile_side *t)
 {
     return b->s->slot_pos ? t->pos[i] : s0 + i < b->s->n_slots ? s0 + i : -1;

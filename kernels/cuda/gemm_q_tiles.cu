@@ -8,7 +8,7 @@
  * lanes of a quarter warp meet different banks. Shared memory: 34 KB.
  *
  * A matrix instruction (16 rows, 8 tokens, 32 columns) has 16 others beside it, or 20 with offsets:
- * scales change every 32 columns. On an H200 the loop reaches 200 to 240 TOP/s, Q6_K 150. */
+ * scales change every 32 columns. On an H200 the loop reaches 185 to 240 TOP/s, Q6_K 160. */
 
 #include <cerrno>
 

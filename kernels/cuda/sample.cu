@@ -73,6 +73,16 @@ CUDA_INLINE float sample_exp(float x)
                : 0.0f;
 }
 
+CUDA_INLINE uint64_t warp_least(uint64_t key)
+{
+    for (int m = 16; m > 0; m >>= 1) {
+        uint64_t other = __shfl_xor_sync(ALL_LANES, key, m);
+
+        key = other < key ? other : key;
+    }
+    return key;
+}
+
 /* The best key of each of the warp's groups; 0, a NaN's: a NaN or +inf is among its logits. */
 CUDA_INLINE void best_of_groups(const struct sample *p, const struct ranked_logits *c,
                                 uint64_t *best)
@@ -91,11 +101,7 @@ CUDA_INLINE void best_of_groups(const struct sample *p, const struct ranked_logi
 
             key = k < key ? k : key;
         }
-        for (int m = 16; m > 0; m >>= 1) {
-            uint64_t other = __shfl_xor_sync(ALL_LANES, key, m);
-
-            key = other < key ? other : key;
-        }
+        key = warp_least(key);
         if (threadIdx.x % WARP == 0 && g < p->n_groups) {
             best[g] = key;
         }
@@ -105,22 +111,12 @@ CUDA_INLINE void best_of_groups(const struct sample *p, const struct ranked_logi
 /* The least of all threads' keys; all threads get it. */
 CUDA_INLINE uint64_t least_key(uint64_t key, uint64_t *part)
 {
-    for (int m = 16; m > 0; m >>= 1) {
-        uint64_t other = __shfl_xor_sync(ALL_LANES, key, m);
-
-        key = other < key ? other : key;
-    }
+    key = warp_least(key);
     if (threadIdx.x % WARP == 0) {
         part[threadIdx.x / WARP] = key;
     }
     __syncthreads(); /* part: written above, read by all */
-    key = part[threadIdx.x % WARP];
-    for (int m = 16; m > 0; m >>= 1) {
-        uint64_t other = __shfl_xor_sync(ALL_LANES, key, m);
-
-        key = other < key ? other : key;
-    }
-    return key;
+    return warp_least(part[threadIdx.x % WARP]);
 }
 
 static_assert((int)TOPK_WARPS == 32, "a lane each");

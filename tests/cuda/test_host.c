@@ -494,6 +494,19 @@ static void deep_product(void)
     expect_clean("SwiftKV's prompt");
 }
 
+/* Launches in the log are of blocks of which no two fit a multiprocessor: it has 1 KB more than a
+ * block may ask for, and keeps 1 KB of each. */
+static void alone_on_a_multiprocessor(const struct fake_device *d)
+{
+    int n;
+    const struct fake_call *c = fake.log(&n);
+
+    for (int i = 0; i < n; i++) {
+        expect(c[i].kind != FAKE_LAUNCH || 2 * (c[i].shared + 1024) > d->shared_max + 1024,
+               "two blocks of %zu bytes fit a multiprocessor", c[i].shared);
+    }
+}
+
 /* A decode row of 16-bit weights is one launch, norm included, whatever its columns; two rows with
  * a norm are two. */
 static void fused_products(void)
@@ -544,6 +557,9 @@ static void fused_products(void)
             r = fake.ops->matmul(be, &p);
             expect(fake_count(FAKE_LAUNCH) == (fused ? 1 : 2), "%d rows of %d columns: %d launches",
                    k, n, fake_count(FAKE_LAUNCH));
+            if (fused) {
+                alone_on_a_multiprocessor(&fake_devices[SM_90]);
+            }
         }
         fake.ops->weight_destroy(be, &w);
         fake.ops->weight_destroy(be, &norm);
