@@ -228,7 +228,11 @@ class Answers(Served):
         rid = self.client.send(generate("", temperature=0, max_tokens=500, ignore_end=True))
         while not self.client.receive(20 * SLOW).HasField("delta"):
             pass
+        # 500 tokens end before a busy machine has started the command
+        rest = threading.Thread(target=self.daemon.rest_engine, args=(2,))
+        rest.start()
         self.pipit("cancel", rid.hex())
+        rest.join()
         while not (e := self.client.receive(20 * SLOW)).HasField("done"):
             pass
         self.assertEqual(e.done.reason, pb.Done.CANCELLED)

@@ -27,6 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/rng.h"
 #include "kernels/backend.h"
 #include "tests/kernels/tolerance.h"
 
@@ -74,7 +75,7 @@ struct check {
     double copy_rate; /* bytes/s, read and written, of a copy that does not fit the L2 */
     uint32_t counter;
     uint32_t words[4];
-    uint32_t seed;
+    struct rng_key key; /* of the case's name */
     int n_failed;
     int n_passed;
 };
@@ -85,7 +86,7 @@ extern const struct backend_limits check_limits;
  * differ in others only are the same to it. */
 extern const uint32_t check_flags;
 
-/* Random numbers, the same for a variant of a program. */
+/* Random numbers, the same for a case in every run. */
 float check_uniform(struct check *c);                         /* (0, 1) */
 int32_t check_range(struct check *c, int32_t lo, int32_t hi); /* [lo, hi] */
 float check_normal(struct check *c);

@@ -99,8 +99,6 @@ static void run(struct check *c, const char *backend, const char *name, uint32_t
     (void)snprintf(variant, sizeof(variant), "%s %s", backend, name);
     c->variant = variant;
     c->first = c->n_passed + c->n_failed == 0;
-    c->seed = 1;
-    c->counter = 0;
     c->n_cases = 0;
     open_side(c, 0, "ref", 2, UINT32_MAX);
     open_side(c, 1, backend, c->n_threads, mask);

@@ -78,7 +78,6 @@ static const struct tolerance
     /* A value stored in the cache against the f32 it came from, mean of a head's normal data. */
     tol_store_f16 = {1e-6, 1e-2, "f16: 2^-11 of each value"},
     tol_store_bf16 = {2e-5, 4e-2, "bf16: 2^-8 of each value"},
-    tol_store_i8 = {2e-4, 6e-2, "int8: half a step of absmax / 127"},
     tol_store_q4_0 = {5e-2, 1.0, "4 bits: half a step of absmax / 8, and one at the other end"},
     tol_store_fp8 = {2e-3, 4e-1, "e4m3: 2^-4 of each value"};
 /* clang-format on */
