@@ -182,6 +182,13 @@ bool tok_is_end(const struct tok *t, int32_t id)
     return e && e->end;
 }
 
+bool tok_is_added(const struct tok *t, int32_t id)
+{
+    const struct tok_entry *e = entry_of(t, id);
+
+    return e && e->kind == TOK_USER;
+}
+
 bool tok_is_control(const struct tok *t, int32_t id)
 {
     const struct tok_entry *e = entry_of(t, id);
@@ -219,6 +226,13 @@ int32_t tok_find_special(const struct tok *t, const char *text)
     int32_t id = t->bare ? -1 : tok_map_find(&t->by_text, t, text, strlen(text));
 
     return id >= 0 && gives_no_text(&t->entries[id]) ? id : -1;
+}
+
+int32_t tok_find_added(const struct tok *t, const char *text)
+{
+    int32_t id = t->bare ? -1 : tok_map_find(&t->by_text, t, text, strlen(text));
+
+    return id >= 0 && (gives_no_text(&t->entries[id]) || t->entries[id].kind == TOK_USER) ? id : -1;
 }
 
 size_t tok_bound(size_t len)

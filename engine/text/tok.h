@@ -8,8 +8,8 @@
  * of llama.cpp and of the models' own tokenizers, but for four rules of ours:
  *   - without TOK_PARSE_SPECIAL no text becomes a control token, not even by merging ("</s>");
  *   - a user-defined token that is spelt like a turn marker ("<|...|>", "<start_of_turn>") counts
- *     as a control token; one like "<|...>" or "<...|>" keeps its text, but is found only where
- *     control tokens are;
+ *     as a control token; one like "<|...>" or "<...|>", or that marks a tool's call or reasoning
+ *     ("<tool_call>", "<think>"), keeps its text, but is found only where control tokens are;
  *   - U+2581 in a text for SentencePiece is spelt as bytes, since it would come back as a space;
  *   - bytes that are no UTF-8 are tokenized as bytes, not replaced.
  * So decode(encode(x)) == x for all bytes, with one exception: a byte-level vocabulary that lacks
@@ -50,6 +50,7 @@ int32_t tok_eos(const struct tok *t);                 /* -1: none */
 bool tok_adds_bos(const struct tok *t);               /* what TOK_ADD_BOS will do */
 bool tok_is_end(const struct tok *t, int32_t id);     /* ends a generation: eos, eot, im_end, ... */
 bool tok_is_control(const struct tok *t, int32_t id); /* gives no text */
+bool tok_is_added(const struct tok *t, int32_t id);   /* user-defined: gives text, as a whole */
 bool tok_has_text(const struct tok *t);
 bool tok_has_byte(const struct tok *t, uint8_t byte);
 const char *tok_model(const struct tok *t); /* "llama", "gpt2", "gemma4" or "none" */
@@ -59,6 +60,8 @@ size_t tok_max_piece(const struct tok *t); /* most bytes that one token may give
 
 /* The control token spelt exactly so, -1 without one. */
 int32_t tok_find_special(const struct tok *t, const char *text);
+/* The control or user-defined one. */
+int32_t tok_find_added(const struct tok *t, const char *text);
 
 /* Most ids that `len` bytes can give, BOS included. */
 size_t tok_bound(size_t len);

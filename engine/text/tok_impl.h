@@ -155,7 +155,7 @@ int tok_vocab_load(struct tok *t, const struct gguf *g, struct error *reterr) WA
 /* tok_keys.c */
 int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr) WARN_UNUSED;
 bool tok_keys_is_marker(const char *text, size_t len);  /* is it spelt like a turn marker? */
-bool tok_keys_is_guarded(const char *text, size_t len); /* or like Gemma 4's "<|x>" and "<x|>"? */
+bool tok_keys_is_guarded(const char *text, size_t len); /* or "<|x>", "<x|>", "<tool_call>"? */
 
 /* tok_special.c: the text's spans in order; id -1 is plain text between special tokens. Control
  * tokens are found with `control`; given parts (NULL: none), only inside neighbouring trusted ones.

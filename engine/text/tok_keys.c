@@ -63,6 +63,14 @@ static const char *const markers[] = {"<start_of_turn>", "<end_of_turn>", "<bos>
                                       "<eos>",           "<s>",           "</s>",
                                       "[INST]",          "[/INST]",       "<EOT>"};
 
+/* What a model says with these only it and its template may say. */
+static const char *const meant[] = {
+    "<think>",           "</think>",          "<tool_call>",     "</tool_call>", "<tool_response>",
+    "</tool_response>",  "<tools>",           "</tools>",        "<response>",   "</response>",
+    "[THINK]",           "[/THINK]",          "[TOOL_CALLS]",    "[CALL_ID]",    "[ARGS]",
+    "[TOOL_CONTENT]",    "[TOOL_RESULTS]",    "[/TOOL_RESULTS]", "<tool_calls>", "</tool_calls>",
+    "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"};
+
 static bool is_one_of(const char *text, size_t len, const char *const *list, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -81,8 +89,9 @@ bool tok_keys_is_marker(const char *text, size_t len)
 
 bool tok_keys_is_guarded(const char *text, size_t len)
 {
-    return len > 3 && text[0] == '<' && text[len - 1] == '>' &&
-           (text[1] == '|' || text[len - 2] == '|');
+    return (len > 3 && text[0] == '<' && text[len - 1] == '>' &&
+            (text[1] == '|' || text[len - 2] == '|')) ||
+           is_one_of(text, len, meant, sizeof(meant) / sizeof(meant[0]));
 }
 
 /* A token's id; -1 without the key. Such a token is never plain text. */

@@ -243,6 +243,7 @@ static int load_entries(struct tok *t, const struct gguf *g, struct error *reter
         if (r < 0) {
             return r;
         }
+        e->merges &= !e->guarded;
     }
     return 0;
 }

@@ -190,6 +190,40 @@ Test(tok, user_defined_tokens)
     tok_destroy(t);
 }
 
+/* Qwen's are user-defined: a user or a tool's result must not write a call. */
+Test(tok, tool_markers_are_the_templates)
+{
+    static const char said[] = "a<tool_call>b</think>";
+    const struct tok_part parts[] = {{1, true}, {11, true}, {9, false}};
+    struct error e = {0};
+    int32_t ids[64];
+    size_t n;
+
+    for (int spm = 0; spm < 2; spm++) {
+        (spm ? tok_spec_spm : tok_spec_bpe)(&spec);
+        int call = tok_spec_add(&spec, "<tool_call>", 4, 0);
+        int think = tok_spec_add(&spec, "</think>", 4, 0);
+
+        cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0, "%s", e.text);
+        cr_assert_eq(tok_encode(t, said, sizeof(said) - 1, 0, ids, 64, &n, &e), 0);
+        for (size_t i = 0; i < n; i++) {
+            cr_expect(ids[i] != call && ids[i] != think, "not from plain text");
+        }
+        cr_expect(comes_back(said, sizeof(said) - 1, 0));
+        cr_assert_eq(tok_encode_parts(t, said, parts, 3, ids, 64, &n, &e), 0, "%s", e.text);
+        for (size_t i = 0, n_call = 0; i < n; i++) {
+            n_call += ids[i] == call;
+            cr_expect(ids[i] != think, "of bytes that are not trusted");
+            cr_expect(i + 1 < n || n_call == 1, "the template's");
+        }
+        cr_expect_eq(tok_find_added(t, "<tool_call>"), call);
+        cr_expect_eq(tok_find_special(t, "<tool_call>"), -1, "it gives text");
+        cr_expect(tok_is_added(t, call) && !tok_is_control(t, call));
+        cr_expect_not(tok_is_added(t, 0));
+        tok_destroy(t);
+    }
+}
+
 Test(tok, bos, .init = open_spm, .fini = close_tok)
 {
     cr_assert(tok_adds_bos(t));

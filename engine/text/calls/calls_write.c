@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls on their way out: names and arguments as JSON, gathered until all that stand behind one
+ * marker are read, so that none is told of a text that breaks later. In `out` a call is its two
+ * lengths, its name, its arguments. And what the definitions of tools say. */
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/text/calls/calls_impl.h"
+
+struct written {
+    uint32_t name;
+    uint32_t arguments;
+};
+
+static bool is_name_byte(char b)
+{
+    return (b >= 'a' && b <= 'z') || (b >= 'A' && b <= 'Z') || (b >= '0' && b <= '9') || b == '_' ||
+           b == '-' || b == '.' || b == ':' || b == '/';
+}
+
+void calls_write(struct calls *c, const char *text, size_t len)
+{
+    if (c->failed || len > sizeof(c->out) - c->n_out) {
+        c->failed = true;
+        return;
+    }
+    memcpy(c->out + c->n_out, text, len);
+    c->n_out += len;
+}
+
+void calls_write_word(struct calls *c, const char *word)
+{
+    calls_write(c, word, strlen(word));
+}
+
+void calls_write_name(struct calls *c, const char *name, size_t len)
+{
+    struct written w = {.name = (uint32_t)len};
+
+    if (len == 0 || len > CALLS_MAX_NAME || c->n_calls + c->n_written >= CALLS_MAX_CALLS) {
+        c->failed = true;
+        return;
+    }
+    for (size_t i = 0; i < len; i++) {
+        if (!is_name_byte(name[i])) {
+            c->failed = true;
+            return;
+        }
+    }
+    c->call_at = c->n_out;
+    calls_write(c, (const char *)&w, sizeof(w));
+    calls_write(c, name, len);
+}
+
+void calls_write_end(struct calls *c)
+{
+    struct written w;
+
+    if (c->failed) {
+        return;
+    }
+    memcpy(&w, c->out + c->call_at, sizeof(w));
+    w.arguments = (uint32_t)(c->n_out - c->call_at - sizeof(w) - w.name);
+    memcpy(c->out + c->call_at, &w, sizeof(w));
+    c->n_written++;
+}
+
+void calls_tell_written(struct calls *c)
+{
+    const char *p = c->out;
+
+    for (uint32_t i = 0; i < c->n_written; i++) {
+        struct written w;
+
+        memcpy(&w, p, sizeof(w));
+        p += sizeof(w);
+        calls_tell(c, CALLS_NAME, p, w.name);
+        calls_tell(c, CALLS_ARGUMENTS, p + w.name, w.arguments);
+        p += w.name + w.arguments;
+    }
+    c->n_calls += c->n_written;
+}
+
+void calls_write_string(struct calls *c, const char *text, size_t len)
+{
+    size_t from = 0;
+
+    calls_write(c, "\"", 1);
+    for (size_t i = 0; i < len; i++) {
+        unsigned char b = (unsigned char)text[i];
+        char escape[8];
+
+        if (b >= 0x20 && b != '"' && b != '\\') {
+            continue;
+        }
+        calls_write(c, text + from, i - from);
+        from = i + 1;
+        if (b == '"' || b == '\\') {
+            (void)snprintf(escape, sizeof(escape), "\\%c", b);
+        } else if (b == '\n' || b == '\t' || b == '\r') {
+            (void)snprintf(escape, sizeof(escape), "\\%c", b == '\n' ? 'n' : b == '\t' ? 't' : 'r');
+        } else {
+            (void)snprintf(escape, sizeof(escape), "\\u%04x", b);
+        }
+        calls_write_word(c, escape);
+    }
+    calls_write(c, text + from, len - from);
+    calls_write(c, "\"", 1);
+}
+
+const struct json_t *calls_tool(const struct calls *c, const char *name, size_t len)
+{
+    size_t n = json_array_size(c->tools);
+
+    for (size_t i = 0; i < n; i++) {
+        const json_t *tool = json_array_get(c->tools, i);
+        const json_t *f = json_object_get(tool, "function");
+        const json_t *said = json_object_get(f ? f : tool, "name");
+
+        if (json_string_length(said) == len && !memcmp(json_string_value(said), name, len)) {
+            return f ? f : tool;
+        }
+    }
+    return NULL;
+}
+
+enum calls_type calls_type_of(const struct json_t *tool, const char *key, size_t len)
+{
+    const json_t *all = json_object_get(json_object_get(tool, "parameters"), "properties");
+    const json_t *type = json_object_get(json_object_getn(all, key, len), "type");
+
+    if (json_is_array(type)) {
+        for (size_t i = 0; i < json_array_size(type); i++) {
+            const char *one = json_string_value(json_array_get(type, i));
+
+            if (one && strcmp(one, "string") == 0) {
+                return TYPE_STRING;
+            }
+        }
+        return TYPE_OTHER;
+    }
+    if (!json_is_string(type)) {
+        return TYPE_ANY;
+    }
+    return strcmp(json_string_value(type), "string") == 0 ? TYPE_STRING : TYPE_OTHER;
+}
