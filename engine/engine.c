@@ -108,13 +108,13 @@ static int check_config(const struct engine_config *c, struct error *reterr)
     return 0;
 }
 
-static int open_files(struct prepared *p, bool hash, struct error *reterr)
+static int open_files(struct prepared *p, struct error *reterr)
 {
     const struct engine_config *c = &p->config;
     const char *sha[MODEL_MAX_OVERLAYS];
     int r = gguf_open(c->model_path, &p->base, reterr);
 
-    if (!r && (hash || c->n_overlays > 0)) {
+    if (!r && c->n_overlays > 0) {
         r = gguf_sha256(c->model_path, c->cache_dir, p->sha256, reterr);
     }
     for (int i = 0; !r && i < c->n_overlays; i++) {
@@ -202,8 +202,7 @@ static int check_operations(const struct prepared *p, struct error *reterr)
                            p->config.model_path, p->model->arch->name, op, p->ops->name);
 }
 
-static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
-                   struct error *reterr)
+static int prepare(const struct engine_config *c, struct prepared *p, struct error *reterr)
 {
     int r = check_config(c, reterr);
 
@@ -224,7 +223,7 @@ static int prepare(const struct engine_config *c, bool hash, struct prepared *p,
         r = lay_batch(p, reterr);
     }
     if (!r) {
-        r = open_files(p, hash, reterr);
+        r = open_files(p, reterr);
     }
     r = r ? r : check_operations(p, reterr);
     if (!r) {
@@ -420,7 +419,7 @@ int engine_plan(const struct engine_config *c, struct plan *ret, struct error *r
 
         return engine_advise(c, ret, &advice, reterr);
     }
-    r = prepare(c, false, &p, reterr);
+    r = prepare(c, &p, reterr);
     if (r) {
         return r;
     }
@@ -522,6 +521,18 @@ static int make_parts(struct engine *e, bool (*progress)(void *arg, float done),
         geometry_finish(&geometry);
         return r;
     }
+    /* All checks are done. What takes time begins here: whoever waits for the checks may go on. */
+    if (progress && !progress(arg, 0)) {
+        geometry_finish(&geometry);
+        return error_set(reterr, -ECANCELED, "loading was stopped");
+    }
+    if (e->p.sha256[0] == 0) {
+        r = gguf_sha256(e->p.config.model_path, e->p.config.cache_dir, e->p.sha256, reterr);
+    }
+    if (r) {
+        geometry_finish(&geometry);
+        return r;
+    }
     make_identity(e);
     r = kv_create(&geometry, e->be, &e->cache, reterr);
     if (!r) {
@@ -577,7 +588,7 @@ int engine_create(const struct engine_config *wanted, bool (*progress)(void *arg
     r = engine_take_advice(&own, &e->plan, reterr);
     const struct policy_advice *advice = e->plan.advice;
 
-    r = r ? r : prepare(&own, true, &e->p, reterr);
+    r = r ? r : prepare(&own, &e->p, reterr);
     if (!r) {
         r = tok_create(e->p.base, &e->tok, reterr);
     }

@@ -91,7 +91,8 @@ int engine_advise(const struct engine_config *c, struct plan *ret,
 int engine_take_advice(struct engine_config *c, struct plan *scratch,
                        struct error *reterr) WARN_UNUSED;
 
-/* Plans, reserves, loads. `progress` (or NULL) gets 0..1 now and then and may return false to stop
+/* Plans, reserves, loads. `progress` (or NULL) gets 0 when everything was checked that needs
+ * neither memory nor weights (files, plan), then 0..1 now and then, and may return false to stop
  * (-ECANCELED). Errors: -ENOMEM with numbers, -EBADMSG for the file, -ENOTSUP for an architecture,
  * tokenizer, type or policy that this build lacks. */
 int engine_create(const struct engine_config *c, bool (*progress)(void *arg, float done), void *arg,

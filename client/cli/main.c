@@ -129,7 +129,8 @@ const struct command commands[] = {
      "\n" CODES, cancel_run},
     {"wait", CMD_WAIT, "wait until the model is ready", "pipit wait [OPTION]...",
      "Returns when a daemon answers and its model can be used: 0 at once if it can\n"
-     "already, 6 if the model cannot be loaded, 7 when --timeout is over. Without\n"
+     "already, 6 with the cause if the model cannot be loaded (also of a daemon that\n"
+     "ended for it within the last ten seconds), 7 when --timeout is over. Without\n"
      "--timeout it ends with 3 when no daemon was there for ten seconds. A model that\n"
      "was unloaded counts as ready, since the next request loads it; with --load it is\n"
      "loaded now.\n"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipit status, metrics, cancel and wait: short questions about the daemon as a whole. */
+/* pipit status, metrics and cancel: short questions about the daemon as a whole. */
 
 #include <errno.h>
 #include <jansson.h>
@@ -291,105 +291,6 @@ int cancel_run(struct settings *s, const struct option_list *words)
     code = cli_open(s, &c);
     if (code == 0 && pipit_client_cancel(c, id, &e) < 0) {
         code = report(&e);
-    }
-    pipit_client_destroy(c);
-    return code;
-}
-
-/* -1: not yet. */
-static int look(const struct settings *s, struct pipit_client *c, struct pipit_error *e)
-{
-    const struct pipit_info *info = pipit_client_info(c);
-    const struct pipit_report *rep;
-    int r = info ? pipit_client_ping(c, e) : -ENOTCONN;
-
-    if (r < 0) {
-        r = pipit_client_connect(c, e);
-    }
-    if (r == -EINVAL) {
-        return usage_error("wait", "%s", e->text);
-    }
-    info = pipit_client_info(c);
-    if (r < 0 || !info) {
-        return -1;
-    }
-    switch (info->state) {
-    case PIPIT_STATE_UNLOADED: /* loads at the first use */
-        if (s->load) {
-            e->code = 0;
-            return pipit_client_control(c, PIPIT_CONTROL_LOAD, 0, e) < 0 && e->code != 0 &&
-                           e->code != PIPIT_E_SHUTDOWN
-                       ? report(e)
-                       : -1;
-        }
-        return EXIT_OK;
-    case PIPIT_STATE_READY:
-        return EXIT_OK;
-    case PIPIT_STATE_FAILED:
-        r = pipit_client_report(c, &rep, NULL);
-        say("the model cannot be loaded: %s",
-            r == 0 && rep->cause[0] ? rep->cause : "the daemon's log says why");
-        return EXIT_MODEL;
-    default:
-        e->code = 0; /* it answers: what is missing now is the model */
-        return -1;
-    }
-}
-
-/* After so long it says what it waits for. */
-#define WAIT_QUIET_NS INT64_C(2000000000)
-
-static const char *missing(const struct pipit_error *e)
-{
-    return e->code ? e->text : "the model is still being loaded";
-}
-
-int wait_run(struct settings *s, const struct option_list *words)
-{
-    struct pipit_client *c = NULL;
-    struct pipit_error e = {0};
-    const int64_t start_ns = clock_ns();
-    const int64_t deadline_ns = start_ns + (int64_t)(s->timeout * 1e9);
-    int64_t seen_ns = start_ns; /* a daemon, or its socket */
-    bool told = false;
-    int code =
-        words->n ? usage_error("wait", "'%.60s' is not an option", words->v[0]) : cli_client(s, &c);
-
-    if (code == 0) {
-        uint32_t ms = s->timeout > 0 && s->timeout < 5 ? (uint32_t)(s->timeout * 1000) + 1 : 5000;
-
-        code = pipit_client_set_timeout_ms(c, ms) < 0 || pipit_client_set_reconnect_ms(c, 0) < 0 ||
-                       interrupt_init() < 0
-                   ? EXIT_INTERNAL
-                   : -1;
-    }
-    while (code < 0) {
-        struct pollfd p = {.fd = interrupt_fd(), .events = POLLIN};
-        int signal;
-
-        code = look(s, c, &e);
-        if (code >= 0) {
-            break;
-        }
-        if (s->timeout > 0 && clock_ns() >= deadline_ns) {
-            say("not ready within %g s: %s", s->timeout, missing(&e));
-            code = EXIT_CANCELLED;
-            break;
-        }
-        seen_ns = e.code == PIPIT_E_UNREACHABLE ? seen_ns : clock_ns();
-        if (s->timeout == 0 && (double)(clock_ns() - seen_ns) > s->patience * 1e9) {
-            code = report(&e);
-            break;
-        }
-        if (!told && clock_ns() - start_ns > WAIT_QUIET_NS) {
-            told = true;
-            say("waiting: %s", missing(&e));
-        }
-        (void)poll(&p, 1, 50);
-        signal = interrupt_take();
-        if (signal) {
-            code = signal == SIGINT ? EXIT_INTERRUPTED : EXIT_CANCELLED;
-        }
     }
     pipit_client_destroy(c);
     return code;

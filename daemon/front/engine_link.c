@@ -85,6 +85,10 @@ static int start(struct engine_link *e, struct error *reterr)
     e->heard_ns = e->started_ns;
     f->status_changed = true;
     engine_link_watch(e, e->heard_ns + LOAD_TIMEOUT_NS);
+    if (!f->listening) { /* checking may take longer than the service manager waits unasked */
+        notify_say(&f->notify, "EXTEND_TIMEOUT_USEC=%lld\nSTATUS=Checking the model",
+                   (long long)(LOAD_TIMEOUT_NS + RETRY_MOST_NS) / 1000);
+    }
     return 0;
 }
 
@@ -257,7 +261,10 @@ static void engine_down(struct engine_link *e, int status)
     /* The engine has said why on stderr, which it shares with us. Under systemd we stay to tell the
      * clients: ended, the next of them would only start us again. */
     if (hopeless && e->epoch == 0 && !f->system && f->config->load == CONFIG_LOAD_START) {
-        front_stop(f, is_refusal(status) ? WEXITSTATUS(status) : 8);
+        int code = is_refusal(status) ? WEXITSTATUS(status) : 8;
+
+        rundir_write_failure(&f->rundir, code, e->cause);
+        front_stop(f, code);
         return;
     }
     /* Loaded on request, it is tried again on request, and not before it may have changed. */

@@ -50,6 +50,8 @@ int engine_link_lane_open(struct engine_link *e, struct lane *l) WARN_UNUSED;
 void engine_link_lane_close(struct engine_link *e, struct lane *l);
 
 bool engine_link_ready(const struct engine_link *e);
+/* False until the process that loads has checked the model's file and the plan. */
+bool engine_link_checked(const struct engine_link *e);
 uint32_t engine_link_state(const struct engine_link *e);                  /* enum lane_state */
 const struct lane_engine_state *engine_link_info(const struct engine_link *e); /* the last one it sent */
 const char *engine_link_cause(const struct engine_link *e); /* why it failed; "" */

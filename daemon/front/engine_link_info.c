@@ -12,6 +12,11 @@ bool engine_link_ready(const struct engine_link *e)
     return e && e->state == LANE_READY && e->watch.fd >= 0;
 }
 
+bool engine_link_checked(const struct engine_link *e)
+{
+    return e && (e->state != LANE_LOADING || e->info.progress > 0);
+}
+
 uint32_t engine_link_state(const struct engine_link *e)
 {
     return e ? e->state : LANE_LOADING;

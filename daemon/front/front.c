@@ -86,10 +86,28 @@ static void on_status(void *arg)
     status_notify(arg);
 }
 
+/* Once, and not before the model's file and plan are known to be good. Whoever connected before
+ * waits. */
+static void say_listening(struct front *f)
+{
+    f->listening = true;
+    if (engine_link_state(f->engine) == LANE_FAILED) {
+        log_warning("listening in %s, without a model: %s", f->rundir.path,
+                    engine_link_cause(f->engine));
+    } else {
+        log_info("listening in %s, for the model %s", f->rundir.path, f->config->engine.model);
+    }
+    notify_say(&f->notify, "READY=1");
+    status_notify(f);
+}
+
 HOT static void after_batch(void *arg)
 {
     struct front *f = arg;
 
+    if (!f->listening && !f->stopping && engine_link_checked(f->engine)) {
+        say_listening(f);
+    }
     if (f->dispatch_wanted) {
         dispatch_run(f);
     }
@@ -309,9 +327,6 @@ int front_run(struct config *c, const struct rundir *dir, const char *manager)
         rc = start(&f, &e);
     }
     if (rc == 0) {
-        log_info("listening in %s, for the model %s", f.rundir.path, c->engine.model);
-        notify_say(&f.notify, "READY=1");
-        status_notify(&f);
         start_watchdog(&f);
         rc = loop_run(&f.loop, after_batch, &f);
         if (rc == 0) {

@@ -90,6 +90,7 @@ struct front {
     uint64_t epoch;
     int64_t started_ns;
     bool system; /* started by systemd: SIGHUP means reload */
+    bool listening; /* said so: the model was checked, or is not there and we stay */
     bool stopping;
     int exit_code;
     struct loop_timer stop_timer;

@@ -140,6 +140,11 @@ static void read_pid(int fd, char *ret, size_t size)
     ret[strcspn(ret, "\n")] = '\0';
 }
 
+static void failure_path(const struct rundir *r, char *ret, size_t size)
+{
+    (void)snprintf(ret, size, "%s/failure", r->path);
+}
+
 /* Whoever had it before may have removed it between our open() and our lock. */
 static bool is_named(int fd, const char *path)
 {
@@ -176,6 +181,11 @@ int rundir_lock(struct rundir *r, struct error *reterr)
         }
         return error_set_errno(reterr, rc, "cannot lock %s", path);
     }
+    failure_path(r, path, sizeof(path));
+    if (unlink(path) && errno != ENOENT) {
+        log_warning("cannot remove the old %s: %s", path, strerror(errno));
+    }
+    (void)snprintf(path, sizeof(path), "%s/lock", r->path);
     int n = snprintf(pid, sizeof(pid), "%d\n", (int)getpid());
     if (ftruncate(r->lock_fd, 0) || pwrite(r->lock_fd, pid, (size_t)n, 0) != n) {
         return error_set_errno(reterr, -errno, "cannot write %s", path);
@@ -223,6 +233,23 @@ int rundir_listen(struct rundir *r, struct error *reterr)
     }
     r->lane_fd = STEAL_FD(fd);
     return 0;
+}
+
+/* Without it `pipit wait` would only know that nobody answers. Where it cannot be written, that is
+ * what it says. */
+void rundir_write_failure(const struct rundir *r, int exit_code, const char *cause)
+{
+    char path[sizeof(r->path) + 16];
+    char text[512];
+    int n = snprintf(text, sizeof(text), "%d %s\n", exit_code, cause);
+
+    failure_path(r, path, sizeof(path));
+    (void)unlink(path);
+    AUTO_CLOSE int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW,
+                             socket_mode(r->path) & 0444);
+    if (fd < 0 || n < 0 || write(fd, text, (size_t)n) != n) {
+        log_warning("cannot write %s: %s", path, strerror(errno));
+    }
 }
 
 void rundir_close(struct rundir *r)

@@ -41,6 +41,10 @@ int rundir_lock(struct rundir *r, struct error *reterr) WARN_UNUSED;
 /* Binds lane.sock, unless lane_fd is set already (socket activation). */
 int rundir_listen(struct rundir *r, struct error *reterr) WARN_UNUSED;
 
+/* Leaves the cause of a first start that failed in DIR/failure ("CODE TEXT", a line) for `pipit wait`;
+ * the next rundir_lock() removes it. */
+void rundir_write_failure(const struct rundir *r, int exit_code, const char *cause);
+
 /* Closes all, removes what was bound. */
 void rundir_close(struct rundir *r);
 

@@ -150,6 +150,9 @@ static void send_loading(struct worker *w, float done)
     lane_record_init(&r, LANE_ENGINE_STATE, NULL);
     r.e_state.state = LANE_LOADING;
     r.e_state.progress = done < 0 ? 0 : done > 1 ? 1000 : (uint32_t)(done * 1000);
+    if (w->is_checked && r.e_state.progress == 0) {
+        r.e_state.progress = 1;
+    }
     r.e_state.last_step_ns = clock_ns();
     w->state_ns = r.e_state.last_step_ns;
     worker_send(w, &r);
@@ -212,8 +215,10 @@ static void send_cause(struct worker *w, const char *event, const char *text)
 static bool on_progress(void *arg, float done)
 {
     struct worker *w = arg;
+    bool first = !w->is_checked;
 
-    if (clock_ns() - w->state_ns > LOAD_STATE_NS) {
+    w->is_checked = true; /* engine_create() calls it the first time with the checks behind it */
+    if (first || clock_ns() - w->state_ns > LOAD_STATE_NS) {
         send_loading(w, done);
     }
     return !atomic_load(&w->drain);

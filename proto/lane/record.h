@@ -418,7 +418,7 @@ struct lane_engine_cancel {
 
 struct lane_engine_state {
     uint32_t state;     /* LANE_LOADING, LANE_READY, LANE_FAILED */
-    uint32_t progress;
+    uint32_t progress;  /* of 1000; 0 in LANE_LOADING: file and plan are not checked yet */
     int32_t ctx;
     int32_t n_vocab;
     int32_t n_seqs;
