@@ -371,7 +371,11 @@ Test(engine, two_policies_at_once)
 
     q.kv = "kv8";
     cr_assert_eq(engine_submit(e, &q, &h, &err), -ENOMEM);
-    cr_assert(strstr(err.text, "no pages of this policy's precision"), "%s", err.text);
+    cr_assert(strstr(err.text, "no pages with keys in i8 and values"), "%s", err.text);
+    err.code = 0;
+    q.kv = "streaming:64";
+    cr_assert_eq(engine_submit(e, &q, &h, &err), -ENOMEM);
+    cr_assert(strstr(err.text, "without positions (streaming"), "%s", err.text);
     err.code = 0;
     q.kv = "fp8+window:120";
     cr_assert_eq(engine_submit(e, &q, &h, &err), -ENOMEM);

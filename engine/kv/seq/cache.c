@@ -226,6 +226,21 @@ static int check_select(const struct geometry *s, const struct policy *p, int32_
     return geometry_check_host(s, p, reterr);
 }
 
+/* The plan has pages for the daemon's policies only. Says what this one's would have to hold. */
+static int refuse_pages(const struct policy *p, struct error *reterr)
+{
+    const char *keys = p->pos_new          ? " without positions (streaming, pos=new)"
+                       : p->rank           ? " of a lower rank"
+                       : policy_selects(p) ? " with this policy's copy of them to search in"
+                       : policy_on_host(p) ? " in the host's memory"
+                                           : "";
+
+    return error_set(reterr, -ENOMEM,
+                     "the plan has no pages with keys in %s%s and values in %s; start the daemon "
+                     "with --kv naming this policy",
+                     ops_kv_type_name(p->k_type), keys, ops_kv_type_name(p->v_type));
+}
+
 int kv_check(const struct cache *c, const struct policy *p, const struct geometry_text *text,
              struct error *reterr)
 {
@@ -234,9 +249,7 @@ int kv_check(const struct cache *c, const struct policy *p, const struct geometr
     int v = geometry_variant(s, p);
 
     if (v < 0) {
-        return error_set(reterr, -ENOMEM,
-                         "the plan has no pages of this policy's precision (f16 if it names "
-                         "none); start the daemon with --kv naming it");
+        return refuse_pages(p, reterr);
     }
     if (p->chunk > s->config.max_chunk) {
         return error_set(reterr, -ENOMEM, "chunk=%d is more than the %d rows planned for", p->chunk,
