@@ -21,7 +21,7 @@ LIBRARIES = {
     "systemd/": ("daemon/front",),
     "jansson.h": ("client/cli", "engine/text", "bench/eval"),
     "pcre2.h": ("engine/text",),
-    "openssl/": ("gguf", "daemon/front", "daemon/worker", "engine"),
+    "openssl/": ("gguf", "daemon/front", "daemon/worker", "engine", "tests/fuzz"),
     "cuda": ("kernels/cuda",),
 }
 

@@ -163,7 +163,7 @@ static int check_slots(const struct taker *t, int32_t store, int32_t n, struct e
     if (!geometry_evicts(g, p, store)) {
         return 0; /* compared with the rest */
     }
-    return n < 0 || n > most || (p->layers == POLICY_LAYERS_EQUAL && n != t->head.n_slots) ||
+    return n < 1 || n > most || (p->layers == POLICY_LAYERS_EQUAL && n != t->head.n_slots) ||
                    geometry_store_budget(g, p, t->head.budget, store) > g->arrays[store].cap
                ? broken(reterr, "its budget")
                : 0;
@@ -220,6 +220,23 @@ static uint64_t held_bytes(const struct taker *t)
     return sum;
 }
 
+/* The header says how many slots the fullest store has, and the plan reserves by that. */
+static int check_most(const struct taker *t, struct error *reterr)
+{
+    const struct snapshot_header *h = &t->head;
+    int32_t most = 0;
+
+    for (int32_t i = 0; i < h->n_stores; i++) {
+        bool evicts = geometry_evicts(&t->c->geometry, &t->seq.policy, i);
+
+        most = evicts && t->slots[i] > most ? t->slots[i] : most;
+    }
+    if (most == 0) {
+        most = h->budget && h->budget < h->n_tokens ? h->budget : h->n_tokens;
+    }
+    return h->n_slots == most ? 0 : broken(reterr, "its sizes");
+}
+
 static int take_all(struct taker *t, struct error *reterr)
 {
     int r;
@@ -231,6 +248,7 @@ static int take_all(struct taker *t, struct error *reterr)
     for (int32_t i = 0; !r && i < t->head.n_stores; i++) {
         r = take_store(t, i, reterr);
     }
+    r = r ? r : check_most(t, reterr);
     if (!r && t->at != t->source->size) {
         r = broken(reterr, "it is longer than its stores");
     }

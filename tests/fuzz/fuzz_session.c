@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Fuzzes saved sessions (daemon/worker/session.h). The input's first byte names an engine (its
+ * policy), the second one says which sums are made right after the changes (bits 0 to 2: the
+ * text's, the snapshot's, the header's), so that what lies behind them is reached; then come
+ * changes to a good file, as in fuzz_snapshot: an offset (16 bits), a length (8 bits) and so many
+ * bytes. A length of 0 cuts the file, or makes it longer, to `offset` bytes.
+ *
+ * Promises: a session is refused with a code and a text that names it, and its file is as it was;
+ * or its text is of the model's tokens, an engine goes on from it or says why not, and it is
+ * written again and reads the same. */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/evp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/worker/session.h"
+#include "engine/engine.h"
+#include "tests/fuzz/require.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { N_PROMPT = 12, N_SAID = 5, CTX = 32, MOST = 1 << 17 };
+
+struct world {
+    const char *kv;
+    struct engine *engine;
+    uint8_t *file;
+    size_t size;
+};
+
+static struct world worlds[] = {{.kv = "full"}, {.kv = "kv8+h2o:8"}, {.kv = "fp8+recency:8"}};
+
+enum { N_WORLDS = sizeof(worlds) / sizeof(worlds[0]) };
+
+static char folder[] = "/tmp/fuzz-session-XXXXXX";
+static int dir = -1;
+static const char file_name[] = "a.session";
+
+static void clean(void)
+{
+    (void)unlinkat(dir, file_name, 0);
+    (void)unlinkat(dir, ".a.session", 0);
+    (void)unlinkat(dir, ".lock", 0);
+    (void)unlinkat(dir, ".budget", 0);
+    (void)rmdir(folder);
+}
+
+/* ---- a good file --------------------------------------------------------------------------------
+ */
+
+struct said {
+    int32_t n;
+    int32_t tokens[N_SAID + 1];
+    bool done;
+};
+
+static void on_event(void *arg, const struct engine_event *ev)
+{
+    struct said *s = ev->user;
+
+    (void)arg;
+    if (ev->type == ENGINE_EV_TOKEN) {
+        require(s->n <= N_SAID);
+        s->tokens[s->n++] = ev->token;
+    }
+    s->done = s->done || ev->type == ENGINE_EV_DONE;
+}
+
+static void open_session(struct session *s)
+{
+    session_init(s);
+    s->quota = 1 << 30;
+}
+
+struct memory {
+    const void *p;
+    size_t n;
+};
+
+static int next_block(void *arg, const void **ret, size_t *ret_n, struct error *reterr)
+{
+    const struct memory *m = arg;
+
+    (void)reterr;
+    *ret = m->p;
+    *ret_n = m->n;
+    return 0;
+}
+
+static void read_back(struct world *w)
+{
+    int fd = openat(dir, file_name, O_RDONLY | O_CLOEXEC);
+    ssize_t n;
+
+    require(fd >= 0);
+    n = read(fd, w->file, MOST);
+    require(n > SESSION_HEADER_BYTES && n < MOST);
+    w->size = (size_t)n;
+    (void)close(fd);
+}
+
+static void write_session(const struct session *s, const struct session_text *text, void *block,
+                          size_t n)
+{
+    struct memory m = {.p = block, .n = n};
+    const struct session_block b = {.bytes = n, .next = next_block, .arg = &m};
+    uint64_t bytes;
+
+    require(session_write(s, text, &b, &bytes, NULL) == 0);
+    require(session_commit(s, NULL) == 0);
+}
+
+static void make_file(struct world *w)
+{
+    int32_t ids[N_PROMPT + N_SAID];
+    struct said said = {0};
+    struct engine_request q = {.kind = ENGINE_GENERATE,
+                               .prompt = ids,
+                               .n_prompt = N_PROMPT,
+                               .max_tokens = N_SAID + 1,
+                               .ignore_end = true,
+                               .user = &said,
+                               .sampler = sampler_params_default()};
+    struct session s;
+    uint64_t handle;
+    void *block;
+    size_t n;
+
+    for (int32_t i = 0; i < N_PROMPT; i++) {
+        ids[i] = 3 + i;
+    }
+    require(engine_submit(w->engine, &q, &handle, NULL) == 0);
+    while (said.n < N_SAID) {
+        require(engine_step(w->engine, on_event, NULL) > 0);
+    }
+    memcpy(ids + N_PROMPT, said.tokens, sizeof(ids) - N_PROMPT * sizeof(*ids));
+    require(engine_save(w->engine, handle, &block, &n, NULL) == 0);
+    require(engine_cancel(w->engine, handle, ENGINE_CANCELLED) == 0);
+    while (engine_step(w->engine, on_event, NULL) > 0) {
+    }
+    const struct session_text text = {.identity = engine_info(w->engine)->identity,
+                                      .policy = engine_info(w->engine)->kv,
+                                      .ids = ids,
+                                      .n = N_PROMPT + N_SAID,
+                                      .n_prompt = N_PROMPT,
+                                      .n_answer = N_SAID};
+
+    open_session(&s);
+    require(session_open(&s, w->engine, dup(dir), "a", 1, NULL) == 0 && !session_exists(&s));
+    write_session(&s, &text, block, n);
+    session_close(&s);
+    free(block);
+    read_back(w);
+}
+
+static void make_world(struct world *w)
+{
+    struct engine_config c;
+
+    if (dir < 0) {
+        require(mkdtemp(folder) != NULL);
+        dir = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        require(dir >= 0 && atexit(clean) == 0);
+    }
+    (void)unlinkat(dir, file_name, 0);
+    w->file = malloc(MOST);
+    require(w->file != NULL);
+    engine_config_default(&c);
+    c.model_path = PIPIT_TEST_DATA "/cache_model.gguf";
+    c.backend = "ref";
+    c.n_threads = 1;
+    c.ctx = CTX;
+    c.n_seqs = 1;
+    c.kv = w->kv;
+    require(engine_create(&c, NULL, NULL, &w->engine, NULL) == 0);
+    make_file(w);
+}
+
+/* ---- a changed one ------------------------------------------------------------------------------
+ */
+
+static size_t change(uint8_t *file, size_t n, const uint8_t *p, size_t left)
+{
+    while (left >= 3) {
+        size_t at = (size_t)(p[0] | p[1] << 8);
+        size_t len = p[2];
+
+        p += 3;
+        left -= 3;
+        if (len == 0) {
+            memset(file + n, 0, at > n ? at - n : 0);
+            n = at;
+            continue;
+        }
+        len = len < left ? len : left;
+        at = n ? at % n : 0;
+        len = len < n - at ? len : n - at;
+        memcpy(file + at, p, len);
+        p += len;
+        left -= len;
+    }
+    return n;
+}
+
+static void sum(const void *data, size_t n, uint8_t ret[32])
+{
+    require(EVP_Digest(data, n, ret, NULL, EVP_sha256(), NULL) == 1);
+}
+
+static void make_sums(uint8_t *file, size_t n, unsigned which)
+{
+    struct session_header h;
+
+    if (n < sizeof(h)) {
+        return;
+    }
+    memcpy(&h, file, sizeof(h));
+    if (h.block_offset >= sizeof(h) && h.block_offset <= n) {
+        if (which & 1) {
+            sum(file + sizeof(h), (size_t)h.block_offset - sizeof(h), h.text_sha);
+        }
+        if (which & 2) {
+            sum(file + h.block_offset, n - (size_t)h.block_offset, h.block_sha);
+        }
+    }
+    if (which & 4) {
+        sum(&h, offsetof(struct session_header, sha), h.sha);
+    }
+    memcpy(file, &h, sizeof(h));
+}
+
+static void check_refusal(const struct error *e, int r, const uint8_t *file, size_t n)
+{
+    static uint8_t now[MOST];
+    int fd = openat(dir, file_name, O_RDONLY | O_CLOEXEC);
+
+    require(e->code == r && strstr(e->text, "session"));
+    require(r == -EBADMSG || r == -ENOTSUP);
+    require(fd >= 0 && read(fd, now, MOST) == (ssize_t)n && memcmp(now, file, n) == 0);
+    (void)close(fd);
+}
+
+/* A request goes on from it. */
+static void use(struct world *w, struct session *s)
+{
+    struct said said = {0};
+    struct engine_request q = {.kind = ENGINE_GENERATE,
+                               .prompt = s->text,
+                               .n_prompt = (int32_t)s->head.n_prompt,
+                               .forced = s->text + s->head.n_prompt,
+                               .n_forced = (int32_t)(s->head.n_text - s->head.n_prompt),
+                               .max_tokens = (int32_t)(s->head.n_text - s->head.n_prompt) + 2,
+                               .ignore_end = true,
+                               .user = &said,
+                               .saved_read = session_read,
+                               .saved_arg = s,
+                               .saved_size = (size_t)s->head.block_bytes,
+                               .kv = s->head.policy,
+                               .sampler = sampler_params_default()};
+    struct error e = {0};
+    uint64_t handle;
+    int n = 1;
+
+    if (engine_submit(w->engine, &q, &handle, &e)) {
+        require(e.code < 0 && e.text[0]);
+        return;
+    }
+    while (n > 0) {
+        n = engine_step(w->engine, on_event, NULL);
+        require(n >= 0);
+    }
+    require(said.done);
+}
+
+static void write_again(struct world *w, struct session *s)
+{
+    uint8_t *block = malloc((size_t)s->head.block_bytes + 1);
+    struct session t;
+    atomic_bool stop = false;
+    const struct session_text text = {.identity = s->head.identity,
+                                      .policy = s->head.policy,
+                                      .ids = s->text,
+                                      .n = s->head.n_text,
+                                      .n_prompt = s->head.n_prompt,
+                                      .n_answer = s->head.n_answer};
+
+    require(block && session_read(s, 0, block, (size_t)s->head.block_bytes) == 0);
+    if (s->head.block_bytes > 0) {
+        write_session(s, &text, block, (size_t)s->head.block_bytes);
+        session_unlock(s);
+        open_session(&t);
+        require(session_open(&t, w->engine, dup(dir), "a", 1, NULL) == 0);
+        require(session_load(&t, engine_info(w->engine)->n_vocab, &stop, NULL) == 0);
+        require(t.head.n_text == s->head.n_text && t.head.n_prompt == s->head.n_prompt &&
+                t.head.n_answer == s->head.n_answer && strcmp(t.head.policy, s->head.policy) == 0);
+        require(memcmp(t.text, s->text, t.head.n_text * sizeof(*t.text)) == 0);
+        require(memcmp(t.head.block_sha, s->head.block_sha, sizeof(t.head.block_sha)) == 0);
+        session_close(&t);
+    }
+    free(block);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static uint8_t file[MOST];
+    atomic_bool stop = false;
+    struct error e = {0};
+    struct session s;
+    struct world *w;
+    size_t n;
+    int fd;
+    int r;
+
+    if (size < 2) {
+        return 0;
+    }
+    w = &worlds[data[0] % N_WORLDS];
+    if (!w->engine) {
+        make_world(w);
+    }
+    memcpy(file, w->file, w->size);
+    n = change(file, w->size, data + 2, size - 2);
+    make_sums(file, n, data[1]);
+    fd = openat(dir, file_name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    require(fd >= 0 && write(fd, file, n) == (ssize_t)n);
+    (void)close(fd);
+    open_session(&s);
+    r = session_open(&s, w->engine, dup(dir), "a", 1, &e);
+    r = r ? r : session_load(&s, engine_info(w->engine)->n_vocab, &stop, &e);
+    if (r) {
+        check_refusal(&e, r, file, n);
+    } else {
+        require(s.head.n_prompt >= 1 && s.head.n_prompt < s.head.n_text);
+        for (uint32_t i = 0; i < s.head.n_text; i++) {
+            require(s.text[i] >= 0 && s.text[i] < engine_info(w->engine)->n_vocab);
+        }
+        use(w, &s);
+        write_again(w, &s);
+    }
+    session_close(&s);
+    return 0;
+}
