@@ -555,18 +555,46 @@ int session_write(const struct session *s, const struct session_text *text,
     return r;
 }
 
+/* The folders above may be as new as the session: their names are not safe before those that hold
+ * them are synced. Up to the first that is not this user's. */
+static int sync_above(int dir)
+{
+    enum { LEVELS = 8 };
+    AUTO_CLOSE int at = -1;
+
+    for (int i = 0; i < LEVELS; i++) {
+        struct stat st;
+        int up = openat(i == 0 ? dir : at, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+        if (up < 0) { /* not readable: somebody else's */
+            return errno == EACCES || errno == EPERM ? 0 : -errno;
+        }
+        close_fd(&at);
+        at = up;
+        if (fsync(at) && errno != EROFS && errno != EINVAL) {
+            return -errno;
+        }
+        if (fstat(at, &st) || st.st_uid != geteuid()) {
+            return 0;
+        }
+    }
+    return 0;
+}
+
 int session_commit(const struct session *s, struct error *reterr)
 {
+    int r = 0;
     char next[96];
     char path[96];
 
     path_of(s, "", path);
     path_of(s, ".", next);
     if (renameat(s->dir, next, s->dir, path)) {
-        int r = failed(s, -errno, reterr);
-
+        r = failed(s, -errno, reterr);
         (void)unlinkat(s->dir, next, 0);
         return r;
     }
-    return fsync(s->dir) ? failed(s, -errno, reterr) : 0;
+    r = fsync(s->dir) ? -errno : 0;
+    r = r || session_exists(s) ? r : sync_above(s->dir);
+    return r ? failed(s, r, reterr) : 0;
 }
