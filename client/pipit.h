@@ -107,6 +107,7 @@ enum pipit_reason {
     PIPIT_REASON_SLOW_CONSUMER,
     PIPIT_REASON_SHUTDOWN,
     PIPIT_REASON_ERROR,
+    PIPIT_REASON_TOOL_CALLS, /* as STOP; the answer has calls of tools, whose results are awaited */
 };
 
 /* Names as they appear in JSON and logs ("stop", "BUSY", "ready"); never NULL. */
@@ -364,6 +365,8 @@ enum pipit_param {
     PIPIT_UNIT,        /* PIPIT_EMBED: 1 (default): of length 1; 0: as it is */
     /* 1 (default): tokens may be guessed and checked together; the answer is the same */
     PIPIT_DRAFT,
+    /* PIPIT_CHAT: 1: the answer's reasoning is told apart from its text (enum pipit_part) */
+    PIPIT_PARTS,
 };
 
 /* PIPIT_EMBED: the prompt's hidden states behind the model's last norm, f32 (1, n_embd), or
@@ -384,9 +387,24 @@ PIPIT_CHECKED int pipit_request_set_prompt(struct pipit_request *request, const 
                                            size_t len);
 PIPIT_CHECKED int pipit_request_set_system(struct pipit_request *request, const char *text,
                                            size_t len);
-/* role: "system", "user" or "assistant" */
+/* role: "system", "user", "assistant" or "tool" (better: pipit_request_add_result) */
 PIPIT_CHECKED int pipit_request_add_message(struct pipit_request *request, const char *role,
                                             const char *text, size_t len);
+
+/* Tools: a JSON list of definitions as OpenAI's, [{"type": "function", "function": {"name": ...,
+ * "description": ..., "parameters": JSON Schema}}]. The answer is then told in parts: text,
+ * reasoning, and calls, each of which is told when it is whole (enum pipit_part). If there are any
+ * it ends with PIPIT_REASON_TOOL_CALLS. To go on, repeat the conversation with the assistant's
+ * message (add_message, then add_reasoning and add_call for that message), and a result for each
+ * call. Ids are the caller's own; some templates want nine letters and digits. NULL: none. */
+PIPIT_CHECKED int pipit_request_set_tools(struct pipit_request *request, const char *json,
+                                          size_t len);
+PIPIT_CHECKED int pipit_request_add_reasoning(struct pipit_request *request, const char *text,
+                                              size_t len);
+PIPIT_CHECKED int pipit_request_add_call(struct pipit_request *request, const char *id,
+                                         const char *name, const char *arguments, size_t len);
+PIPIT_CHECKED int pipit_request_add_result(struct pipit_request *request, const char *id,
+                                           const char *name, const char *text, size_t len);
 PIPIT_CHECKED int pipit_request_set_tokens(struct pipit_request *request, const int32_t *tokens,
                                            size_t n);
 PIPIT_CHECKED int pipit_request_add_stop(struct pipit_request *request, const char *text,
@@ -416,6 +434,15 @@ enum pipit_event_type {
     PIPIT_EVENT_RESUMED,      /* the connection was lost and is there again; nothing is missing */
     PIPIT_EVENT_DONE,         /* done; the last event */
     PIPIT_EVENT_ERROR,        /* error; the last event */
+};
+
+/* Which part of an answer a TOKEN's or TEXT's text is: all is text unless the request asked for
+ * more (pipit_request_set_tools(), PIPIT_PARTS). */
+enum pipit_part {
+    PIPIT_PART_TEXT,
+    PIPIT_PART_REASONING,
+    PIPIT_PART_NAME,      /* a call begins: the tool's whole name */
+    PIPIT_PART_ARGUMENTS, /* of that call, a JSON object, in one event or several */
 };
 
 struct pipit_alt {
@@ -467,6 +494,8 @@ struct pipit_done {
     /* draft tokens that were verified in the same step as the token before them */
     int32_t n_drafted;
     int32_t n_accepted; /* accepted draft tokens */
+    uint32_t n_calls;   /* of tools */
+    uint32_t broken;    /* 1: something began as a call, did not parse, and was told as text */
 };
 
 struct pipit_event {
@@ -486,6 +515,8 @@ struct pipit_event {
     const struct pipit_done *done;
     const struct pipit_error *error;
     uint32_t loading; /* PROGRESS: 1: n_done of n_total are parts of the model, being loaded */
+    uint32_t part;    /* TOKEN, TEXT: enum pipit_part */
+    uint32_t call;    /* of a call's parts: which call, from 0 */
 };
 
 /* Events go to the callback if there is one (inside pipit_client_dispatch(); it may cancel or

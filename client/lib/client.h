@@ -106,6 +106,15 @@ struct blob {
 
 enum { ALTS_MAX = 20, STOPS_MAX = 16, MESSAGES_MAX = 4096 };
 
+/* Of message `at`: an item of type TLV_REASONING, _CALL, _NAME, _ARGUMENTS or _CALL_ID. */
+struct more_of_message {
+    struct more_of_message *next;
+    size_t at;
+    uint16_t type;
+    size_t len;
+    char text[];
+};
+
 struct pipit_request {
     struct pipit_request *next;
     struct pipit_client *client;
@@ -125,12 +134,15 @@ struct pipit_request {
     int32_t urgency;
     uint32_t timeout_ms;
     uint64_t next_seq;
+    struct more_of_message *more; /* what messages have beside their text, in their order */
+    struct more_of_message **more_tail;
     struct blob prompt;
     struct blob system;
     struct blob tokens;
     struct blob policy;
     struct blob session;
     struct blob schema;
+    struct blob tools;
     struct blob *messages;
     size_t n_messages;
     struct blob stops[STOPS_MAX];

@@ -132,6 +132,8 @@ HOT static struct event_node *token_event(struct pipit_request *q, const struct 
     n->event.index = t->index;
     n->event.token = t->token;
     n->event.logprob = t->logprob;
+    n->event.part = lane_part(&r->h);
+    n->event.call = n->event.part >= LANE_PART_NAME ? t->n_alts : 0;
     for (size_t i = 0; i < n_alts; i++, text += ALT_TEXT_BYTES) {
         const struct lane_alt *a = &q->alts[i];
 
@@ -236,6 +238,8 @@ static struct event_node *done_event(struct pipit_request *q, const struct lane_
             .session_bytes = d->session_bytes,
             .n_drafted = d->n_drafted,
             .n_accepted = d->n_accepted,
+            .n_calls = d->n_calls,
+            .broken = d->broken,
         };
         memcpy(n->done.session_cause, d->session_cause, sizeof(n->done.session_cause));
         n->event.done = &n->done;

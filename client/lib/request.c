@@ -31,6 +31,7 @@ int pipit_request_create(struct pipit_client *c, enum pipit_kind kind, struct pi
     q->kind = kind;
     q->next_seq = 1;
     q->tail = &q->head;
+    q->more_tail = &q->more;
     q->sampling = tlv_sampling_default();
     if (getrandom(q->id, sizeof(q->id), 0) != (ssize_t)sizeof(q->id)) {
         free(q);
@@ -42,8 +43,8 @@ int pipit_request_create(struct pipit_client *c, enum pipit_kind kind, struct pi
 
 HOT void request_unref(struct pipit_request *q)
 {
-    struct blob *single[] = {&q->prompt, &q->system,  &q->tokens,
-                             &q->policy, &q->session, &q->schema};
+    struct blob *single[] = {&q->prompt,  &q->system, &q->tokens, &q->policy,
+                             &q->session, &q->schema, &q->tools};
 
     if (--q->refs > 0) {
         return;
@@ -60,6 +61,10 @@ HOT void request_unref(struct pipit_request *q)
     for (struct event_node *n = q->head, *next; n; n = next) {
         next = n->next;
         free(n);
+    }
+    for (struct more_of_message *m = q->more, *next; m; m = next) {
+        next = m->next;
+        free(m);
     }
     free(q->shown);
     free(q->messages);
@@ -168,7 +173,7 @@ int pipit_request_add_message(struct pipit_request *q, const char *role, const c
     int r;
 
     if (strcmp(role, "system") != 0 && strcmp(role, "user") != 0 &&
-        strcmp(role, "assistant") != 0) {
+        strcmp(role, "assistant") != 0 && strcmp(role, "tool") != 0) {
         return -EINVAL;
     }
     if (q->n_messages >= MESSAGES_MAX) {
@@ -183,6 +188,75 @@ int pipit_request_add_message(struct pipit_request *q, const char *role, const c
     r = set_blob(q, &more[q->n_messages], text, len);
     if (r == 0) {
         memcpy(more[q->n_messages++].role, role, strlen(role) + 1);
+    }
+    return r;
+}
+
+/* Texts are copied; NULL is none. */
+static int add_more(struct pipit_request *q, uint16_t type, const char *text, size_t len)
+{
+    struct more_of_message *m;
+
+    if (len > UINT32_MAX / 2) {
+        return -E2BIG;
+    }
+    m = malloc(sizeof(*m) + len);
+    if (!m) {
+        return -ENOMEM;
+    }
+    *m = (struct more_of_message){.at = q->n_messages - 1, .type = type, .len = len};
+    if (len) {
+        memcpy(m->text, text, len);
+    }
+    *q->more_tail = m;
+    q->more_tail = &m->next;
+    return 0;
+}
+
+/* Is the message that was added last one of this role? */
+static int check_last(const struct pipit_request *q, const char *role)
+{
+    if (q->sent) {
+        return -EBUSY;
+    }
+    return q->n_messages && strcmp(q->messages[q->n_messages - 1].role, role) == 0 ? 0 : -EINVAL;
+}
+
+int pipit_request_set_tools(struct pipit_request *q, const char *json, size_t len)
+{
+    return set_blob(q, &q->tools, json, len);
+}
+
+int pipit_request_add_reasoning(struct pipit_request *q, const char *text, size_t len)
+{
+    int r = check_last(q, "assistant");
+
+    return r < 0 ? r : add_more(q, TLV_REASONING, text, len);
+}
+
+int pipit_request_add_call(struct pipit_request *q, const char *id, const char *name,
+                           const char *arguments, size_t len)
+{
+    int r = check_last(q, "assistant");
+
+    if (r < 0 || !name[0]) {
+        return r < 0 ? r : -EINVAL;
+    }
+    r = add_more(q, TLV_CALL, id, id ? strlen(id) : 0);
+    r = r < 0 ? r : add_more(q, TLV_NAME, name, strlen(name));
+    return r < 0 ? r : add_more(q, TLV_ARGUMENTS, arguments, len);
+}
+
+int pipit_request_add_result(struct pipit_request *q, const char *id, const char *name,
+                             const char *text, size_t len)
+{
+    int r = pipit_request_add_message(q, "tool", text, len);
+
+    if (r == 0 && name && name[0]) {
+        r = add_more(q, TLV_NAME, name, strlen(name));
+    }
+    if (r == 0 && id && id[0]) {
+        r = add_more(q, TLV_CALL_ID, id, strlen(id));
     }
     return r;
 }
@@ -304,6 +378,9 @@ static int set_count(struct pipit_request *q, enum pipit_param param, double v)
         return whole(v, PIPIT_POOL_MEAN, PIPIT_POOL_NONE) ? 0 : -EINVAL;
     case PIPIT_UNIT:
         s->flags = v != 0 ? s->flags & ~(uint32_t)TLV_S_NOT_UNIT : s->flags | TLV_S_NOT_UNIT;
+        return whole(v, 0, 1) ? 0 : -EINVAL;
+    case PIPIT_PARTS:
+        s->flags = v != 0 ? s->flags | TLV_S_PARTS : s->flags & ~(uint32_t)TLV_S_PARTS;
         return whole(v, 0, 1) ? 0 : -EINVAL;
     case PIPIT_DRAFT:
         s->flags = v != 0 ? s->flags & ~(uint32_t)TLV_S_NO_DRAFT : s->flags | TLV_S_NO_DRAFT;

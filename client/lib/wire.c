@@ -31,6 +31,7 @@ static void put_blob(struct tlv_writer *w, uint64_t *total, uint16_t type, const
 /* With w NULL it only counts. */
 static uint64_t put_all(const struct pipit_request *q, struct tlv_writer *w)
 {
+    const struct more_of_message *more = q->more;
     uint64_t total = 0;
 
     if (q->has_sampling) {
@@ -42,12 +43,16 @@ static uint64_t put_all(const struct pipit_request *q, struct tlv_writer *w)
     for (size_t i = 0; i < q->n_stops; i++) {
         put_blob(w, &total, TLV_STOP, &q->stops[i]);
     }
+    put_blob(w, &total, TLV_TOOLS, &q->tools);
     put_blob(w, &total, TLV_SYSTEM, &q->system);
     for (size_t i = 0; i < q->n_messages; i++) {
         const struct blob *m = &q->messages[i];
 
         put(w, &total, TLV_ROLE, m->role, strlen(m->role));
         put_blob(w, &total, TLV_CONTENT, m);
+        for (; more && more->at == i; more = more->next) {
+            put(w, &total, more->type, more->text, more->len);
+        }
     }
     put_blob(w, &total, TLV_PROMPT, &q->prompt);
     put_blob(w, &total, TLV_TOKENS, &q->tokens);

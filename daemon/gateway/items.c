@@ -8,8 +8,8 @@
 
 #include "proto/lane/tlv.h"
 
-static const char *const roles[] = {"", "system", "user", "assistant"};
-static const size_t role_len[] = {0, 6, 4, 9};
+static const char *const roles[] = {"", "system", "user", "assistant", "tool"};
+static const size_t role_len[] = {0, 6, 4, 9, 4};
 
 uint32_t items_kind(const Pipit__Request *r)
 {
@@ -55,7 +55,7 @@ static void put_source(struct tlv_writer *w, bool has_text, const ProtobufCBinar
     }
 }
 
-static void put_sampling(struct tlv_writer *w, const Pipit__Sampling *s)
+static void put_sampling(struct tlv_writer *w, const Pipit__Sampling *s, uint32_t flags)
 {
     static const Pipit__Sampling none = PIPIT__SAMPLING__INIT;
     struct tlv_sampling t = tlv_sampling_default();
@@ -74,7 +74,7 @@ static void put_sampling(struct tlv_writer *w, const Pipit__Sampling *s)
     t.seed = s->seed;
     t.flags = (s->has_seed ? TLV_S_SEED : 0u) | (s->ignore_end ? TLV_S_IGNORE_END : 0u) |
               (s->has_temperature && s->temperature == 0 ? TLV_S_GREEDY : 0u) |
-              (s->no_draft ? TLV_S_NO_DRAFT : 0u);
+              (s->no_draft ? TLV_S_NO_DRAFT : 0u) | flags;
     tlv_put(w, TLV_SAMPLING, &t, sizeof(t));
     for (size_t i = 0; i < s->n_stop; i++) {
         put_bytes(w, TLV_STOP, &s->stop[i]);
@@ -104,15 +104,38 @@ static void put_embed(struct tlv_writer *w, const Pipit__Embed *e)
     }
 }
 
+/* What a message has beside its content. */
+static void put_of_message(struct tlv_writer *w, const Pipit__Message *m)
+{
+    if (m->has_reasoning) {
+        put_bytes(w, TLV_REASONING, &m->reasoning);
+    }
+    for (size_t i = 0; i < m->n_calls; i++) {
+        put_bytes(w, TLV_CALL, &m->calls[i]->id);
+        put_bytes(w, TLV_NAME, &m->calls[i]->name);
+        put_bytes(w, TLV_ARGUMENTS, &m->calls[i]->arguments);
+    }
+    if (m->has_name) {
+        put_bytes(w, TLV_NAME, &m->name);
+    }
+    if (m->has_call_id) {
+        put_bytes(w, TLV_CALL_ID, &m->call_id);
+    }
+}
+
 static void put_chat(struct tlv_writer *w, const Pipit__Chat *c)
 {
+    if (c->has_tools) {
+        put_bytes(w, TLV_TOOLS, &c->tools);
+    }
     for (size_t i = 0; i < c->n_messages; i++) {
         const Pipit__Message *m = c->messages[i];
 
         tlv_put(w, TLV_ROLE, roles[m->role], role_len[m->role]);
         put_bytes(w, TLV_CONTENT, &m->content);
+        put_of_message(w, m);
     }
-    put_sampling(w, c->sampling);
+    put_sampling(w, c->sampling, c->parts ? TLV_S_PARTS : 0u);
     if (c->has_policy) {
         put_bytes(w, TLV_POLICY, &c->policy);
     }
@@ -126,7 +149,7 @@ int items_write(const Pipit__Request *r, uint8_t *buf, size_t cap, uint32_t *ret
     case PIPIT__REQUEST__BODY_GENERATE:
         put_source(&w, r->generate->has_prompt, &r->generate->prompt, r->generate->tokens,
                    r->generate->n_tokens);
-        put_sampling(&w, r->generate->sampling);
+        put_sampling(&w, r->generate->sampling, 0);
         if (r->generate->has_policy) {
             put_bytes(&w, TLV_POLICY, &r->generate->policy);
         }

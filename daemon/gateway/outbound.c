@@ -130,7 +130,7 @@ static void gather(struct gateway *g, struct request *q, const struct lane_recor
         rc = requests_gather_token(q, r->token.token, r->token.logprob);
     }
     if (rc == 0 && q->kind != LANE_KIND_TOKENIZE) {
-        rc = requests_gather_text(q, r->token.text, r->token.text_len);
+        rc = requests_gather_text(q, lane_part(&r->h), r->token.text, r->token.text_len);
     }
     if (rc) {
         too_much(g, q, rc);
@@ -152,6 +152,8 @@ static void on_alternatives(struct gateway *g, struct request *q, const struct l
     d.token = r->token.token;
     d.has_text = r->token.text_len > 0;
     d.text = bytes(r->token.text, r->token.text_len);
+    d.has_part = lane_part(&r->h) != LANE_PART_TEXT;
+    d.part = (Pipit__Delta__Part)lane_part(&r->h);
     d.has_logprob = d.has_token && q->logprobs;
     d.logprob = r->token.logprob;
     if (d.has_token) {
@@ -279,6 +281,10 @@ static void fill_done(const struct request *q, const struct lane_done *in, Pipit
     d->replay = (Pipit__Done__Replay)in->replay;
     d->stop_index = in->stop_index;
     d->seed = in->seed;
+    d->has_call_count = in->n_calls > 0;
+    d->call_count = in->n_calls;
+    d->has_broken = in->broken != 0;
+    d->broken = in->broken != 0;
     if (in->session != LANE_SESSION_NONE) {
         d->has_session = d->has_session_bytes = true;
         d->session = (Pipit__Done__Session)in->session;
@@ -290,16 +296,41 @@ static void fill_done(const struct request *q, const struct lane_done *in, Pipit
     }
 }
 
+/* Of a unary request: reasoning and calls. `calls` and `list` have room for all. */
+static void fill_parts(const struct gathered *a, Pipit__ToolCall *calls, Pipit__ToolCall **list,
+                       Pipit__Done *d)
+{
+    const uint8_t *p = a->called.at;
+
+    d->has_reasoning = a->reasoning.n > 0;
+    d->reasoning = bytes(a->reasoning.at, a->reasoning.n);
+    for (size_t i = 0; i < a->n_calls; i++) {
+        const struct gathered_call *c = &a->calls[i];
+
+        pipit__tool_call__init(&calls[i]);
+        calls[i].has_name = calls[i].has_arguments = true;
+        calls[i].name = bytes(p, c->name_bytes);
+        calls[i].arguments = bytes(p + c->name_bytes, c->arguments_bytes);
+        p += c->name_bytes + c->arguments_bytes;
+        list[i] = &calls[i];
+    }
+    d->n_calls = a->n_calls;
+    d->calls = list;
+}
+
 static void on_done(struct gateway *g, struct request *q, const struct lane_record *r)
 {
     Pipit__Event e = event_of(q->id, r->h.seq, PIPIT__EVENT__BODY_DONE);
     Pipit__Done d = PIPIT__DONE__INIT;
     const struct gathered *a = &q->gathered;
+    Pipit__ToolCall calls[REQUESTS_CALLS];
+    Pipit__ToolCall *list[REQUESTS_CALLS];
 
     fill_done(q, &r->done, &d);
     if (q->unary) {
-        d.has_text = a->n_text > 0;
-        d.text = bytes(a->text, a->n_text);
+        d.has_text = a->text.n > 0;
+        d.text = bytes(a->text.at, a->text.n);
+        fill_parts(a, calls, list, &d);
         if (!q->scoring) {
             d.n_tokens = a->n_tokens;
             d.tokens = a->tokens;

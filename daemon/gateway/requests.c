@@ -97,32 +97,68 @@ void requests_set_orphan(struct requests *r, struct request *q, int64_t deadline
     q->orphan_ns = deadline_ns;
 }
 
-int requests_gather_text(struct request *q, const uint8_t *text, size_t n)
+static int add_text(struct gathered_text *g, const uint8_t *text, size_t n)
 {
-    struct gathered *g = &q->gathered;
-
-    if (n > REQUESTS_GATHER_BYTES - g->n_text) {
+    if (n > REQUESTS_GATHER_BYTES - g->n) {
         return -E2BIG;
     }
-    if (n > g->cap_text - g->n_text) {
-        size_t cap = g->cap_text ? g->cap_text * 2 : 1024;
+    if (n > g->cap - g->n) {
+        size_t cap = g->cap ? g->cap * 2 : 1024;
         uint8_t *p;
 
-        while (cap < g->n_text + n) {
+        while (cap < g->n + n) {
             cap *= 2;
         }
-        p = realloc(g->text, cap);
+        p = realloc(g->at, cap);
         if (!p) {
             return -ENOMEM;
         }
-        g->text = p;
-        g->cap_text = cap;
+        g->at = p;
+        g->cap = cap;
     }
     if (n) {
-        memcpy(g->text + g->n_text, text, n);
+        memcpy(g->at + g->n, text, n);
     }
-    g->n_text += n;
+    g->n += n;
     return 0;
+}
+
+static int add_to_call(struct gathered *g, bool name, const uint8_t *text, size_t n)
+{
+    int rc;
+
+    if (!g->calls) {
+        g->calls = calloc(REQUESTS_CALLS, sizeof(*g->calls));
+        if (!g->calls) {
+            return -ENOMEM;
+        }
+    }
+    if (name ? g->n_calls == REQUESTS_CALLS : g->n_calls == 0) {
+        return -E2BIG;
+    }
+    rc = add_text(&g->called, text, n);
+    if (rc) {
+        return rc;
+    }
+    g->n_calls += name;
+    *(name ? &g->calls[g->n_calls - 1].name_bytes : &g->calls[g->n_calls - 1].arguments_bytes) +=
+        (uint32_t)n;
+    return 0;
+}
+
+int requests_gather_text(struct request *q, enum lane_part part, const uint8_t *text, size_t n)
+{
+    struct gathered *g = &q->gathered;
+
+    switch (part) {
+    case LANE_PART_REASONING:
+        return add_text(&g->reasoning, text, n);
+    case LANE_PART_NAME:
+    case LANE_PART_ARGUMENTS:
+        return add_to_call(g, part == LANE_PART_NAME, text, n);
+    default:
+        return add_text(&g->text, text, n);
+    }
 }
 
 static int grow_tokens(struct gathered *g)
@@ -164,7 +200,10 @@ int requests_gather_token(struct request *q, int32_t token, float logprob)
 
 void requests_gather_clear(struct request *q)
 {
-    free(q->gathered.text);
+    free(q->gathered.text.at);
+    free(q->gathered.reasoning.at);
+    free(q->gathered.called.at);
+    free(q->gathered.calls);
     free(q->gathered.tokens);
     free(q->gathered.logprobs);
     q->gathered = (struct gathered){0};

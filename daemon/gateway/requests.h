@@ -17,17 +17,32 @@ enum {
     REQUESTS_PER_CLIENT = 64,
     REQUESTS_PER_UID = 256,
     REQUESTS_ALTS = 20,
-    REQUESTS_GATHER_BYTES = 1 << 20, /* text, or token ids, of one unary request */
+    REQUESTS_GATHER_BYTES = 1 << 20, /* of a unary request: text, reasoning, calls, or ids */
+    REQUESTS_CALLS = 64,
+};
+
+struct gathered_text {
+    uint8_t *at;
+    size_t n;
+    size_t cap;
+};
+
+/* A call of a tool: its bytes lie in gathered.called, one behind the other. */
+struct gathered_call {
+    uint32_t name_bytes;
+    uint32_t arguments_bytes;
 };
 
 struct gathered {
-    uint8_t *text;
-    size_t n_text;
-    size_t cap_text;
+    struct gathered_text text;
     int32_t *tokens;
     float *logprobs; /* as many as tokens */
     size_t n_tokens;
     size_t cap_tokens;
+    struct gathered_text reasoning;
+    struct gathered_text called;
+    struct gathered_call *calls; /* (REQUESTS_CALLS), or NULL */
+    size_t n_calls;
 };
 
 struct request {
@@ -76,7 +91,8 @@ int requests_count_uid(const struct requests *r, uint32_t uid);
 void requests_set_orphan(struct requests *r, struct request *q, int64_t deadline_ns); /* 0: no more */
 
 /* Adds to what is gathered. -E2BIG over REQUESTS_GATHER_BYTES, -ENOMEM. */
-int requests_gather_text(struct request *q, const uint8_t *text, size_t n) WARN_UNUSED;
+int requests_gather_text(struct request *q, enum lane_part part, const uint8_t *text,
+                         size_t n) WARN_UNUSED;
 int requests_gather_token(struct request *q, int32_t token, float logprob) WARN_UNUSED;
 void requests_gather_clear(struct request *q);
 

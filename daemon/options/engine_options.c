@@ -5,6 +5,10 @@
 
 #include <string.h>
 
+/* As CALLS_FORMATS of engine/text/calls/calls.h. */
+const char *const engine_option_tool_formats[] = {"auto",    "hermes",  "qwen-xml", "llama3",
+                                                  "mistral", "harmony", "gemma4",   "lfm2",
+                                                  "granite", "none",    NULL};
 const char *const engine_option_backends[] = {"auto", "ref", "cpu", "cuda", NULL};
 const char *const engine_option_draws[] = {"auto", "host", "device", NULL};
 const char *const engine_option_prefills[] = {"auto", "own", "cublas", NULL};

@@ -24,6 +24,7 @@ struct engine_options {
     int64_t batch_tokens;
     char *kv;
     char *chat_template; /* of the file, where NULL or empty */
+    int tool_format;     /* index of engine_option_tool_formats */
     int64_t gap_target; /* ms */
     int64_t answer_limit; /* tokens; 0: none */
     int64_t draft;
@@ -38,6 +39,7 @@ struct engine_options {
     char *tier_dir;
 };
 
+extern const char *const engine_option_tool_formats[];
 extern const char *const engine_option_backends[];
 extern const char *const engine_option_draws[];
 extern const char *const engine_option_prefills[];
@@ -73,6 +75,10 @@ extern const char *const engine_option_no_yes[];
      .metavar = "FILE|NAME", \
      .help = "chat template instead of the model's own: a file with Jinja, or one of " \
              "chatml, llama3, gemma, mistral, phi3"}, \
+    {"tool-format", 0, OPTION_ENUM, ENGINE_AT(S, M, tool_format), \
+     .words = engine_option_tool_formats, .fallback = "auto", \
+     .help = "how the model writes calls of tools and reasoning; auto: as its chat template " \
+             "shows"}, \
     {"gap-target", 0, OPTION_INT, ENGINE_AT(S, M, gap_target), \
      0, 100000, .fallback = "60", .metavar = "MS", \
      .help = "what a step may take that reads prompts while answers are written, or " \

@@ -13,6 +13,7 @@
 #include "base/utf8.h"
 #include "daemon/worker/hook.h"
 #include "daemon/worker/job.h"
+#include "engine/text/calls/calls.h"
 #include "engine/text/tok.h"
 
 static void send_record(struct job *j, const struct lane_record *r)
@@ -58,6 +59,73 @@ void answer_text(struct worker *w, const uint8_t id[16], int32_t index, const ch
     }
 }
 
+/* Drops what was sent before a crash from the front of a text. */
+static void skip_sent(struct job *j, const char **text, size_t *len)
+{
+    size_t n = *len < j->skip_text ? *len : (size_t)j->skip_text;
+
+    j->skip_text -= n;
+    *text += n;
+    *len -= n;
+}
+
+static uint16_t part_flags(enum calls_part part)
+{
+    _Static_assert((int)CALLS_ARGUMENTS == (int)LANE_PART_ARGUMENTS, "parts");
+    return (uint16_t)(part << LANE_PART_SHIFT);
+}
+
+/* The record of the token that waits for its text, if there is one, with the first of it. */
+static void send_waiting(struct job *j, enum calls_part part, const char **text, size_t *len)
+{
+    struct lane_record *r = j->waits;
+    bool fits = part == CALLS_TEXT || part == CALLS_REASONING;
+    size_t n = fits ? cut(*text, *len, sizeof(r->token.text)) : 0;
+
+    if (!r) {
+        return;
+    }
+    j->waits = NULL;
+    r->h.flags = n ? part_flags(part) : 0;
+    r->token.text_len = (uint16_t)n;
+    memcpy(r->token.text, *text, n);
+    send_record(j, r);
+    *text += n;
+    *len -= n;
+}
+
+/* calls_emit */
+static void say_part(void *arg, enum calls_part part, const char *text, size_t len)
+{
+    struct job *j = arg;
+    bool call = part == CALLS_NAME || part == CALLS_ARGUMENTS;
+
+    if (part == CALLS_MARK) {
+        return;
+    }
+    j->n_names += part == CALLS_NAME;
+    skip_sent(j, &text, &len);
+    send_waiting(j, part, &text, &len);
+    while (len > 0) {
+        struct lane_record r;
+        size_t n = answer_text_record(j->id, j->index, text, len, &r);
+
+        r.h.flags = part_flags(part);
+        r.token.n_alts = call ? (uint16_t)(j->n_names - 1) : 0;
+        send_record(j, &r);
+        text += n;
+        len -= n;
+    }
+}
+
+int answer_take_parts(struct job *j, const struct calls_format *format, struct json_t *tools,
+                      struct error *reterr)
+{
+    const struct tok *tok = engine_tok(atomic_load(&j->worker->engine));
+
+    return calls_create(format, tok, tools, say_part, j, &j->calls, reterr);
+}
+
 /* Text of one token: detokenized, held back as stop strings demand. Into the worker's scratch. */
 static size_t push_text(struct job *j, int32_t id, char **ret)
 {
@@ -84,25 +152,52 @@ static size_t flush_text(struct job *j, char **ret)
     return j->stop.hit >= 0 ? n : n + stop_flush(&j->stop, out + n);
 }
 
-/* Drops what was sent before a crash from the front of a text. */
-static void skip_sent(struct job *j, char **text, size_t *len)
+/* The same for an answer in parts, which are sent. Of a token that the vocabulary adds the marker
+ * must stay whole: stop strings cannot begin in it and end behind it. */
+static void push_parts(struct job *j, int32_t id)
 {
-    size_t n = *len < j->skip_text ? *len : (size_t)j->skip_text;
+    const struct tok *tok = engine_tok(atomic_load(&j->worker->engine));
+    bool added = tok_is_added(tok, id);
+    char *out;
+    size_t n = push_text(j, id, &out);
 
-    j->skip_text -= n;
-    *text += n;
-    *len -= n;
+    if (j->stop.hit < 0 && (added || tok_is_control(tok, id))) {
+        n += stop_flush(&j->stop, out + n);
+    }
+    if (j->stop.hit < 0 && tok_is_control(tok, id) && !tok_is_end(tok, id)) {
+        const char *piece;
+        size_t len;
+
+        calls_push(j->calls, CALLS_PLAIN, out, n);
+        tok_token_text(tok, id, &piece, &len);
+        calls_push(j->calls, CALLS_CONTROL, piece, len);
+    } else if (j->stop.hit < 0 && added) {
+        const char *piece;
+        size_t len;
+
+        tok_piece(tok, id, &piece, &len);
+        len = len < n ? len : n;
+        calls_push(j->calls, CALLS_PLAIN, out, n - len);
+        calls_push(j->calls, CALLS_ADDED, out + n - len, len);
+    } else {
+        calls_push(j->calls, CALLS_PLAIN, out, n);
+    }
 }
 
 void answer_replay(struct job *j, const int32_t *ids, uint32_t n)
 {
     for (uint32_t i = 0; i < n && j->stop.hit < 0; i++) {
-        char *text;
-        size_t len = push_text(j, ids[i], &text);
-
-        skip_sent(j, &text, &len);
         j->index = (int32_t)i;
-        answer_text(j->worker, j->id, j->index, text, len);
+        if (j->calls) {
+            push_parts(j, ids[i]);
+        } else {
+            char *out;
+            size_t len = push_text(j, ids[i], &out);
+            const char *text = out;
+
+            skip_sent(j, &text, &len);
+            answer_text(j->worker, j->id, j->index, text, len);
+        }
     }
 }
 
@@ -147,22 +242,38 @@ static void send_logits(struct job *j, uint64_t row0, uint32_t n_rows)
     send_record(j, &r);
 }
 
+static void say_token_in_parts(struct job *j, struct lane_record *r)
+{
+    const char *none = "";
+    size_t len = 0;
+
+    j->waits = r;
+    push_parts(j, r->token.token);
+    send_waiting(j, CALLS_TEXT, &none, &len);
+}
+
 static void say_token(struct job *j, int32_t index, int32_t token, float logprob, int32_t n_alts)
 {
     struct lane_record r;
     char *text;
-    size_t len = push_text(j, token, &text);
-    size_t n = cut(text, len, sizeof(r.token.text));
+    size_t len;
+    size_t n;
 
     lane_record_init(&r, LANE_TOKEN, j->id);
     r.token.index = index;
     r.token.token = token;
     r.token.logprob = logprob;
     r.token.n_alts = (uint16_t)n_alts;
+    j->index = index;
+    if (j->calls) {
+        say_token_in_parts(j, &r);
+        return;
+    }
+    len = push_text(j, token, &text);
+    n = cut(text, len, sizeof(r.token.text));
     r.token.text_len = (uint16_t)n;
     memcpy(r.token.text, text, n);
     send_record(j, &r);
-    j->index = index;
     answer_text(j->worker, j->id, j->index, text + n, len - n);
 }
 
@@ -296,12 +407,18 @@ static void say_session(const struct job *j, struct lane_done *ret)
 void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usage)
 {
     struct lane_record r;
-    char *text;
-    size_t len = flush_text(j, &text);
+    char *out;
+    size_t len = flush_text(j, &out);
+    const char *text = out;
 
     session_unlock(&j->session); /* who hears of the end may go on with it at once, anywhere */
-    skip_sent(j, &text, &len);
-    answer_text(j->worker, j->id, j->index, text, len);
+    if (j->calls) {
+        calls_push(j->calls, CALLS_PLAIN, text, len);
+        calls_finish(j->calls, reason == LANE_REASON_STOP && j->stop.hit < 0);
+    } else {
+        skip_sent(j, &text, &len);
+        answer_text(j->worker, j->id, j->index, text, len);
+    }
     lane_record_init(&r, LANE_DONE, j->id);
     r.done.reason = reason;
     r.done.n_prompt = j->n_prompt;
@@ -327,6 +444,13 @@ void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usag
     if (j->stop.hit >= 0) {
         r.done.reason = LANE_REASON_STOP;
         r.done.stop_index = (uint32_t)j->stop.hit + 1;
+    }
+    if (j->calls) {
+        r.done.n_calls = calls_count(j->calls);
+        r.done.broken = calls_broken(j->calls);
+        if (r.done.n_calls && r.done.reason == LANE_REASON_STOP && j->stop.hit < 0) {
+            r.done.reason = LANE_REASON_TOOL_CALLS;
+        }
     }
     say_session(j, &r.done);
     send_record(j, &r);

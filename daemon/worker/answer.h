@@ -11,7 +11,9 @@
 #include "base/error.h"
 #include "engine/engine.h"
 
+struct calls_format;
 struct job;
+struct json_t;
 struct lane_record;
 struct tok;
 struct worker;
@@ -35,6 +37,10 @@ void answer_said(struct job *j, const int32_t *ids, uint32_t from, uint32_t n);
 
 /* enum lane_reason */
 uint32_t answer_reason(const struct job *j, enum engine_reason reason);
+
+/* A job that wants its answer in parts has them read; `tools` may be NULL. Not while it answers. */
+int answer_take_parts(struct job *j, const struct calls_format *format, struct json_t *tools,
+                      struct error *reterr) WARN_UNUSED;
 
 /* LANE_DONE of a job that the engine never had, or has no more to say about. */
 void answer_done(struct job *j, uint32_t reason, const struct engine_usage *usage);

@@ -42,23 +42,36 @@ static int check_text(const struct tlv_item *item, const char *what, struct erro
                      s[bad] == '\0' ? "a NUL" : "no valid UTF-8", bad);
 }
 
+/* Room for one more behind `n`: doubles at 16, 32, 64 ... */
+static int grow(void **list, size_t n, size_t size, struct error *reterr)
+{
+    size_t cap = n ? 2 * n : FIRST_MESSAGES;
+    void *more;
+
+    if (n && (n < FIRST_MESSAGES || (n & (n - 1)) != 0)) {
+        return 0;
+    }
+    more = realloc(*list, cap * size);
+    if (!more) {
+        return error_set(reterr, -ENOMEM, "no memory for the messages");
+    }
+    *list = more;
+    return 0;
+}
+
 static int add_message(struct ask *a, enum chat_role role, const char *text, size_t len,
                        struct error *reterr)
 {
     if (a->n_messages == CHAT_MAX_MESSAGES) {
         return error_set(reterr, -E2BIG, "more than %d messages", (int)CHAT_MAX_MESSAGES);
     }
-    /* Doubles at 16, 32, 64 ... */
-    if (a->n_messages == 0 ||
-        (a->n_messages >= FIRST_MESSAGES && (a->n_messages & (a->n_messages - 1)) == 0)) {
-        size_t cap = a->n_messages ? 2 * a->n_messages : FIRST_MESSAGES;
-        struct chat_message *m = realloc(a->messages, cap * sizeof(*m));
+    void *list = a->messages;
+    int rc = grow(&list, a->n_messages, sizeof(*a->messages), reterr);
 
-        if (!m) {
-            return error_set(reterr, -ENOMEM, "no memory for the messages");
-        }
-        a->messages = m;
+    if (rc) {
+        return rc;
     }
+    a->messages = list;
     a->messages[a->n_messages++] = (struct chat_message){.role = role, .text = text, .len = len};
     return 0;
 }
@@ -96,7 +109,8 @@ static int read_sampling(struct ask *a, const struct tlv_item *item, struct erro
 {
     struct tlv_sampling *s = &a->sampling;
     const uint32_t known = TLV_S_SEED | TLV_S_IGNORE_END | TLV_S_GREEDY | TLV_S_LOGITS |
-                           TLV_S_POOL_LAST | TLV_S_POOL_NONE | TLV_S_NOT_UNIT | TLV_S_NO_DRAFT;
+                           TLV_S_POOL_LAST | TLV_S_POOL_NONE | TLV_S_NOT_UNIT | TLV_S_NO_DRAFT |
+                           TLV_S_PARTS;
 
     tlv_sampling_read(item, s);
     if (s->max_tokens < 0) {
@@ -180,6 +194,82 @@ static int read_session(struct ask *a, const struct tlv_item *item, struct error
     return 0;
 }
 
+static int read_tools(struct ask *a, const struct tlv_item *item, struct error *reterr)
+{
+    if (a->tools.ptr) {
+        return error_set(reterr, -EINVAL, "two lists of tools");
+    }
+    a->tools = (struct chat_text){(const char *)item->data, item->len};
+    return check_text(item, "tools", reterr);
+}
+
+static int add_call(struct ask *a, struct chat_message *m, const struct chat_text *id,
+                    struct error *reterr)
+{
+    void *list = a->calls;
+    int rc = a->n_calls == CHAT_MAX_MESSAGES
+                 ? error_set(reterr, -E2BIG, "more than %d calls", (int)CHAT_MAX_MESSAGES)
+                 : grow(&list, a->n_calls, sizeof(*a->calls), reterr);
+
+    if (rc) {
+        return rc;
+    }
+    a->calls = list;
+    m->first_call = m->n_calls ? m->first_call : a->n_calls;
+    m->n_calls++;
+    a->calls[a->n_calls++] = (struct chat_call){.id = *id};
+    return 0;
+}
+
+/* What belongs to the message before it. */
+static int read_of_message(struct ask *a, const struct tlv_item *item, struct error *reterr)
+{
+    struct chat_message *m = a->n_messages ? &a->messages[a->n_messages - 1] : NULL;
+    struct chat_call *call = m && m->n_calls ? &a->calls[a->n_calls - 1] : NULL;
+    struct chat_text text = {(const char *)item->data, item->len};
+    bool answers = m && m->role == CHAT_TOOL;
+    bool fits = item->type == TLV_CALL_ID     ? answers
+                : item->type == TLV_ARGUMENTS ? call != NULL
+                : item->type == TLV_NAME      ? answers || call != NULL
+                                              : m && m->role == CHAT_ASSISTANT;
+    int rc = check_text(item, "a message's call, name or reasoning", reterr);
+
+    if (rc) {
+        return rc;
+    }
+    if (!fits) {
+        return error_set(reterr, -EINVAL,
+                         "reasoning and calls are of an assistant's message, names of a call or a "
+                         "tool's message, and behind it");
+    }
+    switch (item->type) {
+    case TLV_REASONING:
+        m->reasoning = text;
+        return 0;
+    case TLV_CALL:
+        return add_call(a, m, &text, reterr);
+    case TLV_NAME:
+        *(answers ? &m->name : &call->name) = text;
+        return 0;
+    case TLV_ARGUMENTS:
+        call->arguments = text;
+        return 0;
+    default:
+        m->call_id = text;
+        return 0;
+    }
+}
+
+static int check_calls(const struct ask *a, struct error *reterr)
+{
+    for (size_t i = 0; i < a->n_calls; i++) {
+        if (!a->calls[i].name.len) {
+            return error_set(reterr, -EINVAL, "call %zu has no name", i + 1);
+        }
+    }
+    return 0;
+}
+
 static int read_item(struct ask *a, struct tlv_reader *r, const struct tlv_item *item,
                      struct error *reterr)
 {
@@ -202,6 +292,14 @@ static int read_item(struct ask *a, struct tlv_reader *r, const struct tlv_item 
         return read_sampling(a, item, reterr);
     case TLV_SESSION:
         return read_session(a, item, reterr);
+    case TLV_TOOLS:
+        return read_tools(a, item, reterr);
+    case TLV_REASONING:
+    case TLV_CALL:
+    case TLV_NAME:
+    case TLV_ARGUMENTS:
+    case TLV_CALL_ID:
+        return read_of_message(a, item, reterr);
     default:
         return error_set(reterr, -ENOTSUP, "answers that follow a schema are not built yet");
     }
@@ -220,6 +318,7 @@ int ask_read(const uint8_t *items, size_t size, struct ask *ret, struct error *r
             break;
         }
     }
+    rc = rc ? rc : check_calls(ret, reterr);
     if (rc == 0 && ret->has_prompt && ret->has_tokens) {
         rc = error_set(reterr, -EINVAL, "a prompt as text and as tokens");
     }
@@ -232,7 +331,8 @@ int ask_read(const uint8_t *items, size_t size, struct ask *ret, struct error *r
 int ask_check(const struct ask *a, uint32_t kind, struct error *reterr)
 {
     bool answers = kind == LANE_KIND_GENERATE || kind == LANE_KIND_CHAT;
-    uint32_t fit = answers ? TLV_S_SEED | TLV_S_IGNORE_END | TLV_S_GREEDY | TLV_S_NO_DRAFT
+    uint32_t fit = answers ? TLV_S_SEED | TLV_S_IGNORE_END | TLV_S_GREEDY | TLV_S_NO_DRAFT |
+                                 (kind == LANE_KIND_CHAT ? TLV_S_PARTS : 0)
                    : kind == LANE_KIND_SCORE ? TLV_S_LOGITS
                    : kind == LANE_KIND_EMBED ? TLV_S_POOL_LAST | TLV_S_POOL_NONE | TLV_S_NOT_UNIT
                                              : 0;
@@ -241,6 +341,9 @@ int ask_check(const struct ask *a, uint32_t kind, struct error *reterr)
         return error_set(reterr, -EINVAL,
                          "sampling flags 0x%x mean nothing to this kind of request",
                          a->sampling.flags & ~fit);
+    }
+    if (a->tools.ptr && kind != LANE_KIND_CHAT) {
+        return error_set(reterr, -EINVAL, "tools are for chats");
     }
     if (!answers && (a->n_stops || a->sampling.n_logprobs > 0)) {
         return error_set(reterr, -EINVAL,
@@ -254,8 +357,15 @@ void ask_clear(struct ask *a)
 {
     free(a->kv);
     free(a->messages);
+    free(a->calls);
     a->kv = NULL;
     a->messages = NULL;
+    a->calls = NULL;
+}
+
+bool ask_wants_parts(const struct ask *a)
+{
+    return a->tools.ptr || a->sampling.flags & TLV_S_PARTS;
 }
 
 struct sampler_params ask_sampler(const struct ask *a, uint64_t seed)
@@ -325,6 +435,11 @@ int ask_ids(const struct ask *a, const struct ask_source *s, int32_t **ret_ids, 
     return rc;
 }
 
+static struct chat_tools tools_of(const struct ask *a)
+{
+    return (struct chat_tools){a->tools.ptr, a->tools.len, a->calls};
+}
+
 /* `first` messages, then the ask's own, the prompt last. */
 static int render_messages(const struct ask *a, const struct ask_source *s,
                            const struct chat_message *first, size_t n_first, int32_t **ret_ids,
@@ -332,6 +447,7 @@ static int render_messages(const struct ask *a, const struct ask_source *s,
 {
     size_t n = n_first + a->n_messages + (a->has_prompt ? 1 : 0);
     struct chat_message *all = malloc((n ? n : 1) * sizeof(*all));
+    struct chat_tools tools;
     int rc;
 
     if (!all) {
@@ -347,7 +463,8 @@ static int render_messages(const struct ask *a, const struct ask_source *s,
         all[n - 1] =
             (struct chat_message){.role = CHAT_USER, .text = a->prompt, .len = a->prompt_len};
     }
-    rc = chat_render(s->chat, s->tok, all, n, true, ret_ids, ret_n, reterr);
+    tools = tools_of(a);
+    rc = chat_render_tools(s->chat, s->tok, all, n, &tools, true, ret_ids, ret_n, reterr);
     free(all);
     return rc;
 }
@@ -405,6 +522,7 @@ static int render_more(const struct ask *a, const struct ask_source *s, int32_t 
 {
     static const struct chat_message before[] = {{.role = CHAT_USER, .text = "a", .len = 1},
                                                  {.role = CHAT_ASSISTANT, .text = "", .len = 0}};
+    struct chat_tools tools = tools_of(a);
     int32_t *head = NULL;
     int32_t *all = NULL;
     size_t n_head = 0;
@@ -414,7 +532,8 @@ static int render_more(const struct ask *a, const struct ask_source *s, int32_t 
     if (!rc && a->n_messages && a->messages[0].role == CHAT_SYSTEM) {
         rc = error_set(reterr, -EINVAL, "the session has begun: its system text stays as it was");
     }
-    rc = rc ? rc : chat_render(s->chat, s->tok, before, 1, true, &head, &n_head, reterr);
+    rc = rc ? rc
+            : chat_render_tools(s->chat, s->tok, before, 1, &tools, true, &head, &n_head, reterr);
     rc = rc ? rc : render_messages(a, s, before, 2, &all, &n, reterr);
     if (!rc && (n < n_head || memcmp(all, head, n_head * sizeof(*all)) != 0)) {
         rc = error_set(reterr, -ENOTSUP, "this model's template does not go on behind an answer");

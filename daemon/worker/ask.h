@@ -18,7 +18,7 @@
 
 struct tok;
 
-/* Pointers lead into the items, which outlive it; `kv` and `messages` are its own. */
+/* Pointers lead into the items, which outlive it; `kv`, `messages` and `calls` are its own. */
 struct ask {
     const char *prompt;
     size_t prompt_len;
@@ -31,6 +31,9 @@ struct ask {
     size_t n_stops;
     struct chat_message *messages; /* system first, the prompt last */
     size_t n_messages;
+    struct chat_call *calls; /* (n_calls) of all messages */
+    size_t n_calls;
+    struct chat_text tools; /* TLV_TOOLS; ptr NULL: none */
     struct tlv_sampling sampling; /* tlv_sampling_default() where there is no such item */
     const char *session; /* TLV_SESSION, not terminated; NULL: none */
     size_t session_len;
@@ -46,6 +49,9 @@ void ask_clear(struct ask *a);
 /* The parameters for the engine's sampler: ranges are the sampler's to check. `seed` is for an ask
  * that names none. */
 struct sampler_params ask_sampler(const struct ask *a, uint64_t seed);
+
+/* Is the answer to be told in parts? */
+bool ask_wants_parts(const struct ask *a);
 
 /* The ids of a prompt: of a chat through the template, else of the text or as given in the items or
  * in `lease_ids` (memory the client can change: each id is read once). To be freed by the caller;

@@ -19,6 +19,8 @@
 #include "engine/kv/policy/policy.h"
 #include "engine/text/tok.h"
 
+enum { PROMPT_END = 256 /* bytes of a prompt's end that tell where it leaves off */ };
+
 struct job *job_find(const struct worker *w, const uint8_t id[16])
 {
     for (struct job *j = w->jobs; j; j = j->next) {
@@ -42,6 +44,7 @@ void job_end(struct worker *w, struct job *j)
     }
     mapping_unref(w, j->mapping);
     session_close(&j->session);
+    calls_destroy(j->calls);
     free(j->text);
     free(j->prompt);
     free(j);
@@ -97,6 +100,44 @@ void job_credit(struct job *j, int64_t n_rows)
     }
 }
 
+/* An answer in parts: with its tools, before a step could wait for it. */
+static int take_parts(struct job *j, const struct ask *a, const struct ask_source *source,
+                      struct error *reterr)
+{
+    struct json_t *tools = NULL;
+    int rc = 0;
+
+    if (j->calls || j->kind != LANE_KIND_CHAT || !ask_wants_parts(a)) {
+        return 0;
+    }
+    if (a->tools.ptr) {
+        rc = chat_tools_parse(a->tools.ptr, a->tools.len, &tools, reterr);
+    }
+    rc = rc ? rc : answer_take_parts(j, source->chat->calls, tools, reterr);
+    chat_tools_release(tools);
+    return rc;
+}
+
+/* Where the prompt leaves off: a template may begin the reasoning, or a message's header. */
+static void begin_parts(struct job *j, const struct tok *tok)
+{
+    char end[PROMPT_END];
+    size_t n = 0;
+
+    for (int32_t i = j->n_prompt; i-- > 0;) {
+        const char *piece;
+        size_t len;
+
+        tok_token_text(tok, j->prompt[i], &piece, &len);
+        if (len > sizeof(end) - n) {
+            break;
+        }
+        n += len;
+        memcpy(end + sizeof(end) - n, piece, len);
+    }
+    calls_begin(j->calls, end + sizeof(end) - n, n);
+}
+
 /* Detokenizer and stop strings, in the state they were in before a crash. */
 static int prepare_text(struct job *j, const struct ask *a, const struct lane_engine_request *e,
                         const int32_t *forced, struct error *reterr)
@@ -115,6 +156,9 @@ static int prepare_text(struct job *j, const struct ask *a, const struct lane_en
     detok_init(&j->detok, tok, j->prompt[j->n_prompt - 1], false);
     j->skip_text = e->text_sent;
     j->index = -1;
+    if (j->calls) {
+        begin_parts(j, tok);
+    }
     answer_replay(j, forced, j->n_forced);
     return 0;
 }
@@ -263,8 +307,9 @@ static void end_before(struct job *j, const struct ask *a, const struct lane_eng
 }
 
 /* What the front has not heard of a saved turn is said again from the file. */
-static int end_saved(struct job *j, const struct ask *a, const struct lane_engine_request *e,
-                     const int32_t *forced, struct error *reterr)
+static int end_saved(struct job *j, const struct ask *a, const struct ask_source *source,
+                     const struct lane_engine_request *e, const int32_t *forced,
+                     struct error *reterr)
 {
     const struct session_header *h = &j->session.head;
     uint32_t n = h->n_answer > e->n_forced ? h->n_answer : e->n_forced;
@@ -283,7 +328,8 @@ static int end_saved(struct job *j, const struct ask *a, const struct lane_engin
         return error_set(reterr, -ENOMEM, "no memory for the session's text");
     }
     memcpy(j->prompt, j->session.text, (size_t)j->n_prompt * sizeof(*j->prompt));
-    rc = prepare_text(j, a, e, forced, reterr);
+    rc = source->chat ? take_parts(j, a, source, reterr) : 0;
+    rc = rc ? rc : prepare_text(j, a, e, forced, reterr);
     if (rc) {
         return rc;
     }
@@ -311,7 +357,7 @@ int job_prompt(struct job *j, const struct ask *a, const struct ask_source *sour
         return error_set(reterr, -E2BIG, "the prompt has too many tokens");
     }
     j->n_prompt = (int32_t)n;
-    return 0;
+    return take_parts(j, a, source, reterr);
 }
 
 /* 1: the tokenizing thread reads it first. */
@@ -340,7 +386,7 @@ static int begin(struct job *j, struct ask *a, const struct ask_source *source,
     int rc = j->loads || j->has_read ? 0 : job_open_session(j, a, e, dir, reterr);
 
     if (!rc && job_is_saved(j, e)) {
-        return end_saved(j, a, e, forced, reterr);
+        return end_saved(j, a, source, e, forced, reterr);
     }
     if (!rc && j->session.dir >= 0) {
         job_note_policy(j, a);

@@ -16,6 +16,7 @@
 
 #include "daemon/worker/session.h"
 #include "daemon/worker/worker.h"
+#include "engine/text/calls/calls.h"
 #include "engine/text/detok.h"
 #include "engine/text/stop.h"
 
@@ -30,6 +31,9 @@ struct job {
 
     struct detok detok;
     struct stop stop;
+    struct calls *calls; /* NULL: the answer is one text */
+    struct lane_record *waits; /* a token's record whose text is not known yet, or NULL */
+    int32_t n_names;           /* calls that were told */
     uint64_t skip_text; /* bytes that were sent before a crash */
     int32_t index;      /* of the last new token */
     uint32_t n_forced;

@@ -151,6 +151,7 @@ static int serve(const struct settings *s)
     }
     w->config = config_of(s);
     w->chat_template = s->engine.chat_template;
+    w->tool_format = engine_option_tool_formats[s->engine.tool_format];
     w->answer_limit = (int32_t)s->engine.answer_limit;
     if (fcntl((int)s->front_fd, F_SETFL, O_NONBLOCK) ||
         pthread_create(&thread, NULL, worker_main, w)) {

@@ -24,6 +24,7 @@
 #include "daemon/worker/mapping.h"
 #include "engine/kv/plan/plan.h"
 #include "engine/kv/policy/advice.h"
+#include "engine/text/calls/calls.h"
 #include "engine/text/stop.h"
 #include "engine/text/tok.h"
 
@@ -234,6 +235,9 @@ static int open_chat(struct worker *w, struct engine *e, struct error *reterr)
 
     w->has_chat = rc == 0;
     w->chat_error = err;
+    if (rc == 0 && strcmp(w->tool_format, "auto") != 0) {
+        rc = calls_choose(w->tool_format, NULL, 0, &w->chat.calls, &err);
+    }
     return rc && choice && choice[0] ? error_set(reterr, rc, "%s", err.text) : 0;
 }
 

@@ -58,6 +58,7 @@ struct worker {
     /* The worker thread's own. */
     struct chat chat;
     const char *chat_template; /* file or name; NULL or empty: the model's own */
+    const char *tool_format;   /* of calls_choose() */
     bool has_chat;
     struct error chat_error;
     struct job *jobs;

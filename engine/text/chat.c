@@ -6,25 +6,28 @@
 #include <errno.h>
 #include <string.h>
 
+#include "engine/text/calls/calls.h"
 #include "engine/text/jinja/jinja.h"
 #include "gguf/gguf.h"
 
-static const char *const roles[] = {"system", "user", "assistant"};
+static const char *const roles[] = {"system", "user", "assistant", "tool"};
 
 int chat_role_parse(const char *text, size_t len, enum chat_role *ret, struct error *reterr)
 {
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         if (strlen(roles[i]) == len && !memcmp(roles[i], text, len)) {
             *ret = (enum chat_role)i;
             return 0;
         }
     }
-    return error_set(reterr, -EINVAL, "a message's role is none of system, user, assistant");
+    return error_set(reterr, -EINVAL, "a message's role is none of system, user, assistant, tool");
 }
 
 int chat_init(const char *source, size_t len, struct chat *ret, struct error *reterr)
 {
-    return jinja_compile(source, len, &ret->program, reterr);
+    int r = calls_choose(NULL, source, len, &ret->calls, reterr);
+
+    return r < 0 ? r : jinja_compile(source, len, &ret->program, reterr);
 }
 
 int chat_open(const struct gguf *g, struct chat *ret, struct error *reterr)

@@ -13,27 +13,55 @@
 
 #include "base/error.h"
 
+struct calls_format;
 struct gguf;
 struct jinja;
 struct tok;
 
-enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT };
+enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL };
 
 enum { CHAT_MAX_MESSAGES = 4096 };
+
+struct chat_text {
+    const char *ptr;
+    size_t len;
+};
+
+/* A call of a tool that the assistant made; `arguments` is a JSON object. */
+struct chat_call {
+    struct chat_text id; /* may be empty */
+    struct chat_text name;
+    struct chat_text arguments;
+};
 
 struct chat_message {
     enum chat_role role;
     const char *text;
     size_t len;
+    /* Of an assistant's, where there are any. */
+    struct chat_text reasoning;
+    size_t first_call; /* in chat_tools.calls */
+    size_t n_calls;
+    /* Of a tool's: what it answers. */
+    struct chat_text name;
+    struct chat_text call_id;
+};
+
+/* What a conversation with tools has beside its messages. */
+struct chat_tools {
+    const char *definitions; /* a JSON list as OpenAI's, or NULL */
+    size_t len;
+    const struct chat_call *calls; /* of all messages */
 };
 
 /* A compiled template. Caller's memory; chat_init or chat_open, then chat_finish; read-only and
  * thread-safe in between. */
 struct chat {
     struct jinja *program;
+    const struct calls_format *calls; /* in which it has the model answer */
 };
 
-/* "system", "user", "assistant"; -EINVAL naming what is allowed. */
+/* "system", "user", "assistant", "tool"; -EINVAL naming what is allowed. */
 int chat_role_parse(const char *text, size_t len, enum chat_role *ret,
                     struct error *reterr) WARN_UNUSED;
 
@@ -55,5 +83,18 @@ void chat_finish(struct chat *c); /* takes one that is all zero */
 int chat_render(const struct chat *c, const struct tok *t, const struct chat_message *messages,
                 size_t n, bool add_generation_prompt, int32_t **ret_ids, size_t *ret_n,
                 struct error *reterr) WARN_UNUSED;
+/* The same with tools (NULL: none). -EINVAL also where definitions or arguments are not the JSON
+ * that they should be. */
+int chat_render_tools(const struct chat *c, const struct tok *t,
+                      const struct chat_message *messages, size_t n,
+                      const struct chat_tools *tools, bool add_generation_prompt,
+                      int32_t **ret_ids, size_t *ret_n, struct error *reterr) WARN_UNUSED;
+
+struct json_t;
+/* Definitions of tools as a list of {"type": "function", "function": {"name": ...}}, also where a
+ * definition stands without the first half. To be released. -EINVAL: no JSON, or no such list. */
+int chat_tools_parse(const char *text, size_t len, struct json_t **ret,
+                     struct error *reterr) WARN_UNUSED;
+void chat_tools_release(struct json_t *list); /* takes NULL */
 
 #endif

@@ -21,6 +21,7 @@ static const struct name reasons[] = {
     [LANE_REASON_SLOW_CONSUMER] = {"slow_consumer", 8},
     [LANE_REASON_SHUTDOWN]      = {"shutdown", 8},
     [LANE_REASON_ERROR]         = {"error", 8},
+    [LANE_REASON_TOOL_CALLS]    = {"tool_calls", 0},
 };
 
 static const struct name errors[] = {

@@ -126,7 +126,14 @@ enum lane_kind {
 enum lane_reason {
     LANE_REASON_STOP = 1, LANE_REASON_LENGTH, LANE_REASON_CONTEXT, LANE_REASON_CANCELLED, LANE_REASON_TIMEOUT,
     LANE_REASON_SLOW_CONSUMER, LANE_REASON_SHUTDOWN, LANE_REASON_ERROR,
+    LANE_REASON_TOOL_CALLS, /* as STOP; the answer has calls of tools, whose results are awaited */
 };
+
+/* Which part of the answer a LANE_TOKEN's or LANE_TEXT's text is, in the header's flags from bit
+ * LANE_PART_SHIFT on. All is text unless the request has TLV_TOOLS or TLV_S_PARTS. A call is told
+ * when it is whole: LANE_TEXT with its name, then LANE_TEXTs with its arguments, a JSON object. */
+enum lane_part { LANE_PART_TEXT, LANE_PART_REASONING, LANE_PART_NAME, LANE_PART_ARGUMENTS };
+enum { LANE_PART_SHIFT = 8, LANE_PART_MASK = 3 };
 
 enum lane_error_code {
     LANE_ERR_INVALID = 1,       /* a value out of range, malformed text or TLV; the text says which */
@@ -261,7 +268,7 @@ struct lane_token {
     int32_t token;   /* -1 in LANE_TEXT */
     float logprob; /* NaN: not known (a saved turn, said again) */
     uint16_t text_len; /* 0 while text is held back (half a character, half a stop string) */
-    uint16_t n_alts;   /* LANE_ALT records that came just before */
+    uint16_t n_alts;   /* LANE_ALT records just before; of a call's parts: which one */
     uint8_t text[200]; /* whole UTF-8 characters */
 };
 
@@ -308,6 +315,8 @@ struct lane_done {
     char session_cause[96]; /* NUL-terminated; why it was not saved */
     int32_t n_drafted;   /* tokens that were guessed from the text and computed beside the one before, */
     int32_t n_accepted;  /* and those of them that were said */
+    uint32_t n_calls;    /* of tools */
+    uint32_t broken;     /* 1: something began as a call, did not parse, and was told as text */
 };
 
 enum lane_session_state { LANE_SESSION_NONE, LANE_SESSION_SAVED, LANE_SESSION_NOT_SAVED };
@@ -522,6 +531,11 @@ const char *lane_kind_name(uint32_t kind);
 /* Exit code of the command line for a reason or an error code. */
 int lane_reason_exit(uint32_t reason);
 int lane_error_exit(uint32_t code);
+
+static inline uint32_t lane_part(const struct lane_header *h)
+{
+    return (uint32_t)h->flags >> LANE_PART_SHIFT & LANE_PART_MASK;
+}
 
 /* lane_engine_request.session_writes and what it says, in bytes a day, 0 for any number: records of a
  * peer that is older are filled with zeros, and those must not mean that there is no limit. */

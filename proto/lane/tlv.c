@@ -93,7 +93,7 @@ int tlv_next(struct tlv_reader *r, struct tlv_item *ret, struct error *reterr)
         if (rc) {
             return rc;
         }
-        if (item.type >= TLV_PROMPT && item.type <= TLV_SESSION) {
+        if (item.type >= TLV_PROMPT && item.type <= TLV_CALL_ID) {
             *ret = item;
             return 1;
         }

@@ -17,13 +17,20 @@ enum tlv_type {
     TLV_PROMPT = 1,   /* UTF-8 text */
     TLV_TOKENS = 2,   /* i32 ids */
     TLV_SYSTEM = 3,   /* UTF-8 text of the system message */
-    TLV_ROLE = 4,     /* "system", "user", "assistant"; followed by its TLV_CONTENT */
+    TLV_ROLE = 4,     /* "system", "user", "assistant", "tool"; behind it its TLV_CONTENT */
     TLV_CONTENT = 5,  /* UTF-8 text */
     TLV_POLICY = 6,   /* cache policy text */
     TLV_STOP = 7,     /* one stop string; repeats, at most 16 */
     TLV_SAMPLING = 8, /* struct tlv_sampling, zero-filled when shorter */
     TLV_SCHEMA = 9,
     TLV_SESSION = 10,
+    TLV_TOOLS = 11, /* JSON list of definitions, as OpenAI's; the answer is then told in parts */
+    /* Of the message before them: */
+    TLV_REASONING = 12, /* an assistant's, UTF-8 text */
+    TLV_CALL = 13,      /* an assistant's call begins: its id, which may be empty; then */
+    TLV_NAME = 14,      /* the call's name; or the name of the tool whose message it is */
+    TLV_ARGUMENTS = 15, /* the call's, a JSON object */
+    TLV_CALL_ID = 16,   /* a tool's: which call it answers */
 };
 
 enum tlv_sampling_flag {
@@ -35,6 +42,7 @@ enum tlv_sampling_flag {
     TLV_S_POOL_NONE = 1 << 5, /* EMBED: a row for each token */
     TLV_S_NOT_UNIT = 1 << 6,  /* EMBED: rows as they are, not of length 1 */
     TLV_S_NO_DRAFT = 1 << 7,  /* no tokens are drafted; the answer is the same either way */
+    TLV_S_PARTS = 1 << 8,     /* reasoning is told apart from text: enum lane_part */
 };
 
 /* What a client does not set has the value of tlv_sampling_default(), which is also what counts where

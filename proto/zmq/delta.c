@@ -11,7 +11,14 @@
 
 enum { VARINT = 0, BYTES = 2, FIXED32 = 5 };
 enum { EVENT_ID = 1, EVENT_SEQ = 2, EVENT_DELTA = 18 };
-enum { DELTA_INDEX = 1, DELTA_TOKEN = 2, DELTA_TEXT = 3, DELTA_LOGPROB = 4 };
+enum {
+    DELTA_INDEX = 1,
+    DELTA_TOKEN = 2,
+    DELTA_TEXT = 3,
+    DELTA_LOGPROB = 4,
+    DELTA_PART = 6,
+    DELTA_CALL = 7
+};
 
 static uint8_t *put_varint(uint8_t *p, uint64_t v)
 {
@@ -43,6 +50,7 @@ HOT size_t delta_pack(const struct lane_record *r, const uint8_t id[16], bool lo
                       uint8_t ret[DELTA_MAX])
 {
     const struct lane_token *t = &r->token;
+    uint32_t part = lane_part(&r->h);
     uint8_t body[DELTA_MAX];
     uint8_t *b = put_int(body, DELTA_INDEX, t->index);
     uint8_t *p = ret;
@@ -61,6 +69,12 @@ HOT size_t delta_pack(const struct lane_record *r, const uint8_t id[16], bool lo
         for (int i = 0; i < 4; i++) {
             *b++ = (uint8_t)(bits >> 8 * i);
         }
+    }
+    if (part != LANE_PART_TEXT) {
+        b = put_int(b, DELTA_PART, (int32_t)part);
+    }
+    if (part >= LANE_PART_NAME) {
+        b = put_int(b, DELTA_CALL, t->n_alts);
     }
     p = put_bytes(p, EVENT_ID, id, 16);
     p = put_varint(put_key(p, EVENT_SEQ, VARINT), r->h.seq);

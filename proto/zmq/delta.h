@@ -12,10 +12,11 @@
 
 #include "proto/lane/record.h"
 
-enum { DELTA_MAX = 18 + 11 + 4 + 11 + 11 + 3 + sizeof(((struct lane_token *)0)->text) + 5 };
+enum { DELTA_MAX = 71 + sizeof(((struct lane_token *)0)->text) };
 
-/* Event{id, seq, delta{index, token, text, logprob}} of a LANE_TOKEN or LANE_TEXT without
- * alternatives; the log-probability only of a token and where it was asked for. Its length. */
+/* Event{id, seq, delta{index, token, text, logprob, part, call}} of a LANE_TOKEN or LANE_TEXT
+ * without alternatives; the log-probability only of a token and where it was asked for. Its
+ * length. */
 size_t delta_pack(const struct lane_record *r, const uint8_t id[16], bool logprob,
                   uint8_t ret[DELTA_MAX]);
 

@@ -13,7 +13,7 @@
 #include "proto/zmq/pipit.pb-c.h"
 
 enum { TYPE_VARINT = 0, TYPE_64 = 1, TYPE_BYTES = 2, TYPE_32 = 5 };
-enum { MAX_FIELDS = 32 }; /* of one message type; pipit.proto's largest is a Done with 24 */
+enum { MAX_FIELDS = 32 }; /* of one message type; pipit.proto's largest is a Done with 28 */
 
 struct cursor {
     const uint8_t *p;

@@ -15,11 +15,12 @@ HELLO, LEASE_GET, LEASE_PUT, REQUEST, CANCEL, RESUME, PING, STATUS_GET, METRICS_
 F_DETACH, F_PRINCIPAL, F_PROGRESS, F_REPLAYED, F_SESSION = 1, 2, 4, 8, 16
 GENERATE, CHAT, TOKENIZE, DETOKENIZE, SCORE, EMBED = range(1, 7)
 T_PROMPT, T_TOKENS, T_SYSTEM, T_ROLE, T_CONTENT, T_POLICY, T_STOP, T_SAMPLING, T_SCHEMA, T_SESSION = range(1, 11)
+T_TOOLS, T_REASONING, T_CALL, T_NAME, T_ARGUMENTS, T_CALL_ID = range(11, 17)
 S_SEED, S_IGNORE_END, S_GREEDY, S_LOGITS, S_NO_DRAFT = 1, 2, 4, 8, 128
 C2E, E2C = 0, 1
 LOAD, UNLOAD, DRAIN, RELOAD = range(1, 5)
 STATES = ["unloaded", "loading", "ready", "failed", "stopping"]
-REASONS = [None, "stop", "length", "context", "cancelled", "timeout", "slow_consumer", "shutdown", "error"]
+REASONS = [None, "stop", "length", "context", "cancelled", "timeout", "slow_consumer", "shutdown", "error", "tool_calls"]
 ERRORS = [None, "INVALID", "PROTOCOL", "ABI", "DENIED", "BUSY", "CONTEXT_OVERFLOW", "NO_MEMORY", "UNSUPPORTED",
           "NOT_FOUND", "MODEL", "ENGINE_CRASHED", "SHUTDOWN", "TOO_LARGE", "INTERNAL"]
 MAGIC = 0x54504950
@@ -34,9 +35,9 @@ BODIES = {  # type: (format, field names); `text` and names are bytes
     TOKEN: ("<iifHH200s", "index token logprob text_len n_alts text"),
     ALT: ("<iifHH128s", "index token logprob rank text_len text"),
     BULK: ("<IIIIQIIQQ", "kind buf generation window row0 n_rows n_cols n_bytes offset"),
-    DONE: ("<IiiiqqqqQQqqIIQIiQ96sii", "reason n_prompt n_cached n_new queue_ns prefill_ns decode_ns load_ns kv_bytes "
+    DONE: ("<IiiiqqqqQQqqIIQIiQ96siiII", "reason n_prompt n_cached n_new queue_ns prefill_ns decode_ns load_ns kv_bytes "
            "kv_bytes_full n_slots n_evicted replay stop_index seed "
-           "session session_err session_bytes session_cause n_drafted n_accepted"),
+           "session session_err session_bytes session_cause n_drafted n_accepted n_calls broken"),
     ERROR: ("<IiIIQQ184s", "code err retry_after_ms pad count_a count_b text"),
     STATUS: ("<QQIIIIIIQQQQQQqqii64s32s", "front_epoch model_epoch state progress n_running n_queued n_lanes "
              "n_restarts n_requests n_prompt_tokens n_new_tokens kv_bytes_used kv_bytes_total plan_bytes step_age_ns "

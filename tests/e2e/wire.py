@@ -28,7 +28,7 @@ RANGES = [
     ("urgency", None, b"", [3], -100, 100),
     ("timeout_ms", None, b"", [4], 0, 86400000),
     ("generate.tokens[0]", 16, b"", [2], 0, 2**31 - 1),
-    ("chat.messages[0].role", 17, b"", [1, 1], 1, 3),
+    ("chat.messages[0].role", 17, b"", [1, 1], 1, 4),
     ("chat.sampling.temperature", 17, USER_MESSAGE, [3, 1], 0.0, 100.0),
     ("chat.sampling.top_k", 17, USER_MESSAGE, [3, 2], 0, 1000000),
     ("generate.sampling.top_p", 16, field(1, b"x"), [3, 3], 0.0, 1.0),

@@ -691,7 +691,17 @@ Test(client, setters_refuse_what_is_out_of_range)
         }
     }
     cr_assert_eq(pipit_request_set_id(q, zero), -EINVAL);
-    cr_assert_eq(pipit_request_add_message(q, "tool", "x", 1), -EINVAL);
+    cr_assert_eq(pipit_request_add_message(q, "nobody", "x", 1), -EINVAL);
+    cr_assert_eq(pipit_request_add_call(q, "1", "f", "{}", 2), -EINVAL, "of no message");
+    cr_assert_eq(pipit_request_add_reasoning(q, "x", 1), -EINVAL);
+    cr_assert_eq(pipit_request_add_result(q, "1", "f", "x", 1), 0);
+    cr_assert_eq(pipit_request_add_call(q, "1", "f", "{}", 2), -EINVAL, "of a tool's message");
+    cr_assert_eq(pipit_request_add_message(q, "assistant", "", 0), 0);
+    cr_assert_eq(pipit_request_add_call(q, NULL, "", "{}", 2), -EINVAL, "without a name");
+    cr_assert_eq(pipit_request_add_call(q, NULL, "f", NULL, 0), 0);
+    cr_assert_eq(pipit_request_add_reasoning(q, "x", 1), 0);
+    cr_assert_eq(pipit_request_set_tools(q, "[]", 2), 0);
+    cr_assert_eq(pipit_request_set_param(q, PIPIT_PARTS, 2), -EINVAL);
     cr_assert_eq(pipit_request_add_stop(q, "", 0), -EINVAL);
     for (int i = 0; i < 16; i++) {
         cr_assert_eq(pipit_request_add_stop(q, "x", 1), 0);

@@ -215,11 +215,11 @@ Test(gateway_tables, gathering_has_a_limit)
 
     requests_init(&requests, 1);
     q = requests_add(&requests, (const uint8_t[16]){1});
-    while ((rc = requests_gather_text(q, text, sizeof(text))) == 0) {
+    while ((rc = requests_gather_text(q, LANE_PART_TEXT, text, sizeof(text))) == 0) {
         n += sizeof(text);
     }
     cr_assert(rc == -E2BIG && n <= REQUESTS_GATHER_BYTES && n > REQUESTS_GATHER_BYTES - 1000);
-    cr_assert_eq(requests_gather_text(q, text, 0), 0);
+    cr_assert_eq(requests_gather_text(q, LANE_PART_TEXT, text, 0), 0);
     for (n = 0; (rc = requests_gather_token(q, (int32_t)n, 0)) == 0; n++) {
     }
     cr_assert(rc == -E2BIG && n == REQUESTS_GATHER_BYTES / 4);

@@ -14,7 +14,7 @@
 pipit.aio.Client is the same for asyncio. Errors are PipitError, with the daemon's code (BUSY, CONTEXT_OVERFLOW, ...).
 """
 from . import aio
-from ._types import Alternative, Answer, Done, PipitError, Token
+from ._types import Alternative, Answer, Call, Done, PipitError, Token
 from .client import Client, Lease
 
-__all__ = ["Alternative", "Answer", "Client", "Done", "Lease", "PipitError", "Token", "aio"]
+__all__ = ["Alternative", "Answer", "Call", "Client", "Done", "Lease", "PipitError", "Token", "aio"]

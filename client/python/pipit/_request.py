@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 from typing import Any, Callable, Iterable, Mapping, Optional, Union
 
 from ._lib import ffi, lib
@@ -15,9 +16,9 @@ PARAMS = {
     "max_tokens": lib.PIPIT_MAX_TOKENS, "logprobs": lib.PIPIT_LOGPROBS, "ignore_end": lib.PIPIT_IGNORE_END,
     "draft": lib.PIPIT_DRAFT,
     "score_first": lib.PIPIT_SCORE_FIRST, "urgency": lib.PIPIT_URGENCY, "logits": lib.PIPIT_LOGITS,
-    "pooling": lib.PIPIT_POOLING, "unit": lib.PIPIT_UNIT,
+    "pooling": lib.PIPIT_POOLING, "unit": lib.PIPIT_UNIT, "parts": lib.PIPIT_PARTS,
 }
-Prompt = Union[str, Iterable[int], Iterable[Mapping[str, str]]]
+Prompt = Union[str, Iterable[int], Iterable[Mapping[str, Any]]]
 
 
 class Bulk:
@@ -56,7 +57,7 @@ class Request:
             self.on_event()
 
     def apply(self, prompt: Prompt, system: Optional[str] = None, stop: Union[str, Iterable[str]] = (),
-              kv: Optional[str] = None, seed: Optional[int] = None, timeout: Optional[float] = None,
+              kv: Optional[str] = None, tools: Union[str, Iterable[Mapping[str, Any]]] = (), seed: Optional[int] = None, timeout: Optional[float] = None,
               **params: float) -> None:
         if isinstance(prompt, str):
             raw = prompt.encode()
@@ -66,6 +67,9 @@ class Request:
         if system is not None:
             raw = system.encode()
             check(lib.pipit_request_set_system(self.c, raw, len(raw)), None, "system")
+        if tools:
+            raw = (tools if isinstance(tools, str) else json.dumps(list(tools))).encode()
+            check(lib.pipit_request_set_tools(self.c, raw, len(raw)), None, "tools")
         for text in [stop] if isinstance(stop, str) else stop:
             raw = text.encode()
             check(lib.pipit_request_add_stop(self.c, raw, len(raw)), None, "stop")
@@ -87,11 +91,27 @@ class Request:
     def _apply_list(self, items: list[Any]) -> None:
         if items and isinstance(items[0], Mapping):
             for m in items:
-                raw = m["content"].encode()
-                check(lib.pipit_request_add_message(self.c, m["role"].encode(), raw, len(raw)), None, "message")
+                self._apply_message(m)
             return
         check(lib.pipit_request_set_tokens(self.c, ffi.new("int32_t[]", [int(i) for i in items]), len(items)), None,
               "tokens")
+
+    def _apply_message(self, m: Mapping[str, Any]) -> None:
+        raw = (m.get("content") or "").encode()
+        if m["role"] == "tool":
+            check(lib.pipit_request_add_result(self.c, m.get("tool_call_id", "").encode(), m.get("name", "").encode(), raw,
+                                               len(raw)), None, "result")
+            return
+        check(lib.pipit_request_add_message(self.c, m["role"].encode(), raw, len(raw)), None, "message")
+        if m.get("reasoning_content"):
+            raw = m["reasoning_content"].encode()
+            check(lib.pipit_request_add_reasoning(self.c, raw, len(raw)), None, "reasoning")
+        for call in m.get("tool_calls") or ():
+            f = call["function"]
+            said = f.get("arguments", {})
+            raw = (said if isinstance(said, str) else json.dumps(said)).encode()
+            check(lib.pipit_request_add_call(self.c, call.get("id", "").encode(), f["name"].encode(), raw, len(raw)), None,
+                  "call")
 
     def send(self) -> None:
         e = ffi.new("struct pipit_error *")

@@ -55,6 +55,8 @@ class Token:
     text: str
     logprob: float
     alternatives: tuple[Alternative, ...] = ()
+    part: str = "text"  # or "reasoning"; "name" and "arguments" of a call
+    call: int = 0  # which, from 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +78,16 @@ class Done:
     replay: Optional[str]
     n_drafted: int = 0
     n_accepted: int = 0
+    n_calls: int = 0
+    broken: bool = False  # something began as a call, did not parse, and is text
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of a tool. The id is ours: its result names it."""
+    id: str
+    name: str
+    arguments: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,15 +95,28 @@ class Answer:
     text: str
     tokens: tuple[Token, ...]
     done: Done
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the conversation that goes on."""
+        calls = [{"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in self.calls]
+        return {"role": "assistant", "content": self.text, **({"reasoning_content": self.reasoning} if self.reasoning else {}),
+                **({"tool_calls": calls} if calls else {})}
+
+
+PARTS = ("text", "reasoning", "name", "arguments")
 
 
 def token_of(ev: Any) -> Token:
     alts = tuple(Alternative(a.token, a.logprob, bytes(ffi.buffer(a.text, a.text_len)))
                  for a in (ev.alts[i] for i in range(ev.n_alts)))
-    return Token(ev.index, ev.token, bytes(ffi.buffer(ev.text, ev.text_len)).decode("utf-8", "replace"), ev.logprob, alts)
+    return Token(ev.index, ev.token, bytes(ffi.buffer(ev.text, ev.text_len)).decode("utf-8", "replace"), ev.logprob, alts,
+                 PARTS[ev.part], ev.call)
 
 
 def done_of(d: Any) -> Done:
     return Done(text_of(lib.pipit_reason_name(d.reason)), d.n_prompt, d.n_cached, d.n_new, d.queue_ns, d.prefill_ns,
                 d.decode_ns, d.load_ns, d.kv_bytes, d.kv_bytes_full, d.n_slots, d.n_evicted, d.seed,
-                {0: None, 1: "exact"}.get(d.replay, "approximate"), d.n_drafted, d.n_accepted)
+                {0: None, 1: "exact"}.get(d.replay, "approximate"), d.n_drafted, d.n_accepted, d.n_calls,
+                bool(d.broken))

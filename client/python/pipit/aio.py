@@ -71,5 +71,5 @@ class Client:
     async def generate(self, prompt: Prompt, **options: Any) -> Answer:
         return blocking.whole([ev async for ev in self.stream(prompt, **options)])
 
-    async def chat(self, message: str, history: Iterable[Mapping[str, str]] = (), **options: Any) -> Answer:
+    async def chat(self, message: str, history: Iterable[Mapping[str, Any]] = (), **options: Any) -> Answer:
         return await self.generate([*history, {"role": "user", "content": message}], **options)

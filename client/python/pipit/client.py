@@ -2,12 +2,14 @@
 """The blocking client: answers whole or token by token, scores, logits as NumPy views of the shared memory."""
 from __future__ import annotations
 
+import json
+import secrets
 import weakref
 from typing import Any, Iterable, Iterator, Mapping, Optional, Sequence
 
 from ._lib import ffi, lib
 from ._request import Bulk, Prompt, Request
-from ._types import Answer, Done, PipitError, Token, check, text_of
+from ._types import Answer, Call, Done, PipitError, Token, check, text_of
 
 
 class Lease:
@@ -185,14 +187,15 @@ class Client:
         messages ({"role": ..., "content": ...}) goes through the model's template. Leaving the loop cancels.
 
         Options: temperature (0.7), top_k (0), top_p (0.95), min_p (0.05), max_tokens, stop, seed, kv (a cache policy), timeout (seconds),
-        system, logprobs, repeat_penalty, presence_penalty, frequency_penalty, ignore_end, draft, urgency."""
+        system, logprobs, repeat_penalty, presence_penalty, frequency_penalty, ignore_end, draft, urgency; tools (a list of
+        definitions as OpenAI's: Answer.calls), parts (True: Answer.reasoning is apart from the text, as with tools)."""
         return self._events(self.start(_kind(prompt), prompt, **options))
 
     def generate(self, prompt: Prompt, **options: Any) -> Answer:
         """The whole answer."""
         return whole(list(self.stream(prompt, **options)))
 
-    def chat(self, message: str, history: Iterable[Mapping[str, str]] = (), **options: Any) -> Answer:
+    def chat(self, message: str, history: Iterable[Mapping[str, Any]] = (), **options: Any) -> Answer:
         """A message of the user, after a history of messages."""
         return self.generate([*history, {"role": "user", "content": message}], **options)
 
@@ -252,7 +255,15 @@ class Client:
 def whole(events: list[Any]) -> Answer:
     tokens = tuple(t for t in events if isinstance(t, Token))
     done = next(d for d in events if isinstance(d, Done))
-    return Answer("".join(t.text for t in tokens), tokens, done)
+    calls = []
+    for t in tokens:
+        if t.part == "name":
+            calls.append([t.text, ""])
+        elif t.part == "arguments":
+            calls[-1][1] += t.text
+    return Answer("".join(t.text for t in tokens if t.part == "text"), tokens, done,
+                  "".join(t.text for t in tokens if t.part == "reasoning"),
+                  tuple(Call(secrets.token_hex(5)[:9], name, json.loads(said)) for name, said in calls))
 
 
 def _kind(prompt: Prompt) -> int:
