@@ -135,8 +135,9 @@ if [ -z "$quick" ]; then
     suites=(--no-suite slow)
     config asan -Db_sanitize=address,undefined
     # Criterion does not start under this sanitizer: the programs that have threads and a main of their own.
-    suites=(pool_race)
-    targets=(tests/unit/pool_race)
+    # Of the daemon, the real processes under a mixed load.
+    suites=(pool_race races)
+    targets=(tests/unit/pool_race daemon/front/pipitd daemon/worker/pipit-engine tools/pipit-skew)
     config tsan -Db_sanitize=thread
 
     # Another CPU, emulated: its kernels and a whole model, first with all that they know of, then on
