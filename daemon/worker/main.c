@@ -22,6 +22,7 @@
 #include "base/options.h"
 #include "daemon/options/engine_options.h"
 #include "daemon/worker/io.h"
+#include "daemon/worker/session.h"
 #include "daemon/worker/worker.h"
 #include "engine/kv/plan/plan.h"
 
@@ -144,7 +145,7 @@ static int serve(const struct settings *s)
     pthread_t thread;
     int code;
 
-    if (!w || map_journal(w, (int)s->journal_fd) || worker_init(w, &e)) {
+    if (!w || session_start(&e) || map_journal(w, (int)s->journal_fd) || worker_init(w, &e)) {
         log_error("cannot begin: %s", e.code ? e.text : "no journal");
         free(w);
         return EXIT_INTERNAL;

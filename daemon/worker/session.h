@@ -28,6 +28,10 @@ struct engine;
 
 enum { SESSION_VERSION = 1, SESSION_POLICY_MAX = 512, SESSION_HEADER_BYTES = 4096 };
 
+/* Before all else, once in a process: libcrypto makes its tables at the first sum, and where memory
+ * is short then, it ends the process (OpenSSL 3.0: 49 of its first 52 allocations). */
+int session_start(struct error *reterr) WARN_UNUSED;
+
 struct session_header {
     char magic[8]; /* "PIPITSES" */
     uint32_t version;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The n-th allocation or system call of pipitd or of pipit-gateway fails, for n = 1, 2, 3 ... (fault_preload.c): at their start,
+"""The n-th allocation or system call of pipitd or of pipit-gateway, or with --engine of pipit-engine, fails, for n = 1, 2, 3 ... (fault_preload.c): at their start,
 and while a client streams and others say hello, ask, tokenize through a lease, cancel, resume, save, list and remove a session,
 look at the state, ask over ZeroMQ and unload the model, which the next request loads again. After each failure:
 
@@ -9,6 +9,7 @@ look at the state, ask over ZeroMQ and unload the model, which the next request 
     a fresh client gets the right text, over both doors
     descriptors are as many as before, and the heap, once all has ended, is what it is without a failure
     no sanitizer complained
+    the engine may end with a code and its cause, and is started again; by a signal it may not, and it has not more heap in use
 
 Without arguments a sample, of --seconds (18, under a sanitizer 36) and --seed; --all walks every n until none is hit (some five minutes on two cores).
 PIPIT_BUILD is the build folder. Without pyzmq the ZeroMQ part is left out, and said."""
@@ -46,11 +47,16 @@ PRELOAD = os.path.abspath(os.path.join(BUILD, "tests/fault/fault_preload.so"))
 LIMIT = 8 * SLOW  # for any answer
 STORY, LONG, MANY = "Once upon a time", 60, 400
 MEMORY, SYSTEM = 1, 2
+ENGINE = "pipit-engine"
 # What the sample begins with, each of the calls once: of these the one that fails among some hundred is seldom met.
 EACH = {"pipitd": ("sendmsg", "recvmsg", "epoll_ctl add", "calloc", "malloc", "accept4", "memfd_create", "open", "openat", "pread64", "fcntl",
                    "mkdirat", "fstatat64", "readdir64", "socketpair", "fork"),
-        "pipit-gateway": ("sendmsg", "recvmsg", "malloc", "send", "poll")}
-OWN = ("pipitd", "pipit-gateway")  # what of their own code makes a call that fails
+        "pipit-gateway": ("sendmsg", "recvmsg", "malloc", "send", "poll"),
+        ENGINE: ("malloc", "calloc", "realloc", "sendmsg", "recvmsg", "mmap64", "pthread_create", "openat", "pwrite64", "pread64", "fsync",
+                 "renameat", "fallocate64", "fcntl", "poll", "read", "write")}
+OWN = ("pipitd", "pipit-gateway", ENGINE)  # what of their own code makes a call that fails
+DOORS = ("pipitd", "pipit-gateway")[:1 + bool(zclient)]
+HEAP = 64 << 10  # what the engine's heap may vary by, between two requests' ends
 
 
 class Fault(Exception):
@@ -127,16 +133,17 @@ class Served:
 
     def __init__(self, folder, arm=None, ready=True):
         self.controls = {name: Control(folder, name) for name in OWN}
+        self.folder, self.right_turns = folder, [None, None]
         for name, n in (arm or {}).items():
             self.controls[name].arm(n)
         env = {"LD_PRELOAD": PRELOAD, "FAULT_DIR": folder}
         if "address" in SANITIZERS:
             env["ASAN_OPTIONS"] = ":".join(o for o in (os.environ.get("ASAN_OPTIONS"), "verify_asan_link_order=0") if o)
         self.daemon = Daemon("--sequences", "4", "--state-dir", os.path.join(folder, "state"), "--stall-timeout", "5",
-                             gateway="yes" if zclient else "no", env=env, wait=False)
+                             gateway="yes" if zclient else "no", backend="cpu", env=env, wait=False)
         self.zmq = os.path.join(self.daemon.folder, "zmq.sock")
         self.lanes = []
-        self.n_lost = self.n_refused = 0
+        self.n_lost = self.n_refused = self.n_engines = self.n_crashes = 0
         if ready:
             self.wait_ready()
 
@@ -255,6 +262,22 @@ class Served:
                 need(op == 2 or not saved or b"s\t" in lane.e2c[lease.offset:lease.offset + r.n_bytes], "a saved session is not listed")
                 lane.recv()
 
+    def turns(self, lane):
+        """A conversation is saved and loaded: what it goes on with is right if both were told to be."""
+        saved = True
+        for i, (text, n) in enumerate(((STORY, 12), (" Then", 9))):
+            lane, _, got = self.events(lane, item(T_PROMPT, text) + item(T_SESSION, "t") + sampling(max_tokens=n, flags=S_IGNORE_END), flags=F_SESSION)
+            if not self.told(got) or not saved:
+                return
+            need(got[-1].session in (1, 2), f"a session is {got[-1].session}")
+            need(got[-1].session == 1 or got[-1].session_cause, "a session is not saved, and no cause said")
+            saved = got[-1].session == 1
+            self.right_turns[i] = self.right_turns[i] or text_of(got)
+            need(text_of(got) == self.right_turns[i], f"turn {i}: wrong text {text_of(got)}")
+
+    def forget(self):
+        shutil.rmtree(os.path.join(self.folder, "state"), ignore_errors=True)
+
     def state(self, lane):
         need(lane.status().type == STATUS, "no status")
         lease = self.lease(lane, 16384)
@@ -302,6 +325,7 @@ class Served:
         return not pid or not os.path.exists(f"/proc/{pid}")
 
     def scenario(self):
+        self.forget()
         streaming = self.lane()
         rid = streaming.request(prompt(STORY, LONG, flags=S_IGNORE_END), flags=F_DETACH)
         yield  # now a failure may be armed
@@ -313,6 +337,7 @@ class Served:
             _, _, got = self.events(self.lane(), b"", rid=asked)
             need(not self.told(got) or text_of(got) == text, "resumed, the text is another")
         self.small(self.session)
+        self.small(self.turns)
         self.small(self.state)
         if zclient:
             text = self.over_zmq(12)
@@ -325,6 +350,7 @@ class Served:
             self.n_lost += 1
             _, _, got = self.events(self.lane(), b"", rid=rid)
         need(not self.told(got) or text_of(got) == self.right, "the stream's text is another")
+        self.n_loaded = self.controls[ENGINE].calls
         self.small(self.unload)
         _, text = self.text(12)
         need(text in (None, self.right[:len(text or b"")]), f"wrong text {text} of a model that was loaded again")
@@ -339,12 +365,14 @@ class Served:
             self.controls[name].arm(0)
         for _ in self.scenario():
             pass
+        need(all(self.right_turns), "no conversation")
         self.n_calls = {name: self.controls[name].calls for name in OWN}
         self.close()
         self.n_fds = {}
         for name in OWN:  # once the lanes are gone
             wait_until(lambda n=name: self.settled(n), 2)
             self.n_fds[name] = self.fds(name)
+        self.n_heap = self.controls[ENGINE].live
 
     def settled(self, name):
         """Their number does not change for a moment."""
@@ -366,21 +394,40 @@ class Served:
             self.fresh()
             if zclient and self.pid("pipit-gateway") != gateway:
                 self.gateway_death(log_from, control)
-            for who in OWN[:1 + bool(zclient)]:
+            self.engine_death(log_from)
+            for who in (*DOORS, ENGINE):
                 need(wait_until(lambda w=who: 0 < self.fds(w) <= self.n_fds[w], 5),
                      f"{who} has {self.fds(who)} descriptors, {self.n_fds[who]} before")
+            need(wait_until(lambda: self.controls[ENGINE].live <= self.n_heap + HEAP, 2),
+                 f"the engine's heap: {self.controls[ENGINE].live} bytes, {self.n_heap} before")
         finally:
             control.disarm()
             self.close()
         return fired
 
     def fresh(self):
+        self.daemon.ready().close()  # an engine that ended is back
         _, text = self.text(LONG)
         need(text == self.right, "afterwards: the text is another")
         if zclient:
             text = next(filter(None, (self.over_zmq(LONG) for _ in range(4))), None)
             need(text == self.right, f"afterwards: the text over ZeroMQ is another: {text}")
         self.close()
+
+    def engine_death(self, log_from):
+        """With a code, and having said why."""
+        with open(self.daemon.log_path, errors="replace") as f:
+            f.seek(log_from)
+            log = f.read()
+        if "the engine ended with signal" in log:
+            # libcrypto cannot make its tables without memory, at the engine's start: session_start()
+            started = " is ready on " not in log[:log.index("the engine ended with signal")].rpartition("the model is unloaded")[2]
+            library = os.path.basename(self.controls[ENGINE].text(128, 256)).startswith("libcrypto")
+            need(started and library, "the engine was ended by a signal")
+            self.n_crashes += 1
+        if "the engine ended with exit code" in log:
+            self.n_engines += 1
+            need(re.search(r"(?m)^pipit-engine: .+", log[:log.index("the engine ended with exit code")]), "the engine ends without a word")
 
     def gateway_death(self, log_from, control):
         """libzmq and its C++ may abort; our own code says why it ends."""
@@ -393,7 +440,7 @@ class Served:
         """Its exit code; the heap that is left of each program."""
         self.close()
         code = self.daemon.stop()
-        return code, {name: self.controls[name].live for name in OWN}
+        return code, {name: self.controls[name].live for name in DOORS}
 
 
 class Walk:
@@ -429,7 +476,7 @@ class Walk:
         try:
             code, left = served.stop()
             need(code == 0, f"exit code {code}")
-            for name in OWN if self.left else ():
+            for name in DOORS if self.left else ():
                 need(left[name] <= self.left[name] + 512, f"{left[name]} bytes of heap are left of {name}, {self.left[name]} without a failure")
             self.left = self.left or left
         except (Fault, AssertionError) as e:
@@ -440,10 +487,10 @@ class Walk:
         c = self.counts.setdefault(where, {})
         c[what] = c.get(what, 0) + 1
 
-    def numbers(self, most):
-        """All of them; or some, without end."""
+    def numbers(self, most, skipped=()):
+        """All of them but some; or some of them, without end."""
         if self.args.all:
-            yield from range(self.args.first, 1000000)
+            yield from (n for n in range(self.args.first, 1000000) if n not in skipped)
         else:
             while True:
                 yield self.random.randint(1, most)
@@ -451,18 +498,22 @@ class Walk:
     def serving(self, name, end):
         """Failures while clients are served."""
         where, n_missed, rounds = f"{name} serving", 0, []  # rounds: of one daemon
+        # In the engine's scenario the model is loaded again; its start has the same calls.
+        loaded = self.started().n_loaded
+        skipped = range(loaded + 100, loaded + Served.n_at_start[name] - 200) if name == ENGINE else ()
         each = [] if self.args.all else [(self.random.randint(1, 2), call) for call in EACH[name]]
-        for n, only in itertools.chain(each, ((n, "") for n in self.numbers(self.started().n_calls[name]))):
+        for n, only in itertools.chain(each, ((n, "") for n in self.numbers(self.started().n_calls[name], skipped))):
             if not only and not self.args.all and time.monotonic() > end or n_missed == 3:
                 break
             served = self.started()
             control = served.controls[name]
-            lost, refused = served.n_lost, served.n_refused
+            lost, refused, engines, crashes = served.n_lost, served.n_refused, served.n_engines, served.n_crashes
             try:
                 if served.failing(name, n, only):
                     n_missed = 0
                     self.count(where, "failures")
-                    self.count(where, "connection lost" if served.n_lost > lost else "error told" if served.n_refused > refused else "borne")
+                    self.count(where, "connection lost" if served.n_lost > lost else "error told" if served.n_refused > refused else
+                               "crash of a library" if served.n_crashes > crashes else "engine ended" if served.n_engines > engines else "borne")
                 else:
                     n_missed += not only
             except (Fault, OSError, AssertionError) as e:
@@ -512,7 +563,7 @@ class Walk:
                 self.count(where, "failures")
                 self.count(where, "ended with a message")
                 need(code in (2, 4, 6, 8), f"exit code {code}")
-                need(name == "pipitd", "the gateway's failure ended the front")
+                need(name != "pipit-gateway", "the gateway's failure ended the front")
                 need(served.daemon.text().strip(), "it ends without a word")
         except (Fault, OSError, AssertionError) as e:
             self.served = served
@@ -529,7 +580,7 @@ class Walk:
             return served.stop()[0]
         except AssertionError:
             told = re.findall(r"ERROR: (\w+: \w+)", served.daemon.text())
-            if control is served.controls["pipitd"] or control.own() or set(told) != {"AddressSanitizer: SEGV"}:
+            if control is not served.controls["pipit-gateway"] or control.own() or set(told) != {"AddressSanitizer: SEGV"}:
                 raise
             self.count("pipit-gateway starting", "crash of a library")
             shutil.rmtree(served.daemon.folder, ignore_errors=True)
@@ -545,6 +596,8 @@ class Walk:
             if not self.args.all and time.monotonic() > end or n_missed == 3 or self.args.all and n > n_calls + 40:
                 break
             n_missed = 0 if self.start(name, n) else n_missed + 1
+            if self.args.all and n % 500 == 0:
+                print(f"{name} starting: {n}", flush=True)
 
     def run(self):
         probe = Served(self.folder)
@@ -554,7 +607,7 @@ class Walk:
         need(code == 0, f"exit code {code}: {probe.daemon.text()}")
         print(f"calls at the start {at_start}, of a scenario {probe.n_calls}, heap that is left {self.left}", flush=True)
         Served.n_at_start = at_start
-        parts = [(how, name) for name in OWN[:1 + bool(zclient)] for how in (self.serving, self.starting)]
+        parts = [(how, name) for name in ((ENGINE,) if self.args.engine else DOORS) for how in (self.serving, self.starting)]
         for i, (how, name) in enumerate(parts):
             if self.args.only and self.args.only != f"{how.__name__}-{name}":
                 continue
@@ -569,7 +622,8 @@ def main():
     p.add_argument("--seconds", type=float, default=18 * min(SLOW, 2))
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--first", type=int, default=1, help="of --all")
-    p.add_argument("--only", help="serving-pipitd, starting-pipitd, serving-pipit-gateway or starting-pipit-gateway")
+    p.add_argument("--only", help="serving-pipitd, starting-pipitd, serving-pipit-gateway or starting-pipit-gateway; with --engine serving-pipit-engine or starting-pipit-engine")
+    p.add_argument("--engine", action="store_true", help="failures of pipit-engine")
     p.add_argument("--json", help="where the result goes")
     p.add_argument("-v", "--verbose", action="store_true", help="with the log of what failed")
     args = p.parse_args()

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Loaded into pipitd and pipit-gateway by fault_daemon.py (LD_PRELOAD): makes the n-th of the calls
- * below fail, with an errno that the call may have. What fails and what is counted lies in a file
- * that the script maps, too: FAULT_DIR/NAME for the program NAME (struct control, all of it written
- * by this library but `countdown`, `kinds` and `only`); a program without such a file runs as
- * always. So a failure is armed at any time without a thread, a descriptor or a signal in the
- * process, and before its start, when counting begins with main().
+/* Loaded into pipitd, pipit-engine and pipit-gateway by fault_daemon.py (LD_PRELOAD): makes the
+ * n-th of the calls below fail, with an errno that the call may have. What fails and what is
+ * counted lies in a file that the script maps, too: FAULT_DIR/NAME for the program NAME (struct
+ * control, all of it written by this library but `countdown`, `kinds` and `only`); a program
+ * without such a file runs as always. So a failure is armed at any time without a thread, a
+ * descriptor or a signal in the process, and before its start, when counting begins with main().
  *
- * Not made to fail: EAGAIN, which is no failure; close(2), epoll_wait(2)'s errors but EINTR,
- * timerfd_settime(2), clocks: the kernel has no reason to. A child between fork(2) and exec(2)
- * counts nothing.
+ * Not made to fail: EAGAIN, which is no failure; close(2), write(2) to an eventfd, epoll_wait(2)'s
+ * errors but EINTR, timerfd_settime(2), clocks: the kernel has no reason to. A child between
+ * fork(2) and exec(2) counts nothing.
  *
  * `live` is the heap in use by what goes through malloc(3) and its kin, in AddressSanitizer's
  * builds as well. */
@@ -21,6 +21,7 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -198,7 +199,6 @@ WRAP(int, epoll_create1, (int flags), (flags), EMFILE, -1)
 WRAP(int, epoll_wait, (int ep, struct epoll_event *ev, int n, int ms), (ep, ev, n, ms), EINTR, -1)
 WRAP(int, poll, (struct pollfd *v, nfds_t n, int ms), (v, n, ms), EINTR, -1)
 WRAP(int, timerfd_create, (int clock, int flags), (clock, flags), EMFILE, -1)
-WRAP(int, eventfd, (unsigned n, int flags), (n, flags), EMFILE, -1)
 WRAP(int, signalfd, (int fd, const sigset_t *set, int flags), (fd, set, flags), EMFILE, -1)
 WRAP(int, memfd_create, (const char *name, unsigned flags), (name, flags), EMFILE, -1)
 WRAP(int, ftruncate64, (int fd, off64_t n), (fd, n), ENOSPC, -1)
@@ -210,12 +210,14 @@ WRAP(DIR *, opendir, (const char *path), (path), EMFILE, NULL)
 WRAP(DIR *, fdopendir, (int fd), (fd), ENOMEM, NULL)
 WRAP(struct dirent64 *, readdir64, (DIR *d), (d), EIO, NULL)
 WRAP(ssize_t, read, (int fd, void *p, size_t n), (fd, p, n), EINTR, -1)
-WRAP(ssize_t, write, (int fd, const void *p, size_t n), (fd, p, n), ENOSPC, -1)
 WRAP(ssize_t, pread64, (int fd, void *p, size_t n, off64_t at), (fd, p, n, at), EIO, -1)
 WRAP(ssize_t, pwrite64, (int fd, const void *p, size_t n, off64_t at), (fd, p, n, at), ENOSPC, -1)
 WRAP(int, fsync, (int fd), (fd), EIO, -1)
 WRAP(int, rename, (const char *from, const char *to), (from, to), ENOSPC, -1)
 WRAP(int, fallocate64, (int fd, int mode, off64_t at, off64_t n), (fd, mode, at, n), ENOSPC, -1)
+WRAP(int, renameat, (int from_dir, const char *from, int to_dir, const char *to), (from_dir, from, to_dir, to), ENOSPC, -1)
+WRAP(int, posix_fallocate64, (int fd, off64_t at, off64_t n), (fd, at, n), ENOSPC, ENOSPC)
+WRAP(int, madvise, (void *p, size_t n, int advice), (p, n, advice), EAGAIN, -1)
 WRAP(int, mkdir, (const char *path, mode_t mode), (path, mode), ENOSPC, -1)
 WRAP(int, mkdirat, (int dir, const char *path, mode_t mode), (dir, path, mode), ENOSPC, -1)
 WRAP(int, unlink, (const char *path), (path), EIO, -1)
@@ -230,6 +232,12 @@ WRAP(ssize_t, getrandom, (void *p, size_t n, unsigned flags), (p, n, flags), EIN
 WRAP(pid_t, fork, (void), (), EAGAIN, -1)
 /* clang-format on */
 
+int pthread_create(pthread_t *ret, const pthread_attr_t *attr, void *(*run)(void *), void *arg)
+{
+    NEXT(pthread_create);
+    return HIT(SYSTEM, EAGAIN, "pthread_create") ? EAGAIN : next(ret, attr, run, arg);
+}
+
 int epoll_ctl(int ep, int op, int fd, struct epoll_event *ev)
 {
     NEXT(epoll_ctl);
@@ -238,6 +246,28 @@ int epoll_ctl(int ep, int op, int fd, struct epoll_event *ev)
         return -1;
     }
     return next(ep, op, fd, ev);
+}
+
+static atomic_bool counts[1024]; /* descriptors that are eventfds */
+
+int eventfd(unsigned n, int flags)
+{
+    NEXT(eventfd);
+    int fd = HIT(SYSTEM, EMFILE, "eventfd") ? -1 : next(n, flags);
+
+    if (fd >= 0 && fd < (int)(sizeof(counts) / sizeof(counts[0]))) {
+        atomic_store(&counts[fd], true);
+    }
+    return fd;
+}
+
+ssize_t write(int fd, const void *p, size_t n)
+{
+    NEXT(write);
+    bool is_count = n == sizeof(uint64_t) && fd >= 0 &&
+                    fd < (int)(sizeof(counts) / sizeof(counts[0])) && atomic_load(&counts[fd]);
+
+    return !is_count && HIT(SYSTEM, ENOSPC, "write") ? -1 : next(fd, p, n);
 }
 
 /* Only what makes a descriptor or seals one. */
