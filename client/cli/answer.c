@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "client/cli/answer.h"
+#include "proto/lane/record.h"
 
 #include "base/hot.h"
 
@@ -39,6 +40,9 @@ struct run {
     bool own_timeout;    /* the daemon did not keep the limit */
     bool blocked;        /* stdout did not take all: its turn is waited for */
     bool ended;
+    bool thoughts; /* are shown */
+    bool thinking; /* what was shown last is one */
+    bool dim;
 };
 
 /* What is allocated for n bytes: known from n, and grown so seldom that a token allocates nothing.
@@ -53,22 +57,84 @@ static size_t room_for(size_t n)
     return cap;
 }
 
-HOT int answer_keep(struct answer *a, const char *text, size_t len)
+HOT static int keep(struct text *t, const char *text, size_t len)
 {
-    size_t cap = a->text.data ? room_for(a->text.len + 1) : 0;
+    size_t cap = t->data ? room_for(t->len + 1) : 0;
 
-    if (a->text.len + len + 1 > cap) {
-        char *more = realloc(a->text.data, room_for(a->text.len + len + 1));
+    if (t->len + len + 1 > cap) {
+        char *more = realloc(t->data, room_for(t->len + len + 1));
 
         if (!more) {
             return -ENOMEM;
         }
-        a->text.data = more;
+        t->data = more;
     }
-    memcpy(a->text.data + a->text.len, text, len);
-    a->text.len += len;
-    a->text.data[a->text.len] = '\0';
+    memcpy(t->data + t->len, text, len);
+    t->len += len;
+    t->data[t->len] = '\0';
     return 0;
+}
+
+HOT int answer_keep(struct answer *a, const char *text, size_t len)
+{
+    return keep(&a->text, text, len);
+}
+
+static int keep_call(struct answer *a, const struct pipit_event *ev)
+{
+    struct call *more;
+
+    if (ev->part == PIPIT_PART_ARGUMENTS) {
+        return a->n_calls ? keep(&a->calls[a->n_calls - 1].arguments, ev->text, ev->text_len) : 0;
+    }
+    more = realloc(a->calls, (a->n_calls + 1) * sizeof(*more));
+    if (!more) {
+        return -ENOMEM;
+    }
+    a->calls = more;
+    more[a->n_calls] = (struct call){0};
+    (void)snprintf(more[a->n_calls].id, CALL_ID, "call%05u",
+                   (a->first_call + (unsigned)a->n_calls + 1) % 100000);
+    return keep(&more[a->n_calls++].name, ev->text, ev->text_len);
+}
+
+HOT int answer_keep_part(struct answer *a, const struct pipit_event *ev)
+{
+    switch (ev->part) {
+    case PIPIT_PART_REASONING:
+        return keep(&a->reasoning, ev->text, ev->text_len);
+    case PIPIT_PART_NAME:
+    case PIPIT_PART_ARGUMENTS:
+        return keep_call(a, ev);
+    default:
+        return keep(&a->text, ev->text, ev->text_len);
+    }
+}
+
+void calls_clear(struct call *calls, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        free(calls[i].name.data);
+        free(calls[i].arguments.data);
+    }
+    free(calls);
+}
+
+/* Text, and where they are wanted thoughts, dim in a terminal. Calls are told at the end. */
+HOT static void show(struct run *r, const struct pipit_event *ev)
+{
+    bool thought = ev->part == PIPIT_PART_REASONING;
+
+    if (ev->text_len == 0 || ev->part >= PIPIT_PART_NAME || (thought && !r->thoughts)) {
+        return;
+    }
+    if (thought != r->thinking) {
+        const char *mark = thought ? r->dim ? "\x1b[2m" : "" : r->dim ? "\x1b[0m\n\n" : "\n\n";
+
+        out_put(&r->out, mark, strlen(mark));
+        r->thinking = thought;
+    }
+    out_put_words(&r->out, ev->text, ev->text_len);
 }
 
 static void note_logprob(struct run *r, const struct pipit_event *ev)
@@ -117,10 +183,10 @@ HOT static void on_event(struct pipit_request *q, const struct pipit_event *ev, 
     case PIPIT_EVENT_TOKEN:
     case PIPIT_EVENT_TEXT:
         a->first_ns = a->first_ns ? a->first_ns : clock_ns();
-        (void)!answer_keep(a, ev->text, ev->text_len); /* the answer itself still reaches stdout */
+        (void)!answer_keep_part(a, ev); /* the answer itself still reaches stdout */
         note_logprob(r, ev);
         if (!r->s->json) {
-            out_put_words(&r->out, ev->text, ev->text_len);
+            show(r, ev);
         }
         progress_clear(&r->progress);
         break;
@@ -264,6 +330,10 @@ static int verdict(const struct run *r)
     }
     switch (a->done.reason) {
     case PIPIT_REASON_STOP:
+    case PIPIT_REASON_TOOL_CALLS:
+        if (a->done.broken && !r->s->json) {
+            say("the model began a call of a tool that does not parse: it is told as text");
+        }
         break;
     case PIPIT_REASON_LENGTH:
         if (r->s->own_limit && !r->s->json) {
@@ -288,14 +358,36 @@ static int verdict(const struct run *r)
     return exit_of_reason(a->done.reason);
 }
 
+/* A line each, for people; --json is for programs. */
+static void put_calls(struct run *r)
+{
+    for (size_t i = 0; i < r->a->n_calls && !r->s->run_tools; i++) {
+        const struct call *c = &r->a->calls[i];
+
+        out_put_words(&r->out, c->name.data, c->name.len);
+        out_put(&r->out, " ", 1);
+        out_put_words(&r->out, c->arguments.data ? c->arguments.data : "{}",
+                      c->arguments.data ? c->arguments.len : 2);
+        out_put(&r->out, "\n", 1);
+    }
+}
+
 static void finish_output(struct run *r)
 {
     struct answer *a = r->a;
 
+    bool shown = a->text.len || (r->thoughts && a->reasoning.len);
+
     progress_clear(&r->progress);
+    if (r->thinking && r->dim) {
+        out_put(&r->out, "\x1b[0m", 4);
+    }
     if (r->s->json) {
         json_last(&r->out, r->client, a);
-    } else if (a->text.len || (a->has_done && !a->error.code && !a->signal)) {
+    } else if (a->n_calls && (a->has_done || a->signal)) {
+        out_put(&r->out, "\n", shown);
+        put_calls(r);
+    } else if (shown || (a->has_done && !a->error.code && !a->signal)) {
         out_put(&r->out, "\n", 1);
     }
     out_flush(&r->out);
@@ -318,15 +410,31 @@ static bool is_to_wait(const struct run *r)
            cli_waits(&a->error, a->retry_until_ns);
 }
 
+/* Reasoning is asked for apart wherever the daemon knows how, so that it may be left out. */
+static void show_thoughts(struct run *r)
+{
+    bool terminal = isatty(STDOUT_FILENO);
+
+    r->thoughts =
+        r->s->reasoning == REASONING_YES || (r->s->reasoning == REASONING_AUTO && terminal);
+    r->dim = terminal && !r->s->no_color;
+    if (!r->s->raw && pipit_client_info(r->client)->features & LANE_FEATURE_PARTS) {
+        (void)!pipit_request_set_param(r->request, PIPIT_PARTS, 1);
+    }
+}
+
 int answer_run(struct pipit_client *c, struct pipit_request *q, const struct settings *s,
                struct answer *a)
 {
     struct run r = {.client = c, .request = q, .s = s, .a = a};
     int64_t retry_until_ns = a->retry_until_ns;
+    unsigned first_call = a->first_call;
     int code;
 
     memset(a, 0, sizeof(*a));
     a->retry_until_ns = retry_until_ns;
+    a->first_call = first_call;
+    show_thoughts(&r);
     memcpy(a->id, pipit_request_id(q), sizeof(a->id));
     a->start_ns = clock_ns();
     progress_init(&r.progress);
@@ -368,5 +476,7 @@ int answer_run(struct pipit_client *c, struct pipit_request *q, const struct set
 void answer_clear(struct answer *a)
 {
     free(a->text.data);
+    free(a->reasoning.data);
+    calls_clear(a->calls, a->n_calls);
     memset(a, 0, sizeof(*a));
 }

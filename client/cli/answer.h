@@ -49,8 +49,21 @@ void progress_clear(struct progress *p);
 
 /* ---- answer.c ---- */
 
+enum { CALL_ID = 16 };
+
+/* A call of a tool. The id is ours, nine letters and digits, which is what templates take. */
+struct call {
+    char id[CALL_ID];
+    struct text name;
+    struct text arguments; /* a JSON object */
+};
+void calls_clear(struct call *calls, size_t n); /* frees the list too */
+
 struct answer {
     struct text text;
+    struct text reasoning;
+    struct call *calls; /* (n_calls) */
+    size_t n_calls;
     uint8_t id[16];
     bool accepted; /* the daemon took it */
     bool has_done;
@@ -59,6 +72,7 @@ struct answer {
     int signal;               /* that ended it, or 0 */
     int64_t retry_until_ns;   /* set before: a busy daemon is not told of, but ANSWER_BUSY returned,
                                  until then */
+    unsigned first_call;      /* set before: of the numbers that ids are made of */
     int64_t start_ns;
     int64_t first_ns; /* 0: nothing came */
     int64_t end_ns;
@@ -71,6 +85,8 @@ int answer_run(struct pipit_client *c, struct pipit_request *q, const struct set
                struct answer *ret);
 /* Adds to the text that is kept; -ENOMEM, and it stays as it was. */
 int answer_keep(struct answer *a, const char *text, size_t len) WARN_UNUSED;
+/* The same of any part of it. */
+int answer_keep_part(struct answer *a, const struct pipit_event *ev) WARN_UNUSED;
 void answer_clear(struct answer *a);
 
 /* ---- json.c ---- */

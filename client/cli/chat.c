@@ -8,6 +8,8 @@
  * was interrupted is then not part of it. /clear forgets nothing of what the daemon has saved: it
  * says what does.
  *
+ * Calls of tools are run (--run-tools), or each is shown, and the next line is its result.
+ *
  * A message whose answer failed does not stay in the history, so that "too long" can be mended by a
  * shorter one; an answer that was interrupted stays as far as it came. */
 
@@ -19,50 +21,22 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/cli/answer.h"
-
-struct turn {
-    const char *role;
-    struct text text;
-};
+#include "client/cli/talk.h"
 
 struct chat {
     const struct settings *s;
     struct pipit_client *client;
-    struct turn *turns;
-    size_t n_turns;
-    bool person; /* on stdin */
-    bool begun;  /* with --session: an answer has come */
-    char *buf;   /* of stdin, not yet given out */
+    struct talk talk;
+    struct tools tools;
+    size_t asked;     /* turns before the message that is being answered */
+    size_t n_waiting; /* calls of the last answer whose results are typed in */
+    bool person;      /* on stdin */
+    bool begun;       /* with --session: an answer has come */
+    char *buf;        /* of stdin, not yet given out */
     size_t len;
     size_t cap;
     bool end;
 };
-
-static void forget(struct chat *c, size_t n_left)
-{
-    while (c->n_turns > n_left) {
-        free(c->turns[--c->n_turns].text.data);
-    }
-}
-
-static int remember(struct chat *c, const char *role, const char *data, size_t len)
-{
-    struct turn *more = realloc(c->turns, (c->n_turns + 1) * sizeof(*more));
-    char *copy = more ? malloc(len + 1) : NULL;
-
-    if (more) {
-        c->turns = more;
-    }
-    if (!copy) {
-        say("no memory for the conversation");
-        return -ENOMEM;
-    }
-    memcpy(copy, data, len);
-    copy[len] = '\0';
-    more[c->n_turns++] = (struct turn){role, {copy, len}};
-    return 0;
-}
 
 /* ---- lines ---- */
 
@@ -130,6 +104,17 @@ static enum line read_line(struct chat *c, struct text *ret)
     return LINE_OK;
 }
 
+/* The first call of the last answer that waits for its result. */
+static const struct call *waiting_call(const struct chat *c)
+{
+    size_t at = c->talk.n;
+
+    while (c->talk.turns[at - 1].n_calls == 0) {
+        at--;
+    }
+    return &c->talk.turns[at - 1].calls[c->talk.turns[at - 1].n_calls - c->n_waiting];
+}
+
 static void prompt(const struct chat *c, const char *text)
 {
     if (c->person) {
@@ -145,6 +130,10 @@ static enum line read_message(struct chat *c, struct text *ret)
     struct text more = {0};
 
     *ret = (struct text){0};
+    if (c->n_waiting) {
+        prompt(c, "result of ");
+        prompt(c, waiting_call(c)->name.data);
+    }
     prompt(c, "> ");
     l = read_line(c, ret);
     while (l == LINE_OK && ret->len && ret->data[ret->len - 1] == '\\') {
@@ -170,6 +159,17 @@ static enum line read_message(struct chat *c, struct text *ret)
 
 /* ---- answers ---- */
 
+/* The daemon knows a session's earlier messages, up to the last answer. */
+static size_t behind_answer(const struct talk *t)
+{
+    size_t i = t->n;
+
+    while (i > 0 && strcmp(t->turns[i - 1].role, "assistant") != 0) {
+        i--;
+    }
+    return i;
+}
+
 static int build(struct chat *c, struct pipit_request **ret)
 {
     const struct settings *s = c->s;
@@ -188,12 +188,8 @@ static int build(struct chat *c, struct pipit_request **ret)
     if (r == 0 && s->system && (!s->session || !c->begun)) {
         r = pipit_request_set_system(*ret, s->system, strlen(s->system));
     }
-    /* The daemon knows a session's earlier messages. */
-    for (size_t i = s->session && c->n_turns ? c->n_turns - 1 : 0; r == 0 && i < c->n_turns; i++) {
-        const struct turn *t = &c->turns[i];
-
-        r = pipit_request_add_message(*ret, t->role, t->text.data, t->text.len);
-    }
+    r = r == 0 ? tools_put(&c->tools, *ret) : r;
+    r = r == 0 ? talk_put(&c->talk, s->session ? behind_answer(&c->talk) : 0, *ret) : r;
     if (r < 0) {
         say(r == -E2BIG ? "the conversation has too many messages"
                         : "no memory for the conversation");
@@ -202,32 +198,69 @@ static int build(struct chat *c, struct pipit_request **ret)
     return 0;
 }
 
-/* One message and its answer; what is left of them in the history. */
-static int answer(struct chat *c, const struct text *message)
+/* One answer to what was said; its calls stay in the history, and wait. */
+static int answer_once(struct chat *c)
 {
-    size_t before = c->n_turns;
     struct pipit_request *q = NULL;
-    struct answer a = {0};
-    int code;
+    struct answer a = {.first_call = c->talk.n_calls};
+    int code = build(c, &q);
+    bool kept;
 
-    if (remember(c, "user", message->data, message->len) < 0) {
-        return EXIT_INTERNAL;
-    }
-    code = build(c, &q);
     if (code == 0) {
         code = answer_run(c->client, q, c->s, &a);
     }
     c->begun |= a.has_done;
-    if (a.text.len && (a.has_done || a.signal)) {
-        if (remember(c, "assistant", a.text.data, a.text.len) < 0) {
-            forget(c, before);
-        }
-    } else {
-        forget(c, before);
+    kept = (a.text.len || a.n_calls) && (a.has_done || a.signal);
+    if (!kept || talk_answer(&c->talk, &a, code == 0) < 0) {
+        talk_forget(&c->talk, c->asked);
     }
     pipit_request_destroy(q);
     answer_clear(&a);
     return code;
+}
+
+/* Answers, and as long as there are calls that may be run, their results and the next answer. */
+static int answer(struct chat *c)
+{
+    int code = answer_once(c);
+
+    for (int i = 0; code == 0; i++) {
+        const struct turn *last = c->talk.n ? &c->talk.turns[c->talk.n - 1] : NULL;
+        size_t n_calls = last ? last->n_calls : 0;
+        int ran = n_calls && c->s->run_tools && i < TOOLS_ROUNDS
+                      ? tools_run_all(&c->tools, &c->talk)
+                      : -1;
+
+        if (ran < 0) {
+            c->n_waiting = n_calls;
+            break;
+        }
+        if (ran > 0) {
+            talk_forget(&c->talk, c->asked);
+        }
+        code = ran ? ran : answer_once(c);
+    }
+    return code;
+}
+
+/* A message, or the result of the first call that waits for one. */
+static int hear(struct chat *c, const struct text *message)
+{
+    const struct call *call;
+    int r;
+
+    if (c->n_waiting == 0) {
+        c->asked = c->talk.n;
+        r = talk_say(&c->talk, "user", message->data, message->len);
+        return r < 0 ? EXIT_INTERNAL : answer(c);
+    }
+    call = waiting_call(c);
+    r = talk_result(&c->talk, call, message->data, message->len);
+    if (r < 0) {
+        return EXIT_INTERNAL;
+    }
+    c->n_waiting--;
+    return c->n_waiting ? 0 : answer(c);
 }
 
 static bool command(struct chat *c, const char *word, bool *ret_quit)
@@ -240,7 +273,8 @@ static bool command(struct chat *c, const char *word, bool *ret_quit)
                       "forgets it\n",
                       c->s->session);
     } else if (strcmp(word, "/clear") == 0) {
-        forget(c, 0);
+        talk_forget(&c->talk, 0);
+        c->n_waiting = 0;
     } else if (strcmp(word, "/help") == 0) {
         (void)fprintf(stderr,
                       "%s/quit or Ctrl-D ends, Ctrl-C ends an answer;\n"
@@ -261,14 +295,14 @@ static int turn(struct chat *c, const struct text *message)
     bool quit = false;
     int code;
 
-    if (message->len == 0 || command(c, message->data, &quit)) {
+    if ((message->len == 0 && !c->n_waiting) || command(c, message->data, &quit)) {
         return quit ? EXIT_OK : -1;
     }
     if (bad >= 0) {
         say("the message is not UTF-8 at byte %zd", bad);
         return c->person ? -1 : EXIT_USAGE;
     }
-    code = answer(c, message);
+    code = hear(c, message);
     if (code == EXIT_OK) {
         return -1;
     }
@@ -316,9 +350,13 @@ int chat_run(struct settings *s, const struct option_list *words)
     if (words->n) {
         return usage_error("chat", "'%.60s' is not an option; messages are typed in", words->v[0]);
     }
+    if (s->run_tools && !s->tools) {
+        return usage_error("chat", "--run-tools needs --tools FILE");
+    }
     s->logprobs = -1;
     s->json = s->raw = false;
-    code = cli_open(s, &c.client);
+    code = tools_open(s->tools, &c.tools);
+    code = code ? code : cli_open(s, &c.client);
     if (code == 0 && interrupt_init() < 0) {
         say("cannot set up signals");
         code = EXIT_INTERNAL;
@@ -330,8 +368,8 @@ int chat_run(struct settings *s, const struct option_list *words)
         }
         code = loop(&c);
     }
-    forget(&c, 0);
-    free(c.turns);
+    talk_clear(&c.talk);
+    tools_close(&c.tools);
     free(c.buf);
     pipit_client_destroy(c.client);
     return code;

@@ -51,6 +51,8 @@ enum command_bit {
     CMD_FROM_ENVIRON = 1 << 29,
 };
 
+enum reasoning { REASONING_AUTO, REASONING_YES, REASONING_NO };
+
 struct settings {
     char *config;
     char *runtime_dir;
@@ -59,6 +61,7 @@ struct settings {
     char *kv;
     char *session;
     char *schema;
+    char *tools;
     char *seed;
     struct option_list stop;
     int64_t max_tokens;
@@ -78,6 +81,9 @@ struct settings {
     double patience; /* of wait, where no daemon is */
     bool own_limit; /* max_tokens is what we chose for a conversation */
     bool raw;
+    bool run_tools;
+    bool no_color; /* NO_COLOR is set */
+    int reasoning; /* enum reasoning */
     bool no_draft;
     bool json;
     bool stats;

@@ -65,12 +65,42 @@ static json_t *alternatives(const struct pipit_event *ev)
     return list;
 }
 
+/* Of which part of the answer; without it, of its text. */
+static void put_part(json_t *obj, const struct pipit_event *ev)
+{
+    static const char *const parts[] = {"text", "reasoning", "name", "arguments"};
+
+    if (ev->part != PIPIT_PART_TEXT) {
+        (void)json_object_set_new(obj, "part", json_string(parts[ev->part & 3]));
+    }
+    if (ev->part >= PIPIT_PART_NAME) {
+        (void)json_object_set_new(obj, "call", json_integer(ev->call));
+    }
+}
+
+/* As in OpenAI's API, arguments as a text. */
+static json_t *calls(const struct answer *a)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < a->n_calls; i++) {
+        const struct call *c = &a->calls[i];
+        const char *said = c->arguments.data ? c->arguments.data : "{}";
+
+        (void)json_array_append_new(list, json_pack("{s:s, s:s, s:{s:s, s:s}}", "id", c->id, "type",
+                                                    "function", "function", "name", c->name.data,
+                                                    "arguments", said));
+    }
+    return list;
+}
+
 static json_t *token(const struct pipit_event *ev, bool logprobs)
 {
     json_t *obj =
         json_pack("{s:s, s:i, s:i}", "type", "token", "index", ev->index, "token", ev->token);
 
     put_bytes(obj, ev->text, ev->text_len);
+    put_part(obj, ev);
     if (logprobs) {
         (void)json_object_set_new(obj, "logprob", real(ev->logprob));
         (void)json_object_set_new(obj, "alternatives", alternatives(ev));
@@ -105,6 +135,7 @@ void json_event(struct out *o, const struct pipit_request *q, const struct pipit
     case PIPIT_EVENT_TEXT:
         obj = json_pack("{s:s}", "type", "text");
         put_bytes(obj, ev->text, ev->text_len);
+        put_part(obj, ev);
         line(o, obj);
         break;
     case PIPIT_EVENT_RESUMED:
@@ -178,6 +209,16 @@ static json_t *last(const struct pipit_client *c, const struct answer *a)
     }
     (void)json_object_set_new(obj, "text",
                               json_stringn_nocheck(a->text.data ? a->text.data : "", a->text.len));
+    if (a->reasoning.len) {
+        (void)json_object_set_new(obj, "reasoning",
+                                  json_stringn_nocheck(a->reasoning.data, a->reasoning.len));
+    }
+    if (a->n_calls) {
+        (void)json_object_set_new(obj, "tool_calls", calls(a));
+    }
+    if (a->done.broken) {
+        (void)json_object_set_new(obj, "broken_call", json_true());
+    }
     if (a->has_done) {
         (void)json_object_set_new(obj, "seed", json_string(seed));
         if (d->stop_index) {

@@ -25,6 +25,7 @@
 
 enum { NOT_SAID = -1, TALK_TOKENS = 1024 };
 
+static const char *const reasonings[] = {"auto", "yes", "no", NULL};
 static const char *const poolings[] = {"mean", "last", "none", NULL};
 
 /* clang-format off */
@@ -64,6 +65,12 @@ static const struct option_row rows[] = {
      .help = "continue the saved conversation NAME, or begin it; the daemon saves it after each answer"},
     {"schema", 0, OPTION_STRING, OFF(schema), .metavar = "FILE", .commands = CMD_ASK | BOTH,
      .help = "answer in JSON of this schema (not built yet)"},
+    {"tools", 0, OPTION_STRING, OFF(tools), .metavar = "FILE", .commands = CMD_ASK | CMD_CHAT | BOTH,
+     .help = "tools that the model may call: a JSON list of definitions as in OpenAI's API, each perhaps with a \"command\""},
+    {"run-tools", 0, OPTION_FLAG, OFF(run_tools), .flags = OPTION_ARGV_ONLY, .commands = CMD_ASK | CMD_CHAT,
+     .help = "run the commands of tools that the model calls, with the arguments on stdin, and give it what they print"},
+    {"reasoning", 0, OPTION_ENUM, OFF(reasoning), .words = reasonings, .fallback = "auto", .commands = CMD_ASK | CMD_CHAT | BOTH,
+     .help = "show what the model thinks before it answers; auto: in a terminal"},
     {"count", 0, OPTION_FLAG, OFF(count), .commands = CMD_TOKENIZE | BOTH,
      .help = "print only how many tokens there are"},
     {"first", 0, OPTION_INT, OFF(first), 0, 1 << 24, .fallback = "0", .commands = CMD_SCORE | BOTH,
@@ -164,6 +171,9 @@ int settings_load(const struct command *cmd, struct settings *s, int argc, char 
     }
     if (r == 0) {
         r = options_argv(&of_cmd, s, argc, argv, ret_words, reterr);
+    }
+    for (char *const *p = env; *p; p++) {
+        s->no_color |= strncmp(*p, "NO_COLOR=", 9) == 0 && (*p)[9];
     }
     limit_answer(cmd, s);
     settings_clear(&first);

@@ -30,7 +30,7 @@ void status_hello(const struct front *f, struct lane_record *ret, uint32_t type)
         .abi_major = LANE_ABI_MAJOR,
         .abi_minor = LANE_ABI_MINOR,
         .record_bytes = LANE_RECORD_BYTES,
-        .features = LANE_FEATURE_REPORT | LANE_FEATURE_REQUESTS,
+        .features = LANE_FEATURE_REPORT | LANE_FEATURE_REQUESTS | LANE_FEATURE_PARTS,
         .front_epoch = f->epoch,
         .model_epoch = engine_link_epoch(f->engine),
         .state = status_state(f),

@@ -73,7 +73,11 @@ enum lane_type {
 };
 
 /* Of a hello's reply: what this front knows beyond its minor version. */
-enum lane_feature { LANE_FEATURE_REPORT = 1 << 0, LANE_FEATURE_REQUESTS = 1 << 1 };
+enum lane_feature {
+    LANE_FEATURE_REPORT = 1 << 0,
+    LANE_FEATURE_REQUESTS = 1 << 1,
+    LANE_FEATURE_PARTS = 1 << 2, /* TLV_TOOLS and TLV_S_PARTS */
+};
 
 /* A line of the list of requests, in the order in which they came, as many as fit, none at the end:
  *     NUMBER ID UID KIND STATE AGE_MS PLACE N_NEW BYTES_IN BYTES_OUT

@@ -7,7 +7,9 @@ PIPIT_BUILD is the build folder."""
 import ctypes
 import json
 import os
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -215,6 +217,80 @@ class Python(Tools):
             old = c.generate(talk[:1], temperature=0, max_tokens=40)
             self.assertTrue(old.text.startswith("<think>") and not old.reasoning and not old.calls)
             self.assertEqual(c.chat("What time is it?", parts=True, temperature=0, max_tokens=40).reasoning, "Hm. A clock?")
+
+
+class Cli(Tools):
+    def pipit(self, *args, stdin=b"", tty=False):
+        command = [os.path.join(BUILD, "client/pipit"), args[0], "--runtime-dir", self.daemon.folder, "--temp", "0", *args[1:]]
+        if tty:  # a terminal for stdout, and its bytes
+            command = ["script", "-qec", " ".join(map(shlex.quote, command)), "/dev/null"]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PIPIT_") and k != "NO_COLOR"}
+        p = subprocess.run(command, input=stdin, capture_output=True, timeout=60 * SLOW, env=env)
+        return p.returncode, p.stdout.decode(), p.stderr.decode()
+
+    def tools(self, command=None, text=None):
+        """The definitions in a file, perhaps with a command."""
+        tools = json.loads(json.dumps(TOOLS))
+        if command:
+            tools[0]["command"] = command
+        path = os.path.join(self.folder, f"tools-{len(os.listdir(self.folder))}.json")
+        with open(path, "w") as f:
+            f.write(json.dumps(tools) if text is None else text)
+        return path
+
+    def test_printed(self):
+        said = f"I look.\nget_time {WHOLE[3][2]}\n"
+        marker = os.path.join(self.folder, "ran")
+        self.assertEqual(self.pipit("ask", "What?", "--tools", self.tools(f"touch {marker}")), (0, said, ""))
+        self.assertFalse(os.path.exists(marker), "a command runs with --run-tools alone")
+        rc, out, err = self.pipit("ask", "What?", "--tools", self.tools(), "--reasoning", "yes")
+        self.assertEqual((rc, out, err), (0, "Hm. A clock?\n\n" + said, ""))
+
+    def test_reasoning(self):
+        self.assertEqual(self.pipit("ask", "What?", "-n", "4"), (0, "\n", ""))
+        self.assertEqual(self.pipit("ask", "What?", "-n", "4", "--reasoning", "yes")[1], "Hm. A clock?\n")
+        if shutil.which("script"):
+            said = self.pipit("ask", "quote", tty=True)[1]
+            self.assertEqual(said.replace("\r", ""), "Write <tool_call> and {}.\n")
+            said = self.pipit("ask", "What?", "-n", "5", tty=True)[1]
+            self.assertEqual(said.replace("\r", ""), "\x1b[2mHm. A clock?\x1b[0m\n\nI look.\n")
+
+    def test_json(self):
+        rc, out, err = self.pipit("ask", "What?", "--tools", self.tools(), "--json")
+        lines = [json.loads(line) for line in out.splitlines()]
+        self.assertEqual((rc, err, lines[-1]["finish_reason"], lines[-1]["text"], lines[-1]["reasoning"]),
+                         (0, "", "tool_calls", "I look.", "Hm. A clock?"))
+        self.assertEqual(lines[-1]["tool_calls"], [{"id": "call00001", "type": "function", "function": {
+            "name": "get_time", "arguments": WHOLE[3][2]}}])
+        self.assertEqual("".join(e["text"] for e in lines if e.get("part") == "arguments" and e["call"] == 0), WHOLE[3][2])
+        last = json.loads(self.pipit("ask", "What?", "--tools", self.tools(), "--json", "-n", "8")[1].splitlines()[-1])
+        self.assertEqual((last["finish_reason"], last["broken_call"], "tool_calls" in last), ("length", True, False))
+        self.assertIn("<tool_call>", last["text"])
+
+    def test_run(self):
+        heard = os.path.join(self.folder, "heard")
+        path = self.tools(f"cat > {heard}; printf '23:59\\377'; exit 3")
+        for command, stdin in ((("ask", "What?"), b""), (("chat",), b"What?\n")):
+            rc, out, err = self.pipit(*command, "--tools", path, "--run-tools", stdin=stdin)
+            self.assertEqual((rc, out), (0, "I look.\nIt is late.\n"), err)
+            self.assertIn("runs get_time {", err)
+            with open(heard) as f:
+                self.assertEqual(json.load(f), {"city": LONG})
+            os.unlink(heard)
+        self.assertEqual(self.pipit("ask", "What?", "--tools", self.tools(), "--run-tools")[0], 4, "a tool without a command")
+
+    def test_chat_takes_results(self):
+        rc, out, err = self.pipit("chat", "--tools", self.tools(), stdin=b"What?\n23:59\nquote\n")
+        self.assertEqual((rc, out, err), (0, f"I look.\nget_time {WHOLE[3][2]}\nIt is late.\nWrite <tool_call> and {{}}.\n", ""))
+
+    def test_mistakes(self):
+        for args, word in ((("--run-tools",), "--tools FILE"), (("--tools", "/nonexistent"), "nonexistent"), (("--tools", self.tools(text="[{]")), "line 1"),
+                           (("--tools", self.tools(text="[]")), "list"), (("--tools", self.tools(text="[{}]")), "no name"),
+                           (("--tools", self.tools(text='[{"name": "f", "command": 1}]')), "command")):
+            rc, out, err = self.pipit("ask", "x", *args)
+            self.assertEqual((rc, out), (2, ""), err)
+            self.assertIn(word, err)
+        self.assertIn("chat template", self.pipit("ask", "x", "--raw", "--tools", self.tools())[2])
 
 
 class Zmq(Tools):
