@@ -106,7 +106,8 @@ static void on_pulse(void *arg)
     }
 }
 
-/* The engine has left out what is not four times as long as any text before, or had no CPU. */
+/* The engine has left out what is less than four times what texts of that length took lately, or
+ * had no CPU. */
 void engine_link_look_at_texts(struct engine_link *e)
 {
     if (e->info.text_ms >= e->front->config->engine_timeout * 1e3) {

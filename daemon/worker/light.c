@@ -41,14 +41,19 @@ void light_alive(struct light *l)
     int64_t now = clock_ns();
     int64_t took = now - atomic_load(&l->since_ns);
 
-    if (took > atomic_load(&l->longest_ns)) {
-        atomic_store(&l->longest_ns, took);
-    }
+    l->longest_ns = took > l->longest_ns ? took : l->longest_ns;
     atomic_store(&l->since_ns, now);
 }
 
-static void begin(struct light *l, const struct light_self *who)
+static uint64_t bytes_of(const struct job *j)
 {
+    return j->rec.e_request.tlv_bytes + (uint64_t)j->n_light_ids * sizeof(*j->light_ids);
+}
+
+static void begin(struct light *l, const struct light_self *who, const struct job *j)
+{
+    l->longest_ns = 0;
+    pace_begin(&l->pace, bytes_of(j));
     atomic_store(&l->who, who);
     atomic_store(&l->since_ns, clock_ns());
 }
@@ -56,6 +61,7 @@ static void begin(struct light *l, const struct light_self *who)
 static void end(struct light *l)
 {
     light_alive(l);
+    pace_end(&l->pace, l->longest_ns);
     atomic_store(&l->since_ns, 0);
 }
 
@@ -127,7 +133,7 @@ static void *run_slow(void *arg)
     for (;;) {
         while (sem_wait(&l->slow_go)) {
         }
-        begin(l, &l->slow_self);
+        begin(l, &l->slow_self, l->slow_job);
         light_serve(l->slow_job);
         end(l);
         (void)sem_post(&l->slow_done);
@@ -153,7 +159,7 @@ static void read_one(struct light *l, struct job *j)
             return;
         }
     }
-    begin(l, &l->self);
+    begin(l, &l->self, j);
     if (is_prompt(j)) {
         read_prompt(l, j);
     } else {
@@ -222,7 +228,7 @@ uint32_t light_stuck_ms(struct light *l, int64_t now)
     if (2 * cpu < age && cputime_is_wanted_by(who->tid)) {
         age = 2 * cpu;
     }
-    if (age < 4 * atomic_load(&l->longest_ns)) {
+    if (age < pace_limit_ns(&l->pace)) {
         return 0;
     }
     return age / 1000000 < UINT32_MAX ? (uint32_t)(age / 1000000) : UINT32_MAX;

@@ -29,6 +29,7 @@
 #include <sys/types.h>
 
 #include "base/error.h"
+#include "daemon/worker/pace.h"
 #include "daemon/worker/ring.h"
 #include "daemon/worker/turns.h"
 
@@ -52,6 +53,7 @@ struct light {
     /* Of the thread that reads; while the second one does, its. */
     struct turns turns;
     uint32_t n_said; /* records of the job that is being said */
+    int64_t longest_ns; /* in which it gave no sign of life */
     struct light_self self;
     struct light_self slow_self;
     pthread_t slow;
@@ -62,7 +64,7 @@ struct light {
 
     /* Read by the I/O thread. */
     atomic_int_least64_t since_ns; /* 0: no text is read */
-    atomic_int_least64_t longest_ns;
+    struct pace pace;
     _Atomic(const struct light_self *) who;
     int64_t seen_ns; /* that thread's own: `since_ns` when it looked last, */
     int64_t seen_cpu_ns; /* and the reader's CPU time when it saw that first */

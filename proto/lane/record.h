@@ -438,7 +438,7 @@ struct lane_engine_state {
     uint32_t n_running;
     uint32_t n_queued;
     uint32_t text_ms;   /* so long the thread that reads texts gave no sign of life (twice its CPU
-                           time, if less and it wants more); 0: or not four times its longest */
+                           time, if less and it wants more); 0: or no more than its length needs */
     uint64_t n_prompt_tokens;
     uint64_t n_new_tokens;
     uint64_t n_evicted;
