@@ -125,31 +125,103 @@ static void print_json(const struct pipit_status *st, const struct pipit_report 
     json_decref(obj);
 }
 
+/* In words, with units; the option's name last, for whoever wants to change it. */
+enum unit { UNIT_COUNT, UNIT_SECONDS, UNIT_BYTES };
+
+struct meaning {
+    const char *name;
+    const char *what;
+    enum unit unit;
+    const char *zero; /* what 0 means; NULL: 0 */
+};
+
+static const struct meaning limits[] = {
+    {"answer-limit", "tokens of an answer", UNIT_COUNT, "no limit"},
+    {"request-timeout", "time of a request", UNIT_SECONDS, "no limit"},
+    {"person-sequences", "answers at once for one user", UNIT_COUNT,
+     "all, or all but one while others are here"},
+    {"pause-limit", "a request may wait for its reader", UNIT_SECONDS, NULL},
+    {"stall-timeout", "a client may read nothing for", UNIT_SECONDS, NULL},
+    {"max-queue", "requests that may wait", UNIT_COUNT, "none"},
+    {"lanes", "clients connected at once", UNIT_COUNT, NULL},
+    {"lane-bytes", "shared memory of a client, each way", UNIT_BYTES, NULL},
+    {"session-bytes", "saved conversations of a user", UNIT_BYTES, "none"},
+};
+
+static const struct meaning refusals[] = {
+    {"clients", "clients at connect, too many were there", UNIT_COUNT, NULL},
+    {"drain", "requests while the daemon drained", UNIT_COUNT, NULL},
+    {"model", "requests without a model", UNIT_COUNT, NULL},
+    {"deaths", "requests of users whose requests ended engines", UNIT_COUNT, NULL},
+    {"queue", "requests with no place to wait", UNIT_COUNT, NULL},
+    {"journal", "requests for which the journal was full", UNIT_COUNT, NULL},
+    {"kept", "requests while too many finished ones were kept", UNIT_COUNT, NULL},
+};
+
+/* One that a newer daemon has is told by its name. */
+static const struct meaning *meaning_of(const struct meaning *all, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(all[i].name, name) == 0) {
+            return &all[i];
+        }
+    }
+    return NULL;
+}
+
+static void print_value(const struct meaning *m, double value)
+{
+    char bytes[32];
+
+    if (value == 0 && m && m->zero) {
+        (void)fputs(m->zero, stdout);
+    } else if (m && m->unit == UNIT_BYTES) {
+        (void)fputs(bytes_text((uint64_t)value, bytes), stdout);
+    } else {
+        (void)printf("%.12g%s", value, m && m->unit == UNIT_SECONDS ? " s" : "");
+    }
+}
+
 static void print_policies(const struct pipit_report *rep)
 {
     for (size_t i = 0; i < rep->n_policies; i++) {
         const struct pipit_policy_use *p = rep->policies[i];
         char held[32];
 
-        (void)printf("%-9s %u sequences hold %llu slots in %s; %llu evicted, %llu requests: %s\n",
-                     i ? "" : "cache", p->n_seqs, (unsigned long long)p->n_slots,
-                     bytes_text(p->kv_bytes, held), (unsigned long long)p->n_evicted,
+        (void)printf("%-9s %u running, holding %s in %llu slots; %llu evicted, %llu requests: %s\n",
+                     i ? "" : "policy", p->n_seqs, bytes_text(p->kv_bytes, held),
+                     (unsigned long long)p->n_slots, (unsigned long long)p->n_evicted,
                      (unsigned long long)p->n_requests, p->policy);
     }
 }
 
-/* `all`: those that are 0, too. */
-static void print_figures(const char *what, const struct pipit_figure *v, size_t n, bool all)
+static void print_limits(const struct pipit_report *rep)
 {
-    const char *before = what;
+    for (size_t i = 0; i < rep->n_limits; i++) {
+        const struct pipit_figure *f = &rep->limits[i];
+        const struct meaning *m = meaning_of(limits, sizeof(limits) / sizeof(limits[0]), f->name);
 
-    for (size_t i = 0; i < n; i++) {
-        if (all || v[i].value > 0) {
-            (void)printf("%s%s %.12g", before, v[i].name, v[i].value);
-            before = ", ";
+        (void)printf("%-9s %s: ", i ? "" : "limits", m ? m->what : f->name);
+        print_value(m, f->value);
+        (void)printf(m ? " (%s)\n" : "\n", f->name);
+    }
+}
+
+/* Since the daemon's start; those that are 0 are left out. */
+static void print_refused(const struct pipit_report *rep)
+{
+    const char *label = "refused";
+
+    for (size_t i = 0; i < rep->n_refused; i++) {
+        const struct pipit_figure *f = &rep->refused[i];
+        const struct meaning *m =
+            meaning_of(refusals, sizeof(refusals) / sizeof(refusals[0]), f->name);
+
+        if (f->value > 0) {
+            (void)printf("%-9s %.12g %s\n", label, f->value, m ? m->what : f->name);
+            label = "";
         }
     }
-    (void)fputs(before == what ? "" : "\n", stdout);
 }
 
 static void print_text(const struct pipit_status *st, const struct pipit_report *rep,
@@ -170,29 +242,33 @@ static void print_text(const struct pipit_status *st, const struct pipit_report 
         (void)printf("cause     %s\n", rep->cause);
     }
     (void)printf("backend   %.*s\n", backend_len(backend), backend);
-    (void)printf("context   %d tokens, %d sequences\n", st->ctx, st->n_seqs);
+    (void)printf("context   %d tokens for prompt and answer, %d sequences (answers at once)\n",
+                 st->ctx, st->n_seqs);
     (void)printf("requests  %u running, %u waiting, %llu since the start\n", st->n_running,
                  st->n_queued, (unsigned long long)st->n_requests);
-    (void)printf("tokens    %llu read, %llu written\n", (unsigned long long)st->n_prompt_tokens,
-                 (unsigned long long)st->n_new_tokens);
+    (void)printf("tokens    %llu of prompts, %llu of answers\n",
+                 (unsigned long long)st->n_prompt_tokens, (unsigned long long)st->n_new_tokens);
     if (rate->written >= 0) {
-        (void)printf("speed     %.1f tokens/s read, %.1f tokens/s written\n", rate->read,
+        (void)printf("speed     %.1f tokens/s of prompts, %.1f tokens/s of answers\n", rate->read,
                      rate->written);
     }
-    (void)printf("memory    %s planned, cache %s of %s\n", bytes_text(st->plan_bytes, plan),
-                 bytes_text(st->kv_bytes_used, used), bytes_text(st->kv_bytes_total, total));
+    (void)printf("memory    %s planned in all; of the cache %s in use, %s planned\n",
+                 bytes_text(st->plan_bytes, plan), bytes_text(st->kv_bytes_used, used),
+                 bytes_text(st->kv_bytes_total, total));
     print_policies(rep);
-    print_figures("limits    ", rep->limits, rep->n_limits, true);
-    print_figures("refused   ", rep->refused, rep->n_refused, false);
+    print_limits(rep);
+    print_refused(rep);
     if (rep->writes_limit) {
         char left[32];
         char limit[32];
 
-        (void)printf("sessions  yours may still write %s of %s a day\n",
+        (void)printf("sessions  yours may still write %s of %s a day (session-writes)\n",
                      bytes_text(rep->writes_left, left), bytes_text(rep->writes_limit, limit));
     }
-    (void)printf("engine    last step %.1f s ago, %u restarts\n", (double)st->step_age_ns / 1e9,
-                 st->n_restarts);
+    (void)printf(st->step_age_ns ? "engine    busy, last step ended %.1f s ago, "
+                                 : "engine    idle, ",
+                 (double)st->step_age_ns / 1e9);
+    (void)printf("%u restarts after crashes\n", st->n_restarts);
     (void)printf("daemon    up %.0f s, %u clients, %s\n", (double)st->uptime_ns / 1e9, st->n_lanes,
                  info->path);
 }

@@ -340,7 +340,10 @@ class Shares(Users):
         self.assertGreater(said["refused"]["clients"], 0)
         self.assertEqual((said["limits"]["lanes"], said["limits"]["answer-limit"]), (16, 0))
         out, _ = self.pipit("status").communicate(timeout=WAIT)
-        self.assertRegex(out.decode(), r"\nlimits    answer-limit 0, request-timeout 0, person-sequences 0, .*\nrefused   clients \d+\n")
+        self.assertRegex(out.decode(), r"\nlimits    tokens of an answer: no limit \(answer-limit\)\n          time of a request: no limit "
+                         r"\(request-timeout\)\n")
+        self.assertRegex(out.decode(), r"shared memory of a client, each way: 1.0 MiB \(lane-bytes\)\n")
+        self.assertRegex(out.decode(), r"\nrefused   \d+ clients at connect, too many were there\n")
 
     def test_the_longest_answer(self):
         good, _ = self.begin(answer_limit=7)
