@@ -81,8 +81,14 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t person,
 
         f->counters.n_refused[REFUSED_QUEUE]++;
         engine_link_load(f->engine); /* where nothing may wait, nothing else would */
-        lane_send_error(l, r->h.id, LANE_ERR_BUSY, ms, "%u requests wait already%s", f->queue.n,
-                        f->queue.n < f->queue.max ? ", most of them this user's" : "");
+        if (f->queue.max == 0) {
+            lane_send_error(l, r->h.id, LANE_ERR_BUSY, ms,
+                            "no sequence is free, and none may wait for one: max-queue is 0");
+            return true;
+        }
+        lane_send_error(l, r->h.id, LANE_ERR_BUSY, ms,
+                        "%u requests wait already, max-queue is %u%s", f->queue.n, f->queue.max,
+                        f->queue.n < f->queue.max ? "; most of them are this user's" : "");
         return true;
     }
     return false;

@@ -14,8 +14,10 @@ static int too_small(struct error *reterr, struct job_counts *c, const char *wha
                      uint64_t have)
 {
     *c = (struct job_counts){.a = need, .b = have};
-    return error_set(reterr, -E2BIG, "the output lease is too small for %s: %llu bytes are needed",
-                     what, (unsigned long long)need);
+    return error_set(reterr, -E2BIG,
+                     "the output lease of %llu bytes is too small for %s: %llu bytes are needed "
+                     "(lane-bytes of pipitd says what all of a client's may have)",
+                     (unsigned long long)have, what, (unsigned long long)need);
 }
 
 static int lay_hidden(const struct job *j, const struct lane_engine_request *e, float *out,

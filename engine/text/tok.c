@@ -338,7 +338,12 @@ static int encode(const struct tok *t, const char *text, size_t len, unsigned fl
                          &sink);
     }
     if (r < 0) {
-        return error_set(reterr, r, "no memory to tokenize %zu bytes", len);
+        return r == -ELOOP
+                   ? error_set(reterr, r,
+                               "pre-tokenizer '%s': a text of %zu bytes exceeds PCRE2's limits of "
+                               "a match (match_limit, depth_limit, heap_limit)",
+                               t->pre.name, len)
+                   : error_set(reterr, r, "no memory to tokenize %zu bytes", len);
     }
     *ret_n = sink.n;
     return sink.n <= cap

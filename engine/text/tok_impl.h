@@ -177,7 +177,8 @@ const struct tok_pre_rule *tok_pre_rule_find(const char *name, size_t len, const
 int tok_pre_init(struct tok_pre *p, const char *name, size_t len, struct error *reterr) WARN_UNUSED;
 void tok_pre_finish(struct tok_pre *p);
 typedef int tok_pre_word(void *arg, const char *word, uint32_t len);
-/* Calls `word` for each word in order; together they are the text. Stops at its first error. */
+/* Calls `word` for each word in order; together they are the text. Stops at its first error.
+ * -ELOOP: PCRE2's limits. */
 int tok_pre_split(const struct tok_pre *p, pcre2_match_data *scratch, const char *text,
                   uint32_t len, tok_pre_word *word, void *arg) WARN_UNUSED;
 

@@ -67,7 +67,9 @@ int tok_pre_init(struct tok_pre *p, const char *name, size_t len, struct error *
         r = error_set(reterr, -ENOMEM, "no memory for the pre-tokenizer");
     }
     if (r == 0) {
-        /* A run of spaces costs a step a byte; the caller limits texts, not PCRE2. */
+        /* A run of spaces costs a step a byte; the caller limits texts, not PCRE2. All patterns are
+         * tok_patterns.c's own, a model only names one, and each takes linear time (test_tok_pre).
+         */
         (void)pcre2_set_match_limit(p->context, UINT32_MAX);
     }
     return r;
@@ -103,8 +105,8 @@ static size_t characters(const char *text, size_t len, size_t n)
     return i;
 }
 
-/* The stage's first match from `from` on; without one, the empty text at the end. -ENOMEM: PCRE2's
- * heap, the only limit left. */
+/* The stage's first match from `from` on; without one, the empty text at the end. -ENOMEM, or
+ * -ELOOP for a limit of PCRE2: of steps, of depth, of heap. */
 static int match(const struct job *j, int stage, const char *text, size_t len, size_t from,
                  size_t *ret_begin, size_t *ret_end)
 {
@@ -113,7 +115,7 @@ static int match(const struct job *j, int stage, const char *text, size_t len, s
     const size_t *at = pcre2_get_ovector_pointer(j->scratch);
 
     if (n < 0 && n != PCRE2_ERROR_NOMATCH) {
-        return -ENOMEM;
+        return n == PCRE2_ERROR_NOMEMORY ? -ENOMEM : -ELOOP;
     }
     *ret_begin = n > 0 ? at[0] : len;
     *ret_end = n > 0 ? at[1] : len;

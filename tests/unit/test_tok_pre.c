@@ -188,6 +188,20 @@ Test(tok_pre, long_runs)
     free(text);
 }
 
+Test(tok_pre, limit_of_steps)
+{
+    struct tok_pre p = open_rule("llama-bpe");
+    struct cutting c = {NULL, 0, "limit"};
+    pcre2_match_data *scratch = pcre2_match_data_create(1, NULL);
+    char spaces[4096];
+
+    memset(spaces, ' ', sizeof(spaces));
+    (void)pcre2_set_match_limit(p.context, 10);
+    cr_assert_eq(tok_pre_split(&p, scratch, spaces, sizeof(spaces), one_word, &c), -ELOOP);
+    pcre2_match_data_free(scratch);
+    tok_pre_finish(&p);
+}
+
 Test(tok_pre, broken_utf8)
 {
     static const char text[] = "a\xff\xfe b\xe6\xbc";

@@ -11,18 +11,40 @@
 
 const char snapshot_magic[8] = "PIPITSEQ";
 
+static uint64_t latest_words(const struct ops_kv_layout *l)
+{
+    return ops_kv_latest_bytes(l) * OPS_LATEST_ENTRIES / sizeof(float);
+}
+
+static uint64_t sum_words(const struct ops_kv_layout *l)
+{
+    return (uint64_t)l->v_heads * (uint64_t)l->v_dim;
+}
+
 /* A flag, and above it the words that one group's sums or latest entries take. No policy has both:
  * sums are for selection, and none selects among slots of four bits. */
 static uint32_t word_flags(const struct geometry *s, const struct policy *p, int32_t variant,
                            int32_t store)
 {
     const struct ops_kv_layout *l = geometry_layout(s, variant, store);
-    uint64_t latest = ops_kv_latest_bytes(l) * OPS_LATEST_ENTRIES / sizeof(float);
+    uint32_t latest = (uint32_t)latest_words(l);
 
-    return latest ? HAS_LATEST | (uint32_t)latest << WORD_SHIFT
-           : geometry_keeps_sum(s, p, store)
-               ? HAS_SUM | (uint32_t)(l->v_heads * l->v_dim) << WORD_SHIFT
-               : 0u;
+    return latest                            ? HAS_LATEST | latest << WORD_SHIFT
+           : geometry_keeps_sum(s, p, store) ? HAS_SUM | (uint32_t)sum_words(l) << WORD_SHIFT
+                                             : 0u;
+}
+
+bool snapshot_words_fit(const struct cache *c, const struct cache_seq *q)
+{
+    for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
+        const struct ops_kv_layout *l = geometry_layout(&c->geometry, q->variant, i);
+
+        if (!c->geometry.arrays[i].kind->state &&
+            (latest_words(l) > SNAPSHOT_MOST_WORDS || sum_words(l) > SNAPSHOT_MOST_WORDS)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* What a store of a sequence at rest has. */

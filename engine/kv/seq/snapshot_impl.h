@@ -35,6 +35,14 @@ enum {
 };
 
 #define HAS_LATEST (1u << 31) /* the words are entries of the latest tokens, not sums */
+enum { SNAPSHOT_MOST_WORDS = (1 << (31 - WORD_SHIFT)) - 1 };
+
+_Static_assert((HAS_POS | HAS_SCORE | HAS_SUM | HAS_CENTER | HAS_HADAMARD_K | HAS_HADAMARD_V |
+                HAS_BALANCE | HAS_STATE) < 1 << WORD_SHIFT,
+               "a flag of a stored cache reaches into the bits that count its words");
+/* A group of one head each for K and V, the usual one, with heads of 1024 dims and a scale. */
+_Static_assert(2 * (1024 + 8) * OPS_LATEST_ENTRIES / 4 <= SNAPSHOT_MOST_WORDS,
+               "the latest entries of a group take more words than a stored cache's flags count");
 
 extern const char snapshot_magic[8];
 
@@ -72,6 +80,9 @@ static inline uint64_t snapshot_n_words(const struct snapshot_store *h)
 {
     return (h->flags & ~HAS_LATEST) >> WORD_SHIFT;
 }
+
+/* Do all groups' words fit into their flags? */
+bool snapshot_words_fit(const struct cache *c, const struct cache_seq *q);
 
 /* What a store of a sequence at rest has. */
 struct snapshot_store snapshot_describe(const struct cache *c, const struct cache_seq *q,

@@ -227,8 +227,12 @@ int snapshot_writer_create(struct cache *c, int32_t seq, const char identity[64]
 {
     const struct cache_seq *q = &c->seqs[seq];
     uint64_t slot = snapshot_largest_slot(c, q->variant);
-    struct snapshot_writer *w = calloc(1, sizeof(*w));
+    struct snapshot_writer *w;
 
+    if (!snapshot_words_fit(c, q)) {
+        return -EOVERFLOW;
+    }
+    w = calloc(1, sizeof(*w));
     if (!w) {
         return -ENOMEM;
     }
