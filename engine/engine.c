@@ -194,7 +194,14 @@ static int lay_batch(struct prepared *p, struct error *reterr)
 static int check_operations(const struct prepared *p, struct error *reterr)
 {
     const char *op = model_lacks(p->model, p->ops);
+    enum dtype type;
+    const char *weight = model_lacks_type(p->model, p->ops, &type);
 
+    if (weight) {
+        return error_set(reterr, -ENOTSUP,
+                         "%s: tensor %s is %s, which backend %s does not read; backend cpu does",
+                         p->config.model_path, weight, dtype_info(type)->name, p->ops->name);
+    }
     return !op ? 0
                : error_set(reterr, -ENOTSUP,
                            "%s: architecture %s needs the operation %s, which backend %s does not "

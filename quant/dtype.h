@@ -18,6 +18,8 @@ enum dtype {
     DTYPE_Q5_0 = 6,
     DTYPE_Q5_1 = 7,
     DTYPE_Q8_0 = 8,
+    DTYPE_Q2_K = 10,
+    DTYPE_Q3_K = 11,
     DTYPE_Q4_K = 12,
     DTYPE_Q5_K = 13,
     DTYPE_Q6_K = 14,
@@ -53,6 +55,10 @@ struct block_q4_k { uint16_t d, dmin; uint8_t scales[12]; uint8_t qs[128]; };
 struct block_q5_k { uint16_t d, dmin; uint8_t scales[12]; uint8_t qh[32]; uint8_t qs[128]; };
 /* 256 */
 struct block_q6_k { uint8_t ql[128]; uint8_t qh[64]; int8_t scales[16]; uint16_t d; };
+/* 256: groups of 16, each with a scale (low nibble of scales[i]) and a minimum of 4 bits */
+struct block_q2_k { uint8_t scales[16]; uint8_t qs[64]; uint16_t d, dmin; };
+/* 256: groups of 16 with scales of 6 bits; a bit of hmask that is 0 takes 4 from its code */
+struct block_q3_k { uint8_t hmask[32]; uint8_t qs[64]; uint8_t scales[12]; uint16_t d; };
 /* 32: d * table[q] (quant/codebook.h) */
 struct block_iq4_nl { uint16_t d; uint8_t qs[16]; };
 /* 256: the same with eight scales of 6 bits */
@@ -65,12 +71,34 @@ static_assert(sizeof(struct block_q4_1) == 20, "packed by nature");
 static_assert(sizeof(struct block_q5_0) == 22, "packed by nature");
 static_assert(sizeof(struct block_q5_1) == 24, "packed by nature");
 static_assert(sizeof(struct block_q8_0) == 34, "packed by nature");
+static_assert(sizeof(struct block_q2_k) == 84, "packed by nature");
+static_assert(sizeof(struct block_q3_k) == 110, "packed by nature");
 static_assert(sizeof(struct block_q4_k) == 144, "packed by nature");
 static_assert(sizeof(struct block_q5_k) == 176, "packed by nature");
 static_assert(sizeof(struct block_q6_k) == 210, "packed by nature");
 static_assert(sizeof(struct block_iq4_nl) == 18, "packed by nature");
 static_assert(sizeof(struct block_iq4_xs) == 136, "packed by nature");
 static_assert(sizeof(struct block_mxfp4) == 17, "packed by nature");
+
+/* Scale i of 16, -32..31: low nibbles in bytes 0-7 (low halves first), high pairs in bytes 8-11. */
+static inline int dtype_q3_k_scale(const struct block_q3_k *b, int i)
+{
+    int low = b->scales[i % 8] >> (i / 8 * 4) & 15;
+    int high = b->scales[8 + i % 4] >> (i / 4 * 2) & 3;
+
+    return (low | high << 4) - 32;
+}
+/* The code of element j of 256: 0..3, and -4..3. */
+static inline int dtype_q2_k_code(const struct block_q2_k *b, int j)
+{
+    return b->qs[j / 128 * 32 + j % 32] >> (j % 128 / 32 * 2) & 3;
+}
+static inline int dtype_q3_k_code(const struct block_q3_k *b, int j)
+{
+    int low = b->qs[j / 128 * 32 + j % 32] >> (j % 128 / 32 * 2) & 3;
+
+    return low - (b->hmask[j % 32] >> (j / 32) & 1 ? 0 : 4);
+}
 
 /* Decode n elements (whole blocks) to f32; the definition that every kernel is checked against.
  * Bit for bit what the Python package `gguf` gives. */

@@ -12,6 +12,8 @@ void dtype_decode_q4_1(const void *src, float *dst, uint64_t n_blocks);
 void dtype_decode_q5_0(const void *src, float *dst, uint64_t n_blocks);
 void dtype_decode_q5_1(const void *src, float *dst, uint64_t n_blocks);
 void dtype_decode_q8_0(const void *src, float *dst, uint64_t n_blocks);
+void dtype_decode_q2_k(const void *src, float *dst, uint64_t n_blocks);
+void dtype_decode_q3_k(const void *src, float *dst, uint64_t n_blocks);
 void dtype_decode_q4_k(const void *src, float *dst, uint64_t n_blocks);
 void dtype_decode_q5_k(const void *src, float *dst, uint64_t n_blocks);
 void dtype_decode_q6_k(const void *src, float *dst, uint64_t n_blocks);

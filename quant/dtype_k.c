@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decoders of K-quant blocks: 256 elements in 8 (Q4_K, Q5_K) or 16 (Q6_K) groups, each with a small
- * integer scale (and minimum) under the block's f16 scales. Choosing them is a search
- * (dtype_k_encode.c). */
+/* Decoders of K-quant blocks: 256 elements in 8 (Q4_K, Q5_K) or 16 (Q2_K, Q3_K, Q6_K) groups, each
+ * with a small integer scale (and minimum) under the block's f16 scales. Choosing them is a search
+ * (dtype_k_encode.c); Q2_K and Q3_K have none. */
 
 #include "quant/dtype_blocks.h"
 
@@ -28,6 +28,33 @@ static void scales_of(const uint8_t s[12], int i, int *ret_scale, int *ret_min)
 static int nibble(const uint8_t *qs, int g, int j)
 {
     return qs[g / 2 * 32 + j] >> (g % 2 * 4) & 15;
+}
+
+void dtype_decode_q2_k(const void *src, float *dst, uint64_t n_blocks)
+{
+    const struct block_q2_k *b = src;
+
+    for (uint64_t i = 0; i < n_blocks; i++, b++, dst += LEN) {
+        for (int j = 0; j < LEN; j++) {
+            float d = half_f16_to_f32(b->d) * (float)(b->scales[j / 16] & 15);
+            float m = half_f16_to_f32(b->dmin) * (float)(b->scales[j / 16] >> 4);
+
+            dst[j] = d * (float)dtype_q2_k_code(b, j) - m;
+        }
+    }
+}
+
+void dtype_decode_q3_k(const void *src, float *dst, uint64_t n_blocks)
+{
+    const struct block_q3_k *b = src;
+
+    for (uint64_t i = 0; i < n_blocks; i++, b++, dst += LEN) {
+        for (int j = 0; j < LEN; j++) {
+            float d = half_f16_to_f32(b->d) * (float)dtype_q3_k_scale(b, j / 16);
+
+            dst[j] = d * (float)dtype_q3_k_code(b, j);
+        }
+    }
 }
 
 void dtype_decode_q4_k(const void *src, float *dst, uint64_t n_blocks)

@@ -62,7 +62,7 @@ static const struct option_row rows[] = {
     {"ctx", 0, OPTION_INT, AT(ctx), 1, 1 << 24, .help = "context length the file states"},
     {"window", 0, OPTION_INT, AT(window), 1, 1 << 24, .help = "window of sliding layers (gemma3)"},
     {"rope-base", 0, OPTION_FLOAT, AT(rope_base), 1, 1e12, .help = "base of RoPE's frequencies"},
-    {"type", 't', OPTION_STRING, AT(type), .metavar = "TYPE", .fallback = "F16", .help = "of the layers' matrices: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS or MXFP4; rows that are not whole blocks get Q8_0 or F16"},
+    {"type", 't', OPTION_STRING, AT(type), .metavar = "TYPE", .fallback = "F16", .help = "of the layers' matrices: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, Q2_K, Q3_K, IQ4_NL, IQ4_XS or MXFP4; rows that are not whole blocks get Q8_0 or F16"},
     {"embd-type", 0, OPTION_STRING, AT(embd_type), .metavar = "TYPE", .help = "of embedding and head (default: as --type)"},
     {"tied", 0, OPTION_STRING, AT(tied), .metavar = "yes|no", .help = "share embedding and head"},
     {"seed", 0, OPTION_INT, AT(seed), 0, INFINITY, .fallback = "1", .help = "same seed, same file"},

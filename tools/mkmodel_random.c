@@ -144,6 +144,40 @@ static void fill_iq4_xs(const struct mkmodel_random *r, struct stream *s, struct
     b->d = half_f16_from_f32(r->deviation / (23.9f * 67.4f));
 }
 
+/* Codes of 0..3, the mean of 1.5 taken off by the minima; scales of 8..15: root mean square 11.7.
+ * Code and scale fall together, so that the mean stays 0. */
+static void fill_q2_k(const struct mkmodel_random *r, struct stream *s, struct block_q2_k *b)
+{
+    stream_bytes(s, b->qs, sizeof(b->qs));
+    stream_bytes(s, b->scales, sizeof(b->scales));
+    for (int i = 0; i < 16; i++) {
+        unsigned sc = 8u | (b->scales[i] & 7u);
+
+        b->scales[i] = (uint8_t)(sc | sc << 4);
+    }
+    b->d = half_f16_from_f32(r->deviation / (11.7f * 1.118f));
+    b->dmin = half_f16_from_f32(1.5f * r->deviation / (11.7f * 1.118f));
+}
+
+/* Scales of 16..31, negative or not, as of IQ4_XS; codes of -4..3: root mean square 2.35. */
+static void fill_q3_k(const struct mkmodel_random *r, struct stream *s, struct block_q3_k *b)
+{
+    uint8_t v[16];
+
+    stream_bytes(s, b->hmask, sizeof(b->hmask));
+    stream_bytes(s, b->qs, sizeof(b->qs));
+    stream_bytes(s, v, sizeof(v));
+    memset(b->scales, 0, sizeof(b->scales));
+    for (int i = 0; i < 16; i++) {
+        int magnitude = 16 | (v[i] & 15);
+        unsigned sc = (unsigned)(32 + (v[i] & 16 ? -magnitude : magnitude));
+
+        b->scales[i % 8] |= (uint8_t)((sc & 15) << (i / 8 * 4));
+        b->scales[8 + i % 4] |= (uint8_t)(sc >> 4 << (i / 4 * 2));
+    }
+    b->d = half_f16_from_f32(r->deviation / (23.9f * 2.35f));
+}
+
 int mkmodel_random_row(const struct mkmodel_random *r, enum dtype type, uint64_t row, uint64_t n,
                        float *scratch, void *dst)
 {
@@ -158,6 +192,10 @@ int mkmodel_random_row(const struct mkmodel_random *r, enum dtype type, uint64_t
             fill_q4_k(r, &s, (struct block_q4_k *)dst + i);
         } else if (type == DTYPE_Q5_K) {
             fill_q5_k(r, &s, (struct block_q5_k *)dst + i);
+        } else if (type == DTYPE_Q2_K) {
+            fill_q2_k(r, &s, (struct block_q2_k *)dst + i);
+        } else if (type == DTYPE_Q3_K) {
+            fill_q3_k(r, &s, (struct block_q3_k *)dst + i);
         } else if (type == DTYPE_IQ4_XS) {
             fill_iq4_xs(r, &s, (struct block_iq4_xs *)dst + i);
         } else {

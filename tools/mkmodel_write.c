@@ -183,10 +183,10 @@ static uint32_t file_type(enum dtype type)
     static const struct {
         enum dtype type;
         uint32_t file_type;
-    } rows[] = {{DTYPE_F32, 0},   {DTYPE_F16, 1},   {DTYPE_Q4_0, 2},    {DTYPE_Q4_1, 3},
-                {DTYPE_Q8_0, 7},  {DTYPE_Q5_0, 8},  {DTYPE_Q5_1, 9},    {DTYPE_Q4_K, 14},
-                {DTYPE_Q5_K, 16}, {DTYPE_Q6_K, 18}, {DTYPE_IQ4_NL, 25}, {DTYPE_IQ4_XS, 30},
-                {DTYPE_BF16, 32}, {DTYPE_MXFP4, 38}};
+    } rows[] = {{DTYPE_F32, 0},   {DTYPE_F16, 1},    {DTYPE_Q4_0, 2},    {DTYPE_Q4_1, 3},
+                {DTYPE_Q8_0, 7},  {DTYPE_Q5_0, 8},   {DTYPE_Q5_1, 9},    {DTYPE_Q4_K, 14},
+                {DTYPE_Q5_K, 16}, {DTYPE_Q6_K, 18},  {DTYPE_IQ4_NL, 25}, {DTYPE_IQ4_XS, 30},
+                {DTYPE_BF16, 32}, {DTYPE_MXFP4, 38}, {DTYPE_Q2_K, 10},   {DTYPE_Q3_K, 12}};
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         if (rows[i].type == type) {

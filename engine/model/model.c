@@ -412,6 +412,20 @@ const char *model_lacks(const struct model *m, const struct backend_ops *ops)
     return NULL;
 }
 
+const char *model_lacks_type(const struct model *m, const struct backend_ops *ops,
+                             enum dtype *ret_type)
+{
+    for (int32_t i = 0; i < m->n_list; i++) {
+        const struct ops_weight_desc *d = &m->list[i].desc;
+
+        if (ops->lacks_types >> d->type & 1) {
+            *ret_type = d->type;
+            return d->name;
+        }
+    }
+    return NULL;
+}
+
 void model_limits(const struct model *m, struct backend_limits *ret)
 {
     const struct hparams *h = &m->h;

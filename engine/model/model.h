@@ -113,6 +113,10 @@ uint64_t model_expert_bytes(const struct model *m, const struct backend_ops *ops
 /* An operation of the model's layers that the backend has not; NULL: it has all. */
 const char *model_lacks(const struct model *m, const struct backend_ops *ops);
 
+/* The first of its weights whose type the backend does not offer, and that type; NULL: none. */
+const char *model_lacks_type(const struct model *m, const struct backend_ops *ops,
+                             enum dtype *ret_type);
+
 /* The largest sides, for backend_limits. */
 void model_limits(const struct model *m, struct backend_limits *ret);
 

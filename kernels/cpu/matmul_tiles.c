@@ -120,7 +120,9 @@ static cpu_tile_panel_fn *unpack_of(const struct cpu_table *t, enum dtype type)
         return t->tile_iq4_xs;
     case DTYPE_MXFP4:
         return t->tile_mxfp4;
-    case DTYPE_F32: /* would lose two thirds of its digits */
+    case DTYPE_Q2_K:
+    case DTYPE_Q3_K: /* have no unpacking into tiles: panels serve them */
+    case DTYPE_F32:  /* would lose two thirds of its digits */
         break;
     }
     return NULL;

@@ -200,6 +200,58 @@ static void pack_q6_k(const uint8_t *src, int lane, uint8_t *head)
     }
 }
 
+/* Codes of two bits, or three with the third apart. */
+static void put_crumbs(uint8_t *at, int lane, const uint8_t q[32], bool third)
+{
+    uint8_t low[8] = {0};
+    uint32_t bits = 0;
+
+    for (int c = 0; c < 32; c++) {
+        low[c % 8] |= (uint8_t)((q[c] & 3) << (c / 8 * 2));
+        bits |= (uint32_t)(q[c] >> 2 & 1) << c;
+    }
+    put_dwords(at, lane, low, 2, 0);
+    if (third) {
+        put_high1(at + PANEL_CRUMBS, lane, bits);
+    }
+}
+
+static void pack_q2_k(const uint8_t *src, int lane, uint8_t *head)
+{
+    const struct block_q2_k *b = (const void *)src;
+    uint8_t q[32];
+
+    put16(head, lane, b->d);
+    put16(head + PANEL_SCALES, lane, b->dmin);
+    for (int i = 0; i < 16; i++) {
+        head[PANEL_SUPER_SC + 16 * i + lane] = b->scales[i] & 15;
+        head[PANEL_Q2_MN + 16 * i + lane] = b->scales[i] >> 4;
+    }
+    for (int g = 0; g < 8; g++) {
+        for (int c = 0; c < 32; c++) {
+            q[c] = (uint8_t)dtype_q2_k_code(b, 32 * g + c);
+        }
+        put_crumbs(head + PANEL_Q2_HEAD + PANEL_CRUMBS * g, lane, q, false);
+    }
+}
+
+static void pack_q3_k(const uint8_t *src, int lane, uint8_t *head)
+{
+    const struct block_q3_k *b = (const void *)src;
+    uint8_t q[32];
+
+    put16(head, lane, b->d);
+    for (int i = 0; i < 16; i++) {
+        head[PANEL_SUPER_SC + 16 * i + lane] = (uint8_t)dtype_q3_k_scale(b, i);
+    }
+    for (int g = 0; g < 8; g++) {
+        for (int c = 0; c < 32; c++) {
+            q[c] = (uint8_t)(dtype_q3_k_code(b, 32 * g + c) + 4);
+        }
+        put_crumbs(head + PANEL_SUPER_HEAD + (PANEL_CRUMBS + PANEL_HIGH1) * g, lane, q, true);
+    }
+}
+
 static void pack_iq4_xs(const uint8_t *src, int lane, uint8_t *head)
 {
     const struct block_iq4_xs *b = (const void *)src;
@@ -243,6 +295,10 @@ void pack_panel(enum dtype type, const uint8_t *rows, size_t row_bytes, int n_ro
 
             if (type == DTYPE_Q6_K) {
                 pack_q6_k(src, r, w);
+            } else if (type == DTYPE_Q2_K) {
+                pack_q2_k(src, r, w);
+            } else if (type == DTYPE_Q3_K) {
+                pack_q3_k(src, r, w);
             } else if (type == DTYPE_IQ4_XS) {
                 pack_iq4_xs(src, r, w);
             } else if (info->block_len == 256) {
@@ -352,6 +408,30 @@ static void decode_256(enum dtype type, const uint8_t *head, int lane, float *y)
     }
 }
 
+static void decode_crumbs(enum dtype type, const uint8_t *head, int lane, float *y)
+{
+    const bool third = type == DTYPE_Q3_K;
+    const uint8_t *w = head + (third ? PANEL_SUPER_HEAD : PANEL_Q2_HEAD) + 4 * lane;
+    const uint8_t *sc = head + PANEL_SUPER_SC + lane;
+    const uint8_t *mn = head + PANEL_Q2_MN + lane;
+    float d = get_half(head, lane);
+    float dmin = get_half(head + PANEL_SCALES, lane);
+
+    for (int k = 0; k < 256; k++) {
+        const uint8_t *at = w + (PANEL_CRUMBS + (third ? PANEL_HIGH1 : 0)) * (k / 32);
+        int c = k % 32;
+        int q = at[c % 8 / 4 * 64 + c % 4] >> (c / 8 * 2) & 3;
+        int i = 16 * (k / 16);
+
+        if (third) {
+            q |= (at[PANEL_CRUMBS + c % 4] >> (c / 4) & 1) << 2;
+            y[k] = d * (float)(int8_t)sc[i] * (float)(q - 4);
+        } else {
+            y[k] = d * (float)sc[i] * (float)q - dmin * (float)mn[i];
+        }
+    }
+}
+
 static void decode_iq4_xs(const uint8_t *head, int lane, float *y)
 {
     float d = get_half(head, lane);
@@ -390,7 +470,9 @@ void pack_decode_row(enum dtype type, const uint8_t *panels, int32_t row, int32_
         return;
     }
     for (int32_t b = 0; b < n_cols / len; b++, w += step, y += len) {
-        if (type == DTYPE_IQ4_XS) {
+        if (type == DTYPE_Q2_K || type == DTYPE_Q3_K) {
+            decode_crumbs(type, w, lane, y);
+        } else if (type == DTYPE_IQ4_XS) {
             decode_iq4_xs(w, lane, y);
         } else if (len == 256) {
             decode_256(type, w, lane, y);

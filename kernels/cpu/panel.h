@@ -35,6 +35,14 @@
  *     Q5_K  320 + 8 * (nibbles high1)   2880     the same
  *     Q6_K  320 + 8 * (nibbles high2)   3392     w = d sc (q - 32)
  *
+ * Q2_K and Q3_K hold codes of two bits, and Q3_K the third one beside:
+ *
+ *     crumbs   2 vectors; bits 2i of vector j (i < 4, j < 2): columns 8i + 4j..             128 B
+ *     high1    as above, of bit 2
+ *
+ *     Q2_K  576 + 8 * crumbs            1600     w = (d sc) q - (dmin mn); sc, mn u8[16][16]
+ *     Q3_K  320 + 8 * (crumbs high1)    1856     w = (d sc) (q - 4); head as of Q6_K
+ *
  * IQ4_XS is a super-block as well, its head 192 bytes: d f16[16], 32 bytes unused so that blocks
  * begin at whole vectors, sc i8[8][16].
  *
@@ -57,6 +65,7 @@ enum {
     PANEL_ROWS = 16,
     PANEL_COLS = 32,          /* columns of a block */
     PANEL_NIBBLES = 256,
+    PANEL_CRUMBS = 128,
     PANEL_HIGH1 = 64,
     PANEL_HIGH2 = 128,
     PANEL_BYTES = 512,
@@ -66,6 +75,8 @@ enum {
     PANEL_SUPER_SC = 64,      /* offset of sc in the head */
     PANEL_SUPER_MN = 64 + 128,
     PANEL_XS_HEAD = 64 + 128, /* the head of IQ4_XS */
+    PANEL_Q2_MN = 64 + 256,   /* of Q2_K: offset of mn */
+    PANEL_Q2_HEAD = 64 + 512,
 };
 
 /* One block of one token's activations: x[k] is about d * q[k]. Not finite: d is NaN, q is 0. */
@@ -101,6 +112,10 @@ static inline uint64_t panel_bytes(enum dtype type, uint64_t n_cols)
         return n_cols / 32 * (PANEL_NIBBLES + PANEL_HIGH1 + 2 * PANEL_SCALES);
     case DTYPE_Q8_0:
         return n_cols / 32 * (PANEL_BYTES + PANEL_SCALES);
+    case DTYPE_Q2_K:
+        return n_cols / 256 * (PANEL_Q2_HEAD + PANEL_SUPER * PANEL_CRUMBS);
+    case DTYPE_Q3_K:
+        return n_cols / 256 * (PANEL_SUPER_HEAD + PANEL_SUPER * (PANEL_CRUMBS + PANEL_HIGH1));
     case DTYPE_Q4_K:
         return n_cols / 256 * (PANEL_SUPER_HEAD + PANEL_SUPER * PANEL_NIBBLES);
     case DTYPE_Q5_K:

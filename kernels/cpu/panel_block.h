@@ -15,12 +15,19 @@
 
 LANES_INLINE int panel_is_k(enum dtype type)
 {
-    return type == DTYPE_Q4_K || type == DTYPE_Q5_K || type == DTYPE_Q6_K || type == DTYPE_IQ4_XS;
+    return type == DTYPE_Q2_K || type == DTYPE_Q3_K || type == DTYPE_Q4_K || type == DTYPE_Q5_K ||
+           type == DTYPE_Q6_K || type == DTYPE_IQ4_XS;
 }
 
 LANES_INLINE int panel_has_min(enum dtype type)
 {
     return type == DTYPE_Q4_1 || type == DTYPE_Q5_1 || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
+}
+
+/* Has each half of a block scales of its own? */
+LANES_INLINE int panel_has_halves(enum dtype type)
+{
+    return type == DTYPE_Q2_K || type == DTYPE_Q3_K || type == DTYPE_Q6_K;
 }
 
 /* Are codes places in a table? */
@@ -57,6 +64,10 @@ LANES_INLINE int panel_code_bits(enum dtype type)
     case DTYPE_Q5_K:
     case DTYPE_MXFP4:
         return 5;
+    case DTYPE_Q3_K:
+        return 3;
+    case DTYPE_Q2_K:
+        return 2;
     default:
         return 4;
     }
@@ -67,15 +78,19 @@ LANES_INLINE int panel_code_bytes(enum dtype type)
     int bits = panel_code_bits(type);
 
     return panel_is_looked_up(type) ? PANEL_NIBBLES
-           : bits == 8   ? PANEL_BYTES
-           : bits == 6 ? PANEL_NIBBLES + PANEL_HIGH2
-           : bits == 5 ? PANEL_NIBBLES + PANEL_HIGH1
-                       : PANEL_NIBBLES;
+           : bits == 8               ? PANEL_BYTES
+           : bits == 6               ? PANEL_NIBBLES + PANEL_HIGH2
+           : bits == 5               ? PANEL_NIBBLES + PANEL_HIGH1
+           : bits == 3               ? PANEL_CRUMBS + PANEL_HIGH1
+           : bits == 2               ? PANEL_CRUMBS
+                                     : PANEL_NIBBLES;
 }
 
 LANES_INLINE int panel_head_bytes(enum dtype type)
 {
-    return type == DTYPE_IQ4_XS ? PANEL_XS_HEAD : PANEL_SUPER_HEAD;
+    return type == DTYPE_IQ4_XS ? PANEL_XS_HEAD
+           : type == DTYPE_Q2_K ? PANEL_Q2_HEAD
+                                : PANEL_SUPER_HEAD;
 }
 
 /* Bytes from block to block, a super-block's head not counted. */
@@ -95,8 +110,10 @@ struct panel_super {
 struct panel_factors {
     lf d;   /* of the codes */
     lf m;   /* of the activations' sums, where the type has a minimum */
-    lf sc0; /* Q6_K: beside d, of columns 0..15 */
+    lf sc0; /* panel_has_halves(): beside d, of columns 0..15 */
     lf sc1; /* and 16..31 */
+    lf mn0; /* Q2_K: beside m, the same */
+    lf mn1;
 };
 
 /* Block b begins at w, or a super-block's head does: then the block lies behind it. Returns the
@@ -115,9 +132,18 @@ LANES_INLINE const uint8_t *panel_enter(enum dtype type, const uint8_t *w, int b
 LANES_INLINE struct panel_factors panel_factors_of(enum dtype type, const uint8_t *w, int b,
                                                    const struct panel_super *s)
 {
-    struct panel_factors f = {s->d, s->d, s->d, s->d};
+    struct panel_factors f = {s->d, s->d, s->d, s->d, s->d, s->d};
 
-    if (type == DTYPE_Q6_K) {
+    if (type == DTYPE_Q2_K) {
+        const uint8_t *sc = s->head + PANEL_SUPER_SC + 32 * (b % PANEL_SUPER);
+        const uint8_t *mn = s->head + PANEL_Q2_MN + 32 * (b % PANEL_SUPER);
+
+        f.m = s->dmin;
+        f.sc0 = lf_of_int(li_of_u8(sc));
+        f.sc1 = lf_of_int(li_of_u8(sc + 16));
+        f.mn0 = lf_of_int(li_of_u8(mn));
+        f.mn1 = lf_of_int(li_of_u8(mn + 16));
+    } else if (panel_has_halves(type)) {
         const int8_t *sc = (const int8_t *)s->head + PANEL_SUPER_SC + 32 * (b % PANEL_SUPER);
 
         f.sc0 = lf_of_int(li_of_i8(sc));

@@ -73,8 +73,32 @@ LANES_INLINE int panel_zero_log2(enum dtype type)
         return LANES_SIGNED8 ? -1 : 7;
     case DTYPE_Q6_K:
         return 5;
+    case DTYPE_Q3_K:
+        return 2;
     default:
         return -1;
+    }
+}
+
+/* The same of Q2_K and Q3_K. */
+UNROLL_INLINE void panel_unpack_crumbs(enum dtype type, const uint8_t *w, li u[8])
+{
+    const li low = li_set1_8(3);
+    const li four = li_set1_8(4);
+
+    UNROLL_LOOP
+    for (int j = 0; j < 8; j++) {
+        li v = li_load(w + 64 * (j % 2));
+
+        u[j] = li_and(j < 2 ? v : li_shr(v, j / 2 * 2), low);
+    }
+    if (type == DTYPE_Q3_K) {
+        li h = li_load(w + PANEL_CRUMBS);
+
+        UNROLL_LOOP
+        for (int j = 0; j < 8; j++) {
+            u[j] = li_or(u[j], li_and(j <= 2 ? li_shl(h, 2 - j) : li_shr(h, j - 2), four));
+        }
     }
 }
 
@@ -91,6 +115,10 @@ UNROLL_INLINE void panel_unpack(enum dtype type, const uint8_t *w, li u[8])
         for (int j = 0; j < 8; j++) {
             u[j] = li_load(w + 64 * j);
         }
+        return;
+    }
+    if (bits <= 3) {
+        panel_unpack_crumbs(type, w, u);
         return;
     }
     UNROLL_LOOP
@@ -148,10 +176,12 @@ UNROLL_INLINE void panel_blocks(enum dtype type, const li u[8], lf wd, lf wm,
     }
 }
 
-/* Q6_K: each half of the block has its own scale. */
-UNROLL_INLINE void panel_halves(const li u[8], lf wd, lf sc0, lf sc1, const struct panel_act *a,
-                                size_t lda, int n, lf *acc)
+/* Each half of the block has its own scale, of Q2_K its own minimum, too. */
+UNROLL_INLINE void panel_halves(enum dtype type, const li u[8], const struct panel_factors *w,
+                                const struct panel_act *a, size_t lda, int n, lf *acc)
 {
+    const int zero = panel_zero_log2(type);
+    const int bits = panel_code_bits(type);
     li dot0[LANES_TILE];
     li dot1[LANES_TILE];
 
@@ -160,16 +190,24 @@ UNROLL_INLINE void panel_halves(const li u[8], lf wd, lf sc0, lf sc1, const stru
         const struct panel_act *at = a + (size_t)t * lda;
         li n0 = li_set1(at->nsum[1]);
 
-        dot0[t] = li_shl(n0, 5);
-        dot1[t] = li_shl(li_sub(li_set1(at->nsum[0]), n0), 5);
+        dot0[t] = zero >= 0 ? li_shl(n0, zero) : li_set1(0);
+        dot1[t] = zero >= 0 ? li_shl(li_sub(li_set1(at->nsum[0]), n0), zero) : li_set1(0);
     }
-    li_dots(dot0, u, a->q, lda * sizeof(*a), n, 4, 6);
-    li_dots(dot1, u + 4, a->q + 16, lda * sizeof(*a), n, 4, 6);
+    li_dots(dot0, u, a->q, lda * sizeof(*a), n, 4, bits);
+    li_dots(dot1, u + 4, a->q + 16, lda * sizeof(*a), n, 4, bits);
     UNROLL_LOOP
     for (int t = 0; t < n; t++) {
-        lf f = lf_fma(lf_of_int(dot1[t]), sc1, lf_mul(lf_of_int(dot0[t]), sc0));
+        const struct panel_act *at = a + (size_t)t * lda;
+        lf d = lf_set1(at->d);
+        lf f = lf_fma(lf_of_int(dot1[t]), w->sc1, lf_mul(lf_of_int(dot0[t]), w->sc0));
 
-        acc[t] = lf_fma(f, lf_mul(wd, lf_set1(a[(size_t)t * lda].d)), acc[t]);
+        if (type == DTYPE_Q2_K) { /* the sums are negative */
+            lf s0 = lf_set1((float)at->nsum[1]);
+            lf s1 = lf_set1((float)(at->nsum[0] - at->nsum[1]));
+
+            acc[t] = lf_fma(lf_fma(s1, w->mn1, lf_mul(s0, w->mn0)), lf_mul(w->m, d), acc[t]);
+        }
+        acc[t] = lf_fma(f, lf_mul(w->d, d), acc[t]);
     }
 }
 
@@ -202,8 +240,8 @@ UNROLL_INLINE void panel_tile(enum dtype type, const uint8_t *w, int n_blocks,
             const struct panel_act *at = a + (size_t)t * lda;
             int m = n - t < LANES_ABREAST ? n - t : LANES_ABREAST;
 
-            if (type == DTYPE_Q6_K) {
-                panel_halves(u, f.d, f.sc0, f.sc1, at, lda, m, acc + t);
+            if (panel_has_halves(type)) {
+                panel_halves(type, u, &f, at, lda, m, acc + t);
             } else {
                 panel_blocks(type, u, f.d, f.m, at, lda, m, acc + t);
             }
@@ -351,6 +389,8 @@ PANEL_DEFINE(panel_q4_1, panel_quant, DTYPE_Q4_1)
 PANEL_DEFINE(panel_q5_0, panel_quant, DTYPE_Q5_0)
 PANEL_DEFINE(panel_q5_1, panel_quant, DTYPE_Q5_1)
 PANEL_DEFINE(panel_q8_0, panel_quant, DTYPE_Q8_0)
+PANEL_DEFINE(panel_q2_k, panel_quant, DTYPE_Q2_K)
+PANEL_DEFINE(panel_q3_k, panel_quant, DTYPE_Q3_K)
 PANEL_DEFINE(panel_q4_k, panel_quant, DTYPE_Q4_K)
 PANEL_DEFINE(panel_q5_k, panel_quant, DTYPE_Q5_K)
 PANEL_DEFINE(panel_q6_k, panel_quant, DTYPE_Q6_K)
@@ -370,6 +410,8 @@ static inline void panel_body_set(struct cpu_table *t)
     LANES_SET(t, panel_q5_0);
     LANES_SET(t, panel_q5_1);
     LANES_SET(t, panel_q8_0);
+    LANES_SET(t, panel_q2_k);
+    LANES_SET(t, panel_q3_k);
     LANES_SET(t, panel_q4_k);
     LANES_SET(t, panel_q5_k);
     LANES_SET(t, panel_q6_k);

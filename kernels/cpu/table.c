@@ -72,6 +72,10 @@ cpu_panel_fn *cpu_table_panel(const struct cpu_table *t, enum dtype type)
         return t->panel_q5_1;
     case DTYPE_Q8_0:
         return t->panel_q8_0;
+    case DTYPE_Q2_K:
+        return t->panel_q2_k;
+    case DTYPE_Q3_K:
+        return t->panel_q3_k;
     case DTYPE_Q4_K:
         return t->panel_q4_k;
     case DTYPE_Q5_K:

@@ -90,6 +90,8 @@ typedef void cpu_softcap_fn(float *x, int32_t n, float cap);
     X(cpu_panel_fn, panel_q5_0) \
     X(cpu_panel_fn, panel_q5_1) \
     X(cpu_panel_fn, panel_q8_0) \
+    X(cpu_panel_fn, panel_q2_k) \
+    X(cpu_panel_fn, panel_q3_k) \
     X(cpu_panel_fn, panel_q4_k) \
     X(cpu_panel_fn, panel_q5_k) \
     X(cpu_panel_fn, panel_q6_k) \

@@ -19,6 +19,8 @@ TYPES = {
     "IQ4_NL": (32, 18, [0]),
     "IQ4_XS": (256, 136, [0]),
     "MXFP4": (32, 17, []),
+    "Q2_K": (256, 84, [80, 82]),
+    "Q3_K": (256, 110, [108]),
 }
 SEARCHED = {"Q4_K": 0.071, "Q5_K": 0.035, "Q6_K": 0.0175, "IQ4_NL": 0.08}  # and the relative error of normal values, at most
 ENCODED = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4"]

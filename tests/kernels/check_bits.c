@@ -86,6 +86,8 @@ static void make_panel(enum dtype type, int32_t n_cols, uint8_t *w)
     case DTYPE_BF16:
         fill_halves(w, bytes / 2, 7, 120);
         return;
+    case DTYPE_Q2_K:
+    case DTYPE_Q3_K:
     case DTYPE_Q4_K:
     case DTYPE_Q5_K:
     case DTYPE_Q6_K:
@@ -121,9 +123,10 @@ static void same(const char *variant, const char *slot, int32_t n, const void *g
 
 static void panels(const char *variant, const struct cpu_table *t, const struct cpu_table *plain)
 {
-    static const enum dtype types[] = {
-        DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0, DTYPE_Q4_1,   DTYPE_Q5_0,   DTYPE_Q5_1,
-        DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_MXFP4};
+    static const enum dtype types[] = {DTYPE_F32,    DTYPE_F16,   DTYPE_BF16, DTYPE_Q4_0,
+                                       DTYPE_Q4_1,   DTYPE_Q5_0,  DTYPE_Q5_1, DTYPE_Q8_0,
+                                       DTYPE_Q4_K,   DTYPE_Q5_K,  DTYPE_Q6_K, DTYPE_IQ4_NL,
+                                       DTYPE_IQ4_XS, DTYPE_MXFP4, DTYPE_Q2_K, DTYPE_Q3_K};
     static const int32_t counts[] = {1, 2, 3, 4, 5, 8, 9, 15, 22};
     static _Alignas(64) uint8_t w[MAX_COLS * 64 + 64];
     static _Alignas(64) float x[MAX_TOKENS * MAX_COLS];

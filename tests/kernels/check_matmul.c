@@ -397,7 +397,8 @@ static void one(struct check *c, const struct shape *s)
 
 static void bench(struct check *c)
 {
-    static const enum dtype types[] = {DTYPE_Q4_1, DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q6_K, DTYPE_F16};
+    static const enum dtype types[] = {DTYPE_Q4_1, DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q6_K,
+                                       DTYPE_Q2_K, DTYPE_Q3_K, DTYPE_F16};
     static const int32_t n[] = {1, 8, 512};
 
     for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
@@ -411,15 +412,19 @@ static void bench(struct check *c)
 
 void check_op(struct check *c)
 {
-    static const enum dtype types[] = {
-        DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0, DTYPE_Q4_1,   DTYPE_Q5_0,   DTYPE_Q5_1,
-        DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_MXFP4};
+    static const enum dtype types[] = {DTYPE_F32,    DTYPE_F16,   DTYPE_BF16, DTYPE_Q4_0,
+                                       DTYPE_Q4_1,   DTYPE_Q5_0,  DTYPE_Q5_1, DTYPE_Q8_0,
+                                       DTYPE_Q4_K,   DTYPE_Q5_K,  DTYPE_Q6_K, DTYPE_IQ4_NL,
+                                       DTYPE_IQ4_XS, DTYPE_MXFP4, DTYPE_Q2_K, DTYPE_Q3_K};
 
     if (c->bench) {
         bench(c);
         return;
     }
     for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
+        if (c->sides[1]->ops->lacks_types >> types[t] & 1) {
+            continue;
+        }
         int32_t block = dtype_info(types[t])->block_len;
         int32_t odd = block == 1 ? 67 : block == 32 ? 96 : 256;
         struct shape shapes[] = {

@@ -282,9 +282,10 @@ static void one(struct check *c, const struct shape *s)
 
 void check_op(struct check *c)
 {
-    static const enum dtype types[] = {
-        DTYPE_Q4_0, DTYPE_Q4_1,   DTYPE_Q5_0,   DTYPE_Q5_1,  DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q5_K,
-        DTYPE_Q6_K, DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_MXFP4, DTYPE_F16,  DTYPE_BF16, DTYPE_F32};
+    static const enum dtype types[] = {DTYPE_Q4_0,   DTYPE_Q4_1,   DTYPE_Q5_0,  DTYPE_Q5_1,
+                                       DTYPE_Q8_0,   DTYPE_Q4_K,   DTYPE_Q5_K,  DTYPE_Q6_K,
+                                       DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_MXFP4, DTYPE_Q2_K,
+                                       DTYPE_Q3_K,   DTYPE_F16,    DTYPE_BF16,  DTYPE_F32};
     static const struct shape shapes[] = {
         {.l = {2, 1, 1, 64, 64},
          .n_q = 4,
@@ -340,7 +341,8 @@ void check_op(struct check *c)
         int t = i / N_SHAPES;
         const struct check_kv_types *kv = &check_kv_types[(i + t) % check_kv_n_types];
 
-        if (c->few && (i + t) % 4 != 1) {
+        if ((c->few && (i + t) % 4 != 1) ||
+            (t < N_TYPES && c->sides[1]->ops->lacks_types >> types[t] & 1)) {
             continue;
         }
         s.l.k_type = kv->k;

@@ -137,13 +137,17 @@ static void softcap(struct check *c, int32_t n_cols)
 
 void check_op(struct check *c)
 {
-    static const enum dtype types[] = {
-        DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0, DTYPE_Q4_1,   DTYPE_Q5_0,   DTYPE_Q5_1,
-        DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_MXFP4};
+    static const enum dtype types[] = {DTYPE_F32,    DTYPE_F16,   DTYPE_BF16, DTYPE_Q4_0,
+                                       DTYPE_Q4_1,   DTYPE_Q5_0,  DTYPE_Q5_1, DTYPE_Q8_0,
+                                       DTYPE_Q4_K,   DTYPE_Q5_K,  DTYPE_Q6_K, DTYPE_IQ4_NL,
+                                       DTYPE_IQ4_XS, DTYPE_MXFP4, DTYPE_Q2_K, DTYPE_Q3_K};
 
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         int32_t block = dtype_info(types[i])->block_len;
 
+        if (c->sides[1]->ops->lacks_types >> types[i] & 1) {
+            continue;
+        }
         embed(c, types[i], block == 1 ? 67 : block, 1);
         embed(c, types[i], block == 1 ? 576 : 3 * block, 24);
     }

@@ -51,6 +51,16 @@ static void random_block(struct check *c, enum dtype type, uint8_t *block, float
     case DTYPE_Q6_K:
         ((struct block_q6_k *)(void *)block)->d = random_half(c, size / 2048);
         break;
+    case DTYPE_Q2_K: {
+        struct block_q2_k *b = (void *)block;
+
+        b->d = random_half(c, size / 32);
+        b->dmin = random_half(c, size / 32);
+        break;
+    }
+    case DTYPE_Q3_K:
+        ((struct block_q3_k *)(void *)block)->d = random_half(c, size / 64);
+        break;
     case DTYPE_IQ4_NL:
         ((struct block_iq4_nl *)(void *)block)->d = random_half(c, size / 127);
         break;

@@ -122,7 +122,7 @@ class MkModel(Tools):
             g = self.make(kind, *SMALL, "--type", kind, "--embd-type", "f16")
             self.assertEqual(g.tensors["blk.0.attn_q.weight"][0], number)
             self.assertEqual(g.tensors["token_embd.weight"][0], F16)
-        for kind, number in (("Q4_K", 12), ("Q5_K", 13), ("Q6_K", 14), ("IQ4_XS", 23)):
+        for kind, number in (("Q2_K", 10), ("Q3_K", 11), ("Q4_K", 12), ("Q5_K", 13), ("Q6_K", 14), ("IQ4_XS", 23)):
             g = self.make(kind, "--layers", "1", "--type", kind)
             self.assertEqual(g.tensors["blk.0.attn_q.weight"][0], number)
         g = self.make("narrow", *SMALL, "--type", "q4_k")  # rows of 64 and 96

@@ -70,7 +70,7 @@ Test(dtype, same_bits_as_the_gguf_package)
         free(floats);
     }
     (void)fclose(f);
-    cr_assert_eq(n_records[0], 14, "every type is decoded");
+    cr_assert_eq(n_records[0], 16, "every type is decoded");
     cr_assert_eq(n_records[1], 8);
 }
 
@@ -78,13 +78,15 @@ Test(dtype, names_and_unknown_types)
 {
     cr_assert_eq(dtype_from_name("q4_1"), DTYPE_Q4_1);
     cr_assert_eq(dtype_from_name("BF16"), DTYPE_BF16);
-    cr_assert_eq(dtype_from_name("Q2_K"), -EINVAL);
+    cr_assert_eq(dtype_from_name("Q1_K"), -EINVAL);
     cr_assert_eq(dtype_from_name(""), -EINVAL);
     cr_assert_null(dtype_info(4));
     cr_assert_null(dtype_info(31));
     cr_assert_null(dtype_info(UINT32_MAX));
     cr_assert(dtype_info(DTYPE_Q6_K)->can_encode);
     cr_assert_not(dtype_info(DTYPE_IQ4_XS)->can_encode);
+    cr_assert_not(dtype_info(DTYPE_Q2_K)->can_encode);
+    cr_assert_not(dtype_info(DTYPE_Q3_K)->can_encode);
 }
 
 Test(dtype, row_bytes_refuses_part_blocks_and_overflow)
