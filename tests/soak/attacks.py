@@ -7,14 +7,15 @@ import ctypes
 import errno
 import mmap
 import os
+import random
 import signal
 import socket
 import struct
 import time
 
 import lane as lane_py
-from lane import (C2E, CREDIT, DONE, DRAIN, E2C, EMBED, ERROR, F_DETACH, GENERATE, HELLO, LEASE, LEASE_GET, LEASE_PUT, LOAD,
-                  PONG, RELOAD, REQUEST, RESUME, S_IGNORE_END, S_LOGITS, SCORE, T_PROMPT, TOKENIZE, UNLOAD, Lane, item, pack,
+from lane import (BULK, C2E, CREDIT, DONE, DRAIN, E2C, EMBED, ERROR, F_DETACH, F_SESSION, GENERATE, HELLO, LEASE, LEASE_GET, LEASE_PUT, LOAD,
+                  PONG, RELOAD, REQUEST, RESUME, S_IGNORE_END, S_LOGITS, SCORE, SESSION, T_PROMPT, T_SESSION, TOKENIZE, UNLOAD, Lane, item, pack,
                   prompt, sampling)
 
 TYPES = list(range(0, 14)) + list(range(0x40, 0x4e)) + list(range(0x100, 0x108)) + list(range(0x140, 0x143)) + [0xffff]
@@ -333,7 +334,71 @@ def embeddings(folder, rng):
         lane.close()
 
 
-LANE = [wrong_records, bent_records, leases, scribble, stopped, keep_mapped, descriptors, connections, requests, controls, embeddings]
+TEXT_BYTES = 262000  # a request's of the default --lane-bytes takes
+
+
+def long_text(rng, n=None):
+    """Up to 256 KiB."""
+    n = n or rng.choice((100, 3000, 60000, TEXT_BYTES))
+    return (rng.choice(("Once upon a time there was a girl. ", "zqxj", "a b ")) * (n // 4 + 1))[:n]
+
+
+def mixture(folder, rng, what=None, n=None):
+    """What is asked beside chats, as programs ask it: tokenizing, logits, hidden states and sessions, of texts of any length."""
+    lane = Lane(folder, timeout=60 * float(os.environ.get("PIPIT_SLOW", "1")))
+    try:
+        out = lane.lease(E2C, 256 << 10)
+        what = rng.randrange(5) if what is None else what
+        if what == 0:
+            rid = lane.request(item(T_PROMPT, long_text(rng, n)), kind=TOKENIZE, out=rng.choice((None, out)))
+        elif what == 1:
+            rid = lane.request(item(T_PROMPT, long_text(rng, n)) + sampling(flags=S_LOGITS), kind=SCORE, out=out)
+        elif what == 2:
+            rid = lane.request(item(T_PROMPT, long_text(rng, n)) + sampling(), kind=EMBED, out=out)
+        elif what == 3:
+            rid = lane.request(item(T_PROMPT, " and then") + item(T_SESSION, rng.choice("ab")) +
+                               sampling(max_tokens=5, flags=S_IGNORE_END), flags=F_SESSION)
+        else:
+            rid = lane.request(prompt(long_text(rng, n), 5))
+        row = 0
+        for e in lane.events(rid):
+            if e.type == BULK and what == 1:
+                row += e.n_rows
+                lane.send(CREDIT, struct.pack("<Q", row + 64), rid)
+        if what == 3 and e.type == ERROR and e.code == "CONTEXT_OVERFLOW":
+            for name in b"ab":  # full: they begin again
+                lane.send(SESSION, struct.pack("<IIII72s", 2, 0, 0, 0, bytes([name])))
+                lane.recv()
+        return e
+    finally:
+        lane.close()
+
+
+def warm(folder):
+    """Each of them with the longest text: what the engine's allocator keeps of that is there."""
+    for what in range(5):
+        for seed in range(3):
+            mixture(folder, random.Random(seed), what, TEXT_BYTES)
+
+
+def mixes(which, folder, seed, stop, out, pause=0.0):
+    """A process of the which-th user that does nothing else; what its requests ended with."""
+    import common
+    common.pin(which)
+    common.humble()
+    rng, counts = random.Random(seed), {}
+    while not stop:
+        try:
+            e = mixture(folder, rng)
+            name = e.reason if e.type == DONE else e.code
+        except (OSError, EOFError, AssertionError) as e:
+            name = type(e).__name__
+        counts[name] = counts.get(name, 0) + 1
+        time.sleep(pause)
+    out.put(counts)
+
+
+LANE = [mixture, wrong_records, bent_records, leases, scribble, stopped, keep_mapped, descriptors, connections, requests, controls, embeddings]
 
 # ---- the gateway's socket ----
 

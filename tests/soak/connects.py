@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """A million connections, one after the other from several processes: of a hundred 96 are closed as soon as they are made, three
-after a hello (arenas are made and mapped), one with a request under way; each fiftieth goes to the gateway's socket instead, which
+after a hello (arenas are made and mapped), one with a request under way, and of two thousand one ends what attacks.mixture()
+asks, with texts of up to 256 KiB; each fiftieth goes to the gateway's socket instead, which
 is another process's. It passes when the same processes are there, descriptors, lanes, pages and memory are at
 the end what they were, and another user's answers were right throughout.
 
@@ -42,13 +43,16 @@ def enter(folder, ask):
 def connector(folder, number, seed, zmq, out):
     common.pin(0)
     common.humble()
-    rng, n, refused = random.Random(seed), {"lane": 0, "hello": 0, "request": 0, "zmq": 0}, 0
+    rng, n, refused = random.Random(seed), {"lane": 0, "hello": 0, "request": 0, "zmq": 0, "mixture": 0}, 0
     lane_path, zmq_path = (os.path.join(folder, name) for name in ("lane.sock", "zmq.sock"))
     while sum(n.values()) < number:
         which = rng.randrange(100)
         try:
             if zmq and rng.randrange(50) == 0:
                 done, what = knock(zmq_path, socket.SOCK_STREAM), "zmq"
+            elif which == 98 and rng.randrange(20) == 0:
+                attacks.mixture(folder, rng)
+                done, what = True, "mixture"
             elif which < 96:
                 done, what = knock(lane_path, socket.SOCK_SEQPACKET), "lane"
             else:
@@ -75,6 +79,7 @@ def main():
     warm = fork.Process(target=connector, args=(d.folder, 400, args.seed, d.has_gateway(), first))
     warm.start()  # what is allocated on first use is there
     warm.join()
+    attacks.warm(d.folder)
     flood.OnLane(d.folder).ask()
     wait_until(lambda: d.at_rest(lane), 20)
     failures = []

@@ -170,6 +170,7 @@ def main():
             attack(d.folder, random.Random(0))
         except (OSError, EOFError, AssertionError):
             pass
+    attacks.warm(d.folder)
     kinds = [OnLane] + ([OverZmq] if d.has_gateway() and speaks_zmq() else [])
     if d.has_gateway():
         try:

@@ -7,7 +7,7 @@ descriptors, memory and sequences are back.
 
 The inter-token times of one well-behaved client are compared with those of the same load without the abuse: in both halves
 the same clients ask the same things at the same times (each every --period seconds, so the machine is not full), and only
-what they then do differs. All but that client are nice: their Python would else take the engine's core for a time slice now
+what they then do differs; one more client asks what attacks.mixture() does. All but that client are nice: their Python would else take the engine's core for a time slice now
 and then, 3 to 4 ms in either half, which is the kernel's doing. Left out are the windows from a kill of the
 engine to that client's resumed token; that window is compared with the median time to load, 1.2 times what the replay repeats.
 
@@ -23,6 +23,7 @@ import threading
 import time
 
 import common
+import attacks
 from common import SLOW, Daemon, Stop, fork, wait_until
 from lane import DONE, ERROR, F_DETACH, S_IGNORE_END, TOKEN, Lane, prompt, text_of
 
@@ -282,6 +283,13 @@ def measured(folder, stop, want, out):
                                "client": [round(x / 1e9, 2) for x in waited]}))
 
 
+def mixes(folder, seed, stop, period, out):
+    """In both halves: texts of up to 256 KiB, tokenized, scored and embedded, and sessions."""
+    got = fork.SimpleQueue()
+    attacks.mixes(2, folder, seed, stop, got, pause=period)
+    out.put(({f"mixture: {k}": v for k, v in got.get().items()}, [], 0))
+
+
 def scheduled(pid):
     """Seconds that a process, all its threads, ran and waited for a CPU."""
     got = [0, 0]
@@ -306,6 +314,7 @@ def phase(d, lane, args, want, abuse, failures):
     per = (args.clients + 3) // 4
     jobs = [(user, (w, per, d.folder, args.seed, stop, want, abuse, args.period, args.nice)) for w in range(4)]
     jobs.append((measured, (d.folder, stop, want)))
+    jobs.append((mixes, (d.folder, args.seed, stop, args.period)))
     if d.has_gateway() and speaks_zmq():
         jobs.append((over_zmq, (d.folder, stop, want, args.period, args.nice)))
     pipes = [fork.SimpleQueue() for _ in jobs]
@@ -405,6 +414,7 @@ def main():
     began = time.monotonic()
     list(lane.events(ask(lane, LONG)))
     token_s = (time.monotonic() - began) / LONG[1]
+    attacks.warm(d.folder)
     quiet, quiet_counts, _, quiet_spent = phase(d, lane, args, want, False, failures)
     if not d.has_gateway() and gateway:
         failures.append("the gateway has gone")

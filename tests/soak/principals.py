@@ -17,6 +17,7 @@ import sys
 import time
 
 import common
+import attacks
 from common import Daemon, fork
 from lane import DONE, E2C, ERROR, METRICS_GET, TOKEN, Lane, prompt
 
@@ -125,6 +126,9 @@ def main():
     for user in (a, b):
         for _ in range(5):
             user.ask(text(rng))
+    stop, mixed = common.Stop(24 * 3600), fork.SimpleQueue()
+    other = fork.Process(target=attacks.mixes, args=(2, d.folder, args.seed, stop, mixed), kwargs={"pause": 0.2})
+    other.start()
     for _ in range(samples):
         for kind in rng.sample(sorted(times), 3):
             what = text(rng)
@@ -133,6 +137,9 @@ def main():
             seconds, n = b.ask(what)
             times[kind].append(seconds)
             cached[kind].add(n > 0)
+    stop.early.set()
+    mixture = mixed.get()
+    other.join()
     across, within = ks(times["after the other's"], times["miss"]), ks(times["hit of one's own"], times["miss"])
     if cached != {"hit of one's own": {True}, "miss": {False}, "after the other's": {False}}:
         failures.append(f"what was cached: {cached}")
@@ -156,7 +163,7 @@ def main():
     if d.stop(30):
         failures.append("pipitd did not end well")
     ms = {k: round(1e3 * common.percentile(v, 50), 3) for k, v in times.items()}
-    return common.finish(args, {"samples": samples, "first_token_ms_p50": ms,
+    return common.finish(args, {"samples": samples, "first_token_ms_p50": ms, "mixture": mixture,
                                 "across": {"D": round(across[0], 4), "p": round(across[1], 4)},
                                 "within": {"D": round(within[0], 4), "p": within[1]}}, failures)
 
