@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "daemon/front/dispatch.h"
+#include "daemon/front/figures.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
 #include "daemon/front/logline.h"
@@ -75,6 +76,7 @@ static void count(struct front *f, const struct request *r, const struct lane_re
     f->counters.n_by_reason[done ? rec->done.reason & 15 : 0]++;
     if (done) {
         f->counters.n_prompt_tokens += (uint64_t)rec->done.n_prompt;
+        figures_ended(f, &rec->done);
         f->counters.n_not_saved += rec->done.session == LANE_SESSION_NOT_SAVED;
         if (rec->done.session == LANE_SESSION_SAVED) {
             f->counters.n_saved++;

@@ -28,6 +28,7 @@
 #include "daemon/front/dispatch.h"
 #include "daemon/front/ending.h"
 #include "daemon/front/engine_link.h"
+#include "daemon/front/figures.h"
 #include "daemon/front/gateway.h"
 #include "daemon/front/lane.h"
 #include "daemon/front/lifecycle.h"
@@ -117,6 +118,7 @@ HOT static void after_batch(void *arg)
     }
     if (f->status_changed && f->status_timer.index == 0 && !f->stopping) {
         f->status_changed = false;
+        figures_watch(f);
         loop_timer_at(&f->loop, &f->status_timer, clock_ns() + STATUS_NS, on_status, f);
     }
 }

@@ -27,6 +27,7 @@
 
 #include "daemon/front/blame.h"
 #include "daemon/front/config.h"
+#include "daemon/front/figures.h"
 #include "daemon/front/journal.h"
 #include "daemon/front/logline.h"
 #include "daemon/front/loop.h"
@@ -112,6 +113,7 @@ struct front {
     int64_t pauses_ns;             /* up to when pauses are counted */
     struct loop_timer status_timer; /* STATUS= at most once a second */
     struct front_counters counters;
+    struct figures_late late; /* of the counters, what others see */
     struct logline logline;
 };
 

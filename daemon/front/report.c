@@ -7,6 +7,7 @@
 #include "base/budget.h"
 #include "daemon/front/bulk.h"
 #include "daemon/front/engine_link.h"
+#include "daemon/front/figures.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
 #include "daemon/front/sessions.h"
@@ -123,6 +124,7 @@ static size_t write_text(const struct front *f, const struct lane *l, char *text
 {
     const struct report *r = engine_link_report(f->engine);
     const char *cause = engine_link_failure(f->engine);
+    struct figures c;
     char line[LINE_MOST];
     size_t n = 0;
 
@@ -134,7 +136,8 @@ static size_t write_text(const struct front *f, const struct lane *l, char *text
     }
     n = write_limits(f, text, n, size);
     n = write_budget(f, l, text, n, size);
-    for (uint32_t i = 0; i < r->n_kv; i++) {
+    figures_of(f, l, &c);
+    for (uint32_t i = 0; c.all && i < r->n_kv; i++) {
         const struct report_kv *kv = &r->kv[i];
 
         n = put(text, n, size, line,

@@ -221,7 +221,7 @@ static void serve_status(struct lane *l)
 {
     struct lane_record reply;
 
-    status_record(l->front, &reply);
+    status_record(l->front, l, &reply);
     lane_send(l, &reply);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Figures for people and machines. Health is the age of the engine's last step, never the front's
- * own word; names of users, ids of requests and text appear nowhere here. */
+ * own word; names of users, ids of requests and text appear nowhere here. figures.h says who sees
+ * which, and how late. */
 
 #include "daemon/front/status.h"
 
@@ -11,6 +12,7 @@
 #include "base/clock.h"
 #include "daemon/front/bulk.h"
 #include "daemon/front/engine_link.h"
+#include "daemon/front/figures.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
 #include "daemon/front/report.h"
@@ -41,27 +43,29 @@ void status_hello(const struct front *f, struct lane_record *ret, uint32_t type)
     memcpy(ret->hello_reply.model, e->model, sizeof(e->model));
 }
 
-void status_record(const struct front *f, struct lane_record *ret)
+void status_record(const struct front *f, const struct lane *l, struct lane_record *ret)
 {
     const struct lane_engine_state *e = engine_link_info(f->engine);
+    struct figures c;
 
+    figures_of(f, l, &c);
     lane_record_init(ret, LANE_STATUS, NULL);
     ret->status = (struct lane_status){
         .front_epoch = f->epoch,
         .model_epoch = engine_link_epoch(f->engine),
         .state = status_state(f),
         .progress = e->progress,
-        .n_running = f->n_running + f->n_light,
-        .n_queued = f->queue.n,
+        .n_running = (uint32_t)c.n_running,
+        .n_queued = (uint32_t)c.n_queued,
         .n_lanes = f->n_lanes,
         .n_restarts = engine_link_restarts(f->engine),
-        .n_requests = f->counters.n_requests,
-        .n_prompt_tokens = f->counters.n_prompt_tokens,
-        .n_new_tokens = f->counters.n_new_tokens,
-        .kv_bytes_used = e->kv_bytes_used,
+        .n_requests = c.n_requests,
+        .n_prompt_tokens = c.n_prompt_tokens,
+        .n_new_tokens = c.n_new_tokens,
+        .kv_bytes_used = c.kv_bytes_used,
         .kv_bytes_total = e->kv_bytes_total,
         .plan_bytes = e->plan_bytes,
-        .step_age_ns = engine_link_step_age_ns(f->engine),
+        .step_age_ns = c.step_age_ns,
         .uptime_ns = clock_ns() - f->started_ns,
         .ctx = e->ctx,
         .n_seqs = e->n_seqs,
@@ -102,10 +106,33 @@ static void metric(struct text *t, const char *name, const char *type, const cha
     add(t, "pipit_%s %.17g\n", name, value);
 }
 
-static void write_metrics(const struct front *f, struct text *t)
+/* What adds up over steps, and times of single requests. */
+static void write_sums(const struct front *f, struct text *t)
 {
     const struct lane_engine_state *e = engine_link_info(f->engine);
     const struct front_counters *c = &f->counters;
+
+    metric(t, "time_to_first_token_seconds_sum", "counter",
+           "From a request's arrival to its first token.", c->ttft_ns / 1e9);
+    metric(t, "time_to_first_token_seconds_count", "counter", "Requests that had a first token.",
+           (double)c->n_first);
+    metric(t, "evictions_total", "counter", "Tokens that placement policies dropped.",
+           (double)e->n_evicted);
+    metric(t, "prefix_hits_total", "counter", "Prompts that began like one that was kept.",
+           (double)e->n_prefix_hits);
+    metric(t, "prefix_tokens_total", "counter", "Tokens of prompts that were not read again.",
+           (double)e->n_prefix_tokens);
+    metric(t, "drafted_tokens_total", "counter", "Tokens drafted by speculation.",
+           (double)e->n_drafted);
+    metric(t, "accepted_tokens_total", "counter", "Drafted tokens that were answered.",
+           (double)e->n_accepted);
+    metric(t, "session_written_bytes_total", "counter", "Bytes of the sessions that were saved.",
+           (double)c->session_bytes);
+}
+
+static void write_metrics(const struct front *f, const struct figures *c, struct text *t)
+{
+    const struct lane_engine_state *e = engine_link_info(f->engine);
 
     metric(t, "ready", "gauge", "1 while the model is loaded and answers.",
            engine_link_ready(f->engine));
@@ -115,14 +142,14 @@ static void write_metrics(const struct front *f, struct text *t)
     }
     metric(t, "draining", "gauge", "1 while no new requests are taken.", f->drain != 0);
     metric(t, "requests_running", "gauge", "Requests that the engine works on.",
-           f->n_running + f->n_light);
-    metric(t, "requests_waiting", "gauge", "Requests in the queue.", f->queue.n);
+           (double)c->n_running);
+    metric(t, "requests_waiting", "gauge", "Requests in the queue.", (double)c->n_queued);
     metric(t, "requests_total", "counter", "Requests accepted.", (double)c->n_requests);
     head(t, "requests_refused_total", "counter",
          "Requests turned away before they were accepted, and clients at connect, by cause.");
     for (int i = 0; i < REFUSALS; i++) {
         add(t, "pipit_requests_refused_total{cause=\"%s\"} %llu\n", report_refusal_name(i),
-            (unsigned long long)c->n_refused[i]);
+            (unsigned long long)f->counters.n_refused[i]);
     }
     head(t, "requests_ended_total", "counter",
          "Accepted requests that ended, by reason; failed: with an error.");
@@ -135,31 +162,15 @@ static void write_metrics(const struct front *f, struct text *t)
     metric(t, "prompt_tokens_total", "counter", "Tokens of prompts, cached ones among them.",
            (double)c->n_prompt_tokens);
     metric(t, "generation_tokens_total", "counter", "Tokens answered.", (double)c->n_new_tokens);
-    metric(t, "time_to_first_token_seconds_sum", "counter",
-           "From a request's arrival to its first token.", c->ttft_ns / 1e9);
-    metric(t, "time_to_first_token_seconds_count", "counter", "Requests that had a first token.",
-           (double)c->n_first);
     metric(t, "kv_bytes_used", "gauge", "Bytes of keys and values held, in whole pages.",
-           (double)e->kv_bytes_used);
+           (double)c->kv_bytes_used);
     metric(t, "kv_bytes_total", "gauge", "Bytes of keys and values in the plan.",
            (double)e->kv_bytes_total);
-    metric(t, "evictions_total", "counter", "Tokens that placement policies dropped.",
-           (double)e->n_evicted);
-    metric(t, "prefix_hits_total", "counter", "Prompts that began like one that was kept.",
-           (double)e->n_prefix_hits);
-    metric(t, "prefix_tokens_total", "counter", "Tokens of prompts that were not read again.",
-           (double)e->n_prefix_tokens);
-    metric(t, "drafted_tokens_total", "counter", "Tokens drafted by speculation.",
-           (double)e->n_drafted);
-    metric(t, "accepted_tokens_total", "counter", "Drafted tokens that were answered.",
-           (double)e->n_accepted);
     metric(t, "sessions_saved_total", "counter", "Times that a session was saved.",
            (double)c->n_saved);
     metric(t, "sessions_not_saved_total", "counter",
            "Answers whose session was not saved: quota, budget of writes, disk, ended early.",
            (double)c->n_not_saved);
-    metric(t, "session_written_bytes_total", "counter", "Bytes of the sessions that were saved.",
-           (double)c->session_bytes);
     metric(t, "session_writes_limit_bytes", "gauge",
            "What one user's saves may write in 24 hours; 0: any number.",
            (double)f->config->session_writes);
@@ -175,7 +186,7 @@ static void write_metrics(const struct front *f, struct text *t)
            (double)engine_link_load_ns(f->engine) / 1e9);
     metric(t, "step_age_seconds", "gauge",
            "Since the engine last finished a step; 0 while it has nothing to do.",
-           (double)engine_link_step_age_ns(f->engine) / 1e9);
+           (double)c->step_age_ns / 1e9);
 }
 
 /* Labels of any length: left out where the client's lease has no room for them. */
@@ -203,10 +214,15 @@ void status_metrics(struct front *f, struct lane *l, const struct lane_record *r
 {
     const struct lease *lease = bulk_lease(l, r->h.id, r->lease.buf, r->lease.generation);
     struct text t = {.n = 0};
+    struct figures c;
 
     if (lease) {
-        write_metrics(f, &t);
-        write_policies(f, &t, (size_t)lease->length);
+        figures_of(f, l, &c);
+        write_metrics(f, &c, &t);
+        if (c.all) {
+            write_sums(f, &t);
+            write_policies(f, &t, (size_t)lease->length);
+        }
         bulk_text(l, r->h.id, lease, r->lease.buf, "the metrics", t.buf, t.n);
     }
 }
@@ -229,8 +245,8 @@ void status_notify(struct front *f)
         notify_say(&f->notify, "STATUS=The model cannot be loaded: %s",
                    engine_link_cause(f->engine));
     } else {
-        notify_say(&f->notify, "STATUS=%s: %s, %u running, %u waiting, %u clients",
-                   lane_state_name(state), e->model, f->n_running + f->n_light, f->queue.n,
+        /* Everybody may ask systemd. */
+        notify_say(&f->notify, "STATUS=%s: %s, %u clients", lane_state_name(state), e->model,
                    f->n_lanes);
     }
 }

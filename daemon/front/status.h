@@ -15,7 +15,8 @@ uint32_t status_state(const struct front *f); /* enum lane_state */
 /* A LANE_HELLO_REPLY or LANE_PONG but for the lane's own fields. */
 void status_hello(const struct front *f, struct lane_record *ret, uint32_t type);
 
-void status_record(const struct front *f, struct lane_record *ret);
+/* As the client of the lane may see it (figures.h). */
+void status_record(const struct front *f, const struct lane *l, struct lane_record *ret);
 
 /* LANE_METRICS_GET: Prometheus text into the named lease, LANE_BULK and LANE_DONE, or LANE_ERROR. */
 void status_metrics(struct front *f, struct lane *l, const struct lane_record *r);

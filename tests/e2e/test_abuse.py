@@ -36,6 +36,10 @@ class Abuse(unittest.TestCase):
     def test_full_journal(self):
         self.measure("journal-full", 3)
 
+    @unittest.skipUnless(os.getuid() == 0, "only root may be another user")
+    def test_spy(self):
+        self.measure("spy", 0, rounds=1)
+
     def test_long_and_short(self):
         self.measure_slowly("long-and-short", 3, model=None, gaps=10)
 

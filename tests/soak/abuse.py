@@ -365,14 +365,13 @@ def spy(args):
     p = fork.Process(target=watch, args=(BAD, d.folder, stop, ready, pipe))
     p.start()
     ready.wait()
-    time.sleep(22)  # figures of before have come out
     rng, asked = random.Random(args.seed), []
-    for _ in range(3):
+    for _ in range(args.rounds):
         n_prompt, n_new = rng.randrange(20, 200), rng.randrange(20, 60)
         began = time.monotonic()
         e = list(lane.events(lane.request(item(T_PROMPT, long_text(rng, 6 * n_prompt)) + sampling(max_tokens=n_new, flags=S_IGNORE_END))))[-1]
         asked.append((began, e.n_prompt, e.n_new))
-        time.sleep(25)
+        time.sleep(23)  # by then it has come out
     stop.early.set()
     n, seen = pipe.get()
     p.join()
@@ -380,8 +379,7 @@ def spy(args):
     d.stop(30)
     late, grain, values = [], {}, {}
     for began, _, _ in asked:
-        after = [t - began for t, k, v in seen if t > began and k != "pipit_lanes"]
-        late.append(min(after, default=float("inf")))
+        late.append(min((t - began for t, k, v in seen if t > began and k != "pipit_lanes"), default=float("inf")))
     for _, k, v in seen:
         if "tokens" in k and k in values and v > values[k]:
             grain[k] = min(grain.get(k, float("inf")), v - values[k])
@@ -390,7 +388,8 @@ def spy(args):
     steps = min(grain.values(), default=float("inf"))
     exact = [a for a in asked if any(v - w in (a[1], a[2]) for k in ("n_prompt_tokens", "n_new_tokens")
                                      for v, w in pairs_of(seen, k))]
-    return min(late) >= 10 and steps >= 20 and not exact, f"first sign after {min(late):.1f} s; token counters move by {steps:g} or more; {n} polls", \
+    return 10 <= min(late) <= max(late) < 30 and steps >= 20 and not exact, \
+        f"first sign after {min(late):.1f} s; token counters move by {steps:g} or more; {n} polls", \
         {"first_sign_s": late, "grain_tokens": grain, "polls": n, "exact": exact}
 
 
@@ -493,6 +492,7 @@ def main():
     p.add_argument("--only", action="append", choices=sorted(CASES), help="this case; may be given again")
     p.add_argument("--all", action="store_true", help="all abusers at once against one daemon")
     p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--rounds", type=int, default=3, help="questions of the spied-on neighbour, each with a rest of 23 s")
     p.add_argument("--gaps", type=int, default=2, help="so many may a first token wait in long-and-short")
     p.add_argument("--slow-model", help="whose steps take some 120 ms; made where none is given")
     args = p.parse_args()
