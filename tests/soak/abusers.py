@@ -114,7 +114,7 @@ def cancels(folder, rng, stop, note, pause=0.06):
     lane.close()
 
 
-def resumes(folder, rng, stop, note):
+def resumes(folder, rng, stop, note, ready=None):
     """Behind the end of as long an answer as the journal takes from one."""
     lane = connect(folder)
     rid, n = b"", lane.hello.max_request_bytes - 64
@@ -124,7 +124,9 @@ def resumes(folder, rng, stop, note):
         if e.type == ERROR:
             rid, n = b"", n if e.code == "BUSY" else n // 2
     end = time.monotonic() + 25
-    while not stop and time.monotonic() < end:
+    if ready and rid:
+        ready.release()
+    while not stop and (time.monotonic() < end or ready):
         for _ in range(200):
             lane.resume(rid, e.seq + 1 - rng.randrange(2))
         note("resume", 200)
