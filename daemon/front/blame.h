@@ -8,9 +8,10 @@
  *
  *     charge 0      nothing
  *     1 and more    the user's requests run apart: only while the engine has nothing else
- *     over 4        new ones are refused until some seconds after the last death
+ *     over 4        new ones are refused for 5 s after the last death, 10 s, 20 s and so on
  *
- * A request that shows itself harmless while it runs apart takes one off, and so does each minute.
+ * Ten minutes take one off. So does a request that shows itself harmless while it runs apart, but
+ * one in ten minutes: else each poison would be paid for with a harmless one.
  * Pure: the caller says who and when. */
 
 #include <stdint.h>
@@ -28,7 +29,8 @@ struct blame {
         uint32_t uid;
         uint32_t n;
         int64_t at_ns;   /* of the last charge */
-        int64_t less_ns; /* minutes are counted from here */
+        int64_t less_ns;  /* time is counted from here */
+        int64_t clear_ns; /* from then on a harmless request takes one off */
     } v[BLAME_USERS]; /* by uid; of two that share a slot the one with less is forgotten */
 };
 

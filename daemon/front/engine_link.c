@@ -26,6 +26,7 @@
 #define RETRY_MOST_NS 30000000000
 #define REFUSED_FIRST_NS 1000000000 /* a model that cannot be loaded, where requests load it */
 #define STEADY_NS 60000000000       /* ready for so long: the next death is a first one again */
+#define WORKED_MOST 3               /* deaths of ready engines with work count as so many, 0.2 s */
 #define LEAVE_NS 2000000000         /* an engine that was told to end, and does not, is killed */
 enum { SOCKET_BYTES = 1 << 20, FIRST_START_TRIES = 3 };
 
@@ -221,6 +222,7 @@ static void engine_down(struct engine_link *e, int status)
 {
     struct front *f = e->front;
     bool was_ready = e->state == LANE_READY;
+    bool worked = was_ready && f->n_running + f->n_light > 0;
     struct log_fields fields = {0};
     bool hopeless;
     char how[64];
@@ -247,6 +249,9 @@ static void engine_down(struct engine_link *e, int status)
         e->n_failures = 0;
     }
     e->n_failures++;
+    if (worked && e->n_failures > WORKED_MOST) {
+        e->n_failures = WORKED_MOST; /* requests are charged, and need not all wait (blame.h) */
+    }
     if (e->cause[0] == '\0') {
         (void)snprintf(e->cause, sizeof(e->cause), "the engine ended with %s", how);
     }

@@ -5,6 +5,7 @@ must not notice of it. Users are stated through the gateway's door, which this s
 systemd's place and has made the sockets (test_supervised.Systemd)."""
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -202,6 +203,16 @@ class Poison(Users):
         self.assertTrue(5000 < refused.retry_after_ms <= 10000, refused)
         self.assertIn("charged 6, allowed are 4", refused.text)
         self.assertEqual(list(good.events(good.ask(GOOD, prompt("Once", 5))))[-1].type, DONE)
+
+
+    def test_deaths_at_work_make_nobody_wait(self):
+        """They are charged; the pauses of engines that cannot start do not grow by them."""
+        _, bad = self.begin()
+        for i in range(6):
+            self.assertEqual(list(bad.events(bad.ask(BAD + i, order("crash:2") + prompt("Once", 5))))[-1].type, DONE)
+        self.systemd.stop(self.pid)
+        pauses = [float(s) for s in re.findall(rb"starting it again in ([0-9.]+) s", self.log.read())]
+        self.assertEqual((len(pauses), max(pauses)), (6, 0.2))
 
 
 class Readers(Users):

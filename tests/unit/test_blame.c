@@ -20,8 +20,11 @@ Test(blame, a_charge_is_forgiven_by_time_and_by_conduct)
     cr_assert_eq(blame_of(&b, 1000, now), 3);
     cr_assert_eq(blame_of(&b, 1001, now), 0);
     blame_clear_one(&b, 1000, now);
-    cr_assert_eq(blame_of(&b, 1000, now + 59 * SECOND), 2);
-    cr_assert_eq(blame_of(&b, 1000, now + 61 * SECOND), 1);
+    blame_clear_one(&b, 1000, now + SECOND); /* one in ten minutes */
+    cr_assert_eq(blame_of(&b, 1000, now + 599 * SECOND), 2);
+    cr_assert_eq(blame_of(&b, 1000, now + 601 * SECOND), 1);
+    blame_clear_one(&b, 1000, now + 602 * SECOND);
+    cr_assert_eq(blame_of(&b, 1000, now + 602 * SECOND), 0);
     cr_assert_eq(blame_of(&b, 1000, now + 10000 * SECOND), 0);
     blame_clear_one(&b, 1000, now + 10000 * SECOND);
     cr_assert_eq(blame_of(&b, 1000, now + 10000 * SECOND), 0);
@@ -43,8 +46,24 @@ Test(blame, many_deaths_make_one_wait_and_the_wait_is_bounded)
         blame_charge(&b, 7, BLAME_CONVICTED, now);
     }
     cr_assert_eq(blame_of(&b, 7, now), BLAME_MOST);
-    cr_assert_eq(blame_wait_ms(&b, 7, now), 60000);
-    cr_assert_eq(blame_of(&b, 7, now + 20 * 60 * SECOND), 0);
+    cr_assert_eq(blame_wait_ms(&b, 7, now), 3600000);
+    cr_assert_eq(blame_of(&b, 7, now + 200 * 60 * SECOND), 0);
+}
+
+/* One that is withdrawn each time it has killed, and followed by a harmless one and by another. */
+Test(blame, who_kills_whenever_allowed_kills_rarely)
+{
+    int64_t now = SECOND;
+    int late = 0;
+
+    for (int i = 0; now < 3 * 3600 * SECOND; i++) {
+        blame_charge(&b, 9, BLAME_WITHDRAWN, now);
+        late += now > 3600 * SECOND;
+        now += blame_wait_ms(&b, 9, now) * (SECOND / 1000) + SECOND;
+        blame_clear_one(&b, 9, now);
+        cr_assert_lt(i, 100);
+    }
+    cr_assert_lt(late, 2 * 14, "%d deaths in two hours", late);
 }
 
 Test(blame, a_slot_keeps_the_worse_of_two_users)
