@@ -3,6 +3,7 @@
  * is complete. */
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,6 +111,26 @@ void job_files_end(struct worker *w)
     atomic_store(&w->files, false);
 }
 
+/* The engine of a front that was killed is killed, too, but its locks are the kernel's until it has
+ * ended: what its successor replays must not find them. So at first a name in use is waited for. */
+#define HEIR_NS 1000000000
+
+static int open_file(struct job *j, const struct ask *a, int dir, struct error *reterr)
+{
+    struct worker *w = j->worker;
+    int rc;
+
+    for (;;) {
+        rc = session_open(&j->session, atomic_load(&w->engine), dir, a->session, a->session_len,
+                          reterr);
+        if (rc != -EBUSY || clock_ns() - w->ready_ns > HEIR_NS) {
+            return rc;
+        }
+        session_unlock(&j->session);
+        (void)poll(NULL, 0, 5);
+    }
+}
+
 /* 1: its file is to be read first; job_loaded() goes on. */
 int job_open_session(struct job *j, const struct ask *a, const struct lane_engine_request *e,
                      int dir, struct error *reterr)
@@ -129,8 +150,7 @@ int job_open_session(struct job *j, const struct ask *a, const struct lane_engin
     j->session.writes = lane_session_writes(e->session_writes);
     memcpy(j->session.request, e->client_id, sizeof(j->session.request));
     job_files_begin(j->worker);
-    rc = session_open(&j->session, atomic_load(&j->worker->engine), dir, a->session, a->session_len,
-                      reterr);
+    rc = open_file(j, a, dir, reterr);
     rc = rc ? rc : check_session(j, a, e, reterr);
     job_files_end(j->worker);
     if (!rc && session_exists(&j->session)) {

@@ -308,6 +308,7 @@ static int load(struct worker *w)
     }
     figures_engine(w);
     send_figures(w);
+    w->ready_ns = clock_ns();
     send_state(w);
     return -1;
 }

@@ -70,6 +70,7 @@ struct worker {
     int64_t took_ns;  /* a step of the last engine_step(), which may do many */
     uint64_t n_async_steps; /* of the engine's counters, as they were then */
     int64_t state_ns; /* when the last LANE_ENGINE_STATE was sent */
+    int64_t ready_ns; /* since when it serves */
     bool is_checked;  /* the model's file and plan; what takes time has begun */
     uint32_t state_jobs;
     struct saver saver;

@@ -4,6 +4,7 @@
 there had been none, and nothing that is wrong with a file or the disk loses one.
 
 PIPIT_BUILD is the build folder. With PIPIT_SMOLLM2, a chat through that model's template too."""
+import fcntl
 import glob
 import hashlib
 import json
@@ -53,6 +54,12 @@ class Sessions(unittest.TestCase):
         self.daemon.stop()
         self.daemon = CliDaemon(*self.args, **self.kw)
 
+    def lock_all(self):
+        """As an engine that is still ending would: a descriptor that holds the lock of every name."""
+        fd = os.open(os.path.join(os.path.dirname(self.file()), ".lock"), os.O_RDWR)
+        fcntl.fcntl(fd, 37, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))  # F_OFD_SETLK
+        return fd
+
     def ask(self, text, session="s", n=20, fails=None, more=()):
         """The last object of an answer; with `fails`, its exit code and cause are checked."""
         rc, out, err = self.daemon.cli(*ASK, "-n", str(n), "--session", session, *more, text)
@@ -81,6 +88,24 @@ class Sessions(unittest.TestCase):
 
 
 class Together(Sessions):
+    def test_lock_of_an_engine_that_is_still_ending(self):
+        """A successor finds it, and waits a moment for it; for one that stays it does not wait long."""
+        self.start("--load", "request")
+        self.ask("Once upon a time")
+        for held, rc in ((0.1, 0), (None, 4)):
+            self.restart()
+            fd = self.lock_all()
+            p = self.daemon.start(*ASK, "-n", "5", "--session", "s", " Then")
+            lane = self.daemon.lane()
+            lane.wait_ready(10 * SLOW)
+            lane.close()
+            if held:
+                time.sleep(held)
+                os.close(fd)
+            out, err = p.communicate(timeout=20 * SLOW)
+            self.assertEqual(p.returncode, rc, (out, err))
+        os.close(fd)
+
     def test_two_daemons_of_one_folder(self):
         """A turn of the one while another is under way at the other is refused, and after it none is lost."""
         self.start("--ctx", "256")
