@@ -565,6 +565,9 @@ class Walk:
                 need(code in (2, 4, 6, 8), f"exit code {code}")
                 need(name != "pipit-gateway", "the gateway's failure ended the front")
                 need(served.daemon.text().strip(), "it ends without a word")
+            if "the engine ended with signal" in served.daemon.text():
+                need(os.path.basename(control.text(128, 256)).startswith("libcrypto"), "the engine was ended by a signal")
+                self.count(where, "crash of a library, then")
         except (Fault, OSError, AssertionError) as e:
             self.served = served
             self.note(where, n, control, repr(e) if not isinstance(e, Fault) else e)
