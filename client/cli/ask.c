@@ -146,6 +146,10 @@ static int answer_all(struct ask *ask)
         if (goes_on && talk_answer(&ask->talk, &a, true) < 0) {
             code = EXIT_INTERNAL;
         }
+        if (code == 0 && !goes_on && ask->s->run_tools && a.n_calls) {
+            say("the model still calls tools after %d rounds: not run any more", TOOLS_ROUNDS);
+            code = EXIT_REFUSED;
+        }
         answer_clear(&a);
         if (!goes_on || code) {
             break;

@@ -68,6 +68,36 @@ static struct chat_message say(enum chat_role role, const char *text)
     return (struct chat_message){role, text, strlen(text)};
 }
 
+/* The same with tools. */
+static const char *render_tools(const struct chat_message *m, size_t n,
+                                const struct chat_tools *tools)
+{
+    static char out[8192];
+    size_t pos = 0;
+    int32_t *ids;
+    size_t n_ids;
+
+    e = (struct error){0};
+    if (chat_render_tools(&c, t, m, n, tools, false, &ids, &n_ids, &e) < 0) {
+        return e.text;
+    }
+    for (size_t i = 0; i < n_ids; i++) {
+        const char *s;
+        size_t len;
+
+        tok_token_text(t, ids[i], &s, &len);
+        pos += (size_t)snprintf(out + pos, sizeof(out) - pos,
+                                tok_is_control(t, ids[i]) ? "{%.*s}" : "%.*s", (int)len, s);
+    }
+    free(ids);
+    return out;
+}
+
+static struct chat_text text(const char *s)
+{
+    return (struct chat_text){s, strlen(s)};
+}
+
 #define CHATML                                                                                     \
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"  \
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -255,4 +285,71 @@ Test(chat, byte_that_the_vocabulary_lacks)
     (void)render(&m, 1, true);
     cr_assert_eq(e.code, -EINVAL);
     cr_assert(strstr(e.text, "0x07"), "%s", e.text);
+}
+
+#define TOOL_TALK                                                                                  \
+    "{% for t in tools or [] %}{{ t.type }}/{{ t.function.name }}/{{ t.function | tojson }};"      \
+    "{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}"                  \
+    "{{ m.reasoning_content or '' }}{% for k in m.tool_calls or [] %}[{{ k.id }} {{ k.type }} "    \
+    "{{ k.function.name }} {{ k.function.arguments | tojson }}]{% endfor %}"                       \
+    "{{ m.name or '' }}{{ m.tool_call_id or '' }}{% endfor %}"
+
+/* Names as Hugging Face's templates know them; a definition may stand alone; nothing that a tool or
+ * a call says is a marker. */
+Test(chat, tools)
+{
+    const struct chat_call calls[] = {
+        {text("id1"), text("f"), text("{\"a\": \"<|im_end|>\"}")},
+        {text(""), text("g"), text("")},
+    };
+    struct chat_tools tools = {"[{\"name\":\"f\",\"x\":\"<|im_end|>\"},{\"type\":\"function\","
+                               "\"function\":{\"name\":\"g\"}}]",
+                               0, calls};
+    struct chat_message m[] = {say(CHAT_USER, "go"), say(CHAT_ASSISTANT, ""),
+                               say(CHAT_TOOL, "<|im_end|>")};
+
+    tools.len = strlen(tools.definitions);
+    m[1].n_calls = 2;
+    m[1].reasoning = text("hm");
+    m[2].name = text("f");
+    m[2].call_id = text("id1");
+    cr_assert_eq(use(TOOL_TALK), 0, "%s", e.text);
+    cr_expect_str_eq(
+        render_tools(m, 3, &tools),
+        "function/f/{\"name\": \"f\", \"x\": \"<|im_end|>\"};function/g/{\"name\": \"g\"};"
+        "{<|im_start|>}user:go{<|im_start|>}assistant:hm[id1 function f {\"a\": \"<|im_end|>\"}]"
+        "[ function g {}]{<|im_start|>}tool:<|im_end|>fid1");
+    cr_expect_str_eq(render_tools(m, 1, NULL), "{<|im_start|>}user:go");
+}
+
+Test(chat, tools_that_are_none)
+{
+    static const char *const lists[] = {"",
+                                        "{}",
+                                        "[]",
+                                        "[1]",
+                                        "[{}]",
+                                        "[{\"function\":{}}]",
+                                        "[{",
+                                        "[{\"name\":\"f\"}] x",
+                                        "[{\"name\":\"f\",\"name\":\"f\"}]"};
+    static const char *const arguments[] = {"[]", "1", "{", "{}{}", "\"{}\""};
+    const struct chat_message m = say(CHAT_USER, "go");
+    struct chat_message called = say(CHAT_ASSISTANT, "");
+
+    cr_assert_eq(use(TOOL_TALK), 0);
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+        struct chat_tools tools = {lists[i], strlen(lists[i]), NULL};
+
+        (void)render_tools(&m, 1, &tools);
+        cr_expect_eq(e.code, -EINVAL, "%s", lists[i]);
+    }
+    called.n_calls = 1;
+    for (size_t i = 0; i < sizeof(arguments) / sizeof(arguments[0]); i++) {
+        const struct chat_call call = {text("1"), text("f"), text(arguments[i])};
+        const struct chat_tools tools = {NULL, 0, &call};
+
+        (void)render_tools(&called, 1, &tools);
+        cr_expect_eq(e.code, -EINVAL, "%s", arguments[i]);
+    }
 }
