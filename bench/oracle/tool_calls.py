@@ -81,6 +81,14 @@ def wait_for(what, process, seconds=120):
     sys.exit(f"{process.args[0]} does not get ready")
 
 
+def loads(text):
+    """Arguments; those of an answer that was cut are no JSON with llama.cpp, and stay text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 class Llama:
     def __init__(self, a, tokens):
         self.port, self.tokens = free_port(), tokens
@@ -98,7 +106,7 @@ class Llama:
                 m = json.load(f)["choices"][0]["message"]
         except urllib.error.HTTPError as e:  # an answer that its parser does not take
             return f"HTTP {e.code}: {json.load(e).get('error', {}).get('message', '')}", []
-        calls = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in m.get("tool_calls") or []]
+        calls = [(c["function"]["name"], loads(c["function"]["arguments"])) for c in m.get("tool_calls") or []]
         return m.get("content") or "", calls
 
     def close(self):
