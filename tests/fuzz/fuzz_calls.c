@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine/text/calls/calls.h with any bytes as an answer: nothing is lost, what is told as a call is
- * a name and a JSON object, and the cut into pieces does not matter. The first byte chooses format
+ * a name and a JSON object, no piece of a text has halves of characters, and the cut into pieces
+ * does not matter. The first byte chooses format
  * and prompt, the second whether markers come as tokens; the third cuts. Dictionary:
  * fuzz_calls.dict; seeds: make_seeds_calls.py. */
 
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "engine/text/calls/calls.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -37,6 +39,7 @@ struct heard {
     size_t n_raw;
     char said[ROOM]; /* a byte for the part where it changes, and its text */
     size_t n_said;
+    bool valid;
     int last;
 };
 
@@ -45,6 +48,7 @@ static void hear(void *arg, enum calls_part part, const char *text, size_t len)
     struct heard *h = arg;
 
     require(len > 0);
+    require(!h->valid || utf8_valid(text, len));
     if (part == CALLS_ARGUMENTS) {
         json_t *object = json_loadb(text, len, JSON_ALLOW_NUL, NULL);
 
@@ -98,6 +102,7 @@ static bool run(const uint8_t *head, const char *text, size_t len, unsigned cut,
 
     memset(h, 0, offsetof(struct heard, raw));
     h->n_raw = h->n_said = 0;
+    h->valid = utf8_valid(text, len);
     h->last = -1;
     require(calls_choose(formats[head[0] % 16 % 9], NULL, 0, &f, &e) == 0);
     require(calls_create(f, NULL, head[1] & 2 ? NULL : list, hear, h, &c, &e) == 0);
@@ -116,6 +121,9 @@ static bool run(const uint8_t *head, const char *text, size_t len, unsigned cut,
             cut |= cut ? 1 : 0;
             for (n = 1; n < most && i + n < len &&
                         !(head[1] & 1 && token_at(text + i + n, len - i - n));) {
+                n++;
+            }
+            while (h->valid && i + n < len && ((uint8_t)text[i + n] & 0xc0) == 0x80) {
                 n++;
             }
             calls_push(c, CALLS_PLAIN, text + i, n);

@@ -29,6 +29,7 @@ struct heard {
     size_t n_raw;
     enum calls_part last;
     bool any;
+    bool characters; /* the pieces that are pushed have no halves of any */
 };
 
 static void hear(void *arg, enum calls_part part, const char *text, size_t len)
@@ -38,6 +39,7 @@ static void hear(void *arg, enum calls_part part, const char *text, size_t len)
     struct heard *h = arg;
 
     cr_assert(len > 0);
+    cr_assert(!h->characters || utf8_valid(text, len), "half a character in %.*s", (int)len, text);
     if (part != CALLS_NAME && part != CALLS_ARGUMENTS) {
         cr_assert_lt(h->n_raw + len, sizeof(h->raw));
         memcpy(h->raw + h->n_raw, text, len);
@@ -134,6 +136,7 @@ static bool parse(const char *name, const char *prompt, const char *text, size_t
     struct calls *c = begin(name, NULL, true, h);
     bool broken;
 
+    h->characters = cut == WHOLE && utf8_valid(text, len);
     calls_begin(c, prompt, strlen(prompt));
     for (size_t i = 0; i < len;) {
         size_t n = cut == WHOLE ? len : 1;
@@ -304,6 +307,11 @@ static const struct answer answers[] = {
     {"granite", "", "<think>I'm</think><response>Hello</response>", "<I'm>\"Hello\"", false},
     {"none", "", "<think>a</think>b <tool_call>{}</tool_call>",
      "<a>\"b <tool_call>{}</tool_call>\"", false},
+    /* characters of several bytes where a call turns out to be none */
+    {"llama3", "", "{\"na\xc3\xafve\": 1}", "\"{\"na\xc3\xafve\": 1}\"", false},
+    {"llama3", "", "{\"\xe5\xa7\x93\": 1}", "\"{\"\xe5\xa7\x93\": 1}\"", false},
+    {"llama3", "", "{\xf0\x9f\x98\x80}", "\"{\xf0\x9f\x98\x80}\"", false},
+    {"harmony", START, "\xc3\x85.", "\"\xc3\x85.\"", false},
 };
 
 enum { N_ANSWERS = sizeof(answers) / sizeof(answers[0]) };
@@ -448,6 +456,82 @@ Test(calls, too_much)
     calls_destroy(c);
     json_decref(list);
     free(big);
+}
+
+static void whole_characters(void *arg, enum calls_part part, const char *text, size_t len)
+{
+    (void)part;
+    cr_assert(utf8_valid(text, len), "half a character in a piece of %zu bytes", len);
+    *(size_t *)arg += len;
+}
+
+/* Where something is full it is told between two characters, whichever byte of one would be the
+ * first too many. */
+Test(calls, full_between_characters)
+{
+    static const struct {
+        const char *format;
+        const char *prompt;
+        const char *text;
+        size_t size;
+    } rows[] = {{"hermes", "", "<tool_call>", CALLS_MAX_BYTES + 100},
+                {"llama3", "", "{\"name\": \"", CALLS_MAX_BYTES + 100},
+                {"harmony", START, "<|channel|>", 1000},
+                {"hermes", "", "", 10000}, /* ordinary text, all in one piece */
+                {"none", "<think>", "", 10000}};
+    static char text[CALLS_MAX_BYTES + 1000];
+    json_t *list = json_loads(TOOLS, 0, NULL);
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]) * 4; i++) {
+        size_t n_told = 0;
+        size_t n = (size_t)sprintf(text, "%s%.*s", rows[i / 4].text, (int)(i % 4), "xxx");
+        struct calls *c;
+        struct error e;
+
+        while (n < rows[i / 4].size) {
+            n += (size_t)sprintf(text + n, "\xf0\x9f\x98\x80");
+        }
+        cr_assert_eq(
+            calls_create(format(rows[i / 4].format), NULL, list, whole_characters, &n_told, &c, &e),
+            0);
+        calls_begin(c, rows[i / 4].prompt, strlen(rows[i / 4].prompt));
+        calls_push(c, CALLS_PLAIN, text, n);
+        calls_finish(c, true);
+        cr_expect_eq(n_told, n);
+        calls_destroy(c);
+    }
+    json_decref(list);
+}
+
+/* A brace and much white space begin no call: nobody reads all of it for each byte more. */
+Test(calls, space_behind_a_brace)
+{
+    static char space[4096];
+    size_t n = 0;
+    json_t *list = json_array();
+    struct calls *c;
+    struct error e;
+
+    memset(space, ' ', sizeof(space));
+    cr_assert_eq(calls_create(format("llama3"), NULL, list, count, &n, &c, &e), 0);
+    calls_push(c, CALLS_PLAIN, "{", 1);
+    calls_push(c, CALLS_PLAIN, space, 1000);
+    cr_expect_eq(n_text, 0, "may be one");
+    calls_push(c, CALLS_PLAIN, space, sizeof(space));
+    cr_expect_eq(n_text, 1001 + sizeof(space));
+    cr_expect_not(calls_broken(c));
+    calls_destroy(c);
+    json_decref(list);
+}
+
+/* What follows a call that was none keeps its white space. */
+Test(calls, space_behind_text)
+{
+    static const char text[] = "<tool_call>" CALL_JSON "</tool_call> <tool_call>{}</tool_call> x";
+    struct heard h;
+
+    cr_expect(parse("hermes", "", text, sizeof(text) - 1, WHOLE, true, &h));
+    cr_expect_str_eq(h.said, "@get_time{\"city\": \"Oslo\"}\"<tool_call>{}</tool_call> x\"");
 }
 
 Test(calls, deep_json)

@@ -68,6 +68,23 @@ static bool is_space(char b)
     return b == ' ' || b == '\n' || b == '\t' || b == '\r';
 }
 
+static bool is_inside(char b) /* of a character of several bytes */
+{
+    return ((unsigned char)b & 0xc0) == 0x80;
+}
+
+/* Of the character that begins here, as far as it is there. ASCII is alone, also before bytes that
+ * are no UTF-8: it may end a marker. */
+static size_t character(const char *text, size_t len)
+{
+    size_t n = 1;
+
+    while ((unsigned char)text[0] >= 0xc0 && n < len && n < 4 && is_inside(text[n])) {
+        n++;
+    }
+    return n;
+}
+
 static void tell_text(struct calls *c, const char *text, size_t len)
 {
     size_t n = 0;
@@ -91,13 +108,14 @@ static void start(struct calls *c, enum calls_state state)
 {
     c->state = state;
     c->n_seg = c->body = 0;
-    c->bare = false;
+    c->bare = c->sure = false;
 }
 
 void calls_end_as_text(struct calls *c, enum calls_state next)
 {
     calls_tell(c, CALLS_TEXT, c->seg, c->n_seg);
     c->begun |= c->n_seg > 0;
+    c->skip_space &= c->n_seg == 0;
     start(c, next);
 }
 
@@ -308,12 +326,17 @@ static bool opens_bare(const struct calls *c)
            is_blank(c->held, c->n_held - 1);
 }
 
-/* Takes bytes of ordinary text until the state changes; how many. */
+/* Takes bytes of ordinary text until the state changes; how many. Room is made between characters:
+ * what is told has no halves of them. */
 static size_t take_text(struct calls *c, const char *text, size_t len)
 {
     for (size_t i = 0; i < len; i++) {
         const struct calls_marker *m;
 
+        if (c->n_held == sizeof(c->held) ||
+            (c->n_held > sizeof(c->held) - 4 && !is_inside(text[i]))) {
+            release(c, to_keep(c));
+        }
         c->held[c->n_held++] = text[i];
         m = ends_here(c, c->held, c->n_held);
         if (m) {
@@ -330,33 +353,32 @@ static size_t take_text(struct calls *c, const char *text, size_t len)
             (void)calls_gather(c, c->held, n);
             return i + 1;
         }
-        if (c->n_held == sizeof(c->held)) {
-            release(c, to_keep(c));
-        }
     }
     release(c, to_keep(c));
     return len;
 }
 
-/* The same for a call's bytes. */
+/* The same for a call's bytes, by characters: any of them may show that it is none. */
 static size_t take_call(struct calls *c, const char *text, size_t len)
 {
-    for (size_t i = 0; i < len; i++) {
+    for (size_t i = 0; i < len;) {
         const struct calls_marker *m;
+        size_t n = character(text + i, len - i);
 
-        if (!calls_gather(c, text + i, 1)) {
-            return i + 1;
+        i += n;
+        if (!calls_gather(c, text + i - n, n)) {
+            return i;
         }
-        if ((c->bare && !llama3_may_be(c->seg, c->n_seg)) ||
+        if ((c->bare && !c->sure && !llama3_may_be(c->seg, c->n_seg, &c->sure)) ||
             (c->state == IN_HEADER && !harmony_may_be(c))) {
             calls_end_as_text(c, IN_TEXT);
-            return i + 1;
+            return i;
         }
         m = ends_here(c, c->seg + c->body, c->n_seg - c->body);
         if (m) {
             c->n_seg -= strlen(m->spelling);
             on_marker(c, m);
-            return i + 1;
+            return i;
         }
     }
     return len;

@@ -37,7 +37,8 @@ enum calls_part {
     CALLS_MARK,      /* markers, white space round them, and calls as they were written */
 };
 
-/* `text` is valid until it returns; `len` is not 0. */
+/* `text` is valid until it returns; `len` is not 0. Whole UTF-8 characters, where the pushed pieces
+ * are. */
 typedef void calls_emit(void *arg, enum calls_part part, const char *text, size_t len);
 
 /* What a piece of the answer is: bytes of ordinary tokens, the spelling of a token that the

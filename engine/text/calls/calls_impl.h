@@ -59,6 +59,7 @@ struct calls {
     bool label;                   /* reasoning begins here */
     bool begun;                   /* something that is not white space was text */
     bool bare;                    /* the call has no marker */
+    bool sure;                    /* and has begun with a key of one */
     bool broken;
     bool whole; /* the model has ended its answer */
     uint32_t n_calls;
@@ -119,7 +120,8 @@ const char *calls_python_call(struct calls *c, const char *p, const char *end, b
 
 bool hermes_read(struct calls *c, const char *text, size_t len);
 bool llama3_read(struct calls *c, const char *text, size_t len);
-bool llama3_may_be(const char *text, size_t len); /* is it still the beginning of a bare call? */
+/* Is it still the beginning of a bare call? `sure`: whatever follows does not change that. */
+bool llama3_may_be(const char *text, size_t len, bool *sure);
 bool mistral_read(struct calls *c, const char *text, size_t len);
 bool gemma4_read(struct calls *c, const char *text, size_t len);
 bool lfm2_read(struct calls *c, const char *text, size_t len);

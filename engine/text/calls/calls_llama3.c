@@ -8,7 +8,9 @@
 
 #include "engine/text/calls/calls_impl.h"
 
-bool llama3_may_be(const char *text, size_t len)
+enum { MOST_SPACE = 1024 /* before the first key: all of it is read again with each byte */ };
+
+bool llama3_may_be(const char *text, size_t len, bool *sure)
 {
     static const char *const keys[] = {"name\"", "type\"", "function\"", "parameters\"",
                                        "arguments\""};
@@ -17,16 +19,17 @@ bool llama3_may_be(const char *text, size_t len)
 
     p = calls_skip_space(p + 1, end);
     if (p >= end) {
-        return true;
+        return len <= 2 * MOST_SPACE;
     }
     if (*p++ != '"') {
         return false;
     }
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        size_t n = strlen(keys[i]);
+        size_t whole = strlen(keys[i]);
+        size_t n = whole < (size_t)(end - p) ? whole : (size_t)(end - p);
 
-        n = n < (size_t)(end - p) ? n : (size_t)(end - p);
         if (!memcmp(p, keys[i], n)) {
+            *sure = n == whole;
             return true;
         }
     }
