@@ -183,7 +183,9 @@ HOT static void on_event(struct pipit_request *q, const struct pipit_event *ev, 
     case PIPIT_EVENT_TOKEN:
     case PIPIT_EVENT_TEXT:
         a->first_ns = a->first_ns ? a->first_ns : clock_ns();
-        (void)!answer_keep_part(a, ev); /* the answer itself still reaches stdout */
+        if (answer_keep_part(a, ev) < 0) { /* the answer itself still reaches stdout */
+            a->lost |= ev->part >= PIPIT_PART_NAME;
+        }
         note_logprob(r, ev);
         if (!r->s->json) {
             show(r, ev);
@@ -323,6 +325,10 @@ static int verdict(const struct run *r)
     }
     if (a->error.code) {
         return report_answer(&a->error, a->accepted, r->s);
+    }
+    if (a->lost) { /* a call in halves must not run */
+        say("no memory for the answer's calls");
+        return EXIT_INTERNAL;
     }
     if (a->has_done && a->done.session == 2 && a->done.session_err != -ECANCELED) {
         say("%s", a->done.session_cause);

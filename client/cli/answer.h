@@ -66,6 +66,7 @@ struct answer {
     size_t n_calls;
     uint8_t id[16];
     bool accepted; /* the daemon took it */
+    bool lost;     /* no memory for all of its calls */
     bool has_done;
     struct pipit_done done;
     struct pipit_error error; /* code 0: none */

@@ -45,6 +45,7 @@ struct tools {
     struct json_t *list;     /* without commands; NULL: none */
     struct json_t *commands; /* by name */
     char *text;              /* of the list */
+    int run_seconds;         /* of a command, at most */
 };
 
 /* The file's JSON list of definitions; NULL: none. 0, or the exit code with the error told. */

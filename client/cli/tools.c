@@ -3,7 +3,8 @@
  * never sees commands. They run only with --run-tools, by /bin/sh, in a process group of their own,
  * with the arguments on stdin; what a model wrote is data to them, and part of no command line.
  * stdout is the result, to 256 KiB. A command that fails, or is not ended after a minute, says so
- * in the result: the model may then try something else. */
+ * in the result: the model may then try something else. A command may close its stdout and go on:
+ * time and signals end it then, too. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +22,7 @@
 #include "base/clock.h"
 #include "client/cli/talk.h"
 
-enum { RESULT_MAX = 256 << 10, RUN_SECONDS = 60 };
+enum { RESULT_MAX = 256 << 10, RUN_SECONDS = 60, LOOK_MS = 20 /* has it ended? */ };
 
 /* The command goes out of the definition, into `commands`. */
 static int take_command(struct tools *t, json_t *one)
@@ -51,7 +52,7 @@ int tools_open(const char *path, struct tools *ret)
     size_t i;
     json_t *one;
 
-    *ret = (struct tools){0};
+    *ret = (struct tools){.run_seconds = RUN_SECONDS};
     if (!path) {
         return 0;
     }
@@ -106,13 +107,20 @@ bool tools_have_command(const struct tools *t, const struct call *call)
     return command_of(t, call) != NULL;
 }
 
+/* A call may end with its name. */
+static const char *arguments_of(const struct call *call)
+{
+    return call->arguments.data ? call->arguments.data : "{}";
+}
+
 /* The arguments as a file: no pipe that would have to be written while the other is read. */
 static int arguments_fd(const struct call *call)
 {
     AUTO_CLOSE int fd = memfd_create("arguments", MFD_CLOEXEC);
+    const char *text = arguments_of(call);
+    size_t len = strlen(text);
 
-    if (fd < 0 ||
-        pwrite(fd, call->arguments.data, call->arguments.len, 0) != (ssize_t)call->arguments.len) {
+    if (fd < 0 || pwrite(fd, text, len, 0) != (ssize_t)len) {
         return -1;
     }
     return STEAL_FD(fd);
@@ -134,11 +142,10 @@ static void run_child(const char *command, int in, int out)
     _exit(127);
 }
 
-/* Reads until the command ends, or the time, or a signal comes; what it printed beyond the limit is
- * read and dropped. 0, -ETIMEDOUT, -EINTR. */
-static int gather(int fd, struct text *ret)
+/* Reads until the command closes its stdout, or the time, or a signal comes; what it printed beyond
+ * the limit is read and dropped. 0, -ETIMEDOUT, -EINTR. */
+static int gather(int fd, int64_t until_ns, struct text *ret)
 {
-    int64_t until_ns = clock_ns() + RUN_SECONDS * INT64_C(1000000000);
     char more[4096];
 
     for (;;) {
@@ -172,6 +179,23 @@ static int gather(int fd, struct text *ret)
     }
 }
 
+/* 0, -ETIMEDOUT, -EINTR: it runs on. */
+static int wait_for(pid_t pid, int64_t until_ns, int *ret_status)
+{
+    struct pollfd p = {.fd = interrupt_fd(), .events = POLLIN};
+
+    while (waitpid(pid, ret_status, WNOHANG) == 0) {
+        if (interrupt_noted()) {
+            return -EINTR;
+        }
+        if (clock_ns() >= until_ns) {
+            return -ETIMEDOUT;
+        }
+        (void)poll(&p, 1, LOOK_MS);
+    }
+    return 0;
+}
+
 /* The daemon takes UTF-8 alone, and no NUL. */
 static void mend(struct text *t)
 {
@@ -192,8 +216,9 @@ static void add_words(struct text *t, const char *fmt, int n)
     t->len += (size_t)snprintf(t->data + t->len, 64, fmt, n);
 }
 
-static int run_command(const char *command, int in, struct text *ret)
+static int run_command(const char *command, int in, int seconds, struct text *ret)
 {
+    int64_t until_ns = clock_ns() + seconds * INT64_C(1000000000);
     int fds[2];
     int status = 0;
     int r;
@@ -212,16 +237,17 @@ static int run_command(const char *command, int in, struct text *ret)
         return -EAGAIN;
     }
     (void)setpgid(pid, pid);
-    r = gather(fds[0], ret);
+    r = gather(fds[0], until_ns, ret);
     (void)close(fds[0]);
+    r = r < 0 ? r : wait_for(pid, until_ns, &status);
     if (r < 0) {
         (void)kill(-pid, SIGKILL);
-    }
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+        while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+        }
     }
     mend(ret);
     if (r == -ETIMEDOUT) {
-        add_words(ret, "\n(not ended after %d seconds)", RUN_SECONDS);
+        add_words(ret, "\n(not ended after %d seconds)", seconds);
     } else if (WIFEXITED(status) && WEXITSTATUS(status)) {
         add_words(ret, "\n(the command failed with exit code %d)", WEXITSTATUS(status));
     } else if (WIFSIGNALED(status) && r == 0) {
@@ -240,7 +266,7 @@ int tools_run(const struct tools *t, const struct call *call, struct text *ret)
         say("cannot give %s its arguments", call->name.data);
         return EXIT_INTERNAL;
     }
-    r = run_command(command_of(t, call), in, ret);
+    r = run_command(command_of(t, call), in, t->run_seconds, ret);
     if (r == -EINTR) {
         return interrupt_take() == SIGINT ? EXIT_INTERRUPTED : EXIT_CANCELLED;
     }
@@ -258,7 +284,7 @@ static void tell(const struct call *call)
     char shown[400];
     size_t n = 0;
 
-    for (const char *p = call->arguments.data; *p && n + 1 < sizeof(shown); p++) {
+    for (const char *p = arguments_of(call); *p && n + 1 < sizeof(shown); p++) {
         bool control = *p == 0x7f || (*p == '\xc2' && ((unsigned char)p[1] & 0xe0) == 0x80);
 
         shown[n++] = control ? '?' : *p;
