@@ -153,7 +153,8 @@ static void write_metrics(const struct front *f, const struct figures *c, struct
     }
     head(t, "requests_ended_total", "counter",
          "Accepted requests that ended, by reason; failed: with an error.");
-    for (uint32_t r = LANE_REASON_STOP; r <= LANE_REASON_ERROR; r++) {
+    _Static_assert(LANE_REASONS <= sizeof(c->n_by_reason) / sizeof(c->n_by_reason[0]), "reasons");
+    for (uint32_t r = LANE_REASON_STOP; r < LANE_REASONS; r++) {
         add(t, "pipit_requests_ended_total{reason=\"%s\"} %llu\n", lane_reason_name(r),
             (unsigned long long)c->n_by_reason[r]);
     }

@@ -221,7 +221,7 @@ static const char *check_daemon_body(struct lane_record *r)
                    ? NULL
                    : "unknown kind of bulk data";
     case LANE_DONE:
-        if (r->done.reason < LANE_REASON_STOP || r->done.reason > LANE_REASON_TOOL_CALLS) {
+        if (r->done.reason < LANE_REASON_STOP || r->done.reason >= LANE_REASONS) {
             return "unknown finish reason";
         }
         if (r->done.session > LANE_SESSION_NOT_SAVED) {

@@ -131,6 +131,7 @@ enum lane_reason {
     LANE_REASON_STOP = 1, LANE_REASON_LENGTH, LANE_REASON_CONTEXT, LANE_REASON_CANCELLED, LANE_REASON_TIMEOUT,
     LANE_REASON_SLOW_CONSUMER, LANE_REASON_SHUTDOWN, LANE_REASON_ERROR,
     LANE_REASON_TOOL_CALLS, /* as STOP; the answer has calls of tools, whose results are awaited */
+    LANE_REASONS            /* one more than the last */
 };
 
 /* Which part of the answer a LANE_TOKEN's or LANE_TEXT's text is, in the header's flags from bit

@@ -221,7 +221,8 @@ class Python(Tools):
 
 class Cli(Tools):
     def pipit(self, *args, stdin=b"", tty=False):
-        command = [os.path.join(BUILD, "client/pipit"), args[0], "--runtime-dir", self.daemon.folder, "--temp", "0", *args[1:]]
+        temp = [] if args[0] == "metrics" else ["--temp", "0"]
+        command = [os.path.join(BUILD, "client/pipit"), args[0], "--runtime-dir", self.daemon.folder, *temp, *args[1:]]
         if tty:  # a terminal for stdout, and its bytes
             command = ["script", "-qec", " ".join(map(shlex.quote, command)), "/dev/null"]
         env = {k: v for k, v in os.environ.items() if not k.startswith("PIPIT_") and k != "NO_COLOR"}
@@ -243,6 +244,7 @@ class Cli(Tools):
         marker = os.path.join(self.folder, "ran")
         self.assertEqual(self.pipit("ask", "What?", "--tools", self.tools(f"touch {marker}")), (0, said, ""))
         self.assertFalse(os.path.exists(marker), "a command runs with --run-tools alone")
+        self.assertRegex(self.pipit("metrics")[1], r'(?m)^pipit_requests_ended_total\{reason="tool_calls"\} [1-9]')
         rc, out, err = self.pipit("ask", "What?", "--tools", self.tools(), "--reasoning", "yes")
         self.assertEqual((rc, out, err), (0, "Hm. A clock?\n\n" + said, ""))
 

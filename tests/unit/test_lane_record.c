@@ -295,6 +295,10 @@ Test(lane_record, names_hold_no_control_characters)
 Test(lane_record, names_and_exit_codes)
 {
     cr_assert_str_eq(lane_reason_name(LANE_REASON_SLOW_CONSUMER), "slow_consumer");
+    cr_assert_str_eq(lane_reason_name(LANE_REASONS), "unknown");
+    for (uint32_t i = 1; i < LANE_REASONS; i++) {
+        cr_assert_str_neq(lane_reason_name(i), "unknown", "reason %u", i);
+    }
     cr_assert_str_eq(lane_reason_name(0), "unknown");
     cr_assert_str_eq(lane_reason_name(99), "unknown");
     cr_assert_str_eq(lane_error_name(LANE_ERR_CONTEXT_OVERFLOW), "CONTEXT_OVERFLOW");
