@@ -82,6 +82,11 @@ static int check(const struct skew_model *m, struct error *reterr)
 {
     bool any = false;
 
+    if (m->model->h.wide) {
+        return error_set(reterr, -ENOTSUP,
+                         "queries read a wide store by maps of their own, which "
+                         "skews are not offered for");
+    }
     for (int32_t i = 0; i < m->model->n_stores; i++) {
         if (m->model->layers[m->model->stores[i].layer].w[LT_SKEW].n_cols) {
             return error_set(reterr, -EINVAL, "an overlay has skews already");

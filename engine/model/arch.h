@@ -109,11 +109,11 @@ enum tensor_dim {
     DIM_EXPERT_FF, /* of one expert */
     DIM_SHARED_FF,
     DIM_AUG_Q,
-    DIM_Q,      /* n_q * k_dim */
+    DIM_Q,      /* n_q * q_dim */
     DIM_Q_OUT,  /* the same, and as much for gates where Q has them */
     DIM_K,      /* n_k * k_dim */
     DIM_V,      /* n_v * v_dim */
-    DIM_ATT,    /* n_q * v_dim */
+    DIM_ATT,    /* n_q * o_dim */
     DIM_HEAD,   /* k_dim */
     DIM_HEADS,  /* n_q */
     DIM_ROT2,   /* n_rot / 2 */

@@ -47,8 +47,8 @@ int balance_derive(struct model *m, int32_t store, struct model_weight *ret)
     const struct ops_weight *k = &w[st->deep ? LT_SWIFT_K : LT_K];
     int32_t n = st->n_k * st->k_dim;
 
-    if (q->n_rows != z->n_q * st->k_dim * (m->h.q_gated ? 2 : 1) || k->n_rows != n ||
-        w[LT_Q_GATE].n_cols || z->n_q % st->n_k != 0 || st->k_dim % 2 != 0) {
+    if ((st->deep && m->h.wide) || q->n_rows != z->n_q * st->k_dim * (m->h.q_gated ? 2 : 1) ||
+        k->n_rows != n || w[LT_Q_GATE].n_cols || z->n_q % st->n_k != 0 || st->k_dim % 2 != 0) {
         return 0;
     }
     if (!m->balances) {

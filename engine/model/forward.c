@@ -78,6 +78,7 @@ static void place_heads(const struct model *m, int32_t n, struct memory_arena *a
     int32_t k = r.k;
     int32_t v = 0;
     int32_t att = r.att;
+    int32_t narrow = 0;
 
     for (int32_t il = 0; il < m->h.n_layers; il++) {
         const struct layer_sizes *z = &m->h.layer[il];
@@ -85,12 +86,14 @@ static void place_heads(const struct model *m, int32_t n, struct memory_arena *a
         k = max_i32(k, z->n_k * z->k_dim);
         v = max_i32(v, z->n_v * z->v_dim);
         att = max_i32(att, z->n_q * z->v_dim);
+        narrow = m->h.wide ? max_i32(narrow, z->n_q * max_i32(z->q_dim, z->o_dim)) : 0;
     }
     place(a, &f->q, n, max_i32(forward_q_width(m), r.q));
     place(a, &f->mix, r.mix ? n : 0, r.mix);
     place(a, &f->k, n, k);
     place(a, &f->v, n, v);
     place(a, &f->att, n, att);
+    place(a, &f->narrow, narrow ? n : 0, narrow);
 }
 
 /* Of the widest layer without experts, whose hidden values the backend has a place for. */
@@ -220,7 +223,8 @@ static void emit_layer(struct forward *f, int32_t layer)
     bool v_norm = f->m->arch->v_norm && f->m->layers[layer].owner;
     bool experts = f->m->h.layer[layer].experts;
     bool gated = f->m->h.q_gated;
-    bool fused = f->ops->qkv_store && !aug_q && !wide && !v_norm && !gated;
+    bool mapped = model_is_wide(f->m, layer);
+    bool fused = f->ops->qkv_store && !aug_q && !wide && !v_norm && !gated && !mapped;
 
     if (f->m->h.layer[layer].recurrent) {
         emit_recurrence(f, layer);
@@ -251,10 +255,16 @@ static void emit_layer(struct forward *f, int32_t layer)
     if (v_norm) {
         emit_instr(f, forward_step_v_norm, layer);
     }
+    if (mapped) {
+        emit_instr(f, forward_step_map_q, layer);
+    }
     emit_instr(f, fused ? forward_step_qkv_store : forward_step_store, layer);
     emit_instr(f, forward_step_attend, layer);
     if (gated) {
         emit_instr(f, forward_step_att_gate, layer);
+    }
+    if (mapped) {
+        emit_instr(f, forward_step_map_v, layer);
     }
     if (forward_predicts(f->m, layer + 1) && layer + 1 != f->m->h.swift_layers) {
         emit_instr(f, forward_step_fetch, layer + 1);

@@ -42,7 +42,9 @@ static struct ops_matmul qkv_of(struct forward *f, int32_t layer)
         .ldx = f->cur.ld,
     };
 
-    const struct buffer *q = f->m->h.q_gated ? &f->mix : &f->q;
+    const struct buffer *q = f->m->h.q_gated              ? &f->mix
+                             : model_is_wide(f->m, layer) ? &f->narrow
+                                                          : &f->q;
 
     add_layer_part(&p, l, l->deep ? LT_SWIFT_Q : LT_Q, l->deep ? LT_SWIFT_Q_B : LT_Q_B, q->p, q->ld,
                    OPS_ACT_NONE, 0);
@@ -125,6 +127,33 @@ static int norm_in_place(struct forward *f, const struct buffer *b, const struct
     };
 
     return f->ops->norm(f->be, &p);
+}
+
+/* Heads of x by a matrix each to heads of y. */
+static int map_heads(struct forward *f, const struct ops_weight *maps, int32_t n_heads,
+                     const struct buffer *x, const struct buffer *y)
+{
+    int r = 0;
+
+    for (int32_t h = 0; h < n_heads && !r; h++) {
+        struct ops_matmul p = {
+            .rows = f->rows, .x = x->p + (ptrdiff_t)h * maps[h].n_cols, .ldx = x->ld};
+
+        add_part(&p, &maps[h], &(struct ops_weight){0}, y->p + (ptrdiff_t)h * maps[h].n_rows, y->ld,
+                 OPS_ACT_NONE);
+        r = f->ops->matmul(f->be, &p);
+    }
+    return r;
+}
+
+int forward_step_map_q(struct forward *f, int32_t layer)
+{
+    return map_heads(f, model_q_maps(f->m, layer), f->m->h.layer[layer].n_q, &f->narrow, &f->q);
+}
+
+int forward_step_map_v(struct forward *f, int32_t layer)
+{
+    return map_heads(f, model_v_maps(f->m, layer), f->m->h.layer[layer].n_q, &f->att, &f->narrow);
 }
 
 /* All heads of a row as one. */
@@ -233,7 +262,8 @@ static int project_out(struct forward *f, const struct buffer *from, const struc
 
 int forward_step_attn_out(struct forward *f, int32_t layer)
 {
-    return project_out(f, &f->att, &f->m->layers[layer], LT_O, LT_O_B, LT_POST_ATTN_NORM);
+    return project_out(f, model_is_wide(f->m, layer) ? &f->narrow : &f->att, &f->m->layers[layer],
+                       LT_O, LT_O_B, LT_POST_ATTN_NORM);
 }
 
 /* A recurrent layer's. */

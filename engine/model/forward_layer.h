@@ -15,6 +15,8 @@ int forward_embed(struct forward *f, struct buffer to);
 int forward_step_embed(struct forward *f, int32_t layer);
 int forward_step_qkv(struct forward *f, int32_t layer);
 int forward_step_v_norm(struct forward *f, int32_t layer);
+int forward_step_map_q(struct forward *f, int32_t layer); /* of layers that read a wide store */
+int forward_step_map_v(struct forward *f, int32_t layer);
 int forward_step_aug_q_in(struct forward *f, int32_t layer);
 int forward_step_aug_q_out(struct forward *f, int32_t layer);
 int forward_step_qk_norm(struct forward *f, int32_t layer);

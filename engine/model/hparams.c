@@ -444,6 +444,58 @@ static void read_swift(struct reader *r, const struct gguf *swift, struct hparam
     r->rc = s.rc;
 }
 
+/* Wide stores. Behind all that reads the model's own heads, logits' scale among it. */
+static int read_wide(const struct gguf *swift, const struct arch *arch, struct hparams *h,
+                     struct error *reterr)
+{
+    struct reader s = {.g = swift, .prefix = "pipit.swiftkv", .reterr = reterr};
+    const struct layer_sizes *own = &h->layer[h->n_layers - 1];
+    int32_t k_dim;
+    int32_t v_dim;
+
+    for (int32_t i = 0; i < h->n_layers; i++) {
+        h->layer[i].q_dim = h->layer[i].k_dim;
+        h->layer[i].o_dim = h->layer[i].v_dim;
+    }
+    if (!swift || h->swift_layers == h->n_layers) {
+        return 0;
+    }
+    k_dim = read_i32(&s, "key_length", 2, HPARAMS_MAX_HEAD_DIM, 0);
+    v_dim = read_i32(&s, "value_length", 2, HPARAMS_MAX_HEAD_DIM, 0);
+    if (s.rc || (k_dim == 0 && v_dim == 0)) {
+        return s.rc;
+    }
+    if (k_dim == 0 || v_dim == 0 || k_dim % 2 != 0) {
+        return error_set(reterr, -EBADMSG,
+                         "keys pipit.swiftkv.key_length and value_length are %d and %d: wide "
+                         "stores need both, the first even",
+                         k_dim, v_dim);
+    }
+    if (arch->rope == OPS_ROPE_NONE || !own->rotates || own->window > 0 ||
+        h->rope_scaling == ROPE_SCALING_LONG || h->alibi_max > 0 ||
+        (arch->required & (LT_BIT(LT_Q_NORM) | LT_BIT(LT_K_NORM) | LT_BIT(LT_Q_NORM_WIDE))) ||
+        h->aug_q > 0 || arch->v_norm) {
+        return error_set(reterr, -ENOTSUP,
+                         "key pipit.swiftkv.key_length: wide stores are not offered for models "
+                         "that slide, norm or augment queries and keys, or do not rotate them by "
+                         "one table");
+    }
+    h->wide = true;
+    for (int32_t i = h->swift_layers; i < h->n_layers; i++) {
+        struct layer_sizes *l = &h->layer[i];
+
+        l->n_k = 1; /* the files decide how many, as of every deep store */
+        l->n_v = 1;
+        l->k_dim = k_dim;
+        l->v_dim = v_dim;
+        l->n_rot = k_dim;
+    }
+    h->most.k_dim = larger(h->most.k_dim, k_dim);
+    h->most.v_dim = larger(h->most.v_dim, v_dim);
+    h->most.n_rot = larger(h->most.n_rot, k_dim);
+    return 0;
+}
+
 static void read_all(struct reader *r, const struct gguf *swift, const struct arch *arch,
                      struct hparams *h)
 {
@@ -532,6 +584,12 @@ int hparams_read(const struct gguf *g, const struct gguf *swift, const struct ar
         float k_dim = (float)(h.layer[i].k_dim ? h.layer[i].k_dim : 1);
 
         h.layer[i].attn_scale = h.attn_scale > 0 ? h.attn_scale : 1.0f / sqrtf(k_dim);
+    }
+    int rc = read_wide(swift, arch, &h, reterr);
+
+    if (rc) {
+        hparams_finish(&h);
+        return rc;
     }
     *ret = h;
     return 0;

@@ -40,6 +40,8 @@ struct layer_sizes {
     int32_t n_v;    /* V heads; n_q is a multiple */
     int32_t k_dim;  /* of one head, queries alike */
     int32_t v_dim;
+    int32_t q_dim;  /* of a query head as it is projected: k_dim, unless the store is wide */
+    int32_t o_dim;  /* of a head as the output projection reads it: v_dim, unless it is */
     int32_t n_rot;  /* leading dims of a head that rotate, even */
     int32_t n_ff;
     int32_t n_ff_expert; /* of each expert, else 0 */
@@ -93,6 +95,8 @@ struct hparams {
     float temperature; /* of queries, which grows with each rope_orig_ctx positions; 0: none */
     int32_t swift_layers; /* layers with K and V of their own input; n_layers without SwiftKV */
     int32_t swift_group;  /* deep layers that share a store */
+    bool wide; /* deep stores have heads of their own sizes, which maps of each query head join to
+                  the model's: k_dim and v_dim of deep layers are the store's (tensors_wide.c) */
 };
 
 /* `swift`: the file that holds the pipit.swiftkv keys (the base or an overlay), or NULL.

@@ -280,6 +280,9 @@ int model_set_context(struct model *m, const struct gguf *base, int32_t ctx, str
         .mscale = rope_table(h, n_local, h->rope_base_window, m->arch->window_scaled, factors,
                              m->rope_local.inv_freq),
     };
+    for (int32_t i = 0; i < m->n_stores && h->wide; i++) {
+        m->wide_rope[i].mscale = m->rope.op.mscale;
+    }
     m->rope_none = (struct ops_rope){.form = OPS_ROPE_NONE, .mscale = 1.0f};
     return 0;
 }
@@ -345,6 +348,9 @@ void model_close(struct model *m)
     free(m->centers);
     free(m->balances);
     free(m->ones);
+    free(m->wide_maps);
+    free(m->wide_rope);
+    free(m->wide_freq);
     free(m->layers);
     free(m->stores);
     hparams_finish(&m->h);
@@ -355,7 +361,7 @@ uint64_t model_table_bytes(const struct model *m)
 {
     uint64_t words = model_can_exit(m) ? (uint64_t)m->w[MT_EXIT_HEAD].n_rows - 1 : 0;
 
-    return sizeof(*m) + balance_bytes(m) + center_bytes(m) +
+    return sizeof(*m) + balance_bytes(m) + center_bytes(m) + tensors_wide_bytes(m) +
            (uint64_t)m->n_list * sizeof(*m->list) + words * sizeof(*m->exit_words) +
            (uint64_t)m->h.n_layers *
                (sizeof(*m->layers) + sizeof(*m->stores) + sizeof(*m->h.layer));

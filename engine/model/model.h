@@ -78,6 +78,9 @@ struct model {
     float *centers;            /* (n_stores, n_k * k_dim): those made of biases; NULL: none */
     bool rotates;              /* set before model_load: keys may be rotated, and so want these: */
     float *balances;           /* (n_stores, n_k * k_dim): factors of keys' dims; NULL: none */
+    struct ops_weight *wide_maps; /* of wide stores: deep layers' maps, n_q of queries, n_q of V */
+    struct ops_rope *wide_rope;   /* (n_stores) how keys of a wide one rotate; NULL: none is wide */
+    float *wide_freq;             /* (n_stores, h.most.k_dim / 2) its tables */
     struct model_weight *list; /* every weight, in order of execution */
     int32_t n_list;
     const struct backend_ops *ops; /* set by model_load */
@@ -142,9 +145,34 @@ static inline const struct ops_weight *model_opt(const struct ops_weight *w)
     return w->n_cols ? w : NULL;
 }
 
+/* Maps of wide stores in all; a deep layer's of queries, one for each head, and of V. */
+static inline int32_t model_n_maps(const struct model *m)
+{
+    return 2 * m->h.most.n_q * (m->h.n_layers - m->h.swift_layers);
+}
+
+static inline struct ops_weight *model_q_maps(const struct model *m, int32_t layer)
+{
+    return m->wide_maps + (ptrdiff_t)2 * m->h.most.n_q * (layer - m->h.swift_layers);
+}
+
+static inline struct ops_weight *model_v_maps(const struct model *m, int32_t layer)
+{
+    return model_q_maps(m, layer) + m->h.most.n_q;
+}
+
+/* Does a layer read a store whose heads are not as wide as its own? */
+static inline bool model_is_wide(const struct model *m, int32_t layer)
+{
+    return m->h.wide && m->layers[layer].deep;
+}
+
 /* How a layer rotates queries and keys. */
 static inline const struct ops_rope *model_rope(const struct model *m, int32_t layer)
 {
+    if (model_is_wide(m, layer)) {
+        return &m->wide_rope[m->layers[layer].store];
+    }
     if (!m->h.layer[layer].rotates) {
         return &m->rope_none;
     }

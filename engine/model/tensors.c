@@ -42,13 +42,13 @@ int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d)
     case DIM_AUG_Q:
         return h->aug_q;
     case DIM_Q:
-        return l->n_q * l->k_dim;
+        return l->n_q * l->q_dim;
     case DIM_K:
         return l->n_k * l->k_dim;
     case DIM_V:
         return l->n_v * l->v_dim;
     case DIM_ATT:
-        return l->n_q * l->v_dim;
+        return l->n_q * l->o_dim;
     case DIM_HEADS:
         return l->n_q;
     case DIM_HEAD:
@@ -56,7 +56,7 @@ int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d)
     case DIM_ROT2:
         return l->n_rot / 2;
     case DIM_Q_OUT:
-        return l->n_q * l->k_dim * (h->q_gated ? 2 : 1);
+        return l->n_q * l->q_dim * (h->q_gated ? 2 : 1);
     case DIM_PLE:
         return h->ple;
     case DIM_MIX:
@@ -435,6 +435,7 @@ static int find_split(struct finder *f)
                               st->layer);
             }
         }
+        r = !r && m->h.wide ? tensors_wide_rope(f, s) : r;
     }
     return r ? r : find_exit(f);
 }
@@ -451,6 +452,10 @@ static int find_skews(struct finder *f)
         int32_t n = st->n_k * st->k_dim * st->k_dim;
 
         if (st->state_bytes || !geometry_is_predictable(st->layer, st->window)) {
+            continue;
+        }
+        if (st->deep && m->h.wide) {
+            r = tensors_wide_skew(f, st->layer);
             continue;
         }
         r = find_one(f, &arch_layer_tensors[LT_SKEW], st->layer, false, &w[LT_SKEW]);
@@ -640,6 +645,8 @@ static int find_all(struct finder *f)
             if (!r) {
                 r = find_layer(f, il, LT_SWIFT_Q, LT_SWIFT_Q_B);
             }
+            r = r ? r : tensors_wide_q(f, il);
+            r = r ? r : tensors_wide_v(f, il);
             if (!r) {
                 r = find_layer(f, il, LT_Q_GATE, LT_POST_FFN_NORM);
             }
@@ -681,9 +688,9 @@ int tensors_find(const struct model_source *source, struct model *m, struct erro
         return error_set(reterr, -E2BIG, "%d overlays, at most %d are offered", source->n_overlays,
                          MODEL_MAX_OVERLAYS);
     }
-    f.cap = MT_COUNT + m->h.n_layers * LT_COUNT + 1;
+    f.cap = MT_COUNT + m->h.n_layers * LT_COUNT + 1 + (m->h.wide ? model_n_maps(m) : 0);
     m->list = calloc((size_t)f.cap, sizeof(*m->list));
-    r = m->list ? 0 : -ENOMEM;
+    r = m->list ? tensors_wide_reserve(m) : -ENOMEM;
     for (int32_t i = 0; !r && i <= source->n_overlays; i++) {
         f.used[i] = calloc(gguf_n_tensors(tensors_file(&f, i)) + 1, sizeof(bool));
         r = f.used[i] ? 0 : -ENOMEM;

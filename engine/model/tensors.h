@@ -26,4 +26,7 @@ enum { ROPE_FACTORS_NONE, ROPE_FACTORS_ONE, ROPE_FACTORS_SHORT, ROPE_FACTORS_LON
 int tensors_rope_factors(const struct gguf *g, const struct hparams *h, int32_t n_rot, bool is_long,
                          float *factors, struct error *reterr) WARN_UNUSED;
 
+/* Of the tables of wide stores (tensors_wide.c). */
+uint64_t tensors_wide_bytes(const struct model *m);
+
 #endif

@@ -45,6 +45,15 @@ int tensors_take_part(const struct tensor_part *p, const struct gguf_tensor *t,
 /* tensors_scale.c: the factor of what a layer's matrix gives, where the file has one. */
 int tensors_scale(struct finder *f, int32_t il, int t) WARN_UNUSED;
 
+/* tensors_wide.c, where the model has wide stores: a deep layer's maps, each a weight in the list;
+ * a store's frequencies; the tables of all (before the list is filled), and their bytes. */
+int tensors_wide_q(struct finder *f, int32_t il) WARN_UNUSED;
+int tensors_wide_v(struct finder *f, int32_t il) WARN_UNUSED;
+int tensors_wide_rope(struct finder *f, int32_t store) WARN_UNUSED;
+/* -ENOTSUP where a layer has one: InfiniGen cannot predict what reads a wide store. */
+int tensors_wide_skew(struct finder *f, int32_t il) WARN_UNUSED;
+int tensors_wide_reserve(struct model *m) WARN_UNUSED;
+
 /* tensors_ple.c: the table of per-layer embeddings; a layer's part of what is projected to join it;
  * the factor of a layer's output; the weight of a norm that has none. */
 int tensors_ple_table(struct finder *f) WARN_UNUSED;

@@ -29,6 +29,8 @@ BASE = {"name": "full", "budget": 0, "recent": 0, "sinks": 0, "noise": "none", "
         "tau0": 1.0, "tau1": 1.0, "scope": "head", "pos_new": False, "damp": 1.0, "select": None}
 SPARQ = {"name": "sparq", "r": 3, "k": 12, "local": 3, "mean": False}
 AHEAD = {"name": "infinigen", "alpha": 4, "cap": 20, "partial": 0.5}
+WIDE = (2, 4, "wide", 1, 20, 12)  # heads of the store, dims of K and V
+WIDE_TWO = (2, 2, "wide", 2, 20, 12)
 CASES = [
     # name, overlay (split, group), () or None, policy text, policy of the NumPy model; infinigen: and a skew
     ("full", None, "f32", {}),
@@ -90,6 +92,15 @@ CASES = [
      {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0}),
     ("acrosskv_observe", (2, 4), "f32+keyformer:20,recent=30%,noise=once,tau=1..2,seed=3,observe=8",
      {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0, "observe": 8}),
+    ("wide", WIDE, "f32", {}),
+    ("wide_two_heads", WIDE_TWO, "f32", {}),
+    ("wide_keyformer", WIDE, "f32+keyformer:20,recent=30%,noise=once,tau=1..2,seed=3",
+     {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0}),
+    ("wide_snapkv", WIDE, "f32+sinks:2+snapkv:20,observe=6,kernel=3,prefill=dense",
+     {"name": "snapkv", "budget": 20, "recent": 6, "observe": 6, "sinks": 2, "kernel": 3, "pool": "max"}),
+    ("wide_new_positions", WIDE, "f32+h2o:20,recent=30%,pos=new", {"name": "h2o", "budget": 20, "recent": 6, "pos_new": True}),
+    ("wide_sparq", WIDE, "f32+sparq:r=5,k=12,mean=on", {"select": {**SPARQ, "r": 5, "mean": True}}),
+    ("wide_topv", WIDE, "f32+topv:9,renorm=off", {"select": {"name": "topv", "k": 9, "renorm": False}}),
 ]
 
 
@@ -120,6 +131,33 @@ def write_skew(path, base, below, split):
     w.close()
 
 
+def write_wide(path, base, split, group, _, heads, k_dim, v_dim):
+    """Random stores of a width of their own, and each query head's maps."""
+    import gguf
+    rng = np.random.default_rng(29)
+    w = gguf.GGUFWriter(str(path), "llama")
+    w.add_string("general.type", "overlay")
+    w.add_string("pipit.overlay.base_sha256", hashlib.sha256(base.read_bytes()).hexdigest())
+    for key, value in (("num_key_value_layers", split), ("key_value_group_size", group), ("key_length", k_dim), ("value_length", v_dim)):
+        w.add_uint32("pipit.swiftkv." + key, value)
+    add = lambda name, rows, cols: w.add_tensor(name, (rng.standard_normal((rows, cols)) / np.sqrt(cols)).astype(np.float32))
+    w.add_tensor("norm_swiftkv.weight", rng.uniform(0.5, 1.5, 32).astype(np.float32))
+    for j in range(split, 6):
+        add(f"blk.{j}.attn_q_swiftkv.weight", 32, 32)
+        add(f"blk.{j}.attn_q_map_swiftkv.weight", 4 * k_dim, 8)
+        add(f"blk.{j}.attn_v_map_swiftkv.weight", 4 * 8, v_dim)
+        if (j - split) % group == 0:
+            add(f"blk.{j}.attn_k_swiftkv.weight", heads * k_dim, 32)
+            add(f"blk.{j}.attn_v_swiftkv.weight", heads * v_dim, 32)
+            freqs = np.sort(rng.uniform(0, 1, k_dim // 2))[::-1] ** 2
+            freqs[-3:] = 0  # these do not rotate
+            w.add_tensor(f"blk.{j}.attn_freqs_swiftkv.weight", freqs.astype(np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
 def main(mkmodel, *names):
     base = DATA / "cache_model.gguf"
     subprocess.run([mkmodel, "--arch", "llama", "--layers", "6", "--hidden", "32", "--heads", "4", "--kv-heads", "2",
@@ -130,6 +168,9 @@ def main(mkmodel, *names):
     for name, split, _, _ in CASES:
         if name.startswith("infinigen") and split not in skews:
             skews[split] = DATA / ("cache_skew.gguf" if not split else f"cache_skew_{split[0]}_{split[1]}.gguf")
+        if split and split not in overlays and split[2:3] == ("wide",):
+            overlays[split] = DATA / f"cache_wide_{split[1]}_{split[3]}.gguf"
+            write_wide(overlays[split], base, *split)
         if split and split not in overlays:
             more = split[2:]  # options
             overlays[split] = DATA / f"cache_swiftkv_{split[0]}_{split[1]}{''.join(more).replace('--', '_')}.gguf"

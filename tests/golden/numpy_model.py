@@ -7,6 +7,8 @@ from here.
     SwiftKV   (Qiao et al.): after layer l-1, z = RMSNorm(x; norm_swiftkv); K and V of every deep layer come from
               z, for prompt and decoded tokens alike; Q from the layer's own normed input by q_swiftkv. With groups
               of G (AcrossKV) layers (l + i) .. (l + i + G - 1), i a multiple of G, share one K and V.
+    wide      a deep store has heads of its own width and frequencies; a query head's own matrix maps its projected query
+              to the keys' width (then it is rotated), another what attention gives to the output projection's columns.
     Keyformer (Adnan et al., Algorithm 1): scores sum softmax((logits + noise) / tau) over queries, apart from the
               true softmax, old sums times `damp` at each new token; the budget keeps the w latest tokens and the best-scored of the others. H2O is
               the same without noise and with tau = 1.
@@ -120,36 +122,55 @@ class Model:
         self.split = int(kv.get("pipit.swiftkv.num_key_value_layers", self.n_layer))
         self.group = int(kv.get("pipit.swiftkv.key_value_group_size", 1))
         self.policy = policy
-        self.stores = {self.owner(j): Store(self.n_kv) for j in range(self.n_layer)}
+        self.wide = (int(kv["pipit.swiftkv.key_length"]), int(kv["pipit.swiftkv.value_length"])) if "pipit.swiftkv.key_length" in kv else None
+        self.stores = {self.owner(j): Store(self.heads(j)) for j in range(self.n_layer)}
         self.predicted = {}
 
     def owner(self, j):
         return j if j < self.split else self.split + (j - self.split) // self.group * self.group
 
-    def rope(self, x, pos):
+    def is_wide(self, j):
+        return self.wide is not None and j >= self.split
+
+    def heads(self, j):
+        """K/V heads of the store that layer j reads."""
+        return len(self.w[f"blk.{self.owner(j)}.attn_k_swiftkv.weight"]) // self.wide[0] if self.is_wide(j) else self.n_kv
+
+    def rope(self, x, pos, j=0):
         """Pairs (2i, 2i+1), as Llama GGUF files store their heads."""
         half = self.dim // 2
-        angle = pos * np.array([np.float32(self.theta ** (-2.0 * i / self.dim)) for i in range(half)], np.float64)
+        if self.is_wide(j):
+            freq = self.w[f"blk.{self.owner(j)}.attn_freqs_swiftkv.weight"]
+        else:
+            freq = np.array([np.float32(self.theta ** (-2.0 * i / self.dim)) for i in range(half)], np.float64)
+        angle = pos * freq
         c, s = np.cos(angle), np.sin(angle)
         y = x.copy()
         y[..., 0::2] = x[..., 0::2] * c - x[..., 1::2] * s
         y[..., 1::2] = x[..., 0::2] * s + x[..., 1::2] * c
         return y
 
-    def project(self, name, x, n):
+    def project(self, name, x, n, dim=None):
         y = self.w[name + ".weight"] @ x
         bias = self.w.get(name + ".bias")
-        return (y if bias is None else y + bias).reshape(n, self.dim)
+        return (y if bias is None else y + bias).reshape(n, dim or self.dim)
+
+    def queries(self, j, x, pos):
+        q = self.project(f"blk.{j}.attn_q" + ("_swiftkv" if j >= self.split else ""), x, self.n_head)
+        if self.is_wide(j):
+            q = np.stack([m @ one for m, one in zip(self.w[f"blk.{j}.attn_q_map_swiftkv.weight"].reshape(self.n_head, self.wide[0], self.dim), q)])
+        return self.rope(q, pos, j)
 
     def put(self, j, x, pos, deep):
         """K and V of store owner j at a position, into an empty slot or a victim's."""
         s = "_swiftkv" if deep else ""
-        k = self.project(f"blk.{j}.attn_k{s}", x, self.n_kv)
+        dims = self.wide if self.is_wide(j) else (self.dim, self.dim)
+        k = self.project(f"blk.{j}.attn_k{s}", x, self.heads(j), dims[0])
         if not self.policy["pos_new"]:
-            k = self.rope(k, pos)
-        v = self.project(f"blk.{j}.attn_v{s}", x, self.n_kv)
+            k = self.rope(k, pos, j)
+        v = self.project(f"blk.{j}.attn_v{s}", x, self.heads(j), dims[1])
         st = self.stores[j]
-        for h in range(self.n_kv):
+        for h in range(len(st.pos)):
             slot = self.victims[j, h]
             if slot is None:
                 for row, value in ((st.pos, pos), (st.k, k[h]), (st.v, v[h]), (st.score, 0.0)):
@@ -164,7 +185,7 @@ class Model:
             return st.score[h][s]
         at = st.pos[h][s]
         return sum(o.score[g][o.pos[g].index(at)] for o in (self.stores.values() if scope == "shared" else [st])
-                   for g in range(self.n_kv))
+                   for g in range(len(o.pos)))
 
     def victim(self, st, h, pos):
         p = self.policy
@@ -189,11 +210,11 @@ class Model:
         if p["name"] in ("full", "as-shipped", "streaming") or p["n_prompt"] <= p["budget"]:
             return
         totals = {(o, h): [self.total(st, h, s) for s in range(len(st.pos[h]))]
-                  for o, st in self.stores.items() for h in range(self.n_kv)}
+                  for o, st in self.stores.items() for h in range(len(st.pos))}
         if p["name"] == "snapkv":
             totals = {at: self.pooled(row) for at, row in totals.items()}
         for o, st in self.stores.items():
-            for h in range(self.n_kv):
+            for h in range(len(st.pos)):
                 protect = p["n_prompt"] - p["recent"]
                 order = sorted(range(len(st.pos[h])), key=lambda s: (
                     not (st.pos[h][s] < p["sinks"] or st.pos[h][s] >= protect),
@@ -205,7 +226,7 @@ class Model:
     def forget(self):
         """StreamingLLM, after a token of the prompt: the oldest but the sinks go until the cache has its size."""
         for st in self.stores.values():
-            for h in range(self.n_kv):
+            for h in range(len(st.pos)):
                 while len(st.pos[h]) > self.policy["budget"]:
                     oldest = min((at, s) for s, at in enumerate(st.pos[h]) if at >= self.policy["sinks"])[1]
                     for row in (st.pos, st.k, st.v, st.score):
@@ -225,7 +246,7 @@ class Model:
             return
         seen, w = pos + 1, p["recent"]
         for st in self.stores.values():
-            for h in range(self.n_kv):
+            for h in range(len(st.pos)):
                 old = st.mask[h] or [True] * seen
                 score = [s * m for s, m in zip(st.score[h], old)]
                 keys = sorted(range(seen - w), key=lambda s: -score[s])[:p["budget"] - w]
@@ -253,6 +274,9 @@ class Model:
     def output(self, j, out):
         """By the overlay's own projection, where it brings one."""
         own = self.w.get(f"blk.{j}.attn_output_swiftkv.weight")
+        if self.is_wide(j):
+            maps = self.w[f"blk.{j}.attn_v_map_swiftkv.weight"].reshape(self.n_head, self.dim, self.wide[1])
+            out = np.stack([m @ one for m, one in zip(maps, out)])
         return (self.w[f"blk.{j}.attn_output.weight"] if own is None else own) @ out.reshape(-1)
 
     def attend(self, j, x, pos, tau):
@@ -262,9 +286,9 @@ class Model:
             for o, other in self.stores.items():
                 if self.policy["scope"] == "shared" or o == j:
                     other.score = [[v * self.policy["damp"] for v in row] for row in other.score]
-        q = self.rope(self.project(f"blk.{j}.attn_q" + ("_swiftkv" if deep else ""), x, self.n_head), pos)
-        st = self.stores[self.owner(j)]
-        out = np.zeros((self.n_head, self.dim))
+        q = self.queries(j, x, pos)
+        st, n_kv = self.stores[self.owner(j)], self.heads(j)
+        out = np.zeros((self.n_head, self.wide[1] if self.is_wide(j) else self.dim))
         if self.ahead() and self.owner(j) >= 2 and pos >= self.policy["n_prompt"]:
             for head in range(self.n_head):
                 h = head * self.n_kv // self.n_head
@@ -273,16 +297,16 @@ class Model:
                 out[head] = softmax(k[read] @ q[head] / math.sqrt(self.dim)) @ v[read]
             return self.output(j, out)
         if self.policy["select"] and not self.ahead() and pos >= self.policy["n_prompt"]:
-            for h in range(self.n_kv):
+            for h in range(n_kv):
                 self.attend_some(j, h, q, pos, st, tau, out)
             return self.output(j, out)
         for head in range(self.n_head):
-            h = head * self.n_kv // self.n_head
+            h = head * n_kv // self.n_head
             k = np.array(st.k[h])
             if self.policy["pos_new"]:
                 rank = np.argsort(np.argsort(st.pos[h]))
                 shift = pos - rank[st.pos[h].index(pos)]
-                k = np.array([self.rope(row, int(r + shift)) for row, r in zip(k, rank)])
+                k = np.array([self.rope(row, int(r + shift), j) for row, r in zip(k, rank)])
             logits = k @ q[head] / math.sqrt(self.dim)
             if st.mask[h]:
                 logits = np.where(st.mask[h], logits, -1e30)
@@ -297,7 +321,7 @@ class Model:
         """What layer j will read, from the normed input of the layer before."""
         s = self.policy["select"]
         st = self.stores[j]
-        q = self.rope(self.project(f"blk.{j}.attn_q" + ("_swiftkv" if j >= self.split else ""), x, self.n_head), pos)
+        q = self.queries(j, x, pos)
         a = self.w[f"blk.{j}.attn_{'skew' if s.get('skew', True) else 'columns'}.weight"].reshape(self.n_kv, self.dim, self.dim)
         m = max(1, int(s["partial"] * self.dim))
         share = self.n_head // self.n_kv
@@ -322,13 +346,14 @@ class Model:
     def attend_some(self, j, h, q, pos, st, tau, out):
         """The query heads of K/V head h, into out."""
         s = self.policy["select"]
-        group = range(h * self.n_head // self.n_kv, (h + 1) * self.n_head // self.n_kv)
+        n_kv = len(st.pos)
+        group = range(h * self.n_head // n_kv, (h + 1) * self.n_head // n_kv)
         k, v, at = np.array(st.k[h]), np.array(st.v[h]), np.array(st.pos[h])
         exact = {head: k @ q[head] / math.sqrt(self.dim) for head in group}
         rank = exact
         if s["name"] == "sparq":
             size = sum(abs(q[head]) for head in group)
-            dims = sorted(range(self.dim), key=lambda d: (-size[d], d))[:s["r"]]
+            dims = sorted(range(len(size)), key=lambda d: (-size[d], d))[:s["r"]]
             rank = {head: k[:, dims] @ q[head][dims] / math.sqrt(self.dim * abs(q[head][dims]).sum() / abs(q[head]).sum())
                     for head in group}
         for head in group:
@@ -352,7 +377,7 @@ class Model:
         """All layers for one token; logits."""
         w = self.w
         x = w["token_embd.weight"][token].copy()
-        self.victims = {(o, h): self.victim(st, h, pos) for o, st in self.stores.items() for h in range(self.n_kv)}
+        self.victims = {(o, h): self.victim(st, h, pos) for o, st in self.stores.items() for h in range(len(st.pos))}
         for j in range(self.n_layer):
             if j == self.split:
                 z = rms(x, w["norm_swiftkv.weight"], self.eps)

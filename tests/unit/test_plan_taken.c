@@ -93,6 +93,8 @@ static const struct setting settings[] = {
     {"full", "cache_swiftkv_2_4.gguf", 128, 2, 0},
     {"full", "cache_swiftkv_2_3_outputs.gguf", 128, 2, 0},
     {"fp8+keyformer:50%,min=2,observe=8", "cache_swiftkv_2_3.gguf", 256, 3, 0},
+    {"full", "cache_wide_2_2.gguf", 128, 2, 0},
+    {"kv8+keyformer:50%,min=2,observe=8", "cache_wide_4_1.gguf", 256, 3, 0},
     {"sparq:r=4,k=9,mean=on,layout=rank8", NULL, 128, 2, 0},
     {"h2o:50%+sparq:r=4,k=9,mean=on", "cache_swiftkv_2_3.gguf", 256, 3, 0},
     {"infinigen:count=9", "cache_skew.gguf", 256, 3, 0},

@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -245,6 +246,85 @@ Test(swiftkv, overlays_that_do_not_fit)
     refused(-EBADMSG, "made for another base file (SHA-256 0000000000000000..., this one is ");
     tiny_overlay(overlay, base, 6, 2, 2, false, "short", NULL);
     refused(-EBADMSG, "made for another base file");
+}
+
+/* One wide head in place of two: half of the slots, other policies too; the prompt in chunks. */
+Test(swiftkv, wide_stores)
+{
+    static const char *const policies[] = {
+        "f32",
+        "kv8",
+        "fp8",
+        "fp8+keyformer:30",
+        "kv8+recency:30%",
+        "f32+sinks:4+window:16,pos=new",
+        "f16+sparq:r=4,k=16,mean=on",
+        "f32+topv:9",
+    };
+    const struct tiny_bend wide = {.wide = true};
+    struct run whole;
+    struct run r;
+
+    tiny_model(base, 7, NULL);
+    tiny_overlay(overlay, base, 7, 2, 5, false, NULL, &wide);
+    answer("f32", &whole);
+    cr_assert_eq(whole.usage.n_slots, 79 * (TINY_KV_HEADS * 2 + 1));
+    answer("f32+full,chunk=7", &r);
+    cr_assert(run_same(&whole, &r));
+    run_clear(&r);
+    for (size_t i = 0; i < sizeof(policies) / sizeof(policies[0]); i++) {
+        answer(policies[i], &r);
+        run_clear(&r);
+    }
+    tiny_overlay(overlay, base, 7, 2, 2, false, NULL, &wide);
+    answer("f32", &r);
+    cr_assert(!run_same(&whole, &r));
+    run_clear(&r);
+    run_clear(&whole);
+}
+
+Test(swiftkv, wide_stores_that_do_not_fit)
+{
+    static const struct {
+        struct tiny_bend bend;
+        const char *holds;
+    } bends[] = {
+        {{.drop = "blk.3.attn_q_map_swiftkv.weight"}, "blk.3.attn_q_map_swiftkv.weight is missing"},
+        {{.drop = "blk.5.attn_v_map_swiftkv.weight"}, "blk.5.attn_v_map_swiftkv.weight is missing"},
+        {{.drop = "blk.2.attn_freqs_swiftkv.weight"}, "blk.2.attn_freqs_swiftkv.weight is missing"},
+        {{.misshape = "blk.3.attn_q_map_swiftkv.weight"},
+         "blk.3.attn_q_map_swiftkv.weight is (5, 24), but must be (4, 24): 4 heads' maps of 4 to "
+         "6"},
+        {{.misshape = "blk.4.attn_v_map_swiftkv.weight"},
+         "blk.4.attn_v_map_swiftkv.weight is (6, 16), but must be (5, 16): 4 heads' maps of 5 to "
+         "4"},
+        {{.misshape = "blk.2.attn_freqs_swiftkv.weight"},
+         "blk.2.attn_freqs_swiftkv.weight must be 3 F32"},
+        {{.bad_freq = NAN}, "attn_freqs_swiftkv.weight: entry 1 is nan, no frequency from 0 to 1"},
+        {{.bad_freq = INFINITY}, "attn_freqs_swiftkv.weight: entry 1 is inf, no frequency"},
+        {{.bad_freq = -1e-3f}, "attn_freqs_swiftkv.weight: entry 1 is -0.001, no frequency"},
+        {{.extra = "blk.3.attn_freqs_swiftkv.weight"}, "nothing reads tensor blk.3.attn_freqs"},
+        {{.key = "pipit.swiftkv.key_length", .value = 5}, "are 5 and 5: wide stores need both"},
+        {{.drop_key = "pipit.swiftkv.value_length"}, "are 6 and 0: wide stores need both"},
+        {{.drop_key = "pipit.swiftkv.key_length"}, "are 0 and 5: wide stores need both"},
+        {{.key = "pipit.swiftkv.key_length", .value = 4096}, "pipit.swiftkv.key_length"},
+        {{.key = "pipit.swiftkv.value_length", .value = 4}, "blk.2.attn_v_swiftkv.weight is (16"},
+    };
+
+    tiny_model(base, 6, NULL);
+    for (size_t i = 0; i < sizeof(bends) / sizeof(bends[0]); i++) {
+        struct tiny_bend bend = bends[i].bend;
+
+        bend.wide = true;
+        tiny_overlay(overlay, base, 6, 2, 2, false, NULL, &bend);
+        refused(-EBADMSG, bends[i].holds);
+    }
+    tiny_overlay(overlay, base, 6, 2, 2, false, NULL,
+                 &(struct tiny_bend){.wide = true, .extra = "blk.4.attn_skew.weight"});
+    refused(-ENOTSUP, "blk.4.attn_skew.weight: not offered where queries read a wide store");
+    tiny_overlay(overlay, base, 6, 2, 2, false, NULL,
+                 &(struct tiny_bend){.extra = "blk.3.attn_q_map_swiftkv.weight"});
+    refused(-EBADMSG, "nothing reads tensor blk.3.attn_q_map_swiftkv.weight");
 }
 
 Test(swiftkv, sizes_that_do_not_fit)

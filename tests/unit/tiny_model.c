@@ -18,6 +18,7 @@ struct tensor {
     char seed[64]; /* values are those of this name */
     uint64_t dims[2];
     bool norm;
+    bool freq; /* values from 0 to 1 */
     bool zero;
 };
 
@@ -43,6 +44,7 @@ static void add(struct file *f, const char *name, const char *seed, uint64_t col
     t->dims[0] = cols + (b && b->misshape && strcmp(b->misshape, name) == 0);
     t->dims[1] = rows;
     t->norm = rows == 1;
+    t->freq = false;
     t->zero = false;
 }
 
@@ -85,7 +87,7 @@ static void put_u32(struct file *f, const char *key, uint32_t value)
     cr_assert_eq(gguf_writer_u32(f->w, key, value), 0);
 }
 
-static float value_of(const struct tensor *t, uint32_t i)
+static float value_of(const struct tensor *t, uint32_t i, const struct tiny_bend *bend)
 {
     uint64_t seed = 1469598103934665603u;
     uint32_t out[4];
@@ -96,6 +98,9 @@ static float value_of(const struct tensor *t, uint32_t i)
     rng_philox(rng_key_make(seed), (uint32_t[4]){i, 0, 0, 0}, out);
     float u = rng_uniform(out[0]) * 2 - 1;
 
+    if (t->freq) {
+        return i == 1 && bend && bend->bad_freq != 0 ? bend->bad_freq : u * u;
+    }
     return t->norm ? 1 + u * 0.2f : u;
 }
 
@@ -116,7 +121,7 @@ static void write_tensors(struct file *f)
 
         cr_assert_leq(n, MAX_VALUES);
         for (size_t k = 0; k < n; k++) {
-            values[k] = f->t[i].zero ? 0 : value_of(&f->t[i], (uint32_t)k);
+            values[k] = f->t[i].zero ? 0 : value_of(&f->t[i], (uint32_t)k, f->bend);
         }
         cr_assert_eq(gguf_writer_data(f->w, values, n * sizeof(float)), 0);
     }
@@ -207,6 +212,23 @@ static bool leads(const uint32_t *sizes, int32_t group, int32_t i)
     return i == 0;
 }
 
+/* What a deep layer that reads a wide store has beside its queries; a leader's K and V. */
+static void add_wide(struct file *f, int32_t il, bool leader)
+{
+    add_layer(f, il, "attn_q_map_swiftkv.weight", TINY_DIM, TINY_HEADS * TINY_WIDE_K);
+    add_layer(f, il, "attn_v_map_swiftkv.weight", TINY_WIDE_V, TINY_HEADS * TINY_DIM);
+    if (leader) {
+        int n = f->n;
+
+        add_layer(f, il, "attn_freqs_swiftkv.weight", TINY_WIDE_K / 2, 1);
+        if (f->n > n) {
+            f->t[n].freq = true;
+        }
+        add_layer(f, il, "attn_k_swiftkv.weight", TINY_EMBD, TINY_WIDE_K);
+        add_layer(f, il, "attn_v_swiftkv.weight", TINY_EMBD, TINY_WIDE_V);
+    }
+}
+
 void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t split,
                   int32_t group, bool same, const char *base_sha256, const struct tiny_bend *bend)
 {
@@ -226,6 +248,10 @@ void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t 
     if (group >= 0) {
         put_u32(&f, "pipit.swiftkv.key_value_group_size", (uint32_t)group);
     }
+    if (bend && bend->wide) {
+        put_u32(&f, "pipit.swiftkv.key_length", TINY_WIDE_K);
+        put_u32(&f, "pipit.swiftkv.value_length", TINY_WIDE_V);
+    }
     add(&f, "norm_swiftkv.weight", "norm_swiftkv.weight", TINY_EMBD, 1);
     if (bend && bend->exit_words > 0) {
         add_exit(&f);
@@ -237,7 +263,12 @@ void tiny_overlay(const char *path, const char *base, int32_t n_layers, int32_t 
         if (bend && bend->outputs != TINY_OUTPUTS_NONE) {
             add_output(&f, il, true, bend->outputs == TINY_OUTPUTS_OWN);
         }
-        if (!leads(bend ? bend->sizes : NULL, group, il - split)) {
+        bool leader = leads(bend ? bend->sizes : NULL, group, il - split);
+
+        if (bend && bend->wide) {
+            add_wide(&f, il, leader);
+        }
+        if (!leader || (bend && bend->wide)) {
             continue;
         }
         for (int v = 0; v < 2; v++) {

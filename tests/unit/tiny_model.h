@@ -14,7 +14,9 @@ enum {
     TINY_FF = 24,
     TINY_HEADS = 4,
     TINY_KV_HEADS = 2,
-    TINY_DIM = 4
+    TINY_DIM = 4,
+    TINY_WIDE_K = 6, /* of a wide store's one head */
+    TINY_WIDE_V = 5
 };
 
 enum tiny_outputs { TINY_OUTPUTS_NONE, TINY_OUTPUTS_OF_BASE, TINY_OUTPUTS_OWN };
@@ -41,6 +43,8 @@ struct tiny_bend {
     /* a base's, from this layer on, are what an overlay's own would be; 0: none */
     int32_t own_from;
     const uint32_t *sizes; /* of an overlay's groups, ended by 0, in place of one for all */
+    bool wide;         /* an overlay's stores are, */
+    float bad_freq;    /* and a frequency of the last is this, if not 0 */
     int32_t idle_from;     /* layers from this one on add nothing to the residual stream; 0: none */
 };
 
