@@ -17,13 +17,14 @@ import torch
 
 
 class Shards:
-    def __init__(self, folder, ctx, seed):
+    def __init__(self, folder, ctx, seed, fixed=False):
+        """fixed: later epochs cut the shards where the first did, so that what is kept of a sequence serves all of them."""
         folder = pathlib.Path(folder)
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
         except (OSError, ValueError) as e:
             raise SystemExit(f"distill: {folder}: no manifest of token shards (make_data.py makes it): {e}") from e
-        self.ctx, self.seed, self.shards = ctx, seed, []
+        self.ctx, self.seed, self.fixed, self.shards = ctx, seed, fixed, []
         # of what decides which tokens the n-th sequence has
         self.fingerprint = hashlib.sha256(json.dumps(
             [seed, ctx, [[s["name"], s["tokens"], s.get("repeat", 1), s.get("sha256")] for s in manifest["shards"]]]
@@ -39,13 +40,25 @@ class Shards:
             raise SystemExit(f"distill: {folder}: no shard holds {ctx + 1} tokens")
 
     def _places(self, epoch):
-        rng = np.random.default_rng([self.seed, epoch, self.ctx])
+        rng = np.random.default_rng([self.seed, 0 if self.fixed else epoch, self.ctx])
         out = []
         for i, (tokens, _, repeat) in enumerate(self.shards):
             for _ in range(repeat):
                 start = int(rng.integers(0, self.ctx))
                 out += [(i, at) for at in range(start, len(tokens) - self.ctx, self.ctx)]
+        if self.fixed and epoch:
+            rng = np.random.default_rng([self.seed, epoch, self.ctx])
         return [out[k] for k in rng.permutation(len(out))]
+
+    def place(self, n):
+        """(shard, first token) of the n-th sequence, and how many an epoch has."""
+        epoch = 0
+        while True:
+            if epoch != self._epoch:
+                self._epoch, self._order = epoch, self._places(epoch)
+            if n < len(self._order):
+                return self._order[n], len(self._order)
+            n, epoch = n - len(self._order), epoch + 1
 
     def commonest(self, n):
         """The n commonest token ids of all shards, ascending; fewer where there are not so many."""
@@ -55,14 +68,7 @@ class Shards:
 
     def sequence(self, n):
         """The n-th sequence of the run: tokens (ctx + 1) and mask (ctx + 1), 1 everywhere without a mask file."""
-        epoch = 0
-        while True:
-            if epoch != self._epoch:
-                self._epoch, self._order = epoch, self._places(epoch)
-            if n < len(self._order):
-                break
-            n, epoch = n - len(self._order), epoch + 1
-        shard, at = self._order[n]
+        (shard, at), _ = self.place(n)
         tokens, mask, _ = self.shards[shard]
         end = at + self.ctx + 1
         return tokens[at:end].astype(np.int64), np.ones(self.ctx + 1, bool) if mask is None else mask[at:end] != 0

@@ -28,6 +28,7 @@ import loss
 import model
 import ops
 import overlay
+import wide
 import weights
 from make_data import Tokens
 
@@ -47,7 +48,9 @@ def students(o, frozen):
             label = "untrained" if not shapes else f"untrained-{split}-{group}-{heads}"
             out[label] = model.Student(frozen, split, group, heads)
             shapes.add((split, group, heads))
-        out[name] = model.Student(frozen, split, group, heads, outputs=overlay.has_outputs(path, reader))
+        outputs, dims = overlay.has_outputs(path, reader), overlay.wide_dims(reader)
+        out[name] = wide.Wide(frozen, split, group, dims, outputs=outputs) if dims else \
+            model.Student(frozen, split, group, heads, outputs=outputs)
         overlay.load(path, out[name])
     return out
 

@@ -109,6 +109,7 @@ class Student(nn.Module):
             raise SystemExit(f"distill: --group: {group} is not in 1..{w.n_layers - split}")
         self.frozen, self.split, self.group, self.cache = frozen, split, group, cache
         self.kv_heads = kv_heads or w.n_kv
+        self.dims = None  # wide.py's K and V
         if w.n_heads % self.kv_heads:
             raise SystemExit(f"distill: --kv-heads: {self.kv_heads} does not divide {w.n_heads} query heads")
         param = lambda a: nn.Parameter(tensor(a, frozen.device, torch.float32).clone())

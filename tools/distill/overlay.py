@@ -13,9 +13,28 @@ from weights import to_halves, to_pairs
 OUTPUT = "attn_output_swiftkv.weight"
 
 
+def turned_map(m, k_dim, dim, order):
+    """A layer's maps of queries (heads * k_dim, dim), rows and columns in another order of RoPE's pairs."""
+    return order(order(m, k_dim).T, dim).T
+
+
+def wide_rows(student):
+    """What an overlay with wide stores has beside the others' tensors."""
+    get = lambda p: p.detach().float().cpu().numpy()
+    (k_dim, _), dim, out = student.dims, student.frozen.w.dim, {}
+    for j, (q_map, v_map) in enumerate(zip(student.q_map, student.v_map)):
+        at = f"blk.{student.split + j}."
+        out[at + "attn_q_map_swiftkv.weight"] = turned_map(get(q_map).reshape(-1, dim), k_dim, dim, to_pairs)
+        out[at + "attn_v_map_swiftkv.weight"] = get(v_map).reshape(-1, v_map.shape[-1])
+        if j % student.group == 0:
+            out[at + "attn_freqs_swiftkv.weight"] = get(student.freqs[j // student.group])
+    return out
+
+
 def rows(student):
     """name -> f32 array, in the GGUF's order of rows. K's and Q's heads have the model's own width."""
     dim = student.frozen.w.dim
+    k_dim = student.dims[0] if student.dims else dim
     get = lambda p: p.detach().float().cpu().numpy()
     out = {"norm_swiftkv.weight": get(student.norm)}
     for j, q in enumerate(student.q):
@@ -24,8 +43,10 @@ def rows(student):
         if student.o:
             out[at + OUTPUT] = get(student.o[j])
         if j % student.group == 0:
-            out[at + "attn_k_swiftkv.weight"] = to_pairs(get(student.k[j // student.group]), dim)
+            out[at + "attn_k_swiftkv.weight"] = to_pairs(get(student.k[j // student.group]), k_dim)
             out[at + "attn_v_swiftkv.weight"] = get(student.v[j // student.group])
+    if student.dims:
+        out.update(wide_rows(student))
     if student.exit_words is not None:
         out["exit_norm.weight"], out["exit_head.weight"] = get(student.exit_norm), get(student.exit_head)
     return out
@@ -44,6 +65,9 @@ def write(path, student, kind="Q8_0", sha256=None, notes=None, outputs=None):
     w.add_string("pipit.overlay.base_sha256", sha256)
     w.add_uint32("pipit.swiftkv.num_key_value_layers", student.split)
     w.add_uint32("pipit.swiftkv.key_value_group_size", student.group)
+    if student.dims:
+        w.add_uint32("pipit.swiftkv.key_length", student.dims[0])
+        w.add_uint32("pipit.swiftkv.value_length", student.dims[1])
     if student.exit_words is not None:
         w.add_array("pipit.exit.words", student.exit_words.tolist())
     for key, value in (notes or {}).items():
@@ -74,6 +98,12 @@ def shape(path):
     return split, group, r
 
 
+def wide_dims(reader):
+    """K's and V's dims of an overlay with wide stores; None of another."""
+    keys = ["pipit.swiftkv.key_length", "pipit.swiftkv.value_length"]
+    return tuple(int(reader.fields[k].contents()) for k in keys) if all(k in reader.fields for k in keys) else None
+
+
 def has_outputs(path, reader):
     """Whether the deep layers bring output projections of their own: all or none. (The daemon asks that of each store's layers.)"""
     names = {t.name for t in reader.tensors}
@@ -83,6 +113,19 @@ def has_outputs(path, reader):
     if 0 < len(missing) < len(own):
         raise SystemExit(f"distill: {path} has output projections of its own, but no {missing[0]}: all deep layers have one, or none")
     return bool(own) and not missing
+
+
+def put_wide(student, t, path, put):
+    k_dim, dim = student.dims[0], student.frozen.w.dim
+    for j, (q_map, v_map) in enumerate(zip(student.q_map, student.v_map)):
+        at = f"blk.{student.split + j}."
+        q, v = q_map.detach().view(-1, dim), v_map.detach().view(-1, v_map.shape[-1])
+        put(q, at + "attn_q_map_swiftkv.weight", False)
+        q.copy_(torch.from_numpy(turned_map(q.cpu().numpy(), k_dim, dim, to_halves).copy()))
+        put(v, at + "attn_v_map_swiftkv.weight", False)
+        if j % student.group == 0:
+            put(student.freqs[j // student.group], at + "attn_freqs_swiftkv.weight", False)
+    student.turns = {}
 
 
 def load(path, student):
@@ -96,13 +139,16 @@ def load(path, student):
         raise SystemExit(f"distill: {path} was made for another base (SHA-256 {base})")
     if (split, group) != (student.split, student.group):
         raise SystemExit(f"distill: {path} has split {split}, group {group}; asked for {student.split}, {student.group}")
+    if wide_dims(r) != student.dims:
+        raise SystemExit(f"distill: {path} has stores of {wide_dims(r) or 'the model own'} dims, the student of {student.dims or 'the model own'}")
     own = has_outputs(path, r)
     if own and not student.o:
         raise SystemExit(f"distill: {path} has output projections of its own: give --outputs")
     t = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32) for t in r.tensors}
     dim = student.frozen.w.dim
+    k_dim = student.dims[0] if student.dims else dim
 
-    def put(param, name, turned):
+    def put(param, name, turned, dim=dim):
         if name not in t:
             raise SystemExit(f"distill: {path} has no {name}")
         a = to_halves(t[name], dim) if turned else t[name]
@@ -117,8 +163,10 @@ def load(path, student):
         if own:  # where the overlay has none, the student's stay as they are: the base's
             put(student.o[j], at + OUTPUT, False)
         if j % group == 0:
-            put(student.k[j // group], at + "attn_k_swiftkv.weight", True)
+            put(student.k[j // group], at + "attn_k_swiftkv.weight", True, k_dim)
             put(student.v[j // group], at + "attn_v_swiftkv.weight", False)
+    if student.dims:
+        put_wide(student, t, path, put)
     if "exit_head.weight" in t:
         words = [int(i) for i in r.fields["pipit.exit.words"].contents()]
         if student.exit_words is None or student.exit_words.tolist() != words:  # else into what an optimizer may have already

@@ -38,7 +38,9 @@ import model
 import ops
 import overlay
 import peak
+import states
 import weights
+import wide
 from data import Shards
 from muon import Muon
 
@@ -52,6 +54,10 @@ def options(argv=None):
     p.add_argument("--split", type=int, required=True)
     p.add_argument("--group", type=int, default=1)
     p.add_argument("--kv-heads", type=int, help="of the shared stores, if not the model's own number")
+    p.add_argument("--wide", metavar="K+V", help="stores of one wide head, of so many dims of K and of V (\"160+224\"), or of so many in all "
+                   "(\"384\"), whose division --start fit searches")
+    p.add_argument("--states", type=pathlib.Path, help="folder where the teacher's split and last states are kept, 4 bytes a token and dim, "
+                   "and read again in later epochs, which then cut the text at the same places; not with --hidden or another stage than full")
     p.add_argument("--outputs", action="store_true", help="train the deep layers' output projections too; the overlay brings them")
     p.add_argument("--start", choices=("mean", "fit"), default="mean",
                    help="mean: of a group's projections; fit: least squares from the teacher's states (fit.py)")
@@ -105,6 +111,19 @@ def options(argv=None):
         p.error(f"--share {o.share}: more than 0, at most 1")
     if not o.minutes and not o.steps:
         p.error("give --minutes or --steps")
+    if o.states and (o.stage != "full" or o.hidden or o.cache != "none"):
+        p.error("--states keeps what stage full without --hidden and --cache asks of the teacher")
+    if o.wide:
+        try:
+            o.wide = [int(n) for n in o.wide.split("+")]
+        except ValueError:
+            p.error(f"--wide {o.wide}: dims as 160+224, or 384")
+        if len(o.wide) > 2 or any(n < 32 or n % 2 for n in o.wide) or (len(o.wide) == 1 and o.start != "fit" and not o.resume_from):
+            p.error("--wide: one even number of dims from 32 on with --start fit, or two")
+        if o.kv_heads or o.train == "all" or o.stage == "attention":
+            p.error("--wide: not with --kv-heads, --train all or --stage attention")
+        if o.start != "fit" and not o.resume_from:
+            p.error("--wide: --start fit fills its maps, or --resume-from")
     return o
 
 
@@ -121,13 +140,19 @@ class Run:
         if o.base_gguf:
             w.sha256 = weights.sha256(o.base_gguf)
         self.frozen = model.Frozen(w, self.device, self.dtype)
-        self.student = model.Student(self.frozen, o.split, o.group, o.kv_heads, o.cache, o.outputs, o.train == "all")
-        if o.resume_from:
-            overlay.load(o.resume_from, self.student)
-        self.data = Shards(o.data, o.ctx, o.seed)
+        self.data = Shards(o.data, o.ctx, o.seed, fixed=bool(o.states))
         o.run.mkdir(parents=True, exist_ok=True)
         self.state_path = str(o.run / "state.pt")
         state = self.last_state()
+        if o.wide:
+            self.student = wide.Wide(self.frozen, o.split, o.group, self.wide_dims(state), o.cache, o.outputs)
+        else:
+            self.student = model.Student(self.frozen, o.split, o.group, o.kv_heads, o.cache, o.outputs, o.train == "all")
+        if o.resume_from:
+            overlay.load(o.resume_from, self.student)
+        if o.wide and not (state or o.resume_from or o.place):  # its sizes are found, so before there is an optimizer
+            wide.WideFit(self.student, self.data, o.fit_sequences).apply(o.wide[0] if len(o.wide) == 1 else None)
+        self.states = states.States(o.states, w.sha256, self.data, o.split, w.n_embd) if o.states else None
         if o.stage == "exit" and self.student.exit_words is None and state and state.get("exit_words"):
             self.student.add_exit(state["exit_words"])
         elif o.stage == "exit" and self.student.exit_words is None:
@@ -146,6 +171,7 @@ class Run:
         self.step, self.sequences, self.spent, self.micro = 0, 0, 0.0, min(o.micro, o.batch)
         self.before = 0  # tokens that the overlay had seen before this run
         self.anew = 0    # the step at which the optimizer began, for the warm-up
+        self.first = 0   # sequence of the micro-batch at hand
         self.asked = False  # to end after the step at hand
         place = self.place()
         if place and (not state or state["step"] < place["step"]):
@@ -153,7 +179,7 @@ class Run:
             self.step, self.sequences, self.spent = place["step"], place["sequences"], place["spent"]
             self.before, self.anew, state = place["before"], self.step, None
             print(f"distill: goes on at step {self.step} from {o.place.name}; the optimizer begins anew", flush=True)
-        if o.start == "fit" and not (state or place or o.resume_from):
+        if o.start == "fit" and not (state or place or o.resume_from or o.wide):
             fit.Fit(self.student, self.data, o.fit_sequences).apply()
         self.mean = [p.detach().clone() for p in self.params] if o.ema else None
         if state:
@@ -168,9 +194,24 @@ class Run:
                 self.mean = state.get("mean") or [p.detach().clone() for p in self.params]
             print(f"distill: goes on at step {self.step}", flush=True)
 
+    def wide_dims(self, state):
+        """K's and V's dims: what an earlier run found, or what is asked for; of a division to be searched anything."""
+        o, place = self.o, self.place()
+        path = o.resume_from or (place and str(o.place.parent / place["overlay"]))
+        if state:
+            return tuple(state["dims"])
+        if path:
+            dims = overlay.wide_dims(overlay.shape(path)[2])
+            if not dims:
+                raise SystemExit(f"distill: {path} has no wide stores")
+            return dims
+        return tuple(o.wide) if len(o.wide) == 2 else (32, o.wide[0] - 32)
+
     def last_state(self):
         """state.pt, or None; an error where it is of another stage."""
         state, o = checkpoint.load(self.state_path, self.device), self.o
+        if state and bool(state.get("dims")) != bool(o.wide):
+            raise SystemExit(f"distill: {self.state_path} is of {'wide' if state.get('dims') else 'narrow'} stores: give another --run")
         if state and [state.get(k, getattr(o, k)) for k in ("stage", "ctx", "optimizer")] != [o.stage, o.ctx, o.optimizer]:
             raise SystemExit(f"distill: {self.state_path} is of stage {state['stage']}, {state['ctx']} tokens a sequence, by "
                              f"{state.get('optimizer', o.optimizer)}: give another --run, or delete the folder")
@@ -202,7 +243,7 @@ class Run:
     def save(self):
         checkpoint.save(self.state_path, {"student": self.student.state_dict(), "opt": self.opt.state_dict(),
                                           "step": self.step, "sequences": self.sequences, "spent": self.spent,
-                                          "mean": self.mean, "before": self.before, "anew": self.anew,
+                                          "mean": self.mean, "dims": list(self.student.dims or ()), "before": self.before, "anew": self.anew,
                                           "stage": self.o.stage, "ctx": self.o.ctx, "optimizer": self.o.optimizer, "data": self.data.fingerprint,
                                           "exit_words": [int(i) for i in self.student.exit_words]
                                           if self.student.exit_words is not None else None})
@@ -238,9 +279,21 @@ class Run:
         """0 to n - 1 in an order of the step's own."""
         return torch.randperm(n, generator=torch.Generator().manual_seed(self.o.seed * 1000003 + self.sequences))
 
+    def kept_losses(self, tokens, first):
+        """The same of stage full, from the teacher's states on disk: those of sequences that have none are made and written."""
+        o, f, s = self.o, self.frozen, self.student
+        x, final = self.states.get(f, tokens[:, :-1], first)
+        at = self.rows(x.shape[1])
+        last, _ = s.outcome(x, None, at)
+        asked = final if at is None else final[:, at]
+        total = loss.head_kl(f.last_norm(last).flatten(0, 1), asked.flatten(0, 1), f.head, o.temperature)
+        return total, {"kl": total.item()}
+
     def losses(self, tokens, mask):
         """The loss of a micro-batch and its parts."""
         o, f, s = self.o, self.frozen, self.student
+        if self.states:
+            return self.kept_losses(tokens, self.first)
         x = f.shallow(tokens[:, :-1], o.split)
         mine = x if o.cache == "none" else f.shallow(tokens[:, :-1], o.split, o.cache)
         if o.stage == "attention":
@@ -282,7 +335,8 @@ class Run:
         while at < o.batch:
             n = min(self.micro, o.batch - at)
             try:
-                total, parts = self.losses(*self.data.batch(self.sequences + at, n, self.device))
+                self.first = self.sequences + at
+                total, parts = self.losses(*self.data.batch(self.first, n, self.device))
                 (total * (n / o.batch)).backward()
             except (RuntimeError, MemoryError) as e:
                 # on a CPU PyTorch has no type for it

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wide stores: students against the C engine, their closed forms, runs, and the teacher's states on disk."""
+
+import errno
+import unittest.mock
+
+import torch
+
+from stories import CTX, STORIES, Trained, engine
+import data
+import fit
+import loss
+import model
+import overlay
+import states
+import wide
+
+DIMS = (24, 40)
+
+
+class WideStores(Trained):
+    def random(self, split, group, dims=DIMS, cache="none", outputs=False):
+        torch.manual_seed(5)
+        s = wide.Wide(self.frozen, split, group, dims, cache, outputs)
+        with torch.no_grad():
+            for p in s.parameters():
+                p.add_(torch.randn_like(p) * (p.std() * 0.5 if p.std() > 0 else p.shape[-1] ** -0.5))
+            s.freqs.copy_(torch.rand(s.freqs.shape).square())
+            s.freqs[:, -3:] = 0
+        return s
+
+    def test_against_the_engine(self):
+        for split, group, kv, outputs in ((2, 3, "f32", False), (1, 3, "f32", True), (2, 1, "f32", False), (2, 3, "kv8,rot=off", False), (2, 3, "fp8", False)):
+            with self.subTest(split=split, group=group, kv=kv):
+                s = self.random(split, group, cache="none" if kv == "f32" else kv[:3], outputs=outputs)
+                path = self.folder / "wide.gguf"
+                overlay.write(str(path), s, "F32")
+                with torch.no_grad():
+                    mine = s(self.tokens)[0, CTX // 2:CTX - 1]
+                off = (mine - engine(self.folder, STORIES, self.text, CTX, kv, path)).abs()
+                self.assertLess(off.max().item(), 1e-3 if kv == "f32" else 2e-2)
+                other = wide.Wide(self.frozen, split, group, DIMS, outputs=outputs)
+                overlay.load(str(path), other)
+                for (name, a), b in zip(s.state_dict().items(), other.state_dict().values()):
+                    self.assertTrue(torch.equal(a, b), name)
+
+    def test_loading_another_size(self):
+        path = self.folder / "wide.gguf"
+        overlay.write(str(path), self.random(2, 3), "F32")
+        with self.assertRaisesRegex(SystemExit, r"stores of \(24, 40\) dims"):
+            overlay.load(str(path), wide.Wide(self.frozen, 2, 3, (26, 40)))
+        with self.assertRaisesRegex(SystemExit, r"stores of \(24, 40\) dims"):
+            overlay.load(str(path), model.Student(self.frozen, 2, 3))
+
+    def test_rows_are_those_of_all(self):
+        s, at = self.random(2, 3), torch.tensor([1, 5, 30, 62])
+        with torch.no_grad():
+            x = self.frozen.shallow(self.tokens, 2)
+            self.assertLess((s.outcome(x)[0][:, at] - s.outcome(x, None, at)[0]).abs().max().item(), 1e-4)
+
+    def test_closed_form(self):
+        """With dims for all that the split's state can say, the student is the one without sharing; with as many as three narrow
+        heads have, it is nearer the teacher than these, and what it explains falls with its size."""
+        shards = data.Shards(self.data, 32, 1)
+        kl = {}
+        for name, dims in (("all", (256, 64)), ("same", (32, 32)), ("half", (16, 16))):
+            f = wide.WideFit(wide.Wide(self.frozen, 2, 3, dims), shards, 40)
+            with unittest.mock.patch.object(wide, "NEAR", 1e9):  # every frequency rotates
+                f.apply()
+            kl[name] = f.kl(8)
+
+        def narrow(group):
+            s = model.Student(self.frozen, 2, group)
+            fit.Fit(s, shards, 40).apply()
+            with unittest.mock.patch.object(f, "student", s):
+                return wide.WideFit.kl(f, 8)
+        self.assertAlmostEqual(kl["all"], narrow(1), delta=0.02 * narrow(1))
+        self.assertLess(kl["same"], narrow(3))
+        self.assertLess(kl["all"], kl["same"])
+        self.assertLess(kl["same"], kl["half"])
+
+    def test_runs(self):
+        """The division is searched, the run learns and goes on, and its overlay is served."""
+        args = ["--split", "2", "--group", "3", "--wide", "64", "--start", "fit", "--fit-sequences", "20", "--min-lr", "1", "--quant", "F32"]
+        said = self.train("w", *args, "--steps", "4")
+        self.assertIn("distill: K of ", said)
+        self.train("w", *args, "--steps", "12")
+        lines = self.log("w")
+        self.assertEqual(len(lines), 12)
+        self.assertLess(lines[-1]["kl"], lines[0]["kl"])
+        engine(self.folder, STORIES, self.text, CTX, "kv8", str(self.folder / "w/overlay.gguf"))
+        self.train("again", *args, "--steps", "1", "--resume-from", str(self.folder / "w/overlay.gguf"))
+        narrow = ["--split", "2", "--group", "3", "--steps", "13"]
+        self.assertIn("is of wide stores", self.train("w", *narrow, code=1))
+
+    def test_states(self):
+        """Losses from the disk are those that the teacher's states made, in later epochs too; those of another base or data are
+        refused, and a full disk ends the writing only."""
+        args = ["--split", "2", "--group", "3", "--wide", "64+64", "--start", "fit", "--fit-sequences", "20", "--min-lr", "1",
+                "--quant", "F32", "--states", str(self.folder / "states"), "--steps", "3"]
+        self.train("s1", *args)
+        with unittest.mock.patch.object(states.States, "write", side_effect=AssertionError("made again")):
+            self.train("s2", *args)
+        self.assertEqual([line["kl"] for line in self.log("s1")], [line["kl"] for line in self.log("s2")])
+        shards = data.Shards(self.data, 32, 1, fixed=True)
+        count = len(shards._places(0))
+        kept = states.States(self.folder / "states", self.w.sha256, shards, 2, 64)
+        self.assertEqual(sorted(shards._places(0)), sorted(shards._places(1)))
+        self.assertEqual({kept.number(n) for n in range(count)}, {kept.number(n) for n in range(count, 2 * count)})
+        tokens, _ = shards.batch(1, 1, self.frozen.device)
+        x, last = kept.get(self.frozen, tokens[:, :-1], 1)
+        self.assertLess((x - self.frozen.shallow(tokens[:, :-1], 2)).abs().max().item(), 0.05)
+        self.assertEqual(last.shape, (1, 32, 64))
+        for sha, split in (("0" * 64, 2), (self.w.sha256, 3)):
+            with self.assertRaisesRegex(SystemExit, "states of another (base|split)"):
+                states.States(self.folder / "states", sha, shards, split, 64)
+        fresh = states.States(self.folder / "full", self.w.sha256, shards, 2, 64)
+        with unittest.mock.patch.object(states.os, "pwrite", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+            a = fresh.get(self.frozen, tokens[:, :-1], 1)
+        self.assertTrue(fresh.full)
+        self.assertTrue(torch.equal(a[0], fresh.get(self.frozen, tokens[:, :-1], 1)[0]))
+        self.assertLess(loss.relative([a[0]], [x]).item(), 1e-4)
