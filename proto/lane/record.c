@@ -117,7 +117,7 @@ static bool terminated(char *s, size_t n)
 }
 
 /* Not terminated: text_len bytes of a longer text. */
-static const char *check_report(struct lane_engine_report *e)
+static const char *check_report(struct lane_engine_report *e, uint32_t size)
 {
     if (e->kind < LANE_ENGINE_REPORT_BACKEND || e->kind > LANE_ENGINE_REPORT_MODEL) {
         return "unknown kind of report";
@@ -127,6 +127,10 @@ static const char *check_report(struct lane_engine_report *e)
     }
     if (e->text_len > sizeof(e->text)) {
         return "text over 160 bytes";
+    }
+    if (sizeof(struct lane_header) + offsetof(struct lane_engine_report, text) + e->text_len >
+        size) {
+        return "text beyond the record's size";
     }
     for (uint32_t i = 0; i < e->text_len; i++) {
         if ((unsigned char)e->text[i] < 0x20 || e->text[i] == 0x7f) {
@@ -252,7 +256,7 @@ static const char *check_daemon_body(struct lane_record *r)
                    ? NULL
                    : "unknown kind of request";
     case LANE_ENGINE_REPORT:
-        return check_report(&r->e_report);
+        return check_report(&r->e_report, r->h.size);
     case LANE_ENGINE_STATE:
         if (r->e_state.state > LANE_STOPPING || r->e_state.progress > 1000) {
             return "state or progress out of range";
