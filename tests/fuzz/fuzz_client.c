@@ -12,8 +12,8 @@
  *     9  request i gives credit         10 request i is destroyed
  *     11 the daemon hangs up
  *
- * A record has a body that makes sense before it is changed. Calls that wait do so for a
- * millisecond: their answers are records before them.
+ * A record has a body that makes sense before it is changed. Calls that wait are answered by a
+ * thread, from a list of records behind them.
  *
  * Promises: whatever the daemon says, what the client sends is valid; a request's events come in
  * order and end once; texts end in a NUL; bulk data lies in the request's lease; errors have a
@@ -23,6 +23,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -41,7 +42,7 @@ enum {
     REQUEST_BYTES = 1 << 14,
     N_REQUESTS = 2,
     N_LEASES = 3,
-    CALLS = 12,
+    CALLS = 14,
     ANSWERS = 6
 };
 
@@ -348,11 +349,15 @@ static void check_report(const struct pipit_report *r)
     }
 }
 
-/* Calls that make a request of their own, whose id only they know: a thread answers with up to
- * ANSWERS records and hangs up. */
+/* A call waits for its answers, so a thread gives them: each question takes the next of up to
+ * ANSWERS records, a request all of them. Leases are granted. When no record is left, it hangs up.
+ */
 struct answerer {
+    pthread_t thread;
+    atomic_bool stop;
     int daemon;
     int n;
+    int next;
     struct lane_record records[ANSWERS];
 };
 
@@ -369,53 +374,80 @@ static void answer_lease(struct answerer *a, const struct lane_record *asked)
     (void)!sock_send(a->daemon, &r, sizeof(r), NULL, 0);
 }
 
+static void answer_one(struct answerer *a, const struct lane_record *asked)
+{
+    int n = asked->h.type == LANE_REQUEST ? a->n - a->next : 1;
+
+    if (asked->h.type == LANE_LEASE_GET) {
+        answer_lease(a, asked);
+        return;
+    }
+    if (asked->h.type == LANE_HELLO || asked->h.type == LANE_LEASE_PUT ||
+        asked->h.type == LANE_CREDIT || asked->h.type == LANE_CANCEL) {
+        return;
+    }
+    if (a->next == a->n) {
+        (void)shutdown(a->daemon, SHUT_RDWR);
+        return;
+    }
+    for (; n > 0; n--) {
+        struct lane_record *r = &a->records[a->next++];
+
+        memcpy(r->h.id, asked->h.id, sizeof(r->h.id));
+        (void)!sock_send(a->daemon, r, sizeof(*r), NULL, 0);
+    }
+    if (asked->h.type == LANE_REQUEST) {
+        (void)shutdown(a->daemon, SHUT_RDWR);
+    }
+}
+
 static void *answer(void *arg)
 {
     struct answerer *a = arg;
     struct pollfd fd = {.fd = a->daemon, .events = POLLIN};
-    struct lane_record r = {0};
+    struct lane_record r;
 
-    while (r.h.type != LANE_REQUEST && poll(&fd, 1, 100) == 1 &&
-           recv(a->daemon, &r, sizeof(r), 0) == (ssize_t)sizeof(r)) {
-        require(lane_record_check(&r, sizeof(r), LANE_PEER_CLIENT, NULL) == 0);
-        if (r.h.type == LANE_LEASE_GET) {
-            answer_lease(a, &r);
+    while (!atomic_load(&a->stop)) {
+        int n = poll(&fd, 1, 1);
+
+        if (n > 0 && recv(a->daemon, &r, sizeof(r), 0) != (ssize_t)sizeof(r)) {
+            break;
+        }
+        if (n > 0) {
+            require(lane_record_check(&r, sizeof(r), LANE_PEER_CLIENT, NULL) == 0);
+            answer_one(a, &r);
         }
     }
-    for (int i = 0; i < a->n; i++) {
-        memcpy(a->records[i].h.id, r.h.id, sizeof(r.h.id));
-        (void)!sock_send(a->daemon, &a->records[i], sizeof(r), NULL, 0);
-    }
-    (void)shutdown(a->daemon, SHUT_RDWR);
     return NULL;
 }
 
-static pthread_t begin_answer(struct play *p, struct answerer *a)
+static void begin_answer(struct play *p, struct answerer *a)
 {
-    pthread_t thread;
-
-    a->daemon = p->daemon;
-    a->n = take(&p->in) % (ANSWERS + 1);
+    *a = (struct answerer){.daemon = p->daemon, .n = take(&p->in) % (ANSWERS + 1)};
     for (int i = 0; i < a->n; i++) {
         struct lane_record *r = &a->records[i];
 
-        lane_record_init(r, LANE_ACCEPTED + take(&p->in) % 8, NULL);
+        lane_record_init(r, LANE_ACCEPTED + take(&p->in) % 10, NULL);
         fill_body(p, r);
-        r->bulk.buf = r->h.type == LANE_BULK ? 5 : r->bulk.buf;
-        r->bulk.generation = r->h.type == LANE_BULK ? 6 : r->bulk.generation;
+        if (r->h.type == LANE_BULK) {
+            r->bulk.buf = 5;
+            r->bulk.generation = 6;
+        }
         r->h.seq = (uint64_t)i + 1;
         change(r, &p->in, take(&p->in) % 4);
     }
-    require(pthread_create(&thread, NULL, answer, a) == 0);
-    return thread;
+    require(pthread_create(&a->thread, NULL, answer, a) == 0);
 }
 
-static int tokenize(struct play *p, struct pipit_error *e)
+static void end_answer(struct answerer *a)
+{
+    atomic_store(&a->stop, true);
+    (void)pthread_join(a->thread, NULL);
+}
+
+static int tokenize(struct play *p, size_t len, struct pipit_error *e)
 {
     static char text[1 << 13];
-    struct answerer a = {0};
-    size_t len = take(&p->in) & 1 ? 4 : sizeof(text);
-    pthread_t thread = begin_answer(p, &a);
     volatile int32_t last;
     int32_t *tokens = NULL;
     size_t n = 0;
@@ -426,23 +458,18 @@ static int tokenize(struct play *p, struct pipit_error *e)
     last = r == 0 && n ? tokens[n - 1] : 0;
     (void)last;
     free(tokens);
-    (void)pthread_join(thread, NULL);
     return r;
 }
 
-static int detokenize(struct play *p, struct pipit_error *e)
+static int detokenize(struct play *p, size_t n_ids, struct pipit_error *e)
 {
     static int32_t ids[1 << 12];
-    struct answerer a = {0};
-    size_t n_ids = take(&p->in) & 1 ? 3 : sizeof(ids) / sizeof(*ids);
-    pthread_t thread = begin_answer(p, &a);
     char *text = NULL;
     size_t len = 0;
     int r = pipit_client_detokenize(p->client, ids, n_ids, 1, &text, &len, e);
 
     require(r || text[len] == '\0');
     free(text);
-    (void)pthread_join(thread, NULL);
     return r;
 }
 
@@ -465,8 +492,13 @@ static void call(struct play *p, unsigned which)
     struct pipit_error e = {0};
     const struct pipit_status *status;
     const struct pipit_report *report;
+    struct answerer a;
     int r;
 
+    if (p->daemon < 0) {
+        return;
+    }
+    begin_answer(p, &a);
     switch (which) {
     case 4:
         r = pipit_client_status(p->client, &status, &e);
@@ -491,15 +523,22 @@ static void call(struct play *p, unsigned which)
         r = pipit_client_control(p->client, PIPIT_CONTROL_LOAD, 0, &e);
         break;
     case 10:
-        r = p->daemon >= 0 ? tokenize(p, &e) : 0;
+        r = tokenize(p, 4, &e);
         break;
     case 11:
-        r = p->daemon >= 0 ? detokenize(p, &e) : 0;
+        r = tokenize(p, 1 << 13, &e);
+        break;
+    case 12:
+        r = detokenize(p, 3, &e);
+        break;
+    case 13:
+        r = detokenize(p, 1 << 12, &e);
         break;
     default:
         r = call_for_text(p, which % 3, &e);
         break;
     }
+    end_answer(&a);
     require(r <= 0);
     if (r) {
         check_error(&e);
@@ -594,7 +633,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
     p.daemon = pair[0];
     require(pipit_client_create(&p.client) == 0);
-    require(pipit_client_set_timeout_ms(p.client, 1) == 0);
+    require(pipit_client_set_timeout_ms(p.client, 20) == 0);
     require(pipit_client_set_reconnect_ms(p.client, 0) == 0);
     for (int i = 0; i < N_REQUESTS; i++) {
         p.asks[i].id[0] = (uint8_t)(1 + i);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fuzzes the journal that a front finds after the one before it was killed. The input is a list of
  * changes to a journal: its first byte says which one (bit 0: empty, or with four requests in
- * it); a change is a block, an offset in it, a length (16 bits each) and so many bytes.
+ * it; bit 1: of another size; bit 2: not sealed); a change is a block, an offset in it, a length
+ * (16 bits each) and so many bytes.
  *
  * Promises: it is refused with -EBADMSG and a text, or everything that a front does with its
  * entries works: each event is read once and in order, items lie in it, answers go on and end, and
@@ -11,6 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "daemon/front/arena.h"
@@ -64,13 +66,18 @@ static void fill(struct journal *j)
     }
 }
 
-static int make(bool filled)
+static int make(unsigned bits)
 {
     struct journal j;
     int fd;
 
+    if (bits & 4) {
+        fd = memfd_create("plain", MFD_CLOEXEC);
+        require(fd >= 0 && ftruncate(fd, BYTES) == 0);
+        return fd;
+    }
     require(journal_open(BYTES, &j, NULL) == 0);
-    if (filled) {
+    if (bits & 1) {
         fill(&j);
     }
     fd = dup(j.fd);
@@ -163,6 +170,28 @@ static void go_on(struct journal *j, struct journal_entry *e)
     require(rc == 0 ? e->finished : rc == -ENOSPC);
 }
 
+/* The front goes on with it: requests until there is no room, each of which can still end. */
+static void fill_up(struct journal *j, struct journal_entry *e)
+{
+    struct journal_head head = {.kind = LANE_KIND_GENERATE, .tlv_bytes = 6000};
+    struct lane_record r;
+    uint32_t n = 0;
+
+    for (int refused = 0; n < BLOCKS && refused < 2; refused += head.tlv_bytes == 0) {
+        int rc = journal_begin(j, &head, n, &e[n]);
+
+        require(rc == 0 || rc == -EBUSY || rc == -EDQUOT);
+        head.tlv_bytes = rc ? 0 : head.tlv_bytes;
+        n += rc == 0;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        lane_record_init(&r, LANE_ERROR, NULL);
+        r.error.code = LANE_ERR_BUSY;
+        require(journal_append(j, &e[i], &r) == 0 && e[i].finished);
+        journal_end(j, &e[i]);
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct journal_entry e[BLOCKS];
@@ -176,10 +205,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size == 0) {
         return 0;
     }
-    fd = make(data[0] & 1);
+    fd = make(data[0]);
     change(fd, data + 1, size - 1);
     again = dup(fd);
-    if (journal_adopt(fd, BYTES, &j, &err)) {
+    if (journal_adopt(fd, data[0] & 2 ? BYTES / 2 : BYTES, &j, &err)) {
         require(err.code == -EBADMSG && err.text[0]);
         (void)close(again);
         return 0;
@@ -197,6 +226,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (uint32_t i = 0; i < n; i++) {
         journal_end(&j, &e[i]);
     }
+    require(j.n_free == BLOCKS - j.n_reserved && j.n_entries == 0);
+    fill_up(&j, e);
     require(j.n_free == BLOCKS - j.n_reserved && j.n_entries == 0);
     journal_close(&j);
     return 0;

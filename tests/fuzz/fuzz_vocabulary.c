@@ -33,7 +33,7 @@ static void use(const struct tok *t)
     for (unsigned flags = 0; flags < 16; flags++) {
         int r = tok_encode(t, text, sizeof(text) - 1, flags, ids, 256, &n, NULL);
 
-        require(r == 0 || r == -EINVAL);
+        require(r == 0 || r == -EINVAL || (r == -ENOTSUP && !tok_has_text(t)));
         for (size_t i = 0; r == 0 && i < n; i++) {
             require(ids[i] >= 0 && ids[i] < tok_n_vocab(t));
             require((flags & ~(unsigned)TOK_MID_TEXT) || !tok_is_control(t, ids[i]));

@@ -50,7 +50,9 @@ static struct jlist *rest(jrun *r, struct jlist *l)
     struct jlist *left = jalloc(jb(r), sizeof(*left));
 
     *left = *l;
-    left->v += left->v ? l->pos : 0;
+    if (left->v) {
+        left->v += l->pos;
+    }
     left->n -= l->pos;
     l->pos = l->n;
     return left;
