@@ -49,7 +49,7 @@ uint16_t fp8_encode_row_int8(const float *src, int n, int8_t *dst)
     for (int i = 0; i < n; i++) {
         float q = nearbyintf(src[i] * inverse);
 
-        dst[i] = (int8_t)(q > 127 ? 127 : q < -127 ? -127 : q);
+        dst[i] = (int8_t)(q > 127 ? 127 : q < -127 ? -127 : isnan(q) ? 0 : q);
     }
     return scale;
 }

@@ -38,7 +38,7 @@ sources() {
     lane) echo proto/lane/record.c proto/lane/tlv.c ;;
     model) echo engine/model/{balance,center,hparams,hparams_experts,hparams_recur,model,skew}.c \
         engine/model/tensors{,_part,_ple,_rope,_scale}.c ;;
-    policy) echo engine/kv/policy/{options,policy_parse,policy_print,rules}.c ;;
+    policy) echo engine/kv/policy/{policy_parse,policy_print,rules}.c ;;
     request) echo daemon/worker/{ask,job,job_output,job_session,io,mapping}.c ;;
     session) echo daemon/worker/session.c ;;
     snapshot) echo engine/kv/seq/snapshot{,_check,_read,_write}.c ;;
