@@ -24,6 +24,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { N_PROMPT = 12, N_SAID = 5, CTX = 32, MOST = 1 << 17 };
 
+enum { BAD_NAME = 8, LOCKED = 16, STOPPED = 32, NO_ROOM = 64, NO_WRITES = 128 };
+
 struct world {
     const char *kv;
     struct engine *engine;
@@ -237,8 +239,8 @@ static void check_refusal(const struct error *e, int r, const uint8_t *file, siz
     static uint8_t now[MOST];
     int fd = openat(dir, file_name, O_RDONLY | O_CLOEXEC);
 
-    require(e->code == r && strstr(e->text, "session"));
-    require(r == -EBADMSG || r == -ENOTSUP);
+    require(r == -ECANCELED || (e->code == r && strstr(e->text, "session")));
+    require(r == -EBADMSG || r == -ENOTSUP || r == -EINVAL || r == -EBUSY || r == -ECANCELED);
     require(fd >= 0 && read(fd, now, MOST) == (ssize_t)n && memcmp(now, file, n) == 0);
     (void)close(fd);
 }
@@ -275,7 +277,23 @@ static void use(struct world *w, struct session *s)
     require(said.done);
 }
 
-static void write_again(struct world *w, struct session *s)
+/* What cannot be written leaves the file as it was. */
+static void write_in_vain(struct session *s, const struct session_text *text,
+                          const struct session_block *block, const uint8_t *file, size_t n)
+{
+    static uint8_t now[MOST];
+    struct error e = {0};
+    uint64_t bytes;
+    int fd;
+
+    require(session_write(s, text, block, &bytes, &e) == -EDQUOT && e.text[0]);
+    fd = openat(dir, file_name, O_RDONLY | O_CLOEXEC);
+    require(fd >= 0 && read(fd, now, MOST) == (ssize_t)n && memcmp(now, file, n) == 0);
+    (void)close(fd);
+}
+
+static void write_again(struct world *w, struct session *s, unsigned bits, const uint8_t *file,
+                        size_t n)
 {
     uint8_t *block = malloc((size_t)s->head.block_bytes + 1);
     struct session t;
@@ -288,7 +306,14 @@ static void write_again(struct world *w, struct session *s)
                                       .n_answer = s->head.n_answer};
 
     require(block && session_read(s, 0, block, (size_t)s->head.block_bytes) == 0);
-    if (s->head.block_bytes > 0) {
+    if (bits & (NO_ROOM | NO_WRITES)) {
+        struct memory m = {.p = block, .n = (size_t)s->head.block_bytes};
+        const struct session_block b = {.bytes = m.n, .next = next_block, .arg = &m};
+
+        s->quota = bits & NO_ROOM ? 1 : s->quota;
+        s->writes = bits & NO_WRITES ? 1 : 0;
+        write_in_vain(s, &text, &b, file, n);
+    } else if (s->head.block_bytes > 0) {
         write_session(s, &text, block, (size_t)s->head.block_bytes);
         session_unlock(s);
         open_session(&t);
@@ -308,6 +333,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static uint8_t file[MOST];
     atomic_bool stop = false;
     struct error e = {0};
+    struct session other;
     struct session s;
     struct world *w;
     size_t n;
@@ -328,7 +354,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(fd >= 0 && write(fd, file, n) == (ssize_t)n);
     (void)close(fd);
     open_session(&s);
-    r = session_open(&s, w->engine, dup(dir), "a", 1, &e);
+    open_session(&other);
+    if (data[1] & LOCKED) {
+        (void)!session_open(&other, w->engine, dup(dir), "a", 1, NULL);
+    }
+    atomic_store(&stop, (data[1] & STOPPED) != 0);
+    r = session_open(&s, w->engine, dup(dir), data[1] & BAD_NAME ? "." : "a", 1, &e);
     r = r ? r : session_load(&s, engine_info(w->engine)->n_vocab, &stop, &e);
     if (r) {
         check_refusal(&e, r, file, n);
@@ -338,8 +369,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             require(s.text[i] >= 0 && s.text[i] < engine_info(w->engine)->n_vocab);
         }
         use(w, &s);
-        write_again(w, &s);
+        write_again(w, &s, data[1], file, n);
     }
     session_close(&s);
+    session_close(&other);
     return 0;
 }
