@@ -93,6 +93,19 @@ static int fds[2] = {-1, -1};
 /* ---- files as tables ----------------------------------------------------------------------------
  */
 
+/* Vocabularies are fuzz_vocabulary's. */
+static void no_tokenizer(struct file *f)
+{
+    static const uint8_t none[] = {4, 0, 0, 0, 0, 0, 0, 0, 'n', 'o', 'n', 'e'};
+    struct key *k = &f->keys[f->n_keys++];
+
+    require(f->n_keys <= MAX_KEYS);
+    (void)snprintf(k->name, NAME, "tokenizer.ggml.model");
+    k->type = GGUF_STRING;
+    k->n = sizeof(none);
+    memcpy(k->value, none, sizeof(none));
+}
+
 static void read_file(const char *name, struct file *ret)
 {
     static struct gguf *open[N_MODELS + N_OVERLAYS];
@@ -116,14 +129,16 @@ static void read_file(const char *name, struct file *ret)
         const void *raw;
 
         gguf_key_at(open[i], k, &s, &type, &raw, &to->n);
-        if (to->n > VALUE || ret->n_keys == MAX_KEYS) {
-            continue; /* words of a tokenizer */
+        if (to->n > VALUE || ret->n_keys == MAX_KEYS - 1 ||
+            (s.len > 10 && memcmp(s.ptr, "tokenizer.", 10) == 0)) {
+            continue;
         }
         (void)snprintf(to->name, NAME, "%.*s", (int)s.len, s.ptr);
         to->type = type;
         memcpy(to->value, raw, to->n);
         ret->n_keys++;
     }
+    no_tokenizer(ret);
     ret->n_tensors = (int)gguf_n_tensors(open[i]);
     require(ret->n_tensors <= MAX_TENSORS);
     for (int t = 0; t < ret->n_tensors; t++) {
