@@ -85,6 +85,9 @@ static const struct option_row rows[] = {
     {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log more", .flags = LIVE},
     {"json", 0, OPTION_FLAG, AT(json), .flags = OPTION_ARGV_ONLY,
      .help = "the plan as one JSON object", .commands = PLAN},
+    {"unit", 0, OPTION_FLAG, AT(unit), .flags = OPTION_ARGV_ONLY,
+     .help = "the plan as a drop-in of the service's unit, which limits its memory",
+     .commands = PLAN},
     {"advise", 0, OPTION_FLAG, AT(advise), .flags = OPTION_ARGV_ONLY,
      .help = "plan with the policy of least loss that fits into the memory, as --kv auto takes it, and tell its loss",
      .commands = PLAN},
@@ -288,6 +291,7 @@ static int append_own(struct option_list *args, const struct config *c, int fron
     if (c->plan) {
         rc = rc ? rc : options_arg(args, "--plan");
         rc = rc || !c->advise ? rc : options_arg(args, "--advise");
+        rc = rc || !c->unit ? rc : options_arg(args, "--unit");
         return rc || !c->json ? rc : options_arg(args, "--json");
     }
     rc = rc ? rc : options_arg(args, "--front-fd=%d", front_fd);

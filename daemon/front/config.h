@@ -39,6 +39,7 @@ struct config {
     int log_requests; /* enum logline_which */
     bool verbose;
     bool json;
+    bool unit;
     bool advise;
     bool help;
     bool version;

@@ -58,7 +58,17 @@ static const char *variable(const struct config *c, const char *name)
     return NULL;
 }
 
-/* $STATE_DIRECTORY may list several: the first. */
+/* The instance's folder below the service's, or that folder where the unit names the instance's. */
+static int below_state(const char *state, const char *instance, char *ret, size_t size)
+{
+    size_t len = strcspn(state, ":"); /* it may list several: the first */
+    size_t n = strlen(instance);
+    bool own = len > n && state[len - n - 1] == '/' && strncmp(state + len - n, instance, n) == 0;
+
+    return own ? snprintf(ret, size, "%.*s", (int)len, state)
+               : snprintf(ret, size, "%.*s/%s", (int)len, state, instance);
+}
+
 static int state_path(const struct config *c, char *ret, size_t size)
 {
     const char *state = variable(c, "STATE_DIRECTORY");
@@ -70,7 +80,7 @@ static int state_path(const struct config *c, char *ret, size_t size)
     if (c->state_dir) {
         n = snprintf(ret, size, "%s", c->state_dir);
     } else if (state && state[0] == '/') {
-        n = snprintf(ret, size, "%.*s/%s", (int)strcspn(state, ":"), state, instance);
+        n = below_state(state, instance, ret, size);
     } else if (xdg && xdg[0] == '/') {
         n = snprintf(ret, size, "%s/pipit/%s", xdg, instance);
     } else if (home && home[0] == '/') {

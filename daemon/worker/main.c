@@ -35,6 +35,7 @@ struct settings {
     int64_t journal_fd;
     bool plan;
     bool json;
+    bool unit;
     bool advise;
 };
 
@@ -54,6 +55,7 @@ static const struct option_row rows[] = {
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1", .help = "the journal"},
     {"plan", 0, OPTION_FLAG, AT(plan), .help = "print the memory plan and end"},
     {"json", 0, OPTION_FLAG, AT(json), .help = "... as JSON"},
+    {"unit", 0, OPTION_FLAG, AT(unit), .help = "... as a drop-in of pipitd's unit"},
     {"advise", 0, OPTION_FLAG, AT(advise), .help = "... under the policy of least loss that fits"},
 };
 /* clang-format on */
@@ -92,6 +94,22 @@ static struct engine_config config_of(const struct settings *s)
     return c;
 }
 
+/* A control group is charged for more than the plan: page tables, stacks, what lies in sockets, the
+ * programs' own pages. The model's map and other pages of files are given back before anything is
+ * killed. */
+static void print_unit(const struct plan *p, FILE *out)
+{
+    uint64_t bytes = p->host_bytes + p->mapped_bytes;
+    uint64_t most = bytes + bytes / 16 + (64 << 20);
+
+    (void)fprintf(
+        out,
+        "# Of `pipitd plan --unit`: %llu bytes on the host, a 16th of them and 64 MiB for\n"
+        "# what the kernel holds. To be made anew when the model or its settings change.\n"
+        "[Service]\nMemoryMax=%llu\n",
+        (unsigned long long)bytes, (unsigned long long)most);
+}
+
 /* 0 it fits, 4 it does not (the plan is printed either way), else as when loading fails. */
 static int print_plan(const struct settings *s)
 {
@@ -107,7 +125,12 @@ static int print_plan(const struct settings *s)
     }
     c.kv = s->advise ? "auto" : c.kv;
     rc = engine_plan(&c, plan, &e);
-    if (rc == 0 || plan->total_bytes > 0) {
+    if (rc == 0 && s->unit) {
+        print_unit(plan, stdout);
+        code = fflush(stdout) ? EXIT_INTERNAL : EXIT_SUCCESS;
+    } else if (s->unit && plan->total_bytes > 0) {
+        code = EXIT_REFUSED;
+    } else if (rc == 0 || plan->total_bytes > 0) {
         (s->json ? plan_print_json : plan_print_table)(plan, stdout);
         code = fflush(stdout) ? EXIT_INTERNAL : rc == 0 ? EXIT_SUCCESS : EXIT_REFUSED;
     } else {

@@ -187,6 +187,33 @@ class Units(Installed):
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertNotIn("Unknown", done.stderr)
 
+    def test_limits(self):
+        """What ends a leak, a fork bomb and a crash loop; nothing but its own files is executable; no core, no swap."""
+        for unit in EXPOSURE:
+            text = (self.root / "lib/systemd/system" / unit).read_text()
+            lines = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
+            for name in ("MemoryMax", "TasksMax", "StartLimitBurst", "OnFailure", "AppArmorProfile", "ExecPaths"):
+                self.assertTrue(lines.get(name), f"{unit}: {name}=")
+            self.assertEqual((lines["MemorySwapMax"], lines["LimitCORE"], lines["NoExecPaths"].lstrip("+")), ("0", "1", "/"), unit)
+            self.assertNotEqual(lines["StartLimitIntervalSec"], "0", unit)
+            self.assertNotIn("/bin/sh", re.sub(r"^ExecReload=\+.*", "", text, flags=re.M))
+            self.assertTrue((self.root / "lib/systemd/system/pipit-gave-up@.service").is_file())
+
+    def test_apparmor_profiles(self):
+        """Every profile that a unit names is installed, knows where the programs lie, and compiles."""
+        parser = shutil.which("apparmor_parser") or shutil.which("/sbin/apparmor_parser")
+        for unit in EXPOSURE:
+            name = re.search(r"^AppArmorProfile=-(.+)$", (self.root / "lib/systemd/system" / unit).read_text(), re.M)[1]
+            path = self.conf.parent.parent / "apparmor.d" / name
+            self.assertRegex(path.read_text(), rf"(?m)^profile {name} ")
+            self.assertNotRegex(path.read_text(), r"@\w+dir@")
+        if not parser:
+            print("SKIP: no apparmor_parser, the profiles were not compiled", file=sys.stderr)
+            self.skipTest("apparmor_parser is not installed")
+        for path in (self.conf.parent.parent / "apparmor.d").iterdir():
+            done = run(parser, "-Q", "-K", path)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
 
 if __name__ == "__main__":
     if not (BUILD / "daemon/front/pipitd").exists() or not (BUILD / "daemon/gateway/pipit-gateway").exists():

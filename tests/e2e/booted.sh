@@ -309,7 +309,9 @@ check "the same turn of a new conversation is another" not is "$(cat "$tmp/whole
 # As root, in the unit's mounts: what stops it is a file system that is read-only.
 writable() { nsenter -t "$(pid_of pipitd)" -m -- sh -c 'for d; do if touch "$d/.written" 2>/dev/null; then rm "$d/.written"; echo "$d"; fi; done' sh "$@" | paste -sd ' ' -; }
 check "the session lies in the state folder" box sh -c 'test -s /var/lib/pipit/default/sessions/$(id -u alice)/broken.session'
-check "of / /etc /usr /var /var/lib /var/lib/pipit only that is writable" is /var/lib/pipit writable / /etc /usr /var /var/lib /var/lib/pipit
+check "of / /etc /usr /var /var/lib /var/lib/pipit and the instance's folder only that is writable" \
+    is /var/lib/pipit/default writable / /etc /usr /var /var/lib /var/lib/pipit /var/lib/pipit/default
+check "the models' folder is root's, the instance's is closed to others" is "755 root 700 pipit" box sh -c "echo \$(stat -c '%a %U' /var/lib/pipit /var/lib/pipit/default)"
 check "and of /run only its own folder there" is /run/pipit/default writable /run /run/lock /run/pipit /run/systemd /run/systemd/journal /run/pipit/default
 
 # ---- reload ----
@@ -407,8 +409,30 @@ for unit in pipitd pipit-gateway; do
     box systemctl daemon-reload
     check "under $unit@.service, every attempt fails" box systemctl start "$unit@probe.service"
     box cat "/run/$unit.probe" | sed 's/^/        /'
-    check "all ten were made" is 10 box grep -c '^shut' "/run/$unit.probe"
+    check "all eleven were made" is 11 box grep -c '^shut' "/run/$unit.probe"
 done
+
+check "no core dump, swap or memory beyond a limit" is "1 0 yes" \
+    box sh -c 'echo $(systemctl show -p LimitCORE -p MemorySwapMax --value pipitd@default.service) $(systemctl show -p MemoryMax --value pipitd@default.service | grep -q "^[0-9]" && echo yes)'
+folder=/etc/systemd/system/pipitd@default.service.d
+box mkdir -p $folder
+check "pipitd plan --unit limits it to the plan" box sh -c "pipitd plan --config /etc/pipit/default.conf --unit >$folder/memory.conf && systemctl daemon-reload && systemctl restart pipitd@default.service"
+check "systemd knows that limit" is "$(box sed -n 's/^MemoryMax=//p' $folder/memory.conf)" property pipitd@default.service MemoryMax
+check "it answers within it" is "$story" as alice "${ask[@]}" "$prompt"
+box sh -c "rm -r $folder && systemctl daemon-reload && systemctl restart pipitd@default.service"
+
+# ---- a crash loop ----
+
+note "crash loop"
+box cp /etc/pipit/default.conf /etc/pipit/loop.conf
+folder=/run/systemd/system/pipitd@loop.service.d
+box mkdir -p $folder
+box sh -c "printf '[Service]\nExecStart=\nExecStart=/usr/bin/pipit-nothing\n' >$folder/loop.conf; systemctl daemon-reload"
+box systemctl start --no-block pipitd@loop.service
+check "a daemon that never becomes ready is given up" until_true 90 is failed box systemctl is-active pipitd@loop.service
+check "after thirty starts" is start-limit-hit property pipitd@loop.service Result
+check "loudly" until_true 10 box sh -c 'journalctl --sync; journalctl -p crit -t pipit -o cat | grep -q "pipitd@loop is not started again"'
+box sh -c "rm -r $folder; systemctl stop pipitd@loop.socket; systemctl daemon-reload; systemctl reset-failed pipitd@loop.service"
 
 # ---- a second instance, and the end ----
 
@@ -424,6 +448,7 @@ check "systemctl stop ends the daemon in time" box systemctl stop pipitd@default
 check "with success" is success property pipitd@default.service Result
 check "a question starts it again" is "$story" as alice "${ask[@]}" "$prompt"
 check "the package is removed" box env DEBIAN_FRONTEND=noninteractive apt-get purge -y pipit
+check "which says what stays" grep -q "/var/lib/pipit stays, with 1 files of models and [1-9]" "$tmp/said"
 check "nothing of it runs" until_true 20 not box pidof pipitd pipit-engine pipit-gateway
 check "the model is still there" box test -s /var/lib/pipit/model.gguf
 

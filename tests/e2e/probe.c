@@ -116,6 +116,20 @@ static bool makes_namespace(void)
     return errno == 0;
 }
 
+static bool runs(const char *path)
+{
+    pid_t pid = fork();
+    int status = 1;
+
+    if (pid == 0) {
+        (void)execl(path, path, "-c", "exit 0", (char *)NULL);
+        _exit(errno);
+    }
+    (void)waitpid(pid, &status, 0);
+    errno = WIFEXITED(status) ? WEXITSTATUS(status) : EPERM;
+    return errno == 0;
+}
+
 static int listen_for_ever(void)
 {
     struct sockaddr_in a = {.sin_family = AF_INET};
@@ -158,6 +172,7 @@ int main(int argc, char **argv)
     say("make a namespace", makes_namespace());
     say("write in /usr", access("/usr", W_OK) == 0);
     say("write in /run", access("/run", W_OK) == 0);
+    say("run a shell", runs("/usr/bin/sh"));
     say("speak to D-Bus", speaks_to_dbus());
     (void)kill(child, SIGKILL);
     return n_open > 0;

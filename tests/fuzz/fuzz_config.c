@@ -33,6 +33,9 @@ struct engine_side {
     struct engine_options engine;
     uint64_t extra_bytes;
     int64_t front_fd;
+    char *front_version;
+    bool hidden;
+    bool unit;
     int64_t journal_fd;
     bool plan;
     bool json;
@@ -45,6 +48,9 @@ struct engine_side {
 static const struct option_row engine_rows[] = {
     ENGINE_OPTION_ROWS(struct engine_side, engine)
     {"extra-bytes", 0, OPTION_BYTES, AT(extra_bytes)},
+    {"front-version", 0, OPTION_STRING, AT(front_version)},
+    {"hidden", 0, OPTION_FLAG, AT(hidden)},
+    {"unit", 0, OPTION_FLAG, AT(unit)},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1"},
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1"},
     {"plan", 0, OPTION_FLAG, AT(plan)},
