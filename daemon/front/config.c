@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/secret.h"
 #include "daemon/front/lease.h"
 
 enum { SERVE = 1, PLAN = 2 };
@@ -82,6 +83,9 @@ static const struct option_row rows[] = {
     {"log-requests", 0, OPTION_ENUM, AT(log_requests), .words = log_which, .fallback = "yes",
      .help = "which requests' ends are logged, a line each, without their texts, of each user 100 at once and one a "
              "second (60 MB a day) at most: all, those that failed, or none, where the log lies on flash that wears", .flags = LIVE},
+    {"debugger", 0, OPTION_FLAG, AT(debugger),
+     .help = "let debuggers of the same user attach to the daemon's processes, and core dumps be "
+             "written; otherwise neither, because their memory holds prompts and answers"},
     {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log more", .flags = LIVE},
     {"json", 0, OPTION_FLAG, AT(json), .flags = OPTION_ARGV_ONLY,
      .help = "the plan as one JSON object", .commands = PLAN},
@@ -293,6 +297,11 @@ static int append_own(struct option_list *args, const struct config *c, int fron
         rc = rc || !c->advise ? rc : options_arg(args, "--advise");
         rc = rc || !c->unit ? rc : options_arg(args, "--unit");
         return rc || !c->json ? rc : options_arg(args, "--json");
+    }
+    /* Whether it is starved is read from /proc (cputime.h), so it is hidden only where that works.
+     */
+    if (rc == 0 && !c->debugger && secret_can_be_watched()) {
+        rc = options_arg(args, "--hidden");
     }
     rc = rc ? rc : options_arg(args, "--front-fd=%d", front_fd);
     return rc ? rc : options_arg(args, "--journal-fd=%d", journal_fd);

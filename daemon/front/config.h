@@ -38,6 +38,7 @@ struct config {
     char *subuid_file;
     int log_requests; /* enum logline_which */
     bool verbose;
+    bool debugger;
     bool json;
     bool unit;
     bool advise;

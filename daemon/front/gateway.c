@@ -41,7 +41,13 @@ static void on_retry(void *arg);
 static int start(struct gateway *g, struct error *reterr)
 {
     struct front *f = g->front;
-    char *argv[] = {"pipit-gateway", "--lane-fd", "3", "--runtime-dir", f->rundir.path, NULL};
+    char *argv[] = {"pipit-gateway",
+                    "--lane-fd",
+                    "3",
+                    "--runtime-dir",
+                    f->rundir.path,
+                    f->config->debugger ? "--debugger" : NULL,
+                    NULL};
     struct lane *lane;
     int pair[2];
     int rc;

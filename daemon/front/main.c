@@ -9,12 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/secret.h"
 #include "base/streams.h"
 #include "daemon/front/child.h"
 #include "daemon/front/config.h"
@@ -119,9 +119,11 @@ static int serve(struct config *c)
         log_error("%s", e.text);
         return EXIT_USAGE;
     }
-    /* A core dump would hold prompts and answers. The engine inherits this. */
-    if (setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0})) {
-        log_warning("core dumps stay possible: %m");
+    if (!c->debugger) {
+        if (secret_no_core()) {
+            log_warning("core dumps stay possible: %m");
+        }
+        secret_hide();
     }
     log_never_wait();
     return front_run(c, &dir, notify);

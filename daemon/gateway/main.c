@@ -21,6 +21,7 @@
 #include "base/cleanup.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "base/secret.h"
 #include "base/sock.h"
 #include "daemon/gateway/gateway.h"
 
@@ -30,6 +31,7 @@ struct config {
     bool help;
     bool version;
     bool verbose;
+    bool debugger;
     int64_t lane_fd;
     int64_t listen_fd;
     char *connect;
@@ -52,6 +54,8 @@ static const struct option_row rows[] = {
      .flags = OPTION_ARGV_ONLY},
     {"memory", 0, OPTION_BYTES, AT(memory), 64 << 20, INFINITY, .fallback = "512MiB",
      .help = "limit of this process's own memory; beyond it, it ends and is started again"},
+    {"debugger", 0, OPTION_FLAG, AT(debugger),
+     .help = "let debuggers of the same user attach, and core dumps be written"},
     {"verbose", 'v', OPTION_FLAG, AT(verbose), .help = "log more"},
     {"help", 'h', OPTION_FLAG, AT(help), .help = "show this text", .flags = OPTION_ARGV_ONLY},
     {"version", 0, OPTION_FLAG, AT(version), .help = "show the version", .flags = OPTION_ARGV_ONLY},
@@ -93,9 +97,11 @@ static void limit_process(const struct config *c)
             log_warning("descriptor limit stays as it is: %m");
         }
     }
-    r = (struct rlimit){0, 0};
-    if (setrlimit(RLIMIT_CORE, &r)) {
-        log_warning("core dumps stay possible: %m");
+    if (!c->debugger) {
+        if (secret_no_core()) {
+            log_warning("core dumps stay possible: %m");
+        }
+        secret_hide();
     }
     /* RLIMIT_DATA counts private writable memory (heap, stacks), not arenas and libraries. */
     r = (struct rlimit){c->memory, c->memory};

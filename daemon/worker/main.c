@@ -20,6 +20,7 @@
 #include "base/cleanup.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "base/secret.h"
 #include "daemon/options/engine_options.h"
 #include "daemon/worker/io.h"
 #include "daemon/worker/session.h"
@@ -33,6 +34,7 @@ struct settings {
     uint64_t extra_bytes;
     int64_t front_fd;
     int64_t journal_fd;
+    bool hidden;
     bool plan;
     bool json;
     bool unit;
@@ -53,6 +55,7 @@ static const struct option_row rows[] = {
     {"extra-bytes", 0, OPTION_BYTES, AT(extra_bytes), .help = "the front's part of the plan"},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1", .help = "socket to pipitd"},
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1", .help = "the journal"},
+    {"hidden", 0, OPTION_FLAG, AT(hidden), .help = "no debugger may attach"},
     {"plan", 0, OPTION_FLAG, AT(plan), .help = "print the memory plan and end"},
     {"json", 0, OPTION_FLAG, AT(json), .help = "... as JSON"},
     {"unit", 0, OPTION_FLAG, AT(unit), .help = "... as a drop-in of pipitd's unit"},
@@ -214,6 +217,9 @@ int main(int argc, char **argv)
     } else {
         (void)signal(SIGTERM, SIG_IGN);
         (void)signal(SIGINT, SIG_IGN);
+        if (s.hidden) {
+            secret_hide();
+        }
         rc = serve(&s);
     }
     options_clear(&table, &s);

@@ -36,6 +36,8 @@ class Daemon:
         self.log_path = os.path.join(self.folder, "log")
         self.log = open(self.log_path, "ab")
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PIPIT_")}
+        if os.geteuid() and "PIPIT_DEBUGGER" not in (env or {}):
+            clean["PIPIT_DEBUGGER"] = "yes"  # or /proc shows nobody but root their files and memory
         self.began = time.monotonic()
         made = ["--model", model, "--backend", backend, "--threads", "1"] if model else []  # None: the arguments say it
         self.process = subprocess.Popen(

@@ -52,9 +52,37 @@ class Answers(Served):
     args = ("--sequences", "2")
 
     def test_no_process_leaves_a_core_dump(self):
-        for pid in (self.daemon.process.pid, self.daemon.child("pipit-engine")):
+        """A limit of 1 byte: nothing is that small, and a crash reporter behind a pipe is not started either."""
+        daemon = Daemon(env={"PIPIT_DEBUGGER": "no"})
+        self.addCleanup(daemon.stop)
+        daemon.ready().close()
+        for pid in (daemon.process.pid, daemon.child("pipit-engine")):
             with open(f"/proc/{pid}/limits") as f:
-                self.assertIn(["Max", "core", "file", "size", "0", "0", "bytes"], [line.split() for line in f])
+                self.assertIn(["Max", "core", "file", "size", "1", "1", "bytes"], [line.split() for line in f])
+
+    def test_nobody_attaches(self):
+        """A process that no debugger may attach to belongs to root in /proc, whoever runs it."""
+        user = {} if os.geteuid() else {"user": 65534, "group": 65534, "extra_groups": []}
+        for hidden in (True, False):
+            with tempfile.TemporaryDirectory(prefix="pd-") as folder:
+                os.chmod(folder, 0o755)
+                if user:
+                    os.chown(folder, 65534, 65534)
+                argv = [PIPITD, "--model", STORIES, "--backend", "ref", "--threads", "1", "--gateway", "no", "--runtime-dir", folder]
+                with subprocess.Popen([*argv, *([] if hidden else ["--debugger"])], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                      env={k: v for k, v in os.environ.items() if not k.startswith("PIPIT_")}, **user) as p:
+                    if not wait_until(lambda: os.path.exists(os.path.join(folder, "lane.sock"))):
+                        p.kill()
+                        self.skipTest("another user cannot run the daemon here: " + p.stderr.read().decode())
+                    lane = Lane(folder, timeout=20)
+                    lane.wait_ready(20)
+                    with open(f"/proc/{p.pid}/task/{p.pid}/children") as f:
+                        pids = [p.pid, int(f.read().split()[0])]
+                    owners = {os.stat(f"/proc/{pid}/environ").st_uid for pid in pids}
+                    lane.close()
+                    p.terminate()
+                    p.wait(20)
+                    self.assertEqual(owners, {0 if hidden else user.get("user", os.geteuid())})
 
     def test_generate(self):
         events = self.ask(prompt("Once upon a time", 30))
