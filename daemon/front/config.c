@@ -14,6 +14,7 @@
 
 #include "base/checked.h"
 #include "base/secret.h"
+#include "base/version.h"
 #include "daemon/front/lease.h"
 
 enum { SERVE = 1, PLAN = 2 };
@@ -298,6 +299,7 @@ static int append_own(struct option_list *args, const struct config *c, int fron
         rc = rc || !c->unit ? rc : options_arg(args, "--unit");
         return rc || !c->json ? rc : options_arg(args, "--json");
     }
+    rc = rc ? rc : options_arg(args, "--front-version=%s", version_of_this());
     /* Whether it is starved is read from /proc (cputime.h), so it is hidden only where that works.
      */
     if (rc == 0 && !c->debugger && secret_can_be_watched()) {

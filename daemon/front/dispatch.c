@@ -364,7 +364,8 @@ void dispatch_run(struct front *f)
     struct request *r;
 
     f->dispatch_wanted = false;
-    while (!f->stopping && engine_link_ready(f->engine) && (r = next_request(f))) {
+    while (!f->stopping && !f->handing_over && engine_link_ready(f->engine) &&
+           (r = next_request(f))) {
         start(f, r);
     }
     if (f->pause_timer.index == 0) {

@@ -17,10 +17,12 @@
 #include "base/cleanup.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/version.h"
 #include "daemon/front/arena.h"
 #include "daemon/front/child.h"
 #include "daemon/front/dispatch.h"
 #include "daemon/front/lane.h"
+#include "daemon/front/upgrade.h"
 
 #define RETRY_FIRST_NS 100000000
 #define RETRY_MOST_NS 30000000000
@@ -225,6 +227,7 @@ static void engine_down(struct engine_link *e, int status)
     bool worked = was_ready && f->n_running + f->n_light > 0;
     struct log_fields fields = {0};
     bool hopeless;
+    bool other;
     char how[64];
 
     child_describe(status, how, sizeof(how));
@@ -245,6 +248,15 @@ static void engine_down(struct engine_link *e, int status)
     if (e->draining) {
         return;
     }
+    other = WIFEXITED(status) && WEXITSTATUS(status) == EXIT_OTHER_VERSION;
+    if (other && upgrade_begin(f, "pipit-engine is of another version")) {
+        return;
+    }
+    if (other) {
+        (void)snprintf(e->cause, sizeof(e->cause),
+                       "pipit-engine was replaced by another version: start pipitd (%s) anew",
+                       version_of_this());
+    }
     if (was_ready && clock_ns() - e->ready_ns > STEADY_NS) {
         e->n_failures = 0;
     }
@@ -258,7 +270,8 @@ static void engine_down(struct engine_link *e, int status)
     memcpy(e->failure, e->cause, sizeof(e->failure));
     log_field(&fields, "PIPIT_EVENT", "engine-died");
     log_field(&fields, "PIPIT_REASON", "%s", how);
-    hopeless = is_refusal(status) || (e->epoch == 0 && e->n_failures >= FIRST_START_TRIES);
+    hopeless = is_refusal(status) || (other && !f->system) ||
+               (e->epoch == 0 && e->n_failures >= FIRST_START_TRIES);
     if (hopeless) {
         e->state = LANE_FAILED;
         dispatch_failed(f, e->cause);

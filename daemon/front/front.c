@@ -35,6 +35,7 @@
 #include "daemon/front/reload.h"
 #include "daemon/front/status.h"
 #include "daemon/front/successor.h"
+#include "daemon/front/upgrade.h"
 
 #define FORCE_NS 1400000000
 #define LEAVE_NS 300000000
@@ -109,6 +110,7 @@ HOT static void after_batch(void *arg)
     if (!f->listening && !f->stopping && engine_link_checked(f->engine)) {
         say_listening(f);
     }
+    upgrade_check(f);
     if (f->dispatch_wanted) {
         dispatch_run(f);
     }
@@ -164,7 +166,7 @@ static void on_signal(void *arg, uint32_t events)
         if (s.ssi_signo == SIGCHLD) {
             reap(f);
         } else if (s.ssi_signo == SIGHUP && f->system) {
-            if (!f->stopping) {
+            if (!f->stopping && !upgrade_begin(f, "asked to read the configuration again")) {
                 reload_run(f);
             }
         } else {

@@ -20,7 +20,8 @@
  *     notify.h       what systemd is told
  *     report.h       what status has no room for
  *     requests.h     the list of requests, for people
- *     bulk.h         texts into a client's lease */
+ *     bulk.h         texts into a client's lease
+ *     upgrade.h      ending for a front of another version */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -92,6 +93,8 @@ struct front {
     int64_t started_ns;
     bool system; /* started by systemd: SIGHUP means reload */
     bool listening; /* said so: the model was checked, or is not there and we stay */
+    bool handing_over; /* upgrade.h */
+    int64_t hand_over_ns; /* when at the latest */
     bool stopping;
     int exit_code;
     struct loop_timer stop_timer;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipitd: options, then either `plan` (which the engine computes: this process becomes it) or the
  * daemon. Exit codes: 0 stopped by a signal, 2 usage or runtime directory, 4 does not
- * fit, or another pipitd serves that directory, 6 the model cannot be loaded, 8 internal. The
- * environment is read here only. */
+ * fit, or another pipitd serves that directory, 6 the model cannot be loaded, 7 its file was
+ * replaced (upgrade.h), 8 internal. The environment is read here only. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/secret.h"
 #include "base/streams.h"
+#include "base/version.h"
 #include "daemon/front/child.h"
 #include "daemon/front/config.h"
 #include "daemon/front/front.h"
@@ -147,7 +148,7 @@ int main(int argc, char **argv)
     if (c.help) {
         rc = print_help(c.plan);
     } else if (c.version) {
-        rc = printf("pipitd %s\n", PIPIT_VERSION) > 0 ? EXIT_SUCCESS : EXIT_INTERNAL;
+        rc = printf("pipitd %s\n", version_of_this()) > 0 ? EXIT_SUCCESS : EXIT_INTERNAL;
     } else {
         log_init("pipitd", c.verbose ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO);
         rc = c.plan ? become_plan(&c) : serve(&c);

@@ -12,6 +12,7 @@
 #include "base/cleanup.h"
 #include "base/log.h"
 #include "base/sock.h"
+#include "base/version.h"
 #include "daemon/front/arena.h"
 #include "daemon/front/flow.h"
 #include "daemon/front/front.h"
@@ -21,6 +22,7 @@
 #include "daemon/front/requests.h"
 #include "daemon/front/sessions.h"
 #include "daemon/front/status.h"
+#include "daemon/front/upgrade.h"
 
 /* Sizes for a client that wants (c2e, e2c), 0 meaning "as you like", within one lane's bytes. */
 static void choose_sizes(const struct config *c, struct lane *l, uint64_t c2e, uint64_t e2c)
@@ -51,6 +53,23 @@ static int make_arenas(struct lane *l, int *ret_read_only, struct error *reterr)
     return rc ? rc : arena_read_only(l->e2c_fd, ret_read_only, reterr);
 }
 
+/* A gateway of another version. The protocol's major version is the same, so where this front hands
+ * over it serves it until then; a gateway that is older than our file is the new one at its next
+ * start. Says so to the lane. */
+static bool gateway_differs(struct lane *l)
+{
+    const char *name = "pipit-gateway ";
+    const char *version = strncmp(l->program, name, strlen(name)) ? "" : l->program + strlen(name);
+
+    if (!version_differs(version) ||
+        upgrade_begin(l->front, "pipit-gateway is of another version")) {
+        return false;
+    }
+    lane_send_error(l, NULL, LANE_ERR_ABI, 0, "pipit-gateway is of version %s, pipitd of %s",
+                    version, version_of_this());
+    return true;
+}
+
 static bool serve_hello(struct lane *l, const struct lane_record *r)
 {
     const struct config *c = l->front->config;
@@ -69,6 +88,9 @@ static bool serve_hello(struct lane *l, const struct lane_record *r)
         return true;
     }
     memcpy(l->program, r->hello.program, sizeof(l->program));
+    if (l->privileged && gateway_differs(l)) {
+        return true;
+    }
     choose_sizes(c, l, r->hello.c2e_bytes, r->hello.e2c_bytes);
     request_bytes = c->max_request_bytes < l->c2e_bytes ? c->max_request_bytes : l->c2e_bytes;
     if (make_arenas(l, &read_only, &e)) {

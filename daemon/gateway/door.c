@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,7 @@
 #include "base/clock.h"
 #include "base/hot.h"
 #include "base/sock.h"
+#include "base/version.h"
 #include "link/hello.h"
 #include "link/socket.h"
 
@@ -84,10 +86,12 @@ static int take_hello(struct door *d, const struct lane_record *r, const int fds
 static int say_hello(struct door *d, int timeout_ms, struct error *reterr)
 {
     struct lane_record r;
+    char program[sizeof(r.hello.program)];
     int fds[2] = {-1, -1};
     int rc;
 
-    hello_make(&r, "pipit-gateway", 0, 0);
+    (void)snprintf(program, sizeof(program), "pipit-gateway %s", version_of_this());
+    hello_make(&r, program, 0, 0);
     rc = socket_send(d->fd, &r, 0);
     if (rc) {
         return error_set_errno(reterr, rc, "the front cannot be greeted");

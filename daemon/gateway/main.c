@@ -23,6 +23,7 @@
 #include "base/options.h"
 #include "base/secret.h"
 #include "base/sock.h"
+#include "base/version.h"
 #include "daemon/gateway/gateway.h"
 
 enum { EXIT_USAGE = 2, EXIT_UNREACHABLE = 3, EXIT_INTERNAL = 8, UNREACHABLE_MS = 50 };
@@ -204,7 +205,7 @@ static int exit_code(int rc)
 static int show(const struct config *c)
 {
     if (c->version) {
-        (void)printf("pipit-gateway %s\n", PIPIT_VERSION);
+        (void)printf("pipit-gateway %s\n", version_of_this());
     } else {
         AUTO_FREE char *text = options_help(&table);
 

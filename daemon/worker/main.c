@@ -21,18 +21,20 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "base/secret.h"
+#include "base/version.h"
 #include "daemon/options/engine_options.h"
 #include "daemon/worker/io.h"
 #include "daemon/worker/session.h"
 #include "daemon/worker/worker.h"
 #include "engine/kv/plan/plan.h"
 
-enum { EXIT_USAGE = 2, EXIT_REFUSED = 4, EXIT_INTERNAL = 8 };
+enum { EXIT_USAGE = 2, EXIT_REFUSED = 4, EXIT_OTHER_VERSION = 7, EXIT_INTERNAL = 8 };
 
 struct settings {
     struct engine_options engine;
     uint64_t extra_bytes;
     int64_t front_fd;
+    char *front_version;
     int64_t journal_fd;
     bool hidden;
     bool plan;
@@ -53,6 +55,7 @@ _Static_assert(ENGINE_PREFILL_AUTO == 0 && ENGINE_PREFILL_OWN == 1 && ENGINE_PRE
 static const struct option_row rows[] = {
     ENGINE_OPTION_ROWS(struct settings, engine)
     {"extra-bytes", 0, OPTION_BYTES, AT(extra_bytes), .help = "the front's part of the plan"},
+    {"front-version", 0, OPTION_STRING, AT(front_version), .help = "of pipitd, which starts this"},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1", .help = "socket to pipitd"},
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1", .help = "the journal"},
     {"hidden", 0, OPTION_FLAG, AT(hidden), .help = "no debugger may attach"},
@@ -212,6 +215,10 @@ int main(int argc, char **argv)
     } else if (!s.engine.model || (!s.plan && (s.front_fd < 0 || s.journal_fd < 0))) {
         log_error("started by pipitd; for a memory plan: pipitd plan --model FILE");
         rc = EXIT_USAGE;
+    } else if (version_differs(s.front_version)) {
+        log_warning("this is version %s, started by a pipitd of version %s", version_of_this(),
+                    s.front_version);
+        rc = EXIT_OTHER_VERSION;
     } else if (s.plan) {
         rc = print_plan(&s);
     } else {

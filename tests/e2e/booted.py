@@ -8,13 +8,17 @@ into it by /proc/LEADER/root.
     booted.py kills LEADER N      kills the gateway N times; fails when a Pong of the next one takes 100 ms
                                   (times what this machine is slowed down by other work, which is told)
     booted.py hang LEADER         the engine stops under a stream, which goes on with the same text
+    booted.py next DEB RESULT     DEB as the next version: its programs say another one, whose first character is 9
     booted.py journal LEADER F... the newest line of the journal with field F[=VALUE]... has all of them, and no
                                   field of any line has the prompt or the answer"""
 import json
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 LIMIT_S = 0.1
@@ -119,7 +123,27 @@ def journal(leader, *wanted):
     return bool(found) and all(len(i) == 32 and int(i, 16) >= 0 for i in ids)
 
 
+def next_version(deb, result):
+    """The same package but for versions; what dpkg and the programs compare are these."""
+    mark = b"pipit-version-word="
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["dpkg-deb", "-R", deb, folder], check=True)
+        for name in ("usr/bin/pipitd", "usr/libexec/pipit/pipit-engine", "usr/libexec/pipit/pipit-gateway"):
+            path = pathlib.Path(folder, name)
+            data = path.read_bytes()
+            if data.count(mark) != 1:
+                sys.exit(f"{name} does not say its version")
+            at = data.index(mark) + len(mark)
+            path.write_bytes(data[:at] + b"9" + data[at + 1:])
+        control = pathlib.Path(folder, "DEBIAN/control")
+        control.write_text(re.sub(r"(?m)^Version: .", "Version: 9", control.read_text()))
+        subprocess.run(["dpkg-deb", "-b", "--root-owner-group", folder, result], check=True, stdout=subprocess.DEVNULL)
+    return True
+
+
 def main(what, leader, *rest):
+    if what == "next":
+        return next_version(leader, *rest)
     path = os.path.join("/proc", leader, "root", "run/pipit/default/zmq.sock")
     if what == "pid":
         pid = pid_of(leader, rest[0])

@@ -131,6 +131,7 @@ if [ -z "${PIPIT_DEBS:-}" ] && [ "${built:-0}" -lt "${newest:-0}" ]; then
 fi
 mkdir "$tmp/share"
 cp "$debs"/pipit_*.deb "$debs"/libpipit0_*.deb tests/data/stories260K.gguf "$tmp/share/" || die "no packages in $debs"
+"$python" tests/e2e/booted.py next "$(ls "$debs"/pipit_*.deb)" "$tmp/share/pipit.next" || die "the next version's package cannot be made"
 cc -std=c17 -D_GNU_SOURCE -O1 -o "$tmp/share/probe" tests/e2e/probe.c || die "the probe cannot be compiled"
 
 # What the packages need, so that the container needs no network.
@@ -433,6 +434,29 @@ check "a daemon that never becomes ready is given up" until_true 90 is failed bo
 check "after thirty starts" is start-limit-hit property pipitd@loop.service Result
 check "loudly" until_true 10 box sh -c 'journalctl --sync; journalctl -p crit -t pipit -o cat | grep -q "pipitd@loop is not started again"'
 box sh -c "rm -r $folder; systemctl stop pipitd@loop.socket; systemctl daemon-reload; systemctl reset-failed pipitd@loop.service"
+
+# ---- another version ----
+
+note "upgrade"
+check "a ZeroMQ client is answered" zmq ping
+front=$(property pipitd@default.service MainPID)
+kill -STOP "$(pid_of pipit-engine)"
+as alice "${ask[@]}" "$prompt" >"$tmp/under" 2>"$tmp/under.err" &
+under=$!
+check "a request runs" until_true 10 running
+check "the next version is installed under it" box env DEBIAN_FRONTEND=noninteractive dpkg -i /mnt/pipit.next
+as alice "${ask[@]}" "$prompt" >"$tmp/waits" 2>"$tmp/waits.err" &
+waits=$!
+check "the daemon of the old one waits for that answer" is "$front" property pipitd@default.service MainPID
+kill -CONT "$(pid_of pipit-engine)"
+check "the client that was being answered notices nothing" wait "$under"
+check "nor does the one that asked meanwhile" wait "$waits"
+check "the answers are the same" is "$story$story" cat "$tmp/under" "$tmp/waits"
+check "the daemon is another one" not is "$front" property pipitd@default.service MainPID
+check "of the new version" box sh -c 'pipitd --version | grep -q " 9"'
+check "the journal says that it was handed over" zmq journal PIPIT_EVENT=hand-over _SYSTEMD_UNIT=pipitd@default.service
+check "a ZeroMQ client is answered by it" zmq ping
+check "the sockets were never closed" sockets_there
 
 # ---- a second instance, and the end ----
 

@@ -324,8 +324,8 @@ class Alive(Base):
         lane.close()
 
 
-class Successor(Base):
-    """The daemon is killed; the next one gets its journal."""
+class Heirs(Base):
+    """A daemon, and the next one with its journal."""
 
     def slowly(self):
         """With a model that takes milliseconds for a token: an endless answer is still under way when we look."""
@@ -357,6 +357,10 @@ class Successor(Base):
         events = events + list(lane.events(rid))
         self.assertEqual([e.seq for e in events], list(range(1, len(events) + 1)))
         return events
+
+
+class Successor(Heirs):
+    """The daemon is killed; the next one gets its journal."""
 
     def test_answer_goes_on_without_a_gap(self):
         lane = self.begin()
@@ -534,6 +538,136 @@ class Successor(Base):
         out, err = p.communicate(timeout=WAIT)
         self.assertEqual((got + out, p.returncode), (whole, 0), err)
         lane.close()
+
+
+class Upgrade(Heirs):
+    """The programs' files are replaced by those of another version while the daemon runs (upgrade.h)."""
+    MARK = b"pipit-version-word="
+
+    def setUp(self):
+        super().setUp()
+        self.programs = os.path.join(self.folder, "programs")
+        os.mkdir(self.programs)
+        for path in (PIPITD, os.path.join(BUILD, "daemon/worker/pipit-engine")) + ((GATEWAY,) if os.path.exists(GATEWAY) else ()):
+            shutil.copy(path, self.programs)
+        self.program = os.path.join(self.programs, "pipitd")
+
+    def replace(self, *names):
+        """As a package does: a new file with other bytes after the mark, renamed over the old one."""
+        for name in names:
+            path = os.path.join(self.programs, name)
+            with open(path, "rb") as f:
+                data = f.read()
+            self.assertEqual(data.count(self.MARK), 1, "it does not say its version")
+            at = data.index(self.MARK) + len(self.MARK)
+            with open(path + ".new", "wb") as f:
+                f.write(data[:at] + b"9" + data[at + 1:])
+            os.chmod(path + ".new", 0o755)
+            os.rename(path + ".new", path)
+
+    def handed_over(self):
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.systemd.children.remove(self.pid)
+        self.assertEqual(code, 7)
+        self.assertIn(b"its file was replaced", self.log.read())
+        self.assertEqual([n for n, _ in self.systemd.store], ["journal"])
+
+    def kill_engine(self):
+        with open(f"/proc/{self.pid}/task/{self.pid}/children") as f:
+            os.kill(int(f.read().split()[0]), signal.SIGKILL)
+
+    def test_engine_of_another_version(self):
+        """No answer is lost: neither the one under way nor those that wait."""
+        lane = self.begin()
+        whole = list(lane.events(lane.request(prompt(b"Once upon a time", 150))))
+        rid = lane.request(prompt(b"Once upon a time", 150))
+        waits = lane.request(prompt(b"Once upon a time", 150))
+        events = self.some(lane, rid, 20)
+        self.replace("pipitd", "pipit-engine")
+        self.kill_engine()
+        self.handed_over()
+        lane = self.begin()
+        for r, had in ((rid, events), (waits, [])):
+            got = self.rest(lane, r, had)
+            self.assertEqual(text_of(got), text_of(whole))
+            self.assertEqual((got[-1].type, got[-1].reason), (DONE, "length"))
+
+    def test_without_a_new_daemon_it_waits_for_one(self):
+        """A package half unpacked: the engine's file is there, the daemon's not yet. It tries again, and then hands over."""
+        lane = self.begin()
+        self.replace("pipit-engine")
+        self.kill_engine()
+        rid = lane.request(prompt(b"Once upon a time", 20))
+        time.sleep(0.3)
+        self.assertEqual(os.waitpid(self.pid, os.WNOHANG), (0, 0))
+        self.replace("pipitd")
+        self.handed_over()
+        self.assertTrue(text_of(self.rest(self.begin(), rid, [])))
+
+    def test_by_hand_it_says_so(self):
+        """Without a service manager nobody starts the next daemon: a request gets the cause."""
+        folder = os.path.join(self.folder, "hand")
+        os.mkdir(folder)
+        with subprocess.Popen([self.program, "--config", self.conf, "--runtime-dir", folder, "--gateway", "no"], stderr=subprocess.DEVNULL,
+                              env={"PATH": os.environ["PATH"], **{k: v for k, v in os.environ.items() if "SAN_OPTIONS" in k}}) as p:
+            self.addCleanup(p.kill)
+            end = time.monotonic() + WAIT
+            while not os.path.exists(os.path.join(folder, "lane.sock")) and time.monotonic() < end:
+                time.sleep(0.01)
+            lane = Lane(folder)
+            self.addCleanup(lane.close)
+            lane.wait_ready(WAIT)
+            self.replace("pipitd", "pipit-engine")
+            self.pid = p.pid
+            self.kill_engine()
+            end = list(lane.events(lane.request(prompt(b"Once", 5)), WAIT))[-1]
+            self.assertEqual((end.type, end.code), (ERROR, "MODEL"))
+            self.assertIn("another version", end.text)
+            p.kill()
+
+    def test_a_reload_finds_it(self):
+        """What the package says to running daemons: no answer is interrupted, none is lost."""
+        lane = self.begin()
+        whole = text_of(lane.events(lane.request(prompt(b"Once upon a time", 150))))
+        rid = lane.request(prompt(b"Once upon a time", 150))
+        waits = lane.request(prompt(b"Once upon a time", 150))
+        events = self.some(lane, rid, 5)
+        self.replace("pipitd", "pipit-engine")
+        os.kill(self.pid, signal.SIGHUP)
+        self.handed_over()
+        lane = self.begin()
+        got = self.rest(lane, rid, events)
+        self.assertEqual(text_of(got), whole)
+        self.assertFalse(got[-1].flags & F_REPLAYED)
+        self.assertEqual(text_of(self.rest(lane, waits, [])), whole)
+
+    @unittest.skipUnless(os.path.exists(GATEWAY), "pipit-gateway was not built")
+    def test_gateway_of_another_version(self):
+        """It is served, and the daemon hands over when what runs has ended; what waits is the next one's."""
+        lane = self.begin()
+        whole = text_of(lane.events(lane.request(prompt(b"Once upon a time", 150))))
+        rid = lane.request(prompt(b"Once upon a time", 150))
+        waits = lane.request(prompt(b"Once upon a time", 150))
+        events = self.some(lane, rid, 5)
+        self.replace("pipitd", "pipit-engine", "pipit-gateway")
+        self.systemd.start([os.path.join(self.programs, "pipit-gateway"), "--runtime-dir", self.folder, "--listen-fd", "3"], ["zmq"])
+        self.handed_over()
+        lane = self.begin()
+        got = self.rest(lane, rid, events)
+        self.assertEqual(text_of(got), whole)
+        self.assertFalse(got[-1].flags & F_REPLAYED)
+        self.assertEqual(text_of(self.rest(lane, waits, [])), whole)
+
+    @unittest.skipUnless(os.path.exists(GATEWAY), "pipit-gateway was not built")
+    def test_old_gateway_is_refused(self):
+        """A daemon whose file is its own, a gateway of another version: that one ends and is started anew."""
+        self.begin()
+        self.replace("pipit-gateway")
+        gateway, log = self.systemd.start([os.path.join(self.programs, "pipit-gateway"), "--runtime-dir", self.folder, "--listen-fd", "3"], ["zmq"])
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(gateway, 0)[1]), 3)
+        self.systemd.children.remove(gateway)
+        self.assertIn(b"pipit-gateway is of version 9", log.read())
+        self.assertEqual(os.waitpid(self.pid, os.WNOHANG), (0, 0))
 
 
 @unittest.skipUnless(Client and os.path.exists(GATEWAY), "pipit-gateway or python3-zmq is missing")
