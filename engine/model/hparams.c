@@ -445,11 +445,22 @@ static void read_swift(struct reader *r, const struct gguf *swift, struct hparam
 }
 
 /* Wide stores. Behind all that reads the model's own heads, logits' scale among it. */
+/* Do all layers from the split on rotate by one table, and read all positions? */
+static bool deep_alike(const struct hparams *h)
+{
+    for (int32_t i = h->swift_layers; i < h->n_layers; i++) {
+        if (!h->layer[i].rotates || h->layer[i].window > 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static int read_wide(const struct gguf *swift, const struct arch *arch, struct hparams *h,
                      struct error *reterr)
 {
     struct reader s = {.g = swift, .prefix = "pipit.swiftkv", .reterr = reterr};
-    const struct layer_sizes *own = &h->layer[h->n_layers - 1];
+    const uint64_t norms = LT_BIT(LT_Q_NORM) | LT_BIT(LT_K_NORM) | LT_BIT(LT_Q_NORM_WIDE);
     int32_t k_dim;
     int32_t v_dim;
 
@@ -471,10 +482,9 @@ static int read_wide(const struct gguf *swift, const struct arch *arch, struct h
                          "stores need both, the first even",
                          k_dim, v_dim);
     }
-    if (arch->rope == OPS_ROPE_NONE || !own->rotates || own->window > 0 ||
-        h->rope_scaling == ROPE_SCALING_LONG || h->alibi_max > 0 ||
-        (arch->required & (LT_BIT(LT_Q_NORM) | LT_BIT(LT_K_NORM) | LT_BIT(LT_Q_NORM_WIDE))) ||
-        h->aug_q > 0 || arch->v_norm) {
+    if (arch->rope == OPS_ROPE_NONE || !deep_alike(h) || h->rope_scaling == ROPE_SCALING_LONG ||
+        h->alibi_max > 0 || ((arch->required | arch->optional) & norms) || h->aug_q > 0 ||
+        arch->v_norm) {
         return error_set(reterr, -ENOTSUP,
                          "key pipit.swiftkv.key_length: wide stores are not offered for models "
                          "that slide, norm or augment queries and keys, or do not rotate them by "
