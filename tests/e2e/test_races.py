@@ -61,7 +61,7 @@ class User(threading.Thread):
         assert end.type == DONE and end.reason in ("cancelled", "length"), end
 
     def session(self, lane):
-        name = f"s{self.random.randint(0, 2)}-{self.n // 2 * 2}"
+        name = f"s{self.n}"
         for i, (text, n) in enumerate(((STORY, 10), (" Then", 10))):
             events = list(lane.events(lane.request(item(T_PROMPT, text) + item(T_SESSION, name) + sampling(max_tokens=n, flags=S_IGNORE_END),
                                                    flags=F_SESSION)))
