@@ -91,6 +91,23 @@ static bool head_is_sound(const struct journal *j, const struct journal_head *h)
     return true;
 }
 
+/* A front of an older version wrote the same types, some with fewer fields at their end: those are
+ * zero. Where a text ends a record, its length says how many bytes there are. */
+static bool is_whole(const struct lane_record *r, uint32_t body_bytes)
+{
+    uint32_t n = journal_body_bytes(r);
+
+    switch (r->h.type) {
+    case LANE_TOKEN:
+    case LANE_TEXT:
+    case LANE_ALT:
+    case LANE_ERROR:
+        return body_bytes == n;
+    default:
+        return body_bytes <= n;
+    }
+}
+
 /* One event at e->end, of a block that ends there. */
 static bool read_event(const struct journal *j, const struct journal_head *h,
                        struct journal_entry *e, uint32_t block_end)
@@ -114,8 +131,7 @@ static bool read_event(const struct journal *j, const struct journal_head *h,
            eh.body_bytes);
     if (eh.type < LANE_ACCEPTED || eh.type > LANE_ERROR || eh.type == LANE_PROGRESS ||
         (eh.type == LANE_ACCEPTED) != (e->end.seq == 1) || e->finished ||
-        lane_record_check(&r, sizeof(r), LANE_PEER_FRONT, NULL) ||
-        journal_body_bytes(&r) != eh.body_bytes) {
+        lane_record_check(&r, sizeof(r), LANE_PEER_FRONT, NULL) || !is_whole(&r, eh.body_bytes)) {
         return false;
     }
     e->end.offset += need;

@@ -143,6 +143,50 @@ Test(journal_adopt, finds_what_clients_know_of)
     journal_close(&j);
 }
 
+/* As a front of before the package's upgrade wrote it, whose LANE_DONE had a field less. */
+Test(journal_adopt, records_of_an_older_version_are_taken)
+{
+    enum { LESS = 8, BODY = sizeof(struct lane_done) };
+    struct event_header eh;
+    struct lane_record done;
+    struct error err = {0};
+    struct journal_entry e;
+    struct journal_head h;
+    struct journal j;
+    uint32_t bad = 0;
+    uint32_t at = 0;
+    int fd = leave();
+
+    cr_assert_eq(journal_adopt(dup(fd), BYTES, &j, &err), 0, "%s", err.text);
+    do {
+        cr_assert(journal_next(&j, &at, &h, &e, &bad));
+    } while (!e.finished);
+    uint8_t *event = journal_at(&j, e.end.block, e.end.offset - (uint32_t)sizeof(eh) - BODY);
+    memcpy(&eh, event, sizeof(eh));
+    cr_assert_eq(eh.type, LANE_DONE);
+    cr_assert_eq(eh.body_bytes, BODY);
+    eh.body_bytes -= LESS;
+    memcpy(event, &eh, sizeof(eh));
+    memset(event + sizeof(eh) + BODY - LESS, 0xff, LESS);
+    journal_header(&j, e.end.block)->end -= LESS;
+    journal_close(&j);
+
+    cr_assert_eq(journal_adopt(fd, BYTES, &j, &err), 0, "%s", err.text);
+    at = 0;
+    do {
+        cr_assert(journal_next(&j, &at, &h, &e, &bad));
+    } while (!e.finished);
+    cr_assert_eq(bad, 0);
+    cr_assert_eq(count_events(&j, &e), 5);
+    struct journal_cursor c;
+    cr_assert(journal_seek(&j, &e, 5, &c));
+    cr_assert(journal_read(&j, &e, &c, &done));
+    cr_assert_eq(done.done.reason, LANE_REASON_LENGTH);
+    cr_assert_eq(done.done.n_calls, 0);
+    cr_assert_eq(done.done.broken, 0);
+    journal_close(&j);
+}
+
 Test(journal_adopt, fronts_that_die_with_it_do_not_go_on_for_ever)
 {
     struct error err = {0};
