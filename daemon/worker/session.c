@@ -590,18 +590,19 @@ static int sync_above(int dir)
 
 int session_commit(const struct session *s, struct error *reterr)
 {
-    int r = 0;
     char next[96];
     char path[96];
+    int r;
 
     path_of(s, "", path);
     path_of(s, ".", next);
-    if (renameat(s->dir, next, s->dir, path)) {
-        r = failed(s, -errno, reterr);
+    /* Before the session has its name: a turn that finds one does not sync them again. */
+    r = session_exists(s) ? 0 : sync_above(s->dir);
+    r = r || renameat(s->dir, next, s->dir, path) == 0 ? r : -errno;
+    if (r) {
+        r = failed(s, r, reterr);
         (void)unlinkat(s->dir, next, 0);
         return r;
     }
-    r = fsync(s->dir) ? -errno : 0;
-    r = r || session_exists(s) ? r : sync_above(s->dir);
-    return r ? failed(s, r, reterr) : 0;
+    return fsync(s->dir) ? failed(s, -errno, reterr) : 0;
 }

@@ -111,8 +111,9 @@ int session_write(const struct session *s, const struct session_text *text,
                   const struct session_block *block, uint64_t *ret_bytes,
                   struct error *reterr) WARN_UNUSED;
 
-/* What was written takes the session's name; 0: a power cut does not undo it. A failure leaves the
- * old file as it was, or, where only the last syncs failed, one of both. */
+/* What was written takes the session's name; 0: a power cut does not undo it, where the folders
+ * above that this user may not read are safe already. A failure leaves the old file as it was, or,
+ * where only the last sync failed, one of both. */
 int session_commit(const struct session *s, struct error *reterr) WARN_UNUSED;
 
 #endif
