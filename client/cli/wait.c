@@ -17,11 +17,17 @@
 #include "base/clock.h"
 #include "client/cli/answer.h"
 
-/* A note that a daemon left which could not start (daemon/front/rundir.h), as old as seconds. In a
- * folder of ours, or of whoever the folder's sockets would be. */
-#define NOTE_SECONDS 10.0
+/* A note that a daemon left which could not start (daemon/front/rundir.h) NOTE_SECONDS ago
+ * or less. In a folder of ours, or of whoever the folder's sockets would be. */
+#define NOTE_SECONDS 30.0
 
-static bool read_failure(const char *socket_path, double seconds, char *ret, size_t size)
+struct failure {
+    char text[512];
+    struct timespec at; /* written */
+    int64_t seen_ns;    /* first; 0: none */
+};
+
+static bool read_failure(const char *socket_path, struct failure *ret)
 {
     char path[256];
     char text[512];
@@ -47,44 +53,49 @@ static bool read_failure(const char *socket_path, double seconds, char *ret, siz
     }
     (void)clock_gettime(CLOCK_REALTIME, &now);
     n = read(fd, text, sizeof(text) - 1);
-    if (n <= 0 || difftime(now.tv_sec, st.st_mtim.tv_sec) > seconds) {
+    if (n <= 0 || difftime(now.tv_sec, st.st_mtim.tv_sec) > NOTE_SECONDS) {
         return false;
     }
     text[n] = 0;
     text[strcspn(text, "\n")] = 0;
     slash = strchr(text, ' ');
-    (void)snprintf(ret, size, "%s", slash ? slash + 1 : text);
-    for (char *c = ret; *c; c++) {
+    ret->at = st.st_mtim;
+    (void)snprintf(ret->text, sizeof(ret->text), "%s", slash ? slash + 1 : text);
+    for (char *c = ret->text; *c; c++) {
         *c = (unsigned char)*c < ' ' || *c == 127 ? '?' : *c;
     }
     return true;
 }
 
 /* Nobody answers: was there one, which could not load its model? A daemon that starts meanwhile
- * removes the note, so the same note is seen twice, some time apart. */
+ * removes the note once it has the folder's lock, so the same note is seen twice, some time apart.
+ * One from before we began may be of the last try, and the daemon we are to wait for on its way to
+ * the lock: it is given longer. (To try the lock would make that daemon's own try fail.) */
 #define FAILURE_NS INT64_C(500000000)
+#define OLD_FAILURE_NS INT64_C(3000000000)
 
-struct failure {
-    char text[512];
-    int64_t seen_ns; /* 0: none */
-};
-
-static int look_for_failure(const struct settings *s, struct pipit_client *c, struct failure *f)
+static int look_for_failure(struct pipit_client *c, const struct timespec *start, struct failure *f)
 {
+    const struct timespec was = f->at;
     struct pipit_place place;
     bool found = false;
+    bool old;
 
     for (size_t i = 0; !found && pipit_client_place(c, i, &place) == 0; i++) {
         bool ours = place.err != -EPERM && place.err != -ENAMETOOLONG;
 
-        found = ours && read_failure(place.path, NOTE_SECONDS, f->text, sizeof(f->text));
+        found = ours && read_failure(place.path, f);
     }
     if (!found) {
         f->seen_ns = 0;
         return -1;
     }
-    f->seen_ns = f->seen_ns ? f->seen_ns : clock_ns();
-    if (clock_ns() - f->seen_ns < FAILURE_NS) {
+    if (f->seen_ns == 0 || was.tv_sec != f->at.tv_sec || was.tv_nsec != f->at.tv_nsec) {
+        f->seen_ns = clock_ns();
+    }
+    old = f->at.tv_sec < start->tv_sec ||
+          (f->at.tv_sec == start->tv_sec && f->at.tv_nsec < start->tv_nsec);
+    if (clock_ns() - f->seen_ns < (old ? OLD_FAILURE_NS : FAILURE_NS)) {
         return -1;
     }
     say("the daemon ended: %s", f->text);
@@ -147,6 +158,7 @@ int wait_run(struct settings *s, const struct option_list *words)
     const int64_t deadline_ns = start_ns + (int64_t)(s->timeout * 1e9);
     int64_t seen_ns = start_ns; /* a daemon, or its socket */
     struct failure failure = {0};
+    struct timespec start;
     bool told = false;
     int code =
         words->n ? usage_error("wait", "'%.60s' is not an option", words->v[0]) : cli_client(s, &c);
@@ -159,13 +171,14 @@ int wait_run(struct settings *s, const struct option_list *words)
                    ? EXIT_INTERNAL
                    : -1;
     }
+    (void)clock_gettime(CLOCK_REALTIME, &start);
     while (code < 0) {
         struct pollfd p = {.fd = interrupt_fd(), .events = POLLIN};
         int signal;
 
         code = look(s, c, &e);
         if (code < 0 && e.code == PIPIT_E_UNREACHABLE) {
-            code = look_for_failure(s, c, &failure);
+            code = look_for_failure(c, &start, &failure);
         }
         if (code >= 0) {
             break;
@@ -180,7 +193,7 @@ int wait_run(struct settings *s, const struct option_list *words)
             code = report(&e);
             break;
         }
-        if (!told && clock_ns() - start_ns > WAIT_QUIET_NS) {
+        if (!told && failure.seen_ns == 0 && clock_ns() - start_ns > WAIT_QUIET_NS) {
             told = true;
             say("waiting: %s", missing(&e));
         }

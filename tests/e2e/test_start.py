@@ -34,8 +34,8 @@ class Case(unittest.TestCase):
         with open(self.model, "wb") as f:
             f.write(data)
 
-    def refused(self, code, *words, args=(), user=None):
-        """The daemon ends with that code, has not said that it listens, and `pipit wait`, begun before or after, ends with 6."""
+    def refused(self, code, *words, args=(), user=None, again=False):
+        """The daemon ends with that code, has not said that it listens, and `pipit wait`, begun before or `again` after, ends with 6."""
         with open(os.path.join(self.folder, "log"), "w+") as log:
             waits = subprocess.Popen([PIPIT, "wait", "--runtime-dir", self.run], stderr=subprocess.PIPE, env=environment(), text=True)
             self.addCleanup(waits.kill)
@@ -50,10 +50,13 @@ class Case(unittest.TestCase):
         self.assertEqual(len(lines), 1, text)
         began = time.monotonic()
         err = waits.communicate(timeout=20 * SLOW)[1]
-        again = subprocess.run([PIPIT, "wait", "--runtime-dir", self.run], capture_output=True, env=environment(), text=True,
-                               timeout=20 * SLOW)
-        self.assertLess(time.monotonic() - began, 4 * SLOW)
-        for rc, said in ((waits.returncode, err), (again.returncode, again.stderr)):
+        ends = [(waits.returncode, err)]
+        if again:
+            late = subprocess.run([PIPIT, "wait", "--runtime-dir", self.run], capture_output=True, env=environment(), text=True,
+                                  timeout=20 * SLOW)
+            ends.append((late.returncode, late.stderr))
+        self.assertLess(time.monotonic() - began, 25 * SLOW)  # neither waits until its patience is at an end, nor for ever
+        for rc, said in ends:
             self.assertEqual(rc, 6, said)
             self.assertTrue(all(w in said for w in words), said)
             self.assertEqual(said.count("\n"), 1, said)
@@ -61,7 +64,7 @@ class Case(unittest.TestCase):
 
 class Refused(Case):
     def test_missing(self):
-        self.refused(6, "cannot open", "some-model.gguf", "No such file")
+        self.refused(6, "cannot open", "some-model.gguf", "No such file", again=True)
 
     def test_empty(self):
         self.write(b"")
@@ -80,7 +83,7 @@ class Refused(Case):
 
     def test_folder(self):
         os.mkdir(self.model)
-        self.refused(6, "some-model.gguf", "not a regular file")
+        self.refused(6, "some-model.gguf", "not a regular file", again=True)
 
     def test_unsupported_family(self):
         data = whole()
@@ -119,6 +122,19 @@ class Good(Case):
         lane.close()
         self.assertEqual(d.stop(), 0)
         self.assertEqual(d.text().count(LISTENING), 1)
+
+    def test_an_old_note_is_not_the_new_daemons(self):
+        """A daemon that is on its way to its lock, where it removes what the last one left."""
+        self.write(b"")
+        self.refused(6, "empty")
+        waits = subprocess.Popen([PIPIT, "wait", "--runtime-dir", self.run], stderr=subprocess.PIPE, env=environment(), text=True)
+        self.addCleanup(waits.kill)
+        time.sleep(1)
+        self.assertIsNone(waits.poll())
+        os.unlink(os.path.join(self.run, "failure"))
+        d = Daemon(folder=self.run)
+        self.assertEqual(waits.wait(20 * SLOW), 0, waits.stderr.read())
+        self.assertEqual(d.stop(), 0)
 
     def test_bad_at_a_reload(self):
         """The daemon stays, says the cause to whoever asks, and takes the next good file."""
