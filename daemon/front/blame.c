@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A table by uid. A death costs everybody a load of the model, so who causes them again and again
  * must become slow: each more doubles the wait, and ten minutes forgive one. A user who causes one
- * whenever allowed to soon causes one in some five minutes. One whose program was stopped once at a
- * bad moment is apart until a request of that user has shown itself harmless. */
+ * whenever allowed to soon causes one in some five minutes. One whose program was stopped a few
+ * times at a bad moment is apart until a request of that user has shown itself harmless. */
 
 #include "daemon/front/blame.h"
 
@@ -24,30 +24,46 @@ uint32_t blame_of(struct blame *b, uint32_t uid, int64_t now)
     return b->v[i].n;
 }
 
-void blame_charge(struct blame *b, uint32_t uid, uint32_t n, int64_t now)
+void blame_death(struct blame *b)
+{
+    b->n_deaths++;
+}
+
+bool blame_charge(struct blame *b, uint32_t uid, uint32_t n, int64_t now)
 {
     uint32_t i = uid % BLAME_USERS;
     uint32_t had = blame_of(b, uid, now);
 
-    if (b->v[i].uid != uid && blame_of(b, b->v[i].uid, now) > n) {
-        return;
-    }
     if (b->v[i].uid != uid) {
+        if (blame_of(b, b->v[i].uid, now) > n) {
+            return false;
+        }
         b->v[i].clear_ns = 0;
+        b->v[i].death = 0;
     }
+    if (n == BLAME_WITHDRAWN) {
+        if (b->v[i].death == b->n_deaths) {
+            return false;
+        }
+        b->v[i].death = b->n_deaths;
+    }
+    b->v[i].convicted = n == BLAME_CONVICTED || (had && b->v[i].convicted);
     b->v[i].uid = uid;
     b->v[i].n = had + n < BLAME_MOST ? had + n : BLAME_MOST;
     b->v[i].at_ns = now;
     b->v[i].less_ns = had ? b->v[i].less_ns : now;
+    return true;
 }
 
 void blame_clear_one(struct blame *b, uint32_t uid, int64_t now)
 {
     uint32_t i = uid % BLAME_USERS;
 
-    if (blame_of(b, uid, now) > 0 && now >= b->v[i].clear_ns) {
+    int64_t spare = b->v[i].convicted ? 0 : BLAME_SPARE * LESS_NS;
+
+    if (blame_of(b, uid, now) > 0 && now >= b->v[i].clear_ns - spare) {
         b->v[i].n--;
-        b->v[i].clear_ns = now + LESS_NS;
+        b->v[i].clear_ns = (now > b->v[i].clear_ns ? now : b->v[i].clear_ns) + LESS_NS;
     }
 }
 

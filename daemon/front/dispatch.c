@@ -542,7 +542,9 @@ void dispatch_loading(struct front *f, uint32_t progress)
 
 static void charge(struct front *f, struct request *r, uint32_t n)
 {
-    blame_charge(&f->blame, r->who->person, n, clock_ns());
+    if (!blame_charge(&f->blame, r->who->person, n, clock_ns())) {
+        return;
+    }
     log_warning("request %llu of uid %u %s: the user's requests run apart for a while",
                 (unsigned long long)r->number, r->who->uid,
                 n == BLAME_CONVICTED ? "killed an engine twice"
@@ -598,6 +600,9 @@ void dispatch_lost(struct front *f)
     bool alone = f->n_running + f->n_light == 1;
     struct request *prev;
 
+    if (f->n_running + f->n_light > 0) {
+        blame_death(&f->blame);
+    }
     /* Newest first, each to the front of the queue: the oldest will be replayed first. */
     for (struct request *r = f->requests.open.newest; r; r = prev) {
         prev = r->age_prev;
