@@ -7,14 +7,17 @@
 
 #include <string.h>
 #include <sys/random.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "daemon/front/engine_link.h"
 #include "daemon/front/front.h"
-#include "daemon/front/lane.h"
+#include "daemon/front/requests.h"
 
 #define LATE_NS INT64_C(10000000000)
+
+_Static_assert(sizeof(((struct figures *)0)->n_refused) >=
+                   sizeof(((struct front_counters *)0)->n_refused),
+               "a place for each cause");
 
 static void take(const struct front *f, struct figures *ret)
 {
@@ -25,6 +28,7 @@ static void take(const struct front *f, struct figures *ret)
     ret->n_prompt_tokens = c->n_prompt_tokens;
     ret->n_new_tokens = c->n_new_tokens;
     memcpy(ret->n_by_reason, c->n_by_reason, sizeof(ret->n_by_reason));
+    memcpy(ret->n_refused, c->n_refused, sizeof(c->n_refused));
     ret->n_saved = c->n_saved;
     ret->n_not_saved = c->n_not_saved;
     ret->kv_bytes_used = engine_link_info(f->engine)->kv_bytes_used;
@@ -60,6 +64,12 @@ void figures_watch(struct front *f)
     }
 }
 
+void figures_refused(struct front *f, uint32_t why)
+{
+    f->counters.n_refused[why]++;
+    figures_watch(f);
+}
+
 static uint64_t rounded(int32_t n, uint32_t chance)
 {
     uint32_t tokens = n > 0 ? (uint32_t)n : 0;
@@ -78,12 +88,11 @@ void figures_ended(struct front *f, const struct lane_done *d)
     f->late.n_new_tokens += rounded(d->n_new, chance[1]);
 }
 
-/* The gateway's lane is one for many users: exact only where it is the daemon's own child. */
 void figures_of(const struct front *f, const struct lane *l, struct figures *ret)
 {
     int64_t age = engine_link_step_age_ns(f->engine);
 
-    if (l->uid == 0 || l->uid == geteuid()) {
+    if (requests_admin(l)) {
         take(f, ret);
         ret->step_age_ns = age;
         ret->all = true;

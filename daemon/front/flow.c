@@ -16,6 +16,7 @@
 #include "daemon/front/dispatch.h"
 #include "daemon/front/ending.h"
 #include "daemon/front/engine_link.h"
+#include "daemon/front/figures.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
 #include "daemon/front/lifecycle.h"
@@ -52,7 +53,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t person,
     if (f->drain) {
         bool ends = f->drain == LANE_CONTROL_DRAIN;
 
-        f->counters.n_refused[REFUSED_DRAIN]++;
+        figures_refused(f, REFUSED_DRAIN);
         lane_send_error(l, r->h.id, ends ? LANE_ERR_SHUTDOWN : LANE_ERR_BUSY, lifecycle_retry_ms(f),
                         "the daemon drains: no new requests until it %s",
                         ends ? "is started again" : "has loaded its model again");
@@ -62,7 +63,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t person,
         uint32_t ms = engine_link_refuse_ms(f->engine);
 
         if (ms > 0) {
-            f->counters.n_refused[REFUSED_MODEL]++;
+            figures_refused(f, REFUSED_MODEL);
             lane_send_error(l, r->h.id, LANE_ERR_MODEL, ms, "the model cannot be loaded: %.140s",
                             engine_link_cause(f->engine));
             return true;
@@ -70,7 +71,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t person,
         engine_link_load(f->engine);
     }
     if (blame_wait_ms(&f->blame, person, clock_ns()) > 0) {
-        f->counters.n_refused[REFUSED_DEATHS]++;
+        figures_refused(f, REFUSED_DEATHS);
         lane_send_error(l, r->h.id, LANE_ERR_BUSY, blame_wait_ms(&f->blame, person, clock_ns()),
                         "engines died while this user's requests ran: charged %u, allowed are %d",
                         blame_of(&f->blame, person, clock_ns()), BLAME_FREE);
@@ -79,7 +80,7 @@ static bool refused_by_state(struct front *f, struct lane *l, uint32_t person,
     if (!dispatch_can_start(f, r->request.kind, person) && !queue_has_room(&f->queue, person)) {
         uint32_t ms = queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs);
 
-        f->counters.n_refused[REFUSED_QUEUE]++;
+        figures_refused(f, REFUSED_QUEUE);
         engine_link_load(f->engine); /* where nothing may wait, nothing else would */
         if (f->queue.max == 0) {
             lane_send_error(l, r->h.id, LANE_ERR_BUSY, ms,
@@ -203,7 +204,7 @@ static bool begin_log(struct front *f, struct lane *l, struct request *r,
     memcpy(head.tenant, r->who->tenant, sizeof(head.tenant));
     while ((rc = journal_begin(&f->journal, &head, r->who->person, &r->log)) != 0) {
         if (!ending_make_room(f, r->who->uid, rc)) {
-            f->counters.n_refused[REFUSED_JOURNAL]++;
+            figures_refused(f, REFUSED_JOURNAL);
             lane_send_error(l, r->id, LANE_ERR_BUSY,
                             queue_retry_ms(&f->queue, engine_link_info(f->engine)->n_seqs),
                             rc == -EDQUOT ? "7/8 of the journal are this user's: requests under "
@@ -326,7 +327,7 @@ void flow_request(struct front *f, struct lane *l, const struct flow_who *who,
     }
     rc = create(f, who, rec->h.id, &r);
     if (rc) {
-        f->counters.n_refused[REFUSED_KEPT]++;
+        figures_refused(f, REFUSED_KEPT);
         lane_send_error(l, rec->h.id, LANE_ERR_BUSY, 1000, "%s",
                         rc == -EDQUOT  ? "too many requests of this user are kept"
                         : rc == -EBUSY ? "too many requests are kept"

@@ -24,6 +24,7 @@
 #include "base/sock.h"
 #include "daemon/front/arena.h"
 #include "daemon/front/engine_link.h"
+#include "daemon/front/figures.h"
 #include "daemon/front/flow.h"
 #include "daemon/front/front.h"
 #include "daemon/front/serve.h"
@@ -56,7 +57,7 @@ static void refuse(struct front *f, int fd, const char *text)
     struct lane_record r;
 
     lane_record_init(&r, LANE_ERROR, NULL);
-    f->counters.n_refused[REFUSED_CLIENTS]++;
+    figures_refused(f, REFUSED_CLIENTS);
     r.error.code = LANE_ERR_BUSY;
     r.error.retry_after_ms = 1000;
     (void)snprintf(r.error.text, sizeof(r.error.text), "%s", text);

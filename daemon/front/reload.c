@@ -41,6 +41,10 @@ static void read_again(struct front *f, bool engine)
 
 void reload_run(struct front *f)
 {
+    if (!f->listening) { /* READY=1 comes when the model has been checked, and not before */
+        read_again(f, false);
+        return;
+    }
     notify_say(&f->notify, "RELOADING=1\nMONOTONIC_USEC=%llu",
                (unsigned long long)(clock_ns() / 1000));
     read_again(f, false);

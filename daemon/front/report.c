@@ -88,7 +88,8 @@ const char *report_refusal_name(int why)
     return names[why];
 }
 
-static size_t write_limits(const struct front *f, char *text, size_t n, size_t size)
+static size_t write_limits(const struct front *f, const struct figures *figures, char *text,
+                           size_t n, size_t size)
 {
     const struct config *c = f->config;
     const struct {
@@ -115,7 +116,7 @@ static size_t write_limits(const struct front *f, char *text, size_t n, size_t s
     for (int i = 0; i < REFUSALS; i++) {
         n = put(text, n, size, line,
                 snprintf(line, sizeof(line), "refused\t%s\t%llu\n", report_refusal_name(i),
-                         (unsigned long long)f->counters.n_refused[i]));
+                         (unsigned long long)figures->n_refused[i]));
     }
     return n;
 }
@@ -134,9 +135,9 @@ static size_t write_text(const struct front *f, const struct lane *l, char *text
     if (cause[0]) {
         n = put(text, n, size, line, snprintf(line, sizeof(line), "cause\t%s\n", cause));
     }
-    n = write_limits(f, text, n, size);
-    n = write_budget(f, l, text, n, size);
     figures_of(f, l, &c);
+    n = write_limits(f, &c, text, n, size);
+    n = write_budget(f, l, text, n, size);
     for (uint32_t i = 0; c.all && i < r->n_kv; i++) {
         const struct report_kv *kv = &r->kv[i];
 

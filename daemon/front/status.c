@@ -149,7 +149,7 @@ static void write_metrics(const struct front *f, const struct figures *c, struct
          "Requests turned away before they were accepted, and clients at connect, by cause.");
     for (int i = 0; i < REFUSALS; i++) {
         add(t, "pipit_requests_refused_total{cause=\"%s\"} %llu\n", report_refusal_name(i),
-            (unsigned long long)f->counters.n_refused[i]);
+            (unsigned long long)c->n_refused[i]);
     }
     head(t, "requests_ended_total", "counter",
          "Accepted requests that ended, by reason; failed: with an error.");
@@ -234,9 +234,9 @@ void status_notify(struct front *f)
     uint32_t state = status_state(f);
 
     f->status_changed = false;
+    /* Everybody may ask systemd: no counts of requests. */
     if (f->drain) {
-        notify_say(&f->notify, "STATUS=Draining: %u running, %u waiting", f->n_running + f->n_light,
-                   f->queue.n);
+        notify_say(&f->notify, "STATUS=Draining, %u clients", f->n_lanes);
     } else if (state == LANE_UNLOADED) {
         notify_say(&f->notify, "STATUS=unloaded: the next request loads the model; %u clients",
                    f->n_lanes);
@@ -246,7 +246,6 @@ void status_notify(struct front *f)
         notify_say(&f->notify, "STATUS=The model cannot be loaded: %s",
                    engine_link_cause(f->engine));
     } else {
-        /* Everybody may ask systemd. */
         notify_say(&f->notify, "STATUS=%s: %s, %u clients", lane_state_name(state), e->model,
                    f->n_lanes);
     }

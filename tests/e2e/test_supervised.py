@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,8 +16,8 @@ import time
 import unittest
 
 from daemon import HOOKED
-from lane import (ACCEPTED, ALT, DONE, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, STATUS, T_PROMPT, T_SESSION, TOKEN, Lane, Refused, item, order, prompt,
-                  sampling, text_of)
+from lane import (ACCEPTED, ALT, CONTROL, DONE, DRAIN, ERROR, F_REPLAYED, F_SESSION, S_IGNORE_END, STATUS, T_PROMPT, T_SESSION, TOKEN, Lane,
+                  Refused, item, order, prompt, sampling, text_of)
 
 try:
     from zclient import Client
@@ -138,6 +139,10 @@ class Base(unittest.TestCase):
     def daemon(self, *names, **env):
         return self.systemd.start([self.program, "--config", self.conf, "--runtime-dir", self.folder, *self.arguments], names, **env)
 
+    def engine_of(self, pid):
+        with open(f"/proc/{pid}/task/{pid}/children") as f:
+            return int(f.read().split()[0])
+
     def gateway(self, **env):
         return self.systemd.start([GATEWAY, "--runtime-dir", self.folder, "--listen-fd", "3"], ["zmq"], **env)
 
@@ -229,6 +234,17 @@ class Reload(Base):
         self.assertIn("0.1..3600", text)
         self.assertIn("old configuration stays", text)
 
+    def test_status_of_a_drain_counts_no_requests(self):
+        """Everybody may ask systemd for it."""
+        engine = self.engine_of(self.pid)
+        os.kill(engine, signal.SIGSTOP)
+        self.lane.request(prompt(b"Once upon a time", 20))
+        self.assertEqual(self.lane.recv().type, ACCEPTED)
+        self.lane.send(CONTROL, struct.pack("<II", DRAIN, 0))
+        said = self.systemd.wait_for("STATUS=Draining")[-1]
+        os.kill(engine, signal.SIGCONT)
+        self.assertNotRegex(said, "running|waiting")
+
     def test_running_answers_go_on(self):
         rid = self.lane.request(prompt(b"Once upon a time", 100))
         events = []
@@ -242,6 +258,25 @@ class Reload(Base):
 
 
 class Model(Base):
+    def test_a_reload_before_it_is_checked(self):
+        """READY=1 is said when the model has been checked, once, and not for the reload."""
+        for _ in range(20):
+            pid, _ = self.daemon("lane", "gateway")
+            heard = self.systemd.wait_for("Checking the model")
+            engine = self.engine_of(pid)
+            os.kill(engine, signal.SIGSTOP)
+            heard.append(self.systemd.hear(0.3))
+            if not any("READY=1" in h for h in heard):
+                break
+            os.kill(engine, signal.SIGCONT)  # it was too quick
+            self.systemd.stop(pid)
+        os.kill(pid, signal.SIGHUP)
+        heard = [self.systemd.hear(0.4) for _ in range(3)]
+        self.assertFalse(any("READY=1" in h for h in heard), heard)
+        os.kill(engine, signal.SIGCONT)
+        self.systemd.wait_for("READY=1")
+        self.assertEqual(self.systemd.stop(pid), 0)
+
     def test_without_a_model_it_stays_and_says_so(self):
         """Ended, the next client would only start it again. The file that comes later is loaded."""
         late = os.path.join(self.folder, "late.gguf")

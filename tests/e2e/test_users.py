@@ -173,6 +173,21 @@ class Subordinates(Users):
         self.assertRaises(Refused, Lane, self.folder)
 
 
+    def test_refusals_are_seen_late(self):
+        """As all figures of requests: by the daemon's user at once, by another not."""
+        os.chmod(self.folder, 0o755)
+        os.chmod(os.path.join(self.folder, "lane.sock"), 0o666)
+        good, bad = self.begin(model=self.slow_model(), ctx=1024, sequences=1, max_queue=0)
+        rid = good.ask(GOOD, item(T_PROMPT, "x") + sampling(max_tokens=900, flags=S_IGNORE_END))
+        self.some(good, rid, 3)
+        self.assertEqual(list(bad.events(bad.ask(BAD, prompt("x", 5))))[-1].code, "BUSY")
+        line = b'pipit_requests_refused_total{cause="queue"} %d\n'
+        argv = [os.path.join(BUILD, "client/pipit"), "metrics", "--runtime-dir", self.folder]
+        self.assertIn(line % 0, subprocess.run(argv, user=5003, check=True, capture_output=True).stdout)
+        self.assertIn(line % 1, subprocess.run(argv, check=True, capture_output=True).stdout)
+        good.withdraw(GOOD, rid)
+
+
 class Poison(Users):
     def test_poisons_in_turn_end_nobody_else(self):
         """Each dies beside the answer, is withdrawn before it can be told from it, and followed by the next."""
