@@ -97,17 +97,18 @@ void requests_set_orphan(struct requests *r, struct request *q, int64_t deadline
     q->orphan_ns = deadline_ns;
 }
 
-static int add_text(struct gathered_text *g, const uint8_t *text, size_t n)
+/* The parts share one limit, and grow so that together they hold little more than that. */
+static int add_text(struct gathered *all, struct gathered_text *g, const uint8_t *text, size_t n)
 {
-    if (n > REQUESTS_GATHER_BYTES - g->n) {
+    if (n > REQUESTS_GATHER_BYTES - all->text.n - all->reasoning.n - all->called.n) {
         return -E2BIG;
     }
     if (n > g->cap - g->n) {
-        size_t cap = g->cap ? g->cap * 2 : 1024;
+        size_t cap = g->cap ? g->cap : 1024;
         uint8_t *p;
 
         while (cap < g->n + n) {
-            cap *= 2;
+            cap += cap < REQUESTS_GATHER_STEP ? cap : REQUESTS_GATHER_STEP;
         }
         p = realloc(g->at, cap);
         if (!p) {
@@ -136,7 +137,7 @@ static int add_to_call(struct gathered *g, bool name, const uint8_t *text, size_
     if (name ? g->n_calls == REQUESTS_CALLS : g->n_calls == 0) {
         return -E2BIG;
     }
-    rc = add_text(&g->called, text, n);
+    rc = add_text(g, &g->called, text, n);
     if (rc) {
         return rc;
     }
@@ -152,12 +153,12 @@ int requests_gather_text(struct request *q, enum lane_part part, const uint8_t *
 
     switch (part) {
     case LANE_PART_REASONING:
-        return add_text(&g->reasoning, text, n);
+        return add_text(g, &g->reasoning, text, n);
     case LANE_PART_NAME:
     case LANE_PART_ARGUMENTS:
         return add_to_call(g, part == LANE_PART_NAME, text, n);
     default:
-        return add_text(&g->text, text, n);
+        return add_text(g, &g->text, text, n);
     }
 }
 

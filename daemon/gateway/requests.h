@@ -17,7 +17,8 @@ enum {
     REQUESTS_PER_CLIENT = 64,
     REQUESTS_PER_UID = 256,
     REQUESTS_ALTS = 20,
-    REQUESTS_GATHER_BYTES = 1 << 20, /* of a unary request: text, reasoning, calls, or ids */
+    REQUESTS_GATHER_BYTES = 1 << 20, /* of a unary request: text, reasoning and calls; and ids */
+    REQUESTS_GATHER_STEP = 64 << 10, /* by which what is gathered grows */
     REQUESTS_CALLS = 64,
 };
 

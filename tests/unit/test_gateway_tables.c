@@ -227,6 +227,28 @@ Test(gateway_tables, gathering_has_a_limit)
     requests_finish(&requests);
 }
 
+/* An answer in parts takes no more than one of text alone, which the plan holds. */
+Test(gateway_tables, the_parts_share_the_limit)
+{
+    static const uint8_t text[1000];
+    static const enum lane_part parts[] = {LANE_PART_TEXT, LANE_PART_REASONING, LANE_PART_NAME,
+                                           LANE_PART_ARGUMENTS};
+    struct request *q;
+    size_t n = 0;
+    int rc = 0;
+
+    requests_init(&requests, 1);
+    q = requests_add(&requests, (const uint8_t[16]){1});
+    for (int i = 0; rc == 0; i++) {
+        rc = requests_gather_text(q, parts[i < 3 ? i : i % 2 ? 3 : i / 2 % 2], text, sizeof(text));
+        n += rc ? 0 : sizeof(text);
+    }
+    cr_expect(rc == -E2BIG && n <= REQUESTS_GATHER_BYTES && n > REQUESTS_GATHER_BYTES - 1000);
+    n = q->gathered.text.cap + q->gathered.reasoning.cap + q->gathered.called.cap;
+    cr_expect_leq(n, REQUESTS_GATHER_BYTES + 3 * REQUESTS_GATHER_STEP);
+    requests_finish(&requests);
+}
+
 Test(gateway_tables, owners)
 {
     struct request q = {.uid = 5, .tenant_len = 2, .tenant = "ab"};
