@@ -394,6 +394,7 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
         .ctx_model = p->model->h.n_ctx_train,
         .index_bytes = p->index_bytes,
         .extra_bytes = p->config.extra_bytes,
+        .extra_seq_bytes = p->config.extra_seq_bytes,
         .scratch = scratch_for,
         .arg = p,
     };

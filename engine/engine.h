@@ -57,6 +57,7 @@ struct engine_config {
     const char *kv;         /* policy text, NULL: "full"; "auto": engine_advise()'s */
     uint64_t memory_bytes;  /* 0: what the machine has free */
     uint64_t extra_bytes;   /* the caller's own part of the plan (lanes, arenas, journal) */
+    uint64_t extra_seq_bytes; /* and for each sequence */
     int32_t gap_target_ms;  /* what a step that reads prompts may take while others decode; 0, or where
                                that is longer: twice a step without. Requests of urgency below 0 do not
                                count among those others */

@@ -21,8 +21,10 @@ enum { SERVE = 1, PLAN = 2 };
 
 /* Held by the processes whatever is asked: rings of records between front, I/O thread and worker
  * (2.4, 1.1 and 2 MiB), slices of a session that is being saved (1 MiB and their rings;
- * daemon/worker/saver.c), and the gateway with libzmq's buffers at rest. */
-enum { RINGS_BYTES = 6728 << 10, GATEWAY_BYTES = 4 << 20 };
+ * daemon/worker/saver.c), and the gateway with libzmq's buffers at rest. An answer that is asked
+ * for in one piece is gathered there: 1 MiB of text, reasoning and calls, in steps of 64 KiB each,
+ * and 8 bytes for each token. */
+enum { RINGS_BYTES = 6728 << 10, GATEWAY_BYTES = 4 << 20, GATEWAY_SEQ_BYTES = 5 << 18 };
 
 /* A flag of rows: a running daemon takes the setting over when it reads its configuration again.
  * Rows of the engine count when it also loads the model again. The others size memory of the
@@ -165,7 +167,12 @@ static int check(struct config *c, struct error *reterr)
     uint64_t text =
         c->max_request_bytes < ENGINE_TEXT_BYTES ? c->max_request_bytes : ENGINE_TEXT_BYTES;
 
-    c->extra_bytes += RINGS_BYTES + text * ENGINE_TEXT_COST + (c->gateway ? GATEWAY_BYTES : 0);
+    /* No value of JSON is shorter than a byte. */
+    uint64_t values = text < ENGINE_JSON_VALUES ? text : ENGINE_JSON_VALUES;
+
+    c->extra_bytes += RINGS_BYTES + text * ENGINE_TEXT_COST + values * ENGINE_JSON_COST +
+                      (c->gateway ? GATEWAY_BYTES : 0);
+    c->extra_seq_bytes = c->gateway ? GATEWAY_SEQ_BYTES : 0;
     return 0;
 }
 
@@ -292,6 +299,9 @@ static int append_own(struct option_list *args, const struct config *c, int fron
                       int journal_fd)
 {
     int rc = options_arg(args, "--extra-bytes=%llu", (unsigned long long)c->extra_bytes);
+
+    rc = rc ? rc
+            : options_arg(args, "--extra-seq-bytes=%llu", (unsigned long long)c->extra_seq_bytes);
 
     if (c->plan) {
         rc = rc ? rc : options_arg(args, "--plan");

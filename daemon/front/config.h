@@ -55,7 +55,8 @@ struct config {
     uint64_t c2e_bytes; /* of a lane whose hello asks for nothing */
     uint64_t e2c_bytes;
     uint32_t max_request_bytes;
-    uint64_t extra_bytes; /* the front's part of the plan */
+    uint64_t extra_bytes;     /* the front's part of the plan */
+    uint64_t extra_seq_bytes; /* and for each sequence */
 };
 
 /* From argv, the environment and --config. 0, or -EINVAL (exit code 2) with what to say. */

@@ -363,6 +363,41 @@ void ask_clear(struct ask *a)
     a->calls = NULL;
 }
 
+size_t ask_bytes(const struct ask *a)
+{
+    size_t n = a->prompt_len + a->tools.len;
+
+    for (size_t i = 0; i < a->n_messages; i++) {
+        const struct chat_message *m = &a->messages[i];
+
+        n += m->len + m->reasoning.len + m->name.len + m->call_id.len;
+    }
+    for (size_t i = 0; i < a->n_calls; i++) {
+        n += a->calls[i].id.len + a->calls[i].name.len + a->calls[i].arguments.len;
+    }
+    return n;
+}
+
+static size_t json_values(const struct chat_text *t)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < t->len; i++) {
+        n += t->ptr[i] == '{' || t->ptr[i] == '[' || t->ptr[i] == ':' || t->ptr[i] == ',';
+    }
+    return n;
+}
+
+size_t ask_json_values(const struct ask *a)
+{
+    size_t n = json_values(&a->tools);
+
+    for (size_t i = 0; i < a->n_calls; i++) {
+        n += json_values(&a->calls[i].arguments);
+    }
+    return n;
+}
+
 bool ask_wants_parts(const struct ask *a)
 {
     return a->tools.ptr || a->sampling.flags & TLV_S_PARTS;

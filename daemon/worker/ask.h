@@ -50,6 +50,11 @@ void ask_clear(struct ask *a);
  * that names none. */
 struct sampler_params ask_sampler(const struct ask *a, uint64_t seed);
 
+/* The bytes of all its texts; and how many JSON values tools and arguments may have, counted by
+ * brackets that open, colons and commas, also in strings. */
+size_t ask_bytes(const struct ask *a);
+size_t ask_json_values(const struct ask *a);
+
 /* Is the answer to be told in parts? */
 bool ask_wants_parts(const struct ask *a);
 

@@ -93,20 +93,26 @@ static void ids_to_records(struct job *j, const struct tok *tok, const int32_t *
     }
 }
 
+/* The plan holds so much for the one text that is read. */
 static int check_length(struct job *j, const struct ask *a, struct error *reterr)
 {
-    size_t n = a->prompt_len;
+    size_t n = ask_bytes(a);
+    size_t n_values = ask_json_values(a);
 
-    for (size_t i = 0; i < a->n_messages; i++) {
-        n += a->messages[i].len;
+    if (n > ENGINE_TEXT_BYTES) {
+        j->light_counts[0] = n;
+        j->light_counts[1] = ENGINE_TEXT_BYTES;
+        return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %d are tokenized at once", n,
+                         (int)ENGINE_TEXT_BYTES);
     }
-    if (n <= ENGINE_TEXT_BYTES) {
-        return 0;
+    if (n_values > ENGINE_JSON_VALUES) {
+        j->light_counts[0] = n_values;
+        j->light_counts[1] = ENGINE_JSON_VALUES;
+        return error_set(reterr, -E2BIG,
+                         "tools and calls' arguments of %zu JSON values: at most %d in a request",
+                         n_values, (int)ENGINE_JSON_VALUES);
     }
-    j->light_counts[0] = n;
-    j->light_counts[1] = ENGINE_TEXT_BYTES;
-    return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %d are tokenized at once", n,
-                     (int)ENGINE_TEXT_BYTES);
+    return 0;
 }
 
 static int tokenize(struct job *j, const struct ask *a, const struct tok *tok, size_t *ret_n,

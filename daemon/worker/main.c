@@ -27,12 +27,14 @@
 #include "daemon/worker/session.h"
 #include "daemon/worker/worker.h"
 #include "engine/kv/plan/plan.h"
+#include "engine/text/calls/calls.h"
 
 enum { EXIT_USAGE = 2, EXIT_REFUSED = 4, EXIT_OTHER_VERSION = 7, EXIT_INTERNAL = 8 };
 
 struct settings {
     struct engine_options engine;
     uint64_t extra_bytes;
+    uint64_t extra_seq_bytes;
     int64_t front_fd;
     char *front_version;
     int64_t journal_fd;
@@ -56,6 +58,8 @@ static const struct option_row rows[] = {
     ENGINE_OPTION_ROWS(struct settings, engine)
     {"extra-bytes", 0, OPTION_BYTES, AT(extra_bytes), .help = "the front's part of the plan"},
     {"front-version", 0, OPTION_STRING, AT(front_version), .help = "of pipitd, which starts this"},
+    {"extra-seq-bytes", 0, OPTION_BYTES, AT(extra_seq_bytes), .fallback = "0",
+     .help = "and for each sequence"},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1", .help = "socket to pipitd"},
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1", .help = "the journal"},
     {"hidden", 0, OPTION_FLAG, AT(hidden), .help = "no debugger may attach"},
@@ -89,6 +93,7 @@ static struct engine_config config_of(const struct settings *s)
     c.kv = o->kv;
     c.memory_bytes = o->memory;
     c.extra_bytes = s->extra_bytes;
+    c.extra_seq_bytes = s->extra_seq_bytes + CALLS_BYTES;
     c.keep_prefixes = o->prefix_cache;
     c.gap_target_ms = (int32_t)o->gap_target;
     c.n_draft = (int32_t)o->draft;

@@ -247,12 +247,12 @@ static int render(struct conversation *talk, int32_t **ret_ids, size_t *ret_n, s
     if (r == 0) {
         r = jinja_render(talk->program, &limits, time(NULL), bind, talk, &out, reterr);
     }
+    json_decref(talk->definitions);
+    json_decref(talk->arguments);
     if (r == 0) {
         r = tokenize(talk->tok, &out, ret_ids, ret_n, reterr);
         jinja_output_finish(&out);
     }
-    json_decref(talk->definitions);
-    json_decref(talk->arguments);
     return r;
 }
 

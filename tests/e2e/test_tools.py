@@ -161,6 +161,19 @@ class Lane(Tools):
             self.assertNotIn("secret", e.text)
 
 
+    def test_too_many_values(self):
+        """What trees of JSON take is in the plan: 16384 values."""
+        many = "[" + "{}," * 8192 + "{}]"  # a call's arguments are an object
+        call = user("x") + item(T_ROLE, "assistant") + item(T_CONTENT, "") + item(T_CALL, "") + item(T_NAME, "f")
+        for items in (item(T_TOOLS, '[{"name":"f","x":' + many + "}]") + user("x"), call + item(T_ARGUMENTS, '{"x":' + many + "}")):
+            e = self.ask(items, n=1)[-1]
+            self.assertEqual((e.type, e.code, e.count_b), (ERROR, "TOO_LARGE", 16384), e)
+            self.assertGreater(e.count_a, 16384)
+            self.assertIn("16384", e.text)
+        ok = '[{"name":"f","x":[' + "{}," * 8000 + "{}]}]"
+        self.assertNotEqual(getattr(self.ask(item(T_TOOLS, ok) + user("x"), n=1)[-1], "code", ""), "TOO_LARGE")
+
+
 class Given(unittest.TestCase):
     def test_another_format(self):
         """--tool-format: these markers are none to Mistral's models, and are what they give as text."""

@@ -32,6 +32,7 @@ struct input {
 struct engine_side {
     struct engine_options engine;
     uint64_t extra_bytes;
+    uint64_t extra_seq_bytes;
     int64_t front_fd;
     char *front_version;
     bool hidden;
@@ -51,6 +52,7 @@ static const struct option_row engine_rows[] = {
     {"front-version", 0, OPTION_STRING, AT(front_version)},
     {"hidden", 0, OPTION_FLAG, AT(hidden)},
     {"unit", 0, OPTION_FLAG, AT(unit)},
+    {"extra-seq-bytes", 0, OPTION_BYTES, AT(extra_seq_bytes)},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1"},
     {"journal-fd", 0, OPTION_INT, AT(journal_fd), -1, 1 << 20, .fallback = "-1"},
     {"plan", 0, OPTION_FLAG, AT(plan)},
@@ -127,7 +129,8 @@ static void check_engine(const struct config *c)
     }
     require(options_load(&engine_table, &s, argc, argv, NULL, NULL, NULL, &e) == 0);
     same_engine(&c->engine, &s.engine);
-    require(s.extra_bytes == c->extra_bytes && s.plan == c->plan);
+    require(s.extra_bytes == c->extra_bytes && s.extra_seq_bytes == c->extra_seq_bytes &&
+            s.plan == c->plan);
     require(c->plan ? s.json == c->json && s.advise == c->advise
                     : s.front_fd == 3 && s.journal_fd == 4);
     options_clear(&engine_table, &s);

@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <jansson.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -456,6 +457,56 @@ Test(calls, too_much)
     calls_destroy(c);
     json_decref(list);
     free(big);
+}
+
+/* Of the definitions nothing is kept but names and types, in the one block that the plan counts for
+ * each sequence. */
+Test(calls, takes_what_the_plan_counts)
+{
+    enum { SIZE = 200 << 10 };
+    char *text = malloc(SIZE + 100);
+    size_t len = (size_t)sprintf(text, "[{\"name\": \"f\", \"x\": [{}");
+    struct mallinfo2 before;
+    struct mallinfo2 after;
+    size_t n = 0;
+    struct calls *c;
+    struct error e;
+    json_t *list;
+
+    while (len < SIZE) {
+        len += (size_t)sprintf(text + len, ",{}");
+    }
+    len += (size_t)sprintf(text + len, "]}]");
+    (void)mallopt(M_MMAP_THRESHOLD, 128 << 10); /* in pages of its own, as the first one is */
+    before = mallinfo2();
+    list = json_loadb(text, len, 0, NULL);
+    cr_assert_not_null(list);
+    cr_assert_eq(calls_create(format("hermes"), NULL, list, count, &n, &c, &e), 0);
+    json_decref(list);
+    after = mallinfo2();
+    n = after.hblkhd + after.uordblks - before.hblkhd - before.uordblks;
+    cr_expect(n >= CALLS_BYTES && n < CALLS_BYTES + 4096, "%zu", n); /* malloc keeps a little */
+    calls_destroy(c);
+    free(text);
+}
+
+Test(calls, names_over_the_limit)
+{
+    json_t *properties = json_object();
+    json_t *list =
+        json_pack("[{s:s, s:{s:o}}]", "name", "f", "parameters", "properties", properties);
+    struct calls *c;
+    struct error e = {0};
+    size_t n = 0;
+    char name[16];
+
+    for (int i = 0; i < 2000; i++) {
+        (void)sprintf(name, "argument%06d", i);
+        (void)json_object_set_new(properties, name, json_pack("{s:s}", "type", "string"));
+    }
+    cr_expect_eq(calls_create(format("qwen-xml"), NULL, list, count, &n, &c, &e), -E2BIG);
+    cr_expect(strstr(e.text, "32768"), "%s", e.text);
+    json_decref(list);
 }
 
 static void whole_characters(void *arg, enum calls_part part, const char *text, size_t len)

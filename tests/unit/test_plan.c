@@ -14,6 +14,8 @@ enum { CTX = 8192, LAYERS = 30 };
 
 static const uint64_t full = UINT64_C(30) * 2 * 192 * 2 * 8192;
 
+static uint64_t extra_seq_bytes;
+
 static uint64_t no_scratch(const void *arg, int32_t ctx, int32_t n_seqs, uint64_t *ret_host)
 {
     *ret_host = 600;
@@ -42,6 +44,7 @@ static int make_heads(int32_t n_k, int32_t n_v, const char *backend, const char 
         .mapped_bytes = 7000,
         .index_bytes = 200,
         .extra_bytes = 300,
+        .extra_seq_bytes = extra_seq_bytes,
         .available_bytes = available,
         .device_available_bytes = device_available,
         .limit_bytes = limit,
@@ -397,4 +400,20 @@ Test(plan, prints)
     cr_assert(strstr(text, "keys and values") && strstr(text, "\"tier_bytes\": 0"), "%s", text);
     cr_assert_null(strstr(text, "partial keys"), "a row of nothing: %s", text);
     free(text);
+}
+
+/* What the process around the engine holds for each sequence. */
+Test(plan, the_callers_part)
+{
+    struct plan p;
+    struct plan with;
+    struct error e;
+
+    cr_assert_eq(make("full", LAYERS, CTX, 3, UINT64_MAX, &p, &e), 0, "%s", e.text);
+    extra_seq_bytes = 1000;
+    cr_assert_eq(make("full", LAYERS, CTX, 3, UINT64_MAX, &with, &e), 0, "%s", e.text);
+    extra_seq_bytes = 0;
+    cr_expect_eq(p.lane_bytes, 300);
+    cr_expect_eq(with.lane_bytes, 3300);
+    cr_expect_eq(with.total_bytes, p.total_bytes + 3000);
 }

@@ -126,6 +126,7 @@ static struct engine *create(const struct setting *s, const char *model, const c
     c.kv = s->kv;
     c.tier_dir = "/tmp";
     c.extra_bytes = 12345;
+    c.extra_seq_bytes = 100;
     c.memory_bytes = UINT64_C(1) << 40;
     cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), 0, "%s: %s", s->kv, err.text);
     return e;
@@ -147,7 +148,7 @@ static int64_t compare(const struct setting *s, const char *model, const char *b
 
     mapped = memory_mapped_bytes() - mapped;
     held = atomic_load(&heap) - held;
-    cr_assert_eq(p->lane_bytes, 12345);
+    cr_assert_eq(p->lane_bytes, 12345 + 100 * (uint64_t)p->n_seqs);
     cr_assert_eq(mapped, said - p->index_bytes, "%s, %s, %s: %zu bytes planned, %zu taken", backend,
                  s->kv, s->overlay ? s->overlay : "no overlay", (size_t)(said - p->index_bytes),
                  (size_t)mapped);

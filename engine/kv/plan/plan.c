@@ -53,7 +53,7 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .file_bytes = s.tier.n_stores ? tier_file_bytes(&s.tier) : 0,
         .prompt_read_bytes = s.prompt_read_bytes,
         .index_bytes = in->index_bytes,
-        .lane_bytes = in->extra_bytes,
+        .lane_bytes = in->extra_bytes + in->extra_seq_bytes * n,
         .available_bytes = in->available_bytes,
         .limit_bytes = in->limit_bytes,
         .device_available_bytes = in->device_available_bytes,

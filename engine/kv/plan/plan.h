@@ -34,7 +34,7 @@ struct plan {
     uint64_t scratch_bytes;      /* activations, logits, page tables, the backend's scratch */
     uint64_t tier_bytes;  /* of pool=disk: partial keys, staging, what is being read and written */
     uint64_t index_bytes; /* on the C library's heap: files' indices, lists of tensors, tokenizer */
-    uint64_t lane_bytes;  /* the caller's part (extra_bytes) */
+    uint64_t lane_bytes;  /* the caller's part (extra_bytes, extra_seq_bytes) */
     uint64_t total_bytes; /* all of the above but mapped_bytes */
     uint64_t available_bytes; /* what total and mapped (host and mapped) must fit */
     uint64_t
@@ -81,7 +81,8 @@ struct plan_input {
     int32_t n_used;
     uint64_t rows_bytes; /* of per-layer embeddings, which stay in the file */
     uint64_t index_bytes;
-    uint64_t extra_bytes;
+    uint64_t extra_bytes;     /* the caller's own, */
+    uint64_t extra_seq_bytes; /* and for each sequence */
     uint64_t limit_bytes; /* --memory, 0: none */
     uint64_t available_bytes;
     uint64_t device_available_bytes; /* of a device with memory of its own, else 0 */

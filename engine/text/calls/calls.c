@@ -8,7 +8,6 @@
 #include "engine/text/calls/calls.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +17,8 @@
 int calls_create(const struct calls_format *f, const struct tok *tok, struct json_t *tools,
                  calls_emit *emit, void *arg, struct calls **ret, struct error *reterr)
 {
+    _Static_assert((sizeof(struct calls) + 4096) / 4096 * 4096 == CALLS_BYTES,
+                   "what the plan counts");
     /* Not calloc: pages that no call needs are never touched. */
     struct calls *c = malloc(sizeof(*c));
 
@@ -28,7 +29,13 @@ int calls_create(const struct calls_format *f, const struct tok *tok, struct jso
     c->format = f;
     c->emit = emit;
     c->arg = arg;
-    c->tools = json_incref(tools);
+    c->has_tools = tools != NULL;
+    if (tools && !calls_tools_take(c, tools)) {
+        free(c);
+        return error_set(reterr, -E2BIG,
+                         "the names of the tools and of their arguments take more than %d bytes",
+                         (int)CALLS_MAX_TOOLS);
+    }
     for (int i = 0; i < CALLS_MARKERS && f->markers[i].spelling; i++) {
         c->is_token[i] = tok && tok_find_added(tok, f->markers[i].spelling) >= 0;
     }
@@ -38,10 +45,7 @@ int calls_create(const struct calls_format *f, const struct tok *tok, struct jso
 
 void calls_destroy(struct calls *c)
 {
-    if (c) {
-        json_decref(c->tools);
-        free(c);
-    }
+    free(c);
 }
 
 uint32_t calls_count(const struct calls *c)
@@ -180,7 +184,7 @@ static bool is_active(const struct calls *c, int i, bool as_token)
     switch (c->state) {
     case IN_TEXT:
         if (what == MARK_CALL || what == MARK_CALL_IN) {
-            return c->tools != NULL;
+            return c->has_tools;
         }
         return what == MARK_THINK ? as_token || !c->begun
                                   : what != MARK_CALL_END && what != MARK_LABEL;
@@ -322,7 +326,7 @@ static size_t to_keep(const struct calls *c)
 /* Does the brace at the end of what is held open one? */
 static bool opens_bare(const struct calls *c)
 {
-    return c->format->bare && c->tools && c->state == IN_TEXT && !c->begun && c->n_calls == 0 &&
+    return c->format->bare && c->has_tools && c->state == IN_TEXT && !c->begun && c->n_calls == 0 &&
            is_blank(c->held, c->n_held - 1);
 }
 

@@ -27,6 +27,8 @@ enum {
     CALLS_MAX_OUT = 256 << 10,   /* of the calls of one marker, as JSON */
     CALLS_MAX_CALLS = 64,        /* in an answer; more are text */
     CALLS_MAX_NAME = 128,
+    CALLS_MAX_TOOLS = 32 << 10, /* the names of all tools and of their arguments */
+    CALLS_BYTES = 420 << 10,    /* that calls_create() takes, in whole pages */
 };
 
 enum calls_part {
@@ -58,8 +60,9 @@ int calls_choose(const char *name, const char *template_text, size_t len,
                  const struct calls_format **ret, struct error *reterr) WARN_UNUSED;
 const char *calls_format_name(const struct calls_format *f);
 
-/* `tools`: the list of definitions, kept by reference; NULL: no calls are looked for. `tok` says
- * which markers are tokens, and those are markers in no other spelling; NULL: none is. */
+/* `tools`: the list of definitions, of which names and types are kept; NULL: no calls are looked
+ * for. `tok` says which markers are tokens, and those are markers in no other spelling; NULL: none
+ * is. -E2BIG: over CALLS_MAX_TOOLS. */
 int calls_create(const struct calls_format *f, const struct tok *tok, struct json_t *tools,
                  calls_emit *emit, void *arg, struct calls **ret, struct error *reterr) WARN_UNUSED;
 void calls_destroy(struct calls *c); /* takes NULL */

@@ -81,7 +81,7 @@ static void begin_message(struct calls *c, const struct calls_marker *m)
     if (!calls_gather(c, m->spelling, strlen(m->spelling))) {
         return;
     }
-    if (c->tools && recipient(c->seg, c->seg + c->n_seg, &len)) {
+    if (c->has_tools && recipient(c->seg, c->seg + c->n_seg, &len)) {
         c->state = IN_CALL;
         c->body = c->n_seg;
     } else {

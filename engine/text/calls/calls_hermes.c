@@ -88,7 +88,7 @@ static void put_value(struct calls *c, enum calls_type type, const char *p, cons
 /* "<function=" ... "</function>"; behind it, or NULL. */
 static const char *function(struct calls *c, const char *p, const char *end)
 {
-    const struct json_t *tool;
+    const char *tool;
     const char *name;
     size_t len;
     bool first = true;

@@ -52,7 +52,8 @@ struct calls {
     const struct calls_format *format;
     calls_emit *emit;
     void *arg;
-    struct json_t *tools;
+    bool has_tools;
+    size_t n_tools; /* bytes */
     enum calls_state state;
     bool is_token[CALLS_MARKERS]; /* a marker only as a token */
     bool skip_space;              /* white space is dropped until something else comes */
@@ -73,6 +74,7 @@ struct calls {
     char held[CALLS_HELD];
     char seg[CALLS_MAX_BYTES]; /* the call as it is written, marker first */
     char out[CALLS_MAX_OUT];
+    char tools[CALLS_MAX_TOOLS]; /* calls_tools.c */
 };
 
 /* ---- calls.c: for harmony ------------------------------------------------------------------- */
@@ -95,10 +97,13 @@ void calls_write_string(struct calls *c, const char *text, size_t len);
 void calls_write_end(struct calls *c); /* of one call's arguments */
 void calls_tell_written(struct calls *c);
 
-/* The definition of this name, NULL without one; and the type of one of its parameters. */
-const struct json_t *calls_tool(const struct calls *c, const char *name, size_t len);
+/* ---- calls_tools.c: what the definitions say, without them ------------------------------------ */
+
+bool calls_tools_take(struct calls *c, const struct json_t *list); /* false: no room */
+/* The tool of this name, NULL without one; and the type of one of its parameters. */
+const char *calls_tool(const struct calls *c, const char *name, size_t len);
 enum calls_type { TYPE_ANY, TYPE_STRING, TYPE_OTHER };
-enum calls_type calls_type_of(const struct json_t *tool, const char *key, size_t len);
+enum calls_type calls_type_of(const char *tool, const char *key, size_t len); /* takes NULL */
 
 /* ---- calls_json.c ---------------------------------------------------------------------------- */
 

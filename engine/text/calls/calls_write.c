@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Calls on their way out: names and arguments as JSON, gathered until all that stand behind one
  * marker are read, so that none is told of a text that breaks later. In `out` a call is its two
- * lengths, its name, its arguments. And what the definitions of tools say. */
+ * lengths, its name, its arguments. */
 
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -108,41 +107,4 @@ void calls_write_string(struct calls *c, const char *text, size_t len)
     }
     calls_write(c, text + from, len - from);
     calls_write(c, "\"", 1);
-}
-
-const struct json_t *calls_tool(const struct calls *c, const char *name, size_t len)
-{
-    size_t n = json_array_size(c->tools);
-
-    for (size_t i = 0; i < n; i++) {
-        const json_t *tool = json_array_get(c->tools, i);
-        const json_t *f = json_object_get(tool, "function");
-        const json_t *said = json_object_get(f ? f : tool, "name");
-
-        if (json_string_length(said) == len && !memcmp(json_string_value(said), name, len)) {
-            return f ? f : tool;
-        }
-    }
-    return NULL;
-}
-
-enum calls_type calls_type_of(const struct json_t *tool, const char *key, size_t len)
-{
-    const json_t *all = json_object_get(json_object_get(tool, "parameters"), "properties");
-    const json_t *type = json_object_get(json_object_getn(all, key, len), "type");
-
-    if (json_is_array(type)) {
-        for (size_t i = 0; i < json_array_size(type); i++) {
-            const char *one = json_string_value(json_array_get(type, i));
-
-            if (one && strcmp(one, "string") == 0) {
-                return TYPE_STRING;
-            }
-        }
-        return TYPE_OTHER;
-    }
-    if (!json_is_string(type)) {
-        return TYPE_ANY;
-    }
-    return strcmp(json_string_value(type), "string") == 0 ? TYPE_STRING : TYPE_OTHER;
 }
