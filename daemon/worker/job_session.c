@@ -112,7 +112,8 @@ void job_files_end(struct worker *w)
 }
 
 /* The engine of a front that was killed is killed, too, but its locks are the kernel's until it has
- * ended: what its successor replays must not find them. So at first a name in use is waited for. */
+ * ended: what its successor replays must not find them. So at first a name in use is waited for,
+ * but not one of a job of ours, which goes no further meanwhile. */
 #define HEIR_NS 1000000000
 
 static int open_file(struct job *j, const struct ask *a, int dir, struct error *reterr)
@@ -123,7 +124,7 @@ static int open_file(struct job *j, const struct ask *a, int dir, struct error *
     for (;;) {
         rc = session_open(&j->session, atomic_load(&w->engine), dir, a->session, a->session_len,
                           reterr);
-        if (rc != -EBUSY || clock_ns() - w->ready_ns > HEIR_NS) {
+        if (rc != -EBUSY || in_use(j) || clock_ns() - w->ready_ns > HEIR_NS) {
             return rc;
         }
         session_unlock(&j->session);
