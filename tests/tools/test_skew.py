@@ -35,7 +35,7 @@ class Recorder(numpy_model.Model):
 
     def attend(self, j, x, pos, tau):
         q = self.rope(self.project(f"blk.{j}.attn_q", x, self.n_head), pos)
-        self.queries.setdefault(j, []).append(q)
+        self.seen_queries.setdefault(j, []).append(q)
         return super().attend(j, x, pos, tau)
 
 
@@ -57,7 +57,7 @@ class Skew(unittest.TestCase):
         ids = subprocess.run([DUMP, str(MODEL), "1"], input=hexed + "\n", capture_output=True, text=True).stdout
         cls.ids = [int(i) for i in ids.split()][:N]
         cls.m = Recorder([MODEL], BASE)
-        cls.m.queries = {}
+        cls.m.seen_queries = {}
         for pos, token in enumerate(cls.ids):
             cls.m.token(token, pos, 1.0)
 
@@ -68,7 +68,7 @@ class Skew(unittest.TestCase):
     def heads(self, layer):
         """Of each K head: its queries, its keys, and what the file has for it."""
         m, d = self.m, self.m.dim
-        q = np.array(m.queries[layer])  # (N, n_head, d)
+        q = np.array(m.seen_queries[layer])  # (N, n_head, d)
         share = m.n_head // m.n_kv
         for h in range(m.n_kv):
             yield (q[:, h * share:(h + 1) * share].reshape(-1, d), np.array(m.stores[layer].k[h]),
@@ -142,7 +142,7 @@ class Skew(unittest.TestCase):
     def pairs(self, layer):
         """Queries and keys of each query head."""
         for h in range(self.m.n_head):
-            yield (np.array(self.m.queries[layer])[:, h], np.array(self.m.stores[layer].k[h * self.m.n_kv // self.m.n_head]))
+            yield (np.array(self.m.seen_queries[layer])[:, h], np.array(self.m.stores[layer].k[h * self.m.n_kv // self.m.n_head]))
 
     def test_centers(self):
         out = pathlib.Path(self.dir.name) / "center.gguf"

@@ -49,7 +49,7 @@ static int detect(const struct gguf *g, const char *path, struct chat *c, struct
 
 static void dump(const struct chat *c, const struct tok *t, char *line)
 {
-    struct chat_message m[MAX_MESSAGES];
+    struct chat_message m[MAX_MESSAGES] = {0};
     struct error e = {0};
     int32_t *ids;
     size_t n = 0;
