@@ -130,7 +130,7 @@ targets=()
 config gcc -Dgpu_archs="$(command -v nvcc >/dev/null && echo 80)"
 if [ -z "$quick" ]; then
     # Another compiler finds other warnings and makes other code; processes and scripts are the same.
-    suites=(--no-suite slow --no-suite e2e --no-suite tools --no-suite deploy)
+    suites=(--no-suite slow --no-suite e2e --no-suite tools --no-suite deploy --no-suite fault)
     CC=clang config clang
     suites=(--no-suite slow)
     config asan -Db_sanitize=address,undefined
