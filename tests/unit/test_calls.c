@@ -485,8 +485,8 @@ Test(calls, takes_what_the_plan_counts)
     json_decref(list);
     after = mallinfo2();
     n = after.hblkhd + after.uordblks - before.hblkhd - before.uordblks;
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  /* their malloc tells nothing \
-                                                                      */
+    /* A sanitizer's malloc tells nothing. */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     cr_expect(n >= CALLS_BYTES && n < CALLS_BYTES + 4096, "%zu", n); /* malloc keeps a little */
 #endif
     calls_destroy(c);
