@@ -600,6 +600,23 @@ class Upgrade(Heirs):
             os.chmod(path + ".new", 0o755)
             os.rename(path + ".new", path)
 
+    def survives(self, then, *programs):
+        """Programs are replaced and something happens while one request runs and another waits: the front hands over,
+        and both have their whole text of the next one, the running one without a replay."""
+        lane = self.begin()
+        whole = text_of(lane.events(lane.request(prompt(b"Once upon a time", 150))))
+        rid = lane.request(prompt(b"Once upon a time", 150))
+        waits = lane.request(prompt(b"Once upon a time", 150))
+        events = self.some(lane, rid, 5)
+        self.replace(*programs)
+        then()
+        self.handed_over()
+        lane = self.begin()
+        got = self.rest(lane, rid, events)
+        self.assertEqual(text_of(got), whole)
+        self.assertFalse(got[-1].flags & F_REPLAYED)
+        self.assertEqual(text_of(self.rest(lane, waits, [])), whole)
+
     def handed_over(self):
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.systemd.children.remove(self.pid)
@@ -662,36 +679,13 @@ class Upgrade(Heirs):
 
     def test_a_reload_finds_it(self):
         """What the package says to running daemons: no answer is interrupted, none is lost."""
-        lane = self.begin()
-        whole = text_of(lane.events(lane.request(prompt(b"Once upon a time", 150))))
-        rid = lane.request(prompt(b"Once upon a time", 150))
-        waits = lane.request(prompt(b"Once upon a time", 150))
-        events = self.some(lane, rid, 5)
-        self.replace("pipitd", "pipit-engine")
-        os.kill(self.pid, signal.SIGHUP)
-        self.handed_over()
-        lane = self.begin()
-        got = self.rest(lane, rid, events)
-        self.assertEqual(text_of(got), whole)
-        self.assertFalse(got[-1].flags & F_REPLAYED)
-        self.assertEqual(text_of(self.rest(lane, waits, [])), whole)
+        self.survives(lambda: os.kill(self.pid, signal.SIGHUP), "pipitd", "pipit-engine")
 
     @unittest.skipUnless(os.path.exists(GATEWAY), "pipit-gateway was not built")
     def test_gateway_of_another_version(self):
         """It is served, and the daemon hands over when what runs has ended; what waits is the next one's."""
-        lane = self.begin()
-        whole = text_of(lane.events(lane.request(prompt(b"Once upon a time", 150))))
-        rid = lane.request(prompt(b"Once upon a time", 150))
-        waits = lane.request(prompt(b"Once upon a time", 150))
-        events = self.some(lane, rid, 5)
-        self.replace("pipitd", "pipit-engine", "pipit-gateway")
-        self.systemd.start([os.path.join(self.programs, "pipit-gateway"), "--runtime-dir", self.folder, "--listen-fd", "3"], ["zmq"])
-        self.handed_over()
-        lane = self.begin()
-        got = self.rest(lane, rid, events)
-        self.assertEqual(text_of(got), whole)
-        self.assertFalse(got[-1].flags & F_REPLAYED)
-        self.assertEqual(text_of(self.rest(lane, waits, [])), whole)
+        gateway = [os.path.join(self.programs, "pipit-gateway"), "--runtime-dir", self.folder, "--listen-fd", "3"]
+        self.survives(lambda: self.systemd.start(gateway, ["zmq"]), "pipitd", "pipit-engine", "pipit-gateway")
 
     @unittest.skipUnless(os.path.exists(GATEWAY), "pipit-gateway was not built")
     def test_old_gateway_is_refused(self):

@@ -33,6 +33,7 @@
 #include "base/sock.h"
 #include "client/pipit.h"
 #include "proto/lane/record.h"
+#include "tests/fuzz/input.h"
 #include "tests/fuzz/require.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -44,11 +45,6 @@ enum {
     N_LEASES = 3,
     CALLS = 14,
     ANSWERS = 6
-};
-
-struct input {
-    const uint8_t *p;
-    size_t left;
 };
 
 struct ask {
@@ -69,15 +65,6 @@ struct play {
     struct pipit_lease *leases[N_LEASES];
     uint32_t generation;
 };
-
-static uint8_t take(struct input *in)
-{
-    if (in->left == 0) {
-        return 0;
-    }
-    in->left--;
-    return *in->p++;
-}
 
 /* A length and so many bytes: where they lie. */
 static const uint8_t *take_bytes(struct input *in, size_t *ret_n)

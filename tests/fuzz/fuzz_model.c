@@ -30,6 +30,7 @@
 
 #include "engine/engine.h"
 #include "gguf/gguf.h"
+#include "tests/fuzz/input.h"
 #include "tests/fuzz/require.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -255,20 +256,6 @@ static bool write_file(const struct file *f, int fd)
 
 /* ---- changes ------------------------------------------------------------------------------------
  */
-
-struct input {
-    const uint8_t *p;
-    size_t left;
-};
-
-static uint8_t take(struct input *in)
-{
-    if (in->left == 0) {
-        return 0;
-    }
-    in->left--;
-    return *in->p++;
-}
 
 /* A length and so many bytes, of which `most` are kept. */
 static size_t take_bytes(struct input *in, uint8_t *to, size_t most)

@@ -32,6 +32,7 @@
 #include "daemon/worker/io.h"
 #include "daemon/worker/worker.h"
 #include "proto/lane/tlv.h"
+#include "tests/fuzz/input.h"
 #include "tests/fuzz/require.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -276,11 +277,6 @@ static void ask_plainly(void)
     }
     require(memcmp(first.tokens, a.tokens, sizeof(a.tokens)) == 0);
 }
-
-struct input {
-    const uint8_t *p;
-    size_t left;
-};
 
 static void change(struct lane_record *r, struct input *in, unsigned n)
 {

@@ -18,6 +18,7 @@
 
 #include "daemon/worker/session.h"
 #include "engine/engine.h"
+#include "tests/fuzz/input.h"
 #include "tests/fuzz/require.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -184,29 +185,6 @@ static void make_world(struct world *w)
 /* ---- a changed one ------------------------------------------------------------------------------
  */
 
-static size_t change(uint8_t *file, size_t n, const uint8_t *p, size_t left)
-{
-    while (left >= 3) {
-        size_t at = (size_t)(p[0] | p[1] << 8);
-        size_t len = p[2];
-
-        p += 3;
-        left -= 3;
-        if (len == 0) {
-            memset(file + n, 0, at > n ? at - n : 0);
-            n = at;
-            continue;
-        }
-        len = len < left ? len : left;
-        at = n ? at % n : 0;
-        len = len < n - at ? len : n - at;
-        memcpy(file + at, p, len);
-        p += len;
-        left -= len;
-    }
-    return n;
-}
-
 static void sum(const void *data, size_t n, uint8_t ret[32])
 {
     require(EVP_Digest(data, n, ret, NULL, EVP_sha256(), NULL) == 1);
@@ -348,7 +326,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         make_world(w);
     }
     memcpy(file, w->file, w->size);
-    n = change(file, w->size, data + 2, size - 2);
+    n = input_change(file, w->size, data + 2, size - 2);
     make_sums(file, n, data[1]);
     fd = openat(dir, file_name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     require(fd >= 0 && write(fd, file, n) == (ssize_t)n);

@@ -17,6 +17,7 @@
 #include "engine/kv/seq/cache_impl.h"
 #include "engine/kv/seq/snapshot_impl.h"
 #include "kernels/backend.h"
+#include "tests/fuzz/input.h"
 #include "tests/fuzz/require.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -182,29 +183,6 @@ static int read_source(void *arg, uint64_t at, void *buf, size_t n)
     return s->n_reads++ == s->fails_at ? -EIO : 0;
 }
 
-static size_t change(uint8_t *block, size_t n, const uint8_t *p, size_t left)
-{
-    while (left >= 3) {
-        size_t at = (size_t)(p[0] | p[1] << 8);
-        size_t len = p[2];
-
-        p += 3;
-        left -= 3;
-        if (len == 0) {
-            memset(block + n, 0, at > n ? at - n : 0);
-            n = at;
-            continue;
-        }
-        len = len < left ? len : left;
-        at = n ? at % n : 0;
-        len = len < n - at ? len : n - at;
-        memcpy(block + at, p, len);
-        p += len;
-        left -= len;
-    }
-    return n;
-}
-
 /* Loads an open block, as the scheduler does; the sequence, or -1 where it could not be. */
 static int32_t load(struct world *w, struct snapshot *s, const struct source *from)
 {
@@ -312,7 +290,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     from.fails_at = data[1] == 0xff ? -1 : data[1];
     memcpy(block, w->block, w->size);
-    from.size = source.size = change(block, w->size, data + 2, size - 2);
+    from.size = source.size = input_change(block, w->size, data + 2, size - 2);
     kv_totals(w->cache, &used[0], &total);
     r = snapshot_open(w->cache, &source, identity, &w->policy, &s, &e);
     if (r) {

@@ -144,12 +144,7 @@ def main(args):
         failures.append("the answer is another one afterwards")
     restarts = lane.status().n_restarts
     lane.close()
-    try:
-        code = d.stop(30)
-        if code:
-            failures.append(f"pipitd ended with {code}")
-    except Exception as e:  # noqa: BLE001
-        failures.append(str(e) or repr(e))
+    d.end(failures)
     shutil.rmtree(programs)
     shutil.rmtree(state)
     return common.finish(args, {"commit": commit, "front": front, "restarts": restarts, "poisons": killed, "log_says_died": died, "log_says_hung": hung,

@@ -109,6 +109,15 @@ class Daemon(daemon.Daemon):
         finally:
             shutil.rmtree(self.state, ignore_errors=True)
 
+    def end(self, failures):
+        """Stopped; whatever is wrong with it is a failure."""
+        try:
+            code = self.stop(30)
+            if code:
+                failures.append(f"pipitd ended with {code}")
+        except Exception as e:  # noqa: BLE001
+            failures.append(str(e) or repr(e))
+
     def open_again(self):
         """A gateway that was killed makes its socket anew."""
         try:

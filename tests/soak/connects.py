@@ -117,9 +117,7 @@ def main():
     if text_of(lane.events(lane.request(prompt(flood.QUESTION, flood.TOKENS)))) != want:
         failures.append("the answer is another one afterwards")
     lane.close()
-    code = d.stop(30)
-    if code:
-        failures.append(f"pipitd ended with {code}")
+    d.end(failures)
     return common.finish(args, {"connections": counts, "refused": refused, "a_second": round(sum(counts.values()) / seconds),
                                 "other_client": seen, "before": before, "after": after}, failures)
 

@@ -237,12 +237,7 @@ def main():
     if final != want:
         failures.append("the answer is another one afterwards")
     lane.close()
-    try:
-        code = d.stop(30)
-        if code:
-            failures.append(f"pipitd ended with {code}")
-    except Exception as e:  # noqa: BLE001
-        failures.append(str(e) or repr(e))
+    d.end(failures)
     result = {"baseline_s": baseline, "attacks": counts, "gateway_deaths": len(deaths), "other_clients": seen, "before": before, "after": after}
     return common.finish(args, result, failures)
 

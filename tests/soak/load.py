@@ -443,12 +443,7 @@ def main():
         failures.append("nothing happened")
     if not counts.get("long: slow_consumer"):
         failures.append("no reader stalled until its clock ended it")
-    try:
-        code = d.stop(30)
-        if code:
-            failures.append(f"pipitd ended with {code}")
-    except Exception as e:  # noqa: BLE001
-        failures.append(str(e) or repr(e))
+    d.end(failures)
     return common.finish(args, result, failures)
 
 
