@@ -327,6 +327,27 @@ Test(swiftkv, wide_stores_that_do_not_fit)
     refused(-EBADMSG, "nothing reads tensor blk.3.attn_q_map_swiftkv.weight");
 }
 
+/* gpt-oss slides in every other layer, the last one not; glm4moe may norm queries and keys. */
+Test(swiftkv, wide_stores_of_layers_that_differ)
+{
+    static const struct {
+        const char *model;
+        int32_t n_layers;
+    } models[] = {{"arch_gpt_oss.gguf", 4}, {"arch_glm4moe.gguf", 3}};
+
+    for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
+        char *path = realpath(run_data(models[i].model), NULL);
+
+        cr_assert_not_null(path);
+        (void)unlink(base);
+        cr_assert_eq(symlink(path, base), 0);
+        tiny_overlay(overlay, base, models[i].n_layers, 1, 1, false, NULL,
+                     &(struct tiny_bend){.wide = true});
+        refused(-ENOTSUP, "wide stores are not offered for models that slide, norm");
+        free(path);
+    }
+}
+
 Test(swiftkv, sizes_that_do_not_fit)
 {
     static const uint32_t bad[][6] = {{3}, {5},          {4, 1}, {2, 1}, {1, 1, 1, 1, 1},
