@@ -78,16 +78,6 @@ class Page:
             rows.append([f"`{task}`", what, n["n"] if n else DASH, policies])
         return markdown(["task", "size", "rows or answers a policy", "policies measured"], rows)
 
-    def precision(self):
-        rows = []
-        for p in ["full"] + cells.TYPES:
-            share = self.t.any(SHAKE, p, "kv_share")
-            rows.append([f"`{p}`", number(self.t.get(TYPES, p, "perplexity"), 3), self.more(TYPES, p), self.kl(TYPES, p),
-                         number(self.t.get(TYPES, p, "same top-1 %"), 1), self.more(SHAKE, p), self.more(WAR, p),
-                         number(share and 100 * share, 1)])
-        return markdown(["K and V", "perplexity, prefill mode", "more, %", "mean KL", "same top-1, %", "decode mode: more, %",
-                         "War and Peace: more, %", "bytes, % of full"], rows)
-
     def budget_table(self, cell):
         budgets = [b for b in cells.BUDGETS]
         rows = [[m] + [cell(tables.policy(m, b)) for b in budgets] for m in cells.METHODS]
@@ -105,14 +95,6 @@ class Page:
 
     def long(self):
         return self.budget_table(lambda p: self.more(LONG, p))
-
-    def half(self):
-        rows = []
-        for name, p in [("full", "full")] + [(m, tables.policy(m, 50)) for m in cells.METHODS]:
-            rows.append([name, self.more(SHAKE, p), self.kl(SHAKE, p), self.more(WAR, p), self.more(LONG, p),
-                         self.score("repeat", p), self.needle("needle-2k", p), self.needle("needle-4k", p)])
-        return markdown(["method at 50 %", "Shakespeare 2k: perplexity more, %", "KL", "War and Peace 2k, %",
-                         "Shakespeare 8k, %", "repetition, characters", "retrieval 2k, %", "retrieval 4k, %"], rows)
 
     def answers(self):
         rows = []
@@ -245,15 +227,15 @@ class Page:
         return markdown(["method"] + [f"`{t}`" for t in tables.YARDSTICKS], rows)
 
     def memory(self):
-        rows = []
-        for task in cells.TASKS:
-            for p in ("full", "kv8") + tuple(tables.policy("h2o", b) for b in (70, 50, 20)):
-                held = self.t.any(task, p, "kv_bytes")
-                if held is not None:
-                    rows.append([f"`{task}`", f"`{p}`", f"{held / 1e6:.1f}",
-                                 number(100 * self.t.any(task, p, "kv_share"), 1),
-                                 number(self.t.any(task, p, "tokens_per_step"), 0)])
-        return markdown(["task", "policy", "MB held at the end", "% of full", "tokens read a step"], rows)
+        """A task with the same texts and policies as another's is not told twice."""
+        tasks = [task for task in cells.TASKS if task not in (CHANGES, TYPES, WAR)]
+
+        def cell(task, p):
+            share, tokens = self.t.any(task, p, "kv_share"), self.t.any(task, p, "tokens_per_step")
+            return DASH if share is None else f"{100 * share:.1f} ({tokens:.0f})"
+        rows = [[f"`{p}`"] + [cell(task, p) for task in tasks]
+                for p in ["full", "kv8"] + [tables.policy("h2o", b) for b in (70, 50, 20)]]
+        return markdown(["policy"] + [f"`{task}`" for task in tasks], rows)
 
 
 def fill(text, page):
