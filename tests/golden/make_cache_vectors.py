@@ -71,6 +71,12 @@ CASES = [
      {"name": "keyformer", "budget": 20, "recent": 6, "noise": "once", "seed": 3, "tau1": 2.0, "select": {**SPARQ, "mean": True}}),
     ("sparq_acrosskv", (2, 3), "f32+window:20+sparq:r=3,k=12,mean=on",
      {"name": "window", "budget": 20, "recent": 20, "select": {**SPARQ, "mean": True}}),
+    # RocketKV's two stages: the prompt's keys are thinned out once, then each query selects among those left.
+    ("snapkv_sparq", None, "f32+snapkv:24,observe=8,kernel=5,pool=max+sparq:r=3,k=12,layout=2k",
+     {"name": "snapkv", "budget": 24, "recent": 8, "observe": 8, "kernel": 5, "pool": "max", "select": SPARQ}),
+    ("snapkv_topv", None, "f32+snapkv:24,observe=8,kernel=5,pool=max+topv:9,renorm=on",
+     {"name": "snapkv", "budget": 24, "recent": 8, "observe": 8, "kernel": 5, "pool": "max",
+      "select": {"name": "topv", "k": 9, "renorm": True}}),
     ("topv", None, "f32+topv:9,renorm=off", {"select": {"name": "topv", "k": 9, "renorm": False}}),
     ("topv_h2o", None, "f32+h2o:20,recent=50%+topv:9,renorm=on",
      {"name": "h2o", "budget": 20, "recent": 10, "select": {"name": "topv", "k": 9, "renorm": True}}),

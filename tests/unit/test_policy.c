@@ -200,6 +200,7 @@ Test(policy, canonical_text_says_the_same)
         "fp8+streaming:1020",
         "sinks:0+streaming:50%ctx,min=64,chunk=1",
         "kv8+sinks:4+snapkv:50%,observe=16,kernel=5,pool=avg,prefill=dense",
+        "fp8+snapkv:50%+sparq:r=16,layout=rank8",
         "f32+h2o:100",
         "sparq",
         "k16v8+sparq:r=16,k=128,local=32,mean=on,layout=2k",
