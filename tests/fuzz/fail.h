@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_TESTS_FUZZ_FAIL_H
+#define PIPIT_TESTS_FUZZ_FAIL_H
+
+/* Allocations and system calls of the parser that fail when the input says so. An input may end in
+ * four bytes, 0xff 'F' and a number n of 16 bits, lowest byte first: the n-th call between
+ * fail_begin() and fail_end() then fails, memory with ENOMEM and everything else with EIO. With n =
+ * 0 each call fails in turn: the harness runs again and again until no call is left. The harness
+ * never sees these bytes.
+ *
+ * Only calls of pipit's own objects count (the linker's --wrap, tests/fuzz/meson.build), and none
+ * of a thread that has called fail_spare(). */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Runs `one` with the input as often as it asks for. */
+int fail_run(const uint8_t *data, size_t size, int (*one)(const uint8_t *data, size_t size));
+
+/* From here on calls may fail, until fail_end(). Several such parts count as one. */
+void fail_begin(void);
+void fail_end(void);
+
+/* Has a call failed in this run? */
+bool fail_hit(void);
+
+/* No call of the calling thread fails from now on. */
+void fail_spare(void);
+
+#endif
