@@ -175,15 +175,6 @@ class Page:
 
     steps_comments = ()
 
-    def step_rows(self):
-        rows = []
-        for p, row in self.steps.items():
-            bytes_, time_ = float(row["bytes_of_full"]), float(row["time_of_full"])
-            rows.append([f"`{row['timed']}`", f"{float(row['kv_bytes']) / 1e6:.1f}", f"{100 * bytes_:.0f}",
-                         f"{row['ms']} ({row['least_ms']} .. {row['most_ms']})", row["full_ms"], f"{100 * time_:.0f}"])
-        return markdown(["policy", "MB of K and V moved", "bytes of the step, % of full's", "ms", "full in the same run, ms",
-                         "time, % of full's"], rows) if rows else DASH
-
     def reading_about(self):
         return Page(self.reads).about() if self.reads else DASH
 
