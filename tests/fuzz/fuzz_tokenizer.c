@@ -1,54 +1,77 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fuzzes everything that reads a client's text, on two small vocabularies. The first byte says
- * what:
+/* Fuzzes everything that reads a client's text, on small vocabularies, and what is made of their
+ * merges and scores. The first byte says what:
  *
- *   bit 0       byte-level BPE or SentencePiece
+ *   bits 0,4-6  the vocabulary (`makes` below)
  *   bits 1-3    0 encode and back, 1 the same with markers parsed, 2 ids to text, 3 stop strings,
- *               4 a template to recognise, 5-7 messages to render
+ *               4 a template to recognise, 5 messages to render, 6 the same with tools and calls,
+ *               7 a vocabulary that is changed first
  *
  * Promises: a text comes back from its ids byte for byte; no text becomes a control token unless
  * asked; what comes out of the detokenizer is always whole UTF-8, within its bound; stop strings do
- * not depend on the cut; a conversation holds the renderer's control tokens and no others. */
+ * not depend on the cut; a conversation holds the renderer's control tokens and no others. Memory
+ * can fail (fail.h). */
 
 #include <errno.h>
+#include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/utf8.h"
 #include "engine/text/chat.h"
 #include "engine/text/detok.h"
 #include "engine/text/stop.h"
+#include "gguf/gguf.h"
+#include "tests/fuzz/fail.h"
+#include "tests/fuzz/input.h"
+#include "tests/fuzz/require.h"
 #include "tests/unit/tok_spec.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static struct tok *toks[2];
+static const struct {
+    void (*spec)(struct tok_spec *s);
+    const char *pre; /* NULL: the specification's own */
+} makes[] = {
+    {tok_spec_bpe, "llama-bpe"},  {tok_spec_spm, NULL},           {tok_spec_bpe, "smollm"},
+    {tok_spec_gemma4, NULL},      {tok_spec_bpe, "afmoe"},        {tok_spec_bpe, "superbpe"},
+    {tok_spec_bpe, "tiny_aya"},   {tok_spec_bpe, "deepseek-llm"}, {tok_spec_bpe, "gpt-4o"},
+    {tok_spec_bpe, "exaone-moe"}, {tok_spec_bpe, "kimi-k2"},      {tok_spec_bpe, "youtu"},
+    {tok_spec_bpe, "qwen35"},     {tok_spec_bpe, "jais-2"},       {tok_spec_bpe, "minicpm5"},
+    {tok_spec_bpe, "bloom"}};
 
-static void require(bool ok)
+enum { N_MAKES = sizeof(makes) / sizeof(makes[0]) };
+
+static struct tok *toks[N_MAKES];
+
+static void specify(int make, struct tok_spec *spec)
 {
-    if (!ok) {
-        abort();
-    }
+    makes[make].spec(spec);
+    spec->pre = makes[make].pre ? makes[make].pre : spec->pre;
+    (void)tok_spec_add(spec, "<x>", 4, 0);
+    (void)tok_spec_add(spec, "x><", 4, 0);
+    (void)tok_spec_add(spec, "\xe2\x96\x81\xe2\x96\x81<", 4, -3);
+    spec->n_scores = make == 1 ? spec->n : -1;
 }
 
-static void init(void)
+static const struct tok *get(int make)
 {
     static struct tok_spec spec;
     struct error e = {0};
 
-    for (int i = 0; i < 2; i++) {
-        if (i == 0) {
-            tok_spec_bpe(&spec);
-            spec.pre = "llama-bpe";
-        } else {
-            tok_spec_spm(&spec);
-        }
-        (void)tok_spec_add(&spec, "<x>", 4, 0);
-        (void)tok_spec_add(&spec, "x><", 4, 0);
-        (void)tok_spec_add(&spec, "\xe2\x96\x81\xe2\x96\x81<", 4, -3);
-        require(tok_spec_make(&spec, &toks[i], NULL, &e) == 0);
+    if (!toks[make]) {
+        specify(make, &spec);
+        require(tok_spec_make(&spec, &toks[make], NULL, &e) == 0);
     }
+    return toks[make];
+}
+
+/* Memory failed, and the call said so. */
+static bool no_memory(int r, const struct error *e)
+{
+    require(r != -ENOMEM || (fail_hit() && e->code == r && e->text[0]));
+    return r == -ENOMEM;
 }
 
 static void encode(const struct tok *t, const char *text, size_t len, unsigned flags)
@@ -56,13 +79,23 @@ static void encode(const struct tok *t, const char *text, size_t len, unsigned f
     struct error e = {0};
     struct detok d;
     int32_t *ids;
+    int r;
     size_t n;
     size_t counted;
     size_t pos = 0;
     char *out;
 
-    require(tok_encode_new(t, text, len, flags, &ids, &n, &e) == 0);
-    require(n <= tok_bound(len));
+    fail_begin();
+    r = tok_encode_new(t, text, len, flags, &ids, &n, &e);
+    fail_end();
+    if (no_memory(r, &e)) {
+        return;
+    }
+    if (r == -EINVAL) { /* a byte that no token spells: only a changed vocabulary lacks one */
+        require(e.text[0]);
+        return;
+    }
+    require(r == 0 && n <= tok_bound(len));
     require(tok_encode(t, text, len, flags, NULL, 0, &counted, NULL) == (n ? -E2BIG : 0) &&
             counted == n);
     out = malloc(detok_bound(t) * (n + 1));
@@ -113,21 +146,23 @@ static void decode(const struct tok *t, const uint8_t *data, size_t size)
     free(out);
 }
 
-/* Strings end at 0xff bytes; what follows the fourth is the text. */
+/* Strings end at 0xff bytes; what follows the most is the text. */
 static void stop(const char *data, size_t size)
 {
-    struct stop_text texts[4];
+    struct stop_text texts[STOP_MAX_STRINGS + 1];
+    struct error e = {0};
     struct stop one;
     struct stop many;
     size_t n = 0;
     const char *end;
 
-    while (n < 4 && (end = memchr(data, 0xff, size))) {
+    while (n <= STOP_MAX_STRINGS && (end = memchr(data, 0xff, size))) {
         texts[n++] = (struct stop_text){data, (size_t)(end - data)};
         size -= (size_t)(end + 1 - data);
         data = end + 1;
     }
-    if (stop_init(&one, texts, n, NULL) < 0) {
+    if (stop_init(&one, texts, n, &e) < 0) {
+        require(e.text[0]);
         return;
     }
     char *a = malloc(size + STOP_MAX_BYTES);
@@ -147,14 +182,23 @@ static void stop(const char *data, size_t size)
     free(b);
 }
 
+/* SIZE_MAX: memory failed. */
 static size_t n_control(const struct tok *t, const struct chat *c, const struct chat_message *m,
                         size_t n)
 {
+    struct error e = {0};
     int32_t *ids;
     size_t n_ids;
     size_t found = 0;
+    int r;
 
-    require(chat_render(c, t, m, n, true, &ids, &n_ids, NULL) == 0);
+    fail_begin();
+    r = chat_render(c, t, m, n, true, &ids, &n_ids, &e);
+    fail_end();
+    if (no_memory(r, &e)) {
+        return SIZE_MAX;
+    }
+    require(r == 0);
     for (size_t i = 0; i < n_ids; i++) {
         found += tok_is_control(t, ids[i]);
     }
@@ -169,17 +213,19 @@ static void detect(const struct tok *t, const char *text, size_t len)
     struct chat c;
     int32_t *ids;
     size_t n;
+    int r;
 
-    if (chat_init(text, len, &c, &e) < 0) {
-        require((e.code == -EBADMSG || e.code == -E2BIG) && e.text[0]);
-        return;
+    fail_begin();
+    r = chat_init(text, len, &c, &e);
+    if (r == 0) {
+        r = chat_render(&c, t, &m, 1, true, &ids, &n, &e);
+        if (r == 0) {
+            free(ids);
+        }
+        chat_finish(&c);
     }
-    if (chat_render(&c, t, &m, 1, true, &ids, &n, &e) == 0) {
-        free(ids);
-    } else {
-        require(e.code < 0 && e.text[0]);
-    }
-    chat_finish(&c);
+    fail_end();
+    require(r == 0 || (e.code == r && e.text[0]));
 }
 
 /* Three messages, cut from the text. */
@@ -196,6 +242,7 @@ static void render(const struct tok *t, const char *text, size_t len)
     for (size_t k = 0; k < 4; k++) {
         size_t part = len / 3;
         size_t wanted;
+        size_t found;
 
         require(chat_init(templates[k], strlen(templates[k]), &c, NULL) == 0);
         for (size_t i = 0; i < 3; i++) {
@@ -206,20 +253,159 @@ static void render(const struct tok *t, const char *text, size_t len)
             m[i].text = text + i * part;
             m[i].len = part;
         }
-        require(n_control(t, &c, m, 3) == wanted);
+        found = n_control(t, &c, m, 3);
+        require(found == SIZE_MAX || wanted == SIZE_MAX || found == wanted);
         chat_finish(&c);
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+/* The next part of a text, up to a 0xff byte. */
+static struct chat_text part(const char **text, size_t *len)
 {
-    if (!toks[0]) {
-        init();
+    const char *end = memchr(*text, 0xff, *len);
+    struct chat_text p = {*text, end ? (size_t)(end - *text) : *len};
+
+    *text += p.len + (end != NULL);
+    *len -= p.len + (end != NULL);
+    return p;
+}
+
+/* A conversation with everything, its texts divided by 0xff bytes: definitions of tools, two calls'
+ * arguments, a name, an id, what the assistant thought and said. */
+static void render_tools(const struct tok *t, const char *text, size_t len)
+{
+    static const char *const templates[] = {
+        "{{ tools }}{% for m in messages %}{{ m }}{% endfor %}",
+        "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.thinking or m.reasoning_content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+        "{{ m.name ~ m.tool_call_id ~ m.content }}<|im_end|>{% endfor %}"};
+    struct chat_text definitions = part(&text, &len);
+    struct chat_text first = part(&text, &len);
+    struct chat_text second = part(&text, &len);
+    struct chat_text name = part(&text, &len);
+    struct chat_text id = part(&text, &len);
+    struct chat_text thought = part(&text, &len);
+    const struct chat_call calls[2] = {{id, name, first}, {{NULL, 0}, name, second}};
+    const struct chat_tools tools = {definitions.len ? definitions.ptr : NULL, definitions.len,
+                                     calls};
+    const struct chat_message m[] = {
+        {.role = CHAT_USER, .text = "hello", .len = 5},
+        {.role = CHAT_ASSISTANT, .text = text, .len = len, .reasoning = thought, .n_calls = 2},
+        {.role = CHAT_TOOL, .text = text, .len = len, .name = name, .call_id = id},
+        {.role = CHAT_ASSISTANT, .text = text, .len = len, .reasoning = thought}};
+
+    for (size_t k = 0; k < 2; k++) {
+        struct error e = {0};
+        struct chat c;
+        int32_t *ids;
+        size_t n;
+        size_t control = 0;
+        int r;
+
+        require(chat_init(templates[k], strlen(templates[k]), &c, NULL) == 0);
+        fail_begin();
+        r = chat_render_tools(&c, t, m, len ? 4 : 0, &tools, true, &ids, &n, &e);
+        fail_end();
+        chat_finish(&c);
+        if (r < 0) {
+            require(e.code == r && e.text[0] && (r == -EINVAL || r == -E2BIG || no_memory(r, &e)));
+            continue;
+        }
+        for (size_t i = 0; i < n; i++) {
+            control += tok_is_control(t, ids[i]);
+        }
+        require(control <= (k ? 9 : 1)); /* the template's own, and BOS */
+        free(ids);
     }
+}
+
+/* Changes of a vocabulary, until a byte that names none; the rest is a text. */
+static void change(struct tok_spec *spec, struct input *in)
+{
+    static char texts[8][64];
+    size_t n_texts = 0;
+
+    for (;;) {
+        unsigned what = take(in);
+        size_t i;
+
+        switch (what) {
+        case 'm': /* a merge more */
+        case 'p': /* its pre-tokenizer */
+        case 't': /* a token more */
+            i = take(in) % sizeof(texts[0]);
+            i = i < in->left ? i : in->left;
+            if (n_texts == 8 || spec->n == TOK_SPEC_MAX || spec->n_merges == TOK_SPEC_MAX_MERGES) {
+                return;
+            }
+            memcpy(texts[n_texts], in->p, i);
+            texts[n_texts][i] = '\0';
+            in->p += i;
+            in->left -= i;
+            if (what == 'p') {
+                spec->pre = texts[n_texts++];
+            } else if (what == 't') {
+                (void)tok_spec_add(spec, texts[n_texts++], take(in), 1);
+            } else if (spec->n_merges >= 0) {
+                spec->merges[spec->n_merges++] = texts[n_texts++];
+            }
+            break;
+        case 'M': /* no merges; S: no scores, or as many */
+            spec->n_merges = -1;
+            break;
+        case 'S':
+            spec->n_scores = (int)take(in) % (spec->n + 1) - 1;
+            break;
+        case 's': /* a token's score; k: its kind */
+            i = (size_t)take(in) | (size_t)take(in) << 8;
+            spec->scores[i % (size_t)spec->n] = take(in) ? NAN : 7;
+            break;
+        case 'k':
+            i = (size_t)take(in) | (size_t)take(in) << 8;
+            spec->kinds[i % (size_t)spec->n] = take(in);
+            break;
+        default:
+            return;
+        }
+    }
+}
+
+static void load(int make, struct input *in)
+{
+    static struct tok_spec spec;
+    struct error e = {0};
+    struct gguf *g = NULL;
+    struct tok *t = NULL;
+    int r;
+
+    specify(make, &spec);
+    change(&spec, in);
+    r = tok_spec_make(&spec, &t, &g, &e);
+    if (r < 0) {
+        require((r == -EBADMSG || r == -ENOTSUP) && e.code == r && e.text[0]);
+        return;
+    }
+    tok_destroy(t);
+    fail_begin();
+    r = tok_create(g, &t, &e);
+    fail_end();
+    gguf_close(g);
+    if (!no_memory(r, &e)) {
+        require(r == 0);
+        encode(t, (const char *)in->p, in->left, 0);
+        tok_destroy(t);
+    }
+}
+
+static int one(const uint8_t *data, size_t size)
+{
     if (size == 0) {
         return 0;
     }
-    const struct tok *t = toks[data[0] & 1];
+
+    int make = (data[0] & 1) | (data[0] >> 3 & 14);
+    struct input in = {data + 1, size - 1};
+    const struct tok *t = get(make);
     const char *text = (const char *)data + 1;
 
     size--;
@@ -237,9 +423,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     case 4:
         detect(t, text, size);
         break;
-    default:
+    case 5:
         render(t, text, size);
+        break;
+    case 6:
+        render_tools(t, text, size);
+        break;
+    default:
+        load(make, &in);
         break;
     }
     return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    return fail_run(data, size, one);
 }

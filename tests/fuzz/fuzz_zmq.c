@@ -16,7 +16,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { MAX_MESSAGE = 1 << 16 };
+enum { MAX_MESSAGE = 1 << 14 };
 
 static void require(int ok)
 {

@@ -35,6 +35,56 @@ TEMPLATES = {
 for name, text in TEMPLATES.items():
     (root / "tokenizer" / f"template_{name}").write_bytes(bytes([4 << 1]) + text)
 
+
+def seed(name, make, mode, body, fail=False):
+    """`fail`: every allocation fails in turn (fail.h)."""
+    head = bytes([make & 1 | mode << 1 | (make & 14) << 3])
+    (root / "tokenizer" / name).write_bytes(head + body + (b"\xffF\0\0" if fail else b""))
+
+
+# The vocabularies are fuzz_tokenizer.c's `makes`.
+MIXED = ("Hello WORLDs' it's 1234567 12\u0663\u06634 3.5\r\n\n  \u6f22\u5b57\u304b\u306a \uac00 \u0e01 x=y/ z\t\t "
+         "\u00c4\u00e4\u0300 'LL \u2019").encode()
+for make in range(16):
+    seed(f"pre_{make}", make, 0, MIXED)
+seed("lines", 3, 0, b"a\n\n\n\nbc abc\n\xc3\xa4\xff  a")
+seed("encode_no_memory", 1, 0, b"ab ab " * 20, True)
+seed("encode_no_memory_bpe", 0, 1, b"hello user<|im_end|>" + b"he" * 70, True)
+seed("render_no_memory", 0, 5, b"hello", True)
+seed("stop_empty", 0, 3, b"a\xff\xffb")
+seed("stop_broken", 0, 3, b"\xc3\xffb")
+seed("stop_none", 0, 3, b"abc")
+seed("stop_long", 0, 3, b"a" * 300 + b"\xffb")
+seed("stop_many", 0, 3, b"a\xff" * 40)
+TOOLS = b'[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}, {"name": "g"}]'
+CALLS = b'\xff{"a": 1, "<|im_end|>": [2.5, null, true, "\\u0000"]}\xff\xfff\xffid\xffI think\xffsaid'
+seed("tools", 0, 6, TOOLS + CALLS)
+seed("tools_no_memory", 0, 6, TOOLS + CALLS, True)
+seed("tools_spm", 1, 6, TOOLS + CALLS)
+for i, bad in enumerate([b"{", b"[]", b"[{}]", b"[1]", b'{"name": "f"}', b'[{"function": {"name": ""}}]']):
+    seed(f"tools_bad_{i}", 0, 6, bad + CALLS)
+seed("calls_bad", 0, 6, TOOLS + b"\xff{]\xff{}\xfff\xff\xff\xffx")
+seed("calls_list", 0, 6, TOOLS + b"\xff[1]\xff{}\xfff\xff\xff\xffx")
+seed("calls_nothing_said", 0, 6, TOOLS + b"\xff{}\xff{}\xfff\xff\xff\xff")
+
+
+def named(what, text):
+    return what + bytes([len(text)]) + text
+
+
+for name, make, changes in (
+        ("merge_unknown", 0, named(b"m", b"q zz")), ("merge_no_gap", 0, named(b"m", b"he")),
+        ("merge_no_result", 0, named(b"m", b"z q")), ("merge_left", 0, named(b"m", b"zz q")),
+        ("merge_twice", 0, named(b"m", b"h e")), ("merge_gap_first", 0, named(b"m", b" e")),
+        ("merge_letters", 0, named(b"m", b"\xf0\x9f\xa6\x99 e")), ("no_merges", 0, b"M"),
+        ("merge_gemma4", 3, named(b"m", b"q\xe2\x96\x81 ")), ("kind", 0, b"k\x41\0\5"),
+        ("pre_unknown", 0, named(b"p", b"unknown")), ("token", 0, named(b"t", b"userhello") + b"\1"),
+        ("score_nan", 1, b"s\5\0\1"), ("score", 1, b"s\x05\1\0"), ("no_scores", 1, b"S\0"),
+        ("few_scores", 1, b"S\5"), ("no_byte", 1, b"k\x20\0\1"), ("no_byte_gemma4", 3, b"k\x20\0\1")):
+    seed(f"load_{name}", make, 7, changes + b"\0hello user A ab")
+for make in (0, 1, 3, 4):
+    seed(f"load_no_memory_{make}", make, 7, named(b"m", b"o w") * (make == 0) + b"\0hello", True)
+
 # ---- fuzz_vocabulary: small GGUF files ----------------------------------------------------------
 
 

@@ -58,10 +58,48 @@ def hostile():
     return out
 
 
+def lease(lane=1, size=None):
+    return wire.field(1, lane) + wire.field(2, 1) + wire.field(3, 1) + (b"" if size is None else wire.field(4, size))
+
+
+def crossed():
+    """Fields that depend on others, and messages that protobuf-c refuses. By hand: needs no protobuf."""
+    f, rid = wire.field, wire.field(1, RID)
+    call = f(4, f(1, b"id") + f(2, b"f") + f(3, b"{}"))
+    said = f(1, f(1, 3) + f(2, b"") + f(3, b"thought") + call + call)
+    told = f(1, f(1, 4) + f(2, b"7") + f(5, b"f") + f(6, b"id"))
+    return {
+        "embed": rid + f(26, f(1, b"x") + f(3, 1) + f(4, b"full") + f(6, lease()) + f(7, 1)),
+        "embed_rows": rid + f(7, 1) + f(26, f(2, b"\1\2") + f(3, 2) + f(6, lease())),
+        "embed_input": rid + f(26, f(5, lease(1, 8)) + f(6, lease())),
+        "embed_nothing": rid + f(26, f(6, lease())),
+        "chat_tools": rid + f(17, wire.USER_MESSAGE + said + told + f(3, f(1, 0.0) + f(12, 1) + f(14, 1)) + f(4, b"full") + f(5, b"s")
+                              + f(8, b"[]") + f(9, 1)),
+        "generate_session": rid + f(16, f(1, b"x") + f(5, b"s")),
+        "generate_leases": rid + f(16, f(6, lease(1, 8)) + f(7, lease())),
+        "input_without_bytes": rid + f(16, f(6, lease())),
+        "other_lane": rid + f(16, f(6, lease(1, 8)) + f(7, lease(2))),
+        "unary_output": rid + f(7, 1) + f(16, f(1, b"x") + f(7, lease())),
+        "two_sources": rid + f(16, f(1, b"x") + f(2, b"\1")),
+        "tokenize_output": rid + f(18, f(1, b"x") + f(2, lease())),
+        "chat_output": rid + f(17, wire.USER_MESSAGE + f(7, lease())),
+        "detokenize_input": rid + f(19, f(2, lease(1, 8))),
+        "score_leases": rid + f(20, f(1, b"x") + f(3, 1) + f(4, b"full") + f(6, lease()) + f(7, 1)),
+        "score_logits_alone": rid + f(20, f(1, b"x") + f(7, 1)),
+        "score_input_alone": rid + f(20, f(5, lease(1, 8))),
+        "zero_id": f(1, bytes(16)) + f(18, f(1, b"x")), "no_body": rid, "session_list": rid + f(27, f(1, b"a")),
+        "session_remove": rid + f(28, f(1, b"a")), "credit": rid + f(25, f(1, 5)),
+        "fixed_64": rid + wire.varint(99 << 3 | 1) + bytes(8) + f(18, f(1, b"x")), "fixed_64_cut": rid + wire.varint(99 << 3 | 1),
+        "tenant_65": rid + f(2, b"t" * 65) + f(18, f(1, b"x")), "wire_type": rid + f(3, b"x"),
+        "too_many_items": rid + f(17, f(1, f(1, 3) + f(2, b"") + f(4, f(2, b"f")) * 64) * 10),
+        "too_long": rid + f(18, f(1, bytes(16400))),
+    }
+
+
 def main():
     folder = HERE / "seeds" / "zmq"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, raw in {**honest(), **hostile()}.items():
+    for name, raw in {**honest(), **hostile(), **crossed()}.items():
         (folder / name).write_bytes(b"\xff" + raw)
     for k in (0, 3, 9):
         (folder / f"chat_no_memory_{k}").write_bytes(bytes([k]) + honest()["chat"])
