@@ -14,6 +14,10 @@ from here.
               the same without noise and with tau = 1.
     pos=new   K is kept before RoPE and rotated, as it is read, to its rank among the live slots (counted from the
               row's own position backwards).
+    expected  (Devoto et al.): queries of later positions are Gaussian, with mean and covariance of the prompt's before RoPE
+              (but its first 4), turned by the mean of RoPE's matrices over the next `ahead` positions; a key's weight is the
+              softmax over the keys of scale m.k + scale^2 k.C k / 2, its score that plus `floor` times the length of its
+              V. At the end of the prompt and after each `every` new tokens; in between what is new has 0.
     GQA       a K/V head's score is the sum over its query heads; layers that share a store sum as well.
     SparQ     (Ribar et al., Algorithm 1), for new tokens only: the r components with the largest |q| (summed over the
               query heads of a K head), tau = sqrt(d |q[r]|_1 / |q|_1) per query head, the k positions with the
@@ -125,6 +129,7 @@ class Model:
         self.wide = (int(kv["pipit.swiftkv.key_length"]), int(kv["pipit.swiftkv.value_length"])) if "pipit.swiftkv.key_length" in kv else None
         self.stores = {self.owner(j): Store(self.heads(j)) for j in range(self.n_layer)}
         self.predicted = {}
+        self.bare = {j: [] for j in range(self.n_layer)}  # queries of the prompt before RoPE
 
     def owner(self, j):
         return j if j < self.split else self.split + (j - self.split) // self.group * self.group
@@ -159,7 +164,24 @@ class Model:
         q = self.project(f"blk.{j}.attn_q" + ("_swiftkv" if j >= self.split else ""), x, self.n_head)
         if self.is_wide(j):
             q = np.stack([m @ one for m, one in zip(self.w[f"blk.{j}.attn_q_map_swiftkv.weight"].reshape(self.n_head, self.wide[0], self.dim), q)])
+        if 4 <= pos < self.policy["n_prompt"]:
+            self.bare[j].append(q)
         return self.rope(q, pos, j)
+
+    def expect(self, j, pos):
+        """Scores of all keys of a layer, for the positions after pos."""
+        p, st = self.policy, self.stores[j]
+        eye = np.eye(self.dim)
+        turn = np.mean([np.stack([self.rope(e, pos + 1 + i, j) for e in eye], 1) for i in range(p["ahead"])], 0)
+        for h in range(self.heads(j)):
+            k, v = np.array(st.k[h]), np.array(st.v[h])
+            st.score[h] = [0.0] * len(k)
+            for head in range(h * self.n_head // self.n_kv, (h + 1) * self.n_head // self.n_kv):
+                q = np.array([row[head] for row in self.bare[j]])
+                mean = turn @ q.mean(0)
+                cov = turn @ np.cov(q.T, bias=True) @ turn.T * p["cov"]
+                w = softmax(k @ mean / math.sqrt(self.dim) + np.einsum("si,ij,sj->s", k, cov, k) / (2 * self.dim))
+                st.score[h] = [s + (x + p["floor"]) * np.linalg.norm(row) for s, x, row in zip(st.score[h], w, v)]
 
     def put(self, j, x, pos, deep):
         """K and V of store owner j at a position, into an empty slot or a victim's."""
@@ -256,7 +278,7 @@ class Model:
 
     def observe(self, j, head, logits, pos, st, h, tau):
         p = self.policy
-        if p["name"] in ("full", "window", "streaming"):
+        if p["name"] in ("full", "window", "streaming", "expected"):
             return
         if p["name"] == "snapkv" and not p["n_prompt"] - p["recent"] <= pos < p["n_prompt"]:
             return
@@ -287,6 +309,9 @@ class Model:
                 if self.policy["scope"] == "shared" or o == j:
                     other.score = [[v * self.policy["damp"] for v in row] for row in other.score]
         q = self.queries(j, x, pos)
+        done = pos + 1 - self.policy["n_prompt"]
+        if self.policy["name"] == "expected" and done >= 0 and done % self.policy["every"] == 0:
+            self.expect(j, pos)
         st, n_kv = self.stores[self.owner(j)], self.heads(j)
         out = np.zeros((self.n_head, self.wide[1] if self.is_wide(j) else self.dim))
         if self.ahead() and self.owner(j) >= 2 and pos >= self.policy["n_prompt"]:

@@ -114,6 +114,8 @@ FOR_BACKENDS(engine, computes_the_same_alone_and_in_company)
     company(b, "cache_model.gguf", NULL, "keyformer:20,recent=30%,chunk=32");
     company(b, "cache_model.gguf", NULL, "sinks:2+h2o:24,prefill=bounded,chunk=8");
     company(b, "cache_model.gguf", NULL, "recency:20");
+    company(b, "cache_model.gguf", NULL, "kv8+expected:20,every=5,chunk=32");
+    company(b, "arch_gemma3.gguf", NULL, "expected:20,every=5,chunk=16,prefill=bounded");
     company(b, "cache_model.gguf", "cache_swiftkv_2_3.gguf",
             "kv8+keyformer:20,noise=fresh,chunk=16,prefill=dense");
 }
@@ -121,7 +123,7 @@ FOR_BACKENDS(engine, computes_the_same_alone_and_in_company)
 FOR_BACKENDS(engine, interrupted_steps_change_nothing)
 {
     static const char *const kv[] = {"full,chunk=16", "keyformer:20,recent=30%,chunk=16",
-                                     "window:20,chunk=16"};
+                                     "window:20,chunk=16", "expected:20,every=3,chunk=16"};
 
     for (size_t k = 0; k < 2 * sizeof(kv) / sizeof(kv[0]); k++) {
         struct run plain[N];
@@ -255,7 +257,9 @@ FOR_BACKENDS(engine, layered_equals_dense)
         {"cache_model.gguf", "cache_swiftkv_2_1.gguf", "h2o:20,observe=50,chunk=32"},
         {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "keyformer:20,noise=fresh,chunk=16"},
         {"cache_model.gguf", "cache_swiftkv_2_4.gguf", "window:20,chunk=32"},
+        {"cache_model.gguf", NULL, "fp8+expected:20,every=5,chunk=32"},
         {"arch_gemma3.gguf", NULL, "h2o:50,chunk=32"},
+        {"arch_gemma3.gguf", NULL, "expected:50,every=5,chunk=32"},
         {"arch_qwen35.gguf", NULL, "h2o:50,chunk=32"},
         {"arch_qwen35_list.gguf", NULL, "keyformer:20,chunk=32"},
         {"arch_lfm2.gguf", NULL, "window:20,chunk=32"},

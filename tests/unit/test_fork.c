@@ -185,6 +185,7 @@ static const struct family families[] = {
     {"cache_model.gguf", NULL, "ref", "h2o:70+sparq:r=4,k=32,local=8,mean=on"},
     {"cache_model.gguf", "cache_skew.gguf", "cpu", "infinigen:alpha=1,cap=50%"},
     {"cache_model.gguf", "cache_skew.gguf", "cpu", "infinigen:count=9,pool=80,victim=counter"},
+    {"cache_model.gguf", NULL, "cpu", "fp8+expected:40,every=3"},
     {"heads_32.gguf", NULL, "cpu", "kv4"},
     {"heads_32.gguf", NULL, "ref", "k8v4+h2o:40"},
     {"arch_gemma3.gguf", NULL, "cpu", "full"},

@@ -109,6 +109,11 @@ Test(saved, as_if_it_had_never_left)
                   "infinigen:alpha=1,pool=40,full=spill,victim=lru");
         come_back(backends[b], "heads_32.gguf", NULL, "kv4"); /* with its latest tokens */
         come_back(backends[b], "heads_32.gguf", NULL, "k8v4+keyformer:40");
+        come_back(backends[b], "cache_model.gguf", NULL, "fp8+expected:20,every=5");
+        come_back(backends[b], "cache_model.gguf", NULL,
+                  "expected:20,every=7+sparq:r=3,k=9,mean=on");
+        come_back(backends[b], "heads_32.gguf", NULL, "kv4+expected:40,every=3");
+        come_back(backends[b], "arch_qwen2.gguf", NULL, "kv8+expected:20,every=5");
         come_back(backends[b], "arch_gemma3.gguf", NULL, "full");
         come_back(backends[b], "arch_qwen35.gguf", NULL, "full");
         come_back(backends[b], "arch_qwen35_list.gguf", NULL, "fp8+h2o:20");
@@ -178,6 +183,7 @@ Test(saved, from_one_backend_to_another)
         come_back_elsewhere(from, to, model, NULL, "fp8+h2o:20+sparq:r=3,k=9,mean=on,layout=rank8",
                             fp8);
         come_back_elsewhere(from, to, model, NULL, "k16v8+h2o:20,score=shared", fp8);
+        come_back_elsewhere(from, to, model, NULL, "expected:20,every=5", f32);
         come_back_elsewhere(from, to, model, "cache_swiftkv_2_3.gguf", "fp8+recency:20", fp8);
         come_back_elsewhere(from, to, model, "cache_skew.gguf",
                             "fp8+infinigen:count=9,partial8=on,pool=65,victim=counter,exempt=8",

@@ -345,6 +345,8 @@ Test(token_budget, no_bit_depends_on_it)
         "recency:50%,chunk=128,observe=200",
         "keyformer:50%,chunk=128,prefill=bounded",
         "recency:50%,chunk=128,prefill=bounded",
+        "expected:50%,chunk=128",
+        "kv8+expected:50%,chunk=128,prefill=bounded",
         "full,chunk=128+sparq:r=4,k=32,local=8",
         "h2o:50%,chunk=128,score=shared,prefill=dense",
     };

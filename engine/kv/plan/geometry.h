@@ -15,9 +15,9 @@
 enum {
     GEOMETRY_MAX_CLASSES = 16,
     GEOMETRY_CLASS_NAME = 64,
-    GEOMETRY_CHECKPOINTS = 4, /* of recurrent states, a sequence, that prompts may leave, */
+    GEOMETRY_CHECKPOINTS = 4,       /* of recurrent states, a sequence, that prompts may leave, */
     GEOMETRY_LEAST_CHECKPOINTS = 8, /* and in all at least */
-    GEOMETRY_MOST_SEQS = 1024, /* that pipitd --sequences takes, and plans offer */
+    GEOMETRY_MOST_SEQS = 1024,      /* that pipitd --sequences takes, and plans offer */
 };
 
 /* What one layer owns. */
@@ -27,16 +27,16 @@ struct geometry_store {
     int32_t n_v;
     int32_t k_dim;
     int32_t v_dim;
-    int32_t window; /* of a sliding layer: its slots are a ring; else 0 */
+    int32_t window;       /* of a sliding layer: its slots are a ring; else 0 */
     uint64_t state_bytes; /* of a recurrent layer, which has a state and no K and V; else 0 */
-    bool deep;      /* written at SwiftKV's split */
+    bool deep;            /* written at SwiftKV's split */
     /* What partial keys are made with (struct ops_kv), loaded later; NULL: the overlay has none, or
      * the store is read by the first layers, which nothing can predict for. */
     const struct ops_weight *skew;
     const struct ops_weight *columns; /* the same without rotation: a permutation */
     int32_t weight; /* for layers=measured: its part of all, 0 to POLICY_WEIGHT_MOST */
     const struct ops_weight *balance; /* what its rotated keys are multiplied by, or NULL */
-    const struct ops_weight *center;  /* what its keys may be stored less (ops_kv.center), or NULL */
+    const struct ops_weight *center; /* what its keys may be stored less (ops_kv.center), or NULL */
 };
 
 struct geometry_config {
@@ -73,17 +73,18 @@ struct geometry_class {
 struct geometry_arrays {
     const struct store_kind *kind;
     int32_t n_groups;
-    int32_t ring;          /* slots of a ring, 0: none */
-    int32_t cap;           /* slots with position and score, per group; 0: nobody evicts here */
-    int32_t peak_cap;      /* while a prompt is read in the peak region */
-    int32_t max_pages;     /* per group */
-    uint64_t pages_off;    /* u32 (n_groups, max_pages), in the tables */
-    uint64_t ring_off;     /* i32 (n_groups, ring), in the tables */
-    uint64_t pos_off;      /* i32 (n_groups, cap), in the state */
-    uint64_t score_off;    /* f32 (n_groups, cap), in the state */
-    uint64_t victim_off;   /* i32 (n_groups), in the state */
-    uint64_t sum_off;      /* f32 (n_v, v_dim), in the state */
-    uint64_t latest_off;   /* (n_groups, OPS_LATEST_ENTRIES) entries of ops_kv.latest, in the state */
+    int32_t ring;        /* slots of a ring, 0: none */
+    int32_t cap;         /* slots with position and score, per group; 0: nobody evicts here */
+    int32_t peak_cap;    /* while a prompt is read in the peak region */
+    int32_t max_pages;   /* per group */
+    uint64_t pages_off;  /* u32 (n_groups, max_pages), in the tables */
+    uint64_t ring_off;   /* i32 (n_groups, ring), in the tables */
+    uint64_t pos_off;    /* i32 (n_groups, cap), in the state */
+    uint64_t score_off;  /* f32 (n_groups, cap), in the state */
+    uint64_t victim_off; /* i32 (n_groups), in the state */
+    uint64_t sum_off;    /* f32 (n_v, v_dim), in the state */
+    uint64_t latest_off; /* (n_groups, OPS_LATEST_ENTRIES) entries of ops_kv.latest, in the state */
+    uint64_t expect_off; /* f32 (n_groups, expect_words()), in the state (policy/expect.h) */
     uint64_t peak_pos_off; /* (n_groups, peak_cap), in the one peak region */
     uint64_t peak_score_off;
     uint64_t layer_score_off; /* layered: the region is one store's at a time, positions at 0 */
@@ -95,15 +96,16 @@ struct geometry {
     struct geometry_class classes[GEOMETRY_MAX_CLASSES];
     /* By precision: variant i is that of mix.part[i] (the same for equal precisions). */
     int32_t variant[KV_MAX_MIX];
-    struct ops_kv_layout *layouts; /* (mix.n, n_stores) */
-    uint8_t *class_of;             /* (mix.n, n_stores) */
-    struct geometry_arrays *arrays;   /* (n_stores) */
-    int32_t steady_cap;            /* the most of any store's cap; 0: no policy evicts */
-    int32_t least_cap;             /* the least of those that are not 0 */
-    bool peak;                     /* some prompts need the peak region */
+    struct ops_kv_layout *layouts;  /* (mix.n, n_stores) */
+    uint8_t *class_of;              /* (mix.n, n_stores) */
+    struct geometry_arrays *arrays; /* (n_stores) */
+    int32_t steady_cap;             /* the most of any store's cap; 0: no policy evicts */
+    int32_t least_cap;              /* the least of those that are not 0 */
+    bool peak;                      /* some prompts need the peak region */
     bool scores;
+    bool expects;                  /* statistics of queries may be kept */
     bool selects;                  /* queries may select */
-    bool predicts;               /* a layer ahead */
+    bool predicts;                 /* a layer ahead */
     struct tier_config tier;       /* n_stores 0: no policy has its K and V on disk */
     struct staging_config staging; /* seq_bytes 0: no policy has its pages on the host */
     int32_t tier_variant;          /* whose format the file has */
@@ -156,6 +158,9 @@ int geometry_check_host(const struct geometry *s, const struct policy *p,
                         struct error *reterr) WARN_UNUSED;
 /* Does a sequence under the policy keep the sum of V of a store? */
 bool geometry_keeps_sum(const struct geometry *s, const struct policy *p, int32_t store);
+
+/* Numbers of one group's statistics of queries in a store. */
+uint64_t geometry_expect_words(const struct geometry *s, int32_t store);
 
 /* Does such a sequence store its keys less the store's center? */
 bool geometry_centers(const struct geometry *s, const struct policy *p, int32_t store);

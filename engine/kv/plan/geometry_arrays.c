@@ -8,6 +8,7 @@
  * the whole context for one store, and the hidden states of the prompt). */
 
 #include "engine/kv/plan/geometry_impl.h"
+#include "engine/kv/policy/expect.h"
 
 static uint64_t align64(uint64_t v)
 {
@@ -40,6 +41,7 @@ static void lay_caps(struct geometry *s, const struct policy *p)
         }
     }
     s->scores = s->scores || policy_scores(p);
+    s->expects = s->expects || policy_expects(p);
     bool layered = p->prefill == POLICY_LAYERED && !s->config.shared;
 
     s->whole_peak = s->whole_peak || !layered;
@@ -115,6 +117,11 @@ static uint64_t latest_bytes(const struct geometry *s, int32_t store)
     return most * OPS_LATEST_ENTRIES;
 }
 
+uint64_t geometry_expect_words(const struct geometry *s, int32_t store)
+{
+    return expect_words(s->config.stores[store].k_dim, s->config.n_q / s->arrays[store].n_groups);
+}
+
 void geometry_lay_arrays(struct geometry *s)
 {
     uint64_t table = 0;
@@ -140,6 +147,9 @@ void geometry_lay_arrays(struct geometry *s)
             q->score_off = take(&state, n * (uint64_t)q->cap * sizeof(float));
         }
         q->victim_off = take(&state, n * sizeof(int32_t));
+        if (s->expects) {
+            q->expect_off = take(&state, n * geometry_expect_words(s, i) * sizeof(float));
+        }
     }
     s->table_bytes = table;
     s->state_bytes = state;

@@ -2,9 +2,9 @@
 #ifndef PIPIT_ENGINE_KV_POLICY_PLACE_H
 #define PIPIT_ENGINE_KV_POLICY_PLACE_H
 
-/* Which tokens stay: one small table of functions a policy word. A word says what may not be evicted
- * and what attention is to observe; the search for a victim, the cut and the sums are backend
- * operations, so these files know no backend. */
+/* Which tokens stay: one small table of functions a policy word. A word says what may not be
+ * evicted and what attention is to observe; the search for a victim, the cut and the sums are
+ * backend operations, so these files know no backend. */
 
 #include "engine/kv/policy/policy.h"
 
@@ -13,7 +13,7 @@ struct place_guard {
     int32_t budget; /* slots that a cut leaves */
     int32_t sinks;
     int32_t pos_protect;
-    int32_t drop;   /* a position that a cut drops whatever its score, or -1 */
+    int32_t drop; /* a position that a cut drops whatever its score, or -1 */
     bool by_position;
     bool shared;
 };
@@ -41,19 +41,22 @@ enum { PLACE_HALO = 31 };
 
 struct place_ops {
     bool evicts;
-    bool scores; /* keeps a score for each slot */
+    bool scores;       /* keeps a score for each slot */
+    bool expects;      /* scores are of keys and values, and of statistics of the prompt's queries
+                          (expect.h): at the end of a prompt, and every so many new tokens */
     bool sinks_beside; /* a budget in slots does not include the sinks; one in percent does */
-    bool endless;      /* the model never sees a position beyond the slots: no context bounds the text */
-    enum ops_use use;  /* scores are not of attention, but of what selection lists */
+    bool endless; /* the model never sees a position beyond the slots: no context bounds the text */
+    enum ops_use use; /* scores are not of attention, but of what selection lists */
     /* Of a budget, the latest slots that no eviction takes. */
     int32_t (*spared)(const struct policy *p, int32_t budget);
     void (*guard)(const struct policy *p, const struct place_when *when, struct place_guard *ret);
-    /* What to observe in these rows; layer is set by the forward pass. NULL: scores, if any, are not
-     * of attention. */
+    /* What to observe in these rows; layer is set by the forward pass. NULL: scores, if any, are
+     * not of attention. */
     void (*observe)(const struct policy *p, const struct place_rows *rows, struct ops_observe *ret);
-    /* What a cut ranks by in place of n scores of a head group, in order of position. score[-PLACE_HALO]
-     * to score[n + PLACE_HALO - 1] may be read; it is 0 where there is no evictable slot. NULL: the
-     * scores. Only for words that refuse prefill=bounded: slot is position until the cut. */
+    /* What a cut ranks by in place of n scores of a head group, in order of position.
+     * score[-PLACE_HALO] to score[n + PLACE_HALO - 1] may be read; it is 0 where there is no
+     * evictable slot. NULL: the scores. Only for words that refuse prefill=bounded: slot is
+     * position until the cut. */
     void (*rescore)(const struct policy *p, const float *score, int32_t n, float *ret);
 };
 

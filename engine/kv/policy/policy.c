@@ -21,6 +21,11 @@ bool policy_observes(const struct policy *p)
     return p->place->observe != NULL;
 }
 
+bool policy_expects(const struct policy *p)
+{
+    return p->place->expects;
+}
+
 bool policy_selects(const struct policy *p)
 {
     return p->select != NULL;

@@ -58,6 +58,11 @@ struct policy {
     float tau1;
     float damp;  /* scores are multiplied by it at each new token */
     float decay; /* recency: weight of a query against the one after it */
+    /* expected: */
+    int32_t ahead; /* positions to come over which queries are averaged */
+    int32_t every; /* new tokens between two rounds of scores */
+    int32_t cov;   /* the queries' covariance counts, too */
+    float floor;   /* added to a key's expected weight before V's size multiplies it */
     /* What a query of a new token reads: */
     int32_t r;     /* sparq: dims that rank */
     int32_t top_k; /* slots that are read; topv: whose V is */
@@ -136,6 +141,8 @@ int policy_check_host(const struct policy *p, const struct policy_host *h,
 bool policy_evicts(const struct policy *p);
 bool policy_scores(const struct policy *p);
 bool policy_observes(const struct policy *p);
+/* Are statistics of the prompt's queries kept, which keys are scored by (expect.h)? */
+bool policy_expects(const struct policy *p);
 /* Does a new token's query read less than all slots? And are they chosen a layer ahead, from
  * partial keys? */
 bool policy_selects(const struct policy *p);

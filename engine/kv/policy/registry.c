@@ -14,6 +14,7 @@ extern const struct policy_word policy_word_h2o;
 extern const struct policy_word policy_word_keyformer;
 extern const struct policy_word policy_word_recency;
 extern const struct policy_word policy_word_snapkv;
+extern const struct policy_word policy_word_expected;
 extern const struct policy_word policy_word_streaming;
 extern const struct policy_word policy_word_sinks;
 extern const struct policy_word policy_word_sparq;
@@ -24,8 +25,9 @@ extern const struct policy_word policy_word_exit;
 /* After those of precision. */
 static const struct policy_word *const words[] = {
     &policy_word_full,      &policy_word_window,  &policy_word_streaming, &policy_word_h2o,
-    &policy_word_keyformer, &policy_word_recency, &policy_word_snapkv,    &policy_word_sinks,
-    &policy_word_sparq,     &policy_word_topv,    &policy_word_infinigen, &policy_word_exit,
+    &policy_word_keyformer, &policy_word_recency, &policy_word_snapkv,    &policy_word_expected,
+    &policy_word_sinks,     &policy_word_sparq,   &policy_word_topv,      &policy_word_infinigen,
+    &policy_word_exit,
 };
 
 enum { N_WORDS = sizeof(words) / sizeof(words[0]) };
@@ -47,6 +49,9 @@ const struct policy policy_defaults = {
     .tau1 = 2.0f,
     .damp = 1.0f,
     .decay = 0.99f,
+    .ahead = 512,
+    .every = 64,
+    .cov = 1,
     .r = 32,
     .top_k = 128,
     .local = -1,

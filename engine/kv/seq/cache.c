@@ -35,7 +35,10 @@ static size_t lay_host(const struct geometry *s, struct memory_arena *a, struct 
     struct kv_step arrays = {0};
 
     step_lay(a, s->config.n_seqs, &arrays);
+    struct cache_expect *expect = cache_expect_lay(s, a);
+
     if (c) {
+        c->expect = expect;
         *step = arrays;
         c->step = step;
         c->seqs = seqs;
@@ -181,6 +184,11 @@ static int check_state(const struct geometry *s, const struct policy *p,
                              "score=shared: layers %d and %d differ in their number of heads",
                              s->config.stores[first].layer, s->config.stores[i].layer);
         }
+    }
+    if (policy_expects(p) && !s->expects) {
+        return error_set(reterr, -ENOMEM,
+                         "the plan holds no statistics of queries; start the daemon with --kv "
+                         "naming this policy");
     }
     if (need->peak_state && !need->layered && (!s->whole_peak || need->beyond_peak)) {
         return error_set(reterr, -ENOMEM,
@@ -381,6 +389,7 @@ int kv_admit(struct cache *c, const struct policy *p, uint64_t principal,
     home_admit(c, seq, text);
     int r = cache_attach(c, q, unit, n_units);
 
+    r = r ? r : cache_expect_clear(c, q);
     if (r) {
         kv_release(c, seq);
     }

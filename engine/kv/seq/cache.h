@@ -59,7 +59,8 @@ struct cache {
     struct staging *staging;    /* NULL: nobody's pages lie on the host */
     struct tier *tier;          /* NULL: nobody's K and V lie on disk */
     struct prefix prefix;
-    struct kv_step *step; /* the running one */
+    struct kv_step *step;        /* the running one */
+    struct cache_expect *expect; /* scratch (cache_expect.c); NULL: no policy keeps statistics */
 };
 
 /* Device and host bytes that kv_create takes. */

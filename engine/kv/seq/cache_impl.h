@@ -4,6 +4,7 @@
 
 /* What the files of the cache share: one store of one sequence. Private to cache*.c. */
 
+#include "base/memory.h"
 #include "engine/kv/seq/cache.h"
 
 /* The first positions and scores of the region that the sequence uses for a store: its own, or
@@ -103,6 +104,16 @@ void cache_reclaim_states(struct cache *c, const struct pages *p, uint32_t n);
  */
 int cache_rescore(struct cache *c, const struct cache_seq *q, const struct ops_kv *kv,
                   int32_t n) WARN_UNUSED;
+
+/* Statistics of queries (cache_expect.c). Scratch, from the arena (whose base may be NULL: then
+ * only counted; NULL where no policy keeps them); a new sequence's are none; and a layer's rows, as
+ * they are about to attend: queries of prompts are counted, and keys scored where it is time. */
+struct cache_expect *cache_expect_lay(const struct geometry *s, struct memory_arena *a);
+/* A group's statistics of a store, device; where the policy keeps them and evicts. */
+float *cache_expect_stats(const struct cache *c, const struct cache_seq *q, int32_t store,
+                          int32_t group);
+int cache_expect_clear(struct cache *c, const struct cache_seq *q) WARN_UNUSED;
+int cache_expect(struct cache *c, const struct kv_args *args) WARN_UNUSED;
 
 /* What the policy spares at a cut, or from being overwritten by position `last`. */
 void cache_guard_at(const struct cache_seq *q, int32_t store, bool cut, int32_t last,

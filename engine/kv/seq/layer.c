@@ -177,6 +177,7 @@ static int attend(struct cache *c, const struct kv_args *args)
     }
     int r = home_at(c, HOME_BEFORE_ATTEND, args);
 
+    r = r || !c->expect ? r : cache_expect(c, args);
     p->seqs = s->seqs;
     p->n_seqs = drop_empty(s);
     return r ? r : c->geometry.config.ops->attention(c->be, p);

@@ -21,17 +21,27 @@ static uint64_t sum_words(const struct ops_kv_layout *l)
     return (uint64_t)l->v_heads * (uint64_t)l->v_dim;
 }
 
-/* A flag, and above it the words that one group's sums or latest entries take. No policy has both:
- * sums are for selection, and none selects among slots of four bits. */
-static uint32_t word_flags(const struct geometry *s, const struct policy *p, int32_t variant,
-                           int32_t store)
+uint64_t snapshot_expect_words(const struct cache *c, const struct cache_seq *q, int32_t store)
 {
-    const struct ops_kv_layout *l = geometry_layout(s, variant, store);
-    uint32_t latest = (uint32_t)latest_words(l);
+    return policy_expects(&q->policy) && geometry_evicts(&c->geometry, &q->policy, store)
+               ? geometry_expect_words(&c->geometry, store)
+               : 0;
+}
 
-    return latest                            ? HAS_LATEST | latest << WORD_SHIFT
-           : geometry_keeps_sum(s, p, store) ? HAS_SUM | (uint32_t)sum_words(l) << WORD_SHIFT
-                                             : 0u;
+/* A flag, and above it the words that one group's sums or latest entries and its statistics take.
+ * No policy has sums and entries: sums are for selection, and none selects among slots of four
+ * bits. Whether there are statistics the policy says. */
+static uint32_t word_flags(const struct cache *c, const struct cache_seq *q, int32_t store)
+{
+    const struct geometry *s = &c->geometry;
+    const struct ops_kv_layout *l = geometry_layout(s, q->variant, store);
+    uint32_t latest = (uint32_t)latest_words(l);
+    uint32_t expect = (uint32_t)snapshot_expect_words(c, q, store) << WORD_SHIFT;
+
+    return expect + (latest ? HAS_LATEST | latest << WORD_SHIFT
+                     : geometry_keeps_sum(s, &q->policy, store)
+                         ? HAS_SUM | (uint32_t)sum_words(l) << WORD_SHIFT
+                         : 0u);
 }
 
 bool snapshot_words_fit(const struct cache *c, const struct cache_seq *q)
@@ -39,8 +49,13 @@ bool snapshot_words_fit(const struct cache *c, const struct cache_seq *q)
     for (int32_t i = 0; i < c->geometry.config.n_stores; i++) {
         const struct ops_kv_layout *l = geometry_layout(&c->geometry, q->variant, i);
 
-        if (!c->geometry.arrays[i].kind->state &&
-            (latest_words(l) > SNAPSHOT_MOST_WORDS || sum_words(l) > SNAPSHOT_MOST_WORDS)) {
+        if (c->geometry.arrays[i].kind->state) {
+            continue;
+        }
+        uint64_t expect = snapshot_expect_words(c, q, i);
+
+        if (latest_words(l) + expect > SNAPSHOT_MOST_WORDS ||
+            sum_words(l) + expect > SNAPSHOT_MOST_WORDS) {
             return false;
         }
     }
@@ -75,7 +90,7 @@ struct snapshot_store snapshot_describe(const struct cache *c, const struct cach
             (policy_rotates_k(&q->policy) ? HAS_HADAMARD_K : 0u) |
             (policy_rotates_v(&q->policy) ? HAS_HADAMARD_V : 0u) |
             (policy_rotates_k(&q->policy) && s->config.stores[store].balance ? HAS_BALANCE : 0u) |
-            word_flags(s, &q->policy, q->variant, store),
+            word_flags(c, q, store),
         .slot_bytes = ops_kv_slot_bytes(l),
     };
 }

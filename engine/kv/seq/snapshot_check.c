@@ -104,9 +104,11 @@ static int check_counts(const uint8_t *at, uint64_t n, struct error *reterr)
     return 0;
 }
 
-static int check_group(const struct snapshot_store *h, const struct policy *p, const uint8_t *at,
-                       int32_t n_tokens, uint8_t *seen, struct error *reterr)
+/* `expect`: of the group's words, statistics. */
+static int check_group(const struct snapshot_store *h, const struct policy *p, uint64_t expect,
+                       const uint8_t *at, int32_t n_tokens, uint8_t *seen, struct error *reterr)
 {
+    uint64_t own = snapshot_n_words(h) - expect;
     uint64_t n = (uint64_t)h->n_slots;
     int r = 0;
 
@@ -119,8 +121,10 @@ static int check_group(const struct snapshot_store *h, const struct policy *p, c
         r = !r && p->place->use == OPS_USE_COUNT ? check_counts(at, n, reterr) : r;
         at += snapshot_pad8(n * sizeof(float));
     }
-    return r || !(h->flags & HAS_SUM) ? r
-                                      : check_finite(at, snapshot_n_words(h), "a sum of V", reterr);
+    if (!r && (h->flags & HAS_SUM)) {
+        r = check_finite(at, own, "a sum of V", reterr);
+    }
+    return r ? r : check_finite(at + own * sizeof(float), expect, "a statistic", reterr);
 }
 
 /* Takes what is small out of the block, one thing after the other. */
@@ -192,7 +196,7 @@ static int take_store(struct taker *t, int32_t store, struct error *reterr)
     for (int32_t g = 0; !r && g < want.n_groups; g++) {
         r = take(t, snapshot_state_bytes(&want), reterr);
         r = r ? r
-              : check_group(&want, &t->seq.policy,
+              : check_group(&want, &t->seq.policy, snapshot_expect_words(t->c, &t->seq, store),
                             t->held + t->n_held - snapshot_state_bytes(&want), t->head.n_tokens,
                             t->seen, reterr);
         if (!r &&

@@ -9,7 +9,8 @@
  *     for each store: struct store_header, then for each group
  *         i32 positions (n_slots) and f32 scores (n_slots) where the store has them,
  *         f32 sums of V (v_heads of the group, v_dim) where the policy keeps them, or the entries
- *         of the latest tokens (ops_kv.latest) where its slots have four bits,
+ *         of the latest tokens (ops_kv.latest) where its slots have four bits, and behind either
+ *         the statistics of queries (policy/expect.h) where the policy keeps those,
  *         the slots (n_slots, slot_bytes), padded to 8 bytes
  *
  * Positions and scores of a sequence at rest are in its own arrays (not in the peak region):
@@ -28,13 +29,14 @@ enum {
     HAS_HADAMARD_K = 32,
     HAS_HADAMARD_V = 64,
     HAS_BALANCE = 128, /* rotated keys were multiplied by what model/balance.c derives */
-    HAS_STATE = 16, /* slots are a state's bytes, STATE_SLOT each */
+    HAS_STATE = 16,    /* slots are a state's bytes, STATE_SLOT each */
     STATE_SLOT = 64,
-    WORD_SHIFT = 8, /* above: the words of 4 bytes that sums or latest entries of a group take */
+    WORD_SHIFT = 8, /* above: the words of 4 bytes that a group's sums or latest entries, and its
+                       statistics, take */
     SNAPSHOT_BUFFER = 64 << 10
 };
 
-#define HAS_LATEST (1u << 31) /* the words are entries of the latest tokens, not sums */
+#define HAS_LATEST (1u << 31) /* the words begin with entries of the latest tokens, not sums */
 enum { SNAPSHOT_MOST_WORDS = (1 << (31 - WORD_SHIFT)) - 1 };
 
 _Static_assert((HAS_POS | HAS_SCORE | HAS_SUM | HAS_CENTER | HAS_HADAMARD_K | HAS_HADAMARD_V |
@@ -80,6 +82,9 @@ static inline uint64_t snapshot_n_words(const struct snapshot_store *h)
 {
     return (h->flags & ~HAS_LATEST) >> WORD_SHIFT;
 }
+
+/* Of these, statistics of queries. */
+uint64_t snapshot_expect_words(const struct cache *c, const struct cache_seq *q, int32_t store);
 
 /* Do all groups' words fit into their flags? */
 bool snapshot_words_fit(const struct cache *c, const struct cache_seq *q);

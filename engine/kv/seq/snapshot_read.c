@@ -15,9 +15,31 @@ static int load_array(struct cache *c, struct snapshot *s, void *device, uint64_
     return r;
 }
 
+/* Sums or latest entries, then statistics. */
+static int load_words(struct cache *c, int32_t seq, struct snapshot *s,
+                      const struct snapshot_store *h, const struct ops_kv *kv)
+{
+    const struct backend_ops *ops = c->geometry.config.ops;
+    const struct cache_seq *q = &c->seqs[seq];
+    uint64_t all = snapshot_n_words(h) * sizeof(float);
+    uint64_t expect = snapshot_expect_words(c, q, s->store) * sizeof(float);
+    uint64_t own = all - expect;
+    uint8_t *to = h->flags & HAS_LATEST ? kv->latest : (uint8_t *)kv->v_sum;
+    int r =
+        own == 0 ? 0 : ops->write(c->be, to + (uint64_t)s->group * own, s->held + s->held_at, own);
+
+    if (!r && expect > 0) {
+        r = ops->write(c->be, cache_expect_stats(c, q, s->store, s->group),
+                       s->held + s->held_at + own, expect);
+    }
+    s->held_at += snapshot_pad8(all);
+    s->at += snapshot_pad8(all);
+    return r;
+}
+
 /* What comes before the group's slots. */
-static int load_state(struct cache *c, struct snapshot *s, const struct snapshot_store *h,
-                      const struct ops_kv *kv)
+static int load_state(struct cache *c, int32_t seq, struct snapshot *s,
+                      const struct snapshot_store *h, const struct ops_kv *kv)
 {
     size_t at = (size_t)s->group * (size_t)kv->cap;
     uint64_t n = (uint64_t)h->n_slots;
@@ -33,15 +55,7 @@ static int load_state(struct cache *c, struct snapshot *s, const struct snapshot
     if (!r && (h->flags & HAS_SCORE)) {
         r = load_array(c, s, kv->score + at, n * sizeof(float));
     }
-    if (!r && (h->flags & HAS_SUM)) {
-        r = load_array(c, s, kv->v_sum + (size_t)s->group * (size_t)snapshot_n_words(h),
-                       snapshot_n_words(h) * sizeof(float));
-    }
-    if (!r && (h->flags & HAS_LATEST)) {
-        r = load_array(c, s, kv->latest + (size_t)s->group * (size_t)snapshot_n_words(h) * 4,
-                       snapshot_n_words(h) * sizeof(float));
-    }
-    return r;
+    return r || snapshot_n_words(h) == 0 ? r : load_words(c, seq, s, h, kv);
 }
 
 /* The group's next slots, a buffer of them. */
@@ -143,7 +157,7 @@ int snapshot_load(struct cache *c, int32_t seq, struct snapshot *s, uint64_t lea
         }
         uint64_t from = s->at + (uint64_t)s->slot * h.slot_bytes;
 
-        r = s->slot == 0 ? load_state(c, s, &h, &kv) : 0;
+        r = s->slot == 0 ? load_state(c, seq, s, &h, &kv) : 0;
         r = r ? r : load_slots(c, seq, s, &h, &kv, ret_read);
         *ret_n += s->at + (uint64_t)s->slot * h.slot_bytes - from;
         next_group(s, &h, home_of(c, seq, s->store)->keep != NULL);

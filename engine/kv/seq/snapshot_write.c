@@ -105,6 +105,31 @@ static int read_latest(const struct snapshot_writer *w, const struct ops_kv *kv,
     return r;
 }
 
+/* n bytes of a group's words: sums or latest entries, then statistics. */
+static int read_words(const struct snapshot_writer *w, const struct ops_kv *kv, uint8_t *buf,
+                      uint64_t n)
+{
+    const struct cache_seq *q = &w->c->seqs[w->seq];
+    const struct backend_ops *ops = w->c->geometry.config.ops;
+    uint64_t expect = snapshot_expect_words(w->c, q, w->store) * sizeof(float);
+    uint64_t own = snapshot_n_words(&w->h) * sizeof(float) - expect;
+    uint64_t first = w->at >= own ? 0 : n < own - w->at ? n : own - w->at;
+    uint64_t at = (uint64_t)w->group * own + w->at;
+    int r = 0;
+
+    if (first > 0) {
+        r = w->h.flags & HAS_LATEST
+                ? read_latest(w, kv, at, buf, first)
+                : ops->read(w->c->be, buf, (const uint8_t *)kv->v_sum + at, first);
+    }
+    if (!r && n > first) {
+        const uint8_t *stats = (const uint8_t *)cache_expect_stats(w->c, q, w->store, w->group);
+
+        r = ops->read(w->c->be, buf + first, stats + (w->at + first - own), n - first);
+    }
+    return r;
+}
+
 /* n bytes of the part from w->at on; of slots, whole ones. */
 static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
 {
@@ -133,11 +158,7 @@ static int read_part(const struct snapshot_writer *w, uint8_t *buf, uint64_t n)
     case PART_SCORE:
         return ops->read(w->c->be, buf, (const uint8_t *)(kv.score + at) + w->at, n);
     case PART_WORDS:
-        at = (size_t)w->group * (size_t)snapshot_n_words(&w->h);
-        if (w->h.flags & HAS_LATEST) {
-            return read_latest(w, &kv, at * sizeof(float) + w->at, buf, n);
-        }
-        return ops->read(w->c->be, buf, (const uint8_t *)(kv.v_sum + at) + w->at, n);
+        return read_words(w, &kv, buf, n);
     default:
         if (w->h.flags & HAS_STATE) {
             const struct cache_seq *q = &w->c->seqs[w->seq];

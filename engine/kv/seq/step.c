@@ -112,7 +112,8 @@ void kv_step_add(struct cache *c, const struct kv_rows *rows)
     select_make(&q->policy, &s->select[i]);
     s->observes = s->observes || s->observe[i].row_first < rows->n_rows;
     s->selects = s->selects || (decodes && s->select[i].kind != OPS_SELECT_ALL);
-    s->once = s->once || s->observes || (decodes && (s->select[i].use || cache_sums(c, rows->seq)));
+    s->once = s->once || s->observes || (!decodes && policy_expects(&q->policy)) ||
+              (decodes && (s->select[i].use || cache_sums(c, rows->seq)));
 }
 
 bool kv_step_once(const struct cache *c)

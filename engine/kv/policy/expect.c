@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/kv/policy/expect.h"
+
+#include <math.h>
+#include <string.h>
+
+void expect_add(float *stats, const float *q, int32_t k_dim, float n)
+{
+    const int32_t padded = expect_padded(k_dim);
+    float *first = stats;
+    float *sum = first + padded;
+    float *products = sum + padded;
+
+    if (n == 0) {
+        memcpy(first, q, (size_t)padded * sizeof(*first));
+        memset(sum, 0, (size_t)(padded + expect_triangle(k_dim)) * sizeof(*sum));
+        return; /* less itself it is zero */
+    }
+    for (int32_t i = 0; i < k_dim; i++) {
+        const float d = q[i] - first[i];
+        float *row = products + expect_row(i);
+
+        sum[i] += d;
+        for (int32_t at = 0; at <= i; at += EXPECT_LANES) {
+            for (int32_t j = 0; j < EXPECT_LANES; j++) {
+                row[at + j] += d * (q[at + j] - first[at + j]);
+            }
+        }
+    }
+}
+
+/* The dims of pair i. */
+static void pair_of(const struct ops_rope *rope, int32_t i, int32_t *ret_a, int32_t *ret_b)
+{
+    *ret_a = rope->form == OPS_ROPE_NORM ? 2 * i : i;
+    *ret_b = rope->form == OPS_ROPE_NORM ? 2 * i + 1 : i + rope->n_dims / 2;
+}
+
+static int32_t n_pairs(const struct ops_rope *rope)
+{
+    return rope->form == OPS_ROPE_NONE ? 0 : rope->n_dims / 2;
+}
+
+void expect_unrotate(const struct ops_rope *rope, int32_t pos, float *x)
+{
+    for (int32_t i = 0; i < n_pairs(rope); i++) {
+        const double angle = (double)pos * (double)rope->inv_freq[i];
+        const float c = (float)cos(angle);
+        const float s = (float)sin(angle);
+        int32_t a;
+        int32_t b;
+
+        pair_of(rope, i, &a, &b);
+        const float x0 = x[a];
+        const float x1 = x[b];
+
+        x[a] = x0 * c + x1 * s;
+        x[b] = x1 * c - x0 * s;
+    }
+}
+
+/* Mean of e^(i angle p) over p in [pos, pos + n): a sum of a geometric series. */
+static void mean_turn(double angle, int32_t pos, int32_t n, float *ret_c, float *ret_s)
+{
+    const double half = sin(angle / 2);
+    const double size = half == 0 ? 1 : sin(n * angle / 2) / (n * half);
+    const double middle = angle * (pos + (n - 1) / 2.0);
+
+    *ret_c = (float)(size * cos(middle));
+    *ret_s = (float)(size * sin(middle));
+}
+
+static void turn(float *a, float *b, float c, float s)
+{
+    const float x0 = *a;
+    const float x1 = *b;
+
+    *a = x0 * c - x1 * s;
+    *b = x0 * s + x1 * c;
+}
+
+/* The square becomes R square R^T, the vector R vector. */
+static void turn_all(const struct ops_rope *rope, int32_t k_dim, int32_t pos, int32_t ahead,
+                     float *mean, float *square)
+{
+    for (int32_t i = 0; i < n_pairs(rope); i++) {
+        float c;
+        float s;
+        int32_t a;
+        int32_t b;
+
+        pair_of(rope, i, &a, &b);
+        mean_turn((double)rope->inv_freq[i], pos, ahead, &c, &s);
+        turn(&mean[a], &mean[b], c, s);
+        for (int32_t j = 0; square && j < k_dim; j++) {
+            turn(&square[a * k_dim + j], &square[b * k_dim + j], c, s);
+        }
+        for (int32_t j = 0; square && j < k_dim; j++) {
+            turn(&square[j * k_dim + a], &square[j * k_dim + b], c, s);
+        }
+    }
+}
+
+void expect_future(const float *stats, float n, const struct ops_rope *rope, int32_t k_dim,
+                   int32_t pos, int32_t ahead, float scale, bool with_cov, float *square,
+                   const struct expect_query *ret)
+{
+    const int32_t padded = expect_padded(k_dim);
+    const float *first = stats;
+    const float *sum = first + padded;
+    const float *products = sum + padded;
+
+    memset(ret->mean, 0, (size_t)padded * sizeof(*ret->mean));
+    for (int32_t i = 0; i < k_dim; i++) {
+        ret->mean[i] = first[i] + sum[i] / n;
+    }
+    for (int32_t i = 0; with_cov && i < k_dim; i++) {
+        for (int32_t j = 0; j <= i; j++) {
+            const float x = products[expect_row(i) + j] / n - sum[i] / n * (sum[j] / n);
+
+            square[i * k_dim + j] = x;
+            square[j * k_dim + i] = x;
+        }
+    }
+    turn_all(rope, k_dim, pos, ahead, ret->mean, with_cov ? square : NULL);
+    for (int32_t i = 0; i < k_dim; i++) {
+        ret->mean[i] *= scale;
+    }
+    if (with_cov) {
+        memset(ret->cov, 0, (size_t)expect_triangle(k_dim) * sizeof(*ret->cov));
+    }
+    for (int32_t i = 0; with_cov && i < k_dim; i++) {
+        for (int32_t j = 0; j <= i; j++) {
+            const float both = i == j ? 1.0f : 2.0f;
+
+            ret->cov[expect_row(i) + j] = square[i * k_dim + j] * (both * scale * scale * 0.5f);
+        }
+    }
+}
+
+void expect_exponents(const struct expect_query *q, const float *keys, int32_t k_dim,
+                      float ret[EXPECT_LANES])
+{
+    memset(ret, 0, EXPECT_LANES * sizeof(*ret));
+    for (int32_t i = 0; i < k_dim; i++) {
+        const float *row = q->cov ? q->cov + expect_row(i) : NULL;
+        const float *k = keys + (size_t)i * EXPECT_LANES;
+        float sum[EXPECT_LANES] = {0};
+
+        for (int32_t j = 0; row && j <= i; j++) {
+            const float w = row[j];
+            const float *other = keys + (size_t)j * EXPECT_LANES;
+
+            for (int32_t t = 0; t < EXPECT_LANES; t++) {
+                sum[t] += w * other[t];
+            }
+        }
+        for (int32_t t = 0; t < EXPECT_LANES; t++) {
+            ret[t] += (q->mean[i] + sum[t]) * k[t];
+        }
+    }
+}

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine/kv/policy/expect.c against sums written out in double precision. Whole models are compared
+ * with NumPy's in tests/golden. */
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "engine/kv/policy/expect.h"
+#include "engine/kv/policy/policy.h"
+#include "kernels/backend.h"
+
+enum { DIM = 20, PADDED = 32, N = 50, AHEAD = 37, POS = 900, WORDS = 2 * PADDED + 16 * 16 * 3 };
+
+static float noise(uint32_t *seed)
+{
+    *seed = *seed * 1664525U + 1013904223U;
+    return (float)(*seed >> 8) / (float)(1U << 24) - 0.5f;
+}
+
+/* Queries of some heads are nearly all the same: `shift` on top of numbers around zero. */
+static void compare(enum ops_rope_form form, int32_t n_rot, float shift, bool with_cov)
+{
+    static float q[N][PADDED];
+    static float keys[PADDED][EXPECT_LANES];
+    static double turn[DIM][DIM];
+    float stats[WORDS];
+    float square[DIM * DIM];
+    float mean[PADDED];
+    float cov[WORDS];
+    float freq[DIM / 2];
+    float x[EXPECT_LANES];
+    const float scale = 0.3f;
+    uint32_t seed = 7;
+    double m[DIM] = {0};
+    double c[DIM][DIM] = {{0}};
+
+    cr_assert_eq(expect_head_words(DIM), WORDS);
+    for (int32_t i = 0; i < DIM / 2; i++) {
+        freq[i] = powf(100.0f, -2.0f * (float)i / DIM);
+    }
+    const struct ops_rope rope = {.form = form, .n_dims = n_rot, .inv_freq = freq, .mscale = 1};
+
+    for (int32_t i = 0; i < N; i++) {
+        for (int32_t j = 0; j < PADDED; j++) {
+            q[i][j] = j < DIM ? shift + noise(&seed) : 0;
+        }
+        expect_add(stats, q[i], DIM, (float)i);
+    }
+    /* The mean of the rotations, column by column. */
+    memset(turn, 0, sizeof(turn));
+    for (int32_t p = POS; p < POS + AHEAD; p++) {
+        for (int32_t i = 0; i < DIM; i++) {
+            float unit[DIM] = {0};
+
+            unit[i] = 1;
+            expect_unrotate(&rope, -p, unit);
+            for (int32_t j = 0; j < DIM; j++) {
+                turn[j][i] += (double)unit[j] / AHEAD;
+            }
+        }
+    }
+    for (int32_t i = 0; i < DIM; i++) {
+        for (int32_t k = 0; k < N; k++) {
+            m[i] += (double)q[k][i] / N;
+        }
+    }
+    for (int32_t i = 0; i < DIM; i++) {
+        for (int32_t j = 0; j < DIM; j++) {
+            for (int32_t k = 0; k < N; k++) {
+                c[i][j] += ((double)q[k][i] - m[i]) * ((double)q[k][j] - m[j]) / N;
+            }
+        }
+    }
+    for (int32_t i = 0; i < PADDED; i++) {
+        for (int32_t t = 0; t < EXPECT_LANES; t++) {
+            keys[i][t] = i < DIM ? 4 * noise(&seed) : 0;
+        }
+    }
+    const struct expect_query ahead = {.mean = mean, .cov = cov};
+    const struct expect_query used = {.mean = mean, .cov = with_cov ? cov : NULL};
+
+    expect_future(stats, N, &rope, DIM, POS, AHEAD, scale, with_cov, square, &ahead);
+    expect_exponents(&used, &keys[0][0], DIM, x);
+    for (int32_t t = 0; t < EXPECT_LANES; t++) {
+        double k[DIM] = {0}; /* the key under R^T, so that R m.k = m.R^T k */
+        double want = 0;
+
+        for (int32_t i = 0; i < DIM; i++) {
+            for (int32_t j = 0; j < DIM; j++) {
+                k[i] += turn[j][i] * (double)keys[j][t];
+            }
+        }
+        for (int32_t i = 0; i < DIM; i++) {
+            want += (double)scale * m[i] * k[i];
+            for (int32_t j = 0; with_cov && j < DIM; j++) {
+                want += 0.5 * (double)scale * (double)scale * k[i] * c[i][j] * k[j];
+            }
+        }
+        cr_assert_float_eq(x[t], want, 2e-5 * (1 + (double)fabsf(shift)), "key %d: %g, not %g", t,
+                           (double)x[t], want);
+    }
+}
+
+Test(expect, exponents_are_what_the_paper_says)
+{
+    static const float shifts[] = {0, 3, 200};
+
+    for (int i = 0; i < 3; i++) {
+        for (int with_cov = 0; with_cov < 2; with_cov++) {
+            compare(OPS_ROPE_NORM, DIM, shifts[i], with_cov);
+            compare(OPS_ROPE_NEOX, DIM, shifts[i], with_cov);
+            compare(OPS_ROPE_NEOX, 8, shifts[i], with_cov);
+            compare(OPS_ROPE_NONE, DIM, shifts[i], with_cov);
+        }
+    }
+}
+
+/* Deep layers of such a model see few of a prompt's queries. */
+Test(expect, not_with_swiftkv)
+{
+    const struct backend_ops *ops = NULL;
+    struct policy p;
+    struct error e = {0};
+
+    cr_assert_eq(backend_find("ref", &ops, &e), 0, "%s", e.text);
+    cr_assert_eq(policy_parse("expected:64", &p, &e), 0, "%s", e.text);
+    struct policy_host h = {.ops = ops, .no_part_keys = -1, .uneven = {-1, -1}};
+
+    cr_assert_eq(policy_check_host(&p, &h, &e), 0, "%s", e.text);
+    h.split = true;
+    cr_assert_eq(policy_check_host(&p, &h, &e), -ENOTSUP);
+    cr_assert(strstr(e.text, "SwiftKV's split"), "%s", e.text);
+}
