@@ -18,14 +18,14 @@
 enum { TAIL = 4, MOST_RUNS = 600 };
 
 static atomic_long countdown; /* 0: nothing fails */
-static atomic_bool counting;
+static atomic_int counting;   /* kinds of calls */
 static atomic_bool fired;
 static _Thread_local bool spared;
 
 static bool hit(int code)
 {
-    if (spared || !atomic_load(&counting) || atomic_load(&countdown) <= 0 ||
-        atomic_fetch_sub(&countdown, 1) != 1) {
+    if (spared || !(atomic_load(&counting) & (code == ENOMEM ? FAIL_MEMORY : FAIL_CALLS)) ||
+        atomic_load(&countdown) <= 0 || atomic_fetch_sub(&countdown, 1) != 1) {
         return false;
     }
     atomic_store(&fired, true);
@@ -125,14 +125,14 @@ int fail_run(const uint8_t *data, size_t size, int (*one)(const uint8_t *data, s
     return r;
 }
 
-void fail_begin(void)
+void fail_begin(int kinds)
 {
-    atomic_store(&counting, true);
+    atomic_store(&counting, kinds);
 }
 
 void fail_end(void)
 {
-    atomic_store(&counting, false);
+    atomic_store(&counting, 0);
 }
 
 bool fail_hit(void)

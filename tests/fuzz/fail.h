@@ -18,8 +18,10 @@
 /* Runs `one` with the input as often as it asks for. */
 int fail_run(const uint8_t *data, size_t size, int (*one)(const uint8_t *data, size_t size));
 
-/* From here on calls may fail, until fail_end(). Several such parts count as one. */
-void fail_begin(void);
+enum { FAIL_MEMORY = 1, FAIL_CALLS = 2, FAIL_ALL = FAIL_MEMORY | FAIL_CALLS };
+
+/* From here on calls of these kinds may fail, until fail_end(). Several such parts count as one. */
+void fail_begin(int kinds);
 void fail_end(void);
 
 /* Has a call failed in this run? */

@@ -82,7 +82,7 @@ static void run(const char *source, size_t size)
     struct jinja *t;
     int r;
 
-    fail_begin();
+    fail_begin(FAIL_ALL);
     r = jinja_compile(source, size, &t, &e);
     fail_end();
     if (r < 0) {
@@ -90,7 +90,7 @@ static void run(const char *source, size_t size)
         require(e.code == r && e.text[0]);
         return;
     }
-    fail_begin();
+    fail_begin(FAIL_ALL);
     r = jinja_render(t, &limits, 0, bind, NULL, &out, &e);
     fail_end();
     if (r == 0) {

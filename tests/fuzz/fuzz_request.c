@@ -5,15 +5,16 @@
  *
  *     byte 0     the kind of request
  *     byte 1     bit 0 a token lease, 1 an output lease, 2 a folder for sessions, 3 it is cancelled
- *                at once, 4 the same request a second time, 5 the lane is closed meanwhile
- *     byte 2     how many ids were said before a crash
- *     byte 3     how many changes to the record follow: offset in its body, length, bytes
- *     the rest   the items; in the token lease its bytes, as ids
+ *                at once, 4 the same request a second time, 5 the lane is closed meanwhile, 6 it
+ * goes on with a session that another request has begun, 7 as a replay of that one byte 2     bits
+ * 0-3 how many ids were said before a crash, 4-5 the session's policy, 6 it is a chat, 7 its
+ * context is nearly full byte 3     how many changes to the record follow: offset in its body,
+ * length, bytes the rest   the items; in the token lease its bytes, as ids
  *
  * Promises: each record is one that an engine may send; each request ends exactly once, with
  * LANE_DONE or an error that has a text, after no more tokens than it may have; their texts are
  * whole characters; a closed lane falls quiet; and a plain request after it says what it said
- * before it. */
+ * before it. Memory can fail meanwhile (fail.h). */
 
 #include <dirent.h>
 #include <errno.h>
@@ -32,6 +33,7 @@
 #include "daemon/worker/io.h"
 #include "daemon/worker/worker.h"
 #include "proto/lane/tlv.h"
+#include "tests/fuzz/fail.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/require.h"
 
@@ -44,6 +46,12 @@ enum {
     CANCEL = 8,
     TWICE = 16,
     CLOSE = 32,
+    AFTER = 64,
+    REPLAY = 128,
+    N_FORCED = 15,
+    BY_CHAT = 64,
+    LONG = 128,
+    CTX = 96,
     JOURNAL_BYTES = 1 << 17,
     ITEMS_AT = 4096,
     MOST_ITEMS = 1 << 15,
@@ -164,9 +172,9 @@ static void start(void)
     worker.config.model_path = PIPIT_TEST_DATA "/stories260K.gguf";
     worker.config.backend = "ref";
     worker.config.n_threads = 1;
-    worker.config.ctx = 96;
+    worker.config.ctx = CTX;
     worker.config.n_seqs = 2;
-    worker.config.kv = "full";
+    worker.config.kv = "full=50%;kv8+h2o:24,recent=50%=50%";
     worker.config.n_draft = 3;
     worker.config.keep_prefixes = true;
     worker.chat_template = write_template();
@@ -294,10 +302,45 @@ static void change(struct lane_record *r, struct input *in, unsigned n)
     }
 }
 
-static void fill_record(struct lane_record *r, const uint8_t *head, struct input *in)
+/* A request that begins the session "one" and says three tokens; it ends before the input's begins.
+ */
+static void begin_session(const uint8_t *head, struct answer *ret)
+{
+    static const char *const policies[] = {NULL, "kv8+h2o:24,recent=50%", "full,chunk=64", "full"};
+    static const char prompt[] = "Once upon a time there was a little girl who liked to play and "
+                                 "to run and to sing and to laugh all day long, and to eat and";
+    const char *policy = policies[head[2] >> 4 & 3];
+    struct tlv_writer w = {.buf = journal + PLAIN_AT, .cap = ITEMS_AT - PLAIN_AT};
+    struct tlv_sampling s = tlv_sampling_default();
+    struct lane_record r;
+
+    *ret = (struct answer){.id = {3}, .most = LIMIT};
+    s.flags = TLV_S_GREEDY | TLV_S_IGNORE_END;
+    s.max_tokens = 3;
+    tlv_put(&w, TLV_SESSION, "one", 3);
+    tlv_put(&w, TLV_PROMPT, prompt, head[2] & LONG ? sizeof(prompt) - 1 : 4);
+    tlv_put(&w, TLV_SAMPLING, &s, sizeof(s));
+    if (policy) {
+        tlv_put(&w, TLV_POLICY, policy, strlen(policy));
+    }
+    lane_record_init(&r, LANE_ENGINE_REQUEST, ret->id);
+    r.e_request.kind = head[2] & BY_CHAT ? LANE_KIND_CHAT : LANE_KIND_GENERATE;
+    r.e_request.journal_offset = PLAIN_AT;
+    r.e_request.tlv_bytes = (uint32_t)w.used;
+    r.e_request.principal = 5;
+    r.e_request.flags = LANE_F_SESSION;
+    r.e_request.session_bytes = 1 << 24;
+    memcpy(r.e_request.client_id, r.h.id, sizeof(r.h.id));
+    send_record(&r, &dir, 1);
+    wait_for(ret, NULL, 0);
+}
+
+/* `said`: of the request that is replayed, or NULL. */
+static void fill_record(struct lane_record *r, const uint8_t *head, struct input *in,
+                        const struct answer *said)
 {
     unsigned bits = head[1];
-    unsigned n_forced = head[2] % 16;
+    unsigned n_forced = head[2] & N_FORCED;
 
     r->e_request.kind = head[0];
     r->e_request.journal_offset = ITEMS_AT;
@@ -311,9 +354,13 @@ static void fill_record(struct lane_record *r, const uint8_t *head, struct input
     r->e_request.session_bytes = 1 << 24;
     memcpy(r->e_request.client_id, r->h.id, sizeof(r->h.id));
     for (unsigned i = 0; i < n_forced; i++) {
-        int32_t id = (int32_t)(300 + i * 7);
+        int32_t id = said && i < LIMIT ? said->tokens[i] : (int32_t)(300 + i * 7);
 
         memcpy(journal + FORCED_AT + i * sizeof(id), &id, sizeof(id));
+    }
+    if (said) {
+        r->e_request.flags |= LANE_F_REPLAYED;
+        memcpy(r->e_request.client_id, said->id, sizeof(said->id));
     }
     r->e_request.tlv_bytes = 0;
     r->e_request.in_bytes = 0;
@@ -328,11 +375,12 @@ static void fill_record(struct lane_record *r, const uint8_t *head, struct input
     r->e_request.tlv_bytes += (uint32_t)in->left;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static int one(const uint8_t *data, size_t size)
 {
-    struct input in = {.p = data + 4, .left = size - 4};
+    struct input in = {.p = data, .left = size};
     struct answer a = {.id = {1}};
     struct answer b = {.id = {2}};
+    struct answer said = {.ended = false};
     struct lane_record r;
     struct lane_record checked;
     bool twice;
@@ -340,19 +388,29 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < 4) {
         return 0;
     }
+    in.p += 4;
+    in.left -= 4;
     if (front < 0) {
+        fail_spare();
         start();
         ask_plainly();
     }
+    if (data[1] & AFTER) {
+        begin_session(data, &said);
+    }
     lane_record_init(&r, LANE_ENGINE_REQUEST, a.id);
-    fill_record(&r, data, &in);
+    fill_record(&r, data, &in, data[1] & AFTER && data[1] & REPLAY ? &said : NULL);
     checked = r;
     if (lane_record_check(&checked, sizeof(checked), LANE_PEER_FRONT_TO_ENGINE, NULL)) {
+        if (data[1] & AFTER) {
+            empty_folder();
+        }
         return 0; /* no front sends it, and the engine ends */
     }
     twice = data[1] & TWICE;
     a.most = b.most =
         data[0] == LANE_KIND_GENERATE || data[0] == LANE_KIND_CHAT ? LIMIT + 16 : INT32_MAX;
+    fail_begin(FAIL_MEMORY);
     say_lane(LANE_ENGINE_LANE_OPEN);
     for (int i = 0; i < 1 + twice; i++) {
         memcpy(r.h.id, i ? b.id : a.id, sizeof(r.h.id));
@@ -372,9 +430,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         say_lane(LANE_ENGINE_LANE_CLOSE);
         wait_for(&a, NULL, 1);
     }
+    fail_end();
     ask_plainly();
-    if (data[1] & FOLDER) {
+    if (data[1] & (FOLDER | AFTER)) {
         empty_folder();
     }
     return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    return fail_run(data, size, one);
 }

@@ -85,7 +85,7 @@ static void encode(const struct tok *t, const char *text, size_t len, unsigned f
     size_t pos = 0;
     char *out;
 
-    fail_begin();
+    fail_begin(FAIL_ALL);
     r = tok_encode_new(t, text, len, flags, &ids, &n, &e);
     fail_end();
     if (no_memory(r, &e)) {
@@ -192,7 +192,7 @@ static size_t n_control(const struct tok *t, const struct chat *c, const struct 
     size_t found = 0;
     int r;
 
-    fail_begin();
+    fail_begin(FAIL_ALL);
     r = chat_render(c, t, m, n, true, &ids, &n_ids, &e);
     fail_end();
     if (no_memory(r, &e)) {
@@ -215,7 +215,7 @@ static void detect(const struct tok *t, const char *text, size_t len)
     size_t n;
     int r;
 
-    fail_begin();
+    fail_begin(FAIL_ALL);
     r = chat_init(text, len, &c, &e);
     if (r == 0) {
         r = chat_render(&c, t, &m, 1, true, &ids, &n, &e);
@@ -303,7 +303,7 @@ static void render_tools(const struct tok *t, const char *text, size_t len)
         int r;
 
         require(chat_init(templates[k], strlen(templates[k]), &c, NULL) == 0);
-        fail_begin();
+        fail_begin(FAIL_ALL);
         r = chat_render_tools(&c, t, m, len ? 4 : 0, &tools, true, &ids, &n, &e);
         fail_end();
         chat_finish(&c);
@@ -386,7 +386,7 @@ static void load(int make, struct input *in)
         return;
     }
     tok_destroy(t);
-    fail_begin();
+    fail_begin(FAIL_ALL);
     r = tok_create(g, &t, &e);
     fail_end();
     gguf_close(g);
