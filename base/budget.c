@@ -70,10 +70,15 @@ static bool is_sound(const struct slot *s)
            s->serial > 0 && s->ns >= 0 && s->sum == sum_of(s);
 }
 
-/* What of `used` the time since then forgives. */
+/* What of `used` the time since then forgives. A boot that is not known (its id could not be read)
+ * may be the same one, after which the least time has gone by. */
 static uint64_t forgiven(const struct slot *s, uint64_t limit, const struct budget_time *now)
 {
-    bool same = memcmp(s->boot, now->boot, sizeof(s->boot)) == 0 && now->ns >= s->ns;
+    static const uint8_t unknown[sizeof(s->boot)];
+    bool maybe = memcmp(s->boot, now->boot, sizeof(s->boot)) == 0 ||
+                 memcmp(s->boot, unknown, sizeof(unknown)) == 0 ||
+                 memcmp(now->boot, unknown, sizeof(unknown)) == 0;
+    bool same = maybe && now->ns >= s->ns;
     double seconds = (double)(now->ns - (same ? s->ns : 0)) / 1e9;
     double bytes = (double)(limit > s->used ? limit : s->used) / DAY_S * seconds;
 

@@ -103,6 +103,23 @@ Test(budget, a_reboot_forgives_nothing_by_itself)
     cr_assert_eq(budget_left(&(struct budget[]){at(3, 10 * S)}[0]), 100);
 }
 
+/* One whose id could not be read may be the same: it does not forgive the time that the machine
+ * runs.
+ */
+Test(budget, an_unknown_boot_forgives_the_least)
+{
+    struct budget b;
+
+    cr_assert_eq(charge(1, DAY, LIMIT), 0);
+    b = at(0, DAY + 60 * S);
+    cr_assert_eq(budget_left(&b), 600);
+    cr_assert_eq(budget_charge(dir, &b, 600), 0);
+    b = at(1, DAY + 120 * S);
+    cr_assert_eq(budget_left(&b), 600);
+    b = at(0, 30 * S);
+    cr_assert_eq(budget_left(&b), 300, "another one for certain: its clock is behind");
+}
+
 Test(budget, a_smaller_limit_counts_at_once)
 {
     struct budget_time now = {.boot = {1}, .ns = 0};
