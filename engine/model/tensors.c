@@ -506,6 +506,9 @@ static int find_centers(struct finder *f)
             struct model_weight *at = &m->list[m->n_list];
 
             r = center_derive(m, s, at);
+            if (r < 0) {
+                return error_set(f->reterr, r, "model: no memory for the centres of keys");
+            }
             if (r > 0) {
                 (void)snprintf(at->name, sizeof(at->name), "blk.%d.%s", st->layer,
                                arch_layer_tensors[LT_CENTER].name);
@@ -525,6 +528,9 @@ static int find_balances(struct finder *f)
         struct model_weight *at = &m->list[m->n_list];
 
         r = m->stores[s].state_bytes ? 0 : balance_derive(m, s, at);
+        if (r < 0) {
+            return error_set(f->reterr, r, "model: no memory for the balance of keys");
+        }
         if (r > 0) {
             (void)snprintf(at->name, sizeof(at->name), "blk.%d.%s", m->stores[s].layer,
                            arch_layer_tensors[LT_BALANCE].name);

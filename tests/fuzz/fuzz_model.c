@@ -19,7 +19,8 @@
  *          12  i n bytes   a tensor as the model's i, by that name, in the overlay
  *
  * Promises: files are refused with a code and a text, or an engine is made of them that reads a
- * prompt and says two tokens, each a token of its vocabulary. */
+ * prompt and says two tokens, each a token of its vocabulary. Memory can fail while it is made
+ * (fail.h). Seeds: make_seeds_model.py. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,6 +31,7 @@
 
 #include "engine/engine.h"
 #include "gguf/gguf.h"
+#include "tests/fuzz/fail.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/require.h"
 
@@ -65,16 +67,18 @@ struct file {
 };
 
 static const char *const models[] = {
-    "cache_model",    "arch_qwen2",      "arch_gemma3",     "arch_qwen35",
-    "arch_qwen2moe",  "arch_gpt_oss",    "arch_lfm2",       "arch_llama3",
-    "arch_gemma4_e",  "arch_granitemoe", "arch_gemma2",     "arch_qwen3vl",
-    "arch_ernie_moe", "arch_glm4moe",    "arch_qwen2_yarn", "arch_llama_moe"};
+    "cache_model",    "arch_qwen2",   "arch_gemma3",       "arch_qwen35",   "arch_qwen2moe",
+    "arch_gpt_oss",   "arch_lfm2",    "arch_llama3",       "arch_gemma4_e", "arch_granitemoe",
+    "arch_gemma2",    "arch_qwen3vl", "arch_ernie_moe",    "arch_glm4moe",  "arch_qwen2_yarn",
+    "arch_llama_moe", "arch_sigma",   "arch_sigma_uneven", "arch_qwen3moe", "arch_gemma4_dense"};
 static const char *const overlays[] = {NULL,
                                        "cache_swiftkv_2_3",
                                        "cache_skew",
                                        "cache_swiftkv_2_3_outputs",
                                        "cache_swiftkv_2_4",
-                                       "cache_skew_2_3"};
+                                       "cache_skew_2_3",
+                                       "cache_wide_2_2",
+                                       "cache_wide_4_1"};
 static const char *const policies[] = {"full",
                                        "kv8+h2o:8,prefill=dense",
                                        "kv8+window:8",
@@ -459,7 +463,7 @@ static void use(struct engine *e)
     require(ended && n_said <= 2);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static int one(const uint8_t *data, size_t size)
 {
     struct input in = {.p = data, .left = size};
     const char *overlay_path = path[1];
@@ -505,7 +509,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     c.ctx = CTX;
     c.n_seqs = 1;
     c.memory_bytes = MOST_MEMORY;
+    fail_begin(FAIL_MEMORY);
     r = engine_create(&c, NULL, NULL, &e, &err);
+    fail_end();
     if (r) {
         require(err.code == r && err.text[0] && !e);
         require(r == -EBADMSG || r == -ENOTSUP || r == -ENOMEM || r == -E2BIG || r == -EINVAL);
@@ -514,4 +520,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     use(e);
     engine_destroy(e);
     return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    return fail_run(data, size, one);
 }
