@@ -130,9 +130,13 @@ static int check_file_sum(const struct session *s, uint64_t at, uint64_t n, cons
     EVP_MD_CTX *sum = EVP_MD_CTX_new();
     uint8_t *buf = malloc(BUFFER);
     uint8_t got[32];
-    bool ok = sum && buf && EVP_DigestInit_ex(sum, EVP_sha256(), NULL) == 1;
+    bool ok = sum && EVP_DigestInit_ex(sum, EVP_sha256(), NULL) == 1;
     int r = 0;
 
+    if (!buf) {
+        EVP_MD_CTX_free(sum);
+        return error_set(reterr, -ENOMEM, "no memory to read session %s", s->name);
+    }
     for (uint64_t done = 0; ok && !r && done < n; done += BUFFER) {
         size_t part = n - done < BUFFER ? (size_t)(n - done) : BUFFER;
 

@@ -4,6 +4,7 @@
 
 #include "tests/fuzz/fail.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -58,6 +59,8 @@ WRAP(ssize_t, write, (int fd, const void *p, size_t n), (fd, p, n), EIO, -1)
 WRAP(ssize_t, pwrite64, (int fd, const void *p, size_t n, off64_t at), (fd, p, n, at), EIO, -1)
 WRAP(int, fstat64, (int fd, struct stat64 *st), (fd, st), EIO, -1)
 WRAP(int, ftruncate64, (int fd, off64_t n), (fd, n), EIO, -1)
+WRAP(int, fallocate64, (int fd, int mode, off64_t at, off64_t n), (fd, mode, at, n), EIO, -1)
+WRAP(DIR *, fdopendir, (int fd), (fd), ENOMEM, NULL)
 WRAP(int, fsync, (int fd), (fd), EIO, -1)
 WRAP(int, fdatasync, (int fd), (fd), EIO, -1)
 WRAP(int, rename, (const char *from, const char *to), (from, to), EIO, -1)

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Fuzzes saved sessions (daemon/worker/session.h). The input's first byte names an engine (its
  * policy), the second one says which sums are made right after the changes (bits 0 to 2: the
- * text's, the snapshot's, the header's), so that what lies behind them is reached; then come
- * changes to a good file, as in fuzz_snapshot: an offset (16 bits), a length (8 bits) and so many
- * bytes. A length of 0 cuts the file, or makes it longer, to `offset` bytes.
+ * text's, the snapshot's, the header's), so that what lies behind them is reached, and how it is
+ * used (below); then come changes to a good file, as in fuzz_snapshot: an offset (16 bits), a
+ * length (8 bits) and so many bytes. A length of 0 cuts the file, or makes it longer, to `offset`
+ * bytes.
  *
  * Promises: a session is refused with a code and a text that names it, and its file is as it was;
  * or its text is of the model's tokens, an engine goes on from it or says why not, and it is
- * written again and reads the same. */
+ * written again and reads the same. Memory and files can fail (fail.h): what fails says so, and the
+ * file is as it was, or the one that should be. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,8 +18,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/budget.h"
 #include "daemon/worker/session.h"
 #include "engine/engine.h"
+#include "tests/fuzz/fail.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/require.h"
 
@@ -25,6 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { N_PROMPT = 12, N_SAID = 5, CTX = 32, MOST = 1 << 17 };
 
+/* Of the second byte. NO_ROOM and NO_WRITES together: the budget is spent by the save before. */
 enum { BAD_NAME = 8, LOCKED = 16, STOPPED = 32, NO_ROOM = 64, NO_WRITES = 128 };
 
 struct world {
@@ -47,7 +52,7 @@ static void clean(void)
     (void)unlinkat(dir, file_name, 0);
     (void)unlinkat(dir, ".a.session", 0);
     (void)unlinkat(dir, ".lock", 0);
-    (void)unlinkat(dir, ".budget", 0);
+    (void)unlinkat(dir, BUDGET_FILE, 0);
     (void)rmdir(folder);
 }
 
@@ -93,27 +98,40 @@ static int next_block(void *arg, const void **ret, size_t *ret_n, struct error *
     return 0;
 }
 
-static void read_back(struct world *w)
+static size_t read_file(uint8_t *to)
 {
     int fd = openat(dir, file_name, O_RDONLY | O_CLOEXEC);
     ssize_t n;
 
     require(fd >= 0);
-    n = read(fd, w->file, MOST);
-    require(n > SESSION_HEADER_BYTES && n < MOST);
-    w->size = (size_t)n;
+    n = read(fd, to, MOST);
+    require(n >= 0 && n < MOST);
     (void)close(fd);
+    return (size_t)n;
 }
 
-static void write_session(const struct session *s, const struct session_text *text, void *block,
+static void read_back(struct world *w)
+{
+    w->size = read_file(w->file);
+    require(w->size > SESSION_HEADER_BYTES);
+}
+
+/* False: a call failed, which it says. */
+static bool write_session(const struct session *s, const struct session_text *text, void *block,
                           size_t n)
 {
     struct memory m = {.p = block, .n = n};
     const struct session_block b = {.bytes = n, .next = next_block, .arg = &m};
+    struct error e = {0};
     uint64_t bytes;
+    int r;
 
-    require(session_write(s, text, &b, &bytes, NULL) == 0);
-    require(session_commit(s, NULL) == 0);
+    fail_begin(FAIL_ALL);
+    r = session_write(s, text, &b, &bytes, &e);
+    r = r ? r : session_commit(s, &e);
+    fail_end();
+    require(r == 0 || (fail_hit() && e.code == r && e.text[0]));
+    return r == 0;
 }
 
 static void make_file(struct world *w)
@@ -153,7 +171,7 @@ static void make_file(struct world *w)
 
     open_session(&s);
     require(session_open(&s, w->engine, dup(dir), "a", 1, NULL) == 0 && !session_exists(&s));
-    write_session(&s, &text, block, n);
+    require(write_session(&s, &text, block, n));
     session_close(&s);
     free(block);
     read_back(w);
@@ -218,7 +236,8 @@ static void check_refusal(const struct error *e, int r, const uint8_t *file, siz
     int fd = openat(dir, file_name, O_RDONLY | O_CLOEXEC);
 
     require(r == -ECANCELED || (e->code == r && strstr(e->text, "session")));
-    require(r == -EBADMSG || r == -ENOTSUP || r == -EINVAL || r == -EBUSY || r == -ECANCELED);
+    require(r == -EBADMSG || r == -ENOTSUP || r == -EINVAL || r == -EBUSY || r == -ECANCELED ||
+            (fail_hit() && (r == -EIO || r == -ENOMEM)));
     require(fd >= 0 && read(fd, now, MOST) == (ssize_t)n && memcmp(now, file, n) == 0);
     (void)close(fd);
 }
@@ -243,8 +262,12 @@ static void use(struct world *w, struct session *s)
     struct error e = {0};
     uint64_t handle;
     int n = 1;
+    int r;
 
-    if (engine_submit(w->engine, &q, &handle, &e)) {
+    fail_begin(FAIL_CALLS); /* of the file */
+    r = engine_submit(w->engine, &q, &handle, &e);
+    fail_end();
+    if (r) {
         require(e.code < 0 && e.text[0]);
         return;
     }
@@ -264,7 +287,11 @@ static void write_in_vain(struct session *s, const struct session_text *text,
     uint64_t bytes;
     int fd;
 
-    require(session_write(s, text, block, &bytes, &e) == -EDQUOT && e.text[0]);
+    fail_begin(FAIL_ALL);
+    int r = session_write(s, text, block, &bytes, &e);
+
+    fail_end();
+    require((r == -EDQUOT || (r < 0 && fail_hit())) && e.code == r && e.text[0]);
     fd = openat(dir, file_name, O_RDONLY | O_CLOEXEC);
     require(fd >= 0 && read(fd, now, MOST) == (ssize_t)n && memcmp(now, file, n) == 0);
     (void)close(fd);
@@ -273,6 +300,7 @@ static void write_in_vain(struct session *s, const struct session_text *text,
 static void write_again(struct world *w, struct session *s, unsigned bits, const uint8_t *file,
                         size_t n)
 {
+    static uint8_t again[MOST];
     uint8_t *block = malloc((size_t)s->head.block_bytes + 1);
     struct session t;
     atomic_bool stop = false;
@@ -284,15 +312,26 @@ static void write_again(struct world *w, struct session *s, unsigned bits, const
                                       .n_answer = s->head.n_answer};
 
     require(block && session_read(s, 0, block, (size_t)s->head.block_bytes) == 0);
-    if (bits & (NO_ROOM | NO_WRITES)) {
+    if ((bits & NO_ROOM) && (bits & NO_WRITES)) {
+        struct memory m = {.p = block, .n = (size_t)s->head.block_bytes};
+        const struct session_block b = {.bytes = m.n, .next = next_block, .arg = &m};
+
+        (void)unlinkat(dir, BUDGET_FILE, 0);
+        s->writes = 2 * n;
+        if (m.n > 0 && write_session(s, &text, block, m.n)) {
+            n = read_file(again);
+            write_in_vain(s, &text, &b, again, n);
+        }
+        (void)unlinkat(dir, BUDGET_FILE, 0);
+    } else if (bits & (NO_ROOM | NO_WRITES)) {
         struct memory m = {.p = block, .n = (size_t)s->head.block_bytes};
         const struct session_block b = {.bytes = m.n, .next = next_block, .arg = &m};
 
         s->quota = bits & NO_ROOM ? 1 : s->quota;
         s->writes = bits & NO_WRITES ? 1 : 0;
         write_in_vain(s, &text, &b, file, n);
-    } else if (s->head.block_bytes > 0) {
-        write_session(s, &text, block, (size_t)s->head.block_bytes);
+    } else if (s->head.block_bytes > 0 &&
+               write_session(s, &text, block, (size_t)s->head.block_bytes)) {
         session_unlock(s);
         open_session(&t);
         require(session_open(&t, w->engine, dup(dir), "a", 1, NULL) == 0);
@@ -306,7 +345,7 @@ static void write_again(struct world *w, struct session *s, unsigned bits, const
     free(block);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static int one(const uint8_t *data, size_t size)
 {
     static uint8_t file[MOST];
     atomic_bool stop = false;
@@ -322,9 +361,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     w = &worlds[data[0] % N_WORLDS];
-    if (!w->engine) {
-        make_world(w);
-    }
     memcpy(file, w->file, w->size);
     n = input_change(file, w->size, data + 2, size - 2);
     make_sums(file, n, data[1]);
@@ -337,8 +373,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         (void)!session_open(&other, w->engine, dup(dir), "a", 1, NULL);
     }
     atomic_store(&stop, (data[1] & STOPPED) != 0);
+    fail_begin(FAIL_ALL);
     r = session_open(&s, w->engine, dup(dir), data[1] & BAD_NAME ? "." : "a", 1, &e);
     r = r ? r : session_load(&s, engine_info(w->engine)->n_vocab, &stop, &e);
+    fail_end();
     if (r) {
         check_refusal(&e, r, file, n);
     } else {
@@ -352,4 +390,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     session_close(&s);
     session_close(&other);
     return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size > 0 && !worlds[data[0] % N_WORLDS].engine) {
+        make_world(&worlds[data[0] % N_WORLDS]);
+    }
+    return fail_run(data, size, one);
 }
