@@ -14,14 +14,21 @@ import ops
 
 class Layer(ctypes.Structure):
     """struct tile_layer"""
-    _fields_ = [(n, ctypes.c_int64) for n in ("s", "keys", "d", "heads", "kv", "width")] + [("eps", ctypes.c_double)] + [
+    _fields_ = [(n, ctypes.c_int64) for n in ("s", "keys", "d", "heads", "kv", "width", "key_dim", "value_dim")] + [("eps", ctypes.c_double)] + [
         (n, ctypes.c_void_p) for n in ("at", "cosine", "sine", "attn_norm", "ffn_norm", "q", "k", "v", "o", "gate_up", "down",
-                                       "q_back", "o_back", "gate_up_back", "down_back")]
+                                       "q_back", "o_back", "gate_up_back", "down_back", "q_map", "v_map", "q_map_back",
+                                       "v_map_back")]
 
 
 class Kept(ctypes.Structure):
     """struct tile_kept"""
-    _fields_ = [(n, ctypes.c_void_p) for n in ("state", "mid", "inv_attn", "inv_ffn", "log_sum", "queries", "out", "gated")]
+    _fields_ = [(n, ctypes.c_void_p) for n in ("state", "mid", "inv_attn", "inv_ffn", "log_sum", "queries", "out", "gated", "plain",
+                                              "read")]
+
+
+class Back(ctypes.Structure):
+    """struct tile_back"""
+    _fields_ = [(n, ctypes.c_void_p) for n in ("dq", "x", "dy", "out", "dmapped", "plain", "da", "read")]
 
 
 def able(frozen, x):
@@ -33,9 +40,14 @@ def able(frozen, x):
             and max(x.shape[1], w.n_embd, 2 * width, w.n_heads * w.dim) <= ops.WIDEST)
 
 
-def halves(w):
-    """Rows (heads * 64, d) in the order that RoPE wants beside each other in a panel: 0..15, 32..47, 16..31, 48..63."""
-    return w.reshape(-1, 2, 2, 16, w.shape[-1]).transpose(1, 2).reshape(w.shape)
+def able_wide(frozen, x, dims):
+    """The same of a student with wide stores of `dims`."""
+    return able(frozen, x) and all(n % 32 == 0 for n in dims)
+
+
+def halves(w, dim=64):
+    """Rows (heads * dim, d) in the order that RoPE wants beside each other in a panel: of 64 0..15, 32..47, 16..31, 48..63."""
+    return w.reshape(-1, 2, dim // 32, 16, w.shape[-1]).transpose(1, 2).reshape(w.shape)
 
 
 def _pack(w, plain):
@@ -56,6 +68,7 @@ def _frozen_weights(layer, name):
                                      .reshape(-1, d), False),
             "down": lambda: _pack(layer["down"], False),
             "o_back": lambda: _pack(halves(layer["o"].t()).t(), True),
+            "o_rows_back": lambda: _pack(layer["o"], True),
             "gate_up_back": lambda: _pack(torch.cat((layer["gate"], layer["up"])), True),
             "down_back": lambda: _pack(layer["down"], True),
         }
@@ -63,52 +76,85 @@ def _frozen_weights(layer, name):
     return kept[name]
 
 
-def _trained(p, output=False):
-    """A trained query projection, or output projection, packed both ways, again whenever it has changed."""
-    now = (p._version, p.data_ptr())
+def _projection(w):
+    return _pack(halves(w), False), _pack(w, True)
+
+
+def _output(w):
+    return _pack(w, False), _pack(halves(w.t()).t(), True)
+
+
+def _in_order(w):
+    return _pack(w, False), _pack(w, True)
+
+
+def _query_map(w):
+    """(heads, key_dim, 64)"""
+    return _pack(halves(w.flatten(0, 1), w.shape[1]), False), torch.cat([_pack(head, True) for head in w])
+
+
+def _value_map(w):
+    """(heads, 64, value_dim)"""
+    return _pack(w.flatten(0, 1), False), torch.cat([_pack(head, True) for head in w])
+
+
+def _trained(p, pack):
+    """What is trained, packed both ways, again whenever it has changed."""
+    now = (p._version, p.data_ptr(), pack)
     if p.__dict__.get("packed_at") != now:
-        w = p.detach().to(torch.bfloat16)
-        p.packed_ways = (_pack(w, False), _pack(halves(w.t()).t(), True)) if output else (_pack(halves(w), False), _pack(w, True))
+        p.packed_ways = pack(p.detach().to(torch.bfloat16))
         p.packed_at = now
     return p.packed_ways
 
 
-def _layer(frozen, layer, shape, names, kv, q=None, o=None, keys=None, at=None):
+def _layer(frozen, layer, shape, names, kv, q=None, o=None, keys=None, at=None, maps=None):
     """A struct tile_layer and what must live as long as it is used. q, o: trained projections instead of the layer's. at:
-    the rows' positions among `keys`, if they are not all."""
+    the rows' positions among `keys`, if they are not all. maps: of a wide store, a head's query map, its value map, and the
+    rows' cosine and sine."""
     b, s, d = shape
     w = frozen.w
     use = {n: _frozen_weights(layer, n) for n in names if o is None or n not in ("o", "o_back")}
+    dims = w.dim, w.dim
     if q is not None:
-        use["q"], use["q_back"] = _trained(q)
+        use["q"], use["q_back"] = _trained(q, _in_order if maps else _projection)
     if o is not None:
-        use["o"], use["o_back"] = _trained(o, True)
-    use["cosine"], use["sine"] = frozen.angles(keys or s, at)
+        use["o"], use["o_back"] = _trained(o, _in_order if maps else _output)
+    elif maps and "o_back" in use:
+        use["o_back"] = _frozen_weights(layer, "o_rows_back")
+    if maps:
+        q_map, v_map, use["cosine"], use["sine"] = maps
+        use["q_map"], use["q_map_back"] = _trained(q_map, _query_map)
+        use["v_map"], use["v_map_back"] = _trained(v_map, _value_map)
+        dims = q_map.shape[1], v_map.shape[2]
+    else:
+        use["cosine"], use["sine"] = frozen.angles(keys or s, at)
     if at is not None:
         use["at"] = at.to(torch.int32)
     use["attn_norm"], use["ffn_norm"] = layer["attn_norm"], layer["ffn_norm"]
-    made = Layer(s=s, keys=keys or s, d=d, heads=w.n_heads, kv=kv, width=layer["gate"].shape[0], eps=w.eps,
-                 **{n: t.data_ptr() for n, t in use.items()})
+    made = Layer(s=s, keys=keys or s, d=d, heads=w.n_heads, kv=kv, width=layer["gate"].shape[0], key_dim=dims[0], value_dim=dims[1],
+                 eps=w.eps, **{n: t.data_ptr() for n, t in use.items()})
     return made, use
 
 
 _spare = []
 
 
-def _arrays(b, s, d, heads, width):
+def _arrays(b, layer):
     """What the way back reads of one layer. Sets go round: fresh ones of this size would be mapped and zeroed each time."""
-    if _spare and _spare[-1]["gated"].shape == (b, s, 2 * width) and _spare[-1]["out"].shape[2] == heads * 64 \
-            and _spare[-1]["state"].shape[2] == d:
+    s, d, heads = layer.s, layer.d, layer.heads
+    f32, bf = torch.empty, lambda *shape: torch.empty(shape, dtype=torch.bfloat16)
+    wide = {"plain": bf(b, heads, s, 64), "read": bf(b, heads, s, layer.value_dim)} if layer.q_map else {}
+    shapes = b, s, d, heads, layer.width, layer.key_dim, layer.value_dim, bool(wide)
+    if _spare and _spare[-1]["of"] == shapes:
         return _spare.pop()
     _spare.clear()
-    f32, bf = torch.empty, lambda *shape: torch.empty(shape, dtype=torch.bfloat16)
-    return {"state": f32(b, s, d), "mid": f32(b, s, d), "inv_attn": f32(b, s), "inv_ffn": f32(b, s),
-            "log_sum": f32(b, heads, s), "queries": bf(b, heads, s, 64), "out": bf(b, s, heads * 64),
-            "gated": bf(b, s, 2 * width)}
+    return {"of": shapes, "state": f32(b, s, d), "mid": f32(b, s, d), "inv_attn": f32(b, s), "inv_ffn": f32(b, s),
+            "log_sum": f32(b, heads, s), "queries": bf(b, heads, s, layer.key_dim), "out": bf(b, s, heads * 64),
+            "gated": bf(b, s, 2 * layer.width), **wide}
 
 
 def _kept(tensors):
-    return Kept(**{n: t.data_ptr() for n, t in tensors.items()})
+    return Kept(**{n: t.data_ptr() for n, t in tensors.items() if n != "of"})
 
 
 def frozen_run(frozen, h, first, last, states=False):
@@ -128,24 +174,29 @@ def frozen_run(frozen, h, first, last, states=False):
 
 class _Deep(torch.autograd.Function):
     """(last output, mean over layers of the relative error to `teacher`, 0 without) of a student's deep layers at the
-    positions `at` (None: at all), of which x and `teacher` have the rows. `tensors`: every layer's q,
-    every layer's o (none where they are frozen), then every group's K and V, bf16 (b, kv, keys, 64)."""
+    positions `at` (None: at all), of which x and `teacher` have the rows. `trained`: every layer's q, every layer's o (none
+    where they are frozen), every layer's query maps and value maps (of wide stores; `turns` are these stores' cosines and
+    sines); `tensors`: all these and then every group's K and V, bf16 (b, kv, keys, dim)."""
 
     @staticmethod
-    def forward(ctx, keep_all, frozen, split, group, qs, os, teacher, at, x, *tensors):
+    def forward(ctx, keep_all, frozen, split, group, trained, turns, teacher, at, x, *tensors):
+        qs, os, q_maps, v_maps = trained
         n = len(qs)
-        stores = [t.contiguous() for t in tensors[n + len(os):]]
+        stores = [t.contiguous() for t in tensors[sum(map(len, trained)):]]
         ks, vs = stores[:len(stores) // 2], stores[len(stores) // 2:]
         b, s, d = x.shape
-        heads, (kv, keys) = frozen.w.n_heads, ks[0].shape[1:3]
+        kv, keys = ks[0].shape[1:3]
         # what tile_attention.c relies on
         assert at is None or (len(at) == s and s % 32 == 0 and at[0] >= 0 and at[-1] < keys and (at[1:] > at[:-1]).all())
+
+        def layer_of(j, names):
+            return _layer(frozen, frozen.layers[split + j], x.shape, names, kv, qs[j], os[j] if os else None, keys, at,
+                          (q_maps[j], v_maps[j], *turns[j // group]) if q_maps else None)
         h, error, kept, weights = x.clone(), 0.0, [], []
         keep_all = keep_all and any(ctx.needs_input_grad)
         for j in range(n):
-            layer, use = _layer(frozen, frozen.layers[split + j], x.shape, ("o", "gate_up", "down"), kv, qs[j],
-                                os[j] if os else None, keys, at)
-            mine = _arrays(b, s, d, heads, layer.width) if keep_all else {}
+            layer, use = layer_of(j, ("o", "gate_up", "down"))
+            mine = _arrays(b, layer) if keep_all else {}
             keep = _kept(mine)
             ops.each(ops.parts(b), ops.size("tile_layer_scratch", layer), lambda a, e, space: ops.call(
                 "tile_layer", layer, keep, ks[j // group], vs[j // group], a, e, h, space))
@@ -157,45 +208,54 @@ class _Deep(torch.autograd.Function):
                 error += one.item() / n
             del use
         if keep_all:
-            ctx.of = frozen, split, group, qs, os, teacher, at
+            ctx.of = frozen.w.n_heads, group, trained, teacher, layer_of
             ctx.lists = kept, ks, vs, weights
             ctx.save_for_backward(h)
         return h, torch.tensor(error)
 
     @staticmethod
     def backward(ctx, dh, derror):
-        frozen, split, group, qs, os, teacher, at = ctx.of
+        heads, group, (qs, os, q_maps, v_maps), teacher, layer_of = ctx.of
         kept, ks, vs, weights = ctx.lists
         (after,) = ctx.saved_tensors
         b, s, d = after.shape
-        n, (kv, keys), inner = len(qs), ks[0].shape[1:3], frozen.w.n_heads * 64
+        n, inner = len(qs), heads * 64
         dh = dh.clone(memory_format=torch.contiguous_format)
         dk, dv = [torch.zeros(k.shape) for k in ks], [torch.zeros(v.shape) for v in vs]
-        rows = lambda width: torch.empty(b * s, width, dtype=torch.bfloat16)
-        dq, x = rows(inner), rows(d)
-        dy, out = (rows(d), rows(inner)) if os else (None, None)
-        by_q, by_o = [None] * n, [None] * len(os)
+        made = lambda *shape: torch.empty(shape, dtype=torch.bfloat16)
+        back = {"dq": made(b * s, inner), "x": made(b * s, d)}
+        if os:
+            back |= {"dy": made(b * s, d), "out": made(b * s, inner)}
+        if q_maps:
+            by_head = lambda dim: made(b, heads, s, dim)
+            back |= {"dmapped": by_head(ks[0].shape[-1]), "plain": by_head(64), "da": by_head(64), "read": by_head(vs[0].shape[-1])}
+        to = Back(**{name: t.data_ptr() for name, t in back.items()})
+        by_q, by_o, by_q_map, by_v_map = [None] * n, [None] * len(os), [None] * len(q_maps), [None] * len(v_maps)
         for j in reversed(range(n)):
-            layer, use = _layer(frozen, frozen.layers[split + j], after.shape,
-                                ("o_back", "gate_up_back", "down_back"), kv, qs[j], os[j] if os else None, keys, at)
+            layer, use = layer_of(j, ("o_back", "gate_up_back", "down_back"))
             if teacher is not None:
                 ops.call("tile_relative_back", after, teacher[j + 1], weights[j], 2 * derror.item() / (b * s * n), b * s, d, dh)
             keep, g = _kept(kept[j]), j // group
             ops.each(ops.parts(b), ops.size("tile_layer_scratch", layer), lambda a, e, space: ops.call(
-                "tile_layer_back", layer, keep, ks[g], vs[g], a, e, int(j == 0), dh, dk[g], dv[g], dq, x, dy, out, space))
-            by_q[j] = ops.outer(dq, x)
+                "tile_layer_back", layer, keep, to, ks[g], vs[g], a, e, int(j == 0), dh, dk[g], dv[g], space))
+            by_q[j] = ops.outer(back["dq"], back["x"])
             if os:
-                by_o[j] = ops.outer(dy, out)
+                by_o[j] = ops.outer(back["dy"], back["out"])
+            if q_maps:
+                by_q_map[j], by_v_map[j] = ops.outers(back["dmapped"], back["plain"]), ops.outers(back["da"], back["read"])
             after = kept[j]["state"]
             del use
         ctx.lists = None
         _spare.extend(kept)
-        return (None,) * 9 + tuple(by_q) + tuple(by_o) + tuple(g.to(ks[0].dtype) for g in dk + dv)
+        return (None,) * 9 + tuple(by_q + by_o + by_q_map + by_v_map) + tuple(g.to(ks[0].dtype) for g in dk + dv)
 
 
-def deep(frozen, split, group, qs, os, stores, x, teacher=None, at=None):
+def deep(frozen, split, group, qs, os, stores, x, teacher=None, at=None, maps=None):
     """A student's deep layers on x (b, n, d) f32, rows of the positions `at` (ascending, a multiple of 32 of them; None: all):
     the last output and the mean relative error to the teacher's states there (a list: the split's, then each layer's
-    output). os: its output projections, empty where they are the base's."""
-    return _Deep.apply(torch.is_grad_enabled(), frozen, split, group, list(qs), list(os), teacher, at, x, *qs, *os,
+    output). os: its output projections, empty where they are the base's. maps: of wide stores, every layer's query maps, value
+    maps, and every store's cosine and sine at these rows."""
+    q_maps, v_maps, turns = maps or ((), (), ())
+    trained = [list(t) for t in (qs, os, q_maps, v_maps)]
+    return _Deep.apply(torch.is_grad_enabled(), frozen, split, group, trained, turns, teacher, at, x, *(p for t in trained for p in t),
                        *(k for k, _ in stores), *(v for _, v in stores))

@@ -24,7 +24,8 @@ _wide = False  # products of bf16 are slower here than those of f32
 _pool = None
 _space = {}
 WIDEST = 8192  # of a product: WIDE / 32 in tile_avx512.h
-TILES = ("tile_layer.c", "tile_attention.c", "tile_kl.c", "tile.h", "tile_amx.h", "tile_avx512.h", "tile_halves.h", "tile_finish.h")
+TILES = ("tile_layer.c", "tile_wide.c", "tile_attention.c", "tile_kl.c", "tile_layer.h", "tile.h", "tile_amx.h",
+         "tile_avx512.h", "tile_halves.h", "tile_finish.h")
 # way -> (the processor's flag, the compiler's)
 WAYS = {"amx": ("amx_bf16", ["-DTILE_AMX"]), "avx512-f16": ("avx512_fp16", ["-DTILE_HALVES"]),
         "avx512-bf16": ("avx512_bf16", ["-DTILE_DOTS"]), "avx512-f32": ("avx512_bf16", [])}
@@ -177,6 +178,13 @@ def outer(a, b):
     if _wide:
         return a.float().t() @ b.float()
     return (a.t() @ b).float()
+
+
+def outers(a, b):
+    """Sums over the first dim of such products: bf16 (b, heads, n, i) and (b, heads, n, j) to f32 (heads, i, j)."""
+    if _wide:
+        a, b = a.float(), b.float()
+    return sum(torch.bmm(x.transpose(1, 2), y).float() for x, y in zip(a, b))
 
 
 def packed(w, plain):

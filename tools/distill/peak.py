@@ -23,8 +23,13 @@ def flops_per_token(student, stage, share, ctx, rows):
     if stage == "attention":
         return teacher + outputs + deep * (3 * attn - 4 * w.n_embd * width) + 2 * shared  # q's input needs no gradient
     # back: gradients by inputs of everything, by weights of q, k, v only
-    back = outputs + deep * (attn + mlp + 2 * w.n_embd * width + 2 * ctx * width)
-    return teacher + rows * (deep * (attn + mlp) + back) + 3 * shared + 3 * share * head
+    read, maps = 2 * ctx * width, 0
+    if student.dims:
+        read, maps = ctx * w.n_heads * sum(student.dims), 2 * width * sum(student.dims)
+        shared = len(student.k) * 2 * w.n_embd * sum(student.dims)
+    there = 4 * w.n_embd * width + read + maps + mlp
+    back = outputs + deep * (there + 2 * w.n_embd * width + maps + read)
+    return teacher + rows * (deep * there + back) + 3 * shared + 3 * share * head
 
 
 def measured_peak(device, dtype, seconds=0.5):

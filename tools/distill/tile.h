@@ -41,31 +41,39 @@ void tile_pack_weights(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int6
                        uint16_t *dst);
 
 /* The query rows of a sequence: n of them, at its positions `at` (ascending), or at 0 to n - 1
- * where that is null; `keys` positions have keys. n is at most keys, both multiples of 32. */
+ * where that is null; `keys` positions have keys of key_dim and values of value_dim. n is at most
+ * keys; all are multiples of 32. */
 struct rows {
     int64_t n;
     int64_t keys;
     const int32_t *at;
+    int64_t key_dim;
+    int64_t value_dim;
 };
 
-/* One K/V head and its `heads` query heads (tile_attention.c). o and its like are bf16 (heads, n,
- * 64) where `width` is 0, else a left operand of `width` columns, of which these heads begin at
- * `col`. */
+/* What attention gives: with a width of 0 bf16 (heads, n, value_dim), else every head's columns of
+ * left operands of `width` columns, the next head's `step` values further. */
+struct given {
+    uint16_t *to;
+    int64_t width;
+    int64_t step;
+};
+
+/* One K/V head and its `heads` query heads (tile_attention.c). */
 void attend(const struct rows *rows, const uint16_t *q, const uint16_t *k, const uint16_t *v,
-            int64_t heads, float scale, uint16_t *o, int64_t width, int64_t col, float *log_sum,
-            uint8_t *scratch);
+            int64_t heads, float scale, struct given o, float *log_sum, uint8_t *scratch);
 void attend_back(const struct rows *rows, const uint16_t *q, const uint16_t *k, const uint16_t *v,
-                 const uint16_t *o, int64_t width, int64_t col, const float *log_sum,
-                 const uint16_t *dout, int64_t heads, float scale, uint16_t *dq, float *dk,
-                 float *dv, uint8_t *scratch);
-/* Bytes; s: of keys. */
-static inline int64_t attend_scratch(int64_t s)
+                 struct given o, const float *log_sum, const uint16_t *dout, int64_t heads,
+                 float scale, uint16_t *dq, float *dk, float *dv, uint8_t *scratch);
+/* Bytes. */
+static inline int64_t attend_scratch(const struct rows *r)
 {
-    return s * 448 + 2048;
+    return r->keys * (2 * (r->key_dim + r->value_dim) + 192) + 2048;
 }
-static inline int64_t attend_back_scratch(int64_t s)
+static inline int64_t attend_back_scratch(const struct rows *r)
 {
-    return s * (640 + 128 + 4) + 2 * s * s + 4096;
+    return r->n * (4 * (r->key_dim + r->value_dim) + 132 + 2 * r->keys) +
+           (r->keys + 32) * r->key_dim * 2;
 }
 
 #endif

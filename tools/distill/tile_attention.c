@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing, and causal attention both ways: heads of 64, sequences of multiples of 32; only blocks
- * at or below the diagonal are computed. The way back computes the logits again from the row's log
+/* Packing, and causal attention both ways: heads and sequences of multiples of 32; only blocks at
+ * or below the diagonal are computed. The way back computes the logits again from the row's log
  * sum, instead of keeping the probabilities, and works on transposed blocks (keys by queries), of
  * which every operand of its three products is a plain or a pair-wise store. See tile.h.
  */
@@ -85,11 +85,11 @@ void tile_pack_weights(const uint16_t *w, int64_t ld, int64_t m, int64_t k, int6
 #endif
 }
 
-/* Where row r of (heads, s, 64) lies, columns from c (a multiple of 32). */
-static inline uint16_t *at_head(uint16_t *o, int64_t width, int64_t col, int64_t s, int64_t r,
-                                int64_t c)
+/* Where row r of (heads, n, value_dim) lies, columns from c (a multiple of 32). */
+static inline uint16_t *at_head(struct given o, const struct rows *rows, int64_t r, int64_t c)
 {
-    return width ? tiled(o, width, r % s, col + r / s * DIM + c) : o + r * DIM + c;
+    return o.width ? tiled(o.to + r / rows->n * o.step, o.width, r % rows->n, c)
+                   : o.to + r * rows->value_dim + c;
 }
 
 /* The last key that row r reads. */
@@ -110,17 +110,18 @@ static int64_t keys_of_all(const struct rows *rows, int64_t r)
     return last_key(rows, r) / 32 * 32;
 }
 
-/* Causal attention of heads of 64. One K/V head, `heads` query heads that read it: q, o bf16
- * (heads, n, 64), k, v bf16 (s, 64); log_sum (heads, n), base 2, for the way back, unless null. */
+/* Causal attention. One K/V head, `heads` query heads that read it: q bf16 (heads, n, key_dim), k
+ * (keys, key_dim), v (keys, value_dim); log_sum (heads, n), base 2, for the way back, unless null.
+ */
 void attend(const struct rows *rows, const uint16_t *q, const uint16_t *k, const uint16_t *v,
-            int64_t heads, float scale, uint16_t *o, int64_t width, int64_t col, float *log_sum,
-            uint8_t *scratch)
+            int64_t heads, float scale, struct given o, float *log_sum, uint8_t *scratch)
 {
     const int64_t s = rows->keys;
     const int64_t n = rows->n;
+    const int64_t dim = rows->key_dim;
     uint16_t *kp = (uint16_t *)scratch;
-    uint16_t *vp = kp + s * DIM;
-    uint16_t *p = vp + s * DIM;
+    uint16_t *vp = kp + s * dim;
+    uint16_t *p = vp + s * rows->value_dim;
     float *logits = (float *)(p + 32 * s);
     /* rows a power of two apart would share a few sets of the L1 cache */
     const int64_t ld = s + 16;
@@ -128,15 +129,15 @@ void attend(const struct rows *rows, const uint16_t *q, const uint16_t *k, const
     const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     _Alignas(64) float t[1024];
 
-    tile_pack(k, DIM, s, DIM, 0, kp);
-    tile_pack(v, DIM, DIM, s, 1, vp);
+    tile_pack(k, dim, s, dim, 0, kp);
+    tile_pack(v, rows->value_dim, rows->value_dim, s, 1, vp);
     for (int64_t r = 0; r < heads * n; r += 32) {
         const int64_t keys = keys_of(rows, r % n);
         const int64_t all = keys_of_all(rows, r % n);
         float inv[32];
 
         for (int64_t c = 0; c < keys; c += 32) {
-            block(0, q + r * DIM, q + (r + 16) * DIM, 32, DIM * 2, kp + c * DIM, DIM / 32,
+            block(0, q + r * dim, q + (r + 16) * dim, 32, dim * 2, kp + c * dim, dim / 32,
                   logits + c, ld);
         }
         for (int64_t i = 0; i < 32; i++) {
@@ -171,14 +172,13 @@ void attend(const struct rows *rows, const uint16_t *q, const uint16_t *k, const
                 log_sum[r + i] = _mm512_cvtss_f32(top) + __builtin_log2f(total);
             }
         }
-        for (int64_t c = 0; c < DIM; c += 32) {
+        for (int64_t c = 0; c < rows->value_dim; c += 32) {
             block(0, p, p + 16 * keys, TILE, 64, vp + c * s, keys / 32, t, 32);
             for (int64_t i = 0; i < 32; i++) {
                 const float *row = t + i * 32;
                 __m512 one = _mm512_set1_ps(inv[i]);
 
-                store32(at_head(o, width, col, n, r + i, c),
-                        _mm512_mul_ps(one, _mm512_load_ps(row)),
+                store32(at_head(o, rows, r + i, c), _mm512_mul_ps(one, _mm512_load_ps(row)),
                         _mm512_mul_ps(one, _mm512_load_ps(row + 16)));
             }
         }
@@ -195,8 +195,9 @@ void tile_attention(const uint16_t *q, const uint16_t *k, const uint16_t *v, int
     for (int64_t i = 0; i < groups; i++) {
         int64_t at = i * heads * s;
 
-        attend(&(struct rows){s, s, 0}, q + at * DIM, k + i * s * DIM, v + i * s * DIM, heads,
-               scale, o + at * DIM, 0, 0, log_sum ? log_sum + at : 0, scratch);
+        attend(&(struct rows){s, s, 0, DIM, DIM}, q + at * DIM, k + i * s * DIM, v + i * s * DIM,
+               heads, scale, (struct given){o + at * DIM, 0, 0}, log_sum ? log_sum + at : 0,
+               scratch);
     }
     tiles_end();
 }
@@ -220,21 +221,21 @@ static inline __m512i last_keys(const struct rows *rows, int64_t r, __m512i lane
                     : _mm512_add_epi32(lane, _mm512_set1_epi32((int)r));
 }
 
-/* The way back of `attend`. dout, dq as q; dk, dv f32 (s, 64) += their sums. */
+/* The way back of `attend`. dout bf16 (heads, n, value_dim), dq as q; dk, dv f32 += their sums. */
 void attend_back(const struct rows *rows, const uint16_t *q, const uint16_t *k, const uint16_t *v,
-                 const uint16_t *o, int64_t width, int64_t col, const float *log_sum,
-                 const uint16_t *dout, int64_t heads, float scale, uint16_t *dq, float *dk,
-                 float *dv, uint8_t *scratch)
+                 struct given o, const float *log_sum, const uint16_t *dout, int64_t heads,
+                 float scale, uint16_t *dq, float *dk, float *dv, uint8_t *scratch)
 {
     const int64_t s = rows->keys;
     const int64_t n = rows->n;
+    const int64_t dim[2] = {rows->value_dim, rows->key_dim};
     const int64_t ld = s + 32;
     uint16_t *q_right = (uint16_t *)scratch;
-    uint16_t *q_rows = q_right + n * DIM;
-    uint16_t *do_right = q_rows + n * DIM;
-    uint16_t *do_rows = do_right + n * DIM;
-    uint16_t *k_turned = do_rows + n * DIM;
-    uint16_t *p = k_turned + ld * DIM;
+    uint16_t *q_rows = q_right + n * dim[1];
+    uint16_t *do_right = q_rows + n * dim[1];
+    uint16_t *do_rows = do_right + n * dim[0];
+    uint16_t *k_turned = do_rows + n * dim[0];
+    uint16_t *p = k_turned + ld * dim[1];
     uint16_t *ds = p + 32 * n;
     uint16_t *ds_right = ds + 32 * n;
     float *dot = (float *)(ds_right + n * s);
@@ -243,13 +244,13 @@ void attend_back(const struct rows *rows, const uint16_t *q, const uint16_t *k, 
     const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i mix = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
                                          8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i by_rows = _mm512_slli_epi32(lane, 5);
+    const __m512i by_rows = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)(dim[1] / 2)));
     _Alignas(64) float t[1024];
     _Alignas(64) float u[1024];
 
     for (int64_t j = 0; j < s; j += 16) {
-        for (int64_t i = 0; i < DIM; i += 2) {
-            __m512i pairs = _mm512_i32gather_epi32(by_rows, k + j * DIM + i, 4);
+        for (int64_t i = 0; i < dim[1]; i += 2) {
+            __m512i pairs = _mm512_i32gather_epi32(by_rows, k + j * dim[1] + i, 4);
 
             _mm256_storeu_si256((void *)(k_turned + i * ld + j), _mm512_cvtepi32_epi16(pairs));
             _mm256_storeu_si256((void *)(k_turned + (i + 1) * ld + j),
@@ -257,23 +258,22 @@ void attend_back(const struct rows *rows, const uint16_t *q, const uint16_t *k, 
         }
     }
     for (int64_t head = 0; head < heads; head++) {
-        const uint16_t *mine = q + head * n * DIM;
-        const uint16_t *dmine = dout + head * n * DIM;
+        const uint16_t *mine = q + head * n * dim[1];
+        const uint16_t *dmine = dout + head * n * dim[0];
         const float *log_row = log_sum + head * n;
         int64_t from_row = 0;
 
-        tile_pack(mine, DIM, n, DIM, 0, q_right);
-        tile_pack(mine, DIM, DIM, n, 1, q_rows);
-        tile_pack(dmine, DIM, n, DIM, 0, do_right);
-        tile_pack(dmine, DIM, DIM, n, 1, do_rows);
+        tile_pack(mine, dim[1], n, dim[1], 0, q_right);
+        tile_pack(mine, dim[1], dim[1], n, 1, q_rows);
+        tile_pack(dmine, dim[0], n, dim[0], 0, do_right);
+        tile_pack(dmine, dim[0], dim[0], n, 1, do_rows);
         for (int64_t i = 0; i < n; i++) {
             __m512 sum = _mm512_setzero_ps();
 
-            for (int64_t j = 0; j < DIM; j += 16) {
-                const uint16_t *from =
-                    at_head((uint16_t *)o, width, col, n, head * n + i, j / 32 * 32);
+            for (int64_t j = 0; j < dim[0]; j += 16) {
+                const uint16_t *from = at_head(o, rows, head * n + i, j / 32 * 32);
 
-                sum = _mm512_fmadd_ps(load16(dmine + i * DIM + j), load16(from + j % 32), sum);
+                sum = _mm512_fmadd_ps(load16(dmine + i * dim[0] + j), load16(from + j % 32), sum);
             }
             dot[i] = _mm512_reduce_add_ps(sum);
         }
@@ -286,10 +286,10 @@ void attend_back(const struct rows *rows, const uint16_t *q, const uint16_t *k, 
             for (int64_t c = from_row; c < n; c += 32) {
                 const int some = keys_of_all(rows, c) < key + 32;
 
-                block(0, k + key * DIM, k + (key + 16) * DIM, 32, DIM * 2, q_right + c * DIM,
-                      DIM / 32, t, 32);
-                block(0, v + key * DIM, v + (key + 16) * DIM, 32, DIM * 2, do_right + c * DIM,
-                      DIM / 32, u, 32);
+                block(0, k + key * dim[1], k + (key + 16) * dim[1], 32, dim[1] * 2,
+                      q_right + c * dim[1], dim[1] / 32, t, 32);
+                block(0, v + key * dim[0], v + (key + 16) * dim[0], 32, dim[0] * 2,
+                      do_right + c * dim[0], dim[0] / 32, u, 32);
                 for (int64_t i = 0; i < 32; i += 2) {
                     __m512 g[2][2];
 
@@ -323,23 +323,23 @@ void attend_back(const struct rows *rows, const uint16_t *q, const uint16_t *k, 
                     }
                 }
             }
-            for (int64_t c = 0; queries > 0 && c < DIM; c += 32) {
-                for (int64_t way = 0; way < 2; way++) {
-                    const uint16_t *a = way ? ds : p;
-                    float *to = (way ? dk : dv) + key * DIM + c;
+            for (int64_t way = 0; queries > 0 && way < 2; way++) {
+                const uint16_t *a = way ? ds : p;
 
+                for (int64_t c = 0; c < dim[way]; c += 32) {
                     block(1, a, a + 16 * queries, TILE, 64,
-                          (way ? q_rows : do_rows) + c * n + from_row * 32, queries / 32, to, DIM);
+                          (way ? q_rows : do_rows) + c * n + from_row * 32, queries / 32,
+                          (way ? dk : dv) + key * dim[way] + c, dim[way]);
                 }
             }
         }
         for (int64_t c = 0; c < n; c += 32) {
-            for (int64_t i = 0; i < DIM; i += 32) {
+            for (int64_t i = 0; i < dim[1]; i += 32) {
                 block(0, k_turned + i * ld, k_turned + (i + 16) * ld, 32, ld * 2, ds_right + c * s,
                       keys_of(rows, c) / 32, t, 32);
                 for (int64_t h = 0; h < 4; h++) {
                     turned(t + h / 2 * 512 + h % 2 * 16, 32,
-                           dq + (head * n + c + h % 2 * 16) * DIM + i + h / 2 * 16, DIM);
+                           dq + (head * n + c + h % 2 * 16) * dim[1] + i + h / 2 * 16, dim[1]);
                 }
             }
         }
@@ -360,9 +360,10 @@ void tile_attention_back(const uint16_t *q, const uint16_t *k, const uint16_t *v
         int64_t at = i * heads * s;
 
         memset(sum_k, 0, (size_t)(2 * s * DIM) * sizeof(*sum_k));
-        attend_back(&(struct rows){s, s, 0}, q + at * DIM, k + i * s * DIM, v + i * s * DIM,
-                    o + at * DIM, 0, 0, log_sum + at, dout + at * DIM, heads, scale, dq + at * DIM,
-                    sum_k, sum_v, scratch + s * DIM * 8);
+        attend_back(&(struct rows){s, s, 0, DIM, DIM}, q + at * DIM, k + i * s * DIM,
+                    v + i * s * DIM, (struct given){(uint16_t *)o + at * DIM, 0, 0}, log_sum + at,
+                    dout + at * DIM, heads, scale, dq + at * DIM, sum_k, sum_v,
+                    scratch + s * DIM * 8);
         for (int64_t j = 0; j < s * DIM; j += 32) {
             store32(dk + i * s * DIM + j, _mm512_loadu_ps(sum_k + j),
                     _mm512_loadu_ps(sum_k + j + 16));

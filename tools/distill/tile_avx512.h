@@ -143,6 +143,16 @@ static inline void block(int more, const uint16_t *a, const uint16_t *low, int64
     const struct sums to = {c, c + 16 * ld, ld, 16};
     left_value *wide = (left_value *)tile_wide();
 
+#ifdef TILE_DOTS
+    if (a_bytes == 64) { /* as `widen` would leave them */
+        if (more) {
+            rows_32(1, a, low - a, a_step, b, steps, to);
+        } else {
+            rows_32(0, a, low - a, a_step, b, steps, to);
+        }
+        return;
+    }
+#endif
     for (int64_t k = 0; k < steps; k++) {
         for (int64_t i = 0; i < 16; i++) {
             widen(a + k * a_step + i * a_bytes / 2, 32, wide + k * 2 * TILE + i * 32);

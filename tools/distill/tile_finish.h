@@ -67,12 +67,16 @@ static inline void store32(uint16_t *p, __m512 low, __m512 high)
  *              columns, has the gradients by gate (first m) and by up
  *   HEADS      columns in the order of `halves` in layers.py: c bf16 (m / 64, n, 64) = sum
  *   ROPE       the same, turned by cosine x and sine y f32 (n, 32)
+ *   PLAIN      c bf16 (n, m) = sum
+ *   LEFT       c, a left operand of x[0] columns, has the sums in its columns from x[1] (int64_t)
+ *   TURN       columns in the order of `halves` of one head of m: c bf16 (n, m) = sum, turned by
+ *              cosine x and sine y f32 (n, m / 2)
  *   EXP        of each 32 rows the first 16 are of 16 positions' students, then of their teachers.
  *              y f32: a factor, then a shift for each row of a pair. With e = 2^(sum * factor -
  *              shift), c keeps e bf16 as GATE's x; x f32 (n / 2, 3, 16) += lane by lane the
  *              student's e, the teacher's, and the teacher's times the exponents' difference
  *   TOP        rows as in EXP: x f32 (n / 2, 3, 16), its first two are the largest so far */
-enum mode { SUM, F32, ADD, GATE, GATE_BACK, HEADS, ROPE, EXP, TOP };
+enum mode { SUM, F32, ADD, GATE, GATE_BACK, HEADS, ROPE, PLAIN, LEFT, TURN, EXP, TOP };
 
 static inline __attribute__((always_inline)) void finish_pairs(enum mode mode, const float *s,
                                                                int64_t i, int64_t end, int64_t r,
@@ -188,6 +192,25 @@ static inline __attribute__((always_inline)) void finish(enum mode mode, const f
             }
             store16(head, a);
             store16(head + 32, b);
+            break;
+        }
+        case PLAIN:
+            store32((uint16_t *)c + at, a, b);
+            break;
+        case LEFT: {
+            const int64_t *to = x;
+
+            store32(tiled(c, to[0], r + i, to[1] + col), a, b);
+            break;
+        }
+        case TURN: {
+            const int64_t half = (r + i) * (m / 2) + col / 2;
+            uint16_t *head = (uint16_t *)c + (r + i) * m + col / 2;
+            __m512 cosine = _mm512_loadu_ps((float *)x + half);
+            __m512 sine = _mm512_loadu_ps((float *)y + half);
+
+            store16(head, _mm512_fmsub_ps(a, cosine, _mm512_mul_ps(b, sine)));
+            store16(head + m / 2, _mm512_fmadd_ps(b, cosine, _mm512_mul_ps(a, sine)));
             break;
         }
         case EXP:

@@ -8,7 +8,7 @@
  * tile.h.
  */
 
-#include "tools/distill/tile.h"
+#include "tools/distill/tile_layer.h"
 
 /* Rows that go through an MLP's products together: there, and back, where more is held. */
 enum { BLOCK = 256, BLOCK_BACK = 128 };
@@ -74,14 +74,6 @@ static void to_left(const float *x, int64_t n, int64_t d, uint16_t *y)
             store32(tiled(y, d, r, i), _mm512_loadu_ps(x + r * d + i),
                     _mm512_loadu_ps(x + r * d + i + 16));
         }
-    }
-}
-
-/* To memory that is not read soon. */
-static void stream(void *to, const void *from, int64_t bytes)
-{
-    for (int64_t i = 0; i < bytes; i += 64) {
-        _mm512_stream_si512((void *)((char *)to + i), _mm512_loadu_si512((const char *)from + i));
     }
 }
 
@@ -164,60 +156,22 @@ void tile_mlp_back(const float *dout, const float *h, const float *inv, const ui
     tiles_end();
 }
 
-/* Every field of these two has 8 bytes; layers.py has the same lists. Weights are packed; q, k, v
- * and o_back have their rows or columns in the order of `halves`. k and v are null where the layer
- * reads a shared store. */
-struct tile_layer {
-    int64_t s;    /* rows of a sequence */
-    int64_t keys; /* positions of the store; s where the layer has its own */
-    int64_t d;
-    int64_t heads;
-    int64_t kv;
-    int64_t width;
-    double eps;
-    const int32_t *at;   /* (s) the rows' positions, or null: tile.h's struct rows */
-    const float *cosine; /* (s, 32) of these positions */
-    const float *sine;
-    const float *attn_norm;
-    const float *ffn_norm;
-    const uint16_t *q;
-    const uint16_t *k;
-    const uint16_t *v;
-    const uint16_t *o;
-    const uint16_t *gate_up;
-    const uint16_t *down;
-    const uint16_t *q_back;
-    const uint16_t *o_back;
-    const uint16_t *gate_up_back;
-    const uint16_t *down_back;
-};
-
-static struct rows queried(const struct tile_layer *l)
-{
-    return (struct rows){l->s, l->keys, l->at};
-}
-
-/* What the way back needs of a layer, for all sequences; only `state` may be alone. */
-struct tile_kept {
-    float *state;      /* the layer's input (b, s, d) */
-    float *mid;        /* after attention (b, s, d) */
-    float *inv_attn;   /* (b, s) */
-    float *inv_ffn;    /* (b, s) */
-    float *log_sum;    /* (b, heads, s) */
-    uint16_t *queries; /* (b, heads, s, 64) */
-    uint16_t *out;     /* of attention: (b) left operands of heads * 64 columns */
-    uint16_t *gated;   /* (b, s, 2 * width) */
-};
-
 int64_t tile_layer_scratch(const struct tile_layer *l)
 {
     int64_t inner = l->heads * DIM;
     int64_t there = l->s * (l->d * 2 + inner * 4 + l->kv * DIM * 4);
     int64_t back = l->s * (l->d * 2 + inner * 4) + BLOCK_BACK * l->d * 4;
-    int64_t work = attend_back_scratch(l->keys);
+    const struct rows at = queried(l);
+    int64_t work = attend_back_scratch(&at);
     int64_t ffn = tile_mlp_scratch(l->d, l->width);
 
-    work = work > attend_scratch(l->keys) ? work : attend_scratch(l->keys);
+    work = work > attend_scratch(&at) ? work : attend_scratch(&at);
+    if (l->q_map) {
+        int64_t one = wide_there_scratch(l);
+        int64_t other = wide_back_scratch(l);
+
+        work = one > other ? one : other;
+    }
     return (there > back ? there : back) + (work > ffn ? work : ffn);
 }
 
@@ -250,22 +204,36 @@ void tile_layer(const struct tile_layer *l, const struct tile_kept *keep, const 
             stream(keep->state + i * s * d, x, s * d * 4);
         }
         rms(x, l->attn_norm, s, d, (float)l->eps, left, all ? keep->inv_attn + i * s : 0);
-        product(ROPE, left, s, d, l->q, d * 32, inner, q, (void *)l->cosine, (void *)l->sine);
+        if (l->q_map) {
+            const struct tile_kept mine = {
+                .queries = all ? keep->queries + i * l->heads * s * l->key_dim : 0,
+                .log_sum = all ? keep->log_sum + i * l->heads * s : 0,
+                .plain = all ? keep->plain + i * s * inner : 0,
+                .read = all ? keep->read + i * l->heads * s * l->value_dim : 0};
+
+            wide_there(l, left, k + i * l->keys * l->key_dim, v + i * l->keys * l->value_dim, &mine,
+                       o, (uint8_t *)work);
+        } else {
+            product(ROPE, left, s, d, l->q, d * 32, inner, q, (void *)l->cosine, (void *)l->sine);
+        }
         if (l->k) {
             product(ROPE, left, s, d, l->k, d * 32, l->kv * DIM, own_k, (void *)l->cosine,
                     (void *)l->sine);
             product(HEADS, left, s, d, l->v, d * 32, l->kv * DIM, own_v, 0, 0);
         }
-        for (int64_t g = 0; g < l->kv; g++) {
+        for (int64_t g = 0; g < l->kv && !l->q_map; g++) {
             float *log_sum = all ? keep->log_sum + (i * l->heads + g * group) * s : 0;
 
             attend(&at, q + g * group * s * DIM, store_k + g * l->keys * DIM,
-                   store_v + g * l->keys * DIM, group, scale, o, inner, g * group * DIM, log_sum,
+                   store_v + g * l->keys * DIM, group, scale,
+                   (struct given){o + g * group * 2 * TILE, inner, 2 * TILE}, log_sum,
                    (uint8_t *)work);
         }
         product(ADD, o, s, inner, l->o, inner * 32, d, x, x, 0);
         if (all) {
-            stream(keep->queries + i * s * inner, q, s * inner * 2);
+            if (!l->q_map) {
+                stream(keep->queries + i * s * inner, q, s * inner * 2);
+            }
             stream(keep->out + i * s * inner, o, s * inner * 2);
             stream(keep->mid + i * s * d, x, s * d * 4);
         }
@@ -306,24 +274,11 @@ static void unturn(const uint16_t *dq, const float *cosine, const float *sine, i
     }
 }
 
-/* Rows of a left operand of k columns. */
-static void from_left(const uint16_t *x, int64_t n, int64_t k, uint16_t *y)
-{
-    for (int64_t r = 0; r < n; r++) {
-        for (int64_t i = 0; i < k; i += 32) {
-            memcpy(y + r * k + i, tiled((uint16_t *)x, k, r, i), 64);
-        }
-    }
-}
-
 /* The way back. dh (b, s, d) f32: the gradient by the layer's output becomes that by its input (not
- * with `last`, where nobody asks for it). dk, dv f32 (b, kv, keys, 64) are added to. Gradients by
- * projections are left as their factors: by the query's dq^T x, dq bf16 (b, s, heads * 64), x bf16
- * (b, s, d); by the output's, unless null (it is frozen), dy^T out, dy bf16 (b, s, d), out bf16 (b,
- * s, heads * 64). */
-void tile_layer_back(const struct tile_layer *l, const struct tile_kept *kept, const uint16_t *k,
-                     const uint16_t *v, int64_t first, int64_t end, int64_t last, float *dh,
-                     float *dk, float *dv, uint16_t *dq, uint16_t *x, uint16_t *dy, uint16_t *out,
+ * with `last`, where nobody asks for it). dk, dv f32, as the stores, are added to. */
+void tile_layer_back(const struct tile_layer *l, const struct tile_kept *kept,
+                     const struct tile_back *back, const uint16_t *k, const uint16_t *v,
+                     int64_t first, int64_t end, int64_t last, float *dh, float *dk, float *dv,
                      uint8_t *scratch)
 {
     const int64_t s = l->s;
@@ -343,28 +298,49 @@ void tile_layer_back(const struct tile_layer *l, const struct tile_kept *kept, c
         float *g = dh + i * s * d;
         const float *state = kept->state + i * s * d;
         const float *inv = kept->inv_attn + i * s;
-        uint16_t *rows = dq + i * s * inner;
+        uint16_t *rows = back->dq + i * s * inner;
+        uint16_t *x = back->x + i * s * d;
 
         mlp_back(g, kept->mid + i * s * d, kept->inv_ffn + i * s,
                  kept->gated + i * s * 2 * l->width, s, d, l->width, l->ffn_norm, l->gate_up_back,
                  l->down_back, g, work);
         to_left(g, s, d, left);
-        product(HEADS, left, s, d, l->o_back, d * 32, inner, dout, 0, 0);
-        if (dy) {
-            from_left(left, s, d, dy + i * s * d);
-            from_left(kept->out + i * s * inner, s, inner, out + i * s * inner);
+        if (back->dy) {
+            from_left(left, s, d, back->dy + i * s * d);
+            from_left(kept->out + i * s * inner, s, inner, back->out + i * s * inner);
         }
-        for (int64_t j = 0; j < l->kv; j++) {
+        if (l->q_map) {
+            const int64_t at_key = i * l->heads * s * l->key_dim;
+            const int64_t at_value = i * l->heads * s * l->value_dim;
+            const struct tile_kept mine = {.queries = kept->queries + at_key,
+                                           .log_sum = kept->log_sum + i * l->heads * s,
+                                           .plain = kept->plain + i * s * inner,
+                                           .read = kept->read + at_value};
+            const struct tile_back by = {.dmapped = back->dmapped + at_key,
+                                         .plain = back->plain + i * s * inner,
+                                         .da = back->da + i * s * inner,
+                                         .read = back->read + at_value};
+
+            wide_back(l, left, k + i * l->keys * l->key_dim, v + i * l->keys * l->value_dim, &mine,
+                      &by, dk + i * l->keys * l->key_dim, dv + i * l->keys * l->value_dim, dout,
+                      (uint8_t *)work);
+            from_left(dout, s, inner, rows);
+        } else {
+            product(HEADS, left, s, d, l->o_back, d * 32, inner, dout, 0, 0);
+        }
+        for (int64_t j = 0; j < l->kv && !l->q_map; j++) {
             int64_t heads = j * group * s * DIM;
             int64_t store = (i * l->kv + j) * l->keys * DIM;
 
-            attend_back(&at, kept->queries + i * s * inner + heads, k + store, v + store,
-                        kept->out + i * s * inner, inner, j * group * DIM,
-                        kept->log_sum + (i * l->heads + j * group) * s, dout + heads, group, scale,
-                        turned + heads, dk + store, dv + store, (uint8_t *)work);
+            attend_back(
+                &at, kept->queries + i * s * inner + heads, k + store, v + store,
+                (struct given){kept->out + i * s * inner + j * group * 2 * TILE, inner, 2 * TILE},
+                kept->log_sum + (i * l->heads + j * group) * s, dout + heads, group, scale,
+                turned + heads, dk + store, dv + store, (uint8_t *)work);
         }
-        /* attention is done with dout */
-        unturn(turned, l->cosine, l->sine, l->heads, s, rows, dout);
+        if (!l->q_map) { /* attention is done with dout */
+            unturn(turned, l->cosine, l->sine, l->heads, s, rows, dout);
+        }
         for (int64_t r = 0; r < s; r++) {
             __m512 f = _mm512_set1_ps(inv[r]);
 
@@ -373,8 +349,7 @@ void tile_layer_back(const struct tile_layer *l, const struct tile_kept *kept, c
                 __m512 a = _mm512_mul_ps(_mm512_loadu_ps(from), f);
                 __m512 b = _mm512_mul_ps(_mm512_loadu_ps(from + 16), f);
 
-                store32(x + (i * s + r) * d + c,
-                        _mm512_mul_ps(a, _mm512_loadu_ps(l->attn_norm + c)),
+                store32(x + r * d + c, _mm512_mul_ps(a, _mm512_loadu_ps(l->attn_norm + c)),
                         _mm512_mul_ps(b, _mm512_loadu_ps(l->attn_norm + c + 16)));
             }
         }
