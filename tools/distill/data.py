@@ -3,7 +3,8 @@
 
 A data folder holds manifest.json and, for each shard, NAME.bin (uint16 token ids, documents one after another) and,
 where only answers are to be learnt, NAME.mask (uint8, 1: an answer's token). The manifest's "shards" is a list of
-{"name", "tokens", "repeat"}; `repeat` (default 1) is how many passes over the shard make one epoch.
+{"name", "tokens", "repeat"}; `repeat` (default 1) is how many passes over the shard make one epoch. A shard whose documents have "aligned" tokens
+each is cut between them, where that is the context.
 
 Order is a function of seed, epoch and context alone: a run that resumes with the number of sequences seen goes on
 exactly where it was. Each epoch cuts the shards at another offset."""
@@ -24,7 +25,7 @@ class Shards:
             manifest = json.loads((folder / "manifest.json").read_text())
         except (OSError, ValueError) as e:
             raise SystemExit(f"distill: {folder}: no manifest of token shards (make_data.py makes it): {e}") from e
-        self.ctx, self.seed, self.fixed, self.shards = ctx, seed, fixed, []
+        self.ctx, self.seed, self.fixed, self.shards, self.aligned = ctx, seed, fixed, [], []
         # of what decides which tokens the n-th sequence has
         self.fingerprint = hashlib.sha256(json.dumps(
             [seed, ctx, [[s["name"], s["tokens"], s.get("repeat", 1), s.get("sha256")] for s in manifest["shards"]]]
@@ -34,6 +35,7 @@ class Shards:
             mask = folder / (s["name"] + ".mask")
             mask = np.memmap(mask, np.uint8, "r") if mask.exists() else None
             self.shards.append((tokens, mask, int(s.get("repeat", 1))))
+            self.aligned.append(s.get("aligned") == ctx)
         self.tokens = sum(len(t) for t, _, _ in self.shards)
         self._epoch, self._order = -1, None
         if not self._places(0):
@@ -44,11 +46,15 @@ class Shards:
         out = []
         for i, (tokens, _, repeat) in enumerate(self.shards):
             for _ in range(repeat):
-                start = int(rng.integers(0, self.ctx))
+                start = 0 if self.aligned[i] else int(rng.integers(0, self.ctx))
                 out += [(i, at) for at in range(start, len(tokens) - self.ctx, self.ctx)]
         if self.fixed and epoch:
             rng = np.random.default_rng([self.seed, epoch, self.ctx])
         return [out[k] for k in rng.permutation(len(out))]
+
+    def count(self):
+        """Sequences of an epoch."""
+        return self.place(0)[1]
 
     def place(self, n):
         """(shard, first token) of the n-th sequence, and how many an epoch has."""

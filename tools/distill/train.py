@@ -32,6 +32,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
 import checkpoint
+import course
 import fit
 import loss
 import model
@@ -58,6 +59,11 @@ def options(argv=None):
                    "(\"384\"), whose division --start fit searches")
     p.add_argument("--states", type=pathlib.Path, help="folder where the teacher's split and last states are kept, 4 bytes a token and dim, "
                    "and read again in later epochs, which then cut the text at the same places; not with --hidden or another stage than full")
+    p.add_argument("--visits", type=int, default=1, help="with --states and --share: how often a sequence comes, each time at other "
+                   "positions, before the next ones do")
+    p.add_argument("--look-back", type=pathlib.Path, help="folder of lookback.py, whose texts are --look-back-share of all sequences, for "
+                   "one epoch of them")
+    p.add_argument("--look-back-share", type=float, default=0.1)
     p.add_argument("--outputs", action="store_true", help="train the deep layers' output projections too; the overlay brings them")
     p.add_argument("--start", choices=("mean", "fit"), default="mean",
                    help="mean: of a group's projections; fit: least squares from the teacher's states (fit.py)")
@@ -82,6 +88,7 @@ def options(argv=None):
     p.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     p.add_argument("--lr", type=float, default=1e-3)
     p.add_argument("--min-lr", type=float, default=0.05, help="share of lr at the end")
+    p.add_argument("--fall", type=float, default=1.0, help="last share of the run in which the rate falls; before it is constant")
     p.add_argument("--warmup", type=int, default=20, help="steps")
     p.add_argument("--weight-decay", type=float, default=0.0)
     p.add_argument("--betas", type=float, nargs=2, default=(0.9, 0.99))
@@ -113,6 +120,12 @@ def options(argv=None):
         p.error("give --minutes or --steps")
     if o.states and (o.stage != "full" or o.hidden or o.cache != "none"):
         p.error("--states keeps what stage full without --hidden and --cache asks of the teacher")
+    if not 0 < o.fall <= 1:
+        p.error(f"--fall {o.fall}: more than 0, at most 1")
+    if o.visits < 1 or (o.visits > 1 and not o.states):
+        p.error("--visits: 1 or more, with --states")
+    if o.look_back and (not o.states or not 0 < o.look_back_share < 1):
+        p.error("--look-back: with --states, and a share between 0 and 1")
     if o.wide:
         try:
             o.wide = [int(n) for n in o.wide.split("+")]
@@ -153,6 +166,10 @@ class Run:
         if o.wide and not (state or o.resume_from or o.place):  # its sizes are found, so before there is an optimizer
             wide.WideFit(self.student, self.data, o.fit_sequences).apply(o.wide[0] if len(o.wide) == 1 else None)
         self.states = states.States(o.states, w.sha256, self.data, o.split, w.n_embd) if o.states else None
+        self.back = self.back_states = None
+        if o.look_back:
+            self.back = Shards(o.look_back, o.ctx, o.seed, fixed=True)
+            self.back_states = states.States(o.states / "look-back", w.sha256, self.back, o.split, w.n_embd)
         if o.stage == "exit" and self.student.exit_words is None and state and state.get("exit_words"):
             self.student.add_exit(state["exit_words"])
         elif o.stage == "exit" and self.student.exit_words is None:
@@ -171,7 +188,7 @@ class Run:
         self.step, self.sequences, self.spent, self.micro = 0, 0, 0.0, min(o.micro, o.batch)
         self.before = 0  # tokens that the overlay had seen before this run
         self.anew = 0    # the step at which the optimizer began, for the warm-up
-        self.first = 0   # sequence of the micro-batch at hand
+        self.looked = 0  # look-back texts so far
         self.asked = False  # to end after the step at hand
         place = self.place()
         if place and (not state or state["step"] < place["step"]):
@@ -186,7 +203,7 @@ class Run:
             self.student.load_state_dict(state["student"])
             self.opt.load_state_dict(state["opt"])
             self.step, self.sequences, self.spent = state["step"], state["sequences"], state["spent"]
-            self.before, self.anew = state.get("before", 0), state.get("anew", 0)
+            self.before, self.anew, self.looked = state.get("before", 0), state.get("anew", 0), state.get("looked", 0)
             if state.get("data", self.data.fingerprint) != self.data.fingerprint:
                 print("distill: other data than before: their first epoch begins", flush=True)
                 self.before, self.sequences = self.tokens(), 0
@@ -238,12 +255,12 @@ class Run:
 
     def tokens(self):
         """Seen in all."""
-        return self.before + self.sequences * self.o.ctx
+        return self.before + (self.sequences + self.looked) * self.o.ctx
 
     def save(self):
         checkpoint.save(self.state_path, {"student": self.student.state_dict(), "opt": self.opt.state_dict(),
                                           "step": self.step, "sequences": self.sequences, "spent": self.spent,
-                                          "mean": self.mean, "dims": list(self.student.dims or ()), "before": self.before, "anew": self.anew,
+                                          "mean": self.mean, "dims": list(self.student.dims or ()), "before": self.before, "anew": self.anew, "looked": self.looked,
                                           "stage": self.o.stage, "ctx": self.o.ctx, "optimizer": self.o.optimizer, "data": self.data.fingerprint,
                                           "exit_words": [int(i) for i in self.student.exit_words]
                                           if self.student.exit_words is not None else None})
@@ -251,7 +268,8 @@ class Run:
     def rate(self):
         o = self.o
         done = self.spent / (60 * o.minutes) if o.minutes else self.step / o.steps
-        cosine = o.min_lr + (1 - o.min_lr) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        done = max(0.0, min(done, 1.0) - (1 - o.fall)) / o.fall
+        cosine = o.min_lr + (1 - o.min_lr) * 0.5 * (1 + math.cos(math.pi * done))
         return o.lr * min(1.0, (self.step - self.anew + 1) / max(o.warmup, 1)) * cosine
 
     def chosen(self, mask, n):
@@ -279,11 +297,11 @@ class Run:
         """0 to n - 1 in an order of the step's own."""
         return torch.randperm(n, generator=torch.Generator().manual_seed(self.o.seed * 1000003 + self.sequences))
 
-    def kept_losses(self, tokens, first):
-        """The same of stage full, from the teacher's states on disk: those of sequences that have none are made and written."""
+    def kept_losses(self, tokens, kept, first, at):
+        """The same of stage full at the positions `at`, from the teacher's states on disk, `kept`: those of sequences that have none
+        are made and written."""
         o, f, s = self.o, self.frozen, self.student
-        x, final = self.states.get(f, tokens[:, :-1], first)
-        at = self.rows(x.shape[1])
+        x, final = kept.get(f, tokens[:, :-1], first)
         last, _ = s.outcome(x, None, at)
         asked = final if at is None else final[:, at]
         total = loss.head_kl(f.last_norm(last).flatten(0, 1), asked.flatten(0, 1), f.head, o.temperature)
@@ -292,8 +310,6 @@ class Run:
     def losses(self, tokens, mask):
         """The loss of a micro-batch and its parts."""
         o, f, s = self.o, self.frozen, self.student
-        if self.states:
-            return self.kept_losses(tokens, self.first)
         x = f.shallow(tokens[:, :-1], o.split)
         mine = x if o.cache == "none" else f.shallow(tokens[:, :-1], o.split, o.cache)
         if o.stage == "attention":
@@ -329,15 +345,46 @@ class Run:
             total = total + o.hidden * hidden
         return total, parts
 
-    def train_step(self):
-        o, sums, at = self.o, {}, 0
+    def jobs(self):
+        """Of the step at hand: (how many sequences, what makes their loss), one by one."""
+        o, first, at = self.o, self.sequences, None
+        if self.states:
+            at = self.rows(o.ctx)
+        if o.visits > 1:
+            number, visit = course.group(self.sequences // o.batch, o.visits, o.seed)
+            first = number * o.batch
+            at = at if at is None else course.visited(o.seed, number, visit, o.ctx, len(at)).to(self.device)
+
+        def plain(i, n):
+            tokens, mask = self.data.batch(i, n, self.device)
+            return self.kept_losses(tokens, self.states, i, at) if self.states else self.losses(tokens, mask)
+
+        def looked(i):
+            tokens, mask = self.back.batch(i, 1, self.device)
+            total, parts = self.kept_losses(tokens, self.back_states, i, course.asked(mask[0].cpu(), o.seed, i).to(self.device))
+            return total, {"kl_back": parts["kl"]}
+        done = 0
+        while done < o.batch:
+            n = min(self.micro, o.batch - done)
+            yield n, lambda i=first + done, n=n: plain(i, n)
+            done += n
+        for i in range(self.n_looked()):
+            yield 1, lambda i=self.looked + i: looked(i)
+
+    def n_looked(self):
+        """Look-back texts of the step at hand; none once all have come."""
+        if not self.back:
+            return 0
+        return min(self.back.count() - self.looked, course.extra(self.sequences // self.o.batch, self.o.batch, self.o.look_back_share))
+
+    def gradients(self):
+        """Of a step's sequences. Sums over parts of the loss, or None where memory ran out."""
+        sums, count, n_looked = {}, {}, self.n_looked()
         self.opt.zero_grad(set_to_none=True)
-        while at < o.batch:
-            n = min(self.micro, o.batch - at)
+        for n, made in self.jobs():
             try:
-                self.first = self.sequences + at
-                total, parts = self.losses(*self.data.batch(self.first, n, self.device))
-                (total * (n / o.batch)).backward()
+                total, parts = made()
+                (total * (n / (self.o.batch + n_looked))).backward()
             except (RuntimeError, MemoryError) as e:
                 # on a CPU PyTorch has no type for it
                 if not isinstance(e, (torch.OutOfMemoryError, MemoryError)) and "allocate memory" not in str(e):
@@ -346,12 +393,16 @@ class Run:
                     raise SystemExit(f"distill: step {self.step}: no memory for one sequence: {e}") from e
                 self.micro //= 2
                 print(f"distill: out of memory: {self.micro} sequences at once from here", flush=True)
-                self.opt.zero_grad(set_to_none=True)
-                sums, at = {}, 0
-                continue
+                return None
             for k, v in parts.items():
-                sums[k] = sums.get(k, 0.0) + v * n / o.batch
-            at += n
+                sums[k] = sums.get(k, 0.0) + v * n
+                count[k] = count.get(k, 0) + n
+        return {k: v / count[k] for k, v in sums.items()}
+
+    def train_step(self):
+        o, sums = self.o, None
+        while sums is None:
+            sums = self.gradients()
         norm = torch.nn.utils.clip_grad_norm_(self.params, o.clip).item()
         if not all(map(math.isfinite, [norm, *sums.values()])):
             raise SystemExit(f"distill: step {self.step}: not finite (loss {sums}, gradient {norm}); "
@@ -362,6 +413,7 @@ class Run:
         for mean, p in zip(self.mean or (), self.params):
             # while few steps are behind, the plain mean of all of them
             mean.lerp_(p.detach(), max(1 - o.ema, 1 / (self.step - self.anew + 1)))
+        self.looked += self.n_looked()
         self.step += 1
         self.sequences += o.batch
         sums["grad"] = norm
@@ -386,26 +438,26 @@ class Run:
               f" of text, {self.ops} operations, {torch.get_num_threads()} threads, peak {best / 1e9:.0f} GFLOP/s,"
               f" {flops / 1e6:.0f} MFLOP a token", flush=True)
         saved = since = time.monotonic()
-        sums, steps = {}, 0
+        sums, steps, seen = {}, 0, self.sequences
         while not self.ends(began, first):
             before = time.monotonic()
             parts = self.train_step()
             now = time.monotonic()
             self.spent += now - before
             for k, v in parts.items():
-                sums[k] = sums.get(k, 0.0) + v
+                sums.setdefault(k, []).append(v)
             steps += 1
             if steps == o.report_every or self.ends(began, first):
-                rate = steps * o.batch * o.ctx / (now - since)
+                rate = (self.sequences - seen) * o.ctx / (now - since)
                 line = {"step": self.step, "tokens": self.sequences * o.ctx, "stage": o.stage,
-                        **{k: round(v / steps, 5) for k, v in sums.items()},
+                        **{k: round(sum(v) / len(v), 5) for k, v in sums.items()},
                         **({"temperature": o.temperature} if o.stage != "attention" and o.loss == "kl" else {}), "lr": round(self.rate(), 7),
                         "minutes": round(self.spent / 60, 2), "tokens_s": round(rate, 1),
                         "peak_share": round(rate * flops / best, 3)}
                 with open(o.run / "log.jsonl", "a") as log:
                     log.write(json.dumps(line) + "\n")
                 print(" ".join(f"{k} {v}" for k, v in line.items()), flush=True)
-                sums, steps, since = {}, 0, now
+                sums, steps, since, seen = {}, 0, now, self.sequences
             if now - saved >= o.save_every:
                 self.save()
                 self.export(quiet=True)

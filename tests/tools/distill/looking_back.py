@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Made texts that look back, the order in which training takes them, and sampled texts."""
+
+import argparse
+import json
+import pathlib
+import random
+import re
+import tempfile
+import unittest
+import unittest.mock
+
+import numpy as np
+import torch
+
+from stories import Trained
+import course
+import lookback
+import make_data
+import sample
+
+
+class WordTokens:
+    """Words, digits and signs, each with an id of its own."""
+    end = 0
+
+    def __init__(self):
+        self.known = {}
+
+    def encode(self, texts):
+        return [[self.known.setdefault(p, 1 + len(self.known)) for p in re.findall(r" ?[A-Za-z]+|\d|\s|[^\w\s]|_", t)] for t in texts]
+
+    def decode(self, ids):
+        names = {i: p for p, i in self.known.items()}
+        return "".join(names.get(int(i), "~") for i in ids)
+
+
+class LookBack(unittest.TestCase):
+    def maker(self, seed, keep=None):
+        rng = np.random.default_rng(1)
+        return lookback.Maker(WordTokens(), [rng.integers(20000, 60000, 50000), rng.integers(20000, 60000, 100)], random.Random(seed), keep)
+
+    def test_documents(self):
+        """Every answer stands word by word in the same document, `least` to `most` tokens before; the form is none that the
+        evaluation has; the same seed makes the same."""
+        maker, again, answers = self.maker(3), self.maker(3), 0
+        for _ in range(30):
+            ids, mask = maker.document()
+            self.assertEqual((ids, mask), again.document())
+            self.assertEqual((len(ids), len(mask), ids[-1], mask[-1]), (lookback.LENGTH, lookback.LENGTH, 0, 0))
+            self.assertLess(0.02 * len(ids), sum(mask))
+            cuts = np.flatnonzero(np.diff([0, *mask, 0]))
+            for a, b in zip(cuts[::2], cuts[1::2]):
+                answer = ids[a:b - 1] if b - a > 1 else ids[a:b]  # its end may be another sign
+                key = max((answer[i:i + 3] for i in range(max(1, len(answer) - 2))), key=len)
+                found = [i for i in range(a) if ids[i:i + len(key)] == key]
+                self.assertTrue(any(lookback.LEAST <= a - i <= lookback.MOST for i in found), (a, maker.tokens.decode(answer)))
+                answers += 1
+            self.assertNotIn("magic", maker.tokens.decode(ids))
+        self.assertGreater(answers, 100)
+
+    def test_overlaps(self):
+        """A text with eight words in a row of an evaluation text is not made."""
+        keep = make_data.Filter([])
+        keep.overlaps = lambda w: w[:1] == ["guests"]
+        maker = self.maker(5, keep)
+        text = maker.tokens.decode(sum((maker.document()[0] for _ in range(20)), []))
+        self.assertNotIn("Guests", text)
+        self.assertIn("Abbreviations", text)
+
+    def test_command(self):
+        with tempfile.TemporaryDirectory() as d:
+            folder = pathlib.Path(d)
+            np.random.default_rng(2).integers(20000, 60000, 30000).astype(np.uint16).tofile(folder / "a.bin")
+            (folder / "manifest.json").write_text(json.dumps({"shards": [{"name": "a", "tokens": 30000}]}))
+            args = ["lookback.py", "--model", "x", "--data", d, "--out", str(folder / "out"), "--tokens", "6000"]
+            with unittest.mock.patch("sys.argv", args), unittest.mock.patch.object(make_data, "Tokens", lambda _: WordTokens()):
+                lookback.main()
+            shards = lookback.data.Shards(folder / "out", lookback.LENGTH, 1, fixed=True)
+            self.assertEqual((shards.count(), len(set(shards._places(0)))), (8, 2))
+            self.assertEqual({at for _, at in shards._places(0)}, {0, 2048})
+            self.assertEqual(lookback.data.Shards(folder / "out", 1024, 1).aligned, [False])
+
+
+class Courses(unittest.TestCase):
+    def test_visits(self):
+        """Each sequence comes `visits` times, each time at other positions while there are any."""
+        steps = [course.group(k, 3, 1) for k in range(4 * 3 * course.SPAN)]
+        self.assertEqual(sorted(steps), [(n, v) for n in range(4 * course.SPAN) for v in range(3)])
+        self.assertNotEqual([n for n, _ in steps[:course.SPAN]], [n for n, _ in steps[course.SPAN:2 * course.SPAN]])
+        self.assertEqual([course.group(k, 1, 1)[1] for k in range(40)], [0] * 40)
+        for n in range(2):
+            met = torch.cat([course.visited(1, n, v, 64, 16) for v in range(4)])
+            self.assertEqual(sorted(met.tolist()), list(range(64)))
+        again = course.visited(1, 0, 4, 64, 16)
+        self.assertEqual((len(again), again.tolist()), (16, sorted(set(again.tolist()))))
+        self.assertNotEqual(again.tolist(), course.visited(1, 0, 0, 64, 16).tolist())
+
+    def test_look_back_share(self):
+        for batch, share in ((4, 0.1), (8, 0.1), (2, 0.5), (1, 0.9)):
+            n = sum(course.extra(k, batch, share) for k in range(1000))
+            self.assertAlmostEqual(n / (n + 1000 * batch), share, delta=0.001)
+
+    def test_asked(self):
+        mask = np.zeros(256, bool)
+        mask[[3, 70, 71, 200]] = True
+        at = course.asked(mask, 1, 5).tolist()
+        self.assertEqual((len(at), at), (32, sorted(set(at))))
+        self.assertTrue({3, 70, 71, 200} <= set(at))
+        mask[:150] = True
+        self.assertEqual(course.asked(mask, 1, 5).tolist(), list(range(256)))
+        self.assertEqual(len(course.asked(np.zeros(256, bool), 1, 5)), 32)
+
+
+class LookBackRuns(Trained):
+    def test_train(self):
+        """Look-back texts join the steps until they have all come, and a stopped run goes on with the next."""
+        back = self.folder / "back"
+        back.mkdir()
+        rng = np.random.default_rng(4)
+        rng.integers(3, 512, 5 * 32 + 1).astype(np.uint16).tofile(back / "b.bin")
+        (rng.random(5 * 32 + 1) < 0.3).astype(np.uint8).tofile(back / "b.mask")
+        (back / "manifest.json").write_text(json.dumps({"shards": [{"name": "b", "tokens": 161, "aligned": 32}]}))
+        args = ["--split", "2", "--group", "3", "--wide", "32+32", "--start", "fit", "--fit-sequences", "20", "--fall", "0.25", "--share", "0.25",
+                "--batch", "3", "--quant", "F32", "--visits", "4", "--look-back", str(back), "--look-back-share", "0.25", "--steps", "8"]
+        states = lambda n: ["--states", str(self.folder / n)]
+        self.train("whole", *args, *states("one"))
+        self.train("parts", *args, *states("two"), "--session-steps", "3")
+        self.train("parts", *args, *states("two"))
+        whole, parts = self.log("whole"), self.log("parts")
+        self.assertEqual([[line.get(k) for k in ("kl", "kl_back", "lr")] for line in whole],
+                         [[line.get(k) for k in ("kl", "kl_back", "lr")] for line in parts])
+        self.assertEqual(["kl_back" in line for line in whole], [True] * 5 + [False] * 3)
+        self.assertEqual(len({line["lr"] for line in whole[:5]}), 1)
+        self.assertLess(whole[-1]["lr"], whole[0]["lr"])
+        self.assertEqual((self.folder / "one/done.bin").read_bytes().count(1), 3 * 8)
+        self.assertEqual((self.folder / "one/look-back/done.bin").read_bytes().count(1), 5)
+        for bad in (["--visits", "2"], ["--look-back", "x"], ["--fall", "0"]):
+            with self.assertRaises(SystemExit), unittest.mock.patch("sys.stderr"):
+                self.options("bad", "--split", "2", "--steps", "1", *bad)
+
+
+class Samples(unittest.TestCase):
+    def test_shard(self):
+        """What is on disk is not asked for again, a line cut off is; texts of another overlay are refused; overlaps are left out."""
+        with tempfile.TemporaryDirectory() as d:
+            folder = pathlib.Path(d)
+            o = argparse.Namespace(out=folder, model="m.gguf", overlay=None, kv="full", begin=6, length=20, seed=1, avoid=[], tokens=60)
+            shards = [np.arange(1, 400, dtype=np.uint16), np.arange(400, 500, dtype=np.uint16)]
+            rows = [{"custom_id": str(i), "text": t, "finish_reason": "stop"} for i, t in ((1, "one two"), (0, "a b c d e f g h i"))]
+            path = folder / "samples.jsonl"
+            path.write_text("".join(json.dumps(r) + "\n" for r in rows) + '{"custom_id": "2", "te')
+            self.assertEqual(sorted(sample.lines(path)), [0, 1])
+            (folder / "bad.txt").write_text("x a b c d e f g h i y")
+            o.avoid = [str(folder / "bad.txt")]
+            tokens = WordTokens()
+            sample.shard(o, shards, tokens, path)
+            ids = np.fromfile(folder / "samples.bin", np.uint16).tolist()
+            self.assertEqual(ids, sample.prompt(shards, 1, 1, 6) + tokens.encode(["one two"])[0] + [0])
+            asked = sample.asked(o, shards, 2, 0)
+            self.assertEqual((asked["tokens"], asked["max_tokens"]), (sample.prompt(shards, 1, 2, 6), 14))
+            self.assertNotEqual(sample.prompt(shards, 1, 2, 6), sample.prompt(shards, 1, 3, 6))
+            self.assertEqual(sample.about(o)["overlay"], None)
+            (folder / "about.json").write_text(json.dumps({**sample.about(o), "kv": "fp8"}))
+            with self.assertRaisesRegex(SystemExit, "give another folder"):
+                sample.main(["--model", "m.gguf", "--data", d, "--out", d, "--tokens", "60"])

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that look back: what stands early in a document is looked up, copied or continued 200 to 1,900 tokens later, among text of
+the shards of make_data.py.
+
+    lookback.py --model BASE.gguf --data DIR --out DIR2 [--tokens 1300000] [--avoid FILE...]
+    train.py ... --look-back DIR2
+
+Forms: guests of a register, words of a glossary, pairs of a list, a notice once more, an order that goes on, constants of a program;
+none is one of bench/quality's (a number hidden in prose and asked for; a paragraph that is begun again). Names and words are made
+from syllables. A document has LENGTH tokens, so that a context of as many is one document; the mask has the answers. The same
+options give the same bytes."""
+
+import argparse
+import pathlib
+import random
+
+import numpy as np
+
+import data
+import make_data
+
+LENGTH, LEAST, MOST = 2048, 200, 1900
+PARTS = "ba ren tol mi sa dor vik lun pe gar hol ti na mur es kal ro wen ash bel cor dun fen gil har is jor kel lor mon".split()
+ENDS = "th n r s l m dar vin sel nor ra by ley ton mere".split()
+
+
+class Words:
+    """Made names and words, none twice in a document."""
+
+    def __init__(self, rng):
+        self.rng, self.used = rng, set()
+
+    def word(self):
+        while True:
+            w = "".join(self.rng.sample(PARTS, self.rng.randint(1, 2))) + self.rng.choice(ENDS)
+            if w not in self.used:
+                self.used.add(w)
+                return w
+
+    def name(self):
+        return self.word().capitalize()
+
+
+# Each: (what stands first, [(how it is asked for, the answer), ...])
+
+def register(rng, words, _):
+    rooms = rng.sample(range(1, 60), rng.randint(4, 9))
+    guests = {r: f"{words.name()} {words.name()} of {words.name()}" for r in rooms}
+    first = "Guests of the house\n" + "".join(f"  room {r}: {g}\n" for r, g in guests.items())
+    asked = rng.sample(rooms, rng.randint(1, 2))
+    return first, [(f"In room {r} of that house slept", f" {guests[r]}.\n") for r in asked]
+
+
+def glossary(rng, words, _):
+    terms = {"".join(rng.sample("BCDFGHJKLMNPQRSTVWXZ", 3)): f"{words.word()} {words.word()} {words.word()}" for _ in range(rng.randint(3, 6))}
+    first = "Abbreviations. " + " ".join(f"{t} is short for {w}." for t, w in terms.items()) + "\n"
+    return first, [(f"By {t} we mean", f" {terms[t]}.\n") for t in rng.sample(sorted(terms), rng.randint(1, 2))]
+
+
+def pairs(rng, words, _):
+    said = {words.word(): words.word() for _ in range(rng.randint(6, 12))}
+    first = "word list\n" + "".join(f"{a} = {b}\n" for a, b in said.items())
+    return first, [(f"{a} =", f" {said[a]}\n") for a in rng.sample(sorted(said), rng.randint(3, 5))]
+
+
+def notice(rng, words, slice_of):
+    label = f"Notice {rng.randint(2, 99)} from {words.name()}"
+    text = slice_of(rng.randint(24, 70))
+    return [f"{label}:", text, "\n"], [(f"{label}, once more:", text)]
+
+
+def order(rng, words, _):
+    names = [words.name() for _ in range(rng.randint(7, 14))]
+    start = rng.randint(2, len(names) - 4)
+    first = f"They came from {words.name()} one by one: " + ", ".join(names) + ".\n"
+    return first, [(f"As was said: after {names[start - 1]} came {names[start]},", " " + ", ".join(names[start + 1:]) + ".\n")]
+
+
+def constants(rng, words, _):
+    values = {f"{words.word()}_{rng.choice(('limit', 'size', 'code', 'port'))}".upper(): rng.randint(100, 99999) for _ in range(rng.randint(3, 7))}
+    first = "```python\n" + "".join(f"{k} = {v}\n" for k, v in values.items()) + "```\n"
+    asked = rng.sample(sorted(values), rng.randint(1, 3))
+    return first, [("```python\n" + f"assert {k} ==", f" {values[k]}\n") for k in asked[:1]] + \
+        [(f"assert {k} ==", f" {values[k]}\n") for k in asked[1:]]
+
+
+FORMS = register, glossary, pairs, notice, order, constants
+
+
+class Maker:
+    """tokens: encode(texts) and end, as make_data.Tokens; shards: lists of token ids to fill with; keep: make_data.Filter."""
+
+    def __init__(self, tokens, shards, rng, keep=None, length=LENGTH, least=LEAST, most=MOST):
+        self.tokens, self.rng, self.keep = tokens, rng, keep
+        self.length, self.least, self.most = length, least, most
+        self.shards = [s for s in shards if len(s) > 4 * length]
+        if not self.shards:
+            raise SystemExit(f"lookback: no shard of more than {4 * length} tokens")
+
+    def slice_of(self, n):
+        """n tokens of a shard, without ends of documents."""
+        shard = self.rng.choices(self.shards, [len(s) for s in self.shards])[0]
+        while True:
+            at = self.rng.randrange(len(shard) - 2 * n - 16)
+            found = [int(i) for i in shard[at:at + 2 * n + 16] if i != self.tokens.end]
+            if len(found) >= n:
+                return found[:n]
+
+    def ids(self, text):
+        if isinstance(text, str):
+            return self.tokens.encode([text])[0]
+        return text if not text or isinstance(text[0], int) else [i for part in text for i in self.ids(part)]
+
+    def task(self, words):
+        """(ids of what stands first, ids of the question and its answer, their mask), or None where it overlaps."""
+        first, asked = self.rng.choice(FORMS)(self.rng, words, self.slice_of)
+        if self.keep and any(self.keep.overlaps(make_data.words(t)) for t in [first, *(q + a for q, a in asked if isinstance(a, str))]
+                             if isinstance(t, str)):
+            return None
+        later, mask = self.ids("\n\n"), []
+        mask += [0] * len(later)
+        for q, a in asked:
+            q, a = self.ids(q), self.ids(a)
+            later, mask = later + q + a, mask + [0] * len(q) + [1] * len(a)
+        return self.ids("\n\n") + self.ids(first), later, mask
+
+    def placed(self, tasks):
+        """[(position, ids, mask)] in order: every task's halves, `least` to `most` tokens from the first's beginning and end to the
+        second's end and beginning, where there is room for both."""
+        taken, out = [], []
+        free = lambda a, n: all(a + n <= b or a >= b + m for b, m in taken)
+        for first, later, mask in tasks:
+            for _ in range(60):
+                n, m = len(first), len(later)
+                last = min(self.length - 1 - m, self.length)
+                if last - self.least - n < 0:
+                    break
+                at = self.rng.randint(0, last - self.least - n)
+                low, high = at + n + self.least, min(at + self.most - m, last)
+                if low > high:
+                    continue
+                then = self.rng.randint(low, high)
+                if free(at, n) and free(then, m):
+                    taken += [(at, n), (then, m)]
+                    out += [(at, first, [0] * n), (then, later, mask)]
+                    break
+        return sorted(out, key=lambda x: x[0])
+
+    def document(self):
+        """`length` ids, the last one an end, and the answers' mask."""
+        words, tasks = Words(self.rng), []
+        while sum(len(a) + len(b) for a, b, _ in tasks) < 0.4 * self.length:
+            made = self.task(words)
+            if made:
+                tasks.append(made)
+        ids, mask = [], []
+        for at, part, its_mask in [*self.placed(tasks), (self.length - 1, [self.tokens.end], [0])]:
+            fill = at - len(ids)
+            ids += (self.slice_of(fill) if fill else []) + part
+            mask += [0] * fill + its_mask
+        return ids, mask
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--model", required=True)
+    p.add_argument("--data", required=True, type=pathlib.Path, help="folder of make_data.py's shards")
+    p.add_argument("--out", required=True, type=pathlib.Path)
+    p.add_argument("--tokens", type=int, default=1300000)
+    p.add_argument("--avoid", nargs="*", default=[])
+    p.add_argument("--seed", type=int, default=1)
+    a = p.parse_args()
+    a.out.mkdir(parents=True, exist_ok=True)
+    shards = [tokens for tokens, mask, _ in data.Shards(a.data, LENGTH, 1).shards if mask is None]
+    maker = Maker(make_data.Tokens(a.model), shards, random.Random(a.seed), make_data.Filter(a.avoid) if a.avoid else None)
+    shard, n = make_data.Shard(a.out, "lookback", masked=True), 0
+    answers = 0
+    for _ in range(max(1, a.tokens // LENGTH)):
+        ids, mask = maker.document()
+        shard.add(ids, mask)
+        n, answers = n + 1, answers + int(np.sum(mask))
+    shard.add([maker.tokens.end], [0])  # what the last one's last token predicts
+    shard.close(source=f"{n} made documents that look back", aligned=LENGTH, answers=answers, repeat=4)
+
+
+if __name__ == "__main__":
+    main()
