@@ -133,7 +133,7 @@ def generated(o, name, path, prompts, ctx):
     of = weights.sha256(o.model)[:12]
     if path:
         split, group, _ = overlay.shape(path)
-        of += f"-{split}-{group}"
+        of += f"-{split}-{group}".replace(" ", "")
     out = o.out / f"{prompts.stem}-{name}-{of}.jsonl"
     ids = [json.loads(line)["id"] for line in open(prompts)]
     if (name == "teacher" or name.startswith("untrained")) and out.exists():

@@ -175,7 +175,7 @@ class Fit:
     def apply(self):
         s = self.student
         for i in range(len(s.k)):
-            members = range(i * s.group, min((i + 1) * s.group, len(s.q)))
+            members = s.members(i)
             v, outputs = self.shared_v_for_any_o(members) if s.o else (self.shared_v(members), [])
             s.v[i].copy_(v)
             for j, o in zip(members, outputs):

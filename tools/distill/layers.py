@@ -179,7 +179,7 @@ class _Deep(torch.autograd.Function):
     sines); `tensors`: all these and then every group's K and V, bf16 (b, kv, keys, dim)."""
 
     @staticmethod
-    def forward(ctx, keep_all, frozen, split, group, trained, turns, teacher, at, x, *tensors):
+    def forward(ctx, keep_all, frozen, split, of, trained, turns, teacher, at, x, *tensors):
         qs, os, q_maps, v_maps = trained
         n = len(qs)
         stores = [t.contiguous() for t in tensors[sum(map(len, trained)):]]
@@ -191,7 +191,7 @@ class _Deep(torch.autograd.Function):
 
         def layer_of(j, names):
             return _layer(frozen, frozen.layers[split + j], x.shape, names, kv, qs[j], os[j] if os else None, keys, at,
-                          (q_maps[j], v_maps[j], *turns[j // group]) if q_maps else None)
+                          (q_maps[j], v_maps[j], *turns[of[j]]) if q_maps else None)
         h, error, kept, weights = x.clone(), 0.0, [], []
         keep_all = keep_all and any(ctx.needs_input_grad)
         for j in range(n):
@@ -199,7 +199,7 @@ class _Deep(torch.autograd.Function):
             mine = _arrays(b, layer) if keep_all else {}
             keep = _kept(mine)
             ops.each(ops.parts(b), ops.size("tile_layer_scratch", layer), lambda a, e, space: ops.call(
-                "tile_layer", layer, keep, ks[j // group], vs[j // group], a, e, h, space))
+                "tile_layer", layer, keep, ks[of[j]], vs[of[j]], a, e, h, space))
             kept.append(mine)
             if teacher is not None:
                 weight, one = torch.empty(b * s), torch.empty(1)
@@ -208,14 +208,14 @@ class _Deep(torch.autograd.Function):
                 error += one.item() / n
             del use
         if keep_all:
-            ctx.of = frozen.w.n_heads, group, trained, teacher, layer_of
+            ctx.of = frozen.w.n_heads, of, trained, teacher, layer_of
             ctx.lists = kept, ks, vs, weights
             ctx.save_for_backward(h)
         return h, torch.tensor(error)
 
     @staticmethod
     def backward(ctx, dh, derror):
-        heads, group, (qs, os, q_maps, v_maps), teacher, layer_of = ctx.of
+        heads, of, (qs, os, q_maps, v_maps), teacher, layer_of = ctx.of
         kept, ks, vs, weights = ctx.lists
         (after,) = ctx.saved_tensors
         b, s, d = after.shape
@@ -235,7 +235,7 @@ class _Deep(torch.autograd.Function):
             layer, use = layer_of(j, ("o_back", "gate_up_back", "down_back"))
             if teacher is not None:
                 ops.call("tile_relative_back", after, teacher[j + 1], weights[j], 2 * derror.item() / (b * s * n), b * s, d, dh)
-            keep, g = _kept(kept[j]), j // group
+            keep, g = _kept(kept[j]), of[j]
             ops.each(ops.parts(b), ops.size("tile_layer_scratch", layer), lambda a, e, space: ops.call(
                 "tile_layer_back", layer, keep, to, ks[g], vs[g], a, e, int(j == 0), dh, dk[g], dv[g], space))
             by_q[j] = ops.outer(back["dq"], back["x"])
@@ -250,12 +250,12 @@ class _Deep(torch.autograd.Function):
         return (None,) * 9 + tuple(by_q + by_o + by_q_map + by_v_map) + tuple(g.to(ks[0].dtype) for g in dk + dv)
 
 
-def deep(frozen, split, group, qs, os, stores, x, teacher=None, at=None, maps=None):
+def deep(frozen, split, of, qs, os, stores, x, teacher=None, at=None, maps=None):
     """A student's deep layers on x (b, n, d) f32, rows of the positions `at` (ascending, a multiple of 32 of them; None: all):
     the last output and the mean relative error to the teacher's states there (a list: the split's, then each layer's
-    output). os: its output projections, empty where they are the base's. maps: of wide stores, every layer's query maps, value
+    output). of: each layer's store. os: its output projections, empty where they are the base's. maps: of wide stores, every layer's query maps, value
     maps, and every store's cosine and sine at these rows."""
     q_maps, v_maps, turns = maps or ((), (), ())
     trained = [list(t) for t in (qs, os, q_maps, v_maps)]
-    return _Deep.apply(torch.is_grad_enabled(), frozen, split, group, trained, turns, teacher, at, x, *(p for t in trained for p in t),
+    return _Deep.apply(torch.is_grad_enabled(), frozen, split, of, trained, turns, teacher, at, x, *(p for t in trained for p in t),
                        *(k for k, _ in stores), *(v for _, v in stores))

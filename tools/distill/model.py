@@ -95,8 +95,19 @@ class Frozen:
         return self.last_norm(h) @ self.head.t()
 
 
+def sizes(group, n):
+    """Sizes of the groups of n deep layers: `group` each, the last what is left; or as listed."""
+    if isinstance(group, int):
+        if not 1 <= group <= n:
+            raise SystemExit(f"distill: --group: {group} is not in 1..{n}")
+        return [min(group, n - at) for at in range(0, n, group)]
+    if min(group) < 1 or sum(group) != n:
+        raise SystemExit(f"distill: --group: {','.join(map(str, group))} are not sizes whose sum is {n}")
+    return list(group)
+
+
 class Student(nn.Module):
-    """Starts as pipit-mkmodel --swiftkv does: the split layer's norm, each layer's own q, the group's mean k and v.
+    """group: how many layers share a store, or a tuple of such sizes. Starts as pipit-mkmodel --swiftkv does: the split layer's norm, each layer's own q, the group's mean k and v.
     `outputs`: the deep layers' output projections are its own and trained too. `whole`: all their weights are (the paper's
     control, Table 6)."""
 
@@ -105,9 +116,9 @@ class Student(nn.Module):
         w = frozen.w
         if not 1 <= split < w.n_layers:
             raise SystemExit(f"distill: --split: {split} is not in 1..{w.n_layers - 1}")
-        if not 1 <= group <= w.n_layers - split:
-            raise SystemExit(f"distill: --group: {group} is not in 1..{w.n_layers - split}")
         self.frozen, self.split, self.group, self.cache = frozen, split, group, cache
+        self.sizes = sizes(group, w.n_layers - split)
+        self.store = [i for i, n in enumerate(self.sizes) for _ in range(n)]  # of each deep layer
         self.kv_heads = kv_heads or w.n_kv
         self.dims = None  # wide.py's K and V
         if w.n_heads % self.kv_heads:
@@ -116,8 +127,8 @@ class Student(nn.Module):
         self.norm = param(w.layers[split]["attn_norm"])
         self.q = nn.ParameterList(param(layer["q"]) for layer in w.layers[split:])
         self.k, self.v = nn.ParameterList(), nn.ParameterList()
-        for at in range(split, w.n_layers, group):
-            members = w.layers[at:at + group]
+        for i in range(len(self.sizes)):
+            members = [w.layers[split + j] for j in self.members(i)]
             for name, into in (("k", self.k), ("v", self.v)):
                 mean = sum(m[name] for m in members) / len(members)
                 into.append(param(self.spread(mean.reshape(w.n_kv, w.dim, -1))))
@@ -127,6 +138,15 @@ class Student(nn.Module):
         for layer in w.layers[split:] if whole else ():
             self.deep.append(nn.ParameterDict({k: param(a) for k, a in layer.items() if k not in "qkv"}))
         self.exit_words = None
+
+    def members(self, i):
+        """The deep layers, counted from the split, that read store i."""
+        first = sum(self.sizes[:i])
+        return range(first, first + self.sizes[i])
+
+    def leads(self, j):
+        """Whether deep layer j is the first of its group."""
+        return j == 0 or self.store[j] != self.store[j - 1]
 
     def add_exit(self, words):
         """An early-exit head for these token ids (ascending) and one row for all other words, on the split's state. It
@@ -175,7 +195,7 @@ class Student(nn.Module):
         layer = layer or self.layer(j)
         x = ops.rms(h, layer["attn_norm"], f.w.eps, f.dtype)
         o = self.o[j].to(f.dtype) if self.o else layer["o"]
-        return f.attend(o, F.linear(x, self.q[j].to(f.dtype)), *stores[j // self.group], at)
+        return f.attend(o, F.linear(x, self.q[j].to(f.dtype)), *stores[self.store[j]], at)
 
     def run(self, x, at=None):
         """Inputs of the deep layers and the last output, from the split's hidden state (b, s, embd) f32."""
@@ -196,7 +216,7 @@ class Student(nn.Module):
             teacher = [None, *(t[:, at] for t in teacher[1:])]
         if not self.deep and layers.able(self.frozen, x) and (at is None or len(at) % 32 == 0):
             rows = x if at is None else x[:, at]
-            last, error = layers.deep(self.frozen, self.split, self.group, self.q, self.o, self.stores(x), rows, teacher, at)
+            last, error = layers.deep(self.frozen, self.split, self.store, self.q, self.o, self.stores(x), rows, teacher, at)
             return last, None if teacher is None else error
         states = self.run(x, at)
         return states[-1], None if teacher is None else loss.relative(states[1:], teacher[1:])

@@ -11,6 +11,7 @@ from weights import to_halves, to_pairs
 
 
 OUTPUT = "attn_output_swiftkv.weight"
+SIZE, SIZES = "pipit.swiftkv.key_value_group_size", "pipit.swiftkv.key_value_group_sizes"
 
 
 def turned_map(m, k_dim, dim, order):
@@ -26,8 +27,8 @@ def wide_rows(student):
         at = f"blk.{student.split + j}."
         out[at + "attn_q_map_swiftkv.weight"] = turned_map(get(q_map).reshape(-1, dim), k_dim, dim, to_pairs)
         out[at + "attn_v_map_swiftkv.weight"] = get(v_map).reshape(-1, v_map.shape[-1])
-        if j % student.group == 0:
-            out[at + "attn_freqs_swiftkv.weight"] = get(student.freqs[j // student.group])
+        if student.leads(j):
+            out[at + "attn_freqs_swiftkv.weight"] = get(student.freqs[student.store[j]])
     return out
 
 
@@ -42,9 +43,9 @@ def rows(student):
         out[at + "attn_q_swiftkv.weight"] = to_pairs(get(q), dim)
         if student.o:
             out[at + OUTPUT] = get(student.o[j])
-        if j % student.group == 0:
-            out[at + "attn_k_swiftkv.weight"] = to_pairs(get(student.k[j // student.group]), k_dim)
-            out[at + "attn_v_swiftkv.weight"] = get(student.v[j // student.group])
+        if student.leads(j):
+            out[at + "attn_k_swiftkv.weight"] = to_pairs(get(student.k[student.store[j]]), k_dim)
+            out[at + "attn_v_swiftkv.weight"] = get(student.v[student.store[j]])
     if student.dims:
         out.update(wide_rows(student))
     if student.exit_words is not None:
@@ -64,7 +65,10 @@ def write(path, student, kind="Q8_0", sha256=None, notes=None, outputs=None):
     w.add_string("general.type", "overlay")
     w.add_string("pipit.overlay.base_sha256", sha256)
     w.add_uint32("pipit.swiftkv.num_key_value_layers", student.split)
-    w.add_uint32("pipit.swiftkv.key_value_group_size", student.group)
+    if isinstance(student.group, int):
+        w.add_uint32(SIZE, student.group)
+    else:
+        w.add_array(SIZES, student.sizes)
     if student.dims:
         w.add_uint32("pipit.swiftkv.key_length", student.dims[0])
         w.add_uint32("pipit.swiftkv.value_length", student.dims[1])
@@ -87,12 +91,13 @@ def write(path, student, kind="Q8_0", sha256=None, notes=None, outputs=None):
 
 
 def shape(path):
-    """(split, group, kv heads' rows of K) of an overlay file, and its reader."""
+    """(split, group: a number or a tuple of sizes) of an overlay file, and its reader."""
     import gguf
     r = gguf.GGUFReader(path)
-    key = lambda k: int(r.fields[k].contents())
+    key = lambda k: r.fields[k].contents()
     try:
-        split, group = key("pipit.swiftkv.num_key_value_layers"), key("pipit.swiftkv.key_value_group_size")
+        split = int(key("pipit.swiftkv.num_key_value_layers"))
+        group = tuple(map(int, key(SIZES))) if SIZES in r.fields else int(key(SIZE))
     except KeyError as e:
         raise SystemExit(f"distill: {path} is no SwiftKV overlay: {e} is missing") from e
     return split, group, r
@@ -123,8 +128,8 @@ def put_wide(student, t, path, put):
         put(q, at + "attn_q_map_swiftkv.weight", False)
         q.copy_(torch.from_numpy(turned_map(q.cpu().numpy(), k_dim, dim, to_halves).copy()))
         put(v, at + "attn_v_map_swiftkv.weight", False)
-        if j % student.group == 0:
-            put(student.freqs[j // student.group], at + "attn_freqs_swiftkv.weight", False)
+        if student.leads(j):
+            put(student.freqs[student.store[j]], at + "attn_freqs_swiftkv.weight", False)
     student.turns = {}
 
 
@@ -162,9 +167,9 @@ def load(path, student):
         put(q, at + "attn_q_swiftkv.weight", True)
         if own:  # where the overlay has none, the student's stay as they are: the base's
             put(student.o[j], at + OUTPUT, False)
-        if j % group == 0:
-            put(student.k[j // group], at + "attn_k_swiftkv.weight", True, k_dim)
-            put(student.v[j // group], at + "attn_v_swiftkv.weight", False)
+        if student.leads(j):
+            put(student.k[student.store[j]], at + "attn_k_swiftkv.weight", True, k_dim)
+            put(student.v[student.store[j]], at + "attn_v_swiftkv.weight", False)
     if student.dims:
         put_wide(student, t, path, put)
     if "exit_head.weight" in t:

@@ -53,7 +53,8 @@ def options(argv=None):
     p.add_argument("--data", required=True, help="folder of token shards")
     p.add_argument("--run", required=True, type=pathlib.Path)
     p.add_argument("--split", type=int, required=True)
-    p.add_argument("--group", type=int, default=1)
+    p.add_argument("--group", default=1, type=lambda g: int(g) if g.isdigit() else tuple(map(int, g.split(","))),
+                   help="layers that share a store: how many, or the sizes of all groups (\"1,14,1\")")
     p.add_argument("--kv-heads", type=int, help="of the shared stores, if not the model's own number")
     p.add_argument("--wide", metavar="K+V", help="stores of one wide head, of so many dims of K and of V (\"160+224\"), or of so many in all "
                    "(\"384\"), whose division --start fit searches")

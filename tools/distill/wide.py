@@ -80,7 +80,7 @@ class Wide(model.Student):
         return y.transpose(0, 1).reshape(b, s, h, -1)
 
     def attention(self, j, h, stores, layer=None, at=None):
-        f, i = self.frozen, j // self.group
+        f, i = self.frozen, self.store[j]
         layer = layer or self.layer(j)
         (b, s), n, (k, v) = h.shape[:2], f.w.n_heads, stores[i]
         x = ops.rms(h, layer["attn_norm"], f.w.eps, f.dtype)
@@ -102,7 +102,7 @@ class Wide(model.Student):
         if layers.able_wide(self.frozen, x, self.dims) and (at is None or len(at) % 32 == 0):
             rows = x if at is None else x[:, at]
             maps = self.q_map, self.v_map, [self.turn(i, x.shape[1], at) for i in range(len(self.k))]
-            last, error = layers.deep(self.frozen, self.split, self.group, self.q, self.o, self.stores(x), rows, teacher, at, maps)
+            last, error = layers.deep(self.frozen, self.split, self.store, self.q, self.o, self.stores(x), rows, teacher, at, maps)
             return last, None if teacher is None else error
         states = self.run(x, at)
         return states[-1], None if teacher is None else loss.relative(states[1:], teacher[1:])
@@ -169,7 +169,7 @@ class WideFit(fit.Fit):
         s, w, half = self.student, self.w, self.w.dim // 2
         s.set_dims(*dims)
         for i in range(len(s.k)):
-            members = range(i * s.group, min((i + 1) * s.group, len(s.q)))
+            members = s.members(i)
             if i not in self.kept:
                 self.kept[i] = self.found_v(members), self.found_k(members)
             (e, directions), (found, slow, cut) = self.kept[i]

@@ -36,7 +36,7 @@ class AgainstC(WithStories):
         self.compare(mine, engine(self.folder, STORIES, self.text, CTX), 1e-3)
 
     def test_overlays(self):
-        for split, group in ((4, 1), (2, 1), (2, 3), (1, 3)):  # the last ends in a short group
+        for split, group in ((4, 1), (2, 1), (2, 3), (1, 3), (1, (1, 2, 1))):  # the fourth ends in a short group
             for kind in ("F32", "Q8_0"):
                 with self.subTest(split=split, group=group, kind=kind):
                     self.compare(*self.student(split, group, kind, "f32"), 1e-3)

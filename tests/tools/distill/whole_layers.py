@@ -37,7 +37,7 @@ class WholeLayers(unittest.TestCase):
     def student(self, frozen, outputs, kv_heads=1, dims=None):
         """Weights moved by chance; dims: of wide stores, whose frequencies are any, the last pairs' none."""
         torch.manual_seed(3)
-        s = wide.Wide(frozen, self.SPLIT, 2, dims, outputs=outputs) if dims else \
+        s = wide.Wide(frozen, self.SPLIT, (1, 2), dims, outputs=outputs) if dims else \
             model.Student(frozen, self.SPLIT, 2, kv_heads=kv_heads, outputs=outputs)
         with torch.no_grad():
             for p in s.parameters():

@@ -30,7 +30,7 @@ class WideStores(Trained):
         return s
 
     def test_against_the_engine(self):
-        for split, group, kv, outputs in ((2, 3, "f32", False), (1, 3, "f32", True), (2, 1, "f32", False), (2, 3, "kv8,rot=off", False), (2, 3, "fp8", False)):
+        for split, group, kv, outputs in ((2, 3, "f32", False), (1, 3, "f32", True), (2, 1, "f32", False), (2, (1, 2), "f32", True), (2, 3, "kv8,rot=off", False), (2, 3, "fp8", False)):
             with self.subTest(split=split, group=group, kv=kv):
                 s = self.random(split, group, cache="none" if kv == "f32" else kv[:3], outputs=outputs)
                 path = self.folder / "wide.gguf"
@@ -51,6 +51,11 @@ class WideStores(Trained):
             overlay.load(str(path), wide.Wide(self.frozen, 2, 3, (26, 40)))
         with self.assertRaisesRegex(SystemExit, r"stores of \(24, 40\) dims"):
             overlay.load(str(path), model.Student(self.frozen, 2, 3))
+        with self.assertRaisesRegex(SystemExit, r"group 3; asked for 2, \(1, 2\)"):
+            overlay.load(str(path), wide.Wide(self.frozen, 2, (1, 2), DIMS))
+        for group in ((2, 2), (0, 3), (3, 1, -1)):
+            with self.assertRaisesRegex(SystemExit, "not sizes whose sum is 3"):
+                wide.Wide(self.frozen, 2, group, DIMS)
 
     def test_rows_are_those_of_all(self):
         s, at = self.random(2, 3), torch.tensor([1, 5, 30, 62])
@@ -90,6 +95,8 @@ class WideStores(Trained):
         self.assertLess(lines[-1]["kl"], lines[0]["kl"])
         engine(self.folder, STORIES, self.text, CTX, "kv8", str(self.folder / "w/overlay.gguf"))
         self.train("again", *args, "--steps", "1", "--resume-from", str(self.folder / "w/overlay.gguf"))
+        self.train("uneven", "--split", "2", "--group", "1,2", *args[4:], "--steps", "2")
+        engine(self.folder, STORIES, self.text, CTX, "kv8", str(self.folder / "uneven/overlay.gguf"))
         narrow = ["--split", "2", "--group", "3", "--steps", "13"]
         self.assertIn("is of wide stores", self.train("w", *narrow, code=1))
 
