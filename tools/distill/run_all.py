@@ -37,7 +37,7 @@ ATTENTION_LONG = [*ATTENTION, "--ctx", "2048", "--batch", "2"]
 EXIT = [*COMMON, "--stage", "exit", "--start", "fit", "--temperature", "1", "--lr", "1e-3"]
 FP8 = ["--cache", "fp8"]
 MUON = ["--optimizer", "muon", "--lr", "2e-3", "--ema", "0.99"]
-ANSWERS = 12  # passes over the teacher's answers in one epoch: a third of its tokens
+ANSWERS = 4  # passes over the teacher's answers in one epoch
 OUTPUTS = ["--outputs", "--quant-outputs"]  # in a smaller type where the file would be over 10 MB
 # A stage ends with its rate fallen; the last one is for whoever goes on.
 SETTINGS = {
