@@ -42,22 +42,27 @@ static void compare(enum ops_rope_form form, int32_t n_rot, float shift, bool wi
     }
     const struct ops_rope rope = {.form = form, .n_dims = n_rot, .inv_freq = freq, .mscale = 1};
 
+    double table[4][DIM / 2];
+    struct expect_turns turns = {
+        .pos = -1, .c = table[0], .s = table[1], .step_c = table[2], .step_s = table[3]};
+
     for (int32_t i = 0; i < N; i++) {
         for (int32_t j = 0; j < PADDED; j++) {
             q[i][j] = j < DIM ? shift + noise(&seed) : 0;
         }
-        expect_add(stats, q[i], DIM, (float)i);
+        expect_add(stats, q[i], DIM, (float)i, with_cov);
     }
     /* The mean of the rotations, column by column. */
     memset(turn, 0, sizeof(turn));
     for (int32_t p = POS; p < POS + AHEAD; p++) {
+        expect_turn_to(&rope, p, &turns);
         for (int32_t i = 0; i < DIM; i++) {
             float unit[DIM] = {0};
 
             unit[i] = 1;
-            expect_unrotate(&rope, -p, unit);
+            expect_unrotate(&rope, &turns, unit); /* the inverse, which is the transpose */
             for (int32_t j = 0; j < DIM; j++) {
-                turn[j][i] += (double)unit[j] / AHEAD;
+                turn[i][j] += (double)unit[j] / AHEAD;
             }
         }
     }
@@ -113,6 +118,30 @@ Test(expect, exponents_are_what_the_paper_says)
             compare(OPS_ROPE_NEOX, DIM, shifts[i], with_cov);
             compare(OPS_ROPE_NEOX, 8, shifts[i], with_cov);
             compare(OPS_ROPE_NONE, DIM, shifts[i], with_cov);
+        }
+    }
+}
+
+/* Whatever was asked for before: the same bits, and what the angles have. */
+Test(expect, turns_are_the_positions_alone)
+{
+    static const int32_t order[] = {5, 6, 7, 63, 64, 65, 130, 129, 1000, 1001, 1100, 3, 90001};
+    const float freq[2] = {1.0f, 0.01f};
+    const struct ops_rope rope = {
+        .form = OPS_ROPE_NEOX, .n_dims = 4, .inv_freq = freq, .mscale = 1};
+    double a[4][2];
+    struct expect_turns t = {-1, a[0], a[1], a[2], a[3]};
+
+    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
+        double b[4][2];
+        struct expect_turns fresh = {-1, b[0], b[1], b[2], b[3]};
+
+        expect_turn_to(&rope, order[i], &t);
+        expect_turn_to(&rope, order[i], &fresh);
+        cr_assert_eq(memcmp(a, b, sizeof(a)), 0, "position %d", order[i]);
+        for (int k = 0; k < 2; k++) {
+            cr_assert_float_eq(a[0][k], cos(order[i] * (double)freq[k]), 1e-12);
+            cr_assert_float_eq(a[1][k], sin(order[i] * (double)freq[k]), 1e-12);
         }
     }
 }

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-void expect_add(float *stats, const float *q, int32_t k_dim, float n)
+void expect_add(float *stats, const float *q, int32_t k_dim, float n, bool with_cov)
 {
     const int32_t padded = expect_padded(k_dim);
     float *first = stats;
@@ -21,7 +21,7 @@ void expect_add(float *stats, const float *q, int32_t k_dim, float n)
         float *row = products + expect_row(i);
 
         sum[i] += d;
-        for (int32_t at = 0; at <= i; at += EXPECT_LANES) {
+        for (int32_t at = 0; with_cov && at <= i; at += EXPECT_LANES) {
             for (int32_t j = 0; j < EXPECT_LANES; j++) {
                 row[at + j] += d * (q[at + j] - first[at + j]);
             }
@@ -41,12 +41,36 @@ static int32_t n_pairs(const struct ops_rope *rope)
     return rope->form == OPS_ROPE_NONE ? 0 : rope->n_dims / 2;
 }
 
-void expect_unrotate(const struct ops_rope *rope, int32_t pos, float *x)
+void expect_turn_to(const struct ops_rope *rope, int32_t pos, struct expect_turns *t)
+{
+    if (t->pos < 0) {
+        for (int32_t i = 0; i < n_pairs(rope); i++) {
+            t->step_c[i] = cos((double)rope->inv_freq[i]);
+            t->step_s[i] = sin((double)rope->inv_freq[i]);
+        }
+    }
+    if (t->pos < 0 || pos < t->pos || pos / EXPECT_ANEW != t->pos / EXPECT_ANEW) {
+        t->pos = pos / EXPECT_ANEW * EXPECT_ANEW;
+        for (int32_t i = 0; i < n_pairs(rope); i++) {
+            t->c[i] = cos((double)t->pos * (double)rope->inv_freq[i]);
+            t->s[i] = sin((double)t->pos * (double)rope->inv_freq[i]);
+        }
+    }
+    for (; t->pos < pos; t->pos++) {
+        for (int32_t i = 0; i < n_pairs(rope); i++) {
+            const double c = t->c[i];
+
+            t->c[i] = c * t->step_c[i] - t->s[i] * t->step_s[i];
+            t->s[i] = c * t->step_s[i] + t->s[i] * t->step_c[i];
+        }
+    }
+}
+
+void expect_unrotate(const struct ops_rope *rope, const struct expect_turns *t, float *x)
 {
     for (int32_t i = 0; i < n_pairs(rope); i++) {
-        const double angle = (double)pos * (double)rope->inv_freq[i];
-        const float c = (float)cos(angle);
-        const float s = (float)sin(angle);
+        const float c = (float)t->c[i];
+        const float s = (float)t->s[i];
         int32_t a;
         int32_t b;
 

@@ -17,6 +17,7 @@
  * dealt out to calls. They are taken less the first query, because some models have heads whose
  * queries are nearly all the same: sums of squares would lose what differs. */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/ops.h"
@@ -55,12 +56,28 @@ static inline uint64_t expect_words(int32_t k_dim, int32_t n_heads)
     return EXPECT_HEAD + (uint64_t)n_heads * expect_head_words(k_dim);
 }
 
-/* One more query of one head, before RoPE, padded with zeros. `n`: how many there were. */
-void expect_add(float *stats, const float *q, int32_t k_dim, float n);
+/* One more query of one head, before RoPE, padded with zeros. `n`: how many there were. Without
+ * `with_cov` products are left alone. */
+void expect_add(float *stats, const float *q, int32_t k_dim, float n, bool with_cov);
 
-/* x, a query as it was rotated to a position, becomes what it was before, times the table's mscale.
- */
-void expect_unrotate(const struct ops_rope *rope, int32_t pos, float *x);
+/* Cosines and sines of a position, made from those of the one before it where that was asked for
+ * last; at positions that are multiples of EXPECT_ANEW from the angles, so that what a position has
+ * does not depend on what was asked for before it. */
+enum { EXPECT_ANEW = 64 };
+
+struct expect_turns {
+    int32_t pos; /* -1: none yet */
+    double *c;   /* (n_dims / 2), of pos, */
+    double *s;
+    double *step_c; /* and of one position */
+    double *step_s;
+};
+
+void expect_turn_to(const struct ops_rope *rope, int32_t pos, struct expect_turns *t);
+
+/* x, a query as it was rotated to t's position, becomes what it was before, times the table's
+ * mscale. */
+void expect_unrotate(const struct ops_rope *rope, const struct expect_turns *t, float *x);
 
 /* What queries of a head at positions [pos, pos + ahead) are expected to be. */
 struct expect_query {

@@ -23,11 +23,12 @@
 /* Sized for the largest store. */
 struct cache_expect {
     float *queries; /* of one row */
-    float *stats;   /* of one group */
-    float *square;  /* (k_dim, k_dim) */
-    float *mean;    /* (heads of a group, padded) */
-    float *cov;     /* (heads of a group, triangle) */
-    float *center;  /* (k_heads, k_dim), and the same of the balance: */
+    struct expect_turns turns;
+    float *stats;  /* of one group */
+    float *square; /* (k_dim, k_dim) */
+    float *mean;   /* (heads of a group, padded) */
+    float *cov;    /* (heads of a group, triangle) */
+    float *center; /* (k_heads, k_dim), and the same of the balance: */
     float *balance;
     float *key;       /* (k_dim), or one V */
     float *tile;      /* (k_heads, padded, EXPECT_LANES) */
@@ -86,6 +87,10 @@ struct cache_expect *cache_expect_lay(const struct geometry *s, struct memory_ar
     struct cache_expect *e = memory_arena_take(a, sizeof(*e));
 
     most.queries = memory_arena_take(a, (size_t)s->config.n_q * k_dim * sizeof(float));
+    most.turns.c = memory_arena_take(a, k_dim / 2 * sizeof(double));
+    most.turns.s = memory_arena_take(a, k_dim / 2 * sizeof(double));
+    most.turns.step_c = memory_arena_take(a, k_dim / 2 * sizeof(double));
+    most.turns.step_s = memory_arena_take(a, k_dim / 2 * sizeof(double));
     most.stats =
         memory_arena_take(a, (size_t)expect_words((int32_t)k_dim, (int32_t)heads) * sizeof(float));
     most.square = memory_arena_take(a, k_dim * k_dim * sizeof(float));
@@ -152,7 +157,7 @@ static int read_maps(const struct work *w)
 }
 
 /* A query as it was before RoPE, out of the row that attention reads. */
-static void bare_query(const struct work *w, const float *row, int32_t head, int32_t pos)
+static void bare_query(const struct work *w, const float *row, int32_t head)
 {
     const struct cache_expect *e = w->c->expect;
     const int32_t dim = w->l->k_dim;
@@ -167,17 +172,19 @@ static void bare_query(const struct work *w, const float *row, int32_t head, int
     for (int32_t i = 0; w->kv->balance && i < dim; i++) {
         e->key[i] *= e->balance[k_head * dim + i];
     }
-    expect_unrotate(w->a->unrotated_rope, pos, e->key);
+    expect_unrotate(w->a->unrotated_rope, &e->turns, e->key);
 }
 
 /* Rows [first, n_rows) of the sequence enter the group's statistics. */
 static int count_queries(const struct work *w, float *stats, const struct ops_seq *seq,
                          int32_t first)
 {
-    const struct cache_expect *e = w->c->expect;
+    struct cache_expect *e = w->c->expect;
     const struct backend_ops *ops = w->c->geometry.config.ops;
     const uint64_t words = expect_words(w->l->k_dim, w->n_heads);
     int r = read_maps(w);
+
+    e->turns.pos = -1; /* of another layer's table, perhaps */
 
     r = r ? r : ops->read(w->c->be, e->stats, stats, words * sizeof(float));
     for (int32_t i = first; !r && i < seq->n_rows; i++) {
@@ -188,10 +195,11 @@ static int count_queries(const struct work *w, float *stats, const struct ops_se
                           (uint64_t)w->a->n_q * (uint64_t)w->l->k_dim * sizeof(float));
             row = e->queries;
         }
+        expect_turn_to(w->a->unrotated_rope, seq->pos0 + i, &e->turns);
         for (int32_t h = 0; !r && h < w->n_heads; h++) {
-            bare_query(w, row, h, seq->pos0 + i);
+            bare_query(w, row, h);
             expect_add(e->stats + EXPECT_HEAD + (size_t)h * expect_head_words(w->l->k_dim), e->key,
-                       w->l->k_dim, e->stats[0]);
+                       w->l->k_dim, e->stats[0], w->p->cov != 0);
         }
         e->stats[0] += 1;
     }
