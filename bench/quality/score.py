@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores pipit-eval's answers: score.py PROMPTS.jsonl ANSWERS.jsonl [--csv OUT] [--reference POLICY]
 
-needle   share of answers that hold the number, by length and depth and in all
+needle   share of answers that hold the number, by length and depth and in all; mcnemar is the exact two-sided
+         probability of the cases in which it and the reference differ, were either as likely to be right
 repeat   matching characters before the answer leaves the passage
 summary, chat   ROUGE-1/2/L (F1, package rouge-score) against the reference policy's answer, and against the
                 article's own summary where there is one
@@ -18,7 +19,7 @@ import statistics
 import sys
 from collections import defaultdict
 
-FIELDS = ["task", "policy", "cell", "n", "score", "se", "kv_bytes", "kv_share", "tokens_per_step", "n_prompt"]
+FIELDS = ["task", "policy", "cell", "n", "score", "se", "kv_bytes", "kv_share", "tokens_per_step", "n_prompt", "mcnemar"]
 ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
@@ -29,6 +30,14 @@ def matching(a, b):
 def mean_se(v):
     """Mean of v, and its standard error (None for fewer than two)."""
     return statistics.fmean(v), statistics.stdev(v) / math.sqrt(len(v)) if len(v) > 1 else None
+
+
+def mcnemar(a, b):
+    """Exact, two-sided, of the pairs in which one is right and the other wrong."""
+    wins = sum(x > y for x, y in zip(a, b))
+    losses = sum(x < y for x, y in zip(a, b))
+    n = wins + losses
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2 ** n)
 
 
 def rouge(pairs):
@@ -70,19 +79,21 @@ def rows(prompts, answers, reference=None):
         by_policy[a["policy"]].append(a)
     reference = reference or next(iter(by_policy))
     said = {a["id"]: a["text"] for a in by_policy[reference]}
-    for policy, mine in by_policy.items():
-        if not mine:
-            continue
+    first = {}
+    for policy, mine in sorted(by_policy.items(), key=lambda item: item[0] != reference):
         task = mine[0]["id"].split("-")[0]
         held = statistics.fmean(a["kv_bytes"] for a in mine)
         full = statistics.fmean(a["kv_bytes_full"] for a in mine)
         for cell, v in cells_of(task, prompts, mine, said, reference).items():
             mean, se = mean_se(v)
+            first.setdefault(cell, v)
+            paired = task == "needle" and policy != reference and len(first[cell]) == len(v)
             yield {"task": task, "policy": policy, "cell": cell, "n": len(v), "score": round(mean, 2),
                    "se": "" if se is None else round(se, 2), "kv_bytes": int(held),
                    "kv_share": round(held / full, 4) if full else "",
                    "tokens_per_step": round(statistics.fmean(a["tokens_per_step"] for a in mine), 1),
-                   "n_prompt": int(statistics.fmean(a["n_prompt"] for a in mine))}
+                   "n_prompt": int(statistics.fmean(a["n_prompt"] for a in mine)),
+                   "mcnemar": f"{mcnemar(first[cell], v):.3g}" if paired else ""}
 
 
 def read_lines(path):

@@ -181,6 +181,15 @@ class Scores(unittest.TestCase):
         self.assertEqual((r["p", "100@0"]["score"], r["p", "100@50"]["score"]), (100, 0))
         self.assertEqual(r["p", "all"]["kv_share"], 0.25)
 
+    def test_mcnemar(self):
+        self.assertEqual(score.mcnemar([100, 0], [100, 0]), 1)
+        self.assertEqual(score.mcnemar([100] * 5, [0] * 5), 2 / 32)
+        self.assertEqual(score.mcnemar([100] * 5 + [0] * 2, [0] * 5 + [100, 0]), 2 * 7 / 64)
+        prompts = [{"id": f"needle-{i}", "answer": "7", "chars": 1, "depth": 0, "kind": "single"} for i in range(3)]
+        r = self.scores(prompts, [self.answer(p["id"], "7", "full") for p in prompts]
+                        + [self.answer(p["id"], "8") for p in prompts])
+        self.assertEqual((r["full", "all"]["mcnemar"], r["p", "all"]["mcnemar"]), ("", "0.25"))
+
     def test_repeat(self):
         prompts = [{"id": f"repeat-{i}", "answer": "to be or not", "chars": 9} for i in range(2)]
         r = self.scores(prompts, [self.answer("repeat-0", "to be! or not"), self.answer("repeat-1", "to be or nit")])
