@@ -10,29 +10,35 @@
  *     6  bytes in the daemon's arena: offset (16 bits), length, bytes
  *     7  a lease is taken or put        8  request i is resumed
  *     9  request i gives credit         10 request i is destroyed
- *     11 the daemon hangs up
+ *     11 the daemon hangs up            12 another client connects by path: how
+ *     13 a descriptor of the program's is watched, or no longer
  *
  * A record has a body that makes sense before it is changed. Calls that wait are answered by a
  * thread, from a list of records behind them.
  *
  * Promises: whatever the daemon says, what the client sends is valid; a request's events come in
  * order and end once; texts end in a NUL; bulk data lies in the request's lease; errors have a
- * text; everything is given back. */
+ * text; everything is given back. Memory can fail, and while it connects, calls (fail.h). Seeds of
+ * both: make_seeds_client.py. */
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/sock.h"
 #include "client/pipit.h"
 #include "proto/lane/record.h"
+#include "tests/fuzz/fail.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/require.h"
 
@@ -64,6 +70,7 @@ struct play {
     struct ask asks[N_REQUESTS];
     struct pipit_lease *leases[N_LEASES];
     uint32_t generation;
+    int watched; /* or -1 */
 };
 
 /* A length and so many bytes: where they lie. */
@@ -121,13 +128,19 @@ static void fill_hello(struct lane_hello_reply *h)
                                    .model = "fake"};
 }
 
-/* bent: bit 0 an arena that may shrink, 1 one descriptor, 2 none, 3 a small arena, 4 changes. */
+/* bent: bit 0 an arena that may shrink, 1 one descriptor, 2 none, 3 a small arena, 4 changes, 5
+ * another record comes first. */
 static void say_hello(struct play *p, unsigned bent)
 {
     struct lane_record r;
     int fds[2] = {make_arena(ARENA_BYTES, true),
                   make_arena(bent & 8 ? ARENA_BYTES / 2 : ARENA_BYTES, !(bent & 1))};
 
+    if (bent & 32) {
+        lane_record_init(&r, LANE_PONG, NULL);
+        fill_hello(&r.hello_reply);
+        require(sock_send(p->daemon, &r, sizeof(r), NULL, 0) == 0);
+    }
     lane_record_init(&r, LANE_HELLO_REPLY, NULL);
     fill_hello(&r.hello_reply);
     if (bent & 16) {
@@ -273,6 +286,18 @@ static void on_event(struct pipit_request *q, const struct pipit_event *ev, void
     check_event(user, ev);
 }
 
+/* One that makes a call of its own, which waits. */
+static struct pipit_client *caller;
+
+static void on_event_call(struct pipit_request *q, const struct pipit_event *ev, void *user)
+{
+    struct pipit_error e = {0};
+
+    on_event(q, ev, user);
+    require(pipit_client_ping(caller, &e) == -EDEADLK);
+    check_error(&e);
+}
+
 static void make_request(struct play *p, struct ask *a)
 {
     uint8_t kind = take(&p->in);
@@ -289,7 +314,8 @@ static void make_request(struct play *p, struct ask *a)
         (void)!pipit_request_set_output(a->q, a->out);
     }
     if (bits & 2) {
-        require(pipit_request_set_callback(a->q, on_event, a) == 0);
+        caller = p->client;
+        require(pipit_request_set_callback(a->q, bits & 16 ? on_event_call : on_event, a) == 0);
     }
     (void)!pipit_request_set_param(a->q, PIPIT_LOGPROBS, bits & 4 ? 20 : 0);
     (void)!pipit_request_set_param(a->q, PIPIT_PROGRESS, bits & 8 ? 1 : 0);
@@ -394,6 +420,7 @@ static void *answer(void *arg)
     struct pollfd fd = {.fd = a->daemon, .events = POLLIN};
     struct lane_record r;
 
+    fail_spare();
     while (!atomic_load(&a->stop)) {
         int n = poll(&fd, 1, 1);
 
@@ -568,10 +595,74 @@ static void write_arena(struct play *p)
     memcpy(p->e2c + at, from, n);
 }
 
+/* how: 0 nothing is there, 1 its path is too long, 2 nobody answers, 3 somebody hangs up. */
+static void connect_by_path(unsigned how)
+{
+    char dir[200] = "/tmp/fuzz-client-XXXXXX";
+    struct sockaddr_un addr = {.sun_family = AF_UNIX};
+    struct pipit_client *c;
+    struct pipit_error e = {0};
+    int fd = -1;
+
+    fail_end();
+    require(mkdtemp(dir) != NULL);
+    (void)snprintf(addr.sun_path, sizeof(addr.sun_path), "%s/lane.sock", dir);
+    if (how >= 2) {
+        fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        require(fd >= 0 && bind(fd, (struct sockaddr *)&addr, sizeof(addr)) == 0);
+        require(listen(fd, 1) == 0);
+    }
+    if (how == 3) {
+        (void)close(fd);
+    }
+    require(pipit_client_create(&c) == 0);
+    require(pipit_client_set_timeout_ms(c, 5) == 0 && pipit_client_set_reconnect_ms(c, 0) == 0);
+    if (how == 1) {
+        size_t n = strlen(dir);
+
+        memset(dir + n, '/', sizeof(dir) - 1 - n);
+    }
+    require(pipit_client_set_runtime_dir(c, dir) == 0);
+    fail_begin(FAIL_ALL);
+    require(pipit_client_connect(c, &e) < 0);
+    fail_end();
+    check_error(&e);
+    pipit_client_destroy(c);
+    if (how == 2) {
+        (void)close(fd);
+    }
+    dir[sizeof("/tmp/fuzz-client-XXXXXX") - 1] = '\0';
+    (void)unlink(addr.sun_path);
+    require(rmdir(dir) == 0);
+    fail_begin(FAIL_MEMORY);
+}
+
+/* It is ready at once. */
+static void watch(struct play *p)
+{
+    if (p->watched >= 0) {
+        require(pipit_client_watch(p->client, p->watched, 0) == 0);
+        (void)close(p->watched);
+        p->watched = -1;
+        return;
+    }
+    p->watched = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
+    require(p->watched >= 0 && pipit_client_watch(p->client, p->watched, POLLIN) == 0);
+}
+
 static void act(struct play *p)
 {
-    uint8_t what = take(&p->in) % 12;
+    uint8_t what = take(&p->in) % 14;
     struct ask *a;
+
+    if (what == 12) {
+        connect_by_path(take(&p->in) % 4);
+        return;
+    }
+    if (what == 13) {
+        watch(p);
+        return;
+    }
 
     if (what == 0 && p->daemon >= 0) {
         say_record(p);
@@ -611,9 +702,9 @@ static void act(struct play *p)
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static int one(const uint8_t *data, size_t size)
 {
-    struct play p = {.in = {.p = data, .left = size}};
+    struct play p = {.in = {.p = data, .left = size}, .watched = -1};
     struct pipit_error e = {0};
     int pair[2];
 
@@ -627,14 +718,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         p.asks[i].next_seq = 1;
     }
     say_hello(&p, take(&p.in));
+    fail_begin(FAIL_ALL);
     if (pipit_client_connect_fd(p.client, pair[1], &e)) {
         check_error(&e);
     }
+    fail_begin(FAIL_MEMORY);
     while (p.in.left > 0) {
         act(&p);
         listen_to_client(&p);
     }
     (void)!pipit_client_dispatch(p.client, 0);
+    fail_end();
+    if (p.watched >= 0) {
+        watch(&p);
+    }
     for (int i = 0; i < N_REQUESTS; i++) {
         read_events(&p.asks[i]);
         drop_request(&p.asks[i]);
@@ -649,4 +746,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     (void)munmap(p.e2c, ARENA_BYTES);
     return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    return fail_run(data, size, one);
 }
