@@ -5,8 +5,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,48 +23,73 @@ int64_t cputime_ns(pid_t pid)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static bool is_runnable(int tasks, const char *tid)
+static int open_state(int tasks, const char *tid)
 {
     char path[280];
-    char text[128] = "";
-    const char *end;
-    ssize_t n;
-    int fd;
 
     (void)snprintf(path, sizeof(path), "%s/stat", tid);
-    fd = openat(tasks, path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return false;
-    }
-    n = read(fd, text, sizeof(text) - 1);
-    (void)close(fd);
+    return openat(tasks, path, O_RDONLY | O_CLOEXEC);
+}
+
+static bool is_runnable(int fd)
+{
+    char text[128];
+    ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
+    const char *end;
+
     text[n > 0 ? n : 0] = '\0';
     end = strrchr(text, ')');
     return end && strncmp(end, ") R", 3) == 0;
 }
 
+int cputime_open_threads(int *ret_fds, int most)
+{
+    DIR *d = opendir("/proc/self/task");
+    int n = 0;
+
+    if (!d) {
+        return 0;
+    }
+    for (struct dirent *t; n < most && (t = readdir(d));) {
+        int fd = t->d_name[0] == '.' ? -1 : open_state(dirfd(d), t->d_name);
+
+        if (fd >= 0) {
+            ret_fds[n++] = fd;
+        }
+    }
+    (void)closedir(d);
+    return n;
+}
+
+bool cputime_is_state(int fd)
+{
+    struct statfs s;
+
+    return fstatfs(fd, &s) == 0 && s.f_type == PROC_SUPER_MAGIC;
+}
+
+bool cputime_is_wanted(const int *fds, int n)
+{
+    bool found = false;
+
+    for (int i = 0; i < n && !found; i++) {
+        found = is_runnable(fds[i]);
+    }
+    return found;
+}
+
 bool cputime_is_wanted_by(pid_t tid)
 {
     char path[40];
+    bool runnable;
+    int fd;
 
     (void)snprintf(path, sizeof(path), "/proc/self/task/%d", (int)tid);
-    return is_runnable(AT_FDCWD, path);
-}
-
-bool cputime_is_wanted(pid_t pid)
-{
-    char path[40];
-    bool found = false;
-    DIR *d;
-
-    (void)snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
-    d = opendir(path);
-    if (!d) {
+    fd = open_state(AT_FDCWD, path);
+    if (fd < 0) {
         return false;
     }
-    for (struct dirent *t; !found && (t = readdir(d));) {
-        found = t->d_name[0] != '.' && is_runnable(dirfd(d), t->d_name);
-    }
-    (void)closedir(d);
-    return found;
+    runnable = is_runnable(fd);
+    (void)close(fd);
+    return runnable;
 }

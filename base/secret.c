@@ -5,10 +5,8 @@
 #include "base/secret.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 int secret_no_core(void)
 {
@@ -21,15 +19,4 @@ int secret_no_core(void)
 void secret_hide(void)
 {
     (void)prctl(PR_SET_DUMPABLE, 0);
-}
-
-/* The first process is another user's, as a hidden one seems to be. */
-bool secret_can_be_watched(void)
-{
-    int fd = open("/proc/1/task/1/stat", O_RDONLY | O_CLOEXEC);
-
-    if (fd >= 0) {
-        (void)close(fd);
-    }
-    return fd >= 0;
 }

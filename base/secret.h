@@ -5,8 +5,6 @@
 /* A process whose memory holds prompts and answers: nobody but root attaches to it or reads it
  * through /proc, and no core dump is written of it. */
 
-#include <stdbool.h>
-
 /* No core dumps, neither to files nor into the pipe of a crash reporter (core(5)). Children inherit
  * it. -errno where the limit cannot be set. */
 int secret_no_core(void);
@@ -14,9 +12,5 @@ int secret_no_core(void);
 /* Not dumpable (prctl(2)): a process of the same user may not attach to this one. Forgotten at
  * exec(2). */
 void secret_hide(void);
-
-/* Could this process still see the threads of one that is hidden? Not where /proc is mounted with
- * hidepid=, as the unit's is. */
-bool secret_can_be_watched(void);
 
 #endif

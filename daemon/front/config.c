@@ -13,7 +13,6 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/secret.h"
 #include "base/version.h"
 #include "daemon/front/lease.h"
 
@@ -310,9 +309,7 @@ static int append_own(struct option_list *args, const struct config *c, int fron
         return rc || !c->json ? rc : options_arg(args, "--json");
     }
     rc = rc ? rc : options_arg(args, "--front-version=%s", version_of_this());
-    /* Whether it is starved is read from /proc (cputime.h), so it is hidden only where that works.
-     */
-    if (rc == 0 && !c->debugger && secret_can_be_watched()) {
+    if (rc == 0 && !c->debugger) {
         rc = options_arg(args, "--hidden");
     }
     rc = rc ? rc : options_arg(args, "--front-fd=%d", front_fd);

@@ -4,6 +4,7 @@
  * steps it makes meanwhile tell nothing of that. */
 
 #include <signal.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -39,7 +40,25 @@ static bool is_starved(const struct engine_link *e, int64_t limit)
 {
     int64_t now = cputime_ns(e->pid);
 
-    return e->cpu_ns >= 0 && now >= 0 && now - e->cpu_ns < limit / 2 && cputime_is_wanted(e->pid);
+    return e->cpu_ns >= 0 && now >= 0 && now - e->cpu_ns < limit / 2 &&
+           cputime_is_wanted(e->threads, e->n_threads);
+}
+
+void engine_link_take_threads(struct engine_link *e, bool asked, const int *fds, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (asked && e->n_threads < THREADS_MOST && cputime_is_state(fds[i])) {
+            e->threads[e->n_threads++] = fds[i];
+        } else {
+            (void)close(fds[i]);
+        }
+    }
+}
+
+void engine_link_forget_threads(struct engine_link *e)
+{
+    engine_link_take_threads(e, false, e->threads, e->n_threads);
+    e->n_threads = 0;
 }
 
 /* What a step may take: the one function of both watchdogs, systemd's and ours. */

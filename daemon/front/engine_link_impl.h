@@ -2,8 +2,8 @@
 #ifndef PIPIT_DAEMON_FRONT_ENGINE_LINK_IMPL_H
 #define PIPIT_DAEMON_FRONT_ENGINE_LINK_IMPL_H
 
-/* What the files of the link share: engine_link.c (start, end, restart), engine_link_io.c (records),
- * engine_link_health.c (heartbeat), engine_link_info.c (what others ask). */
+/* What the files of the link share: engine_link.c (start, end, restart), engine_link_io.c
+ * (records), engine_link_health.c (heartbeat), engine_link_info.c (what others ask). */
 
 #include <sys/types.h>
 
@@ -14,6 +14,8 @@
 #include "daemon/front/report.h"
 
 #define LOAD_TIMEOUT_NS 300000000000 /* without a word while loading */
+
+enum { THREADS_MOST = 256 };
 
 struct engine_link {
     struct front *front;
@@ -38,7 +40,9 @@ struct engine_link {
     int64_t load_ns;
     int64_t busy_ns; /* since when; 0: idle */
     int64_t cpu_ns;  /* of the engine, when it last said something or became busy; -1: not known */
-    int64_t starved_ns; /* when that was last logged */
+    int64_t starved_ns;        /* when that was last logged */
+    int threads[THREADS_MOST]; /* states of the engine's threads, which it handed on */
+    int n_threads;
     bool draining;
     bool leaving; /* told to end: what it still says about itself does not count */
     bool again;   /* ... and to be started anew */
@@ -57,6 +61,9 @@ void engine_link_read_rest(struct engine_link *e);
 void engine_link_kill(struct engine_link *e, const char *why);
 /* Kills it when it has said that its thread that reads texts hangs. */
 void engine_link_look_at_texts(struct engine_link *e);
+/* Takes descriptors that came with a record; closes those that are no states of threads. */
+void engine_link_take_threads(struct engine_link *e, bool asked, const int *fds, int n);
+void engine_link_forget_threads(struct engine_link *e);
 /* Watches it while it loads or leaves: kills it when it has said nothing by then. */
 void engine_link_watch(struct engine_link *e, int64_t when_ns);
 

@@ -20,6 +20,7 @@ enum { READ_BURST = 128 };
 
 void engine_link_close_socket(struct engine_link *e)
 {
+    engine_link_forget_threads(e);
     loop_del(&e->front->loop, &e->watch);
     close_fd(&e->watch.fd);
     outgoing_clear(e->out);
@@ -153,6 +154,8 @@ HOT static void on_record(struct engine_link *e, struct lane_record *r)
             report_take(&e->report, &r->e_report);
         }
         break;
+    case LANE_ENGINE_THREADS:
+        break;
     case LANE_ENGINE_LANE_QUIET:
         lane_quiet(e->front, r->e_lane.lane_id);
         break;
@@ -175,13 +178,20 @@ HOT static bool read_records(struct engine_link *e, int most)
     for (int i = 0; i < most && e->watch.fd >= 0; i++) {
         struct lane_record r;
         struct error err = {0};
-        ssize_t n = sock_recv(e->watch.fd, &r, sizeof(r), NULL, NULL);
+        int fds[SOCK_MAX_FDS];
+        int n_fds = 0;
+        ssize_t n = sock_recv(e->watch.fd, &r, sizeof(r), fds, &n_fds);
 
         if (n == -EAGAIN) {
             return true;
         }
         if (n <= 0) {
             return false;
+        }
+        if (n_fds > 0) {
+            bool threads = n >= (ssize_t)sizeof(r.h) && r.h.type == LANE_ENGINE_THREADS;
+
+            engine_link_take_threads(e, threads, fds, n_fds);
         }
         if (lane_record_check(&r, (uint64_t)n, LANE_PEER_ENGINE, &err)) {
             engine_link_kill(e, err.text);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/cputime.h"
 #include "base/log.h"
 #include "base/sock.h"
 #include "daemon/worker/mapping.h"
@@ -23,7 +24,7 @@
 
 #define INTERRUPT_NS 20000000
 #define PULSE_NS 1000000000
-enum { READ_BURST = 64, FULL_WAIT_MS = 2 };
+enum { READ_BURST = 64, FULL_WAIT_MS = 2, THREADS_MOST = 256 };
 
 struct io {
     struct worker *w;
@@ -35,6 +36,9 @@ struct io {
     bool waits;
     struct lane_record state; /* the last LANE_ENGINE_STATE */
     int64_t state_ns;
+    int threads[THREADS_MOST]; /* states of our threads, still to be handed to the front */
+    int n_threads;
+    bool knows_threads;
     int64_t interrupt_ns; /* when a step that began before is to be interrupted; 0: never */
     bool gone;
 };
@@ -47,6 +51,36 @@ static void note_state(struct io *io, const struct lane_record *r)
     }
 }
 
+/* The front tells hung from starved by our threads' states. All that work in steps exist when the
+ * model is ready; the front has them before it hears that. 0 when it does, else as sock_send. */
+static int tell_threads(struct io *io)
+{
+    struct lane_record r;
+    int rc = 0;
+
+    if (!io->knows_threads) {
+        io->knows_threads = true;
+        io->n_threads = cputime_open_threads(io->threads, THREADS_MOST);
+    }
+    lane_record_init(&r, LANE_ENGINE_THREADS, NULL);
+    while (rc == 0 && io->n_threads > 0) {
+        int n = io->n_threads < SOCK_MAX_FDS ? io->n_threads : SOCK_MAX_FDS;
+        const int *fds = io->threads + io->n_threads - n;
+
+        rc = sock_send(io->fd, &r, sizeof(r), fds, n);
+        for (int i = 0; i < n && rc != -EAGAIN; i++) {
+            (void)close(fds[i]);
+        }
+        io->n_threads -= rc == -EAGAIN ? 0 : n;
+    }
+    return rc;
+}
+
+static bool says_ready(const struct lane_record *r)
+{
+    return r->h.type == LANE_ENGINE_STATE && r->e_state.state == LANE_READY;
+}
+
 /* false: the socket is full, or gone. */
 static bool send_held(struct io *io)
 {
@@ -55,7 +89,10 @@ static bool send_held(struct io *io)
     if (!io->holds) {
         return true;
     }
-    rc = sock_send(io->fd, &io->held, sizeof(io->held), NULL, 0);
+    rc = says_ready(&io->held) ? tell_threads(io) : 0;
+    if (rc == 0) {
+        rc = sock_send(io->fd, &io->held, sizeof(io->held), NULL, 0);
+    }
     if (rc == -EAGAIN) {
         return false;
     }

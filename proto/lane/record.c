@@ -74,6 +74,7 @@ static const struct row rows[] = {
     {LANE_ENGINE_STATE,      sizeof(struct lane_engine_state), FROM_ENGINE, 0},
     {LANE_ENGINE_LANE_QUIET, sizeof(struct lane_engine_lane),  FROM_ENGINE, 0},
     {LANE_ENGINE_REPORT,     sizeof(struct lane_engine_report), FROM_ENGINE, 0},
+    {LANE_ENGINE_THREADS,    0,                             FROM_ENGINE, 0},
 };
 /* clang-format on */
 

@@ -29,7 +29,7 @@ def wait_until(what, timeout=10.0, step=0.005):
 
 
 class Daemon:
-    def __init__(self, *args, model=STORIES, backend="ref", gateway="no", folder=None, wait=True, env=None, hooks=False):
+    def __init__(self, *args, model=STORIES, backend="ref", gateway="no", folder=None, wait=True, env=None, hooks=False, prefix=()):
         self.own_folder = folder is None
         self.folder = folder or tempfile.mkdtemp(prefix="pd-")
         self.last_text = ""
@@ -41,7 +41,7 @@ class Daemon:
         self.began = time.monotonic()
         made = ["--model", model, "--backend", backend, "--threads", "1"] if model else []  # None: the arguments say it
         self.process = subprocess.Popen(
-            [HOOKED if hooks else PIPITD, *made, "--gateway", gateway, "--runtime-dir", self.folder, *args], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+            [*prefix, HOOKED if hooks else PIPITD, *made, "--gateway", gateway, "--runtime-dir", self.folder, *args], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
             env={**clean, **(env or {})})
         if wait:
             self.lane().close()

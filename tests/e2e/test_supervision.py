@@ -95,24 +95,23 @@ class EngineDeath(Case):
         self.assertGreaterEqual(d.text().count("no step ended in time"), 2)
         lane.close()
 
-    @unittest.skipIf(SLOW > 1, "a slow build's steps last longer than the wait for CPU that is to be told from them")
-    def test_starving_engine_is_left_alone(self):
-        """Whoever gets no CPU does not hang: killing it would not give its successor one."""
+    def starve(self, look=lambda engine: None, **kw):
         path = os.path.join(tempfile.mkdtemp(prefix="ps-"), "large.gguf")
         self.addCleanup(shutil.rmtree, os.path.dirname(path))
         subprocess.run([os.path.join(BUILD, "tools/pipit-mkmodel"), "--arch", "llama", "--layers", "4", "--hidden", "512", "--ffn", "2048",
                         "--heads", "8", "--kv-heads", "8", "--ctx", "512", "--vocab", "300", path], check=True, stdout=subprocess.DEVNULL)
-        d = self.start("--engine-timeout", str(int(SLOW)), model=path, backend="cpu")
+        d = self.start("--engine-timeout", str(int(SLOW)), model=path, backend="cpu", **kw)
         lane = d.ready()
         cpus, engine = os.sched_getaffinity(0), d.child("pipit-engine")
         hogs = []
+        look(engine)
 
         def schedule(policy, where):
             for tid in map(int, os.listdir(f"/proc/{engine}/task")):
                 os.sched_setaffinity(tid, where)
                 with contextlib.suppress(PermissionError):  # back from IDLE, for who is not root
                     os.sched_setscheduler(tid, policy, os.sched_param(0))
-        rid = lane.request(item(T_PROMPT, "x") + sampling(max_tokens=60, flags=S_IGNORE_END))
+        rid = lane.request(item(T_PROMPT, "x") + sampling(max_tokens=480, flags=S_IGNORE_END))
         while lane.recv().type != TOKEN:
             pass
         try:
@@ -130,6 +129,23 @@ class EngineDeath(Case):
         self.assertEqual(list(lane.events(rid, 60 * SLOW))[-1].reason, "length")
         self.assertEqual(d.child("pipit-engine"), engine)
         lane.close()
+
+    @unittest.skipIf(SLOW > 1, "a slow build's steps last longer than the wait for CPU that is to be told from them")
+    def test_starving_engine_is_left_alone(self):
+        """Whoever gets no CPU does not hang: killing it would not give its successor one."""
+        self.starve()
+
+    @unittest.skipIf(SLOW > 1 or os.getuid() != 0, "as above; only root mounts /proc")
+    def test_starving_engine_that_nobody_sees(self):
+        """As under the unit's ProtectProc=invisible: to the front, which may not trace it, the engine is not in /proc."""
+        unseen = "mount -t proc -o hidepid=2 proc /proc && exec setpriv --regid 65534 --clear-groups --bounding-set -sys_ptrace -- \"$@\""
+        owners = []
+
+        def look(engine):
+            s = os.stat(f"/proc/{engine}/environ")
+            owners.append((s.st_uid, s.st_gid))
+        self.starve(prefix=["unshare", "--mount", "sh", "-c", unseen, "sh"], look=look)
+        self.assertEqual(owners, [(0, 0)])  # of a dumpable process they would be its own
 
     def test_scoring_is_repeated(self):
         d = self.start("--ctx", "512")
