@@ -169,7 +169,8 @@ static int check(struct config *c, struct error *reterr)
     /* No value of JSON is shorter than a byte. */
     uint64_t values = text < ENGINE_JSON_VALUES ? text : ENGINE_JSON_VALUES;
 
-    c->extra_bytes += RINGS_BYTES + text * ENGINE_TEXT_COST + values * ENGINE_JSON_COST +
+    c->text_bytes = text > ENGINE_TEXT_LEAST ? text : ENGINE_TEXT_LEAST;
+    c->extra_bytes += RINGS_BYTES + c->text_bytes * ENGINE_TEXT_COST + values * ENGINE_JSON_COST +
                       (c->gateway ? GATEWAY_BYTES : 0);
     c->extra_seq_bytes = c->gateway ? GATEWAY_SEQ_BYTES : 0;
     return 0;
@@ -302,6 +303,7 @@ static int append_own(struct option_list *args, const struct config *c, int fron
     rc = rc ? rc
             : options_arg(args, "--extra-seq-bytes=%llu", (unsigned long long)c->extra_seq_bytes);
 
+    rc = rc ? rc : options_arg(args, "--text-bytes=%llu", (unsigned long long)c->text_bytes);
     if (c->plan) {
         rc = rc ? rc : options_arg(args, "--plan");
         rc = rc || !c->advise ? rc : options_arg(args, "--advise");

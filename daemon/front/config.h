@@ -55,6 +55,7 @@ struct config {
     uint64_t c2e_bytes; /* of a lane whose hello asks for nothing */
     uint64_t e2c_bytes;
     uint32_t max_request_bytes;
+    uint64_t text_bytes;      /* most of a text that is tokenized at once */
     uint64_t extra_bytes;     /* the front's part of the plan */
     uint64_t extra_seq_bytes; /* and for each sequence */
 };

@@ -12,9 +12,11 @@
 #include "base/options.h"
 #include "base/policy_words.h"
 
-/* The longest text of a request, and what reading it takes at most for each of its bytes: the plan
- * holds as much for the thread that reads texts (daemon/worker/light.h). */
-enum { ENGINE_TEXT_BYTES = 4 << 20, ENGINE_TEXT_COST = 90 };
+/* The longest text that is tokenized at once is that of the longest request, within these bounds:
+ * what a chat template makes of a conversation is such a text, however short the conversation. And
+ * what reading it takes at most for each of its bytes: the plan holds as much for the thread that
+ * reads texts (daemon/worker/light.h). */
+enum { ENGINE_TEXT_LEAST = 96 << 10, ENGINE_TEXT_BYTES = 4 << 20, ENGINE_TEXT_COST = 90 };
 /* Of these bytes those of tools and of calls' arguments may hold so many JSON values, counted by
  * brackets that open, colons and commas. As trees each takes this much beside the text's cost. */
 enum { ENGINE_JSON_VALUES = 16 << 10, ENGINE_JSON_COST = 200 };

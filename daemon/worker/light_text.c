@@ -99,11 +99,11 @@ static int check_length(struct job *j, const struct ask *a, struct error *reterr
     size_t n = ask_bytes(a);
     size_t n_values = ask_json_values(a);
 
-    if (n > ENGINE_TEXT_BYTES) {
+    if (n > j->worker->text_most) {
         j->light_counts[0] = n;
-        j->light_counts[1] = ENGINE_TEXT_BYTES;
-        return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %d are tokenized at once", n,
-                         (int)ENGINE_TEXT_BYTES);
+        j->light_counts[1] = j->worker->text_most;
+        return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %zu are tokenized at once", n,
+                         j->worker->text_most);
     }
     if (n_values > ENGINE_JSON_VALUES) {
         j->light_counts[0] = n_values;

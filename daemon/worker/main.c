@@ -34,6 +34,7 @@ enum { EXIT_USAGE = 2, EXIT_REFUSED = 4, EXIT_OTHER_VERSION = 7, EXIT_INTERNAL =
 struct settings {
     struct engine_options engine;
     uint64_t extra_bytes;
+    uint64_t text_bytes;
     uint64_t extra_seq_bytes;
     int64_t front_fd;
     char *front_version;
@@ -58,6 +59,8 @@ static const struct option_row rows[] = {
     ENGINE_OPTION_ROWS(struct settings, engine)
     {"extra-bytes", 0, OPTION_BYTES, AT(extra_bytes), .help = "the front's part of the plan"},
     {"front-version", 0, OPTION_STRING, AT(front_version), .help = "of pipitd, which starts this"},
+    {"text-bytes", 0, OPTION_BYTES, AT(text_bytes), 1, ENGINE_TEXT_BYTES, .fallback = "4MiB",
+     .help = "most of a text that is tokenized at once"},
     {"extra-seq-bytes", 0, OPTION_BYTES, AT(extra_seq_bytes), .fallback = "0",
      .help = "and for each sequence"},
     {"front-fd", 0, OPTION_INT, AT(front_fd), -1, 1 << 20, .fallback = "-1", .help = "socket to pipitd"},
@@ -187,6 +190,7 @@ static int serve(const struct settings *s)
     w->config = config_of(s);
     w->chat_template = s->engine.chat_template;
     w->tool_format = engine_option_tool_formats[s->engine.tool_format];
+    w->text_most = (size_t)s->text_bytes;
     w->answer_limit = (int32_t)s->engine.answer_limit;
     if (fcntl((int)s->front_fd, F_SETFL, O_NONBLOCK) ||
         pthread_create(&thread, NULL, worker_main, w)) {

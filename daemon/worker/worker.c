@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/utf8.h"
+#include "daemon/options/engine_options.h"
 #include "daemon/worker/answer.h"
 #include "daemon/worker/device.h"
 #include "daemon/worker/job.h"
@@ -233,6 +234,8 @@ static int open_chat(struct worker *w, struct engine *e, struct error *reterr)
     struct error err = {0};
     int rc = chat_choose(choice, engine_gguf(e), engine_tok(e), &w->chat, &err);
 
+    w->chat.output_bytes = w->text_most;
+    w->chat.memory_bytes = w->text_most * ENGINE_TEXT_COST;
     w->has_chat = rc == 0;
     w->chat_error = err;
     if (rc == 0 && strcmp(w->tool_format, "auto") != 0) {

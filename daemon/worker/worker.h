@@ -40,6 +40,7 @@ struct worker {
     /* Set before the thread starts. */
     struct engine_config config;
     int32_t answer_limit; /* 0: none */
+    size_t text_most; /* bytes of a text that is tokenized at once */
     const uint8_t *journal; /* (journal_bytes) read-only */
     size_t journal_bytes;
 

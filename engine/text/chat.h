@@ -59,6 +59,10 @@ struct chat_tools {
 struct chat {
     struct jinja *program;
     const struct calls_format *calls; /* in which it has the model answer */
+    /* Most that a run of the template may write and use, beside jinja_limits_for's. The caller sets
+     * them; 0: no more limits. */
+    size_t output_bytes;
+    size_t memory_bytes;
 };
 
 /* "system", "user", "assistant", "tool"; -EINVAL naming what is allowed. */
@@ -79,7 +83,7 @@ void chat_finish(struct chat *c); /* takes one that is all zero */
 /* The conversation as token ids, in memory that the caller frees. With add_generation_prompt it
  * ends where the assistant begins to speak. BOS comes first where the vocabulary wants it and the
  * template did not write it. -EINVAL: no message, or the template refuses the conversation; -E2BIG:
- * more than CHAT_MAX_MESSAGES, or over a limit of jinja_limits_for; else as tok_encode. */
+ * more than CHAT_MAX_MESSAGES, or over a limit of jinja_limits_for or of `c`; else as tok_encode. */
 int chat_render(const struct chat *c, const struct tok *t, const struct chat_message *messages,
                 size_t n, bool add_generation_prompt, int32_t **ret_ids, size_t *ret_n,
                 struct error *reterr) WARN_UNUSED;

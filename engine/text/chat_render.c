@@ -233,9 +233,24 @@ static size_t bytes_of(const struct conversation *c)
     return bytes;
 }
 
-static int render(struct conversation *talk, int32_t **ret_ids, size_t *ret_n, struct error *reterr)
+static size_t lower(size_t limit, size_t other)
 {
-    struct jinja_limits limits = jinja_limits_for(bytes_of(talk));
+    return other && other < limit ? other : limit;
+}
+
+static struct jinja_limits limits_of(const struct chat *c, const struct conversation *talk)
+{
+    struct jinja_limits l = jinja_limits_for(bytes_of(talk));
+
+    l.output_bytes = lower(l.output_bytes, c->output_bytes);
+    l.memory_bytes = lower(l.memory_bytes, c->memory_bytes);
+    return l;
+}
+
+static int render(const struct chat *c, struct conversation *talk, int32_t **ret_ids, size_t *ret_n,
+                  struct error *reterr)
+{
+    struct jinja_limits limits = limits_of(c, talk);
     struct jinja_output out;
     int r = 0;
 
@@ -274,7 +289,7 @@ int chat_render_tools(const struct chat *c, const struct tok *t,
     if (n > CHAT_MAX_MESSAGES) {
         return error_set(reterr, -E2BIG, "%zu messages (at most %d)", n, CHAT_MAX_MESSAGES);
     }
-    return render(&talk, ret_ids, ret_n, reterr);
+    return render(c, &talk, ret_ids, ret_n, reterr);
 }
 
 int chat_render(const struct chat *c, const struct tok *t, const struct chat_message *messages,

@@ -61,6 +61,16 @@ class Given(Base):
         self.daemon("--template", self.write("{% for m in messages %}{{ m.content }}{% endfor %} upon a time"))
         self.assertEqual(text_of(self.ask(prompt("Once", 10), kind=CHAT)), b", there was a little girl named Lily")
 
+    def test_writes_no_more_than_is_planned(self):
+        """What it makes of a conversation is tokenized: the plan holds as much as for the longest text of a request."""
+        path = self.write("{% for i in range(8) %}{{ messages[0].content }}{% endfor %}")
+        self.daemon("--template", path, "--lane-bytes", "1MiB")
+        fits, more = (self.ask(item(T_PROMPT, "x" * n), kind=CHAT)[-1] for n in (32 << 10, (32 << 10) + 1))
+        self.assertNotIn("writes more", fits.text if fits.type == ERROR else "")
+        self.assertEqual((more.type, more.code), (ERROR, "TOO_LARGE"))
+        self.assertIn("writes more than 262144 bytes", more.text)
+        self.assertEqual(self.ask(item(T_PROMPT, "Once"), kind=CHAT)[-1].type, DONE)
+
     def test_refused(self):
         self.assertIn("needs the token <|im_start|>", self.refused("--template", "chatml"))
         self.assertIn("no file that can be read", self.refused("--template", "nonsense"))

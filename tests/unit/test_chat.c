@@ -233,6 +233,25 @@ Test(chat, refusals)
     cr_assert_eq(e.code, -E2BIG);
 }
 
+/* What the caller has room for, below what jinja_limits_for() allows. */
+Test(chat, limits_of_the_caller)
+{
+    struct chat_message m = say(CHAT_USER, "0123456789");
+
+    cr_assert_eq(use("{{ messages[0].content * 10 }}"), 0);
+    c.output_bytes = 100;
+    cr_assert_not_null(render(&m, 1, true), "%s", e.text);
+    c.output_bytes = 99;
+    (void)render(&m, 1, true);
+    cr_assert_eq(e.code, -E2BIG);
+    cr_assert(strstr(e.text, "writes more than 99 bytes"), "%s", e.text);
+    c.output_bytes = 0;
+    c.memory_bytes = 1;
+    (void)render(&m, 1, true);
+    cr_assert_eq(e.code, -E2BIG);
+    cr_assert(strstr(e.text, "more than 1 bytes of memory"), "%s", e.text);
+}
+
 Test(chat, from_a_file)
 {
     struct chat_message m = say(CHAT_USER, "Hi");
