@@ -102,8 +102,8 @@ static int check_length(struct job *j, const struct ask *a, struct error *reterr
     if (n > j->worker->text_most) {
         j->light_counts[0] = n;
         j->light_counts[1] = j->worker->text_most;
-        return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %zu are tokenized at once", n,
-                         j->worker->text_most);
+        return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %zu are tokenized at once",
+                         n, j->worker->text_most);
     }
     if (n_values > ENGINE_JSON_VALUES) {
         j->light_counts[0] = n_values;

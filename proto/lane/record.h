@@ -70,7 +70,7 @@ enum lane_type {
     LANE_ENGINE_STATE = 0x140,      /* body e_state: while loading, at ready, then every second when busy */
     LANE_ENGINE_LANE_QUIET = 0x141, /* body e_lane: the engine no longer touches that lane's arenas */
     LANE_ENGINE_REPORT = 0x142,     /* body e_report: a line of figures and a piece of its text */
-    LANE_ENGINE_THREADS = 0x143,    /* no body; descriptors: states of some of its threads (base/cputime.h) */
+    LANE_ENGINE_THREADS = 0x143,    /* no body; descriptors: its threads (base/cputime.h) */
 };
 
 /* Of a hello's reply: what this front knows beyond its minor version. */
