@@ -75,8 +75,15 @@ static void end_early(struct gateway *g, struct request *q, enum lane_error_code
 
 static void too_much(struct gateway *g, struct request *q, int rc)
 {
-    end_early(g, q, rc == -E2BIG ? LANE_ERR_TOO_LARGE : LANE_ERR_NO_MEMORY, rc,
-              "the answer is larger than one event may be: ask without `unary`");
+    bool busy = rc == -EBUSY;
+
+    end_early(g, q,
+              busy           ? LANE_ERR_BUSY
+              : rc == -E2BIG ? LANE_ERR_TOO_LARGE
+                             : LANE_ERR_NO_MEMORY,
+              rc,
+              busy ? "the ids of other texts are gathered: ask later, or without `unary`"
+                   : "the answer is larger than one event may be: ask without `unary`");
 }
 
 static void on_accepted(struct gateway *g, struct request *q, const struct lane_record *r)
@@ -127,7 +134,7 @@ static void gather(struct gateway *g, struct request *q, const struct lane_recor
     int rc = 0;
 
     if (r->h.type == LANE_TOKEN) {
-        rc = requests_gather_token(q, r->token.token, r->token.logprob);
+        rc = requests_gather_token(&g->requests, q, r->token.token, r->token.logprob);
     }
     if (rc == 0 && q->kind != LANE_KIND_TOKENIZE) {
         rc = requests_gather_text(q, lane_part(&r->h), r->token.text, r->token.text_len);
@@ -242,7 +249,7 @@ static void on_bulk(struct gateway *g, struct request *q, const struct lane_reco
     e.scores = &s;
     if (q->unary) {
         for (size_t i = 0; i < s.n_logprobs; i++) {
-            int rc = requests_gather_token(q, 0, s.logprobs[i]);
+            int rc = requests_gather_token(&g->requests, q, 0, s.logprobs[i]);
 
             if (rc) {
                 too_much(g, q, rc);
@@ -335,7 +342,7 @@ static void on_done(struct gateway *g, struct request *q, const struct lane_reco
             d.n_tokens = a->n_tokens;
             d.tokens = a->tokens;
         }
-        if (q->scoring || q->logprobs) {
+        if ((q->scoring || q->logprobs) && a->logprobs) {
             d.n_logprobs = a->n_tokens;
             d.logprobs = a->logprobs;
         }

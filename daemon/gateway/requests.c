@@ -21,7 +21,7 @@ void requests_init(struct requests *r, uint64_t hash_key)
 void requests_finish(struct requests *r)
 {
     for (int i = 0; i < REQUESTS_MAX; i++) {
-        requests_gather_clear(&r->slots[i]);
+        requests_gather_clear(r, &r->slots[i]);
     }
 }
 
@@ -71,7 +71,7 @@ void requests_remove(struct requests *r, struct request *q)
     }
     *link = q->next;
     requests_set_orphan(r, q, 0);
-    requests_gather_clear(q);
+    requests_gather_clear(r, q);
     q->used = false;
     r->n_used--;
 }
@@ -162,25 +162,47 @@ int requests_gather_text(struct request *q, enum lane_part part, const uint8_t *
     }
 }
 
-static int grow_tokens(struct gathered *g)
+/* Is it no sequence, or might it be none? The plan holds nothing for it alone. */
+static bool shares_ids(const struct request *q)
 {
-    size_t cap = g->cap_tokens ? g->cap_tokens * 2 : 256;
-    void *p = realloc(g->tokens, cap * sizeof(*g->tokens));
+    return q->kind == LANE_KIND_TOKENIZE || q->kind == 0;
+}
 
+static size_t id_bytes(const struct request *q, size_t cap)
+{
+    return cap *
+           (q->kind == LANE_KIND_TOKENIZE ? sizeof(int32_t) : sizeof(int32_t) + sizeof(float));
+}
+
+static int grow_tokens(struct requests *r, struct request *q)
+{
+    enum { FIRST = 256, STEP = REQUESTS_GATHER_STEP / sizeof(int32_t) };
+    struct gathered *g = &q->gathered;
+    size_t more = g->cap_tokens == 0 ? FIRST : g->cap_tokens < STEP ? g->cap_tokens : STEP;
+    size_t cap = g->cap_tokens + more;
+    void *p;
+
+    if (shares_ids(q) && r->id_bytes + id_bytes(q, more) > REQUESTS_IDS_BYTES) {
+        return -EBUSY;
+    }
+    p = realloc(g->tokens, cap * sizeof(*g->tokens));
     if (!p) {
         return -ENOMEM;
     }
     g->tokens = p;
-    p = realloc(g->logprobs, cap * sizeof(*g->logprobs));
-    if (!p) {
-        return -ENOMEM;
+    if (q->kind != LANE_KIND_TOKENIZE) {
+        p = realloc(g->logprobs, cap * sizeof(*g->logprobs));
+        if (!p) {
+            return -ENOMEM;
+        }
+        g->logprobs = p;
     }
-    g->logprobs = p;
+    r->id_bytes += shares_ids(q) ? id_bytes(q, more) : 0;
     g->cap_tokens = cap;
     return 0;
 }
 
-int requests_gather_token(struct request *q, int32_t token, float logprob)
+int requests_gather_token(struct requests *r, struct request *q, int32_t token, float logprob)
 {
     struct gathered *g = &q->gathered;
 
@@ -188,19 +210,22 @@ int requests_gather_token(struct request *q, int32_t token, float logprob)
         return -E2BIG;
     }
     if (g->n_tokens == g->cap_tokens) {
-        int rc = grow_tokens(g);
+        int rc = grow_tokens(r, q);
 
         if (rc) {
             return rc;
         }
     }
-    g->tokens[g->n_tokens] = token;
-    g->logprobs[g->n_tokens++] = logprob;
+    if (g->logprobs) {
+        g->logprobs[g->n_tokens] = logprob;
+    }
+    g->tokens[g->n_tokens++] = token;
     return 0;
 }
 
-void requests_gather_clear(struct request *q)
+void requests_gather_clear(struct requests *r, struct request *q)
 {
+    r->id_bytes -= shares_ids(q) ? id_bytes(q, q->gathered.cap_tokens) : 0;
     free(q->gathered.text.at);
     free(q->gathered.reasoning.at);
     free(q->gathered.called.at);

@@ -19,6 +19,7 @@ enum {
     REQUESTS_ALTS = 20,
     REQUESTS_GATHER_BYTES = 1 << 20, /* of a unary request: text, reasoning and calls; and ids */
     REQUESTS_GATHER_STEP = 64 << 10, /* by which what is gathered grows */
+    REQUESTS_IDS_BYTES = 2 << 20,    /* of unary requests that tokenize, together */
     REQUESTS_CALLS = 64,
 };
 
@@ -78,6 +79,7 @@ struct requests {
     uint64_t hash_key;
     int n_used;
     int n_orphans; /* with orphan_ns set */
+    size_t id_bytes; /* gathered for requests that tokenize */
 };
 
 void requests_init(struct requests *r, uint64_t hash_key);
@@ -91,10 +93,13 @@ bool requests_owned(const struct request *q, uint32_t uid, const uint8_t *tenant
 int requests_count_uid(const struct requests *r, uint32_t uid);
 void requests_set_orphan(struct requests *r, struct request *q, int64_t deadline_ns); /* 0: no more */
 
-/* Adds to what is gathered. -E2BIG over REQUESTS_GATHER_BYTES, -ENOMEM. */
+/* Adds to what is gathered. -E2BIG over REQUESTS_GATHER_BYTES, -ENOMEM; -EBUSY: requests that
+ * tokenize, which are no sequences, hold REQUESTS_IDS_BYTES together. Their log-probabilities are
+ * not kept. */
 int requests_gather_text(struct request *q, enum lane_part part, const uint8_t *text,
                          size_t n) WARN_UNUSED;
-int requests_gather_token(struct request *q, int32_t token, float logprob) WARN_UNUSED;
-void requests_gather_clear(struct request *q);
+int requests_gather_token(struct requests *r, struct request *q, int32_t token,
+                          float logprob) WARN_UNUSED;
+void requests_gather_clear(struct requests *r, struct request *q);
 
 #endif

@@ -215,15 +215,58 @@ Test(gateway_tables, gathering_has_a_limit)
 
     requests_init(&requests, 1);
     q = requests_add(&requests, (const uint8_t[16]){1});
+    q->kind = LANE_KIND_GENERATE;
     while ((rc = requests_gather_text(q, LANE_PART_TEXT, text, sizeof(text))) == 0) {
         n += sizeof(text);
     }
     cr_assert(rc == -E2BIG && n <= REQUESTS_GATHER_BYTES && n > REQUESTS_GATHER_BYTES - 1000);
     cr_assert_eq(requests_gather_text(q, LANE_PART_TEXT, text, 0), 0);
-    for (n = 0; (rc = requests_gather_token(q, (int32_t)n, 0)) == 0; n++) {
+    for (n = 0; (rc = requests_gather_token(&requests, q, (int32_t)n, 0)) == 0; n++) {
     }
     cr_assert(rc == -E2BIG && n == REQUESTS_GATHER_BYTES / 4);
     cr_assert_eq(q->gathered.tokens[n - 1], (int32_t)n - 1);
+    requests_finish(&requests);
+}
+
+static int gather_ids(struct request *q, size_t *ret_n)
+{
+    int rc = 0;
+
+    for (*ret_n = 0; rc == 0; *ret_n += rc == 0) {
+        rc = requests_gather_token(&requests, q, 1, 0);
+    }
+    return rc;
+}
+
+/* Texts that are tokenized are no sequences, and one user has many of them. */
+Test(gateway_tables, ids_of_texts_share_a_limit)
+{
+    struct request *q[4];
+    size_t n;
+
+    requests_init(&requests, 1);
+    for (int i = 0; i < 4; i++) {
+        uint8_t id[16] = {(uint8_t)(i + 1)};
+
+        q[i] = requests_add(&requests, id);
+        q[i]->kind = i < 3 ? LANE_KIND_TOKENIZE : LANE_KIND_GENERATE;
+    }
+    cr_expect_eq(gather_ids(q[0], &n), -E2BIG);
+    cr_expect_eq(n, REQUESTS_GATHER_BYTES / 4);
+    cr_expect_eq(requests_gather_token(&requests, q[1], 1, 0), 0);
+    cr_expect_eq(gather_ids(q[2], &n), -EBUSY);
+    cr_expect(n > 0 && requests.id_bytes <= REQUESTS_IDS_BYTES);
+    cr_expect_eq(gather_ids(q[3], &n), -E2BIG, "a sequence's are in the plan");
+    requests_gather_clear(&requests, q[0]);
+    cr_expect_eq(gather_ids(q[2], &n), -E2BIG, "there is room again");
+    requests_remove(&requests, q[1]);
+    requests_remove(&requests, q[2]);
+    cr_expect_eq(requests.id_bytes, 0);
+    /* Resumed from before this process's start, it may be any kind. */
+    q[1] = requests_add(&requests, (const uint8_t[16]){9});
+    cr_expect_eq(gather_ids(q[1], &n), -E2BIG);
+    cr_expect_eq(requests.id_bytes, REQUESTS_IDS_BYTES, "it keeps log-probabilities too");
+    cr_expect_eq(gather_ids(q[0], &n), -EBUSY);
     requests_finish(&requests);
 }
 
