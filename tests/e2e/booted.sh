@@ -417,6 +417,10 @@ for unit in pipitd pipit-gateway; do
     check "all twelve were made" is 12 box grep -c '^shut' "/run/$unit.probe"
 done
 
+zmq ping >"$tmp/said" # or there may be no gateway
+for name in pipitd pipit-engine pipit-gateway; do # a process that is not dumpable has root's files in /proc
+    check "nobody but root reads the memory of $name" is 0 stat -c %u "/proc/$(pid_of $name)/mem"
+done
 check "no swap, core dump or memory beyond a limit" is "0 1 yes" \
     box sh -c 'echo $(systemctl show -p LimitCORE -p MemorySwapMax --value pipitd@default.service) $(systemctl show -p MemoryMax --value pipitd@default.service | grep -q "^[0-9]" && echo yes)'
 folder=/etc/systemd/system/pipitd@default.service.d
