@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# tools/fuzz.sh [-t SECONDS] [-c CORPUS] [NAME...]
+# tools/fuzz.sh [-t SECONDS] [-c CORPUS] [-r] [-l] [-s] [NAME...]
 # Fuzzes the parsers (tests/fuzz): for each harness a corpus outside the tree grows for SECONDS (60;
 # 0: it stays as it is), is minimised, and is replayed to count lines. Prints the line coverage of
 # the parser's own files, which the table below names. Needs clang with llvm-profdata and llvm-cov.
 #   -c CORPUS  folder of the corpora and findings; default: ~/.cache/pipit-fuzz
+#   -r         the seeds of the tree alone: nothing grows, and no corpus is read
 #   -l         names the lines that were not reached
 #   -s         puts inputs of the corpus that the seeds lack an edge of into tests/fuzz/seeds
 set -euo pipefail
@@ -14,13 +15,15 @@ seconds=60
 corpus="${XDG_CACHE_HOME:-$HOME/.cache}/pipit-fuzz"
 lines=no
 seed=no
-while getopts t:c:ls option; do
+grow=yes
+while getopts t:c:rls option; do
     case $option in
     t) seconds=$OPTARG ;;
     c) corpus=$OPTARG ;;
+    r) grow=no ;;
     l) lines=yes ;;
     s) seed=yes ;;
-    *) sed -n '3,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '3,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
@@ -59,13 +62,35 @@ fi
 [ -f build-fuzz/build.ninja ] ||
     CC=clang meson setup build-fuzz -Dfuzz=true -Dcuda=disabled -Db_lundef=false \
         -Db_sanitize=address,undefined >/dev/null
-nice ninja -C build-fuzz "${names[@]/#/tests/fuzz/fuzz_}" "${names[@]/#/tests/fuzz/replay_}" >/dev/null
+programs=("${names[@]/#/tests/fuzz/replay_}")
+[ "$grow" = no ] || programs+=("${names[@]/#/tests/fuzz/fuzz_}")
+nice ninja -C build-fuzz "${programs[@]}" >/dev/null
 export LLVM_PROFILE_FILE=/dev/null
 mkdir -p "$corpus/found"
 
 # Few inputs that together have all edges of the folders: the first folder gets them.
 merge() { # binary, to, from...
     "build-fuzz/tests/fuzz/fuzz_$1" -merge=1 -use_counters="$counters" "${@:2}" >/dev/null 2>&1
+}
+
+grow_corpus() {
+    local dict=tests/fuzz/fuzz_$name.dict
+    mkdir -p "$own"
+    if [ "$seconds" != 0 ]; then
+        ASAN_OPTIONS=allocator_may_return_null=1 "build-fuzz/tests/fuzz/fuzz_$name" \
+            -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 \
+            -artifact_prefix="$corpus/found/$name-" $([ -f "$dict" ] && echo "-dict=$dict") \
+            "$own" "$seeds" >"$corpus/$name.log" 2>&1 ||
+            { echo "$name: a finding, see $corpus/$name.log"; failed=1; }
+    fi
+    rm -rf "$own.least"
+    mkdir "$own.least"
+    counters=1 merge "$name" "$own.least" "$own" "$seeds"
+    rm -rf "$own"
+    mv "$own.least" "$own"
+    if [ "$seed" = yes ]; then
+        counters=0 merge "$name" "$seeds" "$own"
+    fi
 }
 
 # Of llvm-cov's listing, the files that are named: how many of their lines were reached.
@@ -94,27 +119,16 @@ if sys.argv[1] == "yes":
 failed=0
 printf '%-12s %-9s %s\n' harness runs 'lines reached, in all and of each file'
 for name in "${names[@]}"; do
-    own=$corpus/$name
     seeds=tests/fuzz/seeds/$name
-    dict=tests/fuzz/fuzz_$name.dict
-    mkdir -p "$own"
-    if [ "$seconds" != 0 ]; then
-        ASAN_OPTIONS=allocator_may_return_null=1 "build-fuzz/tests/fuzz/fuzz_$name" \
-            -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 \
-            -artifact_prefix="$corpus/found/$name-" $([ -f "$dict" ] && echo "-dict=$dict") \
-            "$own" "$seeds" >"$corpus/$name.log" 2>&1 ||
-            { echo "$name: a finding, see $corpus/$name.log"; failed=1; }
+    own=$corpus/$name
+    inputs=("$seeds")
+    rm -f "$corpus/$name.log"
+    if [ "$grow" = yes ]; then
+        grow_corpus
+        inputs+=("$own")
     fi
-    rm -rf "$own.least"
-    mkdir "$own.least"
-    counters=1 merge "$name" "$own.least" "$own" "$seeds"
-    rm -rf "$own"
-    mv "$own.least" "$own"
-    if [ "$seed" = yes ]; then
-        counters=0 merge "$name" "$seeds" "$own"
-    fi
-    LLVM_PROFILE_FILE=$corpus/$name.profraw "build-fuzz/tests/fuzz/replay_$name" "$own" "$seeds" \
-        >/dev/null
+    LLVM_PROFILE_FILE=$corpus/$name.profraw "build-fuzz/tests/fuzz/replay_$name" \
+        "${inputs[@]}" >/dev/null
     llvm-profdata merge -sparse "$corpus/$name.profraw" -o "$corpus/$name.profdata"
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$corpus/$name.log" 2>/dev/null || true)
     printf '%-12s %-9s ' "$name" "${runs:--}"
