@@ -11,15 +11,10 @@
 
 #include "base/error.h"
 #include "gguf/gguf.h"
+#include "tests/fuzz/fail.h"
+#include "tests/fuzz/require.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(bool ok)
-{
-    if (!ok) {
-        abort();
-    }
-}
 
 static void read_array(const struct gguf *g, const char *key)
 {
@@ -83,12 +78,15 @@ static void read_key(const struct gguf *g, size_t i)
     free(key);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static int one(const uint8_t *data, size_t size)
 {
     struct gguf *g = NULL;
     struct error e = {0};
-    int r = gguf_open_memory(data, size, &g, &e);
+    int r;
 
+    fail_begin(FAIL_ALL);
+    r = gguf_open_memory(data, size, &g, &e);
+    fail_end();
     if (r < 0) {
         require((r == -EBADMSG || r == -ENOMEM) && e.code == r && e.text[0]);
         return 0;
@@ -106,4 +104,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     gguf_close(g);
     return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    return fail_run(data, size, one);
 }

@@ -18,6 +18,7 @@
 #include "daemon/front/arena.h"
 #include "daemon/front/journal.h"
 #include "daemon/front/journal_format.h"
+#include "tests/fuzz/fail.h"
 #include "tests/fuzz/require.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -66,17 +67,26 @@ static void fill(struct journal *j)
     }
 }
 
+/* -1: a call failed. */
 static int make(unsigned bits)
 {
+    struct error err = {0};
     struct journal j;
     int fd;
+    int rc;
 
     if (bits & 4) {
         fd = memfd_create("plain", MFD_CLOEXEC);
         require(fd >= 0 && ftruncate(fd, BYTES) == 0);
         return fd;
     }
-    require(journal_open(BYTES, &j, NULL) == 0);
+    fail_begin(FAIL_ALL);
+    rc = journal_open(BYTES, &j, &err);
+    fail_end();
+    if (rc) {
+        require(fail_hit() && err.code == rc && err.text[0]);
+        return -1;
+    }
     if (bits & 1) {
         fill(&j);
     }
@@ -192,7 +202,7 @@ static void fill_up(struct journal *j, struct journal_entry *e)
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+static int one(const uint8_t *data, size_t size)
 {
     static struct journal_entry e[BLOCKS];
     uint64_t sums[2][BLOCKS];
@@ -201,15 +211,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t n;
     int again;
     int fd;
+    int rc;
 
     if (size == 0) {
         return 0;
     }
     fd = make(data[0]);
+    if (fd < 0) {
+        return 0;
+    }
     change(fd, data + 1, size - 1);
     again = dup(fd);
-    if (journal_adopt(fd, data[0] & 2 ? BYTES / 2 : BYTES, &j, &err)) {
-        require(err.code == -EBADMSG && err.text[0]);
+    fail_begin(FAIL_ALL);
+    rc = journal_adopt(fd, data[0] & 2 ? BYTES / 2 : BYTES, &j, &err);
+    fail_end();
+    if (rc) {
+        require(err.code == rc && (rc == -EBADMSG || fail_hit()) && err.text[0]);
         (void)close(again);
         return 0;
     }
@@ -231,4 +248,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(j.n_free == BLOCKS - j.n_reserved && j.n_entries == 0);
     journal_close(&j);
     return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    return fail_run(data, size, one);
 }
