@@ -129,7 +129,8 @@ PIPIT_API void pipit_client_destroy(struct pipit_client *client); /* NULL is fin
  *                 "default"
  *   program       for the daemon's log and status, at most 31 bytes
  *   timeout_ms    for the hello and for each answer about the lane (status, lease): 5000
- *   reconnect_ms  how long to try again once the connection is lost: 15000; 0: not at all
+ *   reconnect_ms  how long to try again once the connection is lost: 15000; 0: not at all, calls
+ *                 then fail with PIPIT_E_LOST until pipit_client_connect()
  *   arena bytes   of the shared memory each way; 0: what the daemon gives */
 PIPIT_CHECKED int pipit_client_set_runtime_dir(struct pipit_client *client, const char *dir);
 PIPIT_CHECKED int pipit_client_set_instance(struct pipit_client *client, const char *name);

@@ -246,6 +246,9 @@ int link_wanted(struct pipit_client *c, struct pipit_error *reterr)
     if (c->state == LINK_NEW || (c->state == LINK_LOST && (c->by_fd || c->hello.magic == 0))) {
         return pipit_fail(reterr, -ENOTCONN, PIPIT_E_LOCAL, "the client is not connected");
     }
+    if (c->state == LINK_LOST && c->reconnect_ms == 0) {
+        return pipit_fail(reterr, -ENOTCONN, PIPIT_E_LOST, "%s", c->last.text);
+    }
     if (c->state == LINK_DOWN || c->state == LINK_LOST) {
         c->state = LINK_RETRY;
         c->give_up_ns = clock_ns() + c->reconnect_ms * MS_NS;

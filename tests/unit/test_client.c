@@ -302,6 +302,39 @@ Test(client, says_how_long_it_tried_to_connect_again)
     pipit_client_destroy(c);
 }
 
+static void script_pong(struct fake_front *f)
+{
+    fake_accept(f);
+    (void)fake_expect(f, LANE_PING);
+    fake_pong(f);
+    fake_hang_up(f);
+}
+
+/* Where a service manager holds the socket, a connection starts the daemon that has just ended. */
+Test(client, does_not_connect_again_where_it_must_not)
+{
+    struct fake_front f = {0};
+    struct pipit_error e = {0};
+
+    fake_front_start(&f, script_pong);
+    struct pipit_client *c = fake_client(&f);
+    struct pollfd knocks = {.fd = f.listen_fd, .events = POLLIN};
+
+    cr_assert_eq(pipit_client_set_reconnect_ms(c, 0), 0);
+    cr_assert_eq(pipit_client_ping(c, &e), 0, "%s", e.text);
+    while (pipit_client_dispatch(c, 20) >= 0 && poll(&knocks, 1, 0) == 0 &&
+           pipit_client_ping(c, &e) == 0) {
+    }
+    for (int i = 0; i < 3; i++) {
+        e = (struct pipit_error){0};
+        cr_expect_lt(pipit_client_ping(c, &e), 0);
+        cr_expect_eq(e.code, PIPIT_E_LOST, "%s", e.text);
+    }
+    cr_expect_eq(poll(&knocks, 1, 100), 0, "nobody knocks");
+    pipit_client_destroy(c);
+    fake_front_stop(&f);
+}
+
 static void script_hello_late(struct fake_front *f)
 {
     struct lane_record r;
