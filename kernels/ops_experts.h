@@ -6,7 +6,7 @@
  * first.
  *
  * With x' = norm(x), for each row by itself:
- *     logit[e] = router[e] . x' (+ router_bias[e])
+ *     logit[e] = router_scale * router[e] . x' (+ router_bias[e]); with router_norm x' is that of x
  *     the n_used experts with the largest score are chosen, ties to the lower index; the score is
  *     the logit, or with choice_bias the probability (below) + choice_bias[e]
  *     y (+)= scale * weight[e] * (down[e] h (+ bias)) for each chosen expert, in ascending order of
@@ -16,7 +16,8 @@
  *
  * Probabilities are a softmax over all experts, or a sigmoid of each. The weight of a chosen expert
  * is its probability; with `normed` divided by the sum over the chosen (of a softmax: a softmax
- * over the chosen); times weight_scale.
+ * over the chosen); times weight_scale; times factors[e], which is of what down[e] gives and so
+ * comes last.
  *
  * A logit that is NaN is chosen last, as -inf is, and makes all weights of its row NaN: the result
  * says so, the choice stays within the experts. Batch invariant as a matmul is. */
@@ -48,6 +49,9 @@ struct ops_experts {
     enum ops_router kind;
     bool normed;
     float weight_scale;                   /* 0: 1 */
+    const struct ops_weight *factors;     /* vector (n_expert) or NULL; there are no down biases */
+    struct ops_norm router_norm;          /* w NULL: norm; there is no shared_gate */
+    float router_scale;                   /* 0: 1 */
     const struct ops_weight *router;      /* (n_expert, n_cols) */
     const struct ops_weight *router_bias; /* vector (n_expert) or NULL */
     const struct ops_weight *choice_bias; /* vector (n_expert) or NULL */

@@ -75,9 +75,16 @@ static void to_probabilities(const struct ops_experts *p, float *logits)
     }
 }
 
-void route_row(const struct ops_experts *p, const float *router_bias, const float *choice_bias,
-               float *logits, struct route *ret)
+static const float *vector(const struct ops_weight *w)
 {
+    return w ? w->device : NULL;
+}
+
+void route_row(const struct ops_experts *p, float *logits, struct route *ret)
+{
+    const float *router_bias = vector(p->router_bias);
+    const float *choice_bias = vector(p->choice_bias);
+    const float *factors = vector(p->factors);
     float factor = ops_factor(p->weight_scale) * ops_factor(p->scale);
     float scores[OPS_EXPERTS_MAX];
     float sum = 0;
@@ -108,6 +115,7 @@ void route_row(const struct ops_experts *p, const float *router_bias, const floa
     }
     for (int32_t i = 0; i < p->n_used; i++) {
         ret[i].weight *= factor;
+        ret[i].weight *= factors ? factors[ret[i].expert] : 1.0f;
     }
 }
 
@@ -148,7 +156,9 @@ bool ops_experts_valid(const struct ops_experts *p, const struct backend_limits 
 
     if (n < 1 || n > l->max_experts || p->n_used < 1 || p->n_used > n ||
         p->n_used > l->max_experts_used || p->rows.n < 0 || p->rows.n > l->max_rows || !p->router ||
-        !is_vector(p->router_bias, n) || !is_vector(p->choice_bias, n)) {
+        !is_vector(p->router_bias, n) || !is_vector(p->choice_bias, n) ||
+        !is_vector(p->factors, n) || (p->factors && p->down.bias) ||
+        (p->router_norm.w && p->shared_gate)) {
         return false;
     }
     n_cols = p->router->n_cols;

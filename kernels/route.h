@@ -13,9 +13,8 @@ struct route {
 };
 
 /* ret (n_used), ascending by expert. logits (n_expert), router_bias not yet added; overwritten.
- * choice_bias (n_expert) or NULL and router_bias (n_expert) or NULL are host memory. */
-void route_row(const struct ops_experts *p, const float *router_bias, const float *choice_bias,
-               float *logits, struct route *ret);
+ * Vectors of p are host memory. */
+void route_row(const struct ops_experts *p, float *logits, struct route *ret);
 
 /* By what the shared expert's output is multiplied, of shared_gate's product (without one: 0). */
 float route_shared(const struct ops_experts *p, float gate);

@@ -3,13 +3,14 @@
 """Model families beside llama.cpp: small random models, KL divergence of pipit's next-token distributions to llama.cpp's.
 
     families.py --llama-cpp DIR --work DIR --eval build/bench/pipit-eval [--family qwen3]... [--seeds 1,2,3]
-                [--backends ref,cpu] [--out FILE.csv]
+                [--backends ref,cpu] [--libs FOLDER] [--out FILE.csv]
 
 DIR of --llama-cpp is the unpacked source package llama-cpp-python 0.3.36 of PyPI, whose vendor/llama.cpp/build has been
 built with shared libraries (targets llama and test-llama-archs). test-llama-archs writes the models, in F32. Its weights
 are so small that a model's output hardly depends on its layers: each matrix is drawn anew with a standard deviation of
-2 / sqrt(inputs), norms around 1, so that an error in any layer shows. Both sides keep K and V in F32, and llama.cpp uses
-no flash attention.
+2 / sqrt(inputs), norms around 1, so that an error in any layer shows. It does not write gemma4: those models are made by
+tests/golden/make_oracle_vectors.py. Both sides keep K and V in F32, and llama.cpp uses
+no flash attention. --libs: other shared libraries than those of the build.
 
 200 token ids are scored in one prompt; then 136 are a prompt and 64 are decoded one by one. A line a model and backend:
     family, seed, file, backend, mean KL prompt, mean KL decode, largest KL
@@ -18,6 +19,7 @@ Needs the Python packages gguf and numpy."""
 import argparse
 import csv
 import glob
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -27,7 +29,11 @@ import numpy as np
 
 FAMILIES = ["llama", "mistral3", "granite", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "phi3", "olmo2", "exaone4",
             "nemotron", "seed_oss", "qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen3vlmoe", "olmoe",
-            "glm4moe", "ernie4_5-moe", "dots1", "minimax-m2", "lfm2moe", "qwen35", "qwen35moe", "lfm2"]
+            "glm4moe", "ernie4_5-moe", "dots1", "minimax-m2", "lfm2moe", "qwen35", "qwen35moe", "lfm2", "gemma4"]
+# Of make_oracle_vectors.py: E4B, 31B and 26B-A4B in small.
+OWN = {"gemma4": {"e": {}, "dense": {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6},
+                  "experts": {"shared": 0, "ple": 0, "v_is_k": True, "kv": (4, 1), "heads": 8, "layers": 12, "period": 6, "embd": 64,
+                              "experts": 16, "used": 4, "wide": 32, "fused": True}}}
 N, FIRST = 200, 135
 
 
@@ -37,8 +43,8 @@ def strengthen(path, seed):
     rng = np.random.default_rng(seed)
     for t in GGUFReader(path, "r+").tensors:
         shape, name = t.data.shape, t.name
-        if name.endswith(("exps.scale", "exp.scale")):  # pipit knows no factors of experts
-            t.data[...] = 1
+        if name.endswith(("exps.scale", "exp.scale")):  # pipit knows factors of what experts give only
+            t.data[...] = 1 + 0.5 * rng.random(shape) if "down" in name else 1
         if t.data.dtype != np.float32 or "scale" in name or "ssm_a" in name or "sinks" in name:
             continue
         if "rope" in name:  # factors that divide frequencies: near 0 the angles are beyond what f32 holds
@@ -70,9 +76,9 @@ class Llama:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
 
-    def context(self):
+    def context(self, n=256):
         api, p = self.api, self.api.llama_context_default_params()
-        p.n_ctx, p.n_batch, p.n_ubatch, p.n_threads, p.n_threads_batch = 256, 256, 256, 1, 1  # LongRoPE goes by n_ctx
+        p.n_ctx, p.n_batch, p.n_ubatch, p.n_threads, p.n_threads_batch = n, n, n, 1, 1  # LongRoPE goes by n_ctx
         p.type_k = p.type_v = 0  # F32
         p.flash_attn_type = 0
         return api.llama_init_from_model(self.model, p)
@@ -126,6 +132,14 @@ def models(o, family, seed):
     folder = os.path.join(o.work, f"{family}-{seed}")
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
+    if family in OWN:
+        here = os.path.dirname(os.path.abspath(__file__))
+        spec = importlib.util.spec_from_file_location("own", os.path.join(here, "../../tests/golden/make_oracle_vectors.py"))
+        own = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(own)
+        for name, options in OWN[family].items():
+            getattr(own, family)(os.path.join(folder, f"{family}-{name}.gguf"), seed, **options)
+        return sorted(glob.glob(os.path.join(folder, "*.gguf")))
     subprocess.run([os.path.join(o.libs, "test-llama-archs"), "-a", family, "-s", str(seed), "-o", folder], capture_output=True)
     found = sorted(glob.glob(os.path.join(folder, "*.gguf")))
     for path in found:
@@ -141,10 +155,11 @@ def main():
     a.add_argument("--family", action="append")
     a.add_argument("--seeds", default="1,2,3")
     a.add_argument("--backends", default="ref,cpu")
+    a.add_argument("--libs")
     a.add_argument("--out")
     o = a.parse_args()
-    o.libs = os.path.join(o.llama_cpp, "vendor", "llama.cpp", "build", "bin")
-    os.environ["LLAMA_CPP_LIB_PATH"] = o.libs
+    o.other, o.libs = o.libs, os.path.join(o.llama_cpp, "vendor", "llama.cpp", "build", "bin")
+    os.environ["LLAMA_CPP_LIB_PATH"] = o.other or o.libs
     sys.path.insert(0, o.llama_cpp)
     os.makedirs(o.work, exist_ok=True)
     out = csv.writer(open(o.out, "w") if o.out else sys.stdout, lineterminator="\n")

@@ -66,6 +66,11 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_SHARED_GATE]    = {"ffn_gate_shexp.weight", OPS_ROLE_MATMUL, DIM_SHARED_FF, DIM_EMBD},
     [LT_SHARED_UP]      = {"ffn_up_shexp.weight", OPS_ROLE_MATMUL, DIM_SHARED_FF, DIM_EMBD},
     [LT_SHARED_DOWN]    = {"ffn_down_shexp.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_SHARED_FF},
+    [LT_ROUTER_NORM]    = {"ffn_gate_inp.scale", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_EXPERTS_NORM]   = {"pre_ffw_norm_2.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_POST_BESIDE_NORM]  = {"post_ffw_norm_1.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_POST_EXPERTS_NORM] = {"post_ffw_norm_2.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
+    [LT_EXPERTS_FACTOR] = {"ffn_down_exps.scale", OPS_ROLE_VECTOR, DIM_1, DIM_EXPERTS},
     [LT_POST_FFN_NORM]  = {"post_ffw_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_EMBD},
     [LT_PLE_GATE]       = {"inp_gate.weight", OPS_ROLE_MATMUL, DIM_PLE, DIM_EMBD},
     [LT_PLE_PROJ]       = {"proj.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_PLE},
@@ -105,6 +110,9 @@ const struct tensor_row arch_model_tensors[MT_COUNT] = {
 #define LT_EXPERTS_B                                                                               \
     (LT_BIT(LT_ROUTER_B) | LT_BIT(LT_EXPERTS_GATE_B) | LT_BIT(LT_EXPERTS_UP_B) |                   \
      LT_BIT(LT_EXPERTS_DOWN_B))
+#define LT_BESIDE                                                                                  \
+    (LT_BIT(LT_ROUTER_NORM) | LT_BIT(LT_EXPERTS_NORM) | LT_BIT(LT_POST_BESIDE_NORM) |              \
+     LT_BIT(LT_POST_EXPERTS_NORM))
 #define LT_SHARED (LT_BIT(LT_SHARED_GATE) | LT_BIT(LT_SHARED_UP) | LT_BIT(LT_SHARED_DOWN))
 #define LT_GATED_B (LT_BIT(LT_GATE_B) | LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B))
 #define LT_PRE (LT_BIT(LT_ATTN_NORM) | LT_BIT(LT_FFN_NORM))
@@ -236,8 +244,9 @@ static const struct arch archs[] = {
     {.name = "gemma4", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_GELU_TANH, .gated = true,
      .embed_scaled = true, .caps_logits = true, .ffn_scales = true, .v_norm = true, .per_layer = true, .out_scale = true,
      .shared_kv = true, .window_period = -1, .window_rope_base = 10000.0f, .attn_scale = 1.0f,
+     .experts = true, .experts_normed = true, .experts_beside = true,
      .required = LT_PRE | LT_POST | LT_BIT(LT_Q) | LT_BIT(LT_K) | LT_BIT(LT_O) | LT_QK_NORM | LT_GATED,
-     .optional = LT_BIT(LT_V)},
+     .optional = LT_BIT(LT_V) | LT_BESIDE},
     {.name = "sigma", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
      .diff_kv = true,
      .required = LT_PRE | LT_QKVO | LT_GATED,

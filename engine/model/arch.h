@@ -64,6 +64,11 @@ enum layer_tensor {
     LT_SHARED_GATE,
     LT_SHARED_UP,
     LT_SHARED_DOWN,
+    LT_ROUTER_NORM,       /* experts beside one FFN: of the router's input, */
+    LT_EXPERTS_NORM,      /* of theirs, */
+    LT_POST_BESIDE_NORM,  /* of what the FFN gives */
+    LT_POST_EXPERTS_NORM, /* and of what they give, before both are one */
+    LT_EXPERTS_FACTOR,    /* one for each expert, of what it gives */
     LT_POST_FFN_NORM,
     LT_PLE_IN,   /* rows of per_layer_model_proj that are this layer's */
     LT_PLE_GATE, /* per-layer embeddings: x += norm(proj(act(gate x) * embedding)) */
@@ -140,8 +145,11 @@ struct tensor_row {
 extern const struct tensor_row arch_layer_tensors[LT_COUNT];
 extern const struct tensor_row arch_model_tensors[MT_COUNT];
 
-#define LT_BIT(t) (UINT64_C(1) << (t))
-_Static_assert(LT_COUNT <= 64, "sets of a layer's tensors are 64 bits");
+/* A set of a layer's tensors. */
+__extension__ typedef unsigned __int128 layer_set;
+
+#define LT_BIT(t) ((layer_set)1 << (t))
+_Static_assert(LT_COUNT <= 128, "sets of a layer's tensors are 128 bits");
 
 /* A tensor that a family's files call otherwise, or most of them. */
 struct tensor_alias {
@@ -182,6 +190,7 @@ struct arch {
     bool router_chooses;    /* LT_ROUTER_B joins the weights, where experts are chosen only */
     bool experts_lead;      /* leading_dense_block_count: so many layers have no experts */
     bool experts_step;      /* interleave_moe_layer_step: every so many-th has */
+    bool experts_beside;    /* layers with experts have the one FFN, too: both are added */
     bool shared_counted;    /* the shared expert is as wide as expert_shared_count experts */
     bool experts_whole;     /* each is as wide as feed_forward_length; else the key
                                expert_feed_forward_length says it, or a row's share that length */
@@ -207,9 +216,9 @@ struct arch {
     float attn_softcap;     /* of a file without a key for it; 0: none */
     float final_softcap;
     float alibi_max;        /* 0: no ALiBi */
-    uint64_t required;      /* LT_BIT()s of a layer */
-    uint64_t optional;
-    uint64_t recur_required; /* of a recurrent layer, in place of both */
+    layer_set required;       /* LT_BIT()s of a layer */
+    layer_set optional;
+    layer_set recur_required; /* of a recurrent layer, in place of both */
     struct tensor_alias names[ARCH_MAX_ALIASES];
 };
 

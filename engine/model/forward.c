@@ -14,6 +14,7 @@
  *     mix   gated Q; a recurrent layer's Q, K and V (forward_recur.c)
  *     x0 ple ple_gate  of per-layer embeddings (forward_ple.c)
  *     h     FFN or augmented Q                  t    output that is normed before it is added
+ *     beside  an FFN's output and its experts'
  *     deep  K and V of up to four deep stores   head rows whose logits are wanted
  *     ahead queries of the layer to come (forward_predict.c)
  *     drawn tokens that the device drew
@@ -96,7 +97,7 @@ static void place_heads(const struct model *m, int32_t n, struct memory_arena *a
     place(a, &f->narrow, narrow ? n : 0, narrow);
 }
 
-/* Of the widest layer without experts, whose hidden values the backend has a place for. */
+/* Of the widest layer with an FFN; experts' hidden values the backend has a place for. */
 static int32_t ffn_width(const struct model *m)
 {
     int32_t widest = 0;
@@ -104,7 +105,7 @@ static int32_t ffn_width(const struct model *m)
     for (int32_t il = 0; il < m->h.n_layers; il++) {
         const struct layer_sizes *z = &m->h.layer[il];
 
-        widest = max_i32(widest, z->experts ? 0 : z->n_ff);
+        widest = max_i32(widest, z->experts && !m->arch->experts_beside ? 0 : z->n_ff);
     }
     return widest;
 }
@@ -121,6 +122,7 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     place_heads(m, n, a, f);
     place(a, &f->h, n, max_i32(max_i32(ffn_width(m), h->aug_q), forward_recur_widths(m).h));
     place(a, &f->t, has_post_norms(m) ? n : 0, h->n_embd);
+    place(a, &f->beside, m->arch->experts_beside && h->n_expert > 0 ? n : 0, h->n_embd);
     place(a, &f->deep, swift ? n : 0, deep_width(m));
     place(a, &f->head, l->max_logits, h->n_embd);
     forward_ple_place(m, l, a, f);
@@ -222,6 +224,7 @@ static void emit_layer(struct forward *f, int32_t layer)
     bool wide = f->m->layers[layer].w[LT_Q_NORM_WIDE].n_cols != 0;
     bool v_norm = f->m->arch->v_norm && f->m->layers[layer].owner;
     bool experts = f->m->h.layer[layer].experts;
+    bool beside = experts && f->m->arch->experts_beside;
     bool gated = f->m->h.q_gated;
     bool mapped = model_is_wide(f->m, layer);
     bool fused = f->ops->qkv_store && !aug_q && !wide && !v_norm && !gated && !mapped;
@@ -274,9 +277,13 @@ static void emit_layer(struct forward *f, int32_t layer)
         emit_instr(f, forward_step_attn_out, layer);
     } else {
         emit_instr(f, forward_step_attn_out, layer);
-        emit_instr(f, experts ? forward_step_experts : forward_step_ffn_in, layer);
+        emit_instr(f, experts && !beside ? forward_step_experts : forward_step_ffn_in, layer);
     }
-    if (!experts) {
+    if (beside) {
+        emit_instr(f, forward_step_ffn_beside, layer);
+        emit_instr(f, forward_step_experts_beside, layer);
+        emit_instr(f, forward_step_beside_out, layer);
+    } else if (!experts) {
         emit_instr(f, forward_step_ffn_out, layer);
     }
     if (f->m->h.ple) {

@@ -46,6 +46,7 @@ struct forward {
     void *host; /* the arrays below and above */
     size_t host_bytes;
     struct buffer x, y, q, k, v, att, h, t, deep, head, logits;
+    struct buffer beside; /* what an FFN beside experts gives, and then these */
     struct buffer narrow; /* of wide stores: queries before their maps, attention's output behind */
     struct buffer mix; /* gated Q; a recurrent layer's q, k and v before their convolution */
     struct buffer x0, ple, ple_gate; /* embeddings; a layer's part of the per-layer ones, its gate */

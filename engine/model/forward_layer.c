@@ -4,6 +4,8 @@
 
 #include "engine/model/forward_layer.h"
 
+#include <math.h>
+
 int forward_embed(struct forward *f, struct buffer to)
 {
     struct ops_embed p = {
@@ -300,12 +302,13 @@ int forward_step_ffn_out(struct forward *f, int32_t layer)
     return project_out(f, &f->h, &f->m->layers[layer], LT_DOWN, LT_DOWN_B, LT_POST_FFN_NORM);
 }
 
-int forward_step_experts(struct forward *f, int32_t layer)
+static struct ops_experts experts_of(const struct forward *f, int32_t layer)
 {
     const struct hparams *h = &f->m->h;
     const struct ops_weight *w = f->m->layers[layer].w;
     const bool chooses = f->m->arch->router_chooses;
-    struct ops_experts p = {
+
+    return (struct ops_experts){
         .rows = f->rows,
         .norm = norm_of(f, &w[LT_FFN_NORM], &w[LT_FFN_NORM_B]),
         .x = f->cur.p,
@@ -319,6 +322,7 @@ int forward_step_experts(struct forward *f, int32_t layer)
         .kind = h->router,
         .normed = h->experts_normed,
         .weight_scale = h->experts_scale,
+        .factors = model_opt(&w[LT_EXPERTS_FACTOR]),
         .router = &w[LT_ROUTER],
         .router_bias = chooses ? NULL : model_opt(&w[LT_ROUTER_B]),
         .choice_bias = chooses ? model_opt(&w[LT_ROUTER_B]) : NULL,
@@ -331,8 +335,77 @@ int forward_step_experts(struct forward *f, int32_t layer)
         .shared_down.w = model_opt(&w[LT_SHARED_DOWN]),
         .shared_gate = model_opt(&w[LT_SHARED_ROUTER]),
     };
+}
+
+int forward_step_experts(struct forward *f, int32_t layer)
+{
+    struct ops_experts p = experts_of(f, layer);
 
     return f->ops->experts(f->be, &p);
+}
+
+/* From t to `to`, or joining what it holds. */
+static int norm_t(struct forward *f, const struct ops_weight *w, const struct buffer *to, bool add)
+{
+    struct ops_norm_op p = {
+        .rows = f->rows,
+        .norm = norm_of(f, w, &(struct ops_weight){0}),
+        .x = f->t.p,
+        .y = to->p,
+        .ldx = f->t.ld,
+        .ldy = to->ld,
+        .n_cols = f->m->h.n_embd,
+        .add = add,
+    };
+
+    return f->ops->norm(f->be, &p);
+}
+
+/* An FFN beside experts: both read the same x, and their outputs, normed each, are one output. */
+int forward_step_ffn_beside(struct forward *f, int32_t layer)
+{
+    const struct model_layer *l = &f->m->layers[layer];
+    struct ops_matmul p = {.rows = f->rows, .x = f->h.p, .ldx = f->h.ld};
+
+    add_layer_part(&p, l, LT_DOWN, LT_DOWN_B, f->t.p, f->t.ld, OPS_ACT_NONE, 0);
+    int r = f->ops->matmul(f->be, &p);
+
+    return r ? r : norm_t(f, &l->w[LT_POST_BESIDE_NORM], &f->beside, false);
+}
+
+/* The router has a norm of its own, and rows of a length of 1 in place of sqrt(n_embd). */
+int forward_step_experts_beside(struct forward *f, int32_t layer)
+{
+    const struct ops_weight *w = f->m->layers[layer].w;
+    struct ops_experts p = experts_of(f, layer);
+
+    p.norm = norm_of(f, &w[LT_EXPERTS_NORM], &(struct ops_weight){0});
+    p.router_norm = norm_of(f, &w[LT_ROUTER_NORM], &(struct ops_weight){0});
+    p.router_scale = 1.0f / sqrtf((float)f->m->h.n_embd);
+    p.y = f->t.p;
+    p.ldy = f->t.ld;
+    p.add = false;
+    p.scale = 0;
+    int r = f->ops->experts(f->be, &p);
+
+    return r ? r : norm_t(f, &w[LT_POST_EXPERTS_NORM], &f->beside, true);
+}
+
+int forward_step_beside_out(struct forward *f, int32_t layer)
+{
+    const struct ops_weight *w = f->m->layers[layer].w;
+    struct ops_norm_op p = {
+        .rows = f->rows,
+        .norm = norm_of(f, &w[LT_POST_FFN_NORM], &(struct ops_weight){0}),
+        .x = f->beside.p,
+        .y = f->cur.p,
+        .ldx = f->beside.ld,
+        .ldy = f->cur.ld,
+        .n_cols = f->m->h.n_embd,
+        .add = true,
+    };
+
+    return f->ops->norm(f->be, &p);
 }
 
 int forward_step_out_scale(struct forward *f, int32_t layer)

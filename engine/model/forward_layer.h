@@ -28,6 +28,9 @@ int forward_step_attn_out(struct forward *f, int32_t layer);
 int forward_step_ffn_in(struct forward *f, int32_t layer);
 int forward_step_ffn_out(struct forward *f, int32_t layer);
 int forward_step_experts(struct forward *f, int32_t layer); /* in place of both */
+int forward_step_ffn_beside(struct forward *f, int32_t layer); /* of both: the FFN's, normed, */
+int forward_step_experts_beside(struct forward *f, int32_t layer); /* and the experts', */
+int forward_step_beside_out(struct forward *f, int32_t layer);     /* normed as one */
 
 /* forward_split.c: K and V of DEEP_STORES stores from `first_store` on, or of one; which rows go on. */
 int forward_step_deep_kv(struct forward *f, int32_t first_store);

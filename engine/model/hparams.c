@@ -460,7 +460,7 @@ static int read_wide(const struct gguf *swift, const struct arch *arch, struct h
                      struct error *reterr)
 {
     struct reader s = {.g = swift, .prefix = "pipit.swiftkv", .reterr = reterr};
-    const uint64_t norms = LT_BIT(LT_Q_NORM) | LT_BIT(LT_K_NORM) | LT_BIT(LT_Q_NORM_WIDE);
+    const layer_set norms = LT_BIT(LT_Q_NORM) | LT_BIT(LT_K_NORM) | LT_BIT(LT_Q_NORM_WIDE);
     int32_t k_dim;
     int32_t v_dim;
 

@@ -227,23 +227,28 @@ static int find_global(struct finder *f, enum model_tensor t, bool required)
     return r < 0 ? r : 0;
 }
 
-/* One FFN, or experts with or without a shared one. */
-static void ffn_sets(const struct model *m, int32_t il, uint64_t *required, uint64_t *optional)
+/* One FFN, or experts with or without a shared one, or both. */
+static void ffn_sets(const struct model *m, int32_t il, layer_set *required, layer_set *optional)
 {
-    const uint64_t biases = LT_BIT(LT_GATE_B) | LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B);
-    const uint64_t one = LT_BIT(LT_GATE) | LT_BIT(LT_UP) | LT_BIT(LT_DOWN);
-    const uint64_t experts = LT_BIT(LT_ROUTER) | LT_BIT(LT_EXPERTS_GATE) | LT_BIT(LT_EXPERTS_UP) |
-                             LT_BIT(LT_EXPERTS_DOWN);
-    const uint64_t expert_biases = LT_BIT(LT_ROUTER_B) | LT_BIT(LT_EXPERTS_GATE_B) |
-                                   LT_BIT(LT_EXPERTS_UP_B) | LT_BIT(LT_EXPERTS_DOWN_B);
-    const uint64_t shared = LT_BIT(LT_SHARED_GATE) | LT_BIT(LT_SHARED_UP) | LT_BIT(LT_SHARED_DOWN);
-    uint64_t gone;
+    const layer_set biases = LT_BIT(LT_GATE_B) | LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B);
+    const layer_set one = LT_BIT(LT_GATE) | LT_BIT(LT_UP) | LT_BIT(LT_DOWN);
+    const layer_set experts = LT_BIT(LT_ROUTER) | LT_BIT(LT_EXPERTS_GATE) | LT_BIT(LT_EXPERTS_UP) |
+                              LT_BIT(LT_EXPERTS_DOWN);
+    const layer_set expert_biases = LT_BIT(LT_ROUTER_B) | LT_BIT(LT_EXPERTS_GATE_B) |
+                                    LT_BIT(LT_EXPERTS_UP_B) | LT_BIT(LT_EXPERTS_DOWN_B);
+    const layer_set shared = LT_BIT(LT_SHARED_GATE) | LT_BIT(LT_SHARED_UP) | LT_BIT(LT_SHARED_DOWN);
+    const layer_set beside = LT_BIT(LT_ROUTER_NORM) | LT_BIT(LT_EXPERTS_NORM) |
+                             LT_BIT(LT_POST_BESIDE_NORM) | LT_BIT(LT_POST_EXPERTS_NORM);
+    layer_set gone;
 
     if (m->h.layer[il].experts) {
-        gone = one | biases | (m->h.n_ff_shared > 0 ? 0 : shared);
-        *required |= experts | (m->h.n_ff_shared > 0 ? shared : 0);
+        bool both = m->arch->experts_beside;
+
+        gone = (both ? 0 : one | biases | beside) | (m->h.n_ff_shared > 0 ? 0 : shared);
+        *required |= experts | (m->h.n_ff_shared > 0 ? shared : 0) | (both ? beside : 0);
+        *optional |= m->arch->ffn_scales ? LT_BIT(LT_EXPERTS_FACTOR) : 0;
     } else {
-        gone = experts | expert_biases | shared | LT_BIT(LT_SHARED_ROUTER);
+        gone = experts | expert_biases | shared | beside | LT_BIT(LT_SHARED_ROUTER);
         *required |= *required & experts ? one : 0;
     }
     *required &= ~gone;
@@ -251,17 +256,17 @@ static void ffn_sets(const struct model *m, int32_t il, uint64_t *required, uint
 }
 
 /* Which of a layer's tensors must and may be there, SwiftKV taken into account. */
-static void layer_sets(const struct model *m, int32_t il, uint64_t *ret_required,
-                       uint64_t *ret_optional)
+static void layer_sets(const struct model *m, int32_t il, layer_set *ret_required,
+                       layer_set *ret_optional)
 {
     static const enum layer_tensor of_input[] = {LT_Q, LT_Q_B, LT_K, LT_K_B, LT_V, LT_V_B};
     const struct model_layer *l = &m->layers[il];
     bool recurrent = m->h.layer[il].recurrent;
-    uint64_t required = recurrent ? m->arch->recur_required : m->arch->required;
-    uint64_t optional = recurrent ? 0 : m->arch->optional;
+    layer_set required = recurrent ? m->arch->recur_required : m->arch->required;
+    layer_set optional = recurrent ? 0 : m->arch->optional;
 
     if (m->h.aug_q > 0) {
-        uint64_t aug = LT_BIT(LT_Q_GATE) | LT_BIT(LT_Q_UP) | LT_BIT(LT_Q_DOWN);
+        layer_set aug = LT_BIT(LT_Q_GATE) | LT_BIT(LT_Q_UP) | LT_BIT(LT_Q_DOWN);
 
         required |= optional & aug;
         optional &= ~aug;
@@ -271,15 +276,15 @@ static void layer_sets(const struct model *m, int32_t il, uint64_t *ret_required
         required |= LT_BIT(LT_PLE_GATE) | LT_BIT(LT_PLE_PROJ) | LT_BIT(LT_PLE_NORM);
     }
     if (m->h.layer[il].reads != il) { /* what an earlier layer has stored */
-        uint64_t stored = LT_BIT(LT_K) | LT_BIT(LT_V) | LT_BIT(LT_K_NORM);
+        layer_set stored = LT_BIT(LT_K) | LT_BIT(LT_V) | LT_BIT(LT_K_NORM);
 
         required &= ~stored;
         optional &= ~stored;
     }
     for (int i = 0; i < 6 && l->deep; i++) {
         enum layer_tensor t = of_input[i];
-        uint64_t bit = LT_BIT(t);
-        uint64_t swift =
+        layer_set bit = LT_BIT(t);
+        layer_set swift =
             l->owner || t == LT_Q || t == LT_Q_B ? LT_BIT((int)LT_SWIFT_Q + (int)t - (int)LT_Q) : 0;
 
         optional |= optional & bit ? swift : 0;
@@ -319,12 +324,12 @@ static int find_own_output(struct finder *f, int32_t il)
 static int find_layer(struct finder *f, int32_t il, int first, int last)
 {
     struct model_layer *l = &f->m->layers[il];
-    uint64_t required;
-    uint64_t optional;
+    layer_set required;
+    layer_set optional;
 
     layer_sets(f->m, il, &required, &optional);
     for (int t = first; t <= last; t++) {
-        uint64_t bit = LT_BIT(t);
+        layer_set bit = LT_BIT(t);
 
         if (!((required | optional) & bit)) {
             continue;

@@ -49,7 +49,7 @@ static bool takes_factor(int t)
            t == LT_BETA || t == LT_MIX_O;
 }
 
-/* One for each expert, and all of them 1. */
+/* Of gate and up: one for each expert, and all of them 1. */
 static int check_expert_factors(struct finder *f, const struct gguf_tensor *t, const char *name)
 {
     if (t->type != DTYPE_F32 || t->dims[0] != (uint64_t)f->m->h.n_expert || t->dims[1] != 1) {
@@ -79,13 +79,16 @@ int tensors_scale(struct finder *f, int32_t il, int t)
     float scale;
     int r;
 
-    if (!stem) {
+    if (!stem || (t == LT_ROUTER && f->m->arch->experts_beside)) { /* its ".scale" is a norm's */
         return 0;
     }
     r = find_factor(f, il, stem, ".input_scale", &found, name, sizeof(name));
     r = r ? r : find_factor(f, il, stem, ".scale", &found, name, sizeof(name));
     if (r || !found || (ffn && !f->m->arch->ffn_scales)) {
         return r;
+    }
+    if (t == LT_EXPERTS_DOWN) { /* LT_EXPERTS_FACTOR */
+        return 0;
     }
     if (arch_layer_tensors[t].stack) {
         return check_expert_factors(f, found, name);

@@ -98,11 +98,6 @@ static int32_t part_of(int32_t n, int i, int of)
     return (int32_t)((int64_t)n * i / of);
 }
 
-static const float *vector(const struct ops_weight *w)
-{
-    return w ? w->device : NULL;
-}
-
 static void choose_piece(void *arg, int tid, int n_threads)
 {
     struct job *job = arg;
@@ -110,8 +105,7 @@ static void choose_piece(void *arg, int tid, int n_threads)
     int32_t end = part_of(job->n, tid + 1, n_threads);
 
     for (int32_t i = part_of(job->n, tid, n_threads); i < end; i++) {
-        route_row(p, vector(p->router_bias), vector(p->choice_bias),
-                  job->s.logits + (size_t)i * (size_t)job->s.ld_logits,
+        route_row(p, job->s.logits + (size_t)i * (size_t)job->s.ld_logits,
                   job->s.routes + (size_t)i * (size_t)p->n_used);
     }
 }
@@ -160,12 +154,12 @@ static void add_shared_piece(void *arg, int tid, int n_threads)
     }
 }
 
-static int norm_rows(struct backend *be, const struct job *job)
+static int norm_rows(struct backend *be, const struct job *job, const struct ops_norm *of)
 {
     const struct ops_experts *p = job->p;
     struct ops_norm_op norm = {
         .rows = p->rows,
-        .norm = p->norm,
+        .norm = *of,
         .x = p->x,
         .y = job->s.x,
         .ldx = p->ldx,
@@ -185,7 +179,10 @@ static int router(struct backend *be, const struct job *job)
         .x = job->s.x,
         .ldx = job->s.ld,
         .n_parts = p->shared_gate ? 2 : 1,
-        .part[0] = {.w = p->router, .y = job->s.logits, .ldy = job->s.ld_logits},
+        .part[0] = {.w = p->router,
+                    .y = job->s.logits,
+                    .ldy = job->s.ld_logits,
+                    .scale = p->router_scale},
         .part[1] = {.w = p->shared_gate, .y = job->s.logits + p->n_expert, .ldy = job->s.ld_logits},
     };
 
@@ -372,8 +369,9 @@ int cpu_experts(struct backend *be, const struct ops_experts *p)
     (void)lay_out(
         &cpu->limits, /* the last of all scratch */
         cpu->matmul_scratch + cpu->scratch_bytes - cpu_experts_scratch_bytes(&cpu->limits), &job.s);
-    r = norm_rows(be, &job);
+    r = norm_rows(be, &job, p->router_norm.w ? &p->router_norm : &p->norm);
     r = r ? r : router(be, &job);
+    r = r || !p->router_norm.w ? r : norm_rows(be, &job, &p->norm);
     if (r) {
         return r;
     }

@@ -31,6 +31,7 @@ struct choose {
     float *logits; /* (n, ld), of which the first n_expert; become probabilities */
     const float *router_bias;
     const float *choice_bias;
+    const float *factors;
     int32_t *expert; /* (n, n_used) ascending */
     float *weight;   /* (n, n_used) */
     int32_t *list;   /* (n * n_used) entries by expert */
@@ -147,7 +148,7 @@ CUDA_INLINE void choose_row(const struct choose &p, int32_t row)
             int32_t at = row * p.n_used + before + __popc(all & ((1u << lane) - 1));
 
             p.expert[at] = e;
-            p.weight[at] = logit[e] * factor;
+            p.weight[at] = logit[e] * factor * (p.factors ? p.factors[e] : 1.0f);
         }
         before += __popc(all);
     }
@@ -281,11 +282,12 @@ static int router(struct backend *be, const struct group *g)
     struct ops_matmul m = {};
 
     m.rows = g->rows;
-    m.norm = p->norm;
+    m.norm = p->router_norm.w ? p->router_norm : p->norm;
     m.x = g->x;
     m.ldx = p->ldx;
     m.n_parts = p->shared_gate ? 2 : 1;
     m.part[0].w = p->router;
+    m.part[0].scale = p->router_scale;
     m.part[0].y = s->router;
     m.part[0].ldy = g->ld_logits;
     m.part[1].w = p->shared_gate;
@@ -376,6 +378,7 @@ static int choose(struct cuda *cu, const struct group *g)
     c.logits = s->router;
     c.router_bias = cuda_vector(p->router_bias);
     c.choice_bias = cuda_vector(p->choice_bias);
+    c.factors = cuda_vector(p->factors);
     c.expert = s->chosen;
     c.weight = s->chosen_weight;
     c.list = s->entries;

@@ -65,12 +65,14 @@ static void one_row(const struct scratch *t, const struct ops_experts *p, int32_
     int32_t n_cols = p->router->n_cols;
     struct route chosen[OPS_EXPERTS_MAX_USED];
 
-    ref_norm_row(&p->norm, p->x + (size_t)row * (size_t)p->ldx, t->x, n_cols);
+    const float *x = p->x + (size_t)row * (size_t)p->ldx;
+
+    ref_norm_row(p->router_norm.w ? &p->router_norm : &p->norm, x, t->x, n_cols);
     for (int32_t e = 0; e < p->n_expert; e++) {
-        t->router[e] = dot(p->router, 0, e, t->x, t->w);
+        t->router[e] = ops_factor(p->router_scale) * dot(p->router, 0, e, t->x, t->w);
     }
-    route_row(p, p->router_bias ? p->router_bias->device : NULL,
-              p->choice_bias ? p->choice_bias->device : NULL, t->router, chosen);
+    route_row(p, t->router, chosen);
+    ref_norm_row(&p->norm, x, t->x, n_cols);
     for (int32_t i = 0; i < n_cols && !p->add; i++) {
         y[i] = 0;
     }

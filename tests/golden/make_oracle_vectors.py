@@ -6,7 +6,7 @@
     make_oracle_vectors.py OUT-FOLDER LOGITS-PROGRAM [NAME]
 
 LOGITS-PROGRAM MODEL.gguf IDS.txt OUT.f32 writes a row of n_vocab f32 for every id of IDS.txt (decimal, one a line): the
-logits after it, from llama.cpp with K and V in f32, all ids in one batch. ggml looks GELU up in a table of f16 values,
+logits after it, from llama.cpp with K and V in f32, all ids in one batch (bench/oracle/ids_logits.py). ggml looks GELU up in a table of f16 values,
 which moves these logits by up to 0.03: build it without GGML_GELU_FP16 (ggml-cpu/vec.h). Writes arch_NAME.gguf and arch_NAME.vec as
 make_arch_vectors.py does (its head says the format)."""
 
@@ -91,8 +91,9 @@ def gemma2(path, seed):
 
 
 def gemma4(path, seed, layers=7, shared=4, ple=16, v_is_k=False, kv=(1, 1), dims=(16, 24), scales=True, period=3,
-           embd=32, ffs=(48, 64), heads=2):
-    """dims, kv: of sliding and of global layers; the last `shared` layers read earlier ones' K and V."""
+           embd=32, ffs=(48, 64), heads=2, experts=0, used=2, wide=24, fused=False):
+    """dims, kv: of sliding and of global layers; the last `shared` layers read earlier ones' K and V. experts: beside each FFN,
+    `used` of them a token, each `wide`."""
     slides = [int(il % period != period - 1) for il in range(layers)]
     first = layers - shared
     t = Tiny(path, "gemma4", seed, context_length=1024, embedding_length=embd, block_count=layers,
@@ -102,7 +103,8 @@ def gemma4(path, seed, layers=7, shared=4, ple=16, v_is_k=False, kv=(1, 1), dims
              attention__key_length_swa=dims[0], attention__value_length_swa=dims[0],
              rope__dimension_count=dims[1], rope__dimension_count_swa=dims[0], rope__freq_base=1e6,
              rope__freq_base_swa=1e4, attention__layer_norm_rms_epsilon=1e-6, attention__sliding_window=24,
-             attention__shared_kv_layers=shared, embedding_length_per_layer_input=ple, final_logit_softcapping=3.0)
+             attention__shared_kv_layers=shared, embedding_length_per_layer_input=ple, final_logit_softcapping=3.0,
+             **({"expert_count": experts, "expert_used_count": used, "expert_feed_forward_length": wide} if experts else {}))
     t.w.add_array("gemma4.attention.sliding_window_pattern", [bool(s) for s in slides])
     t.matrix("token_embd.weight", VOCAB, embd)
     half = dims[1] // 2
@@ -129,6 +131,20 @@ def gemma4(path, seed, layers=7, shared=4, ple=16, v_is_k=False, kv=(1, 1), dims
             t.vector(b + "post_norm.weight", embd)
         if scales:
             t.values(b + "layer_output_scale.weight", [0.7 + 0.1 * (il % 5)])
+        if experts:
+            for n in ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"):
+                t.vector(b + n + ".weight", embd)
+            t.matrix(b + "ffn_gate_inp.weight", experts, embd, 6)
+            t.vector(b + "ffn_gate_inp.scale", embd, 3)
+            stack = lambda rows, cols: t.rng.normal(0, 2 / cols**0.5, (experts, rows, cols)).astype(np.float32)
+            gate, up = stack(wide, embd), stack(wide, embd)
+            if fused:
+                t.w.add_tensor(b + "ffn_gate_up_exps.weight", np.concatenate([gate, up], axis=1))
+            else:
+                t.w.add_tensor(b + "ffn_gate_exps.weight", gate)
+                t.w.add_tensor(b + "ffn_up_exps.weight", up)
+            t.w.add_tensor(b + "ffn_down_exps.weight", stack(embd, wide))
+            t.vector(b + "ffn_down_exps.scale", experts, 1, 0.5)
     t.vector("output_norm.weight", embd)
     t.close()
 
@@ -286,6 +302,7 @@ MODELS = {
     "lfm2": (lfm2, {}, 300, 240),
     "gemma4_e": (gemma4, {}, 300, 240),
     "gemma4_dense": (gemma4, {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6}, 300, 240),
+    "gemma4_moe": (gemma4, {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 3, "experts": 6, "fused": True}, 160, 100),
     "qwen3moe": (moe, {"qk_norm": True}, 160, 100),
     "qwen2moe": (moe, {"arch": "qwen2moe", "bias": True, "gate": True, "shared": 40, "dim": 8, "used": 4}, 160, 100),
     "granitemoe": (moe, {"arch": "granitemoe", "wide": 48, "experts": 5, "used": 2, "shared": 24, "layers": 2,

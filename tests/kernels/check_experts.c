@@ -41,6 +41,8 @@ enum {
     GELU = 2048,
     OAI = 4096,
     MIXED = 8192, /* up is of another type than gate */
+    FACTORS = 16384,
+    ROUTER = 32768, /* has a norm and a factor of its own */
 };
 
 struct shape {
@@ -66,12 +68,15 @@ struct inputs {
     struct check_weight choice_b;
     struct check_weight shared_gate;
     struct check_weight norm;
+    struct check_weight factors;
+    struct check_weight router_norm;
     struct check_buf *x;
     struct check_buf *y;
 };
 
 static const float row_scale = 0.5f;
 static const float weight_scale = 2.5f;
+static const float router_scale = 0.75f;
 
 /* ---- in double ----------------------------------------------------------------------------- */
 
@@ -131,6 +136,7 @@ static void in_double(const struct shape *s, const struct inputs *in, int32_t ro
     const float *from = (const float *)(const void *)in->x->init + (size_t)row * (size_t)s->n_cols;
     const float *y0 = (const float *)(const void *)in->y->init + (size_t)row * (size_t)s->n_cols;
     double *x = malloc((size_t)s->n_cols * sizeof(*x));
+    double *rx = malloc((size_t)s->n_cols * sizeof(*rx));
     double p[16];
     double score[16];
     bool is_chosen[16] = {false};
@@ -145,9 +151,12 @@ static void in_double(const struct shape *s, const struct inputs *in, int32_t ro
         x[k] = s->options & NORM ? (double)from[k] / sqrt(square + 1e-6) * (double)in->norm.f32[k]
                                  : (double)from[k];
         y[k] = s->options & ADD ? (double)y0[k] : 0;
+        rx[k] = s->options & ROUTER ? (double)from[k] / sqrt(square + 1e-6) *
+                                          (double)in->router_norm.f32[k] * (double)router_scale
+                                    : x[k];
     }
     for (int32_t e = 0; e < s->n_expert; e++) {
-        double l = dot(in->router.f32 + (size_t)e * (size_t)s->n_cols, x, s->n_cols) +
+        double l = dot(in->router.f32 + (size_t)e * (size_t)s->n_cols, rx, s->n_cols) +
                    (s->options & BIAS ? (double)in->router_b.f32[e] : 0);
 
         p[e] = s->options & SIGMOID ? 1 / (1 + exp(-l)) : exp(l);
@@ -169,7 +178,8 @@ static void in_double(const struct shape *s, const struct inputs *in, int32_t ro
     }
     for (int32_t e = 0; e < s->n_expert; e++) {
         double weight = p[e] * scale / (s->options & NORMED ? sum : 1) *
-                        (s->options & SCALE ? (double)weight_scale : 1);
+                        (s->options & SCALE ? (double)weight_scale : 1) *
+                        (s->options & FACTORS ? (double)in->factors.f32[e] : 1);
 
         if (is_chosen[e]) {
             add_layer(s, in->w, in->b, e, weight, x, y);
@@ -182,6 +192,7 @@ static void in_double(const struct shape *s, const struct inputs *in, int32_t ro
                   s->options & SHARED_GATE ? scale / (1 + exp(-gate)) : scale, x, y);
     }
     free(x);
+    free(rx);
 }
 
 /* ---- the case ------------------------------------------------------------------------------ */
@@ -226,6 +237,8 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
     check_weight_make(c, &in->choice_b, DTYPE_F32, OPS_ROLE_VECTOR, 1, s->n_expert, 0.5f);
     check_weight_make(c, &in->shared_gate, DTYPE_F32, OPS_ROLE_MATMUL, 1, s->n_cols, size);
     check_weight_make(c, &in->norm, DTYPE_F32, OPS_ROLE_VECTOR, 1, s->n_cols, 1);
+    check_weight_make(c, &in->router_norm, DTYPE_F32, OPS_ROLE_VECTOR, 1, s->n_cols, 1);
+    check_weight_make(c, &in->factors, DTYPE_F32, OPS_ROLE_VECTOR, 1, s->n_expert, 1);
 }
 
 static void finish(struct check *c, struct inputs *in)
@@ -241,6 +254,8 @@ static void finish(struct check *c, struct inputs *in)
     check_weight_free(c, &in->choice_b);
     check_weight_free(c, &in->shared_gate);
     check_weight_free(c, &in->norm);
+    check_weight_free(c, &in->router_norm);
+    check_weight_free(c, &in->factors);
 }
 
 static struct ops_expert_part part(const struct check *c, const struct shape *s,
@@ -267,6 +282,10 @@ static struct ops_experts params(const struct check *c, const struct shape *s,
         .kind = s->options & SIGMOID ? OPS_ROUTER_SIGMOID : OPS_ROUTER_SOFTMAX,
         .normed = s->options & NORMED,
         .weight_scale = s->options & SCALE ? weight_scale : 0,
+        .factors = s->options & FACTORS ? &in->factors.w[c->side] : NULL,
+        .router_norm = {.w = s->options & ROUTER ? &in->router_norm.w[c->side] : NULL,
+                        .eps = 1e-6f},
+        .router_scale = s->options & ROUTER ? router_scale : 0,
         .router = &in->router.w[c->side],
         .router_bias = s->options & BIAS ? &in->router_b.w[c->side] : NULL,
         .choice_bias = s->options & CHOICE ? &in->choice_b.w[c->side] : NULL,
@@ -410,7 +429,7 @@ static void route(struct check *c, const char *what, bool sigmoid, const float *
     float copy[4];
 
     memcpy(copy, logits, sizeof(copy));
-    route_row(&p, NULL, NULL, copy, got);
+    route_row(&p, copy, got);
     if (got[0].expert != first || got[1].expert != second) {
         check_fail(c, "%s: experts %d and %d, wanted %d and %d", what, got[0].expert, got[1].expert,
                    first, second);
@@ -473,6 +492,8 @@ void check_op(struct check *c)
             {types[t], 9, 9, 256, 256, 8, 2, POISON | SIGMOID},
             {types[t], 10, 5, 256, 256, 4, 2, MIXED | BIAS | SHARED | NORM},
             {types[t], 10, 5, 256, 256, 4, 2, MIXED | BIAS | NORM | OAI},
+            {types[t], 20, 6, 256, 512, 8, 2, NORM | ROUTER | FACTORS | NORMED | GELU},
+            {types[t], 1, 1, odd, odd, 8, 5, ROUTER | FACTORS | SCALE | SHARED | ADD},
         };
 
         for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {

@@ -392,6 +392,7 @@ Test(experts, files_that_fit)
 {
     static const struct spec good[] = {
         {.extra = "blk.0.ffn_up_exps.scale", .factor = 1},
+        {.extra = "blk.0.ffn_down_exps.scale", .factor = 0.5f},
         {.shared = true, .drop = "expert_group_count"},
         {.n_expert = 1, .n_used = 1},
     };
@@ -432,9 +433,9 @@ static void in_company(const char *model, const char *backend)
 
 Test(experts, a_sequence_has_its_bits_in_company)
 {
-    static const char *const models[] = {"arch_qwen3moe.gguf",   "arch_qwen2moe.gguf",
-                                         "arch_granitemoe.gguf", "arch_llama_moe.gguf",
-                                         "arch_gpt_oss.gguf",    "arch_glm4moe.gguf"};
+    static const char *const models[] = {
+        "arch_qwen3moe.gguf", "arch_qwen2moe.gguf", "arch_granitemoe.gguf", "arch_llama_moe.gguf",
+        "arch_gpt_oss.gguf",  "arch_glm4moe.gguf",  "arch_gemma4_moe.gguf"};
 
     for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
         in_company(models[i], "ref");

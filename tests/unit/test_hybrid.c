@@ -12,139 +12,8 @@
 
 #include "engine/kv/plan/plan.h"
 #include "engine/model/model.h"
+#include "tests/unit/bend.h"
 #include "tests/unit/engine_run.h"
-
-/* How a copy of a file differs. A key becomes a number or goes; a list becomes another. */
-struct bend {
-    const char *key;
-    const char *less; /* another key, which goes */
-    bool drop;
-    bool boolean;
-    uint32_t value;
-    const uint32_t *list;
-    size_t n_list;
-    const char *tensor; /* goes, or with `wider` has a column more, or another name */
-    bool wider;
-    const char *name;
-    bool uneven; /* odd dims of K are larger, of q smaller; they turn in pairs with odd ones */
-};
-
-static bool is(struct gguf_str s, const char *name)
-{
-    return name && s.len == strlen(name) && memcmp(s.ptr, name, s.len) == 0;
-}
-
-static void bend_keys(const struct gguf *g, const struct bend *b, struct gguf_writer *w)
-{
-    for (size_t i = 0; i < gguf_n_keys(g); i++) {
-        struct gguf_str name;
-        enum gguf_type type;
-        const void *raw;
-        size_t bytes;
-
-        gguf_key_at(g, i, &name, &type, &raw, &bytes);
-        if (!is(name, b->key) && !is(name, b->less)) {
-            cr_assert_eq(gguf_writer_raw(w, name, type, raw, bytes), 0);
-        }
-    }
-    if (b->list) {
-        cr_assert_eq(gguf_writer_array(w, b->key, GGUF_U32, b->list, b->n_list), 0);
-    } else if (b->key && b->boolean) {
-        cr_assert_eq(gguf_writer_bool(w, b->key, b->value != 0), 0);
-    } else if (b->key && !b->drop) {
-        cr_assert_eq(gguf_writer_u32(w, b->key, b->value), 0);
-    }
-}
-
-/* What is written for a tensor's data. */
-static const void *data_of(const struct gguf_tensor *t, const char *name, const struct bend *b)
-{
-    static float x[64];
-    const char *k = strstr(name, ".attn_k_norm.");
-    const char *q = strstr(name, ".attn_q_norm.");
-
-    if (!b->uneven || (!k && !q)) {
-        return t->data;
-    }
-    cr_assert_leq(t->n_bytes, sizeof(x));
-    memcpy(x, t->data, t->n_bytes);
-    for (size_t i = 1; i < t->n_bytes / sizeof(*x); i += 2) {
-        x[i] *= k ? 0x1p6f : 0x1p-6f;
-    }
-    return x;
-}
-
-static void bend_file(const char *from, const char *to, const struct bend *b)
-{
-    static const float more[1 << 12];
-    struct gguf *g;
-    struct gguf_writer *w;
-    struct error e = {0};
-    char name[64];
-
-    cr_assert_eq(gguf_open(from, &g, &e), 0, "%s", e.text);
-    cr_assert_eq(gguf_writer_create(to, &w, &e), 0, "%s", e.text);
-    bend_keys(g, b, w);
-    for (int data = 0; data < 2; data++) {
-        for (size_t i = 0; i < gguf_n_tensors(g); i++) {
-            const struct gguf_tensor *t = gguf_tensor_at(g, i);
-            uint64_t dims[4] = {t->dims[0], t->dims[1], t->dims[2], t->dims[3]};
-            bool bent = is(t->name, b->tensor);
-
-            if (bent && !b->wider && !b->name) {
-                continue;
-            }
-            dims[0] += bent && b->wider ? 1 : 0;
-            (void)snprintf(name, sizeof(name), "%.*s", (int)t->name.len, t->name.ptr);
-            if (bent && b->name) {
-                (void)snprintf(name, sizeof(name), "%s", b->name);
-            }
-            cr_assert_eq(data ? gguf_writer_data(w, data_of(t, name, b), t->n_bytes)
-                              : gguf_writer_tensor(w, name, t->type, (int)t->n_dims, dims),
-                         0);
-            if (data && bent && b->wider) {
-                cr_assert_leq(dims[1], sizeof(more) / sizeof(more[0]));
-                cr_assert_eq(gguf_writer_data(w, more, (size_t)dims[1] * sizeof(float)), 0);
-            }
-        }
-    }
-    cr_assert_eq(gguf_writer_finish(w, &e), 0, "%s", e.text);
-    gguf_close(g);
-}
-
-static int plan_of(const char *path, const char *kv, bool keeps, struct plan *ret, struct error *e)
-{
-    struct engine_config c;
-
-    engine_config_default(&c);
-    c.model_path = path;
-    c.backend = "ref";
-    c.n_threads = 1;
-    c.ctx = 256;
-    c.n_seqs = 3;
-    c.kv = kv;
-    c.keep_prefixes = keeps;
-    c.memory_bytes = UINT64_C(1) << 40;
-    return engine_plan(&c, ret, e);
-}
-
-static void refused(const char *model, const struct bend *b, int code, const char *text)
-{
-    char from[512];
-    char to[64];
-    struct plan plan;
-    struct error e = {0};
-
-    (void)snprintf(from, sizeof(from), "%s", run_data(model));
-    (void)snprintf(to, sizeof(to), "/tmp/pipit-hybrid-%d.gguf", (int)getpid());
-    bend_file(from, to, b);
-    int r = plan_of(to, "full", false, &plan, &e);
-
-    cr_assert_eq(r, code, "%s %s: %d, %s", b->key ? b->key : "", b->tensor ? b->tensor : "", r,
-                 e.text);
-    cr_assert(!text || strstr(e.text, text), "'%s' says nothing of '%s'", e.text, text);
-    (void)unlink(to);
-}
 
 Test(hybrid, keys_that_are_missing_or_wrong)
 {
@@ -198,7 +67,7 @@ Test(hybrid, keys_that_are_missing_or_wrong)
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        refused("arch_qwen35.gguf", &cases[i].bend, cases[i].code, cases[i].text);
+        bend_refused("arch_qwen35.gguf", &cases[i].bend, cases[i].code, cases[i].text);
     }
 }
 
@@ -232,7 +101,7 @@ Test(hybrid, lists_that_are_wrong)
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        refused("arch_qwen35_list.gguf", &cases[i].bend, cases[i].code, cases[i].text);
+        bend_refused("arch_qwen35_list.gguf", &cases[i].bend, cases[i].code, cases[i].text);
     }
 }
 
@@ -272,7 +141,7 @@ Test(hybrid, convolutions_keys)
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        refused("arch_lfm2.gguf", &cases[i].bend, cases[i].code, cases[i].text);
+        bend_refused("arch_lfm2.gguf", &cases[i].bend, cases[i].code, cases[i].text);
     }
 }
 
@@ -297,18 +166,18 @@ Test(hybrid, tensors_that_are_missing_or_wrong)
         struct bend b = {.tensor = full};
 
         (void)snprintf(full, sizeof(full), "blk.1.%s", names[i]);
-        refused("arch_qwen35.gguf", &b, -EBADMSG, full);
+        bend_refused("arch_qwen35.gguf", &b, -EBADMSG, full);
         b.wider = true;
-        refused("arch_qwen35.gguf", &b, -EBADMSG, full);
+        bend_refused("arch_qwen35.gguf", &b, -EBADMSG, full);
     }
-    refused("arch_qwen35.gguf", &(struct bend){.tensor = "blk.2.attn_q_norm.weight"}, -EBADMSG,
-            "blk.2.attn_q_norm.weight is missing");
-    refused("arch_qwen35.gguf", &(struct bend){.tensor = "blk.5.attn_q.weight"}, 0, NULL);
-    refused("arch_qwen35.gguf",
-            &(struct bend){.tensor = "blk.1.ssm_dt.bias", .name = "blk.1.ssm_dt"}, 0, NULL);
-    refused("arch_qwen35.gguf",
-            &(struct bend){.tensor = "blk.1.ssm_dt.bias", .name = "blk.1.ssm_time"}, -EBADMSG,
-            "blk.1.ssm_dt.bias is missing");
+    bend_refused("arch_qwen35.gguf", &(struct bend){.tensor = "blk.2.attn_q_norm.weight"}, -EBADMSG,
+                 "blk.2.attn_q_norm.weight is missing");
+    bend_refused("arch_qwen35.gguf", &(struct bend){.tensor = "blk.5.attn_q.weight"}, 0, NULL);
+    bend_refused("arch_qwen35.gguf",
+                 &(struct bend){.tensor = "blk.1.ssm_dt.bias", .name = "blk.1.ssm_dt"}, 0, NULL);
+    bend_refused("arch_qwen35.gguf",
+                 &(struct bend){.tensor = "blk.1.ssm_dt.bias", .name = "blk.1.ssm_time"}, -EBADMSG,
+                 "blk.1.ssm_dt.bias is missing");
 }
 
 Test(hybrid, a_backend_without_the_operations)
@@ -350,7 +219,7 @@ Test(hybrid, only_attention_has_pages)
     for (int keeps = 0; keeps < 2; keeps++) {
         uint64_t pages = 4 * (2 * 3 + (keeps ? 4 * 3 : 0));
 
-        cr_assert_eq(plan_of(path, "f32+full", keeps, &plan, &e), 0, "%s", e.text);
+        cr_assert_eq(bend_plan(path, "f32+full", keeps, &plan, &e), 0, "%s", e.text);
         cr_assert_eq(plan.n_stores, 5);
         cr_assert_eq(plan.n_states, 4);
         cr_assert_eq(plan.n_checkpoints, keeps ? 12 : 0);
@@ -359,7 +228,7 @@ Test(hybrid, only_attention_has_pages)
     }
     uint64_t full = plan.kv_bytes - plan.recurrent_bytes;
 
-    cr_assert_eq(plan_of(path, "f32+window:64", false, &plan, &e), 0, "%s", e.text);
+    cr_assert_eq(bend_plan(path, "f32+window:64", false, &plan, &e), 0, "%s", e.text);
     cr_assert_eq(plan.recurrent_bytes, 4 * 2 * 3 * state, "no policy changes a state");
     cr_assert_eq(plan.kv_bytes - plan.recurrent_bytes, full / 4, "64 of 256 tokens");
 }
