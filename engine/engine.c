@@ -234,8 +234,8 @@ static int prepare(const struct engine_config *c, struct prepared *p, struct err
     }
     r = r ? r : check_operations(p, reterr);
     if (!r) {
-        p->index_bytes =
-            gguf_index_bytes(p->base) + tok_bytes(p->base) + model_table_bytes(p->model);
+        p->index_bytes = gguf_index_bytes(p->base) + tok_bytes(p->base) +
+                         model_table_bytes(p->model) + forward_table_bytes();
         for (int i = 0; i < p->config.n_overlays; i++) {
             p->index_bytes += gguf_index_bytes(p->overlays[i]);
         }

@@ -183,6 +183,11 @@ uint64_t forward_host_bytes(const struct model *m, const struct forward_limits *
     return memory_rounded(host);
 }
 
+uint64_t forward_table_bytes(void)
+{
+    return sizeof(struct forward);
+}
+
 uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits)
 {
     uint64_t device;

@@ -32,6 +32,8 @@ uint64_t forward_row_bytes(const struct model *m);
 /* Device and host bytes that forward_create takes. */
 uint64_t forward_bytes(const struct model *m, const struct forward_limits *limits);
 uint64_t forward_host_bytes(const struct model *m, const struct forward_limits *limits);
+/* What forward_create holds beside forward_bytes. */
+uint64_t forward_table_bytes(void);
 
 int forward_create(struct model *m, const struct forward_limits *limits,
                    const atomic_int *interrupt, struct forward **ret,
