@@ -26,6 +26,7 @@ static void compare(enum ops_rope_form form, int32_t n_rot, float shift, bool wi
     static float keys[PADDED][EXPECT_LANES];
     static double turn[DIM][DIM];
     float stats[WORDS];
+    float row[PADDED];
     float square[DIM * DIM];
     float mean[PADDED];
     float cov[WORDS];
@@ -50,7 +51,8 @@ static void compare(enum ops_rope_form form, int32_t n_rot, float shift, bool wi
         for (int32_t j = 0; j < PADDED; j++) {
             q[i][j] = j < DIM ? shift + noise(&seed) : 0;
         }
-        expect_add(stats, q[i], DIM, (float)i, with_cov);
+        memcpy(row, q[i], sizeof(row));
+        expect_add(stats, row, 1, DIM, (float)i, with_cov);
     }
     /* The mean of the rotations, column by column. */
     memset(turn, 0, sizeof(turn));
@@ -120,6 +122,32 @@ Test(expect, exponents_are_what_the_paper_says)
             compare(OPS_ROPE_NONE, DIM, shifts[i], with_cov);
         }
     }
+}
+
+/* One query at a time or several: the same bits. */
+Test(expect, rows_at_once_are_rows_one_by_one)
+{
+    static float q[N][PADDED];
+    static float rows[N][PADDED];
+    static float one[WORDS];
+    static float some[WORDS];
+    uint32_t seed = 3;
+
+    for (int32_t i = 0; i < N; i++) {
+        for (int32_t j = 0; j < DIM; j++) {
+            q[i][j] = 5 + noise(&seed);
+        }
+    }
+    memcpy(rows, q, sizeof(q));
+    for (int32_t i = 0; i < N; i++) {
+        expect_add(one, rows[i], 1, DIM, (float)i, true);
+    }
+    memcpy(rows, q, sizeof(q));
+    for (int32_t i = 0, n; i < N; i += n) {
+        n = i % 7 + 1 < N - i ? i % 7 + 1 : N - i;
+        expect_add(some, rows[i], n, DIM, (float)i, true);
+    }
+    cr_assert_eq(memcmp(one, some, sizeof(one)), 0);
 }
 
 /* Whatever was asked for before: the same bits, and what the angles have. */

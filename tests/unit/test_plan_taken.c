@@ -87,7 +87,7 @@ static const struct setting settings[] = {
     {"keyformer:20,score=shared", NULL, 128, 2, 0},
     {"sinks:2+window:20", NULL, 128, 2, 0},
     {"recency:30,pos=new", NULL, 128, 2, 0},
-    {"fp8+expected:50%,min=2", NULL, 1000, 5, 0},
+    {"fp8+expected:50%,min=8", NULL, 1000, 5, 0},
     {"expected:30,prefill=bounded,chunk=16+sparq:r=4,k=9,mean=on", NULL, 128, 3, 0},
     {"full=60%;fp8+h2o:50%ctx=40%", NULL, 512, 4, 0},
     {"full,chunk=2048", NULL, 4096, 2, 0},

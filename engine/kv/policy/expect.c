@@ -4,27 +4,38 @@
 #include <math.h>
 #include <string.h>
 
-void expect_add(float *stats, const float *q, int32_t k_dim, float n, bool with_cov)
+void expect_add(float *stats, float *q, int32_t n_rows, int32_t k_dim, float n, bool with_cov)
 {
     const int32_t padded = expect_padded(k_dim);
     float *first = stats;
     float *sum = first + padded;
     float *products = sum + padded;
 
-    if (n == 0) {
+    if (n == 0) { /* it is zero less itself */
         memcpy(first, q, (size_t)padded * sizeof(*first));
         memset(sum, 0, (size_t)(padded + expect_triangle(k_dim)) * sizeof(*sum));
-        return; /* less itself it is zero */
     }
-    for (int32_t i = 0; i < k_dim; i++) {
-        const float d = q[i] - first[i];
-        float *row = products + expect_row(i);
+    for (int32_t r = 0; r < n_rows; r++) {
+        for (int32_t i = 0; i < k_dim; i++) {
+            q[r * padded + i] -= first[i];
+            sum[i] += q[r * padded + i];
+        }
+    }
+    for (int32_t i = 0; with_cov && i < k_dim; i++) {
+        for (int32_t at = 0; at <= i; at += EXPECT_LANES) {
+            float *row = products + expect_row(i) + at;
+            float x[EXPECT_LANES];
 
-        sum[i] += d;
-        for (int32_t at = 0; with_cov && at <= i; at += EXPECT_LANES) {
-            for (int32_t j = 0; j < EXPECT_LANES; j++) {
-                row[at + j] += d * (q[at + j] - first[at + j]);
+            memcpy(x, row, sizeof(x));
+            for (int32_t r = 0; r < n_rows; r++) {
+                const float d = q[r * padded + i];
+                const float *other = q + r * padded + at;
+
+                for (int32_t j = 0; j < EXPECT_LANES; j++) {
+                    x[j] += d * other[j];
+                }
             }
+            memcpy(row, x, sizeof(x));
         }
     }
 }

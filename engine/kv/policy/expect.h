@@ -56,9 +56,13 @@ static inline uint64_t expect_words(int32_t k_dim, int32_t n_heads)
     return EXPECT_HEAD + (uint64_t)n_heads * expect_head_words(k_dim);
 }
 
-/* One more query of one head, before RoPE, padded with zeros. `n`: how many there were. Without
- * `with_cov` products are left alone. */
-void expect_add(float *stats, const float *q, int32_t k_dim, float n, bool with_cov);
+/* Queries of one head before RoPE, (n_rows, padded) with zeros behind k_dim, in order; they are
+ * overwritten. `n`: how many there were before. Each sum takes one query after the other, so the
+ * bits are the same however many come at once; EXPECT_ROWS at once are quickest. Without `with_cov`
+ * products are left alone. */
+enum { EXPECT_ROWS = 8 };
+
+void expect_add(float *stats, float *q, int32_t n_rows, int32_t k_dim, float n, bool with_cov);
 
 /* Cosines and sines of a position, made from those of the one before it where that was asked for
  * last; at positions that are multiples of EXPECT_ANEW from the angles, so that what a position has

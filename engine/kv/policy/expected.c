@@ -5,11 +5,22 @@
  *
  * The paper scores once, at the end of a prompt, and appends new tokens without bound. Here N slots
  * stay N: the victim is the lowest score outside the recent share, and all keys, new ones among
- * them, are scored again every so many new tokens, for the positions that are then to come. */
+ * them, are scored again every so many new tokens, for the positions that are then to come.
+ *
+ * The first tokens stay (sinks:4 where nothing else is said), as published: their V are short, so
+ * that with a floor they would be the first to go. */
 
 #include <errno.h>
 
 #include "engine/kv/policy/word.h"
+
+static int join(struct policy *p, char *what, size_t size)
+{
+    (void)what;
+    (void)size;
+    p->sinks = p->sinks < 0 ? 4 : p->sinks;
+    return 0;
+}
 
 static int needs(const struct policy *p, const struct policy_host *h, struct error *reterr)
 {
@@ -62,11 +73,13 @@ static const struct word_option *const options[] = {
 const struct policy_word policy_word_expected = {
     .name = "expected",
     .axis = AXIS_PLACE,
-    .help = "those that queries to come are expected to attend to, by the mean and covariance of "
-            "the prompt's queries (Devoto et al. 2025)",
+    .help =
+        "the first 4 (or `sinks:M`) and those that queries to come are expected to attend to, by "
+        "the mean and covariance of the prompt's queries (Devoto et al. 2025)",
     .amount = &option_budget,
     .amount_says = WORD_BUDGET_SAYS,
     .options = options,
     .place = &place_expected,
+    .join = join,
     .needs = needs,
 };

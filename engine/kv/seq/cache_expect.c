@@ -23,6 +23,7 @@
 /* Sized for the largest store. */
 struct cache_expect {
     float *queries; /* of one row */
+    float *rows;    /* (heads of a group, EXPECT_ROWS, padded) of them before RoPE */
     struct expect_turns turns;
     float *stats;  /* of one group */
     float *square; /* (k_dim, k_dim) */
@@ -87,6 +88,7 @@ struct cache_expect *cache_expect_lay(const struct geometry *s, struct memory_ar
     struct cache_expect *e = memory_arena_take(a, sizeof(*e));
 
     most.queries = memory_arena_take(a, (size_t)s->config.n_q * k_dim * sizeof(float));
+    most.rows = memory_arena_take(a, heads * EXPECT_ROWS * padded * sizeof(float));
     most.turns.c = memory_arena_take(a, k_dim / 2 * sizeof(double));
     most.turns.s = memory_arena_take(a, k_dim / 2 * sizeof(double));
     most.turns.step_c = memory_arena_take(a, k_dim / 2 * sizeof(double));
@@ -157,22 +159,46 @@ static int read_maps(const struct work *w)
 }
 
 /* A query as it was before RoPE, out of the row that attention reads. */
-static void bare_query(const struct work *w, const float *row, int32_t head)
+static void bare_query(const struct work *w, const float *row, int32_t head, float *to)
 {
     const struct cache_expect *e = w->c->expect;
     const int32_t dim = w->l->k_dim;
     const int32_t k_head = head * w->l->k_heads / w->n_heads;
 
-    memset(e->key, 0, (size_t)expect_padded(dim) * sizeof(float));
-    memcpy(e->key, row + (size_t)(w->group * w->n_heads + head) * (size_t)dim,
-           (size_t)dim * sizeof(float));
+    memset(to, 0, (size_t)expect_padded(dim) * sizeof(*to));
+    memcpy(to, row + (size_t)(w->group * w->n_heads + head) * (size_t)dim,
+           (size_t)dim * sizeof(*to));
     if (w->kv->k_hadamard) {
-        hadamard_head(e->key, dim);
+        hadamard_head(to, dim);
     }
     for (int32_t i = 0; w->kv->balance && i < dim; i++) {
-        e->key[i] *= e->balance[k_head * dim + i];
+        to[i] *= e->balance[k_head * dim + i];
     }
-    expect_unrotate(w->a->unrotated_rope, &e->turns, e->key);
+    expect_unrotate(w->a->unrotated_rope, &e->turns, to);
+}
+
+/* Row i of the sequence, as the r-th of those that are counted at once. */
+static int take_row(const struct work *w, const struct ops_seq *seq, int32_t i, int32_t r)
+{
+    struct cache_expect *e = w->c->expect;
+    const struct backend_ops *ops = w->c->geometry.config.ops;
+    const size_t padded = (size_t)expect_padded(w->l->k_dim);
+    const float *row = w->a->q + (size_t)(seq->row0 + i) * (size_t)w->a->ldq;
+
+    if (!ops->in_host) {
+        int err = ops->read(w->c->be, e->queries, row,
+                            (uint64_t)w->a->n_q * (uint64_t)w->l->k_dim * sizeof(*row));
+
+        if (err) {
+            return err;
+        }
+        row = e->queries;
+    }
+    expect_turn_to(w->a->unrotated_rope, seq->pos0 + i, &e->turns);
+    for (int32_t h = 0; h < w->n_heads; h++) {
+        bare_query(w, row, h, e->rows + ((size_t)h * EXPECT_ROWS + (size_t)r) * padded);
+    }
+    return 0;
 }
 
 /* Rows [first, n_rows) of the sequence enter the group's statistics. */
@@ -182,26 +208,23 @@ static int count_queries(const struct work *w, float *stats, const struct ops_se
     struct cache_expect *e = w->c->expect;
     const struct backend_ops *ops = w->c->geometry.config.ops;
     const uint64_t words = expect_words(w->l->k_dim, w->n_heads);
+    const size_t padded = (size_t)expect_padded(w->l->k_dim);
     int r = read_maps(w);
 
     e->turns.pos = -1; /* of another layer's table, perhaps */
-
     r = r ? r : ops->read(w->c->be, e->stats, stats, words * sizeof(float));
-    for (int32_t i = first; !r && i < seq->n_rows; i++) {
-        const float *row = w->a->q + (size_t)(seq->row0 + i) * (size_t)w->a->ldq;
+    for (int32_t i = first; !r && i < seq->n_rows; i += EXPECT_ROWS) {
+        int32_t n = seq->n_rows - i < EXPECT_ROWS ? seq->n_rows - i : EXPECT_ROWS;
 
-        if (!ops->in_host) {
-            r = ops->read(w->c->be, e->queries, row,
-                          (uint64_t)w->a->n_q * (uint64_t)w->l->k_dim * sizeof(float));
-            row = e->queries;
+        for (int32_t k = 0; !r && k < n; k++) {
+            r = take_row(w, seq, i + k, k);
         }
-        expect_turn_to(w->a->unrotated_rope, seq->pos0 + i, &e->turns);
         for (int32_t h = 0; !r && h < w->n_heads; h++) {
-            bare_query(w, row, h);
-            expect_add(e->stats + EXPECT_HEAD + (size_t)h * expect_head_words(w->l->k_dim), e->key,
-                       w->l->k_dim, e->stats[0], w->p->cov != 0);
+            expect_add(e->stats + EXPECT_HEAD + (size_t)h * expect_head_words(w->l->k_dim),
+                       e->rows + (size_t)h * EXPECT_ROWS * padded, n, w->l->k_dim, e->stats[0],
+                       w->p->cov != 0);
         }
-        e->stats[0] += 1;
+        e->stats[0] += (float)n;
     }
     return r ? r : ops->write(w->c->be, stats, e->stats, words * sizeof(float));
 }
