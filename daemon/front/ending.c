@@ -5,6 +5,7 @@
 #include "daemon/front/ending.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -20,6 +21,19 @@
 #define KEEP_MOST_NS 300000000000
 #define KEEP_STEP_NS 5000000000
 
+enum { TRIM_AFTER = 1024 };
+
+/* Thousands of answers are kept at once where clients come and go quickly. When all are forgotten,
+ * malloc still holds their pages, which lie between what is not freed. */
+static void give_pages_back(struct front *f)
+{
+    f->n_forgotten++;
+    if (f->n_forgotten >= TRIM_AFTER && !f->requests.open.oldest && !f->requests.finished.oldest) {
+        f->n_forgotten = 0;
+        (void)malloc_trim(0);
+    }
+}
+
 static void forget(struct front *f, struct request *r)
 {
     lane_detach(r);
@@ -32,6 +46,7 @@ static void forget(struct front *f, struct request *r)
     /* With its principal's last one another may be alone, and have more. */
     f->dispatch_wanted |= r->who->n_requests == 1;
     request_destroy(&f->requests, r);
+    give_pages_back(f);
 }
 
 static bool read_to_end(const struct request *r)

@@ -107,6 +107,7 @@ struct front {
     struct loop_timer watchdog_timer; /* systemd's */
     int64_t watchdog_ns;
     uint32_t n_running;   /* in the engine, tokenizing ones not counted */
+    uint32_t n_forgotten; /* requests, since malloc's pages were last given back */
     uint32_t n_light;     /* tokenizing ones in the engine */
     uint32_t n_suspects;  /* of n_running and n_light, those that run alone: 0 or 1 */
     bool dispatch_wanted; /* before the loop sleeps again */

@@ -158,7 +158,7 @@ class Daemon(daemon.Daemon):
             return [f"{k}: {now[k][what]} {what}, {before[k][what]} before" for k in names if k in now for what, most in (
                 ("fds", before[k]["fds"]), ("bytes", before[k]["bytes"] * (1 + limit[0]) + limit[1] + kept.get(k, 0) if weighed else float("inf")))
                 if now[k][what] > most]
-        wait_until(lambda: not too_much(self.figures()), 20)  # what is being freed is freed
+        wait_until(lambda: not too_much(self.figures()), 40)  # answers are kept for 30 s
         after = self.figures(lane)
         failures += [f"{k}: gone" for k in names if k not in after] + too_much(after)
         for k, was in before["counted"].items():
