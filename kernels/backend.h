@@ -111,6 +111,7 @@ struct backend_ops {
     int (*conv)(struct backend *be, const struct ops_conv *p); /* NULL, all three: no recurrent layers */
     int (*delta)(struct backend *be, const struct ops_delta *p);
     int (*gate)(struct backend *be, const struct ops_gate *p);
+    int (*scan)(struct backend *be, const struct ops_scan *p); /* NULL: no state spaces */
     int (*kv_sum)(struct backend *be, const struct ops_kv_sum *p);
     int (*victim)(struct backend *be, const struct ops_victim *p);
     int (*cut)(struct backend *be, const struct ops_cut *p);

@@ -559,7 +559,7 @@ struct ops_state {
 enum { OPS_CONV_MAX_WIDTH = 8, OPS_DELTA_MAX_DIM = 256, OPS_DELTA_DIMS = 16 };
 
 /* Short convolution of each channel along its sequence, with what comes before it in the state:
- *     u = x (times before); z[t][c] = sum over j of w[c][j] * u[t - width + 1 + j][c];
+ *     u = x (times before); z[t][c] = sum over j of w[c][j] * u[t - width + 1 + j][c] (+ bias[c]);
  *     y = act(z) (times after)
  * State: the latest width - 1 rows of u (width - 1, n_channels), f32, the oldest first. */
 struct ops_conv {
@@ -567,6 +567,7 @@ struct ops_conv {
     int32_t n_channels;
     int32_t width;              /* 2 to OPS_CONV_MAX_WIDTH */
     const struct ops_weight *w; /* vector (n_channels, width) */
+    const struct ops_weight *bias; /* vector (n_channels) or NULL */
     const float *x;             /* device (n, ldx) */
     const float *before;        /* device (n, ldx) or NULL */
     const float *after;         /* device (n, ldx) or NULL */
@@ -602,6 +603,35 @@ struct ops_delta {
     float *y;                    /* device (n, ldy): n_v heads of v_dim, aliasing none of them */
     int32_t ldx;
     int32_t ldg;
+    int32_t ldz;
+    int32_t ldy;
+    const struct ops_state *seqs; /* host (n_seqs), rows ascending, covering all rows */
+    int32_t n_seqs;
+    uint64_t at;                  /* bytes, where in a state this is */
+};
+
+/* The state space of Mamba-2 (Dao and Gu, 2024). Head h has a matrix S (k_dim, v_dim) and reads B
+ * and C of group h / (n_v / n_k). For each row, with t = ln(1 + e^(step[h] + dt[h])):
+ *     S = S * e^(a[h] * t) + B (x) t * x
+ *     y = RMS norm((C S + d[h] * x) * silu(z)), the norm of all heads of a group as one, with
+ *         weights w and eps
+ * State: S of each head (n_v, k_dim, v_dim), f32. */
+struct ops_scan {
+    struct ops_rows rows;
+    int32_t n_k;   /* groups; n_v is a multiple */
+    int32_t n_v;   /* heads */
+    int32_t k_dim; /* 1 to OPS_DELTA_MAX_DIM */
+    int32_t v_dim; /* a multiple of OPS_DELTA_DIMS, at most OPS_DELTA_MAX_DIM */
+    float eps;
+    const struct ops_weight *a;  /* vectors (n_v) */
+    const struct ops_weight *dt;
+    const struct ops_weight *d;
+    const struct ops_weight *w;  /* vector (n_v * v_dim) */
+    const float *xbc;            /* device (n, ldx): n_v heads of x, n_k of B, n_k of C */
+    const float *step;           /* device (n, ldz): n_v */
+    const float *z;              /* device (n, ldz): n_v heads of v_dim */
+    float *y;                    /* device (n, ldy): n_v heads of v_dim, aliasing none of them */
+    int32_t ldx;
     int32_t ldz;
     int32_t ldy;
     const struct ops_state *seqs; /* host (n_seqs), rows ascending, covering all rows */

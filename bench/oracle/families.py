@@ -29,7 +29,8 @@ import numpy as np
 
 FAMILIES = ["llama", "mistral3", "granite", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "phi3", "olmo2", "exaone4",
             "nemotron", "seed_oss", "qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen3vlmoe", "olmoe",
-            "glm4moe", "ernie4_5-moe", "dots1", "minimax-m2", "lfm2moe", "qwen35", "qwen35moe", "lfm2", "gemma4"]
+            "glm4moe", "ernie4_5-moe", "dots1", "minimax-m2", "lfm2moe", "qwen35", "qwen35moe", "lfm2", "granitehybrid", "nemotron_h",
+            "gemma4"]
 # Of make_oracle_vectors.py: E4B, 31B and 26B-A4B in small.
 OWN = {"gemma4": {"e": {}, "dense": {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6},
                   "experts": {"shared": 0, "ple": 0, "v_is_k": True, "kv": (4, 1), "heads": 8, "layers": 12, "period": 6, "embd": 64,
@@ -45,6 +46,9 @@ def strengthen(path, seed):
         shape, name = t.data.shape, t.name
         if name.endswith(("exps.scale", "exp.scale")):  # pipit knows factors of what experts give only
             t.data[...] = 1 + 0.5 * rng.random(shape) if "down" in name else 1
+        if name.endswith("ssm_a") and len(shape) == 2:  # of a state space: decays of different speed
+            t.data[...] = -0.02 * 3.0**np.arange(shape[0]).reshape(shape)
+            continue
         if t.data.dtype != np.float32 or "scale" in name or "ssm_a" in name or "sinks" in name:
             continue
         if "rope" in name:  # factors that divide frequencies: near 0 the angles are beyond what f32 holds

@@ -38,9 +38,13 @@ const struct tensor_row arch_layer_tensors[LT_COUNT] = {
     [LT_ALPHA]          = {"ssm_alpha.weight", OPS_ROLE_MATMUL, DIM_MIX_N, DIM_EMBD},
     [LT_BETA]           = {"ssm_beta.weight", OPS_ROLE_MATMUL, DIM_MIX_N, DIM_EMBD},
     [LT_CONV]           = {"ssm_conv1d.weight", OPS_ROLE_VECTOR, DIM_CHANNELS, DIM_WIDTH},
+    [LT_CONV_B]         = {"ssm_conv1d.bias", OPS_ROLE_VECTOR, DIM_1, DIM_CHANNELS},
     [LT_DECAY]          = {"ssm_a", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_N},
     [LT_DECAY_B]        = {"ssm_dt", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_N},
     [LT_MIX_NORM]       = {"ssm_norm.weight", OPS_ROLE_VECTOR, DIM_1, DIM_MIX_HEAD},
+    [LT_SCAN_DECAY]     = {"ssm_a", OPS_ROLE_VECTOR, DIM_MIX_N, DIM_1},
+    [LT_SCAN_SKIP]      = {"ssm_d", OPS_ROLE_VECTOR, DIM_MIX_N, DIM_1},
+    [LT_SCAN_NORM]      = {"ssm_norm.weight", OPS_ROLE_VECTOR, DIM_GROUPS, DIM_GROUP},
     [LT_MIX_O]          = {"ssm_out.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_MIX_V},
     [LT_SINKS]          = {"attn_sinks.weight", OPS_ROLE_VECTOR, DIM_1, DIM_HEADS},
     [LT_O]              = {"attn_output.weight", OPS_ROLE_MATMUL, DIM_EMBD, DIM_ATT},
@@ -121,6 +125,9 @@ const struct tensor_row arch_model_tensors[MT_COUNT] = {
 #define LT_DELTA                                                                                   \
     (LT_BIT(LT_MIX) | LT_BIT(LT_Z) | LT_BIT(LT_ALPHA) | LT_BIT(LT_BETA) | LT_BIT(LT_CONV) |        \
      LT_BIT(LT_DECAY) | LT_BIT(LT_DECAY_B) | LT_BIT(LT_MIX_NORM) | LT_BIT(LT_MIX_O))
+#define LT_SCAN                                                                                    \
+    (LT_BIT(LT_MIX) | LT_BIT(LT_CONV) | LT_BIT(LT_DECAY_B) | LT_BIT(LT_SCAN_DECAY) |               \
+     LT_BIT(LT_SCAN_SKIP) | LT_BIT(LT_SCAN_NORM) | LT_BIT(LT_MIX_O))
 #define LT_AUG_Q (LT_BIT(LT_Q_GATE) | LT_BIT(LT_Q_UP) | LT_BIT(LT_Q_DOWN))
 
 static const struct arch archs[] = {
@@ -140,6 +147,14 @@ static const struct arch archs[] = {
      .multipliers = true, .experts = true, .experts_normed = true, .experts_whole = true,
      .required = LT_PRE | LT_QKVO | LT_GATED,
      .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B | LT_SHARED},
+    {.name = "granitehybrid", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NORM, .act = OPS_ACT_SILU, .gated = true,
+     .multipliers = true, .rope_switch = true, .experts = true, .experts_normed = true, .experts_whole = true,
+     .recurrence = ARCH_RECUR_SCAN,
+     .required = LT_PRE | LT_QKVO | LT_GATED,
+     .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_GATED_B | LT_SHARED,
+     .recur_required = LT_PRE | LT_SCAN | LT_GATED,
+     .recur_optional = LT_BIT(LT_CONV_B) | LT_GATED_B | LT_SHARED,
+     .names = {{&arch_layer_tensors[LT_MIX], "ssm_in.weight"}, {&arch_layer_tensors[LT_DECAY_B], "ssm_dt.bias"}}},
     {.name = "qwen3moe", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_SILU, .gated = true,
      .ffn_scales = true, .experts = true, .experts_normed = true,
      .required = LT_PRE | LT_QKVO | LT_QK_NORM | LT_EXPERTS, .optional = LT_QKV_B},
@@ -241,6 +256,11 @@ static const struct arch archs[] = {
     {.name = "nemotron", .norm = OPS_NORM_LAYER, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_RELU_SQ,
      .required = LT_PRE | LT_PRE_B | LT_QKVO | LT_BIT(LT_UP) | LT_BIT(LT_DOWN),
      .optional = LT_QKV_B | LT_BIT(LT_O_B) | LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B)},
+    {.name = "nemotron_h", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NONE, .act = OPS_ACT_RELU_SQ,
+     .recurrence = ARCH_RECUR_SCAN, .single = true, .ffn_scales = true,
+     .required = LT_BIT(LT_ATTN_NORM) | LT_QKVO, .optional = LT_QKV_B | LT_BIT(LT_O_B),
+     .recur_required = LT_BIT(LT_ATTN_NORM) | LT_SCAN, .recur_optional = LT_BIT(LT_CONV_B),
+     .names = {{&arch_layer_tensors[LT_MIX], "ssm_in.weight"}, {&arch_layer_tensors[LT_DECAY_B], "ssm_dt.bias"}}},
     {.name = "gemma4", .norm = OPS_NORM_RMS, .rope = OPS_ROPE_NEOX, .act = OPS_ACT_GELU_TANH, .gated = true,
      .embed_scaled = true, .caps_logits = true, .ffn_scales = true, .v_norm = true, .per_layer = true, .out_scale = true,
      .shared_kv = true, .window_period = -1, .window_rope_base = 10000.0f, .attn_scale = 1.0f,

@@ -37,9 +37,13 @@ enum layer_tensor {
     LT_ALPHA, /* the input of its decay */
     LT_BETA,  /* and of how much it learns, */
     LT_CONV,
+    LT_CONV_B,
     LT_DECAY,
     LT_DECAY_B,
     LT_MIX_NORM, /* of a head's output */
+    LT_SCAN_DECAY, /* a state space's decay, */
+    LT_SCAN_SKIP,  /* what of its input passes it by, */
+    LT_SCAN_NORM,  /* and the norms of its groups */
     LT_MIX_O,
     LT_O,
     LT_O_B,
@@ -129,6 +133,8 @@ enum tensor_dim {
     DIM_MIX_V,  /* and what comes out */
     DIM_MIX_N,  /* V heads of the delta rule, */
     DIM_MIX_HEAD, /* and a head's size */
+    DIM_GROUPS,   /* of a state space's heads, */
+    DIM_GROUP,    /* and what comes out of one */
     DIM_DEEP_K, /* a whole number of heads, read from the file */
     DIM_DEEP_V,
     DIM_EXIT, /* 2 to n_vocab, read from the file */
@@ -164,6 +170,7 @@ enum arch_recurrence {
     ARCH_RECUR_NONE,
     ARCH_RECUR_DELTA, /* gated delta rule; by recurrent_layers, or full_attention_interval */
     ARCH_RECUR_CONV,  /* short convolution between two gates; where head_count_kv is 0 */
+    ARCH_RECUR_SCAN,  /* Mamba-2's state space behind a short convolution; as those */
 };
 
 struct arch {
@@ -200,6 +207,7 @@ struct arch {
     bool per_layer;         /* embedding_length_per_layer_input counts */
     bool out_scale;         /* layers may have a layer_output_scale */
     enum arch_recurrence recurrence;
+    bool single;            /* a layer is an FFN, where feed_forward_length is not 0, or has none */
     bool q_gated;           /* each head of Q is followed by its gate */
     bool sections;          /* rope.dimension_sections: of a text, all have its positions */
     bool predictors;        /* nextn_predict_layers: so many of the last layers are left out */
@@ -219,6 +227,7 @@ struct arch {
     layer_set required;       /* LT_BIT()s of a layer */
     layer_set optional;
     layer_set recur_required; /* of a recurrent layer, in place of both */
+    layer_set recur_optional;
     struct tensor_alias names[ARCH_MAX_ALIASES];
 };
 

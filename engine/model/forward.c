@@ -207,17 +207,19 @@ static void emit_instr(struct forward *f, step_fn *fn, int32_t layer)
 /* What joins the rows of a text: a recurrence in place of attention. */
 static void emit_recurrence(struct forward *f, int32_t layer)
 {
+    bool delta = f->m->arch->recurrence == ARCH_RECUR_DELTA;
+
     emit_instr(f, forward_step_mix, layer);
-    if (f->m->h.recur.n_v > 0) {
-        emit_instr(f, forward_step_conv, layer);
-        emit_instr(f, forward_step_delta, layer);
-    } else {
+    if (f->m->arch->recurrence == ARCH_RECUR_CONV) {
         emit_instr(f, forward_step_gated_conv, layer);
+    } else {
+        emit_instr(f, forward_step_conv, layer);
+        emit_instr(f, delta ? forward_step_delta : forward_step_scan, layer);
     }
     emit_instr(f, forward_step_mix_out, layer);
     if (f->m->h.layer[layer].experts) {
         emit_instr(f, forward_step_experts, layer);
-    } else {
+    } else if (!f->m->arch->single) {
         emit_instr(f, forward_step_ffn_in, layer);
         emit_instr(f, forward_step_ffn_out, layer);
     }
@@ -236,6 +238,11 @@ static void emit_layer(struct forward *f, int32_t layer)
 
     if (f->m->h.layer[layer].recurrent) {
         emit_recurrence(f, layer);
+        return;
+    }
+    if (f->m->h.layer[layer].bare) {
+        emit_instr(f, forward_step_ffn_in, layer);
+        emit_instr(f, forward_step_ffn_out, layer);
         return;
     }
     if (!fused) {
@@ -280,6 +287,9 @@ static void emit_layer(struct forward *f, int32_t layer)
     if (f->m->arch->parallel) { /* both branches read the same x */
         emit_instr(f, forward_step_ffn_in, layer);
         emit_instr(f, forward_step_attn_out, layer);
+    } else if (f->m->arch->single) {
+        emit_instr(f, forward_step_attn_out, layer);
+        return;
     } else {
         emit_instr(f, forward_step_attn_out, layer);
         emit_instr(f, experts && !beside ? forward_step_experts : forward_step_ffn_in, layer);

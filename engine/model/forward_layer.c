@@ -281,8 +281,8 @@ int forward_step_ffn_in(struct forward *f, int32_t layer)
     const struct ops_weight *w = l->w;
     struct ops_matmul p = {
         .rows = f->rows,
-        .norm = arch->parallel ? norm_of(f, &w[LT_ATTN_NORM], &w[LT_ATTN_NORM_B])
-                               : norm_of(f, &w[LT_FFN_NORM], &w[LT_FFN_NORM_B]),
+        .norm = arch->parallel || arch->single ? norm_of(f, &w[LT_ATTN_NORM], &w[LT_ATTN_NORM_B])
+                                               : norm_of(f, &w[LT_FFN_NORM], &w[LT_FFN_NORM_B]),
         .x = f->cur.p,
         .ldx = f->cur.ld,
         .gated = arch->gated,

@@ -45,6 +45,7 @@ int forward_step_mix(struct forward *f, int32_t layer);
 int forward_step_conv(struct forward *f, int32_t layer);
 int forward_step_gated_conv(struct forward *f, int32_t layer);
 int forward_step_delta(struct forward *f, int32_t layer);
+int forward_step_scan(struct forward *f, int32_t layer);
 
 /* forward_ple.c: a layer's part of the per-layer embeddings, and what it adds. */
 int forward_step_ple_in(struct forward *f, int32_t layer);

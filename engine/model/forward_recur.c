@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The instructions of recurrent layers (the gated delta rule behind a short convolution, or a
- * convolution between two gates), and of attention whose queries come with gates.
+/* The instructions of recurrent layers (the gated delta rule or a state space behind a short
+ * convolution, or a convolution between two gates), and of attention whose queries come with gates.
  *
  * A row needs one buffer more than attention has: Q, K and V of all heads as one go to `mix`, their
  * convolution to the FFN's `h`, z to `q`, the inputs of decay and learning to `k`, what comes out
- * to `att`. The states are the cache's. */
+ * to `att`. Of a state space all of a row is in `mix`. The states are the cache's. */
 
 #include "engine/model/forward_layer.h"
 
@@ -20,11 +20,11 @@ struct forward_recur_widths forward_recur_widths(const struct model *m)
         w.att = z->n_out;
         w.mix = max_i32(w.mix, z->n_in);
     }
-    if (z->n_v > 0) {
+    if (m->arch->recurrence == ARCH_RECUR_DELTA) {
         w.q = z->n_out;
         w.k = round_ld(z->n_v) + z->n_v;
-        w.h = z->n_channels;
     }
+    w.h = z->n_v > 0 ? z->n_channels : 0;
     return w;
 }
 
@@ -79,7 +79,7 @@ int forward_step_mix(struct forward *f, int32_t layer)
     float *beta = f->k.p + round_ld(f->m->h.recur.n_v);
 
     add_layer_part(&p, l, LT_MIX, LT_Q_B, f->mix.p, f->mix.ld, OPS_ACT_NONE, 0);
-    if (f->m->h.recur.n_v == 0) {
+    if (f->m->arch->recurrence != ARCH_RECUR_DELTA) {
         return f->ops->matmul(f->be, &p);
     }
     add_layer_part(&p, l, LT_Z, LT_Q_B, f->q.p, f->q.ld, OPS_ACT_NONE, 0);
@@ -88,15 +88,18 @@ int forward_step_mix(struct forward *f, int32_t layer)
     return f->ops->matmul(f->be, &p);
 }
 
+/* Of Q, K and V, or (behind the gate) of x, B and C. */
 int forward_step_conv(struct forward *f, int32_t layer)
 {
     const struct recur_sizes *z = &f->m->h.recur;
+    bool scan = f->m->arch->recurrence == ARCH_RECUR_SCAN;
     struct ops_conv p = {
         .rows = f->rows,
         .n_channels = z->n_channels,
         .width = z->width,
         .w = &f->m->layers[layer].w[LT_CONV],
-        .x = f->mix.p,
+        .bias = model_opt(&f->m->layers[layer].w[LT_CONV_B]),
+        .x = f->mix.p + (scan ? z->n_out : 0),
         .y = f->h.p,
         .ldx = f->mix.ld,
         .ldy = f->h.ld,
@@ -129,6 +132,36 @@ int forward_step_gated_conv(struct forward *f, int32_t layer)
     int r = kv_states(f->b.kv, &args, &p.seqs, &p.n_seqs);
 
     return r ? r : f->ops->conv(f->be, &p);
+}
+
+int forward_step_scan(struct forward *f, int32_t layer)
+{
+    const struct recur_sizes *z = &f->m->h.recur;
+    const struct ops_weight *w = f->m->layers[layer].w;
+    struct ops_scan p = {
+        .rows = f->rows,
+        .n_k = z->n_k,
+        .n_v = z->n_v,
+        .k_dim = z->k_dim,
+        .v_dim = z->v_dim,
+        .eps = f->m->h.norm_eps,
+        .a = &w[LT_SCAN_DECAY],
+        .dt = &w[LT_DECAY_B],
+        .d = &w[LT_SCAN_SKIP],
+        .w = &w[LT_SCAN_NORM],
+        .xbc = f->h.p,
+        .step = f->mix.p + z->n_out + z->n_channels,
+        .z = f->mix.p,
+        .y = f->att.p,
+        .ldx = f->h.ld,
+        .ldz = f->mix.ld,
+        .ldy = f->att.ld,
+        .at = z->delta_at,
+    };
+    struct kv_args args = kv_args_of(f, layer);
+    int r = kv_states(f->b.kv, &args, &p.seqs, &p.n_seqs);
+
+    return r ? r : f->ops->scan(f->be, &p);
 }
 
 int forward_step_delta(struct forward *f, int32_t layer)

@@ -236,7 +236,8 @@ static void read_window(struct reader *r, const struct arch *arch, struct hparam
 /* Numbers of heads, layer by layer. */
 static void read_counts(struct reader *r, const struct arch *arch, struct hparams *h)
 {
-    bool some = arch->recurrence == ARCH_RECUR_CONV; /* layers have none, and say so */
+    bool some = arch->recurrence == ARCH_RECUR_CONV || /* layers have none, and say so */
+                arch->recurrence == ARCH_RECUR_SCAN;
     int32_t n_q[HPARAMS_MAX_LAYERS] = {0};
     int32_t n_k[HPARAMS_MAX_LAYERS] = {0};
     int32_t n_v = 0;
@@ -257,7 +258,7 @@ static void read_counts(struct reader *r, const struct arch *arch, struct hparam
     for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
         struct layer_sizes *l = &h->layer[i];
 
-        if (l->recurrent) {
+        if (l->recurrent || l->bare) {
             continue;
         }
         l->n_q = n_q[some ? i : 0];
@@ -303,7 +304,7 @@ static void read_heads(struct reader *r, const struct arch *arch, struct hparams
         struct layer_sizes *l = &h->layer[i];
         bool local = l->window > 0;
 
-        if (l->recurrent) {
+        if (l->recurrent || l->bare) {
             continue;
         }
         l->k_dim = local ? k_swa : k_dim;
@@ -340,7 +341,7 @@ static void read_rotation(struct reader *r, const struct arch *arch, struct hpar
     for (int32_t i = 0; i < h->n_layers; i++) {
         bool skipped = arch->no_rope_period && (i + 1) % arch->no_rope_period == 0;
         bool global = arch->rope_local_only && slides && h->layer[i].window == 0;
-        bool none = h->layer[i].recurrent || arch->rope == OPS_ROPE_NONE;
+        bool none = h->layer[i].recurrent || h->layer[i].bare || arch->rope == OPS_ROPE_NONE;
 
         h->layer[i].rotates = all && !skipped && !global && !none;
     }
@@ -356,7 +357,8 @@ static void read_widths(struct reader *r, const struct arch *arch, struct hparam
     key_name(r, name, key, sizeof(key));
     bool only = !gguf_has(r->g, key) && (arch->required & LT_BIT(LT_ROUTER)); /* no other FFN */
 
-    read_list(r, only ? of_experts : name, 1, 1 << 20, REQUIRED, h->n_layers, n_ff);
+    read_list(r, only ? of_experts : name, arch->single ? 0 : 1, 1 << 20, REQUIRED, h->n_layers,
+              n_ff);
     for (int32_t i = 0; i < h->n_layers; i++) {
         h->layer[i].n_ff = n_ff[i];
     }
@@ -376,7 +378,7 @@ static void read_shared(struct reader *r, const struct arch *arch, struct hparam
         while (from >= 0 && (h->layer[from].window > 0) != (h->layer[i].window > 0)) {
             from--;
         }
-        h->layer[i].reads = from;
+        h->layer[i].reads = h->layer[i].bare && i > 0 ? h->layer[i - 1].reads : from;
         if (from < 0) {
             r->rc =
                 error_set(r->reterr, -EBADMSG,
@@ -408,7 +410,7 @@ static void sum_up(struct reader *r, struct hparams *h)
         most->n_rot = larger(most->n_rot, l->n_rot);
         most->n_ff = larger(most->n_ff, l->n_ff);
         most->window = larger(most->window, l->window);
-        if (l->recurrent) {
+        if (l->recurrent || l->bare) {
             continue;
         }
         h->uneven = h->uneven || l->n_q != first->n_q || l->n_k != first->n_k ||
@@ -506,14 +508,24 @@ static int read_wide(const struct gguf *swift, const struct arch *arch, struct h
     return 0;
 }
 
+/* Some files of a family with RMS norms have the other norms' key. */
+static void read_eps(struct reader *r, const struct arch *arch, struct hparams *h)
+{
+    static const char rms[] = "attention.layer_norm_rms_epsilon";
+    static const char other[] = "attention.layer_norm_epsilon";
+    char key[96];
+
+    key_name(r, rms, key, sizeof(key));
+    bool named = arch->norm == OPS_NORM_RMS && (!arch->single || gguf_has(r->g, key));
+
+    h->norm_eps = read_f32(r, named ? rms : other, 0.0f, 1.0f, NAN);
+}
+
 static void read_all(struct reader *r, const struct gguf *swift, const struct arch *arch,
                      struct hparams *h)
 {
     h->embed_scale = arch->embed_scaled ? sqrtf((float)h->n_embd) : 1.0f;
-    h->norm_eps = read_f32(r,
-                           arch->norm == OPS_NORM_RMS ? "attention.layer_norm_rms_epsilon"
-                                                      : "attention.layer_norm_epsilon",
-                           0.0f, 1.0f, NAN);
+    read_eps(r, arch, h);
     h->rope_base = read_f32_or_none(r, "rope.freq_base", 1.0f, 1e9f, 10000.0f);
     h->q_gated = arch->q_gated;
     hparams_recurrent(r, arch, h);

@@ -17,14 +17,15 @@ enum {
 
 /* Of a model's recurrent layers, all alike. ARCH_RECUR_DELTA: a short convolution of the channels
  * of Q, K and V, then the gated delta rule (struct ops_conv, ops_delta). ARCH_RECUR_CONV: a
- * convolution between two gates, which are made of the input too. A state has the convolution's
- * rows first. */
+ * convolution between two gates, which are made of the input too. ARCH_RECUR_SCAN: a convolution of
+ * x, B and C, then a state space (struct ops_scan), n_k being its groups. A state has the
+ * convolution's rows first. */
 struct recur_sizes {
     int32_t width; /* of the convolution */
     int32_t n_channels;
     int32_t n_in;  /* made of a row of the input, without z, alpha and beta */
     int32_t n_out; /* what comes out of a row */
-    int32_t n_k;   /* heads of the delta rule, 0: it has none; n_v is a multiple */
+    int32_t n_k;   /* heads of the delta rule or state space, 0: none; n_v is a multiple */
     int32_t n_v;
     int32_t k_dim; /* of one head, queries alike */
     int32_t v_dim;
@@ -35,6 +36,7 @@ struct recur_sizes {
 /* What may differ between the layers of a model. */
 struct layer_sizes {
     bool recurrent; /* a state in place of K and V: no heads of these, their sizes are 0 */
+    bool bare;      /* neither, an FFN alone: `reads` is that of the layer before it */
     int32_t n_q;    /* query heads */
     int32_t n_k;    /* K heads; n_q is a multiple */
     int32_t n_v;    /* V heads; n_q is a multiple */

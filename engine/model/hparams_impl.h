@@ -37,7 +37,7 @@ static inline const struct layer_sizes *hparams_first(const struct hparams *h)
 {
     int32_t i = 0;
 
-    while (i + 1 < h->n_layers && h->layer[i].recurrent) {
+    while (i + 1 < h->n_layers && (h->layer[i].recurrent || h->layer[i].bare)) {
         i++;
     }
     return &h->layer[i];

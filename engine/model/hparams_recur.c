@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hyperparameters of models with recurrent layers (qwen35, lfm2): which layers these are, their
- * heads, the short convolution, and what a state of them takes. */
+/* Hyperparameters of models with recurrent layers (qwen35, lfm2, granitehybrid, nemotron_h): which
+ * layers these are, their heads, the short convolution, and what a state of them takes. */
 
 #include <errno.h>
 
@@ -57,6 +57,24 @@ static void of_delta(struct reader *r, int32_t n, int32_t *ret, const char **ret
     }
 }
 
+/* Where layers are one of three, those without K and V may be FFNs alone. */
+static void find_bare(struct reader *r, struct hparams *h, int32_t *is)
+{
+    static const char name[] = "feed_forward_length";
+    int32_t n_ff[HPARAMS_MAX_LAYERS] = {0};
+
+    hparams_list(r, name, 0, 1 << 20, REQUIRED, h->n_layers, n_ff);
+    for (int32_t i = 0; i < h->n_layers; i++) {
+        h->layer[i].bare = n_ff[i] > 0;
+        is[i] = is[i] && !h->layer[i].bare;
+    }
+    if (!r->rc && h->layer[0].bare) {
+        r->rc = error_set(r->reterr, -ENOTSUP,
+                          "key %s.%s: models whose first layer is an FFN are not offered",
+                          r->prefix, name);
+    }
+}
+
 void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams *h)
 {
     int32_t is[HPARAMS_MAX_LAYERS] = {0};
@@ -66,14 +84,18 @@ void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams
     if (arch->recurrence == ARCH_RECUR_NONE || r->rc) {
         return;
     }
-    if (arch->recurrence == ARCH_RECUR_CONV) {
-        of_conv(r, h->n_layers, is, &key);
-    } else {
+    if (arch->recurrence == ARCH_RECUR_DELTA) {
         of_delta(r, h->n_layers, is, &key);
+    } else {
+        of_conv(r, h->n_layers, is, &key);
+    }
+    if (arch->single) {
+        find_bare(r, h, is);
     }
     for (int32_t i = 0; i < h->n_layers; i++) {
         h->layer[i].recurrent = is[i] != 0;
-        n += is[i] != 0;
+        h->has_recurrent = h->has_recurrent || is[i];
+        n += is[i] || h->layer[i].bare;
     }
     if (!r->rc && n == h->n_layers) {
         r->rc = error_set(r->reterr, -ENOTSUP,
@@ -81,7 +103,6 @@ void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams
                           "not offered",
                           r->prefix, key, n);
     }
-    h->has_recurrent = n > 0;
 }
 
 /* Sizes that must fit each other, in a file that has them all. */
@@ -141,6 +162,36 @@ static void read_delta(struct reader *r, struct recur_sizes *z)
     z->n_in = z->n_channels;
 }
 
+static void read_scan(struct reader *r, struct recur_sizes *z)
+{
+    int32_t inner;
+
+    z->width = hparams_i32(r, "ssm.conv_kernel", 2, OPS_CONV_MAX_WIDTH, REQUIRED);
+    z->n_k = hparams_i32(r, "ssm.group_count", 1, HPARAMS_MAX_HEADS, REQUIRED);
+    z->n_v = hparams_i32(r, "ssm.time_step_rank", 1, HPARAMS_MAX_HEADS, REQUIRED);
+    z->k_dim = hparams_i32(r, "ssm.state_size", 1, OPS_DELTA_MAX_DIM, REQUIRED);
+    inner = hparams_i32(r, "ssm.inner_size", 1, INT32_MAX / 4, REQUIRED);
+    if (r->rc) {
+        return;
+    }
+    z->v_dim = inner / z->n_v;
+    if (inner % z->n_v || z->n_v % z->n_k) {
+        r->rc = error_set(r->reterr, -EBADMSG,
+                          "key %s.ssm.time_step_rank is %d, but must be a multiple of "
+                          "%s.ssm.group_count, %d, and divide %s.ssm.inner_size, %d",
+                          r->prefix, z->n_v, r->prefix, z->n_k, r->prefix, inner);
+    } else if (z->v_dim % OPS_DELTA_DIMS || z->v_dim > OPS_DELTA_MAX_DIM) {
+        r->rc =
+            error_set(r->reterr, -ENOTSUP,
+                      "key %s.ssm.inner_size is %d: heads of %d values; only multiples of %d up "
+                      "to %d are offered",
+                      r->prefix, inner, z->v_dim, OPS_DELTA_DIMS, OPS_DELTA_MAX_DIM);
+    }
+    z->n_out = inner;
+    z->n_channels = inner + 2 * z->n_k * z->k_dim;
+    z->n_in = inner + z->n_channels + z->n_v; /* a gate, what is convolved, steps */
+}
+
 void hparams_recur(struct reader *r, const struct arch *arch, struct hparams *h)
 {
     struct recur_sizes *z = &h->recur;
@@ -153,6 +204,8 @@ void hparams_recur(struct reader *r, const struct arch *arch, struct hparams *h)
         z->n_out = h->n_embd;
         z->n_channels = h->n_embd;
         z->n_in = 3 * h->n_embd; /* a gate before, one after, what is convolved */
+    } else if (arch->recurrence == ARCH_RECUR_SCAN) {
+        read_scan(r, z);
     } else {
         read_delta(r, z);
     }

@@ -406,7 +406,8 @@ const char *model_lacks(const struct model *m, const struct backend_ops *ops)
     } all[] = {
         {"experts", m->h.n_expert > 0, ops->experts},
         {"conv", m->h.has_recurrent, ops->conv},
-        {"delta", m->h.recur.n_v > 0, ops->delta},
+        {"delta", m->h.has_recurrent && m->arch->recurrence == ARCH_RECUR_DELTA, ops->delta},
+        {"scan", m->h.has_recurrent && m->arch->recurrence == ARCH_RECUR_SCAN, ops->scan},
         {"gate", m->h.q_gated, ops->gate},
     };
 

@@ -69,6 +69,10 @@ int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d)
         return h->recur.n_v;
     case DIM_MIX_HEAD:
         return h->recur.v_dim;
+    case DIM_GROUPS:
+        return h->recur.n_k;
+    case DIM_GROUP:
+        return h->recur.n_k ? h->recur.n_out / h->recur.n_k : 0;
     case DIM_WIDTH:
         return h->recur.width;
     case DIM_DEEP_K:
@@ -263,8 +267,13 @@ static void layer_sets(const struct model *m, int32_t il, layer_set *ret_require
     const struct model_layer *l = &m->layers[il];
     bool recurrent = m->h.layer[il].recurrent;
     layer_set required = recurrent ? m->arch->recur_required : m->arch->required;
-    layer_set optional = recurrent ? 0 : m->arch->optional;
+    layer_set optional = recurrent ? m->arch->recur_optional : m->arch->optional;
 
+    if (m->h.layer[il].bare) {
+        required = LT_BIT(LT_ATTN_NORM) | LT_BIT(LT_UP) | LT_BIT(LT_DOWN) |
+                   (m->arch->gated ? LT_BIT(LT_GATE) : 0);
+        optional = LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B);
+    }
     if (m->h.aug_q > 0) {
         layer_set aug = LT_BIT(LT_Q_GATE) | LT_BIT(LT_Q_UP) | LT_BIT(LT_Q_DOWN);
 
@@ -275,7 +284,7 @@ static void layer_sets(const struct model *m, int32_t il, layer_set *ret_require
     if (m->h.ple > 0) {
         required |= LT_BIT(LT_PLE_GATE) | LT_BIT(LT_PLE_PROJ) | LT_BIT(LT_PLE_NORM);
     }
-    if (m->h.layer[il].reads != il) { /* what an earlier layer has stored */
+    if (m->h.layer[il].reads != il && !m->h.layer[il].bare) { /* what an earlier layer has stored */
         layer_set stored = LT_BIT(LT_K) | LT_BIT(LT_V) | LT_BIT(LT_K_NORM);
 
         required &= ~stored;

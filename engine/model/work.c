@@ -102,7 +102,7 @@ static double prompt_flops(const struct model *m, int32_t n)
             const struct recur_sizes *z = &m->h.recur;
 
             flops += 2.0 * n * (3.0 * z->n_v * z->k_dim * z->v_dim + z->width * z->n_channels);
-        } else if (!m->layers[il].deep) {
+        } else if (!m->layers[il].deep && !m->h.layer[il].bare) {
             const struct layer_sizes *l = &m->h.layer[il];
             double one = reach * n - reach * (reach - 1) / 2;
 
@@ -119,6 +119,9 @@ int work_of(const struct model *m, const struct cache *c, const struct policy *p
     int r = 0;
 
     for (int32_t il = 0; !r && il < m->h.n_layers; il++) {
+        if (m->h.layer[il].bare) {
+            continue;
+        }
         r = kv_traffic(c, p, n_prompt, n_tokens, m->layers[il].store, m->layers[il].owner, &kv);
     }
     *ret = (struct work){

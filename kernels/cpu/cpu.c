@@ -158,6 +158,7 @@ const struct backend_ops cpu_backend = {
     .predict = cpu_predict,
     .conv = cpu_conv,
     .delta = cpu_delta,
+    .scan = cpu_scan,
     .gate = cpu_gate,
     .kv_sum = cpu_kv_sum,
     .victim = cpu_victim,

@@ -62,6 +62,7 @@ int cpu_experts(struct backend *be, const struct ops_experts *p);
 /* recur.c */
 int cpu_conv(struct backend *be, const struct ops_conv *p);
 int cpu_delta(struct backend *be, const struct ops_delta *p);
+int cpu_scan(struct backend *be, const struct ops_scan *p);
 int cpu_gate(struct backend *be, const struct ops_gate *p);
 
 /* weight.c */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recurrent layers: short convolutions, the gated delta rule, gates by head. Threads share out
- * sequences' channels and heads; rows of each run in order, in pieces that keep what they read in
- * the first cache. */
+/* Recurrent layers: short convolutions, the gated delta rule, the state space of Mamba-2, gates by
+ * head. Threads share out sequences' channels and heads; rows of each run in order, in pieces that
+ * keep what they read in the first cache. */
 
 #include <errno.h>
 #include <math.h>
@@ -37,6 +37,7 @@ static void share_out(struct backend *be, const void *p, pool_fn *fn)
 
 struct conv_block {
     float w[OPS_CONV_MAX_WIDTH * 16];
+    float bias[16];
     float u[OPS_CONV_MAX_WIDTH * 16];
     int32_t c;
     int32_t n;
@@ -49,6 +50,10 @@ static void conv_open(const struct ops_conv *p, const struct ops_state *s, struc
 
     memset(b->w, 0, sizeof(b->w));
     memset(b->u, 0, sizeof(b->u));
+    memset(b->bias, 0, sizeof(b->bias));
+    for (int32_t i = 0; p->bias && i < b->n; i++) {
+        b->bias[i] = ((const float *)p->bias->device)[b->c + i];
+    }
     for (int32_t j = 0; j < p->width; j++) {
         for (int32_t i = 0; i < b->n; i++) {
             b->w[j * 16 + i] = w[(size_t)i * (size_t)p->width + (size_t)j];
@@ -90,6 +95,7 @@ static void conv_piece(const struct cpu *cpu, const struct ops_conv *p, const st
                 .n_channels = blocks[k].n,
                 .width = p->width,
                 .w = blocks[k].w,
+                .bias = p->bias ? blocks[k].bias : NULL,
                 .u = blocks[k].u,
                 .x = p->x + at,
                 .before = p->before ? p->before + at : NULL,
@@ -259,6 +265,117 @@ int cpu_delta(struct backend *be, const struct ops_delta *p)
         return -EINVAL;
     }
     share_out(be, p, delta_thread);
+    return 0;
+}
+
+/* ---- state space ------------------------------------------------------------------------------
+ */
+
+static void scan_piece(const struct cpu *cpu, const struct ops_scan *p, int32_t row0, int32_t n,
+                       int32_t h, const float *from, float *to)
+{
+    float decay[CPU_DELTA_ROWS];
+    float step[CPU_DELTA_ROWS];
+    size_t head = (size_t)h * (size_t)p->v_dim;
+    const float *x = p->xbc + (size_t)row0 * (size_t)p->ldx;
+    const float *z = p->z + (size_t)row0 * (size_t)p->ldz + head;
+    const float *b =
+        x + (size_t)p->n_v * (size_t)p->v_dim + (size_t)(h / (p->n_v / p->n_k)) * (size_t)p->k_dim;
+    float *y = p->y + (size_t)row0 * (size_t)p->ldy + head;
+
+    for (int32_t t = 0; t < n; t++) {
+        step[t] = softplus(p->step[(size_t)(row0 + t) * (size_t)p->ldz + (size_t)h] +
+                           ((const float *)p->dt->device)[h]);
+        decay[t] = expf(((const float *)p->a->device)[h] * step[t]);
+    }
+    struct cpu_scan s = {
+        .n = n,
+        .k_dim = p->k_dim,
+        .v_dim = p->v_dim,
+        .b = b,
+        .c = b + (size_t)p->n_k * (size_t)p->k_dim,
+        .x = x + head,
+        .decay = decay,
+        .step = step,
+        .d = ((const float *)p->d->device)[h],
+        .y = y,
+        .from = from,
+        .to = to,
+        .ldx = (size_t)p->ldx,
+        .ldy = (size_t)p->ldy,
+    };
+
+    cpu->table.scan(&s);
+    for (int32_t t = 0; t < n; t++, y += p->ldy, z += p->ldz) {
+        cpu->table.gate(y, z, p->v_dim, true, y);
+    }
+}
+
+static void scan_head(const struct cpu *cpu, const struct ops_scan *p, const struct ops_state *s,
+                      int32_t h)
+{
+    size_t size = (size_t)p->k_dim * (size_t)p->v_dim;
+    float *to = (float *)(void *)(s->out + p->at) + (size_t)h * size;
+    const float *from = to;
+
+    if (s->in) {
+        from = (const float *)(const void *)(s->in + p->at) + (size_t)h * size;
+    } else {
+        memset(to, 0, size * sizeof(*to));
+    }
+    if (s->n_rows == 0 && from != to) {
+        memcpy(to, from, size * sizeof(*to));
+    }
+    for (int32_t t = 0; t < s->n_rows; t += CPU_DELTA_ROWS) {
+        scan_piece(cpu, p, s->row0 + t, min_i32(CPU_DELTA_ROWS, s->n_rows - t), h, from, to);
+        from = to;
+    }
+}
+
+static void scan_thread(void *arg, int tid, int n_threads)
+{
+    struct job *job = arg;
+    const struct ops_scan *p = job->p;
+
+    (void)tid;
+    (void)n_threads;
+    for (int i; (i = pool_counter_take(&job->next)) < p->n_seqs * p->n_v;) {
+        scan_head(job->cpu, p, &p->seqs[i / p->n_v], i % p->n_v);
+    }
+}
+
+static void scan_norm_thread(void *arg, int tid, int n_threads)
+{
+    struct job *job = arg;
+    const struct ops_scan *p = job->p;
+    int32_t n_cols = p->n_v / p->n_k * p->v_dim;
+
+    for (int32_t s = 0; s < p->n_seqs; s++) {
+        int64_t n = (int64_t)p->seqs[s].n_rows * p->n_k;
+
+        for (int64_t i = n * tid / n_threads; i < n * (tid + 1) / n_threads; i++) {
+            size_t at = (size_t)(i % p->n_k) * (size_t)n_cols;
+            float *y = p->y + (size_t)(p->seqs[s].row0 + i / p->n_k) * (size_t)p->ldy + at;
+
+            job->cpu->table.norm_rms(y, (const float *)p->w->device + at, NULL, p->eps, n_cols, y);
+        }
+    }
+}
+
+int cpu_scan(struct backend *be, const struct ops_scan *p)
+{
+    struct job norm = {.cpu = cpu_of(be), .p = p};
+
+    if (p->k_dim < 1 || p->v_dim < 1 || p->v_dim % OPS_DELTA_DIMS || p->k_dim > OPS_DELTA_MAX_DIM ||
+        p->v_dim > OPS_DELTA_MAX_DIM || p->n_k < 1 || p->n_v % p->n_k) {
+        return -EINVAL;
+    }
+    share_out(be, p, scan_thread);
+    if (p->rows.n < 8) { /* waking others takes longer */
+        scan_norm_thread(&norm, 0, 1);
+    } else {
+        share_out(be, p, scan_norm_thread);
+    }
     return 0;
 }
 

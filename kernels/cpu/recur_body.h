@@ -98,9 +98,63 @@ static void LANES_FN(delta)(const struct cpu_delta *d)
     }
 }
 
+/* Row t of columns [col, col + 16 nv) of a state space. */
+LANES_INLINE void scan_pass(const struct cpu_scan *d, int32_t t, int32_t col, const int nv)
+{
+    const float *from = t == 0 ? d->from : d->to;
+    const float *b = d->b + (size_t)t * d->ldx;
+    const float *c = d->c + (size_t)t * d->ldx;
+    const float *x = d->x + (size_t)t * d->ldx + col;
+    float *y = d->y + (size_t)t * d->ldy + col;
+    lf decay = lf_set1(d->decay[t]);
+    lf step = lf_set1(d->step[t]);
+    lf in[RECUR_VECTORS];
+    lf out[RECUR_VECTORS];
+
+    UNROLL_LOOP
+    for (int u = 0; u < nv; u++) {
+        in[u] = lf_mul(step, lf_load(x + 16 * u));
+        out[u] = lf_set1(0.0f);
+    }
+    for (int32_t i = 0; i < d->k_dim; i++) {
+        size_t at = (size_t)i * (size_t)d->v_dim + (size_t)col;
+        lf bi = lf_set1(b[i]);
+        lf ci = lf_set1(c[i]);
+
+        UNROLL_LOOP
+        for (int u = 0; u < nv; u++) {
+            lf s = lf_fma(bi, in[u], lf_mul(decay, lf_load(from + at + 16 * u)));
+
+            lf_store(d->to + at + 16 * u, s);
+            out[u] = lf_fma(s, ci, out[u]);
+        }
+    }
+    UNROLL_LOOP
+    for (int u = 0; u < nv; u++) {
+        lf_store(y + 16 * u, lf_fma(lf_set1(d->d), lf_load(x + 16 * u), out[u]));
+    }
+}
+
+static void LANES_FN(scan)(const struct cpu_scan *d)
+{
+    int32_t col = 0;
+
+    for (; col + 16 * RECUR_VECTORS <= d->v_dim; col += 16 * RECUR_VECTORS) {
+        for (int32_t t = 0; t < d->n; t++) {
+            scan_pass(d, t, col, RECUR_VECTORS);
+        }
+    }
+    for (; col < d->v_dim; col += 16) {
+        for (int32_t t = 0; t < d->n; t++) {
+            scan_pass(d, t, col, 1);
+        }
+    }
+}
+
 LANES_INLINE void conv_rows(const struct cpu_conv *c, const int width, const int part)
 {
     const int32_t n = c->n_channels;
+    const lf bias = c->bias ? lf_load(c->bias) : lf_set1(0.0f);
     lf u[OPS_CONV_MAX_WIDTH];
     lf w[OPS_CONV_MAX_WIDTH];
 
@@ -110,7 +164,7 @@ LANES_INLINE void conv_rows(const struct cpu_conv *c, const int width, const int
     }
     for (int32_t t = 0; t < c->n; t++) {
         const size_t at = (size_t)t * c->ldx;
-        lf z = lf_set1(0.0f);
+        lf z = bias;
         lf x = part ? row_load_part(c->x + at, n, 0.0f) : lf_load(c->x + at);
 
         if (c->before) {
@@ -179,6 +233,7 @@ static void LANES_FN(gate)(const float *x, const float *g, int32_t n, bool silu,
 static inline void recur_body_set(struct cpu_table *t)
 {
     LANES_SET(t, delta);
+    LANES_SET(t, scan);
     LANES_SET(t, conv);
     LANES_SET(t, gate);
 }

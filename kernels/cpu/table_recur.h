@@ -31,12 +31,33 @@ struct cpu_delta {
 
 typedef void cpu_delta_fn(const struct cpu_delta *d);
 
+/* Up to CPU_DELTA_ROWS rows of one head of a state space; decays and steps are worked out. */
+struct cpu_scan {
+    int32_t n;
+    int32_t k_dim;
+    int32_t v_dim;      /* a multiple of 16 */
+    const float *b;     /* (n, ldx): k_dim */
+    const float *c;     /* (n, ldx): k_dim */
+    const float *x;     /* (n, ldx): v_dim */
+    const float *decay; /* (n) */
+    const float *step;  /* (n) */
+    float d;
+    float *y;          /* (n, ldy): c S + d x */
+    const float *from; /* (k_dim, v_dim): S before; */
+    float *to;         /* and behind, may be the same */
+    size_t ldx;
+    size_t ldy;
+};
+
+typedef void cpu_scan_fn(const struct cpu_scan *s);
+
 /* n rows of 16 channels, or of the first n_channels of them. */
 struct cpu_conv {
     int32_t n;
     int32_t n_channels;
     int32_t width;
     const float *w;      /* (width, 16) */
+    const float *bias;   /* (16) or NULL */
     float *u;            /* (width - 1, 16): the rows before, then the last ones */
     const float *x;      /* (n, ldx) */
     const float *before; /* (n, ldx) or NULL */
@@ -55,6 +76,7 @@ typedef void cpu_gate_fn(const float *x, const float *g, int32_t n, bool silu, f
 /* clang-format off */
 #define CPU_SLOTS_RECUR(X) \
     X(cpu_delta_fn, delta) \
+    X(cpu_scan_fn, scan) \
     X(cpu_conv_fn, conv) \
     X(cpu_gate_fn, gate)
 /* clang-format on */

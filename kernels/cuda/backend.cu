@@ -736,6 +736,7 @@ const struct backend_ops cuda_backend = {
     .conv = cuda_conv,
     .delta = cuda_delta,
     .gate = cuda_gate,
+    .scan = cuda_scan,
     .kv_sum = cuda_kv_sum,
     .victim = cuda_victim,
     .cut = cuda_cut,

@@ -335,6 +335,7 @@ int cuda_attention(struct backend *be, const struct ops_attention *p);
 int cuda_predict(struct backend *be, const struct ops_predict *p);
 int cuda_conv(struct backend *be, const struct ops_conv *p);
 int cuda_delta(struct backend *be, const struct ops_delta *p);
+int cuda_scan(struct backend *be, const struct ops_scan *p);
 int cuda_gate(struct backend *be, const struct ops_gate *p);
 int cuda_bring(struct backend *be, const struct ops_bring *p);
 int cuda_kv_sum(struct backend *be, const struct ops_kv_sum *p);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recurrent layers: short convolutions, the gated delta rule, gates by head.
+/* Recurrent layers: short convolutions, the gated delta rule, the state space of Mamba-2, gates by
+ * head.
  *
  * conv    Block of 128 threads: 128 channels, up to 32 rows of one sequence; a thread a channel.
  *         Rows depend on what goes in alone, so a sequence's rows are shared out among blocks. The
@@ -7,6 +8,9 @@
  * delta   Block of up to 512 threads: one V head of one sequence, its rows in order. A thread has
  *         32 (64) values of one column of S in registers; larger heads leave S in memory. Sums over
  *         a column go through shared memory, three barriers a row: 7 KB. Bytes: S twice a call.
+ * scan    Block of up to 256 threads: one head of one sequence, its rows in order; a thread a column
+ *         of S, which stays in memory. Bytes: S twice a row, of which the caches keep most. Its
+ *         norm is a block a row and group behind it.
  * gate    Block of 256 threads: values of one row.
  *
  * A row's bits follow from its sequence alone: sums are over a head's own dims, in an order that
@@ -47,6 +51,7 @@ static int32_t states_take(const struct ops_state *seqs, int32_t first, int32_t 
 
 struct conv {
     const float *w;
+    const float *bias;
     const float *x;
     const float *before;
     const float *after;
@@ -108,7 +113,7 @@ CUDA_KERNEL void conv_rows(struct conv p, struct states states)
         for (int j = 0; j < LAST; j++) {
             u[j] = u[j + 1];
         }
-        z = gemm_act(p.act, z);
+        z = gemm_act(p.act, p.bias ? z + p.bias[c] : z);
         p.y[(size_t)(s->row0 + t) * p.ldy + c] = p.after ? z * p.after[at] : z;
     }
     if (first > 0) {
@@ -129,8 +134,8 @@ CUDA_KERNEL void conv_rows(struct conv p, struct states states)
 int cuda_conv(struct backend *be, const struct ops_conv *p)
 {
     struct cuda *cu = cuda_of(be);
-    struct conv c = {cuda_vector(p->w), p->x,     p->before, p->after, p->y,  p->at,
-                     p->n_channels,     p->width, p->ldx,    p->ldy,   p->act};
+    struct conv c = {cuda_vector(p->w), cuda_vector(p->bias), p->x,     p->before, p->after, p->y,
+                     p->at,             p->n_channels,        p->width, p->ldx,    p->ldy,   p->act};
     int r = p->width < 2 || p->width > OPS_CONV_MAX_WIDTH ? -EINVAL : 0;
 
     for (int32_t i = 0; i < p->n_seqs && r == 0; i += CUDA_SEQS) {
@@ -420,6 +425,135 @@ int cuda_delta(struct backend *be, const struct ops_delta *p)
         int32_t n = states_take(p->seqs, i, p->n_seqs, &states);
 
         r = delta_some(cu, &d, &states, n);
+    }
+    return r;
+}
+
+/* ---- state space ---------------------------------------------------------------------------- */
+
+struct scan {
+    const float *a;
+    const float *dt;
+    const float *d;
+    const float *w;
+    const float *xbc;
+    const float *step;
+    const float *z;
+    float *y;
+    uint64_t at;
+    float eps;
+    int32_t n_k, n_v, k_dim, v_dim, ldx, ldz, ldy;
+};
+
+CUDA_KERNEL void __launch_bounds__(OPS_DELTA_MAX_DIM)
+    scan_rows(struct scan p, struct states states)
+{
+    __shared__ float bc[2][OPS_DELTA_MAX_DIM];
+    const struct ops_state *s = &states.s[blockIdx.y];
+    int32_t h = (int32_t)blockIdx.x;
+    int32_t j = (int32_t)threadIdx.x;
+    bool mine = j < p.v_dim;
+    size_t at = (size_t)h * p.k_dim * p.v_dim + j;
+    size_t group = (size_t)p.n_v * p.v_dim + (size_t)(h / (p.n_v / p.n_k)) * p.k_dim;
+    const float *in = reinterpret_cast<const float *>(s->in + p.at) + at;
+    float *v = reinterpret_cast<float *>(s->out + p.at) + at;
+
+    grid_begin();
+    grid_wait();
+    for (int32_t i = 0; i < p.k_dim && mine && s->in != s->out; i++) {
+        v[(size_t)i * p.v_dim] = s->in ? in[(size_t)i * p.v_dim] : 0.0f;
+    }
+    for (int32_t row = s->row0; row < s->row0 + s->n_rows; row++) {
+        const float *x = p.xbc + (size_t)row * p.ldx;
+        float step = p.step[(size_t)row * p.ldz + h] + p.dt[h];
+        float decay;
+        float value = mine ? x[(size_t)h * p.v_dim + j] : 0.0f;
+        float out = 0;
+
+        step = step > 20 ? step : log1pf(expf(step));
+        decay = expf(p.a[h] * step);
+        for (int32_t i = j; i < p.k_dim; i += (int32_t)blockDim.x) {
+            bc[0][i] = x[group + i];
+            bc[1][i] = x[group + (size_t)p.n_k * p.k_dim + i];
+        }
+        __syncthreads(); /* bc: written above, read below */
+        for (int32_t i = 0; i < p.k_dim && mine; i++) {
+            float now = decay * v[(size_t)i * p.v_dim] + bc[0][i] * (step * value);
+
+            v[(size_t)i * p.v_dim] = now;
+            out += now * bc[1][i];
+        }
+        __syncthreads(); /* bc: read above, written by the next row */
+        if (mine) {
+            size_t to = (size_t)h * p.v_dim + j;
+
+            p.y[(size_t)row * p.ldy + to] =
+                (out + p.d[h] * value) * gemm_act(OPS_ACT_SILU, p.z[(size_t)row * p.ldz + to]);
+        }
+    }
+}
+
+/* The norm of one row's heads of one group. */
+CUDA_KERNEL void __launch_bounds__(GATE_THREADS) scan_norm(struct scan p)
+{
+    __shared__ float part[GATE_THREADS / WARP];
+    int32_t n = p.n_v / p.n_k * p.v_dim;
+    float *y = p.y + (size_t)blockIdx.x * p.ldy + (size_t)blockIdx.y * n;
+    const float *w = p.w + (size_t)blockIdx.y * n;
+    float sum = 0;
+
+    grid_begin();
+    grid_wait();
+    for (int32_t i = (int32_t)threadIdx.x; i < n; i += GATE_THREADS) {
+        sum += y[i] * y[i];
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) {
+        part[threadIdx.x / WARP] = sum;
+    }
+    __syncthreads(); /* part: written above, read below */
+    sum = 0;
+    for (int i = 0; i < GATE_THREADS / WARP; i++) {
+        sum += part[i];
+    }
+    sum = 1.0f / sqrtf(sum / (float)n + p.eps);
+    for (int32_t i = (int32_t)threadIdx.x; i < n; i += GATE_THREADS) {
+        y[i] = y[i] * sum * w[i];
+    }
+}
+
+int cuda_scan(struct backend *be, const struct ops_scan *p)
+{
+    struct cuda *cu = cuda_of(be);
+    struct scan s = {cuda_vector(p->a), cuda_vector(p->dt), cuda_vector(p->d), cuda_vector(p->w),
+                     p->xbc,            p->step,            p->z,              p->y,
+                     p->at,             p->eps,             p->n_k,            p->n_v,
+                     p->k_dim,          p->v_dim,           p->ldx,            p->ldz,
+                     p->ldy};
+    unsigned threads = cuda_div_up((uint64_t)p->v_dim, WARP) * WARP;
+    int r = 0;
+
+    if (p->k_dim < 1 || p->k_dim > OPS_DELTA_MAX_DIM || p->v_dim < 1 ||
+        p->v_dim > OPS_DELTA_MAX_DIM || p->n_k < 1 || p->n_v % p->n_k) {
+        return -EINVAL;
+    }
+    for (int32_t i = 0; i < p->n_seqs && r == 0; i += CUDA_SEQS) {
+        struct states states;
+        int32_t n = states_take(p->seqs, i, p->n_seqs, &states);
+
+        CUDA_LAUNCH_EARLY(cu, dim3((unsigned)p->n_v, (unsigned)n), dim3(threads), 0, scan_rows, s,
+                          states);
+        r = cuda_launched(cu, "scan_rows");
+    }
+    for (int32_t i = 0; i < p->n_seqs && r == 0; i++) { /* rows that this call has made */
+        struct scan some = s;
+
+        some.y += (size_t)p->seqs[i].row0 * p->ldy;
+        if (p->seqs[i].n_rows > 0) {
+            CUDA_LAUNCH_EARLY(cu, dim3((unsigned)p->seqs[i].n_rows, (unsigned)p->n_k),
+                              dim3(GATE_THREADS), 0, scan_norm, some);
+            r = cuda_launched(cu, "scan_norm");
+        }
     }
     return r;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Recurrent layers: short convolutions, the gated delta rule, gates by head. Threads share out
- * channels and heads, whose rows run in order. */
+/* Recurrent layers: short convolutions, the gated delta rule, the state space of Mamba-2, gates by
+ * head. Threads share out channels, heads and groups of heads, whose rows run in order. */
 
 #include <math.h>
 #include <string.h>
@@ -45,6 +45,7 @@ static void conv_channel(const struct ops_conv *p, const struct ops_state *s, in
         for (int32_t j = 0; j <= last; j++) {
             z += w[j] * u[j];
         }
+        z += p->bias ? ((const float *)p->bias->device)[c] : 0.0f;
         memmove(u, u + 1, (size_t)last * sizeof(*u));
         z = ref_act(p->act, z);
         p->y[(size_t)i * (size_t)p->ldy + (size_t)c] = p->after ? z * p->after[at] : z;
@@ -169,6 +170,80 @@ int ref_delta(struct backend *be, const struct ops_delta *p)
     struct job job = {.p = p};
 
     pool_run(((struct ref *)be)->pool, delta_heads, &job);
+    return 0;
+}
+
+/* ---- state space ------------------------------------------------------------------------------
+ */
+
+static float at_head(const struct ops_weight *w, int32_t h)
+{
+    return ((const float *)w->device)[h];
+}
+
+/* One row of one head, S being its matrix. */
+static void scan_row(const struct ops_scan *p, int32_t row, int32_t h, float *s)
+{
+    size_t head = (size_t)h * (size_t)p->v_dim;
+    const float *x = p->xbc + (size_t)row * (size_t)p->ldx;
+    const float *b =
+        x + (size_t)p->n_v * (size_t)p->v_dim + (size_t)(h / (p->n_v / p->n_k)) * (size_t)p->k_dim;
+    const float *c = b + (size_t)p->n_k * (size_t)p->k_dim;
+    const float *z = p->z + (size_t)row * (size_t)p->ldz + head;
+    float *y = p->y + (size_t)row * (size_t)p->ldy + head;
+    float step = softplus(p->step[(size_t)row * (size_t)p->ldz + (size_t)h] + at_head(p->dt, h));
+    float decay = expf(at_head(p->a, h) * step);
+
+    for (int32_t j = 0; j < p->v_dim; j++) {
+        float in = step * x[head + (size_t)j];
+        float out = 0;
+
+        for (int32_t i = 0; i < p->k_dim; i++) {
+            float *at = &s[(size_t)i * (size_t)p->v_dim + (size_t)j];
+
+            *at = decay * *at + b[i] * in;
+            out += *at * c[i];
+        }
+        y[j] = (out + at_head(p->d, h) * x[head + (size_t)j]) * ref_act(OPS_ACT_SILU, z[j]);
+    }
+}
+
+static void scan_groups(void *arg, int tid, int n_threads)
+{
+    struct job *job = arg;
+    const struct ops_scan *p = job->p;
+    size_t size = (size_t)p->k_dim * (size_t)p->v_dim;
+    int32_t n_heads = p->n_v / p->n_k;
+    int32_t n_cols = n_heads * p->v_dim;
+
+    (void)tid;
+    (void)n_threads;
+    for (int i; (i = pool_counter_take(&job->next)) < p->n_seqs * p->n_k;) {
+        const struct ops_state *s = &p->seqs[i / p->n_k];
+        int32_t g = i % p->n_k;
+        struct ops_weight w = *p->w;
+        struct ops_norm norm = {.w = &w, .eps = p->eps, .kind = OPS_NORM_RMS};
+
+        w.device = (const float *)p->w->device + (size_t)g * (size_t)n_cols;
+        for (int32_t h = g * n_heads; h < (g + 1) * n_heads; h++) {
+            begin_state(s, p->at, (size_t)h * size, size);
+            for (int32_t row = s->row0; row < s->row0 + s->n_rows; row++) {
+                scan_row(p, row, h, state_at(s->out, p->at) + (size_t)h * size);
+            }
+        }
+        for (int32_t row = s->row0; row < s->row0 + s->n_rows; row++) {
+            float *y = p->y + (size_t)row * (size_t)p->ldy + (size_t)g * (size_t)n_cols;
+
+            ref_norm_row(&norm, y, y, n_cols);
+        }
+    }
+}
+
+int ref_scan(struct backend *be, const struct ops_scan *p)
+{
+    struct job job = {.p = p};
+
+    pool_run(((struct ref *)be)->pool, scan_groups, &job);
     return 0;
 }
 

@@ -239,6 +239,7 @@ const struct backend_ops ref_backend = {
     .predict = ref_predict,
     .conv = ref_conv,
     .delta = ref_delta,
+    .scan = ref_scan,
     .gate = ref_gate,
     .kv_sum = ref_kv_sum,
     .victim = ref_victim,

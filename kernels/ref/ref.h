@@ -91,6 +91,7 @@ int ref_rope_store(struct backend *be, const struct ops_rope_store *p);
 int ref_attention(struct backend *be, const struct ops_attention *p);
 int ref_conv(struct backend *be, const struct ops_conv *p);
 int ref_delta(struct backend *be, const struct ops_delta *p);
+int ref_scan(struct backend *be, const struct ops_scan *p);
 int ref_gate(struct backend *be, const struct ops_gate *p);
 int ref_predict(struct backend *be, const struct ops_predict *p);
 int ref_kv_sum(struct backend *be, const struct ops_kv_sum *p);

@@ -291,6 +291,57 @@ def lfm2(path, seed, kv=(0, 2, 0, 0, 1), embd=32, n_ff=48, heads=4, width=3):
     t.close()
 
 
+def scan(path, seed, arch="granitehybrid", layers="aSSa", embd=32, n_ff=48, heads=4, kv=2, dim=16, width=4, state=24, groups=2,
+         ssm_heads=4, ssm_dim=16, experts=0, used=2, shared=0, **keys):
+    """Layers of a state space (S), attention (a) or, of nemotron_h, an FFN alone (f); others have an FFN behind."""
+    single, inner = arch == "nemotron_h", ssm_heads * ssm_dim
+    channels = inner + 2 * groups * state
+    if experts:
+        keys |= {"expert_count": experts, "expert_used_count": used, "expert_shared_feed_forward_length": shared}
+    t = Tiny(path, arch, seed, context_length=1024, embedding_length=embd, block_count=len(layers),
+             feed_forward_length=[n_ff * (c == "f") for c in layers] if single else n_ff,
+             attention__head_count=heads,
+             attention__head_count_kv=[kv * (c == "a") for c in layers], attention__key_length=dim,
+             attention__value_length=dim, attention__layer_norm_rms_epsilon=1e-5, attention__layer_norm_epsilon=1e-5,
+             rope__dimension_count=dim, ssm__conv_kernel=width, ssm__state_size=state, ssm__group_count=groups,
+             ssm__time_step_rank=ssm_heads, ssm__inner_size=inner, **keys)
+    t.matrix("token_embd.weight", VOCAB, embd)
+    for il, kind in enumerate(layers):
+        b = f"blk.{il}."
+        t.vector(b + "attn_norm.weight", embd)
+        if kind == "S":
+            t.matrix(b + "ssm_in.weight", inner + channels + ssm_heads, embd, 2)
+            t.matrix(b + "ssm_conv1d.weight", channels, width)
+            t.vector(b + "ssm_conv1d.bias", channels, 0, 0.3)
+            t.vector(b + "ssm_dt.bias", ssm_heads, 0)
+            t.values(b + "ssm_a", [[-0.02 * 3**(i % 4)] for i in range(ssm_heads)])
+            t.values(b + "ssm_d", [[0.5 + 0.2 * i] for i in range(ssm_heads)])
+            t.values(b + "ssm_norm.weight", t.rng.normal(1, 0.1, (groups, inner // groups)))
+            t.matrix(b + "ssm_out.weight", embd, inner)
+        elif kind == "a":
+            for n, rows in ("q", heads * dim), ("k", kv * dim), ("v", kv * dim):
+                t.matrix(b + f"attn_{n}.weight", rows, embd, 2)
+            t.matrix(b + "attn_output.weight", embd, heads * dim)
+        if single and kind == "f":
+            t.matrix(b + "ffn_up.weight", n_ff, embd, 2)
+            t.matrix(b + "ffn_down.weight", embd, n_ff)
+        if single:
+            continue
+        t.vector(b + "ffn_norm.weight", embd)
+        if experts:
+            t.matrix(b + "ffn_gate_inp.weight", experts, embd, 2)
+        for n, rows, cols in ("gate", n_ff, embd), ("up", n_ff, embd), ("down", embd, n_ff):
+            if experts:
+                t.w.add_tensor(b + f"ffn_{n}_exps.weight",
+                               t.rng.normal(0, 2 / cols**0.5, (experts, rows, cols)).astype(np.float32))
+                s = (rows, shared) if n == "down" else (shared, cols)
+                t.matrix(b + f"ffn_{n}_shexp.weight", *s, 2)
+            else:
+                t.matrix(b + f"ffn_{n}.weight", rows, cols)
+    t.vector("output_norm.weight", embd)
+    t.close()
+
+
 # 300 ids: windows have slid, and rings of window + chunk slots have wrapped in the tests that make them small.
 MODELS = {
     "gemma2": (gemma2, {}, 300, 240),
@@ -300,6 +351,10 @@ MODELS = {
     "qwen35moe": (qwen35, {"arch": "qwen35moe", "layers": 3, "period": 2, "experts": 6, "used": 3, "ranks": 2, "groups": 1},
                   160, 100),
     "lfm2": (lfm2, {}, 300, 240),
+    "granitehybrid": (scan, {"experts": 4, "shared": 24, "layers": "SaS", "logit_scale": 3.0, "residual_scale": 0.4,
+                             "embedding_scale": 5.0, "attention__scale": 0.2, "rope__scaling__finetuned": False}, 160, 100),
+    "nemotron_h": (scan, {"arch": "nemotron_h", "layers": "SfaSf", "groups": 1, "ssm_heads": 2, "ssm_dim": 32, "width": 3},
+                   160, 100),
     "gemma4_e": (gemma4, {}, 300, 240),
     "gemma4_dense": (gemma4, {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6}, 300, 240),
     "gemma4_moe": (gemma4, {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 3, "experts": 6, "fused": True}, 160, 100),

@@ -124,7 +124,7 @@ static int run_conv(struct check *c, void *arg, const struct ops_state *seqs, in
     return c->ops->conv(c->be, p);
 }
 
-/* bits of `kind`: 1 before, 2 after, 4 SILU */
+/* bits of `kind`: 1 before, 2 after, 4 SILU, 8 bias */
 static void conv(struct check *c, int32_t n_channels, int32_t width, int kind, int32_t n_seqs,
                  const int32_t *n_rows)
 {
@@ -134,6 +134,7 @@ static void conv(struct check *c, int32_t n_channels, int32_t width, int kind, i
                          .ldy = n_channels + 2,
                          .act = kind & 4 ? OPS_ACT_SILU : OPS_ACT_NONE};
     struct check_weight w;
+    struct check_weight bias;
     struct check_buf *x[3];
     struct batch b;
 
@@ -148,10 +149,12 @@ static void conv(struct check *c, int32_t n_channels, int32_t width, int kind, i
         check_fill(c, x[i], 1);
     }
     check_weight_make(c, &w, DTYPE_F32, OPS_ROLE_VECTOR, 1, n_channels * width, 1);
+    check_weight_make(c, &bias, DTYPE_F32, OPS_ROLE_VECTOR, 1, n_channels, 1);
     c->bench_bytes = (uint64_t)b.n * (uint64_t)n_channels * 8;
     while (check_call(c)) {
         p.rows.n = b.n;
         p.w = &w.w[c->side];
+        p.bias = kind & 8 ? &bias.w[c->side] : NULL;
         p.x = check_dev(c, x[0]);
         p.before = kind & 1 ? check_dev(c, x[1]) : NULL;
         p.after = kind & 2 ? check_dev(c, x[2]) : NULL;
@@ -159,6 +162,7 @@ static void conv(struct check *c, int32_t n_channels, int32_t width, int kind, i
     }
     compare(c, &b, n_channels, &tol_elementwise);
     check_weight_free(c, &w);
+    check_weight_free(c, &bias);
 }
 
 /* ---- gated delta rule -------------------------------------------------------------------------
@@ -313,6 +317,134 @@ static void delta(struct check *c, int32_t n_k, int32_t n_v, int32_t k_dim, int3
     delta_of(c, n_k, n_v, k_dim, v_dim, n_seqs, n_rows, 1);
 }
 
+/* ---- state space ------------------------------------------------------------------------------
+ */
+
+static int run_scan(struct check *c, void *arg, const struct ops_state *seqs, int32_t n_seqs,
+                    void *y)
+{
+    struct ops_scan *p = arg;
+
+    p->seqs = seqs;
+    p->n_seqs = n_seqs;
+    p->y = y;
+    return c->ops->scan(c->be, p);
+}
+
+struct scan_inputs {
+    struct check_weight a;
+    struct check_weight dt;
+    struct check_weight d;
+    struct check_weight w;
+    struct check_buf *xbc;
+    struct check_buf *z;
+};
+
+/* The first sequence, whose state is fresh, in double; `step` is where in a row of z steps are. */
+static void scan_in_double(const struct ops_scan *p, const struct scan_inputs *in, int32_t step,
+                           int32_t n, float *y)
+{
+    int32_t n_out = p->n_v * p->v_dim;
+    int32_t n_cols = n_out / p->n_k;
+    double *s = calloc((size_t)(n_out * p->k_dim), sizeof(*s));
+    double *row = calloc((size_t)n_out, sizeof(*row));
+
+    for (int32_t t = 0; t < n; t++) {
+        for (int32_t j = 0; j < n_out; j++) {
+            int32_t h = j / p->v_dim;
+            int32_t g = h / (p->n_v / p->n_k);
+            const float *b = row_of(in->xbc, t, p->ldx, n_out + g * p->k_dim);
+            const float *c = row_of(in->xbc, t, p->ldx, n_out + (p->n_k + g) * p->k_dim);
+            double x = *row_of(in->xbc, t, p->ldx, j);
+            double z = *row_of(in->z, t, p->ldz, j);
+            double by =
+                log1p(exp((double)*row_of(in->z, t, p->ldz, step + h) + (double)in->dt.f32[h]));
+            double out = (double)in->d.f32[h] * x;
+
+            for (int32_t i = 0; i < p->k_dim; i++) {
+                double *at = &s[j * p->k_dim + i];
+
+                *at = *at * exp((double)in->a.f32[h] * by) + (double)b[i] * by * x;
+                out += *at * (double)c[i];
+            }
+            row[j] = out * z / (1 + exp(-z));
+        }
+        for (int32_t g = 0; g < p->n_k; g++) {
+            double sum = 0;
+
+            for (int32_t j = g * n_cols; j < (g + 1) * n_cols; j++) {
+                sum += row[j] * row[j];
+            }
+            for (int32_t j = g * n_cols; j < (g + 1) * n_cols; j++) {
+                y[t * n_out + j] =
+                    (float)(row[j] / sqrt(sum / n_cols + (double)p->eps) * (double)in->w.f32[j]);
+            }
+        }
+    }
+    free(s);
+    free(row);
+}
+
+static void scan(struct check *c, int32_t n_k, int32_t n_v, int32_t k_dim, int32_t v_dim,
+                 int32_t n_seqs, const int32_t *n_rows)
+{
+    int32_t n_out = n_v * v_dim;
+    struct ops_scan p = {.n_k = n_k,
+                         .n_v = n_v,
+                         .k_dim = k_dim,
+                         .v_dim = v_dim,
+                         .eps = 1e-5f,
+                         .ldx = n_out + 2 * n_k * k_dim + 3,
+                         .ldz = n_out + n_v + 5,
+                         .ldy = n_out + 16};
+    struct scan_inputs in;
+    struct batch b;
+
+    if (!check_case(c, "scan heads %d %d dims %d %d rows %d of %d", n_k, n_v, k_dim, v_dim,
+                    n_rows[0], n_seqs)) {
+        return;
+    }
+    make_batch(c, &b, n_seqs, n_rows, (size_t)(n_out * k_dim) * sizeof(float), (size_t)p.ldy);
+    in.xbc = check_buf(c, "xbc", (size_t)b.n * (size_t)p.ldx * sizeof(float));
+    in.z = check_buf(c, "z", (size_t)b.n * (size_t)p.ldz * sizeof(float));
+    check_fill(c, in.xbc, 1);
+    check_fill(c, in.z, 1);
+    check_weight_make(c, &in.a, DTYPE_F32, OPS_ROLE_VECTOR, 1, n_v, 0.1f);
+    check_weight_make(c, &in.dt, DTYPE_F32, OPS_ROLE_VECTOR, 1, n_v, 1);
+    check_weight_make(c, &in.d, DTYPE_F32, OPS_ROLE_VECTOR, 1, n_v, 1);
+    check_weight_make(c, &in.w, DTYPE_F32, OPS_ROLE_VECTOR, 1, n_out, 1);
+    c->bench_bytes = (uint64_t)b.n * (uint64_t)(n_out * k_dim) * 8;
+    while (check_call(c)) {
+        p.rows.n = b.n;
+        p.a = &in.a.w[c->side];
+        p.dt = &in.dt.w[c->side];
+        p.d = &in.d.w[c->side];
+        p.w = &in.w.w[c->side];
+        p.xbc = check_dev(c, in.xbc);
+        p.z = check_dev(c, in.z);
+        p.step = p.z + n_out + 2;
+        run(c, &b, &p, run_scan);
+    }
+    compare(c, &b, n_out, &tol_delta);
+    if (!c->bench) {
+        float *want = calloc((size_t)(n_rows[0] * n_out), sizeof(*want));
+        float *got = calloc((size_t)(n_rows[0] * n_out), sizeof(*got));
+
+        scan_in_double(&p, &in, n_out + 2, n_rows[0], want);
+        for (int32_t t = 0; t < n_rows[0]; t++) {
+            memcpy(got + t * n_out, (const float *)(const void *)b.y[0]->out[0] + t * p.ldy,
+                   (size_t)n_out * sizeof(*got));
+        }
+        check_rows(c, "reference against double", got, want, n_rows[0], n_out, n_out, &tol_delta);
+        free(want);
+        free(got);
+    }
+    check_weight_free(c, &in.a);
+    check_weight_free(c, &in.dt);
+    check_weight_free(c, &in.d);
+    check_weight_free(c, &in.w);
+}
+
 /* ---- gates ------------------------------------------------------------------------------------
  */
 
@@ -364,10 +496,14 @@ void check_op(struct check *c)
         delta(c, 16, 16, 128, 128, 1, rows[0]);
         delta(c, 16, 16, 128, 128, 1, many);
         delta(c, 16, 32, 128, 128, 1, many);
+        if (c->sides[1]->ops->scan) {
+            scan(c, 1, 48, 128, 64, 1, rows[0]);
+            scan(c, 1, 48, 128, 64, 1, many);
+        }
         return;
     }
     for (size_t i = 0; i < sizeof(channels) / sizeof(channels[0]); i++) {
-        for (int kind = 0; kind < 8; kind++) {
+        for (int kind = 0; kind < 16; kind++) {
             conv(c, channels[i], 3 + kind % 2, kind, 3, rows[i % 4]);
         }
         conv(c, channels[i], 2, 0, 1, rows[2]);
@@ -378,6 +514,15 @@ void check_op(struct check *c)
         delta(c, 2, 4, 32, 48, 3, rows[i]);
         delta(c, 2, 6, 16, 80, 1, rows[i]);
         delta(c, 2, 2, 128, 128, 2, rows[i]);
+    }
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]) && c->sides[1]->ops->scan; i++) {
+        scan(c, 1, 1, 16, 16, 3, rows[i]);
+        scan(c, 2, 4, 19, 48, 3, rows[i]);
+        scan(c, 1, 6, 33, 80, 2, rows[i]);
+        scan(c, 2, 2, 128, 64, 2, rows[i]);
+    }
+    if (c->sides[1]->ops->scan) {
+        scan(c, 1, 2, 256, 256, 2, rows[1]);
     }
     delta(c, 1, 2, 256, 256, 2, rows[1]);
     delta_of(c, 2, 2, 32, 32, 2, rows[2], 1e-3f); /* eps is felt */

@@ -111,6 +111,8 @@ FOR_BACKENDS(engine, computes_the_same_alone_and_in_company)
     company(b, "arch_qwen35_list.gguf", NULL, "window:20,chunk=16");
     company(b, "arch_qwen35moe.gguf", NULL, "full");
     company(b, "arch_lfm2.gguf", NULL, "fp8+full,chunk=16");
+    company(b, "arch_granitehybrid.gguf", NULL, "full,chunk=16");
+    company(b, "arch_nemotron_h.gguf", NULL, "keyformer:20,chunk=16");
     company(b, "cache_model.gguf", NULL, "keyformer:20,recent=30%,chunk=32");
     company(b, "cache_model.gguf", NULL, "sinks:2+h2o:24,prefill=bounded,chunk=8");
     company(b, "cache_model.gguf", NULL, "recency:20");
@@ -263,6 +265,7 @@ FOR_BACKENDS(engine, layered_equals_dense)
         {"arch_qwen35.gguf", NULL, "h2o:50,chunk=32"},
         {"arch_qwen35_list.gguf", NULL, "keyformer:20,chunk=32"},
         {"arch_lfm2.gguf", NULL, "window:20,chunk=32"},
+        {"arch_nemotron_h.gguf", NULL, "h2o:50,chunk=32"},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -192,6 +192,8 @@ static const struct family families[] = {
     {"arch_qwen35.gguf", NULL, "ref", "full"},
     {"arch_qwen35_list.gguf", NULL, "cpu", "fp8+keyformer:40"},
     {"arch_lfm2.gguf", NULL, "cpu", "full"},
+    {"arch_granitehybrid.gguf", NULL, "ref", "full"},
+    {"arch_nemotron_h.gguf", NULL, "cpu", "fp8+keyformer:40"},
 };
 
 Test(fork, of_one_prompt)

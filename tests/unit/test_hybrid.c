@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Models with recurrent layers (qwen35, lfm2): files whose keys are missing or contradict each
- * other are refused by the key's name, backends without the operations by theirs; and only layers
- * with attention have K and V. */
+/* Models with recurrent layers (qwen35, lfm2, granitehybrid, nemotron_h): files whose keys are
+ * missing or contradict each other are refused by the key's name, backends without the operations
+ * by theirs; and only layers with attention have K and V. */
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -143,6 +143,89 @@ Test(hybrid, convolutions_keys)
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         bend_refused("arch_lfm2.gguf", &cases[i].bend, cases[i].code, cases[i].text);
     }
+}
+
+/* State spaces; and layers that are one of three. */
+Test(hybrid, state_space_keys)
+{
+    static const uint32_t none[] = {0, 0, 0, 0, 0};
+    static const uint32_t first[] = {48, 48, 0, 0, 48};
+    static const char kv[] = "nemotron_h.attention.head_count_kv";
+    static const struct {
+        struct bend bend;
+        int code;
+        const char *text;
+    } cases[] = {
+        {{.key = NULL}, 0, NULL},
+        {{.key = "nemotron_h.attention.layer_norm_rms_epsilon", .drop = true}, 0, NULL},
+        {{.key = "nemotron_h.ssm.conv_kernel", .value = 4}, -EBADMSG, "blk.0.ssm_conv1d.weight is"},
+        {{.key = "nemotron_h.ssm.state_size", .value = 25}, -EBADMSG, "blk.0.ssm_in.weight is"},
+        {{.key = "nemotron_h.ssm.state_size", .value = 257}, -EBADMSG, "nemotron_h.ssm.state_size"},
+        {{.key = "nemotron_h.ssm.group_count", .value = 3}, -EBADMSG, "ssm.group_count, 3"},
+        {{.key = "nemotron_h.ssm.inner_size", .value = 65}, -EBADMSG, "ssm.inner_size, 65"},
+        {{.key = "nemotron_h.ssm.inner_size", .value = 40}, -ENOTSUP, "heads of 20 values"},
+        {{.key = "nemotron_h.ssm.time_step_rank", .drop = true}, -EBADMSG, "time_step_rank is mis"},
+        {{.key = "nemotron_h.feed_forward_length", .list = none, .n_list = 5},
+         -EBADMSG,
+         "blk.1.ssm_in.weight is missing"},
+        {{.key = "nemotron_h.feed_forward_length", .list = first, .n_list = 5},
+         -ENOTSUP,
+         "models whose first layer is an FFN"},
+        {{.key = kv, .list = none, .n_list = 5}, -ENOTSUP, "models without attention"},
+        {{.key = "nemotron_h.expert_count", .value = 4}, -ENOTSUP, "nemotron_h.expert_count is 4"},
+    };
+    static const char *const names[] = {
+        "0.attn_norm.weight",
+        "0.ssm_in.weight",
+        "0.ssm_conv1d.weight",
+        "0.ssm_a",
+        "0.ssm_d",
+        "0.ssm_dt.bias",
+        "0.ssm_norm.weight",
+        "0.ssm_out.weight",
+        "1.attn_norm.weight",
+        "1.ffn_up.weight",
+        "1.ffn_down.weight",
+        "2.attn_k.weight",
+    };
+    char full[64];
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        bend_refused("arch_nemotron_h.gguf", &cases[i].bend, cases[i].code, cases[i].text);
+    }
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct bend b = {.tensor = full};
+
+        (void)snprintf(full, sizeof(full), "blk.%s", names[i]);
+        bend_refused("arch_nemotron_h.gguf", &b, -EBADMSG, full);
+        b.wider = true;
+        bend_refused("arch_nemotron_h.gguf", &b, -EBADMSG, full);
+    }
+    bend_refused("arch_nemotron_h.gguf", &(struct bend){.tensor = "blk.0.ssm_conv1d.bias"}, 0,
+                 NULL);
+}
+
+/* The plan of a backend without the operation names it. */
+Test(hybrid, a_backend_without_state_spaces)
+{
+    const struct backend_ops *ref;
+    struct gguf *g;
+    struct model *m;
+    struct error e = {0};
+
+    cr_assert_eq(backend_find("ref", &ref, &e), 0);
+    cr_assert_eq(gguf_open(run_data("arch_granitehybrid.gguf"), &g, &e), 0, "%s", e.text);
+    struct model_source source = {.base = g};
+    struct backend_ops less = *ref;
+
+    cr_assert_eq(model_open(&source, &m, &e), 0, "%s", e.text);
+    cr_assert_null(model_lacks(m, ref));
+    less.delta = NULL;
+    cr_assert_null(model_lacks(m, &less));
+    less.scan = NULL;
+    cr_assert_str_eq(model_lacks(m, &less), "scan");
+    model_close(m);
+    gguf_close(g);
 }
 
 Test(hybrid, tensors_that_are_missing_or_wrong)

@@ -129,6 +129,8 @@ Test(prefix, as_cold)
         {"arch_qwen35.gguf", NULL, "ref", "full,chunk=64", 64}, /* from checkpoints of its states */
         {"arch_qwen35_list.gguf", NULL, "cpu", "fp8+full,chunk=32", 64},
         {"arch_lfm2.gguf", NULL, "cpu", "full,chunk=64", 64},
+        {"arch_granitehybrid.gguf", NULL, "cpu", "full,chunk=64", 64},
+        {"arch_nemotron_h.gguf", NULL, "ref", "full,chunk=64", 64},
         /* These drop tokens: nothing is kept, and nothing is wrong. */
         {"cache_model.gguf", NULL, "cpu", "keyformer:80,chunk=64,prefill=dense", 0},
         {"cache_model.gguf", NULL, "cpu", "h2o:50%,chunk=64", 0},

@@ -78,6 +78,7 @@ Test(stores, each_policy_with_recurrent_layers)
     for (int i = 0; i < N_EVICTING; i++) {
         whole_context("arch_qwen35.gguf", NULL, evicting[i], 64);
         whole_context("arch_qwen35_list.gguf", NULL, evicting[i], 640);
+        whole_context("arch_nemotron_h.gguf", NULL, evicting[i], 64);
     }
 }
 
