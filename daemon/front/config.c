@@ -22,8 +22,9 @@ enum { SERVE = 1, PLAN = 2 };
  * (2.4, 1.1 and 2 MiB), slices of a session that is being saved (1 MiB and their rings;
  * daemon/worker/saver.c), and the gateway with libzmq's buffers at rest. An answer that is asked
  * for in one piece is gathered there: 1 MiB of text, reasoning and calls, in steps of 64 KiB each,
- * and 8 bytes for each token; ids of texts that are only tokenized share 2 MiB. */
-enum { RINGS_BYTES = 6728 << 10, GATEWAY_BYTES = 6 << 20, GATEWAY_SEQ_BYTES = 5 << 18 };
+ * and 256 KiB of ids and log-probabilities; what is no sequence shares 4 MiB
+ * (daemon/gateway/requests.h). */
+enum { RINGS_BYTES = 6728 << 10, GATEWAY_BYTES = 8 << 20, GATEWAY_SEQ_BYTES = 5 << 18 };
 
 /* A flag of rows: a running daemon takes the setting over when it reads its configuration again.
  * Rows of the engine count when it also loads the model again. The others size memory of the

@@ -122,6 +122,11 @@ static void on_state(struct engine_link *e, const struct lane_engine_state *s)
         e->load_ns = e->ready_ns - e->started_ns;
         e->busy_ns = 0;
         e->failure[0] = '\0';
+        if (e->n_threads == 0) {
+            log_warning(
+                "the engine's threads cannot be watched: if it gets no CPU, it is taken for "
+                "one that hangs");
+        }
         log_field(&fields, "PIPIT_EVENT", "model-ready");
         log_field(&fields, "PIPIT_MODEL", "%s", s->model);
         log_field(&fields, "PIPIT_EPOCH", "%u", (unsigned)e->epoch);

@@ -78,7 +78,7 @@ static void send_resume(struct gateway *g, struct request *q, uint64_t next_seq)
     q->next_seq = next_seq;
     q->resuming = true;
     q->n_alts = 0;
-    requests_gather_clear(&g->requests, q);
+    requests_gather_clear(q);
     requests_set_orphan(&g->requests, q, 0);
     lane_record_init(&rec, LANE_RESUME, q->id);
     rec.h.flags = LANE_F_PRINCIPAL;

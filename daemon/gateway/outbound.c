@@ -82,7 +82,7 @@ static void too_much(struct gateway *g, struct request *q, int rc)
               : rc == -E2BIG ? LANE_ERR_TOO_LARGE
                              : LANE_ERR_NO_MEMORY,
               rc,
-              busy ? "the ids of other texts are gathered: ask later, or without `unary`"
+              busy ? "other answers are gathered: ask later, or without `unary`"
                    : "the answer is larger than one event may be: ask without `unary`");
 }
 
@@ -137,7 +137,8 @@ static void gather(struct gateway *g, struct request *q, const struct lane_recor
         rc = requests_gather_token(&g->requests, q, r->token.token, r->token.logprob);
     }
     if (rc == 0 && q->kind != LANE_KIND_TOKENIZE) {
-        rc = requests_gather_text(q, lane_part(&r->h), r->token.text, r->token.text_len);
+        rc = requests_gather_text(&g->requests, q, lane_part(&r->h), r->token.text,
+                                  r->token.text_len);
     }
     if (rc) {
         too_much(g, q, rc);

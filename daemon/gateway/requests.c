@@ -21,7 +21,7 @@ void requests_init(struct requests *r, uint64_t hash_key)
 void requests_finish(struct requests *r)
 {
     for (int i = 0; i < REQUESTS_MAX; i++) {
-        requests_gather_clear(r, &r->slots[i]);
+        requests_gather_clear(&r->slots[i]);
     }
 }
 
@@ -71,7 +71,7 @@ void requests_remove(struct requests *r, struct request *q)
     }
     *link = q->next;
     requests_set_orphan(r, q, 0);
-    requests_gather_clear(r, q);
+    requests_gather_clear(q);
     q->used = false;
     r->n_used--;
 }
@@ -97,9 +97,48 @@ void requests_set_orphan(struct requests *r, struct request *q, int64_t deadline
     q->orphan_ns = deadline_ns;
 }
 
-/* The parts share one limit, and grow so that together they hold little more than that. */
-static int add_text(struct gathered *all, struct gathered_text *g, const uint8_t *text, size_t n)
+static size_t id_bytes(const struct request *q, size_t n)
 {
+    return n * (q->kind == LANE_KIND_TOKENIZE ? sizeof(int32_t) : sizeof(int32_t) + sizeof(float));
+}
+
+/* Is it gathered whole and no sequence in the engine, or, resumed from before this process's start,
+ * maybe none? Nobody counts how many of these there are, so the plan has one sum for all. */
+static bool shares(const struct request *q)
+{
+    return q->unary &&
+           (q->kind == LANE_KIND_TOKENIZE || q->kind == LANE_KIND_DETOKENIZE || q->kind == 0);
+}
+
+static size_t held_bytes(const struct request *q)
+{
+    const struct gathered *g = &q->gathered;
+
+    return g->text.cap + g->reasoning.cap + g->called.cap + id_bytes(q, g->cap_tokens);
+}
+
+static bool may_grow(const struct requests *r, const struct request *q, size_t more)
+{
+    size_t all = more;
+    size_t own = more;
+
+    for (int i = 0; i < REQUESTS_MAX && shares(q); i++) {
+        const struct request *other = &r->slots[i];
+
+        if (other->used && shares(other)) {
+            all += held_bytes(other);
+            own += other->uid == q->uid ? held_bytes(other) : 0;
+        }
+    }
+    return !shares(q) || (all <= REQUESTS_SHARED_BYTES && own <= REQUESTS_SHARED_UID);
+}
+
+/* The parts share one limit, and grow so that together they hold little more than that. */
+static int add_text(const struct requests *r, struct request *q, struct gathered_text *g,
+                    const uint8_t *text, size_t n)
+{
+    const struct gathered *all = &q->gathered;
+
     if (n > REQUESTS_GATHER_BYTES - all->text.n - all->reasoning.n - all->called.n) {
         return -E2BIG;
     }
@@ -109,6 +148,9 @@ static int add_text(struct gathered *all, struct gathered_text *g, const uint8_t
 
         while (cap < g->n + n) {
             cap += cap < REQUESTS_GATHER_STEP ? cap : REQUESTS_GATHER_STEP;
+        }
+        if (!may_grow(r, q, cap - g->cap)) {
+            return -EBUSY;
         }
         p = realloc(g->at, cap);
         if (!p) {
@@ -124,8 +166,10 @@ static int add_text(struct gathered *all, struct gathered_text *g, const uint8_t
     return 0;
 }
 
-static int add_to_call(struct gathered *g, bool name, const uint8_t *text, size_t n)
+static int add_to_call(const struct requests *r, struct request *q, bool name, const uint8_t *text,
+                       size_t n)
 {
+    struct gathered *g = &q->gathered;
     int rc;
 
     if (!g->calls) {
@@ -137,7 +181,7 @@ static int add_to_call(struct gathered *g, bool name, const uint8_t *text, size_
     if (name ? g->n_calls == REQUESTS_CALLS : g->n_calls == 0) {
         return -E2BIG;
     }
-    rc = add_text(g, &g->called, text, n);
+    rc = add_text(r, q, &g->called, text, n);
     if (rc) {
         return rc;
     }
@@ -147,34 +191,23 @@ static int add_to_call(struct gathered *g, bool name, const uint8_t *text, size_
     return 0;
 }
 
-int requests_gather_text(struct request *q, enum lane_part part, const uint8_t *text, size_t n)
+int requests_gather_text(const struct requests *r, struct request *q, enum lane_part part,
+                         const uint8_t *text, size_t n)
 {
     struct gathered *g = &q->gathered;
 
     switch (part) {
     case LANE_PART_REASONING:
-        return add_text(g, &g->reasoning, text, n);
+        return add_text(r, q, &g->reasoning, text, n);
     case LANE_PART_NAME:
     case LANE_PART_ARGUMENTS:
-        return add_to_call(g, part == LANE_PART_NAME, text, n);
+        return add_to_call(r, q, part == LANE_PART_NAME, text, n);
     default:
-        return add_text(g, &g->text, text, n);
+        return add_text(r, q, &g->text, text, n);
     }
 }
 
-/* Is it no sequence, or might it be none? The plan holds nothing for it alone. */
-static bool shares_ids(const struct request *q)
-{
-    return q->kind == LANE_KIND_TOKENIZE || q->kind == 0;
-}
-
-static size_t id_bytes(const struct request *q, size_t cap)
-{
-    return cap *
-           (q->kind == LANE_KIND_TOKENIZE ? sizeof(int32_t) : sizeof(int32_t) + sizeof(float));
-}
-
-static int grow_tokens(struct requests *r, struct request *q)
+static int grow_tokens(const struct requests *r, struct request *q)
 {
     enum { FIRST = 256, STEP = REQUESTS_GATHER_STEP / sizeof(int32_t) };
     struct gathered *g = &q->gathered;
@@ -182,7 +215,10 @@ static int grow_tokens(struct requests *r, struct request *q)
     size_t cap = g->cap_tokens + more;
     void *p;
 
-    if (shares_ids(q) && r->id_bytes + id_bytes(q, more) > REQUESTS_IDS_BYTES) {
+    if (id_bytes(q, cap) > (shares(q) ? REQUESTS_SHARED_UID : REQUESTS_IDS_BYTES)) {
+        return -E2BIG;
+    }
+    if (!may_grow(r, q, id_bytes(q, more))) {
         return -EBUSY;
     }
     p = realloc(g->tokens, cap * sizeof(*g->tokens));
@@ -197,24 +233,17 @@ static int grow_tokens(struct requests *r, struct request *q)
         }
         g->logprobs = p;
     }
-    r->id_bytes += shares_ids(q) ? id_bytes(q, more) : 0;
     g->cap_tokens = cap;
     return 0;
 }
 
-int requests_gather_token(struct requests *r, struct request *q, int32_t token, float logprob)
+int requests_gather_token(const struct requests *r, struct request *q, int32_t token, float logprob)
 {
     struct gathered *g = &q->gathered;
+    int rc = g->n_tokens == g->cap_tokens ? grow_tokens(r, q) : 0;
 
-    if (g->n_tokens >= REQUESTS_GATHER_BYTES / sizeof(*g->tokens)) {
-        return -E2BIG;
-    }
-    if (g->n_tokens == g->cap_tokens) {
-        int rc = grow_tokens(r, q);
-
-        if (rc) {
-            return rc;
-        }
+    if (rc) {
+        return rc;
     }
     if (g->logprobs) {
         g->logprobs[g->n_tokens] = logprob;
@@ -223,9 +252,8 @@ int requests_gather_token(struct requests *r, struct request *q, int32_t token, 
     return 0;
 }
 
-void requests_gather_clear(struct requests *r, struct request *q)
+void requests_gather_clear(struct request *q)
 {
-    r->id_bytes -= shares_ids(q) ? id_bytes(q, q->gathered.cap_tokens) : 0;
     free(q->gathered.text.at);
     free(q->gathered.reasoning.at);
     free(q->gathered.called.at);

@@ -17,9 +17,14 @@ enum {
     REQUESTS_PER_CLIENT = 64,
     REQUESTS_PER_UID = 256,
     REQUESTS_ALTS = 20,
-    REQUESTS_GATHER_BYTES = 1 << 20, /* of a unary request: text, reasoning and calls; and ids */
+    REQUESTS_GATHER_BYTES = 1 << 20, /* of a unary request: text, reasoning and calls */
     REQUESTS_GATHER_STEP = 64 << 10, /* by which what is gathered grows */
-    REQUESTS_IDS_BYTES = 2 << 20,    /* of unary requests that tokenize, together */
+    /* Ids and log-probabilities of a unary request that is a sequence in the engine, as the plan has
+     * them; and all that is gathered for requests that are none, or may be none: together, and for
+     * one user. */
+    REQUESTS_IDS_BYTES = 256 << 10,
+    REQUESTS_SHARED_BYTES = 4 << 20,
+    REQUESTS_SHARED_UID = REQUESTS_SHARED_BYTES / 2,
     REQUESTS_CALLS = 64,
 };
 
@@ -79,7 +84,6 @@ struct requests {
     uint64_t hash_key;
     int n_used;
     int n_orphans; /* with orphan_ns set */
-    size_t id_bytes; /* gathered for requests that tokenize */
 };
 
 void requests_init(struct requests *r, uint64_t hash_key);
@@ -93,13 +97,13 @@ bool requests_owned(const struct request *q, uint32_t uid, const uint8_t *tenant
 int requests_count_uid(const struct requests *r, uint32_t uid);
 void requests_set_orphan(struct requests *r, struct request *q, int64_t deadline_ns); /* 0: no more */
 
-/* Adds to what is gathered. -E2BIG over REQUESTS_GATHER_BYTES, -ENOMEM; -EBUSY: requests that
- * tokenize, which are no sequences, hold REQUESTS_IDS_BYTES together. Their log-probabilities are
- * not kept. */
-int requests_gather_text(struct request *q, enum lane_part part, const uint8_t *text,
-                         size_t n) WARN_UNUSED;
-int requests_gather_token(struct requests *r, struct request *q, int32_t token,
+/* Adds to what is gathered for a request. -E2BIG over a limit of its own, -ENOMEM; -EBUSY: over
+ * REQUESTS_SHARED_BYTES or REQUESTS_SHARED_UID. */
+int requests_gather_text(const struct requests *r, struct request *q, enum lane_part part,
+                         const uint8_t *text, size_t n) WARN_UNUSED;
+/* Log-probabilities are kept but for texts that are tokenized, which have none. */
+int requests_gather_token(const struct requests *r, struct request *q, int32_t token,
                           float logprob) WARN_UNUSED;
-void requests_gather_clear(struct requests *r, struct request *q);
+void requests_gather_clear(struct request *q);
 
 #endif

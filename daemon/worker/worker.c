@@ -26,6 +26,7 @@
 #include "engine/kv/plan/plan.h"
 #include "engine/kv/policy/advice.h"
 #include "engine/text/calls/calls.h"
+#include "engine/text/jinja/jinja.h"
 #include "engine/text/stop.h"
 #include "engine/text/tok.h"
 
@@ -52,6 +53,7 @@ int worker_init(struct worker *w, struct error *reterr)
 {
     int rc = ring_init(&w->commands, COMMANDS, sizeof(struct command), reterr);
 
+    w->text_most = ENGINE_TEXT_BYTES; /* unless the front has planned less */
     if (rc == 0) {
         rc = ring_init(&w->records, RECORDS, sizeof(struct lane_record), reterr);
         if (rc) {
@@ -235,7 +237,8 @@ static int open_chat(struct worker *w, struct engine *e, struct error *reterr)
     int rc = chat_choose(choice, engine_gguf(e), engine_tok(e), &w->chat, &err);
 
     w->chat.output_bytes = w->text_most;
-    w->chat.memory_bytes = w->text_most * ENGINE_TEXT_COST;
+    /* Behind it the text is copied, with a span for each byte at worst. */
+    w->chat.memory_bytes = w->text_most * (ENGINE_TEXT_COST - 1 - sizeof(struct jinja_span));
     w->has_chat = rc == 0;
     w->chat_error = err;
     if (rc == 0 && strcmp(w->tool_format, "auto") != 0) {

@@ -214,7 +214,7 @@ static int read_weights(const struct model_source *s, struct model *m, struct er
     }
     for (int32_t i = 0; i < m->n_stores && most > 0; i++) {
         m->stores[i].weight =
-            (int32_t)((double)weights[m->stores[i].layer] / (double)most * POLICY_WEIGHT_MOST);
+            (int32_t)((double)weights[m->stores[i].layer] / (double)most * LAYER_WEIGHT_MOST);
     }
     return 0;
 }

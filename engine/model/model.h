@@ -25,7 +25,7 @@ struct model_store {
     int32_t window; /* of a sliding layer, else 0 */
     uint64_t state_bytes; /* of a recurrent layer, which has no heads; else 0 */
     bool deep;      /* written at the split, from the split's hidden state */
-    int32_t weight; /* of its layer, the largest is POLICY_WEIGHT_MOST; 0: none was measured */
+    int32_t weight; /* of its layer, the largest is LAYER_WEIGHT_MOST; 0: none was measured */
     bool own_output; /* its layers read attn_output_swiftkv */
 };
 

@@ -25,8 +25,10 @@ int chat_role_parse(const char *text, size_t len, enum chat_role *ret, struct er
 
 int chat_init(const char *source, size_t len, struct chat *ret, struct error *reterr)
 {
-    int r = calls_choose(NULL, source, len, &ret->calls, reterr);
+    int r;
 
+    *ret = (struct chat){0};
+    r = calls_choose(NULL, source, len, &ret->calls, reterr);
     return r < 0 ? r : jinja_compile(source, len, &ret->program, reterr);
 }
 

@@ -18,7 +18,7 @@ from lane import (BULK, C2E, CREDIT, DONE, DRAIN, E2C, EMBED, ERROR, F_DETACH, F
                   PONG, RELOAD, REQUEST, RESUME, S_IGNORE_END, S_LOGITS, SCORE, SESSION, T_PROMPT, T_SESSION, TOKENIZE, UNLOAD, Lane, item, pack,
                   prompt, sampling)
 
-TYPES = list(range(0, 14)) + list(range(0x40, 0x4e)) + list(range(0x100, 0x108)) + list(range(0x140, 0x143)) + [0xffff]
+TYPES = list(range(0, 14)) + list(range(0x40, 0x4e)) + list(range(0x100, 0x108)) + list(range(0x140, 0x144)) + [0xffff]
 
 
 LIBC = ctypes.CDLL(None, use_errno=True)

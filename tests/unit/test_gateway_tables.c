@@ -216,16 +216,26 @@ Test(gateway_tables, gathering_has_a_limit)
     requests_init(&requests, 1);
     q = requests_add(&requests, (const uint8_t[16]){1});
     q->kind = LANE_KIND_GENERATE;
-    while ((rc = requests_gather_text(q, LANE_PART_TEXT, text, sizeof(text))) == 0) {
+    while ((rc = requests_gather_text(&requests, q, LANE_PART_TEXT, text, sizeof(text))) == 0) {
         n += sizeof(text);
     }
     cr_assert(rc == -E2BIG && n <= REQUESTS_GATHER_BYTES && n > REQUESTS_GATHER_BYTES - 1000);
-    cr_assert_eq(requests_gather_text(q, LANE_PART_TEXT, text, 0), 0);
+    cr_assert_eq(requests_gather_text(&requests, q, LANE_PART_TEXT, text, 0), 0);
     for (n = 0; (rc = requests_gather_token(&requests, q, (int32_t)n, 0)) == 0; n++) {
     }
-    cr_assert(rc == -E2BIG && n == REQUESTS_GATHER_BYTES / 4);
+    cr_assert(rc == -E2BIG && n == REQUESTS_IDS_BYTES / 8);
     cr_assert_eq(q->gathered.tokens[n - 1], (int32_t)n - 1);
     requests_finish(&requests);
+}
+
+static struct request *asked(uint8_t id, uint32_t uid, enum lane_kind kind)
+{
+    struct request *q = requests_add(&requests, (const uint8_t[16]){id});
+
+    q->uid = uid;
+    q->kind = kind;
+    q->unary = true;
+    return q;
 }
 
 static int gather_ids(struct request *q, size_t *ret_n)
@@ -238,35 +248,55 @@ static int gather_ids(struct request *q, size_t *ret_n)
     return rc;
 }
 
-/* Texts that are tokenized are no sequences, and one user has many of them. */
-Test(gateway_tables, ids_of_texts_share_a_limit)
+static int gather_texts(struct request *q)
 {
-    struct request *q[4];
+    static const uint8_t text[1000];
+    int rc = 0;
+
+    while (rc == 0) {
+        rc = requests_gather_text(&requests, q, LANE_PART_TEXT, text, sizeof(text));
+    }
+    return rc;
+}
+
+static size_t held(void)
+{
+    size_t n = 0;
+
+    for (int i = 0; i < REQUESTS_MAX; i++) {
+        const struct request *q = &requests.slots[i];
+
+        n += q->gathered.text.cap + q->gathered.cap_tokens * (q->gathered.logprobs ? 8 : 4);
+    }
+    return n;
+}
+
+/* What is no sequence in the engine is not limited by the plan's sequences, and one user may have
+ * many of them. */
+Test(gateway_tables, what_is_no_sequence_shares_a_limit)
+{
+    struct request *q;
     size_t n;
 
     requests_init(&requests, 1);
-    for (int i = 0; i < 4; i++) {
-        uint8_t id[16] = {(uint8_t)(i + 1)};
-
-        q[i] = requests_add(&requests, id);
-        q[i]->kind = i < 3 ? LANE_KIND_TOKENIZE : LANE_KIND_GENERATE;
-    }
-    cr_expect_eq(gather_ids(q[0], &n), -E2BIG);
-    cr_expect_eq(n, REQUESTS_GATHER_BYTES / 4);
-    cr_expect_eq(requests_gather_token(&requests, q[1], 1, 0), 0);
-    cr_expect_eq(gather_ids(q[2], &n), -EBUSY);
-    cr_expect(n > 0 && requests.id_bytes <= REQUESTS_IDS_BYTES);
-    cr_expect_eq(gather_ids(q[3], &n), -E2BIG, "a sequence's are in the plan");
-    requests_gather_clear(&requests, q[0]);
-    cr_expect_eq(gather_ids(q[2], &n), -E2BIG, "there is room again");
-    requests_remove(&requests, q[1]);
-    requests_remove(&requests, q[2]);
-    cr_expect_eq(requests.id_bytes, 0);
+    cr_expect_eq(gather_ids(asked(1, 7, LANE_KIND_TOKENIZE), &n), -E2BIG);
+    cr_expect_eq(n, REQUESTS_SHARED_UID / 4);
+    cr_expect_eq(gather_texts(asked(2, 7, LANE_KIND_DETOKENIZE)), -EBUSY, "this user has enough");
+    cr_expect_eq(gather_texts(asked(3, 8, LANE_KIND_DETOKENIZE)), -E2BIG, "another has not");
     /* Resumed from before this process's start, it may be any kind. */
-    q[1] = requests_add(&requests, (const uint8_t[16]){9});
-    cr_expect_eq(gather_ids(q[1], &n), -E2BIG);
-    cr_expect_eq(requests.id_bytes, REQUESTS_IDS_BYTES, "it keeps log-probabilities too");
-    cr_expect_eq(gather_ids(q[0], &n), -EBUSY);
+    q = asked(4, 8, 0);
+    cr_expect_eq(gather_ids(q, &n), -EBUSY);
+    cr_expect(n > 0 && held() <= REQUESTS_SHARED_BYTES);
+    cr_expect_eq(gather_ids(asked(5, 9, LANE_KIND_TOKENIZE), &n), -EBUSY, "there is no more");
+    q = asked(6, 9, LANE_KIND_TOKENIZE);
+    q->unary = false;
+    for (n = 0; n < 4096 && requests_gather_token(&requests, q, 1, 0) == 0; n++) {
+    }
+    cr_expect_eq(n, 4096, "a piece that is sent on is no burden");
+    cr_expect_eq(gather_ids(asked(7, 9, LANE_KIND_GENERATE), &n), -E2BIG);
+    cr_expect_eq(n, REQUESTS_IDS_BYTES / 8, "a sequence's are in the plan");
+    requests_remove(&requests, requests_find(&requests, (const uint8_t[16]){1}));
+    cr_expect_eq(gather_texts(asked(8, 9, LANE_KIND_DETOKENIZE)), -E2BIG, "there is room again");
     requests_finish(&requests);
 }
 
@@ -283,7 +313,11 @@ Test(gateway_tables, the_parts_share_the_limit)
     requests_init(&requests, 1);
     q = requests_add(&requests, (const uint8_t[16]){1});
     for (int i = 0; rc == 0; i++) {
-        rc = requests_gather_text(q, parts[i < 3 ? i : i % 2 ? 3 : i / 2 % 2], text, sizeof(text));
+        rc = requests_gather_text(&requests, q,
+                                  parts[i < 3   ? i
+                                        : i % 2 ? 3
+                                                : i / 2 % 2],
+                                  text, sizeof(text));
         n += rc ? 0 : sizeof(text);
     }
     cr_expect(rc == -E2BIG && n <= REQUESTS_GATHER_BYTES && n > REQUESTS_GATHER_BYTES - 1000);

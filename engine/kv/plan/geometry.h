@@ -34,7 +34,7 @@ struct geometry_store {
      * the store is read by the first layers, which nothing can predict for. */
     const struct ops_weight *skew;
     const struct ops_weight *columns; /* the same without rotation: a permutation */
-    int32_t weight; /* for layers=measured: its part of all, 0 to POLICY_WEIGHT_MOST */
+    int32_t weight; /* for layers=measured: its part of all, 0 to LAYER_WEIGHT_MOST */
     const struct ops_weight *balance; /* what its rotated keys are multiplied by, or NULL */
     const struct ops_weight *center; /* what its keys may be stored less (ops_kv.center), or NULL */
 };

@@ -188,11 +188,11 @@ int32_t policy_budget(const struct policy *p, int32_t n_tokens, int32_t ctx);
 struct policy_share {
     int32_t rank; /* of n */
     int32_t n;
-    int32_t weight; /* measured, 0 to POLICY_WEIGHT_MOST; */
+    int32_t weight; /* measured, 0 to LAYER_WEIGHT_MOST; */
     int64_t sum;    /* of all n; 0: none were measured */
 };
 
-enum { POLICY_WEIGHT_MOST = 1 << 16 };
+enum { LAYER_WEIGHT_MOST = 1 << 16 };
 
 /* layers.c. What the store has of a budget: all n have n budgets together at most, and none more
  * than ctx. */
