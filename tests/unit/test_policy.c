@@ -10,6 +10,7 @@
 #include "engine/kv/policy/policy.h"
 #include "engine/kv/policy/select.h"
 #include "engine/kv/policy/word.h"
+#include "proto/lane/record.h"
 
 static struct policy parse(const char *text)
 {
@@ -275,7 +276,7 @@ Test(policy, faults_say_where)
         int code;
     } faults[] = {
         {"fulll", 1, "did you mean", -EINVAL},
-        {"f16+", 5, "one of", -EINVAL},
+        {"f16+", 5, "a word is wanted", -EINVAL},
         {"f16+fp8", 5, "second word of precision", -EINVAL},
         {"window:8+h2o:9", 10, "second word", -EINVAL},
         {"window", 7, "budget must follow", -EINVAL},
@@ -416,8 +417,8 @@ Test(policy, mistyped_words_are_guessed)
         {"fp8+h20:24", "unknown word 'h20'; did you mean 'h2o'?"},
         {"windw:24", "did you mean 'window'?"},
         {"keyformer:50%,recnt=30%", "did you mean 'recent'? keyformer takes the options"},
-        {"somethingelse", "a policy word must stand here, one of"},
-        {"+", "a policy word must stand here, one of"},
+        {"somethingelse", "a word is wanted: f32 f16 "},
+        {"+", "a word is wanted: f32 f16 "},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -427,4 +428,18 @@ Test(policy, mistyped_words_are_guessed)
         cr_assert_eq(policy_parse(cases[i].text, &p, &e), -EINVAL);
         cr_assert(strstr(e.text, cases[i].said), "%s: %s", cases[i].text, e.text);
     }
+}
+
+/* Also in a client's message, which is shorter, and far behind in a policy. */
+Test(policy, the_list_of_words_is_whole)
+{
+    struct error e = {0};
+    struct policy p;
+
+    cr_assert_eq(policy_parse("window:24+somethingelse", &p, &e), -EINVAL);
+    for (int i = 0; i < policy_n_words(); i++) {
+        cr_assert(strstr(e.text, policy_word_at(i)->name), "%s", e.text);
+    }
+    cr_assert_str_eq(e.text + strlen(e.text) - 5, " exit");
+    cr_assert_lt(strlen(e.text) + 1, sizeof(((struct lane_error *)NULL)->text));
 }

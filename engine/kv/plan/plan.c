@@ -135,7 +135,7 @@ static void advise(const struct plan *p, char *text, size_t size)
     } else {
         (void)snprintf(
             text, size,
-            "no context fits with %d sequence%s: the shortest, of %d, needs %" PRIu64 " MiB",
+            "no context fits with %d sequence%s: even one of %d tokens needs %" PRIu64 " MiB",
             p->n_seqs, p->n_seqs > 1 ? "s" : "", LEAST_CTX, (p->least_bytes + (1 << 20) - 1) >> 20);
     }
     if (p->lane_bytes > p->available_bytes / 4) {

@@ -76,7 +76,6 @@ const struct word_option option_layers = {
     .offset = WORD_FIELD(layers),
     .values = layer_rules,
     .quiet = true,
-    .help =
-        "how the layers share the budgets: each has N; the first has most and the last a "
-        "twentieth of N (Cai et al. 2024); or as an overlay by `pipit-calibrate` measured. N is "
-        "the mean"};
+    .help = "how the layers share the budgets: each has N; the first has most and the last a "
+            "twentieth of N, in equal steps (Cai et al. 2024); or as an overlay by "
+            "`pipit-calibrate` measured. N is the mean"};
