@@ -70,7 +70,13 @@ static bool counts_said(const struct pipit_error *e)
     return (e->count_a == 0 && e->count_b == 0) || (strstr(e->text, a) && strstr(e->text, b));
 }
 
-static void overflow_advice(const char *session)
+/* The engine says so where the context is all that the model was trained on. */
+static bool context_is_the_models(const struct pipit_error *e)
+{
+    return strstr(e->text, "the model's own") != NULL;
+}
+
+static void overflow_advice(const struct pipit_error *e, const char *session)
 {
     if (session) {
         (void)fprintf(stderr,
@@ -78,9 +84,11 @@ static void overflow_advice(const char *session)
                       "shorten the message,\ngo on with another --session, or forget this one by "
                       "'pipit session rm %.64s'.\n",
                       session, session);
+    } else if (context_is_the_models(e)) {
+        (void)fprintf(stderr, "Nothing was cut: shorten the prompt.\n");
     } else {
         (void)fprintf(stderr, "Nothing was cut: shorten the prompt, or start pipitd with a larger "
-                              "--ctx, if the model allows it.\n");
+                              "--ctx.\n");
     }
 }
 
@@ -104,7 +112,7 @@ static int report_in(const struct pipit_error *e, const char *session)
         }
         break;
     case PIPIT_E_CONTEXT_OVERFLOW:
-        overflow_advice(session);
+        overflow_advice(e, session);
         break;
     default:
         break;

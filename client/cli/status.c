@@ -144,7 +144,7 @@ static const struct meaning limits[] = {
     {"stall-timeout", "a client may read nothing for", UNIT_SECONDS, NULL},
     {"max-queue", "requests that may wait", UNIT_COUNT, "none"},
     {"lanes", "clients connected at once", UNIT_COUNT, NULL},
-    {"lane-bytes", "shared memory of a client, each way", UNIT_BYTES, NULL},
+    {"lane-bytes", "shared memory of a client, both ways together", UNIT_BYTES, NULL},
     {"session-bytes", "saved conversations of a user", UNIT_BYTES, "none"},
 };
 

@@ -81,9 +81,12 @@ int wire_put(struct pipit_request *q, struct lane_record *ret, struct pipit_erro
         return r;
     }
     if (total > w.cap) {
-        (void)pipit_fail(reterr, -E2BIG, PIPIT_E_TOO_LARGE,
-                         "the request takes %llu bytes, the daemon allows %zu",
-                         (unsigned long long)total, w.cap);
+        (void)pipit_fail(
+            reterr, -E2BIG, PIPIT_E_TOO_LARGE,
+            "the request takes %llu bytes, the daemon allows %zu: shorten it, or start pipitd "
+            "with a larger --lane-bytes, of which a request may take a quarter, and "
+            "--journal-bytes, of which it may take an eighth",
+            (unsigned long long)total, w.cap);
         if (reterr) {
             reterr->count_a = total;
             reterr->count_b = w.cap;

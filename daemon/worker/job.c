@@ -12,10 +12,12 @@
 
 #include "base/checked.h"
 #include "base/cleanup.h"
+#include "base/log.h"
 #include "daemon/worker/answer.h"
 #include "daemon/worker/hook.h"
 #include "daemon/worker/light.h"
 #include "daemon/worker/mapping.h"
+#include "engine/kv/plan/plan.h"
 #include "engine/kv/policy/policy.h"
 #include "engine/text/tok.h"
 
@@ -112,6 +114,11 @@ static int take_parts(struct job *j, const struct ask *a, const struct ask_sourc
     }
     if (a->tools.ptr) {
         rc = chat_tools_parse(a->tools.ptr, a->tools.len, &tools, reterr);
+    }
+    if (rc == 0 && tools && !chat_shows_tools(source->chat) &&
+        !atomic_exchange(&j->worker->tools_told, true)) {
+        log_event(LOG_LEVEL_WARNING, "tools-unseen",
+                  "the chat template has no place for tools: the model does not see them");
     }
     rc = rc ? rc : answer_take_parts(j, source->chat->calls, tools, reterr);
     chat_tools_release(tools);
@@ -232,6 +239,18 @@ static void explain(const struct job *j, const struct engine_request *q, struct 
     }
 }
 
+/* A larger context is no remedy where the model was trained on no longer texts. */
+static void say_whose(const struct engine *engine, struct error *reterr)
+{
+    const struct plan *p = engine_plan_of(engine);
+    const size_t room = sizeof(((struct lane_error *)NULL)->text);
+    size_t n = strlen(reterr->text);
+
+    if (p->ctx_model > 0 && p->ctx == p->ctx_model && n + 32 < room) {
+        (void)snprintf(reterr->text + n, room - n, ", the model's own");
+    }
+}
+
 static int submit(struct job *j, const struct ask *a, const struct lane_engine_request *e,
                   const int32_t *forced, struct job_counts *c, struct error *reterr)
 {
@@ -286,6 +305,7 @@ static int submit(struct job *j, const struct ask *a, const struct lane_engine_r
         }
     }
     if (rc == -EMSGSIZE) {
+        say_whose(engine, reterr);
         *c = (struct job_counts){.a = (uint64_t)j->n_prompt,
                                  .b = (uint64_t)engine_info(engine)->ctx - 1};
     }

@@ -54,6 +54,7 @@ struct worker {
     atomic_uint_fast64_t n_sent;     /* of the ring's records, those that the front's socket took */
     atomic_bool waits;               /* for clients: no step could do anything for any request */
     atomic_bool drain;               /* stop loading, end everything */
+    atomic_bool tools_told;          /* that the template has no place for them */
     atomic_int exit_code;            /* -1 while the thread runs */
 
     /* The worker thread's own. */

@@ -45,6 +45,11 @@ int chat_open(const struct gguf *g, struct chat *ret, struct error *reterr)
     return r < 0 ? r : chat_init(text.ptr, text.len, ret, reterr);
 }
 
+bool chat_shows_tools(const struct chat *c)
+{
+    return jinja_mentions(c->program, "tools");
+}
+
 void chat_finish(struct chat *c)
 {
     jinja_destroy(c->program);

@@ -79,6 +79,8 @@ int chat_open(const struct gguf *g, struct chat *ret, struct error *reterr) WARN
 int chat_choose(const char *choice, const struct gguf *g, const struct tok *t, struct chat *ret,
                 struct error *reterr) WARN_UNUSED;
 void chat_finish(struct chat *c); /* takes one that is all zero */
+/* Does the template have a place for definitions of tools? Without one they are left out. */
+bool chat_shows_tools(const struct chat *c);
 
 /* The conversation as token ids, in memory that the caller frees. With add_generation_prompt it
  * ends where the assistant begins to speak. BOS comes first where the vocabulary wants it and the

@@ -127,7 +127,12 @@ class Answers(Served):
             self.assertEqual((rc, out), (want, b""), err)
             self.assertIn(said, err)
         _, _, err = self.cli(*RAW, "word " * 2000)
-        self.assertRegex(err, r"[0-9]{4}.*512")
+        self.assertRegex(err, r"[0-9]{4}.*512, the model's own")
+        self.assertNotIn("--ctx", err)
+        d = CliDaemon("--ctx", "256")
+        self.addCleanup(d.stop)
+        _, _, err = d.cli(*RAW, "word " * 2000)
+        self.assertRegex(err, r"[0-9]{4}.*256.*\n.*larger --ctx")
 
 
 class Manners(Served):

@@ -346,7 +346,7 @@ class Input(Base):
     def test_too_large(self):
         rc, out, err = self.cli("ask", stdin=b"x" * 70000)
         self.assertEqual((rc, out), (4, b""))
-        self.assertRegex(err, r"takes 70\d\d\d bytes, the daemon allows 65536")
+        self.assertRegex(err, r"takes 70\d\d\d bytes, the daemon allows 65536: shorten it, or .*--lane-bytes, .* a quarter, .*--journal-bytes")
 
     def test_stdin_that_does_not_end_is_mentioned(self):
         p = self.start("ask", "count 1", stdin=subprocess.PIPE)

@@ -187,6 +187,20 @@ class Given(unittest.TestCase):
         events = list(lane.events(lane.request(item(T_TOOLS, json.dumps(TOOLS)) + user("x") + sampling(max_tokens=40), kind=CHAT)))
         self.assertEqual(([p[0] for p in parts(events)], events[-1].n_calls, events[-1].reason), (["text"], 0, "stop"))
 
+    def test_a_template_without_tools(self):
+        """The model never sees them: the log says so, once."""
+        folder = tempfile.mkdtemp(prefix="pt-")
+        self.addCleanup(shutil.rmtree, folder)
+        write(os.path.join(folder, "m.gguf"), CHAINS, "{% for m in messages %}{{ m.content }}{% endfor %}<|ask|>")
+        d = Daemon(model=os.path.join(folder, "m.gguf"))
+        self.addCleanup(d.stop)
+        lane = d.ready()
+        self.addCleanup(lane.close)
+        for tools, told in ((b"", 0), (item(T_TOOLS, json.dumps(TOOLS)), 1), (item(T_TOOLS, json.dumps(TOOLS)), 1)):
+            events = list(lane.events(lane.request(tools + user("x") + sampling(max_tokens=3), kind=CHAT)))
+            self.assertEqual(events[-1].type, DONE, events)
+            self.assertEqual(d.text().count("the model does not see them"), told)
+
 
 class Replay(Tools):
     hooks = True

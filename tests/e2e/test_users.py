@@ -368,7 +368,7 @@ class Shares(Users):
         out, _ = self.pipit("status").communicate(timeout=WAIT)
         self.assertRegex(out.decode(), r"\nlimits    tokens of an answer: no limit \(answer-limit\)\n          time of a request: no limit "
                          r"\(request-timeout\)\n")
-        self.assertRegex(out.decode(), r"shared memory of a client, each way: 1.0 MiB \(lane-bytes\)\n")
+        self.assertRegex(out.decode(), r"shared memory of a client, both ways together: 1.0 MiB \(lane-bytes\)\n")
         self.assertRegex(out.decode(), r"\nrefused   \d+ clients at connect, too many were there\n")
 
     def test_the_longest_answer(self):

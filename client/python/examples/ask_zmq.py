@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # protoc --python_out=. --proto_path=/usr/share/pipit pipit.proto   (or proto/zmq of the source tree)
-# python3 ask_zmq.py /run/user/1000/pipit/default/zmq.sock "What is the capital of France?"
+# python3 ask_zmq.py RUNTIME_DIR/zmq.sock "What is the capital of France?"
 import os, sys, zmq, pipit_pb2 as pb  # noqa: E401
 
 if len(sys.argv) != 3:
