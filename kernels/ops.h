@@ -508,7 +508,7 @@ struct ops_attention {
     int32_t n_seqs;
     const struct ops_observe *observe; /* host (n_seqs) or NULL; entries with row_first >= n_rows are off */
     const struct ops_select *select; /* host (n_seqs) or NULL: rows read all they see */
-    const struct ops_rope *unrotated_rope; /* with layout->k_unrotated: how to rotate; else NULL */
+    const struct ops_rope *unrotated_rope; /* set by the engine; kernels: with k_unrotated */
     const struct ops_weight *sinks; /* vector (n_q) or NULL */
 };
 

@@ -126,6 +126,38 @@ Test(saved, as_if_it_had_never_left)
     }
 }
 
+/* A block says nothing of who was served before: what a prompt left in the device's memory of its
+ * slot is not in the next one's block, not even where that has too few tokens to replace it. */
+Test(saved, nothing_of_the_one_before)
+{
+    static const char *const kv[] = {"expected:20,every=5", "kv8+expected:20,every=5,cov=off"};
+    static const int32_t lengths[] = {3, 4, 9};
+    int32_t ids[N_PROMPT];
+
+    for (size_t i = 0; i < 2 * sizeof(lengths) / sizeof(lengths[0]); i++) {
+        struct engine *used = run_engine("cache_model.gguf", "cpu", 128, 1, kv[i % 2]);
+        struct engine *fresh = run_engine("cache_model.gguf", "cpu", 128, 1, kv[i % 2]);
+
+        run_tokens(71, engine_info(used)->n_vocab, ids, N_PROMPT);
+        struct engine_request q = run_request(ids, N_PROMPT, N_NEW);
+        struct saved other = leave(used, &q, 13);
+
+        run_tokens(72, engine_info(used)->n_vocab, ids, N_PROMPT);
+        q = run_request(ids, lengths[i / 2], N_NEW);
+        struct saved one = leave(used, &q, 3);
+        struct saved want = leave(fresh, &q, 3);
+
+        cr_assert_eq(one.size, want.size);
+        cr_assert_eq(memcmp(one.p, want.p, one.size), 0, "%s: a prompt of %d", kv[i % 2],
+                     lengths[i / 2]);
+        free(other.p);
+        free(one.p);
+        free(want.p);
+        engine_destroy(used);
+        engine_destroy(fresh);
+    }
+}
+
 /* A block says nothing of the backend that made it: K, V and scores are in canonical form. The
  * other backend rounds otherwise, so what comes after is the same tokens (greedy) and nearly the
  * same probabilities: `near`. With FP8 in the cache that is less near where the processor sums its
