@@ -382,6 +382,8 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
                 .n_q = p->model->h.most.n_q,
                 .exit_head = model_can_exit(p->model),
                 .sinks = model_has_sinks(p->model),
+                .alibi = p->model->h.alibi_max > 0,
+                .softcap = p->model->h.attn_softcap > 0,
                 .split = p->model->h.swift_layers < p->model->h.n_layers,
                 .shared = p->model->h.shared,
                 .keep_prefixes = p->config.keep_prefixes,

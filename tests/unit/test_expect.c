@@ -10,6 +10,7 @@
 #include "engine/kv/policy/expect.h"
 #include "engine/kv/policy/policy.h"
 #include "kernels/backend.h"
+#include "tests/unit/engine_run.h"
 
 enum { DIM = 20, PADDED = 32, N = 50, AHEAD = 37, POS = 900, WORDS = 2 * PADDED + 16 * 16 * 3 };
 
@@ -174,8 +175,8 @@ Test(expect, turns_are_the_positions_alone)
     }
 }
 
-/* Deep layers of such a model see few of a prompt's queries. */
-Test(expect, not_with_swiftkv)
+/* Deep layers of such a model see few of a prompt's queries; and ALiBi is no part of q.k. */
+Test(expect, not_with_swiftkv_nor_alibi)
 {
     const struct backend_ops *ops = NULL;
     struct policy p;
@@ -189,4 +190,27 @@ Test(expect, not_with_swiftkv)
     h.split = true;
     cr_assert_eq(policy_check_host(&p, &h, &e), -ENOTSUP);
     cr_assert(strstr(e.text, "SwiftKV's split"), "%s", e.text);
+    h = (struct policy_host){.ops = ops, .no_part_keys = -1, .uneven = {-1, -1}, .alibi = true};
+    e.code = 0;
+    cr_assert_eq(policy_check_host(&p, &h, &e), -ENOTSUP);
+    cr_assert(strstr(e.text, "has ALiBi"), "%s", e.text);
+}
+
+/* Weights that are expected are exponents of q.k: an engine of a model with others does not start.
+ */
+Test(expect, not_with_capped_logits)
+{
+    struct engine_config c;
+    struct engine *e = NULL;
+    struct error err = {0};
+
+    engine_config_default(&c);
+    c.model_path = run_data("arch_gemma2.gguf");
+    c.backend = "ref";
+    c.n_threads = 1;
+    c.ctx = 128;
+    c.n_seqs = 1;
+    c.kv = "expected:20";
+    cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), -ENOTSUP);
+    cr_assert(strstr(err.text, "caps its logits"), "%s", err.text);
 }

@@ -54,6 +54,8 @@ struct geometry_config {
     bool sinks;                          /* its heads have a logit that no slot has */
     bool exit_head;                      /* the model has an early-exit head */
     bool split;                          /* it has SwiftKV's split */
+    bool alibi;                          /* its attention has ALiBi */
+    bool softcap;                        /* its attention caps logits */
     bool shared;                         /* layers read stores of layers long before them: no prompt
                                             is read layer by layer */
     const char *tier_dir;                /* where pool=disk has its file, or NULL */

@@ -18,6 +18,8 @@ static struct policy_host host_of(const struct geometry *s)
                             .exit_head = s->config.exit_head,
                             .sinks = s->config.sinks,
                             .split = s->config.split,
+                            .alibi = s->config.alibi,
+                            .softcap = s->config.softcap,
                             .least_k_dim = INT32_MAX,
                             .no_part_keys = -1,
                             .uneven = {-1, -1}};

@@ -25,6 +25,11 @@ static int join(struct policy *p, char *what, size_t size)
 static int needs(const struct policy *p, const struct policy_host *h, struct error *reterr)
 {
     (void)p;
+    if (h->alibi || h->softcap) { /* expected weights are exponents of q.k alone */
+        return error_set(reterr, -ENOTSUP,
+                         "expected: the model's attention %s, which expected weights leave out",
+                         h->alibi ? "has ALiBi" : "caps its logits");
+    }
     return h->split ? error_set(reterr, -ENOTSUP,
                                 "expected: layers beyond SwiftKV's split see few of a prompt's "
                                 "queries, so there are no statistics of them")

@@ -126,6 +126,8 @@ struct policy_host {
     bool exit_head;       /* the model has an early-exit head, */
     bool sinks;           /* heads have a logit that no slot has */
     bool split;           /* or at least SwiftKV's split */
+    bool alibi;           /* attention's logits have a bias by distance, */
+    bool softcap;         /* or are capped */
     int32_t least_k_dim;  /* of all stores */
     bool part_keys;       /* some store has what partial keys are made with, */
     int32_t no_part_keys; /* and this layer lacks it; -1: none does */
