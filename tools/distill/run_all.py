@@ -234,7 +234,7 @@ class Overlay:
         self.file.with_name(self.file.name + ".tmp").replace(self.file)
         place |= {"stage_index": index + 1 if over else index, "overlay": self.file.name}
         if over:
-            place |= {"step": 0, "sequences": 0, "spent": 0.0, "before": place["tokens"]}
+            place |= {"step": 0, "sequences": 0, "looked": 0, "looked_of": None, "spent": 0.0, "before": place["tokens"]}
         replace(self.place_file, json.dumps(place, indent=1) + "\n")
         self.place = place
         lines = (folder / "log.jsonl").read_text().splitlines() if (folder / "log.jsonl").exists() else []

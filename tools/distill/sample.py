@@ -42,10 +42,11 @@ def lines(path):
     return found
 
 
-def about(o):
-    """Whose texts these are: others do not go on in the same folder."""
+def about(o, fingerprint):
+    """Whose texts these are, and of which data their beginnings, which shard() cuts anew: others do not go on in the same folder."""
     overlay = hashlib.sha256(pathlib.Path(o.overlay).read_bytes()).hexdigest() if o.overlay else None
-    return {"model": pathlib.Path(o.model).name, "overlay": overlay, "kv": o.kv, "begin": o.begin, "length": o.length, "seed": o.seed}
+    return {"model": pathlib.Path(o.model).name, "overlay": overlay, "kv": o.kv, "begin": o.begin, "length": o.length, "seed": o.seed,
+            "data": fingerprint}
 
 
 def asked(o, shards, i, end):
@@ -115,11 +116,12 @@ def main(argv=None):
     p.add_argument("--seed", type=int, default=1)
     o = p.parse_args(argv)
     o.out.mkdir(parents=True, exist_ok=True)
-    mine, now = o.out / "about.json", about(o)
+    texts = data.Shards(o.data, o.begin, 1)
+    mine, now = o.out / "about.json", about(o, texts.fingerprint)
     if mine.exists() and json.loads(mine.read_text()) != now:
         raise SystemExit(f"sample: {o.out} has texts of {mine.read_text().strip()}: give another folder")
     mine.write_text(json.dumps(now) + "\n")
-    shards = [tokens for tokens, mask, _ in data.Shards(o.data, o.begin, 1).shards if mask is None and len(tokens) > o.begin]
+    shards = [tokens for tokens, mask, _ in texts.shards if mask is None and len(tokens) > o.begin]
     tokens, path = make_data.Tokens(o.model), o.out / "samples.jsonl"
     draw(o, shards, tokens.end, path)
     shard(o, shards, tokens, path)

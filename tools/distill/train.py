@@ -189,13 +189,14 @@ class Run:
         self.step, self.sequences, self.spent, self.micro = 0, 0, 0.0, min(o.micro, o.batch)
         self.before = 0  # tokens that the overlay had seen before this run
         self.anew = 0    # the step at which the optimizer began, for the warm-up
-        self.looked = 0  # look-back texts so far
+        self.looked = 0  # look-back texts so far, and of which folder
+        self.looked_of = self.back.fingerprint if self.back else None
         self.asked = False  # to end after the step at hand
         place = self.place()
         if place and (not state or state["step"] < place["step"]):
             overlay.load(str(o.place.parent / place["overlay"]), self.student)
-            self.step, self.sequences, self.spent = place["step"], place["sequences"], place["spent"]
-            self.before, self.anew, state = place["before"], self.step, None
+            self.go_on(place)
+            self.anew, state = self.step, None
             print(f"distill: goes on at step {self.step} from {o.place.name}; the optimizer begins anew", flush=True)
         if o.start == "fit" and not (state or place or o.resume_from or o.wide):
             fit.Fit(self.student, self.data, o.fit_sequences).apply()
@@ -203,14 +204,26 @@ class Run:
         if state:
             self.student.load_state_dict(state["student"])
             self.opt.load_state_dict(state["opt"])
-            self.step, self.sequences, self.spent = state["step"], state["sequences"], state["spent"]
-            self.before, self.anew, self.looked = state.get("before", 0), state.get("anew", 0), state.get("looked", 0)
-            if state.get("data", self.data.fingerprint) != self.data.fingerprint:
-                print("distill: other data than before: their first epoch begins", flush=True)
-                self.before, self.sequences = self.tokens(), 0
+            self.go_on(state)
+            self.anew = state.get("anew", 0)
             if o.ema:
                 self.mean = state.get("mean") or [p.detach().clone() for p in self.params]
             print(f"distill: goes on at step {self.step}", flush=True)
+
+    def go_on(self, kept):
+        """Where a state or a place stopped. Numbers of sequences hold for their data: of other data the first epoch begins, as one
+        epoch of another folder of look-back texts does."""
+        data, back = kept.get("data", self.data.fingerprint), kept.get("looked_of")
+        self.step, self.sequences, self.spent = kept["step"], kept["sequences"], kept["spent"]
+        self.before, self.looked = kept.get("before", 0), kept.get("looked", 0)
+        if self.step and data != self.data.fingerprint:
+            print("distill: other data than before: their first epoch begins", flush=True)
+            self.before, self.sequences, self.looked = self.tokens(), 0, 0
+        if self.looked_of is None:
+            self.looked_of = back  # of a session without them the number is kept for the next
+        elif back not in (None, self.looked_of):
+            print("distill: other look-back texts than before: their epoch begins", flush=True)
+            self.before, self.looked = self.before + self.looked * self.o.ctx, 0
 
     def wide_dims(self, state):
         """K's and V's dims: what an earlier run found, or what is asked for; of a division to be searched anything."""
@@ -236,7 +249,7 @@ class Run:
         return state
 
     def place(self):
-        """What --place says, if its overlay is the one that it was written for and the data are the same."""
+        """What --place says, if its overlay is the one that it was written for."""
         if not self.o.place:
             return None
         try:
@@ -247,9 +260,6 @@ class Run:
         if found != place["sha256"]:
             raise SystemExit(f"distill: {place['overlay']} is not the overlay of {self.o.place.name}: put back the two that were "
                              "written together")
-        if place["step"] and place["data"] != self.data.fingerprint:
-            print("distill: other data than before: their first epoch begins", flush=True)
-            place["sequences"], place["before"] = 0, place["before"] + place["sequences"] * self.o.ctx
         if place["step"] and (place["stage"], place["ctx"]) != (self.o.stage, self.o.ctx):
             raise SystemExit(f"distill: {self.o.place.name} is of stage {place['stage']}, {place['ctx']} tokens a sequence")
         return place
@@ -261,7 +271,8 @@ class Run:
     def save(self):
         checkpoint.save(self.state_path, {"student": self.student.state_dict(), "opt": self.opt.state_dict(),
                                           "step": self.step, "sequences": self.sequences, "spent": self.spent,
-                                          "mean": self.mean, "dims": list(self.student.dims or ()), "before": self.before, "anew": self.anew, "looked": self.looked,
+                                          "mean": self.mean, "dims": list(self.student.dims or ()), "before": self.before, "anew": self.anew,
+                                          "looked": self.looked, "looked_of": self.looked_of,
                                           "stage": self.o.stage, "ctx": self.o.ctx, "optimizer": self.o.optimizer, "data": self.data.fingerprint,
                                           "exit_words": [int(i) for i in self.student.exit_words]
                                           if self.student.exit_words is not None else None})
@@ -376,7 +387,8 @@ class Run:
         """Look-back texts of the step at hand; none once all have come."""
         if not self.back:
             return 0
-        return min(self.back.count() - self.looked, course.extra(self.sequences // self.o.batch, self.o.batch, self.o.look_back_share))
+        left = max(0, self.back.count() - self.looked)
+        return min(left, course.extra(self.sequences // self.o.batch, self.o.batch, self.o.look_back_share))
 
     def gradients(self):
         """Of a step's sequences. Sums over parts of the loss, or None where memory ran out."""
@@ -482,7 +494,8 @@ class Run:
             p.data = data
         checkpoint.write_text(self.o.run / "place.json", json.dumps({
             "overlay": path.name, "sha256": weights.sha256(str(path)), "stage": self.o.stage, "step": self.step,
-            "sequences": self.sequences, "ctx": self.o.ctx, "spent": round(self.spent, 1), "before": self.before,
+            "sequences": self.sequences, "looked": self.looked, "looked_of": self.looked_of, "ctx": self.o.ctx,
+            "spent": round(self.spent, 1), "before": self.before,
             "tokens": self.tokens(), "data": self.data.fingerprint}, indent=1) + "\n")
         if not quiet:
             print(f"distill: {path}: {path.stat().st_size} bytes after {self.step} steps, "

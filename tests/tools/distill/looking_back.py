@@ -15,6 +15,7 @@ import torch
 
 from stories import Trained
 import course
+import data
 import lookback
 import make_data
 import sample
@@ -113,14 +114,59 @@ class Courses(unittest.TestCase):
 
 
 class LookBackRuns(Trained):
-    def test_train(self):
-        """Look-back texts join the steps until they have all come, and a stopped run goes on with the next."""
-        back = self.folder / "back"
+    def texts(self, name, n):
+        """A folder of n look-back texts."""
+        back = self.folder / name
         back.mkdir()
         rng = np.random.default_rng(4)
-        rng.integers(3, 512, 5 * 32 + 1).astype(np.uint16).tofile(back / "b.bin")
-        (rng.random(5 * 32 + 1) < 0.3).astype(np.uint8).tofile(back / "b.mask")
-        (back / "manifest.json").write_text(json.dumps({"shards": [{"name": "b", "tokens": 161, "aligned": 32}]}))
+        rng.integers(3, 512, n * 32 + 1).astype(np.uint16).tofile(back / "b.bin")
+        (rng.random(n * 32 + 1) < 0.3).astype(np.uint8).tofile(back / "b.mask")
+        (back / "manifest.json").write_text(json.dumps({"shards": [{"name": "b", "tokens": n * 32 + 1, "aligned": 32}]}))
+        return back
+
+    def test_another_folder(self):
+        """A resumed run counts the texts of the folder it has: what was taken of another is seen, and no step has less than none.
+        State and place say of which folder they are; those that do not yet go on as before."""
+        many, few = self.texts("many", 5), self.texts("few", 1)
+        args = lambda back, n, steps: ["--split", "2", "--group", "3", "--share", "0.25", "--batch", "3", "--quant", "F32", "--steps", steps,
+                                       "--states", str(self.folder / n), *(["--look-back", str(back), "--look-back-share", "0.25"] if back else [])]
+        self.train("of", *args(many, "s1", "3"))
+        state = torch.load(self.folder / "of/state.pt", weights_only=True)
+        place = json.loads((self.folder / "of/place.json").read_text())
+        self.assertEqual([(x["looked"], x["looked_of"]) for x in (state, place)], [(3, data.Shards(many, 32, 1).fingerprint)] * 2)
+        self.assertEqual(place["tokens"], 12 * 32)
+
+        # without them: nothing is forgotten; another folder: its own are taken from the first on
+        self.train("of", *args(None, "s1", "4"))
+        self.assertIn("other look-back texts than before", self.train("of", *args(few, "s2", "6")))
+        now = torch.load(self.folder / "of/state.pt", weights_only=True)
+        self.assertEqual((now["looked"], now["before"]), (1, 3 * 32))
+        self.assertEqual(json.loads((self.folder / "of/place.json").read_text())["tokens"], (18 + 3 + 1) * 32)
+
+        # of a place the same, where state.pt is lost
+        kept = self.folder / "kept"
+        (self.folder / "of").rename(kept)
+        self.train("placed", *args(few, "s2", "7"), "--place", str(kept / "place.json"))
+        now = torch.load(self.folder / "placed/state.pt", weights_only=True)
+        self.assertEqual((now["looked"], now["before"]), (1, 3 * 32))
+
+        # a state of before the folder was said, with more taken than there are
+        del state["looked_of"]
+        torch.save(state, self.folder / "placed/state.pt")
+        self.train("placed", *args(few, "s2", "4"))
+        now = torch.load(self.folder / "placed/state.pt", weights_only=True)
+        self.assertEqual((now["looked"], now["sequences"], now["before"]), (3, 12, 0))
+        self.assertEqual("kl_back" in self.log("placed")[-1], False)
+
+        # other data: all that was seen counts once, and look-back texts begin with the data
+        torch.save(state | {"data": "another"}, self.folder / "placed/state.pt")
+        self.train("placed", *args(many, "s1", "4"))
+        now = torch.load(self.folder / "placed/state.pt", weights_only=True)
+        self.assertEqual((now["looked"], now["sequences"], now["before"]), (1, 3, 12 * 32))
+
+    def test_train(self):
+        """Look-back texts join the steps until they have all come, and a stopped run goes on with the next."""
+        back = self.texts("back", 5)
         args = ["--split", "2", "--group", "3", "--wide", "32+32", "--start", "fit", "--fit-sequences", "20", "--fall", "0.25", "--share", "0.25",
                 "--batch", "3", "--quant", "F32", "--visits", "4", "--look-back", str(back), "--look-back-share", "0.25", "--steps", "8"]
         states = lambda n: ["--states", str(self.folder / n)]
@@ -160,7 +206,16 @@ class Samples(unittest.TestCase):
             asked = sample.asked(o, shards, 2, 0)
             self.assertEqual((asked["tokens"], asked["max_tokens"]), (sample.prompt(shards, 1, 2, 6), 14))
             self.assertNotEqual(sample.prompt(shards, 1, 2, 6), sample.prompt(shards, 1, 3, 6))
-            self.assertEqual(sample.about(o)["overlay"], None)
-            (folder / "about.json").write_text(json.dumps({**sample.about(o), "kv": "fp8"}))
+            shards[0].tofile(folder / "a.bin")
+            args = ["--model", "m.gguf", "--data", d, "--out", d, "--tokens", "60", "--begin", "6", "--length", "20"]
+            (folder / "manifest.json").write_text(json.dumps({"shards": [{"name": "a", "tokens": 399, "sha256": "first"}]}))
+            mine = sample.about(o, data.Shards(d, 6, 1).fingerprint)
+            self.assertEqual(mine["overlay"], None)
+            (folder / "about.json").write_text(json.dumps({**mine, "kv": "fp8"}))
             with self.assertRaisesRegex(SystemExit, "give another folder"):
-                sample.main(["--model", "m.gguf", "--data", d, "--out", d, "--tokens", "60"])
+                sample.main(args)
+            # other data: a text would follow a beginning that it was not drawn for
+            (folder / "about.json").write_text(json.dumps(mine))
+            (folder / "manifest.json").write_text(json.dumps({"shards": [{"name": "a", "tokens": 399, "sha256": "second"}]}))
+            with self.assertRaisesRegex(SystemExit, "give another folder"):
+                sample.main(args)
