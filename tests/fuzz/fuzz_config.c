@@ -33,6 +33,7 @@ struct engine_side {
     struct engine_options engine;
     uint64_t extra_bytes;
     uint64_t extra_seq_bytes;
+    uint64_t text_bytes;
     int64_t front_fd;
     char *front_version;
     bool hidden;
@@ -49,6 +50,7 @@ struct engine_side {
 static const struct option_row engine_rows[] = {
     ENGINE_OPTION_ROWS(struct engine_side, engine)
     {"extra-bytes", 0, OPTION_BYTES, AT(extra_bytes)},
+    {"text-bytes", 0, OPTION_BYTES, AT(text_bytes), 1, ENGINE_TEXT_BYTES, .fallback = "4MiB"},
     {"front-version", 0, OPTION_STRING, AT(front_version)},
     {"hidden", 0, OPTION_FLAG, AT(hidden)},
     {"unit", 0, OPTION_FLAG, AT(unit)},
@@ -130,7 +132,7 @@ static void check_engine(const struct config *c)
     require(options_load(&engine_table, &s, argc, argv, NULL, NULL, NULL, &e) == 0);
     same_engine(&c->engine, &s.engine);
     require(s.extra_bytes == c->extra_bytes && s.extra_seq_bytes == c->extra_seq_bytes &&
-            s.plan == c->plan);
+            s.text_bytes == c->text_bytes && s.plan == c->plan);
     require(c->plan ? s.json == c->json && s.advise == c->advise
                     : s.front_fd == 3 && s.journal_fd == 4);
     options_clear(&engine_table, &s);
