@@ -15,7 +15,7 @@ static const char model[] = "arch_gemma4_moe.gguf";
 /* Each must be there and have its size; the factors must have theirs. */
 Test(beside, tensors_that_are_missing_or_of_another_size)
 {
-    static const char *const names[] = {
+    static const char names[][24] = {
         "ffn_gate.weight",        "ffn_down.weight",        "ffn_gate_inp.weight",
         "ffn_gate_inp.scale",     "ffn_down_exps.weight",   "pre_ffw_norm_2.weight",
         "post_ffw_norm_1.weight", "post_ffw_norm_2.weight", "post_ffw_norm.weight",
@@ -28,7 +28,7 @@ Test(beside, tensors_that_are_missing_or_of_another_size)
         struct bend b = {.tensor = full};
         bool may_lack = strcmp(names[i], "ffn_down_exps.scale") == 0;
 
-        (void)snprintf(full, sizeof(full), "blk.1.%s", names[i]);
+        (void)snprintf(full, sizeof(full), "blk.1.%.23s", names[i]);
         bend_refused(model, &b, may_lack ? 0 : -EBADMSG, may_lack ? NULL : full);
         b.wider = strcmp(names[i], "ffn_down_exps.weight") != 0; /* bend_file() knows no stacks */
         if (b.wider) {
