@@ -16,6 +16,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+enum { CPUTIME_THREADS = 256 }; /* most that are looked at */
+
 /* CPU time of all threads of a process so far, ns; -1: not known. */
 int64_t cputime_ns(pid_t pid);
 

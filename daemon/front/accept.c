@@ -9,11 +9,12 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/cputime.h"
 #include "base/log.h"
 #include "daemon/front/front.h"
 #include "daemon/front/lane.h"
 
-enum { ACCEPT_BURST = 32, FDS_PER_LANE = 3, FDS_OTHER = 320, REST_MS = 100 };
+enum { ACCEPT_BURST = 32, FDS_PER_LANE = 3, FDS_OTHER = 64 + CPUTIME_THREADS, REST_MS = 100 };
 #define TELL_NS 60000000000
 
 /* Each lane holds a socket and two arenas; a connection too many is accepted, refused and closed.

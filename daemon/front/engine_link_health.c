@@ -47,7 +47,7 @@ static bool is_starved(const struct engine_link *e, int64_t limit)
 void engine_link_take_threads(struct engine_link *e, bool asked, const int *fds, int n)
 {
     for (int i = 0; i < n; i++) {
-        if (asked && e->n_threads < THREADS_MOST && cputime_is_state(fds[i])) {
+        if (asked && e->n_threads < CPUTIME_THREADS && cputime_is_state(fds[i])) {
             e->threads[e->n_threads++] = fds[i];
         } else {
             (void)close(fds[i]);

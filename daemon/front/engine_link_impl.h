@@ -7,6 +7,7 @@
 
 #include <sys/types.h>
 
+#include "base/cputime.h"
 #include "daemon/front/engine_link.h"
 #include "daemon/front/front.h"
 #include "daemon/front/loop.h"
@@ -14,8 +15,6 @@
 #include "daemon/front/report.h"
 
 #define LOAD_TIMEOUT_NS 300000000000 /* without a word while loading */
-
-enum { THREADS_MOST = 256 };
 
 struct engine_link {
     struct front *front;
@@ -41,7 +40,7 @@ struct engine_link {
     int64_t busy_ns; /* since when; 0: idle */
     int64_t cpu_ns;  /* of the engine, when it last said something or became busy; -1: not known */
     int64_t starved_ns;        /* when that was last logged */
-    int threads[THREADS_MOST]; /* states of the engine's threads, which it handed on */
+    int threads[CPUTIME_THREADS]; /* states of the engine's threads, which it handed on */
     int n_threads;
     bool draining;
     bool leaving; /* told to end: what it still says about itself does not count */

@@ -24,7 +24,7 @@
 
 #define INTERRUPT_NS 20000000
 #define PULSE_NS 1000000000
-enum { READ_BURST = 64, FULL_WAIT_MS = 2, THREADS_MOST = 256 };
+enum { READ_BURST = 64, FULL_WAIT_MS = 2 };
 
 struct io {
     struct worker *w;
@@ -36,7 +36,7 @@ struct io {
     bool waits;
     struct lane_record state; /* the last LANE_ENGINE_STATE */
     int64_t state_ns;
-    int threads[THREADS_MOST]; /* states of our threads, still to be handed to the front */
+    int threads[CPUTIME_THREADS]; /* states of our threads, still to be handed to the front */
     int n_threads;
     bool knows_threads;
     int64_t interrupt_ns; /* when a step that began before is to be interrupted; 0: never */
@@ -60,7 +60,7 @@ static int tell_threads(struct io *io)
 
     if (!io->knows_threads) {
         io->knows_threads = true;
-        io->n_threads = cputime_open_threads(io->threads, THREADS_MOST);
+        io->n_threads = cputime_open_threads(io->threads, CPUTIME_THREADS);
     }
     lane_record_init(&r, LANE_ENGINE_THREADS, NULL);
     while (rc == 0 && io->n_threads > 0) {
