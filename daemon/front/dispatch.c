@@ -25,7 +25,7 @@
 #define APART_NS                                                                                   \
     10000000000 /* one that is apart waits so long for an idle engine, then others for it */
 
-static bool is_light(uint32_t kind)
+static bool reads_text(uint32_t kind)
 {
     return kind == LANE_KIND_TOKENIZE || kind == LANE_KIND_DETOKENIZE;
 }
@@ -35,12 +35,12 @@ static bool is_light(uint32_t kind)
 static bool only_tokenizes(const void *arg, const struct request *r)
 {
     (void)arg;
-    return is_light(r->kind) && r->who->account->n_light < DISPATCH_LIGHT_PERSON;
+    return reads_text(r->kind) && r->who->account->n_texts < DISPATCH_TEXTS_PERSON;
 }
 
 static bool needs_sequence(const struct request *r)
 {
-    return !is_light(r->kind);
+    return !reads_text(r->kind);
 }
 
 static bool generates(const struct request *r)
@@ -116,8 +116,8 @@ bool dispatch_can_start(const struct front *f, uint32_t kind, uint32_t person)
     if (!engine_link_ready(f->engine) || f->queue.n > 0 || f->n_suspects > 0) {
         return false;
     }
-    return is_light(kind)
-               ? f->n_light < DISPATCH_LIGHT_MAX && (!a || a->n_light < DISPATCH_LIGHT_PERSON)
+    return reads_text(kind)
+               ? f->n_texts < DISPATCH_TEXTS_MAX && (!a || a->n_texts < DISPATCH_TEXTS_PERSON)
                : f->n_running < (uint32_t)n_slots(f) &&
                      may_have_another(f, person, a ? a->n_sequences : 0);
 }
@@ -126,8 +126,9 @@ bool dispatch_can_start(const struct front *f, uint32_t kind, uint32_t person)
 static void count(struct front *f, const struct request *r, int n)
 {
     r->who->n_running += (uint32_t)n;
-    *(is_light(r->kind) ? &f->n_light : &f->n_running) += (uint32_t)n;
-    *(is_light(r->kind) ? &r->who->account->n_light : &r->who->account->n_sequences) += (uint32_t)n;
+    *(reads_text(r->kind) ? &f->n_texts : &f->n_running) += (uint32_t)n;
+    *(reads_text(r->kind) ? &r->who->account->n_texts : &r->who->account->n_sequences) +=
+        (uint32_t)n;
     f->n_suspects += r->alone ? (uint32_t)n : 0;
 }
 
@@ -140,7 +141,7 @@ static struct request *take(struct front *f, struct request *r)
 /* One that starts only where nothing runs, or NULL. *ret_waits: nothing else may start, either. */
 static struct request *next_alone(struct front *f, bool *ret_waits)
 {
-    bool idle = f->n_running + f->n_light == 0;
+    bool idle = f->n_running + f->n_texts == 0;
     struct request *apart = NULL;
 
     *ret_waits = false;
@@ -172,11 +173,11 @@ static struct request *next_request(struct front *f)
     if (r || waits) {
         return r;
     }
-    r = f->n_light < DISPATCH_LIGHT_MAX ? queue_pop_of(&f->queue, only_tokenizes, NULL) : NULL;
+    r = f->n_texts < DISPATCH_TEXTS_MAX ? queue_pop_of(&f->queue, only_tokenizes, NULL) : NULL;
     if (!r && f->n_running < (uint32_t)n_slots(f)) {
         r = queue_pop_of(&f->queue, may_run, f);
     }
-    if (r || f->n_running + f->n_light > 0 || !f->queue.first) {
+    if (r || f->n_running + f->n_texts > 0 || !f->queue.first) {
         return r;
     }
     return take(f, f->queue.first); /* nothing runs, and all that wait are apart */
@@ -354,7 +355,7 @@ static void on_pauses(void *arg)
 static void watch_pauses(struct front *f)
 {
     f->pauses_ns = clock_ns();
-    if (f->queue.n > 0 && f->n_running + f->n_light > 0) {
+    if (f->queue.n > 0 && f->n_running + f->n_texts > 0) {
         loop_timer_at(&f->loop, &f->pause_timer, f->pauses_ns + PAUSE_STEP_NS, on_pauses, f);
     }
 }
@@ -380,10 +381,10 @@ void dispatch_forget(struct front *f, struct request *r)
     }
     count(f, r, -1);
     r->alone = false;
-    if (!is_light(r->kind)) {
+    if (!reads_text(r->kind)) {
         queue_served(&f->queue, clock_ns() - r->started_ns);
     }
-    if (f->n_running + f->n_light == 0) {
+    if (f->n_running + f->n_texts == 0) {
         engine_link_busy(f->engine, false);
     }
 }
@@ -597,10 +598,10 @@ static void lost_one(struct front *f, struct request *r, bool alone)
 
 void dispatch_lost(struct front *f)
 {
-    bool alone = f->n_running + f->n_light == 1;
+    bool alone = f->n_running + f->n_texts == 1;
     struct request *prev;
 
-    if (f->n_running + f->n_light > 0) {
+    if (f->n_running + f->n_texts > 0) {
         blame_death(&f->blame);
     }
     /* Newest first, each to the front of the queue: the oldest will be replayed first. */

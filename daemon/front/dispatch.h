@@ -26,8 +26,8 @@ struct request;
 enum {
     DISPATCH_TRUST = 16,
     DISPATCH_CLEAR = 64,
-    DISPATCH_LIGHT_MAX = 16,
-    DISPATCH_LIGHT_PERSON = 4
+    DISPATCH_TEXTS_MAX = 16,
+    DISPATCH_TEXTS_PERSON = 4
 };
 
 /* The request ends before it was known whether it kills engines. */

@@ -224,7 +224,7 @@ static void engine_down(struct engine_link *e, int status)
 {
     struct front *f = e->front;
     bool was_ready = e->state == LANE_READY;
-    bool worked = was_ready && f->n_running + f->n_light > 0;
+    bool worked = was_ready && f->n_running + f->n_texts > 0;
     struct log_fields fields = {0};
     bool hopeless;
     bool other;

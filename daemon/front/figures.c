@@ -32,7 +32,7 @@ static void take(const struct front *f, struct figures *ret)
     ret->n_saved = c->n_saved;
     ret->n_not_saved = c->n_not_saved;
     ret->kv_bytes_used = engine_link_info(f->engine)->kv_bytes_used;
-    ret->n_running = f->n_running + f->n_light;
+    ret->n_running = f->n_running + f->n_texts;
     ret->n_queued = f->queue.n;
 }
 

@@ -115,7 +115,7 @@ HOT static void after_batch(void *arg)
         dispatch_run(f);
     }
     lifecycle_check(f);
-    if (f->stopping && f->n_running + f->n_light + f->queue.n == 0 && all_sent(f)) {
+    if (f->stopping && f->n_running + f->n_texts + f->queue.n == 0 && all_sent(f)) {
         loop_stop(&f->loop);
     }
     if (f->status_changed && f->status_timer.index == 0 && !f->stopping) {

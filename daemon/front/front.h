@@ -46,7 +46,7 @@ struct lane;
 enum front_refusal {
     REFUSED_CLIENTS, /* at connect: as many as may be are connected, or no memory for one more */
     REFUSED_DRAIN,
-    REFUSED_MODEL, /* it could not be loaded */
+    REFUSED_MODEL,  /* it could not be loaded */
     REFUSED_DEATHS, /* of engines that ran this user's requests */
     REFUSED_QUEUE,
     REFUSED_JOURNAL,
@@ -91,9 +91,9 @@ struct front {
 
     uint64_t epoch;
     int64_t started_ns;
-    bool system; /* started by systemd: SIGHUP means reload */
-    bool listening; /* said so: the model was checked, or is not there and we stay */
-    bool handing_over; /* upgrade.h */
+    bool system;          /* started by systemd: SIGHUP means reload */
+    bool listening;       /* said so: the model was checked, or is not there and we stay */
+    bool handing_over;    /* upgrade.h */
     int64_t hand_over_ns; /* when at the latest */
     bool stopping;
     int exit_code;
@@ -108,13 +108,13 @@ struct front {
     int64_t watchdog_ns;
     uint32_t n_running;   /* in the engine, tokenizing ones not counted */
     uint32_t n_forgotten; /* requests, since malloc's pages were last given back */
-    uint32_t n_light;     /* tokenizing ones in the engine */
-    uint32_t n_suspects;  /* of n_running and n_light, those that run alone: 0 or 1 */
+    uint32_t n_texts;     /* tokenizing ones in the engine */
+    uint32_t n_suspects;  /* of n_running and n_texts, those that run alone: 0 or 1 */
     bool dispatch_wanted; /* before the loop sleeps again */
     uint64_t n_asked;     /* how often the next request to start was looked for */
     bool status_changed;
-    struct loop_timer pause_timer; /* while somebody waits for a sequence */
-    int64_t pauses_ns;             /* up to when pauses are counted */
+    struct loop_timer pause_timer;  /* while somebody waits for a sequence */
+    int64_t pauses_ns;              /* up to when pauses are counted */
     struct loop_timer status_timer; /* STATUS= at most once a second */
     struct front_counters counters;
     struct figures_late late; /* of the counters, what others see */

@@ -23,7 +23,7 @@ enum { RETRY_LEAST_MS = 100, RETRY_MOST_MS = 60000, RETRY_UNKNOWN_MS = 2000 };
 
 static bool is_idle(const struct front *f)
 {
-    return f->n_running + f->n_light + f->queue.n == 0;
+    return f->n_running + f->n_texts + f->queue.n == 0;
 }
 
 static void on_idle(void *arg)
@@ -88,7 +88,7 @@ static void on_drain_limit(void *arg)
 {
     struct front *f = arg;
 
-    log_info("drain: the time is over for %u requests", f->n_running + f->n_light + f->queue.n);
+    log_info("drain: the time is over for %u requests", f->n_running + f->n_texts + f->queue.n);
     if (f->drain == LANE_CONTROL_DRAIN) {
         front_stop(f, 0);
         return;
@@ -108,7 +108,7 @@ int lifecycle_drain(struct front *f, uint32_t op, int64_t limit_ns, struct error
     f->status_changed = true;
     log_info("draining%s: no new requests, %u to end",
              f->drain == LANE_CONTROL_RELOAD ? " for a reload" : "",
-             f->n_running + f->n_light + f->queue.n);
+             f->n_running + f->n_texts + f->queue.n);
     if (limit_ns > 0 && (f->drain_timer.index == 0 || at < f->drain_timer.when_ns)) {
         loop_timer_at(&f->loop, &f->drain_timer, at, on_drain_limit, f);
     }
@@ -135,7 +135,7 @@ static bool unload(struct front *f, struct lane *l)
 {
     if (!is_idle(f)) {
         lane_send_error(l, NULL, LANE_ERR_BUSY, queue_retry_ms(&f->queue, 1),
-                        "%u requests run, %u wait: the model is in use", f->n_running + f->n_light,
+                        "%u requests run, %u wait: the model is in use", f->n_running + f->n_texts,
                         f->queue.n);
         return false;
     }

@@ -31,7 +31,7 @@ struct account {
     uint32_t person;
     uint32_t n_principals;
     uint32_t n_sequences; /* that run */
-    uint32_t n_light;     /* texts in the engine that are only tokenized */
+    uint32_t n_texts;     /* texts in the engine that are only tokenized */
     uint64_t asked;       /* the dispatcher's: its last question, */
     bool may;             /* and the answer */
     struct account *next;
@@ -92,7 +92,7 @@ struct request {
     int64_t paused_ns;    /* while others waited for a sequence, in all */
     uint64_t credit_due;  /* credit that stops the reader's clock */
 
-    uint32_t place;       /* in the queue, when it was last listed */
+    uint32_t place; /* in the queue, when it was last listed */
     int64_t accepted_ns;
     int64_t started_ns; /* 0: not yet */
     int64_t ended_ns;
@@ -126,7 +126,8 @@ struct request_table {
     uint64_t hash_key; /* random, so that nobody aims at a bucket */
     uint32_t n;
     const struct persons *persons; /* or NULL */
-    uint32_t n_of[REQUEST_USERS]; /* by person; two that share a slot share its limit of 7/8 of all */
+    uint32_t
+        n_of[REQUEST_USERS]; /* by person; two that share a slot share its limit of 7/8 of all */
 };
 
 void request_table_init(struct request_table *t, uint64_t hash_key);

@@ -68,11 +68,11 @@ bool upgrade_begin(struct front *f, const char *why)
 void upgrade_check(struct front *f)
 {
     if (!f->handing_over || f->stopping ||
-        (f->n_running + f->n_light > 0 && clock_ns() < f->hand_over_ns)) {
+        (f->n_running + f->n_texts > 0 && clock_ns() < f->hand_over_ns)) {
         return;
     }
     log_info("handing over %u waiting and %u running requests", f->queue.n,
-             f->n_running + f->n_light);
+             f->n_running + f->n_texts);
     logline_flush(f);
     gateway_destroy(f->gateway);
     engine_link_destroy(f->engine);

@@ -15,7 +15,7 @@
 /* The longest text that is tokenized at once is that of the longest request, within these bounds:
  * what a chat template makes of a conversation is such a text, however short the conversation. And
  * what reading it takes at most for each of its bytes: the plan holds as much for the thread that
- * reads texts (daemon/worker/light.h). */
+ * reads texts (daemon/worker/texts.h). */
 enum { ENGINE_TEXT_LEAST = 96 << 10, ENGINE_TEXT_BYTES = 4 << 20, ENGINE_TEXT_COST = 90 };
 /* Of these bytes those of tools and of calls' arguments may hold so many JSON values, counted by
  * brackets that open, colons and commas. As trees each takes this much beside the text's cost. */
@@ -28,13 +28,13 @@ struct engine_options {
     int64_t sequences;
     int64_t batch_tokens;
     char *kv;
-    char *chat_template; /* of the file, where NULL or empty */
-    int tool_format;     /* index of engine_option_tool_formats */
-    int64_t gap_target; /* ms */
+    char *chat_template;  /* of the file, where NULL or empty */
+    int tool_format;      /* index of engine_option_tool_formats */
+    int64_t gap_target;   /* ms */
     int64_t answer_limit; /* tokens; 0: none */
     int64_t draft;
-    int draw;    /* enum engine_draw */
-    int prefill; /* enum engine_prefill */
+    int draw;        /* enum engine_draw */
+    int prefill;     /* enum engine_prefill */
     int device_wait; /* enum engine_wait */
     uint64_t memory;
     int backend; /* of engine_option_backends */

@@ -108,7 +108,7 @@ static bool send_held(struct io *io)
 static void look_at_texts(struct io *io, struct lane_record *r)
 {
     if (r->h.type == LANE_ENGINE_STATE) {
-        r->e_state.text_ms = light_stuck_ms(&io->w->light, clock_ns());
+        r->e_state.text_ms = texts_stuck_ms(&io->w->texts, clock_ns());
     }
 }
 
@@ -155,7 +155,7 @@ static void send_records(struct io *io)
 {
     while (send_held(io) && !beat(io, clock_ns())) {
         io->of_ring = ring_pop(&io->w->records, &io->held);
-        io->holds = io->of_ring || ring_pop(&io->w->light.records, &io->held);
+        io->holds = io->of_ring || ring_pop(&io->w->texts.records, &io->held);
         if (!io->holds) {
             return;
         }
@@ -280,25 +280,25 @@ int io_run(struct worker *w, int front_fd)
     while (!io.gone) {
         struct pollfd p[3] = {{.fd = front_fd},
                               {.fd = w->records.wake_fd, .events = POLLIN},
-                              {.fd = w->light.records.wake_fd, .events = POLLIN}};
+                              {.fd = w->texts.records.wake_fd, .events = POLLIN}};
         bool empty;
 
         /* Read before the ring is emptied: when it says that the thread has ended, all its records
          * are in the ring. */
         code = atomic_load(&w->exit_code);
         send_records(&io);
-        if (code >= 0 && !io.holds && ring_empty(&w->records) && ring_empty(&w->light.records)) {
+        if (code >= 0 && !io.holds && ring_empty(&w->records) && ring_empty(&w->texts.records)) {
             return code;
         }
         p[0].events = (short)((io.waits ? 0 : POLLIN) | (io.holds ? POLLOUT : 0));
         empty = ring_sleep(&w->records);
-        empty = (ring_sleep(&w->light.records) && empty) || io.holds;
+        empty = (ring_sleep(&w->texts.records) && empty) || io.holds;
         if (poll(p, 3, empty ? timeout_ms(&io, clock_ns()) : 0) < 0 && errno != EINTR) {
             log_error("poll: %s", strerror(errno));
             return 8;
         }
         ring_awake(&w->records);
-        ring_awake(&w->light.records);
+        ring_awake(&w->texts.records);
         pass_on(&io);
         if (p[0].revents & (POLLIN | POLLHUP | POLLERR)) {
             read_records(&io);

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "daemon/worker/answer.h"
 #include "daemon/worker/hook.h"
-#include "daemon/worker/light.h"
+#include "daemon/worker/texts.h"
 #include "daemon/worker/mapping.h"
 #include "engine/kv/plan/plan.h"
 #include "engine/kv/policy/policy.h"
@@ -52,7 +52,7 @@ void job_end(struct worker *w, struct job *j)
     free(j);
 }
 
-static bool is_light(const struct job *j)
+static bool reads_text(const struct job *j)
 {
     return j->kind == LANE_KIND_TOKENIZE || j->kind == LANE_KIND_DETOKENIZE;
 }
@@ -75,7 +75,7 @@ void job_cancel(struct worker *w, struct job *j, uint32_t reason)
         return;
     }
     j->stop_reason = reason;
-    if (is_light(j)) {
+    if (reads_text(j)) {
         atomic_store(&j->load_stop, true);
         return;
     }
@@ -392,7 +392,7 @@ static int prompt_of(struct job *j, const struct ask *a, const struct ask_source
     if (a->has_tokens || source->lease_ids) {
         return job_prompt(j, a, source, reterr);
     }
-    rc = light_take(&j->worker->light, j, reterr);
+    rc = texts_take(&j->worker->texts, j, reterr);
     j->reads = rc == 0;
     return rc ? rc : 1;
 }
@@ -482,10 +482,10 @@ static int dispatch(struct job *j, const struct lane_engine_request *e, int *dir
     int rc = check_forced(w, e, reterr);
 
     rc = rc ? rc : take_leases(j, e, &source, reterr);
-    if (rc == 0 && is_light(j)) {
-        j->light_ids = source.lease_ids;
-        j->n_light_ids = source.n_lease_ids;
-        return light_take(&w->light, j, reterr);
+    if (rc == 0 && reads_text(j)) {
+        j->text_ids = source.lease_ids;
+        j->n_text_ids = source.n_lease_ids;
+        return texts_take(&w->texts, j, reterr);
     }
     rc = rc ? rc : ask_read(w->journal + e->journal_offset, e->tlv_bytes, &a, reterr);
     if (rc) {
@@ -568,5 +568,5 @@ void job_read(struct job *j)
 
     j->reads = false;
     j->has_read = true;
-    go_on(j, j->load_rc, &e, (struct job_counts){j->light_counts[0], j->light_counts[1]});
+    go_on(j, j->load_rc, &e, (struct job_counts){j->text_counts[0], j->text_counts[1]});
 }

@@ -4,7 +4,7 @@
 
 /* One request in the worker thread, from its record to its LANE_DONE. A job is made, decoded and
  * submitted between two steps; while it runs it allocates nothing. Requests that only tokenize are
- * another thread's (light.h) from their first look on.
+ * another thread's (texts.h) from their first look on.
  *
  * Replay: the ids that were said before a crash go through detokenizer and stop strings here again,
  * without being sent, so that both are in the state they were in; what they would have said beyond
@@ -31,11 +31,11 @@ struct job {
 
     struct detok detok;
     struct stop stop;
-    struct calls *calls; /* NULL: the answer is one text */
+    struct calls *calls;       /* NULL: the answer is one text */
     struct lane_record *waits; /* a token's record whose text is not known yet, or NULL */
     int32_t n_names;           /* calls that were told */
-    uint64_t skip_text; /* bytes that were sent before a crash */
-    int32_t index;      /* of the last new token */
+    uint64_t skip_text;        /* bytes that were sent before a crash */
+    int32_t index;             /* of the last new token */
     uint32_t n_forced;
     uint32_t stop_reason; /* enum lane_reason it was told to end with; 0: none */
 
@@ -75,8 +75,8 @@ struct job {
     struct lane_record rec; /* the request's */
     struct job *next_load;
     struct job *next_text; /* of those whose text waits to be read */
-    bool loads;   /* it is, or was */
-    bool loading; /* it is: not begun yet */
+    bool loads;            /* it is, or was */
+    bool loading;          /* it is: not begun yet */
     atomic_bool load_stop;
     int32_t load_vocab; /* ids are below */
     int load_rc;
@@ -84,10 +84,10 @@ struct job {
     bool reads;    /* the tokenizing thread makes the ids of its prompt: not begun yet */
     bool has_read; /* it did */
 
-    /* One that only tokenizes, the thread's from light_take() on; or a prompt of text. */
-    const volatile int32_t *light_ids; /* (n_light_ids) in the token lease */
-    size_t n_light_ids;
-    uint64_t light_counts[2]; /* of its error */
+    /* One that only tokenizes, the thread's from texts_take() on; or a prompt of text. */
+    const volatile int32_t *text_ids; /* (n_text_ids) in the token lease */
+    size_t n_text_ids;
+    uint64_t text_counts[2]; /* of its error */
 
     struct job *next;
 };

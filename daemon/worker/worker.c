@@ -74,7 +74,7 @@ int worker_init(struct worker *w, struct error *reterr)
         }
     }
     if (rc == 0) {
-        rc = light_init(&w->light, w, reterr);
+        rc = texts_init(&w->texts, w, reterr);
         if (rc) { /* the process ends */
             worker_finish(w);
         }
@@ -399,7 +399,7 @@ static bool wait_for_commands(struct worker *w)
             break;
         }
         ring_wait(&w->commands);
-    } while (saver_busy(&w->saver) && !loader_ready(&w->loader) && !light_ready(&w->light) &&
+    } while (saver_busy(&w->saver) && !loader_ready(&w->loader) && !texts_ready(&w->texts) &&
              ring_empty(&w->commands) && !atomic_load(&w->drain));
     atomic_store(&w->waits, false);
     return left;
@@ -423,7 +423,7 @@ static int serve(struct worker *w)
             end_all(w);
             more = 1;
         }
-        if (light_run(&w->light)) {
+        if (texts_run(&w->texts)) {
             more = 1;
         }
         if (loader_run(&w->loader)) {

@@ -17,7 +17,7 @@
 
 #include "base/error.h"
 #include "daemon/worker/figures.h"
-#include "daemon/worker/light.h"
+#include "daemon/worker/texts.h"
 #include "daemon/worker/loader.h"
 #include "daemon/worker/ring.h"
 #include "daemon/worker/saver.h"
@@ -39,8 +39,8 @@ struct command {
 struct worker {
     /* Set before the thread starts. */
     struct engine_config config;
-    int32_t answer_limit; /* 0: none */
-    size_t text_most; /* bytes of a text that is tokenized at once */
+    int32_t answer_limit;   /* 0: none */
+    size_t text_most;       /* bytes of a text that is tokenized at once */
     const uint8_t *journal; /* (journal_bytes) read-only */
     size_t journal_bytes;
 
@@ -69,15 +69,15 @@ struct worker {
     uint64_t n_said; /* records put into the ring */
     char *text;      /* scratch for one token's text */
     size_t text_bytes;
-    int64_t took_ns;  /* a step of the last engine_step(), which may do many */
+    int64_t took_ns;        /* a step of the last engine_step(), which may do many */
     uint64_t n_async_steps; /* of the engine's counters, as they were then */
-    int64_t state_ns; /* when the last LANE_ENGINE_STATE was sent */
-    int64_t ready_ns; /* since when it serves */
-    bool is_checked;  /* the model's file and plan; what takes time has begun */
+    int64_t state_ns;       /* when the last LANE_ENGINE_STATE was sent */
+    int64_t ready_ns;       /* since when it serves */
+    bool is_checked;        /* the model's file and plan; what takes time has begun */
     uint32_t state_jobs;
     struct saver saver;
     struct loader loader;
-    struct light light;
+    struct texts texts;
     struct figures figures;
     int64_t figures_ns; /* when they were last looked at */
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef PIPIT_DAEMON_WORKER_LIGHT_H
-#define PIPIT_DAEMON_WORKER_LIGHT_H
+#ifndef PIPIT_DAEMON_WORKER_TEXTS_H
+#define PIPIT_DAEMON_WORKER_TEXTS_H
 
 /* Everything that reads texts has a thread of its own, so that no step waits for a text. Prompts
  * become ids there and go back to the worker. Requests that need the tokenizer and no device are
@@ -17,7 +17,7 @@
  * before it begins and before each record.
  *
  * Health: `since_ns` is the thread's last sign of life in the text that it reads. The I/O thread
- * tells the front of one that gives none (light_stuck_ms), which then treats it as a step that does
+ * tells the front of one that gives none (texts_stuck_ms), which then treats it as a step that does
  * not end.
  *
  * The threads run until the process ends, so nothing here is ever freed. */
@@ -37,25 +37,25 @@ struct job;
 struct worker;
 
 /* Where a thread's CPU time and state can be looked up. */
-struct light_self {
+struct texts_self {
     pid_t tid;
     clockid_t clock;
 };
 
-struct light {
+struct texts {
     struct worker *worker;
     pthread_t thread;
     bool has_thread;
-    struct ring jobs; /* struct job *, from the worker */
-    struct ring back; /* the same, to it */
+    struct ring jobs;    /* struct job *, from the worker */
+    struct ring back;    /* the same, to it */
     struct ring records; /* struct lane_record */
 
     /* Of the thread that reads; while the second one does, its. */
     struct turns turns;
-    uint32_t n_said; /* records of the job that is being said */
+    uint32_t n_said;    /* records of the job that is being said */
     int64_t longest_ns; /* in which it gave no sign of life */
-    struct light_self self;
-    struct light_self slow_self;
+    struct texts_self self;
+    struct texts_self slow_self;
     pthread_t slow;
     bool has_slow;
     struct job *slow_job;
@@ -65,26 +65,26 @@ struct light {
     /* Read by the I/O thread. */
     atomic_int_least64_t since_ns; /* 0: no text is read */
     struct pace pace;
-    _Atomic(const struct light_self *) who;
-    int64_t seen_ns; /* that thread's own: `since_ns` when it looked last, */
+    _Atomic(const struct texts_self *) who;
+    int64_t seen_ns;     /* that thread's own: `since_ns` when it looked last, */
     int64_t seen_cpu_ns; /* and the reader's CPU time when it saw that first */
 };
 
-int light_init(struct light *l, struct worker *w, struct error *reterr) WARN_UNUSED;
+int texts_init(struct texts *t, struct worker *w, struct error *reterr) WARN_UNUSED;
 
 /* A job that only tokenizes or detokenizes will be answered and freed. Of another the prompt, or
  * what it adds to its session, becomes ids; job_read() goes on with it. On failure the job is the
  * caller's still. */
-int light_take(struct light *l, struct job *j, struct error *reterr) WARN_UNUSED;
+int texts_take(struct texts *t, struct job *j, struct error *reterr) WARN_UNUSED;
 
 /* Between steps: frees the jobs that were answered, and goes on with those that have their ids.
  * True when there were any of the latter. */
-bool light_run(struct light *l);
-/* Would light_run() find something? */
-bool light_ready(const struct light *l);
+bool texts_run(struct texts *t);
+/* Would texts_run() find something? */
+bool texts_ready(const struct texts *t);
 
 /* The I/O thread's look, about once a second: how long the reader has given no sign of life, as in
  * struct lane_engine_state. */
-uint32_t light_stuck_ms(struct light *l, int64_t now);
+uint32_t texts_stuck_ms(struct texts *t, int64_t now);
 
 #endif

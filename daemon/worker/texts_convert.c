@@ -14,7 +14,7 @@
 #include "daemon/worker/ask.h"
 #include "daemon/worker/hook.h"
 #include "daemon/worker/job_impl.h"
-#include "daemon/worker/light_impl.h"
+#include "daemon/worker/texts_impl.h"
 #include "daemon/worker/mapping.h"
 #include "engine/text/tok.h"
 
@@ -24,14 +24,14 @@ enum { RECORDS_A_PROMPT = 32 }; /* so many are said for each: no flood of prompt
  * to end, and nothing was said. */
 static bool say(struct job *j, const struct lane_record *r)
 {
-    struct light *l = &j->worker->light;
+    struct texts *t = &j->worker->texts;
 
-    if (++l->n_said % RECORDS_A_PROMPT == 0) {
-        light_short_prompt(l);
+    if (++t->n_said % RECORDS_A_PROMPT == 0) {
+        texts_short_prompt(t);
     }
     while (!atomic_load(&j->load_stop)) {
-        light_alive(l);
-        if (ring_push(&l->records, r)) {
+        texts_alive(t);
+        if (ring_push(&t->records, r)) {
             return true;
         }
         (void)poll(NULL, 0, 1);
@@ -41,8 +41,8 @@ static bool say(struct job *j, const struct lane_record *r)
 
 static void say_last(struct job *j, const struct lane_record *r)
 {
-    while (!ring_push(&j->worker->light.records, r)) {
-        light_alive(&j->worker->light);
+    while (!ring_push(&j->worker->texts.records, r)) {
+        texts_alive(&j->worker->texts);
         (void)poll(NULL, 0, 1);
     }
 }
@@ -100,14 +100,14 @@ static int check_length(struct job *j, const struct ask *a, struct error *reterr
     size_t n_values = ask_json_values(a);
 
     if (n > j->worker->text_most) {
-        j->light_counts[0] = n;
-        j->light_counts[1] = j->worker->text_most;
+        j->text_counts[0] = n;
+        j->text_counts[1] = j->worker->text_most;
         return error_set(reterr, -E2BIG, "a text of %zu bytes: at most %zu are tokenized at once",
                          n, j->worker->text_most);
     }
     if (n_values > ENGINE_JSON_VALUES) {
-        j->light_counts[0] = n_values;
-        j->light_counts[1] = ENGINE_JSON_VALUES;
+        j->text_counts[0] = n_values;
+        j->text_counts[1] = ENGINE_JSON_VALUES;
         return error_set(reterr, -E2BIG,
                          "tools and calls' arguments of %zu JSON values: at most %d in a request",
                          n_values, (int)ENGINE_JSON_VALUES);
@@ -190,8 +190,8 @@ static int answer(struct job *j, size_t *ret_n, struct error *reterr)
     struct worker *w = j->worker;
     const struct lane_engine_request *e = &j->rec.e_request;
     struct ask_source source = {.tok = engine_tok(atomic_load(&w->engine)),
-                                .lease_ids = j->light_ids,
-                                .n_lease_ids = j->n_light_ids};
+                                .lease_ids = j->text_ids,
+                                .n_lease_ids = j->n_text_ids};
     struct ask a;
     int rc = ask_read(w->journal + e->journal_offset, e->tlv_bytes, &a, reterr);
 
@@ -208,7 +208,7 @@ static int answer(struct job *j, size_t *ret_n, struct error *reterr)
     return rc;
 }
 
-void light_serve(struct job *j)
+void texts_serve(struct job *j)
 {
     struct lane_record r;
     struct error e = {0};
@@ -216,7 +216,7 @@ void light_serve(struct job *j)
     int rc = atomic_load(&j->load_stop) ? 0 : answer(j, &n, &e);
 
     if (rc) {
-        answer_error_record(j->id, &e, j->light_counts[0], j->light_counts[1], &r);
+        answer_error_record(j->id, &e, j->text_counts[0], j->text_counts[1], &r);
     } else {
         lane_record_init(&r, LANE_DONE, j->id);
         r.done.reason = atomic_load(&j->load_stop) ? j->stop_reason : LANE_REASON_STOP;
@@ -225,7 +225,7 @@ void light_serve(struct job *j)
     say_last(j, &r);
 }
 
-int light_prompt_ids(struct job *j, struct error *reterr)
+int texts_prompt_ids(struct job *j, struct error *reterr)
 {
     struct worker *w = j->worker;
     const struct lane_engine_request *e = &j->rec.e_request;
