@@ -471,6 +471,26 @@ class Connections(Served):
         self.assertTrue(wait_until(lambda: self.lane.status().n_running + self.lane.status().n_queued == 0))
         self.assertEqual(self.lane.status().n_lanes, 1)
 
+    @unittest.skipIf(SLOW > 1, "a sanitizer's malloc keeps what is freed")
+    def test_memory_of_forgotten_answers_comes_back(self):
+        """Three thousand answers are kept for 30 s, each for a client that is gone. malloc alone would hold their pages for good."""
+        daemon = Daemon("--sequences", "2")
+        self.addCleanup(daemon.stop)
+        lane = daemon.ready()
+        self.addCleanup(lane.close)
+
+        def kb():
+            with open(f"/proc/{daemon.process.pid}/status") as f:
+                return next(int(line.split()[1]) for line in f if line.startswith("RssAnon"))
+        before = kb()
+        for _ in range(3000):
+            raw = daemon.lane()
+            self.assertEqual(list(raw.events(raw.request(prompt("Once", 1))))[-1].type, DONE)
+            raw.close()
+        grown = kb() - before
+        self.assertGreater(grown, 1000)
+        self.assertTrue(wait_until(lambda: kb() - before < grown / 2, 40), (before, grown, kb()))
+
     def test_too_many_lanes(self):
         held = [self.daemon.lane() for _ in range(13)]
         raw = self.daemon.lane(hello=False)
