@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a driver keeps of a kernel: whether its code is loaded, and how much dynamic shared memory a
  * launch may have. The limit takes effect at once, also for launches that were written down before:
- * emu.cc asks for it as a kernel runs. And what it says of itself. */
+ * launch.cc asks for it as a kernel runs. And what it says of itself. */
 
 #include "emu.cuh"
 

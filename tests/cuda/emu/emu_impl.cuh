@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef PIPIT_TESTS_CUDA_EMU_EMU_IMPL_CUH
+#define PIPIT_TESTS_CUDA_EMU_EMU_IMPL_CUH
+
+/* What the emulator's own files share; kernels and their host code see emu.cuh alone.
+ *
+ *   fibers.cc      a block's threads: switching, barriers, exchanges of a warp
+ *   matrix.cc      mma, ldmatrix, cp.async
+ *   group.cc       wgmma
+ *   memory.cc      the device's memory, pinned memory, copies
+ *   device.cc      errors and injected ones, properties, streams, events
+ *   attributes.cc  what a driver keeps of a kernel
+ *   launch.cc      kernels by address, launches
+ *   graph.cc       graphs of kernels
+ *
+ * One thread of the process calls all of it. */
+
+#include "tests/cuda/emu/emu.cuh"
+
+extern "C" {
+#include "quant/half.h"
+}
+
+#define EMU_API extern "C" __attribute__((visibility("default")))
+
+enum { EMU_MAX_THREADS = 1024 };
+static const size_t EMU_DEVICE_BYTES = (size_t)3 << 30;
+
+/* ---- fibers.cc ------------------------------------------------------------------------------ */
+
+/* The launch that runs. */
+struct emu_kernel {
+    const char *name;
+    void (*run)(void *); /* one thread of it */
+    void *arg;
+    int n_threads; /* of a block */
+    bool early;    /* launched before the one ahead has ended */
+};
+extern struct emu_kernel emu_kernel;
+extern int emu_index; /* of the thread that runs, in its block */
+extern uint8_t emu_shared_memory[EMU_SHARED_MAX];
+
+/* Two buffers in turn: a lane that is one exchange ahead does not overwrite what others read. */
+int emu_next_parity(void);
+/* Runs the block emu_where.block of emu_kernel; `schedule`: in which order its threads run. */
+void emu_run_block(int schedule);
+
+/* ---- matrix.cc ------------------------------------------------------------------------------ */
+
+/* The running thread ends: its copies are made, but those that are of no group. */
+void emu_async_end(void);
+/* Half i of a word. */
+static inline float emu_half_of(uint32_t word, int i, bool bf16)
+{
+    uint16_t h = (uint16_t)(word >> (16 * i));
+
+    return bf16 ? half_bf16_to_f32(h) : half_f16_to_f32(h);
+}
+
+/* ---- memory.cc ------------------------------------------------------------------------------ */
+
+extern uint64_t emu_bytes_held; /* what emu_held() says */
+extern uint64_t emu_n_late;     /* copies into pinned memory so far */
+void emu_open_device(bool open);
+bool emu_is_held(const struct emu_range *r);
+/* Ends the copies into pinned memory up to this one. */
+void emu_end_copies(uint64_t up_to);
+
+/* ---- device.cc ------------------------------------------------------------------------------ */
+
+/* Sets what cudaGetLastError() says, and returns it. */
+cudaError_t emu_set_error(cudaError_t e);
+
+/* ---- launch.cc ------------------------------------------------------------------------------ */
+
+struct emu_known_kernel {
+    const char *name;
+    const void *kernel;
+    emu_call_fn *call;
+    const size_t *sizes; /* of its arguments */
+    int n;
+};
+enum { EMU_MAX_ARGS = 16 }; /* of a kernel that is launched later or by a graph */
+
+extern int emu_calls[4]; /* what emu_counts() says */
+const struct emu_known_kernel *emu_find_known(const void *kernel);
+cudaError_t emu_launch_packed(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
+                              cudaStream_t stream, bool early);
+/* work(arg) of another library, as struct emu_stream says. */
+cudaError_t emu_run_work(const char *name, void (*work)(void *arg), void *arg,
+                         const struct emu_range *touched, int n);
+/* Kernels of a second stream that nobody has waited for: runs them, or forgets them. */
+cudaError_t emu_run_later(cudaStream_t s);
+void emu_drop_later(cudaStream_t s);
+
+#endif
