@@ -285,7 +285,7 @@ static struct backend_limits limits_for(const struct prepared *p, int32_t ctx, i
         .max_rows = step_rows(p, n_seqs) + draft_rows(p, n_seqs),
         .max_decode = n_seqs + draft_rows(p, n_seqs),
         .max_seqs = n_seqs,
-        .max_slots = ctx,
+        .max_slots = model_attends(p->model) ? ctx : 0,
     };
 
     model_limits(p->model, &l);

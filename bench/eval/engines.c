@@ -129,7 +129,8 @@ void engines_close(struct engines *v)
 
 double engines_tokens_read(const struct engine *e, const struct engine_usage *u)
 {
-    double held = (double)u->n_slots / engine_info(e)->token_slots;
+    int32_t slots = engine_info(e)->token_slots; /* 0: all layers are recurrent, none is read */
+    double held = slots ? (double)u->n_slots / slots : 0;
     double sum = 0;
 
     /* The first new token comes from the prompt; each later one is a step. */

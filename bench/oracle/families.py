@@ -30,7 +30,7 @@ import numpy as np
 FAMILIES = ["llama", "mistral3", "granite", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "phi3", "olmo2", "exaone4",
             "nemotron", "seed_oss", "qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen3vlmoe", "olmoe",
             "glm4moe", "ernie4_5-moe", "dots1", "minimax-m2", "lfm2moe", "qwen35", "qwen35moe", "lfm2", "granitehybrid", "nemotron_h",
-            "gemma4"]
+            "mamba2", "gemma4"]
 # Of make_oracle_vectors.py: E4B, 31B and 26B-A4B in small.
 OWN = {"gemma4": {"e": {}, "dense": {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6},
                   "experts": {"shared": 0, "ple": 0, "v_is_k": True, "kv": (4, 1), "heads": 8, "layers": 12, "period": 6, "embd": 64,

@@ -208,6 +208,7 @@ struct arch {
     bool out_scale;         /* layers may have a layer_output_scale */
     enum arch_recurrence recurrence;
     bool single;            /* a layer is an FFN, where feed_forward_length is not 0, or has none */
+    bool recurrent;         /* every layer is, and has no FFN: no key counts that says otherwise */
     bool q_gated;           /* each head of Q is followed by its gate */
     bool sections;          /* rope.dimension_sections: of a text, all have its positions */
     bool predictors;        /* nextn_predict_layers: so many of the last layers are left out */

@@ -357,6 +357,10 @@ static void read_widths(struct reader *r, const struct arch *arch, struct hparam
     key_name(r, name, key, sizeof(key));
     bool only = !gguf_has(r->g, key) && (arch->required & LT_BIT(LT_ROUTER)); /* no other FFN */
 
+    if (arch->recurrent) {
+        return;
+    }
+
     read_list(r, only ? of_experts : name, arch->single ? 0 : 1, 1 << 20, REQUIRED, h->n_layers,
               n_ff);
     for (int32_t i = 0; i < h->n_layers; i++) {
@@ -530,10 +534,12 @@ static void read_all(struct reader *r, const struct gguf *swift, const struct ar
     h->q_gated = arch->q_gated;
     hparams_recurrent(r, arch, h);
     hparams_recur(r, arch, h);
-    read_counts(r, arch, h);
+    if (!arch->recurrent) {
+        read_counts(r, arch, h);
+    }
     read_scaling(r, h);
     read_window(r, arch, h);
-    if (!r->rc) {
+    if (!r->rc && !arch->recurrent) {
         read_heads(r, arch, h);
         hparams_sections(r, arch, h);
     }

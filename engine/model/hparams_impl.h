@@ -32,7 +32,7 @@ void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams
 void hparams_recur(struct reader *r, const struct arch *arch, struct hparams *h);
 void hparams_sections(struct reader *r, const struct arch *arch, const struct hparams *h);
 
-/* The first layer with attention. */
+/* The first layer with attention; of a model without, the last layer. */
 static inline const struct layer_sizes *hparams_first(const struct hparams *h)
 {
     int32_t i = 0;

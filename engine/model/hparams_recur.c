@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hyperparameters of models with recurrent layers (qwen35, lfm2, granitehybrid, nemotron_h): which
- * layers these are, their heads, the short convolution, and what a state of them takes. */
+/* Hyperparameters of models with recurrent layers (qwen35, lfm2, granitehybrid, nemotron_h,
+ * mamba2): which layers these are, their heads, the short convolution, and what a state of them
+ * takes. */
 
 #include <errno.h>
 
@@ -84,12 +85,16 @@ void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams
     if (arch->recurrence == ARCH_RECUR_NONE || r->rc) {
         return;
     }
-    if (arch->recurrence == ARCH_RECUR_DELTA) {
+    if (arch->recurrent) {
+        for (int32_t i = 0; i < h->n_layers; i++) {
+            is[i] = 1;
+        }
+    } else if (arch->recurrence == ARCH_RECUR_DELTA) {
         of_delta(r, h->n_layers, is, &key);
     } else {
         of_conv(r, h->n_layers, is, &key);
     }
-    if (arch->single) {
+    if (arch->single && !arch->recurrent) {
         find_bare(r, h, is);
     }
     for (int32_t i = 0; i < h->n_layers; i++) {
@@ -97,10 +102,10 @@ void hparams_recurrent(struct reader *r, const struct arch *arch, struct hparams
         h->has_recurrent = h->has_recurrent || is[i];
         n += is[i] || h->layer[i].bare;
     }
-    if (!r->rc && n == h->n_layers) {
+    if (!r->rc && n == h->n_layers && !arch->recurrent) {
         r->rc = error_set(r->reterr, -ENOTSUP,
                           "key %s.%s: all of %d layers are recurrent; models without attention are "
-                          "not offered",
+                          "not offered in this architecture",
                           r->prefix, key, n);
     }
 }

@@ -133,6 +133,12 @@ static inline bool model_can_exit(const struct model *m)
     return m->w[MT_EXIT_HEAD].n_cols != 0;
 }
 
+/* Has any layer keys and values? */
+static inline bool model_attends(const struct model *m)
+{
+    return m->h.most.n_q > 0;
+}
+
 /* Has each head a logit that no slot has? */
 static inline bool model_has_sinks(const struct model *m)
 {

@@ -31,7 +31,7 @@ static void check_hosts(const struct policy *p)
                                       {.name = "some", .selects = true},
                                       {.name = "more", .selects = true, .predict = predict}};
 
-    for (unsigned bits = 0; bits < 1024; bits++) {
+    for (unsigned bits = 0; bits < 2048; bits++) {
         const struct policy_host h = {.ops = &ops[bits % 3],
                                       .one_memory = bits & 1,
                                       .exit_head = bits & 2,
@@ -39,6 +39,7 @@ static void check_hosts(const struct policy *p)
                                       .split = bits & 8,
                                       .alibi = bits & 256,
                                       .softcap = bits & 512,
+                                      .stateful = bits & 1024,
                                       .least_k_dim = bits & 16 ? 8 : 128,
                                       .part_keys = bits & 32,
                                       .no_part_keys = bits & 64 ? 2 : -1,

@@ -293,17 +293,19 @@ def lfm2(path, seed, kv=(0, 2, 0, 0, 1), embd=32, n_ff=48, heads=4, width=3):
 
 def scan(path, seed, arch="granitehybrid", layers="aSSa", embd=32, n_ff=48, heads=4, kv=2, dim=16, width=4, state=24, groups=2,
          ssm_heads=4, ssm_dim=16, experts=0, used=2, shared=0, **keys):
-    """Layers of a state space (S), attention (a) or, of nemotron_h, an FFN alone (f); others have an FFN behind."""
-    single, inner = arch == "nemotron_h", ssm_heads * ssm_dim
+    """Layers of a state space (S), attention (a) or, of nemotron_h, an FFN alone (f); others have an FFN behind, mamba2 none."""
+    single, inner = arch in ("nemotron_h", "mamba2"), ssm_heads * ssm_dim
     channels = inner + 2 * groups * state
     if experts:
         keys |= {"expert_count": experts, "expert_used_count": used, "expert_shared_feed_forward_length": shared}
-    t = Tiny(path, arch, seed, context_length=1024, embedding_length=embd, block_count=len(layers),
-             feed_forward_length=[n_ff * (c == "f") for c in layers] if single else n_ff,
-             attention__head_count=heads,
-             attention__head_count_kv=[kv * (c == "a") for c in layers], attention__key_length=dim,
-             attention__value_length=dim, attention__layer_norm_rms_epsilon=1e-5, attention__layer_norm_epsilon=1e-5,
-             rope__dimension_count=dim, ssm__conv_kernel=width, ssm__state_size=state, ssm__group_count=groups,
+    sizes = {"feed_forward_length": [n_ff * (c == "f") for c in layers] if single else n_ff, "attention__head_count": heads,
+             "attention__head_count_kv": [kv * (c == "a") for c in layers], "attention__key_length": dim,
+             "attention__value_length": dim, "attention__layer_norm_rms_epsilon": 1e-5, "attention__layer_norm_epsilon": 1e-5,
+             "rope__dimension_count": dim}
+    if arch == "mamba2":  # as its converter says it
+        sizes = {"feed_forward_length": 0, "attention__head_count": 0, "attention__layer_norm_rms_epsilon": 1e-5}
+    t = Tiny(path, arch, seed, context_length=1024, embedding_length=embd, block_count=len(layers), **sizes,
+             ssm__conv_kernel=width, ssm__state_size=state, ssm__group_count=groups,
              ssm__time_step_rank=ssm_heads, ssm__inner_size=inner, **keys)
     t.matrix("token_embd.weight", VOCAB, embd)
     for il, kind in enumerate(layers):
@@ -355,6 +357,7 @@ MODELS = {
                              "embedding_scale": 5.0, "attention__scale": 0.2, "rope__scaling__finetuned": False}, 160, 100),
     "nemotron_h": (scan, {"arch": "nemotron_h", "layers": "SfaSf", "groups": 1, "ssm_heads": 2, "ssm_dim": 32, "width": 3},
                    160, 100),
+    "mamba2": (scan, {"arch": "mamba2", "layers": "SSS"}, 300, 240),
     "gemma4_e": (gemma4, {}, 300, 240),
     "gemma4_dense": (gemma4, {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6}, 300, 240),
     "gemma4_moe": (gemma4, {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 3, "experts": 6, "fused": True}, 160, 100),

@@ -93,6 +93,7 @@ Test(engine_alloc, nothing_between_tokens)
         quiet_steps(backends[b], "arch_qwen35moe.gguf", "full,chunk=16");
         quiet_steps(backends[b], "arch_lfm2.gguf", "full,chunk=16");
         quiet_steps(backends[b], "arch_nemotron_h.gguf", "full,chunk=16");
+        quiet_steps(backends[b], "arch_mamba2.gguf", "full,chunk=16");
     }
 }
 

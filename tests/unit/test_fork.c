@@ -194,6 +194,7 @@ static const struct family families[] = {
     {"arch_lfm2.gguf", NULL, "cpu", "full"},
     {"arch_granitehybrid.gguf", NULL, "ref", "full"},
     {"arch_nemotron_h.gguf", NULL, "cpu", "fp8+keyformer:40"},
+    {"arch_mamba2.gguf", NULL, "cpu", "full"},
 };
 
 Test(fork, of_one_prompt)

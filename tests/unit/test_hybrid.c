@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Models with recurrent layers (qwen35, lfm2, granitehybrid, nemotron_h): files whose keys are
- * missing or contradict each other are refused by the key's name, backends without the operations
- * by theirs; and only layers with attention have K and V. */
+/* Models with recurrent layers (qwen35, lfm2, granitehybrid, nemotron_h, mamba2): files whose keys
+ * are missing or contradict each other are refused by the key's name, backends without the
+ * operations by theirs; and only layers with attention have K and V. */
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -203,6 +203,110 @@ Test(hybrid, state_space_keys)
     }
     bend_refused("arch_nemotron_h.gguf", &(struct bend){.tensor = "blk.0.ssm_conv1d.bias"}, 0,
                  NULL);
+}
+
+/* No layer has keys and values, and keys of such layers say nothing. */
+Test(hybrid, a_model_without_attention)
+{
+    static const struct {
+        struct bend bend;
+        int code;
+        const char *text;
+    } cases[] = {
+        {{.key = NULL}, 0, NULL},
+        {{.key = "mamba2.feed_forward_length", .value = 48}, 0, NULL},
+        {{.key = "mamba2.feed_forward_length", .drop = true}, 0, NULL},
+        {{.key = "mamba2.attention.head_count", .value = 4}, 0, NULL},
+        {{.key = "mamba2.attention.head_count", .drop = true}, 0, NULL},
+        {{.key = "mamba2.attention.head_count_kv", .value = 3}, 0, NULL},
+        {{.key = "mamba2.ssm.conv_kernel", .value = 3}, -EBADMSG, "blk.0.ssm_conv1d.weight is"},
+        {{.key = "mamba2.ssm.group_count", .value = 3}, -EBADMSG, "ssm.group_count, 3"},
+        {{.key = "mamba2.ssm.state_size", .drop = true}, -EBADMSG, "state_size is missing"},
+        {{.key = "mamba2.ssm.time_step_rank", .value = 8}, -ENOTSUP, "heads of 8 values"},
+        {{.key = "mamba2.expert_count", .value = 4}, -ENOTSUP, "mamba2.expert_count is 4"},
+        {{.tensor = "blk.2.ssm_conv1d.bias"}, 0, NULL},
+        {{.tensor = "blk.2.ssm_in.weight"}, -EBADMSG, "blk.2.ssm_in.weight is missing"},
+        {{.tensor = "blk.1.ssm_norm.weight", .wider = true}, -EBADMSG, "blk.1.ssm_norm.weight"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        bend_refused("arch_mamba2.gguf", &cases[i].bend, cases[i].code, cases[i].text);
+    }
+}
+
+/* Three layers have a state of 3 rows of 160 channels and 4 matrices of 16 by 24. Neither context
+ * nor precision changes what a sequence takes. */
+Test(hybrid, without_attention_a_context_is_free)
+{
+    const uint64_t state = (3 * 160 + 4 * 16 * 24) * sizeof(float);
+    static const char *const kv[] = {"full", "kv8+full", "f32+full,chunk=64"};
+    struct engine_config c;
+    struct plan plan;
+    struct plan longer;
+    struct error e = {0};
+
+    for (size_t i = 0; i < sizeof(kv) / sizeof(kv[0]); i++) {
+        for (int keeps = 0; keeps < 2; keeps++) {
+            uint64_t pages = 3 * (2 * 3 + (keeps ? 4 * 3 : 0));
+
+            cr_assert_eq(bend_plan(run_data("arch_mamba2.gguf"), kv[i], keeps, &plan, &e), 0, "%s",
+                         e.text);
+            cr_assert_eq(plan.n_stores, 3);
+            cr_assert_eq(plan.n_states, 3);
+            cr_assert_eq(plan.n_checkpoints, keeps ? 12 : 0);
+            cr_assert_eq(plan.n_classes, 1);
+            cr_assert_eq(plan.recurrent_bytes, pages * state, "%zu", (size_t)plan.recurrent_bytes);
+            cr_assert_eq(plan.kv_bytes, plan.recurrent_bytes);
+        }
+    }
+    engine_config_default(&c);
+    c.model_path = run_data("arch_mamba2.gguf");
+    c.n_threads = 1;
+    for (int b = 0; b < 2; b++) {
+        c.backend = b ? "cpu" : "ref";
+        c.ctx = 1024;
+        cr_assert_eq(engine_plan(&c, &plan, &e), 0, "%s", e.text);
+        c.ctx = 1 << 20;
+        cr_assert_eq(engine_plan(&c, &longer, &e), 0, "%s", e.text);
+        cr_assert_eq(longer.kv_bytes, plan.kv_bytes);
+        cr_assert_lt(longer.scratch_bytes - plan.scratch_bytes, 64 << 20, "%zu beside %zu",
+                     (size_t)longer.scratch_bytes, (size_t)plan.scratch_bytes);
+    }
+}
+
+Test(hybrid, without_attention_policies_have_nothing_to_act_on)
+{
+    static const struct {
+        const char *kv;
+        const char *text;
+    } cases[] = {
+        {"window:64", "no keys and values to drop tokens"},
+        {"sinks:4+window:64", "no keys and values to drop tokens"},
+        {"fp8+h2o:50%", "all layers of this model are recurrent"},
+        {"expected:64", "only \"full\" is offered"},
+        {"sparq:r=4,k=32", "no keys and values to choose"},
+        {"infinigen:alpha=4", "no keys and values to choose"},
+        {"kv8,rot=on", "no keys and values to rotate"},
+    };
+    struct engine *e = run_engine("arch_mamba2.gguf", "ref", 256, 1, "full");
+    struct plan plan;
+    int32_t ids[20];
+
+    run_tokens(8, engine_info(e)->n_vocab, ids, 20);
+    cr_assert_eq(engine_info(e)->token_slots, 0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct error err = {0};
+
+        cr_assert_eq(bend_plan(run_data("arch_mamba2.gguf"), cases[i].kv, true, &plan, &err),
+                     -ENOTSUP, "%s: %s", cases[i].kv, err.text);
+        cr_assert(strstr(err.text, cases[i].text), "%s: %s", cases[i].kv, err.text);
+        struct engine_request q = run_request(ids, 20, 4);
+
+        q.kv = cases[i].kv; /* a request's own */
+        cr_assert_lt(engine_check(e, &q, &err), 0, "%s", cases[i].kv);
+        cr_assert(err.text[0]);
+    }
+    engine_destroy(e);
 }
 
 /* The plan of a backend without the operation names it. */

@@ -287,6 +287,22 @@ Test(plan_taken, other_models)
     }
 }
 
+/* All layers are recurrent; with kept prefixes, whose index has a size of its own there, and in a
+ * context that only it and the tokens' list grow with. */
+Test(plan_taken, a_model_without_keys)
+{
+    static const int some[] = {0, 1, 2, 4, 5, 6, 7, 9, 10, 20};
+    const struct setting longest = {"full", NULL, 1 << 17, 2, 0, true};
+    char model[512];
+
+    for (size_t k = 0; k < sizeof(some) / sizeof(some[0]); k++) {
+        (void)snprintf(model, sizeof(model), "%s", run_data("arch_mamba2.gguf"));
+        (void)compare(&settings[some[k]], model, "ref");
+        (void)compare(&settings[some[k]], model, "cpu");
+    }
+    (void)compare(&longest, model, "cpu");
+}
+
 static uint64_t resident(void)
 {
     FILE *f = fopen("/proc/self/status", "re");

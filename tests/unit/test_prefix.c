@@ -131,6 +131,8 @@ Test(prefix, as_cold)
         {"arch_lfm2.gguf", NULL, "cpu", "full,chunk=64", 64},
         {"arch_granitehybrid.gguf", NULL, "cpu", "full,chunk=64", 64},
         {"arch_nemotron_h.gguf", NULL, "ref", "full,chunk=64", 64},
+        {"arch_mamba2.gguf", NULL, "ref", "full,chunk=64", 64}, /* no K and V beside them */
+        {"arch_mamba2.gguf", NULL, "cpu", "kv8+full,chunk=32", 64},
         /* These drop tokens: nothing is kept, and nothing is wrong. */
         {"cache_model.gguf", NULL, "cpu", "keyformer:80,chunk=64,prefill=dense", 0},
         {"cache_model.gguf", NULL, "cpu", "h2o:50%,chunk=64", 0},

@@ -120,6 +120,7 @@ Test(saved, as_if_it_had_never_left)
         come_back(backends[b], "arch_lfm2.gguf", NULL, "full");
         come_back(backends[b], "arch_granitehybrid.gguf", NULL, "full");
         come_back(backends[b], "arch_nemotron_h.gguf", NULL, "fp8+h2o:20");
+        come_back(backends[b], "arch_mamba2.gguf", NULL, "full");
         come_back(backends[b], "arch_qwen2.gguf", NULL, "fp8"); /* centered */
         come_back(backends[b], "arch_qwen2.gguf", NULL, "kv8,center=off+h2o:20");
         come_back(backends[b], "arch_qwen2.gguf", NULL, "kv8,rot=off");

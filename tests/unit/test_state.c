@@ -15,6 +15,7 @@ enum { N_STORES = 4, CTX = 640, CHUNK = 64, WORDS = 25, SIZE = 1 << 20 };
 
 static struct backend *be;
 static int first_state = WORDS; /* words of the first store's */
+static int alone;               /* all stores are states */
 
 /* States of different sizes, between stores of K and V. */
 static const struct geometry_store kinds[N_STORES] = {
@@ -23,6 +24,11 @@ static const struct geometry_store kinds[N_STORES] = {
     {.layer = 2, .state_bytes = 2 * WORDS * sizeof(uint64_t)},
     {.layer = 3, .n_k = 2, .n_v = 2, .k_dim = 4, .v_dim = 4},
 };
+
+static int32_t words_of(int32_t store)
+{
+    return store == 0 ? WORDS : 2 * WORDS;
+}
 
 static struct cache *make(const char *kv, int32_t n_seqs, bool keeps, struct geometry_store *stores)
 {
@@ -48,6 +54,10 @@ static struct cache *make(const char *kv, int32_t n_seqs, bool keeps, struct geo
 
     memcpy(stores, kinds, sizeof(kinds));
     stores[0].state_bytes = (uint64_t)first_state * sizeof(uint64_t);
+    for (int i = 1; alone && i < N_STORES; i += 2) {
+        stores[i] = (struct geometry_store){
+            .layer = i, .state_bytes = (uint64_t)words_of(i) * sizeof(uint64_t)};
+    }
     cr_assert_eq(backend_find("ref", &s.ops, &e), 0);
     cr_assert_eq(s.ops->create(&config, &be, &e), 0, "%s", e.text);
     cr_assert_eq(s.ops->reserve(be, &limits, &e), 0, "%s", e.text);
@@ -67,11 +77,6 @@ static void finish(struct cache *c)
 
 /* ---- the recurrence ---------------------------------------------------------------------------
  */
-
-static int32_t words_of(int32_t store)
-{
-    return store == 0 ? WORDS : 2 * WORDS;
-}
 
 static void see(uint64_t *state, int32_t n, int32_t token, int32_t pos)
 {
@@ -192,6 +197,20 @@ static void check_free(const struct cache *c)
 /* ---- tests ------------------------------------------------------------------------------------
  */
 
+/* A test between stores of K and V, and of a model that has none. */
+#define BESIDE_AND_ALONE(name)                                                                     \
+    static void name(void);                                                                        \
+    Test(state, name)                                                                              \
+    {                                                                                              \
+        name();                                                                                    \
+    }                                                                                              \
+    Test(state, name##_alone)                                                                      \
+    {                                                                                              \
+        alone = 1;                                                                                 \
+        name();                                                                                    \
+    }                                                                                              \
+    static void name(void)
+
 Test(state, the_plan_has_two_pages_a_sequence_and_checkpoints)
 {
     struct geometry_store stores[N_STORES];
@@ -216,7 +235,7 @@ Test(state, the_plan_has_two_pages_a_sequence_and_checkpoints)
     }
 }
 
-Test(state, a_step_that_is_given_up_leaves_it)
+BESIDE_AND_ALONE(a_step_that_is_given_up_leaves_it)
 {
     struct geometry_store stores[N_STORES];
     struct cache *c = make("full,chunk=64", 1, false, stores);
@@ -271,7 +290,7 @@ Test(state, a_chunk_in_parts_is_the_chunk)
     finish(c);
 }
 
-Test(state, a_text_goes_on_from_a_checkpoint)
+BESIDE_AND_ALONE(a_text_goes_on_from_a_checkpoint)
 {
     struct geometry_store stores[N_STORES];
     struct cache *c = make("full,chunk=64", 2, true, stores);
@@ -308,7 +327,7 @@ Test(state, a_text_goes_on_from_a_checkpoint)
 }
 
 /* The last of use stay; a text whose checkpoint has gone goes on from an earlier one, or none. */
-Test(state, checkpoints_make_room_for_each_other)
+BESIDE_AND_ALONE(checkpoints_make_room_for_each_other)
 {
     enum { N_TEXTS = 12 };
     struct geometry_store stores[N_STORES];
@@ -339,7 +358,7 @@ Test(state, checkpoints_make_room_for_each_other)
     finish(c);
 }
 
-Test(state, pages_of_checkpoints_are_free_memory)
+BESIDE_AND_ALONE(pages_of_checkpoints_are_free_memory)
 {
     struct geometry_store stores[N_STORES];
     struct cache *c = make("full,chunk=64", 2, true, stores);
@@ -362,7 +381,7 @@ Test(state, pages_of_checkpoints_are_free_memory)
     finish(c);
 }
 
-Test(state, forks_part)
+BESIDE_AND_ALONE(forks_part)
 {
     struct geometry_store stores[N_STORES];
     struct cache *c = make("full,chunk=64", 3, false, stores);
@@ -398,7 +417,7 @@ static int read_block(void *arg, uint64_t at, void *buf, size_t n)
     return 0;
 }
 
-Test(state, it_is_saved)
+BESIDE_AND_ALONE(it_is_saved)
 {
     static const char identity[64] = "this model";
     static uint8_t block[SIZE];

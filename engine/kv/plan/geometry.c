@@ -54,13 +54,11 @@ fail:
 bool geometry_keeps_prefixes(const struct geometry *s)
 {
     bool keeps = s->config.keep_prefixes;
-    bool pages = false;
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
         keeps = keeps && s->arrays[i].kind->keeps != STORE_KEEPS_NOTHING;
-        pages = pages || s->arrays[i].kind->keeps == STORE_KEEPS_PAGES;
     }
-    return keeps && pages;
+    return keeps;
 }
 
 void geometry_finish(struct geometry *s)

@@ -71,6 +71,7 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         memcpy(c->name, s.classes[i].name, sizeof(c->name));
         c->page_bytes = s.classes[i].page_bytes;
         c->n_pages = s.classes[i].n_pages;
+        c->state = s.classes[i].state;
         p->recurrent_bytes += s.classes[i].state ? c->page_bytes * c->n_pages : 0;
     }
     /* What the cache takes beside what has a line of its own: tables, and sizes made even. */
@@ -329,10 +330,21 @@ void plan_print_table(const struct plan *p, FILE *out)
     for (int32_t i = 0; i < p->n_classes; i++) {
         const struct plan_class *c = &p->page_classes[i];
 
+        if (c->state) {
+            fprintf(out, "%u pages of %" PRIu64 " bytes, each a %s\n", c->n_pages, c->page_bytes,
+                    c->name);
+            continue;
+        }
         fprintf(out, "%u pages of %" PRIu64 " bytes, each %d tokens of a head group: %s\n",
                 c->n_pages, c->page_bytes, OPS_PAGE_SLOTS, c->name);
     }
-    if (p->n_states > 0) {
+    if (p->n_states > 0 && p->n_states == p->n_stores) {
+        fprintf(out,
+                "all %d stores hold a recurrent state, of the same size at any length, and prompts "
+                "leave %d\ncheckpoints of it at most; there are no keys and values, so precision "
+                "changes nothing\n",
+                p->n_states, p->n_checkpoints);
+    } else if (p->n_states > 0) {
         fprintf(out,
                 "%d of %d stores hold a recurrent state, and prompts leave %d checkpoints of it at "
                 "most;\nprecision, eviction, selection and offload concern the other %d\n",

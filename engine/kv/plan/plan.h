@@ -23,6 +23,7 @@ struct plan_class {
     char name[GEOMETRY_CLASS_NAME];
     uint64_t page_bytes;
     uint32_t n_pages;
+    bool state; /* a page holds one */
 };
 
 struct plan {

@@ -128,6 +128,7 @@ struct policy_host {
     bool split;           /* or at least SwiftKV's split */
     bool alibi;           /* attention's logits have a bias by distance, */
     bool softcap;         /* or are capped */
+    bool stateful;        /* no layer has keys and values: all are recurrent */
     int32_t least_k_dim;  /* of all stores */
     bool part_keys;       /* some store has what partial keys are made with, */
     int32_t no_part_keys; /* and this layer lacks it; -1: none does */

@@ -142,10 +142,30 @@ void policy_settle(struct policy *p)
     p->sinks = p->sinks < 0 ? 0 : p->sinks; /* no text, no rules */
 }
 
+/* Precision is let pass: some word must stand there, and it has nothing to round. */
+static int check_stateful(const struct policy *p, struct error *reterr)
+{
+    const char *what = policy_evicts(p)               ? "drop tokens"
+                       : policy_selects(p)            ? "choose what is read"
+                       : p->exit > 0 || p->exit_draft ? "leave layers out"
+                       : p->rot == POLICY_ROT_ON      ? "rotate"
+                                                      : NULL;
+
+    return !what ? 0
+                 : error_set(reterr, -ENOTSUP,
+                             "all layers of this model are recurrent: its states have the same "
+                             "size at any length, and there are no keys and values to %s; "
+                             "only \"full\" is offered",
+                             what);
+}
+
 int policy_check_host(const struct policy *p, const struct policy_host *h, struct error *reterr)
 {
-    int r = 0;
+    int r = h->stateful ? check_stateful(p, reterr) : 0;
 
+    if (r) {
+        return r;
+    }
     if (policy_selects(p) && (!h->ops->selects || (policy_predicts(p) && !h->ops->predict))) {
         return error_set(reterr, -ENOTSUP,
                          "backend \"%s\" reads all slots: no sparq, topv or infinigen",

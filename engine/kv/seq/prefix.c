@@ -22,16 +22,23 @@ static uint32_t rows_of(const struct geometry *s)
     return n;
 }
 
-/* As many as there are pages of K and V for. */
+/* As many as there are pages of K and V for; without any, as there are positions for. */
 static uint32_t cap_of(const struct geometry *s)
 {
     uint64_t pages = 0;
+    uint32_t rows = rows_of(s) - (uint32_t)s->n_states;
 
+    if (!geometry_keeps_prefixes(s)) {
+        return 0;
+    }
+    if (rows == 0) {
+        return (uint32_t)(s->config.ctx + PREFIX_TOKENS - 1) / PREFIX_TOKENS *
+               (uint32_t)s->config.n_seqs;
+    }
     for (int32_t i = 0; i < s->n_classes; i++) {
         pages += s->classes[i].state ? 0 : s->classes[i].n_pages;
     }
-    return geometry_keeps_prefixes(s) ? (uint32_t)(pages / (rows_of(s) - (uint32_t)s->n_states))
-                                      : 0;
+    return (uint32_t)(pages / rows);
 }
 
 static uint32_t buckets_of(uint32_t cap)
