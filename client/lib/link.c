@@ -68,14 +68,12 @@ static int start(struct pipit_client *c, int fd)
     int r = say_hello(c, fd);
 
     c->sock = fd;
-    c->state = LINK_HELLO;
-    if (r == -EPIPE || r == -ECONNRESET) {
-        return 0; /* refused and closed: the reason lies unread in the socket */
+    if (r < 0 && r != -EPIPE && r != -ECONNRESET) {
+        link_close(c); /* and the state is what it was: nobody waits for a reply */
+        return r;
     }
-    if (r < 0) {
-        link_close(c);
-    }
-    return r;
+    c->state = LINK_HELLO; /* refused and closed, too: the reason lies unread in the socket */
+    return 0;
 }
 
 int link_adopt(struct pipit_client *c, int fd, struct pipit_error *reterr)
