@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The countdown of fail.h and the wrappers that obey it. A call that closes something does so all
- * the same, because not closing it would be the leak. */
+ * the same, because not closing it would be the leak. tests/fuzz/meson.build has the same list. */
 
 #include "tests/fuzz/fail.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 enum { TAIL = 4, MOST_RUNS = 600 };
@@ -49,6 +53,8 @@ WRAP(void *, realloc, (void *p, size_t n), (p, n), ENOMEM, NULL)
 WRAP(void *, reallocarray, (void *p, size_t n, size_t size), (p, n, size), ENOMEM, NULL)
 WRAP(void *, aligned_alloc, (size_t align, size_t n), (align, n), ENOMEM, NULL)
 WRAP(char *, strdup, (const char *s), (s), ENOMEM, NULL)
+WRAP(FILE *, open_memstream, (char **p, size_t *n), (p, n), ENOMEM, NULL)
+WRAP(FILE *, fopen64, (const char *path, const char *mode), (path, mode), EIO, NULL)
 WRAP(FILE *, fdopen, (int fd, const char *mode), (fd, mode), ENOMEM, NULL)
 WRAP(size_t, fread, (void *p, size_t size, size_t n, FILE *f), (p, size, n, f), EIO, 0)
 WRAP(size_t, fwrite, (const void *p, size_t size, size_t n, FILE *f), (p, size, n, f), EIO, 0)
@@ -68,9 +74,16 @@ WRAP(int, renameat, (int a, const char *from, int b, const char *to), (a, from, 
 WRAP(int, unlinkat, (int fd, const char *path, int flags), (fd, path, flags), EIO, -1)
 WRAP(int, socket, (int domain, int type, int protocol), (domain, type, protocol), EIO, -1)
 WRAP(int, connect, (int fd, const struct sockaddr *a, socklen_t n), (fd, a, n), EIO, -1)
+WRAP(ssize_t, send, (int fd, const void *p, size_t n, int flags), (fd, p, n, flags), EIO, -1)
 WRAP(ssize_t, sendmsg, (int fd, const struct msghdr *m, int flags), (fd, m, flags), EIO, -1)
 WRAP(ssize_t, recvmsg, (int fd, struct msghdr *m, int flags), (fd, m, flags), EIO, -1)
 WRAP(void *, mmap64, (void *p, size_t n, int prot, int flags, int fd, off64_t at), (p, n, prot, flags, fd, at), ENOMEM, MAP_FAILED)
+WRAP(int, pthread_create, (pthread_t *t, const pthread_attr_t *a, void *(*fn)(void *), void *arg), (t, a, fn, arg), EAGAIN, EAGAIN)
+WRAP(int, epoll_create1, (int flags), (flags), EIO, -1)
+WRAP(int, epoll_ctl, (int ep, int op, int fd, struct epoll_event *ev), (ep, op, fd, ev), EIO, -1)
+WRAP(int, epoll_wait, (int ep, struct epoll_event *ev, int n, int ms), (ep, ev, n, ms), EIO, -1)
+WRAP(int, timerfd_create, (int clock, int flags), (clock, flags), EIO, -1)
+WRAP(ssize_t, getrandom, (void *p, size_t n, unsigned flags), (p, n, flags), EIO, -1)
 /* clang-format on */
 
 int __real_open64(const char *path, int flags, ...);
@@ -108,6 +121,12 @@ int __wrap_fclose(FILE *f)
     return failed ? EOF : r;
 }
 
+void fail_nth(long n)
+{
+    atomic_store(&fired, false);
+    atomic_store(&countdown, n);
+}
+
 int fail_run(const uint8_t *data, size_t size, int (*one)(const uint8_t *data, size_t size))
 {
     const uint8_t *tail = size >= TAIL ? data + size - TAIL : NULL;
@@ -117,11 +136,10 @@ int fail_run(const uint8_t *data, size_t size, int (*one)(const uint8_t *data, s
 
     size -= n >= 0 ? TAIL : 0;
     for (n = n == 0 ? 1 : n; n <= last; n++) {
-        atomic_store(&fired, false);
-        atomic_store(&countdown, n > 0 ? n : 0);
+        fail_nth(n > 0 ? n : 0);
         r = one(data, size);
         atomic_store(&countdown, 0);
-        if (!atomic_load(&fired)) {
+        if (!fail_hit()) {
             break;
         }
     }
