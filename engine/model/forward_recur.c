@@ -28,6 +28,14 @@ struct forward_recur_widths forward_recur_widths(const struct model *m)
     return w;
 }
 
+/* The states of a layer, for the sequences of the step. */
+static int states_of(struct forward *f, int32_t layer, const struct ops_state **ret, int32_t *ret_n)
+{
+    struct kv_args args = kv_args_of(f, layer);
+
+    return kv_states(f->b.kv, &args, ret, ret_n);
+}
+
 /* Queries to where those without gates are. */
 int forward_step_q_split(struct forward *f, int32_t layer)
 {
@@ -105,8 +113,7 @@ int forward_step_conv(struct forward *f, int32_t layer)
         .ldy = f->h.ld,
         .act = OPS_ACT_SILU,
     };
-    struct kv_args args = kv_args_of(f, layer);
-    int r = kv_states(f->b.kv, &args, &p.seqs, &p.n_seqs);
+    int r = states_of(f, layer, &p.seqs, &p.n_seqs);
 
     return r ? r : f->ops->conv(f->be, &p);
 }
@@ -128,8 +135,7 @@ int forward_step_gated_conv(struct forward *f, int32_t layer)
         .ldy = f->att.ld,
         .act = OPS_ACT_NONE,
     };
-    struct kv_args args = kv_args_of(f, layer);
-    int r = kv_states(f->b.kv, &args, &p.seqs, &p.n_seqs);
+    int r = states_of(f, layer, &p.seqs, &p.n_seqs);
 
     return r ? r : f->ops->conv(f->be, &p);
 }
@@ -158,8 +164,7 @@ int forward_step_scan(struct forward *f, int32_t layer)
         .ldy = f->att.ld,
         .at = z->delta_at,
     };
-    struct kv_args args = kv_args_of(f, layer);
-    int r = kv_states(f->b.kv, &args, &p.seqs, &p.n_seqs);
+    int r = states_of(f, layer, &p.seqs, &p.n_seqs);
 
     return r ? r : f->ops->scan(f->be, &p);
 }
@@ -189,8 +194,7 @@ int forward_step_delta(struct forward *f, int32_t layer)
         .ldy = f->att.ld,
         .at = z->delta_at,
     };
-    struct kv_args args = kv_args_of(f, layer);
-    int r = kv_states(f->b.kv, &args, &p.seqs, &p.n_seqs);
+    int r = states_of(f, layer, &p.seqs, &p.n_seqs);
 
     return r ? r : f->ops->delta(f->be, &p);
 }
