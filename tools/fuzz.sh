@@ -45,7 +45,7 @@ sources() {
     request) echo daemon/worker/{ask,job,job_output,job_session,io,mapping}.c ;;
     session) echo daemon/worker/session.c ;;
     snapshot) echo engine/kv/seq/snapshot{,_check,_read,_write}.c ;;
-    tokenizer) echo engine/text/{chat_render,detok,stop,tok_bpe,tok_merge,tok_pre,tok_spm}.c ;;
+    tokenizer) echo engine/text/{chat_render,detok,stop,tok_bpe,tok_charsmap,tok_merge,tok_pre,tok_spm,tok_unigram}.c ;;
     vocabulary) echo engine/text/{tok_keys,tok_special,tok_vocab}.c ;;
     zmq) echo proto/zmq/{arena,decode,fault,ranges,wire}.c daemon/gateway/items.c ;;
     *) echo "tools/fuzz.sh: no files are named for $1" >&2; return 1 ;;

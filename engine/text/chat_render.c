@@ -125,7 +125,7 @@ static int tokenize(const struct tok *t, const struct jinja_output *out, int32_t
                     size_t *ret_n, struct error *reterr)
 {
     AUTO_FREE struct tok_part *parts = calloc(out->n_spans + 1, sizeof(*parts));
-    AUTO_FREE int32_t *ids = calloc(tok_bound(out->len) + 1, sizeof(*ids));
+    AUTO_FREE int32_t *ids = calloc(tok_bound(t, out->len) + 1, sizeof(*ids));
     int r;
 
     if (!parts || !ids) {
@@ -134,7 +134,7 @@ static int tokenize(const struct tok *t, const struct jinja_output *out, int32_t
     for (size_t i = 0; i < out->n_spans; i++) {
         parts[i] = (struct tok_part){out->spans[i].len, out->spans[i].trusted};
     }
-    r = tok_encode_parts(t, out->text, parts, out->n_spans, ids, tok_bound(out->len), ret_n,
+    r = tok_encode_parts(t, out->text, parts, out->n_spans, ids, tok_bound(t, out->len), ret_n,
                          reterr);
     if (r == 0) {
         put_bos(t, ids, ret_n);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The tokenizer's life, the questions asked of it, and the outer steps of encoding: BOS, the
- * special tokens that stand in the text, and for what lies between them one of the two algorithms.
+ * special tokens that stand in the text, and for what lies between them one of the algorithms.
  *
  * Decoding is the inverse token by token (tok_piece); what has to know the neighbours, half
  * characters and SentencePiece's leading space, is in detok.c, and asks tok_space_after() here,
@@ -67,16 +67,17 @@ static int choose(struct tok *t, const struct gguf *g, struct error *reterr)
     if (r < 0) {
         return r;
     }
-    t->ranks = !str_is(model, "llama");
+    t->unigram = str_is(model, "t5");
+    t->ranks = !t->unigram && !str_is(model, "llama");
     t->spm = !t->ranks || str_is(model, "gemma4");
     if (!t->spm && !str_is(model, "gpt2")) {
         return error_set(reterr, -ENOTSUP,
                          "tokenizer model '%.*s' (key 'tokenizer.ggml.model') is not known "
-                         "(known: llama, gpt2, gemma4)",
+                         "(known: llama, gpt2, gemma4, t5)",
                          (int)(model.len < 64 ? model.len : 64), model.ptr);
     }
-    t->space_prefix = !t->ranks;
-    t->add_bos = t->spm;
+    t->space_prefix = !t->ranks && !t->unigram;
+    t->add_bos = t->spm && !t->unigram;
     if (t->spm) {
         return 0;
     }
@@ -117,7 +118,9 @@ int tok_create(const struct gguf *g, struct tok **ret, struct error *reterr)
         r = tok_vocab_load(t, g, reterr);
     }
     if (r == 0) {
-        r = t->ranks ? tok_bpe_load(t, g, reterr) : tok_spm_load(t, g, reterr);
+        r = t->ranks     ? tok_bpe_load(t, g, reterr)
+            : t->unigram ? tok_unigram_load(t, g, reterr)
+                         : tok_spm_load(t, g, reterr);
     }
     if (r == 0) {
         r = tok_special_index(t, reterr);
@@ -142,6 +145,9 @@ void tok_destroy(struct tok *t)
     free(t->entries);
     free(t->rank);
     free(t->pairs);
+    free(t->score);
+    free(t->sorted);
+    tok_charsmap_finish(&t->charsmap);
     free(t);
 }
 
@@ -206,6 +212,11 @@ bool tok_has_byte(const struct tok *t, uint8_t byte)
     return t->byte_id[byte] >= 0;
 }
 
+bool tok_is_exact(const struct tok *t)
+{
+    return !t->unigram || (t->spells && !t->merge_spaces && t->charsmap.n_nodes == 0);
+}
+
 size_t tok_max_piece(const struct tok *t)
 {
     return t->max_len;
@@ -213,7 +224,7 @@ size_t tok_max_piece(const struct tok *t)
 
 const char *tok_model(const struct tok *t)
 {
-    return t->bare ? "none" : !t->ranks ? "llama" : t->spm ? "gemma4" : "gpt2";
+    return t->bare ? "none" : t->unigram ? "t5" : !t->ranks ? "llama" : t->spm ? "gemma4" : "gpt2";
 }
 
 const char *tok_pre(const struct tok *t)
@@ -235,11 +246,11 @@ int32_t tok_find_added(const struct tok *t, const char *text)
     return id >= 0 && (gives_no_text(&t->entries[id]) || t->entries[id].kind == TOK_USER) ? id : -1;
 }
 
-size_t tok_bound(size_t len)
+size_t tok_bound(const struct tok *t, size_t len)
 {
-    /* A byte is at most one token; so is the space before each plain part, of which each but the
-     * first follows a special token of at least a byte. */
-    return len + len / 2 + 2;
+    /* A byte is at most one token, or as many as what replaces it has bytes; so is the space before
+     * each plain part, of which each but the first follows a special token of at least a byte. */
+    return len * (t->unigram ? t->charsmap.most : 1) + len / 2 + 2;
 }
 
 bool tok_space_after(const struct tok *t, int32_t prev)
@@ -272,7 +283,7 @@ void tok_token_text(const struct tok *t, int32_t id, const char **ret_ptr, size_
 /* Can the vocabulary spell every byte? Only small byte-level vocabularies lack some. */
 static int check_bytes(const struct tok *t, const char *text, size_t len, struct error *reterr)
 {
-    for (size_t i = 0; i < len; i++) {
+    for (size_t i = 0; i < len && !t->unigram; i++) {
         if (t->byte_id[(uint8_t)text[i]] < 0) {
             return error_set(
                 reterr, -EINVAL,
@@ -295,6 +306,8 @@ static int encode_spans(const struct tok *t, const char *text, const struct tok_
         if (s->id >= 0) {
             tok_sink_put(sink, s->id);
             space_before = tok_space_after(t, s->id);
+        } else if (t->unigram) {
+            r = tok_unigram_encode(t, text + s->off, s->len, space_before, sink);
         } else if (!t->ranks) {
             r = tok_spm_encode(t, &merge, text + s->off, s->len, space_before, sink);
         } else {
@@ -379,11 +392,11 @@ int tok_encode_new(const struct tok *t, const char *text, size_t len, unsigned f
     if (len > TOK_MAX_TEXT) {
         return error_set(reterr, -E2BIG, "the text has %zu bytes (at most %d)", len, TOK_MAX_TEXT);
     }
-    ids = malloc(tok_bound(len) * sizeof(*ids));
+    ids = malloc(tok_bound(t, len) * sizeof(*ids));
     if (!ids) {
         return error_set(reterr, -ENOMEM, "no memory to tokenize %zu bytes", len);
     }
-    r = tok_encode(t, text, len, flags, ids, tok_bound(len), &n, reterr);
+    r = tok_encode(t, text, len, flags, ids, tok_bound(t, len), &n, reterr);
     if (r < 0) {
         return r;
     }

@@ -3,8 +3,9 @@
 #define PIPIT_ENGINE_TEXT_TOK_H
 
 /* Tokenizer from a GGUF's own vocabulary: SentencePiece BPE by scores (`tokenizer.ggml.model` =
- * llama), byte-level BPE by merge ranks (gpt2; the pre-tokenizers are in tok_patterns.c), and
- * Gemma 4's between the two (gemma4: spelt as the first, merged as the second). The ids are those
+ * llama), byte-level BPE by merge ranks (gpt2; the pre-tokenizers are in tok_patterns.c), Gemma 4's
+ * between the two (gemma4: spelt as the first, merged as the second), and SentencePiece's unigram
+ * model (t5). The ids are those
  * of llama.cpp and of the models' own tokenizers, but for four rules of ours:
  *   - without TOK_PARSE_SPECIAL no text becomes a control token, not even by merging ("</s>");
  *   - a user-defined token that is spelt like a turn marker ("<|...|>", "<start_of_turn>") counts
@@ -13,7 +14,9 @@
  *   - U+2581 in a text for SentencePiece is spelt as bytes, since it would come back as a space;
  *   - bytes that are no UTF-8 are tokenized as bytes, not replaced.
  * So decode(encode(x)) == x for all bytes, with one exception: a byte-level vocabulary that lacks
- * a byte (tok_has_byte) cannot spell it, and tok_encode refuses a text that holds it. */
+ * a byte (tok_has_byte) cannot spell it, and tok_encode refuses a text that holds it. A unigram
+ * vocabulary may ask for what loses more (tok_is_exact): a text's normal form, one space for many,
+ * one unknown token for characters that it lacks. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -53,7 +56,8 @@ bool tok_is_control(const struct tok *t, int32_t id); /* gives no text */
 bool tok_is_added(const struct tok *t, int32_t id);   /* user-defined: gives text, as a whole */
 bool tok_has_text(const struct tok *t);
 bool tok_has_byte(const struct tok *t, uint8_t byte);
-const char *tok_model(const struct tok *t); /* "llama", "gpt2", "gemma4" or "none" */
+bool tok_is_exact(const struct tok *t); /* is decode(encode(x)) == x? */
+const char *tok_model(const struct tok *t); /* "llama", "gpt2", "gemma4", "t5" or "none" */
 const char *tok_pre(const struct tok *t);   /* the pre-tokenizer's name */
 
 size_t tok_max_piece(const struct tok *t); /* most bytes that one token may give, spelt or not */
@@ -64,7 +68,7 @@ int32_t tok_find_special(const struct tok *t, const char *text);
 int32_t tok_find_added(const struct tok *t, const char *text);
 
 /* Most ids that `len` bytes can give, BOS included. */
-size_t tok_bound(size_t len);
+size_t tok_bound(const struct tok *t, size_t len);
 
 /* Writes at most `cap` ids. *ret_n is the number the text has, also with -E2BIG (more than cap:
  * the first cap are written), so cap 0 counts. -ENOMEM, -EINVAL (a byte that the vocabulary lacks),

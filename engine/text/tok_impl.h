@@ -12,16 +12,17 @@
  *   tok_pre.c      cuts a text into words (byte-level BPE);  tok_patterns.c: by which patterns
  *   tok_merge.c    the merge loop both algorithms share
  *   tok_bpe.c      merges by rank;  tok_spm.c: merges by score
+ *   tok_unigram.c  the likeliest tokens;  tok_charsmap.c: what replaces what before that
  *
- * Texts are never rewritten: vocabulary entries are brought into the form of raw bytes once
+ * Texts are never rewritten, but for unigram's (t5): vocabulary entries are brought into the form of raw bytes once
  * (byte-level letters to bytes, U+2581 to a space), so that pieces are compared with the text as it
  * came.
  *
- *                        llama       gpt2              gemma4
- *   spellings            U+2581      bytes as letters  U+2581
- *   a symbol is at first a character a byte            a character
- *   merged by            scores      ranks             ranks
- *   borders of merges    none        tok_pre.c         line ends */
+ *                        llama       gpt2              gemma4       t5
+ *   spellings            U+2581      bytes as letters  U+2581       U+2581
+ *   a symbol is at first a character a byte            a character  -
+ *   merged by            scores      ranks             ranks        - (sums of scores)
+ *   borders of merges    none        tok_pre.c         line ends    - */
 
 #include "base/siphash.h"
 #include "engine/text/tok.h"
@@ -41,6 +42,8 @@ enum tok_kind {
 enum {
     TOK_MAX_SPECIAL = 256,        /* bytes of a token that is searched for in texts */
     TOK_MAX_TEXT = (1 << 30) - 1, /* bytes of a text */
+    TOK_MAX_SPELT = 256,          /* bytes of a replacement */
+    TOK_MAX_CHARSMAP = 1 << 24,   /* bytes of a table of them */
     TOK_MAX_STAGES = 6,
     TOK_MAX_NAMES = 20, /* of a rule, the last NULL */
 };
@@ -96,6 +99,15 @@ struct tok_pre {
     pcre2_match_context *context;
 };
 
+/* What replaces what: tok_charsmap.c. All zero: nothing. */
+struct tok_charsmap {
+    uint8_t *bytes; /* as the file has them */
+    size_t n_nodes;
+    const char *text; /* (n_text) */
+    size_t n_text;
+    size_t most; /* bytes that one of a text may become */
+};
+
 struct tok {
     int32_t n_vocab;
     int32_t bos;
@@ -103,6 +115,9 @@ struct tok {
     uint16_t max_len; /* of any spelling or piece */
     bool spm;         /* spelt as SentencePiece spells: U+2581, <0x0A> */
     bool ranks;       /* merged by ranks, else by scores */
+    bool unigram;     /* or not merged, but the likeliest of all cuts */
+    bool spells;      /* unigram: has a token for each byte */
+    bool merge_spaces; /* unigram: a run of them is one, that at an end none */
     bool bare;        /* ids alone: of what follows only n_vocab and byte_id (all -1) count */
     bool add_bos;
     bool space_prefix;  /* SentencePiece */
@@ -114,6 +129,12 @@ struct tok {
     int32_t byte_id[256];      /* -1: the vocabulary cannot spell it */
     /* (n_vocab) SentencePiece: 0 is the best score, equal scores share one */
     uint32_t *rank;
+    float *score;    /* (n_vocab) unigram, as the next ones */
+    int32_t *sorted; /* (n_sorted) ids by their pieces' bytes */
+    int32_t n_sorted;
+    int32_t unknown; /* -1: none */
+    double unknown_score;
+    struct tok_charsmap charsmap;
     struct tok_pair *pairs; /* (pair_mask + 1) BPE */
     uint32_t pair_mask;
     struct tok_pre pre;
@@ -237,5 +258,22 @@ int tok_spm_merge(const struct tok *t, struct tok_merge *m, const char *text, ui
 int tok_spm_check_bytes(const struct tok *t, struct error *reterr) WARN_UNUSED; /* all there? */
 int tok_spm_encode(const struct tok *t, struct tok_merge *m, const char *text, uint32_t len,
                    bool space_before, struct tok_sink *sink) WARN_UNUSED;
+
+/* tok_unigram.c */
+int tok_unigram_load(struct tok *t, const struct gguf *g, struct error *reterr) WARN_UNUSED;
+int tok_unigram_encode(const struct tok *t, const char *text, uint32_t len, bool space_before,
+                       struct tok_sink *sink) WARN_UNUSED;
+
+/* tok_charsmap.c */
+int tok_charsmap_load(struct tok_charsmap *m, const struct gguf *g,
+                      struct error *reterr) WARN_UNUSED;
+void tok_charsmap_finish(struct tok_charsmap *m);
+/* Bytes of the longest entry that the text begins with, and what replaces it; 0: none. */
+size_t tok_charsmap_find(const struct tok_charsmap *m, const char *text, size_t len,
+                         const char **ret, size_t *ret_len);
+static inline uint32_t tok_le32(const uint8_t *p)
+{
+    return p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
 
 #endif

@@ -162,8 +162,10 @@ int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr)
     int32_t other;
     int r;
 
+    t->unknown = -1;
+
     /* Order matters where one token has two roles: the last says its kind. */
-    if ((r = load_id(t, g, KEY("unknown_token_id"), TOK_UNKNOWN, false, &other, reterr)) < 0 ||
+    if ((r = load_id(t, g, KEY("unknown_token_id"), TOK_UNKNOWN, false, &t->unknown, reterr)) < 0 ||
         (r = load_id(t, g, KEY("eot_token_id"), TOK_CONTROL, true, &other, reterr)) < 0 ||
         (r = load_id(t, g, KEY("eom_token_id"), TOK_CONTROL, true, &other, reterr)) < 0 ||
         (r = load_id(t, g, KEY("fim_pad_token_id"), TOK_CONTROL, true, &other, reterr)) < 0 ||
@@ -172,7 +174,8 @@ int tok_keys_load(struct tok *t, const struct gguf *g, struct error *reterr)
         (r = load_id(t, g, KEY("bos_token_id"), TOK_CONTROL, false, &t->bos, reterr)) < 0 ||
         (r = load_id(t, g, KEY("eos_token_id"), TOK_CONTROL, true, &t->eos, reterr)) < 0 ||
         (r = load_flag(g, KEY("add_bos_token"), &t->add_bos, reterr)) < 0 ||
-        (r = load_flag(g, KEY("add_space_prefix"), &t->space_prefix, reterr)) < 0) {
+        (r = load_flag(g, KEY("add_space_prefix"), &t->space_prefix, reterr)) < 0 ||
+        (r = load_flag(g, KEY("remove_extra_whitespaces"), &t->merge_spaces, reterr)) < 0) {
         return r;
     }
     /* Files of Gemma 4 deny it, but the models lose their way without (llama.cpp #21500). */

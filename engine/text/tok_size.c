@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a tokenizer will hold, for the memory plan, from the file's arrays alone: the plan is made
- * before anything is loaded. It follows the allocations of tok_vocab.c, tok_map.c, tok_bpe.c and
- * tok_spm.c one by one; tests/unit/test_tok_size.c compares it with what the heap says. PCRE2's
- * patterns and scratch are some tens of kilobytes and are not counted. */
+ * before anything is loaded. It follows the allocations of tok_vocab.c, tok_map.c, tok_bpe.c,
+ * tok_spm.c, tok_unigram.c and tok_charsmap.c one by one; tests/unit/test_tok_size.c compares it
+ * with what the heap says. PCRE2's patterns and scratch are some tens of kilobytes and are not
+ * counted. */
 
 #include <string.h>
 
@@ -31,6 +32,23 @@ static uint64_t table_size(uint64_t n)
     return size;
 }
 
+static bool is_unigram(const struct gguf *g)
+{
+    struct gguf_str model;
+
+    return gguf_get_str(g, "tokenizer.ggml.model", &model, NULL) == 0 && model.len == 2 &&
+           memcmp(model.ptr, "t5", 2) == 0;
+}
+
+/* Of its rules of normalisation. */
+static size_t n_bytes(const struct gguf *g)
+{
+    enum gguf_type type;
+    size_t n;
+
+    return gguf_get_array(g, "tokenizer.ggml.precompiled_charsmap", &type, &n, NULL) == 0 ? n : 0;
+}
+
 uint64_t tok_bytes(const struct gguf *g)
 {
     uint64_t n = n_strings(g, TOKENS);
@@ -45,6 +63,7 @@ uint64_t tok_bytes(const struct gguf *g)
     }
     return sizeof(struct tok) + n * sizeof(struct tok_entry) + 2 * text +
            2 * table_size(2 * n) * sizeof(int32_t) +
-           (n_merges ? table_size(n_merges + n_merges / 2) * sizeof(struct tok_pair)
-                     : n * sizeof(uint32_t));
+           (is_unigram(g) ? n * (sizeof(int32_t) + sizeof(float)) + n_bytes(g)
+            : n_merges    ? table_size(n_merges + n_merges / 2) * sizeof(struct tok_pair)
+                          : n * sizeof(uint32_t));
 }

@@ -38,7 +38,7 @@ for name, text in TEMPLATES.items():
 
 def seed(name, make, mode, body, fail=False):
     """`fail`: every allocation fails in turn (fail.h)."""
-    head = bytes([make & 1 | mode << 1 | (make & 14) << 3])
+    head = bytes([make & 1 | mode << 1 | (make & 30) << 3])
     (root / "tokenizer" / name).write_bytes(head + body + (b"\xffF\0\0" if fail else b""))
 
 
@@ -47,6 +47,17 @@ MIXED = ("Hello WORLDs' it's 1234567 12\u0663\u06634 3.5\r\n\n  \u6f22\u5b57\u30
          "\u00c4\u00e4\u0300 'LL \u2019").encode()
 for make in range(16):
     seed(f"pre_{make}", make, 0, MIXED)
+UNIGRAM = b"  abcab aa\tbcbc ca xxyAz\xc3\xa6\xff\xe2\x96\x81zz user<x> </s>\n\n"
+for make in 16, 17:
+    seed(f"unigram_{make}", make, 0, UNIGRAM)
+    seed(f"unigram_special_{make}", make, 1, UNIGRAM)
+    seed(f"unigram_no_memory_{make}", make, 0, b"ab z x", True)
+    seed(f"unigram_load_no_memory_{make}", make, 7, b"-ab", True)
+    seed(f"unigram_render_{make}", make, 5, b"hello ab c")
+MAP = struct.pack("<3I", 8, 97 << 10, 0) + b"b\0"
+for name, body in {"map": b"c" + bytes([len(MAP)]) + MAP + b"-ab", "map_short": b"c\x02ab-", "map_large": b"c\x09\xff\xff\xff\xffabcde-",
+                   "scores_none": b"S\0-ab", "scores_nan": b"s\x05\0\1-", "no_bytes": b"k\x05\0\1-ab"}.items():
+    seed(f"unigram_{name}", 16, 7, body)
 seed("lines", 3, 0, b"a\n\n\n\nbc abc\n\xc3\xa4\xff  a")
 seed("encode_no_memory", 1, 0, b"ab ab " * 20, True)
 seed("encode_no_memory_bpe", 0, 1, b"hello user<|im_end|>" + b"he" * 70, True)

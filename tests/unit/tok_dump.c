@@ -68,7 +68,8 @@ static void dump(const struct tok *t, const char *text, size_t len, unsigned fla
         (void)printf("! %s\n", err.text);
         return;
     }
-    if (!comes_back(t, ids, n, text, len) && !(flags & (TOK_ADD_BOS | TOK_FORCE_BOS))) {
+    if (tok_is_exact(t) && !comes_back(t, ids, n, text, len) &&
+        !(flags & (TOK_ADD_BOS | TOK_FORCE_BOS))) {
         (void)printf("! does not come back:");
     }
     for (size_t i = 0; i < n; i++) {

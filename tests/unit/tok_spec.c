@@ -164,6 +164,114 @@ void tok_spec_gemma4(struct tok_spec *s)
     s->n_scores = -1;
 }
 
+/* Scores with one best cut for most texts; "a" twice is as good as "aa". */
+static void add_likely(struct tok_spec *s)
+{
+    static const struct {
+        const char *text;
+        float score;
+    } words[] = {{"\xe2\x96\x81", -4},
+                 {"a", -2},
+                 {"b", -3},
+                 {"c", -3},
+                 {"ab", -3},
+                 {"bc", -2},
+                 {"aa", -4},
+                 {"abcab", -9},
+                 {"\xe2\x96\x81\xe2\x96\x81", -7},
+                 {"\xe2\x96\x81"
+                  "ca",
+                  -6.5F},
+                 {"<", -5},
+                 {">", -5},
+                 {"</s", -6},
+                 {"\xc3\xa4", -6}};
+
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        (void)tok_spec_add(s, words[i].text, 1, words[i].score);
+    }
+    (void)tok_spec_add(s, "user", 4, -1);
+    (void)tok_spec_add(s, "bcbc", 5, -3.5F);
+}
+
+void tok_spec_unigram(struct tok_spec *s)
+{
+    memset(s, 0, sizeof(*s));
+    s->model = "t5";
+    s->add_bos = s->bos = -1;
+    (void)tok_spec_add(s, "<unk>", 2, 0);
+    s->eos = tok_spec_add(s, "</s>", 3, 0);
+    for (int i = 0; i < 256; i++) {
+        (void)snprintf(s->letters[i], sizeof(s->letters[i]), "<0x%02X>", (unsigned)i);
+        (void)tok_spec_add(s, s->letters[i], 6, 0);
+    }
+    add_likely(s);
+    add_markers(s);
+}
+
+enum { BLOCK = 256, N_BLOCKS = 12, REPLACED = 64 };
+
+/* A double array in which each node's children have a block of their own. */
+struct charsmap {
+    uint32_t n_bytes;
+    uint32_t node[N_BLOCKS * BLOCK];
+    char text[REPLACED];
+};
+
+static void replace(struct charsmap *m, uint32_t *n_blocks, uint32_t *n_text, const char *what,
+                    const char *by)
+{
+    uint32_t block = 1;
+    uint32_t at = 0;
+
+    for (; *what; what++) {
+        uint32_t c = (uint8_t)*what;
+
+        at = block * BLOCK + c;
+        if (m->node[at] == 0) {
+            assert(*n_blocks < N_BLOCKS);
+            m->node[at] = (at ^ *n_blocks * BLOCK) << 10 | c;
+            block = (*n_blocks)++;
+        } else {
+            block = (at ^ m->node[at] >> 10) / BLOCK;
+        }
+    }
+    m->node[at] |= 1 << 8;
+    m->node[block * BLOCK] = *n_text | 1U << 31;
+    assert(*n_text + strlen(by) < REPLACED);
+    memcpy(m->text + *n_text, by, strlen(by) + 1);
+    *n_text += (uint32_t)strlen(by) + 1;
+}
+
+void tok_spec_normal(struct tok_spec *s)
+{
+    static struct charsmap map;
+    uint32_t n_blocks = 2;
+    uint32_t n_text = 0;
+
+    memset(&map, 0, sizeof(map));
+    map.n_bytes = sizeof(map.node);
+    map.node[0] = BLOCK << 10;
+    replace(&map, &n_blocks, &n_text, "\t", " ");
+    replace(&map, &n_blocks, &n_text, "\n", " ");
+    replace(&map, &n_blocks, &n_text, "x", "");
+    replace(&map, &n_blocks, &n_text, "xy", "ab c");
+    replace(&map, &n_blocks, &n_text, "\xc3\xa6", "\xc3\xa4");
+    replace(&map, &n_blocks, &n_text, "A", "a");
+    memset(s, 0, sizeof(*s));
+    s->model = "t5";
+    s->add_bos = s->bos = -1;
+    s->merge_spaces = true;
+    s->charsmap = (const char *)&map;
+    s->n_charsmap = sizeof(map);
+    (void)tok_spec_add(s, "<pad>", 3, 0);
+    s->eos = tok_spec_add(s, "</s>", 3, 0);
+    s->more_key = "tokenizer.ggml.unknown_token_id";
+    s->more_id = tok_spec_add(s, "<unk>", 2, 0);
+    add_likely(s);
+    add_markers(s);
+}
+
 static void write_strings(struct gguf_writer *w, const char *key, const char *const *texts, int n)
 {
     struct gguf_str *list = calloc((size_t)n + 1, sizeof(*list));
@@ -210,6 +318,14 @@ static void write_keys(struct gguf_writer *w, const struct tok_spec *s)
     }
     if (s->eos >= 0) {
         r |= gguf_writer_u32(w, "tokenizer.ggml.eos_token_id", (uint32_t)s->eos);
+    }
+    if (s->model && !strcmp(s->model, "t5")) {
+        r |= gguf_writer_bool(w, "tokenizer.ggml.add_space_prefix", true);
+        r |= gguf_writer_bool(w, "tokenizer.ggml.remove_extra_whitespaces", s->merge_spaces);
+    }
+    if (s->charsmap) {
+        r |= gguf_writer_array(w, "tokenizer.ggml.precompiled_charsmap", GGUF_U8, s->charsmap,
+                               s->n_charsmap);
     }
     if (s->more_key) {
         r |= gguf_writer_u32(w, s->more_key, (uint32_t)s->more_id);

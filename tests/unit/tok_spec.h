@@ -28,6 +28,9 @@ struct tok_spec {
     const char *chat_template; /* or NULL */
     const char *more_key;      /* or NULL: one more key, of a token's id */
     int64_t more_id;
+    bool merge_spaces;    /* of the model t5 */
+    const char *charsmap; /* or NULL */
+    size_t n_charsmap;
     char letters[256][8];
 };
 
@@ -35,6 +38,9 @@ struct tok_spec {
 void tok_spec_bpe(struct tok_spec *s);
 void tok_spec_spm(struct tok_spec *s);
 void tok_spec_gemma4(struct tok_spec *s); /* SentencePiece's spellings, merged by ranks */
+void tok_spec_unigram(struct tok_spec *s); /* the likeliest cut, nothing lost */
+/* With rules of normalisation, spaces merged, an unknown token in place of bytes. */
+void tok_spec_normal(struct tok_spec *s);
 /* Appends a token; returns its id. */
 int tok_spec_add(struct tok_spec *s, const char *text, int kind, float score);
 int tok_spec_find(const struct tok_spec *s, const char *text); /* -1: none */
