@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -209,6 +210,36 @@ static int check_operations(const struct prepared *p, struct error *reterr)
                            p->config.model_path, p->model->arch->name, op, p->ops->name);
 }
 
+/* How many bytes of experts the backend keeps ready, where they stay in the file. */
+static int place_experts(struct prepared *p, struct error *reterr)
+{
+    bool cpu = strcmp(p->ops->name, "cpu") == 0;
+    uint64_t one = model_one_expert_bytes(p->model, p->ops);
+    uint64_t all = model_n_experts(p->model) * one;
+    uint64_t n = p->config.expert_bytes;
+
+    if (p->config.experts == ENGINE_EXPERTS_HELD || one == 0 || strcmp(p->ops->name, "ref") == 0) {
+        return 0;
+    }
+    if (!cpu) {
+        return error_set(reterr, -ENOTSUP,
+                         "experts mapped: backend %s holds all of them; backend cpu does not",
+                         p->ops->name);
+    }
+    if (n == 0) {
+        n = all / (uint64_t)p->model->h.n_expert * (uint64_t)p->model->h.n_used * 2;
+        n = n > BACKEND_LEAST_EXPERTS * one ? n : BACKEND_LEAST_EXPERTS * one;
+    }
+    if (n < BACKEND_LEAST_EXPERTS * one) {
+        return error_set(reterr, -EINVAL,
+                         "expert-bytes: %" PRIu64 ", but %d experts of this model, the least, are "
+                         "%" PRIu64,
+                         n, BACKEND_LEAST_EXPERTS, BACKEND_LEAST_EXPERTS * one);
+    }
+    p->be_config.expert_bytes = n < all || all < BACKEND_LEAST_EXPERTS * one ? n : all;
+    return 0;
+}
+
 static int prepare(const struct engine_config *c, struct prepared *p, struct error *reterr)
 {
     int r = check_config(c, reterr);
@@ -233,6 +264,7 @@ static int prepare(const struct engine_config *c, struct prepared *p, struct err
         r = open_files(p, reterr);
     }
     r = r ? r : check_operations(p, reterr);
+    r = r ? r : place_experts(p, reterr);
     if (!r) {
         p->index_bytes = gguf_index_bytes(p->base) + tok_bytes(p->base) +
                          model_table_bytes(p->model) + forward_table_bytes();
@@ -289,6 +321,9 @@ static struct backend_limits limits_for(const struct prepared *p, int32_t ctx, i
     };
 
     model_limits(p->model, &l);
+    if (p->be_config.expert_bytes) {
+        l.max_expert_bytes = model_one_expert_bytes(p->model, p->ops);
+    }
     for (int32_t i = 0; i < p->mix.n; i++) {
         l.observe = l.observe || policy_observes(&p->mix.part[i].policy);
         l.select = l.select || policy_selects(&p->mix.part[i].policy);
@@ -409,6 +444,7 @@ static int make_plan(const struct prepared *p, struct backend *be, struct plan *
     in.geometry.one_memory = in.device_available_bytes == 0;
     model_weight_bytes(p->model, p->ops, &p->be_config, &in.weights_bytes, &in.mapped_bytes);
     in.experts_bytes = model_expert_bytes(p->model, p->ops, &p->be_config);
+    in.experts_mapped = p->be_config.expert_bytes > 0;
     in.n_expert = p->model->h.n_expert;
     in.n_used = p->model->h.n_used;
     in.rows_bytes = p->model->ple.bytes;

@@ -44,6 +44,10 @@ enum engine_prefill { ENGINE_PREFILL_AUTO, ENGINE_PREFILL_OWN, ENGINE_PREFILL_CU
  * wakes it, later, and the CPU is free meanwhile. */
 enum engine_wait { ENGINE_WAIT_SPIN, ENGINE_WAIT_SLEEP };
 
+/* Where experts are. MAPPED: in the model's file, of which the cpu backend keeps those used latest
+ * (expert_bytes) ready; ref has all weights there anyhow. */
+enum engine_experts { ENGINE_EXPERTS_HELD, ENGINE_EXPERTS_MAPPED };
+
 struct engine_config {
     const char *model_path;
     const char *const *overlay_paths; /* (n_overlays) */
@@ -66,6 +70,8 @@ struct engine_config {
     enum engine_draw draw;
     enum engine_prefill prefill;
     enum engine_wait wait;
+    enum engine_experts experts;
+    uint64_t expert_bytes;  /* 0: twice what one token reads */
     bool draft_always;      /* all that can be drafted, whatever it costs: for tests and measurements */
     bool keep_prefixes;     /* pages of prompts are kept for texts of the same principal that begin alike */
     const char *cache_dir;  /* for remembered hashes, or NULL */

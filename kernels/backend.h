@@ -18,10 +18,13 @@ struct backend;
  * kernels, or the vendor's library, which then must be there. */
 enum backend_prefill { BACKEND_PREFILL_AUTO, BACKEND_PREFILL_OWN, BACKEND_PREFILL_CUBLAS };
 
+enum { BACKEND_LEAST_EXPERTS = 8 };
+
 struct backend_config {
     int n_threads;      /* CPU backends; 0: base/cpu.h's count */
     uint32_t cpu_mask;  /* CPU flags allowed; UINT32_MAX: all this CPU has */
-    bool keep_mapped;   /* prefer the file's map over repacked weights where a layout allows both */
+    uint64_t expert_bytes; /* cpu: experts stay where their data is, and so many bytes of them are
+                              kept ready, at least BACKEND_LEAST_EXPERTS; 0: all are held */
     enum backend_prefill prefill;
     bool wait_asleep; /* for a device: the thread sleeps, which costs some 20 us, not a CPU */
 };
@@ -38,6 +41,7 @@ struct backend_limits {
     int32_t max_slots;   /* of one sequence and group */
     int16_t max_experts; /* of a layer; 0: no mixtures */
     int16_t max_experts_used; /* of a row */
+    uint64_t max_expert_bytes; /* gate, up and down of one, as weight_bytes counts them if held */
     bool observe;        /* a scoring policy may be used */
     bool select;         /* queries may select */
 };

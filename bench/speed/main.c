@@ -41,6 +41,8 @@ struct config {
     char *prefill;
     char *depth;
     int64_t batch;
+    int experts;
+    uint64_t expert_bytes;
     int64_t n_new;
     int64_t repeats;
     int64_t ctx;
@@ -63,6 +65,7 @@ struct config {
     bool help;
 };
 
+static const char *const experts[] = {"held", "mapped", NULL}; /* enum engine_experts */
 static const char *const products[] = {"auto", "own", "cublas", NULL};
 
 #define ROW(field) offsetof(struct config, field)
@@ -74,6 +77,8 @@ static const struct option_row rows[] = {
     {"plain", 0, OPTION_FLAG, ROW(plain), .help = "each policy without the overlays too, first"},
     {"backend", 0, OPTION_STRING, ROW(backend), .fallback = "cpu", .metavar = "NAME", .help = "ref, cpu, cuda or auto"},
     {"products", 0, OPTION_ENUM, ROW(products), .words = products, .fallback = "auto", .help = "of prompts, on a GPU: own kernels, or cublas"},
+    {"experts", 0, OPTION_ENUM, ROW(experts), .words = experts, .fallback = "held", .help = "held, or in the file's map (cpu)"},
+    {"expert-bytes", 0, OPTION_BYTES, ROW(expert_bytes), .fallback = "0", .help = "of mapped ones that are kept ready; 0: twice what a token reads"},
     {"threads", 't', OPTION_INT, ROW(threads), 0, 1024, .fallback = "0", .help = "0: all this process may use"},
     {"kv", 0, OPTION_LIST, ROW(kv), .metavar = "POLICY", .help = "a cache policy; repeats: all in one run, in turn (default: full)"},
     {"prefill", 'p', OPTION_STRING, ROW(prefill), .fallback = "512", .metavar = "N,N...", .help = "prompt lengths to time; empty: none"},
@@ -229,6 +234,8 @@ static struct engine_config engine_config_of(const struct config *c, const char 
     ec.backend = c->backend;
     ec.prefill = (enum engine_prefill)c->products;
     ec.n_threads = (int)c->threads;
+    ec.experts = (enum engine_experts)c->experts;
+    ec.expert_bytes = c->expert_bytes;
     ec.kv = kv;
     ec.n_seqs = (int32_t)c->batch;
     ec.ctx = (int32_t)c->ctx;

@@ -13,6 +13,7 @@ const char *const engine_option_backends[] = {"auto", "ref", "cpu", "cuda", NULL
 const char *const engine_option_draws[] = {"auto", "host", "device", NULL};
 const char *const engine_option_prefills[] = {"auto", "own", "cublas", NULL};
 const char *const engine_option_waits[] = {"spin", "sleep", NULL};
+const char *const engine_option_experts[] = {"held", "mapped", NULL};
 const char *const engine_option_no_yes[] = {"no", "yes", NULL};
 
 struct alone {

@@ -36,6 +36,8 @@ struct engine_options {
     int draw;        /* enum engine_draw */
     int prefill;     /* enum engine_prefill */
     int device_wait; /* enum engine_wait */
+    int experts;     /* enum engine_experts */
+    uint64_t expert_bytes;
     uint64_t memory;
     int backend; /* of engine_option_backends */
     int64_t threads;
@@ -49,6 +51,7 @@ extern const char *const engine_option_backends[];
 extern const char *const engine_option_draws[];
 extern const char *const engine_option_prefills[];
 extern const char *const engine_option_waits[];
+extern const char *const engine_option_experts[];
 extern const char *const engine_option_no_yes[];
 
 #define ENGINE_AT(S, M, field) offsetof(S, M) + offsetof(struct engine_options, field)
@@ -111,6 +114,14 @@ extern const char *const engine_option_no_yes[];
      .words = engine_option_waits, .fallback = "spin", \
      .help = "how the engine waits for a GPU: spin keeps one CPU busy and is quicker; " \
              "sleep leaves it to others, for hosts of few CPUs"}, \
+    {"experts", 0, OPTION_ENUM, ENGINE_AT(S, M, experts), \
+     .words = engine_option_experts, .fallback = "held", \
+     .help = "where a mixture's experts are. mapped: in the model's file, of which those used " \
+             "latest are kept ready: slower, for models larger than the memory (backend cpu)"}, \
+    {"expert-bytes", 0, OPTION_BYTES, ENGINE_AT(S, M, expert_bytes), \
+     0, 0, .fallback = "0", \
+     .help = "with experts = mapped: bytes of experts that are kept ready; 0: twice what one token " \
+             "reads"}, \
     {"memory", 0, OPTION_BYTES, ENGINE_AT(S, M, memory), \
      0, 0, .fallback = "0", \
      .help = "bytes the plan may use in all; 0: what is free"}, \

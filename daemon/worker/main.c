@@ -103,6 +103,8 @@ static struct engine_config config_of(const struct settings *s)
     c.draw = (enum engine_draw)o->draw;
     c.prefill = (enum engine_prefill)o->prefill;
     c.wait = (enum engine_wait)o->device_wait;
+    c.experts = (enum engine_experts)o->experts;
+    c.expert_bytes = o->expert_bytes;
     c.cache_dir = o->cache_dir;
     c.tier_dir = o->tier_dir;
     return c;

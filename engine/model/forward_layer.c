@@ -340,8 +340,10 @@ static struct ops_experts experts_of(const struct forward *f, int32_t layer)
 int forward_step_experts(struct forward *f, int32_t layer)
 {
     struct ops_experts p = experts_of(f, layer);
+    int r = f->ops->experts(f->be, &p);
 
-    return f->ops->experts(f->be, &p);
+    model_drop_experts(f->m, layer);
+    return r;
 }
 
 /* From t to `to`, or joining what it holds. */
@@ -388,6 +390,7 @@ int forward_step_experts_beside(struct forward *f, int32_t layer)
     p.scale = 0;
     int r = f->ops->experts(f->be, &p);
 
+    model_drop_experts(f->m, layer);
     return r ? r : norm_t(f, &w[LT_POST_EXPERTS_NORM], &f->beside, true);
 }
 

@@ -305,6 +305,7 @@ int model_open(const struct model_source *source, struct model **ret, struct err
     if (r) {
         goto fail;
     }
+    m->base = source->base;
     m->stores = calloc((size_t)m->h.n_layers, sizeof(*m->stores));
     m->layers = calloc((size_t)m->h.n_layers, sizeof(*m->layers));
     if (!m->stores || !m->layers) {
@@ -367,6 +368,12 @@ uint64_t model_table_bytes(const struct model *m)
                (sizeof(*m->layers) + sizeof(*m->stores) + sizeof(*m->h.layer));
 }
 
+/* Experts that stay in the file count in neither sum: they are read as they are needed. */
+static bool stays(const struct backend_config *config, const struct model_weight *w)
+{
+    return config->expert_bytes > 0 && w->desc.n_stack > 1;
+}
+
 void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
                         const struct backend_config *config, uint64_t *ret_held,
                         uint64_t *ret_mapped)
@@ -378,7 +385,7 @@ void model_weight_bytes(const struct model *m, const struct backend_ops *ops,
         uint64_t b = ops->weight_bytes(config, &m->list[i].desc);
 
         held += b;
-        mapped += b ? 0 : m->list[i].file_bytes;
+        mapped += b || stays(config, &m->list[i]) ? 0 : m->list[i].file_bytes;
     }
     *ret_held = ops->weights_reserve ? memory_rounded(held) : held;
     *ret_mapped = mapped;
@@ -395,6 +402,58 @@ uint64_t model_expert_bytes(const struct model *m, const struct backend_ops *ops
         sum += m->list[i].desc.n_stack && b == 0 ? m->list[i].file_bytes : b;
     }
     return sum;
+}
+
+/* Of an expert: LT_EXPERTS_GATE, _UP or _DOWN; LT_COUNT where it is something else. */
+static int expert_part(const struct model *m, const struct model_weight *w)
+{
+    size_t at;
+
+    if (w->desc.n_stack <= 1) {
+        return LT_COUNT;
+    }
+    at = (size_t)((const char *)w->dst - (const char *)m->layers) % sizeof(*m->layers);
+    return (int)((at - offsetof(struct model_layer, w)) / sizeof(*w->dst));
+}
+
+uint64_t model_one_expert_bytes(const struct model *m, const struct backend_ops *ops)
+{
+    const struct backend_config held = {0};
+    uint64_t most[LT_COUNT + 1] = {0};
+
+    for (int32_t i = 0; i < m->n_list; i++) {
+        int part = expert_part(m, &m->list[i]);
+        struct ops_weight_desc one = m->list[i].desc;
+        uint64_t bytes;
+
+        one.n_stack = 0;
+        bytes = part < LT_COUNT ? ops->weight_bytes(&held, &one) : 0;
+        most[part] = bytes > most[part] ? bytes : most[part];
+    }
+    return most[LT_EXPERTS_GATE] + most[LT_EXPERTS_UP] + most[LT_EXPERTS_DOWN];
+}
+
+uint64_t model_n_experts(const struct model *m)
+{
+    uint64_t n = 0;
+
+    for (int32_t i = 0; i < m->n_list; i++) {
+        n += expert_part(m, &m->list[i]) == LT_EXPERTS_DOWN ? m->list[i].desc.n_stack : 0;
+    }
+    return n;
+}
+
+void model_drop_experts(const struct model *m, int32_t layer)
+{
+    for (int i = LT_EXPERTS_GATE; i <= LT_EXPERTS_DOWN && m->experts_mapped; i++) {
+        const struct ops_weight *w = &m->layers[layer].w[i];
+        uint64_t row;
+
+        if (w->n_stack > 1 && dtype_row_bytes(w->type, (uint64_t)w->n_cols, &row)) {
+            gguf_drop_range(m->base, w->device,
+                            row * ops_stack_rows(w->stack_rows, w->n_rows) * w->n_stack);
+        }
+    }
 }
 
 const char *model_lacks(const struct model *m, const struct backend_ops *ops)
@@ -476,6 +535,7 @@ int model_load(struct model *m, const struct backend_ops *ops, struct backend *b
     }
     m->ops = ops;
     m->be = be;
+    m->experts_mapped = config->expert_bytes > 0;
     if (m->ple.data) {
         gguf_read_scattered(m->ple.file, m->ple.data, m->ple.bytes);
     }

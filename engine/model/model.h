@@ -83,7 +83,9 @@ struct model {
     float *wide_freq;             /* (n_stores, h.most.k_dim / 2) its tables */
     struct model_weight *list; /* every weight, in order of execution */
     int32_t n_list;
-    const struct backend_ops *ops; /* set by model_load */
+    const struct gguf *base;       /* the file */
+    bool experts_mapped;           /* set by model_load: experts stay in it */
+    const struct backend_ops *ops; /* the same */
     struct backend *be;
 };
 
@@ -122,6 +124,11 @@ const char *model_lacks_type(const struct model *m, const struct backend_ops *op
 
 /* The largest sides, for backend_limits. */
 void model_limits(const struct model *m, struct backend_limits *ret);
+/* The largest gate, up and down of an expert, as the backend would hold them; 0: there are none. */
+uint64_t model_one_expert_bytes(const struct model *m, const struct backend_ops *ops);
+uint64_t model_n_experts(const struct model *m); /* of all layers, without shared ones */
+/* Lets go of the file's pages that a layer's experts brought in, where they stay there. */
+void model_drop_experts(const struct model *m, int32_t layer);
 
 /* `progress` as in engine.h. */
 int model_load(struct model *m, const struct backend_ops *ops, struct backend *be,

@@ -3,8 +3,8 @@
  * one, inner kernels in the table of table.h.
  *
  * Scratch is one mapping: first what matmul and rows need, then tiles (matmul_tiles.c), then what
- * the cache's operations need, last mixtures of experts. Its size follows from the limits and the
- * number of threads, so the plan knows it. */
+ * the cache's operations need, then slots of experts, last what mixtures need. Its size follows
+ * from the limits and the number of threads, so the plan knows it. */
 
 #include "kernels/cpu/cpu.h"
 
@@ -33,6 +33,12 @@ static uint64_t tiles_bytes(const struct cpu_table *t, int n_threads,
     return t->tile_mul ? checked_round_up(cpu_tiles_scratch_bytes(n_threads, limits), 64) : 0;
 }
 
+static uint64_t kv_bytes(const struct cpu_table *t, int n_threads,
+                         const struct backend_limits *limits)
+{
+    return checked_round_up(cpu_kv_scratch_bytes(n_threads, t->tile_qk != NULL, limits), 64);
+}
+
 static uint64_t cpu_scratch_bytes(const struct backend_config *config,
                                   const struct backend_limits *limits)
 {
@@ -40,16 +46,16 @@ static uint64_t cpu_scratch_bytes(const struct backend_config *config,
     struct cpu_table t;
 
     cpu_table_init(&t, cpu_flags() & config->cpu_mask);
-    return matmul_bytes(n, limits) + tiles_bytes(&t, n, limits) +
-           checked_round_up(cpu_kv_scratch_bytes(n, t.tile_qk != NULL, limits), 64) +
-           cpu_experts_scratch_bytes(limits);
+    return matmul_bytes(n, limits) + tiles_bytes(&t, n, limits) + kv_bytes(&t, n, limits) +
+           cpu_expert_slots_bytes(config, limits) + cpu_experts_scratch_bytes(limits);
 }
 
 static int cpu_reserve(struct backend *be, const struct backend_limits *limits,
                        struct error *reterr)
 {
     struct cpu *cpu = cpu_of(be);
-    struct backend_config config = {.n_threads = cpu->n_threads, .cpu_mask = cpu->flags};
+    struct backend_config config = {
+        .n_threads = cpu->n_threads, .cpu_mask = cpu->flags, .expert_bytes = cpu->expert_bytes};
     uint64_t bytes = cpu_scratch_bytes(&config, limits);
     void *scratch;
     int r = memory_map((size_t)bytes, "scratch of the cpu backend", &scratch, reterr);
@@ -66,6 +72,7 @@ static int cpu_reserve(struct backend *be, const struct backend_limits *limits,
     cpu->tiles_scratch = cpu->matmul_scratch + matmul_bytes(cpu->n_threads, limits);
     cpu->kv_scratch = cpu->tiles_scratch + tiles_bytes(&cpu->table, cpu->n_threads, limits);
     cpu_kv_scratch_ready(cpu);
+    cpu_expert_slots_ready(cpu, cpu->kv_scratch + kv_bytes(&cpu->table, cpu->n_threads, limits));
     return 0;
 }
 
@@ -94,6 +101,7 @@ static int cpu_create(const struct backend_config *config, struct backend **ret,
     cpu->base.ops = &cpu_backend;
     cpu->n_threads = n_threads_of(config);
     cpu->flags = cpu_flags() & config->cpu_mask;
+    cpu->expert_bytes = config->expert_bytes;
     cpu_table_init(&cpu->table, cpu->flags);
     r = pool_create(cpu->n_threads, &cpu->pool, reterr);
     if (r < 0) {

@@ -12,6 +12,7 @@
 
 struct cpu_known_jobs; /* matmul_few.c */
 struct cpu_slab;       /* a piece of huge-page memory that holds several weights (weight.c) */
+struct cpu_expert_slots; /* experts_mapped.c */
 
 struct cpu {
     struct backend base;
@@ -27,6 +28,8 @@ struct cpu {
     uint8_t *matmul_scratch;
     uint8_t *tiles_scratch; /* matmul_tiles.c's, where table.tile_mul is */
     uint8_t *kv_scratch;
+    uint64_t expert_bytes; /* as configured: stacks stay in the file's map; 0: they are packed */
+    struct cpu_expert_slots *expert_slots; /* in scratch; NULL: none */
 };
 
 static inline struct cpu *cpu_of(struct backend *be)
@@ -59,6 +62,19 @@ int cpu_softcap(struct backend *be, const struct ops_softcap *p);
 uint64_t cpu_experts_scratch_bytes(const struct backend_limits *limits);
 int cpu_experts(struct backend *be, const struct ops_experts *p);
 
+/* experts_mapped.c: experts that stay in the file's map, and slots for those in use. */
+uint64_t cpu_expert_slots_bytes(const struct backend_config *config,
+                                const struct backend_limits *limits);
+void cpu_expert_slots_ready(struct cpu *cpu, void *at); /* zeroed, so many bytes, aligned to 64 */
+void cpu_expert_slots_forget(struct cpu *cpu); /* weights go away */
+/* Has these n experts of p packed, n at most half of BACKEND_LEAST_EXPERTS. They stay so while
+ * as many others are fetched. */
+void cpu_experts_fetch(struct cpu *cpu, const struct ops_experts *p, const int32_t *which,
+                       int32_t n);
+/* The panels of expert e's matrix; part 0 gate, 1 up, 2 down. */
+const uint8_t *cpu_experts_packed(const struct cpu *cpu, const struct ops_experts *p, int part,
+                                  int32_t e);
+
 /* recur.c */
 int cpu_conv(struct backend *be, const struct ops_conv *p);
 int cpu_delta(struct backend *be, const struct ops_delta *p);
@@ -71,6 +87,8 @@ uint64_t cpu_weight_bytes(const struct backend_config *config, const struct ops_
 int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
                       struct ops_weight *ret, struct error *reterr);
 void cpu_weight_destroy(struct backend *be, struct ops_weight *w);
+/* Panels of one matrix, on all threads: to has cpu_weight_bytes() of the desc. */
+void cpu_weight_pack(struct cpu *cpu, const struct ops_weight_desc *desc, uint8_t *to);
 void cpu_weight_finish(struct cpu *cpu); /* lets go of the current slab */
 
 /* The cache: kv_scratch has cpu_kv_scratch_bytes(), 64-byte aligned, zeroed once. */

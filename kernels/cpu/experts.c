@@ -79,6 +79,7 @@ struct job {
     const struct ops_experts *p;
     struct scratch s;
     int32_t n_cols;
+    struct cpu *slots;        /* the backend, where experts stay in the file's map; else NULL */
     const struct entry *rows; /* of the expert at hand */
     int32_t n;
 };
@@ -212,15 +213,22 @@ static void sort_rows(const struct job *job, int32_t *first)
     first[p->n_expert] = n;
 }
 
-/* Matrix e of a stack, as a weight of its own. */
-static struct ops_weight one_of(const struct ops_weight *w, int32_t e)
+/* Matrix e of the stack of one of p's three parts, as a weight of its own. */
+static struct ops_weight one_of(const struct job *job, const struct ops_expert_part *part,
+                                int32_t e)
 {
-    struct ops_weight one = *w;
-    size_t n_panels = ((size_t)w->n_rows + PANEL_ROWS - 1) / PANEL_ROWS;
+    const struct ops_experts *p = job->p;
+    struct ops_weight one = *part->w;
+    size_t n_panels = ((size_t)one.n_rows + PANEL_ROWS - 1) / PANEL_ROWS;
 
     one.n_stack = 1;
-    one.device = (const uint8_t *)w->device +
-                 (size_t)e * n_panels * (size_t)panel_bytes(w->type, (uint64_t)w->n_cols);
+    one.device = (const uint8_t *)part->w->device +
+                 (size_t)e * n_panels * (size_t)panel_bytes(one.type, (uint64_t)one.n_cols);
+    if (job->slots && part->w->n_stack > 1) {
+        int k = part == &p->gate ? 0 : part == &p->up ? 1 : 2;
+
+        one.device = cpu_experts_packed(job->slots, p, k, e);
+    }
     return one;
 }
 
@@ -241,7 +249,7 @@ static int layer(struct backend *be, const struct job *job, struct ops_rows rows
                  const struct ops_expert_part *gate, const struct ops_expert_part *up,
                  const struct ops_expert_part *down, int32_t e)
 {
-    const struct ops_weight w[] = {one_of(gate->w, e), one_of(up->w, e), one_of(down->w, e)};
+    const struct ops_weight w[] = {one_of(job, gate, e), one_of(job, up, e), one_of(job, down, e)};
     const struct ops_weight b[] = {bias_of(gate, e), bias_of(up, e), bias_of(down, e)};
     struct ops_matmul in = {
         .rows = rows,
@@ -274,6 +282,9 @@ static int layer(struct backend *be, const struct job *job, struct ops_rows rows
 /* A few experts of one row. */
 enum { FEW = 4 };
 
+/* Two few at once: those at hand and those that come next. */
+_Static_assert(2 * FEW <= BACKEND_LEAST_EXPERTS, "");
+
 struct few {
     struct ops_weight w[3 * FEW];
     struct ops_weight b[3 * FEW];
@@ -284,14 +295,21 @@ struct few {
 static void gather_few(const struct job *job, int32_t from, int32_t n, struct few *ret)
 {
     const struct ops_expert_part *parts[] = {&job->p->gate, &job->p->up, &job->p->down};
+    int32_t experts[FEW] = {0};
 
     *ret = (struct few){
         .in = {.rows = {1, 1}, .x = job->s.x, .ldx = job->s.ld, .n_parts = 2 * n},
         .out = {.rows = {n, n}, .x = job->s.h, .ldx = job->s.ld, .n_parts = n},
     };
     for (int32_t i = 0; i < n; i++) {
+        experts[i] = job->s.routes[from + i].expert;
+    }
+    if (job->slots) {
+        cpu_experts_fetch(job->slots, job->p, experts, n);
+    }
+    for (int32_t i = 0; i < n; i++) {
         for (int32_t k = 0; k < 3; k++) {
-            ret->w[3 * i + k] = one_of(parts[k]->w, job->s.routes[from + i].expert);
+            ret->w[3 * i + k] = one_of(job, parts[k], job->s.routes[from + i].expert);
             ret->b[3 * i + k] = bias_of(parts[k], job->s.routes[from + i].expert);
         }
         for (int32_t k = 0; k < 2; k++) {
@@ -324,6 +342,9 @@ static int chosen(struct backend *be, struct job *job, const int32_t *first)
             rows.n_decode++;
         }
         for_rows(cpu_of(be), job, gather_piece, rows.n);
+        if (job->slots) {
+            cpu_experts_fetch(job->slots, p, &e, 1);
+        }
         r = layer(be, job, rows, job->s.some, &p->gate, &p->up, &p->down, e);
         if (!r) {
             for_rows(cpu_of(be), job, add_piece, rows.n);
@@ -363,6 +384,10 @@ int cpu_experts(struct backend *be, const struct ops_experts *p)
     int r;
 
     if (!cpu->scratch || !ops_experts_valid(p, &cpu->limits)) {
+        return -EINVAL;
+    }
+    job.slots = cpu->expert_bytes && p->down.w->n_stack > 1 ? cpu : NULL;
+    if (job.slots && !cpu->expert_slots) {
         return -EINVAL;
     }
     job.n_cols = p->router->n_cols;

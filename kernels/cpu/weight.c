@@ -8,8 +8,8 @@
  * plan knows it to the byte. Weights that nobody reserved for go into slabs of 16 MiB, or, from a
  * quarter of that on, into mappings of their own.
  *
- * Nothing keeps the file's map: no layout here serves from it as fast, so keep_mapped changes
- * nothing. The caller may drop the file's pages after weight_create. */
+ * Only experts may stay in the file's map (experts_mapped.c). The caller may drop the file's pages
+ * of all other weights after weight_create. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -107,13 +107,18 @@ void cpu_weight_finish(struct cpu *cpu)
     cpu->slab = NULL;
 }
 
+/* In the file's map? */
+static bool stays(uint64_t expert_bytes, const struct ops_weight_desc *desc)
+{
+    return expert_bytes && ops_stack(desc->n_stack) > 1;
+}
+
 uint64_t cpu_weight_bytes(const struct backend_config *config, const struct ops_weight_desc *desc)
 {
     uint64_t bytes;
     uint64_t n_panels = ((uint64_t)desc->n_rows + PANEL_ROWS - 1) / PANEL_ROWS;
 
-    (void)config;
-    if (desc->n_rows <= 0 || desc->n_cols <= 0) {
+    if (desc->n_rows <= 0 || desc->n_cols <= 0 || stays(config ? config->expert_bytes : 0, desc)) {
         return 0;
     }
     bytes = desc->role == OPS_ROLE_VECTOR
@@ -150,6 +155,21 @@ static void pack_piece(void *arg, int tid, int n_threads)
     }
 }
 
+void cpu_weight_pack(struct cpu *cpu, const struct ops_weight_desc *desc, uint8_t *to)
+{
+    struct pack_job job = {.desc = desc, .to = to};
+    uint64_t row_bytes;
+
+    if (desc->n_rows % PANEL_ROWS) { /* absent rows of the last panel are 0 */
+        uint64_t last = panel_bytes(desc->type, (uint64_t)desc->n_cols);
+
+        memset(to + (uint64_t)(desc->n_rows / PANEL_ROWS) * last, 0, (size_t)last);
+    }
+    (void)dtype_row_bytes(desc->type, (uint64_t)desc->n_cols, &row_bytes);
+    job.row_bytes = (size_t)row_bytes;
+    pool_run(cpu->pool, pack_piece, &job);
+}
+
 int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
                       struct ops_weight *ret, struct error *reterr)
 {
@@ -170,6 +190,16 @@ int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
         return error_set(reterr, -EINVAL, "%s: %d x %d of %s is not a weight", desc->name,
                          desc->n_rows, desc->n_cols, dtype_info(desc->type)->name);
     }
+    if (stays(cpu->expert_bytes, desc)) {
+        *ret = (struct ops_weight){.type = desc->type,
+                                   .role = desc->role,
+                                   .n_rows = desc->n_rows,
+                                   .n_cols = desc->n_cols,
+                                   .n_stack = desc->n_stack,
+                                   .stack_rows = desc->stack_rows,
+                                   .device = desc->data};
+        return 0;
+    }
     bytes = cpu_weight_bytes(NULL, desc);
     r = take(cpu, (size_t)bytes, &slab, &to, reterr);
     if (r < 0) {
@@ -179,9 +209,7 @@ int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
     if (desc->role == OPS_ROLE_VECTOR) {
         dtype_decode(desc->type, desc->data, (float *)(void *)to, (uint64_t)desc->n_cols);
     } else {
-        struct pack_job job = {.desc = desc, .row_bytes = (size_t)row_bytes, .to = to};
-
-        pool_run(cpu->pool, pack_piece, &job);
+        cpu_weight_pack(cpu, desc, to);
     }
     *ret = (struct ops_weight){.type = desc->role == OPS_ROLE_VECTOR ? DTYPE_F32 : desc->type,
                                .role = desc->role,
@@ -197,6 +225,7 @@ int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
 void cpu_weight_destroy(struct backend *be, struct ops_weight *w)
 {
     cpu_matmul_forget(cpu_of(be));
-    slab_unref((struct cpu_slab *)(uintptr_t)w->priv);
+    cpu_expert_slots_forget(cpu_of(be));
+    slab_unref((struct cpu_slab *)(uintptr_t)w->priv); /* NULL of one that stayed */
     *w = (struct ops_weight){0};
 }

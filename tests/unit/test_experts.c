@@ -17,7 +17,7 @@
 #include "quant/dtype.h"
 #include "tests/unit/engine_run.h"
 
-enum { VOCAB = 64, DIM = 16, HEADS = 2, MOST_VALUES = 4 * 256 * 256, N_NEW = 4 };
+enum { VOCAB = 64, DIM = 16, HEADS = 2, MOST_VALUES = 12 * 256 * 256, N_NEW = 4 };
 
 /* A file of qwen2moe (with a shared expert) or qwen3moe, and what is wrong with it. */
 struct spec {
@@ -469,6 +469,89 @@ static void logits_of(const struct spec *s, const char *backend, float *ret)
     memcpy(ret, r.logits, N_NEW * VOCAB * sizeof(float));
     run_clear(&r);
     engine_destroy(e);
+}
+
+static struct engine_config mapped_config(uint64_t expert_bytes)
+{
+    struct engine_config c;
+
+    engine_config_default(&c);
+    c.model_path = path;
+    c.backend = "cpu";
+    c.n_threads = 2;
+    c.ctx = 128;
+    c.n_seqs = 3;
+    c.experts = ENGINE_EXPERTS_MAPPED;
+    c.expert_bytes = expert_bytes;
+    return c;
+}
+
+/* The bytes of the fewest experts that may be kept ready, which a smaller number is refused with.
+ */
+static uint64_t fewest_bytes(void)
+{
+    struct engine_config c = mapped_config(1);
+    unsigned long long least = 0;
+    struct error err = {0};
+    struct plan p;
+
+    cr_assert_eq(engine_plan(&c, &p, &err), -EINVAL);
+    cr_assert_eq(sscanf(err.text,
+                        "expert-bytes: 1, but 8 experts of this model, the least, are %llu",
+                        &least),
+                 1, "%s", err.text);
+    return least;
+}
+
+/* A prompt, and beside it one that decodes: tokens and logits of both. */
+static void two_runs(struct engine *e, struct run r[2])
+{
+    static int32_t ids[2][90];
+
+    for (int i = 0; i < 2; i++) {
+        struct engine_request q = run_request(ids[i], i ? 90 : 7, 24);
+
+        run_tokens(40 + (uint64_t)i, VOCAB, ids[i], 90);
+        run_submit(e, &q, &r[i]);
+        (void)run_step(e);
+    }
+    run_all(e);
+}
+
+/* Experts that stay in the file are packed when they are chosen, and make room for others: with
+ * room for eight of sixty-four the bits are those of experts that are held. */
+Test(experts, mapped_ones_have_the_bits_of_held_ones)
+{
+    static const struct spec specs[] = {
+        {.embd = 64, .ff = 40, .n_expert = 64, .n_used = 3},
+        {.embd = 64, .ff = 96, .n_expert = 64, .n_used = 7, .type = DTYPE_Q8_0, .fused = true},
+        {.embd = 256, .ff = 256, .n_expert = 12, .n_used = 4, .type = DTYPE_Q4_K, .shared = true},
+        {.embd = 64, .ff = 64, .n_expert = 64, .n_used = 9, .type = DTYPE_MXFP4},
+    };
+
+    for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
+        struct error err = {0};
+        struct run want[2];
+        struct run got[2];
+        struct engine *e = NULL;
+
+        write_model(&specs[i]);
+        for (int k = 0; k < 3; k++) {
+            struct engine_config c = mapped_config(k == 1 ? fewest_bytes() : 0);
+
+            c.experts = k ? ENGINE_EXPERTS_MAPPED : ENGINE_EXPERTS_HELD;
+            cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), 0, "%s", err.text);
+            cr_assert_eq(engine_plan_of(e)->file_expert_bytes > 0, k > 0);
+            two_runs(e, k ? got : want);
+            for (int r = 0; r < 2 && k; r++) {
+                cr_assert(run_same(&want[r], &got[r]), "case %zu, request %d", i, r);
+                run_clear(&got[r]);
+            }
+            engine_destroy(e);
+        }
+        run_clear(&want[0]);
+        run_clear(&want[1]);
+    }
 }
 
 static double difference(const float *a, const float *b)

@@ -67,6 +67,7 @@ struct setting {
     int32_t batch_tokens;
     bool keep_prefixes;
     int32_t n_draft;
+    bool experts_mapped;
 };
 
 static const struct setting settings[] = {
@@ -126,6 +127,7 @@ static struct engine *create(const struct setting *s, const char *model, const c
     c.keep_prefixes = s->keep_prefixes;
     c.n_draft = s->n_draft;
     c.kv = s->kv;
+    c.experts = s->experts_mapped ? ENGINE_EXPERTS_MAPPED : ENGINE_EXPERTS_HELD;
     c.tier_dir = "/tmp";
     c.extra_bytes = 12345;
     c.extra_seq_bytes = 100;
@@ -173,6 +175,27 @@ Test(plan_taken, to_the_byte)
         for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
             (void)compare(&settings[i], model, backends[b]);
         }
+    }
+}
+
+Test(plan_taken, experts_that_stay_in_the_file)
+{
+    char model[512];
+    uint64_t weights = 0;
+
+    (void)snprintf(model, sizeof(model), "%s", run_data("arch_qwen3moe.gguf"));
+    for (int i = 0; i < 2; i++) {
+        const struct setting s = {"full", NULL, 128, 2, 0, .experts_mapped = i > 0};
+        struct engine *e = create(&s, model, "cpu");
+        const struct plan *p = engine_plan_of(e);
+
+        cr_assert_eq(p->file_expert_bytes > 0, i > 0);
+        cr_assert_eq(p->experts_bytes > 0, i == 0);
+        cr_assert_eq(p->mapped_bytes, 0, "what is read and let go is in no sum");
+        cr_assert(i == 0 || p->weights_bytes < weights);
+        weights = p->weights_bytes;
+        engine_destroy(e);
+        (void)compare(&s, model, "cpu");
     }
 }
 

@@ -46,7 +46,8 @@ static int evaluate(const struct plan_input *in, int32_t ctx, int32_t n_seqs, st
         .policy_bytes = s.state_bytes * n,
         .prefill_peak_bytes = s.peak_bytes + s.peak_state_bytes,
         .tier_bytes = s.tier.n_stores ? tier_bytes(&s.tier) : 0,
-        .experts_bytes = in->experts_bytes,
+        .experts_bytes = in->experts_mapped ? 0 : in->experts_bytes,
+        .file_expert_bytes = in->experts_mapped ? in->experts_bytes : 0,
         .n_expert = in->n_expert,
         .n_used = in->n_used,
         .rows_bytes = in->rows_bytes,
@@ -239,7 +240,7 @@ struct figure {
     uint64_t value;
 };
 
-enum { N_FIGURES = 18 };
+enum { N_FIGURES = 19 };
 
 static void figures(const struct plan *p, struct figure out[N_FIGURES])
 {
@@ -259,6 +260,7 @@ static void figures(const struct plan *p, struct figure out[N_FIGURES])
         {"mapped_bytes", "beside it: weights in the file's map", p->mapped_bytes},
         {"available_bytes", "available", p->available_bytes},
         {"device_available_bytes", "available on the device", p->device_available_bytes},
+        {"file_expert_bytes", "not memory: experts in the model's file", p->file_expert_bytes},
         {"rows_bytes", "not memory: rows in the model's file", p->rows_bytes},
         {"prompt_read_bytes", "  a prompt of the context's length reads", p->prompt_read_bytes},
         {"file_bytes", "not memory: K and V on disk", p->file_bytes},

@@ -49,6 +49,7 @@ struct plan {
         prompt_read_bytes; /* of it, by one prompt as long as the context, read in whole chunks */
     uint64_t recurrent_bytes; /* of kv_bytes: states of recurrent layers, and their checkpoints */
     uint64_t experts_bytes;   /* of weights_bytes and mapped_bytes: matrices of experts */
+    uint64_t file_expert_bytes; /* those that stay in the model's file; in no sum */
     int32_t n_expert;         /* of a layer, 0: none, */
     int32_t n_used;           /* and how many of them a token reads */
     int32_t n_states;         /* recurrent layers, */
@@ -77,7 +78,8 @@ struct plan_input {
     int32_t ctx_model;
     uint64_t weights_bytes;
     uint64_t mapped_bytes;
-    uint64_t experts_bytes; /* of both */
+    uint64_t experts_bytes; /* of both, */
+    bool experts_mapped;    /* or of neither: they stay in the file */
     int32_t n_expert;
     int32_t n_used;
     uint64_t rows_bytes; /* of per-layer embeddings, which stay in the file */
