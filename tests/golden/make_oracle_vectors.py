@@ -30,7 +30,7 @@ class Tiny:
         self.w = gguf.GGUFWriter(path, arch)
         self.rng = np.random.default_rng(seed)
         self.w.add_name("tiny random " + arch)
-        self.w.add_tokenizer_model("none")
+        self.add_tokenizer()
         self.w.add_uint32(f"{arch}.vocab_size", VOCAB)
         for key, v in keys.items():
             key = f"{arch}." + key.replace("__", ".")
@@ -45,9 +45,15 @@ class Tiny:
             else:
                 self.w.add_uint32(key, v)
 
+    def add_tokenizer(self):
+        self.w.add_tokenizer_model("none")
+
     def matrix(self, name, rows, cols, size=1.0):
         """Attention far from uniform, values finite."""
         self.w.add_tensor(name, self.rng.normal(0, size / cols**0.5, (rows, cols)).astype(np.float32))
+
+    def stack(self, name, experts, rows, cols):
+        self.w.add_tensor(name, self.rng.normal(0, 2 / cols**0.5, (experts, rows, cols)).astype(np.float32))
 
     def vector(self, name, n, mean=1.0, size=0.1):
         self.w.add_tensor(name, self.rng.normal(mean, size, n).astype(np.float32))
@@ -188,8 +194,7 @@ def moe(path, seed, arch="qwen3moe", experts=8, used=3, embd=32, n_ff=48, wide=2
             t.vector(b + "attn_output.bias", embd, 0, 0.3)
             t.vector(b + "ffn_gate_inp.bias", experts, 0, 0.5)
         for n, rows, cols in ("gate", wide, embd), ("up", wide, embd), ("down", embd, wide):
-            t.w.add_tensor(b + f"ffn_{n}_exps.weight",
-                           t.rng.normal(0, 2 / cols**0.5, (experts, rows, cols)).astype(np.float32))
+            t.stack(b + f"ffn_{n}_exps.weight", experts, rows, cols)
             if oss:
                 t.values(b + f"ffn_{n}_exps.bias", t.rng.normal(0, 0.5, (experts, rows)))
             if shared:
@@ -231,8 +236,7 @@ def qwen35(path, seed, layers=5, period=3, predictors=1, kv=1, rot=8, groups=2, 
         for n, rows, cols in ("gate", n_ff, embd), ("up", n_ff, embd), ("down", embd, n_ff):
             if experts:
                 rows, cols = (rows, wide) if n == "down" else (wide, cols)
-                t.w.add_tensor(b + f"ffn_{n}_exps.weight",
-                               t.rng.normal(0, 2 / cols**0.5, (experts, rows, cols)).astype(np.float32))
+                t.stack(b + f"ffn_{n}_exps.weight", experts, rows, cols)
                 s = (rows, shared) if n == "down" else (shared, cols)
                 t.matrix(b + f"ffn_{n}_shexp.weight", *s, 2)
             else:
@@ -334,8 +338,7 @@ def scan(path, seed, arch="granitehybrid", layers="aSSa", embd=32, n_ff=48, head
             t.matrix(b + "ffn_gate_inp.weight", experts, embd, 2)
         for n, rows, cols in ("gate", n_ff, embd), ("up", n_ff, embd), ("down", embd, n_ff):
             if experts:
-                t.w.add_tensor(b + f"ffn_{n}_exps.weight",
-                               t.rng.normal(0, 2 / cols**0.5, (experts, rows, cols)).astype(np.float32))
+                t.stack(b + f"ffn_{n}_exps.weight", experts, rows, cols)
                 s = (rows, shared) if n == "down" else (shared, cols)
                 t.matrix(b + f"ffn_{n}_shexp.weight", *s, 2)
             else:
