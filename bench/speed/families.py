@@ -8,7 +8,7 @@ A round of a file is a process of pipit-bench and one of llama-bench for each of
 of 512 and 2048, then for decode at depths 0 and 4096: two threads, K and V in f16. The better of llama.cpp's two settings counts,
 round by round; the worse is left out of later rounds of a file and part where it was more than 3 % slower in every figure of the first.
 Ratios are of one round; the table has their median, least and most. Every process is a line or more of the CSV, and what is there
-is not made again. Needs the right to real-time priority (chrt); --no-rt runs without."""
+is not made again. A round with a process from which others took the CPU more than five times a second does not count. Needs the right to real-time priority (chrt); --no-rt runs without."""
 
 import argparse
 import collections
@@ -16,38 +16,42 @@ import csv
 import json
 import os
 import statistics
+import resource
 import subprocess
 import sys
 import time
 
 PARTS = {"prompt": [512, 2048], "decode": [0, 4096]}
-COLUMNS = ["model", "part", "round", "program", "setting", "n", "tokens_s", "share"]
+COLUMNS = ["model", "part", "round", "program", "setting", "n", "tokens_s", "share", "switches_s"]
+DISTURBED = 5  # involuntary context switches a second: another program has the same priority
 
 
-def ours(o, path, part, n_new, repeats):
+def ours(o, path, part):
     lengths = ",".join(map(str, PARTS[part]))
     what = ["-p", lengths, "-d", ""] if part == "prompt" else ["-p", "", "-d", lengths]
-    out = run(o, [o.bench, "--model", path, "-t", str(o.threads), *what, "-n", str(n_new), "-r", str(repeats)])
+    out = run(o, [o.bench, "--model", path, "-t", str(o.threads), *what, "-n", str(o.n_new), "-r", str(o.repeats)])
     for r in csv.DictReader(out.splitlines()):
         if r["what"] in ("prefill", "decode"):
             yield (0 if part == "decode" and r["tokens"] == "1" else int(r["tokens"])), float(r["value"]), r["share"]
 
 
-def theirs(o, path, part, n_new, repeats, flash):
+def theirs(o, path, part, flash):
     lengths = ",".join(map(str, PARTS[part]))
-    what = ["-p", lengths, "-n", "0"] if part == "prompt" else ["-p", "0", "-n", str(n_new), "-d", lengths]
-    out = run(o, [o.llama_bench, "-m", path, "-t", str(o.threads), *what, "-r", str(repeats), "-fa", flash, "-o", "jsonl"])
+    what = ["-p", lengths, "-n", "0"] if part == "prompt" else ["-p", "0", "-n", str(o.n_new), "-d", lengths]
+    out = run(o, [o.llama_bench, "-m", path, "-t", str(o.threads), *what, "-r", str(o.repeats), "-fa", flash, "-o", "jsonl"])
     for line in out.splitlines():
         r = json.loads(line)
         yield r["n_prompt"] or r["n_depth"], statistics.median(r["samples_ts"]), ""
 
 
 def run(o, command):
-    began = time.monotonic()
+    began, switches = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_nivcsw
     r = subprocess.run([*([] if o.no_rt else ["chrt", "-r", "10"]), *command], capture_output=True, text=True)
     if r.returncode:
         sys.exit(f"{' '.join(command)}: {r.returncode}\n{r.stderr[-2000:]}")
-    time.sleep(o.rest * (time.monotonic() - began))
+    took = time.monotonic() - began
+    o.switches_s = (resource.getrusage(resource.RUSAGE_CHILDREN).ru_nivcsw - switches) / took
+    time.sleep(o.rest * took)
     return r.stdout
 
 
@@ -67,9 +71,9 @@ class Results:
     def of(self, *key):
         return [r for r in self.rows if all(r[k] == str(v) for k, v in zip(COLUMNS, key) if v is not None)]
 
-    def add(self, key, figures):
+    def add(self, key, figures, switches_s):
         """The figures of one process, at once: a run that was stopped has all or none of them."""
-        new = [dict(zip(COLUMNS, map(str, (*key, n, f"{v:.2f}", share)))) for n, v, share in figures]
+        new = [dict(zip(COLUMNS, map(str, (*key, n, f"{v:.2f}", share, f"{switches_s:.1f}")))) for n, v, share in figures]
         with open(self.path, "a") as f:
             csv.DictWriter(f, COLUMNS).writerows(new)
         self.rows += new
@@ -95,10 +99,8 @@ def measure_round(o, res, path, k):
             key = (name, part, k, program, setting)
             if res.of(*key) or (k > 1 and program != "pipit" and left_out(res, name, part, setting)):
                 continue
-            if program == "pipit":
-                res.add(key, list(ours(o, path, part, o.n_new, o.repeats)))
-            else:
-                res.add(key, list(theirs(o, path, part, o.n_new, o.repeats, setting)))
+            figures = list(ours(o, path, part) if program == "pipit" else theirs(o, path, part, setting))
+            res.add(key, figures, o.switches_s)
             print(*key, [r["tokens_s"] for r in res.of(*key)], file=sys.stderr, flush=True)
 
 
@@ -108,7 +110,9 @@ def report(res):
         for part, lengths in PARTS.items():
             for n in lengths:
                 mine, best, share = {}, collections.defaultdict(float), []
-                for r in res.of(name, part, None, None, None, n):
+                rows = res.of(name, part, None, None, None, n)
+                disturbed = {r["round"] for r in rows if float(r["switches_s"] or 0) > DISTURBED}
+                for r in (r for r in rows if r["round"] not in disturbed):
                     if r["program"] == "pipit":
                         mine[r["round"]] = float(r["tokens_s"])
                         share += [float(r["share"])] if r["share"] else []
