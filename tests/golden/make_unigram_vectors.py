@@ -84,7 +84,7 @@ def write(path, model):
 
 def vectors(name, model, n):
     sp, rng = sentencepiece.SentencePieceProcessor(model_proto=model), random.Random(name)
-    for text in FIXED + [random_text(rng)[:60] for _ in range(n)]:
+    for text in FIXED + [random_text(rng)[:40] for _ in range(n)]:
         if "\u2581" in text:
             continue
         ids = sp.encode(text)
@@ -115,7 +115,7 @@ def main():
                 compare(o.dump, path, model)
         else:
             write(o.out / f"{name}.gguf", model)
-            lines += vectors(name, model, 200)
+            lines += vectors(name, model, 70)
     if not o.large:
         (o.out / "unigram_vectors.txt").write_text("".join(lines))
         print(len(lines), "texts")

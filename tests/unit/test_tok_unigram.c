@@ -125,8 +125,8 @@ static void vectors(const char *name, int least)
 
 Test(tok_unigram, as_sentencepiece)
 {
-    vectors("unigram", 200);
-    vectors("unigram_bytes", 200);
+    vectors("unigram", 80);
+    vectors("unigram_bytes", 80);
 }
 
 /* Of all byte strings, broken characters and U+2581 among them. */
