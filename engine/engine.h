@@ -118,7 +118,8 @@ struct engine_info {
     int32_t n_embd;
     int32_t ctx;
     int32_t n_seqs;
-    int32_t token_slots;      /* that one token takes when nothing is evicted: usage.n_slots counts these */
+    int32_t token_slots;      /* that one token takes when nothing is evicted: usage.n_slots counts these;
+                                 0: all layers are recurrent */
     uint64_t n_params;
 };
 const struct engine_info *engine_info(const struct engine *e);

@@ -8,8 +8,8 @@
 DIR of --llama-cpp is the unpacked source package llama-cpp-python 0.3.36 of PyPI, whose vendor/llama.cpp/build has been
 built with shared libraries (targets llama and test-llama-archs). test-llama-archs writes the models, in F32. Its weights
 are so small that a model's output hardly depends on its layers: each matrix is drawn anew with a standard deviation of
-2 / sqrt(inputs), norms around 1, so that an error in any layer shows. It does not write gemma4: those models are made by
-tests/golden/make_oracle_vectors.py. Both sides keep K and V in F32, and llama.cpp uses
+2 / sqrt(inputs), norms around 1, so that an error in any layer shows. It does not write gemma4, nor nemotron_h_moe with
+experts: those models are made by tests/golden/make_oracle_vectors.py. Both sides keep K and V in F32, and llama.cpp uses
 no flash attention. --libs: other shared libraries than those of the build.
 
 200 token ids are scored in one prompt; then 136 are a prompt and 64 are decoded one by one. A line a model and backend:
@@ -30,11 +30,14 @@ import numpy as np
 FAMILIES = ["llama", "mistral3", "granite", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "phi3", "olmo2", "exaone4",
             "nemotron", "seed_oss", "qwen3moe", "qwen2moe", "granitemoe", "gpt-oss", "qwen3vlmoe", "olmoe",
             "glm4moe", "ernie4_5-moe", "dots1", "minimax-m2", "lfm2moe", "qwen35", "qwen35moe", "lfm2", "granitehybrid", "nemotron_h",
-            "mamba2", "gemma4"]
-# Of make_oracle_vectors.py: E4B, 31B and 26B-A4B in small.
+            "nemotron_h_moe", "mamba2", "gemma4"]
+# Of make_oracle_vectors.py: Gemma's E4B, 31B and 26B-A4B in small, and Nemotron 3 Nano.
 OWN = {"gemma4": {"e": {}, "dense": {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6},
                   "experts": {"shared": 0, "ple": 0, "v_is_k": True, "kv": (4, 1), "heads": 8, "layers": 12, "period": 6, "embd": 64,
-                              "experts": 16, "used": 4, "wide": 32, "fused": True}}}
+                              "experts": 16, "used": 4, "wide": 32, "fused": True}},
+       "nemotron_h_moe": {"experts": {"arch": "nemotron_h_moe", "layers": "SfaSfSf", "embd": 64, "experts": 16, "used": 4, "shared": 80,
+                                      "expert_feed_forward_length": 48, "expert_gating_func": 2, "expert_weights_norm": True,
+                                      "expert_weights_scale": 2.5}}}
 N, FIRST = 200, 135
 
 
@@ -142,7 +145,7 @@ def models(o, family, seed):
         own = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(own)
         for name, options in OWN[family].items():
-            getattr(own, family)(os.path.join(folder, f"{family}-{name}.gguf"), seed, **options)
+            getattr(own, "scan" if family == "nemotron_h_moe" else family)(os.path.join(folder, f"{family}-{name}.gguf"), seed, **options)
         return sorted(glob.glob(os.path.join(folder, "*.gguf")))
     subprocess.run([os.path.join(o.libs, "test-llama-archs"), "-a", family, "-s", str(seed), "-o", folder], capture_output=True)
     found = sorted(glob.glob(os.path.join(folder, "*.gguf")))

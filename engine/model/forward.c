@@ -240,6 +240,10 @@ static void emit_layer(struct forward *f, int32_t layer)
         emit_recurrence(f, layer);
         return;
     }
+    if (f->m->h.layer[layer].bare && experts) {
+        emit_instr(f, forward_step_experts, layer);
+        return;
+    }
     if (f->m->h.layer[layer].bare) {
         emit_instr(f, forward_step_ffn_in, layer);
         emit_instr(f, forward_step_ffn_out, layer);

@@ -302,15 +302,19 @@ int forward_step_ffn_out(struct forward *f, int32_t layer)
     return project_out(f, &f->h, &f->m->layers[layer], LT_DOWN, LT_DOWN_B, LT_POST_FFN_NORM);
 }
 
+/* Experts without a gate have max(x, 0)^2 in all families, which is max(x, 0) * x: up is the gate,
+ * too. Its matrix is read once, since both products run over it together. */
 static struct ops_experts experts_of(const struct forward *f, int32_t layer)
 {
     const struct hparams *h = &f->m->h;
+    const struct arch *arch = f->m->arch;
     const struct ops_weight *w = f->m->layers[layer].w;
-    const bool chooses = f->m->arch->router_chooses;
+    const bool chooses = arch->router_chooses;
+    const struct ops_weight *norm = &w[arch->single ? LT_ATTN_NORM : LT_FFN_NORM];
 
     return (struct ops_experts){
         .rows = f->rows,
-        .norm = norm_of(f, &w[LT_FFN_NORM], &w[LT_FFN_NORM_B]),
+        .norm = norm_of(f, norm, &w[LT_FFN_NORM_B]),
         .x = f->cur.p,
         .y = f->cur.p,
         .ldx = f->cur.ld,
@@ -326,11 +330,12 @@ static struct ops_experts experts_of(const struct forward *f, int32_t layer)
         .router = &w[LT_ROUTER],
         .router_bias = chooses ? NULL : model_opt(&w[LT_ROUTER_B]),
         .choice_bias = chooses ? model_opt(&w[LT_ROUTER_B]) : NULL,
-        .act = f->m->arch->act,
-        .gate = {&w[LT_EXPERTS_GATE], model_opt(&w[LT_EXPERTS_GATE_B])},
+        .act = arch->gated ? arch->act : OPS_ACT_RELU,
+        .gate = {&w[arch->gated ? LT_EXPERTS_GATE : LT_EXPERTS_UP],
+                 model_opt(&w[LT_EXPERTS_GATE_B])},
         .up = {&w[LT_EXPERTS_UP], model_opt(&w[LT_EXPERTS_UP_B])},
         .down = {&w[LT_EXPERTS_DOWN], model_opt(&w[LT_EXPERTS_DOWN_B])},
-        .shared_gate_proj.w = model_opt(&w[LT_SHARED_GATE]),
+        .shared_gate_proj.w = model_opt(&w[arch->gated ? LT_SHARED_GATE : LT_SHARED_UP]),
         .shared_up.w = model_opt(&w[LT_SHARED_UP]),
         .shared_down.w = model_opt(&w[LT_SHARED_DOWN]),
         .shared_gate = model_opt(&w[LT_SHARED_ROUTER]),

@@ -8,7 +8,8 @@
 #include "engine/model/hparams_impl.h"
 #include "kernels/ops_experts.h"
 
-/* Layers from leading_dense_block_count on, of them every interleave_moe_layer_step-th. */
+/* Layers from leading_dense_block_count on, of them every interleave_moe_layer_step-th; where a
+ * layer is one of three, those that are FFNs. */
 static void read_layers(struct reader *r, const struct arch *arch, struct hparams *h)
 {
     int32_t lead = 0;
@@ -21,7 +22,9 @@ static void read_layers(struct reader *r, const struct arch *arch, struct hparam
         step = hparams_i32(r, "interleave_moe_layer_step", 1, HPARAMS_MAX_LAYERS, 1);
     }
     for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
-        h->layer[i].experts = i >= lead && (i + 1) % step == 0;
+        bool ffn = !arch->single || h->layer[i].bare;
+
+        h->layer[i].experts = ffn && i >= lead && (i + 1) % step == 0;
     }
 }
 
@@ -35,6 +38,9 @@ static void read_experts_widths(struct reader *r, const struct arch *arch, struc
     for (int32_t i = 0; !r->rc && i < h->n_layers; i++) {
         struct layer_sizes *l = &h->layer[i];
 
+        if (arch->single && !l->bare) {
+            continue;
+        }
         l->n_ff_expert = n_ff[i] ? n_ff[i] : arch->experts_whole ? l->n_ff : l->n_ff / h->n_used;
         if (l->n_ff_expert == 0) {
             r->rc = error_set(r->reterr, -EBADMSG,

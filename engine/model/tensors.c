@@ -255,6 +255,7 @@ static void ffn_sets(const struct model *m, int32_t il, layer_set *required, lay
         gone = experts | expert_biases | shared | beside | LT_BIT(LT_SHARED_ROUTER);
         *required |= *required & experts ? one : 0;
     }
+    gone |= m->arch->gated ? 0 : LT_BIT(LT_GATE) | LT_BIT(LT_EXPERTS_GATE) | LT_BIT(LT_SHARED_GATE);
     *required &= ~gone;
     *optional &= ~gone;
 }
@@ -271,7 +272,8 @@ static void layer_sets(const struct model *m, int32_t il, layer_set *ret_require
 
     if (m->h.layer[il].bare) {
         required = LT_BIT(LT_ATTN_NORM) | LT_BIT(LT_UP) | LT_BIT(LT_DOWN) |
-                   (m->arch->gated ? LT_BIT(LT_GATE) : 0);
+                   (m->arch->gated ? LT_BIT(LT_GATE) : 0) |
+                   (m->h.layer[il].experts ? LT_BIT(LT_ROUTER_B) : 0);
         optional = LT_BIT(LT_UP_B) | LT_BIT(LT_DOWN_B);
     }
     if (m->h.aug_q > 0) {

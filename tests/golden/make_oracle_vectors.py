@@ -298,7 +298,7 @@ def lfm2(path, seed, kv=(0, 2, 0, 0, 1), embd=32, n_ff=48, heads=4, width=3):
 def scan(path, seed, arch="granitehybrid", layers="aSSa", embd=32, n_ff=48, heads=4, kv=2, dim=16, width=4, state=24, groups=2,
          ssm_heads=4, ssm_dim=16, experts=0, used=2, shared=0, **keys):
     """Layers of a state space (S), attention (a) or, of nemotron_h, an FFN alone (f); others have an FFN behind, mamba2 none."""
-    single, inner = arch in ("nemotron_h", "mamba2"), ssm_heads * ssm_dim
+    single, inner = arch in ("nemotron_h", "nemotron_h_moe", "mamba2"), ssm_heads * ssm_dim
     channels = inner + 2 * groups * state
     if experts:
         keys |= {"expert_count": experts, "expert_used_count": used, "expert_shared_feed_forward_length": shared}
@@ -328,7 +328,13 @@ def scan(path, seed, arch="granitehybrid", layers="aSSa", embd=32, n_ff=48, head
             for n, rows in ("q", heads * dim), ("k", kv * dim), ("v", kv * dim):
                 t.matrix(b + f"attn_{n}.weight", rows, embd, 2)
             t.matrix(b + "attn_output.weight", embd, heads * dim)
-        if single and kind == "f":
+        if single and kind == "f" and experts:  # without gates
+            t.matrix(b + "ffn_gate_inp.weight", experts, embd, 2)
+            t.vector(b + "exp_probs_b.bias", experts, 0, 0.3)
+            for n, rows, cols in ("up", n_ff, embd), ("down", embd, n_ff):
+                t.w.add_tensor(b + f"ffn_{n}_exps.weight", t.rng.normal(0, 2 / cols**0.5, (experts, rows, cols)).astype(np.float32))
+                t.matrix(b + f"ffn_{n}_shexp.weight", *((rows, shared) if n == "down" else (shared, cols)), 2)
+        elif single and kind == "f":
             t.matrix(b + "ffn_up.weight", n_ff, embd, 2)
             t.matrix(b + "ffn_down.weight", embd, n_ff)
         if single:
@@ -360,6 +366,9 @@ MODELS = {
                              "embedding_scale": 5.0, "attention__scale": 0.2, "rope__scaling__finetuned": False}, 160, 100),
     "nemotron_h": (scan, {"arch": "nemotron_h", "layers": "SfaSf", "groups": 1, "ssm_heads": 2, "ssm_dim": 32, "width": 3},
                    160, 100),
+    "nemotron_h_moe": (scan, {"arch": "nemotron_h_moe", "layers": "Sfaf", "groups": 1, "ssm_heads": 2, "ssm_dim": 16, "width": 3,
+                              "n_ff": 32, "experts": 4, "used": 2, "shared": 24, "kv": 1, "expert_feed_forward_length": 32,
+                              "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.5}, 130, 100),
     "mamba2": (scan, {"arch": "mamba2", "layers": "SSS"}, 300, 240),
     "gemma4_e": (gemma4, {}, 300, 240),
     "gemma4_dense": (gemma4, {"shared": 0, "ple": 0, "v_is_k": True, "kv": (2, 1), "layers": 6}, 300, 240),

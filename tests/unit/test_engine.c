@@ -113,6 +113,7 @@ FOR_BACKENDS(engine, computes_the_same_alone_and_in_company)
     company(b, "arch_lfm2.gguf", NULL, "fp8+full,chunk=16");
     company(b, "arch_granitehybrid.gguf", NULL, "full,chunk=16");
     company(b, "arch_nemotron_h.gguf", NULL, "keyformer:20,chunk=16");
+    company(b, "arch_nemotron_h_moe.gguf", NULL, "fp8+full,chunk=16");
     company(b, "arch_mamba2.gguf", NULL, "full,chunk=16");
     company(b, "cache_model.gguf", NULL, "keyformer:20,recent=30%,chunk=32");
     company(b, "cache_model.gguf", NULL, "sinks:2+h2o:24,prefill=bounded,chunk=8");

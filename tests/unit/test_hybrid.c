@@ -205,6 +205,39 @@ Test(hybrid, state_space_keys)
                  NULL);
 }
 
+/* FFNs alone that are mixtures of experts without gates. */
+Test(hybrid, experts_in_layers_of_their_own)
+{
+    static const struct {
+        struct bend bend;
+        int code;
+        const char *text;
+    } cases[] = {
+        {{.key = NULL}, 0, NULL},
+        {{.key = "nemotron_h_moe.expert_used_count", .drop = true}, -EBADMSG, "used_count is miss"},
+        {{.key = "nemotron_h_moe.expert_used_count", .value = 5}, -EBADMSG, "expert_used_count"},
+        {{.key = "nemotron_h_moe.expert_group_count", .value = 2}, -ENOTSUP, "experts in groups"},
+        {{.key = "nemotron_h_moe.expert_gating_func", .value = 3}, 0, NULL}, /* a sigmoid */
+        {{.key = "nemotron_h_moe.expert_feed_forward_length", .value = 24},
+         -EBADMSG,
+         "blk.1.ffn_up_exps.weight is"},
+        {{.key = "nemotron_h_moe.expert_shared_feed_forward_length", .value = 0},
+         -ENOTSUP,
+         "blk.1.ffn_"},
+        {{.key = "nemotron_h_moe.expert_count", .value = 0},
+         -EBADMSG,
+         "blk.1.ffn_up.weight is mis"},
+        {{.tensor = "blk.1.exp_probs_b.bias"}, -EBADMSG, "exp_probs_b.bias is missing"},
+        {{.tensor = "blk.1.ffn_up_exps.weight"}, -EBADMSG, "ffn_up_exps.weight is missing"},
+        {{.tensor = "blk.3.ffn_down_shexp.weight"}, -EBADMSG, "ffn_down_shexp.weight is missing"},
+        {{.tensor = "blk.3.ffn_gate_inp.weight", .wider = true}, -EBADMSG, "blk.3.ffn_gate_inp"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        bend_refused("arch_nemotron_h_moe.gguf", &cases[i].bend, cases[i].code, cases[i].text);
+    }
+}
+
 /* No layer has keys and values, and keys of such layers say nothing. */
 Test(hybrid, a_model_without_attention)
 {

@@ -290,11 +290,11 @@ Test(plan_taken, a_real_model)
 Test(plan_taken, other_models)
 {
     static const char *const models[] = {
-        "arch_gemma3.gguf",        "arch_qwen3.gguf",     "arch_qwen3moe.gguf",
-        "arch_qwen2moe.gguf",      "arch_gpt_oss.gguf",   "arch_glm4moe.gguf",
-        "stories260K.gguf",        "arch_qwen35.gguf",    "arch_qwen35_list.gguf",
-        "arch_qwen35moe.gguf",     "arch_lfm2.gguf",      "arch_gemma4_moe.gguf",
-        "arch_granitehybrid.gguf", "arch_nemotron_h.gguf"};
+        "arch_gemma3.gguf",        "arch_qwen3.gguf",      "arch_qwen3moe.gguf",
+        "arch_qwen2moe.gguf",      "arch_gpt_oss.gguf",    "arch_glm4moe.gguf",
+        "stories260K.gguf",        "arch_qwen35.gguf",     "arch_qwen35_list.gguf",
+        "arch_qwen35moe.gguf",     "arch_lfm2.gguf",       "arch_gemma4_moe.gguf",
+        "arch_granitehybrid.gguf", "arch_nemotron_h.gguf", "arch_nemotron_h_moe.gguf"};
     static const int more[] = {3, 4, 11, 14, 17};
     char model[512];
 
