@@ -281,7 +281,7 @@ struct ops_kv {
      * its center, and each head of q with it: products of the two stay as they are. The same of V;
      * attention's sums go through it once more, which undoes it. What one dim has too much of is
      * then spread over all, which suits codes of even steps. k_hadamard not with k_unrotated,
-     * skew or queries that select by dims; cuda has no v_hadamard. */
+     * skew or queries that select by dims. */
     bool k_hadamard;
     bool v_hadamard;
     /* Device (n_groups, k_heads, k_dim), with k_hadamard: what each dim of K is multiplied by
@@ -293,7 +293,7 @@ struct ops_kv {
      * rope_store writes a row's entry beside its slot. A row of class decode takes from there the
      * OPS_LATEST positions up to its own, from latest_from on, that its slots hold. There are more
      * entries than that, for rows behind it that are drafts and may be undone. NULL: none. Not with
-     * k_unrotated; ref and cpu only. */
+     * k_unrotated. */
     uint8_t *latest;
     int32_t latest_from;
     int32_t n_slots;       /* slots [0, n_slots) may hold live tokens, this step's included */

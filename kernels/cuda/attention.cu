@@ -5,6 +5,7 @@
 
 #include <cerrno>
 
+#include "kernels/cuda/kv_four.cuh"
 #include "kernels/cuda/select.cuh"
 
 static int check(const struct cuda *cu, const struct ops_attention *p)
@@ -18,7 +19,8 @@ static int check(const struct cuda *cu, const struct ops_attention *p)
 
         if (p->seqs[i].kv.n_slots > cu->limits.max_slots || p->n_q > cu->limits.max_heads ||
             l->k_dim > cu->limits.max_head_dim || l->v_dim > cu->limits.max_head_dim ||
-            l->k_unrotated || p->seqs[i].kv.v_hadamard ||
+            l->k_unrotated ||
+            (p->select && p->select[i].kind != OPS_SELECT_ALL && kv_four(l->v_type)) ||
             p->n_q % (l->n_groups * l->k_heads) != 0 || p->n_q % (l->n_groups * l->v_heads) != 0 ||
             (p->observe && !cu->limits.observe && p->seqs[i].kv.score &&
              p->observe[i].row_first < p->seqs[i].n_rows) ||
@@ -146,6 +148,72 @@ static int some_decode(struct cuda *cu, const struct ops_attention *p, struct at
                                                   : cuda_attend_decode(cu, a);
 }
 
+/* ---- sums of transformed V ------------------------------------------------------------------ */
+
+enum { TURN_HEADS = 4, TURN_DIM = 256 };
+
+struct turn {
+    float *out;
+    int32_t ldo, n_q, dim;
+};
+
+/* A warp a head of a row. */
+CUDA_KERNEL void __launch_bounds__(TURN_HEADS *WARP) turn_heads(struct turn p)
+{
+    __shared__ float heads[TURN_HEADS][TURN_DIM];
+    float *head = heads[threadIdx.x / WARP];
+    int32_t h = (int32_t)(blockIdx.y * TURN_HEADS + threadIdx.x / WARP);
+    float *out = p.out + (size_t)blockIdx.x * p.ldo + (size_t)h * p.dim;
+
+    if (h >= p.n_q) {
+        return;
+    }
+    for (int32_t d = (int32_t)threadIdx.x % WARP; d < p.dim; d += WARP) {
+        head[d] = out[d];
+    }
+    __syncwarp(); /* head: loaded above, read by other lanes next */
+    hadamard_by_warp(head, p.dim);
+    for (int32_t d = (int32_t)threadIdx.x % WARP; d < p.dim; d += WARP) {
+        out[d] = head[d];
+    }
+}
+
+/* Are the sequence's rows to be turned here? Those of decode_join are already. */
+static bool turns(const struct ops_attention *p, int32_t seq)
+{
+    const struct ops_seq *s = &p->seqs[seq];
+    struct cuda_layout l = cuda_layout_of(s->kv.layout);
+
+    return s->kv.v_hadamard && s->n_rows > 0 &&
+           (s->row0 >= p->rows.n_decode || !cuda_attend_streams(&l) ||
+            (p->select && p->select[seq].kind != OPS_SELECT_ALL));
+}
+
+static int turn_back(struct cuda *cu, const struct ops_attention *p)
+{
+    int r = 0;
+
+    for (int32_t i = 0; i < p->n_seqs && r == 0;) {
+        const struct ops_seq *first = &p->seqs[i];
+        int32_t rows = 0;
+
+        while (i < p->n_seqs && turns(p, i) && p->seqs[i].row0 == first->row0 + rows &&
+               p->seqs[i].kv.layout->v_dim == first->kv.layout->v_dim) {
+            rows += p->seqs[i++].n_rows;
+        }
+        i += rows == 0;
+        if (rows > 0) {
+            struct turn t = {p->out + (size_t)first->row0 * (size_t)p->ldo, p->ldo, p->n_q,
+                             first->kv.layout->v_dim};
+
+            CUDA_LAUNCH(cu, dim3((unsigned)rows, cuda_div_up((uint64_t)p->n_q, TURN_HEADS)),
+                        dim3(TURN_HEADS * WARP), 0, turn_heads, t);
+            r = cuda_launched(cu, "turn_heads");
+        }
+    }
+    return r;
+}
+
 int cuda_attention(struct backend *be, const struct ops_attention *p)
 {
     struct cuda *cu = cuda_of(be);
@@ -179,5 +247,5 @@ int cuda_attention(struct backend *be, const struct ops_attention *p)
     for (int32_t i = n_decode; i < p->n_seqs && r >= 0; i += r) {
         r = some_prefill(cu, p, &a, i);
     }
-    return r < 0 ? r : 0;
+    return r < 0 ? r : turn_back(cu, p);
 }

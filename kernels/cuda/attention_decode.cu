@@ -18,6 +18,7 @@
  * load under way. */
 
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/kv_four.cuh"
 
 enum { THREADS = 128, PAGE = OPS_PAGE_SLOTS, HEAD_MAX = 256 };
 
@@ -72,12 +73,28 @@ CUDA_INLINE void logits_pass(const struct attend *p, const struct item *it, cons
         int32_t pos = slot < it->s1 ? kv_pos(s, it->group, slot) : -1;
         bool seen = kv_visible(pos, it->row_pos, p->window);
         uint8_t *page = kv_page(l, s, it->group, s0);
+        bool four = kv_four(l->k_type);
+        bool latest = seen && four && latest_has(s, it->row_pos, pos);
+        const uint8_t *entry =
+            latest ? latest_head(l, s, it->group, pos, true, it->k_head) : NULL;
         float dot[HB] = {};
 
         for (int32_t i = from; i < to && seen; i++) {
             float k[KV_VEC];
 
-            kv_load8(l->k_type, kv_k_row(l, page, it->k_head, slot), i, k);
+            if (latest) {
+                latest_load8(entry, i, k);
+            } else {
+                kv_load8(l->k_type, kv_k_row(l, page, it->k_head, slot), i, k);
+            }
+            if (four) {
+                float scale = latest ? latest_scale(entry, l->k_dim)
+                                     : kv_scale8_k(l, page, it->k_head, slot, i);
+
+                for (int j = 0; j < KV_VEC; j++) {
+                    k[j] *= scale;
+                }
+            }
 #pragma unroll
             for (int h = 0; h < HB; h++) {
 #pragma unroll
@@ -200,9 +217,18 @@ CUDA_INLINE void values_pass(const struct attend *p, const struct item *it, cons
         page = kv_page(l, s, it->group, slot);
         for (int32_t vh = first; vh <= last; vh++) {
             float v[KV_VEC];
-            float scale = kv_scale_of(l->v_type, page, l->v_scale_at, vh, slot);
+            float scale;
 
-            kv_load8(l->v_type, kv_v_row(l, page, vh, slot), vec, v);
+            if (kv_four(l->v_type) && latest_has(s, it->row_pos, kv_pos(s, it->group, slot))) {
+                const uint8_t *entry =
+                    latest_head(l, s, it->group, kv_pos(s, it->group, slot), false, vh);
+
+                scale = latest_scale(entry, l->v_dim);
+                latest_load8(entry, vec, v);
+            } else {
+                scale = kv_scale8_v(l, page, vh, slot, vec);
+                kv_load8(l->v_type, kv_v_row(l, page, vh, slot), vec, v);
+            }
 #pragma unroll
             for (int h = 0; h < HB; h++) {
                 float e = first == last || (in_group + h) / heads_per_v == vh ? w[h] * scale : 0.0f;

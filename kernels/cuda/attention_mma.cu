@@ -16,6 +16,7 @@
  * two, per row. Shared memory: 34 KB at 128, 66 KB at 256. */
 
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/kv_four.cuh"
 
 enum { THREADS = 128, WARPS = 4, ROWS = 64, SLOTS = 64 };
 
@@ -112,13 +113,18 @@ CUDA_INLINE void load_pos(const struct attend *p, const struct cuda_seq *s, int3
     }
 }
 
-/* Eight elements of 8 bits as f16. */
-CUDA_INLINE uint4 widen8(int32_t type, const uint8_t *row, int32_t i)
+/* Eight elements of 8 bits as f16; of 4 bits times their scale. */
+CUDA_INLINE uint4 widen8(const struct cuda_layout *l, uint8_t *page, int32_t head, int32_t slot,
+                         int32_t i)
 {
+    float scale = kv_four(l->k_type) ? kv_scale8_k(l, page, head, slot, i) : 1.0f;
     float v[KV_VEC];
     uint32_t w[4];
 
-    kv_load8(type, row, i, v);
+    kv_load8(l->k_type, kv_k_row(l, page, head, slot), i, v);
+    for (int j = 0; j < KV_VEC; j++) {
+        v[j] = fminf(fmaxf(v[j] * scale, -65504.0f), 65504.0f);
+    }
     for (int j = 0; j < 4; j++) {
         w[j] = half2_of_f32<false>(v[2 * j], v[2 * j + 1]);
     }
@@ -143,8 +149,8 @@ CUDA_INLINE void load_k(const struct attend *p, const struct cuda_seq *s, int32_
 
         if (side(t, slot)->pos < 0 || vec >= n_vec) {
             *at = make_uint4(0, 0, 0, 0);
-        } else if (kv_has_scale(l->k_type)) {
-            *at = widen8(l->k_type, row, vec);
+        } else if (kv_has_scale(l->k_type) || kv_four(l->k_type)) {
+            *at = widen8(l, page, head, slot, vec);
         } else {
             async_copy16(at, row + vec * 16);
         }

@@ -10,7 +10,8 @@
  * Q, K and V lie in shared memory as 16-bit elements, in rows of DIM (64, 128 or 256) and 16 bytes
  * more, so that a matrix load meets all banks. What has 16 bits is copied asynchronously: a tile's
  * values while its logits are formed, the next tile's keys while values are summed. What has 8 is
- * copied as it is, a tile ahead, and widened by the thread that copied it.
+ * copied as it is, a tile ahead, and widened by the thread that copied it; what has 4 likewise, and
+ * times its scale.
  *
  * Inside a tile that all rows of a warp see whole no position is looked at. The largest logit of a
  * row, what its sums are relative to, follows only where it grows by more than 2^8: else nothing is
@@ -278,8 +279,35 @@ template <int DIM> CUDA_INLINE bool ahead(int32_t dim)
     return DIM <= 128 && dim % 16 == 0;
 }
 
-/* The same of 8 bits as they are; of all rows. */
+/* Rows of four bits as they are: a thread's pieces are 16 bytes, a block, and the block's scale,
+ * which lies with its neighbour's behind the row's codes. */
 template <bool IS_K, int DIM>
+CUDA_INLINE void copy_four(const struct attend *p, const struct part *b, uint32_t page,
+                           uint8_t *raw)
+{
+    enum { PIECES = DIM / FOUR_BLOCK };
+    int tid = thread_anew();
+    const struct cuda_layout *l = &p->seqs.layout;
+    const uint8_t *from = head_of<IS_K>(p, b, page);
+    int32_t row_bytes = (int32_t)(IS_K ? l->k_row : l->v_row);
+    int32_t n_scales = IS_K ? l->k_scales : l->v_scales;
+    const uint16_t *scales = kv_scales(page_at(p, b, page), IS_K ? l->k_scale_at : l->v_scale_at,
+                                       n_scales, IS_K ? b->k_head : b->v_head, 0);
+    int32_t piece = tid % PIECES;
+
+#pragma unroll
+    for (int i = 0; i < SLOTS * PIECES / THREADS; i++) {
+        int32_t r = tid / PIECES + i * (THREADS / PIECES);
+
+        if (piece * 16 < row_bytes) {
+            async_copy16(raw + r * DIM + piece * 16, from + r * row_bytes + piece * 16);
+            async_copy4(raw + r * DIM + DIM / 2 + piece * 4, scales + r * n_scales + piece / 2 * 2);
+        }
+    }
+}
+
+/* The same of 8 bits as they are; of all rows. FOUR: or of four bits. */
+template <bool FOUR, bool IS_K, int DIM>
 CUDA_INLINE void copy_codes(const struct attend *p, const struct part *b, uint32_t page,
                             uint8_t *raw)
 {
@@ -290,6 +318,12 @@ CUDA_INLINE void copy_codes(const struct attend *p, const struct part *b, uint32
     int32_t r0 = tid / 8;
     int32_t at = tid % 8 * 16;
 
+    if (FOUR && kv_four(IS_K ? l->k_type : l->v_type)) {
+        if constexpr (DIM <= 128) {
+            copy_four<IS_K, DIM>(p, b, page, raw);
+        }
+        return;
+    }
     if (!ahead<DIM>(row_bytes) || at >= row_bytes) {
         return;
     }
@@ -301,7 +335,54 @@ CUDA_INLINE void copy_codes(const struct attend *p, const struct part *b, uint32
     }
 }
 
+/* What copy_four() brought, times the scales. */
 template <bool IS_K, int MT, int DIM>
+CUDA_INLINE void widen_four(const struct attend *p, const struct part *b, int32_t s0,
+                            uint32_t page, const uint8_t *raw, bool dead, struct tile<MT, DIM> *t)
+{
+    enum { PIECES = DIM / FOUR_BLOCK };
+    int tid = thread_anew();
+    const struct cuda_layout *l = &p->seqs.layout;
+    const uint8_t *from = head_of<IS_K>(p, b, page);
+    int32_t row_bytes = (int32_t)(IS_K ? l->k_row : l->v_row);
+    int32_t n_scales = IS_K ? l->k_scales : l->v_scales;
+    const uint16_t *scales = kv_scales(page_at(p, b, page), IS_K ? l->k_scale_at : l->v_scale_at,
+                                       n_scales, IS_K ? b->k_head : b->v_head, 0);
+    int32_t piece = tid % PIECES;
+    uint16_t *to = (IS_K ? t->k : t->v) + piece * FOUR_BLOCK;
+
+    if (piece * 16 >= row_bytes) {
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < SLOTS * PIECES / THREADS; i++) {
+        int32_t r = tid / PIECES + i * (THREADS / PIECES);
+        bool gone = !IS_K && dead && pos_of(b, s0, r, t) < 0;
+        uint16_t scale = 0;
+        uint4 codes;
+
+        if (DIM <= 128) {
+            codes = *reinterpret_cast<const uint4 *>(raw + r * DIM + piece * 16);
+            scale = reinterpret_cast<const uint16_t *>(raw + r * DIM + DIM / 2 +
+                                                       piece * 4)[piece % 2];
+        } else {
+            codes = *reinterpret_cast<const uint4 *>(from + (size_t)r * row_bytes + piece * 16);
+            scale = scales[r * n_scales + piece];
+        }
+        scale = gone ? 0 : scale;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t w[4];
+
+            four_levels(j == 0 ? codes.x : j == 1 ? codes.y : j == 2 ? codes.z : codes.w, w);
+            *reinterpret_cast<uint4 *>(to + r * t->LEN + j * 8) =
+                make_uint4(half2_times(w[0], scale), half2_times(w[1], scale),
+                           half2_times(w[2], scale), half2_times(w[3], scale));
+        }
+    }
+}
+
+template <bool FOUR, bool IS_K, int MT, int DIM>
 CUDA_INLINE void widen(const struct attend *p, const struct part *b, int32_t s0, uint32_t page,
                        const uint8_t *raw, bool dead, struct tile<MT, DIM> *t)
 {
@@ -314,6 +395,10 @@ CUDA_INLINE void widen(const struct attend *p, const struct part *b, int32_t s0,
     int32_t at = tid % 8;
     uint16_t *to = IS_K ? t->k : t->v;
 
+    if (FOUR && kv_four(type)) {
+        widen_four<IS_K>(p, b, s0, page, raw, dead, t);
+        return;
+    }
 #pragma unroll(DIM > 128 ? 1 : 4)
     for (int i = 0; i < SLOTS / (THREADS / 8); i++) {
         int32_t r = r0 + i * (THREADS / 8);
@@ -548,7 +633,8 @@ CUDA_INLINE void write_out(const struct attend *p, const struct part *b,
     }
 }
 
-template <bool KB, bool VB, int MT, int DIM>
+/* FOUR: V has four bits, K as many or 8. */
+template <bool KB, bool VB, int MT, int DIM, bool FOUR>
 CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
     prefill_mma(struct attend p)
 {
@@ -556,8 +642,8 @@ CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
     struct tile<MT, DIM> *t = reinterpret_cast<struct tile<MT, DIM> *>(memory);
     struct tile_raw<DIM> *raw = reinterpret_cast<struct tile_raw<DIM> *>(memory + sizeof(*t));
     const struct cuda_layout *l = &p.seqs.layout;
-    bool k_codes = kv_has_scale(l->k_type);
-    bool v_codes = !VB && kv_has_scale(l->v_type);
+    bool k_codes = FOUR || kv_has_scale(l->k_type);
+    bool v_codes = FOUR || (!VB && kv_has_scale(l->v_type));
     bool plain = p.scale > 0 && p.softcap <= 0 && p.alibi_max <= 0;
     struct running run[MT][2];
     struct part b;
@@ -574,10 +660,10 @@ CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
         if (!k_codes) {
             copy_rows<true>(&p, &b, s0, page, false, t);
         } else {
-            copy_codes<true, DIM>(&p, &b, page, raw->k);
+            copy_codes<FOUR, true, DIM>(&p, &b, page, raw->k);
         }
         if (v_codes) {
-            copy_codes<false, DIM>(&p, &b, page, raw->v);
+            copy_codes<FOUR, false, DIM>(&p, &b, page, raw->v);
         }
         load_side(&p, &b, s0, page, t);
         async_commit();
@@ -596,9 +682,9 @@ CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
 
         async_wait<0>();
         if (k_codes) {
-            widen<true>(&p, &b, s0, page, raw->k, false, t);
+            widen<FOUR, true>(&p, &b, s0, page, raw->k, false, t);
             if (more) {
-                copy_codes<true, DIM>(&p, &b, next_page, raw->k);
+                copy_codes<FOUR, true, DIM>(&p, &b, next_page, raw->k);
                 async_commit();
             }
         }
@@ -624,9 +710,9 @@ CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
             softmax<KB, VB, MT, DIM>(&p, plain, t, x, run, acc, e);
         }
         if (v_codes) {
-            widen<false>(&p, &b, s0, page, raw->v, flags & DEAD, t);
+            widen<FOUR, false>(&p, &b, s0, page, raw->v, flags & DEAD, t);
             if (more) {
-                copy_codes<false, DIM>(&p, &b, next_page, raw->v);
+                copy_codes<FOUR, false, DIM>(&p, &b, next_page, raw->v);
                 async_commit();
             }
         } else {
@@ -651,36 +737,37 @@ CUDA_KERNEL void __launch_bounds__(THREADS, MT == 1 && DIM <= 128 ? 3 : 2)
 
 /* ---- launches ------------------------------------------------------------------------------- */
 
-template <bool KB, bool VB, int MT, int DIM>
+template <bool KB, bool VB, int MT, int DIM, bool FOUR = false>
 static int launch(struct cuda *cu, const struct attend *p, int32_t rows)
 {
     const struct cuda_layout *l = &p->seqs.layout;
     dim3 grid = grid_of_parts(p, rows, 16 * MT * WARPS);
-    bool raw = DIM <= 128 && (kv_has_scale(l->k_type) || kv_has_scale(l->v_type));
+    bool raw = DIM <= 128 && (FOUR || kv_has_scale(l->k_type) || kv_has_scale(l->v_type));
     size_t shared = sizeof(struct tile<MT, DIM>) + (raw ? sizeof(struct tile_raw<DIM>) : 0);
 
-    CUDA_LAUNCH_LARGE(cu, grid, dim3(THREADS), shared, (prefill_mma<KB, VB, MT, DIM>), *p);
+    CUDA_LAUNCH_LARGE(cu, grid, dim3(THREADS), shared, (prefill_mma<KB, VB, MT, DIM, FOUR>), *p);
     return cuda_launched(cu, "prefill_mma");
 }
 
 /* Of blocks of 64 pairs there are twice as many: where those of 128 would leave multiprocessors
  * without. */
-template <bool B, int DIM>
+template <bool B, int DIM, bool FOUR>
 static int launch_rows(struct cuda *cu, const struct attend *p, int32_t rows)
 {
     uint64_t pairs = (uint64_t)rows * p->n_q * p->seqs.n;
 
-    return pairs >= (uint64_t)cu->n_sms * 128 ? launch<B, B, 2, DIM>(cu, p, rows)
-                                              : launch<B, B, 1, DIM>(cu, p, rows);
+    return pairs >= (uint64_t)cu->n_sms * 128 ? launch<B, B, 2, DIM, FOUR>(cu, p, rows)
+                                              : launch<B, B, 1, DIM, FOUR>(cu, p, rows);
 }
 
-template <bool B> static int launch_alike(struct cuda *cu, const struct attend *p, int32_t rows)
+template <bool B, bool FOUR = false>
+static int launch_alike(struct cuda *cu, const struct attend *p, int32_t rows)
 {
     int32_t dim = max(p->seqs.layout.k_dim, p->seqs.layout.v_dim);
 
-    return dim <= 64    ? launch_rows<B, 64>(cu, p, rows)
-           : dim <= 128 ? launch_rows<B, 128>(cu, p, rows)
-                        : launch<B, B, 1, 256>(cu, p, rows);
+    return dim <= 64    ? launch_rows<B, 64, FOUR>(cu, p, rows)
+           : dim <= 128 ? launch_rows<B, 128, FOUR>(cu, p, rows)
+                        : launch<B, B, 1, 256, FOUR>(cu, p, rows);
 }
 
 int cuda_attend_rows(struct cuda *cu, const struct attend *p, int32_t rows)
@@ -688,8 +775,9 @@ int cuda_attend_rows(struct cuda *cu, const struct attend *p, int32_t rows)
     bool kb = p->seqs.layout.k_type == OPS_KV_BF16;
     bool vb = p->seqs.layout.v_type == OPS_KV_BF16;
 
-    return kb && vb ? launch_alike<true>(cu, p, rows)
-           : kb     ? launch<true, false, 1, 256>(cu, p, rows)
-           : vb     ? launch<false, true, 1, 256>(cu, p, rows)
-                    : launch_alike<false>(cu, p, rows);
+    return kv_four(p->seqs.layout.v_type) ? launch_alike<false, true>(cu, p, rows)
+           : kb && vb                     ? launch_alike<true>(cu, p, rows)
+           : kb                           ? launch<true, false, 1, 256>(cu, p, rows)
+           : vb                           ? launch<false, true, 1, 256>(cu, p, rows)
+                                          : launch_alike<false>(cu, p, rows);
 }

@@ -9,6 +9,7 @@
  * row i / set, head i % set. */
 
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/kv_four.cuh"
 
 #define LOG2E 1.44269504088896340736f
 

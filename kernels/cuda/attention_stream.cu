@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of decode rows on tensor cores, for caches of one type of 16 or 8 bits whose rows are
- * whole 16 bytes. (All others: attention_decode.cu.)
+/* Attention of decode rows on tensor cores, for caches of one type of 16, 8 or 4 bits, or K in int8
+ * beside V in fp8 or 4 bits, whose rows are whole 16 bytes. (All others: attention_decode.cu.)
  *
  * Block:  up to eight query heads of one K head, one row, one chunk of slots. Its warps take tiles
  *         of 16 slots in turn and know nothing of each other until the end.
@@ -22,7 +22,12 @@
  * Chunks follow from n_slots and the number of K heads alone, so bits do not depend on company.
  *
  * Precision: queries are two f16 or three bf16 pieces, weights two of either; sums are f32. Codes
- * of 8 bits become f16 exactly, two a instruction; K's scales multiply logits, V's weights. */
+ * of 8 bits become f16 exactly, two a instruction; K's scales multiply logits, V's weights. Levels
+ * of 4 bits are looked up by byte permutations, exactly; K's scales multiply a block's sums, V's
+ * the levels, rounded once to f16.
+ *
+ * The latest tokens of caches of 4 bits lie in 8 bits elsewhere: chunks leave them out, another
+ * block takes them (attention_latest.cuh). */
 
 #include <cerrno>
 
@@ -80,7 +85,13 @@ static struct stream_plan plan_of(const struct attend *p)
 
 bool cuda_attend_streams(const struct cuda_layout *l)
 {
-    return l->k_type == l->v_type && l->k_type != OPS_KV_F32 && l->k_heads == l->v_heads &&
+    bool pair = l->k_type == l->v_type || (l->k_type == OPS_KV_I8 && l->v_type == OPS_KV_FP8) ||
+                kv_four(l->v_type);
+
+    if (kv_four(l->v_type) && four_scales(l->k_dim) != four_scales(l->v_dim)) {
+        return false;
+    }
+    return pair && l->k_type != OPS_KV_F32 && l->k_heads == l->v_heads &&
            l->k_dim <= 256 && l->v_dim <= 256 && l->k_row % 16 == 0 && l->v_row % 16 == 0 &&
            l->v_dim % 4 == 0;
 }
@@ -88,44 +99,50 @@ bool cuda_attend_streams(const struct cuda_layout *l)
 /* Warps of a block and stages by the bytes of a row, so that two blocks fit the 227 KB of a
  * multiprocessor where they can. Short rows are not more stages but more warps: their work is less
  * the copy than what follows. */
-template <int FORM, int DIM>
+template <int KF, int VF, int DIM>
 static int launch(struct cuda *cu, struct attend *p, dim3 grid, struct stream_plan plan)
 {
-    using shape = stream_shape<FORM, DIM>;
-    constexpr int N = shape::ROW == 256 ? 3 : 2;
-    int warps = shape::ROW == 128 ? 8 : 4;
+    using shape = stream_shape<KF, VF, DIM>;
+    constexpr int N = shape::key::ROW == 256 || shape::value::FOUR ? 3 : 2;
+    int warps = shape::key::ROW == 256 ? 4 : 8;
 
     while (warps > 1 && shape::shared(warps, N) + 1024 > cu->shared_max) {
         warps--;
     }
     CUDA_LAUNCH_LARGE_EARLY(cu, grid, dim3((unsigned)warps * WARP), shape::shared(warps, N),
-                            (decode_stream<FORM, DIM, N>), *p, plan);
+                            (decode_stream<KF, VF, DIM, N>), *p, plan);
     return cuda_launched(cu, "decode_stream");
 }
 
-template <int FORM>
+template <int KF, int VF>
 static int launch_form(struct cuda *cu, struct attend *p, dim3 grid, struct stream_plan plan)
 {
     int32_t k_dim = p->seqs.layout.k_dim;
     int32_t v_dim = p->seqs.layout.v_dim;
     int32_t dim = k_dim > v_dim ? k_dim : v_dim;
 
-    return dim <= 64    ? launch<FORM, 64>(cu, p, grid, plan)
-           : dim <= 128 ? launch<FORM, 128>(cu, p, grid, plan)
-                        : launch<FORM, 256>(cu, p, grid, plan);
+    return dim <= 64    ? launch<KF, VF, 64>(cu, p, grid, plan)
+           : dim <= 128 ? launch<KF, VF, 128>(cu, p, grid, plan)
+                        : launch<KF, VF, 256>(cu, p, grid, plan);
 }
 
 static int launch_type(struct cuda *cu, struct attend *p, dim3 grid, struct stream_plan plan)
 {
+    int32_t v_type = p->seqs.layout.v_type;
+
     switch (p->seqs.layout.k_type) {
     case OPS_KV_BF16:
-        return launch_form<STREAM_BF16>(cu, p, grid, plan);
+        return launch_form<STREAM_BF16, STREAM_BF16>(cu, p, grid, plan);
     case OPS_KV_F16:
-        return launch_form<STREAM_F16>(cu, p, grid, plan);
+        return launch_form<STREAM_F16, STREAM_F16>(cu, p, grid, plan);
     case OPS_KV_FP8:
-        return launch_form<STREAM_FP8>(cu, p, grid, plan);
+        return launch_form<STREAM_FP8, STREAM_FP8>(cu, p, grid, plan);
+    case OPS_KV_G4:
+        return launch_form<STREAM_FOUR, STREAM_FOUR>(cu, p, grid, plan);
     default:
-        return launch_form<STREAM_I8>(cu, p, grid, plan);
+        return v_type == OPS_KV_G4    ? launch_form<STREAM_I8, STREAM_FOUR>(cu, p, grid, plan)
+               : v_type == OPS_KV_FP8 ? launch_form<STREAM_I8, STREAM_FP8>(cu, p, grid, plan)
+                                      : launch_form<STREAM_I8, STREAM_I8>(cu, p, grid, plan);
     }
 }
 
@@ -135,7 +152,7 @@ int32_t cuda_stream_chunks_most(int32_t max_slots)
     int32_t by_most = (max_slots + STREAM_CHUNK_MAX - 1) / STREAM_CHUNK_MAX;
 
     by_least = by_least < 1 << AIM_BITS ? by_least : 1 << AIM_BITS;
-    return by_least > by_most ? by_least : by_most;
+    return (by_least > by_most ? by_least : by_most) + 1; /* the latest tokens */
 }
 
 int cuda_attend_stream(struct cuda *cu, struct attend *p)
@@ -152,9 +169,9 @@ int cuda_attend_stream(struct cuda *cu, struct attend *p)
     p->part_len = l->v_dim + 4; /* whole 16 bytes */
     for (int32_t i = 0; i < p->seqs.n; i++) {
         int32_t n = p->seqs.s[i].n_slots;
-        int32_t chunks = stream_chunks(n, stream_chunk(n, &plan));
+        int32_t parts = stream_parts(&p->seqs.s[i], &plan);
 
-        p->n_chunks = chunks > p->n_chunks ? chunks : p->n_chunks;
+        p->n_chunks = parts > p->n_chunks ? parts : p->n_chunks;
         most = n > most ? n : most;
         observed = observed || (n > 0 && p->seqs.s[i].score && p->observe[i].row_first < 1);
     }

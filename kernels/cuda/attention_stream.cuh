@@ -5,8 +5,9 @@
 /* The kernel of attention_stream.cu, which says how it works. */
 
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/kv_four.cuh"
 
-enum stream_form { STREAM_BF16, STREAM_F16, STREAM_FP8, STREAM_I8 };
+enum stream_form { STREAM_BF16, STREAM_F16, STREAM_FP8, STREAM_I8, STREAM_FOUR };
 
 enum {
     STREAM_HEADS = 8,        /* query heads of a block: columns of a product */
@@ -39,19 +40,42 @@ static inline __host__ __device__ int32_t stream_chunks(int32_t n_slots, int32_t
     return n_slots > 0 ? (n_slots + chunk - 1) / chunk : 1;
 }
 
-/* Heads of up to DIM. */
-template <int FORM, int DIM> struct stream_shape {
-    static constexpr bool BF16 = FORM == STREAM_BF16;
+/* Parts that add up to a row: chunks, and behind them the latest tokens, where those lie elsewhere.
+ * Sums of transformed V have this part, too, so that decode_join turns them back. */
+static inline __host__ __device__ int32_t stream_parts(const struct cuda_seq *s,
+                                                       const struct stream_plan *plan)
+{
+    return stream_chunks(s->n_slots, stream_chunk(s->n_slots, plan)) + (s->latest || s->v_hadamard);
+}
+
+/* K, or V, in one form; heads of up to DIM. Of four bits a word of K and a lane's part of V. */
+template <int FORM, int DIM> struct stream_side {
     static constexpr bool CODES = FORM == STREAM_FP8 || FORM == STREAM_I8;
-    static constexpr int VEC = CODES ? 16 : 8;                /* elements of 16 bytes */
-    static constexpr int PARTS = DIM / VEC;                   /* of 16 bytes of a row */
-    static constexpr int ROW = PARTS < 8 ? 128 : PARTS * 16;  /* bytes from row to row of a stage */
-    static constexpr int K_LOADS = (PARTS + 3) / 4;           /* of a lane and row: 4 lanes a row */
-    static constexpr int V_LOADS = (PARTS + 7) / 8;           /* 8 lanes a row */
-    static constexpr int STEPS = K_LOADS * VEC / 4;           /* products of 16 dims of K */
-    static constexpr int SUMS = V_LOADS * VEC / 2;            /* products of 16 dims of V */
-    static constexpr int PIECES = BF16 ? 3 : 2;               /* of a query's component */
-    static constexpr int STAGE = 2 * STREAM_TILE * ROW + 128; /* bytes: K, V, positions, scales */
+    static constexpr bool FOUR = FORM == STREAM_FOUR;
+    static constexpr int VEC = CODES ? 16 : 8; /* elements of 16 bytes, or of 4 */
+    static constexpr int PARTS = FOUR ? DIM / FOUR_BLOCK : DIM / VEC; /* of 16 bytes of a row */
+    /* bytes from row to row of a stage */
+    static constexpr int ROW = PARTS < 8 && !FOUR ? 128 : PARTS * 16;
+    static constexpr int SCALES = FOUR ? STREAM_TILE * PARTS * 2 : CODES ? STREAM_TILE * 2 : 0;
+    static constexpr float UNIT = FORM == STREAM_FP8 ? FP8_HALF_UNIT : 1.0f;
+};
+
+/* Heads of up to DIM, K in form KF and V in form VF. */
+template <int KF, int VF, int DIM> struct stream_shape {
+    using key = stream_side<KF, DIM>;
+    using value = stream_side<VF, DIM>;
+    static constexpr bool BF16 = KF == STREAM_BF16;
+    static constexpr int K_LOADS = (DIM / key::VEC + 3) / 4; /* of a lane and row: 4 lanes a row */
+    static constexpr int V_VEC = value::FOUR ? DIM / 8 : value::VEC;
+    static constexpr int V_LOADS = (DIM / V_VEC + 7) / 8; /* 8 lanes a row */
+    static constexpr int STEPS = K_LOADS * key::VEC / 4;  /* products of 16 dims of K */
+    static constexpr int SUMS = V_LOADS * V_VEC / 2;      /* products of 16 dims of V */
+    static constexpr int PIECES = BF16 ? 3 : 2;           /* of a query's component */
+    static constexpr int V_AT = STREAM_TILE * key::ROW;
+    static constexpr int POS_AT = V_AT + STREAM_TILE * value::ROW;
+    static constexpr int K_SCALES_AT = POS_AT + STREAM_TILE * 4;
+    static constexpr int V_SCALES_AT = K_SCALES_AT + key::SCALES;
+    static constexpr int STAGE = V_SCALES_AT + value::SCALES; /* bytes */
     static constexpr int OUT_LEN = DIM + 4; /* floats from head to head, so that banks differ */
 
     static constexpr uint32_t q_bytes = STEPS * PIECES * WARP * 8 + STREAM_HEADS * 4;
@@ -67,9 +91,14 @@ template <int FORM, int DIM> struct stream_shape {
 
 /* Where part `part` of a tile's row lies: neither the rows that lanes read at once as keys nor
  * those that they read as values meet in a bank. */
-template <int ROW> CUDA_INLINE int stream_at(int row, int part)
+template <class SIDE> CUDA_INLINE int stream_at(int row, int part)
 {
-    return row * ROW + (part ^ (row & 3) << 1) * 16;
+    if (SIDE::FOUR) { /* 8 rows of PARTS parts, as words of K; 4 rows of a lane's part of V */
+        int line = SIDE::PARTS == 8 ? row & 3 : SIDE::PARTS == 4 ? row >> 1 & 1 : 0;
+
+        return row * SIDE::ROW + (part ^ (line << 1 | (row >> 2 & 1))) * 16;
+    }
+    return row * SIDE::ROW + (part ^ (row & 3) << 1) * 16;
 }
 
 /* The slot of a tile that is row g of a product (and slot + 8 row g + 8). */
@@ -80,64 +109,79 @@ CUDA_INLINE int stream_slot(int g)
 
 struct stream_block {
     const struct cuda_seq *s;
-    int32_t seq, chunk, n_chunks;
+    int32_t seq, chunk, n_parts;
     int32_t head0, n_heads, group, k_head;
     int32_t tile, tile_end; /* slots / 16 that this warp takes, every n_warps-th */
     bool observed;
+    bool latest; /* this part is the latest tokens, not a chunk */
     int32_t first_page;
     uint32_t page; /* lane i: number of page first_page + i */
 };
 
+#include "kernels/cuda/attention_latest.cuh"
+
 /* ---- bringing ------------------------------------------------------------------------------- */
 
-/* Copies of a tile's rows, positions and scales, by one warp. */
-template <int FORM, int DIM>
-CUDA_INLINE void stream_bring(const struct attend *p, const struct stream_block *b, int32_t tile,
-                              uint8_t *at)
+/* Copies of a tile's rows of K, or of V, by one warp. */
+template <class SIDE>
+CUDA_INLINE void stream_bring_rows(const uint8_t *from, int32_t row_bytes, uint8_t *at)
 {
-    using shape = stream_shape<FORM, DIM>;
-    constexpr int LANES = shape::PARTS; /* of a row */
-    constexpr int ROWS = WARP / LANES;  /* at once */
-    const struct cuda_layout *l = &p->seqs.layout;
-    const struct cuda_seq *s = b->s;
+    constexpr int LANES = SIDE::PARTS; /* of a row */
+    constexpr int ROWS = WARP / LANES; /* at once, at most STREAM_TILE */
     int lane = (int)threadIdx.x % WARP;
     int row = lane / LANES;
     int part = lane % LANES;
+
+    if (part * 16 < row_bytes) {
+        from += row * row_bytes + part * 16;
+#pragma unroll
+        for (int i = 0; i < STREAM_TILE; i += ROWS) {
+            async_copy16(at + stream_at<SIDE>(i + row, part), from + i * row_bytes);
+        }
+    }
+}
+
+/* Copies of a tile's rows, positions and scales, by one warp. */
+template <int KF, int VF, int DIM>
+CUDA_INLINE void stream_bring(const struct attend *p, const struct stream_block *b, int32_t tile,
+                              uint8_t *at)
+{
+    using shape = stream_shape<KF, VF, DIM>;
+    using key = typename shape::key;
+    using value = typename shape::value;
+    const struct cuda_layout *l = &p->seqs.layout;
+    const struct cuda_seq *s = b->s;
+    int lane = (int)threadIdx.x % WARP;
     int32_t slot0 = tile * STREAM_TILE;
     int32_t in_page = slot0 % OPS_PAGE_SLOTS;
     uint32_t number = __shfl_sync(ALL_LANES, b->page, slot0 / OPS_PAGE_SLOTS - b->first_page);
     uint8_t *page = s->pool + (size_t)number * l->page_bytes;
-    const uint8_t *k = kv_k_row(l, page, b->k_head, in_page + row) + part * 16;
-    const uint8_t *v = kv_v_row(l, page, b->k_head, in_page + row) + part * 16;
-    uint8_t *side = at + 2 * STREAM_TILE * shape::ROW;
 
-    if (part * 16 < (int32_t)l->k_row) {
-#pragma unroll
-        for (int i = 0; i < STREAM_TILE; i += ROWS) {
-            async_copy16(at + stream_at<shape::ROW>(i + row, part), k + i * l->k_row);
-        }
-    }
-    if (part * 16 < (int32_t)l->v_row) {
-#pragma unroll
-        for (int i = 0; i < STREAM_TILE; i += ROWS) {
-            async_copy16(at + STREAM_TILE * shape::ROW + stream_at<shape::ROW>(i + row, part),
-                         v + i * l->v_row);
-        }
-    }
+    stream_bring_rows<key>(kv_k_row(l, page, b->k_head, in_page), (int32_t)l->k_row, at);
+    stream_bring_rows<value>(kv_v_row(l, page, b->k_head, in_page), (int32_t)l->v_row,
+                             at + shape::V_AT);
     if (s->slot_pos && lane < STREAM_TILE && slot0 + lane < s->n_slots) {
-        async_copy4(side + lane * 4, s->slot_pos + (size_t)b->group * s->cap + slot0 + lane);
+        async_copy4(at + shape::POS_AT + lane * 4,
+                    s->slot_pos + (size_t)b->group * s->cap + slot0 + lane);
     }
-    if (shape::CODES && lane < 4) {
-        async_copy16(side + 64 + lane * 16, kv_scale(page, lane < 2 ? l->k_scale_at : l->v_scale_at,
-                                                     b->k_head, in_page + lane % 2 * 8));
+    if (lane < (key::SCALES + value::SCALES) / 16) { /* one lies behind the other */
+        bool is_k = lane < key::SCALES / 16;
+        const uint16_t *from =
+            is_k ? kv_scales(page, l->k_scale_at, key::SCALES / (2 * STREAM_TILE), b->k_head,
+                             in_page)
+                 : kv_scales(page, l->v_scale_at, value::SCALES / (2 * STREAM_TILE), b->k_head,
+                             in_page);
+
+        async_copy16(at + shape::K_SCALES_AT + lane * 16,
+                     from + (lane - (is_k ? 0 : key::SCALES / 16)) * 8);
     }
 }
 
 /* Parts of K that lie beyond its rows are never brought: they are 0 from the start. */
-template <int FORM, int DIM>
+template <int KF, int VF, int DIM>
 CUDA_INLINE void stream_clear(const struct attend *p, int n_stages, uint8_t *at)
 {
-    using shape = stream_shape<FORM, DIM>;
+    using shape = stream_shape<KF, VF, DIM>;
     int lane = (int)threadIdx.x % WARP;
 
 #pragma unroll 1
@@ -148,7 +192,7 @@ CUDA_INLINE void stream_clear(const struct attend *p, int n_stages, uint8_t *at)
         for (int part = i % 8; part < shape::K_LOADS * 4; part += 8) {
             if (part * 16 >= (int32_t)p->seqs.layout.k_row) {
                 *reinterpret_cast<uint4 *>(at + i / (8 * STREAM_TILE) * shape::STAGE +
-                                           stream_at<shape::ROW>(row, part)) =
+                                           stream_at<typename shape::key>(row, part)) =
                     make_uint4(0, 0, 0, 0);
             }
         }
@@ -188,11 +232,12 @@ CUDA_INLINE void stream_query_load(const struct attend *p, const struct stream_b
 /* The same as the second factor of the products: of step and piece, lane 4 g + t's four components
  * of head g, as 16-bit pieces that add up to it. Those of f16 are divided by a power of two,
  * `factor`. By one warp. */
-template <int FORM, int DIM>
+template <int KF, int VF, int DIM>
 CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], uint2 *q,
                                     float *factor)
 {
-    using shape = stream_shape<FORM, DIM>;
+    using shape = stream_shape<KF, VF, DIM>;
+    constexpr int VEC = shape::key::VEC;
     int lane = (int)threadIdx.x % WARP;
     float inv = 1.0f;
 
@@ -212,8 +257,8 @@ CUDA_INLINE void stream_query_store(int32_t h, float v[(DIM + 127) / 128][4], ui
 #pragma unroll
     for (int i = 0; i < (DIM + 127) / 128; i++) {
         int d = lane * 4 + i * 128;
-        int part = d / shape::VEC;
-        int step = part / 4 * (shape::VEC / 4) + d % shape::VEC / 4;
+        int part = d / VEC;
+        int step = part / 4 * (VEC / 4) + d % VEC / 4;
         uint2 *to = q + step * shape::PIECES * WARP + h * 4 + part % 4;
 
         if (part >= shape::K_LOADS * 4) {
@@ -248,51 +293,83 @@ template <int FORM> CUDA_INLINE void stream_widen(uint32_t codes, uint32_t ret[2
     }
 }
 
-/* x[i]: products of slot stream_slot(g) + i / 2 * 8 and head 2t + i % 2. */
-template <int FORM, int DIM>
+/* A lane's part of keys as f16: of rows g and g + 8, `words` of each, to factors of products. */
+template <int KF>
+CUDA_INLINE void stream_widen_keys(const uint32_t wa[4], const uint32_t wb[4], int i, uint32_t f[4])
+{
+    if (KF == STREAM_FP8 || KF == STREAM_I8) {
+        uint32_t fa[2];
+        uint32_t fb[2];
+
+        stream_widen<KF>(wa[i], fa);
+        stream_widen<KF>(wb[i], fb);
+        f[0] = fa[0], f[1] = fb[0], f[2] = fa[1], f[3] = fb[1];
+    } else {
+        f[0] = wa[2 * i % 4], f[1] = wb[2 * i % 4];
+        f[2] = wa[2 * i % 4 + 1], f[3] = wb[2 * i % 4 + 1];
+    }
+}
+
+/* x[i]: products of slot stream_slot(g) + i / 2 * 8 and head 2t + i % 2. Of four bits a load is a
+ * block, whose sum its scale multiplies. */
+template <int KF, int VF, int DIM>
 CUDA_INLINE void stream_products(const uint8_t *at, const uint2 *q, float x[4])
 {
-    using shape = stream_shape<FORM, DIM>;
+    using shape = stream_shape<KF, VF, DIM>;
+    using key = typename shape::key;
     int lane = (int)threadIdx.x % WARP;
     int row = stream_slot(lane / 4);
     float c[shape::PIECES][4] = {};
 
 #pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x[i] = 0;
+    }
+#pragma unroll
     for (int u = 0; u < shape::K_LOADS; u++) {
-        const uint8_t *from = at + stream_at<shape::ROW>(row, u * 4 + lane % 4);
-        uint4 a = *reinterpret_cast<const uint4 *>(from);
-        uint4 b = *reinterpret_cast<const uint4 *>(from + 8 * shape::ROW);
         uint32_t wa[4];
         uint32_t wb[4];
 
-        wa[0] = a.x, wa[1] = a.y, wa[2] = a.z, wa[3] = a.w;
-        wb[0] = b.x, wb[1] = b.y, wb[2] = b.z, wb[3] = b.w;
+        if (key::FOUR) {
+            const uint8_t *from = at + stream_at<key>(row, u) + lane % 4 * 4;
+
+            four_levels(*reinterpret_cast<const uint32_t *>(from), wa);
+            four_levels(*reinterpret_cast<const uint32_t *>(from + 8 * key::ROW), wb);
+        } else {
+            const uint8_t *from = at + stream_at<key>(row, u * 4 + lane % 4);
+            uint4 a = *reinterpret_cast<const uint4 *>(from);
+            uint4 b = *reinterpret_cast<const uint4 *>(from + 8 * key::ROW);
+
+            wa[0] = a.x, wa[1] = a.y, wa[2] = a.z, wa[3] = a.w;
+            wb[0] = b.x, wb[1] = b.y, wb[2] = b.z, wb[3] = b.w;
+        }
 #pragma unroll
-        for (int i = 0; i < shape::VEC / 4; i++) {
+        for (int i = 0; i < key::VEC / 4; i++) {
             uint32_t f[4];
 
-            if (shape::CODES) {
-                uint32_t fa[2];
-                uint32_t fb[2];
-
-                stream_widen<FORM>(wa[i], fa);
-                stream_widen<FORM>(wb[i], fb);
-                f[0] = fa[0], f[1] = fb[0], f[2] = fa[1], f[3] = fb[1];
-            } else {
-                f[0] = wa[2 * i % 4], f[1] = wb[2 * i % 4];
-                f[2] = wa[2 * i % 4 + 1], f[3] = wb[2 * i % 4 + 1];
-            }
+            stream_widen_keys<KF>(wa, wb, i, f);
 #pragma unroll
             for (int n = 0; n < shape::PIECES; n++) {
-                uint2 w = q[((u * (shape::VEC / 4) + i) * shape::PIECES + n) * WARP + lane];
+                uint2 w = q[((u * (key::VEC / 4) + i) * shape::PIECES + n) * WARP + lane];
                 uint32_t h[2] = {w.x, w.y};
 
                 mma_half<shape::BF16>(c[n], f, h);
             }
         }
+        if (key::FOUR) {
+            const uint16_t *scales =
+                reinterpret_cast<const uint16_t *>(at + shape::K_SCALES_AT) + row * key::PARTS + u;
+
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                x[i] += (c[0][i] + c[1][i]) * f32_of_f16(scales[i / 2 * 8 * key::PARTS]);
+                c[0][i] = 0;
+                c[1][i] = 0;
+            }
+        }
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4 && !key::FOUR; i++) {
         x[i] = c[0][i] + c[1][i];
         if (shape::PIECES > 2) {
             x[i] += c[shape::PIECES - 1][i];
@@ -372,22 +449,154 @@ CUDA_INLINE void stream_scale_values(struct stream_state *st, const float scale[
     }
 }
 
+/* Values of one load as f16 pairs of two slots: f[i] are factors of the product of dims 2 i and
+ * 2 i + 1 of a lane's part. */
+template <int VF>
+CUDA_INLINE void stream_widen_values(const uint32_t w[4][4], int i, uint32_t f[2][4])
+{
+    if (VF == STREAM_FP8 || VF == STREAM_I8) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) { /* of slots of rows 2t, 2t + 1 and 2t + 8, 2t + 9 */
+            uint32_t pair[2];
+
+            stream_widen<VF>(__byte_perm(w[2 * j][i], w[2 * j + 1][i], 0x5140), pair);
+            f[0][2 * j] = pair[0], f[0][2 * j + 1] = pair[1];
+            stream_widen<VF>(__byte_perm(w[2 * j][i], w[2 * j + 1][i], 0x7362), pair);
+            f[1][2 * j] = pair[0], f[1][2 * j + 1] = pair[1];
+        }
+    } else {
+        f[0][0] = __byte_perm(w[0][i], w[1][i], 0x5410);
+        f[0][1] = __byte_perm(w[0][i], w[1][i], 0x7632);
+        f[0][2] = __byte_perm(w[2][i], w[3][i], 0x5410);
+        f[0][3] = __byte_perm(w[2][i], w[3][i], 0x7632);
+    }
+}
+
+/* The same of four bits, one word of each slot: four products. `scale`: of the slots of rows 2t and
+ * 2t + 1, 2t + 8 and 2t + 9. */
+CUDA_INLINE void stream_four_values(const uint32_t w[4], const uint32_t scale[2], uint32_t f[4][4])
+{
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        uint32_t a = w[2 * j];
+        uint32_t b = w[2 * j + 1];
+        uint32_t even[4];
+        uint32_t odd[4];
+
+        four_levels((a & 0x0f0f0f0f) | (b << 4 & 0xf0f0f0f0), even);
+        four_levels((a >> 4 & 0x0f0f0f0f) | (b & 0xf0f0f0f0), odd);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            f[i][2 * j] = half2_product(even[i], scale[j]);
+            f[i][2 * j + 1] = half2_product(odd[i], scale[j]);
+        }
+    }
+}
+
+/* acc += weights times values of four bits. */
+template <class SHAPE>
+CUDA_INLINE void stream_sum_four(const uint8_t *at, const uint8_t *scales_at,
+                                 const uint32_t weight[2][2], const uint32_t seen[2],
+                                 float acc[SHAPE::SUMS][4])
+{
+    using value = typename SHAPE::value;
+    constexpr int WORDS = SHAPE::V_VEC / 8;
+    int lane = (int)threadIdx.x % WARP;
+    int byte = lane / 4 * WORDS * 4; /* of the row: the lane's */
+    uint32_t w[4][WORDS];
+    uint32_t scale[2] = {0, 0};
+
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int g = lane % 4 * 2 + j % 2;
+        int slot = stream_slot(g) + j / 2 * 8;
+        const uint8_t *from = at + stream_at<value>(slot, byte / 16) + byte % 16;
+        uint32_t s = reinterpret_cast<const uint16_t *>(scales_at)[slot * value::PARTS + byte / 16];
+
+        /* what nobody sees may be anything; 515.5 times 127 is what f16 holds */
+        s = seen[j / 2] >> (g * 4) & 1 ? min(s, 0x6007u) : 0u;
+        scale[j / 2] |= s << (j % 2 * 16);
+        if constexpr (WORDS == 4) {
+            uint4 v = *reinterpret_cast<const uint4 *>(from);
+
+            w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
+        } else if constexpr (WORDS == 2) {
+            uint2 v = *reinterpret_cast<const uint2 *>(from);
+
+            w[j][0] = v.x, w[j][1] = v.y;
+        } else {
+            w[j][0] = *reinterpret_cast<const uint32_t *>(from);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) {
+        uint32_t own[4] = {w[0][i], w[1][i], w[2][i], w[3][i]};
+        uint32_t f[4][4];
+
+        stream_four_values(own, scale, f);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            mma_half<false>(acc[i * 4 + k], f[k], weight[0]);
+            mma_half<false>(acc[i * 4 + k], f[k], weight[1]);
+        }
+    }
+}
+
+/* acc += weights times values of 16 or 8 bits. */
+template <int VF, class SHAPE>
+CUDA_INLINE void stream_sum_values(const uint8_t *at, const uint32_t weight[2][2],
+                                   float acc[SHAPE::SUMS][4])
+{
+    using value = typename SHAPE::value;
+    constexpr int TURNS = value::VEC / 8; /* products of 2 dims of a word */
+    int lane = (int)threadIdx.x % WARP;
+
+#pragma unroll
+    for (int r = 0; r < SHAPE::V_LOADS; r++) {
+        uint32_t w[4][4];
+
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int slot = stream_slot(lane % 4 * 2 + j % 2) + j / 2 * 8;
+            uint4 v = *reinterpret_cast<const uint4 *>(
+                at + stream_at<value>(slot, r * 8 + lane / 4));
+            w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t f[2][4];
+
+            stream_widen_values<VF>(w, i, f);
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+#pragma unroll
+                for (int k = 0; k < TURNS; k++) {
+                    mma_half<SHAPE::BF16>(acc[((r * 4 + i) * TURNS + k) % SHAPE::SUMS], f[k],
+                                          weight[n]);
+                }
+            }
+        }
+    }
+}
+
 /* acc += weights times values. `seen`: lanes whose first slot (seen[0]), second (seen[1]) is
  * visible. */
-template <int FORM, int DIM>
-CUDA_INLINE void stream_values(uint8_t *at, const float x[4], const uint32_t seen[2],
-                               float acc[stream_shape<FORM, DIM>::SUMS][4])
+template <int KF, int VF, int DIM>
+CUDA_INLINE void stream_values(uint8_t *at, const uint8_t *scales_at, const float x[4],
+                               const uint32_t seen[2],
+                               float acc[stream_shape<KF, VF, DIM>::SUMS][4])
 {
-    using shape = stream_shape<FORM, DIM>;
+    using shape = stream_shape<KF, VF, DIM>;
+    using value = typename shape::value;
     int lane = (int)threadIdx.x % WARP;
     uint32_t weight[2][2]; /* piece, half of the slots */
 
-    if ((seen[0] & seen[1]) != ALL_LANES) { /* those of unseen slots may be anything: 0 */
+    if (!value::FOUR && (seen[0] & seen[1]) != ALL_LANES) { /* unseen may be anything: 0 */
 #pragma unroll 1
         for (int g = 0; g < STREAM_TILE; g++) {
-            if (!((g < 8 ? seen[0] : seen[1]) >> (g % 8 * 4) & 1) && lane < shape::PARTS) {
+            if (!((g < 8 ? seen[0] : seen[1]) >> (g % 8 * 4) & 1) && lane < value::PARTS) {
                 *reinterpret_cast<uint4 *>(
-                    at + stream_at<shape::ROW>(stream_slot(g % 8) + g / 8 * 8, lane)) =
+                    at + stream_at<value>(stream_slot(g % 8) + g / 8 * 8, lane)) =
                     make_uint4(0, 0, 0, 0);
             }
         }
@@ -403,79 +612,50 @@ CUDA_INLINE void stream_values(uint8_t *at, const float x[4], const uint32_t see
         weight[0][i] = matrix_turn(w);
         weight[1][i] = matrix_turn(half2_of_f32<shape::BF16>(lo, hi));
     }
-#pragma unroll
-    for (int r = 0; r < shape::V_LOADS; r++) {
-        uint32_t w[4][4];
-
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            int slot = stream_slot(lane % 4 * 2 + j % 2) + j / 2 * 8;
-            uint4 v = *reinterpret_cast<const uint4 *>(
-                at + stream_at<shape::ROW>(slot, r * 8 + lane / 4));
-            w[j][0] = v.x, w[j][1] = v.y, w[j][2] = v.z, w[j][3] = v.w;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (shape::CODES) {
-                uint32_t f[2][4];
-
-#pragma unroll
-                for (int j = 0; j < 2; j++) { /* of slots of rows 2t, 2t + 1 and 2t + 8, 2t + 9 */
-                    uint32_t pair[2];
-
-                    stream_widen<FORM>(__byte_perm(w[2 * j][i], w[2 * j + 1][i], 0x5140), pair);
-                    f[0][2 * j] = pair[0], f[0][2 * j + 1] = pair[1];
-                    stream_widen<FORM>(__byte_perm(w[2 * j][i], w[2 * j + 1][i], 0x7362), pair);
-                    f[1][2 * j] = pair[0], f[1][2 * j + 1] = pair[1];
-                }
-#pragma unroll
-                for (int n = 0; n < 2; n++) {
-                    mma_half<false>(acc[(r * 8 + 2 * i) % shape::SUMS], f[0], weight[n]);
-                    mma_half<false>(acc[(r * 8 + 2 * i + 1) % shape::SUMS], f[1], weight[n]);
-                }
-            } else {
-                uint32_t f[4] = {
-                    __byte_perm(w[0][i], w[1][i], 0x5410), __byte_perm(w[0][i], w[1][i], 0x7632),
-                    __byte_perm(w[2][i], w[3][i], 0x5410), __byte_perm(w[2][i], w[3][i], 0x7632)};
-
-                mma_half<shape::BF16>(acc[r * 4 + i], f, weight[0]);
-                mma_half<shape::BF16>(acc[r * 4 + i], f, weight[1]);
-            }
-        }
+    if constexpr (value::FOUR) {
+        stream_sum_four<shape>(at, scales_at, weight, seen, acc);
+    } else {
+        stream_sum_values<VF, shape>(at, weight, acc);
     }
 }
 
-template <int FORM, int DIM>
+template <int KF, int VF, int DIM>
 CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *b, int32_t tile,
                              uint8_t *at, const uint2 *q, const float factor[2],
                              const float slope[2], struct stream_state *st,
-                             float acc[stream_shape<FORM, DIM>::SUMS][4])
+                             float acc[stream_shape<KF, VF, DIM>::SUMS][4])
 {
-    using shape = stream_shape<FORM, DIM>;
-    constexpr float FP8 = FORM == STREAM_FP8 ? FP8_HALF_UNIT : 1.0f;
+    using shape = stream_shape<KF, VF, DIM>;
+    using key = typename shape::key;
+    using value = typename shape::value;
     int lane = (int)threadIdx.x % WARP;
-    const uint8_t *side = at + 2 * STREAM_TILE * shape::ROW;
     int first = stream_slot(lane / 4);
     int32_t row_pos = b->s->pos0;
     int32_t pos[2];
     bool visible[2];
+    bool elsewhere[2] = {false, false};
     float v_scale[2];
     uint32_t seen[2];
     float x[4];
 
-    stream_products<FORM, DIM>(at, q, x);
+    stream_products<KF, VF, DIM>(at, q, x);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int own = first + i * 8;
         int32_t slot = tile * STREAM_TILE + own;
-        const uint16_t *scales = reinterpret_cast<const uint16_t *>(side + 64) + own;
-        float k_scale = shape::CODES ? FP8 * f32_of_f16(scales[0]) : 1.0f;
+        const uint16_t *k_scales = reinterpret_cast<const uint16_t *>(at + shape::K_SCALES_AT);
+        const uint16_t *v_scales = reinterpret_cast<const uint16_t *>(at + shape::V_SCALES_AT);
+        float k_scale = key::CODES ? key::UNIT * f32_of_f16(k_scales[own]) : 1.0f;
 
-        pos[i] = b->s->slot_pos ? reinterpret_cast<const int32_t *>(side)[own] : slot;
+        pos[i] = b->s->slot_pos ? reinterpret_cast<const int32_t *>(at + shape::POS_AT)[own] : slot;
         pos[i] = slot < b->s->n_slots ? pos[i] : -1;
+        if (value::FOUR) {
+            elsewhere[i] = latest_has(b->s, row_pos, pos[i]);
+            pos[i] = elsewhere[i] ? -1 : pos[i];
+        }
         visible[i] = kv_visible(pos[i], row_pos, p->window);
         seen[i] = __ballot_sync(ALL_LANES, visible[i]);
-        v_scale[i] = shape::CODES && visible[i] ? f32_of_f16(scales[16]) : 0.0f;
+        v_scale[i] = value::CODES && visible[i] ? f32_of_f16(v_scales[own]) : 0.0f;
         x[2 * i] *= factor[0] * k_scale;
         x[2 * i + 1] *= factor[1] * k_scale;
     }
@@ -503,14 +683,16 @@ CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *
             float *to = p->logits + (size_t)(b->seq * p->n_q + b->head0 + head) * p->max_slots +
                         tile * STREAM_TILE + first;
 
-            if (head < b->n_heads) {
+            if (head < b->n_heads && !elsewhere[0]) {
                 to[0] = x[h];
+            }
+            if (head < b->n_heads && !elsewhere[1]) {
                 to[8] = x[2 + h];
             }
         }
     }
     stream_weights<shape::SUMS>(st, x, acc);
-    if (shape::CODES) {
+    if (value::CODES) {
         stream_scale_values<shape::SUMS>(st, v_scale, x, acc);
     }
     if (!shape::BF16) { /* what is left of a weight after f16 is far from its smallest */
@@ -519,18 +701,20 @@ CUDA_INLINE void stream_tile(const struct attend *p, const struct stream_block *
             x[i] *= 16384.0f;
         }
     }
-    stream_values<FORM, DIM>(at + STREAM_TILE * shape::ROW, x, seen, acc);
+    stream_values<KF, VF, DIM>(at + shape::V_AT, at + shape::V_SCALES_AT, x, seen, acc);
 }
 
 /* ---- the end -------------------------------------------------------------------------------- */
 
 /* Warps' sums, added in their order, to the chunk's part; or, with one chunk, to the row. */
-template <int FORM, int DIM>
+template <int KF, int VF, int DIM>
 CUDA_INLINE void stream_block_merge(const struct attend *p, const struct stream_block *b,
                                     struct stream_state *st,
-                                    float acc[stream_shape<FORM, DIM>::SUMS][4], float *memory)
+                                    float acc[stream_shape<KF, VF, DIM>::SUMS][4], float *memory)
 {
-    using shape = stream_shape<FORM, DIM>;
+    using shape = stream_shape<KF, VF, DIM>;
+    using value = typename shape::value;
+    constexpr int VEC = shape::V_VEC;
     constexpr int HEADS = STREAM_HEADS;
     int32_t v_dim = p->seqs.layout.v_dim;
     int warps = (int)blockDim.x / WARP;
@@ -539,8 +723,8 @@ CUDA_INLINE void stream_block_merge(const struct attend *p, const struct stream_
     float *tops = memory;
     float *sums = tops + warps * HEADS;
     float *values = sums + warps * HEADS;
-    float unit = (shape::BF16 ? 1.0f : 1.0f / 16384.0f) *
-                 (FORM == STREAM_FP8 ? FP8_HALF_UNIT : 1.0f) * (shape::CODES ? st->unit : 1.0f);
+    float unit = (shape::BF16 ? 1.0f : 1.0f / 16384.0f) * value::UNIT *
+                 (value::CODES ? st->unit : 1.0f);
 
     __syncthreads(); /* memory: stages, read by all */
 #pragma unroll
@@ -570,8 +754,7 @@ CUDA_INLINE void stream_block_merge(const struct attend *p, const struct stream_
         factor = st->top[h] > -INFINITY ? expf(st->top[h] - top) * unit : 0.0f;
 #pragma unroll
         for (int i = 0; i < shape::SUMS; i += 2) { /* four dims in a row */
-            int32_t d =
-                (i / (shape::VEC / 2) * 8 + lane / 4) * shape::VEC + i % (shape::VEC / 2) * 2;
+            int32_t d = (i / (VEC / 2) * 8 + lane / 4) * VEC + i % (VEC / 2) * 2;
 
             if (head < b->n_heads && d < v_dim) {
                 *reinterpret_cast<float4 *>(to + d) =
@@ -594,7 +777,7 @@ CUDA_INLINE void stream_block_merge(const struct attend *p, const struct stream_
 
         sum = warp_sum(sum);
         inv = attend_with_sink(p, head, top, sum > 0 ? 1.0f / sum : 0.0f);
-        if (b->n_chunks > 1 && lane == 0) {
+        if (b->n_parts > 1 && lane == 0) {
             part[0] = top;
             part[1] = sum;
         }
@@ -609,7 +792,7 @@ CUDA_INLINE void stream_block_merge(const struct attend *p, const struct stream_
 
                 v.x += a.x, v.y += a.y, v.z += a.z, v.w += a.w;
             }
-            if (b->n_chunks == 1) {
+            if (b->n_parts == 1) {
                 out[d] = v.x * inv, out[d + 1] = v.y * inv;
                 out[d + 2] = v.z * inv, out[d + 3] = v.w * inv;
             } else {
@@ -638,8 +821,8 @@ CUDA_INLINE bool stream_block_of(const struct attend *p, const struct stream_pla
     b->s = &p->seqs.s[b->seq];
     chunk = stream_chunk(b->s->n_slots, plan);
     b->chunk = (int32_t)blockIdx.x;
-    b->n_chunks = stream_chunks(b->s->n_slots, chunk);
-    if (b->chunk >= b->n_chunks) {
+    b->n_parts = stream_parts(b->s, plan);
+    if (b->chunk >= b->n_parts) {
         return false;
     }
     if (sets > 1) {
@@ -654,6 +837,13 @@ CUDA_INLINE bool stream_block_of(const struct attend *p, const struct stream_pla
         b->group = k / l->k_heads;
         b->k_head = k % l->k_heads;
     }
+    b->observed = attend_observed(p, b->seq);
+    b->latest = b->chunk == stream_chunks(b->s->n_slots, chunk);
+    if (b->latest) {
+        b->tile = b->tile_end = b->first_page = 0;
+        b->page = 0;
+        return true;
+    }
     from = b->chunk * chunk;
     to = min(from + chunk, b->s->n_slots);
     b->first_page = from / OPS_PAGE_SLOTS;
@@ -661,7 +851,6 @@ CUDA_INLINE bool stream_block_of(const struct attend *p, const struct stream_pla
     if (b->first_page + lane < (to + OPS_PAGE_SLOTS - 1) / OPS_PAGE_SLOTS) {
         b->page = b->s->pages[(size_t)b->group * b->s->max_pages + b->first_page + lane];
     }
-    b->observed = attend_observed(p, b->seq);
     b->tile = from / STREAM_TILE + (int32_t)threadIdx.x / WARP;
     if (!b->s->slot_pos && !b->observed) { /* a slot is its position: some tiles nobody sees */
         to = min(to, b->s->pos0 + 1);
@@ -674,11 +863,11 @@ CUDA_INLINE bool stream_block_of(const struct attend *p, const struct stream_pla
     return true;
 }
 
-template <int FORM, int DIM, int STAGES>
+template <int KF, int VF, int DIM, int STAGES>
 CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
     decode_stream(struct attend p, struct stream_plan plan)
 {
-    using shape = stream_shape<FORM, DIM>;
+    using shape = stream_shape<KF, VF, DIM>;
     CUDA_SHARED(uint8_t, memory);
     int lane = (int)threadIdx.x % WARP;
     int warps = (int)blockDim.x / WARP;
@@ -699,22 +888,26 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
     if (!stream_block_of(&p, &plan, &b)) {
         return;
     }
+    if (shape::value::FOUR && b.latest) {
+        stream_latest(&p, &b, reinterpret_cast<float *>(memory));
+        return;
+    }
     stream_query_load<DIM>(&p, &b, warp, v); /* on its way while tiles are asked for */
-    if (p.seqs.layout.k_row < shape::K_LOADS * 64) {
-        stream_clear<FORM, DIM>(&p, STAGES, stage);
+    if (!shape::key::FOUR && p.seqs.layout.k_row < shape::K_LOADS * 64) {
+        stream_clear<KF, VF, DIM>(&p, STAGES, stage);
     }
 #pragma unroll 1
     for (int i = 0; i < STAGES; i++) {
         if (b.tile + i * warps < b.tile_end) {
-            stream_bring<FORM, DIM>(&p, &b, b.tile + i * warps, stage + i * shape::STAGE);
+            stream_bring<KF, VF, DIM>(&p, &b, b.tile + i * warps, stage + i * shape::STAGE);
         }
         async_commit();
     }
-    stream_query_store<FORM, DIM>(warp, v, q, factors);
+    stream_query_store<KF, VF, DIM>(warp, v, q, factors);
 #pragma unroll 1
     for (int h = warp + warps; h < STREAM_HEADS; h += warps) {
         stream_query_load<DIM>(&p, &b, h, v);
-        stream_query_store<FORM, DIM>(h, v, q, factors);
+        stream_query_store<KF, VF, DIM>(h, v, q, factors);
     }
     __syncthreads(); /* q, factors: written by a warp a head, read by all */
 #pragma unroll
@@ -725,15 +918,16 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
     for (int32_t tile = b.tile, at = 0; tile < b.tile_end; tile += warps) {
         async_wait<STAGES - 1>();
         __syncwarp(); /* the tile: copied by all lanes, read by all */
-        stream_tile<FORM, DIM>(&p, &b, tile, stage + at * shape::STAGE, q, factor, slope, &st, acc);
+        stream_tile<KF, VF, DIM>(&p, &b, tile, stage + at * shape::STAGE, q, factor, slope, &st,
+                                 acc);
         __syncwarp(); /* the tile: read by all, another comes in its place */
         if (tile + STAGES * warps < b.tile_end) {
-            stream_bring<FORM, DIM>(&p, &b, tile + STAGES * warps, stage + at * shape::STAGE);
+            stream_bring<KF, VF, DIM>(&p, &b, tile + STAGES * warps, stage + at * shape::STAGE);
         }
         async_commit();
         at = at + 1 < STAGES ? at + 1 : 0;
     }
-    stream_block_merge<FORM, DIM>(&p, &b, &st, acc, reinterpret_cast<float *>(rest));
+    stream_block_merge<KF, VF, DIM>(&p, &b, &st, acc, reinterpret_cast<float *>(rest));
 }
 
 /* ---- chunks together ------------------------------------------------------------------------ */
@@ -752,7 +946,7 @@ CUDA_KERNEL void __launch_bounds__(JOIN_WARPS *WARP)
     int32_t v_dim = p.seqs.layout.v_dim;
     int lane = (int)threadIdx.x % WARP;
     int warp = (int)threadIdx.x / WARP;
-    int32_t n = stream_chunks(s->n_slots, stream_chunk(s->n_slots, &plan));
+    int32_t n = stream_parts(s, &plan);
     const float *part =
         p.part + (size_t)((int32_t)blockIdx.y * p.n_q + head) * p.n_chunks * p.part_len;
     float *weights = memory + JOIN_WARPS * v_dim;
@@ -824,7 +1018,20 @@ CUDA_KERNEL void __launch_bounds__(JOIN_WARPS *WARP)
         for (int w = 0; w < JOIN_WARPS; w++) {
             sum += memory[w * v_dim + d];
         }
-        p.out[(size_t)s->row0 * p.ldo + (size_t)head * v_dim + d] = sum * inv;
+        if (s->v_hadamard) {
+            memory[d] = sum * inv; /* the first warp's sum, which this thread alone reads */
+        } else {
+            p.out[(size_t)s->row0 * p.ldo + (size_t)head * v_dim + d] = sum * inv;
+        }
+    }
+    if (s->v_hadamard) {
+        __syncthreads(); /* memory: the row, written by all, read by the first warp */
+        if (warp == 0) {
+            hadamard_by_warp(memory, v_dim);
+            for (int32_t d = lane; d < v_dim; d += WARP) {
+                p.out[(size_t)s->row0 * p.ldo + (size_t)head * v_dim + d] = memory[d];
+            }
+        }
     }
 }
 

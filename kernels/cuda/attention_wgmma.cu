@@ -497,7 +497,8 @@ bool cuda_attend_has_wgmma(const struct cuda *cu, const struct attend *p)
     const struct cuda_layout *l = &p->seqs.layout;
 
     return cu->sm_major == 9 && strstr(CUDA_ARCHS, "90") && p->scale > 0 && p->softcap <= 0 &&
-           p->alibi_max <= 0 && l->k_type == l->v_type && l->k_dim == l->v_dim &&
+           p->alibi_max <= 0 && l->k_type == l->v_type && !kv_four(l->k_type) &&
+           l->k_dim == l->v_dim &&
            (l->k_dim == 64 || l->k_dim == 128);
 }
 

@@ -241,7 +241,8 @@ int cuda_piece_read(struct cuda *cu, struct cuda_piece *p, void *to, uint64_t by
 
 /* The byte layout of a page: K panels [k_heads][64][k_row], V panels [v_heads][64][v_row], K scales
  * [k_heads][64], V scales [v_heads][64]. A row is padded to whole groups of 8 elements with zeros,
- * so that every load is 8, 16 or 32 aligned bytes. Where queries select, then a copy of K by dim,
+ * so that every load is 8, 16 or 32 aligned bytes. Types of four bits have several scales a slot and
+ * head, [k_heads][64][k_scales] (kv_four.cuh). Where queries select, then a copy of K by dim,
  * [k_heads][k_dim][64], to rank slots by: in K's type (OPS_RANK_2K), or in fp8 with scales of its
  * own [k_heads][64] (OPS_RANK_8). Last the partial keys, by dim, too: [k_heads][part_dims][64], in
  * fp8 with scales [k_heads][64]; or these alone in pages of their own. */
@@ -250,6 +251,7 @@ struct cuda_layout {
     int32_t k_type, v_type; /* enum ops_kv_type */
     uint32_t k_row, v_row;  /* bytes */
     uint32_t v_at, k_scale_at, v_scale_at;
+    int32_t k_scales, v_scales; /* of a slot and head */
     uint32_t rank_at, rank_scale_at;
     int32_t rank;                 /* enum ops_rank */
     int32_t part_dims, part_type; /* 0: no partial keys */
@@ -267,7 +269,9 @@ struct cuda_seq {
     const float *skew;
     const float *center; /* (n_groups, k_heads, k_dim) or NULL */
     const float *balance; /* the same, with k_hadamard */
-    bool k_hadamard;
+    bool k_hadamard, v_hadamard;
+    int32_t latest_from;
+    uint8_t *latest; /* entries of the latest tokens (kv_four.cuh) or NULL */
     const int32_t *victim;
     int32_t row0, n_rows, pos0, slot0, ring;
     int32_t max_pages, cap, n_slots;

@@ -11,6 +11,7 @@
 
 #include <cerrno>
 
+#include "kernels/cuda/kv_four.cuh"
 #include "kernels/cuda/kv_part.cuh"
 #include "kernels/cuda/topk.cuh"
 
@@ -225,8 +226,9 @@ CUDA_KERNEL void move_survivors(struct choice p)
 
         for (int32_t h = 0; h < l->k_heads; h++) {
             copy_row(kv_k_row(l, a, h, to), kv_k_row(l, b, h, from), l->k_row);
-            if (kv_has_scale(l->k_type) && threadIdx.x == 0) {
-                *kv_scale(a, l->k_scale_at, h, to) = *kv_scale(b, l->k_scale_at, h, from);
+            if ((int32_t)threadIdx.x < l->k_scales) {
+                kv_scales(a, l->k_scale_at, l->k_scales, h, to)[threadIdx.x] =
+                    kv_scales(b, l->k_scale_at, l->k_scales, h, from)[threadIdx.x];
             }
             __syncwarp(); /* the row and its scale: written by all lanes, read again below */
             kv_rank_row(l, a, h, to);
@@ -234,8 +236,9 @@ CUDA_KERNEL void move_survivors(struct choice p)
         }
         for (int32_t h = 0; h < l->v_heads; h++) {
             copy_row(kv_v_row(l, a, h, to), kv_v_row(l, b, h, from), l->v_row);
-            if (kv_has_scale(l->v_type) && threadIdx.x == 0) {
-                *kv_scale(a, l->v_scale_at, h, to) = *kv_scale(b, l->v_scale_at, h, from);
+            if ((int32_t)threadIdx.x < l->v_scales) {
+                kv_scales(a, l->v_scale_at, l->v_scales, h, to)[threadIdx.x] =
+                    kv_scales(b, l->v_scale_at, l->v_scales, h, from)[threadIdx.x];
             }
         }
     }

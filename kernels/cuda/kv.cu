@@ -6,11 +6,21 @@
 
 #include <cerrno>
 
+#include "kernels/cuda/kv_four.cuh"
 #include "kernels/cuda/kv_part.cuh"
 
 static uint32_t row_bytes(enum ops_kv_type type, int32_t dim)
 {
+    if (kv_four(type)) {
+        return (uint32_t)dim / 2;
+    }
     return (uint32_t)ops_kv_type_bytes(type, (dim + KV_VEC - 1) / KV_VEC * KV_VEC);
+}
+
+/* Scales of a slot and head. */
+static int32_t n_scales(enum ops_kv_type type, int32_t dim)
+{
+    return kv_four(type) ? four_scales(dim) : kv_has_scale(type);
 }
 
 /* Bytes of a page without its partial keys. */
@@ -34,11 +44,11 @@ struct cuda_layout cuda_layout_of(const struct ops_kv_layout *l)
     r.k_row = row_bytes(l->k_type, l->k_dim);
     r.v_row = row_bytes(l->v_type, l->v_dim);
     r.v_at = (uint32_t)l->k_heads * OPS_PAGE_SLOTS * r.k_row;
+    r.k_scales = n_scales(l->k_type, l->k_dim);
+    r.v_scales = n_scales(l->v_type, l->v_dim);
     r.k_scale_at = r.v_at + (uint32_t)l->v_heads * OPS_PAGE_SLOTS * r.v_row;
-    r.v_scale_at = r.k_scale_at +
-                   (uint32_t)(l->k_heads * OPS_PAGE_SLOTS * (int32_t)ops_kv_scale_bytes(l->k_type));
-    r.rank_at = r.v_scale_at +
-                (uint32_t)(l->v_heads * OPS_PAGE_SLOTS * (int32_t)ops_kv_scale_bytes(l->v_type));
+    r.v_scale_at = r.k_scale_at + (uint32_t)(l->k_heads * OPS_PAGE_SLOTS * 2 * r.k_scales);
+    r.rank_at = r.v_scale_at + (uint32_t)(l->v_heads * OPS_PAGE_SLOTS * 2 * r.v_scales);
     r.rank = l->rank;
     r.rank_scale_at = r.rank_at;
     r.part_dims = l->part_dims;
@@ -57,11 +67,32 @@ struct cuda_layout cuda_layout_of(const struct ops_kv_layout *l)
     return r;
 }
 
+static bool is_there(enum ops_kv_type type)
+{
+    return type <= OPS_KV_I8 || kv_four(type);
+}
+
 int cuda_kv_layout(struct ops_kv_layout *l, struct error *reterr)
 {
-    if (l->k_type > OPS_KV_I8 || l->v_type > OPS_KV_I8) {
+    bool four = kv_four(l->k_type) || kv_four(l->v_type);
+
+    if (!is_there(l->k_type) || !is_there(l->v_type)) {
         return error_set(reterr, -ENOTSUP, "backend \"cuda\" has no cache of type %s",
-                         ops_kv_type_name(l->k_type > OPS_KV_I8 ? l->k_type : l->v_type));
+                         ops_kv_type_name(is_there(l->k_type) ? l->v_type : l->k_type));
+    }
+    if (four && (!kv_four(l->v_type) || (l->k_type != OPS_KV_I8 && !kv_four(l->k_type)))) {
+        return error_set(reterr, -ENOTSUP, "backend \"cuda\" has no cache of K in %s, V in %s",
+                         ops_kv_type_name(l->k_type), ops_kv_type_name(l->v_type));
+    }
+    if (l->k_dim % ops_kv_block_dims(l->k_type) != 0 ||
+        l->v_dim % ops_kv_block_dims(l->v_type) != 0) {
+        return error_set(reterr, -ENOTSUP,
+                         "a cache of type %s has blocks of %d, the model heads of %d and %d dims",
+                         ops_kv_type_name(l->v_type), ops_kv_block_dims(l->v_type), l->k_dim,
+                         l->v_dim);
+    }
+    if (four && (l->rank != OPS_RANK_ONCE || l->part_dims > 0)) {
+        return error_set(reterr, -ENOTSUP, "backend \"cuda\" ranks no slots of four bits");
     }
     if (l->k_unrotated) {
         return error_set(reterr, -ENOTSUP, "backend \"cuda\" has no pos=new caches");
@@ -98,6 +129,9 @@ static struct cuda_seq seq_of(const struct ops_kv *kv)
     r.center = kv->center;
     r.balance = kv->balance;
     r.k_hadamard = kv->k_hadamard;
+    r.v_hadamard = kv->v_hadamard;
+    r.latest = kv->latest;
+    r.latest_from = kv->latest_from;
     r.max_pages = kv->max_pages;
     r.cap = kv->cap;
     r.n_slots = kv->n_slots;
@@ -161,6 +195,42 @@ CUDA_INLINE void move_row(bool import, uint8_t *row, uint32_t row_bytes, uint8_t
     }
 }
 
+/* The same of a row of four bits: gauss4.h's blocks, of which byte i has elements i and i + 16. */
+CUDA_INLINE void move_four(bool import, uint8_t *row, uint16_t *scales, int32_t n_scales,
+                           uint8_t *canon, int32_t n)
+{
+    enum { BLOCK_BYTES = 18 };
+
+    for (int32_t i = (int32_t)threadIdx.x; i < n / BLOCK_BYTES * 16; i += (int32_t)blockDim.x) {
+        uint8_t *block = canon + i / 16 * BLOCK_BYTES + 2;
+        uint8_t *own = row + i / 16 * 16;
+        int32_t j = i % 16;
+
+        if (import) { /* byte j of the page's: elements 2 j and 2 j + 1 */
+            int32_t shift = j / 8 * 4;
+            uint32_t lo = block[2 * j % 16] >> shift & 15;
+            uint32_t hi = block[2 * j % 16 + 1] >> shift & 15;
+
+            own[j] = (uint8_t)four_turn(lo | hi << 4);
+        } else {
+            uint32_t lo = own[j / 2] >> (j % 2 * 4) & 15;
+            uint32_t hi = own[8 + j / 2] >> (j % 2 * 4) & 15;
+
+            block[j] = (uint8_t)four_turn(lo | hi << 4);
+        }
+    }
+    for (int32_t i = (int32_t)threadIdx.x; i < n_scales; i += (int32_t)blockDim.x) {
+        uint8_t *at = canon + i * BLOCK_BYTES;
+
+        if (import) {
+            scales[i] = i < n / BLOCK_BYTES ? (uint16_t)(at[0] | at[1] << 8) : 0;
+        } else if (i < n / BLOCK_BYTES) {
+            at[0] = (uint8_t)scales[i];
+            at[1] = (uint8_t)(scales[i] >> 8);
+        }
+    }
+}
+
 CUDA_KERNEL void canonical_slots(struct canon p)
 {
     __shared__ float part[2][256]; /* a partial key of each warp's */
@@ -169,16 +239,28 @@ CUDA_KERNEL void canonical_slots(struct canon p)
     uint8_t *at = p.buf + (size_t)blockIdx.x * p.slot_bytes;
 
     for (int32_t h = 0; h < p.l.k_heads; h++, at += p.k_bytes) {
+        if (kv_four(p.l.k_type)) {
+            move_four(p.import, kv_k_row(&p.l, page, h, slot),
+                      kv_scales(page, p.l.k_scale_at, p.l.k_scales, h, slot), p.l.k_scales, at,
+                      p.k_bytes);
+            continue;
+        }
         move_row(p.import, kv_k_row(&p.l, page, h, slot), p.l.k_row, at, p.k_bytes);
     }
     for (int32_t h = 0; h < p.l.v_heads; h++, at += p.v_bytes) {
+        if (kv_four(p.l.v_type)) {
+            move_four(p.import, kv_v_row(&p.l, page, h, slot),
+                      kv_scales(page, p.l.v_scale_at, p.l.v_scales, h, slot), p.l.v_scales, at,
+                      p.v_bytes);
+            continue;
+        }
         move_row(p.import, kv_v_row(&p.l, page, h, slot), p.l.v_row, at, p.v_bytes);
     }
-    for (int32_t h = 0; h < p.l.k_heads; h++, at += p.k_scale) {
+    for (int32_t h = 0; h < p.l.k_heads && p.k_scale > 0; h++, at += p.k_scale) {
         move_row(p.import, (uint8_t *)kv_scale(page, p.l.k_scale_at, h, slot), p.k_scale, at,
                  p.k_scale);
     }
-    for (int32_t h = 0; h < p.l.v_heads; h++, at += p.v_scale) {
+    for (int32_t h = 0; h < p.l.v_heads && p.v_scale > 0; h++, at += p.v_scale) {
         move_row(p.import, (uint8_t *)kv_scale(page, p.l.v_scale_at, h, slot), p.v_scale, at,
                  p.v_scale);
     }

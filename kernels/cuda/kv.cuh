@@ -43,12 +43,28 @@ CUDA_INLINE uint16_t *kv_scale(uint8_t *page, uint32_t at, int32_t head, int32_t
     return reinterpret_cast<uint16_t *>(page + at) + head * OPS_PAGE_SLOTS + slot % OPS_PAGE_SLOTS;
 }
 
+/* The n scales of a slot and head. */
+CUDA_INLINE uint16_t *kv_scales(uint8_t *page, uint32_t at, int32_t n, int32_t head, int32_t slot)
+{
+    return kv_scale(page, at, 0, 0) + (head * OPS_PAGE_SLOTS + slot % OPS_PAGE_SLOTS) * n;
+}
+
+/* One scale a slot and head? */
 static inline __host__ __device__ bool kv_has_scale(int32_t type)
 {
     return type == OPS_KV_FP8 || type == OPS_KV_I8;
 }
 
-/* Elements [8 i, 8 i + 8) of a row, without the row's scale. */
+static inline __host__ __device__ bool kv_four(int32_t type)
+{
+    return type == OPS_KV_G4;
+}
+
+/* The levels of gauss4.h by size, as the two sources of a byte permutation. */
+#define FOUR_SIZES_LOW 0x2c1f1206
+#define FOUR_SIZES_HIGH 0x7f604b3a
+
+/* Elements [8 i, 8 i + 8) of a row, without their scale. */
 CUDA_INLINE void kv_load8(int32_t type, const uint8_t *row, int32_t i, float ret[KV_VEC])
 {
     if (type == OPS_KV_F32) {
@@ -65,6 +81,15 @@ CUDA_INLINE void kv_load8(int32_t type, const uint8_t *row, int32_t i, float ret
             uint16_t h = (uint16_t)(w[j / 2] >> (j % 2 * 16));
 
             ret[j] = type == OPS_KV_F16 ? f32_of_f16(h) : f32_of_bf16(h);
+        }
+    } else if (kv_four(type)) {
+        uint32_t codes = reinterpret_cast<const uint32_t *>(row)[i];
+
+        for (int j = 0; j < KV_VEC; j++) {
+            uint32_t code = codes >> (4 * j);
+            float size = (float)(__byte_perm(FOUR_SIZES_LOW, FOUR_SIZES_HIGH, code & 7) & 0xff);
+
+            ret[j] = code & 8 ? size : -size;
         }
     } else {
         uint2 v = reinterpret_cast<const uint2 *>(row)[i];

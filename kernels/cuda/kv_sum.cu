@@ -55,7 +55,7 @@ int cuda_kv_sum(struct backend *be, const struct ops_kv_sum *p)
     struct ops_seq seq = {};
     struct cuda_seqs seqs;
 
-    if (!p->kv->v_sum || p->kv->layout->v_dim > SUM_DIM) {
+    if (!p->kv->v_sum || p->kv->layout->v_dim > SUM_DIM || kv_four(p->kv->layout->v_type)) {
         return -EINVAL;
     }
     seq.kv = *p->kv;

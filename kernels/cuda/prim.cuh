@@ -214,6 +214,41 @@ CUDA_INLINE uint32_t half2_times(uint32_t x, uint16_t scale)
 #endif
 }
 
+/* Both products of f16, rounded once. */
+CUDA_INLINE uint32_t half2_product(uint32_t x, uint32_t y)
+{
+#ifdef __CUDACC__
+    __half2 r = __hmul2(*reinterpret_cast<__half2 *>(&x), *reinterpret_cast<__half2 *>(&y));
+
+    return *reinterpret_cast<uint32_t *>(&r);
+#else
+    return f16_of_f32(f32_of_f16((uint16_t)x) * f32_of_f16((uint16_t)y)) |
+           (uint32_t)f16_of_f32(f32_of_f16((uint16_t)(x >> 16)) * f32_of_f16((uint16_t)(y >> 16)))
+               << 16;
+#endif
+}
+
+/* Four of the 8 bytes of a and b by the nibbles of `at`; one with its upper bit set gives 8 times
+ * the byte's. */
+CUDA_INLINE uint32_t byte_perm_signed(uint32_t a, uint32_t b, uint32_t at)
+{
+#ifdef __CUDACC__
+    uint32_t r;
+
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(at));
+    return r;
+#else
+    uint32_t r = __byte_perm(a, b, at & 0x7777);
+
+    for (int i = 0; i < 4; i++) {
+        if (at >> (4 * i + 3) & 1) {
+            r = (r & ~(0xffu << 8 * i)) | (r >> (8 * i + 7) & 1 ? 0xffu << 8 * i : 0);
+        }
+    }
+    return r;
+#endif
+}
+
 template <bool BF16> CUDA_INLINE float f32_of_half(uint32_t h)
 {
     return BF16 ? f32_of_bf16((uint16_t)h) : f32_of_f16((uint16_t)h);

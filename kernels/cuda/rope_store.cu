@@ -45,7 +45,8 @@ int cuda_store_check(const struct cuda *cu, const struct ops_rope_store *p)
         const struct ops_kv_layout *l = p->seqs[i].kv.layout;
 
         if (l->k_dim != p->k_dim || l->n_groups * l->k_heads != p->n_k ||
-            l->n_groups * l->v_heads != p->n_v || l->v_dim > HEAD_MAX || p->seqs[i].kv.v_hadamard ||
+            l->n_groups * l->v_heads != p->n_v || l->v_dim > HEAD_MAX ||
+            (kv_four(l->v_type) && p->seqs[i].kv.v_sum) ||
             (l->part_dims > 0 && !p->seqs[i].kv.skew && !(l->part_apart && !p->seqs[i].kv.part))) {
             return -EINVAL;
         }

@@ -17,6 +17,7 @@
  * Sums of V: what a victim's slot held is taken away by a kernel before (kv_sum.cu), what is stored
  * is added by the warp that stores it. */
 
+#include "kernels/cuda/kv_four.cuh"
 #include "kernels/cuda/kv_part.cuh"
 
 enum { HEAD_MAX = 256 };
@@ -100,29 +101,6 @@ CUDA_INLINE void rope_head(const struct cuda_store *p, float *head, int32_t pos)
     __syncwarp(); /* head: pairs written above, read in another order next */
 }
 
-/* hadamard_head(), the pairs of a pass dealt out to the lanes. */
-CUDA_INLINE void hadamard_by_warp(float *head, int32_t n)
-{
-    const int32_t block = n & -n;
-    const float scale = 1.0f / sqrtf((float)block);
-
-    for (int32_t half = block / 2; half > 0; half /= 2) {
-        for (int32_t i = (int32_t)threadIdx.x % WARP; i < n / 2; i += WARP) {
-            float *a = head + i / half * 2 * half + i % half;
-            float x = a[0];
-            float y = a[half];
-
-            a[0] = __fadd_rn(x, y);
-            a[half] = __fsub_rn(x, y);
-        }
-        __syncwarp(); /* head: pairs written above, read in another order next */
-    }
-    for (int32_t i = (int32_t)threadIdx.x % WARP; i < n; i += WARP) {
-        head[i] = __fmul_rn(head[i], scale);
-    }
-    __syncwarp(); /* head: each lane wrote its own, others read them next */
-}
-
 /* kv_code_encode() of one head to a row of a page; what pads the row becomes 0. */
 CUDA_INLINE void encode_head(int32_t type, const float *head, int32_t n, uint8_t *row,
                              uint16_t *scale_at)
@@ -131,6 +109,10 @@ CUDA_INLINE void encode_head(int32_t type, const float *head, int32_t n, uint8_t
     int32_t padded = (n + KV_VEC - 1) / KV_VEC * KV_VEC;
     float inverse = 0;
 
+    if (kv_four(type)) {
+        four_encode(head, n, row, scale_at);
+        return;
+    }
     if (kv_has_scale(type)) {
         float top = 0;
         uint16_t scale;
@@ -167,6 +149,20 @@ CUDA_INLINE void encode_head(int32_t type, const float *head, int32_t n, uint8_t
     }
 }
 
+/* The same in 8 bits to the latest tokens' entry, where row i of the sequence writes one. */
+CUDA_INLINE void store_latest(const struct cuda_layout *l, const struct cuda_seq *s, int32_t group,
+                              int32_t i, int32_t h, bool is_k, const float *values)
+{
+    int32_t n = is_k ? l->k_dim : l->v_dim;
+
+    if (s->latest && kv_four(is_k ? l->k_type : l->v_type) &&
+        i + OPS_LATEST_ENTRIES >= s->n_rows) {
+        uint8_t *entry = latest_head(l, s, group, s->pos0 + i, is_k, h);
+
+        encode_head(OPS_KV_I8, values, n, entry, reinterpret_cast<uint16_t *>(entry + n));
+    }
+}
+
 /* `values`: shared, free afterwards (its own partial key is made there). */
 CUDA_INLINE void store_head(const struct cuda_store *p, const struct cuda_seq *s, int32_t i,
                             int32_t head, bool is_k, float *values)
@@ -193,13 +189,18 @@ CUDA_INLINE void store_head(const struct cuda_store *p, const struct cuda_seq *s
             hadamard_by_warp(values, l->k_dim);
         }
         encode_head(l->k_type, values, l->k_dim, kv_k_row(l, page, head % of_group, slot),
-                    kv_scale(page, l->k_scale_at, head % of_group, slot));
+                    kv_scales(page, l->k_scale_at, l->k_scales, head % of_group, slot));
+        store_latest(l, s, group, i, head % of_group, true, values);
         __syncwarp(); /* the row and its scale: written by all lanes, read again below */
         kv_rank_row(l, page, head % of_group, slot);
         kv_part_row(l, s, page, group, head % of_group, slot, values);
     } else {
+        if (s->v_hadamard) {
+            hadamard_by_warp(values, l->v_dim);
+        }
         encode_head(l->v_type, values, l->v_dim, kv_v_row(l, page, head % of_group, slot),
-                    kv_scale(page, l->v_scale_at, head % of_group, slot));
+                    kv_scales(page, l->v_scale_at, l->v_scales, head % of_group, slot));
+        store_latest(l, s, group, i, head % of_group, false, values);
         if (s->v_sum && s->row0 + i < p->n_decode) {
             const uint8_t *row = kv_v_row(l, page, head % of_group, slot);
             float *sum = s->v_sum + (size_t)head * l->v_dim;

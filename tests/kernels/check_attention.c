@@ -22,7 +22,7 @@ enum { N_SEQS = 4, MAX_DIM = 256 };
 const uint32_t check_flags = CPU_AVX2 | CPU_AVX512 | CPU_AVX512_FP16 | CPU_AMX_BF16 | CPU_NEON;
 const struct backend_limits check_limits = {
     .max_rows = 512,
-    .max_decode = 8,
+    .max_decode = 17,
     .max_seqs = 8,
     .max_cols = 64,
     .max_outputs = 64,
@@ -490,11 +490,12 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
     const struct tolerance *exact = large ? &tol_attention_large : &tol_attention;
     const struct tolerance *rough = large ? &tol_attention_bf16_large : &tol_attention_bf16;
     const bool fp8 = s->l.k_type == OPS_KV_FP8 || s->l.v_type == OPS_KV_FP8;
-    const struct tolerance *decode = large                      ? exact
-                                     : fp8 && check_has_half(c) ? &tol_attention_half
-                                     : s->l.k_type == OPS_KV_I8 && check_has_vnni_keys(c)
-                                         ? &tol_attention_15
-                                         : exact;
+    const struct tolerance *decode =
+        large                                                ? exact
+        : fp8 && check_has_half(c)                           ? &tol_attention_half
+        : s->l.v_type == OPS_KV_G4 && check_has_mma(c)       ? &tol_attention_levels
+        : s->l.k_type == OPS_KV_I8 && check_has_vnni_keys(c) ? &tol_attention_15
+                                                             : exact;
     const float *got = (const void *)in->out->out[1];
     const float *want = (const void *)in->out->out[0];
 
@@ -544,9 +545,6 @@ static void one(struct check *c, const struct shape *s)
     if (s->n_q > check_limits.max_heads || l.k_dim > check_limits.max_head_dim ||
         l.v_dim > check_limits.max_head_dim) {
         return; /* another build's: CHECK_MANY_HEADS */
-    }
-    if (s->options & HADAMARD && strcmp(c->sides[1]->ops->name, "cuda") == 0) {
-        return; /* has no cache type that it is used with */
     }
     if (!check_kv_offered(c, &l) ||
         !check_case(c,

@@ -36,7 +36,7 @@ void check_kv_make(struct check *c, struct check_kv *kv, const struct ops_kv_lay
 /* Factors of K's dims, and of q's inverse: ops_kv.balance. */
 void check_kv_balance(struct check *c, struct check_kv *kv);
 /* Entries of the latest tokens from position `from` on, with values of their own, for a layout that
- * has such; not on cuda. */
+ * has such. */
 void check_kv_latest(struct check *c, struct check_kv *kv, int32_t from);
 /* Positions in a random order over the slots, every seventh slot empty; the cache has positions. */
 void check_kv_scatter(struct check *c, struct check_kv *kv);

@@ -97,11 +97,6 @@ static void build_worst_rows(const struct inputs *in)
     }
 }
 
-static bool turns_values(const struct check *c)
-{
-    return strcmp(c->sides[1]->ops->name, "cuda") != 0;
-}
-
 static void prepare(struct check *c, const struct shape *s, struct inputs *in)
 {
     const struct ops_kv_layout *l = &s->l;
@@ -119,7 +114,7 @@ static void prepare(struct check *c, const struct shape *s, struct inputs *in)
             check_fill(c, in->kv[i].center, 7);
         }
         in->kv[i].k_hadamard = s->options & HADAMARD && i != 0;
-        in->kv[i].v_hadamard = in->kv[i].k_hadamard && turns_values(c);
+        in->kv[i].v_hadamard = in->kv[i].k_hadamard;
         check_kv_latest(c, &in->kv[i], 0);
         if (in->kv[i].k_hadamard && i == 1) { /* without a center */
             check_kv_balance(c, &in->kv[i]);

@@ -41,6 +41,9 @@ static const struct tolerance
     tol_attention_half = {4e-6, 2e-2, "f16 sums of FP8 products"},
     /* Int8 keys: queries in 15 bits of their largest component, products exact; int8 loses 2^-8. */
     tol_attention_15 = {1e-7, 2e-3, "queries in 15 bits"},
+    /* Values of 4 bits on a GPU: a level times its scale in f16, 2^-12 of each value at most; the 4
+     * bits themselves lose a tenth. */
+    tol_attention_levels = {1e-7, 1e-2, "levels times scales in f16"},
     /* The reference itself, f32 sums in order, against double. */
     tol_attention_double = {1e-9, 1e-3, "double arithmetic against f32"},
     /* Scores: probabilities in [0, 1] summed over rows; noise through two logarithms (3e-7
