@@ -13,6 +13,7 @@
 #include "kernels/ops_experts.h"
 
 struct backend;
+struct ops_expect;
 
 /* What multiplies prompts' rows by 16-bit weights, where a backend has the choice (cuda): its own
  * kernels, or the vendor's library, which then must be there. */
@@ -119,6 +120,7 @@ struct backend_ops {
     int (*kv_sum)(struct backend *be, const struct ops_kv_sum *p);
     int (*victim)(struct backend *be, const struct ops_victim *p);
     int (*cut)(struct backend *be, const struct ops_cut *p);
+    int (*expect)(struct backend *be, const struct ops_expect *p); /* NULL: expect_host() serves it */
     int (*kv_export)(struct backend *be, const struct ops_kv_slots *p);
     int (*kv_import)(struct backend *be, const struct ops_kv_slots *p);
     /* NULL, all three: the host draws. fetch starts to bring what the device has computed by then to

@@ -7,6 +7,7 @@
 #include "kernels/arm/panel_neon.h"
 
 #include "kernels/arm/arm.h"
+#include "kernels/cpu/expect_body.h"
 #include "kernels/cpu/recur_body.h"
 #include "kernels/cpu/row_body.h"
 
@@ -16,5 +17,6 @@ void arm_table_neon(struct cpu_table *t)
     panel_float_set(t);
     row_body_set(t);
     recur_body_set(t);
+    expect_body_set(t);
     arm_table_kv_neon(t);
 }

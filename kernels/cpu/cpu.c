@@ -171,6 +171,7 @@ const struct backend_ops cpu_backend = {
     .kv_sum = cpu_kv_sum,
     .victim = cpu_victim,
     .cut = cpu_cut,
+    .expect = cpu_expect,
     .kv_export = cpu_kv_export,
     .kv_import = cpu_kv_import,
 };

@@ -103,6 +103,7 @@ int cpu_predict(struct backend *be, const struct ops_predict *p);
 int cpu_kv_sum(struct backend *be, const struct ops_kv_sum *p);
 int cpu_victim(struct backend *be, const struct ops_victim *p);
 int cpu_cut(struct backend *be, const struct ops_cut *p);
+int cpu_expect(struct backend *be, const struct ops_expect *p);
 int cpu_kv_export(struct backend *be, const struct ops_kv_slots *p);
 int cpu_kv_import(struct backend *be, const struct ops_kv_slots *p);
 

@@ -118,6 +118,13 @@ struct kv_scratch cpu_kv_scratch(const struct cpu *cpu, int tid);
 int cpu_kv_find_table(struct kv_rope_key *const keys[], float *const inv_freqs[],
                       const struct ops_rope *rope, bool *ret_stale);
 
+/* rope_store.c: the table of these frequencies; and thread tid's part of filling it for the rows of
+ * these sequences, all of which are there when all threads have been through. */
+struct kv_rope_table cpu_kv_rope_table(const struct kv_scratch *s, const struct ops_rope *r,
+                                       int32_t max_rows);
+void cpu_kv_fill_angles(const struct kv_rope_table *t, const struct ops_seq *seqs, int32_t n_seqs,
+                        int tid, int n_threads);
+
 /* Position held by a slot, -1 when empty. */
 static inline int32_t kv_slot_pos(const struct ops_kv *kv, int32_t group, int32_t slot)
 {

@@ -46,7 +46,7 @@ static void fill_steps(const struct kv_rope_table *t)
     }
 }
 
-static struct kv_rope_table find_table(const struct kv_scratch *s, const struct ops_rope *r,
+struct kv_rope_table cpu_kv_rope_table(const struct kv_scratch *s, const struct ops_rope *r,
                                        int32_t max_rows)
 {
     struct kv_rope_key *const keys[] = {s->rope[0].key, s->rope[1].key};
@@ -100,13 +100,13 @@ static void fill_angles(const struct kv_rope_table *t, int32_t row, int32_t n, i
 }
 
 /* Threads divide runs of positions, cut where angles are asked for. */
-static void fill_table(const struct job *job, int tid, int n_threads)
+void cpu_kv_fill_angles(const struct kv_rope_table *t, const struct ops_seq *seqs, int32_t n_seqs,
+                        int tid, int n_threads)
 {
-    const struct ops_rope_store *p = job->p;
     int turn = 0;
 
-    for (int32_t q = 0; q < p->n_seqs; q++) {
-        const struct ops_seq *s = &p->seqs[q];
+    for (int32_t q = 0; q < n_seqs; q++) {
+        const struct ops_seq *s = &seqs[q];
 
         for (int32_t i = 0, n; i < s->n_rows; i += n) {
             const int32_t pos = s->pos0 + i;
@@ -114,7 +114,7 @@ static void fill_table(const struct job *job, int tid, int n_threads)
             n = KV_ANGLE_STEPS - pos % KV_ANGLE_STEPS;
             n = n < s->n_rows - i ? n : s->n_rows - i;
             if (turn++ % n_threads == tid) {
-                fill_angles(&job->table, s->row0 + i, n, pos);
+                fill_angles(t, s->row0 + i, n, pos);
             }
         }
     }
@@ -389,7 +389,7 @@ static void piece(void *arg, int tid, int n_threads)
     struct kv_scratch scratch = cpu_kv_scratch(job->cpu, tid);
 
     if (job->rotates) {
-        fill_table(job, tid, n_threads);
+        cpu_kv_fill_angles(&job->table, p->seqs, p->n_seqs, tid, n_threads);
         pool_barrier(job->cpu->pool, tid); /* all rows' angles are written */
     }
     for (int32_t u; (u = pool_counter_take(&job->next)) < job->n_store + job->n_query;) {
@@ -443,7 +443,7 @@ int cpu_rope_store(struct backend *be, const struct ops_rope_store *p)
         struct kv_scratch scratch = cpu_kv_scratch(cpu, 0);
 
         job.rotates = true;
-        job.table = find_table(&scratch, &p->rope, cpu->limits.max_rows);
+        job.table = cpu_kv_rope_table(&scratch, &p->rope, cpu->limits.max_rows);
     }
     for (int32_t i = 0; i < p->n_seqs && p->n_k > 0; i++) {
         job.n_store += units_of(&p->seqs[i]);

@@ -106,5 +106,6 @@ void cpu_table_describe(const struct cpu_table *t, char *buf, size_t size)
     CPU_SLOTS_RECUR(ADD_NAME)
     CPU_SLOTS_TILE(ADD_NAME)
     CPU_SLOTS_SELECT(ADD_NAME)
+    CPU_SLOTS_EXPECT(ADD_NAME)
 #undef ADD_NAME
 }

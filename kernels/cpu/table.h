@@ -18,6 +18,7 @@
 #include <stdint.h>
 
 #include "kernels/cpu/panel.h"
+#include "kernels/cpu/table_expect.h"
 #include "kernels/cpu/table_kv.h"
 #include "kernels/cpu/table_recur.h"
 #include "kernels/cpu/table_select.h"
@@ -111,6 +112,7 @@ struct cpu_table {
     CPU_SLOTS_RECUR(CPU_SLOT_MEMBER)
     CPU_SLOTS_TILE(CPU_SLOT_MEMBER)
     CPU_SLOTS_SELECT(CPU_SLOT_MEMBER)
+    CPU_SLOTS_EXPECT(CPU_SLOT_MEMBER)
 #undef CPU_SLOT_MEMBER
 };
 

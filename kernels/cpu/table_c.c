@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/lanes_c.h"
 
+#include "kernels/cpu/expect_body.h"
 #include "kernels/cpu/panel_body.h"
 #include "kernels/cpu/recur_body.h"
 #include "kernels/cpu/row_body.h"
@@ -15,4 +16,5 @@ void cpu_table_dense_c(struct cpu_table *t)
     panel_body_set(t);
     row_body_set(t);
     recur_body_set(t);
+    expect_body_set(t);
 }

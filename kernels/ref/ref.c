@@ -13,6 +13,7 @@
 
 #include "base/cpu.h"
 #include "base/memory.h"
+#include "kernels/expect.h"
 #include "kernels/host.h"
 
 static int n_threads_of(const struct backend_config *config)
@@ -244,6 +245,7 @@ const struct backend_ops ref_backend = {
     .kv_sum = ref_kv_sum,
     .victim = ref_victim,
     .cut = ref_cut,
+    .expect = expect_host,
     .kv_export = ref_kv_export,
     .kv_import = ref_kv_import,
     .sample = ref_sample,

@@ -5,6 +5,7 @@
 
 #include "kernels/x86/lanes_avx2.h"
 
+#include "kernels/cpu/expect_body.h"
 #include "kernels/cpu/panel_body.h"
 #include "kernels/cpu/recur_body.h"
 #include "kernels/cpu/row_body.h"
@@ -15,5 +16,6 @@ void x86_table_avx2(struct cpu_table *t)
     panel_body_set(t);
     row_body_set(t);
     recur_body_set(t);
+    expect_body_set(t);
     x86_table_kv_avx2(t);
 }

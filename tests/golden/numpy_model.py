@@ -183,6 +183,10 @@ class Model:
                 w = softmax(k @ mean / math.sqrt(self.dim) + np.einsum("si,ij,sj->s", k, cov, k) / (2 * self.dim))
                 st.score[h] = [s + (x + p["floor"]) * np.linalg.norm(row) for s, x, row in zip(st.score[h], w, v)]
 
+    def turn(self, j):
+        """New tokens after the prompt, modulo `every`, behind which a layer's keys are scored again."""
+        return list(self.stores).index(self.owner(j)) * self.policy["every"] // len(self.stores)
+
     def put(self, j, x, pos, deep):
         """K and V of store owner j at a position, into an empty slot or a victim's."""
         s = "_swiftkv" if deep else ""
@@ -310,7 +314,7 @@ class Model:
                     other.score = [[v * self.policy["damp"] for v in row] for row in other.score]
         q = self.queries(j, x, pos)
         done = pos + 1 - self.policy["n_prompt"]
-        if self.policy["name"] == "expected" and done >= 0 and done % self.policy["every"] == 0:
+        if self.policy["name"] == "expected" and (done == 0 or done > 0 and done % self.policy["every"] == self.turn(j)):
             self.expect(j, pos)
         st, n_kv = self.stores[self.owner(j)], self.heads(j)
         out = np.zeros((self.n_head, self.wide[1] if self.is_wide(j) else self.dim))

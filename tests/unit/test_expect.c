@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine/kv/policy/expect.c against sums written out in double precision. Whole models are compared
+/* kernels/expect.c against sums written out in double precision. Whole models are compared
  * with NumPy's in tests/golden. */
 
 #include <criterion/criterion.h>
@@ -7,9 +7,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/kv/policy/expect.h"
 #include "engine/kv/policy/policy.h"
 #include "kernels/backend.h"
+#include "kernels/expect.h"
 #include "tests/unit/engine_run.h"
 
 enum { DIM = 20, PADDED = 32, N = 50, AHEAD = 37, POS = 900, WORDS = 2 * PADDED + 16 * 16 * 3 };
@@ -87,9 +87,10 @@ static void compare(enum ops_rope_form form, int32_t n_rot, float shift, bool wi
         }
     }
     const struct expect_query ahead = {.mean = mean, .cov = cov};
+    const struct expect_map as_made = {.center = NULL};
     const struct expect_query used = {.mean = mean, .cov = with_cov ? cov : NULL};
 
-    expect_future(stats, N, &rope, DIM, POS, AHEAD, scale, with_cov, square, &ahead);
+    expect_future(stats, N, &rope, DIM, POS, AHEAD, scale, with_cov, &as_made, square, &ahead);
     expect_exponents(&used, &keys[0][0], DIM, x);
     for (int32_t t = 0; t < EXPECT_LANES; t++) {
         double k[DIM] = {0}; /* the key under R^T, so that R m.k = m.R^T k */

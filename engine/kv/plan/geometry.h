@@ -86,7 +86,7 @@ struct geometry_arrays {
     uint64_t victim_off; /* i32 (n_groups), in the state */
     uint64_t sum_off;    /* f32 (n_v, v_dim), in the state */
     uint64_t latest_off; /* (n_groups, OPS_LATEST_ENTRIES) entries of ops_kv.latest, in the state */
-    uint64_t expect_off; /* f32 (n_groups, expect_words()), in the state (policy/expect.h) */
+    uint64_t expect_off; /* f32 (n_groups, expect_words()), in the state (kernels/ops_expect.h) */
     uint64_t peak_pos_off; /* (n_groups, peak_cap), in the one peak region */
     uint64_t peak_score_off;
     uint64_t layer_score_off; /* layered: the region is one store's at a time, positions at 0 */

@@ -8,7 +8,7 @@
  * the whole context for one store, and the hidden states of the prompt). */
 
 #include "engine/kv/plan/geometry_impl.h"
-#include "engine/kv/policy/expect.h"
+#include "kernels/ops_expect.h"
 
 static uint64_t align64(uint64_t v)
 {

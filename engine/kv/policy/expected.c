@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* expected:N (Devoto et al., 2025): keys are worth what queries to come are expected to give them,
- * by the statistics of the prompt's own queries (expect.h). Attention's weights are not needed, so
- * attention observes nothing.
+ * by the statistics of the prompt's own queries (kernels/ops_expect.h). Attention's weights are not
+ * needed, so attention observes nothing.
  *
  * The paper scores once, at the end of a prompt, and appends new tokens without bound. Here N slots
- * stay N: the victim is the lowest score outside the recent share, and all keys, new ones among
- * them, are scored again every so many new tokens, for the positions that are then to come.
+ * stay N: the victim is the lowest score outside the recent share, and a layer's keys, new ones
+ * among them, are scored again every so many new tokens, for the positions that are then to come;
+ * layers at different tokens.
  *
  * The first tokens stay (sinks:4 where nothing else is said), as published: their V are short, so
  * that with a floor they would be the first to go. */

@@ -144,7 +144,7 @@ int policy_check_host(const struct policy *p, const struct policy_host *h,
 bool policy_evicts(const struct policy *p);
 bool policy_scores(const struct policy *p);
 bool policy_observes(const struct policy *p);
-/* Are statistics of the prompt's queries kept, which keys are scored by (expect.h)? */
+/* Are statistics of the prompt's queries kept, which keys are scored by (ops_expect.h)? */
 bool policy_expects(const struct policy *p);
 /* Does a new token's query read less than all slots? And are they chosen a layer ahead, from
  * partial keys? */

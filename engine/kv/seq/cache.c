@@ -35,7 +35,7 @@ static size_t lay_host(const struct geometry *s, struct memory_arena *a, struct 
     struct kv_step arrays = {0};
 
     step_lay(a, s->config.n_seqs, &arrays);
-    struct cache_expect *expect = cache_expect_lay(s, a);
+    struct expect_work *expect = cache_expect_lay(s, a);
 
     if (c) {
         c->expect = expect;

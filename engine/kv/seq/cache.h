@@ -60,7 +60,7 @@ struct cache {
     struct tier *tier;          /* NULL: nobody's K and V lie on disk */
     struct prefix prefix;
     struct kv_step *step;        /* the running one */
-    struct cache_expect *expect; /* scratch (cache_expect.c); NULL: no policy keeps statistics */
+    struct expect_work *expect; /* scratch (cache_expect.c); NULL: no policy keeps statistics */
 };
 
 /* Device and host bytes that kv_create takes. */

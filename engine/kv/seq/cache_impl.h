@@ -108,7 +108,7 @@ int cache_rescore(struct cache *c, const struct cache_seq *q, const struct ops_k
 /* Statistics of queries (cache_expect.c). Scratch, from the arena (whose base may be NULL: then
  * only counted; NULL where no policy keeps them); a new sequence's are none; and a layer's rows, as
  * they are about to attend: queries of prompts are counted, and keys scored where it is time. */
-struct cache_expect *cache_expect_lay(const struct geometry *s, struct memory_arena *a);
+struct expect_work *cache_expect_lay(const struct geometry *s, struct memory_arena *a);
 /* A group's statistics of a store, device; where the policy keeps them and evicts. */
 float *cache_expect_stats(const struct cache *c, const struct cache_seq *q, int32_t store,
                           int32_t group);

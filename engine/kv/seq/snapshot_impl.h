@@ -10,7 +10,7 @@
  *         i32 positions (n_slots) and f32 scores (n_slots) where the store has them,
  *         f32 sums of V (v_heads of the group, v_dim) where the policy keeps them, or the entries
  *         of the latest tokens (ops_kv.latest) where its slots have four bits, and behind either
- *         the statistics of queries (policy/expect.h) where the policy keeps those,
+ *         the statistics of queries (ops_expect.h) where the policy keeps those,
  *         the slots (n_slots, slot_bytes), padded to 8 bytes
  *
  * Positions and scores of a sequence at rest are in its own arrays (not in the peak region):

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/kv/policy/expect.h"
+#include "kernels/expect.h"
 
 #include <math.h>
 #include <string.h>
+
+#include "kernels/hadamard.h"
 
 void expect_add(float *stats, float *q, int32_t n_rows, int32_t k_dim, float n, bool with_cov)
 {
@@ -136,9 +138,46 @@ static void turn_all(const struct ops_rope *rope, int32_t k_dim, int32_t pos, in
     }
 }
 
+/* Mean and square, times what they will be multiplied by, for keys as they are stored: with k = A y
+ * + c the linear part becomes A^T (m + 2 C c) y and the square A^T C A; m.c + c.Cc is all keys'. */
+static void map_keys(const struct expect_map *map, int32_t k_dim, float *mean, float *square)
+{
+    for (int32_t i = 0; map->center && square && i < k_dim; i++) {
+        double sum = 0;
+
+        for (int32_t j = 0; j < k_dim; j++) {
+            sum += (double)square[i * k_dim + j] * (double)map->center[j];
+        }
+        mean[i] += (float)(2 * sum);
+    }
+    for (int32_t i = 0; map->balance && i < k_dim; i++) {
+        mean[i] /= map->balance[i];
+        for (int32_t j = 0; square && j < k_dim; j++) {
+            square[i * k_dim + j] /= map->balance[i] * map->balance[j];
+        }
+    }
+    if (!map->hadamard) {
+        return;
+    }
+    hadamard_head(mean, k_dim);
+    for (int pass = 0; square && pass < 2; pass++) {
+        for (int32_t i = 0; i < k_dim; i++) {
+            hadamard_head(square + (size_t)(i * k_dim), k_dim);
+        }
+        for (int32_t i = 0; i < k_dim; i++) {
+            for (int32_t j = 0; j < i; j++) {
+                const float held = square[i * k_dim + j];
+
+                square[i * k_dim + j] = square[j * k_dim + i];
+                square[j * k_dim + i] = held;
+            }
+        }
+    }
+}
+
 void expect_future(const float *stats, float n, const struct ops_rope *rope, int32_t k_dim,
-                   int32_t pos, int32_t ahead, float scale, bool with_cov, float *square,
-                   const struct expect_query *ret)
+                   int32_t pos, int32_t ahead, float scale, bool with_cov,
+                   const struct expect_map *map, float *square, const struct expect_query *ret)
 {
     const int32_t padded = expect_padded(k_dim);
     const float *first = stats;
@@ -147,28 +186,25 @@ void expect_future(const float *stats, float n, const struct ops_rope *rope, int
 
     memset(ret->mean, 0, (size_t)padded * sizeof(*ret->mean));
     for (int32_t i = 0; i < k_dim; i++) {
-        ret->mean[i] = first[i] + sum[i] / n;
+        ret->mean[i] = (first[i] + sum[i] / n) * scale;
     }
     for (int32_t i = 0; with_cov && i < k_dim; i++) {
         for (int32_t j = 0; j <= i; j++) {
             const float x = products[expect_row(i) + j] / n - sum[i] / n * (sum[j] / n);
 
-            square[i * k_dim + j] = x;
-            square[j * k_dim + i] = x;
+            square[i * k_dim + j] = x * (scale * scale * 0.5f);
+            square[j * k_dim + i] = square[i * k_dim + j];
         }
     }
     turn_all(rope, k_dim, pos, ahead, ret->mean, with_cov ? square : NULL);
+    map_keys(map, k_dim, ret->mean, with_cov ? square : NULL);
+    if (!with_cov) {
+        return;
+    }
+    memset(ret->cov, 0, (size_t)expect_triangle(k_dim) * sizeof(*ret->cov));
     for (int32_t i = 0; i < k_dim; i++) {
-        ret->mean[i] *= scale;
-    }
-    if (with_cov) {
-        memset(ret->cov, 0, (size_t)expect_triangle(k_dim) * sizeof(*ret->cov));
-    }
-    for (int32_t i = 0; with_cov && i < k_dim; i++) {
         for (int32_t j = 0; j <= i; j++) {
-            const float both = i == j ? 1.0f : 2.0f;
-
-            ret->cov[expect_row(i) + j] = square[i * k_dim + j] * (both * scale * scale * 0.5f);
+            ret->cov[expect_row(i) + j] = square[i * k_dim + j] * (i == j ? 1.0f : 2.0f);
         }
     }
 }
