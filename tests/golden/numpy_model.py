@@ -219,8 +219,13 @@ class Model:
             return None
         if p["name"] == "streaming":
             return min((at, s) for s, at in enumerate(st.pos[h]) if at >= p["sinks"])[1]
-        if p["name"] == "snapkv":  # what the cut chose is frozen; the window rolls on
-            return min((at, s) for s, at in enumerate(st.pos[h]) if at >= max(p["sinks"], p["n_prompt"] - p["recent"]))[1]
+        if p["name"] == "snapkv":  # new tokens take slots of the lowest scores, then of each other
+            room = max(0, min(p["observe"], (p["budget"] - p["observe"] - p["sinks"]) // 2))
+            if pos - p["n_prompt"] < room:
+                return min((st.score[h][s], at, s) for s, at in enumerate(st.pos[h])
+                           if p["sinks"] <= at < p["n_prompt"] - p["observe"])[2]
+            first = p["n_prompt"] if room else p["n_prompt"] - p["observe"]
+            return min((at, s) for s, at in enumerate(st.pos[h]) if at >= max(p["sinks"], first))[1]
         protect = pos - p["recent"] + 1
         best = None
         for s, at in enumerate(st.pos[h]):
@@ -239,6 +244,8 @@ class Model:
                   for o, st in self.stores.items() for h in range(len(st.pos))}
         if p["name"] == "snapkv":
             totals = {at: self.pooled(row) for at, row in totals.items()}
+            for (o, h), row in totals.items():
+                self.stores[o].score[h] = row
         for o, st in self.stores.items():
             for h in range(len(st.pos)):
                 protect = p["n_prompt"] - p["recent"]

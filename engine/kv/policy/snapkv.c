@@ -4,10 +4,12 @@
  * of its `kernel` neighbours' (of the keys before the window; beyond the ends stand zeros), so that
  * clusters survive whole. Of each head group the N - observe best and the window itself stay.
  *
- * The key set is then frozen: no query after the prompt scores. The published code appends new
- * tokens without bound. Here N slots stay N, so a new token takes the slot of the oldest one that
- * is not among those chosen: the window rolls on. With one query head a K head the cut is the
- * published one; with shared K heads the group's query heads vote together. */
+ * No query after the prompt scores. The published code appends new tokens without bound and loses
+ * nothing more. Here N slots stay N: the first new tokens take the slots of the lowest scores,
+ * until there are `observe` of them (or half of what was chosen), and each further one that of the
+ * oldest new one. So the prompt's window stays, which the question often ends. With one query head
+ * a K head the cut is the published one; with shared K heads the group's query heads vote together.
+ */
 
 #include <errno.h>
 #include <stdio.h>
@@ -18,6 +20,14 @@ enum { KERNEL, POOL };
 
 enum { POOL_MAX, POOL_AVG };
 
+/* New tokens that are held at once, in place of as many that the cut chose. */
+static int32_t room(const struct policy *p, int32_t budget)
+{
+    int32_t half = (budget - p->observe - (p->sinks > 0 ? p->sinks : 0)) / 2;
+
+    return half > p->observe ? p->observe : half > 0 ? half : 0;
+}
+
 static void guard(const struct policy *p, const struct place_when *when, struct place_guard *ret)
 {
     *ret = (struct place_guard){
@@ -26,13 +36,21 @@ static void guard(const struct policy *p, const struct place_when *when, struct 
         .pos_protect = when->last - p->observe + 1,
         .drop = -1,
     };
-    if (!when->cut) { /* what the cut chose lies before the prompt's window, and stays */
-        int32_t window = when->n_prompt - p->observe;
-
-        ret->sinks = window > p->sinks ? window : p->sinks;
-        ret->pos_protect = INT32_MAX;
-        ret->by_position = true;
+    if (when->cut) {
+        return;
     }
+    const int32_t window = when->n_prompt - p->observe;
+    const int32_t most = room(p, when->budget);
+
+    if (when->last - when->n_prompt < most) {
+        ret->pos_protect = window;
+        return;
+    }
+    const int32_t first = most > 0 ? when->n_prompt : window; /* that rolls */
+
+    ret->sinks = first > p->sinks ? first : p->sinks;
+    ret->pos_protect = INT32_MAX;
+    ret->by_position = true;
 }
 
 static void observe(const struct policy *p, const struct place_rows *rows, struct ops_observe *ret)
