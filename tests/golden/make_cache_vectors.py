@@ -62,8 +62,6 @@ CASES = [
      {"name": "expected", "budget": 20, "recent": 6, "sinks": 4, "ahead": 16, "every": 5, "cov": 1, "floor": 0}),
     ("expected_mean", None, "f32+sinks:2+expected:24,recent=50%,ahead=512,every=64,cov=off,floor=0.05",
      {"name": "expected", "budget": 24, "recent": 12, "sinks": 2, "ahead": 512, "every": 64, "cov": 0, "floor": 0.05}),
-    ("expected_sparq", None, "f32+sinks:0+expected:24,recent=25%,ahead=100,every=7,prefill=dense+sparq:r=3,k=12",
-     {"name": "expected", "budget": 24, "recent": 6, "ahead": 100, "every": 7, "cov": 1, "floor": 0, "select": SPARQ}),
     ("streaming", None, "f32+streaming:12,chunk=1",
      {"name": "streaming", "budget": 16, "sinks": 4, "pos_new": True}),
     ("streaming_sinks", None, "f32+sinks:1+streaming:9,chunk=1",
