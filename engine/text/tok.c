@@ -248,9 +248,9 @@ int32_t tok_find_added(const struct tok *t, const char *text)
 
 size_t tok_bound(const struct tok *t, size_t len)
 {
-    /* A byte is at most one token, or as many as what replaces it has bytes; so is the space before
+    /* A byte, of unigram's normal form where that is, is at most one token; so is the space before
      * each plain part, of which each but the first follows a special token of at least a byte. */
-    return len * (t->unigram ? t->charsmap.most : 1) + len / 2 + 2;
+    return (t->unigram ? tok_normal_most(len) : len) + len / 2 + 2;
 }
 
 bool tok_space_after(const struct tok *t, int32_t prev)
@@ -322,7 +322,7 @@ static int encode(const struct tok *t, const char *text, size_t len, unsigned fl
                   const struct tok_part *parts, size_t n_parts, int32_t *ids, size_t cap,
                   size_t *ret_n, struct error *reterr)
 {
-    struct tok_sink sink = {ids, cap, 0};
+    struct tok_sink sink = {ids, cap, 0, tok_normal_most(len)};
     AUTO_FREE struct tok_span *spans = NULL;
     size_t n_spans;
     int r;
@@ -349,6 +349,11 @@ static int encode(const struct tok *t, const char *text, size_t len, unsigned fl
     if (r == 0) {
         r = encode_spans(t, text, spans, n_spans, t->space_prefix && !(flags & TOK_MID_TEXT),
                          &sink);
+    }
+    if (r == -E2BIG) {
+        return error_set(reterr, r,
+                         "the text's normal form has more than %zu bytes, three times its own",
+                         tok_normal_most(len));
     }
     if (r < 0) {
         return r == -ELOOP

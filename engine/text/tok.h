@@ -5,8 +5,8 @@
 /* Tokenizer from a GGUF's own vocabulary: SentencePiece BPE by scores (`tokenizer.ggml.model` =
  * llama), byte-level BPE by merge ranks (gpt2; the pre-tokenizers are in tok_patterns.c), Gemma 4's
  * between the two (gemma4: spelt as the first, merged as the second), and SentencePiece's unigram
- * model (t5). The ids are those
- * of llama.cpp and of the models' own tokenizers, but for four rules of ours:
+ * model (t5). The ids are those of llama.cpp and of the models' own tokenizers, but for four rules
+ * of ours:
  *   - without TOK_PARSE_SPECIAL no text becomes a control token, not even by merging ("</s>");
  *   - a user-defined token that is spelt like a turn marker ("<|...|>", "<start_of_turn>") counts
  *     as a control token; one like "<|...>" or "<...|>", or that marks a tool's call or reasoning

@@ -8,8 +8,9 @@
  *     text       replacements, each ended by a zero
  *
  * A node that ends an entry has a leaf, whose low 31 bits are the offset of the replacement. The
- * file is not trusted: an index beyond the array ends the search, an offset beyond the text or a
- * replacement without an end is none, and one of more than TOK_MAX_SPELT bytes is refused. */
+ * file is not trusted: an index beyond the array ends the search, and so do TOK_MAX_SPELT bytes,
+ * since nodes may form a circle. An offset beyond the text or a replacement without an end is none,
+ * and one of more than TOK_MAX_SPELT bytes is refused. */
 
 #include "engine/text/tok_impl.h"
 
@@ -103,7 +104,7 @@ size_t tok_charsmap_find(const struct tok_charsmap *m, const char *text, size_t 
     size_t found = 0;
     size_t at = m->n_nodes ? base_of(node_at(m, 0)) : 0;
 
-    for (size_t i = 0; i < len && m->n_nodes; i++) {
+    for (size_t i = 0; i < len && i < TOK_MAX_SPELT && m->n_nodes; i++) {
         uint8_t c = (uint8_t)text[i];
 
         at ^= c;

@@ -4,19 +4,19 @@
 
 /* What the files of the tokenizer (tok*.c) share; nobody else includes this.
  *
- *   tok.c          life, questions, tok_encode: BOS, special tokens, then one of the two algorithms
+ *   tok.c          life, questions, tok_encode: BOS, special tokens, then one of the algorithms
  *   tok_vocab.c    the GGUF's arrays into `struct tok`, every entry checked
  *   tok_keys.c     the GGUF's single values: ids, flags; which tokens end a generation
  *   tok_map.c      bytes -> id
  *   tok_special.c  finds control and user-defined tokens in a text
  *   tok_pre.c      cuts a text into words (byte-level BPE);  tok_patterns.c: by which patterns
- *   tok_merge.c    the merge loop both algorithms share
+ *   tok_merge.c    the merge loop of tok_bpe.c and tok_spm.c
  *   tok_bpe.c      merges by rank;  tok_spm.c: merges by score
  *   tok_unigram.c  the likeliest tokens;  tok_charsmap.c: what replaces what before that
  *
- * Texts are never rewritten, but for unigram's (t5): vocabulary entries are brought into the form of raw bytes once
- * (byte-level letters to bytes, U+2581 to a space), so that pieces are compared with the text as it
- * came.
+ * Texts are never rewritten, but for unigram's (t5): vocabulary entries are brought into the form
+ * of raw bytes once (byte-level letters to bytes, U+2581 to a space), so that pieces are compared
+ * with the text as it came.
  *
  *                        llama       gpt2              gemma4       t5
  *   spellings            U+2581      bytes as letters  U+2581       U+2581
@@ -42,8 +42,8 @@ enum tok_kind {
 enum {
     TOK_MAX_SPECIAL = 256,        /* bytes of a token that is searched for in texts */
     TOK_MAX_TEXT = (1 << 30) - 1, /* bytes of a text */
-    TOK_MAX_SPELT = 256,          /* bytes of a replacement */
-    TOK_MAX_CHARSMAP = 1 << 24,   /* bytes of a table of them */
+    TOK_MAX_SPELT = 256,          /* bytes of a replacement, and of a unigram vocabulary's token */
+    TOK_MAX_CHARSMAP = 1 << 22,   /* bytes of a table of them */
     TOK_MAX_STAGES = 6,
     TOK_MAX_NAMES = 20, /* of a rule, the last NULL */
 };
@@ -238,7 +238,13 @@ struct tok_sink {
     int32_t *ids;
     size_t cap;
     size_t n;
+    size_t normal_left; /* bytes that the text's normal form (unigram) may still grow by */
 };
+/* Of a text of len bytes: tables that make more of it would take memory that is in no plan. */
+static inline size_t tok_normal_most(size_t len)
+{
+    return 3 * len + 64;
+}
 static inline void tok_sink_put(struct tok_sink *s, int32_t id)
 {
     if (s->n < s->cap) {

@@ -54,6 +54,12 @@ static int sort_ids(struct tok *t, struct error *reterr)
         return error_set(reterr, -ENOMEM, "no memory for the vocabulary");
     }
     for (int32_t i = 0; i < t->n_vocab; i++) {
+        if (t->entries[i].merges && t->entries[i].piece_len > TOK_MAX_SPELT) {
+            return error_set(reterr, -EBADMSG,
+                             "token %d has %d bytes; a unigram vocabulary's have "
+                             "at most %d",
+                             i, (int)t->entries[i].piece_len, TOK_MAX_SPELT);
+        }
         if (t->entries[i].merges) {
             list[n++] = (struct spelt){tok_piece_of(t, i), i, t->entries[i].piece_len};
         }
@@ -117,6 +123,7 @@ int tok_unigram_load(struct tok *t, const struct gguf *g, struct error *reterr)
 
 struct normal {
     const struct tok *t;
+    struct tok_sink *sink;
     char *out;
     size_t n;
     size_t cap;
@@ -125,6 +132,10 @@ struct normal {
 
 static int put(struct normal *s, const char *text, size_t len)
 {
+    if (s->sink->normal_left < len) {
+        return -E2BIG;
+    }
+    s->sink->normal_left -= len;
     if (s->cap - s->n < len) {
         size_t cap = s->cap + s->cap / 2 + len + 64;
         char *larger = cap <= TOK_MAX_TEXT ? realloc(s->out, cap) : NULL;
@@ -161,12 +172,12 @@ static int put_part(struct normal *s, const char *text, size_t len)
 
 /* The text in the form that tokens have, of its own memory. */
 static int normalise(const struct tok *t, const char *text, size_t len, bool space_before,
-                     struct normal *ret)
+                     struct tok_sink *sink, struct normal *ret)
 {
     static const char replacement[] = "\xef\xbf\xbd";
     int r = 0;
 
-    *ret = (struct normal){.t = t, .space = space_before};
+    *ret = (struct normal){.t = t, .sink = sink, .space = space_before};
     for (size_t i = 0; i < len && r == 0;) {
         const char *as = NULL;
         size_t n = 0;
@@ -318,7 +329,7 @@ int tok_unigram_encode(const struct tok *t, const char *text, uint32_t len, bool
                        struct tok_sink *sink)
 {
     struct normal s;
-    int r = normalise(t, text, len, space_before, &s);
+    int r = normalise(t, text, len, space_before, sink, &s);
 
     if (r == 0 && s.n > 0) {
         r = cut_text(t, s.out, s.n, sink);

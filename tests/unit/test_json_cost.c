@@ -13,6 +13,8 @@
 #include "daemon/options/engine_options.h"
 #include "daemon/worker/ask.h"
 #include "engine/text/jinja/jinja.h"
+#include "engine/text/tok.h"
+#include "tests/unit/tok_spec.h"
 
 void *__real_malloc(size_t n);
 void *__real_calloc(size_t n, size_t size);
@@ -125,4 +127,32 @@ Test(json_cost, all_texts_are_counted)
 
     cr_expect_eq(ask_bytes(&ask), 9 * 4);
     cr_expect_eq(ask_json_values(&ask), 2 * 4);
+}
+
+/* A unigram vocabulary whose rules make three bytes of one: its normal form, the best cut of each
+ * of its bytes, and its ids. */
+Test(json_cost, of_a_text_that_grows)
+{
+    enum { LEN = 1 << 18 };
+    static struct tok_spec spec;
+    static char text[LEN];
+    struct error e = {0};
+    int32_t *ids;
+    struct tok *t;
+    size_t before;
+    size_t n;
+
+    memset(text, 'a', sizeof(text));
+    tok_spec_unigram(&spec);
+    tok_spec_replace_a(&spec, "zzz"); /* no token: a byte each */
+    cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0, "%s", e.text);
+    before = held;
+    most = held;
+    cr_assert_eq(tok_encode_new(t, text, LEN, 0, &ids, &n, &e), 0, "%s", e.text);
+    cr_assert_geq(n, 3 * LEN);
+    cr_assert_leq(most - before, (size_t)LEN * ENGINE_TEXT_COST, "%zu bytes of a text of %d",
+                  most - before, LEN);
+    cr_assert_geq(most - before, (size_t)LEN * 48, "what is counted is there");
+    free(ids);
+    tok_destroy(t);
 }

@@ -25,7 +25,7 @@ static void compare(const char *what, uint64_t said, uint64_t held)
                   (size_t)held);
 }
 
-Test(tok_size, as_the_heap_has_it)
+static void of_file(const char *name)
 {
     const char *dir = getenv("PIPIT_TEST_DATA");
     char path[512];
@@ -34,7 +34,7 @@ Test(tok_size, as_the_heap_has_it)
     struct gguf *g;
     struct tok *t;
 
-    (void)snprintf(path, sizeof(path), "%s/stories260K.gguf", dir ? dir : "tests/data");
+    (void)snprintf(path, sizeof(path), "%s/%s", dir ? dir : "tests/data", name);
     if (before == 0) {
         cr_skip_test("this heap (a sanitizer's) tells nothing");
     }
@@ -45,4 +45,15 @@ Test(tok_size, as_the_heap_has_it)
     compare("tokenizer", tok_bytes(g), heap() - before);
     tok_destroy(t);
     gguf_close(g);
+}
+
+Test(tok_size, as_the_heap_has_it)
+{
+    of_file("stories260K.gguf");
+}
+
+Test(tok_size, of_unigram_vocabularies)
+{
+    of_file("unigram.gguf");
+    of_file("unigram_bytes.gguf");
 }

@@ -321,3 +321,49 @@ Test(tok_unigram, tables_that_lead_astray)
         cr_assert_str_eq(spelt("a"), bad ? " |a" : " |b", "%d", bad);
     }
 }
+
+/* What is left of a text is bounded by the text, whatever the table makes of it. */
+Test(tok_unigram, normal_forms_that_are_far_longer)
+{
+    static char text[100];
+    struct error e = {0};
+    struct tok *t;
+    int32_t ids[400];
+    size_t n;
+
+    memset(text, 'a', sizeof(text));
+    tok_spec_unigram(&spec);
+    tok_spec_replace_a(&spec, "bbbbbbbbbbbbbbbbbbbb");
+    cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0, "%s", e.text);
+    cr_assert_eq(tok_encode(t, text, 3, 0, ids, 400, &n, &e), 0, "%s", e.text);
+    cr_assert_leq(n, tok_bound(t, 3));
+    cr_assert_eq(tok_encode(t, text, sizeof(text), 0, ids, 400, &n, &e), -E2BIG);
+    cr_assert(strstr(e.text, "more than 364 bytes, three times its own"), "%s", e.text);
+    tok_destroy(t);
+}
+
+/* A node that is its own child: each place of the text is searched for 256 bytes, not to its end.
+ */
+Test(tok_unigram, a_table_with_a_circle, .timeout = 60)
+{
+    enum { ROOT = 256, NODES = 512, CHILD = ROOT | 'a', LEN = 1 << 20 };
+    static uint32_t map[1 + NODES + 2];
+    static char text[LEN];
+    struct error e = {0};
+    int32_t *ids;
+    struct tok *t;
+    size_t n;
+
+    map[0] = NODES * sizeof(uint32_t);
+    map[1] = (uint32_t)ROOT << 10;
+    map[1 + CHILD] = 'a' << 10 | 'a';
+    memset(text, 'a', sizeof(text));
+    tok_spec_unigram(&spec);
+    spec.charsmap = (const char *)map;
+    spec.n_charsmap = sizeof(map);
+    cr_assert_eq(tok_spec_make(&spec, &t, NULL, &e), 0, "%s", e.text);
+    cr_assert_eq(tok_encode_new(t, text, LEN, 0, &ids, &n, &e), 0, "%s", e.text);
+    cr_assert_geq(n, LEN / 256);
+    free(ids);
+    tok_destroy(t);
+}

@@ -272,6 +272,20 @@ void tok_spec_normal(struct tok_spec *s)
     add_markers(s);
 }
 
+void tok_spec_replace_a(struct tok_spec *s, const char *by)
+{
+    enum { ROOT = 256, LEAF = 300, NODES = 512, CHILD = ROOT | 'a' };
+    static uint32_t map[1 + NODES + 64];
+
+    map[0] = NODES * sizeof(uint32_t);
+    map[1] = (uint32_t)ROOT << 10;
+    map[1 + CHILD] = (CHILD ^ LEAF) << 10 | 1 << 8 | 'a';
+    map[1 + LEAF] = 1U << 31;
+    (void)snprintf((char *)&map[1 + NODES], 64 * sizeof(uint32_t), "%s", by);
+    s->charsmap = (const char *)map;
+    s->n_charsmap = sizeof(map);
+}
+
 static void write_strings(struct gguf_writer *w, const char *key, const char *const *texts, int n)
 {
     struct gguf_str *list = calloc((size_t)n + 1, sizeof(*list));

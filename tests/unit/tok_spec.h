@@ -41,6 +41,8 @@ void tok_spec_gemma4(struct tok_spec *s); /* SentencePiece's spellings, merged b
 void tok_spec_unigram(struct tok_spec *s); /* the likeliest cut, nothing lost */
 /* With rules of normalisation, spaces merged, an unknown token in place of bytes. */
 void tok_spec_normal(struct tok_spec *s);
+/* One rule: 'a' becomes these, at most 255 bytes. */
+void tok_spec_replace_a(struct tok_spec *s, const char *by);
 /* Appends a token; returns its id. */
 int tok_spec_add(struct tok_spec *s, const char *text, int kind, float score);
 int tok_spec_find(const struct tok_spec *s, const char *text); /* -1: none */
