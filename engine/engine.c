@@ -216,8 +216,13 @@ static int place_experts(struct prepared *p, struct error *reterr)
     bool cpu = strcmp(p->ops->name, "cpu") == 0;
     uint64_t one = model_one_expert_bytes(p->model, p->ops);
     uint64_t all = model_n_experts(p->model) * one;
+    uint64_t least = BACKEND_LEAST_EXPERTS * one;
     uint64_t n = p->config.expert_bytes;
 
+    if (p->config.experts == ENGINE_EXPERTS_HELD && n) {
+        return error_set(reterr, -EINVAL,
+                         "expert-bytes: all experts are held; experts = mapped keeps some");
+    }
     if (p->config.experts == ENGINE_EXPERTS_HELD || one == 0 || strcmp(p->ops->name, "ref") == 0) {
         return 0;
     }
@@ -228,15 +233,16 @@ static int place_experts(struct prepared *p, struct error *reterr)
     }
     if (n == 0) {
         n = all / (uint64_t)p->model->h.n_expert * (uint64_t)p->model->h.n_used * 2;
-        n = n > BACKEND_LEAST_EXPERTS * one ? n : BACKEND_LEAST_EXPERTS * one;
+        n = n > least ? n : least;
     }
-    if (n < BACKEND_LEAST_EXPERTS * one) {
+    if (n < least) {
         return error_set(reterr, -EINVAL,
                          "expert-bytes: %" PRIu64 ", but %d experts of this model, the least, are "
                          "%" PRIu64,
-                         n, BACKEND_LEAST_EXPERTS, BACKEND_LEAST_EXPERTS * one);
+                         n, BACKEND_LEAST_EXPERTS, least);
     }
-    p->be_config.expert_bytes = n < all || all < BACKEND_LEAST_EXPERTS * one ? n : all;
+    all = all > least ? all : least;
+    p->be_config.expert_bytes = n < all ? n : all;
     return 0;
 }
 

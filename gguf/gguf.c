@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "gguf/gguf_file.h"
@@ -142,7 +143,7 @@ void gguf_drop_pages(const struct gguf *g)
 /* The whole pages within n bytes of the map. */
 static void advise(const struct gguf *g, const void *data, uint64_t n, int advice)
 {
-    const uint64_t page = 4096;
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t from = (uint64_t)(uintptr_t)data;
     uint64_t to = (from + n) / page * page;
 

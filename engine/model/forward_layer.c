@@ -303,7 +303,7 @@ int forward_step_ffn_out(struct forward *f, int32_t layer)
 }
 
 /* Experts without a gate have max(x, 0)^2 in all families, which is max(x, 0) * x: up is the gate,
- * too. Its matrix is read once, since both products run over it together. */
+ * too. On cpu both products run over it together, so its matrix comes from memory once. */
 static struct ops_experts experts_of(const struct forward *f, int32_t layer)
 {
     const struct hparams *h = &f->m->h;

@@ -326,9 +326,25 @@ static void gather_few(const struct job *job, int32_t from, int32_t n, struct fe
     }
 }
 
+/* Fetches e and those behind it that have rows, FEW in all; returns the first one beyond. */
+static int32_t fetch_few(const struct job *job, const int32_t *first, int32_t e)
+{
+    int32_t which[FEW];
+    int32_t n = 0;
+
+    for (; e < job->p->n_expert && n < FEW; e++) {
+        if (first[e + 1] > first[e]) {
+            which[n++] = e;
+        }
+    }
+    cpu_experts_fetch(job->slots, job->p, which, n);
+    return e;
+}
+
 static int chosen(struct backend *be, struct job *job, const int32_t *first)
 {
     const struct ops_experts *p = job->p;
+    int32_t fetched = 0;
     int r = 0;
 
     for (int32_t e = 0; e < p->n_expert && !r; e++) {
@@ -342,8 +358,8 @@ static int chosen(struct backend *be, struct job *job, const int32_t *first)
             rows.n_decode++;
         }
         for_rows(cpu_of(be), job, gather_piece, rows.n);
-        if (job->slots) {
-            cpu_experts_fetch(job->slots, p, &e, 1);
+        if (job->slots && e >= fetched) {
+            fetched = fetch_few(job, first, e);
         }
         r = layer(be, job, rows, job->s.some, &p->gate, &p->up, &p->down, e);
         if (!r) {

@@ -6,8 +6,10 @@
  * A slot is known by the address of its expert's first matrix in the map. The kernel is told what
  * will be read before the first of a few experts is packed. */
 
+#include <assert.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/checked.h"
 #include "kernels/cpu/cpu.h"
@@ -127,14 +129,16 @@ static void give(struct cpu_expert_slots *s, int32_t i, const uint8_t *of)
 
 /* ---- experts --------------------------------------------------------------------------------- */
 
-/* Its three stacks; NULL where a kind of expert has no gate. */
+/* Its three stacks; NULL where up is the gate, too. */
 struct parts {
     const struct ops_weight *w[PARTS];
 };
 
 static struct parts parts_of(const struct ops_experts *p)
 {
-    return (struct parts){{p->gate.w, p->up.w, p->down.w}};
+    const struct ops_weight *gate = p->gate.w != p->up.w ? p->gate.w : NULL;
+
+    return (struct parts){{gate, p->up.w, p->down.w}};
 }
 
 static uint64_t row_bytes(const struct ops_weight *w)
@@ -169,7 +173,8 @@ static struct ops_weight_desc one_of(const struct ops_weight *w, int32_t e)
 static void read_ahead(const struct ops_weight *w, int32_t e)
 {
     uint64_t from = (uint64_t)(uintptr_t)matrix_at(w, e);
-    uint64_t page = from / 4096 * 4096;
+    uint64_t size = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t page = from / size * size;
 
     (void)madvise((void *)(uintptr_t)page,
                   (size_t)(from + (uint64_t)w->n_rows * row_bytes(w) - page), MADV_WILLNEED);
@@ -177,14 +182,18 @@ static void read_ahead(const struct ops_weight *w, int32_t e)
 
 static void pack(struct cpu *cpu, const struct parts *p, int32_t e, uint8_t *to)
 {
+    const uint8_t *end = to + cpu->expert_slots->slot_bytes;
+
     for (int k = 0; k < PARTS; k++) {
         if (p->w[k]) {
             struct ops_weight_desc one = one_of(p->w[k], e);
 
             cpu_weight_pack(cpu, &one, to);
             to += cpu_weight_bytes(NULL, &one);
+            assert(to <= end);
         }
     }
+    (void)end;
 }
 
 void cpu_experts_fetch(struct cpu *cpu, const struct ops_experts *experts, const int32_t *which,

@@ -225,7 +225,9 @@ int cpu_weight_create(struct backend *be, const struct ops_weight_desc *desc,
 void cpu_weight_destroy(struct backend *be, struct ops_weight *w)
 {
     cpu_matmul_forget(cpu_of(be));
-    cpu_expert_slots_forget(cpu_of(be));
+    if (w->n_stack > 1) {
+        cpu_expert_slots_forget(cpu_of(be));
+    }
     slab_unref((struct cpu_slab *)(uintptr_t)w->priv); /* NULL of one that stayed */
     *w = (struct ops_weight){0};
 }

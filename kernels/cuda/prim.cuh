@@ -228,8 +228,8 @@ CUDA_INLINE uint32_t half2_product(uint32_t x, uint32_t y)
 #endif
 }
 
-/* Four of the 8 bytes of a and b by the nibbles of `at`; one with its upper bit set gives 8 times
- * the byte's. */
+/* Four of the 8 bytes of a and b by the nibbles of `at`; a nibble with its upper bit set gives that
+ * byte's upper bit in all 8 bits. */
 CUDA_INLINE uint32_t byte_perm_signed(uint32_t a, uint32_t b, uint32_t at)
 {
 #ifdef __CUDACC__

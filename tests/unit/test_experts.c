@@ -471,12 +471,12 @@ static void logits_of(const struct spec *s, const char *backend, float *ret)
     engine_destroy(e);
 }
 
-static struct engine_config mapped_config(uint64_t expert_bytes)
+static struct engine_config mapped_config(const char *file, uint64_t expert_bytes)
 {
     struct engine_config c;
 
     engine_config_default(&c);
-    c.model_path = path;
+    c.model_path = file;
     c.backend = "cpu";
     c.n_threads = 2;
     c.ctx = 128;
@@ -488,9 +488,9 @@ static struct engine_config mapped_config(uint64_t expert_bytes)
 
 /* The bytes of the fewest experts that may be kept ready, which a smaller number is refused with.
  */
-static uint64_t fewest_bytes(void)
+static uint64_t fewest_bytes(const char *file)
 {
-    struct engine_config c = mapped_config(1);
+    struct engine_config c = mapped_config(file, 1);
     unsigned long long least = 0;
     struct error err = {0};
     struct plan p;
@@ -511,15 +511,39 @@ static void two_runs(struct engine *e, struct run r[2])
     for (int i = 0; i < 2; i++) {
         struct engine_request q = run_request(ids[i], i ? 90 : 7, 24);
 
-        run_tokens(40 + (uint64_t)i, VOCAB, ids[i], 90);
+        run_tokens(40 + (uint64_t)i, engine_info(e)->n_vocab, ids[i], 90);
         run_submit(e, &q, &r[i]);
         (void)run_step(e);
     }
     run_all(e);
 }
 
+static void mapped_as_held(const char *file)
+{
+    struct error err = {0};
+    struct run want[2];
+    struct run got[2];
+    struct engine *e = NULL;
+
+    for (int k = 0; k < 3; k++) {
+        struct engine_config c = mapped_config(file, k == 1 ? fewest_bytes(file) : 0);
+
+        c.experts = k ? ENGINE_EXPERTS_MAPPED : ENGINE_EXPERTS_HELD;
+        cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), 0, "%s", err.text);
+        cr_assert_eq(engine_plan_of(e)->file_expert_bytes > 0, k > 0);
+        two_runs(e, k ? got : want);
+        for (int r = 0; r < 2 && k; r++) {
+            cr_assert(run_same(&want[r], &got[r]), "%s, request %d", file, r);
+            run_clear(&got[r]);
+        }
+        engine_destroy(e);
+    }
+    run_clear(&want[0]);
+    run_clear(&want[1]);
+}
+
 /* Experts that stay in the file are packed when they are chosen, and make room for others: with
- * room for eight of sixty-four the bits are those of experts that are held. */
+ * room for eight of more the bits are those of experts that are held. */
 Test(experts, mapped_ones_have_the_bits_of_held_ones)
 {
     static const struct spec specs[] = {
@@ -528,30 +552,34 @@ Test(experts, mapped_ones_have_the_bits_of_held_ones)
         {.embd = 256, .ff = 256, .n_expert = 12, .n_used = 4, .type = DTYPE_Q4_K, .shared = true},
         {.embd = 64, .ff = 64, .n_expert = 64, .n_used = 9, .type = DTYPE_MXFP4},
     };
+    static const char *const files[] = {
+        "arch_nemotron_h_moe.gguf", /* no gates */
+        "arch_gpt_oss.gguf",        /* biases */
+        "arch_gemma4_moe.gguf",     /* beside an FFN */
+    };
 
     for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
-        struct error err = {0};
-        struct run want[2];
-        struct run got[2];
-        struct engine *e = NULL;
-
         write_model(&specs[i]);
-        for (int k = 0; k < 3; k++) {
-            struct engine_config c = mapped_config(k == 1 ? fewest_bytes() : 0);
-
-            c.experts = k ? ENGINE_EXPERTS_MAPPED : ENGINE_EXPERTS_HELD;
-            cr_assert_eq(engine_create(&c, NULL, NULL, &e, &err), 0, "%s", err.text);
-            cr_assert_eq(engine_plan_of(e)->file_expert_bytes > 0, k > 0);
-            two_runs(e, k ? got : want);
-            for (int r = 0; r < 2 && k; r++) {
-                cr_assert(run_same(&want[r], &got[r]), "case %zu, request %d", i, r);
-                run_clear(&got[r]);
-            }
-            engine_destroy(e);
-        }
-        run_clear(&want[0]);
-        run_clear(&want[1]);
+        mapped_as_held(path);
     }
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        mapped_as_held(run_data(files[i]));
+    }
+}
+
+/* More than all experts is no use, and nothing is kept ready where all are held. */
+Test(experts, mapped_ones_take_no_more_than_all)
+{
+    struct engine_config c = mapped_config(path, UINT64_C(10) << 30);
+    struct error err = {0};
+    struct plan p;
+
+    write_model(&(struct spec){.n_expert = 4});
+    cr_assert_eq(engine_plan(&c, &p, &err), 0, "%s", err.text);
+    cr_assert_lt(p.total_bytes, UINT64_C(1) << 30);
+    c.experts = ENGINE_EXPERTS_HELD;
+    cr_assert_eq(engine_plan(&c, &p, &err), -EINVAL);
+    cr_assert(strstr(err.text, "all experts are held"), "%s", err.text);
 }
 
 static double difference(const float *a, const float *b)

@@ -32,8 +32,10 @@ static uint32_t cap_of(const struct geometry *s)
         return 0;
     }
     if (rows == 0) {
-        return (uint32_t)(s->config.ctx + PREFIX_TOKENS - 1) / PREFIX_TOKENS *
-               (uint32_t)s->config.n_seqs;
+        uint64_t n = ((uint64_t)s->config.ctx + PREFIX_TOKENS - 1) / PREFIX_TOKENS *
+                     (uint64_t)s->config.n_seqs;
+
+        return n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
     }
     for (int32_t i = 0; i < s->n_classes; i++) {
         pages += s->classes[i].state ? 0 : s->classes[i].n_pages;
