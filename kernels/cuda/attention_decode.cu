@@ -259,7 +259,9 @@ CUDA_INLINE void values_pass(const struct attend *p, const struct item *it, cons
     }
 }
 
-template <int HB> CUDA_KERNEL void __launch_bounds__(THREADS) decode_chunk(struct attend p)
+/* Blocks a multiprocessor that ptxas is told of: left alone it saves a register more, and spills. */
+template <int HB>
+CUDA_KERNEL void __launch_bounds__(THREADS, HB == 1 ? 8 : 5) decode_chunk(struct attend p)
 {
     CUDA_SHARED(float, memory);
     const struct cuda_layout *l = &p.seqs.layout;

@@ -583,7 +583,7 @@ CUDA_INLINE void store_tiles(const struct gemm &p, const struct cuda_store *s, i
                         head[d] = __ldcg(y + d);
                     }
                     __syncwarp(); /* head: loaded above, read by other lanes next */
-                    store_finish(s, kind, row, h, head);
+                    store_finish<false>(s, kind, row, h, head);
                     __syncwarp(); /* head: read by all before the next one is loaded there */
                 }
             }

@@ -65,7 +65,7 @@ CUDA_INLINE void gemm_store_heads(const struct gemm *p, const struct cuda_store 
                 head[d] = __ldcg(from + d);
             }
             __syncwarp(); /* head: loaded above, read by other lanes next */
-            store_finish(s, kind, row, head0 + i, head);
+            store_finish<false>(s, kind, row, head0 + i, head);
             __syncwarp(); /* head: read by all lanes before the next one is loaded there */
         }
     }

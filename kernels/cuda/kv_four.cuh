@@ -80,36 +80,63 @@ CUDA_INLINE float four_sum(const float x[4])
     return sum;
 }
 
-/* Codes of four values, in the page's form; their products with levels, or errors: gauss4.c. */
-CUDA_INLINE uint32_t four_code(const float x[4], uint16_t scale, float error[4], float product[4],
-                               float *squares)
+/* The level of a code in the page's form. */
+CUDA_INLINE float four_level(uint32_t code)
+{
+    float size = (float)(__byte_perm(FOUR_SIZES_LOW, FOUR_SIZES_HIGH, code & 7) & 0xff);
+
+    return code & 8 ? size : -size;
+}
+
+/* Codes of a lane's four values, in the page's form, and the block's squared error: gauss4.c. */
+CUDA_INLINE uint32_t four_code(const float x[4], uint16_t scale, float *ret_error)
 {
     float s = f32_of_f16(scale);
     float inverse = s > 0 ? 1.0f / s : 0.0f;
     uint32_t codes = 0;
+    float error[4];
 
-    *squares = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float v = __fmul_rn(x[i], inverse);
         float size = fabsf(v);
-        int n = (size > 12.0f) + (size > 24.5f) + (size > 37.5f) + (size > 51.0f) +
-                (size > 66.5f) + (size > 85.5f) + (size > 111.5f);
-        float level = (float)(__byte_perm(FOUR_SIZES_LOW, FOUR_SIZES_HIGH, (unsigned)n) & 0xff);
+        uint32_t n = (size > 12.0f) + (size > 24.5f) + (size > 37.5f) + (size > 51.0f) +
+                     (size > 66.5f) + (size > 85.5f) + (size > 111.5f);
         float d;
 
-        codes |= (uint32_t)(n | (v < 0 ? 0 : 8)) << (4 * i);
-        level = v < 0 ? -level : level;
-        d = __fsub_rn(x[i], __fmul_rn(s, level));
+        n |= v < 0 ? 0 : 8;
+        codes |= n << (4 * i);
+        d = __fsub_rn(x[i], __fmul_rn(s, four_level(n)));
         error[i] = __fmul_rn(d, d);
-        product[i] = __fmul_rn(x[i], level);
-        *squares += level * level; /* whole numbers: exact */
     }
+    *ret_error = four_sum(error);
     return codes;
 }
 
+/* The scale that suits a block's codes best. */
+CUDA_INLINE uint16_t four_suited(const float x[4], uint32_t codes)
+{
+    float product[4];
+    float squares = 0;
+    float sum;
+
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float level = four_level(codes >> (4 * i));
+
+        product[i] = __fmul_rn(x[i], level);
+        squares += level * level; /* whole numbers: exact */
+    }
+    for (int m = 1; m < 8; m <<= 1) {
+        squares += __shfl_xor_sync(ALL_LANES, squares, m);
+    }
+    sum = four_sum(product);
+    return f16_of_f32(sum > 0 ? sum / squares : 0.0f);
+}
+
 /* gauss4_encode() of one head in shared memory to a row of a page, by one warp: 8 lanes a block,
- * lane i of them elements [4 i, 4 i + 4). */
+ * lane i of them elements [4 i, 4 i + 4). Sums one after another: kernels that store have few
+ * registers left. */
 CUDA_INLINE void four_encode(const float *head, int32_t n, uint8_t *row, uint16_t *scales)
 {
     int lane = (int)threadIdx.x % WARP;
@@ -119,17 +146,10 @@ CUDA_INLINE void four_encode(const float *head, int32_t n, uint8_t *row, uint16_
         int32_t block = b0 + lane / 8;
         bool there = block < n / FOUR_BLOCK;
         float x[4];
-        float error[4];
-        float other_error[4];
-        float product[4];
-        float squares;
-        float unused;
+        float error = 0;
         float top = 0;
-        uint16_t scale;
-        uint16_t suited;
-        uint32_t codes;
-        uint32_t other;
-        float sum;
+        uint16_t scale = 0;
+        uint32_t codes = 0;
 
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -141,17 +161,17 @@ CUDA_INLINE void four_encode(const float *head, int32_t n, uint8_t *row, uint16_
         for (int m = 1; m < 8; m <<= 1) {
             top = fmaxf(top, __shfl_xor_sync(ALL_LANES, top, m));
         }
-        scale = f16_of_f32(top / 127.0f);
-        codes = four_code(x, scale, error, product, &squares);
-        for (int m = 1; m < 8; m <<= 1) {
-            squares += __shfl_xor_sync(ALL_LANES, squares, m);
-        }
-        sum = four_sum(product);
-        suited = f16_of_f32(sum > 0 ? sum / squares : 0.0f);
-        other = four_code(x, suited, other_error, product, &unused);
-        if (four_sum(other_error) < four_sum(error)) {
-            scale = suited;
-            codes = other;
+#pragma unroll 1
+        for (int turn = 0; turn < 2; turn++) { /* one copy of the code */
+            uint16_t own = turn == 0 ? f16_of_f32(top / 127.0f) : four_suited(x, codes);
+            float e;
+            uint32_t c = four_code(x, own, &e);
+
+            if (turn == 0 || e < error) {
+                scale = own;
+                codes = c;
+                error = e;
+            }
         }
         if (there) {
             reinterpret_cast<uint16_t *>(row)[block * 8 + lane % 8] = (uint16_t)codes;

@@ -404,7 +404,7 @@ static bool gives_heads(const struct ops_matmul *p, int i, int32_t n, int32_t di
 }
 
 /* Decode rows, few enough for one launch's parameters and one block's tokens, of weights that the
- * streaming kernels read. Sets store->seqs. */
+ * streaming kernels read and for caches that their stores know. Sets store->seqs. */
 static bool stores(const struct cuda *cu, const struct ops_matmul *p,
                    const struct ops_rope_store *s, struct cuda_store *store)
 {
@@ -420,6 +420,9 @@ static bool stores(const struct cuda *cu, const struct ops_matmul *p,
     }
     for (int32_t j = 0; j < s->n_seqs; j++) {
         n_seq_rows += s->seqs[j].n_rows;
+        if (s->seqs[j].kv.v_hadamard || kv_four(s->seqs[j].kv.layout->v_type)) {
+            return false;
+        }
     }
     if (n_seq_rows != n || (s->n_q > 0 && !gives_heads(p, i++, s->n_q, s->k_dim, s->q, s->ldq)) ||
         (s->n_k > 0 && !gives_heads(p, i++, s->n_k, s->k_dim, s->k, s->ldk)) ||

@@ -32,7 +32,7 @@ CUDA_KERNEL void __launch_bounds__(STORE_THREADS, STORE_BLOCKS) rope_store(struc
         head[i] = from[i];
     }
     __syncwarp(); /* head: loaded above, read by other lanes next */
-    store_finish(&p, kind, row, h, head);
+    store_finish<true>(&p, kind, row, h, head);
 }
 
 int cuda_store_check(const struct cuda *cu, const struct ops_rope_store *p)

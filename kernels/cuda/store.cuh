@@ -14,6 +14,9 @@
  * Where a ring is shorter than the sequence's rows, rows that a later one overwrites are left out;
  * so rows may be stored in any order. A negative victim (none found) stores nothing.
  *
+ * FOUR: caches of four bits, transformed V, the latest tokens. The products' kernels have no
+ * registers for these: such heads are stored by rope_store.
+ *
  * Sums of V: what a victim's slot held is taken away by a kernel before (kv_sum.cu), what is stored
  * is added by the warp that stores it. */
 
@@ -101,7 +104,9 @@ CUDA_INLINE void rope_head(const struct cuda_store *p, float *head, int32_t pos)
     __syncwarp(); /* head: pairs written above, read in another order next */
 }
 
-/* kv_code_encode() of one head to a row of a page; what pads the row becomes 0. */
+/* kv_code_encode() of one head to a row of a page; what pads the row becomes 0. FOUR: or in four
+ * bits. */
+template <bool FOUR>
 CUDA_INLINE void encode_head(int32_t type, const float *head, int32_t n, uint8_t *row,
                              uint16_t *scale_at)
 {
@@ -109,7 +114,7 @@ CUDA_INLINE void encode_head(int32_t type, const float *head, int32_t n, uint8_t
     int32_t padded = (n + KV_VEC - 1) / KV_VEC * KV_VEC;
     float inverse = 0;
 
-    if (kv_four(type)) {
+    if (FOUR && kv_four(type)) {
         four_encode(head, n, row, scale_at);
         return;
     }
@@ -159,11 +164,12 @@ CUDA_INLINE void store_latest(const struct cuda_layout *l, const struct cuda_seq
         i + OPS_LATEST_ENTRIES >= s->n_rows) {
         uint8_t *entry = latest_head(l, s, group, s->pos0 + i, is_k, h);
 
-        encode_head(OPS_KV_I8, values, n, entry, reinterpret_cast<uint16_t *>(entry + n));
+        encode_head<false>(OPS_KV_I8, values, n, entry, reinterpret_cast<uint16_t *>(entry + n));
     }
 }
 
 /* `values`: shared, free afterwards (its own partial key is made there). */
+template <bool FOUR>
 CUDA_INLINE void store_head(const struct cuda_store *p, const struct cuda_seq *s, int32_t i,
                             int32_t head, bool is_k, float *values)
 {
@@ -188,19 +194,25 @@ CUDA_INLINE void store_head(const struct cuda_store *p, const struct cuda_seq *s
         if (s->k_hadamard) {
             hadamard_by_warp(values, l->k_dim);
         }
-        encode_head(l->k_type, values, l->k_dim, kv_k_row(l, page, head % of_group, slot),
-                    kv_scales(page, l->k_scale_at, l->k_scales, head % of_group, slot));
-        store_latest(l, s, group, i, head % of_group, true, values);
+        encode_head<FOUR>(l->k_type, values, l->k_dim, kv_k_row(l, page, head % of_group, slot),
+                          FOUR ? kv_scales(page, l->k_scale_at, l->k_scales, head % of_group, slot)
+                               : kv_scale(page, l->k_scale_at, head % of_group, slot));
+        if (FOUR) {
+            store_latest(l, s, group, i, head % of_group, true, values);
+        }
         __syncwarp(); /* the row and its scale: written by all lanes, read again below */
         kv_rank_row(l, page, head % of_group, slot);
         kv_part_row(l, s, page, group, head % of_group, slot, values);
     } else {
-        if (s->v_hadamard) {
+        if (FOUR && s->v_hadamard) {
             hadamard_by_warp(values, l->v_dim);
         }
-        encode_head(l->v_type, values, l->v_dim, kv_v_row(l, page, head % of_group, slot),
-                    kv_scales(page, l->v_scale_at, l->v_scales, head % of_group, slot));
-        store_latest(l, s, group, i, head % of_group, false, values);
+        encode_head<FOUR>(l->v_type, values, l->v_dim, kv_v_row(l, page, head % of_group, slot),
+                          FOUR ? kv_scales(page, l->v_scale_at, l->v_scales, head % of_group, slot)
+                               : kv_scale(page, l->v_scale_at, head % of_group, slot));
+        if (FOUR) {
+            store_latest(l, s, group, i, head % of_group, false, values);
+        }
         if (s->v_sum && s->row0 + i < p->n_decode) {
             const uint8_t *row = kv_v_row(l, page, head % of_group, slot);
             float *sum = s->v_sum + (size_t)head * l->v_dim;
@@ -243,6 +255,7 @@ CUDA_INLINE const float *store_from(const struct cuda_store *p, int32_t kind, in
 }
 
 /* To its place, from `head`, which it changes; the warp's lanes see all of it. */
+template <bool FOUR>
 CUDA_INLINE void store_finish(const struct cuda_store *p, int32_t kind, int32_t row, int32_t h,
                               float *head)
 {
@@ -256,7 +269,7 @@ CUDA_INLINE void store_finish(const struct cuda_store *p, int32_t kind, int32_t 
         rope_head(p, head, s->pos0 + row - s->row0);
     }
     if (kind != STORE_Q) {
-        store_head(p, s, row - s->row0, h, kind == STORE_K, head);
+        store_head<FOUR>(p, s, row - s->row0, h, kind == STORE_K, head);
         return;
     }
     if (s->balance) {
