@@ -44,6 +44,15 @@ LANES_INLINE lf kv_load(enum ops_kv_type type, const void *p, size_t i)
     }
 }
 
+/* A block of 4 bits takes as many shuffles and products as six pairs' sums: seven go at once where
+ * 28 sums are registers. */
+enum { KV_ROWS_G4 = KV_COLS >= 4 ? 7 : KV_ROWS };
+
+#define KV_CASE(n, most, call)                                                                     \
+    case n:                                                                                        \
+        call(n <= (most) ? n : 1);                                                                 \
+        break
+
 /* ---- 4 bits ---- */
 
 #ifndef LANES_HAS_SUMS
@@ -73,7 +82,7 @@ LANES_INLINE size_t kv_row_bytes_g4(int32_t dims)
     return (size_t)(dims / GAUSS4_BLOCK) * sizeof(struct gauss4_block);
 }
 
-/* rows queries (a constant, at most KV_ROWS) against 64 slots */
+/* rows queries (a constant, at most KV_ROWS_G4) against 64 slots */
 LANES_INLINE void kv_qk_rows_g4(int rows, const uint8_t *k, int32_t k_dim, const float *q,
                                 size_t ldq, float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
 {
@@ -81,7 +90,7 @@ LANES_INLINE void kv_qk_rows_g4(int rows, const uint8_t *k, int32_t k_dim, const
     const uint32_t due = kv_prefetch_share(ahead, row_bytes * CPU_KV_SLOTS, CPU_KV_SLOTS);
 
     for (int32_t s = 0; s < CPU_KV_SLOTS; s += 4) {
-        lf sum[KV_ROWS][4];
+        lf sum[KV_ROWS_G4][4];
 
         if (ahead && s % KV_PREFETCH_ROWS == 0) {
             kv_prefetch_due(ahead, due);
@@ -121,7 +130,7 @@ LANES_INLINE void kv_pv_tile_g4(int rows, const uint8_t *v, int32_t v_pad, int32
 {
     const size_t row_bytes = kv_row_bytes_g4(v_pad);
     const uint32_t due = kv_prefetch_share(ahead, row_bytes * (size_t)n_slots, n_slots);
-    lf sum[KV_ROWS][2];
+    lf sum[KV_ROWS_G4][2];
 
     v += kv_row_bytes_g4(d);
 #pragma GCC unroll 8
@@ -167,7 +176,7 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
     const uint32_t due = kv_prefetch_share(ahead, row_bytes * (size_t)k_dim, k_dim);
 
     for (int c = 0; c < CPU_KV_SLOTS / 16; c += KV_COLS) {
-        lf sum[KV_ROWS][KV_COLS];
+        lf sum[KV_ROWS_G4][KV_COLS];
 
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -209,28 +218,24 @@ LANES_INLINE void kv_qk_rows(enum ops_kv_type type, int rows, const void *k, int
 LANES_INLINE void kv_qk(enum ops_kv_type type, const void *k, int32_t k_dim, const float *q,
                         size_t ldq, int32_t n, float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
 {
-    for (; n >= KV_ROWS; n -= KV_ROWS) {
-        kv_qk_rows(type, KV_ROWS, k, k_dim, q, ldq, x, ldx, ahead);
-        q += KV_ROWS * ldq;
-        x += KV_ROWS * ldx;
+    const int most = type == OPS_KV_G4 ? KV_ROWS_G4 : KV_ROWS;
+
+    for (int32_t now; n > 0; n -= now) {
+        now = n < most ? n : most;
+        switch (now) {
+#define KV_QK(rows) kv_qk_rows(type, rows, k, k_dim, q, ldq, x, ldx, ahead)
+            KV_CASE(1, most, KV_QK);
+            KV_CASE(2, most, KV_QK);
+            KV_CASE(3, most, KV_QK);
+            KV_CASE(4, most, KV_QK);
+            KV_CASE(5, most, KV_QK);
+            KV_CASE(6, most, KV_QK);
+            KV_CASE(7, most, KV_QK);
+#undef KV_QK
+        }
+        q += (size_t)now * ldq;
+        x += (size_t)now * ldx;
         ahead = NULL; /* and K is in L1 now */
-    }
-    switch (n) {
-    case 1:
-        kv_qk_rows(type, 1, k, k_dim, q, ldq, x, ldx, ahead);
-        break;
-    case 2:
-        kv_qk_rows(type, KV_ROWS > 2 ? 2 : 1, k, k_dim, q, ldq, x, ldx, ahead);
-        break;
-    case 3:
-        kv_qk_rows(type, KV_ROWS > 3 ? 3 : 1, k, k_dim, q, ldq, x, ldx, ahead);
-        break;
-    case 4:
-        kv_qk_rows(type, KV_ROWS > 4 ? 4 : 1, k, k_dim, q, ldq, x, ldx, ahead);
-        break;
-    case 5:
-        kv_qk_rows(type, KV_ROWS > 5 ? 5 : 1, k, k_dim, q, ldq, x, ldx, ahead);
-        break;
     }
 }
 
@@ -241,7 +246,7 @@ LANES_INLINE void kv_pv_tile(enum ops_kv_type type, int rows, int cols, const vo
 {
     const size_t row_bytes = (size_t)v_pad * kv_element_bytes(type);
     const uint32_t due = kv_prefetch_share(ahead, row_bytes * (size_t)n_slots, n_slots);
-    lf sum[KV_ROWS][KV_COLS];
+    lf sum[KV_ROWS_G4][KV_COLS];
 
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
@@ -300,28 +305,24 @@ LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, con
                         size_t lde, int32_t n, int32_t n_slots, float *acc,
                         struct cpu_kv_prefetch *ahead)
 {
-    for (; n >= KV_ROWS; n -= KV_ROWS) {
-        kv_pv_rows(type, KV_ROWS, v, v_pad, e, lde, n_slots, acc, ahead);
-        e += KV_ROWS * lde;
-        acc += KV_ROWS * v_pad;
+    const int most = type == OPS_KV_G4 ? KV_ROWS_G4 : KV_ROWS;
+
+    for (int32_t now; n > 0; n -= now) {
+        now = n < most ? n : most;
+        switch (now) {
+#define KV_PV(rows) kv_pv_rows(type, rows, v, v_pad, e, lde, n_slots, acc, ahead)
+            KV_CASE(1, most, KV_PV);
+            KV_CASE(2, most, KV_PV);
+            KV_CASE(3, most, KV_PV);
+            KV_CASE(4, most, KV_PV);
+            KV_CASE(5, most, KV_PV);
+            KV_CASE(6, most, KV_PV);
+            KV_CASE(7, most, KV_PV);
+#undef KV_PV
+        }
+        e += (size_t)now * lde;
+        acc += now * v_pad;
         ahead = NULL;
-    }
-    switch (n) {
-    case 1:
-        kv_pv_rows(type, 1, v, v_pad, e, lde, n_slots, acc, ahead);
-        break;
-    case 2:
-        kv_pv_rows(type, KV_ROWS > 2 ? 2 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
-        break;
-    case 3:
-        kv_pv_rows(type, KV_ROWS > 3 ? 3 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
-        break;
-    case 4:
-        kv_pv_rows(type, KV_ROWS > 4 ? 4 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
-        break;
-    case 5:
-        kv_pv_rows(type, KV_ROWS > 5 ? 5 : 1, v, v_pad, e, lde, n_slots, acc, ahead);
-        break;
     }
 }
 
