@@ -48,10 +48,21 @@ LANES_INLINE lf kv_load(enum ops_kv_type type, const void *p, size_t i)
  * 28 sums are registers. */
 enum { KV_ROWS_G4 = KV_COLS >= 4 ? 7 : KV_ROWS };
 
+/* call(now), of a number that is a constant in each case. */
 #define KV_CASE(n, most, call)                                                                     \
     case n:                                                                                        \
         call(n <= (most) ? n : 1);                                                                 \
         break
+#define KV_CASES(now, most, call)                                                                  \
+    switch (now) {                                                                                 \
+        KV_CASE(1, most, call);                                                                    \
+        KV_CASE(2, most, call);                                                                    \
+        KV_CASE(3, most, call);                                                                    \
+        KV_CASE(4, most, call);                                                                    \
+        KV_CASE(5, most, call);                                                                    \
+        KV_CASE(6, most, call);                                                                    \
+        KV_CASE(7, most, call);                                                                    \
+    }
 
 /* ---- 4 bits ---- */
 
@@ -222,17 +233,9 @@ LANES_INLINE void kv_qk(enum ops_kv_type type, const void *k, int32_t k_dim, con
 
     for (int32_t now; n > 0; n -= now) {
         now = n < most ? n : most;
-        switch (now) {
 #define KV_QK(rows) kv_qk_rows(type, rows, k, k_dim, q, ldq, x, ldx, ahead)
-            KV_CASE(1, most, KV_QK);
-            KV_CASE(2, most, KV_QK);
-            KV_CASE(3, most, KV_QK);
-            KV_CASE(4, most, KV_QK);
-            KV_CASE(5, most, KV_QK);
-            KV_CASE(6, most, KV_QK);
-            KV_CASE(7, most, KV_QK);
+        KV_CASES(now, most, KV_QK)
 #undef KV_QK
-        }
         q += (size_t)now * ldq;
         x += (size_t)now * ldx;
         ahead = NULL; /* and K is in L1 now */
@@ -309,17 +312,9 @@ LANES_INLINE void kv_pv(enum ops_kv_type type, const void *v, int32_t v_pad, con
 
     for (int32_t now; n > 0; n -= now) {
         now = n < most ? n : most;
-        switch (now) {
 #define KV_PV(rows) kv_pv_rows(type, rows, v, v_pad, e, lde, n_slots, acc, ahead)
-            KV_CASE(1, most, KV_PV);
-            KV_CASE(2, most, KV_PV);
-            KV_CASE(3, most, KV_PV);
-            KV_CASE(4, most, KV_PV);
-            KV_CASE(5, most, KV_PV);
-            KV_CASE(6, most, KV_PV);
-            KV_CASE(7, most, KV_PV);
+        KV_CASES(now, most, KV_PV)
 #undef KV_PV
-        }
         e += (size_t)now * lde;
         acc += now * v_pad;
         ahead = NULL;
