@@ -128,3 +128,10 @@ void bend_refused(const char *model, const struct bend *b, int code, const char 
     cr_assert(!text || strstr(e.text, text), "'%s' says nothing of '%s'", e.text, text);
     (void)unlink(to);
 }
+
+void bend_cases(const char *model, const struct bend_case *cases, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        bend_refused(model, &cases[i].bend, cases[i].code, cases[i].text);
+    }
+}

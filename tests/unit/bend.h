@@ -32,4 +32,12 @@ int bend_plan(const char *path, const char *kv, bool keeps, struct plan *ret, st
 /* Fails unless a plan of the bent copy gives `code`, and holds `text` (or NULL) in its message. */
 void bend_refused(const char *model, const struct bend *b, int code, const char *text);
 
+struct bend_case {
+    struct bend bend;
+    int code;
+    const char *text;
+};
+
+void bend_cases(const char *model, const struct bend_case *cases, size_t n);
+
 #endif

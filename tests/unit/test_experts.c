@@ -567,6 +567,28 @@ Test(experts, mapped_ones_have_the_bits_of_held_ones)
     }
 }
 
+static uint64_t total_of(uint64_t expert_bytes)
+{
+    struct engine_config c = mapped_config(path, expert_bytes);
+    struct error err = {0};
+    struct plan p;
+
+    cr_assert_eq(engine_plan(&c, &p, &err), 0, "%s", err.text);
+    return p.total_bytes;
+}
+
+/* Unless said, twice what a token reads; at most all. */
+Test(experts, mapped_ones_that_are_kept_ready)
+{
+    write_model(&(struct spec){.embd = 64, .ff = 96, .n_expert = 64, .n_used = 9});
+    uint64_t one = fewest_bytes(path) / 8;
+
+    cr_assert_eq(total_of(0), total_of(2 * 9 * one));
+    cr_assert_gt(total_of(0), total_of(8 * one));
+    cr_assert_eq(total_of(UINT64_C(10) << 30), total_of(64 * one));
+    cr_assert_gt(total_of(64 * one), total_of(63 * one));
+}
+
 /* More than all experts is no use, and nothing is kept ready where all are held. */
 Test(experts, mapped_ones_take_no_more_than_all)
 {

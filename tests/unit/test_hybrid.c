@@ -17,11 +17,7 @@
 
 Test(hybrid, keys_that_are_missing_or_wrong)
 {
-    static const struct {
-        struct bend bend;
-        int code;
-        const char *text;
-    } cases[] = {
+    static const struct bend_case cases[] = {
         {{.key = NULL}, 0, NULL},
         {{.key = "qwen35.ssm.conv_kernel", .drop = true}, -EBADMSG, "ssm.conv_kernel is missing"},
         {{.key = "qwen35.ssm.v_head_reordered", .value = 0}, -EBADMSG, "ssm.v_head_reordered"},
@@ -66,9 +62,7 @@ Test(hybrid, keys_that_are_missing_or_wrong)
         {{.key = "qwen35.rope.dimension_sections", .drop = true}, 0, NULL},
     };
 
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        bend_refused("arch_qwen35.gguf", &cases[i].bend, cases[i].code, cases[i].text);
-    }
+    bend_cases("arch_qwen35.gguf", cases, sizeof(cases) / sizeof(cases[0]));
 }
 
 Test(hybrid, lists_that_are_wrong)
@@ -82,11 +76,7 @@ Test(hybrid, lists_that_are_wrong)
     static const char layers[] = "qwen35.attention.recurrent_layers";
     static const char kv[] = "qwen35.attention.head_count_kv";
     static const char sections[] = "qwen35.rope.dimension_sections";
-    static const struct {
-        struct bend bend;
-        int code;
-        const char *text;
-    } cases[] = {
+    static const struct bend_case cases[] = {
         {{.key = layers, .list = all, .n_list = 4}, -ENOTSUP, "qwen35.attention.recurrent_layers"},
         {{.key = layers, .list = three, .n_list = 3}, -EBADMSG, "recurrent_layers"},
         {{.key = layers, .list = two, .n_list = 4}, -EBADMSG, "entry 1 is 2"},
@@ -100,9 +90,7 @@ Test(hybrid, lists_that_are_wrong)
         {{.key = kv, .list = all, .n_list = 4, .less = layers}, -EBADMSG, "blk.0.attn_k.weight"},
     };
 
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        bend_refused("arch_qwen35_list.gguf", &cases[i].bend, cases[i].code, cases[i].text);
-    }
+    bend_cases("arch_qwen35_list.gguf", cases, sizeof(cases) / sizeof(cases[0]));
 }
 
 /* Convolutions: layers without K and V heads. */
@@ -114,11 +102,7 @@ Test(hybrid, convolutions_keys)
     static const uint32_t other[] = {2, 2, 0, 0, 1};
     static const uint32_t three[] = {0, 3, 0, 0, 1};
     static const char kv[] = "lfm2.attention.head_count_kv";
-    static const struct {
-        struct bend bend;
-        int code;
-        const char *text;
-    } cases[] = {
+    static const struct bend_case cases[] = {
         {{.key = NULL}, 0, NULL},
         {{.key = "lfm2.shortconv.l_cache", .drop = true}, -EBADMSG, "l_cache is missing"},
         {{.key = "lfm2.shortconv.l_cache", .value = 1}, -EBADMSG, "lfm2.shortconv.l_cache"},
@@ -140,9 +124,7 @@ Test(hybrid, convolutions_keys)
         {{.tensor = "blk.2.shortconv.out_proj.weight"}, -EBADMSG, "shortconv.out_proj.weight is m"},
     };
 
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        bend_refused("arch_lfm2.gguf", &cases[i].bend, cases[i].code, cases[i].text);
-    }
+    bend_cases("arch_lfm2.gguf", cases, sizeof(cases) / sizeof(cases[0]));
 }
 
 /* State spaces; and layers that are one of three. */
@@ -151,11 +133,7 @@ Test(hybrid, state_space_keys)
     static const uint32_t none[] = {0, 0, 0, 0, 0};
     static const uint32_t first[] = {48, 48, 0, 0, 48};
     static const char kv[] = "nemotron_h.attention.head_count_kv";
-    static const struct {
-        struct bend bend;
-        int code;
-        const char *text;
-    } cases[] = {
+    static const struct bend_case cases[] = {
         {{.key = NULL}, 0, NULL},
         {{.key = "nemotron_h.attention.layer_norm_rms_epsilon", .drop = true}, 0, NULL},
         {{.key = "nemotron_h.ssm.conv_kernel", .value = 4}, -EBADMSG, "blk.0.ssm_conv1d.weight is"},
@@ -190,9 +168,7 @@ Test(hybrid, state_space_keys)
     };
     char full[64];
 
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        bend_refused("arch_nemotron_h.gguf", &cases[i].bend, cases[i].code, cases[i].text);
-    }
+    bend_cases("arch_nemotron_h.gguf", cases, sizeof(cases) / sizeof(cases[0]));
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         struct bend b = {.tensor = full};
 
@@ -208,11 +184,7 @@ Test(hybrid, state_space_keys)
 /* FFNs alone that are mixtures of experts without gates. */
 Test(hybrid, experts_in_layers_of_their_own)
 {
-    static const struct {
-        struct bend bend;
-        int code;
-        const char *text;
-    } cases[] = {
+    static const struct bend_case cases[] = {
         {{.key = NULL}, 0, NULL},
         {{.key = "nemotron_h_moe.expert_used_count", .drop = true}, -EBADMSG, "used_count is miss"},
         {{.key = "nemotron_h_moe.expert_used_count", .value = 5}, -EBADMSG, "expert_used_count"},
@@ -233,19 +205,13 @@ Test(hybrid, experts_in_layers_of_their_own)
         {{.tensor = "blk.3.ffn_gate_inp.weight", .wider = true}, -EBADMSG, "blk.3.ffn_gate_inp"},
     };
 
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        bend_refused("arch_nemotron_h_moe.gguf", &cases[i].bend, cases[i].code, cases[i].text);
-    }
+    bend_cases("arch_nemotron_h_moe.gguf", cases, sizeof(cases) / sizeof(cases[0]));
 }
 
 /* No layer has keys and values, and keys of such layers say nothing. */
 Test(hybrid, a_model_without_attention)
 {
-    static const struct {
-        struct bend bend;
-        int code;
-        const char *text;
-    } cases[] = {
+    static const struct bend_case cases[] = {
         {{.key = NULL}, 0, NULL},
         {{.key = "mamba2.feed_forward_length", .value = 48}, 0, NULL},
         {{.key = "mamba2.feed_forward_length", .drop = true}, 0, NULL},
@@ -262,9 +228,7 @@ Test(hybrid, a_model_without_attention)
         {{.tensor = "blk.1.ssm_norm.weight", .wider = true}, -EBADMSG, "blk.1.ssm_norm.weight"},
     };
 
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        bend_refused("arch_mamba2.gguf", &cases[i].bend, cases[i].code, cases[i].text);
-    }
+    bend_cases("arch_mamba2.gguf", cases, sizeof(cases) / sizeof(cases[0]));
 }
 
 /* Three layers have a state of 3 rows of 160 channels and 4 matrices of 16 by 24. Neither context
