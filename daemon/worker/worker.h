@@ -17,10 +17,10 @@
 
 #include "base/error.h"
 #include "daemon/worker/figures.h"
-#include "daemon/worker/texts.h"
 #include "daemon/worker/loader.h"
 #include "daemon/worker/ring.h"
 #include "daemon/worker/saver.h"
+#include "daemon/worker/texts.h"
 #include "engine/engine.h"
 #include "engine/text/chat.h"
 #include "proto/lane/record.h"
