@@ -19,6 +19,20 @@ DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../data")
 STORIES = os.path.join(DATA, "stories260K.gguf")
 
 
+def others_enter(folder):
+    """May every user? A clone in a folder of mktemp -d is one's own."""
+    path = os.path.realpath(folder)
+    while os.stat(path).st_mode & 1:
+        if path == "/":
+            return True
+        path = os.path.dirname(path)
+    return False
+
+
+OTHERS_RUN = os.geteuid() == 0 and others_enter(BUILD)  # programs of the build, as another user
+OTHERS = "another user needs root, and a build folder that others may enter"
+
+
 def wait_until(what, timeout=10.0, step=0.005):
     end = time.monotonic() + timeout * SLOW
     while True:

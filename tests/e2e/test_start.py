@@ -9,7 +9,7 @@ import tempfile
 import time
 import unittest
 
-from daemon import BUILD, PIPITD, SLOW, STORIES, Daemon, wait_until
+from daemon import BUILD, Daemon, OTHERS, OTHERS_RUN, PIPITD, SLOW, STORIES, wait_until
 from lane import DONE, ERROR, LOAD, RELOAD, STATES, UNLOAD, prompt
 from harness import PIPIT, environment
 
@@ -91,7 +91,7 @@ class Refused(Case):
         self.write(data[:at] + b"lluma" + data[at + 5:])
         self.refused(6, "some-model.gguf", "lluma")
 
-    @unittest.skipUnless(os.geteuid() == 0, "another user needs root")
+    @unittest.skipUnless(OTHERS_RUN, OTHERS)
     def test_no_permission(self):
         self.write(whole())
         os.chmod(self.model, 0)

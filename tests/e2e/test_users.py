@@ -15,7 +15,7 @@ import threading
 import time
 import unittest
 
-from daemon import HOOKED
+from daemon import HOOKED, OTHERS, OTHERS_RUN
 from lane import (BULK, CANCEL, CREDIT, DONE, E2C, ERROR, F_PRINCIPAL, GENERATE, PING, PONG, RESUME, S_IGNORE_END, S_LOGITS, SCORE, T_PROMPT,
                   TOKEN, TOKENIZE, Lane, Refused, item, order, prompt, sampling)
 from test_supervised import BUILD, PIPITD, WAIT, Base
@@ -173,6 +173,7 @@ class Subordinates(Users):
         self.assertRaises(Refused, Lane, self.folder)
 
 
+    @unittest.skipUnless(OTHERS_RUN, OTHERS)
     def test_refusals_are_seen_late(self):
         """As all figures of requests: by the daemon's user at once, by another not."""
         os.chmod(self.folder, 0o755)
@@ -385,7 +386,7 @@ class Shares(Users):
         self.assertIn("--lane-bytes", refused.text)
 
 
-@unittest.skipUnless(os.getuid() == 0, "only root may be another user")
+@unittest.skipUnless(OTHERS_RUN, OTHERS)
 class Lists(Users):
     """Root sees everybody's requests and ends any; a user sees and ends only the own ones."""
 
