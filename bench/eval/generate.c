@@ -13,28 +13,18 @@
 
 #include "base/cleanup.h"
 #include "bench/eval/engines.h"
-#include "engine/text/chat.h"
+#include "bench/eval/prompts.h"
 #include "engine/text/detok.h"
 #include "engine/text/tok.h"
-
-struct prompt {
-    char *id;
-    int32_t *tokens;
-    int32_t n_tokens;
-    int32_t max_tokens;
-    int32_t n_draft;
-    float temperature;
-};
-
-struct list {
-    struct prompt *v;
-    int n;
-};
 
 struct policy_answers;
 
 struct answer {
     struct policy_answers *policy;
+    const struct prompt *prompt;
+    int32_t n_told; /* forced tokens with their probabilities */
+    double logprob; /* of those that are scored, the sum */
+    bool unlikely;  /* one of them was not the likeliest */
     struct detok detok;
     char *text;
     size_t len;
@@ -51,124 +41,18 @@ struct policy_answers {
 };
 
 struct run {
-    const struct list *list;
+    const struct prompts *list;
     struct engine *e;
     FILE *out;
     struct error error;
     int err;
 };
 
-static int tokenize(struct engine *e, const char *template, json_t *line, struct prompt *p,
-                    struct error *reterr)
+static int add_scores(json_t *o, const struct prompt *p, const struct answer *a)
 {
-    const struct tok *tok = engine_tok(e);
-    const char *prompt = json_string_value(json_object_get(line, "prompt"));
-    const char *user = json_string_value(json_object_get(line, "user"));
-    const char *system = json_string_value(json_object_get(line, "system"));
-    size_t n;
-    int err;
-
-    if (prompt) {
-        err = tok_encode_new(tok, prompt, strlen(prompt), TOK_ADD_BOS, &p->tokens, &n, reterr);
-    } else if (user) {
-        struct chat_message m[2];
-        struct chat chat;
-        size_t n_m = 0;
-
-        err = chat_choose(template, engine_gguf(e), tok, &chat, reterr);
-        if (err) {
-            return err;
-        }
-        if (system) {
-            m[n_m++] = (struct chat_message){CHAT_SYSTEM, system, strlen(system)};
-        }
-        m[n_m++] = (struct chat_message){CHAT_USER, user, strlen(user)};
-        err = chat_render(&chat, tok, m, n_m, true, &p->tokens, &n, reterr);
-        chat_finish(&chat);
-    } else {
-        return error_set(reterr, -EBADMSG, "neither \"prompt\" nor \"user\"");
-    }
-    p->n_tokens = err ? 0 : (int32_t)n;
-    return err;
-}
-
-static int load_line(struct engine *e, const char *template, const char *text, struct prompt *p,
-                     struct error *reterr)
-{
-    json_error_t je;
-    json_t *line = json_loads(text, 0, &je);
-    int err = 0;
-
-    if (!line) {
-        return error_set(reterr, -EBADMSG, "%s", je.text);
-    }
-    const char *id = json_string_value(json_object_get(line, "id"));
-    json_int_t max = json_integer_value(json_object_get(line, "max_tokens"));
-
-    json_int_t draft = json_integer_value(json_object_get(line, "draft"));
-    double temperature = json_number_value(json_object_get(line, "temperature"));
-
-    if (draft < 0 || draft > ENGINE_MAX_DRAFT) {
-        err = error_set(reterr, -EBADMSG, "\"draft\" must be from 0 to %d", (int)ENGINE_MAX_DRAFT);
-    } else if (!id || max < 1 || max > 100000) {
-        err =
-            error_set(reterr, -EBADMSG, "\"id\" (text) and \"max_tokens\" (1..100000) are needed");
-    } else {
-        p->id = strdup(id);
-        p->max_tokens = (int32_t)max;
-        p->n_draft = (int32_t)draft;
-        p->temperature = (float)temperature;
-        err = p->id ? tokenize(e, template, line, p, reterr) : -ENOMEM;
-    }
-    json_decref(line);
-    return err;
-}
-
-static void clear(struct list *list)
-{
-    for (int i = 0; i < list->n; i++) {
-        free(list->v[i].id);
-        free(list->v[i].tokens);
-    }
-    free(list->v);
-    *list = (struct list){0};
-}
-
-static int load(struct engine *e, const char *path, const char *template, struct list *ret,
-                struct error *reterr)
-{
-    struct list list = {0};
-    FILE *f = fopen(path, "r");
-    char *line = NULL;
-    size_t cap = 0;
-    int err = 0;
-
-    if (!f) {
-        return error_set_errno(reterr, -errno, "cannot read %s", path);
-    }
-    while (!err && getline(&line, &cap, f) > 0) {
-        struct prompt *v = realloc(list.v, (size_t)(list.n + 1) * sizeof(*v));
-
-        if (!v) {
-            err = error_set(reterr, -ENOMEM, "no memory for %s", path);
-            break;
-        }
-        list.v = v;
-        memset(&v[list.n], 0, sizeof(*v));
-        list.n++;
-        err = load_line(e, template, line, &v[list.n - 1], reterr);
-        if (err) {
-            (void)error_prefix(reterr, "%s:%d", path, list.n);
-        }
-    }
-    free(line);
-    (void)fclose(f);
-    if (err) {
-        clear(&list);
-        return err;
-    }
-    *ret = list;
-    return 0;
+    return json_object_set_new(o, "logprob", json_real(a->logprob)) ||
+           json_object_set_new(o, "n_scored", json_integer(p->n_forced - p->n_given)) ||
+           json_object_set_new(o, "likeliest", json_boolean(!a->unlikely));
 }
 
 static int write_answer(const struct run *r, const struct prompt *p, const struct answer *a)
@@ -184,7 +68,10 @@ static int write_answer(const struct run *r, const struct prompt *p, const struc
         engines_tokens_read(r->e, u), "prefill_ms", (double)u->prefill_ns * 1e-6, "decode_ms",
         (double)u->decode_ns * 1e-6, "n_drafted", (int)u->n_drafted, "n_accepted",
         (int)u->n_accepted, "n_exited", (int)u->n_exited);
-    int err = !o || json_dumpf(o, r->out, JSON_COMPACT) || fputc('\n', r->out) == EOF ? -EIO : 0;
+    int err = !o || (p->n_forced && add_scores(o, p, a)) || json_dumpf(o, r->out, JSON_COMPACT) ||
+                      fputc('\n', r->out) == EOF
+                  ? -EIO
+                  : 0;
 
     json_decref(o);
     return err;
@@ -223,6 +110,17 @@ static void add_token(struct run *r, struct answer *a, int32_t token)
     a->len += detok_push(&a->detok, token, a->text + a->len);
 }
 
+static void add_forced(struct run *r, struct answer *a, const struct engine_event *ev)
+{
+    if (ev->index != a->n_told++ && !r->err) {
+        r->err = error_set(&r->error, -EPROTO, "a forced token was not told");
+    }
+    if (ev->index >= a->prompt->n_given) {
+        a->logprob += (double)ev->logprob;
+        a->unlikely = a->unlikely || ev->n_alts < 1 || ev->alts[0].token != ev->token;
+    }
+}
+
 static void on_event(void *arg, const struct engine_event *ev)
 {
     struct answer *a = ev->user;
@@ -230,7 +128,9 @@ static void on_event(void *arg, const struct engine_event *ev)
     struct run *r = p->run;
 
     (void)arg;
-    if (ev->type == ENGINE_EV_TOKEN && !tok_is_end(engine_tok(r->e), ev->token) && !r->err) {
+    if (ev->type == ENGINE_EV_TOKEN && a->prompt->n_forced) {
+        add_forced(r, a, ev);
+    } else if (ev->type == ENGINE_EV_TOKEN && !tok_is_end(engine_tok(r->e), ev->token) && !r->err) {
         add_token(r, a, ev->token);
     } else if (ev->type == ENGINE_EV_DONE) {
         a->reason = ev->reason;
@@ -249,12 +149,16 @@ static void on_event(void *arg, const struct engine_event *ev)
     }
 }
 
-static int submit(struct run *r, struct policy_answers *p, struct error *reterr)
+/* Lines [from, to) of `order`, the lines of scored ones as forks of their first. */
+static int submit(struct run *r, struct policy_answers *p, const int *order, int from, int to,
+                  struct error *reterr)
 {
+    uint64_t first = 0;
     int err = 0;
 
-    for (int i = 0; i < r->list->n && !err; i++) {
-        const struct prompt *in = &r->list->v[i];
+    for (int i = from; i < to && !err; i++) {
+        const struct prompt *in = &r->list->v[order[i]];
+        struct answer *a = &p->v[order[i]];
         struct engine_request q = {.kind = ENGINE_GENERATE,
                                    .prompt = in->tokens,
                                    .n_prompt = in->n_tokens,
@@ -262,14 +166,23 @@ static int submit(struct run *r, struct policy_answers *p, struct error *reterr)
                                    .n_draft = in->n_draft,
                                    .kv = p->kv,
                                    .principal = 1,
-                                   .user = &p->v[i]};
+                                   .user = a};
         uint64_t handle;
 
-        p->v[i].policy = p;
-        detok_init(&p->v[i].detok, engine_tok(r->e), in->tokens[in->n_tokens - 1], false);
+        a->policy = p;
+        a->prompt = in;
+        detok_init(&a->detok, engine_tok(r->e), in->tokens[in->n_tokens - 1], false);
         q.sampler = sampler_params_default();
         q.sampler.temperature = in->temperature;
+        if (in->n_forced) {
+            q.forced = in->tokens + in->n_tokens;
+            q.n_forced = in->n_forced;
+            q.report_forced = q.ignore_end = true;
+            q.sampler.n_logprobs = 1;
+            q.fork_of = first;
+        }
         err = engine_submit(r->e, &q, &handle, reterr);
+        first = first ? first : handle;
         if (err) {
             (void)error_prefix(reterr, "policy %s, prompt %s", p->kv, in->id);
         }
@@ -277,39 +190,99 @@ static int submit(struct run *r, struct policy_answers *p, struct error *reterr)
     return err;
 }
 
+static int drain(struct run *r, struct error *reterr)
+{
+    int left = 1;
+
+    while (!r->err && left > 0) {
+        left = engine_step(r->e, on_event, NULL);
+    }
+    if (r->err || left < 0) {
+        *reterr = r->error;
+    }
+    return r->err ? r->err : left;
+}
+
+/* Scored lines go in waves of one family, as many as the engine seats: the first reads the prompt,
+ * the others join it there. Lines of a wave are about as long as each other (by_length), so that
+ * its batch stays full. */
+static int score_lines(struct run *r, struct policy_answers *p, const int *order,
+                       struct error *reterr)
+{
+    int most = engine_info(r->e)->n_seqs;
+    int err = 0;
+
+    for (int from = 0, to; from < r->list->n && !err; from = to) {
+        to = from + 1;
+        while (to < r->list->n && to - from < most &&
+               r->list->v[order[to]].family == r->list->v[order[from]].family) {
+            to++;
+        }
+        err = submit(r, p, order, from, to, reterr);
+        err = err ? err : drain(r, reterr);
+    }
+    return err;
+}
+
+static int by_length(const void *a, const void *b, void *arg)
+{
+    const struct prompts *list = arg;
+    int i = *(const int *)a;
+    int j = *(const int *)b;
+    const struct prompt *x = &list->v[i];
+    const struct prompt *y = &list->v[j];
+
+    return x->family != y->family       ? x->family - y->family
+           : x->n_forced != y->n_forced ? x->n_forced - y->n_forced
+                                        : i - j;
+}
+
+/* All policies of class k of the engines. */
+static int run_class(struct run *r, const struct engines *engines, int k, struct policy_answers *p,
+                     int n_kv, const int *order, struct error *reterr)
+{
+    bool scored = r->list->n && r->list->v[0].n_forced;
+    int err = 0;
+
+    for (int i = 0; i < n_kv && !err; i++) {
+        if (engines->of[i] == k) {
+            err = scored ? score_lines(r, &p[i], order, reterr)
+                         : submit(r, &p[i], order, 0, r->list->n, reterr);
+        }
+    }
+    return err ? err : drain(r, reterr);
+}
+
 int generate_run(const struct generate_job *job, struct error *reterr)
 {
     struct engines engines;
-    struct list list = {0};
+    struct prompts list = {0};
     struct run r = {.list = &list, .out = job->out};
     AUTO_FREE struct policy_answers *p = calloc((size_t)job->n_kv, sizeof(*p));
+    AUTO_FREE int *order = NULL;
     int err = engines_open(&job->engine, NULL, job->kv, job->n_kv, INT_MAX, &engines, reterr);
 
     if (!err && !p) {
         err = error_set(reterr, -ENOMEM, "no memory for the answers");
     }
     if (!err) {
-        err = load(engines.open, job->path, job->chat_template, &list, reterr);
+        err = prompts_load(engines.open, job->path, job->chat_template, &list, reterr);
     }
+    order = calloc((size_t)list.n + 1, sizeof(*order));
     for (int i = 0; i < job->n_kv && !err; i++) {
         p[i] = (struct policy_answers){.run = &r, .kv = job->kv[i]};
         p[i].v = calloc((size_t)list.n, sizeof(*p[i].v));
-        err = p[i].v ? 0 : error_set(reterr, -ENOMEM, "no memory for the answers");
+        err = p[i].v && order ? 0 : error_set(reterr, -ENOMEM, "no memory for the answers");
+    }
+    for (int i = 0; i < list.n && !err; i++) {
+        order[i] = i;
+    }
+    if (!err && list.n && list.v[0].n_forced) {
+        qsort_r(order, (size_t)list.n, sizeof(*order), by_length, &list);
     }
     for (int k = 0; k < engines.n && !err; k++) {
-        int left = 1;
-
         err = engines_use(&engines, k, &r.e, reterr);
-        for (int i = 0; i < job->n_kv && !err; i++) {
-            err = engines.of[i] == k ? submit(&r, &p[i], reterr) : 0;
-        }
-        while (!err && !r.err && left > 0) {
-            left = engine_step(r.e, on_event, NULL);
-        }
-        if (!err && (r.err || left < 0)) {
-            err = r.err ? r.err : left;
-            *reterr = r.error;
-        }
+        err = err ? err : run_class(&r, &engines, k, p, job->n_kv, order, reterr);
     }
     engines_close(&engines); /* requests that an error left go with it */
     for (int i = 0; p && i < job->n_kv; i++) {
@@ -318,6 +291,6 @@ int generate_run(const struct generate_job *job, struct error *reterr)
         }
         free(p[i].v);
     }
-    clear(&list);
+    prompts_clear(&list);
     return err;
 }

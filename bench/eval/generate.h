@@ -9,9 +9,13 @@
  * A prompt: {"id": STRING, "prompt": TEXT} or {"id": STRING, "user": TEXT[, "system": TEXT]}
  * (through the model's chat template), with "max_tokens": N and, where wanted, "draft": N (tokens
  * drafted a step, at most what --draft plans) and "temperature": T (the likeliest token without).
+ * Or {"id": STRING, "prompt": TEXT[, "given": TEXT], "scored": TEXT}, which is not answered: the
+ * prompt is read, `given` and `scored` are decoded token by token, so that a policy acts on them.
+ * Lines in a row with one prompt share its pages. A file has lines of one kind.
  * An answer: {"id", "policy", "text", "n_prompt", "n_new", "reason", "kv_bytes", "kv_bytes_full",
  * "n_slots", "n_evicted", "tokens_per_step", "prefill_ms", "decode_ms", "n_drafted", "n_accepted",
- * "n_exited"}. */
+ * "n_exited"}; of a scored line also "logprob" (natural log, the sum over the tokens of `scored`),
+ * "n_scored" (tokens) and "likeliest" (was each of them the likeliest?). */
 
 #include <stdio.h>
 

@@ -123,6 +123,22 @@ TASKS = {
     "summary": {"kind": "answers", "ctx": 3072, "batch": 32, "prompts": [
         "summary", "--tasks", "tasks/xsum_0shot_300.jsonl", "--cases", "100", "--tokens", "40"]},
 }
+def scored(word, name, cases, ctx):
+    return {"kind": "answers", "ctx": ctx, "batch": 32, "prompts": [
+        word, "--tasks", f"tasks/{name}.jsonl", "--cases", str(cases)]}
+
+
+# Asked for by run.py --scored: answers by log-probability after five shots, and the larger samples of the tasks above.
+SCORED = {
+    "arc-easy": scored("choice", "arc_easy", 200, 512),
+    "copa": scored("choice", "copa", 95, 256),
+    "openbook-qa": scored("choice", "openbook_qa", 200, 384),
+    "winograd": scored("choice", "winograd_wsc", 268, 384),
+    "lambada": scored("word", "lambada_openai", 400, 768),
+    "lambada-whole": scored("word", "lambada_openai", 5148, 768),
+    "repeat-200": {**TASKS["repeat"], "prompts": TASKS["repeat"]["prompts"] + ["--cases", "200"]},
+    "summary-300": {**TASKS["summary"], "prompts": TASKS["summary"]["prompts"] + ["--cases", "300"]},
+}
 # The same run in seconds, on a model of any quality: for tests.
 TINY = {
     "ppl-shakespeare-2k": {"ctx": 128, "chunks": 2, "batch": 4},
@@ -136,13 +152,14 @@ TINY = {
     "chat": {"ctx": 2048, "prompts": ["--cases", "2", "--tokens", "4"]},
     "summary": {"ctx": 3072, "prompts": ["--cases", "1", "--tokens", "4"]},
 }
+TINY.update({name: TINY.get(name.split("-")[0], {"prompts": ["--cases", "3"]}) for name in SCORED})
 
 
 def tasks(tiny):
     if not tiny:
-        return TASKS
+        return {**TASKS, **SCORED}
     ret = {}
-    for name, t in TASKS.items():
+    for name, t in {**TASKS, **SCORED}.items():
         ret[name] = {**t, **TINY[name]}
         if "prompts" in t:
             ret[name]["prompts"] = t["prompts"] + TINY[name]["prompts"]
@@ -196,8 +213,14 @@ STEPS_READING = [
 ]
 
 
-def steps(tiny, reading=False):
+# Budgets in percent are of the shots.
+SCORED_POLICIES = ["fp8", "kv4", "kv8", "kv4+recency:43%,min=16", "h2o:50%,min=16", "k8v4"]
+
+
+def steps(tiny, reading=False, scored=False):
     """Two steps a task are enough to test the tools."""
+    if scored:
+        return [(t, SCORED_POLICIES) for t in SCORED]
     if reading:
         return STEPS_READING
     if not tiny:

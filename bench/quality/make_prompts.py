@@ -7,11 +7,17 @@ options give the same file, byte for byte.
     make_prompts.py repeat  --text tinyshakespeare.txt --chars 4000,8000 --cases 16
     make_prompts.py summary --tasks xsum_0shot_300.jsonl --cases 100
     make_prompts.py chat    --tasks mt_bench.jsonl --cases 80
+    make_prompts.py choice  --tasks arc_easy.jsonl --cases 200 --shots 5
+    make_prompts.py word    --tasks lambada_openai.jsonl --cases 5148 --shots 5
 
 needle   RULER's niah family (single and multi-key with three distractors): a sentence with a seven-digit number is
          put at each of five depths into the text, and asked for. --kinds single leaves the second out.
 repeat   "Text Repetition" of the SparQ paper, section 5.1: a context, then the beginning of one of its paragraphs
          again; the model goes on. The repeated passage begins at a paragraph border.
+choice   answers to be scored, a line for each: {"query", "choices", "gold"}, or {"context_options", "continuation", "gold"},
+         where the continuation is scored behind each context.
+word     the last words of texts: {"context", "continuation"}
+         Of both, the shots, drawn from the same file, are the prompt, the same for all; what is asked follows as "given".
 """
 
 import argparse
@@ -84,15 +90,38 @@ def chat(o, rng):
         yield {"id": f"chat-{q['question_id']}", "user": q["turns"][0], "max_tokens": o.tokens or 256, "answer": ""}
 
 
+def asked(line):
+    """A line's question and answer, for each choice."""
+    if "choices" in line:
+        between = "\nAnswer:" if line["query"].startswith("Question:") else ""
+        return [(line["query"] + between, " " + c) for c in line["choices"]]
+    return [(c, " " + line["continuation"]) for c in line.get("context_options", [line.get("context")])]
+
+
+def choice(o, rng):
+    with open(o.tasks, encoding="utf-8") as f:
+        lines = [json.loads(line) for line in f]
+    order = rng.sample(range(len(lines)), len(lines))
+    shots = "\n\n".join("".join(asked(lines[i])[lines[i].get("gold", 0)]) for i in order[:o.shots])
+    for i in order[o.shots:o.shots + o.cases]:
+        for k, (given, scored) in enumerate(asked(lines[i])):
+            yield {"id": f"{o.task}-{i}-{k}", "prompt": shots, "given": "\n\n" + given, "scored": scored,
+                   "gold": lines[i].get("gold", 0)}
+
+
+word = choice
+
+
 def main(argv=None, out=None):
     a = argparse.ArgumentParser()
-    a.add_argument("task", choices=("needle", "repeat", "summary", "chat"))
+    a.add_argument("task", choices=("needle", "repeat", "summary", "chat", "choice", "word"))
     a.add_argument("--text")
     a.add_argument("--tasks")
     a.add_argument("--chars", type=lambda s: [int(n) for n in s.split(",")], default=[7000])
     a.add_argument("--cells", type=int, default=8)
     a.add_argument("--kinds", type=lambda s: s.split(","), default=["single", "multikey"], help="of needles, in turns")
     a.add_argument("--cases", type=int, default=16)
+    a.add_argument("--shots", type=int, default=5)
     a.add_argument("--tokens", type=int, help="most tokens of an answer")
     a.add_argument("--seed", type=int, default=1)
     o = a.parse_args(argv)

@@ -4,6 +4,8 @@
 
     bench/quality/run.py --model SmolLM2-135M-Instruct.Q4_1.gguf --data DIR --work DIR --out FILE.csv
 
+With --scored: ARC-easy, COPA, OpenBookQA, Winograd and LAMBADA by log-probability after five shots, and larger samples.
+
 DIR of --data has text/ and tasks/ (bench/quality/cells.py names the files). Cells, their sizes and their order are in
 cells.py. What pipit-eval said lies under --work, a line a cell (answers: a line a prompt); a cell that is there is not
 made again, so the command may be stopped (--minutes, or Ctrl-C) and given again. The CSV is made anew from these
@@ -32,7 +34,7 @@ import cells  # noqa: E402
 import make_prompts  # noqa: E402
 import score  # noqa: E402
 
-FIELDS = ["task", "policy", "metric", "n", "value", "se", "kv_bytes", "kv_share", "tokens_per_step"]
+FIELDS = ["task", "policy", "metric", "n", "value", "se", "kv_bytes", "kv_share", "tokens_per_step", "mcnemar"]
 TEXT_FIELDS = ["policy", "mode", "ctx", "chunks", "rows", "perplexity", "mean_kl", "p99_kl", "same_top1", "kv_bytes",
                "tokens_per_step", "chunk_nll", "chunk_kl", "more_percent", "more_95", "differs", "kl_95"]
 
@@ -88,6 +90,10 @@ def done(o, task, size):
     if size["kind"] == "text":
         return set(text_rows(o, task, size))
     return set(answer_rows(o, task, len(score.read_lines(prompts_of(o, task, size)))))
+
+
+def steps_of(o):
+    return [(t, o.kv or policies) for t, policies in cells.steps(o.tiny, o.reading, o.scored)]
 
 
 # ---- making cells --------------------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ class Runner:
 
     def run(self, only):
         steps = queue.Queue()
-        for task, policies in cells.steps(self.o.tiny, self.o.reading):
+        for task, policies in steps_of(self.o):
             if not only or task in only:
                 steps.put((task, policies))
         signal.signal(signal.SIGINT, self.stop)
@@ -234,7 +240,7 @@ def figures(o):
             for r in score.rows(prompts, flat):
                 yield {"task": task, "policy": r["policy"], "metric": r["cell"], "n": r["n"], "value": r["score"],
                        "se": r["se"], "kv_bytes": r["kv_bytes"], "kv_share": r["kv_share"],
-                       "tokens_per_step": r["tokens_per_step"]}
+                       "tokens_per_step": r["tokens_per_step"], "mcnemar": r["mcnemar"]}
 
 
 def cpu_name():
@@ -267,7 +273,7 @@ def write_csv(o):
 def missing(o, only):
     sizes = cells.tasks(o.tiny)
     there = {task: done(o, task, size) for task, size in sizes.items()}
-    for task, policies in cells.steps(o.tiny, o.reading):
+    for task, policies in steps_of(o):
         if not only or task in only:
             yield from ((task, p) for p in policies if p not in there[task])
 
@@ -283,9 +289,11 @@ def main():
     a.add_argument("--threads", type=int, default=1, help="of each pipit-eval")
     a.add_argument("--jobs", type=int, default=1, help="pipit-evals at once")
     a.add_argument("--minutes", type=float, default=1e6, help="stop after so many")
-    a.add_argument("--only", action="append", choices=list(cells.TASKS), help="this task alone; repeats")
+    a.add_argument("--only", action="append", choices=list(cells.tasks(False)), help="this task alone; repeats")
     a.add_argument("--tiny", action="store_true", help="sizes for a test of the tools, not for figures")
     a.add_argument("--reading", action="store_true", help="the methods that read part of the cache, instead")
+    a.add_argument("--scored", action="store_true", help="answers by log-probability, and larger samples, instead")
+    a.add_argument("--kv", action="append", help="this policy instead of those of cells.py; repeats")
     a.add_argument("--skew", metavar="FILE", help="pipit-skew's overlay for the model: without it infinigen is left out")
     a.add_argument("--collect", action="store_true", help="measure nothing, make the CSV")
     a.add_argument("--commit", help="that pipit-eval was built from; else the working tree's")

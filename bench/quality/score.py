@@ -7,6 +7,9 @@ needle   share of answers that hold the number, by length and depth and in all; 
 repeat   matching characters before the answer leaves the passage
 summary, chat   ROUGE-1/2/L (F1, package rouge-score) against the reference policy's answer, and against the
                 article's own summary where there is one
+choice   share of questions whose right answer has the largest probability ("all"), or the largest log-probability a
+         character ("by length"); "less": share less the reference's, of the same questions; mcnemar as above
+word     share of texts whose last word's tokens were each the likeliest ("all"), and "less"; "nats" of the word
 The reference is the first policy in the answers unless --reference names another. se is the standard error of
 the mean over the cases."""
 
@@ -51,6 +54,20 @@ def rouge(pairs):
     return {k: [kept[pair][k] for pair in pairs] for k in ROUGE}
 
 
+def chosen(prompts, mine):
+    """Of each question, in the order of the answers: was the right one the largest?"""
+    questions = defaultdict(list)
+    for a in mine:
+        questions[a["id"].rsplit("-", 1)[0]].append(a)
+    cells = defaultdict(list)
+    for v in questions.values():
+        gold = prompts[v[0]["id"]]["gold"]
+        for cell, values in (("all", [a["logprob"] for a in v]),
+                             ("by length", [a["logprob"] / (len(prompts[a["id"]]["scored"]) - 1) for a in v])):
+            cells[cell].append(100.0 * (values.index(max(values)) == gold))
+    return cells
+
+
 def cells_of(task, prompts, mine, said, reference):
     """{cell: [score of each case]} of one policy's answers."""
     cells = defaultdict(list)
@@ -63,6 +80,10 @@ def cells_of(task, prompts, mine, said, reference):
         elif task == "repeat":
             for cell in ("all", str(p["chars"])):
                 cells[cell].append(matching(p["answer"], a["text"]))
+    if task == "choice":
+        cells = chosen(prompts, mine)
+    if task == "word":
+        cells = {"all": [100.0 * a["likeliest"] for a in mine], "nats": [-a["logprob"] for a in mine]}
     if task in ("summary", "chat"):
         for name, pairs in ((f"vs {reference}", [(said[a["id"]], a["text"]) for a in mine if a["id"] in said]),
                             ("vs truth", [(prompts[a["id"]]["answer"], a["text"]) for a in mine
@@ -84,10 +105,13 @@ def rows(prompts, answers, reference=None):
         task = mine[0]["id"].split("-")[0]
         held = statistics.fmean(a["kv_bytes"] for a in mine)
         full = statistics.fmean(a["kv_bytes_full"] for a in mine)
-        for cell, v in cells_of(task, prompts, mine, said, reference).items():
+        cells = cells_of(task, prompts, mine, said, reference)
+        if task in ("choice", "word") and policy != reference:
+            cells["less"] = [x - y for x, y in zip(cells["all"], first["all"])]
+        for cell, v in cells.items():
             mean, se = mean_se(v)
             first.setdefault(cell, v)
-            paired = task == "needle" and policy != reference and len(first[cell]) == len(v)
+            paired = task in ("needle", "choice", "word") and cell not in ("less", "nats") and policy != reference and len(first[cell]) == len(v)
             yield {"task": task, "policy": policy, "cell": cell, "n": len(v), "score": round(mean, 2),
                    "se": "" if se is None else round(se, 2), "kv_bytes": int(held),
                    "kv_share": round(held / full, 4) if full else "",

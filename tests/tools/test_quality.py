@@ -7,6 +7,8 @@ it stopped, scores known by hand, and the page's tables.
 """
 
 import csv
+import io
+import json
 import os
 import subprocess
 import sys
@@ -19,12 +21,15 @@ MODEL = os.path.join(SOURCE, "tests", "data", "stories260K.gguf")
 STORY = os.path.join(SOURCE, "tests", "data", "stories260K.txt")
 sys.path.insert(0, QUALITY)
 import cells  # noqa: E402
+import make_prompts  # noqa: E402
 import page  # noqa: E402
 import reads  # noqa: E402
 import score  # noqa: E402
 import step_time  # noqa: E402
 import table as tables  # noqa: E402
 
+with open(STORY, encoding="utf-8") as f:
+    WORDS = f.read().split()
 EVAL = sys.argv[1]
 SKEW = sys.argv[2] if len(sys.argv) > 2 else None
 H2O = "h2o:50%,min=16"
@@ -106,6 +111,95 @@ class Eval(Folder):
         self.assertAlmostEqual(float(row["same_top1"]), (a.argmax(-1) == b.argmax(-1)).mean(), delta=1e-4)
         for got, want in zip(row["chunk_kl"].split(), kl.reshape(3, -1).mean(-1)):
             self.assertAlmostEqual(float(got), want, delta=5e-6)
+
+
+class Lines(Folder):
+    """Lines that are scored: after a prompt of 20 words the text's own next ones, and others."""
+    PROMPT = " ".join(WORDS[:20])
+    LINES = []
+    for i in (1, 2, 4):
+        for k, scored in enumerate((" " + " ".join(WORDS[20 + 3 * i:25 + 3 * i]), " red red", " cat.")):
+            LINES.append({"id": f"choice-{i}-{k}", "prompt": PROMPT, "given": " " + " ".join(WORDS[20:20 + 3 * i]), "scored": scored})
+
+    def scored(self, lines, *options, kv=("full",), fails=False):
+        with open(self.path("lines.jsonl"), "w", encoding="utf-8") as f:
+            f.writelines(json.dumps(line) + "\n" for line in lines)
+        argv = [EVAL, "--model", MODEL, "--prompts", self.path("lines.jsonl"), "--ctx", "256", "--threads", "1", *options]
+        r = subprocess.run(argv + [a for p in kv for a in ("--kv", p)], capture_output=True, text=True, timeout=60)
+        self.assertEqual(r.returncode != 0, fails, r.stderr)
+        return r.stderr if fails else {(a["policy"], a["id"]): a for a in map(json.loads, r.stdout.splitlines())}
+
+    def test_a_text_is_its_perplexity(self):
+        """The same tokens by pipit-eval --text, where a chunk's second half begins and ends with words."""
+        text = " ".join(WORDS)
+        ends = [i for i, c in enumerate(text) if c == " " and 0 < i < 400]
+        counts = {a["n_prompt"]: int(a["id"]) for a in self.scored(
+            [{"id": str(i), "prompt": text[:i], "scored": " a"} for i in ends], "--ctx", "400").values()}
+        ctx = [n for n in counts if n >= 32 and n % 2 == 0 and n // 2 + 1 in counts][-1]
+        cut = counts[ctx // 2 + 1]
+        got = self.scored([{"id": "x", "prompt": text[:cut], "scored": text[cut:counts[ctx]]}])["full", "x"]
+        self.assertEqual(got["n_scored"], ctx // 2 - 1)
+        with open(self.path("text"), "w", encoding="utf-8") as f:
+            f.write(text)
+        for mode, near in (("decode", 1e-5), ("prefill", 0.01)):
+            r = subprocess.run([EVAL, "--model", MODEL, "--text", self.path("text"), "--ctx", str(ctx), "--chunks", "1", "--mode", mode],
+                               capture_output=True, text=True, timeout=60)
+            nats = int(ctx // 2 - 1) * float(next(csv.DictReader(r.stdout.splitlines()))["chunk_nll"])
+            self.assertAlmostEqual(-got["logprob"], nats, delta=near * nats, msg=mode)
+
+    def test_company_does_not_matter(self):
+        kv = ("full", "kv8", "window:16", H2O)
+        want = {}
+        for line in self.LINES:
+            want.update(self.scored([line], kv=kv))
+        for batch in "1", "2", "5", "32":
+            got = self.scored(self.LINES, "--batch", batch, kv=kv)
+            self.assertEqual({k: (a["logprob"], a["likeliest"], a["n_scored"]) for k, a in got.items()},
+                             {k: (a["logprob"], a["likeliest"], a["n_scored"]) for k, a in want.items()}, batch)
+        self.assertNotEqual(want["window:16", "choice-4-0"]["logprob"], want["full", "choice-4-0"]["logprob"])
+        self.assertGreater(want["full", "choice-1-0"]["logprob"] / want["full", "choice-1-0"]["n_scored"],
+                           want["full", "choice-1-1"]["logprob"] / want["full", "choice-1-1"]["n_scored"])
+
+    def test_given_is_not_scored(self):
+        """A text's log-probability is the sum over its parts."""
+        a, b = "n the park and saw a", " big dog who was very sad."
+        of = [self.scored([{"id": "x", "prompt": self.PROMPT, **line}])["full", "x"]["logprob"]
+              for line in ({"given": a, "scored": b}, {"scored": a}, {"scored": a + b})]
+        self.assertAlmostEqual(of[0] + of[1], of[2], places=4)
+
+    def test_bad_lines(self):
+        line = {"id": "x", "prompt": "Once", "scored": " upon"}
+        for lines, said in (([{**line, "scored": ""}], "need a token each"), ([{**line, "prompt": "", "scored": ""}], "need a token"),
+                            ([line, {"id": "y", "prompt": "Once", "max_tokens": 3}], "beside lines to be answered"),
+                            ([{**line, "scored": " a" * 300}], "context")):
+            self.assertIn(said, self.scored(lines, fails=True))
+
+    def test_questions_become_lines(self):
+        items = [{"query": f"Question: {i}?", "choices": ["a b", "c"], "gold": i % 2} for i in range(9)]
+        pairs = [{"context_options": [f"x{i}", f"y{i}"], "continuation": "z", "gold": 1} for i in range(9)]
+        words = [{"context": f"w{i}", "continuation": "v"} for i in range(9)]
+        for name, task, v in (("items", "choice", items), ("pairs", "choice", pairs), ("words", "word", words)):
+            with open(self.path(name), "w", encoding="utf-8") as f:
+                f.writelines(json.dumps(x) + "\n" for x in v)
+            out = io.StringIO()
+            make_prompts.main([task, "--tasks", self.path(name), "--cases", "4", "--shots", "2"], out)
+            lines = [json.loads(x) for x in out.getvalue().splitlines()]
+            self.assertEqual(len({line["id"].split("-")[1] for line in lines}), 4)
+            self.assertEqual(len({line["prompt"] for line in lines}), 1)
+            i = int(lines[0]["id"].split("-")[1])
+            self.assertNotIn(lines[0]["given"].strip().split("\n")[0], lines[0]["prompt"])
+            if name == "items":
+                self.assertEqual(lines[1]["given"], f"\n\nQuestion: {i}?\nAnswer:")
+                self.assertEqual([x["scored"] for x in lines[:2]], [" a b", " c"])
+                self.assertEqual(lines[0]["gold"], i % 2)
+                for shot in lines[0]["prompt"].split("\n\n"):
+                    n = int(shot.split()[1].strip("?"))
+                    self.assertTrue(shot.endswith(("Answer: a b", "Answer: c")[n % 2]), shot)
+            elif name == "pairs":
+                self.assertEqual([x["given"] + x["scored"] for x in lines[:2]], [f"\n\nx{i} z", f"\n\ny{i} z"])
+                self.assertRegex(lines[0]["prompt"], r"^y\d z\n\ny\d z$")
+            else:
+                self.assertEqual(lines[0]["given"] + lines[0]["scored"], f"\n\nw{i} v")
 
 
 class Run(Folder):
@@ -195,6 +289,20 @@ class Scores(unittest.TestCase):
         r = self.scores(prompts, [self.answer("repeat-0", "to be! or not"), self.answer("repeat-1", "to be or nit")])
         self.assertEqual(r["p", "all"]["score"], 7.5)  # 5 and 10
         self.assertEqual(r["p", "all"]["se"], 2.5)
+
+    def test_choice(self):
+        prompts = [{"id": f"choice-{q}-{k}", "scored": scored, "gold": 0} for q in "ab" for k, scored in enumerate((" four", " to"))]
+        values = {"full": (-4, -3, -2, -3), "p": (-4, -3, -4, -1)}  # a character: -1 -1.5 -0.5 -1.5; -1 -1.5 -1 -0.5
+        r = self.scores(prompts, [{**self.answer(p["id"], "", policy), "logprob": x}
+                                  for policy, v in values.items() for p, x in zip(prompts, v)])
+        self.assertEqual({k: v["score"] for k, v in r.items()}, {
+            ("full", "all"): 50, ("full", "by length"): 100, ("p", "all"): 0, ("p", "by length"): 50, ("p", "less"): -50})
+        self.assertEqual((r["p", "all"]["n"], r["p", "less"]["se"], r["p", "all"]["mcnemar"]), (2, 50, "1"))
+
+    def test_word(self):
+        prompts = [{"id": f"word-{i}-0", "gold": 0} for i in range(2)]
+        r = self.scores(prompts, [{**self.answer(p["id"], ""), "logprob": -1.5, "likeliest": i == 0} for i, p in enumerate(prompts)])
+        self.assertEqual({k[1]: v["score"] for k, v in r.items()}, {"all": 50, "nats": 1.5})
 
     def test_rouge(self):
         try:
