@@ -128,7 +128,8 @@ def scored(word, name, cases, ctx):
         word, "--tasks", f"tasks/{name}.jsonl", "--cases", str(cases)]}
 
 
-# Asked for by run.py --scored: answers by log-probability after five shots, and the larger samples of the tasks above.
+# Asked for by run.py --scored: answers by log-probability after five shots, two more of RULER's tasks, and larger samples of
+# the tasks above.
 SCORED = {
     "arc-easy": scored("choice", "arc_easy", 200, 512),
     "copa": scored("choice", "copa", 95, 256),
@@ -136,6 +137,9 @@ SCORED = {
     "winograd": scored("choice", "winograd_wsc", 268, 384),
     "lambada": scored("word", "lambada_openai", 400, 768),
     "lambada-whole": scored("word", "lambada_openai", 5148, 768),
+    "frequent": {"kind": "answers", "ctx": 2560, "batch": 16, "prompts": ["frequent", "--chars", "2500", "--cases", "50"]},
+    "track": {"kind": "answers", "ctx": 1536, "batch": 16, "prompts": [
+        "track", "--text", "text/war-and-peace.txt", "--chars", "3500", "--cases", "50"]},
     "repeat-200": {**TASKS["repeat"], "prompts": TASKS["repeat"]["prompts"] + ["--cases", "200"]},
     "summary-300": {**TASKS["summary"], "prompts": TASKS["summary"]["prompts"] + ["--cases", "300"]},
 }

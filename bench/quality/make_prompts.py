@@ -4,6 +4,8 @@
 options give the same file, byte for byte.
 
     make_prompts.py needle  --text war-and-peace.txt --chars 7000,14000 --cells 8
+    make_prompts.py track   --text war-and-peace.txt --chars 3500 --cases 50
+    make_prompts.py frequent --chars 2500 --cases 50
     make_prompts.py repeat  --text tinyshakespeare.txt --chars 4000,8000 --cases 16
     make_prompts.py summary --tasks xsum_0shot_300.jsonl --cases 100
     make_prompts.py chat    --tasks mt_bench.jsonl --cases 80
@@ -12,6 +14,10 @@ options give the same file, byte for byte.
 
 needle   RULER's niah family (single and multi-key with three distractors): a sentence with a seven-digit number is
          put at each of five depths into the text, and asked for. --kinds single leaves the second out.
+track    its variable tracking: one variable gets a number, four others each the one before, in order through the text; all
+         that hold the number are asked for.
+frequent its frequent words: made-up words whose counts fall with the square of their rank; the first is dots, the three
+         after it are asked for.
 repeat   "Text Repetition" of the SparQ paper, section 5.1: a context, then the beginning of one of its paragraphs
          again; the model goes on. The repeated passage begins at a paragraph border.
 choice   answers to be scored, a line for each: {"query", "choices", "gold"}, or {"context_options", "continuation", "gold"},
@@ -58,6 +64,46 @@ def needle(o, rng):
                 yield {"id": f"needle-{n_chars}-{depth}-{cell}", "user": ASK.format(text=hay, key=keys[0]),
                        "max_tokens": o.tokens or 24, "answer": numbers[0], "chars": n_chars, "depth": depth,
                        "kind": "multikey" if len(keys) > 1 else "single"}
+
+
+def made_up(rng, n, letters):
+    """n different words of five letters."""
+    ret = []
+    while len(ret) < n:
+        w = "".join(rng.choices(letters, k=5))
+        ret += [w] if w not in ret else []
+    return ret
+
+
+def track(o, rng):
+    with open(o.text, encoding="utf-8") as f:
+        text = f.read().replace("\r", "")
+    for n_chars in o.chars:
+        for case in range(o.cases):
+            start = sentences_cut(text, rng.randrange(len(text) - n_chars - 4000))
+            hay = text[start:start + n_chars].strip()
+            names = made_up(rng, 5, "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+            number = str(rng.randrange(10000, 100000))
+            ends = [i + 1 for i in range(len(hay) - 1) if hay[i] in ".!?" and hay[i + 1] in " \n"]
+            at = sorted(rng.sample(ends, len(names)))
+            said = [f" VAR {a} = {b}." for a, b in zip(names, [number] + [f"VAR {a}" for a in names])]
+            for pos, line in reversed(list(zip(at, said))):
+                hay = hay[:pos] + line + hay[pos:]
+            yield {"id": f"track-{n_chars}-{case}", "user": "Variables are set within this text. Keep in mind what each of them "
+                   f"holds.\n\n{hay}\n\nName all five variables that hold the value {number}.", "max_tokens": o.tokens or 48,
+                   "answers": names, "chars": n_chars}
+
+
+def frequent(o, rng):
+    for n_chars in o.chars:
+        for case in range(o.cases):
+            names = ["....."] + made_up(rng, 200, "abcdefghijklmnopqrstuvwxyz")
+            total = n_chars // 6
+            words = [w for k, w in enumerate(names, 1) for _ in range(round(total * 6 / (3.14159 * k) ** 2))]
+            rng.shuffle(words)
+            yield {"id": f"frequent-{n_chars}-{case}", "user": "This text is in code. Count how often each word of it occurs.\n\n"
+                   + " ".join(words) + "\n\nWhich three words occur most often, the dots left out? Name these three only.",
+                   "max_tokens": o.tokens or 32, "answers": names[1:4], "chars": n_chars}
 
 
 def repeat(o, rng):
@@ -114,7 +160,7 @@ word = choice
 
 def main(argv=None, out=None):
     a = argparse.ArgumentParser()
-    a.add_argument("task", choices=("needle", "repeat", "summary", "chat", "choice", "word"))
+    a.add_argument("task", choices=("needle", "track", "frequent", "repeat", "summary", "chat", "choice", "word"))
     a.add_argument("--text")
     a.add_argument("--tasks")
     a.add_argument("--chars", type=lambda s: [int(n) for n in s.split(",")], default=[7000])

@@ -4,6 +4,7 @@
 
 needle   share of answers that hold the number, by length and depth and in all; mcnemar is the exact two-sided
          probability of the cases in which it and the reference differ, were either as likely to be right
+track, frequent   share of the names or words that the answer holds; mcnemar: of the cases with more and with less
 repeat   matching characters before the answer leaves the passage
 summary, chat   ROUGE-1/2/L (F1, package rouge-score) against the reference policy's answer, and against the
                 article's own summary where there is one
@@ -77,6 +78,9 @@ def cells_of(task, prompts, mine, said, reference):
             ok = p["answer"] in a["text"].replace(",", "")
             for cell in ("all", str(p["chars"]), f"{p['chars']}@{p['depth']}", p["kind"]):
                 cells[cell].append(100.0 * ok)
+        elif task in ("track", "frequent"):
+            for cell in ("all", str(p["chars"])):
+                cells[cell].append(100.0 * sum(x in a["text"] for x in p["answers"]) / len(p["answers"]))
         elif task == "repeat":
             for cell in ("all", str(p["chars"])):
                 cells[cell].append(matching(p["answer"], a["text"]))
@@ -111,7 +115,7 @@ def rows(prompts, answers, reference=None):
         for cell, v in cells.items():
             mean, se = mean_se(v)
             first.setdefault(cell, v)
-            paired = task in ("needle", "choice", "word") and cell not in ("less", "nats") and policy != reference and len(first[cell]) == len(v)
+            paired = task in ("needle", "track", "frequent", "choice", "word") and cell not in ("less", "nats") and policy != reference and len(first[cell]) == len(v)
             yield {"task": task, "policy": policy, "cell": cell, "n": len(v), "score": round(mean, 2),
                    "se": "" if se is None else round(se, 2), "kv_bytes": int(held),
                    "kv_share": round(held / full, 4) if full else "",

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -289,6 +290,29 @@ class Scores(unittest.TestCase):
         r = self.scores(prompts, [self.answer("repeat-0", "to be! or not"), self.answer("repeat-1", "to be or nit")])
         self.assertEqual(r["p", "all"]["score"], 7.5)  # 5 and 10
         self.assertEqual(r["p", "all"]["se"], 2.5)
+
+    def test_names(self):
+        out = io.StringIO()
+        make_prompts.main(["frequent", "--chars", "1500", "--cases", "2"], out)
+        prompts = [json.loads(x) for x in out.getvalue().splitlines()]
+        for p in prompts:
+            words = p["user"].split("\n\n")[1].split()
+            counts = sorted(((words.count(w), w) for w in set(words)), reverse=True)
+            self.assertEqual([w for _, w in counts[:4]], ["....."] + p["answers"])
+            self.assertAlmostEqual(len(words), 250, delta=50)
+        r = self.scores(prompts, [self.answer(prompts[0]["id"], " ".join(prompts[0]["answers"])),
+                                  self.answer(prompts[1]["id"], prompts[1]["answers"][2] + ".")])
+        self.assertEqual(r["p", "all"]["score"], 66.67)
+
+    def test_variables(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as f:
+            f.write("".join(f"A sentence {i}. " for i in range(2000)))
+            f.flush()
+            out = io.StringIO()
+            make_prompts.main(["track", "--text", f.name, "--chars", "1500", "--cases", "2"], out)
+        p = json.loads(out.getvalue().splitlines()[1])
+        number, said = p["user"].split("value ")[1][:5], re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", p["user"])
+        self.assertEqual(said, list(zip(p["answers"], [number] + p["answers"])))
 
     def test_choice(self):
         prompts = [{"id": f"choice-{q}-{k}", "scored": scored, "gold": 0} for q in "ab" for k, scored in enumerate((" four", " to"))]
