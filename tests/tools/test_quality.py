@@ -28,6 +28,7 @@ import reads  # noqa: E402
 import score  # noqa: E402
 import step_time  # noqa: E402
 import table as tables  # noqa: E402
+import tasks_table  # noqa: E402
 
 with open(STORY, encoding="utf-8") as f:
     WORDS = f.read().split()
@@ -433,6 +434,18 @@ ppl-shakespeare-2k,{h2o50},perplexity more %,10,1.5,0.25,50,0.5,6
         self.assertIn("| h2o | – | – | – | +1.50 ± 0.25 | – | – |", got)
         self.assertNotIn("old", got)
         self.assertEqual(page.fill(got, page.Page(t)), got)
+
+    def test_tasks(self):
+        for df, t in ((1, 12.706), (2, 4.303), (10, 2.228), (99, 1.984)):
+            self.assertAlmostEqual(tasks_table.t95(df), t, places=3)
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as f:
+            f.write("task,policy,metric,n,value,se,kv_bytes,kv_share,tokens_per_step,mcnemar\ncopa,full,all,100,60,5,9,1,9,\n"
+                    "copa,kv8,all,100,61,5,9,1,9,0.7\ncopa,kv8,less,100,1,1,9,1,9,\ncopa,fp8,all,100,50,5,9,1,9,0.04\n"
+                    "copa,fp8,less,100,-10,4,9,1,9,\n")
+            f.flush()
+            t = tables.Table(f.name)
+        self.assertEqual([tasks_table.cell(t, "copa", p) for p in ("full", "kv8", "fp8", "kv4")],
+                         ["60.0", "61.0 (+1.0 ± 2.0, none)", "50.0 (-10.0 ± 7.9, p 0.04)", "–"])
 
 
 if __name__ == "__main__":

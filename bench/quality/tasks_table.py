@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Prints run.py --scored's CSV files, one a model, as a table: tasks_table.py CSV...
+
+A cell has the share that is right in percent, and for policies other than full the difference from full with half of its 95 %
+interval, by Student's t over the questions' paired differences, and McNemar's p. A difference within its interval is "none"."""
+
+import math
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import cells  # noqa: E402
+import table  # noqa: E402
+
+
+def within(t, df):
+    """P(|T| <= t) of Student's distribution (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    theta = math.atan(t / math.sqrt(df))
+    term = math.cos(theta) if df % 2 else 1.0
+    total = 0.0 if df == 1 else term
+    for i in range(3 if df % 2 else 2, df - 1, 2):
+        term *= math.cos(theta) ** 2 * (i - 1) / i
+        total += term
+    return 2 / math.pi * (theta + math.sin(theta) * total) if df % 2 else math.sin(theta) * total
+
+
+def t95(df):
+    low, high = 0.0, 16.0
+    for _ in range(50):
+        mid = (low + high) / 2
+        low, high = (mid, high) if within(mid, df) < 0.95 else (low, mid)
+    return high
+
+
+def cell(t, task, policy):
+    mine = t.rows.get((task, policy, "all"))
+    if not mine:
+        return "–"
+    less = t.rows.get((task, policy, "less"))
+    text = f"{float(mine['value']):.1f}"
+    if less:
+        half = t95(int(less["n"]) - 1) * float(less["se"])
+        value = float(less["value"])
+        text += f" ({value:+.1f} ± {half:.1f}" + (", none)" if abs(value) <= half else f", p {float(mine['mcnemar']):.2g})")
+    return text
+
+
+def main(paths):
+    for path in paths:
+        t = table.Table(path)
+        tasks = [n for n in cells.SCORED if (n, "full", "all") in t.rows]
+        policies = list(dict.fromkeys(p for task, p, _ in t.rows if task in tasks))
+        print("\n".join(t.comments), end="\n\n")
+        print("| policy | " + " | ".join(f"{n}, {t.rows[n, 'full', 'all']['n']}" for n in tasks) + " |")
+        print("|---" * (len(tasks) + 1) + "|")
+        for p in policies:
+            print(f"| `{p}` | " + " | ".join(cell(t, n, p) for n in tasks) + " |")
+        print()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    main(sys.argv[1:])
