@@ -17,13 +17,13 @@ import ops
 
 class _HeadKl(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, teacher, head, temperature, rows):
+    def forward(ctx, hidden, teacher, head, temperature, rows, weight):
         grad = torch.empty_like(hidden)
         total = torch.zeros((), device=hidden.device)
         n = hidden.shape[0]
         ctx.factor = temperature / n  # T^2 of the loss, 1 / T of the softmax
         with torch.no_grad():
-            whole = ops.kl_head(hidden, teacher, head, temperature)
+            whole = ops.kl_head(hidden, teacher, head, temperature) if weight is None else None
         if whole:
             ctx.save_for_backward(whole[1])
             return whole[0] * (temperature * temperature / n)
@@ -32,20 +32,23 @@ class _HeadKl(torch.autograd.Function):
                 s = hidden[at:at + rows] @ head.t()
                 t = teacher[at:at + rows] @ head.t()
                 kl, diff = ops.kl_rows(s, t, temperature)
+                by_state = diff @ head
+                if weight is not None:
+                    kl, by_state = kl * weight[at:at + rows], by_state * weight[at:at + rows, None].to(by_state.dtype)
                 total += kl.sum()
-                grad[at:at + rows] = diff @ head
+                grad[at:at + rows] = by_state
         ctx.save_for_backward(grad)
         return total * (temperature * temperature / n)
 
     @staticmethod
     def backward(ctx, above):
         (grad,) = ctx.saved_tensors
-        return grad * (above * ctx.factor).to(grad.dtype), None, None, None, None
+        return grad * (above * ctx.factor).to(grad.dtype), None, None, None, None, None
 
 
-def head_kl(hidden, teacher, head, temperature, rows=256):
-    """hidden, teacher (n, d): normed states before the head (v, d)."""
-    return _HeadKl.apply(hidden, teacher, head, temperature, rows)
+def head_kl(hidden, teacher, head, temperature, rows=256, weight=None):
+    """hidden, teacher (n, d): normed states before the head (v, d). weight (n): of the rows in the mean, 1 on average."""
+    return _HeadKl.apply(hidden, teacher, head, temperature, rows, weight)
 
 
 def exit_kl(logits, words, teacher, head, temperature, rows=256):

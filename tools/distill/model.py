@@ -80,10 +80,14 @@ class Frozen:
 
     @torch.no_grad()
     def shallow(self, tokens, split, cache="none"):
-        h = self.embed[tokens].float()
+        return self.through(self.embed[tokens].float(), 0, split, cache)
+
+    @torch.no_grad()
+    def through(self, h, first, last, cache="none"):
+        """The last output of the teacher's layers [first, last) from h, which may be overwritten."""
         if cache == "none" and layers.able(self, h):
-            return layers.frozen_run(self, h, 0, split)
-        for i in range(split):
+            return layers.frozen_run(self, h, first, last)
+        for i in range(first, last):
             h = h + self.own_attention(self.layers[i], h, cache)
             h = self.mlp(self.layers[i], h)
         return h

@@ -225,7 +225,7 @@ def rms(x, w, eps, dtype):
     """x (..., d) f32 over its root mean square, times w, as `dtype`. The fused way has no gradient for w."""
     if _lib is not None and x.device.type == "cpu" and dtype == torch.bfloat16 and not w.requires_grad:
         return _Rms.apply(x.contiguous(), w, eps)
-    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * w).to(dtype)
+    return F.rms_norm(x, w.shape, w, eps).to(dtype)
 
 
 class _Rope(torch.autograd.Function):
@@ -246,15 +246,35 @@ class _Rope(torch.autograd.Function):
         return dx, None, None, None
 
 
+def _turn(x, cosine, sine):
+    """x (..., s, d), element i turned with i + d / 2, in four passes over halves; products are f32."""
+    y = torch.empty_like(x)
+    (lo, hi), (low, high) = x.chunk(2, -1), y.chunk(2, -1)
+    torch.mul(lo, cosine, out=low)
+    low.addcmul_(hi, sine, value=-1)
+    torch.mul(hi, cosine, out=high)
+    high.addcmul_(lo, sine)
+    return y
+
+
+class _TorchRope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cosine, sine):
+        ctx.save_for_backward(cosine, sine)
+        return _turn(x, cosine, sine)
+
+    @staticmethod
+    def backward(ctx, dy):
+        cosine, sine = ctx.saved_tensors
+        return _turn(dy, cosine, -sine), None, None
+
+
 def rope_heads(x, cosine, sine, heads):
     """x (b, s, heads * d) to (b, heads, s, d), element i of a head turned with i + d / 2; cosine, sine (s, d / 2)."""
     if _fused(x):
         return _Rope.apply(x.contiguous(), cosine, sine, heads)
     b, s, width = x.shape
-    x = x.view(b, s, heads, width // heads).transpose(1, 2)
-    c, t = cosine.to(x.dtype), sine.to(x.dtype)
-    lo, hi = x.chunk(2, -1)
-    return torch.cat((lo * c - hi * t, hi * c + lo * t), -1)
+    return _TorchRope.apply(x.view(b, s, heads, width // heads).transpose(1, 2), cosine, sine)
 
 
 class _Attention(torch.autograd.Function):
@@ -331,6 +351,15 @@ def attention(q, k, v, at=None):
     g = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(g, 1), v.repeat_interleave(g, 1)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def wide_attention(q, k, v, scale):
+    """Causal. q (b, heads, s, d), one head of K (b, 1, s, d) and V (b, 1, s, n): a list of (b, heads, s, d), what is read of each d dims
+    of V. GPUs' kernels that keep no scores want K and V of one width; d of V at once cost them less than K padded to n."""
+    each = lambda x: x.expand(-1, q.shape[1], -1, -1).contiguous()
+    k, parts = each(k), v.split(q.shape[-1], -1)
+    parts = [F.pad(x, (0, q.shape[-1] - x.shape[-1])) for x in parts]
+    return [F.scaled_dot_product_attention(q, k, each(x), is_causal=True, scale=scale) for x in parts]
 
 
 class _Gate(torch.autograd.Function):
@@ -428,7 +457,10 @@ def kl_rows(s, t, temperature):
         kl = torch.empty(s.shape[0])
         call("fused_kl", s, t, s.shape[0], s.shape[1], 1.0 / temperature, kl)
         return kl, s
-    log_q = F.log_softmax(s.float() / temperature, -1)
-    log_p = F.log_softmax(t.float() / temperature, -1)
-    p = log_p.exp()
-    return (p * (log_p - log_q)).sum(-1), (log_q.exp() - p).to(s.dtype)
+    dtype = s.dtype
+    if temperature != 1:
+        s, t = s.float() / temperature, t.float() / temperature
+    log_q, log_p = (F.log_softmax(x, -1, dtype=torch.float32) for x in (s, t))
+    apart = log_p - log_q
+    p = log_p.exp_()  # these arrays are the largest of a step: few of them, few passes
+    return apart.mul_(p).sum(-1), log_q.exp_().sub_(p).to(dtype)

@@ -125,8 +125,8 @@ def options(argv=None):
         p.error(f"--fall {o.fall}: more than 0, at most 1")
     if o.visits < 1 or (o.visits > 1 and not o.states):
         p.error("--visits: 1 or more, with --states")
-    if o.look_back and (not o.states or not 0 < o.look_back_share < 1):
-        p.error("--look-back: with --states, and a share between 0 and 1")
+    if o.look_back and (o.stage != "full" or o.loss != "kl" or o.hidden or o.cache != "none" or not 0 < o.look_back_share < 1):
+        p.error("--look-back: with stage full, without --hidden and --cache, and a share between 0 and 1")
     if o.wide:
         try:
             o.wide = [int(n) for n in o.wide.split("+")]
@@ -170,7 +170,7 @@ class Run:
         self.back = self.back_states = None
         if o.look_back:
             self.back = Shards(o.look_back, o.ctx, o.seed, fixed=True)
-            self.back_states = states.States(o.states / "look-back", w.sha256, self.back, o.split, w.n_embd)
+            self.back_states = states.States(o.states / "look-back", w.sha256, self.back, o.split, w.n_embd) if o.states else None
         if o.stage == "exit" and self.student.exit_words is None and state and state.get("exit_words"):
             self.student.add_exit(state["exit_words"])
         elif o.stage == "exit" and self.student.exit_words is None:
@@ -311,9 +311,13 @@ class Run:
 
     def kept_losses(self, tokens, kept, first, at):
         """The same of stage full at the positions `at`, from the teacher's states on disk, `kept`: those of sequences that have none
-        are made and written."""
+        are made and written. Without `kept` all are made."""
         o, f, s = self.o, self.frozen, self.student
-        x, final = kept.get(f, tokens[:, :-1], first)
+        if kept:
+            x, final = kept.get(f, tokens[:, :-1], first)
+        else:
+            x = f.shallow(tokens[:, :-1], o.split)
+            final = f.last_norm(f.through(x.clone(), o.split, f.w.n_layers))
         last, _ = s.outcome(x, None, at)
         asked = final if at is None else final[:, at]
         total = loss.head_kl(f.last_norm(last).flatten(0, 1), asked.flatten(0, 1), f.head, o.temperature)

@@ -79,9 +79,27 @@ class Wide(model.Student):
         y = torch.bmm(x.flatten(0, 1).transpose(0, 1), maps.transpose(1, 2))
         return y.transpose(0, 1).reshape(b, s, h, -1)
 
+    def whole(self, j, h, stores, layer):
+        """The same at all positions. The maps go into the projections beside them first: one product each, and no head's rows are
+        moved."""
+        f, (k, v), n = self.frozen, stores[self.store[j]], self.frozen.w.n_heads
+        k_dim, v_dim = self.dims
+        x = ops.rms(h, layer["attn_norm"], f.w.eps, f.dtype)
+        into = torch.bmm(self.q_map[j], self.q[j].view(n, f.w.dim, -1)).flatten(0, 1)
+        q = ops.rope_heads(F.linear(x, into.to(f.dtype)), *self.turn(self.store[j], k.shape[2]), n)
+        o = self.o[j] if self.o else layer["o"].float()
+        back = torch.bmm(o.view(-1, n, f.w.dim).transpose(0, 1), self.v_map[j]).to(f.dtype)  # (n, embd, v_dim)
+        out = 0
+        for at, a in zip(range(0, v_dim, k_dim), ops.wide_attention(q, k, v, f.w.dim ** -0.5)):
+            some = F.pad(back[..., at:at + k_dim], (0, max(0, at + k_dim - v_dim)))
+            out = out + F.linear(a.transpose(1, 2).flatten(2), some.transpose(0, 1).flatten(1))
+        return out
+
     def attention(self, j, h, stores, layer=None, at=None):
         f, i = self.frozen, self.store[j]
         layer = layer or self.layer(j)
+        if at is None:
+            return self.whole(j, h, stores, layer)
         (b, s), n, (k, v) = h.shape[:2], f.w.n_heads, stores[i]
         x = ops.rms(h, layer["attn_norm"], f.w.eps, f.dtype)
         q = F.linear(x, self.q[j].to(f.dtype)).view(b, s, n, f.w.dim)

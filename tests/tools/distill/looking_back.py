@@ -181,7 +181,7 @@ class LookBackRuns(Trained):
         self.assertLess(whole[-1]["lr"], whole[0]["lr"])
         self.assertEqual((self.folder / "one/done.bin").read_bytes().count(1), 3 * 8)
         self.assertEqual((self.folder / "one/look-back/done.bin").read_bytes().count(1), 5)
-        for bad in (["--visits", "2"], ["--look-back", "x"], ["--fall", "0"]):
+        for bad in (["--visits", "2"], ["--look-back", "x", "--hidden", "1"], ["--fall", "0"]):
             with self.assertRaises(SystemExit), unittest.mock.patch("sys.stderr"):
                 self.options("bad", "--split", "2", "--steps", "1", *bad)
 
