@@ -207,12 +207,35 @@ static void latest_values(const struct chunk *c, int32_t i, int32_t v_head, int3
 
 /* ---- the unit ---- */
 
+static const float *query_of(const struct chunk *c)
+{
+    const struct att_unit *u = &c->u;
+
+    return u->p->q + (size_t)(u->seq->row0 + c->row) * (size_t)u->p->ldq +
+           (size_t)(u->group * u->n_heads) * (size_t)u->l->k_dim;
+}
+
+/* The row and group's queries in the form that qk reads, for all chunks that the thread goes over
+ * one after the other. */
+static void ready_queries(const struct chunk *c)
+{
+    const struct att_unit *u = &c->u;
+    cpu_kv_query_fn *query = cpu_kv_query(&u->cpu->table, u->l->k_type);
+    size_t pad = (size_t)kv_page_pad(u->l->k_dim);
+
+    for (int32_t h = 0; h < u->n_heads && query; h++) {
+        query(query_of(c) + (size_t)h * (size_t)u->l->k_dim, u->l->k_dim,
+              u->t->q + (size_t)h * pad);
+    }
+}
+
 /* Logits of all heads; their maxima to max. */
 static void keys(const struct chunk *c, struct att_prefetch *ahead, float *max)
 {
     const struct att_unit *u = &c->u;
-    const float *q = u->p->q + (size_t)(u->seq->row0 + c->row) * (size_t)u->p->ldq +
-                     (size_t)(u->group * u->n_heads) * (size_t)u->l->k_dim;
+    const bool readied = cpu_kv_query(&u->cpu->table, u->l->k_type) != NULL;
+    const float *q = readied ? u->t->q : query_of(c);
+    const size_t ldq = readied ? (size_t)kv_page_pad(u->l->k_dim) : (size_t)u->l->k_dim;
     cpu_kv_qk_fn *qk = cpu_kv_qk(&u->cpu->table, u->l->k_type);
 
     for (int32_t h = 0; h < u->n_heads; h++) {
@@ -223,10 +246,10 @@ static void keys(const struct chunk *c, struct att_prefetch *ahead, float *max)
 
         for (int32_t k = 0; k < u->l->k_heads; k++) {
             qk(c->pages[i] + (size_t)k * c->parts.k_bytes, u->l->k_dim,
-               q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim, (size_t)u->l->k_dim, u->share_k,
-               x_of(c, k * u->share_k, i), KV_CHUNK, ahead->on ? &ahead->a : NULL);
+               q + (size_t)(k * u->share_k) * ldq, ldq, u->share_k, x_of(c, k * u->share_k, i),
+               KV_CHUNK, ahead->on ? &ahead->a : NULL);
             if (c->latest[i] && ops_kv_in_four_bits(u->l->k_type)) {
-                latest_keys(c, i, k, q + (size_t)(k * u->share_k) * (size_t)u->l->k_dim);
+                latest_keys(c, i, k, query_of(c) + (size_t)(k * u->share_k) * (size_t)u->l->k_dim);
             }
         }
         for (int32_t h = 0; h < u->n_heads; h++) {
@@ -606,6 +629,7 @@ static bool run_unit(struct walk *walk, int32_t i, int32_t end)
         walk->group = c->u.group;
         walk->n_heads = c->u.n_heads;
         walk->seq = c->u.seq;
+        ready_queries(c);
     }
     c->scratch = walk->s;
     chunk_unit(c, more ? next : NULL, walk->next_weights);

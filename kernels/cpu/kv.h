@@ -78,9 +78,10 @@ struct kv_thread {
     int32_t *list_pos;
     uint16_t *list_scale;
     const void **list_rows;
-    /* pos=new: */
-    int32_t *rank;  /* (max_slots in whole pages) */
-    float *q;       /* (max(KV_PAIRS, max_heads), pad(max_head_dim)): turned back queries */
+    int32_t *rank; /* pos=new: (max_slots in whole pages) */
+    /* (max(KV_PAIRS, max_heads), pad(max_head_dim)): pos=new: turned back queries; decode: queries
+     * as qk reads them */
+    float *q;
 };
 
 /* Decode rows that select: what one step leaves for the next. */
@@ -156,6 +157,7 @@ void cpu_kv_add_value(const struct cpu *cpu, const struct ops_kv *kv, int32_t gr
 cpu_kv_dims_fn *cpu_kv_dims(const struct cpu_table *t, enum ops_kv_type type);
 cpu_kv_rows_fn *cpu_kv_rows(const struct cpu_table *t, enum ops_kv_type type);
 cpu_kv_blend_fn *cpu_kv_blend(const struct cpu_table *t, enum ops_kv_type type);
+cpu_kv_query_fn *cpu_kv_query(const struct cpu_table *t, enum ops_kv_type type); /* NULL: none */
 cpu_kv_qk_fn *cpu_kv_qk(const struct cpu_table *t, enum ops_kv_type type);
 cpu_kv_pv_fn *cpu_kv_pv(const struct cpu_table *t, enum ops_kv_type type);
 cpu_kv_unpack_fn *cpu_kv_unpack(const struct cpu_table *t, enum ops_kv_type type); /* f32: NULL */

@@ -120,7 +120,8 @@ struct cpu_table {
 #define CPU_TABLE_SET(t, slot, isa) ((t)->slot = slot##_##isa, (t)->slot##_name = #slot "_" #isa)
 /* clang-format on */
 
-/* Fills every slot by the flags of base/cpu.h; those of table_tile.h may stay NULL. */
+/* Fills every slot by the flags of base/cpu.h; those of table_tile.h, and query_ of table_kv.h, may
+ * stay NULL. */
 void cpu_table_init(struct cpu_table *t, uint32_t flags);
 
 /* The slot that serves a weight type. */

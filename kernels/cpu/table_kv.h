@@ -35,9 +35,14 @@ struct cpu_kv_prefetch {
     uint32_t step;               /* the same unit; at most a line */
 };
 
+/* A query head of k_dim dims in the form that qk of the type reads, in kv_page_pad(k_dim) floats.
+ * NULL: qk reads it as it is. */
+typedef void cpu_kv_query_fn(const float *q, int32_t k_dim, float *ret);
+
 /* x[i][s] = q[i] . k[:, s] for n pairs and the page's 64 slots. k (k_dim, 64) of the type; q rows
- * ldq floats apart, x rows ldx; ahead or NULL. qk_fp8 and qk_i8 may round q and sums of a few
- * dims to f16, or q to 15 bits (decode attention's alone: tests/kernels/tolerance.h). */
+ * ldq floats apart, as cpu_kv_query_fn leaves them, x rows ldx; ahead or NULL. qk_fp8 may round
+ * q and sums of a few dims to f16, qk_i8 and qk_g4 q to 15 bits (decode attention's alone:
+ * tests/kernels/tolerance.h). */
 typedef void cpu_kv_qk_fn(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
                           float *x, size_t ldx, struct cpu_kv_prefetch *ahead);
 
@@ -124,6 +129,8 @@ typedef uint16_t cpu_kv_encode_fn(const float *x, int32_t n, void *dst);
 
 /* clang-format off */
 #define CPU_SLOTS_KV(X) \
+    X(cpu_kv_query_fn, query_i8) \
+    X(cpu_kv_query_fn, query_g4) \
     X(cpu_kv_qk_fn, qk_f32) \
     X(cpu_kv_qk_fn, qk_f16) \
     X(cpu_kv_qk_fn, qk_bf16) \

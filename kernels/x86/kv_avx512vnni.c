@@ -1,140 +1,171 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products with int8 keys in integers, for AVX-512 VNNI.
+/* Products with int8 keys, and with keys of 4 bits, in integers, for AVX-512 VNNI.
  *
  * The query becomes 15 bits, two int8 halves of absmax / 16256 (hi * 128 + lo), so a product is
- * exact but for 2^-15 of the query's largest component; int8 keys are known to 2^-8 of theirs. Four
- * dims of 64 slots are interleaved by 8 shuffles into 4 vectors, shared by all query heads; 8
- * instructions a query head multiply and add. Keys enter as unsigned bytes, k + 128; sums
- * begin at -128 times the sum of the query. */
+ * exact but for 2^-15 of the query's largest component; int8 keys are known to 2^-8 of theirs.
+ * That is done once for all pages that the query meets (query_i8, query_g4). Keys enter as unsigned
+ * bytes, k + 128; sums begin at -128 times the sum of the query.
+ *
+ * Int8: four dims of 64 slots are interleaved by 8 shuffles into 4 vectors, shared by all query
+ * heads; 8 instructions a query head multiply and add. From four heads on slots go in two halves,
+ * so that the sums of seven heads are registers: each half needs only its own 4 shuffles.
+ *
+ * 4 bits: the blocks of 16 slots are turned so that a vector has four codes pairs of each slot; a
+ * level is an int8 that one shuffle finds. A block's sum is exact and meets its scale as a float:
+ * no sum crosses lanes. */
 
 #include <immintrin.h>
 #include <string.h>
 
+#include "kernels/cpu/kv_page.h"
 #include "kernels/cpu/kv_prefetch.h"
 #include "kernels/cpu/unroll.h"
 #include "kernels/x86/x86.h"
+#include "quant/gauss4.h"
 
 enum {
-    ROWS = 3,    /* pairs at once: 24 sums */
+    ROWS = 7,    /* pairs at once: 28 sums of half of the slots, 14 of four bits' 16 */
     BLOCK = 128, /* dims between two sums in f32: 128 * 255 * 128 is far from 2^31 */
     QUERY = 16256,
+    GROUP = 16,  /* slots of a vector */
+    SCALES = 16, /* blocks of a slot whose scales are brought together */
 };
 
-/* One query's dims of a block, by fours. */
-struct query {
-    int32_t half[2][BLOCK / 4]; /* hi, lo */
-    int32_t sum[2];
-    float scale;
-    float inverse;
-};
+/* call(rows), of a number that is a constant in each case. */
+#define CASE(n, most, call)                                                                        \
+    case n:                                                                                        \
+        call(n <= (most) ? n : 1);                                                                 \
+        break
+#define CASES(rows, most, call)                                                                    \
+    switch (rows) {                                                                                \
+        CASE(1, most, call);                                                                       \
+        CASE(2, most, call);                                                                       \
+        CASE(3, most, call);                                                                       \
+        CASE(4, most, call);                                                                       \
+        CASE(5, most, call);                                                                       \
+        CASE(6, most, call);                                                                       \
+        CASE(7, most, call);                                                                       \
+    }
+
+/* ---- queries ----------------------------------------------------------------------------------
+ */
+
+/* Within kv_page_pad(n) words: of each four dims hi and lo (a byte a dim each), then the scale, and
+ * of each block of dims -128 times the sum of its 15-bit numbers. */
+static inline const int32_t *halves_of(const float *q, int32_t d)
+{
+    return (const int32_t *)(const void *)q + d / 4 * 2;
+}
+
+static inline float scale_of(const float *q, int32_t n)
+{
+    return q[kv_page_pad(n) / 2];
+}
+
+static inline const int32_t *bias_of(const float *q, int32_t n)
+{
+    return halves_of(q, kv_page_pad(n)) + 1;
+}
 
 static inline __mmask16 lanes_of(int32_t n)
 {
     return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
 }
 
-static inline void set_scale(const float *q, int32_t n, struct query *ret)
+static inline float largest(const float *q, int32_t n)
 {
     __m512 max = _mm512_setzero_ps();
 
     for (int32_t i = 0; i < n; i += 16) {
         max = _mm512_max_ps(max, _mm512_abs_ps(_mm512_maskz_loadu_ps(lanes_of(n - i), q + i)));
     }
-    ret->scale = _mm512_reduce_max_ps(max) / (float)QUERY;
-    ret->inverse = ret->scale > 0x1p-120f ? 1.0f / ret->scale : 0.0f;
+    return _mm512_reduce_max_ps(max);
 }
 
-static inline void quantize(const float *q, int32_t n, struct query *ret)
+/* n dims in blocks; ret: see above. */
+static inline void pack(const float *q, int32_t n, int32_t block, float *ret)
 {
     const __m512i most = _mm512_set1_epi32(QUERY);
-    __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    const float scale = largest(q, n) / (float)QUERY;
+    const __m512 inverse = _mm512_set1_ps(scale > 0x1p-120f ? 1.0f / scale : 0.0f);
+    const int32_t pad = kv_page_pad(n);
+    int32_t *bias = (int32_t *)(void *)ret + pad / 2 + 1;
+    __m512i sum = _mm512_setzero_si512();
 
+    ret[pad / 2] = scale;
     for (int32_t i = 0; i < n; i += 16) {
-        __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes_of(n - i), q + i),
-                                 _mm512_set1_ps(ret->inverse));
+        __m512 x = _mm512_mul_ps(_mm512_maskz_loadu_ps(lanes_of(n - i), q + i), inverse);
         __m512i v = _mm512_min_epi32(_mm512_cvtps_epi32(x), most);
         __m512i hi;
-        __m512i lo;
+        __m128i h;
+        __m128i l;
 
         v = _mm512_max_epi32(v, _mm512_sub_epi32(_mm512_setzero_si512(), most));
         hi = _mm512_srai_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(64)), 7);
-        lo = _mm512_sub_epi32(v, _mm512_slli_epi32(hi, 7));
-        sum[0] = _mm512_add_epi32(sum[0], hi);
-        sum[1] = _mm512_add_epi32(sum[1], lo);
-        _mm_storeu_si128((void *)&ret->half[0][i / 4], _mm512_cvtepi32_epi8(hi));
-        _mm_storeu_si128((void *)&ret->half[1][i / 4], _mm512_cvtepi32_epi8(lo));
+        h = _mm512_cvtepi32_epi8(hi);
+        l = _mm512_cvtepi32_epi8(_mm512_sub_epi32(v, _mm512_slli_epi32(hi, 7)));
+        sum = _mm512_add_epi32(sum, v);
+        _mm_storeu_si128((void *)(ret + i / 2), _mm_unpacklo_epi32(h, l));
+        _mm_storeu_si128((void *)(ret + i / 2 + 4), _mm_unpackhi_epi32(h, l));
+        if ((i + 16) % block == 0 || i + 16 >= n) {
+            *bias++ = -128 * _mm512_reduce_add_epi32(sum);
+            sum = _mm512_setzero_si512();
+        }
     }
-    ret->sum[0] = _mm512_reduce_add_epi32(sum[0]);
-    ret->sum[1] = _mm512_reduce_add_epi32(sum[1]);
 }
 
-/* Four dims (the n that are left) of 64 slots: lane L of vector j has slots 16 L + 4 j ... + 3. */
-UNROLL_INLINE void four_dims(const uint8_t *k, int32_t n, __m512i ret[4])
+static void query_i8_avx512vnni(const float *q, int32_t k_dim, float *ret)
+{
+    pack(q, k_dim, BLOCK, ret);
+}
+
+static void query_g4_avx512vnni(const float *q, int32_t k_dim, float *ret)
+{
+    pack(q, k_dim, GAUSS4_BLOCK, ret);
+}
+
+/* A block's sum of hi * 128 + lo: at most 128 * 127 * 16256 in size. */
+static inline __m512 joined(__m512i hi, __m512i lo)
+{
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(hi, 7), lo));
+}
+
+/* ---- int8 ------------------------------------------------------------------------------------ */
+
+/* Four dims of 64 slots: lane L of vector j has slots 16 L + 4 j ... + 3. Vectors [first, first +
+ * count), which is all or one half. */
+UNROLL_INLINE void four_dims(const uint8_t *k, int first, int count, __m512i ret[4])
 {
     const __m512i flip = _mm512_set1_epi8((char)0x80);
     __m512i r[4];
-    __m512i a[4];
 
     UNROLL_LOOP
     for (int i = 0; i < 4; i++) {
-        r[i] = i < n ? _mm512_loadu_si512(k + i * CPU_KV_SLOTS) : _mm512_setzero_si512();
+        r[i] = _mm512_xor_si512(_mm512_loadu_si512(k + i * CPU_KV_SLOTS), flip);
     }
-    UNROLL_LOOP
-    for (int i = 0; i < 2; i++) {
-        __m512i x = _mm512_xor_si512(r[2 * i], flip);
-        __m512i y = _mm512_xor_si512(r[2 * i + 1], flip);
+    if (first == 0) {
+        __m512i a = _mm512_unpacklo_epi8(r[0], r[1]);
+        __m512i b = _mm512_unpacklo_epi8(r[2], r[3]);
 
-        a[i] = _mm512_unpacklo_epi8(x, y);
-        a[i + 2] = _mm512_unpackhi_epi8(x, y);
+        ret[0] = _mm512_unpacklo_epi16(a, b);
+        ret[1] = _mm512_unpackhi_epi16(a, b);
     }
-    ret[0] = _mm512_unpacklo_epi16(a[0], a[1]);
-    ret[1] = _mm512_unpackhi_epi16(a[0], a[1]);
-    ret[2] = _mm512_unpacklo_epi16(a[2], a[3]);
-    ret[3] = _mm512_unpackhi_epi16(a[2], a[3]);
+    if (first + count == 4) {
+        __m512i a = _mm512_unpackhi_epi8(r[0], r[1]);
+        __m512i b = _mm512_unpackhi_epi8(r[2], r[3]);
+
+        ret[2 - first] = _mm512_unpacklo_epi16(a, b);
+        ret[3 - first] = _mm512_unpackhi_epi16(a, b);
+    }
 }
 
-UNROLL_INLINE void tile(int rows, const uint8_t *k, int32_t n_dims, const struct query *q,
-                        bool first, float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
+/* x = or += scale * sums of 64 slots, or of each 16 the first or last 8. */
+UNROLL_INLINE void put(int first, int count, const __m512 f[4], float scale, bool add, float *x)
 {
-    const uint32_t due = kv_prefetch_share(ahead, CPU_KV_SLOTS * (size_t)n_dims, n_dims);
-    __m512i sum[ROWS][2][4];
+    const __m512 factor = _mm512_set1_ps(scale);
+    __m512 out[4];
 
-    UNROLL_LOOP
-    for (int r = 0; r < rows; r++) {
-        UNROLL_LOOP
-        for (int i = 0; i < 8; i++) {
-            sum[r][i / 4][i % 4] = _mm512_set1_epi32(-128 * q[r].sum[i / 4]);
-        }
-    }
-    for (int32_t d = 0; d < n_dims; d += 4) {
-        const int32_t n = n_dims - d;
-        __m512i v[4];
-
-        if (ahead && d % KV_PREFETCH_ROWS == 0) {
-            kv_prefetch_due(ahead, due);
-        }
-        four_dims(k + (size_t)d * CPU_KV_SLOTS, n, v);
-        UNROLL_LOOP
-        for (int r = 0; r < rows; r++) {
-            UNROLL_LOOP
-            for (int i = 0; i < 8; i++) {
-                const __m512i w = _mm512_set1_epi32(q[r].half[i / 4][d / 4]);
-
-                sum[r][i / 4][i % 4] = _mm512_dpbusd_epi32(sum[r][i / 4][i % 4], v[i % 4], w);
-            }
-        }
-    }
-    UNROLL_LOOP
-    for (int r = 0; r < rows; r++) {
-        float *to = x + (size_t)r * ldx;
-        __m512 f[4];
-        __m512 out[4];
-
-        UNROLL_LOOP
-        for (int j = 0; j < 4; j++) {
-            f[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][0][j]), _mm512_set1_ps(128.0f),
-                                   _mm512_cvtepi32_ps(sum[r][1][j]));
-        }
+    if (count == 4) {
         __m512 t0 = _mm512_shuffle_f32x4(f[0], f[1], 0x44);
         __m512 t1 = _mm512_shuffle_f32x4(f[2], f[3], 0x44);
         __m512 t2 = _mm512_shuffle_f32x4(f[0], f[1], 0xee);
@@ -146,53 +177,269 @@ UNROLL_INLINE void tile(int rows, const uint8_t *k, int32_t n_dims, const struct
         out[3] = _mm512_shuffle_f32x4(t2, t3, 0xdd);
         UNROLL_LOOP
         for (int j = 0; j < 4; j++) {
-            const __m512 scale = _mm512_set1_ps(q[r].scale);
+            float *to = x + 16 * j;
 
-            _mm512_storeu_ps(to + 16 * j,
-                             first ? _mm512_mul_ps(out[j], scale)
-                                   : _mm512_fmadd_ps(out[j], scale, _mm512_loadu_ps(to + 16 * j)));
+            _mm512_storeu_ps(to, add ? _mm512_fmadd_ps(out[j], factor, _mm512_loadu_ps(to))
+                                     : _mm512_mul_ps(out[j], factor));
         }
+        return;
+    }
+    out[0] = _mm512_permutex2var_ps(
+        f[0], _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23), f[1]);
+    out[1] = _mm512_permutex2var_ps(
+        f[0], _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31),
+        f[1]);
+    UNROLL_LOOP
+    for (int j = 0; j < 4; j++) {
+        float *to = x + 16 * j + 4 * first;
+        __m256 v =
+            j % 2 ? _mm512_extractf32x8_ps(out[j / 2], 1) : _mm512_castps512_ps256(out[j / 2]);
+        __m256 by = _mm512_castps512_ps256(factor);
+
+        _mm256_storeu_ps(to,
+                         add ? _mm256_fmadd_ps(v, by, _mm256_loadu_ps(to)) : _mm256_mul_ps(v, by));
     }
 }
+
+/* _mm512_dpbusd_epi32(), for which gcc 12 copies the sum to another register and back in loops:
+ * with 28 sums two of three of them then lie in memory, at half of the speed. */
+UNROLL_INLINE __m512i dot(__m512i sum, __m512i v, __m512i w)
+{
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(v), "v"(w));
+    return sum;
+}
+
+/* One block: dims [d0, d0 + n_dims) of k_dim. Dims are read by fours, those behind the last, which
+ * the page has, times the zeros of a packed query. */
+UNROLL_INLINE void tile(int rows, int first, int count, const uint8_t *k, int32_t k_dim, int32_t d0,
+                        const float *q, size_t ldq, float *x, size_t ldx,
+                        struct cpu_kv_prefetch *ahead)
+{
+    const int32_t n_dims = k_dim - d0 < BLOCK ? k_dim - d0 : BLOCK;
+    const uint32_t due = kv_prefetch_share(ahead, CPU_KV_SLOTS * (size_t)n_dims, n_dims);
+    const int32_t *w = halves_of(q, d0);
+    __m512i sum[ROWS][2][4];
+
+    k += (size_t)d0 * CPU_KV_SLOTS;
+    UNROLL_LOOP
+    for (int r = 0; r < rows; r++) {
+        UNROLL_LOOP
+        for (int j = 0; j < count; j++) {
+            sum[r][0][j] = _mm512_setzero_si512();
+            sum[r][1][j] = _mm512_set1_epi32(bias_of(q + (size_t)r * ldq, k_dim)[d0 / BLOCK]);
+        }
+    }
+    for (int32_t d = 0; d < n_dims; d += 4, w += 2) {
+        __m512i v[4];
+
+        if (ahead && d % KV_PREFETCH_ROWS == 0) {
+            kv_prefetch_due(ahead, due);
+        }
+        four_dims(k + (size_t)d * CPU_KV_SLOTS, first, count, v);
+        UNROLL_LOOP
+        for (int r = 0; r < rows; r++) {
+            const __m512i h = _mm512_set1_epi32(w[(size_t)r * ldq]);
+            const __m512i l = _mm512_set1_epi32(w[(size_t)r * ldq + 1]);
+
+            UNROLL_LOOP
+            for (int j = 0; j < count; j++) {
+                sum[r][0][j] = dot(sum[r][0][j], v[j], h);
+                sum[r][1][j] = dot(sum[r][1][j], v[j], l);
+            }
+        }
+    }
+    UNROLL_LOOP
+    for (int r = 0; r < rows; r++) {
+        __m512 f[4];
+
+        UNROLL_LOOP
+        for (int j = 0; j < count; j++) {
+            f[j] = joined(sum[r][0][j], sum[r][1][j]);
+        }
+        put(first, count, f, scale_of(q + (size_t)r * ldq, k_dim), d0 > 0, x + (size_t)r * ldx);
+    }
+}
+
+typedef void tile_fn(const uint8_t *k, int32_t k_dim, int32_t d0, const float *q, size_t ldq,
+                     float *x, size_t ldx, struct cpu_kv_prefetch *ahead);
+
+/* Each is a function of its own: with all in one gcc 12 keeps most of the sums in memory, at half
+ * of the speed. */
+#define TILE(name, rows, first, count)                                                             \
+    static __attribute__((noinline)) void name(const uint8_t *k, int32_t k_dim, int32_t d0,        \
+                                               const float *q, size_t ldq, float *x, size_t ldx,   \
+                                               struct cpu_kv_prefetch *ahead)                      \
+    {                                                                                              \
+        tile(rows, first, count, k, k_dim, d0, q, ldq, x, ldx, ahead);                             \
+    }
+
+TILE(whole_1, 1, 0, 4)
+TILE(whole_2, 2, 0, 4)
+TILE(whole_3, 3, 0, 4)
+TILE(low_4, 4, 0, 2)
+TILE(low_5, 5, 0, 2)
+TILE(low_6, 6, 0, 2)
+TILE(low_7, 7, 0, 2)
+TILE(high_4, 4, 2, 2)
+TILE(high_5, 5, 2, 2)
+TILE(high_6, 6, 2, 2)
+TILE(high_7, 7, 2, 2)
+
+static tile_fn *const tiles[ROWS + 1][2] = {
+    {NULL, NULL},    {whole_1, NULL}, {whole_2, NULL}, {whole_3, NULL},
+    {low_4, high_4}, {low_5, high_5}, {low_6, high_6}, {low_7, high_7},
+};
 
 static void qk_i8_avx512vnni(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
                              float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
 {
-    struct query w[ROWS];
-
-    while (n > 0) {
-        int rows = n < ROWS ? n : ROWS;
-
-        for (int r = 0; r < rows; r++) {
-            set_scale(q + (size_t)r * ldq, k_dim, &w[r]);
-        }
+    for (int32_t rows; n > 0; n -= rows) {
+        rows = n < ROWS ? n : ROWS;
         for (int32_t d = 0; d < k_dim; d += BLOCK) {
-            const uint8_t *from = (const uint8_t *)k + (size_t)d * CPU_KV_SLOTS;
-            int32_t left = k_dim - d < BLOCK ? k_dim - d : BLOCK;
-
-            for (int r = 0; r < rows; r++) {
-                quantize(q + (size_t)r * ldq + d, left, &w[r]);
-            }
-            switch (rows) {
-            case 1:
-                tile(1, from, left, w, d == 0, x, ldx, ahead);
-                break;
-            case 2:
-                tile(2, from, left, w, d == 0, x, ldx, ahead);
-                break;
-            default:
-                tile(ROWS, from, left, w, d == 0, x, ldx, ahead);
-                break;
+            tiles[rows][0](k, k_dim, d, q, ldq, x, ldx, ahead);
+            if (tiles[rows][1]) {
+                tiles[rows][1](k, k_dim, d, q, ldq, x, ldx, NULL);
             }
         }
         q += (size_t)rows * ldq;
         x += (size_t)rows * ldx;
-        n -= rows;
-        ahead = NULL;
+        ahead = NULL; /* and K is in L1 now */
+    }
+}
+
+/* ---- 4 bits ---------------------------------------------------------------------------------- */
+
+/* The codes of one block of 16 slots, `stride` bytes apart: vector j has bytes 4 j ... + 3 of each
+ * slot's. */
+UNROLL_INLINE void turned(const uint8_t *codes, size_t stride, __m512i ret[4])
+{
+    __m512i z[4];
+
+    UNROLL_LOOP
+    for (int i = 0; i < 4; i++) { /* slots i, i + 4, i + 8, i + 12 */
+        const uint8_t *at = codes + (size_t)i * stride;
+
+        z[i] = _mm512_castsi128_si512(_mm_loadu_si128((const void *)at));
+        z[i] = _mm512_inserti32x4(z[i], _mm_loadu_si128((const void *)(at + 4 * stride)), 1);
+        z[i] = _mm512_inserti32x4(z[i], _mm_loadu_si128((const void *)(at + 8 * stride)), 2);
+        z[i] = _mm512_inserti32x4(z[i], _mm_loadu_si128((const void *)(at + 12 * stride)), 3);
+    }
+    __m512i a = _mm512_unpacklo_epi32(z[0], z[1]);
+    __m512i b = _mm512_unpacklo_epi32(z[2], z[3]);
+    __m512i c = _mm512_unpackhi_epi32(z[0], z[1]);
+    __m512i d = _mm512_unpackhi_epi32(z[2], z[3]);
+
+    ret[0] = _mm512_unpacklo_epi64(a, b);
+    ret[1] = _mm512_unpackhi_epi64(a, b);
+    ret[2] = _mm512_unpacklo_epi64(c, d);
+    ret[3] = _mm512_unpackhi_epi64(c, d);
+}
+
+/* The scales of blocks [first, end) of all slots, without a vector instruction. */
+static inline void bring_scales(const uint8_t *k, size_t stride, int32_t first, int32_t end,
+                                uint16_t ret[SCALES][CPU_KV_SLOTS])
+{
+    for (int32_t s = 0; s < CPU_KV_SLOTS; s++, k += stride) {
+        for (int32_t b = first; b < end; b++) {
+            memcpy(&ret[b - first][s], k + (size_t)b * sizeof(struct gauss4_block),
+                   sizeof(uint16_t));
+        }
+    }
+}
+
+/* x = or += the products of blocks [first, end) with 16 slots' keys; scales (blocks, 64). */
+UNROLL_INLINE void group(int rows, const uint8_t *k, int32_t k_dim, int32_t first, int32_t end,
+                         const uint16_t *scales, const float *q, size_t ldq, float *x, size_t ldx)
+{
+    const size_t stride = (size_t)(k_dim / GAUSS4_BLOCK) * sizeof(struct gauss4_block);
+    const __m512i levels =
+        _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128((const void *)gauss4_level)),
+                         _mm512_set1_epi8((char)0x80));
+    const __m512i four_bits = _mm512_set1_epi8(0x0f);
+    __m512 out[ROWS];
+
+    UNROLL_LOOP
+    for (int r = 0; r < rows; r++) {
+        out[r] = _mm512_setzero_ps();
+    }
+    for (int32_t b = first; b < end; b++) {
+        const int32_t *w = halves_of(q, b * GAUSS4_BLOCK);
+        __m512i sum[ROWS][2];
+        __m512i codes[4];
+
+        turned(k + (size_t)b * sizeof(struct gauss4_block) + sizeof(uint16_t), stride, codes);
+        UNROLL_LOOP
+        for (int r = 0; r < rows; r++) {
+            sum[r][0] = _mm512_setzero_si512();
+            sum[r][1] = _mm512_set1_epi32(bias_of(q + (size_t)r * ldq, k_dim)[b]);
+        }
+        UNROLL_LOOP
+        for (int j = 0; j < 8; j++) { /* dims 4 j ... + 3 */
+            __m512i code = j < 4 ? codes[j % 4] : _mm512_srli_epi16(codes[j % 4], 4);
+            __m512i v = _mm512_shuffle_epi8(levels, _mm512_and_si512(code, four_bits));
+
+            UNROLL_LOOP
+            for (int r = 0; r < rows; r++) {
+                const int32_t *at = w + (size_t)r * ldq + 2 * j;
+
+                sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], v, _mm512_set1_epi32(at[0]));
+                sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], v, _mm512_set1_epi32(at[1]));
+            }
+        }
+        const __m512 scale = _mm512_cvtph_ps(
+            _mm256_loadu_si256((const void *)(scales + (size_t)(b - first) * CPU_KV_SLOTS)));
+
+        UNROLL_LOOP
+        for (int r = 0; r < rows; r++) {
+            out[r] = _mm512_fmadd_ps(joined(sum[r][0], sum[r][1]), scale, out[r]);
+        }
+    }
+    UNROLL_LOOP
+    for (int r = 0; r < rows; r++) {
+        float *to = x + (size_t)r * ldx;
+        __m512 scale = _mm512_set1_ps(scale_of(q + (size_t)r * ldq, k_dim));
+
+        _mm512_storeu_ps(to, first ? _mm512_fmadd_ps(out[r], scale, _mm512_loadu_ps(to))
+                                   : _mm512_mul_ps(out[r], scale));
+    }
+}
+
+static void qk_g4_avx512vnni(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
+                             float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
+{
+    const int32_t n_blocks = k_dim / GAUSS4_BLOCK;
+    const size_t stride = (size_t)n_blocks * sizeof(struct gauss4_block);
+    const uint32_t due = kv_prefetch_share(ahead, stride * CPU_KV_SLOTS, CPU_KV_SLOTS);
+    const uint8_t *page = k;
+
+    for (int32_t b = 0; b < n_blocks; b += SCALES) {
+        const int32_t end = n_blocks - b < SCALES ? n_blocks : b + SCALES;
+        uint16_t scales[SCALES][CPU_KV_SLOTS];
+
+        bring_scales(page, stride, b, end, scales);
+        for (int32_t s = 0; s < CPU_KV_SLOTS; s += GROUP) {
+            const uint8_t *from = page + (size_t)s * stride;
+
+            if (ahead && b == 0) {
+                kv_prefetch_due(ahead, GROUP / KV_PREFETCH_ROWS * due);
+            }
+            for (int32_t done = 0, rows; done < n; done += rows) {
+                const float *queries = q + (size_t)done * ldq;
+                float *to = x + (size_t)done * ldx + (size_t)s;
+
+                rows = n - done < ROWS ? n - done : ROWS;
+#define GROUP_OF(rows) group(rows, from, k_dim, b, end, scales[0] + s, queries, ldq, to, ldx)
+                CASES(rows, ROWS, GROUP_OF)
+#undef GROUP_OF
+            }
+        }
     }
 }
 
 void x86_table_kv_avx512vnni(struct cpu_table *t)
 {
+    CPU_TABLE_SET(t, query_i8, avx512vnni);
+    CPU_TABLE_SET(t, query_g4, avx512vnni);
     CPU_TABLE_SET(t, qk_i8, avx512vnni);
+    CPU_TABLE_SET(t, qk_g4, avx512vnni);
 }

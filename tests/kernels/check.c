@@ -365,7 +365,8 @@ bool check_has_half(const struct check *c)
     return describes(c, " pv_fp8_avx512fp16");
 }
 
-bool check_has_vnni_keys(const struct check *c)
+bool check_has_vnni_keys(const struct check *c, enum ops_kv_type k_type)
 {
-    return describes(c, " qk_i8_avx512vnni");
+    return (k_type == OPS_KV_I8 && describes(c, " qk_i8_avx512vnni")) ||
+           (k_type == OPS_KV_G4 && describes(c, " qk_g4_avx512vnni"));
 }
