@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cells  # noqa: E402
+import small_svg  # noqa: E402
 import table as tables  # noqa: E402
 
 LOOK = {
@@ -67,6 +68,12 @@ def begin(folder):
     plt.rcParams["svg.hashsalt"] = "pipit"
 
 
+def write(fig, folder, name):
+    fig.savefig(os.path.join(folder, name), metadata={"Date": None, "Creator": None})
+    small_svg.main([os.path.join(folder, name)])
+    plt.close(fig)
+
+
 def save(fig, folder, name):
     """With one legend below for all panels."""
     handles, labels = {}, []
@@ -77,8 +84,7 @@ def save(fig, folder, name):
     if labels:
         fig.legend(handles.values(), labels, loc="lower center", ncols=min(6, len(labels)), fontsize=7, frameon=False)
     fig.tight_layout(rect=(0, 0.11 if labels else 0, 1, 1))
-    fig.savefig(os.path.join(folder, name), metadata={"Date": None, "Creator": None})
-    plt.close(fig)
+    write(fig, folder, name)
 
 
 def panels(t, folder, name, wanted):

@@ -26,6 +26,7 @@ import make_prompts  # noqa: E402
 import page  # noqa: E402
 import reads  # noqa: E402
 import score  # noqa: E402
+import small_svg  # noqa: E402
 import step_time  # noqa: E402
 import table as tables  # noqa: E402
 import tasks_table  # noqa: E402
@@ -434,6 +435,12 @@ ppl-shakespeare-2k,{h2o50},perplexity more %,10,1.5,0.25,50,0.5,6
         self.assertIn("| h2o | – | – | – | +1.50 ± 0.25 | – | – |", got)
         self.assertNotIn("old", got)
         self.assertEqual(page.fill(got, page.Page(t)), got)
+
+    def test_small_pictures(self):
+        big = """<text style="font: 6.5px 'A B', 'C', 'D', sans-serif" x="56.45203" y="0.123456" id="m1.23456">12.34567</text>"""
+        small = """<text style="font: 6.5px 'A B', sans-serif" x="56.45" y="0.123456" id="m1.23456">12.34567</text>"""
+        self.assertEqual(small_svg.smaller(big), small)
+        self.assertEqual(small_svg.smaller(small), small)
 
     def test_tasks(self):
         for df, t in ((1, 12.706), (2, 4.303), (10, 2.228), (99, 1.984)):
