@@ -11,10 +11,6 @@
 #include <ucontext.h>
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
-
 enum { STACK = 256 << 10 };
 enum state { READY, WAIT_WARP, WAIT_BLOCK, DONE };
 
@@ -61,58 +57,17 @@ asm(".text\n.globl emu_switch\n.hidden emu_switch\n.type emu_switch,@function\ne
 static ucontext_t main_context;
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)
-static const void *main_stack;
-static size_t main_stack_size;
-static void *main_fake;
-
-static void leave_main(int i)
+static void to_main(void)
 {
-    __sanitizer_start_switch_fiber(&main_fake, stacks + (size_t)i * STACK, STACK);
-}
-static void enter_main(void)
-{
-    __sanitizer_finish_switch_fiber(main_fake, NULL, NULL);
-}
-static void enter_fiber(void)
-{
-    __sanitizer_finish_switch_fiber(NULL, &main_stack, &main_stack_size);
-}
-static void leave_fiber(bool done)
-{
-    static void *fake[EMU_MAX_THREADS];
-
-    __sanitizer_start_switch_fiber(done ? NULL : &fake[emu_index], main_stack, main_stack_size);
-}
-#else
-static void leave_main(int)
-{
-}
-static void enter_main(void)
-{
-}
-static void enter_fiber(void)
-{
-}
-static void leave_fiber(bool)
-{
-}
-#endif
-
-static void to_main(bool done)
-{
-    leave_fiber(done);
 #if defined(__x86_64__)
     emu_switch(&current->sp, main_sp);
 #else
     swapcontext(&current->context, &main_context);
 #endif
-    enter_fiber();
 }
 
 static void fiber_main(void)
 {
-    enter_fiber();
     emu_kernel.run(emu_kernel.arg);
     emu_async_end();
     if (emu_kernel.early && !current->waited) {
@@ -120,7 +75,7 @@ static void fiber_main(void)
         abort();
     }
     current->state = DONE;
-    to_main(true);
+    to_main();
     abort();
 }
 
@@ -134,13 +89,11 @@ static void become(int i)
 static void run_fiber(int i)
 {
     become(i);
-    leave_main(i);
 #if defined(__x86_64__)
     emu_switch(&main_sp, current->sp);
 #else
     swapcontext(&main_context, &current->context);
 #endif
-    enter_main();
 }
 
 static void start_fiber(int i)
@@ -198,14 +151,11 @@ static int next_lane(int at)
 /* The running thread waits: to the next one of its warp, without a way by the main stack. */
 static void to_next(void)
 {
-#if defined(__SANITIZE_ADDRESS__)
-    to_main(false);
-#else
     struct fiber *from = current;
     int next = next_lane(warp_at + 1);
 
     if (next < 0) {
-        to_main(false);
+        to_main();
         return;
     }
     become(next);
@@ -213,7 +163,6 @@ static void to_next(void)
     emu_switch(&from->sp, current->sp);
 #else
     swapcontext(&from->context, &current->context);
-#endif
 #endif
 }
 

@@ -8,10 +8,6 @@
 #include <cstdlib>
 #include <sys/mman.h>
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#endif
-
 static const size_t GAP = 4096;
 static const size_t LARGE = 1 << 20;
 
@@ -76,11 +72,6 @@ cudaError_t cudaMalloc(void **ret, size_t bytes)
     device_end = from + need > device_end ? (from + need + 4095) & ~(size_t)4095 : device_end;
     emu_open_device(true);
     memset(device + from, 0xff, bytes < LARGE ? bytes : LARGE); /* the rest: 0, and untouched */
-#if defined(__SANITIZE_ADDRESS__)
-    ASAN_UNPOISON_MEMORY_REGION(device + from, bytes);
-    ASAN_POISON_MEMORY_REGION(device + from + ((bytes + 7) & ~(size_t)7),
-                              need - ((bytes + 7) & ~(size_t)7));
-#endif
     emu_open_device(false);
     *ret = device + from;
     return cudaSuccess;
@@ -94,9 +85,6 @@ cudaError_t cudaFree(void *p)
 
             *at = gone->next;
             emu_bytes_held -= gone->bytes;
-#if defined(__SANITIZE_ADDRESS__)
-            ASAN_UNPOISON_MEMORY_REGION(p, gone->bytes + GAP);
-#endif
             free(gone);
             return cudaSuccess;
         }
