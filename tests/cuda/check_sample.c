@@ -3,8 +3,8 @@
  * every combination of temperature, top_k, top_p and min_p that it covers, with ties, with tokens
  * forbidden by -inf, and with logits that are none. What it does not cover it must refuse.
  *
- *     check_sample BACKEND [SIDES]   (a module's path; as many backends, one after another: the
- * emulator's threads then run in other orders) */
+ *     check_sample BACKEND [SIDES [VOCAB]]   (a module's path; as many backends, one after
+ * another: the emulator's threads then run in other orders; one of the vocabularies) */
 
 #include <errno.h>
 #include <math.h>
@@ -124,6 +124,7 @@ int main(int argc, char **argv)
     const struct backend_ops *ops;
     struct backend_config config = {0};
     const struct backend_limits limits = {.max_rows = ROWS, .max_cols = 32, .max_outputs = 32};
+    int32_t only = argc > 3 ? atoi(argv[3]) : 0;
     struct error e = {0};
     struct sampler_scratch x;
     uint64_t bytes = ((uint64_t)MAX_VOCAB + 1) * ROWS * sizeof(float);
@@ -148,7 +149,9 @@ int main(int argc, char **argv)
             return 1;
         }
         for (size_t i = 0; i < sizeof(vocab) / sizeof(vocab[0]); i++) {
-            for (uint64_t index = 0; index < (vocab[i] < 2000 ? 8 : 1); index++) {
+            uint64_t n = only && vocab[i] != only ? 0 : vocab[i] < 2000 ? 8 : 1;
+
+            for (uint64_t index = 0; index < n; index++) {
                 sampler_scratch_init(&x, scratch, vocab[i]);
                 check(be, vocab[i], index * 0x100000001ull, logits, &x, device);
             }

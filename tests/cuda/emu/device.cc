@@ -125,7 +125,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *ret, int)
     memset(ret, 0, sizeof(*ret));
     snprintf(ret->name, sizeof(ret->name), "emulated on the CPU");
     ret->major = 9;
-    ret->multiProcessorCount = 8;
+    ret->multiProcessorCount = EMU_BLOCKS == 1 ? 8 : 7; /* 7: blocks end inside heads */
     ret->integrated = integrated;
     ret->totalGlobalMem = EMU_DEVICE_BYTES;
     ret->sharedMemPerBlockOptin = EMU_SHARED_MAX;

@@ -17,6 +17,8 @@
  *     was not loaded by cudaFuncGetAttributes() before
  *   - a kernel that does not wait for one beside it (a second stream, a branch of a graph) which
  *     writes what it reads: the one beside runs when it is waited for, in a graph at its end
+ *   - where it is built with EMU_ORDER, four blocks take turns, at barriers, fences and atomic
+ *     operations: a block that touches what another wrote before fences and a count allow it
  *
  * Kernels write CUDA C without inline PTX; what needs PTX is in kernels/cuda/prim.cuh, which calls
  * the emu_ functions below instead. Launches go through CUDA_LAUNCH there. */
@@ -33,7 +35,11 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
+#if defined(EMU_ORDER)
+#define __shared__ static thread_local /* grid.cc: each block has its own */
+#else
 #define __shared__ static
+#endif
 
 struct dim3 {
     unsigned x, y, z;
@@ -47,9 +53,6 @@ struct uint2 {
 } __align__(8);
 struct uint4 {
     unsigned x, y, z, w;
-} __align__(16);
-struct int4 {
-    int x, y, z, w;
 } __align__(16);
 struct float2 {
     float x, y;
@@ -86,7 +89,6 @@ inline const dim3 &threadIdx = emu_where.thread;
 inline const dim3 &blockIdx = emu_where.block;
 inline const dim3 &blockDim = emu_where.block_dim;
 inline const dim3 &gridDim = emu_where.grid_dim;
-#define warpSize 32
 
 void *emu_shared(void); /* the block's dynamic shared memory */
 void emu_sync_block(const char *file, int line);
@@ -102,7 +104,7 @@ void emu_grid_wait(const char *file, int line);
 #define __syncthreads() emu_sync_block(__FILE__, __LINE__)
 static inline int emu_sync_count(int p, const char *file, int line)
 {
-    static int sum;
+    __shared__ int sum;
     int ret;
 
     sum += p != 0;
@@ -162,25 +164,10 @@ static inline int __popc(unsigned x)
     return __builtin_popcount(x);
 }
 
-static inline int atomicAdd(int *p, int v)
-{
-    int old = *p;
-
-    *p = old + v;
-    return old;
-}
-
-static inline unsigned atomicInc(unsigned *p, unsigned last)
-{
-    unsigned old = *p;
-
-    *p = old >= last ? 0 : old + 1;
-    return old;
-}
-
-static inline void __threadfence(void)
-{
-}
+int atomicAdd(int *p, int v);
+unsigned atomicInc(unsigned *p, unsigned last);
+void emu_fence(const char *file, int line);
+#define __threadfence() emu_fence(__FILE__, __LINE__)
 
 template <typename T> static inline T __ldcg(const T *p)
 {
@@ -208,13 +195,6 @@ static inline float __fadd_rn(float a, float b)
 static inline float __fsub_rn(float a, float b)
 {
     return a - b;
-}
-static inline int __float2int_rn(float x)
-{
-    return x != x                ? 0
-           : x >= 2147483648.0f  ? INT32_MAX
-           : x <= -2147483648.0f ? INT32_MIN
-                                 : (int)rintf(x);
 }
 
 /* Byte k is the one that nibble k of `at` (0..7; 8 and up not emulated) names of b, a. */

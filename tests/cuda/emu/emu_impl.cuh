@@ -5,11 +5,13 @@
 /* What the emulator's own files share; kernels and their host code see emu.cuh alone.
  *
  *   fibers.cc      a block's threads: switching, barriers, exchanges of a warp
+ *   grid.cc        a launch's blocks: their order, their shared memory
  *   matrix.cc      mma, ldmatrix, cp.async
  *   group.cc       wgmma
  *   memory.cc      the device's memory, pinned memory, copies
  *   device.cc      errors and injected ones, properties, streams, events
  *   attributes.cc  what a driver keeps of a kernel
+ *   order.cc       which accesses of a block another block may count on
  *   launch.cc      kernels by address, launches
  *   graph.cc       graphs of kernels
  *
@@ -23,7 +25,13 @@ extern "C" {
 
 #define EMU_API extern "C" __attribute__((visibility("default")))
 
-enum { EMU_MAX_THREADS = 1024 };
+/* Blocks of a launch that run at once, in turns. */
+#if defined(EMU_ORDER)
+enum { EMU_BLOCKS = 4 };
+#else
+enum { EMU_BLOCKS = 1 };
+#endif
+enum { EMU_MAX_THREADS = 1024, EMU_FIBERS = EMU_BLOCKS * EMU_MAX_THREADS };
 static const size_t EMU_DEVICE_BYTES = (size_t)3 << 30;
 
 /* ---- fibers.cc ------------------------------------------------------------------------------ */
@@ -37,13 +45,26 @@ struct emu_kernel {
     bool early;    /* launched before the one ahead has ended */
 };
 extern struct emu_kernel emu_kernel;
-extern int emu_index; /* of the thread that runs, in its block */
-extern uint8_t emu_shared_memory[EMU_SHARED_MAX];
+extern int emu_index; /* of the thread that runs, in its block; EMU_MAX_THREADS a block */
 
 /* Two buffers in turn: a lane that is one exchange ahead does not overwrite what others read. */
 int emu_next_parity(void);
-/* Runs the block emu_where.block of emu_kernel; `schedule`: in which order its threads run. */
-void emu_run_block(int schedule);
+/* A block begins in one of EMU_BLOCKS slots; emu_where has its dimensions. */
+void emu_begin_block(int slot);
+/* Runs its threads until all wait at its barrier, and lets those go, or until one gives way; false:
+ * all have ended. `schedule`: in which order they run. */
+bool emu_run_threads(int slot, int schedule);
+/* Now and then the running thread gives way to another block. */
+void emu_yield(void);
+/* Ends the process when the running thread has still to wait for the kernel ahead. */
+void emu_check_waited(void);
+
+/* ---- grid.cc -------------------------------------------------------------------------------- */
+
+/* Runs the blocks of emu_kernel, with `shared` bytes of dynamic shared memory. */
+void emu_run_grid(int schedule, size_t shared);
+/* Of those below n, by EMU_SEED. */
+int emu_any_of(int n);
 
 /* ---- matrix.cc ------------------------------------------------------------------------------ */
 
@@ -62,6 +83,7 @@ static inline float emu_half_of(uint32_t word, int i, bool bf16)
 extern uint64_t emu_bytes_held; /* what emu_held() says */
 extern uint64_t emu_n_late;     /* copies into pinned memory so far */
 void emu_open_device(bool open);
+const uint8_t *emu_device(void); /* its first byte */
 bool emu_is_held(const struct emu_range *r);
 /* Ends the copies into pinned memory up to this one. */
 void emu_end_copies(uint64_t up_to);
@@ -70,6 +92,16 @@ void emu_end_copies(uint64_t up_to);
 
 /* Sets what cudaGetLastError() says, and returns it. */
 cudaError_t emu_set_error(cudaError_t e);
+
+/* ---- order.cc ------------------------------------------------------------------------------- */
+
+/* Called where EMU_BLOCKS > 1 only. */
+void emu_order_launch(void);
+void emu_order_block(int slot, unsigned number); /* it begins there */
+void emu_order_barrier(int slot, const char *file, int line);
+void emu_order_fence(const char *file, int line);
+void emu_order_atomic(const void *p); /* before it is made */
+void emu_order_read(const void *p, size_t n);
 
 /* ---- launch.cc ------------------------------------------------------------------------------ */
 

@@ -17,7 +17,6 @@ enum state { READY, WAIT_WARP, WAIT_BLOCK, DONE };
 struct emu_where emu_where;
 struct emu_kernel emu_kernel;
 int emu_index;
-uint8_t emu_shared_memory[EMU_SHARED_MAX] __attribute__((aligned(128)));
 
 /* What switching touches, in as few lines as can be: most of the emulator's time goes there. */
 struct fiber {
@@ -35,13 +34,14 @@ struct fiber {
     bool waited; /* emu_grid_wait */
 };
 
-static struct fiber fibers[EMU_MAX_THREADS];
-static uint64_t exchanged[EMU_MAX_THREADS / 32][2][32];
+static struct fiber fibers[EMU_FIBERS];
+static uint64_t exchanged[EMU_FIBERS / 32][2][32];
 static uint8_t *stacks;
 static struct fiber *current;
 static int warp_first, warp_n; /* the warp that runs */
 static int warp_at;            /* the place of `current` in its order */
 static int warp_schedule;
+static bool gives_way; /* the thread that ran can go on, but another block is to run first */
 
 /* ---- switching ------------------------------------------------------------------------------ */
 
@@ -100,13 +100,14 @@ static void start_fiber(int i)
 {
     struct fiber *f = &fibers[i];
     uint8_t *stack = stacks + (size_t)i * STACK;
+    unsigned at = (unsigned)i % EMU_MAX_THREADS;
 
     f->state = READY;
     f->parity = 0;
     f->waited = false;
-    f->thread = dim3((unsigned)i % emu_where.block_dim.x,
-                     (unsigned)i / emu_where.block_dim.x % emu_where.block_dim.y,
-                     (unsigned)i / emu_where.block_dim.x / emu_where.block_dim.y);
+    f->thread =
+        dim3(at % emu_where.block_dim.x, at / emu_where.block_dim.x % emu_where.block_dim.y,
+             at / emu_where.block_dim.x / emu_where.block_dim.y);
 #if defined(__x86_64__)
     /* Stacks are a power of two apart: at equal offsets their tops would share a few sets of the
      * cache. */
@@ -202,16 +203,12 @@ const uint64_t *emu_exchange(unsigned mask, uint64_t word, const char *file, int
     return words;
 }
 
-void *emu_shared(void)
-{
-    return emu_shared_memory;
-}
-
-/* Of a kernel that begins early: all threads come here before the first goes on. */
+/* Of a kernel that begins early: all threads come here before the first goes on, for the device is
+ * closed to all or to none. Where each access is seen, none waits. */
 void emu_grid_wait(const char *file, int line)
 {
     current->waited = true;
-    if (emu_kernel.early) {
+    if (emu_kernel.early && EMU_BLOCKS == 1) {
         emu_sync_block(file, line);
         if (emu_index == 0) {
             emu_open_device(true);
@@ -220,12 +217,29 @@ void emu_grid_wait(const char *file, int line)
     }
 }
 
-static void stuck(void)
+void emu_check_waited(void)
+{
+    if (emu_kernel.early && !current->waited) {
+        fprintf(stderr, "emu: %s: thread %d touches the device before it waits\n",
+                emu_kernel.name, emu_index % EMU_MAX_THREADS);
+        abort();
+    }
+}
+
+void emu_yield(void)
+{
+    if (emu_any_of(2) == 0) {
+        gives_way = true;
+        to_main();
+    }
+}
+
+static void stuck(const struct fiber *own)
 {
     fprintf(stderr, "emu: %s: block (%u, %u, %u) is stuck, threads wait at\n", emu_kernel.name,
             emu_where.block.x, emu_where.block.y, emu_where.block.z);
     for (int i = 0; i < emu_kernel.n_threads; i++) {
-        const struct fiber *f = &fibers[i];
+        const struct fiber *f = &own[i];
 
         if (i == 0 || f->state != f[-1].state || f->line != f[-1].line) {
             fprintf(stderr, "  %d: %s %s:%d\n", i,
@@ -265,7 +279,7 @@ static bool release_warp(int first, int n)
 static void open_stacks(void)
 {
     if (!stacks) {
-        void *p = mmap(NULL, (size_t)EMU_MAX_THREADS * STACK, PROT_READ | PROT_WRITE,
+        void *p = mmap(NULL, (size_t)EMU_FIBERS * STACK, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
         if (p == MAP_FAILED) {
@@ -276,46 +290,58 @@ static void open_stacks(void)
     }
 }
 
-void emu_run_block(int schedule)
+void emu_begin_block(int slot)
 {
-    int n_warps = (emu_kernel.n_threads + 31) / 32;
-    int left = emu_kernel.n_threads;
-
     open_stacks();
     for (int i = 0; i < emu_kernel.n_threads; i++) {
-        start_fiber(i);
+        start_fiber(slot * EMU_MAX_THREADS + i);
     }
-    while (left > 0) {
-        bool moved = false;
+}
 
-        for (int j = 0; j < n_warps; j++) {
-            int first = in_order(j, n_warps, schedule) * 32;
-            int n = emu_kernel.n_threads - first < 32 ? emu_kernel.n_threads - first : 32;
+bool emu_run_threads(int slot, int schedule)
+{
+    struct fiber *own = fibers + slot * EMU_MAX_THREADS;
+    int n_warps = (emu_kernel.n_threads + 31) / 32;
+    int at_barrier = 0;
+    int done = 0;
+    bool moved = false;
 
-            warp_first = first;
-            warp_n = n;
-            warp_schedule = n == 32 ? schedule : schedule % 2;
-            do {
-                for (int i = next_lane(0); i >= 0; i = next_lane(warp_at + 1)) {
-                    run_fiber(i);
-                    left -= current->state == DONE; /* those between waited */
-                    moved = true;
-                }
-            } while (release_warp(first, n));
-        }
-        int at_barrier = 0;
+    for (int j = 0; j < n_warps; j++) {
+        int first = in_order(j, n_warps, schedule) * 32;
+        int n = emu_kernel.n_threads - first < 32 ? emu_kernel.n_threads - first : 32;
 
-        for (int i = 0; i < emu_kernel.n_threads; i++) {
-            at_barrier += fibers[i].state == WAIT_BLOCK;
-        }
-        if (left > 0 && at_barrier == left) {
-            for (int i = 0; i < emu_kernel.n_threads; i++) {
-                if (fibers[i].state == WAIT_BLOCK) {
-                    fibers[i].state = READY;
+        warp_first = slot * EMU_MAX_THREADS + first;
+        warp_n = n;
+        warp_schedule = n == 32 ? schedule : schedule % 2;
+        do {
+            for (int i = next_lane(0); i >= 0; i = next_lane(warp_at + 1)) {
+                run_fiber(i);
+                moved = true;
+                if (gives_way) {
+                    gives_way = false;
+                    return true;
                 }
             }
-        } else if (left > 0 && !moved) {
-            stuck();
-        }
+        } while (release_warp(warp_first, n));
     }
+    for (int i = 0; i < emu_kernel.n_threads; i++) {
+        at_barrier += own[i].state == WAIT_BLOCK;
+        done += own[i].state == DONE;
+    }
+    if (at_barrier > 0 && at_barrier + done == emu_kernel.n_threads) {
+        const struct fiber *one = NULL;
+
+        for (int i = 0; i < emu_kernel.n_threads; i++) {
+            if (own[i].state == WAIT_BLOCK) {
+                own[i].state = READY;
+                one = &own[i];
+            }
+        }
+        if constexpr (EMU_BLOCKS > 1) {
+            emu_order_barrier(slot, one->file, one->line);
+        }
+    } else if (done < emu_kernel.n_threads && !moved) {
+        stuck(own);
+    }
+    return done < emu_kernel.n_threads;
 }

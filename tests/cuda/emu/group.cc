@@ -22,13 +22,13 @@ struct group_warp {
     float a[2][16][16], b[2][128][16];
 };
 
-static struct group_op group_ops[EMU_MAX_THREADS][GROUP_OPS];
-static int group_n[EMU_MAX_THREADS], group_at[EMU_MAX_THREADS]; /* products; groups so far */
-static struct group_warp group_warps[EMU_MAX_THREADS / 32];
+static struct group_op group_ops[EMU_FIBERS][GROUP_OPS];
+static int group_n[EMU_FIBERS], group_at[EMU_FIBERS]; /* products; groups so far */
+static struct group_warp group_warps[EMU_FIBERS / 32];
 
 uint64_t emu_group_matrix(const void *at, uint32_t panel)
 {
-    size_t offset = (size_t)((const uint8_t *)at - emu_shared_memory);
+    size_t offset = (size_t)((const uint8_t *)at - (const uint8_t *)emu_shared());
 
     if (offset >= EMU_SHARED_MAX || offset % 16 != 0) {
         fprintf(stderr, "emu: %s: a matrix that is not in shared memory\n", emu_kernel.name);
@@ -40,7 +40,7 @@ uint64_t emu_group_matrix(const void *at, uint32_t panel)
 /* Element k of row r where rows are 128 bytes and pieces swapped; further ones a panel on. */
 static float group_element(uint64_t m, int r, int k, bool bf16)
 {
-    uintptr_t at = (uintptr_t)(emu_shared_memory + (m & 0x3fff) * 16) + (uintptr_t)r * 128 +
+    uintptr_t at = (uintptr_t)emu_shared() + (m & 0x3fff) * 16 + (uintptr_t)r * 128 +
                    (uintptr_t)(k / 64) * ((m >> 16) * 16) + (uintptr_t)(k % 64) * 2;
 
     return emu_half_of(*(const uint16_t *)(at ^ (at >> 7 & 7) << 4), 0, bf16);

@@ -82,23 +82,7 @@ static void run_kernel(const char *name, size_t shared_allowed, dim3 grid, dim3 
     emu_where.block_dim = block;
     emu_where.grid_dim = grid;
     emu_open_device(true);
-    for (unsigned z = 0; z < grid.z; z++) {
-        for (unsigned y = 0; y < grid.y; y++) {
-            for (unsigned x = 0; x < grid.x; x++) {
-                int schedule = stream ? stream->schedule : 0;
-
-                /* blocks in other orders, too: nobody may count on who comes last */
-                emu_where.block = schedule == 0
-                                      ? dim3(x, y, z)
-                                      : dim3(grid.x - 1 - x, grid.y - 1 - y, grid.z - 1 - z);
-                memset(emu_shared_memory, 0xff, shared);
-                if (early) {
-                    emu_open_device(false); /* until all of the block's threads have waited */
-                }
-                emu_run_block(schedule);
-            }
-        }
-    }
+    emu_run_grid(stream ? stream->schedule : 0, shared);
     emu_open_device(false);
 }
 

@@ -21,9 +21,9 @@ struct async_copy {
     int group;
 };
 
-static struct operands operands[EMU_MAX_THREADS / 32][2]; /* of a warp; in turn */
-static struct async_copy copies[EMU_MAX_THREADS][MAX_COPIES];
-static int n_copies[EMU_MAX_THREADS], groups[EMU_MAX_THREADS]; /* copies; groups so far */
+static struct operands operands[EMU_FIBERS / 32][2]; /* of a warp; in turn */
+static struct async_copy copies[EMU_FIBERS][MAX_COPIES];
+static int n_copies[EMU_FIBERS], groups[EMU_FIBERS]; /* copies; groups so far */
 
 /* ---- matrix fragments ----------------------------------------------------------------------- */
 
@@ -120,6 +120,9 @@ void emu_async_wait(int n_pending)
         struct async_copy *c = &copies[emu_index][i];
 
         if (c->group < groups[emu_index] - n_pending) {
+            if constexpr (EMU_BLOCKS > 1) {
+                emu_order_read(c->from, c->bytes);
+            }
             memcpy(c->to, c->from, c->bytes);
         } else {
             copies[emu_index][kept++] = *c;

@@ -24,10 +24,24 @@ static size_t device_end; /* what was ever used */
 
 void emu_open_device(bool open)
 {
+    if (EMU_BLOCKS > 1) { /* once: closing is the larger part of a small launch's time */
+        static size_t opened;
+
+        open = true;
+        if (device_end == opened) {
+            return;
+        }
+        opened = device_end;
+    }
     if (device_end > 0 && mprotect(device, device_end, open ? PROT_READ | PROT_WRITE : PROT_NONE)) {
         perror("emu: mprotect");
         abort();
     }
+}
+
+const uint8_t *emu_device(void)
+{
+    return device;
 }
 
 static bool is_device(const void *p)

@@ -22,75 +22,29 @@ struct emu_where emu_where;
     abort();
 }
 
-void *emu_shared(void)
-{
-    ran();
-}
-void emu_grid_wait(const char *, int)
-{
-    ran();
-}
-void emu_sync_block(const char *, int)
-{
-    ran();
-}
-void emu_sync_warp(unsigned, const char *, int)
-{
-    ran();
-}
-const uint64_t *emu_exchange(unsigned, uint64_t, const char *, int)
-{
-    ran();
-}
-int emu_lane(void)
-{
-    ran();
-}
-void emu_mma_half(float[4], const uint32_t[4], const uint32_t[2], bool)
-{
-    ran();
-}
-void emu_matrix_load4(const void *, uint32_t[4], bool)
-{
-    ran();
-}
-void emu_mma_s8(int[4], const uint32_t *, const uint32_t *, int)
-{
-    ran();
-}
-uint64_t emu_group_matrix(const void *, uint32_t)
-{
-    ran();
-    return 0;
-}
-void emu_group_mma(float *, uint64_t, uint64_t, bool, bool)
-{
-    ran();
-}
-void emu_group_mma_values(float *, const uint32_t *, uint64_t, int, bool)
-{
-    ran();
-}
-void emu_group_commit(void)
-{
-    ran();
-}
-void emu_group_wait(int)
-{
-    ran();
-}
-void emu_async_copy(void *, const void *, size_t)
-{
-    ran();
-}
-void emu_async_commit(void)
-{
-    ran();
-}
-void emu_async_wait(int)
-{
-    ran();
-}
+/* clang-format off */
+#define NEVER(call) call { ran(); }
+NEVER(void *emu_shared(void))
+NEVER(void emu_grid_wait(const char *, int))
+NEVER(void emu_sync_block(const char *, int))
+NEVER(void emu_sync_warp(unsigned, const char *, int))
+NEVER(const uint64_t *emu_exchange(unsigned, uint64_t, const char *, int))
+NEVER(int emu_lane(void))
+NEVER(int atomicAdd(int *, int))
+NEVER(unsigned atomicInc(unsigned *, unsigned))
+NEVER(void emu_fence(const char *, int))
+NEVER(void emu_mma_half(float[4], const uint32_t[4], const uint32_t[2], bool))
+NEVER(void emu_matrix_load4(const void *, uint32_t[4], bool))
+NEVER(void emu_mma_s8(int[4], const uint32_t *, const uint32_t *, int))
+NEVER(uint64_t emu_group_matrix(const void *, uint32_t))
+NEVER(void emu_group_mma(float *, uint64_t, uint64_t, bool, bool))
+NEVER(void emu_group_mma_values(float *, const uint32_t *, uint64_t, int, bool))
+NEVER(void emu_group_commit(void))
+NEVER(void emu_group_wait(int))
+NEVER(void emu_async_copy(void *, const void *, size_t))
+NEVER(void emu_async_commit(void))
+NEVER(void emu_async_wait(int))
+/* clang-format on */
 
 /* ---- state ---------------------------------------------------------------------------------- */
 
