@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# That every fence between blocks in kernels/cuda/ is needed, and that the emulator would notice its
+# That the emulator finds blocks which depend on each other in an order that nothing makes: small
+# kernels (emu/cases.cc), each wrong in one way, must end their process with the cause, and the
+# right ones must run. And that every fence between blocks in kernels/cuda/ is needed, and that the emulator would notice its
 # loss: each one, and the barriers round it, is taken out of the order in turn (EMU_WITHOUT, see
 # emu/order.cc), and a check of the kernel must then end with the cause.
 #
@@ -10,6 +12,35 @@ set -euo pipefail
 module=$1 sources=$2 check_qkv_store=$3 check_sample=$4
 n=0
 failed=0
+
+# What the process that runs a case says, or "right".
+cases=(
+    right                      # parts, a barrier, a fence, a count, a fence, a barrier, all parts
+    'in no order'              # without the first barrier
+    'in no order'              # without the first fence
+    'in no order'              # without the second fence
+    'in no order'              # without the second barrier
+    'in no order'              # each thread fences before the barrier, another one counts
+    'in no order'              # a write between the fence and the count
+    'in no order'              # a count that is not atomic
+    'in no order'              # the next block's part
+    'in no order'              # one word by all blocks
+    right                      # four blocks at once, each with its shared memory
+    right                      # a kernel that begins early and waits
+    'before it waits'          # one that reads first
+    right                      # a limit of shared memory lowered behind a launch fails that launch
+)
+for i in "${!cases[@]}"; do
+    for seed in 1 2; do
+        said=$(EMU_SEED=$seed python3 -c 'import ctypes, sys
+print("right" if ctypes.CDLL(sys.argv[1]).emu_case(int(sys.argv[2])) == 1 else "wrong")' \
+            "$module" "$i" 2>&1) || true
+        if [[ $said != *"${cases[i]}"* ]]; then
+            echo "FAILED: case $i, seed $seed, not '${cases[i]}': $said"
+            failed=1
+        fi
+    done
+done
 
 # Runs the check of a file's fences.
 check() {
