@@ -27,11 +27,12 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-# Tokens of a stage are its rate's length. d goes on from c's overlay; its first two stages are there to have a head to serve soon.
+# Tokens of a stage are its rate's length. d goes on from n's overlay, c's former shape; its first two stages are there to have a head to serve soon.
 COMMON = ["--ctx", "512", "--batch", "8", "--micro", "2"]
 FULL = [*COMMON, "--stage", "full", "--hidden", "1", "--share", "0.5", "--lr", "4e-4", "--ema", "0.97"]
 # What was never seen at a distance is wrong there. At temperature 1: 50 steps of it after 490 at 2 came 2 to 3 % lower in KL than 50 more at 2.
 LONG = [*FULL, "--ctx", "2048", "--batch", "2", "--share", "0.25", "--temperature", "1"]
+WIDE = [*LONG, "--hidden", "0", "--batch", "4", "--lr", "1e-3", "--ema", "0.95"]
 ATTENTION = [*COMMON, "--stage", "attention", "--start", "fit", "--lr", "3e-3", "--min-lr", "0.1"]
 ATTENTION_LONG = [*ATTENTION, "--ctx", "2048", "--batch", "2"]
 EXIT = [*COMMON, "--stage", "exit", "--start", "fit", "--temperature", "1", "--lr", "1e-3"]
@@ -45,11 +46,14 @@ SETTINGS = {
           "stages": [["full", 339968, [*FULL, "--start", "fit", *MUON]], ["full", 409600, LONG], ["full", 20e6, LONG]]},
     "b": {"name": "smollm2-135m-swiftkv-15-4", "shape": ["--split", "15", "--group", "4", *OUTPUTS, "Q5_1"],
           "stages": [["attention", 3e5, ATTENTION_LONG], ["full", 409600, LONG], ["full", 20e6, LONG]]},
-    "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q5_1"],
+    # its second stage was gpu.py's: minutes of a GPU, all positions
+    "c": {"name": "smollm2-135m-swiftkv-14-16", "shape": ["--split", "14", "--group", "16", "--wide", "128+256"],
+          "stages": [["full", 2162688, [*WIDE, "--start", "fit"]], ["full", 46.3e6, WIDE]]},
+    "n": {"name": "smollm2-135m-swiftkv-14-16-narrow", "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q5_1"],
           "stages": [["attention", 5e5, ATTENTION], ["full", 2170880, FULL], ["full", 4915200, LONG],
                      ["full", 12419072, LONG], ["full", 20e6, LONG]]},
     # with a head beside the output projections, both are made smaller: 9.8 MB
-    "d": {"name": "smollm2-135m-swiftkv-14-16-fp8-exit", "from": "c",
+    "d": {"name": "smollm2-135m-swiftkv-14-16-fp8-exit", "from": "n",
           "shape": ["--split", "14", "--group", "16", *OUTPUTS, "Q4_1", "--exit-words", "1023"],
           "stages": [["full", 6e4, [*LONG, *FP8]], ["exit", 4e5, [*EXIT, *FP8]],
                      ["full", 5e6, [*LONG, *FP8]], ["exit", 5e6, [*EXIT, *FP8]]]},
