@@ -48,7 +48,8 @@ enum { WARP = 32, ALL_LANES = 0xffffffff };
  * up, elsewhere nothing): grid_begin() at once, so that the next may come early in turn,
  * grid_prefetch() of 128 bytes that no kernel writes (weights), and grid_wait() by every thread
  * before it touches anything else. The one ahead has then ended, and so has everything before it,
- * for it waited in turn. */
+ * for it waited in turn. grid_ahead(true) ... grid_ahead(false) stand around reads before
+ * grid_wait() of what no kernel of the step writes: the emulator traps all others. */
 #ifdef __CUDACC__
 CUDA_INLINE void grid_begin(void)
 {
@@ -70,10 +71,12 @@ CUDA_INLINE void grid_wait(void)
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+#define grid_ahead(on) ((void)0)
 #else
 #define grid_begin() ((void)0)
 #define grid_prefetch(p) ((void)(p))
 #define grid_wait() emu_grid_wait(__FILE__, __LINE__)
+#define grid_ahead emu_grid_ahead
 #endif
 
 /* threadIdx.x, of which the compiler knows nothing: what is made of it is made anew in each turn of

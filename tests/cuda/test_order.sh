@@ -29,6 +29,8 @@ cases=(
     right                      # a kernel that begins early and waits
     'before it waits'          # one that reads first
     right                      # a limit of shared memory lowered behind a launch fails that launch
+    'the step has written'     # one that says it reads ahead, and reads what the kernel ahead wrote
+    right                      # one that reads ahead what no kernel of the step writes
 )
 for i in "${!cases[@]}"; do
     for seed in 1 2; do

@@ -115,19 +115,24 @@ static void beside(int *running, int *others, int *wrong)
     }
 }
 
-/* Of the kernel ahead it reads what it does not wait for; or it waits. */
-static void early(float *x, float *y, int waits)
-{
-    float v;
+enum reading { UNASKED, WAITS, AHEAD, AHEAD_OLD };
 
-    if (waits) {
+/* Of the kernel ahead it reads what it does not wait for; or it waits; or it says that it reads
+ * ahead, what that one wrote or what nobody did. */
+static void early(float *x, float *y, enum reading reading)
+{
+    float v = 1;
+
+    if (reading == WAITS) {
         emu_grid_wait(__FILE__, __LINE__);
     }
-    v = x[threadIdx.x];
-    if (!waits) {
+    emu_grid_ahead(reading >= AHEAD);
+    v = reading == AHEAD_OLD ? y[threadIdx.x] + 1 : x[threadIdx.x];
+    emu_grid_ahead(false);
+    if (reading != WAITS) {
         emu_grid_wait(__FILE__, __LINE__);
     }
-    y[blockIdx.x * THREADS + threadIdx.x] = v;
+    y[(blockIdx.x + 1) * THREADS + threadIdx.x] = v;
 }
 
 static void large(float *x)
@@ -207,11 +212,11 @@ static struct cudaKernelNodeParams node(const void *kernel, void **args, unsigne
     return {const_cast<void *>(kernel), dim3(BLOCKS), dim3(THREADS), shared, args, NULL};
 }
 
-static bool run_early(int waits)
+static bool run_early(enum reading reading)
 {
     static const struct cudaGraphEdgeData edge = {cudaGraphKernelNodePortProgrammatic, 0,
                                                   cudaGraphDependencyTypeProgrammatic, {}};
-    void *args[] = {&x, &y, &waits};
+    void *args[] = {&x, &y, &reading};
     struct cudaKernelNodeParams first = node((const void *)large, args, 0);
     struct cudaKernelNodeParams second = node((const void *)early, args, 0);
     cudaGraph_t g;
@@ -222,13 +227,14 @@ static bool run_early(int waits)
 
     known("large", large);
     known("early", early);
+    cudaMemsetAsync(y, 0, THREADS * sizeof(*y), stream);
     cudaGraphCreate(&g, 0);
     cudaGraphAddKernelNode(&n[0], g, NULL, 0, &first);
     cudaGraphAddKernelNode(&n[1], g, NULL, 0, &second);
     cudaGraphAddDependencies(g, &n[0], &n[1], &edge, 1);
     right = cudaGraphInstantiate(&e, g, 0) == cudaSuccess &&
             cudaGraphLaunch(e, stream) == cudaSuccess;
-    fetch(got, y, N);
+    fetch(got, y + THREADS, N);
     return right && got[0] == 1 && got[N - 1] == 1;
 }
 
@@ -259,7 +265,7 @@ EMU_API int emu_case(int i)
 {
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     cudaMalloc((void **)&x, N * sizeof(*x));
-    cudaMalloc((void **)&y, N * sizeof(*y));
+    cudaMalloc((void **)&y, (N + THREADS) * sizeof(*y));
     cudaMalloc((void **)&words, N * sizeof(*words));
     cudaMemsetAsync(words, 0, N * sizeof(*words), stream);
     switch (i - PLAIN_COUNT) {
@@ -270,11 +276,15 @@ EMU_API int emu_case(int i)
     case 3:
         return run_beside();
     case 4:
-        return run_early(1);
+        return run_early(WAITS);
     case 5:
-        return run_early(0);
+        return run_early(UNASKED);
     case 6:
         return run_lowered();
+    case 7:
+        return run_early(AHEAD);
+    case 8:
+        return run_early(AHEAD_OLD);
     default:
         return sends((enum fault)i);
     }

@@ -100,6 +100,8 @@ int emu_lane(void);
 /* griddepcontrol.wait. Of a kernel that a graph launches early every thread must come here, and
  * before that device memory is inaccessible. */
 void emu_grid_wait(const char *file, int line);
+/* Between true and false a thread may read device memory all the same. */
+void emu_grid_ahead(bool on);
 
 #define __syncthreads() emu_sync_block(__FILE__, __LINE__)
 static inline int emu_sync_count(int p, const char *file, int line)

@@ -58,6 +58,8 @@ bool emu_run_threads(int slot, int schedule);
 void emu_yield(void);
 /* Ends the process when the running thread has still to wait for the kernel ahead. */
 void emu_check_waited(void);
+/* Is it between emu_grid_ahead(true) and (false), before it waits? */
+bool emu_is_ahead(void);
 
 /* ---- grid.cc -------------------------------------------------------------------------------- */
 
@@ -102,6 +104,8 @@ void emu_order_barrier(int slot, const char *file, int line);
 void emu_order_fence(const char *file, int line);
 void emu_order_atomic(const void *p); /* before it is made */
 void emu_order_read(const void *p, size_t n);
+/* Ends the process when a kernel that may still run has written there. */
+void emu_order_ahead(const void *p, size_t n);
 
 /* ---- launch.cc ------------------------------------------------------------------------------ */
 

@@ -32,6 +32,7 @@ struct fiber {
     const char *file;
     int line;
     bool waited; /* emu_grid_wait */
+    bool ahead;  /* emu_grid_ahead */
 };
 
 static struct fiber fibers[EMU_FIBERS];
@@ -105,6 +106,7 @@ static void start_fiber(int i)
     f->state = READY;
     f->parity = 0;
     f->waited = false;
+    f->ahead = false;
     f->thread =
         dim3(at % emu_where.block_dim.x, at / emu_where.block_dim.x % emu_where.block_dim.y,
              at / emu_where.block_dim.x / emu_where.block_dim.y);
@@ -217,9 +219,29 @@ void emu_grid_wait(const char *file, int line)
     }
 }
 
+/* The device is open to all while one of the threads reads ahead; where each access is seen, to
+ * that one alone. */
+void emu_grid_ahead(bool on)
+{
+    static int n;
+
+    if (emu_kernel.early && !current->waited) {
+        current->ahead = on;
+        n += on ? 1 : -1;
+        if (EMU_BLOCKS == 1) {
+            emu_open_device(n > 0);
+        }
+    }
+}
+
+bool emu_is_ahead(void)
+{
+    return emu_kernel.early && !current->waited && current->ahead;
+}
+
 void emu_check_waited(void)
 {
-    if (emu_kernel.early && !current->waited) {
+    if (emu_kernel.early && !current->waited && !current->ahead) {
         fprintf(stderr, "emu: %s: thread %d touches the device before it waits\n",
                 emu_kernel.name, emu_index % EMU_MAX_THREADS);
         abort();

@@ -104,6 +104,9 @@ void emu_async_copy(void *to, const void *from, size_t bytes)
                 emu_kernel.name);
         abort();
     }
+    if constexpr (EMU_BLOCKS > 1) {
+        emu_order_ahead(from, bytes);
+    }
     copies[emu_index][n_copies[emu_index]++] = async_copy{to, from, bytes, groups[emu_index]};
 }
 

@@ -45,6 +45,8 @@ struct thread {
 static struct access *writes, *reads;
 static const uint8_t *device;
 static unsigned launch;
+/* The launch that the early ones up to this one follow: all of them may run at once. */
+static unsigned chain;
 static std::map<const void *, seen_list> words; /* that atomic operations of this launch have met */
 static struct block {
     unsigned number, tick, barrier; /* now; when the last barrier was */
@@ -136,6 +138,7 @@ void emu_order_launch(void)
     }
     device = emu_device();
     launch = launch == MAX_LAUNCH ? 1 : launch + 1;
+    chain = emu_kernel.early && chain <= launch ? chain : launch;
     words.clear();
 }
 
@@ -215,9 +218,25 @@ static void check(const struct access *a, unsigned bytes, const char *what)
     }
 }
 
+/* What a thread reads before it waits for the kernel ahead. */
+static void check_ahead(size_t at, size_t n, bool write)
+{
+    for (size_t word = at / WORD; word <= (at + n - 1) / WORD; word++) {
+        if (write || writes[word].launch >= chain) {
+            fprintf(stderr, "emu: %s: thread %u of block %u %s before it waits\n", emu_kernel.name,
+                    thread_now(), block_now()->number,
+                    write ? "writes" : "reads what the step has written");
+            abort();
+        }
+    }
+}
+
 static void access_device(size_t at, size_t n, bool write)
 {
     emu_check_waited();
+    if (emu_is_ahead()) {
+        check_ahead(at, n, write);
+    }
     for (size_t end = at + n; at < end;) {
         size_t stop = min((at / WORD + 1) * WORD, end);
         unsigned bytes = ((1u << (stop - at)) - 1u) << at % WORD;
@@ -244,6 +263,15 @@ static inline void access(const void *p, size_t n, bool write)
 
     if (at < EMU_DEVICE_BYTES && device) {
         access_device(at, n, write);
+    }
+}
+
+void emu_order_ahead(const void *p, size_t n)
+{
+    size_t at = (size_t)((const uint8_t *)p - device);
+
+    if (at < EMU_DEVICE_BYTES && device && emu_is_ahead()) {
+        check_ahead(at, n, false);
     }
 }
 
