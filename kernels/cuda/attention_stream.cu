@@ -11,6 +11,10 @@
  *         part of a row of K or V as 16 bytes. A warp copies its own tiles asynchronously, whole
  *         lines, STAGES ahead; parts of a row are swizzled so that neither reading meets in a bank.
  *
+ * Ahead:  The first tiles are asked for before the kernel ahead has ended, where a cache only
+ * appends: but for the newest slots it is as the step found it. On an H200 whole decode steps of
+ * 1B and 8B shapes gain 0.8 to 2.9 % by that.
+ *
  * Merge:  warps in order. With several chunks a second kernel, which begins early, adds them in
  *         order: blocks that count themselves, the last of which adds, cost each block 1.2 us of a
  *         fence and a count (8,192 slots, 8 rows, on an H200: 86 us for 79).
@@ -78,8 +82,13 @@ static struct stream_plan plan_of(const struct attend *p)
 {
     int32_t heads = p->seqs.layout.n_groups * p->seqs.layout.k_heads;
     int32_t bits = heads >= 16 ? 3 : heads >= 8 ? 4 : heads >= 4 ? 5 : AIM_BITS;
-    struct stream_plan plan = {bits, LEAST, p->n_q / heads};
+    struct stream_plan plan = {bits, LEAST, p->n_q / heads, true};
 
+    for (int32_t i = 0; i < p->seqs.n; i++) {
+        const struct cuda_seq *s = &p->seqs.s[i];
+
+        plan.ahead = plan.ahead && !s->slot_pos && !s->victim && s->ring == 0;
+    }
     return plan;
 }
 

@@ -21,6 +21,7 @@ struct stream_plan {
     int32_t aim_bits; /* 2^aim_bits chunks a sequence, if they come to so many slots: */
     int32_t least;
     int32_t share; /* query heads of a K head */
+    bool ahead;    /* slots before a sequence's slot0 are as the step found them */
 };
 
 /* Slots of a chunk: whole pages. */
@@ -882,10 +883,30 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
     float factor[2] = {1, 1};
     float slope[2] = {0, 0};
     struct stream_block b;
+    bool mine = false;
+    int n = 0; /* stages asked for */
 
     grid_begin();
+    if (!shape::key::FOUR && p.seqs.layout.k_row < shape::K_LOADS * 64) {
+        stream_clear<KF, VF, DIM>(&p, STAGES, stage);
+    }
+    if (plan.ahead) { /* tiles that no row of the step is stored in, and pages, the host's */
+        int32_t old = p.seqs.s[blockIdx.z].slot0 / STREAM_TILE;
+
+        grid_ahead(true);
+        mine = stream_block_of(&p, &plan, &b);
+#pragma unroll 1
+        for (; mine && n < STAGES && b.tile + n * warps < min(old, b.tile_end); n++) {
+            stream_bring<KF, VF, DIM>(&p, &b, b.tile + n * warps, stage + n * shape::STAGE);
+            async_commit();
+        }
+        grid_ahead(false);
+    }
     grid_wait();
-    if (!stream_block_of(&p, &plan, &b)) {
+    if (!plan.ahead) {
+        mine = stream_block_of(&p, &plan, &b);
+    }
+    if (!mine) {
         return;
     }
     if (shape::value::FOUR && b.latest) {
@@ -893,13 +914,10 @@ CUDA_KERNEL void __launch_bounds__(STREAM_WARPS_MAX *WARP, 1)
         return;
     }
     stream_query_load<DIM>(&p, &b, warp, v); /* on its way while tiles are asked for */
-    if (!shape::key::FOUR && p.seqs.layout.k_row < shape::K_LOADS * 64) {
-        stream_clear<KF, VF, DIM>(&p, STAGES, stage);
-    }
 #pragma unroll 1
-    for (int i = 0; i < STAGES; i++) {
-        if (b.tile + i * warps < b.tile_end) {
-            stream_bring<KF, VF, DIM>(&p, &b, b.tile + i * warps, stage + i * shape::STAGE);
+    for (; n < STAGES; n++) {
+        if (b.tile + n * warps < b.tile_end) {
+            stream_bring<KF, VF, DIM>(&p, &b, b.tile + n * warps, stage + n * shape::STAGE);
         }
         async_commit();
     }
