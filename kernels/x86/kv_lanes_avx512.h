@@ -11,7 +11,7 @@
 #include "quant/half.h"
 
 enum {
-    KV_ROWS = 6, /* 24 sums, 4 vectors of K or V, one broadcast */
+    KV_ROWS = 7, /* 28 sums, one vector of K or V, one broadcast */
     KV_COLS = 4,
 };
 
