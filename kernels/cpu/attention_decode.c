@@ -130,6 +130,24 @@ static bool is_latest(const struct chunk *c, int32_t i, int32_t s)
                          c->u.t->pos[i * OPS_PAGE_SLOTS + s]);
 }
 
+/* May some slot of page i be? Without a list of positions slot and position are the same. */
+static bool has_latest(const struct chunk *c, int32_t i)
+{
+    const struct ops_kv *kv = &c->u.seq->kv;
+    int32_t row_pos = c->u.seq->pos0 + c->row;
+    int32_t slot = c->slot0 + i * OPS_PAGE_SLOTS;
+    const int32_t *pos = c->u.t->pos + i * OPS_PAGE_SLOTS;
+    bool any = false;
+
+    if (!kv->latest || !kv->slot_pos) {
+        return kv->latest && slot + OPS_PAGE_SLOTS > row_pos - OPS_LATEST && slot <= row_pos;
+    }
+    for (int32_t s = 0; s < OPS_PAGE_SLOTS; s++) {
+        any |= (pos[s] > row_pos - OPS_LATEST) & (pos[s] <= row_pos);
+    }
+    return any;
+}
+
 static void find_pages(struct chunk *c)
 {
     const struct ops_kv *kv = &c->u.seq->kv;
@@ -146,10 +164,7 @@ static void find_pages(struct chunk *c)
         if (c->masked[i] || positions) {
             att_positions(&c->u, slot, c->u.t->pos + i * OPS_PAGE_SLOTS);
         }
-        c->latest[i] = false;
-        for (int32_t s = 0; s < OPS_PAGE_SLOTS && kv->latest; s++) {
-            c->latest[i] |= is_latest(c, i, s);
-        }
+        c->latest[i] = has_latest(c, i);
     }
     c->parts = find_parts(c->u.l, c->pages[0]);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products with int8 keys, and with keys of 4 bits, in integers, for AVX-512 VNNI.
+/* Products with int8 keys, and with keys and values of 4 bits, in integers, for AVX-512 VNNI.
  *
  * The query becomes 15 bits, two int8 halves of absmax / 16256 (hi * 128 + lo), so a product is
  * exact but for 2^-15 of the query's largest component; int8 keys are known to 2^-8 of theirs.
@@ -12,7 +12,8 @@
  *
  * 4 bits: the blocks of 16 slots are turned so that a vector has four codes pairs of each slot; a
  * level is an int8 that one shuffle finds. A block's sum is exact and meets its scale as a float:
- * no sum crosses lanes. */
+ * no sum crosses lanes. Values: weights take their slot's scale in and become 16 bits of the page's
+ * largest, two bytes; levels of four slots are interleaved, so that a page's sum is exact. */
 
 #include <immintrin.h>
 #include <string.h>
@@ -27,8 +28,7 @@ enum {
     ROWS = 7,    /* pairs at once: 28 sums of half of the slots, 14 of four bits' 16 */
     BLOCK = 128, /* dims between two sums in f32: 128 * 255 * 128 is far from 2^31 */
     QUERY = 16256,
-    GROUP = 16,  /* slots of a vector */
-    SCALES = 16, /* blocks of a slot whose scales are brought together */
+    GROUP = 16, /* slots of a vector */
 };
 
 /* call(rows), of a number that is a constant in each case. */
@@ -335,21 +335,18 @@ UNROLL_INLINE void turned(const uint8_t *codes, size_t stride, __m512i ret[4])
     ret[3] = _mm512_unpackhi_epi64(c, d);
 }
 
-/* The scales of blocks [first, end) of all slots, without a vector instruction. */
-static inline void bring_scales(const uint8_t *k, size_t stride, int32_t first, int32_t end,
-                                uint16_t ret[SCALES][CPU_KV_SLOTS])
+/* n slots' scales of a block, without a vector instruction; read as a vector much later. */
+UNROLL_INLINE void bring_scales(const uint8_t *block, size_t stride, int n, uint16_t *ret)
 {
-    for (int32_t s = 0; s < CPU_KV_SLOTS; s++, k += stride) {
-        for (int32_t b = first; b < end; b++) {
-            memcpy(&ret[b - first][s], k + (size_t)b * sizeof(struct gauss4_block),
-                   sizeof(uint16_t));
-        }
+    UNROLL_LOOP
+    for (int i = 0; i < n; i++) {
+        memcpy(ret + i, block + (size_t)i * stride, sizeof(uint16_t));
     }
 }
 
-/* x = or += the products of blocks [first, end) with 16 slots' keys; scales (blocks, 64). */
-UNROLL_INLINE void group(int rows, const uint8_t *k, int32_t k_dim, int32_t first, int32_t end,
-                         const uint16_t *scales, const float *q, size_t ldq, float *x, size_t ldx)
+/* 16 slots' keys. */
+UNROLL_INLINE void group(int rows, const uint8_t *k, int32_t k_dim, const float *q, size_t ldq,
+                         float *x, size_t ldx)
 {
     const size_t stride = (size_t)(k_dim / GAUSS4_BLOCK) * sizeof(struct gauss4_block);
     const __m512i levels =
@@ -362,12 +359,15 @@ UNROLL_INLINE void group(int rows, const uint8_t *k, int32_t k_dim, int32_t firs
     for (int r = 0; r < rows; r++) {
         out[r] = _mm512_setzero_ps();
     }
-    for (int32_t b = first; b < end; b++) {
+    for (int32_t b = 0; b < k_dim / GAUSS4_BLOCK; b++) {
+        const uint8_t *block = k + (size_t)b * sizeof(struct gauss4_block);
         const int32_t *w = halves_of(q, b * GAUSS4_BLOCK);
         __m512i sum[ROWS][2];
         __m512i codes[4];
+        uint16_t scales[GROUP];
 
-        turned(k + (size_t)b * sizeof(struct gauss4_block) + sizeof(uint16_t), stride, codes);
+        bring_scales(block, stride, GROUP, scales);
+        turned(block + sizeof(uint16_t), stride, codes);
         UNROLL_LOOP
         for (int r = 0; r < rows; r++) {
             sum[r][0] = _mm512_setzero_si512();
@@ -386,8 +386,7 @@ UNROLL_INLINE void group(int rows, const uint8_t *k, int32_t k_dim, int32_t firs
                 sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], v, _mm512_set1_epi32(at[1]));
             }
         }
-        const __m512 scale = _mm512_cvtph_ps(
-            _mm256_loadu_si256((const void *)(scales + (size_t)(b - first) * CPU_KV_SLOTS)));
+        const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const void *)scales));
 
         UNROLL_LOOP
         for (int r = 0; r < rows; r++) {
@@ -396,43 +395,244 @@ UNROLL_INLINE void group(int rows, const uint8_t *k, int32_t k_dim, int32_t firs
     }
     UNROLL_LOOP
     for (int r = 0; r < rows; r++) {
-        float *to = x + (size_t)r * ldx;
         __m512 scale = _mm512_set1_ps(scale_of(q + (size_t)r * ldq, k_dim));
 
-        _mm512_storeu_ps(to, first ? _mm512_fmadd_ps(out[r], scale, _mm512_loadu_ps(to))
-                                   : _mm512_mul_ps(out[r], scale));
+        _mm512_storeu_ps(x + (size_t)r * ldx, _mm512_mul_ps(out[r], scale));
     }
 }
 
 static void qk_g4_avx512vnni(const void *k, int32_t k_dim, const float *q, size_t ldq, int32_t n,
                              float *x, size_t ldx, struct cpu_kv_prefetch *ahead)
 {
-    const int32_t n_blocks = k_dim / GAUSS4_BLOCK;
-    const size_t stride = (size_t)n_blocks * sizeof(struct gauss4_block);
+    const size_t stride = (size_t)(k_dim / GAUSS4_BLOCK) * sizeof(struct gauss4_block);
     const uint32_t due = kv_prefetch_share(ahead, stride * CPU_KV_SLOTS, CPU_KV_SLOTS);
-    const uint8_t *page = k;
+    const uint8_t *from = k;
 
-    for (int32_t b = 0; b < n_blocks; b += SCALES) {
-        const int32_t end = n_blocks - b < SCALES ? n_blocks : b + SCALES;
-        uint16_t scales[SCALES][CPU_KV_SLOTS];
+    for (int32_t s = 0; s < CPU_KV_SLOTS; s += GROUP, from += GROUP * stride) {
+        if (ahead) {
+            kv_prefetch_due(ahead, GROUP / KV_PREFETCH_ROWS * due);
+        }
+        for (int32_t done = 0, rows; done < n; done += rows) {
+            const float *queries = q + (size_t)done * ldq;
+            float *to = x + (size_t)done * ldx + (size_t)s;
 
-        bring_scales(page, stride, b, end, scales);
-        for (int32_t s = 0; s < CPU_KV_SLOTS; s += GROUP) {
-            const uint8_t *from = page + (size_t)s * stride;
-
-            if (ahead && b == 0) {
-                kv_prefetch_due(ahead, GROUP / KV_PREFETCH_ROWS * due);
-            }
-            for (int32_t done = 0, rows; done < n; done += rows) {
-                const float *queries = q + (size_t)done * ldq;
-                float *to = x + (size_t)done * ldx + (size_t)s;
-
-                rows = n - done < ROWS ? n - done : ROWS;
-#define GROUP_OF(rows) group(rows, from, k_dim, b, end, scales[0] + s, queries, ldq, to, ldx)
-                CASES(rows, ROWS, GROUP_OF)
+            rows = n - done < ROWS ? n - done : ROWS;
+#define GROUP_OF(rows) group(rows, from, k_dim, queries, ldq, to, ldx)
+            CASES(rows, ROWS, GROUP_OF)
 #undef GROUP_OF
+        }
+    }
+}
+
+/* ---- values of 4 bits -------------------------------------------------------------------------
+ */
+
+enum {
+    WEIGHT = 65280,           /* what the largest weight can become, of 16 bits */
+    FOURS = CPU_KV_SLOTS / 4, /* of slots */
+};
+
+/* What pairs of one page share: of each four slots a block's levels of dims 0 to 15 and of dims 16
+ * to 31, a dim's four in a word; and of up to ROWS pairs the weights, low bytes and high bytes of
+ * four slots beside each other in the order of at_of(). */
+struct values {
+    __mmask16 there[4]; /* slots */
+    int8_t levels[FOURS][2][64];
+    int32_t weights[ROWS][2 * FOURS];
+    float scale[CPU_KV_SLOTS]; /* of WEIGHT to the largest */
+    float largest;             /* of the scales, / WEIGHT */
+    float factor[ROWS];        /* of a sum of levels times weights */
+};
+
+static inline int at_of(int four)
+{
+    return four / 8 * 16 + four % 4 * 4 + four / 4 % 2 * 2;
+}
+
+static inline float part_of(float x, float whole)
+{
+    return whole > 0x1p-120f ? x / whole : 0.0f;
+}
+
+static inline float largest_of(const float *x, const __mmask16 there[4])
+{
+    __m512 a =
+        _mm512_max_ps(_mm512_maskz_loadu_ps(there[0], x), _mm512_maskz_loadu_ps(there[1], x + 16));
+    __m512 b = _mm512_max_ps(_mm512_maskz_loadu_ps(there[2], x + 32),
+                             _mm512_maskz_loadu_ps(there[3], x + 48));
+
+    return _mm512_reduce_max_ps(_mm512_max_ps(a, b));
+}
+
+/* Zeros where no slot is: there may be anything. */
+static inline void ready_scales(const uint16_t half[CPU_KV_SLOTS], struct values *ret)
+{
+    __m512 x[4];
+    __m512 factor;
+
+    UNROLL_LOOP
+    for (int i = 0; i < 4; i++) {
+        x[i] =
+            _mm512_maskz_cvtph_ps(ret->there[i], _mm256_loadu_si256((const void *)(half + 16 * i)));
+    }
+    ret->largest =
+        _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3])));
+    factor = _mm512_set1_ps(part_of(WEIGHT, ret->largest));
+    ret->largest /= (float)WEIGHT;
+    UNROLL_LOOP
+    for (int i = 0; i < 4; i++) {
+        _mm512_storeu_ps(ret->scale + 16 * i, _mm512_mul_ps(x[i], factor));
+    }
+}
+
+static inline void bring_levels(const uint8_t *v, size_t stride, int32_t n_fours,
+                                struct values *ret, uint32_t due, struct cpu_kv_prefetch *ahead)
+{
+    const __m512i levels = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)gauss4_level));
+    const __m512i four_bits = _mm512_set1_epi8(0x0f);
+    const __m512i words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    uint16_t scales[CPU_KV_SLOTS];
+
+    for (int32_t i = 0; i < n_fours; i++, v += 4 * stride) {
+        const uint8_t *at = v + sizeof(uint16_t);
+        __m512i x = _mm512_castsi128_si512(_mm_loadu_si128((const void *)at));
+
+        bring_scales(v, stride, 4, scales + 4 * i);
+        if (ahead && i % (KV_PREFETCH_ROWS / 4) == 0) {
+            kv_prefetch_due(ahead, due);
+        }
+        x = _mm512_inserti32x4(x, _mm_loadu_si128((const void *)(at + stride)), 1);
+        x = _mm512_inserti32x4(x, _mm_loadu_si128((const void *)(at + 2 * stride)), 2);
+        x = _mm512_inserti32x4(x, _mm_loadu_si128((const void *)(at + 3 * stride)), 3);
+        x = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(words, x), bytes);
+        _mm512_storeu_si512(ret->levels[i][0],
+                            _mm512_shuffle_epi8(levels, _mm512_and_si512(x, four_bits)));
+        x = _mm512_and_si512(_mm512_srli_epi16(x, 4), four_bits);
+        _mm512_storeu_si512(ret->levels[i][1], _mm512_shuffle_epi8(levels, x));
+    }
+    ready_scales(scales, ret);
+}
+
+/* e * scale in 16 bits of the largest e times the largest scale. */
+static inline void bring_weights(const float *e, float largest_e, float inverse_e, int row,
+                                 struct values *ret)
+{
+    const __m512i bytes =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+    const __m512 inverse = _mm512_set1_ps(inverse_e);
+    __m512i w[4];
+
+    ret->factor[row] = largest_e * ret->largest;
+    UNROLL_LOOP
+    for (int i = 0; i < 4; i++) {
+        __m512 x = _mm512_maskz_loadu_ps(ret->there[i], e + 16 * i);
+
+        x = _mm512_mul_ps(_mm512_mul_ps(x, inverse), _mm512_loadu_ps(ret->scale + 16 * i));
+        w[i] = _mm512_cvtps_epi32(x);
+    }
+    UNROLL_LOOP
+    for (int i = 0; i < 2; i++) {
+        __m512i x = _mm512_packus_epi32(w[2 * i], w[2 * i + 1]);
+
+        _mm512_storeu_si512(ret->weights[row] + 16 * i, _mm512_shuffle_epi8(x, bytes));
+    }
+}
+
+/* acc[0, 32) of `rows` pairs, v_pad floats apart. */
+UNROLL_INLINE void add_values(int rows, const struct values *b, int32_t n_fours, float *acc,
+                              size_t v_pad)
+{
+    __m512i sum[ROWS][2][2]; /* low and high bytes, lower and upper dims */
+
+    UNROLL_LOOP
+    for (int r = 0; r < rows; r++) {
+        sum[r][0][0] = sum[r][0][1] = sum[r][1][0] = sum[r][1][1] = _mm512_setzero_si512();
+    }
+    for (int32_t i = 0; i < n_fours; i++) {
+        const int32_t *w = b->weights[0] + at_of(i);
+        const __m512i lower = _mm512_loadu_si512(b->levels[i][0]);
+        const __m512i upper = _mm512_loadu_si512(b->levels[i][1]);
+
+        UNROLL_LOOP
+        for (int r = 0; r < rows; r++) {
+            UNROLL_LOOP
+            for (int h = 0; h < 2; h++) {
+                const __m512i x = _mm512_set1_epi32(w[r * 2 * FOURS + h]);
+
+                sum[r][h][0] = dot(sum[r][h][0], x, lower);
+                sum[r][h][1] = dot(sum[r][h][1], x, upper);
             }
         }
+    }
+    UNROLL_LOOP
+    for (int r = 0; r < rows; r++) {
+        UNROLL_LOOP
+        for (int j = 0; j < 2; j++) {
+            float *to = acc + (size_t)r * v_pad + 16 * j;
+            __m512 x = _mm512_cvtepi32_ps(
+                _mm512_add_epi32(_mm512_slli_epi32(sum[r][1][j], 8), sum[r][0][j]));
+
+            _mm512_storeu_ps(to,
+                             _mm512_fmadd_ps(x, _mm512_set1_ps(b->factor[r]), _mm512_loadu_ps(to)));
+        }
+    }
+}
+
+typedef void values_fn(const struct values *b, int32_t n_fours, float *acc, size_t v_pad);
+
+#define VALUES(name, rows)                                                                         \
+    static __attribute__((noinline)) void name(const struct values *b, int32_t n_fours,            \
+                                               float *acc, size_t v_pad)                           \
+    {                                                                                              \
+        add_values(rows, b, n_fours, acc, v_pad);                                                  \
+    }
+
+VALUES(values_1, 1)
+VALUES(values_2, 2)
+VALUES(values_3, 3)
+VALUES(values_4, 4)
+VALUES(values_5, 5)
+VALUES(values_6, 6)
+VALUES(values_7, 7)
+
+static values_fn *const values[ROWS + 1] = {NULL,     values_1, values_2, values_3,
+                                            values_4, values_5, values_6, values_7};
+
+static void pv_g4_avx512vnni(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
+                             int32_t n_slots, float *acc, struct cpu_kv_prefetch *ahead)
+{
+    const int32_t n_blocks = v_pad / GAUSS4_BLOCK;
+    const size_t stride = (size_t)n_blocks * sizeof(struct gauss4_block);
+    const uint32_t due = kv_prefetch_share(ahead, stride * (size_t)n_slots, n_slots);
+    const int32_t n_fours = (n_slots + 3) / 4;
+
+    struct values page;
+
+    for (int i = 0; i < 4; i++) {
+        page.there[i] = lanes_of(n_slots - 16 * i);
+    }
+    for (int32_t done = 0, rows; done < n; done += rows) {
+        float largest_e[ROWS];
+        float inverse_e[ROWS];
+
+        rows = n - done < ROWS ? n - done : ROWS;
+        for (int r = 0; r < rows; r++) {
+            largest_e[r] = largest_of(e + (size_t)r * lde, page.there);
+            inverse_e[r] = part_of(1.0f, largest_e[r]);
+        }
+        for (int32_t b = 0; b < n_blocks; b++) {
+            bring_levels((const uint8_t *)v + (size_t)b * sizeof(struct gauss4_block), stride,
+                         n_fours, &page, due, b == 0 ? ahead : NULL);
+            for (int r = 0; r < rows; r++) {
+                bring_weights(e + (size_t)r * lde, largest_e[r], inverse_e[r], r, &page);
+            }
+            values[rows](&page, n_fours, acc + b * GAUSS4_BLOCK, (size_t)v_pad);
+        }
+        e += (size_t)rows * lde;
+        acc += (size_t)rows * (size_t)v_pad;
+        ahead = NULL;
     }
 }
 
@@ -442,4 +642,5 @@ void x86_table_kv_avx512vnni(struct cpu_table *t)
     CPU_TABLE_SET(t, query_g4, avx512vnni);
     CPU_TABLE_SET(t, qk_i8, avx512vnni);
     CPU_TABLE_SET(t, qk_g4, avx512vnni);
+    CPU_TABLE_SET(t, pv_g4, avx512vnni);
 }

@@ -370,3 +370,8 @@ bool check_has_vnni_keys(const struct check *c, enum ops_kv_type k_type)
     return (k_type == OPS_KV_I8 && describes(c, " qk_i8_avx512vnni")) ||
            (k_type == OPS_KV_G4 && describes(c, " qk_g4_avx512vnni"));
 }
+
+bool check_has_vnni_values(const struct check *c, enum ops_kv_type v_type)
+{
+    return v_type == OPS_KV_G4 && describes(c, " pv_g4_avx512vnni");
+}

@@ -490,12 +490,13 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
     const struct tolerance *exact = large ? &tol_attention_large : &tol_attention;
     const struct tolerance *rough = large ? &tol_attention_bf16_large : &tol_attention_bf16;
     const bool fp8 = s->l.k_type == OPS_KV_FP8 || s->l.v_type == OPS_KV_FP8;
-    const struct tolerance *decode = large                      ? exact
-                                     : fp8 && check_has_half(c) ? &tol_attention_half
-                                     : s->l.v_type == OPS_KV_G4 && check_has_mma(c)
-                                         ? &tol_attention_levels
-                                     : check_has_vnni_keys(c, s->l.k_type) ? &tol_attention_15
-                                                                           : exact;
+    const struct tolerance *decode =
+        large                                          ? exact
+        : fp8 && check_has_half(c)                     ? &tol_attention_half
+        : s->l.v_type == OPS_KV_G4 && check_has_mma(c) ? &tol_attention_levels
+        : check_has_vnni_keys(c, s->l.k_type) || check_has_vnni_values(c, s->l.v_type)
+            ? &tol_attention_15
+            : exact;
     const float *got = (const void *)in->out->out[1];
     const float *want = (const void *)in->out->out[0];
 

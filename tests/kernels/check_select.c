@@ -169,7 +169,7 @@ static bool is_mma(const struct check *c, const struct shape *s)
 static bool is_half(const struct check *c, const struct shape *s)
 {
     return ((s->l.k_type == OPS_KV_FP8 || s->l.v_type == OPS_KV_FP8) && check_has_half(c)) ||
-           check_has_vnni_keys(c, s->l.k_type);
+           check_has_vnni_keys(c, s->l.k_type) || check_has_vnni_values(c, s->l.v_type);
 }
 
 static void compare(struct check *c, const struct shape *s, struct inputs *in)
