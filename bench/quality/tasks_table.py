@@ -3,7 +3,8 @@
 """Prints run.py --scored's CSV files, one a model, as a table: tasks_table.py CSV...
 
 A cell has the share that is right in percent, and for policies other than full the difference from full with half of its 95 %
-interval, by Student's t over the questions' paired differences, and McNemar's p. A difference within its interval is "none"."""
+interval, by Student's t over the questions' paired differences. A difference within its interval, or of which McNemar's exact
+test has p of 0.05 or more, is "none": where few questions differ, the interval is too narrow."""
 
 import math
 import os
@@ -41,8 +42,8 @@ def cell(t, task, policy):
     text = f"{float(mine['value']):.1f}"
     if less:
         half = t95(int(less["n"]) - 1) * float(less["se"])
-        value = float(less["value"])
-        text += f" ({value:+.1f} ± {half:.1f}" + (", none)" if abs(value) <= half else f", p {float(mine['mcnemar']):.2g})")
+        value, p = float(less["value"]), float(mine["mcnemar"])
+        text += f" ({value:+.1f} ± {half:.1f}" + (", none)" if abs(value) <= half or p >= 0.05 else f", p {p:.2g})")
     return text
 
 

@@ -448,11 +448,11 @@ ppl-shakespeare-2k,{h2o50},perplexity more %,10,1.5,0.25,50,0.5,6
         with tempfile.NamedTemporaryFile("w", suffix=".csv") as f:
             f.write("task,policy,metric,n,value,se,kv_bytes,kv_share,tokens_per_step,mcnemar\ncopa,full,all,100,60,5,9,1,9,\n"
                     "copa,kv8,all,100,61,5,9,1,9,0.7\ncopa,kv8,less,100,1,1,9,1,9,\ncopa,fp8,all,100,50,5,9,1,9,0.04\n"
-                    "copa,fp8,less,100,-10,4,9,1,9,\n")
+                    "copa,fp8,less,100,-10,4,9,1,9,\ncopa,kv4,all,100,58,5,9,1,9,0.1\ncopa,kv4,less,100,-2,0.9,9,1,9,\n")
             f.flush()
             t = tables.Table(f.name)
-        self.assertEqual([tasks_table.cell(t, "copa", p) for p in ("full", "kv8", "fp8", "kv4")],
-                         ["60.0", "61.0 (+1.0 ± 2.0, none)", "50.0 (-10.0 ± 7.9, p 0.04)", "–"])
+        self.assertEqual([tasks_table.cell(t, "copa", p) for p in ("full", "kv8", "fp8", "kv4", "f32")],
+                         ["60.0", "61.0 (+1.0 ± 2.0, none)", "50.0 (-10.0 ± 7.9, p 0.04)", "58.0 (-2.0 ± 1.8, none)", "–"])
 
 
 if __name__ == "__main__":
