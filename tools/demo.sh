@@ -3,8 +3,8 @@
 # One command from a fresh clone to an answer: installs what is missing, builds, fetches the model,
 # starts pipitd on the CPU, asks, prints the streamed answer and a line of figures, stops the daemon.
 # Usage: tools/demo.sh [--swiftkv] [PROMPT]
-#   --swiftkv: with the distilled overlay of models/ (16 layers share one K and V), FP8 and
-#   keyformer:50%; the memory plan is printed beside the base model's
+#   --swiftkv: with the distilled overlay of models/ (16 layers share one K and V) in 4 bits; the
+#   memory plan is printed beside the base model's, and a number looked up in a long text
 set -euo pipefail
 if [ "${1:-}" = --help ] || [ "${1:-}" = -h ]; then
     sed -n '3,7s/^# \{0,1\}//p' "$0"
@@ -61,11 +61,10 @@ trap stop EXIT
 
 settings=(--model "$model" --backend cpu --ctx 2048)
 if [ -n "$swiftkv" ]; then
-    echo "demo: this overlay has seen little text so far (models/): look at the plan, not at the answer" >&2
     base=("${settings[@]}" --kv full)
-    settings+=(--overlay models/smollm2-135m-swiftkv-14-16.gguf --kv fp8+keyformer:50%)
+    settings+=(--overlay models/smollm2-135m-swiftkv-14-16.gguf --kv kv4)
     plan() { "$build/daemon/front/pipitd" plan "$@" | sed 's/^policy \([^,]*\).*/policy \1/'; }
-    echo "demo: the plan of the base model (left), and with overlay, FP8 and keyformer:50% (right)" >&2
+    echo "demo: the plan of the base model (left), and with overlay and kv4 (right)" >&2
     width=$(plan "${base[@]}" | awk '{ if (length > w) w = length } END { print w + 1 }')
     paste -d '|' <(plan "${base[@]}" | awk -v w="$width" '{printf "%-*s\n", w, $0}') <(plan "${settings[@]}") >&2
 fi
@@ -79,3 +78,13 @@ if ! pipit wait --timeout 60; then
 fi
 echo "demo: asking $(basename "$model"): $prompt" >&2
 pipit "${ask[@]}" "$prompt" </dev/null # a pipe there would be read as part of the prompt
+if [ -n "$swiftkv" ]; then
+    echo "demo: 4718, hidden in 3,500 characters, is asked for (longer ones are seldom found whole)" >&2
+    text=$(grep -v '^    \||' ARCHITECTURE.md | tr -s '`#*[]-' ' ' | head -c 3500)
+    before=${text:0:1200}
+    {
+        printf '%s. ' "${before%.*}"
+        echo "One of the special magic numbers for harbour is: 4718.${before##*.}${text:1200}"
+        printf '\n\n%s\n' "What is the special magic number for harbour mentioned in the provided text?"
+    } | pipit ask --stats --temp 0 -n 16 -
+fi
