@@ -366,12 +366,14 @@ static void values(const struct chunk *c, struct att_prefetch *ahead)
 
 static struct att_span span_of(const struct chunk *c)
 {
+    const struct ops_observe *o = c->mode != ATT_UNSEEN ? c->u.observe : NULL;
+
     return (struct att_span){
         .kv = &c->u.seq->kv,
         .group = c->u.group,
         .slot0 = c->slot0,
         .n_heads = c->u.n_heads,
-        .observed = c->mode != ATT_UNSEEN,
+        .noisy = o && (o->noise == OPS_NOISE_GUMBEL || o->noise == OPS_NOISE_GAUSS),
     };
 }
 

@@ -4,8 +4,8 @@
 #include "kernels/cpu/attention.h"
 
 enum {
-    /* Lines to ask for while a page's logits become weights of one head, and while they are
-     * observed: about one each 12 cycles, the pace of memory on a Sapphire Rapids Xeon. */
+    /* Lines to ask for while a page's logits become weights of one head, and while noise is drawn
+     * for them: about one each 12 cycles, the pace of memory on a Sapphire Rapids Xeon. */
     SOFT_LINES = 8,
     NOISE_LINES = 32,
 };
@@ -111,7 +111,7 @@ static int32_t set_pace(const struct att_span *c, int32_t n, struct att_prefetch
         k_lines + n_pages * (int32_t)((size_t)l->v_heads * kv_page_v_bytes(l) / 64);
     int32_t lines = 64 * n;
 
-    a->soft = SOFT_LINES + (c->observed ? NOISE_LINES : 0);
+    a->soft = SOFT_LINES + (c->noisy ? NOISE_LINES : 0);
     a->soft = steps * a->soft > lines / 4 * 3 ? lines / 4 * 3 / steps : a->soft;
     lines -= a->soft * steps;
     lines = lines < read ? lines : read;

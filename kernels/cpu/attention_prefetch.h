@@ -21,7 +21,7 @@ struct att_span {
     int32_t group;
     int32_t slot0;
     int32_t n_heads; /* that turn each page's logits into weights */
-    bool observed;   /* which a policy then looks at */
+    bool noisy;      /* which a policy then looks at with noise */
 };
 
 struct att_prefetch {
