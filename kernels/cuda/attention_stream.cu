@@ -13,7 +13,7 @@
  *
  * Ahead:  The first tiles are asked for before the kernel ahead has ended, where a cache only
  * appends: but for the newest slots it is as the step found it. On an H200 whole decode steps of
- * 1B and 8B shapes gain 0.8 to 2.9 % by that.
+ * 1B and 8B shapes gained 0.8 to 2.8 % by that, beside slower products (docs/results/gpu.md).
  *
  * Merge:  warps in order. With several chunks a second kernel, which begins early, adds them in
  *         order: blocks that count themselves, the last of which adds, cost each block 1.2 us of a
