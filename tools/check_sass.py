@@ -33,7 +33,7 @@ FIELDS = ["nvcc", "arch", "kernel", "instructions", "loop", "loads", "bytes", "i
 MATRIX = re.compile(r"^(decode_stream|prefill_mma|sums_mma|columns_mma|tiles_|stream_|row_q)")
 LOAD = re.compile(r"^(?:@!?U?P\w+ )?(LDG|LDGSTS|UBLKCP|UTMALDG)\b([\w.]*)\s+(.*)")
 WEIGHTS = re.compile(r"^((norm_)?stream_|row_q)")  # these copy weights, which no kernel writes, before they wait
-AHEAD = re.compile(r"^decode_stream")  # this one pages and slots that the step does not write
+AHEAD = re.compile(r"^decode_stream")  # this one slots that the step does not write, and loads a page's number
 COPY = re.compile(r"^(LDGSTS|UBLKCP)\b")
 MMA = re.compile(r"^(?:@!?U?P\w+ )?(HMMA|IMMA|QMMA|OMMA|BMMA|HGMMA|IGMMA|QGMMA)\b")
 CONVERT = re.compile(r"^(?:@!?U?P\w+ )?(I2F|I2FP|F2I|F2F|F2FP|I2I)\b")
@@ -136,7 +136,9 @@ def broken_rules(arch, name, code):
         bad.append("uses local memory in its heaviest loop")
     wait = next((i for i, t in enumerate(texts) if t.startswith("ACQBULK")), None)
     early = [t for t in texts[:wait or 0] if LOAD.match(t)]
-    if not AHEAD.match(name) and any(not (WEIGHTS.match(name) and COPY.match(t)) for t in early):
+    loads = [t for t in early if not COPY.match(t)]
+    ahead = AHEAD.match(name)
+    if len(loads) > (1 if ahead else 0) or (early and not ahead and not WEIGHTS.match(name)):
         bad.append("reads global memory before it waits for the kernel ahead")
     if MATRIX.match(name) and not any(MMA.match(t) for t in texts):
         bad.append("has no matrix instruction")

@@ -394,7 +394,6 @@ static void chunk_unit(struct chunk *c, const struct chunk *next, const uint8_t 
     float *max = u->t->state;
     struct att_prefetch ahead;
 
-    c->mode = att_mode(u, c->row);
     find_pages(c);
     look_ahead(c, next, next_weights, &ahead);
     keys(c, &ahead, max);
@@ -549,6 +548,7 @@ static bool find_chunk(const struct att_job *job, const struct kv_thread *t, int
                 .index = i % n,
                 .slot0 = i % n * KV_CHUNK,
             };
+            ret->mode = att_mode(&ret->u, ret->row);
             return true;
         }
         at->first += counted ? n_units : 0;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training curves of run_all.py's kept folder as a picture, and what more tokens would give.
 
-    curves.py --models KEEP --scores bench/results/*-distill-scores*.json --name 14-16 --picture docs/pictures/distill-curves.svg
+    curves.py --models KEEP --scores bench/results/*-distill-scores*.json --name 14-16 --picture curves.svg
 
 Left: what each overlay's second stage asks for (T^2 KL, mean of ten steps; thin at temperature 2, else 1) by the tokens that
 it had seen, from KEEP/NAME.run.jsonl. Right: KL from the teacher at temperature 1 on the evaluation's texts, of the overlays called --name in

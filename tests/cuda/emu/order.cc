@@ -137,7 +137,12 @@ void emu_order_launch(void)
         reads = open_words();
     }
     device = emu_device();
-    launch = launch == MAX_LAUNCH ? 1 : launch + 1;
+    if (launch == MAX_LAUNCH) { /* numbers begin anew: what old ones say is forgotten */
+        madvise(writes, EMU_DEVICE_BYTES / WORD * sizeof(*writes), MADV_DONTNEED);
+        madvise(reads, EMU_DEVICE_BYTES / WORD * sizeof(*reads), MADV_DONTNEED);
+        launch = 0;
+    }
+    launch++;
     chain = emu_kernel.early && chain <= launch ? chain : launch;
     words.clear();
 }
