@@ -698,7 +698,6 @@ static bool news(struct backend *be, char *buf, size_t size)
 const struct backend_ops cuda_backend = {
     .name = "cuda",
     .selects = true,
-    .lacks_types = 1ull << DTYPE_Q2_K | 1ull << DTYPE_Q3_K,
     .async = true,
     .create = create,
     .destroy = destroy,

@@ -6,6 +6,8 @@
  * 8 tokens by a warp's byte matrix instructions. The sum of a block is an integer and exact;
  * blocks are added in f32 in their order:
  *     acc += integer * (weight's scale * activations' scale)  [+ offset * sum of activations]
+ * Q2_K, whose offsets change every 16 columns, has a second integer, of the minima, instead:
+ *     acc += (d * integer - dmin * second) * activations' scale
  * Streaming kernels keep a sum for each block of a group and add the four at a row's end: a lane of
  * gemm_q_row.cu has one of them. */
 
@@ -32,7 +34,21 @@ CUDA_INLINE float gemm_of_magic(int sum)
     return __uint_as_float((uint32_t)sum) - __uint_as_float(GEMM_MAGIC);
 }
 
-/* Sums of block j, exact: v[i] for rows g (i < 2) and g + 8, tokens 2t and 2t + 1. */
+/* d and -dmin of the sums of codes and of minima: they are the row's, so what comes of both is to
+ * be multiplied by the activations' scale alone. */
+CUDA_INLINE float gemm_less(float codes, float minima, float d, float m)
+{
+    return fmaf(codes, d, __fmul_rn(minima, m));
+}
+
+/* Weight's scale that is to follow a sum. */
+template <typename F> CUDA_INLINE float gemm_scale(float d)
+{
+    return F::SCALES == FRAG_Q2 ? 1.0f : d;
+}
+
+/* Sums of block j, exact (of Q2_K rounded once): v[i] for rows g (i < 2) and g + 8, tokens 2t and
+ * 2t + 1. */
 template <typename F, bool MAGIC = true>
 CUDA_INLINE void gemm_block(const struct frag_codes *w, const struct gemm_scales *s, int j,
                             const uint32_t x[8], float v[4])
@@ -61,6 +77,16 @@ CUDA_INLINE void gemm_block(const struct frag_codes *w, const struct gemm_scales
     for (int i = 0; i < 4; i++) {
         v[i] = MAGIC ? gemm_of_magic(c[i]) : (float)c[i];
     }
+    if (F::SCALES == FRAG_Q2) {
+        uint32_t min[4];
+
+        frag_minima(w, j, min);
+        mma_s8_k32(c, min, &x[2 * j], from);
+        for (int i = 0; i < 4; i++) {
+            v[i] = gemm_less(v[i], MAGIC ? gemm_of_magic(c[i]) : (float)c[i], s->row[i / 2].d[j],
+                             s->row[i / 2].m[j]);
+        }
+    }
 }
 
 /* x: 8 words a piece of the lane's token g; xd, xs: of tokens 2t and 2t + 1, by block. acc: one
@@ -84,7 +110,7 @@ CUDA_INLINE void gemm_group(const struct frag_codes *w, const struct gemm_scales
             if (PIECES == 2) {
                 v[i] += left[i] * (1.0f / 254.0f);
             }
-            acc[j % SUMS][i] += v[i] * (s->row[i / 2].d[j] * xd[i % 2][j]);
+            acc[j % SUMS][i] += v[i] * (gemm_scale<F>(s->row[i / 2].d[j]) * xd[i % 2][j]);
             if (frag_has_offset<F>()) {
                 acc[j % SUMS][i] += s->row[i / 2].m[j] * xs[i % 2][j];
             }

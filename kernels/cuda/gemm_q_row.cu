@@ -8,8 +8,8 @@
  * Of the matrix instruction's 8 columns one token needs one, so the columns are blocks instead:
  * column 2j holds block j of a group and no other, the four instructions of a group add to the same
  * registers, and lane 4 g + t ends with the sums of block t alone. Types with scales of 16 columns
- * (Q6_K) use columns 2j and 2j + 1 for the halves of a block. What follows a sum (scales, offsets)
- * is so done once and not for 8 tokens.
+ * (Q3_K, Q6_K) use columns 2j and 2j + 1 for the halves of a block. What follows a sum (scales,
+ * offsets) is so done once and not for 8 tokens.
  *
  * Bits are those of gemm_q_stream.cu: the same products, added in the same order. */
 
@@ -163,6 +163,7 @@ CUDA_INLINE void row_group(const struct gemm *p, const uint8_t *unit, int group,
     int lane = (int)threadIdx.x % WARP;
     struct frag_codes w;
     int c[PIECES][4];
+    int less[PIECES][4]; /* Q2_K: sums of the minima */
 
     frag_load<F>(unit, group, lane, &w);
     for (int piece = 0; piece < PIECES; piece++) {
@@ -174,6 +175,10 @@ CUDA_INLINE void row_group(const struct gemm *p, const uint8_t *unit, int group,
             uint32_t b[2] = {x.x & m->low[j], x.y & m->high[j]};
 
             mma_s8_k32(c[piece], a, b, j == 0 ? from : c[piece]);
+            if (F::SCALES == FRAG_Q2) {
+                frag_minima(&w, j, a);
+                mma_s8_k32(less[piece], a, b, j == 0 ? from : less[piece]);
+            }
         }
     }
 #pragma unroll
@@ -184,11 +189,14 @@ CUDA_INLINE void row_group(const struct gemm *p, const uint8_t *unit, int group,
         for (int piece = 0; piece < PIECES; piece++) {
             v[piece] = HALVES ? (float)(c[piece][2 * r] * s.sub[0] + c[piece][2 * r + 1] * s.sub[1])
                               : gemm_of_magic(c[piece][2 * r]);
+            if (F::SCALES == FRAG_Q2) {
+                v[piece] = gemm_less(v[piece], gemm_of_magic(less[piece][2 * r]), s.d, s.m);
+            }
         }
         if (PIECES == 2) {
             v[0] += v[PIECES - 1] * (1.0f / 254.0f);
         }
-        acc[r] += v[0] * (s.d * p->xd[block]);
+        acc[r] += v[0] * (gemm_scale<F>(s.d) * p->xd[block]);
         if (frag_has_offset<F>()) {
             acc[r] += s.m * p->xs[block];
         }
@@ -269,6 +277,9 @@ CUDA_INLINE void row_tiles(const struct gemm &p, int32_t n_tiles, bool deep,
 /* Blocks a multiprocessor that registers are to allow. */
 template <typename F, int PIECES, bool STORE> static constexpr int row_blocks(void)
 {
+    if (F::SCALES == FRAG_Q2 && PIECES == 2) {
+        return 2; /* two sums of each piece */
+    }
     return STORE ? 3 : PIECES == 1 && F::BLOCKS == 4 ? 4 : 3;
 }
 

@@ -74,6 +74,13 @@ CUDA_INLINE void pair_load(const struct operands *now, int token, int h, struct 
     }
 }
 
+/* Is there a group of that number? Q2_K is short of a register and asks the kernel's parameter: its
+ * rows are whole units. */
+template <typename F> CUDA_INLINE bool is_there(const struct gemm *p, int32_t group, int32_t n)
+{
+    return F::SCALES == FRAG_Q2 ? group * 128 < p->n_cols : group < n;
+}
+
 /* Blocks a multiprocessor: Q5_0 alone needs a few registers more than there are for two. */
 template <typename F> constexpr int BLOCKS = F::TYPE == DTYPE_Q5_0 ? 1 : 2;
 
@@ -101,17 +108,19 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, BLOCKS<F>) tiles_q(struct gemm 
         }
         async_commit();
     }
-    for (int32_t group = 0, stage = 0; group < n_groups; group++) {
+    for (int32_t group = 0, stage = 0; is_there<F>(&p, group, n_groups); group++) {
         const struct operands *now = &in[stage];
         struct frag_codes w;
         struct gemm_scales s;
 
-        frag_load<F>(unit, group % F::GROUPS, lane, &w);
-        gemm_scales_load<F>(unit, group % F::GROUPS, lane, &s);
+        int at = F::SCALES == FRAG_Q2 ? thread_anew() % WARP : lane; /* addresses made anew, too */
+
+        frag_load<F>(unit, group % F::GROUPS, at, &w);
+        gemm_scales_load<F>(unit, group % F::GROUPS, at, &s);
         unit += group % F::GROUPS == F::GROUPS - 1 ? F::UNIT : 0;
         async_wait<STAGES - 2>();
         __syncthreads(); /* now: copied by all threads; the group before: read by all */
-        if (group + STAGES - 1 < n_groups) {
+        if (is_there<F>(&p, group + STAGES - 1, n_groups)) {
             fetch(&p, group + STAGES - 1, &in[stage > 0 ? stage - 1 : STAGES - 1]);
         }
         async_commit();
@@ -130,7 +139,7 @@ CUDA_KERNEL void __launch_bounds__(GEMM_THREADS, BLOCKS<F>) tiles_q(struct gemm 
                 gemm_block<F, false>(&w, &s, j, x.x, v);
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
-                    acc[i][k] += v[k] * (s.row[k / 2].d[j] * x.d[k % 2][j % 2]);
+                    acc[i][k] += v[k] * (gemm_scale<F>(s.row[k / 2].d[j]) * x.d[k % 2][j % 2]);
                     if (frag_has_offset<F>()) {
                         acc[i][k] += s.row[k / 2].m[j] * x.s[k % 2][j % 2];
                     }

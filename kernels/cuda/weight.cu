@@ -46,6 +46,12 @@ template <typename F> CUDA_INLINE uint32_t raw_code(struct raw r, int i)
 
         return F::HIGH ? q | (uint32_t)(b[16 + i] >> g & 1) << 4 : q;
     }
+    if (F::CODE == 0) { /* four blocks in 32 bytes; of Q3_K eight blocks' top bits before them */
+        const uint8_t *b = r.row + (size_t)r.col / 256 * (F::HIGH == 3 ? 110 : 84);
+        uint32_t q = b[(F::HIGH == 3 ? 32 : 16) + g / 4 * 32 + i] >> (g % 4 * 2) & 3;
+
+        return F::HIGH == 3 ? q | (uint32_t)(b[i] >> g & 1) << 2 : q;
+    }
     const uint8_t *b = r.row + (size_t)r.col / 256 * 210;
     int k = g % 4 * 32 + i; /* of the half of 128 */
     uint32_t low = b[g / 4 * 64 + k % 64] >> (k / 64 * 4) & 15;
@@ -83,6 +89,28 @@ template <typename F> CUDA_INLINE void pack_scales(struct raw r, uint8_t *s, int
             block < 4 ? six[block] & 63 : (six[block + 4] & 15) | (six[block - 4] >> 6) << 4;
         s[192 + row * 8 + block] =
             block < 4 ? six[block + 4] & 63 : six[block + 4] >> 4 | (six[block] >> 6) << 4;
+    } else if (F::SCALES == FRAG_Q2) {
+        const uint8_t *b = r.row + (size_t)r.col / 256 * 84;
+
+        for (int i = 0; i < 2; i++) {
+            s[row * 16 + block * 2 + i] = b[block * 2 + i];
+        }
+        for (int i = 0; i < 4 && block == 0; i++) {
+            s[256 + row * 4 + i] = b[80 + i];
+        }
+    } else if (F::TYPE == DTYPE_Q3_K) {
+        const uint8_t *b = r.row + (size_t)r.col / 256 * 110;
+        const uint8_t *six = b + 96; /* quant/dtype.h says how these 12 bytes are cut */
+
+        for (int i = 0; i < 2; i++) {
+            int k = block * 2 + i;
+            int low = six[k % 8] >> (k / 8 * 4) & 15;
+
+            s[row * 16 + k] = (uint8_t)((low | (six[8 + k % 4] >> (k / 4 * 2) & 3) << 4) - 32);
+            if (block == 0) {
+                s[256 + row * 2 + i] = b[108 + i];
+            }
+        }
     } else {
         const uint8_t *b = r.row + (size_t)r.col / 256 * 210;
 
@@ -103,11 +131,14 @@ template <typename F> CUDA_INLINE void pack_block(struct raw r, uint8_t *unit, i
 
         if (F::CODE == 8) {
             unit[a.code] = (uint8_t)q;
-        } else {
+        } else if (F::CODE == 4) {
             unit[a.code] |= (uint8_t)(frag_nibble<F>(q) << (a.high * 4));
         }
         if (F::HIGH > 0) {
-            unit[a.more] |= (uint8_t)(frag_more<F>(q) << a.shift);
+            unit[a.more] |= (uint8_t)((frag_more<F>(q) & (F::HIGH == 1 ? 1 : 3)) << a.shift);
+        }
+        if (F::HIGH == 3) {
+            unit[a.top] |= (uint8_t)(frag_more<F>(q) >> 2 << a.top_shift);
         }
     }
     pack_scales<F>(r, unit + F::SCALES_AT, row % 16, r.col % F::COLS / 32);

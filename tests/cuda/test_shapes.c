@@ -45,9 +45,10 @@ static struct ops_weight weight(enum dtype type, enum ops_role role, int32_t n_r
 
 static void matmuls(void)
 {
-    static const enum dtype types[] = {
-        DTYPE_F32,  DTYPE_F16,  DTYPE_BF16, DTYPE_Q4_0, DTYPE_Q4_1,   DTYPE_Q5_0,   DTYPE_Q5_1,
-        DTYPE_Q8_0, DTYPE_Q4_K, DTYPE_Q5_K, DTYPE_Q6_K, DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_MXFP4};
+    static const enum dtype types[] = {DTYPE_F32,  DTYPE_F16,    DTYPE_BF16,   DTYPE_Q4_0,
+                                       DTYPE_Q4_1, DTYPE_Q5_0,   DTYPE_Q5_1,   DTYPE_Q8_0,
+                                       DTYPE_Q2_K, DTYPE_Q3_K,   DTYPE_Q4_K,   DTYPE_Q5_K,
+                                       DTYPE_Q6_K, DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_MXFP4};
     static const int32_t outputs[] = {1, 17, 4096, 262144};
     static const int32_t cols[] = {256, MAX_COLS};
     static const int32_t rows[][2] = {{1, 1}, {9, 9}, {64, 64}, {512, 0}, {576, 64}, {MAX_ROWS, 0}};
