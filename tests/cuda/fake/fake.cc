@@ -26,6 +26,7 @@ struct emu_where emu_where;
 #define NEVER(call) call { ran(); }
 NEVER(void *emu_shared(void))
 NEVER(void emu_grid_wait(const char *, int))
+NEVER(void emu_grid_ahead(bool))
 NEVER(void emu_sync_block(const char *, int))
 NEVER(void emu_sync_warp(unsigned, const char *, int))
 NEVER(const uint64_t *emu_exchange(unsigned, uint64_t, const char *, int))
