@@ -168,14 +168,19 @@ static bool is_mma(const struct check *c, const struct shape *s)
 /* Only decode rows that read everything may be summed in f16, or with queries in 15 bits. */
 static bool is_half(const struct check *c, const struct shape *s)
 {
-    return ((s->l.k_type == OPS_KV_FP8 || s->l.v_type == OPS_KV_FP8) && check_has_half(c)) ||
-           check_has_vnni_keys(c, s->l.k_type) || check_has_vnni_values(c, s->l.v_type);
+    return (s->l.k_type == OPS_KV_FP8 || s->l.v_type == OPS_KV_FP8) && check_has_half(c);
+}
+
+static bool is_in_bits(const struct check *c, const struct shape *s)
+{
+    return check_has_vnni_keys(c, s->l.k_type) || check_has_vnni_values(c, s->l.v_type);
 }
 
 static void compare(struct check *c, const struct shape *s, struct inputs *in)
 {
     const int32_t cols = s->n_q * s->l.v_dim;
     const bool half = is_half(c, s);
+    const bool bits = is_in_bits(c, s);
     const bool mma = is_mma(c, s);
     const float *got = (const void *)in->out->out[1];
     const float *want = (const void *)in->out->out[0];
@@ -183,8 +188,9 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
     check_floats(c, in->out, in->n, in->ldo, cols,
                  mma    ? &tol_attention_bf16
                  : half ? &tol_attention_half
+                 : bits ? &tol_attention_15
                         : &tol_select);
-    for (int i = 0; i < N_SEQS && (half || mma); i++) {
+    for (int i = 0; i < N_SEQS && (half || bits || mma); i++) {
         int32_t n = rows_of(s, i);
 
         if (mma ? i < N_SEQS - 1
@@ -232,7 +238,7 @@ static void attend(struct check *c, const struct shape *s)
 
             check_rows(c, "scores", (const void *)score->out[1], (const void *)score->out[0],
                        s->l.n_groups, in.kv[i].cap, in.kv[i].cap,
-                       is_half(c, s)                     ? &tol_score_half
+                       is_half(c, s) || is_in_bits(c, s) ? &tol_score_half
                        : i == N_SEQS - 1 && is_mma(c, s) ? &tol_attention_bf16
                                                          : &tol_score);
         }
