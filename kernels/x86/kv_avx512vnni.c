@@ -439,9 +439,8 @@ struct values {
     __mmask16 there[4]; /* slots */
     int8_t levels[FOURS][2][64];
     int32_t weights[ROWS][2 * FOURS];
-    float scale[CPU_KV_SLOTS]; /* of WEIGHT to the largest */
-    float largest;             /* of the scales, / WEIGHT */
-    float factor[ROWS];        /* of a sum of levels times weights */
+    float scale[CPU_KV_SLOTS];
+    float factor[ROWS]; /* of a sum of levels times weights */
 };
 
 static inline int at_of(int four)
@@ -454,34 +453,14 @@ static inline float part_of(float x, float whole)
     return whole > 0x1p-120f ? x / whole : 0.0f;
 }
 
-static inline float largest_of(const float *x, const __mmask16 there[4])
-{
-    __m512 a =
-        _mm512_max_ps(_mm512_maskz_loadu_ps(there[0], x), _mm512_maskz_loadu_ps(there[1], x + 16));
-    __m512 b = _mm512_max_ps(_mm512_maskz_loadu_ps(there[2], x + 32),
-                             _mm512_maskz_loadu_ps(there[3], x + 48));
-
-    return _mm512_reduce_max_ps(_mm512_max_ps(a, b));
-}
-
 /* Zeros where no slot is: there may be anything. */
 static inline void ready_scales(const uint16_t half[CPU_KV_SLOTS], struct values *ret)
 {
-    __m512 x[4];
-    __m512 factor;
-
     UNROLL_LOOP
     for (int i = 0; i < 4; i++) {
-        x[i] =
-            _mm512_maskz_cvtph_ps(ret->there[i], _mm256_loadu_si256((const void *)(half + 16 * i)));
-    }
-    ret->largest =
-        _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3])));
-    factor = _mm512_set1_ps(part_of(WEIGHT, ret->largest));
-    ret->largest /= (float)WEIGHT;
-    UNROLL_LOOP
-    for (int i = 0; i < 4; i++) {
-        _mm512_storeu_ps(ret->scale + 16 * i, _mm512_mul_ps(x[i], factor));
+        _mm512_storeu_ps(ret->scale + 16 * i,
+                         _mm512_maskz_cvtph_ps(ret->there[i],
+                                               _mm256_loadu_si256((const void *)(half + 16 * i))));
     }
 }
 
@@ -515,28 +494,37 @@ static inline void bring_levels(const uint8_t *v, size_t stride, int32_t n_fours
     ready_scales(scales, ret);
 }
 
-/* e * scale in 16 bits of the largest e times the largest scale. */
-static inline void bring_weights(const float *e, float largest_e, float inverse_e, int row,
-                                 struct values *ret)
+/* e * scale in 16 bits of the largest. Slots that the row does not see have no part in that: what
+ * lies there may differ with the rows beside it. */
+static inline void bring_weights(const float *e, int row, struct values *ret)
 {
     const __m512i bytes =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
-    const __m512 inverse = _mm512_set1_ps(inverse_e);
+    __m512 x[4];
+    __m512 inverse;
     __m512i w[4];
+    float largest;
 
-    ret->factor[row] = largest_e * ret->largest;
     UNROLL_LOOP
     for (int i = 0; i < 4; i++) {
-        __m512 x = _mm512_maskz_loadu_ps(ret->there[i], e + 16 * i);
+        __m512 weight = _mm512_maskz_loadu_ps(ret->there[i], e + 16 * i);
+        __mmask16 seen = _mm512_cmp_ps_mask(weight, _mm512_setzero_ps(), _CMP_NEQ_UQ);
 
-        x = _mm512_mul_ps(_mm512_mul_ps(x, inverse), _mm512_loadu_ps(ret->scale + 16 * i));
-        w[i] = _mm512_cvtps_epi32(x);
+        x[i] = _mm512_maskz_mul_ps(seen, weight, _mm512_loadu_ps(ret->scale + 16 * i));
+    }
+    largest =
+        _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3])));
+    inverse = _mm512_set1_ps(part_of(WEIGHT, largest));
+    ret->factor[row] = largest / (float)WEIGHT;
+    UNROLL_LOOP
+    for (int i = 0; i < 4; i++) {
+        w[i] = _mm512_cvtps_epi32(_mm512_mul_ps(x[i], inverse));
     }
     UNROLL_LOOP
     for (int i = 0; i < 2; i++) {
-        __m512i x = _mm512_packus_epi32(w[2 * i], w[2 * i + 1]);
+        __m512i v = _mm512_packus_epi32(w[2 * i], w[2 * i + 1]);
 
-        _mm512_storeu_si512(ret->weights[row] + 16 * i, _mm512_shuffle_epi8(x, bytes));
+        _mm512_storeu_si512(ret->weights[row] + 16 * i, _mm512_shuffle_epi8(v, bytes));
     }
 }
 
@@ -614,19 +602,12 @@ static void pv_g4_avx512vnni(const void *v, int32_t v_pad, const float *e, size_
         page.there[i] = lanes_of(n_slots - 16 * i);
     }
     for (int32_t done = 0, rows; done < n; done += rows) {
-        float largest_e[ROWS];
-        float inverse_e[ROWS];
-
         rows = n - done < ROWS ? n - done : ROWS;
-        for (int r = 0; r < rows; r++) {
-            largest_e[r] = largest_of(e + (size_t)r * lde, page.there);
-            inverse_e[r] = part_of(1.0f, largest_e[r]);
-        }
         for (int32_t b = 0; b < n_blocks; b++) {
             bring_levels((const uint8_t *)v + (size_t)b * sizeof(struct gauss4_block), stride,
                          n_fours, &page, due, b == 0 ? ahead : NULL);
             for (int r = 0; r < rows; r++) {
-                bring_weights(e + (size_t)r * lde, largest_e[r], inverse_e[r], r, &page);
+                bring_weights(e + (size_t)r * lde, r, &page);
             }
             values[rows](&page, n_fours, acc + b * GAUSS4_BLOCK, (size_t)v_pad);
         }
