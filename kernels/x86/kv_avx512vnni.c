@@ -31,20 +31,20 @@ enum {
     GROUP = 16, /* slots of a vector */
 };
 
-/* call(rows), of a number that is a constant in each case. */
-#define CASE(n, most, call)                                                                        \
+/* call(rows), of a number up to ROWS that is a constant in each case. */
+#define CASE(n, call)                                                                              \
     case n:                                                                                        \
-        call(n <= (most) ? n : 1);                                                                 \
+        call(n);                                                                                   \
         break
-#define CASES(rows, most, call)                                                                    \
+#define CASES(rows, call)                                                                          \
     switch (rows) {                                                                                \
-        CASE(1, most, call);                                                                       \
-        CASE(2, most, call);                                                                       \
-        CASE(3, most, call);                                                                       \
-        CASE(4, most, call);                                                                       \
-        CASE(5, most, call);                                                                       \
-        CASE(6, most, call);                                                                       \
-        CASE(7, most, call);                                                                       \
+        CASE(1, call);                                                                             \
+        CASE(2, call);                                                                             \
+        CASE(3, call);                                                                             \
+        CASE(4, call);                                                                             \
+        CASE(5, call);                                                                             \
+        CASE(6, call);                                                                             \
+        CASE(7, call);                                                                             \
     }
 
 /* ---- queries ----------------------------------------------------------------------------------
@@ -418,7 +418,7 @@ static void qk_g4_avx512vnni(const void *k, int32_t k_dim, const float *q, size_
 
             rows = n - done < ROWS ? n - done : ROWS;
 #define GROUP_OF(rows) group(rows, from, k_dim, queries, ldq, to, ldx)
-            CASES(rows, ROWS, GROUP_OF)
+            CASES(rows, GROUP_OF)
 #undef GROUP_OF
         }
     }
