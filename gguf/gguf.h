@@ -102,7 +102,8 @@ int gguf_sha256(const char *path, const char *cache_dir, char ret_hex[65],
 /* Writing: keys first, then tensors declared, then their data in the declared order. The file is
  * written to "PATH.tmp", fsynced and renamed by finish; abort removes it. Calls return 0 or a
  * negative errno; the first failure sticks, and finish returns it with its cause, so a caller may
- * leave checking to the end. `general.alignment` goes through u32 or raw, before the tensors. */
+ * leave checking to the end. `general.alignment` goes through u32 or raw, before the tensors.
+ * create refuses a PATH that is there and is no regular file (-EISDIR: a folder, else -EINVAL). */
 struct gguf_writer;
 int gguf_writer_create(const char *path, struct gguf_writer **ret,
                        struct error *reterr) WARN_UNUSED;

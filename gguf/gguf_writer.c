@@ -94,8 +94,16 @@ static int put_str(struct gguf_writer *w, struct buffer *b, const char *s, size_
 
 int gguf_writer_create(const char *path, struct gguf_writer **ret, struct error *reterr)
 {
-    struct gguf_writer *w = calloc(1, sizeof(*w));
+    struct gguf_writer *w;
+    struct stat old;
     int fd;
+
+    /* Renaming onto a device or a pipe would put a file in its place. */
+    if (stat(path, &old) == 0 && !S_ISREG(old.st_mode)) {
+        return error_set(reterr, S_ISDIR(old.st_mode) ? -EISDIR : -EINVAL,
+                         "cannot write %.150s: it is there and is no regular file", path);
+    }
+    w = calloc(1, sizeof(*w));
 
     if (w) {
         w->path = strdup(path);

@@ -10,6 +10,7 @@ import os
 import pathlib
 import resource
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -482,6 +483,14 @@ class Refusals(Base):
         r = self.run_convert()
         self.assertEqual((r.returncode, self.out.read_bytes()), (2, b"mine"))
         self.assertIn("--force", r.stderr)
+
+    def test_what_is_no_regular_file_stays(self):
+        self.write(config("LlamaForCausalLM"), weights())
+        os.mkfifo(self.out)
+        r = self.run_convert(self.folder, "--type", "f32", "--force")
+        self.assertEqual(r.returncode, 6, r.stderr)
+        self.assertIn("no regular file", r.stderr)
+        self.assertTrue(stat.S_ISFIFO(os.lstat(self.out).st_mode))
 
 
 class Llama2c(Base):

@@ -273,6 +273,28 @@ Test(gguf, keys_are_copied_raw, .init = make_dir, .fini = remove_dir)
     close_good();
 }
 
+static void check_stays(const char *name, mode_t kind)
+{
+    struct error e = {0};
+    struct gguf_writer *w = NULL;
+    struct stat st;
+
+    cr_assert(gguf_writer_create(in_dir(name), &w, &e) < 0, "%s would be replaced", name);
+    cr_assert(strstr(e.text, "no regular file"), "%s", e.text);
+    cr_assert_eq(lstat(in_dir(name), &st), 0);
+    cr_assert_eq(st.st_mode & S_IFMT, kind, "%s was replaced", name);
+}
+
+Test(gguf, what_is_no_regular_file_stays, .init = make_dir, .fini = remove_dir)
+{
+    cr_assert_eq(mkfifo(in_dir("pipe"), 0600), 0);
+    check_stays("pipe", S_IFIFO);
+    cr_assert_eq(symlink("pipe", in_dir("link")), 0);
+    check_stays("link", S_IFLNK);
+    cr_assert_eq(mkdir(in_dir("folder"), 0700), 0);
+    check_stays("folder", S_IFDIR);
+}
+
 Test(gguf, missing_and_surplus_data, .init = make_dir, .fini = remove_dir)
 {
     struct gguf_writer *w = begin_file("short.gguf");

@@ -100,6 +100,8 @@ class Output:
         from pathlib import Path
 
         try:
+            if os.path.exists(self.path) and not os.path.isfile(self.path):
+                raise ConvertError(f"{self.path}: cannot be written: it is there and is no regular file")
             self._declare()
             # The metadata is small; give it room before hours of quantising.
             free = os.statvfs(os.path.dirname(os.path.abspath(self.path)))
