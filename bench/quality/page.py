@@ -31,8 +31,14 @@ def number(v, digits, sign=False):
     return DASH if v is None else f"{v:{'+' if sign else ''}.{digits}f}"
 
 
-def with_error(v, se, digits, sign=False):
-    return number(v, digits, sign) + (f" ± {se:.{digits}f}" if v is not None and se is not None else "")
+def with_half(v, half, digits, sign=False):
+    """A value and half of its 95 % interval."""
+    return number(v, digits, sign) + (f" ± {half:.{digits}f}" if v is not None and half is not None else "")
+
+
+def less_or_none(v, half):
+    """A difference, which is "none" where it lies within its interval."""
+    return with_half(v, half, 2, sign=True) + (", none" if v is not None and half is not None and abs(v) <= half else "")
 
 
 def markdown(head, rows):
@@ -49,18 +55,17 @@ class Page:
         self.agreements = agreements or {}
 
     def more(self, task, policy):
-        return with_error(self.t.get(task, policy, "perplexity more %"),
-                          self.t.get(task, policy, "perplexity more %", "se"), 2, sign=True)
+        return self.score(task, policy, "perplexity more %", 2, sign=True)
 
     def kl(self, task, policy):
-        return with_error(self.t.get(task, policy, "mean KL"), self.t.get(task, policy, "mean KL", "se"), 4)
+        return self.score(task, policy, "mean KL", 4)
 
-    def score(self, task, policy, metric="all", digits=1):
-        return with_error(self.t.get(task, policy, metric), self.t.get(task, policy, metric, "se"), digits)
+    def score(self, task, policy, metric="all", digits=1, sign=False):
+        return with_half(self.t.get(task, policy, metric), self.t.half(task, policy, metric), digits, sign)
 
     def rouge(self, task, policy, against):
         v = [self.t.get(task, policy, f"{k} {against}") for k in ("rouge1", "rouge2", "rougeL")]
-        return DASH if None in v else " / ".join(f"{x:.1f}" for x in v)
+        return DASH if None in v else f"{v[0]:.1f} / {self.score(task, policy, f'rouge2 {against}')} / {v[2]:.1f}"
 
     def about(self):
         return "\n".join("    " + c[1:].strip() for c in self.t.comments)
@@ -108,7 +113,8 @@ class Page:
                         rows)
 
     def needle(self, task, policy):
-        return self.score(task, policy, digits=0) if (self.t.get(task, "full", "all") or 0) >= 80 else DASH
+        """Without an interval: of ten, half of one by Student's t says nothing."""
+        return number(self.t.get(task, policy, "all"), 0) if (self.t.get(task, "full", "all") or 0) >= 80 else DASH
 
     def found(self, task):
         """Retrieval says something only where the full cache itself finds most."""
@@ -129,7 +135,7 @@ class Page:
         rows = []
         for name, p in changes.items():
             rows.append([name, number(self.t.get(CHANGES, p, "perplexity"), 3), self.more(CHANGES, p),
-                         with_error(*self.t.versus(CHANGES, p, other), 2, sign=True), self.kl(CHANGES, p),
+                         less_or_none(*self.t.versus(CHANGES, p, other)), self.kl(CHANGES, p),
                          number(self.t.get(CHANGES, p, "same top-1 %"), 1)])
         return markdown([head, "perplexity", "more than full, %", f"more than {said}, %", "mean KL", "same top-1, %"],
                         [r for r in rows if r[1] != DASH])

@@ -7,6 +7,27 @@ import math
 import cells
 import score
 
+TEXT_METRICS = ("perplexity more %", "mean KL")
+
+
+def within(t, df):
+    """P(|T| <= t) of Student's distribution (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    theta = math.atan(t / math.sqrt(df))
+    term = math.cos(theta) if df % 2 else 1.0
+    total = 0.0 if df == 1 else term
+    for i in range(3 if df % 2 else 2, df - 1, 2):
+        term *= math.cos(theta) ** 2 * (i - 1) / i
+        total += term
+    return 2 / math.pi * (theta + math.sin(theta) * total) if df % 2 else math.sin(theta) * total
+
+
+def t95(df):
+    low, high = 0.0, 16.0
+    for _ in range(50):
+        mid = (low + high) / 2
+        low, high = (mid, high) if within(mid, df) < 0.95 else (low, mid)
+    return high
+
 
 class Table:
     def __init__(self, path):
@@ -22,6 +43,15 @@ class Table:
         r = self.rows.get((task, policy, metric))
         return float(r[field]) if r and r[field] != "" else None
 
+    def half(self, task, policy, metric):
+        """Half of a 95 % interval by Student's t, over a text's chunks or the cases; None where there is no error."""
+        se = self.get(task, policy, metric, "se")
+        n = 0
+        while (task, policy, f"nll of chunk {n}") in self.rows:
+            n += 1
+        n = n or (0 if metric in TEXT_METRICS or se is None else int(self.rows[task, policy, metric]["n"]))
+        return None if se is None or n < 2 else t95(n - 1) * se
+
     def any(self, task, policy, field):
         """A field that is the same in all of a cell's rows."""
         for (t, p, _), r in self.rows.items():
@@ -30,7 +60,7 @@ class Table:
         return None
 
     def versus(self, task, policy_text, other):
-        """Perplexity more than another policy's in percent and its standard error over chunks, of the paired
+        """Perplexity more than another policy's in percent and half of its 95 % interval over chunks, of the paired
         differences; (None, None) where either was not measured."""
         d = []
         while (v := self.get(task, policy_text, f"nll of chunk {len(d)}")) is not None:
@@ -41,7 +71,7 @@ class Table:
         if not d:
             return None, None
         mean, se = score.mean_se(d)
-        return 100 * math.expm1(mean), None if se is None else 100 * se
+        return 100 * math.expm1(mean), None if se is None else 100 * t95(len(d) - 1) * se
 
 
 def policy(method, budget):

@@ -6,32 +6,12 @@ A cell has the share that is right in percent, and for policies other than full 
 interval, by Student's t over the questions' paired differences. A difference within its interval, or of which McNemar's exact
 test has p of 0.05 or more, is "none": where few questions differ, the interval is too narrow."""
 
-import math
 import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cells  # noqa: E402
 import table  # noqa: E402
-
-
-def within(t, df):
-    """P(|T| <= t) of Student's distribution (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    theta = math.atan(t / math.sqrt(df))
-    term = math.cos(theta) if df % 2 else 1.0
-    total = 0.0 if df == 1 else term
-    for i in range(3 if df % 2 else 2, df - 1, 2):
-        term *= math.cos(theta) ** 2 * (i - 1) / i
-        total += term
-    return 2 / math.pi * (theta + math.sin(theta) * total) if df % 2 else math.sin(theta) * total
-
-
-def t95(df):
-    low, high = 0.0, 16.0
-    for _ in range(50):
-        mid = (low + high) / 2
-        low, high = (mid, high) if within(mid, df) < 0.95 else (low, mid)
-    return high
 
 
 def cell(t, task, policy):
@@ -41,7 +21,7 @@ def cell(t, task, policy):
     less = t.rows.get((task, policy, "less"))
     text = f"{float(mine['value']):.1f}"
     if less:
-        half = t95(int(less["n"]) - 1) * float(less["se"])
+        half = table.t95(int(less["n"]) - 1) * float(less["se"])
         value, p = float(less["value"]), float(mine["mcnemar"])
         text += f" ({value:+.1f} ± {half:.1f}" + (", none)" if abs(value) <= half or p >= 0.05 else f", p {p:.2g})")
     return text

@@ -420,6 +420,10 @@ ppl-shakespeare-2k,{h2o90},perplexity,10,20.1,,90,0.9,8
 ppl-shakespeare-2k,{h2o70},perplexity,10,20.2,,70,0.7,7
 ppl-shakespeare-2k,{h2o50},perplexity,10,20.3,,50,0.5,6
 ppl-shakespeare-2k,{h2o50},perplexity more %,10,1.5,0.25,50,0.5,6
+ppl-shakespeare-2k,{h2o50},nll of chunk 0,10,3,,50,0.5,6
+ppl-shakespeare-2k,{h2o50},nll of chunk 1,10,3,,50,0.5,6
+ppl-shakespeare-2k,{h2o50},nll of chunk 2,10,3,,50,0.5,6
+repeat,{h2o50},all,4,20,2,50,0.5,6
 """
 
     def test_tables(self):
@@ -432,8 +436,10 @@ ppl-shakespeare-2k,{h2o50},perplexity more %,10,1.5,0.25,50,0.5,6
         got = page.fill("kept\n<!-- table perplexity -->\nold\n<!-- end -->\nkept too\n", page.Page(t))
         self.assertTrue(got.startswith("kept\n<!-- table perplexity -->\n| method |"))
         self.assertTrue(got.endswith("\n<!-- end -->\nkept too\n"))
-        self.assertIn("| h2o | – | – | – | +1.50 ± 0.25 | – | – |", got)
+        self.assertIn("| h2o | – | – | – | +1.50 ± 1.08 | – | – |", got)
         self.assertNotIn("old", got)
+        self.assertEqual(page.Page(t).score("repeat", tables.policy("h2o", 50)), "20.0 ± 6.4")
+        self.assertEqual([page.less_or_none(0.5, h) for h in (0.4, 0.5, None)], ["+0.50 ± 0.40", "+0.50 ± 0.50, none", "+0.50"])
         self.assertEqual(page.fill(got, page.Page(t)), got)
 
     def test_small_pictures(self):
@@ -444,7 +450,7 @@ ppl-shakespeare-2k,{h2o50},perplexity more %,10,1.5,0.25,50,0.5,6
 
     def test_tasks(self):
         for df, t in ((1, 12.706), (2, 4.303), (10, 2.228), (99, 1.984)):
-            self.assertAlmostEqual(tasks_table.t95(df), t, places=3)
+            self.assertAlmostEqual(tables.t95(df), t, places=3)
         with tempfile.NamedTemporaryFile("w", suffix=".csv") as f:
             f.write("task,policy,metric,n,value,se,kv_bytes,kv_share,tokens_per_step,mcnemar\ncopa,full,all,100,60,5,9,1,9,\n"
                     "copa,kv8,all,100,61,5,9,1,9,0.7\ncopa,kv8,less,100,1,1,9,1,9,\ncopa,fp8,all,100,50,5,9,1,9,0.04\n"
