@@ -128,6 +128,7 @@ def scored(word, name, cases, ctx):
         word, "--tasks", f"tasks/{name}.jsonl", "--cases", str(cases)]}
 
 
+ASK = ["ask", "--text", "text/war-and-peace.txt", "--chars", "7000", "--cases", "26"]
 # Asked for by run.py --scored: answers by log-probability after five shots, two more of RULER's tasks, and larger samples of
 # the tasks above.
 SCORED = {
@@ -140,6 +141,9 @@ SCORED = {
     "frequent": {"kind": "answers", "ctx": 2560, "batch": 16, "prompts": ["frequent", "--chars", "2500", "--cases", "50"]},
     "track": {"kind": "answers", "ctx": 1536, "batch": 16, "prompts": [
         "track", "--text", "text/war-and-peace.txt", "--chars", "3500", "--cases", "50"]},
+    # kvpress' protocol, a cut before the question is known, and the usual one. n is of texts.
+    "ask-before": {"kind": "answers", "ctx": 2560, "batch": 16, "prompts": ASK + ["--when", "before"]},
+    "ask-after": {"kind": "answers", "ctx": 2560, "batch": 16, "prompts": ASK + ["--when", "after", "--questions", "1"]},
     "repeat-200": {**TASKS["repeat"], "prompts": TASKS["repeat"]["prompts"] + ["--cases", "200"]},
     "summary-300": {**TASKS["summary"], "prompts": TASKS["summary"]["prompts"] + ["--cases", "300"]},
 }
@@ -155,6 +159,7 @@ TINY = {
     "needle-4k": {"ctx": 2048, "prompts": ["--chars", "700", "--cells", "1", "--tokens", "4"]},
     "chat": {"ctx": 2048, "prompts": ["--cases", "2", "--tokens", "4"]},
     "summary": {"ctx": 3072, "prompts": ["--cases", "1", "--tokens", "4"]},
+    "ask": {"ctx": 2048, "prompts": ["--chars", "500", "--cases", "2"]},
 }
 TINY.update({name: TINY.get(name.split("-")[0], {"prompts": ["--cases", "3"]}) for name in SCORED})
 
@@ -219,12 +224,13 @@ STEPS_READING = [
 
 # Budgets in percent are of the shots.
 SCORED_POLICIES = ["fp8", "kv4", "kv8", "kv4+recency:43%,min=16", "h2o:50%,min=16", "k8v4"]
+ASKED = ["kv4", "h2o:50%", "snapkv:50%", "keyformer:50%", "kv8+recency:50%", "kv4+snapkv:88%", "kv4+expected:88%"]
 
 
 def steps(tiny, reading=False, scored=False):
     """Two steps a task are enough to test the tools."""
     if scored:
-        return [(t, SCORED_POLICIES) for t in SCORED]
+        return [(t, ASKED if t.startswith("ask-") else SCORED_POLICIES) for t in SCORED]
     if reading:
         return STEPS_READING
     if not tiny:

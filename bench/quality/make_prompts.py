@@ -4,6 +4,7 @@
 options give the same file, byte for byte.
 
     make_prompts.py needle  --text war-and-peace.txt --chars 7000,14000 --cells 8
+    make_prompts.py ask     --text war-and-peace.txt --chars 7000 --cases 13 --questions 4 --when before
     make_prompts.py track   --text war-and-peace.txt --chars 3500 --cases 50
     make_prompts.py frequent --chars 2500 --cases 50
     make_prompts.py repeat  --text tinyshakespeare.txt --chars 4000,8000 --cases 16
@@ -14,6 +15,10 @@ options give the same file, byte for byte.
 
 needle   RULER's niah family (single and multi-key with three distractors): a sentence with a seven-digit number is
          put at each of five depths into the text, and asked for. --kinds single leaves the second out.
+ask      the same with four numbers in a text and up to four questions, whose answers' beginnings are given, as RULER does: the
+         number is scored (found: each of its tokens was the likeliest). --when before: the text alone is the prompt, so that a
+         policy has chosen before a question is known (kvpress' protocol), and each question is decoded; after: text and
+         question are the prompt, as usual.
 track    its variable tracking: one variable gets a number, four others each the one before, in order through the text; all
          that hold the number are asked for.
 frequent its frequent words: made-up words whose counts fall with the square of their rank; the first is dots, the three
@@ -64,6 +69,26 @@ def needle(o, rng):
                 yield {"id": f"needle-{n_chars}-{depth}-{cell}", "user": ASK.format(text=hay, key=keys[0]),
                        "max_tokens": o.tokens or 24, "answer": numbers[0], "chars": n_chars, "depth": depth,
                        "kind": "multikey" if len(keys) > 1 else "single"}
+
+
+def ask(o, rng):
+    opening, question = ASK.split("{text}")
+    with open(o.text, encoding="utf-8") as f:
+        text = f.read().replace("\r", "")
+    for n_chars in o.chars:
+        for case in range(o.cases):
+            start = sentences_cut(text, rng.randrange(len(text) - n_chars - 4000))
+            hay = text[start:start + n_chars].strip()
+            keys = rng.sample(KEYS, 4)
+            numbers = [str(rng.randrange(1000000, 10000000)) for _ in keys]
+            at = [sentences_cut(hay, rng.randrange(len(hay))) for _ in keys]
+            for pos, key, number in sorted(zip(at, keys, numbers), reverse=True):
+                hay = hay[:pos] + " " + NEEDLE.format(key=key, number=number) + " " + hay[pos:]
+            for k in range(o.questions):
+                given = f"{question} The special magic number for {{key}} mentioned in the provided text is".format(key=keys[k])
+                prompt = opening + hay + ("" if o.when == "before" else given)
+                yield {"id": f"ask-{n_chars}-{case}-{k}", "prompt": prompt, "given": given if o.when == "before" else "",
+                       "scored": " " + numbers[k], "chars": n_chars, "depth": 100 * at[k] // len(hay)}
 
 
 def made_up(rng, n, letters):
@@ -160,7 +185,7 @@ word = choice
 
 def main(argv=None, out=None):
     a = argparse.ArgumentParser()
-    a.add_argument("task", choices=("needle", "track", "frequent", "repeat", "summary", "chat", "choice", "word"))
+    a.add_argument("task", choices=("needle", "ask", "track", "frequent", "repeat", "summary", "chat", "choice", "word"))
     a.add_argument("--text")
     a.add_argument("--tasks")
     a.add_argument("--chars", type=lambda s: [int(n) for n in s.split(",")], default=[7000])
@@ -168,6 +193,8 @@ def main(argv=None, out=None):
     a.add_argument("--kinds", type=lambda s: s.split(","), default=["single", "multikey"], help="of needles, in turns")
     a.add_argument("--cases", type=int, default=16)
     a.add_argument("--shots", type=int, default=5)
+    a.add_argument("--questions", type=int, choices=range(1, 5), default=4, help="of ask, about a text")
+    a.add_argument("--when", choices=("before", "after"), default="before", help="of ask: the cut, against the question")
     a.add_argument("--tokens", type=int, help="most tokens of an answer")
     a.add_argument("--seed", type=int, default=1)
     o = a.parse_args(argv)

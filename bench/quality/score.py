@@ -10,6 +10,8 @@ summary, chat   ROUGE-1/2/L (F1, package rouge-score) against the reference poli
                 article's own summary where there is one
 choice   share of questions whose right answer has the largest probability ("all"), or the largest log-probability a
          character ("by length"); "less": share less the reference's, of the same questions; mcnemar as above
+ask      share of a text's numbers whose tokens were each the likeliest ("all"), and "less"; "nats" of a number; the cases are
+         texts, since a text's questions depend on each other; mcnemar: of the texts with more and with less
 word     share of texts whose last word's tokens were each the likeliest ("all"), and "less"; "nats" of the word
 The reference is the first policy in the answers unless --reference names another. se is the standard error of
 the mean over the cases."""
@@ -69,6 +71,15 @@ def chosen(prompts, mine):
     return cells
 
 
+def of_texts(mine):
+    """Of each text, in the order of the answers: the means over its questions."""
+    texts = defaultdict(list)
+    for a in mine:
+        texts[a["id"].rsplit("-", 1)[0]].append(a)
+    return {"all": [100.0 * statistics.fmean(a["likeliest"] for a in v) for v in texts.values()],
+            "nats": [-statistics.fmean(a["logprob"] for a in v) for v in texts.values()]}
+
+
 def cells_of(task, prompts, mine, said, reference):
     """{cell: [score of each case]} of one policy's answers."""
     cells = defaultdict(list)
@@ -86,6 +97,8 @@ def cells_of(task, prompts, mine, said, reference):
                 cells[cell].append(matching(p["answer"], a["text"]))
     if task == "choice":
         cells = chosen(prompts, mine)
+    if task == "ask":
+        cells = of_texts(mine)
     if task == "word":
         cells = {"all": [100.0 * a["likeliest"] for a in mine], "nats": [-a["logprob"] for a in mine]}
     if task in ("summary", "chat"):
@@ -110,12 +123,12 @@ def rows(prompts, answers, reference=None):
         held = statistics.fmean(a["kv_bytes"] for a in mine)
         full = statistics.fmean(a["kv_bytes_full"] for a in mine)
         cells = cells_of(task, prompts, mine, said, reference)
-        if task in ("choice", "word") and policy != reference:
+        if task in ("ask", "choice", "word") and policy != reference:
             cells["less"] = [x - y for x, y in zip(cells["all"], first["all"])]
         for cell, v in cells.items():
             mean, se = mean_se(v)
             first.setdefault(cell, v)
-            paired = task in ("needle", "track", "frequent", "choice", "word") and cell not in ("less", "nats") and policy != reference and len(first[cell]) == len(v)
+            paired = task in ("needle", "ask", "track", "frequent", "choice", "word") and cell not in ("less", "nats") and policy != reference and len(first[cell]) == len(v)
             yield {"task": task, "policy": policy, "cell": cell, "n": len(v), "score": round(mean, 2),
                    "se": "" if se is None else round(se, 2), "kv_bytes": int(held),
                    "kv_share": round(held / full, 4) if full else "",

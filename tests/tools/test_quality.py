@@ -316,6 +316,31 @@ class Scores(unittest.TestCase):
         number, said = p["user"].split("value ")[1][:5], re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", p["user"])
         self.assertEqual(said, list(zip(p["answers"], [number] + p["answers"])))
 
+    def test_cut_before_the_question(self):
+        """before: the prompt has every number and no question, the same for a text's questions; after: the whole is equal."""
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as f:
+            f.write("".join(f"A sentence {i}. " for i in range(2000)))
+            f.flush()
+            made = {}
+            for when in "before", "after":
+                out = io.StringIO()
+                make_prompts.main(["ask", "--text", f.name, "--chars", "1500", "--cases", "2", "--questions", "3",
+                                   "--when", when], out)
+                made[when] = [json.loads(x) for x in out.getvalue().splitlines()]
+        before, after = made["before"], made["after"]
+        self.assertEqual([p["id"] for p in before], [f"ask-1500-{c}-{k}" for c in range(2) for k in range(3)])
+        self.assertEqual([len({p["prompt"] for p in v}) for v in (before, after)], [2, 6])
+        for x, y in zip(before, after):
+            self.assertEqual((x["prompt"] + x["given"] + x["scored"], ""), (y["prompt"] + y["scored"], y["given"]))
+            self.assertNotIn("What is", x["prompt"])
+            key = re.search(r"number for (\w+) mentioned", x["given"]).group(1)
+            self.assertIn(f"numbers for {key} is: {x['scored'].strip()}.", x["prompt"])
+        r = self.scores(before, [{**self.answer(p["id"], "", policy), "logprob": -i, "likeliest": i < n}
+                                 for policy, n in (("full", 6), ("p", 4)) for i, p in enumerate(before)])
+        self.assertEqual([r[k]["score"] for k in (("full", "all"), ("p", "all"), ("p", "less"), ("p", "nats"))],
+                         [100, 66.67, -33.33, 2.5])
+        self.assertEqual((r["p", "all"]["n"], r["p", "less"]["se"], r["p", "all"]["mcnemar"]), (2, 33.33, "1"))
+
     def test_choice(self):
         prompts = [{"id": f"choice-{q}-{k}", "scored": scored, "gold": 0} for q in "ab" for k, scored in enumerate((" four", " to"))]
         values = {"full": (-4, -3, -2, -3), "p": (-4, -3, -4, -1)}  # a character: -1 -1.5 -0.5 -1.5; -1 -1.5 -1 -0.5
