@@ -371,6 +371,8 @@ static void LANES_FN(unpack_g4)(const void *src, size_t n, float *dst)
 
 LANES_INLINE void kv_body_set(struct cpu_table *t)
 {
+    t->query_i8 = NULL; /* these read queries as they are */
+    t->query_g4 = NULL;
     LANES_SET(t, qk_f32);
     LANES_SET(t, qk_f16);
     LANES_SET(t, qk_bf16);

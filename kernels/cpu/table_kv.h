@@ -48,7 +48,7 @@ typedef void cpu_kv_qk_fn(const void *k, int32_t k_dim, const float *q, size_t l
 
 /* acc[i][d] += sum over s < n_slots of e[i][s] * v[s][d]. v (64, v_pad) of the type, v_pad a
  * multiple of 16; acc (n, v_pad); ahead as above. pv_fp8 may add a page's slots in f16, pv_g4 round
- * e times scale to 16 bits (decode attention's alone: tests/kernels/tolerance.h). */
+ * e times scale to 15 bits (decode attention's alone: tests/kernels/tolerance.h). */
 typedef void cpu_kv_pv_fn(const void *v, int32_t v_pad, const float *e, size_t lde, int32_t n,
                           int32_t n_slots, float *acc, struct cpu_kv_prefetch *ahead);
 

@@ -17,4 +17,5 @@ void x86_table_kv_avx2(struct cpu_table *t)
     kv_select_body_set(t);
     kv_soft_body_set(t);
     kv_store_body_set(t);
+    x86_table_kv_avx2_int(t);
 }

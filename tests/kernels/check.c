@@ -365,13 +365,14 @@ bool check_has_half(const struct check *c)
     return describes(c, " pv_fp8_avx512fp16");
 }
 
-bool check_has_vnni_keys(const struct check *c, enum ops_kv_type k_type)
+bool check_has_int_keys(const struct check *c, enum ops_kv_type k_type)
 {
-    return (k_type == OPS_KV_I8 && describes(c, " qk_i8_avx512vnni")) ||
-           (k_type == OPS_KV_G4 && describes(c, " qk_g4_avx512vnni"));
+    return (k_type == OPS_KV_I8 && describes(c, " query_i8_")) ||
+           (k_type == OPS_KV_G4 && describes(c, " query_g4_"));
 }
 
-bool check_has_vnni_values(const struct check *c, enum ops_kv_type v_type)
+bool check_has_int_values(const struct check *c, enum ops_kv_type v_type)
 {
-    return v_type == OPS_KV_G4 && describes(c, " pv_g4_avx512vnni");
+    return v_type == OPS_KV_G4 &&
+           (describes(c, " pv_g4_avx512vnni") || describes(c, " pv_g4_avx2int"));
 }

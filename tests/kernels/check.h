@@ -107,10 +107,10 @@ bool check_has_tiles(const struct check *c);
 bool check_has_mma(const struct check *c);
 /* Does it sum FP8 keys and values of rows of class decode in f16? */
 bool check_has_half(const struct check *c);
-/* Does it multiply their keys of this type with queries of 15 bits? */
-bool check_has_vnni_keys(const struct check *c, enum ops_kv_type k_type);
-/* And values of this type with weights of 16 bits? */
-bool check_has_vnni_values(const struct check *c, enum ops_kv_type v_type);
+/* Does it multiply their keys of this type with queries of 15 or 16 bits? */
+bool check_has_int_keys(const struct check *c, enum ops_kv_type k_type);
+/* And values of this type with weights of 15 or 16 bits? */
+bool check_has_int_values(const struct check *c, enum ops_kv_type v_type);
 double check_now(void);
 
 /* n rows of n_cols, `ld` apart, of `got` against `want`. */

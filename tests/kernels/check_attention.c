@@ -494,7 +494,7 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
         large                                          ? exact
         : fp8 && check_has_half(c)                     ? &tol_attention_half
         : s->l.v_type == OPS_KV_G4 && check_has_mma(c) ? &tol_attention_levels
-        : check_has_vnni_keys(c, s->l.k_type) || check_has_vnni_values(c, s->l.v_type)
+        : check_has_int_keys(c, s->l.k_type) || check_has_int_values(c, s->l.v_type)
             ? &tol_attention_15
             : exact;
     const float *got = (const void *)in->out->out[1];

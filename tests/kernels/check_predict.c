@@ -599,7 +599,7 @@ static void predict(struct check *c, const struct shape *s)
         if (all) { /* else a near tie would show */
             /* The row that reads all may be summed in f16, or with queries in 15 bits. */
             bool half = (l.k_type == OPS_KV_FP8 || l.v_type == OPS_KV_FP8) && check_has_half(c);
-            bool bits = check_has_vnni_keys(c, l.k_type) || check_has_vnni_values(c, l.v_type);
+            bool bits = check_has_int_keys(c, l.k_type) || check_has_int_values(c, l.v_type);
 
             check_floats(c, in.out, N_SEQS, s->n_q * l.v_dim, s->n_q * l.v_dim,
                          half   ? &tol_attention_half

@@ -173,7 +173,7 @@ static bool is_half(const struct check *c, const struct shape *s)
 
 static bool is_in_bits(const struct check *c, const struct shape *s)
 {
-    return check_has_vnni_keys(c, s->l.k_type) || check_has_vnni_values(c, s->l.v_type);
+    return check_has_int_keys(c, s->l.k_type) || check_has_int_values(c, s->l.v_type);
 }
 
 static void compare(struct check *c, const struct shape *s, struct inputs *in)

@@ -40,7 +40,7 @@ static const struct tolerance
      * 32 slots, in squares a thousandth of what FP8 itself loses (2^-4 of each value). */
     tol_attention_half = {4e-6, 2e-2, "f16 sums of FP8 products"},
     /* Keys of 8 and 4 bits: queries in 15 bits of their largest component, products exact; int8
-     * loses 2^-8. Values of 4 bits: weights in 16 bits of a page's largest. */
+     * loses 2^-8. Values of 4 bits: weights in 15 bits of a page's largest. */
     tol_attention_15 = {1e-7, 2e-3, "queries in 15 bits"},
     /* Values of 4 bits on a GPU: a level times its scale in f16, 2^-12 of each value at most; the 4
      * bits themselves lose a tenth. */
