@@ -7,6 +7,6 @@
  * compares the list with the registry (engine/kv/policy/registry.c). */
 #define POLICY_WORDS                                                                               \
     "[f32, f16, bf16, fp8, kv8, k8v4, kv4, k16v8, q8_0, q4_0, full, window, streaming, h2o, "      \
-    "keyformer, recency, snapkv, expected, sinks, sparq, topv, infinigen or exit]"
+    "keyformer, recency, snapkv, expected, kvzap, sinks, sparq, topv, infinigen or exit]"
 
 #endif

@@ -115,6 +115,7 @@ static int describe_stores(struct prepared *p, struct error *reterr)
             .skew = model_opt(&m->layers[m->stores[i].layer].w[LT_SKEW]),
             .columns = model_opt(&m->layers[m->stores[i].layer].w[LT_COLUMNS]),
             .center = model_opt(&m->layers[m->stores[i].layer].w[LT_CENTER]),
+            .surrogate = m->layers[m->stores[i].layer].w[LT_SCORE].n_cols != 0,
             .balance = model_opt(&m->layers[m->stores[i].layer].w[LT_BALANCE]),
         };
     }

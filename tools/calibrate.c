@@ -12,11 +12,14 @@
 
 #include "tools/command.h"
 #include "tools/skew_run.h"
+#include "tools/surrogate_make.h"
 
 struct config {
     char *model;
     struct option_list overlays;
     char *text;
+    bool scores;
+    char *check;
     int64_t tokens;
     int64_t threads;
     bool help;
@@ -27,7 +30,9 @@ static const struct option_row rows[] = {
     {"model", 'm', OPTION_STRING, offsetof(struct config, model), .metavar = "FILE", .help = "the model, a GGUF file"},
     {"overlay", 0, OPTION_LIST, offsetof(struct config, overlays), .metavar = "FILE", .help = "an overlay that the new one builds on (a distilled SwiftKV); repeats"},
     {"text", 0, OPTION_STRING, offsetof(struct config, text), .metavar = "FILE", .help = "UTF-8 text to calibrate with"},
-    {"tokens", 'n', OPTION_INT, offsetof(struct config, tokens), 16, 1 << 20, .fallback = "512", .help = "of the text's start"},
+    {"tokens", 'n', OPTION_INT, offsetof(struct config, tokens), 0, 1 << 20, .fallback = "0", .help = "that are read; 0: 512 of the text's start, with --scores 24576 in pieces of 768 that lie evenly over it"},
+    {"scores", 0, OPTION_FLAG, offsetof(struct config, scores), .help = "make maps from hidden states to scores instead, for the policy kvzap"},
+    {"check", 0, OPTION_STRING, offsetof(struct config, check), .metavar = "FILE", .help = "with --scores: another text, on which the maps are tested; prints what they explain"},
     {"threads", 't', OPTION_INT, offsetof(struct config, threads), 0, 1024, .fallback = "0", .help = "0: one for each CPU"},
     {"help", 'h', OPTION_FLAG, offsetof(struct config, help), .flags = OPTION_ARGV_ONLY, .help = "show this text"},
 };
@@ -99,14 +104,41 @@ static int check(const struct skew_model *m, struct error *reterr)
                : 0;
 }
 
+static int make_scores(const struct config *c, const struct option_list *words,
+                       struct error *reterr)
+{
+    if (!c->model || !c->text || words->n != 1) {
+        return error_set(reterr, -EINVAL, "--model, --text and one OUT.gguf are needed");
+    }
+    return surrogate_make(
+        &(struct surrogate_config){.model = c->model,
+                                   .overlays = &c->overlays,
+                                   .text = c->text,
+                                   .check = c->check,
+                                   .n_tokens = c->tokens ? (int32_t)c->tokens : 24576,
+                                   .n_threads = (int)c->threads,
+                                   .out = words->v[0]},
+        reterr);
+}
+
 static int run(const void *config, const struct option_list *words, struct error *reterr)
 {
     const struct config *c = config;
 
+    if (!c->scores && c->check) {
+        return error_set(reterr, -EINVAL, "--check is for --scores");
+    }
+    if (c->tokens && c->tokens < 16) {
+        return error_set(reterr, -EINVAL, "--tokens: %d, but must be 0 or at least 16",
+                         (int)c->tokens);
+    }
+    if (c->scores) {
+        return make_scores(c, words, reterr);
+    }
     return skew_make(&(struct skew_job){.model = c->model,
                                         .overlays = &c->overlays,
                                         .text = c->text,
-                                        .n_tokens = (int32_t)c->tokens,
+                                        .n_tokens = c->tokens ? (int32_t)c->tokens : 512,
                                         .n_threads = (int)c->threads,
                                         .means = true,
                                         .check = check,

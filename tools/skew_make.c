@@ -9,7 +9,7 @@
 #include "gguf/gguf.h"
 #include "tools/skew_run.h"
 
-static void close_model(struct skew_model *m)
+void skew_close(struct skew_model *m)
 {
     model_close(m->model);
     for (int i = 0; i < m->n_overlays; i++) {
@@ -19,9 +19,10 @@ static void close_model(struct skew_model *m)
     *m = (struct skew_model){0};
 }
 
-static int open_model(const char *path, char *const *overlays, size_t n_overlays,
-                      struct skew_model *ret, struct error *reterr)
+int skew_open(const char *path, const struct option_list *overlays, struct skew_model *ret,
+              struct error *reterr)
 {
+    const size_t n_overlays = overlays->n;
     const char *sha[SKEW_MAX_OVERLAYS];
     int e;
 
@@ -33,8 +34,8 @@ static int open_model(const char *path, char *const *overlays, size_t n_overlays
     e = gguf_open(path, &ret->base, reterr);
     e = e ? e : gguf_sha256(path, NULL, ret->sha256, reterr);
     for (size_t i = 0; !e && i < n_overlays; i++) {
-        e = gguf_open(overlays[i], &ret->overlays[i], reterr);
-        e = e ? e : gguf_sha256(overlays[i], NULL, ret->overlay_sha256[i], reterr);
+        e = gguf_open(overlays->v[i], &ret->overlays[i], reterr);
+        e = e ? e : gguf_sha256(overlays->v[i], NULL, ret->overlay_sha256[i], reterr);
         sha[i] = ret->overlay_sha256[i];
         ret->n_overlays++;
     }
@@ -55,12 +56,12 @@ static int open_model(const char *path, char *const *overlays, size_t n_overlays
                       "not offered for models whose layers are recurrent or gated");
     }
     if (e) {
-        close_model(ret);
+        skew_close(ret);
     }
     return e;
 }
 
-static int read_text(const char *path, char **ret, size_t *ret_len, struct error *reterr)
+int skew_read_text(const char *path, char **ret, size_t *ret_len, struct error *reterr)
 {
     FILE *f = fopen(path, "rb");
     long n = -1;
@@ -84,8 +85,8 @@ static int read_text(const char *path, char **ret, size_t *ret_len, struct error
     return 0;
 }
 
-static int create_overlay(const struct skew_model *m, const char *path, struct gguf_writer **ret,
-                          struct error *reterr)
+int skew_create_overlay(const struct skew_model *m, const char *path, struct gguf_writer **ret,
+                        struct error *reterr)
 {
     struct gguf_writer *w = NULL;
     struct gguf_str arch;
@@ -118,7 +119,7 @@ static int write_overlay(const struct skew_job *job, const struct skew_model *m,
                          const struct skew_sums *sums, const char *path, struct error *reterr)
 {
     struct gguf_writer *w = NULL;
-    int r = create_overlay(m, path, &w, reterr);
+    int r = skew_create_overlay(m, path, &w, reterr);
 
     if (r) {
         return r;
@@ -148,8 +149,8 @@ int skew_make(const struct skew_job *job, const struct option_list *words, struc
     if (!job->model || !job->text || words->n != 1) {
         return error_set(reterr, -EINVAL, "--model, --text and one OUT.gguf are needed");
     }
-    r = read_text(job->text, &text, &len, reterr);
-    r = r ? r : open_model(job->model, job->overlays->v, job->overlays->n, &m, reterr);
+    r = skew_read_text(job->text, &text, &len, reterr);
+    r = r ? r : skew_open(job->model, job->overlays, &m, reterr);
     r = r ? r : job->check(&m, reterr);
     if (!r) {
         int32_t n_stores = m.model->n_stores; /* the run closes the model */
@@ -167,7 +168,7 @@ int skew_make(const struct skew_job *job, const struct option_list *words, struc
         r = r ? r : write_overlay(job, &m, stores, n_stores, n_layers, &sums, words->v[0], reterr);
     }
     skew_sums_finish(&sums);
-    close_model(&m);
+    skew_close(&m);
     free(stores);
     free(text);
     return r;

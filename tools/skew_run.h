@@ -62,7 +62,17 @@ int skew_run(struct skew_model *m, const struct skew_job *job, const char *text,
              struct skew_sums *ret, struct error *reterr) WARN_UNUSED;
 void skew_sums_finish(struct skew_sums *s);
 
-/* skew_make.c. Reads the text with the model and writes the overlay to the one word. */
+/* skew_make.c. Opens what a tool reads; skew_close() undoes it, also what is half open. The text is
+ * the caller's to free, the writer his to finish. */
+int skew_open(const char *path, const struct option_list *overlays, struct skew_model *ret,
+              struct error *reterr) WARN_UNUSED;
+void skew_close(struct skew_model *m);
+int skew_read_text(const char *path, char **ret, size_t *ret_len, struct error *reterr) WARN_UNUSED;
+/* With the keys that name what it belongs to. */
+int skew_create_overlay(const struct skew_model *m, const char *path, struct gguf_writer **ret,
+                        struct error *reterr) WARN_UNUSED;
+
+/* Reads the text with the model and writes the overlay to the one word. */
 int skew_make(const struct skew_job *job, const struct option_list *words,
               struct error *reterr) WARN_UNUSED;
 

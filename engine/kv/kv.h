@@ -141,7 +141,7 @@ bool kv_step_once(const struct cache *c);
 void kv_step_commit(struct cache *c, int32_t seq, int32_t n_rows);
 void kv_step_undo(struct cache *c, int32_t seq);
 
-enum kv_phase { KV_PREDICT, KV_FETCH, KV_LAND, KV_STORE, KV_ATTEND };
+enum kv_phase { KV_PREDICT, KV_FETCH, KV_LAND, KV_STORE, KV_SCORE, KV_ATTEND };
 
 /* Rows that are running where these are not all of the step's: of sequence i the rows
  * [first[i], first[i] + count[i]), which begin at row0[i] of the buffers. */
@@ -160,6 +160,7 @@ struct kv_args {
      * KV_PREDICT: queries, or NULL where kv_predicts() is false. seqs are filled in. */
     struct ops_rope_store *store_rows;
     struct ops_matmul *qkv;        /* KV_STORE: the product that makes them, where it is fused */
+    struct ops_score *score;       /* KV_SCORE: what the layer's map made of the rows; likewise */
     struct ops_attention *attend;  /* KV_ATTEND; seqs, observe, select are filled in */
     struct ops_predict *predict; /* KV_PREDICT, with store_rows; likewise */
 };
@@ -168,6 +169,8 @@ int kv_layer(struct cache *c, enum kv_phase phase, const struct kv_args *args) W
 /* A recurrent layer has no phases: the states of the sequences, for its operations. */
 int kv_states(struct cache *c, const struct kv_args *args, const struct ops_state **ret,
               int32_t *ret_n) WARN_UNUSED;
+/* Has a row of the step a score by the layer's map? */
+bool kv_scores(struct cache *c, const struct kv_args *args);
 /* Does a row of the step read slots that are predicted? */
 bool kv_predicts(struct cache *c, const struct kv_args *args);
 /* Memory for predictions, (n_seqs) lists for stores of even and of odd numbers. */

@@ -90,6 +90,8 @@ enum layer_tensor {
     LT_COLUMNS, /* slots are ranked a layer ahead; and a permutation in its place */
     LT_CENTER,  /* of a store's owner: what its keys may be stored less (center.h) */
     LT_BALANCE, /* of a store's owner: factors of its keys' dims (balance.h); in no file */
+    LT_SCORE,   /* of a store's owner: a map of its normed input to scores of its keys, */
+    LT_SCORE_B, /* a row a K head (kvzap); made by pipit-calibrate */
     LT_COUNT,
 };
 
@@ -125,6 +127,7 @@ enum tensor_dim {
     DIM_ATT,    /* n_q * o_dim */
     DIM_HEAD,   /* k_dim */
     DIM_HEADS,  /* n_q */
+    DIM_K_HEADS, /* n_k */
     DIM_ROT2,   /* n_rot / 2 */
     DIM_PLE,    /* of a per-layer embedding */
     DIM_MIX,    /* what a recurrent layer makes of its input */

@@ -110,6 +110,17 @@ static int32_t ffn_width(const struct model *m)
     return widest;
 }
 
+/* Of the widest map of inputs to scores; 0: there is none. */
+static int32_t score_width(const struct model *m)
+{
+    int32_t widest = 0;
+
+    for (int32_t il = 0; il < m->h.n_layers; il++) {
+        widest = max_i32(widest, m->layers[il].w[LT_SCORE].n_rows);
+    }
+    return widest;
+}
+
 static void place_buffers(const struct model *m, const struct forward_limits *l,
                           struct memory_arena *a, struct forward *f)
 {
@@ -125,6 +136,7 @@ static void place_buffers(const struct model *m, const struct forward_limits *l,
     place(a, &f->beside, m->arch->experts_beside && h->n_expert > 0 ? n : 0, h->n_embd);
     place(a, &f->deep, swift ? n : 0, deep_width(m));
     place(a, &f->head, l->max_logits, h->n_embd);
+    place(a, &f->score, score_width(m) ? n : 0, score_width(m));
     forward_ple_place(m, l, a, f);
     forward_predict_place(m, l, a, f);
     forward_exit_place(m, l, a, f);
@@ -146,7 +158,7 @@ static void place_host(const struct model *m, const struct forward_limits *l,
     size_t n_seqs = (size_t)l->max_seqs;
     size_t n_rows = (size_t)max_i32(l->max_rows, l->max_logits);
 
-    f->program = memory_arena_take(a, (n_layers * 16 + 2 * n_stores + 2) * sizeof(*f->program));
+    f->program = memory_arena_take(a, (n_layers * 17 + 2 * n_stores + 2) * sizeof(*f->program));
     f->starts = memory_arena_take(a, n_layers * sizeof(*f->starts));
     f->ends = memory_arena_take(a, n_layers * sizeof(*f->ends));
     f->deep_kv = memory_arena_take(a, n_stores * sizeof(*f->deep_kv));
@@ -278,6 +290,9 @@ static void emit_layer(struct forward *f, int32_t layer)
         emit_instr(f, forward_step_map_q, layer);
     }
     emit_instr(f, fused ? forward_step_qkv_store : forward_step_store, layer);
+    if (f->m->layers[layer].w[LT_SCORE].n_cols) {
+        emit_instr(f, forward_step_score, layer);
+    }
     emit_instr(f, forward_step_attend, layer);
     if (gated) {
         emit_instr(f, forward_step_att_gate, layer);

@@ -49,6 +49,7 @@ struct forward {
     struct buffer beside; /* what an FFN beside experts gives, and then these */
     struct buffer narrow; /* of wide stores: queries before their maps, attention's output behind */
     struct buffer mix; /* gated Q; a recurrent layer's q, k and v before their convolution */
+    struct buffer score; /* what a layer's map makes of its input (LT_SCORE) */
     struct buffer x0, ple, ple_gate; /* embeddings; a layer's part of the per-layer ones, its gate */
     float *ple_host;                 /* (max_rows, ple.ld) */
 

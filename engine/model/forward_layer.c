@@ -6,6 +6,8 @@
 
 #include <math.h>
 
+#include "kernels/score.h"
+
 int forward_embed(struct forward *f, struct buffer to)
 {
     struct ops_embed p = {
@@ -208,6 +210,29 @@ int forward_step_qkv_store(struct forward *f, int32_t layer)
     struct ops_matmul qkv = qkv_of(f, layer);
 
     return store_rows(f, layer, &qkv);
+}
+
+/* What the rows' slots will be worth, by the layer's map of its input, where a policy asks. */
+int forward_step_score(struct forward *f, int32_t layer)
+{
+    const struct model_layer *l = &f->m->layers[layer];
+    struct kv_args args = kv_args_of(f, layer);
+    struct ops_matmul p = {
+        .rows = f->rows,
+        .norm = norm_of(f, &l->w[LT_ATTN_NORM], &l->w[LT_ATTN_NORM_B]),
+        .x = f->cur.p,
+        .ldx = f->cur.ld,
+    };
+    struct ops_score scores = {.rows = f->rows, .x = f->score.p, .ldx = f->score.ld};
+
+    if (!kv_scores(f->b.kv, &args)) {
+        return 0;
+    }
+    add_layer_part(&p, l, LT_SCORE, LT_SCORE_B, f->score.p, f->score.ld, OPS_ACT_NONE, 0);
+    args.score = &scores;
+    int r = f->ops->matmul(f->be, &p);
+
+    return r ? r : kv_layer(f->b.kv, KV_SCORE, &args);
 }
 
 int forward_step_attend(struct forward *f, int32_t layer)

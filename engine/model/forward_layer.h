@@ -22,6 +22,7 @@ int forward_step_aug_q_out(struct forward *f, int32_t layer);
 int forward_step_qk_norm(struct forward *f, int32_t layer);
 int forward_step_store(struct forward *f, int32_t layer);
 int forward_step_qkv_store(struct forward *f, int32_t layer);
+int forward_step_score(struct forward *f, int32_t layer);
 int forward_step_attend(struct forward *f, int32_t layer);
 int forward_step_mix_out(struct forward *f, int32_t layer);
 int forward_step_attn_out(struct forward *f, int32_t layer);

@@ -49,6 +49,8 @@ int32_t tensors_dim(const struct hparams *h, int32_t layer, enum tensor_dim d)
         return l->n_v * l->v_dim;
     case DIM_ATT:
         return l->n_q * l->o_dim;
+    case DIM_K_HEADS:
+        return l->n_k;
     case DIM_HEADS:
         return l->n_q;
     case DIM_HEAD:
@@ -535,6 +537,27 @@ static int find_centers(struct finder *f)
     return r < 0 ? r : 0;
 }
 
+/* Maps of inputs to scores, of layers that have an input of their own and own a store. */
+static int find_scores(struct finder *f)
+{
+    struct model *m = f->m;
+    int r = 0;
+
+    for (int32_t s = 0; r >= 0 && s < m->n_stores; s++) {
+        const struct model_store *st = &m->stores[s];
+        struct ops_weight *w = m->layers[st->layer].w;
+
+        if (st->state_bytes || st->deep) {
+            continue;
+        }
+        r = find_one(f, &arch_layer_tensors[LT_SCORE], st->layer, false, &w[LT_SCORE]);
+        if (r > 0) {
+            r = find_one(f, &arch_layer_tensors[LT_SCORE_B], st->layer, true, &w[LT_SCORE_B]);
+        }
+    }
+    return r < 0 ? r : 0;
+}
+
 static int find_balances(struct finder *f)
 {
     struct model *m = f->m;
@@ -694,6 +717,9 @@ static int find_all(struct finder *f)
     }
     if (!r) {
         r = find_centers(f);
+    }
+    if (!r) {
+        r = find_scores(f);
     }
     if (!r) {
         r = find_balances(f);

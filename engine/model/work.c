@@ -60,7 +60,9 @@ static uint64_t weight_bytes(const struct model *m, const struct policy *p)
         if (w->desc.n_stack > 1) { /* a token reads some of the experts */
             bytes = bytes / w->desc.n_stack * (uint64_t)m->h.n_used;
         }
-        lookup = lookup || skew || columns || center || exit;
+        bool score = strstr(w->name, ".attn_score.") && !policy_has_surrogate(p);
+
+        lookup = lookup || skew || columns || center || exit || score;
         sum += lookup ? 0 : bytes * (twice ? 2 : 1);
     }
     return sum;

@@ -73,7 +73,7 @@ class Layout(Installed):
     def test_policy_page_has_every_word(self):
         """Of the list that a refusal gives, and no heading without a text."""
         page = (self.root / "share/man/man7/pipit-policy.7").read_text().replace("\\", "")
-        words = run(self.root / "bin/pipitd", "plan", "--model", MODEL, "--kv", "?").stderr.partition("a word is wanted: ")[2].split()
+        words = run(self.root / "bin/pipitd", "plan", "--model", MODEL, "--kv", "?").stderr.partition("the words are: ")[2].split()
         self.assertGreater(len(words), 10)
         for word in words:
             self.assertIn(f"fB{word}", page)

@@ -62,6 +62,7 @@ CASES = [
      {"name": "expected", "budget": 20, "recent": 6, "sinks": 4, "ahead": 16, "every": 5, "cov": 1, "floor": 0}),
     ("expected_mean", None, "f32+sinks:2+expected:24,recent=50%,ahead=512,every=64,cov=off,floor=0.05",
      {"name": "expected", "budget": 24, "recent": 12, "sinks": 2, "ahead": 512, "every": 64, "cov": 0, "floor": 0.05}),
+    ("kvzap", None, "f32+kvzap:20,window=6", {"name": "kvzap", "budget": 20, "recent": 6, "sinks": 4, "n_new": 5}),
     ("streaming", None, "f32+streaming:12,chunk=1",
      {"name": "streaming", "budget": 16, "sinks": 4, "pos_new": True}),
     ("streaming_sinks", None, "f32+sinks:1+streaming:9,chunk=1",
@@ -141,6 +142,22 @@ def write_skew(path, base, below, split):
     w.close()
 
 
+def write_scores(path, base):
+    """Random maps of hidden states to scores."""
+    import gguf
+    rng = np.random.default_rng(31)
+    w = gguf.GGUFWriter(str(path), "llama")
+    w.add_string("general.type", "overlay")
+    w.add_string("pipit.overlay.base_sha256", hashlib.sha256(base.read_bytes()).hexdigest())
+    for j in range(6):
+        w.add_tensor(f"blk.{j}.attn_score.weight", rng.standard_normal((2, 32)).astype(np.float32))
+        w.add_tensor(f"blk.{j}.attn_score.bias", rng.standard_normal(2).astype(np.float32))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
 def write_wide(path, base, split, group, _, heads, k_dim, v_dim):
     """Random stores of a width of their own, and each query head's maps."""
     import gguf
@@ -188,6 +205,8 @@ def main(mkmodel, *names):
                             "--type", "F32", *more, str(overlays[split])], check=True)
     for split, path in skews.items():
         write_skew(path, base, overlays.get(split), split)
+    scores = DATA / "cache_scores.gguf"
+    write_scores(scores, base)
     rng = random.Random(5)
     prompt = [rng.randrange(256) for _ in range(N_PROMPT)]
     new = [rng.randrange(256) for _ in range(N_NEW)]
@@ -195,12 +214,14 @@ def main(mkmodel, *names):
         if names and name not in names:
             continue
         files = [base] + ([overlays[split]] if split else []) + ([skews[split]] if name.startswith("infinigen") else [])
-        rows, live = numpy_model.run(files, prompt, new, {**BASE, **policy})
+        files += [scores] if name == "kvzap" else []
+        said = new[:policy.pop("n_new", N_NEW)]
+        rows, live = numpy_model.run(files, prompt, said, {**BASE, **policy})
         overlay = ",".join(f.name for f in files[1:])
         with open(DATA / f"cache_{name}.vec", "wb") as f:
-            f.write(b"PVEC" + struct.pack("<5i", N_PROMPT, N_NEW, N_VOCAB, len(pad(text)), len(pad(overlay))))
+            f.write(b"PVEC" + struct.pack("<5i", N_PROMPT, len(said), N_VOCAB, len(pad(text)), len(pad(overlay))))
             f.write(pad(text) + pad(overlay))
-            f.write(struct.pack(f"<{N_PROMPT + N_NEW}i", *prompt, *new))
+            f.write(struct.pack(f"<{N_PROMPT + len(said)}i", *prompt, *said))
             f.write(rows.astype("<f4").tobytes())
         if policy.get("budget"):
             bits = [sum(1 << q for q in head) for row in live for store in row.values() for head in store]

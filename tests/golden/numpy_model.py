@@ -14,6 +14,7 @@ from here.
               the same without noise and with tau = 1.
     pos=new   K is kept before RoPE and rotated, as it is read, to its rank among the live slots (counted from the
               row's own position backwards).
+    kvzap     (Jegou and Jeblick): a key's score is exp(W x + b) of its layer's normed input x, set when it is stored.
     expected  (Devoto et al.): queries of later positions are Gaussian, with mean and covariance of the prompt's before RoPE
               (but its first 4), turned by the mean of RoPE's matrices over the next `ahead` positions; a key's weight is the
               softmax over the keys of scale m.k + scale^2 k.C k / 2, its score that plus `floor` times the length of its
@@ -196,13 +197,16 @@ class Model:
             k = self.rope(k, pos, j)
         v = self.project(f"blk.{j}.attn_v{s}", x, self.heads(j), dims[1])
         st = self.stores[j]
+        score = np.zeros(len(st.pos))
+        if self.policy["name"] == "kvzap":
+            score = np.exp(self.project(f"blk.{j}.attn_score", x, self.heads(j), 1)[:, 0])
         for h in range(len(st.pos)):
             slot = self.victims[j, h]
             if slot is None:
-                for row, value in ((st.pos, pos), (st.k, k[h]), (st.v, v[h]), (st.score, 0.0)):
+                for row, value in ((st.pos, pos), (st.k, k[h]), (st.v, v[h]), (st.score, score[h])):
                     row[h].append(value)
             else:
-                st.pos[h][slot], st.k[h][slot], st.v[h][slot], st.score[h][slot] = pos, k[h], v[h], 0.0
+                st.pos[h][slot], st.k[h][slot], st.v[h][slot], st.score[h][slot] = pos, k[h], v[h], score[h]
 
     def total(self, st, h, s):
         """The score that a slot is chosen by: its head's, or the sum over the layer's or all layers' heads."""
@@ -289,7 +293,7 @@ class Model:
 
     def observe(self, j, head, logits, pos, st, h, tau):
         p = self.policy
-        if p["name"] in ("full", "window", "streaming", "expected"):
+        if p["name"] in ("full", "window", "streaming", "expected", "kvzap"):
             return
         if p["name"] == "snapkv" and not p["n_prompt"] - p["recent"] <= pos < p["n_prompt"]:
             return

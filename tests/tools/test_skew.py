@@ -31,9 +31,10 @@ BASE = {"name": "full", "budget": 0, "recent": 0, "sinks": 0, "noise": "none", "
 
 
 class Recorder(numpy_model.Model):
-    """Keeps every layer's rotated queries."""
+    """Keeps every layer's inputs and rotated queries."""
 
     def attend(self, j, x, pos, tau):
+        self.seen_inputs.setdefault(j, []).append(x)
         q = self.rope(self.project(f"blk.{j}.attn_q", x, self.n_head), pos)
         self.seen_queries.setdefault(j, []).append(q)
         return super().attend(j, x, pos, tau)
@@ -57,7 +58,7 @@ class Skew(unittest.TestCase):
         ids = subprocess.run([DUMP, str(MODEL), "1"], input=hexed + "\n", capture_output=True, text=True).stdout
         cls.ids = [int(i) for i in ids.split()][:N]
         cls.m = Recorder([MODEL], BASE)
-        cls.m.seen_queries = {}
+        cls.m.seen_queries, cls.m.seen_inputs = {}, {}
         for pos, token in enumerate(cls.ids):
             cls.m.token(token, pos, 1.0)
 
@@ -163,6 +164,62 @@ class Skew(unittest.TestCase):
             self.assertEqual(r.returncode, 2, r.stderr)
             self.assertIn(says, r.stderr)
             self.assertFalse(again.exists())
+
+    def kvzip(self, ids, ask):
+        """Of each layer: inputs of a text's tokens but its first four, and the scores that saying it again gives them."""
+        n, ids = len(ids), self.ids[:1] + ids + ask + ids  # BOS first
+        m = Recorder([MODEL], {**BASE, "n_prompt": len(ids)})
+        m.seen_queries, m.seen_inputs = {}, {}
+        for pos, token in enumerate(ids):
+            m.token(token, pos, 1.0)
+        first, again = slice(5, n + 1), slice(len(ids) - n, len(ids))
+        for layer in range(m.n_layer):
+            x = np.array(m.seen_inputs[layer])
+            o = m.w[f"blk.{layer}.attn_output.weight"].reshape(-1, m.n_head, m.dim)
+            y = np.full((m.n_kv, n - 4), -np.inf)
+            for head in range(m.n_head):
+                h = head * m.n_kv // m.n_head
+                q, k, v = np.array(m.seen_queries[layer])[:, head], np.array(m.stores[layer].k[h]), np.array(m.stores[layer].v[h])
+                logits = np.where(np.tri(len(ids), dtype=bool), q @ k.T / np.sqrt(m.dim), -np.inf)
+                w = np.exp(logits - logits.max(1, keepdims=True))
+                w /= w.sum(1, keepdims=True) * np.linalg.norm(x, axis=1)[:, None]
+                y[h] = np.maximum(y[h], np.log(w[again, first].max(0) * np.linalg.norm(v[first] @ o[:, head].T, axis=1)))
+            yield x[first], y.T
+
+    def test_scores(self):
+        """The maps are what ridge regression gives on KVzip's scores, and explain what is printed."""
+        n = 48
+        out = pathlib.Path(self.dir.name) / "scores.gguf"
+        args = [CALIBRATE, "--model", MODEL, "--text", self.text, "--scores", "--tokens", n]
+        r = subprocess.run([*map(str, args), "--check", str(self.text), str(out)], capture_output=True, text=True)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        encode = lambda t, flags: [int(i) for i in subprocess.run([DUMP, str(MODEL), flags], input=t.encode().hex() + "\n",
+                                                                  capture_output=True, text=True).stdout.split()]
+        ids, ask = encode(self.text.read_text(), "0"), encode("\n\nRepeat the previous context exactly.\n\n", "8")
+        pieces = [list(self.kvzip(ids[i * (len(ids) // 4):][:n], ask)) for i in range(4)]
+        printed = [[float(x) for x in line.split()[1:]] for line in r.stdout.splitlines()[1:]]
+        tensors = {t.name: t for t in gguf.GGUFReader(str(out)).tensors}
+        self.assertEqual(len(tensors), 2 * self.m.n_layer)
+        for layer in range(self.m.n_layer):
+            x, y = pieces[0][layer]
+            a = x - x.mean(0)
+            squares = a.T @ a
+            want = np.linalg.solve(squares + 0.1 * np.trace(squares) / len(squares) * np.eye(len(squares)), a.T @ (y - y.mean(0))).T
+            t = tensors[f"blk.{layer}.attn_score.weight"]
+            got = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float64)
+            self.assertLess(abs(got - want).max(), 2e-2 * abs(want).max(), f"layer {layer}")
+            bias = np.array(tensors[f"blk.{layer}.attn_score.bias"].data, np.float64)
+            self.assertLess(abs(bias - (y - x @ want.T).mean(0)).max(), 1e-2)
+            x, y = (np.concatenate([p[layer][i] for p in pieces]) for i in range(2))
+            explains = 1 - ((y - x @ want.T - bias) ** 2).sum(0) / ((y - y.mean(0)) ** 2).sum(0)
+            self.assertLess(abs(explains - printed[layer]).max(), 0.02)
+        once = pathlib.Path(self.dir.name) / "once.gguf"
+        for more, code, says in [(["--overlay", out, once], 2, "already"), (["--tokens", "8", once], 2, "at least 16"),
+                                 (["--tokens", "100000", once], 2, "are needed"), (["--check", "/nonexistent", once], 6, "nonexistent")]:
+            r = subprocess.run([*map(str, args), *map(str, more)], capture_output=True, text=True)
+            self.assertEqual(r.returncode, code, r.stderr)
+            self.assertIn(says, r.stderr)
+            self.assertFalse(once.exists())
 
 
 if __name__ == "__main__":

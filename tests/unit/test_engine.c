@@ -120,6 +120,8 @@ FOR_BACKENDS(engine, computes_the_same_alone_and_in_company)
     company(b, "cache_model.gguf", NULL, "recency:20");
     company(b, "cache_model.gguf", NULL, "kv8+expected:20,every=5,chunk=32");
     company(b, "arch_gemma3.gguf", NULL, "expected:20,every=5,chunk=16,prefill=bounded");
+    company(b, "cache_model.gguf", "cache_scores.gguf", "kv8+kvzap:20,window=5,chunk=32");
+    company(b, "cache_model.gguf", "cache_scores.gguf", "kvzap:20,chunk=8,prefill=bounded");
     company(b, "cache_model.gguf", "cache_swiftkv_2_3.gguf",
             "kv8+keyformer:20,noise=fresh,chunk=16,prefill=dense");
 }
@@ -262,6 +264,7 @@ FOR_BACKENDS(engine, layered_equals_dense)
         {"cache_model.gguf", "cache_swiftkv_2_3.gguf", "keyformer:20,noise=fresh,chunk=16"},
         {"cache_model.gguf", "cache_swiftkv_2_4.gguf", "window:20,chunk=32"},
         {"cache_model.gguf", NULL, "fp8+expected:20,every=5,chunk=32"},
+        {"cache_model.gguf", "cache_scores.gguf", "fp8+kvzap:20,window=4,chunk=32"},
         {"arch_gemma3.gguf", NULL, "h2o:50,chunk=32"},
         {"arch_gemma3.gguf", NULL, "expected:50,every=5,chunk=32"},
         {"arch_qwen35.gguf", NULL, "h2o:50,chunk=32"},

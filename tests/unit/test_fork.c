@@ -186,6 +186,7 @@ static const struct family families[] = {
     {"cache_model.gguf", "cache_skew.gguf", "cpu", "infinigen:alpha=1,cap=50%"},
     {"cache_model.gguf", "cache_skew.gguf", "cpu", "infinigen:count=9,pool=80,victim=counter"},
     {"cache_model.gguf", NULL, "cpu", "fp8+expected:40,every=3"},
+    {"cache_model.gguf", "cache_scores.gguf", "cpu", "fp8+kvzap:40"},
     {"heads_32.gguf", NULL, "cpu", "kv4"},
     {"heads_32.gguf", NULL, "ref", "k8v4+h2o:40"},
     {"arch_gemma3.gguf", NULL, "cpu", "full"},

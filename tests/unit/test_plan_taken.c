@@ -106,6 +106,8 @@ static const struct setting settings[] = {
     {"infinigen:count=9,pool=60%ctx,full=spill", "cache_skew.gguf", 256, 3, 0},
     {"infinigen:count=9,partial8=on,pool=disk", "cache_skew.gguf", 256, 3, 0},
     {"full=50%;infinigen:count=9,pool=disk=50%", "cache_skew.gguf", 4096, 2, 0},
+    {"fp8+kvzap:50%,min=8", "cache_scores.gguf", 1000, 5, 0},
+    {"kvzap:30,prefill=bounded,chunk=16", "cache_scores.gguf", 128, 3, 0},
 };
 
 static struct engine *create(const struct setting *s, const char *model, const char *backend)

@@ -203,6 +203,8 @@ Test(policy, canonical_text_says_the_same)
         "kv8+sinks:4+snapkv:50%,observe=16,kernel=5,pool=avg,prefill=dense",
         "fp8+snapkv:50%+sparq:r=16,layout=rank8",
         "kv4+sinks:4+expected:50%,recent=10%,ahead=64,every=256,cov=off,floor=0.02,prefill=bounded",
+        "kvzap:50%",
+        "fp8+sinks:2+kvzap:300,window=7,prefill=bounded,chunk=64,layers=pyramid",
         "f32+h2o:100",
         "sparq",
         "k16v8+sparq:r=16,k=128,local=32,mean=on,layout=2k",
@@ -276,7 +278,7 @@ Test(policy, faults_say_where)
         int code;
     } faults[] = {
         {"fulll", 1, "did you mean", -EINVAL},
-        {"f16+", 5, "a word is wanted", -EINVAL},
+        {"f16+", 5, "the words are", -EINVAL},
         {"f16+fp8", 5, "second word of precision", -EINVAL},
         {"window:8+h2o:9", 10, "second word", -EINVAL},
         {"window", 7, "budget must follow", -EINVAL},
@@ -321,6 +323,10 @@ Test(policy, faults_say_where)
         {"expected:64,ahead=0", 19, "from 1 to 65536", -EINVAL},
         {"expected:64,cov=maybe", 17, "cov is one of off on", -EINVAL},
         {"sinks:50+expected:64", 21, "50 sinks and 19 recent slots leave nothing of", -EINVAL},
+        {"kvzap", 6, "a budget must follow", -EINVAL},
+        {"kvzap:64,observe=8", 10, "kvzap takes the options", -EINVAL},
+        {"kvzap:64,window=0", 17, "from 1 to 65536", -EINVAL},
+        {"sinks:40+kvzap:64", 18, "40 sinks and 32 recent slots leave nothing of", -EINVAL},
         {"sparq:r=0", 9, "from 1 to 1024", -EINVAL},
         {"sparq:", 7, "takes the options r k local mode mean layout", -EINVAL},
         {"sparq:k=16,local=17", 1, "latest 17 slots are more than k=16", -EINVAL},
@@ -417,8 +423,8 @@ Test(policy, mistyped_words_are_guessed)
         {"fp8+h20:24", "unknown word 'h20'; did you mean 'h2o'?"},
         {"windw:24", "did you mean 'window'?"},
         {"keyformer:50%,recnt=30%", "did you mean 'recent'? keyformer takes the options"},
-        {"somethingelse", "a word is wanted: f32 f16 "},
-        {"+", "a word is wanted: f32 f16 "},
+        {"somethingelse", "the words are: f32 f16 "},
+        {"+", "the words are: f32 f16 "},
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

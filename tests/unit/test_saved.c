@@ -113,6 +113,7 @@ Test(saved, as_if_it_had_never_left)
         come_back(backends[b], "cache_model.gguf", NULL,
                   "expected:20,every=7+sparq:r=3,k=9,mean=on");
         come_back(backends[b], "heads_32.gguf", NULL, "kv4+expected:40,every=3");
+        come_back(backends[b], "cache_model.gguf", "cache_scores.gguf", "fp8+kvzap:20");
         come_back(backends[b], "arch_qwen2.gguf", NULL, "kv8+expected:20,every=5");
         come_back(backends[b], "arch_gemma3.gguf", NULL, "full");
         come_back(backends[b], "arch_qwen35.gguf", NULL, "full");

@@ -37,6 +37,7 @@ struct geometry_store {
     int32_t weight; /* for layers=measured: its part of all, 0 to LAYER_WEIGHT_MOST */
     const struct ops_weight *balance; /* what its rotated keys are multiplied by, or NULL */
     const struct ops_weight *center; /* what its keys may be stored less (ops_kv.center), or NULL */
+    bool surrogate; /* its layer has a map from hidden states to scores */
 };
 
 struct geometry_config {

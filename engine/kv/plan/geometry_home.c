@@ -23,6 +23,7 @@ static struct policy_host host_of(const struct geometry *s)
                             .stateful = s->n_states == s->config.n_stores,
                             .least_k_dim = INT32_MAX,
                             .no_part_keys = -1,
+                            .no_surrogate = -1,
                             .uneven = {-1, -1}};
 
     for (int32_t i = 0; i < s->config.n_stores; i++) {
@@ -32,6 +33,9 @@ static struct policy_host host_of(const struct geometry *s)
             continue; /* no policy acts on it */
         }
         h.weighed = h.weighed || st->weight > 0;
+        if (!st->surrogate && s->arrays[i].kind->evicts && h.no_surrogate < 0) {
+            h.no_surrogate = st->layer;
+        }
         h.least_k_dim = st->k_dim < h.least_k_dim ? st->k_dim : h.least_k_dim;
         if (geometry_is_predictable(st->layer, st->window) && !st->skew && h.no_part_keys < 0) {
             h.no_part_keys = st->layer;

@@ -44,6 +44,8 @@ struct place_ops {
     bool scores;       /* keeps a score for each slot */
     bool expects;      /* scores are of keys and values, and of statistics of the prompt's queries
                           (ops_expect.h): at the end of a prompt, and every so many new tokens */
+    bool surrogate;    /* scores are what the model's maps make of hidden states, as a slot is
+                          written (KV_SCORE) */
     bool sinks_beside; /* a budget in slots does not include the sinks; one in percent does */
     bool endless; /* the model never sees a position beyond the slots: no context bounds the text */
     enum ops_use use; /* scores are not of attention, but of what selection lists */

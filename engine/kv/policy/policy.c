@@ -26,6 +26,11 @@ bool policy_expects(const struct policy *p)
     return p->place->expects;
 }
 
+bool policy_has_surrogate(const struct policy *p)
+{
+    return p->place->surrogate;
+}
+
 bool policy_selects(const struct policy *p)
 {
     return p->select != NULL;

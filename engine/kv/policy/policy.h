@@ -133,6 +133,8 @@ struct policy_host {
     bool part_keys;       /* some store has what partial keys are made with, */
     int32_t no_part_keys; /* and this layer lacks it; -1: none does */
     bool weighed;         /* weights of layers were measured */
+    int32_t no_surrogate; /* a layer whose slots may be evicted and which has no map from hidden
+                             states to scores; -1: none is */
     int32_t uneven[2];    /* two layers with partial keys whose heads differ; [0] -1: none */
 };
 
@@ -146,6 +148,8 @@ bool policy_scores(const struct policy *p);
 bool policy_observes(const struct policy *p);
 /* Are statistics of the prompt's queries kept, which keys are scored by (ops_expect.h)? */
 bool policy_expects(const struct policy *p);
+/* Are scores what the model's maps make of hidden states? */
+bool policy_has_surrogate(const struct policy *p);
 /* Does a new token's query read less than all slots? And are they chosen a layer ahead, from
  * partial keys? */
 bool policy_selects(const struct policy *p);

@@ -323,7 +323,7 @@ static int unknown_word(const struct parser *p)
 {
     size_t len = name_len(p->at);
     const char *near = nearest_word(p->at, len);
-    char what[160] = "a word is wanted:"; /* with all words whole in a client's message */
+    char what[160] = "the words are:"; /* with all words whole in a client's message */
     size_t used = strlen(what);
 
     if (near) {

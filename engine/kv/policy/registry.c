@@ -15,6 +15,7 @@ extern const struct policy_word policy_word_keyformer;
 extern const struct policy_word policy_word_recency;
 extern const struct policy_word policy_word_snapkv;
 extern const struct policy_word policy_word_expected;
+extern const struct policy_word policy_word_kvzap;
 extern const struct policy_word policy_word_streaming;
 extern const struct policy_word policy_word_sinks;
 extern const struct policy_word policy_word_sparq;
@@ -26,8 +27,8 @@ extern const struct policy_word policy_word_exit;
 static const struct policy_word *const words[] = {
     &policy_word_full,      &policy_word_window,  &policy_word_streaming, &policy_word_h2o,
     &policy_word_keyformer, &policy_word_recency, &policy_word_snapkv,    &policy_word_expected,
-    &policy_word_sinks,     &policy_word_sparq,   &policy_word_topv,      &policy_word_infinigen,
-    &policy_word_exit,
+    &policy_word_kvzap,     &policy_word_sinks,   &policy_word_sparq,     &policy_word_topv,
+    &policy_word_infinigen, &policy_word_exit,
 };
 
 enum { N_WORDS = sizeof(words) / sizeof(words[0]) };

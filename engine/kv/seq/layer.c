@@ -7,6 +7,7 @@
 #include "engine/kv/home/home.h"
 #include "engine/kv/seq/cache_impl.h"
 #include "engine/kv/seq/step.h"
+#include "kernels/score.h"
 
 /* ---- the sequences of a layer -----------------------------------------------------------------
  */
@@ -161,6 +162,42 @@ static int store(struct cache *c, const struct kv_args *args)
     return r || !writes ? r : home_at(c, HOME_AFTER_STORE, args);
 }
 
+static bool scores_of_map(const struct cache *c, int32_t i, int32_t store)
+{
+    const struct cache_seq *q = &c->seqs[c->step->rows[i].seq];
+
+    return policy_has_surrogate(&q->policy) && cache_evicts_from(q, store) &&
+           c->step->rows[i].n_rows > 0;
+}
+
+bool kv_scores(struct cache *c, const struct kv_args *args)
+{
+    bool any = false;
+
+    for (int32_t i = 0; i < c->step->n; i++) {
+        any = any || scores_of_map(c, i, args->store);
+    }
+    return any;
+}
+
+/* Behind KV_STORE, which sets the slots' positions and makes their scores 0. */
+static int score(struct cache *c, const struct kv_args *args)
+{
+    struct kv_step *s = c->step;
+    struct ops_score *p = args->score;
+    int32_t n = 0;
+
+    step_take(c, args->store, args->part);
+    for (int32_t i = 0; i < s->n; i++) {
+        if (scores_of_map(c, i, args->store)) {
+            s->seqs[n++] = s->seqs[i];
+        }
+    }
+    p->seqs = s->seqs;
+    p->n_seqs = n;
+    return score_host(c->be, p);
+}
+
 static int attend(struct cache *c, const struct kv_args *args)
 {
     struct kv_step *s = c->step;
@@ -227,6 +264,8 @@ int kv_layer(struct cache *c, enum kv_phase phase, const struct kv_args *args)
         return home_at(c, HOME_LAND, args);
     case KV_STORE:
         return store(c, args);
+    case KV_SCORE:
+        return score(c, args);
     case KV_ATTEND:
         return attend(c, args);
     }
