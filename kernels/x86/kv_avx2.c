@@ -18,4 +18,5 @@ void x86_table_kv_avx2(struct cpu_table *t)
     kv_soft_body_set(t);
     kv_store_body_set(t);
     x86_table_kv_avx2_int(t);
+    x86_table_kv_avx2_fp8(t);
 }

@@ -11,6 +11,7 @@
 void x86_table_avx2(struct cpu_table *t);    /* CPU_AVX2 */
 void x86_table_kv_avx2(struct cpu_table *t); /* the cache's part */
 void x86_table_kv_avx2_int(struct cpu_table *t); /* what is read in integers */
+void x86_table_kv_avx2_fp8(struct cpu_table *t);
 void x86_table_avxvnni(struct cpu_table *t); /* CPU_AVX2 and CPU_AVX_VNNI */
 void x86_table_avx512(struct cpu_table *t);  /* CPU_AVX512 */
 void x86_table_kv_avx512(struct cpu_table *t);

@@ -365,6 +365,11 @@ bool check_has_half(const struct check *c)
     return describes(c, " pv_fp8_avx512fp16");
 }
 
+bool check_has_flush(const struct check *c)
+{
+    return describes(c, " qk_fp8_avx2bits");
+}
+
 bool check_has_int_keys(const struct check *c, enum ops_kv_type k_type)
 {
     return (k_type == OPS_KV_I8 && describes(c, " query_i8_")) ||

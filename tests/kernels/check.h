@@ -107,6 +107,8 @@ bool check_has_tiles(const struct check *c);
 bool check_has_mma(const struct check *c);
 /* Does it sum FP8 keys and values of rows of class decode in f16? */
 bool check_has_half(const struct check *c);
+/* Does it take FP8 codes below 2^-15 of a head's largest for 0 there? */
+bool check_has_flush(const struct check *c);
 /* Does it multiply their keys of this type with queries of 15 or 16 bits? */
 bool check_has_int_keys(const struct check *c, enum ops_kv_type k_type);
 /* And values of this type with weights of 15 or 16 bits? */

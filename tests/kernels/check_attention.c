@@ -496,7 +496,8 @@ static void compare(struct check *c, const struct shape *s, struct inputs *in)
         : s->l.v_type == OPS_KV_G4 && check_has_mma(c) ? &tol_attention_levels
         : check_has_int_keys(c, s->l.k_type) || check_has_int_values(c, s->l.v_type)
             ? &tol_attention_15
-            : exact;
+        : fp8 && check_has_flush(c) ? &tol_attention_flush
+                                    : exact;
     const float *got = (const void *)in->out->out[1];
     const float *want = (const void *)in->out->out[0];
 
