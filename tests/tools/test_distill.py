@@ -26,6 +26,7 @@ from wide_stores import WideStores  # noqa: E402, F401
 from run_all_sessions import Sessions  # noqa: E402, F401
 from data_and_scores import Curves, Data  # noqa: E402, F401
 from looking_back import Courses, LookBack, LookBackRuns, Samples  # noqa: E402, F401
+from single_heads import SingleHeads  # noqa: E402, F401
 from gpu_loop import GpuLoop  # noqa: E402, F401
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 """Texts that look back: what stands early in a document is looked up, copied or continued 200 to 1,900 tokens later, among text of
 the shards of make_data.py.
 
-    lookback.py --model BASE.gguf --data DIR --out DIR2 [--tokens 1300000] [--avoid FILE...]
+    lookback.py --model BASE.gguf --data DIR --out DIR2 [--tokens 1300000] [--avoid FILE...] [--forms numbers notice] [--length 512]
     train.py ... --look-back DIR2
 
-Forms: guests of a register, words of a glossary, pairs of a list, a notice once more, an order that goes on, constants of a program;
-none is one of bench/quality's (a number hidden in prose and asked for; a paragraph that is begun again). Names and words are made
+Forms: guests of a register, words of a glossary, pairs of a list, a notice once more, an order that goes on, constants of a program,
+numbers of five to nine digits that sentences in the text say of somebody; none is one of bench/quality's (a number hidden in prose and asked for; a paragraph that is begun again). Names and words are made
 from syllables. A document has LENGTH tokens, so that a context of as many is one document; the mask has the answers. The same
 options give the same bytes."""
 
@@ -85,14 +85,27 @@ def constants(rng, words, _):
         [(f"assert {k} ==", f" {values[k]}\n") for k in asked[1:]]
 
 
-FORMS = register, glossary, pairs, notice, order, constants
+SAID = [("{name} has ticket {n}.", "{name} shows the ticket", " {n}.\n"), ("Whoever wants {name} calls {n}.", "He called {name} at", " {n}.\n"),
+        ("In the ledger {name} stands under {n}.", "So the clerk looked up {name}, which is", " {n}.\n"),
+        ("The crate for {name} weighs {n} grains.", "{name} paid by weight, for grains", " {n}.\n"),
+        ("{name}, born in the parish, was given the mark {n}.",
+         "<|im_end|>\n<|im_start|>user\nWhich mark was given to {name}?<|im_end|>\n<|im_start|>assistant\nThe mark of {name} is", " {n}.")]
+
+
+def numbers(rng, words, _):
+    first, asked, answer = rng.choice(SAID)
+    said = {"name": words.name(), "n": "".join(rng.choices("0123456789", k=rng.randint(5, 9)))}
+    return first.format(**said), [(asked.format(**said), answer.format(**said))]
+
+
+FORMS = register, glossary, pairs, notice, order, constants, numbers
 
 
 class Maker:
     """tokens: encode(texts) and end, as make_data.Tokens; shards: lists of token ids to fill with; keep: make_data.Filter."""
 
-    def __init__(self, tokens, shards, rng, keep=None, length=LENGTH, least=LEAST, most=MOST):
-        self.tokens, self.rng, self.keep = tokens, rng, keep
+    def __init__(self, tokens, shards, rng, keep=None, length=LENGTH, least=LEAST, most=MOST, forms=FORMS):
+        self.tokens, self.rng, self.keep, self.forms = tokens, rng, keep, forms
         self.length, self.least, self.most = length, least, most
         self.shards = [s for s in shards if len(s) > 4 * length]
         if not self.shards:
@@ -114,7 +127,7 @@ class Maker:
 
     def task(self, words):
         """(ids of what stands first, ids of the question and its answer, their mask), or None where it overlaps."""
-        first, asked = self.rng.choice(FORMS)(self.rng, words, self.slice_of)
+        first, asked = self.rng.choice(self.forms)(self.rng, words, self.slice_of)
         if self.keep and any(self.keep.overlaps(make_data.words(t)) for t in [first, *(q + a for q, a in asked if isinstance(a, str))]
                              if isinstance(t, str)):
             return None
@@ -170,18 +183,22 @@ def main():
     p.add_argument("--tokens", type=int, default=1300000)
     p.add_argument("--avoid", nargs="*", default=[])
     p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--forms", nargs="*", choices=[f.__name__ for f in FORMS], help="these alone; a form named twice comes twice as often")
+    p.add_argument("--length", type=int, default=LENGTH, help="of a document, in tokens")
+    p.add_argument("--least", type=int, default=LEAST, help="tokens between what is said and where it is asked for")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)
-    shards = [tokens for tokens, mask, _ in data.Shards(a.data, LENGTH, 1).shards if mask is None]
-    maker = Maker(make_data.Tokens(a.model), shards, random.Random(a.seed), make_data.Filter(a.avoid) if a.avoid else None)
+    shards = [tokens for tokens, mask, _ in data.Shards(a.data, a.length, 1).shards if mask is None]
+    maker = Maker(make_data.Tokens(a.model), shards, random.Random(a.seed), make_data.Filter(a.avoid) if a.avoid else None,
+                  a.length, a.least, forms=[globals()[f] for f in a.forms] if a.forms else FORMS)
     shard, n = make_data.Shard(a.out, "lookback", masked=True), 0
     answers = 0
-    for _ in range(max(1, a.tokens // LENGTH)):
+    for _ in range(max(1, a.tokens // a.length)):
         ids, mask = maker.document()
         shard.add(ids, mask)
         n, answers = n + 1, answers + int(np.sum(mask))
     shard.add([maker.tokens.end], [0])  # what the last one's last token predicts
-    shard.close(source=f"{n} made documents that look back", aligned=LENGTH, answers=answers, repeat=4)
+    shard.close(source=f"{n} made documents that look back", aligned=a.length, answers=answers, repeat=4)
 
 
 if __name__ == "__main__":
