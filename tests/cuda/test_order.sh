@@ -31,6 +31,12 @@ cases=(
     right                      # a limit of shared memory lowered behind a launch fails that launch
     'the step has written'     # one that says it reads ahead, and reads what the kernel ahead wrote
     right                      # one that reads ahead what no kernel of the step writes
+    right                      # a branch of a graph that shares nothing with what runs beside it
+    'at the same time'         # one whose result is read beside it
+    'at the same time'         # one whose source is written beside it
+    right                      # the same three on a second stream
+    'at the same time'
+    'at the same time'
 )
 for i in "${!cases[@]}"; do
     for seed in 1 2; do

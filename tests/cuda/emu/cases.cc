@@ -140,6 +140,11 @@ static void large(float *x)
     x[blockIdx.x * THREADS + threadIdx.x] = 1;
 }
 
+static void copies(const float *from, float *to)
+{
+    to[blockIdx.x * THREADS + threadIdx.x] = from[blockIdx.x * THREADS + threadIdx.x];
+}
+
 /* ---- the cases ------------------------------------------------------------------------------ */
 
 static cudaStream_t stream;
@@ -260,6 +265,60 @@ static bool run_lowered(void)
            cudaGraphLaunch(e, stream) == cudaErrorInvalidConfiguration;
 }
 
+/* What a kernel of the main chain does beside one on the side, which copies x to y. */
+enum besides { APART, READS_RESULT, WRITES_SOURCE };
+
+/* The main chain: x is written, something beside, z made of y, which waits for the side. */
+static bool run_side(enum besides besides, bool graph)
+{
+    float *z = (float *)words;
+    void *fill[] = {&x};
+    void *side[] = {&x, &y};
+    void *main[] = {besides == READS_RESULT ? &y : &x, &z};
+    void *join[] = {&y, &z};
+    cudaStream_t second;
+    cudaEvent_t event[2];
+    cudaGraph_t g;
+    cudaGraphExec_t e;
+    cudaGraphNode_t n[4];
+    struct cudaKernelNodeParams p[] = {
+        node((const void *)large, fill, 0), node((const void *)copies, side, 0),
+        besides == WRITES_SOURCE ? node((const void *)large, fill, 0)
+                                 : node((const void *)copies, main, 0),
+        node((const void *)copies, join, 0)};
+    cudaGraphNode_t behind[2];
+    float got[N];
+    bool right;
+
+    known("large", large);
+    known("copies", copies);
+    if (graph) {
+        cudaGraphCreate(&g, 0);
+        cudaGraphAddKernelNode(&n[0], g, NULL, 0, &p[0]);
+        cudaGraphAddKernelNode(&n[1], g, &n[0], 1, &p[1]);
+        cudaGraphAddKernelNode(&n[2], g, &n[0], 1, &p[2]);
+        behind[0] = n[2];
+        behind[1] = n[1];
+        cudaGraphAddKernelNode(&n[3], g, behind, 2, &p[3]);
+        right = cudaGraphInstantiate(&e, g, 0) == cudaSuccess &&
+                cudaGraphLaunch(e, stream) == cudaSuccess;
+    } else {
+        cudaStreamCreateWithPriority(&second, cudaStreamNonBlocking, 0);
+        cudaEventCreateWithFlags(&event[0], cudaEventDisableTiming);
+        cudaEventCreateWithFlags(&event[1], cudaEventDisableTiming);
+        right = launch(p[0].func, p[0].kernelParams) == cudaSuccess;
+        cudaEventRecord(event[0], stream);
+        cudaStreamWaitEvent(second, event[0], 0);
+        cudaLaunchKernel(p[1].func, dim3(BLOCKS), dim3(THREADS), side, 0, second);
+        right = launch(p[2].func, p[2].kernelParams) == cudaSuccess && right;
+        cudaEventRecord(event[1], second);
+        cudaStreamWaitEvent(stream, event[1], 0);
+        right = launch(p[3].func, p[3].kernelParams) == cudaSuccess && right;
+    }
+    fetch(got, z, N);
+    return right && got[0] == 1 && got[N - 1] == 1;
+}
+
 /* 1: what the case computes is right. A process runs one case. */
 EMU_API int emu_case(int i)
 {
@@ -285,6 +344,13 @@ EMU_API int emu_case(int i)
         return run_early(AHEAD);
     case 8:
         return run_early(AHEAD_OLD);
+    case 9:
+    case 10:
+    case 11:
+    case 12:
+    case 13:
+    case 14:
+        return run_side((enum besides)((i - PLAIN_COUNT - 9) % 3), i - PLAIN_COUNT < 12);
     default:
         return sends((enum fault)i);
     }

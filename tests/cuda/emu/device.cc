@@ -15,6 +15,7 @@ extern "C" {
 struct emu_event {
     uint64_t number; /* of the last copy before it */
     int64_t ns;
+    unsigned launch; /* the last before it, where order is looked at */
     cudaStream_t stream;
 };
 
@@ -205,6 +206,9 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     e->number = emu_n_late;
     e->ns = clock_ns();
     e->stream = s;
+    if constexpr (EMU_BLOCKS > 1) {
+        e->launch = emu_order_now();
+    }
     return emu_fails();
 }
 
@@ -222,9 +226,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 }
 
 /* The first stream's kernels have run anyway. */
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t e, unsigned)
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
     cudaError_t r = emu_fails();
 
+    if (r == cudaSuccess && s->second && !e->stream->second) {
+        emu_set_after(e->launch);
+    }
     return r == cudaSuccess && e->stream->second ? emu_run_later(e->stream) : r;
 }

@@ -43,6 +43,8 @@ struct emu_kernel {
     void *arg;
     int n_threads; /* of a block */
     bool early;    /* launched before the one ahead has ended */
+    bool side;     /* a branch: it runs at the same time as the launches of the main chain behind */
+    unsigned after; /* this one (emu_order_now), though it is made when it is waited for */
 };
 extern struct emu_kernel emu_kernel;
 extern int emu_index; /* of the thread that runs, in its block; EMU_MAX_THREADS a block */
@@ -99,6 +101,7 @@ cudaError_t emu_set_error(cudaError_t e);
 
 /* Called where EMU_BLOCKS > 1 only. */
 void emu_order_launch(void);
+unsigned emu_order_now(void); /* the number of the newest launch */
 void emu_order_block(int slot, unsigned number); /* it begins there */
 void emu_order_barrier(int slot, const char *file, int line);
 void emu_order_fence(const char *file, int line);
@@ -125,6 +128,8 @@ cudaError_t emu_launch_packed(const void *kernel, dim3 grid, dim3 block, void **
 /* work(arg) of another library, as struct emu_stream says. */
 cudaError_t emu_run_work(const char *name, void (*work)(void *arg), void *arg,
                          const struct emu_range *touched, int n);
+/* Kernels launched on the second stream from now on follow this launch. */
+void emu_set_after(unsigned number);
 /* Kernels of a second stream that nobody has waited for: runs them, or forgets them. */
 cudaError_t emu_run_later(cudaStream_t s);
 void emu_drop_later(cudaStream_t s);

@@ -14,6 +14,7 @@ struct emu_node {
     int n_before;
     bool early;      /* that edge is a programmatic one */
     bool main, done; /* of the launch under way */
+    unsigned number; /* its launch's, where order is looked at */
 };
 
 struct emu_graph {
@@ -125,20 +126,28 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t)
 }
 
 /* The node, and before it what it waits for. */
-static cudaError_t run_node(struct emu_node *n, cudaStream_t stream)
+static cudaError_t run_node(struct emu_node *n, cudaStream_t stream, unsigned begin)
 {
     cudaError_t e = cudaSuccess;
     void *args[EMU_MAX_ARGS];
+    unsigned after = begin; /* the last of the main chain that it follows */
 
     for (int i = 0; i < n->n_before && e == cudaSuccess; i++) {
-        e = n->before[i]->done ? e : run_node(n->before[i], stream);
+        e = n->before[i]->done ? e : run_node(n->before[i], stream, begin);
+        after = n->before[i]->main ? max(after, n->before[i]->number) : after;
     }
     for (int i = 0; i < n->k->n; i++) {
         args[i] = n->bytes[i];
     }
     n->done = true;
     if (e == cudaSuccess) {
+        emu_kernel.side = !n->main;
+        emu_kernel.after = after;
         e = emu_launch_packed(n->k->kernel, n->grid, n->block, args, n->shared, stream, n->early);
+        emu_kernel.side = false;
+        if constexpr (EMU_BLOCKS > 1) {
+            n->number = emu_order_now();
+        }
     }
     return e;
 }
@@ -147,8 +156,12 @@ static cudaError_t run_node(struct emu_node *n, cudaStream_t stream)
 cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t stream)
 {
     cudaError_t e = emu_fails();
+    unsigned begin = 0;
 
     emu_calls[3]++;
+    if constexpr (EMU_BLOCKS > 1) {
+        begin = emu_order_now();
+    }
     for (struct emu_node *n = g->first; n; n = n->next) {
         n->main = n->done = false;
     }
@@ -158,7 +171,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t g, cudaStream_t stream)
     for (int all = 0; all < 2; all++) {
         for (struct emu_node *n = g->first; n && e == cudaSuccess; n = n->next) {
             if ((all || n->main) && !n->done) {
-                e = run_node(n, stream);
+                e = run_node(n, stream, begin);
             }
         }
     }

@@ -117,8 +117,16 @@ cudaError_t emu_launch_packed(const void *kernel, dim3 grid, dim3 block, void **
     return cudaGetLastError();
 }
 
+static unsigned side_after;
+
+void emu_set_after(unsigned number)
+{
+    side_after = number;
+}
+
 /* A kernel that waits to be waited for. */
 struct emu_later {
+    unsigned after;
     const void *kernel;
     dim3 grid, block;
     size_t shared;
@@ -133,6 +141,7 @@ static cudaError_t launch_later(const void *kernel, dim3 grid, dim3 block, void 
     struct emu_later **end = &s->later;
     struct emu_later *l = (struct emu_later *)calloc(1, sizeof(*l));
 
+    l->after = side_after;
     l->kernel = kernel;
     l->grid = grid;
     l->block = block;
@@ -174,8 +183,11 @@ cudaError_t emu_run_later(cudaStream_t s)
         struct emu_later *l = s->later;
 
         if (e == cudaSuccess) {
+            emu_kernel.side = true;
+            emu_kernel.after = l->after;
             e = emu_launch_packed(l->kernel, l->grid, l->block, (void **)l->bytes, l->shared, s,
                                   false);
+            emu_kernel.side = false;
         }
         drop_first(s);
     }

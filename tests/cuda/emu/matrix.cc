@@ -68,7 +68,8 @@ void emu_mma_s8(int c[4], const uint32_t *a, const uint32_t *b, int n_b)
             const int8_t *fa = w->qa[lane / 4 * 4 + k % 16 / 4];
             const int8_t *fb = w->qb[col * 4 + k % 16 / 4];
 
-            c[j] += fa[(k / 16 * 2 + row) * 4 + k % 4] * fb[k / 16 * 4 + k % 4];
+            c[j] = (int)((unsigned)c[j] + (unsigned)(fa[(k / 16 * 2 + row) * 4 + k % 4] *
+                                                     fb[k / 16 * 4 + k % 4]));
         }
     }
 }
@@ -101,6 +102,11 @@ void emu_async_copy(void *to, const void *from, size_t bytes)
 {
     if (n_copies[emu_index] == MAX_COPIES) {
         fprintf(stderr, "emu: %s: more copies under way than the emulator keeps\n",
+                emu_kernel.name);
+        abort();
+    }
+    if (((uintptr_t)to | (uintptr_t)from) % bytes != 0) {
+        fprintf(stderr, "emu: %s: cp.async to or from an address that is not aligned\n",
                 emu_kernel.name);
         abort();
     }

@@ -9,6 +9,10 @@
  * by two blocks, one of them a write, in no such order end the process, whatever was read: on a GPU
  * the bytes may be the old ones.
  *
+ * A launch on the side (a branch of a graph, a second stream) is made when it is waited for. What
+ * the main chain has launched since the point where it branched off may run at the same time: a
+ * word that both touch, one of them writing, ends the process.
+ *
  * Not there: what __syncwarp() orders, threads of one block, shared memory, the host's memory. Of
  * the readers of a word the last is kept.
  *
@@ -47,6 +51,7 @@ static const uint8_t *device;
 static unsigned launch;
 /* The launch that the early ones up to this one follow: all of them may run at once. */
 static unsigned chain;
+static bool on_side[MAX_LAUNCH + 1]; /* launches so far */
 static std::map<const void *, seen_list> words; /* that atomic operations of this launch have met */
 static struct block {
     unsigned number, tick, barrier; /* now; when the last barrier was */
@@ -144,7 +149,13 @@ void emu_order_launch(void)
     }
     launch++;
     chain = emu_kernel.early && chain <= launch ? chain : launch;
+    on_side[launch] = emu_kernel.side;
     words.clear();
+}
+
+unsigned emu_order_now(void)
+{
+    return launch;
 }
 
 void emu_order_block(int slot, unsigned number)
@@ -214,6 +225,12 @@ static void check(const struct access *a, unsigned bytes, const char *what)
 {
     const struct block *b = block_now();
 
+    if (emu_kernel.side && a->launch > emu_kernel.after && a->launch < launch &&
+        !on_side[a->launch] && a->bytes & bytes) {
+        fprintf(stderr, "emu: %s: thread %u of block %u %s a kernel that runs at the same time\n",
+                emu_kernel.name, thread_now(), b->number, what);
+        abort();
+    }
     if (a->launch == launch && a->block != b->number && a->bytes & bytes && !covers(b->known, a) &&
         !covers(b->thread[thread_now()].known, a)) {
         fprintf(stderr, "emu: %s: thread %u of block %u %s thread %u of block %u, in no order\n",
